@@ -1,0 +1,226 @@
+//! Budgets that nest: what a user, a session and a guest may use.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Something that is counted and bounded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Resource {
+    /// Tokens computed; never given back.
+    Tokens,
+    /// KV pages held.
+    Pages,
+    /// Contexts open or saved.
+    Contexts,
+}
+
+impl Resource {
+    /// The name in messages.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Tokens => "tokens",
+            Self::Pages => "pages",
+            Self::Contexts => "contexts",
+        }
+    }
+}
+
+/// The most of each resource.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Budget {
+    /// Tokens computed.
+    pub n_tokens: u64,
+    /// KV pages held at once.
+    pub n_pages: u64,
+    /// Contexts at once.
+    pub n_contexts: u64,
+}
+
+impl Budget {
+    /// No bound but the device's.
+    pub const UNLIMITED: Self = Self { n_tokens: u64::MAX, n_pages: u64::MAX, n_contexts: u64::MAX };
+}
+
+/// A budget would be passed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{what} of the {level}: {used} of {limit} in use, {requested} more asked for")]
+pub struct BudgetExceeded {
+    /// The resource.
+    pub what: &'static str,
+    /// Whose budget: `guest`, `session` or `user`.
+    pub level: &'static str,
+    /// In use.
+    pub used: u64,
+    /// Asked for on top.
+    pub requested: u64,
+    /// The most.
+    pub limit: u64,
+}
+
+#[derive(Debug)]
+struct Meter {
+    used: AtomicU64,
+    limit: u64,
+}
+
+/// What one user, session or guest uses. Charges go to every enclosing account, or to none.
+#[derive(Debug)]
+pub struct Account {
+    level: &'static str,
+    parent: Option<Arc<Account>>,
+    tokens: Meter,
+    pages: Meter,
+    contexts: Meter,
+    n_tokens_in_vain: AtomicU64,
+    n_tokens_cached: AtomicU64,
+}
+
+impl Account {
+    /// An account under `parent`.
+    #[must_use]
+    pub fn new(level: &'static str, budget: Budget, parent: Option<Arc<Account>>) -> Arc<Self> {
+        let meter = |limit| Meter { used: AtomicU64::new(0), limit };
+        Arc::new(Self {
+            level,
+            parent,
+            tokens: meter(budget.n_tokens),
+            pages: meter(budget.n_pages),
+            contexts: meter(budget.n_contexts),
+            n_tokens_in_vain: AtomicU64::new(0),
+            n_tokens_cached: AtomicU64::new(0),
+        })
+    }
+
+    fn meter(&self, resource: Resource) -> &Meter {
+        match resource {
+            Resource::Tokens => &self.tokens,
+            Resource::Pages => &self.pages,
+            Resource::Contexts => &self.contexts,
+        }
+    }
+
+    /// Charges this account and every enclosing one.
+    ///
+    /// # Errors
+    /// The innermost budget that would be passed; nothing is charged then.
+    pub fn charge(&self, resource: Resource, n: u64) -> Result<(), BudgetExceeded> {
+        let meter = self.meter(resource);
+        let charged = meter.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |used| {
+            used.checked_add(n).filter(|&sum| sum <= meter.limit)
+        });
+        if let Err(used) = charged {
+            return Err(BudgetExceeded {
+                what: resource.name(),
+                level: self.level,
+                used,
+                requested: n,
+                limit: meter.limit,
+            });
+        }
+        if let Some(parent) = &self.parent
+            && let Err(exceeded) = parent.charge(resource, n)
+        {
+            meter.used.fetch_sub(n, Ordering::Relaxed);
+            return Err(exceeded);
+        }
+        Ok(())
+    }
+
+    /// Gives back what was charged.
+    pub fn release(&self, resource: Resource, n: u64) {
+        let before = self.meter(resource).used.fetch_sub(n, Ordering::Relaxed);
+        assert!(before >= n, "{} {} released, {before} charged", n, resource.name());
+        if let Some(parent) = &self.parent {
+            parent.release(resource, n);
+        }
+    }
+
+    /// How much is in use.
+    #[must_use]
+    pub fn used(&self, resource: Resource) -> u64 {
+        self.meter(resource).used.load(Ordering::Relaxed)
+    }
+
+    /// The most that may be in use, here and in every enclosing account.
+    #[must_use]
+    pub fn limit(&self, resource: Resource) -> u64 {
+        let above = self.parent.as_ref().map_or(u64::MAX, |parent| parent.limit(resource));
+        self.meter(resource).limit.min(above)
+    }
+
+    /// Counts tokens that were decoded ahead and forgotten.
+    pub fn note_in_vain(&self, n: u64) {
+        self.n_tokens_in_vain.fetch_add(n, Ordering::Relaxed);
+    }
+
+    /// Counts tokens that the prefix cache held already.
+    pub fn note_cached(&self, n: u64) {
+        self.n_tokens_cached.fetch_add(n, Ordering::Relaxed);
+    }
+
+    /// Tokens that were decoded ahead and forgotten.
+    #[must_use]
+    pub fn n_tokens_in_vain(&self) -> u64 {
+        self.n_tokens_in_vain.load(Ordering::Relaxed)
+    }
+
+    /// Tokens that the prefix cache held already.
+    #[must_use]
+    pub fn n_tokens_cached(&self) -> u64 {
+        self.n_tokens_cached.load(Ordering::Relaxed)
+    }
+
+    /// The enclosing account.
+    #[must_use]
+    pub fn parent(&self) -> Option<&Arc<Account>> {
+        self.parent.as_ref()
+    }
+}
+
+/// On whose behalf the engine works, for fairness and accounting.
+#[derive(Clone, Debug)]
+pub struct Owner {
+    /// The user, as the peer's user id.
+    pub actor: ActorId,
+    /// The connection.
+    pub session: SessionId,
+    /// The guest.
+    pub guest: GuestId,
+    /// The guest's account, inside its session's, inside its user's.
+    pub account: Arc<Account>,
+}
+
+/// A user, by the user id of the peer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ActorId(pub u32);
+
+/// A connection, unique while the daemon runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct SessionId(pub u64);
+
+/// A run of a guest, unique while the daemon runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct GuestId(pub u64);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_charge_goes_to_every_level_or_to_none() {
+        let user = Account::new("user", Budget { n_pages: 10, ..Budget::UNLIMITED }, None);
+        let guest =
+            |n_pages| Account::new("guest", Budget { n_pages, ..Budget::UNLIMITED }, Some(user.clone()));
+        let (a, b) = (guest(8), guest(8));
+        a.charge(Resource::Pages, 7).expect("within both");
+        let own = a.charge(Resource::Pages, 2).expect_err("past the guest's own");
+        assert_eq!((own.level, own.used, own.requested, own.limit), ("guest", 7, 2, 8));
+        let outer = b.charge(Resource::Pages, 4).expect_err("past the user's");
+        assert_eq!((outer.level, outer.used, outer.limit), ("user", 7, 10));
+        assert_eq!(b.used(Resource::Pages), 0);
+        a.release(Resource::Pages, 7);
+        assert_eq!(user.used(Resource::Pages), 0);
+        assert_eq!(a.limit(Resource::Pages), 8);
+    }
+}

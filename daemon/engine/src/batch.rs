@@ -1,0 +1,123 @@
+//! One step's work for a backend, packed: rows of different lengths, never padded.
+
+use crate::sampling::Sampler;
+
+/// A token of the model's vocabulary.
+pub type Token = u32;
+
+/// A page of KV memory on the device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct PageId(pub u32);
+
+/// A page of host memory that a device page can be moved to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct HostPageId(pub u32);
+
+/// A small number that a context keeps while it lives, for what a backend stores with each context.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct SlotId(pub u32);
+
+/// A whole-page copy on the device, done before any token of the batch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PageCopy {
+    /// Where the bytes come from.
+    pub src: PageId,
+    /// Where they go.
+    pub dst: PageId,
+}
+
+/// The work of one step.
+#[derive(Debug, Default)]
+pub struct Batch<'a> {
+    /// Page copies, run first; no page is both a source and a destination.
+    pub copies: Vec<PageCopy>,
+    /// Rows of different contexts.
+    pub rows: Vec<Row<'a>>,
+}
+
+/// Consecutive tokens of one context.
+#[derive(Debug)]
+pub struct Row<'a> {
+    /// The context.
+    pub slot: SlotId,
+    /// Every token of the context up to the end of this row; `tokens[start..]` are computed now.
+    pub tokens: &'a [Token],
+    /// Position of the first token to compute; the KV of all earlier positions is in `pages`.
+    pub start: usize,
+    /// The context's pages in order; they cover `tokens.len()` positions.
+    pub pages: Vec<PageId>,
+    /// What to return for this row.
+    pub outputs: Vec<OutputRequest<'a>>,
+}
+
+/// One thing to return for one position.
+#[derive(Debug)]
+pub struct OutputRequest<'a> {
+    /// The position whose next-token distribution is meant, in `start..tokens.len()`.
+    pub position: usize,
+    /// What to return.
+    pub kind: OutputKind<'a>,
+}
+
+/// What can be asked of a position.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum OutputKind<'a> {
+    /// A token drawn by the sampler. History for the penalties is `tokens[..=position]`, the draw's position
+    /// is `position + 1` (the place the token will take).
+    Sample(&'a Sampler),
+    /// The `n` most probable tokens and the entropy.
+    Top {
+        /// How many.
+        n: usize,
+    },
+    /// The log-probabilities of these tokens.
+    Scores(&'a [Token]),
+    /// The log-probabilities of the whole vocabulary.
+    Full,
+    /// The hidden state after the final norm.
+    Embedding,
+}
+
+/// A token with its natural-log probability under the model, before any sampler setting.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Candidate {
+    /// The token.
+    pub token: Token,
+    /// Its log-probability, in nats.
+    pub logprob: f32,
+}
+
+/// What came back for one request.
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub enum Output {
+    /// For [`OutputKind::Sample`].
+    Sampled(Candidate),
+    /// For [`OutputKind::Top`]: most probable first, ties by lower token.
+    Top {
+        /// The most probable tokens.
+        candidates: Vec<Candidate>,
+        /// Entropy of the whole distribution, in nats.
+        entropy: f32,
+    },
+    /// For [`OutputKind::Scores`], in the order asked.
+    Scores(Vec<f32>),
+    /// For [`OutputKind::Full`].
+    Full(Vec<f32>), // [vocab_size]
+    /// For [`OutputKind::Embedding`].
+    Embedding(Vec<f32>), // [hidden_size]
+    /// The logits held a NaN, or a mask left no token to draw.
+    Failed(OutputFault),
+}
+
+/// Why one output could not be had; other rows of the batch are unharmed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum OutputFault {
+    /// The model produced a NaN.
+    #[error("the logits hold a NaN")]
+    NotANumber,
+    /// Mask and bias leave no token with a finite logit.
+    #[error("the mask and bias leave no token to draw")]
+    NothingToDraw,
+}

@@ -1,0 +1,109 @@
+//! What callers ask of the engine thread.
+
+use std::sync::Arc;
+
+use tokio::sync::oneshot;
+
+use crate::account::Owner;
+use crate::batch::{Candidate, Token};
+use crate::error::EngineError;
+use crate::run::RunSender;
+use crate::sampling::Sampler;
+use crate::stats::EngineStats;
+
+/// A context, unique while the engine runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) struct ContextId(pub(crate) u64);
+
+/// Brings the engine's tokens of a context to the caller's: keep the first `n_kept`, then append.
+///
+/// What a run decoded ahead lies past `n_kept` and is forgotten by this.
+#[derive(Debug, Default)]
+pub(crate) struct Edit {
+    pub(crate) n_kept: usize,
+    pub(crate) appended: Vec<Token>,
+}
+
+/// A question about the end of a context.
+#[derive(Clone, Debug)]
+pub enum Ask {
+    /// Compute the KV of all tokens.
+    Prefill,
+    /// Draw the next token.
+    Sample(Arc<Sampler>),
+    /// The most probable next tokens.
+    Top {
+        /// How many.
+        n: usize,
+    },
+    /// The log-probabilities of these tokens as the next one.
+    Scores(Vec<Token>),
+    /// The log-probability of each of these tokens after all before it.
+    Continuation(Vec<Token>),
+    /// The log-probabilities of the whole vocabulary.
+    Full,
+    /// The hidden state of the last token.
+    Embedding,
+}
+
+/// The answer to an [`Ask`].
+#[derive(Clone, Debug, PartialEq)]
+pub enum Answer {
+    /// The KV is computed.
+    Prefilled,
+    /// The drawn token.
+    Sampled(Candidate),
+    /// The most probable tokens.
+    Top {
+        /// Most probable first.
+        candidates: Vec<Candidate>,
+        /// Of the whole distribution, in nats.
+        entropy: f32,
+    },
+    /// Log-probabilities, in the order asked.
+    Scores(Vec<f32>),
+    /// Log-probabilities of the vocabulary.
+    Full(Vec<f32>), // [vocab_size]
+    /// The hidden state.
+    Embedding(Vec<f32>), // [hidden_size]
+}
+
+pub(crate) type Reply<T> = oneshot::Sender<Result<T, EngineError>>;
+
+/// A stream's settings.
+#[derive(Clone, Debug)]
+pub struct RunSettings {
+    /// How to draw.
+    pub sampler: Arc<Sampler>,
+    /// Tokens that end the run; such a token is given.
+    pub stop_tokens: Arc<[Token]>,
+    /// The most tokens; as many as fit when `None`.
+    pub n_tokens_max: Option<usize>,
+    /// How far to decode ahead.
+    pub ahead: Ahead,
+}
+
+/// How far the engine decodes ahead of the caller.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ahead {
+    /// A few tokens, learnt from how far the caller runs.
+    Adaptive,
+    /// To the end: the caller wants all of it.
+    Unbounded,
+}
+
+#[derive(Debug)]
+pub(crate) enum Command {
+    Create { id: ContextId, owner: Owner },
+    Open { id: ContextId, owner: Owner, name: String, reply: Reply<Vec<Token>> },
+    Edit { id: ContextId, edit: Edit },
+    Fork { id: ContextId, edit: Edit, child: ContextId },
+    Ask { id: ContextId, edit: Edit, ask: Ask, reply: Reply<Answer> },
+    Run { id: ContextId, edit: Edit, settings: RunSettings, queue: RunSender },
+    Resume { id: ContextId },
+    Save { id: ContextId, edit: Edit, name: String, reply: Reply<()> },
+    Forget { owner: Owner, name: String, reply: Reply<()> },
+    Release { id: ContextId },
+    Stats { reply: oneshot::Sender<EngineStats> },
+    Shutdown,
+}

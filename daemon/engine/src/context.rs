@@ -1,0 +1,288 @@
+//! The caller's side of a context.
+
+use std::sync::Arc;
+
+use tokio::sync::oneshot;
+
+use crate::account::{Owner, Resource};
+use crate::batch::{Candidate, Token};
+use crate::command::{Answer, Ask, Command, ContextId, Edit, RunSettings};
+use crate::error::EngineError;
+use crate::handle::EngineHandle;
+use crate::run::{Finish, Pulled, RunEvent, RunQueue, RunSender};
+
+/// A token sequence whose KV cache the engine holds.
+///
+/// The tokens live here; the engine is told of changes with the next question, so that appending costs
+/// nothing but the copy. Dropping a context frees its pages.
+#[derive(Debug)]
+pub struct Context {
+    id: ContextId,
+    engine: EngineHandle,
+    owner: Owner,
+    tokens: Vec<Token>,
+    /// The engine has `tokens[..n_synced]`, and past them at most what a run decoded ahead.
+    n_synced: usize,
+    run: Option<Run>,
+}
+
+#[derive(Debug)]
+struct Run {
+    key: RunKey,
+    queue: Arc<RunQueue>,
+}
+
+/// Tells the streams over one context apart, and the settings of one stream before and after a change.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RunKey(pub u64);
+
+/// What pulling a token gives.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Pull {
+    /// The next token; it has been appended.
+    Token(Candidate),
+    /// There are no more.
+    Finished(Finish),
+}
+
+/// An answer that is on its way. Dropping it cancels the question.
+#[derive(Debug)]
+pub struct Pending(oneshot::Receiver<Result<Answer, EngineError>>);
+
+impl Pending {
+    /// The answer, once the engine has computed it.
+    ///
+    /// # Errors
+    /// What the engine found wrong.
+    pub async fn answer(self) -> Result<Answer, EngineError> {
+        self.0.await.map_err(|_| EngineError::Stopped)?
+    }
+}
+
+impl Context {
+    /// An empty context.
+    ///
+    /// # Errors
+    /// The owner's budget of contexts is used up, or the engine has stopped.
+    pub async fn create(engine: &EngineHandle, owner: Owner) -> Result<Self, EngineError> {
+        let context = Self::charged(engine, owner, Vec::new())?;
+        engine.post(Command::Create { id: context.id, owner: context.owner.clone() }).await?;
+        Ok(context)
+    }
+
+    /// A context that was saved under this name by any guest of the same user.
+    ///
+    /// # Errors
+    /// Nothing is saved under the name, a budget is used up, or the engine has stopped.
+    pub async fn open(engine: &EngineHandle, owner: Owner, name: &str) -> Result<Self, EngineError> {
+        let mut context = Self::charged(engine, owner, Vec::new())?;
+        let (reply, answer) = oneshot::channel();
+        let (id, owner, name) = (context.id, context.owner.clone(), name.to_owned());
+        engine.post(Command::Open { id, owner, name, reply }).await?;
+        context.tokens = answer.await.map_err(|_| EngineError::Stopped)??;
+        context.n_synced = context.tokens.len();
+        Ok(context)
+    }
+
+    fn charged(engine: &EngineHandle, owner: Owner, tokens: Vec<Token>) -> Result<Self, EngineError> {
+        owner.account.charge(Resource::Contexts, 1)?;
+        let n_synced = tokens.len();
+        Ok(Self { id: engine.next_context_id(), engine: engine.clone(), owner, tokens, n_synced, run: None })
+    }
+
+    /// The engine that holds it.
+    #[must_use]
+    pub fn engine(&self) -> &EngineHandle {
+        &self.engine
+    }
+
+    /// The tokens.
+    #[must_use]
+    pub fn tokens(&self) -> &[Token] {
+        &self.tokens
+    }
+
+    /// The most tokens.
+    #[must_use]
+    pub fn capacity(&self) -> usize {
+        self.engine.limits().n_positions_max
+    }
+
+    /// Appends tokens.
+    ///
+    /// # Errors
+    /// A token out of range, or more tokens than fit; nothing is appended then.
+    pub async fn append(&mut self, tokens: &[Token]) -> Result<(), EngineError> {
+        self.check_continuation(tokens)?;
+        if tokens.is_empty() {
+            return Ok(());
+        }
+        self.tokens.extend_from_slice(tokens);
+        self.stop_run().await
+    }
+
+    fn check_continuation(&self, tokens: &[Token]) -> Result<(), EngineError> {
+        let vocab_size = self.engine.limits().vocab_size;
+        if let Some(&token) = tokens.iter().find(|&&token| token as usize >= vocab_size) {
+            return Err(EngineError::TokenOutOfRange { token, vocab_size });
+        }
+        let (n_tokens, n_positions) = (self.tokens.len() + tokens.len(), self.capacity());
+        if n_tokens > n_positions {
+            return Err(EngineError::ContextFull { n_tokens, n_positions });
+        }
+        Ok(())
+    }
+
+    /// Keeps the first `n_tokens` tokens.
+    ///
+    /// # Errors
+    /// There are fewer.
+    pub async fn truncate(&mut self, n_tokens: usize) -> Result<(), EngineError> {
+        let length = self.tokens.len();
+        if n_tokens > length {
+            return Err(EngineError::TooLong { n_tokens, length });
+        }
+        if n_tokens == length {
+            return self.stop_run().await;
+        }
+        self.tokens.truncate(n_tokens);
+        self.n_synced = self.n_synced.min(n_tokens);
+        self.run = None;
+        // Told at once, so that the pages are free for others.
+        let edit = self.take_edit();
+        self.engine.post(Command::Edit { id: self.id, edit }).await
+    }
+
+    /// A second context with the same tokens and the same pages.
+    ///
+    /// # Errors
+    /// The owner's budget of contexts is used up, or the engine has stopped.
+    pub async fn fork(&mut self) -> Result<Self, EngineError> {
+        let child = Self::charged(&self.engine, self.owner.clone(), self.tokens.clone())?;
+        self.run = None;
+        let edit = self.take_edit();
+        self.engine.post(Command::Fork { id: self.id, edit, child: child.id }).await?;
+        Ok(child)
+    }
+
+    /// Keeps a copy under a name for all guests of the same user. An older one of that name is replaced.
+    ///
+    /// # Errors
+    /// The user's budget of contexts is used up, or the engine has stopped.
+    pub async fn save(&mut self, name: &str) -> Result<(), EngineError> {
+        self.run = None;
+        let (reply, answer) = oneshot::channel();
+        let (id, edit, name) = (self.id, self.take_edit(), name.to_owned());
+        self.engine.post(Command::Save { id, edit, name, reply }).await?;
+        answer.await.map_err(|_| EngineError::Stopped)?
+    }
+
+    /// Asks a question about the end of the context. Questions to several contexts that are posted before the
+    /// first answer is awaited are computed in one batch.
+    ///
+    /// # Errors
+    /// The question does not fit the context or the model, or the engine has stopped.
+    pub async fn ask(&mut self, ask: Ask) -> Result<Pending, EngineError> {
+        let vocab_size = self.engine.limits().vocab_size;
+        match &ask {
+            Ask::Prefill if self.tokens.is_empty() => {}
+            _ if self.tokens.is_empty() => return Err(EngineError::EmptyContext),
+            Ask::Sample(sampler) => {
+                sampler.validate(vocab_size)?;
+                self.check_continuation(&[0])?; // room for the token that is drawn
+            }
+            Ask::Continuation(tokens) => self.check_continuation(tokens)?,
+            Ask::Scores(tokens) => {
+                if let Some(&token) = tokens.iter().find(|&&token| token as usize >= vocab_size) {
+                    return Err(EngineError::TokenOutOfRange { token, vocab_size });
+                }
+            }
+            Ask::Prefill | Ask::Top { .. } | Ask::Full | Ask::Embedding => {}
+        }
+        self.run = None;
+        let (reply, answer) = oneshot::channel();
+        let (id, edit) = (self.id, self.take_edit());
+        self.engine.post(Command::Ask { id, edit, ask, reply }).await?;
+        Ok(Pending(answer))
+    }
+
+    /// Draws the next token and appends it, as `ask(Ask::Sample)` and `append` would, but decoded ahead: as
+    /// long as `key` stays the same and nothing else is done with the context, the tokens that follow are
+    /// on their way already.
+    ///
+    /// `settings` is asked for when a run starts, that is with a new key or after an interruption, and is told
+    /// nothing of earlier runs: a bound on the tokens has to be the one that is left.
+    ///
+    /// # Errors
+    /// What the engine found wrong; the run has ended then.
+    pub async fn pull(
+        &mut self,
+        key: RunKey,
+        settings: impl FnOnce() -> RunSettings,
+    ) -> Result<Pull, EngineError> {
+        if self.run.as_ref().is_none_or(|run| run.key != key) {
+            self.start_run(key, settings()).await?;
+        }
+        let run = self.run.as_ref().expect("a run was just started");
+        let (event, pulled) = run.queue.try_pull();
+        if pulled == Pulled::Parked {
+            self.engine.post_unbounded(Command::Resume { id: self.id })?;
+        }
+        let event = match event {
+            Some(event) => event,
+            None => run.queue.arrived().await,
+        };
+        match event {
+            RunEvent::Token(candidate) => {
+                self.tokens.push(candidate.token);
+                self.n_synced += 1;
+                Ok(Pull::Token(candidate))
+            }
+            RunEvent::Finished(finish) => {
+                self.run = None;
+                Ok(Pull::Finished(finish))
+            }
+            RunEvent::Failed(error) => {
+                self.run = None;
+                Err(error)
+            }
+        }
+    }
+
+    async fn start_run(&mut self, key: RunKey, settings: RunSettings) -> Result<(), EngineError> {
+        if self.tokens.is_empty() {
+            return Err(EngineError::EmptyContext);
+        }
+        settings.sampler.validate(self.engine.limits().vocab_size)?;
+        let queue = Arc::new(RunQueue::default());
+        let edit = self.take_edit();
+        let sender = RunSender::new(queue.clone());
+        let command = Command::Run { id: self.id, edit, settings, queue: sender };
+        self.engine.post(command).await?;
+        self.run = Some(Run { key, queue });
+        Ok(())
+    }
+
+    /// Ends a run, so that the engine does not go on with what nobody will pull.
+    async fn stop_run(&mut self) -> Result<(), EngineError> {
+        if self.run.take().is_none() {
+            return Ok(());
+        }
+        let edit = self.take_edit();
+        self.engine.post(Command::Edit { id: self.id, edit }).await
+    }
+
+    fn take_edit(&mut self) -> Edit {
+        let appended = self.tokens[self.n_synced..].to_vec();
+        let n_kept = std::mem::replace(&mut self.n_synced, self.tokens.len());
+        Edit { n_kept, appended }
+    }
+}
+
+impl Drop for Context {
+    fn drop(&mut self) {
+        self.owner.account.release(Resource::Contexts, 1);
+        // A stopped engine holds nothing to release.
+        let _ = self.engine.post_unbounded(Command::Release { id: self.id });
+    }
+}

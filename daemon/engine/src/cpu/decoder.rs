@@ -1,0 +1,183 @@
+//! The decoder layers: one pass over the tokens of a step.
+
+use rayon::prelude::*;
+
+use super::attention::Attention;
+use super::elementwise::{gated_silu, rms_norm, rms_norm_mut, rotate};
+use super::linear::Gemm;
+use super::output;
+use super::pages::KvPages;
+use super::plan::{Place, Plan};
+use super::weights::{LayerWeights, Weights};
+use crate::batch::Output;
+use crate::model::{ModelConfig, inverse_frequencies};
+
+/// Rows that one task takes at least, where a row is a few microseconds of work.
+const N_ROWS_MIN: usize = 8;
+
+/// A model's weights with the activations of one step.
+pub(super) struct Decoder {
+    config: ModelConfig,
+    weights: Weights,
+    frequencies: Vec<f32>, // [head_dim / 2]
+    activations: Activations,
+}
+
+/// Buffers that grow to the largest step seen.
+#[derive(Default)]
+struct Activations {
+    hidden: Vec<f32>,     // [n_tokens, hidden_size]
+    normed: Vec<f32>,     // [n_tokens, hidden_size]
+    qkv: Vec<f32>,        // [n_tokens, n_heads + 2 n_kv_heads, head_dim]
+    attended: Vec<f32>,   // [n_tokens, n_heads, head_dim]
+    gate_up: Vec<f32>,    // [n_tokens, 2, intermediate_size]
+    inner: Vec<f32>,      // [n_tokens, intermediate_size]
+    turns: Vec<[f32; 2]>, // [n_tokens, head_dim / 2]
+    logits: Vec<f32>,     // [n_rows, vocab_size]
+}
+
+impl Decoder {
+    pub(super) fn new(config: &ModelConfig, weights: Weights) -> Self {
+        Self {
+            config: config.clone(),
+            weights,
+            frequencies: inverse_frequencies(&config.rope, config.head_dim),
+            activations: Activations::default(),
+        }
+    }
+
+    /// Computes the tokens of the plan, stores their keys and values, and answers its questions.
+    pub(super) fn run(&mut self, plan: &Plan<'_>, kv: &mut KvPages) -> Vec<Output> {
+        let gemm = Gemm::new();
+        let Self { config, weights, frequencies, activations } = self;
+        activations.begin(config, weights, frequencies, &plan.places);
+        for (layer_idx, layer) in weights.layers.iter().enumerate() {
+            activations.attend(config, layer, layer_idx, &gemm, &plan.places, kv);
+            activations.think(config, layer, &gemm);
+        }
+        activations.answer(config, weights, &gemm, plan)
+    }
+}
+
+impl Activations {
+    /// Embeds the tokens and works out their rotations.
+    fn begin(&mut self, config: &ModelConfig, weights: &Weights, frequencies: &[f32], places: &[Place<'_>]) {
+        let ModelConfig { hidden_size, intermediate_size, n_heads, n_kv_heads, head_dim, .. } = *config;
+        let n_tokens = places.len();
+        self.hidden.clear();
+        self.turns.clear();
+        for place in places {
+            let start = place.token as usize * hidden_size;
+            self.hidden.extend_from_slice(&weights.embedding[start..start + hidden_size]);
+            self.turns.extend(frequencies.iter().map(|frequency| {
+                let (sin, cos) = (place.position as f32 * frequency).sin_cos();
+                [cos, sin]
+            }));
+        }
+        self.normed.resize(n_tokens * hidden_size, 0.0);
+        self.qkv.resize(n_tokens * (n_heads + 2 * n_kv_heads) * head_dim, 0.0);
+        self.attended.resize(n_tokens * n_heads * head_dim, 0.0);
+        self.gate_up.resize(n_tokens * 2 * intermediate_size, 0.0);
+        self.inner.resize(n_tokens * intermediate_size, 0.0);
+    }
+
+    /// The attention block, added to the hidden states.
+    fn attend(
+        &mut self,
+        config: &ModelConfig,
+        layer: &LayerWeights,
+        layer_idx: usize,
+        gemm: &Gemm,
+        places: &[Place<'_>],
+        kv: &mut KvPages,
+    ) {
+        let ModelConfig { hidden_size, n_heads, n_kv_heads, head_dim, rms_norm_eps: eps, .. } = *config;
+        norm_rows(&self.hidden, &layer.input_norm, eps, &mut self.normed, hidden_size);
+        layer.qkv.write(gemm, &self.normed, &mut self.qkv);
+
+        let qkv_len = (n_heads + 2 * n_kv_heads) * head_dim;
+        let turns = self.turns.par_chunks_exact(head_dim / 2);
+        self.qkv.par_chunks_exact_mut(qkv_len).zip(turns).with_min_len(N_ROWS_MIN).for_each(
+            |(qkv, turns)| {
+                for (head_idx, head) in qkv.chunks_exact_mut(head_dim).take(n_heads + n_kv_heads).enumerate()
+                {
+                    if let Some(norms) = &layer.head_norms {
+                        let weight = if head_idx < n_heads { &norms.query } else { &norms.key };
+                        rms_norm_mut(head, weight, eps);
+                    }
+                    rotate(head, turns);
+                }
+            },
+        );
+
+        for (place, qkv) in places.iter().zip(self.qkv.chunks_exact(qkv_len)) {
+            let (page, slot) = place.page();
+            let (key, value) = qkv[n_heads * head_dim..].split_at(n_kv_heads * head_dim);
+            kv.store(page, slot, layer_idx, key, value);
+        }
+
+        let kv = &*kv;
+        let qkv = &self.qkv;
+        let group_len = n_heads / n_kv_heads * head_dim;
+        let tasks = self.attended.par_chunks_exact_mut(group_len).enumerate();
+        tasks.for_each_init(Vec::new, |scratch, (task_idx, out)| {
+            let (token_idx, kv_head_idx) = (task_idx / n_kv_heads, task_idx % n_kv_heads);
+            let place = &places[token_idx];
+            Attention {
+                kv,
+                layer_idx,
+                kv_head_idx,
+                head_dim,
+                pages: place.pages,
+                position: place.position,
+                window: config.windows[layer_idx],
+                queries: &qkv[token_idx * qkv_len + kv_head_idx * group_len..][..group_len],
+            }
+            .run(scratch, out);
+        });
+        layer.attention_output.add(gemm, &self.attended, &mut self.hidden);
+    }
+
+    /// The MLP block, added to the hidden states.
+    fn think(&mut self, config: &ModelConfig, layer: &LayerWeights, gemm: &Gemm) {
+        let ModelConfig { hidden_size, intermediate_size, rms_norm_eps: eps, .. } = *config;
+        norm_rows(&self.hidden, &layer.mlp_norm, eps, &mut self.normed, hidden_size);
+        layer.gate_up.write(gemm, &self.normed, &mut self.gate_up);
+        self.inner
+            .par_chunks_exact_mut(intermediate_size)
+            .zip(self.gate_up.par_chunks_exact(2 * intermediate_size))
+            .with_min_len(N_ROWS_MIN)
+            .for_each(|(inner, gate_up)| gated_silu(gate_up, inner));
+        layer.down.add(gemm, &self.inner, &mut self.hidden);
+    }
+
+    /// The final norm and the outputs, for the tokens that are asked about.
+    fn answer(
+        &mut self,
+        config: &ModelConfig,
+        weights: &Weights,
+        gemm: &Gemm,
+        plan: &Plan<'_>,
+    ) -> Vec<Output> {
+        let hidden_size = config.hidden_size;
+        let normed = &mut self.normed[..plan.questions.len() * hidden_size];
+        for (question, normed) in plan.questions.iter().zip(normed.chunks_exact_mut(hidden_size)) {
+            let hidden = &self.hidden[question.token_idx * hidden_size..][..hidden_size];
+            rms_norm(hidden, &weights.final_norm, config.rms_norm_eps, normed);
+        }
+        output::answer(plan, gemm, &weights.lm_head, normed, &mut self.logits)
+    }
+}
+
+fn norm_rows(
+    x: &[f32], // [n_rows, width]
+    weight: &[f32],
+    eps: f32,
+    out: &mut [f32], // [n_rows, width]
+    width: usize,
+) {
+    out.par_chunks_exact_mut(width)
+        .zip(x.par_chunks_exact(width))
+        .with_min_len(N_ROWS_MIN)
+        .for_each(|(out, x)| rms_norm(x, weight, eps, out));
+}

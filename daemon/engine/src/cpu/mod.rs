@@ -1,0 +1,171 @@
+//! The CPU backend: exact, deterministic, the reference for every other.
+//!
+//! Weights, KV pages and sums are f32. What a row gets does not depend on its neighbours, bit for bit:
+//! projections are computed by a kernel whose order of operations does not depend on the number of rows
+//! (see `linear`), everything else is computed row by row, and attention goes through the pages of a context
+//! in one order (see `attention`).
+
+mod attention;
+mod decoder;
+mod elementwise;
+mod linear;
+mod output;
+mod pages;
+mod plan;
+mod weights;
+
+use std::num::NonZeroUsize;
+
+use rayon::{ThreadPool, ThreadPoolBuilder};
+
+use self::decoder::Decoder;
+use self::pages::{KvPages, PageLayout};
+use self::plan::Plan;
+use self::weights::Weights;
+use crate::backend::{Backend, BackendError, Limits};
+use crate::batch::{Batch, HostPageId, Output, PageId};
+use crate::model::{Model, ModelConfig, ModelError};
+
+/// Steps of up to this many tokens run on one thread: their products are over before another thread has woken,
+/// and the guests need a core too.
+const N_SERIAL_TOKENS_MAX: usize = 1;
+
+/// Sizes of a CPU backend.
+#[derive(Clone, Debug)]
+pub struct CpuOptions {
+    /// KV pages. Memory is taken from the system when a page is first written.
+    pub n_pages: usize,
+    /// Pages of host memory to swap to, taken likewise.
+    pub n_host_pages: usize,
+    /// Threads; one for each core when `None`.
+    pub n_threads: Option<NonZeroUsize>,
+    /// The most rows in one batch.
+    pub n_rows_max: usize,
+    /// The most tokens in one batch.
+    pub n_tokens_max: usize,
+}
+
+/// Why a CPU backend could not be made.
+#[derive(Debug, thiserror::Error)]
+pub enum CpuError {
+    /// The weights could not be read.
+    #[error(transparent)]
+    Model(#[from] ModelError),
+    /// Memory or threads could not be had.
+    #[error(transparent)]
+    Backend(#[from] BackendError),
+}
+
+/// Executes batches on the processor.
+pub struct CpuBackend {
+    limits: Limits,
+    device: String,
+    decoder: Decoder,
+    kv: KvPages,
+    serial: ThreadPool,
+    parallel: ThreadPool,
+}
+
+impl CpuBackend {
+    /// Bytes of one page of f32 keys and values in all layers.
+    #[must_use]
+    pub fn page_bytes(config: &ModelConfig) -> u64 {
+        (PageLayout::new(config).page_len() * size_of::<f32>()) as u64
+    }
+
+    /// Loads a model's weights.
+    ///
+    /// # Errors
+    /// The weights cannot be read, or memory or threads cannot be had.
+    pub fn new(model: &Model, options: &CpuOptions) -> Result<Self, CpuError> {
+        Self::with_tensors(&model.config, options, |name, values| {
+            model.checkpoint.read_f32(name, values).map_err(CpuError::from)
+        })
+    }
+
+    /// A backend over weights from anywhere: `read` fills the buffer with the named tensor, row by row. Names
+    /// and shapes are those of [`crate::model::tensors::expected`].
+    ///
+    /// # Errors
+    /// `read` failed, or memory or threads cannot be had.
+    pub fn with_tensors<E: From<BackendError>>(
+        config: &ModelConfig,
+        options: &CpuOptions,
+        read: impl FnMut(&str, &mut [f32]) -> Result<(), E>,
+    ) -> Result<Self, E> {
+        let n_cores = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
+        let n_threads = options.n_threads.map_or(n_cores, NonZeroUsize::get);
+        let device = format!("cpu ({n_threads} threads)");
+        let layout = PageLayout::new(config);
+        let page_bytes = layout.page_len() * size_of::<f32>();
+        let kv = KvPages::new(layout, options.n_pages, options.n_host_pages).ok_or_else(|| {
+            let CpuOptions { n_pages, n_host_pages, .. } = options;
+            BackendError::Device {
+                device: device.clone(),
+                call: "allocation of KV pages",
+                reason: format!("no memory for {n_pages} + {n_host_pages} pages of {page_bytes} bytes"),
+            }
+        })?;
+        let decoder = Decoder::new(config, Weights::load(config, read)?);
+        Ok(Self {
+            limits: Limits {
+                n_pages: options.n_pages,
+                n_host_pages: options.n_host_pages,
+                page_bytes,
+                n_rows_max: options.n_rows_max,
+                n_tokens_max: options.n_tokens_max,
+                n_positions_max: config.n_positions,
+                vocab_size: config.vocab_size,
+                hidden_size: config.hidden_size,
+            },
+            decoder,
+            kv,
+            serial: threads(1, &device)?,
+            parallel: threads(n_threads, &device)?,
+            device,
+        })
+    }
+}
+
+fn threads(n_threads: usize, device: &str) -> Result<ThreadPool, BackendError> {
+    let name = |thread_idx| format!("cpu-backend-{thread_idx}");
+    ThreadPoolBuilder::new().num_threads(n_threads).thread_name(name).build().map_err(|error| {
+        BackendError::Device {
+            device: device.to_owned(),
+            call: "start of threads",
+            reason: error.to_string(),
+        }
+    })
+}
+
+impl Backend for CpuBackend {
+    fn limits(&self) -> &Limits {
+        &self.limits
+    }
+
+    fn device(&self) -> &str {
+        &self.device
+    }
+
+    fn forward(&mut self, batch: &Batch<'_>) -> Result<Vec<Output>, BackendError> {
+        for copy in &batch.copies {
+            self.kv.copy(copy.src, copy.dst);
+        }
+        let plan = Plan::new(batch, &self.limits);
+        if plan.places.is_empty() {
+            return Ok(Vec::new());
+        }
+        let pool = if plan.places.len() <= N_SERIAL_TOKENS_MAX { &self.serial } else { &self.parallel };
+        Ok(pool.install(|| self.decoder.run(&plan, &mut self.kv)))
+    }
+
+    fn swap_out(&mut self, moves: &[(PageId, HostPageId)]) -> Result<(), BackendError> {
+        moves.iter().for_each(|&(src, dst)| self.kv.swap_out(src, dst));
+        Ok(())
+    }
+
+    fn swap_in(&mut self, moves: &[(HostPageId, PageId)]) -> Result<(), BackendError> {
+        moves.iter().for_each(|&(src, dst)| self.kv.swap_in(src, dst));
+        Ok(())
+    }
+}

@@ -1,0 +1,80 @@
+//! From hidden states to what was asked for.
+
+use rayon::prelude::*;
+
+use super::linear::{Gemm, Linear};
+use super::plan::{Plan, Question};
+use crate::batch::{Output, OutputFault, OutputKind};
+use crate::sampling::{Distribution, Scratch, sample};
+
+/// Rows of logits in memory at once; enough to use every weight that is read many times.
+const N_LOGIT_ROWS_MAX: usize = 64;
+
+/// Answers every question of the plan, in the order of the requests.
+pub(super) fn answer(
+    plan: &Plan<'_>,
+    gemm: &Gemm,
+    lm_head: &Linear,
+    hidden: &[f32], // [n_questions, hidden_size], after the final norm
+    logits: &mut Vec<f32>,
+) -> Vec<Output> {
+    let mut outputs = vec![Output::Failed(OutputFault::NotANumber); plan.n_outputs];
+    if plan.questions.is_empty() {
+        return outputs;
+    }
+    let hidden_size = hidden.len() / plan.questions.len();
+    let vocab_size = lm_head.n_outputs();
+    let groups = plan.questions.chunks(N_LOGIT_ROWS_MAX).zip(hidden.chunks(N_LOGIT_ROWS_MAX * hidden_size));
+    for (questions, hidden) in groups {
+        if questions.iter().any(Question::needs_logits) {
+            logits.resize(questions.len() * vocab_size, 0.0);
+            lm_head.write(gemm, hidden, logits);
+        } else {
+            logits.resize(questions.len() * vocab_size, f32::NAN);
+        }
+        let rows = questions
+            .par_iter()
+            .zip(hidden.par_chunks_exact(hidden_size))
+            .zip(logits.par_chunks_exact(vocab_size));
+        let answers: Vec<(usize, Output)> = rows
+            .map_init(Scratch::default, |scratch, ((question, hidden), logits)| {
+                let answer = |&(output_idx, kind): &(usize, &OutputKind<'_>)| {
+                    let output = answer_one(question, kind, hidden, logits, scratch);
+                    (output_idx, output.unwrap_or_else(Output::Failed))
+                };
+                question.requests.iter().map(answer).collect::<Vec<_>>()
+            })
+            .flatten_iter()
+            .collect();
+        for (output_idx, output) in answers {
+            outputs[output_idx] = output;
+        }
+    }
+    outputs
+}
+
+fn answer_one(
+    question: &Question<'_>,
+    kind: &OutputKind<'_>,
+    hidden: &[f32], // [hidden_size]
+    logits: &[f32], // [vocab_size]
+    scratch: &mut Scratch,
+) -> Result<Output, OutputFault> {
+    match *kind {
+        OutputKind::Sample(sampler) => {
+            let position = question.history.len() as u64;
+            sample(logits, question.history, position, sampler, scratch).map(Output::Sampled)
+        }
+        OutputKind::Top { n } => {
+            let distribution = Distribution::new(logits)?;
+            Ok(Output::Top { candidates: distribution.top(n), entropy: distribution.entropy() })
+        }
+        OutputKind::Scores(tokens) => {
+            let distribution = Distribution::new(logits)?;
+            Ok(Output::Scores(tokens.iter().map(|&token| distribution.logprob(token)).collect()))
+        }
+        OutputKind::Full => Ok(Output::Full(Distribution::new(logits)?.logprobs())),
+        OutputKind::Embedding if hidden.iter().any(|x| x.is_nan()) => Err(OutputFault::NotANumber),
+        OutputKind::Embedding => Ok(Output::Embedding(hidden.to_vec())),
+    }
+}

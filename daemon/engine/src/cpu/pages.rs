@@ -1,0 +1,136 @@
+//! KV memory in pages. A page holds all layers, so that copies and swaps are one move and memory that was never
+//! used is never touched.
+
+use crate::backend::PAGE_LEN;
+use crate::batch::{HostPageId, PageId};
+use crate::model::ModelConfig;
+
+/// Elements of a head that values keep together.
+pub(super) const BLOCK_LEN: usize = 16;
+
+/// One element of the keys of a head at every position of a page.
+pub(super) type KeyColumn = [f32; PAGE_LEN];
+
+/// One block of the values of a head at every position of a page.
+pub(super) type ValueBlock = [[f32; BLOCK_LEN]; PAGE_LEN];
+
+/// Where the parts of a page lie, in elements.
+///
+/// Keys of one head are `[head_dim, PAGE_LEN]`: 16 positions side by side fill the lanes of a vector, so a score
+/// needs no sum across lanes. Values of one head are `[n_blocks, PAGE_LEN, BLOCK_LEN]`: the head cut into blocks
+/// of 16, the last one padded, so that sums over positions stay in registers.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct PageLayout {
+    n_layers: usize,
+    n_kv_heads: usize,
+    head_dim: usize,
+}
+
+impl PageLayout {
+    pub(super) fn new(config: &ModelConfig) -> Self {
+        Self { n_layers: config.n_layers, n_kv_heads: config.n_kv_heads, head_dim: config.head_dim }
+    }
+
+    fn keys_len(self) -> usize {
+        self.head_dim * PAGE_LEN
+    }
+
+    fn values_len(self) -> usize {
+        self.head_dim.next_multiple_of(BLOCK_LEN) * PAGE_LEN
+    }
+
+    fn head_len(self) -> usize {
+        self.keys_len() + self.values_len()
+    }
+
+    pub(super) fn page_len(self) -> usize {
+        self.n_layers * self.n_kv_heads * self.head_len()
+    }
+}
+
+/// All pages of the device and of host memory.
+pub(super) struct KvPages {
+    layout: PageLayout,
+    device: Vec<f32>, // [n_pages, n_layers, n_kv_heads, head_len]
+    host: Vec<f32>,   // [n_host_pages, n_layers, n_kv_heads, head_len]
+}
+
+impl KvPages {
+    /// `None` when the memory cannot be had.
+    pub(super) fn new(layout: PageLayout, n_pages: usize, n_host_pages: usize) -> Option<Self> {
+        Some(Self {
+            layout,
+            device: zeroed(n_pages.checked_mul(layout.page_len())?)?,
+            host: zeroed(n_host_pages.checked_mul(layout.page_len())?)?,
+        })
+    }
+
+    /// Keys and values of one head.
+    pub(super) fn head(
+        &self,
+        page: PageId,
+        layer_idx: usize,
+        kv_head_idx: usize,
+    ) -> (&[KeyColumn], &[ValueBlock]) {
+        let start = self.head_start(page, layer_idx, kv_head_idx);
+        let (keys, values) =
+            self.device[start..start + self.layout.head_len()].split_at(self.layout.keys_len());
+        (keys.as_chunks().0, values.as_chunks().0.as_chunks().0)
+    }
+
+    /// Stores one position of one layer.
+    pub(super) fn store(
+        &mut self,
+        page: PageId,
+        slot: usize,
+        layer_idx: usize,
+        key: &[f32],   // [n_kv_heads, head_dim]
+        value: &[f32], // [n_kv_heads, head_dim]
+    ) {
+        let head_dim = self.layout.head_dim;
+        let heads = key.chunks_exact(head_dim).zip(value.chunks_exact(head_dim));
+        for (kv_head_idx, (key, value)) in heads.enumerate() {
+            let start = self.head_start(page, layer_idx, kv_head_idx);
+            let head = &mut self.device[start..start + self.layout.head_len()];
+            let (keys, values) = head.split_at_mut(self.layout.keys_len());
+            for (column, &x) in keys.chunks_exact_mut(PAGE_LEN).zip(key) {
+                column[slot] = x;
+            }
+            let blocks = values.chunks_exact_mut(PAGE_LEN * BLOCK_LEN).zip(value.chunks(BLOCK_LEN));
+            for (block, value) in blocks {
+                block[slot * BLOCK_LEN..][..value.len()].copy_from_slice(value);
+            }
+        }
+    }
+
+    pub(super) fn copy(&mut self, src: PageId, dst: PageId) {
+        let len = self.layout.page_len();
+        let start = src.0 as usize * len;
+        self.device.copy_within(start..start + len, dst.0 as usize * len);
+    }
+
+    pub(super) fn swap_out(&mut self, src: PageId, dst: HostPageId) {
+        let len = self.layout.page_len();
+        let (src, dst) = (src.0 as usize * len, dst.0 as usize * len);
+        self.host[dst..dst + len].copy_from_slice(&self.device[src..src + len]);
+    }
+
+    pub(super) fn swap_in(&mut self, src: HostPageId, dst: PageId) {
+        let len = self.layout.page_len();
+        let (src, dst) = (src.0 as usize * len, dst.0 as usize * len);
+        self.device[dst..dst + len].copy_from_slice(&self.host[src..src + len]);
+    }
+
+    fn head_start(&self, page: PageId, layer_idx: usize, kv_head_idx: usize) -> usize {
+        let PageLayout { n_layers, n_kv_heads, .. } = self.layout;
+        let layer = page.0 as usize * n_layers + layer_idx;
+        (layer * n_kv_heads + kv_head_idx) * self.layout.head_len()
+    }
+}
+
+/// Zeroes that cost no memory before they are touched.
+fn zeroed(len: usize) -> Option<Vec<f32>> {
+    // `vec!` asks for zeroed pages but aborts where there are none; this finds out first.
+    Vec::<f32>::new().try_reserve_exact(len).ok()?;
+    Some(vec![0.0; len])
+}

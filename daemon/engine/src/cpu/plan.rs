@@ -1,0 +1,94 @@
+//! What a batch asks for, laid out token by token.
+
+use crate::backend::{Limits, PAGE_LEN};
+use crate::batch::{Batch, OutputKind, PageId, Row, Token};
+
+/// One token to compute.
+#[derive(Clone, Copy)]
+pub(super) struct Place<'a> {
+    pub(super) token: Token,
+    pub(super) position: usize,
+    /// Pages of its context.
+    pub(super) pages: &'a [PageId],
+}
+
+impl Place<'_> {
+    /// The page that takes this position, and where in it.
+    pub(super) fn page(&self) -> (PageId, usize) {
+        (self.pages[self.position / PAGE_LEN], self.position % PAGE_LEN)
+    }
+}
+
+/// Everything that is asked about one token's place.
+pub(super) struct Question<'a> {
+    /// Index of the token among those of the step.
+    pub(super) token_idx: usize,
+    /// Tokens of the context up to this place.
+    pub(super) history: &'a [Token],
+    /// What to return, with the index among all outputs of the step.
+    pub(super) requests: Vec<(usize, &'a OutputKind<'a>)>,
+}
+
+impl Question<'_> {
+    pub(super) fn needs_logits(&self) -> bool {
+        self.requests.iter().any(|(_, kind)| !matches!(kind, OutputKind::Embedding))
+    }
+}
+
+/// The tokens of a batch and the questions about them.
+pub(super) struct Plan<'a> {
+    pub(super) places: Vec<Place<'a>>,
+    /// In the order of their tokens; one for each token that is asked about.
+    pub(super) questions: Vec<Question<'a>>,
+    pub(super) n_outputs: usize,
+}
+
+impl<'a> Plan<'a> {
+    /// # Panics
+    /// The batch breaks its own rules or the limits, which is the scheduler's fault.
+    pub(super) fn new(batch: &'a Batch<'a>, limits: &Limits) -> Self {
+        assert!(batch.rows.len() <= limits.n_rows_max, "{} rows", batch.rows.len());
+        let mut plan = Self { places: Vec::new(), questions: Vec::new(), n_outputs: 0 };
+        for row in &batch.rows {
+            check_row(row, limits);
+            let first_idx = plan.places.len();
+            let tokens = row.tokens.iter().enumerate().skip(row.start);
+            plan.places.extend(tokens.map(|(position, &token)| Place { token, position, pages: &row.pages }));
+            let first_question = plan.questions.len();
+            for request in &row.outputs {
+                assert!(
+                    (row.start..row.tokens.len()).contains(&request.position),
+                    "output at position {} of {}..{}",
+                    request.position,
+                    row.start,
+                    row.tokens.len()
+                );
+                let token_idx = first_idx + request.position - row.start;
+                let questions = &mut plan.questions[first_question..];
+                let asked = (plan.n_outputs, &request.kind);
+                plan.n_outputs += 1;
+                match questions.binary_search_by_key(&token_idx, |question| question.token_idx) {
+                    Ok(idx) => questions[idx].requests.push(asked),
+                    Err(idx) => plan.questions.insert(
+                        first_question + idx,
+                        Question {
+                            token_idx,
+                            history: &row.tokens[..=request.position],
+                            requests: vec![asked],
+                        },
+                    ),
+                }
+            }
+        }
+        assert!(plan.places.len() <= limits.n_tokens_max, "{} tokens", plan.places.len());
+        plan
+    }
+}
+
+fn check_row(row: &Row<'_>, limits: &Limits) {
+    let n_tokens = row.tokens.len();
+    assert!(row.start < n_tokens, "a row of {n_tokens} tokens starts at {}", row.start);
+    assert!(n_tokens <= limits.n_positions_max, "{n_tokens} positions");
+    assert!(row.pages.len() * PAGE_LEN >= n_tokens, "{} pages for {n_tokens} tokens", row.pages.len());
+    assert!(row.pages.iter().all(|page| (page.0 as usize) < limits.n_pages), "page out of range");
+}

@@ -1,0 +1,110 @@
+//! Messages to the engine thread.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use tokio::sync::{Semaphore, mpsc, oneshot};
+
+use crate::account::Owner;
+use crate::backend::Limits;
+use crate::command::{Command, ContextId};
+use crate::error::EngineError;
+use crate::model::Model;
+use crate::stats::EngineStats;
+
+/// Commands in flight to one engine. Enough for every context of a large batch to have one on its way.
+const N_COMMANDS_MAX: usize = 4096;
+
+/// A command and, for those that count against the bound, the room it takes until the engine has read it.
+pub(crate) struct Posted {
+    pub(crate) command: Command,
+    _permit: Option<tokio::sync::OwnedSemaphorePermit>,
+}
+
+/// A way to one engine. Cheap to clone.
+#[derive(Clone, Debug)]
+pub struct EngineHandle(Arc<Shared>);
+
+#[derive(Debug)]
+struct Shared {
+    commands: mpsc::UnboundedSender<Posted>,
+    room: Arc<Semaphore>,
+    next_context: AtomicU64,
+    model: Arc<Model>,
+    limits: Limits,
+    device: String,
+}
+
+impl EngineHandle {
+    pub(crate) fn new(
+        model: Arc<Model>,
+        limits: Limits,
+        device: String,
+    ) -> (Self, mpsc::UnboundedReceiver<Posted>) {
+        let (commands, receiver) = mpsc::unbounded_channel();
+        let room = Arc::new(Semaphore::new(N_COMMANDS_MAX));
+        let next_context = AtomicU64::new(0);
+        (Self(Arc::new(Shared { commands, room, next_context, model, limits, device })), receiver)
+    }
+
+    /// The model that the engine runs.
+    #[must_use]
+    pub fn model(&self) -> &Arc<Model> {
+        &self.0.model
+    }
+
+    /// What the engine can hold.
+    #[must_use]
+    pub fn limits(&self) -> &Limits {
+        &self.0.limits
+    }
+
+    /// The device's name for people.
+    #[must_use]
+    pub fn device(&self) -> &str {
+        &self.0.device
+    }
+
+    /// Forgets the context that this owner's user saved under a name.
+    ///
+    /// # Errors
+    /// Nothing is saved under the name, or the engine has stopped.
+    pub async fn forget(&self, owner: &Owner, name: &str) -> Result<(), EngineError> {
+        let (reply, answer) = oneshot::channel();
+        self.post(Command::Forget { owner: owner.clone(), name: name.to_owned(), reply }).await?;
+        answer.await.map_err(|_| EngineError::Stopped)?
+    }
+
+    /// Counters and gauges.
+    ///
+    /// # Errors
+    /// The engine has stopped.
+    pub async fn stats(&self) -> Result<EngineStats, EngineError> {
+        let (reply, answer) = oneshot::channel();
+        self.post(Command::Stats { reply }).await?;
+        answer.await.map_err(|_| EngineError::Stopped)
+    }
+
+    pub(crate) fn next_context_id(&self) -> ContextId {
+        ContextId(self.0.next_context.fetch_add(1, Ordering::Relaxed))
+    }
+
+    /// Sends a command once there is room for it.
+    pub(crate) async fn post(&self, command: Command) -> Result<(), EngineError> {
+        let permit = match self.0.room.clone().try_acquire_owned() {
+            Ok(permit) => permit,
+            Err(_) => self.0.room.clone().acquire_owned().await.map_err(|_| EngineError::Stopped)?,
+        };
+        self.send(Posted { command, _permit: Some(permit) })
+    }
+
+    /// Sends a command that something else bounds: one release for each context, one resume for each token
+    /// that was given.
+    pub(crate) fn post_unbounded(&self, command: Command) -> Result<(), EngineError> {
+        self.send(Posted { command, _permit: None })
+    }
+
+    fn send(&self, posted: Posted) -> Result<(), EngineError> {
+        self.0.commands.send(posted).map_err(|_| EngineError::Stopped)
+    }
+}

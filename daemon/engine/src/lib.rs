@@ -1,0 +1,30 @@
+//! The Trellis engine: model files, tokenizer, KV pages, scheduling, sampling and the CPU backend.
+//!
+//! The crate knows nothing about wasm, sockets or users' files beyond a model folder. The page table, the
+//! scheduler and the sampling definitions do no I/O, read no clock and draw no randomness of their own.
+
+pub mod account;
+pub mod backend;
+pub mod batch;
+mod command;
+mod context;
+pub mod cpu;
+mod engine;
+mod error;
+mod handle;
+pub mod model;
+mod pages;
+mod prefix;
+mod run;
+pub mod sampling;
+mod scheduler;
+mod stats;
+
+pub use command::{Ahead, Answer, Ask, RunSettings};
+pub use context::{Context, Pending, Pull, RunKey};
+pub use engine::{Engine, EngineSettings};
+pub use error::EngineError;
+pub use handle::EngineHandle;
+pub use prefix::PrefixScope;
+pub use run::Finish;
+pub use stats::EngineStats;

@@ -1,0 +1,83 @@
+//! The Jinja environment that transformers gives to chat templates (`utils/chat_template_utils.py`).
+
+use minijinja::syntax::SyntaxConfig;
+use minijinja::value::{Kwargs, Value};
+use minijinja::{AutoEscape, Environment, Error, ErrorKind, UndefinedBehavior};
+
+/// Instructions of one rendering. A template spends a few tens on each message.
+const FUEL: u64 = 5_000_000;
+const N_RECURSIONS_MAX: usize = 64;
+const NAME: &str = "chat_template";
+
+/// Compiles a template.
+pub(crate) fn compile(source: String) -> Result<Environment<'static>, Error> {
+    let mut env = Environment::new();
+    env.set_syntax(SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build()?);
+    env.set_auto_escape_callback(|_| AutoEscape::None);
+    env.set_undefined_behavior(UndefinedBehavior::Lenient);
+    env.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
+    env.set_fuel(Some(FUEL));
+    env.set_recursion_limit(N_RECURSIONS_MAX);
+    env.add_filter("tojson", tojson);
+    env.add_function("raise_exception", |message: String| -> Result<Value, Error> {
+        Err(Error::new(ErrorKind::InvalidOperation, message))
+    });
+    env.add_template_owned(NAME, source)?;
+    Ok(env)
+}
+
+/// Renders the template into at most `n_bytes_max` bytes.
+pub(crate) fn render(env: &Environment, context: Value, n_bytes_max: usize) -> Result<String, Error> {
+    let mut out = Bounded { bytes: Vec::new(), n_bytes_max };
+    env.get_template(NAME)?.render_captured_to(context, &mut out)?;
+    Ok(String::from_utf8(out.bytes).expect("a template writes whole strings"))
+}
+
+/// Refuses to grow past a size.
+struct Bounded {
+    bytes: Vec<u8>,
+    n_bytes_max: usize,
+}
+
+impl std::io::Write for Bounded {
+    fn write(&mut self, new: &[u8]) -> std::io::Result<usize> {
+        if new.len() > self.n_bytes_max - self.bytes.len() {
+            let reason = format!("the rendered chat is longer than {} bytes", self.n_bytes_max);
+            return Err(std::io::Error::other(reason));
+        }
+        self.bytes.extend_from_slice(new);
+        Ok(new.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+/// `json.dumps` as transformers calls it: not made safe for HTML, unlike the filter of minijinja.
+fn tojson(value: &Value, indent: Option<Value>, options: Kwargs) -> Result<String, Error> {
+    let ensure_ascii: Option<bool> = options.get("ensure_ascii")?;
+    if ensure_ascii == Some(true) {
+        return Err(Error::new(ErrorKind::InvalidOperation, "tojson: ensure_ascii=true is not supported"));
+    }
+    let escaped = minijinja::filters::tojson(value, indent, options)?;
+    let escaped = escaped.as_str().unwrap_or_default();
+
+    let mut json = String::with_capacity(escaped.len());
+    let mut rest = escaped;
+    while let Some(idx) = rest.find('\\') {
+        json.push_str(&rest[..idx]);
+        let escape = &rest[idx..];
+        let (text, n_bytes) = match escape.get(..6) {
+            Some("\\u003c") => ("<", 6),
+            Some("\\u003e") => (">", 6),
+            Some("\\u0026") => ("&", 6),
+            Some("\\u0027") => ("'", 6),
+            _ => (&escape[..2], 2), // JSON never ends in a backslash, and what follows one is ASCII
+        };
+        json.push_str(text);
+        rest = &escape[n_bytes..];
+    }
+    json.push_str(rest);
+    Ok(json)
+}

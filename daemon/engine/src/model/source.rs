@@ -1,0 +1,132 @@
+//! Where a model's files come from: a folder, or the executable itself.
+
+use std::borrow::Cow;
+use std::fs::File;
+use std::io::{self, Read};
+use std::path::PathBuf;
+
+use super::error::ModelError;
+
+/// The files of one model.
+#[derive(Clone, Debug)]
+pub enum ModelSource {
+    /// A folder in the Hugging Face layout.
+    Folder(PathBuf),
+    /// File names with their bytes, compiled into the program.
+    Embedded(&'static [(&'static str, &'static [u8])]),
+}
+
+/// An opened file of which ranges are read, from several threads at once.
+#[derive(Debug)]
+pub(crate) enum RangeFile {
+    Disk(File),
+    Memory(&'static [u8]),
+}
+
+impl ModelSource {
+    /// The name of a file as the user knows it.
+    pub(crate) fn describe(&self, name: &str) -> String {
+        match self {
+            Self::Folder(folder) => folder.join(name).display().to_string(),
+            Self::Embedded(_) => name.to_owned(),
+        }
+    }
+
+    /// Checks that the folder is one.
+    pub(crate) fn check(&self) -> Result<(), ModelError> {
+        match self {
+            Self::Folder(folder) if !folder.is_dir() => {
+                Err(ModelError::NotAFolder { path: folder.display().to_string() })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Opens a file and tells its length; `None` when there is none.
+    pub(crate) fn open(&self, name: &str) -> Result<Option<(RangeFile, u64)>, ModelError> {
+        match self {
+            Self::Embedded(files) => Ok(files
+                .iter()
+                .find(|(file_name, _)| *file_name == name)
+                .map(|(_, bytes)| (RangeFile::Memory(bytes), bytes.len() as u64))),
+            Self::Folder(folder) => {
+                let path = folder.join(name);
+                let fail = |source| ModelError::Io { file: self.describe(name), source };
+                let file = match File::open(&path) {
+                    Ok(file) => file,
+                    Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+                    Err(error) => return Err(fail(error)),
+                };
+                let metadata = file.metadata().map_err(fail)?;
+                if !metadata.is_file() {
+                    return Err(fail(io::Error::other("not a regular file")));
+                }
+                Ok(Some((RangeFile::Disk(file), metadata.len())))
+            }
+        }
+    }
+
+    /// Reads a whole text file of at most `limit_bytes`; `None` when there is none.
+    pub(crate) fn read(
+        &self,
+        name: &str,
+        limit_bytes: u64,
+    ) -> Result<Option<Cow<'static, [u8]>>, ModelError> {
+        let Some((file, found_bytes)) = self.open(name)? else { return Ok(None) };
+        let too_large =
+            |found_bytes| ModelError::TooLarge { file: self.describe(name), found_bytes, limit_bytes };
+        if found_bytes > limit_bytes {
+            return Err(too_large(found_bytes));
+        }
+        match file {
+            RangeFile::Memory(bytes) => Ok(Some(Cow::Borrowed(bytes))),
+            RangeFile::Disk(file) => {
+                let mut bytes = Vec::new();
+                // The file may grow while it is read.
+                file.take(limit_bytes + 1)
+                    .read_to_end(&mut bytes)
+                    .map_err(|source| ModelError::Io { file: self.describe(name), source })?;
+                if bytes.len() as u64 > limit_bytes {
+                    return Err(too_large(bytes.len() as u64));
+                }
+                Ok(Some(Cow::Owned(bytes)))
+            }
+        }
+    }
+}
+
+impl RangeFile {
+    /// Fills `out` from the bytes at `offset`.
+    pub(crate) fn read_exact_at(&self, out: &mut [u8], offset: u64) -> io::Result<()> {
+        match self {
+            Self::Disk(file) => disk_read_exact_at(file, out, offset),
+            Self::Memory(bytes) => {
+                let start = usize::try_from(offset).map_err(|_| io::ErrorKind::UnexpectedEof)?;
+                let end = start.checked_add(out.len()).ok_or(io::ErrorKind::UnexpectedEof)?;
+                out.copy_from_slice(bytes.get(start..end).ok_or(io::ErrorKind::UnexpectedEof)?);
+                Ok(())
+            }
+        }
+    }
+}
+
+#[cfg(unix)]
+fn disk_read_exact_at(file: &File, out: &mut [u8], offset: u64) -> io::Result<()> {
+    std::os::unix::fs::FileExt::read_exact_at(file, out, offset)
+}
+
+#[cfg(windows)]
+fn disk_read_exact_at(file: &File, mut out: &mut [u8], mut offset: u64) -> io::Result<()> {
+    while !out.is_empty() {
+        match std::os::windows::fs::FileExt::seek_read(file, out, offset) {
+            Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+            Ok(n_read) => {
+                out = &mut out[n_read..];
+                offset += n_read as u64;
+            }
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}

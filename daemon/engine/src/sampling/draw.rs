@@ -1,0 +1,161 @@
+//! One draw from a row of logits, in the order that the parent module defines.
+
+use rten_simd::SimdUnaryOp;
+use rten_vecmath::Exp;
+
+use super::Sampler;
+use super::distribution::{Distribution, exp_sum, largest, position_of};
+use super::gumbel::{Noise, draw_dense, draw_sparse};
+use super::select::{Entry, keep_largest, keep_weight};
+use crate::batch::{Candidate, OutputFault, Token};
+
+/// Buffers that one draw leaves to the next. Holds no state that a result depends on.
+#[derive(Debug, Default)]
+pub struct Scratch {
+    logits: Vec<f32>,  // [vocab_size]
+    weights: Vec<f32>, // [vocab_size]
+    counts: Vec<u32>,  // [vocab_size], 0 between draws
+    seen: Vec<Token>,
+    kept: Vec<Entry>,
+}
+
+/// Draws the token for `position` from the logits of the position before it.
+///
+/// `history` is every token of the context before `position`. The settings must have passed
+/// [`Sampler::validate`], and the tokens of the history must be in the vocabulary.
+///
+/// # Errors
+/// The logits hold a NaN, or mask and bias leave no token.
+pub fn sample(
+    logits: &[f32], // [vocab_size]
+    history: &[Token],
+    position: u64,
+    sampler: &Sampler,
+    scratch: &mut Scratch,
+) -> Result<Candidate, OutputFault> {
+    let distribution = Distribution::new(logits)?;
+    let token = if sampler.temperature == 0.0 && !adjusts(sampler) {
+        distribution.mode()
+    } else {
+        scratch.logits.clear();
+        scratch.logits.extend_from_slice(logits);
+        adjust(history, sampler, scratch);
+        let max = largest(&scratch.logits).expect("adjusting a number gives a number");
+        if max == f32::NEG_INFINITY {
+            return Err(OutputFault::NothingToDraw);
+        }
+        let mode = position_of(&scratch.logits, max);
+        if sampler.temperature == 0.0 { mode } else { draw(mode, max, position, sampler, scratch) }
+    };
+    Ok(Candidate { token, logprob: distribution.logprob(token) })
+}
+
+/// Whether any of steps 1 to 4 is on.
+fn adjusts(sampler: &Sampler) -> bool {
+    sampler.mask.is_some() || !sampler.bias.is_empty() || penalizes(sampler)
+}
+
+fn penalizes(sampler: &Sampler) -> bool {
+    sampler.repetition_penalty != 1.0 || sampler.frequency_penalty != 0.0 || sampler.presence_penalty != 0.0
+}
+
+/// Steps 1 to 4.
+fn adjust(history: &[Token], sampler: &Sampler, scratch: &mut Scratch) {
+    let Scratch { logits, counts, seen, .. } = scratch;
+    if let Some(mask) = &sampler.mask {
+        for (logits, &word) in logits.chunks_mut(64).zip(mask.words()) {
+            match word {
+                u64::MAX => {}
+                0 => logits.fill(f32::NEG_INFINITY),
+                word => {
+                    for (bit, logit) in logits.iter_mut().enumerate() {
+                        if word >> bit & 1 == 0 {
+                            *logit = f32::NEG_INFINITY;
+                        }
+                    }
+                }
+            }
+        }
+    }
+    for &(token, bias) in &sampler.bias {
+        let logit = &mut logits[token as usize];
+        *logit = if bias == f32::NEG_INFINITY { bias } else { saturate(*logit, *logit + bias) };
+    }
+    if penalizes(sampler) {
+        let n = sampler.penalty_last_n.map_or(history.len(), |n| history.len().min(n as usize));
+        counts.resize(logits.len(), 0);
+        for &token in &history[history.len() - n..] {
+            let count = &mut counts[token as usize];
+            if *count == 0 {
+                seen.push(token);
+            }
+            *count += 1;
+        }
+        for token in seen.drain(..) {
+            let count = std::mem::take(&mut counts[token as usize]) as f32;
+            let logit = &mut logits[token as usize];
+            let r = sampler.repetition_penalty;
+            *logit = saturate(*logit, if *logit > 0.0 { *logit / r } else { *logit * r });
+            let penalty = count * sampler.frequency_penalty + sampler.presence_penalty;
+            *logit = saturate(*logit, *logit - penalty.clamp(f32::MIN, f32::MAX));
+        }
+    }
+}
+
+/// The new value of a logit: −∞ stays, and only the mask and a bias of −∞ lead there.
+fn saturate(old: f32, new: f32) -> f32 {
+    if old == f32::NEG_INFINITY { old } else { new.clamp(f32::MIN, f32::MAX) }
+}
+
+/// Steps 5 to 9. `max` is the largest logit, of token `mode`.
+fn draw(mode: Token, max: f32, position: u64, sampler: &Sampler, scratch: &mut Scratch) -> Token {
+    let Scratch { logits, weights, kept, .. } = scratch;
+    for logit in logits.iter_mut() {
+        *logit = (*logit - max) / sampler.temperature;
+    }
+    let noise = Noise::new(sampler.seed, position);
+    if truncates(sampler) {
+        truncate(logits, sampler, kept);
+        draw_sparse(kept.iter().map(|e| (e.token, e.logit)), noise).expect("truncation keeps the largest")
+    } else {
+        weights.clear();
+        weights.extend_from_slice(logits);
+        Exp {}.map_mut(weights);
+        draw_dense(logits, weights, mode, noise)
+    }
+}
+
+fn truncates(sampler: &Sampler) -> bool {
+    sampler.top_k.is_some()
+        || sampler.top_p.is_some_and(|p| p < 1.0)
+        || sampler.min_p.is_some_and(|p| p > 0.0)
+}
+
+/// Steps 6 to 8, over logits whose largest is 0.
+fn truncate(logits: &[f32], sampler: &Sampler, kept: &mut Vec<Entry>) {
+    let top_p = sampler.top_p.filter(|&p| p < 1.0);
+    let min_logit = sampler.min_p.map_or(f32::NEG_INFINITY, f32::ln);
+    let weight = match sampler.top_k {
+        Some(k) => {
+            keep_largest(logits, k as usize, kept);
+            kept.iter().map(|e| f64::from(e.logit).exp()).sum()
+        }
+        None => {
+            let weight = f64::from(exp_sum(logits, 0.0));
+            let floor = match top_p {
+                // Tokens this light weigh less than 1 − p together, whatever their number.
+                Some(p) => (((1.0 - f64::from(p)) * weight / logits.len() as f64).ln() - 1e-3) as f32,
+                None => min_logit,
+            };
+            kept.clear();
+            let above =
+                logits.iter().enumerate().filter(|&(_, &logit)| logit >= floor && logit > f32::NEG_INFINITY);
+            kept.extend(above.map(|(token, &logit)| Entry { token: token as Token, logit }));
+            weight
+        }
+    };
+    if let Some(p) = top_p {
+        keep_weight(kept, f64::from(p) * weight);
+    }
+    kept.retain(|entry| entry.logit >= min_logit);
+}

@@ -1,0 +1,150 @@
+//! Draws by Gumbel-max: the token with the largest `l + g` is distributed as `softmax(l)`.
+
+use super::philox::philox4x32;
+use crate::batch::Token;
+
+/// Tokens that share one Philox block.
+const TOKENS_PER_BLOCK: usize = 4;
+
+/// Above the largest `g` there is, which belongs to `u = 1 − 2⁻²⁴`.
+const NOISE_MAX: f32 = 16.64;
+
+/// Room for the rounding of `l + g` when a token is passed over on a bound.
+const BOUND_SLACK: f32 = 1.0 + 1e-4;
+
+/// The random words of one draw.
+#[derive(Clone, Copy)]
+pub(super) struct Noise {
+    key: [u32; 2],
+    position: [u32; 2],
+}
+
+impl Noise {
+    pub(super) fn new(seed: u64, position: u64) -> Self {
+        Self { key: halves(seed), position: halves(position) }
+    }
+
+    fn block(self, block_idx: usize) -> [u32; TOKENS_PER_BLOCK] {
+        philox4x32([block_idx as u32, 0, self.position[0], self.position[1]], self.key)
+    }
+
+    fn word(self, token: Token) -> u32 {
+        self.block(token as usize / TOKENS_PER_BLOCK)[token as usize % TOKENS_PER_BLOCK]
+    }
+}
+
+/// `[low, high]`.
+fn halves(word: u64) -> [u32; 2] {
+    [word as u32, (word >> 32) as u32]
+}
+
+/// The uniform number of a word, strictly between 0 and 1 and exact in f32.
+fn uniform(word: u32) -> f32 {
+    ((word >> 9) as f32 + 0.5) * (1.0 / (1u32 << 23) as f32)
+}
+
+/// `−ln(−ln u)`, rounded once.
+fn gumbel(word: u32) -> f32 {
+    (-(-f64::from(uniform(word)).ln()).ln()) as f32
+}
+
+/// The leading token so far.
+struct Leader {
+    token: Token,
+    score: f32,
+    /// `exp(score)`.
+    weight: f32,
+}
+
+impl Leader {
+    fn new(token: Token, logit: f32, noise: Noise) -> Self {
+        let score = logit + gumbel(noise.word(token));
+        Self { token, score, weight: score.exp() }
+    }
+
+    /// Whether no word could carry a token of this logit past the leader.
+    fn is_out_of_reach(&self, logit: f32) -> bool {
+        logit + NOISE_MAX < self.score
+    }
+
+    fn challenge(&mut self, token: Token, logit: f32, word: u32) {
+        let score = logit + gumbel(word);
+        if score > self.score || (score == self.score && token < self.token) {
+            *self = Self { token, score, weight: score.exp() };
+        }
+    }
+}
+
+/// The winner over the whole vocabulary. `first` is any token with a finite logit, best the largest;
+/// `weights` is `exp(logits)`, and no logit is above 0.
+pub(super) fn draw_dense(logits: &[f32], weights: &[f32], first: Token, noise: Noise) -> Token {
+    let mut leader = Leader::new(first, logits[first as usize], noise);
+    let blocks = logits.chunks(TOKENS_PER_BLOCK).zip(weights.chunks(TOKENS_PER_BLOCK));
+    for (block_idx, (logits, weights)) in blocks.enumerate() {
+        if logits.iter().all(|&logit| leader.is_out_of_reach(logit)) {
+            continue;
+        }
+        let words = noise.block(block_idx);
+        for (lane, (&logit, &weight)) in logits.iter().zip(weights).enumerate() {
+            // −ln u ≥ 1 − u, so g ≤ −ln(1 − u): no logarithm is needed to see most tokens lose.
+            if (1.0 - uniform(words[lane])) * leader.weight > weight * BOUND_SLACK {
+                continue;
+            }
+            leader.challenge((block_idx * TOKENS_PER_BLOCK + lane) as Token, logit, words[lane]);
+        }
+    }
+    leader.token
+}
+
+/// The winner over the tokens given with their logits, of which there is at least one; fastest when the
+/// largest comes first.
+pub(super) fn draw_sparse(tokens: impl IntoIterator<Item = (Token, f32)>, noise: Noise) -> Option<Token> {
+    let mut tokens = tokens.into_iter();
+    let (first, logit) = tokens.next()?;
+    let mut leader = Leader::new(first, logit, noise);
+    for (token, logit) in tokens {
+        if !leader.is_out_of_reach(logit) {
+            leader.challenge(token, logit, noise.word(token));
+        }
+    }
+    Some(leader.token)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn uniform_never_reaches_its_ends() {
+        assert_eq!(uniform(0), 2f32.powi(-24));
+        assert_eq!(uniform(u32::MAX), 1.0 - 2f32.powi(-24));
+        assert!(gumbel(u32::MAX) < NOISE_MAX, "{}", gumbel(u32::MAX));
+        assert!(gumbel(0).is_finite());
+    }
+
+    #[test]
+    fn bounds_never_change_the_winner() {
+        for position in 0..2000u64 {
+            let noise = Noise::new(7, position);
+            // Logits from the generator itself: 0 down to −20, some tied, some forbidden.
+            let logits: Vec<f32> = (0..103)
+                .map(|t| match philox4x32([t, 1, position as u32, 0], [1, 2])[0] % 64 {
+                    0 => f32::NEG_INFINITY,
+                    x => -(x as f32) / 3.2,
+                })
+                .collect();
+            let weights: Vec<f32> = logits.iter().map(|l| l.exp()).collect();
+            let mut expected = (0, f32::NEG_INFINITY);
+            for (token, logit) in logits.iter().enumerate() {
+                let score = logit + gumbel(noise.word(token as Token));
+                if score > expected.1 {
+                    expected = (token as Token, score);
+                }
+            }
+            let finite = logits.iter().enumerate().filter(|(_, l)| l.is_finite());
+            let first = finite.clone().next().expect("most logits are finite").0 as Token;
+            assert_eq!(draw_dense(&logits, &weights, first, noise), expected.0);
+            assert_eq!(draw_sparse(finite.map(|(t, &l)| (t as Token, l)), noise), Some(expected.0));
+        }
+    }
+}

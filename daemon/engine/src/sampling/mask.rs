@@ -1,0 +1,61 @@
+//! A set of tokens that may be drawn.
+
+use crate::batch::Token;
+
+/// One bit for each token of the vocabulary; set means allowed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TokenMask {
+    words: Vec<u64>, // [ceil(vocab_size / 64)], bits past the vocabulary are 0
+    vocab_size: usize,
+}
+
+impl TokenMask {
+    /// A mask that allows nothing.
+    #[must_use]
+    pub fn none(vocab_size: usize) -> Self {
+        Self { words: vec![0; vocab_size.div_ceil(64)], vocab_size }
+    }
+
+    /// A mask that allows everything.
+    #[must_use]
+    pub fn all(vocab_size: usize) -> Self {
+        let mut mask = Self::none(vocab_size);
+        for token in 0..vocab_size {
+            mask.set(token as Token, true);
+        }
+        mask
+    }
+
+    /// Allows or forbids one token. Tokens past the vocabulary are ignored.
+    pub fn set(&mut self, token: Token, allowed: bool) {
+        if (token as usize) < self.vocab_size {
+            let bit = 1u64 << (token % 64);
+            let word = &mut self.words[token as usize / 64];
+            *word = if allowed { *word | bit } else { *word & !bit };
+        }
+    }
+
+    /// Whether the token may be drawn.
+    #[must_use]
+    pub fn allows(&self, token: Token) -> bool {
+        (token as usize) < self.vocab_size && self.words[token as usize / 64] >> (token % 64) & 1 == 1
+    }
+
+    /// Tokens that the mask covers, allowed or not.
+    #[must_use]
+    pub fn vocab_size(&self) -> usize {
+        self.vocab_size
+    }
+
+    /// Tokens that may be drawn.
+    #[must_use]
+    pub fn n_allowed(&self) -> usize {
+        self.words.iter().map(|w| w.count_ones() as usize).sum()
+    }
+
+    /// The bits, 64 tokens a word, lowest bit first.
+    #[must_use]
+    pub fn words(&self) -> &[u64] {
+        &self.words
+    }
+}

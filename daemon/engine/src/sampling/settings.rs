@@ -1,0 +1,141 @@
+//! Sampler settings, validated once.
+
+use std::sync::Arc;
+
+use super::TokenMask;
+use crate::batch::Token;
+
+/// Settings of one draw. The fields are checked by [`Sampler::validate`].
+#[derive(Clone, Debug, PartialEq)]
+pub struct Sampler {
+    /// 0 for greedy, otherwise the divisor of the logits.
+    pub temperature: f32,
+    /// Keep the k largest logits.
+    pub top_k: Option<u32>,
+    /// Keep the smallest set of tokens that reaches this probability, in (0, 1].
+    pub top_p: Option<f32>,
+    /// Drop tokens below this share of the largest probability, in [0, 1].
+    pub min_p: Option<f32>,
+    /// Divides positive and multiplies negative logits of seen tokens; 1 for none.
+    pub repetition_penalty: f32,
+    /// Subtracted once for each occurrence; 0 for none.
+    pub frequency_penalty: f32,
+    /// Subtracted once for a seen token; 0 for none.
+    pub presence_penalty: f32,
+    /// How many of the last tokens the penalties look at; all when `None`.
+    pub penalty_last_n: Option<u32>,
+    /// Added to the logits.
+    pub bias: Vec<(Token, f32)>,
+    /// The tokens that may be drawn; all when `None`.
+    pub mask: Option<Arc<TokenMask>>,
+    /// Key of the random draws.
+    pub seed: u64,
+}
+
+impl Default for Sampler {
+    fn default() -> Self {
+        Self::greedy()
+    }
+}
+
+impl Sampler {
+    /// Takes the most probable token.
+    #[must_use]
+    pub fn greedy() -> Self {
+        Self {
+            temperature: 0.0,
+            top_k: None,
+            top_p: None,
+            min_p: None,
+            repetition_penalty: 1.0,
+            frequency_penalty: 0.0,
+            presence_penalty: 0.0,
+            penalty_last_n: None,
+            bias: Vec::new(),
+            mask: None,
+            seed: 0,
+        }
+    }
+
+    /// Checks every setting against its range and the vocabulary.
+    ///
+    /// # Errors
+    /// The first setting out of range, with its value and what was expected.
+    pub fn validate(&self, vocab_size: usize) -> Result<(), SamplerError> {
+        let checks = [
+            ("temperature", self.temperature, self.temperature >= 0.0, "a number of at least 0"),
+            ("top-p", self.top_p.unwrap_or(1.0), in_unit(self.top_p, false), "a number in (0, 1]"),
+            ("min-p", self.min_p.unwrap_or(0.0), in_unit(self.min_p, true), "a number in [0, 1]"),
+            (
+                "repetition-penalty",
+                self.repetition_penalty,
+                self.repetition_penalty > 0.0,
+                "a number above 0",
+            ),
+            ("frequency-penalty", self.frequency_penalty, true, "a finite number"),
+            ("presence-penalty", self.presence_penalty, true, "a finite number"),
+        ];
+        for (name, value, holds, expected) in checks {
+            if !(value.is_finite() && holds) {
+                return Err(SamplerError::OutOfRange { name, value, expected });
+            }
+        }
+        if self.top_k == Some(0) {
+            return Err(SamplerError::OutOfRange { name: "top-k", value: 0.0, expected: "at least 1" });
+        }
+        for &(token, value) in &self.bias {
+            if token as usize >= vocab_size {
+                return Err(SamplerError::TokenOutOfRange { token, vocab_size });
+            }
+            // -∞ forbids a token; +∞ and NaN have no meaning.
+            if value.is_nan() || value == f32::INFINITY {
+                return Err(SamplerError::OutOfRange {
+                    name: "bias",
+                    value,
+                    expected: "a number below +inf",
+                });
+            }
+        }
+        match &self.mask {
+            Some(mask) if mask.vocab_size() != vocab_size => {
+                Err(SamplerError::MaskSize { n_tokens: mask.vocab_size(), vocab_size })
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+fn in_unit(value: Option<f32>, zero_allowed: bool) -> bool {
+    value.is_none_or(|v| v <= 1.0 && (v > 0.0 || (zero_allowed && v == 0.0)))
+}
+
+/// A setting out of range.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum SamplerError {
+    /// A number outside its range.
+    #[error("{name} is {value}, expected {expected}")]
+    OutOfRange {
+        /// The setting.
+        name: &'static str,
+        /// Its value.
+        value: f32,
+        /// The range.
+        expected: &'static str,
+    },
+    /// A biased token that the model does not have.
+    #[error("token {token} is out of range: the vocabulary has {vocab_size} entries")]
+    TokenOutOfRange {
+        /// The token.
+        token: Token,
+        /// Entries of the vocabulary.
+        vocab_size: usize,
+    },
+    /// A mask made for another vocabulary.
+    #[error("the mask covers {n_tokens} tokens, the vocabulary has {vocab_size}")]
+    MaskSize {
+        /// Tokens the mask covers.
+        n_tokens: usize,
+        /// Entries of the vocabulary.
+        vocab_size: usize,
+    },
+}

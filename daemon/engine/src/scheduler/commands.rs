@@ -1,0 +1,206 @@
+//! What each command does.
+
+use super::kv::Kv;
+use super::work::{AskWork, RunWork, Work};
+use super::{ContextState, Saved, Scheduler};
+use crate::account::{ActorId, Owner, Resource};
+use crate::batch::Token;
+use crate::command::{Answer, Ask, Command, ContextId, Edit, Reply, RunSettings};
+use crate::error::EngineError;
+use crate::prefix::PrefixKey;
+use crate::run::{AheadWindow, Finish, RunEvent, RunSender};
+
+/// Whether the engine goes on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Flow {
+    Continue,
+    Stop,
+}
+
+impl Scheduler {
+    /// Carries out one command. Commands about contexts that are gone do nothing.
+    pub(crate) fn apply(&mut self, command: Command) -> Flow {
+        match command {
+            Command::Create { id, owner } => {
+                let kv = Kv::new(self.root_key(owner.actor));
+                self.insert(id, owner, kv, AheadWindow::default());
+            }
+            Command::Open { id, owner, name, reply } => {
+                let _ = reply.send(self.open(id, owner, name));
+            }
+            Command::Edit { id, edit } => self.edit(id, edit),
+            Command::Fork { id, edit, child } => self.fork(id, edit, child),
+            Command::Ask { id, edit, ask, reply } => self.ask(id, edit, ask, reply),
+            Command::Run { id, edit, settings, queue } => self.run(id, edit, settings, queue),
+            Command::Resume { id } => self.enqueue(id),
+            Command::Save { id, edit, name, reply } => {
+                self.edit(id, edit);
+                let _ = reply.send(self.save(id, name));
+            }
+            Command::Forget { owner, name, reply } => {
+                let _ = reply.send(self.forget(owner.actor, name));
+            }
+            Command::Release { id } => self.release(id),
+            Command::Stats { reply } => {
+                let _ = reply.send(self.stats());
+            }
+            Command::Shutdown => return Flow::Stop,
+        }
+        Flow::Continue
+    }
+
+    fn root_key(&self, actor: ActorId) -> PrefixKey {
+        PrefixKey::root(&self.settings.model_fingerprint, self.settings.prefix_scope, actor)
+    }
+
+    fn insert(&mut self, id: ContextId, owner: Owner, kv: Kv, window: AheadWindow) {
+        let context = ContextState {
+            owner,
+            slot: self.take_slot(),
+            kv,
+            work: None,
+            window,
+            is_queued: false,
+            last_step: self.step,
+            resident_since: self.step,
+        };
+        let earlier = self.contexts.insert(id, context);
+        assert!(earlier.is_none(), "context ids are never used twice");
+    }
+
+    fn open(&mut self, id: ContextId, owner: Owner, name: String) -> Result<Vec<Token>, EngineError> {
+        let key = (owner.actor, name);
+        let Some(saved) = self.saved.get_mut(&key) else {
+            return Err(EngineError::NotSaved { name: key.1 });
+        };
+        saved.last_step = self.step;
+        let kv = saved.kv.fork(&mut self.pages);
+        let tokens = kv.tokens.clone();
+        self.insert(id, owner, kv, AheadWindow::default());
+        Ok(tokens)
+    }
+
+    /// Ends what the context does and brings its tokens to the caller's.
+    fn edit(&mut self, id: ContextId, edit: Edit) {
+        self.stop_work(id);
+        let Some(context) = self.contexts.get_mut(&id) else { return };
+        context.kv.truncate(edit.n_kept, &mut self.pages);
+        context.kv.tokens.extend(edit.appended);
+    }
+
+    fn stop_work(&mut self, id: ContextId) {
+        let Some(context) = self.contexts.get_mut(&id) else { return };
+        match context.work.take() {
+            Some(Work::Run(mut run)) => {
+                let n_in_vain = run.queue.n_unread();
+                context.window.note_interrupted(run.n_given - n_in_vain);
+                context.owner.account.note_in_vain(n_in_vain as u64);
+                self.stats.n_tokens_in_vain += n_in_vain as u64;
+                run.queue.push(RunEvent::Failed(EngineError::Stopped));
+            }
+            Some(Work::Ask(work)) => context.kv.truncate(work.n_base, &mut self.pages),
+            None => {}
+        }
+    }
+
+    fn fork(&mut self, id: ContextId, edit: Edit, child: ContextId) {
+        self.edit(id, edit);
+        let Some(parent) = self.contexts.get(&id) else { return };
+        let (owner, window) = (parent.owner.clone(), parent.window);
+        let kv = parent.kv.fork(&mut self.pages);
+        self.insert(child, owner, kv, window);
+    }
+
+    fn ask(&mut self, id: ContextId, edit: Edit, ask: Ask, reply: Reply<Answer>) {
+        self.edit(id, edit);
+        let Some(context) = self.contexts.get_mut(&id) else { return };
+        let work = AskWork::new(ask, reply, context.kv.tokens.len());
+        if work.is_trivial() {
+            let answer = work.trivial_answer();
+            return work.answer(Ok(answer));
+        }
+        context.kv.tokens.extend_from_slice(work.continuation());
+        let work = Work::Ask(work);
+        // The output of a position comes out of computing it, so its KV is computed once more if need be.
+        context.kv.rewind(work.first_output(context.kv.tokens.len()));
+        context.work = Some(work);
+        self.enqueue(id);
+    }
+
+    fn run(&mut self, id: ContextId, edit: Edit, settings: RunSettings, mut queue: RunSender) {
+        self.edit(id, edit);
+        let Some(context) = self.contexts.get_mut(&id) else { return };
+        let n_tokens = context.kv.tokens.len();
+        if settings.n_tokens_max == Some(0) {
+            return queue.push(RunEvent::Finished(Finish::MaxTokens));
+        }
+        if n_tokens >= self.limits.n_positions_max {
+            return queue.push(RunEvent::Finished(Finish::ContextFull));
+        }
+        context.kv.rewind(n_tokens - 1);
+        context.work = Some(Work::Run(RunWork { settings, queue, n_given: 0 }));
+        self.enqueue(id);
+    }
+
+    fn save(&mut self, id: ContextId, name: String) -> Result<(), EngineError> {
+        let Some(context) = self.contexts.get(&id) else { return Err(EngineError::Stopped) };
+        let owner = Owner { account: root_account(&context.owner), ..context.owner.clone() };
+        let key = (owner.actor, name);
+        if let Some(mut earlier) = self.saved.remove(&key) {
+            earlier.kv.forget(&mut self.pages);
+        } else {
+            owner.account.charge(Resource::Contexts, 1)?;
+        }
+        let kv = context.kv.fork(&mut self.pages);
+        self.saved.insert(key, Saved { kv, owner, last_step: self.step });
+        Ok(())
+    }
+
+    fn forget(&mut self, actor: ActorId, name: String) -> Result<(), EngineError> {
+        let key = (actor, name);
+        let Some(mut saved) = self.saved.remove(&key) else {
+            return Err(EngineError::NotSaved { name: key.1 });
+        };
+        saved.kv.forget(&mut self.pages);
+        saved.owner.account.release(Resource::Contexts, 1);
+        Ok(())
+    }
+
+    fn release(&mut self, id: ContextId) {
+        self.stop_work(id);
+        if let Some(mut context) = self.contexts.remove(&id) {
+            context.kv.forget(&mut self.pages);
+            self.free_slots.push(context.slot);
+        }
+    }
+
+    /// Ends everything with an error: the backend has failed.
+    pub(crate) fn fail_all(&mut self, error: &EngineError) {
+        for context in self.contexts.values_mut() {
+            context.fail(error.clone(), &mut self.pages);
+        }
+    }
+}
+
+impl ContextState {
+    /// Ends the context's work with an error.
+    pub(super) fn fail(&mut self, error: EngineError, pages: &mut crate::pages::PageTable) {
+        match self.work.take() {
+            Some(Work::Ask(work)) => {
+                self.kv.truncate(work.n_base, pages);
+                work.answer(Err(error));
+            }
+            Some(Work::Run(mut run)) => run.queue.push(RunEvent::Failed(error)),
+            None => {}
+        }
+    }
+}
+
+/// The account of the user: what is saved outlives guest and session.
+fn root_account(owner: &Owner) -> std::sync::Arc<crate::account::Account> {
+    let mut account = &owner.account;
+    while let Some(parent) = account.parent() {
+        account = parent;
+    }
+    account.clone()
+}

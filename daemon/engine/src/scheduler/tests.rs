@@ -1,0 +1,502 @@
+//! Random operations against a model without pages, batches or run-ahead.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use tokio::sync::oneshot;
+
+use super::{Flow, Move, Scheduler, SchedulerSettings};
+use crate::account::{Account, ActorId, Budget, GuestId, Owner, Resource, SessionId};
+use crate::backend::{Limits, PAGE_LEN};
+use crate::batch::{Batch, Candidate, Output, OutputKind, Token};
+use crate::command::{Ahead, Answer, Ask, Command, ContextId, Edit, RunSettings};
+use crate::error::EngineError;
+use crate::prefix::PrefixScope;
+use crate::run::{Finish, Pulled, RunEvent, RunQueue, RunSender};
+use crate::sampling::Sampler;
+
+const VOCAB: u64 = 50;
+const N_POSITIONS: usize = 200;
+
+/// splitmix64, for tests alone.
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        mix(self.0)
+    }
+
+    fn below(&mut self, n: usize) -> usize {
+        (self.next() % n as u64) as usize
+    }
+}
+
+fn mix(x: u64) -> u64 {
+    let x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    x ^ (x >> 31)
+}
+
+fn extend_hash(hash: u64, token: Token) -> u64 {
+    mix(hash ^ mix(u64::from(token) + 1))
+}
+
+fn hash(tokens: &[Token]) -> u64 {
+    tokens.iter().fold(0, |hash, &token| extend_hash(hash, token))
+}
+
+fn drawn(prefix_hash: u64, seed: u64) -> Candidate {
+    Candidate { token: (mix(prefix_hash ^ seed) % VOCAB) as Token, logprob: -((prefix_hash % 97) as f32) }
+}
+
+fn score(prefix_hash: u64, token: Token) -> f32 {
+    -((mix(prefix_hash ^ (u64::from(token) << 32)) % 1009) as f32)
+}
+
+/// A backend whose KV of a position is a hash of all tokens up to it, checked whenever it is read.
+struct HashBackend {
+    pages: Vec<[u64; PAGE_LEN]>,
+    host_pages: Vec<[u64; PAGE_LEN]>,
+}
+
+impl HashBackend {
+    fn run(&mut self, moves: &[Move], batch: &Batch<'_>) -> Vec<Output> {
+        const GARBAGE: u64 = u64::MAX;
+        for step in moves {
+            match *step {
+                Move::Out(page, host) => {
+                    self.host_pages[host.0 as usize] =
+                        std::mem::replace(&mut self.pages[page.0 as usize], [GARBAGE; PAGE_LEN]);
+                }
+                Move::In(host, page) => {
+                    self.pages[page.0 as usize] =
+                        std::mem::replace(&mut self.host_pages[host.0 as usize], [GARBAGE; PAGE_LEN]);
+                }
+            }
+        }
+        for copy in &batch.copies {
+            assert!(batch.copies.iter().all(|other| other.dst != copy.src), "a source is no destination");
+            self.pages[copy.dst.0 as usize] = self.pages[copy.src.0 as usize];
+        }
+        // All rows are written before any is checked: a page shared in error would be seen.
+        for row in &batch.rows {
+            let mut prefix = hash(&row.tokens[..row.start]);
+            for (position, &token) in row.tokens.iter().enumerate().skip(row.start) {
+                prefix = extend_hash(prefix, token);
+                self.pages[row.pages[position / PAGE_LEN].0 as usize][position % PAGE_LEN] = prefix;
+            }
+        }
+        let mut outputs = Vec::new();
+        for row in &batch.rows {
+            assert!(row.start < row.tokens.len() && row.pages.len() == row.tokens.len().div_ceil(PAGE_LEN));
+            let mut prefix = 0;
+            for (position, &token) in row.tokens.iter().enumerate() {
+                prefix = extend_hash(prefix, token);
+                let stored = self.pages[row.pages[position / PAGE_LEN].0 as usize][position % PAGE_LEN];
+                assert_eq!(stored, prefix, "KV of position {position}");
+            }
+            for request in &row.outputs {
+                assert!((row.start..row.tokens.len()).contains(&request.position));
+                let prefix = hash(&row.tokens[..=request.position]);
+                outputs.push(match &request.kind {
+                    OutputKind::Sample(sampler) => Output::Sampled(drawn(prefix, sampler.seed)),
+                    OutputKind::Top { n } => {
+                        Output::Top { candidates: vec![drawn(prefix, 0); *n], entropy: score(prefix, 0) }
+                    }
+                    OutputKind::Scores(tokens) => {
+                        Output::Scores(tokens.iter().map(|&token| score(prefix, token)).collect())
+                    }
+                    OutputKind::Full => Output::Full(vec![score(prefix, 7)]),
+                    OutputKind::Embedding => Output::Embedding(vec![score(prefix, 8)]),
+                });
+            }
+        }
+        outputs
+    }
+}
+
+struct Stream {
+    queue: Arc<RunQueue>,
+    seed: u64,
+    n_left: usize,
+    has_ended: bool,
+}
+
+/// What the caller knows of a context.
+struct Model {
+    tokens: Vec<Token>,
+    n_synced: usize,
+    stream: Option<Stream>,
+    question: Option<(oneshot::Receiver<Result<Answer, EngineError>>, Answer)>,
+    owner: Owner,
+}
+
+struct World {
+    random: Random,
+    scheduler: Scheduler,
+    backend: HashBackend,
+    users: Vec<Arc<Account>>,
+    contexts: Vec<(ContextId, Model)>,
+    saved: HashMap<(ActorId, String), Vec<Token>>,
+    next_id: u64,
+    n_answers: usize,
+    n_tokens_pulled: usize,
+}
+
+impl World {
+    fn new(seed: u64) -> Self {
+        let mut random = Random(seed);
+        // From ample to so few that single contexts push each other out.
+        let n_pages = 13 + random.below(60);
+        let n_host_pages = random.below(30);
+        let limits = Limits {
+            n_pages,
+            n_host_pages,
+            page_bytes: 128,
+            n_rows_max: 1 + random.below(8),
+            n_tokens_max: 1 + random.below(64),
+            n_positions_max: N_POSITIONS,
+            vocab_size: VOCAB as usize,
+            hidden_size: 1,
+        };
+        let settings = SchedulerSettings {
+            model_fingerprint: [7; 32],
+            prefix_scope: if random.below(2) == 0 { PrefixScope::Actor } else { PrefixScope::Shared },
+            n_step_tokens: limits.n_tokens_max,
+        };
+        Self {
+            random,
+            scheduler: Scheduler::new(limits, settings),
+            backend: HashBackend {
+                pages: vec![[0; PAGE_LEN]; n_pages],
+                host_pages: vec![[0; PAGE_LEN]; n_host_pages],
+            },
+            users: (0..2).map(|_| Account::new("user", Budget::UNLIMITED, None)).collect(),
+            contexts: Vec::new(),
+            saved: HashMap::new(),
+            next_id: 0,
+            n_answers: 0,
+            n_tokens_pulled: 0,
+        }
+    }
+
+    fn apply(&mut self, command: Command) {
+        assert_eq!(self.scheduler.apply(command), Flow::Continue);
+    }
+
+    fn new_id(&mut self) -> ContextId {
+        self.next_id += 1;
+        ContextId(self.next_id)
+    }
+
+    fn owner(&mut self) -> Owner {
+        let actor = self.random.below(2);
+        let account = Account::new("guest", Budget::UNLIMITED, Some(self.users[actor].clone()));
+        let session = SessionId(self.random.below(2) as u64);
+        Owner { actor: ActorId(actor as u32), session, guest: GuestId(self.random.next()), account }
+    }
+
+    fn tokens(&mut self, n: usize) -> Vec<Token> {
+        // Few distinct texts, so that prefixes coincide.
+        let text = self.random.below(3) as u64;
+        (0..n).map(|i| (mix(text * 1000 + i as u64) % VOCAB) as Token).collect()
+    }
+
+    fn edit(model: &mut Model) -> Edit {
+        let appended = model.tokens[model.n_synced..].to_vec();
+        let n_kept = std::mem::replace(&mut model.n_synced, model.tokens.len());
+        model.stream = None;
+        Edit { n_kept, appended }
+    }
+
+    /// A context without an open question, if there is one.
+    fn pick(&mut self) -> Option<usize> {
+        let free: Vec<usize> =
+            (0..self.contexts.len()).filter(|&idx| self.contexts[idx].1.question.is_none()).collect();
+        if free.is_empty() { None } else { Some(free[self.random.below(free.len())]) }
+    }
+
+    fn act(&mut self) {
+        let choice = self.random.below(100);
+        if self.contexts.is_empty() || (choice < 8 && self.contexts.len() < 12) {
+            let (id, owner) = (self.new_id(), self.owner());
+            self.apply(Command::Create { id, owner: owner.clone() });
+            let model = Model { tokens: Vec::new(), n_synced: 0, stream: None, question: None, owner };
+            self.contexts.push((id, model));
+            return;
+        }
+        if choice < 14 {
+            // Also in the middle of a question: the guest was killed.
+            let idx = self.random.below(self.contexts.len());
+            let (id, _) = self.contexts.swap_remove(idx);
+            return self.apply(Command::Release { id });
+        }
+        let Some(idx) = self.pick() else { return };
+        let id = self.contexts[idx].0;
+        let is_empty = self.contexts[idx].1.tokens.is_empty();
+        match choice {
+            14..34 => {
+                let n = 1 + self.random.below(40);
+                let n = n.min(N_POSITIONS - self.contexts[idx].1.tokens.len());
+                let tokens = self.tokens(n);
+                let model = &mut self.contexts[idx].1;
+                model.tokens.extend(tokens);
+                if model.stream.is_some() {
+                    let edit = Self::edit(model);
+                    self.apply(Command::Edit { id, edit });
+                }
+            }
+            34..44 => {
+                let n = self.random.below(self.contexts[idx].1.tokens.len() + 1);
+                let model = &mut self.contexts[idx].1;
+                model.tokens.truncate(n);
+                model.n_synced = model.n_synced.min(n);
+                let edit = Self::edit(model);
+                self.apply(Command::Edit { id, edit });
+            }
+            44..54 if self.contexts.len() < 12 => {
+                let child = self.new_id();
+                let model = &mut self.contexts[idx].1;
+                let edit = Self::edit(model);
+                let forked = Model {
+                    tokens: model.tokens.clone(),
+                    n_synced: model.tokens.len(),
+                    stream: None,
+                    question: None,
+                    owner: model.owner.clone(),
+                };
+                self.contexts.push((child, forked));
+                self.apply(Command::Fork { id, edit, child });
+            }
+            54..75 if !is_empty => self.ask(idx),
+            75..80 => self.save_or_open(idx),
+            _ if !is_empty => {
+                for _ in 0..1 + self.random.below(8) {
+                    self.pull(idx);
+                    if self.random.below(2) == 0 {
+                        self.step();
+                    }
+                }
+            }
+            _ => {}
+        }
+    }
+
+    fn ask(&mut self, idx: usize) {
+        let seed = self.random.next();
+        let n_free = N_POSITIONS - self.contexts[idx].1.tokens.len();
+        let n = self.random.below(30).min(n_free);
+        let continuation = self.tokens(n);
+        let kind = self.random.below(6);
+        let (id, model) = &mut self.contexts[idx];
+        let prefix = hash(&model.tokens);
+        let (ask, expected) = match kind {
+            0 => (Ask::Prefill, Answer::Prefilled),
+            1 => {
+                let sampler = Sampler { seed, ..Sampler::greedy() };
+                (Ask::Sample(Arc::new(sampler)), Answer::Sampled(drawn(prefix, seed)))
+            }
+            2 => {
+                let (candidates, entropy) = (vec![drawn(prefix, 0); 3], score(prefix, 0));
+                (Ask::Top { n: 3 }, Answer::Top { candidates, entropy })
+            }
+            3 => {
+                let scores = continuation.iter().map(|&token| score(prefix, token)).collect();
+                (Ask::Scores(continuation), Answer::Scores(scores))
+            }
+            4 => {
+                let mut before = prefix;
+                let mut scores = Vec::new();
+                for &token in &continuation {
+                    scores.push(score(before, token));
+                    before = extend_hash(before, token);
+                }
+                (Ask::Continuation(continuation), Answer::Scores(scores))
+            }
+            _ => (Ask::Full, Answer::Full(vec![score(prefix, 7)])),
+        };
+        let edit = Self::edit(model);
+        let (reply, answer) = oneshot::channel();
+        let id = *id;
+        // Now and then the caller has lost interest before the engine begins.
+        if !seed.is_multiple_of(16) {
+            model.question = Some((answer, expected));
+        }
+        self.apply(Command::Ask { id, edit, ask, reply });
+    }
+
+    fn save_or_open(&mut self, idx: usize) {
+        let name = format!("n{}", self.random.below(2));
+        let owner = self.contexts[idx].1.owner.clone();
+        let key = (owner.actor, name.clone());
+        match self.random.below(3) {
+            0 => {
+                let (reply, mut answer) = oneshot::channel();
+                let (id, model) = &mut self.contexts[idx];
+                let edit = Self::edit(model);
+                let id = *id;
+                self.saved.insert(key, model.tokens.clone());
+                self.apply(Command::Save { id, edit, name, reply });
+                answer.try_recv().expect("answered at once").expect("within every budget");
+            }
+            1 if self.contexts.len() < 12 => {
+                let (reply, mut answer) = oneshot::channel();
+                let id = self.new_id();
+                self.apply(Command::Open { id, owner: owner.clone(), name, reply });
+                let found = answer.try_recv().expect("answered at once");
+                assert_eq!(found.as_ref().ok(), self.saved.get(&key));
+                if let Ok(tokens) = found {
+                    let n_synced = tokens.len();
+                    let model = Model { tokens, n_synced, stream: None, question: None, owner };
+                    self.contexts.push((id, model));
+                }
+            }
+            _ => {
+                let (reply, mut answer) = oneshot::channel();
+                self.apply(Command::Forget { owner, name, reply });
+                let was_there = self.saved.remove(&key).is_some();
+                assert_eq!(answer.try_recv().expect("answered at once").is_ok(), was_there);
+            }
+        }
+    }
+
+    /// Pulls one token of a context's stream, which is opened if need be.
+    fn pull(&mut self, idx: usize) {
+        let (seed, n_left) = (self.random.next(), 1 + self.random.below(30));
+        let (id, model) = &mut self.contexts[idx];
+        let id = *id;
+        if model.stream.as_ref().is_none_or(|stream| stream.has_ended) {
+            let edit = Self::edit(model);
+            let queue = Arc::new(RunQueue::default());
+            let settings = RunSettings {
+                sampler: Arc::new(Sampler { seed, ..Sampler::greedy() }),
+                stop_tokens: Arc::new([3]),
+                n_tokens_max: Some(n_left),
+                ahead: if seed.is_multiple_of(4) { Ahead::Unbounded } else { Ahead::Adaptive },
+            };
+            let sender = RunSender::new(queue.clone());
+            model.stream = Some(Stream { queue, seed, n_left, has_ended: false });
+            self.apply(Command::Run { id, edit, settings, queue: sender });
+        }
+        let model = &mut self.contexts[idx].1;
+        let stream = model.stream.as_mut().expect("opened above");
+        let (event, pulled) = stream.queue.try_pull();
+        match event {
+            Some(RunEvent::Token(candidate)) => {
+                assert_eq!(candidate, drawn(hash(&model.tokens), stream.seed), "as if decoded step by step");
+                assert!(stream.n_left > 0);
+                stream.n_left -= 1;
+                model.tokens.push(candidate.token);
+                model.n_synced += 1;
+                self.n_tokens_pulled += 1;
+            }
+            Some(RunEvent::Finished(finish)) => {
+                stream.has_ended = true;
+                let last = model.tokens.last().copied();
+                match finish {
+                    Finish::Stop => assert_eq!(last, Some(3)),
+                    Finish::MaxTokens => assert_eq!(stream.n_left, 0),
+                    Finish::ContextFull => assert_eq!(model.tokens.len(), N_POSITIONS),
+                }
+            }
+            Some(RunEvent::Failed(error)) => panic!("{error}"),
+            None => {}
+        }
+        if pulled == Pulled::Parked {
+            self.apply(Command::Resume { id });
+        }
+    }
+
+    fn step(&mut self) {
+        if !self.scheduler.has_work() {
+            return;
+        }
+        let plan = self.scheduler.plan();
+        let batch = self.scheduler.batch(&plan);
+        assert!(batch.rows.len() <= self.scheduler.limits.n_rows_max);
+        let n_tokens: usize = batch.rows.iter().map(|row| row.tokens.len() - row.start).sum();
+        assert!(n_tokens <= self.scheduler.limits.n_tokens_max);
+        let outputs = self.backend.run(&plan.moves, &batch);
+        drop(batch);
+        self.scheduler.complete(plan, outputs);
+        self.check();
+        for (_, model) in &mut self.contexts {
+            let Some((answer, expected)) = &mut model.question else { continue };
+            match answer.try_recv() {
+                Ok(answer) => {
+                    assert_eq!(&answer.expect("nothing was wrong with the question"), expected);
+                    model.question = None;
+                    self.n_answers += 1;
+                }
+                Err(oneshot::error::TryRecvError::Empty) => {}
+                Err(closed) => panic!("{closed}"),
+            }
+        }
+    }
+
+    fn check(&self) {
+        let mut holders = HashMap::new();
+        let kvs = self.scheduler.contexts.values().map(|context| &context.kv);
+        for kv in kvs.chain(self.scheduler.saved.values().map(|saved| &saved.kv)) {
+            assert!(kv.n_computed <= kv.tokens.len() && kv.blocks.len() * PAGE_LEN >= kv.n_computed);
+            for &block in &kv.blocks {
+                *holders.entry(block).or_insert(0) += 1;
+            }
+        }
+        self.scheduler.pages.check(&holders);
+        let n_charged: u64 = self.users.iter().map(|user| user.used(Resource::Pages)).sum();
+        assert_eq!(n_charged, holders.len() as u64, "every held page is charged once");
+    }
+
+    fn finish(mut self) -> Self {
+        // Whatever is asked comes to its end, however tight the pages are.
+        for _ in 0..20_000 {
+            self.step();
+            if self.contexts.iter().all(|(_, model)| model.question.is_none()) {
+                break;
+            }
+        }
+        assert!(self.contexts.iter().all(|(_, model)| model.question.is_none()), "a question starves");
+        for (id, _) in std::mem::take(&mut self.contexts) {
+            self.apply(Command::Release { id });
+        }
+        for ((actor, name), _) in std::mem::take(&mut self.saved) {
+            let owner = Owner { actor, ..self.owner() };
+            let (reply, _answer) = oneshot::channel();
+            self.apply(Command::Forget { owner, name, reply });
+        }
+        self.check();
+        let stats = self.scheduler.stats();
+        assert_eq!(stats.n_pages_free + stats.n_pages_cached, stats.n_pages, "every page came back");
+        assert_eq!((stats.n_pages_on_host, stats.n_contexts, stats.n_saved), (0, 0, 0));
+        self
+    }
+}
+
+#[test]
+fn random_operations_give_what_a_model_without_pages_gives() {
+    let (mut n_answers, mut n_tokens, mut n_swaps, mut n_recomputed, mut n_cached) = (0, 0, 0, 0, 0);
+    for seed in 0..150 {
+        let mut world = World::new(seed);
+        for _ in 0..600 {
+            world.act();
+            if world.random.below(3) == 0 {
+                world.step();
+            }
+        }
+        let world = world.finish();
+        n_answers += world.n_answers;
+        n_tokens += world.n_tokens_pulled;
+        let stats = world.scheduler.stats();
+        n_swaps += stats.n_swaps_out;
+        n_recomputed += stats.n_recomputed;
+        n_cached += stats.n_tokens_cached;
+    }
+    // The test is worth nothing if the schedules never reach these paths.
+    assert!(n_answers > 5_000 && n_tokens > 5_000, "{n_answers} answers, {n_tokens} tokens");
+    assert!(
+        n_swaps > 1_000 && n_recomputed > 100 && n_cached > 10_000,
+        "{n_swaps} {n_recomputed} {n_cached}"
+    );
+}

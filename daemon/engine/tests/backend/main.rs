@@ -1,0 +1,8 @@
+//! The CPU backend from outside: against Hugging Face, against a plain reimplementation, against itself.
+
+mod architectures;
+mod golden;
+mod invariance;
+mod reference;
+mod speed;
+mod support;
