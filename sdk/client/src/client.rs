@@ -1,0 +1,110 @@
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+
+use interprocess::local_socket::tokio::Stream;
+use interprocess::local_socket::traits::tokio::Stream as _;
+use interprocess::local_socket::{GenericFilePath, ToFsName};
+use tokio::io::{AsyncRead, AsyncWrite};
+use trellis_wire::{Hello, negotiate};
+
+use crate::connection::Connection;
+use crate::error::{Error, Tried};
+use crate::socket;
+
+/// A connection to a daemon. Clones share it; it closes when the last clone and the last guest are dropped.
+#[derive(Clone, Debug)]
+pub struct Client {
+    pub(crate) handle: Arc<Handle>,
+    build: Arc<str>,
+}
+
+/// Keeps the connection open.
+#[derive(Debug)]
+pub(crate) struct Handle {
+    pub(crate) connection: Arc<Connection>,
+}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        self.connection.close();
+    }
+}
+
+impl Client {
+    /// Connects to the user's own daemon, or else to the machine's.
+    ///
+    /// # Errors
+    /// [`Error::NotRunning`] names the places where it looked; [`Error::Connect`] names a socket that this user may
+    /// not use; [`Error::Handshake`] when another version answers.
+    pub async fn connect() -> Result<Self, Error> {
+        let mut tried = Vec::new();
+        for path in socket::candidates() {
+            match open(&path).await {
+                Ok(stream) => return Self::over(stream).await,
+                Err(error) if is_nobody(&error) => tried.push(Tried { path, error: Arc::new(error) }),
+                Err(error) => return Err(Error::Connect { path, source: Arc::new(error) }),
+            }
+        }
+        Err(Error::NotRunning { tried })
+    }
+
+    /// Connects to the daemon that listens on `path`.
+    ///
+    /// # Errors
+    /// As [`Self::connect`], for this place alone.
+    pub async fn connect_to(path: impl AsRef<Path>) -> Result<Self, Error> {
+        let path = path.as_ref();
+        match open(path).await {
+            Ok(stream) => Self::over(stream).await,
+            Err(error) if is_nobody(&error) => Err(Error::NotRunning {
+                tried: vec![Tried { path: path.to_owned(), error: Arc::new(error) }],
+            }),
+            Err(error) => Err(Error::Connect { path: path.to_owned(), source: Arc::new(error) }),
+        }
+    }
+
+    /// Talks to a daemon over any stream of bytes, one in this process included.
+    ///
+    /// # Errors
+    /// [`Error::Handshake`] when the peer is no daemon or speaks no version that this client speaks.
+    pub async fn over<T>(mut stream: T) -> Result<Self, Error>
+    where
+        T: AsyncRead + AsyncWrite + Send + Unpin + 'static,
+    {
+        let handshake = |error| Error::Handshake(Arc::new(error));
+        let ours = Hello::ours();
+        let written = ours.write(&mut stream).await;
+        // A daemon that takes no more connections closes before it has read: what it said is still there.
+        let theirs = match Hello::read(&mut stream).await {
+            Ok(theirs) => theirs,
+            Err(error) => return Err(handshake(written.err().unwrap_or(error))),
+        };
+        negotiate(&ours, &theirs).map_err(handshake)?;
+        let connection = Connection::new(theirs.frame_bytes_max.min(ours.frame_bytes_max));
+        tokio::spawn(connection.clone().drive(stream));
+        Ok(Self { handle: Arc::new(Handle { connection }), build: theirs.build.into() })
+    }
+
+    /// Name and version of the daemon's build.
+    #[must_use]
+    pub fn daemon_build(&self) -> &str {
+        &self.build
+    }
+
+    pub(crate) fn connection(&self) -> &Arc<Connection> {
+        &self.handle.connection
+    }
+}
+
+async fn open(path: &Path) -> io::Result<Stream> {
+    Stream::connect(path.to_fs_name::<GenericFilePath>()?).await
+}
+
+/// No socket, or one that a daemon left behind.
+fn is_nobody(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused | io::ErrorKind::NotADirectory
+    )
+}

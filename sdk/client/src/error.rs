@@ -1,0 +1,92 @@
+use std::fmt;
+use std::io;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use trellis_wire::{ErrorBody, ErrorCode, WireError};
+
+/// What a call on the daemon can end with.
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum Error {
+    /// No daemon answers at any of the usual places.
+    #[error("no daemon is running: {}; start one with `trellis serve`", join(.tried))]
+    NotRunning {
+        /// Where the client looked, in that order.
+        tried: Vec<Tried>,
+    },
+    /// There is a socket that this user cannot use.
+    #[error("cannot connect to {path}: {source}", path = .path.display())]
+    Connect {
+        /// The socket.
+        path: PathBuf,
+        /// Why not.
+        source: Arc<io::Error>,
+    },
+    /// The peer is no daemon, or speaks no version that this client speaks.
+    #[error("cannot talk to the daemon: {0}")]
+    Handshake(Arc<WireError>),
+    /// The daemon refused or ended the request.
+    #[error("{0}")]
+    Daemon(Box<ErrorBody>),
+    /// The connection ended before the request did.
+    #[error("the connection to the daemon is lost: {0}")]
+    ConnectionLost(Lost),
+    /// The request does not fit in a frame.
+    #[error("the request cannot be sent: {0}")]
+    Request(Arc<WireError>),
+    /// The daemon answered something that this client does not understand: one of the two is too old.
+    #[error("the daemon gave an answer that this client does not know")]
+    UnknownAnswer,
+    /// The guest has ended and takes no more messages.
+    #[error("the guest has ended")]
+    GuestEnded,
+}
+
+impl Error {
+    /// The daemon's code, if it is an error of the daemon.
+    #[must_use]
+    pub fn code(&self) -> Option<&ErrorCode> {
+        match self {
+            Self::Daemon(body) | Self::ConnectionLost(Lost::Fault(body)) => Some(&body.code),
+            _ => None,
+        }
+    }
+}
+
+/// How a connection was lost.
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum Lost {
+    /// The daemon closed it without a word.
+    #[error("the daemon closed it")]
+    Closed,
+    /// The daemon closed it and said why.
+    #[error("{0}")]
+    Fault(Box<ErrorBody>),
+    /// It failed, or the daemon broke the protocol.
+    #[error("{0}")]
+    Wire(Arc<WireError>),
+}
+
+/// A place where no daemon answered.
+#[derive(Clone, Debug)]
+pub struct Tried {
+    /// The socket.
+    pub path: PathBuf,
+    /// What was there instead.
+    pub error: Arc<io::Error>,
+}
+
+impl fmt::Display for Tried {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let path = self.path.display();
+        match self.error.kind() {
+            io::ErrorKind::NotFound => write!(f, "there is no {path}"),
+            io::ErrorKind::ConnectionRefused => write!(f, "nobody listens on {path}"),
+            _ => write!(f, "{path}: {}", self.error),
+        }
+    }
+}
+
+fn join(tried: &[Tried]) -> String {
+    tried.iter().map(Tried::to_string).collect::<Vec<_>>().join(", ")
+}

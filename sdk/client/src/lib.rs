@@ -1,0 +1,37 @@
+//! Client of the Trellis daemon.
+//!
+//! ```no_run
+//! # async fn example() -> Result<(), trellis_client::Error> {
+//! use trellis_client::{Client, Event, Program, StartOptions};
+//!
+//! let client = Client::connect().await?;
+//! let options = StartOptions { arguments: vec!["What is 37 + 48?".into()], ..StartOptions::default() };
+//! let mut guest = client.start(Program::named("chat"), options).await?;
+//! while let Some(event) = guest.next().await {
+//!     if let Event::Text { text } = event? {
+//!         print!("{text}");
+//!     }
+//! }
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! Every request is cancelled when its future, or its [`Guest`], is dropped. All types work over any stream of bytes,
+//! see [`Client::over`]; they need a running tokio runtime.
+
+mod calls;
+mod client;
+mod connection;
+mod error;
+mod guest;
+mod program;
+pub mod socket;
+mod upload;
+
+pub use client::Client;
+pub use error::{Error, Lost, Tried};
+pub use guest::{Guest, GuestSender};
+pub use program::{Program, StartOptions};
+pub use trellis_wire::{
+    ComponentHash, DaemonInfo, ErrorBody, ErrorCode, Event, GuestInfo, GuestUsage, LogLevel, ModelInfo, Stage,
+};

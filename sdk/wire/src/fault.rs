@@ -1,0 +1,117 @@
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use crate::open_enum::open_enum;
+
+open_enum! {
+    /// What went wrong, for programs to act on. Names are never changed or reused.
+    pub enum ErrorCode {
+        /// The daemon does not hold the component; upload it and ask again.
+        UnknownComponent = "unknown_component",
+        /// No program is registered under that name.
+        UnknownProgram = "unknown_program",
+        /// No model of that name is loaded.
+        UnknownModel = "unknown_model",
+        /// No such guest, or one of another user.
+        UnknownGuest = "unknown_guest",
+        /// An argument outside its range.
+        InvalidArgument = "invalid_argument",
+        /// The bytes are not a component that this daemon can run.
+        InvalidComponent = "invalid_component",
+        /// The component was built for another version of the host API.
+        IncompatibleHost = "incompatible_host",
+        /// The component does not compile within its limits.
+        CompileFailed = "compile_failed",
+        /// The uploaded bytes do not have the announced hash.
+        HashMismatch = "hash_mismatch",
+        /// A limit of the connection or the protocol.
+        LimitExceeded = "limit_exceeded",
+        /// A budget of the guest, its session or its user.
+        BudgetExceeded = "budget_exceeded",
+        /// The guest ran past its deadline.
+        DeadlineExceeded = "deadline_exceeded",
+        /// The guest returned an error; the message is its text.
+        GuestFailed = "guest_failed",
+        /// The guest trapped.
+        GuestTrapped = "guest_trapped",
+        /// The client cancelled the request.
+        Cancelled = "cancelled",
+        /// Somebody stopped the guest.
+        Stopped = "stopped",
+        /// The daemon is going down.
+        ShuttingDown = "shutting_down",
+        /// The actor may not do that.
+        PermissionDenied = "permission_denied",
+        /// The daemon does not know this kind of request.
+        Unsupported = "unsupported",
+        /// The peer broke the protocol; the connection ends.
+        Protocol = "protocol",
+        /// The engine cannot go on.
+        EngineFailed = "engine_failed",
+        /// A mistake of the daemon.
+        Internal = "internal",
+    }
+}
+
+/// An error as it travels.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ErrorBody {
+    /// For programs.
+    pub code: ErrorCode,
+    /// For people: one sentence, with the value and the limit in it.
+    #[serde(default)]
+    pub message: String,
+    /// What it is about: an argument, a limit, a budget.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
+    /// The value that was refused.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub value: Option<String>,
+    /// The limit that it passed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub limit: Option<u64>,
+}
+
+impl ErrorBody {
+    /// An error without fields.
+    #[must_use]
+    pub fn new(code: ErrorCode, message: impl Into<String>) -> Self {
+        Self { code, message: message.into(), name: None, value: None, limit: None }
+    }
+
+    /// A number over its limit: `limit_exceeded`, with all fields set.
+    #[must_use]
+    pub fn over_limit(name: &str, value: u64, limit: u64) -> Self {
+        Self::new(ErrorCode::LimitExceeded, format!("{name}: {value} is over the limit of {limit}"))
+            .about(name)
+            .with_value(value)
+            .with_limit(limit)
+    }
+
+    /// Names what the error is about.
+    #[must_use]
+    pub fn about(self, name: impl Into<String>) -> Self {
+        Self { name: Some(name.into()), ..self }
+    }
+
+    /// Adds the value that was refused.
+    #[must_use]
+    pub fn with_value(self, value: impl fmt::Display) -> Self {
+        Self { value: Some(value.to_string()), ..self }
+    }
+
+    /// Adds the limit that was passed.
+    #[must_use]
+    pub fn with_limit(self, limit: u64) -> Self {
+        Self { limit: Some(limit), ..self }
+    }
+}
+
+impl fmt::Display for ErrorBody {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.message.is_empty() { self.code.fmt(f) } else { f.write_str(&self.message) }
+    }
+}
+
+impl std::error::Error for ErrorBody {}

@@ -1,0 +1,163 @@
+use std::io;
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+
+use bytes::{Buf, BytesMut};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite};
+
+use crate::{DEPTH_MAX, WireError, validate};
+
+/// Bytes of the length before each frame.
+const HEADER_BYTES: usize = 4;
+/// Buffers grow by this much at a time while a frame comes in, so that a length alone costs the reader nothing.
+const GROW_BYTES: usize = 64 * 1024;
+/// An empty buffer above this is given back.
+const KEEP_BYTES: usize = 256 * 1024;
+
+/// Decodes one message from the bytes of one frame.
+///
+/// # Errors
+/// The bytes are not valid, or not such a message.
+pub fn decode<T: DeserializeOwned>(frame: &[u8]) -> Result<T, WireError> {
+    validate(frame)?;
+    let mut deserializer = rmp_serde::Deserializer::from_read_ref(frame);
+    // Enums count as a level of their own.
+    deserializer.set_max_depth(2 * DEPTH_MAX);
+    Ok(T::deserialize(&mut deserializer)?)
+}
+
+/// Reads frames; one read from the socket may bring several.
+#[derive(Debug)]
+pub struct FrameReader<R> {
+    reader: R,
+    buffer: BytesMut,
+    frame_bytes_max: usize,
+}
+
+impl<R: AsyncRead + Unpin> FrameReader<R> {
+    /// A reader of frames of at most `frame_bytes_max`.
+    pub fn new(reader: R, frame_bytes_max: u32) -> Self {
+        Self { reader, buffer: BytesMut::new(), frame_bytes_max: frame_bytes_max as usize }
+    }
+
+    /// The next message; `None` when the connection ends between two frames. Dropping the future loses nothing.
+    ///
+    /// # Errors
+    /// The connection failed or ended inside a frame, the frame is too large, or it is not such a message.
+    pub async fn next<T: DeserializeOwned>(&mut self) -> Result<Option<T>, WireError> {
+        loop {
+            let expected = match self.buffer.first_chunk::<HEADER_BYTES>() {
+                None => HEADER_BYTES,
+                Some(header) => {
+                    let n_bytes = u32::from_le_bytes(*header) as usize;
+                    if n_bytes > self.frame_bytes_max {
+                        return Err(WireError::FrameTooLarge { n_bytes, limit: self.frame_bytes_max });
+                    }
+                    HEADER_BYTES + n_bytes
+                }
+            };
+            // With less than a header, the range starts past the end.
+            if let Some(frame) = self.buffer.get(HEADER_BYTES..expected) {
+                let message = decode(frame);
+                self.consume(expected);
+                return message.map(Some);
+            }
+            let n_missing = expected - self.buffer.len();
+            self.buffer.reserve(n_missing.clamp(GROW_BYTES / 4, GROW_BYTES));
+            if self.reader.read_buf(&mut self.buffer).await? == 0 {
+                return match self.buffer.len() {
+                    0 => Ok(None),
+                    n_bytes => Err(WireError::Truncated { n_bytes, expected }),
+                };
+            }
+        }
+    }
+
+    fn consume(&mut self, n_bytes: usize) {
+        self.buffer.advance(n_bytes);
+        if self.buffer.is_empty() && self.buffer.capacity() > KEEP_BYTES {
+            self.buffer = BytesMut::new();
+        }
+    }
+}
+
+/// Frames on their way out, one after the other in one buffer, so that one write takes as many as there are.
+#[derive(Debug)]
+pub struct FrameBuffer {
+    bytes: Vec<u8>,
+    n_written: usize,
+    frame_bytes_max: usize,
+}
+
+impl FrameBuffer {
+    /// A buffer of frames of at most `frame_bytes_max`.
+    #[must_use]
+    pub fn new(frame_bytes_max: u32) -> Self {
+        Self { bytes: Vec::new(), n_written: 0, frame_bytes_max: frame_bytes_max as usize }
+    }
+
+    /// Adds one message as a frame.
+    ///
+    /// # Errors
+    /// The frame would be too large; the buffer is as before.
+    pub fn push<T: Serialize>(&mut self, message: &T) -> Result<(), WireError> {
+        let start = self.bytes.len();
+        self.bytes.extend_from_slice(&[0; HEADER_BYTES]);
+        let mut serializer = rmp_serde::Serializer::new(&mut self.bytes).with_struct_map();
+        let result = message.serialize(&mut serializer).map_err(WireError::from).and_then(|()| {
+            let n_bytes = self.bytes.len() - start - HEADER_BYTES;
+            if n_bytes > self.frame_bytes_max {
+                return Err(WireError::FrameTooLarge { n_bytes, limit: self.frame_bytes_max });
+            }
+            Ok(u32::try_from(n_bytes).expect("at most frame_bytes_max, a u32"))
+        });
+        match result {
+            Ok(n_bytes) => {
+                self.bytes[start..start + HEADER_BYTES].copy_from_slice(&n_bytes.to_le_bytes());
+                Ok(())
+            }
+            Err(error) => {
+                self.bytes.truncate(start);
+                Err(error)
+            }
+        }
+    }
+
+    /// Bytes not yet written.
+    #[must_use]
+    pub fn n_bytes(&self) -> usize {
+        self.bytes.len() - self.n_written
+    }
+
+    /// Writes until the buffer is empty; what was written is never written again, however often this is polled
+    /// or given up.
+    ///
+    /// # Errors
+    /// The connection failed.
+    pub fn poll_write<W: AsyncWrite + Unpin>(
+        &mut self,
+        cx: &mut Context<'_>,
+        writer: &mut W,
+    ) -> Poll<io::Result<()>> {
+        while self.n_written < self.bytes.len() {
+            match ready!(Pin::new(&mut *writer).poll_write(cx, &self.bytes[self.n_written..]))? {
+                0 => return Poll::Ready(Err(io::ErrorKind::WriteZero.into())),
+                n => self.n_written += n,
+            }
+        }
+        self.n_written = 0;
+        self.bytes.clear();
+        self.bytes.shrink_to(KEEP_BYTES);
+        Pin::new(writer).poll_flush(cx)
+    }
+
+    /// Writes everything.
+    ///
+    /// # Errors
+    /// The connection failed.
+    pub async fn write<W: AsyncWrite + Unpin>(&mut self, writer: &mut W) -> Result<(), WireError> {
+        Ok(std::future::poll_fn(|cx| self.poll_write(cx, writer)).await?)
+    }
+}

@@ -1,0 +1,95 @@
+use serde::{Deserialize, Serialize};
+
+/// A loaded model.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct ModelInfo {
+    /// The name that guests ask for.
+    pub name: String,
+    /// Its architecture, as its `config.json` names it.
+    pub architecture: String,
+    /// Entries of its vocabulary.
+    pub n_vocab: u64,
+    /// Positions of its longest context.
+    pub n_positions: u64,
+    /// Its parameters.
+    pub n_parameters: u64,
+    /// Bytes of its weights on the device.
+    pub weight_bytes: u64,
+    /// The type of its weights on the device.
+    pub dtype: String,
+    /// The device that runs it.
+    pub device: String,
+    /// Guests that name no model get this one.
+    pub is_default: bool,
+}
+
+/// A running guest.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct GuestInfo {
+    /// Its number, never given twice by one daemon.
+    pub guest_id: u64,
+    /// The connection that started it.
+    pub session_id: u64,
+    /// The user that it belongs to.
+    pub uid: u32,
+    /// The name of its program, or the hash of its component.
+    pub program: String,
+    /// What it is doing, in a word.
+    pub state: String,
+    /// Its open contexts.
+    pub n_contexts: u64,
+    /// KV pages that its contexts hold.
+    pub n_pages: u64,
+    /// Bytes of its linear memory.
+    pub memory_bytes: u64,
+    /// Milliseconds since it started.
+    pub elapsed_ms: u64,
+    /// What it has used.
+    pub usage: GuestUsage,
+}
+
+/// What a guest has used.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct GuestUsage {
+    /// Tokens computed for it, those decoded ahead in vain included.
+    pub n_tokens: u64,
+    /// Tokens decoded ahead of a stream and then forgotten.
+    pub n_tokens_in_vain: u64,
+    /// Tokens of prompts that the prefix cache already held; not part of `n_tokens`.
+    pub n_tokens_cached: u64,
+    /// Bytes of output that it sent.
+    pub output_bytes: u64,
+    /// Microseconds from its start to its end.
+    pub elapsed_us: u64,
+}
+
+/// The daemon as a whole.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct DaemonInfo {
+    /// Name and version of the build.
+    pub build: String,
+    /// Its process.
+    pub pid: u32,
+    /// The device that it computes on.
+    pub device: String,
+    /// Names of the loaded models.
+    pub models: Vec<String>,
+    /// Names of the registered programs.
+    pub programs: Vec<String>,
+    /// Milliseconds since it started.
+    pub uptime_ms: u64,
+    /// Bytes of its resident memory.
+    pub resident_bytes: u64,
+    /// KV pages.
+    pub n_pages: u64,
+    /// KV pages that nothing holds.
+    pub n_pages_free: u64,
+    /// Running guests, of all users.
+    pub n_guests: u64,
+    /// Open connections.
+    pub n_sessions: u64,
+}

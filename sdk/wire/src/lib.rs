@@ -1,0 +1,50 @@
+//! The protocol between the Trellis daemon and its clients.
+//!
+//! A connection starts with one [`Hello`] from each side, whose bytes never change. After that both sides send
+//! frames: a `u32` length, little endian, and that many bytes of MessagePack, one [`ClientMessage`] or
+//! [`ServerMessage`] each. Structs are maps and enums carry a `type` field, so that either side may add fields and
+//! variants: what a reader does not know, it skips.
+//!
+//! Requests are multiplexed by an id that the client picks, each greater than all before it on the connection.
+//! Every request ends with exactly one [`ServerMessage::End`]. Output of a guest flows under credit, counted by
+//! [`Event::credit_bytes`].
+
+mod error;
+mod fault;
+mod frame;
+mod hello;
+mod info;
+mod message;
+mod open_enum;
+mod outbox;
+mod validate;
+
+pub use error::WireError;
+pub use fault::{ErrorBody, ErrorCode};
+pub use frame::{FrameBuffer, FrameReader, decode};
+pub use hello::{BUILD, Hello, negotiate};
+pub use info::{DaemonInfo, GuestInfo, GuestUsage, ModelInfo};
+pub use message::{
+    Call, ClientMessage, ComponentHash, Event, LogLevel, Outcome, Program, ServerMessage, Stage, Start, Value,
+};
+pub use outbox::Outbox;
+pub use validate::validate;
+
+/// The oldest version of the protocol that this crate speaks.
+pub const VERSION_MIN: u16 = 1;
+/// The newest version of the protocol that this crate speaks.
+pub const VERSION_MAX: u16 = 1;
+
+/// Bytes of the largest frame that this crate reads, its length field not counted.
+pub const FRAME_BYTES_MAX: u32 = 1024 * 1024;
+/// Bytes that each side has to be able to read in one frame.
+pub const FRAME_BYTES_MIN: u32 = 512 * 1024;
+/// Arrays and maps that may lie inside each other in one frame.
+pub const DEPTH_MAX: usize = 32;
+/// Values in one frame, keys included: bounds what decoding a frame can allocate.
+pub const N_VALUES_MAX: u32 = 128 * 1024;
+/// Bytes of a component in one [`ClientMessage::Chunk`].
+pub const CHUNK_BYTES_MAX: usize = 256 * 1024;
+/// Bytes of the largest single output of a guest, as counted by [`Event::credit_bytes`]. An output waits until
+/// credit covers the whole of it, so a client that leaves less than this open may wait for ever.
+pub const OUTPUT_BYTES_MAX: usize = 256 * 1024;

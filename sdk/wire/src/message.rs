@@ -1,0 +1,302 @@
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use crate::fault::ErrorBody;
+use crate::info::{DaemonInfo, GuestInfo, GuestUsage, ModelInfo};
+use crate::open_enum::open_enum;
+
+/// From a client to the daemon. A message about a request that has ended is skipped, as is an unknown one.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "type", rename_all = "snake_case")]
+pub enum ClientMessage {
+    /// Asks for something; answered by events and one end.
+    Request {
+        /// Greater than every id before it on this connection.
+        id: u64,
+        /// What is asked for.
+        call: Call,
+    },
+    /// Ends a request early; its end still comes.
+    Cancel {
+        /// The request.
+        id: u64,
+    },
+    /// Lets a guest send so many bytes more.
+    Credit {
+        /// The request that started the guest.
+        id: u64,
+        /// As counted by [`Event::credit_bytes`].
+        n_bytes: u64,
+    },
+    /// The next bytes of a component.
+    Chunk {
+        /// The upload.
+        id: u64,
+        /// At most [`crate::CHUNK_BYTES_MAX`].
+        #[serde(with = "serde_bytes")]
+        bytes: Vec<u8>,
+    },
+    /// No more messages will come for a guest.
+    EndMessages {
+        /// The request that started the guest.
+        id: u64,
+    },
+    /// A kind that this version does not know.
+    #[serde(other)]
+    Unknown,
+}
+
+/// What a request asks for, and in which [`Value`] the answer comes.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "type", rename_all = "snake_case")]
+pub enum Call {
+    /// Runs a guest; ends with [`Value::Done`] when the guest does.
+    Start(Start),
+    /// Announces a component whose bytes follow in chunks; ends with [`Value::Done`] once it is stored.
+    Upload {
+        /// The hash of the whole.
+        hash: ComponentHash,
+        /// Bytes of the whole.
+        n_bytes: u64,
+    },
+    /// Puts a message into a guest's inbox; ends with [`Value::Done`] once there was room for it.
+    Message {
+        /// The request that started the guest, on this connection.
+        to: u64,
+        /// The message.
+        text: String,
+    },
+    /// Lists the loaded models: [`Value::Models`].
+    Models,
+    /// Lists the actor's running guests: [`Value::Guests`].
+    Guests,
+    /// Describes the daemon: [`Value::Info`].
+    Info,
+    /// Stops a guest: [`Value::Done`].
+    Stop {
+        /// The guest.
+        guest_id: u64,
+    },
+    /// Stops the daemon: [`Value::Done`] before it goes down.
+    Shutdown,
+    /// A kind that this version does not know.
+    #[serde(other)]
+    Unknown,
+}
+
+/// What a guest runs, and with what.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Start {
+    /// The program.
+    pub program: Program,
+    /// Its arguments.
+    #[serde(default)]
+    pub arguments: Vec<String>,
+    /// The seed that it sees; the daemon picks one otherwise.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub seed: Option<u64>,
+    /// Bytes of output that it may send before the client grants more.
+    pub credit_bytes: u64,
+    /// Milliseconds that it may run; the daemon's own limit holds as well.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub deadline_ms: Option<u64>,
+}
+
+/// How a client names a program.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "type", rename_all = "snake_case")]
+pub enum Program {
+    /// A component, by its hash.
+    Component {
+        /// The hash of its bytes.
+        hash: ComponentHash,
+    },
+    /// A program that the daemon has registered.
+    Named {
+        /// Its name.
+        name: String,
+    },
+    /// A kind that this version does not know.
+    #[serde(other)]
+    Unknown,
+}
+
+/// The BLAKE3 hash of a component's bytes.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct ComponentHash(#[serde(with = "serde_bytes")] pub [u8; 32]);
+
+impl fmt::Display for ComponentHash {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+    }
+}
+
+impl fmt::Debug for ComponentHash {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+/// From the daemon to a client.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "type", rename_all = "snake_case")]
+pub enum ServerMessage {
+    /// Something happened in a request.
+    Event {
+        /// The request.
+        id: u64,
+        /// What happened.
+        event: Event,
+    },
+    /// A request is over; nothing more comes for it.
+    End {
+        /// The request.
+        id: u64,
+        /// How it ended.
+        outcome: Outcome,
+        /// What the guest used, if the request ran one.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        usage: Option<GuestUsage>,
+    },
+    /// The daemon closes the connection, for this reason.
+    Fault {
+        /// The reason.
+        error: ErrorBody,
+    },
+    /// A kind that this version does not know.
+    #[serde(other)]
+    Unknown,
+}
+
+open_enum! {
+    /// What is being done before a guest runs.
+    pub enum Stage {
+        /// The component's bytes travel; counted in bytes.
+        Upload = "upload",
+        /// The component is compiled; counted in functions.
+        Compile = "compile",
+        /// A model is loaded; counted in bytes.
+        Load = "load",
+    }
+}
+
+/// Something that happened in a request.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "type", rename_all = "snake_case")]
+pub enum Event {
+    /// How far the work before the guest's start is.
+    Progress {
+        /// Which work.
+        stage: Stage,
+        /// Units done.
+        done: u64,
+        /// Units in all; 0 when nobody knows.
+        total: u64,
+    },
+    /// The guest runs.
+    Started {
+        /// Its number.
+        guest_id: u64,
+    },
+    /// Text of the guest.
+    Text {
+        /// The text.
+        text: String,
+    },
+    /// Tokens of the guest's model.
+    Tokens {
+        /// The tokens.
+        tokens: Vec<u32>,
+    },
+    /// A JSON text of the guest.
+    Json {
+        /// The text.
+        json: String,
+    },
+    /// A line of the guest for its log.
+    Log {
+        /// How much it matters.
+        level: LogLevel,
+        /// The line.
+        line: String,
+    },
+    /// A kind that this version does not know.
+    #[serde(other)]
+    Unknown,
+}
+
+impl Event {
+    /// Bytes that the event takes of the client's credit: 0 for what the daemon says itself, at least 1 for what
+    /// a guest sends.
+    #[must_use]
+    pub fn credit_bytes(&self) -> usize {
+        match self {
+            Self::Progress { .. } | Self::Started { .. } | Self::Unknown => 0,
+            Self::Text { text } => text.len().max(1),
+            Self::Tokens { tokens } => size_of_val(tokens.as_slice()).max(1),
+            Self::Json { json } => json.len().max(1),
+            Self::Log { line, .. } => line.len().max(1),
+        }
+    }
+}
+
+open_enum! {
+    /// How much a log line matters.
+    pub enum LogLevel {
+        /// For who writes the guest.
+        Debug = "debug",
+        /// For who runs it.
+        Info = "info",
+        /// Something unexpected that the guest went around.
+        Warn = "warn",
+        /// Something that failed.
+        Error = "error",
+    }
+}
+
+/// How a request ended.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "type", rename_all = "snake_case")]
+pub enum Outcome {
+    /// As asked for.
+    Ok {
+        /// The answer.
+        value: Value,
+    },
+    /// Not as asked for.
+    Error {
+        /// Why.
+        error: ErrorBody,
+    },
+    /// A kind that this version does not know.
+    #[serde(other)]
+    Unknown,
+}
+
+/// The answer to a [`Call`].
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "type", rename_all = "snake_case")]
+pub enum Value {
+    /// It is done, and there is nothing to tell.
+    Done,
+    /// The loaded models.
+    Models {
+        /// In the order of their names.
+        models: Vec<ModelInfo>,
+    },
+    /// The running guests.
+    Guests {
+        /// In the order of their numbers.
+        guests: Vec<GuestInfo>,
+    },
+    /// The daemon.
+    Info {
+        /// The daemon.
+        info: DaemonInfo,
+    },
+    /// A kind that this version does not know.
+    #[serde(other)]
+    Unknown,
+}
