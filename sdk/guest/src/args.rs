@@ -1,0 +1,130 @@
+//! The arguments that a guest was started with.
+
+use std::str::FromStr;
+
+use crate::{Error, Result, session};
+
+/// The arguments of a guest, taken one by one: first options, then [`text`](Self::text) for what is left.
+///
+/// Options are `--name value` or `--name=value`; after `--` everything is text.
+///
+/// ```
+/// # use trellis_guest::Args;
+/// # fn main() -> trellis_guest::Result<()> {
+/// # let arguments = ["--temperature", "0.5", "What is", "3 + 4?"].map(String::from).to_vec();
+/// let mut args = Args::new("chat [--temperature T] PROMPT", arguments);
+/// assert_eq!(args.option("--temperature")?, Some(0.5));
+/// assert_eq!(args.text()?, "What is 3 + 4?");
+/// # Ok(()) }
+/// ```
+#[derive(Debug)]
+pub struct Args {
+    usage: &'static str,
+    before_dashes: Vec<String>,
+    after_dashes: Vec<String>,
+}
+
+impl Args {
+    /// The arguments that the client gave. `usage` is shown with every mistake.
+    pub fn of_session(usage: &'static str) -> Self {
+        Self::new(usage, session::arguments())
+    }
+
+    /// These arguments.
+    pub fn new(usage: &'static str, mut arguments: Vec<String>) -> Self {
+        let n_before = arguments.iter().position(|argument| argument == "--").unwrap_or(arguments.len());
+        let after_dashes = arguments.split_off(n_before).into_iter().skip(1).collect();
+        Self { usage, before_dashes: arguments, after_dashes }
+    }
+
+    /// Whether this flag was given.
+    pub fn flag(&mut self, name: &str) -> bool {
+        let n_before = self.before_dashes.len();
+        self.before_dashes.retain(|argument| argument != name);
+        self.before_dashes.len() < n_before
+    }
+
+    /// The value of this option.
+    ///
+    /// # Errors
+    /// [`Error::Usage`] when the value is missing or does not parse.
+    pub fn option<T: FromStr>(&mut self, name: &str) -> Result<Option<T>> {
+        let is_it = |argument: &String| argument.split('=').next() == Some(name);
+        let Some(idx) = self.before_dashes.iter().position(is_it) else { return Ok(None) };
+        let argument = self.before_dashes.remove(idx);
+        let value = match argument.split_once('=') {
+            Some((_, value)) => value.to_owned(),
+            None if idx < self.before_dashes.len() => self.before_dashes.remove(idx),
+            None => return Err(self.mistake(format!("{name} needs a value"))),
+        };
+        let parsed = value.parse().map_err(|_| self.mistake(format!("{name} cannot be {value:?}")))?;
+        Ok(Some(parsed))
+    }
+
+    /// What is left, joined by spaces.
+    ///
+    /// # Errors
+    /// [`Error::Usage`] when nothing is left, or an option that nobody asked for.
+    pub fn text(self) -> Result<String> {
+        let usage = self.usage;
+        self.optional_text()?
+            .ok_or_else(|| Error::Usage { problem: "an argument is missing".to_owned(), usage })
+    }
+
+    /// What is left, joined by spaces; none when nothing is.
+    ///
+    /// # Errors
+    /// [`Error::Usage`] when an option is left that nobody asked for.
+    pub fn optional_text(self) -> Result<Option<String>> {
+        if let Some(option) = self.before_dashes.iter().find(|argument| argument.starts_with("--")) {
+            return Err(self.mistake(format!("there is no option {option}")));
+        }
+        let words = [self.before_dashes, self.after_dashes].concat();
+        Ok((!words.is_empty()).then(|| words.join(" ")))
+    }
+
+    /// A mistake in the arguments, with the usage line.
+    pub fn mistake(&self, problem: String) -> Error {
+        Error::Usage { problem, usage: self.usage }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn args(words: &[&str]) -> Args {
+        Args::new("beam [--beams N] [--json] PROMPT", words.iter().map(|&word| word.to_owned()).collect())
+    }
+
+    #[test]
+    fn options_flags_and_text_in_any_order() {
+        let mut args = args(&["What", "--beams=8", "is", "--json", "this?"]);
+        assert!(args.flag("--json"));
+        assert!(!args.flag("--raw"));
+        assert_eq!(args.option("--beams").unwrap(), Some(8));
+        assert_eq!(args.option::<f32>("--penalty").unwrap(), None);
+        assert_eq!(args.text().unwrap(), "What is this?");
+    }
+
+    #[test]
+    fn dashes_end_the_options() {
+        let mut args = args(&["--beams", "2", "--", "--beams", "3"]);
+        assert_eq!(args.option("--beams").unwrap(), Some(2));
+        assert_eq!(args.option::<u32>("--beams").unwrap(), None);
+        assert_eq!(args.text().unwrap(), "--beams 3");
+    }
+
+    #[test]
+    fn mistakes_name_the_value_and_the_usage() {
+        let problem = |error: Error| error.to_string();
+        assert_eq!(
+            problem(args(&["--beams", "many", "x"]).option::<u32>("--beams").unwrap_err()),
+            "--beams cannot be \"many\"\nusage: beam [--beams N] [--json] PROMPT"
+        );
+        assert!(problem(args(&["--beams"]).option::<u32>("--beams").unwrap_err()).contains("needs a value"));
+        assert!(problem(args(&["--bems", "3"]).text().unwrap_err()).contains("there is no option --bems"));
+        assert!(problem(args(&[]).text().unwrap_err()).contains("an argument is missing"));
+        assert_eq!(args(&[]).optional_text().unwrap(), None);
+    }
+}

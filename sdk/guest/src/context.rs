@@ -1,0 +1,215 @@
+//! Token sequences with their KV cache.
+
+use crate::bindings::trellis::host::contexts as raw;
+use crate::bindings::trellis::host::models::SpecialTokens;
+use crate::{Candidate, Chat, ChatEnd, Distribution, Generate, Model, Result, Sampler, StreamOptions, Token};
+use crate::{decoding, streams};
+
+/// A token sequence with its KV cache, freed when dropped.
+///
+/// Methods take `&self`: the sequence lives in the host, and a [`TokenStream`](crate::TokenStream) may be
+/// open on it while the guest looks at it, forks it or cuts it.
+#[derive(Debug)]
+pub struct Context {
+    raw: raw::Context,
+    model: Model,
+}
+
+impl Context {
+    pub(crate) fn create(model: &Model) -> Result<Self> {
+        Ok(Self { raw: raw::Context::create(model.raw())?, model: model.clone() })
+    }
+
+    pub(crate) fn open(model: &Model, name: &str) -> Result<Self> {
+        Ok(Self { raw: raw::Context::open(model.raw(), name)?, model: model.clone() })
+    }
+
+    pub(crate) fn raw(&self) -> &raw::Context {
+        &self.raw
+    }
+
+    /// The model that the context belongs to.
+    pub fn model(&self) -> &Model {
+        &self.model
+    }
+
+    /// Appends tokens. They are computed when something asks for their outcome.
+    ///
+    /// # Errors
+    /// [`TokenOutOfRange`](crate::Error::TokenOutOfRange), [`ContextFull`](crate::Error::ContextFull),
+    /// [`BudgetExceeded`](crate::Error::BudgetExceeded).
+    pub fn append(&self, tokens: &[Token]) -> Result {
+        if tokens.is_empty() {
+            return Ok(());
+        }
+        Ok(self.raw.append(tokens)?)
+    }
+
+    /// Appends a text and returns how many tokens it became. What looks like a special token stays text.
+    ///
+    /// # Errors
+    /// As [`append`](Self::append).
+    pub fn append_text(&self, text: &str) -> Result<u32> {
+        Ok(self.raw.append_text(text, SpecialTokens::AsText)?)
+    }
+
+    /// Appends a text in which names such as `<|end|>` stand for special tokens.
+    ///
+    /// # Errors
+    /// As [`append`](Self::append).
+    pub fn append_markup(&self, text: &str) -> Result<u32> {
+        Ok(self.raw.append_text(text, SpecialTokens::Parse)?)
+    }
+
+    /// Makes the context hold a conversation that ends with the beginning of the assistant's answer. What it
+    /// held already of that conversation is kept and not computed again.
+    ///
+    /// # Errors
+    /// Those of [`Model::encode_chat`] and [`append`](Self::append).
+    pub fn set_chat(&self, chat: &Chat) -> Result {
+        self.set_tokens(&self.model.encode_chat(chat, ChatEnd::Assistant)?)
+    }
+
+    /// Makes the context hold these tokens. The longest common prefix is kept and not computed again.
+    ///
+    /// # Errors
+    /// As [`append`](Self::append).
+    pub fn set_tokens(&self, tokens: &[Token]) -> Result {
+        let n_common = self.tokens().iter().zip(tokens).take_while(|(held, wanted)| held == wanted).count();
+        if n_common < self.length() as usize {
+            self.truncate(n_common as u32)?;
+        }
+        self.append(&tokens[n_common..])
+    }
+
+    /// A second context with the same tokens. The KV cache is shared, not copied.
+    ///
+    /// # Errors
+    /// [`BudgetExceeded`](crate::Error::BudgetExceeded).
+    pub fn fork(&self) -> Result<Self> {
+        Ok(Self { raw: self.raw.fork()?, model: self.model.clone() })
+    }
+
+    /// Keeps the first `n_tokens` tokens.
+    ///
+    /// # Errors
+    /// [`InvalidArgument`](crate::Error::InvalidArgument) when there are fewer.
+    pub fn truncate(&self, n_tokens: u32) -> Result {
+        Ok(self.raw.truncate(n_tokens)?)
+    }
+
+    /// How many tokens there are.
+    pub fn length(&self) -> u32 {
+        self.raw.length()
+    }
+
+    /// How many tokens the context can hold.
+    pub fn capacity(&self) -> u32 {
+        self.raw.capacity()
+    }
+
+    /// All tokens.
+    pub fn tokens(&self) -> Vec<Token> {
+        self.raw.tokens(0, u32::MAX)
+    }
+
+    /// The tokens from this position to the end.
+    pub fn tokens_from(&self, start: u32) -> Vec<Token> {
+        self.raw.tokens(start, u32::MAX)
+    }
+
+    /// Computes the KV cache of all tokens now, so that forks made later share it.
+    ///
+    /// # Errors
+    /// [`BudgetExceeded`](crate::Error::BudgetExceeded).
+    pub fn prefill(&self) -> Result {
+        Ok(self.raw.prefill()?)
+    }
+
+    /// Keeps a copy under this name for all guests of the same user, until the daemon stops or [`forget`] is
+    /// called. An older one of that name is replaced.
+    ///
+    /// # Errors
+    /// [`BudgetExceeded`](crate::Error::BudgetExceeded).
+    pub fn save(&self, name: &str) -> Result {
+        Ok(self.raw.save(name)?)
+    }
+
+    /// Declarative decoding: the whole generation in one call. See [`Generate`].
+    pub fn generate<'a>(&'a self, sampler: &'a Sampler) -> Generate<'a> {
+        Generate::new(self, sampler)
+    }
+
+    /// Scripted decoding: one token at a time, decoded ahead of the guest. See [`StreamOptions`].
+    pub fn stream<'a>(&'a self, sampler: &'a Sampler) -> StreamOptions<'a> {
+        streams::StreamOptions::new(self, sampler)
+    }
+
+    /// Draws one token and appends it. For many contexts at once see [`step_all`](crate::step_all).
+    ///
+    /// # Errors
+    /// [`ContextFull`](crate::Error::ContextFull), [`NoToken`](crate::Error::NoToken) and what prefilling
+    /// can return.
+    pub fn step(&self, sampler: &Sampler) -> Result<Candidate> {
+        decoding::step_all([(self, sampler)]).map(only)
+    }
+
+    /// The `n` most probable next tokens, best first. For many contexts at once see
+    /// [`top_all`](crate::top_all).
+    ///
+    /// # Errors
+    /// [`InvalidArgument`](crate::Error::InvalidArgument) when `n` is 0 or more than the host gives.
+    pub fn top(&self, n: u32) -> Result<Distribution> {
+        decoding::top_all([self], n).map(only)
+    }
+
+    /// The log-probability of each token of a continuation, given all before it. The context stays as it is.
+    /// For many contexts at once see [`score_all`](crate::score_all).
+    ///
+    /// # Errors
+    /// [`InvalidArgument`](crate::Error::InvalidArgument) when the continuation is empty,
+    /// [`ContextFull`](crate::Error::ContextFull).
+    pub fn score(&self, continuation: &[Token]) -> Result<Vec<f32>> {
+        decoding::score_all([(self, continuation)]).map(only)
+    }
+
+    /// The log-probabilities of these tokens as the next one, in their order.
+    ///
+    /// # Errors
+    /// [`TokenOutOfRange`](crate::Error::TokenOutOfRange), [`EmptyContext`](crate::Error::EmptyContext).
+    pub fn logprobs(&self, tokens: &[Token]) -> Result<Vec<f32>> {
+        Ok(crate::bindings::trellis::host::decoding::logprobs(&self.raw, tokens)?)
+    }
+
+    /// The log-probabilities of the whole vocabulary, `[vocab_size]`. Costs part of the token budget; prefer
+    /// [`top`](Self::top).
+    ///
+    /// # Errors
+    /// [`BudgetExceeded`](crate::Error::BudgetExceeded), [`EmptyContext`](crate::Error::EmptyContext).
+    pub fn full(&self) -> Result<Vec<f32>> {
+        Ok(crate::bindings::trellis::host::decoding::full(&self.raw)?)
+    }
+
+    /// The hidden state of the last token after the final norm, `[hidden_size]`.
+    ///
+    /// # Errors
+    /// [`EmptyContext`](crate::Error::EmptyContext).
+    pub fn embedding(&self) -> Result<Vec<f32>> {
+        Ok(crate::bindings::trellis::host::decoding::embedding(&self.raw)?)
+    }
+}
+
+/// Forgets the context saved under this name.
+///
+/// # Errors
+/// [`NotFound`](crate::Error::NotFound).
+pub fn forget(name: &str) -> Result {
+    Ok(raw::forget(name)?)
+}
+
+/// The answer to a batch of one.
+pub(crate) fn only<T>(answers: Vec<T>) -> T {
+    let [answer] =
+        <[T; 1]>::try_from(answers).unwrap_or_else(|_| panic!("the host answers each request once"));
+    answer
+}

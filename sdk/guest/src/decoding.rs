@@ -1,0 +1,47 @@
+//! Single steps over many contexts. The contexts of one call are computed in one batch.
+
+use crate::bindings::trellis::host::decoding as raw;
+use crate::{Context, Result, Sampler, Token};
+
+pub use crate::bindings::trellis::host::types::Candidate;
+pub use raw::Distribution;
+
+/// Draws a token for each context and appends it. A context may be named once only.
+///
+/// # Errors
+/// Those of [`Context::step`]; one mistake and no context is changed.
+pub fn step_all<'a>(
+    requests: impl IntoIterator<Item = (&'a Context, &'a Sampler)>,
+) -> Result<Vec<Candidate>> {
+    let requests: Vec<_> = requests
+        .into_iter()
+        .map(|(context, sampler)| raw::StepRequest { context: context.raw(), sampler: sampler.raw() })
+        .collect();
+    Ok(raw::step(&requests)?)
+}
+
+/// The `n` most probable next tokens of each context, best first. A context may be named once only.
+///
+/// # Errors
+/// Those of [`Context::top`].
+pub fn top_all<'a>(contexts: impl IntoIterator<Item = &'a Context>, n: u32) -> Result<Vec<Distribution>> {
+    let contexts: Vec<_> = contexts.into_iter().map(Context::raw).collect();
+    Ok(raw::top(&contexts, n)?)
+}
+
+/// The log-probability of each token of a continuation of each context. The contexts stay as they are.
+///
+/// # Errors
+/// Those of [`Context::score`].
+pub fn score_all<'a>(
+    requests: impl IntoIterator<Item = (&'a Context, &'a [Token])>,
+) -> Result<Vec<Vec<f32>>> {
+    let requests: Vec<_> = requests
+        .into_iter()
+        .map(|(context, continuation)| raw::ScoreRequest {
+            context: context.raw(),
+            continuation: continuation.to_vec(),
+        })
+        .collect();
+    Ok(raw::score(&requests)?)
+}

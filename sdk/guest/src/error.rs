@@ -1,0 +1,140 @@
+//! What can go wrong in a guest.
+
+use crate::bindings::trellis::host::types;
+
+/// The result of a call to the host.
+pub type Result<T = (), E = Error> = std::result::Result<T, E>;
+
+/// A mistake of the guest, or a limit that it reached. The call that returned it changed nothing.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// No model of that name is loaded.
+    #[error("no model is called {name:?}; loaded: {}", .known.join(", "))]
+    UnknownModel {
+        /// The name asked for.
+        name: String,
+        /// The names of the loaded models.
+        known: Vec<String>,
+    },
+    /// A token that the model does not have.
+    #[error("token {token} does not exist; the vocabulary has {vocab_size} entries")]
+    TokenOutOfRange {
+        /// The token.
+        token: u32,
+        /// Entries of the vocabulary.
+        vocab_size: u32,
+    },
+    /// The tokens do not fit in the model's context.
+    #[error("the context would hold {n_tokens} tokens, and the model's limit is {n_positions}")]
+    ContextFull {
+        /// Tokens that the context would have to hold.
+        n_tokens: u32,
+        /// The most that it can hold.
+        n_positions: u32,
+    },
+    /// An argument outside its range.
+    #[error("{name} is {value}, expected {expected}")]
+    InvalidArgument {
+        /// What the argument is called.
+        name: String,
+        /// Its value.
+        value: String,
+        /// What was expected.
+        expected: String,
+    },
+    /// A budget of the guest, its session or its user is used up.
+    #[error(
+        "the budget of {what} is used up: {used} in use, {requested} more asked for, the limit is {limit}"
+    )]
+    BudgetExceeded {
+        /// What ran out.
+        what: String,
+        /// How much of it is in use.
+        used: u64,
+        /// How much more was asked for.
+        requested: u64,
+        /// The limit.
+        limit: u64,
+    },
+    /// Nothing is saved under that name.
+    #[error("nothing is saved under the name {name:?}")]
+    NotFound {
+        /// The name.
+        name: String,
+    },
+    /// Two arguments belong to different models.
+    #[error("one argument belongs to the model {left:?}, the other to {right:?}")]
+    ModelMismatch {
+        /// Model of the first argument.
+        left: String,
+        /// Model of the second.
+        right: String,
+    },
+    /// The context holds no token yet, so there is nothing to continue.
+    #[error("the context is empty; append at least one token first")]
+    EmptyContext,
+    /// The model has no chat template.
+    #[error("the model {model:?} has no chat template")]
+    NoChatTemplate {
+        /// Name of the model.
+        model: String,
+    },
+    /// The chat template refused the messages.
+    #[error("the chat template refused the messages: {reason}")]
+    ChatTemplate {
+        /// What the template said.
+        reason: String,
+    },
+    /// Mask and bias left no token to draw, or the model produced a NaN.
+    #[error("no token can be drawn: {reason}")]
+    NoToken {
+        /// Which of the two, and where.
+        reason: String,
+    },
+    /// The client went away or the guest was stopped.
+    #[error("cancelled")]
+    Cancelled,
+    /// The engine cannot go on.
+    #[error("the engine failed: {reason}")]
+    EngineFailed {
+        /// What it reported.
+        reason: String,
+    },
+    /// The guest was started with arguments that it does not take (see [`Args`](crate::Args)).
+    #[error("{problem}\nusage: {usage}")]
+    Usage {
+        /// What is wrong.
+        problem: String,
+        /// The arguments that the guest takes.
+        usage: &'static str,
+    },
+}
+
+impl From<types::Error> for Error {
+    fn from(error: types::Error) -> Self {
+        match error {
+            types::Error::UnknownModel(e) => Error::UnknownModel { name: e.name, known: e.known },
+            types::Error::TokenOutOfRange(e) => {
+                Error::TokenOutOfRange { token: e.token, vocab_size: e.vocab_size }
+            }
+            types::Error::ContextFull(e) => {
+                Error::ContextFull { n_tokens: e.n_tokens, n_positions: e.n_positions }
+            }
+            types::Error::InvalidArgument(e) => {
+                Error::InvalidArgument { name: e.name, value: e.value, expected: e.expected }
+            }
+            types::Error::BudgetExceeded(e) => {
+                Error::BudgetExceeded { what: e.what, used: e.used, requested: e.requested, limit: e.limit }
+            }
+            types::Error::NotFound(name) => Error::NotFound { name },
+            types::Error::ModelMismatch(e) => Error::ModelMismatch { left: e.left, right: e.right },
+            types::Error::EmptyContext => Error::EmptyContext,
+            types::Error::NoChatTemplate(model) => Error::NoChatTemplate { model },
+            types::Error::ChatTemplate(reason) => Error::ChatTemplate { reason },
+            types::Error::NoToken(reason) => Error::NoToken { reason },
+            types::Error::Cancelled => Error::Cancelled,
+            types::Error::EngineFailed(reason) => Error::EngineFailed { reason },
+        }
+    }
+}

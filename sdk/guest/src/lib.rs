@@ -1,0 +1,108 @@
+//! Write guests for Trellis: small programs that run next to a language model and script its decoding.
+//!
+//! A whole guest that lets the model think four times and keeps the answer it was surest of:
+//!
+//! ```no_run
+//! use trellis_guest::{Args, Chat, Model, Result, Sampler, emit, generate_all, seed};
+//!
+//! trellis_guest::main!(run);
+//!
+//! fn run() -> Result {
+//!     let question = Args::of_session("surest QUESTION").text()?; // 1
+//!     let prompt = Model::open_default()?.context()?; // 2
+//!     prompt.set_chat(&Chat::new().user(&question))?;
+//!     prompt.prefill()?; // 3
+//!
+//!     let sampler = Sampler::seeded(seed()).temperature(0.8).top_p(0.95).build()?; // 4
+//!     let samplers: Vec<_> = (0..4).map(|i| sampler.with_seed(seed() ^ i)).collect();
+//!     let forks = samplers.iter().map(|_| prompt.fork()).collect::<Result<Vec<_>>>()?; // 5
+//!     let tries = forks.iter().zip(&samplers).map(|(fork, sampler)| fork.generate(sampler).max_tokens(64));
+//!     let answers = generate_all(tries)?; // 6
+//!
+//!     let surest = answers.iter().max_by(|a, b| a.mean_logprob().total_cmp(&b.mean_logprob()));
+//!     emit!("{}\n", surest.expect("there are four").text) // 7
+//! }
+//! # fn main() {}
+//! ```
+//!
+//! 1. The client's arguments arrive through the session; a mistake comes back with the usage line.
+//! 2. A [`Context`] is a token sequence in the host with its KV cache. [`Context::set_chat`] fills it by the
+//!    model's chat template.
+//! 3. The prompt is computed once, now.
+//! 4. A [`Sampler`] says how tokens are drawn. The draws depend on the seed alone: same seed, same text.
+//! 5. A fork costs next to nothing: it shares the KV cache of the prompt.
+//! 6. All four are decoded in one batch, without a crossing into the guest for each token.
+//! 7. What is emitted streams to the client. `?` works on every call: an [`Error`] names the value and the
+//!    limit, and ends up at the client when `run` returns it.
+//!
+//! # Three speeds
+//!
+//! | speed | call | when |
+//! |---|---|---|
+//! | declarative | [`Context::generate`], [`generate_all`] | parameters say it all |
+//! | scripted | [`Context::stream`], [`step_all`] | the guest looks at each token and may change course |
+//! | raw | [`Context::top`], [`top_all`], [`Context::score`], [`Context::full`] | the guest draws, searches or ranks itself |
+//!
+//! They mix freely on one context.
+//!
+//! # Building
+//!
+//! A guest is a library crate with `crate-type = ["cdylib"]`, built for `wasm32-wasip2`:
+//!
+//! ```text
+//! trellis build my-guest        # or: cargo build --release --target wasm32-wasip2
+//! trellis run my-guest ARGS
+//! ```
+//!
+//! The crate also compiles for the host, so that a guest's own logic can be tested with `cargo test`. A call to
+//! the host API panics there. What this layer does not cover is in [`bindings`].
+
+mod args;
+pub mod bindings;
+mod chat;
+mod context;
+mod decoding;
+mod error;
+mod generate;
+mod model;
+mod sampler;
+mod session;
+mod streams;
+
+pub use args::Args;
+pub use bindings::trellis::host::types::Token;
+pub use chat::{Chat, ChatMessage};
+pub use context::{Context, forget};
+pub use decoding::{Candidate, Distribution, score_all, step_all, top_all};
+pub use error::{Error, Result};
+pub use generate::{Completion, Generate, generate_all};
+pub use model::{ChatEnd, Model, ModelInfo, TextDecoder};
+pub use sampler::{Sampler, SamplerBuilder, TokenMask};
+pub use session::{
+    LogLevel, Meter, Usage, emit, emit_json, emit_tokens, log, messages, receive, seed, time_left, usage,
+};
+pub use streams::{FinishReason, StreamOptions, TextStream, TokenStream};
+
+/// Makes a function the guest: `trellis_guest::main!(run);`.
+///
+/// The function takes nothing and returns `Result<(), E>` with any `E` that can be displayed: [`Error`],
+/// `Box<dyn std::error::Error>`, or one of the guest's own. The text of an error is shown to the client.
+#[macro_export]
+macro_rules! main {
+    ($run:path) => {
+        const _: () = {
+            struct Guest;
+            impl $crate::bindings::Guest for Guest {
+                fn run() -> ::std::result::Result<(), ::std::string::String> {
+                    $run().map_err(|error| ::std::string::ToString::to_string(&error))
+                }
+            }
+    $crate::bindings::export!(Guest with_types_in $crate::bindings);
+        };
+    };
+}
+
+/// Compiles the guest in the README.
+#[cfg(doctest)]
+#[doc = include_str!("../../../README.md")]
+struct Readme;

@@ -1,0 +1,144 @@
+//! Models and their tokenizers.
+
+use std::rc::Rc;
+
+use crate::bindings::trellis::host::models as raw;
+use crate::{Chat, Context, Error, Result, Token};
+
+pub use raw::{ChatEnd, ModelInfo};
+
+/// A loaded model: its description, tokenizer and chat template. A clone is another handle to it.
+#[derive(Clone, Debug)]
+pub struct Model {
+    inner: Rc<Inner>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    raw: raw::Model,
+    info: ModelInfo,
+}
+
+impl Model {
+    /// The names of the loaded models; the first is the default.
+    pub fn names() -> Vec<String> {
+        raw::names()
+    }
+
+    /// The default model.
+    ///
+    /// # Errors
+    /// [`Error::BudgetExceeded`] when the guest holds too many handles.
+    pub fn open_default() -> Result<Self> {
+        Self::new(raw::Model::open(None)?)
+    }
+
+    /// The model of that name.
+    ///
+    /// # Errors
+    /// [`Error::UnknownModel`] with the names that are loaded.
+    pub fn open(name: &str) -> Result<Self> {
+        Self::new(raw::Model::open(Some(name))?)
+    }
+
+    fn new(raw: raw::Model) -> Result<Self> {
+        let info = raw.info();
+        Ok(Self { inner: Rc::new(Inner { raw, info }) })
+    }
+
+    /// What the model is: name, vocabulary size, context length, special tokens, device.
+    pub fn info(&self) -> &ModelInfo {
+        &self.inner.info
+    }
+
+    /// Whether this token ends an answer.
+    pub fn is_stop(&self, token: Token) -> bool {
+        self.info().stop_tokens.contains(&token)
+    }
+
+    /// An empty context.
+    ///
+    /// # Errors
+    /// [`Error::BudgetExceeded`] when the guest holds too many contexts.
+    pub fn context(&self) -> Result<Context> {
+        Context::create(self)
+    }
+
+    /// A copy of the context that a guest of the same user saved under this name.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`], or [`Error::ModelMismatch`] when another model's context was saved.
+    pub fn saved_context(&self, name: &str) -> Result<Context> {
+        Context::open(self, name)
+    }
+
+    /// The tokens of a text. What looks like a special token stays text, so this is safe for user input.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] when the text is longer than the host takes in one call.
+    pub fn encode(&self, text: &str) -> Result<Vec<Token>> {
+        Ok(self.raw().encode(text, raw::SpecialTokens::AsText)?)
+    }
+
+    /// The tokens of a text in which names such as `<|end|>` stand for special tokens.
+    ///
+    /// # Errors
+    /// As [`encode`](Self::encode).
+    pub fn encode_markup(&self, text: &str) -> Result<Vec<Token>> {
+        Ok(self.raw().encode(text, raw::SpecialTokens::Parse)?)
+    }
+
+    /// The tokens of a conversation in the model's chat template.
+    ///
+    /// # Errors
+    /// [`Error::NoChatTemplate`], or [`Error::ChatTemplate`] with the template's reason.
+    pub fn encode_chat(&self, chat: &Chat, end: ChatEnd) -> Result<Vec<Token>> {
+        Ok(self.raw().encode_chat(chat.messages(), end)?)
+    }
+
+    /// The text of tokens, without special tokens. Bytes that are not UTF-8 become U+FFFD.
+    ///
+    /// # Errors
+    /// [`Error::TokenOutOfRange`].
+    pub fn decode(&self, tokens: &[Token]) -> Result<String> {
+        Ok(self.raw().decode(tokens)?)
+    }
+
+    /// The bytes of one token; a special token's are those of its name.
+    ///
+    /// # Errors
+    /// [`Error::TokenOutOfRange`].
+    pub fn token_bytes(&self, token: Token) -> Result<Vec<u8>> {
+        Ok(self.raw().token_bytes(token)?)
+    }
+
+    /// A decoder that turns tokens into text one at a time.
+    pub fn text_decoder(&self) -> TextDecoder {
+        TextDecoder { raw: raw::TextDecoder::new(self.raw()) }
+    }
+
+    pub(crate) fn raw(&self) -> &raw::Model {
+        &self.inner.raw
+    }
+}
+
+/// Turns tokens into text one at a time and never splits a character.
+#[derive(Debug)]
+pub struct TextDecoder {
+    raw: raw::TextDecoder,
+}
+
+impl TextDecoder {
+    /// The text that this token completes; empty while a character is unfinished.
+    ///
+    /// # Errors
+    /// [`Error::TokenOutOfRange`].
+    pub fn push(&mut self, token: Token) -> Result<String> {
+        self.raw.push(token).map_err(Error::from)
+    }
+
+    /// What is left, with U+FFFD for an unfinished character.
+    pub fn finish(&mut self) -> String {
+        self.raw.finish()
+    }
+}

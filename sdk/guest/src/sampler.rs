@@ -1,0 +1,209 @@
+//! How tokens are drawn.
+
+use crate::bindings::trellis::host::samplers as raw;
+use crate::{Error, Model, Result, Token};
+
+/// How a token is drawn from the model's distribution.
+///
+/// The settings act in a fixed order: mask, bias, repetition penalty, frequency and presence penalty,
+/// temperature, top-k, top-p, min-p, draw. A draw depends on the seed, the position and the token alone, so
+/// the same seed gives the same text whatever else the machine is doing.
+#[derive(Debug)]
+pub struct Sampler {
+    raw: raw::Sampler,
+}
+
+impl Sampler {
+    /// Always the most probable token.
+    pub fn greedy() -> Self {
+        Self { raw: raw::Sampler::new(0) }
+    }
+
+    /// A random draw at temperature 1, to be adjusted and then built.
+    pub fn seeded(seed: u64) -> SamplerBuilder {
+        SamplerBuilder { seed, temperature: 1.0, ..SamplerBuilder::default() }
+    }
+
+    /// The same settings with another seed.
+    pub fn with_seed(&self, seed: u64) -> Self {
+        Self { raw: self.raw.with_seed(seed) }
+    }
+
+    /// Replaces what is added to the logits; negative infinity forbids a token. Streams that are open
+    /// already keep the bias that they were opened with.
+    ///
+    /// # Errors
+    /// [`TokenOutOfRange`](crate::Error::TokenOutOfRange), or
+    /// [`InvalidArgument`](crate::Error::InvalidArgument) for a NaN.
+    pub fn set_bias(&self, bias: &[(Token, f32)]) -> Result {
+        Ok(self.raw.set_bias(bias)?)
+    }
+
+    /// Replaces the tokens that may be drawn; all when none.
+    ///
+    /// # Errors
+    /// [`ModelMismatch`](crate::Error::ModelMismatch).
+    pub fn set_mask(&self, mask: Option<&TokenMask>) -> Result {
+        Ok(self.raw.set_mask(mask.map(|mask| &mask.raw))?)
+    }
+
+    pub(crate) fn raw(&self) -> &raw::Sampler {
+        &self.raw
+    }
+}
+
+/// Settings of a [`Sampler`] to be, checked all at once by [`build`](Self::build).
+///
+/// ```no_run
+/// # use trellis_guest::{Result, Sampler};
+/// # fn f() -> Result<()> {
+/// let sampler = Sampler::seeded(7).temperature(0.8).top_p(0.95).build()?;
+/// # Ok(()) }
+/// ```
+#[derive(Clone, Debug, Default)]
+#[must_use = "a builder does nothing before `build`"]
+pub struct SamplerBuilder {
+    seed: u64,
+    temperature: f32,
+    top_k: Option<u32>,
+    top_p: Option<f32>,
+    min_p: Option<f32>,
+    repetition_penalty: Option<f32>,
+    frequency_penalty: Option<f32>,
+    presence_penalty: Option<f32>,
+    penalty_last_n: Option<u32>,
+    bias: Vec<(Token, f32)>,
+}
+
+impl SamplerBuilder {
+    /// Divides the logits: below 1 for safer text, above 1 for wilder text, 0 for the most probable token.
+    pub fn temperature(mut self, temperature: f32) -> Self {
+        self.temperature = temperature;
+        self
+    }
+
+    /// Keeps the `k` largest logits.
+    pub fn top_k(mut self, k: u32) -> Self {
+        self.top_k = Some(k);
+        self
+    }
+
+    /// Keeps the smallest set of most probable tokens that reaches this probability, in (0, 1].
+    pub fn top_p(mut self, p: f32) -> Self {
+        self.top_p = Some(p);
+        self
+    }
+
+    /// Drops tokens less probable than this share of the most probable, in [0, 1].
+    pub fn min_p(mut self, p: f32) -> Self {
+        self.min_p = Some(p);
+        self
+    }
+
+    /// Divides positive and multiplies negative logits of seen tokens; 1 for none.
+    pub fn repetition_penalty(mut self, penalty: f32) -> Self {
+        self.repetition_penalty = Some(penalty);
+        self
+    }
+
+    /// Subtracted from a logit for every occurrence of the token; 0 for none.
+    pub fn frequency_penalty(mut self, penalty: f32) -> Self {
+        self.frequency_penalty = Some(penalty);
+        self
+    }
+
+    /// Subtracted once from the logit of a seen token; 0 for none.
+    pub fn presence_penalty(mut self, penalty: f32) -> Self {
+        self.presence_penalty = Some(penalty);
+        self
+    }
+
+    /// How many of the last tokens the penalties look at; all of the context unless set.
+    pub fn penalty_last_n(mut self, n: u32) -> Self {
+        self.penalty_last_n = Some(n);
+        self
+    }
+
+    /// Adds to the logits of these tokens; negative infinity forbids one.
+    pub fn bias(mut self, bias: impl IntoIterator<Item = (Token, f32)>) -> Self {
+        self.bias = bias.into_iter().collect();
+        self
+    }
+
+    /// The sampler.
+    ///
+    /// # Errors
+    /// [`InvalidArgument`](crate::Error::InvalidArgument) with the name, the value and the range of the
+    /// first setting outside its range.
+    pub fn build(self) -> Result<Sampler> {
+        let sampler = raw::Sampler::new(self.seed);
+        sampler.set_temperature(self.temperature)?;
+        if self.top_k.is_some() {
+            sampler.set_top_k(self.top_k)?;
+        }
+        if self.top_p.is_some() {
+            sampler.set_top_p(self.top_p)?;
+        }
+        if self.min_p.is_some() {
+            sampler.set_min_p(self.min_p)?;
+        }
+        if let Some(penalty) = self.repetition_penalty {
+            sampler.set_repetition_penalty(penalty)?;
+        }
+        if let Some(penalty) = self.frequency_penalty {
+            sampler.set_frequency_penalty(penalty)?;
+        }
+        if let Some(penalty) = self.presence_penalty {
+            sampler.set_presence_penalty(penalty)?;
+        }
+        if self.penalty_last_n.is_some() {
+            sampler.set_penalty_last_n(self.penalty_last_n)?;
+        }
+        if !self.bias.is_empty() {
+            sampler.set_bias(&self.bias)?;
+        }
+        Ok(Sampler { raw: sampler })
+    }
+}
+
+/// A set of tokens that may be drawn, held by the host.
+#[derive(Debug)]
+pub struct TokenMask {
+    raw: raw::TokenMask,
+}
+
+impl TokenMask {
+    /// Allows these tokens and no others.
+    ///
+    /// # Errors
+    /// [`TokenOutOfRange`](crate::Error::TokenOutOfRange).
+    pub fn allow(model: &Model, tokens: &[Token]) -> Result<Self> {
+        Ok(Self { raw: raw::TokenMask::allow(model.raw(), tokens)? })
+    }
+
+    /// Allows all tokens but these.
+    ///
+    /// # Errors
+    /// [`TokenOutOfRange`](crate::Error::TokenOutOfRange).
+    pub fn forbid(model: &Model, tokens: &[Token]) -> Result<Self> {
+        Ok(Self { raw: raw::TokenMask::forbid(model.raw(), tokens)? })
+    }
+
+    /// Allows the tokens whose bytes pass the test. Asks the host for the bytes of the whole vocabulary: make
+    /// one mask and keep it.
+    ///
+    /// # Errors
+    /// None but those of the host itself.
+    pub fn allow_where(model: &Model, mut test: impl FnMut(&[u8]) -> bool) -> Result<Self> {
+        let mut allowed = Vec::new();
+        for token in 0..model.info().vocab_size {
+            match model.token_bytes(token) {
+                Ok(bytes) if test(&bytes) => allowed.push(token),
+                // Some vocabularies are padded beyond what the tokenizer knows.
+                Ok(_) | Err(Error::TokenOutOfRange { .. }) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Self::allow(model, &allowed)
+    }
+}
