@@ -1,0 +1,104 @@
+//! `trellis chat`: the chat example, with its options spelled out.
+
+use std::io::{self, IsTerminal};
+
+use clap::Args;
+use trellis_client::StartOptions;
+
+use super::connect::HomeArgs;
+use super::error::CliError;
+use super::output::{Format, note};
+use super::run::{self, Input};
+
+const EXAMPLES: &str = "\
+Examples:
+  trellis chat \"What is 37 + 48?\"       one question
+  trellis chat --temperature 0.8        a conversation, one message a line; Ctrl-D ends it
+  trellis chat < questions.txt          the same, from a file";
+
+/// The guest that it runs.
+const GUEST: &str = "chat";
+
+/// Talk to the model
+#[derive(Debug, Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct ChatArgs {
+    /// What the model is told before the conversation
+    #[arg(long, value_name = "TEXT")]
+    system: Option<String>,
+    /// How freely the model chooses its words; 0 always takes the likeliest
+    #[arg(long, value_name = "T", value_parser = temperature)]
+    temperature: Option<f32>,
+    /// The most tokens of one answer
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    max_tokens: Option<u32>,
+    /// The seed; the same seed gives the same answers
+    #[arg(long, value_name = "N")]
+    seed: Option<u64>,
+    #[command(flatten)]
+    home: HomeArgs,
+    /// One question; without it, each line of standard input is a message
+    prompt: Vec<String>,
+}
+
+fn temperature(text: &str) -> Result<f32, String> {
+    match text.parse::<f32>() {
+        Ok(value) if value.is_finite() && value >= 0.0 => Ok(value),
+        _ => Err(format!("{text:?} is not a number of at least 0")),
+    }
+}
+
+pub(crate) async fn chat(args: ChatArgs, format: Format) -> Result<(), CliError> {
+    let input = if args.prompt.is_empty() { Input::Lines } else { Input::Nothing };
+    if input == Input::Lines && io::stdin().is_terminal() {
+        note(format, "type a message and press Enter; Ctrl-D ends the conversation");
+    }
+    let options = StartOptions { arguments: arguments(&args), seed: args.seed, ..StartOptions::default() };
+    run::start(GUEST, &args.home, options, input, format).await
+}
+
+fn arguments(args: &ChatArgs) -> Vec<String> {
+    let options = [
+        ("--system", args.system.clone()),
+        ("--temperature", args.temperature.map(|value| value.to_string())),
+        ("--max-tokens", args.max_tokens.map(|value| value.to_string())),
+    ];
+    let given = options.into_iter().filter_map(|(name, value)| Some(format!("{name}={}", value?)));
+    let dashes = (!args.prompt.is_empty()).then(|| "--".to_owned());
+    given.chain(dashes).chain(args.prompt.iter().cloned()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Debug, Parser)]
+    struct Alone {
+        #[command(flatten)]
+        args: ChatArgs,
+    }
+
+    fn guest_arguments(words: &[&str]) -> Vec<String> {
+        arguments(&Alone::try_parse_from([&["chat"], words].concat()).expect("valid").args)
+    }
+
+    #[test]
+    fn a_prompt_is_never_taken_for_an_option() {
+        assert!(guest_arguments(&[]).is_empty());
+        let words = ["--system", "Be brief = good.", "--temperature", "0.5", "--", "--seed", "it"];
+        assert_eq!(
+            guest_arguments(&words),
+            ["--system=Be brief = good.", "--temperature=0.5", "--", "--seed", "it"]
+        );
+    }
+
+    #[test]
+    fn temperatures_are_numbers() {
+        assert_eq!(temperature("0.7"), Ok(0.7));
+        for text in ["NaN", "-1", "inf", "warm"] {
+            assert!(temperature(text).is_err(), "{text}");
+        }
+    }
+}

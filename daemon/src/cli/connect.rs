@@ -1,0 +1,158 @@
+//! Finding a daemon, or being one.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use clap::{Args, ValueEnum};
+use trellis_client::Client;
+
+use super::error::CliError;
+use super::output::{Format, note};
+use super::progress::{Progress, Unit};
+use crate::config::{Config, Device};
+use crate::daemon::{Daemon, LoadProgress};
+
+/// Which daemon to talk to.
+#[derive(Clone, Debug, Default, Args)]
+pub(crate) struct SocketArgs {
+    /// Talk to the daemon on this socket, not to the usual one
+    #[arg(long, value_name = "PATH")]
+    pub(crate) socket: Option<PathBuf>,
+}
+
+impl SocketArgs {
+    /// Connects to the running daemon.
+    ///
+    /// # Errors
+    /// None is running, or it cannot be talked to.
+    pub(crate) async fn connect(&self) -> Result<Client, CliError> {
+        Ok(match &self.socket {
+            Some(socket) => Client::connect_to(socket).await?,
+            None => Client::connect().await?,
+        })
+    }
+}
+
+/// Where guests run: in the running daemon, or in one inside this process.
+#[derive(Clone, Debug, Default, Args)]
+pub(crate) struct HomeArgs {
+    #[command(flatten)]
+    pub(crate) socket: SocketArgs,
+    /// Run inside this process even if a daemon is running
+    #[arg(long, conflicts_with = "socket")]
+    pub(crate) local: bool,
+    /// Run inside this process, with this model: a bundled name (tiny, draft) or a folder
+    #[arg(long, value_name = "NAME|PATH", conflicts_with = "socket")]
+    pub(crate) model: Option<String>,
+    /// Run inside this process, on this device
+    #[arg(long, value_enum, conflicts_with = "socket")]
+    pub(crate) device: Option<DeviceArg>,
+}
+
+/// What runs the models.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum DeviceArg {
+    /// The best there is
+    Auto,
+    /// The processor
+    Cpu,
+    /// An NVIDIA GPU
+    Cuda,
+}
+
+impl From<DeviceArg> for Device {
+    fn from(device: DeviceArg) -> Self {
+        match device {
+            DeviceArg::Auto => Self::Auto,
+            DeviceArg::Cpu => Self::Cpu,
+            DeviceArg::Cuda => Self::Cuda,
+        }
+    }
+}
+
+/// A connection, and the daemon at its other end if that is in this process.
+#[derive(Debug)]
+pub(crate) struct Home {
+    pub(crate) client: Client,
+    _inside: Option<Inside>,
+}
+
+/// Kept alive for its client.
+struct Inside(#[expect(dead_code, reason = "held to be dropped after the client")] Daemon);
+
+impl std::fmt::Debug for Inside {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Inside")
+    }
+}
+
+impl HomeArgs {
+    fn stays_inside(&self) -> bool {
+        self.local || self.model.is_some() || self.device.is_some()
+    }
+
+    /// Connects to the running daemon, or starts one inside this process and says so.
+    ///
+    /// # Errors
+    /// A daemon is running and cannot be talked to, or one cannot be started.
+    pub(crate) async fn open(&self, format: Format) -> Result<Home, CliError> {
+        if !self.stays_inside() {
+            match self.socket.connect().await {
+                Ok(client) => return Ok(Home { client, _inside: None }),
+                // Who names a socket wants the daemon that listens there.
+                Err(CliError::Client(trellis_client::Error::NotRunning { .. }))
+                    if self.socket.socket.is_none() => {}
+                Err(error) => return Err(error),
+            }
+        }
+        let mut config = Config::default();
+        config.models = self.model.iter().cloned().chain(config.models).take(1).collect();
+        config.device = self.device.map_or(config.device, Device::from);
+        let daemon = start(&config, format).await?;
+        let why = if self.stays_inside() { "as asked for" } else { "no daemon is running" };
+        note(format, &format!("running inside this process ({why}): {}", describe(&daemon)));
+        Ok(Home { client: daemon.connect().await?, _inside: Some(Inside(daemon)) })
+    }
+}
+
+/// Starts a daemon inside this process, with a progress bar if it takes long.
+///
+/// # Errors
+/// A model, the device or the sandbox cannot be used.
+pub(crate) async fn start(config: &Config, format: Format) -> Result<Daemon, CliError> {
+    let progress = Arc::new(Progress::new(format));
+    progress.update("starting", Unit::Items, 0, 0);
+    let (config, reports) = (config.clone(), progress.clone());
+    let mut starting = tokio::task::spawn_blocking(move || {
+        let report = |loading| match loading {
+            LoadProgress::Loading { model, done, total } => {
+                reports.update(&format!("loading {model}"), Unit::Items, done as u64, total as u64);
+            }
+            LoadProgress::Ready => reports.finish(),
+        };
+        Daemon::start(&config, &report).map_err(Box::new)
+    });
+    loop {
+        tokio::select! {
+            started = &mut starting => return Ok(started.expect("starting a daemon does not panic")?),
+            () = progress.due() => {}
+        }
+    }
+}
+
+/// `tiny on cpu (2 threads)`
+pub(crate) fn describe(daemon: &Daemon) -> String {
+    match daemon.engine(None) {
+        Some(engine) => format!("{} on {}", engine.model().name, engine.device()),
+        None => "no model".to_owned(),
+    }
+}
+
+/// The bytes of a component.
+///
+/// # Errors
+/// The file cannot be read.
+pub(crate) async fn read_component(path: &Path) -> Result<bytes::Bytes, CliError> {
+    let bytes = tokio::fs::read(path).await.map_err(CliError::io(format!("read {}", path.display())))?;
+    Ok(bytes.into())
+}

@@ -1,0 +1,179 @@
+//! What a command can end with, and what to do about it.
+
+use std::io;
+use std::path::PathBuf;
+use std::process::ExitStatus;
+
+use serde::Serialize;
+use trellis_client::{ErrorBody, ErrorCode};
+
+use super::output::{Format, for_stream, to_json};
+use crate::config::ConfigError;
+use crate::daemon::DaemonError;
+use crate::ipc::BindError;
+
+/// The exit status of an interrupted command: 128 and the number of SIGINT, as shells have it.
+pub(crate) const INTERRUPTED: u8 = 130;
+const GUEST_FAILED: u8 = 1;
+const CANNOT: u8 = 2;
+
+/// Why a command did not do what it was asked to.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum CliError {
+    #[error(transparent)]
+    Client(#[from] trellis_client::Error),
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    #[error(transparent)]
+    Daemon(#[from] Box<DaemonError>),
+    #[error(transparent)]
+    Bind(#[from] BindError),
+    /// The guest was started and did not end well.
+    #[error("{0}")]
+    Guest(Box<ErrorBody>),
+    #[error("interrupted")]
+    Interrupted,
+    /// Whoever read the output has gone away, which is theirs to do.
+    #[error("nobody reads the output any more")]
+    OutputClosed,
+    #[error("this user has no runtime directory to put the socket in")]
+    NoSocketPlace,
+    #[error("{path} does not exist", path = .path.display())]
+    NoSuchPath { path: PathBuf },
+    #[error("{path} has no Cargo.toml", path = .path.display())]
+    NotACrate { path: PathBuf },
+    #[error("no guest is named {name:?}; known here: {}", list(.known))]
+    UnknownGuest { name: String, known: Vec<String> },
+    #[error("cargo is needed to build a guest and is not installed")]
+    NoCargo,
+    #[error("the Rust target {target} is missing, and there is no rustup to add it")]
+    NoRustup { target: &'static str },
+    #[error("rustup could not add the target {target} ({status})")]
+    TargetNotAdded { target: &'static str, status: ExitStatus },
+    #[error("{path} does not build ({status})", path = .path.display())]
+    BuildFailed { path: PathBuf, status: ExitStatus },
+    #[error("{path} builds no component", path = .path.display())]
+    NoComponent { path: PathBuf },
+    #[error("cannot {doing}: {source}")]
+    Io { doing: String, source: io::Error },
+    #[error(transparent)]
+    Bench(#[from] super::bench::BenchError),
+}
+
+fn list(names: &[String]) -> String {
+    if names.is_empty() { "none".to_owned() } else { names.join(", ") }
+}
+
+impl CliError {
+    pub(crate) fn io(doing: impl Into<String>) -> impl FnOnce(io::Error) -> Self {
+        let doing = doing.into();
+        move |source| Self::Io { doing, source }
+    }
+
+    pub(crate) fn from_output(error: io::Error) -> Self {
+        match error.kind() {
+            io::ErrorKind::BrokenPipe => Self::OutputClosed,
+            _ => Self::Io { doing: "write the output".to_owned(), source: error },
+        }
+    }
+
+    pub(crate) fn exit_code(&self) -> u8 {
+        match self {
+            Self::OutputClosed => 0,
+            Self::Guest(_) => GUEST_FAILED,
+            Self::Bench(error) => error.exit_code(),
+            Self::Interrupted => INTERRUPTED,
+            _ => CANNOT,
+        }
+    }
+
+    /// What the user can do next, where the message does not say it already.
+    fn hint(&self) -> Option<String> {
+        let hint = match self {
+            Self::Client(trellis_client::Error::Connect { source, .. })
+                if source.kind() == io::ErrorKind::PermissionDenied =>
+            {
+                "ask to be added to the group of the socket, or run your own daemon with `trellis serve`"
+            }
+            Self::Client(error) if error.code() == Some(&ErrorCode::UnknownGuest) => {
+                "`trellis ps` lists the running guests"
+            }
+            Self::Client(error) if error.code() == Some(&ErrorCode::UnknownModel) => {
+                "`trellis models` lists the loaded models"
+            }
+            Self::Client(trellis_client::Error::Handshake(_)) => {
+                "daemon and client must be of versions that fit: restart the daemon with this `trellis`"
+            }
+            Self::Daemon(error) if matches!(**error, DaemonError::UnknownModel { .. }) => {
+                "give a bundled name, or a folder that holds config.json, tokenizer.json and *.safetensors"
+            }
+            Self::Bind(BindError::AlreadyRunning { .. }) => {
+                "stop it with `trellis stop --daemon`, or give this one another place with --socket"
+            }
+            Self::NoSocketPlace => "give a place with --socket /absolute/path/trellis.sock",
+            Self::NotACrate { .. } => {
+                "give a folder with a Cargo.toml, a .wasm component, or an example's name"
+            }
+            Self::UnknownGuest { .. } => "give one of these names, a .wasm component, or a guest's folder",
+            Self::NoCargo => "install Rust from https://rustup.rs, or run a component that is built already",
+            Self::NoRustup { .. } => {
+                "install Rust from https://rustup.rs, or the target with the system's packages"
+            }
+            Self::TargetNotAdded { .. } => "try `rustup target add wasm32-wasip2`",
+            Self::NoComponent { .. } => "its Cargo.toml needs [lib] with crate-type = [\"cdylib\"]",
+            _ => return None,
+        };
+        Some(hint.to_owned())
+    }
+
+    /// Tells the user, on standard error.
+    pub(crate) fn print(&self, format: Format) {
+        match (self, format) {
+            // Both are the user's own doing.
+            (Self::OutputClosed | Self::Interrupted, _) => {}
+            (_, Format::Text) => {
+                eprintln!("error: {}", for_stream(&self.to_string(), &io::stderr()));
+                if let Some(hint) = self.hint() {
+                    eprintln!("hint: {hint}");
+                }
+            }
+            (_, Format::Json) => {
+                #[derive(Serialize)]
+                struct Shown<'a> {
+                    error: &'a ErrorBody,
+                    #[serde(skip_serializing_if = "Option::is_none")]
+                    hint: Option<String>,
+                }
+                let error = self.body();
+                eprintln!("{}", to_json(&Shown { error: &error, hint: self.hint() }));
+            }
+        }
+    }
+
+    /// The error as the wire would carry it.
+    fn body(&self) -> ErrorBody {
+        match self {
+            Self::Guest(body) | Self::Client(trellis_client::Error::Daemon(body)) => (**body).clone(),
+            Self::Client(error) => {
+                let code = error.code().cloned().unwrap_or_else(|| ErrorCode::Other("connection".to_owned()));
+                ErrorBody::new(code, self.to_string())
+            }
+            _ => ErrorBody::new(ErrorCode::Other("cli".to_owned()), self.to_string()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_exit_status_tells_whose_fault_it_is() {
+        let body = || Box::new(ErrorBody::new(ErrorCode::GuestFailed, "no"));
+        assert_eq!(CliError::Guest(body()).exit_code(), 1);
+        assert_eq!(CliError::Client(trellis_client::Error::Daemon(body())).exit_code(), 2);
+        assert_eq!(CliError::Interrupted.exit_code(), 130);
+        assert_eq!(CliError::from_output(io::ErrorKind::BrokenPipe.into()).exit_code(), 0);
+        assert_eq!(CliError::from_output(io::ErrorKind::StorageFull.into()).exit_code(), 2);
+    }
+}

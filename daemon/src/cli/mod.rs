@@ -1,0 +1,166 @@
+//! The command line: one file for each command.
+
+mod bench;
+mod build;
+mod cargo;
+mod chat;
+mod connect;
+mod error;
+mod info;
+mod input;
+mod interrupt;
+mod models;
+mod output;
+mod progress;
+mod ps;
+mod resolve;
+mod run;
+mod screen;
+mod serve;
+mod stop;
+mod table;
+mod toolchain;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+use self::error::CliError;
+use self::output::Format;
+
+const EXAMPLES: &str = "\
+Examples:
+  trellis run chat \"What is 37 + 48?\"     run an example; starts a daemon inside if none is running
+  trellis run ./my-guest --beams 4        build a guest crate and run it
+  trellis serve                           keep the model loaded for everybody
+  trellis chat                            talk to the model
+
+Exit status: 0 done, 1 the guest failed, 2 a mistake in the command or no daemon, 130 interrupted.";
+
+/// Programmable LLM decoding: runs small sandboxed programs next to the model
+#[derive(Debug, Parser)]
+#[command(name = "trellis", version, after_help = EXAMPLES, arg_required_else_help = true, max_term_width = 100)]
+struct Cli {
+    /// Print JSON for programs instead of text for people
+    #[arg(long, global = true)]
+    json: bool,
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    Serve(serve::ServeArgs),
+    Run(run::RunArgs),
+    Chat(chat::ChatArgs),
+    Build(build::BuildArgs),
+    Models(models::ModelsArgs),
+    Ps(ps::PsArgs),
+    Stop(stop::StopArgs),
+    Info(info::InfoArgs),
+    Bench(bench::BenchArgs),
+    /// The process that compiles one component over its standard streams
+    #[command(hide = true)]
+    CompileWorker,
+}
+
+/// The whole program: reads the command line, does what it says, and says how that went.
+#[must_use]
+pub fn main() -> ExitCode {
+    let Cli { json, command } = Cli::parse();
+    let format = if json { Format::Json } else { Format::Text };
+    if let Command::CompileWorker = command {
+        return crate::guest::compile_worker_main();
+    }
+    let result = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
+        Ok(runtime) => {
+            let result = runtime.block_on(dispatch(command, format));
+            // A guest's end has been awaited; what is left, such as a read of a terminal, nobody needs.
+            runtime.shutdown_background();
+            result
+        }
+        Err(source) => Err(CliError::Io { doing: "start the runtime".to_owned(), source }),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            error.print(format);
+            ExitCode::from(error.exit_code())
+        }
+    }
+}
+
+async fn dispatch(command: Command, format: Format) -> Result<(), CliError> {
+    match command {
+        Command::Serve(args) => serve::serve(args, format).await,
+        Command::Run(args) => run::run(args, format).await,
+        Command::Chat(args) => chat::chat(args, format).await,
+        Command::Build(args) => build::build(args, format).await,
+        Command::Models(args) => models::models(args, format).await,
+        Command::Ps(args) => ps::ps(args, format).await,
+        Command::Stop(args) => stop::stop(args, format).await,
+        Command::Info(args) => info::info(args, format).await,
+        Command::Bench(args) => bench::bench(args, format).await,
+        Command::CompileWorker => unreachable!("it runs without a runtime"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::{CommandFactory, Parser};
+
+    use super::*;
+
+    fn parse(line: &str) -> Result<Cli, clap::Error> {
+        Cli::try_parse_from(line.split_whitespace())
+    }
+
+    #[test]
+    fn the_definitions_hold_together() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn what_follows_the_guest_is_the_guests() {
+        let cli = parse("trellis run --seed 7 chat --json --system x -- --y").expect("valid");
+        assert!(!cli.json);
+        let Command::Run(args) = cli.command else { panic!("{cli:?}") };
+        assert_eq!(args.seed, Some(7));
+        assert_eq!(args.words, ["chat", "--json", "--system", "x", "--", "--y"]);
+    }
+
+    #[test]
+    fn json_may_stand_anywhere_before() {
+        assert!(parse("trellis --json ps").expect("valid").json);
+        assert!(parse("trellis ps --json").expect("valid").json);
+        assert!(parse("trellis run --json chat").expect("valid").json);
+    }
+
+    #[test]
+    fn mistakes_are_usage_errors() {
+        for line in [
+            "trellis run",
+            "trellis run --bogus chat",
+            "trellis run --local --socket /tmp/x chat",
+            "trellis run --timeout never chat",
+            "trellis serve --device tpu",
+            "trellis stop",
+            "trellis stop 3 --daemon",
+            "trellis stop three",
+            "trellis bench --tokens 1",
+            "trellis bench --contexts 0",
+            "trellis chat --temperature warm",
+        ] {
+            let error = parse(line).expect_err(line);
+            assert_eq!(error.exit_code(), 2, "{line}");
+        }
+    }
+
+    #[test]
+    fn every_command_shows_an_example() {
+        for command in Cli::command().get_subcommands().filter(|command| !command.is_hide_set()) {
+            let help = command.get_after_help().map(ToString::to_string).unwrap_or_default();
+            assert!(help.contains(&format!("trellis {}", command.get_name())), "{}", command.get_name());
+        }
+    }
+}

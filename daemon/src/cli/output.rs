@@ -1,0 +1,120 @@
+//! Text for people, JSON for programs.
+
+use std::borrow::Cow;
+use std::io::{self, IsTerminal, Write};
+
+use serde::Serialize;
+
+use super::error::CliError;
+
+/// For whom a command writes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Format {
+    Text,
+    Json,
+}
+
+/// Writes one line to standard output. Whoever stopped reading needs no more of it.
+///
+/// # Errors
+/// [`CliError::OutputClosed`] when nobody reads.
+pub(crate) fn print_line(line: &str) -> Result<(), CliError> {
+    let mut out = io::stdout().lock();
+    writeln!(out, "{line}").and_then(|()| out.flush()).map_err(CliError::from_output)
+}
+
+/// Writes one value to standard output: as JSON in one line, or as the text that `to_text` makes of it.
+///
+/// # Errors
+/// [`CliError::OutputClosed`] when nobody reads.
+pub(crate) fn print<T: Serialize + ?Sized>(
+    format: Format,
+    value: &T,
+    to_text: impl FnOnce(&T) -> String,
+) -> Result<(), CliError> {
+    match format {
+        Format::Json => print_line(&to_json(value)),
+        Format::Text => {
+            let text = to_text(value);
+            if text.is_empty() { Ok(()) } else { print_line(text.trim_end_matches('\n')) }
+        }
+    }
+}
+
+pub(crate) fn to_json<T: Serialize + ?Sized>(value: &T) -> String {
+    serde_json::to_string(value).expect("what the CLI prints has string keys and serialises")
+}
+
+/// A line about what the command itself is doing: to people only, and beside the output.
+pub(crate) fn note(format: Format, line: &str) {
+    if format == Format::Text {
+        eprintln!("trellis: {line}");
+    }
+}
+
+/// Text of a guest as it goes to a stream. What goes to a file or another program goes as it is.
+pub(crate) fn for_stream<'a>(text: &'a str, stream: &impl IsTerminal) -> Cow<'a, str> {
+    if stream.is_terminal() { without_controls(text) } else { Cow::Borrowed(text) }
+}
+
+/// A terminal obeys control characters: a guest could set the clipboard, or make lines look like ours.
+fn without_controls(text: &str) -> Cow<'_, str> {
+    let is_harmful = |c: char| c.is_control() && !matches!(c, '\n' | '\t');
+    if text.contains(is_harmful) {
+        Cow::Owned(text.replace(is_harmful, "\u{fffd}"))
+    } else {
+        Cow::Borrowed(text)
+    }
+}
+
+/// `1.5 MB`, in powers of 1000.
+pub(crate) fn bytes(n: u64) -> String {
+    let units = ["B", "kB", "MB", "GB", "TB"];
+    let mut scaled = n as f64;
+    let mut unit = 0;
+    while scaled >= 999.5 && unit + 1 < units.len() {
+        scaled /= 1000.0;
+        unit += 1;
+    }
+    if unit == 0 || scaled >= 99.95 {
+        format!("{scaled:.0} {}", units[unit])
+    } else {
+        format!("{scaled:.1} {}", units[unit])
+    }
+}
+
+/// `7.3 M`, in powers of 1000.
+pub(crate) fn count(n: u64) -> String {
+    bytes(n).trim_end_matches('B').trim_end().to_uppercase()
+}
+
+/// `850 ms`, `12.3 s`, `4 min 10 s`, `3 h 12 min`.
+pub(crate) fn duration_ms(ms: u64) -> String {
+    let s = ms / 1000;
+    match s {
+        0 => format!("{ms} ms"),
+        1..60 => format!("{:.1} s", ms as f64 / 1000.0),
+        60..3600 => format!("{} min {} s", s / 60, s % 60),
+        _ => format!("{} h {} min", s / 3600, s % 3600 / 60),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn terminals_get_no_control_characters() {
+        let shown = without_controls("a\tb\n\u{1b}]52;c;x\u{7}\r\u{9b}1m é");
+        assert_eq!(shown, "a\tb\n\u{fffd}]52;c;x\u{fffd}\u{fffd}\u{fffd}1m é");
+    }
+
+    #[test]
+    fn numbers_for_people() {
+        let shown = [0, 999, 1000, 1500, 123_456, 999_499, 999_500, 1_500_000_000].map(bytes);
+        assert_eq!(shown, ["0 B", "999 B", "1.0 kB", "1.5 kB", "123 kB", "999 kB", "1.0 MB", "1.5 GB"]);
+        assert_eq!([12, 7_340_032].map(count), ["12", "7.3 M"]);
+        let shown = [0, 850, 12_300, 250_000, 11_520_000].map(duration_ms);
+        assert_eq!(shown, ["0 ms", "850 ms", "12.3 s", "4 min 10 s", "3 h 12 min"]);
+    }
+}

@@ -1,0 +1,56 @@
+//! `trellis ps`: the user's running guests.
+
+use clap::Args;
+use trellis_client::GuestInfo;
+
+use super::connect::SocketArgs;
+use super::error::CliError;
+use super::output::{self, Format};
+use super::table::{Align, Table};
+
+const EXAMPLES: &str = "\
+Examples:
+  trellis ps
+  trellis ps --json | jq '.[] | select(.elapsed_ms > 60000) | .guest_id'";
+
+/// List your running guests
+#[derive(Debug, Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct PsArgs {
+    #[command(flatten)]
+    socket: SocketArgs,
+}
+
+pub(crate) async fn ps(args: PsArgs, format: Format) -> Result<(), CliError> {
+    let guests = args.socket.connect().await?.ps().await?;
+    output::print(format, &guests, |guests| table(guests))
+}
+
+/// As much of a component's hash as tells two apart.
+const N_PROGRAM_CHARS: usize = 16;
+
+fn table(guests: &[GuestInfo]) -> String {
+    let mut table = Table::new([
+        ("GUEST", Align::Right),
+        ("PROGRAM", Align::Left),
+        ("STATE", Align::Left),
+        ("CONTEXTS", Align::Right),
+        ("PAGES", Align::Right),
+        ("MEMORY", Align::Right),
+        ("TOKENS", Align::Right),
+        ("TIME", Align::Right),
+    ]);
+    for guest in guests {
+        table.push([
+            guest.guest_id.to_string(),
+            guest.program.chars().take(N_PROGRAM_CHARS).collect(),
+            guest.state.clone(),
+            guest.n_contexts.to_string(),
+            guest.n_pages.to_string(),
+            output::bytes(guest.memory_bytes),
+            guest.usage.n_tokens.to_string(),
+            output::duration_ms(guest.elapsed_ms),
+        ]);
+    }
+    table.render()
+}

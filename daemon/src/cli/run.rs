@@ -1,0 +1,177 @@
+//! `trellis run`: starts a guest and shows what it sends.
+
+use std::pin::pin;
+use std::time::Duration;
+
+use clap::Args;
+use trellis_client::{Client, Error, ErrorBody, ErrorCode, Event, Guest, Program, StartOptions};
+
+use super::cargo;
+use super::connect::{HomeArgs, read_component};
+use super::error::CliError;
+use super::input;
+use super::interrupt::Interrupts;
+use super::output::Format;
+use super::resolve::{self, Named};
+use super::screen::Screen;
+
+const EXAMPLES: &str = "\
+Examples:
+  trellis run chat \"What is 37 + 48?\"           an example, by its name
+  trellis run --seed 7 ./my-guest --beams 4     a guest's crate, built on the way, and its arguments
+  trellis run guest.wasm < questions.txt        a component; each line becomes a message to it
+  trellis run --json best-of-n \"Hello\" | jq     its events, one JSON object a line";
+
+/// Run a guest and show what it sends
+#[derive(Debug, Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct RunArgs {
+    /// The seed that the guest sees; the same seed gives the same text
+    #[arg(long, value_name = "N")]
+    pub(crate) seed: Option<u64>,
+    /// Stop the guest after so many seconds
+    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
+    timeout: Option<Duration>,
+    /// Leave standard input alone; otherwise its lines are messages to the guest
+    #[arg(long)]
+    no_stdin: bool,
+    #[command(flatten)]
+    home: HomeArgs,
+    /// A component, the folder of a guest's crate, or an example's name; then the guest's own arguments
+    #[arg(value_name = "PATH|NAME [ARGS]", required = true, trailing_var_arg = true)]
+    pub(crate) words: Vec<String>,
+}
+
+fn seconds(text: &str) -> Result<Duration, String> {
+    let seconds: f64 = text.parse().map_err(|_| format!("{text:?} is not a number of seconds"))?;
+    match Duration::try_from_secs_f64(seconds) {
+        Ok(duration) if duration >= Duration::from_millis(1) => Ok(duration),
+        _ => Err(format!("{seconds} is not a time of at least a millisecond")),
+    }
+}
+
+/// What a guest gets to hear from its user.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Input {
+    /// The lines of standard input.
+    Lines,
+    /// Nothing.
+    Nothing,
+}
+
+pub(crate) async fn run(args: RunArgs, format: Format) -> Result<(), CliError> {
+    let RunArgs { seed, timeout, no_stdin, home, mut words } = args;
+    let arguments = words.split_off(1);
+    let options = StartOptions { arguments, seed, deadline: timeout, ..StartOptions::default() };
+    let input = if no_stdin { Input::Nothing } else { Input::Lines };
+    start(&words[0], &home, options, input, format).await
+}
+
+/// Finds, builds and runs a guest.
+///
+/// # Errors
+/// Whatever keeps it from starting, or [`CliError::Guest`] for what it ended with.
+pub(crate) async fn start(
+    word: &str,
+    home: &HomeArgs,
+    options: StartOptions,
+    input: Input,
+    format: Format,
+) -> Result<(), CliError> {
+    let interrupts = Interrupts::watch()?;
+    let named = resolve::resolve(word, &resolve::example_folders())?;
+    let (home, program) = interrupts
+        .stop(async {
+            let program = program(&named, format).await?;
+            Ok((home.open(format).await?, program))
+        })
+        .await?;
+    let guest = home.client.start(program, options).await?;
+    match drive(guest, input, &mut Screen::new(format), &interrupts).await {
+        Err(CliError::Client(error)) if error.code() == Some(&ErrorCode::UnknownProgram) => {
+            Err(unknown_guest(word, &home.client).await)
+        }
+        result => result,
+    }
+}
+
+/// What to start, built if it has to be.
+///
+/// # Errors
+/// It does not build, or cannot be read.
+pub(crate) async fn program(named: &Named, format: Format) -> Result<Program, CliError> {
+    Ok(match named {
+        Named::Component(path) => Program::Wasm(read_component(path).await?),
+        Named::Crate(folder) => Program::Wasm(read_component(&cargo::build(folder, format).await?).await?),
+        Named::Registered(name) => Program::named(name),
+    })
+}
+
+async fn unknown_guest(name: &str, client: &Client) -> CliError {
+    let mut known = resolve::example_names(&resolve::example_folders());
+    known.extend(client.info().await.map(|info| info.programs).unwrap_or_default());
+    known.sort();
+    known.dedup();
+    CliError::UnknownGuest { name: name.to_owned(), known }
+}
+
+/// Shows a guest's events until its end.
+async fn drive(
+    mut guest: Guest,
+    input: Input,
+    screen: &mut Screen,
+    interrupts: &Interrupts,
+) -> Result<(), CliError> {
+    let sender = guest.sender();
+    let mut messages = pin!(async move {
+        match input {
+            Input::Lines => input::send_lines(sender).await,
+            Input::Nothing => input::send_nothing(sender).await,
+        }
+    });
+    let (mut has_messages, mut is_interrupted, mut has_started) = (true, false, false);
+    let error = loop {
+        tokio::select! {
+            biased;
+            () = interrupts.first(), if !is_interrupted => {
+                is_interrupted = true;
+                screen.note("stopping the guest; interrupt again to leave at once");
+                guest.cancel();
+            }
+            event = guest.next() => match event {
+                Some(Ok(event)) => {
+                    has_started |= matches!(event, Event::Started { .. });
+                    screen.show(&event)?;
+                }
+                Some(Err(error)) => break Some(error),
+                None => break None,
+            },
+            () = screen.progress_due() => {}
+            () = &mut messages, if has_messages => has_messages = false,
+        }
+    };
+    let body = error.as_ref().map(|error| match error {
+        Error::Daemon(body) => (**body).clone(),
+        error => ErrorBody::new(ErrorCode::Other("connection".to_owned()), error.to_string()),
+    });
+    screen.end(body.as_ref(), guest.usage())?;
+    match error {
+        None => Ok(()),
+        Some(_) if is_interrupted => Err(CliError::Interrupted),
+        Some(Error::Daemon(body)) if has_started => Err(CliError::Guest(body)),
+        Some(error) => Err(error.into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_are_bounded() {
+        assert_eq!(seconds("1.5"), Ok(Duration::from_millis(1500)));
+        for text in ["", "soon", "0", "-1", "NaN", "inf", "1e400"] {
+            assert!(seconds(text).is_err(), "{text}");
+        }
+    }
+}

@@ -1,0 +1,141 @@
+//! What a guest sends, on the terminal or as JSON lines.
+
+use std::io::{self, IsTerminal, Write};
+
+use serde::Serialize;
+use trellis_client::{ErrorBody, Event, GuestUsage, LogLevel};
+
+use super::error::CliError;
+use super::output::{Format, for_stream, to_json};
+use super::progress::Progress;
+
+/// Shows the events of one guest: its output on standard output, everything about it on standard error.
+#[derive(Debug)]
+pub(crate) struct Screen {
+    format: Format,
+    progress: Progress,
+    is_at_line_start: bool,
+}
+
+/// The last line of a guest's events in JSON.
+#[derive(Serialize)]
+#[serde(tag = "type", rename = "end")]
+struct End<'a> {
+    ok: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    error: Option<&'a ErrorBody>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    usage: Option<&'a GuestUsage>,
+}
+
+impl Screen {
+    pub(crate) fn new(format: Format) -> Self {
+        Self { format, progress: Progress::new(format), is_at_line_start: true }
+    }
+
+    /// Waits until a progress bar is due, and draws it.
+    pub(crate) async fn progress_due(&self) {
+        self.progress.due().await;
+    }
+
+    /// Shows one event.
+    ///
+    /// # Errors
+    /// Nobody reads the output.
+    pub(crate) fn show(&mut self, event: &Event) -> Result<(), CliError> {
+        if self.format == Format::Json {
+            return write(|out| writeln!(out, "{}", to_json(event)));
+        }
+        match event {
+            Event::Progress { stage, done, total } => self.progress.stage(stage, *done, *total),
+            Event::Started { .. } => self.progress.finish(),
+            Event::Text { text } => {
+                self.is_at_line_start = text.chars().next_back().map_or(self.is_at_line_start, |c| c == '\n');
+                write(|out| out.write_all(for_stream(text, &io::stdout()).as_bytes()))?;
+            }
+            Event::Tokens { tokens } => {
+                let tokens: Vec<String> = tokens.iter().map(u32::to_string).collect();
+                self.line(&tokens.join(" "))?;
+            }
+            Event::Json { json } => self.line(json)?,
+            Event::Log { level, line } => {
+                self.break_line_if_shared();
+                eprintln!("{}: {}", log_name(level), for_stream(line, &io::stderr()));
+            }
+            Event::Unknown => {}
+        }
+        Ok(())
+    }
+
+    /// Writes a line of its own.
+    fn line(&mut self, line: &str) -> Result<(), CliError> {
+        let start = if self.is_at_line_start { "" } else { "\n" };
+        self.is_at_line_start = true;
+        write(|out| writeln!(out, "{start}{}", for_stream(line, &io::stdout())))
+    }
+
+    /// Output and errors often meet on one terminal; neither should end in the middle of the other's line.
+    fn break_line_if_shared(&mut self) {
+        if !self.is_at_line_start && io::stdout().is_terminal() && io::stderr().is_terminal() {
+            eprintln!();
+            self.is_at_line_start = true;
+        }
+    }
+
+    /// Says something about the guest, to people only.
+    pub(crate) fn note(&mut self, line: &str) {
+        self.break_line_if_shared();
+        super::output::note(self.format, line);
+    }
+
+    /// The guest has ended.
+    ///
+    /// # Errors
+    /// Nobody reads the output.
+    pub(crate) fn end(
+        &mut self,
+        error: Option<&ErrorBody>,
+        usage: Option<&GuestUsage>,
+    ) -> Result<(), CliError> {
+        self.progress.finish();
+        match self.format {
+            Format::Json => {
+                write(|out| writeln!(out, "{}", to_json(&End { ok: error.is_none(), error, usage })))
+            }
+            Format::Text => {
+                self.break_line_if_shared();
+                Ok(())
+            }
+        }
+    }
+}
+
+fn write(write: impl FnOnce(&mut io::StdoutLock<'static>) -> io::Result<()>) -> Result<(), CliError> {
+    let mut out = io::stdout().lock();
+    write(&mut out).and_then(|()| out.flush()).map_err(CliError::from_output)
+}
+
+fn log_name(level: &LogLevel) -> &str {
+    match level {
+        LogLevel::Warn => "warning",
+        level => level.as_str(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use trellis_client::ErrorCode;
+
+    use super::*;
+
+    #[test]
+    fn the_end_is_one_json_line() {
+        let end = End { ok: true, error: None, usage: None };
+        assert_eq!(to_json(&end), r#"{"type":"end","ok":true}"#);
+        let error = ErrorBody::new(ErrorCode::GuestTrapped, "unreachable");
+        let end = End { ok: false, error: Some(&error), usage: None };
+        let expected =
+            r#"{"type":"end","ok":false,"error":{"code":"guest_trapped","message":"unreachable"}}"#;
+        assert_eq!(to_json(&end), expected);
+    }
+}

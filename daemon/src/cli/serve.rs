@@ -1,0 +1,143 @@
+//! `trellis serve`: the daemon, in the foreground.
+
+use std::io::{self, IsTerminal};
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use clap::Args;
+use serde::Serialize;
+use tracing_subscriber::EnvFilter;
+use tracing_subscriber::filter::LevelFilter;
+use trellis_client::socket::{SYSTEM_SOCKET, default_socket};
+
+use super::connect::{self, DeviceArg};
+use super::error::CliError;
+use super::interrupt::Interrupts;
+use super::output::{self, Format};
+use crate::config::{Config, Device};
+use crate::ipc::Listener;
+
+const EXAMPLES: &str = "\
+Examples:
+  trellis serve                                  the bundled model, for your own user
+  trellis serve --model ./Llama-3.2-1B --device cpu
+  trellis serve --config /etc/trellis.toml       under a service manager; SIGTERM stops it cleanly";
+
+/// Run the daemon in the foreground
+#[derive(Debug, Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct ServeArgs {
+    /// Read the settings from this TOML file; the flags below win over it
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// Load this model: a bundled name (tiny, draft) or a folder; the first one given is the default
+    #[arg(long = "model", value_name = "NAME|PATH")]
+    models: Vec<String>,
+    /// What runs the models
+    #[arg(long, value_enum)]
+    device: Option<DeviceArg>,
+    /// Listen here; otherwise in the user's runtime directory
+    #[arg(long, value_name = "PATH")]
+    socket: Option<PathBuf>,
+    /// What to log: error, warn, info, debug, trace, or a filter such as trellis=debug
+    #[arg(long, value_name = "LEVEL", default_value = "info", value_parser = log_filter)]
+    log: String,
+}
+
+/// What the daemon says once it takes connections.
+#[derive(Serialize)]
+struct Ready {
+    ready: bool,
+    device: String,
+    models: Vec<String>,
+    socket: PathBuf,
+    took_ms: u64,
+}
+
+pub(crate) async fn serve(args: ServeArgs, format: Format) -> Result<(), CliError> {
+    let started = Instant::now();
+    let interrupts = Interrupts::watch()?;
+    let ServeArgs { config, models, device, socket, log } = args;
+    let mut config = config.map_or_else(|| Ok(Config::default()), |path| Config::load(&path))?;
+    if !models.is_empty() {
+        config.models = models;
+    }
+    config.device = device.map_or(config.device, Device::from);
+    let socket =
+        socket.or_else(|| config.socket.clone()).or_else(default_socket).ok_or(CliError::NoSocketPlace)?;
+    let socket = std::path::absolute(&socket).map_err(CliError::io("find the current folder"))?;
+    start_logging(&log);
+
+    // Before the models are loaded: of two daemons that start at once, one should hear so now, and clients
+    // that come meanwhile should wait for this one.
+    let listener = Listener::bind(&socket, directory_mode(&socket))?;
+    let daemon = interrupts.stop(connect::start(&config, format)).await?;
+    let engine = daemon.engine(None);
+    let ready = Ready {
+        ready: true,
+        device: engine.map(|engine| engine.device().to_owned()).unwrap_or_default(),
+        models: config.models,
+        socket,
+        took_ms: u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX),
+    };
+    match format {
+        Format::Json => output::print_line(&output::to_json(&ready))?,
+        Format::Text => eprintln!(
+            "trellis: ready in {} ms: {} on {}, listening on {}",
+            ready.took_ms,
+            ready.models.join(", "),
+            ready.device,
+            ready.socket.display()
+        ),
+    }
+
+    let shutdown = daemon.shutdown().clone();
+    tokio::spawn(async move {
+        interrupts.first().await;
+        shutdown.cancel();
+    });
+    daemon.serve(listener).await;
+    output::note(format, "stopped");
+    Ok(())
+}
+
+/// A user's own directory is nobody else's; the machine's has to let the socket's group in.
+fn directory_mode(socket: &Path) -> u32 {
+    if socket == Path::new(SYSTEM_SOCKET) { 0o755 } else { 0o700 }
+}
+
+/// A level for everything, or a filter by module; a bare word that is no level would be taken for a module's name.
+fn log_filter(text: &str) -> Result<String, String> {
+    let is_level = !text.is_empty() && text.parse::<LevelFilter>().is_ok();
+    if !is_level && !text.contains('=') {
+        return Err("expected error, warn, info, debug, trace, off, or MODULE=LEVEL".to_owned());
+    }
+    EnvFilter::try_new(text).map(|_| text.to_owned()).map_err(|error| error.to_string())
+}
+
+fn start_logging(filter: &str) {
+    let filter = EnvFilter::try_new(filter).expect("the filter was checked with the command line");
+    let is_terminal = io::stderr().is_terminal();
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr).with_ansi(is_terminal).init();
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_machines_directory_is_open_to_look_into() {
+        assert_eq!(directory_mode(Path::new("/run/user/1000/trellis/trellis.sock")), 0o700);
+        assert_eq!(directory_mode(Path::new(SYSTEM_SOCKET)), 0o755);
+    }
+
+    #[test]
+    fn log_filters_are_checked() {
+        for text in ["info", "off", "warn,trellis=debug"] {
+            assert_eq!(log_filter(text).as_deref(), Ok(text));
+        }
+        for text in ["", "loud", "trellis=loud"] {
+            assert!(log_filter(text).is_err(), "{text}");
+        }
+    }
+}

@@ -1,0 +1,41 @@
+//! The host's side of the WIT package, generated.
+
+// Functions that can wait are `async`; all others stay plain calls, which cost a guest a fraction of a microsecond.
+wasmtime::component::bindgen!({
+    path: "../wit",
+    world: "trellis:host/guest",
+    imports: {
+        "trellis:host/contexts.forget": async | trappable,
+        "trellis:host/contexts.[static]context.create": async | trappable,
+        "trellis:host/contexts.[static]context.open": async | trappable,
+        "trellis:host/contexts.[method]context.append": async | trappable,
+        "trellis:host/contexts.[method]context.append-text": async | trappable,
+        "trellis:host/contexts.[method]context.fork": async | trappable,
+        "trellis:host/contexts.[method]context.truncate": async | trappable,
+        "trellis:host/contexts.[method]context.prefill": async | trappable,
+        "trellis:host/contexts.[method]context.save": async | trappable,
+        "trellis:host/decoding.top": async | trappable,
+        "trellis:host/decoding.step": async | trappable,
+        "trellis:host/decoding.score": async | trappable,
+        "trellis:host/decoding.logprobs": async | trappable,
+        "trellis:host/decoding.full": async | trappable,
+        "trellis:host/decoding.embedding": async | trappable,
+        "trellis:host/streams.[method]stream.next": async | trappable,
+        "trellis:host/streams.generate": async | trappable,
+        "trellis:host/session.emit-text": async | trappable,
+        "trellis:host/session.emit-tokens": async | trappable,
+        "trellis:host/session.emit-json": async | trappable,
+        "trellis:host/session.receive": async | trappable,
+        default: trappable,
+    },
+    exports: { default: async },
+    with: {
+        "trellis:host/models.model": crate::guest::host::types::GuestModel,
+        "trellis:host/models.text-decoder": crate::guest::host::types::GuestDecoder,
+        "trellis:host/contexts.context": crate::guest::host::types::GuestContext,
+        "trellis:host/samplers.token-mask": crate::guest::host::types::GuestMask,
+        "trellis:host/samplers.sampler": crate::guest::host::types::GuestSampler,
+        "trellis:host/streams.stream": crate::guest::host::types::GuestStream,
+    },
+    trappable_error_type: { "trellis:host/types.error" => crate::guest::host::types::HostError },
+});

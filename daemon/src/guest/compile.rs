@@ -1,0 +1,226 @@
+//! Compiling in a child process, a few at a time.
+
+use std::io;
+use std::path::PathBuf;
+use std::process::Stdio;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt};
+use tokio::process::{Child, Command};
+use tokio::sync::Semaphore;
+
+use super::error::GuestError;
+use super::limits::GuestLimits;
+use super::worker::{ANSWER_HEADER_BYTES, COMPILE_WORKER, TAG_CODE, TAG_ERROR};
+
+/// How often the caller hears that compiling goes on.
+const PROGRESS_INTERVAL: Duration = Duration::from_millis(100);
+
+/// Threads of one compiling process; each costs address space, which is bounded.
+const N_WORKER_THREADS: &str = "4";
+
+/// Bytes of the child's complaints that end up in an error.
+const STDERR_BYTES_MAX: u64 = 2 << 10;
+
+/// How far compiling has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CompileProgress {
+    /// Other components are compiled first.
+    Queued,
+    /// The component is being compiled.
+    Compiling {
+        /// Since compiling began.
+        elapsed_ms: u64,
+    },
+    /// The component is ready.
+    Done {
+        /// Where it came from.
+        source: ProgramSource,
+    },
+}
+
+/// Where a compiled component came from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ProgramSource {
+    /// It was in memory.
+    Memory,
+    /// It was in the cache on disk.
+    Disk,
+    /// It was compiled now.
+    Compiler,
+}
+
+/// Starts compiling processes.
+#[derive(Debug)]
+pub(crate) struct Compiler {
+    exe: PathBuf,
+    limits: Arc<GuestLimits>,
+    slots: Semaphore,
+    n_queued: AtomicUsize,
+}
+
+/// A place in the queue, left when dropped.
+struct Queued<'a>(&'a AtomicUsize);
+
+impl Drop for Queued<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+impl Compiler {
+    pub(crate) fn new(exe: PathBuf, limits: Arc<GuestLimits>) -> Self {
+        let slots = Semaphore::new(limits.n_compiles.clamp(1, Semaphore::MAX_PERMITS));
+        Self { exe, limits, slots, n_queued: AtomicUsize::new(0) }
+    }
+
+    /// Waits for a turn. `None` when the queue is full is an error; the permit is the turn.
+    pub(crate) async fn turn(
+        &self,
+        progress: &mut (dyn FnMut(CompileProgress) + Send),
+    ) -> Result<tokio::sync::SemaphorePermit<'_>, GuestError> {
+        if let Ok(permit) = self.slots.try_acquire() {
+            return Ok(permit);
+        }
+        let limit = self.limits.n_compiles_queued;
+        let n_queued = self.n_queued.fetch_add(1, Ordering::Relaxed);
+        let _place = Queued(&self.n_queued);
+        if n_queued >= limit {
+            return Err(GuestError::CompileQueueFull { n_queued, limit });
+        }
+        progress(CompileProgress::Queued);
+        Ok(self.slots.acquire().await.expect("the semaphore is never closed"))
+    }
+
+    /// Compiles a component to the code that the daemon's engine loads. Dropping the future kills the process.
+    pub(crate) async fn compile(
+        &self,
+        wasm: &[u8],
+        progress: &mut (dyn FnMut(CompileProgress) + Send),
+    ) -> Result<Vec<u8>, GuestError> {
+        let start = Instant::now();
+        let mut child = self.spawn()?;
+        let limit_ms = self.limits.compile_ms;
+        let work = tokio::time::timeout(self.limits.compile_time(), self.talk(&mut child, wasm));
+        let mut work = std::pin::pin!(work);
+        let mut ticks = tokio::time::interval(PROGRESS_INTERVAL);
+        loop {
+            tokio::select! {
+                answer = &mut work => return answer.map_err(|_| GuestError::CompileTimeout { limit_ms })?,
+                _ = ticks.tick() => {
+                    progress(CompileProgress::Compiling { elapsed_ms: start.elapsed().as_millis() as u64 });
+                }
+            }
+        }
+    }
+
+    fn spawn(&self) -> Result<Child, GuestError> {
+        Command::new(&self.exe)
+            .arg(COMPILE_WORKER)
+            .env_clear()
+            .env("RAYON_NUM_THREADS", N_WORKER_THREADS)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .kill_on_drop(true)
+            .spawn()
+            .map_err(|source| self.failed(source))
+    }
+
+    fn failed(&self, source: io::Error) -> GuestError {
+        GuestError::Compiler { exe: self.exe.clone(), source }
+    }
+
+    async fn talk(&self, child: &mut Child, wasm: &[u8]) -> Result<Vec<u8>, GuestError> {
+        let mut stdin = child.stdin.take().expect("piped");
+        let mut stdout = child.stdout.take().expect("piped");
+        let stderr = child.stderr.take().expect("piped");
+        let ask = async {
+            // A child that dies early breaks the pipe; its end says more than that.
+            let _ = stdin.write_all(&self.limits.compile_memory_bytes.to_le_bytes()).await;
+            let _ = stdin.write_all(wasm).await;
+            drop(stdin);
+        };
+        let complain = async {
+            let mut text = Vec::new();
+            let _ = stderr.take(STDERR_BYTES_MAX).read_to_end(&mut text).await;
+            text
+        };
+        let answer = read_answer(&mut stdout, self.limits.compiled_bytes);
+        let ((), complaint, answer) = tokio::join!(ask, complain, answer);
+        match answer {
+            Ok(answer) => answer,
+            Err(_) => {
+                let status = child.wait().await.map_err(|source| self.failed(source))?;
+                let complaint = String::from_utf8_lossy(&complaint);
+                let status = match complaint.lines().find(|line| !line.trim().is_empty()) {
+                    Some(line) => format!("{status}: {}", line.trim()),
+                    None => status.to_string(),
+                };
+                Err(GuestError::CompilerDied { status, limit_bytes: self.limits.compile_memory_bytes })
+            }
+        }
+    }
+}
+
+async fn read_answer(
+    stdout: &mut (impl AsyncRead + Unpin),
+    n_bytes_max: usize,
+) -> io::Result<Result<Vec<u8>, GuestError>> {
+    let mut header = [0; ANSWER_HEADER_BYTES];
+    stdout.read_exact(&mut header).await?;
+    let [tag, length @ ..] = header;
+    let n_bytes = u64::from_le_bytes(length);
+    if n_bytes > n_bytes_max as u64 {
+        let limit = n_bytes_max as u64;
+        return Ok(Err(GuestError::NeedsTooMuch { what: "bytes of compiled code", needed: n_bytes, limit }));
+    }
+    let mut payload = vec![0; n_bytes as usize];
+    stdout.read_exact(&mut payload).await?;
+    match tag {
+        TAG_CODE => Ok(Ok(payload)),
+        TAG_ERROR => Ok(Err(GuestError::Invalid { reason: String::from_utf8_lossy(&payload).into_owned() })),
+        tag => Err(io::Error::new(io::ErrorKind::InvalidData, format!("tag {tag}"))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn answers_are_framed_and_bounded() {
+        let code = [&[TAG_CODE][..], &3_u64.to_le_bytes(), b"abc"].concat();
+        let read = read_answer(&mut code.as_slice(), 3).await.expect("whole");
+        assert_eq!(read.expect("code"), b"abc");
+        let read = read_answer(&mut code.as_slice(), 2).await.expect("whole");
+        assert!(matches!(read, Err(GuestError::NeedsTooMuch { needed: 3, limit: 2, .. })));
+        read_answer(&mut &code[..11], 3).await.expect_err("cut short");
+        let error = [&[TAG_ERROR][..], &3_u64.to_le_bytes(), b"bad"].concat();
+        let read = read_answer(&mut error.as_slice(), 3).await.expect("whole");
+        assert!(matches!(read, Err(GuestError::Invalid { reason }) if reason == "bad"));
+    }
+
+    #[cfg(unix)]
+    #[tokio::test]
+    async fn a_compiler_that_dies_or_hangs_is_an_error() {
+        let limits = Arc::new(GuestLimits { compile_ms: 200, ..GuestLimits::default() });
+        let compile = |exe: &str| {
+            let compiler = Compiler::new(exe.into(), limits.clone());
+            async move { compiler.compile(b"\0asm", &mut |_| ()).await }
+        };
+        let error = compile("/bin/false").await.expect_err("says nothing");
+        assert!(matches!(error, GuestError::CompilerDied { .. }), "{error}");
+        let error = compile("/no/such/file").await.expect_err("is not there");
+        assert!(matches!(error, GuestError::Compiler { .. }), "{error}");
+        let dir = tempfile::tempdir().expect("a folder");
+        let script = dir.path().join("hang");
+        std::fs::write(&script, "#!/bin/sh\nexec /bin/sleep 60\n").expect("written");
+        use std::os::unix::fs::PermissionsExt as _;
+        std::fs::set_permissions(&script, std::fs::Permissions::from_mode(0o700)).expect("executable");
+        let error = compile(script.to_str().expect("text")).await.expect_err("hangs");
+        assert!(matches!(error, GuestError::CompileTimeout { limit_ms: 200 }), "{error}");
+    }
+}

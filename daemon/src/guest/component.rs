@@ -1,0 +1,227 @@
+//! From compiled code to a program that can be started: loading, and checking what it wants of the host.
+
+use std::sync::Arc;
+
+use wasmtime::component::Component;
+use wasmtime::component::types::Component as ComponentType;
+
+use super::bindings::GuestPre;
+use super::error::GuestError;
+use super::limits::GuestLimits;
+use super::runtime::Runtime;
+use super::store::GuestState;
+use super::wasi;
+
+/// The WIT package that guests are written against.
+const PACKAGE: &str = "trellis:host";
+
+/// Its version.
+const VERSION: &str = "0.1.0";
+
+/// Its interfaces.
+const INTERFACES: [&str; 7] = ["contexts", "decoding", "models", "samplers", "session", "streams", "types"];
+
+/// The version of the WASI interfaces.
+const WASI_VERSION: &str = "0.2";
+
+/// The function that a guest exports.
+const RUN: &str = "run";
+
+const WASM_MAGIC: &[u8; 4] = b"\0asm";
+
+/// Wasm's page of linear memory.
+const WASM_PAGE_BYTES: u64 = 65_536;
+
+/// A component that is compiled, linked and ready to start. Cheap to clone.
+#[derive(Clone)]
+pub struct Program(Arc<Inner>);
+
+struct Inner {
+    hash: blake3::Hash,
+    pre: GuestPre<GuestState>,
+}
+
+impl std::fmt::Debug for Program {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Program").field("hash", &self.0.hash).finish_non_exhaustive()
+    }
+}
+
+impl Program {
+    /// The BLAKE3 hash of the component.
+    #[must_use]
+    pub fn hash(&self) -> blake3::Hash {
+        self.0.hash
+    }
+
+    pub(crate) fn pre(&self) -> &GuestPre<GuestState> {
+        &self.0.pre
+    }
+
+    /// Loads code that came from the compiling process or the cache, and links it.
+    pub(crate) fn load(
+        runtime: &Runtime,
+        limits: &GuestLimits,
+        hash: blake3::Hash,
+        code: &[u8],
+    ) -> Result<Self, GuestError> {
+        let component = load_trusted(runtime, code)?;
+        check_imports_and_exports(&runtime.engine, &component.component_type())?;
+        check_needs(&component, limits)?;
+        let wrong_type = |error: wasmtime::Error| GuestError::WrongType { reason: format!("{error:#}") };
+        let instance_pre = runtime.linker.instantiate_pre(&component).map_err(wrong_type)?;
+        let pre = GuestPre::new(instance_pre).map_err(wrong_type)?;
+        // The first launch should not pay for the image that memories start from.
+        component.initialize_copy_on_write_image().map_err(wrong_type)?;
+        Ok(Self(Arc::new(Inner { hash, pre })))
+    }
+}
+
+/// Turns compiled code back into a component.
+#[expect(unsafe_code, reason = "wasmtime runs the code as it is; there is no safe way to load it")]
+fn load_trusted(runtime: &Runtime, code: &[u8]) -> Result<Component, GuestError> {
+    // SAFETY: `deserialize` asks for bytes that `precompile_component` made. These come either straight from
+    // the compiling process, which is this executable with `precompile_component` between its pipes, or from a
+    // file of `CodeCache`: its folder has mode 0700 and this user as its owner, only `CodeCache::store` writes
+    // there, and a hash at the end of the file shows that all of it was written.
+    let component = unsafe { Component::deserialize(&runtime.engine, code) };
+    component.map_err(|error| GuestError::Invalid { reason: format!("{error:#}") })
+}
+
+/// Tells by the first bytes whether something is a component at all.
+pub(crate) fn check_kind(bytes: &[u8], limits: &GuestLimits) -> Result<(), GuestError> {
+    let (n_bytes, limit_bytes) = (bytes.len(), limits.component_bytes);
+    if n_bytes > limit_bytes {
+        return Err(GuestError::TooLarge { n_bytes, limit_bytes });
+    }
+    // Magic, then a 16-bit version, then a 16-bit layer: 0 for modules, 1 for components.
+    match bytes {
+        [a, b, c, d, _, _, layer, _, ..] if [*a, *b, *c, *d] == *WASM_MAGIC => {
+            if *layer == 0 {
+                Err(GuestError::CoreModule)
+            } else {
+                Ok(())
+            }
+        }
+        _ => Err(GuestError::NotWasm { n_bytes }),
+    }
+}
+
+fn check_imports_and_exports(engine: &wasmtime::Engine, component: &ComponentType) -> Result<(), GuestError> {
+    for (import, _) in component.imports(engine) {
+        check_import(import)?;
+    }
+    let exports: Vec<String> = component.exports(engine).map(|(name, _)| name.to_owned()).collect();
+    if !exports.iter().any(|name| name == RUN) {
+        return Err(GuestError::MissingRun { exports });
+    }
+    Ok(())
+}
+
+/// Checks that the host has an interface of that name, in a version that can stand in for the one asked for.
+fn check_import(import: &str) -> Result<(), GuestError> {
+    let (name, version) = import.split_once('@').unwrap_or((import, ""));
+    let (host, host_version) = if wasi::INTERFACES.contains(&name) {
+        (format!("{name}@{WASI_VERSION}"), WASI_VERSION)
+    } else if name
+        .strip_prefix(PACKAGE)
+        .and_then(|rest| rest.strip_prefix('/'))
+        .is_some_and(|interface| INTERFACES.contains(&interface))
+    {
+        (format!("{name}@{VERSION}"), VERSION)
+    } else {
+        return Err(GuestError::UnknownImport { import: import.to_owned(), host: host_interfaces() });
+    };
+    if track(version) == track(host_version) {
+        Ok(())
+    } else {
+        Err(GuestError::WrongVersion { import: import.to_owned(), host })
+    }
+}
+
+/// The part of a semantic version within which versions are compatible: the first number that is not 0 and
+/// what stands before it.
+fn track(version: &str) -> Vec<&str> {
+    let mut track = Vec::new();
+    for part in version.split('.') {
+        track.push(part);
+        if part != "0" {
+            break;
+        }
+    }
+    track
+}
+
+fn host_interfaces() -> Vec<String> {
+    let ours = INTERFACES.iter().map(|name| format!("{PACKAGE}/{name}@{VERSION}"));
+    ours.chain(wasi::INTERFACES.iter().map(|name| format!("{name}@{WASI_VERSION}"))).collect()
+}
+
+fn check_needs(component: &Component, limits: &GuestLimits) -> Result<(), GuestError> {
+    let Some(needs) = component.resources_required() else {
+        return Err(GuestError::WrongType { reason: "the component imports a module".to_owned() });
+    };
+    let memory = needs.max_initial_memory_size.unwrap_or(0).saturating_mul(WASM_PAGE_BYTES);
+    let checks = [
+        ("linear memories", u64::from(needs.num_memories), u64::from(limits.n_memories)),
+        ("bytes of memory", memory, limits.memory_bytes as u64),
+        ("tables", u64::from(needs.num_tables), u64::from(limits.n_tables)),
+        ("table elements", needs.max_initial_table_size.unwrap_or(0), limits.n_table_elements as u64),
+    ];
+    match checks.into_iter().find(|&(_, needed, limit)| needed > limit) {
+        Some((what, needed, limit)) => Err(GuestError::NeedsTooMuch { what, needed, limit }),
+        None => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_interface_of_the_package_is_known() {
+        let wit = std::fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../wit")).expect("the package");
+        let mut interfaces = Vec::new();
+        for file in wit {
+            let text = std::fs::read_to_string(file.expect("an entry").path()).expect("text");
+            assert!(text.contains(&format!("package {PACKAGE}@{VERSION};")), "{text}");
+            let names = text.lines().filter_map(|line| line.strip_prefix("interface ")?.strip_suffix(" {"));
+            interfaces.extend(names.map(str::to_owned));
+        }
+        interfaces.sort();
+        assert_eq!(interfaces, INTERFACES);
+    }
+
+    #[test]
+    fn imports_are_refused_by_name_and_version() {
+        check_import("trellis:host/contexts@0.1.0").expect("ours");
+        check_import("trellis:host/contexts@0.1.7").expect("compatible");
+        check_import("wasi:io/poll@0.2.6").expect("WASI");
+        let error = check_import("trellis:host/contexts@0.2.0").expect_err("another version");
+        assert!(matches!(error, GuestError::WrongVersion { .. }), "{error}");
+        let error = check_import("trellis:host/contexts").expect_err("no version");
+        assert!(matches!(error, GuestError::WrongVersion { .. }), "{error}");
+        for import in ["trellis:host/files@0.1.0", "wasi:sockets/tcp@0.2.0", "run", "trellis:hosts@0.1.0"] {
+            let error = check_import(import).expect_err("unknown");
+            assert!(matches!(error, GuestError::UnknownImport { .. }), "{error}");
+        }
+    }
+
+    #[test]
+    fn the_first_bytes_tell_what_is_no_component() {
+        let limits = GuestLimits { component_bytes: 9, ..GuestLimits::default() };
+        check_kind(b"\0asm\x0d\0\x01\0", &limits).expect("a component");
+        let kinds = [&b""[..], b"\0as", b"\0asm", b"hello, world", b"\0asm\x01\0\0\0"]
+            .map(|bytes| check_kind(bytes, &limits).expect_err("no component"));
+        assert!(matches!(
+            kinds,
+            [
+                GuestError::NotWasm { n_bytes: 0 },
+                GuestError::NotWasm { n_bytes: 3 },
+                GuestError::NotWasm { n_bytes: 4 },
+                GuestError::TooLarge { n_bytes: 12, limit_bytes: 9 },
+                GuestError::CoreModule
+            ]
+        ));
+    }
+}

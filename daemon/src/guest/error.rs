@@ -1,0 +1,243 @@
+//! What can be wrong with a component, and how a guest can end.
+
+use std::io;
+use std::path::PathBuf;
+
+use trellis_engine::account::GuestId;
+
+/// Why a guest cannot be compiled or started.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum GuestError {
+    /// The bytes are not WebAssembly.
+    #[error("not WebAssembly: {n_bytes} bytes that do not begin with `\\0asm`")]
+    NotWasm {
+        /// Length of what was given.
+        n_bytes: usize,
+    },
+    /// The bytes are a core module.
+    #[error("a core WebAssembly module, not a component: build it for the target wasm32-wasip2")]
+    CoreModule,
+    /// The component is too large.
+    #[error("the component has {n_bytes} bytes, more than the limit of {limit_bytes}")]
+    TooLarge {
+        /// Its length.
+        n_bytes: usize,
+        /// The most.
+        limit_bytes: usize,
+    },
+    /// The component is broken, or uses what is switched off.
+    #[error("not a valid component: {reason}")]
+    Invalid {
+        /// What the compiler said.
+        reason: String,
+    },
+    /// The component does not export `run`.
+    #[error("the component exports no `run: func() -> result<_, string>`; it exports: {}", list(.exports))]
+    MissingRun {
+        /// What it exports.
+        exports: Vec<String>,
+    },
+    /// The component asks for an interface that the host does not have.
+    #[error("the component imports {import}, which the host does not have; it has: {}", list(.host))]
+    UnknownImport {
+        /// The import.
+        import: String,
+        /// What the host has.
+        host: Vec<String>,
+    },
+    /// The component asks for another version of an interface.
+    #[error("the component imports {import}, the host has {host}: build the guest against that version")]
+    WrongVersion {
+        /// The import.
+        import: String,
+        /// The interface as the host has it.
+        host: String,
+    },
+    /// An import or export has the right name and another type.
+    #[error("the component does not fit the host: {reason}")]
+    WrongType {
+        /// What does not fit.
+        reason: String,
+    },
+    /// The component needs more from the start than any guest may have.
+    #[error("the component needs {needed} {what}, more than the limit of {limit}")]
+    NeedsTooMuch {
+        /// What it needs.
+        what: &'static str,
+        /// How much.
+        needed: u64,
+        /// The most.
+        limit: u64,
+    },
+    /// The component takes too long to compile.
+    #[error("compiling the component took longer than {limit_ms} ms")]
+    CompileTimeout {
+        /// The most.
+        limit_ms: u64,
+    },
+    /// The compiling process ended without an answer, as it does when its memory is used up.
+    #[error("the compiler ended without a result ({status}); it may use {limit_bytes} bytes of memory")]
+    CompilerDied {
+        /// How it ended.
+        status: String,
+        /// Its bound on memory.
+        limit_bytes: u64,
+    },
+    /// Too many components wait to be compiled.
+    #[error("{n_queued} components wait to be compiled already, the limit is {limit}")]
+    CompileQueueFull {
+        /// Those that wait.
+        n_queued: usize,
+        /// The most.
+        limit: usize,
+    },
+    /// The compiling process could not be run.
+    #[error("{exe}: {source}", exe = .exe.display())]
+    Compiler {
+        /// The executable.
+        exe: PathBuf,
+        /// The reason.
+        source: io::Error,
+    },
+    /// The cache of compiled components cannot be used.
+    #[error("{path}: {reason}", path = .path.display())]
+    Cache {
+        /// The file or folder.
+        path: PathBuf,
+        /// The reason.
+        reason: String,
+    },
+    /// Too many guests run.
+    #[error("{running} guests of the {level} run already, the limit is {limit}")]
+    TooManyGuests {
+        /// `daemon` or `user`.
+        level: &'static str,
+        /// Those that run.
+        running: u32,
+        /// The most.
+        limit: u32,
+    },
+    /// The arguments are too long.
+    #[error("the arguments have {n_bytes} bytes, more than the limit of {limit_bytes}")]
+    ArgumentsTooLarge {
+        /// Their length.
+        n_bytes: usize,
+        /// The most.
+        limit_bytes: usize,
+    },
+    /// No such guest runs.
+    #[error("no guest {} runs", .id.0)]
+    NotRunning {
+        /// The guest.
+        id: GuestId,
+    },
+    /// The host has no model for guests to use.
+    #[error("no model is loaded")]
+    NoModel,
+    /// The wasm runtime could not be set up.
+    #[error("the wasm runtime cannot start: {reason}")]
+    Runtime {
+        /// What it said.
+        reason: String,
+    },
+}
+
+fn list(names: &[String]) -> String {
+    if names.is_empty() { "nothing".to_owned() } else { names.join(", ") }
+}
+
+/// How a guest ended.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum GuestEnd {
+    /// `run` returned.
+    #[error("finished")]
+    Finished,
+    /// `run` returned an error.
+    #[error("{message}")]
+    Failed {
+        /// The error's text.
+        message: String,
+    },
+    /// The guest called `exit` with something else than success.
+    #[error("the guest exited with status {code}")]
+    Exited {
+        /// The status.
+        code: i32,
+    },
+    /// The guest did what wasm or the host API does not allow.
+    #[error("the guest trapped: {reason}")]
+    Trapped {
+        /// The trap, and where in the guest it happened.
+        reason: String,
+    },
+    /// The processor time is used up.
+    #[error("the guest used {used_ms} ms of processor time, the limit is {limit_ms} ms")]
+    CpuExceeded {
+        /// Time used.
+        used_ms: u64,
+        /// The most.
+        limit_ms: u64,
+    },
+    /// The guest gave up after it was denied memory.
+    #[error("the guest asked for {requested_bytes} bytes of memory, the limit is {limit_bytes}")]
+    MemoryExceeded {
+        /// What its memories would have come to.
+        requested_bytes: u64,
+        /// The most.
+        limit_bytes: u64,
+    },
+    /// The guest gave up after it was denied table elements.
+    #[error("the guest asked for {requested} table elements, the limit is {limit}")]
+    TableExceeded {
+        /// What its tables would have come to.
+        requested: u64,
+        /// The most.
+        limit: u64,
+    },
+    /// The guest made an object without room for one more, where the host API has no error to return.
+    #[error("the guest holds {limit} host objects, the limit, and asked for one more")]
+    HandlesExceeded {
+        /// The most.
+        limit: u64,
+    },
+    /// The guest passed too much to the host in one call.
+    #[error("the guest passed more than {limit_bytes} bytes to the host in one call")]
+    CallBytesExceeded {
+        /// The most.
+        limit_bytes: u64,
+    },
+    /// The guest ran too long.
+    #[error("the guest ran for its {limit_ms} ms and was stopped")]
+    DeadlineExceeded {
+        /// The most.
+        limit_ms: u64,
+    },
+    /// The guest was stopped.
+    #[error("the guest was stopped")]
+    Stopped,
+    /// The guest failed because its client went away.
+    #[error("the client went away")]
+    ClientGone,
+    /// The host API panicked; only this guest is harmed.
+    #[error("the host failed while it served the guest: {message}")]
+    Panicked {
+        /// The panic's message.
+        message: String,
+    },
+}
+
+/// Why the host stops a guest from within a call, where the host API has no error for it.
+#[derive(Clone, Copy, Debug, thiserror::Error)]
+pub(crate) enum GuestFault {
+    /// The processor time is used up.
+    #[error("the processor time is used up")]
+    Cpu {
+        /// Time used.
+        used_ms: u64,
+    },
+    /// No room for a host object.
+    #[error("no room for another host object")]
+    Handles,
+}

@@ -1,0 +1,384 @@
+//! The house of all guests: compiles, starts, lists and stops them.
+
+use std::collections::BTreeMap;
+use std::future::Future;
+use std::path::PathBuf;
+use std::pin::Pin;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll};
+use std::time::Instant;
+
+use bytes::Bytes;
+use tokio::task::JoinHandle;
+use tokio_util::sync::{CancellationToken, DropGuard};
+use trellis_engine::EngineHandle;
+use trellis_engine::account::{Account, ActorId, GuestId, Resource, SessionId};
+
+use super::cache::CodeCache;
+use super::compile::{CompileProgress, Compiler, ProgramSource};
+use super::component::{Program, check_kind};
+use super::cpu::CpuClock;
+use super::error::{GuestEnd, GuestError};
+use super::io::GuestIo;
+use super::limits::GuestLimits;
+use super::memory::MemoryGauge;
+use super::programs::Programs;
+use super::run::{Birth, Vitals, live};
+use super::runtime::Runtime;
+
+/// What a host for guests needs.
+#[derive(Debug)]
+pub struct GuestHostConfig {
+    /// What guests may use.
+    pub limits: GuestLimits,
+    /// A folder of the daemon's own for compiled components; made with mode 0700 if it is not there.
+    pub cache_dir: PathBuf,
+    /// The executable that becomes the compiling process with the argument [`COMPILE_WORKER`]; the running
+    /// executable when `None`.
+    ///
+    /// [`COMPILE_WORKER`]: super::COMPILE_WORKER
+    pub compile_exe: Option<PathBuf>,
+    /// The engines of the loaded models; the first is the default.
+    pub engines: Vec<EngineHandle>,
+}
+
+/// Compiles, starts, lists and stops guests.
+pub struct GuestHost {
+    limits: Arc<GuestLimits>,
+    engines: Arc<[EngineHandle]>,
+    runtime: Runtime,
+    compiler: Compiler,
+    cache: CodeCache,
+    programs: Mutex<Programs>,
+    running: Mutex<BTreeMap<GuestId, Arc<Vitals>>>,
+    n_started: AtomicU64,
+}
+
+impl std::fmt::Debug for GuestHost {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("GuestHost").field("limits", &self.limits).finish_non_exhaustive()
+    }
+}
+
+/// A guest to start.
+#[derive(Debug)]
+pub struct Launch {
+    /// What to run.
+    pub program: Program,
+    /// What people call it.
+    pub name: String,
+    /// Who asks.
+    pub actor: ActorId,
+    /// On which connection.
+    pub session: SessionId,
+    /// The session's account, inside its user's.
+    pub account: Arc<Account>,
+    /// What the client gives to the guest.
+    pub arguments: Vec<String>,
+    /// For everything random in the guest.
+    pub seed: u64,
+    /// Less time than the limit allows.
+    pub deadline_ms: Option<u64>,
+}
+
+/// A guest that was started.
+#[derive(Debug)]
+pub struct RunningGuest {
+    /// Its number, unique while the daemon runs.
+    pub id: GuestId,
+    /// How it ends. Dropping this stops the guest.
+    pub end: GuestEnding,
+    /// Stops it.
+    pub stop: GuestStop,
+    /// What it uses.
+    pub account: Arc<Account>,
+}
+
+/// Stops a guest. Cheap to clone.
+#[derive(Clone, Debug)]
+pub struct GuestStop(CancellationToken);
+
+impl GuestStop {
+    /// Stops the guest; nothing happens when it has ended already.
+    pub fn stop(&self) {
+        self.0.cancel();
+    }
+}
+
+/// The end of a guest, once it has come: all that the guest held is freed then. Dropping it stops the guest.
+#[derive(Debug)]
+pub struct GuestEnding {
+    task: JoinHandle<GuestEnd>,
+    _stop: DropGuard,
+}
+
+impl Future for GuestEnding {
+    type Output = GuestEnd;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<GuestEnd> {
+        Pin::new(&mut self.task).poll(cx).map(|joined| match joined {
+            Ok(end) => end,
+            Err(error) if error.is_cancelled() => GuestEnd::Stopped,
+            Err(error) => GuestEnd::Panicked { message: error.to_string() },
+        })
+    }
+}
+
+/// What a guest does at this moment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GuestActivity {
+    /// It computes.
+    Running,
+    /// It waits for the engine, its client or time.
+    Waiting,
+}
+
+/// A guest that runs, as it is listed.
+#[derive(Clone, Debug)]
+pub struct GuestInfo {
+    /// Its number.
+    pub id: GuestId,
+    /// What people call it.
+    pub name: String,
+    /// The BLAKE3 hash of its component.
+    pub hash: blake3::Hash,
+    /// Who started it.
+    pub actor: ActorId,
+    /// On which connection.
+    pub session: SessionId,
+    /// What it does at this moment.
+    pub activity: GuestActivity,
+    /// Time since its start.
+    pub elapsed_ms: u64,
+    /// Processor time.
+    pub cpu_ms: u64,
+    /// Linear memory.
+    pub memory_bytes: u64,
+    /// Tokens computed for it.
+    pub n_tokens: u64,
+    /// KV pages that its contexts hold.
+    pub n_pages: u64,
+    /// Contexts that it has open.
+    pub n_contexts: u64,
+}
+
+/// Takes a guest off the list when dropped.
+struct Listed {
+    host: Arc<GuestHost>,
+    id: GuestId,
+}
+
+impl Drop for Listed {
+    fn drop(&mut self) {
+        self.host.running().remove(&self.id);
+    }
+}
+
+impl GuestHost {
+    /// Sets up the wasm runtime and opens the cache.
+    ///
+    /// # Errors
+    /// There is no engine, the cache folder is not this user's alone, or the runtime cannot start.
+    pub fn new(config: GuestHostConfig) -> Result<Arc<Self>, GuestError> {
+        if config.engines.is_empty() {
+            return Err(GuestError::NoModel);
+        }
+        let limits = Arc::new(config.limits);
+        let runtime = Runtime::new(&limits)?;
+        let cache = CodeCache::open(&config.cache_dir, &runtime.engine, limits.cache_bytes)?;
+        let exe = match config.compile_exe {
+            Some(exe) => exe,
+            None => std::env::current_exe()
+                .map_err(|source| GuestError::Compiler { exe: "the running executable".into(), source })?,
+        };
+        Ok(Arc::new(Self {
+            compiler: Compiler::new(exe, limits.clone()),
+            programs: Mutex::new(Programs::new(limits.n_programs)),
+            engines: config.engines.into(),
+            running: Mutex::default(),
+            n_started: AtomicU64::new(0),
+            limits,
+            runtime,
+            cache,
+        }))
+    }
+
+    /// What guests may use.
+    #[must_use]
+    pub fn limits(&self) -> &GuestLimits {
+        &self.limits
+    }
+
+    /// The engines of the loaded models; the first is the default.
+    #[must_use]
+    pub fn engines(&self) -> &[EngineHandle] {
+        &self.engines
+    }
+
+    fn programs(&self) -> MutexGuard<'_, Programs> {
+        self.programs.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn running(&self) -> MutexGuard<'_, BTreeMap<GuestId, Arc<Vitals>>> {
+        self.running.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The program of a component that was compiled before. May read a file of some megabytes.
+    #[must_use]
+    pub fn lookup(&self, hash: &blake3::Hash) -> Option<Program> {
+        self.find(hash).map(|(program, _)| program)
+    }
+
+    fn find(&self, hash: &blake3::Hash) -> Option<(Program, ProgramSource)> {
+        if let Some(program) = self.programs().get(hash) {
+            return Some((program, ProgramSource::Memory));
+        }
+        let code = self.cache.load(hash)?;
+        let program = Program::load(&self.runtime, &self.limits, *hash, &code).ok()?;
+        self.programs().insert(program.clone());
+        Some((program, ProgramSource::Disk))
+    }
+
+    async fn find_off_thread(self: &Arc<Self>, hash: blake3::Hash) -> Option<(Program, ProgramSource)> {
+        let host = self.clone();
+        tokio::task::spawn_blocking(move || host.find(&hash)).await.expect("looking up does not panic")
+    }
+
+    /// Makes a component ready to start: from memory, from the cache, or by compiling it in a process of its
+    /// own. Dropping the future kills that process.
+    ///
+    /// # Errors
+    /// The component is none, is broken, does not fit the host, or is too much to compile.
+    pub async fn compile(
+        self: &Arc<Self>,
+        wasm: Bytes,
+        mut progress: impl FnMut(CompileProgress) + Send,
+    ) -> Result<Program, GuestError> {
+        check_kind(&wasm, &self.limits)?;
+        let hash = blake3::hash(&wasm);
+        if let Some((program, source)) = self.find_off_thread(hash).await {
+            progress(CompileProgress::Done { source });
+            return Ok(program);
+        }
+        let _turn = self.compiler.turn(&mut progress).await?;
+        // Someone else may have had the same component compiled meanwhile.
+        if let Some((program, source)) = self.find_off_thread(hash).await {
+            progress(CompileProgress::Done { source });
+            return Ok(program);
+        }
+        let code = self.compiler.compile(&wasm, &mut progress).await?;
+        let host = self.clone();
+        let loaded = tokio::task::spawn_blocking(move || {
+            let program = Program::load(&host.runtime, &host.limits, hash, &code)?;
+            if let Err(error) = host.cache.store(&hash, &code) {
+                // The program is there; only the next start of the daemon pays for this.
+                tracing::warn!(%error, "cannot keep a compiled component");
+            }
+            host.programs().insert(program.clone());
+            Ok(program)
+        });
+        let program = loaded.await.expect("loading does not panic")?;
+        progress(CompileProgress::Done { source: ProgramSource::Compiler });
+        Ok(program)
+    }
+
+    /// Starts a guest on the current tokio runtime.
+    ///
+    /// # Errors
+    /// Too many guests run, or the arguments are too long.
+    pub fn start(self: &Arc<Self>, launch: Launch, io: GuestIo) -> Result<RunningGuest, GuestError> {
+        let limits = &self.limits;
+        let n_bytes = launch.arguments.iter().map(String::len).sum();
+        if n_bytes > limits.argument_bytes {
+            return Err(GuestError::ArgumentsTooLarge { n_bytes, limit_bytes: limits.argument_bytes });
+        }
+        let stop = CancellationToken::new();
+        let vitals = Arc::new(Vitals {
+            id: GuestId(self.n_started.fetch_add(1, Ordering::Relaxed) + 1),
+            name: launch.name,
+            hash: launch.program.hash(),
+            actor: launch.actor,
+            session: launch.session,
+            account: Account::new("guest", limits.budget(), Some(launch.account)),
+            started: Instant::now(),
+            cpu: CpuClock::default(),
+            memory: Arc::new(MemoryGauge::default()),
+            stop: stop.clone(),
+        });
+        let listed = self.list(vitals.clone())?;
+        let ticking = self.runtime.ticker.keep_going();
+        let (id, account) = (vitals.id, vitals.account.clone());
+        let birth = Birth {
+            vitals,
+            program: launch.program,
+            limits: limits.clone(),
+            engines: self.engines.clone(),
+            arguments: launch.arguments,
+            seed: launch.seed,
+            deadline_ms: launch.deadline_ms.unwrap_or(u64::MAX).min(limits.deadline_ms),
+            io,
+        };
+        let task = tokio::spawn(async move {
+            let _alive = (listed, ticking);
+            live(birth).await
+        });
+        let end = GuestEnding { task, _stop: stop.clone().drop_guard() };
+        Ok(RunningGuest { id, end, stop: GuestStop(stop), account })
+    }
+
+    /// Puts a guest on the list, if there is room.
+    fn list(self: &Arc<Self>, vitals: Arc<Vitals>) -> Result<Listed, GuestError> {
+        let mut running = self.running();
+        let n_all = running.len() as u32;
+        let n_user = running.values().filter(|guest| guest.actor == vitals.actor).count() as u32;
+        let checks =
+            [("daemon", n_all, self.limits.n_guests), ("user", n_user, self.limits.n_guests_per_user)];
+        for (level, running, limit) in checks {
+            if running >= limit {
+                return Err(GuestError::TooManyGuests { level, running, limit });
+            }
+        }
+        let id = vitals.id;
+        running.insert(id, vitals);
+        Ok(Listed { host: self.clone(), id })
+    }
+
+    /// The guests that run, oldest first.
+    #[must_use]
+    pub fn guests(&self) -> Vec<GuestInfo> {
+        self.running().values().map(|vitals| info(vitals)).collect()
+    }
+
+    /// Stops a guest.
+    ///
+    /// # Errors
+    /// No such guest runs.
+    pub fn stop(&self, id: GuestId) -> Result<(), GuestError> {
+        let running = self.running();
+        let vitals = running.get(&id).ok_or(GuestError::NotRunning { id })?;
+        vitals.stop.cancel();
+        Ok(())
+    }
+}
+
+fn info(vitals: &Vitals) -> GuestInfo {
+    let activity = if vitals.cpu.is_running() { GuestActivity::Running } else { GuestActivity::Waiting };
+    GuestInfo {
+        id: vitals.id,
+        name: vitals.name.clone(),
+        hash: vitals.hash,
+        actor: vitals.actor,
+        session: vitals.session,
+        activity,
+        elapsed_ms: vitals.started.elapsed().as_millis() as u64,
+        cpu_ms: vitals.cpu.used().as_millis() as u64,
+        memory_bytes: vitals.memory.n_bytes(),
+        n_tokens: vitals.account.used(Resource::Tokens),
+        n_pages: vitals.account.used(Resource::Pages),
+        n_contexts: vitals.account.used(Resource::Contexts),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,133 @@
+//! `contexts`
+
+use std::sync::Arc;
+
+use tokio::sync::{Mutex, OwnedMutexGuard};
+use trellis_engine::{Ask, Context, EngineError};
+use wasmtime::component::Resource;
+
+use super::convert::{count, invalid};
+use super::models::encode;
+use super::types::{GuestContext, GuestModel, HostError};
+use crate::guest::bindings::trellis::host::contexts::{Host, HostContext};
+use crate::guest::bindings::trellis::host::models::SpecialTokens;
+use crate::guest::bindings::trellis::host::types::Error as ApiError;
+use crate::guest::store::GuestState;
+
+/// The longest name of a saved context.
+const NAME_BYTES_MAX: usize = 256;
+
+impl GuestState {
+    /// A context of the guest, for as long as a call takes.
+    pub(super) fn lock_context(
+        &self,
+        context: &Resource<GuestContext>,
+    ) -> Result<OwnedMutexGuard<Context>, HostError> {
+        Ok(lock(&self.table.get(context)?.cell))
+    }
+}
+
+/// Locks a context that no other call can hold.
+pub(super) fn lock(cell: &Arc<Mutex<Context>>) -> OwnedMutexGuard<Context> {
+    cell.clone().try_lock_owned().expect("a guest is in one host call at a time")
+}
+
+fn check_name(name: &str) -> Result<(), HostError> {
+    if name.is_empty() || name.len() > NAME_BYTES_MAX {
+        return Err(invalid("name", name, format!("1 to {NAME_BYTES_MAX} bytes")));
+    }
+    Ok(())
+}
+
+impl Host for GuestState {
+    async fn forget(&mut self, name: String) -> Result<(), HostError> {
+        check_name(&name)?;
+        let mut was_there = false;
+        for engine in self.engines.iter() {
+            match engine.forget(&self.owner, &name).await {
+                Ok(()) => was_there = true,
+                Err(EngineError::NotSaved { .. }) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        if was_there { Ok(()) } else { Err(ApiError::NotFound(name).into()) }
+    }
+}
+
+impl HostContext for GuestState {
+    async fn create(&mut self, model: Resource<GuestModel>) -> Result<Resource<GuestContext>, HostError> {
+        let engine = self.table.get(&model)?.engine.clone();
+        let context = Context::create(&engine, self.owner.clone()).await?;
+        self.give(GuestContext::new(context))
+    }
+
+    async fn open(
+        &mut self,
+        model: Resource<GuestModel>,
+        name: String,
+    ) -> Result<Resource<GuestContext>, HostError> {
+        check_name(&name)?;
+        let engine = self.table.get(&model)?.engine.clone();
+        let context = Context::open(&engine, self.owner.clone(), &name).await?;
+        self.give(GuestContext::new(context))
+    }
+
+    async fn append(&mut self, context: Resource<GuestContext>, tokens: Vec<u32>) -> Result<(), HostError> {
+        Ok(self.lock_context(&context)?.append(&tokens).await?)
+    }
+
+    async fn append_text(
+        &mut self,
+        context: Resource<GuestContext>,
+        text: String,
+        special: SpecialTokens,
+    ) -> Result<u32, HostError> {
+        let mut context = self.lock_context(&context)?;
+        let tokens = encode(context.engine(), &text, special)?;
+        context.append(&tokens).await?;
+        Ok(count(tokens.len()))
+    }
+
+    async fn fork(&mut self, context: Resource<GuestContext>) -> Result<Resource<GuestContext>, HostError> {
+        let child = self.lock_context(&context)?.fork().await?;
+        self.give(GuestContext::new(child))
+    }
+
+    async fn truncate(&mut self, context: Resource<GuestContext>, n_tokens: u32) -> Result<(), HostError> {
+        Ok(self.lock_context(&context)?.truncate(n_tokens as usize).await?)
+    }
+
+    fn length(&mut self, context: Resource<GuestContext>) -> wasmtime::Result<u32> {
+        Ok(count(self.table.get(&context)?.lock().tokens().len()))
+    }
+
+    fn capacity(&mut self, context: Resource<GuestContext>) -> wasmtime::Result<u32> {
+        Ok(count(self.table.get(&context)?.lock().capacity()))
+    }
+
+    fn tokens(
+        &mut self,
+        context: Resource<GuestContext>,
+        start: u32,
+        end: u32,
+    ) -> wasmtime::Result<Vec<u32>> {
+        let context = self.table.get(&context)?.lock();
+        let end = (end as usize).min(context.tokens().len());
+        Ok(context.tokens()[(start as usize).min(end)..end].to_vec())
+    }
+
+    async fn prefill(&mut self, context: Resource<GuestContext>) -> Result<(), HostError> {
+        self.lock_context(&context)?.ask(Ask::Prefill).await?.answer().await?;
+        Ok(())
+    }
+
+    async fn save(&mut self, context: Resource<GuestContext>, name: String) -> Result<(), HostError> {
+        check_name(&name)?;
+        Ok(self.lock_context(&context)?.save(&name).await?)
+    }
+
+    fn drop(&mut self, context: Resource<GuestContext>) -> wasmtime::Result<()> {
+        self.table.delete(context)?;
+        Ok(())
+    }
+}

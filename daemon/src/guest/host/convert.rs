@@ -1,0 +1,130 @@
+//! Engine errors and values as the host API has them.
+
+use trellis_engine::batch::{Candidate, Token};
+use trellis_engine::sampling::SamplerError;
+use trellis_engine::{EngineError, EngineHandle, Finish};
+
+use super::types::HostError;
+use crate::guest::bindings::trellis::host::streams::FinishReason;
+use crate::guest::bindings::trellis::host::types::{
+    Argument, BudgetLimit, Candidate as ApiCandidate, ContextLimit, Error as ApiError, ModelPair, TokenRange,
+};
+use crate::guest::log::pieces;
+
+/// Bytes of a wrong value that an error repeats.
+const VALUE_BYTES_MAX: usize = 100;
+
+/// Tokens that end one stream.
+const N_STOP_TOKENS_MAX: usize = 256;
+
+/// The error for an argument outside its range.
+pub(super) fn invalid(name: &str, value: impl ToString, expected: impl Into<String>) -> HostError {
+    let value = value.to_string();
+    let mut shown = pieces(&value, VALUE_BYTES_MAX).next().unwrap_or_default().to_owned();
+    if shown.len() < value.len() {
+        shown.push('…');
+    }
+    ApiError::InvalidArgument(Argument { name: name.to_owned(), value: shown, expected: expected.into() })
+        .into()
+}
+
+/// Checks tokens against a model's vocabulary.
+pub(super) fn check_tokens(engine: &EngineHandle, tokens: &[Token]) -> Result<(), HostError> {
+    let vocab_size = engine.limits().vocab_size;
+    match tokens.iter().find(|&&token| token as usize >= vocab_size) {
+        Some(&token) => Err(token_out_of_range(token, vocab_size).into()),
+        None => Ok(()),
+    }
+}
+
+/// Checks the tokens that end a stream; each token drawn is looked up among them.
+pub(super) fn check_stop_tokens(engine: &EngineHandle, tokens: &[Token]) -> Result<(), HostError> {
+    if tokens.len() > N_STOP_TOKENS_MAX {
+        return Err(invalid("stop-tokens", tokens.len(), format!("at most {N_STOP_TOKENS_MAX}")));
+    }
+    check_tokens(engine, tokens)
+}
+
+/// Checks that two arguments belong to the same model.
+pub(super) fn check_same_model(left: &EngineHandle, right: &EngineHandle) -> Result<(), HostError> {
+    if std::sync::Arc::ptr_eq(left.model(), right.model()) {
+        return Ok(());
+    }
+    let pair = ModelPair { left: left.model().name.clone(), right: right.model().name.clone() };
+    Err(ApiError::ModelMismatch(pair).into())
+}
+
+pub(super) fn finish_reason(finish: Finish) -> FinishReason {
+    match finish {
+        Finish::Stop => FinishReason::Stop,
+        Finish::MaxTokens => FinishReason::MaxTokens,
+        Finish::ContextFull => FinishReason::ContextFull,
+    }
+}
+
+pub(super) fn candidate(Candidate { token, logprob }: Candidate) -> ApiCandidate {
+    ApiCandidate { token, logprob }
+}
+
+/// A length as the host API counts it.
+pub(super) fn count(n: usize) -> u32 {
+    u32::try_from(n).unwrap_or(u32::MAX)
+}
+
+fn token_out_of_range(token: Token, vocab_size: usize) -> ApiError {
+    ApiError::TokenOutOfRange(TokenRange { token, vocab_size: count(vocab_size) })
+}
+
+impl From<EngineError> for HostError {
+    fn from(error: EngineError) -> Self {
+        let text = error.to_string();
+        let refused = match error {
+            EngineError::TokenOutOfRange { token, vocab_size } => token_out_of_range(token, vocab_size),
+            EngineError::ContextFull { n_tokens, n_positions } => ApiError::ContextFull(ContextLimit {
+                n_tokens: count(n_tokens),
+                n_positions: count(n_positions),
+            }),
+            EngineError::TooLong { n_tokens, length } => {
+                return invalid("n-tokens", n_tokens, format!("at most {length}, the length of the context"));
+            }
+            EngineError::EmptyContext => ApiError::EmptyContext,
+            EngineError::Budget(exceeded) => ApiError::BudgetExceeded(BudgetLimit {
+                what: format!("{} of the {}", exceeded.what, exceeded.level),
+                used: exceeded.used,
+                requested: exceeded.requested,
+                limit: exceeded.limit,
+            }),
+            EngineError::NoPages { n_needed, n_pages } => ApiError::BudgetExceeded(BudgetLimit {
+                what: "pages of the device".to_owned(),
+                used: 0,
+                requested: n_needed as u64,
+                limit: n_pages as u64,
+            }),
+            EngineError::Sampler(error) => return error.into(),
+            EngineError::Output(fault) => ApiError::NoToken(fault.to_string()),
+            EngineError::NotSaved { name } => ApiError::NotFound(name),
+            EngineError::Backend(_) | EngineError::Stopped => ApiError::EngineFailed(text),
+        };
+        refused.into()
+    }
+}
+
+impl From<trellis_engine::account::BudgetExceeded> for HostError {
+    fn from(exceeded: trellis_engine::account::BudgetExceeded) -> Self {
+        EngineError::from(exceeded).into()
+    }
+}
+
+impl From<SamplerError> for HostError {
+    fn from(error: SamplerError) -> Self {
+        match error {
+            SamplerError::OutOfRange { name, value, expected } => invalid(name, value, expected),
+            SamplerError::TokenOutOfRange { token, vocab_size } => {
+                token_out_of_range(token, vocab_size).into()
+            }
+            SamplerError::MaskSize { n_tokens, vocab_size } => {
+                invalid("mask", format!("of {n_tokens} tokens"), format!("one of {vocab_size} tokens"))
+            }
+        }
+    }
+}

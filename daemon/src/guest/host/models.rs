@@ -1,0 +1,152 @@
+//! `models`
+
+use trellis_engine::EngineHandle;
+use trellis_engine::model::{
+    ChatError, DecodeStream, Dtype, GenerationPrompt, Message, SpecialText, SpecialTokens as Specials,
+};
+use wasmtime::component::Resource;
+
+use super::convert::{check_tokens, count, invalid};
+use super::types::{GuestDecoder, GuestModel, HostError};
+use crate::guest::bindings::trellis::host::models::{
+    ChatEnd, ChatMessage, Host, HostModel, HostTextDecoder, ModelInfo, SpecialTokens,
+};
+use crate::guest::bindings::trellis::host::types::{Error as ApiError, UnknownName};
+use crate::guest::store::GuestState;
+
+impl Host for GuestState {
+    fn names(&mut self) -> wasmtime::Result<Vec<String>> {
+        Ok(names(&self.engines))
+    }
+}
+
+impl HostModel for GuestState {
+    fn open(&mut self, name: Option<String>) -> Result<Resource<GuestModel>, HostError> {
+        let found = match &name {
+            None => self.engines.first(),
+            Some(name) => self.engines.iter().find(|engine| engine.model().name == *name),
+        };
+        let Some(engine) = found.cloned() else {
+            let known = names(&self.engines);
+            return Err(ApiError::UnknownModel(UnknownName { name: name.unwrap_or_default(), known }).into());
+        };
+        self.give(GuestModel { engine })
+    }
+
+    fn info(&mut self, model: Resource<GuestModel>) -> wasmtime::Result<ModelInfo> {
+        let engine = &self.table.get(&model)?.engine;
+        let (model, limits) = (engine.model(), engine.limits());
+        Ok(ModelInfo {
+            name: model.name.clone(),
+            architecture: model.config.architecture.name().to_owned(),
+            vocab_size: count(limits.vocab_size),
+            n_positions: count(limits.n_positions_max),
+            hidden_size: count(limits.hidden_size),
+            bos_token: model.bos_token,
+            stop_tokens: model.stop_tokens.clone(),
+            device: engine.device().to_owned(),
+            dtype: dtype(model.dtype).to_owned(),
+        })
+    }
+
+    fn encode(
+        &mut self,
+        model: Resource<GuestModel>,
+        text: String,
+        special: SpecialTokens,
+    ) -> Result<Vec<u32>, HostError> {
+        encode(&self.table.get(&model)?.engine, &text, special)
+    }
+
+    fn decode(&mut self, model: Resource<GuestModel>, tokens: Vec<u32>) -> Result<String, HostError> {
+        let engine = &self.table.get(&model)?.engine;
+        check_tokens(engine, &tokens)?;
+        Ok(engine.model().tokenizer.decode(&tokens, SpecialText::Skip))
+    }
+
+    fn token_bytes(&mut self, model: Resource<GuestModel>, token: u32) -> Result<Vec<u8>, HostError> {
+        let engine = &self.table.get(&model)?.engine;
+        check_tokens(engine, &[token])?;
+        // Embeddings past the tokenizer's vocabulary stand for no text.
+        Ok(engine.model().tokenizer.token_bytes(token).unwrap_or_default().to_vec())
+    }
+
+    fn encode_chat(
+        &mut self,
+        model: Resource<GuestModel>,
+        messages: Vec<ChatMessage>,
+        end: ChatEnd,
+    ) -> Result<Vec<u32>, HostError> {
+        let date = self.date;
+        let model = self.table.get(&model)?.engine.model();
+        let Some(template) = &model.chat else {
+            return Err(ApiError::NoChatTemplate(model.name.clone()).into());
+        };
+        let messages = messages.into_iter().map(|ChatMessage { role, content }| {
+            let unknown = |_| invalid("role", &role, "system, user, assistant or tool");
+            Ok(Message { role: role.parse().map_err(unknown)?, content })
+        });
+        let messages: Vec<_> = messages.collect::<Result<_, HostError>>()?;
+        let prompt = match end {
+            ChatEnd::Assistant => GenerationPrompt::Add,
+            ChatEnd::Message => GenerationPrompt::Omit,
+        };
+        let refused = |error: ChatError| ApiError::ChatTemplate(error.to_string());
+        Ok(template.encode(&model.tokenizer, &messages, prompt, date).map_err(refused)?)
+    }
+
+    fn drop(&mut self, model: Resource<GuestModel>) -> wasmtime::Result<()> {
+        self.table.delete(model)?;
+        Ok(())
+    }
+}
+
+impl HostTextDecoder for GuestState {
+    fn new(&mut self, model: Resource<GuestModel>) -> wasmtime::Result<Resource<GuestDecoder>> {
+        let engine = self.table.get(&model)?.engine.clone();
+        self.give_or_trap(GuestDecoder { engine, stream: DecodeStream::new(SpecialText::Skip) })
+    }
+
+    fn push(&mut self, decoder: Resource<GuestDecoder>, token: u32) -> Result<String, HostError> {
+        let GuestDecoder { engine, stream } = self.table.get_mut(&decoder)?;
+        check_tokens(engine, &[token])?;
+        Ok(stream.push(&engine.model().tokenizer, token))
+    }
+
+    fn finish(&mut self, decoder: Resource<GuestDecoder>) -> wasmtime::Result<String> {
+        let decoder = self.table.get_mut(&decoder)?;
+        let stream = std::mem::replace(&mut decoder.stream, DecodeStream::new(SpecialText::Skip));
+        Ok(stream.finish())
+    }
+
+    fn drop(&mut self, decoder: Resource<GuestDecoder>) -> wasmtime::Result<()> {
+        self.table.delete(decoder)?;
+        Ok(())
+    }
+}
+
+fn names(engines: &[EngineHandle]) -> Vec<String> {
+    engines.iter().map(|engine| engine.model().name.clone()).collect()
+}
+
+/// The tokens of a text.
+pub(super) fn encode(
+    engine: &EngineHandle,
+    text: &str,
+    special: SpecialTokens,
+) -> Result<Vec<u32>, HostError> {
+    let special = match special {
+        SpecialTokens::Parse => Specials::Parse,
+        SpecialTokens::AsText => Specials::AsText,
+    };
+    let refused = |error| invalid("text", text, format!("a text that can be encoded: {error}"));
+    engine.model().tokenizer.encode(text, special).map_err(refused)
+}
+
+fn dtype(dtype: Dtype) -> &'static str {
+    match dtype {
+        Dtype::F32 => "f32",
+        Dtype::F16 => "f16",
+        Dtype::Bf16 => "bf16",
+    }
+}

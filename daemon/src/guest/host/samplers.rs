@@ -1,0 +1,192 @@
+//! `samplers`
+
+use std::sync::Arc;
+
+use trellis_engine::EngineHandle;
+use trellis_engine::sampling::{Sampler, TokenMask};
+use wasmtime::component::Resource;
+
+use super::convert::{check_same_model, check_tokens, invalid};
+use super::types::{GuestMask, GuestModel, GuestSampler, HostError};
+use crate::guest::bindings::trellis::host::samplers::{Host, HostSampler, HostTokenMask};
+use crate::guest::store::GuestState;
+
+/// Biased tokens of one sampler. Each costs the engine an addition in every draw, which is shared work; to
+/// allow or forbid many tokens there are masks.
+const N_BIAS_MAX: usize = 1024;
+
+impl GuestSampler {
+    /// The settings for a draw with this model.
+    pub(super) fn for_model(&self, engine: &EngineHandle) -> Result<Arc<Sampler>, HostError> {
+        if let Some(mask_engine) = &self.mask_engine {
+            check_same_model(engine, mask_engine)?;
+        }
+        self.settings.validate(engine.limits().vocab_size)?;
+        Ok(self.settings.clone())
+    }
+}
+
+impl GuestState {
+    /// Checks a change to a sampler by itself, then makes it.
+    fn set(
+        &mut self,
+        sampler: &Resource<GuestSampler>,
+        change: impl Fn(&mut Sampler),
+    ) -> Result<(), HostError> {
+        let mut alone = Sampler::greedy();
+        change(&mut alone);
+        // Tokens are checked against a vocabulary when the sampler is used with a model.
+        alone.validate(usize::MAX)?;
+        change(Arc::make_mut(&mut self.table.get_mut(sampler)?.settings));
+        Ok(())
+    }
+
+    fn mask(
+        &mut self,
+        model: &Resource<GuestModel>,
+        tokens: &[u32],
+        listed: Listed,
+    ) -> Result<Resource<GuestMask>, HostError> {
+        let engine = self.table.get(model)?.engine.clone();
+        check_tokens(&engine, tokens)?;
+        let vocab_size = engine.limits().vocab_size;
+        let (mut mask, allowed) = match listed {
+            Listed::Allowed => (TokenMask::none(vocab_size), true),
+            Listed::Forbidden => (TokenMask::all(vocab_size), false),
+        };
+        for &token in tokens {
+            mask.set(token, allowed);
+        }
+        self.give(GuestMask { engine, mask: Arc::new(mask) })
+    }
+}
+
+/// What a list of tokens says about them.
+enum Listed {
+    Allowed,
+    Forbidden,
+}
+
+impl Host for GuestState {}
+
+impl HostTokenMask for GuestState {
+    fn allow(
+        &mut self,
+        model: Resource<GuestModel>,
+        tokens: Vec<u32>,
+    ) -> Result<Resource<GuestMask>, HostError> {
+        self.mask(&model, &tokens, Listed::Allowed)
+    }
+
+    fn forbid(
+        &mut self,
+        model: Resource<GuestModel>,
+        tokens: Vec<u32>,
+    ) -> Result<Resource<GuestMask>, HostError> {
+        self.mask(&model, &tokens, Listed::Forbidden)
+    }
+
+    fn drop(&mut self, mask: Resource<GuestMask>) -> wasmtime::Result<()> {
+        self.table.delete(mask)?;
+        Ok(())
+    }
+}
+
+impl HostSampler for GuestState {
+    fn new(&mut self, seed: u64) -> wasmtime::Result<Resource<GuestSampler>> {
+        let settings = Arc::new(Sampler { seed, ..Sampler::greedy() });
+        self.give_or_trap(GuestSampler { settings, mask_engine: None })
+    }
+
+    fn with_seed(
+        &mut self,
+        sampler: Resource<GuestSampler>,
+        seed: u64,
+    ) -> wasmtime::Result<Resource<GuestSampler>> {
+        let mut copy = self.table.get(&sampler)?.clone();
+        Arc::make_mut(&mut copy.settings).seed = seed;
+        self.give_or_trap(copy)
+    }
+
+    fn set_temperature(
+        &mut self,
+        sampler: Resource<GuestSampler>,
+        temperature: f32,
+    ) -> Result<(), HostError> {
+        self.set(&sampler, |settings| settings.temperature = temperature)
+    }
+
+    fn set_top_k(&mut self, sampler: Resource<GuestSampler>, k: Option<u32>) -> Result<(), HostError> {
+        self.set(&sampler, |settings| settings.top_k = k)
+    }
+
+    fn set_top_p(&mut self, sampler: Resource<GuestSampler>, p: Option<f32>) -> Result<(), HostError> {
+        self.set(&sampler, |settings| settings.top_p = p)
+    }
+
+    fn set_min_p(&mut self, sampler: Resource<GuestSampler>, p: Option<f32>) -> Result<(), HostError> {
+        self.set(&sampler, |settings| settings.min_p = p)
+    }
+
+    fn set_repetition_penalty(
+        &mut self,
+        sampler: Resource<GuestSampler>,
+        penalty: f32,
+    ) -> Result<(), HostError> {
+        self.set(&sampler, |settings| settings.repetition_penalty = penalty)
+    }
+
+    fn set_frequency_penalty(
+        &mut self,
+        sampler: Resource<GuestSampler>,
+        penalty: f32,
+    ) -> Result<(), HostError> {
+        self.set(&sampler, |settings| settings.frequency_penalty = penalty)
+    }
+
+    fn set_presence_penalty(
+        &mut self,
+        sampler: Resource<GuestSampler>,
+        penalty: f32,
+    ) -> Result<(), HostError> {
+        self.set(&sampler, |settings| settings.presence_penalty = penalty)
+    }
+
+    fn set_penalty_last_n(
+        &mut self,
+        sampler: Resource<GuestSampler>,
+        n: Option<u32>,
+    ) -> Result<(), HostError> {
+        self.set(&sampler, |settings| settings.penalty_last_n = n)
+    }
+
+    fn set_bias(&mut self, sampler: Resource<GuestSampler>, bias: Vec<(u32, f32)>) -> Result<(), HostError> {
+        if bias.len() > N_BIAS_MAX {
+            return Err(invalid("bias", bias.len(), format!("at most {N_BIAS_MAX} tokens")));
+        }
+        self.set(&sampler, |settings| settings.bias.clone_from(&bias))
+    }
+
+    fn set_mask(
+        &mut self,
+        sampler: Resource<GuestSampler>,
+        mask: Option<Resource<GuestMask>>,
+    ) -> Result<(), HostError> {
+        let (mask, engine) = match mask {
+            Some(mask) => {
+                let GuestMask { engine, mask } = self.table.get(&mask)?;
+                (Some(mask.clone()), Some(engine.clone()))
+            }
+            None => (None, None),
+        };
+        let sampler = self.table.get_mut(&sampler)?;
+        Arc::make_mut(&mut sampler.settings).mask = mask;
+        sampler.mask_engine = engine;
+        Ok(())
+    }
+
+    fn drop(&mut self, sampler: Resource<GuestSampler>) -> wasmtime::Result<()> {
+        self.table.delete(sampler)?;
+        Ok(())
+    }
+}

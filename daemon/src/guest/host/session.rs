@@ -1,0 +1,104 @@
+//! `session`
+
+use std::time::Instant;
+
+use serde::de::IgnoredAny;
+use trellis_engine::account::Resource;
+
+use super::convert::invalid;
+use super::types::HostError;
+use crate::guest::bindings::trellis::host::session::{Host, LogLevel, Meter, Usage};
+use crate::guest::bindings::trellis::host::types::{BudgetLimit, Error as ApiError};
+use crate::guest::io::{self, GuestOutput, OutputClosed, OutputSender};
+use crate::guest::log::pieces;
+use crate::guest::store::GuestState;
+
+impl From<OutputClosed> for HostError {
+    fn from(_: OutputClosed) -> Self {
+        ApiError::Cancelled.into()
+    }
+}
+
+/// Sends a text in pieces that the client's credit has room for.
+pub(super) async fn send_text(
+    output: &OutputSender,
+    text: &str,
+    piece_bytes: usize,
+) -> Result<(), HostError> {
+    if text.is_empty() {
+        return Ok(());
+    }
+    for piece in pieces(text, piece_bytes) {
+        output.send(GuestOutput::Text(piece.to_owned())).await?;
+    }
+    Ok(())
+}
+
+impl Host for GuestState {
+    fn arguments(&mut self) -> wasmtime::Result<Vec<String>> {
+        Ok(self.arguments.clone())
+    }
+
+    async fn emit_text(&mut self, text: String) -> Result<(), HostError> {
+        send_text(&self.output, &text, self.limits.output_piece_bytes()).await
+    }
+
+    async fn emit_tokens(&mut self, tokens: Vec<u32>) -> Result<(), HostError> {
+        for piece in tokens.chunks(self.limits.output_piece_bytes() / size_of::<u32>()) {
+            self.output.send(GuestOutput::Tokens(piece.to_vec())).await?;
+        }
+        Ok(())
+    }
+
+    async fn emit_json(&mut self, json: String) -> Result<(), HostError> {
+        if let Err(error) = serde_json::from_str::<IgnoredAny>(&json) {
+            return Err(invalid("json", json, format!("JSON: {error}")));
+        }
+        let (n_bytes, limit) = (json.len() as u64, self.limits.output_whole_bytes() as u64);
+        if n_bytes > limit {
+            return Err(ApiError::BudgetExceeded(BudgetLimit {
+                what: "bytes of one JSON text".to_owned(),
+                used: 0,
+                requested: n_bytes,
+                limit,
+            })
+            .into());
+        }
+        Ok(self.output.send(GuestOutput::Json(json)).await?)
+    }
+
+    async fn receive(&mut self) -> Result<Option<String>, HostError> {
+        Ok(self.input.recv().await)
+    }
+
+    fn log(&mut self, level: LogLevel, line: String) -> wasmtime::Result<()> {
+        let level = match level {
+            LogLevel::Debug => io::LogLevel::Debug,
+            LogLevel::Info => io::LogLevel::Info,
+            LogLevel::Warn => io::LogLevel::Warn,
+            LogLevel::Error => io::LogLevel::Error,
+        };
+        self.log.write(level, &line);
+        Ok(())
+    }
+
+    fn get_usage(&mut self) -> wasmtime::Result<Usage> {
+        let account = &self.owner.account;
+        let meter = |resource| Meter { used: account.used(resource), limit: account.limit(resource) };
+        Ok(Usage {
+            tokens: meter(Resource::Tokens),
+            pages: meter(Resource::Pages),
+            contexts: meter(Resource::Contexts),
+            tokens_in_vain: account.n_tokens_in_vain(),
+            tokens_cached: account.n_tokens_cached(),
+        })
+    }
+
+    fn deadline_ms(&mut self) -> wasmtime::Result<u64> {
+        Ok(self.deadline.saturating_duration_since(Instant::now()).as_millis() as u64)
+    }
+
+    fn seed(&mut self) -> wasmtime::Result<u64> {
+        Ok(self.seed)
+    }
+}

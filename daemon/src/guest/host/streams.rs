@@ -1,0 +1,99 @@
+//! `streams`: one token at a time. `generate` is in its own file.
+
+use trellis_engine::{Ahead, Pull, RunSettings};
+use wasmtime::component::Resource;
+
+use super::contexts::lock;
+use super::convert::{candidate, check_stop_tokens, finish_reason};
+use super::types::{GuestContext, GuestSampler, GuestStream, HostError};
+use crate::guest::bindings::trellis::host::streams::{
+    Completion, FinishReason, GenerateRequest, Host, HostStream, StreamOptions,
+};
+use crate::guest::bindings::trellis::host::types::Candidate;
+use crate::guest::store::GuestState;
+
+impl Host for GuestState {
+    async fn generate(&mut self, requests: Vec<GenerateRequest>) -> Result<Vec<Completion>, HostError> {
+        self.generate_all(requests).await
+    }
+}
+
+impl HostStream for GuestState {
+    fn open(
+        &mut self,
+        context: Resource<GuestContext>,
+        sampler: Resource<GuestSampler>,
+        options: StreamOptions,
+    ) -> Result<Resource<GuestStream>, HostError> {
+        let cell = self.table.get(&context)?.cell.clone();
+        let context = lock(&cell);
+        let settings = self.settings_for(&sampler, &context)?;
+        check_stop_tokens(context.engine(), &options.stop_tokens)?;
+        drop(context);
+        let key = self.next_run_key();
+        let n_tokens_max = options.max_tokens.map(|n| n as usize);
+        self.give(GuestStream {
+            cell,
+            settings,
+            key,
+            n_tokens_max,
+            n_given: 0,
+            stop_tokens: options.stop_tokens.into(),
+            finish: (n_tokens_max == Some(0)).then_some(FinishReason::MaxTokens),
+        })
+    }
+
+    async fn next(&mut self, stream: Resource<GuestStream>) -> Result<Option<Candidate>, HostError> {
+        let stream = self.table.get_mut(&stream)?;
+        if stream.finish.is_some() {
+            return Ok(None);
+        }
+        let mut context = lock(&stream.cell);
+        let settings = || RunSettings {
+            sampler: stream.settings.clone(),
+            stop_tokens: stream.stop_tokens.clone(),
+            // A run that starts after an interruption has only what is left.
+            n_tokens_max: stream.n_tokens_max.map(|n| n - stream.n_given),
+            ahead: Ahead::Adaptive,
+        };
+        match context.pull(stream.key, settings).await? {
+            Pull::Token(token) => {
+                stream.n_given += 1;
+                // Decided here and not by the engine alone: whatever happens to the context from now on, the
+                // stream has ended.
+                if stream.stop_tokens.contains(&token.token) {
+                    stream.finish = Some(FinishReason::Stop);
+                } else if stream.n_tokens_max == Some(stream.n_given) {
+                    stream.finish = Some(FinishReason::MaxTokens);
+                }
+                Ok(Some(candidate(token)))
+            }
+            Pull::Finished(finish) => {
+                stream.finish = Some(finish_reason(finish));
+                Ok(None)
+            }
+        }
+    }
+
+    fn set_sampler(
+        &mut self,
+        stream: Resource<GuestStream>,
+        sampler: Resource<GuestSampler>,
+    ) -> Result<(), HostError> {
+        let settings = self.settings_for(&sampler, &lock(&self.table.get(&stream)?.cell))?;
+        let key = self.next_run_key();
+        let stream = self.table.get_mut(&stream)?;
+        // A new key makes the engine forget what it decoded ahead with the old settings.
+        (stream.settings, stream.key) = (settings, key);
+        Ok(())
+    }
+
+    fn finish(&mut self, stream: Resource<GuestStream>) -> wasmtime::Result<Option<FinishReason>> {
+        Ok(self.table.get(&stream)?.finish)
+    }
+
+    fn drop(&mut self, stream: Resource<GuestStream>) -> wasmtime::Result<()> {
+        self.table.delete(stream)?;
+        Ok(())
+    }
+}

@@ -1,0 +1,458 @@
+//! The host API called as the generated bindings call it.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use tokio::sync::mpsc;
+use trellis_engine::account::{Account, ActorId, Budget, GuestId, Owner, Resource as Metered, SessionId};
+use trellis_engine::cpu::{CpuBackend, CpuOptions};
+use trellis_engine::model::Model;
+use trellis_engine::{Engine, EngineSettings};
+use wasmtime::component::{Resource, ResourceTable};
+
+use super::types::{GuestContext, GuestModel, GuestSampler, GuestStream, HostError};
+use crate::guest::bindings::trellis::host::contexts::{Host as _, HostContext};
+use crate::guest::bindings::trellis::host::decoding::{Host as _, ScoreRequest, StepRequest};
+use crate::guest::bindings::trellis::host::models::{ChatEnd, ChatMessage, HostModel, SpecialTokens};
+use crate::guest::bindings::trellis::host::samplers::{HostSampler, HostTokenMask};
+use crate::guest::bindings::trellis::host::session::Host as _;
+use crate::guest::bindings::trellis::host::streams::{
+    Emit, FinishReason, GenerateRequest, Host as _, HostStream, StreamOptions,
+};
+use crate::guest::bindings::trellis::host::types::Error as ApiError;
+use crate::guest::io::{GuestOutput, OutputReceiver, output_channel};
+use crate::guest::limits::GuestLimits;
+use crate::guest::log::LogSink;
+use crate::guest::memory::{MemoryGauge, MemoryLimiter};
+use crate::guest::store::GuestState;
+use crate::guest::wasi;
+
+struct Guest {
+    state: GuestState,
+    client: OutputReceiver,
+    _engines: Vec<Engine>,
+}
+
+fn engine(name: &str) -> Engine {
+    let source = crate::bundled::source(name).expect("bundled");
+    let model = Arc::new(Model::open(name, &source).expect("a whole model"));
+    let options =
+        CpuOptions { n_pages: 1024, n_host_pages: 64, n_threads: None, n_rows_max: 64, n_tokens_max: 512 };
+    let backend = CpuBackend::new(&model, &options).expect("a backend");
+    Engine::start(model, Box::new(backend), EngineSettings::default())
+}
+
+fn guest_with(limits: GuestLimits) -> Guest {
+    let engines = vec![engine("tiny"), engine("draft")];
+    let limits = Arc::new(limits);
+    let (output, client) = output_channel(limits.output_bytes_in_flight);
+    let log = Arc::new(LogSink::new(output.clone(), limits.log_bytes));
+    let session = Account::new("session", Budget::UNLIMITED, None);
+    let owner = Owner {
+        actor: ActorId(1),
+        session: SessionId(1),
+        guest: GuestId(1),
+        account: Account::new("guest", limits.budget(), Some(session)),
+    };
+    let state = GuestState {
+        table: ResourceTable::new(),
+        wasi: wasi::context(1, &log, &limits),
+        memory: MemoryLimiter::new(&limits, Arc::new(MemoryGauge::default())),
+        engines: engines.iter().map(|engine| engine.handle().clone()).collect(),
+        owner,
+        output,
+        input: mpsc::channel(1).1,
+        log,
+        arguments: Vec::new(),
+        seed: 1,
+        deadline: Instant::now() + Duration::from_secs(60),
+        date: None,
+        n_run_keys: 0,
+        limits,
+    };
+    Guest { state, client, _engines: engines }
+}
+
+fn guest() -> Guest {
+    guest_with(GuestLimits::default())
+}
+
+/// Another name for a handle, as the guest has it each time that it passes a borrow.
+fn again<T: 'static>(handle: &Resource<T>) -> Resource<T> {
+    Resource::new_borrow(handle.rep())
+}
+
+#[track_caller]
+fn refused<T: std::fmt::Debug>(result: Result<T, HostError>) -> ApiError {
+    match result.expect_err("refused") {
+        HostError::Refused(error) => error,
+        HostError::Fault(fault) => panic!("a fault: {fault}"),
+    }
+}
+
+impl Guest {
+    fn model(&mut self, name: &str) -> Resource<GuestModel> {
+        HostModel::open(&mut self.state, Some(name.to_owned())).expect("loaded")
+    }
+
+    async fn context(&mut self, text: &str) -> Resource<GuestContext> {
+        let model = self.model("tiny");
+        let bos = self.state.info(again(&model)).expect("a model").bos_token;
+        let context = self.state.create(model).await.expect("a context");
+        self.state.append(again(&context), bos.into_iter().collect()).await.expect("appended");
+        self.state
+            .append_text(again(&context), text.to_owned(), SpecialTokens::AsText)
+            .await
+            .expect("appended");
+        context
+    }
+
+    fn sampler(&mut self, seed: u64, temperature: f32) -> Resource<GuestSampler> {
+        let sampler = HostSampler::new(&mut self.state, seed).expect("room");
+        self.state.set_temperature(again(&sampler), temperature).expect("in range");
+        sampler
+    }
+
+    fn stream(
+        &mut self,
+        context: &Resource<GuestContext>,
+        sampler: &Resource<GuestSampler>,
+        max_tokens: Option<u32>,
+    ) -> Resource<GuestStream> {
+        let options = StreamOptions { max_tokens, stop_tokens: Vec::new() };
+        HostStream::open(&mut self.state, again(context), again(sampler), options).expect("a stream")
+    }
+
+    async fn next(&mut self, stream: &Resource<GuestStream>) -> Option<u32> {
+        self.state.next(again(stream)).await.expect("a token or the end").map(|token| token.token)
+    }
+
+    async fn step(&mut self, context: &Resource<GuestContext>, sampler: &Resource<GuestSampler>) -> u32 {
+        let request = StepRequest { context: again(context), sampler: again(sampler) };
+        self.state.step(vec![request]).await.expect("a token")[0].token
+    }
+
+    fn tokens(&mut self, context: &Resource<GuestContext>) -> Vec<u32> {
+        self.state.tokens(again(context), 0, u32::MAX).expect("a context")
+    }
+
+    fn request(&self, context: &Resource<GuestContext>, sampler: &Resource<GuestSampler>) -> GenerateRequest {
+        GenerateRequest {
+            context: again(context),
+            sampler: again(sampler),
+            max_tokens: Some(40),
+            stop_tokens: Vec::new(),
+            stop_strings: Vec::new(),
+            emit: Emit::Nothing,
+        }
+    }
+}
+
+/// What a guest can do between two tokens of a stream.
+#[derive(Clone, Copy, Debug)]
+enum Meanwhile {
+    Nothing,
+    Append,
+    Truncate,
+    Fork,
+    Ask,
+    ChangeSampler,
+    OtherStream,
+}
+
+#[tokio::test]
+async fn a_stream_gives_what_steps_give_whatever_happens_meanwhile() {
+    let mut guest = guest();
+    for meanwhile in [
+        Meanwhile::Nothing,
+        Meanwhile::Append,
+        Meanwhile::Truncate,
+        Meanwhile::Fork,
+        Meanwhile::Ask,
+        Meanwhile::ChangeSampler,
+        Meanwhile::OtherStream,
+    ] {
+        let streamed = guest.context("Once upon a time").await;
+        let stepped = guest.context("Once upon a time").await;
+        let mut sampler = guest.sampler(3, 1.0);
+        let stream = guest.stream(&streamed, &sampler, None);
+        for idx in 0..12 {
+            let token = guest.next(&stream).await.expect("no end yet");
+            assert_eq!(token, guest.step(&stepped, &sampler).await, "{meanwhile:?}, token {idx}");
+            if idx % 3 != 2 {
+                continue;
+            }
+            let length = guest.state.length(again(&streamed)).expect("a context");
+            for context in [&streamed, &stepped] {
+                match meanwhile {
+                    Meanwhile::Nothing | Meanwhile::ChangeSampler => {}
+                    Meanwhile::Append => {
+                        guest.state.append(again(context), vec![40, 41]).await.expect("appended");
+                    }
+                    Meanwhile::Truncate => {
+                        guest.state.truncate(again(context), length - 2).await.expect("shorter");
+                    }
+                    Meanwhile::Fork => {
+                        let fork = guest.state.fork(again(context)).await.expect("a fork");
+                        guest.step(&fork, &sampler).await;
+                        HostContext::drop(&mut guest.state, fork).expect("there");
+                    }
+                    Meanwhile::Ask => {
+                        guest.state.top(vec![again(context)], 3).await.expect("a distribution");
+                    }
+                    Meanwhile::OtherStream => {
+                        let other = guest.stream(context, &sampler, Some(2));
+                        while guest.next(&other).await.is_some() {}
+                        let finish = HostStream::finish(&mut guest.state, again(&other)).expect("a stream");
+                        assert_eq!(finish, Some(FinishReason::MaxTokens));
+                    }
+                }
+            }
+            if matches!(meanwhile, Meanwhile::ChangeSampler) {
+                sampler = guest.sampler(100 + idx, 0.7);
+                guest.state.set_sampler(again(&stream), again(&sampler)).expect("changed");
+            }
+        }
+        assert_eq!(guest.tokens(&streamed), guest.tokens(&stepped), "{meanwhile:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_stream_counts_its_tokens_and_stays_ended() {
+    let mut guest = guest();
+    let context = guest.context("The answer is").await;
+    let sampler = guest.sampler(3, 1.0);
+    let stream = guest.stream(&context, &sampler, Some(5));
+    let mut n_given = 0;
+    while guest.next(&stream).await.is_some() {
+        n_given += 1;
+        guest.state.append(again(&context), vec![50]).await.expect("appended");
+    }
+    assert_eq!(n_given, 5, "appended tokens are not the stream's");
+    assert!(guest.next(&stream).await.is_none());
+
+    // A stop token is given and ends the stream, even if the guest goes on with the context.
+    let stop = {
+        let fork = guest.state.fork(again(&context)).await.expect("a fork");
+        guest.step(&fork, &sampler).await;
+        guest.step(&fork, &sampler).await
+    };
+    let options = StreamOptions { max_tokens: None, stop_tokens: vec![stop] };
+    let stream =
+        HostStream::open(&mut guest.state, again(&context), again(&sampler), options).expect("a stream");
+    let mut last = None;
+    while let Some(token) = guest.next(&stream).await {
+        last = Some(token);
+    }
+    assert_eq!(last, Some(stop));
+    guest.state.append(again(&context), vec![50]).await.expect("appended");
+    assert!(guest.next(&stream).await.is_none());
+    assert_eq!(
+        HostStream::finish(&mut guest.state, again(&stream)).expect("a stream"),
+        Some(FinishReason::Stop)
+    );
+
+    // The stream alone keeps the context alive.
+    let stream = guest.stream(&context, &sampler, None);
+    HostContext::drop(&mut guest.state, context).expect("there");
+    assert!(guest.next(&stream).await.is_some());
+    assert_eq!(guest.state.owner.account.used(Metered::Contexts), 2, "the fork and the stream's");
+}
+
+#[tokio::test]
+async fn generate_is_many_streams_at_once() {
+    let mut guest = guest();
+    let mut expected = Vec::new();
+    let mut requests = Vec::new();
+    let mut contexts = Vec::new();
+    for seed in 0..3 {
+        let alone = guest.context("Once upon a time").await;
+        let sampler = guest.sampler(seed, 1.0);
+        let mut tokens = Vec::new();
+        for _ in 0..40 {
+            tokens.push(guest.step(&alone, &sampler).await);
+        }
+        expected.push(tokens);
+        let context = guest.context("Once upon a time").await;
+        requests.push(guest.request(&context, &sampler));
+        contexts.push(context);
+    }
+    let completions = guest.state.generate(requests).await.expect("three texts");
+    for ((completion, expected), context) in completions.iter().zip(&expected).zip(&contexts) {
+        assert_eq!(completion.tokens, *expected);
+        assert_eq!(completion.finish, FinishReason::MaxTokens);
+        assert!(completion.logprob < 0.0);
+        assert!(guest.tokens(context).ends_with(expected));
+        let model = guest.model("tiny");
+        assert_eq!(completion.text, guest.state.decode(model, expected.clone()).expect("text"));
+    }
+}
+
+#[tokio::test]
+async fn a_stop_string_ends_the_text_before_it() {
+    let mut guest = guest();
+    let sampler = guest.sampler(0, 0.0);
+    let free = guest.context("Once upon a time").await;
+    let request = guest.request(&free, &sampler);
+    let [all] = guest.state.generate(vec![request]).await.expect("a text").try_into().expect("one");
+    let middle = all.text.char_indices().nth(all.text.chars().count() / 2).expect("some text").0;
+    let end = all.text[middle..].char_indices().nth(3).expect("more text").0 + middle;
+    let stop = all.text[middle..end].to_owned();
+    let context = guest.context("Once upon a time").await;
+    let n_before = guest.tokens(&context).len();
+    let request = GenerateRequest {
+        stop_strings: vec![stop.clone()],
+        emit: Emit::Text,
+        ..guest.request(&context, &sampler)
+    };
+    let [stopped] = guest.state.generate(vec![request]).await.expect("a text").try_into().expect("one");
+    assert_eq!(stopped.finish, FinishReason::Stop);
+    assert_eq!(stopped.text, all.text[..all.text.find(&stop).expect("taken from it")]);
+    assert!(all.tokens.starts_with(&stopped.tokens) && stopped.tokens.len() < all.tokens.len());
+    assert_eq!(guest.tokens(&context)[n_before..], stopped.tokens);
+    let mut shown = String::new();
+    while shown.len() < stopped.text.len() {
+        let Some(GuestOutput::Text(piece)) = guest.client.recv().await else { panic!("text") };
+        shown += &piece;
+    }
+    assert_eq!(shown, stopped.text);
+    // Nothing that was decoded ahead is left in the context.
+    let next = guest.step(&context, &sampler).await;
+    assert_eq!(next, all.tokens[stopped.tokens.len()]);
+}
+
+#[tokio::test]
+async fn a_failed_generation_leaves_every_context_as_it_was() {
+    let mut guest = guest();
+    let (good, bad) = (guest.context("Once").await, guest.context("upon").await);
+    let sampler = guest.sampler(1, 1.0);
+    let model = guest.model("tiny");
+    let nothing = HostTokenMask::allow(&mut guest.state, model, Vec::new()).expect("a mask");
+    let stuck = guest.sampler(1, 1.0);
+    guest.state.set_mask(again(&stuck), Some(nothing)).expect("set");
+    let before = [guest.tokens(&good), guest.tokens(&bad)];
+    let requests = vec![guest.request(&good, &sampler), guest.request(&bad, &stuck)];
+    let error = refused(guest.state.generate(requests).await);
+    assert!(matches!(error, ApiError::NoToken(_)), "{error:?}");
+    assert_eq!([guest.tokens(&good), guest.tokens(&bad)], before);
+}
+
+#[tokio::test]
+async fn mistakes_are_typed_errors_with_value_and_limit() {
+    let mut guest = guest();
+    let error = refused(HostModel::open(&mut guest.state, Some("llama".to_owned())));
+    let ApiError::UnknownModel(unknown) = error else { panic!("{error:?}") };
+    assert_eq!(
+        (unknown.name.as_str(), unknown.known),
+        ("llama", vec!["tiny".to_owned(), "draft".to_owned()])
+    );
+
+    let sampler = guest.sampler(1, 1.0);
+    for error in [
+        refused(guest.state.set_temperature(again(&sampler), f32::NAN)),
+        refused(guest.state.set_top_p(again(&sampler), Some(0.0))),
+        refused(guest.state.set_min_p(again(&sampler), Some(1.5))),
+        refused(guest.state.set_top_k(again(&sampler), Some(0))),
+        refused(guest.state.set_repetition_penalty(again(&sampler), -1.0)),
+        refused(guest.state.set_frequency_penalty(again(&sampler), f32::INFINITY)),
+        refused(guest.state.set_bias(again(&sampler), vec![(1, f32::NAN)])),
+    ] {
+        let ApiError::InvalidArgument(argument) = error else { panic!("{error:?}") };
+        assert!(!argument.value.is_empty() && !argument.expected.is_empty(), "{argument:?}");
+    }
+    assert_eq!(guest.state.table.get(&sampler).expect("there").settings.temperature, 1.0, "nothing changed");
+
+    let context = guest.context("Once").await;
+    let vocab_size = 4096;
+    let error = refused(guest.state.append(again(&context), vec![vocab_size]).await);
+    let ApiError::TokenOutOfRange(range) = error else { panic!("{error:?}") };
+    assert_eq!((range.token, range.vocab_size), (vocab_size, vocab_size));
+    guest.state.set_bias(again(&sampler), vec![(vocab_size, 1.0)]).expect("checked when it is used");
+    let request = StepRequest { context: again(&context), sampler: again(&sampler) };
+    assert!(matches!(refused(guest.state.step(vec![request]).await), ApiError::TokenOutOfRange(_)));
+
+    let capacity = guest.state.capacity(again(&context)).expect("a context");
+    let error = refused(guest.state.append(again(&context), vec![1; capacity as usize]).await);
+    let ApiError::ContextFull(limit) = error else { panic!("{error:?}") };
+    assert_eq!(limit.n_positions, capacity);
+    assert!(limit.n_tokens > capacity);
+    assert!(matches!(
+        refused(guest.state.truncate(again(&context), 1_000).await),
+        ApiError::InvalidArgument(argument) if argument.value == "1000"
+    ));
+
+    let twice = vec![again(&context), again(&context)];
+    assert!(matches!(refused(guest.state.top(twice, 3).await), ApiError::InvalidArgument(_)));
+    assert!(matches!(refused(guest.state.top(vec![again(&context)], 0).await), ApiError::InvalidArgument(_)));
+    let empty = vec![ScoreRequest { context: again(&context), continuation: Vec::new() }];
+    assert!(matches!(refused(guest.state.score(empty).await), ApiError::InvalidArgument(_)));
+
+    let tiny = guest.model("tiny");
+    let bare = guest.state.create(tiny).await.expect("a context");
+    assert!(matches!(refused(guest.state.embedding(again(&bare)).await), ApiError::EmptyContext));
+
+    let draft = guest.model("draft");
+    let mask = HostTokenMask::allow(&mut guest.state, again(&draft), vec![1]).expect("a mask");
+    let masked = guest.sampler(1, 1.0);
+    guest.state.set_mask(again(&masked), Some(mask)).expect("set");
+    let request = StepRequest { context: again(&context), sampler: masked };
+    assert!(matches!(refused(guest.state.step(vec![request]).await), ApiError::ModelMismatch(_)));
+
+    let missing = refused(HostContext::open(&mut guest.state, again(&draft), "nothing".to_owned()).await);
+    assert!(matches!(missing, ApiError::NotFound(name) if name == "nothing"));
+    assert!(matches!(refused(guest.state.forget("nothing".to_owned()).await), ApiError::NotFound(_)));
+    assert!(matches!(refused(guest.state.forget(String::new()).await), ApiError::InvalidArgument(_)));
+
+    let message = ChatMessage { role: "wizard".to_owned(), content: "hi".to_owned() };
+    let error = refused(guest.state.encode_chat(draft, vec![message], ChatEnd::Assistant));
+    assert!(!matches!(error, ApiError::ChatTemplate(_)), "the role is wrong, not the template: {error:?}");
+    assert!(matches!(refused(guest.state.emit_json("{".to_owned()).await), ApiError::InvalidArgument(_)));
+}
+
+#[tokio::test]
+async fn budgets_say_their_numbers() {
+    let mut guest = guest_with(GuestLimits { n_contexts: 2, ..GuestLimits::default() });
+    guest.state.table.set_max_capacity(6);
+    let context = guest.context("Once").await;
+    let _fork = guest.state.fork(again(&context)).await.expect("a second");
+    let error = refused(guest.state.fork(again(&context)).await);
+    let ApiError::BudgetExceeded(budget) = error else { panic!("{error:?}") };
+    assert_eq!(
+        (budget.what.as_str(), budget.used, budget.requested, budget.limit),
+        ("contexts of the guest", 2, 1, 2)
+    );
+
+    let used = guest.state.get_usage().expect("usage").tokens.used;
+    let row = guest.state.full(again(&context)).await.expect("a row");
+    assert_eq!(row.len(), 4096);
+    let sum: f32 = row.iter().map(|logprob| logprob.exp()).sum();
+    assert!((sum - 1.0).abs() <= 1e-3, "{sum}");
+    let metered = guest.state.get_usage().expect("usage").tokens.used - used;
+    let n_computed = guest.tokens(&context).len() as u64;
+    assert!(
+        (4..=4 + n_computed).contains(&metered),
+        "4096 entries are 4 tokens, on top of the context's: {metered}"
+    );
+
+    while guest.state.table.push(()).is_ok() {}
+    let error = refused(HostModel::open(&mut guest.state, None));
+    assert!(matches!(error, ApiError::BudgetExceeded(budget) if budget.what.contains("host objects")));
+}
+
+#[tokio::test]
+async fn a_slow_client_holds_up_its_guest_and_a_lost_one_cancels() {
+    let mut guest = guest_with(GuestLimits { output_bytes_in_flight: 64, ..GuestLimits::default() });
+    let text = "é".repeat(100);
+    let waited = tokio::time::timeout(Duration::from_millis(50), guest.state.emit_text(text.clone())).await;
+    assert!(waited.is_err(), "200 bytes do not fit in 64");
+    let error = refused(guest.state.emit_json(format!("\"{text}\"")).await);
+    assert!(
+        matches!(error, ApiError::BudgetExceeded(budget) if budget.limit == 64 && budget.requested == 202)
+    );
+    let Guest { mut state, client, _engines } = guest;
+    let (sent, ()) = tokio::join!(state.emit_tokens(vec![1; 100]), async {
+        tokio::time::sleep(Duration::from_millis(20)).await;
+        drop(client);
+    });
+    assert!(matches!(refused(sent), ApiError::Cancelled));
+}

@@ -1,0 +1,95 @@
+//! What stands behind the handles of a guest.
+#![expect(unreachable_pub, reason = "the generated bindings re-export these types")]
+
+use std::sync::Arc;
+
+use tokio::sync::{Mutex, MutexGuard};
+use trellis_engine::batch::Token;
+use trellis_engine::model::DecodeStream;
+use trellis_engine::sampling::{Sampler, TokenMask};
+use trellis_engine::{Context, EngineHandle, RunKey};
+
+use crate::guest::bindings::trellis::host::streams::FinishReason;
+use crate::guest::bindings::trellis::host::types::{Error as ApiError, Host};
+use crate::guest::store::GuestState;
+
+/// `model`
+pub struct GuestModel {
+    pub(crate) engine: EngineHandle,
+}
+
+/// `text-decoder`
+pub struct GuestDecoder {
+    pub(crate) engine: EngineHandle,
+    pub(crate) stream: DecodeStream,
+}
+
+/// `context`. Streams over it keep the cell alive.
+pub struct GuestContext {
+    pub(crate) cell: Arc<Mutex<Context>>,
+}
+
+impl GuestContext {
+    pub(crate) fn new(context: Context) -> Self {
+        Self { cell: Arc::new(Mutex::new(context)) }
+    }
+
+    pub(crate) fn lock(&self) -> MutexGuard<'_, Context> {
+        self.cell.try_lock().expect("a guest is in one host call at a time")
+    }
+}
+
+/// `token-mask`
+pub struct GuestMask {
+    pub(crate) engine: EngineHandle,
+    pub(crate) mask: Arc<TokenMask>,
+}
+
+/// `sampler`
+#[derive(Clone)]
+pub struct GuestSampler {
+    pub(crate) settings: Arc<Sampler>,
+    /// The model that the mask was made for.
+    pub(crate) mask_engine: Option<EngineHandle>,
+}
+
+/// `stream`
+pub struct GuestStream {
+    pub(crate) cell: Arc<Mutex<Context>>,
+    pub(crate) settings: Arc<Sampler>,
+    pub(crate) key: RunKey,
+    pub(crate) n_tokens_max: Option<usize>,
+    pub(crate) n_given: usize,
+    pub(crate) stop_tokens: Arc<[Token]>,
+    pub(crate) finish: Option<FinishReason>,
+}
+
+/// What a host function returns instead of a value.
+#[derive(Debug)]
+pub enum HostError {
+    /// An error of the host API.
+    Refused(ApiError),
+    /// Something that ends the guest.
+    Fault(wasmtime::Error),
+}
+
+impl From<ApiError> for HostError {
+    fn from(error: ApiError) -> Self {
+        Self::Refused(error)
+    }
+}
+
+impl From<wasmtime::component::ResourceTableError> for HostError {
+    fn from(error: wasmtime::component::ResourceTableError) -> Self {
+        Self::Fault(error.into())
+    }
+}
+
+impl Host for GuestState {
+    fn convert_error(&mut self, error: HostError) -> wasmtime::Result<ApiError> {
+        match error {
+            HostError::Refused(error) => Ok(error),
+            HostError::Fault(fault) => Err(fault),
+        }
+    }
+}

@@ -1,0 +1,141 @@
+//! What flows between a guest and its session.
+
+use std::sync::Arc;
+
+use tokio::sync::{Semaphore, mpsc};
+
+/// Something a guest sends to its client.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum GuestOutput {
+    /// Text.
+    Text(String),
+    /// Tokens of the guest's model.
+    Tokens(Vec<u32>),
+    /// One JSON text.
+    Json(String),
+    /// A line for the log.
+    Log {
+        /// How much it matters.
+        level: LogLevel,
+        /// The line.
+        line: String,
+    },
+}
+
+/// How much a log line matters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum LogLevel {
+    /// For who writes the guest.
+    Debug,
+    /// For who runs it.
+    Info,
+    /// Something unexpected that the guest went around.
+    Warn,
+    /// Something that failed.
+    Error,
+}
+
+impl GuestOutput {
+    /// Bytes that count against the client's credit; at least 1, so that empty outputs are bounded too.
+    #[must_use]
+    pub fn n_bytes(&self) -> usize {
+        let n = match self {
+            Self::Text(text) | Self::Json(text) => text.len(),
+            Self::Tokens(tokens) => tokens.len() * size_of::<u32>(),
+            Self::Log { line, .. } => line.len(),
+        };
+        n.max(1)
+    }
+}
+
+/// The client is gone and nothing more can be sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the client is gone")]
+pub struct OutputClosed;
+
+/// A guest's end of its output: waits while the client's credit is used up.
+#[derive(Clone, Debug)]
+pub struct OutputSender {
+    credit: Arc<Semaphore>,
+    queue: mpsc::UnboundedSender<GuestOutput>,
+}
+
+/// The session's end of a guest's output.
+#[derive(Debug)]
+pub struct OutputReceiver {
+    credit: Arc<Semaphore>,
+    queue: mpsc::UnboundedReceiver<GuestOutput>,
+}
+
+/// A channel whose bytes in flight never pass the credit that the receiver has granted. The queue itself has
+/// no bound of its own: credit is what bounds it, a byte at least for each entry.
+#[must_use]
+pub fn output_channel(credit_bytes: usize) -> (OutputSender, OutputReceiver) {
+    let credit = Arc::new(Semaphore::new(credit_bytes.min(Semaphore::MAX_PERMITS)));
+    let (tx, rx) = mpsc::unbounded_channel();
+    (OutputSender { credit: credit.clone(), queue: tx }, OutputReceiver { credit, queue: rx })
+}
+
+impl OutputSender {
+    /// Sends one output once the client has credit for it.
+    ///
+    /// # Errors
+    /// The client is gone.
+    pub async fn send(&self, output: GuestOutput) -> Result<(), OutputClosed> {
+        let n_bytes = u32::try_from(output.n_bytes()).map_err(|_| OutputClosed)?;
+        self.credit.acquire_many(n_bytes).await.map_err(|_| OutputClosed)?.forget();
+        self.queue.send(output).map_err(|_| OutputClosed)
+    }
+
+    /// Sends one output if the client has credit for it now; says whether it was sent.
+    ///
+    /// # Errors
+    /// The client is gone.
+    pub fn try_send(&self, output: GuestOutput) -> Result<bool, OutputClosed> {
+        let n_bytes = u32::try_from(output.n_bytes()).map_err(|_| OutputClosed)?;
+        match self.credit.try_acquire_many(n_bytes) {
+            Ok(permit) => {
+                permit.forget();
+                self.queue.send(output).map_err(|_| OutputClosed).map(|()| true)
+            }
+            Err(tokio::sync::TryAcquireError::NoPermits) => Ok(false),
+            Err(tokio::sync::TryAcquireError::Closed) => Err(OutputClosed),
+        }
+    }
+}
+
+impl OutputSender {
+    /// Whether the client is gone.
+    #[must_use]
+    pub fn is_closed(&self) -> bool {
+        self.credit.is_closed()
+    }
+}
+
+impl OutputReceiver {
+    /// The next output; `None` once the guest has ended and all is read.
+    pub async fn recv(&mut self) -> Option<GuestOutput> {
+        self.queue.recv().await
+    }
+
+    /// Lets the guest send so many bytes more.
+    pub fn grant(&self, n_bytes: usize) {
+        let room = Semaphore::MAX_PERMITS - self.credit.available_permits();
+        self.credit.add_permits(n_bytes.min(room));
+    }
+}
+
+impl Drop for OutputReceiver {
+    fn drop(&mut self) {
+        self.credit.close();
+    }
+}
+
+/// Both directions of a guest's talk with its client.
+#[derive(Debug)]
+pub struct GuestIo {
+    /// What the guest sends.
+    pub output: OutputSender,
+    /// What the client sends; closed when it will send no more.
+    pub input: mpsc::Receiver<String>,
+}

@@ -1,0 +1,124 @@
+//! What a guest may use.
+
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use trellis_engine::account::Budget;
+
+/// Every limit of a guest and of the daemon's house for guests, each enforced.
+///
+/// The bounds on tokens, pages and contexts are those of one guest; they lie inside those of its session and
+/// its user, which come with the accounts that a guest is started with.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct GuestLimits {
+    /// Bytes of linear memory, summed over all memories of a guest.
+    pub memory_bytes: usize,
+    /// Linear memories of a guest.
+    pub n_memories: u32,
+    /// Tables of a guest.
+    pub n_tables: u32,
+    /// Elements of tables, summed over all tables of a guest.
+    pub n_table_elements: usize,
+    /// Core module instances of a guest.
+    pub n_instances: u32,
+    /// Bytes of a component.
+    pub component_bytes: usize,
+    /// Time to compile one component.
+    pub compile_ms: u64,
+    /// Address space of the process that compiles.
+    pub compile_memory_bytes: u64,
+    /// Bytes of compiled code that one component may become.
+    pub compiled_bytes: usize,
+    /// Components compiled at once.
+    pub n_compiles: usize,
+    /// Components that wait to be compiled.
+    pub n_compiles_queued: usize,
+    /// Compiled components kept ready in memory.
+    pub n_programs: usize,
+    /// Bytes of compiled components kept on disk; the least recently used go first.
+    pub cache_bytes: u64,
+    /// Processor time of a guest: its own code, and host functions while they do not wait.
+    pub cpu_ms: u64,
+    /// Time from the start of a guest to its end; a launch may ask for less.
+    pub deadline_ms: u64,
+    /// Host objects (models, contexts, samplers, streams, ...) that a guest holds at once.
+    pub n_handles: usize,
+    /// Bytes that a guest passes to the host in one call.
+    pub call_bytes: usize,
+    /// Bytes of the arguments of a launch.
+    pub argument_bytes: usize,
+    /// Contexts that a guest has open.
+    pub n_contexts: u64,
+    /// KV pages that a guest's contexts hold.
+    pub n_pages: u64,
+    /// Tokens computed for a guest.
+    pub n_tokens: u64,
+    /// Bytes sent to the client and not yet read by it: the most credit that a client may give.
+    pub output_bytes_in_flight: usize,
+    /// Bytes of log lines; what comes after is dropped and counted.
+    pub log_bytes: u64,
+    /// Messages of the client that wait for the guest to receive them.
+    pub n_messages: usize,
+    /// Guests that run at once.
+    pub n_guests: u32,
+    /// Guests of one user that run at once.
+    pub n_guests_per_user: u32,
+}
+
+impl Default for GuestLimits {
+    fn default() -> Self {
+        Self {
+            memory_bytes: 256 << 20,
+            n_memories: 2,
+            n_tables: 8,
+            n_table_elements: 20_000,
+            n_instances: 16,
+            component_bytes: 16 << 20,
+            compile_ms: 60_000,
+            compile_memory_bytes: 2 << 30,
+            compiled_bytes: 128 << 20,
+            n_compiles: 2,
+            n_compiles_queued: 16,
+            n_programs: 64,
+            cache_bytes: 1 << 30,
+            cpu_ms: 60_000,
+            deadline_ms: 600_000,
+            n_handles: 1024,
+            call_bytes: 1 << 20,
+            argument_bytes: 256 << 10,
+            n_contexts: 256,
+            n_pages: 65_536,
+            n_tokens: 10_000_000,
+            output_bytes_in_flight: 4 << 20,
+            log_bytes: 256 << 10,
+            n_messages: 64,
+            n_guests: 256,
+            n_guests_per_user: 128,
+        }
+    }
+}
+
+impl GuestLimits {
+    /// The guest's own account.
+    #[must_use]
+    pub fn budget(&self) -> Budget {
+        Budget { n_tokens: self.n_tokens, n_pages: self.n_pages, n_contexts: self.n_contexts }
+    }
+
+    /// Time to compile one component.
+    pub(crate) fn compile_time(&self) -> Duration {
+        Duration::from_millis(self.compile_ms)
+    }
+
+    /// The most bytes of one piece of a text or a token list. A quarter of what may be in flight, so that a
+    /// client which grants credit in halves never starves its guest.
+    pub(crate) fn output_piece_bytes(&self) -> usize {
+        (self.output_bytes_in_flight / 4).clamp(4, 16 << 10)
+    }
+
+    /// The most bytes of an output that cannot be cut into pieces.
+    pub(crate) fn output_whole_bytes(&self) -> usize {
+        self.output_bytes_in_flight.min(trellis_wire::OUTPUT_BYTES_MAX)
+    }
+}

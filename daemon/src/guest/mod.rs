@@ -1,0 +1,35 @@
+//! Guests: wasm components that script decoding.
+//!
+//! A guest is hostile until proven otherwise. It is compiled in a process of its own ([`GuestHost::compile`]),
+//! linked to the host API and to a WASI that reaches nothing, and runs as one task whose every resource is
+//! bounded by [`GuestLimits`]. However it ends, its store is dropped with all that it held.
+
+mod bindings;
+mod cache;
+mod compile;
+mod component;
+mod cpu;
+mod error;
+mod guests;
+mod host;
+mod io;
+mod limits;
+mod log;
+mod memory;
+mod programs;
+mod run;
+mod runtime;
+mod store;
+mod ticker;
+mod wasi;
+mod worker;
+
+pub use compile::{CompileProgress, ProgramSource};
+pub use component::Program;
+pub use error::{GuestEnd, GuestError};
+pub use guests::{
+    GuestActivity, GuestEnding, GuestHost, GuestHostConfig, GuestInfo, GuestStop, Launch, RunningGuest,
+};
+pub use io::{GuestIo, GuestOutput, LogLevel, OutputClosed, OutputReceiver, OutputSender, output_channel};
+pub use limits::GuestLimits;
+pub use worker::{COMPILE_WORKER, compile_worker_main};

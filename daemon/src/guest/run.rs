@@ -1,0 +1,191 @@
+//! One guest's life, from its first instruction to its end.
+
+use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime};
+
+use futures_util::FutureExt as _;
+use tokio_util::sync::CancellationToken;
+use trellis_engine::EngineHandle;
+use trellis_engine::account::{Account, ActorId, GuestId, Owner, SessionId};
+use trellis_engine::model::Date;
+use wasmtime::component::ResourceTable;
+use wasmtime::{Store, Trap, UpdateDeadline, WasmBacktrace};
+
+use super::component::Program;
+use super::cpu::CpuClock;
+use super::error::{GuestEnd, GuestFault};
+use super::io::{GuestIo, OutputSender};
+use super::limits::GuestLimits;
+use super::log::{LogSink, pieces};
+use super::memory::{Denied, MemoryGauge, MemoryLimiter};
+use super::store::GuestState;
+use super::wasi;
+
+/// Bytes of a message that a guest leaves behind: its error, or the names in its backtrace.
+const MESSAGE_BYTES_MAX: usize = 16 << 10;
+
+/// Functions of a backtrace that a trap's reason names.
+const N_FUNCTIONS_MAX: usize = 4;
+
+/// Bytes of one such name.
+const FUNCTION_BYTES_MAX: usize = 120;
+
+/// What can be seen of a guest from outside while it runs.
+#[derive(Debug)]
+pub(crate) struct Vitals {
+    pub(crate) id: GuestId,
+    pub(crate) name: String,
+    pub(crate) hash: blake3::Hash,
+    pub(crate) actor: ActorId,
+    pub(crate) session: SessionId,
+    pub(crate) account: Arc<Account>,
+    pub(crate) started: Instant,
+    pub(crate) cpu: CpuClock,
+    pub(crate) memory: Arc<MemoryGauge>,
+    pub(crate) stop: CancellationToken,
+}
+
+/// All that a guest needs to live.
+pub(crate) struct Birth {
+    pub(crate) vitals: Arc<Vitals>,
+    pub(crate) program: Program,
+    pub(crate) limits: Arc<GuestLimits>,
+    pub(crate) engines: Arc<[EngineHandle]>,
+    pub(crate) arguments: Vec<String>,
+    pub(crate) seed: u64,
+    pub(crate) deadline_ms: u64,
+    pub(crate) io: GuestIo,
+}
+
+/// Runs a guest. When this returns, all that the guest held is freed.
+pub(crate) async fn live(birth: Birth) -> GuestEnd {
+    let vitals = birth.vitals.clone();
+    let (limits, output) = (birth.limits.clone(), birth.io.output.clone());
+    let deadline_ms = birth.deadline_ms;
+    let deadline = tokio::time::Instant::from_std(vitals.started + Duration::from_millis(deadline_ms));
+    let run = AssertUnwindSafe(vitals.cpu.meter(execute(birth))).catch_unwind();
+    let end = tokio::select! {
+        biased;
+        () = vitals.stop.cancelled() => return GuestEnd::Stopped,
+        () = tokio::time::sleep_until(deadline) => {
+            return GuestEnd::DeadlineExceeded { limit_ms: deadline_ms };
+        }
+        end = run => end,
+    };
+    match end {
+        Ok(Ok(Ok(()))) => GuestEnd::Finished,
+        Ok(Ok(Err(_))) if output.is_closed() => GuestEnd::ClientGone,
+        Ok(Ok(Err(message))) => GuestEnd::Failed { message: cut(&message, MESSAGE_BYTES_MAX) },
+        Ok(Err(error)) => end_of(&error, &vitals, &limits, &output),
+        Err(panic) => GuestEnd::Panicked { message: panic_message(panic.as_ref()) },
+    }
+}
+
+async fn execute(birth: Birth) -> wasmtime::Result<Result<(), String>> {
+    let Birth { vitals, program, limits, engines, arguments, seed, deadline_ms, io } = birth;
+    let log = Arc::new(LogSink::new(io.output.clone(), limits.log_bytes));
+    let mut table = ResourceTable::new();
+    table.set_max_capacity(limits.n_handles);
+    let owner = Owner {
+        actor: vitals.actor,
+        session: vitals.session,
+        guest: vitals.id,
+        account: vitals.account.clone(),
+    };
+    let now_s = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs();
+    let state = GuestState {
+        table,
+        wasi: wasi::context(seed, &log, &limits),
+        memory: MemoryLimiter::new(&limits, vitals.memory.clone()),
+        engines,
+        owner,
+        output: io.output,
+        input: io.input,
+        log: log.clone(),
+        arguments,
+        seed,
+        deadline: vitals.started + Duration::from_millis(deadline_ms),
+        date: Date::from_unix_s(now_s),
+        n_run_keys: 0,
+        limits: limits.clone(),
+    };
+    let mut store = Store::new(program.pre().engine(), state);
+    store.limiter(|state| &mut state.memory);
+    store.set_hostcall_fuel(limits.call_bytes);
+    store.set_epoch_deadline(1);
+    let cpu_max = Duration::from_millis(limits.cpu_ms);
+    store.epoch_deadline_callback(move |_| {
+        let used = vitals.cpu.used();
+        if used > cpu_max {
+            return Err(GuestFault::Cpu { used_ms: used.as_millis() as u64 }.into());
+        }
+        Ok(UpdateDeadline::YieldCustom(1, Box::pin(tokio::task::yield_now())))
+    });
+    let guest = program.pre().instantiate_async(&mut store).await?;
+    let result = guest.call_run(&mut store).await;
+    // The last lines are in the streams of the store.
+    drop(store);
+    log.close();
+    result
+}
+
+/// What an error that came out of wasm means.
+fn end_of(error: &wasmtime::Error, vitals: &Vitals, limits: &GuestLimits, output: &OutputSender) -> GuestEnd {
+    match error.downcast_ref::<GuestFault>() {
+        Some(GuestFault::Cpu { used_ms }) => {
+            return GuestEnd::CpuExceeded { used_ms: *used_ms, limit_ms: limits.cpu_ms };
+        }
+        Some(GuestFault::Handles) => return GuestEnd::HandlesExceeded { limit: limits.n_handles as u64 },
+        None => {}
+    }
+    match error.downcast_ref::<wasmtime_wasi::I32Exit>() {
+        Some(wasmtime_wasi::I32Exit(0)) => return GuestEnd::Finished,
+        Some(wasmtime_wasi::I32Exit(code)) => return GuestEnd::Exited { code: *code },
+        None => {}
+    }
+    // A guest that is denied memory mostly aborts; the trap says less than the denial.
+    match vitals.memory.denied() {
+        Some(Denied::Memory(requested_bytes)) => {
+            return GuestEnd::MemoryExceeded { requested_bytes, limit_bytes: limits.memory_bytes as u64 };
+        }
+        Some(Denied::Table(requested)) => {
+            return GuestEnd::TableExceeded { requested, limit: limits.n_table_elements as u64 };
+        }
+        None => {}
+    }
+    let reason = trap_reason(error);
+    // The runtime's own error for this is private; its text is all there is.
+    if reason.contains("fuel allocated for hostcalls") {
+        return GuestEnd::CallBytesExceeded { limit_bytes: limits.call_bytes as u64 };
+    }
+    if output.is_closed() {
+        return GuestEnd::ClientGone;
+    }
+    GuestEnd::Trapped { reason }
+}
+
+fn trap_reason(error: &wasmtime::Error) -> String {
+    let cause = match error.downcast_ref::<Trap>() {
+        Some(trap) => trap.to_string(),
+        None => error.root_cause().to_string(),
+    };
+    let names = error.downcast_ref::<WasmBacktrace>().map(|backtrace| {
+        let names = backtrace.frames().iter().filter_map(|frame| frame.func_name());
+        names.take(N_FUNCTIONS_MAX).map(|name| cut(name, FUNCTION_BYTES_MAX)).collect::<Vec<_>>().join(" < ")
+    });
+    match names {
+        Some(names) if !names.is_empty() => format!("{} in {names}", cut(&cause, MESSAGE_BYTES_MAX)),
+        _ => cut(&cause, MESSAGE_BYTES_MAX),
+    }
+}
+
+fn panic_message(panic: &(dyn std::any::Any + Send)) -> String {
+    let text = panic.downcast_ref::<&str>().copied();
+    let text = text.or_else(|| panic.downcast_ref::<String>().map(String::as_str));
+    cut(text.unwrap_or("a panic without a message"), MESSAGE_BYTES_MAX)
+}
+
+fn cut(text: &str, n_bytes_max: usize) -> String {
+    pieces(text, n_bytes_max).next().unwrap_or_default().to_owned()
+}

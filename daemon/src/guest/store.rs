@@ -1,0 +1,70 @@
+//! What the host keeps for one guest while it runs.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use tokio::sync::mpsc;
+use trellis_engine::account::Owner;
+use trellis_engine::model::Date;
+use trellis_engine::{EngineHandle, RunKey};
+use wasmtime::component::{Resource, ResourceTable, ResourceTableError};
+use wasmtime_wasi::WasiCtx;
+
+use super::bindings::trellis::host::types::BudgetLimit;
+use super::bindings::trellis::host::types::Error as ApiError;
+use super::error::GuestFault;
+use super::host::types::HostError;
+use super::io::OutputSender;
+use super::limits::GuestLimits;
+use super::log::LogSink;
+use super::memory::MemoryLimiter;
+
+/// The state of one guest. Dropping it frees all that the guest holds.
+pub(crate) struct GuestState {
+    pub(crate) table: ResourceTable,
+    pub(crate) wasi: WasiCtx,
+    pub(crate) memory: MemoryLimiter,
+    pub(crate) limits: Arc<GuestLimits>,
+    /// The loaded models; the first is the default.
+    pub(crate) engines: Arc<[EngineHandle]>,
+    pub(crate) owner: Owner,
+    pub(crate) output: OutputSender,
+    pub(crate) input: mpsc::Receiver<String>,
+    pub(crate) log: Arc<LogSink>,
+    pub(crate) arguments: Vec<String>,
+    pub(crate) seed: u64,
+    pub(crate) deadline: Instant,
+    /// The day on which the guest was started, for chat templates.
+    pub(crate) date: Option<Date>,
+    pub(crate) n_run_keys: u64,
+}
+
+impl GuestState {
+    /// A key that no stream of this guest has had.
+    pub(crate) fn next_run_key(&mut self) -> RunKey {
+        self.n_run_keys += 1;
+        RunKey(self.n_run_keys)
+    }
+
+    /// Gives the guest an object, if it may have one more.
+    pub(crate) fn give<T: Send + 'static>(&mut self, object: T) -> Result<Resource<T>, HostError> {
+        let limit = self.limits.n_handles as u64;
+        self.table.push(object).map_err(|error| match error {
+            ResourceTableError::Full => HostError::Refused(ApiError::BudgetExceeded(BudgetLimit {
+                what: "host objects of the guest".to_owned(),
+                used: limit,
+                requested: 1,
+                limit,
+            })),
+            error => HostError::Fault(error.into()),
+        })
+    }
+
+    /// As [`GuestState::give`], where the host API has no error to return.
+    pub(crate) fn give_or_trap<T: Send + 'static>(&mut self, object: T) -> wasmtime::Result<Resource<T>> {
+        self.table.push(object).map_err(|error| match error {
+            ResourceTableError::Full => GuestFault::Handles.into(),
+            error => error.into(),
+        })
+    }
+}

@@ -1,0 +1,185 @@
+use std::fs::{self, DirBuilder, Permissions};
+use std::io;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+use interprocess::local_socket::tokio as local;
+use interprocess::local_socket::traits::StreamCommon;
+use interprocess::local_socket::traits::tokio::Listener as _;
+use interprocess::local_socket::{GenericFilePath, ListenerOptions, ToFsName};
+use interprocess::os::unix::local_socket::ListenerOptionsExt;
+
+use super::lock::{Lock, LockError};
+use crate::session::Actor;
+
+/// Bytes of a socket's path: `sun_path` of Linux, less the final zero.
+const PATH_BYTES_MAX: usize = 107;
+const SOCKET_MODE: u32 = 0o660;
+
+/// Why a daemon cannot listen.
+#[derive(Debug, thiserror::Error)]
+pub enum BindError {
+    /// Another daemon owns the socket.
+    #[error("a daemon is already running on {path}{}", with_pid(*.pid), path = .path.display())]
+    AlreadyRunning {
+        /// The socket.
+        path: PathBuf,
+        /// Its process, if it has said.
+        pid: Option<u32>,
+    },
+    /// The path is longer than the system allows for a socket.
+    #[error("{path} has {n_bytes} bytes, a socket's path at most {limit}", path = .path.display())]
+    PathTooLong {
+        /// The path.
+        path: PathBuf,
+        /// Its bytes.
+        n_bytes: usize,
+        /// Bytes allowed.
+        limit: usize,
+    },
+    /// The path is relative or has no file name.
+    #[error("{path} is not the absolute path of a file", path = .path.display())]
+    NoPath {
+        /// The path.
+        path: PathBuf,
+    },
+    /// Other users could replace the socket.
+    #[error("{path} (owner {uid}, mode {mode:o}) lets other users replace the socket", path = .path.display())]
+    OpenDirectory {
+        /// The socket's directory.
+        path: PathBuf,
+        /// Its owner.
+        uid: u32,
+        /// Its mode.
+        mode: u32,
+    },
+    /// Something other than a socket has the socket's name.
+    #[error("{path} exists and is not a socket", path = .path.display())]
+    NotASocket {
+        /// The path.
+        path: PathBuf,
+    },
+    /// The system refused.
+    #[error("cannot {action} {path}: {source}", path = .path.display())]
+    Io {
+        /// What was tried.
+        action: &'static str,
+        /// On what.
+        path: PathBuf,
+        /// Why not.
+        source: io::Error,
+    },
+}
+
+fn with_pid(pid: Option<u32>) -> String {
+    pid.map(|pid| format!(", process {pid}")).unwrap_or_default()
+}
+
+/// Who made a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Peer {
+    /// Its user and group.
+    pub actor: Actor,
+    /// Its process; it may be gone, and its number another's, by the time it is looked at.
+    pub pid: Option<i32>,
+}
+
+/// A daemon's socket, which nobody else can listen on as long as this lives. The socket is removed when it is dropped.
+#[derive(Debug)]
+pub struct Listener {
+    socket: local::Listener,
+    path: PathBuf,
+    lock: Lock,
+}
+
+impl Listener {
+    /// Listens on `path`, with mode 0660. A socket that a dead daemon left there is replaced. The directory is made if it
+    /// is missing, with `directory_mode`: 0700 for a user's own daemon, 0755 for one that serves a group.
+    /// Needs a tokio runtime.
+    ///
+    /// # Errors
+    /// Another daemon is running, the place is not safe, or the system refuses.
+    pub fn bind(path: &Path, directory_mode: u32) -> Result<Self, BindError> {
+        let (Some(directory), true, true) = (path.parent(), path.file_name().is_some(), path.is_absolute())
+        else {
+            return Err(BindError::NoPath { path: path.to_owned() });
+        };
+        let n_bytes = path.as_os_str().as_bytes().len();
+        if n_bytes > PATH_BYTES_MAX {
+            return Err(BindError::PathTooLong { path: path.to_owned(), n_bytes, limit: PATH_BYTES_MAX });
+        }
+        prepare_directory(directory, directory_mode)?;
+        let lock = Lock::take(path).map_err(|error| match error {
+            LockError::Held { pid } => BindError::AlreadyRunning { path: path.to_owned(), pid },
+            LockError::Io(source) => BindError::Io { action: "lock", path: Lock::path(path), source },
+        })?;
+        remove_stale(path)?;
+        let io = |action| move |source| BindError::Io { action, path: path.to_owned(), source };
+        let name = path.to_fs_name::<GenericFilePath>().map_err(io("name"))?;
+        let options = ListenerOptions::new().name(name).mode(SOCKET_MODE);
+        let socket = options.create_tokio().map_err(io("listen on"))?;
+        // The process's umask has been applied to the mode above; until here that was only ever stricter.
+        fs::set_permissions(path, Permissions::from_mode(SOCKET_MODE)).map_err(io("set the mode of"))?;
+        Ok(Self { socket, path: path.to_owned(), lock })
+    }
+
+    /// The socket's path.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The next connection, and who made it. Dropping the future loses nothing.
+    ///
+    /// # Errors
+    /// The connection is gone already, or the system is out of something.
+    pub async fn accept(&self) -> io::Result<(local::Stream, Peer)> {
+        let stream = self.socket.accept().await?;
+        let peer = stream.peer_creds()?;
+        let (Some(uid), Some(gid)) = (peer.euid(), peer.egid()) else {
+            return Err(io::Error::new(
+                io::ErrorKind::Unsupported,
+                "the system does not name the peer's user",
+            ));
+        };
+        Ok((stream, Peer { actor: Actor { uid, gid }, pid: peer.pid() }))
+    }
+
+    /// Stops listening and removes the socket; the lock is held for as long as what is returned.
+    pub(crate) fn close(self) -> Lock {
+        self.lock
+    }
+}
+
+fn prepare_directory(directory: &Path, mode: u32) -> Result<(), BindError> {
+    let io = |action| move |source| BindError::Io { action, path: directory.to_owned(), source };
+    match DirBuilder::new().mode(mode).create(directory) {
+        // The umask may have taken bits away that the mode asks for.
+        Ok(()) => {
+            fs::set_permissions(directory, Permissions::from_mode(mode)).map_err(io("set the mode of"))?
+        }
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+        Err(error) => return Err(io("create")(error)),
+    }
+    let metadata = fs::metadata(directory).map_err(io("look at"))?;
+    let (uid, mode) = (metadata.uid(), metadata.mode() & 0o7777);
+    let is_ours = uid == rustix::process::geteuid().as_raw() || uid == 0;
+    // In a sticky directory only the owner of a file can replace it.
+    let is_closed = mode & 0o022 == 0 || mode & 0o1000 != 0;
+    if !is_ours || !is_closed {
+        return Err(BindError::OpenDirectory { path: directory.to_owned(), uid, mode });
+    }
+    Ok(())
+}
+
+/// Removes the socket of a daemon that is gone; the caller holds the lock.
+fn remove_stale(path: &Path) -> Result<(), BindError> {
+    let io = |action| move |source| BindError::Io { action, path: path.to_owned(), source };
+    match fs::symlink_metadata(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        Err(error) => Err(io("look at")(error)),
+        Ok(metadata) if metadata.file_type().is_socket() => fs::remove_file(path).map_err(io("remove")),
+        Ok(_) => Err(BindError::NotASocket { path: path.to_owned() }),
+    }
+}

@@ -1,0 +1,60 @@
+use std::fs::{File, OpenOptions, TryLockError};
+use std::io::{self, Read, Seek, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::OFlags;
+
+/// Held for as long as a daemon owns its socket. The kernel lets go of it however the daemon ends, so that a stale
+/// socket can be told from one in use; the file itself stays, because removing it would race with the next daemon.
+#[derive(Debug)]
+pub(crate) struct Lock {
+    _file: File,
+}
+
+#[derive(Debug)]
+pub(crate) enum LockError {
+    Held { pid: Option<u32> },
+    Io(io::Error),
+}
+
+impl Lock {
+    /// Takes the lock that belongs to a socket and writes this process's number into it.
+    pub(crate) fn take(socket: &Path) -> Result<Self, LockError> {
+        let mut file = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .mode(0o600)
+            .custom_flags(i32::try_from(OFlags::NOFOLLOW.bits()).expect("open flags are ints"))
+            .open(Self::path(socket))
+            .map_err(LockError::Io)?;
+        match file.try_lock() {
+            Ok(()) => {}
+            Err(TryLockError::WouldBlock) => return Err(LockError::Held { pid: read_pid(&mut file) }),
+            Err(TryLockError::Error(error)) => return Err(LockError::Io(error)),
+        }
+        write_pid(&mut file).map_err(LockError::Io)?;
+        Ok(Self { _file: file })
+    }
+
+    pub(crate) fn path(socket: &Path) -> PathBuf {
+        let mut path = socket.as_os_str().to_owned();
+        path.push(".lock");
+        path.into()
+    }
+}
+
+fn write_pid(file: &mut File) -> io::Result<()> {
+    file.set_len(0)?;
+    file.rewind()?;
+    writeln!(file, "{}", std::process::id())
+}
+
+/// The owner may not have written it yet.
+fn read_pid(file: &mut File) -> Option<u32> {
+    let mut text = String::new();
+    file.take(16).read_to_string(&mut text).ok()?;
+    text.trim().parse().ok()
+}

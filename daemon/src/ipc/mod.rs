@@ -1,0 +1,11 @@
+//! The local socket: where it is, who may use it, and the loop that accepts connections.
+
+mod listener;
+mod lock;
+mod serve;
+
+#[cfg(test)]
+mod tests;
+
+pub use listener::{BindError, Listener, Peer};
+pub use serve::run;

@@ -1,0 +1,44 @@
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use super::Listener;
+use crate::session::{Service, Sessions};
+
+/// How long to wait when the system has no room for another connection, rather than to ask again at once.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+
+/// Accepts and serves connections until `shutdown` is cancelled. Then the socket is removed, the guests are stopped, and
+/// the connections are given time to say so; returns when all are closed. No other daemon can start before that.
+pub async fn run<S: Service>(listener: Listener, sessions: Arc<Sessions<S>>, shutdown: CancellationToken) {
+    let tasks = TaskTracker::new();
+    loop {
+        let accepted = tokio::select! {
+            accepted = listener.accept() => accepted,
+            () = shutdown.cancelled() => break,
+        };
+        match accepted {
+            Ok((stream, peer)) => {
+                let (sessions, shutdown) = (sessions.clone(), shutdown.clone());
+                tasks.spawn(async move {
+                    tracing::debug!(uid = peer.actor.uid, pid = peer.pid, "connected");
+                    match sessions.serve(stream, peer.actor, shutdown).await {
+                        Ok(()) => tracing::debug!(uid = peer.actor.uid, pid = peer.pid, "disconnected"),
+                        Err(error) => {
+                            tracing::warn!(uid = peer.actor.uid, pid = peer.pid, %error, "session failed")
+                        }
+                    }
+                });
+            }
+            Err(error) => {
+                tracing::warn!(%error, "cannot accept a connection");
+                tokio::time::sleep(ACCEPT_PAUSE).await;
+            }
+        }
+    }
+    let _lock = listener.close();
+    tasks.close();
+    tasks.wait().await;
+}

@@ -1,0 +1,129 @@
+use std::fs;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tempfile::TempDir;
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+use trellis_client::{Client, Error, ErrorCode, Event, Lost, Program, StartOptions};
+
+use super::{BindError, Listener, run};
+use crate::session::tests::fake::Fake;
+use crate::session::{Actor, Limits, Sessions};
+
+struct Daemon {
+    fake: Arc<Fake>,
+    shutdown: CancellationToken,
+    task: JoinHandle<()>,
+}
+
+fn daemon(path: &Path) -> Daemon {
+    let listener = Listener::bind(path, 0o700).unwrap();
+    let fake = Arc::new(Fake::default());
+    let shutdown = CancellationToken::new();
+    let sessions = Sessions::new(fake.clone(), Limits::default());
+    let task = tokio::spawn(run(listener, sessions, shutdown.clone()));
+    Daemon { fake, shutdown, task }
+}
+
+fn directory() -> TempDir {
+    tempfile::tempdir().unwrap()
+}
+
+#[tokio::test]
+async fn serves_and_goes_down_clean() {
+    let directory = directory();
+    let path = directory.path().join("trellis/trellis.sock");
+    let daemon = daemon(&path);
+    let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
+    assert_eq!((mode(&path), mode(path.parent().unwrap())), (0o660, 0o700));
+
+    let client = Client::connect_to(&path).await.unwrap();
+    let options = StartOptions { arguments: vec!["3".into()], ..StartOptions::default() };
+    let guest = client.start(Program::named("count"), options).await.unwrap();
+    assert_eq!(guest.text().await.unwrap(), "0 1 2 ");
+
+    let mut forever = client.start(Program::named("forever"), StartOptions::default()).await.unwrap();
+    assert!(matches!(forever.next().await, Some(Ok(Event::Started { .. }))));
+    let uid = fs::metadata(&path).unwrap().uid();
+    assert_eq!(client.ps().await.unwrap()[0].uid, uid, "the kernel names the peer");
+    assert_eq!(Actor::this_process().uid, uid);
+
+    daemon.shutdown.cancel();
+    assert_eq!(forever.wait().await.unwrap_err().code(), Some(&ErrorCode::Cancelled));
+    daemon.task.await.unwrap();
+    assert_eq!(daemon.fake.n_alive(), 0);
+    assert!(!path.exists());
+    let error = client.ps().await.unwrap_err();
+    assert!(matches!(error, Error::ConnectionLost(Lost::Fault(_) | Lost::Closed)), "{error:?}");
+    let error = Client::connect_to(&path).await.unwrap_err();
+    assert!(matches!(&error, Error::NotRunning { tried } if tried[0].path == path), "{error:?}");
+}
+
+#[tokio::test]
+async fn a_second_daemon_is_refused() {
+    let directory = directory();
+    let path = directory.path().join("trellis.sock");
+    let first = daemon(&path);
+    let error = Listener::bind(&path, 0o700).unwrap_err();
+    assert!(matches!(error, BindError::AlreadyRunning { pid: Some(pid), .. } if pid == std::process::id()));
+    Client::connect_to(&path).await.unwrap().ps().await.unwrap();
+    first.shutdown.cancel();
+    first.task.await.unwrap();
+    Listener::bind(&path, 0o700).unwrap();
+}
+
+#[tokio::test]
+async fn a_stale_socket_is_replaced() {
+    let directory = directory();
+    let path = directory.path().join("trellis.sock");
+    drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
+    assert!(path.exists());
+    let error = Client::connect_to(&path).await.unwrap_err();
+    assert!(error.to_string().contains("nobody listens"), "{error}");
+    let daemon = daemon(&path);
+    Client::connect_to(&path).await.unwrap().ps().await.unwrap();
+    daemon.shutdown.cancel();
+    daemon.task.await.unwrap();
+}
+
+#[tokio::test]
+async fn unsafe_places_are_refused() {
+    let directory = directory();
+    let path = directory.path().join("trellis.sock");
+    fs::write(&path, "precious").unwrap();
+    assert!(matches!(Listener::bind(&path, 0o700), Err(BindError::NotASocket { .. })));
+    assert_eq!(fs::read(&path).unwrap(), b"precious");
+    fs::remove_file(&path).unwrap();
+
+    fs::set_permissions(directory.path(), fs::Permissions::from_mode(0o777)).unwrap();
+    let error = Listener::bind(&path, 0o700).unwrap_err();
+    assert!(matches!(error, BindError::OpenDirectory { mode: 0o777, .. }), "{error:?}");
+    fs::set_permissions(directory.path(), fs::Permissions::from_mode(0o700)).unwrap();
+
+    let long = directory.path().join("x".repeat(120));
+    let error = Listener::bind(&long, 0o700).unwrap_err();
+    assert!(matches!(error, BindError::PathTooLong { limit: 107, .. }), "{error:?}");
+    assert!(matches!(Listener::bind(Path::new("trellis.sock"), 0o700), Err(BindError::NoPath { .. })));
+    let nowhere = directory.path().join("a/b/trellis.sock");
+    assert!(matches!(Listener::bind(&nowhere, 0o700), Err(BindError::Io { action: "create", .. })));
+}
+
+#[tokio::test]
+async fn a_client_that_dies_takes_its_guests_along() {
+    let directory = directory();
+    let path = directory.path().join("trellis.sock");
+    let daemon = daemon(&path);
+    let client = Client::connect_to(&path).await.unwrap();
+    let mut guest = client.start(Program::named("flood"), StartOptions::default()).await.unwrap();
+    assert!(matches!(guest.next().await, Some(Ok(Event::Started { .. }))));
+    assert_eq!(daemon.fake.n_alive(), 1);
+    drop((client, guest));
+    while daemon.fake.n_alive() > 0 {
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+    daemon.shutdown.cancel();
+    daemon.task.await.unwrap();
+}

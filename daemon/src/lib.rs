@@ -1,0 +1,10 @@
+//! The Trellis daemon: guests, sessions and the socket around the engine.
+
+pub mod bundled;
+pub mod cli;
+pub mod config;
+pub mod daemon;
+pub mod guest;
+pub mod ipc;
+pub mod service;
+pub mod session;

@@ -1,0 +1,7 @@
+//! The `trellis` command.
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    trellis::cli::main()
+}

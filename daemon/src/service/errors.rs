@@ -1,0 +1,89 @@
+//! Errors of the guest host as clients see them.
+
+use std::fmt::Display;
+
+use trellis_wire::{ErrorBody, ErrorCode};
+
+use crate::guest::{GuestEnd, GuestError};
+
+/// A mistake of ours.
+pub(super) fn internal(error: &dyn Display) -> ErrorBody {
+    ErrorBody::new(ErrorCode::Internal, error.to_string())
+}
+
+pub(super) fn unknown_guest(guest_id: u64) -> ErrorBody {
+    ErrorBody::new(ErrorCode::UnknownGuest, format!("no guest {guest_id} of yours runs")).with_value(guest_id)
+}
+
+/// Why a guest was not compiled or not started.
+pub(super) fn refused(error: &GuestError) -> ErrorBody {
+    let body = |code| ErrorBody::new(code, error.to_string());
+    match error {
+        GuestError::NotWasm { .. }
+        | GuestError::CoreModule
+        | GuestError::Invalid { .. }
+        | GuestError::MissingRun { .. }
+        | GuestError::WrongType { .. } => body(ErrorCode::InvalidComponent),
+        GuestError::UnknownImport { import, .. } | GuestError::WrongVersion { import, .. } => {
+            body(ErrorCode::IncompatibleHost).about("import").with_value(import)
+        }
+        GuestError::TooLarge { n_bytes, limit_bytes } => body(ErrorCode::LimitExceeded)
+            .about("component_bytes")
+            .with_value(n_bytes)
+            .with_limit(*limit_bytes as u64),
+        GuestError::NeedsTooMuch { what, needed, limit } => {
+            body(ErrorCode::LimitExceeded).about(*what).with_value(needed).with_limit(*limit)
+        }
+        GuestError::CompileTimeout { limit_ms } => {
+            body(ErrorCode::CompileFailed).about("compile_ms").with_limit(*limit_ms)
+        }
+        GuestError::CompilerDied { limit_bytes, .. } => {
+            body(ErrorCode::CompileFailed).about("compile_memory_bytes").with_limit(*limit_bytes)
+        }
+        GuestError::CompileQueueFull { n_queued, limit } => body(ErrorCode::LimitExceeded)
+            .about("n_compiles_queued")
+            .with_value(n_queued)
+            .with_limit(*limit as u64),
+        GuestError::TooManyGuests { running, limit, .. } => {
+            body(ErrorCode::LimitExceeded).about("n_guests").with_value(running).with_limit(u64::from(*limit))
+        }
+        GuestError::ArgumentsTooLarge { n_bytes, limit_bytes } => body(ErrorCode::LimitExceeded)
+            .about("argument_bytes")
+            .with_value(n_bytes)
+            .with_limit(*limit_bytes as u64),
+        GuestError::NotRunning { id } => unknown_guest(id.0),
+        GuestError::NoModel => body(ErrorCode::UnknownModel),
+        GuestError::Compiler { .. } | GuestError::Cache { .. } | GuestError::Runtime { .. } => {
+            body(ErrorCode::Internal)
+        }
+    }
+}
+
+/// Why a guest ended before its time.
+pub(super) fn ended(end: &GuestEnd) -> ErrorBody {
+    let body = |code| ErrorBody::new(code, end.to_string());
+    let over = |name: &str, value: u64, limit: u64| {
+        body(ErrorCode::BudgetExceeded).about(name).with_value(value).with_limit(limit)
+    };
+    match end {
+        GuestEnd::Finished => body(ErrorCode::Internal),
+        GuestEnd::Failed { .. } => body(ErrorCode::GuestFailed),
+        GuestEnd::Exited { code } => body(ErrorCode::GuestFailed).about("status").with_value(code),
+        GuestEnd::Trapped { .. } => body(ErrorCode::GuestTrapped),
+        GuestEnd::CpuExceeded { used_ms, limit_ms } => over("cpu_ms", *used_ms, *limit_ms),
+        GuestEnd::MemoryExceeded { requested_bytes, limit_bytes } => {
+            over("memory_bytes", *requested_bytes, *limit_bytes)
+        }
+        GuestEnd::TableExceeded { requested, limit } => over("n_table_elements", *requested, *limit),
+        GuestEnd::HandlesExceeded { limit } => over("n_handles", *limit + 1, *limit),
+        GuestEnd::CallBytesExceeded { limit_bytes } => {
+            body(ErrorCode::BudgetExceeded).about("call_bytes").with_limit(*limit_bytes)
+        }
+        GuestEnd::DeadlineExceeded { limit_ms } => {
+            body(ErrorCode::DeadlineExceeded).about("deadline_ms").with_limit(*limit_ms)
+        }
+        GuestEnd::Stopped => body(ErrorCode::Stopped),
+        GuestEnd::ClientGone => body(ErrorCode::Cancelled),
+        GuestEnd::Panicked { .. } => body(ErrorCode::Internal),
+    }
+}

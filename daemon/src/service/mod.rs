@@ -1,0 +1,274 @@
+//! What sessions ask for, done by the house of guests and the engines.
+
+mod accounts;
+mod components;
+mod errors;
+mod registry;
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Instant;
+
+use bytes::Bytes;
+use tokio_util::sync::CancellationToken;
+use trellis_engine::EngineHandle;
+use trellis_engine::account::{Account, ActorId, GuestId, Resource, SessionId};
+use trellis_wire::{
+    ComponentHash, DaemonInfo, ErrorBody, ErrorCode, GuestInfo, GuestUsage, ModelInfo,
+    Program as ProgramName, Stage,
+};
+
+use self::accounts::Accounts;
+use self::components::Components;
+use self::registry::Registry;
+use crate::config::Budgets;
+use crate::guest::{
+    CompileProgress, GuestActivity, GuestEnd as Ending, GuestHost, GuestIo, Launch, Program,
+    RunningGuest as Started,
+};
+use crate::session::{Actor, GuestEnd, ProgressSink, RunningGuest, Service, StartRequest, StopHandle};
+
+/// The service of a whole daemon.
+pub struct HostService {
+    host: Arc<GuestHost>,
+    engines: Vec<EngineHandle>,
+    registry: Registry,
+    components: Components,
+    accounts: Accounts,
+    shutdown: CancellationToken,
+    started: Instant,
+}
+
+impl HostService {
+    pub(crate) fn new(
+        host: Arc<GuestHost>,
+        engines: Vec<EngineHandle>,
+        guests_dir: Option<PathBuf>,
+        budgets: &Budgets,
+        shutdown: CancellationToken,
+        started: Instant,
+    ) -> Self {
+        Self {
+            components: Components::new(4 * host.limits().component_bytes),
+            registry: Registry::new(guests_dir),
+            accounts: Accounts::new(budgets),
+            host,
+            engines,
+            shutdown,
+            started,
+        }
+    }
+
+    /// The wasm side of the service.
+    #[must_use]
+    pub fn host(&self) -> &Arc<GuestHost> {
+        &self.host
+    }
+
+    /// The component that a client names, compiled; and what people call it.
+    async fn program(
+        &self,
+        name: ProgramName,
+        progress: &ProgressSink,
+    ) -> Result<(Program, String), ErrorBody> {
+        let (wasm, name) = match name {
+            ProgramName::Component { hash } => {
+                let known = blake3::Hash::from_bytes(hash.0);
+                let host = self.host.clone();
+                let found = tokio::task::spawn_blocking(move || host.lookup(&known)).await;
+                let short = hash.to_string()[..12].to_owned();
+                if let Some(program) = found.map_err(|error| errors::internal(&error))? {
+                    return Ok((program, short));
+                }
+                let unknown = || {
+                    ErrorBody::new(
+                        ErrorCode::UnknownComponent,
+                        format!("component {hash} has to be uploaded"),
+                    )
+                    .with_value(hash)
+                };
+                (self.components.get(&hash).ok_or_else(unknown)?, short)
+            }
+            ProgramName::Named { name } => (self.registry.read(&name).await?, name),
+            ProgramName::Unknown => {
+                let message = "this daemon does not know that kind of program";
+                return Err(ErrorBody::new(ErrorCode::Unsupported, message));
+            }
+        };
+        let limit_ms = self.host.limits().compile_ms;
+        let report = |state| match state {
+            CompileProgress::Queued => progress.report(Stage::Compile, 0, limit_ms),
+            CompileProgress::Compiling { elapsed_ms } => {
+                progress.report(Stage::Compile, elapsed_ms, limit_ms)
+            }
+            CompileProgress::Done { .. } => progress.report(Stage::Compile, limit_ms, limit_ms),
+        };
+        let program = self.host.compile(wasm, report).await.map_err(|error| errors::refused(&error))?;
+        Ok((program, name))
+    }
+}
+
+impl Service for HostService {
+    async fn start(
+        &self,
+        request: StartRequest,
+        io: GuestIo,
+        progress: ProgressSink,
+    ) -> Result<RunningGuest, ErrorBody> {
+        let (program, name) = self.program(request.program, &progress).await?;
+        let (actor, session) = (ActorId(request.actor.uid), SessionId(request.session_id));
+        let launch = Launch {
+            program,
+            name,
+            actor,
+            session,
+            account: self.accounts.session(actor, session),
+            arguments: request.arguments,
+            seed: request.seed.map_or_else(random_seed, Ok)?,
+            deadline_ms: request.deadline.map(|time| u64::try_from(time.as_millis()).unwrap_or(u64::MAX)),
+        };
+        let Started { id, end, stop, account } =
+            self.host.start(launch, io).map_err(|error| errors::refused(&error))?;
+        let begun = Instant::now();
+        let end = Box::pin(async move {
+            let ending = end.await;
+            let result = match ending {
+                Ending::Finished => Ok(()),
+                ending => Err(errors::ended(&ending)),
+            };
+            let elapsed_us = u64::try_from(begun.elapsed().as_micros()).unwrap_or(u64::MAX);
+            GuestEnd { result, usage: GuestUsage { elapsed_us, ..usage(&account) } }
+        });
+        Ok(RunningGuest { guest_id: id.0, end, stop: StopHandle::new(move |_| stop.stop()) })
+    }
+
+    async fn store_component(&self, _: Actor, hash: ComponentHash, bytes: Bytes) -> Result<(), ErrorBody> {
+        self.components.keep(hash, bytes)
+    }
+
+    async fn models(&self, _: Actor) -> Result<Vec<ModelInfo>, ErrorBody> {
+        let mut models: Vec<ModelInfo> = self.engines.iter().map(model_info).collect();
+        if let Some(first) = models.first_mut() {
+            first.is_default = true;
+        }
+        models.sort_by(|a, b| a.name.cmp(&b.name));
+        Ok(models)
+    }
+
+    async fn guests(&self, actor: Actor) -> Result<Vec<GuestInfo>, ErrorBody> {
+        let guests = self.host.guests().into_iter().filter(|guest| may_manage(actor, guest.actor));
+        let info = guests.map(|guest| GuestInfo {
+            guest_id: guest.id.0,
+            session_id: guest.session.0,
+            uid: guest.actor.0,
+            program: guest.name,
+            state: match guest.activity {
+                GuestActivity::Running => "running".to_owned(),
+                GuestActivity::Waiting => "waiting".to_owned(),
+            },
+            n_contexts: guest.n_contexts,
+            n_pages: guest.n_pages,
+            memory_bytes: guest.memory_bytes,
+            elapsed_ms: guest.elapsed_ms,
+            usage: GuestUsage {
+                n_tokens: guest.n_tokens,
+                elapsed_us: guest.elapsed_ms * 1000,
+                ..GuestUsage::default()
+            },
+        });
+        Ok(info.collect())
+    }
+
+    async fn info(&self, _: Actor) -> Result<DaemonInfo, ErrorBody> {
+        let (mut n_pages, mut n_pages_free) = (0, 0);
+        for engine in &self.engines {
+            let stats = engine.stats().await.map_err(|error| errors::internal(&error))?;
+            n_pages += stats.n_pages as u64;
+            // A page that only the prefix cache remembers is given up for whoever needs one.
+            n_pages_free += (stats.n_pages_free + stats.n_pages_cached) as u64;
+        }
+        let guests = self.host.guests();
+        let mut sessions: Vec<SessionId> = guests.iter().map(|guest| guest.session).collect();
+        sessions.sort_unstable();
+        sessions.dedup();
+        Ok(DaemonInfo {
+            build: concat!("trellis ", env!("CARGO_PKG_VERSION")).to_owned(),
+            pid: std::process::id(),
+            device: self.engines.first().map(|engine| engine.device().to_owned()).unwrap_or_default(),
+            models: self.engines.iter().map(|engine| engine.model().name.clone()).collect(),
+            programs: self.registry.names().await,
+            uptime_ms: u64::try_from(self.started.elapsed().as_millis()).unwrap_or(u64::MAX),
+            resident_bytes: resident_bytes().unwrap_or_default(),
+            n_pages,
+            n_pages_free,
+            n_guests: guests.len() as u64,
+            n_sessions: sessions.len() as u64,
+        })
+    }
+
+    async fn stop(&self, actor: Actor, guest_id: u64) -> Result<(), ErrorBody> {
+        let is_theirs =
+            |guest: &crate::guest::GuestInfo| guest.id.0 == guest_id && may_manage(actor, guest.actor);
+        if !self.host.guests().iter().any(is_theirs) {
+            return Err(errors::unknown_guest(guest_id));
+        }
+        self.host.stop(GuestId(guest_id)).map_err(|error| errors::refused(&error))
+    }
+
+    async fn shutdown(&self, actor: Actor) -> Result<(), ErrorBody> {
+        if !may_manage(actor, ActorId(Actor::this_process().uid)) {
+            let message = "only the user who runs the daemon, or root, may stop it";
+            return Err(ErrorBody::new(ErrorCode::PermissionDenied, message));
+        }
+        self.shutdown.cancel();
+        Ok(())
+    }
+
+    fn session_ended(&self, session_id: u64) {
+        self.accounts.end_session(SessionId(session_id));
+    }
+}
+
+/// A user manages what is theirs, root manages everything.
+fn may_manage(actor: Actor, owner: ActorId) -> bool {
+    actor.uid == 0 || actor.uid == owner.0
+}
+
+fn random_seed() -> Result<u64, ErrorBody> {
+    let mut bytes = [0; 8];
+    rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())
+        .map_err(|error| errors::internal(&error))?;
+    Ok(u64::from_le_bytes(bytes))
+}
+
+fn usage(account: &Account) -> GuestUsage {
+    GuestUsage {
+        n_tokens: account.used(Resource::Tokens),
+        n_tokens_in_vain: account.n_tokens_in_vain(),
+        n_tokens_cached: account.n_tokens_cached(),
+        ..GuestUsage::default()
+    }
+}
+
+fn model_info(engine: &EngineHandle) -> ModelInfo {
+    let model = engine.model();
+    ModelInfo {
+        name: model.name.clone(),
+        architecture: model.config.architecture.name().to_owned(),
+        n_vocab: model.config.vocab_size as u64,
+        n_positions: model.config.n_positions as u64,
+        n_parameters: model.n_parameters,
+        // The CPU computes in f32.
+        weight_bytes: model.n_parameters * size_of::<f32>() as u64,
+        dtype: "f32".to_owned(),
+        device: engine.device().to_owned(),
+        is_default: false,
+    }
+}
+
+/// Bytes of this process that are in memory.
+fn resident_bytes() -> Option<u64> {
+    let pages = std::fs::read_to_string("/proc/self/statm").ok()?;
+    let n_pages: u64 = pages.split_whitespace().nth(1)?.parse().ok()?;
+    Some(n_pages * rustix::param::page_size() as u64)
+}

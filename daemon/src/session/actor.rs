@@ -1,0 +1,82 @@
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// Who asks: the peer of a connection as the kernel names it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Actor {
+    /// Its user.
+    pub uid: u32,
+    /// Its group.
+    pub gid: u32,
+}
+
+impl Actor {
+    /// The user and group of this process, for a client inside it.
+    #[must_use]
+    pub fn this_process() -> Self {
+        Self { uid: rustix::process::geteuid().as_raw(), gid: rustix::process::getegid().as_raw() }
+    }
+}
+
+/// How many of something each user has.
+#[derive(Debug)]
+pub(crate) struct Quota {
+    n_max: usize,
+    n_by_uid: Mutex<HashMap<u32, usize>>,
+}
+
+/// One of a user's share; given back when dropped.
+#[derive(Debug)]
+pub(crate) struct Share {
+    quota: Arc<Quota>,
+    uid: u32,
+}
+
+impl Quota {
+    pub(crate) fn new(n_max: usize) -> Arc<Self> {
+        Arc::new(Self { n_max, n_by_uid: Mutex::default() })
+    }
+
+    /// One more for the actor, unless it has all that it may have.
+    pub(crate) fn take(self: &Arc<Self>, actor: Actor) -> Option<Share> {
+        let mut n_by_uid = self.n_by_uid.lock().unwrap_or_else(PoisonError::into_inner);
+        let n = n_by_uid.entry(actor.uid).or_insert(0);
+        if *n == self.n_max {
+            return None;
+        }
+        *n += 1;
+        Some(Share { quota: self.clone(), uid: actor.uid })
+    }
+
+    pub(crate) fn n_max(&self) -> u64 {
+        self.n_max as u64
+    }
+}
+
+impl Drop for Share {
+    fn drop(&mut self) {
+        let mut n_by_uid = self.quota.n_by_uid.lock().unwrap_or_else(PoisonError::into_inner);
+        let n = n_by_uid.get_mut(&self.uid).expect("counted when the share was taken");
+        *n -= 1;
+        if *n == 0 {
+            n_by_uid.remove(&self.uid);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_user_has_its_own_share() {
+        let quota = Quota::new(2);
+        let [a, b] = [1, 2].map(|uid| Actor { uid, gid: 0 });
+        let shares = [quota.take(a).unwrap(), quota.take(a).unwrap()];
+        assert!(quota.take(Actor { uid: 1, gid: 9 }).is_none());
+        assert!(quota.take(b).is_some());
+        drop(shares);
+        assert!(quota.take(a).is_some());
+        assert!(quota.n_by_uid.lock().unwrap().is_empty());
+    }
+}

@@ -1,0 +1,72 @@
+//! Requests with one answer.
+
+use std::sync::Arc;
+
+use tokio::sync::mpsc;
+use tokio_util::task::AbortOnDropHandle;
+use trellis_wire::{ErrorBody, ErrorCode, GuestUsage, Outcome, Value};
+
+use super::control::Control;
+use super::service::StopReason;
+
+/// How a request ended.
+#[derive(Debug)]
+pub(crate) struct Ending {
+    pub(crate) outcome: Outcome,
+    pub(crate) usage: Option<GuestUsage>,
+}
+
+impl From<Result<Value, ErrorBody>> for Ending {
+    fn from(result: Result<Value, ErrorBody>) -> Self {
+        let outcome = match result {
+            Ok(value) => Outcome::Ok { value },
+            Err(error) => Outcome::Error { error },
+        };
+        Self { outcome, usage: None }
+    }
+}
+
+/// Waits for a call on the service, in a task of its own so that it can neither hold up the connection nor take it
+/// down; unless the client cancels.
+pub(crate) async fn run<F>(control: Arc<Control>, call: F) -> Ending
+where
+    F: Future<Output = Result<Value, ErrorBody>> + Send + 'static,
+{
+    let task = AbortOnDropHandle::new(tokio::spawn(call));
+    tokio::select! {
+        biased;
+        result = task => result.unwrap_or_else(|_| Err(panicked())).into(),
+        reason = control.stopped() => Err(stopped(reason)).into(),
+    }
+}
+
+/// Waits for room in a guest's inbox.
+pub(crate) async fn deliver(control: Arc<Control>, inbox: mpsc::Sender<String>, text: String) -> Ending {
+    tokio::select! {
+        biased;
+        sent = inbox.send(text) => sent.map(|()| Value::Done).map_err(|_| guest_gone()).into(),
+        reason = control.stopped() => Err(stopped(reason)).into(),
+    }
+}
+
+pub(crate) fn guest_gone() -> ErrorBody {
+    ErrorBody::new(ErrorCode::UnknownGuest, "the guest has ended")
+}
+
+/// The error of a request that the session itself ends early.
+pub(crate) fn stopped(reason: StopReason) -> ErrorBody {
+    match reason {
+        StopReason::Cancelled | StopReason::Disconnected => {
+            ErrorBody::new(ErrorCode::Cancelled, "cancelled by the client")
+        }
+        StopReason::ShuttingDown => ErrorBody::new(ErrorCode::ShuttingDown, "the daemon is going down"),
+        StopReason::LimitExceeded => {
+            ErrorBody::new(ErrorCode::LimitExceeded, "a limit of the session was passed")
+        }
+    }
+}
+
+/// The service panicked or was torn down under the request.
+pub(crate) fn panicked() -> ErrorBody {
+    ErrorBody::new(ErrorCode::Internal, "the daemon failed inside this request; its log says where")
+}

@@ -1,0 +1,503 @@
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use futures_util::future::BoxFuture;
+use futures_util::stream::FuturesUnordered;
+use futures_util::{FutureExt, StreamExt};
+use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
+use tokio::sync::mpsc;
+use tokio::task::unconstrained;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+use trellis_wire::{
+    Call, ClientMessage, ErrorBody, ErrorCode, FRAME_BYTES_MAX, FrameBuffer, FrameReader, Hello, Outbox,
+    Program, ServerMessage, Start, Value, WireError, negotiate,
+};
+
+use super::actor::{Actor, Quota};
+use super::call::{self, Ending};
+use super::control::Control;
+use super::limits::Limits;
+use super::service::{Service, StartRequest, StopReason};
+use super::start::{self, Lane};
+use super::upload::{Arrival, Upload, Uploaded};
+
+/// Messages of one client after which other tasks have their turn.
+const N_MESSAGES_PER_TURN: u32 = 64;
+
+/// Why a session ended other than by the client's leaving or the daemon's going down.
+#[derive(Debug, thiserror::Error)]
+pub enum SessionError {
+    /// The client broke the protocol, or the connection failed.
+    #[error(transparent)]
+    Wire(#[from] WireError),
+    /// The client said nothing.
+    #[error("no hello within {limit:?}")]
+    HelloTimeout {
+        /// How long it had.
+        limit: Duration,
+    },
+    /// The client used an id that is not greater than all before.
+    #[error("request id {id} is not above {last_id}")]
+    StaleId {
+        /// The id.
+        id: u64,
+        /// The greatest id before it.
+        last_id: u64,
+    },
+    /// The client has as many connections as it may have.
+    #[error("more than the limit of {limit} connections of user {uid}")]
+    TooManyConnections {
+        /// The user.
+        uid: u32,
+        /// Connections allowed.
+        limit: u64,
+    },
+}
+
+impl SessionError {
+    fn to_body(&self) -> ErrorBody {
+        let code = match self {
+            Self::Wire(_) | Self::HelloTimeout { .. } | Self::StaleId { .. } => ErrorCode::Protocol,
+            Self::TooManyConnections { .. } => ErrorCode::LimitExceeded,
+        };
+        let body = ErrorBody::new(code, self.to_string());
+        match self {
+            Self::Wire(WireError::FrameTooLarge { n_bytes, limit }) => {
+                body.about("frame bytes").with_value(n_bytes).with_limit(*limit as u64)
+            }
+            Self::StaleId { id, .. } => body.about("id").with_value(id),
+            Self::TooManyConnections { limit, .. } => body.about("connections").with_limit(*limit),
+            Self::Wire(_) | Self::HelloTimeout { .. } => body,
+        }
+    }
+}
+
+/// Everything that the sessions of one daemon share.
+#[derive(Debug)]
+pub struct Sessions<S> {
+    service: Arc<S>,
+    limits: Limits,
+    connections: Arc<Quota>,
+    uploads: Arc<Quota>,
+    n_sessions_begun: AtomicU64,
+}
+
+impl<S: Service> Sessions<S> {
+    /// Sessions that run their guests through `service`.
+    pub fn new(service: Arc<S>, limits: Limits) -> Arc<Self> {
+        let connections = Quota::new(limits.n_connections_per_actor_max);
+        let uploads = Quota::new(limits.n_uploads_per_actor_max);
+        Arc::new(Self { service, limits, connections, uploads, n_sessions_begun: AtomicU64::new(0) })
+    }
+
+    /// Serves one connection until the client leaves, or `shutdown` is cancelled and the guests have ended. The guests
+    /// of the connection never outlive it. Dropping the future stops them, too.
+    ///
+    /// # Errors
+    /// The client broke the protocol or a limit, or the connection failed; the client has been told if it listens.
+    pub async fn serve<T>(
+        self: &Arc<Self>,
+        stream: T,
+        actor: Actor,
+        shutdown: CancellationToken,
+    ) -> Result<(), SessionError>
+    where
+        T: AsyncRead + AsyncWrite + Send + Unpin,
+    {
+        let (reader, mut writer) = tokio::io::split(stream);
+        let Some(_share) = self.connections.take(actor) else {
+            let error = SessionError::TooManyConnections { uid: actor.uid, limit: self.connections.n_max() };
+            // Whoever connects this often gets no task to wait in: these few bytes fit in any socket or are lost.
+            let _ = say_hello_and(&mut writer, Some(&error)).now_or_never();
+            return Err(error);
+        };
+        let mut reader = reader;
+        let hello = tokio::select! {
+            hello = tokio::time::timeout(self.limits.hello_timeout, Hello::read(&mut reader)) => {
+                hello.unwrap_or(Err(WireError::Io(std::io::ErrorKind::TimedOut.into())))
+            }
+            () = shutdown.cancelled() => return Ok(()),
+        };
+        let theirs = match hello.and_then(|theirs| negotiate(&Hello::ours(), &theirs).map(|_| theirs)) {
+            Ok(theirs) => theirs,
+            Err(error) => {
+                let error = match error {
+                    WireError::Io(io) if io.kind() == std::io::ErrorKind::TimedOut => {
+                        SessionError::HelloTimeout { limit: self.limits.hello_timeout }
+                    }
+                    other => other.into(),
+                };
+                let _ =
+                    tokio::time::timeout(self.limits.hello_timeout, say_hello_and(&mut writer, Some(&error)))
+                        .await;
+                return Err(error);
+            }
+        };
+        say_hello_and(&mut writer, None).await?;
+        let frame_bytes_max = theirs.frame_bytes_max.min(FRAME_BYTES_MAX);
+        let session_id = self.n_sessions_begun.fetch_add(1, Ordering::Relaxed) + 1;
+        let _ended = Ended { service: &*self.service, session_id };
+        let connection = Connection {
+            actor,
+            session_id,
+            sessions: self.clone(),
+            outbox: Arc::new(Outbox::new(frame_bytes_max)),
+            last_id: 0,
+            requests: HashMap::new(),
+            running: FuturesUnordered::new(),
+            phase: Phase::Open,
+        };
+        connection.serve(FrameReader::new(reader, FRAME_BYTES_MAX), writer, shutdown).await
+    }
+}
+
+/// Tells the service that a session is over, however it ends.
+struct Ended<'a, S: Service> {
+    service: &'a S,
+    session_id: u64,
+}
+
+impl<S: Service> Drop for Ended<'_, S> {
+    fn drop(&mut self) {
+        self.service.session_ended(self.session_id);
+    }
+}
+
+/// Even who is turned away learns the versions that this daemon speaks, and the reason in a frame.
+async fn say_hello_and<W>(writer: &mut W, error: Option<&SessionError>) -> Result<(), WireError>
+where
+    W: AsyncWrite + Unpin,
+{
+    Hello::ours().write(writer).await?;
+    if let Some(error) = error {
+        let mut frames = FrameBuffer::new(FRAME_BYTES_MAX);
+        frames.push(&ServerMessage::Fault { error: error.to_body() })?;
+        frames.write(writer).await?;
+    }
+    Ok(())
+}
+
+struct Connection<S> {
+    sessions: Arc<Sessions<S>>,
+    actor: Actor,
+    session_id: u64,
+    outbox: Arc<Outbox>,
+    last_id: u64,
+    requests: HashMap<u64, Request>,
+    running: FuturesUnordered<BoxFuture<'static, (u64, Ending)>>,
+    phase: Phase,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Phase {
+    Open,
+    ShuttingDown { until: Instant },
+}
+
+impl Phase {
+    /// Waits for the end of the phase.
+    async fn over(self, shutdown: &CancellationToken) {
+        match self {
+            Self::Open => shutdown.cancelled().await,
+            Self::ShuttingDown { until } => tokio::time::sleep_until(until).await,
+        }
+    }
+}
+
+/// A request under way.
+enum Request {
+    Uploading(Upload),
+    Running(Arc<Control>),
+    Guest { control: Arc<Control>, inbox: Option<mpsc::Sender<String>> },
+}
+
+impl<S: Service> Connection<S> {
+    async fn serve<R, W>(
+        mut self,
+        mut reader: FrameReader<R>,
+        mut writer: W,
+        shutdown: CancellationToken,
+    ) -> Result<(), SessionError>
+    where
+        R: AsyncRead + Unpin,
+        W: AsyncWrite + Unpin,
+    {
+        let result = self.exchange(&mut reader, &mut writer, &shutdown).await;
+        self.stop_all(StopReason::Disconnected);
+        let last_word = match &result {
+            Err(SessionError::Wire(WireError::Io(_))) | Ok(Parting::ClientLeft) => None,
+            Err(error) => Some(error.to_body()),
+            Ok(Parting::ShuttingDown) => Some(call::stopped(StopReason::ShuttingDown)),
+        };
+        let limit = self.sessions.limits.stop_timeout;
+        let say = async {
+            if let Some(error) = last_word {
+                // Who does not take it in time does without.
+                let _ = tokio::time::timeout(limit, say_last(&self.outbox, error, &mut writer)).await;
+            }
+        };
+        // Each stop has this timeout of its own; what is left after twice that is dropped, which stops it, too.
+        let rest = tokio::time::timeout(2 * limit, async { while self.running.next().await.is_some() {} });
+        let _ = tokio::join!(rest, say);
+        result.map(|_| ())
+    }
+
+    async fn exchange<R, W>(
+        &mut self,
+        reader: &mut FrameReader<R>,
+        writer: &mut W,
+        shutdown: &CancellationToken,
+    ) -> Result<Parting, SessionError>
+    where
+        R: AsyncRead + Unpin,
+        W: AsyncWrite + Unpin,
+    {
+        let mut n_handled = 0_u32;
+        loop {
+            if let Phase::ShuttingDown { .. } = self.phase
+                && self.requests.is_empty()
+                && self.outbox.is_empty()
+            {
+                return Ok(Parting::ShuttingDown);
+            }
+            // A client that does not read is not read from: its requests would only add to what it does not read.
+            let may_read = self.outbox.has_room();
+            // Guests that send without end use up the task's budget. Outside the budget, the socket still has its turn.
+            tokio::select! {
+                biased;
+                Some((id, ending)) = self.running.next() => self.end(id, ending),
+                written = unconstrained(self.outbox.write(writer)) => written?,
+                message = unconstrained(reader.next()), if may_read => {
+                    let Some(message) = message? else { return Ok(Parting::ClientLeft) };
+                    self.handle(message)?;
+                    n_handled += 1;
+                    if n_handled.is_multiple_of(N_MESSAGES_PER_TURN) {
+                        tokio::task::yield_now().await;
+                    }
+                }
+                () = self.phase.over(shutdown) => match self.phase {
+                    Phase::Open => {
+                        self.phase = Phase::ShuttingDown { until: Instant::now() + 2 * self.sessions.limits.stop_timeout };
+                        self.stop_all(StopReason::ShuttingDown);
+                    }
+                    Phase::ShuttingDown { .. } => {
+                        let ids: Vec<_> = self.requests.keys().copied().collect();
+                        for id in ids {
+                            self.end(id, Err(call::stopped(StopReason::ShuttingDown)).into());
+                        }
+                        return Ok(Parting::ShuttingDown);
+                    }
+                },
+            }
+        }
+    }
+
+    fn handle(&mut self, message: ClientMessage) -> Result<(), SessionError> {
+        match message {
+            ClientMessage::Request { id, call } => {
+                if id <= self.last_id {
+                    return Err(SessionError::StaleId { id, last_id: self.last_id });
+                }
+                self.last_id = id;
+                if let Err(error) = self.begin(id, call) {
+                    self.send_end(id, Err(error).into());
+                }
+            }
+            ClientMessage::Cancel { id } => self.stop(id, StopReason::Cancelled),
+            ClientMessage::Credit { id, n_bytes } => {
+                if let Some(Request::Guest { control, .. }) = self.requests.get(&id)
+                    && !control.grant(n_bytes, self.sessions.limits.credit_bytes_max)
+                {
+                    control.stop(StopReason::LimitExceeded);
+                }
+            }
+            ClientMessage::Chunk { id, bytes } => self.add_chunk(id, &bytes),
+            ClientMessage::EndMessages { id } => {
+                if let Some(Request::Guest { inbox, .. }) = self.requests.get_mut(&id) {
+                    *inbox = None;
+                }
+            }
+            ClientMessage::Unknown => {
+                tracing::debug!(session = self.session_id, "skipped an unknown message")
+            }
+        }
+        Ok(())
+    }
+
+    fn begin(&mut self, id: u64, call: Call) -> Result<(), ErrorBody> {
+        if let Phase::ShuttingDown { .. } = self.phase {
+            return Err(call::stopped(StopReason::ShuttingDown));
+        }
+        let n_requests_max = self.sessions.limits.n_requests_max;
+        if self.requests.len() >= n_requests_max {
+            let n_requests = self.requests.len() as u64 + 1;
+            return Err(ErrorBody::over_limit("requests in flight", n_requests, n_requests_max as u64));
+        }
+        let service = self.sessions.service.clone();
+        let actor = self.actor;
+        match call {
+            Call::Start(start) => self.begin_start(id, start)?,
+            Call::Upload { hash, n_bytes } => {
+                let quota = &self.sessions.uploads;
+                let n_max = quota.n_max();
+                let share =
+                    quota.take(actor).ok_or_else(|| ErrorBody::over_limit("uploads", n_max + 1, n_max))?;
+                let upload = Upload::begin(hash, n_bytes, self.sessions.limits.component_bytes_max, share)?;
+                self.requests.insert(id, Request::Uploading(upload));
+            }
+            Call::Message { to, text } => self.begin_message(id, to, text)?,
+            Call::Models => self
+                .run(id, async move { service.models(actor).await.map(|models| Value::Models { models }) }),
+            Call::Guests => self
+                .run(id, async move { service.guests(actor).await.map(|guests| Value::Guests { guests }) }),
+            Call::Info => {
+                self.run(id, async move { service.info(actor).await.map(|info| Value::Info { info }) })
+            }
+            Call::Stop { guest_id } => {
+                self.run(id, async move { service.stop(actor, guest_id).await.map(|()| Value::Done) });
+            }
+            Call::Shutdown => {
+                self.run(id, async move { service.shutdown(actor).await.map(|()| Value::Done) })
+            }
+            Call::Unknown => return Err(unsupported("request")),
+        }
+        Ok(())
+    }
+
+    fn begin_start(&mut self, id: u64, start: Start) -> Result<(), ErrorBody> {
+        let limits = &self.sessions.limits;
+        if start.program == Program::Unknown {
+            return Err(unsupported("program"));
+        }
+        if start.credit_bytes > limits.credit_bytes_max {
+            return Err(ErrorBody::over_limit("credit bytes", start.credit_bytes, limits.credit_bytes_max));
+        }
+        let credit_bytes = usize::try_from(start.credit_bytes).expect("within the limit");
+        let (inbox, messages) = mpsc::channel(limits.n_messages_max);
+        let control = Arc::new(Control::with_credit(start.credit_bytes));
+        let request = StartRequest {
+            actor: self.actor,
+            session_id: self.session_id,
+            program: start.program,
+            arguments: start.arguments,
+            seed: start.seed,
+            deadline: start.deadline_ms.map(Duration::from_millis),
+        };
+        let lane = Lane {
+            id,
+            outbox: self.outbox.clone(),
+            control: control.clone(),
+            credit_bytes,
+            credit_bytes_max: limits.credit_bytes_max,
+            stop_timeout: limits.stop_timeout,
+        };
+        self.requests.insert(id, Request::Guest { control, inbox: Some(inbox) });
+        let guest = start::run(lane, self.sessions.service.clone(), request, messages);
+        self.running.push(guest.map(move |ending| (id, ending)).boxed());
+        Ok(())
+    }
+
+    fn begin_message(&mut self, id: u64, to: u64, text: String) -> Result<(), ErrorBody> {
+        let limit = self.sessions.limits.message_bytes_max;
+        if text.len() > limit {
+            return Err(ErrorBody::over_limit("message bytes", text.len() as u64, limit as u64));
+        }
+        let inbox = match self.requests.get(&to) {
+            Some(Request::Guest { inbox: Some(inbox), .. }) => inbox.clone(),
+            Some(Request::Guest { inbox: None, .. }) => {
+                let error =
+                    ErrorBody::new(ErrorCode::InvalidArgument, "the messages to this guest were ended");
+                return Err(error.about("to").with_value(to));
+            }
+            _ => return Err(call::guest_gone().about("to").with_value(to)),
+        };
+        let control = Arc::new(Control::default());
+        self.requests.insert(id, Request::Running(control.clone()));
+        let delivery = call::deliver(control, inbox, text);
+        self.running.push(delivery.map(move |ending| (id, ending)).boxed());
+        Ok(())
+    }
+
+    fn add_chunk(&mut self, id: u64, bytes: &[u8]) {
+        let Some(Request::Uploading(_)) = self.requests.get(&id) else { return };
+        let Some(Request::Uploading(upload)) = self.requests.remove(&id) else { return };
+        match upload.add(bytes) {
+            Ok(Arrival::Partial(upload)) => {
+                self.requests.insert(id, Request::Uploading(upload));
+            }
+            Ok(Arrival::Whole(Uploaded { hash, bytes, share })) => {
+                let (service, actor) = (self.sessions.service.clone(), self.actor);
+                self.run(id, async move {
+                    let _share = share;
+                    service.store_component(actor, hash, bytes).await.map(|()| Value::Done)
+                });
+            }
+            Err(error) => self.send_end(id, Err(error).into()),
+        }
+    }
+
+    fn run<F>(&mut self, id: u64, call: F)
+    where
+        F: Future<Output = Result<Value, ErrorBody>> + Send + 'static,
+    {
+        let control = Arc::new(Control::default());
+        self.requests.insert(id, Request::Running(control.clone()));
+        self.running.push(call::run(control, call).map(move |ending| (id, ending)).boxed());
+    }
+
+    fn stop(&mut self, id: u64, reason: StopReason) {
+        match self.requests.get(&id) {
+            Some(Request::Running(control) | Request::Guest { control, .. }) => control.stop(reason),
+            Some(Request::Uploading(_)) => self.end(id, Err(call::stopped(reason)).into()),
+            None => {}
+        }
+    }
+
+    fn stop_all(&mut self, reason: StopReason) {
+        let ids: Vec<_> = self.requests.keys().copied().collect();
+        for id in ids {
+            self.stop(id, reason);
+        }
+    }
+
+    fn end(&mut self, id: u64, ending: Ending) {
+        if self.requests.remove(&id).is_some() {
+            self.send_end(id, ending);
+        }
+    }
+
+    fn send_end(&self, id: u64, Ending { outcome, usage }: Ending) {
+        let Err(error) = self.outbox.push(&ServerMessage::End { id, outcome, usage }) else { return };
+        let (n_bytes, limit) = match error {
+            WireError::FrameTooLarge { n_bytes, limit } => (n_bytes as u64, limit as u64),
+            _ => (0, 0),
+        };
+        let outcome = Ending::from(Err(ErrorBody::over_limit("answer bytes", n_bytes, limit))).outcome;
+        let pushed = self.outbox.push(&ServerMessage::End { id, outcome, usage: None });
+        debug_assert!(pushed.is_ok(), "an error of a hundred bytes fits in every frame");
+    }
+}
+
+/// Sends what is left and why there will be no more.
+async fn say_last<W: AsyncWrite + Unpin>(
+    outbox: &Outbox,
+    error: ErrorBody,
+    writer: &mut W,
+) -> Result<(), WireError> {
+    outbox.push(&ServerMessage::Fault { error })?;
+    outbox.write(writer).await?;
+    Ok(writer.shutdown().await?)
+}
+
+enum Parting {
+    ClientLeft,
+    ShuttingDown,
+}
+
+fn unsupported(what: &str) -> ErrorBody {
+    ErrorBody::new(ErrorCode::Unsupported, format!("this daemon does not know that kind of {what}"))
+        .about(what)
+}

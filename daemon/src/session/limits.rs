@@ -1,0 +1,41 @@
+use std::time::Duration;
+
+/// What one client, and one user's clients together, may ask of the sessions.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Connections of one user at a time.
+    pub n_connections_per_actor_max: usize,
+    /// Uploads of one user under way at a time.
+    pub n_uploads_per_actor_max: usize,
+    /// Requests in flight on one connection.
+    pub n_requests_max: usize,
+    /// Bytes of a component.
+    pub component_bytes_max: u64,
+    /// Messages in a guest's inbox; who sends more waits.
+    pub n_messages_max: usize,
+    /// Bytes of one message to a guest.
+    pub message_bytes_max: usize,
+    /// Credit that a client may leave open for one guest, in bytes: what the daemon may have to hold for it.
+    pub credit_bytes_max: u64,
+    /// How long a client may take to say hello.
+    pub hello_timeout: Duration,
+    /// How long a guest may take to end once it is told to; also how long a closing connection may take to send
+    /// what is left.
+    pub stop_timeout: Duration,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            n_connections_per_actor_max: 256,
+            n_uploads_per_actor_max: 4,
+            n_requests_max: 256,
+            component_bytes_max: 64 * 1024 * 1024,
+            n_messages_max: 16,
+            message_bytes_max: 256 * 1024,
+            credit_bytes_max: 4 * 1024 * 1024,
+            hello_timeout: Duration::from_secs(5),
+            stop_timeout: Duration::from_secs(10),
+        }
+    }
+}

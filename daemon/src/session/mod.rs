@@ -1,0 +1,24 @@
+//! Sessions: one client connection each, with any number of requests under way.
+//!
+//! One task serves a connection. It reads the client's messages, drives its requests and writes what they have to
+//! say, so that an event of a guest reaches the socket without another task in between, and events that are ready
+//! together leave in one write. The [`Service`] behind it runs in tasks of its own.
+
+mod actor;
+mod call;
+mod connection;
+mod control;
+mod limits;
+mod service;
+mod start;
+mod upload;
+
+#[cfg(test)]
+pub(crate) mod tests;
+
+pub use actor::Actor;
+pub use connection::{SessionError, Sessions};
+pub use limits::Limits;
+pub use service::{
+    GuestEnd, Progress, ProgressSink, RunningGuest, Service, StartRequest, StopHandle, StopReason,
+};

@@ -1,0 +1,186 @@
+//! What a session needs of the rest of the daemon.
+
+use std::fmt;
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_util::future::BoxFuture;
+use tokio::sync::watch;
+use trellis_wire::{ComponentHash, DaemonInfo, ErrorBody, GuestInfo, GuestUsage, ModelInfo, Program, Stage};
+
+use super::Actor;
+use crate::guest::GuestIo;
+
+/// Runs guests and knows about them.
+///
+/// Each call runs in a task of its own. A call whose client cancels or leaves is dropped at its next await, and
+/// must then undo what it has begun.
+pub trait Service: Send + Sync + 'static {
+    /// Compiles what has to be compiled and starts a guest. Returns once it runs, not when it ends; `io` may carry
+    /// output before that.
+    ///
+    /// # Errors
+    /// Why it cannot run; [`trellis_wire::ErrorCode::UnknownComponent`] makes the client upload and try again.
+    fn start(
+        &self,
+        request: StartRequest,
+        io: GuestIo,
+        progress: ProgressSink,
+    ) -> impl Future<Output = Result<RunningGuest, ErrorBody>> + Send;
+
+    /// Keeps a component for later starts. The hash has been verified; the component may be known already.
+    ///
+    /// # Errors
+    /// Why it is not kept.
+    fn store_component(
+        &self,
+        actor: Actor,
+        hash: ComponentHash,
+        bytes: Bytes,
+    ) -> impl Future<Output = Result<(), ErrorBody>> + Send;
+
+    /// The loaded models, in the order of their names.
+    ///
+    /// # Errors
+    /// The actor may not know.
+    fn models(&self, actor: Actor) -> impl Future<Output = Result<Vec<ModelInfo>, ErrorBody>> + Send;
+
+    /// The running guests that the actor may see, in the order of their numbers.
+    ///
+    /// # Errors
+    /// The actor may not know.
+    fn guests(&self, actor: Actor) -> impl Future<Output = Result<Vec<GuestInfo>, ErrorBody>> + Send;
+
+    /// The daemon as a whole.
+    ///
+    /// # Errors
+    /// The actor may not know.
+    fn info(&self, actor: Actor) -> impl Future<Output = Result<DaemonInfo, ErrorBody>> + Send;
+
+    /// Stops a guest of the actor.
+    ///
+    /// # Errors
+    /// There is none of that number, or it is not the actor's.
+    fn stop(&self, actor: Actor, guest_id: u64) -> impl Future<Output = Result<(), ErrorBody>> + Send;
+
+    /// Begins to stop the daemon: the caller's sessions are told through their own shutdown token.
+    ///
+    /// # Errors
+    /// The actor may not.
+    fn shutdown(&self, actor: Actor) -> impl Future<Output = Result<(), ErrorBody>> + Send;
+
+    /// A connection has ended, and all its guests with it.
+    fn session_ended(&self, _session_id: u64) {}
+}
+
+/// What to run, for whom.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StartRequest {
+    /// Who asks.
+    pub actor: Actor,
+    /// The connection that asks.
+    pub session_id: u64,
+    /// The program; never [`Program::Unknown`].
+    pub program: Program,
+    /// Its arguments.
+    pub arguments: Vec<String>,
+    /// The seed that it is to see, if the client has picked one.
+    pub seed: Option<u64>,
+    /// How long the client lets it run.
+    pub deadline: Option<Duration>,
+}
+
+/// A guest that runs. Dropping this stops it.
+pub struct RunningGuest {
+    /// Its number, never given twice.
+    pub guest_id: u64,
+    /// Resolves when the guest has ended, everything that it held is free, and its [`GuestIo`] is dropped.
+    pub end: BoxFuture<'static, GuestEnd>,
+    /// Stops it.
+    pub stop: StopHandle,
+}
+
+impl fmt::Debug for RunningGuest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RunningGuest").field("guest_id", &self.guest_id).finish_non_exhaustive()
+    }
+}
+
+/// How a guest ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GuestEnd {
+    /// Well, or why not.
+    pub result: Result<(), ErrorBody>,
+    /// What it used.
+    pub usage: GuestUsage,
+}
+
+/// Stops a guest, once; at the latest when it is dropped, which says that nobody waits for it any more. Stopping one
+/// that has ended does nothing.
+pub struct StopHandle(Option<Box<dyn FnOnce(StopReason) + Send>>);
+
+impl StopHandle {
+    /// A handle that calls `stop`, which must not block.
+    pub fn new(stop: impl FnOnce(StopReason) + Send + 'static) -> Self {
+        Self(Some(Box::new(stop)))
+    }
+
+    /// Stops the guest, unless that has been done.
+    pub fn stop(&mut self, reason: StopReason) {
+        if let Some(stop) = self.0.take() {
+            stop(reason);
+        }
+    }
+}
+
+impl Drop for StopHandle {
+    fn drop(&mut self) {
+        self.stop(StopReason::Disconnected);
+    }
+}
+
+impl fmt::Debug for StopHandle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("StopHandle").field(&self.0.is_some()).finish()
+    }
+}
+
+/// Why a session stops a guest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StopReason {
+    /// The client cancelled it.
+    Cancelled,
+    /// The client is gone.
+    Disconnected,
+    /// The daemon is going down.
+    ShuttingDown,
+    /// The client or the guest broke a limit of the session.
+    LimitExceeded,
+}
+
+/// How far the work before a guest's start is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Progress {
+    /// Which work.
+    pub stage: Stage,
+    /// Units done.
+    pub done: u64,
+    /// Units in all; 0 when nobody knows.
+    pub total: u64,
+}
+
+/// Where the service reports progress. The client sees the newest state, not each one.
+#[derive(Clone, Debug)]
+pub struct ProgressSink(watch::Sender<Option<Progress>>);
+
+impl ProgressSink {
+    pub(crate) fn new() -> (Self, watch::Receiver<Option<Progress>>) {
+        let (sender, receiver) = watch::channel(None);
+        (Self(sender), receiver)
+    }
+
+    /// Tells how far the work is.
+    pub fn report(&self, stage: Stage, done: u64, total: u64) {
+        self.0.send_replace(Some(Progress { stage, done, total }));
+    }
+}

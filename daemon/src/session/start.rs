@@ -1,0 +1,240 @@
+//! The life of one guest as its session sees it.
+
+use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::FutureExt;
+use futures_util::future::BoxFuture;
+use tokio::sync::{mpsc, watch};
+use tokio_util::task::AbortOnDropHandle;
+use trellis_wire::{
+    ErrorBody, ErrorCode, Event, LogLevel, OUTPUT_BYTES_MAX, Outbox, ServerMessage, Value, WireError,
+};
+
+use super::call::{Ending, panicked, stopped};
+use super::control::{Control, Signal};
+use super::service::{
+    GuestEnd, Progress, ProgressSink, RunningGuest, Service, StartRequest, StopHandle, StopReason,
+};
+use crate::guest::{self, GuestIo, GuestOutput, OutputReceiver, output_channel};
+
+/// What a start needs of its connection.
+#[derive(Debug)]
+pub(crate) struct Lane {
+    pub(crate) id: u64,
+    pub(crate) outbox: Arc<Outbox>,
+    pub(crate) control: Arc<Control>,
+    pub(crate) credit_bytes: usize,
+    pub(crate) credit_bytes_max: u64,
+    pub(crate) stop_timeout: Duration,
+}
+
+/// Starts a guest and passes on what it sends until it has ended.
+pub(crate) async fn run<S: Service>(
+    lane: Lane,
+    service: Arc<S>,
+    request: StartRequest,
+    inbox: mpsc::Receiver<String>,
+) -> Ending {
+    let (output, receiver) = output_channel(lane.credit_bytes);
+    let (sink, progress) = ProgressSink::new();
+    let io = GuestIo { output, input: inbox };
+    let start = tokio::spawn(async move { service.start(request, io, sink).await });
+    match lane.wait_for_start(AbortOnDropHandle::new(start), progress).await {
+        Ok(running) => lane.follow(running, receiver).await,
+        Err(error) => Err(error).into(),
+    }
+}
+
+impl Lane {
+    async fn wait_for_start(
+        &self,
+        mut start: AbortOnDropHandle<Result<RunningGuest, ErrorBody>>,
+        mut progress: watch::Receiver<Option<Progress>>,
+    ) -> Result<RunningGuest, ErrorBody> {
+        let started = loop {
+            tokio::select! {
+                biased;
+                reason = self.control.stopped() => return Err(stopped(reason)),
+                Ok(()) = progress.changed() => self.send_progress(&mut progress),
+                started = &mut start => break started,
+            }
+        };
+        if progress.has_changed().is_ok_and(|has_changed| has_changed) {
+            self.send_progress(&mut progress);
+        }
+        started.unwrap_or_else(|_| Err(panicked()))
+    }
+
+    fn send_progress(&self, progress: &mut watch::Receiver<Option<Progress>>) {
+        let progress = progress.borrow_and_update().clone();
+        // A slow reader skips states instead of collecting them.
+        if let Some(Progress { stage, done, total }) = progress
+            && self.outbox.has_room()
+        {
+            self.send_own(Event::Progress { stage, done, total });
+        }
+    }
+
+    async fn follow(&self, running: RunningGuest, mut output: OutputReceiver) -> Ending {
+        let RunningGuest { guest_id, end, stop } = running;
+        let mut end = AssertUnwindSafe(end).catch_unwind().boxed();
+        self.send_own(Event::Started { guest_id });
+        let mut is_open = true;
+        let ended = loop {
+            tokio::select! {
+                biased;
+                signal = self.control.changed() => match signal {
+                    Signal::Granted(n_bytes) => output.grant(usize::try_from(n_bytes).unwrap_or(usize::MAX)),
+                    Signal::Stop(reason) => {
+                        drop(output);
+                        return self.stop(reason, stop, end).await;
+                    }
+                },
+                next = output.recv(), if is_open => match next {
+                    Some(next) => if let Err(ending) = self.pass_on(next).await {
+                        drop(output);
+                        return match ending {
+                            Refused::Stopped(reason) => self.stop(reason, stop, end).await,
+                            Refused::TooLarge(error) => {
+                                let usage = self.stop(StopReason::LimitExceeded, stop, end).await.usage;
+                                Ending { usage, ..Err(error).into() }
+                            }
+                        };
+                    },
+                    None => is_open = false,
+                },
+                ended = &mut end => break ended,
+            }
+        };
+        // What the guest sent before its end is all in the queue; outside tokio's budget, nothing there can be missed.
+        while let Some(Some(next)) = tokio::task::unconstrained(output.recv()).now_or_never() {
+            match self.pass_on(next).await {
+                Ok(()) => {}
+                Err(Refused::Stopped(_)) => break,
+                Err(Refused::TooLarge(error)) => return Err(error).into(),
+            }
+        }
+        finish(ended)
+    }
+
+    /// Stops the guest and waits for its own account of that, but not for ever.
+    async fn stop(&self, reason: StopReason, mut stop: StopHandle, end: End) -> Ending {
+        stop.stop(reason);
+        let ending = match tokio::time::timeout(self.stop_timeout, end).await {
+            Ok(ended) => finish(ended),
+            Err(_) => Err(stopped(reason)).into(),
+        };
+        match reason {
+            // The service does not know which limit that was.
+            StopReason::LimitExceeded => Ending { usage: ending.usage, ..Err(self.overdrawn()).into() },
+            StopReason::Cancelled | StopReason::Disconnected | StopReason::ShuttingDown => ending,
+        }
+    }
+
+    fn overdrawn(&self) -> ErrorBody {
+        let limit = self.credit_bytes_max;
+        let message = format!("the client left more credit open than the limit of {limit} bytes");
+        ErrorBody::new(ErrorCode::LimitExceeded, message).about("credit bytes").with_limit(limit)
+    }
+
+    async fn pass_on(&self, output: GuestOutput) -> Result<(), Refused> {
+        self.control.spend(output.n_bytes() as u64);
+        for event in events(output) {
+            if !self.outbox.has_room() {
+                tokio::select! {
+                    biased;
+                    reason = self.control.stopped() => return Err(Refused::Stopped(reason)),
+                    () = self.outbox.room() => {}
+                }
+            }
+            let n_bytes = event.credit_bytes() as u64;
+            self.outbox.push(&ServerMessage::Event { id: self.id, event }).map_err(|_: WireError| {
+                Refused::TooLarge(ErrorBody::over_limit("output bytes", n_bytes, OUTPUT_BYTES_MAX as u64))
+            })?;
+        }
+        Ok(())
+    }
+
+    fn send_own(&self, event: Event) {
+        let pushed = self.outbox.push(&ServerMessage::Event { id: self.id, event });
+        debug_assert!(pushed.is_ok(), "the daemon's own events are small");
+    }
+}
+
+type End = BoxFuture<'static, Result<GuestEnd, Box<dyn std::any::Any + Send>>>;
+
+enum Refused {
+    Stopped(StopReason),
+    TooLarge(ErrorBody),
+}
+
+fn finish(ended: Result<GuestEnd, Box<dyn std::any::Any + Send>>) -> Ending {
+    match ended {
+        Ok(GuestEnd { result, usage }) => {
+            Ending { usage: Some(usage), ..result.map(|()| Value::Done).into() }
+        }
+        Err(_) => Err(panicked()).into(),
+    }
+}
+
+/// What a client receives for an output. Text and tokens that are larger than one output may be come in pieces; the
+/// credit that they take is the same.
+fn events(output: GuestOutput) -> impl Iterator<Item = Event> {
+    let mut rest = Some(output);
+    std::iter::from_fn(move || {
+        let event = match rest.take()? {
+            GuestOutput::Text(mut text) => {
+                if text.len() > OUTPUT_BYTES_MAX {
+                    let tail = text.split_off(text.floor_char_boundary(OUTPUT_BYTES_MAX));
+                    rest = Some(GuestOutput::Text(tail));
+                }
+                Event::Text { text }
+            }
+            GuestOutput::Tokens(mut tokens) => {
+                let n_tokens_max = OUTPUT_BYTES_MAX / size_of::<u32>();
+                if tokens.len() > n_tokens_max {
+                    rest = Some(GuestOutput::Tokens(tokens.split_off(n_tokens_max)));
+                }
+                Event::Tokens { tokens }
+            }
+            GuestOutput::Json(json) => Event::Json { json },
+            GuestOutput::Log { level, line } => Event::Log { level: wire_level(level), line },
+        };
+        Some(event)
+    })
+}
+
+fn wire_level(level: guest::LogLevel) -> LogLevel {
+    match level {
+        guest::LogLevel::Debug => LogLevel::Debug,
+        guest::LogLevel::Info => LogLevel::Info,
+        guest::LogLevel::Warn => LogLevel::Warn,
+        guest::LogLevel::Error => LogLevel::Error,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn events_take_the_credit_of_their_output() {
+        let long = OUTPUT_BYTES_MAX + 100;
+        let outputs = [
+            (GuestOutput::Text(String::new()), 1),
+            (GuestOutput::Text("é".repeat(long)), 3),
+            (GuestOutput::Tokens(vec![7; long]), 5),
+            (GuestOutput::Tokens(Vec::new()), 1),
+            (GuestOutput::Json("{}".into()), 1),
+            (GuestOutput::Log { level: guest::LogLevel::Warn, line: "x".into() }, 1),
+        ];
+        for (output, n_events) in outputs {
+            let n_bytes = output.n_bytes();
+            let events: Vec<_> = events(output).collect();
+            assert_eq!(events.len(), n_events);
+            assert_eq!(events.iter().map(Event::credit_bytes).sum::<usize>(), n_bytes);
+        }
+    }
+}

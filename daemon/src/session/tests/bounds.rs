@@ -1,0 +1,209 @@
+//! What one client may ask for, and what happens at each limit.
+
+use std::time::Duration;
+
+use trellis_wire::{Call, ClientMessage, ComponentHash, ErrorCode, Event, Value};
+
+use super::{Raw, World};
+use crate::session::{Limits, StopReason};
+
+fn hash(bytes: &[u8]) -> ComponentHash {
+    ComponentHash(*blake3::hash(bytes).as_bytes())
+}
+
+async fn upload(raw: &mut Raw, id: u64, announced: ComponentHash, n_bytes: u64, chunks: &[&[u8]]) {
+    raw.send(ClientMessage::Request { id, call: Call::Upload { hash: announced, n_bytes } }).await;
+    for chunk in chunks {
+        raw.send(ClientMessage::Chunk { id, bytes: chunk.to_vec() }).await;
+    }
+}
+
+#[tokio::test]
+async fn uploads_are_what_was_announced() {
+    let world = World::with(Limits { component_bytes_max: 400_000, ..Limits::default() });
+    let mut raw = world.raw().await;
+    let large = vec![7; 300_000];
+
+    upload(&mut raw, 1, hash(b"ab"), 2, &[b"a", b"b"]).await;
+    assert_eq!(raw.end().await, (1, Ok(Value::Done)));
+    upload(&mut raw, 2, hash(b"ab"), 2, &[b"a", b"c", b"late"]).await;
+    assert_eq!(raw.end().await.1.unwrap_err().code, ErrorCode::HashMismatch);
+    upload(&mut raw, 3, hash(b"ab"), 2, &[b"a", b"bc", b"late"]).await;
+    let error = raw.end().await.1.unwrap_err();
+    assert_eq!(
+        (error.code, error.value.as_deref(), error.limit),
+        (ErrorCode::LimitExceeded, Some("3"), Some(2))
+    );
+    upload(&mut raw, 4, hash(b""), 0, &[]).await;
+    assert_eq!(raw.end().await.1.unwrap_err().code, ErrorCode::InvalidComponent);
+    upload(&mut raw, 5, hash(b""), 400_001, &[b"late"]).await;
+    let error = raw.end().await.1.unwrap_err();
+    assert_eq!((error.value.as_deref(), error.limit), (Some("400001"), Some(400_000)));
+    upload(&mut raw, 6, hash(&large), 300_000, &[&large]).await;
+    let error = raw.end().await.1.unwrap_err();
+    assert_eq!((error.name.as_deref(), error.limit), (Some("chunk bytes"), Some(256 * 1024)));
+    upload(&mut raw, 7, hash(&large), 300_000, &[&large[..200_000], &large[200_000..]]).await;
+    assert_eq!(raw.end().await, (7, Ok(Value::Done)));
+    assert_eq!(world.fake.components.lock().unwrap().len(), 2);
+}
+
+#[tokio::test]
+async fn uploads_at_a_time_are_counted_for_the_user() {
+    let world = World::with(Limits { n_uploads_per_actor_max: 2, ..Limits::default() });
+    let (mut one, mut two) = (world.raw().await, world.raw().await);
+    upload(&mut one, 1, hash(b"ab"), 2, &[b"a"]).await;
+    upload(&mut one, 2, hash(b"ab"), 2, &[b"a"]).await;
+    one.send(ClientMessage::Request { id: 3, call: Call::Models }).await;
+    assert_eq!(one.end().await.0, 3);
+    upload(&mut two, 1, hash(b"ab"), 2, &[b"a"]).await;
+    let error = two.end().await.1.unwrap_err();
+    assert_eq!((error.name.as_deref(), error.limit), (Some("uploads"), Some(2)));
+
+    one.send(ClientMessage::Cancel { id: 1 }).await;
+    assert_eq!(one.end().await.1.unwrap_err().code, ErrorCode::Cancelled);
+    upload(&mut two, 2, hash(b"ab"), 2, &[b"a", b"b"]).await;
+    assert_eq!(two.end().await, (2, Ok(Value::Done)));
+    drop(one);
+    for id in 3..6 {
+        upload(&mut two, id, hash(b"ab"), 2, &[b"a", b"b"]).await;
+        assert_eq!(two.end().await, (id, Ok(Value::Done)));
+    }
+}
+
+#[tokio::test]
+async fn requests_in_flight_are_counted() {
+    let world = World::with(Limits { n_requests_max: 2, ..Limits::default() });
+    let mut raw = world.raw().await;
+    raw.start(1, "forever", "", 10).await;
+    raw.start(2, "forever", "", 10).await;
+    raw.start(3, "forever", "", 10).await;
+    let (id, error) = raw.end().await;
+    let error = error.unwrap_err();
+    assert_eq!((id, error.value.as_deref(), error.limit), (3, Some("3"), Some(2)));
+    raw.send(ClientMessage::Cancel { id: 2 }).await;
+    assert_eq!(raw.end().await.0, 2);
+    raw.send(ClientMessage::Request { id: 4, call: Call::Models }).await;
+    assert_eq!(raw.end().await.0, 4);
+}
+
+#[tokio::test]
+async fn connections_are_counted_for_the_user() {
+    let world = World::with(Limits { n_connections_per_actor_max: 1, ..Limits::default() });
+    let first = world.raw().await;
+    let mut second = world.raw().await;
+    let fault = second.fault().await;
+    assert_eq!((fault.code, fault.limit), (ErrorCode::LimitExceeded, Some(1)));
+    drop((first.reader, first.frames, first.writer));
+    first.session.await.unwrap().unwrap();
+    let mut third = world.raw().await;
+    third.send(ClientMessage::Request { id: 1, call: Call::Models }).await;
+    assert_eq!(third.end().await.0, 1);
+}
+
+#[tokio::test]
+async fn output_waits_for_credit() {
+    let world = World::new();
+    let mut raw = world.raw().await;
+    raw.start(1, "count", "1000", 4).await;
+    assert!(matches!(raw.event().await, Event::Started { .. }));
+    assert_eq!(raw.event().await, Event::Text { text: "0 ".into() });
+    assert_eq!(raw.event().await, Event::Text { text: "1 ".into() });
+    assert!(raw.is_silent().await);
+    raw.send(ClientMessage::Credit { id: 1, n_bytes: 3 }).await;
+    assert_eq!(raw.event().await, Event::Text { text: "2 ".into() });
+    assert!(raw.is_silent().await);
+    raw.send(ClientMessage::Credit { id: 1, n_bytes: 1 }).await;
+    assert_eq!(raw.event().await, Event::Text { text: "3 ".into() });
+    raw.send(ClientMessage::Request { id: 2, call: Call::Models }).await;
+    assert_eq!(raw.end().await.0, 2, "waiting for credit holds up nothing else");
+}
+
+#[tokio::test]
+async fn credit_is_bounded() {
+    let world = World::with(Limits { credit_bytes_max: 1000, ..Limits::default() });
+    let mut raw = world.raw().await;
+    raw.start(1, "forever", "", 1001).await;
+    let error = raw.end().await.1.unwrap_err();
+    assert_eq!((error.value.as_deref(), error.limit), (Some("1001"), Some(1000)));
+    raw.start(2, "forever", "", 600).await;
+    raw.send(ClientMessage::Credit { id: 2, n_bytes: 400 }).await;
+    raw.send(ClientMessage::Request { id: 3, call: Call::Models }).await;
+    assert_eq!(raw.end().await.0, 3);
+    raw.send(ClientMessage::Credit { id: 2, n_bytes: u64::MAX }).await;
+    let (id, error) = raw.end().await;
+    let error = error.unwrap_err();
+    assert_eq!((id, error.code, error.limit), (2, ErrorCode::LimitExceeded, Some(1000)));
+    assert_eq!(*world.fake.stop_reasons.lock().unwrap(), [StopReason::LimitExceeded]);
+    // What was used may be granted again, however often.
+    raw.start(4, "flood", "", 1000).await;
+    raw.send(ClientMessage::Cancel { id: 4 }).await;
+    assert_eq!(raw.end().await.0, 4);
+    raw.start(5, "count", "100000", 1000).await;
+    let mut n_bytes = 0;
+    while n_bytes < 50_000 {
+        let event = raw.event().await;
+        n_bytes += event.credit_bytes();
+        raw.send(ClientMessage::Credit { id: 5, n_bytes: event.credit_bytes() as u64 }).await;
+    }
+}
+
+#[tokio::test]
+async fn a_full_inbox_makes_the_sender_wait() {
+    let world = World::with(Limits { n_messages_max: 2, message_bytes_max: 3, ..Limits::default() });
+    let mut raw = world.raw().await;
+    let message = |to, text: &str| Call::Message { to, text: text.into() };
+    raw.start(1, "forever", "", 1000).await;
+    assert!(matches!(raw.event().await, Event::Started { .. }));
+    for id in 2..5 {
+        raw.send(ClientMessage::Request { id, call: message(1, "m") }).await;
+    }
+    assert_eq!(raw.end().await, (2, Ok(Value::Done)));
+    assert_eq!(raw.end().await, (3, Ok(Value::Done)));
+    assert!(raw.is_silent().await);
+    raw.send(ClientMessage::Request { id: 5, call: message(1, "four") }).await;
+    assert_eq!(raw.end().await.1.unwrap_err().limit, Some(3));
+    raw.send(ClientMessage::Request { id: 6, call: message(9, "m") }).await;
+    assert_eq!(raw.end().await.1.unwrap_err().code, ErrorCode::UnknownGuest);
+    raw.send(ClientMessage::EndMessages { id: 1 }).await;
+    raw.send(ClientMessage::Request { id: 7, call: message(1, "m") }).await;
+    assert_eq!(raw.end().await.1.unwrap_err().code, ErrorCode::InvalidArgument);
+    raw.send(ClientMessage::Cancel { id: 1 }).await;
+    let mut ends = [raw.end().await, raw.end().await];
+    ends.sort_by_key(|(id, _)| *id);
+    assert_eq!(ends[0].0, 1);
+    assert_eq!(
+        ends[1].1.as_ref().unwrap_err().code,
+        ErrorCode::UnknownGuest,
+        "the waiting message learns of it"
+    );
+}
+
+#[tokio::test]
+async fn large_outputs_come_in_pieces_or_not_at_all() {
+    let world = World::new();
+    let mut raw = world.raw().await;
+    raw.start(1, "large", "3000000", 4_000_000).await;
+    let mut n_bytes = 0;
+    while n_bytes < 3_000_000 {
+        n_bytes += raw.event().await.credit_bytes();
+    }
+    assert_eq!(raw.end().await, (1, Ok(Value::Done)));
+    raw.start(2, "json", "3000000", 4_000_000).await;
+    let error = raw.end().await.1.unwrap_err();
+    assert_eq!((error.name.as_deref(), error.value.as_deref()), (Some("output bytes"), Some("3000000")));
+    raw.send(ClientMessage::Request { id: 3, call: Call::Models }).await;
+    assert_eq!(raw.end().await.0, 3);
+}
+
+#[tokio::test]
+async fn a_client_that_never_reads_is_shut_down_in_time() {
+    let world = World::with(Limits { stop_timeout: Duration::from_millis(50), ..Limits::default() });
+    let mut raw = world.raw().await;
+    for id in 1..5 {
+        raw.start(id, "flood", "", 4_000_000).await;
+    }
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    world.shutdown.cancel();
+    tokio::time::timeout(super::PATIENCE, raw.session).await.expect("in time").unwrap().unwrap();
+    world.all_gone().await;
+}
