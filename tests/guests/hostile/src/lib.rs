@@ -1,0 +1,28 @@
+//! The guest that the tests send against a daemon: its first argument says what it does.
+
+mod attacks;
+mod mistakes;
+mod neighbour;
+mod world;
+
+use std::error::Error;
+
+use trellis_guest::bindings::trellis::host::session::arguments;
+
+trellis_guest::main!(run);
+
+type Outcome = Result<(), Box<dyn Error>>;
+
+fn run() -> Outcome {
+    let arguments = arguments();
+    let (mode, rest) = arguments.split_first().ok_or("a mode is needed")?;
+    match mode.as_str() {
+        "tokens" => neighbour::tokens(rest),
+        "forks" => neighbour::forks(rest),
+        "endless" => neighbour::endless(),
+        "echo" => neighbour::echo(),
+        "mistakes" => mistakes::make_all(),
+        "world" => world::look_around(),
+        mode => attacks::attack(mode),
+    }
+}

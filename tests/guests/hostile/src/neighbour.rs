@@ -1,0 +1,78 @@
+//! Well-behaved work, to be compared with what it is when nobody disturbs it.
+
+use trellis_guest::{
+    Context, Model, Sampler, emit, emit_tokens, generate_all, messages, receive, seed, step_all,
+};
+
+use crate::Outcome;
+
+/// `tokens N PROMPT`: each token of a seeded stream by itself.
+pub(crate) fn tokens(arguments: &[String]) -> Outcome {
+    let [n, prompt] = arguments else { return Err("tokens N PROMPT".into()) };
+    let context = Model::open_default()?.context()?;
+    context.append_markup(prompt)?;
+    let sampler = Sampler::seeded(seed()).temperature(0.9).top_p(0.95).build()?;
+    for drawn in context.stream(&sampler).stop_tokens(&[]).max_tokens(n.parse()?).open()? {
+        emit_tokens(&[drawn?.token])?;
+    }
+    Ok(())
+}
+
+/// `forks N TOKENS PROMPT`: so many forks of a prompt, so many tokens each, by each way of decoding; half of
+/// them before a message comes.
+pub(crate) fn forks(arguments: &[String]) -> Outcome {
+    let [n, n_tokens, prompt] = arguments else { return Err("forks N TOKENS PROMPT".into()) };
+    let (n, n_tokens): (u64, u32) = (n.parse()?, n_tokens.parse()?);
+    let root = Model::open_default()?.context()?;
+    root.append_markup(prompt)?;
+    let n_prompt = root.length();
+    let forks = (0..n).map(|_| root.fork()).collect::<Result<Vec<_>, _>>()?;
+    let base = Sampler::seeded(seed()).build()?;
+    let samplers: Vec<Sampler> = (0..n).map(|i| base.with_seed(seed() + i)).collect();
+
+    for _ in 0..n_tokens / 2 {
+        step_all(forks.iter().zip(&samplers))?;
+    }
+    emit(".")?;
+    receive()?;
+    let (streamed, generated) = forks.split_at(forks.len() / 2);
+    for (fork, sampler) in streamed.iter().zip(&samplers) {
+        let n_left = n_prompt + n_tokens - fork.length();
+        for drawn in fork.stream(sampler).stop_tokens(&[]).max_tokens(n_left).open()? {
+            drawn?;
+        }
+    }
+    let samplers = &samplers[streamed.len()..];
+    let rest = |fork: &Context| n_prompt + n_tokens - fork.length();
+    generate_all(
+        generated
+            .iter()
+            .zip(samplers)
+            .map(|(fork, sampler)| fork.generate(sampler).stop_tokens(&[]).max_tokens(rest(fork))),
+    )?;
+    for fork in &forks {
+        emit_tokens(&fork.tokens_from(n_prompt))?;
+    }
+    Ok(())
+}
+
+/// Decodes for ever, on two contexts.
+pub(crate) fn endless() -> Outcome {
+    let root = Model::open_default()?.context()?;
+    root.append_markup("<|begin_of_text|>Once upon a time")?;
+    let sampler = Sampler::seeded(seed()).build()?;
+    loop {
+        let fork = root.fork()?;
+        for drawn in fork.stream(&sampler).stop_tokens(&[]).max_tokens(500).open()? {
+            emit_tokens(&[drawn?.token])?;
+        }
+    }
+}
+
+/// Sends back what it is sent.
+pub(crate) fn echo() -> Outcome {
+    for message in messages() {
+        emit(&message?)?;
+    }
+    Ok(())
+}

@@ -1,0 +1,283 @@
+//! Daemons with a small world of their own, in this process or in another, and what their guests send.
+
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Output, Stdio};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use tempfile::TempDir;
+use trellis::config::Config;
+use trellis::daemon::Daemon;
+use trellis_client::{Client, Error, ErrorBody, Event, Guest, GuestUsage, Program, StartOptions};
+use trellis_engine::EngineStats;
+
+use crate::guests;
+
+/// Long enough for anything that ends at all, on a machine that does other things too.
+pub const PATIENCE: Duration = Duration::from_secs(60);
+
+/// The settings that a test starts from: `exe` compiles guests, and compiled guests are kept beside it, so that
+/// only the first test of a build waits for the compiler.
+#[must_use]
+pub fn config(exe: &str) -> Config {
+    let exe = PathBuf::from(exe);
+    Config { cache_dir: Some(exe.with_file_name("tests-cache")), compile_exe: Some(exe), ..Config::default() }
+}
+
+/// A daemon in this process.
+///
+/// # Panics
+/// It does not start.
+#[must_use]
+pub fn start(config: &Config) -> Daemon {
+    Daemon::start(config, &|_| {}).expect("the daemon starts")
+}
+
+/// Options with these arguments and a fixed seed.
+#[must_use]
+pub fn with(arguments: &[&str]) -> StartOptions {
+    let arguments = arguments.iter().map(|&argument| argument.to_owned()).collect();
+    StartOptions { arguments, seed: Some(7), ..StartOptions::default() }
+}
+
+/// All that a guest sent, and how it ended.
+#[derive(Debug, Default)]
+pub struct Ended {
+    /// Its text.
+    pub text: String,
+    /// Its tokens.
+    pub tokens: Vec<u32>,
+    /// Its JSON texts.
+    pub json: Vec<serde_json::Value>,
+    /// Its log.
+    pub log: Vec<String>,
+    /// How it ended, unless well.
+    pub error: Option<Error>,
+    /// What it used.
+    pub usage: Option<GuestUsage>,
+}
+
+impl Ended {
+    /// Asserts that the guest ended well.
+    ///
+    /// # Panics
+    /// It did not.
+    #[must_use]
+    pub fn well(self) -> Self {
+        assert!(self.error.is_none(), "{self:?}");
+        self
+    }
+
+    /// The daemon's reason for the end.
+    ///
+    /// # Panics
+    /// The guest ended well, or the connection was lost.
+    #[must_use]
+    pub fn reason(&self) -> &ErrorBody {
+        match &self.error {
+            Some(Error::Daemon(body)) => body,
+            _ => panic!("no error of the daemon: {self:?}"),
+        }
+    }
+}
+
+/// Runs a guest and collects what it sends.
+///
+/// # Panics
+/// The connection is lost before it starts, or it sends no JSON where it says so.
+pub async fn run(client: &Client, wasm: &[u8], options: StartOptions) -> Ended {
+    let guest = client.start(Program::wasm(wasm.to_vec()), options).await.expect("the connection stands");
+    collect(guest).await
+}
+
+/// The number of a guest, once it runs.
+///
+/// # Panics
+/// It sends something or ends before it is said to run.
+pub async fn started(guest: &mut Guest) -> u64 {
+    loop {
+        match guest.next().await {
+            Some(Ok(Event::Progress { .. })) => {}
+            Some(Ok(Event::Started { guest_id })) => return guest_id,
+            other => panic!("the guest has not started: {other:?}"),
+        }
+    }
+}
+
+/// Whether a guest is on the list.
+///
+/// # Panics
+/// The daemon does not answer.
+pub async fn is_listed(client: &Client, guest_id: u64) -> bool {
+    client.ps().await.expect("the daemon answers").iter().any(|guest| guest.guest_id == guest_id)
+}
+
+/// Collects what a guest sends from here on.
+///
+/// # Panics
+/// It sends no JSON where it says so.
+pub async fn collect(mut guest: Guest) -> Ended {
+    let mut ended = Ended::default();
+    while let Some(event) = guest.next().await {
+        match event {
+            Ok(Event::Text { text }) => ended.text.push_str(&text),
+            Ok(Event::Tokens { tokens }) => ended.tokens.extend(tokens),
+            Ok(Event::Json { json }) => ended.json.push(serde_json::from_str(&json).expect("it is JSON")),
+            Ok(Event::Log { line, .. }) => ended.log.push(line),
+            Ok(Event::Progress { .. } | Event::Started { .. } | Event::Unknown) => {}
+            Err(error) => ended.error = Some(error),
+        }
+    }
+    ended.usage = guest.usage().cloned();
+    ended
+}
+
+/// Waits until a condition holds.
+///
+/// # Panics
+/// It does not hold within [`PATIENCE`].
+pub async fn until(what: &str, mut holds: impl AsyncFnMut() -> bool) {
+    let begun = Instant::now();
+    while !holds().await {
+        assert!(begun.elapsed() < PATIENCE, "not within {PATIENCE:?}: {what}");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+/// Waits until no guest runs, and asserts that every page is free again.
+///
+/// # Panics
+/// Something is still held.
+pub async fn nothing_is_held(daemon: &Daemon) {
+    until("no guest runs", async || daemon.service().host().guests().is_empty()).await;
+    for engine in daemon.service().host().engines() {
+        // The engine answers in order: by now it has released what was dropped before.
+        let stats: EngineStats = engine.stats().await.expect("the engine lives");
+        assert_eq!(stats.n_contexts, 0, "{stats:?}");
+        assert_eq!(stats.n_saved, 0, "{stats:?}");
+        assert_eq!(stats.n_pages_free + stats.n_pages_cached, stats.n_pages, "to the page: {stats:?}");
+        assert_eq!(stats.n_pages_on_host, 0, "{stats:?}");
+    }
+}
+
+/// `trellis serve` in a process of its own, with a socket of its own. Killed when dropped.
+#[derive(Debug)]
+pub struct Served {
+    child: Child,
+    exe: PathBuf,
+    folder: TempDir,
+}
+
+impl Served {
+    /// Starts the daemon and waits until it takes connections.
+    ///
+    /// # Panics
+    /// It does not start.
+    #[must_use]
+    pub fn start(exe: &str) -> Self {
+        let folder = tempfile::tempdir().expect("a folder");
+        let cache_dir = config(exe).cache_dir.expect("tests have one");
+        let text = format!("cache_dir = {cache_dir:?}\n");
+        std::fs::write(folder.path().join("trellis.toml"), text).expect("the settings are written");
+        let mut served = Self { child: serve(exe, folder.path()), exe: exe.into(), folder };
+        let begun = Instant::now();
+        while !output(&mut served.trellis(&["info"])).status.success() {
+            let status = served.child.try_wait().expect("the child can be asked");
+            assert!(status.is_none() && begun.elapsed() < PATIENCE, "the daemon is not ready: {status:?}");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        served
+    }
+
+    /// The socket.
+    #[must_use]
+    pub fn socket(&self) -> PathBuf {
+        self.folder.path().join("trellis.sock")
+    }
+
+    /// A command on this daemon; its output is left out unless the test takes it.
+    #[must_use]
+    pub fn trellis(&self, arguments: &[&str]) -> Command {
+        let mut command = trellis(&self.exe.to_string_lossy());
+        let (name, rest) = arguments.split_first().expect("a command has a name");
+        command.arg(name).arg("--socket").arg(self.socket()).args(rest);
+        command
+    }
+
+    /// The daemon's process.
+    #[must_use]
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Waits for the daemon's end.
+    ///
+    /// # Panics
+    /// It does not end within [`PATIENCE`].
+    pub fn wait(&mut self) -> ExitStatus {
+        wait(&mut self.child)
+    }
+}
+
+impl Drop for Served {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// The command with nothing of this build in its environment, and no daemon of the user's in sight.
+#[must_use]
+pub fn trellis(exe: &str) -> Command {
+    let mut command = Command::new(exe);
+    guests::clean(&mut command);
+    command.current_dir(guests::root());
+    command.env("XDG_RUNTIME_DIR", "/nonexistent/trellis-tests");
+    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    command
+}
+
+fn serve(exe: &str, folder: &Path) -> Child {
+    let mut command = trellis(exe);
+    command.arg("serve").arg("--socket").arg(folder.join("trellis.sock"));
+    command.arg("--config").arg(folder.join("trellis.toml"));
+    command.spawn().expect("the daemon starts")
+}
+
+/// Runs a process to its end and collects what it writes.
+///
+/// # Panics
+/// It does not end within [`PATIENCE`]; it is killed then.
+pub fn output(command: &mut Command) -> Output {
+    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("it runs");
+    let (out, err) = (child.stdout.take().expect("piped"), child.stderr.take().expect("piped"));
+    let (out, err) = (std::thread::spawn(move || read(out)), std::thread::spawn(move || read(err)));
+    let status = wait(&mut child);
+    let joined = |reader: JoinHandle<Vec<u8>>| reader.join().expect("no panic");
+    Output { status, stdout: joined(out), stderr: joined(err) }
+}
+
+fn read(mut pipe: impl Read) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    pipe.read_to_end(&mut bytes).expect("a pipe can be read");
+    bytes
+}
+
+/// Waits for the end of a process.
+///
+/// # Panics
+/// It does not end within [`PATIENCE`]; it is killed then.
+pub fn wait(child: &mut Child) -> ExitStatus {
+    let begun = Instant::now();
+    loop {
+        if let Some(status) = child.try_wait().expect("the child can be asked") {
+            return status;
+        }
+        if begun.elapsed() > PATIENCE {
+            child.kill().and_then(|()| child.wait()).expect("it can be killed");
+            panic!("process {} does not end", child.id());
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}

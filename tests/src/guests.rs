@@ -1,0 +1,130 @@
+//! Guests, built from source as their authors would build them.
+
+use std::collections::BTreeMap;
+use std::env;
+use std::ffi::OsStr;
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::OnceLock;
+
+const TARGET: &str = "wasm32-wasip2";
+
+/// What one cargo hands to the programs that it runs and another must not see. The rest of `CARGO_*`, such as
+/// `CARGO_HOME` or the settings of the network, is the user's.
+const OF_THIS_BUILD: [&str; 9] = [
+    "CARGO_BIN_EXE_",
+    "CARGO_BUILD_",
+    "CARGO_CFG_",
+    "CARGO_CRATE_NAME",
+    "CARGO_ENCODED_",
+    "CARGO_MANIFEST_",
+    "CARGO_PKG_",
+    "CARGO_PROFILE_",
+    "CARGO_TARGET_",
+];
+
+/// The root of the checkout.
+#[must_use]
+pub fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the tests lie in the checkout")
+}
+
+/// The examples' names, which are those of their folders.
+///
+/// # Panics
+/// The folder cannot be read.
+#[must_use]
+pub fn example_names() -> Vec<String> {
+    let folder = root().join("guest-examples");
+    let mut names: Vec<String> = fs::read_dir(folder)
+        .expect("the examples are there")
+        .map(|entry| entry.expect("the folder can be read").path())
+        .filter(|path| path.join("Cargo.toml").is_file())
+        .map(|path| path.file_name().expect("it has a name").to_string_lossy().into_owned())
+        .collect();
+    names.sort();
+    names
+}
+
+/// The component of an example.
+///
+/// # Panics
+/// It does not build.
+#[must_use]
+pub fn example(name: &str) -> Vec<u8> {
+    static BUILT: OnceLock<BTreeMap<String, Vec<u8>>> = OnceLock::new();
+    let built = BUILT.get_or_init(|| build(&root().join("guest-examples")));
+    built.get(name).unwrap_or_else(|| panic!("no example is called {name}: {:?}", built.keys())).clone()
+}
+
+/// The component that the tests send against a daemon.
+///
+/// # Panics
+/// It does not build.
+#[must_use]
+pub fn hostile() -> Vec<u8> {
+    static BUILT: OnceLock<BTreeMap<String, Vec<u8>>> = OnceLock::new();
+    let built = BUILT.get_or_init(|| build(&root().join("tests/guests")));
+    built["hostile"].clone()
+}
+
+/// Takes from a command what belongs to the build that runs the tests.
+pub fn clean(command: &mut Command) -> &mut Command {
+    for name in ["RUSTC", "RUSTC_WRAPPER", "RUSTC_WORKSPACE_WRAPPER", "RUSTDOCFLAGS", "RUSTFLAGS"] {
+        command.env_remove(name);
+    }
+    for (name, _) in env::vars_os() {
+        if OF_THIS_BUILD.iter().any(|prefix| name.to_string_lossy().starts_with(prefix)) {
+            command.env_remove(name);
+        }
+    }
+    command
+}
+
+/// Builds all crates of a workspace; their components by the crates' names.
+fn build(workspace: &Path) -> BTreeMap<String, Vec<u8>> {
+    let target_dir = workspace.join("target");
+    fs::create_dir_all(&target_dir).expect("the target folder can be made");
+    // Test binaries may run side by side; the first one builds, the others find it done.
+    let turn = File::create(target_dir.join("tests.lock")).expect("the lock file can be made");
+    turn.lock().expect("the lock can be taken");
+    ensure_target(workspace);
+    let cargo = env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let mut command = Command::new(cargo);
+    command
+        .args(["build", "--release", "--locked", "--workspace", "--quiet", "--target", TARGET])
+        .arg("--manifest-path")
+        .arg(workspace.join("Cargo.toml"))
+        .current_dir(workspace);
+    let output = clean(&mut command).output().expect("cargo runs");
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{} does not build:\n{errors}", workspace.display());
+    components(&target_dir.join(TARGET).join("release"))
+}
+
+fn components(folder: &Path) -> BTreeMap<String, Vec<u8>> {
+    let paths = fs::read_dir(folder).expect("cargo has made the folder").flatten().map(|entry| entry.path());
+    paths
+        .filter(|path| path.extension() == Some(OsStr::new("wasm")))
+        .map(|path| {
+            let stem = path.file_stem().expect("it has a name").to_string_lossy();
+            (stem.replace('_', "-"), fs::read(&path).expect("the component can be read"))
+        })
+        .collect()
+}
+
+/// Adds the target to the toolchain that builds there, if it is missing.
+fn ensure_target(folder: &Path) {
+    let mut rustc = Command::new("rustc");
+    let output = clean(rustc.args(["--print", "sysroot"]).current_dir(folder)).output().expect("rustc runs");
+    let sysroot = PathBuf::from(String::from_utf8_lossy(&output.stdout).trim());
+    if sysroot.join("lib/rustlib").join(TARGET).is_dir() {
+        return;
+    }
+    eprintln!("the Rust target {TARGET} is missing; adding it with rustup");
+    let mut rustup = Command::new("rustup");
+    let status = clean(rustup.args(["target", "add", TARGET]).current_dir(folder)).status();
+    let added = status.as_ref().is_ok_and(|status| status.success());
+    assert!(added, "rustup target add {TARGET}: {status:?}");
+}

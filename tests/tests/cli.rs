@@ -1,0 +1,273 @@
+//! The `trellis` command as people and scripts use it.
+
+use std::fs;
+use std::io::Read as _;
+use std::process::{Command, Output, Stdio};
+use std::time::Instant;
+
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+use tempfile::TempDir;
+use trellis_tests::daemons::{self, Served, output, wait};
+use trellis_tests::guests;
+
+const EXE: &str = env!("CARGO_BIN_EXE_trellis-under-test");
+
+/// The command without a daemon, with a cache of the tests' own.
+fn alone(arguments: &[&str]) -> Command {
+    let mut command = daemons::trellis(EXE);
+    command.args(arguments).env("XDG_CACHE_HOME", cache());
+    command
+}
+
+fn cache() -> std::path::PathBuf {
+    let cache = std::path::Path::new(EXE).with_file_name("tests-cache-home");
+    fs::create_dir_all(&cache).expect("the folder can be made");
+    cache
+}
+
+/// Builds what the commands would build otherwise, in a time of its own.
+fn build_examples() {
+    assert!(!guests::example("chat").is_empty());
+}
+
+fn stdout(output: &Output) -> String {
+    String::from_utf8(output.stdout.clone()).expect("it is text")
+}
+
+fn stderr(output: &Output) -> String {
+    String::from_utf8(output.stderr.clone()).expect("it is text")
+}
+
+/// Asserts that a command did what it was asked to; its standard output.
+fn done(command: &mut Command) -> String {
+    let output = output(command);
+    assert!(output.status.success(), "{:?}: {}", output.status, stderr(&output));
+    stdout(&output)
+}
+
+/// Asserts that a command failed with this status; its standard error.
+fn failed(command: &mut Command, status: i32) -> String {
+    let output = output(command);
+    assert_eq!(output.status.code(), Some(status), "{}{}", stdout(&output), stderr(&output));
+    stderr(&output)
+}
+
+fn signal(pid: u32, signal: Signal) {
+    let pid = Pid::from_raw(i32::try_from(pid).expect("a process")).expect("not 0");
+    kill_process(pid, signal).expect("it runs");
+}
+
+/// The component of the hostile guest in a file.
+fn hostile() -> (TempDir, String) {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("hostile.wasm");
+    fs::write(&path, guests::hostile()).expect("written");
+    let path = path.to_str().expect("UTF-8").to_owned();
+    (folder, path)
+}
+
+#[test]
+fn run_without_a_daemon_says_so_and_answers() {
+    build_examples();
+    let ran = output(&mut alone(&["run", "chat", "What is 37 + 48?"]));
+    assert!(ran.status.success(), "{}", stderr(&ran));
+    assert_eq!(stdout(&ran), "85\n");
+    let said = stderr(&ran);
+    assert!(said.contains("running inside this process (no daemon is running): tiny on "), "{said}");
+
+    assert_eq!(done(&mut alone(&["chat", "What is 37 + 48?"])), "85\n");
+    let text =
+        done(&mut alone(&["run", "--model", "draft", "--seed", "3", "complete", "--max-tokens", "5", "One"]));
+    assert!(!text.trim().is_empty());
+}
+
+#[test]
+fn json_is_one_object_a_line() {
+    build_examples();
+    let text = done(&mut alone(&["--json", "run", "chat", "What is 37 + 48?"]));
+    let lines: Vec<Value> =
+        text.lines().map(|line| serde_json::from_str(line).expect("it is JSON")).collect();
+    let of = |kind: &str| lines.iter().filter(|line| line["type"] == kind).collect::<Vec<_>>();
+    let answer: String = of("text").iter().map(|line| line["text"].as_str().expect("text")).collect();
+    assert_eq!(answer, "85\n");
+    assert_eq!(of("started").len(), 1);
+    let end = lines.last().expect("there are lines");
+    assert_eq!((&end["type"], &end["ok"]), (&"end".into(), &true.into()));
+    assert!(end["usage"]["n_tokens"].as_u64().expect("a number") > 0, "{end}");
+
+    // A failure, too.
+    let ran = output(&mut alone(&["--json", "run", "chat", "--no-such-option", "x"]));
+    assert_eq!(ran.status.code(), Some(1));
+    let last: Value = serde_json::from_str(stdout(&ran).lines().last().expect("a line")).expect("JSON");
+    assert_eq!((&last["ok"], &last["error"]["code"]), (&false.into(), &"guest_failed".into()));
+    let error: Value = serde_json::from_str(stderr(&ran).lines().last().expect("a line")).expect("JSON");
+    assert_eq!(error["error"]["code"], "guest_failed");
+}
+
+#[test]
+fn build_says_where_the_component_is() {
+    build_examples();
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("chat.wasm");
+    let path = path.to_str().expect("UTF-8");
+    let text = done(&mut alone(&["build", "chat", "-o", path]));
+    assert!(text.contains(path), "{text}");
+    assert_eq!(done(&mut alone(&["run", path, "What is 37 + 48?"])), "85\n");
+    let built: Value = serde_json::from_str(&done(&mut alone(&["build", "--json", "chat"]))).expect("JSON");
+    assert!(built["bytes"].as_u64().expect("a number") > 1000, "{built}");
+}
+
+#[test]
+fn a_daemon_is_used_listed_and_stopped() {
+    build_examples();
+    let mut served = Served::start(EXE);
+    let ran = output(&mut served.trellis(&["run", "chat", "What is 37 + 48?"]));
+    assert!(ran.status.success(), "{}", stderr(&ran));
+    assert_eq!(stdout(&ran), "85\n");
+    assert!(!stderr(&ran).contains("inside this process"), "{}", stderr(&ran));
+
+    let models: Value =
+        serde_json::from_str(&done(&mut served.trellis(&["models", "--json"]))).expect("JSON");
+    assert_eq!((&models[0]["name"], &models[0]["is_default"]), (&"tiny".into(), &true.into()));
+    assert!(done(&mut served.trellis(&["models"])).contains("tiny"));
+    let info: Value = serde_json::from_str(&done(&mut served.trellis(&["info", "--json"]))).expect("JSON");
+    assert_eq!(info["pid"], served.pid());
+    assert_eq!(info["models"], serde_json::json!(["tiny"]));
+    assert!(info["resident_bytes"].as_u64().expect("a number") > 1 << 20, "{info}");
+
+    // One guest that stays until it is stopped.
+    let (_folder, path) = hostile();
+    let mut sleeper = served.trellis(&["run", "--no-stdin", &path, "sleep"]).spawn().expect("it runs");
+    let ps =
+        || -> Value { serde_json::from_str(&done(&mut served.trellis(&["ps", "--json"]))).expect("JSON") };
+    let begun = Instant::now();
+    while ps().as_array().expect("a list").is_empty() {
+        assert!(begun.elapsed() < daemons::PATIENCE, "the guest does not come up");
+    }
+    let listed = ps();
+    let id = listed[0]["guest_id"].as_u64().expect("a number").to_string();
+    assert_eq!(listed.as_array().expect("a list").len(), 1);
+    let table = done(&mut served.trellis(&["ps"]));
+    assert!(table.contains("GUEST") && table.lines().nth(1).expect("a row").contains(&id), "{table}");
+    done(&mut served.trellis(&["stop", &id]));
+    assert_eq!(wait(&mut sleeper).code(), Some(1));
+    assert_eq!(ps(), serde_json::json!([]));
+    let said = failed(&mut served.trellis(&["stop", &id]), 2);
+    assert!(said.contains("no guest") && said.contains("`trellis ps`"), "{said}");
+    let said = failed(&mut served.trellis(&["run", "no-such-guest"]), 2);
+    assert!(said.contains("no guest is named \"no-such-guest\"") && said.contains("best-of-n"), "{said}");
+
+    assert!(served.socket().exists());
+    done(&mut served.trellis(&["stop", "--daemon"]));
+    assert_eq!(served.wait().code(), Some(0));
+    assert!(!served.socket().exists());
+    let said = failed(&mut served.trellis(&["ps"]), 2);
+    assert!(said.contains("no daemon is running") && said.contains("`trellis serve`"), "{said}");
+}
+
+#[test]
+fn a_second_daemon_is_refused_and_a_terminated_one_leaves_nothing() {
+    let mut served = Served::start(EXE);
+    let said = failed(&mut served.trellis(&["serve"]), 2);
+    assert!(said.contains(&format!("process {}", served.pid())), "{said}");
+    assert!(said.contains("trellis stop --daemon") && said.contains("--socket"), "{said}");
+    done(&mut served.trellis(&["info"]));
+
+    // A guest that computes does not hold the daemon up, and its client hears why it ended.
+    let (_folder, path) = hostile();
+    let mut client = served.trellis(&["run", "--no-stdin", &path, "loop"]);
+    let mut client = client.stderr(Stdio::piped()).spawn().expect("it runs");
+    let begun = Instant::now();
+    while done(&mut served.trellis(&["ps", "--json"])).trim() == "[]" {
+        assert!(begun.elapsed() < daemons::PATIENCE, "the guest does not come up");
+    }
+    signal(served.pid(), Signal::TERM);
+    assert_eq!(served.wait().code(), Some(0));
+    assert!(!served.socket().exists());
+    assert_eq!(wait(&mut client).code(), Some(1));
+    let mut said = String::new();
+    client.stderr.take().expect("piped").read_to_string(&mut said).expect("it is text");
+    assert!(said.starts_with("error: "), "{said}");
+}
+
+#[test]
+fn an_interrupt_cancels_cleanly() {
+    let served = Served::start(EXE);
+    let (_folder, path) = hostile();
+    for mode in ["sleep", "loop", "endless"] {
+        let mut client = served.trellis(&["run", "--no-stdin", &path, mode]).spawn().expect("it runs");
+        let begun = Instant::now();
+        while done(&mut served.trellis(&["ps", "--json"])).trim() == "[]" {
+            assert!(begun.elapsed() < daemons::PATIENCE, "{mode}: the guest does not come up");
+        }
+        signal(client.id(), Signal::INT);
+        assert_eq!(wait(&mut client).code(), Some(130), "{mode}");
+        // The client left when its guest had ended.
+        assert_eq!(done(&mut served.trellis(&["ps", "--json"])).trim(), "[]", "{mode}");
+    }
+    let info: Value = serde_json::from_str(&done(&mut served.trellis(&["info", "--json"]))).expect("JSON");
+    assert_eq!(info["n_pages_free"], info["n_pages"], "{info}");
+
+    // The same without a daemon, where the guest is inside the process that is interrupted.
+    let mut client = alone(&["--json", "run", "--no-stdin", &path, "endless"]);
+    let mut client = client.stdout(Stdio::piped()).spawn().expect("it runs");
+    let mut first = [0; 16];
+    let mut out = client.stdout.take().expect("piped");
+    out.read_exact(&mut first).expect("it sends something");
+    let reader = std::thread::spawn(move || {
+        let mut rest = String::new();
+        out.read_to_string(&mut rest).expect("it is text");
+        rest
+    });
+    signal(client.id(), Signal::INT);
+    assert_eq!(wait(&mut client).code(), Some(130));
+    let rest = reader.join().expect("no panic");
+    assert!(rest.lines().last().expect("a last line").contains("\"end\""), "{rest}");
+}
+
+#[test]
+fn the_exit_status_and_the_message_say_whose_fault_it_is() {
+    let (folder, path) = hostile();
+    assert_eq!(done(&mut alone(&["run", "--no-stdin", &path, "exit-well"])), "");
+    let said = failed(&mut alone(&["run", "--no-stdin", &path, "error"]), 1);
+    assert!(said.contains("error: the guest is not content"), "{said}");
+    let said = failed(&mut alone(&["run", "--no-stdin", "--timeout", "0.3", &path, "sleep"]), 1);
+    assert!(said.contains("ran for its 300 ms"), "{said}");
+
+    let said = failed(&mut alone(&["run", "./nowhere"]), 2);
+    assert!(said.contains("./nowhere does not exist"), "{said}");
+    let empty = folder.path().to_str().expect("UTF-8");
+    let said = failed(&mut alone(&["run", empty]), 2);
+    assert!(said.contains("has no Cargo.toml") && said.contains("hint: "), "{said}");
+    let said = failed(&mut alone(&["run", "no-such-guest"]), 2);
+    assert!(said.contains("known here: beam, best-of-n"), "{said}");
+    let said = failed(&mut alone(&["run", "--model", "gpt-17", &path]), 2);
+    assert!(said.contains("\"gpt-17\"") && said.contains("tiny, draft") && said.contains("hint: "), "{said}");
+    let said = failed(&mut alone(&["run", "--device", "cuda", &path]), 2);
+    assert!(said.contains("--device cpu"), "{said}");
+    let text = folder.path().join("text.wasm");
+    fs::write(&text, "hello").expect("written");
+    let said = failed(&mut alone(&["run", "--no-stdin", text.to_str().expect("UTF-8")]), 2);
+    assert!(said.contains("not WebAssembly"), "{said}");
+    for command in [&["ps"][..], &["models"], &["info"], &["stop", "--daemon"]] {
+        let said = failed(&mut alone(command), 2);
+        assert!(
+            said.contains("no daemon is running") && said.contains("`trellis serve`"),
+            "{command:?}: {said}"
+        );
+    }
+    let said = failed(&mut alone(&["ps", "--json"]), 2);
+    let error: Value = serde_json::from_str(said.trim()).expect("JSON");
+    assert!(error["error"]["message"].as_str().expect("a text").contains("no daemon is running"), "{error}");
+    failed(&mut alone(&["no-such-command"]), 2);
+    failed(&mut alone(&["stop"]), 2);
+
+    // A reader that goes away is no error.
+    let mut ran = alone(&["run", "--no-stdin", &path, "flood-text"]);
+    let mut ran = ran.stdout(Stdio::piped()).spawn().expect("it runs");
+    let mut out = ran.stdout.take().expect("piped");
+    out.read_exact(&mut [0; 100]).expect("it sends something");
+    drop(out);
+    assert_eq!(wait(&mut ran).code(), Some(0));
+}

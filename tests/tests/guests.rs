@@ -1,0 +1,343 @@
+//! Each example does what it says.
+
+use std::sync::{Arc, OnceLock};
+
+use serde_json::Value;
+use trellis::config::Config;
+use trellis::daemon::Daemon;
+use trellis_client::StartOptions;
+use trellis_engine::model::SpecialText;
+use trellis_engine::sampling::Sampler;
+use trellis_engine::{Ahead, Context, EngineHandle, Pull, RunKey, RunSettings};
+use trellis_tests::daemons::{self, Ended, with};
+use trellis_tests::engines::{block_on, encode, owner};
+use trellis_tests::goldens::{self, Beams, Case};
+use trellis_tests::guests;
+
+const EXE: &str = env!("CARGO_BIN_EXE_trellis-under-test");
+
+/// One test for each example, and the list of the examples that have one.
+macro_rules! examples {
+    ($($name:literal => $test:ident,)*) => {
+        const TESTED: &[&str] = &[$($name),*];
+        $(
+            #[test]
+            fn $test() {
+                block_on(check::$test($name));
+            }
+        )*
+    };
+}
+
+examples! {
+    "beam" => beam,
+    "best-of-n" => best_of_n,
+    "calculator" => calculator,
+    "chat" => chat,
+    "complete" => complete,
+    "json-fields" => json_fields,
+    "probe" => probe,
+    "self-consistency" => self_consistency,
+    "watermark" => watermark,
+}
+
+#[test]
+fn every_example_has_a_test() {
+    assert_eq!(guests::example_names(), TESTED);
+}
+
+#[test]
+fn every_example_explains_itself_when_it_is_asked_for_nonsense() {
+    block_on(async {
+        for name in guests::example_names() {
+            let ended = run(&name, &["--no-such-option", "x"]).await;
+            let reason = ended.reason();
+            assert_eq!(reason.code.as_str(), "guest_failed", "{name}: {reason:?}");
+            assert!(reason.message.contains(&format!("usage: {name}")), "{name}: {reason:?}");
+        }
+    });
+}
+
+fn daemon() -> &'static Daemon {
+    static DAEMON: OnceLock<Daemon> = OnceLock::new();
+    DAEMON.get_or_init(|| daemons::start(&daemons::config(EXE)))
+}
+
+fn engine() -> &'static EngineHandle {
+    daemon().engine(None).expect("a model is loaded")
+}
+
+async fn run_with(name: &str, options: StartOptions) -> Ended {
+    let client = daemon().connect().await.expect("connected");
+    daemons::run(&client, &guests::example(name), options).await
+}
+
+async fn run(name: &str, arguments: &[&str]) -> Ended {
+    run_with(name, with(arguments)).await
+}
+
+fn decode(tokens: &[u32]) -> String {
+    engine().model().tokenizer.decode(tokens, SpecialText::Skip)
+}
+
+fn is_stop(token: u32) -> bool {
+    engine().model().stop_tokens.contains(&token)
+}
+
+/// The golden whose prompt contains a text.
+fn golden(part: &str) -> Case {
+    let mut cases = goldens::load("tiny").cases;
+    let idx = cases.iter().position(|case| case.prompt.contains(part)).expect("there is such a golden");
+    cases.swap_remove(idx)
+}
+
+/// The prompt of a question, in the model's chat template.
+fn question(text: &str) -> String {
+    format!("<|begin_of_text|><|user|>\n{text}<|end|>\n<|assistant|>\n")
+}
+
+/// What the engine draws by itself: the tokens, and the log-probability of the average one.
+async fn draw(prompt: &str, sampler: Sampler, n_max: usize) -> (Vec<u32>, f32) {
+    let mut context = Context::create(engine(), owner(u32::MAX)).await.expect("created");
+    context.append(&encode(engine(), prompt)).await.expect("fits");
+    let sampler = Arc::new(sampler);
+    let settings = || RunSettings {
+        sampler: sampler.clone(),
+        stop_tokens: engine().model().stop_tokens.clone().into(),
+        n_tokens_max: Some(n_max),
+        ahead: Ahead::Adaptive,
+    };
+    let (mut tokens, mut logprob) = (Vec::new(), 0f32);
+    while let Pull::Token(drawn) = context.pull(RunKey(0), settings).await.expect("pulled") {
+        tokens.push(drawn.token);
+        logprob += drawn.logprob;
+    }
+    let mean = logprob / tokens.len() as f32;
+    (tokens, mean)
+}
+
+/// A beam search through the guest, compared with Hugging Face.
+async fn compare_beams(client: &trellis_client::Client, case: &Case, beams: &Beams) {
+    let early_stopping = match &beams.early_stopping {
+        Value::Bool(value) => value.to_string(),
+        Value::String(value) => value.clone(),
+        other => panic!("early_stopping is {other}"),
+    };
+    let (n, penalty) = (beams.num_beams.to_string(), beams.length_penalty.to_string());
+    let arguments = [
+        ["--beams", &n, "--length-penalty", &penalty, "--early-stopping", &early_stopping].as_slice(),
+        &["--max-tokens", "40", "--raw", "--json", "--", &case.prompt],
+    ]
+    .concat();
+    let ended = daemons::run(client, &guests::example("beam"), with(&arguments)).await.well();
+    let report = &ended.json[0];
+    let sequences: Vec<Vec<u32>> = serde_json::from_value(report["sequences"].clone()).expect("tokens");
+    let scores: Vec<f64> = serde_json::from_value(report["scores"].clone()).expect("numbers");
+
+    // Hugging Face pads to the longest hypothesis; a hypothesis ends with its stop token.
+    let expected: Vec<Vec<u32>> = beams
+        .sequences
+        .iter()
+        .map(|sequence| {
+            let n = sequence.iter().position(|&token| is_stop(token)).map_or(sequence.len(), |idx| idx + 1);
+            sequence[..n].to_vec()
+        })
+        .collect();
+    assert_eq!(sequences, expected, "{arguments:?}");
+    assert_eq!(scores.len(), beams.scores.len());
+    for (found, expected) in scores.iter().zip(&beams.scores) {
+        assert!((found - expected).abs() <= 1e-3, "{found} for {expected}: {arguments:?}");
+    }
+}
+
+mod check {
+    use super::*;
+
+    pub(crate) async fn chat(name: &str) {
+        let answer = run(name, &["What is 37 + 48?"]).await.well();
+        assert_eq!(answer.text, "85\n");
+        let usage = answer.usage.expect("the daemon tells");
+        assert!(usage.n_tokens > 0, "{usage:?}");
+
+        // A conversation: each message gets its answer, and the end of the messages ends the guest.
+        let client = daemon().connect().await.expect("connected");
+        let program = trellis_client::Program::wasm(guests::example(name));
+        let guest = client.start(program, with(&[])).await.expect("connected");
+        let sender = guest.sender();
+        let talk = async {
+            for text in ["What is 37 + 48?", "What is 3 + 4?"] {
+                sender.send(text).await.expect("the guest listens");
+            }
+            sender.end_messages().await.expect("the guest listens");
+        };
+        let (ended, ()) = tokio::join!(daemons::collect(guest), talk);
+        let lines: Vec<String> = ended.well().text.lines().map(str::to_owned).collect();
+        assert_eq!(lines.len(), 2, "{lines:?}");
+        assert_eq!(lines[0], "85");
+    }
+
+    pub(crate) async fn complete(name: &str) {
+        let case = golden("Once upon a time");
+        let ended = run(name, &["--max-tokens", "40", "Once upon a time"]).await.well();
+        assert_eq!(ended.text, format!("{}\n", decode(&case.greedy_ids)));
+
+        let whole = decode(&case.greedy_ids);
+        let (before, _) = whole.split_once('.').expect("the story has a sentence");
+        let ended = run(name, &["--max-tokens", "40", "--stop", ".", "Once upon a time"]).await.well();
+        assert_eq!(ended.text, format!("{before}\n"));
+
+        // The seed decides, and nothing else.
+        let arguments = ["--temperature", "1.2", "--top-p", "0.9", "--max-tokens", "30", "Once upon a time"];
+        let texts = [run(name, &arguments).await.well().text, run(name, &arguments).await.well().text];
+        assert_eq!(texts[0], texts[1]);
+        let sampler = Sampler { temperature: 1.2, top_p: Some(0.9), seed: 7, ..Sampler::greedy() };
+        let (tokens, _) = draw("<|begin_of_text|>Once upon a time", sampler, 30).await;
+        assert_eq!(texts[0], format!("{}\n", decode(&tokens)));
+        let other = run_with(name, StartOptions { seed: Some(8), ..with(&arguments) }).await.well().text;
+        assert_ne!(texts[0], other);
+    }
+
+    pub(crate) async fn beam(name: &str) {
+        let client = daemon().connect().await.expect("connected");
+        let mut n_main = 0;
+        for case in &goldens::load("tiny").cases {
+            for beams in &case.beams {
+                compare_beams(&client, case, beams).await;
+                n_main += usize::from((beams.num_beams, beams.length_penalty) == (4, 1.0));
+            }
+        }
+        assert_eq!(n_main, 8, "the four-beam golden of each case");
+
+        let answer = run(name, &["--n-best", "1", "What is 37 + 48?"]).await.well().text;
+        let (score, text) = answer.trim().split_once(' ').expect("a score and a text");
+        assert!(score.parse::<f32>().expect("a number") <= 0.0);
+        assert_eq!(text.trim(), "85");
+    }
+
+    pub(crate) async fn best_of_n(name: &str) {
+        let (n, temperature) = (6u64, 2.0);
+        let arguments =
+            ["--n", "6", "--temperature", "2", "--max-tokens", "24", "--json", "What is 37 + 48?"];
+        let report = run(name, &arguments).await.well().json.remove(0);
+        let answers: Vec<(String, f32)> = report
+            .as_array()
+            .expect("a list")
+            .iter()
+            .map(|answer| {
+                let logprob = answer["mean_logprob"].as_f64().expect("a number") as f32;
+                (answer["text"].as_str().expect("a text").to_owned(), logprob)
+            })
+            .collect();
+
+        let mut expected = Vec::new();
+        for i in 0..n {
+            let sampler = Sampler { temperature, seed: 7 ^ i, ..Sampler::greedy() };
+            let (tokens, mean) = draw(&question("What is 37 + 48?"), sampler, 24).await;
+            expected.push((decode(&tokens), mean));
+        }
+        expected.sort_by(|a, b| b.1.total_cmp(&a.1));
+        assert_eq!(answers.len(), expected.len());
+        for (found, expected) in answers.iter().zip(&expected) {
+            assert!((found.1 - expected.1).abs() <= 1e-4, "{answers:?} for {expected:?}");
+        }
+        let texts = |answers: &[(String, f32)]| {
+            let mut texts: Vec<String> = answers.iter().map(|(text, _)| text.clone()).collect();
+            texts.sort();
+            texts
+        };
+        assert_eq!(texts(&answers), texts(&expected));
+        let text = run(name, &["--n", "6", "--temperature", "2", "--max-tokens", "24", "What is 37 + 48?"]);
+        assert_eq!(text.await.well().text, format!("{}\n", answers[0].0));
+    }
+
+    pub(crate) async fn self_consistency(name: &str) {
+        let question = "Think step by step: what is 468 + 275?";
+        let report = run(name, &["--json", question]).await.well().json.remove(0);
+        let votes: Vec<(String, u64)> = serde_json::from_value(report["votes"].clone()).expect("votes");
+        assert_eq!(report["n_samples"], 12);
+        assert_eq!(report["answer"], "743", "{report}");
+        assert_eq!(votes[0].0, "743");
+        assert!(votes.is_sorted_by(|a, b| a.1 >= b.1), "{votes:?}");
+        assert!(votes.iter().map(|vote| vote.1).sum::<u64>() <= 12, "{votes:?}");
+        // At this temperature single samples go astray: the majority is what makes it right.
+        assert!(votes[0].1 < 12, "{votes:?}");
+        let text = run(name, &[question]).await.well().text;
+        assert_eq!(text, format!("743 ({} of 12 samples)\n", votes[0].1));
+    }
+
+    pub(crate) async fn json_fields(name: &str) {
+        let ended = run(name, &["Ada, a pilot from Oslo, is 36."]).await.well();
+        let expected = serde_json::json!({ "name": "Ada", "age": 36, "city": "Oslo", "job": "pilot" });
+        assert_eq!(ended.json, [expected]);
+        // Whatever the text, the form holds.
+        for text in ["Nothing is known.", "{\"name\": 3}", "\"\"\" , , ,", "<|end|>"] {
+            let ended = run(name, &[text]).await.well();
+            let object = ended.json[0].as_object().expect("an object");
+            let mut keys: Vec<&String> = object.keys().collect();
+            keys.sort();
+            assert_eq!(keys, ["age", "city", "job", "name"], "{text}");
+            assert!(object["age"].is_u64(), "{object:?}");
+            assert!(object["name"].is_string() && object["city"].is_string() && object["job"].is_string());
+        }
+    }
+
+    pub(crate) async fn calculator(name: &str) {
+        for (prompt, call, result) in [
+            ("Use the calculator tool to work out 12 * 7.", "12 * 7", "84"),
+            ("Use the calculator tool to work out 81 * 6.", "81 * 6", "486"),
+        ] {
+            let ended = run(name, &[prompt]).await.well();
+            assert_eq!(ended.log, [format!("calculator: {call} = {result}")], "{ended:?}");
+            assert!(ended.text.contains(result), "{ended:?}");
+        }
+        // A question without a call is answered without one.
+        let ended = run(name, &["What is 37 + 48?"]).await.well();
+        assert_eq!((ended.text.as_str(), ended.log.len()), ("85\n", 0));
+    }
+
+    pub(crate) async fn watermark(name: &str) {
+        let z = |ended: &Ended| ended.json[0]["z"].as_f64().expect("a number");
+        let base = ["--max-tokens", "160", "--temperature", "1.5"];
+        let marked = run(name, &[&base[..], &["Ownership is"]].concat()).await.well();
+        assert!(z(&marked) > 5.0, "{:?}", marked.json);
+        assert!(marked.json[0]["n_tokens"].as_u64().expect("a number") >= 50, "{:?}", marked.json);
+        let plain = run(name, &[&base[..], &["--delta", "0", "Ownership is"]].concat()).await.well();
+        assert!(z(&plain).abs() < 4.0, "{:?}", plain.json);
+
+        // The detector sees the text alone. It need not cut it into the same tokens.
+        let detected = run(name, &["--detect", "--", &marked.text]).await.well();
+        assert!(z(&detected) > 4.0, "{:?}", detected.json);
+        let other_key = run(name, &["--key", "3", "--detect", "--", &marked.text]).await.well();
+        assert!(z(&other_key).abs() < 4.0, "{:?}", other_key.json);
+        let detected = run(name, &["--detect", "--", &plain.text]).await.well();
+        assert!(z(&detected).abs() < 4.0, "{:?}", detected.json);
+        for bad in [["--gamma", "1"], ["--temperature", "NaN"], ["--delta", "inf"]] {
+            let ended = run(name, &[&bad[..], &["x"]].concat()).await;
+            assert!(ended.reason().message.contains("usage: watermark"), "{ended:?}");
+        }
+    }
+
+    pub(crate) async fn probe(name: &str) {
+        assert_eq!(run(name, &["first"]).await.well().text, ".");
+        assert_eq!(run(name, &["idle", "1000"]).await.well().text, ".");
+        let case = golden("Once upon a time");
+        let ended = run(name, &["stream", "40", "Once upon a time"]).await.well();
+        assert_eq!(ended.tokens, case.greedy_ids);
+        assert_eq!(ended.text, decode(&case.greedy_ids));
+    }
+}
+
+#[test]
+fn beam_of_the_other_model() {
+    block_on(async {
+        let config = Config { models: vec!["draft".to_owned()], ..daemons::config(EXE) };
+        let daemon = daemons::start(&config);
+        let client = daemon.connect().await.expect("connected");
+        for case in &goldens::load("draft").cases {
+            let main = |beams: &&Beams| beams.num_beams == 4 && beams.length_penalty == 1.0;
+            compare_beams(&client, case, case.beams.iter().find(main).expect("the four-beam golden")).await;
+        }
+        drop(client);
+        daemons::nothing_is_held(&daemon).await;
+    });
+}

@@ -1,0 +1,264 @@
+//! The house stays as it was drawn: who knows whom, how long files are, where `unsafe` stands, what is documented.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use toml::{Table, Value};
+use trellis_tests::daemons;
+use trellis_tests::guests::{example_names, root};
+
+/// Each crate and the crates of this house that it may use.
+const LAYERS: [(&str, &[&str]); 7] = [
+    ("cuda", &["trellis-engine"]),
+    ("daemon", &["trellis-client", "trellis-cuda", "trellis-engine", "trellis-wire"]),
+    ("daemon/engine", &[]),
+    ("sdk/client", &["trellis-wire"]),
+    ("sdk/guest", &[]),
+    ("sdk/wire", &[]),
+    ("tests", &["trellis", "trellis-client", "trellis-cuda", "trellis-engine", "trellis-wire"]),
+];
+
+/// When a file is longer than this, it holds two ideas.
+const N_LINES_MAX: usize = 600;
+
+/// The one place outside of `cuda` that cannot do without: compiled code is loaded there.
+const UNSAFE_PLACE: &str = "daemon/src/guest/component.rs";
+
+/// What is told the time and given randomness, and reads and writes nothing.
+const PURE: [&str; 4] = [
+    "daemon/engine/src/pages.rs",
+    "daemon/engine/src/prefix.rs",
+    "daemon/engine/src/sampling/",
+    "daemon/engine/src/scheduler/",
+];
+
+/// A source file, its path from the root, and its text.
+struct Source {
+    path: String,
+    text: String,
+}
+
+/// All files of the house with one of these endings.
+fn sources(extensions: &[&str]) -> Vec<Source> {
+    let mut found = Vec::new();
+    let mut folders = vec![root().to_owned()];
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(&folder).expect("the folder can be read") {
+            let path = entry.expect("the folder can be read").path();
+            let name = path.file_name().expect("it has a name").to_string_lossy();
+            if path.is_dir() {
+                if name != "target" && !name.starts_with('.') && name != "__pycache__" {
+                    folders.push(path);
+                }
+            } else if path.extension().is_some_and(|ending| extensions.iter().any(|known| ending == *known)) {
+                let text = fs::read_to_string(&path).expect("it is text");
+                let path = path.strip_prefix(root()).expect("it is below the root");
+                found.push(Source { path: path.to_str().expect("UTF-8").to_owned(), text });
+            }
+        }
+    }
+    found.sort_by(|a, b| a.path.cmp(&b.path));
+    assert!(!found.is_empty(), "{extensions:?}");
+    found
+}
+
+/// As [`sources`], without this file, which has to name what it looks for.
+fn sources_but_this(extensions: &[&str]) -> Vec<Source> {
+    let mut found = sources(extensions);
+    found.retain(|source| source.path != file!());
+    found
+}
+
+fn manifest(folder: &Path) -> Table {
+    let path = folder.join("Cargo.toml");
+    let text = fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+    text.parse().unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+}
+
+/// The dependencies of a manifest: what they are called and what is said of them. Those of tests may be left out.
+fn dependencies(manifest: &Table, with_tests: bool) -> Vec<(String, Value)> {
+    let mut sections = vec!["dependencies", "build-dependencies"];
+    if with_tests {
+        sections.push("dev-dependencies");
+    }
+    let platforms = manifest.get("target").and_then(Value::as_table);
+    let tables = platforms.into_iter().flat_map(|platforms| platforms.values().filter_map(Value::as_table));
+    tables
+        .chain([manifest])
+        .flat_map(|table| sections.iter().filter_map(move |section| table.get(*section)?.as_table()))
+        .flat_map(|dependencies| dependencies.iter().map(|(name, value)| (name.clone(), value.clone())))
+        .collect()
+}
+
+fn is_ours(name: &str) -> bool {
+    name == "trellis" || name.starts_with("trellis-")
+}
+
+fn members(workspace: &Path) -> Vec<PathBuf> {
+    let manifest = manifest(workspace);
+    let members = manifest["workspace"]["members"].as_array().expect("a list");
+    members.iter().map(|member| workspace.join(member.as_str().expect("a path"))).collect()
+}
+
+#[test]
+fn crates_know_only_whom_they_may_know() {
+    let here = root();
+    for folder in members(here) {
+        let name = folder.strip_prefix(here).expect("below the root").to_str().expect("UTF-8");
+        let layer = LAYERS.iter().find(|(layer, _)| *layer == name);
+        let (_, allowed) = layer.unwrap_or_else(|| panic!("{name} has no place in the house"));
+        let ours = dependencies(&manifest(&folder), true).into_iter().filter(|(name, _)| is_ours(name));
+        for (dependency, _) in ours {
+            assert!(allowed.contains(&dependency.as_str()), "{name} may not use {dependency}");
+        }
+    }
+    for workspace in ["guest-examples", "tests/guests"] {
+        for folder in members(&here.join(workspace)) {
+            let ours = dependencies(&manifest(&folder), true).into_iter().map(|(name, _)| name);
+            let ours: Vec<_> = ours.filter(|name| is_ours(name)).collect();
+            assert_eq!(ours, ["trellis-guest"], "{}", folder.display());
+        }
+    }
+}
+
+#[test]
+fn the_engine_knows_neither_wasm_nor_sockets_and_wasm_stays_in_one_folder() {
+    for (name, _) in dependencies(&manifest(&root().join("daemon/engine")), false) {
+        for stranger in ["wasm", "interprocess", "clap", "rmp", "rustix"] {
+            assert!(!name.contains(stranger), "the engine may not use {name}");
+        }
+    }
+    for Source { path, text } in sources_but_this(&["rs"]) {
+        let is_home = path.starts_with("daemon/src/guest/");
+        assert!(is_home || !text.contains("wasmtime::"), "{path} has to do with wasm");
+        if PURE.iter().any(|pure| path.starts_with(pure)) && !path.ends_with("tests.rs") {
+            for impure in ["std::fs", "std::net", "std::env", "Instant::now", "SystemTime", "thread_rng"] {
+                assert!(!text.contains(impure), "{path} uses {impure}");
+            }
+        }
+    }
+}
+
+#[test]
+fn every_crate_takes_versions_and_lints_from_its_workspace() {
+    for workspace in ["", "guest-examples", "tests/guests"].map(|name| root().join(name)) {
+        let lints = &manifest(&workspace)["workspace"]["lints"];
+        assert_eq!(lints["rust"]["unsafe_code"].as_str(), Some("deny"), "{}", workspace.display());
+        assert!(!lints.to_string().contains("\"allow\""), "{}: {lints}", workspace.display());
+        for folder in members(&workspace) {
+            let manifest = manifest(&folder);
+            let name = folder.display();
+            let lints = manifest.get("lints").unwrap_or_else(|| panic!("{name} has no lints"));
+            if folder.ends_with("cuda") {
+                let clippy = &lints["clippy"];
+                assert_eq!(clippy["undocumented_unsafe_blocks"].as_str(), Some("deny"), "{name}");
+                assert_eq!(clippy["all"]["level"].as_str(), Some("deny"), "{name}");
+            } else {
+                assert_eq!(lints.get("workspace").and_then(Value::as_bool), Some(true), "{name}");
+            }
+            for (dependency, value) in dependencies(&manifest, true) {
+                let is_shared = value.get("workspace").and_then(Value::as_bool);
+                assert_eq!(is_shared, Some(true), "{name} has a version of {dependency} of its own");
+            }
+        }
+    }
+}
+
+#[test]
+fn no_file_holds_two_ideas() {
+    for Source { path, text } in sources(&["rs", "cu", "wit", "py"]) {
+        let n_lines = text.lines().count();
+        assert!(n_lines <= N_LINES_MAX, "{path} has {n_lines} lines, more than {N_LINES_MAX}");
+    }
+}
+
+#[test]
+fn unsafe_stands_where_it_may_and_says_why() {
+    let promised = ["unsafe {", "unsafe impl ", "unsafe extern "];
+    let demanded = ["unsafe fn ", "unsafe trait "];
+    let has_one = |line: &str, openings: &[&str]| openings.iter().any(|opening| line.contains(opening));
+    let mut places = Vec::new();
+    for Source { path, text } in sources_but_this(&["rs"]) {
+        let lines: Vec<&str> = text.lines().collect();
+        let code = lines.iter().enumerate().filter(|(_, line)| !line.trim_start().starts_with("//"));
+        for (idx, line) in code {
+            // Who opens a block says why it holds; who declares a function says what the caller has to see to.
+            let why = match (has_one(line, &promised), has_one(line, &demanded)) {
+                (true, _) => "SAFETY:",
+                (_, true) => "# Safety",
+                (false, false) => continue,
+            };
+            let before = &lines[idx.saturating_sub(12)..idx];
+            assert!(before.iter().any(|line| line.contains(why)), "{path}:{} has no {why:?}", idx + 1);
+            if !path.starts_with("cuda/") {
+                places.push(path.clone());
+            }
+        }
+    }
+    assert_eq!(places, [UNSAFE_PLACE]);
+}
+
+#[test]
+fn nothing_is_left_undone_or_waved_through() {
+    for Source { path, text } in sources_but_this(&["rs", "cu", "wit", "py"]) {
+        for left in ["todo!(", "unimplemented!(", "dbg!(", "TODO", "FIXME", "XXX"] {
+            assert!(!text.contains(left), "{path} has {left}");
+        }
+        for (at, _) in text.match_indices("[allow(") {
+            let attribute = &text[at..][..text[at..].find(")]").expect("an attribute ends")];
+            // `expect` says when it is no longer needed; an `allow` has to say why it is not one.
+            assert!(attribute.contains("reason = "), "{path}: {attribute}");
+            for blanket in ["warnings", "clippy::all", "unused", "dead_code"] {
+                assert!(!attribute.contains(&format!("{blanket},")), "{path}: {attribute}");
+            }
+        }
+    }
+}
+
+#[test]
+fn every_example_says_what_it_is() {
+    for name in example_names() {
+        let folder = root().join("guest-examples").join(&name);
+        let manifest = manifest(&folder);
+        let description = manifest["package"].get("description").and_then(Value::as_str).unwrap_or_default();
+        assert!(description.len() > 10, "{name} has no description");
+        assert_eq!(manifest["package"]["name"].as_str(), Some(name.as_str()));
+        let text = fs::read_to_string(folder.join("src/lib.rs")).expect("it has a source");
+        assert!(text.starts_with("//! "), "{name} does not begin with what it is");
+        assert!(text.contains(&format!("//! trellis run {name} ")), "{name} does not show how it is run");
+    }
+}
+
+#[test]
+fn the_readme_knows_every_command_and_every_place() {
+    let readme = fs::read_to_string(root().join("README.md")).expect("there is one");
+    let mut help = daemons::trellis(env!("CARGO_BIN_EXE_trellis-under-test"));
+    let help = daemons::output(help.arg("--help"));
+    let help = String::from_utf8(help.stdout).expect("it is text");
+    let (_, commands) = help.split_once("Commands:\n").expect("the help lists the commands");
+    let (commands, _) = commands.split_once("\n\n").expect("a list ends");
+    let commands: BTreeSet<&str> =
+        commands.lines().filter_map(|line| line.split_whitespace().next()).collect();
+    assert!(commands.contains("serve") && commands.contains("run"), "{commands:?}");
+    for command in commands.into_iter().filter(|command| *command != "help") {
+        assert!(readme.contains(&format!("trellis {command}")), "the README does not know {command}");
+    }
+    for (at, _) in readme.match_indices("](") {
+        let target = readme[at + 2..].split(')').next().expect("a link ends");
+        if !target.contains("://") && !target.starts_with('#') {
+            assert!(root().join(target).exists(), "the README links to {target}");
+        }
+    }
+}
+
+#[test]
+fn the_bundled_models_share_their_tokenizer() {
+    // A draft model is of use only to a model that counts its tokens alike.
+    let read = |model: &str, file: &str| {
+        fs::read(root().join("daemon/models").join(model).join(file)).expect("the file is there")
+    };
+    for file in ["tokenizer.json", "tokenizer_config.json"] {
+        assert!(read("tiny", file) == read("draft", file), "{file}");
+    }
+}
