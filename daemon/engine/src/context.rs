@@ -8,7 +8,7 @@ use crate::account::{Owner, Resource};
 use crate::batch::{Candidate, Token};
 use crate::command::{Answer, Ask, Command, ContextId, Edit, RunSettings};
 use crate::error::EngineError;
-use crate::handle::EngineHandle;
+use crate::handle::{EngineHandle, Room};
 use crate::run::{Finish, Pulled, RunEvent, RunQueue, RunSender};
 
 /// A token sequence whose KV cache the engine holds.
@@ -117,8 +117,9 @@ impl Context {
         if tokens.is_empty() {
             return Ok(());
         }
+        let room = self.room_to_stop_run().await?;
         self.tokens.extend_from_slice(tokens);
-        self.stop_run().await
+        self.stop_run(room)
     }
 
     fn check_continuation(&self, tokens: &[Token]) -> Result<(), EngineError> {
@@ -143,14 +144,15 @@ impl Context {
             return Err(EngineError::TooLong { n_tokens, length });
         }
         if n_tokens == length {
-            return self.stop_run().await;
+            let room = self.room_to_stop_run().await?;
+            return self.stop_run(room);
         }
+        let room = self.engine.room().await?;
         self.tokens.truncate(n_tokens);
         self.n_synced = self.n_synced.min(n_tokens);
-        self.run = None;
         // Told at once, so that the pages are free for others.
         let edit = self.take_edit();
-        self.engine.post(Command::Edit { id: self.id, edit }).await
+        self.engine.post_into(room, Command::Edit { id: self.id, edit })
     }
 
     /// A second context with the same tokens and the same pages.
@@ -158,10 +160,10 @@ impl Context {
     /// # Errors
     /// The owner's budget of contexts is used up, or the engine has stopped.
     pub async fn fork(&mut self) -> Result<Self, EngineError> {
+        let room = self.engine.room().await?;
         let child = Self::charged(&self.engine, self.owner.clone(), self.tokens.clone())?;
-        self.run = None;
         let edit = self.take_edit();
-        self.engine.post(Command::Fork { id: self.id, edit, child: child.id }).await?;
+        self.engine.post_into(room, Command::Fork { id: self.id, edit, child: child.id })?;
         Ok(child)
     }
 
@@ -170,10 +172,10 @@ impl Context {
     /// # Errors
     /// The user's budget of contexts is used up, or the engine has stopped.
     pub async fn save(&mut self, name: &str) -> Result<(), EngineError> {
-        self.run = None;
+        let room = self.engine.room().await?;
         let (reply, answer) = oneshot::channel();
         let (id, edit, name) = (self.id, self.take_edit(), name.to_owned());
-        self.engine.post(Command::Save { id, edit, name, reply }).await?;
+        self.engine.post_into(room, Command::Save { id, edit, name, reply })?;
         answer.await.map_err(|_| EngineError::Stopped)?
     }
 
@@ -199,10 +201,10 @@ impl Context {
             }
             Ask::Prefill | Ask::Top { .. } | Ask::Full | Ask::Embedding => {}
         }
-        self.run = None;
+        let room = self.engine.room().await?;
         let (reply, answer) = oneshot::channel();
         let (id, edit) = (self.id, self.take_edit());
-        self.engine.post(Command::Ask { id, edit, ask, reply }).await?;
+        self.engine.post_into(room, Command::Ask { id, edit, ask, reply })?;
         Ok(Pending(answer))
     }
 
@@ -254,25 +256,36 @@ impl Context {
             return Err(EngineError::EmptyContext);
         }
         settings.sampler.validate(self.engine.limits().vocab_size)?;
+        let room = self.engine.room().await?;
         let queue = Arc::new(RunQueue::default());
         let edit = self.take_edit();
         let sender = RunSender::new(queue.clone());
         let command = Command::Run { id: self.id, edit, settings, queue: sender };
-        self.engine.post(command).await?;
+        self.engine.post_into(room, command)?;
         self.run = Some(Run { key, queue });
         Ok(())
     }
 
-    /// Ends a run, so that the engine does not go on with what nobody will pull.
-    async fn stop_run(&mut self) -> Result<(), EngineError> {
-        if self.run.take().is_none() {
-            return Ok(());
+    /// Room for the command that ends a run, if there is a run.
+    async fn room_to_stop_run(&self) -> Result<Option<Room>, EngineError> {
+        match self.run {
+            Some(_) => Ok(Some(self.engine.room().await?)),
+            None => Ok(None),
         }
-        let edit = self.take_edit();
-        self.engine.post(Command::Edit { id: self.id, edit }).await
     }
 
+    /// Ends a run, so that the engine does not go on with what nobody will pull.
+    fn stop_run(&mut self, room: Option<Room>) -> Result<(), EngineError> {
+        let Some(room) = room else { return Ok(()) };
+        let edit = self.take_edit();
+        self.engine.post_into(room, Command::Edit { id: self.id, edit })
+    }
+
+    /// What the engine has to be told. The command that carries it must be on its way before anything is awaited:
+    /// a caller that gives up in between would leave the engine with other tokens than this context.
     fn take_edit(&mut self) -> Edit {
+        // Every edit ends the engine's run.
+        self.run = None;
         let appended = self.tokens[self.n_synced..].to_vec();
         let n_kept = std::mem::replace(&mut self.n_synced, self.tokens.len());
         Edit { n_kept, appended }
@@ -284,5 +297,90 @@ impl Drop for Context {
         self.owner.account.release(Resource::Contexts, 1);
         // A stopped engine holds nothing to release.
         let _ = self.engine.post_unbounded(Command::Release { id: self.id });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::PathBuf;
+    use std::pin::pin;
+    use std::task::{self, Poll, Waker};
+
+    use super::*;
+    use crate::account::{Account, ActorId, Budget, GuestId, SessionId};
+    use crate::backend::Limits;
+    use crate::command::Ahead;
+    use crate::model::{Model, ModelSource};
+    use crate::sampling::Sampler;
+
+    fn poll<T>(future: impl Future<Output = T>) -> Poll<T> {
+        pin!(future).poll(&mut task::Context::from_waker(Waker::noop()))
+    }
+
+    fn now<T>(future: impl Future<Output = Result<T, EngineError>>) -> T {
+        let Poll::Ready(result) = poll(future) else { panic!("there is room") };
+        result.expect("nothing is wrong")
+    }
+
+    #[test]
+    fn who_gives_up_waiting_for_room_has_told_the_engine_nothing_and_noted_nothing() {
+        let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../models/tiny");
+        let model = Model::open("tiny", &ModelSource::Folder(folder)).expect("the bundled model opens");
+        let limits = Limits {
+            n_pages: 1,
+            n_host_pages: 0,
+            page_bytes: 1,
+            n_rows_max: 1,
+            n_tokens_max: 1,
+            n_positions_max: 100,
+            vocab_size: 100,
+            hidden_size: 1,
+        };
+        let (engine, mut commands) = EngineHandle::new(Arc::new(model), limits, String::new());
+        let owner = Owner {
+            actor: ActorId(0),
+            session: SessionId(0),
+            guest: GuestId(0),
+            account: Account::new("guest", Budget::UNLIMITED, None),
+        };
+        let settings = || RunSettings {
+            sampler: Arc::new(Sampler::greedy()),
+            stop_tokens: Arc::new([]),
+            n_tokens_max: None,
+            ahead: Ahead::Adaptive,
+        };
+        for given_up in 0..6 {
+            let mut context = now(Context::create(&engine, owner.clone()));
+            now(context.append(&[1, 2, 3]));
+            if given_up >= 4 {
+                assert!(poll(context.pull(RunKey(1), settings)).is_pending(), "the run has begun");
+            }
+            let rooms: Vec<Room> = std::iter::from_fn(|| match poll(engine.room()) {
+                Poll::Ready(room) => room.ok(),
+                Poll::Pending => None,
+            })
+            .collect();
+            let is_pending = match given_up {
+                0 => poll(context.pull(RunKey(1), settings)).is_pending(),
+                1 => poll(context.ask(Ask::Prefill)).is_pending(),
+                2 => poll(context.fork()).is_pending(),
+                3 => poll(context.save("name")).is_pending(),
+                4 => poll(context.append(&[4])).is_pending(),
+                _ => poll(context.truncate(2)).is_pending(),
+            };
+            assert!(is_pending, "{given_up}");
+            drop(rooms);
+            // The next command brings the engine to what the context holds.
+            drop(now(context.ask(Ask::Prefill)));
+            let mut told = Vec::new();
+            while let Ok(posted) = commands.try_recv() {
+                if let Command::Run { edit, .. } | Command::Ask { edit, .. } = posted.command {
+                    told.truncate(edit.n_kept);
+                    told.extend(edit.appended);
+                }
+            }
+            assert_eq!(told, context.tokens(), "{given_up}");
+            assert_eq!(told, [1, 2, 3], "{given_up}");
+        }
     }
 }

@@ -83,12 +83,17 @@ fn serve(
     mut commands: mpsc::UnboundedReceiver<Posted>,
 ) {
     loop {
-        // Everything that has come in is taken before the next step; only an idle engine waits.
-        let mut next = if scheduler.has_work() { None } else { commands.blocking_recv() };
-        if next.is_none() && !scheduler.has_work() {
-            return;
+        // Only an idle engine waits.
+        if !scheduler.has_work() {
+            let Some(posted) = commands.blocking_recv() else { return };
+            if scheduler.apply(posted.command) == Flow::Stop {
+                return;
+            }
         }
-        while let Some(posted) = next.take().or_else(|| commands.try_recv().ok()) {
+        // What has come in by now is taken before the next step, and no more: guests that send commands faster than
+        // they are carried out would keep everybody from being computed.
+        for _ in 0..commands.len() {
+            let Ok(posted) = commands.try_recv() else { break };
             if scheduler.apply(posted.command) == Flow::Stop {
                 return;
             }

@@ -21,6 +21,10 @@ pub(crate) struct Posted {
     _permit: Option<tokio::sync::OwnedSemaphorePermit>,
 }
 
+/// Room for one command.
+#[derive(Debug)]
+pub(crate) struct Room(tokio::sync::OwnedSemaphorePermit);
+
 /// A way to one engine. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct EngineHandle(Arc<Shared>);
@@ -89,13 +93,24 @@ impl EngineHandle {
         ContextId(self.0.next_context.fetch_add(1, Ordering::Relaxed))
     }
 
-    /// Sends a command once there is room for it.
-    pub(crate) async fn post(&self, command: Command) -> Result<(), EngineError> {
+    /// Waits until there is room for one more command.
+    pub(crate) async fn room(&self) -> Result<Room, EngineError> {
         let permit = match self.0.room.clone().try_acquire_owned() {
             Ok(permit) => permit,
             Err(_) => self.0.room.clone().acquire_owned().await.map_err(|_| EngineError::Stopped)?,
         };
-        self.send(Posted { command, _permit: Some(permit) })
+        Ok(Room(permit))
+    }
+
+    /// Sends a command. What its sender notes down together with that cannot come apart: nothing waits here.
+    pub(crate) fn post_into(&self, room: Room, command: Command) -> Result<(), EngineError> {
+        self.send(Posted { command, _permit: Some(room.0) })
+    }
+
+    /// Sends a command once there is room for it.
+    pub(crate) async fn post(&self, command: Command) -> Result<(), EngineError> {
+        let room = self.room().await?;
+        self.post_into(room, command)
     }
 
     /// Sends a command that something else bounds: one release for each context, one resume for each token

@@ -7,7 +7,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
-use crate::account::{Account, BudgetExceeded, Resource};
+use crate::account::{Account, Resource};
 use crate::batch::{HostPageId, PageId};
 use crate::prefix::PrefixKey;
 
@@ -73,11 +73,9 @@ impl PageTable {
         self.blocks[id.0 as usize].as_mut().expect("a held block exists")
     }
 
-    /// A new block on a free device page, held once; `None` when no page is free.
-    pub(crate) fn allocate(&mut self, payer: &Arc<Account>) -> Result<Option<BlockId>, BudgetExceeded> {
-        let Some(&page) = self.free_pages.last() else { return Ok(None) };
-        payer.charge(Resource::Pages, 1)?;
-        self.free_pages.pop();
+    /// A new block on a free device page, held once; `None` when no page is free. The payer has been charged for it.
+    pub(crate) fn allocate(&mut self, payer: &Arc<Account>) -> Option<BlockId> {
+        let page = self.free_pages.pop()?;
         let block = Block {
             n_holders: 1,
             place: Place::Device(page),
@@ -91,7 +89,7 @@ impl PageTable {
             BlockId(u32::try_from(self.blocks.len() - 1).expect("block counts fit 32 bits"))
         });
         self.blocks[id.0 as usize] = Some(block);
-        Ok(Some(id))
+        Some(id)
     }
 
     /// One holder more.

@@ -96,7 +96,10 @@ impl RunQueue {
 
     /// Tokens that nobody has pulled yet.
     fn n_unread(&self) -> usize {
-        self.lock().events.iter().filter(|event| matches!(event, RunEvent::Token(_))).count()
+        let inner = self.lock();
+        // Only the last event can be the end of the run.
+        let has_end = inner.events.back().is_some_and(|event| !matches!(event, RunEvent::Token(_)));
+        inner.events.len() - usize::from(has_end)
     }
 
     fn push(&self, event: RunEvent) {

@@ -12,23 +12,19 @@ mod linear;
 mod output;
 mod pages;
 mod plan;
+mod threads;
 mod weights;
 
 use std::num::NonZeroUsize;
 
-use rayon::{ThreadPool, ThreadPoolBuilder};
-
 use self::decoder::Decoder;
 use self::pages::{KvPages, PageLayout};
 use self::plan::Plan;
+use self::threads::Threads;
 use self::weights::Weights;
 use crate::backend::{Backend, BackendError, Limits};
 use crate::batch::{Batch, HostPageId, Output, PageId};
 use crate::model::{Model, ModelConfig, ModelError};
-
-/// Steps of up to this many tokens run on one thread: their products are over before another thread has woken,
-/// and the guests need a core too.
-const N_SERIAL_TOKENS_MAX: usize = 1;
 
 /// Sizes of a CPU backend.
 #[derive(Clone, Debug)]
@@ -62,8 +58,7 @@ pub struct CpuBackend {
     device: String,
     decoder: Decoder,
     kv: KvPages,
-    serial: ThreadPool,
-    parallel: ThreadPool,
+    threads: Threads,
 }
 
 impl CpuBackend {
@@ -120,22 +115,14 @@ impl CpuBackend {
             },
             decoder,
             kv,
-            serial: threads(1, &device)?,
-            parallel: threads(n_threads, &device)?,
+            threads: Threads::new(n_threads).map_err(|error| BackendError::Device {
+                device: device.clone(),
+                call: "start of threads",
+                reason: error.to_string(),
+            })?,
             device,
         })
     }
-}
-
-fn threads(n_threads: usize, device: &str) -> Result<ThreadPool, BackendError> {
-    let name = |thread_idx| format!("cpu-backend-{thread_idx}");
-    ThreadPoolBuilder::new().num_threads(n_threads).thread_name(name).build().map_err(|error| {
-        BackendError::Device {
-            device: device.to_owned(),
-            call: "start of threads",
-            reason: error.to_string(),
-        }
-    })
 }
 
 impl Backend for CpuBackend {
@@ -155,8 +142,8 @@ impl Backend for CpuBackend {
         if plan.places.is_empty() {
             return Ok(Vec::new());
         }
-        let pool = if plan.places.len() <= N_SERIAL_TOKENS_MAX { &self.serial } else { &self.parallel };
-        Ok(pool.install(|| self.decoder.run(&plan, &mut self.kv)))
+        let Self { decoder, kv, threads, .. } = self;
+        Ok(threads.run(plan.places.len(), || decoder.run(&plan, kv)))
     }
 
     fn swap_out(&mut self, moves: &[(PageId, HostPageId)]) -> Result<(), BackendError> {

@@ -1,5 +1,6 @@
 //! The next step: decode rows first, then chunks of prompts, within the step's tokens.
 
+use super::kv::Kv;
 use super::work::Work;
 use super::{ContextState, Scheduler};
 use crate::account::Resource;
@@ -7,7 +8,10 @@ use crate::backend::PAGE_LEN;
 use crate::batch::{Batch, HostPageId, PageCopy, PageId, Row};
 use crate::command::{Answer, ContextId};
 use crate::error::EngineError;
-use crate::pages::BlockId;
+use crate::pages::{BlockId, PageTable};
+
+/// Rows of which one is kept for prompts that wait.
+const N_ROWS_PER_PREFILL: usize = 16;
 
 /// What one step does, in this order: the moves, the copies, the rows.
 #[derive(Debug, Default)]
@@ -15,6 +19,8 @@ pub(crate) struct Plan {
     pub(crate) moves: Vec<Move>,
     pub(crate) copies: Vec<PageCopy>,
     pub(super) rows: Vec<PlannedRow>,
+    /// So many pages could not be freed for this step, whoever made room: it is not tried again for as many.
+    pub(super) n_pages_out_of_reach: Option<usize>,
 }
 
 /// A page that changes place. The order of moves matters: a page freed by one is filled by another.
@@ -59,8 +65,9 @@ impl Scheduler {
         for is_decode in [true, false] {
             // Each context is looked at once, also when it comes back into the queue.
             let queue = if is_decode { &self.decodes } else { &self.prefills };
+            let n_rows_max = self.limits.n_rows_max - if is_decode { self.n_rows_for_prefills() } else { 0 };
             for _ in 0..queue.len() {
-                if plan.rows.len() == self.limits.n_rows_max || n_tokens_left == 0 {
+                if plan.rows.len() == n_rows_max || n_tokens_left == 0 {
                     break;
                 }
                 let queue = if is_decode { &mut self.decodes } else { &mut self.prefills };
@@ -93,6 +100,12 @@ impl Scheduler {
             self.enqueue(id);
         }
         plan
+    }
+
+    /// Rows that decoding leaves to the prompts that wait: a user with as many streams as there are rows would
+    /// otherwise keep everybody else's prompts from ever being computed. Where rows are few, every second step.
+    fn n_rows_for_prefills(&self) -> usize {
+        (self.limits.n_rows_max / N_ROWS_PER_PREFILL).max((self.step % 2) as usize).min(self.prefills.len())
     }
 
     fn place(&mut self, id: ContextId, n_tokens_max: usize, plan: &mut Plan) -> Placed {
@@ -140,6 +153,9 @@ impl Scheduler {
             return Ok(Placed::Nothing);
         }
         let end = target.min(start + n_tokens_max);
+        // Charged before anything is planned: a copy without its row would never be made.
+        let n_charged = (end - start) as u64;
+        account.charge(Resource::Tokens, n_charged)?;
         let unpinned =
             context.kv.blocks.iter().copied().filter(|&block| !self.pages.is_pinned(block, self.step));
         let pinned_here: Vec<BlockId> = unpinned.collect();
@@ -148,6 +164,7 @@ impl Scheduler {
         }
         let brought = self.bring_pages(context, start, end, plan);
         if !matches!(brought, Ok(true)) {
+            account.release(Resource::Tokens, n_charged);
             // Not kept in place while it waits, or two that wait could hold each other up for ever.
             for &block in &pinned_here {
                 self.pages.unpin(block);
@@ -156,7 +173,6 @@ impl Scheduler {
         if !brought? {
             return Ok(Placed::Waits);
         }
-        account.charge(Resource::Tokens, (end - start) as u64)?;
         context.last_step = self.step;
         self.stats.n_tokens += (end - start) as u64;
         plan.rows.push(PlannedRow { id, start, end });
@@ -176,10 +192,12 @@ impl Scheduler {
         let n_held = context.kv.blocks.len();
         let first_written = start / PAGE_LEN;
         let written = first_written.min(n_held)..n_blocks.min(n_held);
-        let n_shared =
-            context.kv.blocks[written.clone()].iter().filter(|&&b| self.pages.is_shared(b)).count();
+        let n_shared = |pages: &PageTable, kv: &Kv| {
+            kv.blocks[written.clone()].iter().filter(|&&block| pages.is_shared(block)).count()
+        };
+        let n_new = n_blocks.saturating_sub(n_held);
         let n_away = context.kv.blocks.iter().filter(|&&b| self.pages.page(b).is_none()).count();
-        let n_needed = n_blocks.saturating_sub(n_held) + n_shared + n_away;
+        let n_needed = n_new + n_shared(&self.pages, &context.kv) + n_away;
         if !self.make_room(n_needed, plan) {
             if plan.has_rows() {
                 return Ok(false);
@@ -187,20 +205,22 @@ impl Scheduler {
             let n_needed = n_held + n_needed - n_away;
             return Err(EngineError::NoPages { n_needed, n_pages: self.limits.n_pages });
         }
+        // Making room may have ended the sharing of a page. The whole is charged before any part of it is planned.
+        let account = context.owner.account.clone();
+        account.charge(Resource::Pages, (n_new + n_shared(&self.pages, &context.kv)) as u64)?;
         for &block in &context.kv.blocks {
             if let Some((from, to)) = self.pages.move_in(block) {
                 plan.moves.push(Move::In(from, to));
                 context.resident_since = self.step;
             }
         }
-        let account = context.owner.account.clone();
         for block_idx in written {
             let block = context.kv.blocks[block_idx];
             if !self.pages.is_shared(block) {
                 self.pages.forget_key(block);
                 continue;
             }
-            let own = self.pages.allocate(&account)?.expect("room was made");
+            let own = self.pages.allocate(&account).expect("room was made");
             self.pages.pin(own, self.step);
             // Positions before `start` are kept; a page that is written from its beginning needs no copy.
             if start > block_idx * PAGE_LEN {
@@ -211,7 +231,7 @@ impl Scheduler {
             self.pages.release(block);
         }
         for _ in n_held..n_blocks {
-            let own = self.pages.allocate(&account)?.expect("room was made");
+            let own = self.pages.allocate(&account).expect("room was made");
             self.pages.pin(own, self.step);
             context.kv.blocks.push(own);
         }

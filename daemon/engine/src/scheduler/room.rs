@@ -24,6 +24,10 @@ impl Scheduler {
         if self.pages.n_free() >= n {
             return true;
         }
+        // Only a step that has rows can leave others to the next one.
+        if plan.has_rows() && plan.n_pages_out_of_reach.is_some_and(|n_failed| n >= n_failed) {
+            return false;
+        }
         for victim in self.victims(plan) {
             self.evict(&victim, n, plan);
             while self.pages.n_free() < n && self.pages.reclaim_one() {}
@@ -31,6 +35,7 @@ impl Scheduler {
                 return true;
             }
         }
+        plan.n_pages_out_of_reach = Some(n);
         false
     }
 
@@ -38,7 +43,8 @@ impl Scheduler {
     fn victims(&self, plan: &Plan) -> Vec<Victim> {
         let is_last_resort = !plan.has_rows();
         let mut victims: Vec<(bool, u64, Victim)> = Vec::new();
-        for (key, saved) in &self.saved {
+        // What holds nothing has nothing to give; a user may have saved thousands.
+        for (key, saved) in self.saved.iter().filter(|(_, saved)| !saved.kv.blocks.is_empty()) {
             victims.push((false, saved.last_step, Victim::Saved(key.clone())));
         }
         for (&id, context) in &self.contexts {

@@ -142,6 +142,7 @@ struct World {
     next_id: u64,
     n_answers: usize,
     n_tokens_pulled: usize,
+    n_over_budget: usize,
 }
 
 impl World {
@@ -178,6 +179,7 @@ impl World {
             next_id: 0,
             n_answers: 0,
             n_tokens_pulled: 0,
+            n_over_budget: 0,
         }
     }
 
@@ -192,7 +194,11 @@ impl World {
 
     fn owner(&mut self) -> Owner {
         let actor = self.random.below(2);
-        let account = Account::new("guest", Budget::UNLIMITED, Some(self.users[actor].clone()));
+        // Some guests come to the end of their budgets in the middle of whatever they do.
+        let n_pages = if self.random.below(4) == 0 { 1 + self.random.below(8) as u64 } else { u64::MAX };
+        let n_tokens = if self.random.below(8) == 0 { self.random.below(150) as u64 } else { u64::MAX };
+        let budget = Budget { n_pages, n_tokens, ..Budget::UNLIMITED };
+        let account = Account::new("guest", budget, Some(self.users[actor].clone()));
         let session = SessionId(self.random.below(2) as u64);
         Owner { actor: ActorId(actor as u32), session, guest: GuestId(self.random.next()), account }
     }
@@ -400,6 +406,10 @@ impl World {
                     Finish::ContextFull => assert_eq!(model.tokens.len(), N_POSITIONS),
                 }
             }
+            Some(RunEvent::Failed(EngineError::Budget(_))) => {
+                stream.has_ended = true;
+                self.n_over_budget += 1;
+            }
             Some(RunEvent::Failed(error)) => panic!("{error}"),
             None => {}
         }
@@ -417,6 +427,7 @@ impl World {
         assert!(batch.rows.len() <= self.scheduler.limits.n_rows_max);
         let n_tokens: usize = batch.rows.iter().map(|row| row.tokens.len() - row.start).sum();
         assert!(n_tokens <= self.scheduler.limits.n_tokens_max);
+        assert!(plan.has_rows() || batch.copies.is_empty(), "without rows nothing is copied");
         let outputs = self.backend.run(&plan.moves, &batch);
         drop(batch);
         self.scheduler.complete(plan, outputs);
@@ -425,9 +436,14 @@ impl World {
             let Some((answer, expected)) = &mut model.question else { continue };
             match answer.try_recv() {
                 Ok(answer) => {
-                    assert_eq!(&answer.expect("nothing was wrong with the question"), expected);
+                    match answer {
+                        Err(EngineError::Budget(_)) => self.n_over_budget += 1,
+                        answer => {
+                            assert_eq!(&answer.expect("nothing was wrong with the question"), expected);
+                            self.n_answers += 1;
+                        }
+                    }
                     model.question = None;
-                    self.n_answers += 1;
                 }
                 Err(oneshot::error::TryRecvError::Empty) => {}
                 Err(closed) => panic!("{closed}"),
@@ -477,6 +493,7 @@ impl World {
 #[test]
 fn random_operations_give_what_a_model_without_pages_gives() {
     let (mut n_answers, mut n_tokens, mut n_swaps, mut n_recomputed, mut n_cached) = (0, 0, 0, 0, 0);
+    let mut n_over_budget = 0;
     for seed in 0..150 {
         let mut world = World::new(seed);
         for _ in 0..600 {
@@ -488,6 +505,7 @@ fn random_operations_give_what_a_model_without_pages_gives() {
         let world = world.finish();
         n_answers += world.n_answers;
         n_tokens += world.n_tokens_pulled;
+        n_over_budget += world.n_over_budget;
         let stats = world.scheduler.stats();
         n_swaps += stats.n_swaps_out;
         n_recomputed += stats.n_recomputed;
@@ -495,8 +513,63 @@ fn random_operations_give_what_a_model_without_pages_gives() {
     }
     // The test is worth nothing if the schedules never reach these paths.
     assert!(n_answers > 5_000 && n_tokens > 5_000, "{n_answers} answers, {n_tokens} tokens");
+    assert!(n_over_budget > 500, "{n_over_budget}");
     assert!(
         n_swaps > 1_000 && n_recomputed > 100 && n_cached > 10_000,
         "{n_swaps} {n_recomputed} {n_cached}"
     );
+}
+
+#[test]
+fn streams_of_one_user_do_not_keep_the_prompts_of_another_waiting() {
+    for n_rows_max in [1, 2, 8, 40] {
+        let limits = Limits {
+            n_pages: 200,
+            n_host_pages: 0,
+            page_bytes: 128,
+            n_rows_max,
+            n_tokens_max: n_rows_max + 8,
+            n_positions_max: N_POSITIONS,
+            vocab_size: VOCAB as usize,
+            hidden_size: 1,
+        };
+        let settings = SchedulerSettings {
+            model_fingerprint: [7; 32],
+            prefix_scope: PrefixScope::Actor,
+            n_step_tokens: limits.n_tokens_max,
+        };
+        let mut scheduler = Scheduler::new(limits, settings);
+        let mut backend = HashBackend { pages: vec![[0; PAGE_LEN]; 200], host_pages: vec![[0; PAGE_LEN]; 0] };
+        let owner = |actor| Owner {
+            actor: ActorId(actor),
+            session: SessionId(u64::from(actor)),
+            guest: GuestId(u64::from(actor)),
+            account: Account::new("guest", Budget::UNLIMITED, None),
+        };
+        let (greedy, patient) = (owner(1), owner(2));
+        for id in (0..2 * n_rows_max as u64).map(ContextId) {
+            scheduler.apply(Command::Create { id, owner: greedy.clone() });
+            let settings = RunSettings {
+                sampler: Arc::new(Sampler::greedy()),
+                stop_tokens: Arc::new([]),
+                n_tokens_max: None,
+                ahead: Ahead::Unbounded,
+            };
+            let edit = Edit { n_kept: 0, appended: vec![id.0 as Token % VOCAB as Token] };
+            let queue = RunSender::new(Arc::default());
+            scheduler.apply(Command::Run { id, edit, settings, queue });
+        }
+        let (reply, mut answer) = oneshot::channel();
+        let id = ContextId(1000);
+        scheduler.apply(Command::Create { id, owner: patient });
+        let edit = Edit { n_kept: 0, appended: vec![1; 33] };
+        scheduler.apply(Command::Ask { id, edit, ask: Ask::Prefill, reply });
+        let n_steps = (1..).find(|_| {
+            let plan = scheduler.plan();
+            let outputs = backend.run(&plan.moves, &scheduler.batch(&plan));
+            scheduler.complete(plan, outputs);
+            answer.try_recv().is_ok()
+        });
+        assert!(n_steps <= Some(12), "{n_steps:?} steps for a prompt of 33 tokens, {n_rows_max} rows");
+    }
 }
