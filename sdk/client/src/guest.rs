@@ -1,5 +1,6 @@
 use std::future::poll_fn;
 use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll, ready};
 
@@ -39,7 +40,10 @@ pub(crate) struct Launch {
     start: Start,
     component: Mutex<Option<Component>>,
     phase: watch::Sender<Phase>,
-    /// Heard only between two requests, while the daemon knows of none that it could cancel.
+    /// Set before the id is looked at, and looked at after the id is set: a cancel between two requests, while the
+    /// daemon knows of none that it could cancel, is not lost.
+    is_cancelled: AtomicBool,
+    /// Heard by the upload between two requests.
     cancelled: Notify,
 }
 
@@ -68,6 +72,8 @@ impl Launch {
         });
         if news.is_closed() {
             connection.cancel(id);
+        } else if self.is_cancelled.load(Ordering::SeqCst) {
+            connection.send(&ClientMessage::Cancel { id });
         }
         Ok(())
     }
@@ -130,8 +136,13 @@ impl Client {
             deadline_ms: options.deadline.map(|d| u64::try_from(d.as_millis()).unwrap_or(u64::MAX)),
         };
         let phase = watch::Sender::new(Phase::Waiting { id: None });
-        let launch =
-            Arc::new(Launch { start, component: Mutex::new(component), phase, cancelled: Notify::new() });
+        let launch = Arc::new(Launch {
+            start,
+            component: Mutex::new(component),
+            phase,
+            is_cancelled: AtomicBool::new(false),
+            cancelled: Notify::new(),
+        });
         let (sender, news) = mpsc::unbounded_channel();
         self.connection().outbox.room().await;
         launch.start(self.connection(), &sender)?;
@@ -187,6 +198,7 @@ impl Guest {
 
     /// Asks the daemon to end the guest. Unlike dropping, this leaves the stream to be read until its end.
     pub fn cancel(&self) {
+        self.launch.is_cancelled.store(true, Ordering::SeqCst);
         self.launch.cancelled.notify_one();
         if let Some(id) = self.launch.request_id() {
             self.handle.connection.send(&ClientMessage::Cancel { id });
