@@ -15,6 +15,11 @@ pub(super) fn unknown_guest(guest_id: u64) -> ErrorBody {
     ErrorBody::new(ErrorCode::UnknownGuest, format!("no guest {guest_id} of yours runs")).with_value(guest_id)
 }
 
+/// Nobody is left to learn of it.
+pub(super) fn session_ended() -> ErrorBody {
+    ErrorBody::new(ErrorCode::Cancelled, "the connection has ended")
+}
+
 /// Why a guest was not compiled or not started.
 pub(super) fn refused(error: &GuestError) -> ErrorBody {
     let body = |code| ErrorBody::new(code, error.to_string());

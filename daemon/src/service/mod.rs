@@ -7,6 +7,7 @@ mod registry;
 
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 use bytes::Bytes;
@@ -35,6 +36,7 @@ pub struct HostService {
     registry: Registry,
     components: Components,
     accounts: Accounts,
+    n_sessions: AtomicU64,
     shutdown: CancellationToken,
     started: Instant,
 }
@@ -52,6 +54,7 @@ impl HostService {
             components: Components::new(4 * host.limits().component_bytes),
             registry: Registry::new(guests_dir),
             accounts: Accounts::new(budgets),
+            n_sessions: AtomicU64::new(0),
             host,
             engines,
             shutdown,
@@ -68,6 +71,7 @@ impl HostService {
     /// The component that a client names, compiled; and what people call it.
     async fn program(
         &self,
+        actor: Actor,
         name: ProgramName,
         progress: &ProgressSink,
     ) -> Result<(Program, String), ErrorBody> {
@@ -87,7 +91,7 @@ impl HostService {
                     )
                     .with_value(hash)
                 };
-                (self.components.get(&hash).ok_or_else(unknown)?, short)
+                (self.components.get(actor.uid, &hash).ok_or_else(unknown)?, short)
             }
             ProgramName::Named { name } => (self.registry.read(&name).await?, name),
             ProgramName::Unknown => {
@@ -103,7 +107,11 @@ impl HostService {
             }
             CompileProgress::Done { .. } => progress.report(Stage::Compile, limit_ms, limit_ms),
         };
-        let program = self.host.compile(wasm, report).await.map_err(|error| errors::refused(&error))?;
+        let program = self
+            .host
+            .compile(ActorId(actor.uid), wasm, report)
+            .await
+            .map_err(|error| errors::refused(&error))?;
         Ok((program, name))
     }
 }
@@ -115,14 +123,14 @@ impl Service for HostService {
         io: GuestIo,
         progress: ProgressSink,
     ) -> Result<RunningGuest, ErrorBody> {
-        let (program, name) = self.program(request.program, &progress).await?;
+        let (program, name) = self.program(request.actor, request.program, &progress).await?;
         let (actor, session) = (ActorId(request.actor.uid), SessionId(request.session_id));
         let launch = Launch {
             program,
             name,
             actor,
             session,
-            account: self.accounts.session(actor, session),
+            account: self.accounts.session(session).ok_or_else(errors::session_ended)?,
             arguments: request.arguments,
             seed: request.seed.map_or_else(random_seed, Ok)?,
             deadline_ms: request.deadline.map(|time| u64::try_from(time.as_millis()).unwrap_or(u64::MAX)),
@@ -142,8 +150,13 @@ impl Service for HostService {
         Ok(RunningGuest { guest_id: id.0, end, stop: StopHandle::new(move |_| stop.stop()) })
     }
 
-    async fn store_component(&self, _: Actor, hash: ComponentHash, bytes: Bytes) -> Result<(), ErrorBody> {
-        self.components.keep(hash, bytes)
+    async fn store_component(
+        &self,
+        actor: Actor,
+        hash: ComponentHash,
+        bytes: Bytes,
+    ) -> Result<(), ErrorBody> {
+        self.components.keep(actor.uid, hash, bytes)
     }
 
     async fn models(&self, _: Actor) -> Result<Vec<ModelInfo>, ErrorBody> {
@@ -188,9 +201,6 @@ impl Service for HostService {
             n_pages_free += (stats.n_pages_free + stats.n_pages_cached) as u64;
         }
         let guests = self.host.guests();
-        let mut sessions: Vec<SessionId> = guests.iter().map(|guest| guest.session).collect();
-        sessions.sort_unstable();
-        sessions.dedup();
         Ok(DaemonInfo {
             build: concat!("trellis ", env!("CARGO_PKG_VERSION")).to_owned(),
             pid: std::process::id(),
@@ -202,7 +212,7 @@ impl Service for HostService {
             n_pages,
             n_pages_free,
             n_guests: guests.len() as u64,
-            n_sessions: sessions.len() as u64,
+            n_sessions: self.n_sessions.load(Ordering::Relaxed),
         })
     }
 
@@ -224,7 +234,13 @@ impl Service for HostService {
         Ok(())
     }
 
+    fn session_began(&self, actor: Actor, session_id: u64) {
+        self.accounts.begin_session(ActorId(actor.uid), SessionId(session_id));
+        self.n_sessions.fetch_add(1, Ordering::Relaxed);
+    }
+
     fn session_ended(&self, session_id: u64) {
+        self.n_sessions.fetch_sub(1, Ordering::Relaxed);
         self.accounts.end_session(SessionId(session_id));
     }
 }

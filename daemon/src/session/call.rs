@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use tokio::sync::mpsc;
+use tokio::task::unconstrained;
 use tokio_util::task::AbortOnDropHandle;
 use trellis_wire::{ErrorBody, ErrorCode, GuestUsage, Outcome, Value};
 
@@ -44,7 +45,8 @@ where
 pub(crate) async fn deliver(control: Arc<Control>, inbox: mpsc::Sender<String>, text: String) -> Ending {
     tokio::select! {
         biased;
-        sent = inbox.send(text) => sent.map(|()| Value::Done).map_err(|_| guest_gone()).into(),
+        // Outside tokio's budget, a message waits only where the inbox has no room for it.
+        sent = unconstrained(inbox.send(text)) => sent.map(|()| Value::Done).map_err(|_| guest_gone()).into(),
         reason = control.stopped() => Err(stopped(reason)).into(),
     }
 }

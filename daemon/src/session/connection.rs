@@ -139,6 +139,7 @@ impl<S: Service> Sessions<S> {
         say_hello_and(&mut writer, None).await?;
         let frame_bytes_max = theirs.frame_bytes_max.min(FRAME_BYTES_MAX);
         let session_id = self.n_sessions_begun.fetch_add(1, Ordering::Relaxed) + 1;
+        self.service.session_began(actor, session_id);
         let _ended = Ended { service: &*self.service, session_id };
         let connection = Connection {
             actor,
@@ -211,7 +212,27 @@ impl Phase {
 enum Request {
     Uploading(Upload),
     Running(Arc<Control>),
-    Guest { control: Arc<Control>, inbox: Option<mpsc::Sender<String>> },
+    /// The request that takes the daemon down. Its own success is no reason to refuse it.
+    Shutdown(Arc<Control>),
+    /// A message that waits for room in an inbox.
+    Message {
+        control: Arc<Control>,
+        n_bytes: usize,
+    },
+    Guest {
+        control: Arc<Control>,
+        inbox: Option<mpsc::Sender<String>>,
+    },
+}
+
+impl Request {
+    /// Bytes of the message that it holds.
+    fn message_bytes(&self) -> usize {
+        match self {
+            Self::Message { n_bytes, .. } => *n_bytes,
+            Self::Uploading(_) | Self::Running(_) | Self::Shutdown(_) | Self::Guest { .. } => 0,
+        }
+    }
 }
 
 impl<S: Service> Connection<S> {
@@ -360,7 +381,10 @@ impl<S: Service> Connection<S> {
                 self.run(id, async move { service.stop(actor, guest_id).await.map(|()| Value::Done) });
             }
             Call::Shutdown => {
-                self.run(id, async move { service.shutdown(actor).await.map(|()| Value::Done) })
+                let control = Arc::new(Control::default());
+                self.requests.insert(id, Request::Shutdown(control.clone()));
+                let shutdown = async move { service.shutdown(actor).await.map(|()| Value::Done) };
+                self.running.push(call::run(control, shutdown).map(move |ending| (id, ending)).boxed());
             }
             Call::Unknown => return Err(unsupported("request")),
         }
@@ -414,8 +438,15 @@ impl<S: Service> Connection<S> {
             }
             _ => return Err(call::guest_gone().about("to").with_value(to)),
         };
+        let n_bytes = text.len();
+        let n_bytes_waiting = n_bytes + self.requests.values().map(Request::message_bytes).sum::<usize>();
+        let limit = self.sessions.limits.waiting_message_bytes_max;
+        if n_bytes_waiting > limit {
+            let (n_bytes, limit) = (n_bytes_waiting as u64, limit as u64);
+            return Err(ErrorBody::over_limit("waiting message bytes", n_bytes, limit));
+        }
         let control = Arc::new(Control::default());
-        self.requests.insert(id, Request::Running(control.clone()));
+        self.requests.insert(id, Request::Message { control: control.clone(), n_bytes });
         let delivery = call::deliver(control, inbox, text);
         self.running.push(delivery.map(move |ending| (id, ending)).boxed());
         Ok(())
@@ -450,7 +481,13 @@ impl<S: Service> Connection<S> {
 
     fn stop(&mut self, id: u64, reason: StopReason) {
         match self.requests.get(&id) {
-            Some(Request::Running(control) | Request::Guest { control, .. }) => control.stop(reason),
+            Some(Request::Shutdown(_)) if reason == StopReason::ShuttingDown => {}
+            Some(
+                Request::Running(control)
+                | Request::Shutdown(control)
+                | Request::Message { control, .. }
+                | Request::Guest { control, .. },
+            ) => control.stop(reason),
             Some(Request::Uploading(_)) => self.end(id, Err(call::stopped(reason)).into()),
             None => {}
         }

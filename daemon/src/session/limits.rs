@@ -11,10 +11,13 @@ pub struct Limits {
     pub n_requests_max: usize,
     /// Bytes of a component.
     pub component_bytes_max: u64,
-    /// Messages in a guest's inbox; who sends more waits.
+    /// Messages in a guest's inbox; more wait outside it.
     pub n_messages_max: usize,
     /// Bytes of one message to a guest.
     pub message_bytes_max: usize,
+    /// Bytes of the messages of one connection that wait for room in an inbox; a message beyond that is refused.
+    /// Not reading on instead would keep the credit from a guest that has to send before it receives.
+    pub waiting_message_bytes_max: usize,
     /// Credit that a client may leave open for one guest, in bytes: what the daemon may have to hold for it.
     pub credit_bytes_max: u64,
     /// How long a client may take to say hello.
@@ -33,6 +36,7 @@ impl Default for Limits {
             component_bytes_max: 64 * 1024 * 1024,
             n_messages_max: 16,
             message_bytes_max: 256 * 1024,
+            waiting_message_bytes_max: 1024 * 1024,
             credit_bytes_max: 4 * 1024 * 1024,
             hello_timeout: Duration::from_secs(5),
             stop_timeout: Duration::from_secs(10),

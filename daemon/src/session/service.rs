@@ -69,7 +69,11 @@ pub trait Service: Send + Sync + 'static {
     /// The actor may not.
     fn shutdown(&self, actor: Actor) -> impl Future<Output = Result<(), ErrorBody>> + Send;
 
-    /// A connection has ended, and all its guests with it.
+    /// A connection has said hello; nothing was asked in its name before.
+    fn session_began(&self, _actor: Actor, _session_id: u64) {}
+
+    /// A connection has ended, and all its guests with it. A start that was dropped may still be on its way to its
+    /// next await.
     fn session_ended(&self, _session_id: u64) {}
 }
 

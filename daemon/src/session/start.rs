@@ -9,7 +9,8 @@ use futures_util::future::BoxFuture;
 use tokio::sync::{mpsc, watch};
 use tokio_util::task::AbortOnDropHandle;
 use trellis_wire::{
-    ErrorBody, ErrorCode, Event, LogLevel, OUTPUT_BYTES_MAX, Outbox, ServerMessage, Value, WireError,
+    ErrorBody, ErrorCode, Event, GuestUsage, LogLevel, OUTPUT_BYTES_MAX, Outbox, ServerMessage, Value,
+    WireError,
 };
 
 use super::call::{Ending, panicked, stopped};
@@ -42,7 +43,11 @@ pub(crate) async fn run<S: Service>(
     let io = GuestIo { output, input: inbox };
     let start = tokio::spawn(async move { service.start(request, io, sink).await });
     match lane.wait_for_start(AbortOnDropHandle::new(start), progress).await {
-        Ok(running) => lane.follow(running, receiver).await,
+        Ok(running) => {
+            let mut output_bytes = 0;
+            let ending = lane.follow(running, receiver, &mut output_bytes).await;
+            Ending { usage: ending.usage.map(|usage| GuestUsage { output_bytes, ..usage }), ..ending }
+        }
         Err(error) => Err(error).into(),
     }
 }
@@ -77,7 +82,13 @@ impl Lane {
         }
     }
 
-    async fn follow(&self, running: RunningGuest, mut output: OutputReceiver) -> Ending {
+    /// Passes on what a guest sends, and counts it in `output_bytes`, until the guest has ended.
+    async fn follow(
+        &self,
+        running: RunningGuest,
+        mut output: OutputReceiver,
+        output_bytes: &mut u64,
+    ) -> Ending {
         let RunningGuest { guest_id, end, stop } = running;
         let mut end = AssertUnwindSafe(end).catch_unwind().boxed();
         self.send_own(Event::Started { guest_id });
@@ -93,7 +104,7 @@ impl Lane {
                     }
                 },
                 next = output.recv(), if is_open => match next {
-                    Some(next) => if let Err(ending) = self.pass_on(next).await {
+                    Some(next) => if let Err(ending) = self.pass_on(next, output_bytes).await {
                         drop(output);
                         return match ending {
                             Refused::Stopped(reason) => self.stop(reason, stop, end).await,
@@ -110,7 +121,7 @@ impl Lane {
         };
         // What the guest sent before its end is all in the queue; outside tokio's budget, nothing there can be missed.
         while let Some(Some(next)) = tokio::task::unconstrained(output.recv()).now_or_never() {
-            match self.pass_on(next).await {
+            match self.pass_on(next, output_bytes).await {
                 Ok(()) => {}
                 Err(Refused::Stopped(_)) => break,
                 Err(Refused::TooLarge(error)) => return Err(error).into(),
@@ -139,7 +150,7 @@ impl Lane {
         ErrorBody::new(ErrorCode::LimitExceeded, message).about("credit bytes").with_limit(limit)
     }
 
-    async fn pass_on(&self, output: GuestOutput) -> Result<(), Refused> {
+    async fn pass_on(&self, output: GuestOutput, output_bytes: &mut u64) -> Result<(), Refused> {
         self.control.spend(output.n_bytes() as u64);
         for event in events(output) {
             if !self.outbox.has_room() {
@@ -153,6 +164,7 @@ impl Lane {
             self.outbox.push(&ServerMessage::Event { id: self.id, event }).map_err(|_: WireError| {
                 Refused::TooLarge(ErrorBody::over_limit("output bytes", n_bytes, OUTPUT_BYTES_MAX as u64))
             })?;
+            *output_bytes += n_bytes;
         }
         Ok(())
     }

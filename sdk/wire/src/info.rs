@@ -46,7 +46,7 @@ pub struct GuestInfo {
     pub memory_bytes: u64,
     /// Milliseconds since it started.
     pub elapsed_ms: u64,
-    /// What it has used.
+    /// What it has used so far: its tokens and its time. The rest is known at its end.
     pub usage: GuestUsage,
 }
 
@@ -60,7 +60,7 @@ pub struct GuestUsage {
     pub n_tokens_in_vain: u64,
     /// Tokens of prompts that the prefix cache already held; not part of `n_tokens`.
     pub n_tokens_cached: u64,
-    /// Bytes of output that it sent.
+    /// Bytes of its output that the client was sent, as credit counts them.
     pub output_bytes: u64,
     /// Microseconds from its start to its end.
     pub elapsed_us: u64,

@@ -179,6 +179,48 @@ async fn a_full_inbox_makes_the_sender_wait() {
 }
 
 #[tokio::test]
+async fn waiting_messages_are_bounded_in_bytes() {
+    let limits = Limits { n_messages_max: 1, waiting_message_bytes_max: 10, ..Limits::default() };
+    let world = World::with(limits);
+    let mut raw = world.raw().await;
+    let message = |text: &str| Call::Message { to: 1, text: text.into() };
+    raw.start(1, "forever", "", 1000).await;
+    assert!(matches!(raw.event().await, Event::Started { .. }));
+    raw.send(ClientMessage::Request { id: 2, call: message("in the box") }).await;
+    assert_eq!(raw.end().await, (2, Ok(Value::Done)));
+    raw.send(ClientMessage::Request { id: 3, call: message("sixsix") }).await;
+    raw.send(ClientMessage::Request { id: 4, call: message("four") }).await;
+    assert!(raw.is_silent().await);
+    raw.send(ClientMessage::Request { id: 5, call: message("1") }).await;
+    let (id, error) = raw.end().await;
+    let error = error.unwrap_err();
+    assert_eq!(
+        (id, error.code, error.name.as_deref()),
+        (5, ErrorCode::LimitExceeded, Some("waiting message bytes"))
+    );
+    assert_eq!((error.value.as_deref(), error.limit), (Some("11"), Some(10)));
+    // What no longer waits counts no longer.
+    raw.send(ClientMessage::Cancel { id: 4 }).await;
+    assert_eq!(raw.end().await.0, 4);
+    raw.send(ClientMessage::Request { id: 6, call: message("1") }).await;
+    assert!(raw.is_silent().await);
+}
+
+#[tokio::test]
+async fn messages_that_find_room_are_never_refused() {
+    let limits = Limits { n_messages_max: 256, waiting_message_bytes_max: 1, ..Limits::default() };
+    let world = World::with(limits);
+    let mut raw = world.raw().await;
+    raw.start(1, "forever", "", 1000).await;
+    for id in 2..258 {
+        raw.send(ClientMessage::Request { id, call: Call::Message { to: 1, text: "m".into() } }).await;
+    }
+    for id in 2..258 {
+        assert_eq!(raw.end().await, (id, Ok(Value::Done)));
+    }
+}
+
+#[tokio::test]
 async fn large_outputs_come_in_pieces_or_not_at_all() {
     let world = World::new();
     let mut raw = world.raw().await;

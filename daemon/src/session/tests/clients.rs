@@ -2,6 +2,7 @@
 
 use bytes::Bytes;
 use trellis_client::{Client, Error, ErrorCode, Event, Guest, Lost, Program, Stage, StartOptions};
+use trellis_wire::{Call, ClientMessage, Value};
 
 use super::World;
 use crate::session::StopReason;
@@ -29,7 +30,8 @@ async fn a_guest_streams_and_ends() {
     }
     assert!(guest.next().await.is_none());
     assert!(guest.next().await.is_none());
-    assert_eq!(guest.usage().unwrap().n_tokens, 1);
+    let usage = guest.usage().unwrap();
+    assert_eq!((usage.n_tokens, usage.output_bytes), (1, 6));
     assert_eq!(start(&client, "count", "12").await.text().await.unwrap(), "0 1 2 3 4 5 6 7 8 9 10 11 ");
 }
 
@@ -219,4 +221,15 @@ async fn shutdown_ends_every_request_and_says_so() {
     let error = idle.models().await.unwrap_err();
     assert!(matches!(error, Error::ConnectionLost(Lost::Fault(_))), "{error:?}");
     assert_eq!(code(&error), &ErrorCode::ShuttingDown);
+}
+
+#[tokio::test]
+async fn who_shuts_down_is_told_that_it_is_done() {
+    let world = World::new();
+    world.fake.shutdown.set(world.shutdown.clone()).expect("set once");
+    let mut raw = world.raw().await;
+    raw.send(ClientMessage::Request { id: 1, call: Call::Shutdown }).await;
+    assert_eq!(raw.end().await, (1, Ok(Value::Done)));
+    assert_eq!(raw.fault().await.code, ErrorCode::ShuttingDown);
+    raw.session.await.unwrap().unwrap();
 }

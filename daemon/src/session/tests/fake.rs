@@ -1,6 +1,6 @@
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -20,6 +20,8 @@ use crate::session::{
 pub(crate) struct Fake {
     pub(crate) components: Mutex<HashMap<ComponentHash, Bytes>>,
     pub(crate) stop_reasons: Arc<Mutex<Vec<StopReason>>>,
+    /// What a request to shut down cancels; without it, nobody may.
+    pub(crate) shutdown: OnceLock<CancellationToken>,
     guests: Mutex<HashMap<u64, CancellationToken>>,
     n_guests: AtomicU64,
     n_alive: Arc<AtomicUsize>,
@@ -169,6 +171,10 @@ impl Service for Fake {
     }
 
     async fn shutdown(&self, _: Actor) -> Result<(), ErrorBody> {
-        Err(ErrorBody::new(ErrorCode::PermissionDenied, "not you"))
+        let denied = || ErrorBody::new(ErrorCode::PermissionDenied, "not you");
+        self.shutdown.get().ok_or_else(denied)?.cancel();
+        // Its own session sees the end before the answer.
+        tokio::time::sleep(Duration::from_millis(20)).await;
+        Ok(())
     }
 }
