@@ -5,6 +5,9 @@ wasmtime::component::bindgen!({
     path: "../wit",
     world: "trellis:host/guest",
     imports: {
+        "trellis:host/models.[method]model.encode": async | trappable,
+        "trellis:host/models.[method]model.decode": async | trappable,
+        "trellis:host/models.[method]model.encode-chat": async | trappable,
         "trellis:host/contexts.forget": async | trappable,
         "trellis:host/contexts.[static]context.create": async | trappable,
         "trellis:host/contexts.[static]context.open": async | trappable,

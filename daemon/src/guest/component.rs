@@ -38,6 +38,7 @@ pub struct Program(Arc<Inner>);
 
 struct Inner {
     hash: blake3::Hash,
+    n_code_bytes: usize,
     pre: GuestPre<GuestState>,
 }
 
@@ -52,6 +53,11 @@ impl Program {
     #[must_use]
     pub fn hash(&self) -> blake3::Hash {
         self.0.hash
+    }
+
+    /// Length of the compiled code.
+    pub(crate) fn n_code_bytes(&self) -> usize {
+        self.0.n_code_bytes
     }
 
     pub(crate) fn pre(&self) -> &GuestPre<GuestState> {
@@ -73,7 +79,7 @@ impl Program {
         let pre = GuestPre::new(instance_pre).map_err(wrong_type)?;
         // The first launch should not pay for the image that memories start from.
         component.initialize_copy_on_write_image().map_err(wrong_type)?;
-        Ok(Self(Arc::new(Inner { hash, pre })))
+        Ok(Self(Arc::new(Inner { hash, n_code_bytes: code.len(), pre })))
     }
 }
 
@@ -88,12 +94,17 @@ fn load_trusted(runtime: &Runtime, code: &[u8]) -> Result<Component, GuestError>
     component.map_err(|error| GuestError::Invalid { reason: format!("{error:#}") })
 }
 
-/// Tells by the first bytes whether something is a component at all.
+/// Tells by the length and the first bytes whether something can be a component at all.
 pub(crate) fn check_kind(bytes: &[u8], limits: &GuestLimits) -> Result<(), GuestError> {
     let (n_bytes, limit_bytes) = (bytes.len(), limits.component_bytes);
     if n_bytes > limit_bytes {
         return Err(GuestError::TooLarge { n_bytes, limit_bytes });
     }
+    check_format(bytes)
+}
+
+/// Tells a component from other files by its first bytes.
+pub(crate) fn check_format(bytes: &[u8]) -> Result<(), GuestError> {
     // Magic, then a 16-bit version, then a 16-bit layer: 0 for modules, 1 for components.
     match bytes {
         [a, b, c, d, _, _, layer, _, ..] if [*a, *b, *c, *d] == *WASM_MAGIC => {
@@ -103,7 +114,7 @@ pub(crate) fn check_kind(bytes: &[u8], limits: &GuestLimits) -> Result<(), Guest
                 Ok(())
             }
         }
-        _ => Err(GuestError::NotWasm { n_bytes }),
+        _ => Err(GuestError::NotWasm { n_bytes: bytes.len() }),
     }
 }
 

@@ -5,14 +5,16 @@ use std::pin::pin;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Measures how long a guest's future is being polled, which is when it computes rather than waits.
+/// Measures how long a guest's future is being polled, which is when it computes rather than waits, or works
+/// on another thread. Time in which it does both counts once.
 #[derive(Debug, Default)]
 pub(crate) struct CpuClock(Mutex<Inner>);
 
 #[derive(Debug, Default)]
 struct Inner {
     used: Duration,
-    polled_since: Option<Instant>,
+    n_spans: usize,
+    running_since: Option<Instant>, // while there are spans
 }
 
 impl CpuClock {
@@ -20,42 +22,54 @@ impl CpuClock {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The time used, that of a poll in progress included.
+    /// The time used, that of work in progress included.
     pub(crate) fn used(&self) -> Duration {
         let inner = self.lock();
-        inner.used + inner.polled_since.map_or(Duration::ZERO, |since| since.elapsed())
+        inner.used + inner.running_since.map_or(Duration::ZERO, |since| since.elapsed())
     }
 
     /// Whether the guest computes at this moment.
     pub(crate) fn is_running(&self) -> bool {
-        self.lock().polled_since.is_some()
+        self.lock().n_spans > 0
     }
 
     /// Runs a future on this clock.
     pub(crate) async fn meter<F: Future>(&self, future: F) -> F::Output {
         let mut future = pin!(future);
         poll_fn(|cx| {
-            let _poll = Poll::begin(self);
+            let _span = Span::begin(self);
             future.as_mut().poll(cx)
         })
         .await
     }
+
+    /// Runs work of the guest on this clock.
+    pub(crate) fn measure<T>(&self, work: impl FnOnce() -> T) -> T {
+        let _span = Span::begin(self);
+        work()
+    }
 }
 
-/// One poll; ends when dropped, by a panic too.
-struct Poll<'a>(&'a CpuClock);
+/// One poll or piece of work; ends when dropped, by a panic too.
+struct Span<'a>(&'a CpuClock);
 
-impl<'a> Poll<'a> {
+impl<'a> Span<'a> {
     fn begin(clock: &'a CpuClock) -> Self {
-        clock.lock().polled_since = Some(Instant::now());
+        let mut inner = clock.lock();
+        inner.n_spans += 1;
+        inner.running_since.get_or_insert_with(Instant::now);
+        drop(inner);
         Self(clock)
     }
 }
 
-impl Drop for Poll<'_> {
+impl Drop for Span<'_> {
     fn drop(&mut self) {
         let mut inner = self.0.lock();
-        if let Some(since) = inner.polled_since.take() {
+        inner.n_spans -= 1;
+        if inner.n_spans == 0
+            && let Some(since) = inner.running_since.take()
+        {
             inner.used += since.elapsed();
         }
     }

@@ -87,9 +87,9 @@ pub enum GuestError {
     /// Too many components wait to be compiled.
     #[error("{n_queued} components wait to be compiled already, the limit is {limit}")]
     CompileQueueFull {
-        /// Those that wait.
+        /// Those that wait, of all users or of this one.
         n_queued: usize,
-        /// The most.
+        /// The most of them.
         limit: usize,
     },
     /// The compiling process could not be run.

@@ -15,6 +15,7 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 use trellis_engine::EngineHandle;
 use trellis_engine::account::{Account, ActorId, GuestId, Resource, SessionId};
 
+use super::beside::Beside;
 use super::cache::CodeCache;
 use super::compile::{CompileProgress, Compiler, ProgramSource};
 use super::component::{Program, check_kind};
@@ -52,6 +53,7 @@ pub struct GuestHost {
     cache: CodeCache,
     programs: Mutex<Programs>,
     running: Mutex<BTreeMap<GuestId, Arc<Vitals>>>,
+    beside: Beside,
     n_started: AtomicU64,
 }
 
@@ -194,9 +196,10 @@ impl GuestHost {
         };
         Ok(Arc::new(Self {
             compiler: Compiler::new(exe, limits.clone()),
-            programs: Mutex::new(Programs::new(limits.n_programs)),
+            programs: Mutex::new(Programs::new(limits.n_programs, limits.program_bytes)),
             engines: config.engines.into(),
             running: Mutex::default(),
+            beside: Beside::new(),
             n_started: AtomicU64::new(0),
             limits,
             runtime,
@@ -245,13 +248,15 @@ impl GuestHost {
         tokio::task::spawn_blocking(move || host.find(&hash)).await.expect("looking up does not panic")
     }
 
-    /// Makes a component ready to start: from memory, from the cache, or by compiling it in a process of its
-    /// own. Dropping the future kills that process.
+    /// Makes a component of this user ready to start: from memory, from the cache, or by compiling it in a
+    /// process of its own. Dropping the future kills that process.
     ///
     /// # Errors
-    /// The component is none, is broken, does not fit the host, or is too much to compile.
+    /// The component is none, is broken, does not fit the host, or is too much to compile; or too many
+    /// components wait to be compiled.
     pub async fn compile(
         self: &Arc<Self>,
+        actor: ActorId,
         wasm: Bytes,
         mut progress: impl FnMut(CompileProgress) + Send,
     ) -> Result<Program, GuestError> {
@@ -261,7 +266,7 @@ impl GuestHost {
             progress(CompileProgress::Done { source });
             return Ok(program);
         }
-        let _turn = self.compiler.turn(&mut progress).await?;
+        let _turn = self.compiler.turn(actor, &mut progress).await?;
         // Someone else may have had the same component compiled meanwhile.
         if let Some((program, source)) = self.find_off_thread(hash).await {
             progress(CompileProgress::Done { source });
@@ -302,7 +307,7 @@ impl GuestHost {
             session: launch.session,
             account: Account::new("guest", limits.budget(), Some(launch.account)),
             started: Instant::now(),
-            cpu: CpuClock::default(),
+            cpu: Arc::new(CpuClock::default()),
             memory: Arc::new(MemoryGauge::default()),
             stop: stop.clone(),
         });
@@ -313,6 +318,7 @@ impl GuestHost {
             vitals,
             program: launch.program,
             limits: limits.clone(),
+            beside: self.beside.clone(),
             engines: self.engines.clone(),
             arguments: launch.arguments,
             seed: launch.seed,

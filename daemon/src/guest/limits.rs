@@ -32,10 +32,13 @@ pub struct GuestLimits {
     pub compiled_bytes: usize,
     /// Components compiled at once.
     pub n_compiles: usize,
-    /// Components that wait to be compiled.
+    /// Components that wait to be compiled; those of one user take half of these places at most.
     pub n_compiles_queued: usize,
     /// Compiled components kept ready in memory.
     pub n_programs: usize,
+    /// Bytes of compiled code, summed over all components kept ready in memory; the least recently used go
+    /// first.
+    pub program_bytes: usize,
     /// Bytes of compiled components kept on disk; the least recently used go first.
     pub cache_bytes: u64,
     /// Processor time of a guest: its own code, and host functions while they do not wait.
@@ -81,6 +84,7 @@ impl Default for GuestLimits {
             n_compiles: 2,
             n_compiles_queued: 16,
             n_programs: 64,
+            program_bytes: 512 << 20,
             cache_bytes: 1 << 30,
             cpu_ms: 60_000,
             deadline_ms: 600_000,
@@ -104,6 +108,11 @@ impl GuestLimits {
     #[must_use]
     pub fn budget(&self) -> Budget {
         Budget { n_tokens: self.n_tokens, n_pages: self.n_pages, n_contexts: self.n_contexts }
+    }
+
+    /// Components of one user that wait to be compiled.
+    pub(crate) fn n_compiles_queued_per_user(&self) -> usize {
+        self.n_compiles_queued.div_ceil(2)
     }
 
     /// Time to compile one component.

@@ -4,6 +4,7 @@
 //! linked to the host API and to a WASI that reaches nothing, and runs as one task whose every resource is
 //! bounded by [`GuestLimits`]. However it ends, its store is dropped with all that it held.
 
+mod beside;
 mod bindings;
 mod cache;
 mod compile;
@@ -26,6 +27,7 @@ mod worker;
 
 pub use compile::{CompileProgress, ProgramSource};
 pub use component::Program;
+pub(crate) use component::check_format;
 pub use error::{GuestEnd, GuestError};
 pub use guests::{
     GuestActivity, GuestEnding, GuestHost, GuestHostConfig, GuestInfo, GuestStop, Launch, RunningGuest,

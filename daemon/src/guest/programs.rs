@@ -4,10 +4,12 @@ use std::collections::HashMap;
 
 use super::component::Program;
 
-/// The most recently used programs.
+/// The most recently used programs, bounded by their number and the bytes of their code.
 #[derive(Debug)]
 pub(crate) struct Programs {
     n_max: usize,
+    n_bytes_max: usize,
+    n_bytes: usize, // sum over all entries
     n_uses: u64,
     entries: HashMap<blake3::Hash, Entry>,
 }
@@ -19,8 +21,8 @@ struct Entry {
 }
 
 impl Programs {
-    pub(crate) fn new(n_max: usize) -> Self {
-        Self { n_max: n_max.max(1), n_uses: 0, entries: HashMap::new() }
+    pub(crate) fn new(n_max: usize, n_bytes_max: usize) -> Self {
+        Self { n_max: n_max.max(1), n_bytes_max, n_bytes: 0, n_uses: 0, entries: HashMap::new() }
     }
 
     pub(crate) fn get(&mut self, hash: &blake3::Hash) -> Option<Program> {
@@ -30,14 +32,19 @@ impl Programs {
         Some(entry.program.clone())
     }
 
-    /// Adds a program; the one that was not used for longest makes room. Guests that run keep theirs.
+    /// Adds a program; those that were not used for longest make room. Guests that run keep theirs, and a
+    /// program larger than all the room is not kept at all.
     pub(crate) fn insert(&mut self, program: Program) {
         self.n_uses += 1;
         let entry = Entry { last_use: self.n_uses, program };
-        self.entries.insert(entry.program.hash(), entry);
-        while self.entries.len() > self.n_max {
+        self.n_bytes += entry.program.n_code_bytes();
+        let replaced = self.entries.insert(entry.program.hash(), entry);
+        self.n_bytes -= replaced.map_or(0, |entry| entry.program.n_code_bytes());
+        while self.entries.len() > self.n_max || self.n_bytes > self.n_bytes_max {
             let oldest = self.entries.iter().min_by_key(|(_, entry)| entry.last_use).map(|(hash, _)| *hash);
-            self.entries.remove(&oldest.expect("more than one entry"));
+            let removed =
+                oldest.and_then(|hash| self.entries.remove(&hash)).expect("the bounds are above none");
+            self.n_bytes -= removed.program.n_code_bytes();
         }
     }
 }

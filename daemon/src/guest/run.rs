@@ -12,6 +12,7 @@ use trellis_engine::model::Date;
 use wasmtime::component::ResourceTable;
 use wasmtime::{Store, Trap, UpdateDeadline, WasmBacktrace};
 
+use super::beside::Beside;
 use super::component::Program;
 use super::cpu::CpuClock;
 use super::error::{GuestEnd, GuestFault};
@@ -41,7 +42,7 @@ pub(crate) struct Vitals {
     pub(crate) session: SessionId,
     pub(crate) account: Arc<Account>,
     pub(crate) started: Instant,
-    pub(crate) cpu: CpuClock,
+    pub(crate) cpu: Arc<CpuClock>,
     pub(crate) memory: Arc<MemoryGauge>,
     pub(crate) stop: CancellationToken,
 }
@@ -51,6 +52,7 @@ pub(crate) struct Birth {
     pub(crate) vitals: Arc<Vitals>,
     pub(crate) program: Program,
     pub(crate) limits: Arc<GuestLimits>,
+    pub(crate) beside: Beside,
     pub(crate) engines: Arc<[EngineHandle]>,
     pub(crate) arguments: Vec<String>,
     pub(crate) seed: u64,
@@ -83,7 +85,7 @@ pub(crate) async fn live(birth: Birth) -> GuestEnd {
 }
 
 async fn execute(birth: Birth) -> wasmtime::Result<Result<(), String>> {
-    let Birth { vitals, program, limits, engines, arguments, seed, deadline_ms, io } = birth;
+    let Birth { vitals, program, limits, beside, engines, arguments, seed, deadline_ms, io } = birth;
     let log = Arc::new(LogSink::new(io.output.clone(), limits.log_bytes));
     let mut table = ResourceTable::new();
     table.set_max_capacity(limits.n_handles);
@@ -109,6 +111,8 @@ async fn execute(birth: Birth) -> wasmtime::Result<Result<(), String>> {
         date: Date::from_unix_s(now_s),
         n_run_keys: 0,
         limits: limits.clone(),
+        cpu: vitals.cpu.clone(),
+        beside,
     };
     let mut store = Store::new(program.pre().engine(), state);
     store.limiter(|state| &mut state.memory);
@@ -118,7 +122,7 @@ async fn execute(birth: Birth) -> wasmtime::Result<Result<(), String>> {
     store.epoch_deadline_callback(move |_| {
         let used = vitals.cpu.used();
         if used > cpu_max {
-            return Err(GuestFault::Cpu { used_ms: used.as_millis() as u64 }.into());
+            return Err(GuestFault::Cpu { used_ms: whole_ms(used) }.into());
         }
         Ok(UpdateDeadline::YieldCustom(1, Box::pin(tokio::task::yield_now())))
     });
@@ -128,6 +132,11 @@ async fn execute(birth: Birth) -> wasmtime::Result<Result<(), String>> {
     drop(store);
     log.close();
     result
+}
+
+/// Rounded up: what is above a limit in milliseconds stays above it.
+fn whole_ms(time: Duration) -> u64 {
+    time.as_nanos().div_ceil(1_000_000) as u64
 }
 
 /// What an error that came out of wasm means.
@@ -188,4 +197,15 @@ fn panic_message(panic: &(dyn std::any::Any + Send)) -> String {
 
 fn cut(text: &str, n_bytes_max: usize) -> String {
     pieces(text, n_bytes_max).next().unwrap_or_default().to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_above_a_limit_stay_above_it() {
+        assert_eq!(whole_ms(Duration::from_millis(2_000)), 2_000);
+        assert_eq!(whole_ms(Duration::from_millis(2_000) + Duration::from_nanos(1)), 2_001);
+    }
 }

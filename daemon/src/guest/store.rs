@@ -10,8 +10,10 @@ use trellis_engine::{EngineHandle, RunKey};
 use wasmtime::component::{Resource, ResourceTable, ResourceTableError};
 use wasmtime_wasi::WasiCtx;
 
+use super::beside::Beside;
 use super::bindings::trellis::host::types::BudgetLimit;
 use super::bindings::trellis::host::types::Error as ApiError;
+use super::cpu::CpuClock;
 use super::error::GuestFault;
 use super::host::types::HostError;
 use super::io::OutputSender;
@@ -25,6 +27,8 @@ pub(crate) struct GuestState {
     pub(crate) wasi: WasiCtx,
     pub(crate) memory: MemoryLimiter,
     pub(crate) limits: Arc<GuestLimits>,
+    pub(crate) cpu: Arc<CpuClock>,
+    pub(crate) beside: Beside,
     /// The loaded models; the first is the default.
     pub(crate) engines: Arc<[EngineHandle]>,
     pub(crate) owner: Owner,

@@ -7,7 +7,7 @@ use super::error::GuestError;
 
 /// Time between two epochs: how long a guest can compute before others have their turn, and how exactly its
 /// processor time is bounded.
-pub(crate) const TICK: Duration = Duration::from_millis(5);
+pub(crate) const TICK: Duration = Duration::from_millis(1);
 
 /// Ticks while at least one guest runs.
 #[derive(Debug)]

@@ -18,6 +18,10 @@ pub(crate) const TAG_ERROR: u8 = 1;
 /// Length of the answer before its payload.
 pub(crate) const ANSWER_HEADER_BYTES: usize = 9;
 
+/// By how much compiling gives way to those who use the daemon at that moment.
+#[cfg(unix)]
+const NICENESS: i32 = 10;
+
 /// Runs the compiling process over standard input and output.
 #[must_use]
 pub fn compile_worker_main() -> ExitCode {
@@ -55,7 +59,7 @@ fn compile(wasm: &[u8]) -> Result<Vec<u8>, String> {
     engine.precompile_component(wasm).map_err(|error| format!("{error:#}"))
 }
 
-/// Bounds the memory of this process, and ends it with its parent.
+/// Bounds the memory of this process, lowers its priority, and ends it with its parent.
 #[cfg(unix)]
 fn confine(memory_bytes: u64) -> io::Result<()> {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -67,6 +71,7 @@ fn confine(memory_bytes: u64) -> io::Result<()> {
     lower(Resource::As, memory_bytes)?;
     lower(Resource::Core, 0)?;
     lower(Resource::Fsize, 0)?;
+    rustix::process::nice(NICENESS)?;
     #[cfg(target_os = "linux")]
     rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL))?;
     Ok(())

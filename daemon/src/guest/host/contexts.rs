@@ -7,7 +7,6 @@ use trellis_engine::{Ask, Context, EngineError};
 use wasmtime::component::Resource;
 
 use super::convert::{count, invalid};
-use super::models::encode;
 use super::types::{GuestContext, GuestModel, HostError};
 use crate::guest::bindings::trellis::host::contexts::{Host, HostContext};
 use crate::guest::bindings::trellis::host::models::SpecialTokens;
@@ -83,7 +82,7 @@ impl HostContext for GuestState {
         special: SpecialTokens,
     ) -> Result<u32, HostError> {
         let mut context = self.lock_context(&context)?;
-        let tokens = encode(context.engine(), &text, special)?;
+        let tokens = self.encode_text(context.engine().clone(), text, special).await?;
         context.append(&tokens).await?;
         Ok(count(tokens.len()))
     }

@@ -19,6 +19,9 @@ use crate::guest::store::GuestState;
 /// More is what `full` is for, and what it meters.
 const N_TOP_MAX: u32 = 1024;
 
+/// The most tokens of one `logprobs`, which cost what one token does. More is what `full` is for, too.
+const N_LOGPROBS_MAX: usize = 1024;
+
 /// Entries of a full row that count as one computed token.
 const N_ENTRIES_PER_TOKEN: usize = 1024;
 
@@ -131,6 +134,9 @@ impl Host for GuestState {
         context: Resource<GuestContext>,
         tokens: Vec<u32>,
     ) -> Result<Vec<f32>, HostError> {
+        if tokens.len() > N_LOGPROBS_MAX {
+            return Err(invalid("tokens", tokens.len(), format!("at most {N_LOGPROBS_MAX} tokens")));
+        }
         let context = self.lock_context(&context)?;
         if tokens.is_empty() {
             return Ok(Vec::new());

@@ -1,5 +1,7 @@
 //! `models`
 
+use std::sync::Arc;
+
 use trellis_engine::EngineHandle;
 use trellis_engine::model::{
     ChatError, DecodeStream, Dtype, GenerationPrompt, Message, SpecialText, SpecialTokens as Specials,
@@ -13,6 +15,43 @@ use crate::guest::bindings::trellis::host::models::{
 };
 use crate::guest::bindings::trellis::host::types::{Error as ApiError, UnknownName};
 use crate::guest::store::GuestState;
+
+/// A text or token list at most this long is dealt with at once, which takes well below a millisecond. A hop to
+/// another thread costs a guest tens of microseconds.
+const N_SHORT_MAX: usize = 4 << 10;
+
+/// What the template puts around one message, counted as bytes of text.
+const MESSAGE_FRAME_BYTES: usize = 32;
+
+impl GuestState {
+    /// Does work whose time grows with `length`, of bytes or tokens: here if that is short, otherwise where it
+    /// holds nobody up.
+    async fn work<T: Send + 'static>(
+        &mut self,
+        length: usize,
+        work: impl FnOnce() -> T + Send + 'static,
+    ) -> T {
+        if length <= N_SHORT_MAX { work() } else { self.beside.run(&self.cpu, work).await }
+    }
+
+    /// The tokens of a text.
+    pub(super) async fn encode_text(
+        &mut self,
+        engine: EngineHandle,
+        text: String,
+        special: SpecialTokens,
+    ) -> Result<Vec<u32>, HostError> {
+        let special = match special {
+            SpecialTokens::Parse => Specials::Parse,
+            SpecialTokens::AsText => Specials::AsText,
+        };
+        self.work(text.len(), move || {
+            let refused = |error| invalid("text", &text, format!("a text that can be encoded: {error}"));
+            engine.model().tokenizer.encode(&text, special).map_err(refused)
+        })
+        .await
+    }
+}
 
 impl Host for GuestState {
     fn names(&mut self) -> wasmtime::Result<Vec<String>> {
@@ -49,19 +88,22 @@ impl HostModel for GuestState {
         })
     }
 
-    fn encode(
+    async fn encode(
         &mut self,
         model: Resource<GuestModel>,
         text: String,
         special: SpecialTokens,
     ) -> Result<Vec<u32>, HostError> {
-        encode(&self.table.get(&model)?.engine, &text, special)
+        let engine = self.table.get(&model)?.engine.clone();
+        self.encode_text(engine, text, special).await
     }
 
-    fn decode(&mut self, model: Resource<GuestModel>, tokens: Vec<u32>) -> Result<String, HostError> {
-        let engine = &self.table.get(&model)?.engine;
-        check_tokens(engine, &tokens)?;
-        Ok(engine.model().tokenizer.decode(&tokens, SpecialText::Skip))
+    async fn decode(&mut self, model: Resource<GuestModel>, tokens: Vec<u32>) -> Result<String, HostError> {
+        let engine = self.table.get(&model)?.engine.clone();
+        check_tokens(&engine, &tokens)?;
+        let n_tokens = tokens.len();
+        let decode = move || engine.model().tokenizer.decode(&tokens, SpecialText::Skip);
+        Ok(self.work(n_tokens, decode).await)
     }
 
     fn token_bytes(&mut self, model: Resource<GuestModel>, token: u32) -> Result<Vec<u8>, HostError> {
@@ -71,17 +113,17 @@ impl HostModel for GuestState {
         Ok(engine.model().tokenizer.token_bytes(token).unwrap_or_default().to_vec())
     }
 
-    fn encode_chat(
+    async fn encode_chat(
         &mut self,
         model: Resource<GuestModel>,
         messages: Vec<ChatMessage>,
         end: ChatEnd,
     ) -> Result<Vec<u32>, HostError> {
         let date = self.date;
-        let model = self.table.get(&model)?.engine.model();
-        let Some(template) = &model.chat else {
+        let model = Arc::clone(self.table.get(&model)?.engine.model());
+        if model.chat.is_none() {
             return Err(ApiError::NoChatTemplate(model.name.clone()).into());
-        };
+        }
         let messages = messages.into_iter().map(|ChatMessage { role, content }| {
             let unknown = |_| invalid("role", &role, "system, user, assistant or tool");
             Ok(Message { role: role.parse().map_err(unknown)?, content })
@@ -91,8 +133,13 @@ impl HostModel for GuestState {
             ChatEnd::Assistant => GenerationPrompt::Add,
             ChatEnd::Message => GenerationPrompt::Omit,
         };
+        let length = messages.iter().map(|message| message.content.len() + MESSAGE_FRAME_BYTES).sum();
+        let encode = move || {
+            let template = model.chat.as_ref().expect("checked above");
+            template.encode(&model.tokenizer, &messages, prompt, date)
+        };
         let refused = |error: ChatError| ApiError::ChatTemplate(error.to_string());
-        Ok(template.encode(&model.tokenizer, &messages, prompt, date).map_err(refused)?)
+        Ok(self.work(length, encode).await.map_err(refused)?)
     }
 
     fn drop(&mut self, model: Resource<GuestModel>) -> wasmtime::Result<()> {
@@ -127,20 +174,6 @@ impl HostTextDecoder for GuestState {
 
 fn names(engines: &[EngineHandle]) -> Vec<String> {
     engines.iter().map(|engine| engine.model().name.clone()).collect()
-}
-
-/// The tokens of a text.
-pub(super) fn encode(
-    engine: &EngineHandle,
-    text: &str,
-    special: SpecialTokens,
-) -> Result<Vec<u32>, HostError> {
-    let special = match special {
-        SpecialTokens::Parse => Specials::Parse,
-        SpecialTokens::AsText => Specials::AsText,
-    };
-    let refused = |error| invalid("text", text, format!("a text that can be encoded: {error}"));
-    engine.model().tokenizer.encode(text, special).map_err(refused)
 }
 
 fn dtype(dtype: Dtype) -> &'static str {

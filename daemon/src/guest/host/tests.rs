@@ -11,6 +11,7 @@ use trellis_engine::{Engine, EngineSettings};
 use wasmtime::component::{Resource, ResourceTable};
 
 use super::types::{GuestContext, GuestModel, GuestSampler, GuestStream, HostError};
+use crate::guest::beside::Beside;
 use crate::guest::bindings::trellis::host::contexts::{Host as _, HostContext};
 use crate::guest::bindings::trellis::host::decoding::{Host as _, ScoreRequest, StepRequest};
 use crate::guest::bindings::trellis::host::models::{ChatEnd, ChatMessage, HostModel, SpecialTokens};
@@ -69,6 +70,8 @@ fn guest_with(limits: GuestLimits) -> Guest {
         date: None,
         n_run_keys: 0,
         limits,
+        cpu: Arc::default(),
+        beside: Beside::new(),
     };
     Guest { state, client, _engines: engines }
 }
@@ -284,7 +287,7 @@ async fn generate_is_many_streams_at_once() {
         assert!(completion.logprob < 0.0);
         assert!(guest.tokens(context).ends_with(expected));
         let model = guest.model("tiny");
-        assert_eq!(completion.text, guest.state.decode(model, expected.clone()).expect("text"));
+        assert_eq!(completion.text, guest.state.decode(model, expected.clone()).await.expect("text"));
     }
 }
 
@@ -387,6 +390,15 @@ async fn mistakes_are_typed_errors_with_value_and_limit() {
     let empty = vec![ScoreRequest { context: again(&context), continuation: Vec::new() }];
     assert!(matches!(refused(guest.state.score(empty).await), ApiError::InvalidArgument(_)));
 
+    let error = refused(guest.state.logprobs(again(&context), vec![1; 1025]).await);
+    assert!(
+        matches!(&error, ApiError::InvalidArgument(argument)
+            if argument.value == "1025" && argument.expected.contains("1024")),
+        "{error:?}"
+    );
+    let logprobs = guest.state.logprobs(again(&context), vec![1; 1024]).await.expect("as many as may be");
+    assert_eq!(logprobs.len(), 1024);
+
     let tiny = guest.model("tiny");
     let bare = guest.state.create(tiny).await.expect("a context");
     assert!(matches!(refused(guest.state.embedding(again(&bare)).await), ApiError::EmptyContext));
@@ -404,9 +416,34 @@ async fn mistakes_are_typed_errors_with_value_and_limit() {
     assert!(matches!(refused(guest.state.forget(String::new()).await), ApiError::InvalidArgument(_)));
 
     let message = ChatMessage { role: "wizard".to_owned(), content: "hi".to_owned() };
-    let error = refused(guest.state.encode_chat(draft, vec![message], ChatEnd::Assistant));
+    let error = refused(guest.state.encode_chat(draft, vec![message], ChatEnd::Assistant).await);
     assert!(!matches!(error, ApiError::ChatTemplate(_)), "the role is wrong, not the template: {error:?}");
     assert!(matches!(refused(guest.state.emit_json("{".to_owned()).await), ApiError::InvalidArgument(_)));
+}
+
+#[tokio::test]
+async fn long_texts_have_the_tokens_of_their_parts_and_are_paid_for() {
+    let mut guest = guest();
+    let model = guest.model("tiny");
+    let line = "Once upon a time there was a token.\n";
+    let mut encode = async |text: String| {
+        guest.state.encode(again(&model), text, SpecialTokens::AsText).await.expect("a text")
+    };
+    let part = encode(line.to_owned()).await;
+    let before = encode(line.repeat(2)).await.len() - part.len();
+    let long = encode(line.repeat(5_000)).await;
+    assert_eq!(long.len(), part.len() + 4_999 * before);
+    let used = guest.state.cpu.used();
+    assert!(used > Duration::ZERO, "nothing meters this test but the thread of the long text");
+    let text = guest.state.decode(again(&model), long).await.expect("tokens of the model");
+    assert_eq!(text, line.repeat(5_000));
+    assert!(guest.state.cpu.used() > used);
+
+    let message = ChatMessage { role: "user".to_owned(), content: line.repeat(500) };
+    let used = guest.state.cpu.used();
+    let encoded = guest.state.encode_chat(again(&model), vec![message], ChatEnd::Assistant).await;
+    assert!(encoded.expect("a chat model").len() > 500 * before - before);
+    assert!(guest.state.cpu.used() > used);
 }
 
 #[tokio::test]

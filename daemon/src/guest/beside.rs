@@ -1,0 +1,69 @@
+//! Long work beside the threads that guests and sockets share.
+
+use std::num::NonZero;
+use std::panic::resume_unwind;
+use std::sync::Arc;
+use std::thread::available_parallelism;
+
+use tokio::sync::Semaphore;
+
+use super::cpu::CpuClock;
+
+/// Runs long work of guests on threads of its own, as many at once as there are processors.
+#[derive(Clone, Debug)]
+pub(crate) struct Beside {
+    slots: Arc<Semaphore>,
+}
+
+impl Beside {
+    pub(crate) fn new() -> Self {
+        let n_slots = available_parallelism().map_or(1, NonZero::get);
+        Self { slots: Arc::new(Semaphore::new(n_slots)) }
+    }
+
+    /// Runs work on another thread; its time counts on the clock, the time in the queue does not. Work that
+    /// waits for its turn is forgotten when the future is dropped.
+    ///
+    /// # Panics
+    /// The work does.
+    pub(crate) async fn run<T: Send + 'static>(
+        &self,
+        clock: &Arc<CpuClock>,
+        work: impl FnOnce() -> T + Send + 'static,
+    ) -> T {
+        let slot = self.slots.clone().acquire_owned().await.expect("the semaphore is never closed");
+        let clock = clock.clone();
+        let task = tokio::task::spawn_blocking(move || {
+            let _slot = slot;
+            clock.measure(work)
+        });
+        match task.await {
+            Ok(result) => result,
+            Err(error) => resume_unwind(error.into_panic()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn long_work_blocks_nobody_and_is_counted() {
+        let (beside, clock) = (Beside::new(), Arc::new(CpuClock::default()));
+        let work = beside.run(&clock, || {
+            std::thread::sleep(Duration::from_millis(50));
+            7
+        });
+        let others = async {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+            assert!(clock.is_running(), "this thread was free while the work went on");
+        };
+        let (result, ()) = tokio::join!(clock.meter(work), others);
+        assert_eq!(result, 7);
+        assert!(clock.used() >= Duration::from_millis(50), "{:?}", clock.used());
+        assert!(!clock.is_running());
+    }
+}
