@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use clap::{Args, ValueEnum};
-use trellis_client::Client;
+use trellis_client::{Client, ErrorCode};
 
 use super::error::CliError;
 use super::output::{Format, note};
@@ -91,20 +91,31 @@ impl HomeArgs {
         self.local || self.model.is_some() || self.device.is_some()
     }
 
-    /// Connects to the running daemon, or starts one inside this process and says so.
+    /// Connects to the running daemon; `None` if guests run inside this process.
     ///
     /// # Errors
-    /// A daemon is running and cannot be talked to, or one cannot be started.
-    pub(crate) async fn open(&self, format: Format) -> Result<Home, CliError> {
-        if !self.stays_inside() {
-            match self.socket.connect().await {
-                Ok(client) => return Ok(Home { client, _inside: None }),
-                // Who names a socket wants the daemon that listens there.
-                Err(CliError::Client(trellis_client::Error::NotRunning { .. }))
-                    if self.socket.socket.is_none() => {}
-                Err(error) => return Err(error),
-            }
+    /// A daemon is running and cannot be talked to.
+    pub(crate) async fn find(&self) -> Result<Option<Home>, CliError> {
+        if self.stays_inside() {
+            return Ok(None);
         }
+        match self.socket.connect().await {
+            Ok(client) => Ok(Some(Home { client, _inside: None })),
+            // Who names a socket wants the daemon that listens there.
+            Err(CliError::Client(trellis_client::Error::NotRunning { .. }))
+                if self.socket.socket.is_none() =>
+            {
+                Ok(None)
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Starts a daemon inside this process and says so. It has no guests that go by name.
+    ///
+    /// # Errors
+    /// It cannot be started.
+    pub(crate) async fn make(&self, format: Format) -> Result<Home, CliError> {
         let mut config = Config::default();
         config.models = self.model.iter().cloned().chain(config.models).take(1).collect();
         config.device = self.device.map_or(config.device, Device::from);
@@ -137,6 +148,17 @@ pub(crate) async fn start(config: &Config, format: Format) -> Result<Daemon, Cli
             started = &mut starting => return Ok(started.expect("starting a daemon does not panic")?),
             () = progress.due() => {}
         }
+    }
+}
+
+/// Stops a daemon. One that answers that it is going down already has been stopped just as well.
+///
+/// # Errors
+/// The daemon refused, or the connection was lost before.
+pub(crate) async fn shut_down(client: &Client) -> Result<(), CliError> {
+    match client.shutdown().await {
+        Err(error) if error.code() != Some(&ErrorCode::ShuttingDown) => Err(error.into()),
+        _ => Ok(()),
     }
 }
 

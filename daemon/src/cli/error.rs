@@ -10,6 +10,7 @@ use trellis_client::{ErrorBody, ErrorCode};
 use super::output::{Format, for_stream, to_json};
 use crate::config::ConfigError;
 use crate::daemon::DaemonError;
+use crate::guest::GuestError;
 use crate::ipc::BindError;
 
 /// The exit status of an interrupted command: 128 and the number of SIGINT, as shells have it.
@@ -42,6 +43,8 @@ pub(crate) enum CliError {
     NoSuchPath { path: PathBuf },
     #[error("{path} has no Cargo.toml", path = .path.display())]
     NotACrate { path: PathBuf },
+    #[error("{path}: {source}", path = .path.display())]
+    NotAComponent { path: PathBuf, source: GuestError },
     #[error("no guest is named {name:?}; known here: {}", list(.known))]
     UnknownGuest { name: String, known: Vec<String> },
     #[error("cargo is needed to build a guest and is not installed")]
@@ -111,7 +114,7 @@ impl CliError {
                 "stop it with `trellis stop --daemon`, or give this one another place with --socket"
             }
             Self::NoSocketPlace => "give a place with --socket /absolute/path/trellis.sock",
-            Self::NotACrate { .. } => {
+            Self::NotACrate { .. } | Self::NotAComponent { source: GuestError::NotWasm { .. }, .. } => {
                 "give a folder with a Cargo.toml, a .wasm component, or an example's name"
             }
             Self::UnknownGuest { .. } => "give one of these names, a .wasm component, or a guest's folder",

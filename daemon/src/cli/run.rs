@@ -14,6 +14,7 @@ use super::interrupt::Interrupts;
 use super::output::Format;
 use super::resolve::{self, Named};
 use super::screen::Screen;
+use crate::guest::check_format;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -83,13 +84,18 @@ pub(crate) async fn start(
     let (home, program) = interrupts
         .stop(async {
             let program = program(&named, format).await?;
-            Ok((home.open(format).await?, program))
+            let home = match (home.find().await?, &named) {
+                (Some(home), _) => home,
+                (None, Named::Registered(name)) => return Err(unknown_guest(name, None).await),
+                (None, _) => home.make(format).await?,
+            };
+            Ok((home, program))
         })
         .await?;
     let guest = home.client.start(program, options).await?;
     match drive(guest, input, &mut Screen::new(format), &interrupts).await {
         Err(CliError::Client(error)) if error.code() == Some(&ErrorCode::UnknownProgram) => {
-            Err(unknown_guest(word, &home.client).await)
+            Err(unknown_guest(word, Some(&home.client)).await)
         }
         result => result,
     }
@@ -98,18 +104,25 @@ pub(crate) async fn start(
 /// What to start, built if it has to be.
 ///
 /// # Errors
-/// It does not build, or cannot be read.
+/// It does not build, cannot be read, or is no component.
 pub(crate) async fn program(named: &Named, format: Format) -> Result<Program, CliError> {
     Ok(match named {
-        Named::Component(path) => Program::Wasm(read_component(path).await?),
+        Named::Component(path) => {
+            let component = read_component(path).await?;
+            check_format(&component)
+                .map_err(|source| CliError::NotAComponent { path: path.clone(), source })?;
+            Program::Wasm(component)
+        }
         Named::Crate(folder) => Program::Wasm(read_component(&cargo::build(folder, format).await?).await?),
         Named::Registered(name) => Program::named(name),
     })
 }
 
-async fn unknown_guest(name: &str, client: &Client) -> CliError {
+async fn unknown_guest(name: &str, client: Option<&Client>) -> CliError {
     let mut known = resolve::example_names(&resolve::example_folders());
-    known.extend(client.info().await.map(|info| info.programs).unwrap_or_default());
+    if let Some(client) = client {
+        known.extend(client.info().await.map(|info| info.programs).unwrap_or_default());
+    }
     known.sort();
     known.dedup();
     CliError::UnknownGuest { name: name.to_owned(), known }
@@ -166,6 +179,24 @@ async fn drive(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[tokio::test]
+    async fn what_cannot_run_is_refused_before_a_model_is_loaded() {
+        let start = async |word: &str| {
+            let home =
+                HomeArgs { local: true, model: Some("/no/such/model".to_owned()), ..HomeArgs::default() };
+            start(word, &home, StartOptions::default(), Input::Nothing, Format::Text).await
+        };
+        let error = start("no-such-guest").await.expect_err("no name");
+        assert!(matches!(&error, CliError::UnknownGuest { name, .. } if name == "no-such-guest"), "{error}");
+        let file = tempfile::NamedTempFile::new().expect("a file");
+        std::fs::write(file.path(), "root:x:0:0").expect("written");
+        let error = start(file.path().to_str().expect("UTF-8")).await.expect_err("no component");
+        assert!(matches!(&error, CliError::NotAComponent { path, .. } if path == file.path()), "{error}");
+        std::fs::write(file.path(), b"\0asm\x0d\0\x01\0").expect("written");
+        let error = start(file.path().to_str().expect("UTF-8")).await.expect_err("no model");
+        assert!(matches!(&error, CliError::Daemon(_)), "{error}");
+    }
 
     #[test]
     fn times_are_bounded() {

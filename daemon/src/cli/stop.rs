@@ -3,7 +3,7 @@
 use clap::Args;
 use serde::Serialize;
 
-use super::connect::SocketArgs;
+use super::connect::{self, SocketArgs};
 use super::error::CliError;
 use super::output::{self, Format};
 
@@ -41,7 +41,7 @@ pub(crate) async fn stop(args: StopArgs, format: Format) -> Result<(), CliError>
             Stopped::Guest { guest_id }
         }
         None => {
-            client.shutdown().await?;
+            connect::shut_down(&client).await?;
             Stopped::Daemon
         }
     };

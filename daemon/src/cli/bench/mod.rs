@@ -14,7 +14,7 @@ use trellis_engine::batch::Token;
 use trellis_engine::model::EncodeError;
 
 use self::guest::Probe;
-use self::report::{Quantity, Report, Targets, median};
+use self::report::{Quantity, Report, Targets};
 use self::server::{Scratch, Server};
 use super::cargo;
 use super::connect::{self, DeviceArg, read_component};
@@ -184,16 +184,16 @@ async fn measure(args: &BenchArgs, format: Format) -> Result<Report, CliError> {
         through.push(guest);
         costs.push((engine / guest - 1.0) * 100.0);
     }
-    report.push(Quantity::Stream, median(alone));
-    report.push(Quantity::GuestStream, median(through));
-    report.push(Quantity::GuestOverhead, median(costs));
+    report.push(Quantity::Stream, alone);
+    report.push(Quantity::GuestStream, through);
+    report.push(Quantity::GuestOverhead, costs);
 
     step(0, &format!("measuring {n_contexts} contexts"));
     let mut rates = Vec::new();
     for _ in 0..n_runs {
         rates.push(engine::contexts(&engine, &prompt, n_tokens, n_contexts).await?.1);
     }
-    report.push(Quantity::Contexts, median(rates));
+    report.push(Quantity::Contexts, rates);
 
     step(0, "measuring prompts");
     let n_positions = engine.limits().n_positions_max;
@@ -208,8 +208,8 @@ async fn measure(args: &BenchArgs, format: Format) -> Result<Report, CliError> {
             engine::first_token(&engine, N_FIRST_TOKENS.min(n_positions - 1), run).await?.as_secs_f64() * 1e3,
         );
     }
-    report.push(Quantity::Prefill, median(rates));
-    report.push(Quantity::FirstToken, median(firsts));
+    report.push(Quantity::Prefill, rates);
+    report.push(Quantity::FirstToken, firsts);
     drop(inside);
 
     step(0, "measuring launches and host calls");
@@ -222,13 +222,13 @@ async fn measure(args: &BenchArgs, format: Format) -> Result<Report, CliError> {
     for _ in 0..n_runs {
         calls.push(micros(probe.host_call().await?));
     }
-    report.push(Quantity::LaunchInHost, median(in_host));
-    report.push(Quantity::LaunchToOutput, median(to_output));
-    report.push(Quantity::HostCall, median(calls));
+    report.push(Quantity::LaunchInHost, in_host);
+    report.push(Quantity::LaunchToOutput, to_output);
+    report.push(Quantity::HostCall, calls);
 
-    report.push(Quantity::DaemonReady, median(ready.into_iter().map(|ready| ready.as_secs_f64() * 1e3)));
-    report.push(Quantity::ResidentReady, resident_ready as f64 / 1e6);
-    report.push(Quantity::ResidentUsed, server.resident_bytes().await? as f64 / 1e6);
+    report.push(Quantity::DaemonReady, ready.iter().map(|ready| ready.as_secs_f64() * 1e3).collect());
+    report.push(Quantity::ResidentReady, vec![resident_ready as f64 / 1e6]);
+    report.push(Quantity::ResidentUsed, vec![server.resident_bytes().await? as f64 / 1e6]);
     server.stop().await?;
     Ok(report)
 }

@@ -93,7 +93,11 @@ pub(crate) struct Measure {
     #[serde(skip)]
     quantity: Quantity,
     name: &'static str,
+    /// The median, if it was measured more than once.
     value: f64,
+    /// Between which half of the samples lie.
+    quartiles: [f64; 2],
+    n_samples: usize,
     unit: &'static str,
     #[serde(skip_serializing_if = "Option::is_none")]
     target: Option<String>,
@@ -126,7 +130,13 @@ pub(crate) struct Report {
 }
 
 impl Report {
-    pub(crate) fn push(&mut self, quantity: Quantity, value: f64) {
+    /// Adds what was measured, once or more often.
+    ///
+    /// # Panics
+    /// There is no sample.
+    pub(crate) fn push(&mut self, quantity: Quantity, mut samples: Vec<f64>) {
+        samples.sort_by(f64::total_cmp);
+        let value = quantile(&samples, 0.5);
         let spec = TABLE.iter().find(|spec| spec.quantity == quantity).expect("the table has every quantity");
         let target = match self.targets {
             Targets::Apply => spec.target,
@@ -137,6 +147,8 @@ impl Report {
             quantity,
             name: spec.name,
             value,
+            quartiles: [quantile(&samples, 0.25), quantile(&samples, 0.75)],
+            n_samples: samples.len(),
             unit: spec.unit,
             target: has_target.then(|| target.show()),
             met: has_target.then(|| target.is_met(value)),
@@ -155,7 +167,8 @@ impl Report {
     pub(crate) fn render(&self) -> String {
         let mut table = Table::new([
             ("MEASURE", Align::Left),
-            ("VALUE", Align::Right),
+            ("MEDIAN", Align::Right),
+            ("QUARTILES", Align::Right),
             ("UNIT", Align::Left),
             ("TARGET", Align::Right),
             ("", Align::Left),
@@ -165,6 +178,7 @@ impl Report {
                 table.push([
                     spec.title.to_owned(),
                     number(measure.value),
+                    measure.spread(),
                     measure.unit.to_owned(),
                     measure.target.clone().unwrap_or_default(),
                     measure.met.map_or("", |met| if met { "ok" } else { "MISSED" }).to_owned(),
@@ -189,15 +203,20 @@ fn number(value: f64) -> String {
     }
 }
 
-/// The middle value; of an even number the lower of the two in the middle.
-///
-/// # Panics
-/// There is no value.
-pub(crate) fn median(values: impl IntoIterator<Item = f64>) -> f64 {
-    let mut values: Vec<f64> = values.into_iter().collect();
-    assert!(!values.is_empty(), "a median needs a value");
-    values.sort_by(f64::total_cmp);
-    values[(values.len() - 1) / 2]
+/// The sample below which this share of the sorted samples lies, the nearest one.
+fn quantile(sorted: &[f64], share: f64) -> f64 {
+    assert!(!sorted.is_empty(), "a quantile needs a sample");
+    sorted[((sorted.len() - 1) as f64 * share).round() as usize]
+}
+
+impl Measure {
+    /// How far apart the samples lie: a target is met or missed for certain only outside.
+    fn spread(&self) -> String {
+        match self.n_samples {
+            1 => String::new(),
+            _ => format!("{} to {}", number(self.quartiles[0]), number(self.quartiles[1])),
+        }
+    }
 }
 
 #[cfg(test)]
@@ -229,10 +248,10 @@ mod tests {
     #[test]
     fn targets_are_missed_by_name() {
         let mut report = report(Targets::Apply);
-        report.push(Quantity::Stream, 600.0);
-        report.push(Quantity::HostCall, 2.1);
-        report.push(Quantity::GuestOverhead, f64::NAN);
-        report.push(Quantity::Prefill, 1.0);
+        report.push(Quantity::Stream, vec![600.0]);
+        report.push(Quantity::HostCall, vec![2.1]);
+        report.push(Quantity::GuestOverhead, vec![f64::NAN]);
+        report.push(Quantity::Prefill, vec![1.0]);
         assert_eq!(report.missed(), ["host_call_us", "guest_overhead_percent"]);
         let text = report.render();
         assert!(text.contains("MISSED") && text.contains("≤ 2 "), "{text}");
@@ -241,7 +260,7 @@ mod tests {
     #[test]
     fn another_model_has_no_targets() {
         let mut report = report(Targets::Ignore);
-        report.push(Quantity::Stream, 1.0);
+        report.push(Quantity::Stream, vec![1.0]);
         assert!(report.missed().is_empty());
     }
 
@@ -253,9 +272,16 @@ mod tests {
     }
 
     #[test]
-    fn medians_and_digits() {
-        assert_eq!(median([3.0, 1.0, 2.0]), 2.0);
-        assert_eq!(median([4.0, 1.0, 3.0, 2.0]), 2.0);
+    fn samples_are_summed_up() {
+        let mut report = report(Targets::Apply);
+        report.push(Quantity::Stream, vec![500.0, 900.0, 700.0, 600.0, 800.0]);
+        let measure = &report.measures[0];
+        assert_eq!((measure.value, measure.quartiles, measure.n_samples), (700.0, [600.0, 800.0], 5));
+        assert!(report.render().contains("600 to 800"));
+    }
+
+    #[test]
+    fn three_digits_are_shown() {
         assert_eq!([1.234, 12.34, 1234.5, -0.5].map(number), ["1.23", "12.3", "1234", "-0.50"]);
     }
 }

@@ -10,6 +10,7 @@ use tokio::process::{Child, Command};
 use trellis_client::Client;
 
 use super::BenchError;
+use crate::cli::connect;
 use crate::cli::error::CliError;
 use crate::config::Config;
 
@@ -101,7 +102,7 @@ impl Server {
     /// # Errors
     /// It does not stop, or not well.
     pub(crate) async fn stop(mut self) -> Result<(), CliError> {
-        self.client.shutdown().await?;
+        connect::shut_down(&self.client).await?;
         match tokio::time::timeout(PATIENCE, self.child.wait()).await {
             Ok(Ok(status)) if status.success() => Ok(()),
             _ => Err(BenchError::Server { said: last_words(self.child).await }.into()),
