@@ -1,0 +1,211 @@
+//! Which algorithm is the fastest: measured on the shape itself, with a matrix that no cache holds.
+
+use cudarc::cublaslt::result::CublasError;
+use cudarc::driver::{result, sys};
+
+use super::MatmulShape;
+use super::problem::{self, Algorithm, Handle, Operands, Problem};
+use crate::device::check;
+use crate::ops::common::Dtype;
+use crate::{Buffer, CudaError, Gpu, Slice, Stream};
+
+/// The library's suggestions that are timed.
+const N_CANDIDATES: usize = 16;
+
+/// Copies of a matrix are used in turn, and together are larger than any device's L2 (126 MB on a B200).
+const COLD_BYTES: usize = 256 << 20;
+
+/// A candidate that is slower by more than this in a first, short measurement is out.
+const N_TIMES_SLOWER: f32 = 1.3;
+
+/// Timed runs of each candidate in the first and in the second round.
+const N_FIRST_RUNS: usize = 3;
+const SECOND_ROUND_MS: f32 = 2.0;
+
+/// Memory to measure in.
+pub(super) struct Bench {
+    x: Buffer,
+    w: Buffer,
+    y: Buffer,
+    begin: Event,
+    end: Event,
+}
+
+/// Lengths in bytes of X, W and Y.
+fn n_bytes(shape: MatmulShape) -> [usize; 3] {
+    let MatmulShape { n_tokens, n_out, n_in, dtype, out, .. } = shape;
+    [n_tokens * n_in * dtype.n_bytes(), n_out * n_in * dtype.n_bytes(), n_tokens * n_out * out.n_bytes(dtype)]
+}
+
+impl Bench {
+    pub(super) fn new(gpu: &Gpu, stream: &Stream, shapes: &[MatmulShape]) -> Result<Self, CudaError> {
+        let most = shapes.iter().map(|&shape| n_bytes(shape)).fold([0; 3], |most, bytes| {
+            [most[0].max(bytes[0]), most[1].max(bytes[1]), most[2].max(bytes[2])]
+        });
+        let what = "timing matrix products";
+        let bench = Self {
+            x: gpu.allocate(what, most[0])?,
+            w: gpu.allocate(what, most[1].max(COLD_BYTES))?,
+            y: gpu.allocate(what, most[2])?,
+            begin: Event::new()?,
+            end: Event::new()?,
+        };
+        bench.y.slice().fill(stream, 0)?;
+        Ok(bench)
+    }
+
+    /// Times the candidates.
+    pub(super) fn fastest(
+        &self,
+        handle: &Handle,
+        stream: &Stream,
+        shape: MatmulShape,
+        workspace: Slice,
+    ) -> Result<Algorithm, CudaError> {
+        // Numbers of the type, because a device draws less power, and runs faster, on zeros.
+        fill_with_numbers(stream, self.x.slice(), shape.dtype)?;
+        fill_with_numbers(stream, self.w.slice(), shape.dtype)?;
+        let problem = Problem::new(shape)?;
+        let mut first_round = vec![];
+        let mut refusal = None;
+        for candidate in problem.candidates(handle, workspace.n_bytes, N_CANDIDATES)? {
+            // The first run loads the kernel.
+            let timed =
+                self.time_ms(handle, stream, &problem, &candidate, workspace, 1).and_then(|_loading_ms| {
+                    self.time_ms(handle, stream, &problem, &candidate, workspace, N_FIRST_RUNS)
+                });
+            match timed {
+                Ok(ms) => first_round.push((ms, candidate)),
+                Err(Failure::Refused(status)) => refusal = Some(status),
+                Err(Failure::Driver(error)) => return Err(error),
+            }
+        }
+        let best_ms = first_round.iter().map(|(ms, _)| *ms).fold(f32::INFINITY, f32::min);
+        first_round.retain(|(ms, _)| *ms <= N_TIMES_SLOWER * best_ms);
+        let mut fastest: Option<(f32, Algorithm)> = None;
+        for (ms, candidate) in first_round {
+            let n_runs = (SECOND_ROUND_MS / ms).clamp(3.0, 20.0) as usize;
+            let mut times = [0f32; 3];
+            for time in &mut times {
+                *time = self
+                    .time_ms(handle, stream, &problem, &candidate, workspace, n_runs)
+                    .map_err(|failure| failure.into_error(shape))?;
+            }
+            times.sort_unstable_by(f32::total_cmp);
+            if fastest.is_none_or(|(ms, _)| times[1] < ms) {
+                fastest = Some((times[1], candidate));
+            }
+        }
+        let Some((ms, algorithm)) = fastest else {
+            let status = refusal.expect("candidates were timed or refused");
+            return Err(problem::error("cublasLtMatmul", shape, status));
+        };
+        tracing::debug!(?shape, ms, "fastest matrix product");
+        Ok(algorithm)
+    }
+
+    /// The mean time of a run.
+    fn time_ms(
+        &self,
+        handle: &Handle,
+        stream: &Stream,
+        problem: &Problem,
+        algorithm: &Algorithm,
+        workspace: Slice,
+        n_runs: usize,
+    ) -> Result<f32, Failure> {
+        let w_bytes = n_bytes(problem.shape())[1];
+        let stride = w_bytes.next_multiple_of(256);
+        let n_copies = 1 + (self.w.slice().n_bytes - w_bytes) / stride;
+        self.begin.record(stream)?;
+        for run in 0..n_runs {
+            let w = self.w.slice().part(run % n_copies * stride, w_bytes);
+            let operands = Operands { x: self.x.slice(), w, y: self.y.slice(), workspace };
+            problem.run(handle, stream, algorithm, operands).map_err(Failure::Refused)?;
+        }
+        self.end.record(stream)?;
+        Ok(self.end.since_ms(&self.begin)? / n_runs as f32)
+    }
+}
+
+enum Failure {
+    Refused(CublasError),
+    Driver(CudaError),
+}
+
+impl Failure {
+    fn into_error(self, shape: MatmulShape) -> CudaError {
+        match self {
+            Self::Refused(status) => problem::error("cublasLtMatmul", shape, status),
+            Self::Driver(error) => error,
+        }
+    }
+}
+
+impl From<CudaError> for Failure {
+    fn from(error: CudaError) -> Self {
+        Self::Driver(error)
+    }
+}
+
+/// A mebibyte of numbers between -1 and 1, over and over.
+fn fill_with_numbers(stream: &Stream, slice: Slice, dtype: Dtype) -> Result<(), CudaError> {
+    const POOL_BYTES: usize = 1 << 20;
+    let n = POOL_BYTES / dtype.n_bytes();
+    // Weyl's sequence of the golden ratio, with the bits mixed.
+    let value = |i: usize| {
+        let bits = (i as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        ((bits ^ (bits >> 29)).wrapping_mul(0xbf58_476d_1ce4_e5b9) >> 40) as f32 / (1u64 << 23) as f32 - 1.0
+    };
+    let bytes: Vec<u8> = match dtype {
+        Dtype::F32 => (0..n).flat_map(|i| value(i).to_ne_bytes()).collect(),
+        Dtype::F16 => (0..n).flat_map(|i| half::f16::from_f32(value(i)).to_ne_bytes()).collect(),
+        Dtype::Bf16 => (0..n).flat_map(|i| half::bf16::from_f32(value(i)).to_ne_bytes()).collect(),
+    };
+    let mut n_filled = POOL_BYTES.min(slice.n_bytes);
+    slice.upload(stream, &bytes[..n_filled])?;
+    while n_filled < slice.n_bytes {
+        let n_bytes = n_filled.min(slice.n_bytes - n_filled);
+        let to = slice.part(n_filled, n_bytes);
+        // SAFETY: both ranges are in the slice and do not meet.
+        check("cuMemcpyDtoDAsync", unsafe {
+            result::memcpy_dtod_async(to.address, slice.address, n_bytes, stream.raw())
+        })?;
+        n_filled += n_bytes;
+    }
+    Ok(())
+}
+
+/// A mark in a stream.
+struct Event(sys::CUevent);
+
+impl Event {
+    fn new() -> Result<Self, CudaError> {
+        result::event::create(sys::CUevent_flags::CU_EVENT_DEFAULT)
+            .map(Self)
+            .map_err(|error| CudaError::Call { call: "cuEventCreate", reason: error.to_string() })
+    }
+
+    fn record(&self, stream: &Stream) -> Result<(), CudaError> {
+        // SAFETY: both exist.
+        check("cuEventRecord", unsafe { result::event::record(self.0, stream.raw()) })
+    }
+
+    /// Waits for the mark and says how long after the other one it was passed.
+    fn since_ms(&self, begin: &Self) -> Result<f32, CudaError> {
+        // SAFETY: both exist and were recorded.
+        check("cuEventSynchronize", unsafe { result::event::synchronize(self.0) })?;
+        // SAFETY: as above.
+        unsafe { result::event::elapsed(begin.0, self.0) }
+            .map_err(|error| CudaError::Call { call: "cuEventElapsedTime", reason: error.to_string() })
+    }
+}
+
+impl Drop for Event {
+    fn drop(&mut self) {
+        // SAFETY: created by us and destroyed once.
+        if let Err(error) = unsafe { result::event::destroy(self.0) } {
+            tracing::warn!(%error, "cuEventDestroy");
+        }
+    }
+}

@@ -1,0 +1,220 @@
+//! Kernels: compiled with NVRTC for the device's architecture, kept on disk as cubins.
+
+use std::ffi::{CStr, CString, c_char};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use cudarc::driver::{result, sys};
+use cudarc::nvrtc::{result as nvrtc, sys as nvrtc_sys};
+
+use crate::device::{Gpu, check};
+use crate::error::CudaError;
+
+/// A kernel source that is part of this binary.
+#[derive(Clone, Copy, Debug)]
+pub struct Source {
+    /// Its file, for messages.
+    pub file: &'static str,
+    /// Its text.
+    pub text: &'static str,
+}
+
+/// A loaded module. Cheap to clone.
+#[derive(Clone, Debug)]
+pub struct Module(Arc<Loaded>);
+
+#[derive(Debug)]
+struct Loaded {
+    raw: sys::CUmodule,
+    gpu: Gpu,
+}
+
+// SAFETY: a CUmodule may be used from any thread.
+unsafe impl Send for Loaded {}
+// SAFETY: it is never changed after it was loaded.
+unsafe impl Sync for Loaded {}
+
+/// A kernel of a module.
+#[derive(Clone, Debug)]
+pub struct Kernel {
+    raw: sys::CUfunction,
+    module: Module,
+}
+
+// SAFETY: a CUfunction may be used from any thread.
+unsafe impl Send for Kernel {}
+
+/// What to compile for and how.
+#[derive(Clone, Debug)]
+pub struct Compiler {
+    /// Such as `sm_90`.
+    arch: String,
+    include_dir: Option<PathBuf>,
+    cache_dir: Option<PathBuf>,
+}
+
+impl Compiler {
+    /// A compiler for a compute capability. `include_dir` holds `cuda_fp16.h`; cubins are kept in `cache_dir`.
+    #[must_use]
+    pub fn new((major, minor): (i32, i32), include_dir: Option<PathBuf>, cache_dir: Option<PathBuf>) -> Self {
+        Self { arch: format!("sm_{major}{minor}"), include_dir, cache_dir }
+    }
+
+    /// The cubin of a source: from the cache, or compiled now.
+    ///
+    /// # Errors
+    /// NVRTC is missing, or the source does not compile.
+    pub fn cubin(&self, source: Source) -> Result<Vec<u8>, CudaError> {
+        // SAFETY: loads the library, nothing else.
+        if !unsafe { nvrtc_sys::is_culib_present() } {
+            return Err(CudaError::NoLibrary {
+                library: "NVRTC",
+                looked_for: vec!["libnvrtc.so.13".to_owned()],
+            });
+        }
+        let cached = self.cache_dir.as_ref().map(|dir| dir.join(self.cache_name(source)));
+        if let Some(path) = &cached
+            && let Ok(cubin) = fs::read(path)
+            && cubin.starts_with(b"\x7fELF")
+        {
+            return Ok(cubin);
+        }
+        let cubin = self.compile(source)?;
+        if let Some(path) = &cached {
+            store(path, &cubin);
+        }
+        Ok(cubin)
+    }
+
+    fn cache_name(&self, source: Source) -> String {
+        let (mut major, mut minor) = (0, 0);
+        // SAFETY: both pointers are valid for the call.
+        unsafe { nvrtc_sys::nvrtcVersion(&mut major, &mut minor) };
+        let mut hasher = blake3::Hasher::new();
+        hasher.update(source.text.as_bytes());
+        hasher.update(format!("{} nvrtc {major}.{minor}", self.arch).as_bytes());
+        format!("{}.cubin", hasher.finalize().to_hex())
+    }
+
+    fn compile(&self, source: Source) -> Result<Vec<u8>, CudaError> {
+        let call =
+            |call| move |error: nvrtc::NvrtcError| CudaError::Call { call, reason: format!("{error:?}") };
+        let text = CString::new(source.text).expect("sources hold no zero byte");
+        let name = CString::new(source.file).expect("file names hold no zero byte");
+        let program = nvrtc::create_program(&text, Some(&name)).map_err(call("nvrtcCreateProgram"))?;
+        let mut options = vec![format!("--gpu-architecture={}", self.arch), "--std=c++17".to_owned()];
+        if let Some(dir) = &self.include_dir {
+            options.push(format!("--include-path={}", dir.display()));
+        }
+        // SAFETY: the program was made above and is destroyed below.
+        let compiled = unsafe { nvrtc::compile_program(program, &options) };
+        let outcome = match compiled {
+            Ok(()) => cubin_of(program),
+            Err(_) => {
+                Err(CudaError::Compile { file: source.file, arch: self.arch.clone(), log: log_of(program) })
+            }
+        };
+        // SAFETY: made above, destroyed once.
+        unsafe { nvrtc::destroy_program(program) }.map_err(call("nvrtcDestroyProgram"))?;
+        outcome
+    }
+}
+
+fn cubin_of(program: nvrtc_sys::nvrtcProgram) -> Result<Vec<u8>, CudaError> {
+    let call = |call| move |error: nvrtc::NvrtcError| CudaError::Call { call, reason: format!("{error:?}") };
+    let mut n_bytes = 0;
+    // SAFETY: the program is compiled, and the pointer valid.
+    unsafe { nvrtc_sys::nvrtcGetCUBINSize(program, &mut n_bytes) }
+        .result()
+        .map_err(call("nvrtcGetCUBINSize"))?;
+    let mut cubin = vec![0u8; n_bytes];
+    // SAFETY: the buffer has the length that was asked for.
+    unsafe { nvrtc_sys::nvrtcGetCUBIN(program, cubin.as_mut_ptr().cast::<c_char>()) }
+        .result()
+        .map_err(call("nvrtcGetCUBIN"))?;
+    Ok(cubin)
+}
+
+fn log_of(program: nvrtc_sys::nvrtcProgram) -> String {
+    // SAFETY: the program exists.
+    let log = unsafe { nvrtc::get_program_log(program) }.unwrap_or_default();
+    let bytes: Vec<u8> = log.into_iter().map(|c| c as u8).collect();
+    CStr::from_bytes_until_nul(&bytes)
+        .map_or_else(|_| String::new(), |log| log.to_string_lossy().into_owned())
+}
+
+/// Written whole or not at all; a cache that cannot be written only costs time.
+fn store(path: &Path, cubin: &[u8]) {
+    let partial = path.with_extension(format!("{}.partial", std::process::id()));
+    let written = path
+        .parent()
+        .map_or(Ok(()), fs::create_dir_all)
+        .and_then(|()| fs::write(&partial, cubin))
+        .and_then(|()| fs::rename(&partial, path));
+    if let Err(error) = written {
+        tracing::warn!(path = %path.display(), %error, "cannot keep a compiled kernel");
+    }
+}
+
+impl Module {
+    /// Loads a cubin onto the device.
+    ///
+    /// # Errors
+    /// The driver refused it.
+    pub fn load(gpu: &Gpu, cubin: &[u8]) -> Result<Self, CudaError> {
+        gpu.make_current()?;
+        // SAFETY: NVRTC made the image, and its header says how long it is.
+        let raw = unsafe { result::module::load_data(cubin.as_ptr().cast()) }
+            .map_err(|error| CudaError::Call { call: "cuModuleLoadData", reason: error.to_string() })?;
+        Ok(Self(Arc::new(Loaded { raw, gpu: gpu.clone() })))
+    }
+
+    /// A kernel by its `extern "C"` name.
+    ///
+    /// # Errors
+    /// There is none of that name.
+    pub fn kernel(&self, name: &str) -> Result<Kernel, CudaError> {
+        let c_name = CString::new(name).expect("kernel names hold no zero byte");
+        // SAFETY: the module is loaded for as long as the kernel holds it.
+        let raw = unsafe { result::module::get_function(self.0.raw, c_name) }.map_err(|error| {
+            CudaError::Call { call: "cuModuleGetFunction", reason: format!("{name}: {error}") }
+        })?;
+        Ok(Kernel { raw, module: self.clone() })
+    }
+}
+
+impl Kernel {
+    pub(crate) fn raw(&self) -> sys::CUfunction {
+        self.raw
+    }
+
+    /// The module that it is part of.
+    #[must_use]
+    pub fn module(&self) -> &Module {
+        &self.module
+    }
+
+    /// Allows a block more than 48 KiB of dynamic shared memory.
+    ///
+    /// # Errors
+    /// The device has less.
+    pub fn allow_shared_bytes(&self, n_bytes: usize) -> Result<(), CudaError> {
+        use sys::CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES as ATTRIBUTE;
+        // SAFETY: the function belongs to a loaded module.
+        check("cuFuncSetAttribute", unsafe {
+            result::function::set_function_attribute(self.raw, ATTRIBUTE, n_bytes as i32)
+        })
+    }
+}
+
+impl Drop for Loaded {
+    fn drop(&mut self) {
+        if self.gpu.make_current().is_ok() {
+            // SAFETY: loaded by us and unloaded once.
+            if let Err(error) = unsafe { result::module::unload(self.raw) } {
+                tracing::warn!(%error, "cuModuleUnload");
+            }
+        }
+    }
+}

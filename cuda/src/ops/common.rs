@@ -1,0 +1,259 @@
+//! What launchers share: types of activations, counts of rows, checks of lengths.
+
+pub use trellis_engine::model::Dtype;
+
+use crate::{CudaError, Kernel, Module, Slice};
+
+/// The type of an activation that a kernel takes in two forms.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Element {
+    /// The model's type.
+    Model,
+    /// `f32`, as the residual stream.
+    F32,
+}
+
+impl Element {
+    /// Length of one element in a model of type `dtype`.
+    #[must_use]
+    pub fn n_bytes(self, dtype: Dtype) -> usize {
+        match self {
+            Self::Model => dtype.n_bytes(),
+            Self::F32 => Dtype::F32.n_bytes(),
+        }
+    }
+
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Model => "model",
+            Self::F32 => "f32",
+        }
+    }
+}
+
+/// What the names of kernels end in.
+pub(crate) fn suffix(dtype: Dtype) -> &'static str {
+    match dtype {
+        Dtype::F32 => "f32",
+        Dtype::F16 => "f16",
+        Dtype::Bf16 => "bf16",
+    }
+}
+
+/// Activations in one of two types.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Activation {
+    /// The type.
+    pub element: Element,
+    /// The values.
+    pub slice: Slice,
+}
+
+impl Activation {
+    /// Values of the model's type.
+    #[must_use]
+    pub fn model(slice: Slice) -> Self {
+        Self { element: Element::Model, slice }
+    }
+
+    /// Values of type `f32`.
+    #[must_use]
+    pub fn f32(slice: Slice) -> Self {
+        Self { element: Element::F32, slice }
+    }
+}
+
+/// How many rows a launch works on. The grid is laid out for `n_max`; the blocks past `*n` end at once, so that
+/// a captured launch serves every smaller batch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Rows {
+    /// The most there can be.
+    pub n_max: usize,
+    /// The number of this step: one `i32` on the device, at most `n_max`.
+    pub n: Slice,
+}
+
+/// The kernels `NAME_model_T` and `NAME_f32_T`.
+#[derive(Clone, Debug)]
+pub(crate) struct ByElement {
+    model: Kernel,
+    f32: Kernel,
+}
+
+impl ByElement {
+    pub(crate) fn of(module: &Module, name: &str, dtype: Dtype) -> Result<Self, CudaError> {
+        let kernel =
+            |element: Element| module.kernel(&format!("{name}_{}_{}", element.name(), suffix(dtype)));
+        Ok(Self { model: kernel(Element::Model)?, f32: kernel(Element::F32)? })
+    }
+
+    pub(crate) fn get(&self, element: Element) -> &Kernel {
+        match element {
+            Element::Model => &self.model,
+            Element::F32 => &self.f32,
+        }
+    }
+}
+
+/// Panics unless the slice has room for `n` elements and is aligned for 16-byte accesses.
+#[track_caller]
+pub(crate) fn expect(what: &str, slice: Slice, n: usize, element_bytes: usize) {
+    let needed_bytes = n * element_bytes;
+    assert!(slice.n_bytes >= needed_bytes, "{what} has {} bytes, {needed_bytes} are needed", slice.n_bytes);
+    assert!(slice.address.is_multiple_of(16), "{what} at {:#x} is not aligned to 16 bytes", slice.address);
+}
+
+/// Panics unless the slice has room for `n` integers of 32 bits.
+#[track_caller]
+pub(crate) fn expect_i32(what: &str, slice: Slice, n: usize) {
+    assert!(slice.n_bytes >= 4 * n, "{what} has {} bytes, {} are needed", slice.n_bytes, 4 * n);
+    assert!(slice.address.is_multiple_of(4), "{what} at {:#x} is not aligned to 4 bytes", slice.address);
+}
+
+/// The number as a kernel argument.
+///
+/// # Panics
+/// It does not fit.
+#[track_caller]
+pub(crate) fn i32_of(n: usize) -> i32 {
+    i32::try_from(n).expect("kernels count in 32 bits")
+}
+
+/// Panics unless the count is one.
+#[track_caller]
+pub(crate) fn expect_rows(rows: Rows) {
+    expect_i32("the count of rows", rows.n, 1);
+    assert!(rows.n_max <= i32::MAX as usize, "{} rows", rows.n_max);
+}
+
+/// The address, or null.
+pub(crate) fn address_or_null(slice: Option<Slice>) -> crate::Arg {
+    crate::Arg::Pointer(slice.map_or(0, |slice| slice.address))
+}
+
+/// Blocks of 256 threads for a row of `n` values, four a thread: one block when there are rows enough to fill the
+/// device, else as many as the row has work for.
+pub(crate) fn row_blocks(n: usize, n_rows: usize) -> u32 {
+    let most = n.div_ceil(4 * 256).clamp(1, 64);
+    let wanted = 1024usize.div_ceil(n_rows.max(1));
+    most.min(wanted) as u32
+}
+
+#[cfg(test)]
+pub(crate) mod check {
+    //! What the tests of kernels share.
+
+    use half::{bf16, f16};
+
+    use super::{Dtype, Rows};
+    use crate::testing::{TestGpu, include_dir};
+    use crate::{Buffer, Compiler, CudaError, Plain, Slice, Source};
+
+    pub(crate) const DTYPES: [Dtype; 3] = [Dtype::Bf16, Dtype::F16, Dtype::F32];
+
+    /// Compiles a source for the oldest and the usual architecture where NVRTC is to be found.
+    pub(crate) fn assert_compiles(source: Source) {
+        for capability in [(8, 0), (9, 0)] {
+            match Compiler::new(capability, include_dir(), None).cubin(source) {
+                Ok(_) => {}
+                Err(CudaError::NoLibrary { .. }) if !is_set("TRELLIS_REQUIRE_NVRTC") => {
+                    eprintln!("skipped: no NVRTC");
+                }
+                Err(error) => panic!("{error}"),
+            }
+        }
+    }
+
+    fn is_set(name: &str) -> bool {
+        std::env::var_os(name).is_some_and(|value| value == "1")
+    }
+
+    /// The half unit in the last place of a number of size 1: how far rounding to the type may move it.
+    pub(crate) fn rounding(dtype: Dtype) -> f64 {
+        match dtype {
+            Dtype::F32 => 2f64.powi(-24),
+            Dtype::F16 => 2f64.powi(-11),
+            Dtype::Bf16 => 2f64.powi(-8),
+        }
+    }
+
+    /// The values that the type can hold nearest to these.
+    pub(crate) fn rounded(dtype: Dtype, values: &[f32]) -> Vec<f32> {
+        values
+            .iter()
+            .map(|&value| match dtype {
+                Dtype::F32 => value,
+                Dtype::F16 => f16::from_f32(value).to_f32(),
+                Dtype::Bf16 => bf16::from_f32(value).to_f32(),
+            })
+            .collect()
+    }
+
+    /// A count on the device, to be kept until the launch is done.
+    pub(crate) struct Count {
+        n_max: usize,
+        n: Buffer,
+    }
+
+    impl Count {
+        pub(crate) fn new(test: &TestGpu, n_max: usize, n: usize) -> Self {
+            Self { n_max, n: upload(test, &[n as i32]) }
+        }
+
+        pub(crate) fn rows(&self) -> Rows {
+            Rows { n_max: self.n_max, n: self.n.slice() }
+        }
+    }
+
+    pub(crate) fn upload<T: Plain>(test: &TestGpu, values: &[T]) -> Buffer {
+        let buffer = test.gpu.allocate("a test", size_of_val(values)).expect("device memory");
+        buffer.slice().upload(&test.stream, values).expect("an upload");
+        buffer
+    }
+
+    pub(crate) fn upload_as(test: &TestGpu, dtype: Dtype, values: &[f32]) -> Buffer {
+        match dtype {
+            Dtype::F32 => upload(test, values),
+            Dtype::F16 => upload(test, &values.iter().map(|&v| f16::from_f32(v)).collect::<Vec<_>>()),
+            Dtype::Bf16 => upload(test, &values.iter().map(|&v| bf16::from_f32(v)).collect::<Vec<_>>()),
+        }
+    }
+
+    /// Memory of bytes 0xff: NaN in every type.
+    pub(crate) fn poisoned(test: &TestGpu, n_bytes: usize) -> Buffer {
+        let buffer = test.gpu.allocate("a test", n_bytes).expect("device memory");
+        buffer.slice().fill(&test.stream, 0xff).expect("a fill");
+        buffer
+    }
+
+    pub(crate) fn download_as(test: &TestGpu, dtype: Dtype, slice: Slice, n: usize) -> Vec<f32> {
+        match dtype {
+            Dtype::F32 => download(test, slice, n, 0f32),
+            Dtype::F16 => download(test, slice, n, f16::ZERO).into_iter().map(f16::to_f32).collect(),
+            Dtype::Bf16 => download(test, slice, n, bf16::ZERO).into_iter().map(bf16::to_f32).collect(),
+        }
+    }
+
+    pub(crate) fn download<T: Plain>(test: &TestGpu, slice: Slice, n: usize, filler: T) -> Vec<T> {
+        let mut values = vec![filler; n];
+        slice.download(&test.stream, &mut values).expect("a download");
+        values
+    }
+
+    /// `|got - expected| <= absolute + relative * |expected|` everywhere; NaN fails.
+    #[track_caller]
+    pub(crate) fn assert_close(case: &str, got: &[f32], expected: &[f64], absolute: f64, relative: f64) {
+        assert_eq!(got.len(), expected.len(), "{case}");
+        for (i, (&got, &expected)) in got.iter().zip(expected).enumerate() {
+            let diff = (f64::from(got) - expected).abs();
+            let tolerance = absolute + relative * expected.abs();
+            assert!(diff <= tolerance, "{case}: [{i}] is {got}, not {expected} (±{tolerance:e})");
+        }
+    }
+
+    /// All NaN: nothing was written here.
+    #[track_caller]
+    pub(crate) fn assert_untouched(case: &str, got: &[f32]) {
+        assert!(got.iter().all(|value| value.is_nan()), "{case}: written past the end");
+    }
+}

@@ -1,0 +1,27 @@
+// Embedding: x[t, i] = table[tokens[t], i].
+// table: T [vocab, hidden]; tokens: i32 [n_tokens]; x: f32 [n_tokens, hidden].
+// Grid (n_tokens_max, parts of a row), 256 threads; four values a thread and turn. Nothing is accumulated.
+// Bytes: n_tokens * hidden * (sizeof T + 4).
+
+template <typename T>
+__device__ __forceinline__ void embed(const int* __restrict__ tokens, const int* n_tokens,
+                                      const T* __restrict__ table, float* __restrict__ x, int hidden) {
+    const int t = blockIdx.x;
+    if (t >= *n_tokens) return;
+    const T* row = table + (size_t)tokens[t] * hidden;
+    float* out = x + (size_t)t * hidden;
+    const int step = 4 * blockDim.x * gridDim.y;
+    for (int i = 4 * (blockIdx.y * blockDim.x + threadIdx.x); i < hidden; i += step) {
+        store4_of_row(out, i, hidden, load4_of_row(row, i, hidden));
+    }
+}
+
+#define EMBED(T)                                                                                                 \
+    extern "C" __global__ void __launch_bounds__(256)                                                            \
+        embed_##T(const int* tokens, const int* n_tokens, const T* table, float* x, int hidden) {                \
+        embed<T>(tokens, n_tokens, table, x, hidden);                                                            \
+    }
+
+EMBED(bf16)
+EMBED(f16)
+EMBED(f32)

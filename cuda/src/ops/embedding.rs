@@ -1,0 +1,96 @@
+//! Token embeddings into the residual stream.
+
+use super::common::{Dtype, Rows, expect, expect_i32, expect_rows, i32_of, row_blocks, suffix};
+use crate::{Arg, CudaError, Kernel, Launch, Module, Slice, Source, Stream};
+
+/// The kernel's source.
+pub const SOURCE: Source =
+    Source { file: "embedding.cu", text: concat!(include_str!("common.cuh"), include_str!("embedding.cu")) };
+
+/// `x[t] = table[tokens[t]]`; see `embedding.cu`.
+#[derive(Clone, Debug)]
+pub struct Embedding {
+    kernel: Kernel,
+    dtype: Dtype,
+}
+
+impl Embedding {
+    /// Finds the kernel for a model of type `dtype` in the module of [`SOURCE`].
+    ///
+    /// # Errors
+    /// The driver refused.
+    pub fn new(module: &Module, dtype: Dtype) -> Result<Self, CudaError> {
+        Ok(Self { kernel: module.kernel(&format!("embed_{}", suffix(dtype)))?, dtype })
+    }
+
+    /// Writes the embeddings of the tokens. Every token is below the length of the table.
+    ///
+    /// # Errors
+    /// The driver refused the launch.
+    ///
+    /// # Panics
+    /// A slice is too short.
+    pub fn run(
+        &self,
+        stream: &Stream,
+        tokens: Rows,
+        hidden_size: usize,
+        ids: Slice,   // i32 [tokens]
+        table: Slice, // T [vocab_size, hidden_size]
+        x: Slice,     // f32 [tokens, hidden_size]
+    ) -> Result<(), CudaError> {
+        if tokens.n_max == 0 {
+            return Ok(());
+        }
+        expect_rows(tokens);
+        expect_i32("ids", ids, tokens.n_max);
+        expect("table", table, hidden_size, self.dtype.n_bytes());
+        expect("x", x, tokens.n_max * hidden_size, 4);
+        let args = [ids.into(), tokens.n.into(), table.into(), x.into(), Arg::I32(i32_of(hidden_size))];
+        let grid = (tokens.n_max as u32, row_blocks(hidden_size, tokens.n_max), 1);
+        // SAFETY: the kernel's arguments in order. Lengths were checked above; the caller keeps the ids inside the
+        // table and the count at most n_max.
+        unsafe { Launch { grid, block: (256, 1, 1), shared_bytes: 0 }.run(stream, &self.kernel, &args) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ops::common::check::*;
+    use crate::testing::{Random, gpu};
+
+    #[test]
+    fn compiles() {
+        assert_compiles(SOURCE);
+    }
+
+    #[test]
+    fn agrees_with_the_reference() {
+        let Some(test) = gpu() else { return };
+        let module = test.module(SOURCE);
+        let mut random = Random(1);
+        for dtype in DTYPES {
+            let embedding = Embedding::new(&module, dtype).expect("the kernel");
+            for (n_max, n, vocab_size, hidden_size) in
+                [(1, 1, 1, 1), (3, 2, 7, 33), (5, 5, 11, 66), (64, 61, 300, 2048), (2, 1, 5, 16384)]
+            {
+                let table = rounded(dtype, &random.normals(vocab_size * hidden_size));
+                let ids: Vec<i32> = (0..n_max).map(|_| random.below(vocab_size) as i32).collect();
+                let x = poisoned(&test, n_max * hidden_size * 4);
+                let (d_table, d_ids) = (upload_as(&test, dtype, &table), upload(&test, &ids));
+                let count = Count::new(&test, n_max, n);
+                embedding
+                    .run(&test.stream, count.rows(), hidden_size, d_ids.slice(), d_table.slice(), x.slice())
+                    .expect("a launch");
+                let got = download_as(&test, Dtype::F32, x.slice(), n_max * hidden_size);
+                // Widening to f32 is exact.
+                for (t, &id) in ids[..n].iter().enumerate() {
+                    let row = &table[id as usize * hidden_size..][..hidden_size];
+                    assert_eq!(&got[t * hidden_size..][..hidden_size], row, "{dtype:?}, token {t}");
+                }
+                assert_untouched("embedding", &got[n * hidden_size..]);
+            }
+        }
+    }
+}

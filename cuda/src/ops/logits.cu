@@ -1,0 +1,237 @@
+// Rows of logits: statistics, adjustments, results. Steps 1 to 4 of the sampling definition
+// (trellis_engine::sampling) and what is reported of the unmodified row.
+//
+//   lse = max + ln sum exp(l - max)      logprob(t) = l[t] - lse
+//   entropy = ln S - W / S,  S = sum exp(x),  W = sum x exp(x),  x = l - max
+//
+// logits f32 [n_rows, vocab]; params Params [n_rows]; parts Part [n_rows, n_chunks]; n_chunks = ceil(vocab / CHUNK).
+// Sums are f32, in a tree that depends on the vocabulary alone; merged by chunk maxima (Milakov and Gimelshein,
+// "Online normalizer calculation for softmax", 2018).
+
+// The new value of a logit: -inf stays, and only the mask and a bias of -inf lead there.
+__device__ __forceinline__ float saturate(float old, float value) {
+    const float LARGEST = 3.40282346638528859812e38f;
+    return old == minus_infinity() ? old : fminf(fmaxf(value, -LARGEST), LARGEST);
+}
+
+// Steps 3 and 4. The intrinsics keep the compiler from fusing a product and a sum into one rounding.
+__device__ __forceinline__ float penalized(float logit, unsigned count, const Params& p) {
+    const float LARGEST = 3.40282346638528859812e38f;
+    logit = saturate(logit, logit > 0.0f ? __fdiv_rn(logit, p.repetition) : __fmul_rn(logit, p.repetition));
+    float penalty = __fadd_rn(__fmul_rn(__uint2float_rn(count), p.frequency), p.presence);
+    penalty = fminf(fmaxf(penalty, -LARGEST), LARGEST);
+    return saturate(logit, __fsub_rn(logit, penalty));
+}
+
+// Step 2 over the tokens base .. base + n. The first pair of a token applies all pairs of that token.
+__device__ __forceinline__ void apply_bias(const Bias* biases, unsigned n_bias, int base, int n, float* values) {
+    unsigned low = 0, high = n_bias;
+    while (low < high) {
+        unsigned middle = (low + high) / 2;
+        if (biases[middle].token < (unsigned)base) low = middle + 1;
+        else high = middle;
+    }
+    for (unsigned i = low + threadIdx.x; i < n_bias; i += blockDim.x) {
+        unsigned token = biases[i].token;
+        if (token >= (unsigned)(base + n)) break;
+        if (i > low && biases[i - 1].token == token) continue;
+        float value = values[token - base];
+        for (unsigned j = i; j < n_bias && biases[j].token == token; j++) {
+            float bias = biases[j].value;
+            value = bias == minus_infinity() ? bias : saturate(value, __fadd_rn(value, bias));
+        }
+        values[token - base] = value;
+    }
+}
+
+// Grid (n_chunks, rows of the bucket), THREADS threads. Reads 4 * vocab bytes a row; a row with a mask, a bias or
+// penalties also writes them, adjusted, and each of its blocks reads the history once.
+//
+// history i32: tokens, oldest first; bias: pairs in order of token, pairs of one token in order of application;
+// masks: bit t % 64 of word t / 64 allows token t. bin_counts and bin_weights, which sample_bins adds to, are cleared.
+extern "C" __global__ void __launch_bounds__(THREADS)
+logits_scan(const float* __restrict__ logits, const Params* __restrict__ params, const unsigned* __restrict__ n_rows,
+            const int* __restrict__ history, const Bias* __restrict__ biases, const unsigned* __restrict__ masks,
+            float* __restrict__ adjusted, Part* __restrict__ parts, unsigned* __restrict__ bin_counts,
+            u64* __restrict__ bin_weights, int vocab) {
+    __shared__ float values_shared[CHUNK];
+    __shared__ unsigned counts[CHUNK];
+    __shared__ Best best_shared[THREADS / 32];
+    __shared__ float sums[2][THREADS / 32];
+    int chunk = blockIdx.x, row = blockIdx.y;
+    if (row >= *n_rows) return;
+    const Params& p = params[row];
+    if (p.wants == 0) return;
+    if (truncates(p)) {
+        for (int bin = chunk * THREADS + threadIdx.x; bin < BINS; bin += gridDim.x * THREADS) {
+            bin_counts[(size_t)row * BINS + bin] = 0;
+            bin_weights[(size_t)row * BINS + bin] = 0;
+        }
+    }
+
+    float values[VALUES];
+    int has_nan = 0;
+    Best best = {minus_infinity(), NONE};
+#pragma unroll
+    for (int g = 0; g < GROUPS; g++) {
+        int first = group_start(chunk, g);
+        load4(logits + (size_t)p.logits_row * vocab, first, vocab, values + 4 * g);
+#pragma unroll
+        for (int lane = 0; lane < 4; lane++) {
+            float value = values[4 * g + lane];
+            has_nan |= value != value;
+            best = better(best, Best{value, (unsigned)(first + lane)});
+        }
+    }
+    has_nan = __syncthreads_or(has_nan);
+    best = block_best(best, best_shared);
+
+    float sum = 0.0f, weighted = 0.0f;
+#pragma unroll
+    for (int i = 0; i < VALUES; i++) {
+        float x = values[i] - best.value;
+        // Far above this e^x is 0, and 0 * -inf stays out of the sum.
+        float e = x > -1e4f ? expf(x) : 0.0f;
+        sum += e;
+        weighted += e > 0.0f ? x * e : 0.0f;
+    }
+    sum = warp_sum(sum);
+    weighted = warp_sum(weighted);
+    if (threadIdx.x % 32 == 0) {
+        sums[0][threadIdx.x / 32] = sum;
+        sums[1][threadIdx.x / 32] = weighted;
+    }
+    __syncthreads();
+    unsigned lane32 = threadIdx.x % 32;
+    sum = warp_sum(lane32 < THREADS / 32 ? sums[0][lane32] : 0.0f);
+    weighted = warp_sum(lane32 < THREADS / 32 ? sums[1][lane32] : 0.0f);
+
+    Best drawn = best;
+    if (adjusts(p)) {
+        int base = chunk * CHUNK;
+        int n = min(CHUNK, vocab - base);
+        const unsigned* mask = masks + 2 * (size_t)p.mask_start;
+#pragma unroll
+        for (int g = 0; g < GROUPS; g++) {
+            int first = group_start(chunk, g);
+            // Four tokens never straddle a word.
+            unsigned allowed = p.mask_start == NONE || first >= vocab ? 15u : mask[first / 32] >> (first % 32);
+#pragma unroll
+            for (int lane = 0; lane < 4; lane++) {
+                values_shared[first - base + lane] = (allowed >> lane) & 1u ? values[4 * g + lane] : minus_infinity();
+                counts[first - base + lane] = 0;
+            }
+        }
+        __syncthreads();
+        apply_bias(biases + p.bias_start, p.n_bias, base, n, values_shared);
+        if (penalizes(p)) {
+            const int* window = history + p.history_start;
+            for (unsigned i = threadIdx.x; i < p.n_history; i += THREADS) {
+                unsigned offset = (unsigned)(window[i] - base);
+                if (offset < (unsigned)n) atomicAdd(&counts[offset], 1u);
+            }
+        }
+        __syncthreads();
+        drawn = Best{minus_infinity(), NONE};
+        float* out = adjusted + (size_t)row * vocab;
+#pragma unroll
+        for (int g = 0; g < GROUPS; g++) {
+            int first = group_start(chunk, g);
+#pragma unroll
+            for (int lane = 0; lane < 4; lane++) {
+                int offset = first - base + lane;
+                float value = values_shared[offset];
+                if (counts[offset] > 0) value = penalized(value, counts[offset], p);
+                if (first + lane < vocab) {
+                    out[first + lane] = value;
+                    drawn = better(drawn, Best{value, (unsigned)(first + lane)});
+                }
+            }
+        }
+        drawn = block_best(drawn, best_shared);
+    }
+    if (threadIdx.x == 0) {
+        Part part = {best.value, sum, weighted, best.token, drawn.value, drawn.token, has_nan ? 1u : 0u, 0u};
+        parts[(size_t)row * gridDim.x + chunk] = part;
+    }
+}
+
+// Grid (rows of the bucket), 128 threads. Gathers the parts and the draws of a row, and writes its result and the
+// scores that were asked for. Moves 40 bytes a chunk.
+extern "C" __global__ void __launch_bounds__(128)
+logits_finish(const float* __restrict__ logits, const Params* __restrict__ params,
+              const unsigned* __restrict__ n_rows, const Part* __restrict__ parts, const Drawn* __restrict__ drawn,
+              const int* __restrict__ score_tokens, int* __restrict__ history, Output* __restrict__ outputs,
+              float* __restrict__ scores, int vocab, int n_chunks) {
+    int row = blockIdx.x;
+    if (row >= *n_rows) return;
+    const Params& p = params[row];
+    if (p.wants == 0) return;
+    const float* values = logits + (size_t)p.logits_row * vocab;
+    const Part* mine = parts + (size_t)row * n_chunks;
+
+    // Every warp does the same, so that no barrier is needed.
+    Row whole = warp_row(mine, n_chunks);
+    float sum = 0.0f, weighted = 0.0f;
+    Best best = {minus_infinity(), NONE};
+    for (int chunk = threadIdx.x % 32; chunk < n_chunks; chunk += 32) {
+        Part part = mine[chunk];
+        float shift = part.max - whole.max;
+        if (shift > -1e4f) {
+            float scale = expf(shift);
+            sum += part.sum * scale;
+            weighted += (part.weighted + shift * part.sum) * scale;
+        }
+        if (draws(p)) {
+            Drawn d = drawn[(size_t)row * n_chunks + chunk];
+            best = better(best, Best{d.score, d.token});
+        }
+    }
+    sum = warp_sum(sum);
+    weighted = warp_sum(weighted);
+    best = draws(p) ? warp_best(best) : whole.adjusted;
+
+    float log_sum = logf(sum);
+    float log_sum_exp = whole.max + log_sum;
+    unsigned fault = whole.is_bad ? FAULT_NOT_A_NUMBER : FAULT_NONE;
+    bool has_token = (p.wants & WANTS_SAMPLE) && fault == FAULT_NONE;
+    if (has_token && whole.adjusted.value == minus_infinity()) {
+        fault = FAULT_NOTHING_TO_DRAW;
+        has_token = false;
+    }
+    if (threadIdx.x == 0) {
+        Output out = {0u, 0.0f, fault, 0.0f, 0.0f, 0u};
+        if (has_token) {
+            out.token = best.token;
+            out.logprob = values[best.token] - log_sum_exp;
+        }
+        if (!whole.is_bad) {
+            out.log_sum_exp = log_sum_exp;
+            out.entropy = fmaxf(log_sum - weighted / sum, 0.0f);
+        }
+        outputs[row] = out;
+        // After a fault token 0: who reads it is lost, but stays inside the vocabulary.
+        if ((p.wants & WANTS_SAMPLE) && p.history_append != NONE) history[p.history_append] = (int)out.token;
+    }
+    if ((p.wants & WANTS_SCORES) && !whole.is_bad) {
+        for (unsigned i = threadIdx.x; i < p.n_scores; i += blockDim.x) {
+            scores[p.score_start + i] = values[score_tokens[p.score_start + i]] - log_sum_exp;
+        }
+    }
+}
+
+// Grid (n_chunks, rows of the bucket), THREADS threads. Turns a row of logits into log-probabilities where it
+// lies; runs last, and at most once for a row of logits. Moves 8 * vocab bytes a row.
+extern "C" __global__ void __launch_bounds__(THREADS)
+logits_full(float* __restrict__ logits, const Params* __restrict__ params, const unsigned* __restrict__ n_rows,
+            const Output* __restrict__ outputs, int vocab) {
+    int chunk = blockIdx.x, row = blockIdx.y;
+    if (row >= *n_rows) return;
+    const Params& p = params[row];
+    if (!(p.wants & WANTS_FULL) || outputs[row].fault == FAULT_NOT_A_NUMBER) return;
+    float log_sum_exp = outputs[row].log_sum_exp;
+    float* values = logits + (size_t)p.logits_row * vocab;
+    int end = min(vocab, (chunk + 1) * CHUNK);
+#pragma unroll 4
+    for (int token = chunk * CHUNK + threadIdx.x; token < end; token += THREADS) values[token] -= log_sum_exp;
+}

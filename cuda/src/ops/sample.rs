@@ -1,0 +1,314 @@
+//! Sampler settings as the kernels read them.
+
+use trellis_engine::batch::Token;
+use trellis_engine::sampling::Sampler;
+
+use super::logits::{BiasPair, OutputRow, Wants};
+
+impl OutputRow {
+    /// A row that draws the token for `position` with a validated sampler. Where its history, biases and mask lie
+    /// is still to be said.
+    #[must_use]
+    pub fn draw(sampler: &Sampler, position: u64) -> Self {
+        Self {
+            wants: Wants::SAMPLE,
+            temperature: sampler.temperature,
+            top_k: sampler.top_k.unwrap_or(0),
+            top_p: sampler.top_p.unwrap_or(1.0),
+            min_logit: sampler.min_p.map_or(f32::NEG_INFINITY, f32::ln),
+            repetition_penalty: sampler.repetition_penalty,
+            frequency_penalty: sampler.frequency_penalty,
+            presence_penalty: sampler.presence_penalty,
+            seed: halves(sampler.seed),
+            position: halves(position),
+            ..Self::default()
+        }
+    }
+
+    /// How many of the last of `n_tokens` tokens the penalties look at; 0 when there is no penalty.
+    #[must_use]
+    pub fn n_window(sampler: &Sampler, n_tokens: usize) -> usize {
+        let penalizes = sampler.repetition_penalty != 1.0
+            || sampler.frequency_penalty != 0.0
+            || sampler.presence_penalty != 0.0;
+        match sampler.penalty_last_n {
+            _ if !penalizes => 0,
+            Some(n) => n_tokens.min(n as usize),
+            None => n_tokens,
+        }
+    }
+}
+
+/// `[low, high]`.
+fn halves(word: u64) -> [u32; 2] {
+    [word as u32, (word >> 32) as u32]
+}
+
+/// Biases in the order that the kernels need: by token, those of one token as they came.
+#[must_use]
+pub fn ordered_biases(biases: &[(Token, f32)]) -> Vec<BiasPair> {
+    let mut pairs: Vec<BiasPair> = biases.iter().map(|&(token, value)| BiasPair { token, value }).collect();
+    pairs.sort_by_key(|pair| pair.token);
+    pairs
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use trellis_engine::batch::{Candidate, OutputFault};
+    use trellis_engine::sampling::{Scratch, TokenMask, sample};
+
+    use super::super::logits_case::{Case, Request, run};
+    use super::*;
+    use crate::testing::{Random, gpu};
+
+    const VOCAB_SIZES: [usize; 6] = [1, 31, 33, 4096, 128_256, 151_936];
+
+    fn expected(case: &Case, request: &Request) -> Result<Candidate, OutputFault> {
+        let sampler = request.sampler.as_ref().expect("a draw");
+        sampler.validate(case.vocab_size).expect("valid settings");
+        let logits = &case.logits[request.logits_row];
+        sample(logits, &request.history, request.position, sampler, &mut Scratch::default())
+    }
+
+    /// Runs the requests and compares every draw with the CPU's: the same token, the same fault.
+    fn compare(case: &Case) {
+        let Some(gpu) = gpu() else { return };
+        let results = run(&gpu, case);
+        for (request, result) in case.requests.iter().zip(&results) {
+            let got = match result.output.fault() {
+                Some(fault) => Err(fault),
+                None => Ok(result.output),
+            };
+            match (got, expected(case, request)) {
+                (Ok(got), Ok(want)) => {
+                    assert_eq!(got.token, want.token, "vocabulary {} {request:?}", case.vocab_size);
+                    // Two log-sum-exp in f32 with their own exp, tree and logarithm: a few ulp of numbers up to 50.
+                    let diff = (got.logprob - want.logprob).abs();
+                    assert!(diff <= 2e-5, "{} {} {request:?}", got.logprob, want.logprob);
+                    assert_eq!(result.appended, Some(want.token as i32));
+                }
+                (got, want) => {
+                    assert_eq!(got.map(|o| o.token), want.map(|c| c.token), "{request:?}");
+                    assert_eq!(result.appended, Some(0));
+                }
+            }
+        }
+    }
+
+    /// Logits like a model's: about normal, a few stand out.
+    fn logits(random: &mut Random, vocab_size: usize) -> Vec<f32> {
+        let mut row: Vec<f32> = random.normals(vocab_size).iter().map(|x| x * 2.5 - 3.0).collect();
+        for _ in 0..8 {
+            let token = random.below(vocab_size);
+            row[token] = 4.0 + 3.0 * random.normal();
+        }
+        row
+    }
+
+    fn seeded(seed: u64) -> Sampler {
+        Sampler { temperature: 1.0, seed, ..Sampler::greedy() }
+    }
+
+    fn mask(random: &mut Random, vocab_size: usize) -> Arc<TokenMask> {
+        let mut mask = TokenMask::none(vocab_size);
+        (0..vocab_size).for_each(|token| mask.set(token as Token, random.below(3) == 0));
+        mask.set(random.below(vocab_size) as Token, true);
+        Arc::new(mask)
+    }
+
+    /// Every setting alone and together, with one seed.
+    fn samplers(random: &mut Random, vocab_size: usize) -> Vec<Sampler> {
+        let base = seeded(random.next());
+        let bias = (0..20).map(|_| (random.below(vocab_size) as Token, 3.0 * random.normal()));
+        let bias: Vec<_> = bias.chain([(0, 1.0), (0, f32::NEG_INFINITY)]).collect();
+        let penalties = Sampler {
+            repetition_penalty: 1.3,
+            frequency_penalty: 0.25,
+            presence_penalty: -0.5,
+            ..base.clone()
+        };
+        let mask = Some(mask(random, vocab_size));
+        vec![
+            Sampler { temperature: 0.0, ..base.clone() },
+            base.clone(),
+            Sampler { temperature: 0.05, ..base.clone() },
+            Sampler { temperature: 8.0, ..base.clone() },
+            Sampler { top_k: Some(1), ..base.clone() },
+            Sampler { top_k: Some(40), temperature: 0.7, ..base.clone() },
+            Sampler { top_k: Some(40), temperature: 0.01, ..base.clone() },
+            Sampler { top_k: Some(5000), ..base.clone() },
+            Sampler { top_k: Some(u32::MAX), ..base.clone() },
+            Sampler { top_p: Some(0.9), ..base.clone() },
+            Sampler { top_p: Some(0.999), temperature: 3.0, ..base.clone() },
+            Sampler { top_p: Some(1e-9), ..base.clone() },
+            Sampler { min_p: Some(0.05), ..base.clone() },
+            Sampler { min_p: Some(1.0), ..base.clone() },
+            Sampler { top_k: Some(100), top_p: Some(0.8), min_p: Some(0.01), ..base.clone() },
+            Sampler { mask: mask.clone(), ..base.clone() },
+            Sampler { mask: mask.clone(), temperature: 0.0, ..base.clone() },
+            Sampler { bias: bias.clone(), ..base.clone() },
+            Sampler { bias: bias.clone(), temperature: 0.0, ..base.clone() },
+            penalties.clone(),
+            Sampler { temperature: 0.0, penalty_last_n: Some(7), ..penalties.clone() },
+            Sampler {
+                repetition_penalty: f32::MIN_POSITIVE,
+                frequency_penalty: f32::MIN,
+                ..penalties.clone()
+            },
+            Sampler { top_k: Some(50), top_p: Some(0.95), min_p: Some(0.02), mask, bias, ..penalties },
+        ]
+    }
+
+    fn requests(random: &mut Random, vocab_size: usize, n_logits_rows: usize) -> Vec<Request> {
+        let samplers = samplers(random, vocab_size);
+        samplers
+            .into_iter()
+            .enumerate()
+            .map(|(i, sampler)| {
+                let history =
+                    (0..[0, 1, 700, 5000][i % 4]).map(|_| random.below(vocab_size.min(900)) as Token);
+                let history = history.collect();
+                Request {
+                    logits_row: i % n_logits_rows,
+                    sampler: Some(sampler),
+                    // Both halves of a position count.
+                    position: random.next() >> (random.below(64)),
+                    history,
+                    ..Request::default()
+                }
+            })
+            .collect()
+    }
+
+    #[test]
+    fn draws_are_those_of_the_cpu() {
+        for (seed, vocab_size) in VOCAB_SIZES.into_iter().enumerate() {
+            let mut random = Random(seed as u64);
+            let logits = (0..3).map(|_| logits(&mut random, vocab_size)).collect();
+            let requests = requests(&mut random, vocab_size, 3);
+            compare(&Case { vocab_size, logits, requests });
+        }
+    }
+
+    /// Many draws over a small vocabulary: near ties of scores, and every token comes at some time.
+    #[test]
+    fn many_draws_are_those_of_the_cpu() {
+        let vocab_size = 1000;
+        let mut random = Random(77);
+        let logits = vec![logits(&mut random, vocab_size), vec![0.25; vocab_size]];
+        let settings = [
+            seeded(3),
+            Sampler { top_k: Some(20), ..seeded(4) },
+            Sampler { top_p: Some(0.7), temperature: 1.5, ..seeded(5) },
+            Sampler { min_p: Some(0.1), ..seeded(6) },
+        ];
+        let requests = (0..400)
+            .map(|i| Request {
+                logits_row: i / 4 % 2,
+                sampler: Some(settings[i % 4].clone()),
+                position: i as u64,
+                ..Request::default()
+            })
+            .collect();
+        compare(&Case { vocab_size, logits, requests });
+    }
+
+    /// Equal logits by the thousand: more than shared memory holds, cut between equals by top-p, not by top-k.
+    #[test]
+    fn ties_go_to_the_lower_token() {
+        for vocab_size in [33, 4096, 20_011, 128_256] {
+            let mut random = Random(9);
+            let mut steps = vec![1.5; vocab_size];
+            steps.iter_mut().for_each(|logit| *logit -= random.below(3) as f32);
+            let logits = vec![vec![-2.0; vocab_size], steps];
+            let settings = [
+                Sampler::greedy(),
+                seeded(1),
+                Sampler { top_k: Some(5), ..seeded(2) },
+                Sampler { top_p: Some(0.3), ..seeded(3) },
+                Sampler { top_p: Some(1e-6), ..seeded(4) },
+                Sampler { top_k: Some(20_000), top_p: Some(0.77), temperature: 0.5, ..seeded(5) },
+            ];
+            let requests = (0..48)
+                .map(|i| Request {
+                    logits_row: i % 2,
+                    sampler: Some(settings[i / 2 % 6].clone()),
+                    position: i as u64,
+                    ..Request::default()
+                })
+                .collect();
+            compare(&Case { vocab_size, logits, requests });
+        }
+    }
+
+    #[test]
+    fn faults_are_those_of_the_cpu() {
+        for vocab_size in [1, 33, 4097, 9000] {
+            let rows = |f: fn(&mut Vec<f32>)| {
+                let mut row = vec![0.5; vocab_size];
+                f(&mut row);
+                row
+            };
+            let logits = vec![
+                rows(|row| *row.last_mut().expect("a token") = f32::NAN),
+                rows(|row| row[0] = f32::INFINITY),
+                rows(|row| row.fill(f32::NEG_INFINITY)),
+                rows(|row| row.iter_mut().skip(1).for_each(|logit| *logit = f32::NEG_INFINITY)),
+                rows(|_| {}),
+            ];
+            let nothing = Some(Arc::new(TokenMask::none(vocab_size)));
+            let mut settings = Vec::new();
+            for sampler in [Sampler::greedy(), seeded(1), Sampler { top_k: Some(3), ..seeded(1) }] {
+                settings.push(Sampler { mask: nothing.clone(), ..sampler.clone() });
+                settings.push(Sampler { bias: vec![(0, f32::NEG_INFINITY)], ..sampler.clone() });
+                settings.push(sampler);
+            }
+            let requests = (0..5 * settings.len())
+                .map(|i| Request {
+                    logits_row: i % 5,
+                    sampler: Some(settings[i / 5].clone()),
+                    ..Request::default()
+                })
+                .collect();
+            compare(&Case { vocab_size, logits, requests });
+        }
+    }
+
+    /// The ends of the settings' ranges, as in the engine's own tests.
+    #[test]
+    fn extreme_settings_draw_the_token_of_the_cpu() {
+        let settings = [
+            Sampler { temperature: f32::MIN_POSITIVE, ..seeded(7) },
+            Sampler { temperature: f32::MAX, top_p: Some(0.5), ..seeded(7) },
+            Sampler { temperature: f32::MIN_POSITIVE, top_k: Some(3), top_p: Some(0.5), ..seeded(7) },
+            Sampler { frequency_penalty: f32::MIN, presence_penalty: f32::MIN, ..seeded(7) },
+            Sampler { bias: vec![(2, f32::MIN), (2, f32::MIN), (3, f32::MIN)], ..Sampler::greedy() },
+            Sampler { repetition_penalty: f32::MIN_POSITIVE, ..Sampler::greedy() },
+        ];
+        let requests = settings.into_iter().map(|sampler| Request {
+            sampler: Some(sampler),
+            history: vec![1, 1, 0, 1],
+            position: u64::MAX,
+            ..Request::default()
+        });
+        let logits = vec![vec![5.0, -3.0, 40.0, 39.0, -0.0]];
+        compare(&Case { vocab_size: 5, logits, requests: requests.collect() });
+    }
+
+    #[test]
+    fn settings_become_words() {
+        let sampler = Sampler { min_p: Some(0.5), penalty_last_n: Some(3), seed: 7 << 32 | 9, ..seeded(0) };
+        let row = OutputRow::draw(&Sampler { seed: 7 << 32 | 9, ..sampler.clone() }, 5 << 32 | 6);
+        assert_eq!((row.seed, row.position), ([9, 7], [6, 5]));
+        assert_eq!(row.min_logit, 0.5f32.ln());
+        assert_eq!(OutputRow::n_window(&sampler, 10), 0);
+        assert_eq!(OutputRow::n_window(&Sampler { presence_penalty: 1.0, ..sampler }, 10), 3);
+        let pairs = ordered_biases(&[(3, 1.0), (1, 2.0), (3, 0.5)]);
+        assert_eq!(
+            pairs.iter().map(|p| (p.token, p.value)).collect::<Vec<_>>(),
+            [(1, 2.0), (3, 1.0), (3, 0.5)]
+        );
+    }
+}

@@ -1,0 +1,70 @@
+//! What the tests of kernels share.
+
+use std::path::PathBuf;
+
+use crate::{Compiler, Gpu, Module, Source, Stream};
+
+/// A device for tests; `None`, with a line that says so, on a machine without one. With `TRELLIS_REQUIRE_CUDA=1`
+/// that is a failure instead.
+pub(crate) fn gpu() -> Option<TestGpu> {
+    match Gpu::open(0) {
+        Ok(gpu) => {
+            let stream = gpu.stream().expect("a stream");
+            Some(TestGpu { gpu, stream })
+        }
+        Err(error) => {
+            let is_required = std::env::var_os("TRELLIS_REQUIRE_CUDA").is_some_and(|value| value == "1");
+            assert!(!is_required, "TRELLIS_REQUIRE_CUDA=1, but: {error}");
+            eprintln!("skipped: no CUDA device ({error})");
+            None
+        }
+    }
+}
+
+/// A device and a stream on it.
+pub(crate) struct TestGpu {
+    pub(crate) gpu: Gpu,
+    pub(crate) stream: Stream,
+}
+
+impl TestGpu {
+    /// Compiles and loads a source.
+    pub(crate) fn module(&self, source: Source) -> Module {
+        let compiler = Compiler::new(self.gpu.compute_capability(), include_dir(), None);
+        let cubin = compiler.cubin(source).unwrap_or_else(|error| panic!("{error}"));
+        Module::load(&self.gpu, &cubin).expect("the module loads")
+    }
+}
+
+/// Where `cuda_fp16.h` is: a toolkit's usual place, or what `CUDA_PATH` says.
+pub(crate) fn include_dir() -> Option<PathBuf> {
+    let named = std::env::var_os("CUDA_PATH").map(|path| PathBuf::from(path).join("include"));
+    let usual = PathBuf::from("/usr/local/cuda/include");
+    named.into_iter().chain([usual]).find(|dir| dir.join("cuda_fp16.h").is_file())
+}
+
+/// splitmix64: numbers for tests, the same on every machine.
+pub(crate) struct Random(pub(crate) u64);
+
+impl Random {
+    pub(crate) fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let x = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        x ^ (x >> 31)
+    }
+
+    pub(crate) fn below(&mut self, n: usize) -> usize {
+        (self.next() % n as u64) as usize
+    }
+
+    /// About normal, mean 0 and variance 1.
+    pub(crate) fn normal(&mut self) -> f32 {
+        let sum: f64 = (0..12).map(|_| (self.next() >> 11) as f64 / (1u64 << 53) as f64).sum();
+        (sum - 6.0) as f32
+    }
+
+    pub(crate) fn normals(&mut self, n: usize) -> Vec<f32> {
+        (0..n).map(|_| self.normal()).collect()
+    }
+}
