@@ -1,6 +1,7 @@
 //! What executes batches on one device.
 
 use crate::batch::{Batch, HostPageId, Output, PageId};
+use crate::model::Dtype;
 
 /// KV positions in one page, in every layer.
 pub const PAGE_LEN: usize = 16;
@@ -26,13 +27,27 @@ pub struct Limits {
     pub hidden_size: usize,
 }
 
+/// The weights as a backend holds them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WeightsInfo {
+    /// Type of the elements.
+    pub dtype: Dtype,
+    /// Bytes of all weights; a tied output projection is not counted twice.
+    pub n_bytes: u64,
+}
+
 /// Executes batches on one device. Used by the engine thread alone.
 ///
-/// The output of a row depends on that row's tokens and pages and on nothing else in the batch: not on the
-/// number of rows, not on how a prompt was cut into chunks. Seeded results rest on this.
+/// The output of a row is a function of that row's tokens and of nothing else in the batch: not of the number of
+/// rows, not of how a prompt was cut into chunks. Seeded results rest on this. The CPU holds it bit for bit. CUDA
+/// holds it up to rounding of its element type, since other sizes take other kernels with other orders of
+/// summation: two tokens whose logits are that close can change places.
 pub trait Backend: Send {
     /// What this backend can hold and execute.
     fn limits(&self) -> &Limits;
+
+    /// The weights that it holds.
+    fn weights(&self) -> WeightsInfo;
 
     /// The device's name for people, such as `NVIDIA H100 80GB HBM3` or `cpu (2 threads)`.
     fn device(&self) -> &str;

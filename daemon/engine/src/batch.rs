@@ -44,10 +44,24 @@ pub struct Row<'a> {
     pub tokens: &'a [Token],
     /// Position of the first token to compute; the KV of all earlier positions is in `pages`.
     pub start: usize,
-    /// The context's pages in order; they cover `tokens.len()` positions.
+    /// The context's pages in order. They cover at least `tokens.len()` positions; where the token that this row
+    /// draws is expected to be computed next and begins a page, that page may be here already.
     pub pages: Vec<PageId>,
     /// What to return for this row.
     pub outputs: Vec<OutputRequest<'a>>,
+    /// What becomes of the token that this row draws.
+    pub follow_up: FollowUp,
+}
+
+/// What the engine knows about the step after a row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FollowUp {
+    /// The row draws a token and the engine will very probably compute that token next, drawing its successor with
+    /// the same sampler. A backend may begin with that on its own; the positions past `tokens.len()` of the row's
+    /// pages hold nothing that anybody reads.
+    Expected,
+    /// Nothing is known.
+    Unknown,
 }
 
 /// One thing to return for one position.

@@ -308,9 +308,9 @@ mod tests {
 
     use super::*;
     use crate::account::{Account, ActorId, Budget, GuestId, SessionId};
-    use crate::backend::Limits;
+    use crate::backend::{Limits, WeightsInfo};
     use crate::command::Ahead;
-    use crate::model::{Model, ModelSource};
+    use crate::model::{Dtype, Model, ModelSource};
     use crate::sampling::Sampler;
 
     fn poll<T>(future: impl Future<Output = T>) -> Poll<T> {
@@ -336,7 +336,8 @@ mod tests {
             vocab_size: 100,
             hidden_size: 1,
         };
-        let (engine, mut commands) = EngineHandle::new(Arc::new(model), limits, String::new());
+        let weights = WeightsInfo { dtype: Dtype::F32, n_bytes: 0 };
+        let (engine, mut commands) = EngineHandle::new(Arc::new(model), limits, weights, String::new());
         let owner = Owner {
             actor: ActorId(0),
             session: SessionId(0),

@@ -50,7 +50,8 @@ impl Engine {
             n_step_tokens: settings.n_step_tokens,
         };
         let scheduler = Scheduler::new(limits.clone(), settings);
-        let (handle, commands) = EngineHandle::new(model, limits, backend.device().to_owned());
+        let (handle, commands) =
+            EngineHandle::new(model, limits, backend.weights(), backend.device().to_owned());
         let thread = std::thread::Builder::new()
             .name("engine".to_owned())
             .spawn(move || serve(scheduler, backend, commands))

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use tokio::sync::{Semaphore, mpsc, oneshot};
 
 use crate::account::Owner;
-use crate::backend::Limits;
+use crate::backend::{Limits, WeightsInfo};
 use crate::command::{Command, ContextId};
 use crate::error::EngineError;
 use crate::model::Model;
@@ -36,6 +36,7 @@ struct Shared {
     next_context: AtomicU64,
     model: Arc<Model>,
     limits: Limits,
+    weights: WeightsInfo,
     device: String,
 }
 
@@ -43,12 +44,13 @@ impl EngineHandle {
     pub(crate) fn new(
         model: Arc<Model>,
         limits: Limits,
+        weights: WeightsInfo,
         device: String,
     ) -> (Self, mpsc::UnboundedReceiver<Posted>) {
         let (commands, receiver) = mpsc::unbounded_channel();
         let room = Arc::new(Semaphore::new(N_COMMANDS_MAX));
         let next_context = AtomicU64::new(0);
-        (Self(Arc::new(Shared { commands, room, next_context, model, limits, device })), receiver)
+        (Self(Arc::new(Shared { commands, room, next_context, model, limits, weights, device })), receiver)
     }
 
     /// The model that the engine runs.
@@ -61,6 +63,12 @@ impl EngineHandle {
     #[must_use]
     pub fn limits(&self) -> &Limits {
         &self.0.limits
+    }
+
+    /// The weights as the device holds them.
+    #[must_use]
+    pub fn weights(&self) -> WeightsInfo {
+        self.0.weights
     }
 
     /// The device's name for people.

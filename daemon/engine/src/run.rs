@@ -120,6 +120,12 @@ impl RunQueue {
         wants
     }
 
+    /// Whether a token will be wanted after one more has been pushed, if who waits for that one takes it at once.
+    fn will_want_more(&self, n_ahead: usize) -> bool {
+        let inner = self.lock();
+        inner.events.len() + usize::from(!inner.is_waiting) < n_ahead
+    }
+
     /// Takes the next event if there is one. `Parked` obliges the caller to resume the engine.
     pub(crate) fn try_pull(&self) -> (Option<RunEvent>, Pulled) {
         let mut inner = self.lock();
@@ -167,6 +173,11 @@ impl RunSender {
     /// Whether another token may be decoded now; if not, the next pull says that the engine is parked.
     pub(crate) fn wants_more(&self, n_ahead: usize) -> bool {
         self.queue.wants_more(n_ahead)
+    }
+
+    /// Whether another token will probably be wanted after the next.
+    pub(crate) fn will_want_more(&self, n_ahead: usize) -> bool {
+        self.queue.will_want_more(n_ahead)
     }
 
     /// Tokens that nobody has pulled yet.

@@ -22,9 +22,9 @@ use self::pages::{KvPages, PageLayout};
 use self::plan::Plan;
 use self::threads::Threads;
 use self::weights::Weights;
-use crate::backend::{Backend, BackendError, Limits};
+use crate::backend::{Backend, BackendError, Limits, WeightsInfo};
 use crate::batch::{Batch, HostPageId, Output, PageId};
-use crate::model::{Model, ModelConfig, ModelError};
+use crate::model::{Dtype, Model, ModelConfig, ModelError, tensors};
 
 /// Sizes of a CPU backend.
 #[derive(Clone, Debug)]
@@ -55,6 +55,7 @@ pub enum CpuError {
 /// Executes batches on the processor.
 pub struct CpuBackend {
     limits: Limits,
+    weights: WeightsInfo,
     device: String,
     decoder: Decoder,
     kv: KvPages,
@@ -102,6 +103,8 @@ impl CpuBackend {
             }
         })?;
         let decoder = Decoder::new(config, Weights::load(config, read)?);
+        let n_weights: usize =
+            tensors::expected(config).iter().map(|spec| spec.shape.iter().product::<usize>()).sum();
         Ok(Self {
             limits: Limits {
                 n_pages: options.n_pages,
@@ -113,6 +116,7 @@ impl CpuBackend {
                 vocab_size: config.vocab_size,
                 hidden_size: config.hidden_size,
             },
+            weights: WeightsInfo { dtype: Dtype::F32, n_bytes: (n_weights * size_of::<f32>()) as u64 },
             decoder,
             kv,
             threads: Threads::new(n_threads).map_err(|error| BackendError::Device {
@@ -128,6 +132,10 @@ impl CpuBackend {
 impl Backend for CpuBackend {
     fn limits(&self) -> &Limits {
         &self.limits
+    }
+
+    fn weights(&self) -> WeightsInfo {
+        self.weights
     }
 
     fn device(&self) -> &str {

@@ -4,8 +4,11 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use safetensors::tensor::Metadata;
 
+use super::config::ModelConfig;
 use super::error::ModelError;
+use super::generated::Generated;
 use super::source::{ModelSource, RangeFile};
+use super::tensors;
 
 const SINGLE_FILE: &str = "model.safetensors";
 const INDEX_FILE: &str = "model.safetensors.index.json";
@@ -62,6 +65,16 @@ struct Shard {
 }
 
 impl Dtype {
+    /// The name for people: `f32`, `f16` or `bf16`.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::F32 => "f32",
+            Self::F16 => "f16",
+            Self::Bf16 => "bf16",
+        }
+    }
+
     /// Length of one element.
     pub fn n_bytes(self) -> usize {
         match self {
@@ -75,6 +88,11 @@ impl TensorInfo {
     /// The product of the shape.
     pub fn n_elements(&self) -> usize {
         self.n_bytes / self.dtype.n_bytes()
+    }
+
+    /// Which file it is in, and where: who reads tensors in this order reads each file from front to back.
+    pub fn place(&self) -> (usize, u64) {
+        (self.shard_idx, self.offset)
     }
 }
 
@@ -133,6 +151,32 @@ impl Checkpoint {
         Ok(Self { name, shards, tensors })
     }
 
+    /// Weights of one type for this config, from nowhere: 1 for the norms, small random values for all else.
+    pub(crate) fn random(config: &ModelConfig, dtype: Dtype, seed: u64) -> Self {
+        /// What every tensor starts at a multiple of: the longest element.
+        const ALIGNMENT: u64 = 8;
+        let shard = |name: &str, generated: Generated| Shard {
+            name: name.to_owned(),
+            file: RangeFile::Generated(generated),
+            n_bytes: 0,
+            header: blake3::hash(format!("{generated:?}").as_bytes()),
+        };
+        let mut shards = vec![
+            shard("random weights", Generated::Random { dtype, seed }),
+            shard("norms", Generated::Ones { dtype }),
+        ];
+        let mut tensors = BTreeMap::new();
+        for spec in tensors::expected(config) {
+            let shard_idx = usize::from(spec.name.ends_with("norm.weight"));
+            let n_bytes = spec.shape.iter().product::<usize>() * dtype.n_bytes();
+            let offset = shards[shard_idx].n_bytes;
+            shards[shard_idx].n_bytes = (offset + n_bytes as u64).next_multiple_of(ALIGNMENT);
+            let info = TensorInfo { dtype, shape: spec.shape, n_bytes, shard_idx, offset };
+            tensors.insert(spec.name, info);
+        }
+        Self { name: shards[0].name.clone(), shards, tensors }
+    }
+
     /// The weights file, or the index of several.
     pub fn name(&self) -> &str {
         &self.name
@@ -166,6 +210,22 @@ impl Checkpoint {
         let info = self.lookup(name)?;
         assert_eq!(out.len(), info.n_bytes, "buffer for the bytes of {name}");
         self.read_range(info, 0, out)
+    }
+
+    /// Reads the stored bytes of a tensor from byte `start` on, little-endian, from as many threads as one likes.
+    ///
+    /// # Errors
+    ///
+    /// [`ModelError::UnknownTensor`] for an unknown name, [`ModelError::Io`] when the file cannot be read.
+    ///
+    /// # Panics
+    ///
+    /// When the range does not lie in the tensor.
+    pub fn read_bytes_at(&self, name: &str, start: usize, out: &mut [u8]) -> Result<(), ModelError> {
+        let info = self.lookup(name)?;
+        let is_inside = start.checked_add(out.len()).is_some_and(|end| end <= info.n_bytes);
+        assert!(is_inside, "{} bytes from {start} on of {name}, which has {}", out.len(), info.n_bytes);
+        self.read_range(info, start as u64, out)
     }
 
     /// Reads a tensor and converts its elements to `f32`, which is exact for every [`Dtype`].

@@ -116,6 +116,40 @@ impl Model {
     }
 }
 
+impl Model {
+    /// A model of any shape whose weights are a function of the seed, for measurements: they take no file and no
+    /// memory. Norms are 1, all else is finite and small. `tokenizer_json` may have fewer tokens than the config; the
+    /// rest stand for no text.
+    ///
+    /// # Errors
+    ///
+    /// [`ModelError`] when the tokenizer is broken or has tokens that the config has not.
+    pub fn with_random_weights(
+        name: impl Into<String>,
+        config: ModelConfig,
+        dtype: Dtype,
+        seed: u64,
+        tokenizer_json: &[u8],
+    ) -> Result<Self, ModelError> {
+        let tokenizer = Tokenizer::from_json(TOKENIZER, tokenizer_json, config.vocab_size)?;
+        let checkpoint = Checkpoint::random(&config, dtype, seed);
+        let fingerprint = fingerprint(format!("{config:?}").as_bytes(), tokenizer_json, &checkpoint)?;
+        let (dtype, n_parameters) = count_parameters(&config, &checkpoint);
+        Ok(Self {
+            name: name.into(),
+            config,
+            checkpoint,
+            tokenizer,
+            chat: None,
+            bos_token: None,
+            stop_tokens: Vec::new(),
+            fingerprint,
+            dtype,
+            n_parameters,
+        })
+    }
+}
+
 fn required(
     source: &ModelSource,
     name: &str,

@@ -6,6 +6,7 @@ use std::io::{self, Read};
 use std::path::PathBuf;
 
 use super::error::ModelError;
+use super::generated::Generated;
 
 /// The files of one model.
 #[derive(Clone, Debug)]
@@ -21,6 +22,7 @@ pub enum ModelSource {
 pub(crate) enum RangeFile {
     Disk(File),
     Memory(&'static [u8]),
+    Generated(Generated),
 }
 
 impl ModelSource {
@@ -91,6 +93,7 @@ impl ModelSource {
                 }
                 Ok(Some(Cow::Owned(bytes)))
             }
+            RangeFile::Generated(_) => unreachable!("no source has such files"),
         }
     }
 }
@@ -104,6 +107,10 @@ impl RangeFile {
                 let start = usize::try_from(offset).map_err(|_| io::ErrorKind::UnexpectedEof)?;
                 let end = start.checked_add(out.len()).ok_or(io::ErrorKind::UnexpectedEof)?;
                 out.copy_from_slice(bytes.get(start..end).ok_or(io::ErrorKind::UnexpectedEof)?);
+                Ok(())
+            }
+            Self::Generated(generated) => {
+                generated.fill(out, offset);
                 Ok(())
             }
         }

@@ -190,7 +190,10 @@ impl ContextState {
                 self.kv.truncate(work.n_base, pages);
                 work.answer(Err(error));
             }
-            Some(Work::Run(mut run)) => run.queue.push(RunEvent::Failed(error)),
+            Some(Work::Run(mut run)) => {
+                self.kv.trim(pages);
+                run.queue.push(RunEvent::Failed(error));
+            }
             None => {}
         }
     }

@@ -3,6 +3,7 @@
 use super::work::{Progress, RunWork, Work};
 use super::{ContextState, Plan, Scheduler};
 use crate::batch::Output;
+use crate::pages::PageTable;
 use crate::run::{Finish, RunEvent};
 
 impl Scheduler {
@@ -31,7 +32,12 @@ impl Scheduler {
                 }
                 Work::Run(_) => {
                     for output in row_outputs {
-                        context.take_run_output(output, self.limits.n_positions_max);
+                        context.take_run_output(
+                            output,
+                            self.limits.n_positions_max,
+                            self.step,
+                            &mut self.pages,
+                        );
                     }
                 }
             }
@@ -42,11 +48,11 @@ impl Scheduler {
 }
 
 impl ContextState {
-    fn take_run_output(&mut self, output: Output, n_positions_max: usize) {
+    fn take_run_output(&mut self, output: Output, n_positions_max: usize, step: u64, pages: &mut PageTable) {
         let Some(Work::Run(run)) = &mut self.work else { return };
         let candidate = match output {
             Output::Sampled(candidate) => candidate,
-            Output::Failed(fault) => return self.end_run(RunEvent::Failed(fault.into())),
+            Output::Failed(fault) => return self.end_run(RunEvent::Failed(fault.into()), step, pages),
             other => unreachable!("a run asks for a draw, not for {other:?}"),
         };
         self.kv.tokens.push(candidate.token);
@@ -54,11 +60,13 @@ impl ContextState {
         run.queue.push(RunEvent::Token(candidate));
         self.window.note_taken(run.n_given - run.queue.n_unread());
         if let Some(finish) = finish(run, candidate.token, self.kv.tokens.len(), n_positions_max) {
-            self.end_run(RunEvent::Finished(finish));
+            self.end_run(RunEvent::Finished(finish), step, pages);
         }
     }
 
-    fn end_run(&mut self, event: RunEvent) {
+    fn end_run(&mut self, event: RunEvent, step: u64, pages: &mut PageTable) {
+        // Nothing follows: a page for what would have is not the guest's to pay for.
+        self.kv.forget_unwritten(step, pages);
         if let Some(Work::Run(mut run)) = self.work.take() {
             run.queue.push(event);
         }

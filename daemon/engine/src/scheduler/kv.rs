@@ -7,7 +7,8 @@ use crate::pages::{BlockId, PageTable};
 use crate::prefix::PrefixKey;
 use std::sync::Arc;
 
-/// A token sequence, of which the first `n_computed` tokens have their KV in `blocks`.
+/// A token sequence, of which the first `n_computed` tokens have their KV in `blocks`. A block past those is held for
+/// the token that is computed next.
 ///
 /// Owners are never cloned: [`Kv::fork`] takes part in the count of holders.
 #[derive(Debug)]
@@ -25,15 +26,16 @@ impl Kv {
         Self { tokens: Vec::new(), n_computed: 0, blocks: Vec::new(), keys: Vec::new(), root }
     }
 
-    /// The same tokens over the same blocks.
+    /// The same tokens over the same blocks, as far as anything is in them.
     pub(super) fn fork(&self, pages: &mut PageTable) -> Self {
-        for &block in &self.blocks {
+        let blocks = self.blocks[..self.n_blocks_written()].to_vec();
+        for &block in &blocks {
             pages.hold(block);
         }
         Self {
             tokens: self.tokens.clone(),
             n_computed: self.n_computed,
-            blocks: self.blocks.clone(),
+            blocks,
             keys: self.keys.clone(),
             root: self.root,
         }
@@ -43,7 +45,25 @@ impl Kv {
     pub(super) fn truncate(&mut self, n_tokens: usize, pages: &mut PageTable) {
         self.tokens.truncate(n_tokens);
         self.rewind(n_tokens);
-        for block in self.blocks.drain(n_tokens.div_ceil(PAGE_LEN).min(self.blocks.len())..) {
+        self.trim(pages);
+    }
+
+    /// Lets go of the blocks past the last token.
+    pub(super) fn trim(&mut self, pages: &mut PageTable) {
+        for block in self.blocks.drain(self.tokens.len().div_ceil(PAGE_LEN).min(self.blocks.len())..) {
+            pages.release(block);
+        }
+    }
+
+    /// Blocks with anything in them.
+    fn n_blocks_written(&self) -> usize {
+        self.n_computed.div_ceil(PAGE_LEN)
+    }
+
+    /// Lets go of the blocks that nothing is in, unless the step has a part in them.
+    pub(super) fn forget_unwritten(&mut self, step: u64, pages: &mut PageTable) {
+        while self.blocks.len() > self.n_blocks_written() {
+            let Some(block) = self.blocks.pop_if(|block| !pages.is_pinned(*block, step)) else { break };
             pages.release(block);
         }
     }
@@ -68,8 +88,17 @@ impl Kv {
     }
 
     /// Takes full pages from the prefix cache up to position `end`; returns how many tokens that spares.
-    pub(super) fn adopt_prefix(&mut self, end: usize, pages: &mut PageTable, payer: &Arc<Account>) -> usize {
+    pub(super) fn adopt_prefix(
+        &mut self,
+        end: usize,
+        step: u64,
+        pages: &mut PageTable,
+        payer: &Arc<Account>,
+    ) -> usize {
         let start = self.n_computed;
+        if start + PAGE_LEN <= end {
+            self.forget_unwritten(step, pages);
+        }
         while self.n_computed + PAGE_LEN <= end && self.blocks.len() * PAGE_LEN == self.n_computed {
             let key = self.next_key();
             let Some(block) = pages.adopt(&key, payer) else { break };

@@ -6,6 +6,7 @@
 mod commands;
 mod complete;
 mod fair;
+mod follow_up;
 mod kv;
 mod plan;
 mod room;

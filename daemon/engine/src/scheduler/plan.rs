@@ -5,7 +5,7 @@ use super::work::Work;
 use super::{ContextState, Scheduler};
 use crate::account::Resource;
 use crate::backend::PAGE_LEN;
-use crate::batch::{Batch, HostPageId, PageCopy, PageId, Row};
+use crate::batch::{Batch, FollowUp, HostPageId, PageCopy, PageId, Row};
 use crate::command::{Answer, ContextId};
 use crate::error::EngineError;
 use crate::pages::{BlockId, PageTable};
@@ -30,12 +30,14 @@ pub(crate) enum Move {
     In(HostPageId, PageId),
 }
 
-/// The tokens `start..end` of a context.
+/// The tokens `start..end` of a context, over its first `n_pages` pages.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct PlannedRow {
     pub(super) id: ContextId,
     pub(super) start: usize,
     pub(super) end: usize,
+    pub(super) n_pages: usize,
+    pub(super) follow_up: FollowUp,
 }
 
 impl Plan {
@@ -95,6 +97,9 @@ impl Scheduler {
                 }
             }
         }
+        if waiting.is_empty() {
+            self.take_pages_ahead(&mut plan);
+        }
         for id in waiting {
             self.contexts.entry(id).and_modify(|context| context.is_queued = false);
             self.enqueue(id);
@@ -140,7 +145,7 @@ impl Scheduler {
             return Ok(Placed::Nothing);
         }
         let account = context.owner.account.clone();
-        let n_cached = context.kv.adopt_prefix(first_output, &mut self.pages, &account);
+        let n_cached = context.kv.adopt_prefix(first_output, self.step, &mut self.pages, &account);
         account.note_cached(n_cached as u64);
         self.stats.n_tokens_cached += n_cached as u64;
 
@@ -175,7 +180,8 @@ impl Scheduler {
         }
         context.last_step = self.step;
         self.stats.n_tokens += (end - start) as u64;
-        plan.rows.push(PlannedRow { id, start, end });
+        let follow_up = context.follow_up(end, self.limits.n_positions_max);
+        plan.rows.push(PlannedRow { id, start, end, n_pages: end.div_ceil(PAGE_LEN), follow_up });
         Ok(Placed::Row { n_tokens: end - start })
     }
 
@@ -207,7 +213,11 @@ impl Scheduler {
         }
         // Making room may have ended the sharing of a page. The whole is charged before any part of it is planned.
         let account = context.owner.account.clone();
-        account.charge(Resource::Pages, (n_new + n_shared(&self.pages, &context.kv)) as u64)?;
+        let n_charged = (n_new + n_shared(&self.pages, &context.kv)) as u64;
+        if account.charge(Resource::Pages, n_charged).is_err() {
+            self.forget_pages_ahead(&account);
+            account.charge(Resource::Pages, n_charged)?;
+        }
         for &block in &context.kv.blocks {
             if let Some((from, to)) = self.pages.move_in(block) {
                 plan.moves.push(Move::In(from, to));
@@ -244,14 +254,14 @@ impl Scheduler {
             let context = &self.contexts[&row.id];
             let kv = &context.kv;
             let work = context.work.as_ref().expect("a planned context has work");
-            let n_blocks = row.end.div_ceil(PAGE_LEN);
             let page = |&block| self.pages.page(block).expect("planned pages are on the device");
             Row {
                 slot: context.slot,
                 tokens: &kv.tokens[..row.end],
                 start: row.start,
-                pages: kv.blocks[..n_blocks].iter().map(page).collect(),
+                pages: kv.blocks[..row.n_pages].iter().map(page).collect(),
                 outputs: work.outputs(row.start, row.end, kv.tokens.len()),
+                follow_up: row.follow_up,
             }
         });
         Batch { copies: plan.copies.clone(), rows: rows.collect() }

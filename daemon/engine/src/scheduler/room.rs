@@ -63,6 +63,8 @@ impl Scheduler {
             Victim::Context(id) => &mut self.contexts.get_mut(id).expect("a victim is in the table").kv,
             Victim::Saved(key) => &mut self.saved.get_mut(key).expect("a victim is in the table").kv,
         };
+        // Nothing has to be kept of a page that nothing is in.
+        kv.forget_unwritten(self.step, &mut self.pages);
         // Its last pages first: they are the least likely to be shared.
         for &block in kv.blocks.iter().rev() {
             if self.pages.n_free() >= n {

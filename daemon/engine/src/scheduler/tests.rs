@@ -1,21 +1,25 @@
 //! Random operations against a model without pages, batches or run-ahead.
 
+mod follow_up;
+mod hash_backend;
+mod steps;
+
 use std::collections::HashMap;
 use std::sync::Arc;
 
 use tokio::sync::oneshot;
 
-use super::{Flow, Move, Scheduler, SchedulerSettings};
+use self::hash_backend::{HashBackend, VOCAB, drawn, extend_hash, fails, hash, mix, score};
+use super::{Flow, Scheduler, SchedulerSettings};
 use crate::account::{Account, ActorId, Budget, GuestId, Owner, Resource, SessionId};
 use crate::backend::{Limits, PAGE_LEN};
-use crate::batch::{Batch, Candidate, Output, OutputKind, Token};
+use crate::batch::Token;
 use crate::command::{Ahead, Answer, Ask, Command, ContextId, Edit, RunSettings};
 use crate::error::EngineError;
 use crate::prefix::PrefixScope;
 use crate::run::{Finish, Pulled, RunEvent, RunQueue, RunSender};
 use crate::sampling::Sampler;
 
-const VOCAB: u64 = 50;
 const N_POSITIONS: usize = 200;
 
 /// splitmix64, for tests alone.
@@ -29,90 +33,6 @@ impl Random {
 
     fn below(&mut self, n: usize) -> usize {
         (self.next() % n as u64) as usize
-    }
-}
-
-fn mix(x: u64) -> u64 {
-    let x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    let x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    x ^ (x >> 31)
-}
-
-fn extend_hash(hash: u64, token: Token) -> u64 {
-    mix(hash ^ mix(u64::from(token) + 1))
-}
-
-fn hash(tokens: &[Token]) -> u64 {
-    tokens.iter().fold(0, |hash, &token| extend_hash(hash, token))
-}
-
-fn drawn(prefix_hash: u64, seed: u64) -> Candidate {
-    Candidate { token: (mix(prefix_hash ^ seed) % VOCAB) as Token, logprob: -((prefix_hash % 97) as f32) }
-}
-
-fn score(prefix_hash: u64, token: Token) -> f32 {
-    -((mix(prefix_hash ^ (u64::from(token) << 32)) % 1009) as f32)
-}
-
-/// A backend whose KV of a position is a hash of all tokens up to it, checked whenever it is read.
-struct HashBackend {
-    pages: Vec<[u64; PAGE_LEN]>,
-    host_pages: Vec<[u64; PAGE_LEN]>,
-}
-
-impl HashBackend {
-    fn run(&mut self, moves: &[Move], batch: &Batch<'_>) -> Vec<Output> {
-        const GARBAGE: u64 = u64::MAX;
-        for step in moves {
-            match *step {
-                Move::Out(page, host) => {
-                    self.host_pages[host.0 as usize] =
-                        std::mem::replace(&mut self.pages[page.0 as usize], [GARBAGE; PAGE_LEN]);
-                }
-                Move::In(host, page) => {
-                    self.pages[page.0 as usize] =
-                        std::mem::replace(&mut self.host_pages[host.0 as usize], [GARBAGE; PAGE_LEN]);
-                }
-            }
-        }
-        for copy in &batch.copies {
-            assert!(batch.copies.iter().all(|other| other.dst != copy.src), "a source is no destination");
-            self.pages[copy.dst.0 as usize] = self.pages[copy.src.0 as usize];
-        }
-        // All rows are written before any is checked: a page shared in error would be seen.
-        for row in &batch.rows {
-            let mut prefix = hash(&row.tokens[..row.start]);
-            for (position, &token) in row.tokens.iter().enumerate().skip(row.start) {
-                prefix = extend_hash(prefix, token);
-                self.pages[row.pages[position / PAGE_LEN].0 as usize][position % PAGE_LEN] = prefix;
-            }
-        }
-        let mut outputs = Vec::new();
-        for row in &batch.rows {
-            assert!(row.start < row.tokens.len() && row.pages.len() == row.tokens.len().div_ceil(PAGE_LEN));
-            let mut prefix = 0;
-            for (position, &token) in row.tokens.iter().enumerate() {
-                prefix = extend_hash(prefix, token);
-                let stored = self.pages[row.pages[position / PAGE_LEN].0 as usize][position % PAGE_LEN];
-                assert_eq!(stored, prefix, "KV of position {position}");
-            }
-            for request in &row.outputs {
-                assert!((row.start..row.tokens.len()).contains(&request.position));
-                let prefix = hash(&row.tokens[..=request.position]);
-                outputs.push(match &request.kind {
-                    OutputKind::Sample(sampler) => Output::Sampled(drawn(prefix, sampler.seed)),
-                    OutputKind::Top { n } => {
-                        Output::Top { candidates: vec![drawn(prefix, 0); *n], entropy: score(prefix, 0) }
-                    }
-                    OutputKind::Scores(tokens) => {
-                        Output::Scores(tokens.iter().map(|&token| score(prefix, token)).collect())
-                    }
-                    OutputKind::Full => Output::Full(vec![score(prefix, 7)]),
-                    OutputKind::Embedding => Output::Embedding(vec![score(prefix, 8)]),
-                });
-            }
-        }
-        outputs
     }
 }
 
@@ -143,6 +63,7 @@ struct World {
     n_answers: usize,
     n_tokens_pulled: usize,
     n_over_budget: usize,
+    n_faults: usize,
 }
 
 impl World {
@@ -169,10 +90,7 @@ impl World {
         Self {
             random,
             scheduler: Scheduler::new(limits, settings),
-            backend: HashBackend {
-                pages: vec![[0; PAGE_LEN]; n_pages],
-                host_pages: vec![[0; PAGE_LEN]; n_host_pages],
-            },
+            backend: HashBackend::new(n_pages, n_host_pages),
             users: (0..2).map(|_| Account::new("user", Budget::UNLIMITED, None)).collect(),
             contexts: Vec::new(),
             saved: HashMap::new(),
@@ -180,6 +98,7 @@ impl World {
             n_answers: 0,
             n_tokens_pulled: 0,
             n_over_budget: 0,
+            n_faults: 0,
         }
     }
 
@@ -300,6 +219,7 @@ impl World {
         let (ask, expected) = match kind {
             0 => (Ask::Prefill, Answer::Prefilled),
             1 => {
+                let seed = seed & !7; // one that never fails
                 let sampler = Sampler { seed, ..Sampler::greedy() };
                 (Ask::Sample(Arc::new(sampler)), Answer::Sampled(drawn(prefix, seed)))
             }
@@ -410,6 +330,11 @@ impl World {
                 stream.has_ended = true;
                 self.n_over_budget += 1;
             }
+            Some(RunEvent::Failed(EngineError::Output(_))) => {
+                stream.has_ended = true;
+                assert!(fails(hash(&model.tokens), stream.seed));
+                self.n_faults += 1;
+            }
             Some(RunEvent::Failed(error)) => panic!("{error}"),
             None => {}
         }
@@ -456,6 +381,7 @@ impl World {
         let kvs = self.scheduler.contexts.values().map(|context| &context.kv);
         for kv in kvs.chain(self.scheduler.saved.values().map(|saved| &saved.kv)) {
             assert!(kv.n_computed <= kv.tokens.len() && kv.blocks.len() * PAGE_LEN >= kv.n_computed);
+            assert!(kv.blocks.len() <= kv.tokens.len().div_ceil(PAGE_LEN), "a page that no token needs");
             for &block in &kv.blocks {
                 *holders.entry(block).or_insert(0) += 1;
             }
@@ -493,7 +419,7 @@ impl World {
 #[test]
 fn random_operations_give_what_a_model_without_pages_gives() {
     let (mut n_answers, mut n_tokens, mut n_swaps, mut n_recomputed, mut n_cached) = (0, 0, 0, 0, 0);
-    let mut n_over_budget = 0;
+    let (mut n_over_budget, mut n_faults, mut n_guesses, mut n_guesses_on_new_pages) = (0, 0, 0, 0);
     for seed in 0..150 {
         let mut world = World::new(seed);
         for _ in 0..600 {
@@ -506,6 +432,9 @@ fn random_operations_give_what_a_model_without_pages_gives() {
         n_answers += world.n_answers;
         n_tokens += world.n_tokens_pulled;
         n_over_budget += world.n_over_budget;
+        n_faults += world.n_faults;
+        n_guesses += world.backend.n_guesses;
+        n_guesses_on_new_pages += world.backend.n_guesses_on_new_pages;
         let stats = world.scheduler.stats();
         n_swaps += stats.n_swaps_out;
         n_recomputed += stats.n_recomputed;
@@ -513,63 +442,10 @@ fn random_operations_give_what_a_model_without_pages_gives() {
     }
     // The test is worth nothing if the schedules never reach these paths.
     assert!(n_answers > 5_000 && n_tokens > 5_000, "{n_answers} answers, {n_tokens} tokens");
-    assert!(n_over_budget > 500, "{n_over_budget}");
+    assert!(n_over_budget > 500 && n_faults > 100, "{n_over_budget} {n_faults}");
+    assert!(n_guesses > 5_000 && n_guesses_on_new_pages > 200, "{n_guesses} {n_guesses_on_new_pages}");
     assert!(
         n_swaps > 1_000 && n_recomputed > 100 && n_cached > 10_000,
         "{n_swaps} {n_recomputed} {n_cached}"
     );
-}
-
-#[test]
-fn streams_of_one_user_do_not_keep_the_prompts_of_another_waiting() {
-    for n_rows_max in [1, 2, 8, 40] {
-        let limits = Limits {
-            n_pages: 200,
-            n_host_pages: 0,
-            page_bytes: 128,
-            n_rows_max,
-            n_tokens_max: n_rows_max + 8,
-            n_positions_max: N_POSITIONS,
-            vocab_size: VOCAB as usize,
-            hidden_size: 1,
-        };
-        let settings = SchedulerSettings {
-            model_fingerprint: [7; 32],
-            prefix_scope: PrefixScope::Actor,
-            n_step_tokens: limits.n_tokens_max,
-        };
-        let mut scheduler = Scheduler::new(limits, settings);
-        let mut backend = HashBackend { pages: vec![[0; PAGE_LEN]; 200], host_pages: vec![[0; PAGE_LEN]; 0] };
-        let owner = |actor| Owner {
-            actor: ActorId(actor),
-            session: SessionId(u64::from(actor)),
-            guest: GuestId(u64::from(actor)),
-            account: Account::new("guest", Budget::UNLIMITED, None),
-        };
-        let (greedy, patient) = (owner(1), owner(2));
-        for id in (0..2 * n_rows_max as u64).map(ContextId) {
-            scheduler.apply(Command::Create { id, owner: greedy.clone() });
-            let settings = RunSettings {
-                sampler: Arc::new(Sampler::greedy()),
-                stop_tokens: Arc::new([]),
-                n_tokens_max: None,
-                ahead: Ahead::Unbounded,
-            };
-            let edit = Edit { n_kept: 0, appended: vec![id.0 as Token % VOCAB as Token] };
-            let queue = RunSender::new(Arc::default());
-            scheduler.apply(Command::Run { id, edit, settings, queue });
-        }
-        let (reply, mut answer) = oneshot::channel();
-        let id = ContextId(1000);
-        scheduler.apply(Command::Create { id, owner: patient });
-        let edit = Edit { n_kept: 0, appended: vec![1; 33] };
-        scheduler.apply(Command::Ask { id, edit, ask: Ask::Prefill, reply });
-        let n_steps = (1..).find(|_| {
-            let plan = scheduler.plan();
-            let outputs = backend.run(&plan.moves, &scheduler.batch(&plan));
-            scheduler.complete(plan, outputs);
-            answer.try_recv().is_ok()
-        });
-        assert!(n_steps <= Some(12), "{n_steps:?} steps for a prompt of 33 tokens, {n_rows_max} rows");
-    }
 }

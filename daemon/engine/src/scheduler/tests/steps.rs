@@ -1,0 +1,70 @@
+//! How steps are shared.
+
+use std::sync::Arc;
+
+use tokio::sync::oneshot;
+
+use super::N_POSITIONS;
+use super::hash_backend::{HashBackend, VOCAB};
+use crate::account::{Account, ActorId, Budget, GuestId, Owner, SessionId};
+use crate::backend::Limits;
+use crate::batch::Token;
+use crate::command::{Ahead, Ask, Command, ContextId, Edit, RunSettings};
+use crate::prefix::PrefixScope;
+use crate::run::RunSender;
+use crate::sampling::Sampler;
+use crate::scheduler::{Scheduler, SchedulerSettings};
+
+#[test]
+fn streams_of_one_user_do_not_keep_the_prompts_of_another_waiting() {
+    for n_rows_max in [1, 2, 8, 40] {
+        let limits = Limits {
+            n_pages: 200,
+            n_host_pages: 0,
+            page_bytes: 128,
+            n_rows_max,
+            n_tokens_max: n_rows_max + 8,
+            n_positions_max: N_POSITIONS,
+            vocab_size: VOCAB as usize,
+            hidden_size: 1,
+        };
+        let settings = SchedulerSettings {
+            model_fingerprint: [7; 32],
+            prefix_scope: PrefixScope::Actor,
+            n_step_tokens: limits.n_tokens_max,
+        };
+        let mut scheduler = Scheduler::new(limits, settings);
+        let mut backend = HashBackend::new(200, 0);
+        let owner = |actor| Owner {
+            actor: ActorId(actor),
+            session: SessionId(u64::from(actor)),
+            guest: GuestId(u64::from(actor)),
+            account: Account::new("guest", Budget::UNLIMITED, None),
+        };
+        let (greedy, patient) = (owner(1), owner(2));
+        for id in (0..2 * n_rows_max as u64).map(ContextId) {
+            scheduler.apply(Command::Create { id, owner: greedy.clone() });
+            let settings = RunSettings {
+                sampler: Arc::new(Sampler::greedy()),
+                stop_tokens: Arc::new([]),
+                n_tokens_max: None,
+                ahead: Ahead::Unbounded,
+            };
+            let edit = Edit { n_kept: 0, appended: vec![id.0 as Token % VOCAB as Token] };
+            let queue = RunSender::new(Arc::default());
+            scheduler.apply(Command::Run { id, edit, settings, queue });
+        }
+        let (reply, mut answer) = oneshot::channel();
+        let id = ContextId(1000);
+        scheduler.apply(Command::Create { id, owner: patient });
+        let edit = Edit { n_kept: 0, appended: vec![1; 33] };
+        scheduler.apply(Command::Ask { id, edit, ask: Ask::Prefill, reply });
+        let n_steps = (1..).find(|_| {
+            let plan = scheduler.plan();
+            let outputs = backend.run(&plan.moves, &scheduler.batch(&plan));
+            scheduler.complete(plan, outputs);
+            answer.try_recv().is_ok()
+        });
+        assert!(n_steps <= Some(12), "{n_steps:?} steps for a prompt of 33 tokens, {n_rows_max} rows");
+    }
+}
