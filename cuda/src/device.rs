@@ -1,11 +1,12 @@
 //! One CUDA device: context, streams, events.
 
 use std::ffi::c_int;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use cudarc::driver::{result, sys};
 
 use crate::error::CudaError;
+use crate::memory::{Caching, Driver, Pool};
 
 /// An open device. Cheap to clone; the context is released with the last clone.
 #[derive(Clone, Debug)]
@@ -19,11 +20,13 @@ struct Device {
     compute_capability: (i32, i32),
     n_multiprocessors: usize,
     total_bytes: usize,
+    pool: Mutex<Pool<Driver>>,
+    streams: Mutex<Vec<sys::CUstream>>,
 }
 
-// SAFETY: a CUcontext may be used from any thread; the driver serialises what needs it.
+// SAFETY: a CUcontext and a CUstream may be used from any thread; the driver serialises what needs it.
 unsafe impl Send for Device {}
-// SAFETY: as above; the struct is never changed after it was made.
+// SAFETY: as above; what is changed after it was made is behind a lock.
 unsafe impl Sync for Device {}
 
 /// Turns a driver result into ours.
@@ -37,6 +40,17 @@ impl Gpu {
     /// # Errors
     /// There is no driver or no such device, or it is too old.
     pub fn open(ordinal: usize) -> Result<Self, CudaError> {
+        Self::open_with(ordinal, Caching::On)
+    }
+
+    /// Opens a device for tests of kernels: each buffer is as long as was asked for and has its own place, so that
+    /// `compute-sanitizer` sees what goes beyond it.
+    #[cfg(test)]
+    pub(crate) fn open_without_cache(ordinal: usize) -> Result<Self, CudaError> {
+        Self::open_with(ordinal, Caching::Off)
+    }
+
+    fn open_with(ordinal: usize, caching: Caching) -> Result<Self, CudaError> {
         // SAFETY: loads the library and looks for its symbols, nothing else.
         if !unsafe { sys::is_culib_present() } {
             let looked_for = vec!["libcuda.so".to_owned(), "libcuda.so.1".to_owned()];
@@ -74,6 +88,8 @@ impl Gpu {
             compute_capability: (major, minor),
             n_multiprocessors,
             total_bytes,
+            pool: Mutex::new(Pool::new(Driver, caching)),
+            streams: Mutex::new(Vec::new()),
         }));
         gpu.make_current()?;
         Ok(gpu)
@@ -112,14 +128,49 @@ impl Gpu {
         self.0.total_bytes
     }
 
-    /// Bytes that are free now.
+    /// Bytes that can be taken now: those free at the driver, and those kept for reuse.
     ///
     /// # Errors
     /// The driver refused.
     pub fn free_bytes(&self) -> Result<usize, CudaError> {
+        self.make_current()?;
         let (free, _total) = result::mem_get_info()
             .map_err(|error| CudaError::Call { call: "cuMemGetInfo", reason: error.to_string() })?;
-        Ok(free)
+        Ok(free + self.pool().idle_bytes())
+    }
+
+    /// The allocator. Its blocks belong to this device's context, which has to be current.
+    pub(crate) fn pool(&self) -> MutexGuard<'_, Pool<Driver>> {
+        // A panic under the lock is our bug; giving memory back while unwinding must not make it an abort.
+        self.0.pool.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits for all work in all streams of this device.
+    ///
+    /// Not the context: whoever opens the device shares that one, and it must not be waited for while any stream in
+    /// it is captured.
+    pub(crate) fn wait_for_streams(&self) -> Result<(), CudaError> {
+        use sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE as NONE;
+        self.make_current()?;
+        for &raw in self.streams().iter() {
+            let call =
+                |call| move |error: result::DriverError| CudaError::Call { call, reason: error.to_string() };
+            // SAFETY: streams leave the list before they are destroyed, and the list is locked.
+            let status = unsafe { result::stream::is_capturing(raw) }.map_err(call("cuStreamIsCapturing"))?;
+            if status != NONE {
+                // Waiting would spoil the capture.
+                let reason = "a stream is being captured".to_owned();
+                return Err(CudaError::Call { call: "cuStreamSynchronize", reason });
+            }
+            // SAFETY: as above.
+            unsafe { result::stream::synchronize(raw) }.map_err(call("cuStreamSynchronize"))?;
+        }
+        Ok(())
+    }
+
+    /// The streams; held, it keeps everybody from waiting for them all.
+    pub(crate) fn streams(&self) -> MutexGuard<'_, Vec<sys::CUstream>> {
+        self.0.streams.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// A stream of its own, which does not wait for the default stream.
@@ -127,14 +178,22 @@ impl Gpu {
     /// # Errors
     /// The driver refused.
     pub fn stream(&self) -> Result<Stream, CudaError> {
+        self.make_current()?;
         let raw = result::stream::create(result::stream::StreamKind::NonBlocking)
             .map_err(|error| CudaError::Call { call: "cuStreamCreate", reason: error.to_string() })?;
+        self.streams().push(raw);
         Ok(Stream { raw, gpu: self.clone() })
     }
 }
 
 impl Drop for Device {
     fn drop(&mut self) {
+        // SAFETY: the context is retained until below.
+        match unsafe { result::ctx::set_current(self.context) } {
+            // Every buffer holds the device, so that all memory was given back.
+            Ok(()) => self.pool.get_mut().unwrap_or_else(PoisonError::into_inner).trim(),
+            Err(error) => tracing::warn!(%error, "cuCtxSetCurrent"),
+        }
         // SAFETY: retained once in `open`.
         if let Err(error) = unsafe { result::primary_ctx::release(self.ordinal) } {
             tracing::warn!(%error, "cuDevicePrimaryCtxRelease");
@@ -177,9 +236,123 @@ impl Stream {
 
 impl Drop for Stream {
     fn drop(&mut self) {
+        // What is left in it would go on after it was destroyed, unseen by who waits for all streams.
+        let waited = self.gpu.make_current().and_then(|()| self.synchronize());
+        if let Err(error) = waited {
+            tracing::warn!(%error, "a stream was dropped");
+        }
+        self.gpu.streams().retain(|&raw| raw != self.raw);
         // SAFETY: created by us and destroyed once.
         if let Err(error) = unsafe { result::stream::destroy(self.raw) } {
             tracing::warn!(%error, "cuStreamDestroy");
         }
+    }
+}
+
+/// Whether an event takes the time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Timing {
+    /// It does.
+    On,
+    /// It only orders work, which costs the device less.
+    Off,
+}
+
+/// A mark in a stream.
+#[derive(Debug)]
+pub struct Event {
+    raw: sys::CUevent,
+    gpu: Gpu,
+}
+
+// SAFETY: a CUevent may be used from any thread.
+unsafe impl Send for Event {}
+
+impl Event {
+    /// A mark that is nowhere yet.
+    ///
+    /// # Errors
+    /// The driver refused.
+    pub fn new(gpu: &Gpu, timing: Timing) -> Result<Self, CudaError> {
+        gpu.make_current()?;
+        let flags = match timing {
+            Timing::On => sys::CUevent_flags::CU_EVENT_DEFAULT,
+            Timing::Off => sys::CUevent_flags::CU_EVENT_DISABLE_TIMING,
+        };
+        result::event::create(flags)
+            .map(|raw| Self { raw, gpu: gpu.clone() })
+            .map_err(|error| CudaError::Call { call: "cuEventCreate", reason: error.to_string() })
+    }
+
+    /// The driver's handle.
+    #[must_use]
+    pub fn raw(&self) -> sys::CUevent {
+        self.raw
+    }
+
+    /// Sets the mark behind all work that is in the stream now.
+    ///
+    /// # Errors
+    /// The driver refused.
+    pub fn record(&self, stream: &Stream) -> Result<(), CudaError> {
+        // SAFETY: both exist.
+        check("cuEventRecord", unsafe { result::event::record(self.raw, stream.raw()) })
+    }
+
+    /// Waits until the stream has passed the mark; at once when it was never set.
+    ///
+    /// # Errors
+    /// Work before the mark failed.
+    pub fn synchronize(&self) -> Result<(), CudaError> {
+        // SAFETY: the event exists.
+        check("cuEventSynchronize", unsafe { result::event::synchronize(self.raw) })
+    }
+
+    /// Whether the stream has passed the mark.
+    ///
+    /// # Errors
+    /// Work before the mark failed.
+    pub fn is_done(&self) -> Result<bool, CudaError> {
+        // SAFETY: the event exists.
+        match unsafe { result::event::query(self.raw) } {
+            Ok(()) => Ok(true),
+            Err(error) if error.0 == sys::CUresult::CUDA_ERROR_NOT_READY => Ok(false),
+            Err(error) => Err(CudaError::Call { call: "cuEventQuery", reason: error.to_string() }),
+        }
+    }
+
+    /// Milliseconds from this mark to a later one, to half a microsecond. Both have to be passed and to take the
+    /// time.
+    ///
+    /// # Errors
+    /// One was not passed, or takes no time.
+    pub fn elapsed_ms(&self, later: &Self) -> Result<f32, CudaError> {
+        // SAFETY: both exist.
+        unsafe { result::event::elapsed(self.raw, later.raw) }
+            .map_err(|error| CudaError::Call { call: "cuEventElapsedTime", reason: error.to_string() })
+    }
+}
+
+impl Drop for Event {
+    fn drop(&mut self) {
+        if self.gpu.make_current().is_ok() {
+            // SAFETY: created by us and destroyed once.
+            if let Err(error) = unsafe { result::event::destroy(self.raw) } {
+                tracing::warn!(%error, "cuEventDestroy");
+            }
+        }
+    }
+}
+
+impl Stream {
+    /// Lets what comes into this stream from now on wait for a mark in another.
+    ///
+    /// # Errors
+    /// The driver refused.
+    pub fn wait_for(&self, event: &Event) -> Result<(), CudaError> {
+        // SAFETY: both exist.
+        check("cuStreamWaitEvent", unsafe {
+            result::stream::wait_event(self.raw, event.raw, sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT)
+        })
     }
 }

@@ -1,9 +1,10 @@
 //! Kernels: compiled with NVRTC for the device's architecture, kept on disk as cubins.
 
+use std::collections::HashMap;
 use std::ffi::{CStr, CString, c_char};
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use cudarc::driver::{result, sys};
 use cudarc::nvrtc::{result as nvrtc, sys as nvrtc_sys};
@@ -52,20 +53,22 @@ pub struct Compiler {
     arch: String,
     include_dir: Option<PathBuf>,
     cache_dir: Option<PathBuf>,
+    /// By name in the cache: what this process has needed before.
+    cubins: Arc<Mutex<HashMap<String, Arc<[u8]>>>>,
 }
 
 impl Compiler {
     /// A compiler for a compute capability. `include_dir` holds `cuda_fp16.h`; cubins are kept in `cache_dir`.
     #[must_use]
     pub fn new((major, minor): (i32, i32), include_dir: Option<PathBuf>, cache_dir: Option<PathBuf>) -> Self {
-        Self { arch: format!("sm_{major}{minor}"), include_dir, cache_dir }
+        Self { arch: format!("sm_{major}{minor}"), include_dir, cache_dir, cubins: Arc::default() }
     }
 
     /// The cubin of a source: from the cache, or compiled now.
     ///
     /// # Errors
     /// NVRTC is missing, or the source does not compile.
-    pub fn cubin(&self, source: Source) -> Result<Vec<u8>, CudaError> {
+    pub fn cubin(&self, source: Source) -> Result<Arc<[u8]>, CudaError> {
         // SAFETY: loads the library, nothing else.
         if !unsafe { nvrtc_sys::is_culib_present() } {
             return Err(CudaError::NoLibrary {
@@ -73,15 +76,25 @@ impl Compiler {
                 looked_for: vec!["libnvrtc.so.13".to_owned()],
             });
         }
-        let cached = self.cache_dir.as_ref().map(|dir| dir.join(self.cache_name(source)));
-        if let Some(path) = &cached
-            && let Ok(cubin) = fs::read(path)
-            && cubin.starts_with(b"\x7fELF")
-        {
+        let name = self.cache_name(source);
+        let known = |cubins: &Mutex<HashMap<_, _>>| {
+            cubins.lock().unwrap_or_else(PoisonError::into_inner).get(&name).cloned()
+        };
+        if let Some(cubin) = known(&self.cubins) {
+            return Ok(cubin);
+        }
+        let cubin = Arc::<[u8]>::from(self.stored_or_compiled(source, &name)?);
+        self.cubins.lock().unwrap_or_else(PoisonError::into_inner).insert(name, cubin.clone());
+        Ok(cubin)
+    }
+
+    fn stored_or_compiled(&self, source: Source, name: &str) -> Result<Vec<u8>, CudaError> {
+        let path = self.cache_dir.as_ref().map(|dir| dir.join(name));
+        if let Some(cubin) = path.as_ref().and_then(|path| read_stored(path)) {
             return Ok(cubin);
         }
         let cubin = self.compile(source)?;
-        if let Some(path) = &cached {
+        if let Some(path) = &path {
             store(path, &cubin);
         }
         Ok(cubin)
@@ -144,13 +157,21 @@ fn log_of(program: nvrtc_sys::nvrtcProgram) -> String {
         .map_or_else(|_| String::new(), |log| log.to_string_lossy().into_owned())
 }
 
-/// Written whole or not at all; a cache that cannot be written only costs time.
+/// What [`store`] wrote, if all of it is there: the driver takes an image without a length and believes its header.
+fn read_stored(path: &Path) -> Option<Vec<u8>> {
+    let mut cubin = fs::read(path).ok()?;
+    let end = cubin.len().checked_sub(blake3::OUT_LEN)?;
+    let hash = cubin.split_off(end);
+    (blake3::hash(&cubin).as_bytes()[..] == hash[..]).then_some(cubin)
+}
+
+/// Written whole, with its hash, or not at all; a cache that cannot be written only costs time.
 fn store(path: &Path, cubin: &[u8]) {
     let partial = path.with_extension(format!("{}.partial", std::process::id()));
     let written = path
         .parent()
         .map_or(Ok(()), fs::create_dir_all)
-        .and_then(|()| fs::write(&partial, cubin))
+        .and_then(|()| fs::write(&partial, [cubin, &blake3::hash(cubin).as_bytes()[..]].concat()))
         .and_then(|()| fs::rename(&partial, path));
     if let Err(error) = written {
         tracing::warn!(path = %path.display(), %error, "cannot keep a compiled kernel");
@@ -164,7 +185,7 @@ impl Module {
     /// The driver refused it.
     pub fn load(gpu: &Gpu, cubin: &[u8]) -> Result<Self, CudaError> {
         gpu.make_current()?;
-        // SAFETY: NVRTC made the image, and its header says how long it is.
+        // SAFETY: NVRTC made the image, or `read_stored` found it whole; its header says how long it is.
         let raw = unsafe { result::module::load_data(cubin.as_ptr().cast()) }
             .map_err(|error| CudaError::Call { call: "cuModuleLoadData", reason: error.to_string() })?;
         Ok(Self(Arc::new(Loaded { raw, gpu: gpu.clone() })))

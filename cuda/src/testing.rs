@@ -7,7 +7,7 @@ use crate::{Compiler, Gpu, Module, Source, Stream};
 /// A device for tests; `None`, with a line that says so, on a machine without one. With `TRELLIS_REQUIRE_CUDA=1`
 /// that is a failure instead.
 pub(crate) fn gpu() -> Option<TestGpu> {
-    match Gpu::open(0) {
+    match Gpu::open_without_cache(0) {
         Ok(gpu) => {
             let stream = gpu.stream().expect("a stream");
             Some(TestGpu { gpu, stream })

@@ -1,16 +1,28 @@
-//! Device memory and pinned host memory.
+//! Device memory: buffers out of a caching allocator, and the layout of a step's memory.
 
-use std::ops::{Deref, DerefMut};
+mod arena;
+mod pinned;
+mod pool;
 
 use cudarc::driver::{result, sys};
 
 use crate::device::{Gpu, Stream, check};
 use crate::error::CudaError;
 
-/// Bytes on the device, freed when dropped.
+pub(crate) use arena::{Layout, Tensor};
+pub use pinned::Pinned;
+pub use pool::MemoryStats;
+pub(crate) use pool::{Caching, Pool};
+
+/// Bytes on the device, given back when dropped.
+///
+/// Another buffer may get the same memory at once. Dropping therefore waits for all streams of the device: work that
+/// was launched before cannot touch what is no longer its own. Buffers are dropped when a model is, not in a
+/// steady state, and never while a stream is captured into a graph: a graph that was captured with a buffer's address
+/// is gone before the buffer.
 #[derive(Debug)]
 pub struct Buffer {
-    address: u64,
+    reserved: Slice,
     n_bytes: usize,
     gpu: Gpu,
 }
@@ -26,38 +38,39 @@ pub struct Slice {
 }
 
 impl Gpu {
-    /// Takes device memory.
+    /// Takes device memory; where it starts is a multiple of 512. What was given back before is used first, and what
+    /// of that does not serve goes back to the driver before a request fails.
     ///
     /// # Errors
     /// There is not enough; the numbers are in the error.
     pub fn allocate(&self, what: &'static str, n_bytes: usize) -> Result<Buffer, CudaError> {
         self.make_current()?;
-        // SAFETY: a plain allocation; an empty one is rounded up to what the driver accepts.
-        match unsafe { result::malloc_sync(n_bytes.max(1)) } {
-            Ok(address) => Ok(Buffer { address, n_bytes, gpu: self.clone() }),
-            Err(error) if error.0 == sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY => Err(CudaError::OutOfMemory {
+        let reserved = self.pool().allocate(n_bytes)?;
+        let Some(reserved) = reserved else {
+            return Err(CudaError::OutOfMemory {
                 what,
                 needed_bytes: n_bytes as u64,
                 free_bytes: self.free_bytes().unwrap_or(0) as u64,
                 total_bytes: self.total_bytes() as u64,
-            }),
-            Err(error) => Err(CudaError::Call { call: "cuMemAlloc", reason: error.to_string() }),
-        }
+            });
+        };
+        Ok(Buffer { reserved, n_bytes, gpu: self.clone() })
     }
 
-    /// Takes page-locked host memory of zeros, cached by the processor.
+    /// What the allocator holds and has done.
+    #[must_use]
+    pub fn memory_stats(&self) -> MemoryStats {
+        self.pool().stats()
+    }
+
+    /// Gives memory that is kept for reuse back to the driver, where other processes find it.
     ///
     /// # Errors
     /// The driver refused.
-    pub fn pinned<T: Plain>(&self, n: usize) -> Result<Pinned<T>, CudaError> {
+    pub fn trim(&self) -> Result<(), CudaError> {
         self.make_current()?;
-        let n_bytes = (n * size_of::<T>()).max(1);
-        // SAFETY: freed in `Drop`. No write-combining: it is slow to read back.
-        let pointer = unsafe { result::malloc_host(n_bytes, sys::CU_MEMHOSTALLOC_PORTABLE) }
-            .map_err(|error| CudaError::Call { call: "cuMemHostAlloc", reason: error.to_string() })?;
-        // SAFETY: the allocation has n_bytes bytes, and zeros are a valid `Plain`.
-        unsafe { std::ptr::write_bytes(pointer.cast::<u8>(), 0, n_bytes) };
-        Ok(Pinned { pointer: pointer.cast(), n, gpu: self.clone() })
+        self.pool().trim();
+        Ok(())
     }
 }
 
@@ -65,17 +78,38 @@ impl Buffer {
     /// All of it.
     #[must_use]
     pub fn slice(&self) -> Slice {
-        Slice { address: self.address, n_bytes: self.n_bytes }
+        Slice { address: self.reserved.address, n_bytes: self.n_bytes }
     }
 }
 
 impl Drop for Buffer {
     fn drop(&mut self) {
-        if self.gpu.make_current().is_ok() {
-            // SAFETY: allocated by us and freed once; the driver waits for work that uses it.
-            if let Err(error) = unsafe { result::free_sync(self.address) } {
-                tracing::warn!(%error, "cuMemFree");
-            }
+        match self.gpu.wait_for_streams() {
+            Ok(()) => self.gpu.pool().release(self.reserved),
+            // Lost, and counted as in use: better than in two hands.
+            Err(error) => tracing::warn!(%error, n_bytes = self.n_bytes, "device memory is not given back"),
+        }
+    }
+}
+
+/// The driver of the current context.
+#[derive(Debug)]
+pub(crate) struct Driver;
+
+impl pool::Driver for Driver {
+    fn allocate(&mut self, n_bytes: usize) -> Result<Option<u64>, CudaError> {
+        // SAFETY: a plain allocation, never of length 0.
+        match unsafe { result::malloc_sync(n_bytes) } {
+            Ok(address) => Ok(Some(address)),
+            Err(error) if error.0 == sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY => Ok(None),
+            Err(error) => Err(CudaError::Call { call: "cuMemAlloc", reason: error.to_string() }),
+        }
+    }
+
+    fn free(&mut self, address: u64) {
+        // SAFETY: the pool frees what it allocated once, and only what was given back, of which no work is left.
+        if let Err(error) = unsafe { result::free_sync(address) } {
+            tracing::warn!(%error, "cuMemFree");
         }
     }
 }
@@ -156,40 +190,5 @@ unsafe impl Plain for half::bf16 {}
 // SAFETY: a transparent u16.
 unsafe impl Plain for half::f16 {}
 
-/// Page-locked host memory.
-#[derive(Debug)]
-pub struct Pinned<T: Plain> {
-    pointer: *mut T,
-    n: usize,
-    gpu: Gpu,
-}
-
-// SAFETY: the memory belongs to this value alone, like that of a Vec.
-unsafe impl<T: Plain + Send> Send for Pinned<T> {}
-
-impl<T: Plain> Deref for Pinned<T> {
-    type Target = [T];
-
-    fn deref(&self) -> &[T] {
-        // SAFETY: n values, initialised when it was made.
-        unsafe { std::slice::from_raw_parts(self.pointer, self.n) }
-    }
-}
-
-impl<T: Plain> DerefMut for Pinned<T> {
-    fn deref_mut(&mut self) -> &mut [T] {
-        // SAFETY: as above, and borrowed exclusively.
-        unsafe { std::slice::from_raw_parts_mut(self.pointer, self.n) }
-    }
-}
-
-impl<T: Plain> Drop for Pinned<T> {
-    fn drop(&mut self) {
-        if self.gpu.make_current().is_ok() {
-            // SAFETY: allocated by us and freed once.
-            if let Err(error) = unsafe { result::free_host(self.pointer.cast()) } {
-                tracing::warn!(%error, "cuMemFreeHost");
-            }
-        }
-    }
-}
+#[cfg(test)]
+mod tests;

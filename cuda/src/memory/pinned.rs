@@ -1,0 +1,64 @@
+//! Page-locked host memory, which the device reads and writes by itself.
+
+use std::ops::{Deref, DerefMut};
+
+use cudarc::driver::{result, sys};
+
+use super::Plain;
+use crate::device::Gpu;
+use crate::error::CudaError;
+
+impl Gpu {
+    /// Takes page-locked host memory of zeros, cached by the processor.
+    ///
+    /// # Errors
+    /// The driver refused.
+    pub fn pinned<T: Plain>(&self, n: usize) -> Result<Pinned<T>, CudaError> {
+        self.make_current()?;
+        let n_bytes = (n * size_of::<T>()).max(1);
+        // SAFETY: freed in `Drop`. No write-combining: it is slow to read back.
+        let pointer = unsafe { result::malloc_host(n_bytes, sys::CU_MEMHOSTALLOC_PORTABLE) }
+            .map_err(|error| CudaError::Call { call: "cuMemHostAlloc", reason: error.to_string() })?;
+        // SAFETY: the allocation has n_bytes bytes, and zeros are a valid `Plain`.
+        unsafe { std::ptr::write_bytes(pointer.cast::<u8>(), 0, n_bytes) };
+        Ok(Pinned { pointer: pointer.cast(), n, gpu: self.clone() })
+    }
+}
+
+/// Page-locked host memory.
+#[derive(Debug)]
+pub struct Pinned<T: Plain> {
+    pointer: *mut T,
+    n: usize,
+    gpu: Gpu,
+}
+
+// SAFETY: the memory belongs to this value alone, like that of a Vec.
+unsafe impl<T: Plain + Send> Send for Pinned<T> {}
+
+impl<T: Plain> Deref for Pinned<T> {
+    type Target = [T];
+
+    fn deref(&self) -> &[T] {
+        // SAFETY: n values, initialised when it was made.
+        unsafe { std::slice::from_raw_parts(self.pointer, self.n) }
+    }
+}
+
+impl<T: Plain> DerefMut for Pinned<T> {
+    fn deref_mut(&mut self) -> &mut [T] {
+        // SAFETY: as above, and borrowed exclusively.
+        unsafe { std::slice::from_raw_parts_mut(self.pointer, self.n) }
+    }
+}
+
+impl<T: Plain> Drop for Pinned<T> {
+    fn drop(&mut self) {
+        if self.gpu.make_current().is_ok() {
+            // SAFETY: allocated by us and freed once.
+            if let Err(error) = unsafe { result::free_host(self.pointer.cast()) } {
+                tracing::warn!(%error, "cuMemFreeHost");
+            }
+        }
+    }
+}
