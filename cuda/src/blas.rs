@@ -19,6 +19,8 @@ use cache::CacheFile;
 use problem::{Algorithm, Handle, Operands, Problem, is_refusal};
 use tune::Bench;
 
+pub(crate) use tune::fill_with_numbers;
+
 /// `Y[n_tokens, n_out] = X[n_tokens, n_in] W[n_out, n_in]^T`, accumulated in `f32`; in a model of type `f32`
 /// without TF32.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]

@@ -1,13 +1,13 @@
 //! Which algorithm is the fastest: measured on the shape itself, with a matrix that no cache holds.
 
 use cudarc::cublaslt::result::CublasError;
-use cudarc::driver::{result, sys};
+use cudarc::driver::result;
 
 use super::MatmulShape;
 use super::problem::{self, Algorithm, Handle, Operands, Problem};
 use crate::device::check;
 use crate::ops::common::Dtype;
-use crate::{Buffer, CudaError, Gpu, Slice, Stream};
+use crate::{Buffer, CudaError, Event, Gpu, Slice, Stream, Timing};
 
 /// The library's suggestions that are timed.
 const N_CANDIDATES: usize = 16;
@@ -47,8 +47,8 @@ impl Bench {
             x: gpu.allocate(what, most[0])?,
             w: gpu.allocate(what, most[1].max(COLD_BYTES))?,
             y: gpu.allocate(what, most[2])?,
-            begin: Event::new()?,
-            end: Event::new()?,
+            begin: Event::new(gpu, Timing::On)?,
+            end: Event::new(gpu, Timing::On)?,
         };
         bench.y.slice().fill(stream, 0)?;
         Ok(bench)
@@ -124,7 +124,8 @@ impl Bench {
             problem.run(handle, stream, algorithm, operands).map_err(Failure::Refused)?;
         }
         self.end.record(stream)?;
-        Ok(self.end.since_ms(&self.begin)? / n_runs as f32)
+        self.end.synchronize()?;
+        Ok(self.begin.elapsed_ms(&self.end)? / n_runs as f32)
     }
 }
 
@@ -149,7 +150,7 @@ impl From<CudaError> for Failure {
 }
 
 /// A mebibyte of numbers between -1 and 1, over and over.
-fn fill_with_numbers(stream: &Stream, slice: Slice, dtype: Dtype) -> Result<(), CudaError> {
+pub(crate) fn fill_with_numbers(stream: &Stream, slice: Slice, dtype: Dtype) -> Result<(), CudaError> {
     const POOL_BYTES: usize = 1 << 20;
     let n = POOL_BYTES / dtype.n_bytes();
     // Weyl's sequence of the golden ratio, with the bits mixed.
@@ -174,38 +175,4 @@ fn fill_with_numbers(stream: &Stream, slice: Slice, dtype: Dtype) -> Result<(), 
         n_filled += n_bytes;
     }
     Ok(())
-}
-
-/// A mark in a stream.
-struct Event(sys::CUevent);
-
-impl Event {
-    fn new() -> Result<Self, CudaError> {
-        result::event::create(sys::CUevent_flags::CU_EVENT_DEFAULT)
-            .map(Self)
-            .map_err(|error| CudaError::Call { call: "cuEventCreate", reason: error.to_string() })
-    }
-
-    fn record(&self, stream: &Stream) -> Result<(), CudaError> {
-        // SAFETY: both exist.
-        check("cuEventRecord", unsafe { result::event::record(self.0, stream.raw()) })
-    }
-
-    /// Waits for the mark and says how long after the other one it was passed.
-    fn since_ms(&self, begin: &Self) -> Result<f32, CudaError> {
-        // SAFETY: both exist and were recorded.
-        check("cuEventSynchronize", unsafe { result::event::synchronize(self.0) })?;
-        // SAFETY: as above.
-        unsafe { result::event::elapsed(begin.0, self.0) }
-            .map_err(|error| CudaError::Call { call: "cuEventElapsedTime", reason: error.to_string() })
-    }
-}
-
-impl Drop for Event {
-    fn drop(&mut self) {
-        // SAFETY: created by us and destroyed once.
-        if let Err(error) = unsafe { result::event::destroy(self.0) } {
-            tracing::warn!(%error, "cuEventDestroy");
-        }
-    }
 }

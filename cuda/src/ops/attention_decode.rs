@@ -25,8 +25,8 @@ const THREADS: u32 = 128;
 const BLOCK_HEADS: usize = 8;
 /// As in the kernel.
 const N_SPLITS_MAX: usize = 64;
-/// Blocks that are worth having for each multiprocessor: three or four are resident, and one more hides their ends.
-const BLOCKS_PER_MULTIPROCESSOR: usize = 4;
+/// Blocks that are worth having for each multiprocessor: with more, putting shares together costs more than it gains.
+const BLOCKS_PER_MULTIPROCESSOR: usize = 2;
 
 impl AttentionDecode {
     /// The source that holds the kernel for a shape.
@@ -146,10 +146,8 @@ fn n_splits(
 ) -> usize {
     // A smaller share leaves warps of a block without a page.
     let share_len_min = PAGE_LEN * if shape.head_dim <= 64 { 8 } else { 4 };
-    (n_multiprocessors * BLOCKS_PER_MULTIPROCESSOR)
-        .div_ceil(n_items_max * blocks_of_item(shape))
-        .min(context_len_max.div_ceil(share_len_min))
-        .clamp(1, N_SPLITS_MAX)
+    let n_wanted = n_multiprocessors * BLOCKS_PER_MULTIPROCESSOR / (n_items_max * blocks_of_item(shape));
+    n_wanted.min(context_len_max.div_ceil(share_len_min)).clamp(1, N_SPLITS_MAX)
 }
 
 /// Blocks of one share of an item.
@@ -275,9 +273,10 @@ mod tests {
     #[test]
     fn splits_fill_the_device_and_no_more() {
         let shape = shape(Dtype::Bf16, 32, 8, 128);
-        assert_eq!(n_splits(&shape, 132, 1, 1 << 20), 64);
+        assert_eq!(n_splits(&shape, 132, 1, 1 << 20), 33);
         assert_eq!(n_splits(&shape, 132, 1, 1280), 20);
-        assert_eq!(n_splits(&shape, 132, 32, 1280), 3);
+        assert_eq!(n_splits(&shape, 132, 4, 1 << 20), 8);
+        assert_eq!(n_splits(&shape, 132, 32, 1280), 1);
         assert_eq!(n_splits(&shape, 132, 256, 1280), 1);
         assert_eq!(n_splits(&shape, 132, 1, 1), 1);
     }

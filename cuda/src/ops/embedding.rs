@@ -7,6 +7,15 @@ use crate::{Arg, CudaError, Kernel, Launch, Module, Slice, Source, Stream};
 pub const SOURCE: Source =
     Source { file: "embedding.cu", text: concat!(include_str!("common.cuh"), include_str!("embedding.cu")) };
 
+/// Tokens as the host names them.
+#[derive(Clone, Copy, Debug)]
+pub struct TokenIds {
+    /// A token, or `-1 - s` for the one that `slots[s]` holds.
+    pub ids: Slice, // i32 [tokens]
+    /// Tokens that only the device knows.
+    pub slots: Slice, // i32
+}
+
 /// `x[t] = table[tokens[t]]`; see `embedding.cu`.
 #[derive(Clone, Debug)]
 pub struct Embedding {
@@ -35,7 +44,7 @@ impl Embedding {
         stream: &Stream,
         tokens: Rows,
         hidden_size: usize,
-        ids: Slice,   // i32 [tokens]
+        ids: TokenIds,
         table: Slice, // T [vocab_size, hidden_size]
         x: Slice,     // f32 [tokens, hidden_size]
     ) -> Result<(), CudaError> {
@@ -43,13 +52,14 @@ impl Embedding {
             return Ok(());
         }
         expect_rows(tokens);
-        expect_i32("ids", ids, tokens.n_max);
+        expect_i32("ids", ids.ids, tokens.n_max);
         expect("table", table, hidden_size, self.dtype.n_bytes());
         expect("x", x, tokens.n_max * hidden_size, 4);
-        let args = [ids.into(), tokens.n.into(), table.into(), x.into(), Arg::I32(i32_of(hidden_size))];
+        let hidden_arg = Arg::I32(i32_of(hidden_size));
+        let args = [ids.ids.into(), tokens.n.into(), ids.slots.into(), table.into(), x.into(), hidden_arg];
         let grid = (tokens.n_max as u32, row_blocks(hidden_size, tokens.n_max), 1);
         // SAFETY: the kernel's arguments in order. Lengths were checked above; the caller keeps the ids inside the
-        // table and the count at most n_max.
+        // table, or inside the slots, and the count at most n_max.
         unsafe { Launch { grid, block: (256, 1, 1), shared_bytes: 0 }.run(stream, &self.kernel, &args) }
     }
 }
@@ -78,10 +88,16 @@ mod tests {
                 let table = rounded(dtype, &random.normals(vocab_size * hidden_size));
                 let ids: Vec<i32> = (0..n_max).map(|_| random.below(vocab_size) as i32).collect();
                 let x = poisoned(&test, n_max * hidden_size * 4);
-                let (d_table, d_ids) = (upload_as(&test, dtype, &table), upload(&test, &ids));
+                // Every second token is named by the slot that holds it; slots are in the opposite order.
+                let slots: Vec<i32> = ids.iter().rev().copied().collect();
+                let named = |(t, &id): (usize, &i32)| if t % 2 == 0 { id } else { t as i32 - n_max as i32 };
+                let named: Vec<i32> = ids.iter().enumerate().map(named).collect();
+                let (d_table, d_ids) = (upload_as(&test, dtype, &table), upload(&test, &named));
+                let d_slots = upload(&test, &slots);
                 let count = Count::new(&test, n_max, n);
+                let ids_there = TokenIds { ids: d_ids.slice(), slots: d_slots.slice() };
                 embedding
-                    .run(&test.stream, count.rows(), hidden_size, d_ids.slice(), d_table.slice(), x.slice())
+                    .run(&test.stream, count.rows(), hidden_size, ids_there, d_table.slice(), x.slice())
                     .expect("a launch");
                 let got = download_as(&test, Dtype::F32, x.slice(), n_max * hidden_size);
                 // Widening to f32 is exact.

@@ -1,4 +1,4 @@
-// Products of a few rows with a matrix: Y[n, n_out] = X[n, n_in] W[n_out, n_in]^T + bias[n_out], n <= 16.
+// Products of a few rows with a matrix: Y[n, n_out] = X[n, n_in] W[n_out, n_in]^T + bias[n_out], n <= 8.
 //   TO_MODEL: Y of type T. TO_F32: Y of type f32. ADD_F32: Y += the product, f32.
 //   SWIGLU: W [2 n_out, n_in], gate rows then up rows; Y = silu(gate) * up, of type T.
 // X: T [n, n_in]; or, with NORM, the f32 residual [n, n_in], of which every block takes the RMSNorm with
@@ -15,6 +15,7 @@
 // g and g + 8. A dot product does not care for the order of its terms, so the values 0..3 and 4..7 of each lane
 // serve as the columns {2t, 2t + 1, 2t + 8, 2t + 9} of two products 16x8x16, with X read in the same order.
 
+constexpr int N_MAX = 8; // rows of X: the columns of an mma
 constexpr int N_WARPS = 16;
 constexpr int TILE = 16; // rows of W
 constexpr int STEP = 32; // columns of W
@@ -43,7 +44,6 @@ __device__ __forceinline__ void write(void* y, size_t idx, float sum, float othe
 }
 
 // scales[j] = 1 / sqrt(mean(x[j]^2) + eps). `scratch`: n * N_WARPS floats.
-template <int N_MAX>
 __device__ __forceinline__ void rms_scales(const float* __restrict__ x, int n, int n_in, float eps, float* scratch,
                                            float* scales) {
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
@@ -76,7 +76,7 @@ __device__ __forceinline__ void rms_scales(const float* __restrict__ x, int n, i
 
 // Shared memory: the ring, N_WARPS * RING KiB; partial f32 [1 or 2][N_WARPS][n][PARTIAL_STRIDE]; scales f32 [16];
 // with NORM, x T [n, shared_x_stride].
-template <typename T, int N_TILES, Mode MODE, bool NORM>
+template <typename T, Mode MODE, bool NORM>
 __device__ __forceinline__ void gemv(const void* x, const T* __restrict__ norm_weight, float eps,
                                      const T* __restrict__ w, const T* __restrict__ bias, void* y, int n, int n_out,
                                      int n_in) {
@@ -124,13 +124,13 @@ __device__ __forceinline__ void gemv(const void* x, const T* __restrict__ norm_w
     size_t row_stride = n_in;
     if (NORM) {
         const float* residual = (const float*)x;
-        rms_scales<8 * N_TILES>(residual, n, n_in, eps, partial, scales);
+        rms_scales(residual, n, n_in, eps, partial, scales);
         row_stride = shared_x_stride(n_in);
         rows = shared_x;
         for (int k = 4 * threadIdx.x; k < n_in; k += 4 * 32 * N_WARPS) {
             const float4 weight = load4(norm_weight + k);
 #pragma unroll
-            for (int j = 0; j < 8 * N_TILES; j++) {
+            for (int j = 0; j < N_MAX; j++) {
                 if (j < n) {
                     const float4 v = load4(residual + (size_t)j * n_in + k);
                     const float scale = scales[j];
@@ -144,7 +144,7 @@ __device__ __forceinline__ void gemv(const void* x, const T* __restrict__ norm_w
     }
 
     int slot = 0;
-    // 16 n <= 256 outputs, a thread for each.
+    // 16 n <= 128 outputs, a thread for each.
     const int out_token = threadIdx.x / TILE, out_row = threadIdx.x % TILE;
     for (int tile = blockIdx.x; tile < n_tiles; tile += gridDim.x) {
         const int row = tile * TILE + out_row;
@@ -158,32 +158,22 @@ __device__ __forceinline__ void gemv(const void* x, const T* __restrict__ norm_w
             }
             if (MODE == ADD_F32) out[1] = ((const float*)y)[out_idx];
         }
-        float sums[N_MATRICES][N_TILES][4];
+        float sums[N_MATRICES][4];
 #pragma unroll
         for (int m = 0; m < N_MATRICES; m++)
 #pragma unroll
-            for (int j = 0; j < N_TILES; j++)
-#pragma unroll
-                for (int c = 0; c < 4; c++) sums[m][j][c] = 0.f;
+            for (int c = 0; c < 4; c++) sums[m][c] = 0.f;
 
         for (int i = 0; i < n_steps; i++) {
             const int k = column(i);
-            uint4 b[N_TILES];
-#pragma unroll
-            for (int j = 0; j < N_TILES; j++) {
-                const int token = 8 * j + g;
-                b[j] = token < n && k < n_in ? load16(rows + token * row_stride + k) : make_uint4(0, 0, 0, 0);
-            }
+            const uint4 b = g < n && k < n_in ? load16(rows + g * row_stride + k) : make_uint4(0, 0, 0, 0);
             cp_async_wait<DEPTH - 1>();
 #pragma unroll
             for (int m = 0; m < N_MATRICES; m++) {
                 const uint4 a = ring[((slot * N_MATRICES + m) * 2 + 0) * 32]; // row g
                 const uint4 c = ring[((slot * N_MATRICES + m) * 2 + 1) * 32]; // row g + 8
-#pragma unroll
-                for (int j = 0; j < N_TILES; j++) {
-                    mma_16x8x16<T>(sums[m][j], a.x, c.x, a.y, c.y, b[j].x, b[j].y);
-                    mma_16x8x16<T>(sums[m][j], a.z, c.z, a.w, c.w, b[j].z, b[j].w);
-                }
+                mma_16x8x16<T>(sums[m], a.x, c.x, a.y, c.y, b.x, b.y);
+                mma_16x8x16<T>(sums[m], a.z, c.z, a.w, c.w, b.z, b.w);
             }
             fetch(slot); // the products above have read it
             slot = slot + 1 == DEPTH ? 0 : slot + 1;
@@ -191,15 +181,12 @@ __device__ __forceinline__ void gemv(const void* x, const T* __restrict__ norm_w
 
 #pragma unroll
         for (int m = 0; m < N_MATRICES; m++)
-#pragma unroll
-            for (int j = 0; j < N_TILES; j++)
-#pragma unroll
-                for (int c = 0; c < 4; c++) {
-                    const int token = 8 * j + 2 * t + (c & 1), tile_row = g + 8 * (c >> 1);
-                    if (token < n) {
-                        partial[((m * N_WARPS + warp) * n + token) * PARTIAL_STRIDE + tile_row] = sums[m][j][c];
-                    }
+            for (int c = 0; c < 4; c++) {
+                const int token = 2 * t + (c & 1), tile_row = g + 8 * (c >> 1);
+                if (token < n) {
+                    partial[((m * N_WARPS + warp) * n + token) * PARTIAL_STRIDE + tile_row] = sums[m][c];
                 }
+            }
         __syncthreads();
         if (has_output) {
 #pragma unroll
@@ -217,17 +204,16 @@ __device__ __forceinline__ void gemv(const void* x, const T* __restrict__ norm_w
 
 // The same in f32, without tensor cores, which would round to TF32: a warp for each row of the tile.
 // Shared memory: scratch f32 [n][N_WARPS]; scales f32 [16].
-template <int N_TILES, Mode MODE, bool NORM>
+template <Mode MODE, bool NORM>
 __device__ __forceinline__ void gemv_exact(const float* __restrict__ x, const float* __restrict__ norm_weight,
                                            float eps, const float* __restrict__ w, const float* __restrict__ bias,
                                            void* y, int n, int n_out, int n_in) {
     constexpr int N_MATRICES = MODE == SWIGLU ? 2 : 1;
-    constexpr int N_MAX = 8 * N_TILES;
     extern __shared__ __align__(16) unsigned char shared[];
     float* scratch = (float*)shared;
     float* scales = scratch + n * N_WARPS;
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
-    if (NORM) rms_scales<N_MAX>(x, n, n_in, eps, scratch, scales);
+    if (NORM) rms_scales(x, n, n_in, eps, scratch, scales);
     for (int row = blockIdx.x * TILE + warp; row < n_out; row += gridDim.x * TILE) {
         float sums[N_MATRICES][N_MAX];
 #pragma unroll
@@ -276,29 +262,26 @@ __device__ __forceinline__ void gemv_exact(const float* __restrict__ x, const fl
     }
 }
 
-#define GEMV(NAME, T, N_TILES, MODE, NORM)                                                                       \
+#define GEMV(NAME, T, MODE, NORM)                                                                                \
     extern "C" __global__ void __launch_bounds__(32 * N_WARPS, 1)                                                \
         NAME##_##T(const void* x, const T* norm_weight, float eps, const T* w, const T* bias, void* y, int n,    \
                    int n_out, int n_in) {                                                                        \
-        gemv<T, N_TILES, MODE, NORM>(x, norm_weight, eps, w, bias, y, n, n_out, n_in);                           \
+        gemv<T, MODE, NORM>(x, norm_weight, eps, w, bias, y, n, n_out, n_in);                                    \
     }
-#define GEMV_EXACT(NAME, N_TILES, MODE, NORM)                                                                    \
+#define GEMV_EXACT(NAME, MODE, NORM)                                                                             \
     extern "C" __global__ void __launch_bounds__(32 * N_WARPS, 1)                                                \
         NAME##_f32(const float* x, const float* norm_weight, float eps, const float* w, const float* bias,       \
                    void* y, int n, int n_out, int n_in) {                                                        \
-        gemv_exact<N_TILES, MODE, NORM>(x, norm_weight, eps, w, bias, y, n, n_out, n_in);                        \
+        gemv_exact<MODE, NORM>(x, norm_weight, eps, w, bias, y, n, n_out, n_in);                                 \
     }
-#define GEMV_TYPES(NAME, N_TILES, MODE, NORM)                                                                    \
-    GEMV(NAME, bf16, N_TILES, MODE, NORM)                                                                        \
-    GEMV(NAME, f16, N_TILES, MODE, NORM)                                                                         \
-    GEMV_EXACT(NAME, N_TILES, MODE, NORM)
-#define GEMV_SIZES(NAME, MODE, NORM)                                                                             \
-    GEMV_TYPES(NAME##_8, 1, MODE, NORM)                                                                          \
-    GEMV_TYPES(NAME##_16, 2, MODE, NORM)
-GEMV_SIZES(gemv_to_model, TO_MODEL, false)
-GEMV_SIZES(gemv_to_f32, TO_F32, false)
-GEMV_SIZES(gemv_add_f32, ADD_F32, false)
-GEMV_SIZES(gemv_swiglu, SWIGLU, false)
-GEMV_SIZES(gemv_norm_to_model, TO_MODEL, true)
-GEMV_SIZES(gemv_norm_to_f32, TO_F32, true)
-GEMV_SIZES(gemv_norm_swiglu, SWIGLU, true)
+#define GEMV_TYPES(NAME, MODE, NORM)                                                                             \
+    GEMV(NAME, bf16, MODE, NORM)                                                                                 \
+    GEMV(NAME, f16, MODE, NORM)                                                                                  \
+    GEMV_EXACT(NAME, MODE, NORM)
+GEMV_TYPES(gemv_to_model, TO_MODEL, false)
+GEMV_TYPES(gemv_to_f32, TO_F32, false)
+GEMV_TYPES(gemv_add_f32, ADD_F32, false)
+GEMV_TYPES(gemv_swiglu, SWIGLU, false)
+GEMV_TYPES(gemv_norm_to_model, TO_MODEL, true)
+GEMV_TYPES(gemv_norm_to_f32, TO_F32, true)
+GEMV_TYPES(gemv_norm_swiglu, SWIGLU, true)

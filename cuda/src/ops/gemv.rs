@@ -10,8 +10,8 @@ use crate::{Arg, CudaError, Gpu, Kernel, Launch, Module, Slice, Source, Stream};
 pub const SOURCE: Source =
     Source { file: "gemv.cu", text: concat!(include_str!("common.cuh"), include_str!("gemv.cu")) };
 
-/// The most rows of X.
-pub const N_ROWS_MAX: usize = 16;
+/// The most rows of X: the columns of an mma. With more of them cuBLASLt is faster.
+pub const N_ROWS_MAX: usize = 8;
 
 // As in gemv.cu.
 const N_WARPS: usize = 16;
@@ -79,8 +79,7 @@ pub struct GemvForm {
 /// Products of few rows; see `gemv.cu`.
 #[derive(Clone, Debug)]
 pub struct Gemv {
-    up_to_8: Kernels,
-    up_to_16: Kernels,
+    kernels: Kernels,
     dtype: Dtype,
     n_multiprocessors: usize,
     ring_steps: usize,
@@ -99,9 +98,9 @@ struct Kernels {
 }
 
 impl Kernels {
-    fn of(module: &Module, n_rows: usize, dtype: Dtype, shared_bytes: usize) -> Result<Self, CudaError> {
+    fn of(module: &Module, dtype: Dtype, shared_bytes: usize) -> Result<Self, CudaError> {
         let kernel = |name: &str| {
-            let kernel = module.kernel(&format!("gemv_{name}_{n_rows}_{}", suffix(dtype)))?;
+            let kernel = module.kernel(&format!("gemv_{name}_{}", suffix(dtype)))?;
             kernel.allow_shared_bytes(shared_bytes)?;
             Ok::<_, CudaError>(kernel)
         };
@@ -144,8 +143,7 @@ impl Gemv {
     pub fn new(gpu: &Gpu, module: &Module, dtype: Dtype) -> Result<Self, CudaError> {
         let shared_bytes_max = shared_bytes_max(gpu)?;
         Ok(Self {
-            up_to_8: Kernels::of(module, 8, dtype, shared_bytes_max)?,
-            up_to_16: Kernels::of(module, 16, dtype, shared_bytes_max)?,
+            kernels: Kernels::of(module, dtype, shared_bytes_max)?,
             dtype,
             n_multiprocessors: gpu.n_multiprocessors(),
             ring_steps: ring_steps(gpu.compute_capability()),
@@ -198,7 +196,7 @@ impl Gemv {
         assert!(self.fits(shape, form), "{shape:?} with {form:?} in {:?}", self.dtype);
         self.check(shape, form, input, weights, output);
         let GemvShape { n_rows, n_out, n_in } = shape;
-        let kernels = if n_rows <= 8 { &self.up_to_8 } else { &self.up_to_16 };
+        let kernels = &self.kernels;
         let kernel = match (input, output) {
             (GemvInput::Plain(_), GemvOutput::Model(_)) => &kernels.to_model,
             (GemvInput::Plain(_), GemvOutput::F32(_)) => &kernels.to_f32,

@@ -47,7 +47,8 @@ __device__ __forceinline__ void apply_bias(const Bias* biases, unsigned n_bias, 
 // Grid (n_chunks, rows of the bucket), THREADS threads. Reads 4 * vocab bytes a row; a row with a mask, a bias or
 // penalties also writes them, adjusted, and each of its blocks reads the history once.
 //
-// history i32: tokens, oldest first; bias: pairs in order of token, pairs of one token in order of application;
+// history i32: tokens, oldest first; a negative one, -1 - s, stands for history[s], where a step before this one has
+// stored what it drew; bias: pairs in order of token, pairs of one token in order of application;
 // masks: bit t % 64 of word t / 64 allows token t. bin_counts and bin_weights, which sample_bins adds to, are cleared.
 extern "C" __global__ void __launch_bounds__(THREADS)
 logits_scan(const float* __restrict__ logits, const Params* __restrict__ params, const unsigned* __restrict__ n_rows,
@@ -127,7 +128,8 @@ logits_scan(const float* __restrict__ logits, const Params* __restrict__ params,
         if (penalizes(p)) {
             const int* window = history + p.history_start;
             for (unsigned i = threadIdx.x; i < p.n_history; i += THREADS) {
-                unsigned offset = (unsigned)(window[i] - base);
+                int named = window[i];
+                unsigned offset = (unsigned)((named >= 0 ? named : history[-1 - named]) - base);
                 if (offset < (unsigned)n) atomicAdd(&counts[offset], 1u);
             }
         }

@@ -216,7 +216,7 @@ pub struct LogitsBuffers {
     pub rows: Slice,
     /// One u32: the rows that count; blocks of others leave at once.
     pub n_rows: Slice,
-    /// i32: tokens, oldest first.
+    /// i32: tokens, oldest first. A negative one, `-1 - s`, stands for entry `s` of this slice.
     pub history: Slice,
     /// [`BiasPair`].
     pub biases: Slice,
@@ -277,7 +277,7 @@ impl Scratch {
 }
 
 /// The kernels that the rows of a step need; a launch that no row needs only costs time.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Stages {
     /// Some row has top-k or top-p and a temperature.
     pub truncate: bool,

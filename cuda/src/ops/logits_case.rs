@@ -1,5 +1,6 @@
 //! What the tests of the kernels over logits share: rows and requests in, results out.
 
+use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use trellis_engine::batch::Token;
@@ -52,6 +53,8 @@ struct Host {
     masks: Vec<u64>,
     score_tokens: Vec<i32>,
     n_top: usize,
+    /// Where in the history a token was first written out.
+    places: HashMap<Token, usize>,
 }
 
 const POISON: u8 = 0xc7;
@@ -63,8 +66,13 @@ impl Host {
                 let n_window = OutputRow::n_window(sampler, request.history.len());
                 let biases = ordered_biases(&sampler.bias);
                 let history_start = self.history.len() + request.history.len() - n_window;
-                self.history.extend(request.history.iter().map(|&t| t as i32));
-                self.history.push(-1);
+                // Every second token that is there already is named by its place.
+                for (idx, &token) in request.history.iter().enumerate() {
+                    let place = self.places.entry(token).or_insert(self.history.len());
+                    let is_named = idx % 2 == 1 && *place != self.history.len();
+                    self.history.push(if is_named { -1 - *place as i32 } else { token as i32 });
+                }
+                self.history.push(0);
                 let row = OutputRow {
                     history_start: history_start as u32,
                     n_history: n_window as u32,

@@ -17,5 +17,6 @@ pub mod norm;
 pub mod pages;
 pub mod rope;
 pub mod sample;
+pub mod stream;
 pub mod swiglu;
 pub mod topn;

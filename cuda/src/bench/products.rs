@@ -1,0 +1,229 @@
+//! Matrices of a model, in copies that no cache holds together, and the products with them.
+
+use trellis_engine::model::ModelConfig;
+
+use super::{Bench, OpSpeed, Work};
+use crate::blas::{Blas, MatmulShape, Update, fill_with_numbers};
+use crate::ops::common::{Dtype, Element};
+use crate::ops::gemv::{GemvForm, GemvInput, GemvOutput, GemvShape, GemvWeights};
+use crate::{Buffer, Card, CudaError, Slice, Stream};
+
+/// Copies of a matrix that are used in turn; together at least this long, four times the largest L2.
+const COLD_BYTES: usize = 512 << 20;
+
+/// Memory for the copies, and the library.
+pub(super) struct Products {
+    matrices: Buffer,
+    blas: Blas,
+}
+
+/// A projection.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Projection {
+    pub(super) name: &'static str,
+    pub(super) n_out: usize,
+    pub(super) n_in: usize,
+}
+
+/// Where the norm before a product is computed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum NormPlace {
+    /// On the way.
+    Inside,
+    /// In a launch of its own.
+    Apart,
+}
+
+/// What becomes of the product.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Target {
+    /// It is stored.
+    Model(Slice),
+    /// It is stored.
+    F32(Slice),
+    /// It is added to the residual stream.
+    Residual(Slice),
+}
+
+impl Target {
+    fn element(self) -> Element {
+        match self {
+            Self::Model(_) => Element::Model,
+            Self::F32(_) | Self::Residual(_) => Element::F32,
+        }
+    }
+
+    fn update(self) -> Update {
+        match self {
+            Self::Model(_) | Self::F32(_) => Update::Replace,
+            Self::Residual(_) => Update::Add,
+        }
+    }
+
+    fn slice(self) -> Slice {
+        let (Self::Model(slice) | Self::F32(slice) | Self::Residual(slice)) = self;
+        slice
+    }
+}
+
+impl Products {
+    pub(super) fn new(
+        card: &Card,
+        stream: &Stream,
+        config: &ModelConfig,
+        dtype: Dtype,
+    ) -> Result<Self, CudaError> {
+        let ModelConfig { vocab_size, hidden_size, intermediate_size, .. } = *config;
+        let largest = vocab_size.max(2 * intermediate_size) * hidden_size * dtype.n_bytes();
+        let matrices = card.gpu().allocate("measuring kernels", largest.max(COLD_BYTES))?;
+        fill_with_numbers(stream, matrices.slice(), dtype)?;
+        let blas = Blas::new(card.gpu(), card.blas_workspace(), card.cache_dir().map(Into::into))?;
+        Ok(Self { matrices, blas })
+    }
+
+    /// The matrix for a launch, each copy in its turn.
+    pub(super) fn matrix(&self, n_bytes: usize, launch_idx: usize) -> Slice {
+        let all = self.matrices.slice();
+        let stride = n_bytes.next_multiple_of(256);
+        let n_copies = 1 + (all.n_bytes - n_bytes) / stride;
+        all.part(launch_idx % n_copies * stride, n_bytes)
+    }
+}
+
+impl Bench<'_> {
+    /// `target = RMSNorm(residual) W^T`, as the decoder computes it: in one launch where there are few rows.
+    pub(super) fn normed_product(
+        &self,
+        speeds: &mut Vec<OpSpeed>,
+        projection: Projection,
+        n_rows: usize,
+        normed: Slice,
+        target: Target,
+        n_a_step: usize,
+    ) -> Result<NormPlace, CudaError> {
+        let Projection { name, n_out, n_in } = projection;
+        let shape = GemvShape { n_rows, n_out, n_in };
+        if self.kernels.gemv.fits(shape, GemvForm { has_norm: true, has_swiglu: false }) {
+            let input = GemvInput::RmsNorm {
+                residual: self.activations.residual,
+                weight: self.numbers.slice(),
+                eps: self.config.rms_norm_eps,
+            };
+            self.gemv(speeds, (name, "gemv, norm inside"), shape, input, target, n_a_step)?;
+            return Ok(NormPlace::Inside);
+        }
+        self.product(speeds, projection, n_rows, normed, target, n_a_step)?;
+        Ok(NormPlace::Apart)
+    }
+
+    /// `target = x W^T`.
+    pub(super) fn product(
+        &self,
+        speeds: &mut Vec<OpSpeed>,
+        projection: Projection,
+        n_rows: usize,
+        x: Slice,
+        target: Target,
+        n_a_step: usize,
+    ) -> Result<(), CudaError> {
+        let Projection { name, n_out, n_in } = projection;
+        let shape = GemvShape { n_rows, n_out, n_in };
+        if self.kernels.gemv.fits(shape, GemvForm { has_norm: false, has_swiglu: false }) {
+            return self.gemv(speeds, (name, "gemv"), shape, GemvInput::Plain(x), target, n_a_step);
+        }
+        self.matmul(speeds, projection, n_rows, x, target, n_a_step)
+    }
+
+    /// Gate and up projection with the activation, in one launch; false where there are too many rows for that.
+    pub(super) fn gated_product(
+        &self,
+        speeds: &mut Vec<OpSpeed>,
+        projection: Projection,
+        n_rows: usize,
+        n_a_step: usize,
+    ) -> Result<bool, CudaError> {
+        let Projection { name, n_out, n_in } = projection;
+        let shape = GemvShape { n_rows, n_out: n_out / 2, n_in };
+        if !self.kernels.gemv.fits(shape, GemvForm { has_norm: true, has_swiglu: true }) {
+            return Ok(false);
+        }
+        let input = GemvInput::RmsNorm {
+            residual: self.activations.residual,
+            weight: self.numbers.slice(),
+            eps: self.config.rms_norm_eps,
+        };
+        let matrix_bytes = n_out * n_in * self.dtype.n_bytes();
+        let work = Work {
+            n_bytes: matrix_bytes + n_rows * (4 * n_in + n_out / 2 * self.dtype.n_bytes()),
+            n_operations: 2 * n_rows * n_out * n_in,
+        };
+        self.time(speeds, (name, "gemv, norm and SwiGLU inside"), n_a_step, work, |idx| {
+            let weights = GemvWeights { matrix: self.products.matrix(matrix_bytes, idx), bias: None };
+            let output = GemvOutput::SwiGlu(self.activations.inner);
+            self.kernels.gemv.run(self.stream, shape, input, weights, output)
+        })?;
+        Ok(true)
+    }
+
+    fn gemv(
+        &self,
+        speeds: &mut Vec<OpSpeed>,
+        names: (&'static str, &'static str),
+        shape: GemvShape,
+        input: GemvInput,
+        target: Target,
+        n_a_step: usize,
+    ) -> Result<(), CudaError> {
+        let matrix_bytes = shape.n_out * shape.n_in * self.dtype.n_bytes();
+        let x_element = match input {
+            GemvInput::Plain(_) => Element::Model,
+            GemvInput::RmsNorm { .. } => Element::F32,
+        };
+        let work = self.product_work(shape.n_rows, shape.n_out, shape.n_in, x_element, target);
+        let output = match target {
+            Target::Model(y) => GemvOutput::Model(y),
+            Target::F32(y) => GemvOutput::F32(y),
+            Target::Residual(y) => GemvOutput::AddF32(y),
+        };
+        self.time(speeds, names, n_a_step, work, |idx| {
+            let weights = GemvWeights { matrix: self.products.matrix(matrix_bytes, idx), bias: None };
+            self.kernels.gemv.run(self.stream, shape, input, weights, output)
+        })
+    }
+
+    fn matmul(
+        &self,
+        speeds: &mut Vec<OpSpeed>,
+        projection: Projection,
+        n_rows: usize,
+        x: Slice,
+        target: Target,
+        n_a_step: usize,
+    ) -> Result<(), CudaError> {
+        let Projection { name, n_out, n_in } = projection;
+        let shape = MatmulShape {
+            n_tokens: n_rows,
+            n_out,
+            n_in,
+            dtype: self.dtype,
+            out: target.element(),
+            update: target.update(),
+        };
+        self.products.blas.tune(self.stream, &[shape])?;
+        let matrix_bytes = n_out * n_in * self.dtype.n_bytes();
+        let work = self.product_work(n_rows, n_out, n_in, Element::Model, target);
+        self.time(speeds, (name, "cuBLASLt"), n_a_step, work, |idx| {
+            let matrix = self.products.matrix(matrix_bytes, idx);
+            self.products.blas.matmul(self.stream, shape, x, matrix, target.slice())
+        })
+    }
+
+    fn product_work(&self, n_rows: usize, n_out: usize, n_in: usize, x: Element, y: Target) -> Work {
+        let y_bytes = y.element().n_bytes(self.dtype) * if y.update() == Update::Add { 2 } else { 1 };
+        Work {
+            n_bytes: n_out * n_in * self.dtype.n_bytes()
+                + n_rows * (n_in * x.n_bytes(self.dtype) + n_out * y_bytes),
+            n_operations: 2 * n_rows * n_out * n_in,
+        }
+    }
+}
