@@ -1,0 +1,233 @@
+//! What is asked of a step, as the kernels over logits read it.
+//!
+//! Positions that are asked about get a row of logits each, in groups of as many as there is memory for; each request
+//! gets an output row. What the device has no room for, or no kernel, is answered on the host from the logits.
+
+use trellis_engine::batch::OutputKind;
+use trellis_engine::sampling::Sampler;
+
+use super::answer::Place;
+use super::row::{Request, StepRow};
+use crate::ops::logits::{NOWHERE, OutputRow, Stages, Wants};
+use crate::ops::sample::ordered_biases;
+use crate::ops::topn::N_TOP_MAX;
+use crate::words::to_words;
+
+/// Scores that one step returns from the device.
+pub(crate) const N_SCORES_MAX: usize = 1 << 16;
+/// Entries of top lists that one step returns from the device: the longest list of 256 contexts.
+pub(crate) const N_TOP_ENTRIES_MAX: usize = 256 * N_TOP_MAX;
+/// Words of histories, biases and masks in one step: 8 MiB, the masks of 500 contexts over 128K tokens.
+pub(super) const N_TAIL_WORDS_MAX: usize = 1 << 21;
+
+/// Positions whose logits are in memory together.
+#[derive(Clone, Debug)]
+pub(crate) struct Group {
+    /// First of its rows of logits among those of the step.
+    pub(crate) logits_start: usize,
+    pub(crate) n_logits_rows: usize,
+    /// First of its output rows among those of the step.
+    pub(crate) outputs_start: usize,
+    pub(crate) n_outputs: usize,
+    pub(crate) stages: Stages,
+    /// Whether something of it is fetched before the next group's logits take its place.
+    pub(crate) has_host_work: bool,
+}
+
+/// All requests of a step.
+#[derive(Debug, Default)]
+pub(crate) struct OutputPlan {
+    /// Token of each row of logits.
+    pub(crate) gather: Vec<i32>,
+    pub(crate) groups: Vec<Group>,
+    pub(crate) rows: Vec<OutputRow>,
+    /// Where each request's answer will lie, in the order of the requests.
+    pub(crate) places: Vec<Place>,
+    pub(crate) score_tokens: Vec<i32>,
+    pub(crate) n_top_entries: usize,
+    /// Histories, biases and masks.
+    tail: Vec<u32>,
+}
+
+/// How many of what fit.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Room {
+    /// Rows of logits, and output rows, of a group.
+    pub(crate) n_group_rows: usize,
+    /// Output rows of a step.
+    pub(crate) n_outputs: usize,
+}
+
+impl OutputPlan {
+    pub(super) fn clear(&mut self) {
+        self.gather.clear();
+        self.groups.clear();
+        self.rows.clear();
+        self.places.clear();
+        self.score_tokens.clear();
+        self.n_top_entries = 0;
+        self.tail.clear();
+    }
+
+    /// Adds what a row asks for; its first token is the step's `first_token_idx`-th.
+    pub(super) fn push(&mut self, row: &StepRow<'_>, first_token_idx: usize, room: Room) {
+        // Requests of one position share its logits. There are few, so looking through them is cheap.
+        let mut positions: Vec<usize> = row.requests.iter().map(|request| request.position).collect();
+        positions.sort_unstable();
+        positions.dedup();
+        let first_place = self.places.len();
+        self.places.resize(first_place + row.requests.len(), Place::Unset);
+        for position in positions {
+            assert!((row.start..row.end()).contains(&position), "output at {position} of a row");
+            let requests =
+                || row.requests.iter().enumerate().filter(move |(_, request)| request.position == position);
+            let group_idx = self.group_for(requests().count().min(room.n_group_rows), room);
+            let logits_row = self.groups[group_idx].n_logits_rows;
+            self.groups[group_idx].n_logits_rows += 1;
+            self.gather.push((first_token_idx + position - row.start) as i32);
+            for (request_idx, request) in requests() {
+                let output = self.output_row(row, request, room);
+                let place = match (request.kind, output) {
+                    (OutputKind::Embedding, _) => Place::Hidden { group_idx, logits_row },
+                    (_, Some(output)) => {
+                        self.place(group_idx, OutputRow { logits_row: logits_row as u32, ..output })
+                    }
+                    (_, None) => Place::Host { group_idx, logits_row },
+                };
+                self.groups[group_idx].has_host_work |=
+                    matches!(place, Place::Host { .. } | Place::Hidden { .. } | Place::Full { .. });
+                self.places[first_place + request_idx] = place;
+            }
+        }
+    }
+
+    /// The group that takes a row of logits and so many output rows.
+    fn group_for(&mut self, n_outputs: usize, room: Room) -> usize {
+        let is_room = self.groups.last().is_some_and(|group| {
+            group.n_logits_rows < room.n_group_rows && group.n_outputs + n_outputs <= room.n_group_rows
+        });
+        if !is_room {
+            self.groups.push(Group {
+                logits_start: self.gather.len(),
+                n_logits_rows: 0,
+                outputs_start: self.rows.len(),
+                n_outputs: 0,
+                stages: Stages::default(),
+                has_host_work: false,
+            });
+        }
+        self.groups.len() - 1
+    }
+
+    fn place(&mut self, group_idx: usize, output: OutputRow) -> Place {
+        let group = &mut self.groups[group_idx];
+        let of_row = Stages::of(&[output]);
+        group.stages = Stages {
+            truncate: group.stages.truncate || of_row.truncate,
+            draw: group.stages.draw || of_row.draw,
+            top: group.stages.top || of_row.top,
+            full: group.stages.full || of_row.full,
+        };
+        group.n_outputs += 1;
+        let output_idx = self.rows.len();
+        self.rows.push(output);
+        match output.wants {
+            Wants::TOP => Place::Top { output_idx },
+            Wants::SCORES => Place::Scores { output_idx },
+            Wants::FULL => Place::Full { output_idx, group_idx, logits_row: output.logits_row as usize },
+            _ => Place::Drawn { output_idx },
+        }
+    }
+
+    /// The request as an output row; `None` when the host has to answer it.
+    fn output_row(&mut self, row: &StepRow<'_>, request: &Request<'_>, room: Room) -> Option<OutputRow> {
+        let n_outputs = self.groups.last().map_or(0, |group| group.n_outputs);
+        if self.rows.len() >= room.n_outputs || n_outputs >= room.n_group_rows {
+            return None;
+        }
+        match request.kind {
+            OutputKind::Sample(sampler) => self.draw(row, request.position, sampler),
+            OutputKind::Top { n } => {
+                let is_room = *n <= N_TOP_MAX && self.n_top_entries + n <= N_TOP_ENTRIES_MAX;
+                is_room.then(|| {
+                    let top_start = self.n_top_entries as u32;
+                    self.n_top_entries += n;
+                    OutputRow { wants: Wants::TOP, top_start, n_top: *n as u32, ..OutputRow::default() }
+                })
+            }
+            OutputKind::Scores(tokens) => {
+                let score_start = self.score_tokens.len();
+                (score_start + tokens.len() <= N_SCORES_MAX).then(|| {
+                    self.score_tokens.extend(tokens.iter().map(|&token| token as i32));
+                    OutputRow {
+                        wants: Wants::SCORES,
+                        score_start: score_start as u32,
+                        n_scores: tokens.len() as u32,
+                        ..OutputRow::default()
+                    }
+                })
+            }
+            OutputKind::Full => Some(OutputRow { wants: Wants::FULL, ..OutputRow::default() }),
+            _ => None,
+        }
+    }
+
+    fn draw(&mut self, row: &StepRow<'_>, position: usize, sampler: &Sampler) -> Option<OutputRow> {
+        let end = position + 1;
+        let n_window = OutputRow::n_window(sampler, end);
+        let mask = sampler.mask.as_deref().map_or(&[][..], |mask| mask.words());
+        let n_words = n_window + 2 * sampler.bias.len() + 2 * mask.len() + 4;
+        if self.tail.len() + n_words > N_TAIL_WORDS_MAX {
+            return None;
+        }
+        let is_last = end == row.end() && (row.slot.0 as usize) < super::layout::N_SLOTS;
+        let mut output = OutputRow {
+            history_append: if is_last { row.slot.0 } else { NOWHERE },
+            n_history: n_window as u32,
+            n_bias: sampler.bias.len() as u32,
+            // Places in words of the tail; `finish` makes them places in the step's memory.
+            history_start: self.tail.len() as u32,
+            ..OutputRow::draw(sampler, end as u64)
+        };
+        self.tail.extend(row.words(end - n_window, end).map(|word| word as u32));
+        self.tail.resize(self.tail.len().next_multiple_of(2), 0);
+        output.bias_start = self.tail.len() as u32;
+        if !sampler.bias.is_empty() {
+            self.tail.extend_from_slice(to_words(&ordered_biases(&sampler.bias)));
+        }
+        if sampler.mask.is_some() {
+            output.mask_start = self.tail.len() as u32;
+            self.tail.extend(mask.iter().flat_map(|&word| [word as u32, (word >> 32) as u32]));
+        }
+        Some(output)
+    }
+
+    /// The tail, after the places in it and in what comes back are told to the rows: the tail begins at word
+    /// `tail_start` of the step's memory, which is even.
+    pub(super) fn finish(&mut self, tail_start: usize) -> &[u32] {
+        let tail_start = tail_start as u32;
+        let top_start = self.top_start() as u32;
+        for row in &mut self.rows {
+            row.history_start += tail_start;
+            row.bias_start = (row.bias_start + tail_start) / 2;
+            if row.mask_start != NOWHERE {
+                row.mask_start = (row.mask_start + tail_start) / 2;
+            }
+            row.top_start += top_start;
+        }
+        &self.tail
+    }
+
+    /// The first entry of the top lists, which lie behind the scores, in entries.
+    fn top_start(&self) -> usize {
+        self.score_tokens.len().div_ceil(2)
+    }
+
+    /// Words that come back behind the output rows.
+    pub(super) fn n_extra_words(&self) -> usize {
+        match self.n_top_entries {
+            0 => self.score_tokens.len(),
+            n => 2 * (self.top_start() + n),
+        }
+    }
+}

@@ -1,0 +1,81 @@
+//! Rows of a step: those of a batch, and those of its successor, whose tokens only the device knows.
+
+use trellis_engine::batch::{OutputKind, OutputRequest, PageId, Row, SlotId, Token};
+
+use super::layout::N_SLOTS;
+
+/// Consecutive tokens of one context.
+#[derive(Clone, Debug)]
+pub(crate) struct StepRow<'a> {
+    pub(crate) slot: SlotId,
+    /// Tokens of the context that the host knows.
+    known: &'a [Token],
+    /// Whether one more token follows them: the one that the step before this one draws for the slot.
+    has_drawn: bool,
+    /// Position of the first token to compute.
+    pub(crate) start: usize,
+    pub(crate) pages: &'a [PageId],
+    pub(crate) requests: Vec<Request<'a>>,
+}
+
+/// One thing to return for one position.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Request<'a> {
+    pub(crate) position: usize,
+    pub(crate) kind: &'a OutputKind<'a>,
+}
+
+impl<'a> StepRow<'a> {
+    /// A row of a batch.
+    pub(crate) fn of(row: &'a Row<'a>) -> Self {
+        let requests =
+            row.outputs.iter().map(|OutputRequest { position, kind }| Request { position: *position, kind });
+        Self {
+            slot: row.slot,
+            known: row.tokens,
+            has_drawn: false,
+            start: row.start,
+            pages: &row.pages,
+            requests: requests.collect(),
+        }
+    }
+
+    /// The row that follows when the token that `row` draws is computed next with the same settings; `None` where
+    /// the row draws none, or there is no place for the token.
+    pub(crate) fn successor(row: &'a Row<'a>) -> Option<Self> {
+        let end = row.tokens.len();
+        let drawn = row.outputs.last().filter(|request| request.position + 1 == end)?;
+        let is_place =
+            row.pages.len() * crate::ops::attention::PAGE_LEN > end && (row.slot.0 as usize) < N_SLOTS;
+        (matches!(drawn.kind, OutputKind::Sample(_)) && is_place).then(|| Self {
+            slot: row.slot,
+            known: row.tokens,
+            has_drawn: true,
+            start: end,
+            pages: &row.pages,
+            requests: vec![Request { position: end, kind: &drawn.kind }],
+        })
+    }
+
+    /// Position after the last token.
+    pub(crate) fn end(&self) -> usize {
+        self.known.len() + usize::from(self.has_drawn)
+    }
+
+    /// Tokens to compute.
+    pub(crate) fn n_tokens(&self) -> usize {
+        self.end() - self.start
+    }
+
+    /// The tokens `start..end` as the device reads them: a negative one names the slot that holds it.
+    pub(crate) fn words(&self, start: usize, end: usize) -> impl Iterator<Item = i32> + use<'a> {
+        let known = &self.known[start.min(self.known.len())..end.min(self.known.len())];
+        let drawn = (end > self.known.len()).then_some(-1 - self.slot.0 as i32);
+        known.iter().map(|&token| token as i32).chain(drawn)
+    }
+
+    /// The tokens before `end` where the host knows them all.
+    pub(crate) fn known(&self, end: usize) -> Option<&'a [Token]> {
+        self.known.get(..end)
+    }
+}
