@@ -7,22 +7,31 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
-use trellis::config::Config;
+use trellis::config::{Config, Device, DtypeChoice};
 use trellis::daemon::Daemon;
 use trellis_client::{Client, Error, ErrorBody, Event, Guest, GuestUsage, Program, StartOptions};
 use trellis_engine::EngineStats;
 
-use crate::guests;
+use crate::device::device;
+use crate::{guests, pack};
 
 /// Long enough for anything that ends at all, on a machine that does other things too.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
-/// The settings that a test starts from: `exe` compiles guests, and compiled guests are kept beside it, so that
-/// only the first test of a build waits for the compiler.
+/// The settings that a test starts from: the device under test; `exe` compiles guests, and compiled guests are
+/// kept beside it, so that only the first test of a build waits for the compiler.
 #[must_use]
 pub fn config(exe: &str) -> Config {
     let exe = PathBuf::from(exe);
-    Config { cache_dir: Some(exe.with_file_name("tests-cache")), compile_exe: Some(exe), ..Config::default() }
+    let cache_dir = exe.with_file_name("tests-cache");
+    let config = Config { cache_dir: Some(cache_dir), compile_exe: Some(exe), ..Config::default() };
+    match device() {
+        // What the tests compare is computed in float32, and many of their daemons share the card.
+        Device::Cuda => {
+            Config { device: Device::Cuda, dtype: DtypeChoice::F32, kv_bytes: Some(256 << 20), ..config }
+        }
+        device => Config { device, ..config },
+    }
 }
 
 /// A daemon in this process.
@@ -177,8 +186,7 @@ impl Served {
     #[must_use]
     pub fn start(exe: &str) -> Self {
         let folder = tempfile::tempdir().expect("a folder");
-        let cache_dir = config(exe).cache_dir.expect("tests have one");
-        let text = format!("cache_dir = {cache_dir:?}\n");
+        let text = toml::to_string(&config(exe)).expect("settings can be written down");
         std::fs::write(folder.path().join("trellis.toml"), text).expect("the settings are written");
         let mut served = Self { child: serve(exe, folder.path()), exe: exe.into(), folder };
         let begun = Instant::now();
@@ -232,7 +240,7 @@ impl Drop for Served {
 pub fn trellis(exe: &str) -> Command {
     let mut command = Command::new(exe);
     guests::clean(&mut command);
-    command.current_dir(guests::root());
+    command.current_dir(pack::root());
     command.env("XDG_RUNTIME_DIR", "/nonexistent/trellis-tests");
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
     command

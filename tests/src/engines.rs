@@ -1,12 +1,18 @@
-//! Engines over the bundled models, on the CPU.
+//! Engines on the device under test.
 
 use std::sync::Arc;
 use std::time::Duration;
 
+use trellis::config::Device;
+use trellis_cuda::{Card, CudaBackend, CudaOptions, KvSize, LoadError};
 use trellis_engine::account::{Account, ActorId, Budget, GuestId, Owner, SessionId};
+use trellis_engine::backend::Backend;
 use trellis_engine::cpu::{CpuBackend, CpuOptions};
-use trellis_engine::model::{Model, SpecialTokens};
+use trellis_engine::model::{Dtype, Model, SpecialTokens};
 use trellis_engine::{Engine, EngineHandle, EngineSettings, PrefixScope};
+
+use crate::device::{device, shared_card};
+use crate::models;
 
 /// Sizes of an engine.
 #[derive(Clone, Copy, Debug)]
@@ -27,14 +33,37 @@ impl Default for Sizes {
     }
 }
 
-/// An engine over a bundled model.
+/// An engine over a bundled model, in float32.
 ///
 /// # Panics
 /// The model cannot be loaded.
 #[must_use]
 pub fn engine(model: &str, sizes: Sizes) -> Engine {
-    let source = trellis::bundled::source(model).expect("a bundled model");
-    let model = Model::open(model, &source).expect("the bundled model opens");
+    let model = models::bundled(model);
+    let backend = backend(&model, sizes);
+    start(model, backend, sizes)
+}
+
+/// A model on the device under test, in float32.
+///
+/// # Panics
+/// The model cannot be loaded.
+#[must_use]
+pub fn backend(model: &Model, sizes: Sizes) -> Box<dyn Backend> {
+    match device() {
+        Device::Cuda => Box::new(
+            cuda_backend(shared_card(), model, sizes, Dtype::F32).expect("the model loads onto the card"),
+        ),
+        Device::Auto | Device::Cpu => Box::new(cpu_backend(model, sizes)),
+    }
+}
+
+/// A model on the processor.
+///
+/// # Panics
+/// The model cannot be loaded.
+#[must_use]
+pub fn cpu_backend(model: &Model, sizes: Sizes) -> CpuBackend {
     let options = CpuOptions {
         n_pages: sizes.n_pages,
         n_host_pages: sizes.n_host_pages,
@@ -42,9 +71,35 @@ pub fn engine(model: &str, sizes: Sizes) -> Engine {
         n_rows_max: sizes.n_step_rows,
         n_tokens_max: sizes.n_step_tokens,
     };
-    let backend = CpuBackend::new(&model, &options).expect("the bundled model loads");
+    CpuBackend::new(model, &options).expect("the model loads")
+}
+
+/// A model on a card.
+///
+/// # Errors
+/// It does not fit, or the card failed.
+pub fn cuda_backend(
+    card: &Card,
+    model: &Model,
+    sizes: Sizes,
+    dtype: Dtype,
+) -> Result<CudaBackend, LoadError> {
+    let page_bytes = CudaBackend::page_bytes(&model.config, dtype);
+    let options = CudaOptions {
+        dtype: Some(dtype),
+        kv: KvSize::Bytes(sizes.n_pages as u64 * page_bytes),
+        kv_host_bytes: sizes.n_host_pages as u64 * page_bytes,
+        n_rows_max: sizes.n_step_rows,
+        n_tokens_max: sizes.n_step_tokens,
+    };
+    CudaBackend::load(card, model, &options, &|_, _| {})
+}
+
+/// An engine over a loaded model.
+#[must_use]
+pub fn start(model: Model, backend: Box<dyn Backend>, sizes: Sizes) -> Engine {
     let settings = EngineSettings { prefix_scope: PrefixScope::Actor, n_step_tokens: sizes.n_step_tokens };
-    Engine::start(Arc::new(model), Box::new(backend), settings)
+    Engine::start(Arc::new(model), backend, settings)
 }
 
 /// An owner without limits; each number is a user with one session and one guest.
@@ -75,10 +130,42 @@ const TEST_TIME_MAX: Duration = Duration::from_secs(240);
 /// # Panics
 /// The runtime cannot be made, or the future does not end.
 pub fn block_on<T>(future: impl Future<Output = T>) -> T {
+    block_on_for(TEST_TIME_MAX, future)
+}
+
+/// Runs a future that may take so long.
+///
+/// # Panics
+/// The runtime cannot be made, or the future does not end in time.
+pub fn block_on_for<T>(limit: Duration, future: impl Future<Output = T>) -> T {
     tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .enable_all()
         .build()
         .expect("a runtime")
-        .block_on(async { tokio::time::timeout(TEST_TIME_MAX, future).await.expect("the test ends in time") })
+        .block_on(async { tokio::time::timeout(limit, future).await.expect("the test ends in time") })
+}
+
+/// splitmix64: numbers for tests, the same on every machine.
+#[derive(Clone, Debug)]
+pub struct Random(pub u64);
+
+impl Random {
+    /// The next number.
+    pub fn draw(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let x = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        x ^ (x >> 31)
+    }
+
+    /// A number in `0..n`.
+    pub fn below(&mut self, n: usize) -> usize {
+        (self.draw() % n as u64) as usize
+    }
+
+    /// So many tokens in `20..vocab_size`, past the special ones.
+    pub fn tokens(&mut self, n: usize, vocab_size: usize) -> Vec<u32> {
+        (0..n).map(|_| 20 + self.below(vocab_size - 20) as u32).collect()
+    }
 }

@@ -1,8 +1,10 @@
 //! Reference outputs of Hugging Face transformers, in float32 on the CPU.
 
-use std::path::PathBuf;
+use std::path::Path;
 
 use serde::Deserialize;
+
+use crate::pack;
 
 /// All cases of one model.
 #[derive(Debug, Deserialize)]
@@ -27,6 +29,7 @@ pub struct Case {
     /// Greedy tokens, up to 40, a stop token included.
     pub greedy_ids: Vec<u32>,
     /// Beam searches.
+    #[serde(default)]
     pub beams: Vec<Beams>,
 }
 
@@ -51,7 +54,15 @@ pub struct Beams {
 /// The file is missing or not what it should be.
 #[must_use]
 pub fn load(model: &str) -> Goldens {
-    let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join(format!("golden/{model}.json"));
-    let text = std::fs::read_to_string(&path).expect("the golden file is there");
+    read(&pack::root().join(format!("tests/golden/{model}.json")))
+}
+
+/// The goldens of a file.
+///
+/// # Panics
+/// The file is missing or not what it should be.
+#[must_use]
+pub fn read(path: &Path) -> Goldens {
+    let text = std::fs::read_to_string(path).expect("the golden file is there");
     serde_json::from_str(&text).expect("the golden file parses")
 }

@@ -1,4 +1,4 @@
-//! Guests, built from source as their authors would build them.
+//! Guests, built from source as their authors would build them, or packed.
 
 use std::collections::BTreeMap;
 use std::env;
@@ -7,6 +7,8 @@ use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
+
+use crate::pack::{self, root};
 
 const TARGET: &str = "wasm32-wasip2";
 
@@ -23,12 +25,6 @@ const OF_THIS_BUILD: [&str; 9] = [
     "CARGO_PROFILE_",
     "CARGO_TARGET_",
 ];
-
-/// The root of the checkout.
-#[must_use]
-pub fn root() -> &'static Path {
-    Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the tests lie in the checkout")
-}
 
 /// The examples' names, which are those of their folders.
 ///
@@ -50,7 +46,7 @@ pub fn example_names() -> Vec<String> {
 /// The component of an example.
 ///
 /// # Panics
-/// It does not build.
+/// It does not build, or the pack has none of that name.
 #[must_use]
 pub fn example(name: &str) -> Vec<u8> {
     static BUILT: OnceLock<BTreeMap<String, Vec<u8>>> = OnceLock::new();
@@ -61,7 +57,7 @@ pub fn example(name: &str) -> Vec<u8> {
 /// The component that the tests send against a daemon.
 ///
 /// # Panics
-/// It does not build.
+/// It does not build, or the pack has none.
 #[must_use]
 pub fn hostile() -> Vec<u8> {
     static BUILT: OnceLock<BTreeMap<String, Vec<u8>>> = OnceLock::new();
@@ -82,8 +78,11 @@ pub fn clean(command: &mut Command) -> &mut Command {
     command
 }
 
-/// Builds all crates of a workspace; their components by the crates' names.
+/// Builds all crates of a workspace, unless they are packed; their components by the crates' names.
 fn build(workspace: &Path) -> BTreeMap<String, Vec<u8>> {
+    if let Some(folder) = pack::folder() {
+        return components(&folder.join("guests"));
+    }
     let target_dir = workspace.join("target");
     fs::create_dir_all(&target_dir).expect("the target folder can be made");
     // Test binaries may run side by side; the first one builds, the others find it done.
@@ -104,7 +103,10 @@ fn build(workspace: &Path) -> BTreeMap<String, Vec<u8>> {
 }
 
 fn components(folder: &Path) -> BTreeMap<String, Vec<u8>> {
-    let paths = fs::read_dir(folder).expect("cargo has made the folder").flatten().map(|entry| entry.path());
+    let paths = fs::read_dir(folder)
+        .expect("the folder of the components is there")
+        .flatten()
+        .map(|entry| entry.path());
     paths
         .filter(|path| path.extension() == Some(OsStr::new("wasm")))
         .map(|path| {

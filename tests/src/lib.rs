@@ -1,6 +1,9 @@
-//! What the tests share: engines over the bundled models, golden data, guests built from source, daemons.
+//! What the tests share: engines on the device under test, golden data, guests built from source, daemons.
 
 pub mod daemons;
+pub mod device;
 pub mod engines;
 pub mod goldens;
 pub mod guests;
+pub mod models;
+pub mod pack;

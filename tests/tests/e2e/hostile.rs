@@ -13,7 +13,7 @@ use trellis_tests::daemons::{self, Ended, collect, is_listed, nothing_is_held, r
 use trellis_tests::engines::block_on;
 use trellis_tests::guests;
 
-const EXE: &str = env!("CARGO_BIN_EXE_trellis-under-test");
+use crate::exe;
 
 const CPU_MS: u64 = 2_000;
 const MEMORY_BYTES: usize = 24 << 20;
@@ -39,7 +39,7 @@ fn daemon() -> &'static Daemon {
             log_bytes: LOG_BYTES,
             ..GuestLimits::default()
         };
-        daemons::start(&Config { limits, ..daemons::config(EXE) })
+        daemons::start(&Config { limits, ..daemons::config(exe()) })
     })
 }
 
@@ -61,7 +61,7 @@ async fn alone() -> &'static [u32] {
     static ALONE: tokio::sync::OnceCell<Vec<u32>> = tokio::sync::OnceCell::const_new();
     ALONE
         .get_or_init(async || {
-            let peace = daemons::start(&daemons::config(EXE));
+            let peace = daemons::start(&daemons::config(exe()));
             let client = peace.connect().await.expect("connected");
             let tokens = run(&client, &guests::hostile(), stream()).await.well().tokens;
             assert_eq!(tokens.len(), 48);
@@ -333,7 +333,7 @@ fn many_guests_share_the_budgets_around_them() {
         let session = SharedBudget { n_tokens: 3_000, n_pages: 1_000, n_contexts: 5 };
         let user = SharedBudget { n_tokens: 100_000, n_pages: 2_000, n_contexts: 8 };
         let limits = GuestLimits { n_guests: 6, n_guests_per_user: 4, ..GuestLimits::default() };
-        let config = Config { limits, budgets: Budgets { session, user }, ..daemons::config(EXE) };
+        let config = Config { limits, budgets: Budgets { session, user }, ..daemons::config(exe()) };
         let daemon = daemons::start(&config);
         let wasm = guests::hostile();
         let client = daemon.connect().await.expect("connected");
@@ -380,7 +380,7 @@ fn nothing_is_left_of_an_attack() {
                 n_contexts: 8,
                 ..GuestLimits::default()
             },
-            ..daemons::config(EXE)
+            ..daemons::config(exe())
         };
         let daemon = daemons::start(&config);
         let client = daemon.connect().await.expect("connected");

@@ -14,7 +14,7 @@ use trellis_tests::engines::{block_on, encode, owner};
 use trellis_tests::goldens::{self, Beams, Case};
 use trellis_tests::guests;
 
-const EXE: &str = env!("CARGO_BIN_EXE_trellis-under-test");
+use crate::exe;
 
 /// One test for each example, and the list of the examples that have one.
 macro_rules! examples {
@@ -60,7 +60,7 @@ fn every_example_explains_itself_when_it_is_asked_for_nonsense() {
 
 fn daemon() -> &'static Daemon {
     static DAEMON: OnceLock<Daemon> = OnceLock::new();
-    DAEMON.get_or_init(|| daemons::start(&daemons::config(EXE)))
+    DAEMON.get_or_init(|| daemons::start(&daemons::config(exe())))
 }
 
 fn engine() -> &'static EngineHandle {
@@ -330,7 +330,7 @@ mod check {
 #[test]
 fn beam_of_the_other_model() {
     block_on(async {
-        let config = Config { models: vec!["draft".to_owned()], ..daemons::config(EXE) };
+        let config = Config { models: vec!["draft".to_owned()], ..daemons::config(exe()) };
         let daemon = daemons::start(&config);
         let client = daemon.connect().await.expect("connected");
         for case in &goldens::load("draft").cases {

@@ -6,7 +6,7 @@ use trellis_tests::daemons::{self, collect, is_listed, nothing_is_held, started,
 use trellis_tests::engines::block_on;
 use trellis_tests::guests;
 
-const EXE: &str = env!("CARGO_BIN_EXE_trellis-under-test");
+use crate::exe;
 
 const N_GUESTS: usize = 64;
 const N_FORKS: usize = 4;
@@ -45,7 +45,7 @@ async fn first_output(guest: &mut Guest) {
 fn sixty_four_guests_of_four_forks_have_what_they_have_alone() {
     block_on(async {
         let wasm = guests::hostile();
-        let daemon = daemons::start(&daemons::config(EXE));
+        let daemon = daemons::start(&daemons::config(exe()));
         let client = daemon.connect().await.expect("connected");
         let mut alone = Vec::new();
         for idx in 0..N_GUESTS {
@@ -98,8 +98,12 @@ fn a_client_that_leaves_in_mid_generation_leaves_no_page_behind() {
     block_on(async {
         let wasm = guests::hostile();
         // Few pages, so that some of what is dropped lies in host memory.
-        let config = Config { kv_bytes: 12 << 20, kv_host_bytes: 16 << 20, ..daemons::config(EXE) };
+        let config =
+            Config { kv_bytes: Some(12 << 20), kv_host_bytes: Some(16 << 20), ..daemons::config(exe()) };
         let daemon = daemons::start(&config);
+        // Compiled once before many ask for it.
+        let client = daemon.connect().await.expect("connected");
+        first_output(&mut start(&client, &wasm, with(&["endless"])).await).await;
         for round in 0..3 {
             let client = daemon.connect().await.expect("connected");
             let mut guests = Vec::new();
@@ -146,7 +150,7 @@ fn a_client_that_leaves_in_mid_generation_leaves_no_page_behind() {
 fn a_stop_ends_one_guest_and_no_other() {
     block_on(async {
         let wasm = guests::hostile();
-        let daemon = daemons::start(&daemons::config(EXE));
+        let daemon = daemons::start(&daemons::config(exe()));
         let client = daemon.connect().await.expect("connected");
         let mut first = start(&client, &wasm, with(&["endless"])).await;
         let mut second = start(&client, &wasm, with(&["endless"])).await;

@@ -18,7 +18,7 @@ use trellis_wire::{
     Call, ClientMessage, FRAME_BYTES_MAX, FrameBuffer, FrameReader, Hello, Outcome, ServerMessage,
 };
 
-const EXE: &str = env!("CARGO_BIN_EXE_trellis-under-test");
+use crate::exe;
 
 const COMPONENT_BYTES: usize = 1 << 20;
 const ARGUMENT_BYTES: usize = 4_096;
@@ -29,7 +29,7 @@ fn config() -> Config {
         argument_bytes: ARGUMENT_BYTES,
         ..GuestLimits::default()
     };
-    Config { models: vec!["tiny".to_owned(), "draft".to_owned()], limits, ..daemons::config(EXE) }
+    Config { models: vec!["tiny".to_owned(), "draft".to_owned()], limits, ..daemons::config(exe()) }
 }
 
 /// Asserts that a guest does its work as ever.
@@ -510,7 +510,7 @@ fn settings_that_make_no_sense() {
     assert!(error.contains("\"gpt-17\"") && error.contains("tiny, draft"), "{error}");
     let error = start(&Config { models: models(&["tiny", "tiny"]), ..config() });
     assert!(error.contains("two models are named \"tiny\""), "{error}");
-    let error = start(&Config { kv_bytes: 1000, ..config() });
+    let error = start(&Config { kv_bytes: Some(1000), ..config() });
     assert!(error.contains("1000") && error.contains("8388608"), "{error}");
 
     let folder = tempfile::tempdir().expect("a folder");

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use trellis_engine::account::Resource;
 use trellis_engine::sampling::Sampler;
 use trellis_engine::{Ahead, Answer, Ask, Context, EngineHandle, Pull, RunKey, RunSettings};
+use trellis_tests::device::Nat;
 use trellis_tests::engines::{Sizes, block_on, encode, engine, owner};
 
 /// One guest's work: a prompt, so many forks with seeds of their own, so many tokens each.
@@ -17,8 +18,8 @@ struct Job {
     seed: u64,
 }
 
-/// Token and bits of its log-probability, for each fork.
-type Drawn = Vec<Vec<(u32, u32)>>;
+/// Tokens and their log-probabilities, for each fork.
+type Drawn = Vec<Vec<(u32, Nat)>>;
 
 async fn run(engine: &EngineHandle, job: &Job, number: u32) -> Drawn {
     let owner = owner(number);
@@ -59,7 +60,7 @@ async fn run(engine: &EngineHandle, job: &Job, number: u32) -> Drawn {
                     other => panic!("{other:?}"),
                 }
             };
-            drawn[idx].push((candidate.token, candidate.logprob.to_bits()));
+            drawn[idx].push((candidate.token, Nat(candidate.logprob)));
         }
     }
     drop((root, forks));

@@ -11,17 +11,17 @@ use tempfile::TempDir;
 use trellis_tests::daemons::{self, Served, output, wait};
 use trellis_tests::guests;
 
-const EXE: &str = env!("CARGO_BIN_EXE_trellis-under-test");
+use crate::exe;
 
 /// The command without a daemon, with a cache of the tests' own.
 fn alone(arguments: &[&str]) -> Command {
-    let mut command = daemons::trellis(EXE);
+    let mut command = daemons::trellis(exe());
     command.args(arguments).env("XDG_CACHE_HOME", cache());
     command
 }
 
 fn cache() -> std::path::PathBuf {
-    let cache = std::path::Path::new(EXE).with_file_name("tests-cache-home");
+    let cache = std::path::Path::new(exe()).with_file_name("tests-cache-home");
     fs::create_dir_all(&cache).expect("the folder can be made");
     cache
 }
@@ -121,7 +121,7 @@ fn build_says_where_the_component_is() {
 #[test]
 fn a_daemon_is_used_listed_and_stopped() {
     build_examples();
-    let mut served = Served::start(EXE);
+    let mut served = Served::start(exe());
     let ran = output(&mut served.trellis(&["run", "chat", "What is 37 + 48?"]));
     assert!(ran.status.success(), "{}", stderr(&ran));
     assert_eq!(stdout(&ran), "85\n");
@@ -168,7 +168,7 @@ fn a_daemon_is_used_listed_and_stopped() {
 
 #[test]
 fn a_second_daemon_is_refused_and_a_terminated_one_leaves_nothing() {
-    let mut served = Served::start(EXE);
+    let mut served = Served::start(exe());
     let said = failed(&mut served.trellis(&["serve"]), 2);
     assert!(said.contains(&format!("process {}", served.pid())), "{said}");
     assert!(said.contains("trellis stop --daemon") && said.contains("--socket"), "{said}");
@@ -193,7 +193,7 @@ fn a_second_daemon_is_refused_and_a_terminated_one_leaves_nothing() {
 
 #[test]
 fn an_interrupt_cancels_cleanly() {
-    let served = Served::start(EXE);
+    let served = Served::start(exe());
     let (_folder, path) = hostile();
     for mode in ["sleep", "loop", "endless"] {
         let mut client = served.trellis(&["run", "--no-stdin", &path, mode]).spawn().expect("it runs");
@@ -227,6 +227,25 @@ fn an_interrupt_cancels_cleanly() {
 }
 
 #[test]
+fn the_doctor_says_what_there_is_and_ends_with_the_verdict() {
+    let place = tempfile::tempdir().expect("a folder");
+    let doctor = |arguments: &[&str]| {
+        let mut command = alone(arguments);
+        // A machine whose GPU is hidden is one without.
+        command.env("CUDA_VISIBLE_DEVICES", "").env("XDG_RUNTIME_DIR", place.path());
+        done(&mut command)
+    };
+    let said = doctor(&["doctor"]);
+    let verdict = said.lines().last().expect("a last line");
+    assert!(verdict.starts_with("CUDA: not usable: ") && said.contains("bundled models: tiny"), "{said}");
+    let report: Value = serde_json::from_str(&doctor(&["doctor", "--json"])).expect("JSON");
+    assert_eq!((&report["cuda"]["usable"], &report["cuda"]["summary"]), (&false.into(), &verdict.into()));
+    assert!(report["cuda"]["problems"][0]["remedy"].as_str().expect("a text").len() > 20, "{report}");
+    assert!(!report["cuda"]["driver"]["library"]["looked_for"].as_array().expect("a list").is_empty());
+    assert_eq!(report["cpu"]["ok"], true);
+}
+
+#[test]
 fn the_exit_status_and_the_message_say_whose_fault_it_is() {
     let (folder, path) = hostile();
     assert_eq!(done(&mut alone(&["run", "--no-stdin", &path, "exit-well"])), "");
@@ -244,8 +263,10 @@ fn the_exit_status_and_the_message_say_whose_fault_it_is() {
     assert!(said.contains("known here: beam, best-of-n"), "{said}");
     let said = failed(&mut alone(&["run", "--model", "gpt-17", &path]), 2);
     assert!(said.contains("\"gpt-17\"") && said.contains("tiny, draft") && said.contains("hint: "), "{said}");
-    let said = failed(&mut alone(&["run", "--device", "cuda", &path]), 2);
-    assert!(said.contains("--device cpu"), "{said}");
+    let said = failed(alone(&["run", "--device", "cuda", &path]).env("CUDA_VISIBLE_DEVICES", ""), 2);
+    assert!(said.contains("CUDA cannot be used: ") && said.contains("--device cpu"), "{said}");
+    let said = failed(&mut alone(&["run", "--device", "cpu", "--dtype", "bf16", &path]), 2);
+    assert!(said.contains("dtype bf16 needs a GPU"), "{said}");
     let text = folder.path().join("text.wasm");
     fs::write(&text, "hello").expect("written");
     let said = failed(&mut alone(&["run", "--no-stdin", text.to_str().expect("UTF-8")]), 2);

@@ -6,7 +6,10 @@ use std::path::{Path, PathBuf};
 
 use toml::{Table, Value};
 use trellis_tests::daemons;
-use trellis_tests::guests::{example_names, root};
+use trellis_tests::guests::example_names;
+use trellis_tests::pack::root;
+
+use crate::exe;
 
 /// Each crate and the crates of this house that it may use.
 const LAYERS: [(&str, &[&str]); 7] = [
@@ -233,7 +236,7 @@ fn every_example_says_what_it_is() {
 #[test]
 fn the_readme_knows_every_command_and_every_place() {
     let readme = fs::read_to_string(root().join("README.md")).expect("there is one");
-    let mut help = daemons::trellis(env!("CARGO_BIN_EXE_trellis-under-test"));
+    let mut help = daemons::trellis(exe());
     let help = daemons::output(help.arg("--help"));
     let help = String::from_utf8(help.stdout).expect("it is text");
     let (_, commands) = help.split_once("Commands:\n").expect("the help lists the commands");

@@ -1,0 +1,23 @@
+//! Everything that is tested end to end, in one program: one link instead of a dozen, and one file to carry to a
+//! machine with a GPU.
+
+mod bad_input;
+mod card;
+mod cli;
+mod concurrency;
+mod dtypes;
+mod forks;
+mod goldens;
+mod guests;
+mod hostile;
+mod parity;
+mod schedules;
+mod soak;
+mod streams;
+mod swaps;
+mod tidy;
+
+/// The `trellis` binary under test.
+fn exe() -> &'static str {
+    trellis_tests::pack::exe(env!("CARGO_BIN_EXE_trellis-under-test"))
+}
