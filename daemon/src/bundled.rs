@@ -30,6 +30,11 @@ pub fn source(name: &str) -> Option<ModelSource> {
     }
 }
 
+/// The tokenizer of the bundled models, for models that have none of their own.
+pub(crate) fn tokenizer_json() -> &'static [u8] {
+    include_bytes!("../models/tiny/tokenizer.json")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

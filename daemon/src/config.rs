@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 use trellis_engine::account::Budget;
+use trellis_engine::model::Dtype;
 
 use crate::guest::GuestLimits;
 
@@ -13,19 +14,24 @@ use crate::guest::GuestLimits;
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Config {
-    /// Models to load: names of bundled ones (`tiny`, `draft`) or folders in the Hugging Face layout. The first
-    /// is the default.
+    /// Models to load: names of bundled ones (`tiny`, `draft`), folders in the Hugging Face layout, or `shape:NAME` for
+    /// random weights of a published shape. The first is the default.
     pub models: Vec<String>,
     /// What runs them.
     pub device: Device,
-    /// Bytes of KV cache for each model. Memory is taken from the system as it is used.
-    pub kv_bytes: u64,
-    /// Bytes of host memory for the KV of contexts that had to make room, for each model.
-    pub kv_host_bytes: u64,
-    /// Tokens that one step computes at most.
-    pub n_step_tokens: usize,
-    /// Contexts that one step computes at most.
-    pub n_step_rows: usize,
+    /// Type of weights, activations and KV cache.
+    pub dtype: DtypeChoice,
+    /// Bytes of KV cache for each model. When absent: on the CPU, which takes memory from the system as it is used,
+    /// 256 MiB or one context, whichever is more, up to 4 GiB; on a GPU what the weights leave, split evenly over the
+    /// models. The longest context has to fit in it.
+    pub kv_bytes: Option<u64>,
+    /// Bytes of host memory for the KV of contexts that had to make room, for each model; when absent 256 MiB on the
+    /// CPU, and 1 GiB, locked in memory, with a GPU.
+    pub kv_host_bytes: Option<u64>,
+    /// Tokens that one step computes at most; when absent 256 on the CPU, 2048 on a GPU.
+    pub n_step_tokens: Option<usize>,
+    /// Contexts that one step computes at most; when absent 128 on the CPU, 256 on a GPU.
+    pub n_step_rows: Option<usize>,
     /// Whether users share the prefix cache. One user could then tell by timing what another has asked.
     pub is_prefix_cache_shared: bool,
     /// Where the daemon listens; the runtime directory of its user when absent.
@@ -86,7 +92,8 @@ impl From<SharedBudget> for Budget {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Device {
-    /// The best that this build can use.
+    /// An NVIDIA GPU if the machine has one, the processor otherwise. A GPU that is there and cannot be used is an
+    /// error.
     #[default]
     Auto,
     /// The processor.
@@ -95,15 +102,62 @@ pub enum Device {
     Cuda,
 }
 
+/// Type of weights, activations and KV cache.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum DtypeChoice {
+    /// That of the model's files on a GPU, `f32` on the CPU.
+    #[default]
+    Auto,
+    /// 32 bits; the only one that the CPU computes in.
+    F32,
+    /// 16 bits, 11 of them for digits.
+    F16,
+    /// 16 bits, 8 of them for digits, and the range of `f32`.
+    Bf16,
+}
+
+impl DtypeChoice {
+    /// The type that was chosen; `None` when that is left to the device.
+    #[must_use]
+    pub fn chosen(self) -> Option<Dtype> {
+        match self {
+            Self::Auto => None,
+            Self::F32 => Some(Dtype::F32),
+            Self::F16 => Some(Dtype::F16),
+            Self::Bf16 => Some(Dtype::Bf16),
+        }
+    }
+}
+
+/// Sizes that the settings leave to the device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Sizes {
+    /// Bytes of host memory to move KV to, for each model.
+    pub kv_host_bytes: u64,
+    /// Tokens in one step.
+    pub n_step_tokens: usize,
+    /// Contexts in one step.
+    pub n_step_rows: usize,
+}
+
+impl Sizes {
+    /// For the processor: a step of 256 tokens of a small model takes about as long as people wait for a token.
+    pub const CPU: Self = Self { kv_host_bytes: 256 << 20, n_step_tokens: 256, n_step_rows: 128 };
+    /// For a GPU: products are bound by arithmetic from a few hundred tokens on.
+    pub const CUDA: Self = Self { kv_host_bytes: 1 << 30, n_step_tokens: 2048, n_step_rows: 256 };
+}
+
 impl Default for Config {
     fn default() -> Self {
         Self {
             models: vec!["tiny".to_owned()],
             device: Device::default(),
-            kv_bytes: 256 << 20,
-            kv_host_bytes: 256 << 20,
-            n_step_tokens: 256,
-            n_step_rows: 128,
+            dtype: DtypeChoice::default(),
+            kv_bytes: None,
+            kv_host_bytes: None,
+            n_step_tokens: None,
+            n_step_rows: None,
             is_prefix_cache_shared: false,
             socket: None,
             cache_dir: None,
@@ -161,25 +215,34 @@ impl Config {
     }
 
     fn check(&self) -> Result<(), ConfigError> {
-        let positive = [
-            ("models", self.models.len() as u64),
-            ("n_step_tokens", self.n_step_tokens as u64),
-            ("n_step_rows", self.n_step_rows as u64),
+        // Decode rows go first; a step of nothing but decode rows has to leave tokens for prompts.
+        let n_tokens_min = self.n_step_rows.map_or(2, |n_rows| n_rows.saturating_add(1));
+        let least = [
+            ("models", Some(self.models.len()), 1, "at least 1"),
+            ("n_step_rows", self.n_step_rows, 1, "at least 1"),
+            ("n_step_tokens", self.n_step_tokens, 2, "at least 2"),
+            ("n_step_tokens", self.n_step_tokens, n_tokens_min, "more than n_step_rows"),
         ];
-        for (field, value) in positive {
-            if value == 0 {
-                return Err(ConfigError::OutOfRange { field, value, expected: "at least 1" });
+        for (field, value, least, expected) in least {
+            if let Some(value) = value.filter(|&value| value < least) {
+                return Err(ConfigError::OutOfRange { field, value: value as u64, expected });
             }
         }
-        // Decode rows go first; a step of nothing but decode rows has to leave tokens for prompts.
-        if self.n_step_tokens <= self.n_step_rows {
-            return Err(ConfigError::OutOfRange {
-                field: "n_step_tokens",
-                value: self.n_step_tokens as u64,
-                expected: "more than n_step_rows",
-            });
-        }
         Ok(())
+    }
+
+    /// The sizes, with those of the device where the settings say nothing. A step always has more tokens than
+    /// contexts.
+    #[must_use]
+    pub fn sizes(&self, device: Sizes) -> Sizes {
+        let (n_step_tokens, n_step_rows) = match (self.n_step_tokens, self.n_step_rows) {
+            (Some(n_tokens), Some(n_rows)) => (n_tokens, n_rows),
+            (Some(n_tokens), None) => (n_tokens, device.n_step_rows.min(n_tokens / 2)),
+            (None, Some(n_rows)) => (device.n_step_tokens.max(2 * n_rows), n_rows),
+            (None, None) => (device.n_step_tokens, device.n_step_rows),
+        };
+        let kv_host_bytes = self.kv_host_bytes.unwrap_or(device.kv_host_bytes);
+        Sizes { kv_host_bytes, n_step_tokens, n_step_rows }
     }
 }
 
@@ -198,20 +261,43 @@ mod tests {
         let config = load("models = ['draft']\ndevice = 'cpu'\nkv_bytes = 1048576\n").expect("valid");
         assert_eq!(
             (config.models[0].as_str(), config.device, config.kv_bytes),
-            ("draft", Device::Cpu, 1 << 20)
+            ("draft", Device::Cpu, Some(1 << 20))
         );
         let unknown = load("modles = ['draft']").expect_err("a typo");
         assert!(unknown.to_string().contains("modles"), "{unknown}");
         assert!(matches!(load("models = []"), Err(ConfigError::OutOfRange { field: "models", .. })));
         assert!(matches!(
-            load("n_step_rows = 256"),
-            Err(ConfigError::OutOfRange { field: "n_step_tokens", .. })
+            load("n_step_rows = 256\nn_step_tokens = 256"),
+            Err(ConfigError::OutOfRange { field: "n_step_tokens", value: 256, .. })
         ));
+        assert!(matches!(load("n_step_rows = 0"), Err(ConfigError::OutOfRange { field: "n_step_rows", .. })));
         assert!(matches!(Config::load(Path::new("/nonexistent")), Err(ConfigError::Read { .. })));
     }
 
     #[test]
     fn the_defaults_hold_together() {
         Config::default().check().expect("defaults are valid");
+    }
+
+    #[test]
+    fn what_is_not_said_fits_what_is() {
+        let sizes = |text: &str| load(text).expect("valid").sizes(Sizes::CPU);
+        assert_eq!(sizes(""), Sizes::CPU);
+        assert_eq!(load("").expect("valid").sizes(Sizes::CUDA), Sizes::CUDA);
+        assert_eq!(sizes("kv_host_bytes = 0").kv_host_bytes, 0);
+        for text in ["n_step_rows = 500", "n_step_tokens = 2", "n_step_tokens = 3000", "n_step_rows = 1"] {
+            let sizes = sizes(text);
+            assert!(sizes.n_step_rows >= 1 && sizes.n_step_tokens > sizes.n_step_rows, "{text}: {sizes:?}");
+        }
+    }
+
+    #[test]
+    fn a_configuration_survives_being_written_down() {
+        let config = load("dtype = 'bf16'\nkv_bytes = 7\nn_step_rows = 9").expect("valid");
+        let text = toml::to_string(&config).expect("it serialises");
+        let again = load(&text).expect("valid");
+        assert_eq!((again.dtype, again.kv_bytes, again.n_step_rows), (DtypeChoice::Bf16, Some(7), Some(9)));
+        assert_eq!(again.n_step_tokens, None);
+        assert_eq!(again.dtype.chosen(), Some(Dtype::Bf16));
     }
 }

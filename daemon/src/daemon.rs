@@ -1,25 +1,34 @@
 //! The daemon put together: models, engines, guests and the service that sessions talk to.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
 
 use tokio_util::sync::CancellationToken;
 use trellis_client::Client;
-use trellis_engine::backend::PAGE_LEN;
-use trellis_engine::cpu::{CpuBackend, CpuError, CpuOptions};
-use trellis_engine::model::{Model, ModelConfig, ModelError, ModelSource};
+use trellis_cuda::probe::Problem;
+use trellis_cuda::{CudaError, LoadError};
+use trellis_engine::backend::Backend;
+use trellis_engine::cpu::CpuError;
+use trellis_engine::model::{Dtype, Model, ModelError, ModelSource, SHAPES, shape};
 use trellis_engine::{Engine, EngineHandle, EngineSettings, PrefixScope};
 
 use crate::bundled;
-use crate::config::{Config, Device};
-use crate::guest::{GuestError, GuestHost, GuestHostConfig};
+use crate::config::Config;
+use crate::device::{self, Chosen};
+use crate::guest::{GuestError, GuestHost, GuestHostConfig, make_private};
 use crate::ipc::{self, Listener};
 use crate::service::HostService;
 use crate::session::{Actor, Limits, Sessions};
 
 /// Bytes in flight each way between a client in this process and its session.
 const DUPLEX_BYTES: usize = 64 << 10;
+
+/// A model choice that begins so is random weights of a known shape, for measurements.
+pub(crate) const SHAPE_PREFIX: &str = "shape:";
+/// As the published weights of these shapes are stored.
+const SHAPE_DTYPE: Dtype = Dtype::Bf16;
+const SHAPE_SEED: u64 = 1;
 
 /// A daemon that has loaded its models and is ready for clients. Dropping it stops the engines.
 pub struct Daemon {
@@ -36,6 +45,12 @@ pub enum DaemonError {
     /// Neither a bundled model nor a folder.
     #[error("{name:?} is neither a bundled model ({}) nor a folder with a config.json", bundled::NAMES.join(", "))]
     UnknownModel {
+        /// What was asked for.
+        name: String,
+    },
+    /// Random weights of a shape that nobody knows.
+    #[error("no shape is named {name:?}; known are {}", SHAPES.join(", "))]
+    UnknownShape {
         /// What was asked for.
         name: String,
     },
@@ -76,9 +91,29 @@ pub enum DaemonError {
         /// Bytes that there are.
         kv_bytes: u64,
     },
-    /// A GPU was asked for.
-    #[error("--device cuda: this build computes on the CPU only; use --device cpu")]
-    NoCuda,
+    /// A GPU was asked for or found, and something is missing that it needs.
+    #[error("CUDA cannot be used: {}; --device cpu computes on the processor", list(.problems))]
+    CudaUnusable {
+        /// What is missing or does not fit.
+        problems: Vec<Problem>,
+    },
+    /// The GPU failed before a model was loaded.
+    #[error("CUDA cannot be used: {0}; --device cpu computes on the processor")]
+    Cuda(#[from] CudaError),
+    /// A model could not be loaded onto the GPU.
+    #[error("model {name:?} cannot be loaded onto the GPU: {source}")]
+    Load {
+        /// The model.
+        name: String,
+        /// Why; numbers, if it does not fit.
+        source: Box<LoadError>,
+    },
+    /// The processor does not compute in this type.
+    #[error("dtype {} needs a GPU: the CPU computes in f32", .dtype.name())]
+    CpuDtype {
+        /// What was asked for.
+        dtype: Dtype,
+    },
     /// There is nowhere to keep compiled guests.
     #[error("no cache directory: set cache_dir in the configuration, or XDG_CACHE_HOME or HOME")]
     NoCacheDir,
@@ -90,14 +125,14 @@ pub enum DaemonError {
 /// How far the start is.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum LoadProgress {
-    /// A model's files are being read.
+    /// A model's weights are being read.
     Loading {
         /// The model.
         model: String,
-        /// Models done.
-        done: usize,
-        /// Models in all.
-        total: usize,
+        /// Bytes of its weights that are on the device.
+        done_bytes: u64,
+        /// Bytes in all; 0 as long as nobody knows.
+        total_bytes: u64,
     },
     /// All models are loaded.
     Ready,
@@ -110,24 +145,24 @@ impl Daemon {
     /// A model, the device or the sandbox cannot be used.
     pub fn start(config: &Config, progress: &(dyn Fn(LoadProgress) + Sync)) -> Result<Self, DaemonError> {
         let started = Instant::now();
-        if config.device == Device::Cuda {
-            return Err(DaemonError::NoCuda);
-        }
+        let cache_dir = cache_dir(config).ok_or(DaemonError::NoCacheDir)?;
+        let mut models = open_models(config)?;
+        make_private(&cache_dir)?;
+        let chosen = device::choose(config.device, &cache_dir)?;
         let mut engines: Vec<Engine> = Vec::new();
-        for (done, choice) in config.models.iter().enumerate() {
-            let total = config.models.len();
-            progress(LoadProgress::Loading { model: choice.clone(), done, total });
-            let engine = start_engine(choice, config)?;
-            let name = &engine.handle().model().name;
-            if engines.iter().any(|other| &other.handle().model().name == name) {
-                return Err(DaemonError::DuplicateModel { name: name.clone() });
-            }
-            engines.push(engine);
+        while !models.is_empty() {
+            let name = models[0].name.clone();
+            let report = |done_bytes, total_bytes| {
+                progress(LoadProgress::Loading { model: name.clone(), done_bytes, total_bytes });
+            };
+            report(0, 0);
+            let backend = chosen.load(&models, config, &report)?;
+            engines.push(start_engine(models.remove(0), backend, &chosen, config));
         }
         let handles: Vec<EngineHandle> = engines.iter().map(|engine| engine.handle().clone()).collect();
         let host = GuestHost::new(GuestHostConfig {
             limits: config.limits.clone(),
-            cache_dir: config.cache_dir.clone().or_else(default_cache_dir).ok_or(DaemonError::NoCacheDir)?,
+            cache_dir,
             compile_exe: config.compile_exe.clone(),
             engines: handles.clone(),
         })?;
@@ -189,15 +224,33 @@ impl Daemon {
     }
 }
 
-/// `$XDG_CACHE_HOME/trellis`, or `~/.cache/trellis`.
-fn default_cache_dir() -> Option<PathBuf> {
+/// The daemon's cache: what the settings say, or `$XDG_CACHE_HOME/trellis`, or `~/.cache/trellis`.
+pub(crate) fn cache_dir(config: &Config) -> Option<PathBuf> {
     let absolute = |name| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
-    absolute("XDG_CACHE_HOME")
-        .or_else(|| Some(absolute("HOME")?.join(".cache")))
-        .map(|dir| dir.join("trellis"))
+    let usual = || absolute("XDG_CACHE_HOME").or_else(|| Some(absolute("HOME")?.join(".cache")));
+    config.cache_dir.clone().or_else(|| usual().map(|dir| dir.join("trellis")))
 }
 
-fn start_engine(choice: &str, config: &Config) -> Result<Engine, DaemonError> {
+/// Opens all models before any of them is loaded, which may take long.
+fn open_models(config: &Config) -> Result<Vec<Model>, DaemonError> {
+    let mut models: Vec<Model> = Vec::new();
+    for choice in &config.models {
+        let model = open_model(choice, config)?;
+        if models.iter().any(|other| other.name == model.name) {
+            return Err(DaemonError::DuplicateModel { name: model.name });
+        }
+        models.push(model);
+    }
+    Ok(models)
+}
+
+pub(crate) fn open_model(choice: &str, config: &Config) -> Result<Model, DaemonError> {
+    if let Some(name) = choice.strip_prefix(SHAPE_PREFIX) {
+        let shape = shape(name).ok_or_else(|| DaemonError::UnknownShape { name: name.to_owned() })?;
+        let dtype = config.dtype.chosen().unwrap_or(SHAPE_DTYPE);
+        return Model::with_random_weights(name, shape, dtype, SHAPE_SEED, bundled::tokenizer_json())
+            .map_err(|source| DaemonError::Model { name: name.to_owned(), source: Box::new(source) });
+    }
     let (name, source) = match bundled::source(choice) {
         Some(source) => (choice.to_owned(), source),
         None => {
@@ -205,37 +258,22 @@ fn start_engine(choice: &str, config: &Config) -> Result<Engine, DaemonError> {
             if !folder.join("config.json").is_file() {
                 return Err(DaemonError::UnknownModel { name: choice.to_owned() });
             }
-            let name =
-                folder.canonicalize().ok().and_then(|path| Some(path.file_name()?.to_str()?.to_owned()));
-            (name.unwrap_or_else(|| choice.to_owned()), ModelSource::Folder(folder))
+            (folder_name(&folder).unwrap_or_else(|| choice.to_owned()), ModelSource::Folder(folder))
         }
     };
-    let model = Model::open(&name, &source)
-        .map_err(|source| DaemonError::Model { name: name.clone(), source: Box::new(source) })?;
-    let options = CpuOptions {
-        n_pages: n_pages(&name, &model.config, config.kv_bytes)?,
-        n_host_pages: (config.kv_host_bytes / CpuBackend::page_bytes(&model.config)) as usize,
-        n_threads: None,
-        n_rows_max: config.n_step_rows,
-        n_tokens_max: config.n_step_tokens,
-    };
-    let backend = CpuBackend::new(&model, &options)
-        .map_err(|source| DaemonError::Backend { name, source: Box::new(source) })?;
-    let prefix_scope = if config.is_prefix_cache_shared { PrefixScope::Shared } else { PrefixScope::Actor };
-    let settings = EngineSettings { prefix_scope, n_step_tokens: config.n_step_tokens };
-    Ok(Engine::start(Arc::new(model), Box::new(backend), settings))
+    Model::open(&name, &source).map_err(|source| DaemonError::Model { name, source: Box::new(source) })
 }
 
-fn n_pages(name: &str, model: &ModelConfig, kv_bytes: u64) -> Result<usize, DaemonError> {
-    let n_pages = kv_bytes / CpuBackend::page_bytes(model);
-    let n_needed = model.n_positions.div_ceil(PAGE_LEN) as u64;
-    if n_pages < n_needed {
-        return Err(DaemonError::KvTooSmall {
-            name: name.to_owned(),
-            n_positions: model.n_positions,
-            needed_bytes: n_needed * CpuBackend::page_bytes(model),
-            kv_bytes,
-        });
-    }
-    Ok(n_pages as usize)
+fn folder_name(folder: &Path) -> Option<String> {
+    Some(folder.canonicalize().ok()?.file_name()?.to_str()?.to_owned())
+}
+
+fn start_engine(model: Model, backend: Box<dyn Backend>, chosen: &Chosen, config: &Config) -> Engine {
+    let prefix_scope = if config.is_prefix_cache_shared { PrefixScope::Shared } else { PrefixScope::Actor };
+    let settings = EngineSettings { prefix_scope, n_step_tokens: chosen.sizes(config).n_step_tokens };
+    Engine::start(Arc::new(model), backend, settings)
+}
+
+fn list(problems: &[Problem]) -> String {
+    problems.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
 }

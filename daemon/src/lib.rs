@@ -4,6 +4,7 @@ pub mod bundled;
 pub mod cli;
 pub mod config;
 pub mod daemon;
+mod device;
 pub mod guest;
 pub mod ipc;
 pub mod service;

@@ -9,7 +9,7 @@ use trellis_client::{Client, ErrorCode};
 use super::error::CliError;
 use super::output::{Format, note};
 use super::progress::{Progress, Unit};
-use crate::config::{Config, Device};
+use crate::config::{Config, Device, DtypeChoice};
 use crate::daemon::{Daemon, LoadProgress};
 
 /// Which daemon to talk to.
@@ -47,12 +47,15 @@ pub(crate) struct HomeArgs {
     /// Run inside this process, on this device
     #[arg(long, value_enum, conflicts_with = "socket")]
     pub(crate) device: Option<DeviceArg>,
+    /// Run inside this process, computing in this type
+    #[arg(long, value_enum, conflicts_with = "socket")]
+    pub(crate) dtype: Option<DtypeArg>,
 }
 
 /// What runs the models.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum DeviceArg {
-    /// The best there is
+    /// An NVIDIA GPU if there is one, the processor otherwise
     Auto,
     /// The processor
     Cpu,
@@ -66,6 +69,30 @@ impl From<DeviceArg> for Device {
             DeviceArg::Auto => Self::Auto,
             DeviceArg::Cpu => Self::Cpu,
             DeviceArg::Cuda => Self::Cuda,
+        }
+    }
+}
+
+/// Type of weights, activations and KV cache.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum DtypeArg {
+    /// That of the model's files on a GPU, f32 on the CPU
+    Auto,
+    /// 32 bits
+    F32,
+    /// 16 bits
+    F16,
+    /// 16 bits, with the range of f32
+    Bf16,
+}
+
+impl From<DtypeArg> for DtypeChoice {
+    fn from(dtype: DtypeArg) -> Self {
+        match dtype {
+            DtypeArg::Auto => Self::Auto,
+            DtypeArg::F32 => Self::F32,
+            DtypeArg::F16 => Self::F16,
+            DtypeArg::Bf16 => Self::Bf16,
         }
     }
 }
@@ -88,7 +115,7 @@ impl std::fmt::Debug for Inside {
 
 impl HomeArgs {
     fn stays_inside(&self) -> bool {
-        self.local || self.model.is_some() || self.device.is_some()
+        self.local || self.model.is_some() || self.device.is_some() || self.dtype.is_some()
     }
 
     /// Connects to the running daemon; `None` if guests run inside this process.
@@ -119,6 +146,7 @@ impl HomeArgs {
         let mut config = Config::default();
         config.models = self.model.iter().cloned().chain(config.models).take(1).collect();
         config.device = self.device.map_or(config.device, Device::from);
+        config.dtype = self.dtype.map_or(config.dtype, DtypeChoice::from);
         let daemon = start(&config, format).await?;
         let why = if self.stays_inside() { "as asked for" } else { "no daemon is running" };
         note(format, &format!("running inside this process ({why}): {}", describe(&daemon)));
@@ -136,8 +164,8 @@ pub(crate) async fn start(config: &Config, format: Format) -> Result<Daemon, Cli
     let (config, reports) = (config.clone(), progress.clone());
     let mut starting = tokio::task::spawn_blocking(move || {
         let report = |loading| match loading {
-            LoadProgress::Loading { model, done, total } => {
-                reports.update(&format!("loading {model}"), Unit::Items, done as u64, total as u64);
+            LoadProgress::Loading { model, done_bytes, total_bytes } => {
+                reports.update(&format!("loading {model}"), Unit::Bytes, done_bytes, total_bytes);
             }
             LoadProgress::Ready => reports.finish(),
         };

@@ -6,6 +6,7 @@ use std::process::ExitStatus;
 
 use serde::Serialize;
 use trellis_client::{ErrorBody, ErrorCode};
+use trellis_cuda::{CudaError, LoadError};
 
 use super::output::{Format, for_stream, to_json};
 use crate::config::ConfigError;
@@ -16,6 +17,7 @@ use crate::ipc::BindError;
 /// The exit status of an interrupted command: 128 and the number of SIGINT, as shells have it.
 pub(crate) const INTERRUPTED: u8 = 130;
 const GUEST_FAILED: u8 = 1;
+const UNHEALTHY: u8 = 1;
 const CANNOT: u8 = 2;
 
 /// Why a command did not do what it was asked to.
@@ -61,10 +63,19 @@ pub(crate) enum CliError {
     Io { doing: String, source: io::Error },
     #[error(transparent)]
     Bench(#[from] super::bench::BenchError),
+    /// The report has said what.
+    #[error("something on this machine keeps the daemon or its GPU from working")]
+    Unhealthy,
 }
 
 fn list(names: &[String]) -> String {
     if names.is_empty() { "none".to_owned() } else { names.join(", ") }
+}
+
+/// Whether a smaller model or KV cache would load.
+fn is_out_of_memory(error: &DaemonError) -> bool {
+    let DaemonError::Load { source, .. } = error else { return false };
+    matches!(**source, LoadError::DoesNotFit { .. } | LoadError::Cuda(CudaError::OutOfMemory { .. }))
 }
 
 impl CliError {
@@ -85,6 +96,7 @@ impl CliError {
             Self::OutputClosed => 0,
             Self::Guest(_) => GUEST_FAILED,
             Self::Bench(error) => error.exit_code(),
+            Self::Unhealthy => UNHEALTHY,
             Self::Interrupted => INTERRUPTED,
             _ => CANNOT,
         }
@@ -110,6 +122,14 @@ impl CliError {
             Self::Daemon(error) if matches!(**error, DaemonError::UnknownModel { .. }) => {
                 "give a bundled name, or a folder that holds config.json, tokenizer.json and *.safetensors"
             }
+            Self::Daemon(error)
+                if matches!(**error, DaemonError::CudaUnusable { .. } | DaemonError::Cuda(_)) =>
+            {
+                "`trellis doctor` says what was looked for and what to install"
+            }
+            Self::Daemon(error) if is_out_of_memory(error) => {
+                "`--dtype bf16` halves an f32 model; `kv_bytes` in the configuration gives each KV cache its size"
+            }
             Self::Bind(BindError::AlreadyRunning { .. }) => {
                 "stop it with `trellis stop --daemon`, or give this one another place with --socket"
             }
@@ -132,8 +152,8 @@ impl CliError {
     /// Tells the user, on standard error.
     pub(crate) fn print(&self, format: Format) {
         match (self, format) {
-            // Both are the user's own doing.
-            (Self::OutputClosed | Self::Interrupted, _) => {}
+            // The user's own doing, or said already.
+            (Self::OutputClosed | Self::Interrupted | Self::Unhealthy, _) => {}
             (_, Format::Text) => {
                 eprintln!("error: {}", for_stream(&self.to_string(), &io::stderr()));
                 if let Some(hint) = self.hint() {
@@ -178,5 +198,19 @@ mod tests {
         assert_eq!(CliError::Interrupted.exit_code(), 130);
         assert_eq!(CliError::from_output(io::ErrorKind::BrokenPipe.into()).exit_code(), 0);
         assert_eq!(CliError::from_output(io::ErrorKind::StorageFull.into()).exit_code(), 2);
+    }
+
+    #[test]
+    fn a_smaller_model_is_advised_only_where_memory_lacks() {
+        let hint = |source: LoadError| {
+            let error = DaemonError::Load { name: "a model".to_owned(), source: Box::new(source) };
+            CliError::Daemon(Box::new(error)).hint()
+        };
+        let full = CudaError::OutOfMemory { what: "weights", needed_bytes: 2, free_bytes: 1, total_bytes: 2 };
+        assert!(hint(full.into()).expect("a hint").contains("--dtype bf16"));
+        let refused = CudaError::Call { call: "cuLaunchKernel", reason: "no".to_owned() };
+        assert_eq!(hint(refused.into()), None);
+        let shape = LoadError::Unsupported { what: "head_dim", expected: "64 or 128".to_owned(), found: 80 };
+        assert_eq!(hint(shape), None);
     }
 }

@@ -1,7 +1,7 @@
 //! `trellis info`: the daemon as a whole.
 
 use clap::Args;
-use trellis_client::DaemonInfo;
+use trellis_client::{DaemonInfo, ModelInfo};
 
 use super::connect::SocketArgs;
 use super::error::CliError;
@@ -21,17 +21,23 @@ pub(crate) struct InfoArgs {
 }
 
 pub(crate) async fn info(args: InfoArgs, format: Format) -> Result<(), CliError> {
-    let info = args.socket.connect().await?.info().await?;
-    output::print(format, &info, lines)
+    let client = args.socket.connect().await?;
+    let info = client.info().await?;
+    let models = match format {
+        Format::Text => client.models().await?,
+        Format::Json => Vec::new(),
+    };
+    output::print(format, &info, |info| lines(info, &models))
 }
 
-fn lines(info: &DaemonInfo) -> String {
+fn lines(info: &DaemonInfo, models: &[ModelInfo]) -> String {
+    let models: Vec<_> = models.iter().map(|model| format!("{} ({})", model.name, model.dtype)).collect();
     let programs = if info.programs.is_empty() { "none".to_owned() } else { info.programs.join(", ") };
     let lines = [
         ("build", info.build.clone()),
         ("process", info.pid.to_string()),
         ("device", info.device.clone()),
-        ("models", info.models.join(", ")),
+        ("models", models.join(", ")),
         ("programs", programs),
         ("up for", output::duration_ms(info.uptime_ms)),
         ("memory", output::bytes(info.resident_bytes)),

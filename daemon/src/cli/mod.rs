@@ -5,6 +5,7 @@ mod build;
 mod cargo;
 mod chat;
 mod connect;
+mod doctor;
 mod error;
 mod info;
 mod input;
@@ -58,6 +59,7 @@ enum Command {
     Ps(ps::PsArgs),
     Stop(stop::StopArgs),
     Info(info::InfoArgs),
+    Doctor(doctor::DoctorArgs),
     Bench(bench::BenchArgs),
     /// The process that compiles one component over its standard streams
     #[command(hide = true)]
@@ -100,6 +102,7 @@ async fn dispatch(command: Command, format: Format) -> Result<(), CliError> {
         Command::Ps(args) => ps::ps(args, format).await,
         Command::Stop(args) => stop::stop(args, format).await,
         Command::Info(args) => info::info(args, format).await,
+        Command::Doctor(args) => doctor::doctor(args, format).await,
         Command::Bench(args) => bench::bench(args, format).await,
         Command::CompileWorker => unreachable!("it runs without a runtime"),
     }
@@ -144,6 +147,8 @@ mod tests {
             "trellis run --local --socket /tmp/x chat",
             "trellis run --timeout never chat",
             "trellis serve --device tpu",
+            "trellis serve --dtype f64",
+            "trellis doctor now",
             "trellis stop",
             "trellis stop 3 --daemon",
             "trellis stop three",

@@ -10,17 +10,17 @@ use tracing_subscriber::EnvFilter;
 use tracing_subscriber::filter::LevelFilter;
 use trellis_client::socket::{SYSTEM_SOCKET, default_socket};
 
-use super::connect::{self, DeviceArg};
+use super::connect::{self, DeviceArg, DtypeArg};
 use super::error::CliError;
 use super::interrupt::Interrupts;
 use super::output::{self, Format};
-use crate::config::{Config, Device};
+use crate::config::{Config, Device, DtypeChoice};
 use crate::ipc::Listener;
 
 const EXAMPLES: &str = "\
 Examples:
   trellis serve                                  the bundled model, for your own user
-  trellis serve --model ./Llama-3.2-1B --device cpu
+  trellis serve --model ./Llama-3.2-1B --device cuda --dtype bf16
   trellis serve --config /etc/trellis.toml       under a service manager; SIGTERM stops it cleanly";
 
 /// Run the daemon in the foreground
@@ -36,6 +36,9 @@ pub(crate) struct ServeArgs {
     /// What runs the models
     #[arg(long, value_enum)]
     device: Option<DeviceArg>,
+    /// Type of weights, activations and KV cache
+    #[arg(long, value_enum)]
+    dtype: Option<DtypeArg>,
     /// Listen here; otherwise in the user's runtime directory
     #[arg(long, value_name = "PATH")]
     socket: Option<PathBuf>,
@@ -49,6 +52,7 @@ pub(crate) struct ServeArgs {
 struct Ready {
     ready: bool,
     device: String,
+    dtype: String,
     models: Vec<String>,
     socket: PathBuf,
     took_ms: u64,
@@ -57,12 +61,13 @@ struct Ready {
 pub(crate) async fn serve(args: ServeArgs, format: Format) -> Result<(), CliError> {
     let started = Instant::now();
     let interrupts = Interrupts::watch()?;
-    let ServeArgs { config, models, device, socket, log } = args;
+    let ServeArgs { config, models, device, dtype, socket, log } = args;
     let mut config = config.map_or_else(|| Ok(Config::default()), |path| Config::load(&path))?;
     if !models.is_empty() {
         config.models = models;
     }
     config.device = device.map_or(config.device, Device::from);
+    config.dtype = dtype.map_or(config.dtype, DtypeChoice::from);
     let socket =
         socket.or_else(|| config.socket.clone()).or_else(default_socket).ok_or(CliError::NoSocketPlace)?;
     let socket = std::path::absolute(&socket).map_err(CliError::io("find the current folder"))?;
@@ -76,6 +81,7 @@ pub(crate) async fn serve(args: ServeArgs, format: Format) -> Result<(), CliErro
     let ready = Ready {
         ready: true,
         device: engine.map(|engine| engine.device().to_owned()).unwrap_or_default(),
+        dtype: engine.map(|engine| engine.weights().dtype.name().to_owned()).unwrap_or_default(),
         models: config.models,
         socket,
         took_ms: u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX),
@@ -83,9 +89,10 @@ pub(crate) async fn serve(args: ServeArgs, format: Format) -> Result<(), CliErro
     match format {
         Format::Json => output::print_line(&output::to_json(&ready))?,
         Format::Text => eprintln!(
-            "trellis: ready in {} ms: {} on {}, listening on {}",
+            "trellis: ready in {} ms: {} in {} on {}, listening on {}",
             ready.took_ms,
             ready.models.join(", "),
+            ready.dtype,
             ready.device,
             ready.socket.display()
         ),

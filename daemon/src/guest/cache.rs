@@ -107,7 +107,7 @@ fn write_whole(path: &Path, code: &[u8]) -> io::Result<()> {
 }
 
 /// Makes the folder and checks that it is this user's alone: what lies in it is run without further checks.
-fn make_private(dir: &Path) -> Result<(), GuestError> {
+pub(crate) fn make_private(dir: &Path) -> Result<(), GuestError> {
     let refuse = |reason: String| GuestError::Cache { path: dir.to_owned(), reason };
     let mut builder = fs::DirBuilder::new();
     builder.recursive(true);

@@ -25,6 +25,7 @@ mod ticker;
 mod wasi;
 mod worker;
 
+pub(crate) use cache::make_private;
 pub use compile::{CompileProgress, ProgramSource};
 pub use component::Program;
 pub(crate) use component::check_format;

@@ -272,11 +272,10 @@ fn model_info(engine: &EngineHandle) -> ModelInfo {
         name: model.name.clone(),
         architecture: model.config.architecture.name().to_owned(),
         n_vocab: model.config.vocab_size as u64,
-        n_positions: model.config.n_positions as u64,
+        n_positions: engine.limits().n_positions_max as u64,
         n_parameters: model.n_parameters,
-        // The CPU computes in f32.
-        weight_bytes: model.n_parameters * size_of::<f32>() as u64,
-        dtype: "f32".to_owned(),
+        weight_bytes: engine.weights().n_bytes,
+        dtype: engine.weights().dtype.name().to_owned(),
         device: engine.device().to_owned(),
         is_default: false,
     }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use trellis_engine::EngineHandle;
 use trellis_engine::model::{
-    ChatError, DecodeStream, Dtype, GenerationPrompt, Message, SpecialText, SpecialTokens as Specials,
+    ChatError, DecodeStream, GenerationPrompt, Message, SpecialText, SpecialTokens as Specials,
 };
 use wasmtime::component::Resource;
 
@@ -84,7 +84,7 @@ impl HostModel for GuestState {
             bos_token: model.bos_token,
             stop_tokens: model.stop_tokens.clone(),
             device: engine.device().to_owned(),
-            dtype: dtype(model.dtype).to_owned(),
+            dtype: engine.weights().dtype.name().to_owned(),
         })
     }
 
@@ -174,12 +174,4 @@ impl HostTextDecoder for GuestState {
 
 fn names(engines: &[EngineHandle]) -> Vec<String> {
     engines.iter().map(|engine| engine.model().name.clone()).collect()
-}
-
-fn dtype(dtype: Dtype) -> &'static str {
-    match dtype {
-        Dtype::F32 => "f32",
-        Dtype::F16 => "f16",
-        Dtype::Bf16 => "bf16",
-    }
 }

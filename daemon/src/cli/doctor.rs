@@ -1,0 +1,282 @@
+//! `trellis doctor`: what this machine has for Trellis, what it lacks, and what to install.
+
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+use serde::Serialize;
+use trellis_client::socket::default_socket;
+use trellis_cuda::Card;
+use trellis_cuda::probe::{self, FoundBy, Library, Place, Probe};
+use trellis_engine::model::Model;
+
+use super::connect::SocketArgs;
+use super::error::CliError;
+use super::output::{self, Format};
+use crate::bundled;
+use crate::config::Config;
+use crate::daemon::cache_dir;
+use crate::device::{self, KERNELS_DIR};
+use crate::guest::make_private;
+
+const EXAMPLES: &str = "\
+Examples:
+  trellis doctor                      what was looked for, what was found, what to install
+  trellis doctor --json | jq -r '.cuda.problems[].remedy'
+
+Exit status: 0 everything works, or there is no NVIDIA GPU and the CPU works; 1 otherwise.";
+
+/// Check the GPU, its libraries, the cache and the socket
+#[derive(Debug, Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct DoctorArgs {}
+
+#[derive(Debug, Serialize)]
+struct Report {
+    cuda: Cuda,
+    cpu: Check,
+    cache: Check,
+    socket: Check,
+}
+
+#[derive(Debug, Serialize)]
+struct Cuda {
+    #[serde(flatten)]
+    probe: &'static Probe,
+    problems: Vec<Problem>,
+    /// Whether a kernel was compiled, loaded and run; absent if that was not tried.
+    proof: Option<Check>,
+    usable: bool,
+    /// The last line of the report.
+    summary: String,
+}
+
+#[derive(Debug, Serialize)]
+struct Problem {
+    message: String,
+    remedy: String,
+}
+
+/// One thing that is right or not.
+#[derive(Debug, Serialize)]
+struct Check {
+    ok: bool,
+    said: String,
+}
+
+impl Check {
+    fn of(result: Result<String, String>) -> Self {
+        let ok = result.is_ok();
+        Self { ok, said: result.unwrap_or_else(|said| said) }
+    }
+}
+
+pub(crate) async fn doctor(_: DoctorArgs, format: Format) -> Result<(), CliError> {
+    let socket = check_socket().await;
+    let report = tokio::task::spawn_blocking(|| {
+        // First, so that the cache of kernels is made inside a private folder.
+        let cache = check_cache();
+        let cache_dir = cache.as_ref().ok().map(PathBuf::as_path);
+        let cuda = examine(cache_dir);
+        Report {
+            cuda,
+            cpu: check_cpu(),
+            cache: Check::of(cache.map(|dir| dir.display().to_string())),
+            socket,
+        }
+    });
+    let report = report.await.expect("looking at the machine does not panic");
+    output::print(format, &report, Report::render)?;
+    if report.is_healthy() { Ok(()) } else { Err(CliError::Unhealthy) }
+}
+
+fn examine(cache_dir: Option<&Path>) -> Cuda {
+    let probe = probe::probe();
+    let problems: Vec<Problem> = probe
+        .problems()
+        .iter()
+        .map(|problem| Problem { message: problem.to_string(), remedy: problem.remedy() })
+        .collect();
+    let proof = problems.is_empty().then(|| {
+        let proved = Card::open(0, cache_dir.map(|dir| dir.join(KERNELS_DIR)).as_deref())
+            .and_then(|card| probe::prove(&card));
+        Check::of(match proved {
+            Ok(()) => Ok("a kernel was compiled, loaded and run".to_owned()),
+            Err(error) => Err(error.to_string()),
+        })
+    });
+    let failed = match &proof {
+        Some(proof) if !proof.ok => Some(proof.said.clone()),
+        _ => problems.first().map(|problem| problem.message.clone()),
+    };
+    let summary = match &failed {
+        None => format!("CUDA: usable: {}", device::describe(&probe.driver)),
+        Some(reason) => format!("CUDA: not usable: {}", reason.replace('\n', " ")),
+    };
+    Cuda { probe, problems, proof, usable: failed.is_none(), summary }
+}
+
+fn check_cpu() -> Check {
+    let opened = bundled::NAMES.iter().try_for_each(|name| {
+        let source = bundled::source(name).expect("it is one of the bundled models");
+        Model::open(*name, &source).map(drop).map_err(|error| format!("model {name:?}: {error}"))
+    });
+    let n_threads = std::thread::available_parallelism().map_or(1, std::num::NonZeroUsize::get);
+    Check::of(opened.map(|()| format!("{n_threads} threads, bundled models: {}", bundled::NAMES.join(", "))))
+}
+
+/// The cache, made if need be and written to.
+fn check_cache() -> Result<PathBuf, String> {
+    let dir = cache_dir(&Config::default())
+        .ok_or("there is no place for it: neither XDG_CACHE_HOME nor HOME is set".to_owned())?;
+    make_private(&dir).map_err(|error| error.to_string())?;
+    let path = dir.join(format!("doctor-{}", std::process::id()));
+    let written =
+        std::fs::write(&path, "written by `trellis doctor`").and_then(|()| std::fs::remove_file(&path));
+    written.map_err(|error| format!("{} cannot be written to: {error}", dir.display()))?;
+    Ok(dir)
+}
+
+async fn check_socket() -> Check {
+    let Some(socket) = default_socket() else {
+        return Check::of(Err(
+            "this user has no runtime directory; give `trellis serve` a --socket".to_owned()
+        ));
+    };
+    let shown = socket.display();
+    Check::of(match (SocketArgs { socket: None }).connect().await {
+        Ok(_) => Ok(format!("{shown}, a daemon is running")),
+        Err(CliError::Client(trellis_client::Error::NotRunning { .. })) => match place_of(&socket) {
+            Ok(()) => Ok(format!("{shown}, no daemon is running")),
+            Err(reason) => Err(format!("{shown}: {reason}")),
+        },
+        Err(error) => Err(error.to_string()),
+    })
+}
+
+/// Whether a socket can be made there: its folder, or what there is of it, can be written to.
+fn place_of(socket: &Path) -> Result<(), String> {
+    let Some(folder) = socket.ancestors().skip(1).find(|folder| folder.exists()) else {
+        return Err("no part of the path exists".to_owned());
+    };
+    rustix::fs::access(folder, rustix::fs::Access::WRITE_OK)
+        .map_err(|error| format!("{} cannot be written to: {error}", folder.display()))
+}
+
+impl Report {
+    fn is_healthy(&self) -> bool {
+        let gpu = self.cuda.usable || !self.cuda.probe.driver.has_gpu();
+        gpu && self.cpu.ok && self.cache.ok && self.socket.ok
+    }
+
+    fn render(&self) -> String {
+        let mut text = String::new();
+        self.cuda.render(&mut text);
+        for (name, check) in [("CPU", &self.cpu), ("cache", &self.cache), ("socket", &self.socket)] {
+            line(&mut text, name, &format!("{}{}", if check.ok { "" } else { "PROBLEM: " }, check.said));
+        }
+        text.push_str(&self.cuda.summary);
+        text
+    }
+}
+
+impl Cuda {
+    fn render(&self, text: &mut String) {
+        let Probe { driver, nvrtc, nvrtc_builtins, cublas_lt, include_dir, library_places, header_places } =
+            self.probe;
+        library(text, &driver.library, driver.release.as_deref());
+        for (ordinal, device) in driver.devices.iter().enumerate() {
+            let (major, minor) = device.compute_capability;
+            let memory = output::bytes(device.total_bytes);
+            let shown = format!("{}, compute capability {major}.{minor}, {memory}", device.name);
+            line(text, &format!("device {ordinal}"), &shown);
+        }
+        if driver.devices.is_empty() && driver.library.loaded.is_some() {
+            line(text, "devices", "none");
+        }
+        for found in [Some(nvrtc), nvrtc_builtins.as_ref(), Some(cublas_lt)].into_iter().flatten() {
+            library(text, found, None);
+        }
+        match include_dir {
+            Some(dir) => line(text, "headers", &dir.display().to_string()),
+            None => {
+                line(text, "headers", "cuda_fp16.h and cuda_bf16.h not found");
+                looked_in(text, header_places);
+            }
+        }
+        let libraries = [Some(&driver.library), Some(nvrtc), nvrtc_builtins.as_ref(), Some(cublas_lt)];
+        if libraries.into_iter().flatten().any(|library| library.loaded.is_none()) {
+            line(
+                text,
+                "libraries",
+                "the system's loader was asked first (LD_LIBRARY_PATH, /etc/ld.so.cache), then",
+            );
+            looked_in(text, library_places);
+        }
+        if let Some(proof) = &self.proof {
+            line(text, "proof", &proof.said);
+        }
+        // Without a GPU nothing of this is wanting.
+        let title = if driver.has_gpu() { "PROBLEM" } else { "missing" };
+        for Problem { message, remedy } in &self.problems {
+            line(text, title, message);
+            line(text, "", &format!("-> {remedy}"));
+        }
+    }
+}
+
+fn line(text: &mut String, name: &str, value: &str) {
+    writeln!(text, "{name:<18}{value}").expect("a string takes everything");
+}
+
+fn library(text: &mut String, library: &Library, release: Option<&str>) {
+    let name = library.name.trim_start_matches("the ");
+    match &library.loaded {
+        Some(loaded) => {
+            let version = loaded.version.map(|version| format!(", CUDA {version}")).unwrap_or_default();
+            let release = release.map(|release| format!(", driver {release}")).unwrap_or_default();
+            let how = match &loaded.found_by {
+                FoundBy::Loader => format!("found as {}", loaded.name),
+                FoundBy::Folder(_) => "found in a folder that the system's loader does not search".to_owned(),
+            };
+            line(text, name, &format!("{}{release}{version} ({how})", loaded.file()));
+        }
+        None => line(text, name, &format!("not found; looked for {}", library.looked_for.join(" "))),
+    }
+    for refused in &library.refused {
+        line(text, "", &format!("{} cannot be loaded: {}", refused.path.display(), refused.reason));
+    }
+}
+
+fn looked_in(text: &mut String, places: &[Place]) {
+    for place in places {
+        let absent = if place.is_there { "" } else { ", not there" };
+        line(text, "", &format!("looked in {} ({}{absent})", place.path.display(), place.named_by));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_report_ends_with_the_verdict_and_json_has_it_too() {
+        let check = |ok| Check { ok, said: "said".to_owned() };
+        let cuda = examine(None);
+        let has_gpu = cuda.probe.driver.has_gpu();
+        let (is_usable, summary) = (cuda.usable, cuda.summary.clone());
+        let mut report = Report { cuda, cpu: check(true), cache: check(true), socket: check(true) };
+        let text = report.render();
+        assert_eq!(text.lines().last(), Some(summary.as_str()));
+        assert!(
+            summary.starts_with(if is_usable { "CUDA: usable: " } else { "CUDA: not usable: " }),
+            "{summary}"
+        );
+        assert_eq!(report.is_healthy(), is_usable || !has_gpu);
+        let json: serde_json::Value = serde_json::from_str(&output::to_json(&report)).expect("JSON");
+        assert_eq!(json["cuda"]["usable"], is_usable);
+        assert!(json["cuda"]["driver"]["library"]["looked_for"][0].is_string(), "{json}");
+        report.cache = check(false);
+        assert!(!report.is_healthy() && report.render().contains("PROBLEM: said"));
+    }
+}
