@@ -42,7 +42,7 @@ pub(crate) fn prompt(engine: &EngineHandle) -> Result<Vec<Token>, BenchError> {
     Ok(model.bos_token.into_iter().chain(text).collect())
 }
 
-fn owner() -> Owner {
+pub(crate) fn owner() -> Owner {
     Owner {
         actor: ActorId(0),
         session: SessionId(0),
@@ -124,8 +124,17 @@ pub(crate) async fn first_token(
     Ok(stream(engine, &unseen(engine, n_tokens, run), 1).await?.first)
 }
 
-/// Tokens without meaning. Those of another length or run have nothing in common with them: the first differs.
-fn unseen(engine: &EngineHandle, n_tokens: usize, run: usize) -> Vec<Token> {
-    let vocab_size = engine.limits().vocab_size;
-    (0..n_tokens).map(|i| ((i * 37 + n_tokens * 7 + run * 101 + 11) % vocab_size) as Token).collect()
+/// Tokens without meaning. Those of another length or run have no beginning in common with them.
+pub(crate) fn unseen(engine: &EngineHandle, n_tokens: usize, run: usize) -> Vec<Token> {
+    let vocab_size = engine.limits().vocab_size as u64;
+    let seed = mixed(((n_tokens as u64) << 32) | run as u64);
+    (0..n_tokens as u64).map(|i| (mixed(seed.wrapping_add(i)) % vocab_size) as Token).collect()
+}
+
+/// The finaliser of splitmix64.
+fn mixed(x: u64) -> u64 {
+    let x = x.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    let x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    x ^ (x >> 31)
 }

@@ -2,6 +2,7 @@
 
 use serde::Serialize;
 
+use super::samples::{quantile, sorted};
 use crate::cli::table::{Align, Table};
 
 /// Something that is measured. [`TABLE`] has its name, unit and target.
@@ -134,8 +135,8 @@ impl Report {
     ///
     /// # Panics
     /// There is no sample.
-    pub(crate) fn push(&mut self, quantity: Quantity, mut samples: Vec<f64>) {
-        samples.sort_by(f64::total_cmp);
+    pub(crate) fn push(&mut self, quantity: Quantity, samples: Vec<f64>) {
+        let samples = sorted(samples);
         let value = quantile(&samples, 0.5);
         let spec = TABLE.iter().find(|spec| spec.quantity == quantity).expect("the table has every quantity");
         let target = match self.targets {
@@ -201,12 +202,6 @@ fn number(value: f64) -> String {
         10.0..100.0 => format!("{value:.1}"),
         _ => format!("{value:.0}"),
     }
-}
-
-/// The sample below which this share of the sorted samples lies, the nearest one.
-fn quantile(sorted: &[f64], share: f64) -> f64 {
-    assert!(!sorted.is_empty(), "a quantile needs a sample");
-    sorted[((sorted.len() - 1) as f64 * share).round() as usize]
 }
 
 impl Measure {
