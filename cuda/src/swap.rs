@@ -99,6 +99,16 @@ mod tests {
     }
 
     #[test]
+    fn pages_outside_are_our_bug() {
+        let Some(test) = gpu() else { return };
+        let host = HostPages::new(&test.gpu, 1, 32).expect("pinned memory");
+        let kv = Slice { address: 4096, n_bytes: 100 * 32 };
+        let moved =
+            std::panic::catch_unwind(|| host.swap_in(&test.stream, kv, &[(HostPageId(0), PageId(100))]));
+        assert!(moved.is_err(), "page 100 of 100");
+    }
+
+    #[test]
     fn what_went_out_comes_back() {
         let Some(test) = gpu() else { return };
         let (n_pages, page_bytes) = (40, 4096);

@@ -1,12 +1,7 @@
-//! Copies of whole KV pages: within the device, and to and from the host.
-
-use std::ops::Range;
-
-use cudarc::driver::result;
+//! Copies of whole KV pages within the device.
 
 use super::common::{Rows, expect, expect_i32, expect_rows};
-use crate::device::check;
-use crate::{Arg, CudaError, Kernel, Launch, Module, Pinned, Slice, Source, Stream};
+use crate::{Arg, CudaError, Kernel, Launch, Module, Slice, Source, Stream};
 
 /// The kernel's source.
 pub const SOURCE: Source =
@@ -64,70 +59,6 @@ impl CopyPages {
     }
 }
 
-/// Starts copies of pages to the host, one after the other from the start of `host`. Neighbours in `pages` that are
-/// neighbours on the device go in one copy.
-///
-/// # Errors
-/// The driver refused a copy.
-///
-/// # Panics
-/// A page lies outside `kv`, or `host` is too short.
-///
-/// # Safety
-/// Until `stream` has passed the copies, `host` is neither read nor written nor dropped.
-pub unsafe fn swap_out(
-    stream: &Stream,
-    page_bytes: usize,
-    kv: Slice, // [n_pages, page_bytes]
-    pages: &[u32],
-    host: &mut Pinned<u8>,
-) -> Result<(), CudaError> {
-    for (part, host_range) in parts(page_bytes, kv, pages) {
-        // SAFETY: both ranges are in bounds and of one length; the caller keeps `host` untouched.
-        check("cuMemcpyDtoHAsync", unsafe {
-            result::memcpy_dtoh_async(&mut host[host_range], part.address, stream.raw())
-        })?;
-    }
-    Ok(())
-}
-
-/// Starts the copies back: the pages from the start of `host` into `pages`, in order.
-///
-/// # Errors
-/// The driver refused a copy.
-///
-/// # Panics
-/// A page lies outside `kv`, or `host` is too short.
-///
-/// # Safety
-/// Until `stream` has passed the copies, `host` is neither written nor dropped.
-pub unsafe fn swap_in(
-    stream: &Stream,
-    page_bytes: usize,
-    kv: Slice, // [n_pages, page_bytes]
-    pages: &[u32],
-    host: &Pinned<u8>,
-) -> Result<(), CudaError> {
-    for (part, host_range) in parts(page_bytes, kv, pages) {
-        // SAFETY: both ranges are in bounds and of one length; the caller keeps `host` unchanged.
-        check("cuMemcpyHtoDAsync", unsafe {
-            result::memcpy_htod_async(part.address, &host[host_range], stream.raw())
-        })?;
-    }
-    Ok(())
-}
-
-/// Runs of neighbouring pages, with the bytes of the host that belong to them.
-fn parts(page_bytes: usize, kv: Slice, pages: &[u32]) -> impl Iterator<Item = (Slice, Range<usize>)> {
-    let mut start_idx = 0;
-    pages.chunk_by(|a, b| a.checked_add(1) == Some(*b)).map(move |run| {
-        let part = kv.part(run[0] as usize * page_bytes, run.len() * page_bytes);
-        let host_range = start_idx * page_bytes..(start_idx + run.len()) * page_bytes;
-        start_idx += run.len();
-        (part, host_range)
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -137,24 +68,6 @@ mod tests {
     #[test]
     fn compiles() {
         assert_compiles(SOURCE);
-    }
-
-    #[test]
-    fn neighbours_go_in_one_copy() {
-        let kv = Slice { address: 4096, n_bytes: 100 * 32 };
-        let parts: Vec<_> = parts(32, kv, &[7, 8, 9, 3, 5, 6, 4]).collect();
-        let part = |page: u64, n: usize| Slice { address: 4096 + 32 * page, n_bytes: 32 * n };
-        assert_eq!(
-            parts,
-            [(part(7, 3), 0..96), (part(3, 1), 96..128), (part(5, 2), 128..192), (part(4, 1), 192..224)]
-        );
-    }
-
-    #[test]
-    #[should_panic(expected = "a part lies inside")]
-    fn pages_outside_are_our_bug() {
-        let kv = Slice { address: 4096, n_bytes: 100 * 32 };
-        parts(32, kv, &[100]).for_each(drop);
     }
 
     #[test]
@@ -186,33 +99,5 @@ mod tests {
             let got = download(&test, kv.slice(), expected.len(), 0u8);
             assert!(got == expected, "{n} of {n_max} pairs of pages of {page_bytes} bytes");
         }
-    }
-
-    #[test]
-    fn swaps_there_and_back() {
-        let Some(test) = gpu() else { return };
-        let (page_bytes, n_pages) = (16 * 100, 20);
-        let mut random = Random(8);
-        let before: Vec<u8> = (0..n_pages * page_bytes).map(|_| random.next() as u8).collect();
-        let kv = upload(&test, &before);
-        let (out, back) = ([3, 4, 5, 19, 0, 7], [10, 2, 3, 4, 5, 11]);
-        let mut host = test.gpu.pinned::<u8>(out.len() * page_bytes).expect("pinned memory");
-        // SAFETY: the stream is waited for before `host` is used again.
-        unsafe { swap_out(&test.stream, page_bytes, kv.slice(), &out, &mut host) }.expect("copies");
-        test.stream.synchronize().expect("the copies end");
-        for (i, &page) in out.iter().enumerate() {
-            let page = page as usize;
-            assert_eq!(host[i * page_bytes..][..page_bytes], before[page * page_bytes..][..page_bytes]);
-        }
-        // SAFETY: as above.
-        unsafe { swap_in(&test.stream, page_bytes, kv.slice(), &back, &host) }.expect("copies");
-        test.stream.synchronize().expect("the copies end");
-        let mut expected = before.clone();
-        for (i, &page) in back.iter().enumerate() {
-            expected[page as usize * page_bytes..][..page_bytes]
-                .copy_from_slice(&host[i * page_bytes..][..page_bytes]);
-        }
-        let got = download(&test, kv.slice(), expected.len(), 0u8);
-        assert!(got == expected);
     }
 }
