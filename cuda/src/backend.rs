@@ -1,23 +1,19 @@
 //! The backend that executes batches on a card.
 
+use std::collections::VecDeque;
 use std::path::Path;
 use std::thread;
 
-use trellis_engine::backend::{Backend, BackendError, Limits, PAGE_LEN, WeightsInfo};
-use trellis_engine::batch::{Batch, HostPageId, Output, PageId};
+use trellis_engine::backend::{Backend, BackendError, Collected, Damage, Limits, PAGE_LEN, WeightsInfo};
+use trellis_engine::batch::{Batch, HostPageId, Input, Output, PageId, Row, SlotId, Token};
 use trellis_engine::model::{Dtype, Model, ModelConfig, ModelError};
 
-use crate::activations::Activations;
 use crate::blas::Blas;
-use crate::guess::{Guess, successors};
-use crate::kernels::Kernels;
-use crate::llama::Llama;
+use crate::memory::HostPages;
+use crate::model::{Activations, Kernels, Llama, Weights, load, weights};
 use crate::ops::{attention, logits, norm};
-use crate::step::StepRow;
-use crate::steps::{InFlight, StepLimits, Steps};
-use crate::swap::HostPages;
-use crate::weights::Weights;
-use crate::{Buffer, Card, CudaError, load, weights};
+use crate::step::{InFlight, N_SLOTS, StepLimits, StepRow, Steps};
+use crate::{Buffer, Card, CudaError};
 
 /// Rows of logits in memory at once: what a full step of decoding needs, and 128K tokens of 256 rows are 131 MB.
 const N_LOGITS_ROWS_MAX: usize = 256;
@@ -91,13 +87,23 @@ pub enum LoadError {
     },
 }
 
+/// A step that was submitted and not collected.
+#[derive(Debug)]
+enum UnderWay {
+    InStream(InFlight),
+    Done(Result<Collected, CudaError>),
+}
+
 /// Executes batches on a card.
 #[derive(Debug)]
 pub struct CudaBackend {
     limits: Limits,
     device: String,
     weight_bytes: u64,
-    guess: Option<Guess>,
+    /// Steps that were submitted and not collected, the oldest first.
+    under_way: VecDeque<UnderWay>,
+    /// For each of them the slots of its rows, with the last output of each.
+    draws: VecDeque<Vec<(SlotId, usize)>>,
     /// Waits for the stream before the memory below goes.
     steps: Steps,
     llama: Llama,
@@ -172,20 +178,21 @@ impl CudaBackend {
                 n_positions_max: config.n_positions,
                 n_logits_rows: options.n_rows_max.min(options.n_tokens_max).min(N_LOGITS_ROWS_MAX),
             };
-            let decode = &kernels.attention_decode;
-            let size = Steps::size(decode, gpu.n_multiprocessors(), limits);
+            let attention = &kernels.attention;
+            let size = Steps::size(attention, limits);
             let activation_bytes = Activations::n_bytes(config, dtype, size);
-            let step_bytes = Steps::n_bytes(decode, limits) + card.step_bytes_missing(activation_bytes);
+            let step_bytes = Steps::n_bytes(attention, &config.windows, limits)
+                + card.step_bytes_missing(activation_bytes);
             // Before anything is read: a model that cannot fit should be refused at once.
             fit(step_bytes as u64, kv_bytes, false)?;
 
             let (weights, parts) = Weights::allocate(gpu, config, dtype)?;
             load::load(gpu, &model.checkpoint, dtype, &parts, progress)?;
             let llama = {
-                let stream = card.turn();
+                let stream = card.stream();
                 Llama::new(gpu, &stream, config, kernels, weights, blas, dtype)?
             };
-            match llama.tune(&card.turn(), limits.n_tokens_max, limits.n_logits_rows) {
+            match llama.tune(&card.stream(), limits.n_tokens_max, limits.n_logits_rows) {
                 // The library's own choice will do.
                 Err(error @ CudaError::OutOfMemory { .. }) => {
                     tracing::warn!(%error, "matrix products are not tuned");
@@ -214,10 +221,14 @@ impl CudaBackend {
                     n_positions_max: config.n_positions.min(n_pages * PAGE_LEN),
                     vocab_size: config.vocab_size,
                     hidden_size: config.hidden_size,
+                    n_steps_under_way: 2,
+                    n_slots: N_SLOTS,
+                    logits_tokens: config.logits_tokens(),
                 },
                 device: gpu.name().to_owned(),
                 weight_bytes,
-                guess: None,
+                under_way: VecDeque::new(),
+                draws: VecDeque::new(),
                 steps,
                 llama,
                 kv,
@@ -227,66 +238,85 @@ impl CudaBackend {
         })
     }
 
-    fn run(&mut self, batch: &Batch<'_>) -> Result<Vec<Output>, CudaError> {
-        let guess = self.guess.take();
-        let guessed: Vec<Option<usize>> =
-            batch.rows.iter().map(|row| guess.as_ref().and_then(|guess| guess.row(row))).collect();
-        let left: Vec<StepRow<'_>> = batch
-            .rows
-            .iter()
-            .zip(&guessed)
-            .filter(|(_, guessed)| guessed.is_none())
-            .map(|(row, _)| StepRow::of(row))
-            .collect();
-        let kv = self.kv.slice();
-        let left = match left.is_empty() && batch.copies.is_empty() {
-            true => None,
-            false => Some(self.steps.launch(&self.llama, kv, &left, &batch.copies)?),
-        };
-        // What the host drew, the device does not have.
-        if left.as_ref().is_none_or(InFlight::is_all_on_device) {
-            self.guess = self.look_ahead(batch)?;
+    /// Whether the device still works after an error. If so, nothing is left of the step in the stream.
+    fn settle(&mut self, error: CudaError) -> CudaError {
+        if error.damage() == Damage::Device {
+            return error;
         }
-        // The stream runs them in this order, so the answers of the first are there when those of the second are.
-        let ahead = match guess.filter(|_| guessed.iter().any(Option::is_some)) {
-            Some(guess) => self.steps.wait(guess.in_flight)?,
-            None => Vec::new(),
-        };
-        let left = left.map_or(Ok(Vec::new()), |left| self.steps.wait(left))?;
-        let mut left = left.into_iter();
-        let mut outputs = Vec::new();
-        for (row, guessed) in batch.rows.iter().zip(guessed) {
-            let first_idx = outputs.len();
-            match guessed {
-                // A row of a guess asks for one draw.
-                Some(row_idx) => outputs.push(ahead[row_idx].clone()),
-                None => outputs.extend(left.by_ref().take(row.outputs.len())),
-            }
-            if let Some(guess) = &mut self.guess {
-                guess.learn(row.slot, &outputs[first_idx..]);
-            }
+        let settled = self.card.gpu().make_current().and_then(|()| self.card.stream().synchronize());
+        match settled {
+            Err(worse) if worse.damage() == Damage::Device => worse,
+            _ => error,
         }
-        Ok(outputs)
     }
 
-    /// Puts the step that will probably follow into the stream.
-    fn look_ahead(&mut self, batch: &Batch<'_>) -> Result<Option<Guess>, CudaError> {
-        let Some(rows) = successors(&batch.rows) else { return Ok(None) };
-        if rows.is_empty() || !self.steps.needs_no_host(&self.llama, &rows) {
-            return Ok(None);
+    fn launch(&mut self, batch: &Batch<'_>) -> Result<(), CudaError> {
+        self.card.gpu().make_current()?;
+        let mut rows: Vec<StepRow<'_>> = batch.rows.iter().map(StepRow::of).collect();
+        let mut completed: Vec<Vec<Token>> = Vec::new();
+        let is_on_host = match self.under_way.back() {
+            Some(UnderWay::InStream(before)) => before.has_host_work(),
+            Some(UnderWay::Done(_)) => true,
+            None => false,
+        };
+        let has_drawn = rows.iter().any(StepRow::has_drawn);
+        if has_drawn && (is_on_host || self.steps.draws_unknown_on_host(&self.llama, &rows)) {
+            // The host can draw only after tokens that it knows.
+            self.wait_for_all();
+            completed = batch.rows.iter().map(|row| self.known_tokens(row)).collect();
+            rows =
+                batch.rows.iter().zip(&completed).map(|(row, tokens)| StepRow::known(row, tokens)).collect();
         }
-        let in_flight = self.steps.launch(&self.llama, self.kv.slice(), &rows, &[])?;
-        Ok(Some(Guess::new(&batch.rows, in_flight)))
+        let in_flight = self.steps.launch(&self.llama, self.kv.slice(), &rows, &batch.copies)?;
+        drop(rows);
+        drop(completed);
+        self.under_way.push_back(UnderWay::InStream(in_flight));
+        // What each row drew last, in the order of the requests.
+        let ends = batch.rows.iter().scan(0, |n, row| {
+            *n += row.outputs.len();
+            Some((row.slot, *n))
+        });
+        self.draws.push_back(ends.filter(|&(_, end)| end > 0).map(|(slot, end)| (slot, end - 1)).collect());
+        Ok(())
     }
 
-    fn error(&self, error: CudaError) -> BackendError {
+    /// Waits for every step under way, without collecting any.
+    fn wait_for_all(&mut self) {
+        for step in &mut self.under_way {
+            if let UnderWay::InStream(in_flight) = step {
+                *step = UnderWay::Done(self.steps.wait(std::mem::take(in_flight)));
+            }
+        }
+    }
+
+    /// The row's tokens, with the one that the step before drew for it.
+    fn known_tokens(&self, row: &Row<'_>) -> Vec<Token> {
+        let mut tokens = row.tokens.to_vec();
+        if row.input == Input::Drawn {
+            let drawn = self.under_way.back().zip(self.draws.back()).and_then(|(step, draws)| {
+                let UnderWay::Done(Ok(collected)) = step else { return None };
+                let &(_, output_idx) = draws.iter().find(|&&(slot, _)| slot == row.slot)?;
+                match collected.outputs.get(output_idx) {
+                    Some(Output::Sampled(candidate)) => Some(candidate.token),
+                    _ => None,
+                }
+            });
+            // Where nothing was drawn nobody will look at what comes of the row.
+            tokens.push(drawn.unwrap_or(0));
+        }
+        tokens
+    }
+
+    fn error(&mut self, error: CudaError) -> BackendError {
         let device = self.device.clone();
+        let error = self.settle(error);
+        let damage = error.damage();
         match error {
             CudaError::OutOfMemory { needed_bytes, free_bytes, .. } => {
                 BackendError::OutOfMemory { device, needed_bytes, free_bytes }
             }
-            CudaError::Call { call, reason } => BackendError::Device { device, call, reason },
-            other => BackendError::Device { device, call: "a step", reason: other.to_string() },
+            CudaError::Call { call, reason, .. } => BackendError::Device { device, call, reason, damage },
+            other => BackendError::Device { device, call: "a step", reason: other.to_string(), damage },
         }
     }
 }
@@ -354,26 +384,37 @@ impl Backend for CudaBackend {
         WeightsInfo { dtype: self.llama.dtype, n_bytes: self.weight_bytes }
     }
 
-    fn forward(&mut self, batch: &Batch<'_>) -> Result<Vec<Output>, BackendError> {
+    fn submit(&mut self, batch: &Batch<'_>) -> Result<(), BackendError> {
+        self.launch(batch).map_err(|error| self.error(error))
+    }
+
+    fn collect(&mut self) -> Result<Collected, BackendError> {
+        self.draws.pop_front();
         // The engine's thread is another than the one that loaded the model.
-        let run = self.card.gpu().make_current().and_then(|()| self.run(batch));
-        run.map_err(|error| self.error(error))
+        let current = self.card.gpu().make_current();
+        let collected = match self.under_way.pop_front().expect("a step is under way") {
+            UnderWay::InStream(in_flight) => current.and_then(|()| self.steps.wait(in_flight)),
+            UnderWay::Done(collected) => collected,
+        };
+        collected.map_err(|error| self.error(error))
     }
 
     fn swap_out(&mut self, moves: &[(PageId, HostPageId)]) -> Result<(), BackendError> {
         let current = self.card.gpu().make_current();
         let card = self.card.clone();
-        let copied = current.and_then(|()| self.host_pages.swap_out(&card.turn(), self.kv.slice(), moves));
+        let copied = current.and_then(|()| self.host_pages.swap_out(&card.stream(), self.kv.slice(), moves));
         copied.map_err(|error| self.error(error))
     }
 
     fn swap_in(&mut self, moves: &[(HostPageId, PageId)]) -> Result<(), BackendError> {
         let current = self.card.gpu().make_current();
         let copied =
-            current.and_then(|()| self.host_pages.swap_in(&self.card.turn(), self.kv.slice(), moves));
+            current.and_then(|()| self.host_pages.swap_in(&self.card.stream(), self.kv.slice(), moves));
         copied.map_err(|error| self.error(error))
     }
 }
 
+#[cfg(test)]
+mod fault_tests;
 #[cfg(test)]
 mod tests;

@@ -8,7 +8,7 @@ use crate::{Buffer, Compiler, CudaError, Gpu, Slice, Stream, probe};
 /// What NVIDIA recommends for cuBLASLt from sm_90 on.
 const BLAS_WORKSPACE_BYTES: usize = 32 << 20;
 
-/// An open card. Cheap to clone; models that share one take turns on it.
+/// An open card. Cheap to clone; models that share one use it one after the other.
 #[derive(Clone, Debug)]
 pub struct Card(Arc<Inner>);
 
@@ -60,8 +60,8 @@ impl Card {
     }
 
     /// The stream, for as long as it takes to put one step or one group of copies into it.
-    pub(crate) fn turn(&self) -> MutexGuard<'_, Stream> {
-        // What a thread that panicked had put into it is whole or was refused.
+    pub(crate) fn stream(&self) -> MutexGuard<'_, Stream> {
+        // The driver takes a launch or a copy whole or refuses it, also where the thread that asked has panicked since.
         self.0.stream.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

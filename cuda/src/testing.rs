@@ -31,7 +31,7 @@ impl TestGpu {
     /// Compiles and loads a source.
     pub(crate) fn module(&self, source: Source) -> Module {
         let compiler = Compiler::new(self.gpu.compute_capability(), include_dir(), None);
-        let cubin = compiler.cubin(source).unwrap_or_else(|error| panic!("{error}"));
+        let cubin = compiler.cubin(&source).unwrap_or_else(|error| panic!("{error}"));
         Module::load(&self.gpu, &cubin).expect("the module loads")
     }
 }

@@ -5,6 +5,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
+use trellis_engine::EngineSettings;
 use trellis_engine::account::Budget;
 use trellis_engine::model::Dtype;
 
@@ -32,6 +33,9 @@ pub struct Config {
     pub n_step_tokens: Option<usize>,
     /// Contexts that one step computes at most; when absent 128 on the CPU, 256 on a GPU.
     pub n_step_rows: Option<usize>,
+    /// The latency target: how many times as long a step may last, while anybody decodes, as it would without prompts;
+    /// at least 1. More computes prompts faster and makes streams wait longer for each token.
+    pub latency_multiple: f64,
     /// Whether users share the prefix cache. One user could then tell by timing what another has asked.
     pub is_prefix_cache_shared: bool,
     /// Where the daemon listens; the runtime directory of its user when absent.
@@ -42,6 +46,8 @@ pub struct Config {
     pub guests_dir: Option<PathBuf>,
     /// The executable that compiles guests when called with `compile-worker`; this one when absent.
     pub compile_exe: Option<PathBuf>,
+    /// What becomes of the daemon when the device fails. Its guests are ended either way, and its contexts are gone.
+    pub on_device_failure: OnDeviceFailure,
     /// What a guest may use.
     pub limits: GuestLimits,
     /// What all guests of a session and of a user may use together.
@@ -68,6 +74,14 @@ pub struct SharedBudget {
     pub n_pages: u64,
     /// Contexts open or saved at once.
     pub n_contexts: u64,
+    /// Bytes of host memory at once, for the token lists of contexts open or saved: ten a token.
+    #[serde(default = "host_bytes_default")]
+    pub host_bytes: u64,
+}
+
+/// Token lists of 53 million tokens.
+fn host_bytes_default() -> u64 {
+    512 << 20
 }
 
 impl Default for Budgets {
@@ -75,16 +89,26 @@ impl Default for Budgets {
         // A TOML integer has 63 bits.
         let n_tokens = i64::MAX as u64;
         Self {
-            session: SharedBudget { n_tokens, n_pages: 65_536, n_contexts: 4_096 },
-            user: SharedBudget { n_tokens, n_pages: 65_536, n_contexts: 8_192 },
+            session: SharedBudget {
+                n_tokens,
+                n_pages: 65_536,
+                n_contexts: 4_096,
+                host_bytes: host_bytes_default(),
+            },
+            user: SharedBudget {
+                n_tokens,
+                n_pages: 65_536,
+                n_contexts: 8_192,
+                host_bytes: host_bytes_default(),
+            },
         }
     }
 }
 
 impl From<SharedBudget> for Budget {
     fn from(shared: SharedBudget) -> Self {
-        let SharedBudget { n_tokens, n_pages, n_contexts } = shared;
-        Self { n_tokens, n_pages, n_contexts }
+        let SharedBudget { n_tokens, n_pages, n_contexts, host_bytes } = shared;
+        Self { n_tokens, n_pages, n_contexts, host_bytes }
     }
 }
 
@@ -130,6 +154,17 @@ impl DtypeChoice {
     }
 }
 
+/// What becomes of a daemon whose device has failed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum OnDeviceFailure {
+    /// It ends, with an exit status of its own, so that whatever watches over it starts another.
+    #[default]
+    Exit,
+    /// It opens the device again and loads the models again. If that fails, or the device fails again at once, it ends.
+    Reopen,
+}
+
 /// Sizes that the settings leave to the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sizes {
@@ -158,11 +193,13 @@ impl Default for Config {
             kv_host_bytes: None,
             n_step_tokens: None,
             n_step_rows: None,
+            latency_multiple: EngineSettings::default().latency_multiple,
             is_prefix_cache_shared: false,
             socket: None,
             cache_dir: None,
             guests_dir: None,
             compile_exe: None,
+            on_device_failure: OnDeviceFailure::default(),
             limits: GuestLimits::default(),
             budgets: Budgets::default(),
         }
@@ -228,6 +265,13 @@ impl Config {
                 return Err(ConfigError::OutOfRange { field, value: value as u64, expected });
             }
         }
+        if self.latency_multiple.is_nan() || self.latency_multiple < 1.0 {
+            return Err(ConfigError::OutOfRange {
+                field: "latency_multiple",
+                value: self.latency_multiple.max(0.0) as u64,
+                expected: "at least 1",
+            });
+        }
         Ok(())
     }
 
@@ -265,6 +309,9 @@ mod tests {
         );
         let unknown = load("modles = ['draft']").expect_err("a typo");
         assert!(unknown.to_string().contains("modles"), "{unknown}");
+        assert_eq!(config.on_device_failure, OnDeviceFailure::Exit);
+        let reopens = load("on_device_failure = 'reopen'").expect("valid");
+        assert_eq!(reopens.on_device_failure, OnDeviceFailure::Reopen);
         assert!(matches!(load("models = []"), Err(ConfigError::OutOfRange { field: "models", .. })));
         assert!(matches!(
             load("n_step_rows = 256\nn_step_tokens = 256"),

@@ -1,8 +1,9 @@
 //! The daemon put together: models, engines, guests and the service that sessions talk to.
 
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::time::Instant;
+use std::pin::pin;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use tokio_util::sync::CancellationToken;
 use trellis_client::Client;
@@ -14,8 +15,10 @@ use trellis_engine::model::{Dtype, Model, ModelError, ModelSource, SHAPES, shape
 use trellis_engine::{Engine, EngineHandle, EngineSettings, PrefixScope};
 
 use crate::bundled;
-use crate::config::Config;
+use crate::config::{Config, Device, OnDeviceFailure};
 use crate::device::{self, Chosen};
+pub use crate::engines::DeviceFailure;
+use crate::engines::{failed, failure};
 use crate::guest::{GuestError, GuestHost, GuestHostConfig, make_private};
 use crate::ipc::{self, Listener};
 use crate::service::HostService;
@@ -24,19 +27,33 @@ use crate::session::{Actor, Limits, Sessions};
 /// Bytes in flight each way between a client in this process and its session.
 const DUPLEX_BYTES: usize = 64 << 10;
 
+/// A device that fails again so soon after it was opened again is given up.
+const REOPENED_FOR_MIN: Duration = Duration::from_secs(60);
+
 /// A model choice that begins so is random weights of a known shape, for measurements.
 pub(crate) const SHAPE_PREFIX: &str = "shape:";
 /// As the published weights of these shapes are stored.
 const SHAPE_DTYPE: Dtype = Dtype::Bf16;
 const SHAPE_SEED: u64 = 1;
 
+/// Puts something between an engine and its backend, given the model's name; for tests, which let backends fail.
+pub type BackendWrap = Arc<dyn Fn(&str, Box<dyn Backend>) -> Box<dyn Backend> + Send + Sync>;
+
 /// A daemon that has loaded its models and is ready for clients. Dropping it stops the engines.
 pub struct Daemon {
     sessions: Arc<Sessions<HostService>>,
     service: Arc<HostService>,
     shutdown: CancellationToken,
+    loading: Arc<Loading>,
     /// Stopped after the service that uses them.
-    engines: Vec<Engine>,
+    engines: Mutex<Vec<Engine>>,
+}
+
+/// All that it takes to load the models, the first time and again.
+struct Loading {
+    config: Config,
+    cache_dir: PathBuf,
+    wrap: Option<BackendWrap>,
 }
 
 /// Why a daemon did not start.
@@ -144,56 +161,84 @@ impl Daemon {
     /// # Errors
     /// A model, the device or the sandbox cannot be used.
     pub fn start(config: &Config, progress: &(dyn Fn(LoadProgress) + Sync)) -> Result<Self, DaemonError> {
+        Self::start_with(config, None, progress)
+    }
+
+    /// As [`Daemon::start`], with something between the engines and their backends.
+    ///
+    /// # Errors
+    /// A model, the device or the sandbox cannot be used.
+    pub fn start_with(
+        config: &Config,
+        wrap: Option<BackendWrap>,
+        progress: &(dyn Fn(LoadProgress) + Sync),
+    ) -> Result<Self, DaemonError> {
         let started = Instant::now();
         let cache_dir = cache_dir(config).ok_or(DaemonError::NoCacheDir)?;
-        let mut models = open_models(config)?;
-        make_private(&cache_dir)?;
-        let chosen = device::choose(config.device, &cache_dir)?;
-        let mut engines: Vec<Engine> = Vec::new();
-        while !models.is_empty() {
-            let name = models[0].name.clone();
-            let report = |done_bytes, total_bytes| {
-                progress(LoadProgress::Loading { model: name.clone(), done_bytes, total_bytes });
-            };
-            report(0, 0);
-            let backend = chosen.load(&models, config, &report)?;
-            engines.push(start_engine(models.remove(0), backend, &chosen, config));
-        }
-        let handles: Vec<EngineHandle> = engines.iter().map(|engine| engine.handle().clone()).collect();
+        let mut loading = Loading { config: config.clone(), cache_dir: cache_dir.clone(), wrap };
+        let (engines, device) = loading.load(progress)?;
+        // A GPU that is lost is not to be replaced by the processor without a word.
+        loading.config.device = device;
         let host = GuestHost::new(GuestHostConfig {
             limits: config.limits.clone(),
             cache_dir,
             compile_exe: config.compile_exe.clone(),
-            engines: handles.clone(),
+            engines: handles(&engines),
         })?;
         let shutdown = CancellationToken::new();
         let guests_dir = config.guests_dir.clone();
-        let service = HostService::new(host, handles, guests_dir, &config.budgets, shutdown.clone(), started);
+        let service = HostService::new(host, guests_dir, &config.budgets, shutdown.clone(), started);
         let service = Arc::new(service);
         let limits = Limits {
             component_bytes_max: config.limits.component_bytes as u64,
             n_messages_max: config.limits.n_messages,
+            inbox_bytes_max: config.limits.inbox_bytes,
             credit_bytes_max: config.limits.output_bytes_in_flight as u64,
             ..Limits::default()
         };
         progress(LoadProgress::Ready);
-        Ok(Self { sessions: Sessions::new(service.clone(), limits), service, shutdown, engines })
+        Ok(Self {
+            sessions: Sessions::new(service.clone(), limits),
+            service,
+            shutdown,
+            loading: Arc::new(loading),
+            engines: Mutex::new(engines),
+        })
     }
 
     /// The engine of the model of that name, or of the default model.
     #[must_use]
-    pub fn engine(&self, name: Option<&str>) -> Option<&EngineHandle> {
-        let mut handles = self.engines.iter().map(Engine::handle);
-        match name {
+    pub fn engine(&self, name: Option<&str>) -> Option<EngineHandle> {
+        let handles = self.service.host().engines();
+        let mut handles = handles.iter();
+        let handle = match name {
             Some(name) => handles.find(|handle| handle.model().name == name),
             None => handles.next(),
-        }
+        };
+        handle.cloned()
+    }
+
+    /// How the device failed, unless it works. The daemon still answers then, and starts no guests.
+    #[must_use]
+    pub fn failure(&self) -> Option<DeviceFailure> {
+        failure(&self.service.host().engines())
+    }
+
+    /// Waits until the device fails.
+    pub async fn failed(&self) -> DeviceFailure {
+        failed(&self.service.host().engines()).await
     }
 
     /// What sessions talk to.
     #[must_use]
     pub fn service(&self) -> &Arc<HostService> {
         &self.service
+    }
+
+    /// The sessions of all clients.
+    #[must_use]
+    pub fn sessions(&self) -> &Arc<Sessions<HostService>> {
+        &self.sessions
     }
 
     /// A client inside this process, as the user who runs it.
@@ -212,9 +257,59 @@ impl Daemon {
     }
 
     /// Serves clients until [`Daemon::shutdown`] is cancelled, by whoever holds it or by a client that may; then
-    /// stops the guests and lets the sessions say so.
-    pub async fn serve(&self, listener: Listener) {
-        ipc::run(listener, self.sessions.clone(), self.shutdown.clone()).await;
+    /// stops the guests and lets the sessions say so. When the device fails, does the same, unless the settings want it
+    /// opened again and that works.
+    ///
+    /// # Errors
+    /// The device failed.
+    pub async fn serve(&self, listener: Listener) -> Result<(), DeviceFailure> {
+        let mut serving = pin!(ipc::run(listener, self.sessions.clone(), self.shutdown.clone()));
+        let mut reopened: Option<Instant> = None;
+        loop {
+            let failure = tokio::select! {
+                () = &mut serving => return Ok(()),
+                failure = self.failed() => failure,
+            };
+            tracing::error!(model = failure.model, error = %failure.failure, "the device has failed");
+            let is_hopeless = reopened.is_some_and(|at| at.elapsed() < REOPENED_FOR_MIN);
+            if self.loading.config.on_device_failure == OnDeviceFailure::Reopen && !is_hopeless {
+                let reopening = tokio::select! {
+                    () = &mut serving => return Ok(()),
+                    reopening = self.reopen() => reopening,
+                };
+                match reopening {
+                    Ok(()) => {
+                        reopened = Some(Instant::now());
+                        tracing::warn!("the device was opened again; all contexts are gone");
+                        continue;
+                    }
+                    Err(error) => tracing::error!(%error, "the device cannot be opened again"),
+                }
+            }
+            self.shutdown.cancel();
+            serving.await;
+            return Err(failure);
+        }
+    }
+
+    /// Lets go of the device and opens it again, with all models.
+    async fn reopen(&self) -> Result<(), DaemonError> {
+        let engines = std::mem::take(&mut *self.engines());
+        let loading = self.loading.clone();
+        let loaded = tokio::task::spawn_blocking(move || {
+            // Nothing can be had of a device again as long as anything of it is held.
+            drop(engines);
+            device::reset(loading.config.device)?;
+            loading.load(&|_| {})
+        });
+        let (engines, _) = loaded.await.expect("loading does not panic")?;
+        self.service.host().replace_engines(handles(&engines));
+        *self.engines() = engines;
+        Ok(())
+    }
+
+    fn engines(&self) -> MutexGuard<'_, Vec<Engine>> {
+        self.engines.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Stops the daemon when cancelled.
@@ -222,6 +317,34 @@ impl Daemon {
     pub fn shutdown(&self) -> &CancellationToken {
         &self.shutdown
     }
+}
+
+impl Loading {
+    /// Opens the device, loads all models onto it and starts their engines. Returns the device that was chosen, too.
+    fn load(&self, progress: &(dyn Fn(LoadProgress) + Sync)) -> Result<(Vec<Engine>, Device), DaemonError> {
+        let config = &self.config;
+        let mut models = open_models(config)?;
+        make_private(&self.cache_dir)?;
+        let chosen = device::choose(config.device, &self.cache_dir)?;
+        let mut engines = Vec::new();
+        while !models.is_empty() {
+            let name = models[0].name.clone();
+            let report = |done_bytes, total_bytes| {
+                progress(LoadProgress::Loading { model: name.clone(), done_bytes, total_bytes });
+            };
+            report(0, 0);
+            let mut backend = chosen.load(&models, config, &report)?;
+            if let Some(wrap) = &self.wrap {
+                backend = wrap(&name, backend);
+            }
+            engines.push(start_engine(models.remove(0), backend, &chosen, config));
+        }
+        Ok((engines, chosen.device()))
+    }
+}
+
+fn handles(engines: &[Engine]) -> Vec<EngineHandle> {
+    engines.iter().map(|engine| engine.handle().clone()).collect()
 }
 
 /// The daemon's cache: what the settings say, or `$XDG_CACHE_HOME/trellis`, or `~/.cache/trellis`.
@@ -270,7 +393,11 @@ fn folder_name(folder: &Path) -> Option<String> {
 
 fn start_engine(model: Model, backend: Box<dyn Backend>, chosen: &Chosen, config: &Config) -> Engine {
     let prefix_scope = if config.is_prefix_cache_shared { PrefixScope::Shared } else { PrefixScope::Actor };
-    let settings = EngineSettings { prefix_scope, n_step_tokens: chosen.sizes(config).n_step_tokens };
+    let settings = EngineSettings {
+        prefix_scope,
+        n_step_tokens: chosen.sizes(config).n_step_tokens,
+        latency_multiple: config.latency_multiple,
+    };
     Engine::start(Arc::new(model), backend, settings)
 }
 

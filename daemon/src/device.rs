@@ -61,6 +61,17 @@ pub(crate) fn choose(device: Device, cache_dir: &Path) -> Result<Chosen, DaemonE
     Ok(Chosen::Cuda(card))
 }
 
+/// Makes a device that failed as new, so that it can be chosen again. Nothing of it may be held any more.
+///
+/// # Errors
+/// The driver does not give it back to this process.
+pub(crate) fn reset(device: Device) -> Result<(), DaemonError> {
+    if device == Device::Cpu {
+        return Ok(());
+    }
+    Ok(trellis_cuda::reset(0)?)
+}
+
 /// `NVIDIA H100 80GB HBM3, driver 580.159.04 for CUDA 13.0`
 pub(crate) fn describe(driver: &probe::Driver) -> String {
     let name = driver.devices.first().map_or("no device", |device| &device.name);
@@ -70,6 +81,14 @@ pub(crate) fn describe(driver: &probe::Driver) -> String {
 }
 
 impl Chosen {
+    /// The choice as the settings would name it.
+    pub(crate) fn device(&self) -> Device {
+        match self {
+            Self::Cpu => Device::Cpu,
+            Self::Cuda(_) => Device::Cuda,
+        }
+    }
+
     /// The sizes for this device, as the settings have them.
     pub(crate) fn sizes(&self, config: &Config) -> Sizes {
         config.sizes(match self {

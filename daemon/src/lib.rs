@@ -5,6 +5,7 @@ pub mod cli;
 pub mod config;
 pub mod daemon;
 mod device;
+mod engines;
 pub mod guest;
 pub mod ipc;
 pub mod service;

@@ -134,7 +134,7 @@ pub async fn collect(mut guest: Guest) -> Ended {
             Ok(Event::Tokens { tokens }) => ended.tokens.extend(tokens),
             Ok(Event::Json { json }) => ended.json.push(serde_json::from_str(&json).expect("it is JSON")),
             Ok(Event::Log { line, .. }) => ended.log.push(line),
-            Ok(Event::Progress { .. } | Event::Started { .. } | Event::Unknown) => {}
+            Ok(Event::Progress { .. } | Event::Started { .. } | Event::Wanted | Event::Unknown) => {}
             Err(error) => ended.error = Some(error),
         }
     }
@@ -160,7 +160,7 @@ pub async fn until(what: &str, mut holds: impl AsyncFnMut() -> bool) {
 /// Something is still held.
 pub async fn nothing_is_held(daemon: &Daemon) {
     until("no guest runs", async || daemon.service().host().guests().is_empty()).await;
-    for engine in daemon.service().host().engines() {
+    for engine in daemon.service().host().engines().iter() {
         // The engine answers in order: by now it has released what was dropped before.
         let stats: EngineStats = engine.stats().await.expect("the engine lives");
         assert_eq!(stats.n_contexts, 0, "{stats:?}");
@@ -185,10 +185,19 @@ impl Served {
     /// It does not start.
     #[must_use]
     pub fn start(exe: &str) -> Self {
+        Self::start_with(exe, &config(exe), &[])
+    }
+
+    /// As [`Served::start`], with these settings, and this in its environment.
+    ///
+    /// # Panics
+    /// It does not start.
+    #[must_use]
+    pub fn start_with(exe: &str, config: &Config, environment: &[(&str, &str)]) -> Self {
         let folder = tempfile::tempdir().expect("a folder");
-        let text = toml::to_string(&config(exe)).expect("settings can be written down");
+        let text = toml::to_string(config).expect("settings can be written down");
         std::fs::write(folder.path().join("trellis.toml"), text).expect("the settings are written");
-        let mut served = Self { child: serve(exe, folder.path()), exe: exe.into(), folder };
+        let mut served = Self { child: serve(exe, folder.path(), environment), exe: exe.into(), folder };
         let begun = Instant::now();
         while !output(&mut served.trellis(&["info"])).status.success() {
             let status = served.child.try_wait().expect("the child can be asked");
@@ -246,8 +255,9 @@ pub fn trellis(exe: &str) -> Command {
     command
 }
 
-fn serve(exe: &str, folder: &Path) -> Child {
+fn serve(exe: &str, folder: &Path, environment: &[(&str, &str)]) -> Child {
     let mut command = trellis(exe);
+    command.envs(environment.iter().copied());
     command.arg("serve").arg("--socket").arg(folder.join("trellis.sock"));
     command.arg("--config").arg(folder.join("trellis.toml"));
     command.spawn().expect("the daemon starts")

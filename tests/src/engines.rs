@@ -98,7 +98,11 @@ pub fn cuda_backend(
 /// An engine over a loaded model.
 #[must_use]
 pub fn start(model: Model, backend: Box<dyn Backend>, sizes: Sizes) -> Engine {
-    let settings = EngineSettings { prefix_scope: PrefixScope::Actor, n_step_tokens: sizes.n_step_tokens };
+    let settings = EngineSettings {
+        prefix_scope: PrefixScope::Actor,
+        n_step_tokens: sizes.n_step_tokens,
+        ..EngineSettings::default()
+    };
     Engine::start(Arc::new(model), backend, settings)
 }
 

@@ -65,6 +65,23 @@ pub fn hostile() -> Vec<u8> {
     built["hostile"].clone()
 }
 
+/// The same component as nobody has seen it, and larger: with a number in it that changes its hash, and bytes that
+/// change nothing else.
+///
+/// # Panics
+/// As [`hostile`].
+#[must_use]
+pub fn hostile_anew(number: u64) -> Vec<u8> {
+    const N_BYTES: usize = 2 << 20;
+    // A custom section: its kind, its length in groups of seven bits, the length of its name, its name, its bytes.
+    let n = 1 + 4 + N_BYTES;
+    let length =
+        [n & 0x7f | 0x80, n >> 7 & 0x7f | 0x80, n >> 14 & 0x7f | 0x80, n >> 21].map(|group| group as u8);
+    let mut bytes = number.to_le_bytes().to_vec();
+    bytes.resize(N_BYTES, 0);
+    [&hostile()[..], &[0], &length, &[4], b"test", &bytes].concat()
+}
+
 /// Takes from a command what belongs to the build that runs the tests.
 pub fn clean(command: &mut Command) -> &mut Command {
     for name in ["RUSTC", "RUSTC_WRAPPER", "RUSTC_WORKSPACE_WRAPPER", "RUSTDOCFLAGS", "RUSTFLAGS"] {

@@ -3,6 +3,7 @@
 pub mod daemons;
 pub mod device;
 pub mod engines;
+pub mod faulty;
 pub mod goldens;
 pub mod guests;
 pub mod models;

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-use trellis_engine::batch::{Candidate, FollowUp, OutputKind, OutputRequest, PageCopy, Row, SlotId, Token};
+use trellis_engine::batch::{Candidate, Input, OutputKind, OutputRequest, PageCopy, Row, SlotId, Token};
 use trellis_engine::cpu::{CpuBackend, CpuOptions};
 use trellis_engine::model::{Architecture, ModelSource, RopeConfig, RopeScaling, shape};
 use trellis_engine::sampling::{Sampler, TokenMask};
@@ -27,13 +27,13 @@ fn bundled(name: &str) -> Model {
 }
 
 /// A card with what earlier runs compiled; `None`, with a line that says so, without one.
-fn card() -> Option<Card> {
+pub(super) fn card() -> Option<Card> {
     let test = gpu()?;
     drop(test);
     Some(Card::open(0, Some(&std::env::temp_dir().join("trellis-cuda-tests"))).expect("a card"))
 }
 
-fn load_on(card: &Card, model: &Model, dtype: Dtype) -> CudaBackend {
+pub(super) fn load_on(card: &Card, model: &Model, dtype: Dtype) -> CudaBackend {
     let page_bytes = CudaBackend::page_bytes(&model.config, dtype);
     let options = CudaOptions {
         dtype: Some(dtype),
@@ -57,7 +57,7 @@ fn cpu(model: &Model) -> CpuBackend {
 }
 
 /// Small decoders of every family with random weights: heads that share keys, biases, windows, norms over heads.
-fn random_models() -> Vec<Model> {
+pub(super) fn random_models() -> Vec<Model> {
     let base = ModelConfig {
         architecture: Architecture::Llama,
         vocab_size: 5000,
@@ -124,7 +124,7 @@ fn random_models() -> Vec<Model> {
         .collect()
 }
 
-fn tokens(random: &mut Random, n: usize, vocab_size: usize) -> Vec<Token> {
+pub(super) fn tokens(random: &mut Random, n: usize, vocab_size: usize) -> Vec<Token> {
     (0..n).map(|_| random.below(vocab_size) as Token).collect()
 }
 
@@ -135,7 +135,6 @@ fn row<'a>(
     start: usize,
     first_page: usize,
     outputs: Vec<(usize, OutputKind<'a>)>,
-    follow_up: FollowUp,
 ) -> Row<'a> {
     let n_pages = tokens.len() / PAGE_LEN + 1;
     Row {
@@ -144,7 +143,7 @@ fn row<'a>(
         start,
         pages: (first_page..first_page + n_pages).map(|page| PageId(page as u32)).collect(),
         outputs: outputs.into_iter().map(|(position, kind)| OutputRequest { position, kind }).collect(),
-        follow_up,
+        input: Input::Known,
     }
 }
 
@@ -166,7 +165,7 @@ fn all_positions(backend: &mut impl Backend, tokens: &[Token], chunks: &[usize])
     for &n in chunks.iter().cycle() {
         let end = (start + n).min(tokens.len());
         let asked = (start..end).map(|position| (position, OutputKind::Full)).collect();
-        let outputs = forward(backend, vec![row(0, &tokens[..end], start, 3, asked, FollowUp::Unknown)]);
+        let outputs = forward(backend, vec![row(0, &tokens[..end], start, 3, asked)]);
         rows.extend(outputs.iter().map(|output| full(output).to_vec()));
         start = end;
         if start == tokens.len() {
@@ -321,7 +320,7 @@ fn mixed_steps_agree_with_the_cpu() {
                 if idx == 4 {
                     outputs.extend((start..last).map(|position| (position, OutputKind::Scores(&wide[..3]))));
                 }
-                row(idx as u32, prompt, start, idx * 20, outputs, FollowUp::Unknown)
+                row(idx as u32, prompt, start, idx * 20, outputs)
             });
             each.collect::<Vec<_>>()
         };
@@ -340,7 +339,7 @@ fn mixed_steps_agree_with_the_cpu() {
     }
     // What was copied is a beginning to go on from: page 0 of context 4, at 80, lies at 204.
     let run = |backend: &mut dyn Backend| {
-        let mut row = row(9, &prompts[4][..20], 16, 204, vec![(19, OutputKind::Full)], FollowUp::Unknown);
+        let mut row = row(9, &prompts[4][..20], 16, 204, vec![(19, OutputKind::Full)]);
         row.pages = vec![PageId(204), PageId(300)];
         backend.forward(&Batch { copies: Vec::new(), rows: vec![row] }).expect("the backend runs")
     };
@@ -365,14 +364,24 @@ impl Decoding {
         Self { contexts: (0..n).map(context).collect() }
     }
 
-    /// One step of these contexts.
-    fn step(&mut self, backend: &mut impl Backend, who: &[usize], follow_up: FollowUp) -> Vec<(Token, f32)> {
+    /// Submits a step of these contexts; for those `under_way` the step before has not been collected.
+    fn submit(&self, backend: &mut impl Backend, who: &[usize], under_way: &[usize]) {
         let rows = who.iter().map(|&idx| {
             let (tokens, n_computed, sampler) = &self.contexts[idx];
-            let asked = vec![(tokens.len() - 1, OutputKind::Sample(sampler))];
-            row(idx as u32, tokens, *n_computed, idx * 10, asked, follow_up)
+            let asked = |position| vec![(position, OutputKind::Sample(sampler))];
+            if under_way.contains(&idx) {
+                let row = row(idx as u32, tokens, tokens.len(), idx * 10, asked(tokens.len()));
+                Row { input: Input::Drawn, ..row }
+            } else {
+                row(idx as u32, tokens, *n_computed, idx * 10, asked(tokens.len() - 1))
+            }
         });
-        let outputs = forward(backend, rows.collect());
+        let batch = Batch { copies: Vec::new(), rows: rows.collect() };
+        backend.submit(&batch).expect("the backend runs");
+    }
+
+    fn collect(&mut self, backend: &mut impl Backend, who: &[usize]) -> Vec<(Token, f32)> {
+        let outputs = backend.collect().expect("the backend runs").outputs;
         let mut drawn = Vec::new();
         for (&idx, output) in who.iter().zip(outputs) {
             let Output::Sampled(candidate) = output else { panic!("{output:?}") };
@@ -383,21 +392,42 @@ impl Decoding {
         }
         drawn
     }
+
+    /// What happens to contexts before a step; whether it needs tokens that the step before draws.
+    fn edit(&mut self, step: usize, vocab_size: usize) {
+        match step % 15 {
+            // A sampler changes, a context is cut back, a token is replaced by another.
+            5 => self.contexts[7].2.seed += 1,
+            6 => {
+                let (tokens, n_computed, _) = &mut self.contexts[8];
+                let n_tokens = tokens.len().saturating_sub(3).max(1);
+                tokens.truncate(n_tokens);
+                *n_computed = (*n_computed).min(n_tokens - 1);
+            }
+            9 => {
+                let last = self.contexts[9].0.last_mut().expect("a token");
+                *last = (*last + 1) % vocab_size as Token;
+            }
+            _ => {}
+        }
+    }
 }
 
-/// Looking ahead changes nothing: the same script with and without it, whatever comes between two steps.
+/// Submitting a step before the one in front of it is collected changes nothing: the same script with and without, rows
+/// that go on beside rows that come and go.
 #[test]
-fn looking_ahead_changes_nothing() {
+fn submitting_ahead_changes_nothing() {
     let Some(card) = card() else { return };
     let model = bundled("tiny");
     let vocab_size = model.config.vocab_size;
     let mut seen: Vec<Vec<Vec<(Token, f32)>>> = Vec::new();
-    for follow_up in [FollowUp::Unknown, FollowUp::Expected] {
+    for is_ahead in [false, true] {
         let mut backend = load_on(&card, &model, Dtype::F32);
         let mut random = Random(33);
         let mut decoding = Decoding::new(&mut random, 40, vocab_size);
         let mut drawn = Vec::new();
-        let mut n_guessed = 0;
+        let mut n_ahead = 0;
+        let mut before: Option<Vec<usize>> = None;
         for step in 0..120 {
             let who: Vec<usize> = match step % 10 {
                 // Some leave, some come; most steps have the same contexts as those before.
@@ -407,28 +437,26 @@ fn looking_ahead_changes_nothing() {
                 8 => vec![5],
                 _ => (2..20).collect(),
             };
-            match step % 15 {
-                // A sampler changes, a context is cut back, a token is replaced by another.
-                5 => decoding.contexts[7].2.seed += 1,
-                6 => {
-                    let (tokens, n_computed, _) = &mut decoding.contexts[8];
-                    let n_tokens = tokens.len().saturating_sub(3).max(1);
-                    tokens.truncate(n_tokens);
-                    *n_computed = (*n_computed).min(n_tokens - 1);
-                }
-                9 => {
-                    let last = decoding.contexts[9].0.last_mut().expect("a token");
-                    *last = (*last + 1) % vocab_size as Token;
-                }
-                _ => {}
+            // What cuts a context back has to see what was drawn for it.
+            if (!is_ahead || [6, 9].contains(&(step % 15)))
+                && let Some(before) = before.take()
+            {
+                drawn.push(decoding.collect(&mut backend, &before));
             }
-            n_guessed += usize::from(backend.guess.is_some());
-            drawn.push(decoding.step(&mut backend, &who, follow_up));
+            decoding.edit(step, vocab_size);
+            n_ahead += usize::from(before.is_some());
+            decoding.submit(&mut backend, &who, before.as_deref().unwrap_or(&[]));
+            if let Some(before) = before.replace(who) {
+                drawn.push(decoding.collect(&mut backend, &before));
+            }
         }
-        assert_eq!(n_guessed > 100, follow_up == FollowUp::Expected, "{n_guessed} guesses");
+        drawn.push(decoding.collect(&mut backend, &before.expect("the last step")));
+        assert_eq!(n_ahead > 90, is_ahead, "{n_ahead} steps ahead");
         seen.push(drawn);
     }
+    assert_eq!(seen[0].len(), seen[1].len());
     for (step, (plain, ahead)) in seen[0].iter().zip(&seen[1]).enumerate() {
+        assert_eq!(plain.len(), ahead.len());
         for (a, b) in plain.iter().zip(ahead) {
             // Other batch sizes take other kernels.
             assert!(a.0 == b.0 && (a.1 - b.1).abs() <= 1e-3, "step {step}: {a:?} {b:?}");
@@ -469,43 +497,47 @@ fn speed() {
             let greedy = Sampler::greedy();
             let mut contexts: Vec<Vec<Token>> =
                 (0..n_rows).map(|_| tokens(&mut random, n_prompt, 128_000)).collect();
-            for follow_up in [FollowUp::Expected, FollowUp::Unknown] {
+            for is_ahead in [true, false] {
+                let submit = |backend: &mut CudaBackend, contexts: &[Vec<Token>], input| {
+                    let rows = contexts.iter().enumerate().map(|(idx, tokens)| {
+                        let last = tokens.len() - usize::from(input == Input::Known);
+                        let asked = vec![(last, OutputKind::Sample(&greedy))];
+                        let row = row(idx as u32, tokens, last, idx * (n_prompt / PAGE_LEN + 12), asked);
+                        Row { input, ..row }
+                    });
+                    let batch = Batch { copies: Vec::new(), rows: rows.collect() };
+                    backend.submit(&batch).expect("it runs");
+                };
                 let mut started = Instant::now();
                 let (n_warm, n_timed) = (20, 60);
-                let mut in_forward = 0.0;
                 let mut busy = backend.steps.busy();
+                submit(&mut backend, &contexts, Input::Known);
                 for step in 0..n_warm + n_timed {
                     if step == n_warm {
                         started = Instant::now();
-                        in_forward = 0.0;
                         busy = backend.steps.busy();
                     }
-                    let rows = contexts.iter().enumerate().map(|(idx, tokens)| {
-                        let last = tokens.len() - 1;
-                        let asked = vec![(last, OutputKind::Sample(&greedy))];
-                        row(idx as u32, tokens, last, idx * (n_prompt / PAGE_LEN + 12), asked, follow_up)
-                    });
-                    let batch = Batch { copies: Vec::new(), rows: rows.collect() };
-                    let begin = Instant::now();
-                    let outputs = backend.forward(&batch).expect("it runs");
-                    in_forward += begin.elapsed().as_secs_f64();
-                    drop(batch);
+                    if is_ahead {
+                        submit(&mut backend, &contexts, Input::Drawn);
+                    }
+                    let outputs = backend.collect().expect("it runs").outputs;
                     for (tokens, output) in contexts.iter_mut().zip(outputs) {
                         let Output::Sampled(drawn) = output else { panic!("{output:?}") };
                         tokens.push(drawn.token);
                     }
+                    if !is_ahead {
+                        submit(&mut backend, &contexts, Input::Known);
+                    }
                 }
                 let seconds = started.elapsed().as_secs_f64();
                 let busy = (backend.steps.busy() - busy).as_secs_f64();
-                let ms = |seconds: f64| seconds * 1e3 / n_timed as f64;
+                backend.collect().expect("the last one");
                 let idle = (1.0 - busy / seconds) * 100.0;
                 println!(
-                    "{name}, {n_rows} rows of {n_prompt}, {follow_up:?}: {:.3} ms a step, {:.3} in forward; device \
-                     idle {idle:.2} %",
-                    ms(seconds),
-                    ms(in_forward),
+                    "{name}, {n_rows} rows of {n_prompt}, ahead {is_ahead}: {:.3} ms a step, device idle {idle:.2} %",
+                    seconds * 1e3 / n_timed as f64,
                 );
-                if follow_up == FollowUp::Expected {
+                if is_ahead {
                     assert!(idle < 3.0, "the host stands between two steps");
                 }
             }
@@ -518,7 +550,7 @@ fn speed() {
                 for end in (2048..=n).step_by(2048) {
                     let asked =
                         if end == n { vec![(n - 1, OutputKind::Sample(&greedy))] } else { Vec::new() };
-                    let row = row(0, &prompt[..end], end - 2048, 0, asked, FollowUp::Unknown);
+                    let row = row(0, &prompt[..end], end - 2048, 0, asked);
                     forward(&mut backend, vec![row]);
                 }
                 println!("{name}, prompt of {n}, run {run}: {:.2} ms", started.elapsed().as_secs_f64() * 1e3);

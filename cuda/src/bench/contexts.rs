@@ -2,12 +2,14 @@
 
 use trellis_engine::model::ModelConfig;
 
-use super::{OpStep, upload_to};
+use super::OpStep;
+use super::ops::upload_to;
 use crate::blas::fill_with_numbers;
-use crate::kernels::Kernels;
-use crate::ops::attention::{Contexts, KvLayer, PAGE_LEN, RowSpan, Tile, Tiles, plan_tiles};
-use crate::ops::attention_decode::DecodeWorkspace;
+use crate::model::Kernels;
+use crate::ops::attention::{AttentionWork, DeviceShares, Form, KvLayer, PAGE_LEN, Workspace};
+use crate::ops::attention_plan::AttentionPlan;
 use crate::ops::common::{Dtype, Rows};
+use crate::ops::shares::{PageEntry, RowSpan};
 use crate::{Buffer, CudaError, Gpu, Slice, Stream};
 
 /// Layers beyond this are left out: what is measured goes through the others in turn, and no cache holds so much.
@@ -15,35 +17,68 @@ const KV_BYTES: usize = 4 << 30;
 
 /// KV pages and what says where they are.
 pub(super) struct BenchContexts {
-    n_rows: usize,
-    /// Positions of each context.
-    pub(super) context_len: usize,
+    rows: Vec<RowSpan>,
     /// Layers that the pages have.
     pub(super) n_layers: usize,
     layer_len: usize,
     page_bytes: usize,
-    n_pages_of_row: usize,
     kv: Buffer,
     pub(super) positions: Buffer, // i32 [tokens]
     pub(super) kv_pages: Buffer,  // i32 [tokens]
-    row_start: Buffer,            // i32 [rows + 1]
-    row_pos0: Buffer,             // i32 [rows]
-    page_table: Buffer,           // i32 [rows, n_pages_of_row]
+    entries: Buffer,              // page tables
     page_pairs: Buffer,           // i32 [rows, 2]
-    work: Buffer,                 // i32 [items or tiles, 2]
-    n_work: usize,
-    work_count: Buffer,   // i32: how many
-    copies_count: Buffer, // i32: how many
-    pub(super) n_splits: usize,
+    copies_count: Buffer,         // i32: how many
+    lists: [Option<List>; Form::ALL.len()],
     pub(super) partial_bytes: usize,
     arrivals: Buffer, // i32
 }
 
+/// A list of shares on the device.
+struct List {
+    shares: Buffer,
+    n_workers: usize,
+    cuts: Buffer,
+    n_cuts: usize,
+    counts: Buffer, // i32: workers, cut tiles
+}
+
+impl List {
+    fn upload(
+        gpu: &Gpu,
+        stream: &Stream,
+        plan: &AttentionPlan,
+        form: Form,
+    ) -> Result<Option<Self>, CudaError> {
+        let list = plan.list(0, form);
+        if list.n_workers == 0 {
+            return Ok(None);
+        }
+        let n_cuts = if form.sums_apart() { list.cuts.len() } else { 0 };
+        Ok(Some(Self {
+            shares: upload_to(gpu, stream, &list.shares)?,
+            n_workers: list.n_workers,
+            cuts: upload_to(gpu, stream, &[&list.cuts[..], &[Default::default()]].concat())?,
+            n_cuts,
+            counts: upload_to(gpu, stream, &[list.n_workers as i32, n_cuts as i32])?,
+        }))
+    }
+
+    fn on_device(&self) -> DeviceShares {
+        let count = |idx: usize, n_max| Rows { n_max, n: self.counts.slice().part(4 * idx, 4) };
+        DeviceShares {
+            shares: self.shares.slice(),
+            workers: count(0, self.n_workers),
+            cut_list: self.cuts.slice(),
+            cuts: count(1, self.n_cuts),
+        }
+    }
+}
+
 /// The id of the page `idx`, of `n`: a permutation, as pages lie after some time of use.
-fn shuffled(idx: usize, n: usize) -> i32 {
+fn shuffled(idx: usize, n: usize) -> u32 {
     const STRIDE: usize = 7919; // a prime
     let stride = if n.is_multiple_of(STRIDE) { 1 } else { STRIDE };
-    (idx * stride % n) as i32
+    (idx * stride % n) as u32
 }
 
 impl BenchContexts {
@@ -54,66 +89,54 @@ impl BenchContexts {
         kernels: &Kernels,
         step: OpStep,
     ) -> Result<Self, CudaError> {
-        let (n_rows, context_len, n_row_tokens) = match step {
-            OpStep::Decode { n_rows, context_len } => (n_rows, context_len, 1),
-            OpStep::Prompt { n_tokens } => (1, n_tokens, n_tokens),
-        };
-        assert!(context_len > 0, "{step:?} has positions");
-        let pos0 = context_len - n_row_tokens;
-        let shape = kernels.attention_shape;
+        let shape = kernels.attention.shape();
         let layer_len = shape.layer_len();
-        let n_pages_of_row = context_len.div_ceil(PAGE_LEN);
+        let mut rows = Vec::new();
+        let (mut n_tokens, mut n_entries) = (0, 0);
+        for (n_row_tokens, context_len) in step.rows() {
+            assert!((1..=context_len).contains(&n_row_tokens), "{step:?} has tokens and positions");
+            let position = context_len - n_row_tokens;
+            rows.push(RowSpan { token: n_tokens, n_tokens: n_row_tokens, position, entries: n_entries });
+            n_tokens += n_row_tokens;
+            n_entries += context_len.div_ceil(PAGE_LEN);
+        }
+        let n_rows = rows.len();
         // As many again as rows, for copies.
-        let n_pages = n_rows * n_pages_of_row + n_rows;
-        let layer_bytes = n_pages * layer_len * shape.dtype.n_bytes();
+        let layer_bytes = (n_entries + n_rows) * layer_len * shape.dtype.n_bytes();
         let n_layers = (KV_BYTES / layer_bytes).clamp(1, config.n_layers.max(1));
         let kv = gpu.allocate("measuring kernels", n_layers * layer_bytes)?;
         fill_with_numbers(stream, kv.slice(), shape.dtype)?;
 
-        let n_used = n_rows * n_pages_of_row;
-        let page = |row: usize, position: usize| shuffled(row * n_pages_of_row + position / PAGE_LEN, n_used);
-        let tokens = || (0..n_rows).flat_map(|row| (pos0..context_len).map(move |position| (row, position)));
+        let entries: Vec<PageEntry> = (0..n_entries).map(|idx| PageEntry(shuffled(idx, n_entries))).collect();
+        let page = |row: &RowSpan, position: usize| entries[row.entries + position / PAGE_LEN].0 as i32;
+        let tokens = || {
+            rows.iter().flat_map(|row| (row.position..row.position + row.n_tokens).map(move |at| (row, at)))
+        };
         let positions: Vec<i32> = tokens().map(|(_, position)| position as i32).collect();
         let kv_pages: Vec<i32> = tokens().map(|(row, position)| page(row, position)).collect();
-        let row_start: Vec<i32> = (0..=n_rows).map(|row| (row * n_row_tokens) as i32).collect();
-        let page_table: Vec<i32> = (0..n_used).map(|idx| shuffled(idx, n_used)).collect();
+        let last_page = |row: &RowSpan| page(row, row.position + row.n_tokens - 1);
         let page_pairs: Vec<i32> =
-            (0..n_rows).flat_map(|row| [page(row, context_len - 1), (n_used + row) as i32]).collect();
-        let tile_len = match step {
-            OpStep::Decode { .. } => 1,
-            OpStep::Prompt { .. } => kernels.attention_prefill.tile_len(),
-        };
-        let spans: Vec<RowSpan> =
-            (0..n_rows).map(|row_idx| RowSpan { row_idx, n_tokens: n_row_tokens, pos0 }).collect();
-        let mut tiles: Vec<Tile> = Vec::new();
-        plan_tiles(&spans, tile_len, config.windows.first().copied().flatten(), &mut tiles);
-        let work: Vec<i32> = tiles.iter().flat_map(|tile| tile.words()).collect();
+            rows.iter().zip(n_entries..).flat_map(|(row, copy)| [last_page(row), copy as i32]).collect();
 
-        let decode = &kernels.attention_decode;
-        let n_splits = decode.n_splits(gpu.n_multiprocessors(), n_rows, context_len);
-        let arrivals = gpu.allocate("measuring kernels", decode.arrivals_bytes(n_rows))?;
+        let mut plan = AttentionPlan::new(&[config.windows.first().copied().flatten()]);
+        plan.plan(&rows, &kernels.attention.cuttings());
+        let [single, few, prompt] = Form::ALL.map(|form| List::upload(gpu, stream, &plan, form));
+        let arrivals = gpu.allocate("measuring kernels", kernels.attention.arrivals_bytes())?;
         arrivals.slice().fill(stream, 0)?;
         Ok(Self {
-            n_rows,
-            context_len,
             n_layers,
             layer_len,
             page_bytes: n_layers * layer_len * shape.dtype.n_bytes(),
-            n_pages_of_row,
             kv,
             positions: upload_to(gpu, stream, &positions)?,
             kv_pages: upload_to(gpu, stream, &kv_pages)?,
-            row_start: upload_to(gpu, stream, &row_start)?,
-            row_pos0: upload_to(gpu, stream, &vec![pos0 as i32; n_rows])?,
-            page_table: upload_to(gpu, stream, &page_table)?,
+            entries: upload_to(gpu, stream, &entries)?,
             page_pairs: upload_to(gpu, stream, &page_pairs)?,
-            work: upload_to(gpu, stream, &work)?,
-            n_work: tiles.len(),
-            work_count: upload_to(gpu, stream, &[tiles.len() as i32])?,
             copies_count: upload_to(gpu, stream, &[n_rows as i32])?,
-            n_splits,
-            partial_bytes: decode.partial_bytes(n_rows, n_splits),
+            lists: [single?, few?, prompt?],
+            partial_bytes: kernels.attention.partial_bytes(),
             arrivals,
+            rows,
         })
     }
 
@@ -142,43 +165,34 @@ impl BenchContexts {
         KvLayer { pages: self.kv.slice(), page_stride: self.page_len(), layer_idx }
     }
 
-    pub(super) fn table(&self) -> Contexts {
-        Contexts {
-            n_rows_max: self.n_rows,
-            row_start: self.row_start.slice(),
-            row_pos0: self.row_pos0.slice(),
-            page_table: self.page_table.slice(),
-            page_table_stride: self.n_pages_of_row,
-        }
+    /// Page tables.
+    pub(super) fn entries(&self) -> Slice {
+        self.entries.slice()
     }
 
     /// What attention works through.
-    pub(super) fn work(&self) -> Tiles {
-        let count = Rows { n_max: self.n_work, n: self.work_count.slice() };
-        Tiles { count, list: self.work.slice() }
+    pub(super) fn work(&self) -> AttentionWork {
+        AttentionWork { lists: [0, 1, 2].map(|idx: usize| self.lists[idx].as_ref().map(List::on_device)) }
     }
 
-    pub(super) fn workspace(&self, partial: Slice) -> DecodeWorkspace {
-        DecodeWorkspace { arrivals: self.arrivals.slice(), partial }
+    pub(super) fn workspace(&self, partial: Slice) -> Workspace {
+        Workspace { arrivals: self.arrivals.slice(), partial }
     }
 
     /// Copies of the last page of each context.
     pub(super) fn copies(&self) -> (Rows, Slice) {
-        (Rows { n_max: self.n_rows, n: self.copies_count.slice() }, self.page_pairs.slice())
+        (Rows { n_max: self.rows.len(), n: self.copies_count.slice() }, self.page_pairs.slice())
     }
 
     /// Pairs of queries and keys that attend to each other, over all rows, and keys that are read, of one KV head.
     pub(super) fn n_pairs_and_keys(&self, window: Option<usize>) -> (usize, usize) {
         let window = window.unwrap_or(usize::MAX);
-        let n_row_tokens = self.positions_of_row();
-        let pos0 = self.context_len - n_row_tokens;
-        let pairs: usize = (pos0..self.context_len).map(|position| (position + 1).min(window)).sum();
-        let keys = self.context_len.min(window.saturating_add(n_row_tokens - 1));
-        (self.n_rows * pairs, self.n_rows * keys)
-    }
-
-    fn positions_of_row(&self) -> usize {
-        self.positions.slice().n_bytes / 4 / self.n_rows
+        let of_row = |row: &RowSpan| {
+            let end = row.position + row.n_tokens;
+            let pairs: usize = (row.position..end).map(|position| (position + 1).min(window)).sum();
+            (pairs, end.min(window.saturating_add(row.n_tokens - 1)))
+        };
+        self.rows.iter().map(of_row).fold((0, 0), |sum, row| (sum.0 + row.0, sum.1 + row.1))
     }
 }
 

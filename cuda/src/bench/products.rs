@@ -2,10 +2,11 @@
 
 use trellis_engine::model::ModelConfig;
 
-use super::{Bench, OpSpeed, Work};
+use super::OpSpeed;
+use super::ops::{Bench, Work};
 use crate::blas::{Blas, MatmulShape, Update, fill_with_numbers};
 use crate::ops::common::{Dtype, Element};
-use crate::ops::gemv::{GemvForm, GemvInput, GemvOutput, GemvShape, GemvWeights};
+use crate::ops::gemv::{GemvInput, GemvOutput, GemvShape, GemvWeights, N_ROWS_MAX};
 use crate::{Buffer, Card, CudaError, Slice, Stream};
 
 /// Copies of a matrix that are used in turn; together at least this long, four times the largest L2.
@@ -60,9 +61,23 @@ impl Target {
         }
     }
 
+    fn gemv_output(self) -> GemvOutput {
+        match self {
+            Self::Model(y) => GemvOutput::Model(y),
+            Self::F32(y) => GemvOutput::F32(y),
+            Self::Residual(y) => GemvOutput::AddF32(y),
+        }
+    }
+
     fn slice(self) -> Slice {
         let (Self::Model(slice) | Self::F32(slice) | Self::Residual(slice)) = self;
         slice
+    }
+}
+
+impl Projection {
+    fn shape(self, n_rows: usize) -> GemvShape {
+        GemvShape { n_rows, n_out: self.n_out, n_in: self.n_in }
     }
 }
 
@@ -101,15 +116,10 @@ impl Bench<'_> {
         target: Target,
         n_a_step: usize,
     ) -> Result<NormPlace, CudaError> {
-        let Projection { name, n_out, n_in } = projection;
-        let shape = GemvShape { n_rows, n_out, n_in };
-        if self.kernels.gemv.fits(shape, GemvForm { has_norm: true, has_swiglu: false }) {
-            let input = GemvInput::RmsNorm {
-                residual: self.activations.residual,
-                weight: self.numbers.slice(),
-                eps: self.config.rms_norm_eps,
-            };
-            self.gemv(speeds, (name, "gemv, norm inside"), shape, input, target, n_a_step)?;
+        let shape = projection.shape(n_rows);
+        if self.kernels.gemv.has_room_for_norm(shape, target.gemv_output()) {
+            let names = (projection.name, "gemv, norm inside");
+            self.gemv(speeds, names, shape, self.residual(), target, n_a_step)?;
             return Ok(NormPlace::Inside);
         }
         self.product(speeds, projection, n_rows, normed, target, n_a_step)?;
@@ -126,43 +136,49 @@ impl Bench<'_> {
         target: Target,
         n_a_step: usize,
     ) -> Result<(), CudaError> {
-        let Projection { name, n_out, n_in } = projection;
-        let shape = GemvShape { n_rows, n_out, n_in };
-        if self.kernels.gemv.fits(shape, GemvForm { has_norm: false, has_swiglu: false }) {
-            return self.gemv(speeds, (name, "gemv"), shape, GemvInput::Plain(x), target, n_a_step);
+        if n_rows > N_ROWS_MAX {
+            return self.matmul(speeds, projection, n_rows, x, target, n_a_step);
         }
-        self.matmul(speeds, projection, n_rows, x, target, n_a_step)
+        let (names, x) = ((projection.name, "gemv"), GemvInput::Plain(x));
+        self.gemv(speeds, names, projection.shape(n_rows), x, target, n_a_step)
     }
 
-    /// Gate and up projection with the activation, in one launch; false where there are too many rows for that.
+    /// Gate and up projection of a few rows with the activation, in one launch.
     pub(super) fn gated_product(
         &self,
         speeds: &mut Vec<OpSpeed>,
         projection: Projection,
         n_rows: usize,
         n_a_step: usize,
-    ) -> Result<bool, CudaError> {
+    ) -> Result<NormPlace, CudaError> {
         let Projection { name, n_out, n_in } = projection;
         let shape = GemvShape { n_rows, n_out: n_out / 2, n_in };
-        if !self.kernels.gemv.fits(shape, GemvForm { has_norm: true, has_swiglu: true }) {
-            return Ok(false);
-        }
-        let input = GemvInput::RmsNorm {
-            residual: self.activations.residual,
-            weight: self.numbers.slice(),
-            eps: self.config.rms_norm_eps,
+        let output = GemvOutput::SwiGlu(self.activations.inner);
+        let (input, kernel, x_bytes, place) = if self.kernels.gemv.has_room_for_norm(shape, output) {
+            (self.residual(), "gemv, norm and SwiGLU inside", 4, NormPlace::Inside)
+        } else {
+            let input = GemvInput::Plain(self.activations.mlp_normed);
+            (input, "gemv, SwiGLU inside", self.dtype.n_bytes(), NormPlace::Apart)
         };
         let matrix_bytes = n_out * n_in * self.dtype.n_bytes();
         let work = Work {
-            n_bytes: matrix_bytes + n_rows * (4 * n_in + n_out / 2 * self.dtype.n_bytes()),
+            n_bytes: matrix_bytes + n_rows * (x_bytes * n_in + n_out / 2 * self.dtype.n_bytes()),
             n_operations: 2 * n_rows * n_out * n_in,
         };
-        self.time(speeds, (name, "gemv, norm and SwiGLU inside"), n_a_step, work, |idx| {
+        self.time(speeds, (name, kernel), n_a_step, work, |idx| {
             let weights = GemvWeights { matrix: self.products.matrix(matrix_bytes, idx), bias: None };
-            let output = GemvOutput::SwiGlu(self.activations.inner);
             self.kernels.gemv.run(self.stream, shape, input, weights, output)
         })?;
-        Ok(true)
+        Ok(place)
+    }
+
+    /// The RMSNorm of the residual stream, on the way.
+    fn residual(&self) -> GemvInput {
+        GemvInput::RmsNorm {
+            residual: self.activations.residual,
+            weight: self.numbers.slice(),
+            eps: self.config.rms_norm_eps,
+        }
     }
 
     fn gemv(
@@ -180,11 +196,7 @@ impl Bench<'_> {
             GemvInput::RmsNorm { .. } => Element::F32,
         };
         let work = self.product_work(shape.n_rows, shape.n_out, shape.n_in, x_element, target);
-        let output = match target {
-            Target::Model(y) => GemvOutput::Model(y),
-            Target::F32(y) => GemvOutput::F32(y),
-            Target::Residual(y) => GemvOutput::AddF32(y),
-        };
+        let output = target.gemv_output();
         self.time(speeds, names, n_a_step, work, |idx| {
             let weights = GemvWeights { matrix: self.products.matrix(matrix_bytes, idx), bias: None };
             self.kernels.gemv.run(self.stream, shape, input, weights, output)

@@ -4,14 +4,16 @@ use trellis_engine::model::ModelConfig;
 use trellis_engine::sampling::Sampler;
 
 use super::contexts::kv_bytes;
+use super::ops::{Bench, Work, upload};
 use super::products::{NormPlace, Projection, Target};
-use super::{Bench, OpSpeed, OpStep, Work, upload};
+use super::{OpSpeed, OpStep};
 use crate::CudaError;
 use crate::ops::attention::AttentionInputs;
-use crate::ops::common::{Activation, Rows};
+use crate::ops::common::Rows;
 use crate::ops::embedding::TokenIds;
+use crate::ops::gemv::N_ROWS_MAX;
 use crate::ops::logits::{LogitsBuffers, OutputRow, RowOutput, Stages};
-use crate::ops::norm::{NormKind, NormWeights};
+use crate::ops::norm::NormWeights;
 use crate::ops::rope::{HeadNorm, HeadShape, HeadTensors, HeadWeights};
 
 impl Bench<'_> {
@@ -52,9 +54,11 @@ impl Bench<'_> {
         self.product(speeds, output, n, a.attended, Target::Residual(a.residual), n_layers)?;
 
         let gate_up = Projection { name: "gate, up", n_out: 2 * intermediate_size, n_in: hidden_size };
-        if !self.gated_product(speeds, gate_up, n, n_layers)? {
-            let target = Target::Model(a.gate_up);
-            norms.push(self.normed_product(speeds, gate_up, n, a.mlp_normed, target, n_layers)?);
+        if n <= N_ROWS_MAX {
+            norms.push(self.gated_product(speeds, gate_up, n, n_layers)?);
+        } else {
+            self.product(speeds, gate_up, n, a.mlp_normed, Target::Model(a.gate_up), n_layers)?;
+            norms.push(NormPlace::Apart);
             self.swiglu(speeds)?;
         }
         let down = Projection { name: "down", n_out: hidden_size, n_in: intermediate_size };
@@ -67,7 +71,7 @@ impl Bench<'_> {
 
     /// From the last residual stream to tokens; and the copies that forks need.
     pub(super) fn outputs(&self, speeds: &mut Vec<OpSpeed>) -> Result<(), CudaError> {
-        if let OpStep::Prompt { .. } = self.step {
+        if !matches!(self.step, OpStep::Decode { .. }) {
             // As in a decode step of one row.
             return Ok(());
         }
@@ -85,16 +89,12 @@ impl Bench<'_> {
     fn norm(&self, speeds: &mut Vec<OpSpeed>, n_a_step: usize) -> Result<(), CudaError> {
         let hidden_size = self.config.hidden_size;
         let rows = self.tokens();
-        let weights = NormWeights {
-            kind: NormKind::Rms,
-            hidden_size,
-            weight: self.numbers.slice(),
-            eps: self.config.rms_norm_eps,
-        };
+        let weights =
+            NormWeights { hidden_size, weight: self.numbers.slice(), eps: self.config.rms_norm_eps };
         let n_bytes = rows.n_max * hidden_size * (4 + self.dtype.n_bytes());
         let (x, y) = (self.activations.residual, self.activations.normed);
         self.time(speeds, ("norm", "norm"), n_a_step, Work { n_bytes, n_operations: 0 }, |_| {
-            self.kernels.norm.run(self.stream, rows, weights, None, x, y)
+            self.kernels.norm.run(self.stream, rows, weights, x, y)
         })
     }
 
@@ -107,7 +107,7 @@ impl Bench<'_> {
         let norm = self.config.qk_norm.then_some(HeadNorm { q_weight: weight, k_weight: weight, eps });
         let weights = HeadWeights { bias: None, norm, inv_freq: self.inv_freq.slice() };
         let tensors = HeadTensors {
-            qkv: Activation::model(self.activations.qkv),
+            qkv: self.activations.qkv,
             positions: self.contexts.positions.slice(),
             kv_pages: self.contexts.kv_pages.slice(),
             q: self.activations.q,
@@ -126,7 +126,7 @@ impl Bench<'_> {
         })
     }
 
-    fn attention(&self, speeds: &mut Vec<OpSpeed>) -> Result<(), CudaError> {
+    pub(super) fn attention(&self, speeds: &mut Vec<OpSpeed>) -> Result<(), CudaError> {
         let ModelConfig { n_layers, n_heads, n_kv_heads, head_dim, .. } = *self.config;
         let window = self.config.windows.first().copied().flatten();
         let (n_pairs, n_keys) = self.contexts.n_pairs_and_keys(window);
@@ -141,31 +141,23 @@ impl Bench<'_> {
             q: self.activations.q,
             out: self.activations.attended,
             kv: self.contexts.layer(idx),
-            contexts: self.contexts.table(),
+            entries: self.contexts.entries(),
             window,
         };
-        let (tiles, n_splits) = (self.contexts.work(), self.contexts.n_splits);
+        let (attention, work_lists) = (&self.kernels.attention, self.contexts.work());
         let workspace = self.contexts.workspace(self.activations.partial);
-        match self.step {
-            OpStep::Decode { .. } => {
-                self.time(speeds, ("attention", "attention_decode"), n_layers, work, |idx| {
-                    let decode = &self.kernels.attention_decode;
-                    decode.run(self.stream, &inputs(idx), tiles, n_splits, workspace)
-                })
-            }
-            OpStep::Prompt { .. } => {
-                self.time(speeds, ("attention", "attention_prefill"), n_layers, work, |idx| {
-                    self.kernels.attention_prefill.run(self.stream, &inputs(idx), tiles)
-                })
-            }
-        }
+        let forms = ["attention_decode", "attention_few", "attention_prompt"];
+        let kernel = forms[attention.cuttings().form(self.step.n_row_tokens()) as usize];
+        self.time(speeds, ("attention", kernel), n_layers, work, |idx| {
+            attention.run(self.stream, &inputs(idx), &work_lists, workspace)
+        })
     }
 
     fn swiglu(&self, speeds: &mut Vec<OpSpeed>) -> Result<(), CudaError> {
         let ModelConfig { n_layers, intermediate_size, .. } = *self.config;
         let tokens = self.tokens();
         let n_bytes = 3 * tokens.n_max * intermediate_size * self.dtype.n_bytes();
-        let gate_up = Activation::model(self.activations.gate_up);
+        let gate_up = self.activations.gate_up;
         let inner = self.activations.inner;
         self.time(speeds, ("SwiGLU", "swiglu"), n_layers, Work { n_bytes, n_operations: 0 }, |_| {
             self.kernels.swiglu.run(self.stream, tokens, intermediate_size, gate_up, None, inner)

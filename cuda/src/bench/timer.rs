@@ -1,6 +1,6 @@
 //! How long launches take on the device.
 
-use crate::graph::Graph;
+use crate::driver::Graph;
 use crate::{CudaError, Event, Gpu, Stream, Timing};
 
 /// Replays of which the median counts.
@@ -20,7 +20,7 @@ impl<'a> Timer<'a> {
     }
 
     /// Seconds of one of `n_launches` launches that follow each other, the median over several rounds. `launch` is
-    /// called with 0 and then with `0..n_launches`: whoever wants cold caches works on other memory each time. The
+    /// called with 0 and then with `0..n_launches`: a caller that wants cold caches works on other memory each time. The
     /// rounds are replays of a graph, so that the host's part of a launch does not count.
     pub(crate) fn seconds(
         &self,

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 
 use super::problem::Algorithm;
 use super::{MatmulShape, Update};
-use crate::ops::common::{Dtype, Element, suffix};
+use crate::ops::common::{Dtype, Element, dtype_name};
 
 const MAGIC: &str = "trellis matmul 1";
 
@@ -63,7 +63,7 @@ fn format(header: &str, known: &HashMap<MatmulShape, Algorithm>) -> String {
             Update::Replace => "replace",
             Update::Add => "add",
         };
-        write!(text, "{n_tokens} {n_out} {n_in} {} {} {update}", suffix(*dtype), out.name())
+        write!(text, "{n_tokens} {n_out} {n_in} {} {} {update}", dtype_name(*dtype), out.name())
             .expect("a string takes everything");
         for word in algorithm.data {
             write!(text, " {word:x}").expect("a string takes everything");
@@ -88,7 +88,8 @@ fn parse_line(line: &str) -> Option<(MatmulShape, Algorithm)> {
     let mut count = || words.next()?.parse().ok();
     let (n_tokens, n_out, n_in) = (count()?, count()?, count()?);
     let dtype = words.next()?;
-    let dtype = [Dtype::F32, Dtype::F16, Dtype::Bf16].into_iter().find(|known| suffix(*known) == dtype)?;
+    let dtype =
+        [Dtype::F32, Dtype::F16, Dtype::Bf16].into_iter().find(|known| dtype_name(*known) == dtype)?;
     let out = words.next()?;
     let out = [Element::Model, Element::F32].into_iter().find(|known| known.name() == out)?;
     let update = match words.next()? {

@@ -27,9 +27,11 @@ unsafe impl Send for Handle {}
 impl Handle {
     pub(super) fn new() -> Result<Self, CudaError> {
         let handle = result::create_handle();
-        handle
-            .map(Self)
-            .map_err(|error| CudaError::Call { call: "cublasLtCreate", reason: error.to_string() })
+        handle.map(Self).map_err(|error| CudaError::Call {
+            call: "cublasLtCreate",
+            code: None,
+            reason: error.to_string(),
+        })
     }
 }
 
@@ -94,7 +96,7 @@ impl Drop for Preference {
 
 /// A status as our error.
 pub(super) fn error(call: &'static str, shape: MatmulShape, error: CublasError) -> CudaError {
-    CudaError::Call { call, reason: format!("{error} for {shape:?}") }
+    CudaError::Call { call, code: None, reason: format!("{error} for {shape:?}") }
 }
 
 /// Whether the library found, before it launched anything, that the algorithm is not one for the problem.

@@ -5,7 +5,7 @@ use cudarc::driver::result;
 
 use super::MatmulShape;
 use super::problem::{self, Algorithm, Handle, Operands, Problem};
-use crate::device::check;
+use crate::driver::check;
 use crate::ops::common::Dtype;
 use crate::{Buffer, CudaError, Event, Gpu, Slice, Stream, Timing};
 
@@ -169,7 +169,7 @@ pub(crate) fn fill_with_numbers(stream: &Stream, slice: Slice, dtype: Dtype) -> 
         let n_bytes = n_filled.min(slice.n_bytes - n_filled);
         let to = slice.part(n_filled, n_bytes);
         // SAFETY: both ranges are in the slice and do not meet.
-        check("cuMemcpyDtoDAsync", unsafe {
+        check("cuMemcpyDtoDAsync", || unsafe {
             result::memcpy_dtod_async(to.address, slice.address, n_bytes, stream.raw())
         })?;
         n_filled += n_bytes;

@@ -10,22 +10,22 @@ pub(crate) struct Tensor {
     pub(crate) name: &'static str,
     /// Its length.
     pub(crate) n_bytes: usize,
-    /// Who writes it first.
+    /// The use that writes it first.
     pub(crate) first_use: usize,
-    /// Who reads it last; from the next one on, others may lie where it was.
+    /// The use that reads it last; from the next one on, other tensors may lie where it was.
     pub(crate) last_use: usize,
 }
 
 /// Where tensors lie.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Layout {
+pub(crate) struct TensorLayout {
     /// Start of each tensor, in the order in which they were given.
     pub(crate) offsets: Vec<usize>,
     /// Length of the whole.
     pub(crate) n_bytes: usize,
 }
 
-impl Layout {
+impl TensorLayout {
     /// Lays out tensors so that those in use at the same time do not overlap.
     ///
     /// Greedy by size: the longest first, each into the smallest gap that holds it between those already laid that
@@ -34,7 +34,7 @@ impl Layout {
     ///
     /// # Panics
     /// A tensor's last use is before its first.
-    pub(crate) fn plan(tensors: &[Tensor]) -> Self {
+    pub(crate) fn of(tensors: &[Tensor]) -> Self {
         for tensor in tensors {
             let Tensor { name, first_use, last_use, .. } = tensor;
             assert!(first_use <= last_use, "{name} is used from {first_use} to {last_use}");
@@ -97,8 +97,8 @@ mod tests {
         (0..end).map(|time| at(time).map(padded).sum()).max().unwrap_or(0)
     }
 
-    fn check(tensors: &[Tensor]) -> Layout {
-        let layout = Layout::plan(tensors);
+    fn check(tensors: &[Tensor]) -> TensorLayout {
+        let layout = TensorLayout::of(tensors);
         assert_eq!(layout.offsets.len(), tensors.len());
         for (idx, a) in tensors.iter().enumerate() {
             let start = layout.offsets[idx];
@@ -124,7 +124,7 @@ mod tests {
     #[test]
     fn tensors_in_use_together_lie_apart() {
         let layout = check(&[tensor(100, 0, 3), tensor(300, 1, 2), tensor(200, 3, 3)]);
-        assert_eq!(layout, Layout { offsets: vec![512, 0, 0], n_bytes: 768 });
+        assert_eq!(layout, TensorLayout { offsets: vec![512, 0, 0], n_bytes: 768 });
     }
 
     #[test]

@@ -5,8 +5,7 @@ use std::ops::{Deref, DerefMut};
 use cudarc::driver::{result, sys};
 
 use super::Plain;
-use crate::device::Gpu;
-use crate::error::CudaError;
+use crate::driver::{CudaError, Gpu, check};
 
 impl Gpu {
     /// Takes page-locked host memory of zeros, cached by the processor.
@@ -17,8 +16,9 @@ impl Gpu {
         self.make_current()?;
         let n_bytes = (n * size_of::<T>()).max(1);
         // SAFETY: freed in `Drop`. No write-combining: it is slow to read back.
-        let pointer = unsafe { result::malloc_host(n_bytes, sys::CU_MEMHOSTALLOC_PORTABLE) }
-            .map_err(|error| CudaError::Call { call: "cuMemHostAlloc", reason: error.to_string() })?;
+        let pointer = check("cuMemHostAlloc", || unsafe {
+            result::malloc_host(n_bytes, sys::CU_MEMHOSTALLOC_PORTABLE)
+        })?;
         // SAFETY: the allocation has n_bytes bytes, and zeros are a valid `Plain`.
         unsafe { std::ptr::write_bytes(pointer.cast::<u8>(), 0, n_bytes) };
         Ok(Pinned { pointer: pointer.cast(), n, gpu: self.clone() })

@@ -6,7 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::Slice;
-use crate::error::CudaError;
+use crate::driver::CudaError;
 
 /// Every range starts at a multiple of this, and is a multiple of this long. The driver aligns to 256; kernels ask
 /// for 16, and cuBLASLt has more to choose from the higher it is.

@@ -1,14 +1,18 @@
-//! What the two attention kernels share: the model's shape, the pages they read, lists of work.
+//! Attention over the pages of contexts: one, a few or many tokens of each.
+//!
+//! - Comes in: queries, the pages of the step's contexts, and for each form of rows a list of shares (see `shares`).
+//! - Goes out: the attended values of every token of the step.
+//! - Must not happen: work that no list names, so that a captured launch serves every step of its bucket.
 //!
 //! The KV cache is page-major: inside a page lie `[n_layers][K, V][n_kv_heads][PAGE_LEN][head_dim]` of the model's type.
 
-use std::sync::OnceLock;
+use super::attention_decode::AttentionDecode;
+use super::attention_tiles::{AttentionTiles, TileForm};
+use super::common::{Dtype, Rows, expect, expect_i32, expect_rows, i32_of, type_name};
+use super::shares::{CUT_WORDS, Cutting, N_SHARES_MAX, SHARE_WORDS};
+use crate::{CudaError, Module, Pointer, Slice, Source, Stream};
 
-use super::common::{Dtype, Rows, expect, expect_i32, expect_rows, i32_of};
-use crate::{Arg, Slice};
-
-/// Positions of a page.
-pub const PAGE_LEN: usize = 16;
+pub use super::common::PAGE_LEN;
 
 /// The longest head that the kernels take.
 pub const HEAD_DIM_MAX: usize = 256;
@@ -64,21 +68,6 @@ pub struct KvLayer {
     pub layer_idx: usize,
 }
 
-/// Where the rows of a step and their contexts lie.
-#[derive(Clone, Copy, Debug)]
-pub struct Contexts {
-    /// The most rows there can be.
-    pub n_rows_max: usize,
-    /// First token of each row: i32 `[rows + 1]`.
-    pub row_start: Slice,
-    /// Position of each row's first token: i32 `[rows]`.
-    pub row_pos0: Slice,
-    /// Page ids: i32 `[rows, page_table_stride]`. Only those are read whose positions some query attends to.
-    pub page_table: Slice,
-    /// Entries of a row of the page table.
-    pub page_table_stride: usize,
-}
-
 /// What attention works on.
 #[derive(Clone, Copy, Debug)]
 pub struct AttentionInputs {
@@ -90,164 +79,275 @@ pub struct AttentionInputs {
     pub out: Slice,
     /// Keys and values, those of the step included.
     pub kv: KvLayer,
-    /// Rows.
-    pub contexts: Contexts,
+    /// Page tables, one behind the other. Only those entries are read whose positions some query attends to.
+    pub entries: Slice,
     /// Positions that a query attends to, its own included; `None` for all up to its own.
     pub window: Option<usize>,
 }
 
-/// Tiles of queries: a list on the device, made from [`plan_tiles`].
+/// A [`ShareList`](super::shares::ShareList) on the device.
 #[derive(Clone, Copy, Debug)]
-pub struct Tiles {
+pub struct DeviceShares {
+    /// The shares; at least as many as the workers that there can be.
+    pub shares: Slice,
+    /// Workers that have work.
+    pub workers: Rows,
+    /// Tiles that were cut.
+    pub cut_list: Slice,
     /// How many.
-    pub count: Rows,
-    /// i32 `[tiles, 2]`: row, and the first query's offset in it.
-    pub list: Slice,
+    pub cuts: Rows,
 }
 
-/// The queries of a row from `offset` on.
+/// What is launched for a step, the same in every layer of a window; `None` where a form has no rows.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct AttentionWork {
+    /// By [`Form`].
+    pub lists: [Option<DeviceShares>; N_FORMS],
+}
+
+/// What shares of one tile are put together in. Layers may use the same one after the other.
+#[derive(Clone, Copy, Debug)]
+pub struct Workspace {
+    /// [`Attention::arrivals_bytes`] of zeros; zeros again after each launch.
+    pub arrivals: Slice,
+    /// [`Attention::partial_bytes`]; never read before it is written.
+    pub partial: Slice,
+}
+
+/// Rows that a kernel takes together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Tile {
-    /// Index of the row in the step.
-    pub row_idx: usize,
-    /// Of the first query in its row.
-    pub offset: usize,
-    /// Keys that its queries attend to, counted once.
-    pub n_keys: usize,
+pub enum Form {
+    /// A token, or as many as fill the columns of a product.
+    Single,
+    /// Up to [`N_FEW_TOKENS_MAX`] tokens, which are computed at the speed of one.
+    Few,
+    /// More: a part of a prompt.
+    Prompt,
 }
 
-/// The tokens of a row in a step.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct RowSpan {
-    /// Index of the row in the step.
-    pub row_idx: usize,
-    /// Tokens in the step.
-    pub n_tokens: usize,
-    /// Position of the first.
-    pub pos0: usize,
-}
+/// How many there are.
+pub const N_FORMS: usize = 3;
 
-impl Tile {
-    /// As the device reads it.
+/// Tokens that a row of few tokens has at most.
+pub const N_FEW_TOKENS_MAX: usize = 16;
+
+impl Form {
+    /// Every form, in the order of their numbers.
+    pub const ALL: [Self; N_FORMS] = [Self::Single, Self::Few, Self::Prompt];
+
+    /// Whether a launch of its own sums the shares of tiles that were cut; the kernel for single queries does it itself.
     #[must_use]
-    pub fn words(self) -> [i32; 2] {
-        [i32_of(self.row_idx), i32_of(self.offset)]
+    pub fn sums_apart(self) -> bool {
+        self != Self::Single
     }
 }
 
-/// Cuts rows into tiles of up to `tile_len` queries and puts them into `tiles`, the most work first, so that no long
-/// one begins last.
-///
-/// # Panics
-/// The tile length or the window is zero.
-pub fn plan_tiles(rows: &[RowSpan], tile_len: usize, window: Option<usize>, tiles: &mut Vec<Tile>) {
-    assert!(tile_len > 0 && window != Some(0), "tiles of {tile_len}, a window of {window:?}");
-    tiles.clear();
-    for row in rows {
-        for offset in (0..row.n_tokens).step_by(tile_len) {
-            let first = row.pos0 + offset;
-            let end = first + tile_len.min(row.n_tokens - offset);
-            let n_keys = end - window.map_or(0, |window| (first + 1).saturating_sub(window));
-            tiles.push(Tile { row_idx: row.row_idx, offset, n_keys });
+/// How the kernels of a model want their work.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Cuttings {
+    /// Of [`Form::Single`].
+    pub single: Cutting,
+    /// Of [`Form::Few`] and of [`Form::Prompt`]; `None` where everything goes through single queries.
+    pub tiles: Option<[Cutting; 2]>,
+    /// Tokens of a row of [`Form::Single`] at most, when there are tiles.
+    pub n_single_tokens_max: usize,
+}
+
+impl Cuttings {
+    /// The form of a row.
+    #[must_use]
+    pub fn form(&self, n_tokens: usize) -> Form {
+        match n_tokens {
+            _ if self.tiles.is_none() || n_tokens <= self.n_single_tokens_max => Form::Single,
+            _ if n_tokens <= N_FEW_TOKENS_MAX => Form::Few,
+            _ => Form::Prompt,
         }
     }
-    tiles.sort_unstable_by_key(|tile| (std::cmp::Reverse(tile.n_keys), tile.row_idx, tile.offset));
+
+    /// How a form wants its work.
+    ///
+    /// # Panics
+    /// No row has that form.
+    #[must_use]
+    pub fn of(&self, form: Form) -> Cutting {
+        match (form, self.tiles) {
+            (Form::Single, _) => self.single,
+            (Form::Few, Some([few, _])) => few,
+            (Form::Prompt, Some([_, prompt])) => prompt,
+            (_, None) => panic!("no row is of the form {form:?}"),
+        }
+    }
+}
+
+/// The attention kernels of a model.
+#[derive(Clone, Debug)]
+pub struct Attention {
+    decode: AttentionDecode,
+    tiles: Option<AttentionTiles>,
+    shape: AttentionShape,
+}
+
+impl Attention {
+    /// The sources that hold the kernels for a shape: the first for single queries, the second, if the shape has it,
+    /// for tiles.
+    ///
+    /// # Panics
+    /// The shape is none that the kernels take.
+    #[must_use]
+    pub fn sources(shape: &AttentionShape) -> Vec<Source> {
+        let tiles = AttentionTiles::supports(shape).then(|| AttentionTiles::source(shape));
+        [AttentionDecode::source(shape)].into_iter().chain(tiles).collect()
+    }
+
+    /// Finds the kernels in the modules of [`Attention::sources`] for the same shape.
+    ///
+    /// # Errors
+    /// The driver refused, or the device has too little shared memory.
+    pub fn new(modules: &[Module], shape: AttentionShape) -> Result<Self, CudaError> {
+        Ok(Self {
+            decode: AttentionDecode::new(&modules[0], shape)?,
+            tiles: modules.get(1).map(|module| AttentionTiles::new(module, shape)).transpose()?,
+            shape,
+        })
+    }
+
+    /// The shape that the kernels are for.
+    #[must_use]
+    pub fn shape(&self) -> AttentionShape {
+        self.shape
+    }
+
+    /// How the kernels want their work.
+    #[must_use]
+    pub fn cuttings(&self) -> Cuttings {
+        let tiles =
+            self.tiles.as_ref().map(|tiles| [tiles.cutting(TileForm::Few), tiles.cutting(TileForm::Prompt)]);
+        Cuttings {
+            single: self.decode.cutting(),
+            tiles,
+            // More heads than a product has columns go through tiles, which read keys and values once for all of them.
+            n_single_tokens_max: AttentionDecode::n_tokens_max(&self.shape).unwrap_or(0),
+        }
+    }
+
+    /// Bytes of [`Workspace::partial`].
+    #[must_use]
+    pub fn partial_bytes(&self) -> usize {
+        let of_tiles = self.tiles.as_ref().map_or(0, AttentionTiles::partial_bytes);
+        self.decode.partial_bytes().max(of_tiles)
+    }
+
+    /// Bytes of [`Workspace::arrivals`].
+    #[must_use]
+    pub fn arrivals_bytes(&self) -> usize {
+        self.decode.arrivals_bytes()
+    }
+
+    /// Writes the outputs of the tokens that the lists name, and no others. The same lists give the same bits.
+    ///
+    /// # Errors
+    /// The driver refused a launch.
+    ///
+    /// # Panics
+    /// A slice is too short, or there is work of a form that the shape does not have.
+    pub fn run(
+        &self,
+        stream: &Stream,
+        inputs: &AttentionInputs,
+        work: &AttentionWork,
+        workspace: Workspace,
+    ) -> Result<(), CudaError> {
+        let [single, few, prompt] = work.lists;
+        if let Some(list) = single {
+            self.decode.run(stream, inputs, list, workspace)?;
+        }
+        for (form, list) in [(TileForm::Few, few), (TileForm::Prompt, prompt)] {
+            if let Some(list) = list {
+                let tiles = self.tiles.as_ref().expect("tiles only where the shape has them");
+                tiles.run(stream, form, inputs, list, workspace.partial)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Where shares of cut tiles lie: maxima and sums first, then what they were not divided by.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct PartialResults {
+    pub(super) acc: Slice,
+    pub(super) ml: Slice,
+}
+
+impl PartialResults {
+    /// Bytes for so many queries.
+    pub(super) fn n_bytes(n_queries: usize, head_dim: usize) -> usize {
+        4 * n_queries * (head_dim + 2)
+    }
+
+    /// The places in a workspace.
+    #[track_caller]
+    pub(super) fn of(workspace: Slice, n_queries: usize, head_dim: usize) -> Self {
+        expect("partial", workspace, n_queries * (head_dim + 2), 4);
+        let ml_bytes = 8 * n_queries;
+        Self { ml: workspace.part(0, ml_bytes), acc: workspace.part(ml_bytes, 4 * n_queries * head_dim) }
+    }
 }
 
 impl AttentionInputs {
-    /// Checks lengths and lays out the arguments that both kernels begin with.
+    /// Checks lengths; returns where the layer begins.
     #[track_caller]
-    pub(crate) fn args(&self, shape: &AttentionShape, tiles: Tiles) -> Vec<Arg> {
+    pub(super) fn check(&self, shape: &AttentionShape, list: DeviceShares) -> Pointer {
         let n_bytes = shape.dtype.n_bytes();
         let q_len = self.n_tokens_max * shape.n_heads * shape.head_dim;
-        let contexts = &self.contexts;
         let layer_start = self.kv.layer_idx * shape.layer_len();
         expect("q", self.q, q_len, n_bytes);
         expect("out", self.out, q_len, n_bytes);
         expect("kv", self.kv.pages, self.kv.page_stride, n_bytes);
         assert!(layer_start + shape.layer_len() <= self.kv.page_stride, "layer {}", self.kv.layer_idx);
         assert!((self.kv.page_stride * n_bytes).is_multiple_of(16), "pages are aligned to 16 bytes");
-        expect_i32("row_start", contexts.row_start, contexts.n_rows_max + 1);
-        expect_i32("row_pos0", contexts.row_pos0, contexts.n_rows_max);
-        expect_i32("page_table", contexts.page_table, contexts.n_rows_max * contexts.page_table_stride);
-        expect_i32("tiles", tiles.list, 2 * tiles.count.n_max);
-        assert!(tiles.list.address.is_multiple_of(8), "a tile is read as one word of 8 bytes");
-        expect_rows(tiles.count);
-        vec![
-            self.out.into(),
-            self.q.into(),
-            Arg::Pointer(self.kv.pages.address + (layer_start * n_bytes) as u64),
-            contexts.page_table.into(),
-            contexts.row_start.into(),
-            contexts.row_pos0.into(),
-            tiles.list.into(),
-            tiles.count.n.into(),
-        ]
+        expect_i32("entries", self.entries, 1);
+        expect("shares", list.shares, SHARE_WORDS * list.workers.n_max, 4);
+        expect("cut tiles", list.cut_list, CUT_WORDS * list.cuts.n_max, 4);
+        expect_rows(list.workers);
+        expect_rows(list.cuts);
+        let pages = self.kv.pages;
+        let start = layer_start * n_bytes;
+        pages.part(start, pages.n_bytes - start).into()
     }
 
-    /// The arguments that both kernels end with.
+    /// The window as the kernels take it.
     #[track_caller]
-    pub(crate) fn last_args(&self, shape: &AttentionShape) -> [Arg; 6] {
+    pub(super) fn window(&self) -> i32 {
         assert!(self.window != Some(0), "a query attends to itself");
-        let window = self.window.map_or(i32::MAX, |window| i32::try_from(window).unwrap_or(i32::MAX));
-        [
-            Arg::I32(i32_of(shape.n_heads)),
-            Arg::I32(i32_of(shape.n_kv_heads)),
-            Arg::U32(u32::try_from(self.kv.page_stride).expect("a page has less than 2^32 elements")),
-            Arg::I32(i32_of(self.contexts.page_table_stride)),
-            Arg::I32(window),
-            Arg::F32(shape.scale_log2()),
-        ]
+        self.window.map_or(i32::MAX, |window| i32::try_from(window).unwrap_or(i32::MAX))
+    }
+
+    /// Elements from one page to the next.
+    #[track_caller]
+    pub(super) fn page_stride(&self) -> u32 {
+        u32::try_from(self.kv.page_stride).expect("a page has less than 2^32 elements")
     }
 }
 
-/// Texts of one kernel for each head length and type that was asked for.
-pub(crate) struct Texts([[OnceLock<String>; 3]; HEAD_DIM_MAX / 8]);
-
-impl Texts {
-    pub(crate) const fn new() -> Self {
-        Self([const { [const { OnceLock::new() }; 3] }; HEAD_DIM_MAX / 8])
-    }
-
-    /// The text for a shape, made once.
-    pub(crate) fn get(&'static self, shape: &AttentionShape, file: &str, kernel: &str) -> &'static str {
-        shape.assert_supported();
-        let (dtype_idx, name) = match shape.dtype {
-            Dtype::F32 => (0, "float"),
-            Dtype::F16 => (1, "f16"),
-            Dtype::Bf16 => (2, "bf16"),
-        };
-        self.0[shape.head_dim / 8 - 1][dtype_idx].get_or_init(|| {
-            format!(
-                "#define ATTN_HEAD_DIM {}\n#define ATTN_T {name}\n#define ATTN_IS_F32 {}\n{}\n{}\n#line 1 \"{file}\"\n{kernel}",
-                shape.head_dim,
-                u8::from(shape.dtype == Dtype::F32),
-                include_str!("common.cuh"),
-                include_str!("attention.cuh"),
-            )
-        })
-    }
+/// A kernel's source for a shape, behind what the attention kernels share.
+pub(super) fn source(shape: &AttentionShape, file: &'static str, text: &'static str) -> Source {
+    shape.assert_supported();
+    Source::new(file, text)
+        .with("MODEL_T", type_name(shape.dtype))
+        .with("ATTN_IS_F32", u8::from(shape.dtype == Dtype::F32))
+        .with("ATTN_HEAD_DIM", shape.head_dim)
+        .with("ATTN_GROUP", shape.group_len())
+        .with("ATTN_PAGE_LEN", PAGE_LEN)
+        .with("ATTN_SHARES_MAX", N_SHARES_MAX)
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
+/// The number of workers, as a grid has it.
+#[track_caller]
+pub(super) fn grid_workers(workers: Rows) -> u32 {
+    u32::from(u16::try_from(workers.n_max).expect("a grid has up to 65,535 workers"))
+}
 
-    #[test]
-    fn tiles_cover_every_query_once_and_begin_with_the_longest() {
-        let rows = [
-            RowSpan { row_idx: 0, n_tokens: 1, pos0: 500 },
-            RowSpan { row_idx: 1, n_tokens: 130, pos0: 0 },
-            RowSpan { row_idx: 2, n_tokens: 0, pos0: 9 },
-        ];
-        let mut tiles = Vec::new();
-        plan_tiles(&rows, 64, None, &mut tiles);
-        let listed: Vec<_> = tiles.iter().map(|tile| (tile.row_idx, tile.offset, tile.n_keys)).collect();
-        assert_eq!(listed, [(0, 0, 501), (1, 128, 130), (1, 64, 128), (1, 0, 64)]);
-        plan_tiles(&rows, 64, Some(10), &mut tiles);
-        let listed: Vec<_> = tiles.iter().map(|tile| (tile.row_idx, tile.offset, tile.n_keys)).collect();
-        // Queries 64 to 127 with a window of 10 attend to keys 55 to 127.
-        assert_eq!(listed, [(1, 64, 73), (1, 0, 64), (1, 128, 11), (0, 0, 10)]);
-        assert_eq!(tiles[0].words(), [1, 64]);
-    }
+/// The number of KV heads as kernels take it.
+pub(super) fn n_kv_heads(shape: &AttentionShape) -> i32 {
+    i32_of(shape.n_kv_heads)
 }

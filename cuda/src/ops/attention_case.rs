@@ -4,22 +4,25 @@ use std::collections::HashMap;
 use std::time::Instant;
 
 use super::attention::{
-    AttentionInputs, AttentionShape, Contexts, KvLayer, PAGE_LEN, RowSpan, Tiles, plan_tiles,
+    Attention, AttentionInputs, AttentionShape, AttentionWork, Cuttings, DeviceShares, Form, KvLayer,
+    PAGE_LEN, Workspace,
 };
+use super::attention_plan::AttentionPlan;
 use super::common::Dtype;
 use super::common::check::{Count, download, download_as, poisoned, rounded, rounding, upload, upload_as};
+use super::shares::{Cut, PageEntry, RowSpan, Share};
 use crate::testing::{Random, TestGpu};
-use crate::{Buffer, Module, Slice, Source};
+use crate::{Buffer, Module, Slice};
 
 /// A shape with the usual scale.
 pub(crate) fn shape(dtype: Dtype, n_heads: usize, n_kv_heads: usize, head_dim: usize) -> AttentionShape {
     AttentionShape { dtype, n_heads, n_kv_heads, head_dim, scale: 1.0 / (head_dim as f32).sqrt() }
 }
 
-/// A device, and each source compiled once.
+/// A device, and the kernels of each shape compiled once.
 pub(crate) struct Modules {
     pub(crate) test: TestGpu,
-    loaded: HashMap<&'static str, Module>,
+    loaded: HashMap<String, Attention>,
 }
 
 impl Modules {
@@ -27,8 +30,14 @@ impl Modules {
         Self { test, loaded: HashMap::new() }
     }
 
-    pub(crate) fn get(&mut self, source: Source) -> &Module {
-        self.loaded.entry(source.text).or_insert_with(|| self.test.module(source))
+    pub(crate) fn get(&mut self, shape: AttentionShape) -> Attention {
+        let test = &self.test;
+        let load = || {
+            let modules: Vec<Module> =
+                Attention::sources(&shape).into_iter().map(|source| test.module(source)).collect();
+            Attention::new(&modules, shape).expect("the kernels")
+        };
+        self.loaded.entry(format!("{shape:?}")).or_insert_with(load).clone()
     }
 }
 
@@ -36,98 +45,120 @@ const N_LAYERS: usize = 2;
 const LAYER_IDX: usize = 1;
 /// What `poisoned` fills with.
 const POISON: u8 = 0xff;
-/// Entries of the page table past a row's last page.
+/// Entries before each page table.
 const SPARE: usize = 3;
 /// Pairs of token and head that are compared in a case with more.
 const N_COMPARED: usize = 200;
 
-/// Rows with contexts in shuffled pages. What no query may read is NaN: other layers, positions past the end of a
-/// context or before every window, and page 0, to which the page table leads where it has no page.
+/// Rows with contexts in shuffled pages, whose page tables lie in random order. What no query may read is NaN: other
+/// layers, positions past the end of a context or before every window, and page 0, to which entries lead that no query
+/// attends to.
 pub(crate) struct Case {
     shape: AttentionShape,
     window: Option<usize>,
     spans: Vec<RowSpan>,
     q: Vec<f32>,  // [n_tokens + 1, n_heads, head_dim]
     kv: Vec<f32>, // [n_pages, layers, 2, n_kv_heads, PAGE_LEN, head_dim]
-    row_start: Vec<i32>,
-    page_table: Vec<i32>, // [rows, stride]
-    stride: usize,
+    entries: Vec<PageEntry>,
 }
 
-/// A case on the device, with one row of one token and its tiles past the count, which no launch may touch.
+/// A case on the device, with one token, a worker and a cut tile past the counts, which no launch may touch.
 pub(crate) struct Uploaded {
     shape: AttentionShape,
     window: Option<usize>,
     n_tokens: usize,
-    n_rows: usize,
-    stride: usize,
     q: Buffer,
     out: Buffer,
     kv: Buffer,
-    row_start: Buffer,
-    row_pos0: Buffer,
-    page_table: Buffer,
-    tiles: Buffer,
-    count: Count,
+    entries: Buffer,
+    lists: [Option<UploadedList>; Form::ALL.len()],
+    arrivals: Buffer,
+    partial: Buffer,
 }
 
-fn spans(rows: &[(usize, usize)]) -> Vec<RowSpan> {
-    let span = |(row_idx, &(n_tokens, pos0))| RowSpan { row_idx, n_tokens, pos0 };
-    rows.iter().enumerate().map(span).collect()
+struct UploadedList {
+    shares: Buffer,
+    workers: Count,
+    cut_list: Buffer,
+    cuts: Count,
 }
 
-fn row_starts(spans: &[RowSpan]) -> Vec<i32> {
-    let mut starts = vec![0];
-    for span in spans {
-        starts.push(starts[starts.len() - 1] + span.n_tokens as i32);
+/// The tokens of rows, their page tables in random order with something before each.
+fn spans(rows: &[(usize, usize)], random: &mut Random) -> Vec<RowSpan> {
+    let mut token = 0;
+    let mut spans = Vec::new();
+    for &(n_tokens, position) in rows {
+        spans.push(RowSpan { token, n_tokens, position, entries: 0 });
+        token += n_tokens;
     }
-    starts
+    let mut order: Vec<usize> = (0..spans.len()).collect();
+    shuffle(&mut order, random);
+    let mut end = 0;
+    for idx in order {
+        spans[idx].entries = end + SPARE;
+        end += SPARE + n_pages(&spans[idx]);
+    }
+    spans
 }
 
-/// The pages of each row in random order, from 1 on, and the stride.
-fn page_table(spans: &[RowSpan], random: &mut Random) -> (Vec<i32>, usize) {
-    let n_pages = |span: &RowSpan| (span.pos0 + span.n_tokens).div_ceil(PAGE_LEN);
-    let stride = spans.iter().map(n_pages).max().unwrap_or(0) + SPARE;
+fn n_pages(span: &RowSpan) -> usize {
+    (span.position + span.n_tokens).div_ceil(PAGE_LEN)
+}
+
+fn shuffle<X>(values: &mut [X], random: &mut Random) {
+    for i in (1..values.len()).rev() {
+        values.swap(i, random.below(i + 1));
+    }
+}
+
+/// The pages of each row in random order, from 1 on; page 0 elsewhere.
+fn page_tables(spans: &[RowSpan], random: &mut Random) -> Vec<PageEntry> {
     let n_all: usize = spans.iter().map(n_pages).sum();
-    let mut ids: Vec<i32> = (1..=n_all as i32).collect();
-    for i in (1..n_all).rev() {
-        ids.swap(i, random.below(i + 1));
-    }
-    let mut table = vec![0; spans.len() * stride];
-    for (row, span) in table.chunks_mut(stride).zip(spans) {
-        for entry in &mut row[..n_pages(span)] {
-            *entry = ids.pop().expect("as many as were counted");
+    let mut ids: Vec<u32> = (1..=n_all as u32).collect();
+    shuffle(&mut ids, random);
+    let mut entries = vec![PageEntry(0); n_all + SPARE * spans.len()];
+    for span in spans {
+        for entry in &mut entries[span.entries..][..n_pages(span)] {
+            *entry = PageEntry(ids.pop().expect("as many as were counted"));
         }
     }
-    (table, stride)
+    entries
+}
+
+fn n_tokens(spans: &[RowSpan]) -> usize {
+    spans.iter().map(|span| span.n_tokens).sum()
+}
+
+fn n_pages_used(entries: &[PageEntry]) -> usize {
+    entries.iter().map(|entry| entry.0 as usize).max().unwrap_or(0) + 1
 }
 
 impl Case {
     /// Random numbers for rows of (tokens, position of the first).
     pub(crate) fn new(shape: AttentionShape, rows: &[(usize, usize)], window: Option<usize>) -> Self {
         let mut random = Random(rows.len() as u64 + 1000 * shape.head_dim as u64);
-        let spans = spans(rows);
-        let row_start = row_starts(&spans);
-        let (page_table, stride) = page_table(&spans, &mut random);
-        let n_pages = page_table.iter().max().map_or(1, |&last| last as usize + 1);
-        let n_tokens = row_start[spans.len()] as usize;
+        let spans = spans(rows, &mut random);
+        let entries = page_tables(&spans, &mut random);
         // Scores of a spread of about 1.5, so that the weights are neither equal nor one.
-        let q: Vec<f32> =
-            random.normals((n_tokens + 1) * shape.n_heads * shape.head_dim).iter().map(|q| 1.5 * q).collect();
-        let kv = vec![f32::NAN; n_pages * N_LAYERS * shape.layer_len()];
+        let q: Vec<f32> = random
+            .normals((n_tokens(&spans) + 1) * shape.n_heads * shape.head_dim)
+            .iter()
+            .map(|q| 1.5 * q)
+            .collect();
+        let kv = vec![f32::NAN; n_pages_used(&entries) * N_LAYERS * shape.layer_len()];
         let q = rounded(shape.dtype, &q);
-        let mut case = Self { shape, window, spans, q, kv, row_start, page_table, stride };
+        let mut case = Self { shape, window, spans, q, kv, entries };
         for row_idx in 0..case.spans.len() {
             let span = case.spans[row_idx];
-            let first = case.first(span.pos0);
-            for position in first..span.pos0 + span.n_tokens {
+            let first = case.first(span.position);
+            for position in first..span.position + span.n_tokens {
                 for part in 0..2 * shape.n_kv_heads {
                     let start = case.kv_start(row_idx, position, part);
                     let values = rounded(shape.dtype, &random.normals(shape.head_dim));
                     case.kv[start..start + shape.head_dim].copy_from_slice(&values);
                 }
             }
-            case.page_table[row_idx * stride..][..first / PAGE_LEN].fill(0);
+            case.entries[span.entries..][..first / PAGE_LEN].fill(PageEntry(0));
         }
         case
     }
@@ -139,7 +170,7 @@ impl Case {
 
     /// Where a key (`part` is its head) or a value (`part` is `n_kv_heads` more) begins.
     fn kv_start(&self, row_idx: usize, position: usize, part: usize) -> usize {
-        let page = self.page_table[row_idx * self.stride + position / PAGE_LEN] as usize;
+        let page = self.entries[self.spans[row_idx].entries + position / PAGE_LEN].0 as usize;
         let layer = (page * N_LAYERS + LAYER_IDX) * self.shape.layer_len();
         layer + (part * PAGE_LEN + position % PAGE_LEN) * self.shape.head_dim
     }
@@ -147,8 +178,8 @@ impl Case {
     /// One output, and the sum of the weighted magnitudes that it is made of.
     fn reference(&self, row_idx: usize, offset: usize, head: usize) -> Vec<(f64, f64)> {
         let AttentionShape { n_heads, n_kv_heads, head_dim, scale, .. } = self.shape;
-        let position = self.spans[row_idx].pos0 + offset;
-        let token = self.row_start[row_idx] as usize + offset;
+        let position = self.spans[row_idx].position + offset;
+        let token = self.spans[row_idx].token + offset;
         let q = &self.q[(token * n_heads + head) * head_dim..][..head_dim];
         let kv_head = head / self.shape.group_len();
         let scores: Vec<f64> = (self.first(position)..=position)
@@ -172,26 +203,27 @@ impl Case {
         out
     }
 
-    /// Onto the device, cut into tiles.
-    pub(crate) fn upload(&self, test: &TestGpu, tile_len: usize) -> Uploaded {
+    /// Onto the device, dealt to workers.
+    pub(crate) fn upload(&self, test: &TestGpu, attention: &Attention, cuttings: &Cuttings) -> Uploaded {
         let dtype = self.shape.dtype;
         let kv = upload_as(test, dtype, &self.kv);
-        let mut device = Uploaded::new(test, self.shape, &self.spans, kv, &self.page_table, tile_len);
+        let entries = &self.entries;
+        let mut device = Uploaded::new(test, attention, cuttings, &self.spans, self.window, kv, entries);
         device.q = upload_as(test, dtype, &self.q);
-        device.window = self.window;
         device
     }
 
     /// A case for measuring: all pages full of numbers.
     pub(crate) fn random_on_device(
         test: &TestGpu,
-        shape: AttentionShape,
+        attention: &Attention,
+        cuttings: &Cuttings,
         rows: &[(usize, usize)],
-        tile_len: usize,
     ) -> Uploaded {
         let mut random = Random(7);
-        let spans = spans(rows);
-        let (table, _) = page_table(&spans, &mut random);
+        let shape = attention.shape();
+        let spans = spans(rows, &mut random);
+        let entries = page_tables(&spans, &mut random);
         // Of either sign, between 1/2 and 2: the bits of f16 and of bf16 numbers that are neither tiny nor infinite.
         let chunk: Vec<u16> = (0..1 << 20).map(|_| (random.next() as u16 & 0x80ff) | 0x3f00).collect();
         let random_buffer = |n_bytes: usize| {
@@ -203,9 +235,9 @@ impl Case {
             }
             buffer
         };
-        let n_pages = table.iter().max().map_or(1, |&last| last as usize + 1);
+        let n_pages = n_pages_used(&entries);
         let kv = random_buffer(n_pages * N_LAYERS * shape.layer_len() * shape.dtype.n_bytes());
-        let mut device = Uploaded::new(test, shape, &spans, kv, &table, tile_len);
+        let mut device = Uploaded::new(test, attention, cuttings, &spans, None, kv, &entries);
         device.q = random_buffer(device.q.slice().n_bytes);
         device
     }
@@ -230,7 +262,7 @@ impl Case {
                     if n_all > N_COMPARED && !is_edge && random.below(n_all) >= N_COMPARED {
                         continue;
                     }
-                    let token = self.row_start[row_idx] as usize + offset;
+                    let token = span.token + offset;
                     let got = &out[(token * n_heads + head) * head_dim..][..head_dim];
                     for (d, (&got, &(expected, spread))) in
                         got.iter().zip(&self.reference(row_idx, offset, head)).enumerate()
@@ -253,45 +285,60 @@ impl Case {
     }
 }
 
+impl UploadedList {
+    fn new(test: &TestGpu, plan: &AttentionPlan, form: Form) -> Option<Self> {
+        let list = plan.list(0, form);
+        if list.n_workers == 0 {
+            return None;
+        }
+        let n_cuts = if form.sums_apart() { list.cuts.len() } else { 0 };
+        // What lies past the counts would lead outside of everything.
+        let outside =
+            Share { token: u32::MAX, entries: u32::MAX, next: u32::MAX, page_end: 9, ..Share::default() };
+        let shares = [&list.shares[..], &[outside]].concat();
+        let far_cut = Cut { token: u32::MAX, partial: u32::MAX, n_tokens: 1, n_shares: 2 };
+        let cuts = [&list.cuts[..n_cuts], &[far_cut]].concat();
+        Some(Self {
+            shares: upload(test, &shares),
+            workers: Count::new(test, list.n_workers + 1, list.n_workers),
+            cut_list: upload(test, &cuts),
+            cuts: Count::new(test, if n_cuts == 0 { 0 } else { n_cuts + 1 }, n_cuts),
+        })
+    }
+}
+
 impl Uploaded {
     fn new(
         test: &TestGpu,
-        shape: AttentionShape,
+        attention: &Attention,
+        cuttings: &Cuttings,
         spans: &[RowSpan],
+        window: Option<usize>,
         kv: Buffer,
-        table: &[i32],
-        tile_len: usize,
+        entries: &[PageEntry],
     ) -> Self {
-        let mut row_start = row_starts(spans);
-        let n_tokens = row_start[spans.len()] as usize;
-        row_start.push(n_tokens as i32 + 1);
-        let row_pos0: Vec<i32> = spans.iter().map(|span| span.pos0 as i32).chain([0]).collect();
-        let stride = table.len() / spans.len();
-        let table = [table, &vec![0; stride]].concat();
-        let mut tiles = Vec::new();
-        plan_tiles(spans, tile_len, None, &mut tiles);
-        let mut words: Vec<i32> = tiles.iter().flat_map(|tile| tile.words()).collect();
-        words.extend([spans.len() as i32, 0].repeat(2));
+        let shape = attention.shape();
+        let n_tokens = n_tokens(spans);
+        let mut plan = AttentionPlan::new(&[window]);
+        plan.plan(spans, cuttings);
         let n_bytes = (n_tokens + 1) * shape.n_heads * shape.head_dim * shape.dtype.n_bytes();
         Self {
             shape,
-            window: None,
+            window,
             n_tokens,
-            n_rows: spans.len() + 1,
-            stride,
             q: poisoned(test, n_bytes),
             out: poisoned(test, n_bytes),
             kv,
-            row_start: upload(test, &row_start),
-            row_pos0: upload(test, &row_pos0),
-            page_table: upload(test, &table),
-            tiles: upload(test, &words),
-            count: Count::new(test, tiles.len() + 2, tiles.len()),
+            entries: upload(test, entries),
+            lists: Form::ALL.map(|form| UploadedList::new(test, &plan, form)),
+            arrivals: upload(test, &vec![0u8; attention.arrivals_bytes()]),
+            partial: poisoned(test, attention.partial_bytes()),
         }
     }
 
-    pub(crate) fn inputs(&self) -> AttentionInputs {
-        AttentionInputs {
+    /// Puts the launches into the stream.
+    pub(crate) fn launch(&self, test: &TestGpu, attention: &Attention) {
+        let inputs = AttentionInputs {
             n_tokens_max: self.n_tokens + 1,
             q: self.q.slice(),
             out: self.out.slice(),
@@ -300,19 +347,33 @@ impl Uploaded {
                 page_stride: N_LAYERS * self.shape.layer_len(),
                 layer_idx: LAYER_IDX,
             },
-            contexts: Contexts {
-                n_rows_max: self.n_rows,
-                row_start: self.row_start.slice(),
-                row_pos0: self.row_pos0.slice(),
-                page_table: self.page_table.slice(),
-                page_table_stride: self.stride,
-            },
+            entries: self.entries.slice(),
             window: self.window,
-        }
+        };
+        let list = |idx: usize| {
+            self.lists[idx].as_ref().map(|list| DeviceShares {
+                shares: list.shares.slice(),
+                workers: list.workers.rows(),
+                cut_list: list.cut_list.slice(),
+                cuts: list.cuts.rows(),
+            })
+        };
+        let work = AttentionWork { lists: [0, 1, 2].map(list) };
+        let workspace = Workspace { arrivals: self.arrivals.slice(), partial: self.partial.slice() };
+        attention.run(&test.stream, &inputs, &work, workspace).expect("the launches");
     }
 
-    pub(crate) fn tiles(&self) -> Tiles {
-        Tiles { count: self.count.rows(), list: self.tiles.slice() }
+    /// Launches, with partial results poisoned, and looks whether the counts are zero again.
+    pub(crate) fn run(&self, test: &TestGpu, attention: &Attention) {
+        self.partial.slice().fill(&test.stream, 0xff).expect("a fill");
+        self.launch(test, attention);
+        let arrived = download(test, self.arrivals.slice(), attention.arrivals_bytes(), 1u8);
+        assert!(arrived.iter().all(|&byte| byte == 0), "the counts are zero again");
+    }
+
+    /// Which forms have work.
+    pub(crate) fn forms(&self) -> Vec<Form> {
+        Form::ALL.into_iter().filter(|&form| self.lists[form as usize].is_some()).collect()
     }
 
     /// The outputs' bytes.

@@ -1,121 +1,170 @@
-// Attention of single queries over the paged KV cache ("decode").
+// Attention of few queries of a context over the paged KV cache ("decode").
 //
-//   out[i, h] = sum_j softmax_j(scale * q[i, h] . k[j, h / group]) v[j, h / group],  first <= j <= position of i
+//   out[i, h] = sum_j softmax_j(scale * q[i, h] . k[j, h / GROUP]) v[j, h / GROUP],  first <= j <= position of i
 //
-// An item is one query token: (row, offset of the token in its row). Rows of a few tokens are several items.
+// A tile is the tokens of a context whose query heads of one KV head fill up to eight columns: one token, or several
+// where the group is small. Shares of tiles are dealt to workers beforehand (shares.rs), about the same bytes to each.
 //   q, out       [n_tokens, n_heads, HEAD_DIM] of T
 //   kv           page p of this layer at p * page_stride elements: [2: K, V][n_kv_heads][PAGE_LEN][HEAD_DIM] of T
-//   items        [n_items] of (row, offset); the count is read from device memory
-//   partial_acc  [items, n_heads, n_splits, HEAD_DIM] of f32, partial_ml the same without the last dimension
-//   arrivals     [items, gridDim.x], zero before and after
-// Grid: (n_kv_heads * ceil(group / 8), n_splits, most items), 128 threads. A block has up to eight query heads of one
-// KV head, so that K and V are read once for group <= 8, and one contiguous share of the item's pages; its warps take
-// the share's pages in turn, each with an online softmax of its own. They are merged in shared memory, and the shares
-// by the block that arrives last, in the order of the shares: the result does not depend on which one that is.
-// Accumulation: f32; the weights are rounded to T before the product with V, as in the prefill kernel.
-// Bytes: 2 * length * n_kv_heads * HEAD_DIM * sizeof(T) an item. This bounds the kernel; the loads of the next step are
-// under way while the current one is computed.
-// Sources: FlashAttention (arXiv 2205.14135), Flash-Decoding (split KV); fragments: PTX ISA, mma.m16n8k16, movmatrix.
+//   entries      page tables, one behind the other
+//   shares       worker w begins with share w, and goes on as the shares say; n_workers is read from device memory
+//   partial_acc  [partial results, gridDim.x, 8, HEAD_DIM] of f32, partial_ml the same without the last dimension
+//   arrivals     [partial results, gridDim.x], zero before and after
+// Grid: (n_kv_heads * ceil(GROUP / 8), most workers), WARPS warps. K and V are read once for GROUP <= 8. A share's pages
+// go round among the warps, each with an online softmax of its own; they are merged in shared memory, and the shares of
+// a tile by the block that arrives last, in the order of the shares: the result does not depend on which one that is.
+// Each warp has keys and values of one step in shared memory and, as soon as it has read the one, asks for the next
+// step's, also past the end of a share: only the first share of a worker waits for its first bytes.
+// Accumulation: f32; the weights are rounded to T before the product with V, as in the kernel for tiles.
+// Bytes: 2 * length * n_kv_heads * HEAD_DIM * sizeof(T) a context. This bounds the kernel. A cut share adds
+// 2 * 8 * HEAD_DIM * 4 a KV head, there are at most two for each worker.
+// Sources: FlashAttention (arXiv 2205.14135), Flash-Decoding (split KV), stream-K (arXiv 2301.03598); fragments: PTX
+// ISA, mma.m16n8k16, movmatrix.
 
-constexpr int HEADS = 8;          // query heads of a block: the columns of an mma
-constexpr int STEP_PAGES = HEAD_DIM <= 64 ? 2 : 1; // pages that a warp has in its registers
-constexpr int SHARE_QUANTUM = WARPS * STEP_PAGES;  // pages; a smaller share would leave warps idle
-constexpr int SPLITS_MAX = 64;
+constexpr int COLUMNS = 8; // queries of a block: the columns of an mma
+constexpr int COLUMN_BLOCKS = (GROUP + COLUMNS - 1) / COLUMNS;
+constexpr int WARPS = ATTN_WARPS;
+constexpr int THREADS = 32 * WARPS;
+constexpr int STEP_PAGES = ATTN_STEP_PAGES; // pages of a warp's step
+constexpr int STRIDE = WARPS * STEP_PAGES;
 
-// One block's share of one item.
-struct Share {
-    const T* keys;    // of this layer and KV head, in page 0
-    const int* pages; // the row's page table
+struct AttentionDecodeParams {
+    T* out;
+    const T* q;
+    const T* kv;
+    const PageEntry* entries;
+    const Share* shares;
+    const int* n_workers;
+    float* partial_acc;
+    float2* partial_ml;
+    unsigned* arrivals;
+    int n_kv_heads;
     unsigned page_stride;
-    unsigned values; // elements from keys to values
-    int page_begin, page_end;
-    int first, end; // positions that count
-
-    __device__ __forceinline__ int page(int idx) const { return idx < page_end ? pages[idx] : 0; }
-    __device__ __forceinline__ bool has(int position) const { return position >= first && position < end; }
+    int window;
+    float scale_log2;
 };
+static_assert(sizeof(AttentionDecodeParams) == 88, "as in attention_decode.rs");
 
 // What the warps of a block have, to be merged.
-struct alignas(16) Merge {
-    float acc[WARPS][HEADS][HEAD_DIM]; // not divided by l
-    float m[WARPS][HEADS];             // maximum, in units of log2
-    float l[WARPS][HEADS];             // sum of weights
+struct Merge {
+    float acc[WARPS][COLUMNS][HEAD_DIM]; // not divided by l
+    float m[WARPS][COLUMNS];             // maximum, in units of log2
+    float l[WARPS][COLUMNS];             // sum of weights
+};
+
+// For the shares of a tile.
+struct Combine {
+    float weight[COLUMNS][SHARES_MAX];
+    float4 sums[THREADS];
+};
+
+struct alignas(16) Shared {
+#if !ATTN_IS_F32
+    T keys[WARPS][STEP_PAGES * HEAD_PAGE];
+    T values[WARPS][STEP_PAGES * HEAD_PAGE];
+#endif
+    union {
+        Merge merge;
+        Combine combine;
+    };
+    int is_last;
+};
+static_assert(sizeof(Shared) <= ATTN_SHARED_BYTES, "as in attention_decode.rs");
+
+// The columns of a block in a share.
+struct Queries {
+    int first; // query of column 0
+    int n;     // columns in use
 };
 
 #if ATTN_IS_F32
 
 // Plain f32: lanes hold 16-byte chunks of the head, the products are summed over the warp. For exactness, not speed.
-__device__ __forceinline__ void fold_share(const Share& share, const T* q, int n_heads_here, float scale_log2,
-                                           Merge& merge) {
+struct Pipeline {
+    __device__ __forceinline__ Pipeline(const AttentionDecodeParams&, Shared&, const Share&, const T*) {}
+};
+
+__device__ __forceinline__ void fold_share(Pipeline&, const AttentionDecodeParams& p, Shared& shared, const Share& share,
+                                           const T* kv_head_keys, int kv_head, const Queries& queries) {
     constexpr int N = (HEAD_CHUNKS + 31) / 32, KEYS = 4;
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
-    float4 query[HEADS][N], acc[HEADS][N];
-    float m[HEADS], l[HEADS];
+    const unsigned values = p.n_kv_heads * HEAD_PAGE; // elements from keys to values
+    const int first = first_position(share, p.window), end = end_position(share);
+    float4 query[COLUMNS][N], acc[COLUMNS][N];
+    float m[COLUMNS], l[COLUMNS];
+    int last[COLUMNS]; // position of each column's token
 #pragma unroll
-    for (int h = 0; h < HEADS; h++) {
-        m[h] = ATTN_NEG_INF;
-        l[h] = 0.f;
+    for (int c = 0; c < COLUMNS; c++) {
+        m[c] = ATTN_NEG_INF;
+        l[c] = 0.f;
+        last[c] = share.position + (queries.first + c) / GROUP;
+        const T* q = p.q + query_start(share.token, queries.first + c, kv_head, p.n_kv_heads);
 #pragma unroll
         for (int n = 0; n < N; n++) {
             const int chunk = n * 32 + lane;
-            acc[h][n] = make_float4(0.f, 0.f, 0.f, 0.f);
-            query[h][n] = h < n_heads_here && chunk < HEAD_CHUNKS ? load4(q + h * HEAD_DIM + chunk * 4) : acc[h][n];
+            acc[c][n] = make_float4(0.f, 0.f, 0.f, 0.f);
+            query[c][n] = c < queries.n && chunk < HEAD_CHUNKS ? load4(q + chunk * 4) : acc[c][n];
         }
     }
-    for (int page_idx = share.page_begin + warp; page_idx < share.page_end; page_idx += WARPS) {
-        const T* keys = head_page(share.keys, share.pages[page_idx], share.page_stride);
+    for (int page_idx = share.page_begin + warp; page_idx < (int)share.page_end; page_idx += WARPS) {
+        const T* keys = head_page(kv_head_keys, p.entries[share.entries + page_idx].page, p.page_stride);
         for (int key0 = 0; key0 < PAGE_LEN; key0 += KEYS) {
             float4 k[KEYS][N], v[KEYS][N];
             bool counts[KEYS];
 #pragma unroll
             for (int i = 0; i < KEYS; i++) {
-                counts[i] = share.has(page_idx * PAGE_LEN + key0 + i);
+                const int position = page_idx * PAGE_LEN + key0 + i;
+                counts[i] = position >= first && position < end;
 #pragma unroll
                 for (int n = 0; n < N; n++) {
                     const int chunk = n * 32 + lane;
                     k[i][n] = v[i][n] = make_float4(0.f, 0.f, 0.f, 0.f);
                     if (counts[i] && chunk < HEAD_CHUNKS) {
                         k[i][n] = load4(keys + (key0 + i) * HEAD_DIM + chunk * 4);
-                        v[i][n] = load4(keys + share.values + (key0 + i) * HEAD_DIM + chunk * 4);
+                        v[i][n] = load4(keys + values + (key0 + i) * HEAD_DIM + chunk * 4);
                     }
                 }
             }
 #pragma unroll
             for (int i = 0; i < KEYS; i++) {
                 if (!counts[i]) continue;
+                const int position = page_idx * PAGE_LEN + key0 + i;
 #pragma unroll
-                for (int h = 0; h < HEADS; h++) {
-                    if (h >= n_heads_here) break;
+                for (int c = 0; c < COLUMNS; c++) {
+                    if (c >= queries.n) break;
+                    if (position > last[c] || position <= last[c] - p.window) continue;
                     float dot = 0.f;
 #pragma unroll
                     for (int n = 0; n < N; n++)
-                        dot += query[h][n].x * k[i][n].x + query[h][n].y * k[i][n].y + query[h][n].z * k[i][n].z +
-                               query[h][n].w * k[i][n].w;
-                    const float score = warp_sum(dot) * scale_log2;
-                    const float m_new = fmaxf(m[h], score);
-                    const float decay = exp2f(m[h] - m_new), weight = exp2f(score - m_new);
-                    m[h] = m_new;
-                    l[h] = l[h] * decay + weight;
+                        dot += query[c][n].x * k[i][n].x + query[c][n].y * k[i][n].y + query[c][n].z * k[i][n].z +
+                               query[c][n].w * k[i][n].w;
+                    const float score = warp_sum(dot) * p.scale_log2;
+                    const float m_new = fmaxf(m[c], score);
+                    const float decay = exp2f(m[c] - m_new), weight = exp2f(score - m_new);
+                    m[c] = m_new;
+                    l[c] = l[c] * decay + weight;
 #pragma unroll
                     for (int n = 0; n < N; n++) {
-                        acc[h][n].x = acc[h][n].x * decay + weight * v[i][n].x;
-                        acc[h][n].y = acc[h][n].y * decay + weight * v[i][n].y;
-                        acc[h][n].z = acc[h][n].z * decay + weight * v[i][n].z;
-                        acc[h][n].w = acc[h][n].w * decay + weight * v[i][n].w;
+                        acc[c][n].x *= decay;
+                        acc[c][n].y *= decay;
+                        acc[c][n].z *= decay;
+                        acc[c][n].w *= decay;
+                        add_weighted(acc[c][n], weight, v[i][n]);
                     }
                 }
             }
         }
     }
+    Merge& merge = shared.merge;
 #pragma unroll
-    for (int h = 0; h < HEADS; h++) {
+    for (int c = 0; c < COLUMNS; c++) {
         if (lane == 0) {
-            merge.m[warp][h] = m[h];
-            merge.l[warp][h] = l[h];
+            merge.m[warp][c] = m[c];
+            merge.l[warp][c] = l[c];
         }
 #pragma unroll
         for (int n = 0; n < N; n++)
-            if (n * 32 + lane < HEAD_CHUNKS) store4(&merge.acc[warp][h][(n * 32 + lane) * 4], acc[h][n]);
+            if (n * 32 + lane < HEAD_CHUNKS) store4(&merge.acc[warp][c][(n * 32 + lane) * 4], acc[c][n]);
     }
 }
 
@@ -127,73 +176,124 @@ __device__ __forceinline__ unsigned transpose_8x8(unsigned rows) {
     return columns;
 }
 
-// Tensor cores, straight from registers. With g = lane / 4 and t = lane % 4:
-// - scores of 16 keys: S^T[16 keys, 8 heads] = K Q^T. The order of the dimensions in a dot product is free, so a lane
-//   takes the 16-byte chunk t of each 64 bytes of keys g and g + 8, and the same chunk of query head g.
-// - weights P^T[8 heads <- 16 keys]: the scores' fragment is that of the product after a transposition of 8 x 8.
-// - O^T[16 dimensions, 8 heads] += V^T P^T. The order of the rows is free too: a lane takes chunk g of each 128 bytes of
-//   keys 2t, 2t + 1, 2t + 8, 2t + 9, and pairs the keys; product j of a chunk has its dimensions 2j and 2j + 1.
+// Tensor cores. With g = lane / 4 and t = lane % 4:
+// - scores of 16 keys: S^T[16 keys, 8 queries] = K Q^T. The order of the dimensions in a dot product is free, so a lane
+//   takes the 16-byte chunk t of each 64 bytes of keys g and g + 8, and the same chunk of query g.
+// - weights P^T[8 queries <- 16 keys]: the scores' fragment is that of the product after a transposition of 8 x 8.
+// - O^T[16 dimensions, 8 queries] += V^T P^T. The order of the rows is free too: a lane takes chunk g of each 128 bytes
+//   of keys 2t, 2t + 1, 2t + 8, 2t + 9, and pairs the keys; product j of a chunk has its dimensions 2j and 2j + 1.
 constexpr int K_PIECES = (HEAD_CHUNKS + 3) / 4; // of 32 dimensions
 constexpr int V_PIECES = (HEAD_CHUNKS + 7) / 8; // of 64 dimensions
 
-struct Keys {
-    uint4 chunk[STEP_PAGES][K_PIECES][2];
-};
-struct Values {
-    uint4 chunk[STEP_PAGES][V_PIECES][4];
-};
-
-__device__ __forceinline__ uint4 load_chunk(const T* position, int chunk, bool counts) {
-    if (counts && chunk < HEAD_CHUNKS) return load16_once(position + chunk * 8);
-    return make_uint4(0u, 0u, 0u, 0u);
+// Where a chunk of a key lies in shared memory: exchanged among eight, so that the eight lanes of one access, which
+// take four chunks of two keys, or two chunks of four, meet different banks.
+__device__ __forceinline__ int chunk_place(int key, int chunk) {
+    if (HEAD_CHUNKS % 8 != 0) return key * HEAD_CHUNKS + chunk;
+    return key * HEAD_CHUNKS + (chunk ^ ((key >> 1 & 3) << 1) ^ ((key & 1) << 2));
 }
 
-__device__ __forceinline__ void load_keys(Keys& keys, const Share& share, const int (&page)[STEP_PAGES], int page_idx,
-                                          int g, int t) {
-#pragma unroll
-    for (int p = 0; p < STEP_PAGES; p++) {
-        const T* base = head_page(share.keys, page[p], share.page_stride);
-#pragma unroll
-        for (int half = 0; half < 2; half++) {
-            const int key = g + 8 * half;
-            const bool counts = share.has((page_idx + p) * PAGE_LEN + key);
-#pragma unroll
-            for (int n = 0; n < K_PIECES; n++)
-                keys.chunk[p][n][half] = load_chunk(base + key * HEAD_DIM, n * 4 + t, counts);
-        }
-    }
-}
-
-__device__ __forceinline__ void load_values(Values& values, const Share& share, const int (&page)[STEP_PAGES],
-                                            int page_idx, int g, int t) {
-#pragma unroll
-    for (int p = 0; p < STEP_PAGES; p++) {
-        const T* base = head_page(share.keys, page[p], share.page_stride) + share.values;
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            const int key = 2 * t + (i & 1) + 8 * (i >> 1);
-            // Zeros past the end: a weight of zero would not make a NaN there vanish.
-            const bool counts = share.has((page_idx + p) * PAGE_LEN + key);
-#pragma unroll
-            for (int n = 0; n < V_PIECES; n++)
-                values.chunk[p][n][i] = load_chunk(base + key * HEAD_DIM, n * 8 + g, counts);
-        }
-    }
+__device__ __forceinline__ uint4 load_chunk(const T* step, int key, int chunk) {
+    if (HEAD_CHUNKS % 8 != 0 && chunk >= HEAD_CHUNKS) return make_uint4(0u, 0u, 0u, 0u);
+    return load16(step + chunk_place(key, chunk) * 8);
 }
 
 __device__ __forceinline__ unsigned word(const uint4& chunk, int i) {
     return i == 0 ? chunk.x : i == 1 ? chunk.y : i == 2 ? chunk.z : chunk.w;
 }
 
-__device__ __forceinline__ void fold_share(const Share& share, const T* q, int n_heads_here, float scale_log2,
-                                           Merge& merge) {
+// Pages that a warp copies together.
+struct Step {
+    unsigned page[STEP_PAGES];
+    int position;   // of the first key
+    int first, end; // positions that count; none when end is 0
+};
+
+// The steps of a warp over all shares of its worker, ahead of what is computed.
+struct Pipeline {
+    const AttentionDecodeParams& p;
+    T* keys;
+    T* values;
+    const T* kv_head_keys; // of this layer and KV head, in page 0
+    Share share;
+    int page_idx;
+    Step step; // the one to be copied next
+
+    __device__ __forceinline__ Pipeline(const AttentionDecodeParams& params, Shared& shared, const Share& first,
+                                        const T* kv_head_keys)
+        : p(params), keys(shared.keys[threadIdx.x >> 5]), values(shared.values[threadIdx.x >> 5]),
+          kv_head_keys(kv_head_keys), share(first), page_idx(first_page(first)) {
+        advance();
+        copy_keys();
+        copy_values();
+        advance();
+    }
+
+    static __device__ __forceinline__ int first_page(const Share& share) {
+        return share.page_begin + (threadIdx.x >> 5) * STEP_PAGES;
+    }
+
+    // Asks for the page ids of the step after this one.
+    __device__ __forceinline__ void advance() {
+        while (page_idx >= (int)share.page_end) {
+            if (share.next == 0) {
+                step.end = 0;
+                return;
+            }
+            share = load_share(p.shares, share.next);
+            page_idx = first_page(share);
+        }
+        step.position = page_idx * PAGE_LEN;
+        step.first = first_position(share, p.window);
+        step.end = end_position(share);
+#pragma unroll
+        for (int i = 0; i < STEP_PAGES; i++)
+            step.page[i] = page_idx + i < (int)share.page_end ? p.entries[share.entries + page_idx + i].page : 0u;
+        page_idx += STRIDE;
+    }
+
+    // Zeros at positions that do not count: a weight of zero would not make a NaN there vanish.
+    __device__ __forceinline__ void copy(T* to, const T* from) {
+        constexpr int N = PAGE_LEN * HEAD_CHUNKS; // chunks of a page
+        const int lane = threadIdx.x & 31;
+        if (step.end > 0) {
+#pragma unroll
+            for (int i = 0; i < STEP_PAGES; i++) {
+                const T* page = head_page(from, step.page[i], p.page_stride);
+#pragma unroll
+                for (int j = 0; j < (N + 31) / 32; j++) {
+                    const int idx = j * 32 + lane, key = i * PAGE_LEN + idx / HEAD_CHUNKS;
+                    const int position = step.position + key;
+                    const int n_bytes = position >= step.first && position < step.end ? 16 : 0;
+                    if (N % 32 == 0 || idx < N)
+                        cp_async16(to + chunk_place(key, idx % HEAD_CHUNKS) * 8, page + idx * 8, n_bytes);
+                }
+            }
+        }
+        cp_async_commit(); // also where there is nothing: groups are counted
+    }
+    __device__ __forceinline__ void copy_keys() { copy(keys, kv_head_keys); }
+    __device__ __forceinline__ void copy_values() { copy(values, kv_head_keys + (size_t)p.n_kv_heads * HEAD_PAGE); }
+};
+
+__device__ __forceinline__ void fold_share(Pipeline& pipeline, const AttentionDecodeParams& p, Shared& shared,
+                                           const Share& share, const T*, int kv_head, const Queries& queries) {
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, g = lane >> 2, t = lane & 3;
     uint4 query[K_PIECES];
+    const T* q = p.q + query_start(share.token, queries.first + g, kv_head, p.n_kv_heads);
 #pragma unroll
-    for (int n = 0; n < K_PIECES; n++) query[n] = load_chunk(q + g * HEAD_DIM, n * 4 + t, g < n_heads_here);
-
-    // Of heads 2t and 2t + 1; l is this lane's part of the sum.
+    for (int n = 0; n < K_PIECES; n++) {
+        const bool exists = g < queries.n && n * 4 + t < HEAD_CHUNKS;
+        query[n] = exists ? load16(q + (n * 4 + t) * 8) : make_uint4(0u, 0u, 0u, 0u);
+    }
+    // Of columns 2t and 2t + 1: positions that count, the maximum, and this lane's part of the sum.
+    int first[2], last[2];
     float m[2] = {ATTN_NEG_INF, ATTN_NEG_INF}, l[2] = {0.f, 0.f};
+#pragma unroll
+    for (int c = 0; c < 2; c++) {
+        const int position = share.position + (queries.first + 2 * t + c) / GROUP;
+        first[c] = position - p.window + 1;
+        last[c] = min(position, end_position(share) - 1);
+    }
     float acc[V_PIECES][4][4];
 #pragma unroll
     for (int n = 0; n < V_PIECES; n++)
@@ -202,50 +302,43 @@ __device__ __forceinline__ void fold_share(const Share& share, const T* q, int n
 #pragma unroll
             for (int i = 0; i < 4; i++) acc[n][j][i] = 0.f;
 
-    constexpr int STRIDE = WARPS * STEP_PAGES;
-    int page_idx = share.page_begin + warp * STEP_PAGES;
-    int page[STEP_PAGES];
-    Keys keys;
-    Values values;
+    for (int page_idx = Pipeline::first_page(share); page_idx < (int)share.page_end; page_idx += STRIDE) {
+        cp_async_wait<1>(); // the keys are here, the values may be under way
+        __syncwarp();
+        float s[STEP_PAGES][4]; // keys g (0, 1) and g + 8 (2, 3), columns 2t (0, 2) and 2t + 1 (1, 3)
 #pragma unroll
-    for (int p = 0; p < STEP_PAGES; p++) page[p] = share.page(page_idx + p);
-    load_keys(keys, share, page, page_idx, g, t);
-    load_values(values, share, page, page_idx, g, t);
+        for (int i = 0; i < STEP_PAGES; i++) {
 #pragma unroll
-    for (int p = 0; p < STEP_PAGES; p++) page[p] = share.page(page_idx + STRIDE + p);
-
-    for (; page_idx < share.page_end; page_idx += STRIDE) {
-        float s[STEP_PAGES][4]; // keys g (0, 1) and g + 8 (2, 3), heads 2t (0, 2) and 2t + 1 (1, 3)
-#pragma unroll
-        for (int p = 0; p < STEP_PAGES; p++) {
-#pragma unroll
-            for (int i = 0; i < 4; i++) s[p][i] = 0.f;
+            for (int x = 0; x < 4; x++) s[i][x] = 0.f;
 #pragma unroll
             for (int n = 0; n < K_PIECES; n++) {
-                const uint4 k0 = keys.chunk[p][n][0], k1 = keys.chunk[p][n][1];
-                mma_16x8x16<T>(s[p], k0.x, k1.x, k0.y, k1.y, query[n].x, query[n].y);
-                mma_16x8x16<T>(s[p], k0.z, k1.z, k0.w, k1.w, query[n].z, query[n].w);
+                const uint4 k0 = load_chunk(pipeline.keys, i * PAGE_LEN + g, n * 4 + t);
+                const uint4 k1 = load_chunk(pipeline.keys, i * PAGE_LEN + g + 8, n * 4 + t);
+                mma_16x8x16<T>(s[i], k0.x, k1.x, k0.y, k1.y, query[n].x, query[n].y);
+                mma_16x8x16<T>(s[i], k0.z, k1.z, k0.w, k1.w, query[n].z, query[n].w);
             }
         }
-        // Past the share nothing counts, and the loads read nothing.
-        load_keys(keys, share, page, page_idx + STRIDE, g, t);
+        __syncwarp(); // every lane has read the keys
+        pipeline.copy_keys();
 
         float m_new[2] = {m[0], m[1]};
 #pragma unroll
-        for (int p = 0; p < STEP_PAGES; p++)
+        for (int i = 0; i < STEP_PAGES; i++)
 #pragma unroll
-            for (int i = 0; i < 4; i++) {
-                const bool counts = share.has((page_idx + p) * PAGE_LEN + g + 8 * (i >> 1));
-                s[p][i] = counts ? s[p][i] * scale_log2 : ATTN_NEG_INF;
-                m_new[i & 1] = fmaxf(m_new[i & 1], s[p][i]);
+            for (int x = 0; x < 4; x++) {
+                const int position = (page_idx + i) * PAGE_LEN + g + 8 * (x >> 1);
+                const bool counts = position >= first[x & 1] && position <= last[x & 1];
+                s[i][x] = counts ? s[i][x] * p.scale_log2 : ATTN_NEG_INF;
+                m_new[x & 1] = fmaxf(m_new[x & 1], s[i][x]);
             }
-        float decay[2];
+        float decay[2], shift[2];
 #pragma unroll
         for (int c = 0; c < 2; c++) {
 #pragma unroll
             for (int mask = 4; mask < 32; mask *= 2)
                 m_new[c] = fmaxf(m_new[c], __shfl_xor_sync(ALL_LANES, m_new[c], mask));
-            decay[c] = exp2_fast(m[c] - m_new[c]); // every page has a key that counts: m_new is finite
+            shift[c] = shift_of(m_new[c]);
+            decay[c] = exp2_fast(m[c] - shift[c]);
             m[c] = m_new[c];
             l[c] *= decay[c];
         }
@@ -254,19 +347,25 @@ __device__ __forceinline__ void fold_share(const Share& share, const T* q, int n
 #pragma unroll
             for (int j = 0; j < 4; j++)
 #pragma unroll
-                for (int i = 0; i < 4; i++) acc[n][j][i] *= decay[i & 1];
+                for (int x = 0; x < 4; x++) acc[n][j][x] *= decay[x & 1];
+
+        cp_async_wait<1>(); // the values are here, the next keys may be under way
+        __syncwarp();
 #pragma unroll
-        for (int p = 0; p < STEP_PAGES; p++) {
+        for (int i = 0; i < STEP_PAGES; i++) {
 #pragma unroll
-            for (int i = 0; i < 4; i++) {
-                s[p][i] = exp2_fast(s[p][i] - m[i & 1]);
-                l[i & 1] += s[p][i];
+            for (int x = 0; x < 4; x++) {
+                s[i][x] = exp2_fast(s[i][x] - shift[x & 1]);
+                l[x & 1] += s[i][x];
             }
-            const unsigned b0 = transpose_8x8(pack2_fast<T>(s[p][0], s[p][1]));
-            const unsigned b1 = transpose_8x8(pack2_fast<T>(s[p][2], s[p][3]));
+            const unsigned b0 = transpose_8x8(pack2_fast<T>(s[i][0], s[i][1]));
+            const unsigned b1 = transpose_8x8(pack2_fast<T>(s[i][2], s[i][3]));
 #pragma unroll
             for (int n = 0; n < V_PIECES; n++) {
-                const uint4(&v)[4] = values.chunk[p][n];
+                uint4 v[4];
+#pragma unroll
+                for (int x = 0; x < 4; x++)
+                    v[x] = load_chunk(pipeline.values, i * PAGE_LEN + 2 * t + (x & 1) + 8 * (x >> 1), n * 8 + g);
 #pragma unroll
                 for (int j = 0; j < 4; j++) {
                     const unsigned v0 = word(v[0], j), v1 = word(v[1], j), v8 = word(v[2], j), v9 = word(v[3], j);
@@ -275,24 +374,27 @@ __device__ __forceinline__ void fold_share(const Share& share, const T* q, int n
                 }
             }
         }
-        load_values(values, share, page, page_idx + STRIDE, g, t);
-#pragma unroll
-        for (int p = 0; p < STEP_PAGES; p++) page[p] = share.page(page_idx + 2 * STRIDE + p);
+        __syncwarp(); // every lane has read the values
+        pipeline.copy_values();
+        pipeline.advance();
     }
 
+    Merge& merge = shared.merge;
 #pragma unroll
     for (int c = 0; c < 2; c++) {
 #pragma unroll
         for (int mask = 4; mask < 32; mask *= 2) l[c] += __shfl_xor_sync(ALL_LANES, l[c], mask);
+        const int column = 2 * t + c;
+        if (column >= queries.n) continue;
         if (g == 0) {
-            merge.m[warp][2 * t + c] = m[c];
-            merge.l[warp][2 * t + c] = l[c];
+            merge.m[warp][column] = m[c];
+            merge.l[warp][column] = l[c];
         }
 #pragma unroll
         for (int n = 0; n < V_PIECES; n++) {
             const int chunk = n * 8 + g;
             if (chunk >= HEAD_CHUNKS) continue;
-            float* to = &merge.acc[warp][2 * t + c][chunk * 8];
+            float* to = &merge.acc[warp][column][chunk * 8];
             store4(to, make_float4(acc[n][0][c], acc[n][0][2 + c], acc[n][1][c], acc[n][1][2 + c]));
             store4(to + 4, make_float4(acc[n][2][c], acc[n][2][2 + c], acc[n][3][c], acc[n][3][2 + c]));
         }
@@ -301,111 +403,157 @@ __device__ __forceinline__ void fold_share(const Share& share, const T* q, int n
 
 #endif
 
-// Sums the shares of n_heads_here heads, from head 0 of the pointers, in their order.
-__device__ __forceinline__ void combine_shares(T* out, const float* partial_acc, const float2* partial_ml,
-                                               int n_heads_here, int n_shares, int n_splits,
-                                               float (&weight)[HEADS][SPLITS_MAX]) {
-    const int lane = threadIdx.x & 31;
-    for (int h = threadIdx.x >> 5; h < n_heads_here; h += WARPS) {
-        float m = ATTN_NEG_INF, l = 0.f;
-        for (int s = lane; s < n_shares; s += 32) m = fmaxf(m, __ldcg(&partial_ml[h * n_splits + s]).x);
-        m = warp_max(m);
-        for (int s = lane; s < n_shares; s += 32) {
-            const float2 ml = __ldcg(&partial_ml[h * n_splits + s]);
-            weight[h][s] = exp2_fast(ml.x - m);
-            l += weight[h][s] * ml.y;
+// The place of a partial result of this block's columns.
+__device__ __forceinline__ size_t partial_place(const Share& share, int share_idx) {
+    return ((size_t)(share.partial() + share_idx) * gridDim.x + blockIdx.x) * COLUMNS;
+}
+
+// Merges what the warps have: the output, or one partial result of several.
+__device__ __forceinline__ void merge_warps(const AttentionDecodeParams& p, const Merge& merge, const Share& share,
+                                            int kv_head, const Queries& queries) {
+    const size_t partial = partial_place(share, share.share_idx());
+    for (int idx = threadIdx.x; idx < queries.n * HEAD_FOURS; idx += THREADS) {
+        const int c = idx / HEAD_FOURS, d = idx % HEAD_FOURS * 4;
+        float m = merge.m[0][c];
+#pragma unroll
+        for (int w = 1; w < WARPS; w++) m = fmaxf(m, merge.m[w][c]);
+        const float shift = shift_of(m);
+        float l = 0.f;
+        float4 acc = make_float4(0.f, 0.f, 0.f, 0.f);
+#pragma unroll
+        for (int w = 0; w < WARPS; w++) {
+            const float decay = exp2_fast(merge.m[w][c] - shift); // 0 for a warp without positions
+            l += merge.l[w][c] * decay;
+            add_weighted(acc, decay, load4(&merge.acc[w][c][d]));
         }
-        l = 1.f / warp_sum(l);
-        for (int s = lane; s < n_shares; s += 32) weight[h][s] *= l;
-    }
-    __syncthreads();
-    for (int idx = threadIdx.x; idx < n_heads_here * HEAD_DIM; idx += THREADS) {
-        const int h = idx / HEAD_DIM, d = idx % HEAD_DIM;
-        const float* acc = partial_acc + (long long)h * n_splits * HEAD_DIM + d;
-        float sum = 0.f;
-#pragma unroll 8
-        for (int s = 0; s < n_shares; s++) sum += weight[h][s] * __ldcg(&acc[s * HEAD_DIM]);
-        out[idx] = from_f32<T>(sum);
+        if (share.n_shares() == 1) {
+            const float inverse = 1.f / l;
+            T* out = p.out + query_start(share.token, queries.first + c, kv_head, p.n_kv_heads) + d;
+            store4(out, make_float4(acc.x * inverse, acc.y * inverse, acc.z * inverse, acc.w * inverse));
+        } else {
+            store4(p.partial_acc + (partial + c) * HEAD_DIM + d, acc);
+            if (d == 0) p.partial_ml[partial + c] = make_float2(m, l);
+        }
     }
 }
 
-// Registers for this many blocks on a multiprocessor, as far as nothing spills.
-constexpr int RESIDENT = HEAD_DIM <= 64 ? 4 : HEAD_DIM <= 128 ? 3 : 1;
+// Adds 1 and returns what was there, after all that came before and before all that comes after.
+__device__ __forceinline__ unsigned arrive(unsigned* count) {
+    unsigned before;
+    asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], 1;" : "=r"(before) : "l"(count) : "memory");
+    return before;
+}
 
-extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
-    attention_decode(T* __restrict__ out, const T* __restrict__ q, const T* __restrict__ kv,
-                     const int* __restrict__ page_table, const int* __restrict__ row_start,
-                     const int* __restrict__ row_pos0, const int2* __restrict__ items, const int* __restrict__ n_items,
-                     float* partial_acc, float2* partial_ml, unsigned* arrivals, int n_heads, int n_kv_heads,
-                     unsigned page_stride, int page_table_stride, int window, float scale_log2) {
-    __shared__ Merge merge;
-    __shared__ float weight[HEADS][SPLITS_MAX];
-    __shared__ bool is_last;
-
-    const int item = blockIdx.z, split = blockIdx.y, n_splits = gridDim.y;
-    const int2 query = items[item]; // row, offset; read before the count is known, which saves a latency
-    if (item >= *n_items) return;
-    const int length = row_pos0[query.x] + query.y + 1;
-    const int first = max(0, length - window);
-    const int page_first = first / PAGE_LEN;
-    const int n_pages = (length + PAGE_LEN - 1) / PAGE_LEN - page_first;
-    const int share_pages =
-        ((n_pages + n_splits - 1) / n_splits + SHARE_QUANTUM - 1) / SHARE_QUANTUM * SHARE_QUANTUM;
-    const int n_shares = (n_pages + share_pages - 1) / share_pages;
-    if (split >= n_shares) return;
-
-    const int group = n_heads / n_kv_heads, group_blocks = (group + HEADS - 1) / HEADS;
-    const int kv_head = blockIdx.x / group_blocks, head_in_group = blockIdx.x % group_blocks * HEADS;
-    const int head0 = kv_head * group + head_in_group;
-    const int n_heads_here = min(HEADS, group - head_in_group);
-    const long long head_row = (long long)(row_start[query.x] + query.y) * n_heads + head0;
-
-    Share share;
-    share.keys = kv + kv_head * HEAD_PAGE;
-    share.pages = page_table + (long long)query.x * page_table_stride;
-    share.page_stride = page_stride;
-    share.values = n_kv_heads * HEAD_PAGE;
-    share.page_begin = page_first + split * share_pages;
-    share.page_end = min(share.page_begin + share_pages, page_first + n_pages);
-    share.first = first;
-    share.end = min(length, share.page_end * PAGE_LEN);
-
-    fold_share(share, q + head_row * HEAD_DIM, n_heads_here, scale_log2, merge);
-    __syncthreads();
-
-    const long long partial_row = (long long)item * n_heads + head0;
-    for (int idx = threadIdx.x; idx < n_heads_here * HEAD_DIM; idx += THREADS) {
-        const int h = idx / HEAD_DIM, d = idx % HEAD_DIM;
-        float m = merge.m[0][h];
-#pragma unroll
-        for (int w = 1; w < WARPS; w++) m = fmaxf(m, merge.m[w][h]);
-        float l = 0.f, acc = 0.f;
-#pragma unroll
-        for (int w = 0; w < WARPS; w++) {
-            const float decay = exp2_fast(merge.m[w][h] - m); // 0 for a warp without pages
-            l += merge.l[w][h] * decay;
-            acc += merge.acc[w][h][d] * decay;
-        }
-        if (n_shares == 1) {
-            out[head_row * HEAD_DIM + idx] = from_f32<T>(acc / l);
-        } else {
-            const long long partial = (partial_row + h) * n_splits + split;
-            partial_acc[partial * HEAD_DIM + d] = acc;
-            if (d == 0) partial_ml[partial] = make_float2(m, l);
-        }
-    }
-    if (n_shares == 1) return;
-
+// Whether this block's share is the last of its tile to be there. By all threads: the barriers carry what the others
+// wrote to the arrival, and what the arrival saw to the others.
+__device__ __forceinline__ bool arrives_last(const AttentionDecodeParams& p, Shared& shared, const Share& share) {
     __syncthreads();
     if (threadIdx.x == 0) {
-        __threadfence(); // the block's partial results before its arrival
-        unsigned* count = &arrivals[item * gridDim.x + blockIdx.x];
-        is_last = atomicAdd(count, 1u) == (unsigned)n_shares - 1;
+        unsigned* count = &p.arrivals[(size_t)share.partial() * gridDim.x + blockIdx.x];
+        const bool is_last = arrive(count) == (unsigned)share.n_shares() - 1;
         if (is_last) *count = 0; // for the next launch
-        __threadfence(); // the arrivals before the partial results of others
+        shared.is_last = is_last;
     }
     __syncthreads();
-    if (!is_last) return;
-    combine_shares(out + head_row * HEAD_DIM, partial_acc + partial_row * n_splits * HEAD_DIM,
-                   partial_ml + partial_row * n_splits, n_heads_here, n_shares, n_splits, weight);
+    return shared.is_last;
+}
+
+// Sums the shares of a tile in their order: four values a thread, where there are threads enough in as many parts as
+// there are threads for, and several shares' loads under way at once.
+__device__ __forceinline__ void combine_shares(const AttentionDecodeParams& p, Combine& combine, const Share& share,
+                                               int kv_head, const Queries& queries) {
+    constexpr int UNDER_WAY = 8;
+    const int lane = threadIdx.x & 31, n_shares = share.n_shares(), n_fours = queries.n * HEAD_FOURS;
+    const int n_parts = max(1, THREADS / n_fours), part = n_parts > 1 ? threadIdx.x / n_fours : 0;
+    const size_t first = partial_place(share, 0), stride = (size_t)gridDim.x * COLUMNS;
+    float4 v[UNDER_WAY];
+    auto load = [&](int idx, int share_idx) {
+        const float4* from = (const float4*)p.partial_acc + first * HEAD_FOURS + idx;
+#pragma unroll
+        for (int i = 0; i < UNDER_WAY; i++) {
+            const int s = share_idx + i * n_parts;
+            v[i] = s < n_shares ? __ldcg(from + s * stride * HEAD_FOURS) : make_float4(0.f, 0.f, 0.f, 0.f);
+        }
+    };
+    int idx = n_parts > 1 ? threadIdx.x % n_fours : threadIdx.x;
+    if (part < n_parts && idx < n_fours) load(idx, part); // before their weights are known
+
+    for (int c = threadIdx.x >> 5; c < queries.n; c += WARPS) {
+        float2 ml[SHARES_MAX / 32];
+        float m = ATTN_NEG_INF, l = 0.f;
+#pragma unroll
+        for (int i = 0; i < SHARES_MAX / 32; i++) {
+            const int s = i * 32 + lane;
+            ml[i] = s < n_shares ? __ldcg(&p.partial_ml[first + s * stride + c]) : make_float2(ATTN_NEG_INF, 0.f);
+            m = fmaxf(m, ml[i].x);
+        }
+        m = warp_max(m);
+#pragma unroll
+        for (int i = 0; i < SHARES_MAX / 32; i++) {
+            ml[i].x = exp2_fast(ml[i].x - m); // some share has the query's own position: m is finite
+            l += ml[i].x * ml[i].y;
+        }
+        const float inverse = 1.f / warp_sum(l);
+#pragma unroll
+        for (int i = 0; i < SHARES_MAX / 32; i++) combine.weight[c][i * 32 + lane] = ml[i].x * inverse;
+    }
+    __syncthreads();
+
+    for (; part < n_parts && idx < n_fours; idx += THREADS) {
+        float4 sum = make_float4(0.f, 0.f, 0.f, 0.f);
+        const int c = idx / HEAD_FOURS, d = idx % HEAD_FOURS * 4;
+        for (int s0 = part; s0 < n_shares; s0 += UNDER_WAY * n_parts) {
+            float weight[UNDER_WAY];
+#pragma unroll
+            for (int i = 0; i < UNDER_WAY; i++) {
+                const int s = s0 + i * n_parts;
+                weight[i] = s < n_shares ? combine.weight[c][s] : 0.f;
+            }
+#pragma unroll
+            for (int i = 0; i < UNDER_WAY; i++) add_weighted(sum, weight[i], v[i]);
+            const int s = s0 + UNDER_WAY * n_parts;
+            if (s < n_shares) load(idx, s);
+        }
+        if (n_parts > 1) {
+            combine.sums[threadIdx.x] = sum;
+        } else {
+            store4(p.out + query_start(share.token, queries.first + c, kv_head, p.n_kv_heads) + d, sum);
+            if (idx + THREADS < n_fours) load(idx + THREADS, 0);
+        }
+    }
+    if (n_parts == 1) return;
+    __syncthreads();
+    if (threadIdx.x < n_fours) {
+        const int c = threadIdx.x / HEAD_FOURS, d = threadIdx.x % HEAD_FOURS * 4;
+        float4 sum = combine.sums[threadIdx.x];
+        for (int i = 1; i < n_parts; i++) add_weighted(sum, 1.f, combine.sums[i * n_fours + threadIdx.x]);
+        store4(p.out + query_start(share.token, queries.first + c, kv_head, p.n_kv_heads) + d, sum);
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, ATTN_RESIDENT) attention_decode(const AttentionDecodeParams p) {
+    extern __shared__ __align__(16) unsigned char shared_bytes[];
+    Shared& shared = *reinterpret_cast<Shared*>(shared_bytes);
+    // Read before the count is known, which saves a latency: there is memory for as many as there are blocks.
+    Share share = load_share(p.shares, blockIdx.y);
+    if ((int)blockIdx.y >= *p.n_workers) return;
+
+    const int kv_head = blockIdx.x / COLUMN_BLOCKS;
+    const T* kv_head_keys = p.kv + kv_head * HEAD_PAGE;
+    Pipeline pipeline(p, shared, share, kv_head_keys);
+    while (true) {
+        Share next = share;
+        if (share.next != 0) next = load_share(p.shares, share.next);
+        Queries queries;
+        queries.first = blockIdx.x % COLUMN_BLOCKS * COLUMNS;
+        queries.n = min(COLUMNS, share.n_tokens() * GROUP - queries.first);
+        fold_share(pipeline, p, shared, share, kv_head_keys, kv_head, queries);
+        __syncthreads();
+        merge_warps(p, shared.merge, share, kv_head, queries);
+        if (share.n_shares() > 1 && arrives_last(p, shared, share))
+            combine_shares(p, shared.combine, share, kv_head, queries);
+        if (share.next == 0) return;
+        __syncthreads(); // nobody reads what the next share's warps write
+        share = next;
+    }
 }

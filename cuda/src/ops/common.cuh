@@ -41,6 +41,16 @@ template <> __device__ __forceinline__ unsigned pack2<f16>(float low, float high
            ((unsigned)__half_as_ushort(__float2half_rn(high)) << 16);
 }
 
+// ---- places in rows ----
+
+// a * b in 64 bits. Written as an instruction of its own: lengths out of a kernel's parameters are widened early by the
+// compiler, and a product of 64-bit numbers takes four.
+__device__ __forceinline__ size_t wide(int a, int b) {
+    size_t product;
+    asm("mul.wide.s32 %0, %1, %2;" : "=l"(product) : "r"(a), "r"(b));
+    return product;
+}
+
 // ---- vectors: addresses are aligned to the width of the access ----
 
 __device__ __forceinline__ uint4 load16(const void* address) { return *(const uint4*)address; }
@@ -190,3 +200,9 @@ __device__ __forceinline__ void mma_16x8x16<f16>(float (&d)[4], unsigned a0, uns
                  : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
                  : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
+
+// ---- the type of the model that the source is compiled for ----
+
+#ifdef MODEL_T
+typedef MODEL_T T;
+#endif

@@ -1,8 +1,9 @@
 //! What launchers share: types of activations, counts of rows, checks of lengths.
 
+pub use trellis_engine::backend::PAGE_LEN;
 pub use trellis_engine::model::Dtype;
 
-use crate::{CudaError, Kernel, Module, Slice};
+use crate::{Launch, Slice, Source};
 
 /// The type of an activation that a kernel takes in two forms.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -31,8 +32,8 @@ impl Element {
     }
 }
 
-/// What the names of kernels end in.
-pub(crate) fn suffix(dtype: Dtype) -> &'static str {
+/// The type's name.
+pub(crate) fn dtype_name(dtype: Dtype) -> &'static str {
     match dtype {
         Dtype::F32 => "f32",
         Dtype::F16 => "f16",
@@ -40,26 +41,12 @@ pub(crate) fn suffix(dtype: Dtype) -> &'static str {
     }
 }
 
-/// Activations in one of two types.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Activation {
-    /// The type.
-    pub element: Element,
-    /// The values.
-    pub slice: Slice,
-}
-
-impl Activation {
-    /// Values of the model's type.
-    #[must_use]
-    pub fn model(slice: Slice) -> Self {
-        Self { element: Element::Model, slice }
-    }
-
-    /// Values of type `f32`.
-    #[must_use]
-    pub fn f32(slice: Slice) -> Self {
-        Self { element: Element::F32, slice }
+/// What a type is called in the kernels' sources.
+pub(crate) fn type_name(dtype: Dtype) -> &'static str {
+    match dtype {
+        Dtype::F32 => "float",
+        Dtype::F16 => "f16",
+        Dtype::Bf16 => "bf16",
     }
 }
 
@@ -71,28 +58,6 @@ pub struct Rows {
     pub n_max: usize,
     /// The number of this step: one `i32` on the device, at most `n_max`.
     pub n: Slice,
-}
-
-/// The kernels `NAME_model_T` and `NAME_f32_T`.
-#[derive(Clone, Debug)]
-pub(crate) struct ByElement {
-    model: Kernel,
-    f32: Kernel,
-}
-
-impl ByElement {
-    pub(crate) fn of(module: &Module, name: &str, dtype: Dtype) -> Result<Self, CudaError> {
-        let kernel =
-            |element: Element| module.kernel(&format!("{name}_{}_{}", element.name(), suffix(dtype)));
-        Ok(Self { model: kernel(Element::Model)?, f32: kernel(Element::F32)? })
-    }
-
-    pub(crate) fn get(&self, element: Element) -> &Kernel {
-        match element {
-            Element::Model => &self.model,
-            Element::F32 => &self.f32,
-        }
-    }
 }
 
 /// Panics unless the slice has room for `n` elements and is aligned for 16-byte accesses.
@@ -126,17 +91,21 @@ pub(crate) fn expect_rows(rows: Rows) {
     assert!(rows.n_max <= i32::MAX as usize, "{} rows", rows.n_max);
 }
 
-/// The address, or null.
-pub(crate) fn address_or_null(slice: Option<Slice>) -> crate::Arg {
-    crate::Arg::Pointer(slice.map_or(0, |slice| slice.address))
+/// A source that begins with `common.cuh`, for a model of type `dtype`; a block has `n_threads` threads.
+pub(crate) fn source_for(file: &'static str, text: &'static str, dtype: Dtype, n_threads: u32) -> Source {
+    Source::new(file, text).with("MODEL_T", type_name(dtype)).with("N_THREADS", n_threads)
 }
 
-/// Blocks of 256 threads for a row of `n` values, four a thread: one block when there are rows enough to fill the
-/// device, else as many as the row has work for.
-pub(crate) fn row_blocks(n: usize, n_rows: usize) -> u32 {
-    let most = n.div_ceil(4 * 256).clamp(1, 64);
-    let wanted = 1024usize.div_ceil(n_rows.max(1));
-    most.min(wanted) as u32
+/// Threads of a block of the kernels that go over rows value by value.
+pub(crate) const ROW_THREADS: u32 = 256;
+
+/// A launch over rows of `n` values, four a thread: one block a row when there are rows enough to fill the device, else
+/// as many as the row has work for.
+pub(crate) fn over_rows(rows: Rows, n: usize) -> Launch {
+    let most = n.div_ceil(4 * ROW_THREADS as usize).clamp(1, 64);
+    let wanted = 1024usize.div_ceil(rows.n_max.max(1));
+    let grid = (rows.n_max as u32, most.min(wanted) as u32, 1);
+    Launch { grid, block: (ROW_THREADS, 1, 1), shared_bytes: 0 }
 }
 
 #[cfg(test)]
@@ -146,16 +115,21 @@ pub(crate) mod check {
     use half::{bf16, f16};
 
     use super::{Dtype, Rows};
+    use crate::ops::usage::assert_registers_suffice;
     use crate::testing::{TestGpu, include_dir};
     use crate::{Buffer, Compiler, CudaError, Plain, Slice, Source};
 
     pub(crate) const DTYPES: [Dtype; 3] = [Dtype::Bf16, Dtype::F16, Dtype::F32];
 
-    /// Compiles a source for the oldest and the usual architecture where NVRTC is to be found.
+    /// Compiles a source for the oldest and the usual architecture where NVRTC is to be found, and looks at the registers
+    /// of its kernels.
     pub(crate) fn assert_compiles(source: Source) {
         for capability in [(8, 0), (9, 0)] {
-            match Compiler::new(capability, include_dir(), None).cubin(source) {
-                Ok(_) => {}
+            match Compiler::new(capability, include_dir(), None).cubin(&source) {
+                Ok(cubin) => {
+                    let arch = format!("sm_{}{}", capability.0, capability.1);
+                    assert_registers_suffice(source.file, &arch, &cubin);
+                }
                 Err(CudaError::NoLibrary { .. }) if !is_set("TRELLIS_REQUIRE_NVRTC") => {
                     eprintln!("skipped: no NVRTC");
                 }

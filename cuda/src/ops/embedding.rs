@@ -1,11 +1,31 @@
 //! Token embeddings into the residual stream.
 
-use super::common::{Dtype, Rows, expect, expect_i32, expect_rows, i32_of, row_blocks, suffix};
-use crate::{Arg, CudaError, Kernel, Launch, Module, Slice, Source, Stream};
+use super::common::{
+    Dtype, ROW_THREADS, Rows, expect, expect_i32, expect_rows, i32_of, over_rows, source_for,
+};
+use crate::driver::params;
+use crate::{CudaError, Kernel, Module, Pointer, Slice, Source, Stream};
 
-/// The kernel's source.
-pub const SOURCE: Source =
-    Source { file: "embedding.cu", text: concat!(include_str!("common.cuh"), include_str!("embedding.cu")) };
+/// The kernel's source, for a table of type `dtype`.
+#[must_use]
+pub fn source(dtype: Dtype) -> Source {
+    let text = concat!(include_str!("common.cuh"), include_str!("embedding.cu"));
+    source_for("embedding.cu", text, dtype, ROW_THREADS)
+}
+
+/// As in `embedding.cu`.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+struct EmbedParams {
+    tokens: Pointer,
+    n_tokens: Pointer,
+    slots: Pointer,
+    table: Pointer,
+    x: Pointer,
+    hidden: i32,
+    unused: i32,
+}
+params!(EmbedParams, 48);
 
 /// Tokens as the host names them.
 #[derive(Clone, Copy, Debug)]
@@ -19,17 +39,17 @@ pub struct TokenIds {
 /// `x[t] = table[tokens[t]]`; see `embedding.cu`.
 #[derive(Clone, Debug)]
 pub struct Embedding {
-    kernel: Kernel,
+    kernel: Kernel<EmbedParams>,
     dtype: Dtype,
 }
 
 impl Embedding {
-    /// Finds the kernel for a model of type `dtype` in the module of [`SOURCE`].
+    /// Finds the kernel in the module of [`source`] for the same type.
     ///
     /// # Errors
     /// The driver refused.
     pub fn new(module: &Module, dtype: Dtype) -> Result<Self, CudaError> {
-        Ok(Self { kernel: module.kernel(&format!("embed_{}", suffix(dtype)))?, dtype })
+        Ok(Self { kernel: module.kernel("embed")?, dtype })
     }
 
     /// Writes the embeddings of the tokens. Every token is below the length of the table.
@@ -55,12 +75,18 @@ impl Embedding {
         expect_i32("ids", ids.ids, tokens.n_max);
         expect("table", table, hidden_size, self.dtype.n_bytes());
         expect("x", x, tokens.n_max * hidden_size, 4);
-        let hidden_arg = Arg::I32(i32_of(hidden_size));
-        let args = [ids.ids.into(), tokens.n.into(), ids.slots.into(), table.into(), x.into(), hidden_arg];
-        let grid = (tokens.n_max as u32, row_blocks(hidden_size, tokens.n_max), 1);
-        // SAFETY: the kernel's arguments in order. Lengths were checked above; the caller keeps the ids inside the
-        // table, or inside the slots, and the count at most n_max.
-        unsafe { Launch { grid, block: (256, 1, 1), shared_bytes: 0 }.run(stream, &self.kernel, &args) }
+        let params = EmbedParams {
+            tokens: ids.ids.into(),
+            n_tokens: tokens.n.into(),
+            slots: ids.slots.into(),
+            table: table.into(),
+            x: x.into(),
+            hidden: i32_of(hidden_size),
+            unused: 0,
+        };
+        // SAFETY: lengths were checked above; the caller keeps the ids inside the table, or inside the slots, and the
+        // count at most `n_max`.
+        unsafe { over_rows(tokens, hidden_size).run(stream, &self.kernel, &params) }
     }
 }
 
@@ -72,16 +98,15 @@ mod tests {
 
     #[test]
     fn compiles() {
-        assert_compiles(SOURCE);
+        DTYPES.into_iter().for_each(|dtype| assert_compiles(source(dtype)));
     }
 
     #[test]
     fn agrees_with_the_reference() {
         let Some(test) = gpu() else { return };
-        let module = test.module(SOURCE);
         let mut random = Random(1);
         for dtype in DTYPES {
-            let embedding = Embedding::new(&module, dtype).expect("the kernel");
+            let embedding = Embedding::new(&test.module(source(dtype)), dtype).expect("the kernel");
             for (n_max, n, vocab_size, hidden_size) in
                 [(1, 1, 1, 1), (3, 2, 7, 33), (5, 5, 11, 66), (64, 61, 300, 2048), (2, 1, 5, 16384)]
             {

@@ -1,23 +1,22 @@
 // Gather: y[r] = x[rows[r]].
-// x: rows of row_len words; rows: i32 [n_rows]; y: [n_rows, row_len]. A word is 16 bytes where the rows' length
-// allows it, else 2.
-// Grid n_rows_max, 256 threads. Bytes: 2 * n_rows * row bytes.
+// x: rows of row_len words of 16 bytes; rows: i32 [n_rows]; y: [n_rows, row_len].
+// Grid n_rows_max, N_THREADS threads. Bytes: 32 * n_rows * row_len.
 
-template <typename Word>
-__device__ __forceinline__ void gather(const Word* __restrict__ x, const int* __restrict__ rows, const int* n_rows,
-                                       Word* __restrict__ y, int row_len) {
+struct GatherParams {
+    const uint4* x;
+    const int* rows;
+    const int* n_rows;
+    uint4* y;
+    int row_len;
+    int unused;
+};
+static_assert(sizeof(GatherParams) == 40, "as in gather.rs");
+
+extern "C" __global__ void __launch_bounds__(N_THREADS) gather(const __grid_constant__ GatherParams p) {
     const int r = blockIdx.x;
-    if (r >= *n_rows) return;
-    const Word* from = x + (size_t)rows[r] * row_len;
-    Word* to = y + (size_t)r * row_len;
-    for (int i = threadIdx.x; i < row_len; i += blockDim.x) to[i] = from[i];
-}
-
-extern "C" __global__ void __launch_bounds__(256)
-    gather_16_bytes(const uint4* x, const int* rows, const int* n_rows, uint4* y, int row_len) {
-    gather<uint4>(x, rows, n_rows, y, row_len);
-}
-extern "C" __global__ void __launch_bounds__(256)
-    gather_2_bytes(const ushort1* x, const int* rows, const int* n_rows, ushort1* y, int row_len) {
-    gather<ushort1>(x, rows, n_rows, y, row_len);
+    if (r >= *p.n_rows) return;
+    const int* __restrict__ rows = p.rows;
+    const uint4* __restrict__ from = p.x + (size_t)rows[r] * p.row_len;
+    uint4* __restrict__ to = p.y + (size_t)r * p.row_len;
+    for (int i = threadIdx.x; i < p.row_len; i += N_THREADS) to[i] = from[i];
 }

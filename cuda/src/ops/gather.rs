@@ -1,29 +1,44 @@
 //! Rows by index: those that need logits.
 
-use super::common::{Rows, expect, expect_i32, expect_rows, i32_of};
-use crate::{Arg, CudaError, Kernel, Launch, Module, Slice, Source, Stream};
+use super::common::{ROW_THREADS, Rows, expect, expect_i32, expect_rows, i32_of};
+use crate::driver::params;
+use crate::{CudaError, Kernel, Launch, Module, Pointer, Slice, Source, Stream};
 
-/// The kernels' source.
-pub const SOURCE: Source =
-    Source { file: "gather.cu", text: concat!(include_str!("common.cuh"), include_str!("gather.cu")) };
+/// The kernel's source.
+#[must_use]
+pub fn source() -> Source {
+    Source::new("gather.cu", include_str!("gather.cu")).with("N_THREADS", ROW_THREADS)
+}
+
+/// What the kernel copies at once.
+const WORD_BYTES: usize = 16;
+
+/// As in `gather.cu`.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+struct GatherParams {
+    x: Pointer,
+    rows: Pointer,
+    n_rows: Pointer,
+    y: Pointer,
+    row_len: i32,
+    unused: i32,
+}
+params!(GatherParams, 40);
 
 /// `y[r] = x[indices[r]]`; see `gather.cu`.
 #[derive(Clone, Debug)]
 pub struct Gather {
-    by_16_bytes: Kernel,
-    by_2_bytes: Kernel,
+    kernel: Kernel<GatherParams>,
 }
 
 impl Gather {
-    /// Finds the kernels in the module of [`SOURCE`].
+    /// Finds the kernel in the module of [`source`].
     ///
     /// # Errors
     /// The driver refused.
     pub fn new(module: &Module) -> Result<Self, CudaError> {
-        Ok(Self {
-            by_16_bytes: module.kernel("gather_16_bytes")?,
-            by_2_bytes: module.kernel("gather_2_bytes")?,
-        })
+        Ok(Self { kernel: module.kernel("gather")? })
     }
 
     /// Copies rows of any type. Every index is below the number of rows of `x`.
@@ -32,7 +47,7 @@ impl Gather {
     /// The driver refused the launch.
     ///
     /// # Panics
-    /// A slice is too short, or a row has an odd number of bytes.
+    /// A slice is too short, or a row is not a multiple of 16 bytes.
     pub fn run(
         &self,
         stream: &Stream,
@@ -45,19 +60,22 @@ impl Gather {
         if rows.n_max == 0 {
             return Ok(());
         }
-        assert!(row_bytes.is_multiple_of(2), "a row has {row_bytes} bytes");
+        assert!(row_bytes.is_multiple_of(WORD_BYTES), "a row has {row_bytes} bytes");
         expect_rows(rows);
         expect("x", x, row_bytes, 1);
         expect_i32("indices", indices, rows.n_max);
         expect("y", y, rows.n_max * row_bytes, 1);
-        let (kernel, word_bytes) =
-            if row_bytes.is_multiple_of(16) { (&self.by_16_bytes, 16) } else { (&self.by_2_bytes, 2) };
-        let row_len = Arg::I32(i32_of(row_bytes / word_bytes));
-        let args = [x.into(), indices.into(), rows.n.into(), y.into(), row_len];
-        let launch = Launch { grid: (rows.n_max as u32, 1, 1), block: (256, 1, 1), shared_bytes: 0 };
-        // SAFETY: the kernel's arguments in order; lengths were checked above, and the caller keeps the indices
-        // inside `x`.
-        unsafe { launch.run(stream, kernel, &args) }
+        let params = GatherParams {
+            x: x.into(),
+            rows: indices.into(),
+            n_rows: rows.n.into(),
+            y: y.into(),
+            row_len: i32_of(row_bytes / WORD_BYTES),
+            unused: 0,
+        };
+        let launch = Launch { grid: (rows.n_max as u32, 1, 1), block: (ROW_THREADS, 1, 1), shared_bytes: 0 };
+        // SAFETY: lengths were checked above; the caller keeps the indices inside `x`, and the count at most `n_max`.
+        unsafe { launch.run(stream, &self.kernel, &params) }
     }
 }
 
@@ -69,16 +87,16 @@ mod tests {
 
     #[test]
     fn compiles() {
-        assert_compiles(SOURCE);
+        assert_compiles(source());
     }
 
     #[test]
     fn agrees_with_the_reference() {
         let Some(test) = gpu() else { return };
-        let gather = Gather::new(&test.module(SOURCE)).expect("the kernels");
+        let gather = Gather::new(&test.module(source())).expect("the kernel");
         let mut random = Random(5);
         for (n_x, n_max, n, row_bytes) in
-            [(1, 1, 1, 2), (5, 3, 2, 34), (7, 9, 9, 48), (100, 33, 32, 16384), (3, 4, 3, 66 * 4)]
+            [(1, 1, 1, 16), (5, 3, 2, 48), (7, 9, 9, 16 * 257), (100, 33, 32, 16384), (3, 4, 3, 68 * 4)]
         {
             let x: Vec<u8> = (0..n_x * row_bytes).map(|_| random.next() as u8).collect();
             let indices: Vec<i32> = (0..n_max).map(|_| random.below(n_x) as i32).collect();

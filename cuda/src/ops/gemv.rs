@@ -2,21 +2,66 @@
 
 use cudarc::driver::{result, sys};
 
-use super::common::{Dtype, address_or_null, expect, i32_of, suffix};
-use crate::device::check as check_call;
-use crate::{Arg, CudaError, Gpu, Kernel, Launch, Module, Slice, Source, Stream};
-
-/// The kernels' source.
-pub const SOURCE: Source =
-    Source { file: "gemv.cu", text: concat!(include_str!("common.cuh"), include_str!("gemv.cu")) };
+use super::common::{Dtype, expect, i32_of, type_name};
+use crate::driver::{check as check_call, params};
+use crate::{CudaError, Gpu, Kernel, Launch, Module, Pointer, Slice, Source, Stream};
 
 /// The most rows of X: the columns of an mma. With more of them cuBLASLt is faster.
 pub const N_ROWS_MAX: usize = 8;
 
-// As in gemv.cu.
+/// Warps of a block.
 const N_WARPS: usize = 16;
+/// Rows of W that a block takes at once.
 const TILE: usize = 16;
+/// Bytes of W that a warp takes at once: 32 columns of a tile, in 16 bits.
+const STEP_BYTES: usize = TILE * 32 * 2;
+/// Floats between the partial sums of two tokens.
 const PARTIAL_STRIDE: usize = 20;
+/// Places for the scales of the norm.
+const N_SCALES: usize = 16;
+
+/// The kernels' source, for a model of type `dtype` on a device of this compute capability.
+#[must_use]
+pub fn source(dtype: Dtype, capability: (i32, i32)) -> Source {
+    let source = match dtype {
+        Dtype::F32 => {
+            let text =
+                concat!(include_str!("common.cuh"), include_str!("gemv.cuh"), include_str!("gemv_exact.cu"));
+            Source::new("gemv_exact.cu", text)
+        }
+        Dtype::F16 | Dtype::Bf16 => {
+            let text = concat!(include_str!("common.cuh"), include_str!("gemv.cuh"), include_str!("gemv.cu"));
+            Source::new("gemv.cu", text)
+                .with("RING", ring_steps(capability))
+                .with("STEP_BYTES", STEP_BYTES)
+                .with("PARTIAL_STRIDE", PARTIAL_STRIDE)
+        }
+    };
+    source
+        .with("MODEL_T", type_name(dtype))
+        .with("N_MAX", N_ROWS_MAX)
+        .with("N_WARPS", N_WARPS)
+        .with("TILE", TILE)
+        .with("N_SCALES", N_SCALES)
+}
+
+/// As in `gemv.cuh`.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+struct GemvParams {
+    x: Pointer,
+    norm_weight: Pointer,
+    w: Pointer,
+    bias: Pointer,
+    y: Pointer,
+    n: i32,
+    n_out: i32,
+    n_in: i32,
+    x_stride: i32,
+    eps: f32,
+    unused: i32,
+}
+params!(GemvParams, 64);
 
 /// `Y[n_rows, n_out]` from `X[n_rows, n_in]`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,6 +72,14 @@ pub struct GemvShape {
     pub n_out: usize,
     /// Length of a row of X.
     pub n_in: usize,
+}
+
+impl GemvShape {
+    /// Values from one row of the normalised X in shared memory to the next: an odd multiple of 64 bytes of 16-bit values,
+    /// so that neighbouring rows lie in different banks.
+    fn x_stride(self) -> usize {
+        self.n_in.next_multiple_of(64) + 32
+    }
 }
 
 /// X.
@@ -67,13 +120,13 @@ pub enum GemvOutput {
     SwiGlu(Slice), // T [n_rows, n_out]
 }
 
-/// What [`Gemv::fits`] has to know of an input and an output.
+/// What the shared memory depends on besides the shape.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct GemvForm {
+struct GemvForm {
     /// Whether X is normalised on the way.
-    pub has_norm: bool,
+    has_norm: bool,
     /// Whether Y is [`GemvOutput::SwiGlu`].
-    pub has_swiglu: bool,
+    has_swiglu: bool,
 }
 
 /// Products of few rows; see `gemv.cu`.
@@ -88,19 +141,19 @@ pub struct Gemv {
 
 #[derive(Clone, Debug)]
 struct Kernels {
-    to_model: Kernel,
-    to_f32: Kernel,
-    add_f32: Kernel,
-    swiglu: Kernel,
-    norm_to_model: Kernel,
-    norm_to_f32: Kernel,
-    norm_swiglu: Kernel,
+    to_model: Kernel<GemvParams>,
+    to_f32: Kernel<GemvParams>,
+    add_f32: Kernel<GemvParams>,
+    swiglu: Kernel<GemvParams>,
+    norm_to_model: Kernel<GemvParams>,
+    norm_to_f32: Kernel<GemvParams>,
+    norm_swiglu: Kernel<GemvParams>,
 }
 
 impl Kernels {
-    fn of(module: &Module, dtype: Dtype, shared_bytes: usize) -> Result<Self, CudaError> {
+    fn of(module: &Module, shared_bytes: usize) -> Result<Self, CudaError> {
         let kernel = |name: &str| {
-            let kernel = module.kernel(&format!("gemv_{name}_{}", suffix(dtype)))?;
+            let kernel = module.kernel(&format!("gemv_{name}"))?;
             kernel.allow_shared_bytes(shared_bytes)?;
             Ok::<_, CudaError>(kernel)
         };
@@ -116,7 +169,7 @@ impl Kernels {
     }
 }
 
-/// Steps under way in a warp; `RING` of gemv.cu.
+/// Steps under way in a warp: as many as leave room for rows of X in shared memory.
 fn ring_steps((major, _minor): (i32, i32)) -> usize {
     if (9..12).contains(&major) { 8 } else { 4 }
 }
@@ -127,23 +180,22 @@ fn shared_bytes_max(gpu: &Gpu) -> Result<usize, CudaError> {
     gpu.make_current()?;
     let mut device = 0;
     // SAFETY: the pointer is valid for the call.
-    check_call("cuCtxGetDevice", unsafe { sys::cuCtxGetDevice(&mut device) }.result())?;
+    check_call("cuCtxGetDevice", || unsafe { sys::cuCtxGetDevice(&mut device) }.result())?;
     // SAFETY: the device is that of the current context.
-    let n_bytes = unsafe { result::device::get_attribute(device, ATTRIBUTE) };
-    n_bytes
-        .map(|n_bytes| n_bytes as usize)
-        .map_err(|error| CudaError::Call { call: "cuDeviceGetAttribute", reason: error.to_string() })
+    let n_bytes =
+        check_call("cuDeviceGetAttribute", || unsafe { result::device::get_attribute(device, ATTRIBUTE) })?;
+    Ok(n_bytes as usize)
 }
 
 impl Gemv {
-    /// Finds the kernels for a model of type `dtype` in the module of [`SOURCE`].
+    /// Finds the kernels in the module of [`source`] for the same type and device.
     ///
     /// # Errors
     /// The driver refused.
     pub fn new(gpu: &Gpu, module: &Module, dtype: Dtype) -> Result<Self, CudaError> {
         let shared_bytes_max = shared_bytes_max(gpu)?;
         Ok(Self {
-            kernels: Kernels::of(module, dtype, shared_bytes_max)?,
+            kernels: Kernels::of(module, shared_bytes_max)?,
             dtype,
             n_multiprocessors: gpu.n_multiprocessors(),
             ring_steps: ring_steps(gpu.compute_capability()),
@@ -151,10 +203,15 @@ impl Gemv {
         })
     }
 
-    /// Whether a shape is one for these kernels: few rows, columns in groups of 16 bytes, and room for the
-    /// normalised rows in shared memory.
+    /// Whether the shared memory has room for the normalised rows, so that X may be [`GemvInput::RmsNorm`].
     #[must_use]
-    pub fn fits(&self, shape: GemvShape, form: GemvForm) -> bool {
+    pub fn has_room_for_norm(&self, shape: GemvShape, output: GemvOutput) -> bool {
+        let has_swiglu = matches!(output, GemvOutput::SwiGlu(_));
+        self.fits(shape, GemvForm { has_norm: true, has_swiglu })
+    }
+
+    /// Whether a shape is one for these kernels: few rows, columns in groups of 16 bytes, and room in shared memory.
+    fn fits(&self, shape: GemvShape, form: GemvForm) -> bool {
         (1..=N_ROWS_MAX).contains(&shape.n_rows)
             && (shape.n_in * self.dtype.n_bytes()).is_multiple_of(16)
             && self.shared_bytes(shape, form) <= self.shared_bytes_max
@@ -162,15 +219,14 @@ impl Gemv {
 
     /// As the kernels lay it out.
     fn shared_bytes(&self, shape: GemvShape, form: GemvForm) -> usize {
-        let scales_bytes = 16 * 4;
+        let scales_bytes = N_SCALES * 4;
         if self.dtype == Dtype::F32 {
             return shape.n_rows * N_WARPS * 4 + scales_bytes;
         }
         let n_matrices = if form.has_swiglu { 2 } else { 1 };
-        let ring_bytes = N_WARPS * self.ring_steps * 1024;
+        let ring_bytes = N_WARPS * self.ring_steps * STEP_BYTES;
         let partial_bytes = n_matrices * N_WARPS * shape.n_rows * PARTIAL_STRIDE * 4;
-        let x_stride = shape.n_in.next_multiple_of(64) + 32;
-        let x_bytes = if form.has_norm { shape.n_rows * x_stride * self.dtype.n_bytes() } else { 0 };
+        let x_bytes = if form.has_norm { shape.n_rows * shape.x_stride() * self.dtype.n_bytes() } else { 0 };
         ring_bytes + partial_bytes + scales_bytes + x_bytes
     }
 
@@ -180,7 +236,8 @@ impl Gemv {
     /// The driver refused the launch.
     ///
     /// # Panics
-    /// A slice is too short, the shape does not fit ([`Self::fits`]), or a normalised residual is also the output.
+    /// A slice is too short, there are more than [`N_ROWS_MAX`] rows or none, they are not a multiple of 16 bytes, there
+    /// is no [room](Self::has_room_for_norm) to normalise them, or a normalised residual is also the output.
     pub fn run(
         &self,
         stream: &Stream,
@@ -215,25 +272,27 @@ impl Gemv {
         };
         let (GemvOutput::Model(y) | GemvOutput::F32(y) | GemvOutput::AddF32(y) | GemvOutput::SwiGlu(y)) =
             output;
-        let args = [
-            x.into(),
-            address_or_null(norm_weight),
-            Arg::F32(eps),
-            weights.matrix.into(),
-            address_or_null(weights.bias),
-            y.into(),
-            Arg::I32(i32_of(n_rows)),
-            Arg::I32(i32_of(n_out)),
-            Arg::I32(i32_of(n_in)),
-        ];
+        let params = GemvParams {
+            x: x.into(),
+            norm_weight: norm_weight.into(),
+            w: weights.matrix.into(),
+            bias: weights.bias.into(),
+            y: y.into(),
+            n: i32_of(n_rows),
+            n_out: i32_of(n_out),
+            n_in: i32_of(n_in),
+            x_stride: i32_of(shape.x_stride()),
+            eps,
+            unused: 0,
+        };
         let n_blocks = n_out.div_ceil(TILE).min(self.n_multiprocessors);
         let launch = Launch {
             grid: (n_blocks as u32, 1, 1),
             block: (32 * N_WARPS as u32, 1, 1),
             shared_bytes: self.shared_bytes(shape, form) as u32,
         };
-        // SAFETY: the kernel's arguments in order, lengths and shared memory checked above.
-        unsafe { launch.run(stream, kernel, &args) }
+        // SAFETY: lengths and shared memory were checked above.
+        unsafe { launch.run(stream, kernel, &params) }
     }
 
     fn check(

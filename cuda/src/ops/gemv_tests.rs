@@ -7,7 +7,9 @@ use crate::testing::{Random, TestGpu, gpu};
 
 #[test]
 fn compiles() {
-    assert_compiles(SOURCE);
+    for dtype in DTYPES {
+        [(8, 0), (9, 0)].into_iter().for_each(|capability| assert_compiles(source(dtype, capability)));
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,6 +21,11 @@ enum To {
 }
 
 const EPS: f32 = 1e-5;
+
+fn gemv(test: &TestGpu, dtype: Dtype) -> Gemv {
+    let module = test.module(source(dtype, test.gpu.compute_capability()));
+    Gemv::new(&test.gpu, &module, dtype).expect("the kernels")
+}
 
 /// Fills the memory with the pool, over and over.
 fn repeat(test: &TestGpu, dtype: Dtype, buffer: &Buffer, pool: &[f32]) {
@@ -186,10 +193,9 @@ impl Case {
 #[test]
 fn agrees_with_the_reference() {
     let Some(test) = gpu() else { return };
-    let module = test.module(SOURCE);
     let mut random = Random(9);
     for dtype in DTYPES {
-        let gemv = Gemv::new(&test.gpu, &module, dtype).expect("the kernels");
+        let gemv = gemv(&test, dtype);
         for (n_rows, n_out, n_in) in [
             (1, 1, 8),
             (2, 17, 40),
@@ -216,7 +222,7 @@ fn agrees_with_the_reference() {
 #[test]
 fn largest_shapes() {
     let Some(test) = gpu() else { return };
-    let gemv = Gemv::new(&test.gpu, &test.module(SOURCE), Dtype::Bf16).expect("the kernels");
+    let gemv = gemv(&test, Dtype::Bf16);
     let mut random = Random(10);
     for (n_rows, n_out, n_in, to, has_norm) in [
         (1, 128_256, 4096, To::F32, true),
@@ -233,7 +239,7 @@ fn largest_shapes() {
 #[test]
 fn a_second_run_gives_the_same_bits() {
     let Some(test) = gpu() else { return };
-    let gemv = Gemv::new(&test.gpu, &test.module(SOURCE), Dtype::Bf16).expect("the kernels");
+    let gemv = gemv(&test, Dtype::Bf16);
     let shape = GemvShape { n_rows: 8, n_out: 5000, n_in: 4096 };
     let case = Case::new(&test, &mut Random(11), Dtype::Bf16, shape, 1);
     let run = || {
@@ -257,7 +263,7 @@ fn speed() {
     const N_COLD_BYTES: usize = 256 << 20;
     const N_LAUNCHES: usize = 40;
     let Some(test) = gpu() else { return };
-    let gemv = Gemv::new(&test.gpu, &test.module(SOURCE), Dtype::Bf16).expect("the kernels");
+    let gemv = gemv(&test, Dtype::Bf16);
     let mut random = Random(1);
     let shapes = [
         (6144, 4096),

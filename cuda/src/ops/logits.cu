@@ -4,7 +4,7 @@
 //   lse = max + ln sum exp(l - max)      logprob(t) = l[t] - lse
 //   entropy = ln S - W / S,  S = sum exp(x),  W = sum x exp(x),  x = l - max
 //
-// logits f32 [n_rows, vocab]; params Params [n_rows]; parts Part [n_rows, n_chunks]; n_chunks = ceil(vocab / CHUNK).
+// logits f32 [n_rows, vocab]; rows OutputRow [n_rows]; parts Part [n_rows, n_chunks]; n_chunks = ceil(vocab / CHUNK).
 // Sums are f32, in a tree that depends on the vocabulary alone; merged by chunk maxima (Milakov and Gimelshein,
 // "Online normalizer calculation for softmax", 2018).
 
@@ -15,7 +15,7 @@ __device__ __forceinline__ float saturate(float old, float value) {
 }
 
 // Steps 3 and 4. The intrinsics keep the compiler from fusing a product and a sum into one rounding.
-__device__ __forceinline__ float penalized(float logit, unsigned count, const Params& p) {
+__device__ __forceinline__ float penalized(float logit, unsigned count, const OutputRow& p) {
     const float LARGEST = 3.40282346638528859812e38f;
     logit = saturate(logit, logit > 0.0f ? __fdiv_rn(logit, p.repetition) : __fmul_rn(logit, p.repetition));
     float penalty = __fadd_rn(__fmul_rn(__uint2float_rn(count), p.frequency), p.presence);
@@ -24,7 +24,7 @@ __device__ __forceinline__ float penalized(float logit, unsigned count, const Pa
 }
 
 // Step 2 over the tokens base .. base + n. The first pair of a token applies all pairs of that token.
-__device__ __forceinline__ void apply_bias(const Bias* biases, unsigned n_bias, int base, int n, float* values) {
+__device__ __forceinline__ void apply_bias(const BiasPair* biases, unsigned n_bias, int base, int n, float* values) {
     unsigned low = 0, high = n_bias;
     while (low < high) {
         unsigned middle = (low + high) / 2;
@@ -44,26 +44,48 @@ __device__ __forceinline__ void apply_bias(const Bias* biases, unsigned n_bias, 
     }
 }
 
+struct LogitsScanParams {
+    const float* logits;
+    const OutputRow* rows;
+    const unsigned* n_rows;
+    const int* history;
+    const BiasPair* biases;
+    const unsigned* masks;
+    float* adjusted;
+    Part* parts;
+    unsigned* bin_counts;
+    u64* bin_weights;
+    int vocab;
+    int unused;
+};
+static_assert(sizeof(LogitsScanParams) == 88, "as in logits_params.rs");
+
 // Grid (n_chunks, rows of the bucket), THREADS threads. Reads 4 * vocab bytes a row; a row with a mask, a bias or
 // penalties also writes them, adjusted, and each of its blocks reads the history once.
 //
 // history i32: tokens, oldest first; a negative one, -1 - s, stands for history[s], where a step before this one has
 // stored what it drew; bias: pairs in order of token, pairs of one token in order of application;
 // masks: bit t % 64 of word t / 64 allows token t. bin_counts and bin_weights, which sample_bins adds to, are cleared.
-extern "C" __global__ void __launch_bounds__(THREADS)
-logits_scan(const float* __restrict__ logits, const Params* __restrict__ params, const unsigned* __restrict__ n_rows,
-            const int* __restrict__ history, const Bias* __restrict__ biases, const unsigned* __restrict__ masks,
-            float* __restrict__ adjusted, Part* __restrict__ parts, unsigned* __restrict__ bin_counts,
-            u64* __restrict__ bin_weights, int vocab) {
+extern "C" __global__ void __launch_bounds__(THREADS) logits_scan(const __grid_constant__ LogitsScanParams p) {
+    const OutputRow* __restrict__ rows = p.rows;
+    const float* __restrict__ logits = p.logits;
+    const int* __restrict__ history = p.history;
+    const BiasPair* __restrict__ biases = p.biases;
+    const unsigned* __restrict__ masks = p.masks;
+    float* __restrict__ adjusted = p.adjusted;
+    Part* __restrict__ parts = p.parts;
+    unsigned* __restrict__ bin_counts = p.bin_counts;
+    u64* __restrict__ bin_weights = p.bin_weights;
+    const int vocab = p.vocab;
     __shared__ float values_shared[CHUNK];
     __shared__ unsigned counts[CHUNK];
     __shared__ Best best_shared[THREADS / 32];
     __shared__ float sums[2][THREADS / 32];
     int chunk = blockIdx.x, row = blockIdx.y;
-    if (row >= *n_rows) return;
-    const Params& p = params[row];
-    if (p.wants == 0) return;
-    if (truncates(p)) {
+    if (row >= *p.n_rows) return;
+    const OutputRow& asked = rows[row];
+    if (asked.wants == 0) return;
+    if (truncates(asked)) {
         for (int bin = chunk * THREADS + threadIdx.x; bin < BINS; bin += gridDim.x * THREADS) {
             bin_counts[(size_t)row * BINS + bin] = 0;
             bin_weights[(size_t)row * BINS + bin] = 0;
@@ -76,7 +98,7 @@ logits_scan(const float* __restrict__ logits, const Params* __restrict__ params,
 #pragma unroll
     for (int g = 0; g < GROUPS; g++) {
         int first = group_start(chunk, g);
-        load4(logits + (size_t)p.logits_row * vocab, first, vocab, values + 4 * g);
+        load4(logits + (size_t)asked.logits_row * vocab, first, vocab, values + 4 * g);
 #pragma unroll
         for (int lane = 0; lane < 4; lane++) {
             float value = values[4 * g + lane];
@@ -108,15 +130,15 @@ logits_scan(const float* __restrict__ logits, const Params* __restrict__ params,
     weighted = warp_sum(lane32 < THREADS / 32 ? sums[1][lane32] : 0.0f);
 
     Best drawn = best;
-    if (adjusts(p)) {
+    if (adjusts(asked)) {
         int base = chunk * CHUNK;
         int n = min(CHUNK, vocab - base);
-        const unsigned* mask = masks + 2 * (size_t)p.mask_start;
+        const unsigned* mask = masks + 2 * (size_t)asked.mask_start;
 #pragma unroll
         for (int g = 0; g < GROUPS; g++) {
             int first = group_start(chunk, g);
             // Four tokens never straddle a word.
-            unsigned allowed = p.mask_start == NONE || first >= vocab ? 15u : mask[first / 32] >> (first % 32);
+            unsigned allowed = asked.mask_start == NONE || first >= vocab ? 15u : mask[first / 32] >> (first % 32);
 #pragma unroll
             for (int lane = 0; lane < 4; lane++) {
                 values_shared[first - base + lane] = (allowed >> lane) & 1u ? values[4 * g + lane] : minus_infinity();
@@ -124,10 +146,10 @@ logits_scan(const float* __restrict__ logits, const Params* __restrict__ params,
             }
         }
         __syncthreads();
-        apply_bias(biases + p.bias_start, p.n_bias, base, n, values_shared);
-        if (penalizes(p)) {
-            const int* window = history + p.history_start;
-            for (unsigned i = threadIdx.x; i < p.n_history; i += THREADS) {
+        apply_bias(biases + asked.bias_start, asked.n_bias, base, n, values_shared);
+        if (penalizes(asked)) {
+            const int* window = history + asked.history_start;
+            for (unsigned i = threadIdx.x; i < asked.n_history; i += THREADS) {
                 int named = window[i];
                 unsigned offset = (unsigned)((named >= 0 ? named : history[-1 - named]) - base);
                 if (offset < (unsigned)n) atomicAdd(&counts[offset], 1u);
@@ -143,7 +165,7 @@ logits_scan(const float* __restrict__ logits, const Params* __restrict__ params,
             for (int lane = 0; lane < 4; lane++) {
                 int offset = first - base + lane;
                 float value = values_shared[offset];
-                if (counts[offset] > 0) value = penalized(value, counts[offset], p);
+                if (counts[offset] > 0) value = penalized(value, counts[offset], asked);
                 if (first + lane < vocab) {
                     out[first + lane] = value;
                     drawn = better(drawn, Best{value, (unsigned)(first + lane)});
@@ -158,18 +180,39 @@ logits_scan(const float* __restrict__ logits, const Params* __restrict__ params,
     }
 }
 
-// Grid (rows of the bucket), 128 threads. Gathers the parts and the draws of a row, and writes its result and the
+struct LogitsFinishParams {
+    const float* logits;
+    const OutputRow* rows;
+    const unsigned* n_rows;
+    const Part* parts;
+    const Drawn* drawn;
+    const int* score_tokens;
+    int* history;
+    RowOutput* outputs;
+    float* scores;
+    int vocab;
+    int n_chunks;
+};
+static_assert(sizeof(LogitsFinishParams) == 80, "as in logits_params.rs");
+
+// Grid (rows of the bucket), FINISH_THREADS threads. Gathers the parts and the draws of a row, and writes its result and the
 // scores that were asked for. Moves 40 bytes a chunk.
-extern "C" __global__ void __launch_bounds__(128)
-logits_finish(const float* __restrict__ logits, const Params* __restrict__ params,
-              const unsigned* __restrict__ n_rows, const Part* __restrict__ parts, const Drawn* __restrict__ drawn,
-              const int* __restrict__ score_tokens, int* __restrict__ history, Output* __restrict__ outputs,
-              float* __restrict__ scores, int vocab, int n_chunks) {
+extern "C" __global__ void __launch_bounds__(FINISH_THREADS)
+logits_finish(const __grid_constant__ LogitsFinishParams p) {
+    const OutputRow* __restrict__ rows = p.rows;
+    const float* __restrict__ logits = p.logits;
+    const Part* __restrict__ parts = p.parts;
+    const Drawn* __restrict__ drawn = p.drawn;
+    const int* __restrict__ score_tokens = p.score_tokens;
+    int* __restrict__ history = p.history;
+    RowOutput* __restrict__ outputs = p.outputs;
+    float* __restrict__ scores = p.scores;
+    const int vocab = p.vocab, n_chunks = p.n_chunks;
     int row = blockIdx.x;
-    if (row >= *n_rows) return;
-    const Params& p = params[row];
-    if (p.wants == 0) return;
-    const float* values = logits + (size_t)p.logits_row * vocab;
+    if (row >= *p.n_rows) return;
+    const OutputRow& asked = rows[row];
+    if (asked.wants == 0) return;
+    const float* values = logits + (size_t)asked.logits_row * vocab;
     const Part* mine = parts + (size_t)row * n_chunks;
 
     // Every warp does the same, so that no barrier is needed.
@@ -184,25 +227,25 @@ logits_finish(const float* __restrict__ logits, const Params* __restrict__ param
             sum += part.sum * scale;
             weighted += (part.weighted + shift * part.sum) * scale;
         }
-        if (draws(p)) {
+        if (draws(asked)) {
             Drawn d = drawn[(size_t)row * n_chunks + chunk];
             best = better(best, Best{d.score, d.token});
         }
     }
     sum = warp_sum(sum);
     weighted = warp_sum(weighted);
-    best = draws(p) ? warp_best(best) : whole.adjusted;
+    best = draws(asked) ? warp_best(best) : whole.adjusted;
 
     float log_sum = logf(sum);
     float log_sum_exp = whole.max + log_sum;
     unsigned fault = whole.is_bad ? FAULT_NOT_A_NUMBER : FAULT_NONE;
-    bool has_token = (p.wants & WANTS_SAMPLE) && fault == FAULT_NONE;
+    bool has_token = (asked.wants & WANTS_SAMPLE) && fault == FAULT_NONE;
     if (has_token && whole.adjusted.value == minus_infinity()) {
         fault = FAULT_NOTHING_TO_DRAW;
         has_token = false;
     }
     if (threadIdx.x == 0) {
-        Output out = {0u, 0.0f, fault, 0.0f, 0.0f, 0u};
+        RowOutput out = {0u, 0.0f, fault, 0.0f, 0.0f, 0u};
         if (has_token) {
             out.token = best.token;
             out.logprob = values[best.token] - log_sum_exp;
@@ -212,27 +255,39 @@ logits_finish(const float* __restrict__ logits, const Params* __restrict__ param
             out.entropy = fmaxf(log_sum - weighted / sum, 0.0f);
         }
         outputs[row] = out;
-        // After a fault token 0: who reads it is lost, but stays inside the vocabulary.
-        if ((p.wants & WANTS_SAMPLE) && p.history_append != NONE) history[p.history_append] = (int)out.token;
+        // After a fault token 0: the step that reads it computes nothing of use, but stays inside the vocabulary.
+        if ((asked.wants & WANTS_SAMPLE) && asked.history_append != NONE) history[asked.history_append] = (int)out.token;
     }
-    if ((p.wants & WANTS_SCORES) && !whole.is_bad) {
-        for (unsigned i = threadIdx.x; i < p.n_scores; i += blockDim.x) {
-            scores[p.score_start + i] = values[score_tokens[p.score_start + i]] - log_sum_exp;
+    if ((asked.wants & WANTS_SCORES) && !whole.is_bad) {
+        for (unsigned i = threadIdx.x; i < asked.n_scores; i += FINISH_THREADS) {
+            scores[asked.score_start + i] = values[score_tokens[asked.score_start + i]] - log_sum_exp;
         }
     }
 }
 
+struct LogitsFullParams {
+    float* logits;
+    const OutputRow* rows;
+    const unsigned* n_rows;
+    const RowOutput* outputs;
+    int vocab;
+    int unused;
+};
+static_assert(sizeof(LogitsFullParams) == 40, "as in logits_params.rs");
+
 // Grid (n_chunks, rows of the bucket), THREADS threads. Turns a row of logits into log-probabilities where it
 // lies; runs last, and at most once for a row of logits. Moves 8 * vocab bytes a row.
-extern "C" __global__ void __launch_bounds__(THREADS)
-logits_full(float* __restrict__ logits, const Params* __restrict__ params, const unsigned* __restrict__ n_rows,
-            const Output* __restrict__ outputs, int vocab) {
+extern "C" __global__ void __launch_bounds__(THREADS) logits_full(const __grid_constant__ LogitsFullParams p) {
+    const OutputRow* __restrict__ rows = p.rows;
+    float* __restrict__ logits = p.logits;
+    const RowOutput* __restrict__ outputs = p.outputs;
+    const int vocab = p.vocab;
     int chunk = blockIdx.x, row = blockIdx.y;
-    if (row >= *n_rows) return;
-    const Params& p = params[row];
-    if (!(p.wants & WANTS_FULL) || outputs[row].fault == FAULT_NOT_A_NUMBER) return;
+    if (row >= *p.n_rows) return;
+    const OutputRow& asked = rows[row];
+    if (!(asked.wants & WANTS_FULL) || outputs[row].fault == FAULT_NOT_A_NUMBER) return;
     float log_sum_exp = outputs[row].log_sum_exp;
-    float* values = logits + (size_t)p.logits_row * vocab;
+    float* values = logits + (size_t)asked.logits_row * vocab;
     int end = min(vocab, (chunk + 1) * CHUNK);
 #pragma unroll 4
     for (int token = chunk * CHUNK + threadIdx.x; token < end; token += THREADS) values[token] -= log_sum_exp;

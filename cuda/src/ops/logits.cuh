@@ -1,4 +1,6 @@
-// What the kernels over rows of logits share: the layout of requests, reading a chunk, reductions.
+// What the kernels over rows of logits share: the layout of requests, reading a chunk, reductions. The launcher defines
+// THREADS, GROUPS, BINS (of the histogram of a row, and threads of a block that looks at a whole row), TOKEN_BITS, what a
+// row may want, faults, and NONE, a place that is nowhere.
 //
 // A row of logits is cut into chunks of CHUNK tokens, one block each. A thread holds VALUES tokens of its chunk
 // in groups of 4, so that one 16-byte load and one Philox block serve a group:
@@ -7,18 +9,11 @@
 typedef unsigned long long u64;
 
 constexpr unsigned LANES_ALL = 0xffffffffu;
-constexpr int THREADS = 512;
-constexpr int GROUPS = 2;
 constexpr int VALUES = 4 * GROUPS;
 constexpr int CHUNK = THREADS * VALUES;
-constexpr int BINS = 1024;  // of the histogram of a row, and threads of a block that looks at a whole row
 
-constexpr unsigned NONE = 0xffffffffu;
-enum : unsigned { WANTS_SAMPLE = 1, WANTS_TOP = 2, WANTS_SCORES = 4, WANTS_FULL = 8 };
-enum : unsigned { FAULT_NONE = 0, FAULT_NOT_A_NUMBER = 1, FAULT_NOTHING_TO_DRAW = 2 };
-
-// One output row; `OutputRow` in logits.rs.
-struct Params {
+// One output row, as in logits.rs.
+struct OutputRow {
     unsigned wants;
     unsigned logits_row;
     float temperature;
@@ -34,6 +29,7 @@ struct Params {
     unsigned score_start, n_scores;
     unsigned unused;
 };
+static_assert(sizeof(OutputRow) == 96, "as in logits.rs");
 
 // What one block knows about its chunk; `weighted` is the sum of (l - max) * exp(l - max).
 struct Part {
@@ -44,15 +40,17 @@ struct Part {
     unsigned has_nan;
     unsigned unused;
 };
+static_assert(sizeof(Part) == PART_BYTES, "as in logits.rs");
 
 // The best token of one chunk.
 struct Drawn {
     float score;
     unsigned token;
 };
+static_assert(sizeof(Drawn) == DRAWN_BYTES, "as in logits.rs");
 
-// `RowOutput` in logits.rs.
-struct Output {
+// As in logits.rs.
+struct RowOutput {
     unsigned token;
     float logprob;
     unsigned fault;
@@ -60,14 +58,15 @@ struct Output {
     float entropy;
     unsigned n_top;
 };
+static_assert(sizeof(RowOutput) == 24, "as in logits.rs");
 
-// `Ranked` in logits.rs.
-struct Candidate {
+// As in topn.rs.
+struct Ranked {
     unsigned token;
     float logprob;
 };
 
-struct Bias {
+struct BiasPair {
     unsigned token;
     float value;
 };
@@ -77,21 +76,21 @@ __device__ __forceinline__ float plus_infinity() { return __uint_as_float(0x7f80
 
 // ---- which steps a row takes ----
 
-__device__ __forceinline__ bool penalizes(const Params& p) {
+__device__ __forceinline__ bool penalizes(const OutputRow& p) {
     return p.n_history > 0 && (p.repetition != 1.0f || p.frequency != 0.0f || p.presence != 0.0f);
 }
 
 // Whether the row that is drawn from differs from the logits; it then lies in the scratch rows.
-__device__ __forceinline__ bool adjusts(const Params& p) {
+__device__ __forceinline__ bool adjusts(const OutputRow& p) {
     return (p.wants & WANTS_SAMPLE) && (p.mask_start != NONE || p.n_bias > 0 || penalizes(p));
 }
 
-__device__ __forceinline__ bool draws(const Params& p) {
+__device__ __forceinline__ bool draws(const OutputRow& p) {
     return (p.wants & WANTS_SAMPLE) && p.temperature != 0.0f;
 }
 
 // Whether a cutoff has to be searched for; min-p alone needs none.
-__device__ __forceinline__ bool truncates(const Params& p) {
+__device__ __forceinline__ bool truncates(const OutputRow& p) {
     return draws(p) && (p.top_k > 0 || p.top_p < 1.0f);
 }
 
@@ -102,7 +101,6 @@ __device__ __forceinline__ float tempered(float logit, float max, float temperat
 
 // ---- a total order of (value, token) as integers: larger is earlier, ties to the lower token ----
 
-constexpr int TOKEN_BITS = 18;
 constexpr u64 TOKEN_MASK = (1ull << TOKEN_BITS) - 1;
 
 __device__ __forceinline__ u64 ranked(float value, unsigned token) {

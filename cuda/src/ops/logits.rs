@@ -9,39 +9,82 @@
 
 use trellis_engine::batch::OutputFault;
 
-use crate::{Arg, Compiler, CudaError, Gpu, Kernel, Launch, Module, Plain, Slice, Source, Stream};
+use super::logits_params::{
+    LogitsFinishParams, LogitsFullParams, LogitsScanParams, SampleBinsParams, SampleDrawParams,
+    SampleTruncateParams, TopNParams,
+};
+use crate::{CudaError, Kernel, Launch, Module, Plain, Slice, Source, Stream};
 
-/// Tokens of a row that one block looks at; `CHUNK` in logits.cuh.
-const CHUNK: usize = 4096;
-/// Threads of a block that looks at a chunk; `THREADS` in logits.cuh.
-const THREADS: u32 = 512;
-/// Threads of a block that looks at a row; `BINS` in logits.cuh.
-const ROW_THREADS: u32 = 1024;
+/// Threads of a block that looks at a chunk of a row.
+const THREADS: usize = 512;
+/// Groups of four tokens of a chunk that a thread holds.
+const GROUPS: usize = 2;
+/// Tokens of a row that one block looks at.
+const CHUNK: usize = THREADS * 4 * GROUPS;
+/// Bins of the histogram of a row, and threads of a block that looks at a whole row.
+pub(super) const N_BINS: usize = 1024;
+/// Threads of a block that finishes a row.
+const FINISH_THREADS: usize = 128;
+/// Bits of a token in the order that selection works on.
+const TOKEN_BITS: u32 = 18;
 const PART_BYTES: usize = 32;
 const DRAWN_BYTES: usize = 8;
 const CUTOFF_BYTES: usize = 8;
-/// Bins of the histogram of a row: `BINS` in logits.cuh.
-const N_BINS: usize = 1024;
 const ALIGNMENT: usize = 256;
 
-/// Most entries of a vocabulary: a token has 18 bits in the order that selection works on.
-pub const VOCAB_SIZE_MAX: usize = 1 << 18;
+/// Most entries of a vocabulary.
+pub const VOCAB_SIZE_MAX: usize = 1 << TOKEN_BITS;
 /// For the fields of [`OutputRow`] that may point nowhere.
 pub const NOWHERE: u32 = u32::MAX;
 
-const SCAN: Source =
-    Source { file: "logits.cu", text: concat!(include_str!("logits.cuh"), include_str!("logits.cu")) };
-const SAMPLE: Source = Source {
-    file: "sample.cu",
-    text: concat!(include_str!("logits.cuh"), include_str!("select.cuh"), include_str!("sample.cu")),
-};
-const TOP: Source = Source {
-    file: "topn.cu",
-    text: concat!(include_str!("logits.cuh"), include_str!("select.cuh"), include_str!("topn.cu")),
-};
+/// Why an output row has no result.
+const FAULT_NONE: u32 = 0;
+const FAULT_NOT_A_NUMBER: u32 = 1;
+const FAULT_NOTHING_TO_DRAW: u32 = 2;
+
+/// A source that begins with `logits.cuh`.
+fn source(file: &'static str, text: &'static str) -> Source {
+    Source::new(file, text)
+        .with("THREADS", THREADS)
+        .with("GROUPS", GROUPS)
+        .with("BINS", N_BINS)
+        .with("FINISH_THREADS", FINISH_THREADS)
+        .with("TOKEN_BITS", TOKEN_BITS)
+        .with("PART_BYTES", PART_BYTES)
+        .with("DRAWN_BYTES", DRAWN_BYTES)
+        .with("NONE", format!("{NOWHERE}u"))
+        .with("WANTS_SAMPLE", Wants::SAMPLE.0)
+        .with("WANTS_TOP", Wants::TOP.0)
+        .with("WANTS_SCORES", Wants::SCORES.0)
+        .with("WANTS_FULL", Wants::FULL.0)
+        .with("FAULT_NONE", FAULT_NONE)
+        .with("FAULT_NOT_A_NUMBER", FAULT_NOT_A_NUMBER)
+        .with("FAULT_NOTHING_TO_DRAW", FAULT_NOTHING_TO_DRAW)
+}
+
+fn scan_source() -> Source {
+    source("logits.cu", concat!(include_str!("logits.cuh"), include_str!("logits.cu")))
+}
+
+fn sample_source() -> Source {
+    source("sample.cu", concat!(include_str!("logits.cuh"), include_str!("sample.cu")))
+}
+
+fn truncate_source() -> Source {
+    let text = concat!(include_str!("logits.cuh"), include_str!("select.cuh"), include_str!("truncate.cu"));
+    source("truncate.cu", text)
+}
+
+fn top_source() -> Source {
+    let text = concat!(include_str!("logits.cuh"), include_str!("select.cuh"), include_str!("topn.cu"));
+    source("topn.cu", text)
+}
 
 /// The sources of all kernels here.
-pub const SOURCES: [Source; 3] = [SCAN, SAMPLE, TOP];
+#[must_use]
+pub fn sources() -> [Source; 4] {
+    [scan_source(), sample_source(), truncate_source(), top_source()]
+}
 
 /// What an output row returns; several may be asked of one row.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -125,6 +168,7 @@ pub struct OutputRow {
     pub unused: u32,
 }
 
+const _: () = assert!(size_of::<OutputRow>() == 96);
 // SAFETY: 24 fields of 4 bytes without padding, all of which take any bits.
 unsafe impl Plain for OutputRow {}
 
@@ -175,6 +219,7 @@ pub struct RowOutput {
     pub n_top: u32,
 }
 
+const _: () = assert!(size_of::<RowOutput>() == 24);
 // SAFETY: six fields of 4 bytes without padding, all of which take any bits.
 unsafe impl Plain for RowOutput {}
 
@@ -186,9 +231,9 @@ impl RowOutput {
     #[must_use]
     pub fn fault(&self) -> Option<OutputFault> {
         match self.fault_code {
-            0 => None,
-            1 => Some(OutputFault::NotANumber),
-            2 => Some(OutputFault::NothingToDraw),
+            FAULT_NONE => None,
+            FAULT_NOT_A_NUMBER => Some(OutputFault::NotANumber),
+            FAULT_NOTHING_TO_DRAW => Some(OutputFault::NothingToDraw),
             code => panic!("the kernels write no fault {code}"),
         }
     }
@@ -312,30 +357,30 @@ impl Stages {
 /// The kernels, loaded.
 #[derive(Debug)]
 pub struct LogitsKernels {
-    scan: Kernel,
-    bins: Kernel,
-    truncate: Kernel,
-    draw: Kernel,
-    finish: Kernel,
-    top: Kernel,
-    full: Kernel,
+    scan: Kernel<LogitsScanParams>,
+    bins: Kernel<SampleBinsParams>,
+    truncate: Kernel<SampleTruncateParams>,
+    draw: Kernel<SampleDrawParams>,
+    finish: Kernel<LogitsFinishParams>,
+    top: Kernel<TopNParams>,
+    full: Kernel<LogitsFullParams>,
 }
 
 impl LogitsKernels {
-    /// Compiles and loads them.
+    /// Finds the kernels in the modules of [`sources`], in their order.
     ///
     /// # Errors
-    /// NVRTC is missing, or the driver refused.
-    pub fn load(gpu: &Gpu, compiler: &Compiler) -> Result<Self, CudaError> {
-        let module = |source| Module::load(gpu, &compiler.cubin(source)?);
-        let (scan, sample, top) = (module(SCAN)?, module(SAMPLE)?, module(TOP)?);
+    /// A module was not loaded, or the driver refused.
+    pub fn new(modules: [Result<Module, CudaError>; 4]) -> Result<Self, CudaError> {
+        let [scan, sample, truncate, top] = modules;
+        let (scan, sample, truncate) = (scan?, sample?, truncate?);
         Ok(Self {
             scan: scan.kernel("logits_scan")?,
-            bins: sample.kernel("sample_bins")?,
-            truncate: sample.kernel("sample_truncate")?,
+            bins: truncate.kernel("sample_bins")?,
+            truncate: truncate.kernel("sample_truncate")?,
             draw: sample.kernel("sample_draw")?,
             finish: scan.kernel("logits_finish")?,
-            top: top.kernel("top_n")?,
+            top: top?.kernel("top_n")?,
             full: scan.kernel("logits_full")?,
         })
     }
@@ -366,83 +411,101 @@ impl LogitsKernels {
         assert!(buffers.rows.n_bytes >= n_rows * size_of::<OutputRow>(), "a row for each output");
         assert!(buffers.outputs.n_bytes >= n_rows * size_of::<RowOutput>(), "an output for each row");
         assert!(buffers.n_rows.n_bytes >= 4, "the number of rows is a u32");
-        let Scratch { adjusted, parts, drawn, cutoffs, counts, weights } =
-            Scratch::cut(buffers.scratch, n_rows, vocab_size);
-        let LogitsBuffers { logits, rows, n_rows: n_rows_used, history, outputs, .. } = *buffers;
+        let scratch = Scratch::cut(buffers.scratch, n_rows, vocab_size);
         let n_chunks = vocab_size.div_ceil(CHUNK);
-        let (vocab_arg, chunks_arg) = (Arg::I32(vocab_size as i32), Arg::I32(n_chunks as i32));
-        let by_chunk =
-            Launch { grid: (n_chunks as u32, n_rows as u32, 1), block: (THREADS, 1, 1), shared_bytes: 0 };
-        let by_row =
-            |threads| Launch { grid: (n_rows as u32, 1, 1), block: (threads, 1, 1), shared_bytes: 0 };
-        let common = [logits.into(), adjusted.into(), rows.into(), n_rows_used.into(), parts.into()];
+        let by_chunk = Launch {
+            grid: (n_chunks as u32, n_rows as u32, 1),
+            block: (THREADS as u32, 1, 1),
+            shared_bytes: 0,
+        };
+        let by_row = |threads: usize| Launch {
+            grid: (n_rows as u32, 1, 1),
+            block: (threads as u32, 1, 1),
+            shared_bytes: 0,
+        };
+        let (vocab, n_chunks, unused) = (vocab_size as i32, n_chunks as i32, 0);
+        let (logits, rows, n_rows) = (buffers.logits.into(), buffers.rows.into(), buffers.n_rows.into());
+        let (history, outputs) = (buffers.history.into(), buffers.outputs.into());
+        let (adjusted, parts, drawn) = (scratch.adjusted.into(), scratch.parts.into(), scratch.drawn.into());
+        let (bin_counts, bin_weights) = (scratch.counts.into(), scratch.weights.into());
+        let cutoffs = scratch.cutoffs.into();
 
-        let scan: [Arg; 11] = [
-            logits.into(),
-            rows.into(),
-            n_rows_used.into(),
-            history.into(),
-            buffers.biases.into(),
-            buffers.masks.into(),
-            adjusted.into(),
-            parts.into(),
-            counts.into(),
-            weights.into(),
-            vocab_arg,
-        ];
-        // SAFETY: the arguments of `logits_scan` in order; lengths were checked above or are the caller's promise.
+        let scan = LogitsScanParams {
+            logits,
+            rows,
+            n_rows,
+            history,
+            biases: buffers.biases.into(),
+            masks: buffers.masks.into(),
+            adjusted,
+            parts,
+            bin_counts,
+            bin_weights,
+            vocab,
+            unused,
+        };
+        // SAFETY: lengths were checked above or are the caller's promise.
         unsafe { by_chunk.run(stream, &self.scan, &scan)? };
         if stages.truncate {
-            let args: Vec<Arg> =
-                common.into_iter().chain([counts.into(), weights.into(), vocab_arg]).collect();
-            // SAFETY: as above, for `sample_bins`.
-            unsafe { by_chunk.run(stream, &self.bins, &args)? };
-            let args: Vec<Arg> = common
-                .into_iter()
-                .chain([counts.into(), weights.into(), cutoffs.into(), vocab_arg, chunks_arg])
-                .collect();
-            // SAFETY: as above, for `sample_truncate`.
-            unsafe { by_row(ROW_THREADS).run(stream, &self.truncate, &args)? };
+            let bins = SampleBinsParams {
+                logits,
+                adjusted,
+                rows,
+                n_rows,
+                parts,
+                bin_counts,
+                bin_weights,
+                vocab,
+                unused,
+            };
+            // SAFETY: as above.
+            unsafe { by_chunk.run(stream, &self.bins, &bins)? };
+            let truncate = SampleTruncateParams {
+                logits,
+                adjusted,
+                rows,
+                n_rows,
+                parts,
+                bin_counts,
+                bin_weights,
+                cutoffs,
+                vocab,
+                n_chunks,
+            };
+            // SAFETY: as above.
+            unsafe { by_row(N_BINS).run(stream, &self.truncate, &truncate)? };
         }
         if stages.draw {
-            let args: Vec<Arg> =
-                common.into_iter().chain([cutoffs.into(), drawn.into(), vocab_arg]).collect();
-            // SAFETY: as above, for `sample_draw`.
-            unsafe { by_chunk.run(stream, &self.draw, &args)? };
+            let draw =
+                SampleDrawParams { logits, adjusted, rows, n_rows, parts, cutoffs, drawn, vocab, unused };
+            // SAFETY: as above.
+            unsafe { by_chunk.run(stream, &self.draw, &draw)? };
         }
-        let finish: [Arg; 11] = [
-            logits.into(),
-            rows.into(),
-            n_rows_used.into(),
-            parts.into(),
-            drawn.into(),
-            buffers.score_tokens.into(),
-            history.into(),
-            outputs.into(),
-            buffers.scores.into(),
-            vocab_arg,
-            chunks_arg,
-        ];
-        // SAFETY: as above, for `logits_finish`.
-        unsafe { by_row(128).run(stream, &self.finish, &finish)? };
+        let finish = LogitsFinishParams {
+            logits,
+            rows,
+            n_rows,
+            parts,
+            drawn,
+            score_tokens: buffers.score_tokens.into(),
+            history,
+            outputs,
+            scores: buffers.scores.into(),
+            vocab,
+            n_chunks,
+        };
+        // SAFETY: as above.
+        unsafe { by_row(FINISH_THREADS).run(stream, &self.finish, &finish)? };
         if stages.top {
-            let args: [Arg; 8] = [
-                logits.into(),
-                rows.into(),
-                n_rows_used.into(),
-                parts.into(),
-                outputs.into(),
-                buffers.top.into(),
-                vocab_arg,
-                chunks_arg,
-            ];
-            // SAFETY: as above, for `top_n`.
-            unsafe { by_row(ROW_THREADS).run(stream, &self.top, &args)? };
+            let top =
+                TopNParams { logits, rows, n_rows, parts, outputs, top: buffers.top.into(), vocab, n_chunks };
+            // SAFETY: as above.
+            unsafe { by_row(N_BINS).run(stream, &self.top, &top)? };
         }
         if stages.full {
-            let args: [Arg; 5] = [logits.into(), rows.into(), n_rows_used.into(), outputs.into(), vocab_arg];
-            // SAFETY: as above, for `logits_full`.
-            unsafe { by_chunk.run(stream, &self.full, &args)? };
+            let full = LogitsFullParams { logits, rows, n_rows, outputs, vocab, unused };
+            // SAFETY: as above.
+            unsafe { by_chunk.run(stream, &self.full, &full)? };
         }
         Ok(())
     }

@@ -7,13 +7,14 @@ use trellis_engine::batch::Token;
 use trellis_engine::sampling::Sampler;
 
 use super::logits::{
-    BiasPair, LogitsBuffers, LogitsKernels, NOWHERE, OutputRow, RowOutput, SOURCES, Stages, Wants,
-    scratch_bytes,
+    BiasPair, LogitsBuffers, LogitsKernels, NOWHERE, OutputRow, RowOutput, Stages, Wants, scratch_bytes,
+    sources,
 };
 use super::sample::ordered_biases;
 use super::topn::Ranked;
-use crate::testing::{TestGpu, include_dir};
-use crate::{Buffer, Compiler, CudaError, Plain};
+use crate::ops::common::check::assert_compiles;
+use crate::testing::TestGpu;
+use crate::{Buffer, Plain};
 
 /// Rows of logits, and what is asked of them.
 pub(super) struct Case {
@@ -171,8 +172,8 @@ pub(super) fn run(gpu: &TestGpu, case: &Case) -> Vec<Answer> {
 fn kernels(gpu: &TestGpu) -> MutexGuard<'static, LogitsKernels> {
     static KERNELS: OnceLock<Mutex<LogitsKernels>> = OnceLock::new();
     let load = || {
-        let compiler = Compiler::new(gpu.gpu.compute_capability(), include_dir(), None);
-        Mutex::new(LogitsKernels::load(&gpu.gpu, &compiler).expect("the kernels load"))
+        let modules = sources().map(|source| Ok(gpu.module(source)));
+        Mutex::new(LogitsKernels::new(modules).expect("the kernels"))
     };
     KERNELS.get_or_init(load).lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -191,13 +192,5 @@ fn download<T: Plain + Default>(gpu: &TestGpu, buffer: &Buffer, n: usize) -> Vec
 
 #[test]
 fn sources_compile_for_every_architecture() {
-    for capability in [(8, 0), (9, 0)] {
-        for source in SOURCES {
-            match Compiler::new(capability, None, None).cubin(source) {
-                Ok(cubin) => assert!(cubin.starts_with(b"\x7fELF"), "{}", source.file),
-                Err(error @ CudaError::NoLibrary { .. }) => eprintln!("skipped: {error}"),
-                Err(error) => panic!("{error}"),
-            }
-        }
-    }
+    sources().into_iter().for_each(assert_compiles);
 }

@@ -1,10 +1,16 @@
 //! Kernels, each beside its launcher, its reference and its test.
+//!
+//! - Comes in: slices of device memory, the shape that they have, and counts that lie on the device.
+//! - Goes out: a launch in the stream.
+//! - Must not happen: an access beyond a slice, so launchers assert lengths; a number that launcher and kernel each have
+//!   their own of; an allocation; values in local memory, but for the kernels that the tests name.
 
 pub mod attention;
 #[cfg(test)]
 mod attention_case;
 pub mod attention_decode;
-pub mod attention_prefill;
+pub mod attention_plan;
+pub mod attention_tiles;
 pub mod bias;
 pub mod common;
 pub mod embedding;
@@ -13,10 +19,14 @@ pub mod gemv;
 pub mod logits;
 #[cfg(test)]
 mod logits_case;
+mod logits_params;
 pub mod norm;
 pub mod pages;
 pub mod rope;
 pub mod sample;
+pub mod shares;
 pub mod stream;
 pub mod swiglu;
 pub mod topn;
+#[cfg(test)]
+mod usage;

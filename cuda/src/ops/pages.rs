@@ -1,11 +1,30 @@
 //! Copies of whole KV pages within the device.
 
-use super::common::{Rows, expect, expect_i32, expect_rows};
-use crate::{Arg, CudaError, Kernel, Launch, Module, Slice, Source, Stream};
+use super::common::{ROW_THREADS, Rows, expect, expect_i32, expect_rows};
+use crate::driver::params;
+use crate::{CudaError, Kernel, Launch, Module, Pointer, Slice, Source, Stream};
+
+/// Words of 16 bytes that a thread has under way.
+const N_WORDS: usize = 4;
 
 /// The kernel's source.
-pub const SOURCE: Source =
-    Source { file: "pages.cu", text: concat!(include_str!("common.cuh"), include_str!("pages.cu")) };
+#[must_use]
+pub fn source() -> Source {
+    Source::new("pages.cu", concat!(include_str!("common.cuh"), include_str!("pages.cu")))
+        .with("N_THREADS", ROW_THREADS)
+        .with("N_WORDS", N_WORDS)
+}
+
+/// As in `pages.cu`.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+struct CopyPagesParams {
+    kv: Pointer,
+    pairs: Pointer,
+    n_pairs: Pointer,
+    page_len: u64,
+}
+params!(CopyPagesParams, 32);
 
 /// Pairs that fit into one launch: the grid's second dimension.
 pub const N_PAIRS_MAX: usize = 65_535;
@@ -13,11 +32,11 @@ pub const N_PAIRS_MAX: usize = 65_535;
 /// Copies between pages; see `pages.cu`.
 #[derive(Clone, Debug)]
 pub struct CopyPages {
-    kernel: Kernel,
+    kernel: Kernel<CopyPagesParams>,
 }
 
 impl CopyPages {
-    /// Finds the kernel in the module of [`SOURCE`].
+    /// Finds the kernel in the module of [`source`].
     ///
     /// # Errors
     /// The driver refused.
@@ -50,12 +69,18 @@ impl CopyPages {
         expect("kv", kv, page_bytes, 1);
         expect_i32("page_pairs", page_pairs, 2 * pairs.n_max);
         let page_len = page_bytes / 16;
-        // A turn of a block is 1,024 words; up to 64 blocks share a page.
-        let grid = (page_len.div_ceil(1024).clamp(1, 64) as u32, pairs.n_max as u32, 1);
-        let args = [kv.into(), page_pairs.into(), pairs.n.into(), Arg::U64(page_len as u64)];
-        let launch = Launch { grid, block: (256, 1, 1), shared_bytes: 0 };
-        // SAFETY: the kernel's arguments in order; the caller keeps the pages inside `kv`.
-        unsafe { launch.run(stream, &self.kernel, &args) }
+        // Up to 64 blocks share a page.
+        let n_blocks = page_len.div_ceil(ROW_THREADS as usize * N_WORDS).clamp(1, 64);
+        let grid = (n_blocks as u32, pairs.n_max as u32, 1);
+        let params = CopyPagesParams {
+            kv: kv.into(),
+            pairs: page_pairs.into(),
+            n_pairs: pairs.n.into(),
+            page_len: page_len as u64,
+        };
+        let launch = Launch { grid, block: (ROW_THREADS, 1, 1), shared_bytes: 0 };
+        // SAFETY: lengths were checked above; the caller keeps the pages inside `kv`, and the count at most `n_max`.
+        unsafe { launch.run(stream, &self.kernel, &params) }
     }
 }
 
@@ -67,13 +92,13 @@ mod tests {
 
     #[test]
     fn compiles() {
-        assert_compiles(SOURCE);
+        assert_compiles(source());
     }
 
     #[test]
     fn copies() {
         let Some(test) = gpu() else { return };
-        let copy = CopyPages::new(&test.module(SOURCE)).expect("the kernel");
+        let copy = CopyPages::new(&test.module(source())).expect("the kernel");
         let mut random = Random(7);
         for (n_pages, n_max, n, page_bytes) in [
             (2, 1, 1, 16),

@@ -1,19 +1,44 @@
 //! Rotary position embedding of the fused Q, K and V projection, and the write of K and V into their pages.
 
-use super::common::{
-    Activation, ByElement, Dtype, Rows, address_or_null, expect, expect_i32, expect_rows, i32_of,
-};
-use crate::{Arg, CudaError, Launch, Module, Slice, Source, Stream};
-
-/// The kernels' source.
-pub const SOURCE: Source =
-    Source { file: "rope.cu", text: concat!(include_str!("common.cuh"), include_str!("rope.cu")) };
-
-/// Positions of one page.
-pub const PAGE_LEN: usize = 16;
+use super::common::{Dtype, PAGE_LEN, Rows, expect, expect_i32, expect_rows, i32_of, type_name};
+use crate::driver::params;
+use crate::{CudaError, Kernel, Launch, Module, Pointer, Slice, Source, Stream};
 
 /// Warps of a block; each takes one head at a time.
 const N_WARPS: usize = 8;
+
+/// The kernel's source, for a model of type `dtype`.
+#[must_use]
+pub fn source(dtype: Dtype) -> Source {
+    Source::new("rope.cu", concat!(include_str!("common.cuh"), include_str!("rope.cu")))
+        .with("MODEL_T", type_name(dtype))
+        .with("N_WARPS", N_WARPS)
+        .with("PAGE_LEN", PAGE_LEN)
+}
+
+/// As in `rope.cu`.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+struct RopeParams {
+    qkv: Pointer,
+    bias: Pointer,
+    q_norm: Pointer,
+    k_norm: Pointer,
+    inv_freq: Pointer,
+    positions: Pointer,
+    kv_page: Pointer,
+    n_tokens: Pointer,
+    q: Pointer,
+    kv: Pointer,
+    page_stride: u64,
+    layer: i32,
+    n_heads: i32,
+    n_kv_heads: i32,
+    head_dim: i32,
+    eps: f32,
+    unused: i32,
+}
+params!(RopeParams, 112);
 
 /// Heads, and where a layer lies in the pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,7 +61,7 @@ impl HeadShape {
     }
 }
 
-/// What is applied to a head before and while it is turned.
+/// What is applied to a head before and while it is rotated.
 #[derive(Clone, Copy, Debug)]
 pub struct HeadWeights {
     /// Bias of the fused projection.
@@ -62,31 +87,31 @@ pub struct HeadNorm {
 #[derive(Clone, Copy, Debug)]
 pub struct HeadTensors {
     /// The projection, without its bias.
-    pub qkv: Activation, // [tokens, n_heads + 2 * n_kv_heads, head_dim]
+    pub qkv: Slice, // T [tokens, n_heads + 2 * n_kv_heads, head_dim]
     /// Position of each token.
     pub positions: Slice, // i32 [tokens]
     /// Page that holds each token's position.
     pub kv_pages: Slice, // i32 [tokens], each inside `kv`
-    /// Turned queries.
+    /// Rotated queries.
     pub q: Slice, // T [tokens, n_heads, head_dim]
     /// All pages.
     pub kv: Slice, // T, pages of [n_layers, 2, n_kv_heads, 16, head_dim]
 }
 
-/// Splits, normalises and turns heads; see `rope.cu`.
+/// Splits, normalises and rotates heads; see `rope.cu`.
 #[derive(Clone, Debug)]
 pub struct Rope {
-    kernels: ByElement,
+    kernel: Kernel<RopeParams>,
     dtype: Dtype,
 }
 
 impl Rope {
-    /// Finds the kernels for a model of type `dtype` in the module of [`SOURCE`].
+    /// Finds the kernel in the module of [`source`] for the same type.
     ///
     /// # Errors
     /// The driver refused.
     pub fn new(module: &Module, dtype: Dtype) -> Result<Self, CudaError> {
-        Ok(Self { kernels: ByElement::of(module, "rope_from", dtype)?, dtype })
+        Ok(Self { kernel: module.kernel("rope")?, dtype })
     }
 
     /// Writes Q, and K and V into the pages.
@@ -109,35 +134,36 @@ impl Rope {
         }
         self.check(tokens, shape, weights, tensors);
         let HeadShape { n_heads, n_kv_heads, head_dim, page_stride, layer_idx } = shape;
-        let args = [
-            tensors.qkv.slice.into(),
-            address_or_null(weights.bias),
-            address_or_null(weights.norm.map(|norm| norm.q_weight)),
-            address_or_null(weights.norm.map(|norm| norm.k_weight)),
-            weights.inv_freq.into(),
-            tensors.positions.into(),
-            tensors.kv_pages.into(),
-            tokens.n.into(),
-            tensors.q.into(),
-            tensors.kv.into(),
-            Arg::U64(page_stride as u64),
-            Arg::I32(i32_of(layer_idx)),
-            Arg::I32(i32_of(n_heads)),
-            Arg::I32(i32_of(n_kv_heads)),
-            Arg::I32(i32_of(head_dim)),
-            Arg::F32(weights.norm.map_or(0.0, |norm| norm.eps)),
-        ];
+        let params = RopeParams {
+            qkv: tensors.qkv.into(),
+            bias: weights.bias.into(),
+            q_norm: weights.norm.map(|norm| norm.q_weight).into(),
+            k_norm: weights.norm.map(|norm| norm.k_weight).into(),
+            inv_freq: weights.inv_freq.into(),
+            positions: tensors.positions.into(),
+            kv_page: tensors.kv_pages.into(),
+            n_tokens: tokens.n.into(),
+            q: tensors.q.into(),
+            kv: tensors.kv.into(),
+            page_stride: page_stride as u64,
+            layer: i32_of(layer_idx),
+            n_heads: i32_of(n_heads),
+            n_kv_heads: i32_of(n_kv_heads),
+            head_dim: i32_of(head_dim),
+            eps: weights.norm.map_or(0.0, |norm| norm.eps),
+            unused: 0,
+        };
         // Few tokens: a head for each warp. Many: one block a token, which computes its cosines once.
         let n_shares = if tokens.n_max <= 64 { shape.n_all_heads().div_ceil(N_WARPS) } else { 1 };
         let launch = Launch {
             grid: (tokens.n_max as u32, n_shares as u32, 1),
             block: (32 * N_WARPS as u32, 1, 1),
-            // Pairs of turns are read 16 bytes at a time, also the last one of an odd half.
+            // Pairs of rotations are read 16 bytes at a time, also the last one of an odd half.
             shared_bytes: ((head_dim / 2).div_ceil(2) * 16) as u32,
         };
-        // SAFETY: the kernel's arguments in order; lengths were checked above, and the caller keeps the pages of
-        // the tokens inside `kv`.
-        unsafe { launch.run(stream, self.kernels.get(tensors.qkv.element), &args) }
+        // SAFETY: lengths were checked above; the caller keeps the pages of the tokens inside `kv`, and the count at most
+        // `n_max`.
+        unsafe { launch.run(stream, &self.kernel, &params) }
     }
 
     fn check(&self, tokens: Rows, shape: HeadShape, weights: HeadWeights, tensors: HeadTensors) {
@@ -151,7 +177,7 @@ impl Rope {
         );
         expect_rows(tokens);
         let n_values = tokens.n_max * shape.n_all_heads() * head_dim;
-        expect("qkv", tensors.qkv.slice, n_values, tensors.qkv.element.n_bytes(self.dtype));
+        expect("qkv", tensors.qkv, n_values, element_bytes);
         expect_i32("positions", tensors.positions, tokens.n_max);
         expect_i32("kv_pages", tensors.kv_pages, tokens.n_max);
         expect("q", tensors.q, tokens.n_max * shape.n_heads * head_dim, element_bytes);
@@ -170,13 +196,12 @@ impl Rope {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ops::common::Element;
     use crate::ops::common::check::*;
     use crate::testing::{Random, TestGpu, gpu};
 
     #[test]
     fn compiles() {
-        assert_compiles(SOURCE);
+        DTYPES.into_iter().for_each(|dtype| assert_compiles(source(dtype)));
     }
 
     const EPS: f32 = 1e-6;
@@ -207,7 +232,6 @@ mod tests {
     #[derive(Clone, Copy, Debug)]
     struct Case {
         dtype: Dtype,
-        element: Element,
         n_max: usize,
         n: usize,
         n_heads: usize,
@@ -218,14 +242,13 @@ mod tests {
     }
 
     fn run_case(test: &TestGpu, rope: &Rope, random: &mut Random, case: Case) {
-        let Case { dtype, element, n_max, n, n_heads, n_kv_heads, head_dim, has_bias, has_norm } = case;
+        let Case { dtype, n_max, n, n_heads, n_kv_heads, head_dim, has_bias, has_norm } = case;
         let (n_layers, layer_idx, n_pages) = (3, 1, 5 * n_max);
         let layer_len = 2 * n_kv_heads * PAGE_LEN * head_dim;
         let page_stride = n_layers * layer_len;
         let n_all = n_heads + 2 * n_kv_heads;
-        let input_dtype = if element == Element::Model { dtype } else { Dtype::F32 };
 
-        let qkv = rounded(input_dtype, &random.normals(n_max * n_all * head_dim));
+        let qkv = rounded(dtype, &random.normals(n_max * n_all * head_dim));
         let bias = rounded(dtype, &random.normals(n_all * head_dim));
         let weights = [(); 2].map(|()| rounded(dtype, &random.normals(head_dim)));
         let inv_freq: Vec<f32> =
@@ -236,7 +259,7 @@ mod tests {
         // Every token in a page of its own.
         let pages: Vec<i32> = (0..n_max).map(|t| (5 * t + random.below(5)) as i32).collect();
 
-        let d_qkv = upload_as(test, input_dtype, &qkv);
+        let d_qkv = upload_as(test, dtype, &qkv);
         let d_bias = upload_as(test, dtype, &bias);
         let d_weights = [0, 1].map(|i| upload_as(test, dtype, &weights[i]));
         let d_inv_freq = upload(test, &inv_freq);
@@ -252,7 +275,7 @@ mod tests {
             inv_freq: d_inv_freq.slice(),
         };
         let tensors = HeadTensors {
-            qkv: Activation { element, slice: d_qkv.slice() },
+            qkv: d_qkv.slice(),
             positions: d_positions.slice(),
             kv_pages: d_pages.slice(),
             q: d_q.slice(),
@@ -297,23 +320,19 @@ mod tests {
     #[test]
     fn agrees_with_the_reference() {
         let Some(test) = gpu() else { return };
-        let module = test.module(SOURCE);
         let mut random = Random(6);
         for dtype in DTYPES {
-            let rope = Rope::new(&module, dtype).expect("the kernels");
-            for element in [Element::Model, Element::F32] {
-                for (n_max, n, n_heads, n_kv_heads, head_dim, has_bias, has_norm) in [
-                    (1, 1, 1, 1, 2, false, false),
-                    (3, 2, 3, 1, 6, true, true),
-                    (5, 5, 8, 2, 64, true, false),
-                    (4, 3, 16, 8, 128, false, true),
-                    (70, 67, 6, 2, 80, true, true),
-                    (2, 2, 2, 1, 1024, true, true),
-                ] {
-                    let case =
-                        Case { dtype, element, n_max, n, n_heads, n_kv_heads, head_dim, has_bias, has_norm };
-                    run_case(&test, &rope, &mut random, case);
-                }
+            let rope = Rope::new(&test.module(source(dtype)), dtype).expect("the kernel");
+            for (n_max, n, n_heads, n_kv_heads, head_dim, has_bias, has_norm) in [
+                (1, 1, 1, 1, 2, false, false),
+                (3, 2, 3, 1, 6, true, true),
+                (5, 5, 8, 2, 64, true, false),
+                (4, 3, 16, 8, 128, false, true),
+                (70, 67, 6, 2, 80, true, true),
+                (2, 2, 2, 1, 1024, true, true),
+            ] {
+                let case = Case { dtype, n_max, n, n_heads, n_kv_heads, head_dim, has_bias, has_norm };
+                run_case(&test, &rope, &mut random, case);
             }
         }
     }

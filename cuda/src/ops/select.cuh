@@ -9,6 +9,7 @@
 // What is counted is either tokens or their weights exp(value) in fixed point: integer sums do not depend on
 // the order of the atomics.
 
+static_assert(BINS == 1 << 10, "digits of 10 bits");
 constexpr int LIST = 4096;
 constexpr int LAST_DIGIT = 40;
 constexpr float BINS_PER_NAT = 32.0f;

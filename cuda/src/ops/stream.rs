@@ -1,24 +1,38 @@
 //! A stream that only reads: how fast the device's memory is.
 
 use super::common::{expect, expect_i32};
-use crate::{Arg, CudaError, Kernel, Launch, Module, Slice, Source, Stream};
+use crate::driver::params;
+use crate::{CudaError, Kernel, Launch, Module, Pointer, Slice, Source, Stream};
 
 /// The kernel's source.
-pub const SOURCE: Source = Source { file: "stream.cu", text: include_str!("stream.cu") };
+#[must_use]
+pub fn source() -> Source {
+    Source::new("stream.cu", include_str!("stream.cu")).with("N_THREADS", N_THREADS)
+}
 
 const N_THREADS: u32 = 512;
 /// Blocks that a multiprocessor holds at once: 2,048 threads.
 const BLOCKS_PER_MULTIPROCESSOR: usize = 4;
 
+/// As in `stream.cu`.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+struct StreamReadParams {
+    words: Pointer,
+    out: Pointer,
+    n: u64,
+}
+params!(StreamReadParams, 24);
+
 /// Reads memory and keeps next to nothing of it; see `stream.cu`.
 #[derive(Clone, Debug)]
 pub struct StreamRead {
-    kernel: Kernel,
+    kernel: Kernel<StreamReadParams>,
     n_blocks: usize,
 }
 
 impl StreamRead {
-    /// Finds the kernel in the module of [`SOURCE`].
+    /// Finds the kernel in the module of [`source`].
     ///
     /// # Errors
     /// The driver refused.
@@ -49,10 +63,11 @@ impl StreamRead {
         assert!(memory.n_bytes.is_multiple_of(16), "{} bytes", memory.n_bytes);
         expect("memory", memory, memory.n_bytes, 1);
         expect_i32("out", out, self.n_blocks);
-        let args = [memory.into(), out.into(), Arg::U64(memory.n_bytes as u64 / 16)];
+        let params =
+            StreamReadParams { words: memory.into(), out: out.into(), n: memory.n_bytes as u64 / 16 };
         let launch = Launch { grid: (self.n_blocks as u32, 1, 1), block: (N_THREADS, 1, 1), shared_bytes: 0 };
-        // SAFETY: the kernel's arguments in order, lengths checked above.
-        unsafe { launch.run(stream, &self.kernel, &args) }
+        // SAFETY: lengths were checked above.
+        unsafe { launch.run(stream, &self.kernel, &params) }
     }
 }
 
@@ -64,14 +79,14 @@ mod tests {
 
     #[test]
     fn compiles() {
-        assert_compiles(SOURCE);
+        assert_compiles(source());
     }
 
     /// Exact: xor has no rounding. The last length takes several turns of the loop of eight loads.
     #[test]
     fn reads_every_word_once() {
         let Some(test) = gpu() else { return };
-        let read = StreamRead::new(&test.module(SOURCE), test.gpu.n_multiprocessors()).expect("the kernel");
+        let read = StreamRead::new(&test.module(source()), test.gpu.n_multiprocessors()).expect("the kernel");
         let mut random = Random(31);
         for n_words in [0, 4, 4 * 511, 4 * 1_000_003, 4 * 20_000_033] {
             let words: Vec<u32> = (0..n_words).map(|_| random.next() as u32).collect();

@@ -1,9 +1,10 @@
 //! Lists of the most probable tokens.
 
+use super::logits::N_BINS;
 use crate::Plain;
 
 /// Most tokens that [`Wants::TOP`](super::logits::Wants::TOP) returns for a row.
-pub const N_TOP_MAX: usize = 1024;
+pub const N_TOP_MAX: usize = N_BINS;
 
 /// A token of a top list.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]

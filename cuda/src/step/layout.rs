@@ -1,19 +1,22 @@
 //! Where everything lies in the memory that the host fills for a step.
 //!
 //! Words of 32 bits: first a token for each slot, which only the device writes; then what one copy brings: counts, the
-//! tokens with their positions and pages, the rows with their page tables, the work of attention, what is asked for,
-//! and a tail of what the samplers need. All places but those in the tail follow from [`Dims`] alone, so that a
-//! captured launch finds them again.
+//! tokens with their positions and pages, the work of attention, what is asked for, and a tail of what the samplers need
+//! and of page tables. All places but those in the tail follow from [`Dims`] alone, so that a captured launch finds them
+//! again.
 
 use crate::Slice;
+use crate::ops::attention::{AttentionWork, DeviceShares, Form, N_FORMS};
+use crate::ops::attention_plan::PlanSize;
 use crate::ops::common::Rows;
 use crate::ops::logits::OutputRow;
+use crate::ops::shares::{CUT_WORDS, ListSize, SHARE_WORDS};
 
 /// Contexts whose drawn tokens stay on the device; others are decoded without looking ahead.
 pub(crate) const N_SLOTS: usize = 1 << 16;
 
-/// Counts before those of the groups.
-const N_COUNTS: usize = 4;
+/// Counts before those of the lists and of the groups.
+const N_COUNTS: usize = 2;
 /// Words of a row that is asked for something.
 const OUTPUT_ROW_WORDS: usize = size_of::<OutputRow>() / 4;
 
@@ -21,13 +24,10 @@ const OUTPUT_ROW_WORDS: usize = size_of::<OutputRow>() / 4;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Dims {
     pub(crate) n_tokens: usize,
-    pub(crate) n_rows: usize,
-    /// Entries of a row of the page table.
-    pub(crate) page_table_stride: usize,
-    /// Tokens that attention takes one by one.
-    pub(crate) n_items: usize,
-    /// Tiles of tokens that it takes together.
-    pub(crate) n_tiles: usize,
+    /// Windows that layers have; each has lists of its own.
+    pub(crate) n_windows: usize,
+    /// Lists of attention.
+    pub(crate) lists: PlanSize,
     /// Rows of logits, over all groups.
     pub(crate) n_logits_rows: usize,
     /// Output rows, over all groups.
@@ -42,11 +42,7 @@ pub(crate) struct Layout {
     pub(crate) tokens: usize,
     pub(crate) positions: usize,
     pub(crate) kv_pages: usize,
-    pub(crate) row_start: usize,
-    pub(crate) row_pos0: usize,
-    pub(crate) page_table: usize,
-    pub(crate) items: usize,
-    pub(crate) tiles: usize,
+    lists: usize,
     pub(crate) gather: usize,
     pub(crate) output_rows: usize,
     /// Where the tail begins.
@@ -57,29 +53,16 @@ pub(crate) struct Layout {
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Count {
     Tokens,
-    Items,
-    Tiles,
     Copies,
+    Workers { window_idx: usize, form: Form },
+    Cuts { window_idx: usize, form: Form },
     LogitsRows { group_idx: usize },
     Outputs { group_idx: usize },
 }
 
-impl Count {
-    pub(crate) fn word(self) -> usize {
-        match self {
-            Self::Tokens => 0,
-            Self::Items => 1,
-            Self::Tiles => 2,
-            Self::Copies => 3,
-            Self::LogitsRows { group_idx } => N_COUNTS + 2 * group_idx,
-            Self::Outputs { group_idx } => N_COUNTS + 2 * group_idx + 1,
-        }
-    }
-}
-
 impl Layout {
     pub(crate) fn of(dims: Dims) -> Self {
-        let mut end = N_COUNTS + 2 * dims.n_groups;
+        let mut end = N_COUNTS + 2 * N_FORMS * dims.n_windows + 2 * dims.n_groups;
         let mut take = |n_words: usize| {
             // 16 bytes: what the widest access needs.
             let start = end.next_multiple_of(4);
@@ -91,11 +74,7 @@ impl Layout {
             tokens: take(dims.n_tokens),
             positions: take(dims.n_tokens),
             kv_pages: take(dims.n_tokens),
-            row_start: take(dims.n_rows + 1),
-            row_pos0: take(dims.n_rows),
-            page_table: take(dims.n_rows * dims.page_table_stride),
-            items: take(2 * dims.n_items),
-            tiles: take(2 * dims.n_tiles),
+            lists: take(dims.n_windows * dims.lists.0.into_iter().map(list_words).sum::<usize>()),
             gather: take(dims.n_logits_rows),
             output_rows: take(dims.n_outputs * OUTPUT_ROW_WORDS),
             tail: take(0),
@@ -112,13 +91,56 @@ impl Layout {
         memory.part(0, 4 * N_SLOTS)
     }
 
+    /// The place of a count.
+    pub(crate) fn word(&self, count: Count) -> usize {
+        let of_list = |window_idx, form| N_COUNTS + 2 * (N_FORMS * window_idx + form as usize);
+        let of_group = |group_idx| N_COUNTS + 2 * (N_FORMS * self.dims.n_windows + group_idx);
+        match count {
+            Count::Tokens => 0,
+            Count::Copies => 1,
+            Count::Workers { window_idx, form } => of_list(window_idx, form),
+            Count::Cuts { window_idx, form } => of_list(window_idx, form) + 1,
+            Count::LogitsRows { group_idx } => of_group(group_idx),
+            Count::Outputs { group_idx } => of_group(group_idx) + 1,
+        }
+    }
+
     /// A count on the device, with the most that it can be.
-    pub(crate) fn count(memory: Slice, count: Count, n_max: usize) -> Rows {
-        Rows { n_max, n: Self::slice(memory, count.word(), 1) }
+    pub(crate) fn count(&self, memory: Slice, count: Count, n_max: usize) -> Rows {
+        Rows { n_max, n: Self::slice(memory, self.word(count), 1) }
+    }
+
+    /// Where the shares of a list and its cut tiles begin.
+    pub(crate) fn list(&self, window_idx: usize, form: Form) -> [usize; 2] {
+        let sizes = self.dims.lists.0;
+        let of_window: usize = sizes.into_iter().map(list_words).sum();
+        let before: usize = sizes[..form as usize].iter().copied().map(list_words).sum();
+        let shares = self.lists + window_idx * of_window + before;
+        [shares, shares + SHARE_WORDS * sizes[form as usize].n_shares]
+    }
+
+    /// The lists of a window on the device.
+    pub(crate) fn attention(&self, memory: Slice, window_idx: usize) -> AttentionWork {
+        let list = |form| {
+            let ListSize { n_shares, n_workers, n_cuts } = self.dims.lists.0[form as usize];
+            let [shares, cuts] = self.list(window_idx, form);
+            (n_workers > 0).then(|| DeviceShares {
+                shares: Self::slice(memory, shares, SHARE_WORDS * n_shares),
+                workers: self.count(memory, Count::Workers { window_idx, form }, n_workers),
+                cut_list: Self::slice(memory, cuts, CUT_WORDS * n_cuts),
+                cuts: self.count(memory, Count::Cuts { window_idx, form }, n_cuts),
+            })
+        };
+        AttentionWork { lists: Form::ALL.map(list) }
     }
 
     /// The output rows `start..start + n`.
     pub(crate) fn output_rows(&self, memory: Slice, start: usize, n: usize) -> Slice {
         Self::slice(memory, self.output_rows + start * OUTPUT_ROW_WORDS, n * OUTPUT_ROW_WORDS)
     }
+}
+
+/// Words of a list; a multiple of four, as the lists' alignment.
+fn list_words(size: ListSize) -> usize {
+    SHARE_WORDS * size.n_shares + CUT_WORDS * size.n_cuts
 }

@@ -1,16 +1,26 @@
-//! One step as the device sees it: what the host tells it in one copy, and what it answers in one.
+//! One step on the device: what the host tells it in one copy, the launches, and what comes back in one.
+//!
+//! - Comes in: the rows of a batch, with what is asked for each.
+//! - Goes out: an output for each request, in their order, once the step is waited for; meanwhile the next may be under way.
+//! - Must not happen: an allocation of the device; a copy for each row; full rows of logits on the host unless they were
+//!   asked for or no kernel draws from them.
 
-mod answer;
+mod by_host;
+mod captured;
 mod layout;
+mod lists;
 mod outputs;
-mod plan;
+mod returned;
 mod row;
+mod steps;
+mod words;
 
-pub(crate) use answer::{Answers, Place};
 pub(crate) use layout::{Count, Dims, Layout, N_SLOTS};
+pub(crate) use lists::{LogitsOf, StepLists};
 pub(crate) use outputs::{Group, N_SCORES_MAX, N_TOP_ENTRIES_MAX, Room};
-pub(crate) use plan::StepPlan;
+pub(crate) use returned::{Place, Returned};
 pub(crate) use row::StepRow;
+pub(crate) use steps::{InFlight, StepLimits, Steps};
 
 #[cfg(test)]
 mod tests;

@@ -1,17 +1,17 @@
 //! What is asked of a step, as the kernels over logits read it.
 //!
 //! Positions that are asked about get a row of logits each, in groups of as many as there is memory for; each request
-//! gets an output row. What the device has no room for, or no kernel, is answered on the host from the logits.
+//! gets an output row. What the device has no room for, or no kernel, is worked out on the host from the logits.
 
 use trellis_engine::batch::OutputKind;
 use trellis_engine::sampling::Sampler;
 
-use super::answer::Place;
+use super::returned::Place;
 use super::row::{Request, StepRow};
+use super::words::to_words;
 use crate::ops::logits::{NOWHERE, OutputRow, Stages, Wants};
 use crate::ops::sample::ordered_biases;
 use crate::ops::topn::N_TOP_MAX;
-use crate::words::to_words;
 
 /// Scores that one step returns from the device.
 pub(crate) const N_SCORES_MAX: usize = 1 << 16;
@@ -36,17 +36,19 @@ pub(crate) struct Group {
 
 /// All requests of a step.
 #[derive(Debug, Default)]
-pub(crate) struct OutputPlan {
+pub(crate) struct Outputs {
     /// Token of each row of logits.
     pub(crate) gather: Vec<i32>,
     pub(crate) groups: Vec<Group>,
     pub(crate) rows: Vec<OutputRow>,
-    /// Where each request's answer will lie, in the order of the requests.
+    /// Where each request's output will lie, in the order of the requests.
     pub(crate) places: Vec<Place>,
     pub(crate) score_tokens: Vec<i32>,
     pub(crate) n_top_entries: usize,
     /// Histories, biases and masks.
     tail: Vec<u32>,
+    /// Requests of one row, by position; kept for its memory.
+    order: Vec<usize>,
 }
 
 /// How many of what fit.
@@ -58,7 +60,7 @@ pub(crate) struct Room {
     pub(crate) n_outputs: usize,
 }
 
-impl OutputPlan {
+impl Outputs {
     pub(super) fn clear(&mut self) {
         self.gather.clear();
         self.groups.clear();
@@ -71,21 +73,23 @@ impl OutputPlan {
 
     /// Adds what a row asks for; its first token is the step's `first_token_idx`-th.
     pub(super) fn push(&mut self, row: &StepRow<'_>, first_token_idx: usize, room: Room) {
-        // Requests of one position share its logits. There are few, so looking through them is cheap.
-        let mut positions: Vec<usize> = row.requests.iter().map(|request| request.position).collect();
-        positions.sort_unstable();
-        positions.dedup();
+        // Requests of one position share its logits. They come in any order; mostly they are sorted already.
+        let mut order = std::mem::take(&mut self.order);
+        order.clear();
+        order.extend(0..row.requests.len());
+        let position_of = |&request_idx: &usize| row.requests[request_idx].position;
+        order.sort_unstable_by_key(|request_idx| (position_of(request_idx), *request_idx));
         let first_place = self.places.len();
         self.places.resize(first_place + row.requests.len(), Place::Unset);
-        for position in positions {
+        for requests in order.chunk_by(|a, b| position_of(a) == position_of(b)) {
+            let position = position_of(&requests[0]);
             assert!((row.start..row.end()).contains(&position), "output at {position} of a row");
-            let requests =
-                || row.requests.iter().enumerate().filter(move |(_, request)| request.position == position);
-            let group_idx = self.group_for(requests().count().min(room.n_group_rows), room);
+            let group_idx = self.group_for(requests.len().min(room.n_group_rows), room);
             let logits_row = self.groups[group_idx].n_logits_rows;
             self.groups[group_idx].n_logits_rows += 1;
             self.gather.push((first_token_idx + position - row.start) as i32);
-            for (request_idx, request) in requests() {
+            for &request_idx in requests {
+                let request = &row.requests[request_idx];
                 let output = self.output_row(row, request, room);
                 let place = match (request.kind, output) {
                     (OutputKind::Embedding, _) => Place::Hidden { group_idx, logits_row },
@@ -99,6 +103,7 @@ impl OutputPlan {
                 self.places[first_place + request_idx] = place;
             }
         }
+        self.order = order;
     }
 
     /// The group that takes a row of logits and so many output rows.
@@ -139,7 +144,7 @@ impl OutputPlan {
         }
     }
 
-    /// The request as an output row; `None` when the host has to answer it.
+    /// The request as an output row; `None` when the host has to work it out.
     fn output_row(&mut self, row: &StepRow<'_>, request: &Request<'_>, room: Room) -> Option<OutputRow> {
         let n_outputs = self.groups.last().map_or(0, |group| group.n_outputs);
         if self.rows.len() >= room.n_outputs || n_outputs >= room.n_group_rows {
@@ -172,12 +177,21 @@ impl OutputPlan {
         }
     }
 
+    /// Words that the draws of these rows need.
+    pub(super) fn n_tail_words(rows: &[StepRow<'_>]) -> usize {
+        let requests = rows.iter().flat_map(|row| &row.requests);
+        let n_words = requests.map(|request| match request.kind {
+            OutputKind::Sample(sampler) => n_draw_words(sampler, request.position + 1),
+            _ => 0,
+        });
+        n_words.sum()
+    }
+
     fn draw(&mut self, row: &StepRow<'_>, position: usize, sampler: &Sampler) -> Option<OutputRow> {
         let end = position + 1;
         let n_window = OutputRow::n_window(sampler, end);
         let mask = sampler.mask.as_deref().map_or(&[][..], |mask| mask.words());
-        let n_words = n_window + 2 * sampler.bias.len() + 2 * mask.len() + 4;
-        if self.tail.len() + n_words > N_TAIL_WORDS_MAX {
+        if self.tail.len() + n_draw_words(sampler, end) > N_TAIL_WORDS_MAX {
             return None;
         }
         let is_last = end == row.end() && (row.slot.0 as usize) < super::layout::N_SLOTS;
@@ -230,4 +244,10 @@ impl OutputPlan {
             n => 2 * (self.top_start() + n),
         }
     }
+}
+
+/// Words of history, biases and mask that the draw of the token at position `end` needs.
+fn n_draw_words(sampler: &Sampler, end: usize) -> usize {
+    let n_mask_words = sampler.mask.as_deref().map_or(0, |mask| mask.words().len());
+    OutputRow::n_window(sampler, end) + 2 * sampler.bias.len() + 2 * n_mask_words + 4
 }

@@ -1,8 +1,6 @@
-//! Rows of a step: those of a batch, and those of its successor, whose tokens only the device knows.
+//! Rows of a step. The last token of a row may be one that only the device knows.
 
-use trellis_engine::batch::{OutputKind, OutputRequest, PageId, Row, SlotId, Token};
-
-use super::layout::N_SLOTS;
+use trellis_engine::batch::{Input, OutputKind, OutputRequest, PageId, Row, SlotId, Token};
 
 /// Consecutive tokens of one context.
 #[derive(Clone, Debug)]
@@ -33,28 +31,21 @@ impl<'a> StepRow<'a> {
         Self {
             slot: row.slot,
             known: row.tokens,
-            has_drawn: false,
+            has_drawn: row.input == Input::Drawn,
             start: row.start,
             pages: &row.pages,
             requests: requests.collect(),
         }
     }
 
-    /// The row that follows when the token that `row` draws is computed next with the same settings; `None` where
-    /// the row draws none, or there is no place for the token.
-    pub(crate) fn successor(row: &'a Row<'a>) -> Option<Self> {
-        let end = row.tokens.len();
-        let drawn = row.outputs.last().filter(|request| request.position + 1 == end)?;
-        let is_place =
-            row.pages.len() * crate::ops::attention::PAGE_LEN > end && (row.slot.0 as usize) < N_SLOTS;
-        (matches!(drawn.kind, OutputKind::Sample(_)) && is_place).then(|| Self {
-            slot: row.slot,
-            known: row.tokens,
-            has_drawn: true,
-            start: end,
-            pages: &row.pages,
-            requests: vec![Request { position: end, kind: &drawn.kind }],
-        })
+    /// A row of a batch, where every token has become known.
+    pub(crate) fn known(row: &'a Row<'a>, tokens: &'a [Token]) -> Self {
+        Self { known: tokens, has_drawn: false, ..Self::of(row) }
+    }
+
+    /// Whether its last token is one that only the device knows.
+    pub(crate) fn has_drawn(&self) -> bool {
+        self.has_drawn
     }
 
     /// Position after the last token.
@@ -75,7 +66,7 @@ impl<'a> StepRow<'a> {
     }
 
     /// The tokens before `end` where the host knows them all.
-    pub(crate) fn known(&self, end: usize) -> Option<&'a [Token]> {
+    pub(crate) fn known_before(&self, end: usize) -> Option<&'a [Token]> {
         self.known.get(..end)
     }
 }

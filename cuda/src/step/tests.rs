@@ -1,14 +1,24 @@
 //! Steps written out, without a device.
 
-use trellis_engine::batch::{FollowUp, OutputKind, OutputRequest, PageCopy, PageId, Row, SlotId, Token};
+use trellis_engine::batch::{Input, OutputKind, OutputRequest, PageCopy, PageId, Row, SlotId, Token};
 use trellis_engine::sampling::Sampler;
 
+use super::words::from_words;
 use super::*;
+use crate::ops::attention::{Cuttings, Form};
+use crate::ops::attention_plan::PlanSize;
 use crate::ops::logits::{NOWHERE, OutputRow, Wants};
-use crate::words::from_words;
+use crate::ops::shares::{CUT_WORDS, Cutting, ListSize, SHARE_WORDS, Share};
 
 const ROOM: Room = Room { n_group_rows: 4, n_outputs: 64 };
 const OUTPUT_WORDS: usize = size_of::<OutputRow>() / 4;
+
+const fn cutting(tile_tokens: usize) -> Cutting {
+    Cutting { tile_tokens, n_workers: 4, quantum_pages: 2 }
+}
+
+const CUTTINGS: Cuttings =
+    Cuttings { single: cutting(1), tiles: Some([cutting(16), cutting(64)]), n_single_tokens_max: 1 };
 
 fn row<'a>(slot: u32, tokens: &'a [Token], start: usize, outputs: Vec<(usize, OutputKind<'a>)>) -> Row<'a> {
     Row {
@@ -17,47 +27,55 @@ fn row<'a>(slot: u32, tokens: &'a [Token], start: usize, outputs: Vec<(usize, Ou
         start,
         pages: (0..tokens.len() as u32 / 16 + 1).map(|idx| PageId(100 * slot + idx)).collect(),
         outputs: outputs.into_iter().map(|(position, kind)| OutputRequest { position, kind }).collect(),
-        follow_up: FollowUp::Unknown,
+        input: Input::Known,
     }
 }
 
-fn plan(rows: &[StepRow<'_>], copies: &[PageCopy]) -> StepPlan {
-    let mut plan = StepPlan::default();
-    plan.fill(rows, copies, 64, ROOM);
-    plan
+fn lists(rows: &[StepRow<'_>], copies: &[PageCopy]) -> StepLists {
+    let mut lists = StepLists::new(&[None]);
+    lists.fill(rows, copies, &CUTTINGS, ROOM);
+    lists
+}
+
+fn n_words_max(dims: Dims) -> usize {
+    StepLists::n_words_max(dims, 8, 1000)
 }
 
 #[test]
 fn lists_lie_behind_each_other() {
+    let size = |n| ListSize { n_shares: 3 * n, n_workers: 2 * n, n_cuts: n };
     let dims = Dims {
         n_tokens: 5,
-        n_rows: 3,
-        page_table_stride: 8,
-        n_items: 2,
-        n_tiles: 1,
+        n_windows: 2,
+        lists: PlanSize([size(1), size(2), ListSize::NONE]),
         n_logits_rows: 3,
         n_outputs: 4,
         n_groups: 2,
     };
     let layout = Layout::of(dims);
-    let ends = [
-        (layout.tokens, 5),
-        (layout.positions, 5),
-        (layout.kv_pages, 5),
-        (layout.row_start, 4),
-        (layout.row_pos0, 3),
-        (layout.page_table, 24),
-        (layout.items, 4),
-        (layout.tiles, 2),
-        (layout.gather, 3),
-        (layout.output_rows, 4 * OUTPUT_WORDS),
-        (layout.tail, 0),
-    ];
-    let mut end = Count::Outputs { group_idx: 1 }.word() + 1;
+    let mut ends = vec![(layout.tokens, 5), (layout.positions, 5), (layout.kv_pages, 5)];
+    for window_idx in 0..2 {
+        for (form, n) in [(Form::Single, 1), (Form::Few, 2), (Form::Prompt, 0)] {
+            let [shares, cuts] = layout.list(window_idx, form);
+            ends.extend([(shares, 3 * n * SHARE_WORDS), (cuts, n * CUT_WORDS)]);
+        }
+    }
+    ends.extend([(layout.gather, 3), (layout.output_rows, 4 * OUTPUT_WORDS), (layout.tail, 0)]);
+    let mut end = layout.word(Count::Outputs { group_idx: 1 }) + 1;
     for (start, n) in ends {
         assert!(start >= end && start.is_multiple_of(4), "{start} behind {end}");
         end = start + n;
     }
+    let counts: std::collections::BTreeSet<usize> = (0..2)
+        .flat_map(|window_idx| {
+            Form::ALL
+                .into_iter()
+                .flat_map(move |form| [Count::Workers { window_idx, form }, Count::Cuts { window_idx, form }])
+        })
+        .chain([Count::Tokens, Count::Copies, Count::LogitsRows { group_idx: 0 }])
+        .map(|count| layout.word(count))
+        .collect();
+    assert_eq!(counts.len(), 15, "a word for each count");
 }
 
 #[test]
@@ -77,31 +95,35 @@ fn a_mixed_step_is_written_where_the_kernels_look() {
     ];
     let rows: Vec<StepRow<'_>> = rows.iter().map(StepRow::of).collect();
     let copies = [PageCopy { src: PageId(4), dst: PageId(5) }];
-    let mut plan = plan(&rows, &copies);
-    assert!(!plan.is_plain_decode());
-    let dims = plan.dims();
-    assert_eq!((dims.n_tokens, dims.n_rows, dims.n_items, dims.n_tiles), (21, 2, 1, 1));
+    let mut lists = lists(&rows, &copies);
+    assert!(!lists.can_be_captured());
+    let dims = lists.dims();
+    assert_eq!((dims.n_tokens, dims.n_windows), (21, 1));
+    assert_eq!(dims.lists.0.map(|list| list.n_workers), [1, 0, 1]);
     assert_eq!((dims.n_logits_rows, dims.n_outputs, dims.n_groups), (2, 3, 1));
     let layout = Layout::of(dims);
-    let mut memory = vec![u32::MAX; StepPlan::n_words_max(dims)];
-    let written = plan.write(&layout, &mut memory);
+    let mut memory = vec![u32::MAX; n_words_max(dims)];
+    let written = lists.write(&layout, &mut memory);
     let words = |start: usize, n: usize| memory[start..start + n].to_vec();
-    assert_eq!(words(0, 4), [21, 1, 1, 1]);
+    assert_eq!(words(0, 8), [21, 1, 1, 0, 0, 0, 1, 0], "tokens, copies, workers and cut tiles of each form");
     assert_eq!(words(layout.tokens + 19, 2), [39, 532]);
     assert_eq!(words(layout.positions, 2), [20, 21]);
     assert_eq!(words(layout.positions + 20, 1), [32]);
     assert_eq!(words(layout.kv_pages + 11, 2), [101, 102]);
     assert_eq!(words(layout.kv_pages + 20, 1), [202]);
-    assert_eq!(words(layout.row_start, 3), [0, 20, 21]);
-    assert_eq!(words(layout.row_pos0, 2), [20, 32]);
-    assert_eq!(words(layout.page_table, 3), [100, 101, 102]);
-    assert_eq!(words(layout.page_table + dims.page_table_stride, 3), [200, 201, 202]);
-    assert_eq!(words(layout.items, 2), [1, 0]);
-    assert_eq!(words(layout.tiles, 2), [0, 0]);
+    let [singles, _] = layout.list(0, Form::Single);
+    let single: &Share = &from_words(&memory, singles, 1)[0];
+    assert_eq!((single.token, single.position, single.n_shares), (20, 32, 1));
+    assert_eq!((single.page_begin, single.page_end), (0, 3));
+    assert_eq!(words(single.entries as usize - N_SLOTS, 3), [200, 201, 202], "the pages of the second row");
+    let [prompts, _] = layout.list(0, Form::Prompt);
+    let prompt: &Share = &from_words(&memory, prompts, 1)[0];
+    assert_eq!((prompt.token, prompt.n_tokens, prompt.position), (0, 20, 20));
+    assert_eq!(words(prompt.entries as usize - N_SLOTS, 3), [100, 101, 102], "the pages of the first");
     assert_eq!(words(layout.gather, 2), [19, 20]);
     assert_eq!(words(layout.tail, 3), [7, 8, 9]);
     assert_eq!(words(written.copies, 2), [4, 5]);
-    assert_eq!(written.n_words, written.copies + 2);
+    assert_eq!(written.n_words, written.copies + 2 + 6, "page tables come last");
     // Three scores, then from the next whole entry on five entries of a list.
     assert_eq!(written.n_extra_words, 2 * (2 + 5));
 
@@ -121,30 +143,24 @@ fn a_mixed_step_is_written_where_the_kernels_look() {
 }
 
 #[test]
-fn a_successor_names_the_token_that_only_the_device_knows() {
+fn a_row_names_the_token_that_only_the_device_knows() {
     let tokens: Vec<Token> = (10..27).collect();
     let sampler = Sampler { presence_penalty: 0.5, ..Sampler::greedy() };
-    let before = row(3, &tokens, 16, vec![(16, OutputKind::Sample(&sampler))]);
-    let after = StepRow::successor(&before).expect("it draws, and its last page has room");
+    let drawn = Row { input: Input::Drawn, ..row(3, &tokens, 17, vec![(17, OutputKind::Sample(&sampler))]) };
+    let after = StepRow::of(&drawn);
     assert_eq!((after.start, after.end(), after.n_tokens()), (17, 18, 1));
     assert_eq!(after.words(15, 18).collect::<Vec<_>>(), [25, 26, -4]);
-    assert_eq!(after.known(18), None);
-    let mut plan = plan(std::slice::from_ref(&after), &[]);
-    assert!(plan.is_plain_decode());
-    let layout = Layout::of(plan.dims());
-    let mut memory = vec![0; StepPlan::n_words_max(plan.dims())];
-    plan.write(&layout, &mut memory);
+    assert_eq!(after.known_before(18), None);
+    let mut lists = lists(std::slice::from_ref(&after), &[]);
+    assert!(lists.can_be_captured());
+    assert_eq!(lists.logits_of(), LogitsOf::EachToken);
+    let layout = Layout::of(lists.dims());
+    let mut memory = vec![0; n_words_max(lists.dims())];
+    lists.write(&layout, &mut memory);
     assert_eq!(memory[layout.tokens] as i32, -4);
     let rows: &[OutputRow] = from_words(&memory, layout.output_rows, 1);
     let history = rows[0].history_start as usize - N_SLOTS;
     assert_eq!(memory[history + 17] as i32, -4, "the penalties see it too");
-
-    let full: Vec<Token> = (0..32).collect();
-    let mut before = row(3, &full, 31, vec![(31, OutputKind::Sample(&sampler))]);
-    before.pages.truncate(2);
-    assert!(StepRow::successor(&before).is_none(), "there is no page for its token");
-    let scores = row(3, &tokens, 16, vec![(16, OutputKind::Top { n: 3 })]);
-    assert!(StepRow::successor(&scores).is_none(), "it draws nothing");
 }
 
 #[test]
@@ -159,12 +175,12 @@ fn what_the_device_has_no_room_for_is_left_to_the_host() {
     ];
     let rows = [row(0, &tokens, 0, asked)];
     let rows: Vec<StepRow<'_>> = rows.iter().map(StepRow::of).collect();
-    let plan = plan(&rows, &[]);
+    let lists = lists(&rows, &[]);
     let host = Place::Host { group_idx: 0, logits_row: 1 };
     let hidden = Place::Hidden { group_idx: 0, logits_row: 2 };
     let places = [Place::Scores { output_idx: 0 }, host, host, hidden];
-    assert_eq!(plan.outputs.places, places);
-    assert!(plan.outputs.groups[0].has_host_work);
+    assert_eq!(lists.outputs.places, places);
+    assert!(lists.outputs.groups[0].has_host_work);
 }
 
 #[test]
@@ -173,8 +189,8 @@ fn positions_are_cut_into_groups() {
     let asked = (0..11).map(|position| (position, OutputKind::Scores(&tokens[..2]))).collect();
     let rows = [row(0, &tokens, 0, asked)];
     let rows: Vec<StepRow<'_>> = rows.iter().map(StepRow::of).collect();
-    let plan = plan(&rows, &[]);
-    let groups: Vec<_> = plan
+    let lists = lists(&rows, &[]);
+    let groups: Vec<_> = lists
         .outputs
         .groups
         .iter()
@@ -182,5 +198,79 @@ fn positions_are_cut_into_groups() {
         .collect();
     assert_eq!(groups, [(0, 4, 0), (4, 4, 4), (8, 3, 8)]);
     // Each group's rows of logits are numbered from its own first.
-    assert_eq!(plan.outputs.rows[8].logits_row, 0);
+    assert_eq!(lists.outputs.rows[8].logits_row, 0);
+}
+
+#[test]
+fn requests_of_a_position_share_its_logits_in_any_order() {
+    let tokens: Vec<Token> = (0..30).collect();
+    let asked = [9, 3, 9, 5, 3, 9];
+    let outputs = asked.map(|position| (position, OutputKind::Scores(&tokens[..1]))).into();
+    let rows = [row(0, &tokens, 0, outputs)];
+    let rows: Vec<StepRow<'_>> = rows.iter().map(StepRow::of).collect();
+    let lists = lists(&rows, &[]);
+    // Six output rows do not fit into one group of four: those of 3 and 5 come first, then those of 9.
+    assert_eq!(lists.outputs.gather, [3, 5, 9]);
+    let output_idx = |place: &Place| match place {
+        Place::Scores { output_idx } => *output_idx,
+        other => panic!("{other:?}"),
+    };
+    let outputs: Vec<usize> = lists.outputs.places.iter().map(output_idx).collect();
+    assert_eq!(outputs, [3, 0, 4, 2, 1, 5]);
+    let logits_rows: Vec<u32> = lists.outputs.rows.iter().map(|row| row.logits_row).collect();
+    assert_eq!(logits_rows, [0, 0, 1, 0, 0, 0]);
+}
+
+/// As many comparisons as the square of the requests would take a minute.
+#[test]
+fn a_long_continuation_is_grouped_in_one_pass() {
+    const N: usize = 100_000;
+    let tokens: Vec<Token> = vec![1; N];
+    let outputs = (0..N).map(|position| (position, OutputKind::Scores(&tokens[..1]))).collect();
+    let rows = [row(0, &tokens, 0, outputs)];
+    let rows: Vec<StepRow<'_>> = rows.iter().map(StepRow::of).collect();
+    let started = std::time::Instant::now();
+    let lists = lists(&rows, &[]);
+    assert!(started.elapsed().as_secs() < 10, "{:?}", started.elapsed());
+    assert_eq!(lists.outputs.gather.len(), N);
+    assert!(lists.outputs.gather.iter().enumerate().all(|(idx, &token)| idx == token as usize));
+}
+
+#[test]
+fn rows_of_few_tokens_are_captured_like_rows_of_one() {
+    let tokens: Vec<Token> = (0..60).collect();
+    let sampler = Sampler::greedy();
+    let asked = |positions: std::ops::Range<usize>| {
+        positions.map(|position| (position, OutputKind::Sample(&sampler))).collect::<Vec<_>>()
+    };
+    let verified = row(0, &tokens, 51, asked(51..54));
+    let decoded = row(1, &tokens[..20], 19, asked(19..20));
+    let rows = [&verified, &decoded].map(StepRow::of);
+    let few = lists(&rows, &[]);
+    assert!(few.can_be_captured());
+    assert_eq!(few.logits_of(), LogitsOf::Some, "nobody asks for the last tokens' logits");
+    let sizes = few.dims().lists.0;
+    assert!(sizes[Form::Single as usize].n_workers > 0 && sizes[Form::Few as usize].n_workers > 0);
+    assert_eq!(sizes[Form::Prompt as usize], ListSize::NONE);
+
+    let prompt = row(0, &tokens, 40, asked(59..60));
+    assert!(!lists(&[StepRow::of(&prompt)], &[]).can_be_captured(), "20 tokens are a prompt");
+}
+
+#[test]
+fn what_a_step_uploads_does_not_follow_the_longest_context() {
+    let sampler = Sampler::greedy();
+    let long: Vec<Token> = vec![1; 16_000];
+    let asked = |position| vec![(position, OutputKind::Sample(&sampler))];
+    let mut rows = vec![row(0, &long, 15_999, asked(15_999))];
+    rows.extend((1..100).map(|slot| row(slot, &long[..20], 19, asked(19))));
+    let n_pages: usize = rows.iter().map(|row| row.tokens.len().div_ceil(16)).sum();
+    let rows: Vec<StepRow<'_>> = rows.iter().map(StepRow::of).collect();
+    let mut lists = StepLists::new(&[None]);
+    lists.fill(&rows, &[], &CUTTINGS, Room { n_group_rows: 256, n_outputs: 512 });
+    let layout = Layout::of(lists.dims());
+    let mut memory = vec![0; StepLists::n_words_max(lists.dims(), 0, n_pages)];
+    let written = lists.write(&layout, &mut memory);
+    let n_words_a_row = 4 + SHARE_WORDS + OUTPUT_WORDS + 1;
+    assert!(written.n_words <= n_pages + 110 * n_words_a_row, "{} words", written.n_words);
 }

@@ -12,6 +12,8 @@ pub enum Resource {
     Pages,
     /// Contexts open or saved.
     Contexts,
+    /// Bytes of host memory, for the token lists of contexts open or saved.
+    HostBytes,
 }
 
 impl Resource {
@@ -22,6 +24,7 @@ impl Resource {
             Self::Tokens => "tokens",
             Self::Pages => "pages",
             Self::Contexts => "contexts",
+            Self::HostBytes => "bytes of host memory",
         }
     }
 }
@@ -35,11 +38,14 @@ pub struct Budget {
     pub n_pages: u64,
     /// Contexts at once.
     pub n_contexts: u64,
+    /// Bytes of host memory at once, for the token lists of contexts.
+    pub host_bytes: u64,
 }
 
 impl Budget {
     /// No bound but the device's.
-    pub const UNLIMITED: Self = Self { n_tokens: u64::MAX, n_pages: u64::MAX, n_contexts: u64::MAX };
+    pub const UNLIMITED: Self =
+        Self { n_tokens: u64::MAX, n_pages: u64::MAX, n_contexts: u64::MAX, host_bytes: u64::MAX };
 }
 
 /// A budget would be passed.
@@ -72,6 +78,7 @@ pub struct Account {
     tokens: Meter,
     pages: Meter,
     contexts: Meter,
+    host_bytes: Meter,
     n_tokens_in_vain: AtomicU64,
     n_tokens_cached: AtomicU64,
 }
@@ -87,6 +94,7 @@ impl Account {
             tokens: meter(budget.n_tokens),
             pages: meter(budget.n_pages),
             contexts: meter(budget.n_contexts),
+            host_bytes: meter(budget.host_bytes),
             n_tokens_in_vain: AtomicU64::new(0),
             n_tokens_cached: AtomicU64::new(0),
         })
@@ -97,6 +105,7 @@ impl Account {
             Resource::Tokens => &self.tokens,
             Resource::Pages => &self.pages,
             Resource::Contexts => &self.contexts,
+            Resource::HostBytes => &self.host_bytes,
         }
     }
 
@@ -125,6 +134,15 @@ impl Account {
             return Err(exceeded);
         }
         Ok(())
+    }
+
+    /// Charges this account and every enclosing one, also past their limits: for what passes from one holder to
+    /// another and is held already.
+    pub(crate) fn charge_beyond(&self, resource: Resource, n: u64) {
+        self.meter(resource).used.fetch_add(n, Ordering::Relaxed);
+        if let Some(parent) = &self.parent {
+            parent.charge_beyond(resource, n);
+        }
     }
 
     /// Gives back what was charged.
@@ -171,10 +189,14 @@ impl Account {
         self.n_tokens_cached.load(Ordering::Relaxed)
     }
 
-    /// The enclosing account.
+    /// The outermost enclosing account: the user's.
     #[must_use]
-    pub fn parent(&self) -> Option<&Arc<Account>> {
-        self.parent.as_ref()
+    pub fn root(self: &Arc<Self>) -> &Arc<Self> {
+        let mut account = self;
+        while let Some(parent) = &account.parent {
+            account = parent;
+        }
+        account
     }
 }
 

@@ -1,5 +1,7 @@
 //! What executes batches on one device.
 
+use std::time::Duration;
+
 use crate::batch::{Batch, HostPageId, Output, PageId};
 use crate::model::Dtype;
 
@@ -7,7 +9,7 @@ use crate::model::Dtype;
 pub const PAGE_LEN: usize = 16;
 
 /// What one backend can hold and execute.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Limits {
     /// Device pages, numbered `0..n_pages`.
     pub n_pages: usize,
@@ -25,6 +27,12 @@ pub struct Limits {
     pub vocab_size: usize,
     /// Length of a hidden state.
     pub hidden_size: usize,
+    /// Steps that can be under way at once: with two, the next one is planned before the last is taken in.
+    pub n_steps_under_way: usize,
+    /// Contexts with a slot below this keep what was drawn for them last, so that a row can begin with it.
+    pub n_slots: usize,
+    /// What a row of logits costs, in tokens: the output projection beside all layers.
+    pub logits_tokens: f32,
 }
 
 /// The weights as a backend holds them.
@@ -52,31 +60,69 @@ pub trait Backend: Send {
     /// The device's name for people, such as `NVIDIA H100 80GB HBM3` or `cpu (2 threads)`.
     fn device(&self) -> &str;
 
-    /// Runs the page copies, then the tokens of every row, then the outputs the rows ask for.
-    ///
-    /// Outputs come in the order of the requests: row by row, within a row in the row's order.
+    /// Starts a step: the page copies, then the tokens of every row, then the outputs that the rows ask for. Steps, and
+    /// the copies of pages between them, take effect in the order in which they are submitted; a device that works by
+    /// itself is not waited for. There are never more than [`Limits::n_steps_under_way`].
     ///
     /// # Errors
-    /// The device failed. The contents of the pages that the batch writes are then undefined.
-    fn forward(&mut self, batch: &Batch<'_>) -> Result<Vec<Output>, BackendError>;
+    /// The step failed. The contents of the pages that the batch writes, from their beginning, are then undefined.
+    /// [`BackendError::damage`] says whether there is any use in another step.
+    fn submit(&mut self, batch: &Batch<'_>) -> Result<(), BackendError>;
+
+    /// Waits for the oldest step under way. Its outputs come in the order of the requests: row by row, within a row in
+    /// the row's order.
+    ///
+    /// # Errors
+    /// The step failed, as for [`Self::submit`]; it is no longer under way.
+    ///
+    /// # Panics
+    /// No step is under way.
+    fn collect(&mut self) -> Result<Collected, BackendError>;
+
+    /// Runs a step to its end while no other is under way; returns its outputs.
+    ///
+    /// # Errors
+    /// As for [`Self::submit`] and [`Self::collect`].
+    fn forward(&mut self, batch: &Batch<'_>) -> Result<Vec<Output>, BackendError> {
+        self.submit(batch)?;
+        Ok(self.collect()?.outputs)
+    }
 
     /// Copies device pages to host pages.
     ///
     /// # Errors
-    /// The device failed.
+    /// The copies failed. The contents of the host pages are then undefined.
     fn swap_out(&mut self, moves: &[(PageId, HostPageId)]) -> Result<(), BackendError>;
 
     /// Copies host pages to device pages.
     ///
     /// # Errors
-    /// The device failed.
+    /// The copies failed. The contents of the device pages are then undefined.
     fn swap_in(&mut self, moves: &[(HostPageId, PageId)]) -> Result<(), BackendError>;
 }
 
-/// A device that failed; the engine cannot go on with it.
+/// What came of a step.
+#[derive(Clone, Debug, Default)]
+pub struct Collected {
+    /// In the order of the step's requests.
+    pub outputs: Vec<Output>,
+    /// How long the device worked on it.
+    pub elapsed: Duration,
+}
+
+/// How far the damage of a failed call goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Damage {
+    /// It ends with the call: what the call should have written is undefined, the next one may work.
+    Call,
+    /// The device is lost to this process, for every model on it, until it is opened again.
+    Device,
+}
+
+/// A call of a backend that failed.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum BackendError {
-    /// Memory that was promised at start-up could not be had.
+    /// There was no memory for something that the step needs. The next step may find some.
     #[error("{device}: {needed_bytes} bytes needed, {free_bytes} free")]
     OutOfMemory {
         /// The device's name.
@@ -95,5 +141,18 @@ pub enum BackendError {
         call: &'static str,
         /// What the driver said.
         reason: String,
+        /// What still works after it.
+        damage: Damage,
     },
+}
+
+impl BackendError {
+    /// How far the damage goes.
+    #[must_use]
+    pub fn damage(&self) -> Damage {
+        match self {
+            Self::OutOfMemory { .. } => Damage::Call,
+            Self::Device { damage, .. } => *damage,
+        }
+    }
 }

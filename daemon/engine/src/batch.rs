@@ -40,34 +40,40 @@ pub struct Batch<'a> {
 pub struct Row<'a> {
     /// The context.
     pub slot: SlotId,
-    /// Every token of the context up to the end of this row; `tokens[start..]` are computed now.
+    /// Tokens of the context from the first on, as far as they are known and this row goes.
     pub tokens: &'a [Token],
-    /// Position of the first token to compute; the KV of all earlier positions is in `pages`.
+    /// Where the row ends.
+    pub input: Input,
+    /// Position of the first token to compute; the KV of all earlier positions is in `pages`, or will be once the steps
+    /// before this one are done.
     pub start: usize,
-    /// The context's pages in order. They cover at least `tokens.len()` positions; where the token that this row
-    /// draws is expected to be computed next and begins a page, that page may be here already.
+    /// The context's pages in order; they cover the row.
     pub pages: Vec<PageId>,
     /// What to return for this row.
     pub outputs: Vec<OutputRequest<'a>>,
-    /// What becomes of the token that this row draws.
-    pub follow_up: FollowUp,
 }
 
-/// What the engine knows about the step after a row.
+/// What a row computes last.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum FollowUp {
-    /// The row draws a token and the engine will very probably compute that token next, drawing its successor with
-    /// the same sampler. A backend may begin with that on its own; the positions past `tokens.len()` of the row's
-    /// pages hold nothing that anybody reads.
-    Expected,
-    /// Nothing is known.
-    Unknown,
+pub enum Input {
+    /// The last of its tokens.
+    Known,
+    /// One token more: the one that the step before draws for this slot. It is the only one that the row computes.
+    Drawn,
+}
+
+impl Row<'_> {
+    /// Position after the last token that the row computes.
+    #[must_use]
+    pub fn end(&self) -> usize {
+        self.tokens.len() + usize::from(self.input == Input::Drawn)
+    }
 }
 
 /// One thing to return for one position.
 #[derive(Debug)]
 pub struct OutputRequest<'a> {
-    /// The position whose next-token distribution is meant, in `start..tokens.len()`.
+    /// The position whose next-token distribution is meant, in `start..end()`.
     pub position: usize,
     /// What to return.
     pub kind: OutputKind<'a>,
@@ -77,7 +83,7 @@ pub struct OutputRequest<'a> {
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum OutputKind<'a> {
-    /// A token drawn by the sampler. History for the penalties is `tokens[..=position]`, the draw's position
+    /// A token drawn by the sampler. History for the penalties is every token up to `position`, the draw's position
     /// is `position + 1` (the place the token will take).
     Sample(&'a Sampler),
     /// The `n` most probable tokens and the entropy.

@@ -9,6 +9,7 @@ use crate::batch::{Candidate, Token};
 use crate::command::{Answer, Ask, Command, ContextId, Edit, RunSettings};
 use crate::error::EngineError;
 use crate::handle::{EngineHandle, Room};
+use crate::kv::Footprint;
 use crate::run::{Finish, Pulled, RunEvent, RunQueue, RunSender};
 
 /// A token sequence whose KV cache the engine holds.
@@ -21,6 +22,7 @@ pub struct Context {
     engine: EngineHandle,
     owner: Owner,
     tokens: Vec<Token>,
+    footprint: Footprint,
     /// The engine has `tokens[..n_synced]`, and past them at most what a run decoded ahead.
     n_synced: usize,
     run: Option<Run>,
@@ -47,7 +49,10 @@ pub enum Pull {
 
 /// An answer that is on its way. Dropping it cancels the question.
 #[derive(Debug)]
-pub struct Pending(oneshot::Receiver<Result<Answer, EngineError>>);
+pub struct Pending {
+    answer: oneshot::Receiver<Result<Answer, EngineError>>,
+    engine: EngineHandle,
+}
 
 impl Pending {
     /// The answer, once the engine has computed it.
@@ -55,7 +60,7 @@ impl Pending {
     /// # Errors
     /// What the engine found wrong.
     pub async fn answer(self) -> Result<Answer, EngineError> {
-        self.0.await.map_err(|_| EngineError::Stopped)?
+        self.answer.await.map_err(|_| self.engine.ended())?
     }
 }
 
@@ -63,7 +68,7 @@ impl Context {
     /// An empty context.
     ///
     /// # Errors
-    /// The owner's budget of contexts is used up, or the engine has stopped.
+    /// The owner's budget of contexts is used up, or the engine has failed or stopped.
     pub async fn create(engine: &EngineHandle, owner: Owner) -> Result<Self, EngineError> {
         let context = Self::charged(engine, owner, Vec::new())?;
         engine.post(Command::Create { id: context.id, owner: context.owner.clone() }).await?;
@@ -73,21 +78,24 @@ impl Context {
     /// A context that was saved under this name by any guest of the same user.
     ///
     /// # Errors
-    /// Nothing is saved under the name, a budget is used up, or the engine has stopped.
+    /// Nothing is saved under the name, a budget is used up, or the engine has failed or stopped.
     pub async fn open(engine: &EngineHandle, owner: Owner, name: &str) -> Result<Self, EngineError> {
         let mut context = Self::charged(engine, owner, Vec::new())?;
         let (reply, answer) = oneshot::channel();
         let (id, owner, name) = (context.id, context.owner.clone(), name.to_owned());
         engine.post(Command::Open { id, owner, name, reply }).await?;
-        context.tokens = answer.await.map_err(|_| EngineError::Stopped)??;
+        let tokens = answer.await.map_err(|_| engine.ended())??;
+        context.footprint.set(tokens.len())?;
+        context.tokens = tokens;
         context.n_synced = context.tokens.len();
         Ok(context)
     }
 
     fn charged(engine: &EngineHandle, owner: Owner, tokens: Vec<Token>) -> Result<Self, EngineError> {
+        let footprint = Footprint::new(&owner.account, tokens.len())?;
         owner.account.charge(Resource::Contexts, 1)?;
-        let n_synced = tokens.len();
-        Ok(Self { id: engine.next_context_id(), engine: engine.clone(), owner, tokens, n_synced, run: None })
+        let (id, engine, n_synced) = (engine.next_context_id(), engine.clone(), tokens.len());
+        Ok(Self { id, engine, owner, tokens, footprint, n_synced, run: None })
     }
 
     /// The engine that holds it.
@@ -118,6 +126,7 @@ impl Context {
             return Ok(());
         }
         let room = self.room_to_stop_run().await?;
+        self.footprint.set(self.tokens.len() + tokens.len())?;
         self.tokens.extend_from_slice(tokens);
         self.stop_run(room)
     }
@@ -149,6 +158,7 @@ impl Context {
         }
         let room = self.engine.room().await?;
         self.tokens.truncate(n_tokens);
+        self.footprint.set(n_tokens)?;
         self.n_synced = self.n_synced.min(n_tokens);
         // Told at once, so that the pages are free for others.
         let edit = self.take_edit();
@@ -158,7 +168,7 @@ impl Context {
     /// A second context with the same tokens and the same pages.
     ///
     /// # Errors
-    /// The owner's budget of contexts is used up, or the engine has stopped.
+    /// The owner's budget of contexts is used up, or the engine has failed or stopped.
     pub async fn fork(&mut self) -> Result<Self, EngineError> {
         let room = self.engine.room().await?;
         let child = Self::charged(&self.engine, self.owner.clone(), self.tokens.clone())?;
@@ -170,20 +180,20 @@ impl Context {
     /// Keeps a copy under a name for all guests of the same user. An older one of that name is replaced.
     ///
     /// # Errors
-    /// The user's budget of contexts is used up, or the engine has stopped.
+    /// The user's budget of contexts is used up, or the engine has failed or stopped.
     pub async fn save(&mut self, name: &str) -> Result<(), EngineError> {
         let room = self.engine.room().await?;
         let (reply, answer) = oneshot::channel();
         let (id, edit, name) = (self.id, self.take_edit(), name.to_owned());
         self.engine.post_into(room, Command::Save { id, edit, name, reply })?;
-        answer.await.map_err(|_| EngineError::Stopped)?
+        answer.await.map_err(|_| self.engine.ended())?
     }
 
     /// Asks a question about the end of the context. Questions to several contexts that are posted before the
     /// first answer is awaited are computed in one batch.
     ///
     /// # Errors
-    /// The question does not fit the context or the model, or the engine has stopped.
+    /// The question does not fit the context or the model, or the engine has failed or stopped.
     pub async fn ask(&mut self, ask: Ask) -> Result<Pending, EngineError> {
         let vocab_size = self.engine.limits().vocab_size;
         match &ask {
@@ -205,7 +215,7 @@ impl Context {
         let (reply, answer) = oneshot::channel();
         let (id, edit) = (self.id, self.take_edit());
         self.engine.post_into(room, Command::Ask { id, edit, ask, reply })?;
-        Ok(Pending(answer))
+        Ok(Pending { answer, engine: self.engine.clone() })
     }
 
     /// Draws the next token and appends it, as `ask(Ask::Sample)` and `append` would, but decoded ahead: as
@@ -225,6 +235,8 @@ impl Context {
         if self.run.as_ref().is_none_or(|run| run.key != key) {
             self.start_run(key, settings()).await?;
         }
+        // Before a token is taken that there would be no room for.
+        self.footprint.set(self.tokens.len() + 1)?;
         let run = self.run.as_ref().expect("a run was just started");
         let (event, pulled) = run.queue.try_pull();
         if pulled == Pulled::Parked {
@@ -246,7 +258,8 @@ impl Context {
             }
             RunEvent::Failed(error) => {
                 self.run = None;
-                Err(error)
+                // The engine let go of the run without a word: it has ended.
+                Err(if let EngineError::Stopped = error { self.engine.ended() } else { error })
             }
         }
     }
@@ -310,6 +323,7 @@ mod tests {
     use crate::account::{Account, ActorId, Budget, GuestId, SessionId};
     use crate::backend::{Limits, WeightsInfo};
     use crate::command::Ahead;
+    use crate::handle::Served;
     use crate::model::{Dtype, Model, ModelSource};
     use crate::sampling::Sampler;
 
@@ -322,8 +336,7 @@ mod tests {
         result.expect("nothing is wrong")
     }
 
-    #[test]
-    fn who_gives_up_waiting_for_room_has_told_the_engine_nothing_and_noted_nothing() {
+    fn engine() -> (EngineHandle, Served) {
         let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../models/tiny");
         let model = Model::open("tiny", &ModelSource::Folder(folder)).expect("the bundled model opens");
         let limits = Limits {
@@ -335,15 +348,47 @@ mod tests {
             n_positions_max: 100,
             vocab_size: 100,
             hidden_size: 1,
+            n_steps_under_way: 1,
+            n_slots: 0,
+            logits_tokens: 1.0,
         };
         let weights = WeightsInfo { dtype: Dtype::F32, n_bytes: 0 };
-        let (engine, mut commands) = EngineHandle::new(Arc::new(model), limits, weights, String::new());
-        let owner = Owner {
+        EngineHandle::new(Arc::new(model), limits, weights, String::new())
+    }
+
+    fn owner(budget: Budget) -> Owner {
+        Owner {
             actor: ActorId(0),
             session: SessionId(0),
             guest: GuestId(0),
-            account: Account::new("guest", Budget::UNLIMITED, None),
+            account: Account::new("guest", budget, None),
+        }
+    }
+
+    #[test]
+    fn token_lists_are_charged_while_they_are_there() {
+        let (engine, _served) = engine();
+        let owner = owner(Budget { host_bytes: 5_120, ..Budget::UNLIMITED });
+        let mut context = now(Context::create(&engine, owner.clone()));
+        now(context.append(&[1; 90]));
+        let fork = now(context.fork());
+        let mut third = now(Context::create(&engine, owner.clone()));
+        let Poll::Ready(Err(EngineError::Budget(exceeded))) = poll(third.append(&[1])) else {
+            panic!("two lists of up to 256 tokens are all there is room for")
         };
+        assert_eq!((exceeded.what, exceeded.used, exceeded.limit), ("bytes of host memory", 5_120, 5_120));
+        assert!(third.tokens().is_empty());
+        drop(fork);
+        now(third.append(&[1]));
+        now(third.truncate(0));
+        drop(context);
+        assert_eq!(owner.account.used(Resource::HostBytes), 0);
+    }
+
+    #[test]
+    fn who_gives_up_waiting_for_room_has_told_the_engine_nothing_and_noted_nothing() {
+        let (engine, mut served) = engine();
+        let owner = owner(Budget::UNLIMITED);
         let settings = || RunSettings {
             sampler: Arc::new(Sampler::greedy()),
             stop_tokens: Arc::new([]),
@@ -374,7 +419,7 @@ mod tests {
             // The next command brings the engine to what the context holds.
             drop(now(context.ask(Ask::Prefill)));
             let mut told = Vec::new();
-            while let Ok(posted) = commands.try_recv() {
+            while let Ok(posted) = served.commands.try_recv() {
                 if let Command::Run { edit, .. } | Command::Ask { edit, .. } = posted.command {
                     told.truncate(edit.n_kept);
                     told.extend(edit.appended);

@@ -58,10 +58,44 @@ pub enum EngineError {
         /// The name.
         name: String,
     },
-    /// The device failed; the engine has stopped.
+    /// The step that computed this failed, and the engine goes on: the context keeps its tokens, and what was asked
+    /// may be asked again.
+    #[error("the step failed, it may be tried again: {0}")]
+    Step(BackendError),
+    /// The engine has failed and does nothing more. With another engine it may be tried again.
     #[error(transparent)]
-    Backend(#[from] BackendError),
-    /// The engine has stopped.
+    Failed(#[from] EngineFailure),
+    /// The engine was stopped.
     #[error("the engine has stopped")]
     Stopped,
+}
+
+impl EngineError {
+    /// Whether the same may work another time: it was the device that failed, and not what was asked.
+    #[must_use]
+    pub fn is_retryable(&self) -> bool {
+        matches!(self, Self::Step(_) | Self::Failed(_))
+    }
+}
+
+/// Why an engine has come to its end before it was stopped.
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum EngineFailure {
+    /// The device is lost.
+    #[error("the device failed: {0}")]
+    Device(BackendError),
+    /// So many steps failed and none succeeded in between that no other outcome is to be expected.
+    #[error("{n_steps} steps failed in a row, the last with: {last}")]
+    Steps {
+        /// How many.
+        n_steps: usize,
+        /// What the last one reported.
+        last: BackendError,
+    },
+    /// The engine's thread panicked: a mistake of ours.
+    #[error("the engine panicked: {message}")]
+    Panicked {
+        /// The panic's message.
+        message: String,
+    },
 }

@@ -3,12 +3,12 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use tokio::sync::{Semaphore, mpsc, oneshot};
+use tokio::sync::{Semaphore, mpsc, oneshot, watch};
 
 use crate::account::Owner;
 use crate::backend::{Limits, WeightsInfo};
 use crate::command::{Command, ContextId};
-use crate::error::EngineError;
+use crate::error::{EngineError, EngineFailure};
 use crate::model::Model;
 use crate::stats::EngineStats;
 
@@ -25,6 +25,23 @@ pub(crate) struct Posted {
 #[derive(Debug)]
 pub(crate) struct Room(tokio::sync::OwnedSemaphorePermit);
 
+/// Whether an engine works.
+#[derive(Clone, Debug)]
+pub enum EngineState {
+    /// It does.
+    Running,
+    /// It was stopped.
+    Stopped,
+    /// It came to its end by itself.
+    Failed(EngineFailure),
+}
+
+/// The engine thread's side of a handle.
+pub(crate) struct Served {
+    pub(crate) commands: mpsc::UnboundedReceiver<Posted>,
+    pub(crate) state: watch::Sender<EngineState>,
+}
+
 /// A way to one engine. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct EngineHandle(Arc<Shared>);
@@ -33,6 +50,7 @@ pub struct EngineHandle(Arc<Shared>);
 struct Shared {
     commands: mpsc::UnboundedSender<Posted>,
     room: Arc<Semaphore>,
+    state: watch::Receiver<EngineState>,
     next_context: AtomicU64,
     model: Arc<Model>,
     limits: Limits,
@@ -46,11 +64,13 @@ impl EngineHandle {
         limits: Limits,
         weights: WeightsInfo,
         device: String,
-    ) -> (Self, mpsc::UnboundedReceiver<Posted>) {
+    ) -> (Self, Served) {
         let (commands, receiver) = mpsc::unbounded_channel();
+        let (sender, state) = watch::channel(EngineState::Running);
         let room = Arc::new(Semaphore::new(N_COMMANDS_MAX));
         let next_context = AtomicU64::new(0);
-        (Self(Arc::new(Shared { commands, room, next_context, model, limits, weights, device })), receiver)
+        let shared = Shared { commands, room, state, next_context, model, limits, weights, device };
+        (Self(Arc::new(shared)), Served { commands: receiver, state: sender })
     }
 
     /// The model that the engine runs.
@@ -77,24 +97,62 @@ impl EngineHandle {
         &self.0.device
     }
 
+    /// Whether the engine works, and if not, why.
+    #[must_use]
+    pub fn state(&self) -> EngineState {
+        self.0.state.borrow().clone()
+    }
+
+    /// Why the engine has failed, if it has.
+    #[must_use]
+    pub fn failure(&self) -> Option<EngineFailure> {
+        match self.state() {
+            EngineState::Failed(failure) => Some(failure),
+            EngineState::Running | EngineState::Stopped => None,
+        }
+    }
+
+    /// Waits for the engine's failure; for ever, if it is stopped before it fails.
+    pub async fn failed(&self) -> EngineFailure {
+        let mut state = self.0.state.clone();
+        loop {
+            if let EngineState::Failed(failure) = &*state.borrow_and_update() {
+                return failure.clone();
+            }
+            if state.changed().await.is_err() {
+                break;
+            }
+        }
+        // The thread has said its last, and that was no failure; or did it in between?
+        match self.failure() {
+            Some(failure) => failure,
+            None => std::future::pending().await,
+        }
+    }
+
+    /// Why there is no answer. The engine says why it ends before it lets go of what it was asked.
+    pub(crate) fn ended(&self) -> EngineError {
+        self.failure().map_or(EngineError::Stopped, EngineError::Failed)
+    }
+
     /// Forgets the context that this owner's user saved under a name.
     ///
     /// # Errors
-    /// Nothing is saved under the name, or the engine has stopped.
+    /// Nothing is saved under the name, or the engine has failed or stopped.
     pub async fn forget(&self, owner: &Owner, name: &str) -> Result<(), EngineError> {
         let (reply, answer) = oneshot::channel();
         self.post(Command::Forget { owner: owner.clone(), name: name.to_owned(), reply }).await?;
-        answer.await.map_err(|_| EngineError::Stopped)?
+        answer.await.map_err(|_| self.ended())?
     }
 
     /// Counters and gauges.
     ///
     /// # Errors
-    /// The engine has stopped.
+    /// The engine has failed or stopped.
     pub async fn stats(&self) -> Result<EngineStats, EngineError> {
         let (reply, answer) = oneshot::channel();
         self.post(Command::Stats { reply }).await?;
-        answer.await.map_err(|_| EngineError::Stopped)
+        answer.await.map_err(|_| self.ended())
     }
 
     pub(crate) fn next_context_id(&self) -> ContextId {
@@ -105,7 +163,7 @@ impl EngineHandle {
     pub(crate) async fn room(&self) -> Result<Room, EngineError> {
         let permit = match self.0.room.clone().try_acquire_owned() {
             Ok(permit) => permit,
-            Err(_) => self.0.room.clone().acquire_owned().await.map_err(|_| EngineError::Stopped)?,
+            Err(_) => self.0.room.clone().acquire_owned().await.map_err(|_| self.ended())?,
         };
         Ok(Room(permit))
     }
@@ -128,6 +186,10 @@ impl EngineHandle {
     }
 
     fn send(&self, posted: Posted) -> Result<(), EngineError> {
-        self.0.commands.send(posted).map_err(|_| EngineError::Stopped)
+        // One that has said why it ends may not have closed its end yet.
+        if !matches!(*self.0.state.borrow(), EngineState::Running) {
+            return Err(self.ended());
+        }
+        self.0.commands.send(posted).map_err(|_| self.ended())
     }
 }

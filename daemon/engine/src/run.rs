@@ -113,17 +113,11 @@ impl RunQueue {
         }
     }
 
-    fn wants_more(&self, n_ahead: usize) -> bool {
+    fn wants_more(&self, n_ahead: usize, n_under_way: usize) -> bool {
         let mut inner = self.lock();
-        let wants = inner.events.len() < n_ahead + usize::from(inner.is_waiting);
+        let wants = inner.events.len() + n_under_way < n_ahead + usize::from(inner.is_waiting);
         inner.is_parked = !wants;
         wants
-    }
-
-    /// Whether a token will be wanted after one more has been pushed, if who waits for that one takes it at once.
-    fn will_want_more(&self, n_ahead: usize) -> bool {
-        let inner = self.lock();
-        inner.events.len() + usize::from(!inner.is_waiting) < n_ahead
     }
 
     /// Takes the next event if there is one. `Parked` obliges the caller to resume the engine.
@@ -152,7 +146,7 @@ impl RunQueue {
 }
 
 /// The engine's end of a queue. A guest never waits on a queue whose other end is gone: dropping it without
-/// an end of the run says that the engine has stopped.
+/// an end of the run says that the engine has come to its own.
 #[derive(Debug)]
 pub(crate) struct RunSender {
     queue: Arc<RunQueue>,
@@ -170,14 +164,10 @@ impl RunSender {
         self.queue.push(event);
     }
 
-    /// Whether another token may be decoded now; if not, the next pull says that the engine is parked.
-    pub(crate) fn wants_more(&self, n_ahead: usize) -> bool {
-        self.queue.wants_more(n_ahead)
-    }
-
-    /// Whether another token will probably be wanted after the next.
-    pub(crate) fn will_want_more(&self, n_ahead: usize) -> bool {
-        self.queue.will_want_more(n_ahead)
+    /// Whether another token may be decoded now, beside those that are under way; if not, the next pull says that the
+    /// engine is parked.
+    pub(crate) fn wants_more(&self, n_ahead: usize, n_under_way: usize) -> bool {
+        self.queue.wants_more(n_ahead, n_under_way)
     }
 
     /// Tokens that nobody has pulled yet.
@@ -214,12 +204,12 @@ mod tests {
     #[test]
     fn an_empty_window_still_serves_who_waits() {
         let queue = RunQueue::default();
-        assert!(!queue.wants_more(0));
+        assert!(!queue.wants_more(0, 0));
         let (event, pulled) = queue.try_pull();
         assert!(event.is_none());
         assert_eq!(pulled, Pulled::Parked);
-        assert!(queue.wants_more(0));
+        assert!(queue.wants_more(0, 0));
         queue.push(RunEvent::Finished(Finish::Stop));
-        assert!(!queue.wants_more(0));
+        assert!(!queue.wants_more(0, 0));
     }
 }

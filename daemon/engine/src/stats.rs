@@ -1,5 +1,7 @@
 //! What an engine has done and holds.
 
+use std::time::Duration;
+
 /// Counters and gauges of one engine.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct EngineStats {
@@ -17,14 +19,24 @@ pub struct EngineStats {
     pub n_saved: usize,
     /// Steps run.
     pub n_steps: u64,
+    /// Rows of those steps.
+    pub n_rows: u64,
     /// Tokens computed.
     pub n_tokens: u64,
     /// Tokens that the prefix cache spared.
     pub n_tokens_cached: u64,
+    /// Rows planned before it was known that their work would end, and computed in vain.
+    pub n_rows_in_vain: u64,
     /// Tokens decoded ahead and forgotten.
     pub n_tokens_in_vain: u64,
     /// Pages moved to host memory since the start.
     pub n_swaps_out: u64,
-    /// Contexts whose KV was dropped and computed again, host memory being full.
-    pub n_recomputed: u64,
+    /// Pages moved back since the start.
+    pub n_swaps_in: u64,
+    /// Pages whose KV was given up, host memory being full.
+    pub n_pages_given_up: u64,
+    /// Tokens computed again because their KV had been given up. They are among `n_tokens` and on nobody's account.
+    pub n_tokens_again: u64,
+    /// How long the device has computed; time between steps does not count.
+    pub device_busy: Duration,
 }

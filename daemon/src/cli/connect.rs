@@ -169,7 +169,7 @@ pub(crate) async fn start(config: &Config, format: Format) -> Result<Daemon, Cli
             }
             LoadProgress::Ready => reports.finish(),
         };
-        Daemon::start(&config, &report).map_err(Box::new)
+        Daemon::start_with(&config, super::WRAP.get().cloned(), &report).map_err(Box::new)
     });
     loop {
         tokio::select! {

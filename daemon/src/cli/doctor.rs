@@ -145,7 +145,13 @@ async fn check_socket() -> Check {
     };
     let shown = socket.display();
     Check::of(match (SocketArgs { socket: None }).connect().await {
-        Ok(_) => Ok(format!("{shown}, a daemon is running")),
+        Ok(client) => match client.info().await.map(|info| info.failure) {
+            Ok(None) => Ok(format!("{shown}, a daemon is running")),
+            Ok(Some(failure)) => {
+                Err(format!("{shown}, a daemon is running whose device has failed: {failure}"))
+            }
+            Err(error) => Err(format!("{shown}, a daemon is running and does not answer: {error}")),
+        },
         Err(CliError::Client(trellis_client::Error::NotRunning { .. })) => match place_of(&socket) {
             Ok(()) => Ok(format!("{shown}, no daemon is running")),
             Err(reason) => Err(format!("{shown}: {reason}")),

@@ -8,14 +8,16 @@ use serde::Serialize;
 use trellis_client::{ErrorBody, ErrorCode};
 use trellis_cuda::{CudaError, LoadError};
 
-use super::output::{Format, for_stream, to_json};
+use super::output::{Format, for_stream, remark, to_json};
 use crate::config::ConfigError;
-use crate::daemon::DaemonError;
+use crate::daemon::{DaemonError, DeviceFailure};
 use crate::guest::GuestError;
 use crate::ipc::BindError;
 
 /// The exit status of an interrupted command: 128 and the number of SIGINT, as shells have it.
 pub(crate) const INTERRUPTED: u8 = 130;
+/// The exit status of a command whose device failed: `EX_TEMPFAIL` of `sysexits.h`, which asks to be tried again.
+pub const DEVICE_FAILED: u8 = 75;
 const GUEST_FAILED: u8 = 1;
 const UNHEALTHY: u8 = 1;
 const CANNOT: u8 = 2;
@@ -31,6 +33,9 @@ pub(crate) enum CliError {
     Daemon(#[from] Box<DaemonError>),
     #[error(transparent)]
     Bind(#[from] BindError),
+    /// The daemon has ended its guests and goes.
+    #[error("the device failed: {0}")]
+    Device(DeviceFailure),
     /// The guest was started and did not end well.
     #[error("{0}")]
     Guest(Box<ErrorBody>),
@@ -94,6 +99,12 @@ impl CliError {
     pub(crate) fn exit_code(&self) -> u8 {
         match self {
             Self::OutputClosed => 0,
+            Self::Device(_) => DEVICE_FAILED,
+            Self::Guest(body) | Self::Client(trellis_client::Error::Daemon(body))
+                if body.code == ErrorCode::DeviceFailed =>
+            {
+                DEVICE_FAILED
+            }
             Self::Guest(_) => GUEST_FAILED,
             Self::Bench(error) => error.exit_code(),
             Self::Unhealthy => UNHEALTHY,
@@ -130,6 +141,10 @@ impl CliError {
             Self::Daemon(error) if is_out_of_memory(error) => {
                 "`--dtype bf16` halves an f32 model; `kv_bytes` in the configuration gives each KV cache its size"
             }
+            Self::Device(_) => {
+                "start the daemon again; `trellis doctor` says whether the device works, and a service manager can \
+                 restart on this exit status (75)"
+            }
             Self::Bind(BindError::AlreadyRunning { .. }) => {
                 "stop it with `trellis stop --daemon`, or give this one another place with --socket"
             }
@@ -155,9 +170,9 @@ impl CliError {
             // The user's own doing, or said already.
             (Self::OutputClosed | Self::Interrupted | Self::Unhealthy, _) => {}
             (_, Format::Text) => {
-                eprintln!("error: {}", for_stream(&self.to_string(), &io::stderr()));
+                remark(&format!("error: {}", for_stream(&self.to_string(), &io::stderr())));
                 if let Some(hint) = self.hint() {
-                    eprintln!("hint: {hint}");
+                    remark(&format!("hint: {hint}"));
                 }
             }
             (_, Format::Json) => {
@@ -168,7 +183,7 @@ impl CliError {
                     hint: Option<String>,
                 }
                 let error = self.body();
-                eprintln!("{}", to_json(&Shown { error: &error, hint: self.hint() }));
+                remark(&to_json(&Shown { error: &error, hint: self.hint() }));
             }
         }
     }
@@ -181,6 +196,7 @@ impl CliError {
                 let code = error.code().cloned().unwrap_or_else(|| ErrorCode::Other("connection".to_owned()));
                 ErrorBody::new(code, self.to_string())
             }
+            Self::Device(_) => ErrorBody::new(ErrorCode::DeviceFailed, self.to_string()),
             _ => ErrorBody::new(ErrorCode::Other("cli".to_owned()), self.to_string()),
         }
     }
@@ -195,6 +211,9 @@ mod tests {
         let body = || Box::new(ErrorBody::new(ErrorCode::GuestFailed, "no"));
         assert_eq!(CliError::Guest(body()).exit_code(), 1);
         assert_eq!(CliError::Client(trellis_client::Error::Daemon(body())).exit_code(), 2);
+        let lost = || Box::new(ErrorBody::new(ErrorCode::DeviceFailed, "no"));
+        assert_eq!(CliError::Guest(lost()).exit_code(), DEVICE_FAILED);
+        assert_eq!(CliError::Client(trellis_client::Error::Daemon(lost())).exit_code(), DEVICE_FAILED);
         assert_eq!(CliError::Interrupted.exit_code(), 130);
         assert_eq!(CliError::from_output(io::ErrorKind::BrokenPipe.into()).exit_code(), 0);
         assert_eq!(CliError::from_output(io::ErrorKind::StorageFull.into()).exit_code(), 2);
@@ -208,7 +227,7 @@ mod tests {
         };
         let full = CudaError::OutOfMemory { what: "weights", needed_bytes: 2, free_bytes: 1, total_bytes: 2 };
         assert!(hint(full.into()).expect("a hint").contains("--dtype bf16"));
-        let refused = CudaError::Call { call: "cuLaunchKernel", reason: "no".to_owned() };
+        let refused = CudaError::Call { call: "cuLaunchKernel", code: None, reason: "no".to_owned() };
         assert_eq!(hint(refused.into()), None);
         let shape = LoadError::Unsupported { what: "head_dim", expected: "64 or 128".to_owned(), found: 80 };
         assert_eq!(hint(shape), None);

@@ -30,15 +30,22 @@ pub(crate) async fn info(args: InfoArgs, format: Format) -> Result<(), CliError>
     output::print(format, &info, |info| lines(info, &models))
 }
 
+fn shown(model: &ModelInfo) -> String {
+    let failed = if model.failure.is_some() { ", its engine has ended" } else { "" };
+    format!("{} ({}{failed})", model.name, model.dtype)
+}
+
 fn lines(info: &DaemonInfo, models: &[ModelInfo]) -> String {
-    let models: Vec<_> = models.iter().map(|model| format!("{} ({})", model.name, model.dtype)).collect();
+    let models: Vec<_> = models.iter().map(shown).collect();
     let programs = if info.programs.is_empty() { "none".to_owned() } else { info.programs.join(", ") };
+    let state = info.failure.as_ref().map_or("running".to_owned(), |failure| format!("FAILED: {failure}"));
     let lines = [
         ("build", info.build.clone()),
         ("process", info.pid.to_string()),
         ("device", info.device.clone()),
         ("models", models.join(", ")),
         ("programs", programs),
+        ("state", state),
         ("up for", output::duration_ms(info.uptime_ms)),
         ("memory", output::bytes(info.resident_bytes)),
         ("KV pages", format!("{} of {} free", info.n_pages_free, info.n_pages)),

@@ -5,6 +5,8 @@ use std::io::{self, BufRead, Read};
 use tokio::sync::mpsc;
 use trellis_client::{Error, GuestSender};
 
+use super::output::remark;
+
 /// Lines read and not yet taken by the guest.
 const N_LINES_MAX: usize = 16;
 
@@ -19,13 +21,13 @@ pub(crate) async fn send_lines(sender: GuestSender) {
         read_lines(io::stdin().lock(), |line| lines.blocking_send(line).is_ok());
     });
     if let Err(error) = spawned {
-        eprintln!("trellis: cannot read standard input: {error}");
+        remark(&format!("trellis: cannot read standard input: {error}"));
     }
     while let Some(line) = receiver.recv().await {
         let sent = match line {
             Ok(line) => sender.send(line).await,
             Err(error) => {
-                eprintln!("trellis: standard input: {error}");
+                remark(&format!("trellis: standard input: {error}"));
                 break;
             }
         };
@@ -33,7 +35,7 @@ pub(crate) async fn send_lines(sender: GuestSender) {
             Ok(()) => {}
             // The guest's own stream tells how it ended.
             Err(Error::GuestEnded | Error::ConnectionLost(_)) => return,
-            Err(error) => eprintln!("trellis: message not sent: {error}"),
+            Err(error) => remark(&format!("trellis: message not sent: {error}")),
         }
     }
     let _ = sender.end_messages().await;

@@ -7,7 +7,7 @@ use tokio_util::sync::CancellationToken;
 use super::error::{CliError, INTERRUPTED};
 
 /// Watches for interrupts: the first asks the command to end, the second ends the process.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Interrupts(CancellationToken);
 
 impl Interrupts {

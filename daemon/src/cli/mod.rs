@@ -23,11 +23,14 @@ mod table;
 mod toolchain;
 
 use std::process::ExitCode;
+use std::sync::OnceLock;
 
 use clap::{Parser, Subcommand};
 
 use self::error::CliError;
+pub use self::error::DEVICE_FAILED;
 use self::output::Format;
+use crate::daemon::BackendWrap;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -36,7 +39,8 @@ Examples:
   trellis serve                           keep the model loaded for everybody
   trellis chat                            talk to the model
 
-Exit status: 0 done, 1 the guest failed, 2 a mistake in the command or no daemon, 130 interrupted.";
+Exit status: 0 done, 1 the guest failed, 2 a mistake in the command or no daemon, 75 the device failed
+and the same may work another time, 130 interrupted.";
 
 /// Programmable LLM decoding: runs small sandboxed programs next to the model
 #[derive(Debug, Parser)]
@@ -64,6 +68,17 @@ enum Command {
     /// The process that compiles one component over its standard streams
     #[command(hide = true)]
     CompileWorker,
+}
+
+/// What the daemons of this process have between engines and backends.
+static WRAP: OnceLock<BackendWrap> = OnceLock::new();
+
+/// As [`main`], with something between the engines and the backends of the daemon that it starts: for the tests' own
+/// program, whose backends fail when they are told to.
+#[must_use]
+pub fn main_with(wrap: BackendWrap) -> ExitCode {
+    let _ = WRAP.set(wrap);
+    main()
 }
 
 /// The whole program: reads the command line, does what it says, and says how that went.

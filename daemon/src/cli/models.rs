@@ -48,7 +48,11 @@ fn table(models: &[ModelInfo]) -> String {
             model.n_positions.to_string(),
             model.n_vocab.to_string(),
             model.device.clone(),
-            if model.is_default { "default".to_owned() } else { String::new() },
+            match (&model.failure, model.is_default) {
+                (Some(failure), _) => format!("FAILED: {failure}"),
+                (None, true) => "default".to_owned(),
+                (None, false) => String::new(),
+            },
         ]);
     }
     table.render()

@@ -45,10 +45,15 @@ pub(crate) fn to_json<T: Serialize + ?Sized>(value: &T) -> String {
     serde_json::to_string(value).expect("what the CLI prints has string keys and serialises")
 }
 
+/// Writes one line to standard error, unless nobody can read it: that is no reason to end.
+pub(crate) fn remark(line: &str) {
+    let _ = writeln!(io::stderr().lock(), "{line}");
+}
+
 /// A line about what the command itself is doing: to people only, and beside the output.
 pub(crate) fn note(format: Format, line: &str) {
     if format == Format::Text {
-        eprintln!("trellis: {line}");
+        remark(&format!("trellis: {line}"));
     }
 }
 

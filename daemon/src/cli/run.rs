@@ -4,6 +4,7 @@ use std::pin::pin;
 use std::time::Duration;
 
 use clap::Args;
+use tokio_util::task::AbortOnDropHandle;
 use trellis_client::{Client, Error, ErrorBody, ErrorCode, Event, Guest, Program, StartOptions};
 
 use super::cargo;
@@ -135,6 +136,12 @@ async fn drive(
     screen: &mut Screen,
     interrupts: &Interrupts,
 ) -> Result<(), CliError> {
+    // In a task of its own: here, showing an event or a note takes as long as its reader likes.
+    let (interrupted, canceller) = (interrupts.clone(), guest.sender());
+    let _cancelling = AbortOnDropHandle::new(tokio::spawn(async move {
+        interrupted.first().await;
+        canceller.cancel();
+    }));
     let sender = guest.sender();
     let mut messages = pin!(async move {
         match input {
@@ -149,7 +156,6 @@ async fn drive(
             () = interrupts.first(), if !is_interrupted => {
                 is_interrupted = true;
                 screen.note("stopping the guest; interrupt again to leave at once");
-                guest.cancel();
             }
             event = guest.next() => match event {
                 Some(Ok(event)) => {

@@ -6,7 +6,7 @@ use serde::Serialize;
 use trellis_client::{ErrorBody, Event, GuestUsage, LogLevel};
 
 use super::error::CliError;
-use super::output::{Format, for_stream, to_json};
+use super::output::{Format, for_stream, remark, to_json};
 use super::progress::Progress;
 
 /// Shows the events of one guest: its output on standard output, everything about it on standard error.
@@ -60,9 +60,9 @@ impl Screen {
             Event::Json { json } => self.line(json)?,
             Event::Log { level, line } => {
                 self.break_line_if_shared();
-                eprintln!("{}: {}", log_name(level), for_stream(line, &io::stderr()));
+                remark(&format!("{}: {}", log_name(level), for_stream(line, &io::stderr())));
             }
-            Event::Unknown => {}
+            Event::Wanted | Event::Unknown => {}
         }
         Ok(())
     }
@@ -77,7 +77,7 @@ impl Screen {
     /// Output and errors often meet on one terminal; neither should end in the middle of the other's line.
     fn break_line_if_shared(&mut self) {
         if !self.is_at_line_start && io::stdout().is_terminal() && io::stderr().is_terminal() {
-            eprintln!();
+            remark("");
             self.is_at_line_start = true;
         }
     }

@@ -21,7 +21,10 @@ const EXAMPLES: &str = "\
 Examples:
   trellis serve                                  the bundled model, for your own user
   trellis serve --model ./Llama-3.2-1B --device cuda --dtype bf16
-  trellis serve --config /etc/trellis.toml       under a service manager; SIGTERM stops it cleanly";
+  trellis serve --config /etc/trellis.toml       under a service manager; SIGTERM stops it cleanly
+
+Exit status: 0 stopped, 2 it could not start, 75 the device failed: clients were told, start it again
+(with on_device_failure = \"reopen\" in the configuration it first tries to open the device again).";
 
 /// Run the daemon in the foreground
 #[derive(Debug, Args)]
@@ -80,8 +83,8 @@ pub(crate) async fn serve(args: ServeArgs, format: Format) -> Result<(), CliErro
     let engine = daemon.engine(None);
     let ready = Ready {
         ready: true,
-        device: engine.map(|engine| engine.device().to_owned()).unwrap_or_default(),
-        dtype: engine.map(|engine| engine.weights().dtype.name().to_owned()).unwrap_or_default(),
+        device: engine.as_ref().map(|engine| engine.device().to_owned()).unwrap_or_default(),
+        dtype: engine.as_ref().map(|engine| engine.weights().dtype.name().to_owned()).unwrap_or_default(),
         models: config.models,
         socket,
         took_ms: u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX),
@@ -103,7 +106,7 @@ pub(crate) async fn serve(args: ServeArgs, format: Format) -> Result<(), CliErro
         interrupts.first().await;
         shutdown.cancel();
     });
-    daemon.serve(listener).await;
+    daemon.serve(listener).await.map_err(CliError::Device)?;
     output::note(format, "stopped");
     Ok(())
 }

@@ -1,16 +1,13 @@
-//! Compiling in a child process, a few at a time.
+//! Compiling in a child process.
 
-use std::collections::HashMap;
 use std::io;
 use std::path::PathBuf;
 use std::process::Stdio;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt};
 use tokio::process::{Child, Command};
-use tokio::sync::Semaphore;
-use trellis_engine::account::ActorId;
 
 use super::error::GuestError;
 use super::limits::GuestLimits;
@@ -58,71 +55,11 @@ pub enum ProgramSource {
 pub(crate) struct Compiler {
     exe: PathBuf,
     limits: Arc<GuestLimits>,
-    slots: Semaphore,
-    queue: Queue,
-}
-
-/// How many components of each user wait; nobody is there with none.
-#[derive(Debug, Default)]
-struct Queue(Mutex<HashMap<ActorId, usize>>);
-
-impl Queue {
-    fn lock(&self) -> MutexGuard<'_, HashMap<ActorId, usize>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn enter(&self, actor: ActorId, limits: &GuestLimits) -> Result<Queued<'_>, GuestError> {
-        let mut queue = self.lock();
-        let n_all: usize = queue.values().sum();
-        let n_user = queue.get(&actor).copied().unwrap_or(0);
-        for (n_queued, limit) in
-            [(n_all, limits.n_compiles_queued), (n_user, limits.n_compiles_queued_per_user())]
-        {
-            if n_queued >= limit {
-                return Err(GuestError::CompileQueueFull { n_queued, limit });
-            }
-        }
-        queue.insert(actor, n_user + 1);
-        Ok(Queued { queue: self, actor })
-    }
-}
-
-/// A place in the queue, left when dropped.
-struct Queued<'a> {
-    queue: &'a Queue,
-    actor: ActorId,
-}
-
-impl Drop for Queued<'_> {
-    fn drop(&mut self) {
-        let mut queue = self.queue.lock();
-        let n_user = queue.get_mut(&self.actor).expect("entered");
-        *n_user -= 1;
-        if *n_user == 0 {
-            queue.remove(&self.actor);
-        }
-    }
 }
 
 impl Compiler {
     pub(crate) fn new(exe: PathBuf, limits: Arc<GuestLimits>) -> Self {
-        let slots = Semaphore::new(limits.n_compiles.clamp(1, Semaphore::MAX_PERMITS));
-        Self { exe, limits, slots, queue: Queue::default() }
-    }
-
-    /// Waits for a turn, which lasts as long as the permit. A full queue is an error, and so is one that the
-    /// user has filled half of.
-    pub(crate) async fn turn(
-        &self,
-        actor: ActorId,
-        progress: &mut (dyn FnMut(CompileProgress) + Send),
-    ) -> Result<tokio::sync::SemaphorePermit<'_>, GuestError> {
-        if let Ok(permit) = self.slots.try_acquire() {
-            return Ok(permit);
-        }
-        let _place = self.queue.enter(actor, &self.limits)?;
-        progress(CompileProgress::Queued);
-        Ok(self.slots.acquire().await.expect("the semaphore is never closed"))
+        Self { exe, limits }
     }
 
     /// Compiles a component to the code that the daemon's engine loads. Dropping the future kills the process.
@@ -232,25 +169,6 @@ mod tests {
         let error = [&[TAG_ERROR][..], &3_u64.to_le_bytes(), b"bad"].concat();
         let read = read_answer(&mut error.as_slice(), 3).await.expect("whole");
         assert!(matches!(read, Err(GuestError::Invalid { reason }) if reason == "bad"));
-    }
-
-    #[test]
-    fn one_user_takes_half_of_the_queue() {
-        let limits = GuestLimits { n_compiles_queued: 5, ..GuestLimits::default() };
-        let queue = Queue::default();
-        let enter = |user| queue.enter(ActorId(user), &limits);
-        let mut places: Vec<_> = (0..3).map(|_| enter(1).expect("room")).collect();
-        let full = |result: Result<Queued<'_>, GuestError>| match result.map(|_| ()).expect_err("full") {
-            GuestError::CompileQueueFull { n_queued, limit } => (n_queued, limit),
-            error => panic!("{error}"),
-        };
-        assert_eq!(full(enter(1)), (3, 3));
-        places.extend([enter(2).expect("room for others"), enter(3).expect("room for others")]);
-        assert_eq!(full(enter(2)), (5, 5));
-        drop(places.remove(0));
-        drop(enter(1).expect("room again"));
-        drop(places);
-        assert!(queue.lock().is_empty());
     }
 
     #[cfg(unix)]

@@ -10,6 +10,7 @@ use std::task::{Context, Poll};
 use std::time::Instant;
 
 use bytes::Bytes;
+use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio_util::sync::{CancellationToken, DropGuard};
 use trellis_engine::EngineHandle;
@@ -21,12 +22,20 @@ use super::compile::{CompileProgress, Compiler, ProgramSource};
 use super::component::{Program, check_kind};
 use super::cpu::CpuClock;
 use super::error::{GuestEnd, GuestError};
+use super::flights::{Flights, Joined, QueueFull, Turn};
 use super::io::GuestIo;
 use super::limits::GuestLimits;
 use super::memory::MemoryGauge;
 use super::programs::Programs;
 use super::run::{Birth, Vitals, live};
 use super::runtime::Runtime;
+use crate::engines::Engines;
+
+/// Files of compiled code that are read at once, each of many megabytes.
+const N_LOADS: usize = 4;
+
+/// What comes of compiling a component.
+type Compiled = Result<(Program, ProgramSource), Arc<GuestError>>;
 
 /// What a host for guests needs.
 #[derive(Debug)]
@@ -47,11 +56,13 @@ pub struct GuestHostConfig {
 /// Compiles, starts, lists and stops guests.
 pub struct GuestHost {
     limits: Arc<GuestLimits>,
-    engines: Arc<[EngineHandle]>,
+    engines: Engines,
     runtime: Runtime,
     compiler: Compiler,
     cache: CodeCache,
     programs: Mutex<Programs>,
+    loads: Arc<Flights<Option<(Program, ProgramSource)>, ()>>,
+    compiles: Arc<Flights<Compiled, CompileProgress>>,
     running: Mutex<BTreeMap<GuestId, Arc<Vitals>>>,
     beside: Beside,
     n_started: AtomicU64,
@@ -197,7 +208,14 @@ impl GuestHost {
         Ok(Arc::new(Self {
             compiler: Compiler::new(exe, limits.clone()),
             programs: Mutex::new(Programs::new(limits.n_programs, limits.program_bytes)),
-            engines: config.engines.into(),
+            // Who waits for a load is bounded by the requests in flight.
+            loads: Flights::new(N_LOADS, usize::MAX, usize::MAX),
+            compiles: Flights::new(
+                limits.n_compiles,
+                limits.n_compiles_queued,
+                limits.n_compiles_queued_per_user(),
+            ),
+            engines: Engines::new(config.engines),
             running: Mutex::default(),
             beside: Beside::new(),
             n_started: AtomicU64::new(0),
@@ -215,8 +233,13 @@ impl GuestHost {
 
     /// The engines of the loaded models; the first is the default.
     #[must_use]
-    pub fn engines(&self) -> &[EngineHandle] {
-        &self.engines
+    pub fn engines(&self) -> Arc<[EngineHandle]> {
+        self.engines.now()
+    }
+
+    /// Puts other engines in their place, for the guests that start from now on.
+    pub(crate) fn replace_engines(&self, engines: Vec<EngineHandle>) {
+        self.engines.replace(engines);
     }
 
     fn programs(&self) -> MutexGuard<'_, Programs> {
@@ -227,13 +250,35 @@ impl GuestHost {
         self.running.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The program of a component that was compiled before. May read a file of some megabytes.
-    #[must_use]
-    pub fn lookup(&self, hash: &blake3::Hash) -> Option<Program> {
-        self.find(hash).map(|(program, _)| program)
+    /// The program of a component that was compiled before, from memory or from the cache. Who asks for one that is
+    /// being loaded waits for the same load.
+    pub async fn find(self: &Arc<Self>, actor: ActorId, hash: blake3::Hash) -> Option<Program> {
+        self.locate(actor, hash).await.map(|(program, _)| program)
     }
 
-    fn find(&self, hash: &blake3::Hash) -> Option<(Program, ProgramSource)> {
+    async fn locate(
+        self: &Arc<Self>,
+        actor: ActorId,
+        hash: blake3::Hash,
+    ) -> Option<(Program, ProgramSource)> {
+        if let Some(program) = self.programs().get(&hash) {
+            return Some((program, ProgramSource::Memory));
+        }
+        let host = self.clone();
+        let loading = self.loads.join(hash, actor, (), |turn, _| async move {
+            let place = turn.come().await;
+            let load = move || {
+                // A file that is being read cannot be let go: it keeps its place until it is.
+                let _place = place;
+                host.load(&hash)
+            };
+            tokio::task::spawn_blocking(load).await.expect("loading does not panic")
+        });
+        loading.unwrap_or_else(|_| unreachable!("loads wait without a limit of their own")).await
+    }
+
+    fn load(&self, hash: &blake3::Hash) -> Option<(Program, ProgramSource)> {
+        // It may have come into memory while this waited for its place.
         if let Some(program) = self.programs().get(hash) {
             return Some((program, ProgramSource::Memory));
         }
@@ -243,13 +288,9 @@ impl GuestHost {
         Some((program, ProgramSource::Disk))
     }
 
-    async fn find_off_thread(self: &Arc<Self>, hash: blake3::Hash) -> Option<(Program, ProgramSource)> {
-        let host = self.clone();
-        tokio::task::spawn_blocking(move || host.find(&hash)).await.expect("looking up does not panic")
-    }
-
     /// Makes a component of this user ready to start: from memory, from the cache, or by compiling it in a
-    /// process of its own. Dropping the future kills that process.
+    /// process of its own. Who asks for one that is being compiled waits for the same process; when the last of
+    /// them drops the future, the process is killed.
     ///
     /// # Errors
     /// The component is none, is broken, does not fit the host, or is too much to compile; or too many
@@ -259,33 +300,55 @@ impl GuestHost {
         actor: ActorId,
         wasm: Bytes,
         mut progress: impl FnMut(CompileProgress) + Send,
-    ) -> Result<Program, GuestError> {
+    ) -> Result<Program, Arc<GuestError>> {
         check_kind(&wasm, &self.limits)?;
         let hash = blake3::hash(&wasm);
-        if let Some((program, source)) = self.find_off_thread(hash).await {
+        if let Some((program, source)) = self.locate(actor, hash).await {
             progress(CompileProgress::Done { source });
             return Ok(program);
         }
-        let _turn = self.compiler.turn(actor, &mut progress).await?;
-        // Someone else may have had the same component compiled meanwhile.
-        if let Some((program, source)) = self.find_off_thread(hash).await {
-            progress(CompileProgress::Done { source });
-            return Ok(program);
-        }
-        let code = self.compiler.compile(&wasm, &mut progress).await?;
         let host = self.clone();
-        let loaded = tokio::task::spawn_blocking(move || {
-            let program = Program::load(&host.runtime, &host.limits, hash, &code)?;
-            if let Err(error) = host.cache.store(&hash, &code) {
+        let joined = self.compiles.join(hash, actor, CompileProgress::Queued, |turn, progress| {
+            host.compile_once(actor, hash, wasm, turn, progress)
+        });
+        let full = |QueueFull { n_queued, limit }| GuestError::CompileQueueFull { n_queued, limit };
+        follow(joined.map_err(full)?, progress).await
+    }
+
+    async fn compile_once(
+        self: Arc<Self>,
+        actor: ActorId,
+        hash: blake3::Hash,
+        wasm: Bytes,
+        turn: Turn<Compiled, CompileProgress>,
+        progress: watch::Sender<CompileProgress>,
+    ) -> Compiled {
+        let place = turn.come().await;
+        // Someone else may have had the same component compiled meanwhile.
+        if let Some(found) = self.locate(actor, hash).await {
+            return Ok(found);
+        }
+        let mut report = |state| {
+            progress.send_replace(state);
+        };
+        let code = self.compiler.compile(&wasm, &mut report).await?;
+        let load = move || {
+            let _place = place;
+            let program = Program::load(&self.runtime, &self.limits, hash, &code)?;
+            if let Err(error) = self.cache.store(&hash, &code) {
                 // The program is there; only the next start of the daemon pays for this.
                 tracing::warn!(%error, "cannot keep a compiled component");
             }
-            host.programs().insert(program.clone());
-            Ok(program)
-        });
-        let program = loaded.await.expect("loading does not panic")?;
-        progress(CompileProgress::Done { source: ProgramSource::Compiler });
-        Ok(program)
+            self.programs().insert(program.clone());
+            Ok((program, ProgramSource::Compiler))
+        };
+        tokio::task::spawn_blocking(load).await.expect("loading does not panic")
+    }
+
+    /// Components that are being compiled or loaded, or wait to be.
+    #[must_use]
+    pub fn n_compiles(&self) -> usize {
+        self.compiles.n_under_way() + self.loads.n_under_way()
     }
 
     /// Starts a guest on the current tokio runtime.
@@ -319,7 +382,7 @@ impl GuestHost {
             program: launch.program,
             limits: limits.clone(),
             beside: self.beside.clone(),
-            engines: self.engines.clone(),
+            engines: self.engines.now(),
             arguments: launch.arguments,
             seed: launch.seed,
             deadline_ms: launch.deadline_ms.unwrap_or(u64::MAX).min(limits.deadline_ms),
@@ -366,6 +429,29 @@ impl GuestHost {
         vitals.stop.cancel();
         Ok(())
     }
+}
+
+/// Waits for a component that is being compiled, and reports how far that is.
+async fn follow(
+    mut joined: Joined<Compiled, CompileProgress>,
+    mut report: impl FnMut(CompileProgress) + Send,
+) -> Result<Program, Arc<GuestError>> {
+    let mut progress = joined.progress();
+    let state = *progress.borrow_and_update();
+    report(state);
+    let compiled = loop {
+        tokio::select! {
+            biased;
+            compiled = &mut joined => break compiled,
+            Ok(()) = progress.changed() => {
+                let state = *progress.borrow_and_update();
+                report(state);
+            }
+        }
+    };
+    let (program, source) = compiled?;
+    report(CompileProgress::Done { source });
+    Ok(program)
 }
 
 fn info(vitals: &Vitals) -> GuestInfo {

@@ -3,6 +3,9 @@
 use std::sync::Arc;
 
 use tokio::sync::{Semaphore, mpsc};
+use trellis_wire::{OUTPUT_BYTES_MAX, OUTPUT_OVERHEAD_BYTES};
+
+use super::inbox::InboxReceiver;
 
 /// Something a guest sends to its client.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -36,16 +39,38 @@ pub enum LogLevel {
 }
 
 impl GuestOutput {
-    /// Bytes that count against the client's credit; at least 1, so that empty outputs are bounded too.
+    /// Bytes of what is sent.
     #[must_use]
     pub fn n_bytes(&self) -> usize {
-        let n = match self {
+        match self {
             Self::Text(text) | Self::Json(text) => text.len(),
-            Self::Tokens(tokens) => tokens.len() * size_of::<u32>(),
+            Self::Tokens(tokens) => size_of_val(tokens.as_slice()),
             Self::Log { line, .. } => line.len(),
-        };
-        n.max(1)
+        }
     }
+
+    /// Bytes that it takes of the client's credit: its own, and for each event in which it travels what an entry of a
+    /// queue costs. That bounds the memory of many small outputs, too.
+    #[must_use]
+    pub fn credit_bytes(&self) -> usize {
+        let n_bytes = self.n_bytes();
+        let n_events = match self {
+            Self::Text(text) => n_pieces(text),
+            Self::Tokens(_) => n_bytes.div_ceil(OUTPUT_BYTES_MAX).max(1),
+            Self::Json(_) | Self::Log { .. } => 1,
+        };
+        n_bytes + n_events * OUTPUT_OVERHEAD_BYTES
+    }
+}
+
+/// Events in which a text travels, none cut inside a character.
+fn n_pieces(text: &str) -> usize {
+    let (mut n_pieces, mut begin) = (1, 0);
+    while text.len() - begin > OUTPUT_BYTES_MAX {
+        begin = text.floor_char_boundary(begin + OUTPUT_BYTES_MAX);
+        n_pieces += 1;
+    }
+    n_pieces
 }
 
 /// The client is gone and nothing more can be sent.
@@ -68,7 +93,7 @@ pub struct OutputReceiver {
 }
 
 /// A channel whose bytes in flight never pass the credit that the receiver has granted. The queue itself has
-/// no bound of its own: credit is what bounds it, a byte at least for each entry.
+/// no bound of its own: credit is what bounds it, with what an entry costs counted for each entry.
 #[must_use]
 pub fn output_channel(credit_bytes: usize) -> (OutputSender, OutputReceiver) {
     let credit = Arc::new(Semaphore::new(credit_bytes.min(Semaphore::MAX_PERMITS)));
@@ -82,7 +107,7 @@ impl OutputSender {
     /// # Errors
     /// The client is gone.
     pub async fn send(&self, output: GuestOutput) -> Result<(), OutputClosed> {
-        let n_bytes = u32::try_from(output.n_bytes()).map_err(|_| OutputClosed)?;
+        let n_bytes = u32::try_from(output.credit_bytes()).map_err(|_| OutputClosed)?;
         self.credit.acquire_many(n_bytes).await.map_err(|_| OutputClosed)?.forget();
         self.queue.send(output).map_err(|_| OutputClosed)
     }
@@ -92,7 +117,7 @@ impl OutputSender {
     /// # Errors
     /// The client is gone.
     pub fn try_send(&self, output: GuestOutput) -> Result<bool, OutputClosed> {
-        let n_bytes = u32::try_from(output.n_bytes()).map_err(|_| OutputClosed)?;
+        let n_bytes = u32::try_from(output.credit_bytes()).map_err(|_| OutputClosed)?;
         match self.credit.try_acquire_many(n_bytes) {
             Ok(permit) => {
                 permit.forget();
@@ -137,5 +162,5 @@ pub struct GuestIo {
     /// What the guest sends.
     pub output: OutputSender,
     /// What the client sends; closed when it will send no more.
-    pub input: mpsc::Receiver<String>,
+    pub input: InboxReceiver,
 }

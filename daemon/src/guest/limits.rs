@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use trellis_engine::account::Budget;
+use trellis_wire::{OUTPUT_BYTES_MAX, OUTPUT_OVERHEAD_BYTES};
 
 /// Every limit of a guest and of the daemon's house for guests, each enforced.
 ///
@@ -30,7 +31,7 @@ pub struct GuestLimits {
     pub compile_memory_bytes: u64,
     /// Bytes of compiled code that one component may become.
     pub compiled_bytes: usize,
-    /// Components compiled at once.
+    /// Components compiled at once; those of one user take all of these places but one.
     pub n_compiles: usize,
     /// Components that wait to be compiled; those of one user take half of these places at most.
     pub n_compiles_queued: usize,
@@ -53,6 +54,8 @@ pub struct GuestLimits {
     pub argument_bytes: usize,
     /// Contexts that a guest has open.
     pub n_contexts: u64,
+    /// Bytes of host memory for the token lists of its contexts: ten a token.
+    pub host_bytes: u64,
     /// KV pages that a guest's contexts hold.
     pub n_pages: u64,
     /// Tokens computed for a guest.
@@ -63,6 +66,8 @@ pub struct GuestLimits {
     pub log_bytes: u64,
     /// Messages of the client that wait for the guest to receive them.
     pub n_messages: usize,
+    /// Bytes of those messages.
+    pub inbox_bytes: usize,
     /// Guests that run at once.
     pub n_guests: u32,
     /// Guests of one user that run at once.
@@ -92,11 +97,13 @@ impl Default for GuestLimits {
             call_bytes: 1 << 20,
             argument_bytes: 256 << 10,
             n_contexts: 256,
+            host_bytes: 64 << 20,
             n_pages: 65_536,
             n_tokens: 10_000_000,
             output_bytes_in_flight: 4 << 20,
             log_bytes: 256 << 10,
             n_messages: 64,
+            inbox_bytes: 1 << 20,
             n_guests: 256,
             n_guests_per_user: 128,
         }
@@ -107,7 +114,8 @@ impl GuestLimits {
     /// The guest's own account.
     #[must_use]
     pub fn budget(&self) -> Budget {
-        Budget { n_tokens: self.n_tokens, n_pages: self.n_pages, n_contexts: self.n_contexts }
+        let Self { n_tokens, n_pages, n_contexts, host_bytes, .. } = *self;
+        Budget { n_tokens, n_pages, n_contexts, host_bytes }
     }
 
     /// Components of one user that wait to be compiled.
@@ -123,11 +131,11 @@ impl GuestLimits {
     /// The most bytes of one piece of a text or a token list. A quarter of what may be in flight, so that a
     /// client which grants credit in halves never starves its guest.
     pub(crate) fn output_piece_bytes(&self) -> usize {
-        (self.output_bytes_in_flight / 4).clamp(4, 16 << 10)
+        (self.output_bytes_in_flight / 4).saturating_sub(OUTPUT_OVERHEAD_BYTES).clamp(4, 16 << 10)
     }
 
     /// The most bytes of an output that cannot be cut into pieces.
     pub(crate) fn output_whole_bytes(&self) -> usize {
-        self.output_bytes_in_flight.min(trellis_wire::OUTPUT_BYTES_MAX)
+        self.output_bytes_in_flight.saturating_sub(OUTPUT_OVERHEAD_BYTES).min(OUTPUT_BYTES_MAX)
     }
 }

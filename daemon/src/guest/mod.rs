@@ -11,8 +11,10 @@ mod compile;
 mod component;
 mod cpu;
 mod error;
+mod flights;
 mod guests;
 mod host;
+mod inbox;
 mod io;
 mod limits;
 mod log;
@@ -32,6 +34,9 @@ pub(crate) use component::check_format;
 pub use error::{GuestEnd, GuestError};
 pub use guests::{
     GuestActivity, GuestEnding, GuestHost, GuestHostConfig, GuestInfo, GuestStop, Launch, RunningGuest,
+};
+pub use inbox::{
+    InboxBudget, InboxBudgetExceeded, InboxCharge, InboxClosed, InboxReceiver, InboxSender, inbox,
 };
 pub use io::{GuestIo, GuestOutput, LogLevel, OutputClosed, OutputReceiver, OutputSender, output_channel};
 pub use limits::GuestLimits;

@@ -3,7 +3,6 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use tokio::sync::mpsc;
 use trellis_engine::account::Owner;
 use trellis_engine::model::Date;
 use trellis_engine::{EngineHandle, RunKey};
@@ -16,6 +15,7 @@ use super::bindings::trellis::host::types::Error as ApiError;
 use super::cpu::CpuClock;
 use super::error::GuestFault;
 use super::host::types::HostError;
+use super::inbox::InboxReceiver;
 use super::io::OutputSender;
 use super::limits::GuestLimits;
 use super::log::LogSink;
@@ -33,7 +33,7 @@ pub(crate) struct GuestState {
     pub(crate) engines: Arc<[EngineHandle]>,
     pub(crate) owner: Owner,
     pub(crate) output: OutputSender,
-    pub(crate) input: mpsc::Receiver<String>,
+    pub(crate) input: InboxReceiver,
     pub(crate) log: Arc<LogSink>,
     pub(crate) arguments: Vec<String>,
     pub(crate) seed: u64,

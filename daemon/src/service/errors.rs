@@ -4,6 +4,7 @@ use std::fmt::Display;
 
 use trellis_wire::{ErrorBody, ErrorCode};
 
+use crate::engines::DeviceFailure;
 use crate::guest::{GuestEnd, GuestError};
 
 /// A mistake of ours.
@@ -18,6 +19,13 @@ pub(super) fn unknown_guest(guest_id: u64) -> ErrorBody {
 /// Nobody is left to learn of it.
 pub(super) fn session_ended() -> ErrorBody {
     ErrorBody::new(ErrorCode::Cancelled, "the connection has ended")
+}
+
+/// Nothing can be computed until the device is opened again, by this daemon or by the next.
+pub(super) fn device_failed(failure: &DeviceFailure) -> ErrorBody {
+    ErrorBody::new(ErrorCode::DeviceFailed, format!("the device failed, try again: {failure}"))
+        .about("model")
+        .with_value(&failure.model)
 }
 
 /// Why a guest was not compiled or not started.
@@ -62,6 +70,14 @@ pub(super) fn refused(error: &GuestError) -> ErrorBody {
             body(ErrorCode::Internal)
         }
     }
+}
+
+/// Whether a guest may have ended so because its device failed: it was stopped, or gave up over an error.
+pub(super) fn may_follow_from_failure(end: &GuestEnd) -> bool {
+    matches!(
+        end,
+        GuestEnd::Failed { .. } | GuestEnd::Exited { .. } | GuestEnd::Trapped { .. } | GuestEnd::Stopped
+    )
 }
 
 /// Why a guest ended before its time.

@@ -12,8 +12,8 @@ use std::time::Instant;
 
 use bytes::Bytes;
 use tokio_util::sync::CancellationToken;
-use trellis_engine::EngineHandle;
 use trellis_engine::account::{Account, ActorId, GuestId, Resource, SessionId};
+use trellis_engine::{EngineError, EngineHandle};
 use trellis_wire::{
     ComponentHash, DaemonInfo, ErrorBody, ErrorCode, GuestInfo, GuestUsage, ModelInfo,
     Program as ProgramName, Stage,
@@ -23,6 +23,7 @@ use self::accounts::Accounts;
 use self::components::Components;
 use self::registry::Registry;
 use crate::config::Budgets;
+use crate::engines;
 use crate::guest::{
     CompileProgress, GuestActivity, GuestEnd as Ending, GuestHost, GuestIo, Launch, Program,
     RunningGuest as Started,
@@ -32,7 +33,6 @@ use crate::session::{Actor, GuestEnd, ProgressSink, RunningGuest, Service, Start
 /// The service of a whole daemon.
 pub struct HostService {
     host: Arc<GuestHost>,
-    engines: Vec<EngineHandle>,
     registry: Registry,
     components: Components,
     accounts: Accounts,
@@ -44,7 +44,6 @@ pub struct HostService {
 impl HostService {
     pub(crate) fn new(
         host: Arc<GuestHost>,
-        engines: Vec<EngineHandle>,
         guests_dir: Option<PathBuf>,
         budgets: &Budgets,
         shutdown: CancellationToken,
@@ -56,7 +55,6 @@ impl HostService {
             accounts: Accounts::new(budgets),
             n_sessions: AtomicU64::new(0),
             host,
-            engines,
             shutdown,
             started,
         }
@@ -78,10 +76,8 @@ impl HostService {
         let (wasm, name) = match name {
             ProgramName::Component { hash } => {
                 let known = blake3::Hash::from_bytes(hash.0);
-                let host = self.host.clone();
-                let found = tokio::task::spawn_blocking(move || host.lookup(&known)).await;
                 let short = hash.to_string()[..12].to_owned();
-                if let Some(program) = found.map_err(|error| errors::internal(&error))? {
+                if let Some(program) = self.host.find(ActorId(actor.uid), known).await {
                     return Ok((program, short));
                 }
                 let unknown = || {
@@ -124,6 +120,10 @@ impl Service for HostService {
         progress: ProgressSink,
     ) -> Result<RunningGuest, ErrorBody> {
         let (program, name) = self.program(request.actor, request.program, &progress).await?;
+        let engines = self.host.engines();
+        if let Some(failure) = engines::failure(&engines) {
+            return Err(errors::device_failed(&failure));
+        }
         let (actor, session) = (ActorId(request.actor.uid), SessionId(request.session_id));
         let launch = Launch {
             program,
@@ -135,14 +135,27 @@ impl Service for HostService {
             seed: request.seed.map_or_else(random_seed, Ok)?,
             deadline_ms: request.deadline.map(|time| u64::try_from(time.as_millis()).unwrap_or(u64::MAX)),
         };
-        let Started { id, end, stop, account } =
+        let Started { id, mut end, stop, account } =
             self.host.start(launch, io).map_err(|error| errors::refused(&error))?;
         let begun = Instant::now();
+        let stopped = stop.clone();
         let end = Box::pin(async move {
-            let ending = end.await;
+            let ending = tokio::select! {
+                biased;
+                ending = &mut end => ending,
+                _ = engines::failed(&engines) => {
+                    stopped.stop();
+                    (&mut end).await
+                }
+            };
             let result = match ending {
                 Ending::Finished => Ok(()),
-                ending => Err(errors::ended(&ending)),
+                ending => Err(match engines::failure(&engines) {
+                    Some(failure) if errors::may_follow_from_failure(&ending) => {
+                        errors::device_failed(&failure)
+                    }
+                    _ => errors::ended(&ending),
+                }),
             };
             let elapsed_us = u64::try_from(begun.elapsed().as_micros()).unwrap_or(u64::MAX);
             GuestEnd { result, usage: GuestUsage { elapsed_us, ..usage(&account) } }
@@ -159,8 +172,12 @@ impl Service for HostService {
         self.components.keep(actor.uid, hash, bytes)
     }
 
+    fn has_component(&self, actor: Actor, hash: &ComponentHash) -> bool {
+        self.components.get(actor.uid, hash).is_some()
+    }
+
     async fn models(&self, _: Actor) -> Result<Vec<ModelInfo>, ErrorBody> {
-        let mut models: Vec<ModelInfo> = self.engines.iter().map(model_info).collect();
+        let mut models: Vec<ModelInfo> = self.host.engines().iter().map(model_info).collect();
         if let Some(first) = models.first_mut() {
             first.is_default = true;
         }
@@ -193,9 +210,15 @@ impl Service for HostService {
     }
 
     async fn info(&self, _: Actor) -> Result<DaemonInfo, ErrorBody> {
+        let engines = self.host.engines();
         let (mut n_pages, mut n_pages_free) = (0, 0);
-        for engine in &self.engines {
-            let stats = engine.stats().await.map_err(|error| errors::internal(&error))?;
+        for engine in engines.iter() {
+            let stats = match engine.stats().await {
+                Ok(stats) => stats,
+                // It has no pages any more, and those beside it go with it when the device is opened again.
+                Err(EngineError::Failed(_) | EngineError::Stopped) => continue,
+                Err(error) => return Err(errors::internal(&error)),
+            };
             n_pages += stats.n_pages as u64;
             // A page that only the prefix cache remembers is given up for whoever needs one.
             n_pages_free += (stats.n_pages_free + stats.n_pages_cached) as u64;
@@ -204,8 +227,8 @@ impl Service for HostService {
         Ok(DaemonInfo {
             build: concat!("trellis ", env!("CARGO_PKG_VERSION")).to_owned(),
             pid: std::process::id(),
-            device: self.engines.first().map(|engine| engine.device().to_owned()).unwrap_or_default(),
-            models: self.engines.iter().map(|engine| engine.model().name.clone()).collect(),
+            device: engines.first().map(|engine| engine.device().to_owned()).unwrap_or_default(),
+            models: engines.iter().map(|engine| engine.model().name.clone()).collect(),
             programs: self.registry.names().await,
             uptime_ms: u64::try_from(self.started.elapsed().as_millis()).unwrap_or(u64::MAX),
             resident_bytes: resident_bytes().unwrap_or_default(),
@@ -213,6 +236,7 @@ impl Service for HostService {
             n_pages_free,
             n_guests: guests.len() as u64,
             n_sessions: self.n_sessions.load(Ordering::Relaxed),
+            failure: engines::failure(&engines).map(|failure| failure.to_string()),
         })
     }
 
@@ -278,6 +302,7 @@ fn model_info(engine: &EngineHandle) -> ModelInfo {
         dtype: engine.weights().dtype.name().to_owned(),
         device: engine.device().to_owned(),
         is_default: false,
+        failure: engine.failure().map(|failure| failure.to_string()),
     }
 }
 

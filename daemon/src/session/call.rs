@@ -2,13 +2,13 @@
 
 use std::sync::Arc;
 
-use tokio::sync::mpsc;
 use tokio::task::unconstrained;
 use tokio_util::task::AbortOnDropHandle;
 use trellis_wire::{ErrorBody, ErrorCode, GuestUsage, Outcome, Value};
 
 use super::control::Control;
 use super::service::StopReason;
+use crate::guest::{InboxCharge, InboxSender};
 
 /// How a request ended.
 #[derive(Debug)]
@@ -42,11 +42,18 @@ where
 }
 
 /// Waits for room in a guest's inbox.
-pub(crate) async fn deliver(control: Arc<Control>, inbox: mpsc::Sender<String>, text: String) -> Ending {
+pub(crate) async fn deliver(
+    control: Arc<Control>,
+    inbox: InboxSender,
+    text: String,
+    charge: InboxCharge,
+) -> Ending {
     tokio::select! {
         biased;
         // Outside tokio's budget, a message waits only where the inbox has no room for it.
-        sent = unconstrained(inbox.send(text)) => sent.map(|()| Value::Done).map_err(|_| guest_gone()).into(),
+        sent = unconstrained(inbox.send(text, charge)) => {
+            sent.map(|()| Value::Done).map_err(|_| guest_gone()).into()
+        }
         reason = control.stopped() => Err(stopped(reason)).into(),
     }
 }

@@ -13,16 +13,19 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use trellis_wire::{
     Call, ClientMessage, ErrorBody, ErrorCode, FRAME_BYTES_MAX, FrameBuffer, FrameReader, Hello, Outbox,
-    Program, ServerMessage, Start, Value, WireError, negotiate,
+    Program, Room, ServerMessage, Start, Value, WireError, negotiate,
 };
 
 use super::actor::{Actor, Quota};
 use super::call::{self, Ending};
 use super::control::Control;
+use super::inboxes::Inboxes;
 use super::limits::Limits;
 use super::service::{Service, StartRequest, StopReason};
 use super::start::{self, Lane};
-use super::upload::{Arrival, Upload, Uploaded};
+use super::upload::{self, Desk, Upload};
+use super::uploads::Uploads;
+use crate::guest::{InboxBudget, InboxBudgetExceeded, InboxSender, inbox};
 
 /// Messages of one client after which other tasks have their turn.
 const N_MESSAGES_PER_TURN: u32 = 64;
@@ -81,7 +84,8 @@ pub struct Sessions<S> {
     service: Arc<S>,
     limits: Limits,
     connections: Arc<Quota>,
-    uploads: Arc<Quota>,
+    uploads: Arc<Uploads>,
+    inboxes: Inboxes,
     n_sessions_begun: AtomicU64,
 }
 
@@ -89,8 +93,15 @@ impl<S: Service> Sessions<S> {
     /// Sessions that run their guests through `service`.
     pub fn new(service: Arc<S>, limits: Limits) -> Arc<Self> {
         let connections = Quota::new(limits.n_connections_per_actor_max);
-        let uploads = Quota::new(limits.n_uploads_per_actor_max);
-        Arc::new(Self { service, limits, connections, uploads, n_sessions_begun: AtomicU64::new(0) })
+        let uploads = Uploads::new(limits.n_uploads_per_actor_max, limits.n_uploads_waiting_per_actor_max);
+        let inboxes = Inboxes::new(&limits);
+        Arc::new(Self { service, limits, connections, uploads, inboxes, n_sessions_begun: AtomicU64::new(0) })
+    }
+
+    /// Components on their way in, of all users.
+    #[must_use]
+    pub fn n_uploads(&self) -> usize {
+        self.uploads.n_sending()
     }
 
     /// Serves one connection until the client leaves, or `shutdown` is cancelled and the guests have ended. The guests
@@ -146,7 +157,9 @@ impl<S: Service> Sessions<S> {
             session_id,
             sessions: self.clone(),
             outbox: Arc::new(Outbox::new(frame_bytes_max)),
+            messages: self.inboxes.open(actor),
             last_id: 0,
+            held: None,
             requests: HashMap::new(),
             running: FuturesUnordered::new(),
             phase: Phase::Open,
@@ -186,7 +199,11 @@ struct Connection<S> {
     actor: Actor,
     session_id: u64,
     outbox: Arc<Outbox>,
+    /// Bytes of the messages that no guest has received yet.
+    messages: Arc<InboxBudget>,
     last_id: u64,
+    /// A request that came when there was no room for its answer. Nothing is read behind it.
+    held: Option<ClientMessage>,
     requests: HashMap<u64, Request>,
     running: FuturesUnordered<BoxFuture<'static, (u64, Ending)>>,
     phase: Phase,
@@ -210,7 +227,10 @@ impl Phase {
 
 /// A request under way.
 enum Request {
-    Uploading(Upload),
+    Uploading {
+        control: Arc<Control>,
+        chunks: mpsc::UnboundedSender<Vec<u8>>,
+    },
     Running(Arc<Control>),
     /// The request that takes the daemon down. Its own success is no reason to refuse it.
     Shutdown(Arc<Control>),
@@ -221,7 +241,7 @@ enum Request {
     },
     Guest {
         control: Arc<Control>,
-        inbox: Option<mpsc::Sender<String>>,
+        inbox: Option<InboxSender>,
     },
 }
 
@@ -230,7 +250,7 @@ impl Request {
     fn message_bytes(&self) -> usize {
         match self {
             Self::Message { n_bytes, .. } => *n_bytes,
-            Self::Uploading(_) | Self::Running(_) | Self::Shutdown(_) | Self::Guest { .. } => 0,
+            Self::Uploading { .. } | Self::Running(_) | Self::Shutdown(_) | Self::Guest { .. } => 0,
         }
     }
 }
@@ -284,16 +304,27 @@ impl<S: Service> Connection<S> {
             {
                 return Ok(Parting::ShuttingDown);
             }
-            // A client that does not read is not read from: its requests would only add to what it does not read.
-            let may_read = self.outbox.has_room();
+            // A client that does not read is heard all the same: it may cancel, and grant credit. Only its requests wait,
+            // since their answers would add to what it does not read: what the outbox holds is bounded by the room for
+            // answers, and one answer to each request that was in flight when that was used up.
+            //
             // Guests that send without end use up the task's budget. Outside the budget, the socket still has its turn.
             tokio::select! {
                 biased;
                 Some((id, ending)) = self.running.next() => self.end(id, ending),
                 written = unconstrained(self.outbox.write(writer)) => written?,
-                message = unconstrained(reader.next()), if may_read => {
+                () = unconstrained(self.outbox.room(Room::Answers)), if self.held.is_some() => {
+                    if let Some(message) = self.held.take() {
+                        self.handle(message)?;
+                    }
+                }
+                message = unconstrained(reader.next()), if self.held.is_none() => {
                     let Some(message) = message? else { return Ok(Parting::ClientLeft) };
-                    self.handle(message)?;
+                    if matches!(message, ClientMessage::Request { .. }) && !self.outbox.has_room(Room::Answers) {
+                        self.held = Some(message);
+                    } else {
+                        self.handle(message)?;
+                    }
                     n_handled += 1;
                     if n_handled.is_multiple_of(N_MESSAGES_PER_TURN) {
                         tokio::task::yield_now().await;
@@ -335,7 +366,12 @@ impl<S: Service> Connection<S> {
                     control.stop(StopReason::LimitExceeded);
                 }
             }
-            ClientMessage::Chunk { id, bytes } => self.add_chunk(id, &bytes),
+            ClientMessage::Chunk { id, bytes } => {
+                if let Some(Request::Uploading { chunks, .. }) = self.requests.get(&id) {
+                    // An upload that has ended takes no more; its end is on its way.
+                    let _ = chunks.send(bytes);
+                }
+            }
             ClientMessage::EndMessages { id } => {
                 if let Some(Request::Guest { inbox, .. }) = self.requests.get_mut(&id) {
                     *inbox = None;
@@ -362,12 +398,8 @@ impl<S: Service> Connection<S> {
         match call {
             Call::Start(start) => self.begin_start(id, start)?,
             Call::Upload { hash, n_bytes } => {
-                let quota = &self.sessions.uploads;
-                let n_max = quota.n_max();
-                let share =
-                    quota.take(actor).ok_or_else(|| ErrorBody::over_limit("uploads", n_max + 1, n_max))?;
-                let upload = Upload::begin(hash, n_bytes, self.sessions.limits.component_bytes_max, share)?;
-                self.requests.insert(id, Request::Uploading(upload));
+                let upload = Upload::begin(hash, n_bytes, self.sessions.limits.component_bytes_max)?;
+                self.begin_upload(id, upload);
             }
             Call::Message { to, text } => self.begin_message(id, to, text)?,
             Call::Models => self
@@ -400,7 +432,7 @@ impl<S: Service> Connection<S> {
             return Err(ErrorBody::over_limit("credit bytes", start.credit_bytes, limits.credit_bytes_max));
         }
         let credit_bytes = usize::try_from(start.credit_bytes).expect("within the limit");
-        let (inbox, messages) = mpsc::channel(limits.n_messages_max);
+        let (inbox, messages) = inbox(limits.n_messages_max, limits.inbox_bytes_max);
         let control = Arc::new(Control::with_credit(start.credit_bytes));
         let request = StartRequest {
             actor: self.actor,
@@ -445,29 +477,32 @@ impl<S: Service> Connection<S> {
             let (n_bytes, limit) = (n_bytes_waiting as u64, limit as u64);
             return Err(ErrorBody::over_limit("waiting message bytes", n_bytes, limit));
         }
+        let charge = self.messages.charge(&text).map_err(|exceeded| {
+            let InboxBudgetExceeded { used, requested, limit, .. } = exceeded;
+            let error = ErrorBody::new(ErrorCode::LimitExceeded, exceeded.to_string()).about("inbox bytes");
+            error.with_value(used + requested).with_limit(limit as u64)
+        })?;
         let control = Arc::new(Control::default());
         self.requests.insert(id, Request::Message { control: control.clone(), n_bytes });
-        let delivery = call::deliver(control, inbox, text);
+        let delivery = call::deliver(control, inbox, text, charge);
         self.running.push(delivery.map(move |ending| (id, ending)).boxed());
         Ok(())
     }
 
-    fn add_chunk(&mut self, id: u64, bytes: &[u8]) {
-        let Some(Request::Uploading(_)) = self.requests.get(&id) else { return };
-        let Some(Request::Uploading(upload)) = self.requests.remove(&id) else { return };
-        match upload.add(bytes) {
-            Ok(Arrival::Partial(upload)) => {
-                self.requests.insert(id, Request::Uploading(upload));
-            }
-            Ok(Arrival::Whole(Uploaded { hash, bytes, share })) => {
-                let (service, actor) = (self.sessions.service.clone(), self.actor);
-                self.run(id, async move {
-                    let _share = share;
-                    service.store_component(actor, hash, bytes).await.map(|()| Value::Done)
-                });
-            }
-            Err(error) => self.send_end(id, Err(error).into()),
-        }
+    fn begin_upload(&mut self, id: u64, upload: Upload) {
+        let control = Arc::new(Control::default());
+        let (chunks, receiver) = mpsc::unbounded_channel();
+        let desk = Desk {
+            id,
+            actor: self.actor,
+            outbox: self.outbox.clone(),
+            control: control.clone(),
+            uploads: self.sessions.uploads.clone(),
+            idle_timeout: self.sessions.limits.upload_idle_timeout,
+        };
+        self.requests.insert(id, Request::Uploading { control, chunks });
+        let upload = upload::run(desk, self.sessions.service.clone(), upload, receiver);
+        self.running.push(upload.map(move |ending| (id, ending)).boxed());
     }
 
     fn run<F>(&mut self, id: u64, call: F)
@@ -485,10 +520,10 @@ impl<S: Service> Connection<S> {
             Some(
                 Request::Running(control)
                 | Request::Shutdown(control)
+                | Request::Uploading { control, .. }
                 | Request::Message { control, .. }
                 | Request::Guest { control, .. },
             ) => control.stop(reason),
-            Some(Request::Uploading(_)) => self.end(id, Err(call::stopped(reason)).into()),
             None => {}
         }
     }

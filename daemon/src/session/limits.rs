@@ -5,14 +5,25 @@ use std::time::Duration;
 pub struct Limits {
     /// Connections of one user at a time.
     pub n_connections_per_actor_max: usize,
-    /// Uploads of one user under way at a time.
+    /// Components of one user on their way in at a time; more uploads wait for a place.
     pub n_uploads_per_actor_max: usize,
+    /// Uploads of one user that wait for a place, or for another upload of the same component.
+    pub n_uploads_waiting_per_actor_max: usize,
+    /// How long an upload that has its place may bring no bytes.
+    pub upload_idle_timeout: Duration,
     /// Requests in flight on one connection.
     pub n_requests_max: usize,
     /// Bytes of a component.
     pub component_bytes_max: u64,
     /// Messages in a guest's inbox; more wait outside it.
     pub n_messages_max: usize,
+    /// Bytes in a guest's inbox; more wait outside it.
+    pub inbox_bytes_max: usize,
+    /// Bytes of messages that no guest of one connection has received yet, in inboxes and outside; a message beyond
+    /// that is refused.
+    pub inbox_bytes_per_session_max: usize,
+    /// The same for all connections of one user.
+    pub inbox_bytes_per_actor_max: usize,
     /// Bytes of one message to a guest.
     pub message_bytes_max: usize,
     /// Bytes of the messages of one connection that wait for room in an inbox; a message beyond that is refused.
@@ -32,9 +43,14 @@ impl Default for Limits {
         Self {
             n_connections_per_actor_max: 256,
             n_uploads_per_actor_max: 4,
+            n_uploads_waiting_per_actor_max: 1024,
+            upload_idle_timeout: Duration::from_secs(30),
             n_requests_max: 256,
             component_bytes_max: 64 * 1024 * 1024,
             n_messages_max: 16,
+            inbox_bytes_max: 1024 * 1024,
+            inbox_bytes_per_session_max: 16 * 1024 * 1024,
+            inbox_bytes_per_actor_max: 64 * 1024 * 1024,
             message_bytes_max: 256 * 1024,
             waiting_message_bytes_max: 1024 * 1024,
             credit_bytes_max: 4 * 1024 * 1024,

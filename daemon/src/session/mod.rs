@@ -8,10 +8,12 @@ mod actor;
 mod call;
 mod connection;
 mod control;
+mod inboxes;
 mod limits;
 mod service;
 mod start;
 mod upload;
+mod uploads;
 
 #[cfg(test)]
 pub(crate) mod tests;

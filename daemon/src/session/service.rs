@@ -39,6 +39,11 @@ pub trait Service: Send + Sync + 'static {
         bytes: Bytes,
     ) -> impl Future<Output = Result<(), ErrorBody>> + Send;
 
+    /// Whether [`Self::store_component`] would have nothing to do. Must not block.
+    fn has_component(&self, _actor: Actor, _hash: &ComponentHash) -> bool {
+        false
+    }
+
     /// The loaded models, in the order of their names.
     ///
     /// # Errors

@@ -6,10 +6,10 @@ use std::time::Duration;
 
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
-use tokio::sync::{mpsc, watch};
+use tokio::sync::watch;
 use tokio_util::task::AbortOnDropHandle;
 use trellis_wire::{
-    ErrorBody, ErrorCode, Event, GuestUsage, LogLevel, OUTPUT_BYTES_MAX, Outbox, ServerMessage, Value,
+    ErrorBody, ErrorCode, Event, GuestUsage, LogLevel, OUTPUT_BYTES_MAX, Outbox, Room, ServerMessage, Value,
     WireError,
 };
 
@@ -18,7 +18,7 @@ use super::control::{Control, Signal};
 use super::service::{
     GuestEnd, Progress, ProgressSink, RunningGuest, Service, StartRequest, StopHandle, StopReason,
 };
-use crate::guest::{self, GuestIo, GuestOutput, OutputReceiver, output_channel};
+use crate::guest::{self, GuestIo, GuestOutput, InboxReceiver, OutputReceiver, output_channel};
 
 /// What a start needs of its connection.
 #[derive(Debug)]
@@ -36,32 +36,45 @@ pub(crate) async fn run<S: Service>(
     lane: Lane,
     service: Arc<S>,
     request: StartRequest,
-    inbox: mpsc::Receiver<String>,
+    inbox: InboxReceiver,
 ) -> Ending {
     let (output, receiver) = output_channel(lane.credit_bytes);
     let (sink, progress) = ProgressSink::new();
     let io = GuestIo { output, input: inbox };
     let start = tokio::spawn(async move { service.start(request, io, sink).await });
-    match lane.wait_for_start(AbortOnDropHandle::new(start), progress).await {
+    let mut start = AbortOnDropHandle::new(start);
+    match lane.wait_for_start(&mut start, progress).await {
+        Err(Unstarted::Stopped(reason)) => {
+            drop(receiver);
+            lane.give_up(reason, start).await
+        }
         Ok(running) => {
             let mut output_bytes = 0;
             let ending = lane.follow(running, receiver, &mut output_bytes).await;
             Ending { usage: ending.usage.map(|usage| GuestUsage { output_bytes, ..usage }), ..ending }
         }
-        Err(error) => Err(error).into(),
+        Err(Unstarted::Refused(error)) => Err(error).into(),
     }
+}
+
+type Starting = AbortOnDropHandle<Result<RunningGuest, ErrorBody>>;
+
+/// Why a guest is not to be followed.
+enum Unstarted {
+    Stopped(StopReason),
+    Refused(ErrorBody),
 }
 
 impl Lane {
     async fn wait_for_start(
         &self,
-        mut start: AbortOnDropHandle<Result<RunningGuest, ErrorBody>>,
+        mut start: &mut Starting,
         mut progress: watch::Receiver<Option<Progress>>,
-    ) -> Result<RunningGuest, ErrorBody> {
+    ) -> Result<RunningGuest, Unstarted> {
         let started = loop {
             tokio::select! {
                 biased;
-                reason = self.control.stopped() => return Err(stopped(reason)),
+                reason = self.control.stopped() => return Err(Unstarted::Stopped(reason)),
                 Ok(()) = progress.changed() => self.send_progress(&mut progress),
                 started = &mut start => break started,
             }
@@ -69,14 +82,28 @@ impl Lane {
         if progress.has_changed().is_ok_and(|has_changed| has_changed) {
             self.send_progress(&mut progress);
         }
-        started.unwrap_or_else(|_| Err(panicked()))
+        started.unwrap_or_else(|_| Err(panicked())).map_err(Unstarted::Refused)
+    }
+
+    /// Ends a start that nobody waits for any more. The guest may have begun in that moment: then its end is awaited,
+    /// since the end of the request says that all is free.
+    async fn give_up(&self, reason: StopReason, mut start: Starting) -> Ending {
+        start.abort();
+        let usage = match tokio::time::timeout(self.stop_timeout, &mut start).await {
+            Ok(Ok(Ok(RunningGuest { end, stop, .. }))) => {
+                let end = AssertUnwindSafe(end).catch_unwind().boxed();
+                self.stop(reason, stop, end).await.usage
+            }
+            Ok(Ok(Err(_)) | Err(_)) | Err(_) => None,
+        };
+        Ending { usage: Some(usage.unwrap_or_default()), ..Err(stopped(reason)).into() }
     }
 
     fn send_progress(&self, progress: &mut watch::Receiver<Option<Progress>>) {
         let progress = progress.borrow_and_update().clone();
         // A slow reader skips states instead of collecting them.
         if let Some(Progress { stage, done, total }) = progress
-            && self.outbox.has_room()
+            && self.outbox.has_room(Room::Bulk)
         {
             self.send_own(Event::Progress { stage, done, total });
         }
@@ -151,16 +178,16 @@ impl Lane {
     }
 
     async fn pass_on(&self, output: GuestOutput, output_bytes: &mut u64) -> Result<(), Refused> {
-        self.control.spend(output.n_bytes() as u64);
+        self.control.spend(output.credit_bytes() as u64);
         for event in events(output) {
-            if !self.outbox.has_room() {
+            if !self.outbox.has_room(Room::Bulk) {
                 tokio::select! {
                     biased;
                     reason = self.control.stopped() => return Err(Refused::Stopped(reason)),
-                    () = self.outbox.room() => {}
+                    () = self.outbox.room(Room::Bulk) => {}
                 }
             }
-            let n_bytes = event.credit_bytes() as u64;
+            let n_bytes = event.output_bytes().unwrap_or_default() as u64;
             self.outbox.push(&ServerMessage::Event { id: self.id, event }).map_err(|_: WireError| {
                 Refused::TooLarge(ErrorBody::over_limit("output bytes", n_bytes, OUTPUT_BYTES_MAX as u64))
             })?;
@@ -243,7 +270,7 @@ mod tests {
             (GuestOutput::Log { level: guest::LogLevel::Warn, line: "x".into() }, 1),
         ];
         for (output, n_events) in outputs {
-            let n_bytes = output.n_bytes();
+            let n_bytes = output.credit_bytes();
             let events: Vec<_> = events(output).collect();
             assert_eq!(events.len(), n_events);
             assert_eq!(events.iter().map(Event::credit_bytes).sum::<usize>(), n_bytes);

@@ -1,7 +1,33 @@
-use bytes::Bytes;
-use trellis_wire::{CHUNK_BYTES_MAX, ComponentHash, ErrorBody, ErrorCode};
+//! The life of one upload: its turn, its bytes, its end.
 
-use super::actor::Share;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use tokio::sync::mpsc;
+use tokio::task::unconstrained;
+use tokio_util::task::AbortOnDropHandle;
+use trellis_wire::{
+    CHUNK_BYTES_MAX, ComponentHash, ErrorBody, ErrorCode, Event, Outbox, ServerMessage, Value,
+};
+
+use super::actor::Actor;
+use super::call::{Ending, panicked, stopped};
+use super::control::Control;
+use super::service::Service;
+use super::uploads::{Turn, Uploads};
+
+/// What an upload needs of its connection.
+#[derive(Debug)]
+pub(crate) struct Desk {
+    pub(crate) id: u64,
+    pub(crate) actor: Actor,
+    pub(crate) outbox: Arc<Outbox>,
+    pub(crate) control: Arc<Control>,
+    pub(crate) uploads: Arc<Uploads>,
+    /// How long the client may send nothing.
+    pub(crate) idle_timeout: Duration,
+}
 
 /// A component on its way in.
 #[derive(Debug)]
@@ -10,16 +36,6 @@ pub(crate) struct Upload {
     n_bytes: u64,
     bytes: Vec<u8>,
     hasher: Box<blake3::Hasher>,
-    share: Share,
-}
-
-/// A component that has arrived whole, with the hash that was announced.
-#[derive(Debug)]
-pub(crate) struct Uploaded {
-    pub(crate) hash: ComponentHash,
-    pub(crate) bytes: Bytes,
-    /// Held until the component is stored, because its bytes are.
-    pub(crate) share: Share,
 }
 
 impl Upload {
@@ -27,7 +43,6 @@ impl Upload {
         hash: ComponentHash,
         n_bytes: u64,
         component_bytes_max: u64,
-        share: Share,
     ) -> Result<Self, ErrorBody> {
         if n_bytes > component_bytes_max {
             return Err(ErrorBody::over_limit("component bytes", n_bytes, component_bytes_max));
@@ -37,11 +52,11 @@ impl Upload {
             return Err(error.about("component bytes").with_value(0));
         }
         // The memory grows with the bytes that come, not with the bytes that are promised.
-        Ok(Self { hash, n_bytes, bytes: Vec::new(), hasher: Box::default(), share })
+        Ok(Self { hash, n_bytes, bytes: Vec::new(), hasher: Box::default() })
     }
 
-    /// Adds a chunk.
-    pub(crate) fn add(mut self, chunk: &[u8]) -> Result<Arrival, ErrorBody> {
+    /// Adds a chunk; returns whether the component is whole, with the hash that was announced.
+    fn add(&mut self, chunk: &[u8]) -> Result<bool, ErrorBody> {
         if chunk.len() > CHUNK_BYTES_MAX {
             return Err(ErrorBody::over_limit("chunk bytes", chunk.len() as u64, CHUNK_BYTES_MAX as u64));
         }
@@ -52,19 +67,82 @@ impl Upload {
         self.hasher.update(chunk);
         self.bytes.extend_from_slice(chunk);
         if n_bytes < self.n_bytes {
-            return Ok(Arrival::Partial(self));
+            return Ok(false);
         }
         let found = ComponentHash(*self.hasher.finalize().as_bytes());
         if found != self.hash {
             let message = format!("the component was announced as {} and is {found}", self.hash);
             return Err(ErrorBody::new(ErrorCode::HashMismatch, message).about("hash").with_value(found));
         }
-        Ok(Arrival::Whole(Uploaded { hash: self.hash, bytes: self.bytes.into(), share: self.share }))
+        Ok(true)
     }
 }
 
-#[derive(Debug)]
-pub(crate) enum Arrival {
-    Partial(Upload),
-    Whole(Uploaded),
+/// Receives a component and hands it to the service, unless another upload brings it meanwhile. `chunks` never waits:
+/// what comes is taken before the connection reads on.
+pub(crate) async fn run<S: Service>(
+    desk: Desk,
+    service: Arc<S>,
+    upload: Upload,
+    chunks: mpsc::UnboundedReceiver<Vec<u8>>,
+) -> Ending {
+    tokio::select! {
+        biased;
+        reason = desk.control.stopped() => Err(stopped(reason)).into(),
+        result = unconstrained(desk.receive(service, upload, chunks)) => result.map(|()| Value::Done).into(),
+    }
+}
+
+impl Desk {
+    async fn receive<S: Service>(
+        &self,
+        service: Arc<S>,
+        mut upload: Upload,
+        mut chunks: mpsc::UnboundedReceiver<Vec<u8>>,
+    ) -> Result<(), ErrorBody> {
+        let (actor, hash) = (self.actor, upload.hash);
+        let turn = self.uploads.enter(actor, hash)?;
+        let place = tokio::select! {
+            biased;
+            turn = turn => match turn {
+                Ok(Turn::Send(place)) => place,
+                Ok(Turn::Stored) => return Ok(()),
+                Err(_) => unreachable!("the queue keeps who waits until it has answered"),
+            },
+            Some(_) = chunks.recv() => {
+                let message = "the bytes of an upload come after the daemon has said that it wants them";
+                return Err(ErrorBody::new(ErrorCode::InvalidArgument, message).about("chunk"));
+            }
+        };
+        if service.has_component(actor, &hash) {
+            place.stored();
+            return Ok(());
+        }
+        let wanted = self.outbox.push(&ServerMessage::Event { id: self.id, event: Event::Wanted });
+        debug_assert!(wanted.is_ok(), "an event without fields fits in every frame");
+        loop {
+            let Ok(chunk) = tokio::time::timeout(self.idle_timeout, chunks.recv()).await else {
+                return Err(self.idle());
+            };
+            // The sender lives as long as the request does.
+            let chunk = chunk.unwrap_or_default();
+            if upload.add(&chunk)? {
+                break;
+            }
+        }
+        // A task of its own, so that the service can neither hold up the connection nor take it down. The place is
+        // held until the component is stored, because its bytes are.
+        let store = tokio::spawn(async move {
+            service.store_component(actor, hash, Bytes::from(upload.bytes)).await?;
+            place.stored();
+            Ok(())
+        });
+        AbortOnDropHandle::new(store).await.unwrap_or_else(|_| Err(panicked()))
+    }
+
+    fn idle(&self) -> ErrorBody {
+        let limit_ms = u64::try_from(self.idle_timeout.as_millis()).unwrap_or(u64::MAX);
+        let message = format!("no bytes of the upload have come for {limit_ms} ms");
+        ErrorBody::new(ErrorCode::LimitExceeded, message).about("upload idle ms").with_limit(limit_ms)
+    }
 }

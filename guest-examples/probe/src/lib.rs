@@ -4,6 +4,8 @@
 //! trellis run probe first                  one call to the host, then the end
 //! trellis run probe idle 100000            so many calls that ask the host for next to nothing
 //! trellis run probe stream 256 "A text"    a greedy stream, piece by piece, then its tokens
+//! trellis run probe tokens 256 64          the same, after so many tokens that the seed makes up: sends a text once they
+//!                                          are computed, waits for a message, then sends each token as it comes
 //! ```
 //!
 //! A guest has no precise clock, on purpose: it could time its neighbours. Whoever wants to know how long
@@ -11,11 +13,11 @@
 
 use std::hint::black_box;
 
-use trellis_guest::{Args, Model, Result, Sampler, emit, emit_tokens};
+use trellis_guest::{Args, Model, Result, Sampler, Token, emit, emit_tokens, receive, seed};
 
 trellis_guest::main!(run);
 
-const USAGE: &str = "probe first | probe idle N | probe stream N TEXT";
+const USAGE: &str = "probe first | probe idle N | probe stream N TEXT | probe tokens N N_PROMPT";
 
 fn run() -> Result {
     let args = Args::of_session(USAGE);
@@ -27,6 +29,10 @@ fn run() -> Result {
         ("first", _) => emit("."),
         ("idle", n) => idle(n),
         ("stream", n) if n > 0 => stream(n, words.next().unwrap_or_default()),
+        ("tokens", n) if n > 0 => match words.next().map(str::parse) {
+            Some(Ok(n_prompt)) if n_prompt > 0 => tokens(n, n_prompt),
+            _ => Err(Args::new(USAGE, Vec::new()).mistake("tokens needs the length of a prompt".to_owned())),
+        },
         _ => Err(Args::new(USAGE, Vec::new()).mistake(format!("there is no {text:?}"))),
     }
 }
@@ -51,4 +57,25 @@ fn stream(n: u32, text: &str) -> Result {
         emit(&piece?)?;
     }
     emit_tokens(&context.tokens_from(n_prompt))
+}
+
+/// Sends each of `n` tokens by itself. No token stops the stream.
+fn tokens(n: u32, n_prompt: u64) -> Result {
+    let model = Model::open_default()?;
+    let context = model.context()?;
+    context.append(&prompt(n_prompt, model.info().vocab_size))?;
+    context.prefill()?;
+    emit(".")?;
+    receive()?;
+    for drawn in context.stream(&Sampler::greedy()).stop_tokens(&[]).max_tokens(n).open()? {
+        emit_tokens(&[drawn?.token])?;
+    }
+    Ok(())
+}
+
+/// Tokens without meaning; those of two seeds have no beginning in common.
+fn prompt(n_tokens: u64, vocab_size: u32) -> Vec<Token> {
+    let start = (seed() + 1).wrapping_mul(7919);
+    let token = |i: u64| start.wrapping_add(i.wrapping_mul(104_729)) % u64::from(vocab_size);
+    (0..n_tokens).map(|i| token(i) as Token).collect()
 }

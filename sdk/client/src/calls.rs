@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use tokio::sync::oneshot;
-use trellis_wire::{Call, DaemonInfo, GuestInfo, ModelInfo, Value};
+use tokio::sync::{Notify, oneshot};
+use trellis_wire::{Call, ComponentHash, DaemonInfo, GuestInfo, ModelInfo, Room, Value};
 
 use crate::client::Client;
 use crate::connection::{Connection, Slot};
@@ -61,7 +61,7 @@ impl Client {
 }
 
 pub(crate) async fn ask(connection: &Arc<Connection>, call: Call) -> Result<Value, Error> {
-    connection.outbox.room().await;
+    connection.outbox.room(Room::Bulk).await;
     Reply::to(connection, call)?.await_end().await
 }
 
@@ -84,6 +84,19 @@ impl Reply {
         let (reply, receiver) = oneshot::channel();
         let id = connection.request(call, Slot::Call(reply))?;
         Ok(Self { connection: connection.clone(), id, receiver })
+    }
+
+    /// Announces an upload; also returns what is told when the daemon wants the bytes.
+    pub(crate) fn to_upload(
+        connection: &Arc<Connection>,
+        hash: ComponentHash,
+        n_bytes: u64,
+    ) -> Result<(Self, Arc<Notify>), Error> {
+        let (reply, receiver) = oneshot::channel();
+        let wanted = Arc::new(Notify::new());
+        let slot = Slot::Upload { reply, wanted: wanted.clone() };
+        let id = connection.request(Call::Upload { hash, n_bytes }, slot)?;
+        Ok((Self { connection: connection.clone(), id, receiver }, wanted))
     }
 
     pub(crate) async fn await_end(&mut self) -> Result<Value, Error> {

@@ -7,12 +7,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::{Notify, mpsc, oneshot};
 use trellis_wire::{
-    Call, ClientMessage, ErrorCode, Event, FRAME_BYTES_MAX, FrameReader, GuestUsage, Outbox, Outcome,
-    ServerMessage, Value,
+    Call, ClientMessage, ErrorBody, ErrorCode, Event, FRAME_BYTES_MAX, FrameReader, GuestUsage, Outbox,
+    Outcome, ServerMessage, Value,
 };
 
 use crate::error::{Error, Lost};
-use crate::guest::Launch;
+use crate::launch::Launch;
 use crate::upload;
 
 #[derive(Debug)]
@@ -33,6 +33,7 @@ struct State {
 #[derive(Debug)]
 pub(crate) enum Slot {
     Call(oneshot::Sender<Result<Value, Error>>),
+    Upload { reply: oneshot::Sender<Result<Value, Error>>, wanted: Arc<Notify> },
     Guest { news: mpsc::UnboundedSender<News>, launch: Arc<Launch> },
 }
 
@@ -58,17 +59,47 @@ impl Connection {
     }
 
     /// Sends a request. Ids and frames leave in the same order, as the protocol wants it.
+    ///
+    /// Which request runs a guest, and whether its client still wants it, change under this lock alone: a cancel is
+    /// either seen here, and the guest is not asked for, or finds the request that is about to leave.
     pub(crate) fn request(&self, call: Call, slot: Slot) -> Result<u64, Error> {
         let mut state = self.lock();
         if let Some(lost) = &state.lost {
             return Err(Error::ConnectionLost(lost.clone()));
         }
         let id = state.next_id;
+        // An id is used up even if the request does not fit in a frame: nothing else may ever be taken for it.
+        state.next_id += 1;
+        if let Slot::Guest { news, launch } = &slot {
+            if launch.is_cancelled() || news.is_closed() {
+                return Err(cancelled());
+            }
+            launch.asked(id);
+        }
         let request = ClientMessage::Request { id, call };
         self.outbox.push(&request).map_err(|error| Error::Request(Arc::new(error)))?;
-        state.next_id += 1;
         state.requests.insert(id, slot);
         Ok(id)
+    }
+
+    /// Asks the daemon to end a guest; what it still has to say is heard.
+    pub(crate) fn cancel_guest(&self, launch: &Launch) {
+        let _state = self.lock();
+        launch.cancel();
+        if let Some(id) = launch.request_id() {
+            self.send(&ClientMessage::Cancel { id });
+        }
+    }
+
+    /// Forgets a guest, whose news are closed already, and asks the daemon to end it.
+    pub(crate) fn forget_guest(&self, launch: &Launch) {
+        let mut state = self.lock();
+        if let Some(id) = launch.request_id() {
+            let slot = state.requests.remove(&id);
+            if slot.is_some() {
+                self.send(&ClientMessage::Cancel { id });
+            }
+        }
     }
 
     /// Forgets a request and tells the daemon to, unless it has ended by itself.
@@ -129,12 +160,20 @@ impl Connection {
     fn dispatch(self: &Arc<Self>, message: ServerMessage) -> Option<Lost> {
         match message {
             ServerMessage::Event { id, event } => {
-                if let Some(Slot::Guest { news, launch }) = self.lock().requests.get(&id) {
-                    if matches!(event, Event::Started { .. }) {
-                        launch.started(id);
+                match self.lock().requests.get(&id) {
+                    Some(Slot::Guest { news, launch }) => {
+                        if matches!(event, Event::Started { .. }) {
+                            launch.started(id);
+                            // The daemon may not have known the request when it was told.
+                            if launch.is_cancelled() {
+                                self.send(&ClientMessage::Cancel { id });
+                            }
+                        }
+                        // Who dropped the receiver is about to cancel.
+                        let _ = news.send(News::Event(event));
                     }
-                    // Who dropped the receiver is about to cancel.
-                    let _ = news.send(News::Event(event));
+                    Some(Slot::Upload { wanted, .. }) if event == Event::Wanted => wanted.notify_one(),
+                    Some(Slot::Upload { .. } | Slot::Call(_)) | None => {}
                 }
             }
             ServerMessage::End { id, outcome, usage } => {
@@ -164,10 +203,15 @@ impl Connection {
     }
 }
 
+/// The end of a guest that its client gave up before the daemon was asked for it.
+pub(crate) fn cancelled() -> Error {
+    Error::Daemon(Box::new(ErrorBody::new(ErrorCode::Cancelled, "cancelled before the guest started")))
+}
+
 /// Tells who waits for a request that it is over; nobody may be left to hear it.
 pub(crate) fn end(slot: Slot, result: Result<Value, Error>, usage: Option<GuestUsage>) {
     match slot {
-        Slot::Call(reply) => {
+        Slot::Call(reply) | Slot::Upload { reply, .. } => {
             let _ = reply.send(result);
         }
         Slot::Guest { news, launch } => {

@@ -53,6 +53,15 @@ impl Error {
     }
 }
 
+impl Error {
+    /// Whether the same request may succeed another time, with nothing changed by the caller: the device failed under
+    /// it, or the daemon was about to end.
+    #[must_use]
+    pub fn is_retryable(&self) -> bool {
+        self.code().is_some_and(ErrorCode::is_retryable)
+    }
+}
+
 /// How a connection was lost.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum Lost {

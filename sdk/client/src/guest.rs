@@ -1,17 +1,17 @@
 use std::future::poll_fn;
 use std::pin::Pin;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
 use futures_util::Stream;
-use tokio::sync::{Notify, mpsc, watch};
-use trellis_wire::{Call, ClientMessage, Event, GuestUsage, OUTPUT_BYTES_MAX, Start};
+use tokio::sync::mpsc;
+use trellis_wire::{Call, ClientMessage, Event, GuestUsage, OUTPUT_CREDIT_BYTES_MAX, Room, Start};
 
 use crate::calls::{ask, done};
 use crate::client::{Client, Handle};
-use crate::connection::{Connection, News, Slot};
+use crate::connection::News;
 use crate::error::{Error, Lost};
+use crate::launch::Launch;
 use crate::program::{Program, StartOptions};
 use crate::upload::Component;
 
@@ -32,85 +32,6 @@ pub struct Guest {
 enum Progress {
     Running,
     Over,
-}
-
-/// How a guest is started, and which request runs it. After an upload that is another one than at first.
-#[derive(Debug)]
-pub(crate) struct Launch {
-    start: Start,
-    component: Mutex<Option<Component>>,
-    phase: watch::Sender<Phase>,
-    /// Set before the id is looked at, and looked at after the id is set: a cancel between two requests, while the
-    /// daemon knows of none that it could cancel, is not lost.
-    is_cancelled: AtomicBool,
-    /// Heard by the upload between two requests.
-    cancelled: Notify,
-}
-
-#[derive(Clone, Copy, Debug)]
-enum Phase {
-    Waiting { id: Option<u64> },
-    Started { id: u64 },
-    Ended,
-}
-
-impl Launch {
-    pub(crate) fn start(
-        self: &Arc<Self>,
-        connection: &Arc<Connection>,
-        news: &mpsc::UnboundedSender<News>,
-    ) -> Result<(), Error> {
-        let slot = Slot::Guest { news: news.clone(), launch: self.clone() };
-        let id = connection.request(Call::Start(self.start.clone()), slot)?;
-        // The daemon may already have answered.
-        self.phase.send_if_modified(|phase| {
-            let is_waiting = matches!(phase, Phase::Waiting { .. });
-            if is_waiting {
-                *phase = Phase::Waiting { id: Some(id) };
-            }
-            is_waiting
-        });
-        if news.is_closed() {
-            connection.cancel(id);
-        } else if self.is_cancelled.load(Ordering::SeqCst) {
-            connection.send(&ClientMessage::Cancel { id });
-        }
-        Ok(())
-    }
-
-    pub(crate) fn take_component(&self) -> Option<Component> {
-        self.component.lock().unwrap_or_else(PoisonError::into_inner).take()
-    }
-
-    pub(crate) fn started(&self, id: u64) {
-        self.phase.send_replace(Phase::Started { id });
-    }
-
-    pub(crate) fn ended(&self) {
-        self.phase.send_replace(Phase::Ended);
-    }
-
-    pub(crate) async fn cancelled(&self) {
-        self.cancelled.notified().await;
-    }
-
-    fn request_id(&self) -> Option<u64> {
-        match *self.phase.borrow() {
-            Phase::Waiting { id } => id,
-            Phase::Started { id } => Some(id),
-            Phase::Ended => None,
-        }
-    }
-
-    /// The request that runs the guest, once it runs.
-    async fn running(&self) -> Result<u64, Error> {
-        let mut phase = self.phase.subscribe();
-        let phase = phase.wait_for(|phase| !matches!(phase, Phase::Waiting { .. })).await;
-        match phase.as_deref() {
-            Ok(Phase::Started { id }) => Ok(*id),
-            _ => Err(Error::GuestEnded),
-        }
-    }
 }
 
 impl Client {
@@ -135,16 +56,9 @@ impl Client {
             credit_bytes: window_bytes as u64,
             deadline_ms: options.deadline.map(|d| u64::try_from(d.as_millis()).unwrap_or(u64::MAX)),
         };
-        let phase = watch::Sender::new(Phase::Waiting { id: None });
-        let launch = Arc::new(Launch {
-            start,
-            component: Mutex::new(component),
-            phase,
-            is_cancelled: AtomicBool::new(false),
-            cancelled: Notify::new(),
-        });
+        let launch = Launch::new(start, component);
         let (sender, news) = mpsc::unbounded_channel();
-        self.connection().outbox.room().await;
+        self.connection().outbox.room(Room::Bulk).await;
         launch.start(self.connection(), &sender)?;
         let handle = self.handle.clone();
         Ok(Guest {
@@ -198,14 +112,10 @@ impl Guest {
 
     /// Asks the daemon to end the guest. Unlike dropping, this leaves the stream to be read until its end.
     pub fn cancel(&self) {
-        self.launch.is_cancelled.store(true, Ordering::SeqCst);
-        self.launch.cancelled.notify_one();
-        if let Some(id) = self.launch.request_id() {
-            self.handle.connection.send(&ClientMessage::Cancel { id });
-        }
+        self.handle.connection.cancel_guest(&self.launch);
     }
 
-    /// A handle that sends messages while the stream is read.
+    /// A handle that sends messages, or cancels, while the stream is read.
     #[must_use]
     pub fn sender(&self) -> GuestSender {
         GuestSender { handle: self.handle.clone(), launch: self.launch.clone() }
@@ -234,7 +144,7 @@ impl Guest {
             Queue::Waiting => self.n_read_bytes >= self.window_bytes.div_ceil(2),
             Queue::Empty => {
                 self.n_read_bytes > 0
-                    && self.window_bytes - self.n_read_bytes.min(self.window_bytes) < OUTPUT_BYTES_MAX
+                    && self.window_bytes - self.n_read_bytes.min(self.window_bytes) < OUTPUT_CREDIT_BYTES_MAX
             }
         };
         if is_due && let Some(id) = self.launch.request_id() {
@@ -281,15 +191,13 @@ impl Stream for Guest {
 
 impl Drop for Guest {
     fn drop(&mut self) {
-        // Closed first: a start that is being repeated after an upload looks at this once it has its id.
+        // Closed first: a start that is being repeated after an upload asks for nothing once it sees this.
         self.news.close();
-        if let Some(id) = self.launch.request_id() {
-            self.handle.connection.cancel(id);
-        }
+        self.handle.connection.forget_guest(&self.launch);
     }
 }
 
-/// Sends messages to a guest. It does not keep the guest alive.
+/// Talks to a guest from elsewhere than where its stream is read. It does not keep the guest alive.
 #[derive(Clone, Debug)]
 pub struct GuestSender {
     handle: Arc<Handle>,
@@ -304,6 +212,11 @@ impl GuestSender {
     pub async fn send(&self, text: impl Into<String>) -> Result<(), Error> {
         let to = self.launch.running().await?;
         done(ask(&self.handle.connection, Call::Message { to, text: text.into() }).await?)
+    }
+
+    /// Asks the daemon to end the guest, as [`Guest::cancel`].
+    pub fn cancel(&self) {
+        self.handle.connection.cancel_guest(&self.launch);
     }
 
     /// Tells the guest that no more messages will come.

@@ -24,6 +24,7 @@ mod client;
 mod connection;
 mod error;
 mod guest;
+mod launch;
 mod program;
 pub mod socket;
 mod upload;

@@ -39,7 +39,7 @@ pub struct StartOptions {
 
 impl StartOptions {
     /// The smallest window in which every single output of a guest has room.
-    pub const WINDOW_BYTES_MIN: usize = trellis_wire::OUTPUT_BYTES_MAX;
+    pub const WINDOW_BYTES_MIN: usize = trellis_wire::OUTPUT_CREDIT_BYTES_MAX;
 }
 
 impl Default for StartOptions {

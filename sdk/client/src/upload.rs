@@ -4,12 +4,12 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use tokio::sync::mpsc;
-use trellis_wire::{CHUNK_BYTES_MAX, Call, ClientMessage, ComponentHash, ErrorBody, ErrorCode, Event, Stage};
+use trellis_wire::{CHUNK_BYTES_MAX, ClientMessage, ComponentHash, Event, Room, Stage};
 
 use crate::calls::{Reply, done};
-use crate::connection::{Connection, News, Slot, end};
+use crate::connection::{Connection, News, Slot, cancelled, end};
 use crate::error::Error;
-use crate::guest::Launch;
+use crate::launch::Launch;
 
 /// A component's bytes and their hash.
 #[derive(Debug)]
@@ -33,10 +33,7 @@ pub(crate) async fn upload_and_start(
 ) {
     let result = tokio::select! {
         () = news.closed() => return,
-        () = launch.cancelled() => {
-            let error = ErrorBody::new(ErrorCode::Cancelled, "cancelled before the guest started");
-            Err(Error::Daemon(Box::new(error)))
-        }
+        () = launch.cancelled() => Err(cancelled()),
         result = upload(&connection, &component, &news) => result,
     };
     let result = result.and_then(|()| launch.start(&connection, &news));
@@ -45,6 +42,8 @@ pub(crate) async fn upload_and_start(
     }
 }
 
+/// Sends the bytes once the daemon wants them, which it does not if another client of this user sends the same
+/// component meanwhile.
 async fn upload(
     connection: &Arc<Connection>,
     component: &Component,
@@ -55,14 +54,19 @@ async fn upload(
         let _ = news.send(News::Event(Event::Progress { stage: Stage::Upload, done, total }));
     };
     report(0);
-    let mut reply = Reply::to(connection, Call::Upload { hash: component.hash, n_bytes: total })?;
+    let (mut reply, wanted) = Reply::to_upload(connection, component.hash, total)?;
     let id = reply.id;
+    tokio::select! {
+        biased;
+        answer = reply.await_end() => return done(answer?),
+        () = wanted.notified() => {}
+    }
     let mut n_sent = 0;
     for chunk in component.bytes.chunks(CHUNK_BYTES_MAX) {
         tokio::select! {
             biased;
             answer = reply.await_end() => return done(answer?),
-            () = connection.outbox.room() => {}
+            () = connection.outbox.room(Room::Bulk) => {}
         }
         connection.send(&ClientMessage::Chunk { id, bytes: chunk.to_vec() });
         n_sent += chunk.len() as u64;

@@ -95,7 +95,7 @@ pub enum Error {
     /// The client went away or the guest was stopped.
     #[error("cancelled")]
     Cancelled,
-    /// The engine cannot go on.
+    /// The device failed under the call. Contexts keep their tokens, and the call may be made again.
     #[error("the engine failed: {reason}")]
     EngineFailed {
         /// What it reported.
@@ -109,6 +109,14 @@ pub enum Error {
         /// The arguments that the guest takes.
         usage: &'static str,
     },
+}
+
+impl Error {
+    /// Whether the same call may work another time: it was the device that failed, and not what was asked.
+    #[must_use]
+    pub fn is_retryable(&self) -> bool {
+        matches!(self, Self::EngineFailed { .. })
+    }
 }
 
 impl From<types::Error> for Error {

@@ -49,8 +49,20 @@ open_enum! {
         Protocol = "protocol",
         /// The engine cannot go on.
         EngineFailed = "engine_failed",
+        /// The device that the models run on has failed, and with it everything that was under way. The daemon ends, or
+        /// opens the device again.
+        DeviceFailed = "device_failed",
         /// A mistake of the daemon.
         Internal = "internal",
+    }
+}
+
+impl ErrorCode {
+    /// Whether the same request may succeed another time, with nothing changed by who made it: it met a daemon that
+    /// was about to end, or a device that failed.
+    #[must_use]
+    pub fn is_retryable(&self) -> bool {
+        matches!(self, Self::DeviceFailed | Self::EngineFailed | Self::ShuttingDown)
     }
 }
 

@@ -131,6 +131,12 @@ impl FrameBuffer {
         self.bytes.len() - self.n_written
     }
 
+    /// Bytes of memory that the buffer holds.
+    #[must_use]
+    pub fn n_bytes_held(&self) -> usize {
+        self.bytes.capacity()
+    }
+
     /// Writes until the buffer is empty; what was written is never written again, however often this is polled
     /// or given up.
     ///
@@ -146,11 +152,21 @@ impl FrameBuffer {
                 0 => return Poll::Ready(Err(io::ErrorKind::WriteZero.into())),
                 n => self.n_written += n,
             }
+            self.forget_written();
         }
         self.n_written = 0;
         self.bytes.clear();
         self.bytes.shrink_to(KEEP_BYTES);
         Pin::new(writer).poll_flush(cx)
+    }
+
+    /// Makes the room of what is written free again, even if the buffer is never empty because its reader is slow. A
+    /// byte moves at most once for each byte that was written.
+    fn forget_written(&mut self) {
+        if self.n_written >= KEEP_BYTES && self.n_written >= self.n_bytes() {
+            self.bytes.drain(..self.n_written);
+            self.n_written = 0;
+        }
     }
 
     /// Writes everything.

@@ -22,6 +22,9 @@ pub struct ModelInfo {
     pub device: String,
     /// Guests that name no model get this one.
     pub is_default: bool,
+    /// Why its engine has ended; absent while it works.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub failure: Option<String>,
 }
 
 /// A running guest.
@@ -92,4 +95,7 @@ pub struct DaemonInfo {
     pub n_guests: u64,
     /// Open connections.
     pub n_sessions: u64,
+    /// Why nothing can be computed: which model's engine has ended, and of what; absent while all is well.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub failure: Option<String>,
 }

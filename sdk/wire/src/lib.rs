@@ -7,7 +7,9 @@
 //!
 //! Requests are multiplexed by an id that the client picks, each greater than all before it on the connection.
 //! Every request ends with exactly one [`ServerMessage::End`]. Output of a guest flows under credit, counted by
-//! [`Event::credit_bytes`].
+//! [`Event::credit_bytes`]. The bytes of an upload follow once the daemon has sent [`Event::Wanted`] for it.
+//!
+//! A change that a peer could not skip, such as another way to count credit, is a new version.
 
 mod error;
 mod fault;
@@ -27,13 +29,13 @@ pub use info::{DaemonInfo, GuestInfo, GuestUsage, ModelInfo};
 pub use message::{
     Call, ClientMessage, ComponentHash, Event, LogLevel, Outcome, Program, ServerMessage, Stage, Start, Value,
 };
-pub use outbox::Outbox;
+pub use outbox::{Outbox, Room};
 pub use validate::validate;
 
 /// The oldest version of the protocol that this crate speaks.
-pub const VERSION_MIN: u16 = 1;
+pub const VERSION_MIN: u16 = 2;
 /// The newest version of the protocol that this crate speaks.
-pub const VERSION_MAX: u16 = 1;
+pub const VERSION_MAX: u16 = 2;
 
 /// Bytes of the largest frame that this crate reads, its length field not counted.
 pub const FRAME_BYTES_MAX: u32 = 1024 * 1024;
@@ -45,6 +47,10 @@ pub const DEPTH_MAX: usize = 32;
 pub const N_VALUES_MAX: u32 = 128 * 1024;
 /// Bytes of a component in one [`ClientMessage::Chunk`].
 pub const CHUNK_BYTES_MAX: usize = 256 * 1024;
-/// Bytes of the largest single output of a guest, as counted by [`Event::credit_bytes`]. An output waits until
-/// credit covers the whole of it, so a client that leaves less than this open may wait for ever.
+/// Bytes of the largest single output of a guest.
 pub const OUTPUT_BYTES_MAX: usize = 256 * 1024;
+/// Credit that each output of a guest takes beside its bytes: what it costs either side to hold an entry of a queue.
+pub const OUTPUT_OVERHEAD_BYTES: usize = 64;
+/// Credit that the largest single output of a guest takes. An output waits until credit covers the whole of it, so a
+/// client that leaves less than this open may wait for ever.
+pub const OUTPUT_CREDIT_BYTES_MAX: usize = OUTPUT_BYTES_MAX + OUTPUT_OVERHEAD_BYTES;

@@ -2,6 +2,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
+use crate::OUTPUT_OVERHEAD_BYTES;
 use crate::fault::ErrorBody;
 use crate::info::{DaemonInfo, GuestInfo, GuestUsage, ModelInfo};
 use crate::open_enum::open_enum;
@@ -53,7 +54,8 @@ pub enum ClientMessage {
 pub enum Call {
     /// Runs a guest; ends with [`Value::Done`] when the guest does.
     Start(Start),
-    /// Announces a component whose bytes follow in chunks; ends with [`Value::Done`] once it is stored.
+    /// Announces a component; ends with [`Value::Done`] once it is stored, by this upload or by another one. Its bytes
+    /// follow in chunks, after [`Event::Wanted`] and not before.
     Upload {
         /// The hash of the whole.
         hash: ComponentHash,
@@ -156,7 +158,7 @@ pub enum ServerMessage {
         id: u64,
         /// How it ended.
         outcome: Outcome,
-        /// What the guest used, if the request ran one.
+        /// What the guest used, if the request ran one; nothing, if its start was cancelled before.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         usage: Option<GuestUsage>,
     },
@@ -200,6 +202,8 @@ pub enum Event {
         /// Its number.
         guest_id: u64,
     },
+    /// The daemon is ready for the bytes of an upload.
+    Wanted,
     /// Text of the guest.
     Text {
         /// The text.
@@ -228,17 +232,23 @@ pub enum Event {
 }
 
 impl Event {
-    /// Bytes that the event takes of the client's credit: 0 for what the daemon says itself, at least 1 for what
-    /// a guest sends.
+    /// Bytes of what a guest sends; `None` for what the daemon says itself.
+    #[must_use]
+    pub fn output_bytes(&self) -> Option<usize> {
+        match self {
+            Self::Progress { .. } | Self::Started { .. } | Self::Wanted | Self::Unknown => None,
+            Self::Text { text } => Some(text.len()),
+            Self::Tokens { tokens } => Some(size_of_val(tokens.as_slice())),
+            Self::Json { json } => Some(json.len()),
+            Self::Log { line, .. } => Some(line.len()),
+        }
+    }
+
+    /// Bytes that the event takes of the client's credit: its output and [`OUTPUT_OVERHEAD_BYTES`]; 0 for what the
+    /// daemon says itself.
     #[must_use]
     pub fn credit_bytes(&self) -> usize {
-        match self {
-            Self::Progress { .. } | Self::Started { .. } | Self::Unknown => 0,
-            Self::Text { text } => text.len().max(1),
-            Self::Tokens { tokens } => size_of_val(tokens.as_slice()).max(1),
-            Self::Json { json } => json.len().max(1),
-            Self::Log { line, .. } => line.len().max(1),
-        }
+        self.output_bytes().map_or(0, |n_bytes| n_bytes + OUTPUT_OVERHEAD_BYTES)
     }
 }
 

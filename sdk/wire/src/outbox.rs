@@ -9,14 +9,34 @@ use tokio::sync::Notify;
 
 use crate::{FrameBuffer, WireError};
 
-/// Above this many bytes, who can wait does: several of the largest outputs, so that the socket never starves,
-/// and little enough to hold for each connection.
-const FULL_BYTES: usize = 512 * 1024;
+/// For what an outbox may have room.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Room {
+    /// Output and chunks, which wait at this mark: several of the largest, so that the socket never starves, and little
+    /// enough to hold for each connection.
+    Bulk,
+    /// Answers. They have bytes of their own above those of bulk, so that a peer that lets bulk pile up is still
+    /// answered.
+    Answers,
+}
+
+impl Room {
+    /// Bytes in the outbox below which there is room. Bulk is pushed below its mark and may be as large as a frame of
+    /// [`crate::FRAME_BYTES_MIN`].
+    #[must_use]
+    pub const fn n_bytes(self) -> usize {
+        match self {
+            Self::Bulk => 512 * 1024,
+            Self::Answers => 1536 * 1024,
+        }
+    }
+}
 
 /// The frames that one connection has to write: many push, one writes.
 #[derive(Debug)]
 pub struct Outbox {
     state: Mutex<State>,
+    /// Told whenever the bytes fall below a mark.
     room: Notify,
 }
 
@@ -34,8 +54,8 @@ impl Outbox {
         Self { state: Mutex::new(state), room: Notify::new() }
     }
 
-    /// Adds a message, whether or not there is room: bulk waits for [`Self::room`] first, and what is left is
-    /// bounded by the requests in flight.
+    /// Adds a message, whether or not there is room: bulk waits for [`Self::room`] first, and so does who takes up
+    /// requests that will be answered. What is left is bounded by the requests in flight.
     ///
     /// # Errors
     /// The message is larger than a frame.
@@ -49,28 +69,34 @@ impl Outbox {
         Ok(())
     }
 
-    /// Whether bulk may be pushed now.
+    /// Whether there is room now.
     #[must_use]
-    pub fn has_room(&self) -> bool {
-        self.lock().frames.n_bytes() < FULL_BYTES
+    pub fn has_room(&self, room: Room) -> bool {
+        self.n_bytes() < room.n_bytes()
     }
 
-    /// Waits until bulk may be pushed.
-    pub async fn room(&self) {
-        while !self.has_room() {
+    /// Waits until there is room.
+    pub async fn room(&self, room: Room) {
+        while !self.has_room(room) {
             let notified = self.room.notified();
             // The writer may have made room since; once `notified` exists it cannot be missed.
-            if self.has_room() {
+            if self.has_room(room) {
                 return;
             }
             notified.await;
         }
     }
 
+    /// Bytes not yet written.
+    #[must_use]
+    pub fn n_bytes(&self) -> usize {
+        self.lock().frames.n_bytes()
+    }
+
     /// Whether everything has been written.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.lock().frames.n_bytes() == 0
+        self.n_bytes() == 0
     }
 
     /// Writes what there is and returns; waits while there is nothing. Dropping the future loses nothing.
@@ -87,13 +113,15 @@ impl Outbox {
         writer: &mut W,
     ) -> Poll<io::Result<()>> {
         let mut state = self.lock();
-        let n_bytes = state.frames.n_bytes();
-        if n_bytes == 0 {
+        let before = state.frames.n_bytes();
+        if before == 0 {
             state.writer = Some(cx.waker().clone());
             return Poll::Pending;
         }
         let result = state.frames.poll_write(cx, writer);
-        if n_bytes >= FULL_BYTES && state.frames.n_bytes() < FULL_BYTES {
+        let after = state.frames.n_bytes();
+        let crossed = |room: Room| before >= room.n_bytes() && after < room.n_bytes();
+        if crossed(Room::Bulk) || crossed(Room::Answers) {
             self.room.notify_waiters();
         }
         result

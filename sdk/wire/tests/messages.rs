@@ -56,6 +56,7 @@ fn server_message() -> impl Strategy<Value = ServerMessage> {
             total
         }),
         any::<u64>().prop_map(|guest_id| Event::Started { guest_id }),
+        Just(Event::Wanted),
         any::<String>().prop_map(|text| Event::Text { text }),
         any::<Vec<u32>>().prop_map(|tokens| Event::Tokens { tokens }),
         any::<String>().prop_map(|json| Event::Json { json }),
@@ -243,10 +244,31 @@ fn the_largest_messages_fit_in_the_smallest_frame() {
     frames.push(&ClientMessage::Chunk { id: u64::MAX, bytes: vec![0; CHUNK_BYTES_MAX] }).unwrap();
     let tokens = vec![u32::MAX; trellis_wire::OUTPUT_BYTES_MAX / 4];
     let event = Event::Tokens { tokens };
-    assert_eq!(event.credit_bytes(), trellis_wire::OUTPUT_BYTES_MAX);
+    assert_eq!(event.output_bytes(), Some(trellis_wire::OUTPUT_BYTES_MAX));
+    assert_eq!(event.credit_bytes(), trellis_wire::OUTPUT_CREDIT_BYTES_MAX);
     let message = ServerMessage::Event { id: 1, event };
     frames.push(&message).unwrap();
     assert_eq!(decode::<ServerMessage>(&frame(&message)[4..]).unwrap(), message);
+}
+
+#[test]
+fn a_reader_that_is_always_behind_costs_no_more_than_what_it_is_behind() {
+    run(async {
+        let (ours, mut theirs) = tokio::io::duplex(1024);
+        let mut ours = ours;
+        let mut frames = FrameBuffer::new(FRAME_BYTES_MAX);
+        let event = Event::Text { text: "x".repeat(1000) };
+        let mut taken = [0; 1024];
+        let mut n_taken = 0;
+        while n_taken < 20 << 20 {
+            while frames.n_bytes() < 64 << 10 {
+                frames.push(&ServerMessage::Event { id: 1, event: event.clone() }).unwrap();
+            }
+            assert!(poll::poll_once(frames.write(&mut ours)).is_none(), "the reader is behind");
+            n_taken += tokio::io::AsyncReadExt::read(&mut theirs, &mut taken).await.unwrap();
+            assert!(frames.n_bytes_held() < 1 << 20, "{} bytes held", frames.n_bytes_held());
+        }
+    });
 }
 
 #[test]

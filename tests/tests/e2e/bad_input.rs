@@ -88,8 +88,8 @@ fn mistakes_in_the_host_api() {
         let daemon = daemons::start(&config());
         let client = daemon.connect().await.expect("connected");
         let engine = daemon.engine(Some("tiny")).expect("it is loaded");
-        let n = encode(engine, "<|begin_of_text|>Once upon a time").len();
-        let n_text = n + encode(engine, &"word ".repeat(3000)).len();
+        let n = encode(&engine, "<|begin_of_text|>Once upon a time").len();
+        let n_text = n + encode(&engine, &"word ".repeat(3000)).len();
 
         let ended = run(&client, &guests::hostile(), with(&["mistakes"])).await.well();
         assert_eq!(ended.json.len(), expected.len());

@@ -3,7 +3,7 @@
 use std::fs;
 use std::io::Read as _;
 use std::process::{Command, Output, Stdio};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
@@ -224,6 +224,49 @@ fn an_interrupt_cancels_cleanly() {
     assert_eq!(wait(&mut client).code(), Some(130));
     let rest = reader.join().expect("no panic");
     assert!(rest.lines().last().expect("a last line").contains("\"end\""), "{rest}");
+}
+
+#[test]
+fn an_interrupt_is_heard_though_nobody_reads() {
+    let served = Served::start(exe());
+    let (_folder, path) = hostile();
+    let listed = || done(&mut served.trellis(&["ps", "--json"])).trim() != "[]";
+    for (mode, blocked) in [("flood-text", "output"), ("flood-log", "errors")] {
+        let mut command = served.trellis(&["run", "--no-stdin", &path, mode]);
+        match blocked {
+            "output" => command.stdout(Stdio::piped()),
+            _ => command.stderr(Stdio::piped()),
+        };
+        let mut client = command.spawn().expect("it runs");
+        let begun = Instant::now();
+        while !listed() {
+            assert!(begun.elapsed() < daemons::PATIENCE, "{mode}: the guest does not come up");
+        }
+        // Far more than a pipe holds is on its way by now.
+        std::thread::sleep(Duration::from_secs(1));
+        signal(client.id(), Signal::INT);
+        let begun = Instant::now();
+        while listed() {
+            assert!(begun.elapsed() < daemons::PATIENCE, "{mode}: the interrupt is lost");
+        }
+        assert!(client.try_wait().expect("asked").is_none(), "{mode}: it still wants to write what came");
+        signal(client.id(), Signal::INT);
+        assert_eq!(wait(&mut client).code(), Some(130), "{mode}: the second one ends it");
+    }
+
+    // An error stream that is closed ends nothing and keeps nothing from being said elsewhere.
+    for mode in ["sleep", "flood-log"] {
+        let mut client = served.trellis(&["run", "--no-stdin", &path, mode]);
+        let mut client = client.stderr(Stdio::piped()).spawn().expect("it runs");
+        drop(client.stderr.take());
+        let begun = Instant::now();
+        while !listed() {
+            assert!(begun.elapsed() < daemons::PATIENCE, "{mode}: the guest does not come up");
+        }
+        signal(client.id(), Signal::INT);
+        assert_eq!(wait(&mut client).code(), Some(130), "{mode}");
+        assert!(!listed(), "{mode}");
+    }
 }
 
 #[test]

@@ -64,7 +64,8 @@ fn daemon() -> &'static Daemon {
 }
 
 fn engine() -> &'static EngineHandle {
-    daemon().engine(None).expect("a model is loaded")
+    static ENGINE: OnceLock<EngineHandle> = OnceLock::new();
+    ENGINE.get_or_init(|| daemon().engine(None).expect("a model is loaded"))
 }
 
 async fn run_with(name: &str, options: StartOptions) -> Ended {
@@ -324,6 +325,8 @@ mod check {
         let ended = run(name, &["stream", "40", "Once upon a time"]).await.well();
         assert_eq!(ended.tokens, case.greedy_ids);
         assert_eq!(ended.text, decode(&case.greedy_ids));
+        let ended = run(name, &["tokens", "20", "0"]).await;
+        assert!(ended.reason().message.contains("length of a prompt"), "{ended:?}");
     }
 }
 

@@ -330,8 +330,8 @@ fn nothing_of_the_world_is_to_be_seen() {
 #[test]
 fn many_guests_share_the_budgets_around_them() {
     block_on(async {
-        let session = SharedBudget { n_tokens: 3_000, n_pages: 1_000, n_contexts: 5 };
-        let user = SharedBudget { n_tokens: 100_000, n_pages: 2_000, n_contexts: 8 };
+        let session = SharedBudget { n_tokens: 3_000, n_pages: 1_000, n_contexts: 5, host_bytes: 1 << 20 };
+        let user = SharedBudget { n_tokens: 100_000, n_pages: 2_000, n_contexts: 8, host_bytes: 1 << 20 };
         let limits = GuestLimits { n_guests: 6, n_guests_per_user: 4, ..GuestLimits::default() };
         let config = Config { limits, budgets: Budgets { session, user }, ..daemons::config(exe()) };
         let daemon = daemons::start(&config);

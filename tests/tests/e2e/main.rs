@@ -2,15 +2,19 @@
 //! machine with a GPU.
 
 mod bad_input;
+mod cancels;
 mod card;
 mod cli;
 mod concurrency;
 mod dtypes;
+mod failing;
 mod forks;
 mod goldens;
 mod guests;
 mod hostile;
+mod mixes;
 mod parity;
+mod queues;
 mod schedules;
 mod soak;
 mod streams;

@@ -21,7 +21,7 @@ const N_CONTEXTS_MAX: usize = 5;
 const N_TOKENS_MAX: usize = 320;
 
 /// So few pages that contexts are moved to host memory, and so few of those that KV is computed again.
-const SIZES: Sizes = Sizes { n_pages: 160, n_host_pages: 40, n_step_rows: 16, n_step_tokens: 48 };
+const SIZES: Sizes = Sizes { n_pages: 64, n_host_pages: 12, n_step_rows: 16, n_step_tokens: 48 };
 
 const N_STEPS_ON_A_CARD: u64 = 50_000;
 const N_STEPS: u64 = 500;
@@ -209,7 +209,7 @@ async fn soak(engine: &EngineHandle, n_steps: u64, gpu: Option<&Gpu>) -> EngineS
     assert_eq!((stats.n_contexts, stats.n_saved), (0, 0), "{stats:?}");
     assert_eq!(stats.n_pages_free + stats.n_pages_cached, stats.n_pages, "to the page: {stats:?}");
     assert_eq!(stats.n_pages_on_host, 0, "{stats:?}");
-    assert!(stats.n_swaps_out > 0 && stats.n_recomputed > 0, "there was room for all: {stats:?}");
+    assert!(stats.n_swaps_out > 0 && stats.n_tokens_again > 0, "there was room for all: {stats:?}");
     assert!(stats.n_tokens_in_vain > 0 && stats.n_tokens_cached > 0, "{stats:?}");
     stats
 }

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use trellis_engine::backend::{Backend, PAGE_LEN};
 use trellis_engine::batch::{
-    Batch, FollowUp, HostPageId, Output, OutputKind, OutputRequest, PageId, Row, SlotId,
+    Batch, HostPageId, Input, Output, OutputKind, OutputRequest, PageId, Row, SlotId,
 };
 use trellis_engine::model::{Dtype, ModelConfig};
 use trellis_tests::device::{CardAlone, card_alone};
@@ -41,7 +41,7 @@ impl Contexts {
             start,
             pages: self.pages[context][..end.div_ceil(PAGE_LEN)].to_vec(),
             outputs,
-            follow_up: FollowUp::Unknown,
+            input: Input::Known,
         }
     }
 

@@ -16,14 +16,15 @@ mod threads;
 mod weights;
 
 use std::num::NonZeroUsize;
+use std::time::Instant;
 
 use self::decoder::Decoder;
 use self::pages::{KvPages, PageLayout};
 use self::plan::Plan;
 use self::threads::Threads;
 use self::weights::Weights;
-use crate::backend::{Backend, BackendError, Limits, WeightsInfo};
-use crate::batch::{Batch, HostPageId, Output, PageId};
+use crate::backend::{Backend, BackendError, Collected, Damage, Limits, WeightsInfo};
+use crate::batch::{Batch, HostPageId, PageId};
 use crate::model::{Dtype, Model, ModelConfig, ModelError, tensors};
 
 /// Sizes of a CPU backend.
@@ -60,6 +61,8 @@ pub struct CpuBackend {
     decoder: Decoder,
     kv: KvPages,
     threads: Threads,
+    /// The step that was submitted last, once it is done and until it is collected.
+    done: Option<Collected>,
 }
 
 impl CpuBackend {
@@ -100,6 +103,7 @@ impl CpuBackend {
                 device: device.clone(),
                 call: "allocation of KV pages",
                 reason: format!("no memory for {n_pages} + {n_host_pages} pages of {page_bytes} bytes"),
+                damage: Damage::Call,
             }
         })?;
         let decoder = Decoder::new(config, Weights::load(config, read)?);
@@ -115,14 +119,19 @@ impl CpuBackend {
                 n_positions_max: config.n_positions,
                 vocab_size: config.vocab_size,
                 hidden_size: config.hidden_size,
+                n_steps_under_way: 1,
+                n_slots: 0,
+                logits_tokens: config.logits_tokens(),
             },
             weights: WeightsInfo { dtype: Dtype::F32, n_bytes: (n_weights * size_of::<f32>()) as u64 },
+            done: None,
             decoder,
             kv,
             threads: Threads::new(n_threads).map_err(|error| BackendError::Device {
                 device: device.clone(),
                 call: "start of threads",
                 reason: error.to_string(),
+                damage: Damage::Call,
             })?,
             device,
         })
@@ -142,16 +151,25 @@ impl Backend for CpuBackend {
         &self.device
     }
 
-    fn forward(&mut self, batch: &Batch<'_>) -> Result<Vec<Output>, BackendError> {
+    fn submit(&mut self, batch: &Batch<'_>) -> Result<(), BackendError> {
+        assert!(self.done.is_none(), "one step is under way at a time");
+        let begun = Instant::now();
         for copy in &batch.copies {
             self.kv.copy(copy.src, copy.dst);
         }
         let plan = Plan::new(batch, &self.limits);
         if plan.places.is_empty() {
-            return Ok(Vec::new());
+            self.done = Some(Collected::default());
+            return Ok(());
         }
         let Self { decoder, kv, threads, .. } = self;
-        Ok(threads.run(plan.places.len(), || decoder.run(&plan, kv)))
+        let outputs = threads.run(plan.places.len(), || decoder.run(&plan, kv));
+        self.done = Some(Collected { outputs, elapsed: begun.elapsed() });
+        Ok(())
+    }
+
+    fn collect(&mut self) -> Result<Collected, BackendError> {
+        Ok(self.done.take().expect("a step is under way"))
     }
 
     fn swap_out(&mut self, moves: &[(PageId, HostPageId)]) -> Result<(), BackendError> {

@@ -1,7 +1,7 @@
 //! What a batch asks for, laid out token by token.
 
 use crate::backend::{Limits, PAGE_LEN};
-use crate::batch::{Batch, OutputKind, PageId, Row, Token};
+use crate::batch::{Batch, Input, OutputKind, PageId, Row, Token};
 
 /// One token to compute.
 #[derive(Clone, Copy)]
@@ -86,6 +86,7 @@ impl<'a> Plan<'a> {
 }
 
 fn check_row(row: &Row<'_>, limits: &Limits) {
+    assert_eq!(row.input, Input::Known, "one step is under way at a time");
     let n_tokens = row.tokens.len();
     assert!(row.start < n_tokens, "a row of {n_tokens} tokens starts at {}", row.start);
     assert!(n_tokens <= limits.n_positions_max, "{n_tokens} positions");

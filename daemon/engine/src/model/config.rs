@@ -101,3 +101,14 @@ pub enum RopeScaling {
         original_n_positions: usize,
     },
 }
+
+impl ModelConfig {
+    /// What a row of logits costs beside a token: the weights of the output projection over those of all layers.
+    #[must_use]
+    pub fn logits_tokens(&self) -> f32 {
+        let Self { hidden_size, intermediate_size, n_layers, n_heads, n_kv_heads, head_dim, .. } = *self;
+        let attention = hidden_size * head_dim * (2 * n_heads + 2 * n_kv_heads);
+        let layers = n_layers * (attention + 3 * hidden_size * intermediate_size);
+        (self.vocab_size * hidden_size) as f32 / layers as f32
+    }
+}

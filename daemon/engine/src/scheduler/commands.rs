@@ -1,13 +1,16 @@
 //! What each command does.
 
-use super::kv::Kv;
-use super::work::{AskWork, RunWork, Work};
+use super::admission::Standing;
+use super::cost::Costs;
 use super::{ContextState, Saved, Scheduler};
 use crate::account::{ActorId, Owner, Resource};
 use crate::batch::Token;
 use crate::command::{Answer, Ask, Command, ContextId, Edit, Reply, RunSettings};
 use crate::error::EngineError;
-use crate::prefix::PrefixKey;
+use crate::job::{AskWork, RunWork, Work};
+use crate::kv::Footprint;
+use crate::kv::PrefixKey;
+use crate::kv::Sequence;
 use crate::run::{AheadWindow, Finish, RunEvent, RunSender};
 
 /// Whether the engine goes on.
@@ -22,7 +25,7 @@ impl Scheduler {
     pub(crate) fn apply(&mut self, command: Command) -> Flow {
         match command {
             Command::Create { id, owner } => {
-                let kv = Kv::new(self.root_key(owner.actor));
+                let kv = Sequence::new(self.root_key(owner.actor), owner.account.clone());
                 self.insert(id, owner, kv, AheadWindow::default());
             }
             Command::Open { id, owner, name, reply } => {
@@ -53,7 +56,7 @@ impl Scheduler {
         PrefixKey::root(&self.settings.model_fingerprint, self.settings.prefix_scope, actor)
     }
 
-    fn insert(&mut self, id: ContextId, owner: Owner, kv: Kv, window: AheadWindow) {
+    fn insert(&mut self, id: ContextId, owner: Owner, kv: Sequence, window: AheadWindow) {
         let context = ContextState {
             owner,
             slot: self.take_slot(),
@@ -62,7 +65,9 @@ impl Scheduler {
             window,
             is_queued: false,
             last_step: self.step,
-            resident_since: self.step,
+            standing: Standing::default(),
+            under_way: None,
+            epoch: 0,
         };
         let earlier = self.contexts.insert(id, context);
         assert!(earlier.is_none(), "context ids are never used twice");
@@ -74,8 +79,9 @@ impl Scheduler {
             return Err(EngineError::NotSaved { name: key.1 });
         };
         saved.last_step = self.step;
-        let kv = saved.kv.fork(&mut self.pages);
+        let kv = saved.kv.fork(owner.account.clone(), &mut self.pages);
         let tokens = kv.tokens.clone();
+        self.queue.charge(&owner, Costs::command_ns(kv.blocks.len()));
         self.insert(id, owner, kv, AheadWindow::default());
         Ok(tokens)
     }
@@ -89,8 +95,9 @@ impl Scheduler {
     }
 
     fn stop_work(&mut self, id: ContextId) {
+        self.leave_by_id(id);
         let Some(context) = self.contexts.get_mut(&id) else { return };
-        match context.work.take() {
+        match context.take_work() {
             Some(Work::Run(mut run)) => {
                 let n_in_vain = run.queue.n_unread();
                 context.window.note_interrupted(run.n_given - n_in_vain);
@@ -107,13 +114,15 @@ impl Scheduler {
         self.edit(id, edit);
         let Some(parent) = self.contexts.get(&id) else { return };
         let (owner, window) = (parent.owner.clone(), parent.window);
-        let kv = parent.kv.fork(&mut self.pages);
+        let kv = parent.kv.fork(owner.account.clone(), &mut self.pages);
+        self.queue.charge(&owner, Costs::command_ns(kv.blocks.len()));
         self.insert(child, owner, kv, window);
     }
 
     fn ask(&mut self, id: ContextId, edit: Edit, ask: Ask, reply: Reply<Answer>) {
         self.edit(id, edit);
         let Some(context) = self.contexts.get_mut(&id) else { return };
+        self.returns.note_asked(context.owner.guest);
         let work = AskWork::new(ask, reply, context.kv.tokens.len());
         if work.is_trivial() {
             let answer = work.trivial_answer();
@@ -123,6 +132,7 @@ impl Scheduler {
         let work = Work::Ask(work);
         // The output of a position comes out of computing it, so its KV is computed once more if need be.
         context.kv.rewind(work.first_output(context.kv.tokens.len()));
+        context.kv.forget_shared_unwritten(&mut self.pages);
         context.work = Some(work);
         self.enqueue(id);
     }
@@ -138,21 +148,24 @@ impl Scheduler {
             return queue.push(RunEvent::Finished(Finish::ContextFull));
         }
         context.kv.rewind(n_tokens - 1);
+        context.kv.forget_shared_unwritten(&mut self.pages);
         context.work = Some(Work::Run(RunWork { settings, queue, n_given: 0 }));
         self.enqueue(id);
     }
 
     fn save(&mut self, id: ContextId, name: String) -> Result<(), EngineError> {
         let Some(context) = self.contexts.get(&id) else { return Err(EngineError::Stopped) };
-        let owner = Owner { account: root_account(&context.owner), ..context.owner.clone() };
+        let owner = Owner { account: context.owner.account.root().clone(), ..context.owner.clone() };
         let key = (owner.actor, name);
+        let footprint = Footprint::new(&owner.account, context.kv.tokens.len())?;
         if let Some(mut earlier) = self.saved.remove(&key) {
             earlier.kv.forget(&mut self.pages);
         } else {
             owner.account.charge(Resource::Contexts, 1)?;
         }
-        let kv = context.kv.fork(&mut self.pages);
-        self.saved.insert(key, Saved { kv, owner, last_step: self.step });
+        let kv = context.kv.fork(owner.account.clone(), &mut self.pages);
+        self.queue.charge(&owner, Costs::command_ns(kv.blocks.len()));
+        self.saved.insert(key, Saved { kv, _footprint: footprint, owner, last_step: self.step });
         Ok(())
     }
 
@@ -169,23 +182,17 @@ impl Scheduler {
     fn release(&mut self, id: ContextId) {
         self.stop_work(id);
         if let Some(mut context) = self.contexts.remove(&id) {
+            self.returns.forget(context.owner.guest);
             context.kv.forget(&mut self.pages);
             self.free_slots.push(context.slot);
-        }
-    }
-
-    /// Ends everything with an error: the backend has failed.
-    pub(crate) fn fail_all(&mut self, error: &EngineError) {
-        for context in self.contexts.values_mut() {
-            context.fail(error.clone(), &mut self.pages);
         }
     }
 }
 
 impl ContextState {
     /// Ends the context's work with an error.
-    pub(super) fn fail(&mut self, error: EngineError, pages: &mut crate::pages::PageTable) {
-        match self.work.take() {
+    pub(super) fn fail(&mut self, error: EngineError, pages: &mut crate::kv::PageTable) {
+        match self.take_work() {
             Some(Work::Ask(work)) => {
                 self.kv.truncate(work.n_base, pages);
                 work.answer(Err(error));
@@ -197,13 +204,4 @@ impl ContextState {
             None => {}
         }
     }
-}
-
-/// The account of the user: what is saved outlives guest and session.
-fn root_account(owner: &Owner) -> std::sync::Arc<crate::account::Account> {
-    let mut account = &owner.account;
-    while let Some(parent) = account.parent() {
-        account = parent;
-    }
-    account.clone()
 }

@@ -1,45 +1,68 @@
 //! Taking in what a step computed.
 
-use super::work::{Progress, RunWork, Work};
+use std::time::Duration;
+
+use super::admission::Standing;
+use super::plan::PlannedRow;
 use super::{ContextState, Plan, Scheduler};
-use crate::batch::Output;
-use crate::pages::PageTable;
+use crate::account::Resource;
+use crate::batch::{Input, Output};
+use crate::job::{Progress, RunWork, Work};
+use crate::kv::PageTable;
 use crate::run::{Finish, RunEvent};
 
 impl Scheduler {
-    /// Takes the outputs of the planned step, in the order of the batch's requests, and answers.
-    pub(crate) fn complete(&mut self, plan: Plan, outputs: Vec<Output>) {
+    /// Takes in the outputs of the oldest step under way, in the order of the batch's requests, and answers.
+    ///
+    /// `elapsed_ns` is how long the step took.
+    pub(crate) fn complete(&mut self, plan: Plan, outputs: Vec<Output>, elapsed_ns: u64) {
+        assert_eq!(self.steps_under_way.pop_front(), Some(plan.step), "steps are taken in in their order");
         self.stats.n_steps += 1;
+        self.stats.n_rows += plan.rows.len() as u64;
+        self.stats.device_busy += Duration::from_nanos(elapsed_ns);
+        self.costs.learn(plan.work, elapsed_ns);
+        self.returns.forget_late();
         let mut outputs = outputs.into_iter();
         for row in plan.rows {
-            let context =
-                self.contexts.get_mut(&row.id).expect("no command comes between plan and completion");
-            let work = context.work.as_mut().expect("a planned context has work");
-            let n_tokens = context.kv.tokens.len();
-            let n_outputs = work.outputs(row.start, row.end, n_tokens).len();
-            let row_outputs: Vec<Output> = outputs.by_ref().take(n_outputs).collect();
-            assert_eq!(row_outputs.len(), n_outputs, "the backend left out an output");
+            let row_outputs = outputs.by_ref().take(row.n_outputs);
+            let context = self.contexts.get_mut(&row.id).filter(|context| context.epoch == row.epoch);
+            let Some(context) = context else {
+                // Its work ended while it was under way.
+                row_outputs.for_each(drop);
+                self.stats.n_rows_in_vain += 1;
+                // A guest pays for a prompt that it gave up, not for a token that the scheduler took for certain.
+                if row.input == Input::Drawn
+                    && let Some(context) = self.contexts.get(&row.id)
+                {
+                    context.owner.account.release(Resource::Tokens, row.n_charged);
+                }
+                continue;
+            };
+            let row_outputs: Vec<Output> = row_outputs.collect();
+            assert_eq!(row_outputs.len(), row.n_outputs, "the backend left out an output");
+            context.note_taken_in(&row);
             context.kv.advance(row.end, &mut self.pages);
-            let is_last = row.end == work.target(n_tokens);
+            let work = context.work.as_mut().expect("a row of this epoch has its work");
+            let is_last = row.end == work.target(row.n_tokens);
             match work {
                 Work::Ask(ask) => {
                     if let Progress::Finished(answer) = ask.take_outputs(row.start, row_outputs, is_last) {
                         let n_base = ask.n_base;
-                        let Some(Work::Ask(ask)) = context.work.take() else { continue };
-                        context.kv.truncate(n_base, &mut self.pages);
-                        ask.answer(answer);
+                        if let Some(Work::Ask(ask)) = context.take_work() {
+                            self.returns.note_answered(context.owner.guest);
+                            context.kv.truncate(n_base, &mut self.pages);
+                            ask.answer(answer);
+                        }
                     }
                 }
                 Work::Run(_) => {
                     for output in row_outputs {
-                        context.take_run_output(
-                            output,
-                            self.limits.n_positions_max,
-                            self.step,
-                            &mut self.pages,
-                        );
+                        context.take_run_output(output, self.limits.n_positions_max, &mut self.pages);
                     }
                 }
+            }
+            if context.work.is_none() {
+                self.leave_by_id(row.id);
             }
             self.enqueue(row.id);
         }
@@ -48,26 +71,38 @@ impl Scheduler {
 }
 
 impl ContextState {
-    fn take_run_output(&mut self, output: Output, n_positions_max: usize, step: u64, pages: &mut PageTable) {
+    fn note_taken_in(&mut self, row: &PlannedRow) {
+        let under_way = self.under_way.as_mut().expect("a row of this epoch is under way");
+        under_way.n_rows -= 1;
+        under_way.n_draws -= usize::from(row.draws);
+        if under_way.n_rows == 0 {
+            self.under_way = None;
+        }
+    }
+
+    fn take_run_output(&mut self, output: Output, n_positions_max: usize, pages: &mut PageTable) {
         let Some(Work::Run(run)) = &mut self.work else { return };
         let candidate = match output {
             Output::Sampled(candidate) => candidate,
-            Output::Failed(fault) => return self.end_run(RunEvent::Failed(fault.into()), step, pages),
+            Output::Failed(fault) => return self.end_run(RunEvent::Failed(fault.into()), pages),
             other => unreachable!("a run asks for a draw, not for {other:?}"),
         };
         self.kv.tokens.push(candidate.token);
         run.n_given += 1;
         run.queue.push(RunEvent::Token(candidate));
         self.window.note_taken(run.n_given - run.queue.n_unread());
+        if let Standing::Admitted(term) = &mut self.standing {
+            term.note_decoded();
+        }
         if let Some(finish) = finish(run, candidate.token, self.kv.tokens.len(), n_positions_max) {
-            self.end_run(RunEvent::Finished(finish), step, pages);
+            self.end_run(RunEvent::Finished(finish), pages);
         }
     }
 
-    fn end_run(&mut self, event: RunEvent, step: u64, pages: &mut PageTable) {
+    fn end_run(&mut self, event: RunEvent, pages: &mut PageTable) {
         // Nothing follows: a page for what would have is not the guest's to pay for.
-        self.kv.forget_unwritten(step, pages);
-        if let Some(Work::Run(mut run)) = self.work.take() {
+        self.kv.forget_unwritten(pages);
+        if let Some(Work::Run(mut run)) = self.take_work() {
             run.queue.push(event);
         }
     }

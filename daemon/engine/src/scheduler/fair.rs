@@ -1,113 +1,169 @@
-//! Deficit round robin over users, then their sessions, then their guests.
+//! Fair shares for users, then their sessions, then their guests, by virtual time.
 //!
-//! M. Shreedhar and G. Varghese, "Efficient Fair Queueing using Deficit Round Robin" (1995), with the cost
-//! charged after the service, since it is known only then: who has a debt is passed over until its quanta
-//! have paid it.
+//! P. Goyal, H. Vin and H. Cheng, "Start-time Fair Queuing" (1996): each owner carries the work done for it as its
+//! virtual time, and who is furthest behind goes first. Who comes back after having had nothing to ask for starts
+//! where those are who still wait, so that idleness earns no credit; what it was charged beyond that stays with it.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeSet, VecDeque};
 use std::hash::Hash;
 
+use rustc_hash::FxHashMap;
+
 use crate::account::{ActorId, GuestId, Owner, SessionId};
+
+/// What is waited for. Both classes draw on the same virtual time; a step takes from one after the other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Class {
+    /// The next token.
+    Decode,
+    /// More than one token.
+    Prompt,
+}
+
+impl Class {
+    const ALL: [Self; 2] = [Self::Decode, Self::Prompt];
+}
 
 /// Items waiting to be served, in the order that is fair to their owners.
 #[derive(Debug)]
 pub(crate) struct FairQueue<T> {
     root: Ring<ActorId, Ring<SessionId, Ring<GuestId, Leaf<T>>>>,
-    quantum: i64,
-    n_items: usize,
+    n_items: [usize; 2], // by class
 }
 
+/// What one guest waits for, first come, first served.
 #[derive(Debug)]
-struct Leaf<T>(VecDeque<T>);
+struct Leaf<T>([VecDeque<T>; 2]); // by class
 
 impl<T> Default for Leaf<T> {
     fn default() -> Self {
-        Self(VecDeque::new())
+        Self([VecDeque::new(), VecDeque::new()])
     }
 }
 
-/// Children with something to serve take turns; each turn adds a quantum to the child's credit.
+/// Children in the order of their virtual times.
 #[derive(Debug)]
 struct Ring<K, C> {
-    turns: VecDeque<K>,
-    children: HashMap<K, Child<C>>,
+    /// Children with something of a class to serve.
+    order: [BTreeSet<(u64, K)>; 2],
+    /// Children with nothing to serve whose virtual time is still ahead of those that wait.
+    resting: BTreeSet<(u64, K)>,
+    children: FxHashMap<K, Child<C>>,
+    /// The virtual time of the child that was served last.
+    last: u64,
 }
 
 #[derive(Debug)]
 struct Child<C> {
-    credit: i64,
+    vtime: u64,
     node: C,
 }
 
 impl<K, C> Default for Ring<K, C> {
     fn default() -> Self {
-        Self { turns: VecDeque::new(), children: HashMap::new() }
+        Self {
+            order: [BTreeSet::new(), BTreeSet::new()],
+            resting: BTreeSet::new(),
+            children: FxHashMap::default(),
+            last: 0,
+        }
     }
 }
 
 trait Node<T> {
     type Path: Copy;
-    fn push(&mut self, path: Self::Path, item: T);
-    fn pop(&mut self, quantum: i64) -> Option<T>;
-    fn charge(&mut self, path: Self::Path, cost: i64);
+    fn push(&mut self, path: Self::Path, class: Class, item: T);
+    fn pop(&mut self, class: Class) -> Option<T>;
+    fn charge(&mut self, path: Self::Path, cost: u64);
+    fn is_empty(&self, class: Class) -> bool;
 }
 
 impl<T> Node<T> for Leaf<T> {
     type Path = ();
 
-    fn push(&mut self, (): (), item: T) {
-        self.0.push_back(item);
+    fn push(&mut self, (): (), class: Class, item: T) {
+        self.0[class as usize].push_back(item);
     }
 
-    fn pop(&mut self, _quantum: i64) -> Option<T> {
-        self.0.pop_front()
+    fn pop(&mut self, class: Class) -> Option<T> {
+        self.0[class as usize].pop_front()
     }
 
-    fn charge(&mut self, (): (), _cost: i64) {}
+    fn charge(&mut self, (): (), _cost: u64) {}
+
+    fn is_empty(&self, class: Class) -> bool {
+        self.0[class as usize].is_empty()
+    }
 }
 
-impl<T, K: Copy + Eq + Hash, C: Node<T> + Default> Node<T> for Ring<K, C> {
+impl<K: Copy + Ord + Hash, C> Ring<K, C> {
+    /// The virtual time of the service: that of the child served last, or of one that waits and is further behind.
+    fn now(&self) -> u64 {
+        let firsts = self.order.iter().filter_map(BTreeSet::first);
+        firsts.map(|&(vtime, _)| vtime).fold(self.last, u64::min)
+    }
+
+    /// Forgets children that rest and are ahead of nobody.
+    fn forget_rested(&mut self, now: u64) {
+        while let Some(&(vtime, key)) = self.resting.first()
+            && vtime <= now
+        {
+            self.resting.pop_first();
+            self.children.remove(&key);
+        }
+    }
+}
+
+impl<T, K: Copy + Ord + Hash, C: Node<T> + Default> Node<T> for Ring<K, C> {
     type Path = (K, C::Path);
 
-    fn push(&mut self, (key, rest): Self::Path, item: T) {
+    fn push(&mut self, (key, rest): Self::Path, class: Class, item: T) {
+        let now = self.now();
+        let child = self.children.entry(key).or_insert_with(|| Child { vtime: now, node: C::default() });
+        if Class::ALL.iter().all(|&class| child.node.is_empty(class)) {
+            self.resting.remove(&(child.vtime, key));
+            child.vtime = child.vtime.max(now);
+        }
+        if child.node.is_empty(class) {
+            self.order[class as usize].insert((child.vtime, key));
+        }
+        child.node.push(rest, class, item);
+        self.forget_rested(now);
+    }
+
+    fn pop(&mut self, class: Class) -> Option<T> {
+        let &(vtime, key) = self.order[class as usize].first()?;
+        let child = self.children.get_mut(&key).expect("every child in the order exists");
+        self.last = vtime;
+        let item = child.node.pop(class);
+        if child.node.is_empty(class) {
+            self.order[class as usize].pop_first();
+            if Class::ALL.iter().all(|&class| child.node.is_empty(class)) {
+                self.resting.insert((vtime, key));
+            }
+        }
+        item
+    }
+
+    fn charge(&mut self, (key, rest): Self::Path, cost: u64) {
+        let now = self.now();
+        let resting = &mut self.resting;
         let child = self.children.entry(key).or_insert_with(|| {
-            self.turns.push_back(key);
-            Child { credit: 0, node: C::default() }
+            resting.insert((now, key));
+            Child { vtime: now, node: C::default() }
         });
-        child.node.push(rest, item);
-    }
-
-    fn pop(&mut self, quantum: i64) -> Option<T> {
-        // Whole rounds in which everybody is in debt are skipped in one go.
-        let best = self.turns.iter().map(|key| self.children[key].credit).max()?;
-        let n_rounds_skipped = if best <= 0 { -best / quantum } else { 0 };
-        for child in self.children.values_mut() {
-            child.credit += n_rounds_skipped * quantum;
-        }
-        while let Some(&key) = self.turns.front() {
-            let child = self.children.get_mut(&key).expect("every turn has its child");
-            if child.credit <= 0 {
-                child.credit += quantum;
-                self.turns.rotate_left(1);
-                continue;
-            }
-            match child.node.pop(quantum) {
-                Some(item) => return Some(item),
-                None => {
-                    // Who has nothing to ask for keeps neither turn nor credit.
-                    self.children.remove(&key);
-                    self.turns.pop_front();
-                }
+        let before = child.vtime;
+        child.vtime = before.saturating_add(cost);
+        for order in self.order.iter_mut().chain([resting]) {
+            if order.remove(&(before, key)) {
+                order.insert((child.vtime, key));
             }
         }
-        None
+        child.node.charge(rest, cost);
     }
 
-    fn charge(&mut self, (key, rest): Self::Path, cost: i64) {
-        if let Some(child) = self.children.get_mut(&key) {
-            child.credit -= cost;
-            child.node.charge(rest, cost);
-        }
+    fn is_empty(&self, class: Class) -> bool {
+        self.order[class as usize].is_empty()
     }
 }
 
@@ -115,36 +171,43 @@ fn path(owner: &Owner) -> (ActorId, (SessionId, (GuestId, ()))) {
     (owner.actor, (owner.session, (owner.guest, ())))
 }
 
+impl<T> Default for FairQueue<T> {
+    fn default() -> Self {
+        Self { root: Ring::default(), n_items: [0; 2] }
+    }
+}
+
 impl<T> FairQueue<T> {
-    /// An empty queue. `quantum` is the work, in tokens, that one turn is worth.
-    pub(crate) fn new(quantum: usize) -> Self {
-        Self { root: Ring::default(), quantum: quantum.max(1) as i64, n_items: 0 }
+    pub(crate) fn push(&mut self, owner: &Owner, class: Class, item: T) {
+        self.n_items[class as usize] += 1;
+        self.root.push(path(owner), class, item);
     }
 
-    pub(crate) fn push(&mut self, owner: &Owner, item: T) {
-        self.n_items += 1;
-        self.root.push(path(owner), item);
-    }
-
-    /// The next item in the fair order; [`Self::charge`] says afterwards what it cost.
-    pub(crate) fn pop(&mut self) -> Option<T> {
-        let item = self.root.pop(self.quantum)?;
-        self.n_items -= 1;
+    /// The next item of a class in the fair order. [`Self::charge`] says afterwards what it cost.
+    pub(crate) fn pop(&mut self, class: Class) -> Option<T> {
+        let item = self.root.pop(class)?;
+        self.n_items[class as usize] -= 1;
         Some(item)
     }
 
-    /// Charges an owner for tokens computed.
-    pub(crate) fn charge(&mut self, owner: &Owner, n_tokens: usize) {
-        self.root.charge(path(owner), n_tokens as i64);
+    /// By how much the user whose item of this class comes next is ahead of the user furthest behind.
+    pub(crate) fn lead(&self, class: Class) -> u64 {
+        self.root.order[class as usize].first().map_or(0, |&(vtime, _)| vtime - self.root.now())
     }
 
-    pub(crate) fn len(&self) -> usize {
-        self.n_items
+    /// Charges an owner for work.
+    pub(crate) fn charge(&mut self, owner: &Owner, cost: u64) {
+        self.root.charge(path(owner), cost);
+    }
+
+    pub(crate) fn len(&self, class: Class) -> usize {
+        self.n_items[class as usize]
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use super::Class::{Decode, Prompt};
     use super::*;
     use crate::account::{Account, Budget};
 
@@ -155,17 +218,17 @@ mod tests {
 
     /// Serves `n` items, each put back at once, and counts the tokens that each owner got.
     fn serve(owners: &[(Owner, usize)], n: usize) -> Vec<usize> {
-        let mut queue = FairQueue::new(16);
+        let mut queue = FairQueue::default();
         for (idx, (owner, _)) in owners.iter().enumerate() {
-            queue.push(owner, idx);
+            queue.push(owner, Decode, idx);
         }
         let mut served = vec![0; owners.len()];
         for _ in 0..n {
-            let idx = queue.pop().expect("everybody is put back");
+            let idx = queue.pop(Decode).expect("everybody is put back");
             let (owner, cost) = &owners[idx];
             served[idx] += cost;
-            queue.charge(owner, *cost);
-            queue.push(owner, idx);
+            queue.charge(owner, *cost as u64);
+            queue.push(owner, Decode, idx);
         }
         served
     }
@@ -186,18 +249,18 @@ mod tests {
     #[test]
     fn idleness_earns_no_credit() {
         let (busy, late) = (owner(1, 1, 1), owner(2, 2, 2));
-        let mut queue = FairQueue::new(16);
+        let mut queue = FairQueue::default();
         for _ in 0..1000 {
-            queue.push(&busy, "busy");
-            assert_eq!(queue.pop(), Some("busy"));
+            queue.push(&busy, Decode, "busy");
+            assert_eq!(queue.pop(Decode), Some("busy"));
             queue.charge(&busy, 16);
         }
-        queue.push(&busy, "busy");
+        queue.push(&busy, Decode, "busy");
         let mut n_late_in_a_row = 0;
-        queue.push(&late, "late");
-        while queue.pop() == Some("late") {
+        queue.push(&late, Decode, "late");
+        while queue.pop(Decode) == Some("late") {
             queue.charge(&late, 16);
-            queue.push(&late, "late");
+            queue.push(&late, Decode, "late");
             n_late_in_a_row += 1;
         }
         assert!(n_late_in_a_row <= 2, "{n_late_in_a_row} turns before the busy user's");
@@ -206,18 +269,51 @@ mod tests {
     #[test]
     fn nothing_is_lost() {
         let owners = [owner(1, 1, 1), owner(1, 2, 2), owner(2, 3, 3)];
-        let mut queue = FairQueue::new(4);
+        let mut queue = FairQueue::default();
         for idx in 0..300 {
-            queue.push(&owners[idx % 3], idx);
+            queue.push(&owners[idx % 3], if idx % 2 == 0 { Decode } else { Prompt }, idx);
         }
         let mut seen: Vec<usize> = std::iter::from_fn(|| {
-            let idx = queue.pop()?;
-            queue.charge(&owners[idx % 3], idx);
+            let idx = queue.pop(Decode).or_else(|| queue.pop(Prompt))?;
+            queue.charge(&owners[idx % 3], idx as u64);
             Some(idx)
         })
         .collect();
         seen.sort_unstable();
         assert_eq!(seen, (0..300).collect::<Vec<_>>());
-        assert_eq!(queue.len(), 0);
+        assert_eq!((queue.len(Decode), queue.len(Prompt)), (0, 0));
+    }
+
+    #[test]
+    fn what_was_charged_is_not_forgotten_by_a_pause() {
+        let (heavy, light) = (owner(1, 1, 1), owner(2, 2, 2));
+        let mut queue = FairQueue::default();
+        queue.push(&heavy, Prompt, "heavy");
+        queue.push(&light, Prompt, "light");
+        assert_eq!(queue.pop(Prompt), Some("heavy"));
+        queue.charge(&heavy, 1000);
+        // The heavy user pauses while the light one still waits, and comes back.
+        for _ in 0..10 {
+            queue.push(&heavy, Decode, "heavy");
+            assert_eq!(queue.lead(Decode), 1000);
+            queue.push(&light, Prompt, "light");
+            assert_eq!(queue.pop(Prompt), Some("light"));
+            queue.charge(&light, 10);
+            assert_eq!(queue.pop(Decode), Some("heavy"));
+            queue.charge(&heavy, 10);
+        }
+    }
+
+    #[test]
+    fn both_classes_draw_on_one_time() {
+        let (a, b) = (owner(1, 1, 1), owner(2, 2, 2));
+        let mut queue = FairQueue::default();
+        queue.push(&a, Prompt, "prompt of a");
+        queue.push(&a, Decode, "token of a");
+        queue.push(&b, Decode, "token of b");
+        assert_eq!(queue.pop(Prompt), Some("prompt of a"));
+        queue.charge(&a, 5);
+        assert_eq!(queue.pop(Decode), Some("token of b"));
+        assert_eq!(queue.pop(Decode), Some("token of a"));
     }
 }

@@ -3,32 +3,35 @@
 //! [`Scheduler::apply`] takes commands in, [`Scheduler::plan`] makes the next step, [`Scheduler::batch`] shows
 //! it to the backend, [`Scheduler::complete`] takes the outputs and answers.
 
+mod admission;
 mod commands;
 mod complete;
+mod cost;
+mod failure;
 mod fair;
-mod follow_up;
-mod kv;
 mod plan;
+mod returns;
 mod room;
 #[cfg(test)]
 mod tests;
-mod work;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 
 use crate::account::{ActorId, Owner};
 use crate::backend::Limits;
 use crate::batch::SlotId;
 use crate::command::ContextId;
-use crate::pages::PageTable;
-use crate::prefix::PrefixScope;
+use crate::job::Work;
+use crate::kv::{Footprint, PageTable, PrefixScope, Sequence};
 use crate::run::AheadWindow;
 use crate::stats::EngineStats;
+use admission::{Line, Standing};
 pub(crate) use commands::Flow;
-use fair::FairQueue;
-use kv::Kv;
+use cost::Costs;
+use fair::{Class, FairQueue};
+use returns::Returns;
+
 pub(crate) use plan::{Move, Plan};
-use work::Work;
 
 /// What the scheduler is told at start-up.
 #[derive(Clone, Debug)]
@@ -38,27 +41,42 @@ pub(crate) struct SchedulerSettings {
     pub(crate) prefix_scope: PrefixScope,
     /// Tokens in one step at most; prompts are cut to it.
     pub(crate) n_step_tokens: usize,
+    /// How much longer a step may last, while anybody decodes, than it would without prompts.
+    pub(crate) latency_multiple: f64,
 }
 
 #[derive(Debug)]
 struct ContextState {
     owner: Owner,
     slot: SlotId,
-    kv: Kv,
+    kv: Sequence,
     work: Option<Work>,
     window: AheadWindow,
-    /// Whether it stands in one of the two queues.
+    /// Whether it stands in the queue.
     is_queued: bool,
     /// The last step that computed something for it.
     last_step: u64,
-    /// The step at which its pages last came back from host memory.
-    resident_since: u64,
+    standing: Standing,
+    under_way: Option<UnderWay>,
+    /// Counts what ended the context's work, so that rows of work that has ended since are told apart.
+    epoch: u64,
+}
+
+/// Up to where a context's rows go that were planned and have not been taken in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct UnderWay {
+    n_rows: usize,
+    /// Position after the last token of the last row.
+    end: usize,
+    /// Draws whose tokens are not known yet.
+    n_draws: usize,
 }
 
 /// A context kept under a name.
 #[derive(Debug)]
 struct Saved {
-    kv: Kv,
+    kv: Sequence,
+    _footprint: Footprint,
     owner: Owner,
     last_step: u64,
 }
@@ -73,11 +91,19 @@ pub(crate) struct Scheduler {
     saved: BTreeMap<(ActorId, String), Saved>,
     free_slots: Vec<SlotId>,
     n_slots: u32,
-    /// Contexts with one token to compute: they go first.
-    decodes: FairQueue<ContextId>,
-    /// Contexts with more.
-    prefills: FairQueue<ContextId>,
+    /// Contexts that could be computed now.
+    queue: FairQueue<ContextId>,
+    /// Contexts that have to wait for pages.
+    line: Line,
+    n_markings: u64,
+    costs: Costs,
+    returns: Returns,
+    /// The number of the last step with decode rows.
+    last_decode_step: u64,
+    /// The number of the last step planned.
     step: u64,
+    /// The numbers of the steps that were planned and not taken in.
+    steps_under_way: VecDeque<u64>,
     stats: EngineStats,
 }
 
@@ -94,9 +120,14 @@ impl Scheduler {
             saved: BTreeMap::new(),
             free_slots: Vec::new(),
             n_slots: 0,
-            decodes: FairQueue::new(1),
-            prefills: FairQueue::new(settings.n_step_tokens),
+            queue: FairQueue::default(),
+            line: Line::default(),
+            n_markings: 0,
+            costs: Costs::default(),
+            returns: Returns::default(),
+            last_decode_step: 0,
             step: 0,
+            steps_under_way: VecDeque::new(),
             stats: EngineStats::default(),
             limits,
             settings,
@@ -105,7 +136,7 @@ impl Scheduler {
 
     /// Whether there may be something to compute.
     pub(crate) fn has_work(&self) -> bool {
-        self.decodes.len() + self.prefills.len() > 0
+        self.queue.len(Class::Decode) + self.queue.len(Class::Prompt) > 0 || !self.line.is_empty()
     }
 
     pub(crate) fn stats(&self) -> EngineStats {
@@ -120,6 +151,11 @@ impl Scheduler {
         }
     }
 
+    /// The number of the oldest step that reads or writes pages, the one being planned included.
+    fn oldest_step(&self) -> u64 {
+        self.steps_under_way.front().copied().unwrap_or(self.step)
+    }
+
     fn take_slot(&mut self) -> SlotId {
         self.free_slots.pop().unwrap_or_else(|| {
             self.n_slots += 1;
@@ -127,21 +163,46 @@ impl Scheduler {
         })
     }
 
-    /// Puts a context that has work into the queue it belongs to.
+    /// Puts a context that has work into the queue, unless it stands in the line for pages.
     fn enqueue(&mut self, id: ContextId) {
         let Some(context) = self.contexts.get_mut(&id) else { return };
-        if context.is_queued || context.work.is_none() {
+        if context.is_queued || context.is_in_line() || context.work.is_none() {
             return;
         }
         context.is_queued = true;
-        let queue = if context.n_pending() <= 1 { &mut self.decodes } else { &mut self.prefills };
-        queue.push(&context.owner, id);
+        self.queue.push(&context.owner, context.class(), id);
     }
 }
 
 impl ContextState {
-    /// Tokens that its work still has to compute.
+    fn class(&self) -> Class {
+        if self.n_pending() <= 1 { Class::Decode } else { Class::Prompt }
+    }
+
+    /// Position of the first token that no row computes yet.
+    fn start(&self) -> usize {
+        self.under_way.map_or(self.kv.n_computed, |under_way| under_way.end)
+    }
+
+    fn n_draws_under_way(&self) -> usize {
+        self.under_way.map_or(0, |under_way| under_way.n_draws)
+    }
+
+    /// Tokens, those included that are being drawn.
+    fn n_tokens_expected(&self) -> usize {
+        self.kv.tokens.len() + self.n_draws_under_way()
+    }
+
+    /// Known tokens that its work has to compute and that no row computes yet.
     fn n_pending(&self) -> usize {
-        self.work.as_ref().map_or(0, |work| work.target(self.kv.tokens.len()) - self.kv.n_computed)
+        let target = self.work.as_ref().map_or(0, |work| work.target(self.kv.tokens.len()));
+        target.saturating_sub(self.start())
+    }
+
+    /// Ends its work: rows that are under way for it are in vain.
+    fn take_work(&mut self) -> Option<Work> {
+        self.epoch += 1;
+        self.under_way = None;
+        self.work.take()
     }
 }

@@ -1,17 +1,28 @@
-//! The next step: decode rows first, then chunks of prompts, within the step's tokens.
+//! The next step: decode rows first, then chunks of prompts, within the step's tokens and, while anybody decodes,
+//! within its length.
 
-use super::kv::Kv;
-use super::work::Work;
-use super::{ContextState, Scheduler};
+use std::ops::Range;
+
+use super::cost::StepWork;
+use super::fair::Class;
+use super::room::Victims;
+use super::{ContextState, Scheduler, UnderWay};
 use crate::account::Resource;
 use crate::backend::PAGE_LEN;
-use crate::batch::{Batch, FollowUp, HostPageId, PageCopy, PageId, Row};
+use crate::batch::{Batch, HostPageId, Input, PageCopy, PageId, Row};
 use crate::command::{Answer, ContextId};
 use crate::error::EngineError;
-use crate::pages::{BlockId, PageTable};
+use crate::job::Work;
+use crate::kv::{PageTable, Sequence};
 
 /// Rows of which one is kept for prompts that wait.
 const N_ROWS_PER_PREFILL: usize = 16;
+
+/// Steps of the target length by which a user may be ahead of others who wait before its decode rows are left out.
+const N_STEPS_LEAD: u64 = 4;
+
+/// Steps for which the length of steps stays bounded after the last decode row.
+const N_STEPS_RECENT: u64 = 4;
 
 /// What one step does, in this order: the moves, the copies, the rows.
 #[derive(Debug, Default)]
@@ -19,8 +30,11 @@ pub(crate) struct Plan {
     pub(crate) moves: Vec<Move>,
     pub(crate) copies: Vec<PageCopy>,
     pub(super) rows: Vec<PlannedRow>,
-    /// So many pages could not be freed for this step, whoever made room: it is not tried again for as many.
-    pub(super) n_pages_out_of_reach: Option<usize>,
+    pub(super) work: StepWork,
+    /// Whose pages may go, once somebody had to be asked for some.
+    pub(super) victims: Option<Victims>,
+    /// The number of the step.
+    pub(super) step: u64,
 }
 
 /// A page that changes place. The order of moves matters: a page freed by one is filled by another.
@@ -30,14 +44,27 @@ pub(crate) enum Move {
     In(HostPageId, PageId),
 }
 
-/// The tokens `start..end` of a context, over its first `n_pages` pages.
+/// The tokens `start..end` of a context.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct PlannedRow {
     pub(super) id: ContextId,
     pub(super) start: usize,
     pub(super) end: usize,
-    pub(super) n_pages: usize,
-    pub(super) follow_up: FollowUp,
+    pub(super) input: Input,
+    /// Tokens of the context when the step begins; the last may be one that only the device knows.
+    pub(super) n_tokens: usize,
+    pub(super) n_outputs: usize,
+    pub(super) draws: bool,
+    pub(super) n_charged: u64,
+    /// Of the context, when the row was planned.
+    pub(super) epoch: u64,
+}
+
+impl PlannedRow {
+    /// Tokens whose KV had been computed before.
+    pub(super) fn n_again(&self) -> usize {
+        self.end - self.start - self.n_charged as usize
+    }
 }
 
 impl Plan {
@@ -51,66 +78,127 @@ impl Plan {
 enum Placed {
     /// It has a row of so many tokens.
     Row { n_tokens: usize },
-    /// It has to wait for pages.
+    /// Pages that it has a right to come free with the end of this step.
     Waits,
-    /// It has nothing to do, or its work has failed.
+    /// What comes next depends on rows that are under way.
+    UnderWay,
+    /// It stands in the line for pages, has nothing to do, or its work has failed.
     Nothing,
+}
+
+/// Whether a context has the pages that its row needs.
+enum Brought {
+    All,
+    /// It may have them, and pages of this step's rows are among them.
+    Later,
+    /// It may not have them yet.
+    InLine,
 }
 
 impl Scheduler {
     /// Plans the next step.
     pub(crate) fn plan(&mut self) -> Plan {
         self.step += 1;
-        let mut plan = Plan::default();
+        self.line.forget_count();
+        self.admit_from_line();
+        let mut plan = Plan { step: self.step, ..Plan::default() };
         let mut waiting = Vec::new();
-        let mut n_tokens_left = self.settings.n_step_tokens;
-        for is_decode in [true, false] {
-            // Each context is looked at once, also when it comes back into the queue.
-            let queue = if is_decode { &self.decodes } else { &self.prefills };
-            let n_rows_max = self.limits.n_rows_max - if is_decode { self.n_rows_for_prefills() } else { 0 };
-            for _ in 0..queue.len() {
-                if plan.rows.len() == n_rows_max || n_tokens_left == 0 {
-                    break;
-                }
-                let queue = if is_decode { &mut self.decodes } else { &mut self.prefills };
-                let Some(id) = queue.pop() else { break };
-                let Some(context) = self.contexts.get_mut(&id) else { continue };
-                context.is_queued = false;
-                if is_decode && context.n_pending() > 1 {
-                    // Its KV was forgotten while it stood in the queue.
-                    self.enqueue(id);
-                    continue;
-                }
-                match self.place(id, n_tokens_left, &mut plan) {
-                    Placed::Row { n_tokens } => {
-                        n_tokens_left -= n_tokens;
-                        let owner = &self.contexts[&id].owner;
-                        let queue = if is_decode { &mut self.decodes } else { &mut self.prefills };
-                        queue.charge(owner, n_tokens);
-                    }
-                    Placed::Waits => {
-                        // It counts as active until the step is planned, so that its pages are not the first to go.
-                        self.contexts.entry(id).and_modify(|context| context.is_queued = true);
-                        waiting.push(id);
-                    }
-                    Placed::Nothing => {}
-                }
-            }
+        let n_rows_max = self.limits.n_rows_max - self.n_rows_for_prefills();
+        self.place_class(Class::Decode, n_rows_max, self.settings.n_step_tokens, &mut plan, &mut waiting);
+        plan.work.n_decode_rows = plan.rows.len();
+        if plan.has_rows() {
+            self.last_decode_step = self.step;
         }
-        if waiting.is_empty() {
-            self.take_pages_ahead(&mut plan);
+        let n_tokens = self.n_prompt_tokens(&plan);
+        self.place_class(Class::Prompt, self.limits.n_rows_max, n_tokens, &mut plan, &mut waiting);
+        waiting.into_iter().for_each(|id| self.enqueue(id));
+        if plan.has_rows() {
+            self.steps_under_way.push_back(plan.step);
         }
-        for id in waiting {
-            self.contexts.entry(id).and_modify(|context| context.is_queued = false);
-            self.enqueue(id);
+        if self.limits.n_steps_under_way > 1 {
+            plan.rows.iter().for_each(|row| self.enqueue_ahead(row.id));
         }
         plan
+    }
+
+    /// Puts a context that has a row in the step just planned into the queue for the next one, which is planned before
+    /// this one is taken in.
+    fn enqueue_ahead(&mut self, id: ContextId) {
+        let Some(context) = self.contexts.get(&id) else { return };
+        if context.n_pending() > 0 || context.n_draws_under_way() > 0 {
+            self.enqueue(id);
+        }
+    }
+
+    /// Gives rows to contexts of a class in the fair order, as long as there are rows and tokens.
+    fn place_class(
+        &mut self,
+        class: Class,
+        n_rows_max: usize,
+        mut n_tokens_left: usize,
+        plan: &mut Plan,
+        waiting: &mut Vec<ContextId>,
+    ) {
+        // Each context is looked at once, also when it comes back into the queue.
+        for _ in 0..self.queue.len(class) {
+            if plan.rows.len() == n_rows_max || n_tokens_left == 0 || self.is_too_far_ahead(class) {
+                return;
+            }
+            let Some(id) = self.queue.pop(class) else { return };
+            let Some(context) = self.contexts.get_mut(&id) else { continue };
+            context.is_queued = false;
+            if context.class() != class && context.work.is_some() {
+                // Its KV was given up while it stood in the queue.
+                self.enqueue(id);
+                continue;
+            }
+            match self.place(id, n_tokens_left, plan) {
+                Placed::Row { n_tokens } => {
+                    n_tokens_left -= n_tokens;
+                }
+                Placed::Waits => waiting.push(id),
+                Placed::UnderWay | Placed::Nothing => {}
+            }
+        }
+    }
+
+    /// Whether whoever comes next has had so much more than another user, whose prompts wait, that it is left out.
+    fn is_too_far_ahead(&self, class: Class) -> bool {
+        if class == Class::Prompt || self.queue.len(Class::Prompt) == 0 {
+            return false;
+        }
+        let n_rows = self.queue.len(Class::Decode);
+        let target = self.costs.target_ns(n_rows, self.settings.latency_multiple);
+        target.is_some_and(|target_ns| self.queue.lead(class) > N_STEPS_LEAD.saturating_mul(target_ns))
+    }
+
+    /// Tokens of prompts that the step has room for. While anybody decodes, also when left out of this step, its length
+    /// is bounded.
+    fn n_prompt_tokens(&self, plan: &Plan) -> usize {
+        // A stream whose guest is a moment late still decodes.
+        let is_recent = self.step - self.last_decode_step <= N_STEPS_RECENT;
+        let n_late = if is_recent { self.costs.n_decode_rows() } else { 0 };
+        let n_left_out = self.queue.len(Class::Decode).max(n_late);
+        let n_tokens_max = self.settings.n_step_tokens - plan.work.n_decode_rows;
+        let multiple = self.settings.latency_multiple;
+        match (plan.work.n_decode_rows, n_left_out) {
+            (0, 0) => n_tokens_max,
+            (0, n_left_out) => {
+                let rest = self.costs.n_prompt_tokens(n_left_out, multiple + 1.0, n_tokens_max.max(1));
+                rest.min(n_tokens_max)
+            }
+            _ if self.costs.is_decode_alone_due() => 0,
+            (n_rows, _) if n_tokens_max > 0 => self.costs.n_prompt_tokens(n_rows, multiple, n_tokens_max),
+            _ => 0,
+        }
     }
 
     /// Rows that decoding leaves to the prompts that wait: a user with as many streams as there are rows would
     /// otherwise keep everybody else's prompts from ever being computed. Where rows are few, every second step.
     fn n_rows_for_prefills(&self) -> usize {
-        (self.limits.n_rows_max / N_ROWS_PER_PREFILL).max((self.step % 2) as usize).min(self.prefills.len())
+        (self.limits.n_rows_max / N_ROWS_PER_PREFILL)
+            .max((self.step % 2) as usize)
+            .min(self.queue.len(Class::Prompt))
     }
 
     fn place(&mut self, id: ContextId, n_tokens_max: usize, plan: &mut Plan) -> Placed {
@@ -120,6 +208,10 @@ impl Scheduler {
             context.fail(error, &mut self.pages);
             Placed::Nothing
         });
+        if matches!(placed, Placed::Nothing) && !context.is_in_line() {
+            // It has come to its end, or is far enough ahead of its guest.
+            self.leave(&mut context);
+        }
         self.contexts.insert(id, context);
         placed
     }
@@ -135,93 +227,147 @@ impl Scheduler {
     ) -> Result<Placed, EngineError> {
         let Some(work) = &context.work else { return Ok(Placed::Nothing) };
         if work.is_cancelled() {
-            let Some(Work::Ask(work)) = context.work.take() else { return Ok(Placed::Nothing) };
-            context.kv.truncate(work.n_base, &mut self.pages);
+            if let Some(Work::Ask(work)) = context.take_work() {
+                context.kv.truncate(work.n_base, &mut self.pages);
+            }
             return Ok(Placed::Nothing);
         }
-        let n_tokens = context.kv.tokens.len();
-        let (target, first_output) = (work.target(n_tokens), work.first_output(n_tokens));
-        if target - context.kv.n_computed <= 1 && !work.wants_more(context.window) {
-            return Ok(Placed::Nothing);
+        let n_draws = context.n_draws_under_way();
+        let n_tokens = context.n_tokens_expected();
+        let (target, first_output) = match n_draws {
+            0 => (work.target(n_tokens), work.first_output(n_tokens)),
+            _ => (n_tokens, n_tokens - 1),
+        };
+        let is_waiting = context.under_way.is_some();
+        let later = if is_waiting { Placed::UnderWay } else { Placed::Nothing };
+        let has_no_slot = n_draws > 0 && context.slot.0 as usize >= self.limits.n_slots;
+        let is_full = n_draws > 0 && n_tokens >= self.limits.n_positions_max;
+        let is_next_token = target.saturating_sub(context.start()) <= 1;
+        if has_no_slot || is_full || is_next_token && !work.wants_more(context.window, n_draws) {
+            return Ok(later);
         }
+        let class = context.class();
         let account = context.owner.account.clone();
-        let n_cached = context.kv.adopt_prefix(first_output, self.step, &mut self.pages, &account);
-        account.note_cached(n_cached as u64);
-        self.stats.n_tokens_cached += n_cached as u64;
-
-        let start = context.kv.n_computed;
-        if start == target {
+        if !is_waiting {
+            let n_cached = context.kv.adopt_prefix(first_output, &mut self.pages);
+            account.note_cached(n_cached as u64);
+            self.stats.n_tokens_cached += n_cached as u64;
+        }
+        let start = context.start();
+        if start >= target {
+            if is_waiting {
+                return Ok(Placed::UnderWay);
+            }
             // A prefill that others have done before.
-            if let Some(Work::Ask(work)) = context.work.take() {
+            if let Some(Work::Ask(work)) = context.take_work() {
                 work.answer(Ok(Answer::Prefilled));
             }
             return Ok(Placed::Nothing);
         }
         let end = target.min(start + n_tokens_max);
+        let n_again = context.kv.n_computed_again(start, end);
         // Charged before anything is planned: a copy without its row would never be made.
-        let n_charged = (end - start) as u64;
-        account.charge(Resource::Tokens, n_charged)?;
-        let unpinned =
-            context.kv.blocks.iter().copied().filter(|&block| !self.pages.is_pinned(block, self.step));
-        let pinned_here: Vec<BlockId> = unpinned.collect();
-        for &block in &pinned_here {
-            self.pages.pin(block, self.step);
+        let n_charged = (end - start - n_again) as u64;
+        if let Err(error) = account.charge(Resource::Tokens, n_charged) {
+            // A run may be at its end with what is under way.
+            return if is_waiting { Ok(Placed::UnderWay) } else { Err(error.into()) };
         }
-        let brought = self.bring_pages(context, start, end, plan);
-        if !matches!(brought, Ok(true)) {
+        let brought = self.bring_pages(context, id, start, end, plan);
+        if !matches!(brought, Ok(Brought::All)) {
             account.release(Resource::Tokens, n_charged);
-            // Not kept in place while it waits, or two that wait could hold each other up for ever.
-            for &block in &pinned_here {
-                self.pages.unpin(block);
-            }
         }
-        if !brought? {
-            return Ok(Placed::Waits);
+        match brought? {
+            Brought::All => {}
+            Brought::Later => return Ok(Placed::Waits),
+            Brought::InLine => return Ok(Placed::Nothing),
+        }
+        for &block in &context.kv.blocks {
+            self.pages.pin(block, self.step);
         }
         context.last_step = self.step;
         self.stats.n_tokens += (end - start) as u64;
-        let follow_up = context.follow_up(end, self.limits.n_positions_max);
-        plan.rows.push(PlannedRow { id, start, end, n_pages: end.div_ceil(PAGE_LEN), follow_up });
+        self.stats.n_tokens_again += n_again as u64;
+        self.charge_row(context, class, start..end, n_again, plan);
+        let draws = end == target && matches!(context.work, Some(Work::Run(_)));
+        let before = context.under_way.map_or(0, |under_way| under_way.n_rows);
+        context.under_way = Some(UnderWay { n_rows: before + 1, end, n_draws: n_draws + usize::from(draws) });
+        let input = if n_draws > 0 { Input::Drawn } else { Input::Known };
+        let epoch = context.epoch;
+        let work = context.work.as_ref().expect("a placed context has work");
+        let n_outputs = work.outputs(start, end, n_tokens).len();
+        plan.rows.push(PlannedRow { id, start, end, input, n_tokens, n_outputs, draws, n_charged, epoch });
         Ok(Placed::Row { n_tokens: end - start })
     }
 
+    /// Charges a row to its owner's virtual time: what it adds to the step, computing again aside.
+    fn charge_row(
+        &mut self,
+        context: &ContextState,
+        class: Class,
+        tokens: Range<usize>,
+        n_again: usize,
+        plan: &mut Plan,
+    ) {
+        let work = context.work.as_ref().expect("a placed context has work");
+        let (n_tokens, n_all) = (tokens.len(), context.n_tokens_expected());
+        let n_outputs_tokens = work.outputs_cost(tokens, n_all, self.limits.logits_tokens);
+        let cost = if class == Class::Decode {
+            self.costs.decode_row_ns() + self.costs.tokens_ns(n_outputs_tokens)
+        } else {
+            plan.work.n_prompt_tokens += n_tokens + n_outputs_tokens;
+            self.costs.tokens_ns(n_tokens - n_again + n_outputs_tokens)
+        };
+        self.queue.charge(&context.owner, cost);
+    }
+
     /// Sees to it that all pages up to `end` are on the device and that those from `start` on are the context's
-    /// own. Returns whether there was room.
+    /// own, as far as it may have them now.
     fn bring_pages(
         &mut self,
         context: &mut ContextState,
+        id: ContextId,
         start: usize,
         end: usize,
         plan: &mut Plan,
-    ) -> Result<bool, EngineError> {
+    ) -> Result<Brought, EngineError> {
         let n_blocks = end.div_ceil(PAGE_LEN);
         let n_held = context.kv.blocks.len();
         let first_written = start / PAGE_LEN;
         let written = first_written.min(n_held)..n_blocks.min(n_held);
-        let n_shared = |pages: &PageTable, kv: &Kv| {
+        let n_shared = |pages: &PageTable, kv: &Sequence| {
             kv.blocks[written.clone()].iter().filter(|&&block| pages.is_shared(block)).count()
         };
         let n_new = n_blocks.saturating_sub(n_held);
         let n_away = context.kv.blocks.iter().filter(|&&b| self.pages.page(b).is_none()).count();
         let n_needed = n_new + n_shared(&self.pages, &context.kv) + n_away;
-        if !self.make_room(n_needed, plan) {
-            if plan.has_rows() {
-                return Ok(false);
-            }
-            let n_needed = n_held + n_needed - n_away;
+        if n_held - n_away + n_needed > self.limits.n_pages {
+            let n_needed = n_held - n_away + n_needed;
             return Err(EngineError::NoPages { n_needed, n_pages: self.limits.n_pages });
+        }
+        if n_needed > 0 && !self.admit(id, context) {
+            return Ok(Brought::InLine);
+        }
+        // Making room must not take what this context holds.
+        for &block in &context.kv.blocks {
+            self.pages.pin(block, self.step);
+        }
+        // What it was promised leaves others in one go, so that pages move once a term.
+        if !self.make_room(n_needed.max(context.n_promised()), context, plan)
+            && self.pages.n_free() < n_needed
+        {
+            return Ok(Brought::Later);
         }
         // Making room may have ended the sharing of a page. The whole is charged before any part of it is planned.
         let account = context.owner.account.clone();
         let n_charged = (n_new + n_shared(&self.pages, &context.kv)) as u64;
-        if account.charge(Resource::Pages, n_charged).is_err() {
-            self.forget_pages_ahead(&account);
-            account.charge(Resource::Pages, n_charged)?;
+        if let Err(error) = account.charge(Resource::Pages, n_charged) {
+            // A run may be at its end with what is under way.
+            return if context.under_way.is_some() { Ok(Brought::Later) } else { Err(error.into()) };
         }
         for &block in &context.kv.blocks {
             if let Some((from, to)) = self.pages.move_in(block) {
                 plan.moves.push(Move::In(from, to));
-                context.resident_since = self.step;
+                self.stats.n_swaps_in += 1;
             }
         }
         for block_idx in written {
@@ -231,21 +377,19 @@ impl Scheduler {
                 continue;
             }
             let own = self.pages.allocate(&account).expect("room was made");
-            self.pages.pin(own, self.step);
             // Positions before `start` are kept; a page that is written from its beginning needs no copy.
             if start > block_idx * PAGE_LEN {
                 let page = |id| self.pages.page(id).expect("brought to the device above");
                 plan.copies.push(PageCopy { src: page(block), dst: page(own) });
             }
             context.kv.blocks[block_idx] = own;
-            self.pages.release(block);
+            self.pages.release(block, &account);
         }
         for _ in n_held..n_blocks {
-            let own = self.pages.allocate(&account).expect("room was made");
-            self.pages.pin(own, self.step);
-            context.kv.blocks.push(own);
+            context.kv.blocks.push(self.pages.allocate(&account).expect("room was made"));
         }
-        Ok(true)
+        self.note_taken(context);
+        Ok(Brought::All)
     }
 
     /// The plan as the backend sees it.
@@ -257,11 +401,11 @@ impl Scheduler {
             let page = |&block| self.pages.page(block).expect("planned pages are on the device");
             Row {
                 slot: context.slot,
-                tokens: &kv.tokens[..row.end],
+                tokens: &kv.tokens[..row.end.min(kv.tokens.len())],
+                input: row.input,
                 start: row.start,
-                pages: kv.blocks[..row.n_pages].iter().map(page).collect(),
-                outputs: work.outputs(row.start, row.end, kv.tokens.len()),
-                follow_up: row.follow_up,
+                pages: kv.blocks[..row.end.div_ceil(PAGE_LEN)].iter().map(page).collect(),
+                outputs: work.outputs(row.start, row.end, row.n_tokens),
             }
         });
         Batch { copies: plan.copies.clone(), rows: rows.collect() }

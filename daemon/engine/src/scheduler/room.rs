@@ -1,91 +1,144 @@
 //! Finding device pages when none are free.
 //!
-//! In this order: cached pages that nobody holds; pages of contexts that wait for nothing, moved to host
-//! memory; pages of contexts that could go on but are not part of the step. When host memory is full too, the
-//! KV of such a context is forgotten and computed again later.
+//! In this order: cached pages that nobody holds; pages of contexts that wait for nothing, the longest idle first; pages
+//! of contexts that stand in the line, its end first. They leave from the tail of a context, as few as needed, and go to
+//! host memory; when that is full, the KV in the tail of the least deserving is given up and computed again later.
+//! Contexts that are admitted, and those of the step being planned, keep theirs.
 
-use super::{Move, Plan, Scheduler};
+use super::{ContextState, Move, Plan, Scheduler};
 use crate::account::ActorId;
 use crate::command::ContextId;
+use crate::kv::BlockId;
 
-/// Steps that a context which could go on keeps its pages after they came back from host memory, so that two
-/// that do not fit together take turns of some length instead of moving at every step.
-const N_STEPS_RESIDENT: u64 = 32;
-
+#[derive(Debug)]
 enum Victim {
     Context(ContextId),
     Saved((ActorId, String)),
 }
 
+/// Whose pages may go in the plan of one step, and how far that has come.
+#[derive(Debug, Default)]
+pub(super) struct Victims {
+    list: Vec<Victim>,
+    /// The first whose pages may still move, and how many of its blocks were not looked at yet.
+    moving: (usize, Option<usize>),
+    /// The first that may still give up its tail.
+    giving_up: usize,
+}
+
 impl Scheduler {
-    /// Sees to it that `n` pages are free, if that is possible without touching the pages of this step.
-    pub(super) fn make_room(&mut self, n: usize, plan: &mut Plan) -> bool {
+    /// Sees to it that `n` pages are free for a context, which is out of the table, if that is possible.
+    pub(super) fn make_room(&mut self, n: usize, context: &ContextState, plan: &mut Plan) -> bool {
         while self.pages.n_free() < n && self.pages.reclaim_one() {}
         if self.pages.n_free() >= n {
             return true;
         }
-        // Only a step that has rows can leave others to the next one.
-        if plan.has_rows() && plan.n_pages_out_of_reach.is_some_and(|n_failed| n >= n_failed) {
-            return false;
-        }
-        for victim in self.victims(plan) {
-            self.evict(&victim, n, plan);
+        let marking = self.marking(context);
+        let mut victims = plan.victims.take().unwrap_or_else(|| self.victims());
+        while self.pages.n_free() < n && self.free_one(&mut victims, marking, plan) {
             while self.pages.n_free() < n && self.pages.reclaim_one() {}
-            if self.pages.n_free() >= n {
-                return true;
-            }
         }
-        plan.n_pages_out_of_reach = Some(n);
-        false
+        plan.victims = Some(victims);
+        self.pages.n_free() >= n
     }
 
     /// Whose pages may go, the least deserving first.
-    fn victims(&self, plan: &Plan) -> Vec<Victim> {
-        let is_last_resort = !plan.has_rows();
-        let mut victims: Vec<(bool, u64, Victim)> = Vec::new();
+    fn victims(&self) -> Victims {
+        let mut idle: Vec<(u64, Victim)> = Vec::new();
         // What holds nothing has nothing to give; a user may have saved thousands.
         for (key, saved) in self.saved.iter().filter(|(_, saved)| !saved.kv.blocks.is_empty()) {
-            victims.push((false, saved.last_step, Victim::Saved(key.clone())));
+            idle.push((saved.last_step, Victim::Saved(key.clone())));
         }
-        for (&id, context) in &self.contexts {
-            let is_active = context.work.is_some() && context.is_queued;
-            let had_its_turn = self.step - context.resident_since >= N_STEPS_RESIDENT;
-            if !is_active || had_its_turn || is_last_resort {
-                victims.push((is_active, context.last_step, Victim::Context(id)));
+        let mut queued: Vec<(u64, Victim)> = Vec::new();
+        for (&id, context) in self.contexts.iter().filter(|(_, context)| !context.kv.blocks.is_empty()) {
+            match (context.is_admitted() || context.is_in_line(), context.is_queued) {
+                (true, _) => {}
+                (false, false) => idle.push((context.last_step, Victim::Context(id))),
+                // It could go on with what it holds.
+                (false, true) => queued.push((context.last_step, Victim::Context(id))),
             }
         }
-        victims.sort_by_key(|&(is_active, last_step, _)| (is_active, last_step));
-        victims.into_iter().map(|(_, _, victim)| victim).collect()
+        idle.sort_by_key(|&(last_step, _)| last_step);
+        queued.sort_by_key(|&(last_step, _)| last_step);
+        let list = idle.into_iter().map(|(_, victim)| victim);
+        let list = list.chain(self.line.last_first().map(Victim::Context));
+        Victims {
+            list: list.chain(queued.into_iter().map(|(_, victim)| victim)).collect(),
+            ..Victims::default()
+        }
     }
 
-    fn evict(&mut self, victim: &Victim, n: usize, plan: &mut Plan) {
-        let kv = match victim {
-            Victim::Context(id) => &mut self.contexts.get_mut(id).expect("a victim is in the table").kv,
-            Victim::Saved(key) => &mut self.saved.get_mut(key).expect("a victim is in the table").kv,
-        };
-        // Nothing has to be kept of a page that nothing is in.
-        kv.forget_unwritten(self.step, &mut self.pages);
-        // Its last pages first: they are the least likely to be shared.
-        for &block in kv.blocks.iter().rev() {
-            if self.pages.n_free() >= n {
-                return;
-            }
-            if self.pages.is_pinned(block, self.step) || self.pages.page(block).is_none() {
-                continue;
-            }
+    /// Takes one page from the least deserving that has one to give.
+    fn free_one(&mut self, victims: &mut Victims, marking: u64, plan: &mut Plan) -> bool {
+        loop {
+            let Some((victim_idx, block)) = self.next_to_move(victims, marking) else { return false };
             if let Some((from, to)) = self.pages.move_out(block) {
                 plan.moves.push(Move::Out(from, to));
                 self.stats.n_swaps_out += 1;
+                return true;
+            }
+            // Host memory is full: a tail is given up, on the device or there.
+            let n_free = self.pages.n_free() + self.pages.n_idle();
+            if !self.give_up_one(victims, victim_idx, marking) {
+                // This one keeps what it has; others may have something to give.
+                victims.moving = (victim_idx + 1, None);
+                continue;
+            }
+            if self.pages.n_free() + self.pages.n_idle() > n_free {
+                return true;
             }
         }
-        if self.pages.n_free() < n && self.pages.n_host_free() == 0 {
-            // What it shares with a context of this step is the beginning of both.
-            let is_pinned = |&block| self.pages.is_pinned(block, self.step);
-            let n_kept = kv.blocks.iter().rposition(is_pinned).map_or(0, |idx| idx + 1);
-            if n_kept < kv.blocks.len() {
-                kv.forget_after(n_kept, &mut self.pages);
-                self.stats.n_recomputed += 1;
+    }
+
+    /// The last block on the device of the first victim that has one.
+    fn next_to_move(&self, victims: &mut Victims, marking: u64) -> Option<(usize, BlockId)> {
+        loop {
+            let (idx, n_blocks) = &mut victims.moving;
+            let blocks = match victims.list.get(*idx)? {
+                Victim::Context(id) => self.contexts.get(id).map(|context| &context.kv.blocks),
+                Victim::Saved(key) => self.saved.get(key).map(|saved| &saved.kv.blocks),
+            };
+            let blocks = blocks.map_or(&[][..], |blocks| &blocks[..]);
+            let n = n_blocks.map_or(blocks.len(), |n| n.min(blocks.len()));
+            let may_go = |&block: &BlockId| self.pages.page(block).is_some() && !self.is_kept(block, marking);
+            match blocks[..n].iter().rposition(may_go) {
+                Some(block_idx) => {
+                    *n_blocks = Some(block_idx + 1);
+                    return Some((*idx, blocks[block_idx]));
+                }
+                None => victims.moving = (*idx + 1, None),
             }
         }
+    }
+
+    /// Gives up the last block of the least deserving that holds one which nobody is to keep.
+    fn give_up_one(&mut self, victims: &mut Victims, last_idx: usize, marking: u64) -> bool {
+        while victims.giving_up <= last_idx {
+            let kv = match &victims.list[victims.giving_up] {
+                Victim::Context(id) => self.contexts.get(id).map(|context| &context.kv),
+                Victim::Saved(key) => self.saved.get(key).map(|saved| &saved.kv),
+            };
+            // A tail that others keep stays with them; this one lets go of it to come at what it holds alone.
+            let since = self.oldest_step();
+            let may_give = kv.is_some_and(|kv| {
+                kv.blocks.last().is_some_and(|&last| !self.pages.is_pinned_since(last, since))
+                    && kv.blocks.iter().any(|&block| !self.is_kept(block, marking))
+            });
+            if may_give {
+                let kv = match &victims.list[victims.giving_up] {
+                    Victim::Context(id) => self.contexts.get_mut(id).map(|context| &mut context.kv),
+                    Victim::Saved(key) => self.saved.get_mut(key).map(|saved| &mut saved.kv),
+                };
+                kv.expect("it was there").give_up_last_block(&mut self.pages);
+                self.stats.n_pages_given_up += 1;
+                return true;
+            }
+            victims.giving_up += 1;
+        }
+        false
+    }
+
+    fn is_kept(&self, block: BlockId, marking: u64) -> bool {
+        self.pages.is_marked(block, marking) || self.pages.is_pinned_since(block, self.oldest_step())
     }
 }

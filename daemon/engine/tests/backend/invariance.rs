@@ -3,8 +3,8 @@
 
 use trellis_engine::backend::{Backend, PAGE_LEN};
 use trellis_engine::batch::{
-    Batch, FollowUp, HostPageId, Output, OutputFault, OutputKind, OutputRequest, PageCopy, PageId, Row,
-    SlotId, Token,
+    Batch, HostPageId, Input, Output, OutputFault, OutputKind, OutputRequest, PageCopy, PageId, Row, SlotId,
+    Token,
 };
 use trellis_engine::cpu::{CpuBackend, CpuOptions};
 use trellis_engine::model::{Architecture, ModelConfig, RopeConfig, RopeScaling};
@@ -86,7 +86,7 @@ fn check(mut backend: CpuBackend, n_contexts: usize) {
             start: done[c],
             pages: pages[c].clone(),
             outputs: vec![OutputRequest { position: ends[c] - 1, kind: OutputKind::Full }],
-            follow_up: FollowUp::Unknown,
+            input: Input::Known,
         });
         let outputs = forward(&mut backend, rows.collect());
         for (&c, output) in moving.iter().zip(outputs) {
@@ -136,7 +136,7 @@ fn fork_by_page_copy() {
         start: prefix.len(),
         pages: vec![PageId(100), PageId(101), PageId(last_page)],
         outputs: vec![OutputRequest { position: tokens.len() - 1, kind: OutputKind::Full }],
-        follow_up: FollowUp::Unknown,
+        input: Input::Known,
     };
     let copies = vec![PageCopy { src: PageId(102), dst: PageId(200) }];
     let batch = Batch { copies, rows: vec![fork(&left[..], 200), fork(&right[..], 102)] };

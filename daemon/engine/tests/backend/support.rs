@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use trellis_engine::backend::{Backend, PAGE_LEN};
-use trellis_engine::batch::{Batch, FollowUp, Output, OutputKind, OutputRequest, PageId, Row, SlotId, Token};
+use trellis_engine::batch::{Batch, Input, Output, OutputKind, OutputRequest, PageId, Row, SlotId, Token};
 use trellis_engine::cpu::{CpuBackend, CpuOptions};
 use trellis_engine::model::{Model, ModelSource};
 
@@ -37,7 +37,7 @@ pub(crate) fn row<'a>(
         start,
         pages: (first_page..first_page + n_pages(tokens.len())).map(|page| PageId(page as u32)).collect(),
         outputs: outputs.into_iter().map(|(position, kind)| OutputRequest { position, kind }).collect(),
-        follow_up: FollowUp::Unknown,
+        input: Input::Known,
     }
 }
 

@@ -1,6 +1,6 @@
 use super::bundled_path;
 use trellis_engine::backend::{Backend, PAGE_LEN};
-use trellis_engine::batch::{Batch, FollowUp, Output, OutputKind, OutputRequest, PageId, Row, SlotId, Token};
+use trellis_engine::batch::{Batch, Input, Output, OutputKind, OutputRequest, PageId, Row, SlotId, Token};
 use trellis_engine::cpu::{CpuBackend, CpuOptions};
 use trellis_engine::model::{
     DecodeStream, Dtype, Model, ModelConfig, ModelError, SHAPES, SpecialText, SpecialTokens, shape, tensors,
@@ -158,7 +158,7 @@ fn the_cpu_runs_a_random_model() {
             start: 0,
             pages: (0..tokens.len().div_ceil(PAGE_LEN) as u32).map(PageId).collect(),
             outputs: vec![OutputRequest { position: 49, kind: OutputKind::Full }],
-            follow_up: FollowUp::Unknown,
+            input: Input::Known,
         };
         let outputs = backend.forward(&Batch { copies: Vec::new(), rows: vec![row] }).unwrap();
         let [Output::Full(logprobs)] = &outputs[..] else { panic!("{outputs:?}") };

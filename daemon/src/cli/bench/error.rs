@@ -6,6 +6,7 @@ use trellis_engine::batch::Token;
 use trellis_engine::model::EncodeError;
 
 use super::GUEST;
+use super::mix::MixError;
 
 /// Why there is nothing to report, or nothing good.
 #[derive(Debug, thiserror::Error)]
@@ -61,6 +62,14 @@ pub(crate) enum BenchError {
     ContextsOfGpu { n_contexts: u32 },
     #[error("--ops measures the kernels of a GPU, and this would run on the CPU")]
     NoGpu,
+    #[error("no step had all of {n_rows} rows, of contexts of {length}: this machine is too busy to tell")]
+    NoSteps { n_rows: usize, length: usize },
+    #[error("contexts of a phase that is over were still there {seconds} s later")]
+    Lingering { seconds: u64 },
+    #[error("the tokenizer that comes with the program: {source}")]
+    Tokenizer { source: Box<trellis_engine::model::ModelError> },
+    #[error(transparent)]
+    Mix(#[from] MixError),
     #[error(transparent)]
     Cuda(#[from] trellis_cuda::CudaError),
     #[error(transparent)]

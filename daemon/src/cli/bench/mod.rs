@@ -3,7 +3,9 @@
 mod engine;
 mod error;
 mod guest;
+mod host;
 mod load;
+mod mix;
 mod report;
 mod samples;
 mod server;
@@ -34,7 +36,24 @@ Examples:
   trellis bench --model ./Llama-3.2-1B --contexts 8 --json
   trellis bench --shape llama-3.1-8b --batch 1,32,256 --prompt 2048,8192
   trellis bench --shape llama-3.2-1b --ops
-  trellis bench --model ./Llama-3.2-1B --guest --batch 1,64";
+  trellis bench --model ./Llama-3.2-1B --guest --batch 1,64
+  trellis bench --mix list      names of mixed loads that come with the program
+  trellis bench --mix prompts-beside-streams --shape llama-3.1-8b --device cuda
+  trellis bench --mix ./my.toml --model tiny --device cpu
+  trellis bench --host          what a step costs the processor, over a device that computes nothing
+
+A mix is a file such as
+  measure_s = 10
+
+  [[load]]
+  kind = \"streams\"    # contexts that decode without end
+  count = 8
+  prompt = 128        # tokens
+
+  [[load]]
+  kind = \"prompts\"    # so many under way at all times
+  count = 1
+  prompt = 512";
 
 /// The guest that it runs.
 const GUEST: &str = "probe";
@@ -65,6 +84,13 @@ pub(crate) struct BenchArgs {
     /// Fail when a target is missed; the targets are for `tiny` on two cores
     #[arg(long, conflicts_with_all = ["model", "device", "tokens", "contexts", "speed"])]
     check: bool,
+    /// Run loads of several kinds side by side, as a file or a name describes them; `list` lists the names
+    #[arg(long, value_name = "FILE|NAME", conflicts_with_all = ["check", "contexts", "tokens", "repeat", "batch", "context", "prompt", "guest", "ops", "peers"])]
+    mix: Option<String>,
+    /// Measure what a step costs the engine's thread, over a device that computes nothing; --batch and --context choose
+    /// the sizes
+    #[arg(long, conflicts_with_all = ["check", "contexts", "tokens", "repeat", "prompt", "guest", "ops", "peers", "model", "device", "shape", "dtype", "mix", "guest_wasm"])]
+    host: bool,
     #[command(flatten)]
     speed: SpeedArgs,
 }
@@ -84,6 +110,12 @@ impl BenchArgs {
 
 pub(crate) async fn bench(args: BenchArgs, format: Format) -> Result<(), CliError> {
     let interrupts = Interrupts::watch()?;
+    if let Some(name) = &args.mix {
+        return interrupts.stop(mix::bench(&args, name, format)).await;
+    }
+    if args.host {
+        return interrupts.stop(host::bench(&args, format)).await;
+    }
     if args.is_speed()? {
         return interrupts.stop(speed::bench(&args, format)).await;
     }

@@ -61,7 +61,7 @@ pub(super) async fn measure(args: &BenchArgs, format: Format) -> Result<Report, 
 
     step(0, "loading the model and compiling the guest");
     let inside = connect::start(&config, format).await?;
-    let engine = inside.engine(None).expect("a daemon has a model").clone();
+    let engine = inside.engine(None).expect("a daemon has a model");
     let probe = Probe::prepare(server.client.clone(), component).await?;
     let prompt = engine::prompt(&engine)?;
     check_length(&engine, prompt.len(), n_tokens)?;

@@ -1,11 +1,11 @@
 use std::time::Duration;
 
-use tokio::sync::mpsc;
 use trellis_engine::account::Budget;
 use trellis_engine::cpu::{CpuBackend, CpuOptions};
 use trellis_engine::model::Model;
 use trellis_engine::{Engine, EngineSettings};
 
+use super::super::inbox::inbox;
 use super::super::io::{GuestOutput, OutputReceiver, output_channel};
 use super::super::runtime::compiling_engine;
 use super::*;
@@ -83,7 +83,7 @@ impl House {
         let hash = blake3::hash(wasm);
         Program::load(&self.host.runtime, &self.host.limits, hash, &code)?;
         self.host.cache.store(&hash, &code)?;
-        Ok(self.host.lookup(&hash).expect("it was stored and loads"))
+        Ok(self.host.load(&hash).expect("it was stored and loads").0)
     }
 
     fn start_with(
@@ -92,7 +92,7 @@ impl House {
         arguments: &[&str],
     ) -> Result<(RunningGuest, OutputReceiver), GuestError> {
         let (output, receiver) = output_channel(self.host.limits.output_bytes_in_flight);
-        let (_, input) = mpsc::channel(1);
+        let (_, input) = inbox(1, 1);
         let launch = Launch {
             program: program.clone(),
             name: "test".to_owned(),
@@ -397,7 +397,7 @@ async fn the_chat_example_answers() {
             match output {
                 GuestOutput::Text(piece) => {
                     first.get_or_insert_with(|| start.elapsed());
-                    receiver.grant(piece.len());
+                    receiver.grant(GuestOutput::Text(piece.clone()).credit_bytes());
                     text += &piece;
                 }
                 other => println!("{other:?}"),

@@ -103,7 +103,9 @@ impl From<EngineError> for HostError {
             EngineError::Sampler(error) => return error.into(),
             EngineError::Output(fault) => ApiError::NoToken(fault.to_string()),
             EngineError::NotSaved { name } => ApiError::NotFound(name),
-            EngineError::Backend(_) | EngineError::Stopped => ApiError::EngineFailed(text),
+            EngineError::Step(_) | EngineError::Failed(_) | EngineError::Stopped => {
+                ApiError::EngineFailed(text)
+            }
         };
         refused.into()
     }

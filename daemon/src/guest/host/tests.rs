@@ -3,11 +3,11 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use tokio::sync::mpsc;
 use trellis_engine::account::{Account, ActorId, Budget, GuestId, Owner, Resource as Metered, SessionId};
 use trellis_engine::cpu::{CpuBackend, CpuOptions};
 use trellis_engine::model::Model;
 use trellis_engine::{Engine, EngineSettings};
+use trellis_wire::OUTPUT_OVERHEAD_BYTES;
 use wasmtime::component::{Resource, ResourceTable};
 
 use super::types::{GuestContext, GuestModel, GuestSampler, GuestStream, HostError};
@@ -21,6 +21,7 @@ use crate::guest::bindings::trellis::host::streams::{
     Emit, FinishReason, GenerateRequest, Host as _, HostStream, StreamOptions,
 };
 use crate::guest::bindings::trellis::host::types::Error as ApiError;
+use crate::guest::inbox::inbox;
 use crate::guest::io::{GuestOutput, OutputReceiver, output_channel};
 use crate::guest::limits::GuestLimits;
 use crate::guest::log::LogSink;
@@ -62,7 +63,7 @@ fn guest_with(limits: GuestLimits) -> Guest {
         engines: engines.iter().map(|engine| engine.handle().clone()).collect(),
         owner,
         output,
-        input: mpsc::channel(1).1,
+        input: inbox(1, 1).1,
         log,
         arguments: Vec::new(),
         seed: 1,
@@ -478,10 +479,13 @@ async fn budgets_say_their_numbers() {
 
 #[tokio::test]
 async fn a_slow_client_holds_up_its_guest_and_a_lost_one_cancels() {
-    let mut guest = guest_with(GuestLimits { output_bytes_in_flight: 64, ..GuestLimits::default() });
+    let mut guest = guest_with(GuestLimits {
+        output_bytes_in_flight: 64 + OUTPUT_OVERHEAD_BYTES,
+        ..GuestLimits::default()
+    });
     let text = "é".repeat(100);
     let waited = tokio::time::timeout(Duration::from_millis(50), guest.state.emit_text(text.clone())).await;
-    assert!(waited.is_err(), "200 bytes do not fit in 64");
+    assert!(waited.is_err(), "200 bytes do not fit in 64, whatever they cost beside");
     let error = refused(guest.state.emit_json(format!("\"{text}\"")).await);
     assert!(
         matches!(error, ApiError::BudgetExceeded(budget) if budget.limit == 64 && budget.requested == 202)

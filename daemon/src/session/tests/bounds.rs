@@ -1,8 +1,11 @@
 //! What one client may ask for, and what happens at each limit.
 
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use trellis_wire::{Call, ClientMessage, ComponentHash, ErrorCode, Event, Value};
+use trellis_wire::{
+    Call, ClientMessage, ComponentHash, ErrorCode, Event, OUTPUT_OVERHEAD_BYTES, Room, Value,
+};
 
 use super::{Raw, World};
 use crate::session::{Limits, StopReason};
@@ -26,9 +29,9 @@ async fn uploads_are_what_was_announced() {
 
     upload(&mut raw, 1, hash(b"ab"), 2, &[b"a", b"b"]).await;
     assert_eq!(raw.end().await, (1, Ok(Value::Done)));
-    upload(&mut raw, 2, hash(b"ab"), 2, &[b"a", b"c", b"late"]).await;
+    upload(&mut raw, 2, hash(b"xy"), 2, &[b"x", b"c", b"late"]).await;
     assert_eq!(raw.end().await.1.unwrap_err().code, ErrorCode::HashMismatch);
-    upload(&mut raw, 3, hash(b"ab"), 2, &[b"a", b"bc", b"late"]).await;
+    upload(&mut raw, 3, hash(b"xy"), 2, &[b"x", b"yc", b"late"]).await;
     let error = raw.end().await.1.unwrap_err();
     assert_eq!(
         (error.code, error.value.as_deref(), error.limit),
@@ -49,25 +52,90 @@ async fn uploads_are_what_was_announced() {
 
 #[tokio::test]
 async fn uploads_at_a_time_are_counted_for_the_user() {
-    let world = World::with(Limits { n_uploads_per_actor_max: 2, ..Limits::default() });
+    let limits =
+        Limits { n_uploads_per_actor_max: 2, n_uploads_waiting_per_actor_max: 2, ..Limits::default() };
+    let world = World::with(limits);
     let (mut one, mut two) = (world.raw().await, world.raw().await);
-    upload(&mut one, 1, hash(b"ab"), 2, &[b"a"]).await;
-    upload(&mut one, 2, hash(b"ab"), 2, &[b"a"]).await;
-    one.send(ClientMessage::Request { id: 3, call: Call::Models }).await;
-    assert_eq!(one.end().await.0, 3);
-    upload(&mut two, 1, hash(b"ab"), 2, &[b"a"]).await;
-    let error = two.end().await.1.unwrap_err();
-    assert_eq!((error.name.as_deref(), error.limit), (Some("uploads"), Some(2)));
+    for (id, component) in [(1, b"ab"), (2, b"cd")] {
+        upload(&mut one, id, hash(component), 2, &[&component[..1]]).await;
+        assert_eq!(one.event().await, Event::Wanted);
+    }
+    upload(&mut two, 1, hash(b"ef"), 2, &[]).await;
+    upload(&mut two, 2, hash(b"gh"), 2, &[]).await;
+    assert!(two.is_silent().await, "who is over the limit waits");
+    upload(&mut one, 3, hash(b"ij"), 2, &[]).await;
+    let error = one.end().await.1.unwrap_err();
+    assert_eq!(
+        (error.name.as_deref(), error.value.as_deref(), error.limit),
+        (Some("waiting uploads"), Some("3"), Some(2))
+    );
 
     one.send(ClientMessage::Cancel { id: 1 }).await;
     assert_eq!(one.end().await.1.unwrap_err().code, ErrorCode::Cancelled);
-    upload(&mut two, 2, hash(b"ab"), 2, &[b"a", b"b"]).await;
-    assert_eq!(two.end().await, (2, Ok(Value::Done)));
+    assert_eq!(two.event().await, Event::Wanted);
+    two.send(ClientMessage::Chunk { id: 1, bytes: b"ef".to_vec() }).await;
+    // The place goes on to the second one, whose bytes would be refused otherwise.
+    assert_eq!(two.end().await, (1, Ok(Value::Done)));
     drop(one);
+    two.send(ClientMessage::Chunk { id: 2, bytes: b"gh".to_vec() }).await;
+    assert_eq!(two.end().await, (2, Ok(Value::Done)));
     for id in 3..6 {
         upload(&mut two, id, hash(b"ab"), 2, &[b"a", b"b"]).await;
         assert_eq!(two.end().await, (id, Ok(Value::Done)));
     }
+    assert_eq!(world.sessions.n_uploads(), 0);
+}
+
+#[tokio::test]
+async fn one_component_is_uploaded_by_one_client_at_a_time() {
+    let world = World::new();
+    let (mut one, mut two, mut three) = (world.raw().await, world.raw().await, world.raw().await);
+    for raw in [&mut one, &mut two, &mut three] {
+        upload(raw, 1, hash(b"ab"), 2, &[]).await;
+        raw.send(ClientMessage::Request { id: 2, call: Call::Models }).await;
+        assert_eq!(raw.end().await.0, 2);
+    }
+    one.send(ClientMessage::Chunk { id: 1, bytes: b"a".to_vec() }).await;
+    assert!(two.is_silent().await && three.is_silent().await);
+    // The next one takes over, from the first byte.
+    drop(one);
+    assert_eq!(two.event().await, Event::Wanted);
+    two.send(ClientMessage::Chunk { id: 1, bytes: b"xy".to_vec() }).await;
+    assert_eq!(two.end().await.1.unwrap_err().code, ErrorCode::HashMismatch);
+    assert_eq!(three.event().await, Event::Wanted);
+    upload(&mut two, 3, hash(b"ab"), 2, &[]).await;
+    three.send(ClientMessage::Chunk { id: 1, bytes: b"ab".to_vec() }).await;
+    assert_eq!(three.end().await, (1, Ok(Value::Done)));
+    assert_eq!(two.end().await, (3, Ok(Value::Done)), "what another one has brought is there");
+    assert_eq!(world.fake.n_stored.load(Ordering::SeqCst), 1);
+}
+
+#[tokio::test]
+async fn bytes_of_an_upload_come_when_they_are_wanted_and_go_on_coming() {
+    let world = World::with(Limits {
+        n_uploads_per_actor_max: 1,
+        upload_idle_timeout: Duration::from_millis(100),
+        ..Limits::default()
+    });
+    let (mut one, mut two) = (world.raw().await, world.raw().await);
+    upload(&mut one, 1, hash(b"abc"), 3, &[b"a"]).await;
+    assert_eq!(one.event().await, Event::Wanted);
+    upload(&mut two, 1, hash(b"de"), 2, &[b"d"]).await;
+    let error = two.end().await.1.unwrap_err();
+    assert_eq!((error.code, error.name.as_deref()), (ErrorCode::InvalidArgument, Some("chunk")));
+    upload(&mut two, 2, hash(b"de"), 2, &[]).await;
+    for _ in 0..3 {
+        // Longer than the timeout in all, with progress in between.
+        tokio::time::sleep(Duration::from_millis(60)).await;
+        one.send(ClientMessage::Chunk { id: 1, bytes: Vec::new() }).await;
+    }
+    one.send(ClientMessage::Chunk { id: 1, bytes: b"b".to_vec() }).await;
+    let error = one.end().await.1.unwrap_err();
+    assert_eq!(
+        (error.code, error.name.as_deref(), error.limit),
+        (ErrorCode::LimitExceeded, Some("upload idle ms"), Some(100))
+    );
+    assert_eq!(two.event().await, Event::Wanted, "the place of an upload that stands still is free");
 }
 
 #[tokio::test]
@@ -104,15 +172,16 @@ async fn connections_are_counted_for_the_user() {
 async fn output_waits_for_credit() {
     let world = World::new();
     let mut raw = world.raw().await;
-    raw.start(1, "count", "1000", 4).await;
+    let credit = |n_bytes: u64, n_outputs: u64| n_bytes + n_outputs * OUTPUT_OVERHEAD_BYTES as u64;
+    raw.start(1, "count", "1000", credit(4, 2)).await;
     assert!(matches!(raw.event().await, Event::Started { .. }));
     assert_eq!(raw.event().await, Event::Text { text: "0 ".into() });
     assert_eq!(raw.event().await, Event::Text { text: "1 ".into() });
     assert!(raw.is_silent().await);
-    raw.send(ClientMessage::Credit { id: 1, n_bytes: 3 }).await;
+    raw.send(ClientMessage::Credit { id: 1, n_bytes: credit(3, 1) }).await;
     assert_eq!(raw.event().await, Event::Text { text: "2 ".into() });
     assert!(raw.is_silent().await);
-    raw.send(ClientMessage::Credit { id: 1, n_bytes: 1 }).await;
+    raw.send(ClientMessage::Credit { id: 1, n_bytes: credit(1, 1) }).await;
     assert_eq!(raw.event().await, Event::Text { text: "3 ".into() });
     raw.send(ClientMessage::Request { id: 2, call: Call::Models }).await;
     assert_eq!(raw.end().await.0, 2, "waiting for credit holds up nothing else");
@@ -227,7 +296,7 @@ async fn large_outputs_come_in_pieces_or_not_at_all() {
     raw.start(1, "large", "3000000", 4_000_000).await;
     let mut n_bytes = 0;
     while n_bytes < 3_000_000 {
-        n_bytes += raw.event().await.credit_bytes();
+        n_bytes += raw.event().await.output_bytes().unwrap_or_default();
     }
     assert_eq!(raw.end().await, (1, Ok(Value::Done)));
     raw.start(2, "json", "3000000", 4_000_000).await;
@@ -248,4 +317,124 @@ async fn a_client_that_never_reads_is_shut_down_in_time() {
     world.shutdown.cancel();
     tokio::time::timeout(super::PATIENCE, raw.session).await.expect("in time").unwrap().unwrap();
     world.all_gone().await;
+}
+
+#[tokio::test]
+async fn messages_that_nobody_receives_are_bounded_for_guest_session_and_user() {
+    let limits = Limits {
+        n_messages_max: 100,
+        inbox_bytes_max: 300,
+        inbox_bytes_per_session_max: 1000,
+        inbox_bytes_per_actor_max: 1500,
+        ..Limits::default()
+    };
+    let world = World::with(limits);
+    let (mut one, mut two) = (world.raw().await, world.raw().await);
+    // With what it costs to hold it, a message of 36 bytes takes 100.
+    let message = |id, to| {
+        let call = Call::Message { to, text: "m".repeat(36) };
+        ClientMessage::Request { id, call }
+    };
+    for id in 1..3 {
+        one.start(id, "forever", "", 1000).await;
+        assert!(matches!(one.event().await, Event::Started { .. }));
+    }
+    for id in 3..6 {
+        one.send(message(id, 1)).await;
+        assert_eq!(one.end().await, (id, Ok(Value::Done)));
+    }
+    for id in 6..8 {
+        one.send(message(id, 1)).await;
+    }
+    assert!(one.is_silent().await, "a full inbox makes the sender wait");
+    for id in 8..11 {
+        one.send(message(id, 2)).await;
+        assert_eq!(one.end().await, (id, Ok(Value::Done)), "another guest's inbox has room");
+    }
+    for id in 11..13 {
+        one.send(message(id, 2)).await;
+    }
+    one.send(message(13, 2)).await;
+    let (id, error) = one.end().await;
+    let error = error.unwrap_err();
+    assert_eq!(
+        (id, error.name.as_deref(), error.value.as_deref(), error.limit),
+        (13, Some("inbox bytes"), Some("1100"), Some(1000))
+    );
+    assert!(error.message.contains("session"), "{error:?}");
+    two.start(1, "forever", "", 1000).await;
+    assert!(matches!(two.event().await, Event::Started { .. }));
+    for id in 2..7 {
+        two.send(message(id, 1)).await;
+    }
+    two.send(message(7, 1)).await;
+    let error = loop {
+        if let (7, error) = two.end().await {
+            break error.unwrap_err();
+        }
+    };
+    assert_eq!((error.value.as_deref(), error.limit), (Some("1600"), Some(1500)));
+    assert!(error.message.contains("user"), "{error:?}");
+    // What is gone counts no longer.
+    one.send(ClientMessage::Cancel { id: 1 }).await;
+    while one.end().await.0 != 1 {}
+    two.send(ClientMessage::Cancel { id: 6 }).await;
+    assert_eq!(two.end().await.0, 6);
+    two.send(message(8, 1)).await;
+    assert!(two.is_silent().await, "it waits, and is not refused");
+}
+
+/// Lets the outbox of a connection fill up without reading.
+async fn unread(world: &World) -> Raw {
+    let mut raw = world.raw().await;
+    for id in 1..5 {
+        raw.start(id, "flood", "", 4_000_000).await;
+    }
+    while world.fake.n_alive() < 4 {
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    raw
+}
+
+#[tokio::test]
+async fn who_does_not_read_may_cancel_and_grant() {
+    let world = World::new();
+    let mut raw = unread(&world).await;
+    raw.send(ClientMessage::Credit { id: 4, n_bytes: u64::MAX }).await;
+    for id in 1..4 {
+        raw.send(ClientMessage::Cancel { id }).await;
+    }
+    world.all_gone().await;
+    let reasons = world.fake.stop_reasons.lock().unwrap().clone();
+    assert_eq!(reasons.len(), 4);
+    assert!(reasons.contains(&StopReason::LimitExceeded) && reasons.contains(&StopReason::Cancelled));
+    let mut ended = [raw.end().await.0, raw.end().await.0, raw.end().await.0, raw.end().await.0];
+    ended.sort_unstable();
+    assert_eq!(ended, [1, 2, 3, 4], "all is there once it reads again");
+}
+
+#[tokio::test]
+async fn requests_of_who_does_not_read_wait_at_a_bound() {
+    let world = World::new();
+    let mut raw = unread(&world).await;
+    let mut n_sent = 0_u64;
+    let request = |n: u64| ClientMessage::Request { id: 5 + n, call: Call::Unknown };
+    while tokio::time::timeout(Duration::from_secs(1), raw.send(request(n_sent))).await.is_ok() {
+        n_sent += 1;
+        // Each answer takes more than 50 bytes, a request less than 100 on its way.
+        let n_max = (Room::Answers.n_bytes() / 50 + (64 << 10)) as u64;
+        assert!(n_sent < n_max, "{n_sent} requests were taken from a client that does not read");
+    }
+    assert!(n_sent > 100, "a few requests are answered all the same: {n_sent}");
+    // The last one is half written; what came before is answered, in order.
+    let mut n_answered = 0;
+    while n_answered < n_sent {
+        let (id, result) = raw.end().await;
+        if id < 5 {
+            continue;
+        }
+        assert_eq!((id, result.unwrap_err().code), (5 + n_answered, ErrorCode::Unsupported));
+        n_answered += 1;
+    }
 }

@@ -1,11 +1,13 @@
 //! The client crate and the session together.
 
+use std::sync::atomic::Ordering;
+
 use bytes::Bytes;
 use trellis_client::{Client, Error, ErrorCode, Event, Guest, Lost, Program, Stage, StartOptions};
-use trellis_wire::{Call, ClientMessage, Value};
+use trellis_wire::{Call, ClientMessage, GuestUsage, Value};
 
 use super::World;
-use crate::session::StopReason;
+use crate::session::{Limits, StopReason};
 
 fn with_argument(argument: &str) -> StartOptions {
     StartOptions { arguments: vec![argument.to_owned()], ..StartOptions::default() }
@@ -232,4 +234,41 @@ async fn who_shuts_down_is_told_that_it_is_done() {
     assert_eq!(raw.end().await, (1, Ok(Value::Done)));
     assert_eq!(raw.fault().await.code, ErrorCode::ShuttingDown);
     raw.session.await.unwrap().unwrap();
+}
+
+#[tokio::test]
+async fn many_clients_bring_one_component() {
+    let world = World::with(Limits { n_uploads_per_actor_max: 1, ..Limits::default() });
+    let bytes: Bytes = (0..700_000_u32).map(|n| (n % 251) as u8).collect();
+    let mut guests = Vec::new();
+    for _ in 0..32 {
+        let client = world.client().await;
+        guests.push(client.start(Program::wasm(bytes.clone()), with_argument("2")).await.unwrap());
+    }
+    for guest in guests {
+        assert_eq!(guest.text().await.unwrap(), "0 1 ");
+    }
+    assert_eq!(world.fake.n_stored.load(Ordering::SeqCst), 1);
+}
+
+/// A guest that begins in the moment in which its start is cancelled.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_start_that_is_cancelled_ends_when_all_is_free() {
+    let world = World::new();
+    let client = world.client().await;
+    for _ in 0..5 {
+        let mut guest = start(&client, "late start", "").await;
+        while world.fake.n_alive() == 0 {
+            tokio::task::yield_now().await;
+        }
+        guest.cancel();
+        assert_eq!(code(&guest.wait().await.unwrap_err()), &ErrorCode::Cancelled);
+        assert_eq!(world.fake.n_alive(), 0, "the guest is gone before its end is told");
+        assert_eq!(guest.usage().expect("of the guest that had begun").n_tokens, 1);
+    }
+    let mut guest = start(&client, "slow start", "").await;
+    client.models().await.unwrap();
+    guest.cancel();
+    assert_eq!(code(&guest.wait().await.unwrap_err()), &ErrorCode::Cancelled);
+    assert_eq!(guest.usage(), Some(&GuestUsage::default()), "nothing was used");
 }

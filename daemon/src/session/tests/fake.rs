@@ -19,6 +19,7 @@ use crate::session::{
 #[derive(Debug, Default)]
 pub(crate) struct Fake {
     pub(crate) components: Mutex<HashMap<ComponentHash, Bytes>>,
+    pub(crate) n_stored: AtomicUsize,
     pub(crate) stop_reasons: Arc<Mutex<Vec<StopReason>>>,
     /// What a request to shut down cancels; without it, nobody may.
     pub(crate) shutdown: OnceLock<CancellationToken>,
@@ -116,6 +117,8 @@ impl Service for Fake {
                 );
             }
             "slow start" => tokio::time::sleep(Duration::from_secs(3600)).await,
+            // A guest that is begun in spite of a cancel: such a start is over at its next await, and has none.
+            "late start" => std::thread::sleep(Duration::from_millis(100)),
             "panic at start" => panic!("a service that panics"),
             _ => {}
         }
@@ -145,8 +148,15 @@ impl Service for Fake {
     }
 
     async fn store_component(&self, _: Actor, hash: ComponentHash, bytes: Bytes) -> Result<(), ErrorBody> {
+        // Others go on meanwhile.
+        tokio::time::sleep(Duration::from_millis(5)).await;
+        self.n_stored.fetch_add(1, Ordering::SeqCst);
         self.components.lock().unwrap().insert(hash, bytes);
         Ok(())
+    }
+
+    fn has_component(&self, _: Actor, hash: &ComponentHash) -> bool {
+        self.components.lock().unwrap().contains_key(hash)
     }
 
     async fn models(&self, _: Actor) -> Result<Vec<ModelInfo>, ErrorBody> {

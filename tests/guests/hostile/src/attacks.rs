@@ -20,6 +20,9 @@ pub(crate) fn attack(mode: &str) -> Outcome {
         "flood-text" => loop {
             emit(&"flood ".repeat(100))?;
         },
+        "drip" => loop {
+            emit("x")?;
+        },
         "flood-tokens" => loop {
             emit_tokens(&[7; 100])?;
         },

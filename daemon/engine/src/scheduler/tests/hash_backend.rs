@@ -1,7 +1,9 @@
 //! A backend that shows every mistake with pages.
 
 use crate::backend::PAGE_LEN;
-use crate::batch::{Batch, Candidate, FollowUp, Output, OutputFault, OutputKind, Row, Token};
+use std::collections::HashMap;
+
+use crate::batch::{Batch, Candidate, Input, Output, OutputFault, OutputKind, Row, SlotId, Token};
 use crate::scheduler::Move;
 
 /// Entries of its vocabulary.
@@ -38,10 +40,11 @@ pub(super) fn score(prefix_hash: u64, token: Token) -> f32 {
 pub(super) struct HashBackend {
     pages: Vec<[u64; PAGE_LEN]>,
     host_pages: Vec<[u64; PAGE_LEN]>,
-    /// Tokens begun with before the engine asked for them.
-    pub(super) n_guesses: usize,
-    /// Of which at the beginning of a page.
-    pub(super) n_guesses_on_new_pages: usize,
+    /// The token that was drawn last for each slot.
+    drawn: HashMap<SlotId, Token>,
+    /// Rows whose token only the backend knew, and those of them that began a page.
+    pub(super) n_drawn_rows: usize,
+    pub(super) n_drawn_rows_on_new_pages: usize,
 }
 
 /// What is in memory that nobody should read.
@@ -53,12 +56,77 @@ impl HashBackend {
         Self {
             pages: pages(n_pages),
             host_pages: pages(n_host_pages),
-            n_guesses: 0,
-            n_guesses_on_new_pages: 0,
+            drawn: HashMap::new(),
+            n_drawn_rows: 0,
+            n_drawn_rows_on_new_pages: 0,
         }
     }
 
+    /// The row's tokens, the drawn one included.
+    fn tokens(&mut self, row: &Row<'_>) -> Vec<Token> {
+        let mut tokens = row.tokens.to_vec();
+        if row.input == Input::Drawn {
+            assert_eq!(row.start, tokens.len(), "a drawn token is the row's only one");
+            // Where the draw failed, what was there before.
+            tokens.push(self.drawn.get(&row.slot).copied().unwrap_or(0));
+            self.n_drawn_rows += 1;
+            self.n_drawn_rows_on_new_pages += usize::from(row.start.is_multiple_of(PAGE_LEN));
+        }
+        tokens
+    }
+
     pub(super) fn run(&mut self, moves: &[Move], batch: &Batch<'_>) -> Vec<Output> {
+        self.make(moves);
+        for copy in &batch.copies {
+            assert!(batch.copies.iter().all(|other| other.dst != copy.src), "a source is no destination");
+            self.pages[copy.dst.0 as usize] = self.pages[copy.src.0 as usize];
+        }
+        let tokens: Vec<Vec<Token>> = batch.rows.iter().map(|row| self.tokens(row)).collect();
+        // All rows are written before any is checked: a page shared in error would be seen.
+        for (row, tokens) in batch.rows.iter().zip(&tokens) {
+            let mut prefix = hash(&tokens[..row.start]);
+            for (position, &token) in tokens.iter().enumerate().skip(row.start) {
+                prefix = extend_hash(prefix, token);
+                self.pages[row.pages[position / PAGE_LEN].0 as usize][position % PAGE_LEN] = prefix;
+            }
+        }
+        let mut outputs = Vec::new();
+        for (row, tokens) in batch.rows.iter().zip(&tokens) {
+            assert!(row.start < row.end());
+            assert_eq!(row.pages.len(), row.end().div_ceil(PAGE_LEN), "a page for each token and no more");
+            let mut prefix = 0;
+            for (position, &token) in tokens.iter().enumerate() {
+                prefix = extend_hash(prefix, token);
+                let stored = self.pages[row.pages[position / PAGE_LEN].0 as usize][position % PAGE_LEN];
+                assert_eq!(stored, prefix, "KV of position {position}");
+            }
+            for request in &row.outputs {
+                assert!((row.start..row.end()).contains(&request.position));
+                let prefix = hash(&tokens[..=request.position]);
+                outputs.push(match &request.kind {
+                    OutputKind::Sample(sampler) if fails(prefix, sampler.seed) => {
+                        Output::Failed(OutputFault::NothingToDraw)
+                    }
+                    OutputKind::Sample(sampler) => {
+                        let candidate = drawn(prefix, sampler.seed);
+                        self.drawn.insert(row.slot, candidate.token);
+                        Output::Sampled(candidate)
+                    }
+                    OutputKind::Top { n } => {
+                        Output::Top { candidates: vec![drawn(prefix, 0); *n], entropy: score(prefix, 0) }
+                    }
+                    OutputKind::Scores(tokens) => {
+                        Output::Scores(tokens.iter().map(|&token| score(prefix, token)).collect())
+                    }
+                    OutputKind::Full => Output::Full(vec![score(prefix, 7)]),
+                    OutputKind::Embedding => Output::Embedding(vec![score(prefix, 8)]),
+                });
+            }
+        }
+        outputs
+    }
+
+    fn make(&mut self, moves: &[Move]) {
         for step in moves {
             match *step {
                 Move::Out(page, host) => {
@@ -71,73 +139,20 @@ impl HashBackend {
                 }
             }
         }
-        for copy in &batch.copies {
-            assert!(batch.copies.iter().all(|other| other.dst != copy.src), "a source is no destination");
-            self.pages[copy.dst.0 as usize] = self.pages[copy.src.0 as usize];
-        }
-        // All rows are written before any is checked: a page shared in error would be seen.
-        for row in &batch.rows {
-            let mut prefix = hash(&row.tokens[..row.start]);
-            for (position, &token) in row.tokens.iter().enumerate().skip(row.start) {
-                prefix = extend_hash(prefix, token);
-                self.pages[row.pages[position / PAGE_LEN].0 as usize][position % PAGE_LEN] = prefix;
-            }
-        }
-        let mut outputs = Vec::new();
-        for row in &batch.rows {
-            assert!(row.start < row.tokens.len());
-            check_n_pages(row);
-            let mut prefix = 0;
-            for (position, &token) in row.tokens.iter().enumerate() {
-                prefix = extend_hash(prefix, token);
-                let stored = self.pages[row.pages[position / PAGE_LEN].0 as usize][position % PAGE_LEN];
-                assert_eq!(stored, prefix, "KV of position {position}");
-            }
-            for request in &row.outputs {
-                assert!((row.start..row.tokens.len()).contains(&request.position));
-                let prefix = hash(&row.tokens[..=request.position]);
-                outputs.push(match &request.kind {
-                    OutputKind::Sample(sampler) if fails(prefix, sampler.seed) => {
-                        Output::Failed(OutputFault::NothingToDraw)
-                    }
-                    OutputKind::Sample(sampler) => Output::Sampled(drawn(prefix, sampler.seed)),
-                    OutputKind::Top { n } => {
-                        Output::Top { candidates: vec![drawn(prefix, 0); *n], entropy: score(prefix, 0) }
-                    }
-                    OutputKind::Scores(tokens) => {
-                        Output::Scores(tokens.iter().map(|&token| score(prefix, token)).collect())
-                    }
-                    OutputKind::Full => Output::Full(vec![score(prefix, 7)]),
-                    OutputKind::Embedding => Output::Embedding(vec![score(prefix, 8)]),
-                });
-            }
-        }
-        batch.rows.iter().for_each(|row| self.guess(row));
-        outputs
     }
 
-    /// Begins with the token that follows a row, as a device does that does not wait for the engine; with a wrong one,
-    /// which nobody must see.
-    fn guess(&mut self, row: &Row<'_>) {
-        let position = row.tokens.len();
-        if row.follow_up == FollowUp::Expected
-            && let Some(page) = row.pages.get(position / PAGE_LEN)
-        {
-            self.pages[page.0 as usize][position % PAGE_LEN] = GARBAGE;
-            self.n_guesses += 1;
-            self.n_guesses_on_new_pages += usize::from(position.is_multiple_of(PAGE_LEN));
+    /// Fails a step after so many of its moves: nobody knows what is in the pages that it would have written.
+    pub(super) fn fail(&mut self, moves: &[Move], n_moved: usize, batch: &Batch<'_>) {
+        self.make(&moves[..n_moved]);
+        for planned in &moves[n_moved..] {
+            match *planned {
+                Move::Out(_, host) => self.host_pages[host.0 as usize] = [GARBAGE; PAGE_LEN],
+                Move::In(_, page) => self.pages[page.0 as usize] = [GARBAGE; PAGE_LEN],
+            }
         }
-    }
-}
-
-fn check_n_pages(row: &Row<'_>) {
-    let n_needed = row.tokens.len().div_ceil(PAGE_LEN);
-    let is_expected = row.follow_up == FollowUp::Expected;
-    let has_one_more = is_expected && row.pages.len() == n_needed + 1;
-    assert!(row.pages.len() == n_needed || has_one_more, "{} pages", row.pages.len());
-    assert!(!has_one_more || row.tokens.len().is_multiple_of(PAGE_LEN), "a page that no token needs");
-    if is_expected {
-        let draws = |output: &crate::batch::OutputRequest<'_>| matches!(output.kind, OutputKind::Sample(_));
-        assert!(row.outputs.last().is_some_and(draws), "only what draws has a follow-up");
+        let written = batch.rows.iter().flat_map(|row| &row.pages[row.start / PAGE_LEN..]);
+        for page in written.chain(batch.copies.iter().map(|copy| &copy.dst)) {
+            self.pages[page.0 as usize] = [GARBAGE; PAGE_LEN];
+        }
     }
 }

@@ -10,7 +10,7 @@ use crate::account::{Account, ActorId, Budget, GuestId, Owner, SessionId};
 use crate::backend::Limits;
 use crate::batch::Token;
 use crate::command::{Ahead, Ask, Command, ContextId, Edit, RunSettings};
-use crate::prefix::PrefixScope;
+use crate::kv::PrefixScope;
 use crate::run::RunSender;
 use crate::sampling::Sampler;
 use crate::scheduler::{Scheduler, SchedulerSettings};
@@ -27,11 +27,15 @@ fn streams_of_one_user_do_not_keep_the_prompts_of_another_waiting() {
             n_positions_max: N_POSITIONS,
             vocab_size: VOCAB as usize,
             hidden_size: 1,
+            n_steps_under_way: 1,
+            n_slots: 0,
+            logits_tokens: 1.0,
         };
         let settings = SchedulerSettings {
             model_fingerprint: [7; 32],
             prefix_scope: PrefixScope::Actor,
             n_step_tokens: limits.n_tokens_max,
+            latency_multiple: 1.6,
         };
         let mut scheduler = Scheduler::new(limits, settings);
         let mut backend = HashBackend::new(200, 0);
@@ -62,7 +66,7 @@ fn streams_of_one_user_do_not_keep_the_prompts_of_another_waiting() {
         let n_steps = (1..).find(|_| {
             let plan = scheduler.plan();
             let outputs = backend.run(&plan.moves, &scheduler.batch(&plan));
-            scheduler.complete(plan, outputs);
+            scheduler.complete(plan, outputs, 1_000_000);
             answer.try_recv().is_ok()
         });
         assert!(n_steps <= Some(12), "{n_steps:?} steps for a prompt of 33 tokens, {n_rows_max} rows");

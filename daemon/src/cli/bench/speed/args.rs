@@ -3,9 +3,12 @@
 use std::path::PathBuf;
 
 use clap::Args;
+use serde::Serialize;
 
 use super::report::Case;
 use crate::cli::connect::DtypeArg;
+use crate::cli::error::CliError;
+use crate::cli::output::to_json;
 
 /// Batches that a decoder is used with: one person, a few, a service.
 const BATCHES: [u32; 3] = [1, 32, 256];
@@ -29,10 +32,10 @@ pub(crate) struct SpeedArgs {
     pub(super) dtype: Option<DtypeArg>,
     /// Decode so many contexts at once
     #[arg(long, value_name = "N,..", value_delimiter = ',', value_parser = clap::value_parser!(u32).range(1..=4096))]
-    pub(super) batch: Vec<u32>,
+    pub(crate) batch: Vec<u32>,
     /// Tokens of each context before it is decoded; 128, or 1280 with --ops
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
-    pub(super) context: Option<u32>,
+    pub(crate) context: Option<u32>,
     /// Compute prompts of so many tokens
     #[arg(long, value_name = "N,..", value_delimiter = ',', value_parser = clap::value_parser!(u32).range(1..))]
     pub(super) prompt: Vec<u32>,
@@ -74,6 +77,16 @@ impl SpeedArgs {
         let Self { shape, dtype, batch, context, prompt, guest, ops, peers, save } = self;
         let is_named = shape.is_some() || dtype.is_some() || peers.is_some() || save.is_some();
         is_named || !batch.is_empty() || context.is_some() || !prompt.is_empty() || *guest || *ops
+    }
+
+    /// Writes a report to the file that was asked for, if one was.
+    ///
+    /// # Errors
+    /// It cannot be written.
+    pub(crate) fn save(&self, report: &impl Serialize) -> Result<(), CliError> {
+        let Some(path) = &self.save else { return Ok(()) };
+        let text = to_json(report) + "\n";
+        std::fs::write(path, text).map_err(CliError::io(format!("write {}", path.display())))
     }
 
     /// The sizes for a model whose contexts have up to `n_positions`. Who asks for batches or for prompts gets those;

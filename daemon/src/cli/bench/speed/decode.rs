@@ -120,18 +120,18 @@ pub(super) struct Agreement {
 
 /// What may differ, in nats.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct Tolerance {
-    pub(super) mean_max: f64,
-    pub(super) tail_max: f64,
+pub(crate) struct Tolerance {
+    pub(crate) mean_max: f64,
+    pub(crate) tail_max: f64,
 }
 
 impl Tolerance {
     /// Another batch is computed by other kernels, which round otherwise: as for a type of 16 bits against the CPU.
-    pub(super) const HALF: Self = Self { mean_max: 0.06, tail_max: 0.2 };
+    pub(crate) const HALF: Self = Self { mean_max: 0.06, tail_max: 0.2 };
     /// The same in f32.
-    pub(super) const SINGLE: Self = Self { mean_max: 1e-3, tail_max: 1e-3 };
+    pub(crate) const SINGLE: Self = Self { mean_max: 1e-3, tail_max: 1e-3 };
     /// The CPU computes a row in the same way in every batch.
-    pub(super) const NONE: Self = Self { mean_max: 0.0, tail_max: 0.0 };
+    pub(crate) const NONE: Self = Self { mean_max: 0.0, tail_max: 0.0 };
 }
 
 impl Agreement {

@@ -9,15 +9,16 @@ mod regret;
 mod report;
 mod work;
 
-use serde::Serialize;
 use trellis_cuda::{Card, DeviceLimits};
 use trellis_engine::EngineHandle;
 use trellis_engine::batch::Token;
 use trellis_engine::model::Dtype;
 
 pub(crate) use self::args::SpeedArgs;
-use self::decode::Tolerance;
+pub(super) use self::decode::Tolerance;
 use self::peers::Peers;
+pub(super) use self::regret::check_streams;
+pub(super) use self::report::ms;
 use self::report::{Bound, Case, SpeedReport};
 use self::work::Work;
 use super::guest::Probe;
@@ -45,23 +46,17 @@ const PREFILL_RUN: usize = 1 << 20;
 pub(crate) async fn bench(args: &BenchArgs, format: Format) -> Result<(), CliError> {
     if args.speed.ops {
         let report = ops::measure(args, format).await?;
-        save(args, &report)?;
+        args.speed.save(&report)?;
         return output::print(format, &report, ops::OpsReport::render);
     }
     let report = measure(args, format).await?;
-    save(args, &report)?;
+    args.speed.save(&report)?;
     output::print(format, &report, SpeedReport::render)?;
     Ok(report.check_peers()?)
 }
 
-fn save(args: &BenchArgs, report: &impl Serialize) -> Result<(), CliError> {
-    let Some(path) = &args.speed.save else { return Ok(()) };
-    let text = output::to_json(report) + "\n";
-    std::fs::write(path, text).map_err(CliError::io(format!("write {}", path.display())))
-}
-
 /// The daemon's settings, with steps that take `n_contexts`.
-fn config(args: &BenchArgs, n_contexts: usize) -> Config {
+pub(super) fn config(args: &BenchArgs, n_contexts: usize) -> Config {
     let model = match &args.speed.shape {
         Some(shape) => format!("{SHAPE_PREFIX}{shape}"),
         None => args.model.clone(),
@@ -82,7 +77,7 @@ fn config(args: &BenchArgs, n_contexts: usize) -> Config {
 }
 
 /// The card, if the daemon would use one.
-fn choose(config: &Config) -> Result<Option<Card>, CliError> {
+pub(super) fn choose(config: &Config) -> Result<Option<Card>, CliError> {
     let chosen = || -> Result<Chosen, DaemonError> {
         let dir = cache_dir(config).ok_or(DaemonError::NoCacheDir)?;
         make_private(&dir)?;
@@ -114,7 +109,7 @@ async fn measure(args: &BenchArgs, format: Format) -> Result<SpeedReport, CliErr
     };
     progress.finish();
     let daemon = connect::start(&config, format).await?;
-    let engine = daemon.engine(None).expect("a daemon has a model").clone();
+    let engine = daemon.engine(None).expect("a daemon has a model");
     let weights = engine.weights();
     let mut report = SpeedReport {
         device: engine.device().to_owned(),

@@ -44,14 +44,6 @@ struct Op {
     share_of_floor: f64,
 }
 
-fn name(step: OpStep) -> String {
-    match step {
-        OpStep::Decode { n_rows: 1, context_len } => format!("decode, 1 context of {context_len}"),
-        OpStep::Decode { n_rows, context_len } => format!("decode, {n_rows} contexts of {context_len}"),
-        OpStep::Prompt { n_tokens } => format!("prompt of {n_tokens}"),
-    }
-}
-
 impl Op {
     fn new(speed: &OpSpeed, limits: &DeviceLimits) -> Self {
         let floor_s = speed.floor_seconds(limits);
@@ -61,7 +53,7 @@ impl Op {
             rate(speed.n_operations as f64 / speed.seconds, "FLOP/s")
         };
         Self {
-            step: name(speed.step),
+            step: speed.step.to_string(),
             op: speed.op,
             kernel: speed.kernel,
             n_a_step: speed.n_a_step,
@@ -131,7 +123,7 @@ pub(super) async fn measure(args: &BenchArgs, format: Format) -> Result<OpsRepor
     let measuring = tokio::task::spawn_blocking(move || -> Result<_, BenchError> {
         progress.update("measuring the device's limits", Unit::Items, 0, 0);
         let limits = DeviceLimits::measure(&card)?;
-        let report = |step| progress.update(&name(step), Unit::Items, 0, 0);
+        let report = |step: OpStep| progress.update(&step.to_string(), Unit::Items, 0, 0);
         let speeds = op_speeds(&card, &model.config, dtype, &steps, &report)?;
         Ok(report_of(&card, &model.name, dtype, limits, &speeds))
     });
@@ -152,7 +144,20 @@ fn steps(args: &SpeedArgs, n_positions: usize) -> Vec<OpStep> {
     let sizes = args.sizes(n_positions);
     let context_len = sizes.context_len;
     let decode = sizes.batches.into_iter().map(|n_rows| OpStep::Decode { n_rows, context_len });
-    decode.chain(sizes.prompts.into_iter().map(|n_tokens| OpStep::Prompt { n_tokens })).collect()
+    let prompts = sizes.prompts.into_iter().map(|n_tokens| OpStep::Prompt { n_tokens });
+    decode.chain(prompts).chain(attention_steps(context_len, n_positions)).collect()
+}
+
+/// Rows for attention alone that are not all alike: a past that is long for few queries, contexts of different lengths,
+/// guesses to be verified. Those that the model has positions for.
+fn attention_steps(context_len: usize, n_positions: usize) -> impl Iterator<Item = OpStep> {
+    let chunk = (16_384, OpStep::Chunk { n_tokens: 200, context_len: 16_384 });
+    let uneven = [32_768, 100_000]
+        .map(|long_len| (long_len, OpStep::Uneven { n_short: 31, short_len: 256, long_len }));
+    let few =
+        [1, 8, 32].map(|n_rows| (context_len.max(9), OpStep::Few { n_rows, n_row_tokens: 9, context_len }));
+    let all = [chunk].into_iter().chain(uneven).chain(few);
+    all.filter(move |&(longest, _)| longest <= n_positions).map(|(_, step)| step)
 }
 
 #[cfg(test)]
@@ -194,6 +199,21 @@ mod tests {
     fn steps_are_those_asked_for() {
         let args = SpeedArgs { ops: true, batch: vec![2], prompt: vec![64], ..SpeedArgs::default() };
         let expected = [OpStep::Decode { n_rows: 2, context_len: 1280 }, OpStep::Prompt { n_tokens: 64 }];
-        assert_eq!(steps(&args, 131_072), expected);
+        let all = steps(&args, 131_072);
+        assert_eq!(all[..2], expected);
+        let names: Vec<String> = all[2..].iter().map(OpStep::to_string).collect();
+        assert_eq!(
+            names,
+            [
+                "200 queries against 16384 keys",
+                "decode, 31 contexts of 256 and one of 32768",
+                "decode, 31 contexts of 256 and one of 100000",
+                "9 tokens a row, 1 context of 1280",
+                "9 tokens a row, 8 contexts of 1280",
+                "9 tokens a row, 32 contexts of 1280",
+            ]
+        );
+        // Of a model with few positions only those that it has.
+        assert_eq!(steps(&args, 2048).len(), 2 + 3);
     }
 }

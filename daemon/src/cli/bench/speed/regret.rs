@@ -53,7 +53,7 @@ pub(super) fn tokens(drawn: &[Candidate]) -> Vec<Token> {
 ///
 /// # Errors
 /// One has another number of tokens, or leaves the reference by more than the tolerance allows.
-pub(super) async fn check_streams(
+pub(crate) async fn check_streams(
     engine: &EngineHandle,
     prompt: &[Token],
     expected: &[Token],

@@ -302,7 +302,7 @@ impl Row {
 }
 
 /// Four digits that mean something.
-pub(super) fn ms(ms: f64) -> String {
+pub(crate) fn ms(ms: f64) -> String {
     match ms.abs() {
         0.0..1.0 => format!("{ms:.4}"),
         1.0..10.0 => format!("{ms:.3}"),

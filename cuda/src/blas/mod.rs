@@ -1,0 +1,15 @@
+//! Matrix products: the only caller of cuBLASLt.
+//!
+//! - Comes in: shapes as the model has them, row by row; slices of the operands.
+//! - Goes out: products in the stream, each with the algorithm that was fastest on its shape, timed here or by an
+//!   earlier process.
+//! - Must not happen: column-major order beyond this folder; TF32 in a model of type f32; an algorithm whose workspace
+//!   is larger than the one there is.
+
+mod cache;
+mod matmul;
+mod problem;
+mod tune;
+
+pub use matmul::{Blas, MatmulShape, Update, bucket, buckets};
+pub(crate) use tune::fill_with_numbers;

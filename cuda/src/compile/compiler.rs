@@ -1,0 +1,180 @@
+//! Kernels, compiled with NVRTC for the device's architecture and kept on disk as cubins.
+
+use std::collections::HashMap;
+use std::ffi::{CStr, CString, c_char};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use cudarc::nvrtc::{result as nvrtc, sys as nvrtc_sys};
+
+use crate::driver::CudaError;
+
+/// A kernel source that is part of this binary.
+#[derive(Clone, Debug)]
+pub struct Source {
+    /// Its file, for messages.
+    pub(crate) file: &'static str,
+    /// Its text.
+    pub(crate) text: &'static str,
+    /// What it is compiled with, by name.
+    definitions: Vec<(&'static str, String)>,
+}
+
+impl Source {
+    /// A text out of a file.
+    #[must_use]
+    pub fn new(file: &'static str, text: &'static str) -> Self {
+        Self { file, text, definitions: Vec::new() }
+    }
+
+    /// Defines a number that launcher and kernel share, or the type that the kernel is for.
+    #[must_use]
+    pub fn with(mut self, name: &'static str, value: impl ToString) -> Self {
+        self.definitions.push((name, value.to_string()));
+        self
+    }
+
+    fn options(&self) -> impl Iterator<Item = String> {
+        self.definitions.iter().map(|(name, value)| format!("--define-macro={name}={value}"))
+    }
+}
+
+/// What to compile for and how.
+#[derive(Clone, Debug)]
+pub struct Compiler {
+    /// Such as `sm_90`.
+    arch: String,
+    include_dir: Option<PathBuf>,
+    cache_dir: Option<PathBuf>,
+    /// By name in the cache: what this process has needed before.
+    cubins: Arc<Mutex<HashMap<String, Arc<[u8]>>>>,
+}
+
+impl Compiler {
+    /// A compiler for a compute capability. `include_dir` holds `cuda_fp16.h`; cubins are kept in `cache_dir`.
+    #[must_use]
+    pub fn new((major, minor): (i32, i32), include_dir: Option<PathBuf>, cache_dir: Option<PathBuf>) -> Self {
+        Self { arch: format!("sm_{major}{minor}"), include_dir, cache_dir, cubins: Arc::default() }
+    }
+
+    /// The cubin of a source: from the cache, or compiled now.
+    ///
+    /// # Errors
+    /// NVRTC is missing, or the source does not compile.
+    pub fn cubin(&self, source: &Source) -> Result<Arc<[u8]>, CudaError> {
+        // SAFETY: loads the library, nothing else.
+        if !unsafe { nvrtc_sys::is_culib_present() } {
+            return Err(CudaError::NoLibrary {
+                library: "NVRTC",
+                looked_for: vec!["libnvrtc.so.13".to_owned()],
+            });
+        }
+        let name = self.cache_name(source);
+        let known = |cubins: &Mutex<HashMap<_, _>>| {
+            cubins.lock().unwrap_or_else(PoisonError::into_inner).get(&name).cloned()
+        };
+        if let Some(cubin) = known(&self.cubins) {
+            return Ok(cubin);
+        }
+        let cubin = Arc::<[u8]>::from(self.stored_or_compiled(source, &name)?);
+        self.cubins.lock().unwrap_or_else(PoisonError::into_inner).insert(name, cubin.clone());
+        Ok(cubin)
+    }
+
+    fn stored_or_compiled(&self, source: &Source, name: &str) -> Result<Vec<u8>, CudaError> {
+        let path = self.cache_dir.as_ref().map(|dir| dir.join(name));
+        if let Some(cubin) = path.as_ref().and_then(|path| read_stored(path)) {
+            return Ok(cubin);
+        }
+        let cubin = self.compile(source)?;
+        if let Some(path) = &path {
+            store(path, &cubin);
+        }
+        Ok(cubin)
+    }
+
+    fn cache_name(&self, source: &Source) -> String {
+        let (mut major, mut minor) = (0, 0);
+        // SAFETY: both pointers are valid for the call.
+        unsafe { nvrtc_sys::nvrtcVersion(&mut major, &mut minor) };
+        let mut hasher = blake3::Hasher::new();
+        hasher.update(source.text.as_bytes());
+        source.options().for_each(|option| {
+            hasher.update(option.as_bytes());
+        });
+        hasher.update(format!("{} nvrtc {major}.{minor}", self.arch).as_bytes());
+        format!("{}.cubin", hasher.finalize().to_hex())
+    }
+
+    fn compile(&self, source: &Source) -> Result<Vec<u8>, CudaError> {
+        let call = |call| {
+            move |error: nvrtc::NvrtcError| CudaError::Call { call, code: None, reason: format!("{error:?}") }
+        };
+        let text = CString::new(source.text).expect("sources hold no zero byte");
+        let name = CString::new(source.file).expect("file names hold no zero byte");
+        let program = nvrtc::create_program(&text, Some(&name)).map_err(call("nvrtcCreateProgram"))?;
+        let mut options = vec![format!("--gpu-architecture={}", self.arch), "--std=c++17".to_owned()];
+        options.extend(source.options());
+        if let Some(dir) = &self.include_dir {
+            options.push(format!("--include-path={}", dir.display()));
+        }
+        // SAFETY: the program was made above and is destroyed below.
+        let compiled = unsafe { nvrtc::compile_program(program, &options) };
+        let outcome = match compiled {
+            Ok(()) => cubin_of(program),
+            Err(_) => {
+                Err(CudaError::Compile { file: source.file, arch: self.arch.clone(), log: log_of(program) })
+            }
+        };
+        // SAFETY: made above, destroyed once.
+        unsafe { nvrtc::destroy_program(program) }.map_err(call("nvrtcDestroyProgram"))?;
+        outcome
+    }
+}
+
+fn cubin_of(program: nvrtc_sys::nvrtcProgram) -> Result<Vec<u8>, CudaError> {
+    let call = |call| {
+        move |error: nvrtc::NvrtcError| CudaError::Call { call, code: None, reason: format!("{error:?}") }
+    };
+    let mut n_bytes = 0;
+    // SAFETY: the program is compiled, and the pointer valid.
+    unsafe { nvrtc_sys::nvrtcGetCUBINSize(program, &mut n_bytes) }
+        .result()
+        .map_err(call("nvrtcGetCUBINSize"))?;
+    let mut cubin = vec![0u8; n_bytes];
+    // SAFETY: the buffer has the length that was asked for.
+    unsafe { nvrtc_sys::nvrtcGetCUBIN(program, cubin.as_mut_ptr().cast::<c_char>()) }
+        .result()
+        .map_err(call("nvrtcGetCUBIN"))?;
+    Ok(cubin)
+}
+
+fn log_of(program: nvrtc_sys::nvrtcProgram) -> String {
+    // SAFETY: the program exists.
+    let log = unsafe { nvrtc::get_program_log(program) }.unwrap_or_default();
+    let bytes: Vec<u8> = log.into_iter().map(|c| c as u8).collect();
+    CStr::from_bytes_until_nul(&bytes)
+        .map_or_else(|_| String::new(), |log| log.to_string_lossy().into_owned())
+}
+
+/// What [`store`] wrote, if all of it is there: the driver takes an image without a length and believes its header.
+fn read_stored(path: &Path) -> Option<Vec<u8>> {
+    let mut cubin = fs::read(path).ok()?;
+    let end = cubin.len().checked_sub(blake3::OUT_LEN)?;
+    let hash = cubin.split_off(end);
+    (blake3::hash(&cubin).as_bytes()[..] == hash[..]).then_some(cubin)
+}
+
+/// Written whole, with its hash, or not at all; a cache that cannot be written only costs time.
+fn store(path: &Path, cubin: &[u8]) {
+    let partial = path.with_extension(format!("{}.partial", std::process::id()));
+    let written = path
+        .parent()
+        .map_or(Ok(()), fs::create_dir_all)
+        .and_then(|()| fs::write(&partial, [cubin, &blake3::hash(cubin).as_bytes()[..]].concat()))
+        .and_then(|()| fs::rename(&partial, path));
+    if let Err(error) = written {
+        tracing::warn!(path = %path.display(), %error, "cannot keep a compiled kernel");
+    }
+}

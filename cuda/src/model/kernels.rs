@@ -1,0 +1,85 @@
+//! All kernels of one model, compiled for its type and shape.
+
+use std::sync::Arc;
+use std::thread::{self, ScopedJoinHandle};
+
+use trellis_engine::model::{Dtype, ModelConfig};
+
+use crate::ops::attention::{Attention, AttentionShape};
+use crate::ops::bias::AddBias;
+use crate::ops::embedding::Embedding;
+use crate::ops::gather::Gather;
+use crate::ops::gemv::Gemv;
+use crate::ops::logits::LogitsKernels;
+use crate::ops::norm::Norm;
+use crate::ops::pages::CopyPages;
+use crate::ops::rope::Rope;
+use crate::ops::swiglu::SwiGlu;
+use crate::ops::{bias, embedding, gather, gemv, logits, norm, pages, rope, swiglu};
+use crate::{Card, CudaError, Module, Source};
+
+/// The kernels, loaded.
+#[derive(Debug)]
+pub(crate) struct Kernels {
+    pub(crate) embedding: Embedding,
+    pub(crate) norm: Norm,
+    pub(crate) rope: Rope,
+    pub(crate) swiglu: SwiGlu,
+    /// Where a projection without a kernel behind it has a bias.
+    pub(crate) bias: Option<AddBias>,
+    pub(crate) gather: Gather,
+    pub(crate) pages: CopyPages,
+    pub(crate) gemv: Gemv,
+    pub(crate) attention: Attention,
+    pub(crate) logits: LogitsKernels,
+}
+
+impl Kernels {
+    /// Compiles what the model needs and no earlier start has left behind, all sources side by side, and loads it.
+    ///
+    /// # Errors
+    /// NVRTC is missing, or the driver refused.
+    ///
+    /// # Panics
+    /// The kernels do not take a model of this shape.
+    pub(crate) fn load(card: &Card, config: &ModelConfig, dtype: Dtype) -> Result<Self, CudaError> {
+        let ModelConfig { n_heads, n_kv_heads, head_dim, .. } = *config;
+        let scale = 1.0 / (head_dim as f32).sqrt();
+        let attention_shape = AttentionShape { dtype, n_heads, n_kv_heads, head_dim, scale };
+        let (gpu, compiler) = (card.gpu(), card.compiler());
+        thread::scope(|scope| {
+            let compile = |source: Source| scope.spawn(move || compiler.cubin(&source));
+            let embedding = compile(embedding::source(dtype));
+            let norm = compile(norm::source(dtype));
+            let rope = compile(rope::source(dtype));
+            let swiglu = compile(swiglu::source(dtype));
+            let has_bias = config.attention_output_bias || config.mlp_bias;
+            let bias = has_bias.then(|| compile(bias::source(dtype)));
+            let gather = compile(gather::source());
+            let pages = compile(pages::source());
+            let gemv = compile(gemv::source(dtype, gpu.compute_capability()));
+            let attention: Vec<_> = Attention::sources(&attention_shape).into_iter().map(compile).collect();
+            let logits = logits::sources().map(compile);
+            let load = |cubin: Compiling<'_>| {
+                let cubin = cubin.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+                Module::load(gpu, &cubin?)
+            };
+            let attention = attention.into_iter().map(load).collect::<Result<Vec<_>, _>>()?;
+            Ok(Self {
+                embedding: Embedding::new(&load(embedding)?, dtype)?,
+                norm: Norm::new(&load(norm)?, dtype)?,
+                rope: Rope::new(&load(rope)?, dtype)?,
+                swiglu: SwiGlu::new(&load(swiglu)?, dtype)?,
+                bias: bias.map(|bias| AddBias::new(&load(bias)?, dtype)).transpose()?,
+                gather: Gather::new(&load(gather)?)?,
+                pages: CopyPages::new(&load(pages)?)?,
+                gemv: Gemv::new(gpu, &load(gemv)?, dtype)?,
+                attention: Attention::new(&attention, attention_shape)?,
+                logits: LogitsKernels::new(logits.map(load))?,
+            })
+        })
+    }
+}
+
+/// A source that is being compiled, or found in the cache.
+type Compiling<'scope> = ScopedJoinHandle<'scope, Result<Arc<[u8]>, CudaError>>;

@@ -1,0 +1,191 @@
+//! The decoder: Llama, Mistral, Qwen2 and Qwen3, in one pass over the packed tokens of a step.
+//!
+//! Embedding, layers (see `layer.rs`), logits. The residual stream is f32; everything between is of the model's type T.
+
+use trellis_engine::model::{Dtype, ModelConfig, inverse_frequencies};
+
+use super::layer::{Input, Layer};
+use super::weights::Linear;
+use super::{Activations, Kernels, Weights};
+use crate::blas::{Blas, MatmulShape, Update, buckets};
+use crate::ops::attention::{AttentionWork, Workspace};
+use crate::ops::attention_plan::distinct;
+use crate::ops::common::{Element, Rows};
+use crate::ops::embedding::TokenIds;
+use crate::ops::gemv::{self, GemvOutput};
+use crate::{Buffer, CudaError, Gpu, Slice, Stream};
+
+/// Matrices smaller than this are not worth the time to find their fastest product.
+const TUNED_BYTES_MIN: usize = 4 << 20;
+
+/// A decoder on the card.
+#[derive(Debug)]
+pub(crate) struct Llama {
+    pub(crate) config: ModelConfig,
+    pub(crate) dtype: Dtype,
+    pub(super) kernels: Kernels,
+    weights: Weights,
+    pub(super) blas: Blas,
+    pub(super) inv_freq: Buffer, // f32 [head_dim / 2]
+    /// Of each layer, among the model's windows.
+    pub(super) window_indices: Vec<usize>,
+}
+
+/// The tokens of a step and their contexts, on the device.
+#[derive(Clone, Debug)]
+pub(crate) struct LayerInputs {
+    pub(crate) tokens: Rows,
+    pub(crate) ids: TokenIds,
+    pub(crate) positions: Slice,
+    pub(crate) kv_pages: Slice,
+    /// Page tables.
+    pub(crate) entries: Slice,
+    /// What attention works through, for each window that layers have.
+    pub(crate) attention: Vec<AttentionWork>,
+    /// Where it puts shares together.
+    pub(crate) workspace: Workspace,
+    /// All KV pages.
+    pub(crate) kv: Slice,
+}
+
+/// Where the rows of logits come from.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct LogitsRows {
+    pub(crate) rows: Rows,
+    /// Token of each row; `None` when row and token are the same.
+    pub(crate) gather: Option<Slice>,
+    /// Whether the hidden states are asked for too.
+    pub(crate) keeps_hidden: bool,
+}
+
+impl Llama {
+    /// Takes over kernels and loaded weights.
+    ///
+    /// # Errors
+    /// There is no memory, or the driver refused.
+    pub(crate) fn new(
+        gpu: &Gpu,
+        stream: &Stream,
+        config: &ModelConfig,
+        kernels: Kernels,
+        weights: Weights,
+        blas: Blas,
+        dtype: Dtype,
+    ) -> Result<Self, CudaError> {
+        let frequencies = inverse_frequencies(&config.rope, config.head_dim);
+        let inv_freq = gpu.allocate("rotary frequencies", frequencies.len() * 4)?;
+        inv_freq.slice().upload(stream, &frequencies)?;
+        stream.synchronize()?;
+        let windows = distinct(&config.windows);
+        let idx_of = |window| windows.iter().position(|known| known == window).expect("each is listed");
+        let window_indices = config.windows.iter().map(idx_of).collect();
+        Ok(Self { config: config.clone(), dtype, kernels, weights, blas, inv_freq, window_indices })
+    }
+
+    /// The kernels.
+    pub(crate) fn kernels(&self) -> &Kernels {
+        &self.kernels
+    }
+
+    /// Finds the fastest matrix products for steps of up to so many tokens and rows of logits, as far as they are not
+    /// known from before.
+    ///
+    /// # Errors
+    /// There is no memory to time them in, or a kernel failed.
+    pub(crate) fn tune(
+        &self,
+        stream: &Stream,
+        n_tokens: usize,
+        n_logits_rows: usize,
+    ) -> Result<(), CudaError> {
+        let Some(layer) = self.weights.layers.first() else { return Ok(()) };
+        let model = |linear| (linear, Element::Model, Update::Replace, n_tokens);
+        let added = |linear| (linear, Element::F32, Update::Add, n_tokens);
+        let head = (self.head(), Element::F32, Update::Replace, n_logits_rows);
+        let products =
+            [model(layer.qkv), added(layer.attention_output), model(layer.gate_up), added(layer.down), head];
+        let large = products.into_iter().filter(|(linear, ..)| linear.matrix.n_bytes >= TUNED_BYTES_MIN);
+        let shapes = large.flat_map(|(linear, out, update, n_max)| {
+            let bucketed = buckets(n_max).into_iter().filter(|&n| n > gemv::N_ROWS_MAX);
+            bucketed.map(move |n| self.product(n, linear, out, update))
+        });
+        self.blas.tune(stream, &shapes.collect::<Vec<_>>())
+    }
+
+    pub(super) fn product(
+        &self,
+        n_tokens: usize,
+        linear: Linear,
+        out: Element,
+        update: Update,
+    ) -> MatmulShape {
+        MatmulShape { n_tokens, n_out: linear.n_out, n_in: linear.n_in, dtype: self.dtype, out, update }
+    }
+
+    fn head(&self) -> Linear {
+        let ModelConfig { vocab_size, hidden_size, .. } = self.config;
+        Linear { matrix: self.weights.lm_head, bias: None, n_out: vocab_size, n_in: hidden_size }
+    }
+
+    /// Computes the tokens and stores their keys and values; the residual stream holds the result.
+    ///
+    /// # Errors
+    /// The driver refused a launch.
+    pub(crate) fn layers(
+        &self,
+        stream: &Stream,
+        step: &LayerInputs,
+        a: &Activations,
+    ) -> Result<(), CudaError> {
+        let hidden_size = self.config.hidden_size;
+        let table = self.weights.embedding;
+        self.kernels.embedding.run(stream, step.tokens, hidden_size, step.ids, table, a.residual)?;
+        for (layer_idx, weights) in self.weights.layers.iter().enumerate() {
+            let layer = Layer { stream, step, activations: a, weights, layer_idx };
+            match step.tokens.n_max {
+                0..=gemv::N_ROWS_MAX => self.decode_layer(layer)?,
+                _ => self.prompt_layer(layer)?,
+            }
+        }
+        Ok(())
+    }
+
+    /// Logits of the asked rows.
+    ///
+    /// # Errors
+    /// The driver refused a launch.
+    pub(crate) fn logits(
+        &self,
+        stream: &Stream,
+        asked: LogitsRows,
+        a: &Activations,
+    ) -> Result<(), CudaError> {
+        let LogitsRows { rows, gather, keeps_hidden } = asked;
+        let states = match gather {
+            Some(indices) => {
+                let row_bytes = self.config.hidden_size * 4;
+                self.kernels.gather.run(stream, rows, row_bytes, a.residual, indices, a.gathered)?;
+                a.gathered
+            }
+            None => a.residual,
+        };
+        let (head, norm) = (self.head(), self.weights.final_norm);
+        if rows.n_max > gemv::N_ROWS_MAX {
+            self.norm(stream, rows, states, norm, a.hidden)?;
+            let product = self.product(rows.n_max, head, Element::F32, Update::Replace);
+            return self.blas.matmul(stream, product, a.hidden, head.matrix, a.logits);
+        }
+        let x = if keeps_hidden {
+            self.norm(stream, rows, states, norm, a.hidden)?;
+            Input::Plain(a.hidden)
+        } else {
+            Input::Normed { residual: states, weight: norm, normed: a.hidden }
+        };
+        self.gemv(stream, rows, x, head, GemvOutput::F32(a.logits))
+    }
+
+    /// Elements of a page over all layers.
+    pub(crate) fn page_len(&self) -> usize {
+        self.config.n_layers * self.kernels.attention.shape().layer_len()
+    }
+}

@@ -1,0 +1,71 @@
+//! Registers and local memory of every kernel, for tests.
+
+use super::attention::{Attention, AttentionShape};
+use super::common::Dtype;
+use super::common::check::DTYPES;
+use super::{bias, embedding, gather, gemv, logits, norm, pages, rope, stream, swiglu};
+use crate::compile::usage;
+use crate::testing::{gpu, include_dir};
+use crate::{Arg, Compiler, Module, Source};
+
+/// Kernels that may keep values in local memory: their name, bytes of a thread, and why.
+const LOCAL_BYTES_MAX: [(&str, u32, &str); 3] = [
+    ("attention_decode", 40, "its launch bounds give up registers, so that more blocks are resident"),
+    ("attention_few", 96, "as for decode, and for prompts where a KV head has many query heads"),
+    ("attention_prompt", 96, "it takes all the registers that a thread can have; 16 bytes on sm_90"),
+];
+
+/// Panics where a kernel keeps more in local memory than it may.
+fn check(kernel: &str, arch: &str, local_bytes: u32) {
+    let may = LOCAL_BYTES_MAX.iter().find(|(name, ..)| *name == kernel).map_or(0, |&(_, n_bytes, _)| n_bytes);
+    assert!(local_bytes <= may, "{kernel} for {arch} keeps {local_bytes} bytes in local memory, not {may}");
+}
+
+/// Panics where a kernel of the cubin keeps more in local memory than it may, or takes several parameters.
+pub(super) fn assert_registers_suffice(file: &str, arch: &str, cubin: &[u8]) {
+    let kernels = usage(cubin);
+    assert!(!kernels.is_empty(), "{file} has a kernel");
+    for kernel in kernels {
+        println!("{arch}: {kernel:?}");
+        check(&kernel.name, arch, kernel.local_bytes);
+        let takes_a_list = kernel.name.starts_with("attention_");
+        assert!(takes_a_list || kernel.n_params == 1, "{kernel:?}");
+    }
+}
+
+fn sources(capability: (i32, i32)) -> Vec<Source> {
+    let of_type = |dtype: Dtype| {
+        let shape = |head_dim| AttentionShape { dtype, n_heads: 8, n_kv_heads: 2, head_dim, scale: 1.0 };
+        let attention = [64, 128].map(|head_dim| Attention::sources(&shape(head_dim))).concat();
+        let of_rows = [
+            bias::source(dtype),
+            embedding::source(dtype),
+            gemv::source(dtype, capability),
+            norm::source(dtype),
+            rope::source(dtype),
+            swiglu::source(dtype),
+        ];
+        of_rows.into_iter().chain(attention)
+    };
+    let of_any_type = [gather::source(), pages::source(), stream::source()];
+    DTYPES.into_iter().flat_map(of_type).chain(of_any_type).chain(logits::sources()).collect()
+}
+
+/// What the driver says of a kernel once it is loaded, which is what counts.
+#[test]
+fn registers_suffice() {
+    let Some(test) = gpu() else { return };
+    let capability = test.gpu.compute_capability();
+    let compiler = Compiler::new(capability, include_dir(), None);
+    for source in sources(capability) {
+        let cubin = compiler.cubin(&source).unwrap_or_else(|error| panic!("{error}"));
+        let module = Module::load(&test.gpu, &cubin).expect("the module loads");
+        for kernel in usage(&cubin) {
+            let loaded = module.kernel::<[Arg]>(&kernel.name).expect("the kernel");
+            let (n_registers, local_bytes) = loaded.usage().expect("its attributes");
+            println!("{}: {n_registers} registers, {local_bytes} bytes of local memory", kernel.name);
+            assert_eq!(n_registers, kernel.n_registers, "registers of {}", kernel.name);
+            check(&kernel.name, "this device", local_bytes);
+        }
+    }
+}

@@ -1,0 +1,83 @@
+//! What a step returned, as the engine reads it.
+
+use trellis_engine::batch::{Candidate, Output, OutputFault};
+
+use super::words::from_words;
+use crate::ops::logits::{OutputRow, RowOutput};
+use crate::ops::topn::Ranked;
+
+/// Words of one [`RowOutput`].
+const ROW_WORDS: usize = size_of::<RowOutput>() / 4;
+
+/// Where the output for a request lies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Place {
+    /// Not decided yet.
+    Unset,
+    /// A drawn token.
+    Drawn { output_idx: usize },
+    /// A list of the most probable tokens.
+    Top { output_idx: usize },
+    /// Scores of given tokens.
+    Scores { output_idx: usize },
+    /// Log-probabilities, in the place of the logits.
+    Full { output_idx: usize, group_idx: usize, logits_row: usize },
+    /// The hidden state after the final norm.
+    Hidden { group_idx: usize, logits_row: usize },
+    /// Logits that the host has to look at.
+    Host { group_idx: usize, logits_row: usize },
+}
+
+/// What came back in one copy: output rows, then scores and top lists.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Returned<'a> {
+    pub(crate) words: &'a [u32],
+    /// Where scores and top lists begin.
+    pub(crate) extra: usize,
+}
+
+impl Returned<'_> {
+    /// Words of `n` output rows, up to where scores begin.
+    pub(crate) fn extra_start(n_outputs: usize) -> usize {
+        (n_outputs * ROW_WORDS).next_multiple_of(4)
+    }
+
+    /// The token that an output row drew.
+    pub(crate) fn drawn(&self, output_idx: usize) -> Result<Candidate, OutputFault> {
+        let output = self.output(output_idx);
+        match output.fault() {
+            Some(fault) => Err(fault),
+            None => Ok(Candidate { token: output.token, logprob: output.logprob }),
+        }
+    }
+
+    /// Whether the logits of an output row were numbers.
+    pub(crate) fn check(&self, output_idx: usize) -> Result<(), OutputFault> {
+        match self.output(output_idx).fault() {
+            // That concerns the draw alone.
+            None | Some(OutputFault::NothingToDraw) => Ok(()),
+            Some(fault) => Err(fault),
+        }
+    }
+
+    /// The list of the most probable tokens of an output row.
+    pub(crate) fn top(&self, output_idx: usize, row: &OutputRow) -> Result<Output, OutputFault> {
+        self.check(output_idx)?;
+        let output = self.output(output_idx);
+        let start = self.extra + row.top_start as usize * 2;
+        let ranked: &[Ranked] = from_words(self.words, start, output.n_top as usize);
+        let candidates = ranked.iter().map(|&Ranked { token, logprob }| Candidate { token, logprob });
+        Ok(Output::Top { candidates: candidates.collect(), entropy: output.entropy })
+    }
+
+    /// The scores of an output row.
+    pub(crate) fn scores(&self, output_idx: usize, row: &OutputRow) -> Result<Output, OutputFault> {
+        self.check(output_idx)?;
+        let start = self.extra + row.score_start as usize;
+        Ok(Output::Scores(from_words(self.words, start, row.n_scores as usize).to_vec()))
+    }
+
+    fn output(&self, output_idx: usize) -> RowOutput {
+        from_words::<RowOutput>(self.words, output_idx * ROW_WORDS, 1)[0]
+    }
+}

@@ -1,0 +1,589 @@
+//! Puts steps into the stream: one copy to the device, the launches, one copy back.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use cudarc::driver::result;
+use trellis_engine::backend::{Collected, Damage};
+use trellis_engine::batch::{Output, PageCopy};
+use trellis_engine::sampling::Scratch;
+
+use super::by_host::output_of;
+use super::captured::{Captured, CapturedLimits, Met};
+use super::outputs::{N_TAIL_WORDS_MAX, Outputs};
+use super::{
+    Count, Dims, Group, Layout, LogitsOf, N_SCORES_MAX, N_SLOTS, N_TOP_ENTRIES_MAX, Place, Returned, Room,
+    StepLists, StepRow,
+};
+use crate::blas::bucket;
+use crate::driver::{Graph, check};
+use crate::model::{ActivationSizes, Activations, LayerInputs, Llama, LogitsRows};
+use crate::ops::attention::{Attention, PAGE_LEN, Workspace};
+use crate::ops::attention_plan::{PlanSize, distinct};
+use crate::ops::common::{Dtype, Rows};
+use crate::ops::embedding::TokenIds;
+use crate::ops::logits::{LogitsBuffers, OutputRow, RowOutput, Stages};
+use crate::{Buffer, Card, CudaError, Event, Pinned, Slice, Stream, Timing};
+
+/// Steps whose copies to and from the host have memory of their own: those that can be under way.
+pub(crate) const N_UNDER_WAY: usize = 2;
+
+/// Captured steps that are kept: there are a few for each bucket of rows, and half of the memory that a model leaves free
+/// beside its pages may be theirs.
+const CAPTURED_LIMITS: CapturedLimits = CapturedLimits { n_max: 256, n_bytes_max: 256 << 20 };
+
+/// Sizes of the steps of one model.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct StepLimits {
+    pub(crate) n_tokens_max: usize,
+    pub(crate) n_rows_max: usize,
+    pub(crate) n_positions_max: usize,
+    /// Rows of logits in memory at once.
+    pub(crate) n_logits_rows: usize,
+}
+
+/// The memory of a model's steps, and the steps captured so far.
+#[derive(Debug)]
+pub(crate) struct Steps {
+    limits: StepLimits,
+    /// Dropped before the memory that they point to.
+    captured: Captured<GraphKey, Graph>,
+    /// Whether a step could not be captured: that is said once.
+    has_warned: bool,
+    memory: Buffer,   // words, laid out as `step::Layout` says
+    returned: Buffer, // output rows, scores, top lists
+    arrivals: Buffer,
+    activations: Activations,
+    _arena: Arc<Buffer>,
+    ring: Vec<HostBuffers>,
+    next_idx: usize,
+    lists: StepLists,
+    card: Card,
+    /// Time that the device has spent in steps.
+    busy: Duration,
+}
+
+/// Host memory of one step under way.
+#[derive(Debug)]
+struct HostBuffers {
+    input: Pinned<u32>,
+    output: Pinned<u32>,
+    begun: Event,
+    computed: Event,
+    done: Event,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct GraphKey {
+    dims: Dims,
+    logits_of: LogitsOf,
+    stages: Stages,
+}
+
+/// A step in the stream.
+#[derive(Debug, Default)]
+pub(crate) struct InFlight {
+    buffers_idx: usize,
+    /// Where scores and top lists begin among the words that come back.
+    extra: usize,
+    /// Where the output for each request lies.
+    places: Vec<Place>,
+    rows: Vec<OutputRow>,
+    /// Outputs that the host worked out, by request.
+    by_host: HashMap<usize, Output>,
+}
+
+/// A row of logits that is fetched for requests of one place.
+type Fetched = HashMap<(usize, usize), Vec<f32>>;
+
+impl Steps {
+    /// Bytes of device memory besides the activations, for a model whose layers have these windows.
+    pub(crate) fn n_bytes(attention: &Attention, windows: &[Option<usize>], limits: StepLimits) -> usize {
+        let n_words = N_SLOTS + n_input_words(attention, windows, limits) + n_output_words(limits);
+        4 * n_words + attention.arrivals_bytes()
+    }
+
+    /// What the activations of these steps are laid out for.
+    pub(crate) fn size(attention: &Attention, limits: StepLimits) -> ActivationSizes {
+        ActivationSizes {
+            n_tokens: limits.n_tokens_max,
+            n_logits_rows: limits.n_logits_rows,
+            partial_bytes: attention.partial_bytes(),
+        }
+    }
+
+    /// Takes the memory.
+    ///
+    /// # Errors
+    /// There is not enough.
+    pub(crate) fn new(card: &Card, llama: &Llama, limits: StepLimits) -> Result<Self, CudaError> {
+        let gpu = card.gpu();
+        let attention = &llama.kernels().attention;
+        let size = Self::size(attention, limits);
+        let n_input_words = n_input_words(attention, &llama.config.windows, limits);
+        let n_bytes = Activations::n_bytes(&llama.config, llama.dtype, size);
+        let arena = card.step_memory(n_bytes)?;
+        let what = "the lists of a step";
+        let memory = gpu.allocate(what, 4 * (N_SLOTS + n_input_words))?;
+        let arrivals = gpu.allocate(what, attention.arrivals_bytes())?;
+        {
+            let stream = card.stream();
+            arrivals.slice().fill(&stream, 0)?;
+            memory.slice().fill(&stream, 0)?;
+            stream.synchronize()?;
+        }
+        let host = |_| {
+            Ok(HostBuffers {
+                input: gpu.pinned(n_input_words)?,
+                output: gpu.pinned(n_output_words(limits))?,
+                begun: Event::new(gpu, Timing::On)?,
+                computed: Event::new(gpu, Timing::On)?,
+                done: Event::new(gpu, Timing::Off)?,
+            })
+        };
+        Ok(Self {
+            limits,
+            memory,
+            returned: gpu.allocate(what, 4 * n_output_words(limits))?,
+            arrivals,
+            activations: Activations::place(arena.slice(), &llama.config, llama.dtype, size),
+            _arena: arena,
+            ring: (0..N_UNDER_WAY).map(host).collect::<Result<_, CudaError>>()?,
+            next_idx: 0,
+            lists: StepLists::new(&llama.config.windows),
+            captured: Captured::new(CAPTURED_LIMITS),
+            has_warned: false,
+            card: card.clone(),
+            busy: Duration::ZERO,
+        })
+    }
+
+    /// Puts a step into the stream. The host waits only for what it has to work out itself.
+    ///
+    /// # Errors
+    /// The driver refused something.
+    pub(crate) fn launch(
+        &mut self,
+        llama: &Llama,
+        kv: Slice,
+        rows: &[StepRow<'_>],
+        copies: &[PageCopy],
+    ) -> Result<InFlight, CudaError> {
+        self.fill(llama, rows, copies);
+        let exact = self.lists.dims();
+        let is_captured = self.lists.can_be_captured();
+        let dims = if is_captured { self.bucketed(llama, exact) } else { exact };
+        let layout = Layout::of(dims);
+        let buffers_idx = self.next_idx;
+
+        let card = self.card.clone();
+        let stream = card.stream();
+        let host = &mut self.ring[buffers_idx];
+        host.done.synchronize()?;
+        let written = self.lists.write(&layout, &mut host.input);
+        let memory = self.memory.slice();
+        Layout::slice(memory, 0, written.n_words).upload(&stream, &host.input[..written.n_words])?;
+        host.begun.record(&stream)?;
+        self.copy_pages(&stream, llama, kv, &layout, written.copies)?;
+        let mut by_host = HashMap::new();
+        if is_captured {
+            self.run_captured(&stream, llama, kv, &layout)?;
+        } else {
+            by_host = self.run(&stream, llama, kv, &layout, rows)?;
+        }
+        let extra = Returned::extra_start(dims.n_outputs);
+        let n_words = extra + written.n_extra_words;
+        let returned = self.returned.slice().part(0, 4 * n_words);
+        let host = &mut self.ring[buffers_idx];
+        host.computed.record(&stream)?;
+        // SAFETY: both have room for the words; `wait` reads the host's only after the copy is done, and so
+        // does `launch` before it uses them again.
+        check("cuMemcpyDtoHAsync", || unsafe {
+            result::memcpy_dtoh_async(&mut host.output[..n_words], returned.address, stream.raw())
+        })?;
+        host.done.record(&stream)?;
+        let outputs = &mut self.lists.outputs;
+        let (places, rows) = (std::mem::take(&mut outputs.places), std::mem::take(&mut outputs.rows));
+        // A step that failed leaves its buffers to the next one: the others are those of the step before.
+        self.next_idx = (buffers_idx + 1) % self.ring.len();
+        Ok(InFlight { buffers_idx, extra, places, rows, by_host })
+    }
+
+    /// Whether the host would have to draw after a token that it does not know: the device has no room for what the
+    /// draws of this step need.
+    pub(crate) fn draws_unknown_on_host(&mut self, llama: &Llama, rows: &[StepRow<'_>]) -> bool {
+        if Outputs::n_tail_words(rows) <= N_TAIL_WORDS_MAX {
+            return false;
+        }
+        self.fill(llama, rows, &[]);
+        let is_host = |place: &Place| matches!(place, Place::Host { .. });
+        self.lists.outputs.places.iter().any(is_host)
+    }
+
+    /// Waits for a step and takes its outputs, in the order of its requests.
+    ///
+    /// # Errors
+    /// Something in the step failed.
+    pub(crate) fn wait(&mut self, mut step: InFlight) -> Result<Collected, CudaError> {
+        let host = &self.ring[step.buffers_idx];
+        host.done.synchronize()?;
+        let elapsed = Duration::from_secs_f32(host.begun.elapsed_ms(&host.computed)?.max(0.0) * 1e-3);
+        self.busy += elapsed;
+        let returned = Returned { words: &host.output, extra: step.extra };
+        let places = std::mem::take(&mut step.places);
+        let mut output = |(request_idx, place): (usize, Place)| {
+            let by_host = step.by_host.remove(&request_idx);
+            let output = match place {
+                Place::Drawn { output_idx } => returned.drawn(output_idx).map(Output::Sampled),
+                Place::Top { output_idx } => returned.top(output_idx, &step.rows[output_idx]),
+                Place::Scores { output_idx } => returned.scores(output_idx, &step.rows[output_idx]),
+                Place::Full { output_idx, .. } => {
+                    returned.check(output_idx).map(|()| by_host.expect("fetched with the step"))
+                }
+                Place::Hidden { .. } | Place::Host { .. } => Ok(by_host.expect("worked out with the step")),
+                Place::Unset => unreachable!("every request has a place"),
+            };
+            output.unwrap_or_else(Output::Failed)
+        };
+        let outputs = places.into_iter().enumerate().map(&mut output).collect();
+        Ok(Collected { outputs, elapsed })
+    }
+
+    /// Time that the device has spent in the steps that were waited for, copies to and from the host not counted.
+    #[cfg(test)]
+    pub(crate) fn busy(&self) -> Duration {
+        self.busy
+    }
+
+    fn fill(&mut self, llama: &Llama, rows: &[StepRow<'_>], copies: &[PageCopy]) {
+        let room = Room { n_group_rows: self.limits.n_logits_rows, n_outputs: n_outputs_max(self.limits) };
+        self.lists.fill(rows, copies, &llama.kernels().attention.cuttings(), room);
+    }
+
+    /// What a captured step of about that size takes: so few sizes that each is captured once.
+    fn bucketed(&self, llama: &Llama, exact: Dims) -> Dims {
+        let n_logits_rows = bucket(exact.n_logits_rows).min(self.limits.n_logits_rows);
+        let n_tokens = match self.lists.logits_of() {
+            LogitsOf::EachToken => n_logits_rows,
+            LogitsOf::Some => token_bucket(exact.n_tokens).min(self.limits.n_tokens_max),
+        };
+        let n_outputs = bucket(exact.n_outputs.max(exact.n_logits_rows)).min(self.limits.n_logits_rows);
+        let lists = exact.lists.bucketed(n_tokens, &llama.kernels().attention.cuttings());
+        Dims { n_tokens, lists, n_logits_rows, n_outputs, ..exact }
+    }
+
+    fn copy_pages(
+        &self,
+        stream: &Stream,
+        llama: &Llama,
+        kv: Slice,
+        layout: &Layout,
+        start: usize,
+    ) -> Result<(), CudaError> {
+        let n_copies = self.lists.n_copies();
+        if n_copies == 0 {
+            return Ok(());
+        }
+        let memory = self.memory.slice();
+        let pairs = Layout::slice(memory, start, 2 * n_copies);
+        let count = layout.count(memory, Count::Copies, n_copies);
+        llama.kernels().pages.run(stream, count, llama.page_len() * llama.dtype.n_bytes(), kv, pairs)
+    }
+
+    fn run_captured(
+        &mut self,
+        stream: &Stream,
+        llama: &Llama,
+        kv: Slice,
+        layout: &Layout,
+    ) -> Result<(), CudaError> {
+        let group = &self.lists.outputs.groups[0];
+        let logits_of = self.lists.logits_of();
+        let key = GraphKey { dims: layout.dims, logits_of, stages: group.stages };
+        let group = Group {
+            n_logits_rows: layout.dims.n_logits_rows,
+            n_outputs: layout.dims.n_outputs,
+            ..group.clone()
+        };
+        let met = self.captured.launch(key);
+        let launch = || {
+            llama.layers(stream, &self.tensors(kv, layout), &self.activations)?;
+            let memory = self.memory.slice();
+            let rows = layout.count(memory, Count::LogitsRows { group_idx: 0 }, group.n_logits_rows);
+            let gather = match logits_of {
+                LogitsOf::EachToken => None,
+                LogitsOf::Some => Some(Layout::slice(memory, layout.gather, group.n_logits_rows)),
+            };
+            let asked = LogitsRows { rows, gather, keeps_hidden: false };
+            llama.logits(stream, asked, &self.activations)?;
+            self.launch_outputs(stream, llama, layout, 0, &group)
+        };
+        let refused = match (met, self.captured.graph(&key)) {
+            (Met::Never, _) => {
+                let launched = launch();
+                if launched.is_err() {
+                    self.captured.remove(key);
+                }
+                return launched;
+            }
+            (Met::Refused, _) => return launch(),
+            (Met::Captured, Some(graph)) => match graph.launch(stream) {
+                Ok(()) => return Ok(()),
+                Err(error) => error,
+            },
+            (Met::Once | Met::Captured, _) => {
+                let captured =
+                    Graph::capture(stream, launch).and_then(|graph| graph.launch(stream).map(|()| graph));
+                match captured {
+                    Ok(graph) => {
+                        self.captured.keep(key, graph);
+                        let (n_steps, n_bytes) = (self.captured.len(), self.captured.n_bytes());
+                        tracing::debug!(?key, n_steps, n_bytes, "a step was captured");
+                        return Ok(());
+                    }
+                    Err(error) => error,
+                }
+            }
+        };
+        if refused.damage() == Damage::Device {
+            return Err(refused);
+        }
+        // Nothing of it ran, and a graph only saves time.
+        launch()?;
+        self.captured.refuse(key);
+        if refused.is_out_of_memory() {
+            self.captured.remove_oldest_graph();
+        }
+        if !std::mem::replace(&mut self.has_warned, true) {
+            tracing::warn!(error = %refused, "a step runs without a graph, as will others that cannot be captured");
+        }
+        Ok(())
+    }
+
+    /// Forgets what was captured, so that tests see steps captured again.
+    #[cfg(test)]
+    pub(crate) fn forget_graphs(&mut self) {
+        self.captured = Captured::new(CAPTURED_LIMITS);
+    }
+
+    /// Launches a step as it is, group by group; returns what the host had to work out.
+    fn run(
+        &self,
+        stream: &Stream,
+        llama: &Llama,
+        kv: Slice,
+        layout: &Layout,
+        rows: &[StepRow<'_>],
+    ) -> Result<HashMap<usize, Output>, CudaError> {
+        llama.layers(stream, &self.tensors(kv, layout), &self.activations)?;
+        let mut by_host = HashMap::new();
+        for (group_idx, group) in self.lists.outputs.groups.iter().enumerate() {
+            let memory = self.memory.slice();
+            let count = Count::LogitsRows { group_idx };
+            let asked = LogitsRows {
+                rows: layout.count(memory, count, group.n_logits_rows),
+                gather: Some(Layout::slice(memory, layout.gather + group.logits_start, group.n_logits_rows)),
+                keeps_hidden: group.has_host_work,
+            };
+            llama.logits(stream, asked, &self.activations)?;
+            let fetched =
+                self.fetch(stream, llama, group_idx, |place| matches!(place, Place::Host { .. }))?;
+            if group.n_outputs > 0 {
+                self.launch_outputs(stream, llama, layout, group_idx, group)?;
+            }
+            let rest = |place| matches!(place, Place::Full { .. } | Place::Hidden { .. });
+            let rest = self.fetch(stream, llama, group_idx, rest)?;
+            self.outputs_by_host(rows, group_idx, &fetched, &rest, &mut by_host);
+        }
+        Ok(by_host)
+    }
+
+    fn tensors(&self, kv: Slice, layout: &Layout) -> LayerInputs {
+        let n_tokens = layout.dims.n_tokens;
+        let memory = self.memory.slice();
+        let slice = |start, n| Layout::slice(memory, start, n);
+        LayerInputs {
+            tokens: layout.count(memory, Count::Tokens, n_tokens),
+            ids: TokenIds { ids: slice(layout.tokens, n_tokens), slots: Layout::slots(memory) },
+            positions: slice(layout.positions, n_tokens),
+            kv_pages: slice(layout.kv_pages, n_tokens),
+            // Shares say where in the step's memory a context's page table begins.
+            entries: memory,
+            attention: (0..layout.dims.n_windows).map(|idx| layout.attention(memory, idx)).collect(),
+            workspace: Workspace { arrivals: self.arrivals.slice(), partial: self.activations.partial },
+            kv,
+        }
+    }
+
+    /// Launches the kernels over a group's logits.
+    fn launch_outputs(
+        &self,
+        stream: &Stream,
+        llama: &Llama,
+        layout: &Layout,
+        group_idx: usize,
+        group: &Group,
+    ) -> Result<(), CudaError> {
+        let memory = self.memory.slice();
+        let (start, n) = (group.outputs_start, group.n_outputs);
+        let extra = 4 * Returned::extra_start(layout.dims.n_outputs);
+        let returned = self.returned.slice();
+        let extra = returned.part(extra, returned.n_bytes - extra);
+        let Rows { n: n_rows, .. } = layout.count(memory, Count::Outputs { group_idx }, n);
+        let buffers = LogitsBuffers {
+            logits: self.activations.logits,
+            rows: layout.output_rows(memory, start, n),
+            n_rows,
+            history: memory,
+            biases: memory,
+            masks: memory,
+            score_tokens: Layout::slice(memory, layout.tail, N_SCORES_MAX),
+            scratch: self.activations.scratch,
+            outputs: returned.part(start * size_of::<RowOutput>(), n * size_of::<RowOutput>()),
+            top: extra,
+            scores: extra,
+        };
+        // SAFETY: the lists keep rows of logits below those of the group, and places in the tail, in the slots and in
+        // what comes back inside the memory that was taken for the most there can be; the engine keeps tokens below
+        // the vocabulary. All of it lives as long as `self`, which waits for the stream before it goes.
+        unsafe { llama.kernels().logits.run(stream, &buffers, n, llama.config.vocab_size, group.stages) }
+    }
+
+    /// Brings rows of logits or hidden states of a group to the host, for the places that are wanted.
+    fn fetch(
+        &self,
+        stream: &Stream,
+        llama: &Llama,
+        group: usize,
+        is_wanted: impl Fn(Place) -> bool,
+    ) -> Result<Fetched, CudaError> {
+        let mut fetched = Fetched::new();
+        let vocab_size = llama.config.vocab_size;
+        for &place in self.lists.outputs.places.iter().filter(|place| is_wanted(**place)) {
+            match place {
+                Place::Host { group_idx, logits_row } | Place::Full { group_idx, logits_row, .. }
+                    if group_idx == group =>
+                {
+                    if let std::collections::hash_map::Entry::Vacant(entry) = fetched.entry((0, logits_row)) {
+                        let mut row = vec![0f32; vocab_size];
+                        let logits =
+                            self.activations.logits.part(4 * logits_row * vocab_size, 4 * vocab_size);
+                        logits.download(stream, &mut row)?;
+                        entry.insert(row);
+                    }
+                }
+                Place::Hidden { group_idx, logits_row } if group_idx == group => {
+                    fetched.insert((1, logits_row), self.fetch_hidden(stream, llama, logits_row)?);
+                }
+                _ => {}
+            }
+        }
+        Ok(fetched)
+    }
+
+    fn fetch_hidden(&self, stream: &Stream, llama: &Llama, row: usize) -> Result<Vec<f32>, CudaError> {
+        let n = llama.config.hidden_size;
+        let n_bytes = n * llama.dtype.n_bytes();
+        let slice = self.activations.hidden.part(row * n_bytes, n_bytes);
+        match llama.dtype {
+            Dtype::F32 => {
+                let mut values = vec![0f32; n];
+                slice.download(stream, &mut values)?;
+                Ok(values)
+            }
+            Dtype::F16 => {
+                let mut values = vec![half::f16::ZERO; n];
+                slice.download(stream, &mut values)?;
+                Ok(values.into_iter().map(half::f16::to_f32).collect())
+            }
+            Dtype::Bf16 => {
+                let mut values = vec![half::bf16::ZERO; n];
+                slice.download(stream, &mut values)?;
+                Ok(values.into_iter().map(half::bf16::to_f32).collect())
+            }
+        }
+    }
+
+    /// Works out what no kernel does, from what was fetched before (`raw`) and after the kernels.
+    fn outputs_by_host(
+        &self,
+        rows: &[StepRow<'_>],
+        group: usize,
+        raw: &Fetched,
+        after: &Fetched,
+        by_host: &mut HashMap<usize, Output>,
+    ) {
+        let mut scratch = Scratch::default();
+        let requests = rows.iter().flat_map(|row| row.requests.iter().map(move |request| (row, request)));
+        for (request_idx, ((row, request), &place)) in requests.zip(&self.lists.outputs.places).enumerate() {
+            let output = match place {
+                Place::Full { group_idx, logits_row, .. } if group_idx == group => {
+                    Output::Full(after[&(0, logits_row)].clone())
+                }
+                Place::Hidden { group_idx, logits_row } if group_idx == group => {
+                    let state = &after[&(1, logits_row)];
+                    match state.iter().any(|x| x.is_nan()) {
+                        true => Output::Failed(trellis_engine::batch::OutputFault::NotANumber),
+                        false => Output::Embedding(state.clone()),
+                    }
+                }
+                Place::Host { group_idx, logits_row } if group_idx == group => {
+                    let history =
+                        row.known_before(request.position + 1).expect("what the host draws after, it knows");
+                    output_of(request.kind, &raw[&(0, logits_row)], history, &mut scratch)
+                }
+                _ => continue,
+            };
+            by_host.insert(request_idx, output);
+        }
+    }
+}
+
+/// Output rows that one step has at most; what is asked beyond them the host works out.
+fn n_outputs_max(limits: StepLimits) -> usize {
+    limits.n_tokens_max + limits.n_rows_max
+}
+
+fn n_input_words(attention: &Attention, windows: &[Option<usize>], limits: StepLimits) -> usize {
+    let n_tokens = limits.n_tokens_max;
+    let dims = Dims {
+        n_tokens,
+        n_windows: distinct(windows).len(),
+        lists: PlanSize::most(n_tokens, &attention.cuttings()),
+        n_logits_rows: n_tokens,
+        n_outputs: n_outputs_max(limits),
+        n_groups: n_tokens,
+    };
+    let n_entries = limits.n_rows_max * limits.n_positions_max.div_ceil(PAGE_LEN);
+    StepLists::n_words_max(dims, limits.n_rows_max, n_entries)
+}
+
+/// Token counts of captured steps with rows of several tokens: from 64 on at most an eighth more than there are, since
+/// every one of them is computed.
+fn token_bucket(n_tokens: usize) -> usize {
+    match n_tokens {
+        0..=16 => bucket(n_tokens),
+        _ => n_tokens.next_multiple_of((n_tokens.next_power_of_two() / 16).max(8)),
+    }
+}
+
+fn n_output_words(limits: StepLimits) -> usize {
+    Returned::extra_start(n_outputs_max(limits)) + N_SCORES_MAX + 2 * N_TOP_ENTRIES_MAX + 4
+}
+
+impl InFlight {
+    /// Whether the host answered something of it: a token that it drew the device does not have.
+    pub(crate) fn has_host_work(&self) -> bool {
+        !self.by_host.is_empty()
+    }
+}
+
+impl Drop for Steps {
+    fn drop(&mut self) {
+        let waited = self.card.gpu().make_current().and_then(|()| self.card.stream().synchronize());
+        if let Err(error) = waited {
+            tracing::warn!(%error, "the last step failed");
+        }
+    }
+}

@@ -1,0 +1,94 @@
+//! A question about the end of a context.
+
+use crate::batch::{Output, Token};
+use crate::command::{Answer, Ask, Reply};
+use crate::error::EngineError;
+
+#[derive(Debug)]
+pub(crate) struct AskWork {
+    pub(super) ask: Ask,
+    pub(super) reply: Reply<Answer>,
+    /// Tokens of the context itself; a continuation lies past them while it is scored.
+    pub(crate) n_base: usize,
+    /// Scores of the continuation so far.
+    scores: Vec<f32>,
+}
+
+impl AskWork {
+    pub(crate) fn new(ask: Ask, reply: Reply<Answer>, n_base: usize) -> Self {
+        Self { ask, reply, n_base, scores: Vec::new() }
+    }
+
+    pub(crate) fn answer(self, answer: Result<Answer, EngineError>) {
+        // Nobody listens to a question that was cancelled.
+        let _ = self.reply.send(answer);
+    }
+
+    /// Tokens that are computed after the context's own: the last one's successor is not asked for.
+    pub(crate) fn continuation(&self) -> &[Token] {
+        match &self.ask {
+            Ask::Continuation(tokens) => &tokens[..tokens.len().saturating_sub(1)],
+            _ => &[],
+        }
+    }
+
+    /// Answers at once what needs no computation.
+    pub(crate) fn is_trivial(&self) -> bool {
+        match &self.ask {
+            Ask::Prefill => self.n_base == 0,
+            Ask::Continuation(tokens) => tokens.is_empty(),
+            _ => false,
+        }
+    }
+
+    pub(crate) fn trivial_answer(&self) -> Answer {
+        match &self.ask {
+            Ask::Continuation(_) => Answer::Scores(Vec::new()),
+            _ => Answer::Prefilled,
+        }
+    }
+}
+
+/// What became of an ask after one step.
+#[derive(Debug)]
+pub(crate) enum Progress {
+    /// There is more to compute.
+    Unfinished,
+    /// The answer.
+    Finished(Result<Answer, EngineError>),
+}
+
+impl AskWork {
+    /// Takes in what the backend returned for the tokens from `start` on; `is_last` when all are computed.
+    pub(crate) fn take_outputs(&mut self, start: usize, outputs: Vec<Output>, is_last: bool) -> Progress {
+        // KV that was forgotten in between is computed again, and with it scores that were there already.
+        self.scores.truncate((start + 1).saturating_sub(self.n_base));
+        let mut answer = match self.ask {
+            Ask::Prefill if is_last => Some(Answer::Prefilled),
+            _ => None,
+        };
+        for output in outputs {
+            match (output, &self.ask) {
+                (Output::Failed(fault), _) => return Progress::Finished(Err(fault.into())),
+                (Output::Scores(scores), Ask::Continuation(_)) => self.scores.extend(scores),
+                (Output::Scores(scores), _) => answer = Some(Answer::Scores(scores)),
+                (Output::Sampled(candidate), _) => answer = Some(Answer::Sampled(candidate)),
+                (Output::Top { candidates, entropy }, _) => {
+                    answer = Some(Answer::Top { candidates, entropy })
+                }
+                (Output::Full(row), _) => answer = Some(Answer::Full(row)),
+                (Output::Embedding(state), _) => answer = Some(Answer::Embedding(state)),
+            }
+        }
+        if is_last && matches!(self.ask, Ask::Continuation(_)) {
+            answer = Some(Answer::Scores(std::mem::take(&mut self.scores)));
+        }
+        match answer {
+            Some(answer) => Progress::Finished(Ok(answer)),
+            None => {
+                assert!(!is_last, "the backend left out an output");
+                Progress::Unfinished
+            }
+        }
+    }
+}

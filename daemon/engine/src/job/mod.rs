@@ -1,0 +1,110 @@
+//! What is wanted of a context: one file for each kind of job.
+//!
+//! A job says which tokens it needs computed and what the backend has to return for them, and takes in what came back.
+//! It decides neither when it is served nor on which pages.
+
+mod ask;
+mod run;
+
+pub(crate) use ask::{AskWork, Progress};
+pub(crate) use run::RunWork;
+
+use std::ops::Range;
+
+use crate::batch::{OutputKind, OutputRequest};
+use crate::command::{Ahead, Ask};
+use crate::run::AheadWindow;
+
+/// The work of one context; a context has one at a time.
+#[derive(Debug)]
+pub(crate) enum Work {
+    Ask(AskWork),
+    Run(RunWork),
+}
+
+impl Work {
+    /// Whether nobody waits for it any more.
+    pub(crate) fn is_cancelled(&self) -> bool {
+        match self {
+            Self::Ask(work) => work.reply.is_closed(),
+            Self::Run(_) => false,
+        }
+    }
+
+    /// Where the tokens to compute end, for a context of `n_tokens` tokens (a continuation included).
+    ///
+    /// A prefill leaves out the last token: whoever asks for what comes next computes it again anyway.
+    pub(crate) fn target(&self, n_tokens: usize) -> usize {
+        match self {
+            Self::Ask(AskWork { ask: Ask::Prefill, .. }) => n_tokens - 1,
+            Self::Ask(_) | Self::Run(_) => n_tokens,
+        }
+    }
+
+    /// The first position whose output is wanted, or the end of a prefill.
+    pub(crate) fn first_output(&self, n_tokens: usize) -> usize {
+        match self {
+            Self::Ask(work) => work.n_base - 1,
+            Self::Run(_) => n_tokens - 1,
+        }
+    }
+
+    /// Whether a token may be computed now, beside `n_under_way` draws whose tokens are not known yet: a run may be far
+    /// enough ahead of its guest, or at its end with them.
+    pub(crate) fn wants_more(&self, window: AheadWindow, n_under_way: usize) -> bool {
+        match self {
+            Self::Ask(_) => true,
+            Self::Run(run) => {
+                let is_last = run.settings.n_tokens_max.is_some_and(|n| n <= run.n_given + n_under_way);
+                !is_last
+                    && match run.settings.ahead {
+                        Ahead::Adaptive => run.queue.wants_more(window.n(), n_under_way),
+                        Ahead::Unbounded => true,
+                    }
+            }
+        }
+    }
+
+    /// What the outputs of the tokens at these places cost, in tokens, where a row of logits costs `logits_tokens`. The
+    /// one row of a draw is part of decoding.
+    pub(crate) fn outputs_cost(&self, tokens: Range<usize>, n_tokens: usize, logits_tokens: f32) -> usize {
+        let Range { start, end } = tokens;
+        let is_last = end == n_tokens;
+        let n_rows = match self {
+            Self::Run(_) => 0.0,
+            Self::Ask(work) => match &work.ask {
+                Ask::Prefill | Ask::Sample(_) => 0.0,
+                Ask::Continuation(_) => (end - start.max(work.n_base - 1).min(end)) as f32,
+                Ask::Top { .. } | Ask::Scores(_) | Ask::Embedding => f32::from(is_last as u8),
+                // It leaves the device and is copied again for the guest.
+                Ask::Full => 4.0 * f32::from(is_last as u8),
+            },
+        };
+        (n_rows * logits_tokens) as usize
+    }
+
+    /// What the backend has to return for the tokens `start..end` of a context of `n_tokens`, one that is not known yet
+    /// included.
+    pub(crate) fn outputs(&self, start: usize, end: usize, n_tokens: usize) -> Vec<OutputRequest<'_>> {
+        let last = |kind| {
+            let position = n_tokens - 1;
+            if end > position { vec![OutputRequest { position, kind }] } else { Vec::new() }
+        };
+        match self {
+            Self::Run(run) => last(OutputKind::Sample(&run.settings.sampler)),
+            Self::Ask(work) => match &work.ask {
+                Ask::Prefill => Vec::new(),
+                Ask::Sample(sampler) => last(OutputKind::Sample(sampler)),
+                Ask::Top { n } => last(OutputKind::Top { n: *n }),
+                Ask::Scores(tokens) => last(OutputKind::Scores(tokens)),
+                Ask::Full => last(OutputKind::Full),
+                Ask::Embedding => last(OutputKind::Embedding),
+                Ask::Continuation(tokens) => (0..tokens.len())
+                    .map(|idx| (work.n_base - 1 + idx, &tokens[idx..=idx]))
+                    .filter(|(position, _)| (start..end).contains(position))
+                    .map(|(position, token)| OutputRequest { position, kind: OutputKind::Scores(token) })
+                    .collect(),
+            },
+        }
+    }
+}

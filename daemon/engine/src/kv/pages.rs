@@ -1,0 +1,355 @@
+//! KV pages: who holds which, where they are, and which the prefix cache can give again.
+//!
+//! Contexts hold *blocks*. A block is sixteen positions of KV with a count of its holders and a place: a page
+//! of the device or of host memory. Moving a block moves it for all who hold it. A full block can be entered
+//! in the prefix cache under its key; when its last holder lets go, it stays until its page is needed.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::Arc;
+
+use smallvec::{SmallVec, smallvec};
+
+use super::PrefixKey;
+use crate::account::{Account, Resource};
+use crate::batch::{HostPageId, PageId};
+
+/// A block, while anybody holds it or the prefix cache remembers it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) struct BlockId(u32);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Place {
+    Device(PageId),
+    Host(HostPageId),
+}
+
+/// An account through which a block is held.
+#[derive(Debug)]
+struct Holder {
+    account: Arc<Account>,
+    n: u32,
+}
+
+#[derive(Debug)]
+struct Block {
+    place: Place,
+    /// The longest holder first. Of the accounts of one user the first pays.
+    holders: SmallVec<[Holder; 1]>,
+    key: Option<PrefixKey>,
+    /// The last marking that reached it.
+    marked_in: u64,
+    /// The step that reads or writes it; it cannot be moved in that step.
+    pinned_in: u64,
+    /// Its place in the order of the cached blocks nobody holds.
+    idle_since: u64,
+}
+
+/// All blocks of one backend.
+#[derive(Debug)]
+pub(crate) struct PageTable {
+    blocks: Vec<Option<Block>>,
+    free_blocks: Vec<BlockId>,
+    free_pages: Vec<PageId>,
+    free_host_pages: Vec<HostPageId>,
+    n_pages: usize,
+    n_host_pages: usize,
+    by_key: HashMap<PrefixKey, BlockId>,
+    /// Cached blocks that nobody holds, all on the device, least recently held first.
+    idle: BTreeMap<u64, BlockId>,
+    clock: u64,
+}
+
+impl PageTable {
+    pub(crate) fn new(n_pages: usize, n_host_pages: usize) -> Self {
+        let ids = |n: usize| 0..u32::try_from(n).expect("page counts fit 32 bits");
+        Self {
+            blocks: Vec::new(),
+            free_blocks: Vec::new(),
+            free_pages: ids(n_pages).rev().map(PageId).collect(),
+            free_host_pages: ids(n_host_pages).rev().map(HostPageId).collect(),
+            n_pages,
+            n_host_pages,
+            by_key: HashMap::new(),
+            idle: BTreeMap::new(),
+            clock: 0,
+        }
+    }
+
+    fn block(&self, id: BlockId) -> &Block {
+        self.blocks[id.0 as usize].as_ref().expect("a held block exists")
+    }
+
+    fn block_mut(&mut self, id: BlockId) -> &mut Block {
+        self.blocks[id.0 as usize].as_mut().expect("a held block exists")
+    }
+
+    /// A new block on a free device page, held once; `None` when no page is free. The account has been charged for it.
+    pub(crate) fn allocate(&mut self, account: &Arc<Account>) -> Option<BlockId> {
+        let page = self.free_pages.pop()?;
+        let block = Block {
+            place: Place::Device(page),
+            holders: smallvec![Holder { account: account.clone(), n: 1 }],
+            key: None,
+            marked_in: 0,
+            pinned_in: 0,
+            idle_since: 0,
+        };
+        let id = self.free_blocks.pop().unwrap_or_else(|| {
+            self.blocks.push(None);
+            BlockId(u32::try_from(self.blocks.len() - 1).expect("block counts fit 32 bits"))
+        });
+        self.blocks[id.0 as usize] = Some(block);
+        Some(id)
+    }
+
+    /// One holder more. An account of a user who holds the block already pays nothing; another is charged, also past its
+    /// limits, since what it holds is there.
+    pub(crate) fn hold(&mut self, id: BlockId, account: &Arc<Account>) {
+        let holders = &mut self.block_mut(id).holders;
+        if !holders.iter().any(|holder| is_same_user(&holder.account, account)) {
+            account.charge_beyond(Resource::Pages, 1);
+        }
+        add_holder(holders, account);
+    }
+
+    /// One holder less. The last one frees the page, unless the prefix cache remembers the block.
+    pub(crate) fn release(&mut self, id: BlockId, account: &Arc<Account>) {
+        let clock = self.clock + 1;
+        let block = self.block_mut(id);
+        let idx = block.holders.iter().position(|holder| Arc::ptr_eq(&holder.account, account));
+        let idx = idx.expect("a block is released by who holds it");
+        block.holders[idx].n -= 1;
+        if block.holders[idx].n > 0 {
+            return;
+        }
+        let left = block.holders.remove(idx).account;
+        let (before, after) = block.holders.split_at(idx);
+        if !before.iter().any(|holder| is_same_user(&holder.account, &left)) {
+            // It paid. Of the same user's other holders the longest pays from now on.
+            left.release(Resource::Pages, 1);
+            if let Some(next) = after.iter().find(|holder| is_same_user(&holder.account, &left)) {
+                next.account.charge_beyond(Resource::Pages, 1);
+            }
+        }
+        if !block.holders.is_empty() {
+            return;
+        }
+        let is_cached = block.key.is_some() && matches!(block.place, Place::Device(_));
+        if is_cached {
+            block.idle_since = clock;
+            self.clock = clock;
+            self.idle.insert(clock, id);
+        } else {
+            self.free(id);
+        }
+    }
+
+    fn free(&mut self, id: BlockId) {
+        self.forget_key(id);
+        let block = self.blocks[id.0 as usize].take().expect("a freed block exists");
+        match block.place {
+            Place::Device(page) => self.free_pages.push(page),
+            Place::Host(page) => self.free_host_pages.push(page),
+        }
+        self.free_blocks.push(id);
+    }
+
+    /// Holds the block that the prefix cache has under this key; the account is charged unless another of its user pays
+    /// for the block already.
+    pub(crate) fn adopt(&mut self, key: &PrefixKey, account: &Arc<Account>) -> Option<BlockId> {
+        let id = *self.by_key.get(key)?;
+        let block = self.blocks[id.0 as usize].as_mut().expect("a cached block exists");
+        if !block.holders.iter().any(|holder| is_same_user(&holder.account, account)) {
+            account.charge(Resource::Pages, 1).ok()?;
+        }
+        if block.holders.is_empty() {
+            self.idle.remove(&block.idle_since);
+        }
+        add_holder(&mut block.holders, account);
+        Some(id)
+    }
+
+    /// Enters a full block in the prefix cache, unless one of that key is there.
+    pub(crate) fn enter_key(&mut self, id: BlockId, key: PrefixKey) {
+        if self.block(id).key.is_none() && !self.by_key.contains_key(&key) {
+            self.by_key.insert(key, id);
+            self.block_mut(id).key = Some(key);
+        }
+    }
+
+    /// Takes a block out of the prefix cache, because it is about to be overwritten.
+    pub(crate) fn forget_key(&mut self, id: BlockId) {
+        if let Some(key) = self.block_mut(id).key.take() {
+            self.by_key.remove(&key);
+        }
+    }
+
+    /// Whether writing to the block would be seen by another holder.
+    pub(crate) fn is_shared(&self, id: BlockId) -> bool {
+        let holders = &self.block(id).holders;
+        holders.len() > 1 || holders.first().is_some_and(|holder| holder.n > 1)
+    }
+
+    /// The block's device page, if it is on the device.
+    pub(crate) fn page(&self, id: BlockId) -> Option<PageId> {
+        match self.block(id).place {
+            Place::Device(page) => Some(page),
+            Place::Host(_) => None,
+        }
+    }
+
+    /// Marks the block; returns whether this marking had not reached it before.
+    pub(crate) fn mark(&mut self, id: BlockId, marking: u64) -> bool {
+        std::mem::replace(&mut self.block_mut(id).marked_in, marking) != marking
+    }
+
+    /// Whether this marking has reached the block.
+    pub(crate) fn is_marked(&self, id: BlockId, marking: u64) -> bool {
+        self.block(id).marked_in == marking
+    }
+
+    /// Keeps the block where it is during this step.
+    pub(crate) fn pin(&mut self, id: BlockId, step: u64) {
+        self.block_mut(id).pinned_in = step;
+    }
+
+    /// Whether this step or a later one keeps the block where it is.
+    pub(crate) fn is_pinned_since(&self, id: BlockId, step: u64) -> bool {
+        self.block(id).pinned_in >= step
+    }
+
+    /// Frees the page of the cached block that was let go longest ago.
+    pub(crate) fn reclaim_one(&mut self) -> bool {
+        match self.idle.pop_first() {
+            Some((_, id)) => {
+                self.free(id);
+                true
+            }
+            None => false,
+        }
+    }
+
+    /// Moves a held block to host memory; `None` when host memory is full or the block is there already.
+    pub(crate) fn move_out(&mut self, id: BlockId) -> Option<(PageId, HostPageId)> {
+        let page = self.page(id)?;
+        let host_page = self.free_host_pages.pop()?;
+        self.block_mut(id).place = Place::Host(host_page);
+        self.free_pages.push(page);
+        Some((page, host_page))
+    }
+
+    /// Moves a block back to a free device page; `None` when none is free or the block is there already.
+    pub(crate) fn move_in(&mut self, id: BlockId) -> Option<(HostPageId, PageId)> {
+        let Place::Host(host_page) = self.block(id).place else { return None };
+        let page = self.free_pages.pop()?;
+        self.block_mut(id).place = Place::Device(page);
+        self.free_host_pages.push(host_page);
+        Some((host_page, page))
+    }
+
+    /// Forgets what these places should have got and never did: the prefix cache no longer gives it, and who holds one of
+    /// the blocks that are returned has to let go of it.
+    pub(crate) fn lose(&mut self, pages: &[PageId], host_pages: &[HostPageId]) -> BTreeSet<BlockId> {
+        let is_lost = |block: &Block| match block.place {
+            Place::Device(page) => pages.contains(&page),
+            Place::Host(page) => host_pages.contains(&page),
+        };
+        let blocks = self.blocks.iter().enumerate();
+        let lost = blocks.filter(|(_, block)| block.as_ref().is_some_and(is_lost));
+        let mut lost: BTreeSet<BlockId> = lost.map(|(idx, _)| BlockId(idx as u32)).collect();
+        for &id in &lost {
+            self.forget_key(id);
+        }
+        let idle: Vec<(u64, BlockId)> =
+            self.idle.iter().map(|(&at, &id)| (at, id)).filter(|(_, id)| lost.contains(id)).collect();
+        for (at, id) in idle {
+            self.idle.remove(&at);
+            self.free(id);
+            lost.remove(&id);
+        }
+        lost
+    }
+
+    /// Gives everybody back what they were charged for blocks: the table is about to go.
+    pub(crate) fn refund(&mut self) {
+        for block in self.blocks.iter_mut().flatten() {
+            let holders = std::mem::take(&mut block.holders);
+            for (idx, holder) in holders.iter().enumerate() {
+                let is_payer =
+                    !holders[..idx].iter().any(|before| is_same_user(&before.account, &holder.account));
+                if is_payer {
+                    holder.account.release(Resource::Pages, 1);
+                }
+            }
+        }
+    }
+
+    pub(crate) fn n_pages(&self) -> usize {
+        self.n_pages
+    }
+
+    pub(crate) fn n_free(&self) -> usize {
+        self.free_pages.len()
+    }
+
+    /// Cached blocks that nobody holds.
+    pub(crate) fn n_idle(&self) -> usize {
+        self.idle.len()
+    }
+
+    pub(crate) fn n_on_host(&self) -> usize {
+        self.n_host_pages - self.free_host_pages.len()
+    }
+
+    /// The accounts that pay for the block.
+    #[cfg(test)]
+    pub(crate) fn n_payers(&self, id: BlockId) -> usize {
+        let holders = &self.block(id).holders;
+        let pays = |&(idx, holder): &(usize, &Holder)| {
+            !holders[..idx].iter().any(|before| is_same_user(&before.account, &holder.account))
+        };
+        holders.iter().enumerate().filter(pays).count()
+    }
+
+    /// Checks that every page is free once or in one block, and that the counts agree with these holders.
+    #[cfg(test)]
+    pub(crate) fn check(&self, holders: &HashMap<BlockId, u32>) {
+        let mut pages = self.free_pages.clone();
+        let mut host_pages = self.free_host_pages.clone();
+        for (idx, block) in self.blocks.iter().enumerate() {
+            let id = BlockId(idx as u32);
+            let Some(block) = block else {
+                assert!(self.free_blocks.contains(&id));
+                continue;
+            };
+            let n_holders: u32 = block.holders.iter().map(|holder| holder.n).sum();
+            assert_eq!(n_holders, holders.get(&id).copied().unwrap_or(0), "holders of {id:?}");
+            if n_holders == 0 {
+                assert_eq!(self.idle.get(&block.idle_since), Some(&id), "an unheld block is a cached one");
+            }
+            if let Some(key) = &block.key {
+                assert_eq!(self.by_key.get(key), Some(&id));
+            }
+            match block.place {
+                Place::Device(page) => pages.push(page),
+                Place::Host(page) => host_pages.push(page),
+            }
+        }
+        pages.sort_unstable();
+        host_pages.sort_unstable();
+        assert_eq!(pages, (0..self.n_pages as u32).map(PageId).collect::<Vec<_>>());
+        assert_eq!(host_pages, (0..self.n_host_pages as u32).map(HostPageId).collect::<Vec<_>>());
+        assert_eq!(self.by_key.len(), self.blocks.iter().flatten().filter(|b| b.key.is_some()).count());
+    }
+}
+
+fn is_same_user(a: &Arc<Account>, b: &Arc<Account>) -> bool {
+    Arc::ptr_eq(a.root(), b.root())
+}
+
+fn add_holder(holders: &mut SmallVec<[Holder; 1]>, account: &Arc<Account>) {
+    match holders.iter_mut().find(|holder| Arc::ptr_eq(&holder.account, account)) {
+        Some(holder) => holder.n += 1,
+        None => holders.push(Holder { account: account.clone(), n: 1 }),
+    }
+}

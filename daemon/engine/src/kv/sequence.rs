@@ -1,0 +1,170 @@
+//! The tokens of one context and the blocks that hold their KV.
+
+use super::{BlockId, PageTable, PrefixKey};
+use crate::account::Account;
+use crate::backend::PAGE_LEN;
+use crate::batch::Token;
+use std::sync::Arc;
+
+/// A token sequence, of which the first `n_computed` tokens have their KV in `blocks`. A block past those is held for
+/// the token that is computed next.
+///
+/// Owners are never cloned: [`Sequence::fork`] takes part in the count of holders.
+#[derive(Debug)]
+pub(crate) struct Sequence {
+    pub(crate) tokens: Vec<Token>,
+    pub(crate) n_computed: usize,
+    pub(crate) blocks: Vec<BlockId>,
+    /// Tokens from the first on whose KV was computed once. Those past `n_computed` lost it for want of room:
+    /// computing them again is charged to nobody.
+    n_once_computed: usize,
+    /// Who pays for the blocks.
+    account: Arc<Account>,
+    /// Key of each full block, as far as they have been computed.
+    keys: Vec<PrefixKey>, // at most n_computed / PAGE_LEN
+    root: PrefixKey,
+}
+
+impl Sequence {
+    pub(crate) fn new(root: PrefixKey, account: Arc<Account>) -> Self {
+        Self {
+            tokens: Vec::new(),
+            n_computed: 0,
+            blocks: Vec::new(),
+            n_once_computed: 0,
+            account,
+            keys: Vec::new(),
+            root,
+        }
+    }
+
+    /// The same tokens over the same blocks, as far as anything is in them, for an account of the same user.
+    pub(crate) fn fork(&self, account: Arc<Account>, pages: &mut PageTable) -> Self {
+        let blocks = self.blocks[..self.n_blocks_written()].to_vec();
+        for &block in &blocks {
+            pages.hold(block, &account);
+        }
+        Self {
+            tokens: self.tokens.clone(),
+            n_computed: self.n_computed,
+            blocks,
+            // What was lost is computed again at the cost of whoever lost it, once.
+            n_once_computed: self.n_computed,
+            account,
+            keys: self.keys.clone(),
+            root: self.root,
+        }
+    }
+
+    /// Keeps the first `n_tokens` tokens and lets go of the blocks past them.
+    pub(crate) fn truncate(&mut self, n_tokens: usize, pages: &mut PageTable) {
+        self.tokens.truncate(n_tokens);
+        self.rewind(n_tokens);
+        self.trim(pages);
+    }
+
+    /// Lets go of the blocks past the last token.
+    pub(crate) fn trim(&mut self, pages: &mut PageTable) {
+        self.release_after(self.tokens.len().div_ceil(PAGE_LEN), pages);
+    }
+
+    /// The last blocks first: what the prefix cache gives up first is then the end of a text, and its beginning, which
+    /// most will share, stays to be found.
+    fn release_after(&mut self, n_blocks: usize, pages: &mut PageTable) {
+        for block in self.blocks.drain(n_blocks.min(self.blocks.len())..).rev() {
+            pages.release(block, &self.account);
+        }
+    }
+
+    /// Blocks with anything in them.
+    fn n_blocks_written(&self) -> usize {
+        self.n_computed.div_ceil(PAGE_LEN)
+    }
+
+    /// Of the tokens `start..end`, those whose KV was computed before.
+    pub(crate) fn n_computed_again(&self, start: usize, end: usize) -> usize {
+        self.n_once_computed.min(end).saturating_sub(start)
+    }
+
+    /// Tokens whose KV was forgotten for want of room.
+    pub(crate) fn n_lost(&self) -> usize {
+        self.n_once_computed - self.n_computed
+    }
+
+    /// Lets go of the blocks that nothing is in.
+    pub(crate) fn forget_unwritten(&mut self, pages: &mut PageTable) {
+        self.release_after(self.n_blocks_written(), pages);
+    }
+
+    /// Lets go of blocks that nothing is left in and that others hold: writing there would take other pages anyway, and
+    /// none may come free between the copies of a plan.
+    pub(crate) fn forget_shared_unwritten(&mut self, pages: &mut PageTable) {
+        let n_blocks = self.n_blocks_written();
+        if self.blocks.get(n_blocks).is_some_and(|&block| pages.is_shared(block)) {
+            self.release_after(n_blocks, pages);
+        }
+    }
+
+    /// Treats tokens from `n_tokens` on as never computed; their blocks stay to be written again.
+    pub(crate) fn rewind(&mut self, n_tokens: usize) {
+        self.n_computed = self.n_computed.min(n_tokens);
+        self.n_once_computed = self.n_once_computed.min(n_tokens);
+        self.keys.truncate(self.n_computed / PAGE_LEN);
+    }
+
+    /// Gives up the last block for want of room; the KV in it is computed again when it is needed.
+    pub(crate) fn give_up_last_block(&mut self, pages: &mut PageTable) {
+        let n_blocks = self.blocks.len().saturating_sub(1);
+        self.n_computed = self.n_computed.min(n_blocks * PAGE_LEN);
+        self.keys.truncate(n_blocks);
+        self.release_after(n_blocks, pages);
+    }
+
+    /// Gives up the blocks past the first `n_blocks`, because nobody knows any more what is in them; their KV is computed
+    /// again when it is needed.
+    pub(crate) fn lose_after(&mut self, n_blocks: usize, pages: &mut PageTable) {
+        self.n_computed = self.n_computed.min(n_blocks * PAGE_LEN);
+        self.keys.truncate(self.n_computed / PAGE_LEN);
+        self.release_after(n_blocks, pages);
+    }
+
+    /// Lets go of all blocks.
+    pub(crate) fn forget(&mut self, pages: &mut PageTable) {
+        self.rewind(0);
+        self.release_after(0, pages);
+    }
+
+    /// Takes full pages from the prefix cache up to position `end`; returns how many tokens that spares.
+    pub(crate) fn adopt_prefix(&mut self, end: usize, pages: &mut PageTable) -> usize {
+        let start = self.n_computed;
+        if start + PAGE_LEN <= end {
+            self.forget_unwritten(pages);
+        }
+        while self.n_computed + PAGE_LEN <= end && self.blocks.len() * PAGE_LEN == self.n_computed {
+            let key = self.next_key();
+            let Some(block) = pages.adopt(&key, &self.account) else { break };
+            self.blocks.push(block);
+            self.keys.push(key);
+            self.n_computed += PAGE_LEN;
+        }
+        self.n_once_computed = self.n_once_computed.max(self.n_computed);
+        self.n_computed - start
+    }
+
+    /// Notes that the KV of all tokens before `end` is computed, and enters pages that became full in the
+    /// prefix cache.
+    pub(crate) fn advance(&mut self, end: usize, pages: &mut PageTable) {
+        self.n_computed = end;
+        self.n_once_computed = self.n_once_computed.max(end);
+        while (self.keys.len() + 1) * PAGE_LEN <= end {
+            let key = self.next_key();
+            pages.enter_key(self.blocks[self.keys.len()], key);
+            self.keys.push(key);
+        }
+    }
+
+    fn next_key(&self) -> PrefixKey {
+        let start = self.keys.len() * PAGE_LEN;
+        self.keys.last().unwrap_or(&self.root).next(&self.tokens[start..start + PAGE_LEN])
+    }
+}

@@ -1,0 +1,385 @@
+//! Who may take pages when there are not enough for everybody.
+//!
+//! A context with work is *admitted* when all the pages that its work needs fit beside what the others that are admitted
+//! hold and have been promised. Until then it stands in a line and takes none. So whoever is admitted comes to the end of
+//! what it was admitted for, whatever arrives later: a question to its answer, a run to the end of its *term*.
+//!
+//! A run that has had its term makes room for the head of the line and stands at its end. A term lasts for 32 tokens, and
+//! for as long as it took to bring the context back: so pages move at most once in 32 steps, and without host memory at
+//! most one token is computed again for each that is decoded. The line is in the order of virtual time over the pages
+//! that users were given, so that nobody gets more of the memory by asking more often.
+
+use std::collections::BTreeMap;
+
+use rustc_hash::FxHashMap;
+
+use super::{ContextState, Scheduler};
+use crate::account::ActorId;
+use crate::backend::PAGE_LEN;
+use crate::command::ContextId;
+use crate::job::Work;
+use crate::kv::BlockId;
+
+/// Tokens that a run decodes at least before it makes room for others.
+const N_TERM_TOKENS: usize = 32;
+
+/// Pages brought back from host memory that count as one step: what the link moves while a large model decodes a token.
+const N_MOVED_PAGES_PER_STEP: usize = 64;
+
+/// A place in the line.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Rank {
+    vtime: u64,
+    number: u64,
+}
+
+/// Whether a context may take pages.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Standing {
+    /// It has not asked for any since its work began.
+    #[default]
+    Outside,
+    InLine(Rank),
+    Admitted(Term),
+}
+
+/// What a context was admitted for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Term {
+    /// Blocks that it may hold.
+    n_blocks: usize,
+    /// Pages that are kept for it and that it has not taken yet.
+    n_promised: usize,
+    /// Tokens that a run may still decode before it makes room.
+    n_tokens_left: usize,
+    /// Who was admitted first makes room first.
+    number: u64,
+}
+
+/// Contexts that wait to be admitted, and what those that are have been promised.
+#[derive(Debug, Default)]
+pub(super) struct Line {
+    waiting: BTreeMap<Rank, ContextId>,
+    /// Up to where each user's place in the line has come.
+    finish: FxHashMap<ActorId, u64>,
+    now: u64,
+    next_number: u64,
+    /// Pages promised to contexts that are admitted.
+    n_promised: usize,
+    n_admitted: usize,
+    /// The count of pages, once it was made for the step being planned.
+    count: Option<Count>,
+}
+
+/// Pages that admitted contexts neither hold nor have been promised, at one point of one step's plan.
+#[derive(Clone, Copy, Debug)]
+struct Count {
+    n_left: isize,
+    marking: u64,
+}
+
+/// What a context's work needs on the device.
+#[derive(Clone, Copy, Debug)]
+struct Need {
+    /// Blocks that it will hold at the end of its term.
+    n_blocks: usize,
+    /// Pages among them that have to be found: for new blocks, for copies, for those in host memory.
+    n_pages: usize,
+    n_tokens: usize,
+}
+
+/// What a run is to have pages for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kept {
+    /// What it computes next: the rest it asks for when it gets there.
+    NextPage,
+    /// Its whole term.
+    Term,
+}
+
+impl Line {
+    fn rank(&mut self, actor: ActorId, n_blocks: usize) -> Rank {
+        let now = self.now;
+        self.finish.retain(|_, finish| *finish > now);
+        let finish = self.finish.entry(actor).or_insert(now);
+        let rank = Rank { vtime: *finish, number: self.next_number };
+        *finish += n_blocks.max(1) as u64;
+        self.next_number += 1;
+        rank
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.waiting.is_empty()
+    }
+
+    /// Those in line, the last first.
+    pub(super) fn last_first(&self) -> impl Iterator<Item = ContextId> + '_ {
+        self.waiting.values().rev().copied()
+    }
+
+    /// What was counted holds for the plan of one step.
+    pub(super) fn forget_count(&mut self) {
+        self.count = None;
+    }
+}
+
+impl ContextState {
+    /// Where the tokens end that its work has to compute, as far as they are known or being drawn.
+    fn target(&self) -> usize {
+        match (&self.work, self.n_draws_under_way()) {
+            (Some(work), 0) => work.target(self.kv.tokens.len()),
+            _ => self.n_tokens_expected(),
+        }
+    }
+
+    pub(super) fn is_admitted(&self) -> bool {
+        matches!(self.standing, Standing::Admitted(_))
+    }
+
+    pub(super) fn is_in_line(&self) -> bool {
+        matches!(self.standing, Standing::InLine(_))
+    }
+
+    /// Tokens that it may still decode before it makes room; none for a question.
+    fn n_term_tokens_left(&self) -> usize {
+        match (self.standing, &self.work) {
+            (Standing::Admitted(term), Some(Work::Run(_))) => term.n_tokens_left,
+            _ => 0,
+        }
+    }
+
+    /// Pages that are kept for it and that it has not taken yet.
+    pub(super) fn n_promised(&self) -> usize {
+        if let Standing::Admitted(term) = self.standing { term.n_promised } else { 0 }
+    }
+
+    /// Whether it has decoded what it was admitted for; a question is never done before its answer.
+    fn has_had_its_term(&self) -> bool {
+        let Standing::Admitted(term) = self.standing else { return false };
+        matches!(self.work, Some(Work::Run(_)))
+            && term.n_tokens_left == 0
+            && self.kv.n_computed + 1 >= self.kv.tokens.len()
+    }
+}
+
+impl Term {
+    /// Counts a decoded token.
+    pub(super) fn note_decoded(&mut self) {
+        self.n_tokens_left = self.n_tokens_left.saturating_sub(1);
+    }
+}
+
+impl Scheduler {
+    fn need(&self, context: &ContextState, kept: Kept) -> Need {
+        let kv = &context.kv;
+        let target = context.target();
+        let n_away = kv.blocks.iter().filter(|&&block| self.pages.page(block).is_none()).count();
+        let is_run = matches!(context.work, Some(Work::Run(_)));
+        let n_term = N_TERM_TOKENS.max(kv.n_lost()).max(n_away / N_MOVED_PAGES_PER_STEP);
+        let end = match kept {
+            Kept::Term if is_run => (target + n_term).min(self.limits.n_positions_max),
+            _ => target,
+        };
+        // What it writes next may be shared; a copy takes a page beside the one that is copied.
+        let written = (context.start() / PAGE_LEN).min(kv.blocks.len());
+        let n_copied = kv.blocks[written..].iter().filter(|&&block| self.pages.is_shared(block)).count();
+        // No more than the device has: alone it gets what there is.
+        let n_blocks = end.div_ceil(PAGE_LEN).max(kv.blocks.len());
+        let n_pages = n_blocks - kv.blocks.len() + n_copied + n_away;
+        Need { n_blocks, n_pages: n_pages.min(self.limits.n_pages), n_tokens: n_term }
+    }
+
+    fn term(&mut self, need: Need) -> Standing {
+        self.line.n_promised += need.n_pages;
+        self.line.n_admitted += 1;
+        self.line.next_number += 1;
+        Standing::Admitted(Term {
+            n_blocks: need.n_blocks,
+            n_promised: need.n_pages,
+            n_tokens_left: need.n_tokens,
+            number: self.line.next_number,
+        })
+    }
+
+    /// Admits a context that needs pages now, if there are enough for all its work; otherwise it stands in the line.
+    pub(super) fn admit(&mut self, id: ContextId, context: &mut ContextState) -> bool {
+        if context.is_admitted() && !self.needs_more_blocks(context) {
+            return true;
+        }
+        // Within its term a run goes before those in line.
+        let n_left = context.n_term_tokens_left();
+        self.leave(context);
+        if (self.line.is_empty() || n_left > 0)
+            && let Some(need) = self.find_room(context)
+        {
+            let n_tokens = if n_left > 0 { n_left } else { need.n_tokens };
+            context.standing = self.term(Need { n_tokens, ..need });
+            return true;
+        }
+        let need = self.need(context, Kept::Term);
+        let rank = self.line.rank(context.owner.actor, need.n_blocks);
+        self.line.waiting.insert(rank, id);
+        context.standing = Standing::InLine(rank);
+        false
+    }
+
+    /// Whether a context needs more blocks than it was admitted for.
+    fn needs_more_blocks(&self, context: &ContextState) -> bool {
+        let Standing::Admitted(term) = context.standing else { return false };
+        context.target().div_ceil(PAGE_LEN) > term.n_blocks
+    }
+
+    /// Room for a context beside those that are admitted.
+    fn find_room(&mut self, context: &ContextState) -> Option<Need> {
+        // What is free or cached is at hand. What contexts hold that wait for nothing is counted only if need be.
+        let is_back = context.kv.n_lost() > 0
+            || context.kv.blocks.iter().any(|&block| self.pages.page(block).is_none());
+        let need = self.need(context, if is_back { Kept::Term } else { Kept::NextPage });
+        let n_at_hand = self.pages.n_free() + self.pages.n_idle();
+        if self.line.count.is_none() && n_at_hand >= self.line.n_promised + need.n_pages {
+            return Some(need);
+        }
+        let need = self.need(context, Kept::Term);
+        self.take_from_count(need, context).then_some(need)
+    }
+
+    /// Takes what a context holds and needs out of the pages that are left, if they are enough.
+    fn take_from_count(&mut self, need: Need, context: &ContextState) -> bool {
+        let Count { n_left, marking } = self.count(None);
+        let is_own =
+            |&&block: &&BlockId| !self.pages.is_marked(block, marking) && self.pages.page(block).is_some();
+        let n_own = context.kv.blocks.iter().filter(is_own).count();
+        let n_taken = (n_own + need.n_pages) as isize;
+        if n_taken > n_left && self.line.n_admitted > 0 {
+            return false;
+        }
+        for &block in &context.kv.blocks {
+            self.pages.mark(block, marking);
+        }
+        self.line.count = Some(Count { n_left: n_left - n_taken, marking });
+        true
+    }
+
+    /// Counts the pages that admitted contexts hold, and marks them; `placed` is one that is out of the table.
+    fn count(&mut self, placed: Option<&ContextState>) -> Count {
+        if let Some(count) = self.line.count {
+            return count;
+        }
+        self.n_markings += 1;
+        let marking = self.n_markings;
+        let mut n_left = self.limits.n_pages as isize - self.line.n_promised as isize;
+        for context in self.contexts.values().chain(placed).filter(|context| context.is_admitted()) {
+            for &block in &context.kv.blocks {
+                // A page that has to come back was promised.
+                if self.pages.mark(block, marking) && self.pages.page(block).is_some() {
+                    n_left -= 1;
+                }
+            }
+        }
+        let count = Count { n_left, marking };
+        self.line.count = Some(count);
+        count
+    }
+
+    /// The marking of the blocks that admitted contexts hold.
+    pub(super) fn marking(&mut self, placed: &ContextState) -> u64 {
+        self.count(Some(placed)).marking
+    }
+
+    /// Admits from the head of the line as long as there is room, or can be made by runs that have had their term.
+    pub(super) fn admit_from_line(&mut self) {
+        while let Some((&rank, &id)) = self.line.waiting.first_key_value() {
+            let Some(mut context) = self.contexts.remove(&id) else {
+                self.line.waiting.remove(&rank);
+                continue;
+            };
+            if context.work.as_ref().is_none_or(Work::is_cancelled) {
+                // It is ended when it is looked at.
+                self.leave(&mut context);
+                self.contexts.insert(id, context);
+                self.enqueue(id);
+                continue;
+            }
+            let need = self.need(&context, Kept::Term);
+            let is_admitted = self.take_from_count(need, &context);
+            if is_admitted {
+                self.line.waiting.remove(&rank);
+                self.line.now = self.line.now.max(rank.vtime);
+                context.standing = self.term(need);
+            }
+            let n_held = context.kv.blocks.len();
+            self.contexts.insert(id, context);
+            if is_admitted {
+                self.enqueue(id);
+            } else if !self.end_terms(need.n_pages + n_held) {
+                return;
+            }
+        }
+    }
+
+    /// Ends the terms of runs that have had theirs, the first admitted first, until `n_pages` are left; returns whether
+    /// any ended. None does if that would not be enough.
+    fn end_terms(&mut self, n_pages: usize) -> bool {
+        let n_missing = n_pages as isize - self.count(None).n_left;
+        let mut over: Vec<(u64, ContextId, usize)> = Vec::new();
+        let mut n_most = 0;
+        for (&id, context) in &self.contexts {
+            if let Standing::Admitted(term) = context.standing
+                && context.has_had_its_term()
+            {
+                let blocks = &context.kv.blocks;
+                n_most += blocks.len() + term.n_promised;
+                let n_alone = blocks.iter().filter(|&&block| !self.pages.is_shared(block)).count();
+                over.push((term.number, id, n_alone + term.n_promised));
+            }
+        }
+        if over.is_empty() || (n_most as isize) < n_missing {
+            return false;
+        }
+        over.sort_unstable();
+        let mut n_found = 0;
+        for (_, id, n) in over {
+            let Some(mut context) = self.contexts.remove(&id) else { continue };
+            self.leave(&mut context);
+            self.contexts.insert(id, context);
+            n_found += n as isize;
+            if n_found >= n_missing {
+                break;
+            }
+        }
+        self.line.forget_count();
+        true
+    }
+
+    /// Takes note of the pages that an admitted context has taken.
+    pub(super) fn note_taken(&mut self, context: &mut ContextState) {
+        if let Standing::Admitted(term) = &mut context.standing {
+            let n_promised = term.n_blocks.saturating_sub(context.kv.blocks.len()).min(term.n_promised);
+            self.line.n_promised -= term.n_promised - n_promised;
+            term.n_promised = n_promised;
+        }
+    }
+
+    /// Ends a context's right to pages, or its place in the line.
+    pub(super) fn leave(&mut self, context: &mut ContextState) {
+        match std::mem::take(&mut context.standing) {
+            Standing::Admitted(term) => {
+                self.line.n_promised -= term.n_promised;
+                self.line.n_admitted -= 1;
+                self.line.forget_count();
+            }
+            Standing::InLine(rank) => {
+                self.line.waiting.remove(&rank);
+            }
+            Standing::Outside => {}
+        }
+    }
+
+    /// As [`Self::leave`], for a context in the table.
+    pub(super) fn leave_by_id(&mut self, id: ContextId) {
+        if let Some(mut context) = self.contexts.remove(&id) {
+            self.leave(&mut context);
+            self.contexts.insert(id, context);
+        }
+    }
+}

@@ -1,0 +1,183 @@
+//! What work costs, in nanoseconds of the device, learnt from how long steps took.
+//!
+//! A step is taken to last as long as its decode rows alone would, and longer by every token of a prompt. Both are
+//! running means of what was seen, so that they follow the device, the model, and how long contexts are.
+
+/// The share of a new measurement in a running mean.
+const WEIGHT: f64 = 0.125;
+
+/// Numbers of decode rows are told apart by powers of two.
+const N_BUCKETS: usize = 16;
+
+/// Before anything was measured, a step in which somebody decodes takes this share of a full step's prompt tokens.
+const SHARE_UNMEASURED: usize = 8;
+
+/// A step has room for this share of a full step's prompt tokens at least.
+const SHARE_LEAST: usize = 64;
+
+/// Steps with prompts in a row before one is left without.
+const N_STEPS_MIXED: usize = 64;
+
+/// Host work is charged at these rates; it is bounded, not billed.
+const COMMAND_NS: u64 = 2_000;
+const COMMAND_BLOCK_NS: u64 = 40;
+
+/// What a step computed, as far as its length depends on it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct StepWork {
+    /// Rows of one token.
+    pub(super) n_decode_rows: usize,
+    /// Tokens of longer rows, and rows of logits beyond one for each row, in tokens.
+    pub(super) n_prompt_tokens: usize,
+}
+
+/// How long steps take.
+#[derive(Debug)]
+pub(super) struct Costs {
+    decode_ns: [Option<f64>; N_BUCKETS],
+    /// Tokens of prompts lately, and what they added to their steps. Long chunks weigh more than short ones.
+    n_tokens: f64,
+    added_ns: f64,
+    /// Decode rows of the last step that had any.
+    n_decode_rows: usize,
+    /// Steps with decode rows since one was without prompts.
+    n_steps_mixed: usize,
+}
+
+impl Default for Costs {
+    fn default() -> Self {
+        Self {
+            decode_ns: [None; N_BUCKETS],
+            n_tokens: 0.0,
+            added_ns: 0.0,
+            n_decode_rows: 1,
+            n_steps_mixed: N_STEPS_MIXED,
+        }
+    }
+}
+
+impl Costs {
+    /// Learns from a step that took so long.
+    pub(super) fn learn(&mut self, work: StepWork, elapsed_ns: u64) {
+        let elapsed = elapsed_ns as f64;
+        if work.n_decode_rows > 0 {
+            self.n_decode_rows = work.n_decode_rows;
+        }
+        if work.n_prompt_tokens == 0 {
+            if work.n_decode_rows > 0 {
+                note(&mut self.decode_ns[bucket(work.n_decode_rows)], elapsed);
+                self.n_steps_mixed = 0;
+            }
+            return;
+        }
+        self.n_steps_mixed += usize::from(work.n_decode_rows > 0);
+        // Without it a short chunk would be blamed for what every step takes.
+        let Some(alone) = self.decode_alone_ns(work.n_decode_rows) else { return };
+        self.n_tokens += WEIGHT * (work.n_prompt_tokens as f64 - self.n_tokens);
+        self.added_ns += WEIGHT * (elapsed - alone - self.added_ns);
+    }
+
+    fn token_ns(&self) -> Option<f64> {
+        (self.n_tokens > 0.0).then(|| (self.added_ns / self.n_tokens).max(0.0))
+    }
+
+    /// Whether a step without prompts is due, to see how long those take by now.
+    pub(super) fn is_decode_alone_due(&self) -> bool {
+        self.n_steps_mixed >= N_STEPS_MIXED
+    }
+
+    /// A step of so many decode rows and nothing else.
+    fn decode_alone_ns(&self, n_rows: usize) -> Option<f64> {
+        let idx = bucket(n_rows);
+        // What was not seen yet is taken from the nearest number that was.
+        let nearest = (0..N_BUCKETS).filter(|&other| self.decode_ns[other].is_some());
+        nearest.min_by_key(|&other| other.abs_diff(idx)).and_then(|other| self.decode_ns[other])
+    }
+
+    /// Decode rows of the last step that had any.
+    pub(super) fn n_decode_rows(&self) -> usize {
+        self.n_decode_rows
+    }
+
+    /// One decode row's share of its step.
+    pub(super) fn decode_row_ns(&self) -> u64 {
+        let alone = self.decode_alone_ns(self.n_decode_rows).unwrap_or(0.0);
+        (alone / self.n_decode_rows as f64) as u64 + 1
+    }
+
+    /// Tokens of prompts.
+    pub(super) fn tokens_ns(&self, n_tokens: usize) -> u64 {
+        (self.token_ns().unwrap_or(0.0) * n_tokens as f64) as u64 + n_tokens as u64
+    }
+
+    /// A command that touches so many blocks.
+    pub(super) fn command_ns(n_blocks: usize) -> u64 {
+        COMMAND_NS + COMMAND_BLOCK_NS * n_blocks as u64
+    }
+
+    /// How long a step of so many decode rows may last, when it may last `multiple` times as long as without prompts.
+    pub(super) fn target_ns(&self, n_decode_rows: usize, multiple: f64) -> Option<u64> {
+        self.decode_alone_ns(n_decode_rows).map(|alone| (alone * multiple) as u64)
+    }
+
+    /// Tokens of prompts that a step of so many decode rows has room for.
+    pub(super) fn n_prompt_tokens(&self, n_decode_rows: usize, multiple: f64, n_step_tokens: usize) -> usize {
+        let n_tokens = match (self.decode_alone_ns(n_decode_rows), self.token_ns()) {
+            (Some(alone), Some(token)) if token > 0.0 => (alone * (multiple - 1.0) / token) as usize,
+            (Some(_), Some(_)) => n_step_tokens,
+            _ => n_step_tokens / SHARE_UNMEASURED,
+        };
+        // A prompt gets on whatever was measured.
+        n_tokens.clamp((n_step_tokens / SHARE_LEAST).max(1), n_step_tokens)
+    }
+}
+
+fn note(mean: &mut Option<f64>, value: f64) {
+    *mean = Some(mean.map_or(value, |mean| mean + WEIGHT * (value - mean)));
+}
+
+fn bucket(n_rows: usize) -> usize {
+    (n_rows.max(1).ilog2() as usize).min(N_BUCKETS - 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn prompts_get_what_the_target_leaves() {
+        let mut costs = Costs::default();
+        assert_eq!(costs.n_prompt_tokens(32, 1.6, 2048), 256, "nothing is known yet");
+        // 6.4 ms for 32 rows, 25 µs for a token of a prompt.
+        for _ in 0..50 {
+            costs.learn(StepWork { n_decode_rows: 32, n_prompt_tokens: 0 }, 6_400_000);
+            costs.learn(StepWork { n_decode_rows: 32, n_prompt_tokens: 100 }, 8_900_000);
+        }
+        let n_tokens = costs.n_prompt_tokens(32, 1.6, 2048);
+        assert!((150..=156).contains(&n_tokens), "{n_tokens}");
+        assert_eq!(costs.n_prompt_tokens(32, 100.0, 2048), 2048);
+        assert_eq!(costs.n_prompt_tokens(32, 1.0, 2048), 32);
+        let row = costs.decode_row_ns();
+        assert!((199_000..=201_000).contains(&row), "{row}");
+        // Prompts become costlier, as they do with long contexts; half as many fit.
+        for _ in 0..100 {
+            costs.learn(StepWork { n_decode_rows: 32, n_prompt_tokens: 100 }, 11_400_000);
+        }
+        let n_tokens = costs.n_prompt_tokens(32, 1.6, 2048);
+        assert!((74..=79).contains(&n_tokens), "{n_tokens}");
+    }
+
+    #[test]
+    fn a_step_that_took_no_longer_than_without_prompts_does_no_harm() {
+        let mut costs = Costs::default();
+        costs.learn(StepWork { n_decode_rows: 1, n_prompt_tokens: 0 }, 1_000);
+        costs.learn(StepWork { n_decode_rows: 1, n_prompt_tokens: 50 }, 900);
+        assert_eq!(costs.n_prompt_tokens(1, 1.5, 64), 64);
+        assert_eq!(costs.tokens_ns(10), 10);
+        // Where a step takes its time whatever is in it, short chunks do not look costly.
+        for _ in 0..100 {
+            costs.learn(StepWork { n_decode_rows: 0, n_prompt_tokens: 1 }, 1_000);
+        }
+        assert_eq!(costs.n_prompt_tokens(1, 1.5, 64), 64);
+    }
+}

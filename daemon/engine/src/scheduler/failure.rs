@@ -1,0 +1,89 @@
+//! What is left of a step that failed, and of a scheduler whose engine has ended.
+
+use super::{Move, Plan, Scheduler};
+use crate::account::Resource;
+use crate::backend::PAGE_LEN;
+use crate::batch::{HostPageId, PageId};
+use crate::command::ContextId;
+use crate::error::EngineError;
+
+impl Plan {
+    /// Whether there is nothing to do for it.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.moves.is_empty() && self.rows.is_empty()
+    }
+
+    /// Contexts that it computes something for.
+    pub(crate) fn n_rows(&self) -> usize {
+        self.rows.len()
+    }
+}
+
+impl Scheduler {
+    /// Takes back a step that failed after its first `n_moved` moves: the work of its rows ends with the error, and
+    /// what it would have written is computed again when it is asked for.
+    pub(crate) fn fail_step(&mut self, plan: &Plan, n_moved: usize, error: &EngineError) {
+        self.steps_under_way.retain(|&step| step != plan.step);
+        for row in &plan.rows {
+            let context = self.contexts.get_mut(&row.id).filter(|context| context.epoch == row.epoch);
+            // Work that has ended since knows nothing of the step.
+            let Some(context) = context else {
+                if let Some(context) = self.contexts.get(&row.id) {
+                    context.owner.account.release(Resource::Tokens, row.n_charged);
+                }
+                continue;
+            };
+            context.owner.account.release(Resource::Tokens, row.n_charged);
+            self.stats.n_tokens -= (row.end - row.start) as u64;
+            self.stats.n_tokens_again -= row.n_again() as u64;
+            // Of the first page that it wrote, the beginning may be a copy that was never made.
+            context.kv.lose_after(row.start / PAGE_LEN, &mut self.pages);
+            context.fail(error.clone(), &mut self.pages);
+            self.leave_by_id(row.id);
+        }
+        self.lose_moves(&plan.moves[n_moved..]);
+    }
+
+    /// Gives up what pages would have held that never came where the plan had them.
+    fn lose_moves(&mut self, moves: &[Move]) {
+        if moves.is_empty() {
+            return;
+        }
+        let (mut pages, mut host_pages): (Vec<PageId>, Vec<HostPageId>) = (Vec::new(), Vec::new());
+        for planned in moves {
+            match *planned {
+                Move::Out(_, to) => host_pages.push(to),
+                Move::In(_, to) => pages.push(to),
+            }
+        }
+        let lost = self.pages.lose(&pages, &host_pages);
+        let mut losers: Vec<ContextId> = Vec::new();
+        for (&id, context) in &mut self.contexts {
+            if let Some(n_kept) = context.kv.blocks.iter().position(|block| lost.contains(block)) {
+                context.kv.lose_after(n_kept, &mut self.pages);
+                losers.push(id);
+            }
+        }
+        for saved in self.saved.values_mut() {
+            if let Some(n_kept) = saved.kv.blocks.iter().position(|block| lost.contains(block)) {
+                saved.kv.lose_after(n_kept, &mut self.pages);
+            }
+        }
+        for id in losers {
+            // It was admitted for less than it needs now. Whoever stands in line is asked for its needs in its turn.
+            if self.contexts[&id].is_admitted() {
+                self.leave_by_id(id);
+                self.enqueue(id);
+            }
+        }
+    }
+
+    /// Ends everything: whoever waits for something finds the engine gone, and the accounts, which live on, get back
+    /// what they were charged for. Relies on nothing that a panic may have left half done.
+    pub(crate) fn dissolve(mut self) {
+        self.pages.refund();
+        for saved in self.saved.values() {
+            saved.owner.account.release(Resource::Contexts, 1);
+        }
+    }
+}

@@ -1,0 +1,118 @@
+//! Steps that fail, among random operations.
+
+use super::hash_backend::drawn;
+use super::{World, hash};
+use crate::account::Resource;
+use crate::backend::{BackendError, Damage};
+use crate::error::EngineError;
+use crate::run::RunEvent;
+
+/// What steps that failed did to the work that was in them.
+#[derive(Debug, Default)]
+struct Seen {
+    n_steps: usize,
+    n_answers: usize,
+    n_streams: usize,
+    n_moves_lost: usize,
+}
+
+impl World {
+    /// Plans a step and lets it fail, in its moves or after them.
+    fn fail_step(&mut self, seen: &mut Seen) {
+        if !self.scheduler.has_work() || self.under_way.len() == self.scheduler.limits.n_steps_under_way {
+            return;
+        }
+        let plan = self.scheduler.plan();
+        if plan.is_empty() {
+            // Planning may have found a budget at its end.
+            return self.take_answers();
+        }
+        let n_moved = match self.random.below(2) {
+            0 => self.random.below(plan.moves.len() + 1),
+            _ => plan.moves.len(),
+        };
+        let batch = self.scheduler.batch(&plan);
+        self.backend.fail(&plan.moves, n_moved, &batch);
+        drop(batch);
+        let device = "a device that fails".to_owned();
+        let error = BackendError::Device {
+            device,
+            call: "forward",
+            reason: "a test".to_owned(),
+            damage: Damage::Call,
+        };
+        self.scheduler.fail_step(&plan, n_moved, &EngineError::Step(error));
+        self.check();
+        seen.n_steps += 1;
+        seen.n_moves_lost += plan.moves.len() - n_moved;
+        for row in &plan.rows {
+            let Some((_, model)) = self.contexts.iter_mut().find(|(id, _)| *id == row.id) else { continue };
+            if let Some((mut answer, _)) = model.question.take() {
+                let answer = answer.try_recv().expect("whoever asked is told");
+                assert!(
+                    matches!(&answer, Err(error @ EngineError::Step(_)) if error.is_retryable()),
+                    "{answer:?}"
+                );
+                seen.n_answers += 1;
+            }
+            if let Some(stream) = model.stream.take_if(|stream| !stream.has_ended) {
+                // What was drawn before is still good; the error comes behind it.
+                let error = loop {
+                    match stream.queue.try_pull().0.expect("the stream is told") {
+                        RunEvent::Token(candidate) => {
+                            assert_eq!(candidate, drawn(hash(&model.tokens), stream.seed));
+                            model.tokens.push(candidate.token);
+                            model.n_synced += 1;
+                        }
+                        RunEvent::Failed(error) => break error,
+                        RunEvent::Finished(finish) => panic!("{finish:?}"),
+                    }
+                };
+                assert!(matches!(error, EngineError::Step(_)), "{error}");
+                seen.n_streams += 1;
+            }
+        }
+        self.take_answers();
+    }
+}
+
+#[test]
+fn what_follows_a_step_that_failed_is_as_if_it_had_never_been() {
+    let mut seen = Seen::default();
+    for seed in 1_000..1_200 {
+        let mut world = World::new(seed);
+        for _ in 0..600 {
+            world.act();
+            match world.random.below(12) {
+                0 => world.fail_step(&mut seen),
+                1..5 => world.step(),
+                _ => {}
+            }
+        }
+        world.finish();
+    }
+    // The test is worth nothing if the schedules never reach these paths.
+    assert!(seen.n_steps > 2_000 && seen.n_answers > 500 && seen.n_streams > 500, "{seen:?}");
+    assert!(seen.n_moves_lost > 50, "{seen:?}");
+}
+
+#[test]
+fn accounts_get_everything_back_from_a_scheduler_that_goes() {
+    for seed in 2_000..2_020 {
+        let mut world = World::new(seed);
+        for _ in 0..300 {
+            world.act();
+            if world.random.below(3) == 0 {
+                world.step();
+            }
+        }
+        let used =
+            |world: &World, resource| -> u64 { world.users.iter().map(|user| user.used(resource)).sum() };
+        assert_eq!(used(&world, Resource::Contexts), world.saved.len() as u64);
+        let users = std::mem::take(&mut world.users);
+        world.scheduler.dissolve();
+        for user in users {
+            assert_eq!((user.used(Resource::Pages), user.used(Resource::Contexts)), (0, 0));
+        }
+    }
+}

@@ -1,0 +1,259 @@
+//! Whatever fits the device alone comes to its end, in a small multiple of the work that it needs.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use tokio::sync::oneshot;
+
+use super::Random;
+use super::hash_backend::{HashBackend, VOCAB};
+use crate::account::{Account, ActorId, Budget, GuestId, Owner, Resource, SessionId};
+use crate::backend::{Limits, PAGE_LEN};
+use crate::batch::{Output, Token};
+use crate::command::{Ahead, Answer, Ask, Command, ContextId, Edit, RunSettings};
+use crate::error::EngineError;
+use crate::kv::PrefixScope;
+use crate::run::{RunEvent, RunQueue, RunSender};
+use crate::sampling::Sampler;
+use crate::scheduler::{Plan, Scheduler, SchedulerSettings};
+
+type Reply = oneshot::Receiver<Result<Answer, EngineError>>;
+
+struct House {
+    scheduler: Scheduler,
+    backend: HashBackend,
+    under_way: VecDeque<(Plan, Vec<Output>)>,
+    next_id: u64,
+    n_steps: usize,
+    /// Steps since the last one that moved pages, at the least.
+    n_steps_between_moves: usize,
+    n_steps_still: usize,
+}
+
+impl House {
+    fn new(n_pages: usize, n_host_pages: usize, n_step_tokens: usize) -> Self {
+        let limits = Limits {
+            n_pages,
+            n_host_pages,
+            page_bytes: 128,
+            n_rows_max: 8,
+            n_tokens_max: n_step_tokens,
+            n_positions_max: n_pages * PAGE_LEN,
+            vocab_size: VOCAB as usize,
+            hidden_size: 1,
+            n_steps_under_way: 2,
+            n_slots: 1 << 16,
+            logits_tokens: 1.0,
+        };
+        let settings = SchedulerSettings {
+            model_fingerprint: [7; 32],
+            prefix_scope: PrefixScope::Actor,
+            n_step_tokens,
+            latency_multiple: 1.6,
+        };
+        Self {
+            scheduler: Scheduler::new(limits, settings),
+            backend: HashBackend::new(n_pages, n_host_pages),
+            under_way: VecDeque::new(),
+            next_id: 0,
+            n_steps: 0,
+            n_steps_between_moves: usize::MAX,
+            n_steps_still: usize::MAX,
+        }
+    }
+
+    fn create(&mut self, actor: u32) -> (ContextId, Arc<Account>) {
+        self.next_id += 1;
+        let (id, account) = (ContextId(self.next_id), Account::new("user", Budget::UNLIMITED, None));
+        let (session, guest) = (SessionId(self.next_id), GuestId(self.next_id));
+        let owner = Owner { actor: ActorId(actor), session, guest, account: account.clone() };
+        self.scheduler.apply(Command::Create { id, owner });
+        (id, account)
+    }
+
+    fn ask(&mut self, id: ContextId, tokens: Vec<Token>) -> Reply {
+        let (reply, answer) = oneshot::channel();
+        let edit = Edit { n_kept: 0, appended: tokens };
+        self.scheduler.apply(Command::Ask { id, edit, ask: Ask::Top { n: 1 }, reply });
+        answer
+    }
+
+    fn run(&mut self, id: ContextId, tokens: Vec<Token>) -> Arc<RunQueue> {
+        let queue = Arc::new(RunQueue::default());
+        let settings = RunSettings {
+            sampler: Arc::new(Sampler::greedy()),
+            stop_tokens: Arc::new([]),
+            n_tokens_max: None,
+            ahead: Ahead::Unbounded,
+        };
+        let (edit, sender) = (Edit { n_kept: 0, appended: tokens }, RunSender::new(queue.clone()));
+        self.scheduler.apply(Command::Run { id, edit, settings, queue: sender });
+        queue
+    }
+
+    /// Plans up to two steps ahead and takes in the oldest.
+    fn step(&mut self) {
+        while self.under_way.len() < 2 && self.scheduler.has_work() {
+            let plan = self.scheduler.plan();
+            if plan.moves.is_empty() {
+                self.n_steps_still = self.n_steps_still.saturating_add(1);
+            } else {
+                self.n_steps_between_moves = self.n_steps_between_moves.min(self.n_steps_still);
+                self.n_steps_still = 0;
+            }
+            let outputs = self.backend.run(&plan.moves, &self.scheduler.batch(&plan));
+            if !plan.has_rows() {
+                break;
+            }
+            self.under_way.push_back((plan, outputs));
+        }
+        self.n_steps += 1;
+        if let Some((plan, outputs)) = self.under_way.pop_front() {
+            self.scheduler.complete(plan, outputs, 1_000_000);
+        }
+    }
+}
+
+/// Tokens that no other context has.
+fn text(random: &mut Random, n: usize) -> Vec<Token> {
+    (0..n).map(|_| random.below(VOCAB as usize) as Token).collect()
+}
+
+#[test]
+fn prompts_that_each_fill_the_pool_all_end_whatever_arrives_later() {
+    for (n_host_pages, n_step_tokens) in [(0, 64), (0, 2048), (13, 64), (200, 2048)] {
+        for n_pages in [13, 40, 600] {
+            let mut random = Random(n_pages as u64);
+            let mut house = House::new(n_pages, n_host_pages, n_step_tokens);
+            let n_tokens = n_pages * PAGE_LEN;
+            let mut prompts = Vec::new();
+            for actor in 0..3 {
+                let (id, account) = house.create(actor % 2);
+                prompts.push((house.ask(id, text(&mut random, n_tokens)), account));
+            }
+            let mut others = Vec::new();
+            let n_steps_max = 4 * 3 * n_tokens.div_ceil(n_step_tokens) + 400;
+            while prompts.iter_mut().any(|(answer, _)| answer.is_empty()) {
+                assert!(house.n_steps < n_steps_max, "{n_pages} pages, {n_host_pages} on the host");
+                // Somebody asks something short in between, again and again, and never leaves.
+                if house.n_steps.is_multiple_of(4) && others.len() < 50 {
+                    let (id, _) = house.create(2 + random.below(3) as u32);
+                    let n = 1 + random.below(3 * PAGE_LEN);
+                    others.push((id, house.ask(id, text(&mut random, n))));
+                }
+                house.step();
+            }
+            for (answer, account) in &mut prompts {
+                answer.try_recv().expect("it is there").expect("it fits");
+                assert_eq!(account.used(Resource::Tokens), n_tokens as u64, "charged once");
+            }
+            let stats = house.scheduler.stats();
+            assert!(stats.n_tokens <= 3 * 3 * n_tokens as u64 + 200 * 48, "{stats:?}");
+            assert_eq!(stats.n_tokens_again, 0, "who was admitted came to its end: {stats:?}");
+        }
+    }
+}
+
+#[test]
+fn streams_that_do_not_fit_together_take_turns() {
+    for n_host_pages in [0, 400] {
+        let (n_pages, n_step_tokens) = (240, 512);
+        let mut random = Random(5);
+        let mut house = House::new(n_pages, n_host_pages, n_step_tokens);
+        let prompt = n_pages * PAGE_LEN * 6 / 10;
+        let mut queues = Vec::new();
+        for actor in 0..2 {
+            let (id, account) = house.create(actor);
+            queues.push((house.run(id, text(&mut random, prompt)), account, 0));
+        }
+        for _ in 0..1500 {
+            house.step();
+            for (queue, _, n_tokens) in &mut queues {
+                while let (Some(event), _) = queue.try_pull() {
+                    match event {
+                        RunEvent::Token(_) => *n_tokens += 1,
+                        RunEvent::Finished(_) => {}
+                        RunEvent::Failed(error) => panic!("{error}"),
+                    }
+                }
+            }
+        }
+        let counts: Vec<u64> = queues.iter().map(|&(.., n)| n).collect();
+        let stats = house.scheduler.stats();
+        let n_decoded: u64 = counts.iter().sum();
+        assert!(counts.iter().all(|&n| n > 100), "{counts:?} {stats:?}");
+        if n_host_pages > 0 {
+            assert!(house.n_steps_between_moves >= 31, "moves {} steps apart", house.n_steps_between_moves);
+            assert_eq!(stats.n_tokens_again, 0);
+            assert!(stats.n_swaps_out > 100, "{stats:?}");
+        } else {
+            assert!(stats.n_tokens_again > 100, "{stats:?}");
+            // What was lost last may not have been decoded for yet.
+            let bound = n_decoded + prompt as u64;
+            assert!(stats.n_tokens_again <= bound, "{} again for {n_decoded}", stats.n_tokens_again);
+        }
+        for ((_, account, n), _) in queues.iter().zip(0..) {
+            let charged = account.used(Resource::Tokens);
+            assert!(charged <= prompt as u64 + n + 1, "{charged} tokens charged for {prompt} and {n}");
+        }
+    }
+}
+
+#[test]
+fn what_is_left_of_a_cached_prompt_is_found() {
+    for n_reclaimed in [0, 1, 7, 40, 79] {
+        let mut random = Random(9);
+        let mut house = House::new(100, 0, 512);
+        let prompt = text(&mut random, 80 * PAGE_LEN + 1);
+        let (id, _) = house.create(1);
+        let mut answer = house.ask(id, prompt.clone());
+        while answer.try_recv().is_err() {
+            house.step();
+        }
+        house.scheduler.apply(Command::Release { id });
+        // Takes what is free and so many of the cached pages.
+        let n_free = house.scheduler.stats().n_pages_free;
+        let (id, _) = house.create(1);
+        let mut answer = house.ask(id, text(&mut random, (n_free + n_reclaimed) * PAGE_LEN));
+        while answer.try_recv().is_err() {
+            house.step();
+        }
+        let (again, account) = house.create(1);
+        house.scheduler.apply(Command::Release { id });
+        let mut answer = house.ask(again, prompt);
+        while answer.try_recv().is_err() {
+            house.step();
+        }
+        let n_found = account.n_tokens_cached() as usize;
+        assert_eq!(n_found, (80 - n_reclaimed) * PAGE_LEN, "{n_reclaimed} of 80 pages reclaimed");
+    }
+}
+
+#[test]
+fn a_page_is_charged_once_to_each_user_through_who_has_held_it_longest() {
+    let user = Account::new("user", Budget::UNLIMITED, None);
+    let guests: Vec<_> =
+        (0..2).map(|_| Account::new("guest", Budget::UNLIMITED, Some(user.clone()))).collect();
+    let mut house = House::new(40, 0, 512);
+    let prompt: Vec<Token> = (0..5 * PAGE_LEN as Token).map(|token| token % VOCAB as Token).collect();
+    for (id, account) in (1..).map(ContextId).zip(&guests) {
+        let owner = Owner {
+            actor: ActorId(1),
+            session: SessionId(1),
+            guest: GuestId(id.0),
+            account: account.clone(),
+        };
+        house.scheduler.apply(Command::Create { id, owner });
+        let mut answer = house.ask(id, prompt.clone());
+        while answer.try_recv().is_err() {
+            house.step();
+        }
+    }
+    let used = |account: &Account| account.used(Resource::Pages);
+    // The last page is written by both, the others are shared.
+    assert_eq!((used(&user), used(&guests[0]), used(&guests[1])), (6, 5, 1));
+    house.scheduler.apply(Command::Release { id: ContextId(1) });
+    assert_eq!((used(&user), used(&guests[0]), used(&guests[1])), (5, 0, 5));
+    house.scheduler.apply(Command::Release { id: ContextId(2) });
+    assert_eq!(used(&user), 0);
+}

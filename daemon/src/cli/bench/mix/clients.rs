@@ -1,0 +1,164 @@
+//! Guests in the daemon, each with a client of its own at the other end of a socket.
+
+use std::convert::Infallible;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use bytes::Bytes;
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+use trellis_client::{Client, Event, Program, StartOptions};
+use trellis_engine::EngineHandle;
+use trellis_engine::batch::Token;
+
+use super::member::Seat;
+use crate::cli::bench::engine;
+use crate::cli::bench::server::Scratch;
+use crate::cli::bench::speed::{Tolerance, check_streams};
+use crate::cli::error::CliError;
+use crate::daemon::{Daemon, DeviceFailure};
+use crate::ipc::Listener;
+
+/// Tokens that are compared before anything is measured.
+const N_VERIFIED: usize = 16;
+
+/// The guest, and the daemon's socket; nobody listens there once this is dropped.
+#[derive(Debug)]
+pub(super) struct Clients {
+    component: Bytes,
+    socket: PathBuf,
+    serving: JoinHandle<Result<(), DeviceFailure>>,
+    shutdown: CancellationToken,
+    _scratch: Scratch,
+}
+
+impl Drop for Clients {
+    fn drop(&mut self) {
+        self.shutdown.cancel();
+    }
+}
+
+impl Clients {
+    /// Listens for this daemon and has the guest compiled.
+    ///
+    /// # Errors
+    /// The socket cannot be made.
+    pub(super) fn new(daemon: &Arc<Daemon>, component: Bytes) -> Result<Self, CliError> {
+        let scratch = Scratch::new()?;
+        let socket = scratch.path().join("trellis.sock");
+        let listener = Listener::bind(&socket, 0o700)?;
+        let (daemon, shutdown) = (daemon.clone(), daemon.shutdown().clone());
+        let serving = tokio::spawn(async move { daemon.serve(listener).await });
+        Ok(Self { component, socket, serving, shutdown, _scratch: scratch })
+    }
+
+    /// Closes the socket, and returns once the daemon has ended all sessions.
+    pub(super) async fn end(mut self) {
+        self.shutdown.cancel();
+        // It ends by itself, or has panicked, which is said already.
+        let _ = (&mut self.serving).await;
+    }
+
+    /// Compiles the guest, and checks that it gives what the engine gives.
+    ///
+    /// # Errors
+    /// It does not run, or gives other tokens.
+    pub(super) async fn verify(
+        &self,
+        handle: &EngineHandle,
+        n_prompt: usize,
+        tolerance: Tolerance,
+    ) -> Result<(), CliError> {
+        let mut guest = Guest::start(&self.socket, &self.component, 0, N_VERIFIED, n_prompt).await?;
+        let mut found = Vec::new();
+        while let Some(event) = guest.next().await? {
+            match event {
+                Event::Tokens { tokens } => found.extend(tokens),
+                Event::Text { .. } => guest.go().await?,
+                _ => {}
+            }
+        }
+        let prompt = prompt(handle, 0, n_prompt);
+        let expected = engine::stream(handle, &prompt, N_VERIFIED).await?.tokens;
+        let place = "through guest, socket and client";
+        check_streams(handle, &prompt, &expected, &[found], place, tolerance).await?;
+        Ok(())
+    }
+
+    /// One member: a guest that decodes `n_growth` tokens after its prompt, and then another one.
+    pub(super) fn member(
+        &self,
+        idx: usize,
+        n_prompt: usize,
+        n_growth: usize,
+        seat: Seat,
+    ) -> impl Future<Output = Result<Infallible, CliError>> + Send + 'static {
+        let (socket, component) = (self.socket.clone(), self.component.clone());
+        async move { member(&socket, &component, idx, n_prompt, n_growth, seat).await }
+    }
+}
+
+async fn member(
+    socket: &Path,
+    component: &Bytes,
+    idx: usize,
+    n_prompt: usize,
+    n_growth: usize,
+    mut seat: Seat,
+) -> Result<Infallible, CliError> {
+    let mut is_first = true;
+    loop {
+        let mut guest = Guest::start(socket, component, idx as u64, n_growth, n_prompt).await?;
+        while let Some(event) = guest.next().await? {
+            match event {
+                Event::Tokens { .. } => seat.marks.token(),
+                Event::Text { .. } => {
+                    if std::mem::take(&mut is_first) {
+                        seat.wait_for_all().await;
+                    }
+                    guest.go().await?;
+                }
+                _ => {}
+            }
+        }
+        seat.marks.pause();
+    }
+}
+
+/// What the guest appends before it decodes: see `probe tokens`.
+fn prompt(handle: &EngineHandle, seed: u64, n_tokens: usize) -> Vec<Token> {
+    let vocab_size = handle.limits().vocab_size as u64;
+    let token = |i: u64| ((seed + 1).wrapping_mul(7919).wrapping_add(i.wrapping_mul(104_729))) % vocab_size;
+    (0..n_tokens as u64).map(|i| token(i) as Token).collect()
+}
+
+/// A guest of a connection of its own.
+struct Guest {
+    guest: trellis_client::Guest,
+    _client: Client,
+}
+
+impl Guest {
+    async fn start(
+        socket: &Path,
+        component: &Bytes,
+        seed: u64,
+        n_tokens: usize,
+        n_prompt: usize,
+    ) -> Result<Self, CliError> {
+        let client = Client::connect_to(socket).await?;
+        let arguments = vec!["tokens".to_owned(), n_tokens.to_string(), n_prompt.to_string()];
+        let options = StartOptions { arguments, seed: Some(seed), ..StartOptions::default() };
+        let guest = client.start(Program::Wasm(component.clone()), options).await?;
+        Ok(Self { guest, _client: client })
+    }
+
+    async fn next(&mut self) -> Result<Option<Event>, CliError> {
+        Ok(self.guest.next().await.transpose()?)
+    }
+
+    /// Lets the guest begin to decode.
+    async fn go(&self) -> Result<(), CliError> {
+        Ok(self.guest.send("go").await?)
+    }
+}

@@ -1,0 +1,111 @@
+use std::time::Duration;
+
+use trellis_engine::Ahead;
+
+use super::*;
+use crate::cli::bench::mix::load::{Runs, Streams};
+
+const STREAMS: &str = "[[load]]\nkind = \"streams\"\ncount = 8\nprompt = 128\n";
+const PROMPTS: &str = "[[load]]\nkind = \"prompts\"\nprompt = 512\n";
+
+fn refused(text: &str) -> String {
+    Mix::parse(text).expect_err("it is refused").to_string()
+}
+
+#[test]
+fn a_mix_is_read() {
+    let text = format!(
+        "about = \"x\"\nwarm_up_s = 0.5\nmeasure_s = 3\nwindows = 6\n[engine]\nstep_rows = 16\nstep_tokens = 64\n\
+         {STREAMS}run_tokens = 8\nstagger = true\nahead = \"unbounded\"\nuser = 3\nwrap_tokens = 100\n\
+         [load.sampler]\ntemperature = 0.8\nrepetition_penalty = 1.5\n{PROMPTS}"
+    );
+    let mix = Mix::parse(&text).expect("valid");
+    assert_eq!((mix.warm_up, mix.measure), (Duration::from_millis(500), Duration::from_secs(3)));
+    assert_eq!((mix.n_windows, mix.step_rows, mix.step_tokens), (6, Some(16), Some(64)));
+    let Kind::Streams(Streams { user, wrap_tokens, runs, ahead, sampler }) = &mix.loads[0].kind else {
+        panic!("{:?}", mix.loads[0])
+    };
+    assert_eq!((*user, *wrap_tokens, *runs, *ahead), (3, Some(100), Runs::Staggered(8), Ahead::Unbounded));
+    assert_eq!((sampler.temperature, sampler.repetition_penalty, sampler.top_k), (0.8, 1.5, None));
+    let names: Vec<&str> = mix.phases.iter().map(|phase| phase.name.as_str()).collect();
+    assert_eq!(names, ["streams alone", "prompts alone", "together"]);
+    assert_eq!(mix.phases[2].loads, [0, 1]);
+    assert_eq!((mix.n_rows(), mix.n_guests()), (8, 0));
+}
+
+#[test]
+fn phases_can_be_chosen() {
+    let text = format!("{STREAMS}{PROMPTS}[[phase]]\nloads = [\"prompts\", \"streams\"]\n");
+    let mix = Mix::parse(&text).expect("valid");
+    assert_eq!(mix.phases, [Phase { name: "prompts + streams".to_owned(), loads: vec![1, 0] }]);
+    let only = |line: &str| Mix::parse(&format!("{line}\n{STREAMS}{PROMPTS}")).expect("valid").phases.len();
+    assert_eq!((only("together = false"), only("alone = false")), (2, 1));
+}
+
+#[test]
+fn a_field_that_is_nearly_right_is_named() {
+    let cases = [
+        (format!("mesure_s = 3\n{STREAMS}"), "\"mesure_s\"", "\"measure_s\""),
+        (format!("{STREAMS}promt = 3\n"), "\"promt\"", "\"prompt\""),
+        (format!("{PROMPTS}run_tokens = 3\n"), "load 1", "\"run_tokens\""),
+        (format!("{STREAMS}[load.sampler]\ntemprature = 1\n"), "load 1.sampler", "\"temperature\""),
+        (format!("[engine]\nstep_row = 4\n{STREAMS}"), "the file.engine", "\"step_rows\""),
+        (STREAMS.replace("streams", "steams"), "\"steams\"", "\"streams\""),
+        (format!("{STREAMS}[[phase]]\nloads = [\"stream\"]\n"), "\"stream\"", "\"streams\""),
+        (format!("{STREAMS}against = \"steams\"\n"), "against", "\"streams\""),
+    ];
+    for (text, wrong, right) in cases {
+        let error = refused(&text);
+        assert!(error.contains(wrong) && error.contains(right), "{error}");
+    }
+}
+
+#[test]
+fn what_has_no_meaning_is_refused() {
+    let cases = [
+        (String::new(), "needs a load"),
+        ("measure_s = ".to_owned(), "line 1"),
+        (format!("{STREAMS}{STREAMS}"), "two loads are named \"streams\""),
+        (format!("{STREAMS}stagger = true\n"), "stagger"),
+        (format!("{STREAMS}run_tokens = 9\nwrap_tokens = 8\n"), "run of 9 tokens"),
+        (format!("{STREAMS}user = -1\n"), "from 0 to"),
+        (format!("{STREAMS}user = \"me\"\n"), "user is \"me\""),
+        (STREAMS.replace("count = 8", "count = 0"), "count is 0, expected a whole number from 1 to 4096"),
+        (STREAMS.replace("prompt = 128", ""), "lacks the field \"prompt\""),
+        (format!("{STREAMS}ahead = \"far\"\n"), "adaptive or unbounded"),
+        (format!("{STREAMS}[load.sampler]\ntop_p = 2\n"), "top-p is 2"),
+        (format!("alone = false\ntogether = false\n{STREAMS}"), "nothing would be measured"),
+        (format!("alone = true\n{STREAMS}[[phase]]\nloads = [\"streams\"]\n"), "alone says which"),
+        (format!("{STREAMS}[[phase]]\nloads = [\"streams\", \"streams\"]\n"), "twice"),
+        (format!("{STREAMS}[[phase]]\nname = \"x\"\n"), "lacks the field \"loads\""),
+        (format!("[engine]\nstep_rows = 64\nstep_tokens = 64\n{STREAMS}"), "more than step_rows, 64"),
+        (format!("measure_s = inf\n{STREAMS}"), "from 0 to 3600"),
+    ];
+    for (text, expected) in cases {
+        let error = refused(&text);
+        assert!(error.contains(expected), "{expected} in {error}");
+    }
+}
+
+#[test]
+fn what_is_not_built_says_so() {
+    for kind in ["speculation", "loads"] {
+        let error = Mix::parse(&STREAMS.replace("streams", kind)).expect_err("not built");
+        assert!(matches!(&error, MixError::NotAvailable { kind: found, .. } if *found == kind), "{error}");
+        assert!(error.to_string().contains("not available in this build"), "{error}");
+    }
+}
+
+#[test]
+fn a_context_that_is_too_short_is_refused_with_the_numbers() {
+    let mix = Mix::parse(&format!("{STREAMS}wrap_tokens = 900\n{PROMPTS}")).expect("valid");
+    assert_eq!(mix.loads[0].n_growth(1028).expect("it fits"), 900);
+    let error = mix.loads[0].n_growth(1027).expect_err("one too many");
+    assert!(matches!(error, MixError::TooLong { n_prompt: 128, n_tokens: 900, n_positions: 1027, .. }));
+    assert_eq!(mix.loads[1].n_growth(513).expect("it fits"), 1);
+    assert!(mix.loads[1].n_growth(512).is_err());
+    let open = Mix::parse(STREAMS).expect("valid");
+    assert_eq!(open.loads[0].n_growth(228).expect("what is left"), 100);
+    assert_eq!(open.loads[0].n_growth(1 << 20).expect("a bound"), 4096);
+    assert!(open.loads[0].n_growth(128).is_err(), "no room for a token");
+}

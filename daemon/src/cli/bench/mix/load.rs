@@ -1,0 +1,217 @@
+//! The kinds of load and their parameters.
+
+use std::sync::Arc;
+
+use trellis_engine::Ahead;
+use trellis_engine::sampling::Sampler;
+
+use super::error::{MixError, nearest};
+use super::fields::Fields;
+
+/// What one kind of user does, several times at once.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Load {
+    pub(super) name: String,
+    pub(super) count: usize,
+    /// Tokens of each prompt.
+    pub(super) n_prompt: usize,
+    /// The load whose pace alone is the measure of this one's; its own when absent.
+    pub(super) against: Option<String>,
+    pub(super) kind: Kind,
+}
+
+/// What it does.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum Kind {
+    /// Contexts that decode without end.
+    Streams(Streams),
+    /// Prompts that no cache knows, one after the other.
+    Prompts(Prompts),
+    /// A look at the most probable tokens, one of them appended, and again.
+    Stepping(Stepping),
+    /// Guests that send every token to a client of their own, over a socket.
+    Clients(Clients),
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Streams {
+    pub(super) user: u32,
+    /// Tokens after which a context goes back to its prompt; as many as fit, up to a bound, when absent.
+    pub(super) wrap_tokens: Option<usize>,
+    pub(super) runs: Runs,
+    pub(super) ahead: Ahead,
+    pub(super) sampler: Arc<Sampler>,
+}
+
+/// How long runs are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Runs {
+    /// As long as the context.
+    Endless,
+    /// So many tokens, all runs beginning together.
+    Even(usize),
+    /// So many tokens, as many runs ending in each step as in any other.
+    Staggered(usize),
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Prompts {
+    pub(super) user: u32,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Stepping {
+    pub(super) user: u32,
+    pub(super) wrap_tokens: Option<usize>,
+    /// Candidates that are looked at.
+    pub(super) n_top: usize,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Clients {
+    pub(super) wrap_tokens: Option<usize>,
+}
+
+/// Kinds that are built.
+const KINDS: [&str; 4] = ["streams", "prompts", "stepping", "clients"];
+/// Kinds that the engine cannot serve yet.
+const NOT_AVAILABLE: [&str; 2] = ["speculation", "loads"];
+
+/// Where a context goes back to its prompt if the file does not say.
+const WRAP_TOKENS: usize = 4096;
+
+impl Load {
+    pub(super) fn read(mut fields: Fields<'_>) -> Result<Self, MixError> {
+        let kind = fields.text("kind")?;
+        let kind = fields.required("kind", kind)?;
+        let place = fields.place().to_owned();
+        if let Some(kind) = NOT_AVAILABLE.into_iter().find(|name| *name == kind) {
+            return Err(MixError::NotAvailable { place, kind });
+        }
+        let name = fields.text("name")?.unwrap_or(kind).to_owned();
+        let count = fields.count("count", 1..=4096)?.unwrap_or(1);
+        let n_prompt = fields.count("prompt", 1..=1 << 24)?;
+        let n_prompt = fields.required("prompt", n_prompt)?;
+        let against = fields.text("against")?.map(str::to_owned);
+        let kind = match kind {
+            "streams" => Kind::Streams(Streams::read(&mut fields, &name)?),
+            "prompts" => Kind::Prompts(Prompts { user: user(&mut fields)? }),
+            "stepping" => Kind::Stepping(Stepping {
+                user: user(&mut fields)?,
+                wrap_tokens: wrap_tokens(&mut fields)?,
+                n_top: fields.count("top", 1..=1024)?.unwrap_or(8),
+            }),
+            "clients" => Kind::Clients(Clients { wrap_tokens: wrap_tokens(&mut fields)? }),
+            other => {
+                let nearest = nearest(other, KINDS.into_iter().chain(NOT_AVAILABLE));
+                return Err(MixError::UnknownKind { place, kind: other.to_owned(), nearest });
+            }
+        };
+        fields.finish()?;
+        Ok(Self { name, count, n_prompt, against, kind })
+    }
+
+    /// Rows that it has in a step at most, prompts aside.
+    pub(super) fn n_rows(&self) -> usize {
+        if self.is_decoding() { self.count } else { 0 }
+    }
+
+    /// Guests in the daemon.
+    pub(super) fn n_guests(&self) -> usize {
+        if matches!(self.kind, Kind::Clients(_)) { self.count } else { 0 }
+    }
+
+    /// Tokens that each context grows by before it goes back to its prompt, in an engine whose contexts have so many
+    /// positions.
+    ///
+    /// # Errors
+    /// It does not fit.
+    pub(super) fn n_growth(&self, n_positions: usize) -> Result<usize, MixError> {
+        let asked = match &self.kind {
+            Kind::Streams(Streams { wrap_tokens, .. })
+            | Kind::Stepping(Stepping { wrap_tokens, .. })
+            | Kind::Clients(Clients { wrap_tokens }) => *wrap_tokens,
+            // The token that shows that the prompt is computed.
+            Kind::Prompts(_) => Some(1),
+        };
+        let n_left = n_positions.saturating_sub(self.n_prompt);
+        let n_tokens = asked.unwrap_or(WRAP_TOKENS.min(n_left).max(1));
+        if n_tokens > n_left {
+            let (load, n_prompt) = (self.name.clone(), self.n_prompt);
+            return Err(MixError::TooLong { load, n_prompt, n_tokens, n_positions });
+        }
+        Ok(n_tokens)
+    }
+}
+
+fn user(fields: &mut Fields<'_>) -> Result<u32, MixError> {
+    let user = fields.count("user", 0..=u32::MAX as usize)?.unwrap_or(0);
+    Ok(u32::try_from(user).expect("the range was checked"))
+}
+
+fn wrap_tokens(fields: &mut Fields<'_>) -> Result<Option<usize>, MixError> {
+    fields.count("wrap_tokens", 1..=1 << 24)
+}
+
+impl Streams {
+    fn read(fields: &mut Fields<'_>, load: &str) -> Result<Self, MixError> {
+        let place = fields.place().to_owned();
+        let wrap_tokens = wrap_tokens(fields)?;
+        let run_tokens = fields.count("run_tokens", 1..=1 << 24)?;
+        let stagger = fields.flag("stagger")?.unwrap_or(false);
+        let runs = match (run_tokens, stagger) {
+            (None, false) => Runs::Endless,
+            (None, true) => return Err(MixError::StaggerWithoutRuns { place }),
+            (Some(n_tokens), false) => Runs::Even(n_tokens),
+            (Some(n_tokens), true) => Runs::Staggered(n_tokens),
+        };
+        if let (Some(run_tokens), Some(wrap_tokens)) = (run_tokens, wrap_tokens)
+            && run_tokens > wrap_tokens
+        {
+            return Err(MixError::RunPastWrap { place, run_tokens, wrap_tokens });
+        }
+        let ahead = match fields.text("ahead")? {
+            None | Some("adaptive") => Ahead::Adaptive,
+            Some("unbounded") => Ahead::Unbounded,
+            Some(other) => {
+                let (expected, found) = ("adaptive or unbounded".to_owned(), other.to_owned());
+                return Err(MixError::Value { place, key: "ahead", expected, found });
+            }
+        };
+        let sampler = match fields.table("sampler")? {
+            Some(fields) => read_sampler(fields)?,
+            None => Sampler::greedy(),
+        };
+        // The vocabulary is not known yet; nothing here names a token.
+        sampler.validate(0).map_err(|source| MixError::Sampler { load: load.to_owned(), source })?;
+        Ok(Self { user: user(fields)?, wrap_tokens, runs, ahead, sampler: Arc::new(sampler) })
+    }
+}
+
+fn read_sampler(mut fields: Fields<'_>) -> Result<Sampler, MixError> {
+    let usual = Sampler::greedy();
+    let number = |fields: &mut Fields<'_>, key, usual: f32| -> Result<f32, MixError> {
+        Ok(fields.number(key)?.map_or(usual, |number| number as f32))
+    };
+    let share = |fields: &mut Fields<'_>, key| -> Result<Option<f32>, MixError> {
+        Ok(fields.number(key)?.map(|number| number as f32))
+    };
+    let count = |fields: &mut Fields<'_>, key| -> Result<Option<u32>, MixError> {
+        let count = fields.count(key, 0..=u32::MAX as usize)?;
+        Ok(count.map(|count| u32::try_from(count).expect("the range was checked")))
+    };
+    let sampler = Sampler {
+        temperature: number(&mut fields, "temperature", usual.temperature)?,
+        top_k: count(&mut fields, "top_k")?,
+        top_p: share(&mut fields, "top_p")?,
+        min_p: share(&mut fields, "min_p")?,
+        repetition_penalty: number(&mut fields, "repetition_penalty", usual.repetition_penalty)?,
+        frequency_penalty: number(&mut fields, "frequency_penalty", usual.frequency_penalty)?,
+        presence_penalty: number(&mut fields, "presence_penalty", usual.presence_penalty)?,
+        penalty_last_n: count(&mut fields, "penalty_last_n")?,
+        seed: fields.count("seed", 0..=usize::MAX >> 1)?.unwrap_or(0) as u64,
+        ..usual
+    };
+    fields.finish()?;
+    Ok(sampler)
+}

@@ -1,0 +1,129 @@
+//! What each member of a load does, at the engine's own interface.
+
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Instant;
+
+use tokio::sync::{mpsc, watch};
+use trellis_engine::account::Owner;
+use trellis_engine::batch::Token;
+use trellis_engine::sampling::Sampler;
+use trellis_engine::{Answer, Ask, Context, EngineHandle, Pull, RunKey, RunSettings};
+
+use super::load::{Runs, Streams};
+use super::tally::Marks;
+use crate::cli::bench::{BenchError, engine};
+
+/// Prompts that must not be found in the prefix cache are numbered from here on.
+const FRESH_RUN: usize = 1 << 32;
+
+/// A member's place in its phase.
+#[derive(Clone, Debug)]
+pub(super) struct Seat {
+    pub(super) marks: Arc<Marks>,
+    pub(super) ready: mpsc::UnboundedSender<()>,
+    pub(super) go: watch::Receiver<bool>,
+}
+
+impl Seat {
+    /// Everything before the first token is done. Returns when that is true of all members.
+    pub(super) async fn wait_for_all(&mut self) {
+        // A phase that ends meanwhile takes its members with it.
+        let _ = self.ready.send(());
+        let _ = self.go.wait_for(|go| *go).await;
+    }
+}
+
+/// One context of the engine.
+#[derive(Clone, Debug)]
+pub(super) struct Member {
+    pub(super) engine: EngineHandle,
+    pub(super) owner: Owner,
+    pub(super) seat: Seat,
+    /// Tells its tokens apart from those of all others.
+    pub(super) run: usize,
+    /// Its number in its load.
+    pub(super) idx: usize,
+    pub(super) n_prompt: usize,
+    /// Tokens past the prompt before it goes back there.
+    pub(super) n_growth: usize,
+}
+
+impl Member {
+    fn prompt(&self) -> Vec<Token> {
+        engine::unseen(&self.engine, self.n_prompt, self.run)
+    }
+
+    /// A context that has its prompt and has computed it.
+    async fn context(&mut self) -> Result<Context, BenchError> {
+        let mut context = Context::create(&self.engine, self.owner.clone()).await?;
+        context.append(&self.prompt()).await?;
+        context.ask(Ask::Prefill).await?.answer().await?;
+        self.seat.wait_for_all().await;
+        Ok(context)
+    }
+
+    /// Goes back to the prompt where the context has grown enough. Returns how many tokens there is room for.
+    async fn room(&self, context: &mut Context) -> Result<usize, BenchError> {
+        let n_used = context.tokens().len() - self.n_prompt;
+        if n_used < self.n_growth {
+            return Ok(self.n_growth - n_used);
+        }
+        context.truncate(self.n_prompt).await?;
+        self.seat.marks.pause();
+        Ok(self.n_growth)
+    }
+
+    /// Decodes without end, run after run.
+    pub(super) async fn stream(mut self, load: Streams) -> Result<Infallible, BenchError> {
+        let mut context = self.context().await?;
+        let mut key = RunKey(0);
+        loop {
+            let n_left = self.room(&mut context).await?;
+            let n_run = match load.runs {
+                Runs::Endless => n_left,
+                Runs::Staggered(n_tokens) if key.0 == 0 => 1 + self.idx % n_tokens,
+                Runs::Even(n_tokens) | Runs::Staggered(n_tokens) => n_tokens,
+            };
+            let settings = || RunSettings {
+                sampler: load.sampler.clone(),
+                stop_tokens: [].into(),
+                n_tokens_max: Some(n_run.min(n_left)),
+                ahead: load.ahead,
+            };
+            while let Pull::Token(_) = context.pull(key, settings).await? {
+                self.seat.marks.token();
+            }
+            key.0 += 1;
+        }
+    }
+
+    /// Looks at the most probable tokens, appends the best, and again.
+    pub(super) async fn step(mut self, n_top: usize) -> Result<Infallible, BenchError> {
+        let mut context = self.context().await?;
+        loop {
+            self.room(&mut context).await?;
+            let answer = context.ask(Ask::Top { n: n_top }).await?.answer().await?;
+            let Answer::Top { candidates, .. } = answer else {
+                unreachable!("a question for the most probable tokens is answered with them")
+            };
+            context.append(&[candidates[0].token]).await?;
+            self.seat.marks.token();
+        }
+    }
+
+    /// Sends one prompt after the other, up to the token that follows it.
+    pub(super) async fn prompts(mut self, n_sent: Arc<AtomicUsize>) -> Result<Infallible, BenchError> {
+        let sampler = Arc::new(Sampler::greedy());
+        self.seat.wait_for_all().await;
+        loop {
+            let run = FRESH_RUN + n_sent.fetch_add(1, Ordering::Relaxed);
+            let mut context = Context::create(&self.engine, self.owner.clone()).await?;
+            context.append(&engine::unseen(&self.engine, self.n_prompt, run)).await?;
+            let begun = Instant::now();
+            context.ask(Ask::Sample(sampler.clone())).await?.answer().await?;
+            self.seat.marks.done_since(begun);
+        }
+    }
+}

@@ -1,0 +1,145 @@
+//! `trellis bench --mix`: loads of several kinds, each alone and side by side.
+//!
+//! A file says which. Every load pulls its tokens as a guest does, and times are taken where it pulls.
+
+mod catalog;
+mod clients;
+mod error;
+mod fields;
+mod file;
+mod load;
+mod member;
+mod phase;
+mod report;
+mod tally;
+
+use std::sync::Arc;
+
+use trellis_engine::model::Dtype;
+
+use self::clients::Clients;
+pub(crate) use self::error::MixError;
+use self::file::Mix;
+use self::phase::{Reference, Stage, needs_guests};
+use self::report::MixReport;
+use super::speed::{self, Tolerance};
+use super::{BenchArgs, BenchError, engine, probe_component};
+use crate::cli::connect;
+use crate::cli::error::CliError;
+use crate::cli::output::{self, Format};
+use crate::cli::progress::{Progress, Unit};
+use crate::config::{Config, SharedBudget, Sizes};
+use crate::daemon::Daemon;
+
+/// What lists the mixes that come with the program.
+const LIST: &str = "list";
+
+/// Tokens of the stream that is decoded alone and beside the loads.
+const N_VERIFIED: usize = 16;
+
+/// No bound but the device's; a TOML integer has 63 bits.
+const UNLIMITED: u64 = i64::MAX as u64;
+
+/// Runs the mix of this name or path, and prints what it showed.
+///
+/// # Errors
+/// The mix is not valid or does not fit, the model or the device cannot be used, a member failed, or a stream differs
+/// beside the loads.
+pub(super) async fn bench(args: &BenchArgs, name: &str, format: Format) -> Result<(), CliError> {
+    if name == LIST {
+        return output::print(format, &catalog::list(), catalog::render);
+    }
+    let mix = catalog::read(name).and_then(|text| Mix::parse(&text)).map_err(BenchError::from)?;
+    let report = measure(args, name, &mix, format).await?;
+    args.speed.save(&report)?;
+    output::print(format, &report, MixReport::render)
+}
+
+async fn measure(args: &BenchArgs, name: &str, mix: &Mix, format: Format) -> Result<MixReport, CliError> {
+    let component = match needs_guests(&mix.loads) {
+        true => Some(probe_component(args.guest_wasm.as_deref(), format).await?),
+        false => None,
+    };
+    let config = config(args, mix);
+    let has_card = speed::choose(&config)?.is_some();
+    let daemon = Arc::new(connect::start(&config, format).await?);
+    let engine = daemon.engine(None).expect("a daemon has a model").clone();
+    let progress = Progress::of_long_work(format);
+    let prompt = engine::prompt(&engine)?;
+    progress.update("decoding what is compared later", Unit::Items, 0, 0);
+    let reference = Reference {
+        tokens: engine::stream(&engine, &prompt, N_VERIFIED).await?.tokens,
+        prompt,
+        tolerance: match (has_card, engine.weights().dtype) {
+            (false, _) => Tolerance::NONE,
+            (true, Dtype::F32) => Tolerance::SINGLE,
+            (true, Dtype::F16 | Dtype::Bf16) => Tolerance::HALF,
+        },
+    };
+    let clients = component.map(|component| Clients::new(&daemon, component)).transpose()?;
+    let stage =
+        Stage { engine: &engine, mix, clients: clients.as_ref(), progress: &progress, reference: &reference };
+    for phase in &mix.phases {
+        stage.check(phase).map_err(BenchError::from)?;
+    }
+    if let (Some(clients), Some(load)) = (&clients, mix.loads.iter().find(|load| load.n_guests() > 0)) {
+        progress.update("compiling the guest", Unit::Items, 0, 0);
+        clients.verify(&engine, load.n_prompt, reference.tolerance).await?;
+    }
+    let mut seen = Vec::new();
+    for phase in &mix.phases {
+        seen.push(stage.run(phase).await?);
+    }
+    let mut report = MixReport {
+        mix: name.to_owned(),
+        about: mix.about.clone(),
+        device: engine.device().to_owned(),
+        model: engine.model().name.clone(),
+        dtype: engine.weights().dtype.name(),
+        step_rows: engine.limits().n_rows_max,
+        step_tokens: engine.limits().n_tokens_max,
+        measure_s: mix.measure.as_secs_f64(),
+        n_verified: N_VERIFIED,
+        phases: Vec::new(),
+    };
+    report.extend(mix, &seen);
+    if let Some(clients) = clients {
+        clients.end().await;
+    }
+    end(daemon, engine).await;
+    Ok(report)
+}
+
+/// The daemon's settings, with room for the loads.
+fn config(args: &BenchArgs, mix: &Mix) -> Config {
+    let n_rows = mix.step_rows.unwrap_or(mix.n_rows());
+    let mut config = speed::config(args, n_rows);
+    if let Some(step_rows) = mix.step_rows {
+        config.n_step_rows = Some(step_rows);
+    }
+    config.n_step_tokens = mix.step_tokens.or_else(|| {
+        let n_rows = config.n_step_rows?;
+        // The smaller of what the devices take by themselves leaves no room for prompts beside many rows.
+        (n_rows >= Sizes::CPU.n_step_tokens).then(|| Sizes::CUDA.n_step_tokens.max(2 * n_rows))
+    });
+    let n_guests = u32::try_from(mix.n_guests()).unwrap_or(u32::MAX).saturating_add(1);
+    config.limits.n_guests = config.limits.n_guests.max(n_guests);
+    config.limits.n_guests_per_user = config.limits.n_guests_per_user.max(n_guests);
+    let budget = SharedBudget {
+        n_tokens: UNLIMITED,
+        n_pages: UNLIMITED,
+        n_contexts: UNLIMITED,
+        host_bytes: UNLIMITED,
+    };
+    (config.budgets.session, config.budgets.user) = (budget, budget);
+    config
+}
+
+/// Stops the engine elsewhere than on the runtime's own threads.
+async fn end(daemon: Arc<Daemon>, engine: trellis_engine::EngineHandle) {
+    drop(engine);
+    tokio::task::spawn_blocking(move || drop(daemon)).await.expect("a daemon stops without a panic");
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,110 @@
+use clap::Parser;
+
+use super::*;
+
+#[derive(Debug, Parser)]
+struct Cli {
+    #[command(flatten)]
+    bench: BenchArgs,
+}
+
+fn parse(line: &str) -> Result<BenchArgs, clap::Error> {
+    let words = std::iter::once("bench").chain(line.split_whitespace());
+    Cli::try_parse_from(words).map(|cli| cli.bench)
+}
+
+async fn run(text: &str) -> Result<MixReport, CliError> {
+    let args = parse("--mix x.toml --model tiny --device cpu").expect("valid");
+    let mix = Mix::parse(text).expect("valid");
+    measure(&args, "x.toml", &mix, Format::Json).await
+}
+
+#[test]
+fn a_mix_goes_with_a_model_and_not_with_other_measures() {
+    for line in
+        ["--mix wide --shape llama-3.2-1b", "--mix list", "--mix wide --device cpu --save x.json", "--host"]
+    {
+        assert!(parse(line).is_ok(), "{line}");
+    }
+    for line in ["--mix wide --batch 1", "--mix wide --check", "--mix wide --host", "--host --model tiny"] {
+        assert!(parse(line).is_err(), "{line}");
+    }
+}
+
+#[test]
+fn the_engine_has_room_for_the_loads() {
+    let args = parse("--mix x").expect("valid");
+    let mix = |count: usize, engine: &str| {
+        let text = format!("{engine}\n[[load]]\nkind = \"streams\"\ncount = {count}\nprompt = 8\n");
+        config(&args, &Mix::parse(&text).expect("valid"))
+    };
+    let sizes = |config: Config| (config.n_step_rows, config.n_step_tokens);
+    assert_eq!(sizes(mix(64, "")), (None, None));
+    assert_eq!(sizes(mix(200, "")), (Some(256), Some(2048)));
+    assert_eq!(sizes(mix(1024, "")), (Some(1024), Some(2048)));
+    assert_eq!(sizes(mix(4000, "")), (Some(4000), Some(8000)));
+    assert_eq!(sizes(mix(64, "[engine]\nstep_rows = 16\nstep_tokens = 100")), (Some(16), Some(100)));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn loads_run_alone_and_together() {
+    let report = run(
+        "warm_up_s = 0.1\nmeasure_s = 0.6\nwindows = 3\n\
+         [[load]]\nkind = \"streams\"\ncount = 3\nprompt = 20\nwrap_tokens = 40\nrun_tokens = 8\nstagger = true\n\
+         [[load]]\nkind = \"stepping\"\nprompt = 20\nwrap_tokens = 30\nagainst = \"streams\"\n\
+         [[load]]\nkind = \"prompts\"\ncount = 2\nprompt = 64\n",
+    )
+    .await
+    .expect("it runs");
+    let json = serde_json::to_value(&report).expect("JSON");
+    let phases = json["phases"].as_array().expect("phases");
+    let names: Vec<&str> = phases.iter().map(|phase| phase["name"].as_str().expect("a name")).collect();
+    assert_eq!(names, ["streams alone", "stepping alone", "prompts alone", "together"]);
+    for phase in phases {
+        assert_eq!(phase["n_equal"], N_VERIFIED, "the CPU decodes beside others as alone");
+        let engine = &phase["engine"];
+        assert!(engine["n_steps"].as_u64().is_some_and(|n| n > 0), "{engine}");
+        assert!(engine["n_tokens"].as_u64() >= engine["n_steps"].as_u64(), "{engine}");
+        for load in phase["loads"].as_array().expect("loads") {
+            assert!(load["tokens_per_s"].as_f64().is_some_and(|rate| rate > 0.0), "{load}");
+            let gaps = &load["gaps"];
+            let sorted = ["p50_ms", "p90_ms", "p99_ms", "longest_ms"].map(|name| gaps[name].as_f64());
+            assert!(sorted.is_sorted() && sorted[0] > Some(0.0), "{gaps}");
+        }
+    }
+    // Alone, nothing else is computed than what is pulled, less what was drawn and not pulled yet.
+    let alone = &phases[0]["engine"]["computed_per_pulled"];
+    assert!(alone.as_f64().is_some_and(|ratio| (0.8..1.2).contains(&ratio)), "{alone}");
+    assert!(phases[2]["engine"]["computed_per_pulled"].is_null(), "of prompts one token is pulled");
+    let together = phases[3]["loads"].as_array().expect("loads");
+    assert!(together.iter().all(|load| load["share"].as_f64().is_some_and(|share| share > 0.0)));
+    assert!(phases[3].get("sum_of_shares").is_none(), "one of them is held against another");
+    assert!(phases[0]["loads"][0].get("share").is_none(), "nothing is its own measure");
+    let text = report.render();
+    assert!(
+        text.contains("== together") && text.contains("SHARE OF PACE") && text.contains("device idle"),
+        "{text}"
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn shares_of_one_device_have_a_sum() {
+    let report = run("warm_up_s = 0.1\nmeasure_s = 0.5\nwindows = 2\n\
+         [[load]]\nkind = \"streams\"\nname = \"a\"\nprompt = 20\nuser = 1\n\
+         [[load]]\nkind = \"streams\"\nname = \"b\"\nprompt = 20\nuser = 2\n")
+    .await
+    .expect("it runs");
+    let json = serde_json::to_value(&report).expect("JSON");
+    let together = &json["phases"][2];
+    let share = |idx: usize| together["loads"][idx]["share"].as_f64().expect("a share");
+    assert_eq!(together["sum_of_shares"].as_f64(), Some(share(0) + share(1)));
+}
+
+#[tokio::test]
+async fn what_does_not_fit_is_refused_before_anything_runs() {
+    let error = run("[[load]]\nkind = \"streams\"\nprompt = 1000000\n").await.expect_err("too long");
+    assert!(matches!(error, CliError::Bench(BenchError::Mix(MixError::TooLong { .. }))), "{error}");
+    let error =
+        run("[[load]]\nkind = \"streams\"\ncount = 4096\nprompt = 512\n").await.expect_err("too many");
+    assert!(matches!(error, CliError::Bench(BenchError::Mix(MixError::TooFewPages { .. }))), "{error}");
+}

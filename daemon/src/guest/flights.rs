@@ -1,0 +1,435 @@
+//! Work on components that several clients ask for at once: it is done once, a few pieces at a time, fair by user.
+
+use std::collections::HashMap;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll};
+
+use futures_util::FutureExt as _;
+use futures_util::future::{BoxFuture, Shared};
+use tokio::sync::{oneshot, watch};
+use trellis_engine::account::ActorId;
+
+type Work<T> = Shared<BoxFuture<'static, T>>;
+
+/// Work under way, by the component's hash. `P` is how far it is, `T` what comes of it.
+pub(crate) struct Flights<T: Clone, P> {
+    n_places: usize,
+    n_queued_max: usize,
+    n_queued_per_user_max: usize,
+    state: Mutex<State<T, P>>,
+}
+
+struct State<T: Clone, P> {
+    /// Each has at least one user who waits for it.
+    flights: HashMap<blake3::Hash, Flight<T, P>>,
+    /// For whom the places are taken, by the flights' numbers; at most `n_places`.
+    running: HashMap<u64, ActorId>,
+    /// When each user had a place last; only of those who wait for something or have a place.
+    last_turns: HashMap<ActorId, u64>,
+    n_begun: u64,
+    n_turns: u64,
+}
+
+struct Flight<T: Clone, P> {
+    number: u64,
+    work: Work<T>,
+    progress: watch::Receiver<P>,
+    /// How many wait for it, of each user.
+    waiting: HashMap<ActorId, usize>,
+    /// Told when it gets its place; `None` from then on.
+    queued: Option<oneshot::Sender<()>>,
+}
+
+/// The queue has no room for one more component.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct QueueFull {
+    pub(crate) n_queued: usize,
+    pub(crate) limit: usize,
+}
+
+impl<T: Clone, P> State<T, P> {
+    fn n_running(&self, actor: ActorId) -> usize {
+        self.running.values().filter(|&&other| other == actor).count()
+    }
+
+    /// Gives free places to users in turn, those with the fewest places first, and to each for what was asked for
+    /// first. A user never has all places, so that another user's work does not wait for that one user.
+    fn admit(&mut self, n_places: usize) {
+        let n_places_per_user = n_places.saturating_sub(1).max(1);
+        while self.running.len() < n_places {
+            let queued = self.flights.iter().filter(|(_, flight)| flight.queued.is_some());
+            let asked = queued.flat_map(|(hash, flight)| {
+                flight.waiting.keys().map(move |&actor| (hash, flight.number, actor))
+            });
+            let next = asked
+                .map(|(&hash, number, actor)| (self.n_running(actor), actor, number, hash))
+                .filter(|&(n_running, ..)| n_running < n_places_per_user)
+                .min_by_key(|&(n_running, actor, number, _)| {
+                    (n_running, self.last_turns.get(&actor).copied(), number)
+                });
+            let Some((_, actor, number, hash)) = next else { break };
+            self.n_turns += 1;
+            self.last_turns.insert(actor, self.n_turns);
+            self.running.insert(number, actor);
+            let flight = self.flights.get_mut(&hash).expect("found above");
+            let told = flight.queued.take().expect("found among the queued").send(());
+            debug_assert!(told.is_ok(), "the work is there as long as somebody waits for it");
+        }
+        let Self { flights, running, last_turns, .. } = self;
+        last_turns.retain(|actor, _| {
+            running.values().any(|other| other == actor)
+                || flights.values().any(|flight| flight.waiting.contains_key(actor))
+        });
+    }
+}
+
+impl<T, P> Flights<T, P>
+where
+    T: Clone + Send + Sync + 'static,
+    P: Clone + Send + Sync + 'static,
+{
+    /// At most `n_places` pieces of work at once, and `n_queued_max` in the queue, of which `n_queued_per_user_max`
+    /// for one user.
+    pub(crate) fn new(n_places: usize, n_queued_max: usize, n_queued_per_user_max: usize) -> Arc<Self> {
+        let state = State {
+            flights: HashMap::new(),
+            running: HashMap::new(),
+            last_turns: HashMap::new(),
+            n_begun: 0,
+            n_turns: 0,
+        };
+        let state = Mutex::new(state);
+        Arc::new(Self { n_places: n_places.max(1), n_queued_max, n_queued_per_user_max, state })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State<T, P>> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits for the work on a component with all others who do; the first to ask begins it with `work`, which has its
+    /// place once the [`Turn`] has come and as long as it keeps it.
+    ///
+    /// # Errors
+    /// The work would be one more in a full queue.
+    pub(crate) fn join<W>(
+        self: &Arc<Self>,
+        hash: blake3::Hash,
+        actor: ActorId,
+        progress: P,
+        work: impl FnOnce(Turn<T, P>, watch::Sender<P>) -> W,
+    ) -> Result<Joined<T, P>, QueueFull>
+    where
+        W: Future<Output = T> + Send + 'static,
+    {
+        let mut state = self.lock();
+        if !state.flights.contains_key(&hash) {
+            let queued = || state.flights.values().filter(|flight| flight.queued.is_some());
+            let n_all = queued().count();
+            let n_user = queued().filter(|flight| flight.waiting.contains_key(&actor)).count();
+            state.n_begun += 1;
+            let number = state.n_begun;
+            let (queued, told) = oneshot::channel();
+            let (sender, progress) = watch::channel(progress);
+            let turn = Turn { told, place: Place { flights: self.clone(), number } };
+            let work = work(turn, sender).boxed().shared();
+            let waiting = HashMap::from([(actor, 0)]);
+            state.flights.insert(hash, Flight { number, work, progress, waiting, queued: Some(queued) });
+            state.admit(self.n_places);
+            if state.flights[&hash].queued.is_some() {
+                for (n_queued, limit) in [(n_all, self.n_queued_max), (n_user, self.n_queued_per_user_max)] {
+                    if n_queued >= limit {
+                        let refused = state.flights.remove(&hash);
+                        drop(state);
+                        drop(refused);
+                        return Err(QueueFull { n_queued, limit });
+                    }
+                }
+            }
+        }
+        let flight = state.flights.get_mut(&hash).expect("it was there or has been added");
+        *flight.waiting.entry(actor).or_insert(0) += 1;
+        let (work, progress) = (Some(flight.work.clone()), flight.progress.clone());
+        // A user who has nothing under way may bring forward what another one has queued.
+        state.admit(self.n_places);
+        Ok(Joined { flights: self.clone(), hash, actor, work, progress })
+    }
+
+    /// One who waited has gone. The last one takes the work along; it is returned to be dropped outside the lock.
+    #[must_use]
+    fn leave(&self, hash: &blake3::Hash, actor: ActorId) -> Option<Work<T>> {
+        let mut state = self.lock();
+        let State { flights, running, .. } = &mut *state;
+        let flight = flights.get_mut(hash).expect("it stays while somebody waits for it");
+        let n_waiting = flight.waiting.get_mut(&actor).expect("counted when this one joined");
+        *n_waiting -= 1;
+        if *n_waiting > 0 {
+            return None;
+        }
+        flight.waiting.remove(&actor);
+        let work = match flight.waiting.keys().next() {
+            Some(&heir) => {
+                // The place counts for somebody who still wants it.
+                if let Some(owner) = running.get_mut(&flight.number).filter(|owner| **owner == actor) {
+                    *owner = heir;
+                }
+                None
+            }
+            None => flights.remove(hash).map(|flight| flight.work),
+        };
+        state.admit(self.n_places);
+        work
+    }
+
+    /// Work that has a place or waits for one.
+    pub(crate) fn n_under_way(&self) -> usize {
+        let state = self.lock();
+        state.running.len() + state.flights.values().filter(|flight| flight.queued.is_some()).count()
+    }
+}
+
+/// What a piece of work waits for before it begins.
+pub(crate) struct Turn<T, P>
+where
+    T: Clone + Send + Sync + 'static,
+    P: Clone + Send + Sync + 'static,
+{
+    told: oneshot::Receiver<()>,
+    /// Given back even if the turn has come and the work never learns of it.
+    place: Place<T, P>,
+}
+
+/// The place of a piece of work; the next one gets it when this is dropped.
+pub(crate) struct Place<T, P>
+where
+    T: Clone + Send + Sync + 'static,
+    P: Clone + Send + Sync + 'static,
+{
+    flights: Arc<Flights<T, P>>,
+    number: u64,
+}
+
+impl<T, P> Turn<T, P>
+where
+    T: Clone + Send + Sync + 'static,
+    P: Clone + Send + Sync + 'static,
+{
+    /// Waits for the place.
+    pub(crate) async fn come(self) -> Place<T, P> {
+        let Self { told, place } = self;
+        told.await.expect("the queue keeps what somebody waits for");
+        place
+    }
+}
+
+impl<T, P> Drop for Place<T, P>
+where
+    T: Clone + Send + Sync + 'static,
+    P: Clone + Send + Sync + 'static,
+{
+    fn drop(&mut self) {
+        let mut state = self.flights.lock();
+        state.running.remove(&self.number);
+        state.admit(self.flights.n_places);
+    }
+}
+
+/// One who waits for a piece of work. The work is dropped with the last of them.
+pub(crate) struct Joined<T, P>
+where
+    T: Clone + Send + Sync + 'static,
+    P: Clone + Send + Sync + 'static,
+{
+    flights: Arc<Flights<T, P>>,
+    hash: blake3::Hash,
+    actor: ActorId,
+    /// Always there until this is dropped.
+    work: Option<Work<T>>,
+    progress: watch::Receiver<P>,
+}
+
+impl<T, P> Joined<T, P>
+where
+    T: Clone + Send + Sync + 'static,
+    P: Clone + Send + Sync + 'static,
+{
+    /// How far the work is.
+    pub(crate) fn progress(&self) -> watch::Receiver<P> {
+        self.progress.clone()
+    }
+}
+
+impl<T, P> Future for Joined<T, P>
+where
+    T: Clone + Send + Sync + 'static,
+    P: Clone + Send + Sync + 'static,
+{
+    type Output = T;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<T> {
+        Pin::new(self.work.as_mut().expect("there until this is dropped")).poll(cx)
+    }
+}
+
+impl<T, P> Drop for Joined<T, P>
+where
+    T: Clone + Send + Sync + 'static,
+    P: Clone + Send + Sync + 'static,
+{
+    fn drop(&mut self) {
+        // First this one's share of the work, so that the last one that leaves holds all that is left of it.
+        drop(self.work.take());
+        drop(self.flights.leave(&self.hash, self.actor));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use tokio::sync::Semaphore;
+
+    use super::*;
+
+    /// Work that ends when it is let go, and counts how often it was begun and how often it was dropped.
+    struct World {
+        flights: Arc<Flights<u8, u32>>,
+        ends: Arc<Semaphore>,
+        n_begun: Arc<AtomicUsize>,
+        n_over: Arc<AtomicUsize>,
+    }
+
+    struct Over(Arc<AtomicUsize>);
+
+    impl Drop for Over {
+        fn drop(&mut self) {
+            self.0.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    impl World {
+        fn new(n_places: usize, n_queued: usize, n_queued_per_user: usize) -> Self {
+            Self {
+                flights: Flights::new(n_places, n_queued, n_queued_per_user),
+                ends: Arc::new(Semaphore::new(0)),
+                n_begun: Arc::default(),
+                n_over: Arc::default(),
+            }
+        }
+
+        fn join(&self, user: u32, component: u8) -> Result<Joined<u8, u32>, QueueFull> {
+            let (ends, n_begun, n_over) = (self.ends.clone(), self.n_begun.clone(), self.n_over.clone());
+            self.flights.join(hash(component), ActorId(user), 0, |turn, progress| {
+                let over = Over(n_over);
+                async move {
+                    let _over = over;
+                    let _place = turn.come().await;
+                    n_begun.fetch_add(1, Ordering::Relaxed);
+                    progress.send_replace(7);
+                    ends.acquire().await.expect("never closed").forget();
+                    component
+                }
+            })
+        }
+
+        fn n_begun(&self) -> usize {
+            self.n_begun.load(Ordering::Relaxed)
+        }
+
+        fn n_over(&self) -> usize {
+            self.n_over.load(Ordering::Relaxed)
+        }
+    }
+
+    fn hash(component: u8) -> blake3::Hash {
+        blake3::hash(&[component])
+    }
+
+    /// Whether the work of one who waits has its place; it is polled for that.
+    fn is_running(joined: &mut Joined<u8, u32>) -> bool {
+        assert!(joined.now_or_never().is_none(), "nothing was let go");
+        *joined.progress().borrow() == 7
+    }
+
+    #[tokio::test]
+    async fn what_many_ask_for_is_done_once() {
+        let world = World::new(2, 0, 0);
+        let mut all: Vec<_> = (0..100).map(|user| world.join(user, 1).expect("no queue")).collect();
+        assert!(all.iter_mut().all(is_running));
+        assert_eq!((world.n_begun(), world.flights.n_under_way()), (1, 1));
+        all.truncate(50);
+        assert_eq!(world.n_over(), 0, "others wait for it");
+        world.ends.add_permits(1);
+        for joined in all.drain(..) {
+            assert_eq!(joined.await, 1);
+        }
+        assert_eq!((world.n_begun(), world.n_over(), world.flights.n_under_way()), (1, 1, 0));
+        assert!(world.flights.lock().flights.is_empty());
+    }
+
+    #[tokio::test]
+    async fn the_last_who_leaves_takes_the_work_along() {
+        let world = World::new(2, 4, 4);
+        let mut all: Vec<_> = (0..3).map(|user| world.join(user, 1).expect("a place")).collect();
+        assert!(is_running(&mut all[0]));
+        let last = all.pop();
+        drop(all);
+        assert_eq!(world.n_over(), 0);
+        let queued = world.join(9, 2).expect("a place");
+        drop(queued);
+        assert_eq!(world.n_over(), 1, "work that has not begun goes as well");
+        drop(last);
+        assert_eq!((world.n_begun(), world.n_over(), world.flights.n_under_way()), (1, 2, 0));
+        let mut again = world.join(1, 1).expect("a place");
+        assert!(is_running(&mut again), "the place is free again");
+        assert_eq!(world.n_begun(), 2);
+    }
+
+    #[tokio::test]
+    async fn one_user_never_has_all_places() {
+        let world = World::new(3, 8, 8);
+        let mut greedy: Vec<_> = (0..5).map(|n| world.join(1, n).expect("room")).collect();
+        let running: Vec<_> = greedy.iter_mut().map(is_running).collect();
+        assert_eq!(running, [true, true, false, false, false]);
+        let mut other = world.join(2, 10).expect("room");
+        assert!(is_running(&mut other));
+        // The next free place goes to whoever has fewest, in turns among equals.
+        let [mut second, mut third] = [world.join(2, 11).expect("room"), world.join(3, 12).expect("room")];
+        drop(greedy.remove(0));
+        assert!(is_running(&mut third) && !is_running(&mut second) && !is_running(&mut greedy[1]));
+        drop(third);
+        let now = (is_running(&mut second), is_running(&mut greedy[1]));
+        assert_eq!(now, (false, true), "the other user had a turn last");
+        // What one user has queued is brought forward by another who wants it, too.
+        let mut shared = world.join(4, 4).expect("room");
+        drop(other);
+        assert!(is_running(&mut shared) && !is_running(&mut second));
+    }
+
+    #[test]
+    fn one_user_takes_half_of_the_queue() {
+        let world = World::new(1, 5, 3);
+        let _running = world.join(9, 100).expect("a place");
+        let mut component = 0;
+        let mut enter = |user| {
+            component += 1;
+            world.join(user, component)
+        };
+        let mut queued: Vec<_> = (0..3).map(|_| enter(1).expect("room")).collect();
+        let full = |result: Result<Joined<u8, u32>, QueueFull>| {
+            let QueueFull { n_queued, limit } = result.map(|_| ()).expect_err("full");
+            (n_queued, limit)
+        };
+        assert_eq!(full(enter(1)), (3, 3));
+        queued.extend([enter(2).expect("room for others"), enter(3).expect("room for others")]);
+        assert_eq!(full(enter(2)), (5, 5));
+        let again: Vec<_> = (0..20).map(|_| world.join(1, 1).expect("the queue counts components")).collect();
+        drop(again);
+        drop(queued.remove(0));
+        drop(enter(1).expect("room again"));
+        drop(queued);
+        assert_eq!(world.flights.n_under_way(), 1);
+        let state = world.flights.lock();
+        assert_eq!((state.flights.len(), state.last_turns.len()), (1, 1));
+    }
+}

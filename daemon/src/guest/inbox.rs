@@ -1,0 +1,235 @@
+//! What a client sends to a guest, bounded in messages and in bytes.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use tokio::sync::{Mutex, Semaphore, mpsc};
+
+/// What a message costs beside its bytes.
+const OVERHEAD_BYTES: usize = 64;
+
+/// Bytes of messages that nobody has received, of one session or of one user. Charges go to every enclosing budget or
+/// to none.
+#[derive(Debug)]
+pub struct InboxBudget {
+    level: &'static str,
+    limit: usize,
+    n_bytes: AtomicUsize,
+    parent: Option<Arc<InboxBudget>>,
+}
+
+/// A budget for messages would be passed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("messages of the {level} hold {used} of {limit} bytes, {requested} more are asked for")]
+pub struct InboxBudgetExceeded {
+    /// Whose budget.
+    pub level: &'static str,
+    /// Bytes held.
+    pub used: usize,
+    /// Asked for on top.
+    pub requested: usize,
+    /// The most.
+    pub limit: usize,
+}
+
+/// The bytes of one message; given back when dropped.
+#[derive(Debug)]
+pub struct InboxCharge {
+    budget: Arc<InboxBudget>,
+    n_bytes: usize,
+}
+
+impl InboxBudget {
+    /// A budget inside `parent`'s.
+    #[must_use]
+    pub fn new(level: &'static str, limit: usize, parent: Option<Arc<Self>>) -> Arc<Self> {
+        Arc::new(Self { level, limit, n_bytes: AtomicUsize::new(0), parent })
+    }
+
+    /// Charges the bytes of a message, and what holding it costs beside them.
+    ///
+    /// # Errors
+    /// The innermost budget that would be passed; nothing is charged then.
+    pub fn charge(self: &Arc<Self>, text: &str) -> Result<InboxCharge, InboxBudgetExceeded> {
+        let n_bytes = cost(text);
+        self.add(n_bytes)?;
+        Ok(InboxCharge { budget: self.clone(), n_bytes })
+    }
+
+    fn add(&self, requested: usize) -> Result<(), InboxBudgetExceeded> {
+        let Self { level, limit, .. } = *self;
+        let added = self.n_bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |used| {
+            used.checked_add(requested).filter(|&sum| sum <= limit)
+        });
+        if let Err(used) = added {
+            return Err(InboxBudgetExceeded { level, used, requested, limit });
+        }
+        if let Some(parent) = &self.parent
+            && let Err(exceeded) = parent.add(requested)
+        {
+            self.n_bytes.fetch_sub(requested, Ordering::Relaxed);
+            return Err(exceeded);
+        }
+        Ok(())
+    }
+
+    fn release(&self, n_bytes: usize) {
+        self.n_bytes.fetch_sub(n_bytes, Ordering::Relaxed);
+        if let Some(parent) = &self.parent {
+            parent.release(n_bytes);
+        }
+    }
+
+    /// Bytes held.
+    #[must_use]
+    pub fn n_bytes(&self) -> usize {
+        self.n_bytes.load(Ordering::Relaxed)
+    }
+}
+
+impl Drop for InboxCharge {
+    fn drop(&mut self) {
+        self.budget.release(self.n_bytes);
+    }
+}
+
+fn cost(text: &str) -> usize {
+    text.len().saturating_add(OVERHEAD_BYTES)
+}
+
+#[derive(Debug)]
+struct Message {
+    text: String,
+    /// Of the inbox's bytes.
+    n_permits: u32,
+    _charge: InboxCharge,
+}
+
+/// The client's end of a guest's inbox; the inbox is closed when the last clone is dropped.
+#[derive(Clone, Debug)]
+pub struct InboxSender {
+    /// Keeps messages in the order in which they were sent while one of them waits for room.
+    turn: Arc<Mutex<()>>,
+    room: Arc<Semaphore>,
+    n_permits_max: u32,
+    queue: mpsc::Sender<Message>,
+}
+
+/// The guest's end of its inbox.
+#[derive(Debug)]
+pub struct InboxReceiver {
+    room: Arc<Semaphore>,
+    queue: mpsc::Receiver<Message>,
+}
+
+/// The guest takes no more messages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the guest is gone")]
+pub struct InboxClosed;
+
+/// An inbox with room for so many messages and so many bytes. A message larger than that takes all of it.
+#[must_use]
+pub fn inbox(n_messages: usize, n_bytes: usize) -> (InboxSender, InboxReceiver) {
+    let n_permits_max = u32::try_from(n_bytes.clamp(1, Semaphore::MAX_PERMITS)).unwrap_or(u32::MAX);
+    let room = Arc::new(Semaphore::new(n_permits_max as usize));
+    let (tx, rx) = mpsc::channel(n_messages.max(1));
+    let sender = InboxSender { turn: Arc::default(), room: room.clone(), n_permits_max, queue: tx };
+    (sender, InboxReceiver { room, queue: rx })
+}
+
+impl InboxSender {
+    /// Puts a message into the inbox once there is room for it.
+    ///
+    /// # Errors
+    /// The guest is gone.
+    pub async fn send(&self, text: String, charge: InboxCharge) -> Result<(), InboxClosed> {
+        let _turn = self.turn.lock().await;
+        let n_permits = u32::try_from(cost(&text)).unwrap_or(u32::MAX).min(self.n_permits_max);
+        // Nothing is taken for good before both are there: the wait may be given up.
+        let slot = self.queue.reserve().await.map_err(|_| InboxClosed)?;
+        let bytes = self.room.acquire_many(n_permits).await.map_err(|_| InboxClosed)?;
+        bytes.forget();
+        slot.send(Message { text, n_permits, _charge: charge });
+        Ok(())
+    }
+}
+
+impl InboxReceiver {
+    /// The next message; `None` when there will be no more.
+    pub async fn recv(&mut self) -> Option<String> {
+        let message = self.queue.recv().await?;
+        self.room.add_permits(message.n_permits as usize);
+        Some(message.text)
+    }
+}
+
+impl Drop for InboxReceiver {
+    fn drop(&mut self) {
+        self.room.close();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    fn unlimited() -> Arc<InboxBudget> {
+        InboxBudget::new("session", usize::MAX, None)
+    }
+
+    async fn has_room(sender: &InboxSender, text: &str) -> bool {
+        let charge = unlimited().charge(text).expect("no limit");
+        let sent = sender.send(text.to_owned(), charge);
+        tokio::time::timeout(Duration::from_millis(20), sent).await.is_ok()
+    }
+
+    #[tokio::test]
+    async fn bytes_and_messages_are_bounded_and_keep_their_order() {
+        let (sender, mut receiver) = inbox(3, 2 * OVERHEAD_BYTES + 10);
+        assert!(has_room(&sender, "123456").await);
+        assert!(!has_room(&sender, "12345").await, "11 of 10 bytes");
+        assert!(has_room(&sender, "1234").await, "a wait that is given up takes nothing");
+        let later = {
+            let (sender, charge) = (sender.clone(), unlimited().charge("").expect("no limit"));
+            tokio::spawn(async move {
+                let _turn = sender.turn.clone();
+                sender.send("x".repeat(1000), charge).await
+            })
+        };
+        tokio::task::yield_now().await;
+        assert!(!has_room(&sender, "").await, "a small message does not overtake a large one");
+        assert_eq!(receiver.recv().await.as_deref(), Some("123456"));
+        assert_eq!(receiver.recv().await.as_deref(), Some("1234"));
+        assert_eq!(receiver.recv().await.map(|text| text.len()), Some(1000), "larger than all of the inbox");
+        later.await.expect("no panic").expect("received");
+        for _ in 0..2 {
+            assert!(has_room(&sender, "").await);
+        }
+        assert!(!has_room(&sender, "").await);
+        drop(receiver);
+        let charge = unlimited().charge("").expect("no limit");
+        assert_eq!(sender.send(String::new(), charge).await, Err(InboxClosed));
+    }
+
+    #[tokio::test]
+    async fn charges_nest_and_come_back_when_a_message_is_received_or_lost() {
+        let user = InboxBudget::new("user", 3 * OVERHEAD_BYTES, None);
+        let session = |limit| InboxBudget::new("session", limit, Some(user.clone()));
+        let (one, two) = (session(2 * OVERHEAD_BYTES), session(usize::MAX));
+        let (sender, mut receiver) = inbox(8, 1 << 20);
+        for _ in 0..2 {
+            sender.send(String::new(), one.charge("").expect("room")).await.expect("received");
+        }
+        let error = one.charge("").expect_err("past the session's");
+        assert_eq!((error.level, error.used, error.requested, error.limit), ("session", 128, 64, 128));
+        let error = two.charge("x").expect_err("past the user's");
+        assert_eq!((error.level, error.used, error.requested, error.limit), ("user", 128, 65, 192));
+        assert_eq!(two.n_bytes(), 0, "nothing is charged then");
+        receiver.recv().await.expect("a message");
+        assert_eq!((one.n_bytes(), user.n_bytes()), (64, 64));
+        drop((receiver, sender));
+        assert_eq!((one.n_bytes(), user.n_bytes()), (0, 0));
+    }
+}

@@ -1,0 +1,230 @@
+//! Which uploads may send: one for each component, a few for each user. The others wait in the order in which they came.
+
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use tokio::sync::oneshot;
+use trellis_wire::{ComponentHash, ErrorBody};
+
+use super::actor::Actor;
+
+/// The uploads of all users.
+#[derive(Debug)]
+pub(crate) struct Uploads {
+    n_max: usize,
+    n_waiting_max: usize,
+    users: Mutex<HashMap<u32, User>>,
+}
+
+#[derive(Debug, Default)]
+struct User {
+    /// Components that are being sent or stored, at most `n_max`.
+    sending: HashSet<ComponentHash>,
+    /// The first to come is the first here.
+    waiting: VecDeque<Waiting>,
+}
+
+/// An upload in the queue; its request is over if nobody listens any more.
+#[derive(Debug)]
+struct Waiting {
+    hash: ComponentHash,
+    turn: oneshot::Sender<Turn>,
+}
+
+/// What an upload waits for.
+#[derive(Debug)]
+pub(crate) enum Turn {
+    /// It is this upload's turn to send.
+    Send(Place),
+    /// Another upload has brought the component.
+    Stored,
+}
+
+/// The place of an upload that may send. Dropping it lets the next one have its turn, one of the same component
+/// included.
+#[derive(Debug)]
+pub(crate) struct Place {
+    uploads: Arc<Uploads>,
+    uid: u32,
+    hash: ComponentHash,
+    end: End,
+}
+
+/// Turns that have come, told outside the lock: one that nobody takes is given back, which takes the lock again.
+type Told = Vec<(oneshot::Sender<Turn>, Turn)>;
+
+fn tell(told: Told) {
+    for (turn, what) in told {
+        // The request may be over.
+        drop(turn.send(what));
+    }
+}
+
+impl Uploads {
+    pub(crate) fn new(n_max: usize, n_waiting_max: usize) -> Arc<Self> {
+        Arc::new(Self { n_max: n_max.max(1), n_waiting_max, users: Mutex::default() })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<u32, User>> {
+        self.users.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Queues an upload for its turn. Dropping the receiver leaves the queue.
+    ///
+    /// # Errors
+    /// As many uploads of this user wait as may.
+    pub(crate) fn enter(
+        self: &Arc<Self>,
+        actor: Actor,
+        hash: ComponentHash,
+    ) -> Result<oneshot::Receiver<Turn>, ErrorBody> {
+        let (turn, receiver) = oneshot::channel();
+        let mut users = self.lock();
+        let user = users.entry(actor.uid).or_default();
+        user.waiting.retain(|waiting| !waiting.turn.is_closed());
+        user.waiting.push_back(Waiting { hash, turn });
+        let told = self.admit(actor.uid, user);
+        let n_waiting = user.waiting.len();
+        let has_room = n_waiting <= self.n_waiting_max;
+        if !has_room {
+            user.waiting.pop_back();
+        }
+        drop(users);
+        tell(told);
+        if has_room {
+            Ok(receiver)
+        } else {
+            Err(ErrorBody::over_limit("waiting uploads", n_waiting as u64, self.n_waiting_max as u64))
+        }
+    }
+
+    /// Gives free places to those who have waited longest for a component that nobody else sends.
+    fn admit(self: &Arc<Self>, uid: u32, user: &mut User) -> Told {
+        let mut told = Vec::new();
+        while user.sending.len() < self.n_max {
+            user.waiting.retain(|waiting| !waiting.turn.is_closed());
+            let next = user.waiting.iter().position(|waiting| !user.sending.contains(&waiting.hash));
+            let Some(Waiting { hash, turn }) = next.and_then(|idx| user.waiting.remove(idx)) else { break };
+            user.sending.insert(hash);
+            let place = Place { uploads: self.clone(), uid, hash, end: End::Failed };
+            told.push((turn, Turn::Send(place)));
+        }
+        told
+    }
+
+    /// Takes a place away and says to whom it goes; after a success, those who wait for the same component are done.
+    fn leave(self: &Arc<Self>, uid: u32, hash: ComponentHash, end: End) {
+        let mut users = self.lock();
+        let user = users.get_mut(&uid).expect("a user with a place is there");
+        user.sending.remove(&hash);
+        let mut told = Vec::new();
+        if end == End::Stored {
+            let (done, waiting) = user.waiting.drain(..).partition(|waiting| waiting.hash == hash);
+            user.waiting = waiting;
+            let done: VecDeque<Waiting> = done;
+            told.extend(done.into_iter().map(|waiting| (waiting.turn, Turn::Stored)));
+        }
+        told.extend(self.admit(uid, user));
+        if user.sending.is_empty() && user.waiting.is_empty() {
+            users.remove(&uid);
+        }
+        drop(users);
+        tell(told);
+    }
+
+    /// Uploads that have a place, of all users.
+    pub(crate) fn n_sending(&self) -> usize {
+        self.lock().values().map(|user| user.sending.len()).sum()
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum End {
+    Stored,
+    Failed,
+}
+
+impl Place {
+    /// The component is there: those who wait for the same one have nothing left to send.
+    pub(crate) fn stored(mut self) {
+        self.end = End::Stored;
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.uploads.leave(self.uid, self.hash, self.end);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn hash(n: u8) -> ComponentHash {
+        ComponentHash([n; 32])
+    }
+
+    fn actor(uid: u32) -> Actor {
+        Actor { uid, gid: 0 }
+    }
+
+    fn place(receiver: &mut oneshot::Receiver<Turn>) -> Place {
+        match receiver.try_recv().expect("its turn has come") {
+            Turn::Send(place) => place,
+            Turn::Stored => panic!("nobody stored it"),
+        }
+    }
+
+    #[test]
+    fn one_component_is_sent_once() {
+        let uploads = Uploads::new(4, 8);
+        let enter = || uploads.enter(actor(1), hash(1)).expect("room");
+        let [mut first, mut second, mut third] = [enter(), enter(), enter()];
+        let mut of_another_user = uploads.enter(actor(2), hash(1)).expect("room");
+        let sending = place(&mut first);
+        let _theirs = place(&mut of_another_user);
+        assert!(second.try_recv().is_err() && third.try_recv().is_err());
+        drop(sending);
+        let sending = place(&mut second);
+        assert!(third.try_recv().is_err(), "one takes over");
+        sending.stored();
+        assert!(matches!(third.try_recv(), Ok(Turn::Stored)));
+        assert_eq!(uploads.lock().len(), 1, "a user without uploads is forgotten");
+    }
+
+    #[test]
+    fn who_is_over_the_limit_waits_and_is_refused_at_the_next() {
+        let uploads = Uploads::new(2, 2);
+        let enter = |n| uploads.enter(actor(1), hash(n));
+        let mut first = enter(1).expect("room");
+        let _second = enter(2).expect("room");
+        let mut third = enter(3).expect("waits");
+        let gone = enter(4).expect("waits");
+        let error = enter(5).expect_err("too many wait");
+        assert_eq!(
+            (error.name.as_deref(), error.value.as_deref(), error.limit),
+            (Some("waiting uploads"), Some("3"), Some(2))
+        );
+        drop(gone);
+        let mut fifth = enter(5).expect("who has left the queue leaves room");
+        drop(place(&mut first));
+        drop(place(&mut third));
+        drop(place(&mut fifth));
+    }
+
+    #[test]
+    fn a_turn_that_nobody_takes_goes_on() {
+        let uploads = Uploads::new(1, 8);
+        let mut first = uploads.enter(actor(1), hash(1)).expect("room");
+        let second = uploads.enter(actor(1), hash(2)).expect("waits");
+        let mut third = uploads.enter(actor(1), hash(3)).expect("waits");
+        let sending = place(&mut first);
+        drop(second);
+        drop(sending);
+        drop(place(&mut third));
+        drop(uploads.enter(actor(1), hash(1)).expect("room"));
+        assert_eq!(uploads.n_sending(), 0);
+        assert!(uploads.lock().is_empty());
+    }
+}

@@ -1,0 +1,147 @@
+//! How a guest is started, and which request runs it: after an upload that is another one than at first.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use tokio::sync::{Notify, mpsc, watch};
+use trellis_wire::{Call, Start};
+
+use crate::connection::{Connection, News, Slot};
+use crate::error::Error;
+use crate::upload::Component;
+
+/// A guest's start. Which request runs it and whether it is cancelled are changed by the connection alone, under its
+/// lock.
+#[derive(Debug)]
+pub(crate) struct Launch {
+    start: Start,
+    component: Mutex<Option<Component>>,
+    phase: watch::Sender<Phase>,
+    is_cancelled: AtomicBool,
+    /// Heard by the upload between two requests.
+    cancelled: Notify,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    Waiting { id: Option<u64> },
+    Started { id: u64 },
+    Ended,
+}
+
+impl Phase {
+    fn id(self) -> Option<u64> {
+        match self {
+            Self::Waiting { id } => id,
+            Self::Started { id } => Some(id),
+            Self::Ended => None,
+        }
+    }
+}
+
+impl Launch {
+    pub(crate) fn new(start: Start, component: Option<Component>) -> Arc<Self> {
+        Arc::new(Self {
+            start,
+            component: Mutex::new(component),
+            phase: watch::Sender::new(Phase::Waiting { id: None }),
+            is_cancelled: AtomicBool::new(false),
+            cancelled: Notify::new(),
+        })
+    }
+
+    /// Asks the daemon for the guest.
+    ///
+    /// # Errors
+    /// The connection is lost, the arguments do not fit in a frame, or the client has given the guest up.
+    pub(crate) fn start(
+        self: &Arc<Self>,
+        connection: &Connection,
+        news: &mpsc::UnboundedSender<News>,
+    ) -> Result<(), Error> {
+        let slot = Slot::Guest { news: news.clone(), launch: self.clone() };
+        connection.request(Call::Start(self.start.clone()), slot).map(|_| ())
+    }
+
+    pub(crate) fn take_component(&self) -> Option<Component> {
+        self.component.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+
+    /// A request for the guest is about to leave. Ids only grow: one that is noted late is not the guest's.
+    pub(crate) fn asked(&self, id: u64) {
+        self.phase.send_if_modified(|phase| {
+            let is_news = *phase != Phase::Ended && phase.id().is_none_or(|known| known < id);
+            if is_news {
+                *phase = Phase::Waiting { id: Some(id) };
+            }
+            is_news
+        });
+    }
+
+    pub(crate) fn started(&self, id: u64) {
+        self.phase.send_replace(Phase::Started { id });
+    }
+
+    pub(crate) fn ended(&self) {
+        self.phase.send_replace(Phase::Ended);
+    }
+
+    pub(crate) fn cancel(&self) {
+        self.is_cancelled.store(true, Ordering::SeqCst);
+        self.cancelled.notify_one();
+    }
+
+    pub(crate) fn is_cancelled(&self) -> bool {
+        self.is_cancelled.load(Ordering::SeqCst)
+    }
+
+    pub(crate) async fn cancelled(&self) {
+        self.cancelled.notified().await;
+    }
+
+    /// The request that runs the guest, or is to run it.
+    pub(crate) fn request_id(&self) -> Option<u64> {
+        self.phase.borrow().id()
+    }
+
+    /// The request that runs the guest, once it runs.
+    ///
+    /// # Errors
+    /// The guest has ended.
+    pub(crate) async fn running(&self) -> Result<u64, Error> {
+        let mut phase = self.phase.subscribe();
+        let phase = phase.wait_for(|phase| !matches!(phase, Phase::Waiting { .. })).await;
+        match phase.as_deref() {
+            Ok(Phase::Started { id }) => Ok(*id),
+            _ => Err(Error::GuestEnded),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use trellis_wire::Program;
+
+    use super::*;
+
+    fn launch() -> Arc<Launch> {
+        let program = Program::Named { name: "guest".to_owned() };
+        let start = Start { program, arguments: Vec::new(), seed: None, credit_bytes: 0, deadline_ms: None };
+        Launch::new(start, None)
+    }
+
+    /// The thread of the first start may be so late that the second one has left before it goes on.
+    #[test]
+    fn a_request_that_is_noted_late_is_not_the_guests() {
+        let launch = launch();
+        launch.asked(3);
+        launch.asked(1);
+        assert_eq!(launch.request_id(), Some(3));
+        launch.started(3);
+        launch.asked(1);
+        assert_eq!(launch.request_id(), Some(3));
+        launch.ended();
+        launch.asked(5);
+        assert_eq!(launch.request_id(), None);
+    }
+}

@@ -1,0 +1,354 @@
+//! Devices that fail: whose work ends, with what, and who goes on.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use trellis::config::{Config, Device, OnDeviceFailure};
+use trellis::daemon::Daemon;
+use trellis::ipc::Listener;
+use trellis_client::{Client, ErrorCode, Program};
+use trellis_engine::account::{Account, Budget, Owner, Resource};
+use trellis_engine::model::{Dtype, Model};
+use trellis_engine::sampling::Sampler;
+use trellis_engine::{
+    Ahead, Ask, Context, Engine, EngineError, EngineFailure, EngineHandle, EngineState, Pull, RunKey,
+    RunSettings,
+};
+use trellis_tests::daemons::{self, Ended, Served, collect, nothing_is_held, run, until, with};
+use trellis_tests::engines::{Random, Sizes, backend, block_on, owner, start};
+use trellis_tests::faulty::{ENVIRONMENT, Fault, Faults};
+use trellis_tests::{guests, models, pack};
+
+use crate::exe;
+
+const N_CONTEXTS: u32 = 4;
+const N_PROMPT: usize = 70;
+const N_TOKENS: usize = 24;
+
+/// Too few pages for the four contexts, so that they move to host memory and back; some come too late for that.
+const SIZES: Sizes = Sizes { n_pages: 17, n_host_pages: 8, n_step_rows: 8, n_step_tokens: 48 };
+
+fn model() -> Model {
+    models::random("small", models::small(256), Dtype::F32)
+}
+
+fn faulty(faults: &Faults) -> Engine {
+    let model = model();
+    let backend = faults.wrap(backend(&model, SIZES));
+    start(model, backend, SIZES)
+}
+
+/// Decodes a seeded continuation of a prompt of its own, and asks again for what failed with its step.
+///
+/// Returns the tokens and how many steps failed under it.
+async fn decode(engine: &EngineHandle, owner: Owner) -> Result<(Vec<u32>, usize), EngineError> {
+    let number = u64::from(owner.actor.0);
+    let mut context = Context::create(engine, owner).await?;
+    context.append(&Random(number).tokens(N_PROMPT, 4096)).await?;
+    let (mut tokens, mut n_failed): (Vec<u32>, usize) = (Vec::new(), 0);
+    while tokens.len() < N_TOKENS {
+        let n_tokens_max = Some(N_TOKENS - tokens.len());
+        let settings = || RunSettings {
+            sampler: Arc::new(Sampler { temperature: 1.0, seed: number, ..Sampler::greedy() }),
+            stop_tokens: Arc::new([]),
+            n_tokens_max,
+            ahead: Ahead::Adaptive,
+        };
+        match context.pull(RunKey(0), settings).await {
+            Ok(Pull::Token(drawn)) => tokens.push(drawn.token),
+            Ok(Pull::Finished(finish)) => panic!("{finish:?} after {} tokens", tokens.len()),
+            Err(error @ EngineError::Step(_)) => {
+                assert!(error.is_retryable() && error.to_string().contains("injected"), "{error}");
+                n_failed += 1;
+            }
+            Err(error) => return Err(error),
+        }
+    }
+    Ok((tokens, n_failed))
+}
+
+/// All four continuations at once.
+async fn decode_all(engine: &EngineHandle) -> Vec<Result<(Vec<u32>, usize), EngineError>> {
+    let tasks: Vec<_> = (1..=N_CONTEXTS)
+        .map(|number| {
+            let engine = engine.clone();
+            tokio::spawn(async move { decode(&engine, owner(number)).await })
+        })
+        .collect();
+    let mut results = Vec::new();
+    for task in tasks {
+        results.push(task.await.expect("no panic outside the engine"));
+    }
+    results
+}
+
+async fn tokens_of_all(engine: &EngineHandle) -> (Vec<Vec<u32>>, usize) {
+    let results = decode_all(engine).await.into_iter().map(|result| result.expect("it goes on"));
+    let (tokens, n_failed): (Vec<_>, Vec<_>) = results.unzip();
+    (tokens, n_failed.iter().sum())
+}
+
+#[test]
+fn a_step_that_fails_ends_its_own_work_and_what_is_asked_again_is_right() {
+    block_on(async {
+        let faults = Faults::default();
+        let engine = faulty(&faults);
+        let (expected, _) = tokens_of_all(engine.handle()).await;
+        let n_calls = faults.n_calls();
+        let stats = engine.handle().stats().await.expect("it lives");
+        assert!(stats.n_swaps_out > 0, "pages move: {stats:?}");
+        let mut n_failed_all = 0;
+        // One engine for all: whatever a failed step left behind meets all that follow.
+        for n_before in 0..n_calls {
+            let n_faults = faults.n_faults();
+            faults.inject(n_before, 1 + n_before % 2, Fault::Call);
+            let (tokens, n_failed) = tokens_of_all(engine.handle()).await;
+            assert_eq!(tokens, expected, "call {n_before} failed");
+            // Fewer calls may do another time.
+            assert!(n_failed > 0 || n_before > n_calls / 2 || faults.n_faults() > n_faults, "{n_before}");
+            n_failed_all += n_failed;
+            assert!(matches!(engine.handle().state(), EngineState::Running));
+        }
+        assert!(n_failed_all > n_calls, "{n_failed_all} pieces of work failed in {n_calls} runs");
+        let stats = engine.handle().stats().await.expect("it lives");
+        assert_eq!(stats.n_contexts, 0, "{stats:?}");
+        assert_eq!(stats.n_pages_free + stats.n_pages_cached, stats.n_pages, "{stats:?}");
+    });
+}
+
+#[test]
+fn an_engine_whose_device_is_lost_says_so_to_everybody_and_keeps_nothing() {
+    block_on(async {
+        for (idx, n_before) in (0..40).step_by(3).enumerate() {
+            let fault = if idx % 2 == 0 { Fault::Device } else { Fault::Panic };
+            let faults = Faults::default();
+            let engine = faulty(&faults);
+            let handle = engine.handle().clone();
+            let account = Account::new("user", Budget::UNLIMITED, None);
+            let of_user = Owner { account: account.clone(), ..owner(9) };
+            let mut idle = Context::create(&handle, of_user.clone()).await.expect("created");
+            idle.append(&[1; 40]).await.expect("fits");
+            idle.ask(Ask::Prefill).await.expect("asked").answer().await.expect("computed");
+            idle.save("kept").await.expect("saved");
+            faults.inject(n_before, 1, fault);
+            let says_why = |error: &EngineError| {
+                let is_right = matches!(
+                    (fault, error),
+                    (Fault::Device, EngineError::Failed(EngineFailure::Device(_)))
+                        | (Fault::Panic, EngineError::Failed(EngineFailure::Panicked { .. }))
+                );
+                assert!(is_right && error.is_retryable(), "{error:?}");
+                assert!(error.to_string().contains("injected"), "{error}");
+            };
+            let results = decode_all(&handle).await;
+            assert!(faults.n_faults() == 1 && results.iter().any(Result::is_err), "call {n_before}");
+            results.iter().filter_map(|result| result.as_ref().err()).for_each(says_why);
+            says_why(&EngineError::Failed(handle.failed().await));
+            // Every later call says the same, whatever it is.
+            let mut later: BTreeMap<&str, EngineError> = BTreeMap::new();
+            later.insert("create", Context::create(&handle, of_user.clone()).await.expect_err("gone"));
+            later.insert("open", Context::open(&handle, of_user.clone(), "kept").await.expect_err("gone"));
+            later.insert("stats", handle.stats().await.expect_err("gone"));
+            later.insert("forget", handle.forget(&of_user, "kept").await.expect_err("gone"));
+            later.insert("fork", idle.fork().await.expect_err("gone"));
+            later.insert("truncate", idle.truncate(3).await.expect_err("gone"));
+            later.insert("save", idle.save("again").await.expect_err("gone"));
+            later.insert("ask", idle.ask(Ask::Prefill).await.expect_err("gone"));
+            later.values().for_each(says_why);
+            drop(idle);
+            drop(engine);
+            assert!(matches!(handle.state(), EngineState::Failed(_)), "to be stopped is no other end");
+            for resource in [Resource::Pages, Resource::Contexts] {
+                assert_eq!(account.used(resource), 0, "{resource:?} after a {fault:?}");
+            }
+        }
+    });
+}
+
+#[test]
+fn steps_that_fail_one_after_the_other_are_a_lost_device() {
+    block_on(async {
+        let faults = Faults::default();
+        let engine = faulty(&faults);
+        faults.inject(5, usize::MAX, Fault::Call);
+        let results = decode_all(engine.handle()).await;
+        assert_eq!(faults.n_faults(), 3);
+        let failed = engine.handle().failed().await;
+        assert!(matches!(failed, EngineFailure::Steps { n_steps: 3, .. }), "{failed}");
+        assert!(results.iter().all(|result| matches!(result, Err(EngineError::Failed(_)))), "{results:?}");
+    });
+}
+
+fn config() -> Config {
+    Config { models: vec!["tiny".to_owned(), "draft".to_owned()], ..daemons::config(exe()) }
+}
+
+fn start_faulty(config: &Config, model: &str) -> (Daemon, Faults) {
+    let faults = Faults::default();
+    let daemon = Daemon::start_with(config, Some(faults.of_model(model)), &|_| {}).expect("it starts");
+    (daemon, faults)
+}
+
+const COMPLETE: [&str; 4] = ["--max-tokens", "40", "--temperature=0.8", "Once upon a time"];
+
+async fn complete(client: &Client) -> Ended {
+    run(client, &guests::example("complete"), with(&COMPLETE)).await
+}
+
+/// Asserts that a guest was ended because the device failed.
+fn has_failed_with_device(ended: &Ended) {
+    assert_eq!(ended.reason().code, ErrorCode::DeviceFailed, "{ended:?}");
+    let error = ended.error.as_ref().expect("it has a reason");
+    assert!(error.is_retryable() && error.to_string().contains("injected"), "{error}");
+    assert!(ended.usage.is_some(), "what it used is told all the same");
+}
+
+#[test]
+fn a_model_whose_steps_fail_leaves_the_other_alone() {
+    block_on(async {
+        let (daemon, faults) = start_faulty(&config(), "draft");
+        let client = daemon.connect().await.expect("connected");
+        let expected = complete(&client).await.well().text;
+        let other = daemon.engine(Some("draft")).expect("it is loaded");
+        let others = tokio::spawn(async move {
+            let mut n_failed = 0;
+            for round in 0..30 {
+                faults.inject(round % 7, 1 + round % 2, Fault::Call);
+                n_failed += decode(&other, owner(round as u32)).await.expect("it goes on").1;
+            }
+            n_failed
+        });
+        let mut n_completed = 0;
+        while !others.is_finished() || n_completed == 0 {
+            assert_eq!(complete(&client).await.well().text, expected, "undisturbed");
+            n_completed += 1;
+        }
+        assert!(others.await.expect("no panic") >= 30);
+        assert!(daemon.failure().is_none());
+        assert!(client.info().await.expect("it answers").failure.is_none());
+        nothing_is_held(&daemon).await;
+    });
+}
+
+#[test]
+fn a_guest_whose_step_fails_hears_so_and_the_next_is_served() {
+    block_on(async {
+        let (daemon, faults) = start_faulty(&config(), "tiny");
+        let client = daemon.connect().await.expect("connected");
+        let expected = complete(&client).await.well().text;
+        faults.inject(3, 1, Fault::Call);
+        let ended = complete(&client).await;
+        assert_eq!(ended.reason().code, ErrorCode::GuestFailed, "{ended:?}");
+        assert!(ended.reason().message.contains("may be tried again"), "{ended:?}");
+        assert_eq!(complete(&client).await.well().text, expected);
+        nothing_is_held(&daemon).await;
+    });
+}
+
+#[test]
+fn an_embedded_daemon_shows_that_its_device_failed() {
+    for fault in [Fault::Device, Fault::Panic] {
+        block_on(async {
+            let (daemon, faults) = start_faulty(&config(), "tiny");
+            let client = daemon.connect().await.expect("connected");
+            // It waits for its client all the time and is ended as well.
+            let echo = client.start(Program::wasm(guests::hostile()), with(&["echo"])).await;
+            let mut idle = echo.expect("the connection stands");
+            daemons::started(&mut idle).await;
+            assert!(daemon.failure().is_none());
+            faults.inject(3, 1, fault);
+            has_failed_with_device(&complete(&client).await);
+            has_failed_with_device(&collect(idle).await);
+            let failure = daemon.failed().await;
+            assert_eq!(failure.model, "tiny");
+            assert_eq!(daemon.failure().expect("it stays so").to_string(), failure.to_string());
+            // Who comes later hears it at once, and those who ask how the daemon is can see it.
+            let refused = complete(&client).await;
+            assert_eq!(refused.reason().code, ErrorCode::DeviceFailed, "{refused:?}");
+            let info = client.info().await.expect("it answers");
+            assert_eq!(info.failure, Some(failure.to_string()));
+            let models = client.models().await.expect("it answers");
+            let failed = |name: &str| {
+                let model = models.iter().find(|model| model.name == name).expect("it is listed");
+                model.failure.clone()
+            };
+            assert!(failed("tiny").expect("it has failed").contains("injected"));
+            assert_eq!(failed("draft"), None);
+            until("no guest runs", async || daemon.service().host().guests().is_empty()).await;
+        });
+    }
+}
+
+/// The packed program is the released one, which has no faults.
+fn has_faults() -> bool {
+    let has_faults = pack::folder().is_none();
+    if !has_faults {
+        eprintln!("skipped: the packed program cannot be told to fail");
+    }
+    has_faults
+}
+
+#[test]
+fn a_daemon_whose_device_fails_ends_with_its_own_status() {
+    if !has_faults() {
+        return;
+    }
+    block_on(async {
+        for fault in ["device", "panic"] {
+            let value = format!("tiny 5 {fault}");
+            let mut served = Served::start_with(exe(), &daemons::config(exe()), &[(ENVIRONMENT, &value)]);
+            let client = Client::connect_to(&served.socket()).await.expect("it listens");
+            has_failed_with_device(&complete(&client).await);
+            assert_eq!(served.wait().code(), Some(i32::from(trellis::cli::DEVICE_FAILED)), "{fault}");
+        }
+    });
+}
+
+#[test]
+fn a_command_with_a_daemon_inside_ends_with_the_same_status() {
+    if !has_faults() {
+        return;
+    }
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("complete.wasm");
+    std::fs::write(&path, guests::example("complete")).expect("written");
+    let mut command = daemons::trellis(exe());
+    command.args(["run", "--local", "--device", "cpu"]).arg(&path).args(COMPLETE);
+    command.env(ENVIRONMENT, "tiny 5 device");
+    let output = daemons::output(&mut command);
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(i32::from(trellis::cli::DEVICE_FAILED)), "{errors}");
+    assert!(errors.contains("the device failed") && errors.contains("injected"), "{errors}");
+}
+
+#[test]
+fn a_device_that_fails_is_opened_again_where_that_is_wanted_and_given_up_when_it_fails_at_once() {
+    block_on(async {
+        // Never a card: to reset one takes it from every other test of this process.
+        let config = Config { device: Device::Cpu, on_device_failure: OnDeviceFailure::Reopen, ..config() };
+        let (daemon, faults) = start_faulty(&config, "tiny");
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("trellis.sock");
+        let listener = Listener::bind(&path, 0o700).expect("the place is free");
+        let daemon = Arc::new(daemon);
+        let serving = daemon.clone();
+        let serving = tokio::spawn(async move { serving.serve(listener).await });
+
+        let client = Client::connect_to(&path).await.expect("it listens");
+        let expected = complete(&client).await.well().text;
+        faults.inject(5, 1, Fault::Device);
+        has_failed_with_device(&complete(&client).await);
+        until("the device is open again", async || {
+            client.info().await.expect("it answers").failure.is_none()
+        })
+        .await;
+        assert_eq!(complete(&client).await.well().text, expected, "on the same connection");
+        nothing_is_held(&daemon).await;
+
+        faults.inject(5, 1, Fault::Device);
+        has_failed_with_device(&complete(&client).await);
+        let failure = serving.await.expect("no panic").expect_err("it is given up");
+        assert!(failure.to_string().contains("injected"), "{failure}");
+        assert!(Client::connect_to(&path).await.is_err(), "nobody listens any more");
+    });
+}

@@ -1,0 +1,75 @@
+//! Mixed loads of `trellis bench --mix`, guests and clients over a socket among them.
+
+use std::fs;
+
+use serde_json::Value;
+use tempfile::TempDir;
+use trellis_client::Program;
+use trellis_tests::daemons::{self, collect, with};
+use trellis_tests::engines::block_on;
+use trellis_tests::guests;
+
+use crate::exe;
+
+const MIX: &str = r#"
+warm_up_s = 0.2
+measure_s = 1
+windows = 4
+
+[[load]]
+kind = "streams"
+count = 2
+prompt = 20
+wrap_tokens = 64
+
+[[load]]
+kind = "clients"
+count = 3
+prompt = 20
+wrap_tokens = 64
+against = "streams"
+"#;
+
+#[test]
+fn guests_and_clients_beside_streams() {
+    let folder = TempDir::new().expect("a folder");
+    let (mix, wasm, cache) =
+        (folder.path().join("mix.toml"), folder.path().join("probe.wasm"), folder.path().join("cache"));
+    fs::write(&mix, MIX).expect("written");
+    fs::write(&wasm, guests::example("probe")).expect("written");
+    let mut command = daemons::trellis(exe());
+    command.args(["bench", "--json", "--model", "tiny", "--device", "cpu", "--mix"]).arg(&mix);
+    command.arg("--guest-wasm").arg(&wasm).env("XDG_CACHE_HOME", &cache);
+    let output = daemons::output(&mut command);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let report: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    let phases = report["phases"].as_array().expect("phases");
+    assert_eq!(phases.len(), 3);
+    let together = phases[2]["loads"].as_array().expect("loads");
+    assert_eq!([&together[0]["name"], &together[1]["name"]], ["streams", "clients"]);
+    for load in together {
+        let (rate, gap) = (load["tokens_per_s"].as_f64(), load["gaps"]["p50_ms"].as_f64());
+        assert!(rate > Some(0.0) && gap > Some(0.0) && load["share"].as_f64() > Some(0.0), "{load}");
+    }
+}
+
+#[test]
+fn probe_sends_each_token_by_itself_once_it_is_told_to() {
+    block_on(async {
+        let daemon = daemons::start(&daemons::config(exe()));
+        let client = daemon.connect().await.expect("connected");
+        let probe = guests::example("probe");
+        let tokens = async |seed| {
+            let options = trellis_client::StartOptions { seed: Some(seed), ..with(&["tokens", "20", "30"]) };
+            let guest = client.start(Program::wasm(probe.clone()), options).await.expect("it starts");
+            guest.send("go").await.expect("it listens");
+            let ended = collect(guest).await.well();
+            assert_eq!((ended.text.as_str(), ended.tokens.len()), (".", 20));
+            ended.tokens
+        };
+        assert_eq!(tokens(1).await, tokens(1).await);
+        assert_ne!(tokens(1).await, tokens(2).await, "another seed is another prompt");
+        drop(client);
+        daemons::nothing_is_held(&daemon).await;
+    });
+}
