@@ -3,6 +3,8 @@
 
 use std::sync::Arc;
 
+use tokio::sync::Barrier;
+
 use trellis_engine::account::Resource;
 use trellis_engine::sampling::Sampler;
 use trellis_engine::{Ahead, Answer, Ask, Context, EngineHandle, Pull, RunKey, RunSettings};
@@ -21,7 +23,8 @@ struct Job {
 /// Tokens and their log-probabilities, for each fork.
 type Drawn = Vec<Vec<(u32, Nat)>>;
 
-async fn run(engine: &EngineHandle, job: &Job, number: u32) -> Drawn {
+/// All jobs that run `together` have their pages when one begins its second token.
+async fn run(engine: &EngineHandle, job: &Job, number: u32, together: &Barrier) -> Drawn {
     let owner = owner(number);
     let account = owner.account.clone();
     let mut root = Context::create(engine, owner).await.expect("created");
@@ -32,6 +35,9 @@ async fn run(engine: &EngineHandle, job: &Job, number: u32) -> Drawn {
     }
     let mut drawn = vec![Vec::new(); job.n_forks];
     for step in 0..job.n_tokens {
+        if step == 1 {
+            together.wait().await;
+        }
         for (idx, fork) in forks.iter_mut().enumerate() {
             let sampler = Arc::new(Sampler {
                 temperature: 1.0,
@@ -90,24 +96,25 @@ fn jobs(engine: &EngineHandle, n: usize) -> Vec<Job> {
 async fn alone(engine: &EngineHandle, jobs: &[Job]) -> Vec<Drawn> {
     let mut all = Vec::new();
     for (idx, job) in jobs.iter().enumerate() {
-        all.push(run(engine, job, idx as u32).await);
+        all.push(run(engine, job, idx as u32, &Barrier::new(1)).await);
     }
     all
 }
 
 async fn together(engine: &EngineHandle, jobs: &[Job]) -> Vec<Drawn> {
+    let barrier = Arc::new(Barrier::new(jobs.len()));
     let tasks: Vec<_> = jobs
         .iter()
         .cloned()
         .enumerate()
         .map(|(idx, job)| {
-            let engine = engine.clone();
+            let (engine, barrier) = (engine.clone(), barrier.clone());
             tokio::spawn(async move {
                 // Arrivals spread over the others' work.
                 for _ in 0..idx * 3 {
                     tokio::task::yield_now().await;
                 }
-                run(&engine, &job, 100 + idx as u32).await
+                run(&engine, &job, 100 + idx as u32, &barrier).await
             })
         })
         .collect();
