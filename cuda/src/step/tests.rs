@@ -1,5 +1,7 @@
 //! Steps written out, without a device.
 
+use std::sync::LazyLock;
+
 use trellis_engine::batch::{Input, OutputKind, OutputRequest, PageCopy, PageId, Row, SlotId, Token};
 use trellis_engine::sampling::Sampler;
 
@@ -20,12 +22,18 @@ const fn cutting(tile_tokens: usize) -> Cutting {
 const CUTTINGS: Cuttings =
     Cuttings { single: cutting(1), tiles: Some([cutting(16), cutting(64)]), n_single_tokens_max: 1 };
 
+/// A page table of consecutive pages.
+fn consecutive(first: usize, n: usize) -> &'static [PageId] {
+    static PAGES: LazyLock<Vec<PageId>> = LazyLock::new(|| (0..1 << 20).map(PageId).collect());
+    &PAGES[first..first + n]
+}
+
 fn row<'a>(slot: u32, tokens: &'a [Token], start: usize, outputs: Vec<(usize, OutputKind<'a>)>) -> Row<'a> {
     Row {
         slot: SlotId(slot),
         tokens,
         start,
-        pages: (0..tokens.len() as u32 / 16 + 1).map(|idx| PageId(100 * slot + idx)).collect(),
+        pages: consecutive(100 * slot as usize, tokens.len() / 16 + 1),
         outputs: outputs.into_iter().map(|(position, kind)| OutputRequest { position, kind }).collect(),
         input: Input::Known,
     }

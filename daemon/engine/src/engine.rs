@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
 
 use crate::backend::{Backend, BackendError, Collected, Damage};
+use crate::batch::{self, Row};
 use crate::command::Command;
 use crate::error::{EngineError, EngineFailure};
 use crate::handle::{EngineHandle, EngineState, Posted, Served};
@@ -125,6 +126,7 @@ fn serve(
     let n_steps_max = backend.limits().n_steps_under_way;
     let mut under_way: VecDeque<Plan> = VecDeque::new();
     let mut failures = Failures::default();
+    let mut rows = Vec::new();
     loop {
         // Only an idle engine waits.
         if under_way.is_empty() && !scheduler.has_work() {
@@ -142,7 +144,7 @@ fn serve(
                 break;
             }
             let mut n_moved = 0;
-            match submit(scheduler, backend, &plan, &mut n_moved) {
+            match submit(scheduler, backend, &plan, &mut n_moved, &mut rows) {
                 Ok(()) if plan.has_rows() => under_way.push_back(plan),
                 Ok(()) => break,
                 Err(error) => failures.note(scheduler, &plan, n_moved, error)?,
@@ -201,12 +203,13 @@ fn linger(scheduler: &mut Scheduler, commands: &mut mpsc::UnboundedReceiver<Post
     Flow::Continue
 }
 
-/// Puts a plan into effect; `n_moved` counts the pages whose moves the backend has taken.
+/// Puts a plan into effect; `n_moved` counts the pages whose moves the backend has taken, `rows` is memory for its rows.
 fn submit(
     scheduler: &Scheduler,
     backend: &mut dyn Backend,
     plan: &Plan,
     n_moved: &mut usize,
+    rows: &mut Vec<Row<'static>>,
 ) -> Result<(), BackendError> {
     // Moves of one kind that follow each other go to the device together.
     for moves in plan.moves.chunk_by(|a, b| matches!(a, Move::Out(..)) == matches!(b, Move::Out(..))) {
@@ -223,7 +226,10 @@ fn submit(
         *n_moved += moves.len();
     }
     if plan.has_rows() {
-        backend.submit(&scheduler.batch(plan))?;
+        let batch = scheduler.batch(plan, std::mem::take(rows));
+        let submitted = backend.submit(&batch);
+        *rows = batch::reused(batch.rows);
+        submitted?;
     }
     Ok(())
 }

@@ -11,7 +11,9 @@ pub(crate) use run::RunWork;
 
 use std::ops::Range;
 
-use crate::batch::{OutputKind, OutputRequest};
+use smallvec::smallvec;
+
+use crate::batch::{OutputKind, OutputRequest, Requests};
 use crate::command::{Ahead, Ask};
 use crate::run::AheadWindow;
 
@@ -85,15 +87,15 @@ impl Work {
 
     /// What the backend has to return for the tokens `start..end` of a context of `n_tokens`, one that is not known yet
     /// included.
-    pub(crate) fn outputs(&self, start: usize, end: usize, n_tokens: usize) -> Vec<OutputRequest<'_>> {
+    pub(crate) fn outputs(&self, start: usize, end: usize, n_tokens: usize) -> Requests<'_> {
         let last = |kind| {
             let position = n_tokens - 1;
-            if end > position { vec![OutputRequest { position, kind }] } else { Vec::new() }
+            if end > position { smallvec![OutputRequest { position, kind }] } else { Requests::new() }
         };
         match self {
             Self::Run(run) => last(OutputKind::Sample(&run.settings.sampler)),
             Self::Ask(work) => match &work.ask {
-                Ask::Prefill => Vec::new(),
+                Ask::Prefill => Requests::new(),
                 Ask::Sample(sampler) => last(OutputKind::Sample(sampler)),
                 Ask::Top { n } => last(OutputKind::Top { n: *n }),
                 Ask::Scores(tokens) => last(OutputKind::Scores(tokens)),

@@ -2,6 +2,7 @@
 
 use super::admission::Standing;
 use super::cost::Costs;
+use super::fair::Seat;
 use super::{ContextState, Saved, Scheduler};
 use crate::account::{ActorId, Owner, Resource};
 use crate::batch::Token;
@@ -26,7 +27,8 @@ impl Scheduler {
         match command {
             Command::Create { id, owner } => {
                 let kv = Sequence::new(self.root_key(owner.actor), owner.account.clone());
-                self.insert(id, owner, kv, AheadWindow::default());
+                let seat = self.queue.seat(&owner);
+                self.insert(id, owner, seat, kv, AheadWindow::default());
             }
             Command::Open { id, owner, name, reply } => {
                 let _ = reply.send(self.open(id, owner, name));
@@ -56,9 +58,10 @@ impl Scheduler {
         PrefixKey::root(&self.settings.model_fingerprint, self.settings.prefix_scope, actor)
     }
 
-    fn insert(&mut self, id: ContextId, owner: Owner, kv: Sequence, window: AheadWindow) {
+    fn insert(&mut self, id: ContextId, owner: Owner, seat: Seat, kv: Sequence, window: AheadWindow) {
         let context = ContextState {
             owner,
+            seat,
             slot: self.take_slot(),
             kv,
             work: None,
@@ -69,7 +72,7 @@ impl Scheduler {
             under_way: None,
             epoch: 0,
         };
-        let earlier = self.contexts.insert(id, context);
+        let earlier = self.contexts.insert(id, Box::new(context));
         assert!(earlier.is_none(), "context ids are never used twice");
     }
 
@@ -81,8 +84,9 @@ impl Scheduler {
         saved.last_step = self.step;
         let kv = saved.kv.fork(owner.account.clone(), &mut self.pages);
         let tokens = kv.tokens.clone();
-        self.queue.charge(&owner, Costs::command_ns(kv.blocks.len()));
-        self.insert(id, owner, kv, AheadWindow::default());
+        let seat = self.queue.seat(&owner);
+        self.queue.charge(&seat, Costs::command_ns(kv.blocks().len()));
+        self.insert(id, owner, seat, kv, AheadWindow::default());
         Ok(tokens)
     }
 
@@ -115,8 +119,9 @@ impl Scheduler {
         let Some(parent) = self.contexts.get(&id) else { return };
         let (owner, window) = (parent.owner.clone(), parent.window);
         let kv = parent.kv.fork(owner.account.clone(), &mut self.pages);
-        self.queue.charge(&owner, Costs::command_ns(kv.blocks.len()));
-        self.insert(child, owner, kv, window);
+        let seat = self.queue.seat_beside(&parent.seat);
+        self.queue.charge(&seat, Costs::command_ns(kv.blocks().len()));
+        self.insert(child, owner, seat, kv, window);
     }
 
     fn ask(&mut self, id: ContextId, edit: Edit, ask: Ask, reply: Reply<Answer>) {
@@ -164,7 +169,7 @@ impl Scheduler {
             owner.account.charge(Resource::Contexts, 1)?;
         }
         let kv = context.kv.fork(owner.account.clone(), &mut self.pages);
-        self.queue.charge(&owner, Costs::command_ns(kv.blocks.len()));
+        self.queue.charge(&context.seat, Costs::command_ns(kv.blocks().len()));
         self.saved.insert(key, Saved { kv, _footprint: footprint, owner, last_step: self.step });
         Ok(())
     }
@@ -184,7 +189,9 @@ impl Scheduler {
         if let Some(mut context) = self.contexts.remove(&id) {
             self.returns.forget(context.owner.guest);
             context.kv.forget(&mut self.pages);
-            self.free_slots.push(context.slot);
+            let ContextState { seat, slot, .. } = *context;
+            self.queue.vacate(seat);
+            self.free_slots.push(slot);
         }
     }
 }

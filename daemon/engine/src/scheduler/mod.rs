@@ -17,6 +17,8 @@ mod tests;
 
 use std::collections::{BTreeMap, VecDeque};
 
+use rustc_hash::FxHashMap;
+
 use crate::account::{ActorId, Owner};
 use crate::backend::Limits;
 use crate::batch::SlotId;
@@ -28,7 +30,7 @@ use crate::stats::EngineStats;
 use admission::{Line, Standing};
 pub(crate) use commands::Flow;
 use cost::Costs;
-use fair::{Class, FairQueue};
+use fair::{Class, FairQueue, Seat};
 use returns::Returns;
 
 pub(crate) use plan::{Move, Plan};
@@ -48,6 +50,8 @@ pub(crate) struct SchedulerSettings {
 #[derive(Debug)]
 struct ContextState {
     owner: Owner,
+    /// Its guest's place in the queue.
+    seat: Seat,
     slot: SlotId,
     kv: Sequence,
     work: Option<Work>,
@@ -87,7 +91,7 @@ pub(crate) struct Scheduler {
     limits: Limits,
     settings: SchedulerSettings,
     pages: PageTable,
-    contexts: BTreeMap<ContextId, ContextState>,
+    contexts: FxHashMap<ContextId, Box<ContextState>>,
     saved: BTreeMap<(ActorId, String), Saved>,
     free_slots: Vec<SlotId>,
     n_slots: u32,
@@ -104,6 +108,8 @@ pub(crate) struct Scheduler {
     step: u64,
     /// The numbers of the steps that were planned and not taken in.
     steps_under_way: VecDeque<u64>,
+    /// Plans that were taken in, for their memory.
+    spare_plans: Vec<Plan>,
     stats: EngineStats,
 }
 
@@ -116,7 +122,7 @@ impl Scheduler {
         };
         Self {
             pages: PageTable::new(limits.n_pages, limits.n_host_pages),
-            contexts: BTreeMap::new(),
+            contexts: FxHashMap::default(),
             saved: BTreeMap::new(),
             free_slots: Vec::new(),
             n_slots: 0,
@@ -128,6 +134,7 @@ impl Scheduler {
             last_decode_step: 0,
             step: 0,
             steps_under_way: VecDeque::new(),
+            spare_plans: Vec::new(),
             stats: EngineStats::default(),
             limits,
             settings,
@@ -151,11 +158,6 @@ impl Scheduler {
         }
     }
 
-    /// The number of the oldest step that reads or writes pages, the one being planned included.
-    fn oldest_step(&self) -> u64 {
-        self.steps_under_way.front().copied().unwrap_or(self.step)
-    }
-
     fn take_slot(&mut self) -> SlotId {
         self.free_slots.pop().unwrap_or_else(|| {
             self.n_slots += 1;
@@ -170,7 +172,7 @@ impl Scheduler {
             return;
         }
         context.is_queued = true;
-        self.queue.push(&context.owner, context.class(), id);
+        self.queue.push(&context.seat, context.class(), id);
     }
 }
 

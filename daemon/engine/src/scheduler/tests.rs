@@ -1,5 +1,6 @@
 //! Random operations against a model without pages, batches or run-ahead.
 
+mod cost;
 mod failing;
 mod hash_backend;
 mod progress;
@@ -355,7 +356,7 @@ impl World {
     fn step(&mut self) {
         while self.under_way.len() < self.scheduler.limits.n_steps_under_way && self.scheduler.has_work() {
             let plan = self.scheduler.plan();
-            let batch = self.scheduler.batch(&plan);
+            let batch = self.scheduler.batch(&plan, Vec::new());
             assert!(batch.rows.len() <= self.scheduler.limits.n_rows_max);
             let n_tokens: usize = batch.rows.iter().map(|row| row.end() - row.start).sum();
             assert!(n_tokens <= self.scheduler.limits.n_tokens_max);
@@ -404,12 +405,12 @@ impl World {
         let mut holders = HashMap::new();
         for context in self.scheduler.contexts.values() {
             let n_blocks_max = context.n_tokens_expected().div_ceil(PAGE_LEN);
-            assert!(context.kv.blocks.len() <= n_blocks_max, "a page that no token needs");
+            assert!(context.kv.blocks().len() <= n_blocks_max, "a page that no token needs");
         }
         let kvs = self.scheduler.contexts.values().map(|context| &context.kv);
         for kv in kvs.chain(self.scheduler.saved.values().map(|saved| &saved.kv)) {
-            assert!(kv.n_computed <= kv.tokens.len() && kv.blocks.len() * PAGE_LEN >= kv.n_computed);
-            for &block in &kv.blocks {
+            assert!(kv.n_computed <= kv.tokens.len() && kv.blocks().len() * PAGE_LEN >= kv.n_computed);
+            for &block in kv.blocks() {
                 *holders.entry(block).or_insert(0) += 1;
             }
         }

@@ -31,7 +31,7 @@ impl World {
             0 => self.random.below(plan.moves.len() + 1),
             _ => plan.moves.len(),
         };
-        let batch = self.scheduler.batch(&plan);
+        let batch = self.scheduler.batch(&plan, Vec::new());
         self.backend.fail(&plan.moves, n_moved, &batch);
         drop(batch);
         let device = "a device that fails".to_owned();

@@ -65,7 +65,7 @@ fn streams_of_one_user_do_not_keep_the_prompts_of_another_waiting() {
         scheduler.apply(Command::Ask { id, edit, ask: Ask::Prefill, reply });
         let n_steps = (1..).find(|_| {
             let plan = scheduler.plan();
-            let outputs = backend.run(&plan.moves, &scheduler.batch(&plan));
+            let outputs = backend.run(&plan.moves, &scheduler.batch(&plan, Vec::new()));
             scheduler.complete(plan, outputs, 1_000_000);
             answer.try_recv().is_ok()
         });
