@@ -15,8 +15,9 @@ use trellis_engine::EngineStats;
 use crate::device::device;
 use crate::{guests, pack};
 
-/// Long enough for anything that ends at all, on a machine that does other things too.
-pub const PATIENCE: Duration = Duration::from_secs(60);
+/// Long enough for anything that ends at all, on a slow machine that does other things too. No test that passes waits
+/// so long.
+pub const PATIENCE: Duration = Duration::from_secs(300);
 
 /// The settings that a test starts from: the device under test; `exe` compiles guests, and compiled guests are
 /// kept beside it, so that only the first test of a build waits for the compiler.

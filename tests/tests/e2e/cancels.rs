@@ -25,7 +25,7 @@ const N_TASKS_PER_CLIENT: u64 = 3;
 /// Of so many starts in a row, those of new components share one.
 const N_STARTS_PER_COMPONENT: u64 = 40;
 
-/// What never ends by itself in less than [`PATIENCE`].
+/// What never ends by itself in less than [`PATIENCE`]: its processor time and its deadline are longer.
 const MODES: [&str; 7] =
     ["endless", "sleep", "loop", "flood-text", "flood-tokens", "flood-log", "wait-for-messages"];
 

@@ -22,7 +22,8 @@ use self::fake::Fake;
 use super::{Actor, Limits, SessionError, Sessions};
 
 const ALICE: Actor = Actor { uid: 1000, gid: 1000 };
-const PATIENCE: Duration = Duration::from_secs(20);
+/// Long enough for anything that comes at all, on a slow machine too.
+const PATIENCE: Duration = Duration::from_secs(120);
 
 struct World {
     fake: Arc<Fake>,
