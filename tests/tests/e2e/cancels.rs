@@ -172,12 +172,7 @@ impl Storm {
 
 async fn storm(n_cancels: usize) {
     let cache = tempfile::tempdir().expect("a folder");
-    let limits = GuestLimits {
-        cpu_ms: 600_000,
-        n_compiles_queued: 2 * N_TASKS as usize,
-        n_programs: 4,
-        ..GuestLimits::default()
-    };
+    let limits = GuestLimits { n_compiles_queued: 2 * N_TASKS as usize, n_programs: 4, ..daemons::limits() };
     let config = Config { limits, cache_dir: Some(cache.path().join("code")), ..daemons::config(exe()) };
     let storm = Arc::new(Storm {
         daemon: daemons::start(&config),

@@ -39,7 +39,7 @@ fn daemon() -> &'static Daemon {
             n_tokens: N_TOKENS,
             call_bytes: CALL_BYTES,
             log_bytes: LOG_BYTES,
-            ..GuestLimits::default()
+            ..daemons::limits()
         };
         daemons::start(&Config { limits, ..daemons::config(exe()) })
     })
@@ -343,7 +343,7 @@ fn many_guests_share_the_budgets_around_them() {
     block_on(async {
         let session = SharedBudget { n_tokens: 3_000, n_pages: 1_000, n_contexts: 5, host_bytes: 1 << 20 };
         let user = SharedBudget { n_tokens: 100_000, n_pages: 2_000, n_contexts: 8, host_bytes: 1 << 20 };
-        let limits = GuestLimits { n_guests: 6, n_guests_per_user: 4, ..GuestLimits::default() };
+        let limits = GuestLimits { n_guests: 6, n_guests_per_user: 4, ..daemons::limits() };
         let config = Config { limits, budgets: Budgets { session, user }, ..daemons::config(exe()) };
         let daemon = daemons::start(&config);
         let wasm = guests::hostile();
@@ -396,7 +396,7 @@ fn nothing_is_left_of_an_attack() {
                 cpu_ms: 300,
                 memory_bytes: MEMORY_BYTES,
                 n_contexts: 8,
-                ..GuestLimits::default()
+                ..daemons::limits()
             },
             ..daemons::config(exe())
         };
