@@ -97,8 +97,10 @@ async fn loads_run_alone_and_together() {
     for phase in phases {
         assert_eq!(phase["n_equal"], N_VERIFIED, "the CPU decodes beside others as alone");
         let engine = &phase["engine"];
-        assert!(engine["n_steps"].as_u64().is_some_and(|n| n > 0), "{engine}");
-        assert!(engine["n_tokens"].as_u64() >= engine["n_steps"].as_u64(), "{engine}");
+        let [n_steps, n_tokens] =
+            ["n_steps", "n_tokens"].map(|name| engine[name].as_u64().expect("a number"));
+        // A step counts when it is done, its tokens when it is planned: those of the first one may have counted before.
+        assert!(n_steps > 0 && n_tokens + 1 >= n_steps, "{engine}");
         assert!(are_seen(phase), "{phase}");
         for load in phase["loads"].as_array().expect("loads") {
             let gaps = &load["gaps"];
