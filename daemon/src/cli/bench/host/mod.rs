@@ -171,7 +171,7 @@ mod tests {
             }
             n_steps *= 2;
         };
-        let whole = steps.iter().filter(|step| is_whole(step)).count();
+        let whole = steps.iter().copied().filter(is_whole).count();
         assert!(whole >= 50, "{whole} of {}", steps.len());
         assert!(steps.iter().all(|step| step.host > Duration::ZERO), "the engine does something");
         end(rig).await;
