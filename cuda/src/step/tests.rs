@@ -229,17 +229,17 @@ fn requests_of_a_position_share_its_logits_in_any_order() {
     assert_eq!(logits_rows, [0, 0, 1, 0, 0, 0]);
 }
 
-/// As many comparisons as the square of the requests would take a minute.
+/// As many comparisons as the square of the requests would take minutes; one pass takes a second on a slow machine.
 #[test]
 fn a_long_continuation_is_grouped_in_one_pass() {
-    const N: usize = 100_000;
+    const N: usize = 200_000;
     let tokens: Vec<Token> = vec![1; N];
     let outputs = (0..N).map(|position| (position, OutputKind::Scores(&tokens[..1]))).collect();
     let rows = [row(0, &tokens, 0, outputs)];
     let rows: Vec<StepRow<'_>> = rows.iter().map(StepRow::of).collect();
     let started = std::time::Instant::now();
     let lists = lists(&rows, &[]);
-    assert!(started.elapsed().as_secs() < 10, "{:?}", started.elapsed());
+    assert!(started.elapsed().as_secs() < 60, "{:?}", started.elapsed());
     assert_eq!(lists.outputs.gather.len(), N);
     assert!(lists.outputs.gather.iter().enumerate().all(|(idx, &token)| idx == token as usize));
 }

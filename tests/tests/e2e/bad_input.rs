@@ -24,11 +24,8 @@ const COMPONENT_BYTES: usize = 1 << 20;
 const ARGUMENT_BYTES: usize = 4_096;
 
 fn config() -> Config {
-    let limits = GuestLimits {
-        component_bytes: COMPONENT_BYTES,
-        argument_bytes: ARGUMENT_BYTES,
-        ..GuestLimits::default()
-    };
+    let limits =
+        GuestLimits { component_bytes: COMPONENT_BYTES, argument_bytes: ARGUMENT_BYTES, ..daemons::limits() };
     Config { models: vec!["tiny".to_owned(), "draft".to_owned()], limits, ..daemons::config(exe()) }
 }
 
