@@ -1,4 +1,4 @@
-//! The engine as a value: commands go in, the device works, answers come out. It has no thread, waits for nothing and
+//! The engine as a value: operations go in, the device works, completions come out. It has no thread, waits for nothing and
 //! reads no clock.
 //!
 //! Whoever drives it calls [`Core::turn`] with what has come in, and does what the turn asks for before the next one.
@@ -6,10 +6,12 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
+use crate::account::Owner;
 use crate::backend::{Backend, BackendError, Collected, Damage};
-use crate::command::Command;
+use crate::command::Operation;
+use crate::completion::{CallerId, Completion};
 use crate::error::{EngineError, EngineFailure};
-use crate::scheduler::{Flow, Move, Plan, Scheduler};
+use crate::scheduler::{Move, Plan, Scheduler};
 
 /// So many steps that fail, with none between them that succeeds, are taken for a device that is lost.
 const N_STEPS_FAILED_MAX: usize = 3;
@@ -18,17 +20,30 @@ const N_STEPS_FAILED_MAX: usize = 3;
 const LINGER_SHARE: u32 = 100;
 const LINGER_MAX: Duration = Duration::from_micros(100);
 
+/// What comes in.
+#[derive(Debug)]
+pub(super) enum Input {
+    /// A guest that asks from now on.
+    Enter(CallerId, Owner),
+    /// A guest that has asked its last.
+    Leave(CallerId),
+    /// What a guest asks.
+    Operation(Operation),
+    /// The end.
+    Shutdown,
+}
+
 /// What has to happen before the next turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Next {
-    /// A command comes.
-    Command,
+    /// Something comes in.
+    Input,
     /// Nothing.
     Turn,
     /// [`Core::wait`], for the device.
     Device,
-    /// A command comes, or this moment.
-    CommandBefore(Instant),
+    /// Something comes in, or this moment.
+    InputBefore(Instant),
     /// There is no next turn.
     Stop,
 }
@@ -70,14 +85,26 @@ impl Core {
         self.backend.device()
     }
 
-    /// Carries out the commands that have come in, then takes in the step that is done or submits the next.
+    /// Carries out what has come in, then takes in the step that is done or submits the next. What is to be given back
+    /// goes into the empty list `completions`.
     ///
     /// # Errors
     /// The engine has come to its end.
     pub(super) fn turn(
         &mut self,
         now: Instant,
-        commands: impl IntoIterator<Item = Command>,
+        inputs: impl IntoIterator<Item = Input>,
+        completions: &mut Vec<Completion>,
+    ) -> Result<Next, EngineFailure> {
+        let next = self.go_on(now, inputs);
+        self.scheduler.take_completions(completions);
+        next
+    }
+
+    fn go_on(
+        &mut self,
+        now: Instant,
+        inputs: impl IntoIterator<Item = Input>,
     ) -> Result<Next, EngineFailure> {
         let collected = match self.collected.take() {
             Some(Err(error)) => {
@@ -89,9 +116,12 @@ impl Core {
             None => None,
         };
         // Guests that the step before answered have asked again meanwhile, and are in time.
-        for command in commands {
-            if self.scheduler.apply(command) == Flow::Stop {
-                return Ok(Next::Stop);
+        for input in inputs {
+            match input {
+                Input::Enter(caller, owner) => self.scheduler.enter(caller, owner),
+                Input::Leave(caller) => self.scheduler.leave_for_good(caller),
+                Input::Operation(operation) => self.scheduler.apply(operation),
+                Input::Shutdown => return Ok(Next::Stop),
             }
         }
         if let Some(collected) = collected {
@@ -99,13 +129,13 @@ impl Core {
             return Ok(Next::Turn);
         }
         if let Some(until) = self.lingers_until(now) {
-            return Ok(Next::CommandBefore(until));
+            return Ok(Next::InputBefore(until));
         }
         self.submit_steps()?;
         Ok(match (self.under_way.is_empty(), self.scheduler.has_work()) {
             (false, _) => Next::Device,
             (true, true) => Next::Turn,
-            (true, false) => Next::Command,
+            (true, false) => Next::Input,
         })
     }
 

@@ -9,8 +9,7 @@ use std::thread::JoinHandle;
 
 use self::core::Core;
 use crate::backend::Backend;
-use crate::command::Command;
-use crate::handle::EngineHandle;
+use crate::handle::{EngineHandle, Message};
 use crate::kv::PrefixScope;
 use crate::model::Model;
 use crate::scheduler::{Scheduler, SchedulerSettings};
@@ -77,7 +76,7 @@ impl Engine {
 impl Drop for Engine {
     fn drop(&mut self) {
         // An engine that has stopped by itself no longer reads commands.
-        let _ = self.handle.post_unbounded(Command::Shutdown);
+        let _ = self.handle.post_message(Message::Shutdown);
         if let Some(thread) = self.thread.take()
             && thread.join().is_err()
         {

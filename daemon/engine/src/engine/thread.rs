@@ -1,21 +1,26 @@
-//! The engine's thread: waits for commands, for the device and for moments, and says how it ended.
+//! The engine's thread: brings in what guests ask, waits for the device, gives back what came of it, and says how it
+//! ended.
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::task::Waker;
 use std::time::Instant;
 
+use rustc_hash::FxHashMap;
 use tokio::sync::mpsc;
 
-use super::core::{Core, Next};
-use crate::command::Command;
+use super::core::{Core, Input, Next};
+use crate::completion::{CallerId, Completion};
 use crate::error::EngineFailure;
-use crate::handle::{EngineState, Posted, Served};
+use crate::handle::{DESK, EngineState, Message, Posted, Served};
+use crate::line::Line;
 
 /// The thread's whole life. However it ends, that is said before anything is let go of, so that whoever finds it gone
 /// finds out why.
 pub(super) fn live(model: &str, mut core: Core, served: Served) {
-    let Served { commands, state } = served;
-    let mut inbox = Inbox { commands, awaited: None };
+    let Served { messages, state, desk } = served;
+    let mut inbox = Inbox { messages, awaited: None, lines: FxHashMap::from_iter([(DESK, desk)]) };
     let ended = catch_unwind(AssertUnwindSafe(|| serve(&mut core, &mut inbox)));
     let ended = match ended {
         Ok(Ok(())) => EngineState::Stopped,
@@ -27,6 +32,7 @@ pub(super) fn live(model: &str, mut core: Core, served: Served) {
     }
     state.send_replace(ended);
     core.dissolve();
+    inbox.close();
 }
 
 fn message(panic: &(dyn Any + Send)) -> String {
@@ -36,49 +42,95 @@ fn message(panic: &(dyn Any + Send)) -> String {
 }
 
 fn serve(core: &mut Core, inbox: &mut Inbox) -> Result<(), EngineFailure> {
+    let mut post = Post::default();
     loop {
-        match core.turn(Instant::now(), inbox.commands())? {
+        let next = core.turn(Instant::now(), inbox.inputs(), &mut post.completions);
+        post.deliver(&inbox.lines);
+        match next? {
             Next::Turn => {}
             Next::Device => core.wait(),
-            Next::Command => {
+            Next::Input => {
                 if inbox.wait().is_err() {
                     return Ok(());
                 }
             }
-            Next::CommandBefore(until) => inbox.wait_until(until),
+            Next::InputBefore(until) => inbox.wait_until(until),
             Next::Stop => return Ok(()),
         }
     }
 }
 
-/// Nobody is left to send a command.
+/// What is given back after a turn. Its memory is reused.
+#[derive(Default)]
+struct Post {
+    completions: Vec<Completion>,
+    wakers: Vec<Waker>,
+}
+
+impl Post {
+    /// Puts everything into its place, then wakes each guest once.
+    fn deliver(&mut self, lines: &FxHashMap<CallerId, Arc<Line>>) {
+        for Completion { caller, tag, done } in self.completions.drain(..) {
+            // A guest that has gone is given nothing.
+            let waker = lines.get(&caller).and_then(|line| line.deliver(tag, done));
+            if let Some(waker) = waker
+                && !self.wakers.last().is_some_and(|last| last.will_wake(&waker))
+            {
+                self.wakers.push(waker);
+            }
+        }
+        self.wakers.drain(..).for_each(Waker::wake);
+    }
+}
+
+/// Nobody is left to send anything.
 struct Forsaken;
 
-/// Commands that have come in.
+/// What has come in, and from whom.
 struct Inbox {
-    commands: mpsc::UnboundedReceiver<Posted>,
+    messages: mpsc::UnboundedReceiver<Posted>,
     /// One that was waited for.
     awaited: Option<Posted>,
+    lines: FxHashMap<CallerId, Arc<Line>>,
 }
 
 impl Inbox {
-    /// What has come in by now and no more: guests that send commands faster than they are carried out would keep
-    /// everybody from being computed.
-    fn commands(&mut self) -> impl Iterator<Item = Command> {
-        let n = self.commands.len();
-        let queued = std::iter::from_fn(|| self.commands.try_recv().ok()).take(n);
-        self.awaited.take().into_iter().chain(queued).map(|posted| posted.command)
+    /// What has come in by now and no more: guests that ask faster than they are answered would keep everybody from
+    /// being computed.
+    fn inputs(&mut self) -> impl Iterator<Item = Input> {
+        let Self { messages, awaited, lines } = self;
+        let n = messages.len();
+        let queued = std::iter::from_fn(|| messages.try_recv().ok()).take(n);
+        awaited.take().into_iter().chain(queued).map(|posted| match posted.message {
+            Message::Enter { caller, owner, line } => {
+                lines.insert(caller, line);
+                Input::Enter(caller, owner)
+            }
+            Message::Leave { caller } => {
+                lines.remove(&caller);
+                Input::Leave(caller)
+            }
+            Message::Operation(operation) => Input::Operation(operation),
+            Message::Shutdown => Input::Shutdown,
+        })
     }
 
     fn wait(&mut self) -> Result<(), Forsaken> {
-        self.awaited = Some(self.commands.blocking_recv().ok_or(Forsaken)?);
+        self.awaited = Some(self.messages.blocking_recv().ok_or(Forsaken)?);
         Ok(())
     }
 
     /// Waits without going to sleep: the time is too short for that.
     fn wait_until(&mut self, until: Instant) {
-        while self.commands.is_empty() && Instant::now() < until {
+        while self.messages.is_empty() && Instant::now() < until {
             std::hint::spin_loop();
         }
+    }
+
+    /// Says to all guests that nothing more will come, also to those who have only just entered.
+    fn close(mut self) {
+        self.messages.close();
+        self.inputs().for_each(drop);
+        self.lines.values().for_each(|line| line.close());
     }
 }

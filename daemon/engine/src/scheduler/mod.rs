@@ -17,16 +17,18 @@ mod tests;
 
 use std::collections::{BTreeMap, VecDeque};
 
+use rustc_hash::FxHashMap;
+
 use crate::account::{ActorId, Owner};
 use crate::backend::Limits;
 use crate::batch::SlotId;
 use crate::command::ContextId;
+use crate::completion::{CallerId, Completion, Outbox};
 use crate::job::Work;
 use crate::kv::{Footprint, PageTable, PrefixScope, Sequence};
 use crate::run::AheadWindow;
 use crate::stats::EngineStats;
 use admission::{Line, Standing};
-pub(crate) use commands::Flow;
 use cost::Costs;
 use fair::{Class, FairQueue};
 use returns::Returns;
@@ -47,6 +49,7 @@ pub(crate) struct SchedulerSettings {
 
 #[derive(Debug)]
 struct ContextState {
+    caller: CallerId,
     owner: Owner,
     slot: SlotId,
     kv: Sequence,
@@ -105,6 +108,9 @@ pub(crate) struct Scheduler {
     /// The numbers of the steps that were planned and not taken in.
     steps_under_way: VecDeque<u64>,
     stats: EngineStats,
+    /// Those who may ask for something.
+    callers: FxHashMap<CallerId, Owner>,
+    outbox: Outbox,
 }
 
 impl Scheduler {
@@ -129,9 +135,26 @@ impl Scheduler {
             step: 0,
             steps_under_way: VecDeque::new(),
             stats: EngineStats::default(),
+            callers: FxHashMap::default(),
+            outbox: Outbox::default(),
             limits,
             settings,
         }
+    }
+
+    /// A guest that asks from now on.
+    pub(crate) fn enter(&mut self, caller: CallerId, owner: Owner) {
+        self.callers.insert(caller, owner);
+    }
+
+    /// A guest that has asked its last.
+    pub(crate) fn leave_for_good(&mut self, caller: CallerId) {
+        self.callers.remove(&caller);
+    }
+
+    /// Takes what is to be given back since the last time into an empty list.
+    pub(crate) fn take_completions(&self, into: &mut Vec<Completion>) {
+        self.outbox.take(into);
     }
 
     /// Whether there may be something to compute.
