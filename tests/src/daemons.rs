@@ -70,6 +70,8 @@ pub struct Ended {
     pub json: Vec<serde_json::Value>,
     /// Its log.
     pub log: Vec<String>,
+    /// Its recording.
+    pub recorded: Vec<u8>,
     /// How it ended, unless well.
     pub error: Option<Error>,
     /// What it used.
@@ -143,6 +145,7 @@ pub async fn collect(mut guest: Guest) -> Ended {
             Ok(Event::Tokens { tokens }) => ended.tokens.extend(tokens),
             Ok(Event::Json { json }) => ended.json.push(serde_json::from_str(&json).expect("it is JSON")),
             Ok(Event::Log { line, .. }) => ended.log.push(line),
+            Ok(Event::Recorded { bytes }) => ended.recorded.extend(bytes),
             Ok(Event::Progress { .. } | Event::Started { .. } | Event::Wanted | Event::Unknown) => {}
             Err(error) => ended.error = Some(error),
         }

@@ -15,6 +15,7 @@ use smallvec::smallvec;
 
 use crate::batch::{OutputKind, OutputRequest, Requests};
 use crate::command::{Ahead, Ask};
+use crate::completion::Tag;
 use crate::run::AheadWindow;
 
 /// The work of one context; a context has one at a time.
@@ -25,11 +26,11 @@ pub(crate) enum Work {
 }
 
 impl Work {
-    /// Whether nobody waits for it any more.
-    pub(crate) fn is_cancelled(&self) -> bool {
+    /// The operation that asked for it.
+    pub(crate) fn tag(&self) -> Tag {
         match self {
-            Self::Ask(work) => work.reply.is_closed(),
-            Self::Run(_) => false,
+            Self::Ask(work) => work.reply.tag(),
+            Self::Run(run) => run.queue.tag(),
         }
     }
 
@@ -53,7 +54,7 @@ impl Work {
 
     /// Whether a token may be computed now, beside `n_under_way` draws whose tokens are not known yet: a run may be far
     /// enough ahead of its guest, or at its end with them.
-    pub(crate) fn wants_more(&self, window: AheadWindow, n_under_way: usize) -> bool {
+    pub(crate) fn wants_more(&mut self, window: AheadWindow, n_under_way: usize) -> bool {
         match self {
             Self::Ask(_) => true,
             Self::Run(run) => {

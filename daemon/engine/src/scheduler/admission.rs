@@ -294,7 +294,7 @@ impl Scheduler {
                 self.line.waiting.remove(&rank);
                 continue;
             };
-            if context.work.as_ref().is_none_or(Work::is_cancelled) {
+            if context.work.is_none() {
                 // It is ended when it is looked at.
                 self.leave(&mut context);
                 self.contexts.insert(id, context);

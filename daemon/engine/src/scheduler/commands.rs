@@ -6,60 +6,102 @@ use super::fair::Seat;
 use super::{ContextState, Saved, Scheduler};
 use crate::account::{ActorId, Owner, Resource};
 use crate::batch::Token;
-use crate::command::{Answer, Ask, Command, ContextId, Edit, Reply, RunSettings};
+use crate::command::{Ask, ContextId, Edit, Operation, RunSettings};
+use crate::completion::{CallerId, Done, Reply, Tag};
 use crate::error::EngineError;
 use crate::job::{AskWork, RunWork, Work};
 use crate::kv::Footprint;
 use crate::kv::PrefixKey;
 use crate::kv::Sequence;
-use crate::run::{AheadWindow, Finish, RunEvent, RunSender};
-
-/// Whether the engine goes on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Flow {
-    Continue,
-    Stop,
-}
+use crate::run::{AheadWindow, Finish, RunEvent, RunReply};
 
 impl Scheduler {
-    /// Carries out one command. Commands about contexts that are gone do nothing.
-    pub(crate) fn apply(&mut self, command: Command) -> Flow {
-        match command {
-            Command::Create { id, owner } => {
+    /// Carries out one operation. Those about contexts that are gone, or of callers who never entered, do nothing.
+    pub(crate) fn apply(&mut self, operation: Operation) {
+        match operation {
+            Operation::Create { id, caller } => {
+                let Some(owner) = self.callers.get(&caller).cloned() else { return };
                 let kv = Sequence::new(self.root_key(owner.actor), owner.account.clone());
                 let seat = self.queue.seat(&owner);
-                self.insert(id, owner, seat, kv, AheadWindow::default());
+                self.insert(id, caller, owner, seat, kv, AheadWindow::default());
             }
-            Command::Open { id, owner, name, reply } => {
-                let _ = reply.send(self.open(id, owner, name));
+            Operation::Open { id, caller, name, tag } => {
+                let opened = self.open(id, caller, name);
+                self.outbox.to(caller, tag).send(Done::Opened(opened));
             }
-            Command::Edit { id, edit } => self.edit(id, edit),
-            Command::Fork { id, edit, child } => self.fork(id, edit, child),
-            Command::Ask { id, edit, ask, reply } => self.ask(id, edit, ask, reply),
-            Command::Run { id, edit, settings, queue } => self.run(id, edit, settings, queue),
-            Command::Resume { id } => self.enqueue(id),
-            Command::Save { id, edit, name, reply } => {
+            Operation::Edit { id, edit } => self.edit(id, edit),
+            Operation::Fork { id, edit, child } => self.fork(id, edit, child),
+            Operation::Ask { id, edit, ask, tag } => {
+                if let Some(reply) = self.reply(id, tag) {
+                    self.ask(id, edit, ask, reply);
+                }
+            }
+            Operation::Cancel { id, tag } => self.cancel(id, tag),
+            Operation::Run { id, edit, settings, tag } => {
+                if let Some(reply) = self.reply(id, tag) {
+                    self.run(id, edit, settings, RunReply::new(reply));
+                }
+            }
+            Operation::Pulled { id, tag, n_tokens, is_waiting } => {
+                self.note_pulled(id, tag, n_tokens, is_waiting);
+            }
+            Operation::Save { id, edit, name, tag } => {
                 self.edit(id, edit);
-                let _ = reply.send(self.save(id, name));
+                let saved = self.save(id, name);
+                if let Some(reply) = self.reply(id, tag) {
+                    reply.send(Done::Kept(saved));
+                }
             }
-            Command::Forget { owner, name, reply } => {
-                let _ = reply.send(self.forget(owner.actor, name));
+            Operation::Forget { caller, name, tag } => {
+                let Some(actor) = self.callers.get(&caller).map(|owner| owner.actor) else { return };
+                let forgotten = self.forget(actor, name);
+                self.outbox.to(caller, tag).send(Done::Kept(forgotten));
             }
-            Command::Release { id } => self.release(id),
-            Command::Stats { reply } => {
-                let _ = reply.send(self.stats());
+            Operation::Stats { caller, tag } => {
+                self.outbox.to(caller, tag).send(Done::Stats(Box::new(self.stats())));
             }
-            Command::Shutdown => return Flow::Stop,
+            Operation::Release { id, n_pulled } => self.release(id, n_pulled),
         }
-        Flow::Continue
+    }
+
+    /// Where what comes of a context's work goes.
+    fn reply(&self, id: ContextId, tag: Tag) -> Option<Reply> {
+        self.contexts.get(&id).map(|context| self.outbox.to(context.caller, tag))
+    }
+
+    /// A question that nobody waits for any more is not computed.
+    fn cancel(&mut self, id: ContextId, tag: Tag) {
+        let work = self.contexts.get(&id).and_then(|context| context.work.as_ref());
+        if work.is_some_and(|work| work.tag() == tag) {
+            self.stop_work(id, 0);
+        }
+    }
+
+    fn note_pulled(&mut self, id: ContextId, tag: Tag, n_tokens: usize, is_waiting: bool) {
+        let Some(context) = self.contexts.get_mut(&id) else { return };
+        if let Some(Work::Run(run)) = &mut context.work
+            && run.queue.tag() == tag
+        {
+            run.queue.note_pulled(n_tokens, is_waiting);
+            self.enqueue(id);
+        }
     }
 
     fn root_key(&self, actor: ActorId) -> PrefixKey {
         PrefixKey::root(&self.settings.model_fingerprint, self.settings.prefix_scope, actor)
     }
 
-    fn insert(&mut self, id: ContextId, owner: Owner, seat: Seat, kv: Sequence, window: AheadWindow) {
+    fn insert(
+        &mut self,
+        id: ContextId,
+        caller: CallerId,
+        owner: Owner,
+        seat: Seat,
+        kv: Sequence,
+        window: AheadWindow,
+    ) {
         let context = ContextState {
+            caller,
             owner,
             seat,
             slot: self.take_slot(),
@@ -76,7 +118,8 @@ impl Scheduler {
         assert!(earlier.is_none(), "context ids are never used twice");
     }
 
-    fn open(&mut self, id: ContextId, owner: Owner, name: String) -> Result<Vec<Token>, EngineError> {
+    fn open(&mut self, id: ContextId, caller: CallerId, name: String) -> Result<Vec<Token>, EngineError> {
+        let Some(owner) = self.callers.get(&caller).cloned() else { return Err(EngineError::Stopped) };
         let key = (owner.actor, name);
         let Some(saved) = self.saved.get_mut(&key) else {
             return Err(EngineError::NotSaved { name: key.1 });
@@ -86,28 +129,29 @@ impl Scheduler {
         let tokens = kv.tokens.clone();
         let seat = self.queue.seat(&owner);
         self.queue.charge(&seat, Costs::command_ns(kv.blocks().len()));
-        self.insert(id, owner, seat, kv, AheadWindow::default());
+        self.insert(id, caller, owner, seat, kv, AheadWindow::default());
         Ok(tokens)
     }
 
     /// Ends what the context does and brings its tokens to the caller's.
     fn edit(&mut self, id: ContextId, edit: Edit) {
-        self.stop_work(id);
+        self.stop_work(id, edit.n_pulled);
         let Some(context) = self.contexts.get_mut(&id) else { return };
         context.kv.truncate(edit.n_kept, &mut self.pages);
         context.kv.tokens.extend(edit.appended);
     }
 
-    fn stop_work(&mut self, id: ContextId) {
+    /// Ends what the context does; its guest has had so many tokens of a run.
+    fn stop_work(&mut self, id: ContextId, n_pulled: usize) {
         self.leave_by_id(id);
         let Some(context) = self.contexts.get_mut(&id) else { return };
         match context.take_work() {
             Some(Work::Run(mut run)) => {
+                run.queue.note_pulled(n_pulled, false);
                 let n_in_vain = run.queue.n_unread();
                 context.window.note_interrupted(run.n_given - n_in_vain);
                 context.owner.account.note_in_vain(n_in_vain as u64);
                 self.stats.n_tokens_in_vain += n_in_vain as u64;
-                run.queue.push(RunEvent::Failed(EngineError::Stopped));
             }
             Some(Work::Ask(work)) => context.kv.truncate(work.n_base, &mut self.pages),
             None => {}
@@ -117,14 +161,14 @@ impl Scheduler {
     fn fork(&mut self, id: ContextId, edit: Edit, child: ContextId) {
         self.edit(id, edit);
         let Some(parent) = self.contexts.get(&id) else { return };
-        let (owner, window) = (parent.owner.clone(), parent.window);
+        let (caller, owner, window) = (parent.caller, parent.owner.clone(), parent.window);
         let kv = parent.kv.fork(owner.account.clone(), &mut self.pages);
         let seat = self.queue.seat_beside(&parent.seat);
         self.queue.charge(&seat, Costs::command_ns(kv.blocks().len()));
-        self.insert(child, owner, seat, kv, window);
+        self.insert(child, caller, owner, seat, kv, window);
     }
 
-    fn ask(&mut self, id: ContextId, edit: Edit, ask: Ask, reply: Reply<Answer>) {
+    fn ask(&mut self, id: ContextId, edit: Edit, ask: Ask, reply: Reply) {
         self.edit(id, edit);
         let Some(context) = self.contexts.get_mut(&id) else { return };
         self.returns.note_asked(context.owner.guest);
@@ -142,7 +186,7 @@ impl Scheduler {
         self.enqueue(id);
     }
 
-    fn run(&mut self, id: ContextId, edit: Edit, settings: RunSettings, mut queue: RunSender) {
+    fn run(&mut self, id: ContextId, edit: Edit, settings: RunSettings, mut queue: RunReply) {
         self.edit(id, edit);
         let Some(context) = self.contexts.get_mut(&id) else { return };
         let n_tokens = context.kv.tokens.len();
@@ -184,8 +228,8 @@ impl Scheduler {
         Ok(())
     }
 
-    fn release(&mut self, id: ContextId) {
-        self.stop_work(id);
+    fn release(&mut self, id: ContextId, n_pulled: usize) {
+        self.stop_work(id, n_pulled);
         if let Some(mut context) = self.contexts.remove(&id) {
             self.returns.forget(context.owner.guest);
             context.kv.forget(&mut self.pages);

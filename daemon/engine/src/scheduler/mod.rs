@@ -23,12 +23,12 @@ use crate::account::{ActorId, Owner};
 use crate::backend::Limits;
 use crate::batch::SlotId;
 use crate::command::ContextId;
+use crate::completion::{CallerId, Completion, Outbox};
 use crate::job::Work;
 use crate::kv::{Footprint, PageTable, PrefixScope, Sequence};
 use crate::run::AheadWindow;
 use crate::stats::EngineStats;
 use admission::{Line, Standing};
-pub(crate) use commands::Flow;
 use cost::Costs;
 use fair::{Class, FairQueue, Seat};
 use returns::Returns;
@@ -49,6 +49,7 @@ pub(crate) struct SchedulerSettings {
 
 #[derive(Debug)]
 struct ContextState {
+    caller: CallerId,
     owner: Owner,
     /// Its guest's place in the queue.
     seat: Seat,
@@ -111,6 +112,9 @@ pub(crate) struct Scheduler {
     /// Plans that were taken in, for their memory.
     spare_plans: Vec<Plan>,
     stats: EngineStats,
+    /// Those who may ask for something.
+    callers: FxHashMap<CallerId, Owner>,
+    outbox: Outbox,
 }
 
 impl Scheduler {
@@ -136,9 +140,26 @@ impl Scheduler {
             steps_under_way: VecDeque::new(),
             spare_plans: Vec::new(),
             stats: EngineStats::default(),
+            callers: FxHashMap::default(),
+            outbox: Outbox::default(),
             limits,
             settings,
         }
+    }
+
+    /// A guest that asks from now on.
+    pub(crate) fn enter(&mut self, caller: CallerId, owner: Owner) {
+        self.callers.insert(caller, owner);
+    }
+
+    /// A guest that has asked its last.
+    pub(crate) fn leave_for_good(&mut self, caller: CallerId) {
+        self.callers.remove(&caller);
+    }
+
+    /// Takes what is to be given back since the last time into an empty list.
+    pub(crate) fn take_completions(&self, into: &mut Vec<Completion>) {
+        self.outbox.take(into);
     }
 
     /// Whether there may be something to compute.

@@ -242,15 +242,9 @@ impl Scheduler {
         n_tokens_max: usize,
         plan: &mut Plan,
     ) -> Result<Placed, EngineError> {
-        let Some(work) = &context.work else { return Ok(Placed::Nothing) };
-        if work.is_cancelled() {
-            if let Some(Work::Ask(work)) = context.take_work() {
-                context.kv.truncate(work.n_base, &mut self.pages);
-            }
-            return Ok(Placed::Nothing);
-        }
-        let n_draws = context.n_draws_under_way();
-        let n_tokens = context.n_tokens_expected();
+        let (n_draws, n_tokens, start) =
+            (context.n_draws_under_way(), context.n_tokens_expected(), context.start());
+        let Some(work) = &mut context.work else { return Ok(Placed::Nothing) };
         let (target, first_output) = match n_draws {
             0 => (work.target(n_tokens), work.first_output(n_tokens)),
             _ => (n_tokens, n_tokens - 1),
@@ -259,7 +253,7 @@ impl Scheduler {
         let later = if is_waiting { Placed::UnderWay } else { Placed::Nothing };
         let has_no_slot = n_draws > 0 && context.slot.0 as usize >= self.limits.n_slots;
         let is_full = n_draws > 0 && n_tokens >= self.limits.n_positions_max;
-        let is_next_token = target.saturating_sub(context.start()) <= 1;
+        let is_next_token = target.saturating_sub(start) <= 1;
         if has_no_slot || is_full || is_next_token && !work.wants_more(context.window, n_draws) {
             return Ok(later);
         }

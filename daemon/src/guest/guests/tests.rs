@@ -102,6 +102,7 @@ impl House {
             arguments: arguments.iter().map(|&argument| argument.to_owned()).collect(),
             seed: 7,
             deadline_ms: None,
+            is_recorded: false,
         };
         Ok((self.host.start(launch, GuestIo { output, input })?, receiver))
     }

@@ -110,6 +110,7 @@ impl Raw {
             seed: None,
             credit_bytes,
             deadline_ms: None,
+            is_recorded: false,
         };
         self.send(ClientMessage::Request { id, call: Call::Start(start) }).await;
     }

@@ -47,24 +47,26 @@ fn cost(n_rows: usize, n_tokens: usize, n_under_way: usize) -> (Duration, Durati
     };
     let mut scheduler = Scheduler::new(limits, settings);
     let user = Account::new("user", Budget::UNLIMITED, None);
-    let mut queues = Vec::new();
+    let mut guests = Guests::default();
+    let mut runs = Vec::new();
     for idx in 0..n_rows as u64 {
         let account = Account::new("guest", Budget::UNLIMITED, Some(user.clone()));
         let owner = Owner { actor: ActorId(0), session: SessionId(idx), guest: GuestId(idx), account };
         let id = ContextId(idx);
-        scheduler.apply(Command::Create { id, owner });
+        let caller = guests.enter(&mut scheduler, owner);
+        scheduler.apply(Operation::Create { id, caller });
         let n_tokens = n_tokens + idx as usize % PAGE_LEN;
         let appended = (0..n_tokens as u64).map(|n| (mix(idx << 32 | n) % 1000) as Token).collect();
-        let queue = Arc::new(RunQueue::default());
+        let run = guests.queue(caller);
         let settings = RunSettings {
             sampler: Arc::new(Sampler::greedy()),
             stop_tokens: Arc::new([]),
             n_tokens_max: None,
             ahead: Ahead::Adaptive,
         };
-        let edit = Edit { n_kept: 0, appended };
-        scheduler.apply(Command::Run { id, edit, settings, queue: RunSender::new(queue.clone()) });
-        queues.push(queue);
+        let edit = Edit { appended, ..Edit::default() };
+        scheduler.apply(Operation::Run { id, edit, settings, tag: run.tag() });
+        runs.push((id, run));
     }
     let (mut planning, mut batching, mut completing) = Default::default();
     let mut under_way = VecDeque::new();
@@ -90,9 +92,12 @@ fn cost(n_rows: usize, n_tokens: usize, n_under_way: usize) -> (Duration, Durati
         let begun = Instant::now();
         scheduler.complete(plan, outputs, 1_000_000);
         completing += begun.elapsed();
-        for queue in &queues {
-            if let (_, Pulled::Parked) = queue.try_pull() {
-                unreachable!("the guest keeps up");
+        guests.deliver(&scheduler);
+        for (id, run) in &mut runs {
+            while run.try_pull().is_some() {}
+            let progress = run.progress();
+            if let Some(Progress { n_tokens, is_waiting }) = progress {
+                scheduler.apply(Operation::Pulled { id: *id, tag: run.tag(), n_tokens, is_waiting });
             }
         }
     }
