@@ -7,7 +7,7 @@ use crate::account::{ActorId, Owner, Resource};
 use crate::batch::Token;
 use crate::command::{Answer, Ask, Command, ContextId, Edit, Reply, RunSettings};
 use crate::error::EngineError;
-use crate::job::{AskWork, RunWork, Work};
+use crate::job::{AskWork, N_GUESS_MAX, RunWork, VerifyWork, Work};
 use crate::kv::Footprint;
 use crate::kv::PrefixKey;
 use crate::kv::Sequence;
@@ -86,12 +86,13 @@ impl Scheduler {
         Ok(tokens)
     }
 
-    /// Ends what the context does and brings its tokens to the caller's.
+    /// Ends what the context does and brings its tokens to the caller's. What a question or a run has put past them stays
+    /// as far as it is what the caller appends: it was computed once.
     fn edit(&mut self, id: ContextId, edit: Edit) {
         self.stop_work(id);
+        self.spares.remove(id);
         let Some(context) = self.contexts.get_mut(&id) else { return };
-        context.kv.truncate(edit.n_kept, &mut self.pages);
-        context.kv.tokens.extend(edit.appended);
+        context.kv.edit(edit.n_kept, &edit.appended, &mut self.pages);
     }
 
     fn stop_work(&mut self, id: ContextId) {
@@ -105,8 +106,7 @@ impl Scheduler {
                 self.stats.n_tokens_in_vain += n_in_vain as u64;
                 run.queue.push(RunEvent::Failed(EngineError::Stopped));
             }
-            Some(Work::Ask(work)) => context.kv.truncate(work.n_base, &mut self.pages),
-            None => {}
+            Some(Work::Ask(_) | Work::Verify(_)) | None => {}
         }
     }
 
@@ -123,13 +123,28 @@ impl Scheduler {
         self.edit(id, edit);
         let Some(context) = self.contexts.get_mut(&id) else { return };
         self.returns.note_asked(context.owner.guest);
-        let work = AskWork::new(ask, reply, context.kv.tokens.len());
-        if work.is_trivial() {
-            let answer = work.trivial_answer();
-            return work.answer(Ok(answer));
-        }
-        context.kv.tokens.extend_from_slice(work.continuation());
-        let work = Work::Ask(work);
+        let n_tokens = context.kv.tokens.len();
+        let work = match ask {
+            Ask::Verify { sampler, guess } => {
+                let work = VerifyWork::new(sampler, guess, reply, n_tokens);
+                let n_tokens_max = N_GUESS_MAX.min(self.settings.n_step_tokens - 1);
+                if work.guess().len() > n_tokens_max {
+                    let n_tokens = work.guess().len();
+                    return work.answer(Err(EngineError::GuessTooLong { n_tokens, n_tokens_max }));
+                }
+                context.kv.tokens.extend_from_slice(work.guess());
+                Work::Verify(work)
+            }
+            ask => {
+                let work = AskWork::new(ask, reply, n_tokens);
+                if work.is_trivial() {
+                    let answer = work.trivial_answer();
+                    return work.answer(Ok(answer));
+                }
+                context.kv.tokens.extend_from_slice(work.continuation());
+                Work::Ask(work)
+            }
+        };
         // The output of a position comes out of computing it, so its KV is computed once more if need be.
         context.kv.rewind(work.first_output(context.kv.tokens.len()));
         context.kv.forget_shared_unwritten(&mut self.pages);
@@ -181,6 +196,7 @@ impl Scheduler {
 
     fn release(&mut self, id: ContextId) {
         self.stop_work(id);
+        self.spares.remove(id);
         if let Some(mut context) = self.contexts.remove(&id) {
             self.returns.forget(context.owner.guest);
             context.kv.forget(&mut self.pages);
@@ -192,16 +208,9 @@ impl Scheduler {
 impl ContextState {
     /// Ends the context's work with an error.
     pub(super) fn fail(&mut self, error: EngineError, pages: &mut crate::kv::PageTable) {
-        match self.take_work() {
-            Some(Work::Ask(work)) => {
-                self.kv.truncate(work.n_base, pages);
-                work.answer(Err(error));
-            }
-            Some(Work::Run(mut run)) => {
-                self.kv.trim(pages);
-                run.queue.push(RunEvent::Failed(error));
-            }
-            None => {}
+        if let Some(work) = self.take_work() {
+            self.kv.truncate(work.n_base(self.kv.tokens.len()), pages);
+            work.fail(error);
         }
     }
 }

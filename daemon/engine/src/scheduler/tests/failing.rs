@@ -47,8 +47,8 @@ impl World {
         seen.n_moves_lost += plan.moves.len() - n_moved;
         for row in &plan.rows {
             let Some((_, model)) = self.contexts.iter_mut().find(|(id, _)| *id == row.id) else { continue };
-            if let Some((mut answer, _)) = model.question.take() {
-                let answer = answer.try_recv().expect("whoever asked is told");
+            if let Some(mut question) = model.question.take() {
+                let answer = question.answer.try_recv().expect("whoever asked is told");
                 assert!(
                     matches!(&answer, Err(error @ EngineError::Step(_)) if error.is_retryable()),
                     "{answer:?}"
