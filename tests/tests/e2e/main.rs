@@ -17,6 +17,7 @@ mod parity;
 mod queues;
 mod schedules;
 mod soak;
+mod speculation;
 mod streams;
 mod swaps;
 mod tidy;
