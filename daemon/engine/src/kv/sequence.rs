@@ -126,6 +126,15 @@ impl Sequence {
         self.trim(pages);
     }
 
+    /// Brings the tokens to these: the first `n_kept` that there are, then `appended`. What lay past the first `n_kept`
+    /// stays as far as it is the same.
+    pub(crate) fn edit(&mut self, n_kept: usize, appended: &[Token], pages: &mut PageTable) {
+        let behind = self.tokens[n_kept..].iter().zip(appended);
+        let n_same = behind.take_while(|(held, wanted)| held == wanted).count();
+        self.truncate(n_kept + n_same, pages);
+        self.tokens.extend_from_slice(&appended[n_same..]);
+    }
+
     /// Lets go of the blocks past the last token.
     pub(crate) fn trim(&mut self, pages: &mut PageTable) {
         self.release_after(self.tokens.len().div_ceil(PAGE_LEN), pages);

@@ -9,7 +9,7 @@ use crate::batch::Token;
 use crate::command::{Ask, ContextId, Edit, Operation, RunSettings};
 use crate::completion::{CallerId, Done, Reply, Tag};
 use crate::error::EngineError;
-use crate::job::{AskWork, RunWork, Work};
+use crate::job::{AskWork, N_GUESS_MAX, RunWork, VerifyWork, Work};
 use crate::kv::Footprint;
 use crate::kv::PrefixKey;
 use crate::kv::Sequence;
@@ -71,9 +71,12 @@ impl Scheduler {
 
     /// A question that nobody waits for any more is not computed.
     fn cancel(&mut self, id: ContextId, tag: Tag) {
-        let work = self.contexts.get(&id).and_then(|context| context.work.as_ref());
-        if work.is_some_and(|work| work.tag() == tag) {
-            self.stop_work(id, 0);
+        let Some(context) = self.contexts.get(&id) else { return };
+        let work = context.work.as_ref().filter(|work| work.tag() == tag);
+        let Some(n_base) = work.map(|work| work.n_base(context.kv.tokens.len())) else { return };
+        self.stop_work(id, 0);
+        if let Some(context) = self.contexts.get_mut(&id) {
+            context.kv.truncate(n_base, &mut self.pages);
         }
     }
 
@@ -133,12 +136,13 @@ impl Scheduler {
         Ok(tokens)
     }
 
-    /// Ends what the context does and brings its tokens to the caller's.
+    /// Ends what the context does and brings its tokens to the caller's. What a question or a run has put past them stays
+    /// as far as it is what the caller appends: it was computed once.
     fn edit(&mut self, id: ContextId, edit: Edit) {
         self.stop_work(id, edit.n_pulled);
+        self.spares.remove(id);
         let Some(context) = self.contexts.get_mut(&id) else { return };
-        context.kv.truncate(edit.n_kept, &mut self.pages);
-        context.kv.tokens.extend(edit.appended);
+        context.kv.edit(edit.n_kept, &edit.appended, &mut self.pages);
     }
 
     /// Ends what the context does; its guest has had so many tokens of a run.
@@ -153,8 +157,7 @@ impl Scheduler {
                 context.owner.account.note_in_vain(n_in_vain as u64);
                 self.stats.n_tokens_in_vain += n_in_vain as u64;
             }
-            Some(Work::Ask(work)) => context.kv.truncate(work.n_base, &mut self.pages),
-            None => {}
+            Some(Work::Ask(_) | Work::Verify(_)) | None => {}
         }
     }
 
@@ -172,13 +175,28 @@ impl Scheduler {
         self.edit(id, edit);
         let Some(context) = self.contexts.get_mut(&id) else { return };
         self.returns.note_asked(context.owner.guest);
-        let work = AskWork::new(ask, reply, context.kv.tokens.len());
-        if work.is_trivial() {
-            let answer = work.trivial_answer();
-            return work.answer(Ok(answer));
-        }
-        context.kv.tokens.extend_from_slice(work.continuation());
-        let work = Work::Ask(work);
+        let n_tokens = context.kv.tokens.len();
+        let work = match ask {
+            Ask::Verify { sampler, guess } => {
+                let work = VerifyWork::new(sampler, guess, reply, n_tokens);
+                let n_tokens_max = N_GUESS_MAX.min(self.settings.n_step_tokens - 1);
+                if work.guess().len() > n_tokens_max {
+                    let n_tokens = work.guess().len();
+                    return work.answer(Err(EngineError::GuessTooLong { n_tokens, n_tokens_max }));
+                }
+                context.kv.tokens.extend_from_slice(work.guess());
+                Work::Verify(work)
+            }
+            ask => {
+                let work = AskWork::new(ask, reply, n_tokens);
+                if work.is_trivial() {
+                    let answer = work.trivial_answer();
+                    return work.answer(Ok(answer));
+                }
+                context.kv.tokens.extend_from_slice(work.continuation());
+                Work::Ask(work)
+            }
+        };
         // The output of a position comes out of computing it, so its KV is computed once more if need be.
         context.kv.rewind(work.first_output(context.kv.tokens.len()));
         context.kv.forget_shared_unwritten(&mut self.pages);
@@ -230,6 +248,7 @@ impl Scheduler {
 
     fn release(&mut self, id: ContextId, n_pulled: usize) {
         self.stop_work(id, n_pulled);
+        self.spares.remove(id);
         if let Some(mut context) = self.contexts.remove(&id) {
             self.returns.forget(context.owner.guest);
             context.kv.forget(&mut self.pages);
@@ -243,16 +262,9 @@ impl Scheduler {
 impl ContextState {
     /// Ends the context's work with an error.
     pub(super) fn fail(&mut self, error: EngineError, pages: &mut crate::kv::PageTable) {
-        match self.take_work() {
-            Some(Work::Ask(work)) => {
-                self.kv.truncate(work.n_base, pages);
-                work.answer(Err(error));
-            }
-            Some(Work::Run(mut run)) => {
-                self.kv.trim(pages);
-                run.queue.push(RunEvent::Failed(error));
-            }
-            None => {}
+        if let Some(work) = self.take_work() {
+            self.kv.truncate(work.n_base(self.kv.tokens.len()), pages);
+            work.fail(error);
         }
     }
 }

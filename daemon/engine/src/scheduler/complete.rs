@@ -7,7 +7,8 @@ use super::plan::PlannedRow;
 use super::{ContextState, Plan, Scheduler};
 use crate::account::Resource;
 use crate::batch::{Input, Output};
-use crate::job::{Progress, RunWork, Work};
+use crate::command::Answer;
+use crate::job::{Progress, RunWork, VerifyWork, Work};
 use crate::kv::PageTable;
 use crate::run::{Finish, RunEvent};
 
@@ -50,11 +51,23 @@ impl Scheduler {
                         let n_base = ask.n_base;
                         if let Some(Work::Ask(ask)) = context.take_work() {
                             self.returns.note_answered(context.owner.guest);
-                            context.kv.truncate(n_base, &mut self.pages);
+                            self.spares.note(row.id, context, n_base);
                             ask.answer(answer);
                         }
                     }
                 }
+                Work::Verify(_) if is_last => {
+                    if let Some(Work::Verify(verify)) = context.take_work() {
+                        self.returns.note_answered(context.owner.guest);
+                        let row_outputs: Vec<Output> = row_outputs.collect();
+                        assert_eq!(row_outputs.len(), row.n_outputs, "the backend left out an output");
+                        let n_base = verify.n_base;
+                        let n_in_vain = context.take_verified(verify, row_outputs, &mut self.pages);
+                        self.stats.n_tokens_in_vain += n_in_vain as u64;
+                        self.spares.note(row.id, context, n_base);
+                    }
+                }
+                Work::Verify(_) => {}
                 Work::Run(_) => {
                     for _ in 0..row.n_outputs {
                         let output = row_outputs.next().expect("the backend leaves out no output");
@@ -81,6 +94,18 @@ impl ContextState {
         if under_way.n_rows == 0 {
             self.under_way = None;
         }
+    }
+
+    /// Answers a verification; returns how many of its tokens were computed in vain. The KV of those that were accepted
+    /// stays for the edit that appends them.
+    fn take_verified(&mut self, work: VerifyWork, outputs: Vec<Output>, pages: &mut PageTable) -> usize {
+        let verified = work.take_outputs(outputs);
+        let n_accepted = verified.as_ref().map_or(0, |verified| verified.n_accepted);
+        let n_in_vain = work.guess().len() - n_accepted;
+        self.owner.account.note_in_vain(n_in_vain as u64);
+        self.kv.truncate(work.n_base + n_accepted, pages);
+        work.answer(verified.map(|verified| Answer::Verified(verified.drawn)));
+        n_in_vain
     }
 
     fn take_run_output(&mut self, output: Output, n_positions_max: usize, pages: &mut PageTable) {

@@ -12,6 +12,7 @@ mod fair;
 mod plan;
 mod returns;
 mod room;
+mod spares;
 #[cfg(test)]
 mod tests;
 
@@ -32,6 +33,7 @@ use admission::{Line, Standing};
 use cost::Costs;
 use fair::{Class, FairQueue, Seat};
 use returns::Returns;
+use spares::Spares;
 
 pub(crate) use plan::{Move, Plan};
 
@@ -103,6 +105,7 @@ pub(crate) struct Scheduler {
     n_markings: u64,
     costs: Costs,
     returns: Returns,
+    spares: Spares,
     /// The number of the last step with decode rows.
     last_decode_step: u64,
     /// The number of the last step planned.
@@ -135,6 +138,7 @@ impl Scheduler {
             n_markings: 0,
             costs: Costs::default(),
             returns: Returns::default(),
+            spares: Spares::default(),
             last_decode_step: 0,
             step: 0,
             steps_under_way: VecDeque::new(),
@@ -199,7 +203,9 @@ impl Scheduler {
 
 impl ContextState {
     fn class(&self) -> Class {
-        if self.n_pending() <= 1 { Class::Decode } else { Class::Prompt }
+        let n_pending = self.n_pending();
+        let decodes = self.work.as_ref().is_none_or(|work| work.decodes(self.start(), n_pending));
+        if decodes { Class::Decode } else { Class::Prompt }
     }
 
     /// Position of the first token that no row computes yet.

@@ -114,7 +114,6 @@ impl Scheduler {
         let mut waiting = Vec::new();
         let n_rows_max = self.limits.n_rows_max - self.n_rows_for_prefills();
         self.place_class(Class::Decode, n_rows_max, self.settings.n_step_tokens, &mut plan, &mut waiting);
-        plan.work.n_decode_rows = plan.rows.len();
         if plan.has_rows() {
             self.last_decode_step = self.step;
         }
@@ -265,6 +264,9 @@ impl Scheduler {
                 self.stats.n_tokens_cached += n_cached;
             }
         }
+        if self.has_no_room_for_copy(context, target) {
+            context.kv.lose_after(context.start() / PAGE_LEN, &mut self.pages);
+        }
         let start = context.start();
         if start >= target {
             if is_waiting {
@@ -276,7 +278,8 @@ impl Scheduler {
             }
             return Ok(Placed::Nothing);
         }
-        let end = target.min(start + n_tokens_max);
+        let end = context.work.as_ref().and_then(|work| work.end(start, target, n_tokens_max));
+        let Some(end) = end else { return Ok(Placed::Waits) };
         let n_again = context.kv.n_computed_again(start, end);
         // Charged before anything is planned: a copy without its row would never be made.
         let n_charged = (end - start - n_again) as u64;
@@ -313,6 +316,15 @@ impl Scheduler {
         Ok(Placed::Row { n_tokens: end - start })
     }
 
+    /// Whether a context would fill the device but for a page that it shares and is to write: there is no room for the
+    /// page and its copy, so what it has in it is computed again.
+    fn has_no_room_for_copy(&self, context: &ContextState, target: usize) -> bool {
+        let blocks = context.kv.blocks();
+        let n_blocks = target.div_ceil(PAGE_LEN).max(blocks.len());
+        let is_copied = || blocks.get(context.start() / PAGE_LEN).is_some_and(|&b| self.pages.is_shared(b));
+        n_blocks >= self.limits.n_pages && context.under_way.is_none() && is_copied()
+    }
+
     /// Charges a row to its owner's virtual time: what it adds to the step, computing again aside.
     fn charge_row(
         &mut self,
@@ -326,7 +338,9 @@ impl Scheduler {
         let (n_tokens, n_all) = (tokens.len(), context.n_tokens_expected());
         let n_outputs_tokens = work.outputs_cost(tokens, n_all, self.limits.logits_tokens);
         let cost = if class == Class::Decode {
-            self.costs.decode_row_ns() + self.costs.tokens_ns(n_outputs_tokens)
+            // A verification is as many rows as it has tokens.
+            plan.work.n_decode_rows += n_tokens;
+            self.costs.decode_row_ns() * n_tokens as u64 + self.costs.tokens_ns(n_outputs_tokens)
         } else {
             plan.work.n_prompt_tokens += n_tokens + n_outputs_tokens;
             self.costs.tokens_ns(n_tokens - n_again + n_outputs_tokens)
@@ -369,8 +383,14 @@ impl Scheduler {
                 return Ok(Brought::Later);
             }
             // Making room may have ended the sharing of a page. The whole is charged before any part of it is planned.
-            let n_charged = (n_new + n_shared(&self.pages, &context.kv)) as u64;
-            if let Err(error) = context.owner.account.charge(Resource::Pages, n_charged) {
+            let charged = loop {
+                let n_charged = (n_new + n_shared(&self.pages, &context.kv)) as u64;
+                match context.owner.account.charge(Resource::Pages, n_charged) {
+                    Err(_) if self.forget_spares(context.owner.actor) => {}
+                    charged => break charged,
+                }
+            };
+            if let Err(error) = charged {
                 // A run may be at its end with what is under way.
                 return if context.under_way.is_some() { Ok(Brought::Later) } else { Err(error.into()) };
             }

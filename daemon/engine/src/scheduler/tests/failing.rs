@@ -49,8 +49,8 @@ impl World {
         seen.n_moves_lost += plan.moves.len() - n_moved;
         for row in &plan.rows {
             let Some((_, model)) = self.contexts.iter_mut().find(|(id, _)| *id == row.id) else { continue };
-            if let Some((place, _)) = model.question.take() {
-                let answer = place.try_take().expect("whoever asked is told");
+            if let Some(question) = model.question.take() {
+                let answer = question.place.try_take().expect("whoever asked is told");
                 assert!(
                     matches!(&answer, Done::Answer(Err(error @ EngineError::Step(_))) if error.is_retryable()),
                     "{answer:?}"
