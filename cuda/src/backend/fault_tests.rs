@@ -110,7 +110,8 @@ fn converse(backend: &mut CudaBackend, prompts: &[Vec<Token>]) -> Result<Said, B
         }
         let rows: Vec<Row<'_>> = talks.iter().map(Talk::row).collect();
         let n_outputs: Vec<usize> = rows.iter().map(|row| row.outputs.len()).collect();
-        match backend.forward(&Batch { copies: &copies, rows }) {
+        let stepped = backend.forward(&Batch { copies: &copies, rows });
+        match stepped {
             Ok(outputs) => {
                 let mut outputs = outputs.into_iter();
                 for (talk, n) in talks.iter_mut().zip(n_outputs) {

@@ -332,12 +332,11 @@ fn mixed_steps_agree_with_the_cpu() {
             each.collect::<Vec<_>>()
         };
         // Copies of pages that hold something go where nothing is.
-        let copies = |n: u32| -> Vec<PageCopy> {
-            (0..n).map(|i| PageCopy { src: PageId(i * 20), dst: PageId(200 + i) }).collect()
-        };
-        let n_copies = if round == 0 { 0 } else { 6 };
+        let n_copies: u32 = if round == 0 { 0 } else { 6 };
+        let copy = |i: u32| PageCopy { src: PageId(i * 20), dst: PageId(200 + i) };
+        let copies: Vec<PageCopy> = (0..n_copies).map(copy).collect();
         let run = |backend: &mut dyn Backend| {
-            backend.forward(&Batch { copies: &copies(n_copies), rows: rows() }).expect("the backend runs")
+            backend.forward(&Batch { copies: &copies, rows: rows() }).expect("the backend runs")
         };
         let (found, expected) = (run(&mut device), run(&mut host));
         assert_eq!(found.len(), expected.len());
