@@ -365,6 +365,7 @@ mod tests {
     use crate::command::Ahead;
     use crate::handle::{Message, Served};
     use crate::model::{Dtype, Model, ModelSource};
+    use crate::port::Port;
     use crate::sampling::Sampler;
 
     fn poll<T>(future: impl Future<Output = T>) -> Poll<T> {
@@ -393,7 +394,7 @@ mod tests {
             logits_tokens: 1.0,
         };
         let weights = WeightsInfo { dtype: Dtype::F32, n_bytes: 0 };
-        EngineHandle::new(Arc::new(model), limits, weights, String::new())
+        EngineHandle::new(Arc::new(model), limits, weights, String::new(), Port::Encoded)
     }
 
     fn owner(budget: Budget) -> Owner {

@@ -13,6 +13,7 @@ use crate::completion::{CallerId, Done};
 use crate::error::{EngineError, EngineFailure};
 use crate::line::{Line, Standing};
 use crate::model::Model;
+use crate::port::Port;
 use crate::stats::EngineStats;
 
 /// Operations in flight to one engine. Enough for every context of a large batch to have one on its way.
@@ -116,6 +117,7 @@ struct Shared {
     messages: mpsc::UnboundedSender<Posted>,
     room: Arc<Semaphore>,
     desk: Arc<Line>,
+    port: Port,
     /// The guests that have something here, by their accounts.
     callers: Mutex<FxHashMap<usize, Weak<Caller>>>,
     n_callers: AtomicU64,
@@ -133,6 +135,7 @@ impl EngineHandle {
         limits: Limits,
         weights: WeightsInfo,
         device: String,
+        port: Port,
     ) -> (Self, Served) {
         let (messages, receiver) = mpsc::unbounded_channel();
         let (sender, state) = watch::channel(EngineState::Running);
@@ -143,6 +146,7 @@ impl EngineHandle {
             messages,
             room,
             desk,
+            port,
             callers: Mutex::default(),
             n_callers: AtomicU64::new(DESK.0),
             state,
@@ -280,7 +284,8 @@ impl EngineHandle {
 
     /// Sends an operation. What its sender notes down together with that cannot come apart: nothing waits here.
     pub(crate) fn post_into(&self, room: Room, operation: Operation) -> Result<(), EngineError> {
-        self.send(Posted { message: Message::Operation(operation), _permit: Some(room.0) })
+        let message = Message::Operation(self.0.port.carry(operation));
+        self.send(Posted { message, _permit: Some(room.0) })
     }
 
     /// Sends an operation once there is room for it.
@@ -292,7 +297,7 @@ impl EngineHandle {
     /// Sends an operation that something else bounds: one release for each context, one cancel for each question, one
     /// word on how far a run has come for each token that was given.
     pub(crate) fn post_unbounded(&self, operation: Operation) -> Result<(), EngineError> {
-        self.post_message(Message::Operation(operation))
+        self.post_message(Message::Operation(self.0.port.carry(operation)))
     }
 
     pub(crate) fn post_message(&self, message: Message) -> Result<(), EngineError> {

@@ -1,5 +1,7 @@
 //! Tokens decoded ahead of whoever pulls them.
 
+use serde::{Deserialize, Serialize};
+
 use crate::batch::Candidate;
 use crate::completion::{Done, Reply, Tag};
 use crate::error::EngineError;
@@ -44,7 +46,7 @@ impl AheadWindow {
 }
 
 /// Why a run ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Finish {
     /// A stop token was drawn.
     Stop,
@@ -55,7 +57,7 @@ pub enum Finish {
 }
 
 /// What a run gives.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) enum RunEvent {
     /// The next token.
     Token(Candidate),

@@ -20,6 +20,7 @@ use crate::completion::{CallerId, Done};
 use crate::error::EngineError;
 use crate::kv::PrefixScope;
 use crate::line::Standing;
+use crate::port::Port;
 use crate::run::{Finish, Progress, RunEvent, RunQueue};
 use crate::sampling::Sampler;
 
@@ -59,6 +60,8 @@ struct Model {
 struct World {
     random: Random,
     scheduler: Scheduler,
+    /// What operations and completions travel over.
+    port: Port,
     guests: Guests,
     backend: HashBackend,
     /// Steps that the backend has done and the scheduler has not heard of.
@@ -101,6 +104,7 @@ impl World {
         Self {
             random,
             scheduler: Scheduler::new(limits, settings),
+            port: if seed % 2 == 0 { Port::Direct } else { Port::Encoded },
             guests: Guests::default(),
             backend: HashBackend::new(n_pages, n_host_pages),
             under_way: VecDeque::new(),
@@ -116,8 +120,8 @@ impl World {
     }
 
     fn apply(&mut self, operation: Operation) {
-        self.scheduler.apply(operation);
-        self.guests.deliver(&self.scheduler);
+        self.scheduler.apply(self.port.carry(operation));
+        self.guests.deliver(&self.scheduler, self.port);
     }
 
     fn new_id(&mut self) -> ContextId {
@@ -397,7 +401,7 @@ impl World {
     }
 
     fn take_answers(&mut self) {
-        self.guests.deliver(&self.scheduler);
+        self.guests.deliver(&self.scheduler, self.port);
         for (_, model) in &mut self.contexts {
             let Some((place, expected)) = &model.question else { continue };
             match place.try_take() {
