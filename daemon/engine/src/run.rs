@@ -81,8 +81,9 @@ pub(crate) struct RunReply {
 }
 
 impl RunReply {
-    pub(crate) fn new(reply: Reply) -> Self {
-        Self { reply, n_given: 0, n_pulled: 0, is_waiting: true, n_ahead: usize::MAX }
+    /// A run that is decoded so far ahead at first.
+    pub(crate) fn new(reply: Reply, n_ahead: usize) -> Self {
+        Self { reply, n_given: 0, n_pulled: 0, is_waiting: true, n_ahead }
     }
 
     pub(crate) fn tag(&self) -> Tag {
@@ -214,7 +215,7 @@ mod tests {
     fn ends() -> (RunReply, RunQueue, impl Fn()) {
         let (outbox, line) = (Outbox::default(), Arc::new(Line::default()));
         let queue = RunQueue::new(line.stand());
-        let reply = RunReply::new(outbox.to(CallerId(0), queue.tag()));
+        let reply = RunReply::new(outbox.to(CallerId(0), queue.tag()), 0);
         let deliver = move || {
             let mut completions = Vec::new();
             outbox.take(&mut completions);

@@ -335,7 +335,7 @@ impl World {
         let stream = model.stream.as_mut().expect("opened above");
         let event = stream.queue.try_pull();
         let progress = if event.is_some() { stream.queue.progress() } else { stream.queue.wait() };
-        let tag = stream.queue.tag();
+        let (tag, is_waiting) = (stream.queue.tag(), event.is_none());
         match event {
             Some(RunEvent::Token(candidate)) => {
                 assert_eq!(candidate, drawn(hash(&model.tokens), stream.seed), "as if decoded step by step");
@@ -369,6 +369,9 @@ impl World {
         if let Some(Progress { n_tokens, is_waiting }) = progress {
             self.apply(Operation::Pulled { id, tag, n_tokens, is_waiting });
         }
+        let stream = self.contexts[idx].1.stream.as_ref().expect("opened above");
+        let is_served = stream.has_ended || self.scheduler.has_work() || !self.under_way.is_empty();
+        assert!(!is_waiting || is_served, "the engine and a guest wait for each other");
     }
 
     /// Plans steps as long as more can be under way, then takes in the oldest.
