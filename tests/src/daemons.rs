@@ -8,10 +8,10 @@ use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
 use trellis::config::{Config, Device, DtypeChoice};
-use trellis::daemon::Daemon;
+use trellis::daemon::{Daemon, Seams};
 use trellis::guest::GuestLimits;
 use trellis_client::{Client, Error, ErrorBody, Event, Guest, GuestUsage, Program, StartOptions};
-use trellis_engine::EngineStats;
+use trellis_engine::{EngineStats, Port};
 
 use crate::device::device;
 use crate::{guests, pack};
@@ -50,6 +50,16 @@ pub fn config(exe: &str) -> Config {
 #[must_use]
 pub fn start(config: &Config) -> Daemon {
     Daemon::start(config, &|_| {}).expect("the daemon starts")
+}
+
+/// A daemon in this process, whose guests are at the other end of this port.
+///
+/// # Panics
+/// It does not start.
+#[must_use]
+pub fn start_over(port: Port, config: &Config) -> Daemon {
+    let seams = Seams { port, ..Seams::default() };
+    Daemon::start_with(config, seams, &|_| {}).expect("the daemon starts")
 }
 
 /// Options with these arguments and a fixed seed.

@@ -1,5 +1,6 @@
 //! One step's work for a backend, packed: rows of different lengths, never padded.
 
+use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 
 use crate::sampling::Sampler;
@@ -113,7 +114,7 @@ pub enum OutputKind<'a> {
 }
 
 /// A token with its natural-log probability under the model, before any sampler setting.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Candidate {
     /// The token.
     pub token: Token,
@@ -145,7 +146,7 @@ pub enum Output {
 }
 
 /// Why one output could not be had; other rows of the batch are unharmed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 pub enum OutputFault {
     /// The model produced a NaN.
     #[error("the logits hold a NaN")]

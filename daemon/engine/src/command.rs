@@ -2,18 +2,21 @@
 
 use std::sync::Arc;
 
+use serde::{Deserialize, Serialize};
+
 use crate::batch::{Candidate, Token};
 use crate::completion::{CallerId, Tag};
+use crate::port::{shared, shared_list};
 use crate::sampling::Sampler;
 
 /// A context, unique while the engine runs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub(crate) struct ContextId(pub(crate) u64);
 
 /// Brings the engine's tokens of a context to the caller's: keep the first `n_kept`, then append.
 ///
 /// What a run decoded ahead lies past `n_kept` and is forgotten by this.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Edit {
     pub(crate) n_kept: usize,
     pub(crate) appended: Vec<Token>,
@@ -22,12 +25,12 @@ pub(crate) struct Edit {
 }
 
 /// A question about the end of a context.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum Ask {
     /// Compute the KV of all tokens.
     Prefill,
     /// Draw the next token.
-    Sample(Arc<Sampler>),
+    Sample(#[serde(with = "shared")] Arc<Sampler>),
     /// The most probable next tokens.
     Top {
         /// How many.
@@ -58,7 +61,7 @@ pub enum Guess {
 }
 
 /// The answer to an [`Ask`].
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Answer {
     /// The KV is computed.
     Prefilled,
@@ -83,11 +86,13 @@ pub enum Answer {
 }
 
 /// A stream's settings.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct RunSettings {
     /// How to draw.
+    #[serde(with = "shared")]
     pub sampler: Arc<Sampler>,
     /// Tokens that end the run; such a token is given.
+    #[serde(with = "shared_list")]
     pub stop_tokens: Arc<[Token]>,
     /// The most tokens; as many as fit when `None`.
     pub n_tokens_max: Option<usize>,
@@ -96,7 +101,7 @@ pub struct RunSettings {
 }
 
 /// How far the engine decodes ahead of the caller.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Ahead {
     /// A few tokens, learnt from how far the caller runs.
     Adaptive,
@@ -105,7 +110,7 @@ pub enum Ahead {
 }
 
 /// What a guest asks of the engine, as data.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) enum Operation {
     Create {
         id: ContextId,

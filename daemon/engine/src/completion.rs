@@ -2,6 +2,8 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
+use serde::{Deserialize, Serialize};
+
 use crate::batch::Token;
 use crate::command::Answer;
 use crate::error::EngineError;
@@ -9,11 +11,11 @@ use crate::run::RunEvent;
 use crate::stats::EngineStats;
 
 /// A guest that asks, unique while the engine runs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub(crate) struct CallerId(pub(crate) u64);
 
 /// Tells what a guest asked apart.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub(crate) struct Tag(u64);
 
 impl Tag {
@@ -31,14 +33,14 @@ impl Tag {
 }
 
 /// What came of an operation.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Completion {
     pub(crate) caller: CallerId,
     pub(crate) tag: Tag,
     pub(crate) done: Done,
 }
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) enum Done {
     /// A question was answered.
     Answer(Result<Answer, EngineError>),

@@ -89,7 +89,9 @@ impl Context {
     /// The owner's budget of contexts is used up, or the engine has failed or stopped.
     pub async fn create(engine: &EngineHandle, owner: Owner) -> Result<Self, EngineError> {
         let context = Self::charged(engine, engine.caller(&owner)?, Vec::new())?;
-        engine.post(Operation::Create { id: context.id, caller: context.caller.id() }).await?;
+        engine
+            .post(&context.caller, Operation::Create { id: context.id, caller: context.caller.id() })
+            .await?;
         Ok(context)
     }
 
@@ -101,7 +103,7 @@ impl Context {
         let mut context = Self::charged(engine, engine.caller(&owner)?, Vec::new())?;
         let place = context.caller.stand();
         let (id, caller, tag) = (context.id, context.caller.id(), place.tag());
-        engine.post(Operation::Open { id, caller, name: name.to_owned(), tag }).await?;
+        engine.post(&context.caller, Operation::Open { id, caller, name: name.to_owned(), tag }).await?;
         let tokens = match place.take().await {
             Some(Done::Opened(opened)) => opened?,
             Some(other) => unreachable!("asked to open, answered with {other:?}"),
@@ -196,7 +198,7 @@ impl Context {
             let room = self.room_to_stop_run().await?;
             return self.stop_run(room);
         }
-        let room = self.engine.room().await?;
+        let room = self.engine.room(&self.caller).await?;
         self.tokens.truncate(n_tokens);
         self.footprint.set(n_tokens)?;
         self.n_synced = self.n_synced.min(n_tokens);
@@ -210,7 +212,7 @@ impl Context {
     /// # Errors
     /// The owner's budget of contexts is used up, or the engine has failed or stopped.
     pub async fn fork(&mut self) -> Result<Self, EngineError> {
-        let room = self.engine.room().await?;
+        let room = self.engine.room(&self.caller).await?;
         let child = Self::charged(&self.engine, self.caller.clone(), self.tokens.clone())?;
         let edit = self.take_edit();
         self.engine.post_into(room, Operation::Fork { id: self.id, edit, child: child.id })?;
@@ -222,7 +224,7 @@ impl Context {
     /// # Errors
     /// The user's budget of contexts is used up, or the engine has failed or stopped.
     pub async fn save(&mut self, name: &str) -> Result<(), EngineError> {
-        let room = self.engine.room().await?;
+        let room = self.engine.room(&self.caller).await?;
         let place = self.caller.stand();
         let (id, edit, name, tag) = (self.id, self.take_edit(), name.to_owned(), place.tag());
         self.engine.post_into(room, Operation::Save { id, edit, name, tag })?;
@@ -255,7 +257,7 @@ impl Context {
             Ask::Scores(tokens) => self.check_tokens(tokens)?,
             Ask::Prefill | Ask::Top { .. } | Ask::Full | Ask::Embedding => {}
         }
-        let room = self.engine.room().await?;
+        let room = self.engine.room(&self.caller).await?;
         let place = self.caller.stand();
         let (id, edit, tag) = (self.id, self.take_edit(), place.tag());
         self.engine.post_into(room, Operation::Ask { id, edit, ask, tag })?;
@@ -323,7 +325,7 @@ impl Context {
             return Err(EngineError::EmptyContext);
         }
         settings.sampler.validate(self.engine.limits().vocab_size)?;
-        let room = self.engine.room().await?;
+        let room = self.engine.room(&self.caller).await?;
         let queue = RunQueue::new(self.caller.stand());
         let (id, edit, tag) = (self.id, self.take_edit(), queue.tag());
         self.engine.post_into(room, Operation::Run { id, edit, settings, tag })?;
@@ -334,7 +336,7 @@ impl Context {
     /// Room for the command that ends a run, if there is a run.
     async fn room_to_stop_run(&self) -> Result<Option<Room>, EngineError> {
         match self.run {
-            Some(_) => Ok(Some(self.engine.room().await?)),
+            Some(_) => Ok(Some(self.engine.room(&self.caller).await?)),
             None => Ok(None),
         }
     }
@@ -383,6 +385,7 @@ mod tests {
     use crate::command::Ahead;
     use crate::handle::{Message, Served};
     use crate::model::{Dtype, Model, ModelSource};
+    use crate::port::Port;
     use crate::sampling::Sampler;
 
     fn poll<T>(future: impl Future<Output = T>) -> Poll<T> {
@@ -411,7 +414,7 @@ mod tests {
             logits_tokens: 1.0,
         };
         let weights = WeightsInfo { dtype: Dtype::F32, n_bytes: 0 };
-        EngineHandle::new(Arc::new(model), limits, weights, String::new())
+        EngineHandle::new(Arc::new(model), limits, weights, String::new(), Port::Encoded)
     }
 
     fn owner(budget: Budget) -> Owner {
@@ -459,7 +462,7 @@ mod tests {
             if given_up >= 4 {
                 assert!(poll(context.pull(RunKey(1), settings)).is_pending(), "the run has begun");
             }
-            let rooms: Vec<Room> = std::iter::from_fn(|| match poll(engine.room()) {
+            let rooms: Vec<Room> = std::iter::from_fn(|| match poll(engine.room(&context.caller)) {
                 Poll::Ready(room) => room.ok(),
                 Poll::Pending => None,
             })

@@ -13,10 +13,12 @@ use crate::completion::{CallerId, Done};
 use crate::error::{EngineError, EngineFailure};
 use crate::line::{Line, Standing};
 use crate::model::Model;
+use crate::port::Port;
 use crate::stats::EngineStats;
 
-/// Operations in flight to one engine. Enough for every context of a large batch to have one on its way.
-const N_OPERATIONS_MAX: usize = 4096;
+/// Operations of one guest that the engine has not read. Enough for every context of a large batch to have one on its way;
+/// past that the guest waits, and nobody else.
+const N_OPERATIONS_MAX: usize = 1024;
 
 /// The caller in whose name the handle itself asks.
 pub(crate) const DESK: CallerId = CallerId(0);
@@ -50,6 +52,7 @@ pub(crate) struct Caller {
     id: CallerId,
     owner: Owner,
     line: Arc<Line>,
+    room: Arc<Semaphore>,
     engine: Weak<Shared>,
 }
 
@@ -114,8 +117,10 @@ pub struct EngineHandle(Arc<Shared>);
 #[derive(Debug)]
 struct Shared {
     messages: mpsc::UnboundedSender<Posted>,
+    /// For what the handle itself asks.
     room: Arc<Semaphore>,
     desk: Arc<Line>,
+    port: Port,
     /// The guests that have something here, by their accounts.
     callers: Mutex<FxHashMap<usize, Weak<Caller>>>,
     n_callers: AtomicU64,
@@ -133,16 +138,17 @@ impl EngineHandle {
         limits: Limits,
         weights: WeightsInfo,
         device: String,
+        port: Port,
     ) -> (Self, Served) {
         let (messages, receiver) = mpsc::unbounded_channel();
         let (sender, state) = watch::channel(EngineState::Running);
-        let room = Arc::new(Semaphore::new(N_OPERATIONS_MAX));
         let desk = Arc::<Line>::default();
         let served = Served { messages: receiver, state: sender, desk: desk.clone() };
         let shared = Shared {
             messages,
-            room,
+            room: Arc::new(Semaphore::new(N_OPERATIONS_MAX)),
             desk,
+            port,
             callers: Mutex::default(),
             n_callers: AtomicU64::new(DESK.0),
             state,
@@ -225,7 +231,7 @@ impl EngineHandle {
         let caller = self.caller(owner)?;
         let place = caller.stand();
         let operation = Operation::Forget { caller: caller.id(), name: name.to_owned(), tag: place.tag() };
-        self.post(operation).await?;
+        self.post(&caller, operation).await?;
         match place.take().await {
             Some(Done::Kept(forgotten)) => forgotten,
             Some(other) => unreachable!("asked to forget, answered with {other:?}"),
@@ -239,7 +245,8 @@ impl EngineHandle {
     /// The engine has failed or stopped.
     pub async fn stats(&self) -> Result<EngineStats, EngineError> {
         let place = self.0.desk.stand();
-        self.post(Operation::Stats { caller: DESK, tag: place.tag() }).await?;
+        let room = self.take_room(&self.0.room).await?;
+        self.post_into(room, Operation::Stats { caller: DESK, tag: place.tag() })?;
         match place.take().await {
             Some(Done::Stats(stats)) => Ok(*stats),
             Some(other) => unreachable!("asked for counters, answered with {other:?}"),
@@ -260,7 +267,8 @@ impl EngineHandle {
         let id = CallerId(self.0.n_callers.fetch_add(1, Ordering::Relaxed) + 1);
         let line = Arc::<Line>::default();
         self.post_message(Message::Enter { caller: id, owner: owner.clone(), line: line.clone() })?;
-        let caller = Arc::new(Caller { id, owner: owner.clone(), line, engine: Arc::downgrade(&self.0) });
+        let (room, engine) = (Arc::new(Semaphore::new(N_OPERATIONS_MAX)), Arc::downgrade(&self.0));
+        let caller = Arc::new(Caller { id, owner: owner.clone(), line, room, engine });
         *known = Arc::downgrade(&caller);
         Ok(caller)
     }
@@ -269,30 +277,35 @@ impl EngineHandle {
         ContextId(self.0.next_context.fetch_add(1, Ordering::Relaxed))
     }
 
-    /// Waits until there is room for one more operation.
-    pub(crate) async fn room(&self) -> Result<Room, EngineError> {
-        let permit = match self.0.room.clone().try_acquire_owned() {
+    /// Waits until there is room for one more operation of a guest.
+    pub(crate) async fn room(&self, caller: &Caller) -> Result<Room, EngineError> {
+        self.take_room(&caller.room).await
+    }
+
+    async fn take_room(&self, room: &Arc<Semaphore>) -> Result<Room, EngineError> {
+        let permit = match room.clone().try_acquire_owned() {
             Ok(permit) => permit,
-            Err(_) => self.0.room.clone().acquire_owned().await.map_err(|_| self.ended())?,
+            Err(_) => room.clone().acquire_owned().await.map_err(|_| self.ended())?,
         };
         Ok(Room(permit))
     }
 
     /// Sends an operation. What its sender notes down together with that cannot come apart: nothing waits here.
     pub(crate) fn post_into(&self, room: Room, operation: Operation) -> Result<(), EngineError> {
-        self.send(Posted { message: Message::Operation(operation), _permit: Some(room.0) })
+        let message = Message::Operation(self.0.port.carry(operation));
+        self.send(Posted { message, _permit: Some(room.0) })
     }
 
-    /// Sends an operation once there is room for it.
-    pub(crate) async fn post(&self, operation: Operation) -> Result<(), EngineError> {
-        let room = self.room().await?;
+    /// Sends an operation of a guest once there is room for it.
+    pub(crate) async fn post(&self, caller: &Caller, operation: Operation) -> Result<(), EngineError> {
+        let room = self.room(caller).await?;
         self.post_into(room, operation)
     }
 
     /// Sends an operation that something else bounds: one release for each context, one cancel for each question, one
     /// word on how far a run has come for each token that was given.
     pub(crate) fn post_unbounded(&self, operation: Operation) -> Result<(), EngineError> {
-        self.post_message(Message::Operation(operation))
+        self.post_message(Message::Operation(self.0.port.carry(operation)))
     }
 
     pub(crate) fn post_message(&self, message: Message) -> Result<(), EngineError> {

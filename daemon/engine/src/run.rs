@@ -1,5 +1,7 @@
 //! Tokens decoded ahead of whoever pulls them.
 
+use serde::{Deserialize, Serialize};
+
 use crate::batch::Candidate;
 use crate::completion::{Done, Reply, Tag};
 use crate::error::EngineError;
@@ -44,7 +46,7 @@ impl AheadWindow {
 }
 
 /// Why a run ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Finish {
     /// A stop token was drawn.
     Stop,
@@ -55,7 +57,7 @@ pub enum Finish {
 }
 
 /// What a run gives.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) enum RunEvent {
     /// The next token.
     Token(Candidate),
@@ -79,8 +81,9 @@ pub(crate) struct RunReply {
 }
 
 impl RunReply {
-    pub(crate) fn new(reply: Reply) -> Self {
-        Self { reply, n_given: 0, n_pulled: 0, is_waiting: true, n_ahead: usize::MAX }
+    /// A run that is decoded so far ahead at first.
+    pub(crate) fn new(reply: Reply, n_ahead: usize) -> Self {
+        Self { reply, n_given: 0, n_pulled: 0, is_waiting: true, n_ahead }
     }
 
     pub(crate) fn tag(&self) -> Tag {
@@ -212,7 +215,7 @@ mod tests {
     fn ends() -> (RunReply, RunQueue, impl Fn()) {
         let (outbox, line) = (Outbox::default(), Arc::new(Line::default()));
         let queue = RunQueue::new(line.stand());
-        let reply = RunReply::new(outbox.to(CallerId(0), queue.tag()));
+        let reply = RunReply::new(outbox.to(CallerId(0), queue.tag()), 0);
         let deliver = move || {
             let mut completions = Vec::new();
             outbox.take(&mut completions);

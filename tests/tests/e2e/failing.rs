@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use tokio::sync::Barrier;
 use trellis::config::{Config, Device, OnDeviceFailure};
-use trellis::daemon::Daemon;
+use trellis::daemon::{Daemon, Seams};
 use trellis::ipc::Listener;
 use trellis_client::{Client, ErrorCode, Program};
 use trellis_engine::account::{Account, Budget, Owner, Resource};
@@ -206,7 +206,8 @@ fn config() -> Config {
 
 fn start_faulty(config: &Config, model: &str) -> (Daemon, Faults) {
     let faults = Faults::default();
-    let daemon = Daemon::start_with(config, Some(faults.of_model(model)), &|_| {}).expect("it starts");
+    let seams = Seams { wrap: Some(faults.of_model(model)), ..Seams::default() };
+    let daemon = Daemon::start_with(config, seams, &|_| {}).expect("it starts");
     (daemon, faults)
 }
 

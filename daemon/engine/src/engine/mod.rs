@@ -12,6 +12,7 @@ use crate::backend::Backend;
 use crate::handle::{EngineHandle, Message};
 use crate::kv::PrefixScope;
 use crate::model::Model;
+use crate::port::Port;
 use crate::scheduler::{Scheduler, SchedulerSettings};
 
 /// How an engine schedules.
@@ -25,11 +26,18 @@ pub struct EngineSettings {
     /// The latency target: how many times as long a step may last, while anybody decodes, as it would without prompts.
     /// At least 1.
     pub latency_multiple: f64,
+    /// How what guests ask, and are answered, travels.
+    pub port: Port,
 }
 
 impl Default for EngineSettings {
     fn default() -> Self {
-        Self { prefix_scope: PrefixScope::default(), n_step_tokens: 512, latency_multiple: 1.6 }
+        Self {
+            prefix_scope: PrefixScope::default(),
+            n_step_tokens: 512,
+            latency_multiple: 1.6,
+            port: Port::Direct,
+        }
     }
 }
 
@@ -48,6 +56,7 @@ impl Engine {
     #[must_use]
     pub fn start(model: Arc<Model>, backend: Box<dyn Backend>, settings: EngineSettings) -> Self {
         let limits = backend.limits().clone();
+        let port = settings.port;
         let settings = SchedulerSettings {
             model_fingerprint: model.fingerprint,
             prefix_scope: settings.prefix_scope,
@@ -57,11 +66,11 @@ impl Engine {
         let scheduler = Scheduler::new(limits.clone(), settings);
         let name = model.name.clone();
         let (handle, served) =
-            EngineHandle::new(model, limits, backend.weights(), backend.device().to_owned());
+            EngineHandle::new(model, limits, backend.weights(), backend.device().to_owned(), port);
         let core = Core::new(scheduler, backend);
         let thread = std::thread::Builder::new()
             .name("engine".to_owned())
-            .spawn(move || thread::live(&name, core, served))
+            .spawn(move || thread::live(&name, core, served, port))
             .expect("a thread can be started");
         Self { handle, thread: Some(thread) }
     }

@@ -15,13 +15,14 @@ use crate::completion::{CallerId, Completion};
 use crate::error::EngineFailure;
 use crate::handle::{DESK, EngineState, Message, Posted, Served};
 use crate::line::Line;
+use crate::port::Port;
 
 /// The thread's whole life. However it ends, that is said before anything is let go of, so that whoever finds it gone
 /// finds out why.
-pub(super) fn live(model: &str, mut core: Core, served: Served) {
+pub(super) fn live(model: &str, mut core: Core, served: Served, port: Port) {
     let Served { messages, state, desk } = served;
     let mut inbox = Inbox { messages, awaited: None, lines: FxHashMap::from_iter([(DESK, desk)]) };
-    let ended = catch_unwind(AssertUnwindSafe(|| serve(&mut core, &mut inbox)));
+    let ended = catch_unwind(AssertUnwindSafe(|| serve(&mut core, &mut inbox, port)));
     let ended = match ended {
         Ok(Ok(())) => EngineState::Stopped,
         Ok(Err(failure)) => EngineState::Failed(failure),
@@ -41,11 +42,11 @@ fn message(panic: &(dyn Any + Send)) -> String {
     text.unwrap_or("a panic without a message").to_owned()
 }
 
-fn serve(core: &mut Core, inbox: &mut Inbox) -> Result<(), EngineFailure> {
+fn serve(core: &mut Core, inbox: &mut Inbox, port: Port) -> Result<(), EngineFailure> {
     let mut post = Post::default();
     loop {
         let next = core.turn(Instant::now(), inbox.inputs(), &mut post.completions);
-        post.deliver(&inbox.lines);
+        post.deliver(&inbox.lines, port);
         match next? {
             Next::Turn => {}
             Next::Device => core.wait(),
@@ -69,8 +70,9 @@ struct Post {
 
 impl Post {
     /// Puts everything into its place, then wakes each guest once.
-    fn deliver(&mut self, lines: &FxHashMap<CallerId, Arc<Line>>) {
-        for Completion { caller, tag, done } in self.completions.drain(..) {
+    fn deliver(&mut self, lines: &FxHashMap<CallerId, Arc<Line>>, port: Port) {
+        for completion in self.completions.drain(..) {
+            let Completion { caller, tag, done } = port.carry(completion);
             // A guest that has gone is given nothing.
             let waker = lines.get(&caller).and_then(|line| line.deliver(tag, done));
             if let Some(waker) = waker

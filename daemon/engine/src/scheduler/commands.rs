@@ -6,7 +6,7 @@ use super::fair::Seat;
 use super::{ContextState, Saved, Scheduler};
 use crate::account::{ActorId, Owner, Resource};
 use crate::batch::Token;
-use crate::command::{Ask, ContextId, Edit, Operation, RunSettings};
+use crate::command::{Ahead, Ask, ContextId, Edit, Operation, RunSettings};
 use crate::completion::{CallerId, Done, Reply, Tag};
 use crate::error::EngineError;
 use crate::job::{AskWork, N_GUESS_MAX, RunWork, VerifyWork, Work};
@@ -39,7 +39,7 @@ impl Scheduler {
             Operation::Cancel { id, tag } => self.cancel(id, tag),
             Operation::Run { id, edit, settings, tag } => {
                 if let Some(reply) = self.reply(id, tag) {
-                    self.run(id, edit, settings, RunReply::new(reply));
+                    self.run(id, edit, settings, reply);
                 }
             }
             Operation::Pulled { id, tag, n_tokens, is_waiting } => {
@@ -204,10 +204,15 @@ impl Scheduler {
         self.enqueue(id);
     }
 
-    fn run(&mut self, id: ContextId, edit: Edit, settings: RunSettings, mut queue: RunReply) {
+    fn run(&mut self, id: ContextId, edit: Edit, settings: RunSettings, reply: Reply) {
         self.edit(id, edit);
         let Some(context) = self.contexts.get_mut(&id) else { return };
         let n_tokens = context.kv.tokens.len();
+        let n_ahead = match settings.ahead {
+            Ahead::Adaptive => context.window.n(),
+            Ahead::Unbounded => usize::MAX,
+        };
+        let mut queue = RunReply::new(reply, n_ahead);
         if settings.n_tokens_max == Some(0) {
             return queue.push(RunEvent::Finished(Finish::MaxTokens));
         }

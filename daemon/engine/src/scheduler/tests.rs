@@ -22,6 +22,7 @@ use crate::completion::{CallerId, Done};
 use crate::error::EngineError;
 use crate::kv::PrefixScope;
 use crate::line::Standing;
+use crate::port::Port;
 use crate::run::{Finish, Progress, RunEvent, RunQueue};
 use crate::sampling::Sampler;
 
@@ -68,6 +69,8 @@ struct Question {
 struct World {
     random: Random,
     scheduler: Scheduler,
+    /// What operations and completions travel over.
+    port: Port,
     guests: Guests,
     backend: HashBackend,
     /// Steps that the backend has done and the scheduler has not heard of.
@@ -111,6 +114,7 @@ impl World {
         Self {
             random,
             scheduler: Scheduler::new(limits, settings),
+            port: if seed % 2 == 0 { Port::Direct } else { Port::Encoded },
             guests: Guests::default(),
             backend: HashBackend::new(n_pages, n_host_pages),
             under_way: VecDeque::new(),
@@ -127,8 +131,8 @@ impl World {
     }
 
     fn apply(&mut self, operation: Operation) {
-        self.scheduler.apply(operation);
-        self.guests.deliver(&self.scheduler);
+        self.scheduler.apply(self.port.carry(operation));
+        self.guests.deliver(&self.scheduler, self.port);
     }
 
     fn new_id(&mut self) -> ContextId {
@@ -352,7 +356,7 @@ impl World {
         let stream = model.stream.as_mut().expect("opened above");
         let event = stream.queue.try_pull();
         let progress = if event.is_some() { stream.queue.progress() } else { stream.queue.wait() };
-        let tag = stream.queue.tag();
+        let (tag, is_waiting) = (stream.queue.tag(), event.is_none());
         match event {
             Some(RunEvent::Token(candidate)) => {
                 assert_eq!(candidate, drawn(hash(&model.tokens), stream.seed), "as if decoded step by step");
@@ -386,6 +390,9 @@ impl World {
         if let Some(Progress { n_tokens, is_waiting }) = progress {
             self.apply(Operation::Pulled { id, tag, n_tokens, is_waiting });
         }
+        let stream = self.contexts[idx].1.stream.as_ref().expect("opened above");
+        let is_served = stream.has_ended || self.scheduler.has_work() || !self.under_way.is_empty();
+        assert!(!is_waiting || is_served, "the engine and a guest wait for each other");
     }
 
     /// Plans steps as long as more can be under way, then takes in the oldest.
@@ -418,7 +425,7 @@ impl World {
     }
 
     fn take_answers(&mut self) {
-        self.guests.deliver(&self.scheduler);
+        self.guests.deliver(&self.scheduler, self.port);
         for (_, model) in &mut self.contexts {
             let Some(Question { place, expected, then }) = &mut model.question else { continue };
             match place.try_take() {

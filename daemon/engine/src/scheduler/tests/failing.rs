@@ -44,7 +44,7 @@ impl World {
         };
         self.scheduler.fail_step(&plan, n_moved, &EngineError::Step(error));
         self.check();
-        self.guests.deliver(&self.scheduler);
+        self.guests.deliver(&self.scheduler, self.port);
         seen.n_steps += 1;
         seen.n_moves_lost += plan.moves.len() - n_moved;
         for row in &plan.rows {

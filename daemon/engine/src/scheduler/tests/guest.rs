@@ -7,6 +7,7 @@ use crate::account::Owner;
 use crate::command::Operation;
 use crate::completion::{CallerId, Completion, Done};
 use crate::line::{Line, Standing};
+use crate::port::Port;
 use crate::run::RunQueue;
 use crate::scheduler::Scheduler;
 
@@ -34,10 +35,11 @@ impl Guests {
     }
 
     /// Hands over what the scheduler has given back.
-    pub(super) fn deliver(&self, scheduler: &Scheduler) {
+    pub(super) fn deliver(&self, scheduler: &Scheduler, port: Port) {
         let mut completions = Vec::new();
         scheduler.take_completions(&mut completions);
-        for Completion { caller, tag, done } in completions {
+        for completion in completions {
+            let Completion { caller, tag, done } = port.carry(completion);
             assert!(self.lines[&caller].deliver(tag, done).is_none(), "nobody waits in these tests");
         }
     }
@@ -51,7 +53,7 @@ impl Guests {
     ) -> Done {
         let place = self.stand(caller);
         scheduler.apply(operation(&place));
-        self.deliver(scheduler);
+        self.deliver(scheduler, Port::Encoded);
         place.try_take().expect("answered at once")
     }
 }

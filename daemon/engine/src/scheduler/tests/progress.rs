@@ -13,6 +13,7 @@ use crate::command::{Ahead, Ask, ContextId, Edit, Operation, RunSettings};
 use crate::completion::{CallerId, Done};
 use crate::kv::PrefixScope;
 use crate::line::Standing;
+use crate::port::Port;
 use crate::run::{RunEvent, RunQueue};
 use crate::sampling::Sampler;
 use crate::scheduler::{Plan, Scheduler, SchedulerSettings};
@@ -119,7 +120,7 @@ impl House {
         if let Some((plan, outputs)) = self.under_way.pop_front() {
             self.scheduler.complete(plan, outputs, 1_000_000);
         }
-        self.guests.deliver(&self.scheduler);
+        self.guests.deliver(&self.scheduler, Port::Direct);
     }
 
     /// Steps until a question is answered.

@@ -10,6 +10,7 @@ use crate::backend::Limits;
 use crate::batch::Token;
 use crate::command::{Ahead, Ask, ContextId, Edit, Operation, RunSettings};
 use crate::kv::PrefixScope;
+use crate::port::Port;
 use crate::sampling::Sampler;
 use crate::scheduler::{Scheduler, SchedulerSettings};
 
@@ -66,7 +67,7 @@ fn streams_of_one_user_do_not_keep_the_prompts_of_another_waiting() {
             let plan = scheduler.plan();
             let outputs = backend.run(&plan.moves, &scheduler.batch(&plan, Vec::new()));
             scheduler.complete(plan, outputs, 1_000_000);
-            guests.deliver(&scheduler);
+            guests.deliver(&scheduler, Port::Direct);
             answer.try_take().is_some()
         });
         assert!(n_steps <= Some(12), "{n_steps:?} steps for a prompt of 33 tokens, {n_rows_max} rows");
