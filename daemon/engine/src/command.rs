@@ -43,6 +43,7 @@ pub enum Ask {
     /// Draw the next tokens as long as each is the one that was guessed, and the first that is not.
     Verify {
         /// How to draw.
+        #[serde(with = "shared")]
         sampler: Arc<Sampler>,
         /// What may come next.
         guess: Guess,
@@ -54,7 +55,7 @@ pub enum Ask {
 }
 
 /// What a context may draw next.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Guess {
     /// One token after the other.
     Chain(Vec<Token>),
