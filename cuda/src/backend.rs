@@ -15,8 +15,11 @@ use crate::ops::{attention, logits, norm};
 use crate::step::{InFlight, N_SLOTS, StepLimits, StepRow, Steps};
 use crate::{Buffer, Card, CudaError};
 
-/// Rows of logits in memory at once: what a full step of decoding needs, and 128K tokens of 256 rows are 131 MB.
-const N_LOGITS_ROWS_MAX: usize = 256;
+/// Rows of logits in memory at once: a step of decoding that needs no more is captured whole. Those of 1,024 rows over 128K
+/// tokens are 525 MB, which is too much for a small card: past the fewest they take a 128th of the card's memory at most.
+const N_LOGITS_ROWS_FEWEST: usize = 256;
+const N_LOGITS_ROWS_MOST: usize = 1024;
+const LOGITS_SHARE: usize = 128;
 
 /// Positions that a context has to have room for, unless the model has fewer.
 const N_POSITIONS_MIN: usize = 2048;
@@ -176,7 +179,7 @@ impl CudaBackend {
                 n_tokens_max: options.n_tokens_max,
                 n_rows_max: options.n_rows_max,
                 n_positions_max: config.n_positions,
-                n_logits_rows: options.n_rows_max.min(options.n_tokens_max).min(N_LOGITS_ROWS_MAX),
+                n_logits_rows: options.n_rows_max.min(options.n_tokens_max).min(n_logits_rows(card, config)),
             };
             let attention = &kernels.attention;
             let size = Steps::size(attention, limits);
@@ -320,6 +323,12 @@ impl CudaBackend {
             other => BackendError::Device { device, call: "a step", reason: other.to_string(), damage },
         }
     }
+}
+
+/// The most rows of logits that are in memory at once.
+fn n_logits_rows(card: &Card, config: &ModelConfig) -> usize {
+    let n_affordable = card.gpu().total_bytes() / LOGITS_SHARE / (size_of::<f32>() * config.vocab_size);
+    n_affordable.clamp(N_LOGITS_ROWS_FEWEST, N_LOGITS_ROWS_MOST)
 }
 
 /// Whether the kernels take a model of this shape.

@@ -180,7 +180,7 @@ impl Sizes {
     /// For the processor: a step of 256 tokens of a small model takes about as long as people wait for a token.
     pub const CPU: Self = Self { kv_host_bytes: 256 << 20, n_step_tokens: 256, n_step_rows: 128 };
     /// For a GPU: products are bound by arithmetic from a few hundred tokens on.
-    pub const CUDA: Self = Self { kv_host_bytes: 1 << 30, n_step_tokens: 2048, n_step_rows: 256 };
+    pub const CUDA: Self = Self { kv_host_bytes: 1 << 30, n_step_tokens: 2048, n_step_rows: 1024 };
 }
 
 impl Default for Config {
