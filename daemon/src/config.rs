@@ -31,7 +31,7 @@ pub struct Config {
     pub kv_host_bytes: Option<u64>,
     /// Tokens that one step computes at most; when absent 256 on the CPU, 2048 on a GPU.
     pub n_step_tokens: Option<usize>,
-    /// Contexts that one step computes at most; when absent 128 on the CPU, 256 on a GPU.
+    /// Contexts that one step computes at most; when absent 128 on the CPU, 1024 on a GPU.
     pub n_step_rows: Option<usize>,
     /// The latency target: how many times as long a step may last, while anybody decodes, as it would without prompts;
     /// at least 1. More computes prompts faster and makes streams wait longer for each token.
