@@ -12,7 +12,7 @@ use trellis_cuda::{CudaError, LoadError};
 use trellis_engine::backend::Backend;
 use trellis_engine::cpu::CpuError;
 use trellis_engine::model::{Dtype, Model, ModelError, ModelSource, SHAPES, shape};
-use trellis_engine::{Engine, EngineHandle, EngineSettings, PrefixScope};
+use trellis_engine::{Engine, EngineHandle, EngineSettings, Port, PrefixScope};
 
 use crate::bundled;
 use crate::config::{Config, Device, OnDeviceFailure};
@@ -39,6 +39,15 @@ const SHAPE_SEED: u64 = 1;
 /// Puts something between an engine and its backend, given the model's name; for tests, which let backends fail.
 pub type BackendWrap = Arc<dyn Fn(&str, Box<dyn Backend>) -> Box<dyn Backend> + Send + Sync>;
 
+/// What tests put into a daemon.
+#[derive(Clone, Default)]
+pub struct Seams {
+    /// Between the engines and their backends.
+    pub wrap: Option<BackendWrap>,
+    /// Between guests and the engines.
+    pub port: Port,
+}
+
 /// A daemon that has loaded its models and is ready for clients. Dropping it stops the engines.
 pub struct Daemon {
     sessions: Arc<Sessions<HostService>>,
@@ -53,7 +62,7 @@ pub struct Daemon {
 struct Loading {
     config: Config,
     cache_dir: PathBuf,
-    wrap: Option<BackendWrap>,
+    seams: Seams,
 }
 
 /// Why a daemon did not start.
@@ -161,21 +170,21 @@ impl Daemon {
     /// # Errors
     /// A model, the device or the sandbox cannot be used.
     pub fn start(config: &Config, progress: &(dyn Fn(LoadProgress) + Sync)) -> Result<Self, DaemonError> {
-        Self::start_with(config, None, progress)
+        Self::start_with(config, Seams::default(), progress)
     }
 
-    /// As [`Daemon::start`], with something between the engines and their backends.
+    /// As [`Daemon::start`], with what a test puts into it.
     ///
     /// # Errors
     /// A model, the device or the sandbox cannot be used.
     pub fn start_with(
         config: &Config,
-        wrap: Option<BackendWrap>,
+        seams: Seams,
         progress: &(dyn Fn(LoadProgress) + Sync),
     ) -> Result<Self, DaemonError> {
         let started = Instant::now();
         let cache_dir = cache_dir(config).ok_or(DaemonError::NoCacheDir)?;
-        let mut loading = Loading { config: config.clone(), cache_dir: cache_dir.clone(), wrap };
+        let mut loading = Loading { config: config.clone(), cache_dir: cache_dir.clone(), seams };
         let (engines, device) = loading.load(progress)?;
         // A GPU that is lost is not to be replaced by the processor without a word.
         loading.config.device = device;
@@ -334,10 +343,10 @@ impl Loading {
             };
             report(0, 0);
             let mut backend = chosen.load(&models, config, &report)?;
-            if let Some(wrap) = &self.wrap {
+            if let Some(wrap) = &self.seams.wrap {
                 backend = wrap(&name, backend);
             }
-            engines.push(start_engine(models.remove(0), backend, &chosen, config));
+            engines.push(start_engine(models.remove(0), backend, &chosen, config, self.seams.port));
         }
         Ok((engines, chosen.device()))
     }
@@ -391,12 +400,19 @@ fn folder_name(folder: &Path) -> Option<String> {
     Some(folder.canonicalize().ok()?.file_name()?.to_str()?.to_owned())
 }
 
-fn start_engine(model: Model, backend: Box<dyn Backend>, chosen: &Chosen, config: &Config) -> Engine {
+fn start_engine(
+    model: Model,
+    backend: Box<dyn Backend>,
+    chosen: &Chosen,
+    config: &Config,
+    port: Port,
+) -> Engine {
     let prefix_scope = if config.is_prefix_cache_shared { PrefixScope::Shared } else { PrefixScope::Actor };
     let settings = EngineSettings {
         prefix_scope,
         n_step_tokens: chosen.sizes(config).n_step_tokens,
         latency_multiple: config.latency_multiple,
+        port,
     };
     Engine::start(Arc::new(model), backend, settings)
 }

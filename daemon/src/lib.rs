@@ -8,5 +8,7 @@ mod device;
 mod engines;
 pub mod guest;
 pub mod ipc;
+mod recording;
+mod replay;
 pub mod service;
 pub mod session;

@@ -8,15 +8,23 @@ use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
 use trellis::config::{Config, Device, DtypeChoice};
-use trellis::daemon::Daemon;
+use trellis::daemon::{Daemon, Seams};
+use trellis::guest::GuestLimits;
 use trellis_client::{Client, Error, ErrorBody, Event, Guest, GuestUsage, Program, StartOptions};
-use trellis_engine::EngineStats;
+use trellis_engine::{EngineStats, Port};
 
 use crate::device::device;
 use crate::{guests, pack};
 
-/// Long enough for anything that ends at all, on a machine that does other things too.
-pub const PATIENCE: Duration = Duration::from_secs(60);
+/// Long enough for anything that ends at all, on a slow machine that does other things too. No test that passes waits
+/// so long.
+pub const PATIENCE: Duration = Duration::from_secs(300);
+
+/// What guests may use in tests that are not about it: time for a slow machine, to compile them and to run.
+#[must_use]
+pub fn limits() -> GuestLimits {
+    GuestLimits { compile_ms: 600_000, cpu_ms: 600_000, deadline_ms: 1_200_000, ..GuestLimits::default() }
+}
 
 /// The settings that a test starts from: the device under test; `exe` compiles guests, and compiled guests are
 /// kept beside it, so that only the first test of a build waits for the compiler.
@@ -24,7 +32,8 @@ pub const PATIENCE: Duration = Duration::from_secs(60);
 pub fn config(exe: &str) -> Config {
     let exe = PathBuf::from(exe);
     let cache_dir = exe.with_file_name("tests-cache");
-    let config = Config { cache_dir: Some(cache_dir), compile_exe: Some(exe), ..Config::default() };
+    let config =
+        Config { cache_dir: Some(cache_dir), compile_exe: Some(exe), limits: limits(), ..Config::default() };
     match device() {
         // What the tests compare is computed in float32, and many of their daemons share the card.
         Device::Cuda => {
@@ -41,6 +50,16 @@ pub fn config(exe: &str) -> Config {
 #[must_use]
 pub fn start(config: &Config) -> Daemon {
     Daemon::start(config, &|_| {}).expect("the daemon starts")
+}
+
+/// A daemon in this process, whose guests are at the other end of this port.
+///
+/// # Panics
+/// It does not start.
+#[must_use]
+pub fn start_over(port: Port, config: &Config) -> Daemon {
+    let seams = Seams { port, ..Seams::default() };
+    Daemon::start_with(config, seams, &|_| {}).expect("the daemon starts")
 }
 
 /// Options with these arguments and a fixed seed.
@@ -61,6 +80,8 @@ pub struct Ended {
     pub json: Vec<serde_json::Value>,
     /// Its log.
     pub log: Vec<String>,
+    /// Its recording.
+    pub recorded: Vec<u8>,
     /// How it ended, unless well.
     pub error: Option<Error>,
     /// What it used.
@@ -134,6 +155,7 @@ pub async fn collect(mut guest: Guest) -> Ended {
             Ok(Event::Tokens { tokens }) => ended.tokens.extend(tokens),
             Ok(Event::Json { json }) => ended.json.push(serde_json::from_str(&json).expect("it is JSON")),
             Ok(Event::Log { line, .. }) => ended.log.push(line),
+            Ok(Event::Recorded { bytes }) => ended.recorded.extend(bytes),
             Ok(Event::Progress { .. } | Event::Started { .. } | Event::Wanted | Event::Unknown) => {}
             Err(error) => ended.error = Some(error),
         }

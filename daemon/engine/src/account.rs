@@ -3,6 +3,10 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use serde::{Deserialize, Serialize};
+
+use crate::port::{Name, names};
+
 /// Something that is counted and bounded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Resource {
@@ -49,13 +53,15 @@ impl Budget {
 }
 
 /// A budget would be passed.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 #[error("{what} of the {level}: {used} of {limit} in use, {requested} more asked for")]
 pub struct BudgetExceeded {
     /// The resource.
-    pub what: &'static str,
+    #[serde(with = "names")]
+    pub what: Name,
     /// Whose budget: `guest`, `session` or `user`.
-    pub level: &'static str,
+    #[serde(with = "names")]
+    pub level: Name,
     /// In use.
     pub used: u64,
     /// Asked for on top.

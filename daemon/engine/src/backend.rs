@@ -2,8 +2,11 @@
 
 use std::time::Duration;
 
+use serde::{Deserialize, Serialize};
+
 use crate::batch::{Batch, HostPageId, Output, PageId};
 use crate::model::Dtype;
+use crate::port::{Name, names};
 
 /// KV positions in one page, in every layer.
 pub const PAGE_LEN: usize = 16;
@@ -114,7 +117,7 @@ pub struct Collected {
 }
 
 /// How far the damage of a failed call goes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Damage {
     /// It ends with the call: what the call should have written is undefined, the next one may work.
     Call,
@@ -123,7 +126,7 @@ pub enum Damage {
 }
 
 /// A call of a backend that failed.
-#[derive(Clone, Debug, thiserror::Error)]
+#[derive(Clone, Debug, Serialize, Deserialize, thiserror::Error)]
 pub enum BackendError {
     /// There was no memory for something that the step needs. The next step may find some.
     #[error("{device}: {needed_bytes} bytes needed, {free_bytes} free")]
@@ -141,7 +144,8 @@ pub enum BackendError {
         /// The device's name.
         device: String,
         /// The call that failed.
-        call: &'static str,
+        #[serde(with = "names")]
+        call: Name,
         /// What the driver said.
         reason: String,
         /// What still works after it.

@@ -1,5 +1,8 @@
 //! One step's work for a backend, packed: rows of different lengths, never padded.
 
+use serde::{Deserialize, Serialize};
+use smallvec::SmallVec;
+
 use crate::sampling::Sampler;
 
 /// A token of the model's vocabulary.
@@ -30,7 +33,7 @@ pub struct PageCopy {
 #[derive(Debug, Default)]
 pub struct Batch<'a> {
     /// Page copies, run first; no page is both a source and a destination.
-    pub copies: Vec<PageCopy>,
+    pub copies: &'a [PageCopy],
     /// Rows of different contexts.
     pub rows: Vec<Row<'a>>,
 }
@@ -49,9 +52,20 @@ pub struct Row<'a> {
     /// before this one are done.
     pub start: usize,
     /// The context's pages in order; they cover the row. Without tokens to compute there are none.
-    pub pages: Vec<PageId>,
+    pub pages: &'a [PageId],
     /// What to return for this row.
-    pub outputs: Vec<OutputRequest<'a>>,
+    pub outputs: Requests<'a>,
+}
+
+/// What is asked of one row; mostly one thing.
+pub type Requests<'a> = SmallVec<[OutputRequest<'a>; 1]>;
+
+/// The memory of rows that are no longer needed, for others.
+#[must_use]
+pub fn reused<'b>(mut rows: Vec<Row<'_>>) -> Vec<Row<'b>> {
+    rows.clear();
+    // The standard library collects into the memory that it iterates over.
+    rows.into_iter().map(|_| unreachable!("there are no rows")).collect()
 }
 
 /// What a row computes last.
@@ -102,7 +116,7 @@ pub enum OutputKind<'a> {
 }
 
 /// A token with its natural-log probability under the model, before any sampler setting.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Candidate {
     /// The token.
     pub token: Token,
@@ -134,7 +148,7 @@ pub enum Output {
 }
 
 /// Why one output could not be had; other rows of the batch are unharmed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 pub enum OutputFault {
     /// The model produced a NaN.
     #[error("the logits hold a NaN")]

@@ -1,36 +1,36 @@
-//! What callers ask of the engine thread.
+//! What guests ask of the engine, as data.
 
 use std::sync::Arc;
 
-use tokio::sync::oneshot;
+use serde::{Deserialize, Serialize};
 
-use crate::account::Owner;
 use crate::batch::{Candidate, Token};
-use crate::error::EngineError;
-use crate::run::RunSender;
+use crate::completion::{CallerId, Tag};
+use crate::port::{shared, shared_list};
 use crate::sampling::Sampler;
-use crate::stats::EngineStats;
 
 /// A context, unique while the engine runs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub(crate) struct ContextId(pub(crate) u64);
 
 /// Brings the engine's tokens of a context to the caller's: keep the first `n_kept`, then append.
 ///
 /// What a run decoded ahead lies past `n_kept` and is forgotten by this.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Edit {
     pub(crate) n_kept: usize,
     pub(crate) appended: Vec<Token>,
+    /// Tokens that the guest has had of the run that this ends.
+    pub(crate) n_pulled: usize,
 }
 
 /// A question about the end of a context.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum Ask {
     /// Compute the KV of all tokens.
     Prefill,
     /// Draw the next token.
-    Sample(Arc<Sampler>),
+    Sample(#[serde(with = "shared")] Arc<Sampler>),
     /// The most probable next tokens.
     Top {
         /// How many.
@@ -43,6 +43,7 @@ pub enum Ask {
     /// Draw the next tokens as long as each is the one that was guessed, and the first that is not.
     Verify {
         /// How to draw.
+        #[serde(with = "shared")]
         sampler: Arc<Sampler>,
         /// What may come next.
         guess: Guess,
@@ -54,14 +55,14 @@ pub enum Ask {
 }
 
 /// What a context may draw next.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Guess {
     /// One token after the other.
     Chain(Vec<Token>),
 }
 
 /// The answer to an [`Ask`].
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Answer {
     /// The KV is computed.
     Prefilled,
@@ -85,14 +86,14 @@ pub enum Answer {
     Embedding(Vec<f32>), // [hidden_size]
 }
 
-pub(crate) type Reply<T> = oneshot::Sender<Result<T, EngineError>>;
-
 /// A stream's settings.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct RunSettings {
     /// How to draw.
+    #[serde(with = "shared")]
     pub sampler: Arc<Sampler>,
     /// Tokens that end the run; such a token is given.
+    #[serde(with = "shared_list")]
     pub stop_tokens: Arc<[Token]>,
     /// The most tokens; as many as fit when `None`.
     pub n_tokens_max: Option<usize>,
@@ -101,7 +102,7 @@ pub struct RunSettings {
 }
 
 /// How far the engine decodes ahead of the caller.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Ahead {
     /// A few tokens, learnt from how far the caller runs.
     Adaptive,
@@ -109,18 +110,71 @@ pub enum Ahead {
     Unbounded,
 }
 
-#[derive(Debug)]
-pub(crate) enum Command {
-    Create { id: ContextId, owner: Owner },
-    Open { id: ContextId, owner: Owner, name: String, reply: Reply<Vec<Token>> },
-    Edit { id: ContextId, edit: Edit },
-    Fork { id: ContextId, edit: Edit, child: ContextId },
-    Ask { id: ContextId, edit: Edit, ask: Ask, reply: Reply<Answer> },
-    Run { id: ContextId, edit: Edit, settings: RunSettings, queue: RunSender },
-    Resume { id: ContextId },
-    Save { id: ContextId, edit: Edit, name: String, reply: Reply<()> },
-    Forget { owner: Owner, name: String, reply: Reply<()> },
-    Release { id: ContextId },
-    Stats { reply: oneshot::Sender<EngineStats> },
-    Shutdown,
+/// What a guest asks of the engine, as data.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) enum Operation {
+    Create {
+        id: ContextId,
+        caller: CallerId,
+    },
+    Open {
+        id: ContextId,
+        caller: CallerId,
+        name: String,
+        tag: Tag,
+    },
+    Edit {
+        id: ContextId,
+        edit: Edit,
+    },
+    Fork {
+        id: ContextId,
+        edit: Edit,
+        child: ContextId,
+    },
+    Ask {
+        id: ContextId,
+        edit: Edit,
+        ask: Ask,
+        tag: Tag,
+    },
+    /// The answer to a question is no longer wanted.
+    Cancel {
+        id: ContextId,
+        tag: Tag,
+    },
+    Run {
+        id: ContextId,
+        edit: Edit,
+        settings: RunSettings,
+        tag: Tag,
+    },
+    /// How far a run's guest has come, in tokens, and whether it waits for the next one.
+    Pulled {
+        id: ContextId,
+        tag: Tag,
+        n_tokens: usize,
+        is_waiting: bool,
+    },
+    Save {
+        id: ContextId,
+        edit: Edit,
+        name: String,
+        tag: Tag,
+    },
+    Forget {
+        caller: CallerId,
+        name: String,
+        tag: Tag,
+    },
+    /// What the engine has done and holds.
+    Stats {
+        caller: CallerId,
+        tag: Tag,
+    },
+    /// The context is gone, and a run over it after `n_pulled` tokens.
+    Release {
+        id: ContextId,
+        n_pulled: usize,
+    },
 }

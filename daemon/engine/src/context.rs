@@ -2,16 +2,16 @@
 
 use std::sync::Arc;
 
-use tokio::sync::oneshot;
-
 use crate::account::{Owner, Resource};
 use crate::batch::{Candidate, Token};
-use crate::command::{Answer, Ask, Command, ContextId, Edit, Guess, RunSettings};
+use crate::command::{Answer, Ask, ContextId, Edit, Guess, Operation, RunSettings};
+use crate::completion::Done;
 use crate::error::EngineError;
-use crate::handle::{EngineHandle, Room};
+use crate::handle::{Caller, EngineHandle, Room};
 use crate::job::N_GUESS_MAX;
 use crate::kv::Footprint;
-use crate::run::{Finish, Pulled, RunEvent, RunQueue, RunSender};
+use crate::line::Standing;
+use crate::run::{Finish, Progress, RunEvent, RunQueue};
 
 /// A token sequence whose KV cache the engine holds.
 ///
@@ -21,7 +21,7 @@ use crate::run::{Finish, Pulled, RunEvent, RunQueue, RunSender};
 pub struct Context {
     id: ContextId,
     engine: EngineHandle,
-    owner: Owner,
+    caller: Arc<Caller>,
     tokens: Vec<Token>,
     footprint: Footprint,
     /// The engine has `tokens[..n_synced]`, and past them at most what a run decoded ahead.
@@ -32,7 +32,7 @@ pub struct Context {
 #[derive(Debug)]
 struct Run {
     key: RunKey,
-    queue: Arc<RunQueue>,
+    queue: RunQueue,
 }
 
 /// Tells the streams over one context apart, and the settings of one stream before and after a change.
@@ -51,8 +51,10 @@ pub enum Pull {
 /// An answer that is on its way. Dropping it cancels the question.
 #[derive(Debug)]
 pub struct Pending {
-    answer: oneshot::Receiver<Result<Answer, EngineError>>,
+    place: Standing,
     engine: EngineHandle,
+    /// The context that was asked about, while the answer is wanted.
+    asked: Option<ContextId>,
 }
 
 impl Pending {
@@ -60,8 +62,23 @@ impl Pending {
     ///
     /// # Errors
     /// What the engine found wrong.
-    pub async fn answer(self) -> Result<Answer, EngineError> {
-        self.answer.await.map_err(|_| self.engine.ended())?
+    pub async fn answer(mut self) -> Result<Answer, EngineError> {
+        let done = self.place.take().await;
+        self.asked = None;
+        match done {
+            Some(Done::Answer(answer)) => answer,
+            Some(other) => unreachable!("asked a question, answered with {other:?}"),
+            None => Err(self.engine.ended()),
+        }
+    }
+}
+
+impl Drop for Pending {
+    fn drop(&mut self) {
+        if let Some(id) = self.asked {
+            // A stopped engine computes nothing.
+            let _ = self.engine.post_unbounded(Operation::Cancel { id, tag: self.place.tag() });
+        }
     }
 }
 
@@ -71,8 +88,10 @@ impl Context {
     /// # Errors
     /// The owner's budget of contexts is used up, or the engine has failed or stopped.
     pub async fn create(engine: &EngineHandle, owner: Owner) -> Result<Self, EngineError> {
-        let context = Self::charged(engine, owner, Vec::new())?;
-        engine.post(Command::Create { id: context.id, owner: context.owner.clone() }).await?;
+        let context = Self::charged(engine, engine.caller(&owner)?, Vec::new())?;
+        engine
+            .post(&context.caller, Operation::Create { id: context.id, caller: context.caller.id() })
+            .await?;
         Ok(context)
     }
 
@@ -81,22 +100,27 @@ impl Context {
     /// # Errors
     /// Nothing is saved under the name, a budget is used up, or the engine has failed or stopped.
     pub async fn open(engine: &EngineHandle, owner: Owner, name: &str) -> Result<Self, EngineError> {
-        let mut context = Self::charged(engine, owner, Vec::new())?;
-        let (reply, answer) = oneshot::channel();
-        let (id, owner, name) = (context.id, context.owner.clone(), name.to_owned());
-        engine.post(Command::Open { id, owner, name, reply }).await?;
-        let tokens = answer.await.map_err(|_| engine.ended())??;
+        let mut context = Self::charged(engine, engine.caller(&owner)?, Vec::new())?;
+        let place = context.caller.stand();
+        let (id, caller, tag) = (context.id, context.caller.id(), place.tag());
+        engine.post(&context.caller, Operation::Open { id, caller, name: name.to_owned(), tag }).await?;
+        let tokens = match place.take().await {
+            Some(Done::Opened(opened)) => opened?,
+            Some(other) => unreachable!("asked to open, answered with {other:?}"),
+            None => return Err(engine.ended()),
+        };
         context.footprint.set(tokens.len())?;
         context.tokens = tokens;
         context.n_synced = context.tokens.len();
         Ok(context)
     }
 
-    fn charged(engine: &EngineHandle, owner: Owner, tokens: Vec<Token>) -> Result<Self, EngineError> {
-        let footprint = Footprint::new(&owner.account, tokens.len())?;
-        owner.account.charge(Resource::Contexts, 1)?;
+    fn charged(engine: &EngineHandle, caller: Arc<Caller>, tokens: Vec<Token>) -> Result<Self, EngineError> {
+        let account = &caller.owner().account;
+        let footprint = Footprint::new(account, tokens.len())?;
+        account.charge(Resource::Contexts, 1)?;
         let (id, engine, n_synced) = (engine.next_context_id(), engine.clone(), tokens.len());
-        Ok(Self { id, engine, owner, tokens, footprint, n_synced, run: None })
+        Ok(Self { id, engine, caller, tokens, footprint, n_synced, run: None })
     }
 
     /// The engine that holds it.
@@ -174,13 +198,13 @@ impl Context {
             let room = self.room_to_stop_run().await?;
             return self.stop_run(room);
         }
-        let room = self.engine.room().await?;
+        let room = self.engine.room(&self.caller).await?;
         self.tokens.truncate(n_tokens);
         self.footprint.set(n_tokens)?;
         self.n_synced = self.n_synced.min(n_tokens);
         // Told at once, so that the pages are free for others.
         let edit = self.take_edit();
-        self.engine.post_into(room, Command::Edit { id: self.id, edit })
+        self.engine.post_into(room, Operation::Edit { id: self.id, edit })
     }
 
     /// A second context with the same tokens and the same pages.
@@ -188,10 +212,10 @@ impl Context {
     /// # Errors
     /// The owner's budget of contexts is used up, or the engine has failed or stopped.
     pub async fn fork(&mut self) -> Result<Self, EngineError> {
-        let room = self.engine.room().await?;
-        let child = Self::charged(&self.engine, self.owner.clone(), self.tokens.clone())?;
+        let room = self.engine.room(&self.caller).await?;
+        let child = Self::charged(&self.engine, self.caller.clone(), self.tokens.clone())?;
         let edit = self.take_edit();
-        self.engine.post_into(room, Command::Fork { id: self.id, edit, child: child.id })?;
+        self.engine.post_into(room, Operation::Fork { id: self.id, edit, child: child.id })?;
         Ok(child)
     }
 
@@ -200,11 +224,15 @@ impl Context {
     /// # Errors
     /// The user's budget of contexts is used up, or the engine has failed or stopped.
     pub async fn save(&mut self, name: &str) -> Result<(), EngineError> {
-        let room = self.engine.room().await?;
-        let (reply, answer) = oneshot::channel();
-        let (id, edit, name) = (self.id, self.take_edit(), name.to_owned());
-        self.engine.post_into(room, Command::Save { id, edit, name, reply })?;
-        answer.await.map_err(|_| self.engine.ended())?
+        let room = self.engine.room(&self.caller).await?;
+        let place = self.caller.stand();
+        let (id, edit, name, tag) = (self.id, self.take_edit(), name.to_owned(), place.tag());
+        self.engine.post_into(room, Operation::Save { id, edit, name, tag })?;
+        match place.take().await {
+            Some(Done::Kept(saved)) => saved,
+            Some(other) => unreachable!("asked to save, answered with {other:?}"),
+            None => Err(self.engine.ended()),
+        }
     }
 
     /// Asks a question about the end of the context. Questions to several contexts that are posted before the
@@ -229,11 +257,11 @@ impl Context {
             Ask::Scores(tokens) => self.check_tokens(tokens)?,
             Ask::Prefill | Ask::Top { .. } | Ask::Full | Ask::Embedding => {}
         }
-        let room = self.engine.room().await?;
-        let (reply, answer) = oneshot::channel();
-        let (id, edit) = (self.id, self.take_edit());
-        self.engine.post_into(room, Command::Ask { id, edit, ask, reply })?;
-        Ok(Pending { answer, engine: self.engine.clone() })
+        let room = self.engine.room(&self.caller).await?;
+        let place = self.caller.stand();
+        let (id, edit, tag) = (self.id, self.take_edit(), place.tag());
+        self.engine.post_into(room, Operation::Ask { id, edit, ask, tag })?;
+        Ok(Pending { place, engine: self.engine.clone(), asked: Some(id) })
     }
 
     /// Draws the next token and appends it, as `ask(Ask::Sample)` and `append` would, but decoded ahead: as
@@ -255,17 +283,27 @@ impl Context {
         }
         // Before a token is taken that there would be no room for.
         self.footprint.set(self.tokens.len() + 1)?;
-        let run = self.run.as_ref().expect("a run was just started");
-        let (event, pulled) = run.queue.try_pull();
-        if pulled == Pulled::Parked {
-            self.engine.post_unbounded(Command::Resume { id: self.id })?;
-        }
-        let event = match event {
+        let (id, engine) = (self.id, &self.engine);
+        let queue = &mut self.run.as_mut().expect("a run was just started").queue;
+        let tell = |queue: &RunQueue, progress: Option<Progress>| match progress {
+            Some(Progress { n_tokens, is_waiting }) => {
+                engine.post_unbounded(Operation::Pulled { id, tag: queue.tag(), n_tokens, is_waiting })
+            }
+            None => Ok(()),
+        };
+        let event = match queue.try_pull() {
             Some(event) => event,
-            None => run.queue.arrived().await,
+            None => {
+                let progress = queue.wait();
+                tell(queue, progress)?;
+                queue.pull().await.unwrap_or(RunEvent::Failed(EngineError::Stopped))
+            }
         };
         match event {
             RunEvent::Token(candidate) => {
+                let progress = queue.progress();
+                // An engine that has ended says so when there are no more tokens.
+                let _ = tell(queue, progress);
                 self.tokens.push(candidate.token);
                 self.n_synced += 1;
                 Ok(Pull::Token(candidate))
@@ -276,7 +314,7 @@ impl Context {
             }
             RunEvent::Failed(error) => {
                 self.run = None;
-                // The engine let go of the run without a word: it has ended.
+                // No more will come: the engine has ended.
                 Err(if let EngineError::Stopped = error { self.engine.ended() } else { error })
             }
         }
@@ -287,12 +325,10 @@ impl Context {
             return Err(EngineError::EmptyContext);
         }
         settings.sampler.validate(self.engine.limits().vocab_size)?;
-        let room = self.engine.room().await?;
-        let queue = Arc::new(RunQueue::default());
-        let edit = self.take_edit();
-        let sender = RunSender::new(queue.clone());
-        let command = Command::Run { id: self.id, edit, settings, queue: sender };
-        self.engine.post_into(room, command)?;
+        let room = self.engine.room(&self.caller).await?;
+        let queue = RunQueue::new(self.caller.stand());
+        let (id, edit, tag) = (self.id, self.take_edit(), queue.tag());
+        self.engine.post_into(room, Operation::Run { id, edit, settings, tag })?;
         self.run = Some(Run { key, queue });
         Ok(())
     }
@@ -300,7 +336,7 @@ impl Context {
     /// Room for the command that ends a run, if there is a run.
     async fn room_to_stop_run(&self) -> Result<Option<Room>, EngineError> {
         match self.run {
-            Some(_) => Ok(Some(self.engine.room().await?)),
+            Some(_) => Ok(Some(self.engine.room(&self.caller).await?)),
             None => Ok(None),
         }
     }
@@ -309,25 +345,31 @@ impl Context {
     fn stop_run(&mut self, room: Option<Room>) -> Result<(), EngineError> {
         let Some(room) = room else { return Ok(()) };
         let edit = self.take_edit();
-        self.engine.post_into(room, Command::Edit { id: self.id, edit })
+        self.engine.post_into(room, Operation::Edit { id: self.id, edit })
     }
 
     /// What the engine has to be told. The command that carries it must be on its way before anything is awaited:
     /// a caller that gives up in between would leave the engine with other tokens than this context.
     fn take_edit(&mut self) -> Edit {
         // Every edit ends the engine's run.
-        self.run = None;
+        let n_pulled = self.end_run();
         let appended = self.tokens[self.n_synced..].to_vec();
         let n_kept = std::mem::replace(&mut self.n_synced, self.tokens.len());
-        Edit { n_kept, appended }
+        Edit { n_kept, appended, n_pulled }
+    }
+
+    /// Forgets the run; returns how many of its tokens were taken.
+    fn end_run(&mut self) -> usize {
+        self.run.take().map_or(0, |run| run.queue.n_pulled())
     }
 }
 
 impl Drop for Context {
     fn drop(&mut self) {
-        self.owner.account.release(Resource::Contexts, 1);
+        self.caller.owner().account.release(Resource::Contexts, 1);
+        let (id, n_pulled) = (self.id, self.end_run());
         // A stopped engine holds nothing to release.
-        let _ = self.engine.post_unbounded(Command::Release { id: self.id });
+        let _ = self.engine.post_unbounded(Operation::Release { id, n_pulled });
     }
 }
 
@@ -341,8 +383,9 @@ mod tests {
     use crate::account::{Account, ActorId, Budget, GuestId, SessionId};
     use crate::backend::{Limits, WeightsInfo};
     use crate::command::Ahead;
-    use crate::handle::Served;
+    use crate::handle::{Message, Served};
     use crate::model::{Dtype, Model, ModelSource};
+    use crate::port::Port;
     use crate::sampling::Sampler;
 
     fn poll<T>(future: impl Future<Output = T>) -> Poll<T> {
@@ -372,7 +415,7 @@ mod tests {
             logits_tokens: 1.0,
         };
         let weights = WeightsInfo { dtype: Dtype::F32, n_bytes: 0 };
-        EngineHandle::new(Arc::new(model), limits, weights, String::new())
+        EngineHandle::new(Arc::new(model), limits, weights, String::new(), Port::Encoded)
     }
 
     fn owner(budget: Budget) -> Owner {
@@ -420,7 +463,7 @@ mod tests {
             if given_up >= 4 {
                 assert!(poll(context.pull(RunKey(1), settings)).is_pending(), "the run has begun");
             }
-            let rooms: Vec<Room> = std::iter::from_fn(|| match poll(engine.room()) {
+            let rooms: Vec<Room> = std::iter::from_fn(|| match poll(engine.room(&context.caller)) {
                 Poll::Ready(room) => room.ok(),
                 Poll::Pending => None,
             })
@@ -438,8 +481,10 @@ mod tests {
             // The next command brings the engine to what the context holds.
             drop(now(context.ask(Ask::Prefill)));
             let mut told = Vec::new();
-            while let Ok(posted) = served.commands.try_recv() {
-                if let Command::Run { edit, .. } | Command::Ask { edit, .. } = posted.command {
+            while let Ok(posted) = served.messages.try_recv() {
+                if let Message::Operation(Operation::Run { edit, .. } | Operation::Ask { edit, .. }) =
+                    posted.message
+                {
                     told.truncate(edit.n_kept);
                     told.extend(edit.appended);
                 }

@@ -1,12 +1,14 @@
 //! What can go wrong between a caller and the engine.
 
+use serde::{Deserialize, Serialize};
+
 use crate::account::BudgetExceeded;
 use crate::backend::BackendError;
 use crate::batch::{OutputFault, Token};
 use crate::sampling::SamplerError;
 
 /// Why the engine did not do what it was asked.
-#[derive(Clone, Debug, thiserror::Error)]
+#[derive(Clone, Debug, Serialize, Deserialize, thiserror::Error)]
 pub enum EngineError {
     /// A token that the model does not have.
     #[error("token {token} is out of range: the vocabulary has {vocab_size} entries")]
@@ -87,7 +89,7 @@ impl EngineError {
 }
 
 /// Why an engine has come to its end before it was stopped.
-#[derive(Clone, Debug, thiserror::Error)]
+#[derive(Clone, Debug, Serialize, Deserialize, thiserror::Error)]
 pub enum EngineFailure {
     /// The device is lost.
     #[error("the device failed: {0}")]

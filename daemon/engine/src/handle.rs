@@ -1,29 +1,96 @@
-//! Messages to the engine thread.
+//! The way to an engine's thread.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-use tokio::sync::{Semaphore, mpsc, oneshot, watch};
+use rustc_hash::FxHashMap;
+use tokio::sync::{Semaphore, mpsc, watch};
 
 use crate::account::Owner;
 use crate::backend::{Limits, WeightsInfo};
-use crate::command::{Command, ContextId};
+use crate::command::{ContextId, Operation};
+use crate::completion::{CallerId, Done};
 use crate::error::{EngineError, EngineFailure};
+use crate::line::{Line, Standing};
 use crate::model::Model;
+use crate::port::Port;
 use crate::stats::EngineStats;
 
-/// Commands in flight to one engine. Enough for every context of a large batch to have one on its way.
-const N_COMMANDS_MAX: usize = 4096;
+/// Operations of one guest that the engine has not read. Enough for every context of a large batch to have one on its way;
+/// past that the guest waits, and nobody else.
+const N_OPERATIONS_MAX: usize = 1024;
 
-/// A command and, for those that count against the bound, the room it takes until the engine has read it.
+/// The caller in whose name the handle itself asks.
+pub(crate) const DESK: CallerId = CallerId(0);
+
+/// What goes to the engine's thread.
+#[derive(Debug)]
+pub(crate) enum Message {
+    /// A guest that asks from now on, and its line.
+    Enter { caller: CallerId, owner: Owner, line: Arc<Line> },
+    /// A guest that has asked its last.
+    Leave { caller: CallerId },
+    /// What a guest asks.
+    Operation(Operation),
+    /// The end.
+    Shutdown,
+}
+
+/// A message and, for those that count against the bound, the room it takes until the engine has read it.
 pub(crate) struct Posted {
-    pub(crate) command: Command,
+    pub(crate) message: Message,
     _permit: Option<tokio::sync::OwnedSemaphorePermit>,
 }
 
-/// Room for one command.
+/// Room for one operation.
 #[derive(Debug)]
 pub(crate) struct Room(tokio::sync::OwnedSemaphorePermit);
+
+/// A guest as this engine knows it: who it is and its line. The engine forgets it when this is dropped.
+#[derive(Debug)]
+pub(crate) struct Caller {
+    id: CallerId,
+    owner: Owner,
+    line: Arc<Line>,
+    room: Arc<Semaphore>,
+    engine: Weak<Shared>,
+}
+
+impl Caller {
+    pub(crate) fn id(&self) -> CallerId {
+        self.id
+    }
+
+    pub(crate) fn owner(&self) -> &Owner {
+        &self.owner
+    }
+
+    /// Takes a place on its line.
+    pub(crate) fn stand(&self) -> Standing {
+        self.line.stand()
+    }
+}
+
+impl Drop for Caller {
+    fn drop(&mut self) {
+        if let Some(shared) = self.engine.upgrade() {
+            let key = account_key(&self.owner);
+            let mut callers = shared.callers();
+            // Another may have taken its place by now.
+            if callers.get(&key).is_some_and(|caller| caller.strong_count() == 0) {
+                callers.remove(&key);
+            }
+            drop(callers);
+            // A stopped engine knows nobody.
+            let _ = EngineHandle(shared).post_message(Message::Leave { caller: self.id });
+        }
+    }
+}
+
+/// A guest is its account: there is none without, and no two guests have the same.
+fn account_key(owner: &Owner) -> usize {
+    Arc::as_ptr(&owner.account) as usize
+}
 
 /// Whether an engine works.
 #[derive(Clone, Debug)]
@@ -38,8 +105,9 @@ pub enum EngineState {
 
 /// The engine thread's side of a handle.
 pub(crate) struct Served {
-    pub(crate) commands: mpsc::UnboundedReceiver<Posted>,
+    pub(crate) messages: mpsc::UnboundedReceiver<Posted>,
     pub(crate) state: watch::Sender<EngineState>,
+    pub(crate) desk: Arc<Line>,
 }
 
 /// A way to one engine. Cheap to clone.
@@ -48,8 +116,14 @@ pub struct EngineHandle(Arc<Shared>);
 
 #[derive(Debug)]
 struct Shared {
-    commands: mpsc::UnboundedSender<Posted>,
+    messages: mpsc::UnboundedSender<Posted>,
+    /// For what the handle itself asks.
     room: Arc<Semaphore>,
+    desk: Arc<Line>,
+    port: Port,
+    /// The guests that have something here, by their accounts.
+    callers: Mutex<FxHashMap<usize, Weak<Caller>>>,
+    n_callers: AtomicU64,
     state: watch::Receiver<EngineState>,
     next_context: AtomicU64,
     model: Arc<Model>,
@@ -64,13 +138,27 @@ impl EngineHandle {
         limits: Limits,
         weights: WeightsInfo,
         device: String,
+        port: Port,
     ) -> (Self, Served) {
-        let (commands, receiver) = mpsc::unbounded_channel();
+        let (messages, receiver) = mpsc::unbounded_channel();
         let (sender, state) = watch::channel(EngineState::Running);
-        let room = Arc::new(Semaphore::new(N_COMMANDS_MAX));
-        let next_context = AtomicU64::new(0);
-        let shared = Shared { commands, room, state, next_context, model, limits, weights, device };
-        (Self(Arc::new(shared)), Served { commands: receiver, state: sender })
+        let desk = Arc::<Line>::default();
+        let served = Served { messages: receiver, state: sender, desk: desk.clone() };
+        let shared = Shared {
+            messages,
+            room: Arc::new(Semaphore::new(N_OPERATIONS_MAX)),
+            desk,
+            port,
+            callers: Mutex::default(),
+            n_callers: AtomicU64::new(DESK.0),
+            state,
+            next_context: AtomicU64::new(0),
+            model,
+            limits,
+            weights,
+            device,
+        };
+        (Self(Arc::new(shared)), served)
     }
 
     /// The model that the engine runs.
@@ -140,9 +228,15 @@ impl EngineHandle {
     /// # Errors
     /// Nothing is saved under the name, or the engine has failed or stopped.
     pub async fn forget(&self, owner: &Owner, name: &str) -> Result<(), EngineError> {
-        let (reply, answer) = oneshot::channel();
-        self.post(Command::Forget { owner: owner.clone(), name: name.to_owned(), reply }).await?;
-        answer.await.map_err(|_| self.ended())?
+        let caller = self.caller(owner)?;
+        let place = caller.stand();
+        let operation = Operation::Forget { caller: caller.id(), name: name.to_owned(), tag: place.tag() };
+        self.post(&caller, operation).await?;
+        match place.take().await {
+            Some(Done::Kept(forgotten)) => forgotten,
+            Some(other) => unreachable!("asked to forget, answered with {other:?}"),
+            None => Err(self.ended()),
+        }
     }
 
     /// Counters and gauges.
@@ -150,39 +244,72 @@ impl EngineHandle {
     /// # Errors
     /// The engine has failed or stopped.
     pub async fn stats(&self) -> Result<EngineStats, EngineError> {
-        let (reply, answer) = oneshot::channel();
-        self.post(Command::Stats { reply }).await?;
-        answer.await.map_err(|_| self.ended())
+        let place = self.0.desk.stand();
+        let room = self.take_room(&self.0.room).await?;
+        self.post_into(room, Operation::Stats { caller: DESK, tag: place.tag() })?;
+        match place.take().await {
+            Some(Done::Stats(stats)) => Ok(*stats),
+            Some(other) => unreachable!("asked for counters, answered with {other:?}"),
+            None => Err(self.ended()),
+        }
+    }
+
+    /// The guest of this account, as this engine knows it.
+    ///
+    /// # Errors
+    /// The engine has failed or stopped.
+    pub(crate) fn caller(&self, owner: &Owner) -> Result<Arc<Caller>, EngineError> {
+        let mut callers = self.0.callers();
+        let known = callers.entry(account_key(owner)).or_default();
+        if let Some(caller) = known.upgrade() {
+            return Ok(caller);
+        }
+        let id = CallerId(self.0.n_callers.fetch_add(1, Ordering::Relaxed) + 1);
+        let line = Arc::<Line>::default();
+        self.post_message(Message::Enter { caller: id, owner: owner.clone(), line: line.clone() })?;
+        let (room, engine) = (Arc::new(Semaphore::new(N_OPERATIONS_MAX)), Arc::downgrade(&self.0));
+        let caller = Arc::new(Caller { id, owner: owner.clone(), line, room, engine });
+        *known = Arc::downgrade(&caller);
+        Ok(caller)
     }
 
     pub(crate) fn next_context_id(&self) -> ContextId {
         ContextId(self.0.next_context.fetch_add(1, Ordering::Relaxed))
     }
 
-    /// Waits until there is room for one more command.
-    pub(crate) async fn room(&self) -> Result<Room, EngineError> {
-        let permit = match self.0.room.clone().try_acquire_owned() {
+    /// Waits until there is room for one more operation of a guest.
+    pub(crate) async fn room(&self, caller: &Caller) -> Result<Room, EngineError> {
+        self.take_room(&caller.room).await
+    }
+
+    async fn take_room(&self, room: &Arc<Semaphore>) -> Result<Room, EngineError> {
+        let permit = match room.clone().try_acquire_owned() {
             Ok(permit) => permit,
-            Err(_) => self.0.room.clone().acquire_owned().await.map_err(|_| self.ended())?,
+            Err(_) => room.clone().acquire_owned().await.map_err(|_| self.ended())?,
         };
         Ok(Room(permit))
     }
 
-    /// Sends a command. What its sender notes down together with that cannot come apart: nothing waits here.
-    pub(crate) fn post_into(&self, room: Room, command: Command) -> Result<(), EngineError> {
-        self.send(Posted { command, _permit: Some(room.0) })
+    /// Sends an operation. What its sender notes down together with that cannot come apart: nothing waits here.
+    pub(crate) fn post_into(&self, room: Room, operation: Operation) -> Result<(), EngineError> {
+        let message = Message::Operation(self.0.port.carry(operation));
+        self.send(Posted { message, _permit: Some(room.0) })
     }
 
-    /// Sends a command once there is room for it.
-    pub(crate) async fn post(&self, command: Command) -> Result<(), EngineError> {
-        let room = self.room().await?;
-        self.post_into(room, command)
+    /// Sends an operation of a guest once there is room for it.
+    pub(crate) async fn post(&self, caller: &Caller, operation: Operation) -> Result<(), EngineError> {
+        let room = self.room(caller).await?;
+        self.post_into(room, operation)
     }
 
-    /// Sends a command that something else bounds: one release for each context, one resume for each token
-    /// that was given.
-    pub(crate) fn post_unbounded(&self, command: Command) -> Result<(), EngineError> {
-        self.send(Posted { command, _permit: None })
+    /// Sends an operation that something else bounds: one release for each context, one cancel for each question, one
+    /// word on how far a run has come for each token that was given.
+    pub(crate) fn post_unbounded(&self, operation: Operation) -> Result<(), EngineError> {
+        self.post_message(Message::Operation(self.0.port.carry(operation)))
+    }
+
+    pub(crate) fn post_message(&self, message: Message) -> Result<(), EngineError> {
+        self.send(Posted { message, _permit: None })
     }
 
     fn send(&self, posted: Posted) -> Result<(), EngineError> {
@@ -190,6 +317,12 @@ impl EngineHandle {
         if !matches!(*self.0.state.borrow(), EngineState::Running) {
             return Err(self.ended());
         }
-        self.0.commands.send(posted).map_err(|_| self.ended())
+        self.0.messages.send(posted).map_err(|_| self.ended())
+    }
+}
+
+impl Shared {
+    fn callers(&self) -> MutexGuard<'_, FxHashMap<usize, Weak<Caller>>> {
+        self.callers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

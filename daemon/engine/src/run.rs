@@ -1,12 +1,11 @@
 //! Tokens decoded ahead of whoever pulls them.
 
-use std::collections::VecDeque;
-use std::future::poll_fn;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::task::{Poll, Waker};
+use serde::{Deserialize, Serialize};
 
 use crate::batch::Candidate;
+use crate::completion::{Done, Reply, Tag};
 use crate::error::EngineError;
+use crate::line::Standing;
 
 /// Tokens decoded ahead of a stream until it is known how far its guest runs.
 const N_AHEAD_DEFAULT: usize = 4;
@@ -47,7 +46,7 @@ impl AheadWindow {
 }
 
 /// Why a run ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Finish {
     /// A stop token was drawn.
     Stop,
@@ -58,7 +57,7 @@ pub enum Finish {
 }
 
 /// What a run gives.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) enum RunEvent {
     /// The next token.
     Token(Candidate),
@@ -68,125 +67,136 @@ pub(crate) enum RunEvent {
     Failed(EngineError),
 }
 
-#[derive(Debug, Default)]
-struct Inner {
-    events: VecDeque<RunEvent>,
-    waker: Option<Waker>,
+/// The engine's end of a run: gives tokens, and knows how far the guest has come.
+#[derive(Debug)]
+pub(crate) struct RunReply {
+    reply: Reply,
+    n_given: usize,
+    /// As the guest said last.
+    n_pulled: usize,
+    /// Whether the guest waits for the next token, as it does for the first.
     is_waiting: bool,
-    is_parked: bool,
+    /// How far ahead it was decoded last.
+    n_ahead: usize,
 }
 
-/// The queue between the engine, which fills it, and a guest, which pulls.
-#[derive(Debug, Default)]
-pub(crate) struct RunQueue(Mutex<Inner>);
+impl RunReply {
+    /// A run that is decoded so far ahead at first.
+    pub(crate) fn new(reply: Reply, n_ahead: usize) -> Self {
+        Self { reply, n_given: 0, n_pulled: 0, is_waiting: true, n_ahead }
+    }
 
-/// Whether the engine waits to be told that tokens were taken.
+    pub(crate) fn tag(&self) -> Tag {
+        self.reply.tag()
+    }
+
+    /// Gives something to the guest.
+    pub(crate) fn push(&mut self, event: RunEvent) {
+        if matches!(event, RunEvent::Token(_)) {
+            self.n_given += 1;
+            self.is_waiting = false;
+        }
+        self.reply.send(Done::Run { event, n_ahead: self.n_ahead });
+    }
+
+    /// The guest has had so many tokens.
+    pub(crate) fn note_pulled(&mut self, n_tokens: usize, is_waiting: bool) {
+        self.n_pulled = n_tokens.clamp(self.n_pulled, self.n_given);
+        // Another token may have been on its way to it.
+        self.is_waiting = is_waiting && self.n_pulled == self.n_given;
+    }
+
+    /// Whether another token may be decoded now, beside those that are under way.
+    pub(crate) fn wants_more(&mut self, n_ahead: usize, n_under_way: usize) -> bool {
+        self.n_ahead = n_ahead;
+        self.n_unread() + n_under_way < n_ahead + usize::from(self.is_waiting)
+    }
+
+    /// Tokens that the guest has not had, as far as is known.
+    pub(crate) fn n_unread(&self) -> usize {
+        self.n_given - self.n_pulled
+    }
+}
+
+/// The guest's end of a run: takes tokens, and says how far it has come as seldom as keeps the engine going.
+#[derive(Debug)]
+pub(crate) struct RunQueue {
+    place: Standing,
+    n_pulled: usize,
+    n_said: usize,
+    /// How far ahead the engine decoded when it gave the last token.
+    n_ahead: usize,
+}
+
+/// What the engine has to be told of a run: tokens pulled, and whether the guest waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Pulled {
-    /// It goes on by itself.
-    Running,
-    /// It has to be told.
-    Parked,
+pub(crate) struct Progress {
+    pub(crate) n_tokens: usize,
+    pub(crate) is_waiting: bool,
 }
 
 impl RunQueue {
-    fn lock(&self) -> MutexGuard<'_, Inner> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    pub(crate) fn new(place: Standing) -> Self {
+        // For the first token the engine knows that the guest waits.
+        Self { place, n_pulled: 0, n_said: 0, n_ahead: usize::MAX }
     }
 
-    /// Tokens that nobody has pulled yet.
-    fn n_unread(&self) -> usize {
-        let inner = self.lock();
-        // Only the last event can be the end of the run.
-        let has_end = inner.events.back().is_some_and(|event| !matches!(event, RunEvent::Token(_)));
-        inner.events.len() - usize::from(has_end)
+    pub(crate) fn tag(&self) -> Tag {
+        self.place.tag()
     }
 
-    fn push(&self, event: RunEvent) {
-        let mut inner = self.lock();
-        inner.events.push_back(event);
-        inner.is_waiting = false;
-        let waker = inner.waker.take();
-        drop(inner);
-        if let Some(waker) = waker {
-            waker.wake();
-        }
+    /// Tokens taken.
+    pub(crate) fn n_pulled(&self) -> usize {
+        self.n_pulled
     }
 
-    fn wants_more(&self, n_ahead: usize, n_under_way: usize) -> bool {
-        let mut inner = self.lock();
-        let wants = inner.events.len() + n_under_way < n_ahead + usize::from(inner.is_waiting);
-        inner.is_parked = !wants;
-        wants
+    /// Takes what comes next, if it is there.
+    pub(crate) fn try_pull(&mut self) -> Option<RunEvent> {
+        self.place.try_take().map(|done| self.take_in(done))
     }
 
-    /// Takes the next event if there is one. `Parked` obliges the caller to resume the engine.
-    pub(crate) fn try_pull(&self) -> (Option<RunEvent>, Pulled) {
-        let mut inner = self.lock();
-        let event = inner.events.pop_front();
-        inner.is_waiting = event.is_none();
-        let pulled = if std::mem::take(&mut inner.is_parked) { Pulled::Parked } else { Pulled::Running };
-        (event, pulled)
+    /// What the engine has to be told of tokens that were taken. Half a window goes unsaid: the engine is not held up by
+    /// that, and hears of a run once in a few tokens.
+    pub(crate) fn progress(&mut self) -> Option<Progress> {
+        let is_due = self.n_ahead > 0 && self.n_pulled - self.n_said >= self.n_ahead.div_ceil(2);
+        is_due.then(|| self.say(false))
     }
 
-    /// The next event, once there is one.
-    pub(crate) async fn arrived(&self) -> RunEvent {
-        poll_fn(|cx| {
-            let mut inner = self.lock();
-            match inner.events.pop_front() {
-                Some(event) => Poll::Ready(event),
-                None => {
-                    inner.waker = Some(cx.waker().clone());
-                    Poll::Pending
-                }
+    /// What the engine has to be told before the next token is waited for: where nothing is decoded ahead, that it is.
+    pub(crate) fn wait(&mut self) -> Option<Progress> {
+        (self.n_ahead == 0).then(|| self.say(true))
+    }
+
+    fn say(&mut self, is_waiting: bool) -> Progress {
+        self.n_said = self.n_pulled;
+        Progress { n_tokens: self.n_pulled, is_waiting }
+    }
+
+    /// What comes next, once it is there; `None` when the engine has ended.
+    pub(crate) async fn pull(&mut self) -> Option<RunEvent> {
+        let done = self.place.take().await?;
+        Some(self.take_in(done))
+    }
+
+    fn take_in(&mut self, done: Done) -> RunEvent {
+        match done {
+            Done::Run { event, n_ahead } => {
+                self.n_pulled += usize::from(matches!(event, RunEvent::Token(_)));
+                self.n_ahead = n_ahead;
+                event
             }
-        })
-        .await
-    }
-}
-
-/// The engine's end of a queue. A guest never waits on a queue whose other end is gone: dropping it without
-/// an end of the run says that the engine has come to its own.
-#[derive(Debug)]
-pub(crate) struct RunSender {
-    queue: Arc<RunQueue>,
-    has_ended: bool,
-}
-
-impl RunSender {
-    pub(crate) fn new(queue: Arc<RunQueue>) -> Self {
-        Self { queue, has_ended: false }
-    }
-
-    /// Adds an event and wakes the guest.
-    pub(crate) fn push(&mut self, event: RunEvent) {
-        self.has_ended = !matches!(event, RunEvent::Token(_));
-        self.queue.push(event);
-    }
-
-    /// Whether another token may be decoded now, beside those that are under way; if not, the next pull says that the
-    /// engine is parked.
-    pub(crate) fn wants_more(&self, n_ahead: usize, n_under_way: usize) -> bool {
-        self.queue.wants_more(n_ahead, n_under_way)
-    }
-
-    /// Tokens that nobody has pulled yet.
-    pub(crate) fn n_unread(&self) -> usize {
-        self.queue.n_unread()
-    }
-}
-
-impl Drop for RunSender {
-    fn drop(&mut self) {
-        if !self.has_ended {
-            self.queue.push(RunEvent::Failed(EngineError::Stopped));
+            other => unreachable!("a run gives tokens and an end, not {other:?}"),
         }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use super::*;
+    use crate::completion::{CallerId, Completion, Outbox};
+    use crate::line::Line;
 
     #[test]
     fn the_window_follows_how_far_a_guest_runs() {
@@ -201,15 +211,63 @@ mod tests {
         assert_eq!(window.n(), 2);
     }
 
+    /// A run between an engine and a guest that hear of each other at once.
+    fn ends() -> (RunReply, RunQueue, impl Fn()) {
+        let (outbox, line) = (Outbox::default(), Arc::new(Line::default()));
+        let queue = RunQueue::new(line.stand());
+        let reply = RunReply::new(outbox.to(CallerId(0), queue.tag()), 0);
+        let deliver = move || {
+            let mut completions = Vec::new();
+            outbox.take(&mut completions);
+            for Completion { tag, done, .. } in completions {
+                assert!(line.deliver(tag, done).is_none(), "nobody waits in this test");
+            }
+        };
+        (reply, queue, deliver)
+    }
+
     #[test]
     fn an_empty_window_still_serves_who_waits() {
-        let queue = RunQueue::default();
-        assert!(!queue.wants_more(0, 0));
-        let (event, pulled) = queue.try_pull();
-        assert!(event.is_none());
-        assert_eq!(pulled, Pulled::Parked);
-        assert!(queue.wants_more(0, 0));
-        queue.push(RunEvent::Finished(Finish::Stop));
-        assert!(!queue.wants_more(0, 0));
+        let (mut reply, mut queue, deliver) = ends();
+        let token = || RunEvent::Token(Candidate { token: 1, logprob: 0.0 });
+        assert!(reply.wants_more(0, 0), "the first token is waited for");
+        reply.push(token());
+        assert!(!reply.wants_more(0, 0));
+        deliver();
+        assert!(matches!(queue.try_pull(), Some(RunEvent::Token(_))));
+        assert_eq!(queue.progress(), None);
+        assert!(queue.try_pull().is_none());
+        assert_eq!(queue.wait(), Some(Progress { n_tokens: 1, is_waiting: true }));
+        reply.note_pulled(1, true);
+        assert!(reply.wants_more(0, 0));
+    }
+
+    #[test]
+    fn an_engine_that_stands_still_is_told_by_a_guest_that_waits() {
+        for n_ahead in 0..40 {
+            let (mut reply, mut queue, deliver) = ends();
+            let (mut n_told, n_tokens) = (0, 1000);
+            while queue.n_pulled() < n_tokens {
+                while reply.wants_more(n_ahead, 0) {
+                    reply.push(RunEvent::Token(Candidate { token: 1, logprob: 0.0 }));
+                    assert!(reply.n_unread() <= n_ahead.max(1));
+                }
+                deliver();
+                loop {
+                    let event = queue.try_pull();
+                    let progress = if event.is_some() { queue.progress() } else { queue.wait() };
+                    if let Some(Progress { n_tokens, is_waiting }) = progress {
+                        n_told += 1;
+                        reply.note_pulled(n_tokens, is_waiting);
+                    }
+                    if event.is_none() {
+                        break;
+                    }
+                }
+                assert!(reply.wants_more(n_ahead, 0), "both wait for each other, {n_ahead} ahead");
+            }
+            let n_told_max = n_tokens / n_ahead.div_ceil(2).max(1) + 2;
+            assert!(n_told <= n_told_max, "{n_told} times, {n_ahead} ahead");
+        }
     }
 }

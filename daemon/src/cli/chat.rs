@@ -54,7 +54,7 @@ pub(crate) async fn chat(args: ChatArgs, format: Format) -> Result<(), CliError>
         note(format, "type a message and press Enter; Ctrl-D ends the conversation");
     }
     let options = StartOptions { arguments: arguments(&args), seed: args.seed, ..StartOptions::default() };
-    run::start(GUEST, &args.home, options, input, format).await
+    run::start(GUEST, &args.home, options, input, None, format).await
 }
 
 fn arguments(args: &ChatArgs) -> Vec<String> {

@@ -10,7 +10,7 @@ use super::error::CliError;
 use super::output::{Format, note};
 use super::progress::{Progress, Unit};
 use crate::config::{Config, Device, DtypeChoice};
-use crate::daemon::{Daemon, LoadProgress};
+use crate::daemon::{Daemon, LoadProgress, Seams};
 
 /// Which daemon to talk to.
 #[derive(Clone, Debug, Default, Args)]
@@ -172,7 +172,8 @@ pub(crate) async fn start(config: &Config, format: Format) -> Result<Daemon, Cli
             }
             LoadProgress::Ready => reports.finish(),
         };
-        Daemon::start_with(&config, super::WRAP.get().cloned(), &report).map_err(Box::new)
+        let seams = Seams { wrap: super::WRAP.get().cloned(), ..Seams::default() };
+        Daemon::start_with(&config, seams, &report).map_err(Box::new)
     });
     loop {
         tokio::select! {

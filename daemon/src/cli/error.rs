@@ -11,8 +11,9 @@ use trellis_cuda::{CudaError, LoadError};
 use super::output::{Format, for_stream, remark, to_json};
 use crate::config::ConfigError;
 use crate::daemon::{DaemonError, DeviceFailure};
-use crate::guest::GuestError;
+use crate::guest::{Deed, Difference, GuestError};
 use crate::ipc::BindError;
+use crate::recording::{Broken, Call, Value};
 
 /// The exit status of an interrupted command: 128 and the number of SIGINT, as shells have it.
 pub(crate) const INTERRUPTED: u8 = 130;
@@ -21,6 +22,8 @@ pub const DEVICE_FAILED: u8 = 75;
 const GUEST_FAILED: u8 = 1;
 const UNHEALTHY: u8 = 1;
 const CANNOT: u8 = 2;
+/// The exit status of a replay in which the guest did something else than in its recording.
+const DIFFERENT: u8 = 3;
 
 /// Why a command did not do what it was asked to.
 #[derive(Debug, thiserror::Error)]
@@ -66,6 +69,16 @@ pub(crate) enum CliError {
     NoComponent { path: PathBuf },
     #[error("cannot {doing}: {source}")]
     Io { doing: String, source: io::Error },
+    #[error("{path} cannot be replayed: {source}", path = .path.display())]
+    Recording { path: PathBuf, source: Broken },
+    #[error("{file} holds no component: it was recorded by the name {guest:?}", file = .file.display())]
+    NoRecordedComponent { guest: String, file: PathBuf },
+    #[error("the component cannot be replayed: {0}")]
+    NotReplayed(std::sync::Arc<GuestError>),
+    #[error("{}", both_sides(.0))]
+    Different(Box<Difference>),
+    #[error("the daemon records nothing: it is of an older version")]
+    NotRecorded,
     #[error(transparent)]
     Bench(#[from] super::bench::BenchError),
     /// The report has said what.
@@ -75,6 +88,34 @@ pub(crate) enum CliError {
 
 fn list(names: &[String]) -> String {
     if names.is_empty() { "none".to_owned() } else { names.join(", ") }
+}
+
+/// Where a replay left its recording, and both sides of that.
+fn both_sides(difference: &Difference) -> String {
+    let Difference { number, recorded, replayed } = difference;
+    let place = match (recorded, replayed) {
+        (Deed::Call(recorded), Deed::Call(replayed)) if recorded.name == replayed.name => {
+            let arguments = |call: &Call| Value::List(call.arguments.clone());
+            let place = arguments(recorded).difference(&arguments(replayed));
+            place.map(|place| format!(", at argument {place}")).unwrap_or_default()
+        }
+        _ => String::new(),
+    };
+    format!(
+        "the guest left its recording at entry {number}{place}\n  recorded: {}\n  replayed: {}",
+        deed(recorded),
+        deed(replayed)
+    )
+}
+
+fn deed(deed: &Deed) -> String {
+    match deed {
+        Deed::Call(Call { name, arguments, .. }) => {
+            let arguments: Vec<String> = arguments.iter().map(ToString::to_string).collect();
+            format!("{name}({})", arguments.join(", "))
+        }
+        Deed::End(end) => format!("the end: {end}"),
+    }
 }
 
 /// Whether a smaller model or KV cache would load.
@@ -106,6 +147,7 @@ impl CliError {
                 DEVICE_FAILED
             }
             Self::Guest(_) => GUEST_FAILED,
+            Self::Different(_) => DIFFERENT,
             Self::Bench(error) => error.exit_code(),
             Self::Unhealthy => UNHEALTHY,
             Self::Interrupted => INTERRUPTED,
@@ -140,6 +182,9 @@ impl CliError {
             }
             Self::Daemon(error) if is_out_of_memory(error) => {
                 "`--dtype bf16` halves an f32 model; `kv_bytes` in the configuration gives each KV cache its size"
+            }
+            Self::NoRecordedComponent { .. } => {
+                "name the guest: a component, the folder of its crate, or an example"
             }
             Self::Device(_) => {
                 "start the daemon again; `trellis doctor` says whether the device works, and a service manager can \

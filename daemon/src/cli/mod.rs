@@ -14,6 +14,8 @@ mod models;
 mod output;
 mod progress;
 mod ps;
+mod record;
+mod replay;
 mod resolve;
 mod run;
 mod screen;
@@ -39,8 +41,8 @@ Examples:
   trellis serve                           keep the model loaded for everybody
   trellis chat                            talk to the model
 
-Exit status: 0 done, 1 the guest failed, 2 a mistake in the command or no daemon, 75 the device failed
-and the same may work another time, 130 interrupted.";
+Exit status: 0 done, 1 the guest failed, 2 a mistake in the command or no daemon, 3 a replay left its
+recording, 75 the device failed and the same may work another time, 130 interrupted.";
 
 /// Programmable LLM decoding: runs small sandboxed programs next to the model
 #[derive(Debug, Parser)]
@@ -57,6 +59,7 @@ struct Cli {
 enum Command {
     Serve(serve::ServeArgs),
     Run(run::RunArgs),
+    Replay(replay::ReplayArgs),
     Chat(chat::ChatArgs),
     Build(build::BuildArgs),
     Models(models::ModelsArgs),
@@ -111,6 +114,7 @@ async fn dispatch(command: Command, format: Format) -> Result<(), CliError> {
     match command {
         Command::Serve(args) => serve::serve(args, format).await,
         Command::Run(args) => run::run(args, format).await,
+        Command::Replay(args) => replay::replay(args, format).await,
         Command::Chat(args) => chat::chat(args, format).await,
         Command::Build(args) => build::build(args, format).await,
         Command::Models(args) => models::models(args, format).await,
@@ -165,6 +169,8 @@ mod tests {
             "trellis serve --dtype f64",
             "trellis doctor now",
             "trellis stop",
+            "trellis replay",
+            "trellis run --record",
             "trellis stop 3 --daemon",
             "trellis stop three",
             "trellis bench --tokens 1",

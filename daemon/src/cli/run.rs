@@ -1,5 +1,6 @@
 //! `trellis run`: starts a guest and shows what it sends.
 
+use std::path::PathBuf;
 use std::pin::pin;
 use std::time::Duration;
 
@@ -13,15 +14,18 @@ use super::error::CliError;
 use super::input;
 use super::interrupt::Interrupts;
 use super::output::Format;
+use super::record::Recording;
 use super::resolve::{self, Named};
 use super::screen::Screen;
 use crate::guest::check_format;
+use crate::recording::Head;
 
 const EXAMPLES: &str = "\
 Examples:
   trellis run chat \"What is 37 + 48?\"           an example, by its name
   trellis run --seed 7 ./my-guest --beams 4     a guest's crate, built on the way, and its arguments
   trellis run guest.wasm < questions.txt        a component; each line becomes a message to it
+  trellis run --record out.rec chat \"Hello\"     for `trellis replay out.rec`, which needs no model
   trellis run --json best-of-n \"Hello\" | jq     its events, one JSON object a line";
 
 /// Run a guest and show what it sends
@@ -37,6 +41,9 @@ pub(crate) struct RunArgs {
     /// Leave standard input alone; otherwise its lines are messages to the guest
     #[arg(long)]
     no_stdin: bool,
+    /// Record what the guest asks and is answered, for `trellis replay`; prompts and answers are in it
+    #[arg(long, value_name = "FILE")]
+    record: Option<PathBuf>,
     #[command(flatten)]
     home: HomeArgs,
     /// A component, the folder of a guest's crate, or an example's name; then the guest's own arguments
@@ -62,11 +69,12 @@ pub(crate) enum Input {
 }
 
 pub(crate) async fn run(args: RunArgs, format: Format) -> Result<(), CliError> {
-    let RunArgs { seed, timeout, no_stdin, home, mut words } = args;
+    let RunArgs { seed, timeout, no_stdin, record, home, mut words } = args;
     let arguments = words.split_off(1);
-    let options = StartOptions { arguments, seed, deadline: timeout, ..StartOptions::default() };
+    let is_recorded = record.is_some();
+    let options = StartOptions { arguments, seed, deadline: timeout, is_recorded, ..StartOptions::default() };
     let input = if no_stdin { Input::Nothing } else { Input::Lines };
-    start(&words[0], &home, options, input, format).await
+    start(&words[0], &home, options, input, record, format).await
 }
 
 /// Finds, builds and runs a guest.
@@ -78,6 +86,7 @@ pub(crate) async fn start(
     home: &HomeArgs,
     options: StartOptions,
     input: Input,
+    record: Option<PathBuf>,
     format: Format,
 ) -> Result<(), CliError> {
     let interrupts = Interrupts::watch()?;
@@ -93,13 +102,23 @@ pub(crate) async fn start(
             Ok((home, program))
         })
         .await?;
+    let recording = record.map(|path| Recording::create(path, head(word, &program))).transpose()?;
     let guest = home.client.start(program, options).await?;
-    match drive(guest, input, &mut Screen::new(format), &interrupts).await {
+    match drive(guest, input, recording, &mut Screen::new(format), &interrupts).await {
         Err(CliError::Client(error)) if error.code() == Some(&ErrorCode::UnknownProgram) => {
             Err(unknown_guest(word, Some(&home.client)).await)
         }
         result => result,
     }
+}
+
+/// What the client knows of a recording.
+fn head(word: &str, program: &Program) -> Head {
+    let component = match program {
+        Program::Wasm(bytes) => Some(bytes.to_vec()),
+        Program::Named(_) => None,
+    };
+    Head { guest: word.to_owned(), component }
 }
 
 /// What to start, built if it has to be.
@@ -133,6 +152,7 @@ async fn unknown_guest(name: &str, client: Option<&Client>) -> CliError {
 async fn drive(
     mut guest: Guest,
     input: Input,
+    mut recording: Option<Recording>,
     screen: &mut Screen,
     interrupts: &Interrupts,
 ) -> Result<(), CliError> {
@@ -158,6 +178,11 @@ async fn drive(
                 screen.note("stopping the guest; interrupt again to leave at once");
             }
             event = guest.next() => match event {
+                Some(Ok(Event::Recorded { bytes })) => {
+                    if let Some(recording) = &mut recording {
+                        recording.add(&bytes)?;
+                    }
+                }
                 Some(Ok(event)) => {
                     has_started |= matches!(event, Event::Started { .. });
                     screen.show(&event)?;
@@ -174,6 +199,9 @@ async fn drive(
         error => ErrorBody::new(ErrorCode::Other("connection".to_owned()), error.to_string()),
     });
     screen.end(body.as_ref(), guest.usage())?;
+    if has_started && let Some(recording) = recording {
+        recording.finish()?;
+    }
     match error {
         None => Ok(()),
         Some(_) if is_interrupted => Err(CliError::Interrupted),
@@ -191,7 +219,7 @@ mod tests {
         let start = async |word: &str| {
             let home =
                 HomeArgs { local: true, models: vec!["/no/such/model".to_owned()], ..HomeArgs::default() };
-            start(word, &home, StartOptions::default(), Input::Nothing, Format::Text).await
+            start(word, &home, StartOptions::default(), Input::Nothing, None, Format::Text).await
         };
         let error = start("no-such-guest").await.expect_err("no name");
         assert!(matches!(&error, CliError::UnknownGuest { name, .. } if name == "no-such-guest"), "{error}");

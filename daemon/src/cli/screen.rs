@@ -62,7 +62,7 @@ impl Screen {
                 self.break_line_if_shared();
                 remark(&format!("{}: {}", log_name(level), for_stream(line, &io::stderr())));
             }
-            Event::Wanted | Event::Unknown => {}
+            Event::Wanted | Event::Recorded { .. } | Event::Unknown => {}
         }
         Ok(())
     }

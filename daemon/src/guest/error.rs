@@ -3,6 +3,7 @@
 use std::io;
 use std::path::PathBuf;
 
+use serde::{Deserialize, Serialize};
 use trellis_engine::account::GuestId;
 
 /// Why a guest cannot be compiled or started.
@@ -148,7 +149,7 @@ fn list(names: &[String]) -> String {
 }
 
 /// How a guest ended.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 #[non_exhaustive]
 pub enum GuestEnd {
     /// `run` returned.
@@ -240,4 +241,10 @@ pub(crate) enum GuestFault {
     /// No room for a host object.
     #[error("no room for another host object")]
     Handles,
+    /// The client does not take the recording that it asked for.
+    #[error("{n_bytes} bytes of the recording wait for the client")]
+    Recording {
+        /// Bytes that wait.
+        n_bytes: usize,
+    },
 }

@@ -29,6 +29,7 @@ use super::memory::MemoryGauge;
 use super::programs::Programs;
 use super::run::{Birth, Vitals, live};
 use super::runtime::Runtime;
+use super::tape::Tape;
 use crate::engines::Engines;
 
 /// Files of compiled code that are read at once, each of many megabytes.
@@ -93,6 +94,8 @@ pub struct Launch {
     pub seed: u64,
     /// Less time than the limit allows.
     pub deadline_ms: Option<u64>,
+    /// Whether to send a recording of it to the client.
+    pub is_recorded: bool,
 }
 
 /// A guest that was started.
@@ -197,6 +200,11 @@ impl GuestHost {
         if config.engines.is_empty() {
             return Err(GuestError::NoModel);
         }
+        Self::for_replays(config)
+    }
+
+    /// As [`GuestHost::new`]; without models guests can only be replayed.
+    pub(crate) fn for_replays(config: GuestHostConfig) -> Result<Arc<Self>, GuestError> {
         let limits = Arc::new(config.limits);
         let runtime = Runtime::new(&limits)?;
         let cache = CodeCache::open(&config.cache_dir, &runtime.engine, limits.cache_bytes)?;
@@ -356,6 +364,17 @@ impl GuestHost {
     /// # Errors
     /// Too many guests run, or the arguments are too long.
     pub fn start(self: &Arc<Self>, launch: Launch, io: GuestIo) -> Result<RunningGuest, GuestError> {
+        let tape = launch.is_recorded.then(|| Tape::record(launch.program.hash(), &self.limits));
+        self.start_with(launch, io, tape)
+    }
+
+    /// As [`GuestHost::start`], with this tape.
+    pub(crate) fn start_with(
+        self: &Arc<Self>,
+        launch: Launch,
+        io: GuestIo,
+        tape: Option<Arc<Tape>>,
+    ) -> Result<RunningGuest, GuestError> {
         let limits = &self.limits;
         let n_bytes = launch.arguments.iter().map(String::len).sum();
         if n_bytes > limits.argument_bytes {
@@ -387,6 +406,7 @@ impl GuestHost {
             seed: launch.seed,
             deadline_ms: launch.deadline_ms.unwrap_or(u64::MAX).min(limits.deadline_ms),
             io,
+            tape,
         };
         let task = tokio::spawn(async move {
             let _alive = (listed, ticking);

@@ -2,13 +2,15 @@
 
 use std::sync::Arc;
 
+use serde::{Deserialize, Serialize};
 use tokio::sync::{Semaphore, mpsc};
 use trellis_wire::{OUTPUT_BYTES_MAX, OUTPUT_OVERHEAD_BYTES};
 
 use super::inbox::InboxReceiver;
+use super::tape::Tape;
 
 /// Something a guest sends to its client.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum GuestOutput {
     /// Text.
     Text(String),
@@ -23,10 +25,12 @@ pub enum GuestOutput {
         /// The line.
         line: String,
     },
+    /// The next bytes of the guest's recording: what the host says of it, not the guest.
+    Recorded(#[serde(with = "serde_bytes")] Vec<u8>),
 }
 
 /// How much a log line matters.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum LogLevel {
     /// For who writes the guest.
     Debug,
@@ -46,6 +50,7 @@ impl GuestOutput {
             Self::Text(text) | Self::Json(text) => text.len(),
             Self::Tokens(tokens) => size_of_val(tokens.as_slice()),
             Self::Log { line, .. } => line.len(),
+            Self::Recorded(bytes) => bytes.len(),
         }
     }
 
@@ -56,7 +61,7 @@ impl GuestOutput {
         let n_bytes = self.n_bytes();
         let n_events = match self {
             Self::Text(text) => n_pieces(text),
-            Self::Tokens(_) => n_bytes.div_ceil(OUTPUT_BYTES_MAX).max(1),
+            Self::Tokens(_) | Self::Recorded(_) => n_bytes.div_ceil(OUTPUT_BYTES_MAX).max(1),
             Self::Json(_) | Self::Log { .. } => 1,
         };
         n_bytes + n_events * OUTPUT_OVERHEAD_BYTES
@@ -83,6 +88,8 @@ pub struct OutputClosed;
 pub struct OutputSender {
     credit: Arc<Semaphore>,
     queue: mpsc::UnboundedSender<GuestOutput>,
+    /// Where what is sent is noted, if it is recorded.
+    tape: Option<Arc<Tape>>,
 }
 
 /// The session's end of a guest's output.
@@ -98,7 +105,7 @@ pub struct OutputReceiver {
 pub fn output_channel(credit_bytes: usize) -> (OutputSender, OutputReceiver) {
     let credit = Arc::new(Semaphore::new(credit_bytes.min(Semaphore::MAX_PERMITS)));
     let (tx, rx) = mpsc::unbounded_channel();
-    (OutputSender { credit: credit.clone(), queue: tx }, OutputReceiver { credit, queue: rx })
+    (OutputSender { credit: credit.clone(), queue: tx, tape: None }, OutputReceiver { credit, queue: rx })
 }
 
 impl OutputSender {
@@ -109,7 +116,34 @@ impl OutputSender {
     pub async fn send(&self, output: GuestOutput) -> Result<(), OutputClosed> {
         let n_bytes = u32::try_from(output.credit_bytes()).map_err(|_| OutputClosed)?;
         self.credit.acquire_many(n_bytes).await.map_err(|_| OutputClosed)?.forget();
+        self.note(&output);
         self.queue.send(output).map_err(|_| OutputClosed)
+    }
+
+    /// Sends so many bytes of a recording once the client has credit for them, and makes them only then.
+    ///
+    /// # Errors
+    /// The client is gone.
+    pub(crate) async fn send_recorded(
+        &self,
+        n_bytes: usize,
+        bytes: impl FnOnce() -> Vec<u8>,
+    ) -> Result<(), OutputClosed> {
+        let n_events = n_bytes.div_ceil(OUTPUT_BYTES_MAX).max(1);
+        let credit = u32::try_from(n_bytes + n_events * OUTPUT_OVERHEAD_BYTES).map_err(|_| OutputClosed)?;
+        self.credit.acquire_many(credit).await.map_err(|_| OutputClosed)?.forget();
+        self.queue.send(GuestOutput::Recorded(bytes())).map_err(|_| OutputClosed)
+    }
+
+    /// The same, with what is sent noted on a tape.
+    pub(crate) fn with_tape(self, tape: Option<Arc<Tape>>) -> Self {
+        Self { tape, ..self }
+    }
+
+    fn note(&self, output: &GuestOutput) {
+        if let Some(tape) = &self.tape {
+            tape.note_sent(output);
+        }
     }
 
     /// Sends one output if the client has credit for it now; says whether it was sent.
@@ -121,6 +155,7 @@ impl OutputSender {
         match self.credit.try_acquire_many(n_bytes) {
             Ok(permit) => {
                 permit.forget();
+                self.note(&output);
                 self.queue.send(output).map_err(|_| OutputClosed).map(|()| true)
             }
             Err(tokio::sync::TryAcquireError::NoPermits) => Ok(false),
@@ -141,6 +176,11 @@ impl OutputReceiver {
     /// The next output; `None` once the guest has ended and all is read.
     pub async fn recv(&mut self) -> Option<GuestOutput> {
         self.queue.recv().await
+    }
+
+    /// The next output, if it is there.
+    pub(crate) fn try_recv(&mut self) -> Option<GuestOutput> {
+        self.queue.try_recv().ok()
     }
 
     /// Lets the guest send so many bytes more.

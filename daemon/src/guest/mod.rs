@@ -23,6 +23,7 @@ mod programs;
 mod run;
 mod runtime;
 mod store;
+mod tape;
 mod ticker;
 mod wasi;
 mod worker;
@@ -40,4 +41,5 @@ pub use inbox::{
 };
 pub use io::{GuestIo, GuestOutput, LogLevel, OutputClosed, OutputReceiver, OutputSender, output_channel};
 pub use limits::GuestLimits;
+pub(crate) use tape::{Deed, Difference, Tape, Verdict};
 pub use worker::{COMPILE_WORKER, compile_worker_main};

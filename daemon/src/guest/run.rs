@@ -21,6 +21,7 @@ use super::limits::GuestLimits;
 use super::log::{LogSink, pieces};
 use super::memory::{Denied, MemoryGauge, MemoryLimiter};
 use super::store::GuestState;
+use super::tape::Tape;
 use super::wasi;
 
 /// Bytes of a message that a guest leaves behind: its error, or the names in its backtrace.
@@ -58,10 +59,22 @@ pub(crate) struct Birth {
     pub(crate) seed: u64,
     pub(crate) deadline_ms: u64,
     pub(crate) io: GuestIo,
+    /// Where its calls are noted, or read.
+    pub(crate) tape: Option<Arc<Tape>>,
 }
 
 /// Runs a guest. When this returns, all that the guest held is freed.
-pub(crate) async fn live(birth: Birth) -> GuestEnd {
+pub(crate) async fn live(mut birth: Birth) -> GuestEnd {
+    let (limits, output, tape) = (birth.limits.clone(), birth.io.output.clone(), birth.tape.clone());
+    birth.io.output = output.clone().with_tape(tape.clone());
+    let end = live_to_the_end(birth).await;
+    if let Some(tape) = tape {
+        tape.finish(&end, &output, limits.output_piece_bytes()).await;
+    }
+    end
+}
+
+async fn live_to_the_end(birth: Birth) -> GuestEnd {
     let vitals = birth.vitals.clone();
     let (limits, output) = (birth.limits.clone(), birth.io.output.clone());
     let deadline_ms = birth.deadline_ms;
@@ -85,7 +98,7 @@ pub(crate) async fn live(birth: Birth) -> GuestEnd {
 }
 
 async fn execute(birth: Birth) -> wasmtime::Result<Result<(), String>> {
-    let Birth { vitals, program, limits, beside, engines, arguments, seed, deadline_ms, io } = birth;
+    let Birth { vitals, program, limits, beside, engines, arguments, seed, deadline_ms, io, tape } = birth;
     let log = Arc::new(LogSink::new(io.output.clone(), limits.log_bytes));
     let mut table = ResourceTable::new();
     table.set_max_capacity(limits.n_handles);
@@ -98,7 +111,7 @@ async fn execute(birth: Birth) -> wasmtime::Result<Result<(), String>> {
     let now_s = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs();
     let state = GuestState {
         table,
-        wasi: wasi::context(seed, &log, &limits),
+        wasi: wasi::context(seed, &log, &limits, tape.as_ref()),
         memory: MemoryLimiter::new(&limits, vitals.memory.clone()),
         engines,
         owner,
@@ -110,6 +123,7 @@ async fn execute(birth: Birth) -> wasmtime::Result<Result<(), String>> {
         deadline: vitals.started + Duration::from_millis(deadline_ms),
         date: Date::from_unix_s(now_s),
         n_run_keys: 0,
+        tape,
         limits: limits.clone(),
         cpu: vitals.cpu.clone(),
         beside,
@@ -146,7 +160,7 @@ fn end_of(error: &wasmtime::Error, vitals: &Vitals, limits: &GuestLimits, output
             return GuestEnd::CpuExceeded { used_ms: *used_ms, limit_ms: limits.cpu_ms };
         }
         Some(GuestFault::Handles) => return GuestEnd::HandlesExceeded { limit: limits.n_handles as u64 },
-        None => {}
+        Some(GuestFault::Recording { .. }) | None => {}
     }
     match error.downcast_ref::<wasmtime_wasi::I32Exit>() {
         Some(wasmtime_wasi::I32Exit(0)) => return GuestEnd::Finished,

@@ -2,7 +2,7 @@
 
 use std::num::NonZeroUsize;
 
-use wasmtime::component::{HasSelf, Linker};
+use wasmtime::component::Linker;
 use wasmtime::{
     Config, Engine, InstanceAllocationStrategy, OptLevel, PoolingAllocationConfig, Strategy,
     WasmBacktraceDetails,
@@ -10,6 +10,7 @@ use wasmtime::{
 
 use super::bindings::Guest;
 use super::error::GuestError;
+use super::host::{HasTape, Taped};
 use super::limits::GuestLimits;
 use super::store::GuestState;
 use super::ticker::Ticker;
@@ -116,7 +117,8 @@ impl Runtime {
     pub(crate) fn new(limits: &GuestLimits) -> Result<Self, GuestError> {
         let engine = running_engine(limits)?;
         let mut linker = Linker::new(&engine);
-        Guest::add_to_linker::<_, HasSelf<GuestState>>(&mut linker, |state| state).map_err(runtime_error)?;
+        Guest::add_to_linker::<GuestState, HasTape>(&mut linker, |state| Taped(state))
+            .map_err(runtime_error)?;
         wasi::add_to_linker(&mut linker).map_err(runtime_error)?;
         let ticker = Ticker::start(&engine)?;
         Ok(Self { engine, linker, ticker })

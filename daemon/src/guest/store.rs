@@ -20,6 +20,7 @@ use super::io::OutputSender;
 use super::limits::GuestLimits;
 use super::log::LogSink;
 use super::memory::MemoryLimiter;
+use super::tape::Tape;
 
 /// The state of one guest. Dropping it frees all that the guest holds.
 pub(crate) struct GuestState {
@@ -41,6 +42,8 @@ pub(crate) struct GuestState {
     /// The day on which the guest was started, for chat templates.
     pub(crate) date: Option<Date>,
     pub(crate) n_run_keys: u64,
+    /// Where the guest's calls are noted, or read.
+    pub(crate) tape: Option<Arc<Tape>>,
 }
 
 impl GuestState {

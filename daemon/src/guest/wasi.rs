@@ -24,6 +24,8 @@ use super::io::LogLevel;
 use super::limits::GuestLimits;
 use super::log::{LINE_BYTES_MAX, LogSink};
 use super::store::GuestState;
+use super::tape::Tape;
+use crate::recording::Value;
 
 /// Resolution of the monotonic clock: too coarse to time the host's caches.
 const MONOTONIC_RESOLUTION: Duration = Duration::from_millis(1);
@@ -85,18 +87,25 @@ impl WasiView for GuestState {
 }
 
 /// What one guest sees of WASI.
-pub(crate) fn context(seed: u64, log: &Arc<LogSink>, limits: &GuestLimits) -> WasiCtx {
+pub(crate) fn context(
+    seed: u64,
+    log: &Arc<LogSink>,
+    limits: &GuestLimits,
+    tape: Option<&Arc<Tape>>,
+) -> WasiCtx {
+    let seeded = |purpose| SeededBytes::new(purpose, seed, tape);
+    let lines = |name, level| LineLog::new(name, level, log.clone(), tape);
     let mut seed_bytes = [0; 16];
-    SeededBytes::new("trellis guest insecure seed", seed).fill(&mut seed_bytes);
+    seeded("trellis guest insecure seed").fill(&mut seed_bytes);
     WasiCtx::builder()
-        .stdout(LineLog::new(LogLevel::Info, log.clone()))
-        .stderr(LineLog::new(LogLevel::Warn, log.clone()))
-        .secure_random(SeededBytes::new("trellis guest random", seed))
-        .insecure_random(SeededBytes::new("trellis guest insecure random", seed))
+        .stdout(lines("stdout.write", LogLevel::Info))
+        .stderr(lines("stderr.write", LogLevel::Warn))
+        .secure_random(seeded("trellis guest random"))
+        .insecure_random(seeded("trellis guest insecure random"))
         .insecure_random_seed(u128::from_le_bytes(seed_bytes))
         .max_random_size(limits.call_bytes as u64)
-        .monotonic_clock(CoarseMonotonic { start: Instant::now() })
-        .wall_clock(CoarseWall)
+        .monotonic_clock(CoarseMonotonic { start: Instant::now(), tape: tape.cloned() })
+        .wall_clock(CoarseWall { tape: tape.cloned() })
         .allow_ip_name_lookup(false)
         .allow_tcp(false)
         .allow_udp(false)
@@ -104,15 +113,39 @@ pub(crate) fn context(seed: u64, log: &Arc<LogSink>, limits: &GuestLimits) -> Wa
 }
 
 /// Random bytes that depend on nothing but a purpose and the seed.
-struct SeededBytes(Box<blake3::OutputReader>);
+struct SeededBytes {
+    reader: Box<blake3::OutputReader>,
+    tape: Option<Arc<Tape>>,
+}
 
 impl SeededBytes {
-    fn new(purpose: &str, seed: u64) -> Self {
-        Self(Box::new(blake3::Hasher::new_derive_key(purpose).update(&seed.to_le_bytes()).finalize_xof()))
+    fn new(purpose: &str, seed: u64, tape: Option<&Arc<Tape>>) -> Self {
+        let mut hasher = blake3::Hasher::new_derive_key(purpose);
+        let reader = Box::new(hasher.update(&seed.to_le_bytes()).finalize_xof());
+        Self { reader, tape: tape.cloned() }
     }
 
     fn fill(&mut self, bytes: &mut [u8]) {
-        self.0.fill(bytes);
+        let Some(tape) = &self.tape else { return self.reader.fill(bytes) };
+        let filled = tape.call("random.bytes", vec![Value::Number(bytes.len() as u64)], || {
+            self.reader.fill(bytes);
+            Value::Bytes(bytes.to_vec())
+        });
+        match filled {
+            Some(Value::Bytes(filled)) if filled.len() == bytes.len() => bytes.copy_from_slice(&filled),
+            // The guest ends with its next call.
+            _ => bytes.fill(0),
+        }
+    }
+}
+
+/// What a clock says, or said.
+fn taped_time(tape: Option<&Arc<Tape>>, clock: &'static str, now: impl FnOnce() -> u64) -> u64 {
+    let Some(tape) = tape else { return now() };
+    match tape.call(clock, Vec::new(), || Value::Number(now())) {
+        Some(Value::Number(time)) => time,
+        // The guest ends with its next call.
+        _ => 0,
     }
 }
 
@@ -139,6 +172,7 @@ impl rand_core::TryRng for SeededBytes {
 
 struct CoarseMonotonic {
     start: Instant,
+    tape: Option<Arc<Tape>>,
 }
 
 impl HostMonotonicClock for CoarseMonotonic {
@@ -147,11 +181,15 @@ impl HostMonotonicClock for CoarseMonotonic {
     }
 
     fn now(&self) -> u64 {
-        self.start.elapsed().as_millis() as u64 * self.resolution()
+        taped_time(self.tape.as_ref(), "monotonic-clock.now", || {
+            self.start.elapsed().as_millis() as u64 * self.resolution()
+        })
     }
 }
 
-struct CoarseWall;
+struct CoarseWall {
+    tape: Option<Arc<Tape>>,
+}
 
 impl HostWallClock for CoarseWall {
     fn resolution(&self) -> Duration {
@@ -159,15 +197,23 @@ impl HostWallClock for CoarseWall {
     }
 
     fn now(&self) -> Duration {
-        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-        let step_ms = WALL_RESOLUTION.as_millis();
-        Duration::from_millis((now.as_millis() / step_ms * step_ms) as u64)
+        let now_ms = taped_time(self.tape.as_ref(), "wall-clock.now", || {
+            let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+            let step_ms = WALL_RESOLUTION.as_millis();
+            (now.as_millis() / step_ms * step_ms) as u64
+        });
+        Duration::from_millis(now_ms)
     }
 }
 
 /// A standard stream that becomes log lines.
 #[derive(Clone)]
-struct LineLog(Arc<Mutex<Lines>>);
+struct LineLog {
+    /// What a write is called on the tape.
+    name: &'static str,
+    lines: Arc<Mutex<Lines>>,
+    tape: Option<Arc<Tape>>,
+}
 
 struct Lines {
     level: LogLevel,
@@ -176,12 +222,19 @@ struct Lines {
 }
 
 impl LineLog {
-    fn new(level: LogLevel, log: Arc<LogSink>) -> Self {
-        Self(Arc::new(Mutex::new(Lines { level, log, unfinished: Vec::new() })))
+    fn new(name: &'static str, level: LogLevel, log: Arc<LogSink>, tape: Option<&Arc<Tape>>) -> Self {
+        let lines = Arc::new(Mutex::new(Lines { level, log, unfinished: Vec::new() }));
+        Self { name, lines, tape: tape.cloned() }
     }
 
     fn write_bytes(&self, bytes: &[u8]) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).write(bytes);
+        let write = || self.lines.lock().unwrap_or_else(PoisonError::into_inner).write(bytes);
+        let Some(tape) = &self.tape else { return write() };
+        // A guest that has left its recording ends with its next call.
+        let _ = tape.call(self.name, vec![Value::Bytes(bytes.to_vec())], || {
+            write();
+            Value::Unit
+        });
     }
 }
 
@@ -273,7 +326,7 @@ mod tests {
 
     #[test]
     fn randomness_depends_on_the_seed_and_the_purpose_alone() {
-        let draw = |purpose, seed| SeededBytes::new(purpose, seed).next_u64();
+        let draw = |purpose, seed| SeededBytes::new(purpose, seed, None).next_u64();
         assert_eq!(draw("a", 1), draw("a", 1));
         assert_ne!(draw("a", 1), draw("a", 2));
         assert_ne!(draw("a", 1), draw("b", 1));
@@ -283,7 +336,7 @@ mod tests {
     async fn output_comes_as_whole_lines() {
         let (output, mut client) = output_channel(1 << 20);
         let log = Arc::new(LogSink::new(output, 1 << 20));
-        let stdout = LineLog::new(LogLevel::Info, log.clone());
+        let stdout = LineLog::new("stdout.write", LogLevel::Info, log.clone(), None);
         for part in ["one ", "line\ntwo", "\n", "rest"] {
             stdout.write_bytes(part.as_bytes());
         }

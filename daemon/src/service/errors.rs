@@ -81,7 +81,7 @@ pub(super) fn may_follow_from_failure(end: &GuestEnd) -> bool {
 }
 
 /// Why a guest ended before its time.
-pub(super) fn ended(end: &GuestEnd) -> ErrorBody {
+pub(crate) fn ended(end: &GuestEnd) -> ErrorBody {
     let body = |code| ErrorBody::new(code, end.to_string());
     let over = |name: &str, value: u64, limit: u64| {
         body(ErrorCode::BudgetExceeded).about(name).with_value(value).with_limit(limit)

@@ -21,6 +21,7 @@ use trellis_wire::{
 
 use self::accounts::Accounts;
 use self::components::Components;
+pub(crate) use self::errors::ended;
 use self::registry::Registry;
 use crate::config::Budgets;
 use crate::engines;
@@ -134,6 +135,7 @@ impl Service for HostService {
             arguments: request.arguments,
             seed: request.seed.map_or_else(random_seed, Ok)?,
             deadline_ms: request.deadline.map(|time| u64::try_from(time.as_millis()).unwrap_or(u64::MAX)),
+            is_recorded: request.is_recorded,
         };
         let Started { id, mut end, stop, account } =
             self.host.start(launch, io).map_err(|error| errors::refused(&error))?;

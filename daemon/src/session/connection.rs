@@ -441,6 +441,7 @@ impl<S: Service> Connection<S> {
             arguments: start.arguments,
             seed: start.seed,
             deadline: start.deadline_ms.map(Duration::from_millis),
+            is_recorded: start.is_recorded,
         };
         let lane = Lane {
             id,
@@ -448,6 +449,7 @@ impl<S: Service> Connection<S> {
             control: control.clone(),
             credit_bytes,
             credit_bytes_max: limits.credit_bytes_max,
+            is_recorded: start.is_recorded,
             stop_timeout: limits.stop_timeout,
         };
         self.requests.insert(id, Request::Guest { control, inbox: Some(inbox) });

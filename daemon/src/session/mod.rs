@@ -24,3 +24,4 @@ pub use limits::Limits;
 pub use service::{
     GuestEnd, Progress, ProgressSink, RunningGuest, Service, StartRequest, StopHandle, StopReason,
 };
+pub(crate) use start::events;

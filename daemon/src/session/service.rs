@@ -97,6 +97,8 @@ pub struct StartRequest {
     pub seed: Option<u64>,
     /// How long the client lets it run.
     pub deadline: Option<Duration>,
+    /// Whether to record its calls.
+    pub is_recorded: bool,
 }
 
 /// A guest that runs. Dropping this stops it.

@@ -1,6 +1,7 @@
 //! The life of one guest as its session sees it.
 
 use std::panic::AssertUnwindSafe;
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -28,6 +29,7 @@ pub(crate) struct Lane {
     pub(crate) control: Arc<Control>,
     pub(crate) credit_bytes: usize,
     pub(crate) credit_bytes_max: u64,
+    pub(crate) is_recorded: bool,
     pub(crate) stop_timeout: Duration,
 }
 
@@ -125,6 +127,9 @@ impl Lane {
                 biased;
                 signal = self.control.changed() => match signal {
                     Signal::Granted(n_bytes) => output.grant(usize::try_from(n_bytes).unwrap_or(usize::MAX)),
+                    Signal::Stop(reason) if self.is_recorded => {
+                        return self.stop_recorded(reason, stop, end, output).await;
+                    }
                     Signal::Stop(reason) => {
                         drop(output);
                         return self.stop(reason, stop, end).await;
@@ -168,6 +173,42 @@ impl Lane {
             // The service does not know which limit that was.
             StopReason::LimitExceeded => Ending { usage: ending.usage, ..Err(self.overdrawn()).into() },
             StopReason::Cancelled | StopReason::Disconnected | StopReason::ShuttingDown => ending,
+        }
+    }
+
+    /// As [`Self::stop`], while the rest of the guest's recording goes to the client: it says how far the guest came.
+    async fn stop_recorded(
+        &self,
+        reason: StopReason,
+        stop: StopHandle,
+        end: End,
+        mut output: OutputReceiver,
+    ) -> Ending {
+        // Nothing else of the guest is passed on any more.
+        output.grant(usize::MAX);
+        let mut ending = pin!(self.stop(reason, stop, end));
+        let ending = loop {
+            tokio::select! {
+                biased;
+                Some(next) = output.recv() => self.pass_on_recorded(next).await,
+                ending = &mut ending => break ending,
+            }
+        };
+        while let Some(Some(next)) = tokio::task::unconstrained(output.recv()).now_or_never() {
+            self.pass_on_recorded(next).await;
+        }
+        ending
+    }
+
+    async fn pass_on_recorded(&self, output: GuestOutput) {
+        if !matches!(output, GuestOutput::Recorded(_)) {
+            return;
+        }
+        for event in events(output) {
+            // A client that does not read finds its recording cut short.
+            if tokio::time::timeout(self.stop_timeout, self.outbox.room(Room::Bulk)).await.is_ok() {
+                self.send_own(event);
+            }
         }
     }
 
@@ -220,7 +261,7 @@ fn finish(ended: Result<GuestEnd, Box<dyn std::any::Any + Send>>) -> Ending {
 
 /// What a client receives for an output. Text and tokens that are larger than one output may be come in pieces; the
 /// credit that they take is the same.
-fn events(output: GuestOutput) -> impl Iterator<Item = Event> {
+pub(crate) fn events(output: GuestOutput) -> impl Iterator<Item = Event> {
     let mut rest = Some(output);
     std::iter::from_fn(move || {
         let event = match rest.take()? {
@@ -239,6 +280,12 @@ fn events(output: GuestOutput) -> impl Iterator<Item = Event> {
                 Event::Tokens { tokens }
             }
             GuestOutput::Json(json) => Event::Json { json },
+            GuestOutput::Recorded(mut bytes) => {
+                if bytes.len() > OUTPUT_BYTES_MAX {
+                    rest = Some(GuestOutput::Recorded(bytes.split_off(OUTPUT_BYTES_MAX)));
+                }
+                Event::Recorded { bytes }
+            }
             GuestOutput::Log { level, line } => Event::Log { level: wire_level(level), line },
         };
         Some(event)
@@ -267,6 +314,7 @@ mod tests {
             (GuestOutput::Tokens(vec![7; long]), 5),
             (GuestOutput::Tokens(Vec::new()), 1),
             (GuestOutput::Json("{}".into()), 1),
+            (GuestOutput::Recorded(vec![7; long]), 2),
             (GuestOutput::Log { level: guest::LogLevel::Warn, line: "x".into() }, 1),
         ];
         for (output, n_events) in outputs {

@@ -55,6 +55,7 @@ impl Client {
             seed: options.seed,
             credit_bytes: window_bytes as u64,
             deadline_ms: options.deadline.map(|d| u64::try_from(d.as_millis()).unwrap_or(u64::MAX)),
+            is_recorded: options.is_recorded,
         };
         let launch = Launch::new(start, component);
         let (sender, news) = mpsc::unbounded_channel();

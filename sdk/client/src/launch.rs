@@ -126,7 +126,14 @@ mod tests {
 
     fn launch() -> Arc<Launch> {
         let program = Program::Named { name: "guest".to_owned() };
-        let start = Start { program, arguments: Vec::new(), seed: None, credit_bytes: 0, deadline_ms: None };
+        let start = Start {
+            program,
+            arguments: Vec::new(),
+            seed: None,
+            credit_bytes: 0,
+            deadline_ms: None,
+            is_recorded: false,
+        };
         Launch::new(start, None)
     }
 

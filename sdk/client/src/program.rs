@@ -35,6 +35,8 @@ pub struct StartOptions {
     /// Bytes of output that may be under way before this client has read them: how far the guest runs ahead of a
     /// slow reader. Raised to [`StartOptions::WINDOW_BYTES_MIN`].
     pub window_bytes: usize,
+    /// Whether its calls are to be recorded; the recording comes as [`trellis_wire::Event::Recorded`].
+    pub is_recorded: bool,
 }
 
 impl StartOptions {
@@ -47,6 +49,6 @@ impl Default for StartOptions {
     /// large pieces.
     fn default() -> Self {
         let window_bytes = 2 * Self::WINDOW_BYTES_MIN;
-        Self { arguments: Vec::new(), seed: None, deadline: None, window_bytes }
+        Self { arguments: Vec::new(), seed: None, deadline: None, window_bytes, is_recorded: false }
     }
 }

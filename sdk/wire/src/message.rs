@@ -103,6 +103,14 @@ pub struct Start {
     /// Milliseconds that it may run; the daemon's own limit holds as well.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub deadline_ms: Option<u64>,
+    /// Whether its calls are to be recorded; the recording comes as [`Event::Recorded`].
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub is_recorded: bool,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde asks so")]
+fn is_false(value: &bool) -> bool {
+    !value
 }
 
 /// How a client names a program.
@@ -226,6 +234,12 @@ pub enum Event {
         /// The line.
         line: String,
     },
+    /// The next bytes of the guest's recording, if one was asked for; its last ones come right before the end.
+    Recorded {
+        /// The bytes; a recording is cut anywhere.
+        #[serde(with = "serde_bytes")]
+        bytes: Vec<u8>,
+    },
     /// A kind that this version does not know.
     #[serde(other)]
     Unknown,
@@ -241,6 +255,7 @@ impl Event {
             Self::Tokens { tokens } => Some(size_of_val(tokens.as_slice())),
             Self::Json { json } => Some(json.len()),
             Self::Log { line, .. } => Some(line.len()),
+            Self::Recorded { bytes } => Some(bytes.len()),
         }
     }
 

@@ -15,10 +15,12 @@ fn client_message() -> impl Strategy<Value = ClientMessage> {
         any::<[u8; 32]>().prop_map(|hash| Program::Component { hash: ComponentHash(hash) }),
         any::<String>().prop_map(|name| Program::Named { name }),
     ];
-    let start = (program, any::<Vec<String>>(), any::<Option<u64>>(), any::<u64>(), any::<Option<u64>>())
-        .prop_map(|(program, arguments, seed, credit_bytes, deadline_ms)| {
-            Call::Start(Start { program, arguments, seed, credit_bytes, deadline_ms })
-        });
+    let options = any::<(Vec<String>, Option<u64>, u64, Option<u64>, bool)>();
+    let start = (program, options).prop_map(
+        |(program, (arguments, seed, credit_bytes, deadline_ms, is_recorded))| {
+            Call::Start(Start { program, arguments, seed, credit_bytes, deadline_ms, is_recorded })
+        },
+    );
     let call = prop_oneof![
         start,
         any::<([u8; 32], u64)>()
@@ -61,6 +63,7 @@ fn server_message() -> impl Strategy<Value = ServerMessage> {
         any::<Vec<u32>>().prop_map(|tokens| Event::Tokens { tokens }),
         any::<String>().prop_map(|json| Event::Json { json }),
         any::<String>().prop_map(|line| Event::Log { level: LogLevel::Warn, line }),
+        any::<Vec<u8>>().prop_map(|bytes| Event::Recorded { bytes }),
     ];
     let outcome = prop_oneof![
         Just(Outcome::Ok { value: Value::Done }),

@@ -24,11 +24,8 @@ const COMPONENT_BYTES: usize = 1 << 20;
 const ARGUMENT_BYTES: usize = 4_096;
 
 fn config() -> Config {
-    let limits = GuestLimits {
-        component_bytes: COMPONENT_BYTES,
-        argument_bytes: ARGUMENT_BYTES,
-        ..GuestLimits::default()
-    };
+    let limits =
+        GuestLimits { component_bytes: COMPONENT_BYTES, argument_bytes: ARGUMENT_BYTES, ..daemons::limits() };
     Config { models: vec!["tiny".to_owned(), "draft".to_owned()], limits, ..daemons::config(exe()) }
 }
 
@@ -408,6 +405,7 @@ fn broken_frames() {
         seed: None,
         credit_bytes: 1,
         deadline_ms: None,
+        is_recorded: false,
     };
     let start = ClientMessage::Request { id: 1, call: Call::Start(start) };
     let deep = [vec![0x91; 5000], vec![0xc0]].concat();

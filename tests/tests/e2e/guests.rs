@@ -8,7 +8,7 @@ use trellis::daemon::Daemon;
 use trellis_client::StartOptions;
 use trellis_engine::model::SpecialText;
 use trellis_engine::sampling::Sampler;
-use trellis_engine::{Ahead, Context, EngineHandle, Pull, RunKey, RunSettings};
+use trellis_engine::{Ahead, Context, EngineHandle, Port, Pull, RunKey, RunSettings};
 use trellis_tests::daemons::{self, Ended, with};
 use trellis_tests::engines::{block_on, encode, owner};
 use trellis_tests::goldens::{self, Beams, Case};
@@ -16,7 +16,17 @@ use trellis_tests::guests;
 
 use crate::exe;
 
-/// One test for each example, and the list of the examples that have one.
+tokio::task_local! {
+    /// The port between the guests of a test and the engine; the direct one unless it is set.
+    static PORT: Port;
+}
+
+fn is_encoded() -> bool {
+    PORT.try_with(|port| *port == Port::Encoded).unwrap_or(false)
+}
+
+/// Two tests for each example, and the list of the examples that have them: the second with every operation and
+/// completion turned into bytes and back.
 macro_rules! examples {
     ($($name:literal => $test:ident,)*) => {
         const TESTED: &[&str] = &[$($name),*];
@@ -26,6 +36,17 @@ macro_rules! examples {
                 block_on(check::$test($name));
             }
         )*
+
+        mod over_bytes {
+            use super::*;
+
+            $(
+                #[test]
+                fn $test() {
+                    block_on(PORT.scope(Port::Encoded, check::$test($name)));
+                }
+            )*
+        }
     };
 }
 
@@ -60,13 +81,17 @@ fn every_example_explains_itself_when_it_is_asked_for_nonsense() {
 }
 
 fn daemon() -> &'static Daemon {
-    static DAEMON: OnceLock<Daemon> = OnceLock::new();
-    DAEMON.get_or_init(|| daemons::start(&daemons::config(exe())))
+    static DIRECT: OnceLock<Daemon> = OnceLock::new();
+    static ENCODED: OnceLock<Daemon> = OnceLock::new();
+    let (daemon, port) = if is_encoded() { (&ENCODED, Port::Encoded) } else { (&DIRECT, Port::Direct) };
+    daemon.get_or_init(|| daemons::start_over(port, &daemons::config(exe())))
 }
 
 fn engine() -> &'static EngineHandle {
-    static ENGINE: OnceLock<EngineHandle> = OnceLock::new();
-    ENGINE.get_or_init(|| daemon().engine(None).expect("a model is loaded"))
+    static DIRECT: OnceLock<EngineHandle> = OnceLock::new();
+    static ENCODED: OnceLock<EngineHandle> = OnceLock::new();
+    let engine = if is_encoded() { &ENCODED } else { &DIRECT };
+    engine.get_or_init(|| daemon().engine(None).expect("a model is loaded"))
 }
 
 async fn run_with(name: &str, options: StartOptions) -> Ended {

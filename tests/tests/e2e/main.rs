@@ -15,6 +15,7 @@ mod hostile;
 mod mixes;
 mod parity;
 mod queues;
+mod recordings;
 mod schedules;
 mod soak;
 mod speculation;

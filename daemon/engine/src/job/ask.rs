@@ -1,13 +1,14 @@
 //! A question about the end of a context.
 
 use crate::batch::{Output, Token};
-use crate::command::{Answer, Ask, Reply};
+use crate::command::{Answer, Ask};
+use crate::completion::{Done, Reply};
 use crate::error::EngineError;
 
 #[derive(Debug)]
 pub(crate) struct AskWork {
     pub(super) ask: Ask,
-    pub(super) reply: Reply<Answer>,
+    pub(crate) reply: Reply,
     /// Tokens of the context itself; a continuation lies past them while it is scored.
     pub(crate) n_base: usize,
     /// Scores of the continuation so far.
@@ -27,7 +28,7 @@ pub(crate) enum Part {
 
 impl AskWork {
     /// A question to a context of `n_base` tokens; `has_state` if the device keeps the state of the last one.
-    pub(crate) fn new(ask: Ask, reply: Reply<Answer>, n_base: usize, has_state: bool) -> Self {
+    pub(crate) fn new(ask: Ask, reply: Reply, n_base: usize, has_state: bool) -> Self {
         let part = match ask {
             Ask::Prefill | Ask::Continuation(_) | Ask::Verify { .. } => Part::Tokens,
             Ask::Sample(_) | Ask::Top { .. } | Ask::Scores(_) | Ask::Full | Ask::Embedding if has_state => {
@@ -39,8 +40,7 @@ impl AskWork {
     }
 
     pub(crate) fn answer(self, answer: Result<Answer, EngineError>) {
-        // Nobody listens to a question that was cancelled.
-        let _ = self.reply.send(answer);
+        self.reply.send(Done::Answer(answer));
     }
 
     /// Tokens that are computed after the context's own: the last one's successor is not asked for.

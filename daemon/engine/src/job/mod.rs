@@ -13,8 +13,11 @@ pub(crate) use verify::{N_GUESS_MAX, VerifyWork};
 
 use std::ops::Range;
 
-use crate::batch::{OutputKind, OutputRequest};
+use smallvec::smallvec;
+
+use crate::batch::{OutputKind, OutputRequest, Requests};
 use crate::command::{Ahead, Ask};
+use crate::completion::Tag;
 use crate::error::EngineError;
 use crate::run::{AheadWindow, RunEvent};
 
@@ -27,12 +30,12 @@ pub(crate) enum Work {
 }
 
 impl Work {
-    /// Whether nobody waits for it any more.
-    pub(crate) fn is_cancelled(&self) -> bool {
+    /// The operation that asked for it.
+    pub(crate) fn tag(&self) -> Tag {
         match self {
-            Self::Ask(work) => work.reply.is_closed(),
-            Self::Verify(work) => work.reply.is_closed(),
-            Self::Run(_) => false,
+            Self::Ask(work) => work.reply.tag(),
+            Self::Verify(work) => work.reply.tag(),
+            Self::Run(run) => run.queue.tag(),
         }
     }
 
@@ -103,7 +106,7 @@ impl Work {
 
     /// Whether a token may be computed now, beside `n_under_way` draws whose tokens are not known yet: a run may be far
     /// enough ahead of its guest, or at its end with them.
-    pub(crate) fn wants_more(&self, window: AheadWindow, n_under_way: usize) -> bool {
+    pub(crate) fn wants_more(&mut self, window: AheadWindow, n_under_way: usize) -> bool {
         match self {
             Self::Ask(_) | Self::Verify(_) => true,
             Self::Run(run) => {
@@ -140,17 +143,17 @@ impl Work {
 
     /// What the backend has to return for the tokens `start..end` of a context of `n_tokens`, one that is not known yet
     /// included.
-    pub(crate) fn outputs(&self, start: usize, end: usize, n_tokens: usize) -> Vec<OutputRequest<'_>> {
+    pub(crate) fn outputs(&self, start: usize, end: usize, n_tokens: usize) -> Requests<'_> {
         let last = |kind| {
             let position = n_tokens - 1;
-            if end > position { vec![OutputRequest { position, kind }] } else { Vec::new() }
+            if end > position { smallvec![OutputRequest { position, kind }] } else { Requests::new() }
         };
         match self {
             Self::Run(run) => last(OutputKind::Sample(&run.settings.sampler)),
             Self::Verify(work) => work.outputs(end),
             Self::Ask(work) => match &work.ask {
                 // A verification is work of its own kind.
-                Ask::Prefill | Ask::Verify { .. } => Vec::new(),
+                Ask::Prefill | Ask::Verify { .. } => Requests::new(),
                 Ask::Sample(sampler) => last(OutputKind::Sample(sampler)),
                 Ask::Top { n } => last(OutputKind::Top { n: *n }),
                 Ask::Scores(tokens) => last(OutputKind::Scores(tokens)),

@@ -7,8 +7,9 @@
 
 use std::sync::Arc;
 
-use crate::batch::{Candidate, Output, OutputKind, OutputRequest, Token};
-use crate::command::{Answer, Guess, Reply};
+use crate::batch::{Candidate, Output, OutputKind, OutputRequest, Requests, Token};
+use crate::command::{Answer, Guess};
+use crate::completion::{Done, Reply};
 use crate::error::EngineError;
 use crate::sampling::Sampler;
 
@@ -19,7 +20,7 @@ pub(crate) const N_GUESS_MAX: usize = 15;
 pub(crate) struct VerifyWork {
     sampler: Arc<Sampler>,
     guess: Guess,
-    pub(super) reply: Reply<Answer>,
+    pub(super) reply: Reply,
     /// Tokens of the context itself; the guess lies past them while it is verified.
     pub(crate) n_base: usize,
 }
@@ -34,7 +35,7 @@ pub(crate) struct Verified {
 }
 
 impl VerifyWork {
-    pub(crate) fn new(sampler: Arc<Sampler>, guess: Guess, reply: Reply<Answer>, n_base: usize) -> Self {
+    pub(crate) fn new(sampler: Arc<Sampler>, guess: Guess, reply: Reply, n_base: usize) -> Self {
         Self { sampler, guess, reply, n_base }
     }
 
@@ -45,8 +46,7 @@ impl VerifyWork {
     }
 
     pub(crate) fn answer(self, answer: Result<Answer, EngineError>) {
-        // A guest that was ended does not listen.
-        let _ = self.reply.send(answer);
+        self.reply.send(Done::Answer(answer));
     }
 
     /// Position of the context's last token, where the first draw is made.
@@ -65,7 +65,7 @@ impl VerifyWork {
     }
 
     /// A draw at each place from the context's last token on.
-    pub(crate) fn outputs(&self, end: usize) -> Vec<OutputRequest<'_>> {
+    pub(crate) fn outputs(&self, end: usize) -> Requests<'_> {
         let positions = self.first_draw()..end;
         positions
             .map(|position| OutputRequest { position, kind: OutputKind::Sample(&self.sampler) })
@@ -96,13 +96,12 @@ impl VerifyWork {
 
 #[cfg(test)]
 mod tests {
-    use tokio::sync::oneshot;
-
     use super::*;
     use crate::batch::OutputFault;
+    use crate::completion::{CallerId, Outbox, Tag};
 
     fn work(n_base: usize, guess: &[Token]) -> VerifyWork {
-        let (reply, _) = oneshot::channel();
+        let reply = Outbox::default().to(CallerId(0), Tag::new(0, 0));
         VerifyWork::new(Arc::new(Sampler::greedy()), Guess::Chain(guess.to_vec()), reply, n_base)
     }
 

@@ -1,9 +1,11 @@
 //! A set of tokens that may be drawn.
 
+use serde::{Deserialize, Serialize};
+
 use crate::batch::Token;
 
 /// One bit for each token of the vocabulary; set means allowed.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TokenMask {
     words: Vec<u64>, // [ceil(vocab_size / 64)], bits past the vocabulary are 0
     vocab_size: usize,

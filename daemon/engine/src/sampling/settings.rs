@@ -2,11 +2,14 @@
 
 use std::sync::Arc;
 
+use serde::{Deserialize, Serialize};
+
 use super::TokenMask;
 use crate::batch::Token;
+use crate::port::{Name, names, shared_option};
 
 /// Settings of one draw. The fields are checked by [`Sampler::validate`].
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Sampler {
     /// 0 for greedy, otherwise the divisor of the logits.
     pub temperature: f32,
@@ -27,6 +30,7 @@ pub struct Sampler {
     /// Added to the logits.
     pub bias: Vec<(Token, f32)>,
     /// The tokens that may be drawn; all when `None`.
+    #[serde(with = "shared_option")]
     pub mask: Option<Arc<TokenMask>>,
     /// Key of the random draws.
     pub seed: u64,
@@ -110,17 +114,19 @@ fn in_unit(value: Option<f32>, zero_allowed: bool) -> bool {
 }
 
 /// A setting out of range.
-#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, thiserror::Error)]
 pub enum SamplerError {
     /// A number outside its range.
     #[error("{name} is {value}, expected {expected}")]
     OutOfRange {
         /// The setting.
-        name: &'static str,
+        #[serde(with = "names")]
+        name: Name,
         /// Its value.
         value: f32,
         /// The range.
-        expected: &'static str,
+        #[serde(with = "names")]
+        expected: Name,
     },
     /// A biased token that the model does not have.
     #[error("token {token} is out of range: the vocabulary has {vocab_size} entries")]

@@ -2,63 +2,111 @@
 
 use super::admission::Standing;
 use super::cost::Costs;
+use super::fair::Seat;
 use super::{ContextState, Saved, Scheduler};
 use crate::account::{ActorId, Owner, Resource};
 use crate::batch::Token;
-use crate::command::{Answer, Ask, Command, ContextId, Edit, Reply, RunSettings};
+use crate::command::{Ahead, Ask, ContextId, Edit, Operation, RunSettings};
+use crate::completion::{CallerId, Done, Reply, Tag};
 use crate::error::EngineError;
 use crate::job::{AskWork, N_GUESS_MAX, RunWork, VerifyWork, Work};
 use crate::kv::Footprint;
 use crate::kv::PrefixKey;
 use crate::kv::Sequence;
-use crate::run::{AheadWindow, Finish, RunEvent, RunSender};
-
-/// Whether the engine goes on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Flow {
-    Continue,
-    Stop,
-}
+use crate::run::{AheadWindow, Finish, RunEvent, RunReply};
 
 impl Scheduler {
-    /// Carries out one command. Commands about contexts that are gone do nothing.
-    pub(crate) fn apply(&mut self, command: Command) -> Flow {
-        match command {
-            Command::Create { id, owner } => {
+    /// Carries out one operation. Those about contexts that are gone, or of callers who never entered, do nothing.
+    pub(crate) fn apply(&mut self, operation: Operation) {
+        match operation {
+            Operation::Create { id, caller } => {
+                let Some(owner) = self.callers.get(&caller).cloned() else { return };
                 let kv = Sequence::new(self.root_key(owner.actor), owner.account.clone());
-                self.insert(id, owner, kv, AheadWindow::default());
+                let seat = self.queue.seat(&owner);
+                self.insert(id, caller, owner, seat, kv, AheadWindow::default());
             }
-            Command::Open { id, owner, name, reply } => {
-                let _ = reply.send(self.open(id, owner, name));
+            Operation::Open { id, caller, name, tag } => {
+                let opened = self.open(id, caller, name);
+                self.outbox.to(caller, tag).send(Done::Opened(opened));
             }
-            Command::Edit { id, edit } => self.edit(id, edit),
-            Command::Fork { id, edit, child } => self.fork(id, edit, child),
-            Command::Ask { id, edit, ask, reply } => self.ask(id, edit, ask, reply),
-            Command::Run { id, edit, settings, queue } => self.run(id, edit, settings, queue),
-            Command::Resume { id } => self.enqueue(id),
-            Command::Save { id, edit, name, reply } => {
+            Operation::Edit { id, edit } => self.edit(id, edit),
+            Operation::Fork { id, edit, child } => self.fork(id, edit, child),
+            Operation::Ask { id, edit, ask, tag } => {
+                if let Some(reply) = self.reply(id, tag) {
+                    self.ask(id, edit, ask, reply);
+                }
+            }
+            Operation::Cancel { id, tag } => self.cancel(id, tag),
+            Operation::Run { id, edit, settings, tag } => {
+                if let Some(reply) = self.reply(id, tag) {
+                    self.run(id, edit, settings, reply);
+                }
+            }
+            Operation::Pulled { id, tag, n_tokens, is_waiting } => {
+                self.note_pulled(id, tag, n_tokens, is_waiting);
+            }
+            Operation::Save { id, edit, name, tag } => {
                 self.edit(id, edit);
-                let _ = reply.send(self.save(id, name));
+                let saved = self.save(id, name);
+                if let Some(reply) = self.reply(id, tag) {
+                    reply.send(Done::Kept(saved));
+                }
             }
-            Command::Forget { owner, name, reply } => {
-                let _ = reply.send(self.forget(owner.actor, name));
+            Operation::Forget { caller, name, tag } => {
+                let Some(actor) = self.callers.get(&caller).map(|owner| owner.actor) else { return };
+                let forgotten = self.forget(actor, name);
+                self.outbox.to(caller, tag).send(Done::Kept(forgotten));
             }
-            Command::Release { id } => self.release(id),
-            Command::Stats { reply } => {
-                let _ = reply.send(self.stats());
+            Operation::Stats { caller, tag } => {
+                self.outbox.to(caller, tag).send(Done::Stats(Box::new(self.stats())));
             }
-            Command::Shutdown => return Flow::Stop,
+            Operation::Release { id, n_pulled } => self.release(id, n_pulled),
         }
-        Flow::Continue
+    }
+
+    /// Where what comes of a context's work goes.
+    fn reply(&self, id: ContextId, tag: Tag) -> Option<Reply> {
+        self.contexts.get(&id).map(|context| self.outbox.to(context.caller, tag))
+    }
+
+    /// A question that nobody waits for any more is not computed.
+    fn cancel(&mut self, id: ContextId, tag: Tag) {
+        let Some(context) = self.contexts.get(&id) else { return };
+        let work = context.work.as_ref().filter(|work| work.tag() == tag);
+        let Some(n_base) = work.map(|work| work.n_base(context.kv.tokens.len())) else { return };
+        self.stop_work(id, 0);
+        if let Some(context) = self.contexts.get_mut(&id) {
+            context.kv.truncate(n_base, &mut self.pages);
+        }
+    }
+
+    fn note_pulled(&mut self, id: ContextId, tag: Tag, n_tokens: usize, is_waiting: bool) {
+        let Some(context) = self.contexts.get_mut(&id) else { return };
+        if let Some(Work::Run(run)) = &mut context.work
+            && run.queue.tag() == tag
+        {
+            run.queue.note_pulled(n_tokens, is_waiting);
+            self.enqueue(id);
+        }
     }
 
     fn root_key(&self, actor: ActorId) -> PrefixKey {
         PrefixKey::root(&self.settings.model_fingerprint, self.settings.prefix_scope, actor)
     }
 
-    fn insert(&mut self, id: ContextId, owner: Owner, kv: Sequence, window: AheadWindow) {
+    fn insert(
+        &mut self,
+        id: ContextId,
+        caller: CallerId,
+        owner: Owner,
+        seat: Seat,
+        kv: Sequence,
+        window: AheadWindow,
+    ) {
         let context = ContextState {
+            caller,
             owner,
+            seat,
             slot: self.take_slot(),
             kv,
             work: None,
@@ -69,11 +117,12 @@ impl Scheduler {
             under_way: None,
             epoch: 0,
         };
-        let earlier = self.contexts.insert(id, context);
+        let earlier = self.contexts.insert(id, Box::new(context));
         assert!(earlier.is_none(), "context ids are never used twice");
     }
 
-    fn open(&mut self, id: ContextId, owner: Owner, name: String) -> Result<Vec<Token>, EngineError> {
+    fn open(&mut self, id: ContextId, caller: CallerId, name: String) -> Result<Vec<Token>, EngineError> {
+        let Some(owner) = self.callers.get(&caller).cloned() else { return Err(EngineError::Stopped) };
         let key = (owner.actor, name);
         let Some(saved) = self.saved.get_mut(&key) else {
             return Err(EngineError::NotSaved { name: key.1 });
@@ -81,30 +130,32 @@ impl Scheduler {
         saved.last_step = self.step;
         let kv = saved.kv.fork(owner.account.clone(), &mut self.pages);
         let tokens = kv.tokens.clone();
-        self.queue.charge(&owner, Costs::command_ns(kv.blocks.len()));
-        self.insert(id, owner, kv, AheadWindow::default());
+        let seat = self.queue.seat(&owner);
+        self.queue.charge(&seat, Costs::command_ns(kv.blocks().len()));
+        self.insert(id, caller, owner, seat, kv, AheadWindow::default());
         Ok(tokens)
     }
 
     /// Ends what the context does and brings its tokens to the caller's. What a question or a run has put past them stays
     /// as far as it is what the caller appends: it was computed once.
     fn edit(&mut self, id: ContextId, edit: Edit) {
-        self.stop_work(id);
+        self.stop_work(id, edit.n_pulled);
         self.spares.remove(id);
         let Some(context) = self.contexts.get_mut(&id) else { return };
         context.kv.edit(edit.n_kept, &edit.appended, &mut self.pages);
     }
 
-    fn stop_work(&mut self, id: ContextId) {
+    /// Ends what the context does; its guest has had so many tokens of a run.
+    fn stop_work(&mut self, id: ContextId, n_pulled: usize) {
         self.leave_by_id(id);
         let Some(context) = self.contexts.get_mut(&id) else { return };
         match context.take_work() {
             Some(Work::Run(mut run)) => {
+                run.queue.note_pulled(n_pulled, false);
                 let n_in_vain = run.queue.n_unread();
                 context.window.note_interrupted(run.n_given - n_in_vain);
                 context.owner.account.note_in_vain(n_in_vain as u64);
                 self.stats.n_tokens_in_vain += n_in_vain as u64;
-                run.queue.push(RunEvent::Failed(EngineError::Stopped));
             }
             Some(Work::Ask(_) | Work::Verify(_)) | None => {}
         }
@@ -113,13 +164,14 @@ impl Scheduler {
     fn fork(&mut self, id: ContextId, edit: Edit, child: ContextId) {
         self.edit(id, edit);
         let Some(parent) = self.contexts.get(&id) else { return };
-        let (owner, window) = (parent.owner.clone(), parent.window);
+        let (caller, owner, window) = (parent.caller, parent.owner.clone(), parent.window);
         let kv = parent.kv.fork(owner.account.clone(), &mut self.pages);
-        self.queue.charge(&owner, Costs::command_ns(kv.blocks.len()));
-        self.insert(child, owner, kv, window);
+        let seat = self.queue.seat_beside(&parent.seat);
+        self.queue.charge(&seat, Costs::command_ns(kv.blocks().len()));
+        self.insert(child, caller, owner, seat, kv, window);
     }
 
-    fn ask(&mut self, id: ContextId, edit: Edit, ask: Ask, reply: Reply<Answer>) {
+    fn ask(&mut self, id: ContextId, edit: Edit, ask: Ask, reply: Reply) {
         self.edit(id, edit);
         let Some(context) = self.contexts.get_mut(&id) else { return };
         self.returns.note_asked(context.owner.guest);
@@ -154,10 +206,15 @@ impl Scheduler {
         self.enqueue(id);
     }
 
-    fn run(&mut self, id: ContextId, edit: Edit, settings: RunSettings, mut queue: RunSender) {
+    fn run(&mut self, id: ContextId, edit: Edit, settings: RunSettings, reply: Reply) {
         self.edit(id, edit);
         let Some(context) = self.contexts.get_mut(&id) else { return };
         let n_tokens = context.kv.tokens.len();
+        let n_ahead = match settings.ahead {
+            Ahead::Adaptive => context.window.n(),
+            Ahead::Unbounded => usize::MAX,
+        };
+        let mut queue = RunReply::new(reply, n_ahead);
         if settings.n_tokens_max == Some(0) {
             return queue.push(RunEvent::Finished(Finish::MaxTokens));
         }
@@ -181,7 +238,7 @@ impl Scheduler {
             owner.account.charge(Resource::Contexts, 1)?;
         }
         let kv = context.kv.fork(owner.account.clone(), &mut self.pages);
-        self.queue.charge(&owner, Costs::command_ns(kv.blocks.len()));
+        self.queue.charge(&context.seat, Costs::command_ns(kv.blocks().len()));
         self.saved.insert(key, Saved { kv, _footprint: footprint, owner, last_step: self.step });
         Ok(())
     }
@@ -196,13 +253,15 @@ impl Scheduler {
         Ok(())
     }
 
-    fn release(&mut self, id: ContextId) {
-        self.stop_work(id);
+    fn release(&mut self, id: ContextId, n_pulled: usize) {
+        self.stop_work(id, n_pulled);
         self.spares.remove(id);
         if let Some(mut context) = self.contexts.remove(&id) {
             self.returns.forget(context.owner.guest);
             context.kv.forget(&mut self.pages);
-            self.free_slots.push(context.slot);
+            let ContextState { seat, slot, .. } = *context;
+            self.queue.vacate(seat);
+            self.free_slots.push(slot);
         }
     }
 }

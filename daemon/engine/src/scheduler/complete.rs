@@ -16,7 +16,7 @@ impl Scheduler {
     /// Takes in the outputs of the oldest step under way, in the order of the batch's requests, and answers.
     ///
     /// `elapsed_ns` is how long the step took.
-    pub(crate) fn complete(&mut self, plan: Plan, outputs: Vec<Output>, elapsed_ns: u64) {
+    pub(crate) fn complete(&mut self, mut plan: Plan, outputs: Vec<Output>, elapsed_ns: u64) {
         assert_eq!(self.steps_under_way.pop_front(), Some(plan.step), "steps are taken in in their order");
         self.stats.n_steps += 1;
         self.stats.n_rows += plan.rows.len() as u64;
@@ -24,8 +24,8 @@ impl Scheduler {
         self.costs.learn(plan.work, elapsed_ns);
         self.returns.forget_late();
         let mut outputs = outputs.into_iter();
-        for row in plan.rows {
-            let row_outputs = outputs.by_ref().take(row.n_outputs);
+        for row in plan.rows.drain(..) {
+            let mut row_outputs = outputs.by_ref().take(row.n_outputs);
             let context = self.contexts.get_mut(&row.id).filter(|context| context.epoch == row.epoch);
             let Some(context) = context else {
                 // Its work ended while it was under way.
@@ -39,8 +39,6 @@ impl Scheduler {
                 }
                 continue;
             };
-            let row_outputs: Vec<Output> = row_outputs.collect();
-            assert_eq!(row_outputs.len(), row.n_outputs, "the backend left out an output");
             context.note_taken_in(&row);
             if !row.is_of_head() {
                 context.kv.advance(row.end, &mut self.pages);
@@ -52,6 +50,8 @@ impl Scheduler {
             let is_last = row.end == work.target(row.n_tokens);
             match work {
                 Work::Ask(ask) => {
+                    let row_outputs: Vec<Output> = row_outputs.collect();
+                    assert_eq!(row_outputs.len(), row.n_outputs, "the backend left out an output");
                     if let Progress::Finished(answer) = ask.take_outputs(row.start, row_outputs, is_last) {
                         let n_base = ask.n_base;
                         if let Some(Work::Ask(ask)) = context.take_work() {
@@ -64,6 +64,8 @@ impl Scheduler {
                 Work::Verify(_) if is_last => {
                     if let Some(Work::Verify(verify)) = context.take_work() {
                         self.returns.note_answered(context.owner.guest);
+                        let row_outputs: Vec<Output> = row_outputs.collect();
+                        assert_eq!(row_outputs.len(), row.n_outputs, "the backend left out an output");
                         let n_base = verify.n_base;
                         let n_in_vain = context.take_verified(verify, row_outputs, &mut self.pages);
                         self.stats.n_tokens_in_vain += n_in_vain as u64;
@@ -72,7 +74,8 @@ impl Scheduler {
                 }
                 Work::Verify(_) => {}
                 Work::Run(_) => {
-                    for output in row_outputs {
+                    for _ in 0..row.n_outputs {
+                        let output = row_outputs.next().expect("the backend leaves out no output");
                         context.take_run_output(output, self.limits.n_positions_max, &mut self.pages);
                     }
                 }
@@ -83,6 +86,8 @@ impl Scheduler {
             self.enqueue(row.id);
         }
         assert!(outputs.next().is_none(), "the backend returned more than was asked");
+        plan.clear();
+        self.spare_plans.push(plan);
     }
 }
 

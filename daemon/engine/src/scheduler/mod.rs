@@ -18,18 +18,20 @@ mod tests;
 
 use std::collections::{BTreeMap, VecDeque};
 
+use rustc_hash::FxHashMap;
+
 use crate::account::{ActorId, Owner};
 use crate::backend::Limits;
 use crate::batch::SlotId;
 use crate::command::ContextId;
+use crate::completion::{CallerId, Completion, Outbox};
 use crate::job::Work;
 use crate::kv::{Footprint, PageTable, PrefixScope, Sequence};
 use crate::run::AheadWindow;
 use crate::stats::EngineStats;
 use admission::{Line, Standing};
-pub(crate) use commands::Flow;
 use cost::Costs;
-use fair::{Class, FairQueue};
+use fair::{Class, FairQueue, Seat};
 use returns::Returns;
 use spares::Spares;
 
@@ -49,7 +51,10 @@ pub(crate) struct SchedulerSettings {
 
 #[derive(Debug)]
 struct ContextState {
+    caller: CallerId,
     owner: Owner,
+    /// Its guest's place in the queue.
+    seat: Seat,
     slot: SlotId,
     kv: Sequence,
     work: Option<Work>,
@@ -89,7 +94,7 @@ pub(crate) struct Scheduler {
     limits: Limits,
     settings: SchedulerSettings,
     pages: PageTable,
-    contexts: BTreeMap<ContextId, ContextState>,
+    contexts: FxHashMap<ContextId, Box<ContextState>>,
     saved: BTreeMap<(ActorId, String), Saved>,
     free_slots: Vec<SlotId>,
     n_slots: u32,
@@ -107,7 +112,12 @@ pub(crate) struct Scheduler {
     step: u64,
     /// The numbers of the steps that were planned and not taken in.
     steps_under_way: VecDeque<u64>,
+    /// Plans that were taken in, for their memory.
+    spare_plans: Vec<Plan>,
     stats: EngineStats,
+    /// Those who may ask for something.
+    callers: FxHashMap<CallerId, Owner>,
+    outbox: Outbox,
 }
 
 impl Scheduler {
@@ -119,7 +129,7 @@ impl Scheduler {
         };
         Self {
             pages: PageTable::new(limits.n_pages, limits.n_host_pages),
-            contexts: BTreeMap::new(),
+            contexts: FxHashMap::default(),
             saved: BTreeMap::new(),
             free_slots: Vec::new(),
             n_slots: 0,
@@ -132,10 +142,28 @@ impl Scheduler {
             last_decode_step: 0,
             step: 0,
             steps_under_way: VecDeque::new(),
+            spare_plans: Vec::new(),
             stats: EngineStats::default(),
+            callers: FxHashMap::default(),
+            outbox: Outbox::default(),
             limits,
             settings,
         }
+    }
+
+    /// A guest that asks from now on.
+    pub(crate) fn enter(&mut self, caller: CallerId, owner: Owner) {
+        self.callers.insert(caller, owner);
+    }
+
+    /// A guest that has asked its last.
+    pub(crate) fn leave_for_good(&mut self, caller: CallerId) {
+        self.callers.remove(&caller);
+    }
+
+    /// Takes what is to be given back since the last time into an empty list.
+    pub(crate) fn take_completions(&self, into: &mut Vec<Completion>) {
+        self.outbox.take(into);
     }
 
     /// Whether there may be something to compute.
@@ -155,11 +183,6 @@ impl Scheduler {
         }
     }
 
-    /// The number of the oldest step that reads or writes pages, the one being planned included.
-    fn oldest_step(&self) -> u64 {
-        self.steps_under_way.front().copied().unwrap_or(self.step)
-    }
-
     fn take_slot(&mut self) -> SlotId {
         self.free_slots.pop().unwrap_or_else(|| {
             self.n_slots += 1;
@@ -174,7 +197,7 @@ impl Scheduler {
             return;
         }
         context.is_queued = true;
-        self.queue.push(&context.owner, context.class(), id);
+        self.queue.push(&context.seat, context.class(), id);
     }
 }
 

@@ -9,7 +9,7 @@ use super::room::Victims;
 use super::{ContextState, Scheduler, UnderWay};
 use crate::account::Resource;
 use crate::backend::PAGE_LEN;
-use crate::batch::{Batch, HostPageId, Input, PageCopy, PageId, Row};
+use crate::batch::{self, Batch, HostPageId, Input, PageCopy, PageId, Row};
 use crate::command::{Answer, ContextId};
 use crate::error::EngineError;
 use crate::job::Work;
@@ -75,6 +75,14 @@ impl PlannedRow {
 }
 
 impl Plan {
+    /// Forgets everything but its memory.
+    pub(super) fn clear(&mut self) {
+        self.moves.clear();
+        self.copies.clear();
+        self.rows.clear();
+        (self.work, self.victims, self.step) = (StepWork::default(), None, 0);
+    }
+
     /// Whether there is nothing to compute. Moves may have been planned all the same.
     pub(crate) fn has_rows(&self) -> bool {
         !self.rows.is_empty()
@@ -108,7 +116,8 @@ impl Scheduler {
         self.step += 1;
         self.line.forget_count();
         self.admit_from_line();
-        let mut plan = Plan { step: self.step, ..Plan::default() };
+        let mut plan = self.spare_plans.pop().unwrap_or_default();
+        plan.step = self.step;
         let mut waiting = Vec::new();
         let n_rows_max = self.limits.n_rows_max - self.n_rows_for_prefills();
         self.place_class(Class::Decode, n_rows_max, self.settings.n_step_tokens, &mut plan, &mut waiting);
@@ -121,6 +130,14 @@ impl Scheduler {
         if plan.has_rows() {
             self.steps_under_way.push_back(plan.step);
         }
+        if !plan.moves.is_empty() {
+            // Those of other rows did not, but nobody has looked since.
+            for row in &plan.rows {
+                let context = self.contexts.get_mut(&row.id).expect("a context with a row exists");
+                context.kv.locate(&self.pages);
+            }
+        }
+        self.pages.unpin_all();
         if self.limits.n_steps_under_way > 1 {
             plan.rows.iter().for_each(|row| self.enqueue_ahead(row.id));
         }
@@ -169,7 +186,7 @@ impl Scheduler {
     }
 
     /// Whether whoever comes next has had so much more than another user, whose prompts wait, that it is left out.
-    fn is_too_far_ahead(&self, class: Class) -> bool {
+    fn is_too_far_ahead(&mut self, class: Class) -> bool {
         if class == Class::Prompt || self.queue.len(Class::Prompt) == 0 {
             return false;
         }
@@ -231,19 +248,12 @@ impl Scheduler {
         n_tokens_max: usize,
         plan: &mut Plan,
     ) -> Result<Placed, EngineError> {
-        let Some(work) = &context.work else { return Ok(Placed::Nothing) };
-        if work.is_cancelled() {
-            if let Some(work) = context.take_work() {
-                let n_base = work.n_base(context.kv.tokens.len());
-                context.kv.truncate(n_base, &mut self.pages);
-            }
-            return Ok(Placed::Nothing);
-        }
-        if work.is_of_head() {
+        let (n_draws, n_tokens, start) =
+            (context.n_draws_under_way(), context.n_tokens_expected(), context.start());
+        if context.work.as_ref().is_some_and(Work::is_of_head) {
             return Ok(self.place_of_head(context, id, plan));
         }
-        let n_draws = context.n_draws_under_way();
-        let n_tokens = context.n_tokens_expected();
+        let Some(work) = &mut context.work else { return Ok(Placed::Nothing) };
         let (target, first_output) = match n_draws {
             0 => (work.target(n_tokens), work.first_output(n_tokens)),
             _ => (n_tokens, n_tokens - 1),
@@ -252,16 +262,17 @@ impl Scheduler {
         let later = if is_waiting { Placed::UnderWay } else { Placed::Nothing };
         let has_no_slot = n_draws > 0 && context.slot.0 as usize >= self.limits.n_slots;
         let is_full = n_draws > 0 && n_tokens >= self.limits.n_positions_max;
-        let is_next_token = target.saturating_sub(context.start()) <= 1;
+        let is_next_token = target.saturating_sub(start) <= 1;
         if has_no_slot || is_full || is_next_token && !work.wants_more(context.window, n_draws) {
             return Ok(later);
         }
         let class = context.class();
-        let account = context.owner.account.clone();
         if !is_waiting {
-            let n_cached = context.kv.adopt_prefix(first_output, &mut self.pages);
-            account.note_cached(n_cached as u64);
-            self.stats.n_tokens_cached += n_cached as u64;
+            let n_cached = context.kv.adopt_prefix(first_output, &mut self.pages) as u64;
+            if n_cached > 0 {
+                context.owner.account.note_cached(n_cached);
+                self.stats.n_tokens_cached += n_cached;
+            }
         }
         if self.has_no_room_for_copy(context, target) {
             context.kv.lose_after(context.start() / PAGE_LEN, &mut self.pages);
@@ -282,21 +293,23 @@ impl Scheduler {
         let n_again = context.kv.n_computed_again(start, end);
         // Charged before anything is planned: a copy without its row would never be made.
         let n_charged = (end - start - n_again) as u64;
-        if let Err(error) = account.charge(Resource::Tokens, n_charged) {
+        if let Err(error) = context.owner.account.charge(Resource::Tokens, n_charged) {
             // A run may be at its end with what is under way.
             return if is_waiting { Ok(Placed::UnderWay) } else { Err(error.into()) };
         }
         let brought = self.bring_pages(context, id, start, end, plan);
         if !matches!(brought, Ok(Brought::All)) {
-            account.release(Resource::Tokens, n_charged);
+            context.owner.account.release(Resource::Tokens, n_charged);
         }
         match brought? {
             Brought::All => {}
             Brought::Later => return Ok(Placed::Waits),
             Brought::InLine => return Ok(Placed::Nothing),
         }
-        for &block in &context.kv.blocks {
-            self.pages.pin(block, self.step);
+        context.kv.locate(&self.pages);
+        if plan.victims.is_some() {
+            // Room is being made in this plan: not here. Before, nobody's pages were looked for.
+            self.pin(context);
         }
         context.last_step = self.step;
         self.stats.n_tokens += (end - start) as u64;
@@ -349,14 +362,14 @@ impl Scheduler {
         context.under_way = Some(UnderWay { n_rows: 1, end: n_tokens, n_draws: 0 });
         context.last_step = self.step;
         let cost = self.costs.tokens_ns(self.limits.logits_tokens as usize + 1);
-        self.queue.charge(&context.owner, cost);
+        self.queue.charge(&context.seat, cost);
         Placed::Row { n_tokens: 0 }
     }
 
     /// Whether a context would fill the device but for a page that it shares and is to write: there is no room for the
     /// page and its copy, so what it has in it is computed again.
     fn has_no_room_for_copy(&self, context: &ContextState, target: usize) -> bool {
-        let blocks = &context.kv.blocks;
+        let blocks = context.kv.blocks();
         let n_blocks = target.div_ceil(PAGE_LEN).max(blocks.len());
         let is_copied = || blocks.get(context.start() / PAGE_LEN).is_some_and(|&b| self.pages.is_shared(b));
         n_blocks >= self.limits.n_pages && context.under_way.is_none() && is_copied()
@@ -382,7 +395,7 @@ impl Scheduler {
             plan.work.n_prompt_tokens += n_tokens + n_outputs_tokens;
             self.costs.tokens_ns(n_tokens - n_again + n_outputs_tokens)
         };
-        self.queue.charge(&context.owner, cost);
+        self.queue.charge(&context.seat, cost);
     }
 
     /// Sees to it that all pages up to `end` are on the device and that those from `start` on are the context's
@@ -396,93 +409,96 @@ impl Scheduler {
         plan: &mut Plan,
     ) -> Result<Brought, EngineError> {
         let n_blocks = end.div_ceil(PAGE_LEN);
-        let n_held = context.kv.blocks.len();
+        let n_held = context.kv.blocks().len();
         let first_written = start / PAGE_LEN;
         let written = first_written.min(n_held)..n_blocks.min(n_held);
         let n_shared = |pages: &PageTable, kv: &Sequence| {
-            kv.blocks[written.clone()].iter().filter(|&&block| pages.is_shared(block)).count()
+            kv.blocks()[written.clone()].iter().filter(|&&block| pages.is_shared(block)).count()
         };
         let n_new = n_blocks.saturating_sub(n_held);
-        let n_away = context.kv.blocks.iter().filter(|&&b| self.pages.page(b).is_none()).count();
+        let n_away = context.kv.locate(&self.pages);
         let n_needed = n_new + n_shared(&self.pages, &context.kv) + n_away;
         if n_held - n_away + n_needed > self.limits.n_pages {
             let n_needed = n_held - n_away + n_needed;
             return Err(EngineError::NoPages { n_needed, n_pages: self.limits.n_pages });
         }
-        if n_needed > 0 && !self.admit(id, context) {
-            return Ok(Brought::InLine);
-        }
-        // Making room must not take what this context holds.
-        for &block in &context.kv.blocks {
-            self.pages.pin(block, self.step);
-        }
-        // What it was promised leaves others in one go, so that pages move once a term.
-        if !self.make_room(n_needed.max(context.n_promised()), context, plan)
-            && self.pages.n_free() < n_needed
-        {
-            return Ok(Brought::Later);
-        }
-        // Making room may have ended the sharing of a page. The whole is charged before any part of it is planned.
-        let account = context.owner.account.clone();
-        let charged = loop {
-            let n_charged = (n_new + n_shared(&self.pages, &context.kv)) as u64;
-            match account.charge(Resource::Pages, n_charged) {
-                Err(_) if self.forget_spares(context.owner.actor) => {}
-                charged => break charged,
+        if n_needed > 0 {
+            if !self.admit(id, context) {
+                return Ok(Brought::InLine);
             }
-        };
-        if let Err(error) = charged {
-            // A run may be at its end with what is under way.
-            return if context.under_way.is_some() { Ok(Brought::Later) } else { Err(error.into()) };
-        }
-        for &block in &context.kv.blocks {
-            if let Some((from, to)) = self.pages.move_in(block) {
-                plan.moves.push(Move::In(from, to));
-                self.stats.n_swaps_in += 1;
+            // What it was promised leaves others in one go, so that pages move once a term.
+            if !self.make_room(n_needed.max(context.n_promised()), context, plan)
+                && self.pages.n_free() < n_needed
+            {
+                return Ok(Brought::Later);
+            }
+            // Making room may have ended the sharing of a page. The whole is charged before any part of it is planned.
+            let charged = loop {
+                let n_charged = (n_new + n_shared(&self.pages, &context.kv)) as u64;
+                match context.owner.account.charge(Resource::Pages, n_charged) {
+                    Err(_) if self.forget_spares(context.owner.actor) => {}
+                    charged => break charged,
+                }
+            };
+            if let Err(error) = charged {
+                // A run may be at its end with what is under way.
+                return if context.under_way.is_some() { Ok(Brought::Later) } else { Err(error.into()) };
             }
         }
+        if n_away > 0 {
+            for &block in context.kv.blocks() {
+                if let Some((from, to)) = self.pages.move_in(block) {
+                    plan.moves.push(Move::In(from, to));
+                    self.stats.n_swaps_in += 1;
+                }
+            }
+        }
+        let account = &context.owner.account;
         for block_idx in written {
-            let block = context.kv.blocks[block_idx];
+            let block = context.kv.blocks()[block_idx];
             if !self.pages.is_shared(block) {
                 self.pages.forget_key(block);
                 continue;
             }
-            let own = self.pages.allocate(&account).expect("room was made");
+            let own = self.pages.allocate(account).expect("room was made");
             // Positions before `start` are kept; a page that is written from its beginning needs no copy.
             if start > block_idx * PAGE_LEN {
                 let page = |id| self.pages.page(id).expect("brought to the device above");
                 plan.copies.push(PageCopy { src: page(block), dst: page(own) });
+                // Whoever else holds it: nothing may be copied to it in the same step.
+                self.pages.pin(block);
             }
-            context.kv.blocks[block_idx] = own;
-            self.pages.release(block, &account);
+            context.kv.replace_block(block_idx, own);
+            self.pages.release(block, account);
         }
         for _ in n_held..n_blocks {
-            context.kv.blocks.push(self.pages.allocate(&account).expect("room was made"));
+            context.kv.push_block(self.pages.allocate(account).expect("room was made"));
         }
-        self.note_taken(context);
+        if n_needed > 0 {
+            self.note_taken(context);
+        }
         Ok(Brought::All)
     }
 
-    /// The plan as the backend sees it.
-    pub(crate) fn batch(&self, plan: &Plan) -> Batch<'_> {
-        let rows = plan.rows.iter().map(|row| {
+    /// The plan as the backend sees it, in memory of an earlier one.
+    pub(crate) fn batch<'a>(&'a self, plan: &'a Plan, memory: Vec<Row<'_>>) -> Batch<'a> {
+        let mut rows = batch::reused(memory);
+        rows.extend(plan.rows.iter().map(|row| {
             let context = &self.contexts[&row.id];
             let kv = &context.kv;
             let work = context.work.as_ref().expect("a planned context has work");
-            let page = |&block| self.pages.page(block).expect("planned pages are on the device");
             Row {
                 slot: context.slot,
                 tokens: &kv.tokens[..row.end.min(kv.tokens.len())],
                 input: row.input,
                 start: row.start,
-                pages: if row.is_of_head() {
-                    Vec::new()
-                } else {
-                    kv.blocks[..row.end.div_ceil(PAGE_LEN)].iter().map(page).collect()
+                pages: match row.is_of_head() {
+                    true => &[],
+                    false => kv.page_table(row.end.div_ceil(PAGE_LEN), &self.pages),
                 },
                 outputs: work.outputs(row.start, row.end, row.n_tokens),
             }
-        });
-        Batch { copies: plan.copies.clone(), rows: rows.collect() }
+        }));
+        Batch { copies: &plan.copies, rows }
     }
 }

@@ -1,6 +1,8 @@
 //! Random operations against a model without pages, batches or run-ahead.
 
+mod cost;
 mod failing;
+mod guest;
 mod hash_backend;
 mod progress;
 mod steps;
@@ -9,17 +11,19 @@ mod verify;
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
-use tokio::sync::oneshot;
-
+use self::guest::Guests;
 use self::hash_backend::{HashBackend, VOCAB, drawn, extend_hash, fails, hash, mix, score};
-use super::{Flow, Plan, Scheduler, SchedulerSettings};
+use super::{Plan, Scheduler, SchedulerSettings};
 use crate::account::{Account, ActorId, Budget, GuestId, Owner, Resource, SessionId};
 use crate::backend::{Limits, PAGE_LEN};
 use crate::batch::{Output, Token};
-use crate::command::{Ahead, Answer, Ask, Command, ContextId, Edit, RunSettings};
+use crate::command::{Ahead, Answer, Ask, ContextId, Edit, Operation, RunSettings};
+use crate::completion::{CallerId, Done};
 use crate::error::EngineError;
 use crate::kv::PrefixScope;
-use crate::run::{Finish, Pulled, RunEvent, RunQueue, RunSender};
+use crate::line::Standing;
+use crate::port::Port;
+use crate::run::{Finish, Progress, RunEvent, RunQueue};
 use crate::sampling::Sampler;
 
 const N_POSITIONS: usize = 200;
@@ -39,7 +43,7 @@ impl Random {
 }
 
 struct Stream {
-    queue: Arc<RunQueue>,
+    queue: RunQueue,
     seed: u64,
     n_left: usize,
     has_ended: bool,
@@ -51,11 +55,12 @@ struct Model {
     n_synced: usize,
     stream: Option<Stream>,
     question: Option<Question>,
-    owner: Owner,
+    caller: CallerId,
+    actor: ActorId,
 }
 
 struct Question {
-    answer: oneshot::Receiver<Result<Answer, EngineError>>,
+    place: Standing,
     expected: Answer,
     /// What is appended once it is answered.
     then: Vec<Token>,
@@ -64,6 +69,9 @@ struct Question {
 struct World {
     random: Random,
     scheduler: Scheduler,
+    /// What operations and completions travel over.
+    port: Port,
+    guests: Guests,
     backend: HashBackend,
     /// Steps that the backend has done and the scheduler has not heard of.
     under_way: VecDeque<(Plan, Vec<Output>)>,
@@ -107,6 +115,8 @@ impl World {
         Self {
             random,
             scheduler: Scheduler::new(limits, settings),
+            port: if seed % 2 == 0 { Port::Direct } else { Port::Encoded },
+            guests: Guests::default(),
             backend: HashBackend::new(n_pages, n_host_pages),
             under_way: VecDeque::new(),
             users: (0..2).map(|_| Account::new("user", Budget::UNLIMITED, None)).collect(),
@@ -121,8 +131,9 @@ impl World {
         }
     }
 
-    fn apply(&mut self, command: Command) {
-        assert_eq!(self.scheduler.apply(command), Flow::Continue);
+    fn apply(&mut self, operation: Operation) {
+        self.scheduler.apply(self.port.carry(operation));
+        self.guests.deliver(&self.scheduler, self.port);
     }
 
     fn new_id(&mut self) -> ContextId {
@@ -150,8 +161,8 @@ impl World {
     fn edit(model: &mut Model) -> Edit {
         let appended = model.tokens[model.n_synced..].to_vec();
         let n_kept = std::mem::replace(&mut model.n_synced, model.tokens.len());
-        model.stream = None;
-        Edit { n_kept, appended }
+        let n_pulled = model.stream.take().map_or(0, |stream| stream.queue.n_pulled());
+        Edit { n_kept, appended, n_pulled }
     }
 
     /// A context without an open question, if there is one.
@@ -165,16 +176,20 @@ impl World {
         let choice = self.random.below(100);
         if self.contexts.is_empty() || (choice < 8 && self.contexts.len() < 12) {
             let (id, owner) = (self.new_id(), self.owner());
-            self.apply(Command::Create { id, owner: owner.clone() });
-            let model = Model { tokens: Vec::new(), n_synced: 0, stream: None, question: None, owner };
+            let actor = owner.actor;
+            let caller = self.guests.enter(&mut self.scheduler, owner);
+            self.apply(Operation::Create { id, caller });
+            let (tokens, stream, question) = (Vec::new(), None, None);
+            let model = Model { tokens, n_synced: 0, stream, question, caller, actor };
             self.contexts.push((id, model));
             return;
         }
         if choice < 14 {
             // Also in the middle of a question: the guest was killed.
             let idx = self.random.below(self.contexts.len());
-            let (id, _) = self.contexts.swap_remove(idx);
-            return self.apply(Command::Release { id });
+            let (id, model) = self.contexts.swap_remove(idx);
+            let n_pulled = model.stream.map_or(0, |stream| stream.queue.n_pulled());
+            return self.apply(Operation::Release { id, n_pulled });
         }
         let Some(idx) = self.pick() else { return };
         let id = self.contexts[idx].0;
@@ -188,7 +203,7 @@ impl World {
                 model.tokens.extend(tokens);
                 if model.stream.is_some() {
                     let edit = Self::edit(model);
-                    self.apply(Command::Edit { id, edit });
+                    self.apply(Operation::Edit { id, edit });
                 }
             }
             34..44 => {
@@ -197,7 +212,7 @@ impl World {
                 model.tokens.truncate(n);
                 model.n_synced = model.n_synced.min(n);
                 let edit = Self::edit(model);
-                self.apply(Command::Edit { id, edit });
+                self.apply(Operation::Edit { id, edit });
             }
             44..54 if self.contexts.len() < 12 => {
                 let child = self.new_id();
@@ -208,10 +223,11 @@ impl World {
                     n_synced: model.tokens.len(),
                     stream: None,
                     question: None,
-                    owner: model.owner.clone(),
+                    caller: model.caller,
+                    actor: model.actor,
                 };
                 self.contexts.push((child, forked));
-                self.apply(Command::Fork { id, edit, child });
+                self.apply(Operation::Fork { id, edit, child });
             }
             54..75 if !is_empty => self.ask(idx),
             75..80 => self.save_or_open(idx),
@@ -272,46 +288,49 @@ impl World {
             _ => Vec::new(),
         };
         let edit = Self::edit(model);
-        let (reply, answer) = oneshot::channel();
-        let id = *id;
-        // Now and then the caller has lost interest before the engine begins.
-        if !seed.is_multiple_of(16) {
-            model.question = Some(Question { answer, expected, then });
+        let (id, place) = (*id, self.guests.stand(model.caller));
+        let tag = place.tag();
+        // Now and then the caller loses interest before the engine begins.
+        let is_wanted = !seed.is_multiple_of(16);
+        model.question = is_wanted.then_some(Question { place, expected, then });
+        self.apply(Operation::Ask { id, edit, ask, tag });
+        if !is_wanted {
+            self.apply(Operation::Cancel { id, tag });
         }
-        self.apply(Command::Ask { id, edit, ask, reply });
     }
 
     fn save_or_open(&mut self, idx: usize) {
         let name = format!("n{}", self.random.below(2));
-        let owner = self.contexts[idx].1.owner.clone();
-        let key = (owner.actor, name.clone());
+        let (caller, actor) = (self.contexts[idx].1.caller, self.contexts[idx].1.actor);
+        let key = (actor, name.clone());
+        let (guests, scheduler) = (&self.guests, &mut self.scheduler);
         match self.random.below(3) {
             0 => {
-                let (reply, mut answer) = oneshot::channel();
                 let (id, model) = &mut self.contexts[idx];
-                let edit = Self::edit(model);
-                let id = *id;
+                let (id, edit) = (*id, Self::edit(model));
                 self.saved.insert(key, model.tokens.clone());
-                self.apply(Command::Save { id, edit, name, reply });
-                answer.try_recv().expect("answered at once").expect("within every budget");
+                let save = |place: &Standing| Operation::Save { id, edit, name, tag: place.tag() };
+                let done = guests.ask_at_once(scheduler, caller, save);
+                assert!(matches!(done, Done::Kept(Ok(()))), "within every budget: {done:?}");
             }
             1 if self.contexts.len() < 12 => {
-                let (reply, mut answer) = oneshot::channel();
-                let id = self.new_id();
-                self.apply(Command::Open { id, owner: owner.clone(), name, reply });
-                let found = answer.try_recv().expect("answered at once");
+                self.next_id += 1;
+                let id = ContextId(self.next_id);
+                let open = |place: &Standing| Operation::Open { id, caller, name, tag: place.tag() };
+                let done = guests.ask_at_once(scheduler, caller, open);
+                let Done::Opened(found) = done else { panic!("{done:?}") };
                 assert_eq!(found.as_ref().ok(), self.saved.get(&key));
                 if let Ok(tokens) = found {
                     let n_synced = tokens.len();
-                    let model = Model { tokens, n_synced, stream: None, question: None, owner };
+                    let model = Model { tokens, n_synced, stream: None, question: None, caller, actor };
                     self.contexts.push((id, model));
                 }
             }
             _ => {
-                let (reply, mut answer) = oneshot::channel();
-                self.apply(Command::Forget { owner, name, reply });
-                let was_there = self.saved.remove(&key).is_some();
-                assert_eq!(answer.try_recv().expect("answered at once").is_ok(), was_there);
+                let forget = |place: &Standing| Operation::Forget { caller, name, tag: place.tag() };
+                let done = guests.ask_at_once(scheduler, caller, forget);
+                let Done::Kept(forgotten) = done else { panic!("{done:?}") };
+                assert_eq!(forgotten.is_ok(), self.saved.remove(&key).is_some());
             }
         }
     }
@@ -323,20 +342,22 @@ impl World {
         let id = *id;
         if model.stream.as_ref().is_none_or(|stream| stream.has_ended) {
             let edit = Self::edit(model);
-            let queue = Arc::new(RunQueue::default());
+            let queue = self.guests.queue(model.caller);
+            let tag = queue.tag();
             let settings = RunSettings {
                 sampler: Arc::new(Sampler { seed, ..Sampler::greedy() }),
                 stop_tokens: Arc::new([3]),
                 n_tokens_max: Some(n_left),
                 ahead: if seed.is_multiple_of(4) { Ahead::Unbounded } else { Ahead::Adaptive },
             };
-            let sender = RunSender::new(queue.clone());
             model.stream = Some(Stream { queue, seed, n_left, has_ended: false });
-            self.apply(Command::Run { id, edit, settings, queue: sender });
+            self.apply(Operation::Run { id, edit, settings, tag });
         }
         let model = &mut self.contexts[idx].1;
         let stream = model.stream.as_mut().expect("opened above");
-        let (event, pulled) = stream.queue.try_pull();
+        let event = stream.queue.try_pull();
+        let progress = if event.is_some() { stream.queue.progress() } else { stream.queue.wait() };
+        let (tag, is_waiting) = (stream.queue.tag(), event.is_none());
         match event {
             Some(RunEvent::Token(candidate)) => {
                 assert_eq!(candidate, drawn(hash(&model.tokens), stream.seed), "as if decoded step by step");
@@ -367,16 +388,19 @@ impl World {
             Some(RunEvent::Failed(error)) => panic!("{error}"),
             None => {}
         }
-        if pulled == Pulled::Parked {
-            self.apply(Command::Resume { id });
+        if let Some(Progress { n_tokens, is_waiting }) = progress {
+            self.apply(Operation::Pulled { id, tag, n_tokens, is_waiting });
         }
+        let stream = self.contexts[idx].1.stream.as_ref().expect("opened above");
+        let is_served = stream.has_ended || self.scheduler.has_work() || !self.under_way.is_empty();
+        assert!(!is_waiting || is_served, "the engine and a guest wait for each other");
     }
 
     /// Plans steps as long as more can be under way, then takes in the oldest.
     fn step(&mut self) {
         while self.under_way.len() < self.scheduler.limits.n_steps_under_way && self.scheduler.has_work() {
             let plan = self.scheduler.plan();
-            let batch = self.scheduler.batch(&plan);
+            let batch = self.scheduler.batch(&plan, Vec::new());
             assert!(batch.rows.len() <= self.scheduler.limits.n_rows_max);
             let n_tokens: usize = batch.rows.iter().map(|row| row.end() - row.start).sum();
             assert!(n_tokens <= self.scheduler.limits.n_tokens_max);
@@ -402,10 +426,11 @@ impl World {
     }
 
     fn take_answers(&mut self) {
+        self.guests.deliver(&self.scheduler, self.port);
         for (_, model) in &mut self.contexts {
-            let Some(Question { answer, expected, then }) = &mut model.question else { continue };
-            match answer.try_recv() {
-                Ok(answer) => {
+            let Some(Question { place, expected, then }) = &mut model.question else { continue };
+            match place.try_take() {
+                Some(Done::Answer(answer)) => {
                     match answer {
                         Err(EngineError::Budget(_)) => self.n_over_budget += 1,
                         answer => {
@@ -417,8 +442,8 @@ impl World {
                     }
                     model.question = None;
                 }
-                Err(oneshot::error::TryRecvError::Empty) => {}
-                Err(closed) => panic!("{closed}"),
+                Some(other) => panic!("{other:?}"),
+                None => {}
             }
         }
     }
@@ -427,12 +452,12 @@ impl World {
         let mut holders = HashMap::new();
         for context in self.scheduler.contexts.values() {
             let n_blocks_max = context.n_tokens_expected().div_ceil(PAGE_LEN);
-            assert!(context.kv.blocks.len() <= n_blocks_max, "a page that no token needs");
+            assert!(context.kv.blocks().len() <= n_blocks_max, "a page that no token needs");
         }
         let kvs = self.scheduler.contexts.values().map(|context| &context.kv);
         for kv in kvs.chain(self.scheduler.saved.values().map(|saved| &saved.kv)) {
-            assert!(kv.n_computed <= kv.tokens.len() && kv.blocks.len() * PAGE_LEN >= kv.n_computed);
-            for &block in &kv.blocks {
+            assert!(kv.n_computed <= kv.tokens.len() && kv.blocks().len() * PAGE_LEN >= kv.n_computed);
+            for &block in kv.blocks() {
                 *holders.entry(block).or_insert(0) += 1;
             }
         }
@@ -452,12 +477,13 @@ impl World {
         }
         assert!(self.contexts.iter().all(|(_, model)| model.question.is_none()), "a question starves");
         for (id, _) in std::mem::take(&mut self.contexts) {
-            self.apply(Command::Release { id });
+            self.apply(Operation::Release { id, n_pulled: 0 });
         }
         for ((actor, name), _) in std::mem::take(&mut self.saved) {
             let owner = Owner { actor, ..self.owner() };
-            let (reply, _answer) = oneshot::channel();
-            self.apply(Command::Forget { owner, name, reply });
+            let caller = self.guests.enter(&mut self.scheduler, owner);
+            let tag = self.guests.stand(caller).tag();
+            self.apply(Operation::Forget { caller, name, tag });
         }
         while !self.under_way.is_empty() {
             self.step();

@@ -9,7 +9,11 @@ mod samplers;
 mod session;
 mod stop_strings;
 mod streams;
+mod taped;
 pub(crate) mod types;
+mod values;
+
+pub(crate) use taped::{HasTape, Taped};
 
 #[cfg(test)]
 mod tests;

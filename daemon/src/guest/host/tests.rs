@@ -60,7 +60,7 @@ fn guest_with(limits: GuestLimits) -> Guest {
     };
     let state = GuestState {
         table: ResourceTable::new(),
-        wasi: wasi::context(1, &log, &limits),
+        wasi: wasi::context(1, &log, &limits, None),
         memory: MemoryLimiter::new(&limits, Arc::new(MemoryGauge::default())),
         engines: engines.iter().map(|engine| engine.handle().clone()).collect(),
         owner,
@@ -72,6 +72,7 @@ fn guest_with(limits: GuestLimits) -> Guest {
         deadline: Instant::now() + Duration::from_secs(60),
         date: None,
         n_run_keys: 0,
+        tape: None,
         limits,
         cpu: Arc::default(),
         beside: Beside::new(),

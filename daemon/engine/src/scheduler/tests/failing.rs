@@ -4,6 +4,7 @@ use super::hash_backend::drawn;
 use super::{World, hash};
 use crate::account::Resource;
 use crate::backend::{BackendError, Damage};
+use crate::completion::Done;
 use crate::error::EngineError;
 use crate::run::RunEvent;
 
@@ -31,7 +32,7 @@ impl World {
             0 => self.random.below(plan.moves.len() + 1),
             _ => plan.moves.len(),
         };
-        let batch = self.scheduler.batch(&plan);
+        let batch = self.scheduler.batch(&plan, Vec::new());
         self.backend.fail(&plan.moves, n_moved, &batch);
         drop(batch);
         let device = "a device that fails".to_owned();
@@ -43,22 +44,23 @@ impl World {
         };
         self.scheduler.fail_step(&plan, n_moved, &EngineError::Step(error));
         self.check();
+        self.guests.deliver(&self.scheduler, self.port);
         seen.n_steps += 1;
         seen.n_moves_lost += plan.moves.len() - n_moved;
         for row in &plan.rows {
             let Some((_, model)) = self.contexts.iter_mut().find(|(id, _)| *id == row.id) else { continue };
-            if let Some(mut question) = model.question.take() {
-                let answer = question.answer.try_recv().expect("whoever asked is told");
+            if let Some(question) = model.question.take() {
+                let answer = question.place.try_take().expect("whoever asked is told");
                 assert!(
-                    matches!(&answer, Err(error @ EngineError::Step(_)) if error.is_retryable()),
+                    matches!(&answer, Done::Answer(Err(error @ EngineError::Step(_))) if error.is_retryable()),
                     "{answer:?}"
                 );
                 seen.n_answers += 1;
             }
-            if let Some(stream) = model.stream.take_if(|stream| !stream.has_ended) {
+            if let Some(stream) = model.stream.take_if(|stream| !stream.has_ended).as_mut() {
                 // What was drawn before is still good; the error comes behind it.
                 let error = loop {
-                    match stream.queue.try_pull().0.expect("the stream is told") {
+                    match stream.queue.try_pull().expect("the stream is told") {
                         RunEvent::Token(candidate) => {
                             assert_eq!(candidate, drawn(hash(&model.tokens), stream.seed));
                             model.tokens.push(candidate.token);

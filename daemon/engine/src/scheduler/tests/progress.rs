@@ -1,26 +1,27 @@
 //! Whatever fits the device alone comes to its end, in a small multiple of the work that it needs.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
-use tokio::sync::oneshot;
-
 use super::Random;
+use super::guest::Guests;
 use super::hash_backend::{HashBackend, VOCAB};
 use crate::account::{Account, ActorId, Budget, GuestId, Owner, Resource, SessionId};
 use crate::backend::{Limits, PAGE_LEN};
 use crate::batch::{Output, Token};
-use crate::command::{Ahead, Answer, Ask, Command, ContextId, Edit, RunSettings};
-use crate::error::EngineError;
+use crate::command::{Ahead, Ask, ContextId, Edit, Operation, RunSettings};
+use crate::completion::{CallerId, Done};
 use crate::kv::PrefixScope;
-use crate::run::{RunEvent, RunQueue, RunSender};
+use crate::line::Standing;
+use crate::port::Port;
+use crate::run::{RunEvent, RunQueue};
 use crate::sampling::Sampler;
 use crate::scheduler::{Plan, Scheduler, SchedulerSettings};
 
-type Reply = oneshot::Receiver<Result<Answer, EngineError>>;
-
 struct House {
     scheduler: Scheduler,
+    guests: Guests,
+    callers: HashMap<ContextId, CallerId>,
     backend: HashBackend,
     under_way: VecDeque<(Plan, Vec<Output>)>,
     next_id: u64,
@@ -54,6 +55,8 @@ impl House {
         };
         Self {
             scheduler: Scheduler::new(limits, settings),
+            guests: Guests::default(),
+            callers: HashMap::new(),
             backend: HashBackend::new(n_pages, n_host_pages),
             under_way: VecDeque::new(),
             next_id: 0,
@@ -68,27 +71,33 @@ impl House {
         let (id, account) = (ContextId(self.next_id), Account::new("user", Budget::UNLIMITED, None));
         let (session, guest) = (SessionId(self.next_id), GuestId(self.next_id));
         let owner = Owner { actor: ActorId(actor), session, guest, account: account.clone() };
-        self.scheduler.apply(Command::Create { id, owner });
+        self.create_for(id, owner);
         (id, account)
     }
 
-    fn ask(&mut self, id: ContextId, tokens: Vec<Token>) -> Reply {
-        let (reply, answer) = oneshot::channel();
-        let edit = Edit { n_kept: 0, appended: tokens };
-        self.scheduler.apply(Command::Ask { id, edit, ask: Ask::Top { n: 1 }, reply });
-        answer
+    fn create_for(&mut self, id: ContextId, owner: Owner) {
+        let caller = self.guests.enter(&mut self.scheduler, owner);
+        self.callers.insert(id, caller);
+        self.scheduler.apply(Operation::Create { id, caller });
     }
 
-    fn run(&mut self, id: ContextId, tokens: Vec<Token>) -> Arc<RunQueue> {
-        let queue = Arc::new(RunQueue::default());
+    fn ask(&mut self, id: ContextId, tokens: Vec<Token>) -> Question {
+        let place = self.guests.stand(self.callers[&id]);
+        let edit = Edit { appended: tokens, ..Edit::default() };
+        self.scheduler.apply(Operation::Ask { id, edit, ask: Ask::Top { n: 1 }, tag: place.tag() });
+        Question { place, is_answered: false }
+    }
+
+    fn run(&mut self, id: ContextId, tokens: Vec<Token>) -> RunQueue {
+        let queue = self.guests.queue(self.callers[&id]);
         let settings = RunSettings {
             sampler: Arc::new(Sampler::greedy()),
             stop_tokens: Arc::new([]),
             n_tokens_max: None,
             ahead: Ahead::Unbounded,
         };
-        let (edit, sender) = (Edit { n_kept: 0, appended: tokens }, RunSender::new(queue.clone()));
-        self.scheduler.apply(Command::Run { id, edit, settings, queue: sender });
+        let edit = Edit { appended: tokens, ..Edit::default() };
+        self.scheduler.apply(Operation::Run { id, edit, settings, tag: queue.tag() });
         queue
     }
 
@@ -102,7 +111,7 @@ impl House {
                 self.n_steps_between_moves = self.n_steps_between_moves.min(self.n_steps_still);
                 self.n_steps_still = 0;
             }
-            let outputs = self.backend.run(&plan.moves, &self.scheduler.batch(&plan));
+            let outputs = self.backend.run(&plan.moves, &self.scheduler.batch(&plan, Vec::new()));
             if !plan.has_rows() {
                 break;
             }
@@ -112,6 +121,38 @@ impl House {
         if let Some((plan, outputs)) = self.under_way.pop_front() {
             self.scheduler.complete(plan, outputs, 1_000_000);
         }
+        self.guests.deliver(&self.scheduler, Port::Direct);
+    }
+
+    /// Steps until a question is answered.
+    fn wait_for(&mut self, mut question: Question) {
+        while !question.is_answered() {
+            self.step();
+        }
+    }
+
+    fn release(&mut self, id: ContextId) {
+        self.scheduler.apply(Operation::Release { id, n_pulled: 0 });
+    }
+}
+
+/// A question on its way.
+struct Question {
+    place: Standing,
+    is_answered: bool,
+}
+
+impl Question {
+    fn is_answered(&mut self) -> bool {
+        match self.place.try_take() {
+            Some(Done::Answer(answer)) => {
+                answer.expect("it fits");
+                self.is_answered = true;
+            }
+            Some(other) => panic!("{other:?}"),
+            None => {}
+        }
+        self.is_answered
     }
 }
 
@@ -134,7 +175,7 @@ fn prompts_that_each_fill_the_pool_all_end_whatever_arrives_later() {
             }
             let mut others = Vec::new();
             let n_steps_max = 4 * 3 * n_tokens.div_ceil(n_step_tokens) + 400;
-            while prompts.iter_mut().any(|(answer, _)| answer.is_empty()) {
+            while !prompts.iter_mut().fold(true, |all, (answer, _)| answer.is_answered() && all) {
                 assert!(house.n_steps < n_steps_max, "{n_pages} pages, {n_host_pages} on the host");
                 // Somebody asks something short in between, again and again, and never leaves.
                 if house.n_steps.is_multiple_of(4) && others.len() < 50 {
@@ -144,8 +185,7 @@ fn prompts_that_each_fill_the_pool_all_end_whatever_arrives_later() {
                 }
                 house.step();
             }
-            for (answer, account) in &mut prompts {
-                answer.try_recv().expect("it is there").expect("it fits");
+            for (_, account) in &prompts {
                 assert_eq!(account.used(Resource::Tokens), n_tokens as u64, "charged once");
             }
             let stats = house.scheduler.stats();
@@ -170,7 +210,7 @@ fn streams_that_do_not_fit_together_take_turns() {
         for _ in 0..1500 {
             house.step();
             for (queue, _, n_tokens) in &mut queues {
-                while let (Some(event), _) = queue.try_pull() {
+                while let Some(event) = queue.try_pull() {
                     match event {
                         RunEvent::Token(_) => *n_tokens += 1,
                         RunEvent::Finished(_) => {}
@@ -207,24 +247,18 @@ fn what_is_left_of_a_cached_prompt_is_found() {
         let mut house = House::new(100, 0, 512);
         let prompt = text(&mut random, 80 * PAGE_LEN + 1);
         let (id, _) = house.create(1);
-        let mut answer = house.ask(id, prompt.clone());
-        while answer.try_recv().is_err() {
-            house.step();
-        }
-        house.scheduler.apply(Command::Release { id });
+        let question = house.ask(id, prompt.clone());
+        house.wait_for(question);
+        house.release(id);
         // Takes what is free and so many of the cached pages.
         let n_free = house.scheduler.stats().n_pages_free;
         let (id, _) = house.create(1);
-        let mut answer = house.ask(id, text(&mut random, (n_free + n_reclaimed) * PAGE_LEN));
-        while answer.try_recv().is_err() {
-            house.step();
-        }
+        let question = house.ask(id, text(&mut random, (n_free + n_reclaimed) * PAGE_LEN));
+        house.wait_for(question);
         let (again, account) = house.create(1);
-        house.scheduler.apply(Command::Release { id });
-        let mut answer = house.ask(again, prompt);
-        while answer.try_recv().is_err() {
-            house.step();
-        }
+        house.release(id);
+        let question = house.ask(again, prompt);
+        house.wait_for(question);
         let n_found = account.n_tokens_cached() as usize;
         assert_eq!(n_found, (80 - n_reclaimed) * PAGE_LEN, "{n_reclaimed} of 80 pages reclaimed");
     }
@@ -244,17 +278,15 @@ fn a_page_is_charged_once_to_each_user_through_who_has_held_it_longest() {
             guest: GuestId(id.0),
             account: account.clone(),
         };
-        house.scheduler.apply(Command::Create { id, owner });
-        let mut answer = house.ask(id, prompt.clone());
-        while answer.try_recv().is_err() {
-            house.step();
-        }
+        house.create_for(id, owner);
+        let question = house.ask(id, prompt.clone());
+        house.wait_for(question);
     }
     let used = |account: &Account| account.used(Resource::Pages);
     // The last page is written by both, the others are shared.
     assert_eq!((used(&user), used(&guests[0]), used(&guests[1])), (6, 5, 1));
-    house.scheduler.apply(Command::Release { id: ContextId(1) });
+    house.release(ContextId(1));
     assert_eq!((used(&user), used(&guests[0]), used(&guests[1])), (5, 0, 5));
-    house.scheduler.apply(Command::Release { id: ContextId(2) });
+    house.release(ContextId(2));
     assert_eq!(used(&user), 0);
 }

@@ -2,16 +2,15 @@
 
 use std::sync::Arc;
 
-use tokio::sync::oneshot;
-
 use super::N_POSITIONS;
+use super::guest::Guests;
 use super::hash_backend::{HashBackend, VOCAB};
 use crate::account::{Account, ActorId, Budget, GuestId, Owner, SessionId};
 use crate::backend::Limits;
 use crate::batch::Token;
-use crate::command::{Ahead, Ask, Command, ContextId, Edit, RunSettings};
+use crate::command::{Ahead, Ask, ContextId, Edit, Operation, RunSettings};
 use crate::kv::PrefixScope;
-use crate::run::RunSender;
+use crate::port::Port;
 use crate::sampling::Sampler;
 use crate::scheduler::{Scheduler, SchedulerSettings};
 
@@ -46,29 +45,31 @@ fn streams_of_one_user_do_not_keep_the_prompts_of_another_waiting() {
             guest: GuestId(u64::from(actor)),
             account: Account::new("guest", Budget::UNLIMITED, None),
         };
-        let (greedy, patient) = (owner(1), owner(2));
+        let mut guests = Guests::default();
+        let [greedy, patient] = [1, 2].map(|actor| guests.enter(&mut scheduler, owner(actor)));
         for id in (0..2 * n_rows_max as u64).map(ContextId) {
-            scheduler.apply(Command::Create { id, owner: greedy.clone() });
+            scheduler.apply(Operation::Create { id, caller: greedy });
             let settings = RunSettings {
                 sampler: Arc::new(Sampler::greedy()),
                 stop_tokens: Arc::new([]),
                 n_tokens_max: None,
                 ahead: Ahead::Unbounded,
             };
-            let edit = Edit { n_kept: 0, appended: vec![id.0 as Token % VOCAB as Token] };
-            let queue = RunSender::new(Arc::default());
-            scheduler.apply(Command::Run { id, edit, settings, queue });
+            let edit = Edit { appended: vec![id.0 as Token % VOCAB as Token], ..Edit::default() };
+            let tag = guests.stand(greedy).tag();
+            scheduler.apply(Operation::Run { id, edit, settings, tag });
         }
-        let (reply, mut answer) = oneshot::channel();
+        let answer = guests.stand(patient);
         let id = ContextId(1000);
-        scheduler.apply(Command::Create { id, owner: patient });
-        let edit = Edit { n_kept: 0, appended: vec![1; 33] };
-        scheduler.apply(Command::Ask { id, edit, ask: Ask::Prefill, reply });
+        scheduler.apply(Operation::Create { id, caller: patient });
+        let edit = Edit { appended: vec![1; 33], ..Edit::default() };
+        scheduler.apply(Operation::Ask { id, edit, ask: Ask::Prefill, tag: answer.tag() });
         let n_steps = (1..).find(|_| {
             let plan = scheduler.plan();
-            let outputs = backend.run(&plan.moves, &scheduler.batch(&plan));
+            let outputs = backend.run(&plan.moves, &scheduler.batch(&plan, Vec::new()));
             scheduler.complete(plan, outputs, 1_000_000);
-            answer.try_recv().is_ok()
+            guests.deliver(&scheduler, Port::Direct);
+            answer.try_take().is_some()
         });
         assert!(n_steps <= Some(12), "{n_steps:?} steps for a prompt of 33 tokens, {n_rows_max} rows");
     }

@@ -2,22 +2,21 @@
 
 use std::sync::Arc;
 
-use tokio::sync::oneshot;
-
 use super::Random;
+use super::guest::Guests;
 use super::hash_backend::{HashBackend, VOCAB, drawn, extend_hash, fails, hash};
 use crate::account::{Account, ActorId, Budget, GuestId, Owner, Resource, SessionId};
 use crate::backend::{Limits, PAGE_LEN};
 use crate::batch::{Candidate, Output, Token};
-use crate::command::{Ahead, Answer, Ask, Command, ContextId, Edit, Guess, RunSettings};
+use crate::command::{Ahead, Answer, Ask, ContextId, Edit, Guess, Operation, RunSettings};
+use crate::completion::{CallerId, Done};
 use crate::error::EngineError;
 use crate::job::N_GUESS_MAX;
 use crate::kv::PrefixScope;
-use crate::run::RunSender;
+use crate::line::Standing;
+use crate::port::Port;
 use crate::sampling::Sampler;
 use crate::scheduler::{Plan, Scheduler, SchedulerSettings};
-
-type Reply = oneshot::Receiver<Result<Answer, EngineError>>;
 
 /// The longest guess that a context with room for `n_free` tokens may have verified.
 pub(super) fn n_guess_max(scheduler: &Scheduler, n_free: usize) -> usize {
@@ -57,7 +56,9 @@ pub(super) fn question(prefix: u64, seed: u64, guess: Vec<Token>) -> (Ask, Answe
 struct House {
     scheduler: Scheduler,
     backend: HashBackend,
-    owner: Owner,
+    guests: Guests,
+    caller: CallerId,
+    account: Arc<Account>,
     next_id: u64,
 }
 
@@ -84,46 +85,49 @@ impl House {
             latency_multiple: 1.6,
         };
         let budget = Budget { n_pages, ..Budget::UNLIMITED };
-        let owner = Owner {
-            actor: ActorId(1),
-            session: SessionId(1),
-            guest: GuestId(1),
-            account: Account::new("guest", budget, None),
-        };
-        Self {
-            scheduler: Scheduler::new(limits, settings),
-            backend: HashBackend::new(100, 0),
-            owner,
-            next_id: 0,
-        }
+        let account = Account::new("guest", budget, None);
+        let owner =
+            Owner { actor: ActorId(1), session: SessionId(1), guest: GuestId(1), account: account.clone() };
+        let mut scheduler = Scheduler::new(limits, settings);
+        let mut guests = Guests::default();
+        let caller = guests.enter(&mut scheduler, owner);
+        Self { scheduler, backend: HashBackend::new(100, 0), guests, caller, account, next_id: 0 }
     }
 
     fn create(&mut self) -> ContextId {
         self.next_id += 1;
         let id = ContextId(self.next_id);
-        self.scheduler.apply(Command::Create { id, owner: self.owner.clone() });
+        self.scheduler.apply(Operation::Create { id, caller: self.caller });
         id
     }
 
     /// Asks about a context after telling what it holds past its first `n_kept` tokens.
-    fn ask(&mut self, id: ContextId, n_kept: usize, appended: &[Token], ask: Ask) -> Reply {
-        let (reply, answer) = oneshot::channel();
-        let edit = Edit { n_kept, appended: appended.to_vec() };
-        self.scheduler.apply(Command::Ask { id, edit, ask, reply });
-        answer
+    fn ask(&mut self, id: ContextId, n_kept: usize, appended: &[Token], ask: Ask) -> Standing {
+        let place = self.guests.stand(self.caller);
+        let edit = Edit { n_kept, appended: appended.to_vec(), n_pulled: 0 };
+        self.scheduler.apply(Operation::Ask { id, edit, ask, tag: place.tag() });
+        place
+    }
+
+    fn try_answer(&self, place: &Standing) -> Option<Result<Answer, EngineError>> {
+        self.guests.deliver(&self.scheduler, Port::Direct);
+        place.try_take().map(|done| match done {
+            Done::Answer(answer) => answer,
+            other => panic!("{other:?}"),
+        })
     }
 
     fn submit(&mut self) -> (Plan, Vec<Output>) {
         let plan = self.scheduler.plan();
-        let outputs = self.backend.run(&plan.moves, &self.scheduler.batch(&plan));
+        let outputs = self.backend.run(&plan.moves, &self.scheduler.batch(&plan, Vec::new()));
         (plan, outputs)
     }
 
     /// Steps until there is an answer; returns it with the tokens that were computed for it.
-    fn answer(&mut self, mut answer: Reply) -> (Result<Answer, EngineError>, u64) {
+    fn answer(&mut self, place: Standing) -> (Result<Answer, EngineError>, u64) {
         let n_before = self.scheduler.stats().n_tokens;
         loop {
-            if let Ok(answer) = answer.try_recv() {
+            if let Some(answer) = self.try_answer(&place) {
                 return (answer, self.scheduler.stats().n_tokens - n_before);
             }
             let (plan, outputs) = self.submit();
@@ -173,7 +177,7 @@ fn a_verification_computes_what_was_guessed_and_one_token_more() {
             n_synced = context.len();
             context.extend(tokens(&answer));
         }
-        assert_eq!(house.owner.account.n_tokens_in_vain(), n_in_vain as u64);
+        assert_eq!(house.account.n_tokens_in_vain(), n_in_vain as u64);
     }
 }
 
@@ -244,9 +248,9 @@ fn what_was_left_for_an_append_goes_before_anything_is_refused() {
     for _ in 0..10 {
         house.next_id += 1;
         let child = ContextId(house.next_id);
-        house.scheduler.apply(Command::Fork {
+        house.scheduler.apply(Operation::Fork {
             id: base,
-            edit: Edit { n_kept: prompt.len(), appended: Vec::new() },
+            edit: Edit { n_kept: prompt.len(), ..Edit::default() },
             child,
         });
         contexts.push(child);
@@ -256,11 +260,11 @@ fn what_was_left_for_an_append_goes_before_anything_is_refused() {
         let reply = house.ask(id, prompt.len(), &[], Ask::Continuation(text(&mut random, 50)));
         house.answer(reply).0.expect("it fits beside what the guest holds itself");
     }
-    assert!(house.owner.account.used(Resource::Pages) <= 20);
+    assert!(house.account.used(Resource::Pages) <= 20);
     for id in contexts.into_iter().chain([base]) {
-        house.scheduler.apply(Command::Release { id });
+        house.scheduler.apply(Operation::Release { id, n_pulled: 0 });
     }
-    assert_eq!(house.owner.account.used(Resource::Pages), 0);
+    assert_eq!(house.account.used(Resource::Pages), 0);
 }
 
 #[test]
@@ -294,7 +298,7 @@ fn verifications_are_decode_work_and_prompts_go_on_beside_them() {
     house.answer(reply).0.expect("it fits");
     let long = house.create();
     let prompt = text(&mut random, 700);
-    let mut prompt = house.ask(long, 0, &prompt, Ask::Top { n: 1 });
+    let prompt = house.ask(long, 0, &prompt, Ask::Top { n: 1 });
     let other = house.create();
     let settings = RunSettings {
         sampler: Arc::new(Sampler::greedy()),
@@ -302,28 +306,24 @@ fn verifications_are_decode_work_and_prompts_go_on_beside_them() {
         n_tokens_max: None,
         ahead: Ahead::Unbounded,
     };
-    let queue = RunSender::new(Arc::default());
-    house.scheduler.apply(Command::Run {
-        id: other,
-        edit: Edit { n_kept: 0, appended: vec![1] },
-        settings,
-        queue,
-    });
+    let run = house.guests.queue(house.caller);
+    let edit = Edit { appended: vec![1], ..Edit::default() };
+    house.scheduler.apply(Operation::Run { id: other, edit, settings, tag: run.tag() });
     let mut n_synced = context.len();
     for n_rounds in 0.. {
         let guess: Vec<Token> = steps(hash(&context), seed).map(|drawn| drawn.token).take(4).collect();
         let (ask, expected) = question(hash(&context), seed, guess);
-        let mut reply = house.ask(id, n_synced, &context[n_synced..], ask);
+        let reply = house.ask(id, n_synced, &context[n_synced..], ask);
         let (plan, outputs) = house.submit();
         let row = plan.rows.iter().find(|row| row.id == id).expect("it is in the next step, whatever waits");
         assert_eq!(row.end - row.start, 5);
         assert_eq!(plan.work.n_decode_rows, 6, "so many rows as tokens, and the stream's");
         house.scheduler.complete(plan, outputs, 1_000_000);
-        let answer = reply.try_recv().expect("answered").expect("nothing is wrong");
+        let answer = house.try_answer(&reply).expect("answered").expect("nothing is wrong");
         assert_eq!(answer, expected);
         n_synced = context.len();
         context.extend(tokens(&answer));
-        if prompt.try_recv().is_ok() {
+        if house.try_answer(&prompt).is_some() {
             break;
         }
         assert!(n_rounds < 90, "the prompt starves");

@@ -1,0 +1,96 @@
+//! What the engine gives back, as data.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use serde::{Deserialize, Serialize};
+
+use crate::batch::Token;
+use crate::command::Answer;
+use crate::error::EngineError;
+use crate::run::RunEvent;
+use crate::stats::EngineStats;
+
+/// A guest that asks, unique while the engine runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub(crate) struct CallerId(pub(crate) u64);
+
+/// Tells what a guest asked apart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub(crate) struct Tag(u64);
+
+impl Tag {
+    pub(crate) fn new(place: u32, turn: u32) -> Self {
+        Self(u64::from(turn) << 32 | u64::from(place))
+    }
+
+    pub(crate) fn place(self) -> usize {
+        self.0 as u32 as usize
+    }
+
+    pub(crate) fn turn(self) -> u32 {
+        (self.0 >> 32) as u32
+    }
+}
+
+/// What came of an operation.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Completion {
+    pub(crate) caller: CallerId,
+    pub(crate) tag: Tag,
+    pub(crate) done: Done,
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) enum Done {
+    /// A question was answered.
+    Answer(Result<Answer, EngineError>),
+    /// A saved context was opened; its tokens.
+    Opened(Result<Vec<Token>, EngineError>),
+    /// A context was saved, or forgotten.
+    Kept(Result<(), EngineError>),
+    Stats(Box<EngineStats>),
+    /// A run gave something, while it was decoded up to `n_ahead` tokens ahead.
+    Run {
+        event: RunEvent,
+        n_ahead: usize,
+    },
+}
+
+/// What is to be given back after this turn, in the order in which it came about. Its memory is reused.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Outbox(Arc<Mutex<Vec<Completion>>>);
+
+impl Outbox {
+    pub(crate) fn push(&self, completion: Completion) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).push(completion);
+    }
+
+    /// Takes all of it into an empty list, and keeps the memory of that.
+    pub(crate) fn take(&self, into: &mut Vec<Completion>) {
+        debug_assert!(into.is_empty(), "what is in the list would be given back twice");
+        std::mem::swap(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner), into);
+    }
+
+    /// Where the answer to this operation goes.
+    pub(crate) fn to(&self, caller: CallerId, tag: Tag) -> Reply {
+        Reply { caller, tag, outbox: self.clone() }
+    }
+}
+
+/// The engine's end of one operation.
+#[derive(Debug)]
+pub(crate) struct Reply {
+    caller: CallerId,
+    tag: Tag,
+    outbox: Outbox,
+}
+
+impl Reply {
+    pub(crate) fn tag(&self) -> Tag {
+        self.tag
+    }
+
+    pub(crate) fn send(&self, done: Done) {
+        self.outbox.push(Completion { caller: self.caller, tag: self.tag, done });
+    }
+}

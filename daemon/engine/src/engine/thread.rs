@@ -1,0 +1,138 @@
+//! The engine's thread: brings in what guests ask, waits for the device, gives back what came of it, and says how it
+//! ended.
+
+use std::any::Any;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::task::Waker;
+use std::time::Instant;
+
+use rustc_hash::FxHashMap;
+use tokio::sync::mpsc;
+
+use super::core::{Core, Input, Next};
+use crate::completion::{CallerId, Completion};
+use crate::error::EngineFailure;
+use crate::handle::{DESK, EngineState, Message, Posted, Served};
+use crate::line::Line;
+use crate::port::Port;
+
+/// The thread's whole life. However it ends, that is said before anything is let go of, so that whoever finds it gone
+/// finds out why.
+pub(super) fn live(model: &str, mut core: Core, served: Served, port: Port) {
+    let Served { messages, state, desk } = served;
+    let mut inbox = Inbox { messages, awaited: None, lines: FxHashMap::from_iter([(DESK, desk)]) };
+    let ended = catch_unwind(AssertUnwindSafe(|| serve(&mut core, &mut inbox, port)));
+    let ended = match ended {
+        Ok(Ok(())) => EngineState::Stopped,
+        Ok(Err(failure)) => EngineState::Failed(failure),
+        Err(panic) => EngineState::Failed(EngineFailure::Panicked { message: message(panic.as_ref()) }),
+    };
+    if let EngineState::Failed(error) = &ended {
+        tracing::error!(model, device = core.device(), %error, "the engine has failed");
+    }
+    state.send_replace(ended);
+    core.dissolve();
+    inbox.close();
+}
+
+fn message(panic: &(dyn Any + Send)) -> String {
+    let text = panic.downcast_ref::<&str>().copied();
+    let text = text.or_else(|| panic.downcast_ref::<String>().map(String::as_str));
+    text.unwrap_or("a panic without a message").to_owned()
+}
+
+fn serve(core: &mut Core, inbox: &mut Inbox, port: Port) -> Result<(), EngineFailure> {
+    let mut post = Post::default();
+    loop {
+        let next = core.turn(Instant::now(), inbox.inputs(), &mut post.completions);
+        post.deliver(&inbox.lines, port);
+        match next? {
+            Next::Turn => {}
+            Next::Device => core.wait(),
+            Next::Input => {
+                if inbox.wait().is_err() {
+                    return Ok(());
+                }
+            }
+            Next::InputBefore(until) => inbox.wait_until(until),
+            Next::Stop => return Ok(()),
+        }
+    }
+}
+
+/// What is given back after a turn. Its memory is reused.
+#[derive(Default)]
+struct Post {
+    completions: Vec<Completion>,
+    wakers: Vec<Waker>,
+}
+
+impl Post {
+    /// Puts everything into its place, then wakes each guest once.
+    fn deliver(&mut self, lines: &FxHashMap<CallerId, Arc<Line>>, port: Port) {
+        for completion in self.completions.drain(..) {
+            let Completion { caller, tag, done } = port.carry(completion);
+            // A guest that has gone is given nothing.
+            let waker = lines.get(&caller).and_then(|line| line.deliver(tag, done));
+            if let Some(waker) = waker
+                && !self.wakers.last().is_some_and(|last| last.will_wake(&waker))
+            {
+                self.wakers.push(waker);
+            }
+        }
+        self.wakers.drain(..).for_each(Waker::wake);
+    }
+}
+
+/// Nobody is left to send anything.
+struct Forsaken;
+
+/// What has come in, and from whom.
+struct Inbox {
+    messages: mpsc::UnboundedReceiver<Posted>,
+    /// One that was waited for.
+    awaited: Option<Posted>,
+    lines: FxHashMap<CallerId, Arc<Line>>,
+}
+
+impl Inbox {
+    /// What has come in by now and no more: guests that ask faster than they are answered would keep everybody from
+    /// being computed.
+    fn inputs(&mut self) -> impl Iterator<Item = Input> {
+        let Self { messages, awaited, lines } = self;
+        let n = messages.len();
+        let queued = std::iter::from_fn(|| messages.try_recv().ok()).take(n);
+        awaited.take().into_iter().chain(queued).map(|posted| match posted.message {
+            Message::Enter { caller, owner, line } => {
+                lines.insert(caller, line);
+                Input::Enter(caller, owner)
+            }
+            Message::Leave { caller } => {
+                lines.remove(&caller);
+                Input::Leave(caller)
+            }
+            Message::Operation(operation) => Input::Operation(operation),
+            Message::Shutdown => Input::Shutdown,
+        })
+    }
+
+    fn wait(&mut self) -> Result<(), Forsaken> {
+        self.awaited = Some(self.messages.blocking_recv().ok_or(Forsaken)?);
+        Ok(())
+    }
+
+    /// Waits without going to sleep: the time is too short for that.
+    fn wait_until(&mut self, until: Instant) {
+        while self.messages.is_empty() && Instant::now() < until {
+            std::hint::spin_loop();
+        }
+    }
+
+    /// Says to all guests that nothing more will come, also to those who have only just entered.
+    fn close(mut self) {
+        self.messages.close();
+        self.inputs().for_each(drop);
+        self.lines.values().for_each(|line| line.close());
+    }
+}

@@ -1,0 +1,119 @@
+//! How operations and completions travel between guests and their engine.
+
+use std::collections::BTreeSet;
+use std::sync::{Mutex, PoisonError};
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+/// The way between the guests of an engine and its thread.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Port {
+    /// Values are handed over as they are.
+    #[default]
+    Direct,
+    /// Each is turned into bytes and back on its way, as it would be between processes: what is not data does not come
+    /// through. For tests.
+    Encoded,
+}
+
+impl Port {
+    /// Brings one value to the other side.
+    pub(crate) fn carry<T: Serialize + DeserializeOwned>(self, value: T) -> T {
+        match self {
+            Self::Direct => value,
+            Self::Encoded => {
+                let bytes = rmp_serde::to_vec_named(&value).expect("what travels is plain data");
+                rmp_serde::from_slice(&bytes).expect("it was written so")
+            }
+        }
+    }
+}
+
+/// A constant of the program in a field of an error. By its own name, so that `serde` does not take it for borrowed.
+pub(crate) type Name = &'static str;
+
+/// How a [`Name`] travels.
+pub(crate) mod names {
+    use serde::{Deserialize, Deserializer, Serializer};
+
+    pub(crate) fn serialize<S: Serializer>(name: &&'static str, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(name)
+    }
+
+    pub(crate) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<&'static str, D::Error> {
+        String::deserialize(deserializer).map(super::known_name)
+    }
+}
+
+/// The constant of this text. There are as many as errors have names for things.
+fn known_name(name: String) -> &'static str {
+    static NAMES: Mutex<BTreeSet<&'static str>> = Mutex::new(BTreeSet::new());
+    let mut names = NAMES.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(known) = names.get(name.as_str()) {
+        return known;
+    }
+    let name: &'static str = name.leak();
+    names.insert(name);
+    name
+}
+
+/// Values that are shared on one side, and travel as what they are.
+pub(crate) mod shared {
+    use std::sync::Arc;
+
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+    pub(crate) fn serialize<T: Serialize, S: Serializer>(
+        value: &Arc<T>,
+        serializer: S,
+    ) -> Result<S::Ok, S::Error> {
+        value.as_ref().serialize(serializer)
+    }
+
+    pub(crate) fn deserialize<'de, T: Deserialize<'de>, D: Deserializer<'de>>(
+        deserializer: D,
+    ) -> Result<Arc<T>, D::Error> {
+        T::deserialize(deserializer).map(Arc::new)
+    }
+}
+
+/// As [`shared`], where there may be none.
+pub(crate) mod shared_option {
+    use std::sync::Arc;
+
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+    pub(crate) fn serialize<T: Serialize, S: Serializer>(
+        value: &Option<Arc<T>>,
+        serializer: S,
+    ) -> Result<S::Ok, S::Error> {
+        value.as_deref().serialize(serializer)
+    }
+
+    pub(crate) fn deserialize<'de, T: Deserialize<'de>, D: Deserializer<'de>>(
+        deserializer: D,
+    ) -> Result<Option<Arc<T>>, D::Error> {
+        Ok(Option::<T>::deserialize(deserializer)?.map(Arc::new))
+    }
+}
+
+/// As [`shared`], for lists.
+pub(crate) mod shared_list {
+    use std::sync::Arc;
+
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+    pub(crate) fn serialize<T: Serialize, S: Serializer>(
+        value: &Arc<[T]>,
+        serializer: S,
+    ) -> Result<S::Ok, S::Error> {
+        value.as_ref().serialize(serializer)
+    }
+
+    pub(crate) fn deserialize<'de, T: Deserialize<'de>, D: Deserializer<'de>>(
+        deserializer: D,
+    ) -> Result<Arc<[T]>, D::Error> {
+        Vec::<T>::deserialize(deserializer).map(Arc::from)
+    }
+}

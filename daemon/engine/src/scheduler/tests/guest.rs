@@ -1,0 +1,59 @@
+//! A guest at the other end of a scheduler's completions.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use crate::account::Owner;
+use crate::command::Operation;
+use crate::completion::{CallerId, Completion, Done};
+use crate::line::{Line, Standing};
+use crate::port::Port;
+use crate::run::RunQueue;
+use crate::scheduler::Scheduler;
+
+/// Guests of one scheduler, and what came back for them.
+#[derive(Default)]
+pub(super) struct Guests {
+    lines: HashMap<CallerId, Arc<Line>>,
+}
+
+impl Guests {
+    /// A guest that the scheduler knows from now on.
+    pub(super) fn enter(&mut self, scheduler: &mut Scheduler, owner: Owner) -> CallerId {
+        let caller = CallerId(self.lines.len() as u64 + 1);
+        self.lines.insert(caller, Arc::default());
+        scheduler.enter(caller, owner);
+        caller
+    }
+
+    pub(super) fn stand(&self, caller: CallerId) -> Standing {
+        self.lines[&caller].stand()
+    }
+
+    pub(super) fn queue(&self, caller: CallerId) -> RunQueue {
+        RunQueue::new(self.stand(caller))
+    }
+
+    /// Hands over what the scheduler has given back.
+    pub(super) fn deliver(&self, scheduler: &Scheduler, port: Port) {
+        let mut completions = Vec::new();
+        scheduler.take_completions(&mut completions);
+        for completion in completions {
+            let Completion { caller, tag, done } = port.carry(completion);
+            assert!(self.lines[&caller].deliver(tag, done).is_none(), "nobody waits in these tests");
+        }
+    }
+
+    /// Asks for something that is answered at once.
+    pub(super) fn ask_at_once(
+        &self,
+        scheduler: &mut Scheduler,
+        caller: CallerId,
+        operation: impl FnOnce(&Standing) -> Operation,
+    ) -> Done {
+        let place = self.stand(caller);
+        scheduler.apply(operation(&place));
+        self.deliver(scheduler, Port::Encoded);
+        place.try_take().expect("answered at once")
+    }
+}

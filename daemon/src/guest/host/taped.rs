@@ -1,0 +1,209 @@
+//! Every call of a guest, past its tape: the one place where calls are recorded, and where they are answered from a
+//! recording instead.
+
+use wasmtime::component::{HasData, Resource};
+
+use super::types::{GuestContext, GuestDecoder, GuestMask, GuestModel, GuestSampler, GuestStream, HostError};
+use super::values::{Data, Reply};
+use crate::guest::bindings::trellis::host::decoding::{
+    Distribution, ScoreRequest, SpeculateRequest, StepRequest,
+};
+use crate::guest::bindings::trellis::host::models::{ChatEnd, ChatMessage, ModelInfo, SpecialTokens};
+use crate::guest::bindings::trellis::host::session::{LogLevel, Usage};
+use crate::guest::bindings::trellis::host::streams::{
+    Completion, FinishReason, GenerateRequest, StreamOptions,
+};
+use crate::guest::bindings::trellis::host::types::{Candidate, Error as ApiError};
+use crate::guest::bindings::trellis::host::{contexts, decoding, models, samplers, session, streams, types};
+use crate::guest::error::GuestFault;
+use crate::guest::store::GuestState;
+use crate::guest::tape::Tape;
+use crate::recording::Answer;
+
+/// The host API of one guest, with its tape in front.
+pub(crate) struct Taped<'a>(pub(crate) &'a mut GuestState);
+
+/// What the linker is told of [`Taped`].
+pub(crate) struct HasTape;
+
+impl HasData for HasTape {
+    type Data<'a> = Taped<'a>;
+}
+
+/// What a recording answered, as the function returns it.
+fn recorded<R: Reply>(tape: &Tape, answer: Answer) -> R {
+    match answer {
+        Answer::Value(value) => R::from_value(value).unwrap_or_else(|_| R::fault(tape.refuse_answer())),
+        Answer::Handles => R::fault(GuestFault::Handles.into()),
+        Answer::Fault(reason) => R::fault(wasmtime::Error::msg(reason)),
+    }
+}
+
+/// Implements a trait of the host API for [`Taped`]. On the tape, a function is called by the prefix and its name.
+macro_rules! taped {
+    ($trait:path, $prefix:literal { $($functions:tt)* }) => {
+        impl $trait for Taped<'_> {
+            taped!(@functions $trait, $prefix, $($functions)*);
+        }
+    };
+    (@functions $trait:path, $prefix:literal,) => {};
+    (
+        @functions $trait:path, $prefix:literal,
+        fn $name:ident($($argument:ident: $type:ty),*) -> $reply:ty; $($rest:tt)*
+    ) => {
+        fn $name(&mut self, $($argument: $type),*) -> $reply {
+            let Some(tape) = self.0.tape.clone() else {
+                return <GuestState as $trait>::$name(self.0, $($argument),*);
+            };
+            match tape.begin(concat!($prefix, stringify!($name)), vec![$($argument.to_value()),*]) {
+                Ok(None) => {
+                    let reply = <GuestState as $trait>::$name(self.0, $($argument),*);
+                    tape.note_answer(reply.to_answer());
+                    reply
+                }
+                Ok(Some(answer)) => recorded(&tape, answer),
+                Err(fault) => Reply::fault(fault),
+            }
+        }
+
+        taped!(@functions $trait, $prefix, $($rest)*);
+    };
+    (
+        @functions $trait:path, $prefix:literal,
+        async fn $name:ident($($argument:ident: $type:ty),*) -> $reply:ty; $($rest:tt)*
+    ) => {
+        async fn $name(&mut self, $($argument: $type),*) -> $reply {
+            let Some(tape) = self.0.tape.clone() else {
+                return <GuestState as $trait>::$name(self.0, $($argument),*).await;
+            };
+            match tape.begin(concat!($prefix, stringify!($name)), vec![$($argument.to_value()),*]) {
+                Ok(None) => {
+                    let reply = <GuestState as $trait>::$name(self.0, $($argument),*).await;
+                    tape.note_answer(reply.to_answer());
+                    tape.flush(&self.0.output, self.0.limits.output_piece_bytes()).await;
+                    reply
+                }
+                Ok(Some(answer)) => recorded(&tape, answer),
+                Err(fault) => Reply::fault(fault),
+            }
+        }
+
+        taped!(@functions $trait, $prefix, $($rest)*);
+    };
+}
+
+impl types::Host for Taped<'_> {
+    fn convert_error(&mut self, error: HostError) -> wasmtime::Result<ApiError> {
+        self.0.convert_error(error)
+    }
+}
+
+taped!(models::Host, "models." {
+    fn names() -> wasmtime::Result<Vec<String>>;
+});
+
+taped!(models::HostModel, "model." {
+    fn open(name: Option<String>) -> Result<Resource<GuestModel>, HostError>;
+    fn info(model: Resource<GuestModel>) -> wasmtime::Result<ModelInfo>;
+    async fn encode(
+        model: Resource<GuestModel>, text: String, special: SpecialTokens
+    ) -> Result<Vec<u32>, HostError>;
+    async fn decode(model: Resource<GuestModel>, tokens: Vec<u32>) -> Result<String, HostError>;
+    fn token_bytes(model: Resource<GuestModel>, token: u32) -> Result<Vec<u8>, HostError>;
+    async fn encode_chat(
+        model: Resource<GuestModel>, messages: Vec<ChatMessage>, end: ChatEnd
+    ) -> Result<Vec<u32>, HostError>;
+    fn drop(model: Resource<GuestModel>) -> wasmtime::Result<()>;
+});
+
+taped!(models::HostTextDecoder, "text_decoder." {
+    fn new(model: Resource<GuestModel>) -> wasmtime::Result<Resource<GuestDecoder>>;
+    fn push(decoder: Resource<GuestDecoder>, token: u32) -> Result<String, HostError>;
+    fn finish(decoder: Resource<GuestDecoder>) -> wasmtime::Result<String>;
+    fn drop(decoder: Resource<GuestDecoder>) -> wasmtime::Result<()>;
+});
+
+taped!(contexts::Host, "contexts." {
+    async fn forget(name: String) -> Result<(), HostError>;
+});
+
+taped!(contexts::HostContext, "context." {
+    async fn create(model: Resource<GuestModel>) -> Result<Resource<GuestContext>, HostError>;
+    async fn open(model: Resource<GuestModel>, name: String) -> Result<Resource<GuestContext>, HostError>;
+    async fn append(context: Resource<GuestContext>, tokens: Vec<u32>) -> Result<(), HostError>;
+    async fn append_text(
+        context: Resource<GuestContext>, text: String, special: SpecialTokens
+    ) -> Result<u32, HostError>;
+    async fn fork(context: Resource<GuestContext>) -> Result<Resource<GuestContext>, HostError>;
+    async fn truncate(context: Resource<GuestContext>, n_tokens: u32) -> Result<(), HostError>;
+    fn length(context: Resource<GuestContext>) -> wasmtime::Result<u32>;
+    fn capacity(context: Resource<GuestContext>) -> wasmtime::Result<u32>;
+    fn tokens(context: Resource<GuestContext>, start: u32, end: u32) -> wasmtime::Result<Vec<u32>>;
+    async fn prefill(context: Resource<GuestContext>) -> Result<(), HostError>;
+    async fn save(context: Resource<GuestContext>, name: String) -> Result<(), HostError>;
+    fn drop(context: Resource<GuestContext>) -> wasmtime::Result<()>;
+});
+
+impl samplers::Host for Taped<'_> {}
+
+taped!(samplers::HostTokenMask, "token_mask." {
+    fn allow(model: Resource<GuestModel>, tokens: Vec<u32>) -> Result<Resource<GuestMask>, HostError>;
+    fn forbid(model: Resource<GuestModel>, tokens: Vec<u32>) -> Result<Resource<GuestMask>, HostError>;
+    fn drop(mask: Resource<GuestMask>) -> wasmtime::Result<()>;
+});
+
+taped!(samplers::HostSampler, "sampler." {
+    fn new(seed: u64) -> wasmtime::Result<Resource<GuestSampler>>;
+    fn with_seed(sampler: Resource<GuestSampler>, seed: u64) -> wasmtime::Result<Resource<GuestSampler>>;
+    fn set_temperature(sampler: Resource<GuestSampler>, temperature: f32) -> Result<(), HostError>;
+    fn set_top_k(sampler: Resource<GuestSampler>, k: Option<u32>) -> Result<(), HostError>;
+    fn set_top_p(sampler: Resource<GuestSampler>, p: Option<f32>) -> Result<(), HostError>;
+    fn set_min_p(sampler: Resource<GuestSampler>, p: Option<f32>) -> Result<(), HostError>;
+    fn set_repetition_penalty(sampler: Resource<GuestSampler>, penalty: f32) -> Result<(), HostError>;
+    fn set_frequency_penalty(sampler: Resource<GuestSampler>, penalty: f32) -> Result<(), HostError>;
+    fn set_presence_penalty(sampler: Resource<GuestSampler>, penalty: f32) -> Result<(), HostError>;
+    fn set_penalty_last_n(sampler: Resource<GuestSampler>, n: Option<u32>) -> Result<(), HostError>;
+    fn set_bias(sampler: Resource<GuestSampler>, bias: Vec<(u32, f32)>) -> Result<(), HostError>;
+    fn set_mask(
+        sampler: Resource<GuestSampler>, mask: Option<Resource<GuestMask>>
+    ) -> Result<(), HostError>;
+    fn drop(sampler: Resource<GuestSampler>) -> wasmtime::Result<()>;
+});
+
+taped!(decoding::Host, "decoding." {
+    async fn top(contexts: Vec<Resource<GuestContext>>, n: u32) -> Result<Vec<Distribution>, HostError>;
+    async fn step(requests: Vec<StepRequest>) -> Result<Vec<Candidate>, HostError>;
+    async fn speculate(requests: Vec<SpeculateRequest>) -> Result<Vec<Vec<Candidate>>, HostError>;
+    async fn score(requests: Vec<ScoreRequest>) -> Result<Vec<Vec<f32>>, HostError>;
+    async fn logprobs(context: Resource<GuestContext>, tokens: Vec<u32>) -> Result<Vec<f32>, HostError>;
+    async fn full(context: Resource<GuestContext>) -> Result<Vec<f32>, HostError>;
+    async fn embedding(context: Resource<GuestContext>) -> Result<Vec<f32>, HostError>;
+});
+
+taped!(streams::Host, "streams." {
+    async fn generate(requests: Vec<GenerateRequest>) -> Result<Vec<Completion>, HostError>;
+});
+
+taped!(streams::HostStream, "stream." {
+    fn open(
+        context: Resource<GuestContext>, sampler: Resource<GuestSampler>, options: StreamOptions
+    ) -> Result<Resource<GuestStream>, HostError>;
+    async fn next(stream: Resource<GuestStream>) -> Result<Option<Candidate>, HostError>;
+    fn set_sampler(
+        stream: Resource<GuestStream>, sampler: Resource<GuestSampler>
+    ) -> Result<(), HostError>;
+    fn finish(stream: Resource<GuestStream>) -> wasmtime::Result<Option<FinishReason>>;
+    fn drop(stream: Resource<GuestStream>) -> wasmtime::Result<()>;
+});
+
+taped!(session::Host, "session." {
+    fn arguments() -> wasmtime::Result<Vec<String>>;
+    async fn emit_text(text: String) -> Result<(), HostError>;
+    async fn emit_tokens(tokens: Vec<u32>) -> Result<(), HostError>;
+    async fn emit_json(json: String) -> Result<(), HostError>;
+    async fn receive() -> Result<Option<String>, HostError>;
+    fn log(level: LogLevel, line: String) -> wasmtime::Result<()>;
+    fn get_usage() -> wasmtime::Result<Usage>;
+    fn deadline_ms() -> wasmtime::Result<u64>;
+    fn seed() -> wasmtime::Result<u64>;
+});

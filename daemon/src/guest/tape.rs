@@ -1,0 +1,343 @@
+//! A guest's tape: what it asks of its host and is answered, written down or read back.
+//!
+//! Everything that a guest can see of the world comes through calls that stand in one order. A tape that records notes
+//! each with its answer; one that replays gives the answers and calls nothing, and halts the guest at the first call
+//! that is not the recorded one.
+
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use super::error::{GuestEnd, GuestFault};
+use super::io::{GuestOutput, OutputSender};
+use super::limits::GuestLimits;
+use crate::recording::{Answer, Begin, Broken, Call, End, Entry, FrameWriter, Reader, Sent, Value};
+
+/// Recorded bytes that go to the client together.
+const SENT_BYTES_MIN: usize = 64 << 10;
+
+/// Recorded bytes that may wait for the client. A guest that calls nothing but what cannot wait is ended past this.
+const WAITING_BYTES_MAX: usize = 64 << 20;
+
+/// How long the end of a recording waits for a client that reads nothing.
+const END_TIME_MAX: Duration = Duration::from_secs(5);
+
+/// Records or replays one guest.
+#[derive(Debug)]
+pub(crate) struct Tape(Mutex<Mode>);
+
+enum Mode {
+    Recording(Recorder),
+    Replaying(Box<Replayer>),
+}
+
+impl fmt::Debug for Mode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Recording(_) => "Recording",
+            Self::Replaying(_) => "Replaying",
+        })
+    }
+}
+
+#[derive(Default)]
+struct Recorder {
+    frames: FrameWriter,
+    /// Frames that the client does not have.
+    bytes: Vec<u8>,
+    /// The call that the guest is in.
+    call: Option<Call>,
+    /// What was sent to the client since the last entry.
+    sent: Vec<Sent>,
+}
+
+impl Recorder {
+    fn write(&mut self, entry: &Entry) {
+        self.frames.write(entry, &mut self.bytes);
+    }
+}
+
+struct Replayer {
+    reader: Reader,
+    output: OutputSender,
+    verdict: Option<Verdict>,
+}
+
+/// What came of a replay.
+#[derive(Debug)]
+pub(crate) enum Verdict {
+    /// All was the same, and the guest ended so.
+    Same(GuestEnd),
+    /// The guest did something else than it had done.
+    Different(Box<Difference>),
+    /// The recording cannot be followed any further.
+    Broken(Broken),
+}
+
+/// Where a replay left its recording.
+#[derive(Debug)]
+pub(crate) struct Difference {
+    /// The entry of the recording, counted from 1.
+    pub(crate) number: u64,
+    pub(crate) recorded: Deed,
+    pub(crate) replayed: Deed,
+}
+
+/// What a guest did next.
+#[derive(Debug)]
+pub(crate) enum Deed {
+    Call(Call),
+    End(GuestEnd),
+}
+
+/// The guest has left its recording and is not to go on.
+#[derive(Clone, Copy, Debug, thiserror::Error)]
+#[error("the guest has left its recording")]
+pub(crate) struct Halted;
+
+impl Tape {
+    /// A tape that records.
+    pub(crate) fn record(hash: blake3::Hash, limits: &GuestLimits) -> Arc<Self> {
+        let mut recorder = Recorder::default();
+        recorder.write(&Entry::Begin(Begin { hash: *hash.as_bytes(), limits: limits.clone() }));
+        Arc::new(Self(Mutex::new(Mode::Recording(recorder))))
+    }
+
+    /// A tape that replays what comes after [`Entry::Begin`], and sends to `output` what was sent then. That channel
+    /// has to take everything at once.
+    pub(crate) fn replay(reader: Reader, output: OutputSender) -> Arc<Self> {
+        let replayer = Box::new(Replayer { reader, output, verdict: None });
+        Arc::new(Self(Mutex::new(Mode::Replaying(replayer))))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Mode> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The guest calls a function. Replaying, this is its answer; recording, the answer has to be noted.
+    ///
+    /// # Errors
+    /// The guest has to end.
+    pub(crate) fn begin(
+        &self,
+        name: &'static str,
+        arguments: Vec<Value>,
+    ) -> Result<Option<Answer>, wasmtime::Error> {
+        let call = Call { name: name.into(), arguments, sent: Vec::new(), answer: None };
+        match &mut *self.lock() {
+            Mode::Recording(recorder) => {
+                if recorder.bytes.len() > WAITING_BYTES_MAX {
+                    return Err(GuestFault::Recording { n_bytes: recorder.bytes.len() }.into());
+                }
+                recorder.call = Some(call);
+                Ok(None)
+            }
+            Mode::Replaying(replayer) => Ok(Some(replayer.answer(call)?)),
+        }
+    }
+
+    /// Notes what came of the call that was begun last.
+    pub(crate) fn note_answer(&self, answer: Answer) {
+        if let Mode::Recording(recorder) = &mut *self.lock()
+            && let Some(call) = recorder.call.take()
+        {
+            let sent = std::mem::take(&mut recorder.sent);
+            recorder.write(&Entry::Call(Call { sent, answer: Some(answer), ..call }));
+        }
+    }
+
+    /// Notes what was sent to the client.
+    pub(crate) fn note_sent(&self, output: &GuestOutput) {
+        if let Mode::Recording(recorder) = &mut *self.lock() {
+            recorder.sent.push(Sent(output.clone()));
+        }
+    }
+
+    /// Calls a function that cannot fail; `None` once the guest has to end.
+    pub(crate) fn call(
+        &self,
+        name: &'static str,
+        arguments: Vec<Value>,
+        function: impl FnOnce() -> Value,
+    ) -> Option<Value> {
+        match self.begin(name, arguments) {
+            Ok(Some(Answer::Value(value))) => Some(value),
+            Ok(Some(_)) | Err(_) => None,
+            Ok(None) => {
+                let value = function();
+                self.note_answer(Answer::Value(value.clone()));
+                Some(value)
+            }
+        }
+    }
+
+    /// An answer in the recording is not one that the function can give.
+    pub(crate) fn refuse_answer(&self) -> wasmtime::Error {
+        if let Mode::Replaying(replayer) = &mut *self.lock() {
+            let number = replayer.reader.n_entries();
+            let offset = replayer.reader.entry_offset();
+            replayer.verdict.get_or_insert(Verdict::Broken(Broken::Changed { number, offset }));
+        }
+        Halted.into()
+    }
+
+    /// Sends what was recorded, if there is enough of it.
+    pub(crate) async fn flush(&self, output: &OutputSender, piece_bytes: usize) {
+        if self.n_bytes_waiting() >= SENT_BYTES_MIN {
+            self.send(output, piece_bytes).await;
+        }
+    }
+
+    async fn send(&self, output: &OutputSender, piece_bytes: usize) {
+        loop {
+            let n_bytes = self.n_bytes_waiting().min(piece_bytes);
+            if n_bytes == 0 {
+                return;
+            }
+            // Bytes are taken off the tape once there is credit for them: the wait may be given up.
+            if output.send_recorded(n_bytes, || self.take(n_bytes)).await.is_err() {
+                return;
+            }
+        }
+    }
+
+    fn n_bytes_waiting(&self) -> usize {
+        match &*self.lock() {
+            Mode::Recording(recorder) => recorder.bytes.len(),
+            Mode::Replaying(_) => 0,
+        }
+    }
+
+    fn take(&self, n_bytes: usize) -> Vec<u8> {
+        match &mut *self.lock() {
+            Mode::Recording(recorder) => recorder.bytes.drain(..n_bytes).collect(),
+            Mode::Replaying(_) => Vec::new(),
+        }
+    }
+
+    /// The guest has ended, and all that it held is gone.
+    pub(crate) async fn finish(&self, end: &GuestEnd, output: &OutputSender, piece_bytes: usize) {
+        self.note_end(end);
+        // A client that is gone, or reads no more, finds its recording cut short.
+        let _ = tokio::time::timeout(END_TIME_MAX, self.send(output, piece_bytes)).await;
+    }
+
+    fn note_end(&self, end: &GuestEnd) {
+        match &mut *self.lock() {
+            Mode::Recording(recorder) => {
+                let sent = std::mem::take(&mut recorder.sent);
+                let (call, sent) = match recorder.call.take() {
+                    Some(call) => (Some(Call { sent, ..call }), Vec::new()),
+                    None => (None, sent),
+                };
+                recorder.write(&Entry::End(Box::new(End { call, sent, end: end.clone() })));
+            }
+            Mode::Replaying(replayer) => replayer.finish(end),
+        }
+    }
+
+    /// What came of a replay, once the guest has ended.
+    pub(crate) fn take_verdict(&self) -> Option<Verdict> {
+        match &mut *self.lock() {
+            Mode::Recording(_) => None,
+            Mode::Replaying(replayer) => replayer.verdict.take(),
+        }
+    }
+}
+
+impl Replayer {
+    fn answer(&mut self, call: Call) -> Result<Answer, Halted> {
+        if self.verdict.is_some() {
+            return Err(Halted);
+        }
+        let number = self.reader.n_entries() + 1;
+        let is_same = |other: &Call| other.name == call.name && other.arguments == call.arguments;
+        let verdict = match self.reader.entry() {
+            Ok(Entry::Call(Call { name, arguments, sent, answer: Some(answer) })) => {
+                let recorded = Call { name, arguments, sent: Vec::new(), answer: None };
+                if is_same(&recorded) {
+                    self.send(sent);
+                    return Ok(answer);
+                }
+                different(number, Deed::Call(recorded), Deed::Call(call))
+            }
+            // It was ended in this call, or before it, by others.
+            Ok(Entry::End(last)) => match *last {
+                End { call: Some(recorded), sent, end } if is_same(&recorded) => {
+                    self.send(recorded.sent);
+                    self.send(sent);
+                    Verdict::Same(end)
+                }
+                End { call: None, sent, end } if is_from_outside(&end) => {
+                    self.send(sent);
+                    Verdict::Same(end)
+                }
+                End { call: Some(recorded), .. } => different(number, Deed::Call(recorded), Deed::Call(call)),
+                End { call: None, end, .. } => different(number, Deed::End(end), Deed::Call(call)),
+            },
+            Ok(Entry::Begin(_) | Entry::Call(_)) => Verdict::Broken(self.unexpected()),
+            Err(broken) => Verdict::Broken(broken),
+        };
+        self.verdict = Some(verdict);
+        Err(Halted)
+    }
+
+    fn finish(&mut self, replayed: &GuestEnd) {
+        if self.verdict.is_some() {
+            return;
+        }
+        let number = self.reader.n_entries() + 1;
+        let verdict = match self.reader.entry() {
+            Ok(Entry::End(last)) => match *last {
+                End { call: None, sent, end } if is_same_end(&end, replayed) => {
+                    self.send(sent);
+                    Verdict::Same(end)
+                }
+                End { call: None, end, .. } => different(number, Deed::End(end), Deed::End(replayed.clone())),
+                End { call: Some(call), .. } => {
+                    different(number, Deed::Call(call), Deed::End(replayed.clone()))
+                }
+            },
+            Ok(Entry::Call(call)) => different(number, Deed::Call(call), Deed::End(replayed.clone())),
+            Ok(Entry::Begin(_)) => Verdict::Broken(self.unexpected()),
+            Err(broken) => Verdict::Broken(broken),
+        };
+        self.verdict = Some(verdict);
+    }
+
+    fn unexpected(&self) -> Broken {
+        Broken::Changed { number: self.reader.n_entries(), offset: self.reader.entry_offset() }
+    }
+
+    fn send(&self, sent: Vec<Sent>) {
+        for Sent(output) in sent {
+            // Nobody is left to see it.
+            let _ = self.output.try_send(output);
+        }
+    }
+}
+
+fn different(number: u64, recorded: Deed, replayed: Deed) -> Verdict {
+    Verdict::Different(Box::new(Difference { number, recorded, replayed }))
+}
+
+/// Whether a guest would not have ended so by itself, or not there.
+fn is_from_outside(end: &GuestEnd) -> bool {
+    matches!(
+        end,
+        GuestEnd::Stopped
+            | GuestEnd::DeadlineExceeded { .. }
+            | GuestEnd::CpuExceeded { .. }
+            | GuestEnd::ClientGone
+            | GuestEnd::Panicked { .. }
+    )
+}
+
+fn is_same_end(recorded: &GuestEnd, replayed: &GuestEnd) -> bool {
+    match (recorded, replayed) {
+        // What it did once its client was gone does not matter.
+        (GuestEnd::ClientGone, _) => true,
+        (GuestEnd::CpuExceeded { .. }, GuestEnd::CpuExceeded { .. }) => true,
+        (recorded, replayed) => recorded == replayed,
+    }
+}

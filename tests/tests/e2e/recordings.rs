@@ -1,0 +1,174 @@
+//! What was recorded runs again without a model, call by call the same; what is not the same is shown.
+
+use std::fs;
+use std::io::Write as _;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+
+use serde_json::Value;
+use tempfile::TempDir;
+use trellis_tests::daemons::{self, Served, output};
+use trellis_tests::guests;
+
+use crate::exe;
+
+/// Runs of every example: its name, its arguments, and the lines that its user types.
+const RUNS: &[(&str, &[&str], &str)] = &[
+    ("beam", &["--beams", "4", "--max-tokens", "20", "Once upon a time"], ""),
+    ("best-of-n", &["--n", "4", "--max-tokens", "16", "What is 37 + 48?"], ""),
+    ("calculator", &["What is 12 * 7 + 5?"], ""),
+    ("chat", &["What is 37 + 48?"], ""),
+    ("chat", &[], "What is 37 + 48?\nWhat is 3 + 4?\n"),
+    ("complete", &["--temperature", "1.2", "--max-tokens", "30", "Once upon a time"], ""),
+    ("complete", &["--no-such-option"], ""),
+    ("json-fields", &["Ada, a pilot from Oslo, is 36."], ""),
+    ("probe", &["stream", "20", "Once upon a time"], ""),
+    ("probe", &["tokens", "20", "0"], ""),
+    ("self-consistency", &["What is 37 + 48?"], ""),
+    ("watermark", &["--max-tokens", "60", "Ownership is"], ""),
+];
+
+/// A folder with the components of all examples and the recordings that are made of them.
+struct Folder(TempDir);
+
+impl Folder {
+    fn new() -> Self {
+        let folder = tempfile::tempdir().expect("a folder");
+        for name in guests::example_names() {
+            let path = folder.path().join(format!("{name}.wasm"));
+            fs::write(path, guests::example(&name)).expect("written");
+        }
+        Self(folder)
+    }
+
+    fn component(&self, name: &str) -> String {
+        self.path(&format!("{name}.wasm")).to_str().expect("UTF-8").to_owned()
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.0.path().join(name)
+    }
+
+    /// Records a guest on a daemon.
+    fn record(&self, served: &Served, file: &Path, name: &str, arguments: &[&str], lines: &str) -> Output {
+        let (file, component) = (file.to_str().expect("UTF-8"), self.component(name));
+        let words = ["run", "--json", "--seed", "7", "--record", file, &component];
+        with_lines(&mut served.trellis(&[&words[..], arguments].concat()), lines)
+    }
+
+    /// Replays a recording where no daemon and no model is.
+    fn replay(&self, file: &Path, guest: Option<&str>) -> Output {
+        let mut command = daemons::trellis(exe());
+        let cache = Path::new(exe()).with_file_name("tests-cache-home");
+        fs::create_dir_all(&cache).expect("the folder can be made");
+        command.env("XDG_CACHE_HOME", cache).args(["replay", "--json"]).arg(file);
+        command.args(guest.map(|name| self.component(name)));
+        output(&mut command)
+    }
+}
+
+fn with_lines(command: &mut Command, lines: &str) -> Output {
+    let mut file = tempfile::tempfile().expect("a file");
+    file.write_all(lines.as_bytes()).expect("written");
+    std::io::Seek::rewind(&mut file).expect("it can be read again");
+    output(command.stdin(Stdio::from(file)))
+}
+
+/// What a guest sent and how it ended.
+fn events(output: &Output) -> Vec<Value> {
+    let text = String::from_utf8(output.stdout.clone()).expect("it is text");
+    let events = text.lines().map(|line| serde_json::from_str::<Value>(line).expect("it is JSON"));
+    let of_guest = |event: &Value| !matches!(event["type"].as_str(), Some("started" | "progress"));
+    let mut events: Vec<Value> = events.filter(of_guest).collect();
+    let end = events.last_mut().and_then(Value::as_object_mut).expect("there is an end");
+    end.remove("usage");
+    events
+}
+
+fn stderr(output: &Output) -> String {
+    String::from_utf8(output.stderr.clone()).expect("it is text")
+}
+
+#[test]
+fn every_example_runs_again_without_a_model() {
+    let (folder, served) = (Folder::new(), Served::start(exe()));
+    let mut recorded: Vec<&str> = RUNS.iter().map(|(name, _, _)| *name).collect();
+    recorded.dedup();
+    assert_eq!(recorded, guests::example_names());
+    for (idx, (name, arguments, lines)) in RUNS.iter().enumerate() {
+        let file = folder.path(&format!("{idx}.rec"));
+        let first = folder.record(&served, &file, name, arguments, lines);
+        assert!(!events(&first).is_empty(), "{name}: {}", stderr(&first));
+        let mode = fs::metadata(&file).expect("it is there").permissions().mode();
+        assert_eq!(mode & 0o777, 0o600, "prompts are in it");
+        let again = folder.replay(&file, None);
+        assert_eq!(events(&again), events(&first), "{name} {arguments:?}: {}", stderr(&again));
+        assert_eq!(again.status.code(), first.status.code(), "{name} {arguments:?}");
+        let built_again = folder.replay(&file, Some(name));
+        assert_eq!(events(&built_again), events(&first), "{name} {arguments:?}");
+    }
+}
+
+#[test]
+fn a_guest_that_was_stopped_is_replayed_up_to_there() {
+    let (folder, served) = (Folder::new(), Served::start(exe()));
+    let file = folder.path("stopped.rec");
+    let (path, component) = (file.to_str().expect("UTF-8"), folder.component("chat"));
+    // It waits for a line that never comes.
+    let words = ["run", "--json", "--timeout", "1", "--record", path, &component];
+    let mut child =
+        served.trellis(&words).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("runs");
+    let input = child.stdin.take();
+    let first = child.wait_with_output().expect("it ends");
+    drop(input);
+    let end = events(&first).pop().expect("an end");
+    assert_eq!(end["error"]["code"], "deadline_exceeded", "{end}");
+    let again = folder.replay(&file, None);
+    assert_eq!(events(&again), events(&first), "{}", stderr(&again));
+    assert_eq!(again.status.code(), first.status.code());
+}
+
+#[test]
+fn the_first_call_that_differs_is_shown_with_both_sides() {
+    let (folder, served) = (Folder::new(), Served::start(exe()));
+    let file = folder.path("chat.rec");
+    let first = folder.record(&served, &file, "chat", &["What is 37 + 48?"], "");
+    assert!(first.status.success(), "{}", stderr(&first));
+    let other = folder.replay(&file, Some("complete"));
+    assert_eq!(other.status.code(), Some(3), "{}", stderr(&other));
+    let end = events(&other).pop().expect("an end");
+    let message = end["error"]["message"].as_str().expect("a message");
+    assert!(message.contains("\n  recorded: ") && message.contains("\n  replayed: "), "{message}");
+    assert!(message.contains("at entry "), "{message}");
+}
+
+#[test]
+fn a_recording_that_was_cut_or_changed_says_where() {
+    let (folder, served) = (Folder::new(), Served::start(exe()));
+    let file = folder.path("whole.rec");
+    let first = folder.record(&served, &file, "complete", &["--max-tokens", "8", "Once"], "");
+    assert!(first.status.success(), "{}", stderr(&first));
+    let whole = fs::read(&file).expect("it is there");
+    let broken = folder.path("broken.rec");
+
+    fs::write(&broken, &whole[..whole.len() - 20]).expect("written");
+    let cut = folder.replay(&broken, None);
+    assert_eq!(cut.status.code(), Some(2));
+    assert!(stderr(&cut).contains("it was cut short after entry "), "{}", stderr(&cut));
+
+    let mut bytes = whole.clone();
+    let place = bytes.len() - 200;
+    bytes[place] ^= 1;
+    fs::write(&broken, &bytes).expect("written");
+    let changed = folder.replay(&broken, None);
+    assert_eq!(changed.status.code(), Some(2));
+    let message = stderr(&changed);
+    assert!(message.contains("is not what was written there") || message.contains("cut short"), "{message}");
+    assert!(message.contains("at byte "), "{message}");
+
+    fs::write(&broken, b"no recording").expect("written");
+    let none = folder.replay(&broken, None);
+    assert_eq!(none.status.code(), Some(2));
+    assert!(stderr(&none).contains("does not begin like a recording"), "{}", stderr(&none));
+}
