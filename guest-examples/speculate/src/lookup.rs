@@ -33,14 +33,18 @@ impl Lookup {
     }
 
     /// At most `n` tokens. The longer the match, the more is guessed: what is copied goes on, what repeats by chance ends
-    /// soon.
+    /// soon. A loop is guessed to go on.
     pub(crate) fn guess(&self, n: usize) -> Vec<Token> {
         let place = self.tokens.last_chunk().and_then(|last| self.after.get(last));
         let Some(&place) = place else { return Vec::new() };
         let before = self.tokens[..place].iter().rev().zip(self.tokens.iter().rev());
         let n_match = before.take_while(|(then, now)| then == now).count();
         let n_guess = n.min(n_match + 1 - N_MATCH_MIN);
-        self.tokens[place..].iter().copied().take(n_guess).collect()
+        let mut guess: Vec<Token> = Vec::with_capacity(n_guess);
+        for place in place..place + n_guess {
+            guess.push(self.tokens.get(place).copied().unwrap_or_else(|| guess[place - self.tokens.len()]));
+        }
+        guess
     }
 }
 
@@ -66,8 +70,8 @@ mod tests {
     }
 
     #[test]
-    fn a_loop_is_guessed_as_far_as_it_is_written() {
-        let lookup = Lookup::new([1, 2].repeat(10));
-        assert_eq!(lookup.guess(15), [1, 2]);
+    fn a_loop_goes_on() {
+        let lookup = Lookup::new([1, 2, 3].repeat(10));
+        assert_eq!(lookup.guess(7), [1, 2, 3, 1, 2, 3, 1]);
     }
 }

@@ -395,6 +395,34 @@ mod check {
             println!("{what}: {tokens} tokens in {steps} steps of the target, {saved:.3} saved by 4 guesses");
             assert!(saved >= least, "{what}: {saved}");
         }
+
+        // What followed before is guessed. Little is in vain where nothing repeats.
+        let (mut computed, mut in_vain) = (0.0, 0.0);
+        for (seed, prompt) in
+            (7..).zip([&stories[..], &["Ownership is a set of rules", "A program"]].concat())
+        {
+            let arguments = ["--temperature", "0.7", "--max-tokens", "150", "--json", "--", prompt];
+            let options = StartOptions { seed: Some(seed), ..with(&arguments) };
+            let report = daemons::run(&client, &wasm, options).await.well().json.remove(0);
+            let number = |key: &str| report[key].as_f64().expect("a number");
+            in_vain += number("guessed") - number("accepted");
+            computed += number("steps") + number("guessed");
+        }
+        println!("nothing repeats: {in_vain} of {computed} tokens computed in vain");
+        assert!(in_vain <= 0.05 * computed, "{in_vain} of {computed}");
+        drop(client);
+        // The small model copies itself before long when it always takes the likeliest token.
+        let daemon = daemons::start(&Config { models: vec!["draft".to_owned()], ..daemons::config(exe()) });
+        let client = daemon.connect().await.expect("connected");
+        for prompt in ["1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15", &"a b c ".repeat(8)] {
+            let prompt = format!("<|begin_of_text|>{prompt}");
+            let arguments = ["--raw", "--max-tokens", "400", "--json", "--", &prompt];
+            let report = daemons::run(&client, &wasm, with(&arguments)).await.well().json.remove(0);
+            println!("copied: {} of {} steps saved by look-ups", report["saved"], report["tokens"]);
+            assert!(report["saved"].as_f64() >= Some(0.6), "{report}");
+        }
+        let ended = daemons::run(&client, &wasm, with(&["--draft", "tiny", "x"])).await;
+        assert!(ended.reason().message.contains("no model is called \"tiny\""), "{ended:?}");
     }
 
     pub(crate) async fn probe(name: &str) {

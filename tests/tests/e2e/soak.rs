@@ -9,7 +9,9 @@ use trellis_cuda::Gpu;
 use trellis_engine::account::{Owner, Resource};
 use trellis_engine::model::Dtype;
 use trellis_engine::sampling::Sampler;
-use trellis_engine::{Ahead, Ask, Context, EngineHandle, EngineStats, Pull, RunKey, RunSettings};
+use trellis_engine::{
+    Ahead, Answer, Ask, Context, EngineHandle, EngineStats, Guess, Pull, RunKey, RunSettings,
+};
 use trellis_tests::device::card_alone;
 use trellis_tests::engines::{
     Random, Sizes, block_on, block_on_for, cuda_backend, encode, engine, owner, start,
@@ -76,7 +78,7 @@ impl<'a> Guest<'a> {
         if context.tokens().len() > N_TOKENS_MAX {
             context.truncate(1 + self.random.below(N_TOKENS_MAX)).await.expect("it is longer");
         }
-        match self.random.below(14) {
+        match self.random.below(15) {
             0..4 => {
                 let (sampler, key) = (Arc::new(sampler(self.random)), RunKey(self.random.draw()));
                 for _ in 0..1 + self.random.below(24) {
@@ -124,6 +126,24 @@ impl<'a> Guest<'a> {
                 assert_eq!(opened.tokens(), context.tokens());
                 self.contexts[idx] = opened;
                 self.saved.push(name);
+            }
+            // Goes back, and guesses what it drew.
+            13 => {
+                let (sampler, key) = (Arc::new(sampler(self.random)), RunKey(self.random.draw()));
+                let n_base = context.tokens().len();
+                for _ in 0..self.random.below(12) {
+                    let pulled = context.pull(key, settings(&sampler, Ahead::Adaptive)).await;
+                    assert!(matches!(pulled.expect("pulled"), Pull::Token(_)));
+                }
+                let mut guess = context.tokens()[n_base..].to_vec();
+                context.truncate(n_base).await.expect("it is longer");
+                let n_right = self.random.below(guess.len() + 1);
+                guess[n_right..].fill(19);
+                let ask = Ask::Verify { sampler, guess: Guess::Chain(guess) };
+                let answer = context.ask(ask).await.expect("asked").answer().await.expect("drawn");
+                let Answer::Verified(drawn) = answer else { panic!("{answer:?}") };
+                let tokens: Vec<u32> = drawn.iter().map(|drawn| drawn.token).collect();
+                context.append(&tokens).await.expect("fits");
             }
             // Thinks, and may have to make room meanwhile.
             _ => tokio::time::sleep(Duration::from_micros(self.random.below(3000) as u64)).await,

@@ -19,10 +19,11 @@ macro_rules! builtin {
 }
 
 /// In the order in which they are listed.
-pub(super) const BUILTIN: [Builtin; 8] = builtin![
+pub(super) const BUILTIN: [Builtin; 9] = builtin![
     "prompts-beside-streams",
     "one-long",
     "stepping",
+    "speculation",
     "runs-end",
     "clients-256",
     "penalties",

@@ -29,6 +29,8 @@ pub(super) enum Kind {
     Prompts(Prompts),
     /// A look at the most probable tokens, one of them appended, and again.
     Stepping(Stepping),
+    /// Contexts that guess what they draw next and have it verified.
+    Speculation(Speculation),
     /// Guests that send every token to a client of their own, over a socket.
     Clients(Clients),
 }
@@ -67,15 +69,27 @@ pub(super) struct Stepping {
     pub(super) n_top: usize,
 }
 
+/// Guesses that are right as often as asked for: a context draws the same whenever it goes back to its prompt.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Speculation {
+    pub(super) user: u32,
+    pub(super) wrap_tokens: Option<usize>,
+    /// Tokens of each guess.
+    pub(super) n_guesses: usize,
+    /// The share of its tokens that are right.
+    pub(super) right: f64,
+    pub(super) sampler: Arc<Sampler>,
+}
+
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Clients {
     pub(super) wrap_tokens: Option<usize>,
 }
 
 /// Kinds that are built.
-const KINDS: [&str; 4] = ["streams", "prompts", "stepping", "clients"];
+const KINDS: [&str; 5] = ["streams", "prompts", "stepping", "speculation", "clients"];
 /// Kinds that the engine cannot serve yet.
-const NOT_AVAILABLE: [&str; 2] = ["speculation", "loads"];
+const NOT_AVAILABLE: [&str; 1] = ["loads"];
 
 /// Where a context goes back to its prompt if the file does not say.
 const WRAP_TOKENS: usize = 4096;
@@ -101,6 +115,7 @@ impl Load {
                 wrap_tokens: wrap_tokens(&mut fields)?,
                 n_top: fields.count("top", 1..=1024)?.unwrap_or(8),
             }),
+            "speculation" => Kind::Speculation(Speculation::read(&mut fields, &name)?),
             "clients" => Kind::Clients(Clients { wrap_tokens: wrap_tokens(&mut fields)? }),
             other => {
                 let nearest = nearest(other, KINDS.into_iter().chain(NOT_AVAILABLE));
@@ -130,6 +145,7 @@ impl Load {
         let asked = match &self.kind {
             Kind::Streams(Streams { wrap_tokens, .. })
             | Kind::Stepping(Stepping { wrap_tokens, .. })
+            | Kind::Speculation(Speculation { wrap_tokens, .. })
             | Kind::Clients(Clients { wrap_tokens }) => *wrap_tokens,
             // The token that shows that the prompt is computed.
             Kind::Prompts(_) => Some(1),
@@ -178,14 +194,36 @@ impl Streams {
                 return Err(MixError::Value { place, key: "ahead", expected, found });
             }
         };
-        let sampler = match fields.table("sampler")? {
-            Some(fields) => read_sampler(fields)?,
-            None => Sampler::greedy(),
-        };
-        // The vocabulary is not known yet; nothing here names a token.
-        sampler.validate(0).map_err(|source| MixError::Sampler { load: load.to_owned(), source })?;
-        Ok(Self { user: user(fields)?, wrap_tokens, runs, ahead, sampler: Arc::new(sampler) })
+        let sampler = sampler(fields, load)?;
+        Ok(Self { user: user(fields)?, wrap_tokens, runs, ahead, sampler })
     }
+}
+
+impl Speculation {
+    fn read(fields: &mut Fields<'_>, load: &str) -> Result<Self, MixError> {
+        let right = fields.number("right")?.unwrap_or(1.0);
+        if !(0.0..=1.0).contains(&right) {
+            let (expected, found) = ("a share from 0 to 1".to_owned(), right.to_string());
+            return Err(MixError::Value { place: fields.place().to_owned(), key: "right", expected, found });
+        }
+        Ok(Self {
+            user: user(fields)?,
+            wrap_tokens: wrap_tokens(fields)?,
+            n_guesses: fields.count("guesses", 0..=15)?.unwrap_or(4),
+            right,
+            sampler: sampler(fields, load)?,
+        })
+    }
+}
+
+fn sampler(fields: &mut Fields<'_>, load: &str) -> Result<Arc<Sampler>, MixError> {
+    let sampler = match fields.table("sampler")? {
+        Some(fields) => read_sampler(fields)?,
+        None => Sampler::greedy(),
+    };
+    // The vocabulary is not known yet; nothing here names a token.
+    sampler.validate(0).map_err(|source| MixError::Sampler { load: load.to_owned(), source })?;
+    Ok(Arc::new(sampler))
 }
 
 fn read_sampler(mut fields: Fields<'_>) -> Result<Sampler, MixError> {

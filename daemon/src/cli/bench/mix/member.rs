@@ -9,9 +9,9 @@ use tokio::sync::{mpsc, watch};
 use trellis_engine::account::Owner;
 use trellis_engine::batch::Token;
 use trellis_engine::sampling::Sampler;
-use trellis_engine::{Answer, Ask, Context, EngineHandle, Pull, RunKey, RunSettings};
+use trellis_engine::{Ahead, Answer, Ask, Context, EngineHandle, Guess, Pull, RunKey, RunSettings};
 
-use super::load::{Runs, Streams};
+use super::load::{Runs, Speculation, Streams};
 use super::tally::Marks;
 use crate::cli::bench::{BenchError, engine};
 
@@ -111,6 +111,54 @@ impl Member {
             context.append(&[candidates[0].token]).await?;
             self.seat.marks.token();
         }
+    }
+
+    /// Guesses what it drew the first time.
+    pub(super) async fn speculate(mut self, load: Speculation) -> Result<Infallible, BenchError> {
+        let drawn = self.drawn(&load.sampler).await?;
+        let mut context = self.context().await?;
+        loop {
+            let n_left = self.room(&mut context).await?;
+            let n_done = self.n_growth - n_left;
+            let guess = drawn[n_done..].iter().take(load.n_guesses.min(n_left - 1));
+            let guess = (n_done..).zip(guess).map(|(place, &token)| self.guess(place, token, load.right));
+            let guess = Guess::Chain(guess.collect());
+            let answer =
+                context.ask(Ask::Verify { sampler: load.sampler.clone(), guess }).await?.answer().await?;
+            let Answer::Verified(candidates) = answer else {
+                unreachable!("a verification is answered with what was drawn")
+            };
+            let tokens: Vec<Token> = candidates.iter().map(|candidate| candidate.token).collect();
+            context.append(&tokens).await?;
+            tokens.iter().for_each(|_| self.seat.marks.token());
+        }
+    }
+
+    /// What is drawn after the prompt.
+    async fn drawn(&self, sampler: &Arc<Sampler>) -> Result<Vec<Token>, BenchError> {
+        let mut context = Context::create(&self.engine, self.owner.clone()).await?;
+        context.append(&self.prompt()).await?;
+        let settings = || RunSettings {
+            sampler: sampler.clone(),
+            stop_tokens: [].into(),
+            n_tokens_max: Some(self.n_growth),
+            ahead: Ahead::Unbounded,
+        };
+        let mut tokens = Vec::with_capacity(self.n_growth);
+        while let Pull::Token(drawn) = context.pull(RunKey(0), settings).await? {
+            tokens.push(drawn.token);
+        }
+        Ok(tokens)
+    }
+
+    /// The token that is right at a place, or another.
+    fn guess(&self, place: usize, token: Token, right: f64) -> Token {
+        // A fraction that looks random and is the same each time.
+        let mixed = ((self.run << 20 | place) as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        let mixed = (mixed ^ mixed >> 32).wrapping_mul(0xd6e8_feb8_6659_fd93);
+        let fraction = (mixed >> 40) as f64 / f64::from(1 << 24);
+        let vocab_size = self.engine.limits().vocab_size as Token;
+        if fraction < right { token } else { (token + 1) % vocab_size }
     }
 
     /// Sends one prompt after the other, up to the token that follows it.

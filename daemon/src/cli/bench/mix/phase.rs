@@ -185,6 +185,10 @@ impl Stage<'_> {
                     let (member, n_top) = (member(stepping.user), stepping.n_top);
                     tasks.spawn(async move { Ok(member.step(n_top).await?) });
                 }
+                Kind::Speculation(load) => {
+                    let (member, load) = (member(load.user), load.clone());
+                    tasks.spawn(async move { Ok(member.speculate(load).await?) });
+                }
                 Kind::Prompts(prompts) => {
                     let (member, n_sent) = (member(prompts.user), n_sent.clone());
                     tasks.spawn(async move { Ok(member.prompts(n_sent).await?) });

@@ -137,6 +137,7 @@ impl Load {
             Kind::Streams(_) => "streams",
             Kind::Prompts(_) => "prompts",
             Kind::Stepping(_) => "stepping",
+            Kind::Speculation(_) => "speculation",
             Kind::Clients(_) => "clients",
         }
     }

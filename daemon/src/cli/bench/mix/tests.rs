@@ -123,6 +123,23 @@ async fn loads_run_alone_and_together() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn guesses_are_right_as_often_as_asked_for() {
+    for (right, n_least, n_most) in [(0.0, 4.5, 5.5), (1.0, 0.9, 1.2)] {
+        let report = run(&format!(
+            "warm_up_s = 0.1\nmeasure_s = 0.5\nwindows = 2\n\
+             [[load]]\nkind = \"speculation\"\nprompt = 20\nwrap_tokens = 100\nright = {right}\n\
+             [load.sampler]\ntemperature = 1\n"
+        ))
+        .await
+        .expect("it runs");
+        let json = serde_json::to_value(&report).expect("JSON");
+        // One token of five that are computed in a step, or all.
+        let computed = json["phases"][0]["engine"]["computed_per_pulled"].as_f64().expect("a number");
+        assert!((n_least..n_most).contains(&computed), "{right}: {computed}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn shares_of_one_device_have_a_sum() {
     let (_, json) = run_long_enough(
         "[[load]]\nkind = \"streams\"\nname = \"a\"\nprompt = 20\nuser = 1\n\
