@@ -267,7 +267,7 @@ impl CudaBackend {
             rows =
                 batch.rows.iter().zip(&completed).map(|(row, tokens)| StepRow::known(row, tokens)).collect();
         }
-        let in_flight = self.steps.launch(&self.llama, self.kv.slice(), &rows, &batch.copies)?;
+        let in_flight = self.steps.launch(&self.llama, self.kv.slice(), &rows, batch.copies)?;
         drop(rows);
         drop(completed);
         self.under_way.push_back(UnderWay::InStream(in_flight));

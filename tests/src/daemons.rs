@@ -9,14 +9,22 @@ use std::time::{Duration, Instant};
 use tempfile::TempDir;
 use trellis::config::{Config, Device, DtypeChoice};
 use trellis::daemon::{Daemon, Seams};
+use trellis::guest::GuestLimits;
 use trellis_client::{Client, Error, ErrorBody, Event, Guest, GuestUsage, Program, StartOptions};
 use trellis_engine::{EngineStats, Port};
 
 use crate::device::device;
 use crate::{guests, pack};
 
-/// Long enough for anything that ends at all, on a machine that does other things too.
-pub const PATIENCE: Duration = Duration::from_secs(60);
+/// Long enough for anything that ends at all, on a slow machine that does other things too. No test that passes waits
+/// so long.
+pub const PATIENCE: Duration = Duration::from_secs(300);
+
+/// What guests may use in tests that are not about it: time for a slow machine, to compile them and to run.
+#[must_use]
+pub fn limits() -> GuestLimits {
+    GuestLimits { compile_ms: 600_000, cpu_ms: 600_000, deadline_ms: 1_200_000, ..GuestLimits::default() }
+}
 
 /// The settings that a test starts from: the device under test; `exe` compiles guests, and compiled guests are
 /// kept beside it, so that only the first test of a build waits for the compiler.
@@ -24,7 +32,8 @@ pub const PATIENCE: Duration = Duration::from_secs(60);
 pub fn config(exe: &str) -> Config {
     let exe = PathBuf::from(exe);
     let cache_dir = exe.with_file_name("tests-cache");
-    let config = Config { cache_dir: Some(cache_dir), compile_exe: Some(exe), ..Config::default() };
+    let config =
+        Config { cache_dir: Some(cache_dir), compile_exe: Some(exe), limits: limits(), ..Config::default() };
     match device() {
         // What the tests compare is computed in float32, and many of their daemons share the card.
         Device::Cuda => {

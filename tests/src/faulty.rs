@@ -31,7 +31,6 @@ struct Planned {
 #[derive(Debug, Default)]
 struct Shared {
     planned: Mutex<Option<Planned>>,
-    n_calls: AtomicUsize,
     n_faults: AtomicUsize,
 }
 
@@ -44,12 +43,6 @@ impl Faults {
     pub fn inject(&self, n_before: usize, n_times: usize, fault: Fault) {
         let planned = Planned { n_before, n_times, fault };
         *self.0.planned.lock().unwrap_or_else(PoisonError::into_inner) = Some(planned);
-    }
-
-    /// Calls so far.
-    #[must_use]
-    pub fn n_calls(&self) -> usize {
-        self.0.n_calls.load(Ordering::Relaxed)
     }
 
     /// Calls that have failed so far.
@@ -72,7 +65,6 @@ impl Faults {
     }
 
     fn call(&self, call: &'static str) -> Result<(), BackendError> {
-        self.0.n_calls.fetch_add(1, Ordering::Relaxed);
         let mut planned = self.0.planned.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(next) = planned.as_mut().filter(|planned| planned.n_times > 0) else { return Ok(()) };
         if next.n_before > 0 {

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use cudarc::driver::sys::CUresult;
-use trellis_engine::batch::{Input, OutputKind, OutputRequest, PageCopy, Row, SlotId, Token};
+use trellis_engine::batch::{Input, OutputKind, OutputRequest, PageCopy, Requests, Row, SlotId, Token};
 use trellis_engine::sampling::Sampler;
 
 use super::tests::{card, load_on, random_models, tokens};
@@ -62,7 +62,7 @@ impl Talk {
     fn row(&self) -> Row<'_> {
         let position = self.tokens.len() - 1;
         let request = |kind| OutputRequest { position, kind };
-        let mut outputs = vec![request(OutputKind::Sample(&self.sampler))];
+        let mut outputs: Requests<'_> = Requests::from_iter([request(OutputKind::Sample(&self.sampler))]);
         if self.n_drawn() == ASKS_MORE_AT {
             outputs.extend([request(OutputKind::Full), request(OutputKind::Top { n: 3 })]);
         }
@@ -70,7 +70,7 @@ impl Talk {
             slot: self.slot,
             tokens: &self.tokens,
             start: self.n_computed,
-            pages: self.pages[..=self.tokens.len() / PAGE_LEN].to_vec(),
+            pages: &self.pages[..=self.tokens.len() / PAGE_LEN],
             outputs,
             input: Input::Known,
         }
@@ -110,7 +110,8 @@ fn converse(backend: &mut CudaBackend, prompts: &[Vec<Token>]) -> Result<Said, B
         }
         let rows: Vec<Row<'_>> = talks.iter().map(Talk::row).collect();
         let n_outputs: Vec<usize> = rows.iter().map(|row| row.outputs.len()).collect();
-        match backend.forward(&Batch { copies, rows }) {
+        let stepped = backend.forward(&Batch { copies: &copies, rows });
+        match stepped {
             Ok(outputs) => {
                 let mut outputs = outputs.into_iter();
                 for (talk, n) in talks.iter_mut().zip(n_outputs) {

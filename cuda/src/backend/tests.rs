@@ -1,6 +1,7 @@
 //! The backend on a card against the CPU's on the same weights.
 
 use std::path::{Path, PathBuf};
+use std::sync::LazyLock;
 use std::time::Instant;
 
 use trellis_engine::batch::{Candidate, Input, OutputKind, OutputRequest, PageCopy, Row, SlotId, Token};
@@ -128,6 +129,12 @@ pub(super) fn tokens(random: &mut Random, n: usize, vocab_size: usize) -> Vec<To
     (0..n).map(|_| random.below(vocab_size) as Token).collect()
 }
 
+/// A page table of consecutive pages.
+fn consecutive(first: usize, n: usize) -> &'static [PageId] {
+    static PAGES: LazyLock<Vec<PageId>> = LazyLock::new(|| (0..1 << 20).map(PageId).collect());
+    &PAGES[first..first + n]
+}
+
 /// A row over `tokens[start..]` whose pages are numbered from `first_page`, one more than needed.
 fn row<'a>(
     slot: u32,
@@ -141,14 +148,14 @@ fn row<'a>(
         slot: SlotId(slot),
         tokens,
         start,
-        pages: (first_page..first_page + n_pages).map(|page| PageId(page as u32)).collect(),
+        pages: consecutive(first_page, n_pages),
         outputs: outputs.into_iter().map(|(position, kind)| OutputRequest { position, kind }).collect(),
         input: Input::Known,
     }
 }
 
 fn forward(backend: &mut impl Backend, rows: Vec<Row<'_>>) -> Vec<Output> {
-    backend.forward(&Batch { copies: Vec::new(), rows }).expect("the backend runs")
+    backend.forward(&Batch { copies: &[], rows }).expect("the backend runs")
 }
 
 fn full(output: &Output) -> &[f32] {
@@ -325,11 +332,11 @@ fn mixed_steps_agree_with_the_cpu() {
             each.collect::<Vec<_>>()
         };
         // Copies of pages that hold something go where nothing is.
-        let copies =
-            |n: u32| (0..n).map(|i| PageCopy { src: PageId(i * 20), dst: PageId(200 + i) }).collect();
-        let n_copies = if round == 0 { 0 } else { 6 };
+        let n_copies: u32 = if round == 0 { 0 } else { 6 };
+        let copy = |i: u32| PageCopy { src: PageId(i * 20), dst: PageId(200 + i) };
+        let copies: Vec<PageCopy> = (0..n_copies).map(copy).collect();
         let run = |backend: &mut dyn Backend| {
-            backend.forward(&Batch { copies: copies(n_copies), rows: rows() }).expect("the backend runs")
+            backend.forward(&Batch { copies: &copies, rows: rows() }).expect("the backend runs")
         };
         let (found, expected) = (run(&mut device), run(&mut host));
         assert_eq!(found.len(), expected.len());
@@ -340,8 +347,8 @@ fn mixed_steps_agree_with_the_cpu() {
     // What was copied is a beginning to go on from: page 0 of context 4, at 80, lies at 204.
     let run = |backend: &mut dyn Backend| {
         let mut row = row(9, &prompts[4][..20], 16, 204, vec![(19, OutputKind::Full)]);
-        row.pages = vec![PageId(204), PageId(300)];
-        backend.forward(&Batch { copies: Vec::new(), rows: vec![row] }).expect("the backend runs")
+        row.pages = &[PageId(204), PageId(300)];
+        backend.forward(&Batch { copies: &[], rows: vec![row] }).expect("the backend runs")
     };
     assert_same(&run(&mut device)[0], &run(&mut host)[0], "behind a copied page");
 }
@@ -376,7 +383,7 @@ impl Decoding {
                 row(idx as u32, tokens, *n_computed, idx * 10, asked(tokens.len() - 1))
             }
         });
-        let batch = Batch { copies: Vec::new(), rows: rows.collect() };
+        let batch = Batch { copies: &[], rows: rows.collect() };
         backend.submit(&batch).expect("the backend runs");
     }
 
@@ -505,7 +512,7 @@ fn speed() {
                         let row = row(idx as u32, tokens, last, idx * (n_prompt / PAGE_LEN + 12), asked);
                         Row { input, ..row }
                     });
-                    let batch = Batch { copies: Vec::new(), rows: rows.collect() };
+                    let batch = Batch { copies: &[], rows: rows.collect() };
                     backend.submit(&batch).expect("it runs");
                 };
                 let mut started = Instant::now();

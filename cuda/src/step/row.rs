@@ -25,7 +25,7 @@ pub(crate) struct Request<'a> {
 
 impl<'a> StepRow<'a> {
     /// A row of a batch.
-    pub(crate) fn of(row: &'a Row<'a>) -> Self {
+    pub(crate) fn of(row: &'a Row<'_>) -> Self {
         let requests =
             row.outputs.iter().map(|OutputRequest { position, kind }| Request { position: *position, kind });
         Self {
@@ -33,13 +33,13 @@ impl<'a> StepRow<'a> {
             known: row.tokens,
             has_drawn: row.input == Input::Drawn,
             start: row.start,
-            pages: &row.pages,
+            pages: row.pages,
             requests: requests.collect(),
         }
     }
 
     /// A row of a batch, where every token has become known.
-    pub(crate) fn known(row: &'a Row<'a>, tokens: &'a [Token]) -> Self {
+    pub(crate) fn known(row: &'a Row<'_>, tokens: &'a [Token]) -> Self {
         Self { known: tokens, has_drawn: false, ..Self::of(row) }
     }
 

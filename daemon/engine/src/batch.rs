@@ -1,6 +1,7 @@
 //! One step's work for a backend, packed: rows of different lengths, never padded.
 
 use serde::{Deserialize, Serialize};
+use smallvec::SmallVec;
 
 use crate::sampling::Sampler;
 
@@ -32,7 +33,7 @@ pub struct PageCopy {
 #[derive(Debug, Default)]
 pub struct Batch<'a> {
     /// Page copies, run first; no page is both a source and a destination.
-    pub copies: Vec<PageCopy>,
+    pub copies: &'a [PageCopy],
     /// Rows of different contexts.
     pub rows: Vec<Row<'a>>,
 }
@@ -50,9 +51,20 @@ pub struct Row<'a> {
     /// before this one are done.
     pub start: usize,
     /// The context's pages in order; they cover the row.
-    pub pages: Vec<PageId>,
+    pub pages: &'a [PageId],
     /// What to return for this row.
-    pub outputs: Vec<OutputRequest<'a>>,
+    pub outputs: Requests<'a>,
+}
+
+/// What is asked of one row; mostly one thing.
+pub type Requests<'a> = SmallVec<[OutputRequest<'a>; 1]>;
+
+/// The memory of rows that are no longer needed, for others.
+#[must_use]
+pub fn reused<'b>(mut rows: Vec<Row<'_>>) -> Vec<Row<'b>> {
+    rows.clear();
+    // The standard library collects into the memory that it iterates over.
+    rows.into_iter().map(|_| unreachable!("there are no rows")).collect()
 }
 
 /// What a row computes last.

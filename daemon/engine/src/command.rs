@@ -40,10 +40,25 @@ pub enum Ask {
     Scores(Vec<Token>),
     /// The log-probability of each of these tokens after all before it.
     Continuation(Vec<Token>),
+    /// Draw the next tokens as long as each is the one that was guessed, and the first that is not.
+    Verify {
+        /// How to draw.
+        #[serde(with = "shared")]
+        sampler: Arc<Sampler>,
+        /// What may come next.
+        guess: Guess,
+    },
     /// The log-probabilities of the whole vocabulary.
     Full,
     /// The hidden state of the last token.
     Embedding,
+}
+
+/// What a context may draw next.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Guess {
+    /// One token after the other.
+    Chain(Vec<Token>),
 }
 
 /// The answer to an [`Ask`].
@@ -53,6 +68,9 @@ pub enum Answer {
     Prefilled,
     /// The drawn token.
     Sampled(Candidate),
+    /// The drawn tokens, at least one: those of the guess that were accepted, and the one drawn after them. That one is
+    /// missing where it could not be drawn, as drawing it by itself would say.
+    Verified(Vec<Candidate>),
     /// The most probable tokens.
     Top {
         /// Most probable first.

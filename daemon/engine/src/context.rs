@@ -4,10 +4,11 @@ use std::sync::Arc;
 
 use crate::account::{Owner, Resource};
 use crate::batch::{Candidate, Token};
-use crate::command::{Answer, Ask, ContextId, Edit, Operation, RunSettings};
+use crate::command::{Answer, Ask, ContextId, Edit, Guess, Operation, RunSettings};
 use crate::completion::Done;
 use crate::error::EngineError;
 use crate::handle::{Caller, EngineHandle, Room};
+use crate::job::N_GUESS_MAX;
 use crate::kv::Footprint;
 use crate::line::Standing;
 use crate::run::{Finish, Progress, RunEvent, RunQueue};
@@ -155,15 +156,32 @@ impl Context {
         self.stop_run(room)
     }
 
-    fn check_continuation(&self, tokens: &[Token]) -> Result<(), EngineError> {
+    fn check_tokens(&self, tokens: &[Token]) -> Result<(), EngineError> {
         let vocab_size = self.engine.limits().vocab_size;
-        if let Some(&token) = tokens.iter().find(|&&token| token as usize >= vocab_size) {
-            return Err(EngineError::TokenOutOfRange { token, vocab_size });
+        match tokens.iter().find(|&&token| token as usize >= vocab_size) {
+            Some(&token) => Err(EngineError::TokenOutOfRange { token, vocab_size }),
+            None => Ok(()),
         }
+    }
+
+    fn check_continuation(&self, tokens: &[Token]) -> Result<(), EngineError> {
+        self.check_tokens(tokens)?;
         let (n_tokens, n_positions) = (self.tokens.len() + tokens.len(), self.capacity());
         if n_tokens > n_positions {
             return Err(EngineError::ContextFull { n_tokens, n_positions });
         }
+        Ok(())
+    }
+
+    /// Checks a guess, and cuts off what there would be no room for: drawing would end there, whatever was guessed.
+    fn check_guess(&self, tokens: &mut Vec<Token>) -> Result<(), EngineError> {
+        if tokens.len() > N_GUESS_MAX {
+            let (n_tokens, n_tokens_max) = (tokens.len(), N_GUESS_MAX);
+            return Err(EngineError::GuessTooLong { n_tokens, n_tokens_max });
+        }
+        self.check_tokens(tokens)?;
+        self.check_continuation(&[0])?; // room for the token that is drawn
+        tokens.truncate(self.capacity() - self.tokens.len() - 1);
         Ok(())
     }
 
@@ -222,21 +240,21 @@ impl Context {
     ///
     /// # Errors
     /// The question does not fit the context or the model, or the engine has failed or stopped.
-    pub async fn ask(&mut self, ask: Ask) -> Result<Pending, EngineError> {
+    pub async fn ask(&mut self, mut ask: Ask) -> Result<Pending, EngineError> {
         let vocab_size = self.engine.limits().vocab_size;
-        match &ask {
+        match &mut ask {
             Ask::Prefill if self.tokens.is_empty() => {}
             _ if self.tokens.is_empty() => return Err(EngineError::EmptyContext),
             Ask::Sample(sampler) => {
                 sampler.validate(vocab_size)?;
                 self.check_continuation(&[0])?; // room for the token that is drawn
             }
-            Ask::Continuation(tokens) => self.check_continuation(tokens)?,
-            Ask::Scores(tokens) => {
-                if let Some(&token) = tokens.iter().find(|&&token| token as usize >= vocab_size) {
-                    return Err(EngineError::TokenOutOfRange { token, vocab_size });
-                }
+            Ask::Verify { sampler, guess: Guess::Chain(tokens) } => {
+                sampler.validate(vocab_size)?;
+                self.check_guess(tokens)?;
             }
+            Ask::Continuation(tokens) => self.check_continuation(tokens)?,
+            Ask::Scores(tokens) => self.check_tokens(tokens)?,
             Ask::Prefill | Ask::Top { .. } | Ask::Full | Ask::Embedding => {}
         }
         let room = self.engine.room(&self.caller).await?;

@@ -26,6 +26,14 @@ pub enum EngineError {
         /// The most it can.
         n_positions: usize,
     },
+    /// A guess that is too long.
+    #[error("a guess of {n_tokens} tokens: at most {n_tokens_max} can be verified at once")]
+    GuessTooLong {
+        /// Tokens that were guessed.
+        n_tokens: usize,
+        /// The most that one step verifies.
+        n_tokens_max: usize,
+    },
     /// A length past the end.
     #[error("cannot keep {n_tokens} tokens of a context of {length}")]
     TooLong {

@@ -41,9 +41,10 @@ pub(crate) struct HomeArgs {
     /// Run inside this process even if a daemon is running
     #[arg(long, conflicts_with = "socket")]
     pub(crate) local: bool,
-    /// Run inside this process, with this model: a bundled name (tiny, draft) or a folder
-    #[arg(long, value_name = "NAME|PATH", conflicts_with = "socket")]
-    pub(crate) model: Option<String>,
+    /// Run inside this process, with this model: a bundled name (tiny, draft) or a folder; the first one given is the
+    /// default
+    #[arg(long = "model", value_name = "NAME|PATH", conflicts_with = "socket")]
+    pub(crate) models: Vec<String>,
     /// Run inside this process, on this device
     #[arg(long, value_enum, conflicts_with = "socket")]
     pub(crate) device: Option<DeviceArg>,
@@ -115,7 +116,7 @@ impl std::fmt::Debug for Inside {
 
 impl HomeArgs {
     fn stays_inside(&self) -> bool {
-        self.local || self.model.is_some() || self.device.is_some() || self.dtype.is_some()
+        self.local || !self.models.is_empty() || self.device.is_some() || self.dtype.is_some()
     }
 
     /// Connects to the running daemon; `None` if guests run inside this process.
@@ -144,7 +145,9 @@ impl HomeArgs {
     /// It cannot be started.
     pub(crate) async fn make(&self, format: Format) -> Result<Home, CliError> {
         let mut config = Config::default();
-        config.models = self.model.iter().cloned().chain(config.models).take(1).collect();
+        if !self.models.is_empty() {
+            config.models.clone_from(&self.models);
+        }
         config.device = self.device.map_or(config.device, Device::from);
         config.dtype = self.dtype.map_or(config.dtype, DtypeChoice::from);
         let daemon = start(&config, format).await?;

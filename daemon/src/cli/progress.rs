@@ -150,7 +150,7 @@ mod tests {
     use super::*;
 
     fn drawn() -> Progress {
-        Progress { is_drawn: true, delay: DELAY, bar: Mutex::new(None) }
+        Progress { is_drawn: true, delay: 3_600 * DELAY, bar: Mutex::new(None) }
     }
 
     #[test]

@@ -218,7 +218,7 @@ mod tests {
     async fn what_cannot_run_is_refused_before_a_model_is_loaded() {
         let start = async |word: &str| {
             let home =
-                HomeArgs { local: true, model: Some("/no/such/model".to_owned()), ..HomeArgs::default() };
+                HomeArgs { local: true, models: vec!["/no/such/model".to_owned()], ..HomeArgs::default() };
             start(word, &home, StartOptions::default(), Input::Nothing, None, Format::Text).await
         };
         let error = start("no-such-guest").await.expect_err("no name");

@@ -46,20 +46,28 @@ impl Beside {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::mpsc;
     use std::time::Duration;
+
+    use tokio::sync::oneshot;
 
     use super::*;
 
     #[tokio::test]
     async fn long_work_blocks_nobody_and_is_counted() {
         let (beside, clock) = (Beside::new(), Arc::new(CpuClock::default()));
-        let work = beside.run(&clock, || {
+        let (begun, has_begun) = oneshot::channel();
+        let (looked, have_looked) = mpsc::channel();
+        let work = beside.run(&clock, move || {
+            begun.send(()).expect("it is waited for");
+            have_looked.recv().expect("they look");
             std::thread::sleep(Duration::from_millis(50));
             7
         });
         let others = async {
-            tokio::time::sleep(Duration::from_millis(10)).await;
+            has_begun.await.expect("it begins");
             assert!(clock.is_running(), "this thread was free while the work went on");
+            looked.send(()).expect("it waits");
         };
         let (result, ()) = tokio::join!(clock.meter(work), others);
         assert_eq!(result, 7);

@@ -19,6 +19,7 @@ wasmtime::component::bindgen!({
         "trellis:host/contexts.[method]context.save": async | trappable,
         "trellis:host/decoding.top": async | trappable,
         "trellis:host/decoding.step": async | trappable,
+        "trellis:host/decoding.speculate": async | trappable,
         "trellis:host/decoding.score": async | trappable,
         "trellis:host/decoding.logprobs": async | trappable,
         "trellis:host/decoding.full": async | trappable,

@@ -16,7 +16,7 @@ use super::wasi;
 const PACKAGE: &str = "trellis:host";
 
 /// Its version.
-const VERSION: &str = "0.1.0";
+const VERSION: &str = "0.1.1";
 
 /// Its interfaces.
 const INTERFACES: [&str; 7] = ["contexts", "decoding", "models", "samplers", "session", "streams", "types"];

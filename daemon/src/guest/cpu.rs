@@ -77,15 +77,25 @@ impl Drop for Span<'_> {
 
 #[cfg(test)]
 mod tests {
+    use futures_util::FutureExt as _;
+    use tokio::sync::oneshot;
+
     use super::*;
 
     #[tokio::test]
     async fn waiting_is_not_computing() {
         let clock = CpuClock::default();
-        clock.meter(tokio::time::sleep(Duration::from_millis(40))).await;
-        assert!(clock.used() < Duration::from_millis(20), "{:?}", clock.used());
+        let (end, ended) = oneshot::channel::<()>();
+        let mut waiting = pin!(clock.meter(ended));
+        assert!(waiting.as_mut().now_or_never().is_none(), "nobody has ended it");
+        let used = clock.used();
+        std::thread::sleep(Duration::from_millis(40));
+        assert_eq!((clock.used(), clock.is_running()), (used, false), "between two polls no time is used");
+        end.send(()).expect("it waits");
+        waiting.await.expect("it was ended");
+        let used = clock.used();
         clock.meter(async { std::thread::sleep(Duration::from_millis(30)) }).await;
-        assert!(clock.used() >= Duration::from_millis(30), "{:?}", clock.used());
+        assert!(clock.used() >= used + Duration::from_millis(30), "{:?}", clock.used());
         assert!(!clock.is_running());
     }
 }

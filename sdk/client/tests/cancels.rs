@@ -114,7 +114,7 @@ async fn cancel_at_every_moment() {
         guest.cancel();
         let mut has_started = false;
         let error = loop {
-            match tokio::time::timeout(std::time::Duration::from_secs(10), guest.next()).await {
+            match tokio::time::timeout(std::time::Duration::from_secs(120), guest.next()).await {
                 Ok(Some(Ok(event))) => has_started |= matches!(event, Event::Started { .. }),
                 Ok(Some(Err(error))) => break error,
                 Ok(None) => panic!("after {n_turns} turns: a guest that runs for ever ended well"),

@@ -154,6 +154,21 @@ impl Context {
         decoding::step_all([(self, sampler)]).map(only)
     }
 
+    /// Draws tokens and appends them, in one step of the model, as long as each is the one that was guessed: what is
+    /// given is what so many calls of [`step`](Self::step) would give, at least one token and at most one more than were
+    /// guessed. A wrong guess changes nothing but the cost. For many contexts at once see
+    /// [`speculate_all`](crate::speculate_all).
+    ///
+    /// A draw depends on the seed, the position and what comes before. So a small model guesses best that draws from the
+    /// same tokens with the same sampler. Tokens that end an answer are drawn like others: look for them in what is given.
+    ///
+    /// # Errors
+    /// Those of [`step`](Self::step); [`TokenOutOfRange`](crate::Error::TokenOutOfRange), and
+    /// [`InvalidArgument`](crate::Error::InvalidArgument) for more than 15 tokens.
+    pub fn speculate(&self, sampler: &Sampler, guess: &[Token]) -> Result<Vec<Candidate>> {
+        decoding::speculate_all([(self, sampler, guess)]).map(only)
+    }
+
     /// The `n` most probable next tokens, best first. For many contexts at once see
     /// [`top_all`](crate::top_all).
     ///
@@ -163,7 +178,8 @@ impl Context {
         decoding::top_all([self], n).map(only)
     }
 
-    /// The log-probability of each token of a continuation, given all before it. The context stays as it is.
+    /// The log-probability of each token of a continuation, given all before it. The context stays as it is; what was
+    /// computed is not computed again when it is appended.
     /// For many contexts at once see [`score_all`](crate::score_all).
     ///
     /// # Errors

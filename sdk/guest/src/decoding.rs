@@ -20,6 +20,25 @@ pub fn step_all<'a>(
     Ok(raw::step(&requests)?)
 }
 
+/// Draws tokens for each context and appends them, as far as they were guessed and one token further. A context may be
+/// named once only.
+///
+/// # Errors
+/// Those of [`Context::speculate`]; one mistake and no context is changed.
+pub fn speculate_all<'a>(
+    requests: impl IntoIterator<Item = (&'a Context, &'a Sampler, &'a [Token])>,
+) -> Result<Vec<Vec<Candidate>>> {
+    let requests: Vec<_> = requests
+        .into_iter()
+        .map(|(context, sampler, guess)| raw::SpeculateRequest {
+            context: context.raw(),
+            sampler: sampler.raw(),
+            guess: guess.to_vec(),
+        })
+        .collect();
+    Ok(raw::speculate(&requests)?)
+}
+
 /// The `n` most probable next tokens of each context, best first. A context may be named once only.
 ///
 /// # Errors

@@ -40,7 +40,7 @@
 //! | speed | call | when |
 //! |---|---|---|
 //! | declarative | [`Context::generate`], [`generate_all`] | parameters say it all |
-//! | scripted | [`Context::stream`], [`step_all`] | the guest looks at each token and may change course |
+//! | scripted | [`Context::stream`], [`step_all`], [`speculate_all`] | the guest looks at each token and may change course |
 //! | raw | [`Context::top`], [`top_all`], [`Context::score`], [`Context::full`] | the guest draws, searches or ranks itself |
 //!
 //! They mix freely on one context.
@@ -73,7 +73,7 @@ pub use args::Args;
 pub use bindings::trellis::host::types::Token;
 pub use chat::{Chat, ChatMessage};
 pub use context::{Context, forget};
-pub use decoding::{Candidate, Distribution, score_all, step_all, top_all};
+pub use decoding::{Candidate, Distribution, score_all, speculate_all, step_all, top_all};
 pub use error::{Error, Result};
 pub use generate::{Completion, Generate, generate_all};
 pub use model::{ChatEnd, Model, ModelInfo, TextDecoder};

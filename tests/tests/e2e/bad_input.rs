@@ -24,11 +24,8 @@ const COMPONENT_BYTES: usize = 1 << 20;
 const ARGUMENT_BYTES: usize = 4_096;
 
 fn config() -> Config {
-    let limits = GuestLimits {
-        component_bytes: COMPONENT_BYTES,
-        argument_bytes: ARGUMENT_BYTES,
-        ..GuestLimits::default()
-    };
+    let limits =
+        GuestLimits { component_bytes: COMPONENT_BYTES, argument_bytes: ARGUMENT_BYTES, ..daemons::limits() };
     Config { models: vec!["tiny".to_owned(), "draft".to_owned()], limits, ..daemons::config(exe()) }
 }
 
@@ -77,6 +74,14 @@ fn mistakes_in_the_host_api() {
         ),
         ("too many candidates", "n is 1000000, expected"),
         ("empty continuation", "continuation is empty in request 0, expected at least one token"),
+        ("guess too long", "guess is 16 tokens, expected at most 15"),
+        ("guess out of range", "token 4096 does not exist; the vocabulary has 4096 entries"),
+        ("guess after an empty context", "the context is empty; append at least one token first"),
+        (
+            "guess twice after one context",
+            "context is number 1 of the list, expected each context once in a list",
+        ),
+        ("guess after a full context", "the context would hold 1025 tokens, and the model's limit is 1024"),
         ("unknown saved name", "nothing is saved under the name \"nobody\""),
         ("forget an unknown name", "nothing is saved under the name \"nobody\""),
         ("empty name", "name is , expected 1 to 256 bytes"),
@@ -169,7 +174,7 @@ fn what_is_not_a_guest() {
             import("trellis:host/session@0.7.0", seed),
             foreign,
             Some("trellis:host/session@0.7.0"),
-            &["the host has trellis:host/session@0.1.0"],
+            &["the host has trellis:host/session@0.1.1"],
         ),
         (
             import("trellis:host/oracle@0.1.0", seed),

@@ -25,7 +25,10 @@ const N_TASKS_PER_CLIENT: u64 = 3;
 /// Of so many starts in a row, those of new components share one.
 const N_STARTS_PER_COMPONENT: u64 = 40;
 
-/// What never ends by itself in less than [`PATIENCE`].
+/// Numbers of new components from here on are those of guests that are started one by one.
+const AFTER_THE_STORM: u64 = 1 << 32;
+
+/// What never ends by itself in less than [`PATIENCE`]: its processor time and its deadline are longer.
 const MODES: [&str; 7] =
     ["endless", "sleep", "loop", "flood-text", "flood-tokens", "flood-log", "wait-for-messages"];
 
@@ -75,7 +78,7 @@ impl Storm {
                 tokio::time::sleep(Duration::from_micros(random.below(us_max) as u64)).await;
             }
             match random.below(20) {
-                0..14 => self.cancel(guest, &mut random).await,
+                0..14 => self.cancel(guest, None, false, &mut random).await,
                 14..19 => {
                     drop(guest);
                     add(&self.tally.n_dropped);
@@ -90,7 +93,38 @@ impl Storm {
         }
     }
 
-    async fn cancel(&self, guest: Guest, random: &mut Random) {
+    /// Starts guests of new components and gives each up at this stage, or once it runs, until one has come no further by
+    /// the time its cancel does. Returns how many that took: none, if the counter says that it has happened before.
+    async fn cancel_at(&self, at: Option<Stage>, counter: &AtomicUsize, random: &mut Random) -> usize {
+        let client = self.daemon.connect().await.expect("connected");
+        let mut n_guests = 0;
+        while counter.load(Ordering::Relaxed) == 0 {
+            n_guests += 1;
+            let number = self.n_starts.fetch_add(1, Ordering::Relaxed);
+            let program = Program::wasm(guests::hostile_anew(AFTER_THE_STORM + number));
+            let mut guest = client.start(program, with(&["sleep"])).await.expect("connected");
+            let (mut stage, mut has_started) = (None, false);
+            while !has_started && (stage.is_none() || stage != at) {
+                let next = tokio::time::timeout(PATIENCE, guest.next()).await;
+                match next.unwrap_or_else(|_| panic!("a start hangs after {stage:?}")) {
+                    Some(Ok(Event::Progress { stage: now, .. })) => stage = Some(now),
+                    Some(Ok(Event::Started { .. })) => has_started = true,
+                    Some(Ok(_)) => {}
+                    other => panic!("a guest without end does not start: {other:?}"),
+                }
+            }
+            self.cancel(guest, stage, has_started, random).await;
+        }
+        n_guests
+    }
+
+    async fn cancel(
+        &self,
+        guest: Guest,
+        mut stage: Option<Stage>,
+        mut has_started: bool,
+        random: &mut Random,
+    ) {
         let begun = Instant::now();
         if random.below(2) == 0 {
             guest.cancel();
@@ -98,7 +132,6 @@ impl Storm {
             guest.sender().cancel();
         }
         let mut guest = guest;
-        let (mut stage, mut has_started) = (None, false);
         let error = loop {
             let next = tokio::time::timeout(PATIENCE, guest.next()).await;
             match next.unwrap_or_else(|_| panic!("a cancel is lost: at {stage:?}, started: {has_started}")) {
@@ -139,12 +172,7 @@ impl Storm {
 
 async fn storm(n_cancels: usize) {
     let cache = tempfile::tempdir().expect("a folder");
-    let limits = GuestLimits {
-        cpu_ms: 600_000,
-        n_compiles_queued: 2 * N_TASKS as usize,
-        n_programs: 4,
-        ..GuestLimits::default()
-    };
+    let limits = GuestLimits { n_compiles_queued: 2 * N_TASKS as usize, n_programs: 4, ..daemons::limits() };
     let config = Config { limits, cache_dir: Some(cache.path().join("code")), ..daemons::config(exe()) };
     let storm = Arc::new(Storm {
         daemon: daemons::start(&config),
@@ -168,11 +196,20 @@ async fn storm(n_cancels: usize) {
         task.await.expect("no cancel is lost");
     }
     let took = begun.elapsed();
-    storm.nothing_is_left().await;
     let tally = &storm.tally;
+    // Where chance has given up none at some stage, it is seen to.
+    let (mut n_more, mut random) = (0, Random(N_TASKS));
+    for (at, counter) in [
+        (Some(Stage::Upload), &tally.n_uploading),
+        (Some(Stage::Compile), &tally.n_compiling),
+        (None, &tally.n_running),
+    ] {
+        n_more += storm.cancel_at(at, counter, &mut random).await;
+    }
+    storm.nothing_is_left().await;
     println!("{n_cancels} guests given up in {took:?}: {tally:?}; none lost, nothing left");
     let n = |counter: &AtomicUsize| counter.load(Ordering::Relaxed);
-    assert_eq!(n(&tally.n_cancelled) + n(&tally.n_dropped) + n(&tally.n_left), n_cancels);
+    assert_eq!(n(&tally.n_cancelled) + n(&tally.n_dropped) + n(&tally.n_left), n_cancels + n_more);
     for (what, counter) in [
         ("before all", &tally.n_before_all),
         ("uploading", &tally.n_uploading),

@@ -2,9 +2,12 @@
 
 use std::fs;
 use std::io::Read as _;
+use std::os::fd::AsFd;
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
+use rustix::io::ioctl_fionread;
+use rustix::pipe::fcntl_getpipe_size;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use tempfile::TempDir;
@@ -56,6 +59,21 @@ fn failed(command: &mut Command, status: i32) -> String {
 fn signal(pid: u32, signal: Signal) {
     let pid = Pid::from_raw(i32::try_from(pid).expect("a process")).expect("not 0");
     kill_process(pid, signal).expect("it runs");
+}
+
+/// Waits until a pipe that nobody reads is full. A piece that does not fit into the rest of a page goes to the next one,
+/// so a full pipe may hold little more than half of its size; but it takes no more.
+fn fills(pipe: impl AsFd) {
+    let n_bytes_min = fcntl_getpipe_size(&pipe).expect("it is a pipe") as u64 / 2;
+    let begun = Instant::now();
+    let (mut n_bytes, mut n_still) = (0, 0);
+    while n_still < 20 {
+        assert!(begun.elapsed() < daemons::PATIENCE, "nothing fills the pipe");
+        std::thread::sleep(Duration::from_millis(50));
+        let now = ioctl_fionread(&pipe).expect("it is a pipe");
+        n_still = if now > n_bytes || now < n_bytes_min { 0 } else { n_still + 1 };
+        n_bytes = now;
+    }
 }
 
 /// The component of the hostile guest in a file.
@@ -242,8 +260,11 @@ fn an_interrupt_is_heard_though_nobody_reads() {
         while !listed() {
             assert!(begun.elapsed() < daemons::PATIENCE, "{mode}: the guest does not come up");
         }
-        // Far more than a pipe holds is on its way by now.
-        std::thread::sleep(Duration::from_secs(1));
+        // The guest sends on: far more than fits is on its way.
+        match blocked {
+            "output" => fills(client.stdout.as_ref().expect("piped")),
+            _ => fills(client.stderr.as_ref().expect("piped")),
+        }
         signal(client.id(), Signal::INT);
         let begun = Instant::now();
         while listed() {

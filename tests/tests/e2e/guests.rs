@@ -59,6 +59,7 @@ examples! {
     "json-fields" => json_fields,
     "probe" => probe,
     "self-consistency" => self_consistency,
+    "speculate" => speculate,
     "watermark" => watermark,
 }
 
@@ -340,6 +341,59 @@ mod check {
         for bad in [["--gamma", "1"], ["--temperature", "NaN"], ["--delta", "inf"]] {
             let ended = run(name, &[&bad[..], &["x"]].concat()).await;
             assert!(ended.reason().message.contains("usage: watermark"), "{ended:?}");
+        }
+    }
+
+    pub(crate) async fn speculate(name: &str) {
+        let config = Config { models: vec!["tiny".to_owned(), "draft".to_owned()], ..daemons::config(exe()) };
+        let daemon = daemons::start(&config);
+        let client = daemon.connect().await.expect("connected");
+        let wasm = guests::example(name);
+        // What was decoded is what would be without guesses.
+        for (seed, temperature) in [(7, "0"), (8, "0.7"), (9, "1.3")] {
+            let arguments = ["--temperature", temperature, "--max-tokens", "60", "Tell me a short story."];
+            let sampler =
+                Sampler { temperature: temperature.parse().expect("a number"), seed, ..Sampler::greedy() };
+            let expected = decode(&draw(&question("Tell me a short story."), sampler, 60).await.0);
+            for how in [
+                &["--draft", "draft"][..],
+                &["--draft", "draft", "--guesses", "15"],
+                &["--guesses", "0"],
+                &[],
+            ] {
+                let options = StartOptions { seed: Some(seed), ..with(&[how, &arguments].concat()) };
+                let ended = daemons::run(&client, &wasm, options).await.well();
+                assert_eq!(ended.text, format!("{expected}\n"), "{how:?} at {temperature}");
+                assert!(ended.log[0].contains("saved"), "{ended:?}");
+            }
+        }
+        let sums = ["468 + 275", "37 + 48", "915 + 86", "640 + 333", "78 + 77", "129 + 504"];
+        let sums = sums.map(|sum| format!("Think step by step: what is {sum}?"));
+        let sums: Vec<&str> = sums.iter().map(String::as_str).collect();
+        let stories = ["Tell me a short story."; 6];
+        let prose =
+            ["Ownership is a set of rules", "The `Vec` type", "A program", "In this chapter", "The compiler"];
+        let draft = ["--draft", "draft"];
+        let cases: [(&str, &[&str], &[&str], f64); 5] = [
+            ("sums, 0", &["--temperature", "0"], &sums, 0.75),
+            ("sums, 1", &["--temperature", "1"], &sums, 0.75),
+            ("stories, 0.7", &["--temperature", "0.7"], &stories, 0.70),
+            ("prose, 0", &["--temperature", "0", "--raw", "--max-tokens", "100"], &prose, 0.20),
+            ("prose, 0.7", &["--temperature", "0.7", "--raw", "--max-tokens", "100"], &prose, 0.20),
+        ];
+        for (what, how, prompts, least) in cases {
+            let (mut tokens, mut steps) = (0.0, 0.0);
+            for (seed, prompt) in (7..).zip(prompts) {
+                let arguments = [&draft[..], how, &["--json", "--", prompt]].concat();
+                let options = StartOptions { seed: Some(seed), ..with(&arguments) };
+                let report = daemons::run(&client, &wasm, options).await.well().json.remove(0);
+                let number = |key: &str| report[key].as_f64().expect("a number");
+                tokens += number("tokens");
+                steps += number("steps");
+            }
+            let saved = 1.0 - steps / tokens;
+            println!("{what}: {tokens} tokens in {steps} steps of the target, {saved:.3} saved by 4 guesses");
+            assert!(saved >= least, "{what}: {saved}");
         }
     }
 

@@ -15,7 +15,9 @@ use trellis_tests::guests;
 
 use crate::exe;
 
-const CPU_MS: u64 = 2_000;
+/// The time in which a guest is being polled counts, whatever else the machine does in it: so much that no honest guest
+/// comes near it on a machine that is slow, or stands still for a second.
+const CPU_MS: u64 = 10_000;
 const MEMORY_BYTES: usize = 24 << 20;
 const N_CONTEXTS: u64 = 8;
 const N_HANDLES: usize = 100;
@@ -37,7 +39,7 @@ fn daemon() -> &'static Daemon {
             n_tokens: N_TOKENS,
             call_bytes: CALL_BYTES,
             log_bytes: LOG_BYTES,
-            ..GuestLimits::default()
+            ..daemons::limits()
         };
         daemons::start(&Config { limits, ..daemons::config(exe()) })
     })
@@ -114,7 +116,8 @@ fn a_loop_without_end() {
     assert_eq!(parts(body), ("budget_exceeded", Some("cpu_ms"), Some(CPU_MS)), "{body:?}");
     // In whole milliseconds.
     assert!(value(body) >= CPU_MS, "{body:?}");
-    assert!(body.message.contains("processor time") && body.message.contains("2000"), "{body:?}");
+    let limit = CPU_MS.to_string();
+    assert!(body.message.contains("processor time") && body.message.contains(&limit), "{body:?}");
 }
 
 #[test]
@@ -132,27 +135,35 @@ fn memory_without_end() {
 fn output_that_nobody_reads() {
     block_on(beside_a_neighbour(async {
         for mode in ["flood-text", "flood-tokens"] {
-            let client = daemon().connect().await.expect("connected");
-            let deadline = Duration::from_millis(1_500);
-            let options = StartOptions { deadline: Some(deadline), ..with(&[mode]) };
-            let window_bytes = options.window_bytes;
-            let program = Program::wasm(guests::hostile());
-            let mut guest = client.start(program, options).await.expect("the connection stands");
-            // Nobody reads. The guest waits for its client, which is not computing, until its time is up.
-            let id = started(&mut guest).await;
-            until("the guest is gone", async || !is_listed(&client, id).await).await;
-            let ended = collect(guest).await;
-            let body = ended.reason();
-            assert_eq!(
-                parts(body),
-                ("deadline_exceeded", Some("deadline_ms"), Some(1_500)),
-                "{mode}: {body:?}"
-            );
-            let n_bytes = ended.text.len() + 4 * ended.tokens.len();
+            let window_bytes = StartOptions::default().window_bytes;
+            let mut n_bytes = 0;
+            // On a slow machine it takes more time to fill the window.
+            for deadline_ms in [1_500, 15_000, 150_000] {
+                n_bytes = send_until(deadline_ms, mode).await;
+                assert!(n_bytes <= window_bytes, "{mode}: {n_bytes} bytes, the window has {window_bytes}");
+                if n_bytes > window_bytes / 2 {
+                    break;
+                }
+            }
             assert!(n_bytes > window_bytes / 2, "{mode}: {n_bytes} bytes before it had to wait");
-            assert!(n_bytes <= window_bytes, "{mode}: {n_bytes} bytes, the window has {window_bytes}");
         }
     }));
+}
+
+/// What a guest sends to a client that does not read. The guest waits for it, which is not computing, until its time is
+/// up.
+async fn send_until(deadline_ms: u64, mode: &str) -> usize {
+    let client = daemon().connect().await.expect("connected");
+    let options = StartOptions { deadline: Some(Duration::from_millis(deadline_ms)), ..with(&[mode]) };
+    let program = Program::wasm(guests::hostile());
+    let mut guest = client.start(program, options).await.expect("the connection stands");
+    let id = started(&mut guest).await;
+    until("the guest is gone", async || !is_listed(&client, id).await).await;
+    let ended = collect(guest).await;
+    let body = ended.reason();
+    let expected = ("deadline_exceeded", Some("deadline_ms"), Some(deadline_ms));
+    assert_eq!(parts(body), expected, "{mode}: {body:?}");
+    ended.text.len() + 4 * ended.tokens.len()
 }
 
 #[test]
@@ -332,20 +343,27 @@ fn many_guests_share_the_budgets_around_them() {
     block_on(async {
         let session = SharedBudget { n_tokens: 3_000, n_pages: 1_000, n_contexts: 5, host_bytes: 1 << 20 };
         let user = SharedBudget { n_tokens: 100_000, n_pages: 2_000, n_contexts: 8, host_bytes: 1 << 20 };
-        let limits = GuestLimits { n_guests: 6, n_guests_per_user: 4, ..GuestLimits::default() };
+        let limits = GuestLimits { n_guests: 6, n_guests_per_user: 4, ..daemons::limits() };
         let config = Config { limits, budgets: Budgets { session, user }, ..daemons::config(exe()) };
         let daemon = daemons::start(&config);
         let wasm = guests::hostile();
         let client = daemon.connect().await.expect("connected");
 
+        // The engine answers in order: by then it has released what a guest held that has ended.
+        let engine = daemon.engine(None).expect("a model is loaded");
+        let released = async || engine.stats().await.expect("the engine lives");
+
         let ended = run(&client, &wasm, with(&["contexts"])).await;
+        released().await;
         let expected = "the budget of contexts of the session is used up: \
                         5 in use, 1 more asked for, the limit is 5";
         assert_eq!(ended.reason().message, expected);
         let ended = run(&client, &wasm, with(&["save"])).await;
+        released().await;
         let message = ended.reason().message.clone();
         assert!(message.contains("contexts of the user") && message.contains("the limit is 8"), "{message}");
         let ended = run(&client, &wasm, with(&["tokens-budget"])).await;
+        released().await;
         let message = ended.reason().message.clone();
         assert!(
             message.contains("tokens of the session") && message.contains("the limit is 3000"),
@@ -378,7 +396,7 @@ fn nothing_is_left_of_an_attack() {
                 cpu_ms: 300,
                 memory_bytes: MEMORY_BYTES,
                 n_contexts: 8,
-                ..GuestLimits::default()
+                ..daemons::limits()
             },
             ..daemons::config(exe())
         };

@@ -18,6 +18,7 @@ mod queues;
 mod recordings;
 mod schedules;
 mod soak;
+mod speculation;
 mod streams;
 mod swaps;
 mod tidy;

@@ -13,7 +13,6 @@ use crate::exe;
 
 const MIX: &str = r#"
 warm_up_s = 0.2
-measure_s = 1
 windows = 4
 
 [[load]]
@@ -30,27 +29,40 @@ wrap_tokens = 64
 against = "streams"
 "#;
 
-#[test]
-fn guests_and_clients_beside_streams() {
+/// Runs the mix for so many seconds; the loads of its last phase, in which all are together. `None` where one of them
+/// gave nothing.
+fn together(measure_s: u32) -> Option<Vec<Value>> {
     let folder = TempDir::new().expect("a folder");
     let (mix, wasm, cache) =
         (folder.path().join("mix.toml"), folder.path().join("probe.wasm"), folder.path().join("cache"));
-    fs::write(&mix, MIX).expect("written");
+    fs::write(&mix, format!("measure_s = {measure_s}{MIX}")).expect("written");
     fs::write(&wasm, guests::example("probe")).expect("written");
     let mut command = daemons::trellis(exe());
     command.args(["bench", "--json", "--model", "tiny", "--device", "cpu", "--mix"]).arg(&mix);
     command.arg("--guest-wasm").arg(&wasm).env("XDG_CACHE_HOME", &cache);
     let output = daemons::output(&mut command);
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let said = String::from_utf8_lossy(&output.stderr);
+    if said.contains("gave no token in ") {
+        return None;
+    }
+    assert!(output.status.success(), "{said}");
     let report: Value = serde_json::from_slice(&output.stdout).expect("JSON");
     let phases = report["phases"].as_array().expect("phases");
     assert_eq!(phases.len(), 3);
-    let together = phases[2]["loads"].as_array().expect("loads");
-    assert_eq!([&together[0]["name"], &together[1]["name"]], ["streams", "clients"]);
-    for load in together {
+    let loads = phases[2]["loads"].as_array().expect("loads");
+    assert_eq!([&loads[0]["name"], &loads[1]["name"]], ["streams", "clients"]);
+    let is_seen = |load: &Value| {
         let (rate, gap) = (load["tokens_per_s"].as_f64(), load["gaps"]["p50_ms"].as_f64());
-        assert!(rate > Some(0.0) && gap > Some(0.0) && load["share"].as_f64() > Some(0.0), "{load}");
-    }
+        rate > Some(0.0) && gap > Some(0.0) && load["share"].as_f64() > Some(0.0)
+    };
+    loads.iter().all(is_seen).then(|| loads.clone())
+}
+
+#[test]
+fn guests_and_clients_beside_streams() {
+    // What a second shows on one machine takes a minute on another that is slow, or stands still in between.
+    let loads = [1, 10, 60].into_iter().find_map(together);
+    println!("{:?}", loads.expect("each load gives tokens"));
 }
 
 #[test]

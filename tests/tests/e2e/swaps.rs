@@ -39,7 +39,7 @@ impl Contexts {
             slot: SlotId(context as u32),
             tokens: &self.tokens[context][..end],
             start,
-            pages: self.pages[context][..end.div_ceil(PAGE_LEN)].to_vec(),
+            pages: &self.pages[context][..end.div_ceil(PAGE_LEN)],
             outputs,
             input: Input::Known,
         }
@@ -50,7 +50,7 @@ impl Contexts {
         for (context, tokens) in self.tokens.iter().enumerate() {
             for start in (0..tokens.len()).step_by(n_tokens_max) {
                 let end = tokens.len().min(start + n_tokens_max);
-                let batch = Batch { copies: Vec::new(), rows: vec![self.row(context, start, end, None)] };
+                let batch = Batch { copies: &[], rows: vec![self.row(context, start, end, None)] };
                 assert_eq!(backend.forward(&batch).expect("computed"), []);
             }
         }
@@ -64,7 +64,7 @@ impl Contexts {
                 self.row(context, n - 1, n, Some(OutputKind::Full))
             })
             .collect();
-        let outputs = backend.forward(&Batch { copies: Vec::new(), rows }).expect("computed");
+        let outputs = backend.forward(&Batch { copies: &[], rows }).expect("computed");
         let bits = |output| match output {
             Output::Full(logprobs) => logprobs.iter().map(|logprob: &f32| logprob.to_bits()).collect(),
             other => panic!("{other:?}"),
@@ -77,7 +77,7 @@ impl Contexts {
         let begun = Instant::now();
         let n = self.tokens[0].len();
         let rows = vec![self.row(0, n - 1, n, Some(OutputKind::Top { n: 1 }))];
-        assert_eq!(backend.forward(&Batch { copies: Vec::new(), rows }).expect("computed").len(), 1);
+        assert_eq!(backend.forward(&Batch { copies: &[], rows }).expect("computed").len(), 1);
         begun.elapsed()
     }
 }

@@ -154,7 +154,7 @@ impl Backend for CpuBackend {
     fn submit(&mut self, batch: &Batch<'_>) -> Result<(), BackendError> {
         assert!(self.done.is_none(), "one step is under way at a time");
         let begun = Instant::now();
-        for copy in &batch.copies {
+        for copy in batch.copies {
             self.kv.copy(copy.src, copy.dst);
         }
         let plan = Plan::new(batch, &self.limits);

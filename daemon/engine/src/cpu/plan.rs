@@ -46,14 +46,14 @@ pub(super) struct Plan<'a> {
 impl<'a> Plan<'a> {
     /// # Panics
     /// The batch breaks its own rules or the limits, which is the scheduler's fault.
-    pub(super) fn new(batch: &'a Batch<'a>, limits: &Limits) -> Self {
+    pub(super) fn new(batch: &'a Batch<'_>, limits: &Limits) -> Self {
         assert!(batch.rows.len() <= limits.n_rows_max, "{} rows", batch.rows.len());
         let mut plan = Self { places: Vec::new(), questions: Vec::new(), n_outputs: 0 };
         for row in &batch.rows {
             check_row(row, limits);
             let first_idx = plan.places.len();
             let tokens = row.tokens.iter().enumerate().skip(row.start);
-            plan.places.extend(tokens.map(|(position, &token)| Place { token, position, pages: &row.pages }));
+            plan.places.extend(tokens.map(|(position, &token)| Place { token, position, pages: row.pages }));
             let first_question = plan.questions.len();
             for request in &row.outputs {
                 assert!(

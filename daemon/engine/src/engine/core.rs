@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use crate::account::Owner;
 use crate::backend::{Backend, BackendError, Collected, Damage};
+use crate::batch::{self, Row};
 use crate::command::Operation;
 use crate::completion::{CallerId, Completion};
 use crate::error::{EngineError, EngineFailure};
@@ -66,6 +67,8 @@ pub(super) struct Core {
     collected: Option<Result<Collected, BackendError>>,
     linger: Option<Linger>,
     n_steps_failed: usize,
+    /// Memory for the rows of a step.
+    rows: Vec<Row<'static>>,
 }
 
 impl Core {
@@ -77,6 +80,7 @@ impl Core {
             collected: None,
             linger: None,
             n_steps_failed: 0,
+            rows: Vec::new(),
         }
     }
 
@@ -222,7 +226,10 @@ impl Core {
             *n_moved += moves.len();
         }
         if plan.has_rows() {
-            self.backend.submit(&self.scheduler.batch(plan))?;
+            let batch = self.scheduler.batch(plan, std::mem::take(&mut self.rows));
+            let submitted = self.backend.submit(&batch);
+            self.rows = batch::reused(batch.rows);
+            submitted?;
         }
         Ok(())
     }

@@ -5,21 +5,27 @@
 
 mod ask;
 mod run;
+mod verify;
 
 pub(crate) use ask::{AskWork, Progress};
 pub(crate) use run::RunWork;
+pub(crate) use verify::{N_GUESS_MAX, VerifyWork};
 
 use std::ops::Range;
 
-use crate::batch::{OutputKind, OutputRequest};
+use smallvec::smallvec;
+
+use crate::batch::{OutputKind, OutputRequest, Requests};
 use crate::command::{Ahead, Ask};
 use crate::completion::Tag;
-use crate::run::AheadWindow;
+use crate::error::EngineError;
+use crate::run::{AheadWindow, RunEvent};
 
 /// The work of one context; a context has one at a time.
 #[derive(Debug)]
 pub(crate) enum Work {
     Ask(AskWork),
+    Verify(VerifyWork),
     Run(RunWork),
 }
 
@@ -28,7 +34,48 @@ impl Work {
     pub(crate) fn tag(&self) -> Tag {
         match self {
             Self::Ask(work) => work.reply.tag(),
+            Self::Verify(work) => work.reply.tag(),
             Self::Run(run) => run.queue.tag(),
+        }
+    }
+
+    /// Whether its guest waits for one answer.
+    pub(crate) fn is_question(&self) -> bool {
+        !matches!(self, Self::Run(_))
+    }
+
+    /// Tokens of the context itself, of `n_tokens` that it has with those that a question puts after them.
+    pub(crate) fn n_base(&self, n_tokens: usize) -> usize {
+        match self {
+            Self::Ask(work) => work.n_base,
+            Self::Verify(work) => work.n_base,
+            Self::Run(_) => n_tokens,
+        }
+    }
+
+    /// Tells whoever waits for it that it has failed.
+    pub(crate) fn fail(self, error: EngineError) {
+        match self {
+            Self::Ask(work) => work.answer(Err(error)),
+            Self::Verify(work) => work.answer(Err(error)),
+            Self::Run(mut run) => run.queue.push(RunEvent::Failed(error)),
+        }
+    }
+
+    /// Whether a row from `start` on, which has `n_pending` tokens to compute, decodes: it then goes before prompts.
+    pub(crate) fn decodes(&self, start: usize, n_pending: usize) -> bool {
+        match self {
+            Self::Verify(work) => start >= work.first_draw(),
+            Self::Ask(_) | Self::Run(_) => n_pending <= 1,
+        }
+    }
+
+    /// Where a row from `start` on ends that may have `n_tokens_max` tokens, of those up to `target`; none when it has to
+    /// wait for a step with more room.
+    pub(crate) fn end(&self, start: usize, target: usize, n_tokens_max: usize) -> Option<usize> {
+        match self {
+            Self::Verify(work) => work.end(start, n_tokens_max),
+            Self::Ask(_) | Self::Run(_) => Some(target.min(start + n_tokens_max)),
         }
     }
 
@@ -38,7 +85,7 @@ impl Work {
     pub(crate) fn target(&self, n_tokens: usize) -> usize {
         match self {
             Self::Ask(AskWork { ask: Ask::Prefill, .. }) => n_tokens - 1,
-            Self::Ask(_) | Self::Run(_) => n_tokens,
+            Self::Ask(_) | Self::Verify(_) | Self::Run(_) => n_tokens,
         }
     }
 
@@ -46,6 +93,7 @@ impl Work {
     pub(crate) fn first_output(&self, n_tokens: usize) -> usize {
         match self {
             Self::Ask(work) => work.n_base - 1,
+            Self::Verify(work) => work.first_draw(),
             Self::Run(_) => n_tokens - 1,
         }
     }
@@ -54,7 +102,7 @@ impl Work {
     /// enough ahead of its guest, or at its end with them.
     pub(crate) fn wants_more(&mut self, window: AheadWindow, n_under_way: usize) -> bool {
         match self {
-            Self::Ask(_) => true,
+            Self::Ask(_) | Self::Verify(_) => true,
             Self::Run(run) => {
                 let is_last = run.settings.n_tokens_max.is_some_and(|n| n <= run.n_given + n_under_way);
                 !is_last
@@ -73,8 +121,11 @@ impl Work {
         let is_last = end == n_tokens;
         let n_rows = match self {
             Self::Run(_) => 0.0,
+            // By itself it is so many rows of decoding.
+            Self::Verify(work) if start >= work.first_draw() => 0.0,
+            Self::Verify(work) => end.saturating_sub(work.n_base) as f32,
             Self::Ask(work) => match &work.ask {
-                Ask::Prefill | Ask::Sample(_) => 0.0,
+                Ask::Prefill | Ask::Sample(_) | Ask::Verify { .. } => 0.0,
                 Ask::Continuation(_) => (end - start.max(work.n_base - 1).min(end)) as f32,
                 Ask::Top { .. } | Ask::Scores(_) | Ask::Embedding => f32::from(is_last as u8),
                 // It leaves the device and is copied again for the guest.
@@ -86,15 +137,17 @@ impl Work {
 
     /// What the backend has to return for the tokens `start..end` of a context of `n_tokens`, one that is not known yet
     /// included.
-    pub(crate) fn outputs(&self, start: usize, end: usize, n_tokens: usize) -> Vec<OutputRequest<'_>> {
+    pub(crate) fn outputs(&self, start: usize, end: usize, n_tokens: usize) -> Requests<'_> {
         let last = |kind| {
             let position = n_tokens - 1;
-            if end > position { vec![OutputRequest { position, kind }] } else { Vec::new() }
+            if end > position { smallvec![OutputRequest { position, kind }] } else { Requests::new() }
         };
         match self {
             Self::Run(run) => last(OutputKind::Sample(&run.settings.sampler)),
+            Self::Verify(work) => work.outputs(end),
             Self::Ask(work) => match &work.ask {
-                Ask::Prefill => Vec::new(),
+                // A verification is work of its own kind.
+                Ask::Prefill | Ask::Verify { .. } => Requests::new(),
                 Ask::Sample(sampler) => last(OutputKind::Sample(sampler)),
                 Ask::Top { n } => last(OutputKind::Top { n: *n }),
                 Ask::Scores(tokens) => last(OutputKind::Scores(tokens)),

@@ -38,7 +38,7 @@ struct Block {
     key: Option<PrefixKey>,
     /// The last marking that reached it.
     marked_in: u64,
-    /// The step that reads or writes it; it cannot be moved in that step.
+    /// The last plan in which it has to stay where it is.
     pinned_in: u64,
     /// Its place in the order of the cached blocks nobody holds.
     idle_since: u64,
@@ -50,6 +50,8 @@ pub(crate) struct PageTable {
     blocks: Vec<Option<Block>>,
     free_blocks: Vec<BlockId>,
     free_pages: Vec<PageId>,
+    /// Pages of pinned blocks that nobody holds any more: they come free when the plan is done.
+    freed_later: Vec<PageId>,
     free_host_pages: Vec<HostPageId>,
     n_pages: usize,
     n_host_pages: usize,
@@ -57,6 +59,10 @@ pub(crate) struct PageTable {
     /// Cached blocks that nobody holds, all on the device, least recently held first.
     idle: BTreeMap<u64, BlockId>,
     clock: u64,
+    /// Blocks that changed place so far.
+    n_moves: u64,
+    /// Counts the plans of steps, from 1: what was pinned for an earlier one may move.
+    plan: u64,
 }
 
 impl PageTable {
@@ -72,7 +78,16 @@ impl PageTable {
             by_key: HashMap::new(),
             idle: BTreeMap::new(),
             clock: 0,
+            freed_later: Vec::new(),
+            n_moves: 0,
+            plan: 1,
         }
+    }
+
+    /// The plan of a step is done: what was pinned for it may move from now on.
+    pub(crate) fn unpin_all(&mut self) {
+        self.plan += 1;
+        self.free_pages.append(&mut self.freed_later);
     }
 
     fn block(&self, id: BlockId) -> &Block {
@@ -148,6 +163,7 @@ impl PageTable {
         self.forget_key(id);
         let block = self.blocks[id.0 as usize].take().expect("a freed block exists");
         match block.place {
+            Place::Device(page) if block.pinned_in == self.plan => self.freed_later.push(page),
             Place::Device(page) => self.free_pages.push(page),
             Place::Host(page) => self.free_host_pages.push(page),
         }
@@ -208,14 +224,19 @@ impl PageTable {
         self.block(id).marked_in == marking
     }
 
-    /// Keeps the block where it is during this step.
-    pub(crate) fn pin(&mut self, id: BlockId, step: u64) {
-        self.block_mut(id).pinned_in = step;
+    /// Keeps the block where it is, and its page from being used again, until the plan being made is done.
+    pub(crate) fn pin(&mut self, id: BlockId) {
+        self.block_mut(id).pinned_in = self.plan;
     }
 
-    /// Whether this step or a later one keeps the block where it is.
-    pub(crate) fn is_pinned_since(&self, id: BlockId, step: u64) -> bool {
-        self.block(id).pinned_in >= step
+    /// Whether the block has to stay where it is.
+    pub(crate) fn is_pinned(&self, id: BlockId) -> bool {
+        self.block(id).pinned_in == self.plan
+    }
+
+    /// Blocks that changed place so far: as long as this is the same, so are all places.
+    pub(crate) fn n_moves(&self) -> u64 {
+        self.n_moves
     }
 
     /// Frees the page of the cached block that was let go longest ago.
@@ -234,6 +255,7 @@ impl PageTable {
         let page = self.page(id)?;
         let host_page = self.free_host_pages.pop()?;
         self.block_mut(id).place = Place::Host(host_page);
+        self.n_moves += 1;
         self.free_pages.push(page);
         Some((page, host_page))
     }
@@ -243,6 +265,7 @@ impl PageTable {
         let Place::Host(host_page) = self.block(id).place else { return None };
         let page = self.free_pages.pop()?;
         self.block_mut(id).place = Place::Device(page);
+        self.n_moves += 1;
         self.free_host_pages.push(host_page);
         Some((host_page, page))
     }
@@ -315,6 +338,7 @@ impl PageTable {
     #[cfg(test)]
     pub(crate) fn check(&self, holders: &HashMap<BlockId, u32>) {
         let mut pages = self.free_pages.clone();
+        pages.extend(&self.freed_later);
         let mut host_pages = self.free_host_pages.clone();
         for (idx, block) in self.blocks.iter().enumerate() {
             let id = BlockId(idx as u32);

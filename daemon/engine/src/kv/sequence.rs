@@ -3,7 +3,7 @@
 use super::{BlockId, PageTable, PrefixKey};
 use crate::account::Account;
 use crate::backend::PAGE_LEN;
-use crate::batch::Token;
+use crate::batch::{PageId, Token};
 use std::sync::Arc;
 
 /// A token sequence, of which the first `n_computed` tokens have their KV in `blocks`. A block past those is held for
@@ -14,7 +14,9 @@ use std::sync::Arc;
 pub(crate) struct Sequence {
     pub(crate) tokens: Vec<Token>,
     pub(crate) n_computed: usize,
-    pub(crate) blocks: Vec<BlockId>,
+    blocks: Vec<BlockId>,
+    /// Where the blocks are, as far as [`Sequence::locate`] has looked.
+    places: Places,
     /// Tokens from the first on whose KV was computed once. Those past `n_computed` lost it for want of room:
     /// computing them again is charged to nobody.
     n_once_computed: usize,
@@ -25,12 +27,40 @@ pub(crate) struct Sequence {
     root: PrefixKey,
 }
 
+/// The pages of a sequence's blocks. They are looked up again only after blocks of anybody's have moved.
+#[derive(Clone, Debug, Default)]
+struct Places {
+    table: Vec<PageId>,
+    /// Blocks from the first on that are the ones that were looked up.
+    n_same: usize,
+    /// Blocks in host memory among those that were looked up; their entries in the table mean nothing.
+    n_away: usize,
+    /// [`PageTable::n_moves`] at the time.
+    n_moves: u64,
+}
+
+impl Places {
+    fn look_up(&mut self, blocks: &[BlockId], pages: &PageTable) {
+        if self.n_moves != pages.n_moves() || self.n_away > 0 {
+            (self.n_same, self.n_away, self.n_moves) = (0, 0, pages.n_moves());
+        }
+        self.table.truncate(self.n_same);
+        for &block in &blocks[self.n_same..] {
+            let page = pages.page(block);
+            self.n_away += usize::from(page.is_none());
+            self.table.push(page.unwrap_or(PageId(u32::MAX)));
+        }
+        self.n_same = blocks.len();
+    }
+}
+
 impl Sequence {
     pub(crate) fn new(root: PrefixKey, account: Arc<Account>) -> Self {
         Self {
             tokens: Vec::new(),
             n_computed: 0,
             blocks: Vec::new(),
+            places: Places::default(),
             n_once_computed: 0,
             account,
             keys: Vec::new(),
@@ -48,6 +78,7 @@ impl Sequence {
             tokens: self.tokens.clone(),
             n_computed: self.n_computed,
             blocks,
+            places: Places::default(),
             // What was lost is computed again at the cost of whoever lost it, once.
             n_once_computed: self.n_computed,
             account,
@@ -56,11 +87,52 @@ impl Sequence {
         }
     }
 
+    pub(crate) fn blocks(&self) -> &[BlockId] {
+        &self.blocks
+    }
+
+    /// Finds out where the blocks are; returns how many are in host memory.
+    pub(crate) fn locate(&mut self, pages: &PageTable) -> usize {
+        self.places.look_up(&self.blocks, pages);
+        self.places.n_away
+    }
+
+    /// The pages of the first `n_blocks` blocks, all of them on the device.
+    ///
+    /// # Panics
+    /// They were not located since they changed, or are not on the device.
+    pub(crate) fn page_table(&self, n_blocks: usize, pages: &PageTable) -> &[PageId] {
+        let Places { table, n_same, n_away, n_moves } = &self.places;
+        let is_known = *n_same >= n_blocks && *n_moves == pages.n_moves();
+        assert!(is_known && *n_away == 0, "pages are located, and on the device");
+        &table[..n_blocks]
+    }
+
+    /// Adds a block for the tokens that follow.
+    pub(crate) fn push_block(&mut self, block: BlockId) {
+        self.blocks.push(block);
+    }
+
+    /// Puts another block in a block's place; the caller lets go of the one that is returned.
+    pub(crate) fn replace_block(&mut self, block_idx: usize, block: BlockId) -> BlockId {
+        self.places.n_same = self.places.n_same.min(block_idx);
+        std::mem::replace(&mut self.blocks[block_idx], block)
+    }
+
     /// Keeps the first `n_tokens` tokens and lets go of the blocks past them.
     pub(crate) fn truncate(&mut self, n_tokens: usize, pages: &mut PageTable) {
         self.tokens.truncate(n_tokens);
         self.rewind(n_tokens);
         self.trim(pages);
+    }
+
+    /// Brings the tokens to these: the first `n_kept` that there are, then `appended`. What lay past the first `n_kept`
+    /// stays as far as it is the same.
+    pub(crate) fn edit(&mut self, n_kept: usize, appended: &[Token], pages: &mut PageTable) {
+        let behind = self.tokens[n_kept..].iter().zip(appended);
+        let n_same = behind.take_while(|(held, wanted)| held == wanted).count();
+        self.truncate(n_kept + n_same, pages);
+        self.tokens.extend_from_slice(&appended[n_same..]);
     }
 
     /// Lets go of the blocks past the last token.
@@ -71,6 +143,7 @@ impl Sequence {
     /// The last blocks first: what the prefix cache gives up first is then the end of a text, and its beginning, which
     /// most will share, stays to be found.
     fn release_after(&mut self, n_blocks: usize, pages: &mut PageTable) {
+        self.places.n_same = self.places.n_same.min(n_blocks);
         for block in self.blocks.drain(n_blocks.min(self.blocks.len())..).rev() {
             pages.release(block, &self.account);
         }

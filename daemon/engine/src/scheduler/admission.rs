@@ -170,10 +170,10 @@ impl Term {
 }
 
 impl Scheduler {
-    fn need(&self, context: &ContextState, kept: Kept) -> Need {
+    fn need(&self, context: &mut ContextState, kept: Kept) -> Need {
+        let n_away = context.kv.locate(&self.pages);
         let kv = &context.kv;
         let target = context.target();
-        let n_away = kv.blocks.iter().filter(|&&block| self.pages.page(block).is_none()).count();
         let is_run = matches!(context.work, Some(Work::Run(_)));
         let n_term = N_TERM_TOKENS.max(kv.n_lost()).max(n_away / N_MOVED_PAGES_PER_STEP);
         let end = match kept {
@@ -181,11 +181,11 @@ impl Scheduler {
             _ => target,
         };
         // What it writes next may be shared; a copy takes a page beside the one that is copied.
-        let written = (context.start() / PAGE_LEN).min(kv.blocks.len());
-        let n_copied = kv.blocks[written..].iter().filter(|&&block| self.pages.is_shared(block)).count();
+        let written = (context.start() / PAGE_LEN).min(kv.blocks().len());
+        let n_copied = kv.blocks()[written..].iter().filter(|&&block| self.pages.is_shared(block)).count();
         // No more than the device has: alone it gets what there is.
-        let n_blocks = end.div_ceil(PAGE_LEN).max(kv.blocks.len());
-        let n_pages = n_blocks - kv.blocks.len() + n_copied + n_away;
+        let n_blocks = end.div_ceil(PAGE_LEN).max(kv.blocks().len());
+        let n_pages = n_blocks - kv.blocks().len() + n_copied + n_away;
         Need { n_blocks, n_pages: n_pages.min(self.limits.n_pages), n_tokens: n_term }
     }
 
@@ -230,10 +230,9 @@ impl Scheduler {
     }
 
     /// Room for a context beside those that are admitted.
-    fn find_room(&mut self, context: &ContextState) -> Option<Need> {
+    fn find_room(&mut self, context: &mut ContextState) -> Option<Need> {
         // What is free or cached is at hand. What contexts hold that wait for nothing is counted only if need be.
-        let is_back = context.kv.n_lost() > 0
-            || context.kv.blocks.iter().any(|&block| self.pages.page(block).is_none());
+        let is_back = context.kv.n_lost() > 0 || context.kv.locate(&self.pages) > 0;
         let need = self.need(context, if is_back { Kept::Term } else { Kept::NextPage });
         let n_at_hand = self.pages.n_free() + self.pages.n_idle();
         if self.line.count.is_none() && n_at_hand >= self.line.n_promised + need.n_pages {
@@ -248,12 +247,12 @@ impl Scheduler {
         let Count { n_left, marking } = self.count(None);
         let is_own =
             |&&block: &&BlockId| !self.pages.is_marked(block, marking) && self.pages.page(block).is_some();
-        let n_own = context.kv.blocks.iter().filter(is_own).count();
+        let n_own = context.kv.blocks().iter().filter(is_own).count();
         let n_taken = (n_own + need.n_pages) as isize;
         if n_taken > n_left && self.line.n_admitted > 0 {
             return false;
         }
-        for &block in &context.kv.blocks {
+        for &block in context.kv.blocks() {
             self.pages.mark(block, marking);
         }
         self.line.count = Some(Count { n_left: n_left - n_taken, marking });
@@ -268,8 +267,10 @@ impl Scheduler {
         self.n_markings += 1;
         let marking = self.n_markings;
         let mut n_left = self.limits.n_pages as isize - self.line.n_promised as isize;
-        for context in self.contexts.values().chain(placed).filter(|context| context.is_admitted()) {
-            for &block in &context.kv.blocks {
+        for context in
+            self.contexts.values().map(Box::as_ref).chain(placed).filter(|context| context.is_admitted())
+        {
+            for &block in context.kv.blocks() {
                 // A page that has to come back was promised.
                 if self.pages.mark(block, marking) && self.pages.page(block).is_some() {
                     n_left -= 1;
@@ -300,14 +301,14 @@ impl Scheduler {
                 self.enqueue(id);
                 continue;
             }
-            let need = self.need(&context, Kept::Term);
+            let need = self.need(&mut context, Kept::Term);
             let is_admitted = self.take_from_count(need, &context);
             if is_admitted {
                 self.line.waiting.remove(&rank);
                 self.line.now = self.line.now.max(rank.vtime);
                 context.standing = self.term(need);
             }
-            let n_held = context.kv.blocks.len();
+            let n_held = context.kv.blocks().len();
             self.contexts.insert(id, context);
             if is_admitted {
                 self.enqueue(id);
@@ -327,7 +328,7 @@ impl Scheduler {
             if let Standing::Admitted(term) = context.standing
                 && context.has_had_its_term()
             {
-                let blocks = &context.kv.blocks;
+                let blocks = context.kv.blocks();
                 n_most += blocks.len() + term.n_promised;
                 let n_alone = blocks.iter().filter(|&&block| !self.pages.is_shared(block)).count();
                 over.push((term.number, id, n_alone + term.n_promised));
@@ -354,7 +355,7 @@ impl Scheduler {
     /// Takes note of the pages that an admitted context has taken.
     pub(super) fn note_taken(&mut self, context: &mut ContextState) {
         if let Standing::Admitted(term) = &mut context.standing {
-            let n_promised = term.n_blocks.saturating_sub(context.kv.blocks.len()).min(term.n_promised);
+            let n_promised = term.n_blocks.saturating_sub(context.kv.blocks().len()).min(term.n_promised);
             self.line.n_promised -= term.n_promised - n_promised;
             term.n_promised = n_promised;
         }

@@ -2,13 +2,14 @@
 
 use super::admission::Standing;
 use super::cost::Costs;
+use super::fair::Seat;
 use super::{ContextState, Saved, Scheduler};
 use crate::account::{ActorId, Owner, Resource};
 use crate::batch::Token;
 use crate::command::{Ahead, Ask, ContextId, Edit, Operation, RunSettings};
 use crate::completion::{CallerId, Done, Reply, Tag};
 use crate::error::EngineError;
-use crate::job::{AskWork, RunWork, Work};
+use crate::job::{AskWork, N_GUESS_MAX, RunWork, VerifyWork, Work};
 use crate::kv::Footprint;
 use crate::kv::PrefixKey;
 use crate::kv::Sequence;
@@ -21,7 +22,8 @@ impl Scheduler {
             Operation::Create { id, caller } => {
                 let Some(owner) = self.callers.get(&caller).cloned() else { return };
                 let kv = Sequence::new(self.root_key(owner.actor), owner.account.clone());
-                self.insert(id, caller, owner, kv, AheadWindow::default());
+                let seat = self.queue.seat(&owner);
+                self.insert(id, caller, owner, seat, kv, AheadWindow::default());
             }
             Operation::Open { id, caller, name, tag } => {
                 let opened = self.open(id, caller, name);
@@ -69,9 +71,12 @@ impl Scheduler {
 
     /// A question that nobody waits for any more is not computed.
     fn cancel(&mut self, id: ContextId, tag: Tag) {
-        let is_asked = |context: &&ContextState| context.work.as_ref().is_some_and(|work| work.tag() == tag);
-        if self.contexts.get(&id).filter(is_asked).is_some() {
-            self.stop_work(id, 0);
+        let Some(context) = self.contexts.get(&id) else { return };
+        let work = context.work.as_ref().filter(|work| work.tag() == tag);
+        let Some(n_base) = work.map(|work| work.n_base(context.kv.tokens.len())) else { return };
+        self.stop_work(id, 0);
+        if let Some(context) = self.contexts.get_mut(&id) {
+            context.kv.truncate(n_base, &mut self.pages);
         }
     }
 
@@ -89,10 +94,19 @@ impl Scheduler {
         PrefixKey::root(&self.settings.model_fingerprint, self.settings.prefix_scope, actor)
     }
 
-    fn insert(&mut self, id: ContextId, caller: CallerId, owner: Owner, kv: Sequence, window: AheadWindow) {
+    fn insert(
+        &mut self,
+        id: ContextId,
+        caller: CallerId,
+        owner: Owner,
+        seat: Seat,
+        kv: Sequence,
+        window: AheadWindow,
+    ) {
         let context = ContextState {
             caller,
             owner,
+            seat,
             slot: self.take_slot(),
             kv,
             work: None,
@@ -103,7 +117,7 @@ impl Scheduler {
             under_way: None,
             epoch: 0,
         };
-        let earlier = self.contexts.insert(id, context);
+        let earlier = self.contexts.insert(id, Box::new(context));
         assert!(earlier.is_none(), "context ids are never used twice");
     }
 
@@ -116,17 +130,19 @@ impl Scheduler {
         saved.last_step = self.step;
         let kv = saved.kv.fork(owner.account.clone(), &mut self.pages);
         let tokens = kv.tokens.clone();
-        self.queue.charge(&owner, Costs::command_ns(kv.blocks.len()));
-        self.insert(id, caller, owner, kv, AheadWindow::default());
+        let seat = self.queue.seat(&owner);
+        self.queue.charge(&seat, Costs::command_ns(kv.blocks().len()));
+        self.insert(id, caller, owner, seat, kv, AheadWindow::default());
         Ok(tokens)
     }
 
-    /// Ends what the context does and brings its tokens to the caller's.
+    /// Ends what the context does and brings its tokens to the caller's. What a question or a run has put past them stays
+    /// as far as it is what the caller appends: it was computed once.
     fn edit(&mut self, id: ContextId, edit: Edit) {
         self.stop_work(id, edit.n_pulled);
+        self.spares.remove(id);
         let Some(context) = self.contexts.get_mut(&id) else { return };
-        context.kv.truncate(edit.n_kept, &mut self.pages);
-        context.kv.tokens.extend(edit.appended);
+        context.kv.edit(edit.n_kept, &edit.appended, &mut self.pages);
     }
 
     /// Ends what the context does; its guest has had so many tokens of a run.
@@ -141,8 +157,7 @@ impl Scheduler {
                 context.owner.account.note_in_vain(n_in_vain as u64);
                 self.stats.n_tokens_in_vain += n_in_vain as u64;
             }
-            Some(Work::Ask(work)) => context.kv.truncate(work.n_base, &mut self.pages),
-            None => {}
+            Some(Work::Ask(_) | Work::Verify(_)) | None => {}
         }
     }
 
@@ -151,21 +166,37 @@ impl Scheduler {
         let Some(parent) = self.contexts.get(&id) else { return };
         let (caller, owner, window) = (parent.caller, parent.owner.clone(), parent.window);
         let kv = parent.kv.fork(owner.account.clone(), &mut self.pages);
-        self.queue.charge(&owner, Costs::command_ns(kv.blocks.len()));
-        self.insert(child, caller, owner, kv, window);
+        let seat = self.queue.seat_beside(&parent.seat);
+        self.queue.charge(&seat, Costs::command_ns(kv.blocks().len()));
+        self.insert(child, caller, owner, seat, kv, window);
     }
 
     fn ask(&mut self, id: ContextId, edit: Edit, ask: Ask, reply: Reply) {
         self.edit(id, edit);
         let Some(context) = self.contexts.get_mut(&id) else { return };
         self.returns.note_asked(context.owner.guest);
-        let work = AskWork::new(ask, reply, context.kv.tokens.len());
-        if work.is_trivial() {
-            let answer = work.trivial_answer();
-            return work.answer(Ok(answer));
-        }
-        context.kv.tokens.extend_from_slice(work.continuation());
-        let work = Work::Ask(work);
+        let n_tokens = context.kv.tokens.len();
+        let work = match ask {
+            Ask::Verify { sampler, guess } => {
+                let work = VerifyWork::new(sampler, guess, reply, n_tokens);
+                let n_tokens_max = N_GUESS_MAX.min(self.settings.n_step_tokens - 1);
+                if work.guess().len() > n_tokens_max {
+                    let n_tokens = work.guess().len();
+                    return work.answer(Err(EngineError::GuessTooLong { n_tokens, n_tokens_max }));
+                }
+                context.kv.tokens.extend_from_slice(work.guess());
+                Work::Verify(work)
+            }
+            ask => {
+                let work = AskWork::new(ask, reply, n_tokens);
+                if work.is_trivial() {
+                    let answer = work.trivial_answer();
+                    return work.answer(Ok(answer));
+                }
+                context.kv.tokens.extend_from_slice(work.continuation());
+                Work::Ask(work)
+            }
+        };
         // The output of a position comes out of computing it, so its KV is computed once more if need be.
         context.kv.rewind(work.first_output(context.kv.tokens.len()));
         context.kv.forget_shared_unwritten(&mut self.pages);
@@ -205,7 +236,7 @@ impl Scheduler {
             owner.account.charge(Resource::Contexts, 1)?;
         }
         let kv = context.kv.fork(owner.account.clone(), &mut self.pages);
-        self.queue.charge(&owner, Costs::command_ns(kv.blocks.len()));
+        self.queue.charge(&context.seat, Costs::command_ns(kv.blocks().len()));
         self.saved.insert(key, Saved { kv, _footprint: footprint, owner, last_step: self.step });
         Ok(())
     }
@@ -222,10 +253,13 @@ impl Scheduler {
 
     fn release(&mut self, id: ContextId, n_pulled: usize) {
         self.stop_work(id, n_pulled);
+        self.spares.remove(id);
         if let Some(mut context) = self.contexts.remove(&id) {
             self.returns.forget(context.owner.guest);
             context.kv.forget(&mut self.pages);
-            self.free_slots.push(context.slot);
+            let ContextState { seat, slot, .. } = *context;
+            self.queue.vacate(seat);
+            self.free_slots.push(slot);
         }
     }
 }
@@ -233,16 +267,9 @@ impl Scheduler {
 impl ContextState {
     /// Ends the context's work with an error.
     pub(super) fn fail(&mut self, error: EngineError, pages: &mut crate::kv::PageTable) {
-        match self.take_work() {
-            Some(Work::Ask(work)) => {
-                self.kv.truncate(work.n_base, pages);
-                work.answer(Err(error));
-            }
-            Some(Work::Run(mut run)) => {
-                self.kv.trim(pages);
-                run.queue.push(RunEvent::Failed(error));
-            }
-            None => {}
+        if let Some(work) = self.take_work() {
+            self.kv.truncate(work.n_base(self.kv.tokens.len()), pages);
+            work.fail(error);
         }
     }
 }

@@ -7,7 +7,8 @@ use super::plan::PlannedRow;
 use super::{ContextState, Plan, Scheduler};
 use crate::account::Resource;
 use crate::batch::{Input, Output};
-use crate::job::{Progress, RunWork, Work};
+use crate::command::Answer;
+use crate::job::{Progress, RunWork, VerifyWork, Work};
 use crate::kv::PageTable;
 use crate::run::{Finish, RunEvent};
 
@@ -15,7 +16,7 @@ impl Scheduler {
     /// Takes in the outputs of the oldest step under way, in the order of the batch's requests, and answers.
     ///
     /// `elapsed_ns` is how long the step took.
-    pub(crate) fn complete(&mut self, plan: Plan, outputs: Vec<Output>, elapsed_ns: u64) {
+    pub(crate) fn complete(&mut self, mut plan: Plan, outputs: Vec<Output>, elapsed_ns: u64) {
         assert_eq!(self.steps_under_way.pop_front(), Some(plan.step), "steps are taken in in their order");
         self.stats.n_steps += 1;
         self.stats.n_rows += plan.rows.len() as u64;
@@ -23,8 +24,8 @@ impl Scheduler {
         self.costs.learn(plan.work, elapsed_ns);
         self.returns.forget_late();
         let mut outputs = outputs.into_iter();
-        for row in plan.rows {
-            let row_outputs = outputs.by_ref().take(row.n_outputs);
+        for row in plan.rows.drain(..) {
+            let mut row_outputs = outputs.by_ref().take(row.n_outputs);
             let context = self.contexts.get_mut(&row.id).filter(|context| context.epoch == row.epoch);
             let Some(context) = context else {
                 // Its work ended while it was under way.
@@ -38,25 +39,38 @@ impl Scheduler {
                 }
                 continue;
             };
-            let row_outputs: Vec<Output> = row_outputs.collect();
-            assert_eq!(row_outputs.len(), row.n_outputs, "the backend left out an output");
             context.note_taken_in(&row);
             context.kv.advance(row.end, &mut self.pages);
             let work = context.work.as_mut().expect("a row of this epoch has its work");
             let is_last = row.end == work.target(row.n_tokens);
             match work {
                 Work::Ask(ask) => {
+                    let row_outputs: Vec<Output> = row_outputs.collect();
+                    assert_eq!(row_outputs.len(), row.n_outputs, "the backend left out an output");
                     if let Progress::Finished(answer) = ask.take_outputs(row.start, row_outputs, is_last) {
                         let n_base = ask.n_base;
                         if let Some(Work::Ask(ask)) = context.take_work() {
                             self.returns.note_answered(context.owner.guest);
-                            context.kv.truncate(n_base, &mut self.pages);
+                            self.spares.note(row.id, context, n_base);
                             ask.answer(answer);
                         }
                     }
                 }
+                Work::Verify(_) if is_last => {
+                    if let Some(Work::Verify(verify)) = context.take_work() {
+                        self.returns.note_answered(context.owner.guest);
+                        let row_outputs: Vec<Output> = row_outputs.collect();
+                        assert_eq!(row_outputs.len(), row.n_outputs, "the backend left out an output");
+                        let n_base = verify.n_base;
+                        let n_in_vain = context.take_verified(verify, row_outputs, &mut self.pages);
+                        self.stats.n_tokens_in_vain += n_in_vain as u64;
+                        self.spares.note(row.id, context, n_base);
+                    }
+                }
+                Work::Verify(_) => {}
                 Work::Run(_) => {
-                    for output in row_outputs {
+                    for _ in 0..row.n_outputs {
+                        let output = row_outputs.next().expect("the backend leaves out no output");
                         context.take_run_output(output, self.limits.n_positions_max, &mut self.pages);
                     }
                 }
@@ -67,6 +81,8 @@ impl Scheduler {
             self.enqueue(row.id);
         }
         assert!(outputs.next().is_none(), "the backend returned more than was asked");
+        plan.clear();
+        self.spare_plans.push(plan);
     }
 }
 
@@ -78,6 +94,18 @@ impl ContextState {
         if under_way.n_rows == 0 {
             self.under_way = None;
         }
+    }
+
+    /// Answers a verification; returns how many of its tokens were computed in vain. The KV of those that were accepted
+    /// stays for the edit that appends them.
+    fn take_verified(&mut self, work: VerifyWork, outputs: Vec<Output>, pages: &mut PageTable) -> usize {
+        let verified = work.take_outputs(outputs);
+        let n_accepted = verified.as_ref().map_or(0, |verified| verified.n_accepted);
+        let n_in_vain = work.guess().len() - n_accepted;
+        self.owner.account.note_in_vain(n_in_vain as u64);
+        self.kv.truncate(work.n_base + n_accepted, pages);
+        work.answer(verified.map(|verified| Answer::Verified(verified.drawn)));
+        n_in_vain
     }
 
     fn take_run_output(&mut self, output: Output, n_positions_max: usize, pages: &mut PageTable) {

@@ -25,7 +25,7 @@ const COMMAND_BLOCK_NS: u64 = 40;
 /// What a step computed, as far as its length depends on it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct StepWork {
-    /// Rows of one token.
+    /// Rows of one token; one for each token of a verification.
     pub(super) n_decode_rows: usize,
     /// Tokens of longer rows, and rows of logits beyond one for each row, in tokens.
     pub(super) n_prompt_tokens: usize,

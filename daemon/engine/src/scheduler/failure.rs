@@ -59,13 +59,13 @@ impl Scheduler {
         let lost = self.pages.lose(&pages, &host_pages);
         let mut losers: Vec<ContextId> = Vec::new();
         for (&id, context) in &mut self.contexts {
-            if let Some(n_kept) = context.kv.blocks.iter().position(|block| lost.contains(block)) {
+            if let Some(n_kept) = context.kv.blocks().iter().position(|block| lost.contains(block)) {
                 context.kv.lose_after(n_kept, &mut self.pages);
                 losers.push(id);
             }
         }
         for saved in self.saved.values_mut() {
-            if let Some(n_kept) = saved.kv.blocks.iter().position(|block| lost.contains(block)) {
+            if let Some(n_kept) = saved.kv.blocks().iter().position(|block| lost.contains(block)) {
                 saved.kv.lose_after(n_kept, &mut self.pages);
             }
         }

@@ -12,6 +12,7 @@ mod fair;
 mod plan;
 mod returns;
 mod room;
+mod spares;
 #[cfg(test)]
 mod tests;
 
@@ -30,8 +31,9 @@ use crate::run::AheadWindow;
 use crate::stats::EngineStats;
 use admission::{Line, Standing};
 use cost::Costs;
-use fair::{Class, FairQueue};
+use fair::{Class, FairQueue, Seat};
 use returns::Returns;
+use spares::Spares;
 
 pub(crate) use plan::{Move, Plan};
 
@@ -51,6 +53,8 @@ pub(crate) struct SchedulerSettings {
 struct ContextState {
     caller: CallerId,
     owner: Owner,
+    /// Its guest's place in the queue.
+    seat: Seat,
     slot: SlotId,
     kv: Sequence,
     work: Option<Work>,
@@ -90,7 +94,7 @@ pub(crate) struct Scheduler {
     limits: Limits,
     settings: SchedulerSettings,
     pages: PageTable,
-    contexts: BTreeMap<ContextId, ContextState>,
+    contexts: FxHashMap<ContextId, Box<ContextState>>,
     saved: BTreeMap<(ActorId, String), Saved>,
     free_slots: Vec<SlotId>,
     n_slots: u32,
@@ -101,12 +105,15 @@ pub(crate) struct Scheduler {
     n_markings: u64,
     costs: Costs,
     returns: Returns,
+    spares: Spares,
     /// The number of the last step with decode rows.
     last_decode_step: u64,
     /// The number of the last step planned.
     step: u64,
     /// The numbers of the steps that were planned and not taken in.
     steps_under_way: VecDeque<u64>,
+    /// Plans that were taken in, for their memory.
+    spare_plans: Vec<Plan>,
     stats: EngineStats,
     /// Those who may ask for something.
     callers: FxHashMap<CallerId, Owner>,
@@ -122,7 +129,7 @@ impl Scheduler {
         };
         Self {
             pages: PageTable::new(limits.n_pages, limits.n_host_pages),
-            contexts: BTreeMap::new(),
+            contexts: FxHashMap::default(),
             saved: BTreeMap::new(),
             free_slots: Vec::new(),
             n_slots: 0,
@@ -131,9 +138,11 @@ impl Scheduler {
             n_markings: 0,
             costs: Costs::default(),
             returns: Returns::default(),
+            spares: Spares::default(),
             last_decode_step: 0,
             step: 0,
             steps_under_way: VecDeque::new(),
+            spare_plans: Vec::new(),
             stats: EngineStats::default(),
             callers: FxHashMap::default(),
             outbox: Outbox::default(),
@@ -174,11 +183,6 @@ impl Scheduler {
         }
     }
 
-    /// The number of the oldest step that reads or writes pages, the one being planned included.
-    fn oldest_step(&self) -> u64 {
-        self.steps_under_way.front().copied().unwrap_or(self.step)
-    }
-
     fn take_slot(&mut self) -> SlotId {
         self.free_slots.pop().unwrap_or_else(|| {
             self.n_slots += 1;
@@ -193,13 +197,15 @@ impl Scheduler {
             return;
         }
         context.is_queued = true;
-        self.queue.push(&context.owner, context.class(), id);
+        self.queue.push(&context.seat, context.class(), id);
     }
 }
 
 impl ContextState {
     fn class(&self) -> Class {
-        if self.n_pending() <= 1 { Class::Decode } else { Class::Prompt }
+        let n_pending = self.n_pending();
+        let decodes = self.work.as_ref().is_none_or(|work| work.decodes(self.start(), n_pending));
+        if decodes { Class::Decode } else { Class::Prompt }
     }
 
     /// Position of the first token that no row computes yet.

@@ -9,7 +9,7 @@ use super::room::Victims;
 use super::{ContextState, Scheduler, UnderWay};
 use crate::account::Resource;
 use crate::backend::PAGE_LEN;
-use crate::batch::{Batch, HostPageId, Input, PageCopy, PageId, Row};
+use crate::batch::{self, Batch, HostPageId, Input, PageCopy, PageId, Row};
 use crate::command::{Answer, ContextId};
 use crate::error::EngineError;
 use crate::job::Work;
@@ -68,6 +68,14 @@ impl PlannedRow {
 }
 
 impl Plan {
+    /// Forgets everything but its memory.
+    pub(super) fn clear(&mut self) {
+        self.moves.clear();
+        self.copies.clear();
+        self.rows.clear();
+        (self.work, self.victims, self.step) = (StepWork::default(), None, 0);
+    }
+
     /// Whether there is nothing to compute. Moves may have been planned all the same.
     pub(crate) fn has_rows(&self) -> bool {
         !self.rows.is_empty()
@@ -101,11 +109,11 @@ impl Scheduler {
         self.step += 1;
         self.line.forget_count();
         self.admit_from_line();
-        let mut plan = Plan { step: self.step, ..Plan::default() };
+        let mut plan = self.spare_plans.pop().unwrap_or_default();
+        plan.step = self.step;
         let mut waiting = Vec::new();
         let n_rows_max = self.limits.n_rows_max - self.n_rows_for_prefills();
         self.place_class(Class::Decode, n_rows_max, self.settings.n_step_tokens, &mut plan, &mut waiting);
-        plan.work.n_decode_rows = plan.rows.len();
         if plan.has_rows() {
             self.last_decode_step = self.step;
         }
@@ -115,6 +123,14 @@ impl Scheduler {
         if plan.has_rows() {
             self.steps_under_way.push_back(plan.step);
         }
+        if !plan.moves.is_empty() {
+            // Those of other rows did not, but nobody has looked since.
+            for row in &plan.rows {
+                let context = self.contexts.get_mut(&row.id).expect("a context with a row exists");
+                context.kv.locate(&self.pages);
+            }
+        }
+        self.pages.unpin_all();
         if self.limits.n_steps_under_way > 1 {
             plan.rows.iter().for_each(|row| self.enqueue_ahead(row.id));
         }
@@ -163,7 +179,7 @@ impl Scheduler {
     }
 
     /// Whether whoever comes next has had so much more than another user, whose prompts wait, that it is left out.
-    fn is_too_far_ahead(&self, class: Class) -> bool {
+    fn is_too_far_ahead(&mut self, class: Class) -> bool {
         if class == Class::Prompt || self.queue.len(Class::Prompt) == 0 {
             return false;
         }
@@ -241,11 +257,15 @@ impl Scheduler {
             return Ok(later);
         }
         let class = context.class();
-        let account = context.owner.account.clone();
         if !is_waiting {
-            let n_cached = context.kv.adopt_prefix(first_output, &mut self.pages);
-            account.note_cached(n_cached as u64);
-            self.stats.n_tokens_cached += n_cached as u64;
+            let n_cached = context.kv.adopt_prefix(first_output, &mut self.pages) as u64;
+            if n_cached > 0 {
+                context.owner.account.note_cached(n_cached);
+                self.stats.n_tokens_cached += n_cached;
+            }
+        }
+        if self.has_no_room_for_copy(context, target) {
+            context.kv.lose_after(context.start() / PAGE_LEN, &mut self.pages);
         }
         let start = context.start();
         if start >= target {
@@ -258,25 +278,28 @@ impl Scheduler {
             }
             return Ok(Placed::Nothing);
         }
-        let end = target.min(start + n_tokens_max);
+        let end = context.work.as_ref().and_then(|work| work.end(start, target, n_tokens_max));
+        let Some(end) = end else { return Ok(Placed::Waits) };
         let n_again = context.kv.n_computed_again(start, end);
         // Charged before anything is planned: a copy without its row would never be made.
         let n_charged = (end - start - n_again) as u64;
-        if let Err(error) = account.charge(Resource::Tokens, n_charged) {
+        if let Err(error) = context.owner.account.charge(Resource::Tokens, n_charged) {
             // A run may be at its end with what is under way.
             return if is_waiting { Ok(Placed::UnderWay) } else { Err(error.into()) };
         }
         let brought = self.bring_pages(context, id, start, end, plan);
         if !matches!(brought, Ok(Brought::All)) {
-            account.release(Resource::Tokens, n_charged);
+            context.owner.account.release(Resource::Tokens, n_charged);
         }
         match brought? {
             Brought::All => {}
             Brought::Later => return Ok(Placed::Waits),
             Brought::InLine => return Ok(Placed::Nothing),
         }
-        for &block in &context.kv.blocks {
-            self.pages.pin(block, self.step);
+        context.kv.locate(&self.pages);
+        if plan.victims.is_some() {
+            // Room is being made in this plan: not here. Before, nobody's pages were looked for.
+            self.pin(context);
         }
         context.last_step = self.step;
         self.stats.n_tokens += (end - start) as u64;
@@ -293,6 +316,15 @@ impl Scheduler {
         Ok(Placed::Row { n_tokens: end - start })
     }
 
+    /// Whether a context would fill the device but for a page that it shares and is to write: there is no room for the
+    /// page and its copy, so what it has in it is computed again.
+    fn has_no_room_for_copy(&self, context: &ContextState, target: usize) -> bool {
+        let blocks = context.kv.blocks();
+        let n_blocks = target.div_ceil(PAGE_LEN).max(blocks.len());
+        let is_copied = || blocks.get(context.start() / PAGE_LEN).is_some_and(|&b| self.pages.is_shared(b));
+        n_blocks >= self.limits.n_pages && context.under_way.is_none() && is_copied()
+    }
+
     /// Charges a row to its owner's virtual time: what it adds to the step, computing again aside.
     fn charge_row(
         &mut self,
@@ -306,12 +338,14 @@ impl Scheduler {
         let (n_tokens, n_all) = (tokens.len(), context.n_tokens_expected());
         let n_outputs_tokens = work.outputs_cost(tokens, n_all, self.limits.logits_tokens);
         let cost = if class == Class::Decode {
-            self.costs.decode_row_ns() + self.costs.tokens_ns(n_outputs_tokens)
+            // A verification is as many rows as it has tokens.
+            plan.work.n_decode_rows += n_tokens;
+            self.costs.decode_row_ns() * n_tokens as u64 + self.costs.tokens_ns(n_outputs_tokens)
         } else {
             plan.work.n_prompt_tokens += n_tokens + n_outputs_tokens;
             self.costs.tokens_ns(n_tokens - n_again + n_outputs_tokens)
         };
-        self.queue.charge(&context.owner, cost);
+        self.queue.charge(&context.seat, cost);
     }
 
     /// Sees to it that all pages up to `end` are on the device and that those from `start` on are the context's
@@ -325,83 +359,93 @@ impl Scheduler {
         plan: &mut Plan,
     ) -> Result<Brought, EngineError> {
         let n_blocks = end.div_ceil(PAGE_LEN);
-        let n_held = context.kv.blocks.len();
+        let n_held = context.kv.blocks().len();
         let first_written = start / PAGE_LEN;
         let written = first_written.min(n_held)..n_blocks.min(n_held);
         let n_shared = |pages: &PageTable, kv: &Sequence| {
-            kv.blocks[written.clone()].iter().filter(|&&block| pages.is_shared(block)).count()
+            kv.blocks()[written.clone()].iter().filter(|&&block| pages.is_shared(block)).count()
         };
         let n_new = n_blocks.saturating_sub(n_held);
-        let n_away = context.kv.blocks.iter().filter(|&&b| self.pages.page(b).is_none()).count();
+        let n_away = context.kv.locate(&self.pages);
         let n_needed = n_new + n_shared(&self.pages, &context.kv) + n_away;
         if n_held - n_away + n_needed > self.limits.n_pages {
             let n_needed = n_held - n_away + n_needed;
             return Err(EngineError::NoPages { n_needed, n_pages: self.limits.n_pages });
         }
-        if n_needed > 0 && !self.admit(id, context) {
-            return Ok(Brought::InLine);
-        }
-        // Making room must not take what this context holds.
-        for &block in &context.kv.blocks {
-            self.pages.pin(block, self.step);
-        }
-        // What it was promised leaves others in one go, so that pages move once a term.
-        if !self.make_room(n_needed.max(context.n_promised()), context, plan)
-            && self.pages.n_free() < n_needed
-        {
-            return Ok(Brought::Later);
-        }
-        // Making room may have ended the sharing of a page. The whole is charged before any part of it is planned.
-        let account = context.owner.account.clone();
-        let n_charged = (n_new + n_shared(&self.pages, &context.kv)) as u64;
-        if let Err(error) = account.charge(Resource::Pages, n_charged) {
-            // A run may be at its end with what is under way.
-            return if context.under_way.is_some() { Ok(Brought::Later) } else { Err(error.into()) };
-        }
-        for &block in &context.kv.blocks {
-            if let Some((from, to)) = self.pages.move_in(block) {
-                plan.moves.push(Move::In(from, to));
-                self.stats.n_swaps_in += 1;
+        if n_needed > 0 {
+            if !self.admit(id, context) {
+                return Ok(Brought::InLine);
+            }
+            // What it was promised leaves others in one go, so that pages move once a term.
+            if !self.make_room(n_needed.max(context.n_promised()), context, plan)
+                && self.pages.n_free() < n_needed
+            {
+                return Ok(Brought::Later);
+            }
+            // Making room may have ended the sharing of a page. The whole is charged before any part of it is planned.
+            let charged = loop {
+                let n_charged = (n_new + n_shared(&self.pages, &context.kv)) as u64;
+                match context.owner.account.charge(Resource::Pages, n_charged) {
+                    Err(_) if self.forget_spares(context.owner.actor) => {}
+                    charged => break charged,
+                }
+            };
+            if let Err(error) = charged {
+                // A run may be at its end with what is under way.
+                return if context.under_way.is_some() { Ok(Brought::Later) } else { Err(error.into()) };
             }
         }
+        if n_away > 0 {
+            for &block in context.kv.blocks() {
+                if let Some((from, to)) = self.pages.move_in(block) {
+                    plan.moves.push(Move::In(from, to));
+                    self.stats.n_swaps_in += 1;
+                }
+            }
+        }
+        let account = &context.owner.account;
         for block_idx in written {
-            let block = context.kv.blocks[block_idx];
+            let block = context.kv.blocks()[block_idx];
             if !self.pages.is_shared(block) {
                 self.pages.forget_key(block);
                 continue;
             }
-            let own = self.pages.allocate(&account).expect("room was made");
+            let own = self.pages.allocate(account).expect("room was made");
             // Positions before `start` are kept; a page that is written from its beginning needs no copy.
             if start > block_idx * PAGE_LEN {
                 let page = |id| self.pages.page(id).expect("brought to the device above");
                 plan.copies.push(PageCopy { src: page(block), dst: page(own) });
+                // Whoever else holds it: nothing may be copied to it in the same step.
+                self.pages.pin(block);
             }
-            context.kv.blocks[block_idx] = own;
-            self.pages.release(block, &account);
+            context.kv.replace_block(block_idx, own);
+            self.pages.release(block, account);
         }
         for _ in n_held..n_blocks {
-            context.kv.blocks.push(self.pages.allocate(&account).expect("room was made"));
+            context.kv.push_block(self.pages.allocate(account).expect("room was made"));
         }
-        self.note_taken(context);
+        if n_needed > 0 {
+            self.note_taken(context);
+        }
         Ok(Brought::All)
     }
 
-    /// The plan as the backend sees it.
-    pub(crate) fn batch(&self, plan: &Plan) -> Batch<'_> {
-        let rows = plan.rows.iter().map(|row| {
+    /// The plan as the backend sees it, in memory of an earlier one.
+    pub(crate) fn batch<'a>(&'a self, plan: &'a Plan, memory: Vec<Row<'_>>) -> Batch<'a> {
+        let mut rows = batch::reused(memory);
+        rows.extend(plan.rows.iter().map(|row| {
             let context = &self.contexts[&row.id];
             let kv = &context.kv;
             let work = context.work.as_ref().expect("a planned context has work");
-            let page = |&block| self.pages.page(block).expect("planned pages are on the device");
             Row {
                 slot: context.slot,
                 tokens: &kv.tokens[..row.end.min(kv.tokens.len())],
                 input: row.input,
                 start: row.start,
-                pages: kv.blocks[..row.end.div_ceil(PAGE_LEN)].iter().map(page).collect(),
+                pages: kv.page_table(row.end.div_ceil(PAGE_LEN), &self.pages),
                 outputs: work.outputs(row.start, row.end, row.n_tokens),
             }
-        });
-        Batch { copies: plan.copies.clone(), rows: rows.collect() }
+        }));
+        Batch { copies: &plan.copies, rows }
     }
 }

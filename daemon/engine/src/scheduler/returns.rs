@@ -74,7 +74,7 @@ impl Scheduler {
     pub(crate) fn has_returning_guests(&self, plan: Option<&Plan>) -> bool {
         let answers = |row: &super::plan::PlannedRow| {
             let Some(context) = self.contexts.get(&row.id) else { return false };
-            matches!(context.work, Some(Work::Ask(_)))
+            context.work.as_ref().is_some_and(Work::is_question)
                 && context.n_pending() == 0
                 && self.returns.comes_back(context.owner.guest)
         };

@@ -10,7 +10,7 @@ use crate::account::ActorId;
 use crate::command::ContextId;
 use crate::kv::BlockId;
 
-#[derive(Debug)]
+#[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Victim {
     Context(ContextId),
     Saved((ActorId, String)),
@@ -34,7 +34,14 @@ impl Scheduler {
             return true;
         }
         let marking = self.marking(context);
-        let mut victims = plan.victims.take().unwrap_or_else(|| self.victims());
+        let mut victims = match plan.victims.take() {
+            Some(victims) => victims,
+            None => {
+                self.pin_what_is_under_way();
+                self.victims()
+            }
+        };
+        self.pin(context);
         while self.pages.n_free() < n && self.free_one(&mut victims, marking, plan) {
             while self.pages.n_free() < n && self.pages.reclaim_one() {}
         }
@@ -42,15 +49,28 @@ impl Scheduler {
         self.pages.n_free() >= n
     }
 
+    /// Keeps what a context holds where it is in the plan being made.
+    pub(super) fn pin(&mut self, context: &ContextState) {
+        context.kv.blocks().iter().for_each(|&block| self.pages.pin(block));
+    }
+
+    /// Rows that were planned, for this step too, find their pages where they were; what they bring is expected in them.
+    fn pin_what_is_under_way(&mut self) {
+        let Self { contexts, pages, .. } = self;
+        for context in contexts.values().filter(|context| context.under_way.is_some()) {
+            context.kv.blocks().iter().for_each(|&block| pages.pin(block));
+        }
+    }
+
     /// Whose pages may go, the least deserving first.
     fn victims(&self) -> Victims {
         let mut idle: Vec<(u64, Victim)> = Vec::new();
         // What holds nothing has nothing to give; a user may have saved thousands.
-        for (key, saved) in self.saved.iter().filter(|(_, saved)| !saved.kv.blocks.is_empty()) {
+        for (key, saved) in self.saved.iter().filter(|(_, saved)| !saved.kv.blocks().is_empty()) {
             idle.push((saved.last_step, Victim::Saved(key.clone())));
         }
         let mut queued: Vec<(u64, Victim)> = Vec::new();
-        for (&id, context) in self.contexts.iter().filter(|(_, context)| !context.kv.blocks.is_empty()) {
+        for (&id, context) in self.contexts.iter().filter(|(_, context)| !context.kv.blocks().is_empty()) {
             match (context.is_admitted() || context.is_in_line(), context.is_queued) {
                 (true, _) => {}
                 (false, false) => idle.push((context.last_step, Victim::Context(id))),
@@ -58,8 +78,8 @@ impl Scheduler {
                 (false, true) => queued.push((context.last_step, Victim::Context(id))),
             }
         }
-        idle.sort_by_key(|&(last_step, _)| last_step);
-        queued.sort_by_key(|&(last_step, _)| last_step);
+        idle.sort_unstable();
+        queued.sort_unstable();
         let list = idle.into_iter().map(|(_, victim)| victim);
         let list = list.chain(self.line.last_first().map(Victim::Context));
         Victims {
@@ -95,10 +115,10 @@ impl Scheduler {
         loop {
             let (idx, n_blocks) = &mut victims.moving;
             let blocks = match victims.list.get(*idx)? {
-                Victim::Context(id) => self.contexts.get(id).map(|context| &context.kv.blocks),
-                Victim::Saved(key) => self.saved.get(key).map(|saved| &saved.kv.blocks),
+                Victim::Context(id) => self.contexts.get(id).map(|context| context.kv.blocks()),
+                Victim::Saved(key) => self.saved.get(key).map(|saved| saved.kv.blocks()),
             };
-            let blocks = blocks.map_or(&[][..], |blocks| &blocks[..]);
+            let blocks = blocks.unwrap_or_default();
             let n = n_blocks.map_or(blocks.len(), |n| n.min(blocks.len()));
             let may_go = |&block: &BlockId| self.pages.page(block).is_some() && !self.is_kept(block, marking);
             match blocks[..n].iter().rposition(may_go) {
@@ -119,10 +139,9 @@ impl Scheduler {
                 Victim::Saved(key) => self.saved.get(key).map(|saved| &saved.kv),
             };
             // A tail that others keep stays with them; this one lets go of it to come at what it holds alone.
-            let since = self.oldest_step();
             let may_give = kv.is_some_and(|kv| {
-                kv.blocks.last().is_some_and(|&last| !self.pages.is_pinned_since(last, since))
-                    && kv.blocks.iter().any(|&block| !self.is_kept(block, marking))
+                kv.blocks().last().is_some_and(|&last| !self.pages.is_pinned(last))
+                    && kv.blocks().iter().any(|&block| !self.is_kept(block, marking))
             });
             if may_give {
                 let kv = match &victims.list[victims.giving_up] {
@@ -139,6 +158,6 @@ impl Scheduler {
     }
 
     fn is_kept(&self, block: BlockId, marking: u64) -> bool {
-        self.pages.is_marked(block, marking) || self.pages.is_pinned_since(block, self.oldest_step())
+        self.pages.is_marked(block, marking) || self.pages.is_pinned(block)
     }
 }

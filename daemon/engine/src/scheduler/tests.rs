@@ -1,10 +1,12 @@
 //! Random operations against a model without pages, batches or run-ahead.
 
+mod cost;
 mod failing;
 mod guest;
 mod hash_backend;
 mod progress;
 mod steps;
+mod verify;
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -52,9 +54,16 @@ struct Model {
     tokens: Vec<Token>,
     n_synced: usize,
     stream: Option<Stream>,
-    question: Option<(Standing, Answer)>,
+    question: Option<Question>,
     caller: CallerId,
     actor: ActorId,
+}
+
+struct Question {
+    place: Standing,
+    expected: Answer,
+    /// What is appended once it is answered.
+    then: Vec<Token>,
 }
 
 struct World {
@@ -74,6 +83,7 @@ struct World {
     n_tokens_pulled: usize,
     n_over_budget: usize,
     n_faults: usize,
+    n_verified: usize,
 }
 
 impl World {
@@ -116,6 +126,7 @@ impl World {
             n_tokens_pulled: 0,
             n_over_budget: 0,
             n_faults: 0,
+            n_verified: 0,
         }
     }
 
@@ -236,9 +247,13 @@ impl World {
         let n_free = N_POSITIONS - self.contexts[idx].1.tokens.len();
         let n = self.random.below(30).min(n_free);
         let continuation = self.tokens(n);
-        let kind = self.random.below(6);
+        let n_guess_max = verify::n_guess_max(&self.scheduler, n_free);
+        let prefix = hash(&self.contexts[idx].1.tokens);
+        let guess = verify::guess(&mut self.random, prefix, seed, n_guess_max);
+        let kind = self.random.below(7);
+        // Of what was asked about, a guest may append all, some, or something else.
+        let n_appended = if n_free > 0 { self.random.below(2 * n_free.min(20)) } else { 0 };
         let (id, model) = &mut self.contexts[idx];
-        let prefix = hash(&model.tokens);
         let (ask, expected) = match kind {
             0 => (Ask::Prefill, Answer::Prefilled),
             1 => {
@@ -263,14 +278,20 @@ impl World {
                 }
                 (Ask::Continuation(continuation), Answer::Scores(scores))
             }
+            5 if n_free > 0 => verify::question(prefix, seed, guess),
             _ => (Ask::Full, Answer::Full(vec![score(prefix, 7)])),
+        };
+        let then = match (&ask, &expected) {
+            (Ask::Continuation(tokens), _) => tokens.iter().copied().take(n_appended).collect(),
+            (_, Answer::Verified(drawn)) => drawn.iter().map(|drawn| drawn.token).take(n_appended).collect(),
+            _ => Vec::new(),
         };
         let edit = Self::edit(model);
         let (id, place) = (*id, self.guests.stand(model.caller));
         let tag = place.tag();
         // Now and then the caller loses interest before the engine begins.
         let is_wanted = !seed.is_multiple_of(16);
-        model.question = is_wanted.then_some((place, expected));
+        model.question = is_wanted.then_some(Question { place, expected, then });
         self.apply(Operation::Ask { id, edit, ask, tag });
         if !is_wanted {
             self.apply(Operation::Cancel { id, tag });
@@ -378,7 +399,7 @@ impl World {
     fn step(&mut self) {
         while self.under_way.len() < self.scheduler.limits.n_steps_under_way && self.scheduler.has_work() {
             let plan = self.scheduler.plan();
-            let batch = self.scheduler.batch(&plan);
+            let batch = self.scheduler.batch(&plan, Vec::new());
             assert!(batch.rows.len() <= self.scheduler.limits.n_rows_max);
             let n_tokens: usize = batch.rows.iter().map(|row| row.end() - row.start).sum();
             assert!(n_tokens <= self.scheduler.limits.n_tokens_max);
@@ -406,7 +427,7 @@ impl World {
     fn take_answers(&mut self) {
         self.guests.deliver(&self.scheduler, self.port);
         for (_, model) in &mut self.contexts {
-            let Some((place, expected)) = &model.question else { continue };
+            let Some(Question { place, expected, then }) = &mut model.question else { continue };
             match place.try_take() {
                 Some(Done::Answer(answer)) => {
                     match answer {
@@ -414,6 +435,8 @@ impl World {
                         answer => {
                             assert_eq!(&answer.expect("nothing was wrong with the question"), expected);
                             self.n_answers += 1;
+                            self.n_verified += usize::from(matches!(expected, Answer::Verified(_)));
+                            model.tokens.append(then);
                         }
                     }
                     model.question = None;
@@ -428,12 +451,12 @@ impl World {
         let mut holders = HashMap::new();
         for context in self.scheduler.contexts.values() {
             let n_blocks_max = context.n_tokens_expected().div_ceil(PAGE_LEN);
-            assert!(context.kv.blocks.len() <= n_blocks_max, "a page that no token needs");
+            assert!(context.kv.blocks().len() <= n_blocks_max, "a page that no token needs");
         }
         let kvs = self.scheduler.contexts.values().map(|context| &context.kv);
         for kv in kvs.chain(self.scheduler.saved.values().map(|saved| &saved.kv)) {
-            assert!(kv.n_computed <= kv.tokens.len() && kv.blocks.len() * PAGE_LEN >= kv.n_computed);
-            for &block in &kv.blocks {
+            assert!(kv.n_computed <= kv.tokens.len() && kv.blocks().len() * PAGE_LEN >= kv.n_computed);
+            for &block in kv.blocks() {
                 *holders.entry(block).or_insert(0) += 1;
             }
         }
@@ -477,6 +500,7 @@ fn random_operations_give_what_a_model_without_pages_gives() {
     let (mut n_answers, mut n_tokens, mut n_swaps, mut n_recomputed, mut n_cached) = (0, 0, 0, 0, 0);
     let (mut n_over_budget, mut n_faults, mut n_drawn_rows, mut n_on_new_pages, mut n_in_vain) =
         (0, 0, 0, 0, 0);
+    let mut n_verified = 0;
     for seed in 0..150 {
         let mut world = World::new(seed);
         for _ in 0..600 {
@@ -490,6 +514,7 @@ fn random_operations_give_what_a_model_without_pages_gives() {
         n_tokens += world.n_tokens_pulled;
         n_over_budget += world.n_over_budget;
         n_faults += world.n_faults;
+        n_verified += world.n_verified;
         n_drawn_rows += world.backend.n_drawn_rows;
         n_on_new_pages += world.backend.n_drawn_rows_on_new_pages;
         let stats = world.scheduler.stats();
@@ -500,6 +525,7 @@ fn random_operations_give_what_a_model_without_pages_gives() {
     }
     // The test is worth nothing if the schedules never reach these paths.
     assert!(n_answers > 5_000 && n_tokens > 5_000, "{n_answers} answers, {n_tokens} tokens");
+    assert!(n_verified > 500, "{n_verified} verifications");
     assert!(n_over_budget > 500 && n_faults > 100, "{n_over_budget} {n_faults}");
     assert!(n_drawn_rows > 3_000 && n_on_new_pages > 100, "{n_drawn_rows} {n_on_new_pages}");
     assert!(n_in_vain > 300, "{n_in_vain} rows in vain");

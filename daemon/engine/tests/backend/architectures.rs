@@ -9,8 +9,10 @@ use trellis_engine::sampling::philox4x32;
 use crate::reference::{Reference, Tensors};
 use crate::support::{forward, full, options, row};
 
-/// Rounding in f32 over sums of a few hundred terms, relative to the size of the result where that is above 1.
-const TOLERANCE: f64 = 3e-5;
+/// Rounding in f32 over sums of a few hundred terms, layer after layer, relative to the size of the result where that is
+/// above 1. Processors differ in how many terms they sum side by side, and with that in the last bits: up to 4e-5 was
+/// seen, and a wrong term is off by 1e-2.
+const TOLERANCE: f64 = 1e-4;
 
 fn base() -> ModelConfig {
     ModelConfig {

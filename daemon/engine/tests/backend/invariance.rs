@@ -3,8 +3,8 @@
 
 use trellis_engine::backend::{Backend, PAGE_LEN};
 use trellis_engine::batch::{
-    Batch, HostPageId, Input, Output, OutputFault, OutputKind, OutputRequest, PageCopy, PageId, Row, SlotId,
-    Token,
+    Batch, HostPageId, Input, Output, OutputFault, OutputKind, OutputRequest, PageCopy, PageId, Requests,
+    Row, SlotId, Token,
 };
 use trellis_engine::cpu::{CpuBackend, CpuOptions};
 use trellis_engine::model::{Architecture, ModelConfig, RopeConfig, RopeScaling};
@@ -84,8 +84,8 @@ fn check(mut backend: CpuBackend, n_contexts: usize) {
             slot: SlotId(c as u32),
             tokens: &contexts[c][..ends[c]],
             start: done[c],
-            pages: pages[c].clone(),
-            outputs: vec![OutputRequest { position: ends[c] - 1, kind: OutputKind::Full }],
+            pages: &pages[c],
+            outputs: Requests::from_iter([OutputRequest { position: ends[c] - 1, kind: OutputKind::Full }]),
             input: Input::Known,
         });
         let outputs = forward(&mut backend, rows.collect());
@@ -130,16 +130,18 @@ fn fork_by_page_copy() {
     let (left, right) = ([&prefix[..], &[5, 6]].concat(), [&prefix[..], &[7, 8, 9]].concat());
     let expected = [alone(&mut backend, &left), alone(&mut backend, &right)];
     forward(&mut backend, vec![row(&prefix, 0, 100, vec![])]);
-    let fork = |tokens, last_page| Row {
+    let tables = [200, 102].map(|last| [PageId(100), PageId(101), PageId(last)]);
+    let fork = |tokens, pages| Row {
         slot: SlotId(0),
         tokens,
         start: prefix.len(),
-        pages: vec![PageId(100), PageId(101), PageId(last_page)],
-        outputs: vec![OutputRequest { position: tokens.len() - 1, kind: OutputKind::Full }],
+        pages,
+        outputs: Requests::from_iter([OutputRequest { position: tokens.len() - 1, kind: OutputKind::Full }]),
         input: Input::Known,
     };
-    let copies = vec![PageCopy { src: PageId(102), dst: PageId(200) }];
-    let batch = Batch { copies, rows: vec![fork(&left[..], 200), fork(&right[..], 102)] };
+    let copies = [PageCopy { src: PageId(102), dst: PageId(200) }];
+    let batch =
+        Batch { copies: &copies, rows: vec![fork(&left[..], &tables[0]), fork(&right[..], &tables[1])] };
     let outputs = backend.forward(&batch).expect("the backend runs");
     assert_eq!(outputs.into_iter().map(full).collect::<Vec<_>>(), expected);
 }

@@ -1,6 +1,7 @@
 //! What these tests share.
 
 use std::path::PathBuf;
+use std::sync::LazyLock;
 
 use trellis_engine::backend::{Backend, PAGE_LEN};
 use trellis_engine::batch::{Batch, Input, Output, OutputKind, OutputRequest, PageId, Row, SlotId, Token};
@@ -24,6 +25,12 @@ pub(crate) fn n_pages(n_tokens: usize) -> usize {
     n_tokens.div_ceil(PAGE_LEN)
 }
 
+/// A page table of consecutive pages.
+pub(crate) fn consecutive(first: usize, n: usize) -> &'static [PageId] {
+    static PAGES: LazyLock<Vec<PageId>> = LazyLock::new(|| (0..1 << 20).map(PageId).collect());
+    &PAGES[first..first + n]
+}
+
 /// A row over `tokens[start..]` whose pages are numbered from `first_page`, asking `kind` of one position.
 pub(crate) fn row<'a>(
     tokens: &'a [Token],
@@ -35,14 +42,14 @@ pub(crate) fn row<'a>(
         slot: SlotId(0),
         tokens,
         start,
-        pages: (first_page..first_page + n_pages(tokens.len())).map(|page| PageId(page as u32)).collect(),
+        pages: consecutive(first_page, n_pages(tokens.len())),
         outputs: outputs.into_iter().map(|(position, kind)| OutputRequest { position, kind }).collect(),
         input: Input::Known,
     }
 }
 
 pub(crate) fn forward(backend: &mut impl Backend, rows: Vec<Row<'_>>) -> Vec<Output> {
-    backend.forward(&Batch { copies: Vec::new(), rows }).expect("the backend runs")
+    backend.forward(&Batch { copies: &[], rows }).expect("the backend runs")
 }
 
 pub(crate) fn full(output: Output) -> Vec<f32> {

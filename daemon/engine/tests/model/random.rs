@@ -1,6 +1,8 @@
 use super::bundled_path;
 use trellis_engine::backend::{Backend, PAGE_LEN};
-use trellis_engine::batch::{Batch, Input, Output, OutputKind, OutputRequest, PageId, Row, SlotId, Token};
+use trellis_engine::batch::{
+    Batch, Input, Output, OutputKind, OutputRequest, PageId, Requests, Row, SlotId, Token,
+};
 use trellis_engine::cpu::{CpuBackend, CpuOptions};
 use trellis_engine::model::{
     DecodeStream, Dtype, Model, ModelConfig, ModelError, SHAPES, SpecialText, SpecialTokens, shape, tensors,
@@ -156,11 +158,11 @@ fn the_cpu_runs_a_random_model() {
             slot: SlotId(0),
             tokens: &tokens,
             start: 0,
-            pages: (0..tokens.len().div_ceil(PAGE_LEN) as u32).map(PageId).collect(),
-            outputs: vec![OutputRequest { position: 49, kind: OutputKind::Full }],
+            pages: &(0..tokens.len().div_ceil(PAGE_LEN) as u32).map(PageId).collect::<Vec<_>>(),
+            outputs: Requests::from_iter([OutputRequest { position: 49, kind: OutputKind::Full }]),
             input: Input::Known,
         };
-        let outputs = backend.forward(&Batch { copies: Vec::new(), rows: vec![row] }).unwrap();
+        let outputs = backend.forward(&Batch { copies: &[], rows: vec![row] }).unwrap();
         let [Output::Full(logprobs)] = &outputs[..] else { panic!("{outputs:?}") };
         let sum: f64 = logprobs.iter().map(|&logprob| f64::from(logprob).exp()).sum();
         assert!((sum - 1.0).abs() <= 1e-4, "{sum}");

@@ -87,6 +87,9 @@ impl From<EngineError> for HostError {
             EngineError::TooLong { n_tokens, length } => {
                 return invalid("n-tokens", n_tokens, format!("at most {length}, the length of the context"));
             }
+            EngineError::GuessTooLong { n_tokens, n_tokens_max } => {
+                return invalid("guess", format!("{n_tokens} tokens"), format!("at most {n_tokens_max}"));
+            }
             EngineError::EmptyContext => ApiError::EmptyContext,
             EngineError::Budget(exceeded) => ApiError::BudgetExceeded(BudgetLimit {
                 what: format!("{} of the {}", exceeded.what, exceeded.level),

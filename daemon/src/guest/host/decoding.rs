@@ -6,12 +6,14 @@ use std::sync::Arc;
 use tokio::sync::OwnedMutexGuard;
 use trellis_engine::account::Resource as Metered;
 use trellis_engine::sampling::Sampler;
-use trellis_engine::{Answer, Ask, Context};
+use trellis_engine::{Answer, Ask, Context, Guess};
 use wasmtime::component::Resource;
 
 use super::convert::{candidate, invalid};
 use super::types::{GuestContext, HostError};
-use crate::guest::bindings::trellis::host::decoding::{Distribution, Host, ScoreRequest, StepRequest};
+use crate::guest::bindings::trellis::host::decoding::{
+    Distribution, Host, ScoreRequest, SpeculateRequest, StepRequest,
+};
 use crate::guest::bindings::trellis::host::types::Candidate;
 use crate::guest::store::GuestState;
 
@@ -116,6 +118,29 @@ impl Host for GuestState {
             };
             context.append(&[token.token]).await?;
             drawn.push(candidate(token));
+        }
+        Ok(drawn)
+    }
+
+    async fn speculate(&mut self, requests: Vec<SpeculateRequest>) -> Result<Vec<Vec<Candidate>>, HostError> {
+        let mut contexts = self.lock_contexts(requests.iter().map(|request| &request.context))?;
+        let asks = requests
+            .into_iter()
+            .zip(&contexts)
+            .map(|(request, context)| {
+                let sampler = self.settings_for(&request.sampler, context)?;
+                Ok(Ask::Verify { sampler, guess: Guess::Chain(request.guess) })
+            })
+            .collect::<Result<_, HostError>>()?;
+        let answers = ask_all(&mut contexts, asks).await?;
+        let mut drawn = Vec::with_capacity(answers.len());
+        for (context, answer) in contexts.iter_mut().zip(answers) {
+            let Answer::Verified(candidates) = answer else {
+                unreachable!("asked for a verification, answered with {answer:?}");
+            };
+            let tokens: Vec<_> = candidates.iter().map(|candidate| candidate.token).collect();
+            context.append(&tokens).await?;
+            drawn.push(candidates.into_iter().map(candidate).collect());
         }
         Ok(drawn)
     }

@@ -5,7 +5,9 @@ use wasmtime::component::{HasData, Resource};
 
 use super::types::{GuestContext, GuestDecoder, GuestMask, GuestModel, GuestSampler, GuestStream, HostError};
 use super::values::{Data, Reply};
-use crate::guest::bindings::trellis::host::decoding::{Distribution, ScoreRequest, StepRequest};
+use crate::guest::bindings::trellis::host::decoding::{
+    Distribution, ScoreRequest, SpeculateRequest, StepRequest,
+};
 use crate::guest::bindings::trellis::host::models::{ChatEnd, ChatMessage, ModelInfo, SpecialTokens};
 use crate::guest::bindings::trellis::host::session::{LogLevel, Usage};
 use crate::guest::bindings::trellis::host::streams::{
@@ -171,6 +173,7 @@ taped!(samplers::HostSampler, "sampler." {
 taped!(decoding::Host, "decoding." {
     async fn top(contexts: Vec<Resource<GuestContext>>, n: u32) -> Result<Vec<Distribution>, HostError>;
     async fn step(requests: Vec<StepRequest>) -> Result<Vec<Candidate>, HostError>;
+    async fn speculate(requests: Vec<SpeculateRequest>) -> Result<Vec<Vec<Candidate>>, HostError>;
     async fn score(requests: Vec<ScoreRequest>) -> Result<Vec<Vec<f32>>, HostError>;
     async fn logprobs(context: Resource<GuestContext>, tokens: Vec<u32>) -> Result<Vec<f32>, HostError>;
     async fn full(context: Resource<GuestContext>) -> Result<Vec<f32>, HostError>;

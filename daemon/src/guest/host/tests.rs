@@ -13,7 +13,9 @@ use wasmtime::component::{Resource, ResourceTable};
 use super::types::{GuestContext, GuestModel, GuestSampler, GuestStream, HostError};
 use crate::guest::beside::Beside;
 use crate::guest::bindings::trellis::host::contexts::{Host as _, HostContext};
-use crate::guest::bindings::trellis::host::decoding::{Host as _, ScoreRequest, StepRequest};
+use crate::guest::bindings::trellis::host::decoding::{
+    Host as _, ScoreRequest, SpeculateRequest, StepRequest,
+};
 use crate::guest::bindings::trellis::host::models::{ChatEnd, ChatMessage, HostModel, SpecialTokens};
 use crate::guest::bindings::trellis::host::samplers::{HostSampler, HostTokenMask};
 use crate::guest::bindings::trellis::host::session::Host as _;
@@ -220,6 +222,38 @@ async fn a_stream_gives_what_steps_give_whatever_happens_meanwhile() {
         }
         assert_eq!(guest.tokens(&streamed), guest.tokens(&stepped), "{meanwhile:?}");
     }
+}
+
+#[tokio::test]
+async fn speculate_draws_what_steps_draw_for_many_contexts_at_once() {
+    let mut guest = guest();
+    let sampler = guest.sampler(3, 1.0);
+    let stepped = guest.context("Once upon a time").await;
+    let mut tokens = Vec::new();
+    for _ in 0..6 {
+        tokens.push(guest.step(&stepped, &sampler).await);
+    }
+    let wrong = |idx: usize| tokens.iter().enumerate().map(|(i, &t)| t ^ u32::from(i == idx)).collect();
+    // Nothing guessed, all right, wrong at the first, wrong at the third.
+    let guesses: [Vec<u32>; 4] = [Vec::new(), tokens.clone(), wrong(0), wrong(2)];
+    let mut contexts = Vec::new();
+    for _ in &guesses {
+        contexts.push(guest.context("Once upon a time").await);
+    }
+    let before = guest.state.get_usage().expect("usage").tokens_in_vain;
+    let requests = contexts.iter().zip(&guesses).map(|(context, guess)| SpeculateRequest {
+        context: again(context),
+        sampler: again(&sampler),
+        guess: guess.clone(),
+    });
+    let drawn = guest.state.speculate(requests.collect()).await.expect("tokens");
+    for ((drawn, context), n) in drawn.iter().zip(&contexts).zip([1, 7, 1, 3]) {
+        assert_eq!(drawn.len(), n);
+        let drawn: Vec<u32> = drawn.iter().map(|drawn| drawn.token).collect();
+        assert_eq!(drawn[..n.min(6)], tokens[..n.min(6)]);
+        assert!(guest.tokens(context).ends_with(&drawn));
+    }
+    assert_eq!(guest.state.get_usage().expect("usage").tokens_in_vain - before, 6 + 4);
 }
 
 #[tokio::test]

@@ -3,7 +3,9 @@
 use wasmtime::component::Resource;
 
 use super::types::HostError;
-use crate::guest::bindings::trellis::host::decoding::{Distribution, ScoreRequest, StepRequest};
+use crate::guest::bindings::trellis::host::decoding::{
+    Distribution, ScoreRequest, SpeculateRequest, StepRequest,
+};
 use crate::guest::bindings::trellis::host::models::{ChatEnd, ChatMessage, ModelInfo, SpecialTokens};
 use crate::guest::bindings::trellis::host::session::{LogLevel, Meter, Usage};
 use crate::guest::bindings::trellis::host::streams::{
@@ -296,6 +298,7 @@ records! {
     }
     ModelPair { left, right }
     ScoreRequest { context, continuation }
+    SpeculateRequest { context, sampler, guess }
     StepRequest { context, sampler }
     StreamOptions { max_tokens, stop_tokens }
     TokenRange { token, vocab_size }

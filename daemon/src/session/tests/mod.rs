@@ -22,7 +22,8 @@ use self::fake::Fake;
 use super::{Actor, Limits, SessionError, Sessions};
 
 const ALICE: Actor = Actor { uid: 1000, gid: 1000 };
-const PATIENCE: Duration = Duration::from_secs(20);
+/// Long enough for anything that comes at all, on a slow machine too.
+const PATIENCE: Duration = Duration::from_secs(120);
 
 struct World {
     fake: Arc<Fake>,
@@ -31,8 +32,9 @@ struct World {
 }
 
 impl World {
+    /// A guest that does not stop is waited for so long that one that does is in time on a slow machine.
     fn new() -> Self {
-        Self::with(Limits { stop_timeout: Duration::from_millis(300), ..Limits::default() })
+        Self::with(Limits { stop_timeout: Duration::from_secs(3), ..Limits::default() })
     }
 
     fn with(limits: Limits) -> Self {

@@ -4,7 +4,7 @@ use serde::Serialize;
 use trellis_guest::bindings::trellis::host::session;
 use trellis_guest::{
     Chat, ChatEnd, Context, Error, Model, Result, Sampler, TokenMask, emit_json, forget, generate_all,
-    score_all, step_all, top_all,
+    score_all, speculate_all, step_all, top_all,
 };
 
 use crate::Outcome;
@@ -35,7 +35,7 @@ pub(crate) fn make_all() -> Outcome {
 
 type Mistake = fn(&Model, &Context, &Context) -> Result;
 
-const MISTAKES: [(&str, Mistake); 33] = [
+const MISTAKES: [(&str, Mistake); 38] = [
     ("unknown model", |_, _, _| Model::open("gpt-17").map(drop)),
     ("token out of range", |model, context, _| context.append(&[5, model.info().vocab_size])),
     ("too long", |_, context, _| context.append(&vec![5; context.capacity() as usize])),
@@ -80,6 +80,20 @@ const MISTAKES: [(&str, Mistake); 33] = [
     }),
     ("too many candidates", |_, context, _| context.top(1_000_000).map(drop)),
     ("empty continuation", |_, context, _| score_all([(context, &[][..])]).map(drop)),
+    ("guess too long", |_, context, _| context.speculate(&Sampler::greedy(), &[5; 16]).map(drop)),
+    ("guess out of range", |model, context, _| {
+        context.speculate(&Sampler::greedy(), &[5, model.info().vocab_size]).map(drop)
+    }),
+    ("guess after an empty context", |_, _, empty| empty.speculate(&Sampler::greedy(), &[]).map(drop)),
+    ("guess twice after one context", |_, context, _| {
+        let sampler = Sampler::greedy();
+        speculate_all([(context, &sampler, &[5][..]), (context, &sampler, &[])]).map(drop)
+    }),
+    ("guess after a full context", |_, context, _| {
+        let full = context.fork()?;
+        full.append(&vec![5; (full.capacity() - full.length()) as usize])?;
+        full.speculate(&Sampler::greedy(), &[5, 6]).map(drop)
+    }),
     ("unknown saved name", |model, _, _| model.saved_context("nobody").map(drop)),
     ("forget an unknown name", |_, _, _| forget("nobody")),
     ("empty name", |_, context, _| context.save("")),

@@ -32,7 +32,7 @@ impl World {
             0 => self.random.below(plan.moves.len() + 1),
             _ => plan.moves.len(),
         };
-        let batch = self.scheduler.batch(&plan);
+        let batch = self.scheduler.batch(&plan, Vec::new());
         self.backend.fail(&plan.moves, n_moved, &batch);
         drop(batch);
         let device = "a device that fails".to_owned();
@@ -49,8 +49,8 @@ impl World {
         seen.n_moves_lost += plan.moves.len() - n_moved;
         for row in &plan.rows {
             let Some((_, model)) = self.contexts.iter_mut().find(|(id, _)| *id == row.id) else { continue };
-            if let Some((place, _)) = model.question.take() {
-                let answer = place.try_take().expect("whoever asked is told");
+            if let Some(question) = model.question.take() {
+                let answer = question.place.try_take().expect("whoever asked is told");
                 assert!(
                     matches!(&answer, Done::Answer(Err(error @ EngineError::Step(_))) if error.is_retryable()),
                     "{answer:?}"

@@ -77,7 +77,7 @@ impl HashBackend {
 
     pub(super) fn run(&mut self, moves: &[Move], batch: &Batch<'_>) -> Vec<Output> {
         self.make(moves);
-        for copy in &batch.copies {
+        for copy in batch.copies {
             assert!(batch.copies.iter().all(|other| other.dst != copy.src), "a source is no destination");
             self.pages[copy.dst.0 as usize] = self.pages[copy.src.0 as usize];
         }

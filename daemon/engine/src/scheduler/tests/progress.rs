@@ -110,7 +110,7 @@ impl House {
                 self.n_steps_between_moves = self.n_steps_between_moves.min(self.n_steps_still);
                 self.n_steps_still = 0;
             }
-            let outputs = self.backend.run(&plan.moves, &self.scheduler.batch(&plan));
+            let outputs = self.backend.run(&plan.moves, &self.scheduler.batch(&plan, Vec::new()));
             if !plan.has_rows() {
                 break;
             }

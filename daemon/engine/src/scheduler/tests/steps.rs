@@ -65,7 +65,7 @@ fn streams_of_one_user_do_not_keep_the_prompts_of_another_waiting() {
         scheduler.apply(Operation::Ask { id, edit, ask: Ask::Prefill, tag: answer.tag() });
         let n_steps = (1..).find(|_| {
             let plan = scheduler.plan();
-            let outputs = backend.run(&plan.moves, &scheduler.batch(&plan));
+            let outputs = backend.run(&plan.moves, &scheduler.batch(&plan, Vec::new()));
             scheduler.complete(plan, outputs, 1_000_000);
             guests.deliver(&scheduler, Port::Direct);
             answer.try_take().is_some()

@@ -9,8 +9,8 @@ use super::clock::thread_time;
 /// How often a waiting device looks around. It uses no processor time that is measured.
 const POLL: Duration = Duration::from_micros(50);
 
-/// How long the device waits for guests that do not come: a token that nobody wants any more is never taken.
-const PATIENCE: Duration = Duration::from_millis(100);
+/// How long a device should wait for guests that do not come: a token that nobody wants any more is never taken.
+pub(super) const PATIENCE: Duration = Duration::from_millis(100);
 
 /// A step as the device sees it when it is called.
 #[derive(Clone, Copy, Debug)]
@@ -37,8 +37,10 @@ struct Book {
 
 /// Steps as they come, and what holds the device up: a step is over when every guest has taken the tokens of the step
 /// before, as on a device that is slower than its guests.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Desk {
+    /// How long it waits for them.
+    patience: Duration,
     book: Mutex<Book>,
     n_drawn: AtomicU64,
     n_taken: AtomicU64,
@@ -48,6 +50,18 @@ pub(super) struct Desk {
 }
 
 impl Desk {
+    pub(super) fn new(patience: Duration) -> Self {
+        Self {
+            patience,
+            book: Mutex::default(),
+            n_drawn: AtomicU64::default(),
+            n_taken: AtomicU64::default(),
+            is_held: AtomicBool::default(),
+            is_waiting: AtomicBool::default(),
+            is_over: AtomicBool::default(),
+        }
+    }
+
     fn book(&self) -> MutexGuard<'_, Book> {
         self.book.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -61,7 +75,7 @@ impl Desk {
                 book.steps.push(Between { n_rows, n_tokens, host: entered - left });
             }
         }
-        let due = Instant::now() + PATIENCE;
+        let due = Instant::now() + self.patience;
         loop {
             if self.is_over.load(Ordering::SeqCst) {
                 return;

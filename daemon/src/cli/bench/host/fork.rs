@@ -26,7 +26,8 @@ pub(super) async fn measure(progress: &Progress) -> Result<Fork, BenchError> {
 /// Holds the device up, forks, lets it go on: the engine carries the fork out before the next step, which takes so much
 /// longer than one without.
 pub(super) async fn of(n_tokens: usize, n_forks: usize, progress: &Progress) -> Result<Fork, BenchError> {
-    let mut rig = Rig::new(2, n_tokens + 8 * N_TICKER_TOKENS)?;
+    // Steps go by as long as this task is not awake: the stream has room for all that a context may hold.
+    let mut rig = Rig::new(2, n_tokens + rig::config().n_positions)?;
     let ticker = rig.context(0, N_TICKER_TOKENS).await?;
     let mut long = rig.context(1, n_tokens).await?;
     let first = rig.desk.n_steps();

@@ -14,7 +14,7 @@ use trellis_engine::{
     RunSettings,
 };
 
-use super::desk::{Between, Desk};
+use super::desk::{self, Between, Desk};
 use super::null::NullBackend;
 use crate::bundled;
 use crate::cli::bench::{BenchError, engine};
@@ -60,8 +60,20 @@ impl Rig {
     /// # Errors
     /// The bundled tokenizer cannot be read.
     pub(super) fn new(n_rows: usize, n_positions: usize) -> Result<Self, BenchError> {
+        Self::with_patience(n_rows, n_positions, desk::PATIENCE)
+    }
+
+    /// As [`Rig::new`], over a device that waits so long for guests that do not come.
+    ///
+    /// # Errors
+    /// The bundled tokenizer cannot be read.
+    pub(super) fn with_patience(
+        n_rows: usize,
+        n_positions: usize,
+        patience: Duration,
+    ) -> Result<Self, BenchError> {
         let config = config();
-        let desk = Arc::new(Desk::default());
+        let desk = Arc::new(Desk::new(patience));
         let n_pages = n_positions.div_ceil(PAGE_LEN);
         let backend = Box::new(NullBackend::new(&config, n_rows, n_pages, desk.clone()));
         let tokenizer = bundled::tokenizer_json();

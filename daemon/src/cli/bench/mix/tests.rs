@@ -1,4 +1,5 @@
 use clap::Parser;
+use serde_json::Value;
 
 use super::*;
 
@@ -46,38 +47,72 @@ fn the_engine_has_room_for_the_loads() {
     assert_eq!(sizes(mix(64, "[engine]\nstep_rows = 16\nstep_tokens = 100")), (Some(16), Some(100)));
 }
 
+/// Runs loads for longer and longer until they come to enough: what a moment shows on one machine takes a minute on
+/// another that is slow, or stands still in between.
+async fn run_long_enough(loads: &str, is_enough: impl Fn(&[Value]) -> bool) -> (MixReport, Value) {
+    const LONGEST_S: f64 = 60.0;
+    for measure_s in [0.6, 6.0, LONGEST_S] {
+        let report =
+            match run(&format!("warm_up_s = 0.1\nmeasure_s = {measure_s}\nwindows = 3\n{loads}")).await {
+                Err(CliError::Bench(BenchError::Mix(MixError::Silent { .. }))) if measure_s < LONGEST_S => {
+                    continue;
+                }
+                report => report.expect("it runs"),
+            };
+        let json = serde_json::to_value(&report).expect("JSON");
+        if measure_s == LONGEST_S || is_enough(json["phases"].as_array().expect("phases")) {
+            return (report, json);
+        }
+    }
+    unreachable!("the longest is taken as it is")
+}
+
+fn is_positive(number: &Value) -> bool {
+    number.as_f64().is_some_and(|number| number > 0.0)
+}
+
+/// Whether every load of a phase was seen to decode.
+fn are_seen(phase: &Value) -> bool {
+    let loads = phase["loads"].as_array().expect("loads");
+    loads.iter().all(|load| is_positive(&load["tokens_per_s"]) && is_positive(&load["gaps"]["p50_ms"]))
+}
+
+/// Tokens that were computed for each that was pulled are counted at moments that a busy machine moves apart.
+fn are_those_pulled(phase: &Value) -> bool {
+    phase["engine"]["computed_per_pulled"].as_f64().is_some_and(|ratio| (0.8..1.2).contains(&ratio))
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn loads_run_alone_and_together() {
-    let report = run(
-        "warm_up_s = 0.1\nmeasure_s = 0.6\nwindows = 3\n\
-         [[load]]\nkind = \"streams\"\ncount = 3\nprompt = 20\nwrap_tokens = 40\nrun_tokens = 8\nstagger = true\n\
+    let (report, json) = run_long_enough(
+        "[[load]]\nkind = \"streams\"\ncount = 3\nprompt = 20\nwrap_tokens = 40\nrun_tokens = 8\nstagger = true\n\
          [[load]]\nkind = \"stepping\"\nprompt = 20\nwrap_tokens = 30\nagainst = \"streams\"\n\
          [[load]]\nkind = \"prompts\"\ncount = 2\nprompt = 64\n",
+        |phases| phases.iter().all(are_seen) && are_those_pulled(&phases[0]),
     )
-    .await
-    .expect("it runs");
-    let json = serde_json::to_value(&report).expect("JSON");
+    .await;
     let phases = json["phases"].as_array().expect("phases");
     let names: Vec<&str> = phases.iter().map(|phase| phase["name"].as_str().expect("a name")).collect();
     assert_eq!(names, ["streams alone", "stepping alone", "prompts alone", "together"]);
     for phase in phases {
         assert_eq!(phase["n_equal"], N_VERIFIED, "the CPU decodes beside others as alone");
         let engine = &phase["engine"];
-        assert!(engine["n_steps"].as_u64().is_some_and(|n| n > 0), "{engine}");
-        assert!(engine["n_tokens"].as_u64() >= engine["n_steps"].as_u64(), "{engine}");
+        let [n_steps, n_tokens] =
+            ["n_steps", "n_tokens"].map(|name| engine[name].as_u64().expect("a number"));
+        // A step counts when it is done, its tokens when it is planned: those of the first one may have counted before.
+        assert!(n_steps > 0 && n_tokens + 1 >= n_steps, "{engine}");
+        assert!(are_seen(phase), "{phase}");
         for load in phase["loads"].as_array().expect("loads") {
-            assert!(load["tokens_per_s"].as_f64().is_some_and(|rate| rate > 0.0), "{load}");
             let gaps = &load["gaps"];
             let sorted = ["p50_ms", "p90_ms", "p99_ms", "longest_ms"].map(|name| gaps[name].as_f64());
-            assert!(sorted.is_sorted() && sorted[0] > Some(0.0), "{gaps}");
+            assert!(sorted.is_sorted(), "{gaps}");
         }
     }
     // Alone, nothing else is computed than what is pulled, less what was drawn and not pulled yet.
-    let alone = &phases[0]["engine"]["computed_per_pulled"];
-    assert!(alone.as_f64().is_some_and(|ratio| (0.8..1.2).contains(&ratio)), "{alone}");
+    assert!(are_those_pulled(&phases[0]), "{}", phases[0]);
     assert!(phases[2]["engine"]["computed_per_pulled"].is_null(), "of prompts one token is pulled");
     let together = phases[3]["loads"].as_array().expect("loads");
-    assert!(together.iter().all(|load| load["share"].as_f64().is_some_and(|share| share > 0.0)));
+    assert!(together.iter().all(|load| is_positive(&load["share"])));
     assert!(phases[3].get("sum_of_shares").is_none(), "one of them is held against another");
     assert!(phases[0]["loads"][0].get("share").is_none(), "nothing is its own measure");
     let text = report.render();
@@ -89,12 +124,12 @@ async fn loads_run_alone_and_together() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn shares_of_one_device_have_a_sum() {
-    let report = run("warm_up_s = 0.1\nmeasure_s = 0.5\nwindows = 2\n\
-         [[load]]\nkind = \"streams\"\nname = \"a\"\nprompt = 20\nuser = 1\n\
-         [[load]]\nkind = \"streams\"\nname = \"b\"\nprompt = 20\nuser = 2\n")
-    .await
-    .expect("it runs");
-    let json = serde_json::to_value(&report).expect("JSON");
+    let (_, json) = run_long_enough(
+        "[[load]]\nkind = \"streams\"\nname = \"a\"\nprompt = 20\nuser = 1\n\
+         [[load]]\nkind = \"streams\"\nname = \"b\"\nprompt = 20\nuser = 2\n",
+        |phases| phases.iter().all(are_seen),
+    )
+    .await;
     let together = &json["phases"][2];
     let share = |idx: usize| together["loads"][idx]["share"].as_f64().expect("a share");
     assert_eq!(together["sum_of_shares"].as_f64(), Some(share(0) + share(1)));

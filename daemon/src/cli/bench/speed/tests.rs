@@ -54,9 +54,19 @@ async fn run(line: &str) -> Result<SpeedReport, CliError> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn batches_and_prompts_of_a_small_model() {
-    let report =
-        run("--model draft --device cpu --batch 1,4 --context 32 --prompt 64 --tokens 16 --repeat 2").await;
-    let report = report.expect("it is measured");
+    // On a busy machine the first context may have all of a few tokens before the last one begins.
+    let (mut n_tokens, mut report) = (16, None);
+    while report.is_none() {
+        let sizes = "--batch 1,4 --context 32 --prompt 64 --repeat 2";
+        report = match run(&format!("--model draft --device cpu {sizes} --tokens {n_tokens}")).await {
+            Err(CliError::Bench(BenchError::NeverTogether { .. })) if n_tokens < 900 => None,
+            report => Some(report.expect("it is measured")),
+        };
+        if report.is_none() {
+            n_tokens = (4 * n_tokens).min(900);
+        }
+    }
+    let report = report.expect("the loop ends with one");
     let json = serde_json::to_value(&report).expect("JSON");
     let rows = json["rows"].as_array().expect("rows");
     let names: Vec<&str> = rows.iter().map(|row| row["what"].as_str().expect("a name")).collect();
@@ -67,7 +77,7 @@ async fn batches_and_prompts_of_a_small_model() {
         assert!(row.get("floor_ms").is_none(), "limits are those of GPUs");
     }
     // The CPU computes a context in a batch as it does alone.
-    assert_eq!(rows[1]["agreement"]["n_equal"], 64);
+    assert_eq!(rows[1]["agreement"]["n_equal"], 4 * n_tokens);
     assert!(json["guests"].as_array().is_some_and(Vec::is_empty));
     assert!(report.render().contains("decode, 4 contexts of 32 and more"));
 }

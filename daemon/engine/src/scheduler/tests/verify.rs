@@ -1,0 +1,297 @@
+//! Guesses that are verified, and what was computed for a question and is appended after it.
+
+use std::sync::Arc;
+
+use super::Random;
+use super::guest::Guests;
+use super::hash_backend::{HashBackend, VOCAB, drawn, extend_hash, fails, hash};
+use crate::account::{Account, ActorId, Budget, GuestId, Owner, Resource, SessionId};
+use crate::backend::{Limits, PAGE_LEN};
+use crate::batch::{Candidate, Output, Token};
+use crate::command::{Ahead, Answer, Ask, ContextId, Edit, Guess, Operation, RunSettings};
+use crate::completion::{CallerId, Done};
+use crate::error::EngineError;
+use crate::job::N_GUESS_MAX;
+use crate::kv::PrefixScope;
+use crate::line::Standing;
+use crate::port::Port;
+use crate::sampling::Sampler;
+use crate::scheduler::{Plan, Scheduler, SchedulerSettings};
+
+/// The longest guess that a context with room for `n_free` tokens may have verified.
+pub(super) fn n_guess_max(scheduler: &Scheduler, n_free: usize) -> usize {
+    N_GUESS_MAX.min(scheduler.settings.n_step_tokens - 1).min(n_free.saturating_sub(1))
+}
+
+/// What is drawn after a prefix, step by step, up to the first draw that fails.
+fn steps(mut prefix: u64, seed: u64) -> impl Iterator<Item = Candidate> {
+    std::iter::from_fn(move || {
+        let candidate = (!fails(prefix, seed)).then(|| drawn(prefix, seed))?;
+        prefix = extend_hash(prefix, candidate.token);
+        Some(candidate)
+    })
+}
+
+/// A guess of any length: right to the end, or wrong at some place and often right again after it.
+pub(super) fn guess(random: &mut Random, prefix: u64, seed: u64, n_max: usize) -> Vec<Token> {
+    let n = random.below(n_max + 1);
+    let mut guess: Vec<Token> = steps(prefix, seed).map(|drawn| drawn.token).take(n).collect();
+    if !guess.is_empty() && random.below(3) > 0 {
+        let idx = random.below(guess.len());
+        guess[idx] = random.below(VOCAB as usize) as Token;
+    }
+    guess
+}
+
+/// A verification and its answer.
+pub(super) fn question(prefix: u64, seed: u64, guess: Vec<Token>) -> (Ask, Answer) {
+    // The first draw never fails; others may.
+    let seed = if fails(prefix, seed) { seed & !7 } else { seed };
+    let n_right = steps(prefix, seed).zip(&guess).take_while(|(drawn, guess)| drawn.token == **guess).count();
+    let answer = Answer::Verified(steps(prefix, seed).take(n_right + 1).collect());
+    let sampler = Arc::new(Sampler { seed, ..Sampler::greedy() });
+    (Ask::Verify { sampler, guess: Guess::Chain(guess) }, answer)
+}
+
+struct House {
+    scheduler: Scheduler,
+    backend: HashBackend,
+    guests: Guests,
+    caller: CallerId,
+    account: Arc<Account>,
+    next_id: u64,
+}
+
+impl House {
+    fn new(n_step_tokens: usize, n_pages: u64) -> Self {
+        let limits = Limits {
+            n_pages: 100,
+            n_host_pages: 0,
+            page_bytes: 128,
+            n_rows_max: 8,
+            n_tokens_max: n_step_tokens,
+            n_positions_max: 800,
+            vocab_size: VOCAB as usize,
+            hidden_size: 1,
+            n_steps_under_way: 2,
+            n_slots: 1 << 16,
+            logits_tokens: 1.0,
+        };
+        let settings = SchedulerSettings {
+            model_fingerprint: [7; 32],
+            prefix_scope: PrefixScope::Actor,
+            n_step_tokens,
+            latency_multiple: 1.6,
+        };
+        let budget = Budget { n_pages, ..Budget::UNLIMITED };
+        let account = Account::new("guest", budget, None);
+        let owner =
+            Owner { actor: ActorId(1), session: SessionId(1), guest: GuestId(1), account: account.clone() };
+        let mut scheduler = Scheduler::new(limits, settings);
+        let mut guests = Guests::default();
+        let caller = guests.enter(&mut scheduler, owner);
+        Self { scheduler, backend: HashBackend::new(100, 0), guests, caller, account, next_id: 0 }
+    }
+
+    fn create(&mut self) -> ContextId {
+        self.next_id += 1;
+        let id = ContextId(self.next_id);
+        self.scheduler.apply(Operation::Create { id, caller: self.caller });
+        id
+    }
+
+    /// Asks about a context after telling what it holds past its first `n_kept` tokens.
+    fn ask(&mut self, id: ContextId, n_kept: usize, appended: &[Token], ask: Ask) -> Standing {
+        let place = self.guests.stand(self.caller);
+        let edit = Edit { n_kept, appended: appended.to_vec(), n_pulled: 0 };
+        self.scheduler.apply(Operation::Ask { id, edit, ask, tag: place.tag() });
+        place
+    }
+
+    fn try_answer(&self, place: &Standing) -> Option<Result<Answer, EngineError>> {
+        self.guests.deliver(&self.scheduler, Port::Encoded);
+        place.try_take().map(|done| match done {
+            Done::Answer(answer) => answer,
+            other => panic!("{other:?}"),
+        })
+    }
+
+    fn submit(&mut self) -> (Plan, Vec<Output>) {
+        let plan = self.scheduler.plan();
+        let outputs = self.backend.run(&plan.moves, &self.scheduler.batch(&plan, Vec::new()));
+        (plan, outputs)
+    }
+
+    /// Steps until there is an answer; returns it with the tokens that were computed for it.
+    fn answer(&mut self, place: Standing) -> (Result<Answer, EngineError>, u64) {
+        let n_before = self.scheduler.stats().n_tokens;
+        loop {
+            if let Some(answer) = self.try_answer(&place) {
+                return (answer, self.scheduler.stats().n_tokens - n_before);
+            }
+            let (plan, outputs) = self.submit();
+            if plan.has_rows() {
+                self.scheduler.complete(plan, outputs, 1_000_000);
+            }
+        }
+    }
+}
+
+fn text(random: &mut Random, n: usize) -> Vec<Token> {
+    (0..n).map(|_| random.below(VOCAB as usize) as Token).collect()
+}
+
+fn tokens(answer: &Answer) -> Vec<Token> {
+    let Answer::Verified(drawn) = answer else { panic!("{answer:?}") };
+    drawn.iter().map(|drawn| drawn.token).collect()
+}
+
+#[test]
+fn a_verification_computes_what_was_guessed_and_one_token_more() {
+    let mut random = Random(3);
+    for n_right in 0..=N_GUESS_MAX {
+        let mut house = House::new(64, u64::MAX);
+        let id = house.create();
+        let mut context = text(&mut random, 2 * PAGE_LEN + 5);
+        let seed = random.next() & !7;
+        // A prompt is cut into chunks; what was guessed after it is not.
+        let prompt = house.ask(id, 0, &context, Ask::Prefill);
+        house.answer(prompt).0.expect("it fits");
+        let mut n_synced = context.len();
+        let mut n_in_vain = 0;
+        for _ in 0..6 {
+            let mut guess: Vec<Token> =
+                steps(hash(&context), seed).map(|drawn| drawn.token).take(15).collect();
+            if n_right < guess.len() {
+                guess[n_right] = (guess[n_right] + 1) % VOCAB as Token;
+                n_in_vain += guess.len() - n_right;
+            }
+            let (ask, expected) = question(hash(&context), seed, guess);
+            let reply = house.ask(id, n_synced, &context[n_synced..], ask);
+            let (answer, n_tokens) = house.answer(reply);
+            let answer = answer.expect("nothing is wrong");
+            assert_eq!(answer, expected);
+            // The token that was drawn last time, and the guess: nothing that was accepted is computed again.
+            assert_eq!(n_tokens, 16, "{n_right} right");
+            n_synced = context.len();
+            context.extend(tokens(&answer));
+        }
+        assert_eq!(house.account.n_tokens_in_vain(), n_in_vain as u64);
+    }
+}
+
+#[test]
+fn what_was_scored_is_not_computed_again_when_it_is_appended() {
+    let mut random = Random(4);
+    // All of it, its beginning, and something else after its beginning.
+    for (n_same, n_other) in [(20, 0), (7, 0), (0, 0), (7, 3), (0, 3), (20, 9)] {
+        let mut house = House::new(64, u64::MAX);
+        let id = house.create();
+        let (prompt, continuation) = (text(&mut random, 21), text(&mut random, 20));
+        let reply = house.ask(id, 0, &prompt, Ask::Continuation(continuation.clone()));
+        let (scores, n_tokens) = house.answer(reply);
+        assert_eq!((scores.is_ok(), n_tokens), (true, 40), "the last token's successor is not asked for");
+        let other: Vec<Token> = (0..n_other).map(|_| VOCAB as Token).collect();
+        let appended = [&continuation[..n_same], &other].concat();
+        let reply = house.ask(id, prompt.len(), &appended, Ask::Top { n: 1 });
+        let n_tokens = house.answer(reply).1;
+        // The output of a position comes out of computing it.
+        let expected = if n_other > 0 { n_other } else { 1 };
+        let expected = expected + usize::from(n_same == 20 && n_other > 0);
+        assert_eq!(n_tokens, expected as u64, "{n_same} and {n_other} appended");
+    }
+}
+
+#[test]
+fn what_was_left_for_an_append_goes_before_anything_is_refused() {
+    let mut random = Random(5);
+    let mut house = House::new(64, 20);
+    let prompt = text(&mut random, 2 * PAGE_LEN);
+    let base = house.create();
+    let reply = house.ask(base, 0, &prompt, Ask::Prefill);
+    house.answer(reply).0.expect("it fits");
+    let mut contexts = Vec::new();
+    for _ in 0..10 {
+        house.next_id += 1;
+        let child = ContextId(house.next_id);
+        house.scheduler.apply(Operation::Fork {
+            id: base,
+            edit: Edit { n_kept: prompt.len(), ..Edit::default() },
+            child,
+        });
+        contexts.push(child);
+    }
+    // Each takes four pages past its own, and writes one that it shared; together they would take more than 50.
+    for &id in &contexts {
+        let reply = house.ask(id, prompt.len(), &[], Ask::Continuation(text(&mut random, 50)));
+        house.answer(reply).0.expect("it fits beside what the guest holds itself");
+    }
+    assert!(house.account.used(Resource::Pages) <= 20);
+    for id in contexts.into_iter().chain([base]) {
+        house.scheduler.apply(Operation::Release { id, n_pulled: 0 });
+    }
+    assert_eq!(house.account.used(Resource::Pages), 0);
+}
+
+#[test]
+fn a_guess_that_no_step_has_room_for_is_refused_with_both_numbers() {
+    for (n_step_tokens, n_tokens, n_tokens_max) in [(64, 16, 15), (8, 8, 7), (1, 1, 0)] {
+        let mut house = House::new(n_step_tokens, u64::MAX);
+        let id = house.create();
+        for n in [n_tokens_max, n_tokens] {
+            let sampler = Arc::new(Sampler::greedy());
+            let ask = Ask::Verify { sampler, guess: Guess::Chain(vec![1; n]) };
+            let reply = house.ask(id, 0, &[3; 20], ask);
+            match house.answer(reply).0 {
+                Ok(Answer::Verified(drawn)) => assert!(n == n_tokens_max && !drawn.is_empty()),
+                Err(EngineError::GuessTooLong { n_tokens: found, n_tokens_max: most }) => {
+                    assert_eq!((found, most), (n_tokens, n_tokens_max));
+                }
+                other => panic!("{other:?}"),
+            }
+        }
+    }
+}
+
+#[test]
+fn verifications_are_decode_work_and_prompts_go_on_beside_them() {
+    let mut random = Random(6);
+    let mut house = House::new(64, u64::MAX);
+    let seed = 8;
+    let mut context = text(&mut random, 20);
+    let id = house.create();
+    let reply = house.ask(id, 0, &context, Ask::Prefill);
+    house.answer(reply).0.expect("it fits");
+    let long = house.create();
+    let prompt = text(&mut random, 700);
+    let prompt = house.ask(long, 0, &prompt, Ask::Top { n: 1 });
+    let other = house.create();
+    let settings = RunSettings {
+        sampler: Arc::new(Sampler::greedy()),
+        stop_tokens: Arc::new([]),
+        n_tokens_max: None,
+        ahead: Ahead::Unbounded,
+    };
+    let run = house.guests.queue(house.caller);
+    let edit = Edit { appended: vec![1], ..Edit::default() };
+    house.scheduler.apply(Operation::Run { id: other, edit, settings, tag: run.tag() });
+    let mut n_synced = context.len();
+    for n_rounds in 0.. {
+        let guess: Vec<Token> = steps(hash(&context), seed).map(|drawn| drawn.token).take(4).collect();
+        let (ask, expected) = question(hash(&context), seed, guess);
+        let reply = house.ask(id, n_synced, &context[n_synced..], ask);
+        let (plan, outputs) = house.submit();
+        let row = plan.rows.iter().find(|row| row.id == id).expect("it is in the next step, whatever waits");
+        assert_eq!(row.end - row.start, 5);
+        assert_eq!(plan.work.n_decode_rows, 6, "so many rows as tokens, and the stream's");
+        house.scheduler.complete(plan, outputs, 1_000_000);
+        let answer = house.try_answer(&reply).expect("answered").expect("nothing is wrong");
+        assert_eq!(answer, expected);
+        n_synced = context.len();
+        context.extend(tokens(&answer));
+        if house.try_answer(&prompt).is_some() {
+            break;
+        }
+        assert!(n_rounds < 90, "the prompt starves");
+    }
+}

@@ -1,0 +1,65 @@
+//! Guesses of a smaller model.
+
+use trellis_guest::{Candidate, Context, Error, Model, Result, Sampler, Token};
+
+/// Of so many tokens of the vocabulary one is compared.
+const VOCABULARY_STRIDE: usize = 61;
+
+/// A text of many kinds of tokens: two tokenizers that cut it alike are taken to be the same.
+const SAMPLE: &str = "Once upon a time, in 1987, 3 + 4 = 7: naïve “quotes”\n\tfn main() { println!(\"Hello, world\"); }";
+
+/// A context of the smaller model that holds the same tokens as the larger one's. It draws with the same sampler at the
+/// same positions: so it often draws the same, at any temperature.
+pub(crate) struct Draft {
+    context: Context,
+    sampler: Sampler,
+    /// What it guessed last; its context holds it.
+    guess: Vec<Token>,
+}
+
+impl Draft {
+    /// # Errors
+    /// The models do not share a tokenizer.
+    pub(crate) fn new(model: &Model, draft: &Model, context: &Context, sampler: &Sampler) -> Result<Self> {
+        check_tokenizers(model, draft)?;
+        let guesses = draft.context()?;
+        guesses.append(&context.tokens())?;
+        Ok(Self { context: guesses, sampler: sampler.with_seed(trellis_guest::seed()), guess: Vec::new() })
+    }
+
+    pub(crate) fn guess(&mut self, n: usize) -> Result<Vec<Token>> {
+        let n_free = self.context.capacity() - self.context.length();
+        self.guess = match n_free.min(n as u32) {
+            0 => Vec::new(),
+            // What ends an answer is guessed like any other token.
+            n => self.context.generate(&self.sampler).stop_tokens(&[]).max_tokens(n).run()?.tokens,
+        };
+        Ok(self.guess.clone())
+    }
+
+    pub(crate) fn follow(&mut self, drawn: &[Candidate]) -> Result {
+        let n_right = self.guess.iter().zip(drawn).take_while(|(guess, drawn)| **guess == drawn.token).count();
+        let n_wrong = (self.guess.len() - n_right) as u32;
+        if n_wrong > 0 {
+            self.context.truncate(self.context.length() - n_wrong)?;
+        }
+        let rest: Vec<Token> = drawn[n_right..].iter().map(|drawn| drawn.token).collect();
+        // Once it is full there are no more guesses.
+        let n_free = self.context.capacity() - self.context.length();
+        self.context.append(&rest[..rest.len().min(n_free as usize)])
+    }
+}
+
+/// Tokens of one model say nothing to another that counts them otherwise.
+fn check_tokenizers(model: &Model, draft: &Model) -> Result {
+    let (ours, theirs) = (model.info(), draft.info());
+    let is_same = ours.vocab_size == theirs.vocab_size
+        && model.encode(SAMPLE)? == draft.encode(SAMPLE)?
+        && (0..ours.vocab_size).step_by(VOCABULARY_STRIDE).try_fold(true, |is_same, token| {
+            Ok::<_, Error>(is_same && model.token_bytes(token)? == draft.token_bytes(token)?)
+        })?;
+    if is_same {
+        return Ok(());
+    }
+    Err(Error::ModelMismatch { left: ours.name.clone(), right: theirs.name.clone() })
+}
