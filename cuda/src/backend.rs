@@ -223,6 +223,7 @@ impl CudaBackend {
                     hidden_size: config.hidden_size,
                     n_steps_under_way: 2,
                     n_slots: N_SLOTS,
+                    n_states: 0,
                     logits_tokens: config.logits_tokens(),
                 },
                 device: gpu.name().to_owned(),

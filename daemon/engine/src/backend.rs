@@ -34,6 +34,9 @@ pub struct Limits {
     pub n_steps_under_way: usize,
     /// Contexts with a slot below this keep what was drawn for them last, so that a row can begin with it.
     pub n_slots: usize,
+    /// Contexts with a slot below this keep the hidden state of the last token that was asked about, so that a row of no
+    /// tokens can ask about it again.
+    pub n_states: usize,
     /// What a row of logits costs, in tokens: the output projection beside all layers.
     pub logits_tokens: f32,
 }

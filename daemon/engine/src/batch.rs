@@ -38,7 +38,8 @@ pub struct Batch<'a> {
     pub rows: Vec<Row<'a>>,
 }
 
-/// Consecutive tokens of one context.
+/// Consecutive tokens of one context, or none: then it asks about the last token again, from the state that was kept for
+/// the slot when it was asked about before.
 #[derive(Debug)]
 pub struct Row<'a> {
     /// The context.
@@ -50,7 +51,7 @@ pub struct Row<'a> {
     /// Position of the first token to compute; the KV of all earlier positions is in `pages`, or will be once the steps
     /// before this one are done.
     pub start: usize,
-    /// The context's pages in order; they cover the row.
+    /// The context's pages in order; they cover the row. Without tokens to compute there are none.
     pub pages: &'a [PageId],
     /// What to return for this row.
     pub outputs: Requests<'a>,
@@ -87,7 +88,8 @@ impl Row<'_> {
 /// One thing to return for one position.
 #[derive(Debug)]
 pub struct OutputRequest<'a> {
-    /// The position whose next-token distribution is meant, in `start..end()`.
+    /// The position whose next-token distribution is meant, in `start..end()`; the one before `start` if the row has no
+    /// tokens.
     pub position: usize,
     /// What to return.
     pub kind: OutputKind<'a>,

@@ -411,6 +411,7 @@ mod tests {
             hidden_size: 1,
             n_steps_under_way: 1,
             n_slots: 0,
+            n_states: 0,
             logits_tokens: 1.0,
         };
         let weights = WeightsInfo { dtype: Dtype::F32, n_bytes: 0 };

@@ -7,7 +7,7 @@ use super::elementwise::{gated_silu, rms_norm, rms_norm_mut, rotate};
 use super::linear::Gemm;
 use super::output;
 use super::pages::KvPages;
-use super::plan::{Place, Plan};
+use super::plan::{Hidden, Place, Plan};
 use super::weights::{LayerWeights, Weights};
 use crate::batch::Output;
 use crate::model::{ModelConfig, inverse_frequencies};
@@ -34,6 +34,8 @@ struct Activations {
     inner: Vec<f32>,      // [n_tokens, intermediate_size]
     turns: Vec<[f32; 2]>, // [n_tokens, head_dim / 2]
     logits: Vec<f32>,     // [n_rows, vocab_size]
+    /// After the final norm, of the token that each context was asked about last.
+    kept: Vec<f32>, // [n_slots, hidden_size]
 }
 
 impl Decoder {
@@ -51,7 +53,8 @@ impl Decoder {
         let gemm = Gemm::new();
         let Self { config, weights, frequencies, activations } = self;
         activations.begin(config, weights, frequencies, &plan.places);
-        for (layer_idx, layer) in weights.layers.iter().enumerate() {
+        // Where all is asked about states that were kept, there are no tokens.
+        for (layer_idx, layer) in weights.layers.iter().enumerate().filter(|_| !plan.places.is_empty()) {
             activations.attend(config, layer, layer_idx, &gemm, &plan.places, kv);
             activations.think(config, layer, &gemm);
         }
@@ -160,12 +163,24 @@ impl Activations {
         plan: &Plan<'_>,
     ) -> Vec<Output> {
         let hidden_size = config.hidden_size;
-        let normed = &mut self.normed[..plan.questions.len() * hidden_size];
-        for (question, normed) in plan.questions.iter().zip(normed.chunks_exact_mut(hidden_size)) {
-            let hidden = &self.hidden[question.token_idx * hidden_size..][..hidden_size];
-            rms_norm(hidden, &weights.final_norm, config.rms_norm_eps, normed);
+        self.normed.resize(plan.questions.len() * hidden_size, 0.0);
+        for (question, normed) in plan.questions.iter().zip(self.normed.chunks_exact_mut(hidden_size)) {
+            match question.hidden {
+                Hidden::Computed(token_idx) => {
+                    let hidden = &self.hidden[token_idx * hidden_size..][..hidden_size];
+                    rms_norm(hidden, &weights.final_norm, config.rms_norm_eps, normed);
+                }
+                Hidden::Kept(slot) => {
+                    normed.copy_from_slice(&self.kept[slot.0 as usize * hidden_size..][..hidden_size]);
+                }
+            }
+            if let Some(slot) = question.keeper {
+                let start = slot.0 as usize * hidden_size;
+                self.kept.resize(self.kept.len().max(start + hidden_size), 0.0);
+                self.kept[start..start + hidden_size].copy_from_slice(normed);
+            }
         }
-        output::answer(plan, gemm, &weights.lm_head, normed, &mut self.logits)
+        output::answer(plan, gemm, &weights.lm_head, &self.normed, &mut self.logits)
     }
 }
 

@@ -27,6 +27,9 @@ use crate::backend::{Backend, BackendError, Collected, Damage, Limits, WeightsIn
 use crate::batch::{Batch, HostPageId, PageId};
 use crate::model::{Dtype, Model, ModelConfig, ModelError, tensors};
 
+/// Contexts whose last hidden state is kept: 16 MiB for a hidden size of 4,096.
+const N_STATES: usize = 1024;
+
 /// Sizes of a CPU backend.
 #[derive(Clone, Debug)]
 pub struct CpuOptions {
@@ -121,6 +124,7 @@ impl CpuBackend {
                 hidden_size: config.hidden_size,
                 n_steps_under_way: 1,
                 n_slots: 0,
+                n_states: N_STATES,
                 logits_tokens: config.logits_tokens(),
             },
             weights: WeightsInfo { dtype: Dtype::F32, n_bytes: (n_weights * size_of::<f32>()) as u64 },
@@ -158,12 +162,12 @@ impl Backend for CpuBackend {
             self.kv.copy(copy.src, copy.dst);
         }
         let plan = Plan::new(batch, &self.limits);
-        if plan.places.is_empty() {
+        if plan.places.is_empty() && plan.questions.is_empty() {
             self.done = Some(Collected::default());
             return Ok(());
         }
         let Self { decoder, kv, threads, .. } = self;
-        let outputs = threads.run(plan.places.len(), || decoder.run(&plan, kv));
+        let outputs = threads.run(plan.places.len().max(plan.questions.len()), || decoder.run(&plan, kv));
         self.done = Some(Collected { outputs, elapsed: begun.elapsed() });
         Ok(())
     }

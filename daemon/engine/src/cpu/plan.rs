@@ -1,7 +1,7 @@
 //! What a batch asks for, laid out token by token.
 
 use crate::backend::{Limits, PAGE_LEN};
-use crate::batch::{Batch, Input, OutputKind, PageId, Row, Token};
+use crate::batch::{Batch, Input, OutputKind, PageId, Row, SlotId, Token};
 
 /// One token to compute.
 #[derive(Clone, Copy)]
@@ -19,10 +19,20 @@ impl Place<'_> {
     }
 }
 
+/// Where the hidden state of a token comes from.
+#[derive(Clone, Copy)]
+pub(super) enum Hidden {
+    /// Out of the layers; index of the token among those of the step.
+    Computed(usize),
+    /// It was kept for this slot.
+    Kept(SlotId),
+}
+
 /// Everything that is asked about one token's place.
 pub(super) struct Question<'a> {
-    /// Index of the token among those of the step.
-    pub(super) token_idx: usize,
+    pub(super) hidden: Hidden,
+    /// The slot that keeps the state.
+    pub(super) keeper: Option<SlotId>,
     /// Tokens of the context up to this place.
     pub(super) history: &'a [Token],
     /// What to return, with the index among all outputs of the step.
@@ -56,27 +66,24 @@ impl<'a> Plan<'a> {
             plan.places.extend(tokens.map(|(position, &token)| Place { token, position, pages: row.pages }));
             let first_question = plan.questions.len();
             for request in &row.outputs {
-                assert!(
-                    (row.start..row.tokens.len()).contains(&request.position),
-                    "output at position {} of {}..{}",
-                    request.position,
-                    row.start,
-                    row.tokens.len()
-                );
-                let token_idx = first_idx + request.position - row.start;
+                let (position, n_tokens) = (request.position, row.tokens.len());
+                let hidden = match position.checked_sub(row.start) {
+                    Some(idx) if position < n_tokens => Hidden::Computed(first_idx + idx),
+                    None if row.start == n_tokens && position + 1 == n_tokens => Hidden::Kept(row.slot),
+                    _ => panic!("output at position {position} of {}..{n_tokens}", row.start),
+                };
                 let questions = &mut plan.questions[first_question..];
                 let asked = (plan.n_outputs, &request.kind);
                 plan.n_outputs += 1;
-                match questions.binary_search_by_key(&token_idx, |question| question.token_idx) {
+                let history = &row.tokens[..=position];
+                match questions.binary_search_by_key(&history.len(), |question| question.history.len()) {
                     Ok(idx) => questions[idx].requests.push(asked),
-                    Err(idx) => plan.questions.insert(
-                        first_question + idx,
-                        Question {
-                            token_idx,
-                            history: &row.tokens[..=request.position],
-                            requests: vec![asked],
-                        },
-                    ),
+                    Err(idx) => {
+                        let is_kept = position + 1 == n_tokens && (row.slot.0 as usize) < limits.n_states;
+                        let keeper = is_kept.then_some(row.slot);
+                        let question = Question { hidden, keeper, history, requests: vec![asked] };
+                        plan.questions.insert(first_question + idx, question);
+                    }
                 }
             }
         }
@@ -88,7 +95,12 @@ impl<'a> Plan<'a> {
 fn check_row(row: &Row<'_>, limits: &Limits) {
     assert_eq!(row.input, Input::Known, "one step is under way at a time");
     let n_tokens = row.tokens.len();
-    assert!(row.start < n_tokens, "a row of {n_tokens} tokens starts at {}", row.start);
+    assert!(row.start <= n_tokens, "a row of {n_tokens} tokens starts at {}", row.start);
+    if row.start == n_tokens {
+        let slot = row.slot.0 as usize;
+        assert!(slot < limits.n_states && n_tokens > 0, "nothing is kept for slot {slot}");
+        return;
+    }
     assert!(n_tokens <= limits.n_positions_max, "{n_tokens} positions");
     assert!(row.pages.len() * PAGE_LEN >= n_tokens, "{} pages for {n_tokens} tokens", row.pages.len());
     assert!(row.pages.iter().all(|page| (page.0 as usize) < limits.n_pages), "page out of range");

@@ -13,11 +13,30 @@ pub(crate) struct AskWork {
     pub(crate) n_base: usize,
     /// Scores of the continuation so far.
     scores: Vec<f32>,
+    /// What has to be computed for it.
+    pub(crate) part: Part,
+}
+
+/// What a question needs computed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Part {
+    /// Tokens from the layers on.
+    Tokens,
+    /// The head alone, over the state of the context's last token, which the device keeps.
+    Head,
 }
 
 impl AskWork {
-    pub(crate) fn new(ask: Ask, reply: Reply, n_base: usize) -> Self {
-        Self { ask, reply, n_base, scores: Vec::new() }
+    /// A question to a context of `n_base` tokens; `has_state` if the device keeps the state of the last one.
+    pub(crate) fn new(ask: Ask, reply: Reply, n_base: usize, has_state: bool) -> Self {
+        let part = match ask {
+            Ask::Prefill | Ask::Continuation(_) | Ask::Verify { .. } => Part::Tokens,
+            Ask::Sample(_) | Ask::Top { .. } | Ask::Scores(_) | Ask::Full | Ask::Embedding if has_state => {
+                Part::Head
+            }
+            Ask::Sample(_) | Ask::Top { .. } | Ask::Scores(_) | Ask::Full | Ask::Embedding => Part::Tokens,
+        };
+        Self { ask, reply, n_base, scores: Vec::new(), part }
     }
 
     pub(crate) fn answer(self, answer: Result<Answer, EngineError>) {

@@ -7,7 +7,7 @@ mod ask;
 mod run;
 mod verify;
 
-pub(crate) use ask::{AskWork, Progress};
+pub(crate) use ask::{AskWork, Part, Progress};
 pub(crate) use run::RunWork;
 pub(crate) use verify::{N_GUESS_MAX, VerifyWork};
 
@@ -66,8 +66,14 @@ impl Work {
     pub(crate) fn decodes(&self, start: usize, n_pending: usize) -> bool {
         match self {
             Self::Verify(work) => start >= work.first_draw(),
-            Self::Ask(_) | Self::Run(_) => n_pending <= 1,
+            Self::Ask(work) => work.part == Part::Head || n_pending <= 1,
+            Self::Run(_) => n_pending <= 1,
         }
+    }
+
+    /// Whether it asks the head alone.
+    pub(crate) fn is_of_head(&self) -> bool {
+        matches!(self, Self::Ask(AskWork { part: Part::Head, .. }))
     }
 
     /// Where a row from `start` on ends that may have `n_tokens_max` tokens, of those up to `target`; none when it has to

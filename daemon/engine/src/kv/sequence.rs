@@ -20,6 +20,8 @@ pub(crate) struct Sequence {
     /// Tokens from the first on whose KV was computed once. Those past `n_computed` lost it for want of room:
     /// computing them again is charged to nobody.
     n_once_computed: usize,
+    /// The number of tokens up to the one whose hidden state the device keeps for the context.
+    n_to_state: Option<usize>,
     /// Who pays for the blocks.
     account: Arc<Account>,
     /// Key of each full block, as far as they have been computed.
@@ -62,6 +64,7 @@ impl Sequence {
             blocks: Vec::new(),
             places: Places::default(),
             n_once_computed: 0,
+            n_to_state: None,
             account,
             keys: Vec::new(),
             root,
@@ -81,6 +84,7 @@ impl Sequence {
             places: Places::default(),
             // What was lost is computed again at the cost of whoever lost it, once.
             n_once_computed: self.n_computed,
+            n_to_state: None,
             account,
             keys: self.keys.clone(),
             root: self.root,
@@ -182,7 +186,18 @@ impl Sequence {
     pub(crate) fn rewind(&mut self, n_tokens: usize) {
         self.n_computed = self.n_computed.min(n_tokens);
         self.n_once_computed = self.n_once_computed.min(n_tokens);
+        self.n_to_state = self.n_to_state.filter(|&n| n <= n_tokens);
         self.keys.truncate(self.n_computed / PAGE_LEN);
+    }
+
+    /// Notes that the device keeps the hidden state of the last of so many tokens, or none that is known.
+    pub(crate) fn set_state(&mut self, n_tokens: Option<usize>) {
+        self.n_to_state = n_tokens;
+    }
+
+    /// Whether the device keeps the hidden state of the last token.
+    pub(crate) fn has_state(&self) -> bool {
+        self.n_to_state == Some(self.tokens.len())
     }
 
     /// Gives up the last block for want of room; the KV in it is computed again when it is needed.

@@ -188,7 +188,7 @@ impl Scheduler {
                 Work::Verify(work)
             }
             ask => {
-                let work = AskWork::new(ask, reply, n_tokens);
+                let work = AskWork::new(ask, reply, n_tokens, context.kv.has_state());
                 if work.is_trivial() {
                     let answer = work.trivial_answer();
                     return work.answer(Ok(answer));
@@ -197,9 +197,11 @@ impl Scheduler {
                 Work::Ask(work)
             }
         };
-        // The output of a position comes out of computing it, so its KV is computed once more if need be.
-        context.kv.rewind(work.first_output(context.kv.tokens.len()));
-        context.kv.forget_shared_unwritten(&mut self.pages);
+        if !work.is_of_head() {
+            // The output of a position comes out of computing it, so its KV is computed once more if need be.
+            context.kv.rewind(work.first_output(context.kv.tokens.len()));
+            context.kv.forget_shared_unwritten(&mut self.pages);
+        }
         context.work = Some(work);
         self.enqueue(id);
     }

@@ -40,7 +40,12 @@ impl Scheduler {
                 continue;
             };
             context.note_taken_in(&row);
-            context.kv.advance(row.end, &mut self.pages);
+            if !row.is_of_head() {
+                context.kv.advance(row.end, &mut self.pages);
+                // A row behind it has written over what it left.
+                let is_last_row = context.under_way.is_none();
+                context.kv.set_state((row.keeps_state && is_last_row).then_some(row.end));
+            }
             let work = context.work.as_mut().expect("a row of this epoch has its work");
             let is_last = row.end == work.target(row.n_tokens);
             match work {

@@ -36,8 +36,11 @@ impl Scheduler {
             context.owner.account.release(Resource::Tokens, row.n_charged);
             self.stats.n_tokens -= (row.end - row.start) as u64;
             self.stats.n_tokens_again -= row.n_again() as u64;
-            // Of the first page that it wrote, the beginning may be a copy that was never made.
-            context.kv.lose_after(row.start / PAGE_LEN, &mut self.pages);
+            context.kv.set_state(None);
+            if !row.is_of_head() {
+                // Of the first page that it wrote, the beginning may be a copy that was never made.
+                context.kv.lose_after(row.start / PAGE_LEN, &mut self.pages);
+            }
             context.fail(error.clone(), &mut self.pages);
             self.leave_by_id(row.id);
         }

@@ -44,7 +44,7 @@ pub(crate) enum Move {
     In(HostPageId, PageId),
 }
 
-/// The tokens `start..end` of a context.
+/// The tokens `start..end` of a context; none where the head alone is asked.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct PlannedRow {
     pub(super) id: ContextId,
@@ -55,12 +55,19 @@ pub(super) struct PlannedRow {
     pub(super) n_tokens: usize,
     pub(super) n_outputs: usize,
     pub(super) draws: bool,
+    /// Whether the device keeps the state of its last token.
+    pub(super) keeps_state: bool,
     pub(super) n_charged: u64,
     /// Of the context, when the row was planned.
     pub(super) epoch: u64,
 }
 
 impl PlannedRow {
+    /// Whether it asks the head alone.
+    pub(super) fn is_of_head(&self) -> bool {
+        self.start == self.end
+    }
+
     /// Tokens whose KV had been computed before.
     pub(super) fn n_again(&self) -> usize {
         self.end - self.start - self.n_charged as usize
@@ -243,6 +250,9 @@ impl Scheduler {
     ) -> Result<Placed, EngineError> {
         let (n_draws, n_tokens, start) =
             (context.n_draws_under_way(), context.n_tokens_expected(), context.start());
+        if context.work.as_ref().is_some_and(Work::is_of_head) {
+            return Ok(self.place_of_head(context, id, plan));
+        }
         let Some(work) = &mut context.work else { return Ok(Placed::Nothing) };
         let (target, first_output) = match n_draws {
             0 => (work.target(n_tokens), work.first_output(n_tokens)),
@@ -312,8 +322,48 @@ impl Scheduler {
         let epoch = context.epoch;
         let work = context.work.as_ref().expect("a placed context has work");
         let n_outputs = work.outputs(start, end, n_tokens).len();
-        plan.rows.push(PlannedRow { id, start, end, input, n_tokens, n_outputs, draws, n_charged, epoch });
+        // What it overwrites is not known until it is taken in.
+        context.kv.set_state(None);
+        let keeps_state = n_outputs > 0 && (context.slot.0 as usize) < self.limits.n_states;
+        plan.rows.push(PlannedRow {
+            id,
+            start,
+            end,
+            input,
+            n_tokens,
+            n_outputs,
+            draws,
+            keeps_state,
+            n_charged,
+            epoch,
+        });
         Ok(Placed::Row { n_tokens: end - start })
+    }
+
+    /// Gives a context a row that asks the head alone. It needs no pages, and none of its tokens is computed.
+    fn place_of_head(&mut self, context: &mut ContextState, id: ContextId, plan: &mut Plan) -> Placed {
+        if context.under_way.is_some() {
+            return Placed::UnderWay;
+        }
+        let Some(work) = &context.work else { return Placed::Nothing };
+        let n_tokens = context.kv.tokens.len();
+        plan.rows.push(PlannedRow {
+            id,
+            start: n_tokens,
+            end: n_tokens,
+            input: Input::Known,
+            n_tokens,
+            n_outputs: work.outputs(n_tokens, n_tokens, n_tokens).len(),
+            draws: false,
+            keeps_state: true,
+            n_charged: 0,
+            epoch: context.epoch,
+        });
+        context.under_way = Some(UnderWay { n_rows: 1, end: n_tokens, n_draws: 0 });
+        context.last_step = self.step;
+        let cost = self.costs.tokens_ns(self.limits.logits_tokens as usize + 1);
+        self.queue.charge(&context.seat, cost);
+        Placed::Row { n_tokens: 0 }
     }
 
     /// Whether a context would fill the device but for a page that it shares and is to write: there is no room for the
@@ -442,7 +492,10 @@ impl Scheduler {
                 tokens: &kv.tokens[..row.end.min(kv.tokens.len())],
                 input: row.input,
                 start: row.start,
-                pages: kv.page_table(row.end.div_ceil(PAGE_LEN), &self.pages),
+                pages: match row.is_of_head() {
+                    true => &[],
+                    false => kv.page_table(row.end.div_ceil(PAGE_LEN), &self.pages),
+                },
                 outputs: work.outputs(row.start, row.end, row.n_tokens),
             }
         }));

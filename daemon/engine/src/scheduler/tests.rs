@@ -103,6 +103,7 @@ impl World {
             hidden_size: 1,
             n_steps_under_way: 1 + random.below(2),
             n_slots: 1 << 16,
+            n_states: [0, 5, 1 << 16][random.below(3)],
             logits_tokens: 1.0,
         };
         let settings = SchedulerSettings {
@@ -500,7 +501,7 @@ fn random_operations_give_what_a_model_without_pages_gives() {
     let (mut n_answers, mut n_tokens, mut n_swaps, mut n_recomputed, mut n_cached) = (0, 0, 0, 0, 0);
     let (mut n_over_budget, mut n_faults, mut n_drawn_rows, mut n_on_new_pages, mut n_in_vain) =
         (0, 0, 0, 0, 0);
-    let mut n_verified = 0;
+    let (mut n_verified, mut n_rows_of_head) = (0, 0);
     for seed in 0..150 {
         let mut world = World::new(seed);
         for _ in 0..600 {
@@ -515,6 +516,7 @@ fn random_operations_give_what_a_model_without_pages_gives() {
         n_over_budget += world.n_over_budget;
         n_faults += world.n_faults;
         n_verified += world.n_verified;
+        n_rows_of_head += world.backend.n_rows_of_head;
         n_drawn_rows += world.backend.n_drawn_rows;
         n_on_new_pages += world.backend.n_drawn_rows_on_new_pages;
         let stats = world.scheduler.stats();
@@ -525,7 +527,7 @@ fn random_operations_give_what_a_model_without_pages_gives() {
     }
     // The test is worth nothing if the schedules never reach these paths.
     assert!(n_answers > 5_000 && n_tokens > 5_000, "{n_answers} answers, {n_tokens} tokens");
-    assert!(n_verified > 500, "{n_verified} verifications");
+    assert!(n_verified > 500 && n_rows_of_head > 300, "{n_verified} {n_rows_of_head}");
     assert!(n_over_budget > 500 && n_faults > 100, "{n_over_budget} {n_faults}");
     assert!(n_drawn_rows > 3_000 && n_on_new_pages > 100, "{n_drawn_rows} {n_on_new_pages}");
     assert!(n_in_vain > 300, "{n_in_vain} rows in vain");

@@ -244,3 +244,24 @@ fn nan_harms_nobody_else() {
     let outputs = forward(&mut backend, vec![row(&good, 0, 10, asked(29))]);
     assert_eq!(full(outputs[0].clone()), expected);
 }
+
+/// Asks about the last token again, from what the backend kept, by itself and beside rows with tokens.
+#[test]
+fn a_state_that_was_kept_gives_the_bits_that_it_gave() {
+    let mut backend = bundled("tiny");
+    let texts: Vec<Vec<Token>> = (0..3).map(|i| (0..40).map(|j| 20 + 31 * i + j).collect()).collect();
+    let in_slot = |idx: usize, start: usize, kinds: Vec<OutputKind<'static>>| {
+        let tokens = &texts[idx];
+        let outputs = kinds.into_iter().map(|kind| (tokens.len() - 1, kind)).collect();
+        Row { slot: SlotId(idx as u32), ..row(tokens, start, 10 * idx, outputs) }
+    };
+    let kinds = || vec![OutputKind::Full, OutputKind::Embedding, OutputKind::Top { n: 5 }];
+    let asked = (0..2).map(|idx| in_slot(idx, 0, kinds())).collect();
+    let first = forward(&mut backend, asked);
+    let again = forward(&mut backend, vec![in_slot(1, 40, kinds()), in_slot(0, 40, kinds())]);
+    assert_eq!([&again[3..], &again[..3]].concat(), first);
+    let beside =
+        forward(&mut backend, vec![in_slot(0, 40, kinds()), in_slot(2, 0, kinds()), in_slot(1, 40, kinds())]);
+    assert_eq!([&beside[..3], &beside[6..]].concat(), first);
+    assert_eq!(forward(&mut backend, vec![in_slot(2, 40, kinds())]), beside[3..6]);
+}

@@ -37,6 +37,7 @@ fn cost(n_rows: usize, n_tokens: usize, n_under_way: usize) -> (Duration, Durati
         hidden_size: 1,
         n_steps_under_way: n_under_way,
         n_slots: 1 << 16,
+        n_states: 0,
         logits_tokens: 1.0,
     };
     let settings = SchedulerSettings {

@@ -42,6 +42,10 @@ pub(super) struct HashBackend {
     host_pages: Vec<[u64; PAGE_LEN]>,
     /// The token that was drawn last for each slot.
     drawn: HashMap<SlotId, Token>,
+    /// The hash of all tokens up to the one that each slot was asked about last.
+    states: HashMap<SlotId, u64>,
+    /// Rows without tokens.
+    pub(super) n_rows_of_head: usize,
     /// Rows whose token only the backend knew, and those of them that began a page.
     pub(super) n_drawn_rows: usize,
     pub(super) n_drawn_rows_on_new_pages: usize,
@@ -57,6 +61,8 @@ impl HashBackend {
             pages: pages(n_pages),
             host_pages: pages(n_host_pages),
             drawn: HashMap::new(),
+            states: HashMap::new(),
+            n_rows_of_head: 0,
             n_drawn_rows: 0,
             n_drawn_rows_on_new_pages: 0,
         }
@@ -92,7 +98,14 @@ impl HashBackend {
         }
         let mut outputs = Vec::new();
         for (row, tokens) in batch.rows.iter().zip(&tokens) {
-            assert!(row.start < row.end());
+            if row.start == row.end() {
+                assert_eq!(self.states.get(&row.slot), Some(&hash(tokens)), "the state of the last token");
+                self.n_rows_of_head += 1;
+                let prefix = hash(tokens);
+                outputs
+                    .extend(row.outputs.iter().map(|request| self.output(row.slot, prefix, &request.kind)));
+                continue;
+            }
             assert_eq!(row.pages.len(), row.end().div_ceil(PAGE_LEN), "a page for each token and no more");
             let mut prefix = 0;
             for (position, &token) in tokens.iter().enumerate() {
@@ -103,27 +116,34 @@ impl HashBackend {
             for request in &row.outputs {
                 assert!((row.start..row.end()).contains(&request.position));
                 let prefix = hash(&tokens[..=request.position]);
-                outputs.push(match &request.kind {
-                    OutputKind::Sample(sampler) if fails(prefix, sampler.seed) => {
-                        Output::Failed(OutputFault::NothingToDraw)
-                    }
-                    OutputKind::Sample(sampler) => {
-                        let candidate = drawn(prefix, sampler.seed);
-                        self.drawn.insert(row.slot, candidate.token);
-                        Output::Sampled(candidate)
-                    }
-                    OutputKind::Top { n } => {
-                        Output::Top { candidates: vec![drawn(prefix, 0); *n], entropy: score(prefix, 0) }
-                    }
-                    OutputKind::Scores(tokens) => {
-                        Output::Scores(tokens.iter().map(|&token| score(prefix, token)).collect())
-                    }
-                    OutputKind::Full => Output::Full(vec![score(prefix, 7)]),
-                    OutputKind::Embedding => Output::Embedding(vec![score(prefix, 8)]),
-                });
+                outputs.push(self.output(row.slot, prefix, &request.kind));
+                if request.position + 1 == row.end() {
+                    self.states.insert(row.slot, prefix);
+                }
             }
         }
         outputs
+    }
+
+    fn output(&mut self, slot: SlotId, prefix: u64, kind: &OutputKind<'_>) -> Output {
+        match kind {
+            OutputKind::Sample(sampler) if fails(prefix, sampler.seed) => {
+                Output::Failed(OutputFault::NothingToDraw)
+            }
+            OutputKind::Sample(sampler) => {
+                let candidate = drawn(prefix, sampler.seed);
+                self.drawn.insert(slot, candidate.token);
+                Output::Sampled(candidate)
+            }
+            OutputKind::Top { n } => {
+                Output::Top { candidates: vec![drawn(prefix, 0); *n], entropy: score(prefix, 0) }
+            }
+            OutputKind::Scores(tokens) => {
+                Output::Scores(tokens.iter().map(|&token| score(prefix, token)).collect())
+            }
+            OutputKind::Full => Output::Full(vec![score(prefix, 7)]),
+            OutputKind::Embedding => Output::Embedding(vec![score(prefix, 8)]),
+        }
     }
 
     fn make(&mut self, moves: &[Move]) {
@@ -150,7 +170,9 @@ impl HashBackend {
                 Move::In(_, page) => self.pages[page.0 as usize] = [GARBAGE; PAGE_LEN],
             }
         }
-        let written = batch.rows.iter().flat_map(|row| &row.pages[row.start / PAGE_LEN..]);
+        self.states.retain(|slot, _| batch.rows.iter().all(|row| row.slot != *slot));
+        let rows = batch.rows.iter().filter(|row| row.start < row.end());
+        let written = rows.flat_map(|row| &row.pages[row.start / PAGE_LEN..]);
         for page in written.chain(batch.copies.iter().map(|copy| &copy.dst)) {
             self.pages[page.0 as usize] = [GARBAGE; PAGE_LEN];
         }

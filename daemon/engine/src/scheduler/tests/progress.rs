@@ -44,6 +44,7 @@ impl House {
             hidden_size: 1,
             n_steps_under_way: 2,
             n_slots: 1 << 16,
+            n_states: 0,
             logits_tokens: 1.0,
         };
         let settings = SchedulerSettings {

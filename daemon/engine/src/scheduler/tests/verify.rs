@@ -75,6 +75,7 @@ impl House {
             hidden_size: 1,
             n_steps_under_way: 2,
             n_slots: 1 << 16,
+            n_states: 1 << 16,
             logits_tokens: 1.0,
         };
         let settings = SchedulerSettings {
@@ -200,6 +201,39 @@ fn what_was_scored_is_not_computed_again_when_it_is_appended() {
         let expected = expected + usize::from(n_same == 20 && n_other > 0);
         assert_eq!(n_tokens, expected as u64, "{n_same} and {n_other} appended");
     }
+}
+
+#[test]
+fn questions_at_one_place_compute_its_token_once() {
+    let mut random = Random(7);
+    let mut house = House::new(64, u64::MAX);
+    let id = house.create();
+    let mut context = text(&mut random, 40);
+    let mut n_synced = 0;
+    for n_expected in [40, 1, 1] {
+        let prefix = hash(&context);
+        let asks = [
+            (Ask::Top { n: 2 }, n_expected),
+            (Ask::Scores(vec![1, 2, 3]), 0),
+            (Ask::Full, 0),
+            (Ask::Embedding, 0),
+            (Ask::Sample(Arc::new(Sampler { seed: 16, ..Sampler::greedy() })), 0),
+            (Ask::Top { n: 3 }, 0),
+        ];
+        for (ask, n_expected) in asks {
+            let reply = house.ask(id, n_synced, &context[n_synced..], ask.clone());
+            n_synced = context.len();
+            let (answer, n_tokens) = house.answer(reply);
+            assert_eq!(n_tokens, n_expected, "{ask:?}");
+            if let Answer::Sampled(candidate) = answer.expect("nothing is wrong") {
+                assert_eq!(candidate, drawn(prefix, 16));
+            }
+        }
+        context.push(drawn(prefix, 16).token);
+    }
+    // A place that was left and come back to is another.
+    let reply = house.ask(id, 30, &context[30..40], Ask::Full);
+    assert_eq!(house.answer(reply).1, 1, "one token, whose KV lies before what stayed");
 }
 
 #[test]

@@ -37,6 +37,7 @@ impl NullBackend {
             hidden_size: config.hidden_size,
             n_steps_under_way: 1,
             n_slots: 0,
+            n_states: 0,
             logits_tokens: config.logits_tokens(),
         };
         Self { limits, desk, outputs: None }
