@@ -56,7 +56,8 @@ pub(crate) enum Done {
     },
 }
 
-/// What is to be given back after this turn, in the order in which it came about. Its memory is reused.
+/// What is to be given back after this turn, in the order in which it came about. Its memory is reused. All that the
+/// scheduler works on holds it; it does not leave the engine's side.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Outbox(Arc<Mutex<Vec<Completion>>>);
 

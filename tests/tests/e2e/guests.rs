@@ -21,8 +21,8 @@ tokio::task_local! {
     static PORT: Port;
 }
 
-fn is_encoded() -> bool {
-    PORT.try_with(|port| *port == Port::Encoded).unwrap_or(false)
+fn port() -> Port {
+    PORT.try_with(|port| *port).unwrap_or_default()
 }
 
 /// Two tests for each example, and the list of the examples that have them: the second with every operation and
@@ -83,14 +83,20 @@ fn every_example_explains_itself_when_it_is_asked_for_nonsense() {
 fn daemon() -> &'static Daemon {
     static DIRECT: OnceLock<Daemon> = OnceLock::new();
     static ENCODED: OnceLock<Daemon> = OnceLock::new();
-    let (daemon, port) = if is_encoded() { (&ENCODED, Port::Encoded) } else { (&DIRECT, Port::Direct) };
-    daemon.get_or_init(|| daemons::start_over(port, &daemons::config(exe())))
+    let daemon = match port() {
+        Port::Direct => &DIRECT,
+        Port::Encoded => &ENCODED,
+    };
+    daemon.get_or_init(|| daemons::start_over(port(), &daemons::config(exe())))
 }
 
 fn engine() -> &'static EngineHandle {
     static DIRECT: OnceLock<EngineHandle> = OnceLock::new();
     static ENCODED: OnceLock<EngineHandle> = OnceLock::new();
-    let engine = if is_encoded() { &ENCODED } else { &DIRECT };
+    let engine = match port() {
+        Port::Direct => &DIRECT,
+        Port::Encoded => &ENCODED,
+    };
     engine.get_or_init(|| daemon().engine(None).expect("a model is loaded"))
 }
 
@@ -346,7 +352,7 @@ mod check {
 
     pub(crate) async fn speculate(name: &str) {
         let config = Config { models: vec!["tiny".to_owned(), "draft".to_owned()], ..daemons::config(exe()) };
-        let daemon = daemons::start(&config);
+        let daemon = daemons::start_over(port(), &config);
         let client = daemon.connect().await.expect("connected");
         let wasm = guests::example(name);
         // What was decoded is what would be without guesses.
@@ -441,7 +447,7 @@ mod check {
 fn beam_of_the_other_model() {
     block_on(async {
         let config = Config { models: vec!["draft".to_owned()], ..daemons::config(exe()) };
-        let daemon = daemons::start(&config);
+        let daemon = daemons::start_over(port(), &config);
         let client = daemon.connect().await.expect("connected");
         for case in &goldens::load("draft").cases {
             let main = |beams: &&Beams| beams.num_beams == 4 && beams.length_penalty == 1.0;

@@ -136,3 +136,59 @@ impl Inbox {
         self.lines.values().for_each(|line| line.close());
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::task::{Context, Poll, Wake};
+
+    use super::*;
+    use crate::completion::Done;
+    use crate::line::Standing;
+
+    #[derive(Default)]
+    struct Alarm(AtomicUsize);
+
+    impl Wake for Alarm {
+        fn wake(self: Arc<Self>) {
+            self.0.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    #[test]
+    fn a_guest_is_woken_once_for_all_that_a_turn_brought() {
+        let callers = [CallerId(1), CallerId(2)];
+        let lines: FxHashMap<_, _> =
+            callers.map(|caller| (caller, Arc::<Line>::default())).into_iter().collect();
+        let alarms = [Arc::<Alarm>::default(), Arc::<Alarm>::default()];
+        let mut places: Vec<(CallerId, Standing)> = Vec::new();
+        for (caller, alarm) in callers.iter().zip(&alarms) {
+            let waker = Waker::from(alarm.clone());
+            for _ in 0..50 {
+                let place = lines[caller].stand();
+                {
+                    let mut waiting = std::pin::pin!(place.take());
+                    assert!(waiting.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
+                }
+                places.push((*caller, place));
+            }
+        }
+        let mut post = Post::default();
+        let done = Done::Kept(Ok(()));
+        let brought = |(caller, place): &(CallerId, Standing)| Completion {
+            caller: *caller,
+            tag: place.tag(),
+            done: done.clone(),
+        };
+        post.completions.extend(places.iter().map(brought));
+        post.deliver(&lines, Port::Encoded);
+        for alarm in &alarms {
+            assert_eq!(alarm.0.load(Ordering::Relaxed), 1);
+        }
+        let waker = Waker::from(alarms[0].clone());
+        for (_, place) in &places {
+            let taken = std::pin::pin!(place.take()).poll(&mut Context::from_waker(&waker));
+            assert!(matches!(taken, Poll::Ready(Some(Done::Kept(Ok(()))))));
+        }
+    }
+}

@@ -115,7 +115,7 @@ impl World {
         Self {
             random,
             scheduler: Scheduler::new(limits, settings),
-            port: if seed % 2 == 0 { Port::Direct } else { Port::Encoded },
+            port: if seed.is_multiple_of(2) { Port::Direct } else { Port::Encoded },
             guests: Guests::default(),
             backend: HashBackend::new(n_pages, n_host_pages),
             under_way: VecDeque::new(),

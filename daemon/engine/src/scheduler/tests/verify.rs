@@ -110,7 +110,7 @@ impl House {
     }
 
     fn try_answer(&self, place: &Standing) -> Option<Result<Answer, EngineError>> {
-        self.guests.deliver(&self.scheduler, Port::Direct);
+        self.guests.deliver(&self.scheduler, Port::Encoded);
         place.try_take().map(|done| match done {
             Done::Answer(answer) => answer,
             other => panic!("{other:?}"),
