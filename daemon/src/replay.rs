@@ -27,6 +27,8 @@ pub(crate) enum ReplayError {
     Broken(#[from] Broken),
     #[error(transparent)]
     Guest(#[from] Arc<GuestError>),
+    #[error("the guest was ended before anything was compared: {0:?}")]
+    NotCompared(Box<GuestEnd>),
 }
 
 impl From<GuestError> for ReplayError {
@@ -108,7 +110,7 @@ impl Replay {
         while let Some(output) = sent.try_recv() {
             show(output);
         }
-        // A guest that stopped by itself has left its verdict; what else it can be is an end of the host's.
-        Ok(tape.take_verdict().unwrap_or(Verdict::Same(end)))
+        // However a guest ends, its tape hears of it; a host that failed before that has compared nothing.
+        tape.take_verdict().ok_or(ReplayError::NotCompared(Box::new(end)))
     }
 }

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use serde::{Deserialize, Serialize};
+use tokio::sync::Semaphore;
 
 use crate::port::{Name, names};
 
@@ -87,7 +88,13 @@ pub struct Account {
     host_bytes: Meter,
     n_tokens_in_vain: AtomicU64,
     n_tokens_cached: AtomicU64,
+    /// Room for operations that no engine has read.
+    operations: Arc<Semaphore>,
 }
+
+/// Operations of one guest that engines have not read. Enough for every context of a large batch to have one on its way;
+/// past that the guest waits, and nobody else.
+pub(crate) const N_OPERATIONS_MAX: usize = 1024;
 
 impl Account {
     /// An account under `parent`.
@@ -103,7 +110,13 @@ impl Account {
             host_bytes: meter(budget.host_bytes),
             n_tokens_in_vain: AtomicU64::new(0),
             n_tokens_cached: AtomicU64::new(0),
+            operations: Arc::new(Semaphore::new(N_OPERATIONS_MAX)),
         })
+    }
+
+    /// Room for operations of this guest; one takes a permit until an engine has read it.
+    pub(crate) fn operations(&self) -> &Arc<Semaphore> {
+        &self.operations
     }
 
     fn meter(&self, resource: Resource) -> &Meter {

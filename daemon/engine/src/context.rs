@@ -380,7 +380,7 @@ mod tests {
     use std::task::{self, Poll, Waker};
 
     use super::*;
-    use crate::account::{Account, ActorId, Budget, GuestId, SessionId};
+    use crate::account::{Account, ActorId, Budget, GuestId, N_OPERATIONS_MAX, SessionId};
     use crate::backend::{Limits, WeightsInfo};
     use crate::command::Ahead;
     use crate::handle::{Message, Served};
@@ -445,6 +445,21 @@ mod tests {
         now(third.truncate(0));
         drop(context);
         assert_eq!(owner.account.used(Resource::HostBytes), 0);
+    }
+
+    #[test]
+    fn a_guest_whose_contexts_come_and_go_is_held_up_like_any_other() {
+        let (engine, _served) = engine();
+        let owner = owner(Budget::UNLIMITED);
+        let comes_and_goes = || match poll(Context::create(&engine, owner.clone())) {
+            Poll::Ready(context) => {
+                drop(context.expect("nothing is wrong"));
+                true
+            }
+            Poll::Pending => false,
+        };
+        let n = (0..10_000).take_while(|_| comes_and_goes()).count();
+        assert_eq!(n, N_OPERATIONS_MAX, "the engine reads nothing");
     }
 
     #[test]

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use rustc_hash::FxHashMap;
 use tokio::sync::{Semaphore, mpsc, watch};
 
-use crate::account::Owner;
+use crate::account::{N_OPERATIONS_MAX, Owner};
 use crate::backend::{Limits, WeightsInfo};
 use crate::command::{ContextId, Operation};
 use crate::completion::{CallerId, Done};
@@ -15,10 +15,6 @@ use crate::line::{Line, Standing};
 use crate::model::Model;
 use crate::port::Port;
 use crate::stats::EngineStats;
-
-/// Operations of one guest that the engine has not read. Enough for every context of a large batch to have one on its way;
-/// past that the guest waits, and nobody else.
-const N_OPERATIONS_MAX: usize = 1024;
 
 /// The caller in whose name the handle itself asks.
 pub(crate) const DESK: CallerId = CallerId(0);
@@ -52,7 +48,6 @@ pub(crate) struct Caller {
     id: CallerId,
     owner: Owner,
     line: Arc<Line>,
-    room: Arc<Semaphore>,
     engine: Weak<Shared>,
 }
 
@@ -267,8 +262,7 @@ impl EngineHandle {
         let id = CallerId(self.0.n_callers.fetch_add(1, Ordering::Relaxed) + 1);
         let line = Arc::<Line>::default();
         self.post_message(Message::Enter { caller: id, owner: owner.clone(), line: line.clone() })?;
-        let (room, engine) = (Arc::new(Semaphore::new(N_OPERATIONS_MAX)), Arc::downgrade(&self.0));
-        let caller = Arc::new(Caller { id, owner: owner.clone(), line, room, engine });
+        let caller = Arc::new(Caller { id, owner: owner.clone(), line, engine: Arc::downgrade(&self.0) });
         *known = Arc::downgrade(&caller);
         Ok(caller)
     }
@@ -279,7 +273,7 @@ impl EngineHandle {
 
     /// Waits until there is room for one more operation of a guest.
     pub(crate) async fn room(&self, caller: &Caller) -> Result<Room, EngineError> {
-        self.take_room(&caller.room).await
+        self.take_room(caller.owner.account.operations()).await
     }
 
     async fn take_room(&self, room: &Arc<Semaphore>) -> Result<Room, EngineError> {

@@ -2,8 +2,11 @@
 
 use std::io::{self, Read};
 
+use bytes::BufMut;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+
+use trellis_wire::{Shape, validate_within};
 
 use super::MAGIC;
 use super::entry::{Entry, Head};
@@ -13,6 +16,9 @@ const SEAL_BYTES: usize = 8;
 
 /// The longest payload. No call passes more than this to its host or back.
 const PAYLOAD_BYTES_MAX: usize = 256 << 20;
+
+/// How deep values lie in a payload, and how many there are. Who makes a recording up seals it as well.
+const SHAPE_MAX: Shape = Shape { depth: 64, n_values: 16 << 20 };
 
 type Seal = [u8; SEAL_BYTES];
 
@@ -28,13 +34,13 @@ pub(crate) struct FrameWriter {
 }
 
 impl FrameWriter {
-    pub(crate) fn write<T: Serialize>(&mut self, value: &T, to: &mut Vec<u8>) {
+    pub(crate) fn write<T: Serialize>(&mut self, value: &T, to: &mut impl BufMut) {
         let payload = rmp_serde::to_vec_named(value).expect("what is recorded is plain data");
         self.seal = seal(self.seal, &payload);
         let length = u32::try_from(payload.len()).expect("a call passes less than 4 GiB");
-        to.extend_from_slice(&length.to_le_bytes());
-        to.extend_from_slice(&payload);
-        to.extend_from_slice(&self.seal);
+        to.put_slice(&length.to_le_bytes());
+        to.put_slice(&payload);
+        to.put_slice(&self.seal);
     }
 }
 
@@ -143,6 +149,8 @@ impl Reader {
             return Err(changed());
         }
         self.offset += (4 + n_bytes) as u64;
+        // Decoding goes as deep as the payload does.
+        validate_within(payload, SHAPE_MAX).map_err(|_| changed())?;
         rmp_serde::from_slice(payload).map_err(|_| changed())
     }
 

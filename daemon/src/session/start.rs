@@ -180,33 +180,35 @@ impl Lane {
     async fn stop_recorded(
         &self,
         reason: StopReason,
-        stop: StopHandle,
+        mut stop: StopHandle,
         end: End,
         mut output: OutputReceiver,
     ) -> Ending {
-        // Nothing else of the guest is passed on any more.
+        // Before it gets credit without end: nothing else of it is passed on any more.
+        stop.stop(reason);
         output.grant(usize::MAX);
+        let due = tokio::time::Instant::now() + self.stop_timeout;
         let mut ending = pin!(self.stop(reason, stop, end));
         let ending = loop {
             tokio::select! {
                 biased;
-                Some(next) = output.recv() => self.pass_on_recorded(next).await,
+                Some(next) = output.recv() => self.pass_on_recorded(next, due).await,
                 ending = &mut ending => break ending,
             }
         };
         while let Some(Some(next)) = tokio::task::unconstrained(output.recv()).now_or_never() {
-            self.pass_on_recorded(next).await;
+            self.pass_on_recorded(next, due).await;
         }
         ending
     }
 
-    async fn pass_on_recorded(&self, output: GuestOutput) {
+    async fn pass_on_recorded(&self, output: GuestOutput, due: tokio::time::Instant) {
         if !matches!(output, GuestOutput::Recorded(_)) {
             return;
         }
         for event in events(output) {
             // A client that does not read finds its recording cut short.
-            if tokio::time::timeout(self.stop_timeout, self.outbox.room(Room::Bulk)).await.is_ok() {
+            if tokio::time::timeout_at(due, self.outbox.room(Room::Bulk)).await.is_ok() {
                 self.send_own(event);
             }
         }

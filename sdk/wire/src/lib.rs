@@ -30,7 +30,7 @@ pub use message::{
     Call, ClientMessage, ComponentHash, Event, LogLevel, Outcome, Program, ServerMessage, Stage, Start, Value,
 };
 pub use outbox::{Outbox, Room};
-pub use validate::validate;
+pub use validate::{Shape, validate, validate_within};
 
 /// The oldest version of the protocol that this crate speaks.
 pub const VERSION_MIN: u16 = 2;

@@ -4,26 +4,43 @@ use crate::{DEPTH_MAX, N_VALUES_MAX, WireError};
 /// lengths, UTF-8, no extension types, nothing left over.
 ///
 /// Serde buffers internally tagged enums before it knows their type, so that limits checked while decoding come
-/// too late; this walk allocates nothing and does not recurse.
+/// too late; this walk does not recurse.
 /// Source: <https://github.com/msgpack/msgpack/blob/master/spec.md>.
 ///
 /// # Errors
 /// Where and how the bytes are not such a value.
 pub fn validate(bytes: &[u8]) -> Result<(), WireError> {
+    validate_within(bytes, Shape { depth: DEPTH_MAX, n_values: N_VALUES_MAX })
+}
+
+/// How large a MessagePack value may be inside.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Shape {
+    /// Arrays and maps in each other.
+    pub depth: usize,
+    /// Values, those that hold others included.
+    pub n_values: u32,
+}
+
+/// As [`validate`], with limits of one's own.
+///
+/// # Errors
+/// As for [`validate`].
+pub fn validate_within(bytes: &[u8], max: Shape) -> Result<(), WireError> {
     let mut walk = Walk { bytes, at: 0 };
-    let mut open = [0_u64; DEPTH_MAX]; // values still to come, by level
+    let mut open = vec![0_u64; max.depth]; // values still to come, by level
     let mut depth = 0;
     let mut n_values = 0;
     loop {
-        if n_values == N_VALUES_MAX {
-            return Err(WireError::TooManyValues { at: walk.at, limit: N_VALUES_MAX });
+        if n_values == max.n_values {
+            return Err(WireError::TooManyValues { at: walk.at, limit: max.n_values });
         }
         n_values += 1;
         let at = walk.at;
         let n_children = walk.value()?;
         if n_children > 0 {
-            if depth == DEPTH_MAX {
-                return Err(WireError::TooDeep { at, limit: DEPTH_MAX });
+            if depth == max.depth {
+                return Err(WireError::TooDeep { at, limit: max.depth });
             }
             open[depth] = n_children;
             depth += 1;

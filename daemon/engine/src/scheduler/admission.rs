@@ -56,10 +56,19 @@ pub(super) struct Term {
     number: u64,
 }
 
+/// Whoever has a place in the line.
+#[derive(Clone, Copy, Debug)]
+struct Waiter {
+    id: ContextId,
+    actor: ActorId,
+    /// What its user's place in the line moved on by.
+    n_blocks: u64,
+}
+
 /// Contexts that wait to be admitted, and what those that are have been promised.
 #[derive(Debug, Default)]
 pub(super) struct Line {
-    waiting: BTreeMap<Rank, ContextId>,
+    waiting: BTreeMap<Rank, Waiter>,
     /// Up to where each user's place in the line has come.
     finish: FxHashMap<ActorId, u64>,
     now: u64,
@@ -98,14 +107,26 @@ enum Kept {
 }
 
 impl Line {
-    fn rank(&mut self, actor: ActorId, n_blocks: usize) -> Rank {
+    /// A place for a context that will hold so many blocks.
+    fn enter(&mut self, id: ContextId, actor: ActorId, n_blocks: usize) -> Rank {
         let now = self.now;
         self.finish.retain(|_, finish| *finish > now);
         let finish = self.finish.entry(actor).or_insert(now);
         let rank = Rank { vtime: *finish, number: self.next_number };
-        *finish += n_blocks.max(1) as u64;
+        let n_blocks = n_blocks.max(1) as u64;
+        *finish += n_blocks;
         self.next_number += 1;
+        self.waiting.insert(rank, Waiter { id, actor, n_blocks });
         rank
+    }
+
+    /// A place is given up: its user did not get what it was for.
+    fn give_up(&mut self, rank: Rank) {
+        if let Some(Waiter { actor, n_blocks, .. }) = self.waiting.remove(&rank)
+            && let Some(finish) = self.finish.get_mut(&actor)
+        {
+            *finish = finish.saturating_sub(n_blocks).max(self.now);
+        }
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -114,7 +135,7 @@ impl Line {
 
     /// Those in line, the last first.
     pub(super) fn last_first(&self) -> impl Iterator<Item = ContextId> + '_ {
-        self.waiting.values().rev().copied()
+        self.waiting.values().rev().map(|waiter| waiter.id)
     }
 
     /// What was counted holds for the plan of one step.
@@ -217,8 +238,7 @@ impl Scheduler {
             return true;
         }
         let need = self.need(context, Kept::Term);
-        let rank = self.line.rank(context.owner.actor, need.n_blocks);
-        self.line.waiting.insert(rank, id);
+        let rank = self.line.enter(id, context.owner.actor, need.n_blocks);
         context.standing = Standing::InLine(rank);
         false
     }
@@ -289,7 +309,7 @@ impl Scheduler {
 
     /// Admits from the head of the line as long as there is room, or can be made by runs that have had their term.
     pub(super) fn admit_from_line(&mut self) {
-        while let Some((&rank, &id)) = self.line.waiting.first_key_value() {
+        while let Some((&rank, &Waiter { id, .. })) = self.line.waiting.first_key_value() {
             let Some(mut context) = self.contexts.remove(&id) else {
                 self.line.waiting.remove(&rank);
                 continue;
@@ -369,9 +389,7 @@ impl Scheduler {
                 self.line.n_admitted -= 1;
                 self.line.forget_count();
             }
-            Standing::InLine(rank) => {
-                self.line.waiting.remove(&rank);
-            }
+            Standing::InLine(rank) => self.line.give_up(rank),
             Standing::Outside => {}
         }
     }

@@ -21,6 +21,8 @@ const N_STEPS_MIXED: usize = 64;
 /// Host work is charged at these rates; it is bounded, not billed.
 const COMMAND_NS: u64 = 2_000;
 const COMMAND_BLOCK_NS: u64 = 40;
+/// A page that is looked up in the prefix cache: its tokens are hashed.
+const FOUND_BLOCK_NS: u64 = 400;
 
 /// What a step computed, as far as its length depends on it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -29,6 +31,8 @@ pub(super) struct StepWork {
     pub(super) n_decode_rows: usize,
     /// Tokens of longer rows, and rows of logits beyond one for each row, in tokens.
     pub(super) n_prompt_tokens: usize,
+    /// What rows without tokens ask of the head, in tokens.
+    pub(super) n_head_tokens: usize,
 }
 
 /// How long steps take.
@@ -59,7 +63,9 @@ impl Default for Costs {
 impl Costs {
     /// Learns from a step that took so long.
     pub(super) fn learn(&mut self, work: StepWork, elapsed_ns: u64) {
-        let elapsed = elapsed_ns as f64;
+        // Neither decoding nor prompts are to blame for it.
+        let of_heads = self.token_ns().unwrap_or(0.0) * work.n_head_tokens as f64;
+        let elapsed = (elapsed_ns as f64 - of_heads).max(0.0);
         if work.n_decode_rows > 0 {
             self.n_decode_rows = work.n_decode_rows;
         }
@@ -115,6 +121,11 @@ impl Costs {
         COMMAND_NS + COMMAND_BLOCK_NS * n_blocks as u64
     }
 
+    /// So many pages found in the prefix cache.
+    pub(super) fn found_ns(n_blocks: usize) -> u64 {
+        FOUND_BLOCK_NS * n_blocks as u64
+    }
+
     /// How long a step of so many decode rows may last, when it may last `multiple` times as long as without prompts.
     pub(super) fn target_ns(&self, n_decode_rows: usize, multiple: f64) -> Option<u64> {
         self.decode_alone_ns(n_decode_rows).map(|alone| (alone * multiple) as u64)
@@ -150,8 +161,11 @@ mod tests {
         assert_eq!(costs.n_prompt_tokens(32, 1.6, 2048), 256, "nothing is known yet");
         // 6.4 ms for 32 rows, 25 µs for a token of a prompt.
         for _ in 0..50 {
-            costs.learn(StepWork { n_decode_rows: 32, n_prompt_tokens: 0 }, 6_400_000);
-            costs.learn(StepWork { n_decode_rows: 32, n_prompt_tokens: 100 }, 8_900_000);
+            costs.learn(StepWork { n_decode_rows: 32, n_prompt_tokens: 0, ..StepWork::default() }, 6_400_000);
+            costs.learn(
+                StepWork { n_decode_rows: 32, n_prompt_tokens: 100, ..StepWork::default() },
+                8_900_000,
+            );
         }
         let n_tokens = costs.n_prompt_tokens(32, 1.6, 2048);
         assert!((150..=156).contains(&n_tokens), "{n_tokens}");
@@ -161,7 +175,10 @@ mod tests {
         assert!((199_000..=201_000).contains(&row), "{row}");
         // Prompts become costlier, as they do with long contexts; half as many fit.
         for _ in 0..100 {
-            costs.learn(StepWork { n_decode_rows: 32, n_prompt_tokens: 100 }, 11_400_000);
+            costs.learn(
+                StepWork { n_decode_rows: 32, n_prompt_tokens: 100, ..StepWork::default() },
+                11_400_000,
+            );
         }
         let n_tokens = costs.n_prompt_tokens(32, 1.6, 2048);
         assert!((74..=79).contains(&n_tokens), "{n_tokens}");
@@ -170,13 +187,13 @@ mod tests {
     #[test]
     fn a_step_that_took_no_longer_than_without_prompts_does_no_harm() {
         let mut costs = Costs::default();
-        costs.learn(StepWork { n_decode_rows: 1, n_prompt_tokens: 0 }, 1_000);
-        costs.learn(StepWork { n_decode_rows: 1, n_prompt_tokens: 50 }, 900);
+        costs.learn(StepWork { n_decode_rows: 1, n_prompt_tokens: 0, ..StepWork::default() }, 1_000);
+        costs.learn(StepWork { n_decode_rows: 1, n_prompt_tokens: 50, ..StepWork::default() }, 900);
         assert_eq!(costs.n_prompt_tokens(1, 1.5, 64), 64);
         assert_eq!(costs.tokens_ns(10), 10);
         // Where a step takes its time whatever is in it, short chunks do not look costly.
         for _ in 0..100 {
-            costs.learn(StepWork { n_decode_rows: 0, n_prompt_tokens: 1 }, 1_000);
+            costs.learn(StepWork { n_decode_rows: 0, n_prompt_tokens: 1, ..StepWork::default() }, 1_000);
         }
         assert_eq!(costs.n_prompt_tokens(1, 1.5, 64), 64);
     }

@@ -3,7 +3,7 @@
 
 use std::ops::Range;
 
-use super::cost::StepWork;
+use super::cost::{Costs, StepWork};
 use super::fair::Class;
 use super::room::Victims;
 use super::{ContextState, Scheduler, UnderWay};
@@ -21,6 +21,10 @@ const N_ROWS_PER_PREFILL: usize = 16;
 /// Steps of the target length by which a user may be ahead of others who wait before its decode rows are left out.
 const N_STEPS_LEAD: u64 = 4;
 
+/// Pages that one plan looks up in the prefix cache, or as many as one context finds: nobody's next token waits for the
+/// hashing of many prompts.
+const N_BLOCKS_FOUND_MAX: usize = 1024;
+
 /// Steps for which the length of steps stays bounded after the last decode row.
 const N_STEPS_RECENT: u64 = 4;
 
@@ -33,6 +37,8 @@ pub(crate) struct Plan {
     pub(super) work: StepWork,
     /// Whose pages may go, once somebody had to be asked for some.
     pub(super) victims: Option<Victims>,
+    /// Pages that were found in the prefix cache.
+    pub(super) n_blocks_found: usize,
     /// The number of the step.
     pub(super) step: u64,
 }
@@ -80,7 +86,8 @@ impl Plan {
         self.moves.clear();
         self.copies.clear();
         self.rows.clear();
-        (self.work, self.victims, self.step) = (StepWork::default(), None, 0);
+        (self.work, self.victims) = (StepWork::default(), None);
+        (self.n_blocks_found, self.step) = (0, 0);
     }
 
     /// Whether there is nothing to compute. Moves may have been planned all the same.
@@ -268,10 +275,16 @@ impl Scheduler {
         }
         let class = context.class();
         if !is_waiting {
-            let n_cached = context.kv.adopt_prefix(first_output, &mut self.pages) as u64;
+            if plan.n_blocks_found >= N_BLOCKS_FOUND_MAX {
+                return Ok(Placed::Waits);
+            }
+            let n_cached = context.kv.adopt_prefix(first_output, &mut self.pages);
             if n_cached > 0 {
-                context.owner.account.note_cached(n_cached);
-                self.stats.n_tokens_cached += n_cached;
+                let n_blocks = n_cached / PAGE_LEN;
+                plan.n_blocks_found += n_blocks;
+                self.queue.charge(&context.seat, Costs::found_ns(n_blocks));
+                context.owner.account.note_cached(n_cached as u64);
+                self.stats.n_tokens_cached += n_cached as u64;
             }
         }
         if self.has_no_room_for_copy(context, target) {
@@ -361,8 +374,10 @@ impl Scheduler {
         });
         context.under_way = Some(UnderWay { n_rows: 1, end: n_tokens, n_draws: 0 });
         context.last_step = self.step;
-        let cost = self.costs.tokens_ns(self.limits.logits_tokens as usize + 1);
-        self.queue.charge(&context.seat, cost);
+        let n_outputs_tokens = work.outputs_cost(n_tokens - 1..n_tokens, n_tokens, self.limits.logits_tokens);
+        let n_head_tokens = n_outputs_tokens.max(self.limits.logits_tokens as usize) + 1;
+        plan.work.n_head_tokens += n_head_tokens;
+        self.queue.charge(&context.seat, self.costs.tokens_ns(n_head_tokens));
         Placed::Row { n_tokens: 0 }
     }
 
