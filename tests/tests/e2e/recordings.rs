@@ -26,6 +26,7 @@ const RUNS: &[(&str, &[&str], &str)] = &[
     ("probe", &["stream", "20", "Once upon a time"], ""),
     ("probe", &["tokens", "20", "0"], ""),
     ("self-consistency", &["What is 37 + 48?"], ""),
+    ("speculate", &["--max-tokens", "30", "Write the days of the week three times."], ""),
     ("watermark", &["--max-tokens", "60", "Ownership is"], ""),
 ];
 
