@@ -6,7 +6,8 @@ use trellis_guest::{Candidate, Context, Error, Model, Result, Sampler, Token};
 const VOCABULARY_STRIDE: usize = 61;
 
 /// A text of many kinds of tokens: two tokenizers that cut it alike are taken to be the same.
-const SAMPLE: &str = "Once upon a time, in 1987, 3 + 4 = 7: naïve “quotes”\n\tfn main() { println!(\"Hello, world\"); }";
+const SAMPLE: &str =
+    "Once upon a time, in 1987, 3 + 4 = 7: naïve “quotes”\n\tfn main() { println!(\"Hello, world\"); }";
 
 /// A context of the smaller model that holds the same tokens as the larger one's. It draws with the same sampler at the
 /// same positions: so it often draws the same, at any temperature.
@@ -38,7 +39,8 @@ impl Draft {
     }
 
     pub(crate) fn follow(&mut self, drawn: &[Candidate]) -> Result {
-        let n_right = self.guess.iter().zip(drawn).take_while(|(guess, drawn)| **guess == drawn.token).count();
+        let n_right =
+            self.guess.iter().zip(drawn).take_while(|(guess, drawn)| **guess == drawn.token).count();
         let n_wrong = (self.guess.len() - n_right) as u32;
         if n_wrong > 0 {
             self.context.truncate(self.context.length() - n_wrong)?;

@@ -110,7 +110,8 @@ fn run() -> Result {
         let drawn = context.speculate(&sampler, &guess)?;
         report.steps += 1;
         report.guessed += guess.len();
-        report.accepted += guess.iter().zip(&drawn).take_while(|(guess, drawn)| **guess == drawn.token).count();
+        report.accepted +=
+            guess.iter().zip(&drawn).take_while(|(guess, drawn)| **guess == drawn.token).count();
         for drawn in &drawn {
             report.tokens += 1;
             has_stopped = model.is_stop(drawn.token);

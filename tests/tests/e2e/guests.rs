@@ -1,12 +1,15 @@
 //! Each example does what it says.
 
+use std::fs;
+use std::path::Path;
 use std::sync::{Arc, OnceLock};
 
 use serde_json::Value;
+use tempfile::TempDir;
 use trellis::config::Config;
 use trellis::daemon::Daemon;
 use trellis_client::StartOptions;
-use trellis_engine::model::SpecialText;
+use trellis_engine::model::{ModelSource, SpecialText};
 use trellis_engine::sampling::Sampler;
 use trellis_engine::{Ahead, Context, EngineHandle, Port, Pull, RunKey, RunSettings};
 use trellis_tests::daemons::{self, Ended, with};
@@ -429,6 +432,42 @@ mod check {
         }
         let ended = daemons::run(&client, &wasm, with(&["--draft", "tiny", "x"])).await;
         assert!(ended.reason().message.contains("no model is called \"tiny\""), "{ended:?}");
+        drop(client);
+
+        // A model that counts its tokens otherwise cannot guess for another.
+        let folder = TempDir::new().expect("a folder");
+        let other = folder.path().join("other");
+        copy_with_two_tokens_swapped(&other);
+        let models = vec!["tiny".to_owned(), other.to_str().expect("UTF-8").to_owned()];
+        let daemon = daemons::start(&Config { models, ..daemons::config(exe()) });
+        let client = daemon.connect().await.expect("connected");
+        let ended = daemons::run(&client, &wasm, with(&["--draft", "other", "x"])).await;
+        let expected = "one argument belongs to the model \"tiny\", the other to \"other\"";
+        assert!(ended.reason().message.contains(expected), "{ended:?}");
+    }
+
+    /// The files of `draft`, in a folder, with a tokenizer in which two tokens change places.
+    fn copy_with_two_tokens_swapped(folder: &Path) {
+        let Some(ModelSource::Embedded(files)) = trellis::bundled::source("draft") else {
+            panic!("the bundled models are embedded");
+        };
+        fs::create_dir(folder).expect("made");
+        for (name, bytes) in files {
+            let mut bytes = bytes.to_vec();
+            if *name == "tokenizer.json" {
+                let mut tokenizer: Value = serde_json::from_slice(&bytes).expect("JSON");
+                let vocab = tokenizer["model"]["vocab"].as_object_mut().expect("a map");
+                for id in vocab.values_mut() {
+                    match id.as_u64() {
+                        Some(2013) => *id = 2014.into(),
+                        Some(2014) => *id = 2013.into(),
+                        _ => {}
+                    }
+                }
+                bytes = serde_json::to_vec(&tokenizer).expect("JSON");
+            }
+            fs::write(folder.join(name), bytes).expect("written");
+        }
     }
 
     pub(crate) async fn probe(name: &str) {
