@@ -9,6 +9,12 @@ use std::sync::Arc;
 /// A token sequence, of which the first `n_computed` tokens have their KV in `blocks`. A block past those is held for
 /// the token that is computed next.
 ///
+/// ```text
+/// 16 · keys  ≤  n_computed  ≤  n_once_computed  ≤  tokens      and      n_computed  ≤  16 · blocks
+/// ```
+///
+/// Tokens past the context's own, and the KV of them, are spares: what a question has computed beyond its end.
+///
 /// Owners are never cloned: [`Sequence::fork`] takes part in the count of holders.
 #[derive(Debug)]
 pub(crate) struct Sequence {

@@ -1,7 +1,19 @@
 //! Decides what each step computes. Pure: no I/O, no clock, no threads.
 //!
-//! [`Scheduler::apply`] takes commands in, [`Scheduler::plan`] makes the next step, [`Scheduler::batch`] shows
+//! [`Scheduler::apply`] takes operations in, [`Scheduler::plan`] makes the next step, [`Scheduler::batch`] shows
 //! it to the backend, [`Scheduler::complete`] takes the outputs and answers.
+//!
+//! A context with work waits in the queue (`fair`) until a plan looks at it, and in the line (`admission`) as long as there
+//! are not pages for all that it needs. What is said of its pages:
+//!
+//! | a page is | because | until | so that |
+//! |---|---|---|---|
+//! | promised | a context was admitted for it and has not taken it | it is taken, or the context leaves | nobody else is admitted for it |
+//! | marked | admitted contexts hold it, in the count of one plan | the next count | room is not made at their cost |
+//! | pinned | a row of this plan or one under way needs it, or a copy reads it | the plan is done | it neither moves nor is given again |
+//! | idle | nobody holds it and the prefix cache knows it | it is found or reclaimed | it is the first to go |
+//! | a victim's | its context waits for nothing, or stands at the line's end | room was made | tails of the least deserving go first |
+//! | spare | a question left it past the tokens of its context | an edit, or want of pages | what is appended is not computed again |
 
 mod admission;
 mod commands;
