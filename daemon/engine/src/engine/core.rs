@@ -188,6 +188,10 @@ impl Core {
     fn submit_steps(&mut self) -> Result<(), EngineFailure> {
         let n_steps_max = self.backend.limits().n_steps_under_way;
         while self.under_way.len() < n_steps_max && self.scheduler.has_work() {
+            // The next step waits for guests that will have asked again when this one is done.
+            if self.scheduler.has_returning_guests(self.under_way.back()) {
+                break;
+            }
             let plan = self.scheduler.plan();
             if plan.is_empty() {
                 break;
@@ -197,10 +201,6 @@ impl Core {
                 Ok(()) if plan.has_rows() => self.under_way.push_back(plan),
                 Ok(()) => break,
                 Err(error) => self.note_failed(&plan, n_moved, error)?,
-            }
-            // The next step waits for guests that will have asked again when this one is done.
-            if self.scheduler.has_returning_guests(self.under_way.back()) {
-                break;
             }
         }
         Ok(())
