@@ -157,17 +157,22 @@ fn prompts(vocab_size: usize) -> Vec<Vec<Token>> {
     [40, 21, 7].map(|n| tokens(&mut random, n, vocab_size)).to_vec()
 }
 
+/// What is said when nothing fails, and the driver calls that it takes.
+fn undisturbed(backend: &mut CudaBackend, prompts: &[Vec<Token>]) -> (Said, Vec<&'static str>) {
+    // Kernels are loaded when they are first launched.
+    converse(backend, prompts).expect("the card works");
+    faults::clear();
+    let said = converse(backend, prompts).expect("the card works");
+    (said, faults::clear())
+}
+
 #[test]
 fn any_call_may_fail_and_the_next_step_is_right() {
     let Some(card) = card() else { return };
     let model = random_models().remove(0);
     let mut backend = load_on(&card, &model, Dtype::F32);
     let prompts = prompts(model.config.vocab_size);
-    // Kernels are loaded when they are first launched.
-    converse(&mut backend, &prompts).expect("the card works");
-    faults::clear();
-    let expected = converse(&mut backend, &prompts).expect("the card works");
-    let calls = faults::clear();
+    let (expected, calls) = undisturbed(&mut backend, &prompts);
     assert_eq!(expected.n_failed, 0);
     for call in OF_GRAPHS {
         assert!(calls.contains(&call), "no {call} in {} calls", calls.len());
@@ -194,7 +199,7 @@ fn any_call_may_fail_and_the_next_step_is_right() {
         }
     }
     println!("{} calls; failed and hurt nobody: {n_unseen:?}", calls.len());
-    // In captures and in steps that nobody had asked for.
+    // In a capture: the step is launched without it.
     assert!(n_unseen.contains_key("cuLaunchKernel"), "{n_unseen:?}");
 }
 
@@ -204,17 +209,14 @@ fn a_lost_device_is_told_from_a_call_that_failed_at_every_call() {
     let model = random_models().remove(0);
     let mut backend = load_on(&card, &model, Dtype::F32);
     let prompts = prompts(model.config.vocab_size);
-    converse(&mut backend, &prompts).expect("the card works");
-    faults::clear();
-    let expected = converse(&mut backend, &prompts).expect("the card works");
-    let calls = faults::clear();
+    let (expected, calls) = undisturbed(&mut backend, &prompts);
     for (n_before, call) in calls.iter().enumerate() {
         faults::inject(n_before, CUresult::CUDA_ERROR_ILLEGAL_ADDRESS, Lasts::ForEver);
         let lost = converse(&mut backend, &prompts);
         faults::clear();
         match lost {
             Err(error) => assert_eq!(error.damage(), Damage::Device, "call {n_before}, {call}: {error}"),
-            // Of the last step, what was begun ahead is nobody's.
+            // The call was made after the last output had been taken.
             Ok(said) => assert_same(&said, &expected, &format!("call {n_before}, {call}")),
         }
         card.stream().synchronize().expect("the card itself works");

@@ -91,8 +91,9 @@ fn what_is_drawn_does_not_depend_on_what_was_guessed() {
         "<|begin_of_text|>Once upon a time",
         "<|begin_of_text|><|user|>\nThink step by step: what is 468 + 275?<|end|>\n<|assistant|>\n",
     ];
-    // Rows of other lengths are computed to the bit on the processor. On a card a draw between two tokens that are as good
-    // as each other may turn with the rounding: once in a while, and nothing is compared behind it.
+    // Rows of other lengths are computed to the bit on the processor. On a card a draw turns if the two best tokens are
+    // closer than the rounding, 2e-4 nat: of some 3,000 draws hardly one does, and more than four would be something else.
+    // Nothing is compared behind a draw that turned.
     let n_turned_max = if device() == Device::Cpu { 0 } else { 4 };
     let mut n_turned = 0;
     block_on(async {

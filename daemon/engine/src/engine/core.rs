@@ -17,8 +17,8 @@ use crate::scheduler::{Move, Plan, Scheduler};
 /// So many steps that fail, with none between them that succeeds, are taken for a device that is lost.
 const N_STEPS_FAILED_MAX: usize = 3;
 
-/// A step waits for guests that ask again at once for this share of the step before, and for no longer than this: a
-/// guest's thread takes some tens of microseconds to wake up, and a guest that comes too late waits for two steps.
+/// A step waits for guests that ask again at once for this share of the step before, and for no longer than this. Waking
+/// a guest's thread takes some tens of microseconds, and a guest that comes too late waits for two steps.
 const LINGER_SHARE: u32 = 33;
 const LINGER_MAX: Duration = Duration::from_micros(250);
 
