@@ -217,6 +217,7 @@ impl CudaBackend {
             Ok(Self {
                 limits: Limits {
                     n_pages,
+                    n_granule_pages: n_pages,
                     n_host_pages,
                     page_bytes,
                     n_rows_max: options.n_rows_max,
@@ -407,6 +408,19 @@ impl Backend for CudaBackend {
             UnderWay::Done(collected) => collected,
         };
         collected.map_err(|error| self.error(error))
+    }
+
+    fn n_pages(&self) -> usize {
+        self.limits.n_pages
+    }
+
+    fn resize(&mut self, n_pages: usize) -> Result<(), BackendError> {
+        assert_eq!(n_pages, self.limits.n_pages, "all pages are one granule");
+        Ok(())
+    }
+
+    fn move_pages(&mut self, moves: &[(PageId, PageId)]) -> Result<(), BackendError> {
+        unreachable!("nothing has to make room: {moves:?}")
     }
 
     fn swap_out(&mut self, moves: &[(PageId, HostPageId)]) -> Result<(), BackendError> {

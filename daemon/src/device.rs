@@ -260,7 +260,7 @@ mod tests {
         let models = [Model::open("draft", &source).expect("a model")];
         let load = |dtype| {
             let config = Config { dtype, ..Config::default() };
-            Chosen::Cpu.load(&models, &config, &|_, _| {}).map(|backend| backend.limits().n_pages)
+            Chosen::Cpu.load(&models, &config, &|_, _| {}).map(|backend| backend.n_pages())
         };
         assert!(matches!(load(DtypeChoice::Bf16), Err(DaemonError::CpuDtype { .. })));
         assert!(load(DtypeChoice::F32).expect("it loads") > 0);

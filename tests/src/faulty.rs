@@ -137,6 +137,20 @@ impl Backend for Faulty {
         Ok(collected)
     }
 
+    fn n_pages(&self) -> usize {
+        self.backend.n_pages()
+    }
+
+    fn resize(&mut self, n_pages: usize) -> Result<(), BackendError> {
+        self.faults.call("resize")?;
+        self.backend.resize(n_pages)
+    }
+
+    fn move_pages(&mut self, moves: &[(PageId, PageId)]) -> Result<(), BackendError> {
+        self.faults.call("move_pages")?;
+        self.backend.move_pages(moves)
+    }
+
     fn swap_out(&mut self, moves: &[(PageId, HostPageId)]) -> Result<(), BackendError> {
         self.faults.call("swap_out")?;
         self.backend.swap_out(moves)

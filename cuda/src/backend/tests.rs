@@ -489,14 +489,10 @@ fn speed() {
         };
         let started = Instant::now();
         let mut backend = CudaBackend::load(&card, &model, &options, &|_, _| {}).expect("it loads");
-        println!(
-            "{name}: loaded in {:.2} s, {} pages",
-            started.elapsed().as_secs_f64(),
-            backend.limits.n_pages
-        );
+        println!("{name}: loaded in {:.2} s, {} pages", started.elapsed().as_secs_f64(), backend.n_pages());
         let mut random = Random(4);
         for (n_rows, n_prompt) in [(1, 128), (8, 128), (16, 128), (32, 128), (64, 128), (256, 1280)] {
-            if n_rows * (n_prompt / PAGE_LEN + 8) > backend.limits.n_pages {
+            if n_rows * (n_prompt / PAGE_LEN + 8) > backend.n_pages() {
                 println!("{name}, {n_rows} rows of {n_prompt}: no room");
                 continue;
             }

@@ -14,8 +14,10 @@ pub const PAGE_LEN: usize = 16;
 /// What one backend can hold and execute.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Limits {
-    /// Device pages, numbered `0..n_pages`.
+    /// Device pages that have addresses, numbered `0..n_pages`. [`Backend::n_pages`] of them have memory.
     pub n_pages: usize,
+    /// Pages that get their memory, and lose it, together.
+    pub n_granule_pages: usize,
     /// Pages of host memory that device pages can be moved to, numbered `0..n_host_pages`.
     pub n_host_pages: usize,
     /// Bytes of one page over all layers, keys and values.
@@ -93,6 +95,24 @@ pub trait Backend: Send {
         self.submit(batch)?;
         Ok(self.collect()?.outputs)
     }
+
+    /// Device pages that have memory now: those below this number.
+    fn n_pages(&self) -> usize;
+
+    /// Gives memory to the pages below `n_pages` and takes it from all others; a multiple of [`Limits::n_granule_pages`], or
+    /// all of [`Limits::n_pages`]. No step under way touches a page that loses its memory, and none that is submitted
+    /// later touches one without. What is in pages that keep theirs stays, and steps under way are not waited for.
+    ///
+    /// # Errors
+    /// There is no memory for more; nothing has changed then.
+    fn resize(&mut self, n_pages: usize) -> Result<(), BackendError>;
+
+    /// Copies device pages to other device pages, in order with steps and with the other moves. No page is both a source
+    /// and a destination.
+    ///
+    /// # Errors
+    /// The copies failed. The contents of the destinations are then undefined.
+    fn move_pages(&mut self, moves: &[(PageId, PageId)]) -> Result<(), BackendError>;
 
     /// Copies device pages to host pages.
     ///

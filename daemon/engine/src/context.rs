@@ -402,6 +402,7 @@ mod tests {
         let model = Model::open("tiny", &ModelSource::Folder(folder)).expect("the bundled model opens");
         let limits = Limits {
             n_pages: 1,
+            n_granule_pages: 1,
             n_host_pages: 0,
             page_bytes: 1,
             n_rows_max: 1,

@@ -23,7 +23,7 @@ struct Contexts {
 impl Contexts {
     fn new(backend: &dyn Backend, n_contexts: usize, seed: u64) -> Self {
         let limits = backend.limits();
-        let n_pages = limits.n_pages / n_contexts;
+        let n_pages = backend.n_pages() / n_contexts;
         let mut random = Random(seed);
         // The last page of each is partly filled.
         let tokens =
@@ -84,7 +84,7 @@ impl Contexts {
 
 /// Moves all pages out, spoils them, and moves them in elsewhere. The times of both moves.
 fn there_and_back(backend: &mut dyn Backend, n_contexts: usize) -> (Duration, Duration) {
-    let n_pages = backend.limits().n_pages as u32;
+    let n_pages = backend.n_pages() as u32;
     let mut contexts = Contexts::new(backend, n_contexts, 1);
     contexts.prefill(backend);
     let expected = contexts.probe(backend);
@@ -159,7 +159,7 @@ fn a_gigabyte_moves_at_the_rate_of_the_link() {
     let model = models::random("swapped", config, Dtype::F32);
     let sizes = Sizes { n_pages: 1024, n_host_pages: 1024, n_step_rows: n_contexts, n_step_tokens: 1024 };
     let mut backend = cuda_backend(&alone.card, &model, sizes, Dtype::F32).expect("the model loads");
-    let n_bytes = backend.limits().n_pages * backend.limits().page_bytes;
+    let n_bytes = backend.n_pages() * backend.limits().page_bytes;
     assert_eq!(n_bytes, 1 << 30);
     let (out_time, in_time) = there_and_back(&mut backend, n_contexts);
     let (out, back) = (n_bytes as f64 / out_time.as_secs_f64(), n_bytes as f64 / in_time.as_secs_f64());

@@ -19,7 +19,7 @@ use std::num::NonZeroUsize;
 use std::time::Instant;
 
 use self::decoder::Decoder;
-use self::pages::{KvPages, PageLayout};
+use self::pages::{KvPages, N_GRANULE_PAGES, PageLayout};
 use self::plan::Plan;
 use self::threads::Threads;
 use self::weights::Weights;
@@ -30,10 +30,13 @@ use crate::model::{Dtype, Model, ModelConfig, ModelError, tensors};
 /// Contexts whose last hidden state is kept: 16 MiB for a hidden size of 4,096.
 const N_STATES: usize = 1024;
 
+/// Pages that have addresses: as many as ids tell apart, nearly.
+const N_PAGES_MAX: usize = 1 << 30;
+
 /// Sizes of a CPU backend.
 #[derive(Clone, Debug)]
 pub struct CpuOptions {
-    /// KV pages. Memory is taken from the system when a page is first written.
+    /// KV pages at first. Memory is taken from the system when a page is first written.
     pub n_pages: usize,
     /// Pages of host memory to swap to, taken likewise.
     pub n_host_pages: usize,
@@ -114,7 +117,8 @@ impl CpuBackend {
             tensors::expected(config).iter().map(|spec| spec.shape.iter().product::<usize>()).sum();
         Ok(Self {
             limits: Limits {
-                n_pages: options.n_pages,
+                n_pages: N_PAGES_MAX.max(options.n_pages),
+                n_granule_pages: N_GRANULE_PAGES,
                 n_host_pages: options.n_host_pages,
                 page_bytes,
                 n_rows_max: options.n_rows_max,
@@ -174,6 +178,27 @@ impl Backend for CpuBackend {
 
     fn collect(&mut self) -> Result<Collected, BackendError> {
         Ok(self.done.take().expect("a step is under way"))
+    }
+
+    fn n_pages(&self) -> usize {
+        self.kv.n_pages()
+    }
+
+    fn resize(&mut self, n_pages: usize) -> Result<(), BackendError> {
+        if self.kv.resize(n_pages) {
+            return Ok(());
+        }
+        Err(BackendError::Device {
+            device: self.device.clone(),
+            call: "allocation of KV pages",
+            reason: format!("no memory for {n_pages} pages of {} bytes", self.limits.page_bytes),
+            damage: Damage::Call,
+        })
+    }
+
+    fn move_pages(&mut self, moves: &[(PageId, PageId)]) -> Result<(), BackendError> {
+        moves.iter().for_each(|&(src, dst)| self.kv.copy(src, dst));
+        Ok(())
     }
 
     fn swap_out(&mut self, moves: &[(PageId, HostPageId)]) -> Result<(), BackendError> {

@@ -1,6 +1,8 @@
 //! KV memory in pages. A page holds all layers, so that copies and swaps are one move and memory that was never
 //! used is never touched.
 
+use std::ops::Range;
+
 use crate::backend::PAGE_LEN;
 use crate::batch::{HostPageId, PageId};
 use crate::model::ModelConfig;
@@ -48,21 +50,42 @@ impl PageLayout {
     }
 }
 
+/// Pages of one piece of memory.
+pub(super) const N_GRANULE_PAGES: usize = 64;
+
 /// All pages of the device and of host memory.
 pub(super) struct KvPages {
     layout: PageLayout,
-    device: Vec<f32>, // [n_pages, n_layers, n_kv_heads, head_len]
-    host: Vec<f32>,   // [n_host_pages, n_layers, n_kv_heads, head_len]
+    /// Those that have memory.
+    n_pages: usize,
+    device: Vec<Vec<f32>>, // [n_pages / N_GRANULE_PAGES], each [N_GRANULE_PAGES, n_layers, n_kv_heads, head_len]
+    host: Vec<f32>,        // [n_host_pages, n_layers, n_kv_heads, head_len]
 }
 
 impl KvPages {
     /// `None` when the memory cannot be had.
     pub(super) fn new(layout: PageLayout, n_pages: usize, n_host_pages: usize) -> Option<Self> {
-        Some(Self {
-            layout,
-            device: zeroed(n_pages.checked_mul(layout.page_len())?)?,
-            host: zeroed(n_host_pages.checked_mul(layout.page_len())?)?,
-        })
+        let host = zeroed(n_host_pages.checked_mul(layout.page_len())?)?;
+        let mut pages = Self { layout, n_pages: 0, device: Vec::new(), host };
+        pages.resize(n_pages).then_some(pages)
+    }
+
+    pub(super) fn n_pages(&self) -> usize {
+        self.n_pages
+    }
+
+    /// Takes memory for so many pages and gives back that of the others; `false` when it cannot be had.
+    pub(super) fn resize(&mut self, n_pages: usize) -> bool {
+        let n_granules = n_pages.div_ceil(N_GRANULE_PAGES);
+        let mut added = Vec::new();
+        for _ in self.device.len()..n_granules {
+            let Some(memory) = zeroed(N_GRANULE_PAGES * self.layout.page_len()) else { return false };
+            added.push(memory);
+        }
+        self.device.truncate(n_granules);
+        self.device.append(&mut added);
+        self.n_pages = n_pages;
+        true
     }
 
     /// Keys and values of one head.
@@ -73,8 +96,8 @@ impl KvPages {
         kv_head_idx: usize,
     ) -> (&[KeyColumn], &[ValueBlock]) {
         let start = self.head_start(page, layer_idx, kv_head_idx);
-        let (keys, values) =
-            self.device[start..start + self.layout.head_len()].split_at(self.layout.keys_len());
+        let granule = &self.device[granule_of(page)];
+        let (keys, values) = granule[start..start + self.layout.head_len()].split_at(self.layout.keys_len());
         (keys.as_chunks().0, values.as_chunks().0.as_chunks().0)
     }
 
@@ -91,7 +114,7 @@ impl KvPages {
         let heads = key.chunks_exact(head_dim).zip(value.chunks_exact(head_dim));
         for (kv_head_idx, (key, value)) in heads.enumerate() {
             let start = self.head_start(page, layer_idx, kv_head_idx);
-            let head = &mut self.device[start..start + self.layout.head_len()];
+            let head = &mut self.device[granule_of(page)][start..start + self.layout.head_len()];
             let (keys, values) = head.split_at_mut(self.layout.keys_len());
             for (column, &x) in keys.chunks_exact_mut(PAGE_LEN).zip(key) {
                 column[slot] = x;
@@ -104,28 +127,44 @@ impl KvPages {
     }
 
     pub(super) fn copy(&mut self, src: PageId, dst: PageId) {
-        let len = self.layout.page_len();
-        let start = src.0 as usize * len;
-        self.device.copy_within(start..start + len, dst.0 as usize * len);
+        let (from, to) = (granule_of(src), granule_of(dst));
+        let (src, dst) = (self.in_granule(src), self.in_granule(dst));
+        if from == to {
+            return self.device[from].copy_within(src, dst.start);
+        }
+        let [from, to] = self.device.get_disjoint_mut([from, to]).expect("pages have memory");
+        to[dst].copy_from_slice(&from[src]);
     }
 
     pub(super) fn swap_out(&mut self, src: PageId, dst: HostPageId) {
         let len = self.layout.page_len();
-        let (src, dst) = (src.0 as usize * len, dst.0 as usize * len);
-        self.host[dst..dst + len].copy_from_slice(&self.device[src..src + len]);
+        let dst = dst.0 as usize * len;
+        self.host[dst..dst + len].copy_from_slice(&self.device[granule_of(src)][self.in_granule(src)]);
     }
 
     pub(super) fn swap_in(&mut self, src: HostPageId, dst: PageId) {
         let len = self.layout.page_len();
-        let (src, dst) = (src.0 as usize * len, dst.0 as usize * len);
-        self.device[dst..dst + len].copy_from_slice(&self.host[src..src + len]);
+        let (src, to) = (src.0 as usize * len, self.in_granule(dst));
+        self.device[granule_of(dst)][to].copy_from_slice(&self.host[src..src + len]);
     }
 
+    /// Where a page lies in its granule.
+    fn in_granule(&self, page: PageId) -> Range<usize> {
+        let len = self.layout.page_len();
+        let start = page.0 as usize % N_GRANULE_PAGES * len;
+        start..start + len
+    }
+
+    /// Where a head begins in the granule of its page.
     fn head_start(&self, page: PageId, layer_idx: usize, kv_head_idx: usize) -> usize {
         let PageLayout { n_layers, n_kv_heads, .. } = self.layout;
-        let layer = page.0 as usize * n_layers + layer_idx;
+        let layer = page.0 as usize % N_GRANULE_PAGES * n_layers + layer_idx;
         (layer * n_kv_heads + kv_head_idx) * self.layout.head_len()
     }
+}
+
+fn granule_of(page: PageId) -> usize {
+    page.0 as usize / N_GRANULE_PAGES
 }
 
 /// Zeroes that cost no memory before they are touched.

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 
 use self::core::Core;
-use crate::backend::Backend;
+use crate::backend::{Backend, Limits};
 use crate::handle::{EngineHandle, Message};
 use crate::kv::PrefixScope;
 use crate::model::Model;
@@ -55,7 +55,7 @@ impl Engine {
     /// The operating system cannot start a thread.
     #[must_use]
     pub fn start(model: Arc<Model>, backend: Box<dyn Backend>, settings: EngineSettings) -> Self {
-        let limits = backend.limits().clone();
+        let limits = Limits { n_pages: backend.n_pages(), ..backend.limits().clone() };
         let port = settings.port;
         let settings = SchedulerSettings {
             model_fingerprint: model.fingerprint,

@@ -94,6 +94,7 @@ impl World {
         let n_host_pages = random.below(30);
         let limits = Limits {
             n_pages,
+            n_granule_pages: 1,
             n_host_pages,
             page_bytes: 128,
             n_rows_max: 1 + random.below(8),

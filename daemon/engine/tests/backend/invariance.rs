@@ -58,7 +58,7 @@ fn check(mut backend: CpuBackend, n_contexts: usize) {
         (0..n_contexts).map(|c| tokens(1 + random(c as u32, 7) % 90, c as u32, vocab_size)).collect();
     let expected: Vec<_> = contexts.iter().map(|tokens| alone(&mut backend, tokens)).collect();
 
-    let mut free: Vec<u32> = (0..backend.limits().n_pages as u32).collect();
+    let mut free: Vec<u32> = (0..backend.n_pages() as u32).collect();
     free.sort_by_key(|&page| random(page, 8));
     let pages: Vec<Vec<PageId>> =
         contexts.iter().map(|tokens| free.drain(..n_pages(tokens.len())).map(PageId).collect()).collect();

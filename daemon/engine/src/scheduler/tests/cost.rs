@@ -28,6 +28,7 @@ const N_STEPS: usize = 500;
 fn cost(n_rows: usize, n_tokens: usize, n_under_way: usize) -> (Duration, Duration, Duration) {
     let limits = Limits {
         n_pages: n_rows * (n_tokens / PAGE_LEN + 100),
+        n_granule_pages: 1,
         n_host_pages: 0,
         page_bytes: 1,
         n_rows_max: n_rows,

@@ -35,6 +35,7 @@ impl House {
     fn new(n_pages: usize, n_host_pages: usize, n_step_tokens: usize) -> Self {
         let limits = Limits {
             n_pages,
+            n_granule_pages: 1,
             n_host_pages,
             page_bytes: 128,
             n_rows_max: 8,

@@ -19,6 +19,7 @@ fn streams_of_one_user_do_not_keep_the_prompts_of_another_waiting() {
     for n_rows_max in [1, 2, 8, 40] {
         let limits = Limits {
             n_pages: 200,
+            n_granule_pages: 1,
             n_host_pages: 0,
             page_bytes: 128,
             n_rows_max,

@@ -66,6 +66,7 @@ impl House {
     fn new(n_step_tokens: usize, n_pages: u64) -> Self {
         let limits = Limits {
             n_pages: 100,
+            n_granule_pages: 1,
             n_host_pages: 0,
             page_bytes: 128,
             n_rows_max: 8,

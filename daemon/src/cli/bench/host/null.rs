@@ -28,6 +28,7 @@ impl NullBackend {
     pub(super) fn new(config: &ModelConfig, n_rows_max: usize, n_pages: usize, desk: Arc<Desk>) -> Self {
         let limits = Limits {
             n_pages,
+            n_granule_pages: n_pages,
             n_host_pages: 0,
             page_bytes: PAGE_LEN,
             n_rows_max,
@@ -97,6 +98,18 @@ impl Backend for NullBackend {
     fn collect(&mut self) -> Result<Collected, BackendError> {
         let outputs = self.outputs.take().expect("a step is under way");
         Ok(Collected { outputs, elapsed: Duration::ZERO })
+    }
+
+    fn n_pages(&self) -> usize {
+        self.limits.n_pages
+    }
+
+    fn resize(&mut self, _n_pages: usize) -> Result<(), BackendError> {
+        Ok(())
+    }
+
+    fn move_pages(&mut self, _moves: &[(PageId, PageId)]) -> Result<(), BackendError> {
+        Ok(())
     }
 
     fn swap_out(&mut self, _moves: &[(PageId, HostPageId)]) -> Result<(), BackendError> {
