@@ -138,8 +138,8 @@ impl KvPages {
 
     pub(super) fn swap_out(&mut self, src: PageId, dst: HostPageId) {
         let len = self.layout.page_len();
-        let dst = dst.0 as usize * len;
-        self.host[dst..dst + len].copy_from_slice(&self.device[granule_of(src)][self.in_granule(src)]);
+        let (from, dst) = (self.in_granule(src), dst.0 as usize * len);
+        self.host[dst..dst + len].copy_from_slice(&self.device[granule_of(src)][from]);
     }
 
     pub(super) fn swap_in(&mut self, src: HostPageId, dst: PageId) {
