@@ -5,7 +5,7 @@ use std::path::Path;
 use std::thread;
 
 use trellis_engine::backend::{Backend, BackendError, Collected, Damage, Limits, PAGE_LEN, WeightsInfo};
-use trellis_engine::batch::{Batch, HostPageId, Input, Output, PageId, Row, SlotId, Token};
+use trellis_engine::batch::{Batch, HostPageId, Input, LateMask, Output, PageId, Row, SlotId, Token};
 use trellis_engine::model::{Dtype, Model, ModelConfig, ModelError};
 
 use crate::blas::Blas;
@@ -312,6 +312,13 @@ impl CudaBackend {
         tokens
     }
 
+    /// The step that was submitted last has failed.
+    fn give_up_last(&mut self, error: CudaError) -> BackendError {
+        self.under_way.pop_back();
+        self.draws.pop_back();
+        self.error(error)
+    }
+
     fn error(&mut self, error: CudaError) -> BackendError {
         let device = self.device.clone();
         let error = self.settle(error);
@@ -397,6 +404,20 @@ impl Backend for CudaBackend {
 
     fn submit(&mut self, batch: &Batch<'_>) -> Result<(), BackendError> {
         self.launch(batch).map_err(|error| self.error(error))
+    }
+
+    fn supply(&mut self, masks: &[LateMask<'_>]) -> Result<(), BackendError> {
+        let Some(UnderWay::InStream(step)) = self.under_way.back_mut() else { return Ok(()) };
+        let current = self.card.gpu().make_current();
+        let supplied = current.and_then(|()| self.steps.supply(&self.llama, step, masks));
+        supplied.map_err(|error| self.give_up_last(error))
+    }
+
+    fn waits_for_masks(&mut self) -> Result<bool, BackendError> {
+        let Some(UnderWay::InStream(step)) = self.under_way.back() else { return Ok(true) };
+        let current = self.card.gpu().make_current();
+        let waits = current.and_then(|()| self.steps.waits_for_masks(step));
+        waits.map_err(|error| self.give_up_last(error))
     }
 
     fn collect(&mut self) -> Result<Collected, BackendError> {

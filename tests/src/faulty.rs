@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use trellis::daemon::BackendWrap;
 use trellis_engine::backend::{Backend, BackendError, Collected, Damage, Limits, WeightsInfo};
-use trellis_engine::batch::{Batch, HostPageId, PageId};
+use trellis_engine::batch::{Batch, HostPageId, LateMask, PageId};
 
 /// Tells [`wrap_from_environment`] what is to fail: `MODEL N_BEFORE FAULT`, as in `tiny 3 device`.
 pub const ENVIRONMENT: &str = "TRELLIS_TEST_FAULT";
@@ -135,6 +135,15 @@ impl Backend for Faulty {
         let collected = self.backend.collect()?;
         self.faults.call("collect")?;
         Ok(collected)
+    }
+
+    fn supply(&mut self, masks: &[LateMask<'_>]) -> Result<(), BackendError> {
+        self.faults.call("supply")?;
+        self.backend.supply(masks)
+    }
+
+    fn waits_for_masks(&mut self) -> Result<bool, BackendError> {
+        self.backend.waits_for_masks()
     }
 
     fn n_pages(&self) -> usize {

@@ -4,10 +4,11 @@
 //! gets an output row. What the device has no room for, or no kernel, is worked out on the host from the logits.
 
 use trellis_engine::batch::OutputKind;
-use trellis_engine::sampling::Sampler;
+use trellis_engine::sampling::{Sampler, TokenMask};
 
 use super::returned::Place;
 use super::row::{Request, StepRow};
+use super::steps::sit_out;
 use super::words::to_words;
 use crate::ops::logits::{NOWHERE, OutputRow, Stages, Wants};
 use crate::ops::sample::ordered_biases;
@@ -34,6 +35,14 @@ pub(crate) struct Group {
     pub(crate) has_host_work: bool,
 }
 
+/// A draw that waits for its mask.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Late {
+    pub(super) row_idx: usize,
+    pub(super) request_idx: usize,
+    pub(super) output_idx: usize,
+}
+
 /// All requests of a step.
 #[derive(Debug, Default)]
 pub(crate) struct Outputs {
@@ -45,6 +54,10 @@ pub(crate) struct Outputs {
     pub(crate) places: Vec<Place>,
     pub(crate) score_tokens: Vec<i32>,
     pub(crate) n_top_entries: usize,
+    /// Draws among them that wait for their masks.
+    pub(super) late: Vec<Late>,
+    /// Rows taken in.
+    n_rows: usize,
     /// Histories, biases and masks.
     tail: Vec<u32>,
     /// Requests of one row, by position; kept for its memory.
@@ -68,6 +81,8 @@ impl Outputs {
         self.places.clear();
         self.score_tokens.clear();
         self.n_top_entries = 0;
+        self.late.clear();
+        self.n_rows = 0;
         self.tail.clear();
     }
 
@@ -91,11 +106,14 @@ impl Outputs {
             for &request_idx in requests {
                 let request = &row.requests[request_idx];
                 let output = self.output_row(row, request, room);
+                let output = output.map(|output| OutputRow { logits_row: logits_row as u32, ..output });
                 let place = match (request.kind, output) {
                     (OutputKind::Embedding, _) => Place::Hidden { group_idx, logits_row },
-                    (_, Some(output)) => {
-                        self.place(group_idx, OutputRow { logits_row: logits_row as u32, ..output })
+                    (OutputKind::Masked { mask: None, .. }, Some(output)) => {
+                        self.place_late(group_idx, output, first_place + request_idx)
                     }
+                    (OutputKind::Masked { mask: None, .. }, None) => Place::SatOut,
+                    (_, Some(output)) => self.place(group_idx, output),
                     (_, None) => Place::Host { group_idx, logits_row },
                 };
                 self.groups[group_idx].has_host_work |=
@@ -104,6 +122,7 @@ impl Outputs {
             }
         }
         self.order = order;
+        self.n_rows += 1;
     }
 
     /// The group that takes a row of logits and so many output rows.
@@ -144,6 +163,22 @@ impl Outputs {
         }
     }
 
+    /// Gives a place to a draw of the row being taken in that waits for its mask.
+    fn place_late(&mut self, group_idx: usize, output: OutputRow, request_idx: usize) -> Place {
+        let output_idx = self.rows.len();
+        self.place(group_idx, output);
+        self.late.push(Late { row_idx: self.n_rows, request_idx, output_idx });
+        Place::Late { output_idx }
+    }
+
+    /// Has the draws that wait for their masks sit out.
+    pub(super) fn sit_out(&mut self) {
+        for Late { request_idx, output_idx, .. } in self.late.drain(..) {
+            sit_out(&mut self.rows[output_idx]);
+            self.places[request_idx] = Place::SatOut;
+        }
+    }
+
     /// The request as an output row; `None` when the host has to work it out.
     fn output_row(&mut self, row: &StepRow<'_>, request: &Request<'_>, room: Room) -> Option<OutputRow> {
         let n_outputs = self.groups.last().map_or(0, |group| group.n_outputs);
@@ -151,7 +186,10 @@ impl Outputs {
             return None;
         }
         match request.kind {
-            OutputKind::Sample(sampler) => self.draw(row, request.position, sampler),
+            OutputKind::Sample(sampler) => self.draw(row, request.position, sampler, sampler.mask.as_deref()),
+            OutputKind::Masked { sampler, mask } => {
+                self.draw(row, request.position, sampler, mask.map(|mask| &**mask))
+            }
             OutputKind::Top { n } => {
                 let is_room = *n <= N_TOP_MAX && self.n_top_entries + n <= N_TOP_ENTRIES_MAX;
                 is_room.then(|| {
@@ -181,17 +219,27 @@ impl Outputs {
     pub(super) fn n_tail_words(rows: &[StepRow<'_>]) -> usize {
         let requests = rows.iter().flat_map(|row| &row.requests);
         let n_words = requests.map(|request| match request.kind {
-            OutputKind::Sample(sampler) => n_draw_words(sampler, request.position + 1),
+            OutputKind::Sample(sampler) => {
+                n_draw_words(sampler, sampler.mask.as_deref(), request.position + 1)
+            }
+            OutputKind::Masked { sampler, mask } => {
+                n_draw_words(sampler, mask.map(|mask| &**mask), request.position + 1)
+            }
             _ => 0,
         });
         n_words.sum()
     }
 
-    fn draw(&mut self, row: &StepRow<'_>, position: usize, sampler: &Sampler) -> Option<OutputRow> {
+    fn draw(
+        &mut self,
+        row: &StepRow<'_>,
+        position: usize,
+        sampler: &Sampler,
+        mask: Option<&TokenMask>,
+    ) -> Option<OutputRow> {
         let end = position + 1;
         let n_window = OutputRow::n_window(sampler, end);
-        let mask = sampler.mask.as_deref().map_or(&[][..], |mask| mask.words());
-        if self.tail.len() + n_draw_words(sampler, end) > N_TAIL_WORDS_MAX {
+        if self.tail.len() + n_draw_words(sampler, mask, end) > N_TAIL_WORDS_MAX {
             return None;
         }
         let is_last = end == row.end() && (row.slot.0 as usize) < super::layout::N_SLOTS;
@@ -209,9 +257,9 @@ impl Outputs {
         if !sampler.bias.is_empty() {
             self.tail.extend_from_slice(to_words(&ordered_biases(&sampler.bias)));
         }
-        if sampler.mask.is_some() {
+        if let Some(mask) = mask {
             output.mask_start = self.tail.len() as u32;
-            self.tail.extend(mask.iter().flat_map(|&word| [word as u32, (word >> 32) as u32]));
+            self.tail.extend(mask.words().iter().flat_map(|&word| [word as u32, (word >> 32) as u32]));
         }
         Some(output)
     }
@@ -247,7 +295,7 @@ impl Outputs {
 }
 
 /// Words of history, biases and mask that the draw of the token at position `end` needs.
-fn n_draw_words(sampler: &Sampler, end: usize) -> usize {
-    let n_mask_words = sampler.mask.as_deref().map_or(0, |mask| mask.words().len());
+fn n_draw_words(sampler: &Sampler, mask: Option<&TokenMask>, end: usize) -> usize {
+    let n_mask_words = mask.map_or(0, |mask| mask.words().len());
     OutputRow::n_window(sampler, end) + 2 * sampler.bias.len() + 2 * n_mask_words + 4
 }

@@ -16,6 +16,10 @@ pub(crate) enum Place {
     Unset,
     /// A drawn token.
     Drawn { output_idx: usize },
+    /// A token that is drawn once its mask has come.
+    Late { output_idx: usize },
+    /// No token: its mask did not come.
+    SatOut,
     /// A list of the most probable tokens.
     Top { output_idx: usize },
     /// Scores of given tokens.

@@ -1,16 +1,22 @@
 //! Puts steps into the stream: one copy to the device, the launches, one copy back.
 
+mod graphs;
+mod late;
+
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use cudarc::driver::result;
-use trellis_engine::backend::{Collected, Damage};
+use trellis_engine::backend::Collected;
 use trellis_engine::batch::{Output, PageCopy};
 use trellis_engine::sampling::Scratch;
 
+use self::graphs::GraphKey;
+pub(super) use self::late::sit_out;
+use self::late::{Held, N_LATE_MASK_WORDS_MAX};
 use super::by_host::output_of;
-use super::captured::{Captured, CapturedLimits, Met};
+use super::captured::{Captured, CapturedLimits};
 use super::outputs::{N_TAIL_WORDS_MAX, Outputs};
 use super::{
     Count, Dims, Group, Layout, LogitsOf, N_SCORES_MAX, N_SLOTS, N_TOP_ENTRIES_MAX, Place, Returned, Room,
@@ -23,7 +29,7 @@ use crate::ops::attention::{Attention, PAGE_LEN, Workspace};
 use crate::ops::attention_plan::{PlanSize, distinct};
 use crate::ops::common::{Dtype, Rows};
 use crate::ops::embedding::TokenIds;
-use crate::ops::logits::{LogitsBuffers, OutputRow, RowOutput, Stages};
+use crate::ops::logits::{LogitsBuffers, OutputRow, RowOutput};
 use crate::{Buffer, Card, CudaError, Event, Pinned, Slice, Stream, Timing};
 
 /// Steps whose copies to and from the host have memory of their own: those that can be under way.
@@ -51,7 +57,9 @@ pub(crate) struct Steps {
     captured: Captured<GraphKey, Graph>,
     /// Whether a step could not be captured: that is said once.
     has_warned: bool,
-    memory: Buffer,   // words, laid out as `step::Layout` says
+    memory: Buffer, // words, laid out as `step::Layout` says, then what late masks bring
+    /// Where that begins.
+    late_start: usize,
     returned: Buffer, // output rows, scores, top lists
     arrivals: Buffer,
     activations: Activations,
@@ -69,16 +77,14 @@ pub(crate) struct Steps {
 struct HostBuffers {
     input: Pinned<u32>,
     output: Pinned<u32>,
+    /// What late masks bring.
+    late: Pinned<u32>,
     begun: Event,
+    /// The layers are done of a step that waits for masks, and the draws begin.
+    layered: Event,
+    drawing: Event,
     computed: Event,
     done: Event,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-struct GraphKey {
-    dims: Dims,
-    logits_of: LogitsOf,
-    stages: Stages,
 }
 
 /// A step in the stream.
@@ -92,6 +98,10 @@ pub(crate) struct InFlight {
     rows: Vec<OutputRow>,
     /// Outputs that the host worked out, by request.
     by_host: HashMap<usize, Output>,
+    /// What is left to launch, for a step that waits for masks.
+    held: Option<Box<Held>>,
+    /// Whether its layers and its draws were launched apart.
+    was_held: bool,
 }
 
 /// A row of logits that is fetched for requests of one place.
@@ -100,7 +110,8 @@ type Fetched = HashMap<(usize, usize), Vec<f32>>;
 impl Steps {
     /// Bytes of device memory besides the activations, for a model whose layers have these windows.
     pub(crate) fn n_bytes(attention: &Attention, windows: &[Option<usize>], limits: StepLimits) -> usize {
-        let n_words = N_SLOTS + n_input_words(attention, windows, limits) + n_output_words(limits);
+        let n_input_words = n_input_words(attention, windows, limits);
+        let n_words = N_SLOTS + n_input_words + n_late_words(limits) + n_output_words(limits);
         4 * n_words + attention.arrivals_bytes()
     }
 
@@ -125,7 +136,8 @@ impl Steps {
         let n_bytes = Activations::n_bytes(&llama.config, llama.dtype, size);
         let arena = card.step_memory(n_bytes)?;
         let what = "the lists of a step";
-        let memory = gpu.allocate(what, 4 * (N_SLOTS + n_input_words))?;
+        let n_late_words = n_late_words(limits);
+        let memory = gpu.allocate(what, 4 * (N_SLOTS + n_input_words + n_late_words))?;
         let arrivals = gpu.allocate(what, attention.arrivals_bytes())?;
         {
             let stream = card.stream();
@@ -137,7 +149,10 @@ impl Steps {
             Ok(HostBuffers {
                 input: gpu.pinned(n_input_words)?,
                 output: gpu.pinned(n_output_words(limits))?,
+                late: gpu.pinned(n_late_words)?,
                 begun: Event::new(gpu, Timing::On)?,
+                layered: Event::new(gpu, Timing::On)?,
+                drawing: Event::new(gpu, Timing::On)?,
                 computed: Event::new(gpu, Timing::On)?,
                 done: Event::new(gpu, Timing::Off)?,
             })
@@ -145,6 +160,7 @@ impl Steps {
         Ok(Self {
             limits,
             memory,
+            late_start: n_input_words,
             returned: gpu.allocate(what, 4 * n_output_words(limits))?,
             arrivals,
             activations: Activations::place(arena.slice(), &llama.config, llama.dtype, size),
@@ -171,6 +187,7 @@ impl Steps {
         copies: &[PageCopy],
     ) -> Result<InFlight, CudaError> {
         self.fill(llama, rows, copies);
+        let holds = self.holds_late_draws();
         let exact = self.lists.dims();
         let is_captured = self.lists.can_be_captured();
         let dims = if is_captured { self.bucketed(llama, exact) } else { exact };
@@ -187,27 +204,37 @@ impl Steps {
         host.begun.record(&stream)?;
         self.copy_pages(&stream, llama, kv, &layout, written.copies)?;
         let mut by_host = HashMap::new();
-        if is_captured {
-            self.run_captured(&stream, llama, kv, &layout)?;
-        } else {
-            by_host = self.run(&stream, llama, kv, &layout, rows)?;
-        }
         let extra = Returned::extra_start(dims.n_outputs);
         let n_words = extra + written.n_extra_words;
+        let mut held = None;
+        match (is_captured, holds) {
+            (true, true) => held = Some(Box::new(self.run_layers(&stream, llama, kv, &layout, n_words)?)),
+            (true, false) => self.run_whole(&stream, llama, kv, &layout)?,
+            (false, _) => by_host = self.run(&stream, llama, kv, &layout, rows)?,
+        }
+        match held {
+            Some(_) => self.ring[buffers_idx].layered.record(&stream)?,
+            None => self.bring_back(&stream, buffers_idx, n_words)?,
+        }
+        let outputs = &mut self.lists.outputs;
+        let (places, rows) = (std::mem::take(&mut outputs.places), std::mem::take(&mut outputs.rows));
+        // A step that failed leaves its buffers to the next one: the others are those of the step before.
+        self.next_idx = (buffers_idx + 1) % self.ring.len();
+        let was_held = held.is_some();
+        Ok(InFlight { buffers_idx, extra, places, rows, by_host, held, was_held })
+    }
+
+    /// Puts the copy of what a step returns into the stream.
+    fn bring_back(&mut self, stream: &Stream, buffers_idx: usize, n_words: usize) -> Result<(), CudaError> {
         let returned = self.returned.slice().part(0, 4 * n_words);
         let host = &mut self.ring[buffers_idx];
-        host.computed.record(&stream)?;
+        host.computed.record(stream)?;
         // SAFETY: both have room for the words; `wait` reads the host's only after the copy is done, and so
         // does `launch` before it uses them again.
         check("cuMemcpyDtoHAsync", || unsafe {
             result::memcpy_dtoh_async(&mut host.output[..n_words], returned.address, stream.raw())
         })?;
-        host.done.record(&stream)?;
-        let outputs = &mut self.lists.outputs;
-        let (places, rows) = (std::mem::take(&mut outputs.places), std::mem::take(&mut outputs.rows));
-        // A step that failed leaves its buffers to the next one: the others are those of the step before.
-        self.next_idx = (buffers_idx + 1) % self.ring.len();
-        Ok(InFlight { buffers_idx, extra, places, rows, by_host })
+        host.done.record(stream)
     }
 
     /// Whether the host would have to draw after a token that it does not know: the device has no room for what the
@@ -228,7 +255,12 @@ impl Steps {
     pub(crate) fn wait(&mut self, mut step: InFlight) -> Result<Collected, CudaError> {
         let host = &self.ring[step.buffers_idx];
         host.done.synchronize()?;
-        let elapsed = Duration::from_secs_f32(host.begun.elapsed_ms(&host.computed)?.max(0.0) * 1e-3);
+        let elapsed_ms = match step.was_held {
+            // What it waited for masks was nobody's work.
+            true => host.begun.elapsed_ms(&host.layered)? + host.drawing.elapsed_ms(&host.computed)?,
+            false => host.begun.elapsed_ms(&host.computed)?,
+        };
+        let elapsed = Duration::from_secs_f32(elapsed_ms.max(0.0) * 1e-3);
         self.busy += elapsed;
         let returned = Returned { words: &host.output, extra: step.extra };
         let places = std::mem::take(&mut step.places);
@@ -242,6 +274,8 @@ impl Steps {
                     returned.check(output_idx).map(|()| by_host.expect("fetched with the step"))
                 }
                 Place::Hidden { .. } | Place::Host { .. } => Ok(by_host.expect("worked out with the step")),
+                Place::SatOut => Ok(Output::SatOut),
+                Place::Late { .. } => unreachable!("a step is let draw before it is waited for"),
                 Place::Unset => unreachable!("every request has a place"),
             };
             output.unwrap_or_else(Output::Failed)
@@ -291,76 +325,6 @@ impl Steps {
         llama.kernels().pages.run(stream, count, llama.page_len() * llama.dtype.n_bytes(), kv, pairs)
     }
 
-    fn run_captured(
-        &mut self,
-        stream: &Stream,
-        llama: &Llama,
-        kv: Slice,
-        layout: &Layout,
-    ) -> Result<(), CudaError> {
-        let group = &self.lists.outputs.groups[0];
-        let logits_of = self.lists.logits_of();
-        let key = GraphKey { dims: layout.dims, logits_of, stages: group.stages };
-        let group = Group {
-            n_logits_rows: layout.dims.n_logits_rows,
-            n_outputs: layout.dims.n_outputs,
-            ..group.clone()
-        };
-        let met = self.captured.launch(key);
-        let launch = || {
-            llama.layers(stream, &self.tensors(kv, layout), &self.activations)?;
-            let memory = self.memory.slice();
-            let rows = layout.count(memory, Count::LogitsRows { group_idx: 0 }, group.n_logits_rows);
-            let gather = match logits_of {
-                LogitsOf::EachToken => None,
-                LogitsOf::Some => Some(Layout::slice(memory, layout.gather, group.n_logits_rows)),
-            };
-            let asked = LogitsRows { rows, gather, keeps_hidden: false };
-            llama.logits(stream, asked, &self.activations)?;
-            self.launch_outputs(stream, llama, layout, 0, &group)
-        };
-        let refused = match (met, self.captured.graph(&key)) {
-            (Met::Never, _) => {
-                let launched = launch();
-                if launched.is_err() {
-                    self.captured.remove(key);
-                }
-                return launched;
-            }
-            (Met::Refused, _) => return launch(),
-            (Met::Captured, Some(graph)) => match graph.launch(stream) {
-                Ok(()) => return Ok(()),
-                Err(error) => error,
-            },
-            (Met::Once | Met::Captured, _) => {
-                let captured =
-                    Graph::capture(stream, launch).and_then(|graph| graph.launch(stream).map(|()| graph));
-                match captured {
-                    Ok(graph) => {
-                        self.captured.keep(key, graph);
-                        let (n_steps, n_bytes) = (self.captured.len(), self.captured.n_bytes());
-                        tracing::debug!(?key, n_steps, n_bytes, "a step was captured");
-                        return Ok(());
-                    }
-                    Err(error) => error,
-                }
-            }
-        };
-        if refused.damage() == Damage::Device {
-            return Err(refused);
-        }
-        // Nothing of it ran, and a graph only saves time.
-        launch()?;
-        self.captured.refuse(key);
-        if refused.is_out_of_memory() {
-            self.captured.remove_oldest_graph();
-        }
-        if !std::mem::replace(&mut self.has_warned, true) {
-            tracing::warn!(error = %refused, "a step runs without a graph, as will others that cannot be captured");
-        }
-        Ok(())
-    }
-
     /// Forgets what was captured, so that tests see steps captured again.
     #[cfg(test)]
     pub(crate) fn forget_graphs(&mut self) {
@@ -390,7 +354,8 @@ impl Steps {
             let fetched =
                 self.fetch(stream, llama, group_idx, |place| matches!(place, Place::Host { .. }))?;
             if group.n_outputs > 0 {
-                self.launch_outputs(stream, llama, layout, group_idx, group)?;
+                let rows = layout.output_rows(memory, group.outputs_start, group.n_outputs);
+                self.launch_outputs(stream, llama, layout, group_idx, group, rows)?;
             }
             let rest = |place| matches!(place, Place::Full { .. } | Place::Hidden { .. });
             let rest = self.fetch(stream, llama, group_idx, rest)?;
@@ -424,6 +389,7 @@ impl Steps {
         layout: &Layout,
         group_idx: usize,
         group: &Group,
+        output_rows: Slice,
     ) -> Result<(), CudaError> {
         let memory = self.memory.slice();
         let (start, n) = (group.outputs_start, group.n_outputs);
@@ -433,7 +399,7 @@ impl Steps {
         let Rows { n: n_rows, .. } = layout.count(memory, Count::Outputs { group_idx }, n);
         let buffers = LogitsBuffers {
             logits: self.activations.logits,
-            rows: layout.output_rows(memory, start, n),
+            rows: output_rows,
             n_rows,
             history: memory,
             biases: memory,
@@ -556,7 +522,13 @@ fn n_input_words(attention: &Attention, windows: &[Option<usize>], limits: StepL
         n_groups: n_tokens,
     };
     let n_entries = limits.n_rows_max * limits.n_positions_max.div_ceil(PAGE_LEN);
-    StepLists::n_words_max(dims, limits.n_rows_max, n_entries)
+    // What follows them begins as aligned as they do.
+    StepLists::n_words_max(dims, limits.n_rows_max, n_entries).next_multiple_of(4)
+}
+
+/// Words of output rows that late masks amend, and of the masks.
+fn n_late_words(limits: StepLimits) -> usize {
+    limits.n_logits_rows * (size_of::<OutputRow>() / 4) + N_LATE_MASK_WORDS_MAX
 }
 
 /// Token counts of captured steps with rows of several tokens: from 64 on at most an eighth more than there are, since

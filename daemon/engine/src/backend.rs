@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::batch::{Batch, HostPageId, Output, PageId};
+use crate::batch::{Batch, HostPageId, LateMask, Output, PageId};
 use crate::model::Dtype;
 use crate::port::{Name, names};
 
@@ -76,6 +76,21 @@ pub trait Backend: Send {
     /// The step failed. The contents of the pages that the batch writes, from their beginning, are then undefined.
     /// [`BackendError::damage`] says whether there is any use in another step.
     fn submit(&mut self, batch: &Batch<'_>) -> Result<(), BackendError>;
+
+    /// Brings the late masks of the step that was submitted last and lets it draw. It is called once for each step with a
+    /// draw that waits for its mask, before the step is collected and before another is submitted; no other step needs
+    /// it. A late draw whose mask is not among these sits out: its output is [`Output::SatOut`], and the token that its
+    /// slot keeps is no longer known.
+    ///
+    /// # Errors
+    /// The step failed, as for [`Self::submit`]; it is no longer under way.
+    fn supply(&mut self, masks: &[LateMask<'_>]) -> Result<(), BackendError>;
+
+    /// Whether the step that was submitted last has come as far as it can before [`Self::supply`]: its layers are done.
+    ///
+    /// # Errors
+    /// The step failed, as for [`Self::submit`]; it is no longer under way.
+    fn waits_for_masks(&mut self) -> Result<bool, BackendError>;
 
     /// Waits for the oldest step under way. Its outputs come in the order of the requests: row by row, within a row in
     /// the row's order.

@@ -1,9 +1,11 @@
 //! One step's work for a backend, packed: rows of different lengths, never padded.
 
+use std::sync::Arc;
+
 use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 
-use crate::sampling::Sampler;
+use crate::sampling::{Sampler, TokenMask};
 
 /// A token of the model's vocabulary.
 pub type Token = u32;
@@ -57,7 +59,7 @@ pub struct Row<'a> {
     pub outputs: Requests<'a>,
 }
 
-/// What is asked of one row; mostly one thing.
+/// What is asked of one row; mostly one thing. A row makes one late draw at most.
 pub type Requests<'a> = SmallVec<[OutputRequest<'a>; 1]>;
 
 /// The memory of rows that are no longer needed, for others.
@@ -95,6 +97,15 @@ pub struct OutputRequest<'a> {
     pub kind: OutputKind<'a>,
 }
 
+/// The mask of a late draw.
+#[derive(Clone, Copy, Debug)]
+pub struct LateMask<'a> {
+    /// Which row of the step draws under it.
+    pub row_idx: usize,
+    /// What may be drawn.
+    pub mask: &'a TokenMask,
+}
+
 /// What can be asked of a position.
 #[derive(Debug)]
 #[non_exhaustive]
@@ -102,6 +113,13 @@ pub enum OutputKind<'a> {
     /// A token drawn by the sampler. History for the penalties is every token up to `position`, the draw's position
     /// is `position + 1` (the place the token will take).
     Sample(&'a Sampler),
+    /// As [`Self::Sample`], under a mask of this draw's own in the place of the sampler's.
+    Masked {
+        /// How to draw.
+        sampler: &'a Arc<Sampler>,
+        /// The mask; one that is late comes with [`Backend::supply`](crate::backend::Backend::supply), or not at all.
+        mask: Option<&'a Arc<TokenMask>>,
+    },
     /// The `n` most probable tokens and the entropy.
     Top {
         /// How many.
@@ -128,8 +146,10 @@ pub struct Candidate {
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum Output {
-    /// For [`OutputKind::Sample`].
+    /// For [`OutputKind::Sample`] and [`OutputKind::Masked`].
     Sampled(Candidate),
+    /// For [`OutputKind::Masked`]: the mask did not come, and nothing was drawn.
+    SatOut,
     /// For [`OutputKind::Top`]: most probable first, ties by lower token.
     Top {
         /// The most probable tokens.

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use crate::batch::{Candidate, Token};
 use crate::completion::{CallerId, Tag};
 use crate::port::{shared, shared_list};
-use crate::sampling::Sampler;
+use crate::sampling::{Sampler, TokenMask};
 
 /// A context, unique while the engine runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -101,6 +101,18 @@ pub struct RunSettings {
     pub ahead: Ahead,
 }
 
+    /// What may be drawn.
+    pub masks: MaskSource,
+}
+
+/// Where the masks of a stream's draws come from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum MaskSource {
+    /// The sampler: one for all draws, or none.
+    Sampler,
+    /// The caller, one for each draw with [`Context::supply_mask`](crate::Context::supply_mask), in the place of the
+    /// sampler's. Nothing is drawn without.
+    Caller,
 /// How far the engine decodes ahead of the caller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Ahead {
@@ -165,6 +177,14 @@ pub(crate) enum Operation {
     Forget {
         caller: CallerId,
         name: String,
+    /// The mask of the token that a run draws for this place.
+    Mask {
+        id: ContextId,
+        tag: Tag,
+        position: usize,
+        #[serde(with = "shared")]
+        mask: Arc<TokenMask>,
+    },
         tag: Tag,
     },
     /// What the engine has done and holds.

@@ -14,6 +14,7 @@ use crate::line::Standing;
 use crate::run::{Finish, Progress, RunEvent, RunQueue};
 
 /// A token sequence whose KV cache the engine holds.
+use crate::sampling::{SamplerError, TokenMask};
 ///
 /// The tokens live here; the engine is told of changes with the next question, so that appending costs
 /// nothing but the copy. Dropping a context frees its pages.
@@ -278,9 +279,7 @@ impl Context {
         key: RunKey,
         settings: impl FnOnce() -> RunSettings,
     ) -> Result<Pull, EngineError> {
-        if self.run.as_ref().is_none_or(|run| run.key != key) {
-            self.start_run(key, settings()).await?;
-        }
+        self.start(key, settings).await?;
         // Before a token is taken that there would be no room for.
         self.footprint.set(self.tokens.len() + 1)?;
         let (id, engine) = (self.id, &self.engine);
@@ -322,6 +321,39 @@ impl Context {
 
     async fn start_run(&mut self, key: RunKey, settings: RunSettings) -> Result<(), EngineError> {
         if self.tokens.is_empty() {
+    /// Starts what [`Self::pull`] with this key pulls from, unless it has been started: so that its first mask can be
+    /// supplied before its first token is waited for.
+    ///
+    /// # Errors
+    /// The settings do not fit the model, or the engine has failed or stopped.
+    pub async fn start(
+        &mut self,
+        key: RunKey,
+        settings: impl FnOnce() -> RunSettings,
+    ) -> Result<(), EngineError> {
+        if self.run.as_ref().is_none_or(|run| run.key != key) {
+            self.start_run(key, settings()).await?;
+        }
+        Ok(())
+    }
+
+    /// What the token after those that were pulled may be, for a stream whose masks come from its caller
+    /// ([`MaskSource::Caller`](crate::MaskSource::Caller)). The engine computes meanwhile; a token whose mask comes too late
+    /// for its step is drawn in one of the next. Another mask for the same token, or one without such a stream, does
+    /// nothing.
+    ///
+    /// # Errors
+    /// The mask is one for another vocabulary, or the engine has failed or stopped.
+    pub async fn supply_mask(&mut self, mask: Arc<TokenMask>) -> Result<(), EngineError> {
+        let (n_tokens, vocab_size) = (mask.vocab_size(), self.engine.limits().vocab_size);
+        if n_tokens != vocab_size {
+            return Err(SamplerError::MaskSize { n_tokens, vocab_size }.into());
+        }
+        let Some(run) = &self.run else { return Ok(()) };
+        let (id, tag, position) = (self.id, run.queue.tag(), self.tokens.len());
+        self.engine.post(&self.caller, Operation::Mask { id, tag, position, mask }).await
+    }
+
             return Err(EngineError::EmptyContext);
         }
         settings.sampler.validate(self.engine.limits().vocab_size)?;
@@ -382,7 +414,7 @@ mod tests {
     use super::*;
     use crate::account::{Account, ActorId, Budget, GuestId, N_OPERATIONS_MAX, SessionId};
     use crate::backend::{Limits, WeightsInfo};
-    use crate::command::Ahead;
+    use crate::command::{Ahead, MaskSource};
     use crate::handle::{Message, Served};
     use crate::model::{Dtype, Model, ModelSource};
     use crate::port::Port;
@@ -474,6 +506,7 @@ mod tests {
             ahead: Ahead::Adaptive,
         };
         for given_up in 0..6 {
+            masks: MaskSource::Sampler,
             let mut context = now(Context::create(&engine, owner.clone()));
             now(context.append(&[1, 2, 3]));
             if given_up >= 4 {

@@ -23,7 +23,7 @@ pub mod sampling;
 mod scheduler;
 mod stats;
 
-pub use command::{Ahead, Answer, Ask, Guess, RunSettings};
+pub use command::{Ahead, Answer, Ask, Guess, MaskSource, RunSettings};
 pub use context::{Context, Pending, Pull, RunKey};
 pub use engine::{Engine, EngineSettings};
 pub use error::{EngineError, EngineFailure};

@@ -29,6 +29,8 @@ pub struct EngineStats {
     pub n_tokens_cached: u64,
     /// Rows planned before it was known that their work would end, and computed in vain.
     pub n_rows_in_vain: u64,
+    /// Rows that drew nothing because their masks had not come.
+    pub n_rows_sat_out: u64,
     /// Tokens decoded ahead and forgotten.
     pub n_tokens_in_vain: u64,
     /// Pages moved to host memory since the start.

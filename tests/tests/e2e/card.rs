@@ -6,7 +6,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use trellis_cuda::{CudaBackend, CudaOptions, KvSize, LoadError};
 use trellis_engine::model::{Dtype, ModelConfig, shape};
 use trellis_engine::sampling::Sampler;
-use trellis_engine::{Ahead, Answer, Ask, Context, Engine, EngineHandle, Pull, RunKey, RunSettings};
+use trellis_engine::{
+    Ahead, Answer, Ask, Context, Engine, EngineHandle, MaskSource, Pull, RunKey, RunSettings,
+};
 use trellis_tests::device::{CardAlone, card_alone};
 use trellis_tests::engines::{Random, Sizes, block_on, cuda_backend, owner, start};
 use trellis_tests::goldens;
@@ -25,6 +27,7 @@ async fn generate(engine: EngineHandle, is_over: Arc<AtomicBool>) -> usize {
             stop_tokens: engine.model().stop_tokens.clone().into(),
             n_tokens_max: Some(case.greedy_ids.len()),
             ahead: Ahead::Adaptive,
+            masks: MaskSource::Sampler,
         };
         let mut tokens = Vec::new();
         while let Pull::Token(drawn) = context.pull(RunKey(0), settings).await.expect("pulled") {

@@ -12,8 +12,8 @@ use trellis_engine::account::{Account, Budget, Owner, Resource};
 use trellis_engine::model::{Dtype, Model};
 use trellis_engine::sampling::Sampler;
 use trellis_engine::{
-    Ahead, Ask, Context, Engine, EngineError, EngineFailure, EngineHandle, EngineState, Pull, RunKey,
-    RunSettings,
+    Ahead, Ask, Context, Engine, EngineError, EngineFailure, EngineHandle, EngineState, MaskSource, Pull,
+    RunKey, RunSettings,
 };
 use trellis_tests::daemons::{self, Ended, Served, collect, nothing_is_held, run, until, with};
 use trellis_tests::engines::{Random, Sizes, backend, block_on, owner, start};
@@ -60,6 +60,7 @@ async fn decode(
             stop_tokens: Arc::new([]),
             n_tokens_max,
             ahead: Ahead::Adaptive,
+            masks: MaskSource::Sampler,
         };
         match context.pull(RunKey(0), settings).await {
             Ok(Pull::Token(drawn)) => {

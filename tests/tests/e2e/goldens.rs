@@ -3,7 +3,9 @@
 use std::sync::Arc;
 
 use trellis_engine::sampling::Sampler;
-use trellis_engine::{Ahead, Answer, Ask, Context, EngineHandle, Finish, Pull, RunKey, RunSettings};
+use trellis_engine::{
+    Ahead, Answer, Ask, Context, EngineHandle, Finish, MaskSource, Pull, RunKey, RunSettings,
+};
 use trellis_tests::engines::{Sizes, block_on, encode, engine, owner};
 use trellis_tests::goldens::{self, Case, Goldens};
 
@@ -54,6 +56,7 @@ async fn greedy_by_stream(engine: &EngineHandle, prompt: &[u32]) -> Vec<u32> {
         stop_tokens: engine.model().stop_tokens.clone().into(),
         n_tokens_max: Some(N_GREEDY_MAX),
         ahead: Ahead::Adaptive,
+        masks: MaskSource::Sampler,
     };
     let mut tokens = Vec::new();
     loop {

@@ -11,7 +11,7 @@ use trellis::daemon::Daemon;
 use trellis_client::StartOptions;
 use trellis_engine::model::{ModelSource, SpecialText};
 use trellis_engine::sampling::Sampler;
-use trellis_engine::{Ahead, Context, EngineHandle, Port, Pull, RunKey, RunSettings};
+use trellis_engine::{Ahead, Context, EngineHandle, MaskSource, Port, Pull, RunKey, RunSettings};
 use trellis_tests::daemons::{self, Ended, with};
 use trellis_tests::engines::{block_on, encode, owner};
 use trellis_tests::goldens::{self, Beams, Case};
@@ -142,6 +142,7 @@ async fn draw(prompt: &str, sampler: Sampler, n_max: usize) -> (Vec<u32>, f32) {
         stop_tokens: engine().model().stop_tokens.clone().into(),
         n_tokens_max: Some(n_max),
         ahead: Ahead::Adaptive,
+        masks: MaskSource::Sampler,
     };
     let (mut tokens, mut logprob) = (Vec::new(), 0f32);
     while let Pull::Token(drawn) = context.pull(RunKey(0), settings).await.expect("pulled") {

@@ -7,7 +7,7 @@ use tokio::sync::Barrier;
 
 use trellis_engine::account::Resource;
 use trellis_engine::sampling::Sampler;
-use trellis_engine::{Ahead, Answer, Ask, Context, EngineHandle, Pull, RunKey, RunSettings};
+use trellis_engine::{Ahead, Answer, Ask, Context, EngineHandle, MaskSource, Pull, RunKey, RunSettings};
 use trellis_tests::device::Nat;
 use trellis_tests::engines::{Sizes, block_on, encode, engine, owner};
 
@@ -52,6 +52,7 @@ async fn run(engine: &EngineHandle, job: &Job, number: u32, together: &Barrier) 
                     stop_tokens: Arc::new([]),
                     n_tokens_max: Some(job.n_tokens - step),
                     ahead: Ahead::Adaptive,
+                    masks: MaskSource::Sampler,
                 };
                 match fork.pull(RunKey(0), settings).await.expect("pulled") {
                     Pull::Token(candidate) => candidate,

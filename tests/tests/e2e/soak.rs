@@ -10,7 +10,7 @@ use trellis_engine::account::{Owner, Resource};
 use trellis_engine::model::Dtype;
 use trellis_engine::sampling::Sampler;
 use trellis_engine::{
-    Ahead, Answer, Ask, Context, EngineHandle, EngineStats, Guess, Pull, RunKey, RunSettings,
+    Ahead, Answer, Ask, Context, EngineHandle, EngineStats, Guess, MaskSource, Pull, RunKey, RunSettings,
 };
 use trellis_tests::device::card_alone;
 use trellis_tests::engines::{
@@ -53,7 +53,13 @@ fn sampler(random: &mut Random) -> Sampler {
 
 fn settings(sampler: &Arc<Sampler>, ahead: Ahead) -> impl FnOnce() -> RunSettings {
     let sampler = sampler.clone();
-    move || RunSettings { sampler, stop_tokens: Arc::new([]), n_tokens_max: None, ahead }
+    move || RunSettings {
+        sampler,
+        stop_tokens: Arc::new([]),
+        n_tokens_max: None,
+        ahead,
+        masks: MaskSource::Sampler,
+    }
 }
 
 impl<'a> Guest<'a> {

@@ -8,7 +8,7 @@ use trellis_engine::account::Resource;
 use trellis_engine::batch::Candidate;
 use trellis_engine::sampling::{Sampler, TokenMask};
 use trellis_engine::{
-    Ahead, Answer, Ask, Context, EngineError, EngineHandle, Guess, Pull, RunKey, RunSettings,
+    Ahead, Answer, Ask, Context, EngineError, EngineHandle, Guess, MaskSource, Pull, RunKey, RunSettings,
 };
 use trellis_tests::device::{Nat, device};
 use trellis_tests::engines::{Random, Sizes, block_on, encode, engine, owner};
@@ -182,6 +182,7 @@ async fn with_draft(
             stop_tokens: Arc::new([]),
             n_tokens_max: Some(4),
             ahead: Ahead::Unbounded,
+            masks: MaskSource::Sampler,
         };
         let key = RunKey(n_steps as u64);
         let mut guess = Vec::new();
@@ -207,6 +208,7 @@ async fn streamed(target: &EngineHandle, prompt: &[u32], sampler: &Arc<Sampler>,
         stop_tokens: Arc::new([]),
         n_tokens_max: Some(n),
         ahead: Ahead::Adaptive,
+        masks: MaskSource::Sampler,
     };
     let mut tokens = Vec::new();
     while let Pull::Token(drawn) = context.pull(RunKey(0), settings).await.expect("pulled") {

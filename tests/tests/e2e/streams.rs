@@ -3,7 +3,9 @@
 use std::sync::Arc;
 
 use trellis_engine::sampling::Sampler;
-use trellis_engine::{Ahead, Answer, Ask, Context, EngineError, EngineHandle, Pull, RunKey, RunSettings};
+use trellis_engine::{
+    Ahead, Answer, Ask, Context, EngineError, EngineHandle, MaskSource, Pull, RunKey, RunSettings,
+};
 use trellis_tests::device::Nat;
 use trellis_tests::engines::{Sizes, block_on, encode, engine, owner};
 
@@ -156,6 +158,7 @@ impl Guest {
                     stop_tokens: Arc::new([]),
                     n_tokens_max: None,
                     ahead,
+                    masks: MaskSource::Sampler,
                 };
                 match context.pull(RunKey(key), settings).await? {
                     Pull::Token(candidate) => Seen::Token(candidate.token, Nat(candidate.logprob)),

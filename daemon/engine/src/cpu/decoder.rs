@@ -5,11 +5,10 @@ use rayon::prelude::*;
 use super::attention::Attention;
 use super::elementwise::{gated_silu, rms_norm, rms_norm_mut, rotate};
 use super::linear::Gemm;
-use super::output;
+use super::output::{self, Answers};
 use super::pages::KvPages;
 use super::plan::{Hidden, Place, Plan};
 use super::weights::{LayerWeights, Weights};
-use crate::batch::Output;
 use crate::model::{ModelConfig, inverse_frequencies};
 
 /// Rows that one task takes at least, where a row is a few microseconds of work.
@@ -49,7 +48,7 @@ impl Decoder {
     }
 
     /// Computes the tokens of the plan, stores their keys and values, and answers its questions.
-    pub(super) fn run(&mut self, plan: &Plan<'_>, kv: &mut KvPages) -> Vec<Output> {
+    pub(super) fn run(&mut self, plan: &Plan<'_>, kv: &mut KvPages) -> Answers {
         let gemm = Gemm::new();
         let Self { config, weights, frequencies, activations } = self;
         activations.begin(config, weights, frequencies, &plan.places);
@@ -155,13 +154,7 @@ impl Activations {
     }
 
     /// The final norm and the outputs, for the tokens that are asked about.
-    fn answer(
-        &mut self,
-        config: &ModelConfig,
-        weights: &Weights,
-        gemm: &Gemm,
-        plan: &Plan<'_>,
-    ) -> Vec<Output> {
+    fn answer(&mut self, config: &ModelConfig, weights: &Weights, gemm: &Gemm, plan: &Plan<'_>) -> Answers {
         let hidden_size = config.hidden_size;
         self.normed.resize(plan.questions.len() * hidden_size, 0.0);
         for (question, normed) in plan.questions.iter().zip(self.normed.chunks_exact_mut(hidden_size)) {

@@ -8,6 +8,7 @@
 mod attention;
 mod decoder;
 mod elementwise;
+mod late;
 mod linear;
 mod output;
 mod pages;
@@ -19,12 +20,14 @@ use std::num::NonZeroUsize;
 use std::time::Instant;
 
 use self::decoder::Decoder;
+use self::late::LateDraw;
+use self::output::Answers;
 use self::pages::{KvPages, N_GRANULE_PAGES, PageLayout};
 use self::plan::Plan;
 use self::threads::Threads;
 use self::weights::Weights;
 use crate::backend::{Backend, BackendError, Collected, Damage, Limits, WeightsInfo};
-use crate::batch::{Batch, HostPageId, PageId};
+use crate::batch::{Batch, HostPageId, LateMask, PageId};
 use crate::model::{Dtype, Model, ModelConfig, ModelError, tensors};
 
 /// Contexts whose last hidden state is kept: 16 MiB for a hidden size of 4,096.
@@ -67,8 +70,10 @@ pub struct CpuBackend {
     decoder: Decoder,
     kv: KvPages,
     threads: Threads,
-    /// The step that was submitted last, once it is done and until it is collected.
+    /// The step that was submitted last, until it is collected: done but for late draws.
     done: Option<Collected>,
+    /// The late draws of that step.
+    late: Vec<LateDraw>,
 }
 
 impl CpuBackend {
@@ -133,6 +138,7 @@ impl CpuBackend {
             },
             weights: WeightsInfo { dtype: Dtype::F32, n_bytes: (n_weights * size_of::<f32>()) as u64 },
             done: None,
+            late: Vec::new(),
             decoder,
             kv,
             threads: Threads::new(n_threads).map_err(|error| BackendError::Device {
@@ -171,13 +177,30 @@ impl Backend for CpuBackend {
             return Ok(());
         }
         let Self { decoder, kv, threads, .. } = self;
-        let outputs = threads.run(plan.places.len().max(plan.questions.len()), || decoder.run(&plan, kv));
+        let n_tokens = plan.places.len().max(plan.questions.len());
+        let Answers { outputs, late } = threads.run(n_tokens, || decoder.run(&plan, kv));
+        self.late = late;
         self.done = Some(Collected { outputs, elapsed: begun.elapsed() });
         Ok(())
     }
 
     fn collect(&mut self) -> Result<Collected, BackendError> {
-        Ok(self.done.take().expect("a step is under way"))
+        let mut collected = self.done.take().expect("a step is under way");
+        if !self.late.is_empty() {
+            let (begun, draws) = (Instant::now(), std::mem::take(&mut self.late));
+            self.threads.run(draws.len(), || late::draw(draws, &mut collected.outputs));
+            collected.elapsed += begun.elapsed();
+        }
+        Ok(collected)
+    }
+
+    fn supply(&mut self, masks: &[LateMask<'_>]) -> Result<(), BackendError> {
+        late::supply(&mut self.late, masks);
+        Ok(())
+    }
+
+    fn waits_for_masks(&mut self) -> Result<bool, BackendError> {
+        Ok(true)
     }
 
     fn n_pages(&self) -> usize {

@@ -2,25 +2,36 @@
 
 use rayon::prelude::*;
 
+use super::late::LateDraw;
 use super::linear::{Gemm, Linear};
 use super::plan::{Plan, Question};
 use crate::batch::{Output, OutputFault, OutputKind};
-use crate::sampling::{Distribution, Scratch, sample};
+use crate::sampling::{Distribution, Scratch, sample, sample_under};
 
 /// Rows of logits in memory at once; enough to use every weight that is read many times.
 const N_LOGIT_ROWS_MAX: usize = 64;
 
-/// Answers every question of the plan, in the order of the requests.
+/// What came of the questions of a step.
+#[derive(Default)]
+pub(super) struct Answers {
+    /// In the order of the requests.
+    pub(super) outputs: Vec<Output>,
+    /// Draws that wait for their masks, whose outputs say that they sat out.
+    pub(super) late: Vec<LateDraw>,
+}
+
+/// Answers every question of the plan.
 pub(super) fn answer(
     plan: &Plan<'_>,
     gemm: &Gemm,
     lm_head: &Linear,
     hidden: &[f32], // [n_questions, hidden_size], after the final norm
     logits: &mut Vec<f32>,
-) -> Vec<Output> {
+) -> Answers {
     let mut outputs = vec![Output::Failed(OutputFault::NotANumber); plan.n_outputs];
+    let mut late = Vec::new();
     if plan.questions.is_empty() {
-        return outputs;
+        return Answers { outputs, late };
     }
     let hidden_size = hidden.len() / plan.questions.len();
     let vocab_size = lm_head.n_outputs();
@@ -49,8 +60,26 @@ pub(super) fn answer(
         for (output_idx, output) in answers {
             outputs[output_idx] = output;
         }
+        for (question, logits) in questions.iter().zip(logits.chunks_exact(vocab_size)) {
+            late.extend(late_draws(question, logits));
+        }
     }
-    outputs
+    Answers { outputs, late }
+}
+
+/// The draws at a place that wait for their masks.
+fn late_draws(question: &Question<'_>, logits: &[f32]) -> impl Iterator<Item = LateDraw> {
+    question.requests.iter().filter_map(|&(output_idx, kind)| match *kind {
+        OutputKind::Masked { sampler, mask: None } => Some(LateDraw {
+            row_idx: question.row_idx,
+            output_idx,
+            logits: logits.to_vec(),
+            history: question.history.to_vec(),
+            sampler: sampler.clone(),
+            mask: None,
+        }),
+        _ => None,
+    })
 }
 
 fn answer_one(
@@ -64,6 +93,11 @@ fn answer_one(
         OutputKind::Sample(sampler) => {
             let position = question.history.len() as u64;
             sample(logits, question.history, position, sampler, scratch).map(Output::Sampled)
+        }
+        OutputKind::Masked { mask: None, .. } => Ok(Output::SatOut),
+        OutputKind::Masked { sampler, mask: Some(mask) } => {
+            let (history, position) = (question.history, question.history.len() as u64);
+            sample_under(Some(mask), logits, history, position, sampler, scratch).map(Output::Sampled)
         }
         OutputKind::Top { n } => {
             let distribution = Distribution::new(logits)?;

@@ -30,6 +30,8 @@ pub(super) enum Hidden {
 
 /// Everything that is asked about one token's place.
 pub(super) struct Question<'a> {
+    /// The row that asks.
+    pub(super) row_idx: usize,
     pub(super) hidden: Hidden,
     /// The slot that keeps the state.
     pub(super) keeper: Option<SlotId>,
@@ -59,7 +61,7 @@ impl<'a> Plan<'a> {
     pub(super) fn new(batch: &'a Batch<'_>, limits: &Limits) -> Self {
         assert!(batch.rows.len() <= limits.n_rows_max, "{} rows", batch.rows.len());
         let mut plan = Self { places: Vec::new(), questions: Vec::new(), n_outputs: 0 };
-        for row in &batch.rows {
+        for (row_idx, row) in batch.rows.iter().enumerate() {
             check_row(row, limits);
             let first_idx = plan.places.len();
             let tokens = row.tokens.iter().enumerate().skip(row.start);
@@ -81,7 +83,7 @@ impl<'a> Plan<'a> {
                     Err(idx) => {
                         let is_kept = position + 1 == n_tokens && (row.slot.0 as usize) < limits.n_states;
                         let keeper = is_kept.then_some(row.slot);
-                        let question = Question { hidden, keeper, history, requests: vec![asked] };
+                        let question = Question { row_idx, hidden, keeper, history, requests: vec![asked] };
                         plan.questions.insert(first_question + idx, question);
                     }
                 }

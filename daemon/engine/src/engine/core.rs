@@ -3,6 +3,8 @@
 //!
 //! Whoever drives it calls [`Core::turn`] with what has come in, and does what the turn asks for before the next one.
 
+mod late;
+
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
@@ -44,6 +46,8 @@ pub(super) enum Next {
     Turn,
     /// [`Core::wait`], for the device.
     Device,
+    /// Something comes in, or the device is done with the layers of the last step: [`Core::is_held_up`].
+    InputOrLayers,
     /// Something comes in, or this moment.
     InputBefore(Instant),
     /// There is no next turn.
@@ -133,10 +137,17 @@ impl Core {
             self.take_in(collected);
             return Ok(Next::Turn);
         }
+        if let Some(next) = self.attend_to_masks()? {
+            return Ok(next);
+        }
         if let Some(until) = self.lingers_until(now) {
             return Ok(Next::InputBefore(until));
         }
         self.submit_steps()?;
+        if self.waits_for_masks() {
+            // They may have come while the step was submitted.
+            return Ok(Next::Turn);
+        }
         Ok(match (self.under_way.is_empty(), self.scheduler.has_work()) {
             (false, _) => Next::Device,
             (true, true) => Next::Turn,
@@ -187,7 +198,7 @@ impl Core {
     /// Plans and submits as many steps as the device takes.
     fn submit_steps(&mut self) -> Result<(), EngineFailure> {
         let n_steps_max = self.backend.limits().n_steps_under_way;
-        while self.under_way.len() < n_steps_max && self.scheduler.has_work() {
+        while self.under_way.len() < n_steps_max && self.scheduler.has_work() && !self.waits_for_masks() {
             // The next step waits for guests that will have asked again when this one is done.
             if self.scheduler.has_returning_guests(self.under_way.back()) {
                 break;

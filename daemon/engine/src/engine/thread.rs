@@ -50,6 +50,7 @@ fn serve(core: &mut Core, inbox: &mut Inbox, port: Port) -> Result<(), EngineFai
         match next? {
             Next::Turn => {}
             Next::Device => core.wait(),
+            Next::InputOrLayers => inbox.wait_unless(|| core.is_held_up()),
             Next::Input => {
                 if inbox.wait().is_err() {
                     return Ok(());
@@ -126,6 +127,14 @@ impl Inbox {
     fn wait_until(&mut self, until: Instant) {
         while self.messages.is_empty() && Instant::now() < until {
             std::hint::spin_loop();
+        }
+    }
+
+    /// Waits until something comes in or the device is done with what it does, which is in a part of a step: waiting for
+    /// the device alone keeps a core busy as well. Others who need the core get it.
+    fn wait_unless(&mut self, mut is_done: impl FnMut() -> bool) {
+        while self.messages.is_empty() && !is_done() {
+            std::thread::yield_now();
         }
     }
 

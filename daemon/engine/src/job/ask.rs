@@ -97,6 +97,7 @@ impl AskWork {
                 }
                 (Output::Full(row), _) => answer = Some(Answer::Full(row)),
                 (Output::Embedding(state), _) => answer = Some(Answer::Embedding(state)),
+                (Output::SatOut, _) => unreachable!("a question waits for no mask"),
             }
         }
         if is_last && matches!(self.ask, Ask::Continuation(_)) {

@@ -4,11 +4,13 @@
 //! It decides neither when it is served nor on which pages.
 
 mod ask;
+mod masks;
 mod run;
 mod verify;
 
 pub(crate) use ask::{AskWork, Part, Progress};
 pub(crate) use run::RunWork;
+pub(crate) use masks::LateMasks;
 pub(crate) use verify::{N_GUESS_MAX, VerifyWork};
 
 use std::ops::Range;
@@ -149,7 +151,8 @@ impl Work {
             if end > position { smallvec![OutputRequest { position, kind }] } else { Requests::new() }
         };
         match self {
-            Self::Run(run) => last(OutputKind::Sample(&run.settings.sampler)),
+            Self::Run(run) if end == n_tokens => smallvec![run.draw(n_tokens)],
+            Self::Run(_) => Requests::new(),
             Self::Verify(work) => work.outputs(end),
             Self::Ask(work) => match &work.ask {
                 // A verification is work of its own kind.

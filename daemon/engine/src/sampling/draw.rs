@@ -3,10 +3,10 @@
 use rten_simd::SimdUnaryOp;
 use rten_vecmath::Exp;
 
-use super::Sampler;
 use super::distribution::{Distribution, exp_sum, largest, position_of};
 use super::gumbel::{Noise, draw_dense, draw_sparse};
 use super::select::{Entry, keep_largest, keep_weight};
+use super::{Sampler, TokenMask};
 use crate::batch::{Candidate, OutputFault, Token};
 
 /// Buffers that one draw leaves to the next. Holds no state that a result depends on.
@@ -33,13 +33,28 @@ pub fn sample(
     sampler: &Sampler,
     scratch: &mut Scratch,
 ) -> Result<Candidate, OutputFault> {
+    sample_under(sampler.mask.as_deref(), logits, history, position, sampler, scratch)
+}
+
+/// As [`sample`], with this mask in the place of the sampler's.
+///
+/// # Errors
+/// As for [`sample`].
+pub fn sample_under(
+    mask: Option<&TokenMask>,
+    logits: &[f32], // [vocab_size]
+    history: &[Token],
+    position: u64,
+    sampler: &Sampler,
+    scratch: &mut Scratch,
+) -> Result<Candidate, OutputFault> {
     let distribution = Distribution::new(logits)?;
-    let token = if sampler.temperature == 0.0 && !adjusts(sampler) {
+    let token = if sampler.temperature == 0.0 && mask.is_none() && !adjusts(sampler) {
         distribution.mode()
     } else {
         scratch.logits.clear();
         scratch.logits.extend_from_slice(logits);
-        adjust(history, sampler, scratch);
+        adjust(mask, history, sampler, scratch);
         let max = largest(&scratch.logits).expect("adjusting a number gives a number");
         if max == f32::NEG_INFINITY {
             return Err(OutputFault::NothingToDraw);
@@ -50,9 +65,9 @@ pub fn sample(
     Ok(Candidate { token, logprob: distribution.logprob(token) })
 }
 
-/// Whether any of steps 1 to 4 is on.
+/// Whether any of steps 2 to 4 is on.
 fn adjusts(sampler: &Sampler) -> bool {
-    sampler.mask.is_some() || !sampler.bias.is_empty() || penalizes(sampler)
+    !sampler.bias.is_empty() || penalizes(sampler)
 }
 
 fn penalizes(sampler: &Sampler) -> bool {
@@ -60,9 +75,9 @@ fn penalizes(sampler: &Sampler) -> bool {
 }
 
 /// Steps 1 to 4.
-fn adjust(history: &[Token], sampler: &Sampler, scratch: &mut Scratch) {
+fn adjust(mask: Option<&TokenMask>, history: &[Token], sampler: &Sampler, scratch: &mut Scratch) {
     let Scratch { logits, counts, seen, .. } = scratch;
-    if let Some(mask) = &sampler.mask {
+    if let Some(mask) = mask {
         for (logits, &word) in logits.chunks_mut(64).zip(mask.words()) {
             match word {
                 u64::MAX => {}

@@ -39,7 +39,7 @@ mod settings;
 mod tests;
 
 pub use distribution::Distribution;
-pub use draw::{Scratch, sample};
+pub use draw::{Scratch, sample, sample_under};
 pub use mask::TokenMask;
 pub use philox::philox4x32;
 pub use settings::{Sampler, SamplerError};

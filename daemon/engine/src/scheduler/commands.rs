@@ -46,6 +46,7 @@ impl Scheduler {
                 self.note_pulled(id, tag, n_tokens, is_waiting);
             }
             Operation::Save { id, edit, name, tag } => {
+            Operation::Mask { id, tag, position, mask } => self.take_mask(id, tag, position, mask),
                 self.edit(id, edit);
                 let saved = self.save(id, name);
                 if let Some(reply) = self.reply(id, tag) {
@@ -223,7 +224,7 @@ impl Scheduler {
         }
         context.kv.rewind(n_tokens - 1);
         context.kv.forget_shared_unwritten(&mut self.pages);
-        context.work = Some(Work::Run(RunWork { settings, queue, n_given: 0 }));
+        context.work = Some(Work::Run(RunWork::new(settings, queue)));
         self.enqueue(id);
     }
 

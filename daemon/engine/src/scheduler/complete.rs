@@ -8,7 +8,7 @@ use super::{ContextState, Plan, Scheduler};
 use crate::account::Resource;
 use crate::batch::{Input, Output};
 use crate::command::Answer;
-use crate::job::{Progress, RunWork, VerifyWork, Work};
+use crate::job::{LateMasks, Progress, RunWork, VerifyWork, Work};
 use crate::kv::PageTable;
 use crate::run::{Finish, RunEvent};
 
@@ -83,6 +83,7 @@ impl Scheduler {
             if context.work.is_none() {
                 self.leave_by_id(row.id);
             }
+                        self.stats.n_rows_sat_out += u64::from(output == Output::SatOut);
             self.enqueue(row.id);
         }
         assert!(outputs.next().is_none(), "the backend returned more than was asked");
@@ -124,11 +125,13 @@ impl ContextState {
         run.n_given += 1;
         run.queue.push(RunEvent::Token(candidate));
         self.window.note_taken(run.n_given - run.queue.n_unread());
+            Output::SatOut => return run.masks.iter_mut().for_each(LateMasks::note_sat_out),
         if let Standing::Admitted(term) = &mut self.standing {
             term.note_decoded();
         }
         if let Some(finish) = finish(run, candidate.token, self.kv.tokens.len(), n_positions_max) {
             self.end_run(RunEvent::Finished(finish), pages);
+        run.masks.iter_mut().for_each(LateMasks::note_drawn);
         }
     }
 

@@ -21,6 +21,7 @@ mod complete;
 mod cost;
 mod failure;
 mod fair;
+mod late;
 mod plan;
 mod returns;
 mod room;
@@ -49,6 +50,7 @@ use spares::Spares;
 
 pub(crate) use plan::{Move, Plan};
 
+pub(crate) use late::MasksOfStep;
 /// What the scheduler is told at start-up.
 #[derive(Clone, Debug)]
 pub(crate) struct SchedulerSettings {
@@ -91,6 +93,8 @@ struct UnderWay {
     n_draws: usize,
 }
 
+    /// Whether the last of them may sit out: its mask has not come.
+    waits_for_mask: bool,
 /// A context kept under a name.
 #[derive(Debug)]
 struct Saved {

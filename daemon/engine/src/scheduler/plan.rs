@@ -39,6 +39,8 @@ pub(crate) struct Plan {
     pub(super) victims: Option<Victims>,
     /// Pages that were found in the prefix cache.
     pub(super) n_blocks_found: usize,
+    /// Whether the step has draws whose masks are late, and has not been let draw.
+    pub(super) waits_for_masks: bool,
     /// The number of the step.
     pub(super) step: u64,
 }
@@ -61,6 +63,8 @@ pub(super) struct PlannedRow {
     pub(super) n_tokens: usize,
     pub(super) n_outputs: usize,
     pub(super) draws: bool,
+    /// Whether the mask of its draw has not come.
+    pub(super) waits_for_mask: bool,
     /// Whether the device keeps the state of its last token.
     pub(super) keeps_state: bool,
     pub(super) n_charged: u64,
@@ -87,7 +91,7 @@ impl Plan {
         self.copies.clear();
         self.rows.clear();
         (self.work, self.victims) = (StepWork::default(), None);
-        (self.n_blocks_found, self.step) = (0, 0);
+        (self.n_blocks_found, self.waits_for_masks, self.step) = (0, false, 0);
     }
 
     /// Whether there is nothing to compute. Moves may have been planned all the same.
@@ -97,7 +101,7 @@ impl Plan {
 }
 
 /// What became of a context that was looked at for a step.
-enum Placed {
+pub(super) enum Placed {
     /// It has a row of so many tokens.
     Row { n_tokens: usize },
     /// Pages that it has a right to come free with the end of this step.
@@ -153,7 +157,7 @@ impl Scheduler {
 
     /// Puts a context that has a row in the step just planned into the queue for the next one, which is planned before
     /// this one is taken in.
-    fn enqueue_ahead(&mut self, id: ContextId) {
+    pub(super) fn enqueue_ahead(&mut self, id: ContextId) {
         let Some(context) = self.contexts.get(&id) else { return };
         if context.n_pending() > 0 || context.n_draws_under_way() > 0 {
             self.enqueue(id);
@@ -268,6 +272,9 @@ impl Scheduler {
         let is_waiting = context.under_way.is_some();
         let later = if is_waiting { Placed::UnderWay } else { Placed::Nothing };
         let has_no_slot = n_draws > 0 && context.slot.0 as usize >= self.limits.n_slots;
+        if let Some(placed) = self.place_masked(context, id, plan) {
+            return Ok(placed);
+        }
         let is_full = n_draws > 0 && n_tokens >= self.limits.n_positions_max;
         let is_next_token = target.saturating_sub(start) <= 1;
         if has_no_slot || is_full || is_next_token && !work.wants_more(context.window, n_draws) {
@@ -330,7 +337,8 @@ impl Scheduler {
         self.charge_row(context, class, start..end, n_again, plan);
         let draws = end == target && matches!(context.work, Some(Work::Run(_)));
         let before = context.under_way.map_or(0, |under_way| under_way.n_rows);
-        context.under_way = Some(UnderWay { n_rows: before + 1, end, n_draws: n_draws + usize::from(draws) });
+        let n_draws_now = n_draws + usize::from(draws);
+        context.under_way = Some(UnderWay { n_rows: before + 1, end, n_draws: n_draws_now, waits_for_mask });
         let input = if n_draws > 0 { Input::Drawn } else { Input::Known };
         let epoch = context.epoch;
         let work = context.work.as_ref().expect("a placed context has work");
@@ -346,6 +354,8 @@ impl Scheduler {
             n_tokens,
             n_outputs,
             draws,
+        let waits_for_mask = draws && context.lacks_mask();
+        plan.waits_for_masks |= waits_for_mask;
             keeps_state,
             n_charged,
             epoch,
@@ -354,7 +364,12 @@ impl Scheduler {
     }
 
     /// Gives a context a row that asks the head alone. It needs no pages, and none of its tokens is computed.
-    fn place_of_head(&mut self, context: &mut ContextState, id: ContextId, plan: &mut Plan) -> Placed {
+    pub(super) fn place_of_head(
+        &mut self,
+        context: &mut ContextState,
+        id: ContextId,
+        plan: &mut Plan,
+    ) -> Placed {
         if context.under_way.is_some() {
             return Placed::UnderWay;
         }
@@ -363,20 +378,24 @@ impl Scheduler {
         plan.rows.push(PlannedRow {
             id,
             start: n_tokens,
+            waits_for_mask,
             end: n_tokens,
             input: Input::Known,
             n_tokens,
             n_outputs: work.outputs(n_tokens, n_tokens, n_tokens).len(),
-            draws: false,
+            draws,
+            waits_for_mask: false,
             keeps_state: true,
             n_charged: 0,
             epoch: context.epoch,
         });
-        context.under_way = Some(UnderWay { n_rows: 1, end: n_tokens, n_draws: 0 });
+        context.under_way =
+            Some(UnderWay { n_rows: 1, end: n_tokens, n_draws: usize::from(draws), waits_for_mask: false });
         context.last_step = self.step;
         let n_outputs_tokens = work.outputs_cost(n_tokens - 1..n_tokens, n_tokens, self.limits.logits_tokens);
         let n_head_tokens = n_outputs_tokens.max(self.limits.logits_tokens as usize) + 1;
         plan.work.n_head_tokens += n_head_tokens;
+        let draws = matches!(work, Work::Run(_));
         self.queue.charge(&context.seat, self.costs.tokens_ns(n_head_tokens));
         Placed::Row { n_tokens: 0 }
     }

@@ -4,6 +4,7 @@ mod cost;
 mod failing;
 mod guest;
 mod hash_backend;
+mod late;
 mod progress;
 mod steps;
 mod verify;
@@ -17,7 +18,7 @@ use super::{Plan, Scheduler, SchedulerSettings};
 use crate::account::{Account, ActorId, Budget, GuestId, Owner, Resource, SessionId};
 use crate::backend::{Limits, PAGE_LEN};
 use crate::batch::{Output, Token};
-use crate::command::{Ahead, Answer, Ask, ContextId, Edit, Operation, RunSettings};
+use crate::command::{Ahead, Answer, Ask, ContextId, Edit, MaskSource, Operation, RunSettings};
 use crate::completion::{CallerId, Done};
 use crate::error::EngineError;
 use crate::kv::PrefixScope;
@@ -47,6 +48,9 @@ struct Stream {
     seed: u64,
     n_left: usize,
     has_ended: bool,
+    /// Whether its caller supplies the masks, and for how many tokens of the context that was done.
+    is_masked: bool,
+    n_masked: usize,
 }
 
 /// What the caller knows of a context.
@@ -84,6 +88,7 @@ struct World {
     n_over_budget: usize,
     n_faults: usize,
     n_verified: usize,
+    n_masks_late: usize,
 }
 
 impl World {
@@ -129,6 +134,7 @@ impl World {
             n_over_budget: 0,
             n_faults: 0,
             n_verified: 0,
+            n_masks_late: 0,
         }
     }
 
@@ -350,8 +356,11 @@ impl World {
                 stop_tokens: Arc::new([3]),
                 n_tokens_max: Some(n_left),
                 ahead: if seed.is_multiple_of(4) { Ahead::Unbounded } else { Ahead::Adaptive },
+                masks: if seed % 32 < 8 && seed % 8 != 1 { MaskSource::Caller } else { MaskSource::Sampler },
             };
-            model.stream = Some(Stream { queue, seed, n_left, has_ended: false });
+            // Those never fail: their seeds are others.
+            let (is_masked, n_masked) = (settings.masks == MaskSource::Caller, 0);
+            model.stream = Some(Stream { queue, seed, n_left, has_ended: false, is_masked, n_masked });
             self.apply(Operation::Run { id, edit, settings, tag });
         }
         let model = &mut self.contexts[idx].1;
@@ -361,7 +370,7 @@ impl World {
         let (tag, is_waiting) = (stream.queue.tag(), event.is_none());
         match event {
             Some(RunEvent::Token(candidate)) => {
-                assert_eq!(candidate, drawn(hash(&model.tokens), stream.seed), "as if decoded step by step");
+                assert_eq!(candidate, stream.expected(hash(&model.tokens)), "as if decoded step by step");
                 assert!(stream.n_left > 0);
                 stream.n_left -= 1;
                 model.tokens.push(candidate.token);
@@ -392,14 +401,24 @@ impl World {
         if let Some(Progress { n_tokens, is_waiting }) = progress {
             self.apply(Operation::Pulled { id, tag, n_tokens, is_waiting });
         }
-        let stream = self.contexts[idx].1.stream.as_ref().expect("opened above");
-        let is_served = stream.has_ended || self.scheduler.has_work() || !self.under_way.is_empty();
+        if self.random.below(2) == 0 {
+            self.supply_some_masks();
+        }
+        let model = &self.contexts[idx].1;
+        let stream = model.stream.as_ref().expect("opened above");
+        let is_held_up = stream.is_masked && stream.n_masked <= model.tokens.len();
+        let is_served =
+            stream.has_ended || is_held_up || self.scheduler.has_work() || !self.under_way.is_empty();
         assert!(!is_waiting || is_served, "the engine and a guest wait for each other");
     }
 
     /// Plans steps as long as more can be under way, then takes in the oldest.
     fn step(&mut self) {
-        while self.under_way.len() < self.scheduler.limits.n_steps_under_way && self.scheduler.has_work() {
+        self.supply_some_masks();
+        while self.lets_draw()
+            && self.under_way.len() < self.scheduler.limits.n_steps_under_way
+            && self.scheduler.has_work()
+        {
             let plan = self.scheduler.plan();
             let batch = self.scheduler.batch(&plan, Vec::new());
             assert!(batch.rows.len() <= self.scheduler.limits.n_rows_max);
@@ -418,7 +437,8 @@ impl World {
                 return;
             }
         }
-        if let Some((plan, outputs)) = self.under_way.pop_front() {
+        let is_held_up = self.under_way.len() == 1 && !self.lets_draw();
+        if !is_held_up && let Some((plan, outputs)) = self.under_way.pop_front() {
             let elapsed_ns = 1_000_000 + self.random.below(1_000_000) as u64;
             self.scheduler.complete(plan, outputs, elapsed_ns);
         }
@@ -502,7 +522,7 @@ fn random_operations_give_what_a_model_without_pages_gives() {
     let (mut n_answers, mut n_tokens, mut n_swaps, mut n_recomputed, mut n_cached) = (0, 0, 0, 0, 0);
     let (mut n_over_budget, mut n_faults, mut n_drawn_rows, mut n_on_new_pages, mut n_in_vain) =
         (0, 0, 0, 0, 0);
-    let (mut n_verified, mut n_rows_of_head) = (0, 0);
+    let (mut n_verified, mut n_rows_of_head, mut n_masks_late, mut n_sat_out) = (0, 0, 0, 0);
     for seed in 0..150 {
         let mut world = World::new(seed);
         for _ in 0..600 {
@@ -518,6 +538,7 @@ fn random_operations_give_what_a_model_without_pages_gives() {
         n_faults += world.n_faults;
         n_verified += world.n_verified;
         n_rows_of_head += world.backend.n_rows_of_head;
+        n_masks_late += world.n_masks_late;
         n_drawn_rows += world.backend.n_drawn_rows;
         n_on_new_pages += world.backend.n_drawn_rows_on_new_pages;
         let stats = world.scheduler.stats();
@@ -525,6 +546,7 @@ fn random_operations_give_what_a_model_without_pages_gives() {
         n_recomputed += stats.n_tokens_again;
         n_cached += stats.n_tokens_cached;
         n_in_vain += stats.n_rows_in_vain;
+        n_sat_out += stats.n_rows_sat_out;
     }
     // The test is worth nothing if the schedules never reach these paths.
     assert!(n_answers > 5_000 && n_tokens > 5_000, "{n_answers} answers, {n_tokens} tokens");
@@ -532,6 +554,7 @@ fn random_operations_give_what_a_model_without_pages_gives() {
     assert!(n_over_budget > 500 && n_faults > 100, "{n_over_budget} {n_faults}");
     assert!(n_drawn_rows > 3_000 && n_on_new_pages > 100, "{n_drawn_rows} {n_on_new_pages}");
     assert!(n_in_vain > 300, "{n_in_vain} rows in vain");
+    assert!(n_masks_late > 300 && n_sat_out > 300, "{n_masks_late} {n_sat_out}");
     assert!(
         n_swaps > 1_000 && n_recomputed > 100 && n_cached > 10_000,
         "{n_swaps} {n_recomputed} {n_cached}"

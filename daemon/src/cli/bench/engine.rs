@@ -8,7 +8,7 @@ use trellis_engine::account::{Account, ActorId, Budget, GuestId, Owner, SessionI
 use trellis_engine::batch::Token;
 use trellis_engine::model::SpecialTokens;
 use trellis_engine::sampling::Sampler;
-use trellis_engine::{Ahead, Ask, Context, EngineError, EngineHandle, Pull, RunKey, RunSettings};
+use trellis_engine::{Ahead, Ask, Context, EngineError, EngineHandle, MaskSource, Pull, RunKey, RunSettings};
 
 use super::BenchError;
 
@@ -65,6 +65,7 @@ pub(crate) async fn stream(
         stop_tokens: [].into(),
         n_tokens_max: Some(n_tokens),
         ahead: Ahead::Adaptive,
+        masks: MaskSource::Sampler,
     };
     let mut context = Context::create(engine, owner()).await?;
     context.append(prompt).await?;

@@ -4,7 +4,7 @@ use futures_util::future::try_join_all;
 use tokio::sync::OwnedMutexGuard;
 use trellis_engine::batch::Token;
 use trellis_engine::model::{DecodeStream, SpecialText};
-use trellis_engine::{Ahead, Context, Pull, RunKey, RunSettings};
+use trellis_engine::{Ahead, Context, MaskSource, Pull, RunKey, RunSettings};
 
 use super::convert::{check_stop_tokens, finish_reason, invalid};
 use super::session::send_text;
@@ -97,6 +97,7 @@ impl GuestState {
                 stop_tokens: request.stop_tokens.into(),
                 n_tokens_max: request.max_tokens.map(|n| n as usize),
                 ahead,
+                masks: MaskSource::Sampler,
             },
             decoder: DecodeStream::new(SpecialText::Skip),
             stops: StopStrings::new(request.stop_strings),

@@ -1,6 +1,6 @@
 //! `streams`: one token at a time. `generate` is in its own file.
 
-use trellis_engine::{Ahead, Pull, RunSettings};
+use trellis_engine::{Ahead, MaskSource, Pull, RunSettings};
 use wasmtime::component::Resource;
 
 use super::contexts::lock;
@@ -55,6 +55,7 @@ impl HostStream for GuestState {
             // A run that starts after an interruption has only what is left.
             n_tokens_max: stream.n_tokens_max.map(|n| n - stream.n_given),
             ahead: Ahead::Adaptive,
+            masks: MaskSource::Sampler,
         };
         match context.pull(stream.key, settings).await? {
             Pull::Token(token) => {

@@ -65,6 +65,7 @@ fn cost(n_rows: usize, n_tokens: usize, n_under_way: usize) -> (Duration, Durati
             stop_tokens: Arc::new([]),
             n_tokens_max: None,
             ahead: Ahead::Adaptive,
+            masks: MaskSource::Sampler,
         };
         let edit = Edit { appended, ..Edit::default() };
         scheduler.apply(Operation::Run { id, edit, settings, tag: run.tag() });

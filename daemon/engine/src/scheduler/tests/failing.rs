@@ -1,6 +1,5 @@
 //! Steps that fail, among random operations.
 
-use super::hash_backend::drawn;
 use super::{World, hash};
 use crate::account::Resource;
 use crate::backend::{BackendError, Damage};
@@ -20,7 +19,10 @@ struct Seen {
 impl World {
     /// Plans a step and lets it fail, in its moves or after them.
     fn fail_step(&mut self, seen: &mut Seen) {
-        if !self.scheduler.has_work() || self.under_way.len() == self.scheduler.limits.n_steps_under_way {
+        if !self.scheduler.has_work()
+            || !self.lets_draw()
+            || self.under_way.len() == self.scheduler.limits.n_steps_under_way
+        {
             return;
         }
         let plan = self.scheduler.plan();
@@ -62,7 +64,7 @@ impl World {
                 let error = loop {
                     match stream.queue.try_pull().expect("the stream is told") {
                         RunEvent::Token(candidate) => {
-                            assert_eq!(candidate, drawn(hash(&model.tokens), stream.seed));
+                            assert_eq!(candidate, stream.expected(hash(&model.tokens)));
                             model.tokens.push(candidate.token);
                             model.n_synced += 1;
                         }

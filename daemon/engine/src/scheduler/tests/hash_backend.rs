@@ -3,7 +3,8 @@
 use crate::backend::PAGE_LEN;
 use std::collections::HashMap;
 
-use crate::batch::{Batch, Candidate, Input, Output, OutputFault, OutputKind, Row, SlotId, Token};
+use crate::batch::{Batch, Candidate, Input, LateMask, Output, OutputFault, OutputKind, Row, SlotId, Token};
+use crate::sampling::TokenMask;
 use crate::scheduler::Move;
 
 /// Entries of its vocabulary.
@@ -27,6 +28,13 @@ pub(super) fn drawn(prefix_hash: u64, seed: u64) -> Candidate {
     Candidate { token: (mix(prefix_hash ^ seed) % VOCAB) as Token, logprob: -((prefix_hash % 97) as f32) }
 }
 
+/// The draw under a mask: the first token allowed from the one on that would be drawn without.
+pub(super) fn drawn_under(mask: &TokenMask, prefix_hash: u64, seed: u64) -> Option<Candidate> {
+    let free = drawn(prefix_hash, seed);
+    let tokens = (0..VOCAB as Token).map(|n| (free.token + n) % VOCAB as Token);
+    tokens.into_iter().find(|&token| mask.allows(token)).map(|token| Candidate { token, ..free })
+}
+
 /// Whether drawing with this seed fails here; never with a multiple of 8.
 pub(super) fn fails(prefix_hash: u64, seed: u64) -> bool {
     seed % 8 == 1 && mix(prefix_hash ^ !seed).is_multiple_of(8)
@@ -44,11 +52,21 @@ pub(super) struct HashBackend {
     drawn: HashMap<SlotId, Token>,
     /// The hash of all tokens up to the one that each slot was asked about last.
     states: HashMap<SlotId, u64>,
+    /// Late draws of the step that was run last.
+    late: Vec<LateDraw>,
     /// Rows without tokens.
     pub(super) n_rows_of_head: usize,
     /// Rows whose token only the backend knew, and those of them that began a page.
     pub(super) n_drawn_rows: usize,
     pub(super) n_drawn_rows_on_new_pages: usize,
+}
+
+struct LateDraw {
+    row_idx: usize,
+    output_idx: usize,
+    slot: SlotId,
+    prefix: u64,
+    seed: u64,
 }
 
 /// What is in memory that nobody should read.
@@ -62,6 +80,7 @@ impl HashBackend {
             host_pages: pages(n_host_pages),
             drawn: HashMap::new(),
             states: HashMap::new(),
+            late: Vec::new(),
             n_rows_of_head: 0,
             n_drawn_rows: 0,
             n_drawn_rows_on_new_pages: 0,
@@ -82,6 +101,7 @@ impl HashBackend {
     }
 
     pub(super) fn run(&mut self, moves: &[Move], batch: &Batch<'_>) -> Vec<Output> {
+        assert!(self.late.is_empty(), "nothing is submitted behind a step that waits for masks");
         self.make(moves);
         for copy in batch.copies {
             assert!(batch.copies.iter().all(|other| other.dst != copy.src), "a source is no destination");
@@ -97,7 +117,8 @@ impl HashBackend {
             }
         }
         let mut outputs = Vec::new();
-        for (row, tokens) in batch.rows.iter().zip(&tokens) {
+        for (row_idx, (row, tokens)) in batch.rows.iter().zip(&tokens).enumerate() {
+            self.note_late(row_idx, row, tokens, outputs.len());
             if row.start == row.end() {
                 assert_eq!(self.states.get(&row.slot), Some(&hash(tokens)), "the state of the last token");
                 self.n_rows_of_head += 1;
@@ -135,6 +156,10 @@ impl HashBackend {
                 self.drawn.insert(slot, candidate.token);
                 Output::Sampled(candidate)
             }
+            OutputKind::Masked { mask: None, .. } => Output::SatOut,
+            OutputKind::Masked { sampler, mask: Some(mask) } => {
+                self.draw_under(mask, slot, prefix, sampler.seed)
+            }
             OutputKind::Top { n } => {
                 Output::Top { candidates: vec![drawn(prefix, 0); *n], entropy: score(prefix, 0) }
             }
@@ -143,6 +168,39 @@ impl HashBackend {
             }
             OutputKind::Full => Output::Full(vec![score(prefix, 7)]),
             OutputKind::Embedding => Output::Embedding(vec![score(prefix, 8)]),
+        }
+    }
+
+    fn draw_under(&mut self, mask: &TokenMask, slot: SlotId, prefix: u64, seed: u64) -> Output {
+        let Some(candidate) = drawn_under(mask, prefix, seed) else {
+            return Output::Failed(OutputFault::NothingToDraw);
+        };
+        self.drawn.insert(slot, candidate.token);
+        Output::Sampled(candidate)
+    }
+
+    fn note_late(&mut self, row_idx: usize, row: &Row<'_>, tokens: &[Token], output_idx: usize) {
+        for (idx, request) in row.outputs.iter().enumerate() {
+            if let OutputKind::Masked { sampler, mask: None } = request.kind {
+                // Nobody may begin with what was drawn before.
+                self.drawn.remove(&row.slot);
+                self.late.push(LateDraw {
+                    row_idx,
+                    output_idx: output_idx + idx,
+                    slot: row.slot,
+                    prefix: hash(&tokens[..=request.position]),
+                    seed: sampler.seed,
+                });
+            }
+        }
+    }
+
+    /// Makes the late draws whose masks have come.
+    pub(super) fn supply(&mut self, masks: &[LateMask<'_>], outputs: &mut [Output]) {
+        let late = std::mem::take(&mut self.late);
+        for &LateMask { row_idx, mask } in masks {
+            let draw = late.iter().find(|draw| draw.row_idx == row_idx).expect("the row makes a late draw");
+            outputs[draw.output_idx] = self.draw_under(mask, draw.slot, draw.prefix, draw.seed);
         }
     }
 

@@ -9,7 +9,7 @@ use super::hash_backend::{HashBackend, VOCAB};
 use crate::account::{Account, ActorId, Budget, GuestId, Owner, Resource, SessionId};
 use crate::backend::{Limits, PAGE_LEN};
 use crate::batch::{Output, Token};
-use crate::command::{Ahead, Ask, ContextId, Edit, Operation, RunSettings};
+use crate::command::{Ahead, Ask, ContextId, Edit, MaskSource, Operation, RunSettings};
 use crate::completion::{CallerId, Done};
 use crate::kv::PrefixScope;
 use crate::line::Standing;
@@ -96,6 +96,7 @@ impl House {
             stop_tokens: Arc::new([]),
             n_tokens_max: None,
             ahead: Ahead::Unbounded,
+            masks: MaskSource::Sampler,
         };
         let edit = Edit { appended: tokens, ..Edit::default() };
         self.scheduler.apply(Operation::Run { id, edit, settings, tag: queue.tag() });

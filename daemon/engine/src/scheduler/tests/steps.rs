@@ -8,7 +8,7 @@ use super::hash_backend::{HashBackend, VOCAB};
 use crate::account::{Account, ActorId, Budget, GuestId, Owner, SessionId};
 use crate::backend::Limits;
 use crate::batch::Token;
-use crate::command::{Ahead, Ask, ContextId, Edit, Operation, RunSettings};
+use crate::command::{Ahead, Ask, ContextId, Edit, MaskSource, Operation, RunSettings};
 use crate::kv::PrefixScope;
 use crate::port::Port;
 use crate::sampling::Sampler;
@@ -55,6 +55,7 @@ fn streams_of_one_user_do_not_keep_the_prompts_of_another_waiting() {
                 stop_tokens: Arc::new([]),
                 n_tokens_max: None,
                 ahead: Ahead::Unbounded,
+                masks: MaskSource::Sampler,
             };
             let edit = Edit { appended: vec![id.0 as Token % VOCAB as Token], ..Edit::default() };
             let tag = guests.stand(greedy).tag();

@@ -8,7 +8,7 @@ use super::hash_backend::{HashBackend, VOCAB, drawn, extend_hash, fails, hash};
 use crate::account::{Account, ActorId, Budget, GuestId, Owner, Resource, SessionId};
 use crate::backend::{Limits, PAGE_LEN};
 use crate::batch::{Candidate, Output, Token};
-use crate::command::{Ahead, Answer, Ask, ContextId, Edit, Guess, Operation, RunSettings};
+use crate::command::{Ahead, Answer, Ask, ContextId, Edit, Guess, MaskSource, Operation, RunSettings};
 use crate::completion::{CallerId, Done};
 use crate::error::EngineError;
 use crate::job::N_GUESS_MAX;
@@ -306,6 +306,7 @@ fn verifications_are_decode_work_and_prompts_go_on_beside_them() {
         stop_tokens: Arc::new([]),
         n_tokens_max: None,
         ahead: Ahead::Unbounded,
+        masks: MaskSource::Sampler,
     };
     let run = house.guests.queue(house.caller);
     let edit = Edit { appended: vec![1], ..Edit::default() };

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use trellis_engine::backend::{Backend, BackendError, Collected, Limits, PAGE_LEN, WeightsInfo};
-use trellis_engine::batch::{Batch, Candidate, HostPageId, Output, OutputKind, PageId, Row, Token};
+use trellis_engine::batch::{Batch, Candidate, HostPageId, LateMask, Output, OutputKind, PageId, Row, Token};
 use trellis_engine::model::{Dtype, ModelConfig};
 
 use super::allocations;
@@ -98,6 +98,14 @@ impl Backend for NullBackend {
     fn collect(&mut self) -> Result<Collected, BackendError> {
         let outputs = self.outputs.take().expect("a step is under way");
         Ok(Collected { outputs, elapsed: Duration::ZERO })
+    }
+
+    fn supply(&mut self, masks: &[LateMask<'_>]) -> Result<(), BackendError> {
+        unreachable!("no draw is late here: {masks:?}")
+    }
+
+    fn waits_for_masks(&mut self) -> Result<bool, BackendError> {
+        Ok(true)
     }
 
     fn n_pages(&self) -> usize {

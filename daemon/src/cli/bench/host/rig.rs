@@ -10,8 +10,8 @@ use trellis_engine::backend::PAGE_LEN;
 use trellis_engine::model::{Dtype, Model, ModelConfig, shape};
 use trellis_engine::sampling::Sampler;
 use trellis_engine::{
-    Ahead, Ask, Context, Engine, EngineError, EngineHandle, EngineSettings, PrefixScope, Pull, RunKey,
-    RunSettings,
+    Ahead, Ask, Context, Engine, EngineError, EngineHandle, EngineSettings, MaskSource, PrefixScope, Pull,
+    RunKey, RunSettings,
 };
 
 use super::desk::{self, Between, Desk};
@@ -173,6 +173,7 @@ async fn pull(
             stop_tokens: [].into(),
             n_tokens_max,
             ahead: Ahead::Adaptive,
+            masks: MaskSource::Sampler,
         };
         match context.pull(key, settings).await? {
             Pull::Token(_) => desk.take(),

@@ -9,7 +9,9 @@ use tokio::sync::{mpsc, watch};
 use trellis_engine::account::Owner;
 use trellis_engine::batch::Token;
 use trellis_engine::sampling::Sampler;
-use trellis_engine::{Ahead, Answer, Ask, Context, EngineHandle, Guess, Pull, RunKey, RunSettings};
+use trellis_engine::{
+    Ahead, Answer, Ask, Context, EngineHandle, Guess, MaskSource, Pull, RunKey, RunSettings,
+};
 
 use super::load::{Runs, Speculation, Streams};
 use super::tally::Marks;
@@ -91,6 +93,7 @@ impl Member {
                 stop_tokens: [].into(),
                 n_tokens_max: Some(n_run.min(n_left)),
                 ahead: load.ahead,
+                masks: MaskSource::Sampler,
             };
             while let Pull::Token(_) = context.pull(key, settings).await? {
                 self.seat.marks.token();
@@ -143,6 +146,7 @@ impl Member {
             stop_tokens: [].into(),
             n_tokens_max: Some(self.n_growth),
             ahead: Ahead::Unbounded,
+            masks: MaskSource::Sampler,
         };
         let mut tokens = Vec::with_capacity(self.n_growth);
         while let Pull::Token(drawn) = context.pull(RunKey(0), settings).await? {

@@ -7,7 +7,7 @@ use futures_util::future::try_join_all;
 use trellis_engine::backend::PAGE_LEN;
 use trellis_engine::batch::{Candidate, Token};
 use trellis_engine::sampling::Sampler;
-use trellis_engine::{Ahead, Ask, Context, EngineHandle, Pull, RunKey, RunSettings};
+use trellis_engine::{Ahead, Ask, Context, EngineHandle, MaskSource, Pull, RunKey, RunSettings};
 
 use super::regret::{Difference, tokens};
 use crate::cli::bench::{BenchError, engine};
@@ -73,6 +73,7 @@ async fn pull(mut context: Context, n_tokens: usize) -> Result<Decoded, BenchErr
         stop_tokens: [].into(),
         n_tokens_max: Some(n_tokens),
         ahead: Ahead::Unbounded,
+        masks: MaskSource::Sampler,
     };
     let mut decoded = Decoded { drawn: Vec::with_capacity(n_tokens), arrivals: Vec::with_capacity(n_tokens) };
     while decoded.drawn.len() < n_tokens {

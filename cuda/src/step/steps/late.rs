@@ -1,0 +1,119 @@
+//! Steps with draws whose masks are late: the layers are launched when the step is submitted, all of its draws when the
+//! masks are there.
+//!
+//! What late masks bring is one copy behind the layers: the output rows once more, with the places of the masks, then the
+//! masks. An output row whose mask has not come is passed over. The step holds all logits meanwhile, and no other is in
+//! the stream behind it.
+
+use trellis_engine::batch::LateMask;
+
+use super::{InFlight, Steps};
+use crate::model::Llama;
+use crate::ops::logits::{NOWHERE, OutputRow, Wants};
+use crate::step::outputs::Late;
+use crate::step::words::to_words;
+use crate::step::{Group, Layout, N_SLOTS, Place};
+use crate::{CudaError, Slice, Stream};
+
+/// Words of masks that come late in one step: 4 MiB, the masks of 256 contexts over 128K tokens.
+pub(super) const N_LATE_MASK_WORDS_MAX: usize = 1 << 20;
+
+/// Words of a row that is asked for something.
+const OUTPUT_ROW_WORDS: usize = size_of::<OutputRow>() / 4;
+
+/// The rest of a step that waits for masks.
+#[derive(Debug)]
+pub(super) struct Held {
+    layout: Layout,
+    group: Group,
+    late: Vec<Late>,
+    /// Words that come back.
+    n_words: usize,
+}
+
+impl Steps {
+    /// Whether the step that was filled in last waits for masks. One whose logits are not in memory together, or of which
+    /// the host works something out, cannot: its late draws sit out.
+    pub(super) fn holds_late_draws(&mut self) -> bool {
+        let has_late = !self.lists.outputs.late.is_empty();
+        if has_late && !self.lists.can_be_captured() {
+            self.lists.outputs.sit_out();
+            return false;
+        }
+        has_late
+    }
+
+    /// Launches the layers of such a step.
+    pub(super) fn run_layers(
+        &mut self,
+        stream: &Stream,
+        llama: &Llama,
+        kv: Slice,
+        layout: &Layout,
+        n_words: usize,
+    ) -> Result<Held, CudaError> {
+        self.run_to_logits(stream, llama, kv, layout)?;
+        let late = std::mem::take(&mut self.lists.outputs.late);
+        Ok(Held { layout: *layout, group: self.group_of(layout), late, n_words })
+    }
+
+    /// Launches the draws of a step that waits for masks, those without a mask left out; any other has done so.
+    ///
+    /// # Errors
+    /// The driver refused something.
+    pub(crate) fn supply(
+        &mut self,
+        llama: &Llama,
+        step: &mut InFlight,
+        masks: &[LateMask<'_>],
+    ) -> Result<(), CudaError> {
+        let Some(held) = step.held.take() else { return Ok(()) };
+        let Held { layout, group, late, n_words } = *held;
+        let (late_start, buffers_idx) = (self.late_start, step.buffers_idx);
+        let words = &mut self.ring[buffers_idx].late;
+        let mut end = (step.rows.len() * OUTPUT_ROW_WORDS).next_multiple_of(2);
+        for Late { row_idx, request_idx, output_idx } in late {
+            let row = &mut step.rows[output_idx];
+            let mask = masks.iter().find(|mask| mask.row_idx == row_idx).map(|late| late.mask.words());
+            match mask.filter(|mask| end + 2 * mask.len() <= words.len()) {
+                Some(mask) => {
+                    row.mask_start = ((N_SLOTS + late_start + end) / 2) as u32;
+                    for (pair, &word) in words[end..].chunks_exact_mut(2).zip(mask) {
+                        pair.copy_from_slice(&[word as u32, (word >> 32) as u32]);
+                    }
+                    end += 2 * mask.len();
+                    step.places[request_idx] = Place::Drawn { output_idx };
+                }
+                None => {
+                    sit_out(row);
+                    step.places[request_idx] = Place::SatOut;
+                }
+            }
+        }
+        words[..step.rows.len() * OUTPUT_ROW_WORDS].copy_from_slice(to_words(&step.rows));
+        let memory = self.memory.slice();
+        let card = self.card.clone();
+        let stream = card.stream();
+        self.ring[buffers_idx].drawing.record(&stream)?;
+        Layout::slice(memory, late_start, end).upload(&stream, &self.ring[buffers_idx].late[..end])?;
+        let rows = Layout::slice(memory, late_start, group.n_outputs * OUTPUT_ROW_WORDS);
+        self.run_draws(&stream, llama, &layout, &group, rows)?;
+        self.bring_back(&stream, buffers_idx, n_words)
+    }
+
+    /// Whether the layers of a step that waits for masks are done; true of any other.
+    ///
+    /// # Errors
+    /// Something in the step failed.
+    pub(crate) fn waits_for_masks(&self, step: &InFlight) -> Result<bool, CudaError> {
+        match step.held {
+            Some(_) => self.ring[step.buffers_idx].layered.is_done(),
+            None => Ok(true),
+        }
+    }
+}
+
+/// Has a row passed over, also by whoever keeps what it drew.
+pub(in crate::step) fn sit_out(row: &mut OutputRow) {
+    (row.wants, row.history_append) = (Wants::NOTHING, NOWHERE);
+}

@@ -1,0 +1,130 @@
+//! Runs whose callers make the mask of each draw once they know the token before it.
+//!
+//! A row is planned before its mask has come. Nothing that follows from its draw is planned before it is known to draw:
+//! it sits out when the mask is not there by the end of the layers. Then it is asked again once the mask has come, by the
+//! head alone where the device kept the state of its token. Until then its run stands nowhere: nobody waits for a caller.
+
+use std::sync::Arc;
+
+use super::plan::{Placed, PlannedRow};
+use super::{ContextState, Plan, Scheduler};
+use crate::batch::LateMask;
+use crate::command::ContextId;
+use crate::completion::Tag;
+use crate::job::{LateMasks, Work};
+use crate::sampling::TokenMask;
+
+/// The masks that have come for a step that waits for some.
+#[derive(Debug)]
+pub(crate) struct MasksOfStep<'a> {
+    pub(crate) masks: Vec<LateMask<'a>>,
+    /// Rows whose masks are missing and wanted.
+    pub(crate) n_missing: usize,
+}
+
+impl Plan {
+    /// Whether it has draws whose masks are late, and has not been let draw.
+    pub(crate) fn waits_for_masks(&self) -> bool {
+        self.waits_for_masks
+    }
+
+    fn late_rows(&self) -> impl Iterator<Item = (usize, &PlannedRow)> {
+        self.rows.iter().enumerate().filter(|(_, row)| row.waits_for_mask)
+    }
+}
+
+impl Scheduler {
+    /// Takes in the mask of a run's next draw. One for another place comes too late: the run was interrupted.
+    pub(super) fn take_mask(&mut self, id: ContextId, tag: Tag, position: usize, mask: Arc<TokenMask>) {
+        let Some(context) = self.contexts.get_mut(&id) else { return };
+        let is_next = position == context.kv.tokens.len();
+        if let Some(Work::Run(run)) = &mut context.work
+            && run.queue.tag() == tag
+            && let Some(masks) = &mut run.masks
+            && is_next
+        {
+            masks.put(position, mask);
+            self.enqueue(id);
+        }
+    }
+
+    /// The masks that have come for a step under way.
+    pub(crate) fn masks_of(&self, plan: &Plan) -> MasksOfStep<'_> {
+        let mut found = MasksOfStep { masks: Vec::new(), n_missing: 0 };
+        for (row_idx, row) in plan.late_rows() {
+            // Nobody wants what comes of a row whose work has ended.
+            let Some(context) = self.contexts.get(&row.id).filter(|context| context.epoch == row.epoch)
+            else {
+                continue;
+            };
+            match context.masks().and_then(|masks| masks.get(row.n_tokens)) {
+                Some(mask) => found.masks.push(LateMask { row_idx, mask }),
+                None => found.n_missing += 1,
+            }
+        }
+        found
+    }
+
+    /// Notes that a step draws now, with the masks that have come: what follows from those draws can be planned.
+    pub(crate) fn let_draw(&mut self, plan: &mut Plan) {
+        plan.waits_for_masks = false;
+        for (_, row) in plan.late_rows() {
+            let Some(context) = self.contexts.get_mut(&row.id).filter(|context| context.epoch == row.epoch)
+            else {
+                continue;
+            };
+            if context.masks().is_some_and(|masks| masks.get(row.n_tokens).is_some()) {
+                let under_way = context.under_way.as_mut().expect("a row of this epoch is under way");
+                under_way.waits_for_mask = false;
+                if self.limits.n_steps_under_way > 1 {
+                    self.enqueue_ahead(row.id);
+                }
+            }
+        }
+    }
+
+    /// What becomes of a run that cannot have an ordinary row now because of its masks; `None` if it can.
+    pub(super) fn place_masked(
+        &mut self,
+        context: &mut ContextState,
+        id: ContextId,
+        plan: &mut Plan,
+    ) -> Option<Placed> {
+        let masks = context.masks()?;
+        if context.under_way.is_some_and(|under_way| under_way.waits_for_mask) {
+            return Some(Placed::UnderWay);
+        }
+        let n_tokens = context.n_tokens_expected();
+        let is_here = masks.get(n_tokens).is_some();
+        let (may_be_late, n_left) = (masks.may_be_late(), n_tokens - context.start());
+        let waits = if context.under_way.is_some() { Placed::UnderWay } else { Placed::Nothing };
+        match (n_left, is_here) {
+            // It sat out.
+            (0, false) => Some(waits),
+            (0, true) if context.under_way.is_some() => Some(waits),
+            (0, true) if context.kv.has_state() => Some(self.place_of_head(context, id, plan)),
+            (0, true) => {
+                context.kv.rewind(n_tokens - 1);
+                context.kv.forget_shared_unwritten(&mut self.pages);
+                None
+            }
+            (1, false) if !may_be_late => Some(waits),
+            _ => None,
+        }
+    }
+}
+
+impl ContextState {
+    /// The masks of its run, if they come from the run's caller.
+    fn masks(&self) -> Option<&LateMasks> {
+        match &self.work {
+            Some(Work::Run(run)) => run.masks.as_ref(),
+            _ => None,
+        }
+    }
+
+    /// Whether the mask of the draw after all its tokens is to come.
+    pub(super) fn lacks_mask(&self) -> bool {
+        self.masks().is_some_and(|masks| masks.get(self.n_tokens_expected()).is_none())
+    }
+}

@@ -1,0 +1,86 @@
+//! Streams whose callers supply the mask of each draw, in time or late.
+
+use std::sync::Arc;
+
+use super::hash_backend::{VOCAB, drawn, drawn_under, extend_hash, hash, mix};
+use super::{Stream, World};
+use crate::batch::{Candidate, Token};
+use crate::command::Operation;
+use crate::sampling::TokenMask;
+
+/// What may follow a prefix, for the callers of these tests: about half of the vocabulary.
+pub(super) fn mask_after(prefix: u64) -> Arc<TokenMask> {
+    let mut mask = TokenMask::none(VOCAB as usize);
+    let forced = mix(prefix) % VOCAB;
+    for token in 0..VOCAB {
+        mask.set(token as Token, token == forced || mix(prefix ^ mix(token)).is_multiple_of(2));
+    }
+    Arc::new(mask)
+}
+
+impl Stream {
+    /// The token that it gives after a prefix.
+    pub(super) fn expected(&self, prefix: u64) -> Candidate {
+        match self.is_masked {
+            true => drawn_under(&mask_after(prefix), prefix, self.seed).expect("the mask allows something"),
+            false => drawn(prefix, self.seed),
+        }
+    }
+}
+
+impl World {
+    /// Supplies the next mask of a context's stream, if that is of the kind, and now and then one that nobody wants.
+    pub(super) fn supply_mask(&mut self, idx: usize) {
+        let stray = self.random.below(12);
+        let (id, model) = &mut self.contexts[idx];
+        let Some(stream) = model.stream.as_mut().filter(|stream| stream.is_masked) else { return };
+        let (id, tag, position) = (*id, stream.queue.tag(), model.tokens.len());
+        let prefix = hash(&model.tokens);
+        stream.n_masked = position + 1;
+        let position = match stray {
+            // One that came too late, and one that comes twice.
+            0 => position.saturating_sub(1),
+            1 => position + 1,
+            _ => position,
+        };
+        if stray < 2 {
+            let mask = mask_after(extend_hash(prefix, 1));
+            self.apply(Operation::Mask { id, tag, position, mask });
+        }
+        let position = self.contexts[idx].1.tokens.len();
+        self.apply(Operation::Mask { id, tag, position, mask: mask_after(prefix) });
+        if stray == 2 {
+            let mask = mask_after(extend_hash(prefix, 1));
+            self.apply(Operation::Mask { id, tag, position, mask });
+        }
+    }
+
+    /// Callers come with their masks, some of them.
+    pub(super) fn supply_some_masks(&mut self) {
+        for idx in 0..self.contexts.len() {
+            let model = &self.contexts[idx].1;
+            let is_due = |stream: &Stream| stream.is_masked && stream.n_masked <= model.tokens.len();
+            if model.stream.as_ref().is_some_and(is_due) && self.random.below(3) == 0 {
+                self.supply_mask(idx);
+            }
+        }
+    }
+
+    /// Whether the last step under way has been let draw, or waits for no masks; lets it draw, at the latest when
+    /// its layers are done.
+    pub(super) fn lets_draw(&mut self) -> bool {
+        let is_oldest = self.under_way.len() == 1;
+        let Some((plan, outputs)) = self.under_way.back_mut().filter(|(plan, _)| plan.waits_for_masks())
+        else {
+            return true;
+        };
+        let found = self.scheduler.masks_of(plan);
+        if found.n_missing > 0 && !(is_oldest && self.random.below(2) == 0) {
+            return false;
+        }
+        self.n_masks_late += found.masks.len();
+        self.backend.supply(&found.masks, outputs);
+        self.scheduler.let_draw(plan);
+        true
+    }
+}
