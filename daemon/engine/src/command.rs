@@ -84,6 +84,8 @@ pub enum Answer {
     Full(Vec<f32>), // [vocab_size]
     /// The hidden state.
     Embedding(Vec<f32>), // [hidden_size]
+    /// The tokens that were drawn together, one for each context in the order in which they were named.
+    Together(Vec<Candidate>),
 }
 
 /// A stream's settings.
@@ -99,8 +101,6 @@ pub struct RunSettings {
     pub n_tokens_max: Option<usize>,
     /// How far to decode ahead.
     pub ahead: Ahead,
-}
-
     /// What may be drawn.
     pub masks: MaskSource,
 }
@@ -113,6 +113,8 @@ pub enum MaskSource {
     /// The caller, one for each draw with [`Context::supply_mask`](crate::Context::supply_mask), in the place of the
     /// sampler's. Nothing is drawn without.
     Caller,
+}
+
 /// How far the engine decodes ahead of the caller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Ahead {
@@ -150,7 +152,14 @@ pub(crate) enum Operation {
         ask: Ask,
         tag: Tag,
     },
-    /// The answer to a question is no longer wanted.
+    /// Draw the next token of each of these contexts, in one step.
+    DrawTogether {
+        members: Vec<(ContextId, Edit)>,
+        #[serde(with = "shared")]
+        sampler: Arc<Sampler>,
+        tag: Tag,
+    },
+    /// The answer to a question is no longer wanted; of several contexts, the first is named.
     Cancel {
         id: ContextId,
         tag: Tag,
@@ -168,6 +177,14 @@ pub(crate) enum Operation {
         n_tokens: usize,
         is_waiting: bool,
     },
+    /// The mask of the token that a run draws for this place.
+    Mask {
+        id: ContextId,
+        tag: Tag,
+        position: usize,
+        #[serde(with = "shared")]
+        mask: Arc<TokenMask>,
+    },
     Save {
         id: ContextId,
         edit: Edit,
@@ -177,14 +194,6 @@ pub(crate) enum Operation {
     Forget {
         caller: CallerId,
         name: String,
-    /// The mask of the token that a run draws for this place.
-    Mask {
-        id: ContextId,
-        tag: Tag,
-        position: usize,
-        #[serde(with = "shared")]
-        mask: Arc<TokenMask>,
-    },
         tag: Tag,
     },
     /// What the engine has done and holds.

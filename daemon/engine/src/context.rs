@@ -1,5 +1,7 @@
 //! The caller's side of a context.
 
+mod together;
+
 use std::sync::Arc;
 
 use crate::account::{Owner, Resource};
@@ -12,9 +14,9 @@ use crate::job::N_GUESS_MAX;
 use crate::kv::Footprint;
 use crate::line::Standing;
 use crate::run::{Finish, Progress, RunEvent, RunQueue};
+use crate::sampling::{SamplerError, TokenMask};
 
 /// A token sequence whose KV cache the engine holds.
-use crate::sampling::{SamplerError, TokenMask};
 ///
 /// The tokens live here; the engine is told of changes with the next question, so that appending costs
 /// nothing but the copy. Dropping a context frees its pages.
@@ -319,8 +321,6 @@ impl Context {
         }
     }
 
-    async fn start_run(&mut self, key: RunKey, settings: RunSettings) -> Result<(), EngineError> {
-        if self.tokens.is_empty() {
     /// Starts what [`Self::pull`] with this key pulls from, unless it has been started: so that its first mask can be
     /// supplied before its first token is waited for.
     ///
@@ -354,6 +354,8 @@ impl Context {
         self.engine.post(&self.caller, Operation::Mask { id, tag, position, mask }).await
     }
 
+    async fn start_run(&mut self, key: RunKey, settings: RunSettings) -> Result<(), EngineError> {
+        if self.tokens.is_empty() {
             return Err(EngineError::EmptyContext);
         }
         settings.sampler.validate(self.engine.limits().vocab_size)?;
@@ -504,9 +506,9 @@ mod tests {
             stop_tokens: Arc::new([]),
             n_tokens_max: None,
             ahead: Ahead::Adaptive,
+            masks: MaskSource::Sampler,
         };
         for given_up in 0..6 {
-            masks: MaskSource::Sampler,
             let mut context = now(Context::create(&engine, owner.clone()));
             now(context.append(&[1, 2, 3]));
             if given_up >= 4 {

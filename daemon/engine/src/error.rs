@@ -34,6 +34,20 @@ pub enum EngineError {
         /// The most that one step verifies.
         n_tokens_max: usize,
     },
+    /// A job whose rows have to ride together and are more than a step takes.
+    #[error("{n_rows} rows that ride together: a step takes {n_rows_max}")]
+    JobTooLarge {
+        /// Rows of the job.
+        n_rows: usize,
+        /// The most of one job in a step.
+        n_rows_max: usize,
+    },
+    /// A job over contexts of different guests or models.
+    #[error("the contexts of one job belong to one guest and one model")]
+    JobMixed,
+    /// A job one of whose contexts was changed or dropped meanwhile.
+    #[error("a context of the job was changed before the job was done")]
+    JobDisturbed,
     /// A length past the end.
     #[error("cannot keep {n_tokens} tokens of a context of {length}")]
     TooLong {

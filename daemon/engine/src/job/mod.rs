@@ -4,13 +4,15 @@
 //! It decides neither when it is served nor on which pages.
 
 mod ask;
+mod joint;
 mod masks;
 mod run;
 mod verify;
 
 pub(crate) use ask::{AskWork, Part, Progress};
-pub(crate) use run::RunWork;
+pub(crate) use joint::{JobId, JointWork, Stage};
 pub(crate) use masks::LateMasks;
+pub(crate) use run::RunWork;
 pub(crate) use verify::{N_GUESS_MAX, VerifyWork};
 
 use std::ops::Range;
@@ -29,6 +31,7 @@ pub(crate) enum Work {
     Ask(AskWork),
     Verify(VerifyWork),
     Run(RunWork),
+    Joint(JointWork),
 }
 
 impl Work {
@@ -38,12 +41,17 @@ impl Work {
             Self::Ask(work) => work.reply.tag(),
             Self::Verify(work) => work.reply.tag(),
             Self::Run(run) => run.queue.tag(),
+            Self::Joint(work) => work.tag,
         }
     }
 
     /// Whether its guest waits for one answer.
     pub(crate) fn is_question(&self) -> bool {
-        !matches!(self, Self::Run(_))
+        match self {
+            Self::Ask(_) | Self::Verify(_) => true,
+            Self::Joint(work) => work.stage == Stage::Rides,
+            Self::Run(_) => false,
+        }
     }
 
     /// Tokens of the context itself, of `n_tokens` that it has with those that a question puts after them.
@@ -51,8 +59,13 @@ impl Work {
         match self {
             Self::Ask(work) => work.n_base,
             Self::Verify(work) => work.n_base,
-            Self::Run(_) => n_tokens,
+            Self::Run(_) | Self::Joint(_) => n_tokens,
         }
+    }
+
+    /// The job that it is a part of.
+    pub(crate) fn job(&self) -> Option<JobId> {
+        if let Self::Joint(work) = self { Some(work.job) } else { None }
     }
 
     /// Tells whoever waits for it that it has failed.
@@ -61,6 +74,7 @@ impl Work {
             Self::Ask(work) => work.answer(Err(error)),
             Self::Verify(work) => work.answer(Err(error)),
             Self::Run(mut run) => run.queue.push(RunEvent::Failed(error)),
+            Self::Joint(_) => unreachable!("the job fails as a whole"),
         }
     }
 
@@ -69,7 +83,7 @@ impl Work {
         match self {
             Self::Verify(work) => start >= work.first_draw(),
             Self::Ask(work) => work.part == Part::Head || n_pending <= 1,
-            Self::Run(_) => n_pending <= 1,
+            Self::Run(_) | Self::Joint(_) => n_pending <= 1,
         }
     }
 
@@ -83,7 +97,7 @@ impl Work {
     pub(crate) fn end(&self, start: usize, target: usize, n_tokens_max: usize) -> Option<usize> {
         match self {
             Self::Verify(work) => work.end(start, n_tokens_max),
-            Self::Ask(_) | Self::Run(_) => Some(target.min(start + n_tokens_max)),
+            Self::Ask(_) | Self::Run(_) | Self::Joint(_) => Some(target.min(start + n_tokens_max)),
         }
     }
 
@@ -93,7 +107,8 @@ impl Work {
     pub(crate) fn target(&self, n_tokens: usize) -> usize {
         match self {
             Self::Ask(AskWork { ask: Ask::Prefill, .. }) => n_tokens - 1,
-            Self::Ask(_) | Self::Verify(_) | Self::Run(_) => n_tokens,
+            Self::Joint(JointWork { stage: Stage::LeadsUp, .. }) => n_tokens - 1,
+            Self::Ask(_) | Self::Verify(_) | Self::Run(_) | Self::Joint(_) => n_tokens,
         }
     }
 
@@ -102,7 +117,7 @@ impl Work {
         match self {
             Self::Ask(work) => work.n_base - 1,
             Self::Verify(work) => work.first_draw(),
-            Self::Run(_) => n_tokens - 1,
+            Self::Run(_) | Self::Joint(_) => n_tokens - 1,
         }
     }
 
@@ -110,7 +125,7 @@ impl Work {
     /// enough ahead of its guest, or at its end with them.
     pub(crate) fn wants_more(&mut self, window: AheadWindow, n_under_way: usize) -> bool {
         match self {
-            Self::Ask(_) | Self::Verify(_) => true,
+            Self::Ask(_) | Self::Verify(_) | Self::Joint(_) => true,
             Self::Run(run) => {
                 let is_last = run.settings.n_tokens_max.is_some_and(|n| n <= run.n_given + n_under_way);
                 !is_last
@@ -128,7 +143,7 @@ impl Work {
         let Range { start, end } = tokens;
         let is_last = end == n_tokens;
         let n_rows = match self {
-            Self::Run(_) => 0.0,
+            Self::Run(_) | Self::Joint(_) => 0.0,
             // By itself it is so many rows of decoding.
             Self::Verify(work) if start >= work.first_draw() => 0.0,
             Self::Verify(work) => end.saturating_sub(work.n_base) as f32,
@@ -152,7 +167,8 @@ impl Work {
         };
         match self {
             Self::Run(run) if end == n_tokens => smallvec![run.draw(n_tokens)],
-            Self::Run(_) => Requests::new(),
+            Self::Run(_) | Self::Joint(JointWork { stage: Stage::LeadsUp, .. }) => Requests::new(),
+            Self::Joint(work) => last(OutputKind::Sample(&work.sampler)),
             Self::Verify(work) => work.outputs(end),
             Self::Ask(work) => match &work.ask {
                 // A verification is work of its own kind.

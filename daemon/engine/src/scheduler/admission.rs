@@ -12,6 +12,7 @@
 use std::collections::BTreeMap;
 
 use rustc_hash::FxHashMap;
+use smallvec::SmallVec;
 
 use super::{ContextState, Scheduler};
 use crate::account::ActorId;
@@ -148,6 +149,8 @@ impl ContextState {
     /// Where the tokens end that its work has to compute, as far as they are known or being drawn.
     fn target(&self) -> usize {
         match (&self.work, self.n_draws_under_way()) {
+            // A job is admitted for its draws, whatever leads up to them.
+            (Some(Work::Joint(_)), _) => self.kv.tokens.len(),
             (Some(work), 0) => work.target(self.kv.tokens.len()),
             _ => self.n_tokens_expected(),
         }
@@ -243,8 +246,60 @@ impl Scheduler {
         false
     }
 
+    /// Admits all of these contexts, if there is room for them together; otherwise says how many pages that takes.
+    pub(super) fn admit_all(&mut self, ids: &[ContextId]) -> Result<(), usize> {
+        let mut needs: SmallVec<[Need; 2]> = SmallVec::new();
+        for id in ids {
+            let mut context = self.contexts.remove(id).expect("a member of a job exists");
+            needs.push(self.need(&mut context, Kept::Term));
+            self.contexts.insert(*id, context);
+        }
+        let n_pages: usize = needs.iter().map(|need| need.n_pages).sum();
+        let n_at_hand = self.pages.n_free() + self.pages.n_idle();
+        if self.line.count.is_some() || n_at_hand < self.line.n_promised + n_pages {
+            let Count { n_left, marking } = self.count(None);
+            let mut n_held = 0;
+            for id in ids {
+                for &block in self.contexts[id].kv.blocks() {
+                    n_held +=
+                        usize::from(self.pages.mark(block, marking) && self.pages.page(block).is_some());
+                }
+            }
+            let n_taken = (n_held + n_pages) as isize;
+            if n_taken > n_left && self.line.n_admitted > 0 {
+                self.line.forget_count();
+                return Err(n_held + n_pages);
+            }
+            self.line.count = Some(Count { n_left: n_left - n_taken, marking });
+        }
+        for (id, need) in ids.iter().zip(needs) {
+            let standing = self.term(need);
+            self.contexts.get_mut(id).expect("a member of a job exists").standing = standing;
+        }
+        Ok(())
+    }
+
+    /// The first of these contexts stands in the line for all.
+    pub(super) fn enter_line(&mut self, ids: &[ContextId]) {
+        let mut n_blocks = 0;
+        for id in ids {
+            let mut context = self.contexts.remove(id).expect("a member of a job exists");
+            n_blocks += self.need(&mut context, Kept::Term).n_blocks;
+            self.contexts.insert(*id, context);
+        }
+        let first = self.contexts.get_mut(&ids[0]).expect("a member of a job exists");
+        let rank = self.line.enter(ids[0], first.owner.actor, n_blocks);
+        first.standing = Standing::InLine(rank);
+    }
+
+    /// Whoever stood at this place in the line has been admitted.
+    pub(super) fn leave_line(&mut self, rank: Rank) {
+        self.line.waiting.remove(&rank);
+        self.line.now = self.line.now.max(rank.vtime);
+    }
+
     /// Whether a context needs more blocks than it was admitted for.
-    fn needs_more_blocks(&self, context: &ContextState) -> bool {
+    pub(super) fn needs_more_blocks(&self, context: &ContextState) -> bool {
         let Standing::Admitted(term) = context.standing else { return false };
         context.target().div_ceil(PAGE_LEN) > term.n_blocks
     }
@@ -310,6 +365,12 @@ impl Scheduler {
     /// Admits from the head of the line as long as there is room, or can be made by runs that have had their term.
     pub(super) fn admit_from_line(&mut self) {
         while let Some((&rank, &Waiter { id, .. })) = self.line.waiting.first_key_value() {
+            if let Some(job) = self.job_of(id) {
+                if !self.admit_job_from_line(job, rank) {
+                    return;
+                }
+                continue;
+            }
             let Some(mut context) = self.contexts.remove(&id) else {
                 self.line.waiting.remove(&rank);
                 continue;
@@ -324,8 +385,7 @@ impl Scheduler {
             let need = self.need(&mut context, Kept::Term);
             let is_admitted = self.take_from_count(need, &context);
             if is_admitted {
-                self.line.waiting.remove(&rank);
-                self.line.now = self.line.now.max(rank.vtime);
+                self.leave_line(rank);
                 context.standing = self.term(need);
             }
             let n_held = context.kv.blocks().len();
@@ -340,7 +400,7 @@ impl Scheduler {
 
     /// Ends the terms of runs that have had theirs, the first admitted first, until `n_pages` are left; returns whether
     /// any ended. None does if that would not be enough.
-    fn end_terms(&mut self, n_pages: usize) -> bool {
+    pub(super) fn end_terms(&mut self, n_pages: usize) -> bool {
         let n_missing = n_pages as isize - self.count(None).n_left;
         let mut over: Vec<(u64, ContextId, usize)> = Vec::new();
         let mut n_most = 0;

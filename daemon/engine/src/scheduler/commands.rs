@@ -36,6 +36,7 @@ impl Scheduler {
                     self.ask(id, edit, ask, reply);
                 }
             }
+            Operation::DrawTogether { members, sampler, tag } => self.draw_together(members, sampler, tag),
             Operation::Cancel { id, tag } => self.cancel(id, tag),
             Operation::Run { id, edit, settings, tag } => {
                 if let Some(reply) = self.reply(id, tag) {
@@ -45,8 +46,8 @@ impl Scheduler {
             Operation::Pulled { id, tag, n_tokens, is_waiting } => {
                 self.note_pulled(id, tag, n_tokens, is_waiting);
             }
-            Operation::Save { id, edit, name, tag } => {
             Operation::Mask { id, tag, position, mask } => self.take_mask(id, tag, position, mask),
+            Operation::Save { id, edit, name, tag } => {
                 self.edit(id, edit);
                 let saved = self.save(id, name);
                 if let Some(reply) = self.reply(id, tag) {
@@ -66,7 +67,7 @@ impl Scheduler {
     }
 
     /// Where what comes of a context's work goes.
-    fn reply(&self, id: ContextId, tag: Tag) -> Option<Reply> {
+    pub(super) fn reply(&self, id: ContextId, tag: Tag) -> Option<Reply> {
         self.contexts.get(&id).map(|context| self.outbox.to(context.caller, tag))
     }
 
@@ -139,7 +140,7 @@ impl Scheduler {
 
     /// Ends what the context does and brings its tokens to the caller's. What a question or a run has put past them stays
     /// as far as it is what the caller appends: it was computed once.
-    fn edit(&mut self, id: ContextId, edit: Edit) {
+    pub(super) fn edit(&mut self, id: ContextId, edit: Edit) {
         self.stop_work(id, edit.n_pulled);
         self.spares.remove(id);
         let Some(context) = self.contexts.get_mut(&id) else { return };
@@ -158,6 +159,7 @@ impl Scheduler {
                 context.owner.account.note_in_vain(n_in_vain as u64);
                 self.stats.n_tokens_in_vain += n_in_vain as u64;
             }
+            Some(Work::Joint(work)) => self.end_job(work.job, Err(EngineError::JobDisturbed)),
             Some(Work::Ask(_) | Work::Verify(_)) | None => {}
         }
     }

@@ -23,6 +23,7 @@ impl Scheduler {
         self.stats.device_busy += Duration::from_nanos(elapsed_ns);
         self.costs.learn(plan.work, elapsed_ns);
         self.returns.forget_late();
+        self.end_failed_jobs(None);
         let mut outputs = outputs.into_iter();
         for row in plan.rows.drain(..) {
             let mut row_outputs = outputs.by_ref().take(row.n_outputs);
@@ -47,6 +48,13 @@ impl Scheduler {
                 context.kv.set_state((row.keeps_state && is_last_row).then_some(row.end));
             }
             let work = context.work.as_mut().expect("a row of this epoch has its work");
+            if let Work::Joint(work) = work
+                && let Some(output) = row_outputs.next()
+            {
+                let job = work.job;
+                self.take_drawn(job, row.id, output);
+                continue;
+            }
             let is_last = row.end == work.target(row.n_tokens);
             match work {
                 Work::Ask(ask) => {
@@ -72,10 +80,11 @@ impl Scheduler {
                         self.spares.note(row.id, context, n_base);
                     }
                 }
-                Work::Verify(_) => {}
+                Work::Verify(_) | Work::Joint(_) => {}
                 Work::Run(_) => {
                     for _ in 0..row.n_outputs {
                         let output = row_outputs.next().expect("the backend leaves out no output");
+                        self.stats.n_rows_sat_out += u64::from(output == Output::SatOut);
                         context.take_run_output(output, self.limits.n_positions_max, &mut self.pages);
                     }
                 }
@@ -83,7 +92,6 @@ impl Scheduler {
             if context.work.is_none() {
                 self.leave_by_id(row.id);
             }
-                        self.stats.n_rows_sat_out += u64::from(output == Output::SatOut);
             self.enqueue(row.id);
         }
         assert!(outputs.next().is_none(), "the backend returned more than was asked");
@@ -118,20 +126,20 @@ impl ContextState {
         let Some(Work::Run(run)) = &mut self.work else { return };
         let candidate = match output {
             Output::Sampled(candidate) => candidate,
+            Output::SatOut => return run.masks.iter_mut().for_each(LateMasks::note_sat_out),
             Output::Failed(fault) => return self.end_run(RunEvent::Failed(fault.into()), pages),
             other => unreachable!("a run asks for a draw, not for {other:?}"),
         };
         self.kv.tokens.push(candidate.token);
         run.n_given += 1;
+        run.masks.iter_mut().for_each(LateMasks::note_drawn);
         run.queue.push(RunEvent::Token(candidate));
         self.window.note_taken(run.n_given - run.queue.n_unread());
-            Output::SatOut => return run.masks.iter_mut().for_each(LateMasks::note_sat_out),
         if let Standing::Admitted(term) = &mut self.standing {
             term.note_decoded();
         }
         if let Some(finish) = finish(run, candidate.token, self.kv.tokens.len(), n_positions_max) {
             self.end_run(RunEvent::Finished(finish), pages);
-        run.masks.iter_mut().for_each(LateMasks::note_drawn);
         }
     }
 

@@ -24,6 +24,7 @@ impl Scheduler {
     /// what it would have written is computed again when it is asked for.
     pub(crate) fn fail_step(&mut self, plan: &Plan, n_moved: usize, error: &EngineError) {
         self.steps_under_way.retain(|&step| step != plan.step);
+        let mut jobs = Vec::new();
         for row in &plan.rows {
             let context = self.contexts.get_mut(&row.id).filter(|context| context.epoch == row.epoch);
             // Work that has ended since knows nothing of the step.
@@ -41,9 +42,16 @@ impl Scheduler {
                 // Of the first page that it wrote, the beginning may be a copy that was never made.
                 context.kv.lose_after(row.start / PAGE_LEN, &mut self.pages);
             }
-            context.fail(error.clone(), &mut self.pages);
+            match context.job() {
+                Some(job) => jobs.push(job),
+                None => context.fail(error.clone(), &mut self.pages),
+            }
             self.leave_by_id(row.id);
         }
+        for job in jobs {
+            self.end_job(job, Err(error.clone()));
+        }
+        self.end_failed_jobs(None);
         self.lose_moves(&plan.moves[n_moved..]);
     }
 

@@ -21,6 +21,7 @@ mod complete;
 mod cost;
 mod failure;
 mod fair;
+mod joint;
 mod late;
 mod plan;
 mod returns;
@@ -45,12 +46,13 @@ use crate::stats::EngineStats;
 use admission::{Line, Standing};
 use cost::Costs;
 use fair::{Class, FairQueue, Seat};
+use joint::Jobs;
 use returns::Returns;
 use spares::Spares;
 
+pub(crate) use late::MasksOfStep;
 pub(crate) use plan::{Move, Plan};
 
-pub(crate) use late::MasksOfStep;
 /// What the scheduler is told at start-up.
 #[derive(Clone, Debug)]
 pub(crate) struct SchedulerSettings {
@@ -91,10 +93,10 @@ struct UnderWay {
     end: usize,
     /// Draws whose tokens are not known yet.
     n_draws: usize,
-}
-
     /// Whether the last of them may sit out: its mask has not come.
     waits_for_mask: bool,
+}
+
 /// A context kept under a name.
 #[derive(Debug)]
 struct Saved {
@@ -122,6 +124,7 @@ pub(crate) struct Scheduler {
     costs: Costs,
     returns: Returns,
     spares: Spares,
+    jobs: Jobs,
     /// The number of the last step with decode rows.
     last_decode_step: u64,
     /// The number of the last step planned.
@@ -155,6 +158,7 @@ impl Scheduler {
             costs: Costs::default(),
             returns: Returns::default(),
             spares: Spares::default(),
+            jobs: Jobs::default(),
             last_decode_step: 0,
             step: 0,
             steps_under_way: VecDeque::new(),
@@ -184,7 +188,9 @@ impl Scheduler {
 
     /// Whether there may be something to compute.
     pub(crate) fn has_work(&self) -> bool {
-        self.queue.len(Class::Decode) + self.queue.len(Class::Prompt) > 0 || !self.line.is_empty()
+        self.queue.len(Class::Decode) + self.queue.len(Class::Prompt) > 0
+            || !self.line.is_empty()
+            || self.jobs.have_waiting()
     }
 
     pub(crate) fn stats(&self) -> EngineStats {

@@ -23,7 +23,7 @@ const N_STEPS_LEAD: u64 = 4;
 
 /// Pages that one plan looks up in the prefix cache, or as many as one context finds: nobody's next token waits for the
 /// hashing of many prompts.
-const N_BLOCKS_FOUND_MAX: usize = 1024;
+pub(super) const N_BLOCKS_FOUND_MAX: usize = 1024;
 
 /// Steps for which the length of steps stays bounded after the last decode row.
 const N_STEPS_RECENT: u64 = 4;
@@ -125,13 +125,16 @@ impl Scheduler {
     /// Plans the next step.
     pub(crate) fn plan(&mut self) -> Plan {
         self.step += 1;
+        self.end_failed_jobs(None);
         self.line.forget_count();
         self.admit_from_line();
         let mut plan = self.spare_plans.pop().unwrap_or_default();
         plan.step = self.step;
         let mut waiting = Vec::new();
         let n_rows_max = self.limits.n_rows_max - self.n_rows_for_prefills();
-        self.place_class(Class::Decode, n_rows_max, self.settings.n_step_tokens, &mut plan, &mut waiting);
+        self.place_waiting_jobs(n_rows_max, &mut plan);
+        let n_tokens = self.settings.n_step_tokens - plan.work.n_decode_rows;
+        self.place_class(Class::Decode, n_rows_max, n_tokens, &mut plan, &mut waiting);
         if plan.has_rows() {
             self.last_decode_step = self.step;
         }
@@ -149,6 +152,7 @@ impl Scheduler {
             }
         }
         self.pages.unpin_all();
+        self.end_failed_jobs(Some(&plan));
         if self.limits.n_steps_under_way > 1 {
             plan.rows.iter().for_each(|row| self.enqueue_ahead(row.id));
         }
@@ -186,7 +190,7 @@ impl Scheduler {
                 self.enqueue(id);
                 continue;
             }
-            match self.place(id, n_tokens_left, plan) {
+            match self.place(id, n_rows_max - plan.rows.len(), n_tokens_left, plan) {
                 Placed::Row { n_tokens } => {
                     n_tokens_left -= n_tokens;
                 }
@@ -235,30 +239,44 @@ impl Scheduler {
             .min(self.queue.len(Class::Prompt))
     }
 
-    fn place(&mut self, id: ContextId, n_tokens_max: usize, plan: &mut Plan) -> Placed {
+    fn place(&mut self, id: ContextId, n_rows_max: usize, n_tokens_max: usize, plan: &mut Plan) -> Placed {
+        let job = self.job_of(id);
+        if let Some(placed) = job.and_then(|job| self.place_member(job, id, n_rows_max, n_tokens_max, plan)) {
+            return placed;
+        }
         let Some(mut context) = self.contexts.remove(&id) else { return Placed::Nothing };
         let placed = self.place_context(&mut context, id, n_tokens_max, plan);
+        let mut failure = None;
         let placed = placed.unwrap_or_else(|error| {
-            context.fail(error, &mut self.pages);
+            match job {
+                Some(job) => failure = Some((job, error)),
+                None => context.fail(error, &mut self.pages),
+            }
             Placed::Nothing
         });
-        if matches!(placed, Placed::Nothing) && !context.is_in_line() {
+        if matches!(placed, Placed::Nothing) && !context.is_in_line() && job.is_none() {
             // It has come to its end, or is far enough ahead of its guest.
             self.leave(&mut context);
         }
         self.contexts.insert(id, context);
+        if let Some((job, error)) = failure {
+            self.fail_job(job, error);
+        }
         placed
     }
 
     /// Gives the context a row and everything that the row needs. The context is out of the table meanwhile,
     /// so that making room cannot take its own pages.
-    fn place_context(
+    pub(super) fn place_context(
         &mut self,
         context: &mut ContextState,
         id: ContextId,
         n_tokens_max: usize,
         plan: &mut Plan,
     ) -> Result<Placed, EngineError> {
+        if let Some(placed) = self.place_masked(context, id, plan) {
+            return Ok(placed);
+        }
         let (n_draws, n_tokens, start) =
             (context.n_draws_under_way(), context.n_tokens_expected(), context.start());
         if context.work.as_ref().is_some_and(Work::is_of_head) {
@@ -272,9 +290,6 @@ impl Scheduler {
         let is_waiting = context.under_way.is_some();
         let later = if is_waiting { Placed::UnderWay } else { Placed::Nothing };
         let has_no_slot = n_draws > 0 && context.slot.0 as usize >= self.limits.n_slots;
-        if let Some(placed) = self.place_masked(context, id, plan) {
-            return Ok(placed);
-        }
         let is_full = n_draws > 0 && n_tokens >= self.limits.n_positions_max;
         let is_next_token = target.saturating_sub(start) <= 1;
         if has_no_slot || is_full || is_next_token && !work.wants_more(context.window, n_draws) {
@@ -301,6 +316,10 @@ impl Scheduler {
         if start >= target {
             if is_waiting {
                 return Ok(Placed::UnderWay);
+            }
+            if context.job().is_some() {
+                // It waits for the others of its job.
+                return Ok(Placed::Waits);
             }
             // A prefill that others have done before.
             if let Some(Work::Ask(work)) = context.take_work() {
@@ -336,6 +355,8 @@ impl Scheduler {
         self.stats.n_tokens_again += n_again as u64;
         self.charge_row(context, class, start..end, n_again, plan);
         let draws = end == target && matches!(context.work, Some(Work::Run(_)));
+        let waits_for_mask = draws && context.lacks_mask();
+        plan.waits_for_masks |= waits_for_mask;
         let before = context.under_way.map_or(0, |under_way| under_way.n_rows);
         let n_draws_now = n_draws + usize::from(draws);
         context.under_way = Some(UnderWay { n_rows: before + 1, end, n_draws: n_draws_now, waits_for_mask });
@@ -354,8 +375,7 @@ impl Scheduler {
             n_tokens,
             n_outputs,
             draws,
-        let waits_for_mask = draws && context.lacks_mask();
-        plan.waits_for_masks |= waits_for_mask;
+            waits_for_mask,
             keeps_state,
             n_charged,
             epoch,
@@ -375,10 +395,10 @@ impl Scheduler {
         }
         let Some(work) = &context.work else { return Placed::Nothing };
         let n_tokens = context.kv.tokens.len();
+        let draws = matches!(work, Work::Run(_));
         plan.rows.push(PlannedRow {
             id,
             start: n_tokens,
-            waits_for_mask,
             end: n_tokens,
             input: Input::Known,
             n_tokens,
@@ -395,14 +415,13 @@ impl Scheduler {
         let n_outputs_tokens = work.outputs_cost(n_tokens - 1..n_tokens, n_tokens, self.limits.logits_tokens);
         let n_head_tokens = n_outputs_tokens.max(self.limits.logits_tokens as usize) + 1;
         plan.work.n_head_tokens += n_head_tokens;
-        let draws = matches!(work, Work::Run(_));
         self.queue.charge(&context.seat, self.costs.tokens_ns(n_head_tokens));
         Placed::Row { n_tokens: 0 }
     }
 
     /// Whether a context would fill the device but for a page that it shares and is to write: there is no room for the
     /// page and its copy, so what it has in it is computed again.
-    fn has_no_room_for_copy(&self, context: &ContextState, target: usize) -> bool {
+    pub(super) fn has_no_room_for_copy(&self, context: &ContextState, target: usize) -> bool {
         let blocks = context.kv.blocks();
         let n_blocks = target.div_ceil(PAGE_LEN).max(blocks.len());
         let is_copied = || blocks.get(context.start() / PAGE_LEN).is_some_and(|&b| self.pages.is_shared(b));

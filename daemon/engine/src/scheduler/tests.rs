@@ -4,6 +4,7 @@ mod cost;
 mod failing;
 mod guest;
 mod hash_backend;
+mod joint;
 mod late;
 mod progress;
 mod steps;
@@ -59,6 +60,8 @@ struct Model {
     n_synced: usize,
     stream: Option<Stream>,
     question: Option<Question>,
+    /// Whether it is a member of a job that is not done.
+    is_member: bool,
     caller: CallerId,
     actor: ActorId,
 }
@@ -81,6 +84,8 @@ struct World {
     under_way: VecDeque<(Plan, Vec<Output>)>,
     users: Vec<Arc<Account>>,
     contexts: Vec<(ContextId, Model)>,
+    jobs: Vec<joint::Job>,
+    n_jobs: joint::Seen,
     saved: HashMap<(ActorId, String), Vec<Token>>,
     next_id: u64,
     n_answers: usize,
@@ -127,6 +132,8 @@ impl World {
             under_way: VecDeque::new(),
             users: (0..2).map(|_| Account::new("user", Budget::UNLIMITED, None)).collect(),
             contexts: Vec::new(),
+            jobs: Vec::new(),
+            n_jobs: joint::Seen::default(),
             saved: HashMap::new(),
             next_id: 0,
             n_answers: 0,
@@ -175,7 +182,7 @@ impl World {
     /// A context without an open question, if there is one.
     fn pick(&mut self) -> Option<usize> {
         let free: Vec<usize> =
-            (0..self.contexts.len()).filter(|&idx| self.contexts[idx].1.question.is_none()).collect();
+            (0..self.contexts.len()).filter(|&idx| self.contexts[idx].1.is_free()).collect();
         if free.is_empty() { None } else { Some(free[self.random.below(free.len())]) }
     }
 
@@ -187,7 +194,7 @@ impl World {
             let caller = self.guests.enter(&mut self.scheduler, owner);
             self.apply(Operation::Create { id, caller });
             let (tokens, stream, question) = (Vec::new(), None, None);
-            let model = Model { tokens, n_synced: 0, stream, question, caller, actor };
+            let model = Model { tokens, n_synced: 0, stream, question, is_member: false, caller, actor };
             self.contexts.push((id, model));
             return;
         }
@@ -195,6 +202,7 @@ impl World {
             // Also in the middle of a question: the guest was killed.
             let idx = self.random.below(self.contexts.len());
             let (id, model) = self.contexts.swap_remove(idx);
+            self.disturb(id);
             let n_pulled = model.stream.map_or(0, |stream| stream.queue.n_pulled());
             return self.apply(Operation::Release { id, n_pulled });
         }
@@ -230,13 +238,15 @@ impl World {
                     n_synced: model.tokens.len(),
                     stream: None,
                     question: None,
+                    is_member: false,
                     caller: model.caller,
                     actor: model.actor,
                 };
                 self.contexts.push((child, forked));
                 self.apply(Operation::Fork { id, edit, child });
             }
-            54..75 if !is_empty => self.ask(idx),
+            54..72 if !is_empty => self.ask(idx),
+            72..75 if !is_empty => self.draw_together(idx),
             75..80 => self.save_or_open(idx),
             _ if !is_empty => {
                 for _ in 0..1 + self.random.below(8) {
@@ -329,7 +339,8 @@ impl World {
                 assert_eq!(found.as_ref().ok(), self.saved.get(&key));
                 if let Ok(tokens) = found {
                     let n_synced = tokens.len();
-                    let model = Model { tokens, n_synced, stream: None, question: None, caller, actor };
+                    let (stream, question) = (None, None);
+                    let model = Model { tokens, n_synced, stream, question, is_member: false, caller, actor };
                     self.contexts.push((id, model));
                 }
             }
@@ -427,6 +438,7 @@ impl World {
             assert!(plan.has_rows() || batch.copies.is_empty(), "without rows nothing is copied");
             let outputs = self.backend.run(&plan.moves, &batch);
             drop(batch);
+            self.check_jobs(&plan);
             if !plan.has_rows() {
                 break;
             }
@@ -448,6 +460,7 @@ impl World {
 
     fn take_answers(&mut self) {
         self.guests.deliver(&self.scheduler, self.port);
+        self.take_drawn();
         for (_, model) in &mut self.contexts {
             let Some(Question { place, expected, then }) = &mut model.question else { continue };
             match place.try_take() {
@@ -492,11 +505,12 @@ impl World {
         // Whatever is asked comes to its end, however tight the pages are.
         for _ in 0..20_000 {
             self.step();
-            if self.contexts.iter().all(|(_, model)| model.question.is_none()) {
+            if self.jobs.is_empty() && self.contexts.iter().all(|(_, model)| model.question.is_none()) {
                 break;
             }
         }
         assert!(self.contexts.iter().all(|(_, model)| model.question.is_none()), "a question starves");
+        assert!(self.jobs.is_empty(), "a job starves");
         for (id, _) in std::mem::take(&mut self.contexts) {
             self.apply(Operation::Release { id, n_pulled: 0 });
         }
@@ -522,6 +536,7 @@ fn random_operations_give_what_a_model_without_pages_gives() {
     let (mut n_answers, mut n_tokens, mut n_swaps, mut n_recomputed, mut n_cached) = (0, 0, 0, 0, 0);
     let (mut n_over_budget, mut n_faults, mut n_drawn_rows, mut n_on_new_pages, mut n_in_vain) =
         (0, 0, 0, 0, 0);
+    let mut n_jobs = joint::Seen::default();
     let (mut n_verified, mut n_rows_of_head, mut n_masks_late, mut n_sat_out) = (0, 0, 0, 0);
     for seed in 0..150 {
         let mut world = World::new(seed);
@@ -539,6 +554,7 @@ fn random_operations_give_what_a_model_without_pages_gives() {
         n_verified += world.n_verified;
         n_rows_of_head += world.backend.n_rows_of_head;
         n_masks_late += world.n_masks_late;
+        n_jobs.add(&world.n_jobs);
         n_drawn_rows += world.backend.n_drawn_rows;
         n_on_new_pages += world.backend.n_drawn_rows_on_new_pages;
         let stats = world.scheduler.stats();
@@ -554,6 +570,7 @@ fn random_operations_give_what_a_model_without_pages_gives() {
     assert!(n_over_budget > 500 && n_faults > 100, "{n_over_budget} {n_faults}");
     assert!(n_drawn_rows > 3_000 && n_on_new_pages > 100, "{n_drawn_rows} {n_on_new_pages}");
     assert!(n_in_vain > 300, "{n_in_vain} rows in vain");
+    n_jobs.check();
     assert!(n_masks_late > 300 && n_sat_out > 300, "{n_masks_late} {n_sat_out}");
     assert!(
         n_swaps > 1_000 && n_recomputed > 100 && n_cached > 10_000,

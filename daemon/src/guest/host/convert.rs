@@ -90,6 +90,12 @@ impl From<EngineError> for HostError {
             EngineError::GuessTooLong { n_tokens, n_tokens_max } => {
                 return invalid("guess", format!("{n_tokens} tokens"), format!("at most {n_tokens_max}"));
             }
+            EngineError::JobTooLarge { n_rows, n_rows_max } => {
+                return invalid("contexts", n_rows, format!("at most {n_rows_max} at once"));
+            }
+            EngineError::JobMixed | EngineError::JobDisturbed => {
+                return invalid("contexts", "a job over several", text);
+            }
             EngineError::EmptyContext => ApiError::EmptyContext,
             EngineError::Budget(exceeded) => ApiError::BudgetExceeded(BudgetLimit {
                 what: format!("{} of the {}", exceeded.what, exceeded.level),

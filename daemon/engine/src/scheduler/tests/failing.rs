@@ -1,6 +1,6 @@
 //! Steps that fail, among random operations.
 
-use super::{World, hash};
+use super::{World, hash, joint};
 use crate::account::Resource;
 use crate::backend::{BackendError, Damage};
 use crate::completion::Done;
@@ -44,11 +44,13 @@ impl World {
             reason: "a test".to_owned(),
             damage: Damage::Call,
         };
+        let jobs = self.jobs_in(&plan);
         self.scheduler.fail_step(&plan, n_moved, &EngineError::Step(error));
         self.check();
         self.guests.deliver(&self.scheduler, self.port);
         seen.n_steps += 1;
         seen.n_moves_lost += plan.moves.len() - n_moved;
+        self.take_failed_jobs(&jobs);
         for row in &plan.rows {
             let Some((_, model)) = self.contexts.iter_mut().find(|(id, _)| *id == row.id) else { continue };
             if let Some(question) = model.question.take() {
@@ -82,7 +84,7 @@ impl World {
 
 #[test]
 fn what_follows_a_step_that_failed_is_as_if_it_had_never_been() {
-    let mut seen = Seen::default();
+    let (mut seen, mut n_jobs) = (Seen::default(), joint::Seen::default());
     for seed in 1_000..1_200 {
         let mut world = World::new(seed);
         for _ in 0..600 {
@@ -93,11 +95,12 @@ fn what_follows_a_step_that_failed_is_as_if_it_had_never_been() {
                 _ => {}
             }
         }
-        world.finish();
+        n_jobs.add(&world.finish().n_jobs);
     }
     // The test is worth nothing if the schedules never reach these paths.
     assert!(seen.n_steps > 2_000 && seen.n_answers > 500 && seen.n_streams > 500, "{seen:?}");
     assert!(seen.n_moves_lost > 50, "{seen:?}");
+    assert!(n_jobs.n_failed > 20, "{n_jobs:?}");
 }
 
 #[test]

@@ -1,0 +1,37 @@
+//! Draws after several contexts that ride together: their rows are in one step, all of them or none.
+//!
+//! What leads up to the last token of each is an ordinary prompt. This is a member's part; the job itself is the
+//! scheduler's.
+
+use std::sync::Arc;
+
+use crate::completion::Tag;
+use crate::sampling::Sampler;
+
+/// Tells the jobs over several contexts apart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) struct JobId(pub(crate) u64);
+
+/// What is wanted of one member.
+#[derive(Debug)]
+pub(crate) struct JointWork {
+    pub(crate) job: JobId,
+    pub(super) sampler: Arc<Sampler>,
+    pub(super) tag: Tag,
+    pub(crate) stage: Stage,
+}
+
+/// How far a member is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Stage {
+    /// It computes what comes before its last token, or has, and waits for the others.
+    LeadsUp,
+    /// Its last token has a row, beside those of the others.
+    Rides,
+}
+
+impl JointWork {
+    pub(crate) fn new(job: JobId, sampler: Arc<Sampler>, tag: Tag) -> Self {
+        Self { job, sampler, tag, stage: Stage::LeadsUp }
+    }
+}

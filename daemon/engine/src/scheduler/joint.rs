@@ -1,0 +1,388 @@
+//! Jobs over several contexts whose draws are made in one step.
+//!
+//! A job is admitted to pages as a whole, so that two of them never hold what the other waits for. Its members compute what
+//! leads up to their last tokens as prompts do. When all are there, their last tokens get rows in one step: a job that
+//! finds no room for all of them is looked at before anybody else in the next one. Whatever ends the work of one member ends
+//! the job.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use rustc_hash::{FxHashMap, FxHashSet};
+use smallvec::SmallVec;
+
+use super::admission::Rank;
+use super::cost::StepWork;
+use super::plan::{N_BLOCKS_FOUND_MAX, Placed};
+use super::{ContextState, Plan, Scheduler};
+use crate::account::Resource;
+use crate::backend::PAGE_LEN;
+use crate::batch::{Candidate, Output};
+use crate::command::{Answer, ContextId, Edit};
+use crate::completion::{Done, Reply, Tag};
+use crate::error::EngineError;
+use crate::job::{JobId, JointWork, Stage, Work};
+use crate::sampling::Sampler;
+
+/// Of the rows of a step, one in so many may be kept for prompts.
+const N_ROWS_PER_PREFILL: usize = 16;
+
+type Members = SmallVec<[ContextId; 2]>;
+
+#[derive(Debug)]
+struct Job {
+    /// Contexts of one guest. The first stands in the line for all.
+    members: Members,
+    reply: Reply,
+    drawn: Vec<Option<Output>>,
+}
+
+/// Jobs over several contexts that are not done.
+#[derive(Debug, Default)]
+pub(super) struct Jobs {
+    jobs: FxHashMap<JobId, Job>,
+    n_made: u64,
+    /// Those whose members are all ready, and that found no room in the last step.
+    waiting: VecDeque<JobId>,
+    /// Those that failed while a step was planned that may have rows of theirs: they end once it is on its way.
+    failed: Vec<(JobId, EngineError)>,
+}
+
+impl Jobs {
+    pub(super) fn have_waiting(&self) -> bool {
+        !self.waiting.is_empty()
+    }
+
+    #[cfg(test)]
+    pub(super) fn is_empty(&self) -> bool {
+        self.jobs.is_empty() && self.waiting.is_empty()
+    }
+
+    fn members(&self, job: JobId) -> Members {
+        self.jobs.get(&job).map_or_else(Members::new, |job| job.members.clone())
+    }
+
+    fn wait(&mut self, job: JobId) {
+        if !self.waiting.contains(&job) {
+            self.waiting.push_back(job);
+        }
+    }
+}
+
+/// How much a plan held before the rows of a job.
+struct Before {
+    n_rows: usize,
+    n_copies: usize,
+    work: StepWork,
+}
+
+impl Scheduler {
+    /// A job that draws the next token of each context.
+    pub(super) fn draw_together(&mut self, edits: Vec<(ContextId, Edit)>, sampler: Arc<Sampler>, tag: Tag) {
+        let members: Members = edits.iter().map(|&(id, _)| id).collect();
+        for (id, edit) in edits {
+            self.edit(id, edit);
+        }
+        let Some(reply) = members.first().and_then(|&id| self.reply(id, tag)) else { return };
+        if members.iter().any(|id| !self.contexts.contains_key(id)) {
+            return reply.send(Done::Answer(Err(EngineError::JobDisturbed)));
+        }
+        let n_rows_for_all = self.limits.n_rows_max - self.limits.n_rows_max / N_ROWS_PER_PREFILL;
+        let (n_rows, n_rows_max) = (members.len(), n_rows_for_all.min(self.settings.n_step_tokens));
+        if n_rows > n_rows_max {
+            return reply.send(Done::Answer(Err(EngineError::JobTooLarge { n_rows, n_rows_max })));
+        }
+        let job = JobId(self.jobs.n_made);
+        self.jobs.n_made += 1;
+        for id in &members {
+            let Some(context) = self.contexts.get_mut(id) else { continue };
+            self.returns.note_asked(context.owner.guest);
+            context.kv.rewind(context.kv.tokens.len() - 1);
+            context.kv.forget_shared_unwritten(&mut self.pages);
+            context.work = Some(Work::Joint(JointWork::new(job, sampler.clone(), tag)));
+        }
+        let drawn = vec![None; n_rows];
+        self.jobs.jobs.insert(job, Job { members: members.clone(), reply, drawn });
+        members.into_iter().for_each(|id| self.enqueue(id));
+    }
+
+    /// The job that a context's work is part of.
+    pub(super) fn job_of(&self, id: ContextId) -> Option<JobId> {
+        self.contexts.get(&id).and_then(|context| context.job())
+    }
+
+    /// Ends a job and the work of all its members.
+    pub(super) fn end_job(&mut self, job: JobId, answer: Result<Answer, EngineError>) {
+        let Some(Job { members, reply, .. }) = self.jobs.jobs.remove(&job) else { return };
+        self.jobs.waiting.retain(|&waiting| waiting != job);
+        for id in members {
+            // The one whose work has ended already may have other work by now.
+            if self.job_of(id) == Some(job) {
+                self.leave_by_id(id);
+                if let Some(context) = self.contexts.get_mut(&id) {
+                    context.take_work();
+                }
+            }
+        }
+        reply.send(Done::Answer(answer));
+    }
+
+    /// A job cannot go on; it ends after the plan being made.
+    pub(super) fn fail_job(&mut self, job: JobId, error: EngineError) {
+        self.jobs.failed.push((job, error));
+    }
+
+    /// Ends the jobs that failed, save those that have rows in a plan that was only just made.
+    pub(super) fn end_failed_jobs(&mut self, plan: Option<&Plan>) {
+        for (job, error) in std::mem::take(&mut self.jobs.failed) {
+            let has_row = |plan: &Plan| plan.rows.iter().any(|row| self.job_of(row.id) == Some(job));
+            match plan.is_some_and(has_row) {
+                true => self.jobs.failed.push((job, error)),
+                false => self.end_job(job, Err(error)),
+            }
+        }
+    }
+
+    /// Takes in what was drawn for a member; the job is done with the last of them.
+    pub(super) fn take_drawn(&mut self, job: JobId, id: ContextId, output: Output) {
+        let Some(Job { members, drawn, .. }) = self.jobs.jobs.get_mut(&job) else { return };
+        let idx = members.iter().position(|&member| member == id).expect("it draws for a member");
+        drawn[idx] = Some(output);
+        if drawn.iter().any(Option::is_none) {
+            return;
+        }
+        let drawn = std::mem::take(drawn).into_iter().flatten();
+        let drawn: Result<Vec<Candidate>, EngineError> = drawn
+            .map(|output| match output {
+                Output::Sampled(candidate) => Ok(candidate),
+                Output::Failed(fault) => Err(fault.into()),
+                other => unreachable!("a job asks for draws, not for {other:?}"),
+            })
+            .collect();
+        if let Some(context) = self.contexts.get(&id) {
+            self.returns.note_answered(context.owner.guest);
+        }
+        self.end_job(job, drawn.map(Answer::Together));
+    }
+
+    /// Jobs that found no room in the last step go before everybody in this one.
+    pub(super) fn place_waiting_jobs(&mut self, n_rows_max: usize, plan: &mut Plan) {
+        for job in std::mem::take(&mut self.jobs.waiting) {
+            let n_tokens_max = self.settings.n_step_tokens - plan.work.n_decode_rows;
+            if let Some(&first) = self.jobs.members(job).first() {
+                // A member whose KV was given up meanwhile goes on as a prompt.
+                let n_rows_max = n_rows_max - plan.rows.len();
+                if self.place_member(job, first, n_rows_max, n_tokens_max, plan).is_none() {
+                    self.enqueue(first);
+                }
+            }
+        }
+    }
+
+    /// What becomes of a member of a job that is looked at for a step; `None` when it goes on as a prompt.
+    pub(super) fn place_member(
+        &mut self,
+        job: JobId,
+        id: ContextId,
+        n_rows_max: usize,
+        n_tokens_max: usize,
+        plan: &mut Plan,
+    ) -> Option<Placed> {
+        let members = self.jobs.members(job);
+        let has_failed = self.jobs.failed.iter().any(|(failed, _)| *failed == job);
+        if has_failed {
+            return Some(Placed::Nothing);
+        }
+        match self.admit_job(&members) {
+            Ok(true) => {}
+            Ok(false) => return Some(Placed::Nothing),
+            Err(error) => {
+                self.fail_job(job, error);
+                return Some(Placed::Nothing);
+            }
+        }
+        if self.contexts.get(&id).is_none_or(|context| !context.is_led_up()) {
+            return None;
+        }
+        let is_ready = |id| {
+            self.contexts.get(id).is_some_and(|context| context.is_led_up() && context.under_way.is_none())
+        };
+        if !members.iter().all(is_ready) {
+            // Whoever is the last to be there is looked at then.
+            members.iter().for_each(|&id| self.enqueue_prompt(id));
+            return Some(Placed::UnderWay);
+        }
+        let placed = match self.place_all(&members, n_rows_max, n_tokens_max, plan) {
+            Ok(placed) => placed,
+            Err(error) => {
+                self.fail_job(job, error);
+                return Some(Placed::Nothing);
+            }
+        };
+        if let Placed::Waits = placed {
+            self.jobs.wait(job);
+            return Some(Placed::UnderWay);
+        }
+        Some(placed)
+    }
+
+    /// A member that lost its KV while it waited is in the queue again.
+    fn enqueue_prompt(&mut self, id: ContextId) {
+        let is_prompt = |context: &ContextState| !context.is_led_up() && context.under_way.is_none();
+        if self.contexts.get(&id).is_some_and(|context| is_prompt(context)) {
+            self.enqueue(id);
+        }
+    }
+
+    /// Gives the last token of each member a row, or none of them.
+    fn place_all(
+        &mut self,
+        members: &Members,
+        n_rows_max: usize,
+        n_tokens_max: usize,
+        plan: &mut Plan,
+    ) -> Result<Placed, EngineError> {
+        let n_rows = members.len();
+        if n_rows > n_rows_max || n_rows > n_tokens_max || plan.n_blocks_found >= N_BLOCKS_FOUND_MAX {
+            return Ok(Placed::Waits);
+        }
+        let needed = self.pages_of_job(members)?;
+        let Some(n_needed) = needed else { return Ok(Placed::UnderWay) };
+        if n_needed > 0 && !self.make_room_for_all(n_needed, members, plan) {
+            return Ok(Placed::Waits);
+        }
+        let before = Before { n_rows: plan.rows.len(), n_copies: plan.copies.len(), work: plan.work };
+        self.set_stage(members, Stage::Rides);
+        for &id in members {
+            let mut context = self.contexts.remove(&id).expect("a member exists");
+            let placed = self.place_context(&mut context, id, 1, plan);
+            self.contexts.insert(id, context);
+            if !matches!(placed, Ok(Placed::Row { .. })) {
+                self.take_back(plan, &before);
+                self.set_stage(members, Stage::LeadsUp);
+                return placed.map(|_| Placed::Waits);
+            }
+        }
+        Ok(Placed::Row { n_tokens: n_rows })
+    }
+
+    fn set_stage(&mut self, members: &Members, to: Stage) {
+        for id in members {
+            if let Some(Work::Joint(work)) =
+                self.contexts.get_mut(id).and_then(|context| context.work.as_mut())
+            {
+                work.stage = to;
+            }
+        }
+    }
+
+    /// Takes the rows of a job out of a plan again.
+    fn take_back(&mut self, plan: &mut Plan, before: &Before) {
+        let has_copies = plan.copies.len() > before.n_copies;
+        plan.copies.truncate(before.n_copies);
+        for row in plan.rows.drain(before.n_rows..) {
+            let context = self.contexts.get_mut(&row.id).expect("a context with a row exists");
+            context.under_way = None;
+            context.owner.account.release(Resource::Tokens, row.n_charged);
+            self.stats.n_tokens -= (row.end - row.start) as u64;
+            self.stats.n_tokens_again -= row.n_again() as u64;
+            if has_copies {
+                // The beginning of what it was to write may be a copy that is not made.
+                context.kv.lose_after(row.start / PAGE_LEN, &mut self.pages);
+            }
+        }
+        plan.work = before.work;
+    }
+
+    /// Pages that have to be found before all members can write their last tokens; `None` when one of them is to compute
+    /// something again instead of copying it, there being no room for both.
+    fn pages_of_job(&mut self, members: &Members) -> Result<Option<usize>, EngineError> {
+        let mut held = FxHashSet::default();
+        let mut copying = Members::new();
+        let (mut n_new, mut n_copied, mut n_away) = (0, 0, 0);
+        for id in members {
+            let context = self.contexts.get_mut(id).expect("a member exists");
+            n_away += context.kv.locate(&self.pages);
+            let blocks = context.kv.blocks();
+            held.extend(blocks.iter().copied());
+            n_new += context.kv.tokens.len().div_ceil(PAGE_LEN).saturating_sub(blocks.len());
+            let written = blocks.get(context.start() / PAGE_LEN..).unwrap_or_default();
+            let n = written.iter().filter(|&&block| self.pages.is_shared(block)).count();
+            n_copied += n;
+            if n > 0 && context.under_way.is_none() {
+                copying.push(*id);
+            }
+        }
+        let (n_pages, n_needed) = (self.limits.n_pages, held.len() + n_new + n_copied);
+        if n_needed <= n_pages {
+            return Ok(Some(n_new + n_copied + n_away));
+        }
+        if copying.is_empty() {
+            return Err(EngineError::NoPages { n_needed, n_pages });
+        }
+        for id in copying {
+            let context = self.contexts.get_mut(&id).expect("a member exists");
+            context.kv.lose_after(context.kv.n_computed / PAGE_LEN, &mut self.pages);
+            self.enqueue(id);
+        }
+        Ok(None)
+    }
+
+    fn make_room_for_all(&mut self, n_needed: usize, members: &Members, plan: &mut Plan) -> bool {
+        for id in members {
+            let blocks = self.contexts[id].kv.blocks();
+            blocks.iter().for_each(|&block| self.pages.pin(block));
+        }
+        let first = self.contexts.remove(&members[0]).expect("a member exists");
+        let is_there = self.make_room(n_needed, &first, plan);
+        self.contexts.insert(members[0], first);
+        is_there
+    }
+
+    /// Whether all members may take pages. If not, the first stands in the line for them.
+    fn admit_job(&mut self, members: &Members) -> Result<bool, EngineError> {
+        let is_in = |id| {
+            let context = self.contexts.get(id).map(Box::as_ref);
+            context.is_some_and(|context| context.is_admitted() && !self.needs_more_blocks(context))
+        };
+        if members.iter().all(is_in) {
+            return Ok(true);
+        }
+        if members.iter().any(|id| self.contexts.get(id).is_some_and(|context| context.is_in_line())) {
+            return Ok(false);
+        }
+        members.iter().for_each(|&id| self.leave_by_id(id));
+        // What does not fit the device alone would hold others up for nothing.
+        while self.pages_of_job(members)?.is_none() {}
+        if self.line.is_empty() && self.admit_all(members).is_ok() {
+            return Ok(true);
+        }
+        self.enter_line(members);
+        Ok(false)
+    }
+
+    /// Admits a job at the head of the line, or makes room for it; returns whether there is any use in looking again.
+    pub(super) fn admit_job_from_line(&mut self, job: JobId, rank: Rank) -> bool {
+        let members = self.jobs.members(job);
+        match self.admit_all(&members) {
+            Ok(()) => {
+                self.leave_line(rank);
+                members.into_iter().for_each(|id| self.enqueue(id));
+                true
+            }
+            Err(n_pages) => self.end_terms(n_pages),
+        }
+    }
+}
+
+impl ContextState {
+    /// The job that its work is part of.
+    pub(super) fn job(&self) -> Option<JobId> {
+        self.work.as_ref().and_then(Work::job)
+    }
+
+    /// Whether all before its last token is computed, or will be by rows under way.
+    fn is_led_up(&self) -> bool {
+        self.start() + 1 >= self.kv.tokens.len()
+    }
+}

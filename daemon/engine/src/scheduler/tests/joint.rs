@@ -1,0 +1,189 @@
+//! Jobs over two contexts that have to ride together.
+
+use std::sync::Arc;
+
+use super::hash_backend::{drawn, hash};
+use super::{Model, N_POSITIONS, Plan, World};
+use crate::batch::Candidate;
+use crate::command::{Answer, ContextId, Edit, Operation};
+use crate::completion::Done;
+use crate::error::EngineError;
+use crate::job::{JobId, Stage, Work};
+use crate::line::Standing;
+use crate::sampling::Sampler;
+
+/// A job that its caller waits for.
+pub(super) struct Job {
+    members: [ContextId; 2],
+    place: Standing,
+    expected: Vec<Candidate>,
+    /// Whether something was done with a member meanwhile.
+    is_disturbed: bool,
+}
+
+/// What became of jobs.
+#[derive(Debug, Default)]
+pub(super) struct Seen {
+    n_answered: usize,
+    n_disturbed: usize,
+    n_too_large: usize,
+    n_without_pages: usize,
+    n_over_budget: usize,
+    pub(super) n_failed: usize,
+}
+
+impl Seen {
+    pub(super) fn add(&mut self, other: &Self) {
+        self.n_answered += other.n_answered;
+        self.n_disturbed += other.n_disturbed;
+        self.n_too_large += other.n_too_large;
+        self.n_without_pages += other.n_without_pages;
+        self.n_over_budget += other.n_over_budget;
+        self.n_failed += other.n_failed;
+    }
+
+    /// Tests are worth nothing if they never come here.
+    pub(super) fn check(&self) {
+        let Self { n_answered, n_disturbed, n_too_large, n_without_pages, n_over_budget, .. } = *self;
+        assert!(n_answered > 400 && n_disturbed > 50 && n_too_large > 50, "{self:?}");
+        assert!(n_without_pages > 0 && n_over_budget > 10, "{self:?}");
+    }
+}
+
+impl Model {
+    /// Whether nothing is asked that has to be answered first.
+    pub(super) fn is_free(&self) -> bool {
+        self.question.is_none() && !self.is_member
+    }
+}
+
+impl World {
+    fn is_room_for_one_more(model: &Model) -> bool {
+        !model.tokens.is_empty() && model.tokens.len() < N_POSITIONS
+    }
+
+    /// Draws after this context and another of its guest's, if there is one.
+    pub(super) fn draw_together(&mut self, idx: usize) {
+        let caller = self.contexts[idx].1.caller;
+        let other = (0..self.contexts.len()).find(|&other| {
+            let model = &self.contexts[other].1;
+            other != idx && model.caller == caller && model.is_free() && Self::is_room_for_one_more(model)
+        });
+        let Some(other) = other.filter(|_| Self::is_room_for_one_more(&self.contexts[idx].1)) else { return };
+        let seed = self.random.next() & !7; // one that never fails
+        let sampler = Arc::new(Sampler { seed, ..Sampler::greedy() });
+        let place = self.guests.stand(caller);
+        let tag = place.tag();
+        let ids = [idx, other].map(|idx| self.contexts[idx].0);
+        let mut expected = Vec::new();
+        let members = [idx, other].map(|idx| {
+            let (id, model) = &mut self.contexts[idx];
+            expected.push(drawn(hash(&model.tokens), seed));
+            model.is_member = true;
+            (*id, Self::edit(model))
+        });
+        self.apply(Operation::DrawTogether { members: members.to_vec(), sampler, tag });
+        self.jobs.push(Job { members: ids, place, expected, is_disturbed: false });
+        let spoiled = self.random.below(2);
+        match self.random.below(16) {
+            // The caller loses interest before the engine begins, or edits one of the contexts.
+            0 => {
+                self.apply(Operation::Cancel { id: ids[0], tag });
+                self.disturb(ids[0]);
+            }
+            1 => {
+                let n_kept = self.contexts[[idx, other][spoiled]].1.tokens.len();
+                let edit = Edit { n_kept, ..Edit::default() };
+                self.apply(Operation::Edit { id: ids[spoiled], edit });
+                self.disturb(ids[spoiled]);
+            }
+            _ => {}
+        }
+    }
+
+    /// Something is done with a context: a job over it ends.
+    pub(super) fn disturb(&mut self, id: ContextId) {
+        for job in self.jobs.iter_mut().filter(|job| job.members.contains(&id)) {
+            job.is_disturbed = true;
+        }
+    }
+
+    /// All rows of a job that draw are in one step.
+    pub(super) fn check_jobs(&self, plan: &Plan) {
+        let jobs: Vec<JobId> = plan.rows.iter().filter_map(|row| self.riding(row.id)).collect();
+        for job in &jobs {
+            let n_rows = jobs.iter().filter(|other| *other == job).count();
+            assert_eq!(n_rows, 2, "a job rides whole");
+        }
+        for row in plan.rows.iter().filter(|row| self.riding(row.id).is_some()) {
+            assert_eq!((row.end - row.start, row.n_outputs), (1, 1));
+        }
+    }
+
+    fn riding(&self, id: ContextId) -> Option<JobId> {
+        match self.scheduler.contexts[&id].work.as_ref()? {
+            Work::Joint(work) if work.stage == Stage::Rides => Some(work.job),
+            _ => None,
+        }
+    }
+
+    /// The places in the list of the jobs that have rows in a step.
+    pub(super) fn jobs_in(&self, plan: &Plan) -> Vec<usize> {
+        let has_row = |id: &ContextId| {
+            plan.rows.iter().any(|row| row.id == *id && self.scheduler.contexts[id].job().is_some())
+        };
+        (0..self.jobs.len()).filter(|&idx| self.jobs[idx].members.iter().any(has_row)).collect()
+    }
+
+    /// Jobs that had rows in a step that failed are told so.
+    pub(super) fn take_failed_jobs(&mut self, jobs: &[usize]) {
+        for &idx in jobs.iter().rev() {
+            let job = self.jobs.swap_remove(idx);
+            let Some(Done::Answer(Err(error))) = job.place.try_take() else { panic!("the caller is told") };
+            assert!(matches!(error, EngineError::Step(_)), "{error}");
+            self.n_jobs.n_failed += 1;
+            self.free_members(job.members);
+        }
+    }
+
+    fn free_members(&mut self, members: [ContextId; 2]) {
+        for (id, model) in &mut self.contexts {
+            model.is_member &= !members.contains(id);
+        }
+    }
+
+    pub(super) fn take_drawn(&mut self) {
+        let (n_pages, limits) = (self.scheduler.limits.n_pages, self.scheduler.limits.clone());
+        for job in std::mem::take(&mut self.jobs) {
+            let Some(done) = job.place.try_take() else {
+                assert!(!job.is_disturbed, "whoever waits for a job that has ended is told");
+                self.jobs.push(job);
+                continue;
+            };
+            let seen = &mut self.n_jobs;
+            match done {
+                Done::Answer(Ok(answer)) => {
+                    assert_eq!(answer, Answer::Together(job.expected));
+                    seen.n_answered += 1;
+                }
+                Done::Answer(Err(EngineError::JobDisturbed)) => {
+                    assert!(job.is_disturbed, "nobody did anything with its contexts");
+                    seen.n_disturbed += 1;
+                }
+                Done::Answer(Err(EngineError::JobTooLarge { n_rows, n_rows_max })) => {
+                    let n_most = limits.n_rows_max.min(limits.n_tokens_max);
+                    assert_eq!((n_rows, n_rows_max, n_most), (2, 1, 1));
+                    seen.n_too_large += 1;
+                }
+                Done::Answer(Err(EngineError::NoPages { n_needed, n_pages: found })) => {
+                    assert!(n_needed > n_pages && found == n_pages, "{n_needed} of {n_pages}");
+                    seen.n_without_pages += 1;
+                }
+                Done::Answer(Err(EngineError::Budget(_))) => seen.n_over_budget += 1,
+                other => panic!("{other:?}"),
+            }
+            self.free_members(job.members);
+        }
+        assert_eq!(self.jobs.is_empty(), self.scheduler.jobs.is_empty(), "no job is forgotten");
+    }
+}
