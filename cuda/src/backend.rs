@@ -462,4 +462,6 @@ impl Backend for CudaBackend {
 #[cfg(test)]
 mod fault_tests;
 #[cfg(test)]
+mod late_tests;
+#[cfg(test)]
 mod tests;

@@ -1,6 +1,7 @@
 //! A card that models share: device, compiler, one stream for all steps, memory for one step at a time.
 
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use crate::{Buffer, Compiler, CudaError, Gpu, Slice, Stream, probe};
@@ -20,6 +21,8 @@ struct Inner {
     /// All steps of all models go through it, so that they never overlap and one memory serves them all.
     stream: Mutex<Stream>,
     blas_workspace: Buffer,
+    /// Whether the step put into it last is only half there.
+    is_held: AtomicBool,
     /// The largest memory for steps so far; the models that use it hold it.
     step_memory: Mutex<Weak<Buffer>>,
 }
@@ -38,7 +41,8 @@ impl Card {
         let stream = Mutex::new(gpu.stream()?);
         let blas_workspace = gpu.allocate("the workspace of matrix products", BLAS_WORKSPACE_BYTES)?;
         let step_memory = Mutex::default();
-        Ok(Self(Arc::new(Inner { gpu, compiler, cache_dir, stream, blas_workspace, step_memory })))
+        let is_held = AtomicBool::new(false);
+        Ok(Self(Arc::new(Inner { gpu, compiler, cache_dir, stream, is_held, blas_workspace, step_memory })))
     }
 
     /// The device.
@@ -65,6 +69,18 @@ impl Card {
         self.0.stream.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Keeps the step memory as it is: no step of any model may begin before the rest of this one is in the stream. The
+    /// device's engine sees to that.
+    pub(crate) fn hold(&self) -> Hold {
+        self.0.is_held.store(true, Ordering::Relaxed);
+        Hold(self.clone())
+    }
+
+    /// Whether a step has yet to get the rest of its launches.
+    pub(crate) fn is_held(&self) -> bool {
+        self.0.is_held.load(Ordering::Relaxed)
+    }
+
     /// Where matrix products may keep what they need on the way.
     pub(crate) fn blas_workspace(&self) -> Slice {
         self.0.blas_workspace.slice()
@@ -89,5 +105,15 @@ impl Card {
     pub(crate) fn step_bytes_missing(&self, n_bytes: usize) -> usize {
         let shared = self.0.step_memory.lock().unwrap_or_else(PoisonError::into_inner);
         if shared.upgrade().is_some_and(|memory| memory.slice().n_bytes >= n_bytes) { 0 } else { n_bytes }
+    }
+}
+
+/// The step memory is kept while this is there.
+#[derive(Debug)]
+pub(crate) struct Hold(Card);
+
+impl Drop for Hold {
+    fn drop(&mut self) {
+        self.0.0.is_held.store(false, Ordering::Relaxed);
     }
 }

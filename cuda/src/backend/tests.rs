@@ -136,7 +136,7 @@ fn consecutive(first: usize, n: usize) -> &'static [PageId] {
 }
 
 /// A row over `tokens[start..]` whose pages are numbered from `first_page`, one more than needed.
-fn row<'a>(
+pub(super) fn row<'a>(
     slot: u32,
     tokens: &'a [Token],
     start: usize,

@@ -196,6 +196,7 @@ impl Steps {
 
         let card = self.card.clone();
         let stream = card.stream();
+        assert!(!card.is_held(), "a step behind one that waits for masks would write over its logits");
         let host = &mut self.ring[buffers_idx];
         host.done.synchronize()?;
         let written = self.lists.write(&layout, &mut host.input);
@@ -411,7 +412,8 @@ impl Steps {
             scores: extra,
         };
         // SAFETY: the lists keep rows of logits below those of the group, and places in the tail, in the slots and in
-        // what comes back inside the memory that was taken for the most there can be; the engine keeps tokens below
+        // what comes back inside the memory that was taken for the most there can be, `supply` those of late masks in
+        // theirs; the engine keeps tokens below
         // the vocabulary. All of it lives as long as `self`, which waits for the stream before it goes.
         unsafe { llama.kernels().logits.run(stream, &buffers, n, llama.config.vocab_size, group.stages) }
     }

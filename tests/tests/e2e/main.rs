@@ -12,6 +12,7 @@ mod forks;
 mod goldens;
 mod guests;
 mod hostile;
+mod late;
 mod mixes;
 mod parity;
 mod queues;

@@ -8,6 +8,7 @@
 use trellis_engine::batch::LateMask;
 
 use super::{InFlight, Steps};
+use crate::card::Hold;
 use crate::model::Llama;
 use crate::ops::logits::{NOWHERE, OutputRow, Wants};
 use crate::step::outputs::Late;
@@ -29,6 +30,8 @@ pub(super) struct Held {
     late: Vec<Late>,
     /// Words that come back.
     n_words: usize,
+    /// All models compute in one memory, and the logits are in it.
+    _hold: Hold,
 }
 
 impl Steps {
@@ -54,7 +57,8 @@ impl Steps {
     ) -> Result<Held, CudaError> {
         self.run_to_logits(stream, llama, kv, layout)?;
         let late = std::mem::take(&mut self.lists.outputs.late);
-        Ok(Held { layout: *layout, group: self.group_of(layout), late, n_words })
+        let (group, hold) = (self.group_of(layout), self.card.hold());
+        Ok(Held { layout: *layout, group, late, n_words, _hold: hold })
     }
 
     /// Launches the draws of a step that waits for masks, those without a mask left out; any other has done so.
@@ -68,7 +72,7 @@ impl Steps {
         masks: &[LateMask<'_>],
     ) -> Result<(), CudaError> {
         let Some(held) = step.held.take() else { return Ok(()) };
-        let Held { layout, group, late, n_words } = *held;
+        let Held { layout, group, late, n_words, _hold } = *held;
         let (late_start, buffers_idx) = (self.late_start, step.buffers_idx);
         let words = &mut self.ring[buffers_idx].late;
         let mut end = (step.rows.len() * OUTPUT_ROW_WORDS).next_multiple_of(2);
