@@ -74,7 +74,8 @@ impl Work {
             Self::Ask(work) => work.answer(Err(error)),
             Self::Verify(work) => work.answer(Err(error)),
             Self::Run(mut run) => run.queue.push(RunEvent::Failed(error)),
-            Self::Joint(_) => unreachable!("the job fails as a whole"),
+            // The job tells its caller, once.
+            Self::Joint(_) => {}
         }
     }
 

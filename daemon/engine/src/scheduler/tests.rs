@@ -406,6 +406,8 @@ impl World {
                 assert!(fails(hash(&model.tokens), stream.seed));
                 self.n_faults += 1;
             }
+            // In the worlds where steps fail.
+            Some(RunEvent::Failed(EngineError::Step(_))) => stream.has_ended = true,
             Some(RunEvent::Failed(error)) => panic!("{error}"),
             None => {}
         }

@@ -3,9 +3,11 @@
 use super::{World, hash, joint};
 use crate::account::Resource;
 use crate::backend::{BackendError, Damage};
+use crate::command::ContextId;
 use crate::completion::Done;
 use crate::error::EngineError;
 use crate::run::RunEvent;
+use crate::scheduler::plan::PlannedRow;
 
 /// What steps that failed did to the work that was in them.
 #[derive(Debug, Default)]
@@ -82,16 +84,47 @@ impl World {
     }
 }
 
+impl World {
+    /// Lets the step that waits for masks fail when it is let draw, if there is one.
+    fn fail_to_supply(&mut self, n_failed: &mut usize) {
+        if self.under_way.back().is_none_or(|(plan, _)| !plan.waits_for_masks()) {
+            return;
+        }
+        let (plan, _) = self.under_way.pop_back().expect("it was there");
+        self.backend.forget_late();
+        let is_live = |row: &PlannedRow| {
+            self.scheduler.contexts.get(&row.id).is_some_and(|context| context.epoch == row.epoch)
+        };
+        let live: Vec<ContextId> = plan.rows.iter().filter(|row| is_live(row)).map(|row| row.id).collect();
+        let jobs = self.jobs_in(&plan);
+        let (device, reason) = ("a device that fails".to_owned(), "a test".to_owned());
+        let error = BackendError::Device { device, call: "supply", reason, damage: Damage::Call };
+        self.scheduler.fail_step(&plan, plan.moves.len(), &EngineError::Step(error));
+        self.check();
+        self.guests.deliver(&self.scheduler, self.port);
+        self.take_failed_jobs(&jobs);
+        *n_failed += 1;
+        for (_, model) in self.contexts.iter_mut().filter(|(id, _)| live.contains(id)) {
+            if let Some(question) = model.question.take() {
+                let answer = question.place.try_take();
+                assert!(matches!(answer, Some(Done::Answer(Err(EngineError::Step(_))))), "{answer:?}");
+            }
+        }
+        self.take_answers();
+    }
+}
+
 #[test]
 fn what_follows_a_step_that_failed_is_as_if_it_had_never_been() {
-    let (mut seen, mut n_jobs) = (Seen::default(), joint::Seen::default());
+    let (mut seen, mut n_jobs, mut n_not_supplied) = (Seen::default(), joint::Seen::default(), 0);
     for seed in 1_000..1_200 {
         let mut world = World::new(seed);
         for _ in 0..600 {
             world.act();
             match world.random.below(12) {
                 0 => world.fail_step(&mut seen),
-                1..5 => world.step(),
+                1 => world.fail_to_supply(&mut n_not_supplied),
+                2..5 => world.step(),
                 _ => {}
             }
         }
@@ -100,7 +133,7 @@ fn what_follows_a_step_that_failed_is_as_if_it_had_never_been() {
     // The test is worth nothing if the schedules never reach these paths.
     assert!(seen.n_steps > 2_000 && seen.n_answers > 500 && seen.n_streams > 500, "{seen:?}");
     assert!(seen.n_moves_lost > 50, "{seen:?}");
-    assert!(n_jobs.n_failed > 20, "{n_jobs:?}");
+    assert!(n_jobs.n_failed > 20 && n_not_supplied > 50, "{n_jobs:?} {n_not_supplied}");
 }
 
 #[test]

@@ -195,6 +195,11 @@ impl HashBackend {
         }
     }
 
+    /// The step that waits for masks has failed.
+    pub(super) fn forget_late(&mut self) {
+        self.late.clear();
+    }
+
     /// Makes the late draws whose masks have come.
     pub(super) fn supply(&mut self, masks: &[LateMask<'_>], outputs: &mut [Output]) {
         let late = std::mem::take(&mut self.late);

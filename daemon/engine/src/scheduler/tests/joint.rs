@@ -11,6 +11,7 @@ use crate::error::EngineError;
 use crate::job::{JobId, Stage, Work};
 use crate::line::Standing;
 use crate::sampling::Sampler;
+use crate::scheduler::plan::PlannedRow;
 
 /// A job that its caller waits for.
 pub(super) struct Job {
@@ -129,9 +130,12 @@ impl World {
 
     /// The places in the list of the jobs that have rows in a step.
     pub(super) fn jobs_in(&self, plan: &Plan) -> Vec<usize> {
-        let has_row = |id: &ContextId| {
-            plan.rows.iter().any(|row| row.id == *id && self.scheduler.contexts[id].job().is_some())
+        // Rows of what the contexts did before are nobody's.
+        let is_of_job = |row: &PlannedRow| {
+            let context = self.scheduler.contexts.get(&row.id);
+            context.is_some_and(|context| context.epoch == row.epoch && context.job().is_some())
         };
+        let has_row = |id: &ContextId| plan.rows.iter().any(|row| row.id == *id && is_of_job(row));
         (0..self.jobs.len()).filter(|&idx| self.jobs[idx].members.iter().any(has_row)).collect()
     }
 
