@@ -7,10 +7,11 @@ use crate::batch::{Candidate, Token};
 use crate::command::{Answer, Ask, ContextId, Edit, Guess, Operation, RunSettings};
 use crate::completion::Done;
 use crate::error::EngineError;
-use crate::handle::{Caller, EngineHandle, Room};
+use crate::handle::{Caller, Room};
 use crate::job::N_GUESS_MAX;
 use crate::kv::Footprint;
 use crate::line::Standing;
+use crate::model_handle::ModelHandle;
 use crate::run::{Finish, Progress, RunEvent, RunQueue};
 
 /// A token sequence whose KV cache the engine holds.
@@ -20,7 +21,7 @@ use crate::run::{Finish, Progress, RunEvent, RunQueue};
 #[derive(Debug)]
 pub struct Context {
     id: ContextId,
-    engine: EngineHandle,
+    engine: ModelHandle,
     caller: Arc<Caller>,
     tokens: Vec<Token>,
     footprint: Footprint,
@@ -52,7 +53,7 @@ pub enum Pull {
 #[derive(Debug)]
 pub struct Pending {
     place: Standing,
-    engine: EngineHandle,
+    engine: ModelHandle,
     /// The context that was asked about, while the answer is wanted.
     asked: Option<ContextId>,
 }
@@ -87,7 +88,8 @@ impl Context {
     ///
     /// # Errors
     /// The owner's budget of contexts is used up, or the engine has failed or stopped.
-    pub async fn create(engine: &EngineHandle, owner: Owner) -> Result<Self, EngineError> {
+    pub async fn create(engine: &ModelHandle, owner: Owner) -> Result<Self, EngineError> {
+        engine.check_open()?;
         let context = Self::charged(engine, engine.caller(&owner)?, Vec::new())?;
         engine
             .post(&context.caller, Operation::Create { id: context.id, caller: context.caller.id() })
@@ -99,7 +101,8 @@ impl Context {
     ///
     /// # Errors
     /// Nothing is saved under the name, a budget is used up, or the engine has failed or stopped.
-    pub async fn open(engine: &EngineHandle, owner: Owner, name: &str) -> Result<Self, EngineError> {
+    pub async fn open(engine: &ModelHandle, owner: Owner, name: &str) -> Result<Self, EngineError> {
+        engine.check_open()?;
         let mut context = Self::charged(engine, engine.caller(&owner)?, Vec::new())?;
         let place = context.caller.stand();
         let (id, caller, tag) = (context.id, context.caller.id(), place.tag());
@@ -115,17 +118,17 @@ impl Context {
         Ok(context)
     }
 
-    fn charged(engine: &EngineHandle, caller: Arc<Caller>, tokens: Vec<Token>) -> Result<Self, EngineError> {
+    fn charged(engine: &ModelHandle, caller: Arc<Caller>, tokens: Vec<Token>) -> Result<Self, EngineError> {
         let account = &caller.owner().account;
         let footprint = Footprint::new(account, tokens.len())?;
         account.charge(Resource::Contexts, 1)?;
-        let (id, engine, n_synced) = (engine.next_context_id(), engine.clone(), tokens.len());
+        let (id, engine, n_synced) = (engine.note_opened(), engine.clone(), tokens.len());
         Ok(Self { id, engine, caller, tokens, footprint, n_synced, run: None })
     }
 
     /// The engine that holds it.
     #[must_use]
-    pub fn engine(&self) -> &EngineHandle {
+    pub fn engine(&self) -> &ModelHandle {
         &self.engine
     }
 
@@ -370,6 +373,7 @@ impl Drop for Context {
         let (id, n_pulled) = (self.id, self.end_run());
         // A stopped engine holds nothing to release.
         let _ = self.engine.post_unbounded(Operation::Release { id, n_pulled });
+        self.engine.note_dropped();
     }
 }
 
@@ -381,9 +385,10 @@ mod tests {
 
     use super::*;
     use crate::account::{Account, ActorId, Budget, GuestId, N_OPERATIONS_MAX, SessionId};
-    use crate::backend::{Limits, WeightsInfo};
-    use crate::command::Ahead;
-    use crate::handle::{Message, Served};
+    use crate::backend::{Backend, BackendError, Collected, Limits, WeightsInfo};
+    use crate::batch::{Batch, HostPageId, PageId};
+    use crate::command::{Ahead, ModelId};
+    use crate::handle::{Link, Message, Served};
     use crate::model::{Dtype, Model, ModelSource};
     use crate::port::Port;
     use crate::sampling::Sampler;
@@ -397,7 +402,7 @@ mod tests {
         result.expect("nothing is wrong")
     }
 
-    fn engine() -> (EngineHandle, Served) {
+    fn engine() -> (ModelHandle, Served) {
         let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../models/tiny");
         let model = Model::open("tiny", &ModelSource::Folder(folder)).expect("the bundled model opens");
         let limits = Limits {
@@ -416,7 +421,57 @@ mod tests {
             logits_tokens: 1.0,
         };
         let weights = WeightsInfo { dtype: Dtype::F32, n_bytes: 0 };
-        EngineHandle::new(Arc::new(model), limits, weights, String::new(), Port::Encoded)
+        let (link, served) = Link::new(Port::Encoded);
+        let backend = Idle { limits, weights };
+        (ModelHandle::new(link, ModelId::default(), Arc::new(model), &backend), served)
+    }
+
+    /// A backend that nothing is asked of.
+    struct Idle {
+        limits: Limits,
+        weights: WeightsInfo,
+    }
+
+    impl Backend for Idle {
+        fn limits(&self) -> &Limits {
+            &self.limits
+        }
+
+        fn weights(&self) -> WeightsInfo {
+            self.weights
+        }
+
+        fn device(&self) -> &str {
+            "idle"
+        }
+
+        fn submit(&mut self, _: &Batch<'_>) -> Result<(), BackendError> {
+            unreachable!("there is no engine")
+        }
+
+        fn collect(&mut self) -> Result<Collected, BackendError> {
+            unreachable!("there is no engine")
+        }
+
+        fn n_pages(&self) -> usize {
+            self.limits.n_pages
+        }
+
+        fn resize(&mut self, _: usize) -> Result<(), BackendError> {
+            unreachable!("there is no engine")
+        }
+
+        fn move_pages(&mut self, _: &[(PageId, PageId)]) -> Result<(), BackendError> {
+            unreachable!("there is no engine")
+        }
+
+        fn swap_out(&mut self, _: &[(PageId, HostPageId)]) -> Result<(), BackendError> {
+            unreachable!("there is no engine")
+        }
+
+        fn swap_in(&mut self, _: &[(HostPageId, PageId)]) -> Result<(), BackendError> {
+            unreachable!("there is no engine")
+        }
     }
 
     fn owner(budget: Budget) -> Owner {

@@ -13,12 +13,12 @@ use std::sync::Arc;
 
 use self::guest::Guests;
 use self::hash_backend::{HashBackend, VOCAB, drawn, extend_hash, fails, hash, mix, score};
-use super::{Plan, Scheduler, SchedulerSettings};
+use super::{Move, Plan, Scheduler, SchedulerSettings};
 use crate::account::{Account, ActorId, Budget, GuestId, Owner, Resource, SessionId};
 use crate::backend::{Limits, PAGE_LEN};
 use crate::batch::{Output, Token};
-use crate::command::{Ahead, Answer, Ask, ContextId, Edit, Operation, RunSettings};
-use crate::completion::{CallerId, Done};
+use crate::command::{Ahead, Answer, Ask, ContextId, Edit, ModelId, Operation, RunSettings};
+use crate::completion::{CallerId, Done, Outbox};
 use crate::error::EngineError;
 use crate::kv::PrefixScope;
 use crate::line::Standing;
@@ -27,6 +27,9 @@ use crate::run::{Finish, Progress, RunEvent, RunQueue};
 use crate::sampling::Sampler;
 
 const N_POSITIONS: usize = 200;
+
+/// Those of one context.
+const N_PAGES_MIN: usize = N_POSITIONS.div_ceil(PAGE_LEN);
 
 /// splitmix64, for tests alone.
 struct Random(u64);
@@ -66,6 +69,18 @@ struct Question {
     then: Vec<Token>,
 }
 
+/// A context of the one model that there is.
+fn context_id(number: u64) -> ContextId {
+    ContextId { model: ModelId::default(), number }
+}
+
+impl Scheduler {
+    /// The scheduler of a model that is alone on its device.
+    fn alone(limits: Limits, settings: SchedulerSettings) -> Self {
+        Self::new(limits, settings, Outbox::default())
+    }
+}
+
 struct World {
     random: Random,
     scheduler: Scheduler,
@@ -84,13 +99,14 @@ struct World {
     n_over_budget: usize,
     n_faults: usize,
     n_verified: usize,
+    n_moved_within: usize,
 }
 
 impl World {
     fn new(seed: u64) -> Self {
         let mut random = Random(seed);
         // From ample to so few that single contexts push each other out.
-        let n_pages = 13 + random.below(60);
+        let n_pages = N_PAGES_MIN + random.below(60);
         let n_host_pages = random.below(30);
         let limits = Limits {
             n_pages,
@@ -108,6 +124,7 @@ impl World {
             logits_tokens: 1.0,
         };
         let settings = SchedulerSettings {
+            place: 0,
             model_fingerprint: [7; 32],
             prefix_scope: if random.below(2) == 0 { PrefixScope::Actor } else { PrefixScope::Shared },
             n_step_tokens: limits.n_tokens_max,
@@ -115,7 +132,7 @@ impl World {
         };
         Self {
             random,
-            scheduler: Scheduler::new(limits, settings),
+            scheduler: Scheduler::alone(limits, settings),
             port: if seed.is_multiple_of(2) { Port::Direct } else { Port::Encoded },
             guests: Guests::default(),
             backend: HashBackend::new(n_pages, n_host_pages),
@@ -129,6 +146,7 @@ impl World {
             n_over_budget: 0,
             n_faults: 0,
             n_verified: 0,
+            n_moved_within: 0,
         }
     }
 
@@ -139,7 +157,7 @@ impl World {
 
     fn new_id(&mut self) -> ContextId {
         self.next_id += 1;
-        ContextId(self.next_id)
+        context_id(self.next_id)
     }
 
     fn owner(&mut self) -> Owner {
@@ -175,6 +193,9 @@ impl World {
 
     fn act(&mut self) {
         let choice = self.random.below(100);
+        if self.random.below(50) == 0 {
+            self.resize();
+        }
         if self.contexts.is_empty() || (choice < 8 && self.contexts.len() < 12) {
             let (id, owner) = (self.new_id(), self.owner());
             let actor = owner.actor;
@@ -316,7 +337,7 @@ impl World {
             }
             1 if self.contexts.len() < 12 => {
                 self.next_id += 1;
-                let id = ContextId(self.next_id);
+                let id = context_id(self.next_id);
                 let open = |place: &Standing| Operation::Open { id, caller, name, tag: place.tag() };
                 let done = guests.ask_at_once(scheduler, caller, open);
                 let Done::Opened(found) = done else { panic!("{done:?}") };
@@ -328,7 +349,12 @@ impl World {
                 }
             }
             _ => {
-                let forget = |place: &Standing| Operation::Forget { caller, name, tag: place.tag() };
+                let forget = |place: &Standing| Operation::Forget {
+                    model: ModelId::default(),
+                    caller,
+                    name,
+                    tag: place.tag(),
+                };
                 let done = guests.ask_at_once(scheduler, caller, forget);
                 let Done::Kept(forgotten) = done else { panic!("{done:?}") };
                 assert_eq!(forgotten.is_ok(), self.saved.remove(&key).is_some());
@@ -395,6 +421,22 @@ impl World {
         let stream = self.contexts[idx].1.stream.as_ref().expect("opened above");
         let is_served = stream.has_ended || self.scheduler.has_work() || !self.under_way.is_empty();
         assert!(!is_waiting || is_served, "the engine and a guest wait for each other");
+    }
+
+    /// Another number of pages, as when models come and go. Whatever was there goes on.
+    fn resize(&mut self) {
+        if !self.under_way.is_empty() {
+            return;
+        }
+        let n_pages = N_PAGES_MIN + self.random.below(self.backend.n_pages() - N_PAGES_MIN + 1);
+        if n_pages >= self.scheduler.limits.n_pages {
+            return self.scheduler.grow(n_pages);
+        }
+        let plan = self.scheduler.vacate(n_pages);
+        self.n_moved_within += plan.moves.iter().filter(|m| matches!(m, Move::Within(..))).count();
+        self.backend.make(&plan.moves);
+        self.backend.forget_from(n_pages);
+        self.check();
     }
 
     /// Plans steps as long as more can be under way, then takes in the oldest.
@@ -484,7 +526,7 @@ impl World {
             let owner = Owner { actor, ..self.owner() };
             let caller = self.guests.enter(&mut self.scheduler, owner);
             let tag = self.guests.stand(caller).tag();
-            self.apply(Operation::Forget { caller, name, tag });
+            self.apply(Operation::Forget { model: ModelId::default(), caller, name, tag });
         }
         while !self.under_way.is_empty() {
             self.step();
@@ -502,7 +544,7 @@ fn random_operations_give_what_a_model_without_pages_gives() {
     let (mut n_answers, mut n_tokens, mut n_swaps, mut n_recomputed, mut n_cached) = (0, 0, 0, 0, 0);
     let (mut n_over_budget, mut n_faults, mut n_drawn_rows, mut n_on_new_pages, mut n_in_vain) =
         (0, 0, 0, 0, 0);
-    let (mut n_verified, mut n_rows_of_head) = (0, 0);
+    let (mut n_verified, mut n_rows_of_head, mut n_moved_within) = (0, 0, 0);
     for seed in 0..150 {
         let mut world = World::new(seed);
         for _ in 0..600 {
@@ -517,6 +559,7 @@ fn random_operations_give_what_a_model_without_pages_gives() {
         n_over_budget += world.n_over_budget;
         n_faults += world.n_faults;
         n_verified += world.n_verified;
+        n_moved_within += world.n_moved_within;
         n_rows_of_head += world.backend.n_rows_of_head;
         n_drawn_rows += world.backend.n_drawn_rows;
         n_on_new_pages += world.backend.n_drawn_rows_on_new_pages;
@@ -528,6 +571,7 @@ fn random_operations_give_what_a_model_without_pages_gives() {
     }
     // The test is worth nothing if the schedules never reach these paths.
     assert!(n_answers > 5_000 && n_tokens > 5_000, "{n_answers} answers, {n_tokens} tokens");
+    assert!(n_moved_within > 300, "{n_moved_within} pages moved within the device");
     assert!(n_verified > 500 && n_rows_of_head > 300, "{n_verified} {n_rows_of_head}");
     assert!(n_over_budget > 500 && n_faults > 100, "{n_over_budget} {n_faults}");
     assert!(n_drawn_rows > 3_000 && n_on_new_pages > 100, "{n_drawn_rows} {n_on_new_pages}");
