@@ -51,6 +51,12 @@ impl ModelHandle {
         }))
     }
 
+    /// Whether both are ways to one model, loaded once.
+    #[must_use]
+    pub fn is_same(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+
     /// The model.
     #[must_use]
     pub fn model(&self) -> &Arc<Model> {
@@ -127,11 +133,7 @@ impl ModelHandle {
         self.0.engine.resize(self.0.id, n_pages).await
     }
 
-    /// Unloads the model: everything that anybody has of it ends with [`EngineError::Unloaded`], and saved contexts are
-    /// forgotten. Returns the backend; letting go of it gives its memory back, and may take long.
-    ///
-    /// # Errors
-    /// It was unloaded before, or the engine has failed or stopped.
+    /// As [`crate::Engine::remove`].
     pub(crate) async fn remove(&self) -> Result<Box<dyn Backend>, EngineError> {
         self.close();
         if self.0.is_unloaded.send_replace(true) {

@@ -12,6 +12,7 @@ mod forks;
 mod goldens;
 mod guests;
 mod hostile;
+mod loads;
 mod mixes;
 mod parity;
 mod queues;

@@ -10,7 +10,7 @@ use trellis_engine::account::{Owner, Resource};
 use trellis_engine::model::Dtype;
 use trellis_engine::sampling::Sampler;
 use trellis_engine::{
-    Ahead, Answer, Ask, Context, EngineHandle, EngineStats, Guess, Pull, RunKey, RunSettings,
+    Ahead, Answer, Ask, Context, EngineStats, Guess, ModelHandle, Pull, RunKey, RunSettings,
 };
 use trellis_tests::device::card_alone;
 use trellis_tests::engines::{
@@ -33,7 +33,7 @@ const SOAK_TIME_MAX: Duration = Duration::from_secs(480);
 
 /// What a guest holds while it is there.
 struct Guest<'a> {
-    engine: &'a EngineHandle,
+    engine: &'a ModelHandle,
     owner: Owner,
     random: &'a mut Random,
     contexts: Vec<Context>,
@@ -57,7 +57,7 @@ fn settings(sampler: &Arc<Sampler>, ahead: Ahead) -> impl FnOnce() -> RunSetting
 }
 
 impl<'a> Guest<'a> {
-    async fn arrive(engine: &'a EngineHandle, owner: Owner, random: &'a mut Random) -> Self {
+    async fn arrive(engine: &'a ModelHandle, owner: Owner, random: &'a mut Random) -> Self {
         let mut context = Context::create(engine, owner.clone()).await.expect("created");
         let n_prompt = 1 + random.below(N_TOKENS_MAX / 2);
         context.append(&random.tokens(n_prompt, engine.limits().vocab_size)).await.expect("fits");
@@ -152,7 +152,7 @@ impl<'a> Guest<'a> {
 }
 
 /// Guests of one user, one after the other.
-async fn live(engine: EngineHandle, number: u32, is_over: Arc<AtomicBool>) {
+async fn live(engine: ModelHandle, number: u32, is_over: Arc<AtomicBool>) {
     let owner = owner(number);
     let account = owner.account.clone();
     let mut random = Random(number.into());
@@ -169,7 +169,7 @@ async fn live(engine: EngineHandle, number: u32, is_over: Arc<AtomicBool>) {
 }
 
 /// What a neighbour streams with this seed.
-async fn witness(engine: &EngineHandle, number: u32, seed: u64) -> Vec<u32> {
+async fn witness(engine: &ModelHandle, number: u32, seed: u64) -> Vec<u32> {
     let mut context = Context::create(engine, owner(number)).await.expect("created");
     context.append(&encode(engine, "<|begin_of_text|>Once upon a time")).await.expect("fits");
     let sampler = Arc::new(Sampler { temperature: 1.0, seed, ..Sampler::greedy() });
@@ -182,7 +182,7 @@ async fn witness(engine: &EngineHandle, number: u32, seed: u64) -> Vec<u32> {
 
 /// Runs guests for so many steps. `gpu` is that of the engine: once everything has been in use, nothing is
 /// allocated on it.
-async fn soak(engine: &EngineHandle, n_steps: u64, gpu: Option<&Gpu>) -> EngineStats {
+async fn soak(engine: &ModelHandle, n_steps: u64, gpu: Option<&Gpu>) -> EngineStats {
     let mut alone = Vec::new();
     for seed in 0..3 {
         alone.push(witness(engine, N_GUESTS, seed).await);

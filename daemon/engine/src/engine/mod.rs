@@ -98,10 +98,11 @@ impl Engine {
         Ok(handle)
     }
 
-    /// Takes a model off it, as [`ModelHandle::remove`] does.
+    /// Unloads a model: everything that anybody has of it ends with [`EngineError::Unloaded`], and saved contexts are
+    /// forgotten. Returns the backend; letting go of it gives its memory back, and may take long.
     ///
     /// # Errors
-    /// It was taken off before, or the engine has failed or stopped.
+    /// It was unloaded before, or the engine has failed or stopped.
     pub async fn remove(&self, model: &ModelHandle) -> Result<Box<dyn Backend>, EngineError> {
         let backend = model.remove().await?;
         let ModelId { place, turn } = model.id();
@@ -131,5 +132,31 @@ impl Drop for Engine {
         {
             tracing::error!("the engine thread panicked");
         }
+    }
+}
+
+/// An engine with one model, for whoever needs no more.
+#[derive(Debug)]
+pub struct OneModel {
+    handle: ModelHandle,
+    _engine: Engine,
+}
+
+impl OneModel {
+    /// Starts an engine and puts the model on it.
+    ///
+    /// # Panics
+    /// The operating system cannot start a thread.
+    #[must_use]
+    pub fn start(model: Arc<Model>, backend: Box<dyn Backend>, settings: EngineSettings) -> Self {
+        let engine = Engine::start(settings);
+        let handle = engine.add(model, backend).expect("an engine that has just begun takes a model");
+        Self { handle, _engine: engine }
+    }
+
+    /// A way to the model.
+    #[must_use]
+    pub fn handle(&self) -> &ModelHandle {
+        &self.handle
     }
 }

@@ -178,7 +178,9 @@ fn heaps_that_are_put_in_order_late_give_the_right_order() {
                 let mut expected = Vec::new();
                 loop {
                     let children = queue.nodes.iter().enumerate().skip(1);
-                    let waiting = children.filter(|(_, n)| n.parent == at && n.lane(lane).is_some_and(|waiting| waiting.n_items > 0));
+                    let waiting = children.filter(|(_, n)| {
+                        n.parent == at && n.lane(lane).is_some_and(|waiting| waiting.n_items > 0)
+                    });
                     let Some((id, node)) = waiting.min_by_key(|(id, node)| (node.vtime, *id)) else { break };
                     expected.push(node.vtime);
                     at = NodeId(id as u32);

@@ -9,7 +9,7 @@ use tokio::sync::{mpsc, watch};
 use trellis_engine::account::Owner;
 use trellis_engine::batch::Token;
 use trellis_engine::sampling::Sampler;
-use trellis_engine::{Ahead, Answer, Ask, Context, EngineHandle, Guess, Pull, RunKey, RunSettings};
+use trellis_engine::{Ahead, Answer, Ask, Context, Guess, ModelHandle, Pull, RunKey, RunSettings};
 
 use super::load::{Runs, Speculation, Streams};
 use super::tally::Marks;
@@ -38,7 +38,7 @@ impl Seat {
 /// One context of the engine.
 #[derive(Clone, Debug)]
 pub(super) struct Member {
-    pub(super) engine: EngineHandle,
+    pub(super) engine: ModelHandle,
     pub(super) owner: Owner,
     pub(super) seat: Seat,
     /// Tells its tokens apart from those of all others.

@@ -63,7 +63,7 @@ async fn measure(args: &BenchArgs, name: &str, mix: &Mix, format: Format) -> Res
     let config = config(args, mix);
     let has_card = speed::choose(&config)?.is_some();
     let daemon = Arc::new(connect::start(&config, format).await?);
-    let engine = daemon.engine(None).expect("a daemon has a model").clone();
+    let engine = daemon.model(None).expect("a daemon has a model").clone();
     let progress = Progress::of_long_work(format);
     let prompt = engine::prompt(&engine)?;
     progress.update("decoding what is compared later", Unit::Items, 0, 0);
@@ -136,7 +136,7 @@ fn config(args: &BenchArgs, mix: &Mix) -> Config {
 }
 
 /// Stops the engine elsewhere than on the runtime's own threads.
-async fn end(daemon: Arc<Daemon>, engine: trellis_engine::EngineHandle) {
+async fn end(daemon: Arc<Daemon>, engine: trellis_engine::ModelHandle) {
     drop(engine);
     tokio::task::spawn_blocking(move || drop(daemon)).await.expect("a daemon stops without a panic");
 }

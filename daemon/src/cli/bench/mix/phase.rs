@@ -10,7 +10,7 @@ use tokio::task::JoinSet;
 use trellis_engine::account::{Account, ActorId, Budget, GuestId, Owner, Resource, SessionId};
 use trellis_engine::backend::PAGE_LEN;
 use trellis_engine::batch::Token;
-use trellis_engine::{EngineHandle, EngineStats};
+use trellis_engine::{EngineStats, ModelHandle};
 
 use super::clients::Clients;
 use super::error::MixError;
@@ -30,7 +30,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 
 /// What all phases share.
 pub(super) struct Stage<'a> {
-    pub(super) engine: &'a EngineHandle,
+    pub(super) engine: &'a ModelHandle,
     pub(super) mix: &'a Mix,
     pub(super) clients: Option<&'a Clients>,
     pub(super) progress: &'a Progress,
