@@ -57,28 +57,28 @@ pub(crate) fn divide(kv_bytes: u64, models: &[Needs]) -> Option<Vec<usize>> {
 mod tests {
     use super::*;
 
-    const fn needs(page_bytes: u64, n_pages_min: usize, kv_bytes_most: u64) -> Needs {
+    fn needs(page_bytes: u64, n_pages_min: usize, kv_bytes_most: u64) -> Needs {
         Needs { fixed_bytes: 0, page_bytes, n_granule_pages: 4, n_pages_min, kv_bytes_most }
     }
 
     #[test]
     fn shares_are_even_within_what_each_needs_and_can_use() {
         let any = u64::MAX;
-        type Case = (u64, &'static [Needs], Option<&'static [usize]>);
-        let cases: [Case; 8] = [
-            (1000, &[needs(10, 1, any)], Some(&[100])),
-            (1000, &[needs(10, 1, any), needs(5, 1, any)], Some(&[48, 100])),
+        type Case = (u64, Vec<Needs>, Option<Vec<usize>>);
+        let cases: Vec<Case> = vec![
+            (1000, vec![needs(10, 1, any)], Some(vec![100])),
+            (1000, vec![needs(10, 1, any), needs(5, 1, any)], Some(vec![48, 100])),
             // One needs more than an even share.
-            (1000, &[needs(10, 80, any), needs(10, 1, any)], Some(&[80, 20])),
+            (1000, vec![needs(10, 80, any), needs(10, 1, any)], Some(vec![80, 20])),
             // One has use for less.
-            (1000, &[needs(10, 4, 200), needs(10, 1, any)], Some(&[20, 80])),
-            (1000, &[needs(10, 4, 200), needs(10, 1, 300)], Some(&[20, 28])),
-            (1000, &[needs(10, 60, any), needs(10, 40, any)], Some(&[60, 40])),
-            (1000, &[needs(10, 60, any), needs(10, 41, any)], None),
-            (1000, &[], Some(&[])),
+            (1000, vec![needs(10, 4, 200), needs(10, 1, any)], Some(vec![20, 80])),
+            (1000, vec![needs(10, 4, 200), needs(10, 1, 300)], Some(vec![20, 28])),
+            (1000, vec![needs(10, 60, any), needs(10, 40, any)], Some(vec![60, 40])),
+            (1000, vec![needs(10, 60, any), needs(10, 41, any)], None),
+            (1000, vec![], Some(vec![])),
         ];
         for (kv_bytes, models, shares) in cases {
-            assert_eq!(divide(kv_bytes, models).as_deref(), shares, "{kv_bytes} {models:?}");
+            assert_eq!(divide(kv_bytes, &models), shares, "{kv_bytes} {models:?}");
         }
     }
 
