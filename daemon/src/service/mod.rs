@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use tokio_util::sync::CancellationToken;
-use trellis_engine::ModelHandle;
+use trellis_engine::{EngineStats, ModelHandle};
 use trellis_engine::account::{Account, ActorId, GuestId, Resource, SessionId};
 use trellis_wire::{
     ComponentHash, DaemonInfo, ErrorBody, ErrorCode, GuestInfo, GuestUsage, ModelInfo,
@@ -200,7 +200,11 @@ impl Service for HostService {
     }
 
     async fn models(&self, _: Actor) -> Result<Vec<ModelInfo>, ErrorBody> {
-        let mut models: Vec<ModelInfo> = self.host.models().iter().map(model_info).collect();
+        let mut models = Vec::new();
+        for model in self.host.models().iter() {
+            let stats = model.stats().await.unwrap_or_default();
+            models.push(model_info(model, &stats));
+        }
         if let Some(first) = models.first_mut() {
             first.is_default = true;
         }
@@ -349,7 +353,7 @@ fn usage(account: &Account) -> GuestUsage {
     }
 }
 
-fn model_info(engine: &ModelHandle) -> ModelInfo {
+fn model_info(engine: &ModelHandle, stats: &EngineStats) -> ModelInfo {
     let model = engine.model();
     ModelInfo {
         name: model.name.clone(),
@@ -361,6 +365,17 @@ fn model_info(engine: &ModelHandle) -> ModelInfo {
         dtype: engine.weights().dtype.name().to_owned(),
         device: engine.device().to_owned(),
         is_default: false,
+        n_pages: stats.n_pages as u64,
+        // A page that only the prefix cache remembers is given up for whoever needs one.
+        n_pages_free: (stats.n_pages_free + stats.n_pages_cached) as u64,
+        page_bytes: engine.limits().page_bytes as u64,
+        n_contexts: stats.n_contexts as u64,
+        n_steps: stats.n_steps,
+        n_rows: stats.n_rows,
+        n_rows_in_vain: stats.n_rows_in_vain,
+        n_tokens_in_vain: stats.n_tokens_in_vain,
+        n_tokens_again: stats.n_tokens_again,
+        busy_ms: u64::try_from(stats.device_busy.as_millis()).unwrap_or(u64::MAX),
         failure: engine.failure().map(|failure| failure.to_string()),
     }
 }

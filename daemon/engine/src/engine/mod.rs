@@ -139,7 +139,7 @@ impl Drop for Engine {
 #[derive(Debug)]
 pub struct OneModel {
     handle: ModelHandle,
-    _engine: Engine,
+    engine: Engine,
 }
 
 impl OneModel {
@@ -151,7 +151,13 @@ impl OneModel {
     pub fn start(model: Arc<Model>, backend: Box<dyn Backend>, settings: EngineSettings) -> Self {
         let engine = Engine::start(settings);
         let handle = engine.add(model, backend).expect("an engine that has just begun takes a model");
-        Self { handle, _engine: engine }
+        Self { handle, engine }
+    }
+
+    /// The engine, on which there is room for more models.
+    #[must_use]
+    pub fn engine(&self) -> &Engine {
+        &self.engine
     }
 
     /// A way to the model.
