@@ -3,6 +3,7 @@
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 use trellis_engine::EngineSettings;
@@ -22,9 +23,9 @@ pub struct Config {
     pub device: Device,
     /// Type of weights, activations and KV cache.
     pub dtype: DtypeChoice,
-    /// Bytes of KV cache for each model. When absent: on the CPU, which takes memory from the system as it is used,
-    /// 256 MiB or one context, whichever is more, up to 4 GiB; on a GPU what the weights leave, split evenly over the
-    /// models. The longest context has to fit in it.
+    /// Bytes of KV cache for all models on a device together, shared evenly, and anew whenever one is loaded or unloaded.
+    /// When absent: on the CPU, which takes memory from the system as it is used, for each model 256 MiB or one context,
+    /// whichever is more, up to 4 GiB; on a GPU what the weights leave. The longest context of each has to fit in it.
     pub kv_bytes: Option<u64>,
     /// Bytes of host memory for the KV of contexts that had to make room, for each model; when absent 256 MiB on the
     /// CPU, and 1 GiB, locked in memory, with a GPU.
@@ -114,7 +115,7 @@ impl From<SharedBudget> for Budget {
 
 /// What runs the models.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
+#[serde(try_from = "String", into = "String")]
 pub enum Device {
     /// An NVIDIA GPU if the machine has one, the processor otherwise. A GPU that is there and cannot be used is an
     /// error.
@@ -122,8 +123,71 @@ pub enum Device {
     Auto,
     /// The processor.
     Cpu,
-    /// An NVIDIA GPU.
+    /// The first NVIDIA GPU.
     Cuda,
+    /// The NVIDIA GPU of this number, as the driver counts them: `cuda:1` is the second.
+    Ordinal(usize),
+}
+
+/// What is no device.
+#[derive(Clone, Debug, thiserror::Error)]
+#[error("{0:?} is no device: there are auto, cpu, cuda, and cuda:N for one GPU of several")]
+pub struct UnknownDevice(String);
+
+impl Device {
+    /// The number of the GPU that it means, if it means one.
+    #[must_use]
+    pub fn ordinal(self) -> usize {
+        match self {
+            Self::Ordinal(ordinal) => ordinal,
+            Self::Auto | Self::Cpu | Self::Cuda => 0,
+        }
+    }
+
+    /// Whether it is the processor.
+    #[must_use]
+    pub fn is_cpu(self) -> bool {
+        self == Self::Cpu
+    }
+
+    /// Whether both name one device.
+    #[must_use]
+    pub fn is_same(self, other: Self) -> bool {
+        self.is_cpu() == other.is_cpu() && self.ordinal() == other.ordinal()
+    }
+}
+
+impl FromStr for Device {
+    type Err = UnknownDevice;
+
+    fn from_str(text: &str) -> Result<Self, UnknownDevice> {
+        let unknown = || UnknownDevice(text.to_owned());
+        Ok(match text {
+            "auto" => Self::Auto,
+            "cpu" => Self::Cpu,
+            "cuda" => Self::Cuda,
+            _ => Self::Ordinal(text.strip_prefix("cuda:").and_then(|n| n.parse().ok()).ok_or_else(unknown)?),
+        })
+    }
+}
+
+impl TryFrom<String> for Device {
+    type Error = UnknownDevice;
+
+    fn try_from(text: String) -> Result<Self, UnknownDevice> {
+        text.parse()
+    }
+}
+
+impl From<Device> for String {
+    fn from(device: Device) -> Self {
+        match device {
+            Device::Auto => "auto".to_owned(),
+            Device::Cpu => "cpu".to_owned(),
+            Device::Cuda => "cuda".to_owned(),
+            Device::Ordinal(ordinal) => format!("cuda:{ordinal}"),
+        }
+    }
 }
 
 /// Type of weights, activations and KV cache.
@@ -319,6 +383,25 @@ mod tests {
         ));
         assert!(matches!(load("n_step_rows = 0"), Err(ConfigError::OutOfRange { field: "n_step_rows", .. })));
         assert!(matches!(Config::load(Path::new("/nonexistent")), Err(ConfigError::Read { .. })));
+    }
+
+    #[test]
+    fn devices_go_by_their_names() {
+        for (text, device) in [
+            ("auto", Device::Auto),
+            ("cpu", Device::Cpu),
+            ("cuda", Device::Cuda),
+            ("cuda:0", Device::Ordinal(0)),
+            ("cuda:12", Device::Ordinal(12)),
+        ] {
+            assert_eq!(text.parse::<Device>().expect(text), device);
+            assert_eq!(String::from(device), text);
+        }
+        for text in ["", "tpu", "cuda:", "cuda:-1", "cuda:x", "CPU"] {
+            assert!(text.parse::<Device>().is_err(), "{text}");
+        }
+        assert!(Device::Cuda.is_same(Device::Ordinal(0)) && !Device::Cuda.is_same(Device::Ordinal(1)));
+        assert!(!Device::Cpu.is_same(Device::Cuda));
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 use std::pin::pin;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tokio_util::sync::CancellationToken;
@@ -12,15 +12,15 @@ use trellis_cuda::{CudaError, LoadError};
 use trellis_engine::backend::Backend;
 use trellis_engine::cpu::CpuError;
 use trellis_engine::model::{Dtype, Model, ModelError, ModelSource, SHAPES, shape};
-use trellis_engine::{Engine, EngineHandle, EngineSettings, Port, PrefixScope};
+use trellis_engine::{EngineError, ModelHandle, Port};
 
 use crate::bundled;
-use crate::config::{Config, Device, OnDeviceFailure};
-use crate::device::{self, Chosen};
-pub use crate::engines::DeviceFailure;
-use crate::engines::{failed, failure};
+use crate::config::{Config, OnDeviceFailure};
 use crate::guest::{GuestError, GuestHost, GuestHostConfig, make_private};
 use crate::ipc::{self, Listener};
+use crate::loader::Loader;
+pub use crate::models::DeviceFailure;
+use crate::models::{failed, failure};
 use crate::service::HostService;
 use crate::session::{Actor, Limits, Sessions};
 
@@ -53,16 +53,13 @@ pub struct Daemon {
     sessions: Arc<Sessions<HostService>>,
     service: Arc<HostService>,
     shutdown: CancellationToken,
-    loading: Arc<Loading>,
-    /// Stopped after the service that uses them.
-    engines: Mutex<Vec<Engine>>,
+    loader: Arc<Loader>,
 }
 
-/// All that it takes to load the models, the first time and again.
-struct Loading {
-    config: Config,
-    cache_dir: PathBuf,
-    seams: Seams,
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        self.loader.stop();
+    }
 }
 
 /// Why a daemon did not start.
@@ -101,6 +98,41 @@ pub enum DaemonError {
         name: String,
         /// Why.
         source: Box<CpuError>,
+    },
+    /// It does not fit beside the models that are there.
+    #[error(
+        "model {name:?} needs {needed_bytes} bytes ({weight_bytes} of weights and for steps, {kv_bytes} for the KV of one \
+         context); of the {capacity_bytes} that the device has for models, {free_bytes} are free or can be freed"
+    )]
+    NoRoom {
+        /// The model.
+        name: String,
+        /// All of it.
+        needed_bytes: u64,
+        /// Of which weights and memory for steps.
+        weight_bytes: u64,
+        /// Of which KV: what one context takes.
+        kv_bytes: u64,
+        /// What other models do not need.
+        free_bytes: u64,
+        /// What all models may take together.
+        capacity_bytes: u64,
+    },
+    /// No model of that name is there to be unloaded.
+    #[error("no model named {name:?} is loaded; {}", if .known.is_empty() { "there is none".to_owned() } else { format!("there are {}", .known.join(", ")) })]
+    NotLoaded {
+        /// What was asked for.
+        name: String,
+        /// Those that are loaded.
+        known: Vec<String>,
+    },
+    /// The engine did not do what a change of models needs.
+    #[error("model {name:?}: {source}")]
+    Engine {
+        /// The model.
+        name: String,
+        /// Why.
+        source: EngineError,
     },
     /// The KV cache does not hold one context.
     #[error(
@@ -184,19 +216,18 @@ impl Daemon {
     ) -> Result<Self, DaemonError> {
         let started = Instant::now();
         let cache_dir = cache_dir(config).ok_or(DaemonError::NoCacheDir)?;
-        let mut loading = Loading { config: config.clone(), cache_dir: cache_dir.clone(), seams };
-        let (engines, device) = loading.load(progress)?;
-        // A GPU that is lost is not to be replaced by the processor without a word.
-        loading.config.device = device;
+        make_private(&cache_dir)?;
+        let loader = Arc::new(Loader::start(config.clone(), cache_dir.clone(), seams, progress)?);
         let host = GuestHost::new(GuestHostConfig {
             limits: config.limits.clone(),
             cache_dir,
             compile_exe: config.compile_exe.clone(),
-            engines: handles(&engines),
+            models: loader.models().clone(),
         })?;
         let shutdown = CancellationToken::new();
         let guests_dir = config.guests_dir.clone();
-        let service = HostService::new(host, guests_dir, &config.budgets, shutdown.clone(), started);
+        let service =
+            HostService::new(host, loader.clone(), guests_dir, &config.budgets, shutdown.clone(), started);
         let service = Arc::new(service);
         let limits = Limits {
             component_bytes_max: config.limits.component_bytes as u64,
@@ -206,19 +237,13 @@ impl Daemon {
             ..Limits::default()
         };
         progress(LoadProgress::Ready);
-        Ok(Self {
-            sessions: Sessions::new(service.clone(), limits),
-            service,
-            shutdown,
-            loading: Arc::new(loading),
-            engines: Mutex::new(engines),
-        })
+        Ok(Self { sessions: Sessions::new(service.clone(), limits), service, shutdown, loader })
     }
 
-    /// The engine of the model of that name, or of the default model.
+    /// The model of that name, or the default model.
     #[must_use]
-    pub fn engine(&self, name: Option<&str>) -> Option<EngineHandle> {
-        let handles = self.service.host().engines();
+    pub fn model(&self, name: Option<&str>) -> Option<ModelHandle> {
+        let handles = self.service.host().models();
         let mut handles = handles.iter();
         let handle = match name {
             Some(name) => handles.find(|handle| handle.model().name == name),
@@ -230,12 +255,12 @@ impl Daemon {
     /// How the device failed, unless it works. The daemon still answers then, and starts no guests.
     #[must_use]
     pub fn failure(&self) -> Option<DeviceFailure> {
-        failure(&self.service.host().engines())
+        failure(&self.service.host().models())
     }
 
     /// Waits until the device fails.
     pub async fn failed(&self) -> DeviceFailure {
-        failed(&self.service.host().engines()).await
+        failed(&self.service.host().models()).await
     }
 
     /// What sessions talk to.
@@ -281,10 +306,10 @@ impl Daemon {
             };
             tracing::error!(model = failure.model, error = %failure.failure, "the device has failed");
             let is_hopeless = reopened.is_some_and(|at| at.elapsed() < REOPENED_FOR_MIN);
-            if self.loading.config.on_device_failure == OnDeviceFailure::Reopen && !is_hopeless {
+            if self.loader.config().on_device_failure == OnDeviceFailure::Reopen && !is_hopeless {
                 let reopening = tokio::select! {
                     () = &mut serving => return Ok(()),
-                    reopening = self.reopen() => reopening,
+                    reopening = self.loader.reopen() => reopening,
                 };
                 match reopening {
                     Ok(()) => {
@@ -301,26 +326,6 @@ impl Daemon {
         }
     }
 
-    /// Lets go of the device and opens it again, with all models.
-    async fn reopen(&self) -> Result<(), DaemonError> {
-        let engines = std::mem::take(&mut *self.engines());
-        let loading = self.loading.clone();
-        let loaded = tokio::task::spawn_blocking(move || {
-            // Nothing can be had of a device again as long as anything of it is held.
-            drop(engines);
-            device::reset(loading.config.device)?;
-            loading.load(&|_| {})
-        });
-        let (engines, _) = loaded.await.expect("loading does not panic")?;
-        self.service.host().replace_engines(handles(&engines));
-        *self.engines() = engines;
-        Ok(())
-    }
-
-    fn engines(&self) -> MutexGuard<'_, Vec<Engine>> {
-        self.engines.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Stops the daemon when cancelled.
     #[must_use]
     pub fn shutdown(&self) -> &CancellationToken {
@@ -328,52 +333,11 @@ impl Daemon {
     }
 }
 
-impl Loading {
-    /// Opens the device, loads all models onto it and starts their engines. Returns the device that was chosen, too.
-    fn load(&self, progress: &(dyn Fn(LoadProgress) + Sync)) -> Result<(Vec<Engine>, Device), DaemonError> {
-        let config = &self.config;
-        let mut models = open_models(config)?;
-        make_private(&self.cache_dir)?;
-        let chosen = device::choose(config.device, &self.cache_dir)?;
-        let mut engines = Vec::new();
-        while !models.is_empty() {
-            let name = models[0].name.clone();
-            let report = |done_bytes, total_bytes| {
-                progress(LoadProgress::Loading { model: name.clone(), done_bytes, total_bytes });
-            };
-            report(0, 0);
-            let mut backend = chosen.load(&models, config, &report)?;
-            if let Some(wrap) = &self.seams.wrap {
-                backend = wrap(&name, backend);
-            }
-            engines.push(start_engine(models.remove(0), backend, &chosen, config, self.seams.port));
-        }
-        Ok((engines, chosen.device()))
-    }
-}
-
-fn handles(engines: &[Engine]) -> Vec<EngineHandle> {
-    engines.iter().map(|engine| engine.handle().clone()).collect()
-}
-
 /// The daemon's cache: what the settings say, or `$XDG_CACHE_HOME/trellis`, or `~/.cache/trellis`.
 pub(crate) fn cache_dir(config: &Config) -> Option<PathBuf> {
     let absolute = |name| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
     let usual = || absolute("XDG_CACHE_HOME").or_else(|| Some(absolute("HOME")?.join(".cache")));
     config.cache_dir.clone().or_else(|| usual().map(|dir| dir.join("trellis")))
-}
-
-/// Opens all models before any of them is loaded, which may take long.
-fn open_models(config: &Config) -> Result<Vec<Model>, DaemonError> {
-    let mut models: Vec<Model> = Vec::new();
-    for choice in &config.models {
-        let model = open_model(choice, config)?;
-        if models.iter().any(|other| other.name == model.name) {
-            return Err(DaemonError::DuplicateModel { name: model.name });
-        }
-        models.push(model);
-    }
-    Ok(models)
 }
 
 pub(crate) fn open_model(choice: &str, config: &Config) -> Result<Model, DaemonError> {
@@ -398,23 +362,6 @@ pub(crate) fn open_model(choice: &str, config: &Config) -> Result<Model, DaemonE
 
 fn folder_name(folder: &Path) -> Option<String> {
     Some(folder.canonicalize().ok()?.file_name()?.to_str()?.to_owned())
-}
-
-fn start_engine(
-    model: Model,
-    backend: Box<dyn Backend>,
-    chosen: &Chosen,
-    config: &Config,
-    port: Port,
-) -> Engine {
-    let prefix_scope = if config.is_prefix_cache_shared { PrefixScope::Shared } else { PrefixScope::Actor };
-    let settings = EngineSettings {
-        prefix_scope,
-        n_step_tokens: chosen.sizes(config).n_step_tokens,
-        latency_multiple: config.latency_multiple,
-        port,
-    };
-    Engine::start(Arc::new(model), backend, settings)
 }
 
 fn list(problems: &[Problem]) -> String {

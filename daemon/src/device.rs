@@ -5,10 +5,11 @@ use std::path::Path;
 use trellis_cuda::{Card, CudaBackend, CudaOptions, KvSize, probe};
 use trellis_engine::backend::{Backend, PAGE_LEN};
 use trellis_engine::cpu::{CpuBackend, CpuError, CpuOptions};
-use trellis_engine::model::{Dtype, Model, ModelConfig};
+use trellis_engine::model::{Dtype, Model};
 
 use crate::config::{Config, Device, Sizes};
 use crate::daemon::DaemonError;
+use crate::shares::Needs;
 
 /// Where compiled kernels are kept, in the daemon's cache.
 pub(crate) const KERNELS_DIR: &str = "cuda";
@@ -24,10 +25,10 @@ const RESERVE_BYTES: u64 = 512 << 20;
 const RESERVE_PART: u64 = 25;
 
 /// The device that all models run on.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) enum Chosen {
     Cpu,
-    Cuda(Card),
+    Cuda { ordinal: usize, card: Card },
 }
 
 /// Chooses the device. Compiled kernels are kept in `cache_dir`, which nobody else may write to.
@@ -49,16 +50,17 @@ pub(crate) fn choose(device: Device, cache_dir: &Path) -> Result<Chosen, DaemonE
     if !problems.is_empty() {
         return Err(DaemonError::CudaUnusable { problems });
     }
-    let card = Card::open(0, Some(&cache_dir.join(KERNELS_DIR)))?;
+    let ordinal = device.ordinal();
+    let card = Card::open(ordinal, Some(&cache_dir.join(KERNELS_DIR)))?;
     let file =
         |library: &probe::Library| library.loaded.as_ref().map(probe::Loaded::file).unwrap_or_default();
     tracing::info!(
         nvrtc = file(&probe.nvrtc),
         cublas_lt = file(&probe.cublas_lt),
         "computing on {}",
-        describe(&probe.driver)
+        describe(&probe.driver, ordinal)
     );
-    Ok(Chosen::Cuda(card))
+    Ok(Chosen::Cuda { ordinal, card })
 }
 
 /// Makes a device that failed as new, so that it can be chosen again. Nothing of it may be held any more.
@@ -69,12 +71,12 @@ pub(crate) fn reset(device: Device) -> Result<(), DaemonError> {
     if device == Device::Cpu {
         return Ok(());
     }
-    Ok(trellis_cuda::reset(0)?)
+    Ok(trellis_cuda::reset(device.ordinal())?)
 }
 
 /// `NVIDIA H100 80GB HBM3, driver 580.159.04 for CUDA 13.0`
-pub(crate) fn describe(driver: &probe::Driver) -> String {
-    let name = driver.devices.first().map_or("no device", |device| &device.name);
+pub(crate) fn describe(driver: &probe::Driver, ordinal: usize) -> String {
+    let name = driver.devices.get(ordinal).map_or("no device", |device| &device.name);
     let release = driver.release.as_ref().map(|release| format!(" {release}")).unwrap_or_default();
     let version = driver.version().map(|version| format!(" for CUDA {version}")).unwrap_or_default();
     format!("{name}, driver{release}{version}")
@@ -85,7 +87,8 @@ impl Chosen {
     pub(crate) fn device(&self) -> Device {
         match self {
             Self::Cpu => Device::Cpu,
-            Self::Cuda(_) => Device::Cuda,
+            Self::Cuda { ordinal: 0, .. } => Device::Cuda,
+            Self::Cuda { ordinal, .. } => Device::Ordinal(*ordinal),
         }
     }
 
@@ -93,41 +96,101 @@ impl Chosen {
     pub(crate) fn sizes(&self, config: &Config) -> Sizes {
         config.sizes(match self {
             Self::Cpu => Sizes::CPU,
-            Self::Cuda(_) => Sizes::CUDA,
+            Self::Cuda { .. } => Sizes::CUDA,
         })
     }
 
-    /// Loads the first of `models`; the others will follow, and find the room that they need. `progress` hears bytes
+    /// What a model needs of the device.
+    ///
+    /// # Errors
+    /// The device does not run such a model.
+    pub(crate) fn needs(&self, model: &Model, config: &Config) -> Result<Needs, DaemonError> {
+        match self {
+            Self::Cpu => needs_cpu(model, config),
+            Self::Cuda { .. } => Ok(needs_cuda(model, config)),
+        }
+    }
+
+    /// Bytes that models may take of the device, those included that are on it.
+    ///
+    /// # Errors
+    /// The device failed.
+    pub(crate) fn capacity_bytes(&self) -> Result<u64, DaemonError> {
+        match self {
+            // What is not known is found out when it is taken.
+            Self::Cpu => Ok(available_bytes().unwrap_or(u64::MAX)),
+            Self::Cuda { card, .. } => {
+                card.gpu().make_current()?;
+                let reserve = RESERVE_BYTES + card.gpu().total_bytes() as u64 / RESERVE_PART;
+                Ok((card.gpu().free_bytes()? as u64).saturating_sub(reserve))
+            }
+        }
+    }
+
+    /// Loads a model and gives it so many KV pages; later it may have up to `kv_bytes_max`. `progress` hears bytes
     /// loaded and bytes in all.
     ///
     /// # Errors
     /// The weights cannot be read, the memory does not suffice, or the device failed.
     pub(crate) fn load(
         &self,
-        models: &[Model],
+        model: &Model,
         config: &Config,
+        kv: Kv,
         progress: &(dyn Fn(u64, u64) + Sync),
     ) -> Result<Box<dyn Backend>, DaemonError> {
         match self {
-            Self::Cpu => load_cpu(&models[0], config, progress),
-            Self::Cuda(card) => load_cuda(card, models, config, progress),
+            Self::Cpu => load_cpu(model, config, kv, progress),
+            Self::Cuda { card, .. } => load_cuda(card, model, config, kv, progress),
         }
     }
+}
+
+/// KV memory of a model.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Kv {
+    /// Pages at first.
+    pub(crate) n_pages: usize,
+    /// What it may ever have, in bytes.
+    pub(crate) kv_bytes_max: u64,
+}
+
+/// Bytes of memory that the system would give to a process.
+fn available_bytes() -> Option<u64> {
+    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    Some(kib << 10)
+}
+
+fn needs_cpu(model: &Model, config: &Config) -> Result<Needs, DaemonError> {
+    if let Some(dtype) = config.dtype.chosen().filter(|&dtype| dtype != Dtype::F32) {
+        return Err(DaemonError::CpuDtype { dtype });
+    }
+    let page_bytes = CpuBackend::page_bytes(&model.config);
+    let n_pages_min = model.config.n_positions.div_ceil(PAGE_LEN);
+    let context_bytes = n_pages_min as u64 * page_bytes;
+    Ok(Needs {
+        fixed_bytes: model.n_parameters * size_of::<f32>() as u64,
+        page_bytes,
+        n_granule_pages: CpuBackend::N_GRANULE_PAGES,
+        n_pages_min,
+        // Memory that is not used is not taken.
+        kv_bytes_most: config.kv_bytes.unwrap_or(context_bytes.clamp(CPU_KV_BYTES, CPU_KV_BYTES_MAX)),
+    })
 }
 
 fn load_cpu(
     model: &Model,
     config: &Config,
+    kv: Kv,
     progress: &(dyn Fn(u64, u64) + Sync),
 ) -> Result<Box<dyn Backend>, DaemonError> {
     let name = &model.name;
-    if let Some(dtype) = config.dtype.chosen().filter(|&dtype| dtype != Dtype::F32) {
-        return Err(DaemonError::CpuDtype { dtype });
-    }
     let Sizes { kv_host_bytes, n_step_tokens, n_step_rows } = config.sizes(Sizes::CPU);
     let page_bytes = CpuBackend::page_bytes(&model.config);
     let options = CpuOptions {
-        n_pages: n_cpu_pages(name, &model.config, config.kv_bytes)?,
+        n_pages: kv.n_pages,
         n_host_pages: (kv_host_bytes / page_bytes) as usize,
         n_threads: None,
         n_rows_max: n_step_rows,
@@ -146,57 +209,30 @@ fn load_cpu(
     Ok(Box::new(backend))
 }
 
-fn n_cpu_pages(name: &str, model: &ModelConfig, kv_bytes: Option<u64>) -> Result<usize, DaemonError> {
-    let page_bytes = CpuBackend::page_bytes(model);
-    let needed_bytes = kv_bytes_of_context(model, page_bytes);
-    // Memory that is not used is not taken.
-    let kv_bytes = kv_bytes.unwrap_or(needed_bytes.clamp(CPU_KV_BYTES, CPU_KV_BYTES_MAX));
-    check_kv(name, model, page_bytes, kv_bytes)?;
-    Ok((kv_bytes / page_bytes) as usize)
-}
-
-fn kv_bytes_of_context(model: &ModelConfig, page_bytes: u64) -> u64 {
-    model.n_positions.div_ceil(PAGE_LEN) as u64 * page_bytes
-}
-
-/// Whether the longest context has room in so much KV cache.
-fn check_kv(name: &str, model: &ModelConfig, page_bytes: u64, kv_bytes: u64) -> Result<(), DaemonError> {
-    let needed_bytes = kv_bytes_of_context(model, page_bytes);
-    if kv_bytes < needed_bytes {
-        let n_positions = model.n_positions;
-        return Err(DaemonError::KvTooSmall { name: name.to_owned(), n_positions, needed_bytes, kv_bytes });
+fn needs_cuda(model: &Model, config: &Config) -> Needs {
+    let dtype = config.dtype.chosen().unwrap_or(model.dtype);
+    Needs {
+        fixed_bytes: CudaBackend::weight_bytes(&model.config, dtype),
+        page_bytes: CudaBackend::page_bytes(&model.config, dtype),
+        n_granule_pages: 1,
+        n_pages_min: model.config.n_positions.div_ceil(PAGE_LEN),
+        kv_bytes_most: u64::MAX,
     }
-    Ok(())
 }
 
 fn load_cuda(
     card: &Card,
-    models: &[Model],
+    model: &Model,
     config: &Config,
+    kv: Kv,
     progress: &(dyn Fn(u64, u64) + Sync),
 ) -> Result<Box<dyn Backend>, DaemonError> {
-    let model = &models[0];
-    let kv = match config.kv_bytes {
-        Some(kv_bytes) => {
-            let dtype = config.dtype.chosen().unwrap_or(model.dtype);
-            let page_bytes = CudaBackend::page_bytes(&model.config, dtype);
-            check_kv(&model.name, &model.config, page_bytes, kv_bytes)?;
-            KvSize::Bytes(kv_bytes)
-        }
-        None => {
-            let weights = |model: &Model| {
-                CudaBackend::weight_bytes(&model.config, config.dtype.chosen().unwrap_or(model.dtype))
-            };
-            let weights: Vec<u64> = models.iter().map(weights).collect();
-            card.gpu().make_current()?;
-            let free_bytes = card.gpu().free_bytes()? as u64;
-            KvSize::RestBut(bytes_for_others(free_bytes, card.gpu().total_bytes() as u64, &weights))
-        }
-    };
+    let dtype = config.dtype.chosen().unwrap_or(model.dtype);
+    let page_bytes = CudaBackend::page_bytes(&model.config, dtype);
     let Sizes { kv_host_bytes, n_step_tokens, n_step_rows } = config.sizes(Sizes::CUDA);
     let options = CudaOptions {
         dtype: config.dtype.chosen(),
-        kv,
+        kv: KvSize::Bytes(kv.n_pages as u64 * page_bytes),
         kv_host_bytes,
         n_rows_max: n_step_rows,
         n_tokens_max: n_step_tokens,
@@ -210,69 +246,30 @@ fn load_cuda(
     Ok(Box::new(backend))
 }
 
-/// Bytes of a card that the first of the models leaves alone: the reserve, the weights of the others, and their even
-/// shares of what then remains for KV.
-fn bytes_for_others(
-    free_bytes: u64,
-    total_bytes: u64,
-    weights: &[u64], // bytes, of the models still to be loaded
-) -> u64 {
-    let reserve = RESERVE_BYTES + total_bytes / RESERVE_PART;
-    let rest = free_bytes.saturating_sub(reserve).saturating_sub(weights.iter().sum::<u64>());
-    let others = &weights[1..];
-    reserve + others.iter().sum::<u64>() + rest / weights.len() as u64 * others.len() as u64
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::config::DtypeChoice;
 
-    const GIB: u64 = 1 << 30;
+    const KV: Kv = Kv { n_pages: 64, kv_bytes_max: u64::MAX };
 
-    #[test]
-    fn models_on_one_card_get_even_shares() {
-        let total = 80 * GIB;
-        let reserve = RESERVE_BYTES + total / RESERVE_PART;
-        let weights = [16 * GIB, 2 * GIB, 6 * GIB];
-        let mut free = total;
-        let mut shares = Vec::new();
-        for idx in 0..weights.len() {
-            let kept = bytes_for_others(free, total, &weights[idx..]);
-            let share = free - weights[idx] - kept;
-            shares.push(share);
-            free -= weights[idx] + share;
-        }
-        let even = (total - reserve - 24 * GIB) / 3;
-        assert!(shares.iter().all(|share| share.abs_diff(even) < 8), "{shares:?} {even}");
-        assert!(free.abs_diff(reserve) < 8, "{free} {reserve}");
-    }
-
-    #[test]
-    fn weights_that_do_not_fit_leave_nothing_for_kv() {
-        let kept = bytes_for_others(10 * GIB, 10 * GIB, &[6 * GIB, 6 * GIB]);
-        assert!(kept >= 6 * GIB);
+    fn draft() -> Model {
+        let source = crate::bundled::source("draft").expect("bundled");
+        Model::open("draft", &source).expect("a model")
     }
 
     #[test]
     fn the_processor_computes_in_f32_only() {
-        let source = crate::bundled::source("draft").expect("bundled");
-        let models = [Model::open("draft", &source).expect("a model")];
-        let load = |dtype| {
-            let config = Config { dtype, ..Config::default() };
-            Chosen::Cpu.load(&models, &config, &|_, _| {}).map(|backend| backend.n_pages())
-        };
-        assert!(matches!(load(DtypeChoice::Bf16), Err(DaemonError::CpuDtype { .. })));
-        assert!(load(DtypeChoice::F32).expect("it loads") > 0);
+        let needs = |dtype| Chosen::Cpu.needs(&draft(), &Config { dtype, ..Config::default() });
+        assert!(matches!(needs(DtypeChoice::Bf16), Err(DaemonError::CpuDtype { .. })));
+        assert!(needs(DtypeChoice::F32).expect("it computes in that").n_pages_min > 0);
     }
 
     #[test]
     fn loading_says_how_far_it_is() {
-        let source = crate::bundled::source("draft").expect("bundled");
-        let models = [Model::open("draft", &source).expect("a model")];
         let seen = std::sync::Mutex::new(Vec::new());
         let hear = |done: u64, total: u64| seen.lock().expect("no panic").push((done, total));
-        Chosen::Cpu.load(&models, &Config::default(), &hear).expect("it loads");
+        Chosen::Cpu.load(&draft(), &Config::default(), KV, &hear).expect("it loads");
         let seen = seen.into_inner().expect("no panic");
         let (done, total) = *seen.last().expect("it was heard");
         assert_eq!(done, total);

@@ -11,6 +11,7 @@ use crate::guest::{
     GuestEnd, GuestError, GuestHost, GuestHostConfig, GuestIo, GuestLimits, GuestOutput, Launch, Tape,
     Verdict, inbox, output_channel,
 };
+use crate::models::Models;
 use crate::recording::{Begin, Broken, Entry, Reader};
 
 /// A guest about to be replayed.
@@ -64,7 +65,7 @@ impl Replay {
             ..own.clone()
         };
         let compile_exe = config.compile_exe.clone();
-        let host = GuestHostConfig { limits, cache_dir, compile_exe, engines: Vec::new() };
+        let host = GuestHostConfig { limits, cache_dir, compile_exe, models: Models::new(Vec::new()) };
         Ok(Self { host: GuestHost::for_replays(host)?, reader, begin })
     }
 
@@ -95,6 +96,7 @@ impl Replay {
             session: SessionId(0),
             account: Account::new("session", Budget::UNLIMITED, None),
             arguments: Vec::new(),
+            model: None,
             seed: 0,
             deadline_ms: None,
             is_recorded: false,

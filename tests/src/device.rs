@@ -88,7 +88,7 @@ pub struct Nat(pub f32);
 impl PartialEq for Nat {
     fn eq(&self, other: &Self) -> bool {
         match device() {
-            Device::Cuda => (self.0 - other.0).abs() <= ROUNDING_NAT,
+            Device::Cuda | Device::Ordinal(_) => (self.0 - other.0).abs() <= ROUNDING_NAT,
             Device::Auto | Device::Cpu => self.0.to_bits() == other.0.to_bits(),
         }
     }

@@ -9,7 +9,7 @@ use trellis_engine::account::{Account, ActorId, Budget, GuestId, Owner, SessionI
 use trellis_engine::backend::Backend;
 use trellis_engine::cpu::{CpuBackend, CpuOptions};
 use trellis_engine::model::{Dtype, Model, SpecialTokens};
-use trellis_engine::{Engine, EngineHandle, EngineSettings, PrefixScope};
+use trellis_engine::{EngineSettings, ModelHandle, OneModel, PrefixScope};
 
 use crate::device::{device, shared_card};
 use crate::models;
@@ -38,7 +38,7 @@ impl Default for Sizes {
 /// # Panics
 /// The model cannot be loaded.
 #[must_use]
-pub fn engine(model: &str, sizes: Sizes) -> Engine {
+pub fn engine(model: &str, sizes: Sizes) -> OneModel {
     let model = models::bundled(model);
     let backend = backend(&model, sizes);
     start(model, backend, sizes)
@@ -51,7 +51,7 @@ pub fn engine(model: &str, sizes: Sizes) -> Engine {
 #[must_use]
 pub fn backend(model: &Model, sizes: Sizes) -> Box<dyn Backend> {
     match device() {
-        Device::Cuda => Box::new(
+        Device::Cuda | Device::Ordinal(_) => Box::new(
             cuda_backend(shared_card(), model, sizes, Dtype::F32).expect("the model loads onto the card"),
         ),
         Device::Auto | Device::Cpu => Box::new(cpu_backend(model, sizes)),
@@ -97,13 +97,13 @@ pub fn cuda_backend(
 
 /// An engine over a loaded model.
 #[must_use]
-pub fn start(model: Model, backend: Box<dyn Backend>, sizes: Sizes) -> Engine {
+pub fn start(model: Model, backend: Box<dyn Backend>, sizes: Sizes) -> OneModel {
     let settings = EngineSettings {
         prefix_scope: PrefixScope::Actor,
         n_step_tokens: sizes.n_step_tokens,
         ..EngineSettings::default()
     };
-    Engine::start(Arc::new(model), backend, settings)
+    OneModel::start(Arc::new(model), backend, settings)
 }
 
 /// An owner without limits; each number is a user with one session and one guest.
@@ -122,7 +122,7 @@ pub fn owner(number: u32) -> Owner {
 /// # Panics
 /// The text cannot be encoded.
 #[must_use]
-pub fn encode(engine: &EngineHandle, text: &str) -> Vec<u32> {
+pub fn encode(engine: &ModelHandle, text: &str) -> Vec<u32> {
     engine.model().tokenizer.encode(text, SpecialTokens::Parse).expect("the text encodes")
 }
 

@@ -9,9 +9,25 @@ use crate::completion::{CallerId, Tag};
 use crate::port::{shared, shared_list};
 use crate::sampling::{Sampler, TokenMask};
 
+/// A model on a device, unique while the engine runs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub(crate) struct ModelId {
+    /// Among the models that are there with it.
+    pub(crate) place: u16,
+    /// Counts those who have had the place.
+    pub(crate) turn: u32,
+}
+
 /// A context, unique while the engine runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-pub(crate) struct ContextId(pub(crate) u64);
+pub(crate) struct ContextId {
+    pub(crate) model: ModelId,
+    pub(crate) number: u64,
+}
+
+impl ContextId {
+    pub(crate) const LEAST: Self = Self { model: ModelId { place: 0, turn: 0 }, number: 0 };
+}
 
 /// Brings the engine's tokens of a context to the caller's: keep the first `n_kept`, then append.
 ///
@@ -192,12 +208,14 @@ pub(crate) enum Operation {
         tag: Tag,
     },
     Forget {
+        model: ModelId,
         caller: CallerId,
         name: String,
         tag: Tag,
     },
-    /// What the engine has done and holds.
+    /// What the model's scheduler has done and holds.
     Stats {
+        model: ModelId,
         caller: CallerId,
         tag: Tag,
     },
@@ -206,4 +224,27 @@ pub(crate) enum Operation {
         id: ContextId,
         n_pulled: usize,
     },
+}
+
+impl Operation {
+    /// The model that it is about.
+    pub(crate) fn model(&self) -> ModelId {
+        match self {
+            Self::Create { id, .. }
+            | Self::Open { id, .. }
+            | Self::Edit { id, .. }
+            | Self::Fork { id, .. }
+            | Self::Ask { id, .. }
+            | Self::Cancel { id, .. }
+            | Self::Run { id, .. }
+            | Self::Pulled { id, .. }
+            | Self::Save { id, .. }
+            | Self::Mask { id, .. }
+            | Self::Release { id, .. } => id.model,
+            Self::DrawTogether { members, .. } => {
+                members.first().map_or(ContextId::LEAST, |(id, _)| *id).model
+            }
+            Self::Forget { model, .. } | Self::Stats { model, .. } => *model,
+        }
+    }
 }

@@ -48,7 +48,9 @@ pub(crate) enum Done {
     Opened(Result<Vec<Token>, EngineError>),
     /// A context was saved, or forgotten.
     Kept(Result<(), EngineError>),
-    Stats(Box<EngineStats>),
+    Stats(Result<Box<EngineStats>, EngineError>),
+    /// A model has the pages that it was to have.
+    Resized(Result<(), EngineError>),
     /// A run gave something, while it was decoded up to `n_ahead` tokens ahead.
     Run {
         event: RunEvent,

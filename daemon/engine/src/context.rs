@@ -9,10 +9,11 @@ use crate::batch::{Candidate, Token};
 use crate::command::{Answer, Ask, ContextId, Edit, Guess, Operation, RunSettings};
 use crate::completion::Done;
 use crate::error::EngineError;
-use crate::handle::{Caller, EngineHandle, Room};
+use crate::handle::{Caller, Room};
 use crate::job::N_GUESS_MAX;
 use crate::kv::Footprint;
 use crate::line::Standing;
+use crate::model_handle::ModelHandle;
 use crate::run::{Finish, Progress, RunEvent, RunQueue};
 use crate::sampling::{SamplerError, TokenMask};
 
@@ -23,7 +24,7 @@ use crate::sampling::{SamplerError, TokenMask};
 #[derive(Debug)]
 pub struct Context {
     id: ContextId,
-    engine: EngineHandle,
+    engine: ModelHandle,
     caller: Arc<Caller>,
     tokens: Vec<Token>,
     footprint: Footprint,
@@ -55,7 +56,7 @@ pub enum Pull {
 #[derive(Debug)]
 pub struct Pending {
     place: Standing,
-    engine: EngineHandle,
+    engine: ModelHandle,
     /// The context that was asked about, while the answer is wanted.
     asked: Option<ContextId>,
 }
@@ -90,7 +91,8 @@ impl Context {
     ///
     /// # Errors
     /// The owner's budget of contexts is used up, or the engine has failed or stopped.
-    pub async fn create(engine: &EngineHandle, owner: Owner) -> Result<Self, EngineError> {
+    pub async fn create(engine: &ModelHandle, owner: Owner) -> Result<Self, EngineError> {
+        engine.check_open()?;
         let context = Self::charged(engine, engine.caller(&owner)?, Vec::new())?;
         engine
             .post(&context.caller, Operation::Create { id: context.id, caller: context.caller.id() })
@@ -102,7 +104,8 @@ impl Context {
     ///
     /// # Errors
     /// Nothing is saved under the name, a budget is used up, or the engine has failed or stopped.
-    pub async fn open(engine: &EngineHandle, owner: Owner, name: &str) -> Result<Self, EngineError> {
+    pub async fn open(engine: &ModelHandle, owner: Owner, name: &str) -> Result<Self, EngineError> {
+        engine.check_open()?;
         let mut context = Self::charged(engine, engine.caller(&owner)?, Vec::new())?;
         let place = context.caller.stand();
         let (id, caller, tag) = (context.id, context.caller.id(), place.tag());
@@ -118,17 +121,17 @@ impl Context {
         Ok(context)
     }
 
-    fn charged(engine: &EngineHandle, caller: Arc<Caller>, tokens: Vec<Token>) -> Result<Self, EngineError> {
+    fn charged(engine: &ModelHandle, caller: Arc<Caller>, tokens: Vec<Token>) -> Result<Self, EngineError> {
         let account = &caller.owner().account;
         let footprint = Footprint::new(account, tokens.len())?;
         account.charge(Resource::Contexts, 1)?;
-        let (id, engine, n_synced) = (engine.next_context_id(), engine.clone(), tokens.len());
+        let (id, engine, n_synced) = (engine.note_opened(), engine.clone(), tokens.len());
         Ok(Self { id, engine, caller, tokens, footprint, n_synced, run: None })
     }
 
     /// The engine that holds it.
     #[must_use]
-    pub fn engine(&self) -> &EngineHandle {
+    pub fn engine(&self) -> &ModelHandle {
         &self.engine
     }
 
@@ -404,144 +407,9 @@ impl Drop for Context {
         let (id, n_pulled) = (self.id, self.end_run());
         // A stopped engine holds nothing to release.
         let _ = self.engine.post_unbounded(Operation::Release { id, n_pulled });
+        self.engine.note_dropped();
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use std::path::PathBuf;
-    use std::pin::pin;
-    use std::task::{self, Poll, Waker};
-
-    use super::*;
-    use crate::account::{Account, ActorId, Budget, GuestId, N_OPERATIONS_MAX, SessionId};
-    use crate::backend::{Limits, WeightsInfo};
-    use crate::command::{Ahead, MaskSource};
-    use crate::handle::{Message, Served};
-    use crate::model::{Dtype, Model, ModelSource};
-    use crate::port::Port;
-    use crate::sampling::Sampler;
-
-    fn poll<T>(future: impl Future<Output = T>) -> Poll<T> {
-        pin!(future).poll(&mut task::Context::from_waker(Waker::noop()))
-    }
-
-    fn now<T>(future: impl Future<Output = Result<T, EngineError>>) -> T {
-        let Poll::Ready(result) = poll(future) else { panic!("there is room") };
-        result.expect("nothing is wrong")
-    }
-
-    fn engine() -> (EngineHandle, Served) {
-        let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../models/tiny");
-        let model = Model::open("tiny", &ModelSource::Folder(folder)).expect("the bundled model opens");
-        let limits = Limits {
-            n_pages: 1,
-            n_granule_pages: 1,
-            n_host_pages: 0,
-            page_bytes: 1,
-            n_rows_max: 1,
-            n_tokens_max: 1,
-            n_positions_max: 100,
-            vocab_size: 100,
-            hidden_size: 1,
-            n_steps_under_way: 1,
-            n_slots: 0,
-            n_states: 0,
-            logits_tokens: 1.0,
-        };
-        let weights = WeightsInfo { dtype: Dtype::F32, n_bytes: 0 };
-        EngineHandle::new(Arc::new(model), limits, weights, String::new(), Port::Encoded)
-    }
-
-    fn owner(budget: Budget) -> Owner {
-        Owner {
-            actor: ActorId(0),
-            session: SessionId(0),
-            guest: GuestId(0),
-            account: Account::new("guest", budget, None),
-        }
-    }
-
-    #[test]
-    fn token_lists_are_charged_while_they_are_there() {
-        let (engine, _served) = engine();
-        let owner = owner(Budget { host_bytes: 5_120, ..Budget::UNLIMITED });
-        let mut context = now(Context::create(&engine, owner.clone()));
-        now(context.append(&[1; 90]));
-        let fork = now(context.fork());
-        let mut third = now(Context::create(&engine, owner.clone()));
-        let Poll::Ready(Err(EngineError::Budget(exceeded))) = poll(third.append(&[1])) else {
-            panic!("two lists of up to 256 tokens are all there is room for")
-        };
-        assert_eq!((exceeded.what, exceeded.used, exceeded.limit), ("bytes of host memory", 5_120, 5_120));
-        assert!(third.tokens().is_empty());
-        drop(fork);
-        now(third.append(&[1]));
-        now(third.truncate(0));
-        drop(context);
-        assert_eq!(owner.account.used(Resource::HostBytes), 0);
-    }
-
-    #[test]
-    fn a_guest_whose_contexts_come_and_go_is_held_up_like_any_other() {
-        let (engine, _served) = engine();
-        let owner = owner(Budget::UNLIMITED);
-        let comes_and_goes = || match poll(Context::create(&engine, owner.clone())) {
-            Poll::Ready(context) => {
-                drop(context.expect("nothing is wrong"));
-                true
-            }
-            Poll::Pending => false,
-        };
-        let n = (0..10_000).take_while(|_| comes_and_goes()).count();
-        assert_eq!(n, N_OPERATIONS_MAX, "the engine reads nothing");
-    }
-
-    #[test]
-    fn who_gives_up_waiting_for_room_has_told_the_engine_nothing_and_noted_nothing() {
-        let (engine, mut served) = engine();
-        let owner = owner(Budget::UNLIMITED);
-        let settings = || RunSettings {
-            sampler: Arc::new(Sampler::greedy()),
-            stop_tokens: Arc::new([]),
-            n_tokens_max: None,
-            ahead: Ahead::Adaptive,
-            masks: MaskSource::Sampler,
-        };
-        for given_up in 0..6 {
-            let mut context = now(Context::create(&engine, owner.clone()));
-            now(context.append(&[1, 2, 3]));
-            if given_up >= 4 {
-                assert!(poll(context.pull(RunKey(1), settings)).is_pending(), "the run has begun");
-            }
-            let rooms: Vec<Room> = std::iter::from_fn(|| match poll(engine.room(&context.caller)) {
-                Poll::Ready(room) => room.ok(),
-                Poll::Pending => None,
-            })
-            .collect();
-            let is_pending = match given_up {
-                0 => poll(context.pull(RunKey(1), settings)).is_pending(),
-                1 => poll(context.ask(Ask::Prefill)).is_pending(),
-                2 => poll(context.fork()).is_pending(),
-                3 => poll(context.save("name")).is_pending(),
-                4 => poll(context.append(&[4])).is_pending(),
-                _ => poll(context.truncate(2)).is_pending(),
-            };
-            assert!(is_pending, "{given_up}");
-            drop(rooms);
-            // The next command brings the engine to what the context holds.
-            drop(now(context.ask(Ask::Prefill)));
-            let mut told = Vec::new();
-            while let Ok(posted) = served.messages.try_recv() {
-                if let Message::Operation(Operation::Run { edit, .. } | Operation::Ask { edit, .. }) =
-                    posted.message
-                {
-                    told.truncate(edit.n_kept);
-                    told.extend(edit.appended);
-                }
-            }
-            assert_eq!(told, context.tokens(), "{given_up}");
-            assert_eq!(told, [1, 2, 3], "{given_up}");
-        }
-    }
-}
+mod tests;

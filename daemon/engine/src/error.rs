@@ -86,6 +86,12 @@ pub enum EngineError {
     /// may be asked again.
     #[error("the step failed, it may be tried again: {0}")]
     Step(BackendError),
+    /// There is no memory for as many pages as a model was to have.
+    #[error("no memory for KV pages: {0}")]
+    Memory(BackendError),
+    /// The model was unloaded. Once it is loaded again, what was asked may be asked of it.
+    #[error("the model was unloaded")]
+    Unloaded,
     /// The engine has failed and does nothing more. With another engine it may be tried again.
     #[error(transparent)]
     Failed(#[from] EngineFailure),
@@ -95,10 +101,10 @@ pub enum EngineError {
 }
 
 impl EngineError {
-    /// Whether the same may work another time: it was the device that failed, and not what was asked.
+    /// Whether the same may work another time: what was asked is not what went wrong.
     #[must_use]
     pub fn is_retryable(&self) -> bool {
-        matches!(self, Self::Step(_) | Self::Failed(_))
+        matches!(self, Self::Step(_) | Self::Unloaded | Self::Failed(_))
     }
 }
 

@@ -4,23 +4,21 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use rustc_hash::FxHashMap;
-use tokio::sync::{Semaphore, mpsc, watch};
+use tokio::sync::{Semaphore, mpsc, oneshot, watch};
 
 use crate::account::{N_OPERATIONS_MAX, Owner};
-use crate::backend::{Limits, WeightsInfo};
-use crate::command::{ContextId, Operation};
-use crate::completion::{CallerId, Done};
+use crate::backend::Backend;
+use crate::command::{ModelId, Operation};
+use crate::completion::{CallerId, Done, Tag};
+use crate::engine::Newcomer;
 use crate::error::{EngineError, EngineFailure};
 use crate::line::{Line, Standing};
-use crate::model::Model;
 use crate::port::Port;
-use crate::stats::EngineStats;
 
 /// The caller in whose name the handle itself asks.
 pub(crate) const DESK: CallerId = CallerId(0);
 
 /// What goes to the engine's thread.
-#[derive(Debug)]
 pub(crate) enum Message {
     /// A guest that asks from now on, and its line.
     Enter { caller: CallerId, owner: Owner, line: Arc<Line> },
@@ -28,6 +26,12 @@ pub(crate) enum Message {
     Leave { caller: CallerId },
     /// What a guest asks.
     Operation(Operation),
+    /// A model that was loaded.
+    Add(Newcomer),
+    /// A model is to have so many pages.
+    Resize { model: ModelId, n_pages: usize, tag: Tag },
+    /// A model is to go, and its backend to whoever asked for that.
+    Remove { model: ModelId, to: oneshot::Sender<Box<dyn Backend>> },
     /// The end.
     Shutdown,
 }
@@ -48,7 +52,7 @@ pub(crate) struct Caller {
     id: CallerId,
     owner: Owner,
     line: Arc<Line>,
-    engine: Weak<Shared>,
+    engine: Weak<Link>,
 }
 
 impl Caller {
@@ -68,16 +72,16 @@ impl Caller {
 
 impl Drop for Caller {
     fn drop(&mut self) {
-        if let Some(shared) = self.engine.upgrade() {
+        if let Some(engine) = self.engine.upgrade() {
             let key = account_key(&self.owner);
-            let mut callers = shared.callers();
+            let mut callers = engine.callers();
             // Another may have taken its place by now.
             if callers.get(&key).is_some_and(|caller| caller.strong_count() == 0) {
                 callers.remove(&key);
             }
             drop(callers);
             // A stopped engine knows nobody.
-            let _ = EngineHandle(shared).post_message(Message::Leave { caller: self.id });
+            let _ = engine.post_message(Message::Leave { caller: self.id });
         }
     }
 }
@@ -105,14 +109,11 @@ pub(crate) struct Served {
     pub(crate) desk: Arc<Line>,
 }
 
-/// A way to one engine. Cheap to clone.
-#[derive(Clone, Debug)]
-pub struct EngineHandle(Arc<Shared>);
-
+/// The way to one engine, which the models on it share.
 #[derive(Debug)]
-struct Shared {
+pub(crate) struct Link {
     messages: mpsc::UnboundedSender<Posted>,
-    /// For what the handle itself asks.
+    /// For what is asked in nobody's name.
     room: Arc<Semaphore>,
     desk: Arc<Line>,
     port: Port,
@@ -120,26 +121,15 @@ struct Shared {
     callers: Mutex<FxHashMap<usize, Weak<Caller>>>,
     n_callers: AtomicU64,
     state: watch::Receiver<EngineState>,
-    next_context: AtomicU64,
-    model: Arc<Model>,
-    limits: Limits,
-    weights: WeightsInfo,
-    device: String,
 }
 
-impl EngineHandle {
-    pub(crate) fn new(
-        model: Arc<Model>,
-        limits: Limits,
-        weights: WeightsInfo,
-        device: String,
-        port: Port,
-    ) -> (Self, Served) {
+impl Link {
+    pub(crate) fn new(port: Port) -> (Arc<Self>, Served) {
         let (messages, receiver) = mpsc::unbounded_channel();
         let (sender, state) = watch::channel(EngineState::Running);
         let desk = Arc::<Line>::default();
         let served = Served { messages: receiver, state: sender, desk: desk.clone() };
-        let shared = Shared {
+        let link = Self {
             messages,
             room: Arc::new(Semaphore::new(N_OPERATIONS_MAX)),
             desk,
@@ -147,48 +137,17 @@ impl EngineHandle {
             callers: Mutex::default(),
             n_callers: AtomicU64::new(DESK.0),
             state,
-            next_context: AtomicU64::new(0),
-            model,
-            limits,
-            weights,
-            device,
         };
-        (Self(Arc::new(shared)), served)
-    }
-
-    /// The model that the engine runs.
-    #[must_use]
-    pub fn model(&self) -> &Arc<Model> {
-        &self.0.model
-    }
-
-    /// What the engine can hold.
-    #[must_use]
-    pub fn limits(&self) -> &Limits {
-        &self.0.limits
-    }
-
-    /// The weights as the device holds them.
-    #[must_use]
-    pub fn weights(&self) -> WeightsInfo {
-        self.0.weights
-    }
-
-    /// The device's name for people.
-    #[must_use]
-    pub fn device(&self) -> &str {
-        &self.0.device
+        (Arc::new(link), served)
     }
 
     /// Whether the engine works, and if not, why.
-    #[must_use]
-    pub fn state(&self) -> EngineState {
-        self.0.state.borrow().clone()
+    pub(crate) fn state(&self) -> EngineState {
+        self.state.borrow().clone()
     }
 
     /// Why the engine has failed, if it has.
-    #[must_use]
-    pub fn failure(&self) -> Option<EngineFailure> {
+    pub(crate) fn failure(&self) -> Option<EngineFailure> {
         match self.state() {
             EngineState::Failed(failure) => Some(failure),
             EngineState::Running | EngineState::Stopped => None,
@@ -196,8 +155,8 @@ impl EngineHandle {
     }
 
     /// Waits for the engine's failure; for ever, if it is stopped before it fails.
-    pub async fn failed(&self) -> EngineFailure {
-        let mut state = self.0.state.clone();
+    pub(crate) async fn failed(&self) -> EngineFailure {
+        let mut state = self.state.clone();
         loop {
             if let EngineState::Failed(failure) = &*state.borrow_and_update() {
                 return failure.clone();
@@ -218,33 +177,21 @@ impl EngineHandle {
         self.failure().map_or(EngineError::Stopped, EngineError::Failed)
     }
 
-    /// Forgets the context that this owner's user saved under a name.
-    ///
-    /// # Errors
-    /// Nothing is saved under the name, or the engine has failed or stopped.
-    pub async fn forget(&self, owner: &Owner, name: &str) -> Result<(), EngineError> {
-        let caller = self.caller(owner)?;
-        let place = caller.stand();
-        let operation = Operation::Forget { caller: caller.id(), name: name.to_owned(), tag: place.tag() };
-        self.post(&caller, operation).await?;
-        match place.take().await {
-            Some(Done::Kept(forgotten)) => forgotten,
-            Some(other) => unreachable!("asked to forget, answered with {other:?}"),
-            None => Err(self.ended()),
-        }
+    /// Asks something in nobody's name.
+    pub(crate) async fn ask(&self, operation: impl FnOnce(Tag) -> Operation) -> Result<Done, EngineError> {
+        let place = self.desk.stand();
+        let room = self.take_room(&self.room).await?;
+        self.post_into(room, operation(place.tag()))?;
+        place.take().await.ok_or_else(|| self.ended())
     }
 
-    /// Counters and gauges.
-    ///
-    /// # Errors
-    /// The engine has failed or stopped.
-    pub async fn stats(&self) -> Result<EngineStats, EngineError> {
-        let place = self.0.desk.stand();
-        let room = self.take_room(&self.0.room).await?;
-        self.post_into(room, Operation::Stats { caller: DESK, tag: place.tag() })?;
+    /// Says that a model is to have so many pages, and waits until it has.
+    pub(crate) async fn resize(&self, model: ModelId, n_pages: usize) -> Result<(), EngineError> {
+        let place = self.desk.stand();
+        self.post_message(Message::Resize { model, n_pages, tag: place.tag() })?;
         match place.take().await {
-            Some(Done::Stats(stats)) => Ok(*stats),
-            Some(other) => unreachable!("asked for counters, answered with {other:?}"),
+            Some(Done::Resized(resized)) => resized,
+            Some(other) => unreachable!("asked to resize, answered with {other:?}"),
             None => Err(self.ended()),
         }
     }
@@ -253,22 +200,18 @@ impl EngineHandle {
     ///
     /// # Errors
     /// The engine has failed or stopped.
-    pub(crate) fn caller(&self, owner: &Owner) -> Result<Arc<Caller>, EngineError> {
-        let mut callers = self.0.callers();
+    pub(crate) fn caller(self: &Arc<Self>, owner: &Owner) -> Result<Arc<Caller>, EngineError> {
+        let mut callers = self.callers();
         let known = callers.entry(account_key(owner)).or_default();
         if let Some(caller) = known.upgrade() {
             return Ok(caller);
         }
-        let id = CallerId(self.0.n_callers.fetch_add(1, Ordering::Relaxed) + 1);
+        let id = CallerId(self.n_callers.fetch_add(1, Ordering::Relaxed) + 1);
         let line = Arc::<Line>::default();
         self.post_message(Message::Enter { caller: id, owner: owner.clone(), line: line.clone() })?;
-        let caller = Arc::new(Caller { id, owner: owner.clone(), line, engine: Arc::downgrade(&self.0) });
+        let caller = Arc::new(Caller { id, owner: owner.clone(), line, engine: Arc::downgrade(self) });
         *known = Arc::downgrade(&caller);
         Ok(caller)
-    }
-
-    pub(crate) fn next_context_id(&self) -> ContextId {
-        ContextId(self.0.next_context.fetch_add(1, Ordering::Relaxed))
     }
 
     /// Waits until there is room for one more operation of a guest.
@@ -286,20 +229,14 @@ impl EngineHandle {
 
     /// Sends an operation. What its sender notes down together with that cannot come apart: nothing waits here.
     pub(crate) fn post_into(&self, room: Room, operation: Operation) -> Result<(), EngineError> {
-        let message = Message::Operation(self.0.port.carry(operation));
+        let message = Message::Operation(self.port.carry(operation));
         self.send(Posted { message, _permit: Some(room.0) })
-    }
-
-    /// Sends an operation of a guest once there is room for it.
-    pub(crate) async fn post(&self, caller: &Caller, operation: Operation) -> Result<(), EngineError> {
-        let room = self.room(caller).await?;
-        self.post_into(room, operation)
     }
 
     /// Sends an operation that something else bounds: one release for each context, one cancel for each question, one
     /// word on how far a run has come for each token that was given.
     pub(crate) fn post_unbounded(&self, operation: Operation) -> Result<(), EngineError> {
-        self.post_message(Message::Operation(self.0.port.carry(operation)))
+        self.post_message(Message::Operation(self.port.carry(operation)))
     }
 
     pub(crate) fn post_message(&self, message: Message) -> Result<(), EngineError> {
@@ -308,14 +245,12 @@ impl EngineHandle {
 
     fn send(&self, posted: Posted) -> Result<(), EngineError> {
         // One that has said why it ends may not have closed its end yet.
-        if !matches!(*self.0.state.borrow(), EngineState::Running) {
+        if !matches!(*self.state.borrow(), EngineState::Running) {
             return Err(self.ended());
         }
-        self.0.messages.send(posted).map_err(|_| self.ended())
+        self.messages.send(posted).map_err(|_| self.ended())
     }
-}
 
-impl Shared {
     fn callers(&self) -> MutexGuard<'_, FxHashMap<usize, Weak<Caller>>> {
         self.callers.lock().unwrap_or_else(PoisonError::into_inner)
     }

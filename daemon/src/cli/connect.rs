@@ -41,37 +41,16 @@ pub(crate) struct HomeArgs {
     /// Run inside this process even if a daemon is running
     #[arg(long, conflicts_with = "socket")]
     pub(crate) local: bool,
-    /// Run inside this process, with this model: a bundled name (tiny, draft) or a folder; the first one given is the
-    /// default
-    #[arg(long = "model", value_name = "NAME|PATH", conflicts_with = "socket")]
+    /// Use this model: one that the running daemon has loaded, or else, inside this process, a bundled one (tiny, draft) or
+    /// a folder. Given several times, all of them inside this process, the first as the default
+    #[arg(long = "model", value_name = "NAME|PATH")]
     pub(crate) models: Vec<String>,
-    /// Run inside this process, on this device
-    #[arg(long, value_enum, conflicts_with = "socket")]
-    pub(crate) device: Option<DeviceArg>,
+    /// Run inside this process, on this device: auto, cpu, cuda, or cuda:N for one GPU of several
+    #[arg(long, value_name = "DEVICE", conflicts_with = "socket")]
+    pub(crate) device: Option<Device>,
     /// Run inside this process, computing in this type
     #[arg(long, value_enum, conflicts_with = "socket")]
     pub(crate) dtype: Option<DtypeArg>,
-}
-
-/// What runs the models.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum DeviceArg {
-    /// An NVIDIA GPU if there is one, the processor otherwise
-    Auto,
-    /// The processor
-    Cpu,
-    /// An NVIDIA GPU
-    Cuda,
-}
-
-impl From<DeviceArg> for Device {
-    fn from(device: DeviceArg) -> Self {
-        match device {
-            DeviceArg::Auto => Self::Auto,
-            DeviceArg::Cpu => Self::Cpu,
-            DeviceArg::Cuda => Self::Cuda,
-        }
-    }
 }
 
 /// Type of weights, activations and KV cache.
@@ -102,6 +81,8 @@ impl From<DtypeArg> for DtypeChoice {
 #[derive(Debug)]
 pub(crate) struct Home {
     pub(crate) client: Client,
+    /// The daemon's model to use, if one was named.
+    pub(crate) model: Option<String>,
     _inside: Option<Inside>,
 }
 
@@ -116,7 +97,7 @@ impl std::fmt::Debug for Inside {
 
 impl HomeArgs {
     fn stays_inside(&self) -> bool {
-        self.local || !self.models.is_empty() || self.device.is_some() || self.dtype.is_some()
+        self.local || self.models.len() > 1 || self.device.is_some() || self.dtype.is_some()
     }
 
     /// Connects to the running daemon; `None` if guests run inside this process.
@@ -128,7 +109,16 @@ impl HomeArgs {
             return Ok(None);
         }
         match self.socket.connect().await {
-            Ok(client) => Ok(Some(Home { client, _inside: None })),
+            Ok(client) => {
+                let model = self.models.first().cloned();
+                if let Some(name) = &model
+                    && self.socket.socket.is_none()
+                    && !client.models().await?.iter().any(|loaded| loaded.name == *name)
+                {
+                    return Ok(None);
+                }
+                Ok(Some(Home { client, model, _inside: None }))
+            }
             // Who names a socket wants the daemon that listens there.
             Err(CliError::Client(trellis_client::Error::NotRunning { .. }))
                 if self.socket.socket.is_none() =>
@@ -148,12 +138,13 @@ impl HomeArgs {
         if !self.models.is_empty() {
             config.models.clone_from(&self.models);
         }
-        config.device = self.device.map_or(config.device, Device::from);
+        config.device = self.device.unwrap_or(config.device);
         config.dtype = self.dtype.map_or(config.dtype, DtypeChoice::from);
         let daemon = start(&config, format).await?;
-        let why = if self.stays_inside() { "as asked for" } else { "no daemon is running" };
+        let is_asked = self.stays_inside() || !self.models.is_empty();
+        let why = if is_asked { "as asked for" } else { "no daemon is running" };
         note(format, &format!("running inside this process ({why}): {}", describe(&daemon)));
-        Ok(Home { client: daemon.connect().await?, _inside: Some(Inside(daemon)) })
+        Ok(Home { client: daemon.connect().await?, model: None, _inside: Some(Inside(daemon)) })
     }
 }
 
@@ -196,8 +187,8 @@ pub(crate) async fn shut_down(client: &Client) -> Result<(), CliError> {
 
 /// `tiny on cpu (2 threads)`
 pub(crate) fn describe(daemon: &Daemon) -> String {
-    match daemon.engine(None) {
-        Some(engine) => format!("{} on {}", engine.model().name, engine.device()),
+    match daemon.model(None) {
+        Some(model) => format!("{} on {}", model.model().name, model.device()),
         None => "no model".to_owned(),
     }
 }

@@ -110,7 +110,7 @@ fn examine(cache_dir: Option<&Path>) -> Cuda {
         _ => problems.first().map(|problem| problem.message.clone()),
     };
     let summary = match &failed {
-        None => format!("CUDA: usable: {}", device::describe(&probe.driver)),
+        None => format!("CUDA: usable: {}", device::describe(&probe.driver, 0)),
         Some(reason) => format!("CUDA: not usable: {}", reason.replace('\n', " ")),
     };
     Cuda { probe, problems, proof, usable: failed.is_none(), summary }

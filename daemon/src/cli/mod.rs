@@ -10,6 +10,7 @@ mod error;
 mod info;
 mod input;
 mod interrupt;
+mod load;
 mod models;
 mod output;
 mod progress;
@@ -23,6 +24,7 @@ mod serve;
 mod stop;
 mod table;
 mod toolchain;
+mod unload;
 
 use std::process::ExitCode;
 use std::sync::OnceLock;
@@ -63,6 +65,8 @@ enum Command {
     Chat(chat::ChatArgs),
     Build(build::BuildArgs),
     Models(models::ModelsArgs),
+    Load(load::LoadArgs),
+    Unload(unload::UnloadArgs),
     Ps(ps::PsArgs),
     Stop(stop::StopArgs),
     Info(info::InfoArgs),
@@ -118,6 +122,8 @@ async fn dispatch(command: Command, format: Format) -> Result<(), CliError> {
         Command::Chat(args) => chat::chat(args, format).await,
         Command::Build(args) => build::build(args, format).await,
         Command::Models(args) => models::models(args, format).await,
+        Command::Load(args) => load::load(args, format).await,
+        Command::Unload(args) => unload::unload(args, format).await,
         Command::Ps(args) => ps::ps(args, format).await,
         Command::Stop(args) => stop::stop(args, format).await,
         Command::Info(args) => info::info(args, format).await,
@@ -164,10 +170,14 @@ mod tests {
             "trellis run",
             "trellis run --bogus chat",
             "trellis run --local --socket /tmp/x chat",
+            "trellis run --socket /tmp/x --device cpu chat",
             "trellis run --timeout never chat",
             "trellis serve --device tpu",
             "trellis serve --dtype f64",
             "trellis doctor now",
+            "trellis load",
+            "trellis load draft --device gpu",
+            "trellis unload draft --drain -1",
             "trellis stop",
             "trellis replay",
             "trellis run --record",

@@ -103,6 +103,7 @@ pub(crate) async fn start(
         })
         .await?;
     let recording = record.map(|path| Recording::create(path, head(word, &program))).transpose()?;
+    let options = StartOptions { model: home.model.clone(), ..options };
     let guest = home.client.start(program, options).await?;
     match drive(guest, input, recording, &mut Screen::new(format), &interrupts).await {
         Err(CliError::Client(error)) if error.code() == Some(&ErrorCode::UnknownProgram) => {

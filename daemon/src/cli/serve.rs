@@ -10,7 +10,7 @@ use tracing_subscriber::EnvFilter;
 use tracing_subscriber::filter::LevelFilter;
 use trellis_client::socket::{SYSTEM_SOCKET, default_socket};
 
-use super::connect::{self, DeviceArg, DtypeArg};
+use super::connect::{self, DtypeArg};
 use super::error::CliError;
 use super::interrupt::Interrupts;
 use super::output::{self, Format};
@@ -36,9 +36,9 @@ pub(crate) struct ServeArgs {
     /// Load this model: a bundled name (tiny, draft) or a folder; the first one given is the default
     #[arg(long = "model", value_name = "NAME|PATH")]
     models: Vec<String>,
-    /// What runs the models
-    #[arg(long, value_enum)]
-    device: Option<DeviceArg>,
+    /// What runs the models: auto, cpu, cuda, or cuda:N for one GPU of several
+    #[arg(long, value_name = "DEVICE")]
+    device: Option<Device>,
     /// Type of weights, activations and KV cache
     #[arg(long, value_enum)]
     dtype: Option<DtypeArg>,
@@ -69,7 +69,7 @@ pub(crate) async fn serve(args: ServeArgs, format: Format) -> Result<(), CliErro
     if !models.is_empty() {
         config.models = models;
     }
-    config.device = device.map_or(config.device, Device::from);
+    config.device = device.unwrap_or(config.device);
     config.dtype = dtype.map_or(config.dtype, DtypeChoice::from);
     let socket =
         socket.or_else(|| config.socket.clone()).or_else(default_socket).ok_or(CliError::NoSocketPlace)?;
@@ -80,7 +80,7 @@ pub(crate) async fn serve(args: ServeArgs, format: Format) -> Result<(), CliErro
     // that come meanwhile should wait for this one.
     let listener = Listener::bind(&socket, directory_mode(&socket))?;
     let daemon = interrupts.stop(connect::start(&config, format)).await?;
-    let engine = daemon.engine(None);
+    let engine = daemon.model(None);
     let ready = Ready {
         ready: true,
         device: engine.as_ref().map(|engine| engine.device().to_owned()).unwrap_or_default(),

@@ -13,7 +13,7 @@ use bytes::Bytes;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio_util::sync::{CancellationToken, DropGuard};
-use trellis_engine::EngineHandle;
+use trellis_engine::ModelHandle;
 use trellis_engine::account::{Account, ActorId, GuestId, Resource, SessionId};
 
 use super::beside::Beside;
@@ -23,6 +23,7 @@ use super::component::{Program, check_kind};
 use super::cpu::CpuClock;
 use super::error::{GuestEnd, GuestError};
 use super::flights::{Flights, Joined, QueueFull, Turn};
+use super::guest_models::GuestModels;
 use super::io::GuestIo;
 use super::limits::GuestLimits;
 use super::memory::MemoryGauge;
@@ -30,7 +31,7 @@ use super::programs::Programs;
 use super::run::{Birth, Vitals, live};
 use super::runtime::Runtime;
 use super::tape::Tape;
-use crate::engines::Engines;
+use crate::models::Models;
 
 /// Files of compiled code that are read at once, each of many megabytes.
 const N_LOADS: usize = 4;
@@ -50,14 +51,14 @@ pub struct GuestHostConfig {
     ///
     /// [`COMPILE_WORKER`]: super::COMPILE_WORKER
     pub compile_exe: Option<PathBuf>,
-    /// The engines of the loaded models; the first is the default.
-    pub engines: Vec<EngineHandle>,
+    /// The loaded models; the first is the default.
+    pub(crate) models: Models,
 }
 
 /// Compiles, starts, lists and stops guests.
 pub struct GuestHost {
     limits: Arc<GuestLimits>,
-    engines: Engines,
+    models: Models,
     runtime: Runtime,
     compiler: Compiler,
     cache: CodeCache,
@@ -90,6 +91,8 @@ pub struct Launch {
     pub account: Arc<Account>,
     /// What the client gives to the guest.
     pub arguments: Vec<String>,
+    /// The name of the model that the guest gets when it names none; the daemon's default when `None`.
+    pub model: Option<String>,
     /// For everything random in the guest.
     pub seed: u64,
     /// Less time than the limit allows.
@@ -109,6 +112,8 @@ pub struct RunningGuest {
     pub stop: GuestStop,
     /// What it uses.
     pub account: Arc<Account>,
+    /// The models as it sees them.
+    pub(crate) models: Arc<GuestModels>,
 }
 
 /// Stops a guest. Cheap to clone.
@@ -197,7 +202,7 @@ impl GuestHost {
     /// # Errors
     /// There is no engine, the cache folder is not this user's alone, or the runtime cannot start.
     pub fn new(config: GuestHostConfig) -> Result<Arc<Self>, GuestError> {
-        if config.engines.is_empty() {
+        if config.models.now().is_empty() {
             return Err(GuestError::NoModel);
         }
         Self::for_replays(config)
@@ -223,7 +228,7 @@ impl GuestHost {
                 limits.n_compiles_queued,
                 limits.n_compiles_queued_per_user(),
             ),
-            engines: Engines::new(config.engines),
+            models: config.models,
             running: Mutex::default(),
             beside: Beside::new(),
             n_started: AtomicU64::new(0),
@@ -239,15 +244,10 @@ impl GuestHost {
         &self.limits
     }
 
-    /// The engines of the loaded models; the first is the default.
+    /// The loaded models; the first is the default.
     #[must_use]
-    pub fn engines(&self) -> Arc<[EngineHandle]> {
-        self.engines.now()
-    }
-
-    /// Puts other engines in their place, for the guests that start from now on.
-    pub(crate) fn replace_engines(&self, engines: Vec<EngineHandle>) {
-        self.engines.replace(engines);
+    pub fn models(&self) -> Arc<[ModelHandle]> {
+        self.models.now()
     }
 
     fn programs(&self) -> MutexGuard<'_, Programs> {
@@ -396,12 +396,13 @@ impl GuestHost {
         let listed = self.list(vitals.clone())?;
         let ticking = self.runtime.ticker.keep_going();
         let (id, account) = (vitals.id, vitals.account.clone());
+        let models = Arc::new(GuestModels::new(self.models.clone(), launch.model));
         let birth = Birth {
             vitals,
             program: launch.program,
             limits: limits.clone(),
             beside: self.beside.clone(),
-            engines: self.engines.now(),
+            models: models.clone(),
             arguments: launch.arguments,
             seed: launch.seed,
             deadline_ms: launch.deadline_ms.unwrap_or(u64::MAX).min(limits.deadline_ms),
@@ -413,7 +414,7 @@ impl GuestHost {
             live(birth).await
         });
         let end = GuestEnding { task, _stop: stop.clone().drop_guard() };
-        Ok(RunningGuest { id, end, stop: GuestStop(stop), account })
+        Ok(RunningGuest { id, end, stop: GuestStop(stop), account, models })
     }
 
     /// Puts a guest on the list, if there is room.

@@ -12,6 +12,7 @@ mod component;
 mod cpu;
 mod error;
 mod flights;
+mod guest_models;
 mod guests;
 mod host;
 mod inbox;

@@ -6,7 +6,6 @@ use std::time::{Duration, Instant, SystemTime};
 
 use futures_util::FutureExt as _;
 use tokio_util::sync::CancellationToken;
-use trellis_engine::EngineHandle;
 use trellis_engine::account::{Account, ActorId, GuestId, Owner, SessionId};
 use trellis_engine::model::Date;
 use wasmtime::component::ResourceTable;
@@ -16,6 +15,7 @@ use super::beside::Beside;
 use super::component::Program;
 use super::cpu::CpuClock;
 use super::error::{GuestEnd, GuestFault};
+use super::guest_models::GuestModels;
 use super::io::{GuestIo, OutputSender};
 use super::limits::GuestLimits;
 use super::log::{LogSink, pieces};
@@ -54,7 +54,7 @@ pub(crate) struct Birth {
     pub(crate) program: Program,
     pub(crate) limits: Arc<GuestLimits>,
     pub(crate) beside: Beside,
-    pub(crate) engines: Arc<[EngineHandle]>,
+    pub(crate) models: Arc<GuestModels>,
     pub(crate) arguments: Vec<String>,
     pub(crate) seed: u64,
     pub(crate) deadline_ms: u64,
@@ -98,7 +98,7 @@ async fn live_to_the_end(birth: Birth) -> GuestEnd {
 }
 
 async fn execute(birth: Birth) -> wasmtime::Result<Result<(), String>> {
-    let Birth { vitals, program, limits, beside, engines, arguments, seed, deadline_ms, io, tape } = birth;
+    let Birth { vitals, program, limits, beside, models, arguments, seed, deadline_ms, io, tape } = birth;
     let log = Arc::new(LogSink::new(io.output.clone(), limits.log_bytes));
     let mut table = ResourceTable::new();
     table.set_max_capacity(limits.n_handles);
@@ -113,7 +113,7 @@ async fn execute(birth: Birth) -> wasmtime::Result<Result<(), String>> {
         table,
         wasi: wasi::context(seed, &log, &limits, tape.as_ref()),
         memory: MemoryLimiter::new(&limits, vitals.memory.clone()),
-        engines,
+        models,
         owner,
         output: io.output,
         input: io.input,

@@ -3,9 +3,9 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use trellis_engine::RunKey;
 use trellis_engine::account::Owner;
 use trellis_engine::model::Date;
-use trellis_engine::{EngineHandle, RunKey};
 use wasmtime::component::{Resource, ResourceTable, ResourceTableError};
 use wasmtime_wasi::WasiCtx;
 
@@ -14,6 +14,7 @@ use super::bindings::trellis::host::types::BudgetLimit;
 use super::bindings::trellis::host::types::Error as ApiError;
 use super::cpu::CpuClock;
 use super::error::GuestFault;
+use super::guest_models::GuestModels;
 use super::host::types::HostError;
 use super::inbox::InboxReceiver;
 use super::io::OutputSender;
@@ -30,8 +31,7 @@ pub(crate) struct GuestState {
     pub(crate) limits: Arc<GuestLimits>,
     pub(crate) cpu: Arc<CpuClock>,
     pub(crate) beside: Beside,
-    /// The loaded models; the first is the default.
-    pub(crate) engines: Arc<[EngineHandle]>,
+    pub(crate) models: Arc<GuestModels>,
     pub(crate) owner: Owner,
     pub(crate) output: OutputSender,
     pub(crate) input: InboxReceiver,

@@ -4,8 +4,9 @@ use std::fmt::Display;
 
 use trellis_wire::{ErrorBody, ErrorCode};
 
-use crate::engines::DeviceFailure;
+use crate::daemon::DaemonError;
 use crate::guest::{GuestEnd, GuestError};
+use crate::models::DeviceFailure;
 
 /// A mistake of ours.
 pub(super) fn internal(error: &dyn Display) -> ErrorBody {
@@ -26,6 +27,38 @@ pub(super) fn device_failed(failure: &DeviceFailure) -> ErrorBody {
     ErrorBody::new(ErrorCode::DeviceFailed, format!("the device failed, try again: {failure}"))
         .about("model")
         .with_value(&failure.model)
+}
+
+/// The model that a guest works with is gone.
+pub(super) fn model_unloaded(name: &str) -> ErrorBody {
+    let message = format!("model {name:?} was unloaded; once it is loaded again, try again");
+    ErrorBody::new(ErrorCode::ModelUnloaded, message).about("model").with_value(name)
+}
+
+pub(super) fn unknown_model(name: &str, known: &[String]) -> ErrorBody {
+    let known = if known.is_empty() { "none is".to_owned() } else { format!("{} are", known.join(", ")) };
+    let message = format!("no model named {name:?} is loaded; {known}");
+    ErrorBody::new(ErrorCode::UnknownModel, message).about("model").with_value(name)
+}
+
+/// Why a model was not loaded or not unloaded.
+pub(super) fn not_loaded(error: &DaemonError) -> ErrorBody {
+    let body = |code| ErrorBody::new(code, error.to_string()).about("model");
+    match error {
+        DaemonError::UnknownModel { name } | DaemonError::UnknownShape { name } => {
+            body(ErrorCode::InvalidArgument).with_value(name)
+        }
+        DaemonError::DuplicateModel { name } => body(ErrorCode::ModelLoaded).with_value(name),
+        DaemonError::NotLoaded { name, .. } => body(ErrorCode::UnknownModel).with_value(name),
+        DaemonError::NoRoom { needed_bytes, free_bytes, .. } => {
+            body(ErrorCode::ModelDoesNotFit).about("bytes").with_value(needed_bytes).with_limit(*free_bytes)
+        }
+        DaemonError::KvTooSmall { needed_bytes, kv_bytes, .. } => {
+            body(ErrorCode::ModelDoesNotFit).about("bytes").with_value(needed_bytes).with_limit(*kv_bytes)
+        }
+        DaemonError::Engine { source, .. } if source.is_retryable() => body(ErrorCode::EngineFailed),
+        _ => body(ErrorCode::LoadFailed),
+    }
 }
 
 /// Why a guest was not compiled or not started.

@@ -8,12 +8,12 @@ mod registry;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use tokio_util::sync::CancellationToken;
 use trellis_engine::account::{Account, ActorId, GuestId, Resource, SessionId};
-use trellis_engine::{EngineError, EngineHandle};
+use trellis_engine::{EngineStats, ModelHandle};
 use trellis_wire::{
     ComponentHash, DaemonInfo, ErrorBody, ErrorCode, GuestInfo, GuestUsage, ModelInfo,
     Program as ProgramName, Stage,
@@ -23,17 +23,26 @@ use self::accounts::Accounts;
 use self::components::Components;
 pub(crate) use self::errors::ended;
 use self::registry::Registry;
-use crate::config::Budgets;
-use crate::engines;
+use crate::config::{Budgets, Device};
 use crate::guest::{
     CompileProgress, GuestActivity, GuestEnd as Ending, GuestHost, GuestIo, Launch, Program,
     RunningGuest as Started,
 };
-use crate::session::{Actor, GuestEnd, ProgressSink, RunningGuest, Service, StartRequest, StopHandle};
+use crate::loader::{Loader, names};
+use crate::models;
+use crate::session::{
+    Actor, GuestEnd, LoadRequest, ProgressSink, RunningGuest, Service, StartRequest, StopHandle,
+};
+
+/// How long the guests of a model that is unloaded have to come to their ends, unless the request says.
+const DRAIN: Duration = Duration::from_secs(30);
+/// No drain lasts longer: whoever wants to wait for ever can ask later.
+const DRAIN_MAX: Duration = Duration::from_secs(24 * 3600);
 
 /// The service of a whole daemon.
 pub struct HostService {
     host: Arc<GuestHost>,
+    loader: Arc<Loader>,
     registry: Registry,
     components: Components,
     accounts: Accounts,
@@ -45,6 +54,7 @@ pub struct HostService {
 impl HostService {
     pub(crate) fn new(
         host: Arc<GuestHost>,
+        loader: Arc<Loader>,
         guests_dir: Option<PathBuf>,
         budgets: &Budgets,
         shutdown: CancellationToken,
@@ -56,6 +66,7 @@ impl HostService {
             accounts: Accounts::new(budgets),
             n_sessions: AtomicU64::new(0),
             host,
+            loader,
             shutdown,
             started,
         }
@@ -121,9 +132,14 @@ impl Service for HostService {
         progress: ProgressSink,
     ) -> Result<RunningGuest, ErrorBody> {
         let (program, name) = self.program(request.actor, request.program, &progress).await?;
-        let engines = self.host.engines();
-        if let Some(failure) = engines::failure(&engines) {
+        let models = self.host.models();
+        if let Some(failure) = models::failure(&models) {
             return Err(errors::device_failed(&failure));
+        }
+        if let Some(name) = &request.model
+            && !models.iter().any(|handle| handle.model().name == *name)
+        {
+            return Err(errors::unknown_model(name, &names(&models)));
         }
         let (actor, session) = (ActorId(request.actor.uid), SessionId(request.session_id));
         let launch = Launch {
@@ -133,11 +149,12 @@ impl Service for HostService {
             session,
             account: self.accounts.session(session).ok_or_else(errors::session_ended)?,
             arguments: request.arguments,
+            model: request.model,
             seed: request.seed.map_or_else(random_seed, Ok)?,
             deadline_ms: request.deadline.map(|time| u64::try_from(time.as_millis()).unwrap_or(u64::MAX)),
             is_recorded: request.is_recorded,
         };
-        let Started { id, mut end, stop, account } =
+        let Started { id, mut end, stop, account, models: opened } =
             self.host.start(launch, io).map_err(|error| errors::refused(&error))?;
         let begun = Instant::now();
         let stopped = stop.clone();
@@ -145,18 +162,22 @@ impl Service for HostService {
             let ending = tokio::select! {
                 biased;
                 ending = &mut end => ending,
-                _ = engines::failed(&engines) => {
+                _ = models::failed(&models) => {
+                    stopped.stop();
+                    (&mut end).await
+                }
+                () = opened.wait_for_unload() => {
                     stopped.stop();
                     (&mut end).await
                 }
             };
             let result = match ending {
                 Ending::Finished => Ok(()),
-                ending => Err(match engines::failure(&engines) {
-                    Some(failure) if errors::may_follow_from_failure(&ending) => {
-                        errors::device_failed(&failure)
-                    }
-                    _ => errors::ended(&ending),
+                ending if !errors::may_follow_from_failure(&ending) => Err(errors::ended(&ending)),
+                ending => Err(match (models::failure(&models), opened.unloaded()) {
+                    (Some(failure), _) => errors::device_failed(&failure),
+                    (None, Some(model)) => errors::model_unloaded(&model.model().name),
+                    (None, None) => errors::ended(&ending),
                 }),
             };
             let elapsed_us = u64::try_from(begun.elapsed().as_micros()).unwrap_or(u64::MAX);
@@ -179,12 +200,42 @@ impl Service for HostService {
     }
 
     async fn models(&self, _: Actor) -> Result<Vec<ModelInfo>, ErrorBody> {
-        let mut models: Vec<ModelInfo> = self.host.engines().iter().map(model_info).collect();
+        let mut models = Vec::new();
+        for model in self.host.models().iter() {
+            let stats = model.stats().await.unwrap_or_default();
+            models.push(model_info(model, &stats));
+        }
         if let Some(first) = models.first_mut() {
             first.is_default = true;
         }
         models.sort_by(|a, b| a.name.cmp(&b.name));
         Ok(models)
+    }
+
+    async fn load(
+        &self,
+        actor: Actor,
+        request: LoadRequest,
+        progress: ProgressSink,
+    ) -> Result<(), ErrorBody> {
+        check_operator(actor, "load models")?;
+        let LoadRequest { model, device } = request;
+        let device = device
+            .map(|name| name.parse::<Device>())
+            .transpose()
+            .map_err(|error| ErrorBody::new(ErrorCode::InvalidArgument, error.to_string()).about("device"))?;
+        let report = move |done, total| progress.report(Stage::Load, done, total);
+        self.loader.load(model, device, report).await.map_err(|error| errors::not_loaded(&error))?;
+        Ok(())
+    }
+
+    async fn unload(&self, actor: Actor, model: String, drain: Option<Duration>) -> Result<(), ErrorBody> {
+        check_operator(actor, "unload models")?;
+        let (loader, drain) = (self.loader.clone(), drain.unwrap_or(DRAIN).min(DRAIN_MAX));
+        // Once begun it goes on, whoever waits for it.
+        let unloading = tokio::spawn(async move { loader.unload(&model, drain).await });
+        let unloaded = unloading.await.map_err(|error| errors::internal(&error))?;
+        unloaded.map_err(|error| errors::not_loaded(&error))
     }
 
     async fn guests(&self, actor: Actor) -> Result<Vec<GuestInfo>, ErrorBody> {
@@ -212,15 +263,11 @@ impl Service for HostService {
     }
 
     async fn info(&self, _: Actor) -> Result<DaemonInfo, ErrorBody> {
-        let engines = self.host.engines();
+        let models = self.host.models();
         let (mut n_pages, mut n_pages_free) = (0, 0);
-        for engine in engines.iter() {
-            let stats = match engine.stats().await {
-                Ok(stats) => stats,
-                // It has no pages any more, and those beside it go with it when the device is opened again.
-                Err(EngineError::Failed(_) | EngineError::Stopped) => continue,
-                Err(error) => return Err(errors::internal(&error)),
-            };
+        for model in models.iter() {
+            // One that has just gone, or whose device has, has no pages any more.
+            let Ok(stats) = model.stats().await else { continue };
             n_pages += stats.n_pages as u64;
             // A page that only the prefix cache remembers is given up for whoever needs one.
             n_pages_free += (stats.n_pages_free + stats.n_pages_cached) as u64;
@@ -229,8 +276,8 @@ impl Service for HostService {
         Ok(DaemonInfo {
             build: concat!("trellis ", env!("CARGO_PKG_VERSION")).to_owned(),
             pid: std::process::id(),
-            device: engines.first().map(|engine| engine.device().to_owned()).unwrap_or_default(),
-            models: engines.iter().map(|engine| engine.model().name.clone()).collect(),
+            device: devices(&models),
+            models: names(&models),
             programs: self.registry.names().await,
             uptime_ms: u64::try_from(self.started.elapsed().as_millis()).unwrap_or(u64::MAX),
             resident_bytes: resident_bytes().unwrap_or_default(),
@@ -238,7 +285,7 @@ impl Service for HostService {
             n_pages_free,
             n_guests: guests.len() as u64,
             n_sessions: self.n_sessions.load(Ordering::Relaxed),
-            failure: engines::failure(&engines).map(|failure| failure.to_string()),
+            failure: models::failure(&models).map(|failure| failure.to_string()),
         })
     }
 
@@ -252,10 +299,7 @@ impl Service for HostService {
     }
 
     async fn shutdown(&self, actor: Actor) -> Result<(), ErrorBody> {
-        if !may_manage(actor, ActorId(Actor::this_process().uid)) {
-            let message = "only the user who runs the daemon, or root, may stop it";
-            return Err(ErrorBody::new(ErrorCode::PermissionDenied, message));
-        }
+        check_operator(actor, "stop it")?;
         self.shutdown.cancel();
         Ok(())
     }
@@ -276,6 +320,23 @@ fn may_manage(actor: Actor, owner: ActorId) -> bool {
     actor.uid == 0 || actor.uid == owner.0
 }
 
+/// Some things are for the user who runs the daemon, and for root.
+fn check_operator(actor: Actor, what: &str) -> Result<(), ErrorBody> {
+    if may_manage(actor, ActorId(Actor::this_process().uid)) {
+        return Ok(());
+    }
+    let message = format!("only the user who runs the daemon, or root, may {what}");
+    Err(ErrorBody::new(ErrorCode::PermissionDenied, message))
+}
+
+/// The names of all devices in use.
+fn devices(models: &[ModelHandle]) -> String {
+    let mut devices: Vec<&str> = models.iter().map(ModelHandle::device).collect();
+    devices.sort_unstable();
+    devices.dedup();
+    devices.join(", ")
+}
+
 fn random_seed() -> Result<u64, ErrorBody> {
     let mut bytes = [0; 8];
     rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())
@@ -292,7 +353,7 @@ fn usage(account: &Account) -> GuestUsage {
     }
 }
 
-fn model_info(engine: &EngineHandle) -> ModelInfo {
+fn model_info(engine: &ModelHandle, stats: &EngineStats) -> ModelInfo {
     let model = engine.model();
     ModelInfo {
         name: model.name.clone(),
@@ -304,6 +365,17 @@ fn model_info(engine: &EngineHandle) -> ModelInfo {
         dtype: engine.weights().dtype.name().to_owned(),
         device: engine.device().to_owned(),
         is_default: false,
+        n_pages: stats.n_pages as u64,
+        // A page that only the prefix cache remembers is given up for whoever needs one.
+        n_pages_free: (stats.n_pages_free + stats.n_pages_cached) as u64,
+        page_bytes: engine.limits().page_bytes as u64,
+        n_contexts: stats.n_contexts as u64,
+        n_steps: stats.n_steps,
+        n_rows: stats.n_rows,
+        n_rows_in_vain: stats.n_rows_in_vain,
+        n_tokens_in_vain: stats.n_tokens_in_vain,
+        n_tokens_again: stats.n_tokens_again,
+        busy_ms: u64::try_from(stats.device_busy.as_millis()).unwrap_or(u64::MAX),
         failure: engine.failure().map(|failure| failure.to_string()),
     }
 }

@@ -1,13 +1,15 @@
 //! Requests with one answer.
 
+use std::pin::pin;
 use std::sync::Arc;
 
+use tokio::sync::watch;
 use tokio::task::unconstrained;
 use tokio_util::task::AbortOnDropHandle;
-use trellis_wire::{ErrorBody, ErrorCode, GuestUsage, Outcome, Value};
+use trellis_wire::{ErrorBody, ErrorCode, Event, GuestUsage, Outbox, Outcome, Room, ServerMessage, Value};
 
 use super::control::Control;
-use super::service::StopReason;
+use super::service::{Progress, StopReason};
 use crate::guest::{InboxCharge, InboxSender};
 
 /// How a request ended.
@@ -38,6 +40,36 @@ where
         biased;
         result = task => result.unwrap_or_else(|_| Err(panicked())).into(),
         reason = control.stopped() => Err(stopped(reason)).into(),
+    }
+}
+
+/// As [`run`], and tells the client how far the call is; a slow reader skips states instead of collecting them.
+pub(crate) async fn run_telling<F>(
+    id: u64,
+    outbox: Arc<Outbox>,
+    control: Arc<Control>,
+    call: F,
+    mut states: watch::Receiver<Option<Progress>>,
+) -> Ending
+where
+    F: Future<Output = Result<Value, ErrorBody>> + Send + 'static,
+{
+    let mut ending = pin!(run(control, call));
+    loop {
+        tokio::select! {
+            biased;
+            ending = &mut ending => return ending,
+            Ok(()) = states.changed() => {
+                let progress = states.borrow_and_update().clone();
+                if let Some(Progress { stage, done, total }) = progress
+                    && outbox.has_room(Room::Bulk)
+                {
+                    let event = Event::Progress { stage, done, total };
+                    let pushed = outbox.push(&ServerMessage::Event { id, event });
+                    debug_assert!(pushed.is_ok(), "the daemon's own events are small");
+                }
+            }
+        }
     }
 }
 

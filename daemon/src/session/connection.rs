@@ -21,7 +21,7 @@ use super::call::{self, Ending};
 use super::control::Control;
 use super::inboxes::Inboxes;
 use super::limits::Limits;
-use super::service::{Service, StartRequest, StopReason};
+use super::service::{LoadRequest, ProgressSink, Service, StartRequest, StopReason};
 use super::start::{self, Lane};
 use super::upload::{self, Desk, Upload};
 use super::uploads::Uploads;
@@ -409,6 +409,19 @@ impl<S: Service> Connection<S> {
             Call::Info => {
                 self.run(id, async move { service.info(actor).await.map(|info| Value::Info { info }) })
             }
+            Call::Load { model, device } => {
+                let (progress, states) = ProgressSink::new();
+                let request = LoadRequest { model, device };
+                let load = async move { service.load(actor, request, progress).await.map(|()| Value::Done) };
+                let control = Arc::new(Control::default());
+                self.requests.insert(id, Request::Running(control.clone()));
+                let load = call::run_telling(id, self.outbox.clone(), control, load, states);
+                self.running.push(load.map(move |ending| (id, ending)).boxed());
+            }
+            Call::Unload { model, drain_ms } => {
+                let drain = drain_ms.map(Duration::from_millis);
+                self.run(id, async move { service.unload(actor, model, drain).await.map(|()| Value::Done) });
+            }
             Call::Stop { guest_id } => {
                 self.run(id, async move { service.stop(actor, guest_id).await.map(|()| Value::Done) });
             }
@@ -439,6 +452,7 @@ impl<S: Service> Connection<S> {
             session_id: self.session_id,
             program: start.program,
             arguments: start.arguments,
+            model: start.model,
             seed: start.seed,
             deadline: start.deadline_ms.map(Duration::from_millis),
             is_recorded: start.is_recorded,

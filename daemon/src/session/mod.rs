@@ -22,6 +22,7 @@ pub use actor::Actor;
 pub use connection::{SessionError, Sessions};
 pub use limits::Limits;
 pub use service::{
-    GuestEnd, Progress, ProgressSink, RunningGuest, Service, StartRequest, StopHandle, StopReason,
+    GuestEnd, LoadRequest, Progress, ProgressSink, RunningGuest, Service, StartRequest, StopHandle,
+    StopReason,
 };
 pub(crate) use start::events;

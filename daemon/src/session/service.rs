@@ -6,7 +6,9 @@ use std::time::Duration;
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use tokio::sync::watch;
-use trellis_wire::{ComponentHash, DaemonInfo, ErrorBody, GuestInfo, GuestUsage, ModelInfo, Program, Stage};
+use trellis_wire::{
+    ComponentHash, DaemonInfo, ErrorBody, ErrorCode, GuestInfo, GuestUsage, ModelInfo, Program, Stage,
+};
 
 use super::Actor;
 use crate::guest::GuestIo;
@@ -50,6 +52,32 @@ pub trait Service: Send + Sync + 'static {
     /// The actor may not know.
     fn models(&self, actor: Actor) -> impl Future<Output = Result<Vec<ModelInfo>, ErrorBody>> + Send;
 
+    /// Loads a model; guests can open it once this returns.
+    ///
+    /// # Errors
+    /// The actor may not, or why it is not loaded.
+    fn load(
+        &self,
+        _actor: Actor,
+        _request: LoadRequest,
+        _progress: ProgressSink,
+    ) -> impl Future<Output = Result<(), ErrorBody>> + Send {
+        async { Err(ErrorBody::new(ErrorCode::Unsupported, "models do not change here")) }
+    }
+
+    /// Unloads a model; its memory is free once this returns.
+    ///
+    /// # Errors
+    /// The actor may not, or there is no such model.
+    fn unload(
+        &self,
+        _actor: Actor,
+        _model: String,
+        _drain: Option<Duration>,
+    ) -> impl Future<Output = Result<(), ErrorBody>> + Send {
+        async { Err(ErrorBody::new(ErrorCode::Unsupported, "models do not change here")) }
+    }
+
     /// The running guests that the actor may see, in the order of their numbers.
     ///
     /// # Errors
@@ -82,6 +110,15 @@ pub trait Service: Send + Sync + 'static {
     fn session_ended(&self, _session_id: u64) {}
 }
 
+/// A model to load.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LoadRequest {
+    /// A bundled model's name, or a folder.
+    pub model: String,
+    /// Where it is to run, if that was said.
+    pub device: Option<String>,
+}
+
 /// What to run, for whom.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StartRequest {
@@ -93,6 +130,8 @@ pub struct StartRequest {
     pub program: Program,
     /// Its arguments.
     pub arguments: Vec<String>,
+    /// The model that it gets when it names none, if the client has picked one.
+    pub model: Option<String>,
     /// The seed that it is to see, if the client has picked one.
     pub seed: Option<u64>,
     /// How long the client lets it run.
@@ -169,7 +208,7 @@ pub enum StopReason {
     LimitExceeded,
 }
 
-/// How far the work before a guest's start is.
+/// How far a load, or the work before a guest's start, is.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Progress {
     /// Which work.

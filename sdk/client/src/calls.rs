@@ -1,8 +1,10 @@
 //! Requests with one answer.
 
+use std::pin::pin;
 use std::sync::Arc;
+use std::time::Duration;
 
-use tokio::sync::{Notify, oneshot};
+use tokio::sync::{Notify, oneshot, watch};
 use trellis_wire::{Call, ComponentHash, DaemonInfo, GuestInfo, ModelInfo, Room, Value};
 
 use crate::client::Client;
@@ -19,6 +21,45 @@ impl Client {
             Value::Models { models } => Ok(models),
             _ => Err(Error::UnknownAnswer),
         }
+    }
+
+    /// Loads a model while others go on: a bundled name, a folder on the daemon's machine, or `shape:NAME`; on a device
+    /// of its own (`cpu`, `cuda:1`) if one is named. `progress` hears bytes loaded and bytes in all. For the user that
+    /// the daemon runs as, and root. Dropping the future takes the load back.
+    ///
+    /// # Errors
+    /// The model cannot be loaded or does not fit, this user may not, or the connection is lost.
+    pub async fn load_model(
+        &self,
+        model: &str,
+        device: Option<&str>,
+        mut progress: impl FnMut(u64, u64),
+    ) -> Result<(), Error> {
+        let connection = self.connection();
+        connection.outbox.room(Room::Bulk).await;
+        let call = Call::Load { model: model.to_owned(), device: device.map(str::to_owned) };
+        let (mut reply, mut states) = Reply::to_long(connection, call)?;
+        let mut ending = pin!(reply.await_end());
+        loop {
+            tokio::select! {
+                ended = &mut ending => return done(ended?),
+                Ok(()) = states.changed() => {
+                    let (done, total) = *states.borrow_and_update();
+                    progress(done, total);
+                }
+            }
+        }
+    }
+
+    /// Unloads a model. New contexts are refused at once; guests that have some open after `drain` (a time of the
+    /// daemon's own when `None`) end with [`trellis_wire::ErrorCode::ModelUnloaded`]. Returns once its memory is free.
+    /// For the user that the daemon runs as, and root. Dropping the future does not take it back.
+    ///
+    /// # Errors
+    /// No such model is loaded, this user may not, or the connection is lost.
+    pub async fn unload_model(&self, model: &str, drain: Option<Duration>) -> Result<(), Error> {
+        let drain_ms = drain.map(|time| u64::try_from(time.as_millis()).unwrap_or(u64::MAX));
+        done(ask(self.connection(), Call::Unload { model: model.to_owned(), drain_ms }).await?)
     }
 
     /// The running guests of this user.
@@ -84,6 +125,17 @@ impl Reply {
         let (reply, receiver) = oneshot::channel();
         let id = connection.request(call, Slot::Call(reply))?;
         Ok(Self { connection: connection.clone(), id, receiver })
+    }
+
+    /// A request that takes long; also returns how far it is.
+    fn to_long(
+        connection: &Arc<Connection>,
+        call: Call,
+    ) -> Result<(Self, watch::Receiver<(u64, u64)>), Error> {
+        let (reply, receiver) = oneshot::channel();
+        let (progress, states) = watch::channel((0, 0));
+        let id = connection.request(call, Slot::Long { reply, progress })?;
+        Ok((Self { connection: connection.clone(), id, receiver }, states))
     }
 
     /// Announces an upload; also returns what is told when the daemon wants the bytes.

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::sync::{Notify, mpsc, oneshot};
+use tokio::sync::{Notify, mpsc, oneshot, watch};
 use trellis_wire::{
     Call, ClientMessage, ErrorBody, ErrorCode, Event, FRAME_BYTES_MAX, FrameReader, GuestUsage, Outbox,
     Outcome, ServerMessage, Value,
@@ -33,8 +33,19 @@ struct State {
 #[derive(Debug)]
 pub(crate) enum Slot {
     Call(oneshot::Sender<Result<Value, Error>>),
-    Upload { reply: oneshot::Sender<Result<Value, Error>>, wanted: Arc<Notify> },
-    Guest { news: mpsc::UnboundedSender<News>, launch: Arc<Launch> },
+    /// A call that tells how far it is: units done, units in all.
+    Long {
+        reply: oneshot::Sender<Result<Value, Error>>,
+        progress: watch::Sender<(u64, u64)>,
+    },
+    Upload {
+        reply: oneshot::Sender<Result<Value, Error>>,
+        wanted: Arc<Notify>,
+    },
+    Guest {
+        news: mpsc::UnboundedSender<News>,
+        launch: Arc<Launch>,
+    },
 }
 
 /// What comes for a guest. The queue is bounded by the credit that was granted.
@@ -173,6 +184,11 @@ impl Connection {
                         let _ = news.send(News::Event(event));
                     }
                     Some(Slot::Upload { wanted, .. }) if event == Event::Wanted => wanted.notify_one(),
+                    Some(Slot::Long { progress, .. }) => {
+                        if let Event::Progress { done, total, .. } = event {
+                            progress.send_replace((done, total));
+                        }
+                    }
                     Some(Slot::Upload { .. } | Slot::Call(_)) | None => {}
                 }
             }
@@ -211,7 +227,7 @@ pub(crate) fn cancelled() -> Error {
 /// Tells who waits for a request that it is over; nobody may be left to hear it.
 pub(crate) fn end(slot: Slot, result: Result<Value, Error>, usage: Option<GuestUsage>) {
     match slot {
-        Slot::Call(reply) | Slot::Upload { reply, .. } => {
+        Slot::Call(reply) | Slot::Long { reply, .. } | Slot::Upload { reply, .. } => {
             let _ = reply.send(result);
         }
         Slot::Guest { news, launch } => {

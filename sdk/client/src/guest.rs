@@ -52,6 +52,7 @@ impl Client {
         let start = Start {
             program,
             arguments: options.arguments,
+            model: options.model,
             seed: options.seed,
             credit_bytes: window_bytes as u64,
             deadline_ms: options.deadline.map(|d| u64::try_from(d.as_millis()).unwrap_or(u64::MAX)),

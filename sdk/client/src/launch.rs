@@ -129,6 +129,7 @@ mod tests {
         let start = Start {
             program,
             arguments: Vec::new(),
+            model: None,
             seed: None,
             credit_bytes: 0,
             deadline_ms: None,

@@ -28,6 +28,8 @@ impl Program {
 pub struct StartOptions {
     /// Its arguments.
     pub arguments: Vec<String>,
+    /// The name of the model that it gets when it names none; the daemon's default otherwise.
+    pub model: Option<String>,
     /// The seed that it sees; the daemon picks one otherwise.
     pub seed: Option<u64>,
     /// How long it may run; the daemon's own limit holds as well.
@@ -49,6 +51,13 @@ impl Default for StartOptions {
     /// large pieces.
     fn default() -> Self {
         let window_bytes = 2 * Self::WINDOW_BYTES_MIN;
-        Self { arguments: Vec::new(), seed: None, deadline: None, window_bytes, is_recorded: false }
+        Self {
+            arguments: Vec::new(),
+            model: None,
+            seed: None,
+            deadline: None,
+            window_bytes,
+            is_recorded: false,
+        }
     }
 }

@@ -13,6 +13,14 @@ open_enum! {
         UnknownProgram = "unknown_program",
         /// No model of that name is loaded.
         UnknownModel = "unknown_model",
+        /// A model of that name is loaded already.
+        ModelLoaded = "model_loaded",
+        /// There is no room for the model beside the others; the value is what it needs, the limit what it could get.
+        ModelDoesNotFit = "model_does_not_fit",
+        /// The model cannot be loaded: its files or its device.
+        LoadFailed = "load_failed",
+        /// The model that the guest worked with was unloaded.
+        ModelUnloaded = "model_unloaded",
         /// No such guest, or one of another user.
         UnknownGuest = "unknown_guest",
         /// An argument outside its range.
@@ -59,10 +67,10 @@ open_enum! {
 
 impl ErrorCode {
     /// Whether the same request may succeed another time, with nothing changed by who made it: it met a daemon that
-    /// was about to end, or a device that failed.
+    /// was about to end, a device that failed, or a model that was on its way out.
     #[must_use]
     pub fn is_retryable(&self) -> bool {
-        matches!(self, Self::DeviceFailed | Self::EngineFailed | Self::ShuttingDown)
+        matches!(self, Self::DeviceFailed | Self::EngineFailed | Self::ModelUnloaded | Self::ShuttingDown)
     }
 }
 

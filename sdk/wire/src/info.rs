@@ -22,6 +22,26 @@ pub struct ModelInfo {
     pub device: String,
     /// Guests that name no model get this one.
     pub is_default: bool,
+    /// KV pages that it has now; they change when other models come and go.
+    pub n_pages: u64,
+    /// KV pages that nothing holds.
+    pub n_pages_free: u64,
+    /// Bytes of a KV page.
+    pub page_bytes: u64,
+    /// Open contexts.
+    pub n_contexts: u64,
+    /// Steps computed since it was loaded.
+    pub n_steps: u64,
+    /// Rows of those steps.
+    pub n_rows: u64,
+    /// Rows computed in vain: their work ended while they were under way.
+    pub n_rows_in_vain: u64,
+    /// Tokens decoded ahead, or guessed, in vain.
+    pub n_tokens_in_vain: u64,
+    /// Tokens computed again, after their KV had been given up for want of pages.
+    pub n_tokens_again: u64,
+    /// Milliseconds that the device has computed for it.
+    pub busy_ms: u64,
     /// Why its engine has ended; absent while it works.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub failure: Option<String>,

@@ -80,6 +80,25 @@ pub enum Call {
         /// The guest.
         guest_id: u64,
     },
+    /// Loads a model while others go on, with [`Event::Progress`] in bytes; ends with [`Value::Done`] once guests can
+    /// open it. For the user that the daemon runs as, and root.
+    Load {
+        /// A bundled model's name, a folder on the daemon's machine, or `shape:NAME`.
+        model: String,
+        /// Where it is to run: `cpu`, `cuda`, `cuda:N`; where the others do when absent.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        device: Option<String>,
+    },
+    /// Unloads a model; ends with [`Value::Done`] once its memory is free. New contexts are refused at once; guests that
+    /// have some open when the time is over end with [`crate::ErrorCode::ModelUnloaded`]. Cancelling the request does
+    /// not take it back. For the user that the daemon runs as, and root.
+    Unload {
+        /// Its name.
+        model: String,
+        /// How long its guests have to come to their ends; as long as the daemon says when absent.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        drain_ms: Option<u64>,
+    },
     /// Stops the daemon: [`Value::Done`] before it goes down.
     Shutdown,
     /// A kind that this version does not know.
@@ -95,6 +114,9 @@ pub struct Start {
     /// Its arguments.
     #[serde(default)]
     pub arguments: Vec<String>,
+    /// The name of the model that it gets when it names none; the daemon's default when absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub model: Option<String>,
     /// The seed that it sees; the daemon picks one otherwise.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub seed: Option<u64>,

@@ -15,10 +15,10 @@ fn client_message() -> impl Strategy<Value = ClientMessage> {
         any::<[u8; 32]>().prop_map(|hash| Program::Component { hash: ComponentHash(hash) }),
         any::<String>().prop_map(|name| Program::Named { name }),
     ];
-    let options = any::<(Vec<String>, Option<u64>, u64, Option<u64>, bool)>();
+    let options = any::<(Vec<String>, Option<String>, Option<u64>, u64, Option<u64>, bool)>();
     let start = (program, options).prop_map(
-        |(program, (arguments, seed, credit_bytes, deadline_ms, is_recorded))| {
-            Call::Start(Start { program, arguments, seed, credit_bytes, deadline_ms, is_recorded })
+        |(program, (arguments, model, seed, credit_bytes, deadline_ms, is_recorded))| {
+            Call::Start(Start { program, arguments, model, seed, credit_bytes, deadline_ms, is_recorded })
         },
     );
     let call = prop_oneof![
@@ -26,6 +26,8 @@ fn client_message() -> impl Strategy<Value = ClientMessage> {
         any::<([u8; 32], u64)>()
             .prop_map(|(hash, n_bytes)| Call::Upload { hash: ComponentHash(hash), n_bytes }),
         any::<(u64, String)>().prop_map(|(to, text)| Call::Message { to, text }),
+        any::<(String, Option<String>)>().prop_map(|(model, device)| Call::Load { model, device }),
+        any::<(String, Option<u64>)>().prop_map(|(model, drain_ms)| Call::Unload { model, drain_ms }),
         any::<u64>().prop_map(|guest_id| Call::Stop { guest_id }),
         Just(Call::Models),
         Just(Call::Guests),

@@ -92,7 +92,7 @@ fn mistakes_in_the_host_api() {
     block_on(async {
         let daemon = daemons::start(&config());
         let client = daemon.connect().await.expect("connected");
-        let engine = daemon.engine(Some("tiny")).expect("it is loaded");
+        let engine = daemon.model(Some("tiny")).expect("it is loaded");
         let n = encode(&engine, "<|begin_of_text|>Once upon a time").len();
         let n_text = n + encode(&engine, &"word ".repeat(3000)).len();
 
@@ -402,6 +402,7 @@ fn broken_frames() {
     let start = trellis_wire::Start {
         program: trellis_wire::Program::Named { name: "chat".to_owned() },
         arguments: vec!["argument".to_owned()],
+        model: None,
         seed: None,
         credit_bytes: 1,
         deadline_ms: None,

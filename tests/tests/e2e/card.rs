@@ -7,7 +7,7 @@ use trellis_cuda::{CudaBackend, CudaOptions, KvSize, LoadError};
 use trellis_engine::model::{Dtype, ModelConfig, shape};
 use trellis_engine::sampling::Sampler;
 use trellis_engine::{
-    Ahead, Answer, Ask, Context, Engine, EngineHandle, MaskSource, Pull, RunKey, RunSettings,
+    Ahead, Answer, Ask, Context, MaskSource, ModelHandle, OneModel, Pull, RunKey, RunSettings,
 };
 use trellis_tests::device::{CardAlone, card_alone};
 use trellis_tests::engines::{Random, Sizes, block_on, cuda_backend, owner, start};
@@ -15,7 +15,7 @@ use trellis_tests::goldens;
 use trellis_tests::models;
 
 /// Generates the greedy goldens of a model, again and again, until it is over and every one has been seen.
-async fn generate(engine: EngineHandle, is_over: Arc<AtomicBool>) -> usize {
+async fn generate(engine: ModelHandle, is_over: Arc<AtomicBool>) -> usize {
     let goldens = goldens::load(&engine.model().name);
     let mut n_rounds = 0;
     while n_rounds < goldens.cases.len() || !is_over.load(Ordering::Relaxed) {
@@ -39,7 +39,7 @@ async fn generate(engine: EngineHandle, is_over: Arc<AtomicBool>) -> usize {
     n_rounds
 }
 
-fn bundled(alone: &CardAlone, name: &str) -> Engine {
+fn bundled(alone: &CardAlone, name: &str) -> OneModel {
     let (model, sizes) = (models::bundled(name), Sizes::default());
     let backend = cuda_backend(&alone.card, &model, sizes, Dtype::F32).expect("the model loads");
     start(model, Box::new(backend), sizes)

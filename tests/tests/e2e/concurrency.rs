@@ -114,7 +114,7 @@ fn a_client_that_leaves_in_mid_generation_leaves_no_page_behind() {
             for guest in &mut guests {
                 first_output(guest).await;
             }
-            let stats = daemon.engine(None).expect("a model").stats().await.expect("the engine lives");
+            let stats = daemon.model(None).expect("a model").stats().await.expect("the engine lives");
             assert!(stats.n_contexts >= 24, "{stats:?}");
             assert!(stats.n_pages_free + stats.n_pages_cached < stats.n_pages, "{stats:?}");
             match round {

@@ -1,7 +1,7 @@
 //! Half precision on a card against float32 on the processor, over the same weights and the same tokens.
 
 use trellis_engine::model::Dtype;
-use trellis_engine::{Answer, Ask, Context, Engine, EngineHandle};
+use trellis_engine::{Answer, Ask, Context, ModelHandle, OneModel};
 use trellis_tests::device::card_alone;
 use trellis_tests::engines::{Sizes, block_on, cpu_backend, cuda_backend, owner, start};
 use trellis_tests::{goldens, models};
@@ -12,7 +12,7 @@ const PERCENTILE_99_MAX: f64 = 0.2;
 const REGRET_MAX: f64 = 0.2;
 
 /// The log-probabilities of the vocabulary after each prefix of a text.
-async fn rows(engine: &EngineHandle, tokens: &[u32]) -> Vec<Vec<f32>> {
+async fn rows(engine: &ModelHandle, tokens: &[u32]) -> Vec<Vec<f32>> {
     let mut context = Context::create(engine, owner(1)).await.expect("created");
     let mut rows = Vec::new();
     for &token in tokens {
@@ -45,7 +45,7 @@ fn best(row: &[f32]) -> usize {
     (0..row.len()).max_by(|&a, &b| row[a].total_cmp(&row[b])).expect("a vocabulary")
 }
 
-fn compare(model: &str, cpu: &Engine, cuda: &Engine, dtype: Dtype) {
+fn compare(model: &str, cpu: &OneModel, cuda: &OneModel, dtype: Dtype) {
     let (mut differences, mut regret) = (Vec::new(), 0f64);
     for case in &goldens::load(model).cases {
         let tokens = [case.prompt_ids.as_slice(), &case.greedy_ids].concat();

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use trellis_engine::sampling::Sampler;
 use trellis_engine::{
-    Ahead, Answer, Ask, Context, EngineHandle, Finish, MaskSource, Pull, RunKey, RunSettings,
+    Ahead, Answer, Ask, Context, Finish, MaskSource, ModelHandle, Pull, RunKey, RunSettings,
 };
 use trellis_tests::engines::{Sizes, block_on, encode, engine, owner};
 use trellis_tests::goldens::{self, Case, Goldens};
@@ -20,7 +20,7 @@ async fn ask(context: &mut Context, ask: Ask) -> Answer {
 }
 
 /// The largest difference over all positions of a prompt.
-async fn compare_positions(engine: &EngineHandle, case: &Case) -> f32 {
+async fn compare_positions(engine: &ModelHandle, case: &Case) -> f32 {
     let mut context = Context::create(engine, owner(1)).await.expect("created");
     let mut worst = 0f32;
     for (position, &token) in case.prompt_ids.iter().enumerate() {
@@ -48,7 +48,7 @@ async fn compare_positions(engine: &EngineHandle, case: &Case) -> f32 {
     worst
 }
 
-async fn greedy_by_stream(engine: &EngineHandle, prompt: &[u32]) -> Vec<u32> {
+async fn greedy_by_stream(engine: &ModelHandle, prompt: &[u32]) -> Vec<u32> {
     let mut context = Context::create(engine, owner(1)).await.expect("created");
     context.append(prompt).await.expect("fits");
     let settings = || RunSettings {
@@ -71,7 +71,7 @@ async fn greedy_by_stream(engine: &EngineHandle, prompt: &[u32]) -> Vec<u32> {
     }
 }
 
-async fn greedy_by_steps(engine: &EngineHandle, prompt: &[u32]) -> Vec<u32> {
+async fn greedy_by_steps(engine: &ModelHandle, prompt: &[u32]) -> Vec<u32> {
     let mut context = Context::create(engine, owner(1)).await.expect("created");
     context.append(prompt).await.expect("fits");
     let mut tokens = Vec::new();
@@ -90,7 +90,7 @@ async fn greedy_by_steps(engine: &EngineHandle, prompt: &[u32]) -> Vec<u32> {
 }
 
 /// Compares what an engine computes with what Hugging Face did, on every position of every case.
-pub(crate) fn compare(engine: &EngineHandle, goldens: &Goldens) {
+pub(crate) fn compare(engine: &ModelHandle, goldens: &Goldens) {
     block_on(async {
         let mut worst = 0f32;
         for case in &goldens.cases {

@@ -11,7 +11,7 @@ use trellis::daemon::Daemon;
 use trellis_client::StartOptions;
 use trellis_engine::model::{ModelSource, SpecialText};
 use trellis_engine::sampling::Sampler;
-use trellis_engine::{Ahead, Context, EngineHandle, MaskSource, Port, Pull, RunKey, RunSettings};
+use trellis_engine::{Ahead, Context, MaskSource, ModelHandle, Port, Pull, RunKey, RunSettings};
 use trellis_tests::daemons::{self, Ended, with};
 use trellis_tests::engines::{block_on, encode, owner};
 use trellis_tests::goldens::{self, Beams, Case};
@@ -93,14 +93,14 @@ fn daemon() -> &'static Daemon {
     daemon.get_or_init(|| daemons::start_over(port(), &daemons::config(exe())))
 }
 
-fn engine() -> &'static EngineHandle {
-    static DIRECT: OnceLock<EngineHandle> = OnceLock::new();
-    static ENCODED: OnceLock<EngineHandle> = OnceLock::new();
+fn engine() -> &'static ModelHandle {
+    static DIRECT: OnceLock<ModelHandle> = OnceLock::new();
+    static ENCODED: OnceLock<ModelHandle> = OnceLock::new();
     let engine = match port() {
         Port::Direct => &DIRECT,
         Port::Encoded => &ENCODED,
     };
-    engine.get_or_init(|| daemon().engine(None).expect("a model is loaded"))
+    engine.get_or_init(|| daemon().model(None).expect("a model is loaded"))
 }
 
 async fn run_with(name: &str, options: StartOptions) -> Ended {

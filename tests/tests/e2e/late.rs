@@ -9,7 +9,7 @@ use trellis::config::Device;
 use trellis_engine::batch::{Candidate, Token};
 use trellis_engine::sampling::{Sampler, TokenMask};
 use trellis_engine::{
-    Ahead, Answer, Ask, Context, EngineError, EngineHandle, MaskSource, Pull, RunKey, RunSettings,
+    Ahead, Answer, Ask, Context, EngineError, MaskSource, ModelHandle, Pull, RunKey, RunSettings,
 };
 use trellis_tests::device::{Nat, device};
 use trellis_tests::engines::{Random, Sizes, block_on, engine, owner};
@@ -34,14 +34,14 @@ fn sampler(seed: u64) -> Arc<Sampler> {
     Arc::new(Sampler { temperature: 0.8, seed, ..Sampler::greedy() })
 }
 
-async fn context(engine: &EngineHandle, owner_number: u32, prompt: &[Token]) -> Context {
+async fn context(engine: &ModelHandle, owner_number: u32, prompt: &[Token]) -> Context {
     let mut context = Context::create(engine, owner(owner_number)).await.expect("created");
     context.append(prompt).await.expect("fits");
     context
 }
 
 /// Draws one token after the other, each under the mask that its caller makes before it asks.
-async fn one_by_one(engine: &EngineHandle, prompt: &[Token], seed: u64, n: usize) -> Vec<(Token, Nat)> {
+async fn one_by_one(engine: &ModelHandle, prompt: &[Token], seed: u64, n: usize) -> Vec<(Token, Nat)> {
     let vocab_size = engine.limits().vocab_size;
     let mut context = context(engine, 99, prompt).await;
     let mut drawn = Vec::new();
@@ -59,7 +59,7 @@ async fn one_by_one(engine: &EngineHandle, prompt: &[Token], seed: u64, n: usize
 /// Pulls from a stream whose masks a thread makes, for so long each, from the tokens before; ends it when told to, or
 /// after `n` tokens.
 async fn late(
-    engine: &EngineHandle,
+    engine: &ModelHandle,
     prompt: &[Token],
     seed: u64,
     n: usize,
@@ -93,7 +93,7 @@ async fn late(
 /// card, batches of other sizes round otherwise.
 fn assert_same(expected: &[(Token, Nat)], found: &[(Token, Nat)], what: &str) {
     let n_same = expected.iter().zip(found).take_while(|(a, b)| a == b).count();
-    if device() == Device::Cuda && n_same >= found.len() / 2 {
+    if matches!(device(), Device::Cuda | Device::Ordinal(_)) && n_same >= found.len() / 2 {
         return;
     }
     assert_eq!(n_same, found.len(), "{what}: {:?} {:?}", expected.get(n_same), found.get(n_same));
@@ -210,7 +210,7 @@ const N_TURNS: usize = 6;
 const N_STREAMS: usize = 8;
 
 /// Tokens a second of plain streams, beside whatever else runs meanwhile.
-async fn pace(engine: &EngineHandle, beside: impl AsyncFn(&AtomicBool)) -> f64 {
+async fn pace(engine: &ModelHandle, beside: impl AsyncFn(&AtomicBool)) -> f64 {
     let (stop, n_pulled) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
     let mut streams = Vec::new();
     for number in 0..N_STREAMS {

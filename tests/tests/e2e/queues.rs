@@ -47,6 +47,7 @@ fn outputs_of_a_byte_cost_no_more_than_their_credit() {
             let start = Start {
                 program: Program::Component { hash },
                 arguments: vec!["drip".to_owned()],
+                model: None,
                 seed: None,
                 credit_bytes: CREDIT_BYTES,
                 deadline_ms: None,

@@ -7,7 +7,7 @@ use tokio::sync::Barrier;
 
 use trellis_engine::account::Resource;
 use trellis_engine::sampling::Sampler;
-use trellis_engine::{Ahead, Answer, Ask, Context, EngineHandle, MaskSource, Pull, RunKey, RunSettings};
+use trellis_engine::{Ahead, Answer, Ask, Context, MaskSource, ModelHandle, Pull, RunKey, RunSettings};
 use trellis_tests::device::Nat;
 use trellis_tests::engines::{Sizes, block_on, encode, engine, owner};
 
@@ -24,7 +24,7 @@ struct Job {
 type Drawn = Vec<Vec<(u32, Nat)>>;
 
 /// All jobs that run `together` have their pages when one begins its second token.
-async fn run(engine: &EngineHandle, job: &Job, number: u32, together: &Barrier) -> Drawn {
+async fn run(engine: &ModelHandle, job: &Job, number: u32, together: &Barrier) -> Drawn {
     let owner = owner(number);
     let account = owner.account.clone();
     let mut root = Context::create(engine, owner).await.expect("created");
@@ -77,7 +77,7 @@ async fn run(engine: &EngineHandle, job: &Job, number: u32, together: &Barrier) 
     drawn
 }
 
-fn jobs(engine: &EngineHandle, n: usize) -> Vec<Job> {
+fn jobs(engine: &ModelHandle, n: usize) -> Vec<Job> {
     let texts = [
         "<|begin_of_text|><|user|>\nTell me a short story.<|end|>\n<|assistant|>\n",
         "<|begin_of_text|>Ownership is a set of rules",
@@ -94,7 +94,7 @@ fn jobs(engine: &EngineHandle, n: usize) -> Vec<Job> {
         .collect()
 }
 
-async fn alone(engine: &EngineHandle, jobs: &[Job]) -> Vec<Drawn> {
+async fn alone(engine: &ModelHandle, jobs: &[Job]) -> Vec<Drawn> {
     let mut all = Vec::new();
     for (idx, job) in jobs.iter().enumerate() {
         all.push(run(engine, job, idx as u32, &Barrier::new(1)).await);
@@ -102,7 +102,7 @@ async fn alone(engine: &EngineHandle, jobs: &[Job]) -> Vec<Drawn> {
     all
 }
 
-async fn together(engine: &EngineHandle, jobs: &[Job]) -> Vec<Drawn> {
+async fn together(engine: &ModelHandle, jobs: &[Job]) -> Vec<Drawn> {
     let barrier = Arc::new(Barrier::new(jobs.len()));
     let tasks: Vec<_> = jobs
         .iter()

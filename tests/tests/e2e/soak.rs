@@ -7,14 +7,16 @@ use std::time::Duration;
 
 use trellis_cuda::Gpu;
 use trellis_engine::account::{Owner, Resource};
+use trellis_engine::backend::PAGE_LEN;
 use trellis_engine::model::Dtype;
 use trellis_engine::sampling::Sampler;
 use trellis_engine::{
-    Ahead, Answer, Ask, Context, EngineHandle, EngineStats, Guess, MaskSource, Pull, RunKey, RunSettings,
+    Ahead, Answer, Ask, Context, Engine, EngineStats, Guess, MaskSource, ModelHandle, Pull, RunKey,
+    RunSettings,
 };
 use trellis_tests::device::card_alone;
 use trellis_tests::engines::{
-    Random, Sizes, block_on, block_on_for, cuda_backend, encode, engine, owner, start,
+    Random, Sizes, backend, block_on, block_on_for, cuda_backend, encode, engine, owner, start,
 };
 use trellis_tests::models;
 
@@ -33,7 +35,7 @@ const SOAK_TIME_MAX: Duration = Duration::from_secs(480);
 
 /// What a guest holds while it is there.
 struct Guest<'a> {
-    engine: &'a EngineHandle,
+    engine: &'a ModelHandle,
     owner: Owner,
     random: &'a mut Random,
     contexts: Vec<Context>,
@@ -63,7 +65,7 @@ fn settings(sampler: &Arc<Sampler>, ahead: Ahead) -> impl FnOnce() -> RunSetting
 }
 
 impl<'a> Guest<'a> {
-    async fn arrive(engine: &'a EngineHandle, owner: Owner, random: &'a mut Random) -> Self {
+    async fn arrive(engine: &'a ModelHandle, owner: Owner, random: &'a mut Random) -> Self {
         let mut context = Context::create(engine, owner.clone()).await.expect("created");
         let n_prompt = 1 + random.below(N_TOKENS_MAX / 2);
         context.append(&random.tokens(n_prompt, engine.limits().vocab_size)).await.expect("fits");
@@ -158,7 +160,7 @@ impl<'a> Guest<'a> {
 }
 
 /// Guests of one user, one after the other.
-async fn live(engine: EngineHandle, number: u32, is_over: Arc<AtomicBool>) {
+async fn live(engine: ModelHandle, number: u32, is_over: Arc<AtomicBool>) {
     let owner = owner(number);
     let account = owner.account.clone();
     let mut random = Random(number.into());
@@ -175,7 +177,7 @@ async fn live(engine: EngineHandle, number: u32, is_over: Arc<AtomicBool>) {
 }
 
 /// What a neighbour streams with this seed.
-async fn witness(engine: &EngineHandle, number: u32, seed: u64) -> Vec<u32> {
+async fn witness(engine: &ModelHandle, number: u32, seed: u64) -> Vec<u32> {
     let mut context = Context::create(engine, owner(number)).await.expect("created");
     context.append(&encode(engine, "<|begin_of_text|>Once upon a time")).await.expect("fits");
     let sampler = Arc::new(Sampler { temperature: 1.0, seed, ..Sampler::greedy() });
@@ -188,7 +190,7 @@ async fn witness(engine: &EngineHandle, number: u32, seed: u64) -> Vec<u32> {
 
 /// Runs guests for so many steps. `gpu` is that of the engine: once everything has been in use, nothing is
 /// allocated on it.
-async fn soak(engine: &EngineHandle, n_steps: u64, gpu: Option<&Gpu>) -> EngineStats {
+async fn soak(engine: &ModelHandle, n_steps: u64, gpu: Option<&Gpu>) -> EngineStats {
     let mut alone = Vec::new();
     for seed in 0..3 {
         alone.push(witness(engine, N_GUESTS, seed).await);
@@ -247,6 +249,55 @@ const DRIVER_BYTES_MAX: usize = 16 << 20;
 fn nothing_is_held_in_the_end() {
     let engine = engine("draft", SIZES);
     block_on(soak(engine.handle(), N_STEPS, None));
+}
+
+/// Puts a second model on the engine, uses it and takes it off again, and changes the first one's number of pages, until
+/// it is over; returns how often.
+async fn come_and_go(engine: &Engine, soaked: &ModelHandle, is_over: &AtomicBool) -> usize {
+    let mut random = Random(7);
+    let mut first = None;
+    let mut n_rounds = 0;
+    while !is_over.load(Ordering::Relaxed) {
+        let model = models::bundled("tiny");
+        let loading = tokio::task::spawn_blocking(move || {
+            let backend = backend(&model, Sizes { n_pages: 128, ..SIZES });
+            (model, backend)
+        });
+        let (model, backend) = loading.await.expect("it loads");
+        let handle = engine.add(Arc::new(model), backend).expect("the engine lives");
+        let limits = soaked.limits();
+        let (granule, all) = (limits.n_granule_pages, limits.n_pages);
+        let least = limits.n_positions_max.div_ceil(PAGE_LEN).next_multiple_of(granule);
+        let n_pages = (least + random.below(all) / granule * granule).min(all);
+        let (seen, resized) = tokio::join!(witness(&handle, 0, 3), soaked.resize(n_pages));
+        resized.expect("pages that it had before");
+        assert_eq!(&seen, first.get_or_insert(seen.clone()), "round {n_rounds}");
+        let removed = engine.remove(&handle).await.expect("it was there");
+        tokio::task::spawn_blocking(move || drop(removed)).await.expect("it goes");
+        n_rounds += 1;
+    }
+    soaked.resize(soaked.limits().n_pages).await.expect("pages that it had before");
+    n_rounds
+}
+
+#[test]
+fn nothing_is_held_beside_models_that_come_and_go() {
+    // Three times what one context needs, so that there is something to give up.
+    let model = engine("draft", Sizes { n_pages: 3 * SIZES.n_pages, ..SIZES });
+    block_on(async {
+        let is_over = AtomicBool::new(false);
+        let soaked = async {
+            let stats = soak(model.handle(), N_STEPS, None).await;
+            is_over.store(true, Ordering::Relaxed);
+            stats
+        };
+        let (_, n_rounds) = tokio::join!(soaked, come_and_go(model.engine(), model.handle(), &is_over));
+        println!("{n_rounds} times a second model came and went");
+        assert!(n_rounds > 2);
+        let stats = model.handle().stats().await.expect("the engine lives");
+        assert_eq!(stats.n_pages, model.handle().limits().n_pages, "{stats:?}");
+        assert_eq!(stats.n_pages_free + stats.n_pages_cached, stats.n_pages, "to the page: {stats:?}");
+    });
 }
 
 #[test]

@@ -8,21 +8,21 @@ use trellis_engine::account::Resource;
 use trellis_engine::batch::Candidate;
 use trellis_engine::sampling::{Sampler, TokenMask};
 use trellis_engine::{
-    Ahead, Answer, Ask, Context, EngineError, EngineHandle, Guess, MaskSource, Pull, RunKey, RunSettings,
+    Ahead, Answer, Ask, Context, EngineError, Guess, MaskSource, ModelHandle, Pull, RunKey, RunSettings,
 };
 use trellis_tests::device::{Nat, device};
 use trellis_tests::engines::{Random, Sizes, block_on, encode, engine, owner};
 
 const N_GUESS_MAX: usize = 15;
 
-async fn context(engine: &EngineHandle, tokens: &[u32]) -> Context {
+async fn context(engine: &ModelHandle, tokens: &[u32]) -> Context {
     let mut context = Context::create(engine, owner(1)).await.expect("created");
     context.append(tokens).await.expect("fits");
     context
 }
 
 /// What decoding step by step gives, until the context is full.
-async fn steps(engine: &EngineHandle, prompt: &[u32], sampler: &Arc<Sampler>, n: usize) -> Vec<Candidate> {
+async fn steps(engine: &ModelHandle, prompt: &[u32], sampler: &Arc<Sampler>, n: usize) -> Vec<Candidate> {
     let mut context = context(engine, prompt).await;
     let mut drawn = Vec::new();
     while drawn.len() < n && context.tokens().len() < context.capacity() {
@@ -168,8 +168,8 @@ fn guesses_end_where_the_context_does_and_wrong_ones_are_counted() {
 
 /// Decodes with a draft that draws with its target's sampler, four tokens at a time; returns tokens and steps.
 async fn with_draft(
-    target: &EngineHandle,
-    draft: &EngineHandle,
+    target: &ModelHandle,
+    draft: &ModelHandle,
     prompt: &[u32],
     sampler: &Arc<Sampler>,
     n: usize,
@@ -201,7 +201,7 @@ async fn with_draft(
     (tokens, n_steps)
 }
 
-async fn streamed(target: &EngineHandle, prompt: &[u32], sampler: &Arc<Sampler>, n: usize) -> Vec<u32> {
+async fn streamed(target: &ModelHandle, prompt: &[u32], sampler: &Arc<Sampler>, n: usize) -> Vec<u32> {
     let mut context = context(target, prompt).await;
     let settings = || RunSettings {
         sampler: sampler.clone(),

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use trellis_engine::sampling::Sampler;
 use trellis_engine::{
-    Ahead, Answer, Ask, Context, EngineError, EngineHandle, MaskSource, Pull, RunKey, RunSettings,
+    Ahead, Answer, Ask, Context, EngineError, MaskSource, ModelHandle, Pull, RunKey, RunSettings,
 };
 use trellis_tests::device::Nat;
 use trellis_tests::engines::{Sizes, block_on, encode, engine, owner};
@@ -57,7 +57,7 @@ struct Guest {
 }
 
 impl Guest {
-    async fn run(engine: &EngineHandle, mode: Mode, prompt: &[u32], ops: &[Op]) -> Vec<Seen> {
+    async fn run(engine: &ModelHandle, mode: Mode, prompt: &[u32], ops: &[Op]) -> Vec<Seen> {
         let mut context = Context::create(engine, owner(1)).await.expect("created");
         context.append(prompt).await.expect("fits");
         let sampler = Sampler { temperature: 1.0, seed: 7, ..Sampler::greedy() };
@@ -172,7 +172,7 @@ impl Guest {
 }
 
 /// Runs the operations in every mode and compares what is seen.
-async fn compare(engine: &EngineHandle, prompt: &[u32], ops: &[Op]) {
+async fn compare(engine: &ModelHandle, prompt: &[u32], ops: &[Op]) {
     let mut expected = None;
     for mode in MODES {
         let seen = Guest::run(engine, mode, prompt, ops).await;
@@ -183,7 +183,7 @@ async fn compare(engine: &EngineHandle, prompt: &[u32], ops: &[Op]) {
     }
 }
 
-fn story(engine: &EngineHandle) -> Vec<u32> {
+fn story(engine: &ModelHandle) -> Vec<u32> {
     encode(engine, "<|begin_of_text|><|user|>\nTell me a short story.<|end|>\n<|assistant|>\n")
 }
 

@@ -22,7 +22,7 @@ impl Context {
         let (engine, caller, id) = (first.engine.clone(), first.caller.clone(), first.id);
         sampler.validate(engine.limits().vocab_size)?;
         for context in contexts.iter() {
-            if !Arc::ptr_eq(&context.caller, &caller) {
+            if !Arc::ptr_eq(&context.caller, &caller) || context.id.model != id.model {
                 return Err(EngineError::JobMixed);
             }
             if context.tokens.is_empty() {

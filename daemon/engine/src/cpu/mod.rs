@@ -77,6 +77,9 @@ pub struct CpuBackend {
 }
 
 impl CpuBackend {
+    /// Pages that get their memory, and lose it, together.
+    pub const N_GRANULE_PAGES: usize = N_GRANULE_PAGES;
+
     /// Bytes of one page of f32 keys and values in all layers.
     #[must_use]
     pub fn page_bytes(config: &ModelConfig) -> u64 {

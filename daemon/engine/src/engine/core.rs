@@ -2,19 +2,25 @@
 //! reads no clock.
 //!
 //! Whoever drives it calls [`Core::turn`] with what has come in, and does what the turn asks for before the next one.
+//! Models come and go; a step is of the one whose users are furthest behind.
 
 mod late;
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
+use smallvec::SmallVec;
+
+use super::gone::Gone;
+use super::resident::{Change, Resident};
 use crate::account::Owner;
-use crate::backend::{Backend, BackendError, Collected, Damage};
-use crate::batch::{self, Row};
-use crate::command::Operation;
-use crate::completion::{CallerId, Completion};
+use crate::backend::{Backend, BackendError, Collected, Damage, Limits};
+use crate::batch::Row;
+use crate::command::{ModelId, Operation};
+use crate::completion::{CallerId, Completion, Done, Outbox, Tag};
 use crate::error::{EngineError, EngineFailure};
-use crate::scheduler::{Move, Plan, Scheduler};
+use crate::handle::DESK;
+use crate::scheduler::{Commons, Plan, Scheduler, SchedulerSettings};
 
 /// So many steps that fail, with none between them that succeeds, are taken for a device that is lost.
 const N_STEPS_FAILED_MAX: usize = 3;
@@ -33,8 +39,27 @@ pub(super) enum Input {
     Leave(CallerId),
     /// What a guest asks.
     Operation(Operation),
+    /// A model that was loaded.
+    Add(Newcomer),
+    /// A model is to have so many pages.
+    Resize { model: ModelId, n_pages: usize, tag: Tag },
+    /// A model is to go.
+    Remove(ModelId),
     /// The end.
     Shutdown,
+}
+
+/// A model that was loaded.
+pub(crate) struct Newcomer {
+    pub(crate) id: ModelId,
+    pub(crate) settings: SchedulerSettings,
+    pub(crate) backend: Box<dyn Backend>,
+}
+
+impl std::fmt::Debug for Newcomer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Newcomer").field("id", &self.id).finish_non_exhaustive()
+    }
 }
 
 /// What has to happen before the next turn.
@@ -62,38 +87,28 @@ enum Linger {
     Until(Instant),
 }
 
-/// One backend, what it computes, and for whom.
+/// The models of a device, what is computed for them, and for whom.
+#[derive(Default)]
 pub(super) struct Core {
-    scheduler: Scheduler,
-    backend: Box<dyn Backend>,
-    /// Steps that were submitted, the oldest first.
-    under_way: VecDeque<Plan>,
+    /// By their places.
+    residents: Vec<Option<Resident>>,
+    commons: Commons,
+    gone: Gone,
+    /// Backends of models that have gone.
+    departed: Vec<(ModelId, Box<dyn Backend>)>,
+    outbox: Outbox,
+    /// Steps that were submitted, the oldest first, each with the place of its model.
+    under_way: VecDeque<(usize, Plan)>,
     /// What came of the oldest.
     collected: Option<Result<Collected, BackendError>>,
     linger: Option<Linger>,
+    n_steps_planned: u64,
     n_steps_failed: usize,
     /// Memory for the rows of a step.
     rows: Vec<Row<'static>>,
 }
 
 impl Core {
-    pub(super) fn new(scheduler: Scheduler, backend: Box<dyn Backend>) -> Self {
-        Self {
-            scheduler,
-            backend,
-            under_way: VecDeque::new(),
-            collected: None,
-            linger: None,
-            n_steps_failed: 0,
-            rows: Vec::new(),
-        }
-    }
-
-    /// The device's name for people.
-    pub(super) fn device(&self) -> &str {
-        self.backend.device()
-    }
-
     /// Carries out what has come in, then takes in the step that is done or submits the next. What is to be given back
     /// goes into the empty list `completions`.
     ///
@@ -106,7 +121,7 @@ impl Core {
         completions: &mut Vec<Completion>,
     ) -> Result<Next, EngineFailure> {
         let next = self.go_on(now, inputs);
-        self.scheduler.take_completions(completions);
+        self.outbox.take(completions);
         next
     }
 
@@ -117,8 +132,8 @@ impl Core {
     ) -> Result<Next, EngineFailure> {
         let collected = match self.collected.take() {
             Some(Err(error)) => {
-                let plan = self.oldest();
-                self.note_failed(&plan, plan.moves.len(), error)?;
+                let (place, plan) = self.oldest();
+                self.note_failed(place, &plan, plan.moves.len(), error)?;
                 None
             }
             Some(Ok(collected)) => Some(collected),
@@ -127,9 +142,12 @@ impl Core {
         // Guests that the step before answered have asked again meanwhile, and are in time.
         for input in inputs {
             match input {
-                Input::Enter(caller, owner) => self.scheduler.enter(caller, owner),
-                Input::Leave(caller) => self.scheduler.leave_for_good(caller),
-                Input::Operation(operation) => self.scheduler.apply(operation),
+                Input::Enter(caller, owner) => self.commons.enter(caller, owner),
+                Input::Leave(caller) => self.commons.leave_for_good(caller),
+                Input::Operation(operation) => self.apply(operation),
+                Input::Add(newcomer) => self.add(newcomer),
+                Input::Resize { model, n_pages, tag } => self.note_resize(model, n_pages, tag),
+                Input::Remove(model) => self.note_remove(model),
                 Input::Shutdown => return Ok(Next::Stop),
             }
         }
@@ -143,12 +161,16 @@ impl Core {
         if let Some(until) = self.lingers_until(now) {
             return Ok(Next::InputBefore(until));
         }
+        self.change_residents();
         self.submit_steps()?;
         if self.waits_for_masks() {
             // They may have come while the step was submitted.
             return Ok(Next::Turn);
         }
-        Ok(match (self.under_way.is_empty(), self.scheduler.has_work()) {
+        let has_work = |resident: &Resident| {
+            resident.scheduler.has_work_among(&self.commons) || resident.change != Change::None
+        };
+        Ok(match (self.under_way.is_empty(), self.residents.iter().flatten().any(has_work)) {
             (false, _) => Next::Device,
             (true, true) => Next::Turn,
             (true, false) => Next::Input,
@@ -157,23 +179,127 @@ impl Core {
 
     /// Waits until the device is done with the oldest step.
     pub(super) fn wait(&mut self) {
-        self.collected = Some(self.backend.collect());
+        let &(place, _) = self.under_way.front().expect("a step is under way");
+        self.collected = Some(self.resident(place).backend.collect());
+    }
+
+    /// Backends of models that have gone since this was asked last. Letting go of one may take long.
+    pub(super) fn take_departed(&mut self) -> Vec<(ModelId, Box<dyn Backend>)> {
+        std::mem::take(&mut self.departed)
     }
 
     /// Ends everything, as [`Scheduler::dissolve`].
     pub(super) fn dissolve(self) {
-        self.scheduler.dissolve();
+        self.residents.into_iter().flatten().for_each(|resident| resident.scheduler.dissolve());
     }
 
-    fn oldest(&mut self) -> Plan {
+    fn resident(&mut self, place: usize) -> &mut Resident {
+        self.residents[place].as_mut().expect("a model with a step under way is there")
+    }
+
+    fn place_of(&self, model: ModelId) -> Option<usize> {
+        let place = usize::from(model.place);
+        let resident = self.residents.get(place)?.as_ref()?;
+        (resident.id == model).then_some(place)
+    }
+
+    fn apply(&mut self, operation: Operation) {
+        match self.place_of(operation.model()) {
+            Some(place) => {
+                let Self { residents, commons, .. } = self;
+                let resident = residents[place].as_mut().expect("it was found");
+                resident.lend(commons).apply(operation);
+            }
+            None => self.gone.apply(operation, &self.outbox),
+        }
+    }
+
+    fn add(&mut self, newcomer: Newcomer) {
+        let Newcomer { id, settings, backend } = newcomer;
+        let place = usize::from(id.place);
+        let limits = Limits { n_pages: backend.n_pages(), ..backend.limits().clone() };
+        let scheduler = Scheduler::new(limits, settings, self.outbox.clone());
+        while self.residents.len() <= place {
+            self.residents.push(None);
+        }
+        assert!(self.residents[place].is_none(), "a place is given to one model at a time");
+        self.residents[place] = Some(Resident::new(id, scheduler, backend));
+    }
+
+    fn note_resize(&mut self, model: ModelId, n_pages: usize, tag: Tag) {
+        let Some(place) = self.place_of(model) else {
+            return self.outbox.to(DESK, tag).send(Done::Resized(Err(EngineError::Unloaded)));
+        };
+        let resident = self.resident(place);
+        let earlier =
+            std::mem::replace(&mut resident.change, Change::Resize { n_pages, tag, may_step: false });
+        match earlier {
+            Change::None => {}
+            // It has come as far as it has.
+            Change::Resize { tag, .. } => self.outbox.to(DESK, tag).send(Done::Resized(Ok(()))),
+            Change::Leave => {
+                self.resident(place).change = Change::Leave;
+                self.outbox.to(DESK, tag).send(Done::Resized(Err(EngineError::Unloaded)));
+            }
+        }
+    }
+
+    fn note_remove(&mut self, model: ModelId) {
+        let Some(place) = self.place_of(model) else { return };
+        let earlier = std::mem::replace(&mut self.resident(place).change, Change::Leave);
+        if let Change::Resize { tag, .. } = earlier {
+            self.outbox.to(DESK, tag).send(Done::Resized(Err(EngineError::Unloaded)));
+        }
+    }
+
+    /// Brings models on in what is to become of them, as far as the steps under way allow.
+    fn change_residents(&mut self) {
+        for place in 0..self.residents.len() {
+            let is_under_way = self.under_way.iter().any(|&(of, _)| of == place);
+            let Self { residents, commons, gone, departed, outbox, .. } = self;
+            let Some(resident) = &mut residents[place] else { continue };
+            match &mut resident.change {
+                Change::None => {}
+                Change::Resize { .. } if is_under_way => {}
+                &mut Change::Resize { n_pages, tag, .. } => {
+                    resident.change = match resident.resize(n_pages, commons) {
+                        Ok(false) => Change::Resize { n_pages, tag, may_step: true },
+                        Ok(true) => {
+                            outbox.to(DESK, tag).send(Done::Resized(Ok(())));
+                            Change::None
+                        }
+                        Err(error) => {
+                            outbox.to(DESK, tag).send(Done::Resized(Err(EngineError::Memory(error))));
+                            Change::None
+                        }
+                    };
+                }
+                Change::Leave if is_under_way => {}
+                Change::Leave => {
+                    let mut resident = residents[place].take().expect("it was there");
+                    resident.scheduler.fail_all(&EngineError::Unloaded);
+                    resident.scheduler.exchange(commons);
+                    let (contexts, lent) = resident.scheduler.disband();
+                    *commons = lent;
+                    gone.add(contexts);
+                    departed.push((resident.id, resident.backend));
+                }
+            }
+        }
+    }
+
+    fn oldest(&mut self) -> (usize, Plan) {
         self.under_way.pop_front().expect("what was collected was under way")
     }
 
     fn take_in(&mut self, collected: Collected) {
         let Collected { outputs, elapsed } = collected;
-        let plan = self.oldest();
+        let (place, plan) = self.oldest();
         self.n_steps_failed = 0;
-        self.scheduler.complete(plan, outputs, u64::try_from(elapsed.as_nanos()).unwrap_or(u64::MAX));
+        let Self { residents, commons, .. } = self;
+        let resident = residents[place].as_mut().expect("a model with a step under way is there");
+        let elapsed_ns = u64::try_from(elapsed.as_nanos()).unwrap_or(u64::MAX);
+        resident.lend(commons).complete(plan, outputs, elapsed_ns);
         if self.under_way.is_empty() {
             self.linger = Some(Linger::AtMost((elapsed / LINGER_SHARE).min(LINGER_MAX)));
         }
@@ -186,68 +312,81 @@ impl Core {
             Linger::AtMost(time) => now + time,
             Linger::Until(until) => until,
         };
-        if self.scheduler.n_guests_awaited() > 0 && now < until {
+        let mut residents = self.residents.iter().flatten();
+        if now < until && residents.any(|resident| resident.scheduler.n_guests_awaited() > 0) {
             self.linger = Some(Linger::Until(until));
             return Some(until);
         }
         self.linger = None;
-        self.scheduler.forget_late_guests();
+        self.residents.iter_mut().flatten().for_each(|resident| resident.scheduler.forget_late_guests());
         None
     }
 
     /// Plans and submits as many steps as the device takes.
     fn submit_steps(&mut self) -> Result<(), EngineFailure> {
-        let n_steps_max = self.backend.limits().n_steps_under_way;
-        while self.under_way.len() < n_steps_max && self.scheduler.has_work() && !self.waits_for_masks() {
-            // The next step waits for guests that will have asked again when this one is done.
-            if self.scheduler.has_returning_guests(self.under_way.back()) {
+        let mut passed: SmallVec<[usize; 8]> = SmallVec::new();
+        while !self.waits_for_masks()
+            && let Some(place) = self.next_place(&passed)
+        {
+            let Self { residents, commons, under_way, rows, n_steps_planned, .. } = self;
+            let resident = residents[place].as_mut().expect("it was chosen");
+            if under_way.len() >= resident.backend.limits().n_steps_under_way {
                 break;
             }
-            let plan = self.scheduler.plan();
+            let plan = resident.lend(commons).plan();
+            *n_steps_planned += 1;
+            resident.last_planned = *n_steps_planned;
+            if let Change::Resize { may_step, .. } = &mut resident.change {
+                *may_step = false;
+            }
             if plan.is_empty() {
-                break;
+                passed.push(place);
+                continue;
             }
             let mut n_moved = 0;
-            match self.submit(&plan, &mut n_moved) {
-                Ok(()) if plan.has_rows() => self.under_way.push_back(plan),
-                Ok(()) => break,
-                Err(error) => self.note_failed(&plan, n_moved, error)?,
+            match resident.submit(&plan, &mut n_moved, rows) {
+                Ok(()) if plan.has_rows() => under_way.push_back((place, plan)),
+                Ok(()) => passed.push(place),
+                Err(error) => self.note_failed(place, &plan, n_moved, error)?,
             }
         }
         Ok(())
     }
 
-    /// Puts a plan into effect; `n_moved` counts the pages whose moves the backend has taken.
-    fn submit(&mut self, plan: &Plan, n_moved: &mut usize) -> Result<(), BackendError> {
-        // Moves of one kind that follow each other go to the device together.
-        for moves in plan.moves.chunk_by(|a, b| matches!(a, Move::Out(..)) == matches!(b, Move::Out(..))) {
-            let out: Vec<_> = moves
-                .iter()
-                .filter_map(|m| if let Move::Out(a, b) = *m { Some((a, b)) } else { None })
-                .collect();
-            let back: Vec<_> = moves
-                .iter()
-                .filter_map(|m| if let Move::In(a, b) = *m { Some((a, b)) } else { None })
-                .collect();
-            if !out.is_empty() {
-                self.backend.swap_out(&out)?;
+    /// The place of the model whose step is next: whose users are furthest behind, or that waits longest.
+    fn next_place(&mut self, passed: &[usize]) -> Option<usize> {
+        let mut next: Option<((u64, u64), usize)> = None;
+        for (place, resident) in self.residents.iter().enumerate() {
+            let Some(resident) = resident else { continue };
+            if passed.contains(&place) || !resident.may_step() {
+                continue;
             }
-            if !back.is_empty() {
-                self.backend.swap_in(&back)?;
+            if !resident.scheduler.has_work_among(&self.commons) {
+                continue;
             }
-            *n_moved += moves.len();
+            // The next step waits for guests that will have asked again when this one is done.
+            let last = self.under_way.iter().rev().find(|&&(of, _)| of == place);
+            if resident.scheduler.has_returning_guests(last.map(|(_, plan)| plan)) {
+                continue;
+            }
+            // Whoever stands in line for pages has waited longest.
+            let vtime = self.commons.vtime(place).unwrap_or(0);
+            let rank = (vtime, resident.last_planned);
+            if next.is_none_or(|(first, _)| rank < first) {
+                next = Some((rank, place));
+            }
         }
-        if plan.has_rows() {
-            let batch = self.scheduler.batch(plan, std::mem::take(&mut self.rows));
-            let submitted = self.backend.submit(&batch);
-            self.rows = batch::reused(batch.rows);
-            submitted?;
-        }
-        Ok(())
+        next.map(|(_, place)| place)
     }
 
     /// Takes a failed step back, or ends the engine.
-    fn note_failed(&mut self, plan: &Plan, n_moved: usize, error: BackendError) -> Result<(), EngineFailure> {
+    fn note_failed(
+        &mut self,
+        place: usize,
+        plan: &Plan,
+        n_moved: usize,
+        error: BackendError,
+    ) -> Result<(), EngineFailure> {
         if error.damage() == Damage::Device {
             return Err(EngineFailure::Device(error));
         }
@@ -256,7 +395,9 @@ impl Core {
             return Err(EngineFailure::Steps { n_steps: self.n_steps_failed, last: error });
         }
         tracing::warn!(%error, n_rows = plan.n_rows(), "a step failed; the engine goes on");
-        self.scheduler.fail_step(plan, n_moved, &EngineError::Step(error));
+        let Self { residents, commons, .. } = self;
+        let resident = residents[place].as_mut().expect("a model with a step under way is there");
+        resident.lend(commons).fail_step(plan, n_moved, &EngineError::Step(error));
         Ok(())
     }
 }

@@ -1,19 +1,24 @@
-//! The engine: a value that takes commands and answers them, and the thread that drives it and owns its backend.
+//! The engine: a value that takes commands and answers them, and the thread that drives it and owns its backends.
 //! Everything else sends it messages.
 
 mod core;
+mod gone;
+mod resident;
 mod thread;
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
-use self::core::Core;
-use crate::backend::{Backend, Limits};
-use crate::handle::{EngineHandle, Message};
+pub(crate) use self::core::Newcomer;
+use crate::backend::Backend;
+use crate::command::ModelId;
+use crate::error::EngineError;
+use crate::handle::{Link, Message};
 use crate::kv::PrefixScope;
 use crate::model::Model;
+use crate::model_handle::ModelHandle;
 use crate::port::Port;
-use crate::scheduler::{Scheduler, SchedulerSettings};
+use crate::scheduler::SchedulerSettings;
 
 /// How an engine schedules.
 #[derive(Clone, Debug)]
@@ -41,55 +46,123 @@ impl Default for EngineSettings {
     }
 }
 
-/// A running engine: one thread that owns one backend. Dropping it stops the thread after the step in hand.
+/// A running engine: one thread that owns the backends of all models on one device. Dropping it stops the thread after
+/// the step in hand.
 #[derive(Debug)]
 pub struct Engine {
-    handle: EngineHandle,
+    link: Arc<Link>,
+    settings: EngineSettings,
+    places: Mutex<Places>,
     thread: Option<JoinHandle<()>>,
 }
 
+/// Places of models on the device.
+#[derive(Debug, Default)]
+struct Places {
+    /// The turns of the places that are free.
+    free: Vec<ModelId>,
+    n: u16,
+}
+
 impl Engine {
-    /// Starts the thread.
+    /// Starts the thread. There are no models on it yet.
     ///
     /// # Panics
     /// The operating system cannot start a thread.
     #[must_use]
-    pub fn start(model: Arc<Model>, backend: Box<dyn Backend>, settings: EngineSettings) -> Self {
-        let limits = Limits { n_pages: backend.n_pages(), ..backend.limits().clone() };
+    pub fn start(settings: EngineSettings) -> Self {
+        let (link, served) = Link::new(settings.port);
         let port = settings.port;
-        let settings = SchedulerSettings {
-            model_fingerprint: model.fingerprint,
-            prefix_scope: settings.prefix_scope,
-            n_step_tokens: settings.n_step_tokens,
-            latency_multiple: settings.latency_multiple,
-        };
-        let scheduler = Scheduler::new(limits.clone(), settings);
-        let name = model.name.clone();
-        let (handle, served) =
-            EngineHandle::new(model, limits, backend.weights(), backend.device().to_owned(), port);
-        let core = Core::new(scheduler, backend);
         let thread = std::thread::Builder::new()
             .name("engine".to_owned())
-            .spawn(move || thread::live(&name, core, served, port))
+            .spawn(move || thread::live(served, port))
             .expect("a thread can be started");
-        Self { handle, thread: Some(thread) }
+        Self { link, settings, places: Mutex::default(), thread: Some(thread) }
     }
 
-    /// A way to the engine.
-    #[must_use]
-    pub fn handle(&self) -> &EngineHandle {
-        &self.handle
+    /// Puts a model on it whose backend computes on the engine's device.
+    ///
+    /// # Errors
+    /// The engine has failed or stopped.
+    pub fn add(&self, model: Arc<Model>, backend: Box<dyn Backend>) -> Result<ModelHandle, EngineError> {
+        let id = self.take_place();
+        let settings = SchedulerSettings {
+            place: usize::from(id.place),
+            model_fingerprint: model.fingerprint,
+            prefix_scope: self.settings.prefix_scope,
+            n_step_tokens: self.settings.n_step_tokens,
+            latency_multiple: self.settings.latency_multiple,
+        };
+        let handle = ModelHandle::new(self.link.clone(), id, model, backend.as_ref());
+        self.link.post_message(Message::Add(Newcomer { id, settings, backend }))?;
+        Ok(handle)
+    }
+
+    /// Unloads a model: everything that anybody has of it ends with [`EngineError::Unloaded`], and saved contexts are
+    /// forgotten. Returns the backend; letting go of it gives its memory back, and may take long.
+    ///
+    /// # Errors
+    /// It was unloaded before, or the engine has failed or stopped.
+    pub async fn remove(&self, model: &ModelHandle) -> Result<Box<dyn Backend>, EngineError> {
+        let backend = model.remove().await?;
+        let ModelId { place, turn } = model.id();
+        self.places().free.push(ModelId { place, turn: turn + 1 });
+        Ok(backend)
+    }
+
+    fn take_place(&self) -> ModelId {
+        let mut places = self.places();
+        places.free.pop().unwrap_or_else(|| {
+            places.n += 1;
+            ModelId { place: places.n - 1, turn: 0 }
+        })
+    }
+
+    fn places(&self) -> std::sync::MutexGuard<'_, Places> {
+        self.places.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Drop for Engine {
     fn drop(&mut self) {
         // An engine that has stopped by itself no longer reads commands.
-        let _ = self.handle.post_message(Message::Shutdown);
+        let _ = self.link.post_message(Message::Shutdown);
         if let Some(thread) = self.thread.take()
             && thread.join().is_err()
         {
             tracing::error!("the engine thread panicked");
         }
+    }
+}
+
+/// An engine with one model, for whoever needs no more.
+#[derive(Debug)]
+pub struct OneModel {
+    handle: ModelHandle,
+    engine: Engine,
+}
+
+impl OneModel {
+    /// Starts an engine and puts the model on it.
+    ///
+    /// # Panics
+    /// The operating system cannot start a thread.
+    #[must_use]
+    pub fn start(model: Arc<Model>, backend: Box<dyn Backend>, settings: EngineSettings) -> Self {
+        let engine = Engine::start(settings);
+        let handle = engine.add(model, backend).expect("an engine that has just begun takes a model");
+        Self { handle, engine }
+    }
+
+    /// The engine, on which there is room for more models.
+    #[must_use]
+    pub fn engine(&self) -> &Engine {
+        &self.engine
+    }
+
+    /// A way to the model.
+    #[must_use]
+    pub fn handle(&self) -> &ModelHandle {
+        &self.handle
     }
 }

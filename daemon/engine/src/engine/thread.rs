@@ -8,9 +8,11 @@ use std::task::Waker;
 use std::time::Instant;
 
 use rustc_hash::FxHashMap;
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, oneshot};
 
 use super::core::{Core, Input, Next};
+use crate::backend::Backend;
+use crate::command::ModelId;
 use crate::completion::{CallerId, Completion};
 use crate::error::EngineFailure;
 use crate::handle::{DESK, EngineState, Message, Posted, Served};
@@ -19,9 +21,11 @@ use crate::port::Port;
 
 /// The thread's whole life. However it ends, that is said before anything is let go of, so that whoever finds it gone
 /// finds out why.
-pub(super) fn live(model: &str, mut core: Core, served: Served, port: Port) {
+pub(super) fn live(served: Served, port: Port) {
     let Served { messages, state, desk } = served;
-    let mut inbox = Inbox { messages, awaited: None, lines: FxHashMap::from_iter([(DESK, desk)]) };
+    let lines = FxHashMap::from_iter([(DESK, desk)]);
+    let mut inbox = Inbox { messages, awaited: None, lines, leavers: FxHashMap::default() };
+    let mut core = Core::default();
     let ended = catch_unwind(AssertUnwindSafe(|| serve(&mut core, &mut inbox, port)));
     let ended = match ended {
         Ok(Ok(())) => EngineState::Stopped,
@@ -29,7 +33,7 @@ pub(super) fn live(model: &str, mut core: Core, served: Served, port: Port) {
         Err(panic) => EngineState::Failed(EngineFailure::Panicked { message: message(panic.as_ref()) }),
     };
     if let EngineState::Failed(error) = &ended {
-        tracing::error!(model, device = core.device(), %error, "the engine has failed");
+        tracing::error!(%error, "the engine has failed");
     }
     state.send_replace(ended);
     core.dissolve();
@@ -47,6 +51,9 @@ fn serve(core: &mut Core, inbox: &mut Inbox, port: Port) -> Result<(), EngineFai
     loop {
         let next = core.turn(Instant::now(), inbox.inputs(), &mut post.completions);
         post.deliver(&inbox.lines, port);
+        for (model, backend) in core.take_departed() {
+            inbox.see_off(model, backend);
+        }
         match next? {
             Next::Turn => {}
             Next::Device => core.wait(),
@@ -95,13 +102,15 @@ struct Inbox {
     /// One that was waited for.
     awaited: Option<Posted>,
     lines: FxHashMap<CallerId, Arc<Line>>,
+    /// Where the backends of models go that are about to leave.
+    leavers: FxHashMap<ModelId, oneshot::Sender<Box<dyn Backend>>>,
 }
 
 impl Inbox {
     /// What has come in by now and no more: guests that ask faster than they are answered would keep everybody from
     /// being computed.
     fn inputs(&mut self) -> impl Iterator<Item = Input> {
-        let Self { messages, awaited, lines } = self;
+        let Self { messages, awaited, lines, leavers } = self;
         let n = messages.len();
         let queued = std::iter::from_fn(|| messages.try_recv().ok()).take(n);
         awaited.take().into_iter().chain(queued).map(|posted| match posted.message {
@@ -114,8 +123,22 @@ impl Inbox {
                 Input::Leave(caller)
             }
             Message::Operation(operation) => Input::Operation(operation),
+            Message::Add(newcomer) => Input::Add(newcomer),
+            Message::Resize { model, n_pages, tag } => Input::Resize { model, n_pages, tag },
+            Message::Remove { model, to } => {
+                leavers.insert(model, to);
+                Input::Remove(model)
+            }
             Message::Shutdown => Input::Shutdown,
         })
+    }
+
+    /// Gives a backend to whoever asked for its model to go: letting go of it here would hold up everybody else.
+    fn see_off(&mut self, model: ModelId, backend: Box<dyn Backend>) {
+        if let Some(to) = self.leavers.remove(&model) {
+            // Who does not want it any more leaves it to this thread.
+            let _ = to.send(backend);
+        }
     }
 
     fn wait(&mut self) -> Result<(), Forsaken> {

@@ -87,7 +87,62 @@ impl PageTable {
     /// The plan of a step is done: what was pinned for it may move from now on.
     pub(crate) fn unpin_all(&mut self) {
         self.plan += 1;
-        self.free_pages.append(&mut self.freed_later);
+        for page in std::mem::take(&mut self.freed_later) {
+            self.give_page(page);
+        }
+    }
+
+    /// Takes back a page, unless it lost its memory meanwhile.
+    fn give_page(&mut self, page: PageId) {
+        if (page.0 as usize) < self.n_pages {
+            self.free_pages.push(page);
+        }
+    }
+
+    /// From now on there are so many device pages. Blocks on others, if there are any left, have to go elsewhere.
+    pub(crate) fn resize(&mut self, n_pages: usize) {
+        let added = self.n_pages..n_pages;
+        self.n_pages = n_pages;
+        self.free_pages.retain(|page| (page.0 as usize) < n_pages);
+        let added = added.rev().map(|idx| PageId(u32::try_from(idx).expect("page counts fit 32 bits")));
+        self.free_pages.splice(..0, added);
+        let is_lost = |id: &BlockId| self.page(*id).is_some_and(|page| page.0 as usize >= n_pages);
+        let lost: Vec<(u64, BlockId)> =
+            self.idle.iter().map(|(&at, &id)| (at, id)).filter(|(_, id)| is_lost(id)).collect();
+        for (at, id) in lost {
+            self.idle.remove(&at);
+            self.free(id);
+        }
+    }
+
+    /// A held block at this index or after it that is on a device page which there is no more, and the index after it.
+    pub(crate) fn next_stray(&self, mut idx: usize) -> Option<(BlockId, usize)> {
+        while idx < self.blocks.len() {
+            let id = BlockId(idx as u32);
+            idx += 1;
+            if self.is_stray(id) {
+                return Some((id, idx));
+            }
+        }
+        None
+    }
+
+    /// Whether the block is on a device page which there is no more.
+    pub(crate) fn is_stray(&self, id: BlockId) -> bool {
+        let block = self.blocks[id.0 as usize].as_ref();
+        block.is_some_and(
+            |block| matches!(block.place, Place::Device(page) if page.0 as usize >= self.n_pages),
+        )
+    }
+
+    /// Moves a block to a free device page; `None` when none is free.
+    pub(crate) fn move_within(&mut self, id: BlockId) -> Option<(PageId, PageId)> {
+        let from = self.page(id)?;
+        let to = self.free_pages.pop()?;
+        self.block_mut(id).place = Place::Device(to);
+        self.n_moves += 1;
+        self.give_page(from);
+        Some((from, to))
     }
 
     fn block(&self, id: BlockId) -> &Block {
@@ -164,7 +219,7 @@ impl PageTable {
         let block = self.blocks[id.0 as usize].take().expect("a freed block exists");
         match block.place {
             Place::Device(page) if block.pinned_in == self.plan => self.freed_later.push(page),
-            Place::Device(page) => self.free_pages.push(page),
+            Place::Device(page) => self.give_page(page),
             Place::Host(page) => self.free_host_pages.push(page),
         }
         self.free_blocks.push(id);
@@ -256,7 +311,7 @@ impl PageTable {
         let host_page = self.free_host_pages.pop()?;
         self.block_mut(id).place = Place::Host(host_page);
         self.n_moves += 1;
-        self.free_pages.push(page);
+        self.give_page(page);
         Some((page, host_page))
     }
 

@@ -20,9 +20,9 @@ impl Scheduler {
     pub(crate) fn apply(&mut self, operation: Operation) {
         match operation {
             Operation::Create { id, caller } => {
-                let Some(owner) = self.callers.get(&caller).cloned() else { return };
+                let Some(owner) = self.commons.callers.get(&caller).cloned() else { return };
                 let kv = Sequence::new(self.root_key(owner.actor), owner.account.clone());
-                let seat = self.queue.seat(&owner);
+                let seat = self.commons.queue.seat(&owner);
                 self.insert(id, caller, owner, seat, kv, AheadWindow::default());
             }
             Operation::Open { id, caller, name, tag } => {
@@ -54,13 +54,13 @@ impl Scheduler {
                     reply.send(Done::Kept(saved));
                 }
             }
-            Operation::Forget { caller, name, tag } => {
-                let Some(actor) = self.callers.get(&caller).map(|owner| owner.actor) else { return };
+            Operation::Forget { caller, name, tag, .. } => {
+                let Some(actor) = self.commons.callers.get(&caller).map(|owner| owner.actor) else { return };
                 let forgotten = self.forget(actor, name);
                 self.outbox.to(caller, tag).send(Done::Kept(forgotten));
             }
-            Operation::Stats { caller, tag } => {
-                self.outbox.to(caller, tag).send(Done::Stats(Box::new(self.stats())));
+            Operation::Stats { caller, tag, .. } => {
+                self.outbox.to(caller, tag).send(Done::Stats(Ok(Box::new(self.stats()))));
             }
             Operation::Release { id, n_pulled } => self.release(id, n_pulled),
         }
@@ -124,7 +124,9 @@ impl Scheduler {
     }
 
     fn open(&mut self, id: ContextId, caller: CallerId, name: String) -> Result<Vec<Token>, EngineError> {
-        let Some(owner) = self.callers.get(&caller).cloned() else { return Err(EngineError::Stopped) };
+        let Some(owner) = self.commons.callers.get(&caller).cloned() else {
+            return Err(EngineError::Stopped);
+        };
         let key = (owner.actor, name);
         let Some(saved) = self.saved.get_mut(&key) else {
             return Err(EngineError::NotSaved { name: key.1 });
@@ -132,8 +134,8 @@ impl Scheduler {
         saved.last_step = self.step;
         let kv = saved.kv.fork(owner.account.clone(), &mut self.pages);
         let tokens = kv.tokens.clone();
-        let seat = self.queue.seat(&owner);
-        self.queue.charge(&seat, Costs::command_ns(kv.blocks().len()));
+        let seat = self.commons.queue.seat(&owner);
+        self.commons.queue.charge(&seat, Costs::command_ns(kv.blocks().len()));
         self.insert(id, caller, owner, seat, kv, AheadWindow::default());
         Ok(tokens)
     }
@@ -169,8 +171,8 @@ impl Scheduler {
         let Some(parent) = self.contexts.get(&id) else { return };
         let (caller, owner, window) = (parent.caller, parent.owner.clone(), parent.window);
         let kv = parent.kv.fork(owner.account.clone(), &mut self.pages);
-        let seat = self.queue.seat_beside(&parent.seat);
-        self.queue.charge(&seat, Costs::command_ns(kv.blocks().len()));
+        let seat = self.commons.queue.seat_beside(&parent.seat);
+        self.commons.queue.charge(&seat, Costs::command_ns(kv.blocks().len()));
         self.insert(child, caller, owner, seat, kv, window);
     }
 
@@ -241,7 +243,7 @@ impl Scheduler {
             owner.account.charge(Resource::Contexts, 1)?;
         }
         let kv = context.kv.fork(owner.account.clone(), &mut self.pages);
-        self.queue.charge(&context.seat, Costs::command_ns(kv.blocks().len()));
+        self.commons.queue.charge(&context.seat, Costs::command_ns(kv.blocks().len()));
         self.saved.insert(key, Saved { kv, _footprint: footprint, owner, last_step: self.step });
         Ok(())
     }
@@ -263,7 +265,7 @@ impl Scheduler {
             self.returns.forget(context.owner.guest);
             context.kv.forget(&mut self.pages);
             let ContextState { seat, slot, .. } = *context;
-            self.queue.vacate(seat);
+            self.commons.queue.vacate(seat);
             self.free_slots.push(slot);
         }
     }

@@ -1,10 +1,11 @@
 //! What is left of a step that failed, and of a scheduler whose engine has ended.
 
-use super::{Move, Plan, Scheduler};
+use super::{Commons, ContextState, Move, Plan, Scheduler};
 use crate::account::Resource;
 use crate::backend::PAGE_LEN;
 use crate::batch::{HostPageId, PageId};
 use crate::command::ContextId;
+use crate::completion::CallerId;
 use crate::error::EngineError;
 
 impl Plan {
@@ -64,7 +65,7 @@ impl Scheduler {
         for planned in moves {
             match *planned {
                 Move::Out(_, to) => host_pages.push(to),
-                Move::In(_, to) => pages.push(to),
+                Move::In(_, to) | Move::Within(_, to) => pages.push(to),
             }
         }
         let lost = self.pages.lose(&pages, &host_pages);
@@ -87,6 +88,29 @@ impl Scheduler {
                 self.enqueue(id);
             }
         }
+    }
+
+    /// Ends the work of all contexts with an error.
+    pub(crate) fn fail_all(&mut self, error: &EngineError) {
+        self.end_all_jobs(error);
+        for context in self.contexts.values_mut() {
+            context.fail(error.clone(), &mut self.pages);
+        }
+    }
+
+    /// Gives up all contexts, saved ones too: their guests stay, and their seats are free for others. Returns which
+    /// contexts there were, and whose; and what it was lent.
+    pub(crate) fn disband(mut self) -> (Vec<(ContextId, CallerId)>, Commons) {
+        let mut gone = Vec::with_capacity(self.contexts.len());
+        for (id, context) in self.contexts.drain() {
+            let ContextState { caller, seat, .. } = *context;
+            self.commons.queue.vacate(seat);
+            gone.push((id, caller));
+        }
+        let mut commons = std::mem::take(&mut self.commons);
+        commons.clear(self.settings.place);
+        self.dissolve();
+        (gone, commons)
     }
 
     /// Ends everything: whoever waits for something finds the engine gone, and the accounts, which live on, get back

@@ -15,7 +15,7 @@ use rustc_hash::FxHashMap;
 use self::node::{Node, NodeId};
 use crate::account::Owner;
 
-/// What is waited for. Both classes draw on the same virtual time; a step takes from one after the other.
+/// What is waited for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Class {
     /// The next token.
@@ -24,8 +24,16 @@ pub(crate) enum Class {
     Prompt,
 }
 
-impl Class {
-    const ALL: [Self; 2] = [Self::Decode, Self::Prompt];
+/// What waits for one class of work of one model. All lanes draw on the same virtual time; a step takes from the two of
+/// its model, one after the other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Lane(usize);
+
+impl Lane {
+    /// The lane of a class of the model that has this place on its device.
+    pub(crate) fn of(place: usize, class: Class) -> Self {
+        Self(2 * place + class as usize)
+    }
 }
 
 /// A guest's place in the queue, until it is given back.
@@ -93,33 +101,38 @@ impl<T> FairQueue<T> {
         }
     }
 
-    pub(crate) fn push(&mut self, seat: &Seat, class: Class, item: T) {
-        self.node_mut(seat.0).items[class as usize].push_back(item);
+    pub(crate) fn push(&mut self, seat: &Seat, lane: Lane, item: T) {
+        self.node_mut(seat.0).lane_mut(lane).items.push_back(item);
         let mut id = seat.0;
         while id != ROOT {
             self.catch_up(id);
             let node = self.node_mut(id);
-            node.n_items[class as usize] += 1;
+            node.n_items += 1;
             let (parent, vtime) = (node.parent, node.vtime);
-            if !std::mem::replace(&mut node.is_listed[class as usize], true) {
-                self.node_mut(parent).list(class, vtime, id);
+            let waiting = node.lane_mut(lane);
+            waiting.n_items += 1;
+            if !std::mem::replace(&mut waiting.is_listed, true) {
+                self.node_mut(parent).list(lane, vtime, id);
             }
             id = parent;
         }
-        self.node_mut(ROOT).n_items[class as usize] += 1;
+        let root = self.node_mut(ROOT);
+        root.n_items += 1;
+        root.lane_mut(lane).n_items += 1;
     }
 
-    /// The next item of a class in the fair order. [`Self::charge`] says afterwards what it cost.
-    pub(crate) fn pop(&mut self, class: Class) -> Option<T> {
+    /// The next item of a lane in the fair order. [`Self::charge`] says afterwards what it cost.
+    pub(crate) fn pop(&mut self, lane: Lane) -> Option<T> {
         let mut id = ROOT;
-        while let Some((vtime, child)) = self.first(id, class) {
+        while let Some((vtime, child)) = self.first(id, lane) {
             self.node_mut(id).last = vtime;
             id = child;
         }
-        let item = self.node_mut(id).items[class as usize].pop_front()?;
+        let item = self.node_mut(id).lane_mut(lane).items.pop_front()?;
         loop {
             let node = self.node_mut(id);
-            node.n_items[class as usize] -= 1;
+            node.n_items -= 1;
+            node.lane_mut(lane).n_items -= 1;
             if id == ROOT {
                 return Some(item);
             }
@@ -127,10 +140,20 @@ impl<T> FairQueue<T> {
         }
     }
 
-    /// By how much the user whose item of this class comes next is ahead of the user furthest behind.
-    pub(crate) fn lead(&mut self, class: Class) -> u64 {
-        let now = self.now(ROOT);
-        self.first(ROOT, class).map_or(0, |(vtime, _)| vtime - now)
+    /// By how much the user whose item of this lane comes next is ahead of the one whose item of another does.
+    pub(crate) fn lead(&mut self, lane: Lane, other: Lane) -> u64 {
+        let behind = self.vtime(other).unwrap_or(u64::MAX);
+        self.vtime(lane).map_or(0, |vtime| vtime.saturating_sub(behind))
+    }
+
+    /// The virtual time of the user whose item of this lane comes next.
+    pub(crate) fn vtime(&mut self, lane: Lane) -> Option<u64> {
+        self.first(ROOT, lane).map(|(vtime, _)| vtime)
+    }
+
+    /// Forgets what waits in a lane.
+    pub(crate) fn clear(&mut self, lane: Lane) {
+        self.nodes.iter_mut().for_each(|node| node.clear(lane));
     }
 
     /// Charges an owner for work.
@@ -144,8 +167,8 @@ impl<T> FairQueue<T> {
         }
     }
 
-    pub(crate) fn len(&self, class: Class) -> usize {
-        self.node(ROOT).n_items[class as usize]
+    pub(crate) fn len(&self, lane: Lane) -> usize {
+        self.node(ROOT).lane(lane).map_or(0, |waiting| waiting.n_items)
     }
 
     fn node(&self, id: NodeId) -> &Node<T> {
@@ -179,24 +202,24 @@ impl<T> FairQueue<T> {
 
     /// Idleness earns no credit.
     fn catch_up(&mut self, id: NodeId) {
-        if self.node(id).n_items == [0; 2] {
+        if self.node(id).n_items == 0 {
             let now = self.now(self.node(id).parent);
             let node = self.node_mut(id);
             node.vtime = node.vtime.max(now);
         }
     }
 
-    /// The child of a node that is furthest behind among those with items of a class.
-    fn first(&mut self, id: NodeId, class: Class) -> Option<(u64, NodeId)> {
+    /// The child of a node that is furthest behind among those with items of a lane.
+    fn first(&mut self, id: NodeId, lane: Lane) -> Option<(u64, NodeId)> {
         loop {
-            let (vtime, child_id) = self.node(id).listed_first(class)?;
+            let (vtime, child_id) = self.node(id).listed_first(lane)?;
             let child = self.node_mut(child_id);
-            if child.n_items[class as usize] == 0 {
-                child.is_listed[class as usize] = false;
-                self.node_mut(id).unlist_first(class);
+            if child.lane(lane).is_none_or(|waiting| waiting.n_items == 0) {
+                child.lane_mut(lane).is_listed = false;
+                self.node_mut(id).unlist_first(lane);
             } else if child.vtime > vtime {
                 let vtime = child.vtime;
-                self.node_mut(id).relist_first(class, vtime);
+                self.node_mut(id).relist_first(lane, vtime);
             } else {
                 return Some((vtime, child_id));
             }
@@ -206,8 +229,8 @@ impl<T> FairQueue<T> {
     /// The virtual time of a node's children: that of the child served last, or of one that waits and is further behind.
     fn now(&mut self, id: NodeId) -> u64 {
         let mut now = self.node(id).last;
-        for class in Class::ALL {
-            if let Some((vtime, _)) = self.first(id, class) {
+        for lane in self.node(id).lanes() {
+            if let Some((vtime, _)) = self.first(id, lane) {
                 now = now.min(vtime);
             }
         }
@@ -220,7 +243,7 @@ impl<T> FairQueue<T> {
             let child = self.node_mut(child_id);
             if child.n_tenants > 0 {
                 child.is_resting = false;
-            } else if child.vtime > now || child.n_items != [0; 2] {
+            } else if child.vtime > now || child.n_items > 0 {
                 // It was back in between, and came to rest once more; or what it left behind has not had its turn.
                 let vtime = child.vtime.max(now + 1);
                 self.node_mut(id).rest(vtime, child_id);
@@ -236,7 +259,7 @@ impl<T> FairQueue<T> {
             self.remove(child);
         }
         let node = self.node(id);
-        let (parent, name, is_listed) = (node.parent, node.name, node.is_listed != [false; 2]);
+        let (parent, name, is_listed) = (node.parent, node.name, node.is_listed());
         if is_listed {
             self.node_mut(parent).unlist(id);
         }

@@ -127,6 +127,12 @@ impl Scheduler {
         reply.send(Done::Answer(answer));
     }
 
+    /// Ends all jobs.
+    pub(super) fn end_all_jobs(&mut self, error: &EngineError) {
+        let jobs: Vec<JobId> = self.jobs.jobs.keys().copied().collect();
+        jobs.into_iter().for_each(|job| self.end_job(job, Err(error.clone())));
+    }
+
     /// A job cannot go on; it ends after the plan being made.
     pub(super) fn fail_job(&mut self, job: JobId, error: EngineError) {
         self.jobs.failed.push((job, error));

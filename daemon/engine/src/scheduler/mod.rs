@@ -1,5 +1,8 @@
 //! Decides what each step computes. Pure: no I/O, no clock, no threads.
 //!
+//! There is one for each model of a device. What models share, so that it is fair who is served whatever model they ask,
+//! is [`Commons`]: it is lent to the model whose turn it is.
+//!
 //! [`Scheduler::apply`] takes operations in, [`Scheduler::plan`] makes the next step, [`Scheduler::batch`] shows
 //! it to the backend, [`Scheduler::complete`] takes the outputs and answers.
 //!
@@ -24,6 +27,7 @@ mod fair;
 mod joint;
 mod late;
 mod plan;
+mod resize;
 mod returns;
 mod room;
 mod spares;
@@ -38,14 +42,14 @@ use crate::account::{ActorId, Owner};
 use crate::backend::Limits;
 use crate::batch::SlotId;
 use crate::command::ContextId;
-use crate::completion::{CallerId, Completion, Outbox};
+use crate::completion::{CallerId, Outbox};
 use crate::job::Work;
 use crate::kv::{Footprint, PageTable, PrefixScope, Sequence};
 use crate::run::AheadWindow;
 use crate::stats::EngineStats;
 use admission::{Line, Standing};
 use cost::Costs;
-use fair::{Class, FairQueue, Seat};
+use fair::{Class, FairQueue, Lane, Seat};
 use joint::Jobs;
 use returns::Returns;
 use spares::Spares;
@@ -56,6 +60,8 @@ pub(crate) use plan::{Move, Plan};
 /// What the scheduler is told at start-up.
 #[derive(Clone, Debug)]
 pub(crate) struct SchedulerSettings {
+    /// The model's place on its device.
+    pub(crate) place: usize,
     /// Hash of everything that determines the bytes of a page, tokens and position aside.
     pub(crate) model_fingerprint: [u8; 32],
     pub(crate) prefix_scope: PrefixScope,
@@ -106,7 +112,39 @@ struct Saved {
     last_step: u64,
 }
 
-/// All contexts of one engine and the order in which they are served.
+/// What the models of a device share.
+#[derive(Debug, Default)]
+pub(crate) struct Commons {
+    /// Contexts that could be computed now.
+    queue: FairQueue<ContextId>,
+    /// Those who may ask for something.
+    callers: FxHashMap<CallerId, Owner>,
+}
+
+impl Commons {
+    /// A guest that asks from now on.
+    pub(crate) fn enter(&mut self, caller: CallerId, owner: Owner) {
+        self.callers.insert(caller, owner);
+    }
+
+    /// A guest that has asked its last.
+    pub(crate) fn leave_for_good(&mut self, caller: CallerId) {
+        self.callers.remove(&caller);
+    }
+
+    /// The virtual time of the user whose work for the model at this place comes next.
+    pub(crate) fn vtime(&mut self, place: usize) -> Option<u64> {
+        let lanes = [Class::Decode, Class::Prompt].map(|class| Lane::of(place, class));
+        lanes.into_iter().filter_map(|lane| self.queue.vtime(lane)).min()
+    }
+
+    /// Forgets what waits for a model that is gone.
+    pub(crate) fn clear(&mut self, place: usize) {
+        [Class::Decode, Class::Prompt].into_iter().for_each(|class| self.queue.clear(Lane::of(place, class)));
+    }
+}
+
+/// All contexts of one model and the order in which they are served.
 #[derive(Debug)]
 pub(crate) struct Scheduler {
     limits: Limits,
@@ -116,8 +154,8 @@ pub(crate) struct Scheduler {
     saved: BTreeMap<(ActorId, String), Saved>,
     free_slots: Vec<SlotId>,
     n_slots: u32,
-    /// Contexts that could be computed now.
-    queue: FairQueue<ContextId>,
+    /// While it is the model's turn, what all models share.
+    commons: Commons,
     /// Contexts that have to wait for pages.
     line: Line,
     n_markings: u64,
@@ -134,13 +172,12 @@ pub(crate) struct Scheduler {
     /// Plans that were taken in, for their memory.
     spare_plans: Vec<Plan>,
     stats: EngineStats,
-    /// Those who may ask for something.
-    callers: FxHashMap<CallerId, Owner>,
     outbox: Outbox,
 }
 
 impl Scheduler {
-    pub(crate) fn new(limits: Limits, settings: SchedulerSettings) -> Self {
+    /// The scheduler of a model; what is to be given back goes into `outbox`.
+    pub(crate) fn new(limits: Limits, settings: SchedulerSettings, outbox: Outbox) -> Self {
         assert!(limits.n_rows_max > 0 && limits.n_tokens_max > 0, "a backend computes something");
         let settings = SchedulerSettings {
             n_step_tokens: settings.n_step_tokens.clamp(1, limits.n_tokens_max),
@@ -152,7 +189,7 @@ impl Scheduler {
             saved: BTreeMap::new(),
             free_slots: Vec::new(),
             n_slots: 0,
-            queue: FairQueue::default(),
+            commons: Commons::default(),
             line: Line::default(),
             n_markings: 0,
             costs: Costs::default(),
@@ -164,31 +201,37 @@ impl Scheduler {
             steps_under_way: VecDeque::new(),
             spare_plans: Vec::new(),
             stats: EngineStats::default(),
-            callers: FxHashMap::default(),
-            outbox: Outbox::default(),
+            outbox,
             limits,
             settings,
         }
     }
 
-    /// A guest that asks from now on.
-    pub(crate) fn enter(&mut self, caller: CallerId, owner: Owner) {
-        self.callers.insert(caller, owner);
+    /// Takes what the models share, or gives it back.
+    pub(crate) fn exchange(&mut self, commons: &mut Commons) {
+        std::mem::swap(&mut self.commons, commons);
     }
 
-    /// A guest that has asked its last.
-    pub(crate) fn leave_for_good(&mut self, caller: CallerId) {
-        self.callers.remove(&caller);
+    fn lane(&self, class: Class) -> Lane {
+        Lane::of(self.settings.place, class)
     }
 
-    /// Takes what is to be given back since the last time into an empty list.
-    pub(crate) fn take_completions(&self, into: &mut Vec<Completion>) {
-        self.outbox.take(into);
+    /// Contexts of a class that wait for a plan.
+    fn n_queued(&self, class: Class) -> usize {
+        self.commons.queue.len(self.lane(class))
     }
 
-    /// Whether there may be something to compute.
+    /// Whether there may be something to compute, as far as it has what the models share.
+    #[cfg(test)]
     pub(crate) fn has_work(&self) -> bool {
-        self.queue.len(Class::Decode) + self.queue.len(Class::Prompt) > 0
+        self.has_work_among(&self.commons)
+    }
+
+    /// Whether there may be something to compute for the model.
+    pub(crate) fn has_work_among(&self, commons: &Commons) -> bool {
+        let is_queued = |class| commons.queue.len(self.lane(class)) > 0;
+        is_queued(Class::Decode)
+            || is_queued(Class::Prompt)
             || !self.line.is_empty()
             || self.jobs.have_waiting()
     }
@@ -219,7 +262,8 @@ impl Scheduler {
             return;
         }
         context.is_queued = true;
-        self.queue.push(&context.seat, context.class(), id);
+        let lane = Lane::of(self.settings.place, context.class());
+        self.commons.queue.push(&context.seat, lane, id);
     }
 }
 

@@ -50,6 +50,7 @@ pub(crate) struct Plan {
 pub(crate) enum Move {
     Out(PageId, HostPageId),
     In(HostPageId, PageId),
+    Within(PageId, PageId),
 }
 
 /// The tokens `start..end` of a context; none where the head alone is asked.
@@ -178,11 +179,11 @@ impl Scheduler {
         waiting: &mut Vec<ContextId>,
     ) {
         // Each context is looked at once, also when it comes back into the queue.
-        for _ in 0..self.queue.len(class) {
+        for _ in 0..self.n_queued(class) {
             if plan.rows.len() == n_rows_max || n_tokens_left == 0 || self.is_too_far_ahead(class) {
                 return;
             }
-            let Some(id) = self.queue.pop(class) else { return };
+            let Some(id) = self.commons.queue.pop(self.lane(class)) else { return };
             let Some(context) = self.contexts.get_mut(&id) else { continue };
             context.is_queued = false;
             if context.class() != class && context.work.is_some() {
@@ -202,12 +203,14 @@ impl Scheduler {
 
     /// Whether whoever comes next has had so much more than another user, whose prompts wait, that it is left out.
     fn is_too_far_ahead(&mut self, class: Class) -> bool {
-        if class == Class::Prompt || self.queue.len(Class::Prompt) == 0 {
+        if class == Class::Prompt || self.n_queued(Class::Prompt) == 0 {
             return false;
         }
-        let n_rows = self.queue.len(Class::Decode);
+        let n_rows = self.n_queued(Class::Decode);
         let target = self.costs.target_ns(n_rows, self.settings.latency_multiple);
-        target.is_some_and(|target_ns| self.queue.lead(class) > N_STEPS_LEAD.saturating_mul(target_ns))
+        let (lane, prompts) = (self.lane(class), self.lane(Class::Prompt));
+        let mut lead = || self.commons.queue.lead(lane, prompts);
+        target.is_some_and(|target_ns| lead() > N_STEPS_LEAD.saturating_mul(target_ns))
     }
 
     /// Tokens of prompts that the step has room for. While anybody decodes, also when left out of this step, its length
@@ -216,7 +219,7 @@ impl Scheduler {
         // A stream whose guest is a moment late still decodes.
         let is_recent = self.step - self.last_decode_step <= N_STEPS_RECENT;
         let n_late = if is_recent { self.costs.n_decode_rows() } else { 0 };
-        let n_left_out = self.queue.len(Class::Decode).max(n_late);
+        let n_left_out = self.n_queued(Class::Decode).max(n_late);
         let n_tokens_max = self.settings.n_step_tokens - plan.work.n_decode_rows;
         let multiple = self.settings.latency_multiple;
         match (plan.work.n_decode_rows, n_left_out) {
@@ -236,7 +239,7 @@ impl Scheduler {
     fn n_rows_for_prefills(&self) -> usize {
         (self.limits.n_rows_max / N_ROWS_PER_PREFILL)
             .max((self.step % 2) as usize)
-            .min(self.queue.len(Class::Prompt))
+            .min(self.n_queued(Class::Prompt))
     }
 
     fn place(&mut self, id: ContextId, n_rows_max: usize, n_tokens_max: usize, plan: &mut Plan) -> Placed {
@@ -304,7 +307,7 @@ impl Scheduler {
             if n_cached > 0 {
                 let n_blocks = n_cached / PAGE_LEN;
                 plan.n_blocks_found += n_blocks;
-                self.queue.charge(&context.seat, Costs::found_ns(n_blocks));
+                self.commons.queue.charge(&context.seat, Costs::found_ns(n_blocks));
                 context.owner.account.note_cached(n_cached as u64);
                 self.stats.n_tokens_cached += n_cached as u64;
             }
@@ -415,7 +418,7 @@ impl Scheduler {
         let n_outputs_tokens = work.outputs_cost(n_tokens - 1..n_tokens, n_tokens, self.limits.logits_tokens);
         let n_head_tokens = n_outputs_tokens.max(self.limits.logits_tokens as usize) + 1;
         plan.work.n_head_tokens += n_head_tokens;
-        self.queue.charge(&context.seat, self.costs.tokens_ns(n_head_tokens));
+        self.commons.queue.charge(&context.seat, self.costs.tokens_ns(n_head_tokens));
         Placed::Row { n_tokens: 0 }
     }
 
@@ -448,7 +451,7 @@ impl Scheduler {
             plan.work.n_prompt_tokens += n_tokens + n_outputs_tokens;
             self.costs.tokens_ns(n_tokens - n_again + n_outputs_tokens)
         };
-        self.queue.charge(&context.seat, cost);
+        self.commons.queue.charge(&context.seat, cost);
     }
 
     /// Sees to it that all pages up to `end` are on the device and that those from `start` on are the context's

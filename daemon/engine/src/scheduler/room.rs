@@ -63,7 +63,7 @@ impl Scheduler {
     }
 
     /// Whose pages may go, the least deserving first.
-    fn victims(&self) -> Victims {
+    pub(super) fn victims(&self) -> Victims {
         let mut idle: Vec<(u64, Victim)> = Vec::new();
         // What holds nothing has nothing to give; a user may have saved thousands.
         for (key, saved) in self.saved.iter().filter(|(_, saved)| !saved.kv.blocks().is_empty()) {
@@ -89,7 +89,7 @@ impl Scheduler {
     }
 
     /// Takes one page from the least deserving that has one to give.
-    fn free_one(&mut self, victims: &mut Victims, marking: u64, plan: &mut Plan) -> bool {
+    pub(super) fn free_one(&mut self, victims: &mut Victims, marking: u64, plan: &mut Plan) -> bool {
         loop {
             let Some((victim_idx, block)) = self.next_to_move(victims, marking) else { return false };
             if let Some((from, to)) = self.pages.move_out(block) {

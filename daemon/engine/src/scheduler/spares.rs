@@ -42,8 +42,10 @@ impl Spares {
     }
 
     fn pop(&mut self, actor: ActorId) -> Option<(ContextId, Spare)> {
-        let of_actor = (actor, ContextId(0))..=(actor, ContextId(u64::MAX));
-        let &(_, id) = self.by_actor.range(of_actor).next()?;
+        let &(of, id) = self.by_actor.range((actor, ContextId::LEAST)..).next()?;
+        if of != actor {
+            return None;
+        }
         self.by_actor.remove(&(actor, id));
         self.contexts.remove_entry(&id)
     }

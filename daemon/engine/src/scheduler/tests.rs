@@ -7,6 +7,7 @@ mod hash_backend;
 mod joint;
 mod late;
 mod progress;
+mod pull;
 mod steps;
 mod verify;
 
@@ -15,12 +16,12 @@ use std::sync::Arc;
 
 use self::guest::Guests;
 use self::hash_backend::{HashBackend, VOCAB, drawn, extend_hash, fails, hash, mix, score};
-use super::{Plan, Scheduler, SchedulerSettings};
+use super::{Move, Plan, Scheduler, SchedulerSettings};
 use crate::account::{Account, ActorId, Budget, GuestId, Owner, Resource, SessionId};
 use crate::backend::{Limits, PAGE_LEN};
 use crate::batch::{Output, Token};
-use crate::command::{Ahead, Answer, Ask, ContextId, Edit, MaskSource, Operation, RunSettings};
-use crate::completion::{CallerId, Done};
+use crate::command::{Ahead, Answer, Ask, ContextId, Edit, MaskSource, ModelId, Operation, RunSettings};
+use crate::completion::{CallerId, Done, Outbox};
 use crate::error::EngineError;
 use crate::kv::PrefixScope;
 use crate::line::Standing;
@@ -29,6 +30,9 @@ use crate::run::{Finish, Progress, RunEvent, RunQueue};
 use crate::sampling::Sampler;
 
 const N_POSITIONS: usize = 200;
+
+/// Those of one context.
+const N_PAGES_MIN: usize = N_POSITIONS.div_ceil(PAGE_LEN);
 
 /// splitmix64, for tests alone.
 struct Random(u64);
@@ -73,6 +77,18 @@ struct Question {
     then: Vec<Token>,
 }
 
+/// A context of the one model that there is.
+fn context_id(number: u64) -> ContextId {
+    ContextId { model: ModelId::default(), number }
+}
+
+impl Scheduler {
+    /// The scheduler of a model that is alone on its device.
+    fn alone(limits: Limits, settings: SchedulerSettings) -> Self {
+        Self::new(limits, settings, Outbox::default())
+    }
+}
+
 struct World {
     random: Random,
     scheduler: Scheduler,
@@ -94,13 +110,14 @@ struct World {
     n_faults: usize,
     n_verified: usize,
     n_masks_late: usize,
+    n_moved_within: usize,
 }
 
 impl World {
     fn new(seed: u64) -> Self {
         let mut random = Random(seed);
         // From ample to so few that single contexts push each other out.
-        let n_pages = 13 + random.below(60);
+        let n_pages = N_PAGES_MIN + random.below(60);
         let n_host_pages = random.below(30);
         let limits = Limits {
             n_pages,
@@ -118,6 +135,7 @@ impl World {
             logits_tokens: 1.0,
         };
         let settings = SchedulerSettings {
+            place: 0,
             model_fingerprint: [7; 32],
             prefix_scope: if random.below(2) == 0 { PrefixScope::Actor } else { PrefixScope::Shared },
             n_step_tokens: limits.n_tokens_max,
@@ -125,7 +143,7 @@ impl World {
         };
         Self {
             random,
-            scheduler: Scheduler::new(limits, settings),
+            scheduler: Scheduler::alone(limits, settings),
             port: if seed.is_multiple_of(2) { Port::Direct } else { Port::Encoded },
             guests: Guests::default(),
             backend: HashBackend::new(n_pages, n_host_pages),
@@ -142,6 +160,7 @@ impl World {
             n_faults: 0,
             n_verified: 0,
             n_masks_late: 0,
+            n_moved_within: 0,
         }
     }
 
@@ -152,7 +171,7 @@ impl World {
 
     fn new_id(&mut self) -> ContextId {
         self.next_id += 1;
-        ContextId(self.next_id)
+        context_id(self.next_id)
     }
 
     fn owner(&mut self) -> Owner {
@@ -188,6 +207,9 @@ impl World {
 
     fn act(&mut self) {
         let choice = self.random.below(100);
+        if self.random.below(50) == 0 {
+            self.resize();
+        }
         if self.contexts.is_empty() || (choice < 8 && self.contexts.len() < 12) {
             let (id, owner) = (self.new_id(), self.owner());
             let actor = owner.actor;
@@ -332,7 +354,7 @@ impl World {
             }
             1 if self.contexts.len() < 12 => {
                 self.next_id += 1;
-                let id = ContextId(self.next_id);
+                let id = context_id(self.next_id);
                 let open = |place: &Standing| Operation::Open { id, caller, name, tag: place.tag() };
                 let done = guests.ask_at_once(scheduler, caller, open);
                 let Done::Opened(found) = done else { panic!("{done:?}") };
@@ -345,7 +367,12 @@ impl World {
                 }
             }
             _ => {
-                let forget = |place: &Standing| Operation::Forget { caller, name, tag: place.tag() };
+                let forget = |place: &Standing| Operation::Forget {
+                    model: ModelId::default(),
+                    caller,
+                    name,
+                    tag: place.tag(),
+                };
                 let done = guests.ask_at_once(scheduler, caller, forget);
                 let Done::Kept(forgotten) = done else { panic!("{done:?}") };
                 assert_eq!(forgotten.is_ok(), self.saved.remove(&key).is_some());
@@ -353,76 +380,20 @@ impl World {
         }
     }
 
-    /// Pulls one token of a context's stream, which is opened if need be.
-    fn pull(&mut self, idx: usize) {
-        let (seed, n_left) = (self.random.next(), 1 + self.random.below(30));
-        let (id, model) = &mut self.contexts[idx];
-        let id = *id;
-        if model.stream.as_ref().is_none_or(|stream| stream.has_ended) {
-            let edit = Self::edit(model);
-            let queue = self.guests.queue(model.caller);
-            let tag = queue.tag();
-            let settings = RunSettings {
-                sampler: Arc::new(Sampler { seed, ..Sampler::greedy() }),
-                stop_tokens: Arc::new([3]),
-                n_tokens_max: Some(n_left),
-                ahead: if seed.is_multiple_of(4) { Ahead::Unbounded } else { Ahead::Adaptive },
-                masks: if seed % 32 < 8 && seed % 8 != 1 { MaskSource::Caller } else { MaskSource::Sampler },
-            };
-            // Those never fail: their seeds are others.
-            let (is_masked, n_masked) = (settings.masks == MaskSource::Caller, 0);
-            model.stream = Some(Stream { queue, seed, n_left, has_ended: false, is_masked, n_masked });
-            self.apply(Operation::Run { id, edit, settings, tag });
+    /// Another number of pages, as when models come and go. Whatever was there goes on.
+    fn resize(&mut self) {
+        if !self.under_way.is_empty() {
+            return;
         }
-        let model = &mut self.contexts[idx].1;
-        let stream = model.stream.as_mut().expect("opened above");
-        let event = stream.queue.try_pull();
-        let progress = if event.is_some() { stream.queue.progress() } else { stream.queue.wait() };
-        let (tag, is_waiting) = (stream.queue.tag(), event.is_none());
-        match event {
-            Some(RunEvent::Token(candidate)) => {
-                assert_eq!(candidate, stream.expected(hash(&model.tokens)), "as if decoded step by step");
-                assert!(stream.n_left > 0);
-                stream.n_left -= 1;
-                model.tokens.push(candidate.token);
-                model.n_synced += 1;
-                self.n_tokens_pulled += 1;
-            }
-            Some(RunEvent::Finished(finish)) => {
-                stream.has_ended = true;
-                let last = model.tokens.last().copied();
-                match finish {
-                    Finish::Stop => assert_eq!(last, Some(3)),
-                    Finish::MaxTokens => assert_eq!(stream.n_left, 0),
-                    Finish::ContextFull => assert_eq!(model.tokens.len(), N_POSITIONS),
-                }
-            }
-            Some(RunEvent::Failed(EngineError::Budget(_))) => {
-                stream.has_ended = true;
-                self.n_over_budget += 1;
-            }
-            Some(RunEvent::Failed(EngineError::Output(_))) => {
-                stream.has_ended = true;
-                assert!(fails(hash(&model.tokens), stream.seed));
-                self.n_faults += 1;
-            }
-            // In the worlds where steps fail.
-            Some(RunEvent::Failed(EngineError::Step(_))) => stream.has_ended = true,
-            Some(RunEvent::Failed(error)) => panic!("{error}"),
-            None => {}
+        let n_pages = N_PAGES_MIN + self.random.below(self.backend.n_pages() - N_PAGES_MIN + 1);
+        if n_pages >= self.scheduler.limits.n_pages {
+            return self.scheduler.grow(n_pages);
         }
-        if let Some(Progress { n_tokens, is_waiting }) = progress {
-            self.apply(Operation::Pulled { id, tag, n_tokens, is_waiting });
-        }
-        if self.random.below(2) == 0 {
-            self.supply_some_masks();
-        }
-        let model = &self.contexts[idx].1;
-        let stream = model.stream.as_ref().expect("opened above");
-        let is_held_up = stream.is_masked && stream.n_masked <= model.tokens.len();
-        let is_served =
-            stream.has_ended || is_held_up || self.scheduler.has_work() || !self.under_way.is_empty();
-        assert!(!is_waiting || is_served, "the engine and a guest wait for each other");
+        let plan = self.scheduler.vacate(n_pages);
+        self.n_moved_within += plan.moves.iter().filter(|m| matches!(m, Move::Within(..))).count();
+        self.backend.make(&plan.moves);
+        self.backend.forget_from(n_pages);
+        self.check();
     }
 
     /// Plans steps as long as more can be under way, then takes in the oldest.
@@ -520,7 +491,7 @@ impl World {
             let owner = Owner { actor, ..self.owner() };
             let caller = self.guests.enter(&mut self.scheduler, owner);
             let tag = self.guests.stand(caller).tag();
-            self.apply(Operation::Forget { caller, name, tag });
+            self.apply(Operation::Forget { model: ModelId::default(), caller, name, tag });
         }
         while !self.under_way.is_empty() {
             self.step();
@@ -539,7 +510,8 @@ fn random_operations_give_what_a_model_without_pages_gives() {
     let (mut n_over_budget, mut n_faults, mut n_drawn_rows, mut n_on_new_pages, mut n_in_vain) =
         (0, 0, 0, 0, 0);
     let mut n_jobs = joint::Seen::default();
-    let (mut n_verified, mut n_rows_of_head, mut n_masks_late, mut n_sat_out) = (0, 0, 0, 0);
+    let (mut n_verified, mut n_rows_of_head, mut n_moved_within) = (0, 0, 0);
+    let (mut n_masks_late, mut n_sat_out) = (0, 0);
     for seed in 0..150 {
         let mut world = World::new(seed);
         for _ in 0..600 {
@@ -554,6 +526,7 @@ fn random_operations_give_what_a_model_without_pages_gives() {
         n_over_budget += world.n_over_budget;
         n_faults += world.n_faults;
         n_verified += world.n_verified;
+        n_moved_within += world.n_moved_within;
         n_rows_of_head += world.backend.n_rows_of_head;
         n_masks_late += world.n_masks_late;
         n_jobs.add(&world.n_jobs);
@@ -568,6 +541,7 @@ fn random_operations_give_what_a_model_without_pages_gives() {
     }
     // The test is worth nothing if the schedules never reach these paths.
     assert!(n_answers > 5_000 && n_tokens > 5_000, "{n_answers} answers, {n_tokens} tokens");
+    assert!(n_moved_within > 300, "{n_moved_within} pages moved within the device");
     assert!(n_verified > 500 && n_rows_of_head > 300, "{n_verified} {n_rows_of_head}");
     assert!(n_over_budget > 500 && n_faults > 100, "{n_over_budget} {n_faults}");
     assert!(n_drawn_rows > 3_000 && n_on_new_pages > 100, "{n_drawn_rows} {n_on_new_pages}");

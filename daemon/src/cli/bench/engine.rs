@@ -8,7 +8,7 @@ use trellis_engine::account::{Account, ActorId, Budget, GuestId, Owner, SessionI
 use trellis_engine::batch::Token;
 use trellis_engine::model::SpecialTokens;
 use trellis_engine::sampling::Sampler;
-use trellis_engine::{Ahead, Ask, Context, EngineError, EngineHandle, MaskSource, Pull, RunKey, RunSettings};
+use trellis_engine::{Ahead, Ask, Context, EngineError, MaskSource, ModelHandle, Pull, RunKey, RunSettings};
 
 use super::BenchError;
 
@@ -36,7 +36,7 @@ impl Stream {
 ///
 /// # Errors
 /// The tokenizer cannot encode it.
-pub(crate) fn prompt(engine: &EngineHandle) -> Result<Vec<Token>, BenchError> {
+pub(crate) fn prompt(engine: &ModelHandle) -> Result<Vec<Token>, BenchError> {
     let model = engine.model();
     let text = model.tokenizer.encode(TEXT, SpecialTokens::AsText)?;
     Ok(model.bos_token.into_iter().chain(text).collect())
@@ -56,7 +56,7 @@ pub(crate) fn owner() -> Owner {
 /// # Errors
 /// The engine failed, or stopped early.
 pub(crate) async fn stream(
-    engine: &EngineHandle,
+    engine: &ModelHandle,
     prompt: &[Token],
     n_tokens: usize,
 ) -> Result<Stream, BenchError> {
@@ -90,7 +90,7 @@ pub(crate) async fn stream(
 /// # Errors
 /// As [`stream`].
 pub(crate) async fn contexts(
-    engine: &EngineHandle,
+    engine: &ModelHandle,
     prompt: &[Token],
     n_tokens: usize,
     n_contexts: usize,
@@ -105,7 +105,7 @@ pub(crate) async fn contexts(
 ///
 /// # Errors
 /// The engine failed.
-pub(crate) async fn prefill(engine: &EngineHandle, n_tokens: usize, run: usize) -> Result<f64, EngineError> {
+pub(crate) async fn prefill(engine: &ModelHandle, n_tokens: usize, run: usize) -> Result<f64, EngineError> {
     let mut context = Context::create(engine, owner()).await?;
     context.append(&unseen(engine, n_tokens, run)).await?;
     let started = Instant::now();
@@ -118,7 +118,7 @@ pub(crate) async fn prefill(engine: &EngineHandle, n_tokens: usize, run: usize) 
 /// # Errors
 /// The engine failed.
 pub(crate) async fn first_token(
-    engine: &EngineHandle,
+    engine: &ModelHandle,
     n_tokens: usize,
     run: usize,
 ) -> Result<Duration, BenchError> {
@@ -126,7 +126,7 @@ pub(crate) async fn first_token(
 }
 
 /// Tokens without meaning. Those of another length or run have no beginning in common with them.
-pub(crate) fn unseen(engine: &EngineHandle, n_tokens: usize, run: usize) -> Vec<Token> {
+pub(crate) fn unseen(engine: &ModelHandle, n_tokens: usize, run: usize) -> Vec<Token> {
     let vocab_size = engine.limits().vocab_size as u64;
     let seed = mixed(((n_tokens as u64) << 32) | run as u64);
     (0..n_tokens as u64).map(|i| (mixed(seed.wrapping_add(i)) % vocab_size) as Token).collect()

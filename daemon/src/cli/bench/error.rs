@@ -68,6 +68,8 @@ pub(crate) enum BenchError {
     Lingering { seconds: u64 },
     #[error("the tokenizer that comes with the program: {source}")]
     Tokenizer { source: Box<trellis_engine::model::ModelError> },
+    #[error("the model that was loaded is not among those of the daemon")]
+    NoOtherModel,
     #[error(transparent)]
     Mix(#[from] MixError),
     #[error(transparent)]

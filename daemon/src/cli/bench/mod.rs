@@ -23,11 +23,12 @@ use self::report::Report;
 use self::speed::SpeedArgs;
 use self::targets::TARGET_MODEL;
 use super::cargo;
-use super::connect::{DeviceArg, read_component};
+use super::connect::read_component;
 use super::error::CliError;
 use super::interrupt::Interrupts;
 use super::output::{self, Format};
 use super::resolve::{self, Named};
+use crate::config::Device;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -67,8 +68,8 @@ pub(crate) struct BenchArgs {
     model: String,
     /// What runs the model; by default the CPU, or with --batch and the like a GPU if there is one. A GPU alone is
     /// measured as with --batch
-    #[arg(long, value_enum)]
-    device: Option<DeviceArg>,
+    #[arg(long, value_name = "DEVICE")]
+    device: Option<Device>,
     /// Tokens of each stream; 256, or 128 of each context with --batch
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(2..))]
     tokens: Option<u32>,
@@ -102,8 +103,8 @@ impl BenchArgs {
     /// `--contexts` is no size of these.
     fn is_speed(&self) -> Result<bool, BenchError> {
         match (self.speed.is_asked(), self.device, self.contexts) {
-            (false, Some(DeviceArg::Cuda), Some(n_contexts)) => Err(BenchError::ContextsOfGpu { n_contexts }),
-            (is_asked, device, _) => Ok(is_asked || device == Some(DeviceArg::Cuda)),
+            (false, Some(Device::Cuda), Some(n_contexts)) => Err(BenchError::ContextsOfGpu { n_contexts }),
+            (is_asked, device, _) => Ok(is_asked || device == Some(Device::Cuda)),
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use trellis_engine::EngineHandle;
+use trellis_engine::ModelHandle;
 
 use super::guest::Probe;
 use super::report::{Quantity, Report, Targets};
@@ -61,7 +61,7 @@ pub(super) async fn measure(args: &BenchArgs, format: Format) -> Result<Report, 
 
     step(0, "loading the model and compiling the guest");
     let inside = connect::start(&config, format).await?;
-    let engine = inside.engine(None).expect("a daemon has a model");
+    let engine = inside.model(None).expect("a daemon has a model");
     let probe = Probe::prepare(server.client.clone(), component).await?;
     let prompt = engine::prompt(&engine)?;
     check_length(&engine, prompt.len(), n_tokens)?;
@@ -156,14 +156,14 @@ pub(super) async fn measure(args: &BenchArgs, format: Format) -> Result<Report, 
 
 /// What the targets are for, unless something else is asked for.
 fn device(args: &BenchArgs) -> Device {
-    args.device.map_or(Device::Cpu, Device::from)
+    args.device.unwrap_or(Device::Cpu)
 }
 
 fn micros(duration: Duration) -> f64 {
     duration.as_secs_f64() * 1e6
 }
 
-fn check_length(engine: &EngineHandle, n_prompt: usize, n_tokens: usize) -> Result<(), BenchError> {
+fn check_length(engine: &ModelHandle, n_prompt: usize, n_tokens: usize) -> Result<(), BenchError> {
     let n_positions = engine.limits().n_positions_max;
     if n_prompt + n_tokens > n_positions {
         return Err(BenchError::TooManyTokens { n_prompt, n_tokens, n_positions });

@@ -3,12 +3,13 @@ use std::time::Duration;
 use trellis_engine::account::Budget;
 use trellis_engine::cpu::{CpuBackend, CpuOptions};
 use trellis_engine::model::Model;
-use trellis_engine::{Engine, EngineSettings};
+use trellis_engine::{EngineSettings, OneModel};
 
 use super::super::inbox::inbox;
 use super::super::io::{GuestOutput, OutputReceiver, output_channel};
 use super::super::runtime::compiling_engine;
 use super::*;
+use crate::models::Models;
 
 /// A component whose core module has this body: a memory, and `run`, which returns the address of its result.
 fn component(imports: &str, lowered: &str, module: &str) -> Vec<u8> {
@@ -47,7 +48,7 @@ fn with_seed(module: &str) -> Vec<u8> {
 
 struct House {
     host: Arc<GuestHost>,
-    _engine: Engine,
+    _engine: OneModel,
     _cache: tempfile::TempDir,
 }
 
@@ -63,13 +64,13 @@ impl House {
             n_tokens_max: 512,
         };
         let backend = CpuBackend::new(&model, &options).expect("a backend");
-        let engine = Engine::start(model, Box::new(backend), EngineSettings::default());
+        let engine = OneModel::start(model, Box::new(backend), EngineSettings::default());
         let cache = tempfile::tempdir().expect("a folder");
         let config = GuestHostConfig {
             limits,
             cache_dir: cache.path().join("code"),
             compile_exe: None,
-            engines: vec![engine.handle().clone()],
+            models: Models::new(vec![engine.handle().clone()]),
         };
         Self { host: GuestHost::new(config).expect("a host"), _engine: engine, _cache: cache }
     }
@@ -100,6 +101,7 @@ impl House {
             session: SessionId(1),
             account: Account::new("session", Budget::UNLIMITED, None),
             arguments: arguments.iter().map(|&argument| argument.to_owned()).collect(),
+            model: None,
             seed: 7,
             deadline_ms: None,
             is_recorded: false,

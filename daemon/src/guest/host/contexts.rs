@@ -42,7 +42,7 @@ impl Host for GuestState {
     async fn forget(&mut self, name: String) -> Result<(), HostError> {
         check_name(&name)?;
         let mut was_there = false;
-        for engine in self.engines.iter() {
+        for engine in self.models.now() {
             match engine.forget(&self.owner, &name).await {
                 Ok(()) => was_there = true,
                 Err(EngineError::NotSaved { .. }) => {}

@@ -2,7 +2,7 @@
 
 use trellis_engine::batch::{Candidate, Token};
 use trellis_engine::sampling::SamplerError;
-use trellis_engine::{EngineError, EngineHandle, Finish};
+use trellis_engine::{EngineError, Finish, ModelHandle};
 
 use super::types::HostError;
 use crate::guest::bindings::trellis::host::streams::FinishReason;
@@ -29,7 +29,7 @@ pub(super) fn invalid(name: &str, value: impl ToString, expected: impl Into<Stri
 }
 
 /// Checks tokens against a model's vocabulary.
-pub(super) fn check_tokens(engine: &EngineHandle, tokens: &[Token]) -> Result<(), HostError> {
+pub(super) fn check_tokens(engine: &ModelHandle, tokens: &[Token]) -> Result<(), HostError> {
     let vocab_size = engine.limits().vocab_size;
     match tokens.iter().find(|&&token| token as usize >= vocab_size) {
         Some(&token) => Err(token_out_of_range(token, vocab_size).into()),
@@ -38,7 +38,7 @@ pub(super) fn check_tokens(engine: &EngineHandle, tokens: &[Token]) -> Result<()
 }
 
 /// Checks the tokens that end a stream; each token drawn is looked up among them.
-pub(super) fn check_stop_tokens(engine: &EngineHandle, tokens: &[Token]) -> Result<(), HostError> {
+pub(super) fn check_stop_tokens(engine: &ModelHandle, tokens: &[Token]) -> Result<(), HostError> {
     if tokens.len() > N_STOP_TOKENS_MAX {
         return Err(invalid("stop-tokens", tokens.len(), format!("at most {N_STOP_TOKENS_MAX}")));
     }
@@ -46,7 +46,7 @@ pub(super) fn check_stop_tokens(engine: &EngineHandle, tokens: &[Token]) -> Resu
 }
 
 /// Checks that two arguments belong to the same model.
-pub(super) fn check_same_model(left: &EngineHandle, right: &EngineHandle) -> Result<(), HostError> {
+pub(super) fn check_same_model(left: &ModelHandle, right: &ModelHandle) -> Result<(), HostError> {
     if std::sync::Arc::ptr_eq(left.model(), right.model()) {
         return Ok(());
     }
@@ -112,9 +112,11 @@ impl From<EngineError> for HostError {
             EngineError::Sampler(error) => return error.into(),
             EngineError::Output(fault) => ApiError::NoToken(fault.to_string()),
             EngineError::NotSaved { name } => ApiError::NotFound(name),
-            EngineError::Step(_) | EngineError::Failed(_) | EngineError::Stopped => {
-                ApiError::EngineFailed(text)
-            }
+            EngineError::Step(_)
+            | EngineError::Memory(_)
+            | EngineError::Unloaded
+            | EngineError::Failed(_)
+            | EngineError::Stopped => ApiError::EngineFailed(text),
         };
         refused.into()
     }

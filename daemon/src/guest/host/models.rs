@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use trellis_engine::EngineHandle;
+use trellis_engine::ModelHandle;
 use trellis_engine::model::{
     ChatError, DecodeStream, GenerationPrompt, Message, SpecialText, SpecialTokens as Specials,
 };
@@ -15,6 +15,7 @@ use crate::guest::bindings::trellis::host::models::{
 };
 use crate::guest::bindings::trellis::host::types::{Error as ApiError, UnknownName};
 use crate::guest::store::GuestState;
+use crate::loader::names;
 
 /// A text or token list at most this long is dealt with at once, which takes well below a millisecond. A hop to
 /// another thread costs a guest tens of microseconds.
@@ -37,7 +38,7 @@ impl GuestState {
     /// The tokens of a text.
     pub(super) async fn encode_text(
         &mut self,
-        engine: EngineHandle,
+        engine: ModelHandle,
         text: String,
         special: SpecialTokens,
     ) -> Result<Vec<u32>, HostError> {
@@ -55,18 +56,14 @@ impl GuestState {
 
 impl Host for GuestState {
     fn names(&mut self) -> wasmtime::Result<Vec<String>> {
-        Ok(names(&self.engines))
+        Ok(names(&self.models.now()))
     }
 }
 
 impl HostModel for GuestState {
     fn open(&mut self, name: Option<String>) -> Result<Resource<GuestModel>, HostError> {
-        let found = match &name {
-            None => self.engines.first(),
-            Some(name) => self.engines.iter().find(|engine| engine.model().name == *name),
-        };
-        let Some(engine) = found.cloned() else {
-            let known = names(&self.engines);
+        let Some(engine) = self.models.open(name.as_deref()) else {
+            let known = names(&self.models.now());
             return Err(ApiError::UnknownModel(UnknownName { name: name.unwrap_or_default(), known }).into());
         };
         self.give(GuestModel { engine })
@@ -170,8 +167,4 @@ impl HostTextDecoder for GuestState {
         self.table.delete(decoder)?;
         Ok(())
     }
-}
-
-fn names(engines: &[EngineHandle]) -> Vec<String> {
-    engines.iter().map(|engine| engine.model().name.clone()).collect()
 }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use trellis_engine::EngineHandle;
+use trellis_engine::ModelHandle;
 use trellis_engine::sampling::{Sampler, TokenMask};
 use wasmtime::component::Resource;
 
@@ -17,7 +17,7 @@ const N_BIAS_MAX: usize = 1024;
 
 impl GuestSampler {
     /// The settings for a draw with this model.
-    pub(super) fn for_model(&self, engine: &EngineHandle) -> Result<Arc<Sampler>, HostError> {
+    pub(super) fn for_model(&self, engine: &ModelHandle) -> Result<Arc<Sampler>, HostError> {
         if let Some(mask_engine) = &self.mask_engine {
             check_same_model(engine, mask_engine)?;
         }

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use trellis_engine::account::{Account, ActorId, Budget, GuestId, Owner, Resource as Metered, SessionId};
 use trellis_engine::cpu::{CpuBackend, CpuOptions};
 use trellis_engine::model::Model;
-use trellis_engine::{Engine, EngineSettings};
+use trellis_engine::{EngineSettings, OneModel};
 use trellis_wire::OUTPUT_OVERHEAD_BYTES;
 use wasmtime::component::{Resource, ResourceTable};
 
@@ -23,6 +23,7 @@ use crate::guest::bindings::trellis::host::streams::{
     Emit, FinishReason, GenerateRequest, Host as _, HostStream, StreamOptions,
 };
 use crate::guest::bindings::trellis::host::types::Error as ApiError;
+use crate::guest::guest_models::GuestModels;
 use crate::guest::inbox::inbox;
 use crate::guest::io::{GuestOutput, OutputReceiver, output_channel};
 use crate::guest::limits::GuestLimits;
@@ -30,20 +31,21 @@ use crate::guest::log::LogSink;
 use crate::guest::memory::{MemoryGauge, MemoryLimiter};
 use crate::guest::store::GuestState;
 use crate::guest::wasi;
+use crate::models::Models;
 
 struct Guest {
     state: GuestState,
     client: OutputReceiver,
-    _engines: Vec<Engine>,
+    _engines: Vec<OneModel>,
 }
 
-fn engine(name: &str) -> Engine {
+fn engine(name: &str) -> OneModel {
     let source = crate::bundled::source(name).expect("bundled");
     let model = Arc::new(Model::open(name, &source).expect("a whole model"));
     let options =
         CpuOptions { n_pages: 1024, n_host_pages: 64, n_threads: None, n_rows_max: 64, n_tokens_max: 512 };
     let backend = CpuBackend::new(&model, &options).expect("a backend");
-    Engine::start(model, Box::new(backend), EngineSettings::default())
+    OneModel::start(model, Box::new(backend), EngineSettings::default())
 }
 
 fn guest_with(limits: GuestLimits) -> Guest {
@@ -62,7 +64,10 @@ fn guest_with(limits: GuestLimits) -> Guest {
         table: ResourceTable::new(),
         wasi: wasi::context(1, &log, &limits, None),
         memory: MemoryLimiter::new(&limits, Arc::new(MemoryGauge::default())),
-        engines: engines.iter().map(|engine| engine.handle().clone()).collect(),
+        models: Arc::new(GuestModels::new(
+            Models::new(engines.iter().map(|engine| engine.handle().clone()).collect()),
+            None,
+        )),
         owner,
         output,
         input: inbox(1, 1).1,

@@ -7,7 +7,7 @@ use tokio::sync::{Mutex, MutexGuard};
 use trellis_engine::batch::Token;
 use trellis_engine::model::DecodeStream;
 use trellis_engine::sampling::{Sampler, TokenMask};
-use trellis_engine::{Context, EngineHandle, RunKey};
+use trellis_engine::{Context, ModelHandle, RunKey};
 
 use crate::guest::bindings::trellis::host::streams::FinishReason;
 use crate::guest::bindings::trellis::host::types::{Error as ApiError, Host};
@@ -15,12 +15,12 @@ use crate::guest::store::GuestState;
 
 /// `model`
 pub struct GuestModel {
-    pub(crate) engine: EngineHandle,
+    pub(crate) engine: ModelHandle,
 }
 
 /// `text-decoder`
 pub struct GuestDecoder {
-    pub(crate) engine: EngineHandle,
+    pub(crate) engine: ModelHandle,
     pub(crate) stream: DecodeStream,
 }
 
@@ -41,7 +41,7 @@ impl GuestContext {
 
 /// `token-mask`
 pub struct GuestMask {
-    pub(crate) engine: EngineHandle,
+    pub(crate) engine: ModelHandle,
     pub(crate) mask: Arc<TokenMask>,
 }
 
@@ -50,7 +50,7 @@ pub struct GuestMask {
 pub struct GuestSampler {
     pub(crate) settings: Arc<Sampler>,
     /// The model that the mask was made for.
-    pub(crate) mask_engine: Option<EngineHandle>,
+    pub(crate) mask_engine: Option<ModelHandle>,
 }
 
 /// `stream`

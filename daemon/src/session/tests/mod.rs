@@ -107,6 +107,7 @@ impl Raw {
         let start = Start {
             program: Program::Named { name: name.into() },
             arguments: vec![argument.into()],
+            model: None,
             seed: None,
             credit_bytes,
             deadline_ms: None,

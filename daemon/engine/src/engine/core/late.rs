@@ -5,35 +5,36 @@
 
 use super::{Core, Next};
 use crate::error::EngineFailure;
-use crate::scheduler::{MasksOfStep, Plan};
+use crate::scheduler::MasksOfStep;
 
 impl Core {
     /// Whether the last step has not been let draw.
     pub(super) fn waits_for_masks(&self) -> bool {
-        self.under_way.back().is_some_and(Plan::waits_for_masks)
+        self.under_way.back().is_some_and(|(_, plan)| plan.waits_for_masks())
     }
 
     /// Lets the last step draw if it is time; otherwise says what has to happen first.
     pub(super) fn attend_to_masks(&mut self) -> Result<Option<Next>, EngineFailure> {
-        let Some(plan) = self.under_way.back_mut().filter(|plan| plan.waits_for_masks()) else {
+        let Self { residents, commons, under_way, .. } = self;
+        // Its layers run behind those of the step before.
+        let is_oldest = under_way.len() == 1;
+        let Some((place, plan)) = under_way.back_mut().filter(|(_, plan)| plan.waits_for_masks()) else {
             return Ok(None);
         };
-        let MasksOfStep { masks, n_missing } = self.scheduler.masks_of(plan);
-        let is_time = if n_missing == 0 { Ok(true) } else { self.backend.waits_for_masks() };
+        let place = *place;
+        let resident = residents[place].as_mut().expect("a model with a step under way is there");
+        let MasksOfStep { masks, n_missing } = resident.scheduler.masks_of(plan);
+        let is_time = if n_missing == 0 { Ok(true) } else { resident.backend.waits_for_masks() };
         let supplied = match is_time {
-            Ok(false) => {
-                // Its layers run behind those of the step before.
-                let is_oldest = self.under_way.len() == 1;
-                return Ok(Some(if is_oldest { Next::InputOrLayers } else { Next::Device }));
-            }
-            Ok(true) => self.backend.supply(&masks),
+            Ok(false) => return Ok(Some(if is_oldest { Next::InputOrLayers } else { Next::Device })),
+            Ok(true) => resident.backend.supply(&masks),
             Err(error) => Err(error),
         };
         match supplied {
-            Ok(()) => self.scheduler.let_draw(plan),
+            Ok(()) => resident.lend(commons).let_draw(plan),
             Err(error) => {
-                let plan = self.under_way.pop_back().expect("it is under way");
-                self.note_failed(&plan, plan.moves.len(), error)?;
+                let (place, plan) = self.under_way.pop_back().expect("it is under way");
+                self.note_failed(place, &plan, plan.moves.len(), error)?;
             }
         }
         Ok(None)
@@ -41,7 +42,8 @@ impl Core {
 
     /// Whether the last step waits for its masks alone.
     pub(in crate::engine) fn is_held_up(&mut self) -> bool {
+        let Some(&(place, _)) = self.under_way.back() else { return true };
         // What failed is said to the next turn.
-        self.backend.waits_for_masks().unwrap_or(true)
+        self.resident(place).backend.waits_for_masks().unwrap_or(true)
     }
 }

@@ -4,23 +4,24 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
-use super::{Core, Input, Next};
+use super::{Core, Input, Newcomer, Next};
 use crate::account::{Account, ActorId, Budget, GuestId, Owner, SessionId};
 use crate::backend::{Backend, BackendError, Collected, Damage, Limits, WeightsInfo};
 use crate::batch::{Batch, Candidate, HostPageId, LateMask, Output, OutputKind, PageId, Token};
-use crate::command::{Ahead, ContextId, Edit, MaskSource, Operation, RunSettings};
+use crate::command::{Ahead, ContextId, Edit, MaskSource, ModelId, Operation, RunSettings};
 use crate::completion::{CallerId, Completion, Done, Tag};
 use crate::error::EngineError;
 use crate::kv::PrefixScope;
 use crate::model::Dtype;
 use crate::run::RunEvent;
 use crate::sampling::{Sampler, TokenMask};
-use crate::scheduler::{Scheduler, SchedulerSettings};
+use crate::scheduler::SchedulerSettings;
 
 const VOCAB: usize = 64;
 const CALLER: CallerId = CallerId(1);
-const MASKED: ContextId = ContextId(1);
-const PLAIN: ContextId = ContextId(2);
+const MODEL: ModelId = ModelId { place: 0, turn: 0 };
+const MASKED: ContextId = ContextId { model: MODEL, number: 1 };
+const PLAIN: ContextId = ContextId { model: MODEL, number: 2 };
 
 /// What the device was told.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -162,7 +163,7 @@ struct House {
 }
 
 fn tag(id: ContextId) -> Tag {
-    Tag::new(id.0 as u32, 0)
+    Tag::new(id.number as u32, 0)
 }
 
 impl House {
@@ -184,6 +185,7 @@ impl House {
             logits_tokens: 1.0,
         };
         let settings = SchedulerSettings {
+            place: 0,
             model_fingerprint: [7; 32],
             prefix_scope: PrefixScope::Actor,
             n_step_tokens: 64,
@@ -191,11 +193,12 @@ impl House {
         };
         let told = Arc::<Told>::default();
         let (under_way, late) = (Vec::new(), Vec::new());
-        let device = Device { limits: limits.clone(), told: told.clone(), under_way, late, waits: false };
-        let core = Core::new(Scheduler::new(limits, settings), Box::new(device));
+        let device = Device { limits, told: told.clone(), under_way, late, waits: false };
+        let core = Core::default();
+        let newcomer = Newcomer { id: MODEL, settings, backend: Box::new(device) };
         let account = Account::new("guest", Budget::UNLIMITED, None);
         let owner = Owner { actor: ActorId(1), session: SessionId(1), guest: GuestId(1), account };
-        let mut inputs = vec![Input::Enter(CALLER, owner)];
+        let mut inputs = vec![Input::Add(newcomer), Input::Enter(CALLER, owner)];
         for (id, masks) in [(MASKED, MaskSource::Caller), (PLAIN, MaskSource::Sampler)] {
             inputs.push(Input::Operation(Operation::Create { id, caller: CALLER }));
             let settings = RunSettings {

@@ -4,7 +4,9 @@ use std::cmp::Reverse;
 use std::collections::binary_heap::PeekMut;
 use std::collections::{BinaryHeap, VecDeque};
 
-use super::Class;
+use smallvec::SmallVec;
+
+use super::Lane;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) struct NodeId(pub(super) u32);
@@ -18,22 +20,37 @@ pub(super) struct Node<T> {
     /// Among the children of its parent.
     pub(super) name: u64,
     pub(super) vtime: u64,
-    /// Items that wait here or below, by class.
-    pub(super) n_items: [usize; 2],
-    /// Whether it stands in its parent's heap of a class.
-    pub(super) is_listed: [bool; 2],
+    /// Items that wait here or below, in all lanes.
+    pub(super) n_items: usize,
     /// Whether it stands among its parent's resting children.
     pub(super) is_resting: bool,
     /// Seats, or children that have tenants.
     pub(super) n_tenants: usize,
-    /// What a guest waits for, first come, first served, by class.
-    pub(super) items: [VecDeque<T>; 2],
     /// The virtual time of the child that was served last.
     pub(super) last: u64,
-    /// Children with items of a class, and some that had any.
-    listed: [Heap; 2],
+    /// As many as it has had items in; there are two for each model.
+    lanes: SmallVec<[Waiting<T>; 2]>,
     /// Children without tenants whose virtual time may still be ahead of those that wait.
     resting: Heap,
+}
+
+/// What waits in one lane.
+#[derive(Debug)]
+pub(super) struct Waiting<T> {
+    /// Items that wait here or below.
+    pub(super) n_items: usize,
+    /// Whether the node stands in its parent's heap.
+    pub(super) is_listed: bool,
+    /// What a guest waits for, first come, first served.
+    pub(super) items: VecDeque<T>,
+    /// Children with items, and some that had any.
+    listed: Heap,
+}
+
+impl<T> Waiting<T> {
+    fn new() -> Self {
+        Self { n_items: 0, is_listed: false, items: VecDeque::new(), listed: Heap::new() }
+    }
 }
 
 impl<T> Node<T> {
@@ -42,39 +59,66 @@ impl<T> Node<T> {
             parent,
             name,
             vtime,
-            n_items: [0; 2],
-            is_listed: [false; 2],
+            n_items: 0,
             is_resting: false,
             n_tenants: 0,
-            items: [VecDeque::new(), VecDeque::new()],
             last: 0,
-            listed: [Heap::new(), Heap::new()],
+            lanes: SmallVec::new(),
             resting: Heap::new(),
         }
     }
 
-    pub(super) fn list(&mut self, class: Class, vtime: u64, child: NodeId) {
-        self.listed[class as usize].push(Reverse((vtime, child)));
+    /// What waits in a lane, if anything ever has.
+    pub(super) fn lane(&self, lane: Lane) -> Option<&Waiting<T>> {
+        self.lanes.get(lane.0)
     }
 
-    pub(super) fn listed_first(&self, class: Class) -> Option<(u64, NodeId)> {
-        self.listed[class as usize].peek().map(|&Reverse(first)| first)
+    pub(super) fn lane_mut(&mut self, lane: Lane) -> &mut Waiting<T> {
+        while self.lanes.len() <= lane.0 {
+            self.lanes.push(Waiting::new());
+        }
+        &mut self.lanes[lane.0]
     }
 
-    pub(super) fn unlist_first(&mut self, class: Class) {
-        self.listed[class as usize].pop();
+    /// The lanes in which anything has ever waited.
+    pub(super) fn lanes(&self) -> impl Iterator<Item = Lane> + use<T> {
+        (0..self.lanes.len()).map(Lane)
+    }
+
+    pub(super) fn is_listed(&self) -> bool {
+        self.lanes.iter().any(|lane| lane.is_listed)
+    }
+
+    /// Forgets what waits in a lane.
+    pub(super) fn clear(&mut self, lane: Lane) {
+        if let Some(waiting) = self.lanes.get_mut(lane.0) {
+            self.n_items -= waiting.n_items;
+            *waiting = Waiting::new();
+        }
+    }
+
+    pub(super) fn list(&mut self, lane: Lane, vtime: u64, child: NodeId) {
+        self.lane_mut(lane).listed.push(Reverse((vtime, child)));
+    }
+
+    pub(super) fn listed_first(&self, lane: Lane) -> Option<(u64, NodeId)> {
+        self.lane(lane)?.listed.peek().map(|&Reverse(first)| first)
+    }
+
+    pub(super) fn unlist_first(&mut self, lane: Lane) {
+        self.lane_mut(lane).listed.pop();
     }
 
     /// Puts the first child where this virtual time belongs.
-    pub(super) fn relist_first(&mut self, class: Class, vtime: u64) {
-        if let Some(mut first) = self.listed[class as usize].peek_mut() {
+    pub(super) fn relist_first(&mut self, lane: Lane, vtime: u64) {
+        if let Some(mut first) = self.lane_mut(lane).listed.peek_mut() {
             first.0.0 = vtime;
         }
     }
 
     pub(super) fn unlist(&mut self, child: NodeId) {
-        for heap in &mut self.listed {
-            heap.retain(|&Reverse((_, listed))| listed != child);
+        for lane in &mut self.lanes {
+            lane.listed.retain(|&Reverse((_, listed))| listed != child);
         }
     }
 

@@ -1,8 +1,10 @@
 //! Shares under load, after pauses, across classes; what is forgotten of those who left.
 
-use super::Class::{Decode, Prompt};
 use super::*;
 use crate::account::{Account, ActorId, Budget, GuestId, SessionId};
+
+const DECODE: Lane = Lane(0);
+const PROMPT: Lane = Lane(1);
 
 fn owner(actor: u32, session: u64, guest: u64) -> Owner {
     let account = Account::new("guest", Budget::UNLIMITED, None);
@@ -14,15 +16,15 @@ fn serve(owners: &[(Owner, usize)], n: usize) -> Vec<usize> {
     let mut queue = FairQueue::default();
     let seats: Vec<Seat> = owners.iter().map(|(owner, _)| queue.seat(owner)).collect();
     for (idx, seat) in seats.iter().enumerate() {
-        queue.push(seat, Decode, idx);
+        queue.push(seat, DECODE, idx);
     }
     let mut served = vec![0; owners.len()];
     for _ in 0..n {
-        let idx = queue.pop(Decode).expect("everybody is put back");
+        let idx = queue.pop(DECODE).expect("everybody is put back");
         let cost = owners[idx].1;
         served[idx] += cost;
         queue.charge(&seats[idx], cost as u64);
-        queue.push(&seats[idx], Decode, idx);
+        queue.push(&seats[idx], DECODE, idx);
     }
     served
 }
@@ -45,16 +47,16 @@ fn idleness_earns_no_credit() {
     let mut queue = FairQueue::default();
     let (busy, late) = (queue.seat(&owner(1, 1, 1)), queue.seat(&owner(2, 2, 2)));
     for _ in 0..1000 {
-        queue.push(&busy, Decode, "busy");
-        assert_eq!(queue.pop(Decode), Some("busy"));
+        queue.push(&busy, DECODE, "busy");
+        assert_eq!(queue.pop(DECODE), Some("busy"));
         queue.charge(&busy, 16);
     }
-    queue.push(&busy, Decode, "busy");
+    queue.push(&busy, DECODE, "busy");
     let mut n_late_in_a_row = 0;
-    queue.push(&late, Decode, "late");
-    while queue.pop(Decode) == Some("late") {
+    queue.push(&late, DECODE, "late");
+    while queue.pop(DECODE) == Some("late") {
         queue.charge(&late, 16);
-        queue.push(&late, Decode, "late");
+        queue.push(&late, DECODE, "late");
         n_late_in_a_row += 1;
     }
     assert!(n_late_in_a_row <= 2, "{n_late_in_a_row} turns before the busy user's");
@@ -65,35 +67,35 @@ fn nothing_is_lost() {
     let mut queue = FairQueue::default();
     let owners = [owner(1, 1, 1), owner(1, 2, 2), owner(2, 3, 3)].map(|owner| queue.seat(&owner));
     for idx in 0..300 {
-        queue.push(&owners[idx % 3], if idx % 2 == 0 { Decode } else { Prompt }, idx);
+        queue.push(&owners[idx % 3], if idx % 2 == 0 { DECODE } else { PROMPT }, idx);
     }
     let mut seen: Vec<usize> = std::iter::from_fn(|| {
-        let idx = queue.pop(Decode).or_else(|| queue.pop(Prompt))?;
+        let idx = queue.pop(DECODE).or_else(|| queue.pop(PROMPT))?;
         queue.charge(&owners[idx % 3], idx as u64);
         Some(idx)
     })
     .collect();
     seen.sort_unstable();
     assert_eq!(seen, (0..300).collect::<Vec<_>>());
-    assert_eq!((queue.len(Decode), queue.len(Prompt)), (0, 0));
+    assert_eq!((queue.len(DECODE), queue.len(PROMPT)), (0, 0));
 }
 
 #[test]
 fn what_was_charged_is_not_forgotten_by_a_pause() {
     let mut queue = FairQueue::default();
     let (heavy, light) = (queue.seat(&owner(1, 1, 1)), queue.seat(&owner(2, 2, 2)));
-    queue.push(&heavy, Prompt, "heavy");
-    queue.push(&light, Prompt, "light");
-    assert_eq!(queue.pop(Prompt), Some("heavy"));
+    queue.push(&heavy, PROMPT, "heavy");
+    queue.push(&light, PROMPT, "light");
+    assert_eq!(queue.pop(PROMPT), Some("heavy"));
     queue.charge(&heavy, 1000);
     // The heavy user pauses while the light one still waits, and comes back.
     for _ in 0..10 {
-        queue.push(&heavy, Decode, "heavy");
-        assert_eq!(queue.lead(Decode), 1000);
-        queue.push(&light, Prompt, "light");
-        assert_eq!(queue.pop(Prompt), Some("light"));
+        queue.push(&heavy, DECODE, "heavy");
+        assert_eq!(queue.lead(DECODE, PROMPT), 1000);
+        queue.push(&light, PROMPT, "light");
+        assert_eq!(queue.pop(PROMPT), Some("light"));
         queue.charge(&light, 10);
-        assert_eq!(queue.pop(Decode), Some("heavy"));
+        assert_eq!(queue.pop(DECODE), Some("heavy"));
         queue.charge(&heavy, 10);
     }
 }
@@ -102,13 +104,13 @@ fn what_was_charged_is_not_forgotten_by_a_pause() {
 fn both_classes_draw_on_one_time() {
     let mut queue = FairQueue::default();
     let (a, b) = (queue.seat(&owner(1, 1, 1)), queue.seat(&owner(2, 2, 2)));
-    queue.push(&a, Prompt, "prompt of a");
-    queue.push(&a, Decode, "token of a");
-    queue.push(&b, Decode, "token of b");
-    assert_eq!(queue.pop(Prompt), Some("prompt of a"));
+    queue.push(&a, PROMPT, "prompt of a");
+    queue.push(&a, DECODE, "token of a");
+    queue.push(&b, DECODE, "token of b");
+    assert_eq!(queue.pop(PROMPT), Some("prompt of a"));
     queue.charge(&a, 5);
-    assert_eq!(queue.pop(Decode), Some("token of b"));
-    assert_eq!(queue.pop(Decode), Some("token of a"));
+    assert_eq!(queue.pop(DECODE), Some("token of b"));
+    assert_eq!(queue.pop(DECODE), Some("token of a"));
 }
 
 #[test]
@@ -116,26 +118,26 @@ fn a_debt_outlives_the_session_that_ran_it_up() {
     let mut queue = FairQueue::default();
     let (user, other) = (owner(1, 1, 1), owner(1, 2, 2));
     let (heavy, light) = (queue.seat(&user), queue.seat(&other));
-    queue.push(&light, Decode, "light");
-    queue.push(&heavy, Decode, "heavy");
+    queue.push(&light, DECODE, "light");
+    queue.push(&heavy, DECODE, "heavy");
     queue.charge(&heavy, 1000);
-    assert_eq!(queue.pop(Decode), Some("light"));
-    queue.push(&light, Decode, "light");
+    assert_eq!(queue.pop(DECODE), Some("light"));
+    queue.push(&light, DECODE, "light");
     // The debtor takes its work back, leaves, and comes again.
     queue.charge(&light, 1);
-    while queue.pop(Decode) != Some("heavy") {
+    while queue.pop(DECODE) != Some("heavy") {
         queue.charge(&light, 1);
-        queue.push(&light, Decode, "light");
+        queue.push(&light, DECODE, "light");
     }
     queue.charge(&heavy, 1000);
     queue.vacate(heavy);
     let heavy = queue.seat(&user);
-    queue.push(&heavy, Decode, "heavy");
-    queue.push(&light, Decode, "light");
+    queue.push(&heavy, DECODE, "heavy");
+    queue.push(&light, DECODE, "light");
     for _ in 0..900 {
-        assert_eq!(queue.pop(Decode), Some("light"));
+        assert_eq!(queue.pop(DECODE), Some("light"));
         queue.charge(&light, 1);
-        queue.push(&light, Decode, "light");
+        queue.push(&light, DECODE, "light");
     }
 }
 
@@ -145,12 +147,12 @@ fn who_left_is_forgotten_once_the_others_have_come_as_far() {
     let stays = queue.seat(&owner(1, 0, 0));
     for n in 1..=1000 {
         let passes = queue.seat(&owner(1 + n as u32 % 2, n, n));
-        queue.push(&passes, Prompt, n);
-        assert_eq!(queue.pop(Prompt), Some(n));
+        queue.push(&passes, PROMPT, n);
+        assert_eq!(queue.pop(PROMPT), Some(n));
         queue.charge(&passes, 10);
         queue.vacate(passes);
-        queue.push(&stays, Decode, 0);
-        assert_eq!(queue.pop(Decode), Some(0));
+        queue.push(&stays, DECODE, 0);
+        assert_eq!(queue.pop(DECODE), Some(0));
         queue.charge(&stays, 10);
     }
     assert!(queue.nodes.len() < 30, "{} owners are remembered", queue.nodes.len());
@@ -167,21 +169,23 @@ fn heaps_that_are_put_in_order_late_give_the_right_order() {
     let mut queue: FairQueue<usize> = FairQueue::default();
     let seats: Vec<Seat> = (0..40).map(|n| queue.seat(&owner((n % 4) as u32, n % 10, n))).collect();
     for _ in 0..20_000 {
-        let (idx, class) = (below(40) as usize, if below(2) == 0 { Decode } else { Prompt });
+        let (idx, lane) = (below(40) as usize, if below(2) == 0 { DECODE } else { PROMPT });
         match below(3) {
-            0 => queue.push(&seats[idx], class, idx),
+            0 => queue.push(&seats[idx], lane, idx),
             1 => queue.charge(&seats[idx], below(100)),
             _ => {
                 let mut at = ROOT;
                 let mut expected = Vec::new();
                 loop {
                     let children = queue.nodes.iter().enumerate().skip(1);
-                    let waiting = children.filter(|(_, n)| n.parent == at && n.n_items[class as usize] > 0);
+                    let waiting = children.filter(|(_, n)| {
+                        n.parent == at && n.lane(lane).is_some_and(|waiting| waiting.n_items > 0)
+                    });
                     let Some((id, node)) = waiting.min_by_key(|(id, node)| (node.vtime, *id)) else { break };
                     expected.push(node.vtime);
                     at = NodeId(id as u32);
                 }
-                match queue.pop(class) {
+                match queue.pop(lane) {
                     Some(idx) => assert_eq!(seats[idx].0, at),
                     None => assert!(expected.is_empty()),
                 }

@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use super::context_id;
 use super::*;
 use crate::batch::Candidate;
 
@@ -42,19 +43,20 @@ fn cost(n_rows: usize, n_tokens: usize, n_under_way: usize) -> (Duration, Durati
         logits_tokens: 1.0,
     };
     let settings = SchedulerSettings {
+        place: 0,
         model_fingerprint: [7; 32],
         prefix_scope: PrefixScope::Actor,
         n_step_tokens: usize::MAX,
         latency_multiple: 1.6,
     };
-    let mut scheduler = Scheduler::new(limits, settings);
+    let mut scheduler = Scheduler::alone(limits, settings);
     let user = Account::new("user", Budget::UNLIMITED, None);
     let mut guests = Guests::default();
     let mut runs = Vec::new();
     for idx in 0..n_rows as u64 {
         let account = Account::new("guest", Budget::UNLIMITED, Some(user.clone()));
         let owner = Owner { actor: ActorId(0), session: SessionId(idx), guest: GuestId(idx), account };
-        let id = ContextId(idx);
+        let id = context_id(idx);
         let caller = guests.enter(&mut scheduler, owner);
         scheduler.apply(Operation::Create { id, caller });
         let n_tokens = n_tokens + idx as usize % PAGE_LEN;

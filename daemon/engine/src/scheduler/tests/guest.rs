@@ -22,7 +22,7 @@ impl Guests {
     pub(super) fn enter(&mut self, scheduler: &mut Scheduler, owner: Owner) -> CallerId {
         let caller = CallerId(self.lines.len() as u64 + 1);
         self.lines.insert(caller, Arc::default());
-        scheduler.enter(caller, owner);
+        scheduler.commons.enter(caller, owner);
         caller
     }
 
@@ -37,7 +37,7 @@ impl Guests {
     /// Hands over what the scheduler has given back.
     pub(super) fn deliver(&self, scheduler: &Scheduler, port: Port) {
         let mut completions = Vec::new();
-        scheduler.take_completions(&mut completions);
+        scheduler.outbox.take(&mut completions);
         for completion in completions {
             let Completion { caller, tag, done } = port.carry(completion);
             assert!(self.lines[&caller].deliver(tag, done).is_none(), "nobody waits in these tests");

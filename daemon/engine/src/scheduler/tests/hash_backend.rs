@@ -209,12 +209,25 @@ impl HashBackend {
         }
     }
 
-    fn make(&mut self, moves: &[Move]) {
+    pub(super) fn n_pages(&self) -> usize {
+        self.pages.len()
+    }
+
+    /// Pages from here on lose their memory.
+    pub(super) fn forget_from(&mut self, n_pages: usize) {
+        self.pages[n_pages..].fill([GARBAGE; PAGE_LEN]);
+    }
+
+    pub(super) fn make(&mut self, moves: &[Move]) {
         for step in moves {
             match *step {
                 Move::Out(page, host) => {
                     self.host_pages[host.0 as usize] =
                         std::mem::replace(&mut self.pages[page.0 as usize], [GARBAGE; PAGE_LEN]);
+                }
+                Move::Within(from, to) => {
+                    self.pages[to.0 as usize] =
+                        std::mem::replace(&mut self.pages[from.0 as usize], [GARBAGE; PAGE_LEN]);
                 }
                 Move::In(host, page) => {
                     self.pages[page.0 as usize] =
@@ -230,7 +243,9 @@ impl HashBackend {
         for planned in &moves[n_moved..] {
             match *planned {
                 Move::Out(_, host) => self.host_pages[host.0 as usize] = [GARBAGE; PAGE_LEN],
-                Move::In(_, page) => self.pages[page.0 as usize] = [GARBAGE; PAGE_LEN],
+                Move::In(_, page) | Move::Within(_, page) => {
+                    self.pages[page.0 as usize] = [GARBAGE; PAGE_LEN]
+                }
             }
         }
         self.states.retain(|slot, _| batch.rows.iter().all(|row| row.slot != *slot));

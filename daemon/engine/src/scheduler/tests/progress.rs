@@ -4,6 +4,7 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
 use super::Random;
+use super::context_id;
 use super::guest::Guests;
 use super::hash_backend::{HashBackend, VOCAB};
 use crate::account::{Account, ActorId, Budget, GuestId, Owner, Resource, SessionId};
@@ -49,13 +50,14 @@ impl House {
             logits_tokens: 1.0,
         };
         let settings = SchedulerSettings {
+            place: 0,
             model_fingerprint: [7; 32],
             prefix_scope: PrefixScope::Actor,
             n_step_tokens,
             latency_multiple: 1.6,
         };
         Self {
-            scheduler: Scheduler::new(limits, settings),
+            scheduler: Scheduler::alone(limits, settings),
             guests: Guests::default(),
             callers: HashMap::new(),
             backend: HashBackend::new(n_pages, n_host_pages),
@@ -69,7 +71,7 @@ impl House {
 
     fn create(&mut self, actor: u32) -> (ContextId, Arc<Account>) {
         self.next_id += 1;
-        let (id, account) = (ContextId(self.next_id), Account::new("user", Budget::UNLIMITED, None));
+        let (id, account) = (context_id(self.next_id), Account::new("user", Budget::UNLIMITED, None));
         let (session, guest) = (SessionId(self.next_id), GuestId(self.next_id));
         let owner = Owner { actor: ActorId(actor), session, guest, account: account.clone() };
         self.create_for(id, owner);
@@ -273,11 +275,11 @@ fn a_page_is_charged_once_to_each_user_through_who_has_held_it_longest() {
         (0..2).map(|_| Account::new("guest", Budget::UNLIMITED, Some(user.clone()))).collect();
     let mut house = House::new(40, 0, 512);
     let prompt: Vec<Token> = (0..5 * PAGE_LEN as Token).map(|token| token % VOCAB as Token).collect();
-    for (id, account) in (1..).map(ContextId).zip(&guests) {
+    for (id, account) in (1..).map(context_id).zip(&guests) {
         let owner = Owner {
             actor: ActorId(1),
             session: SessionId(1),
-            guest: GuestId(id.0),
+            guest: GuestId(id.number),
             account: account.clone(),
         };
         house.create_for(id, owner);
@@ -287,8 +289,8 @@ fn a_page_is_charged_once_to_each_user_through_who_has_held_it_longest() {
     let used = |account: &Account| account.used(Resource::Pages);
     // The last page is written by both, the others are shared.
     assert_eq!((used(&user), used(&guests[0]), used(&guests[1])), (6, 5, 1));
-    house.release(ContextId(1));
+    house.release(context_id(1));
     assert_eq!((used(&user), used(&guests[0]), used(&guests[1])), (5, 0, 5));
-    house.release(ContextId(2));
+    house.release(context_id(2));
     assert_eq!(used(&user), 0);
 }

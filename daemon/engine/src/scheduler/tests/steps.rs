@@ -3,12 +3,13 @@
 use std::sync::Arc;
 
 use super::N_POSITIONS;
+use super::context_id;
 use super::guest::Guests;
 use super::hash_backend::{HashBackend, VOCAB};
 use crate::account::{Account, ActorId, Budget, GuestId, Owner, SessionId};
 use crate::backend::Limits;
 use crate::batch::Token;
-use crate::command::{Ahead, Ask, ContextId, Edit, MaskSource, Operation, RunSettings};
+use crate::command::{Ahead, Ask, Edit, MaskSource, Operation, RunSettings};
 use crate::kv::PrefixScope;
 use crate::port::Port;
 use crate::sampling::Sampler;
@@ -33,12 +34,13 @@ fn streams_of_one_user_do_not_keep_the_prompts_of_another_waiting() {
             logits_tokens: 1.0,
         };
         let settings = SchedulerSettings {
+            place: 0,
             model_fingerprint: [7; 32],
             prefix_scope: PrefixScope::Actor,
             n_step_tokens: limits.n_tokens_max,
             latency_multiple: 1.6,
         };
-        let mut scheduler = Scheduler::new(limits, settings);
+        let mut scheduler = Scheduler::alone(limits, settings);
         let mut backend = HashBackend::new(200, 0);
         let owner = |actor| Owner {
             actor: ActorId(actor),
@@ -48,7 +50,7 @@ fn streams_of_one_user_do_not_keep_the_prompts_of_another_waiting() {
         };
         let mut guests = Guests::default();
         let [greedy, patient] = [1, 2].map(|actor| guests.enter(&mut scheduler, owner(actor)));
-        for id in (0..2 * n_rows_max as u64).map(ContextId) {
+        for id in (0..2 * n_rows_max as u64).map(context_id) {
             scheduler.apply(Operation::Create { id, caller: greedy });
             let settings = RunSettings {
                 sampler: Arc::new(Sampler::greedy()),
@@ -57,12 +59,12 @@ fn streams_of_one_user_do_not_keep_the_prompts_of_another_waiting() {
                 ahead: Ahead::Unbounded,
                 masks: MaskSource::Sampler,
             };
-            let edit = Edit { appended: vec![id.0 as Token % VOCAB as Token], ..Edit::default() };
+            let edit = Edit { appended: vec![id.number as Token % VOCAB as Token], ..Edit::default() };
             let tag = guests.stand(greedy).tag();
             scheduler.apply(Operation::Run { id, edit, settings, tag });
         }
         let answer = guests.stand(patient);
-        let id = ContextId(1000);
+        let id = context_id(1000);
         scheduler.apply(Operation::Create { id, caller: patient });
         let edit = Edit { appended: vec![1; 33], ..Edit::default() };
         scheduler.apply(Operation::Ask { id, edit, ask: Ask::Prefill, tag: answer.tag() });

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use super::Random;
+use super::context_id;
 use super::guest::Guests;
 use super::hash_backend::{HashBackend, VOCAB, drawn, extend_hash, fails, hash};
 use crate::account::{Account, ActorId, Budget, GuestId, Owner, Resource, SessionId};
@@ -80,6 +81,7 @@ impl House {
             logits_tokens: 1.0,
         };
         let settings = SchedulerSettings {
+            place: 0,
             model_fingerprint: [7; 32],
             prefix_scope: PrefixScope::Actor,
             n_step_tokens,
@@ -89,7 +91,7 @@ impl House {
         let account = Account::new("guest", budget, None);
         let owner =
             Owner { actor: ActorId(1), session: SessionId(1), guest: GuestId(1), account: account.clone() };
-        let mut scheduler = Scheduler::new(limits, settings);
+        let mut scheduler = Scheduler::alone(limits, settings);
         let mut guests = Guests::default();
         let caller = guests.enter(&mut scheduler, owner);
         Self { scheduler, backend: HashBackend::new(100, 0), guests, caller, account, next_id: 0 }
@@ -97,7 +99,7 @@ impl House {
 
     fn create(&mut self) -> ContextId {
         self.next_id += 1;
-        let id = ContextId(self.next_id);
+        let id = context_id(self.next_id);
         self.scheduler.apply(Operation::Create { id, caller: self.caller });
         id
     }
@@ -248,7 +250,7 @@ fn what_was_left_for_an_append_goes_before_anything_is_refused() {
     let mut contexts = Vec::new();
     for _ in 0..10 {
         house.next_id += 1;
-        let child = ContextId(house.next_id);
+        let child = context_id(house.next_id);
         house.scheduler.apply(Operation::Fork {
             id: base,
             edit: Edit { n_kept: prompt.len(), ..Edit::default() },

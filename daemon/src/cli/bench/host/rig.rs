@@ -10,7 +10,7 @@ use trellis_engine::backend::PAGE_LEN;
 use trellis_engine::model::{Dtype, Model, ModelConfig, shape};
 use trellis_engine::sampling::Sampler;
 use trellis_engine::{
-    Ahead, Ask, Context, Engine, EngineError, EngineHandle, EngineSettings, MaskSource, PrefixScope, Pull,
+    Ahead, Ask, Context, EngineError, EngineSettings, MaskSource, ModelHandle, OneModel, PrefixScope, Pull,
     RunKey, RunSettings,
 };
 
@@ -44,7 +44,7 @@ pub(super) struct Rig {
     pub(super) desk: Arc<Desk>,
     // Before the engine, which waits for its thread.
     guests: JoinSet<Result<Infallible, EngineError>>,
-    engine: Engine,
+    engine: OneModel,
     user: Arc<Account>,
 }
 
@@ -88,12 +88,12 @@ impl Rig {
         Ok(Self {
             desk,
             guests: JoinSet::new(),
-            engine: Engine::start(Arc::new(model), backend, settings),
+            engine: OneModel::start(Arc::new(model), backend, settings),
             user,
         })
     }
 
-    fn handle(&self) -> &EngineHandle {
+    fn handle(&self) -> &ModelHandle {
         self.engine.handle()
     }
 

@@ -8,7 +8,7 @@ use bytes::Bytes;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use trellis_client::{Client, Event, Program, StartOptions};
-use trellis_engine::EngineHandle;
+use trellis_engine::ModelHandle;
 use trellis_engine::batch::Token;
 
 use super::member::Seat;
@@ -65,7 +65,7 @@ impl Clients {
     /// It does not run, or gives other tokens.
     pub(super) async fn verify(
         &self,
-        handle: &EngineHandle,
+        handle: &ModelHandle,
         n_prompt: usize,
         tolerance: Tolerance,
     ) -> Result<(), CliError> {
@@ -126,7 +126,7 @@ async fn member(
 }
 
 /// What the guest appends before it decodes: see `probe tokens`.
-fn prompt(handle: &EngineHandle, seed: u64, n_tokens: usize) -> Vec<Token> {
+fn prompt(handle: &ModelHandle, seed: u64, n_tokens: usize) -> Vec<Token> {
     let vocab_size = handle.limits().vocab_size as u64;
     let token = |i: u64| ((seed + 1).wrapping_mul(7919).wrapping_add(i.wrapping_mul(104_729))) % vocab_size;
     (0..n_tokens as u64).map(|i| token(i) as Token).collect()

@@ -23,8 +23,6 @@ pub(crate) enum MixError {
     #[error("{place}: no kind of load is named {kind:?}; did you mean {nearest:?}?")]
     UnknownKind { place: String, kind: String, nearest: &'static str },
     /// The engine cannot do this yet.
-    #[error("{place}: a load of the kind {kind:?} is not available in this build")]
-    NotAvailable { place: String, kind: &'static str },
     #[error("a mix needs a load: add a table [[load]]")]
     NoLoads,
     #[error("two loads are named {name:?}: give each a name of its own")]

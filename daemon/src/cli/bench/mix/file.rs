@@ -153,9 +153,9 @@ fn read_phase(mut fields: Fields<'_>, loads: &[Load]) -> Result<Phase, MixError>
 }
 
 impl Load {
-    /// Whether it decodes without end, and is not a prompt.
+    /// Whether it decodes without end: neither prompts nor models that come and go.
     pub(super) fn is_decoding(&self) -> bool {
-        !matches!(self.kind, Kind::Prompts(_))
+        !matches!(self.kind, Kind::Prompts(_) | Kind::Loads(_))
     }
 }
 

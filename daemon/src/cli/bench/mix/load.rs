@@ -33,6 +33,8 @@ pub(super) enum Kind {
     Speculation(Speculation),
     /// Guests that send every token to a client of their own, over a socket.
     Clients(Clients),
+    /// A second model that is loaded, used and unloaded, again and again.
+    Loads(Loads),
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -82,14 +84,19 @@ pub(super) struct Speculation {
 }
 
 #[derive(Clone, Debug, PartialEq)]
+pub(super) struct Loads {
+    /// A bundled model, a folder, or `shape:NAME`.
+    pub(super) model: String,
+    /// Tokens that are decoded with it each time.
+    pub(super) n_tokens: usize,
+}
+
+#[derive(Clone, Debug, PartialEq)]
 pub(super) struct Clients {
     pub(super) wrap_tokens: Option<usize>,
 }
 
-/// Kinds that are built.
-const KINDS: [&str; 5] = ["streams", "prompts", "stepping", "speculation", "clients"];
-/// Kinds that the engine cannot serve yet.
-const NOT_AVAILABLE: [&str; 1] = ["loads"];
+const KINDS: [&str; 6] = ["streams", "prompts", "stepping", "speculation", "clients", "loads"];
 
 /// Where a context goes back to its prompt if the file does not say.
 const WRAP_TOKENS: usize = 4096;
@@ -99,11 +106,10 @@ impl Load {
         let kind = fields.text("kind")?;
         let kind = fields.required("kind", kind)?;
         let place = fields.place().to_owned();
-        if let Some(kind) = NOT_AVAILABLE.into_iter().find(|name| *name == kind) {
-            return Err(MixError::NotAvailable { place, kind });
-        }
         let name = fields.text("name")?.unwrap_or(kind).to_owned();
-        let count = fields.count("count", 1..=4096)?.unwrap_or(1);
+        // One model comes and goes at a time.
+        let n_most = if kind == "loads" { 1 } else { 4096 };
+        let count = fields.count("count", 1..=n_most)?.unwrap_or(1);
         let n_prompt = fields.count("prompt", 1..=1 << 24)?;
         let n_prompt = fields.required("prompt", n_prompt)?;
         let against = fields.text("against")?.map(str::to_owned);
@@ -117,8 +123,12 @@ impl Load {
             }),
             "speculation" => Kind::Speculation(Speculation::read(&mut fields, &name)?),
             "clients" => Kind::Clients(Clients { wrap_tokens: wrap_tokens(&mut fields)? }),
+            "loads" => Kind::Loads(Loads {
+                model: fields.text("model")?.unwrap_or("draft").to_owned(),
+                n_tokens: fields.count("tokens", 1..=1 << 16)?.unwrap_or(32),
+            }),
             other => {
-                let nearest = nearest(other, KINDS.into_iter().chain(NOT_AVAILABLE));
+                let nearest = nearest(other, KINDS);
                 return Err(MixError::UnknownKind { place, kind: other.to_owned(), nearest });
             }
         };
@@ -149,6 +159,8 @@ impl Load {
             | Kind::Clients(Clients { wrap_tokens }) => *wrap_tokens,
             // The token that shows that the prompt is computed.
             Kind::Prompts(_) => Some(1),
+            // It has a model of its own.
+            Kind::Loads(_) => return Ok(0),
         };
         let n_left = n_positions.saturating_sub(self.n_prompt);
         let n_tokens = asked.unwrap_or(WRAP_TOKENS.min(n_left).max(1));

@@ -10,7 +10,7 @@ use trellis_engine::account::Owner;
 use trellis_engine::batch::Token;
 use trellis_engine::sampling::Sampler;
 use trellis_engine::{
-    Ahead, Answer, Ask, Context, EngineHandle, Guess, MaskSource, Pull, RunKey, RunSettings,
+    Ahead, Answer, Ask, Context, Guess, MaskSource, ModelHandle, Pull, RunKey, RunSettings,
 };
 
 use super::load::{Runs, Speculation, Streams};
@@ -40,7 +40,7 @@ impl Seat {
 /// One context of the engine.
 #[derive(Clone, Debug)]
 pub(super) struct Member {
-    pub(super) engine: EngineHandle,
+    pub(super) engine: ModelHandle,
     pub(super) owner: Owner,
     pub(super) seat: Seat,
     /// Tells its tokens apart from those of all others.

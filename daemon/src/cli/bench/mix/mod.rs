@@ -8,6 +8,7 @@ mod error;
 mod fields;
 mod file;
 mod load;
+mod loads;
 mod member;
 mod phase;
 mod report;
@@ -20,7 +21,8 @@ use trellis_engine::model::Dtype;
 use self::clients::Clients;
 pub(crate) use self::error::MixError;
 use self::file::Mix;
-use self::phase::{Reference, Stage, needs_guests};
+use self::loads::Operator;
+use self::phase::{Reference, Stage, needs_guests, needs_operator};
 use self::report::MixReport;
 use super::speed::{self, Tolerance};
 use super::{BenchArgs, BenchError, engine, probe_component};
@@ -63,7 +65,7 @@ async fn measure(args: &BenchArgs, name: &str, mix: &Mix, format: Format) -> Res
     let config = config(args, mix);
     let has_card = speed::choose(&config)?.is_some();
     let daemon = Arc::new(connect::start(&config, format).await?);
-    let engine = daemon.engine(None).expect("a daemon has a model").clone();
+    let engine = daemon.model(None).expect("a daemon has a model").clone();
     let progress = Progress::of_long_work(format);
     let prompt = engine::prompt(&engine)?;
     progress.update("decoding what is compared later", Unit::Items, 0, 0);
@@ -77,8 +79,18 @@ async fn measure(args: &BenchArgs, name: &str, mix: &Mix, format: Format) -> Res
         },
     };
     let clients = component.map(|component| Clients::new(&daemon, component)).transpose()?;
-    let stage =
-        Stage { engine: &engine, mix, clients: clients.as_ref(), progress: &progress, reference: &reference };
+    let operator = match needs_operator(&mix.loads) {
+        true => Some(Operator::new(&daemon, engine.clone()).await?),
+        false => None,
+    };
+    let stage = Stage {
+        engine: &engine,
+        mix,
+        operator: operator.as_ref(),
+        clients: clients.as_ref(),
+        progress: &progress,
+        reference: &reference,
+    };
     for phase in &mix.phases {
         stage.check(phase).map_err(BenchError::from)?;
     }
@@ -103,6 +115,7 @@ async fn measure(args: &BenchArgs, name: &str, mix: &Mix, format: Format) -> Res
         phases: Vec::new(),
     };
     report.extend(mix, &seen);
+    drop(operator);
     if let Some(clients) = clients {
         clients.end().await;
     }
@@ -136,7 +149,7 @@ fn config(args: &BenchArgs, mix: &Mix) -> Config {
 }
 
 /// Stops the engine elsewhere than on the runtime's own threads.
-async fn end(daemon: Arc<Daemon>, engine: trellis_engine::EngineHandle) {
+async fn end(daemon: Arc<Daemon>, engine: trellis_engine::ModelHandle) {
     drop(engine);
     tokio::task::spawn_blocking(move || drop(daemon)).await.expect("a daemon stops without a panic");
 }

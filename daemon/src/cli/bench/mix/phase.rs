@@ -10,12 +10,13 @@ use tokio::task::JoinSet;
 use trellis_engine::account::{Account, ActorId, Budget, GuestId, Owner, Resource, SessionId};
 use trellis_engine::backend::PAGE_LEN;
 use trellis_engine::batch::Token;
-use trellis_engine::{EngineHandle, EngineStats};
+use trellis_engine::{EngineStats, ModelHandle};
 
 use super::clients::Clients;
 use super::error::MixError;
 use super::file::{Mix, Phase};
 use super::load::{Kind, Load};
+use super::loads::Operator;
 use super::member::{Member, Seat};
 use super::tally::{Gaps, Mark, Marks, counter_rates, pace, rates};
 use crate::cli::bench::speed::{Tolerance, check_streams};
@@ -30,8 +31,10 @@ const PATIENCE: Duration = Duration::from_secs(60);
 
 /// What all phases share.
 pub(super) struct Stage<'a> {
-    pub(super) engine: &'a EngineHandle,
+    pub(super) engine: &'a ModelHandle,
     pub(super) mix: &'a Mix,
+    /// Who loads and unloads models, if the mix wants that.
+    pub(super) operator: Option<&'a Operator>,
     pub(super) clients: Option<&'a Clients>,
     pub(super) progress: &'a Progress,
     pub(super) reference: &'a Reference,
@@ -91,7 +94,9 @@ impl Stage<'_> {
         for &idx in &phase.loads {
             let load = &self.mix.loads[idx];
             let n_tokens = load.n_prompt + load.n_growth(limits.n_positions_max)?;
-            needed += load.count * n_tokens.div_ceil(PAGE_LEN);
+            if !matches!(load.kind, Kind::Loads(_)) {
+                needed += load.count * n_tokens.div_ceil(PAGE_LEN);
+            }
         }
         if needed > limits.n_pages {
             return Err(MixError::TooFewPages { phase: phase.name.clone(), needed, n_pages: limits.n_pages });
@@ -193,6 +198,10 @@ impl Stage<'_> {
                     let (member, n_sent) = (member(prompts.user), n_sent.clone());
                     tasks.spawn(async move { Ok(member.prompts(n_sent).await?) });
                 }
+                Kind::Loads(load) => {
+                    let operator = self.operator.expect("a mix with loads has somebody who loads").clone();
+                    tasks.spawn(operator.run(member(0), load.clone()));
+                }
                 Kind::Clients(_) => {
                     let clients = self.clients.expect("a mix with clients has a guest for them");
                     tasks.spawn(clients.member(member_idx, load.n_prompt, n_growth, seat));
@@ -227,6 +236,9 @@ impl Stage<'_> {
     /// Ends all members and waits until the engine has forgotten them.
     async fn end(&self, mut tasks: Tasks) -> Result<(), CliError> {
         tasks.shutdown().await;
+        if let Some(operator) = self.operator {
+            operator.end().await?;
+        }
         let begun = Instant::now();
         while begun.elapsed() < PATIENCE {
             if self.engine.stats().await.map_err(BenchError::from)?.n_contexts == 0 {
@@ -280,6 +292,11 @@ fn owner(user: u32, run: usize, account: &Arc<Account>) -> Owner {
 /// Tokens that were computed for each load.
 fn read(running: &[Running]) -> Vec<u64> {
     running.iter().map(|load| load.account.used(Resource::Tokens)).collect()
+}
+
+/// Whether a mix has models that come and go.
+pub(super) fn needs_operator(loads: &[Load]) -> bool {
+    loads.iter().any(|load| matches!(load.kind, Kind::Loads(_)))
 }
 
 /// Loads of a mix that need guests.

@@ -139,6 +139,7 @@ impl Load {
             Kind::Stepping(_) => "stepping",
             Kind::Speculation(_) => "speculation",
             Kind::Clients(_) => "clients",
+            Kind::Loads(_) => "loads",
         }
     }
 }

@@ -7,7 +7,7 @@ use futures_util::future::try_join_all;
 use trellis_engine::backend::PAGE_LEN;
 use trellis_engine::batch::{Candidate, Token};
 use trellis_engine::sampling::Sampler;
-use trellis_engine::{Ahead, Ask, Context, EngineHandle, MaskSource, Pull, RunKey, RunSettings};
+use trellis_engine::{Ahead, Ask, Context, MaskSource, ModelHandle, Pull, RunKey, RunSettings};
 
 use super::regret::{Difference, tokens};
 use crate::cli::bench::{BenchError, engine};
@@ -32,7 +32,7 @@ pub(super) struct Together {
 
 /// Fails with the numbers where the contexts do not fit the engine all at once.
 pub(super) fn check_room(
-    engine: &EngineHandle,
+    engine: &ModelHandle,
     n_contexts: usize,
     n_positions: usize,
 ) -> Result<(), BenchError> {
@@ -52,7 +52,7 @@ pub(super) fn check_room(
 /// # Errors
 /// The engine failed, or stopped early.
 pub(super) async fn decode(
-    engine: &EngineHandle,
+    engine: &ModelHandle,
     prompts: &[Vec<Token>],
     n_tokens: usize,
 ) -> Result<Vec<Decoded>, BenchError> {
@@ -60,7 +60,7 @@ pub(super) async fn decode(
     try_join_all(contexts.into_iter().map(|context| pull(context, n_tokens))).await
 }
 
-async fn prepare(engine: &EngineHandle, prompt: &[Token]) -> Result<Context, BenchError> {
+async fn prepare(engine: &ModelHandle, prompt: &[Token]) -> Result<Context, BenchError> {
     let mut context = Context::create(engine, engine::owner()).await?;
     context.append(prompt).await?;
     context.ask(Ask::Prefill).await?.answer().await?;
@@ -178,7 +178,7 @@ impl Agreement {
 /// # Errors
 /// The results differ by more than allowed, or the engine failed.
 pub(super) async fn verify(
-    engine: &EngineHandle,
+    engine: &ModelHandle,
     prompts: &[Vec<Token>],
     n_tokens: usize,
     tolerance: Tolerance,

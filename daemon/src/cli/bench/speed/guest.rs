@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use futures_util::future::try_join_all;
 use serde::Serialize;
-use trellis_engine::EngineHandle;
+use trellis_engine::ModelHandle;
 use trellis_engine::batch::Token;
 
 use super::decode::Tolerance;
@@ -49,7 +49,7 @@ impl Lengths {
 /// # Panics
 /// There are less than two tokens, or no runs.
 pub(super) async fn compare(
-    engine: &EngineHandle,
+    engine: &ModelHandle,
     probe: &Probe,
     n_contexts: usize,
     n_tokens: usize,
@@ -95,7 +95,7 @@ pub(super) async fn compare(
 }
 
 async fn from_engine(
-    engine: &EngineHandle,
+    engine: &ModelHandle,
     prompt: &[Token],
     n_contexts: usize,
     n_tokens: usize,

@@ -10,7 +10,7 @@ mod report;
 mod work;
 
 use trellis_cuda::{Card, DeviceLimits};
-use trellis_engine::EngineHandle;
+use trellis_engine::ModelHandle;
 use trellis_engine::batch::Token;
 use trellis_engine::model::Dtype;
 
@@ -84,7 +84,7 @@ pub(super) fn choose(config: &Config) -> Result<Option<Card>, CliError> {
         device::choose(config.device, &dir)
     };
     match chosen().map_err(Box::new)? {
-        Chosen::Cuda(card) => Ok(Some(card)),
+        Chosen::Cuda { card, .. } => Ok(Some(card)),
         Chosen::Cpu => Ok(None),
     }
 }
@@ -109,7 +109,7 @@ async fn measure(args: &BenchArgs, format: Format) -> Result<SpeedReport, CliErr
     };
     progress.finish();
     let daemon = connect::start(&config, format).await?;
-    let engine = daemon.engine(None).expect("a daemon has a model");
+    let engine = daemon.model(None).expect("a daemon has a model");
     let weights = engine.weights();
     let mut report = SpeedReport {
         device: engine.device().to_owned(),
@@ -159,7 +159,7 @@ async fn measure(args: &BenchArgs, format: Format) -> Result<SpeedReport, CliErr
 
 /// What all measurements share.
 struct Run<'a> {
-    engine: &'a EngineHandle,
+    engine: &'a ModelHandle,
     work: Work,
     n_tokens: usize,
     n_runs: usize,

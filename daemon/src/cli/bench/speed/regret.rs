@@ -1,7 +1,7 @@
 //! What it costs to choose another token than the reference did.
 
 use trellis_engine::batch::{Candidate, Token};
-use trellis_engine::{Answer, Ask, Context, EngineHandle};
+use trellis_engine::{Answer, Ask, Context, ModelHandle};
 
 use super::decode::Tolerance;
 use crate::cli::bench::{BenchError, engine};
@@ -31,7 +31,7 @@ impl Difference {
     /// The engine failed.
     pub(super) async fn regret(
         self,
-        engine: &EngineHandle,
+        engine: &ModelHandle,
         prompt: &[Token],
         expected: &[Token],
     ) -> Result<f64, BenchError> {
@@ -54,7 +54,7 @@ pub(super) fn tokens(drawn: &[Candidate]) -> Vec<Token> {
 /// # Errors
 /// One has another number of tokens, or leaves the reference by more than the tolerance allows.
 pub(crate) async fn check_streams(
-    engine: &EngineHandle,
+    engine: &ModelHandle,
     prompt: &[Token],
     expected: &[Token],
     streams: &[Vec<Token>],

@@ -110,7 +110,7 @@ async fn what_does_not_fit_is_refused_with_the_numbers() {
 async fn other_streams_are_held_against_the_reference() {
     let config = config(&parse("--model draft --device cpu").expect("valid"), 1);
     let daemon = connect::start(&config, Format::Json).await.expect("it starts");
-    let engine = daemon.engine(None).expect("a model");
+    let engine = daemon.model(None).expect("a model");
     let prompt = engine::prompt(&engine).expect("a prompt");
     let expected = engine::stream(&engine, &prompt, 8).await.expect("a stream").tokens;
     let mut other = expected.clone();

@@ -88,10 +88,10 @@ fn what_has_no_meaning_is_refused() {
 }
 
 #[test]
-fn what_is_not_built_says_so() {
-    let error = Mix::parse(&STREAMS.replace("streams", "loads")).expect_err("not built");
-    assert!(matches!(&error, MixError::NotAvailable { kind: "loads", .. }), "{error}");
-    assert!(error.to_string().contains("not available in this build"), "{error}");
+fn one_model_comes_and_goes_at_a_time() {
+    let loads = |count| format!("[[load]]\nkind = 'loads'\nprompt = 4\ncount = {count}");
+    assert!(Mix::parse(&loads(1)).is_ok());
+    assert!(matches!(Mix::parse(&loads(2)), Err(MixError::Value { key: "count", .. })));
 }
 
 #[test]

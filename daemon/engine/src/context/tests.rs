@@ -1,0 +1,196 @@
+//! What a context tells the engine, and what it counts.
+
+use std::path::PathBuf;
+use std::pin::pin;
+use std::task::{self, Poll, Waker};
+
+use super::*;
+use crate::account::{Account, ActorId, Budget, GuestId, N_OPERATIONS_MAX, SessionId};
+use crate::backend::{Backend, BackendError, Collected, Limits, WeightsInfo};
+use crate::batch::{Batch, HostPageId, LateMask, PageId};
+use crate::command::{Ahead, MaskSource, ModelId};
+use crate::handle::{Link, Message, Served};
+use crate::model::{Dtype, Model, ModelSource};
+use crate::port::Port;
+use crate::sampling::Sampler;
+
+fn poll<T>(future: impl Future<Output = T>) -> Poll<T> {
+    pin!(future).poll(&mut task::Context::from_waker(Waker::noop()))
+}
+
+fn now<T>(future: impl Future<Output = Result<T, EngineError>>) -> T {
+    let Poll::Ready(result) = poll(future) else { panic!("there is room") };
+    result.expect("nothing is wrong")
+}
+
+fn engine() -> (ModelHandle, Served) {
+    let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../models/tiny");
+    let model = Model::open("tiny", &ModelSource::Folder(folder)).expect("the bundled model opens");
+    let limits = Limits {
+        n_pages: 1,
+        n_granule_pages: 1,
+        n_host_pages: 0,
+        page_bytes: 1,
+        n_rows_max: 1,
+        n_tokens_max: 1,
+        n_positions_max: 100,
+        vocab_size: 100,
+        hidden_size: 1,
+        n_steps_under_way: 1,
+        n_slots: 0,
+        n_states: 0,
+        logits_tokens: 1.0,
+    };
+    let weights = WeightsInfo { dtype: Dtype::F32, n_bytes: 0 };
+    let (link, served) = Link::new(Port::Encoded);
+    let backend = Idle { limits, weights };
+    (ModelHandle::new(link, ModelId::default(), Arc::new(model), &backend), served)
+}
+
+/// A backend that nothing is asked of.
+struct Idle {
+    limits: Limits,
+    weights: WeightsInfo,
+}
+
+impl Backend for Idle {
+    fn limits(&self) -> &Limits {
+        &self.limits
+    }
+
+    fn weights(&self) -> WeightsInfo {
+        self.weights
+    }
+
+    fn device(&self) -> &str {
+        "idle"
+    }
+
+    fn submit(&mut self, _: &Batch<'_>) -> Result<(), BackendError> {
+        unreachable!("there is no engine")
+    }
+
+    fn supply(&mut self, _: &[LateMask<'_>]) -> Result<(), BackendError> {
+        unreachable!("there is no engine")
+    }
+
+    fn waits_for_masks(&mut self) -> Result<bool, BackendError> {
+        unreachable!("there is no engine")
+    }
+
+    fn collect(&mut self) -> Result<Collected, BackendError> {
+        unreachable!("there is no engine")
+    }
+
+    fn n_pages(&self) -> usize {
+        self.limits.n_pages
+    }
+
+    fn resize(&mut self, _: usize) -> Result<(), BackendError> {
+        unreachable!("there is no engine")
+    }
+
+    fn move_pages(&mut self, _: &[(PageId, PageId)]) -> Result<(), BackendError> {
+        unreachable!("there is no engine")
+    }
+
+    fn swap_out(&mut self, _: &[(PageId, HostPageId)]) -> Result<(), BackendError> {
+        unreachable!("there is no engine")
+    }
+
+    fn swap_in(&mut self, _: &[(HostPageId, PageId)]) -> Result<(), BackendError> {
+        unreachable!("there is no engine")
+    }
+}
+
+fn owner(budget: Budget) -> Owner {
+    Owner {
+        actor: ActorId(0),
+        session: SessionId(0),
+        guest: GuestId(0),
+        account: Account::new("guest", budget, None),
+    }
+}
+
+#[test]
+fn token_lists_are_charged_while_they_are_there() {
+    let (engine, _served) = engine();
+    let owner = owner(Budget { host_bytes: 5_120, ..Budget::UNLIMITED });
+    let mut context = now(Context::create(&engine, owner.clone()));
+    now(context.append(&[1; 90]));
+    let fork = now(context.fork());
+    let mut third = now(Context::create(&engine, owner.clone()));
+    let Poll::Ready(Err(EngineError::Budget(exceeded))) = poll(third.append(&[1])) else {
+        panic!("two lists of up to 256 tokens are all there is room for")
+    };
+    assert_eq!((exceeded.what, exceeded.used, exceeded.limit), ("bytes of host memory", 5_120, 5_120));
+    assert!(third.tokens().is_empty());
+    drop(fork);
+    now(third.append(&[1]));
+    now(third.truncate(0));
+    drop(context);
+    assert_eq!(owner.account.used(Resource::HostBytes), 0);
+}
+
+#[test]
+fn a_guest_whose_contexts_come_and_go_is_held_up_like_any_other() {
+    let (engine, _served) = engine();
+    let owner = owner(Budget::UNLIMITED);
+    let comes_and_goes = || match poll(Context::create(&engine, owner.clone())) {
+        Poll::Ready(context) => {
+            drop(context.expect("nothing is wrong"));
+            true
+        }
+        Poll::Pending => false,
+    };
+    let n = (0..10_000).take_while(|_| comes_and_goes()).count();
+    assert_eq!(n, N_OPERATIONS_MAX, "the engine reads nothing");
+}
+
+#[test]
+fn who_gives_up_waiting_for_room_has_told_the_engine_nothing_and_noted_nothing() {
+    let (engine, mut served) = engine();
+    let owner = owner(Budget::UNLIMITED);
+    let settings = || RunSettings {
+        sampler: Arc::new(Sampler::greedy()),
+        stop_tokens: Arc::new([]),
+        n_tokens_max: None,
+        ahead: Ahead::Adaptive,
+        masks: MaskSource::Sampler,
+    };
+    for given_up in 0..6 {
+        let mut context = now(Context::create(&engine, owner.clone()));
+        now(context.append(&[1, 2, 3]));
+        if given_up >= 4 {
+            assert!(poll(context.pull(RunKey(1), settings)).is_pending(), "the run has begun");
+        }
+        let rooms: Vec<Room> = std::iter::from_fn(|| match poll(engine.room(&context.caller)) {
+            Poll::Ready(room) => room.ok(),
+            Poll::Pending => None,
+        })
+        .collect();
+        let is_pending = match given_up {
+            0 => poll(context.pull(RunKey(1), settings)).is_pending(),
+            1 => poll(context.ask(Ask::Prefill)).is_pending(),
+            2 => poll(context.fork()).is_pending(),
+            3 => poll(context.save("name")).is_pending(),
+            4 => poll(context.append(&[4])).is_pending(),
+            _ => poll(context.truncate(2)).is_pending(),
+        };
+        assert!(is_pending, "{given_up}");
+        drop(rooms);
+        // The next command brings the engine to what the context holds.
+        drop(now(context.ask(Ask::Prefill)));
+        let mut told = Vec::new();
+        while let Ok(posted) = served.messages.try_recv() {
+            if let Message::Operation(Operation::Run { edit, .. } | Operation::Ask { edit, .. }) =
+                posted.message
+            {
+                told.truncate(edit.n_kept);
+                told.extend(edit.appended);
+            }
+        }
+        assert_eq!(told, context.tokens(), "{given_up}");
+        assert_eq!(told, [1, 2, 3], "{given_up}");
+    }
+}

@@ -1,0 +1,61 @@
+//! Contexts of models that were unloaded, as long as their guests have not let go of them: whoever asks about one is told.
+
+use rustc_hash::FxHashMap;
+
+use crate::command::{ContextId, Operation};
+use crate::completion::{CallerId, Done, Outbox};
+use crate::error::EngineError;
+use crate::run::RunEvent;
+
+/// The contexts, and whose they are.
+#[derive(Debug, Default)]
+pub(super) struct Gone {
+    contexts: FxHashMap<ContextId, CallerId>,
+}
+
+impl Gone {
+    pub(super) fn add(&mut self, contexts: impl IntoIterator<Item = (ContextId, CallerId)>) {
+        self.contexts.extend(contexts);
+    }
+
+    /// Answers an operation on a model that is gone.
+    pub(super) fn apply(&mut self, operation: Operation, outbox: &Outbox) {
+        let error = || EngineError::Unloaded;
+        let (id, tag, done) = match operation {
+            Operation::Create { id, caller } => return self.add([(id, caller)]),
+            Operation::Fork { id, child, .. } => {
+                let caller = self.contexts.get(&id).copied();
+                return self.add(caller.map(|caller| (child, caller)));
+            }
+            Operation::Release { id, .. } => {
+                self.contexts.remove(&id);
+                return;
+            }
+            Operation::Edit { .. }
+            | Operation::Cancel { .. }
+            | Operation::Pulled { .. }
+            | Operation::Mask { .. } => return,
+            Operation::Open { caller, tag, .. } => {
+                return outbox.to(caller, tag).send(Done::Opened(Err(error())));
+            }
+            Operation::Forget { caller, tag, .. } => {
+                return outbox.to(caller, tag).send(Done::Kept(Err(error())));
+            }
+            Operation::Stats { caller, tag, .. } => {
+                return outbox.to(caller, tag).send(Done::Stats(Err(error())));
+            }
+            Operation::DrawTogether { members, tag, .. } => match members.first() {
+                Some(&(id, _)) => (id, tag, Done::Answer(Err(error()))),
+                None => return,
+            },
+            Operation::Ask { id, tag, .. } => (id, tag, Done::Answer(Err(error()))),
+            Operation::Run { id, tag, .. } => {
+                (id, tag, Done::Run { event: RunEvent::Failed(error()), n_ahead: 0 })
+            }
+            Operation::Save { id, tag, .. } => (id, tag, Done::Kept(Err(error()))),
+        };
+        if let Some(&caller) = self.contexts.get(&id) {
+            outbox.to(caller, tag).send(done);
+        }
+    }
+}

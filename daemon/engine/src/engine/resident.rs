@@ -1,0 +1,159 @@
+//! A model on a device: its backend, and what is computed for whom.
+
+use std::ops::{Deref, DerefMut};
+
+use crate::backend::{Backend, BackendError};
+use crate::batch::{self, Row};
+use crate::command::ModelId;
+use crate::completion::Tag;
+use crate::error::EngineError;
+use crate::scheduler::{Commons, Move, Plan, Scheduler};
+
+/// Memory that changes hands between two steps, in bytes: what a device copies in some milliseconds at most.
+const RESIZED_BYTES: usize = 64 << 20;
+
+/// A model, its contexts and its backend.
+pub(super) struct Resident {
+    pub(super) id: ModelId,
+    pub(super) scheduler: Scheduler,
+    pub(super) backend: Box<dyn Backend>,
+    pub(super) change: Change,
+    /// When a step was last planned for it.
+    pub(super) last_planned: u64,
+}
+
+/// What is about to become of a model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Change {
+    None,
+    /// It gets pages or gives them up, part by part. It may have a step after each part.
+    Resize {
+        n_pages: usize,
+        tag: Tag,
+        may_step: bool,
+    },
+    /// It goes once no step of it is under way.
+    Leave,
+}
+
+impl Resident {
+    pub(super) fn new(id: ModelId, scheduler: Scheduler, backend: Box<dyn Backend>) -> Self {
+        Self { id, scheduler, backend, change: Change::None, last_planned: 0 }
+    }
+
+    /// Lends it what all models share.
+    pub(super) fn lend<'a>(&'a mut self, commons: &'a mut Commons) -> Lent<'a> {
+        self.scheduler.exchange(commons);
+        Lent { scheduler: &mut self.scheduler, commons }
+    }
+
+    /// Whether a step may be planned for it.
+    pub(super) fn may_step(&self) -> bool {
+        match self.change {
+            Change::None => true,
+            Change::Resize { n_pages, may_step, .. } => may_step || n_pages >= self.backend.n_pages(),
+            Change::Leave => false,
+        }
+    }
+
+    /// Where its number of pages comes next on the way to `n_pages`.
+    fn next_n_pages(&self, n_pages: usize) -> usize {
+        let limits = self.backend.limits();
+        let n_granules = (RESIZED_BYTES / limits.page_bytes / limits.n_granule_pages).max(1);
+        let n_at_once = n_granules * limits.n_granule_pages;
+        let now = self.backend.n_pages();
+        match n_pages >= now {
+            true => (now / n_at_once * n_at_once).saturating_add(n_at_once).min(n_pages),
+            false => (now.div_ceil(n_at_once) * n_at_once - n_at_once).max(n_pages),
+        }
+    }
+
+    /// Takes or gives up one part of the pages that it is to have; returns whether that was the last. No step of it may
+    /// be under way if it gives up any.
+    pub(super) fn resize(&mut self, n_pages: usize, commons: &mut Commons) -> Result<bool, BackendError> {
+        let next = self.next_n_pages(n_pages);
+        if next >= self.backend.n_pages() {
+            self.backend.resize(next)?;
+            self.scheduler.grow(self.backend.n_pages());
+            return Ok(next == n_pages);
+        }
+        let plan = self.lend(commons).vacate(next);
+        let mut n_moved = 0;
+        if let Err(error) = self.make_moves(&plan, &mut n_moved) {
+            // The places have changed hands all the same; what did not arrive is computed again.
+            self.lend(commons).fail_step(&plan, n_moved, &EngineError::Step(error));
+        }
+        self.backend.resize(next)?;
+        Ok(next == n_pages)
+    }
+
+    /// Puts a plan into effect; `n_moved` counts the pages whose moves the backend has taken. `rows` is memory for those
+    /// of the step.
+    pub(super) fn submit(
+        &mut self,
+        plan: &Plan,
+        n_moved: &mut usize,
+        rows: &mut Vec<Row<'static>>,
+    ) -> Result<(), BackendError> {
+        self.make_moves(plan, n_moved)?;
+        if plan.has_rows() {
+            let batch = self.scheduler.batch(plan, std::mem::take(rows));
+            let submitted = self.backend.submit(&batch);
+            *rows = batch::reused(batch.rows);
+            submitted?;
+        }
+        Ok(())
+    }
+
+    fn make_moves(&mut self, plan: &Plan, n_moved: &mut usize) -> Result<(), BackendError> {
+        // Moves of one kind that follow each other go to the device together.
+        for moves in plan.moves.chunk_by(|a, b| std::mem::discriminant(a) == std::mem::discriminant(b)) {
+            match moves[0] {
+                Move::Out(..) => self.backend.swap_out(&listed(moves, |m| match m {
+                    Move::Out(page, to) => Some((page, to)),
+                    _ => None,
+                }))?,
+                Move::In(..) => self.backend.swap_in(&listed(moves, |m| match m {
+                    Move::In(from, page) => Some((from, page)),
+                    _ => None,
+                }))?,
+                Move::Within(..) => self.backend.move_pages(&listed(moves, |m| match m {
+                    Move::Within(from, to) => Some((from, to)),
+                    _ => None,
+                }))?,
+            }
+            *n_moved += moves.len();
+        }
+        Ok(())
+    }
+}
+
+fn listed<T>(moves: &[Move], pair: impl Fn(Move) -> Option<T>) -> Vec<T> {
+    moves.iter().filter_map(|&m| pair(m)).collect()
+}
+
+/// A scheduler whose turn it is; what it was lent goes back with this.
+pub(super) struct Lent<'a> {
+    scheduler: &'a mut Scheduler,
+    commons: &'a mut Commons,
+}
+
+impl Deref for Lent<'_> {
+    type Target = Scheduler;
+
+    fn deref(&self) -> &Scheduler {
+        self.scheduler
+    }
+}
+
+impl DerefMut for Lent<'_> {
+    fn deref_mut(&mut self) -> &mut Scheduler {
+        self.scheduler
+    }
+}
+
+impl Drop for Lent<'_> {
+    fn drop(&mut self) {
+        self.scheduler.exchange(self.commons);
+    }
+}

@@ -1,0 +1,235 @@
+//! A loaded model, as guests and the daemon find it.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use tokio::sync::{oneshot, watch};
+
+use crate::account::Owner;
+use crate::backend::{Backend, Limits, WeightsInfo};
+use crate::command::{ContextId, ModelId, Operation};
+use crate::completion::{Done, Tag};
+use crate::error::{EngineError, EngineFailure};
+use crate::handle::{Caller, EngineState, Link, Message, Room};
+use crate::model::Model;
+use crate::stats::EngineStats;
+
+/// A way to one model of an engine. Cheap to clone.
+#[derive(Clone, Debug)]
+pub struct ModelHandle(Arc<Loaded>);
+
+#[derive(Debug)]
+struct Loaded {
+    engine: Arc<Link>,
+    id: ModelId,
+    model: Arc<Model>,
+    limits: Limits,
+    weights: WeightsInfo,
+    device: String,
+    next_context: AtomicU64,
+    /// Contexts that are open, on their guests' side.
+    n_contexts: watch::Sender<usize>,
+    /// Whether it is about to be unloaded.
+    is_closed: AtomicBool,
+    /// Whether it was.
+    is_unloaded: watch::Sender<bool>,
+}
+
+impl ModelHandle {
+    pub(crate) fn new(engine: Arc<Link>, id: ModelId, model: Arc<Model>, backend: &dyn Backend) -> Self {
+        Self(Arc::new(Loaded {
+            engine,
+            id,
+            model,
+            limits: Limits { n_pages: backend.n_pages(), ..backend.limits().clone() },
+            weights: backend.weights(),
+            device: backend.device().to_owned(),
+            next_context: AtomicU64::new(0),
+            n_contexts: watch::Sender::new(0),
+            is_closed: AtomicBool::new(false),
+            is_unloaded: watch::Sender::new(false),
+        }))
+    }
+
+    /// Whether both are ways to one model, loaded once.
+    #[must_use]
+    pub fn is_same(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+
+    /// The model.
+    #[must_use]
+    pub fn model(&self) -> &Arc<Model> {
+        &self.0.model
+    }
+
+    /// What its backend can hold, with the pages that it had when it was loaded.
+    #[must_use]
+    pub fn limits(&self) -> &Limits {
+        &self.0.limits
+    }
+
+    /// The weights as the device holds them.
+    #[must_use]
+    pub fn weights(&self) -> WeightsInfo {
+        self.0.weights
+    }
+
+    /// The device's name for people.
+    #[must_use]
+    pub fn device(&self) -> &str {
+        &self.0.device
+    }
+
+    /// Whether the engine works, and if not, why.
+    #[must_use]
+    pub fn state(&self) -> EngineState {
+        self.0.engine.state()
+    }
+
+    /// Why the engine has failed, if it has.
+    #[must_use]
+    pub fn failure(&self) -> Option<EngineFailure> {
+        self.0.engine.failure()
+    }
+
+    /// Waits for the engine's failure; for ever, if it is stopped before it fails.
+    pub async fn failed(&self) -> EngineFailure {
+        self.0.engine.failed().await
+    }
+
+    /// Whether the model was unloaded.
+    #[must_use]
+    pub fn is_unloaded(&self) -> bool {
+        *self.0.is_unloaded.borrow()
+    }
+
+    /// Waits until the model is unloaded.
+    pub async fn unloaded(&self) {
+        // The sender is held here.
+        let _ = self.0.is_unloaded.subscribe().wait_for(|&is_unloaded| is_unloaded).await;
+    }
+
+    pub(crate) fn id(&self) -> ModelId {
+        self.0.id
+    }
+
+    /// Refuses new contexts from now on; `false` if it did so before.
+    pub fn close(&self) -> bool {
+        !self.0.is_closed.swap(true, Ordering::Relaxed)
+    }
+
+    /// Waits until nobody has a context open. Saved contexts do not count.
+    pub async fn idle(&self) {
+        let _ = self.0.n_contexts.subscribe().wait_for(|&n_contexts| n_contexts == 0).await;
+    }
+
+    /// Gives the model as many device pages as this; a step of other models is never held up for longer than some
+    /// megabytes take to move. Of two that are under way the later one counts.
+    ///
+    /// # Errors
+    /// There is no memory, or the model was unloaded, or the engine has failed or stopped.
+    pub async fn resize(&self, n_pages: usize) -> Result<(), EngineError> {
+        self.0.engine.resize(self.0.id, n_pages).await
+    }
+
+    /// As [`crate::Engine::remove`].
+    pub(crate) async fn remove(&self) -> Result<Box<dyn Backend>, EngineError> {
+        self.close();
+        if self.0.is_unloaded.send_replace(true) {
+            return Err(EngineError::Unloaded);
+        }
+        let (to, backend) = oneshot::channel();
+        self.0.engine.post_message(Message::Remove { model: self.0.id, to })?;
+        backend.await.map_err(|_| self.0.engine.ended())
+    }
+
+    /// Forgets the context that this owner's user saved under a name.
+    ///
+    /// # Errors
+    /// Nothing is saved under the name, the model was unloaded, or the engine has failed or stopped.
+    pub async fn forget(&self, owner: &Owner, name: &str) -> Result<(), EngineError> {
+        let caller = self.caller(owner)?;
+        let place = caller.stand();
+        let (model, caller_id, tag) = (self.0.id, caller.id(), place.tag());
+        self.post(&caller, Operation::Forget { model, caller: caller_id, name: name.to_owned(), tag })
+            .await?;
+        match place.take().await {
+            Some(Done::Kept(forgotten)) => forgotten,
+            Some(other) => unreachable!("asked to forget, answered with {other:?}"),
+            None => Err(self.ended()),
+        }
+    }
+
+    /// Counters and gauges.
+    ///
+    /// # Errors
+    /// The model was unloaded, or the engine has failed or stopped.
+    pub async fn stats(&self) -> Result<EngineStats, EngineError> {
+        let model = self.0.id;
+        let stats = |tag: Tag| Operation::Stats { model, caller: crate::handle::DESK, tag };
+        match self.0.engine.ask(stats).await? {
+            Done::Stats(stats) => stats.map(|stats| *stats),
+            other => unreachable!("asked for counters, answered with {other:?}"),
+        }
+    }
+
+    /// Why there is no answer.
+    pub(crate) fn ended(&self) -> EngineError {
+        match self.0.engine.failure() {
+            Some(failure) => EngineError::Failed(failure),
+            None if self.is_unloaded() => EngineError::Unloaded,
+            None => EngineError::Stopped,
+        }
+    }
+
+    /// The guest of this account, as the engine knows it.
+    ///
+    /// # Errors
+    /// The engine has failed or stopped.
+    pub(crate) fn caller(&self, owner: &Owner) -> Result<Arc<Caller>, EngineError> {
+        self.0.engine.caller(owner)
+    }
+
+    /// Whether a guest may open a context.
+    ///
+    /// # Errors
+    /// The model is being unloaded, or was.
+    pub(crate) fn check_open(&self) -> Result<(), EngineError> {
+        if self.0.is_closed.load(Ordering::Relaxed) { Err(EngineError::Unloaded) } else { Ok(()) }
+    }
+
+    /// One context more; its guest says with [`Self::note_dropped`] when it is gone.
+    pub(crate) fn note_opened(&self) -> ContextId {
+        self.0.n_contexts.send_modify(|n_contexts| *n_contexts += 1);
+        ContextId { model: self.0.id, number: self.0.next_context.fetch_add(1, Ordering::Relaxed) }
+    }
+
+    pub(crate) fn note_dropped(&self) {
+        self.0.n_contexts.send_modify(|n_contexts| *n_contexts -= 1);
+    }
+
+    /// As [`Link::room`].
+    pub(crate) async fn room(&self, caller: &Caller) -> Result<Room, EngineError> {
+        self.0.engine.room(caller).await
+    }
+
+    /// As [`Link::post_into`].
+    pub(crate) fn post_into(&self, room: Room, operation: Operation) -> Result<(), EngineError> {
+        if self.is_unloaded() {
+            return Err(self.ended());
+        }
+        self.0.engine.post_into(room, operation)
+    }
+
+    /// Sends an operation of a guest once there is room for it.
+    pub(crate) async fn post(&self, caller: &Caller, operation: Operation) -> Result<(), EngineError> {
+        let room = self.room(caller).await?;
+        self.post_into(room, operation)
+    }
+
+    /// As [`Link::post_unbounded`].
+    pub(crate) fn post_unbounded(&self, operation: Operation) -> Result<(), EngineError> {
+        self.0.engine.post_unbounded(operation)
+    }
+}

@@ -1,0 +1,77 @@
+//! Streams, pulled token by token.
+
+use super::*;
+
+impl World {
+    /// Pulls one token of a context's stream, which is opened if need be.
+    pub(super) fn pull(&mut self, idx: usize) {
+        let (seed, n_left) = (self.random.next(), 1 + self.random.below(30));
+        let (id, model) = &mut self.contexts[idx];
+        let id = *id;
+        if model.stream.as_ref().is_none_or(|stream| stream.has_ended) {
+            let edit = Self::edit(model);
+            let queue = self.guests.queue(model.caller);
+            let tag = queue.tag();
+            let settings = RunSettings {
+                sampler: Arc::new(Sampler { seed, ..Sampler::greedy() }),
+                stop_tokens: Arc::new([3]),
+                n_tokens_max: Some(n_left),
+                ahead: if seed.is_multiple_of(4) { Ahead::Unbounded } else { Ahead::Adaptive },
+                masks: if seed % 32 < 8 && seed % 8 != 1 { MaskSource::Caller } else { MaskSource::Sampler },
+            };
+            // Those never fail: their seeds are others.
+            let (is_masked, n_masked) = (settings.masks == MaskSource::Caller, 0);
+            model.stream = Some(Stream { queue, seed, n_left, has_ended: false, is_masked, n_masked });
+            self.apply(Operation::Run { id, edit, settings, tag });
+        }
+        let model = &mut self.contexts[idx].1;
+        let stream = model.stream.as_mut().expect("opened above");
+        let event = stream.queue.try_pull();
+        let progress = if event.is_some() { stream.queue.progress() } else { stream.queue.wait() };
+        let (tag, is_waiting) = (stream.queue.tag(), event.is_none());
+        match event {
+            Some(RunEvent::Token(candidate)) => {
+                assert_eq!(candidate, stream.expected(hash(&model.tokens)), "as if decoded step by step");
+                assert!(stream.n_left > 0);
+                stream.n_left -= 1;
+                model.tokens.push(candidate.token);
+                model.n_synced += 1;
+                self.n_tokens_pulled += 1;
+            }
+            Some(RunEvent::Finished(finish)) => {
+                stream.has_ended = true;
+                let last = model.tokens.last().copied();
+                match finish {
+                    Finish::Stop => assert_eq!(last, Some(3)),
+                    Finish::MaxTokens => assert_eq!(stream.n_left, 0),
+                    Finish::ContextFull => assert_eq!(model.tokens.len(), N_POSITIONS),
+                }
+            }
+            Some(RunEvent::Failed(EngineError::Budget(_))) => {
+                stream.has_ended = true;
+                self.n_over_budget += 1;
+            }
+            Some(RunEvent::Failed(EngineError::Output(_))) => {
+                stream.has_ended = true;
+                assert!(fails(hash(&model.tokens), stream.seed));
+                self.n_faults += 1;
+            }
+            // In the worlds where steps fail.
+            Some(RunEvent::Failed(EngineError::Step(_))) => stream.has_ended = true,
+            Some(RunEvent::Failed(error)) => panic!("{error}"),
+            None => {}
+        }
+        if let Some(Progress { n_tokens, is_waiting }) = progress {
+            self.apply(Operation::Pulled { id, tag, n_tokens, is_waiting });
+        }
+        if self.random.below(2) == 0 {
+            self.supply_some_masks();
+        }
+        let model = &self.contexts[idx].1;
+        let stream = model.stream.as_ref().expect("opened above");
+        let is_held_up = stream.is_masked && stream.n_masked <= model.tokens.len();
+        let is_served =
+            stream.has_ended || is_held_up || self.scheduler.has_work() || !self.under_way.is_empty();
+        assert!(!is_waiting || is_served, "the engine and a guest wait for each other");
+    }
+}

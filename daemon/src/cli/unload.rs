@@ -1,0 +1,50 @@
+//! `trellis unload`: takes a model out of the running daemon.
+
+use std::time::Duration;
+
+use clap::Args;
+use serde::Serialize;
+
+use super::connect::SocketArgs;
+use super::error::CliError;
+use super::output::{self, Format};
+
+const EXAMPLES: &str = "\
+Examples:
+  trellis unload draft                guests that use it have 30 seconds to come to their ends
+  trellis unload draft --drain 0      they end at once, with `model_unloaded`
+
+New contexts are refused at once, and contexts saved under a name are forgotten with the model. Interrupting the
+command does not take it back. For the user that the daemon runs as, and root.";
+
+/// Unload a model from the running daemon
+#[derive(Debug, Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct UnloadArgs {
+    /// Its name in `trellis models`
+    #[arg(value_name = "NAME")]
+    model: String,
+    /// How many seconds its guests have to come to their ends
+    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
+    drain: Option<Duration>,
+    #[command(flatten)]
+    socket: SocketArgs,
+}
+
+fn seconds(text: &str) -> Result<Duration, String> {
+    let seconds: f64 = text.parse().map_err(|_| format!("{text:?} is not a number of seconds"))?;
+    Duration::try_from_secs_f64(seconds).map_err(|_| format!("{seconds} is not a time"))
+}
+
+#[derive(Serialize)]
+struct Unloaded {
+    unloaded: String,
+}
+
+pub(crate) async fn unload(args: UnloadArgs, format: Format) -> Result<(), CliError> {
+    let UnloadArgs { model, drain, socket } = args;
+    socket.connect().await?.unload_model(&model, drain).await?;
+    output::print(format, &Unloaded { unloaded: model }, |Unloaded { unloaded }| {
+        format!("unloaded {unloaded}")
+    })
+}

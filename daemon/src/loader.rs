@@ -1,0 +1,438 @@
+//! Devices, the engine on each, and the models that come and go there.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::{Mutex, oneshot};
+use trellis_engine::backend::{Backend, PAGE_LEN};
+use trellis_engine::model::Model;
+use trellis_engine::{Engine, EngineSettings, ModelHandle, PrefixScope};
+
+use crate::config::{Config, Device};
+use crate::daemon::{DaemonError, LoadProgress, Seams, open_model};
+use crate::device::{self, Chosen, Kv};
+use crate::models::Models;
+use crate::shares::{Needs, divide};
+
+/// Positions that the shortest of long contexts has, where a device has no room for longer ones.
+const N_POSITIONS_LEAST: usize = 2048;
+
+/// All that it takes to load models, the first time and again.
+pub(crate) struct Loader {
+    config: Config,
+    cache_dir: PathBuf,
+    seams: Seams,
+    /// As guests find them.
+    models: Models,
+    /// The name of the model that guests get who name none.
+    default: String,
+    /// One model comes or goes at a time.
+    devices: Mutex<Vec<OpenDevice>>,
+}
+
+/// A device in use. Its engine ends with it.
+struct OpenDevice {
+    /// As the settings would name it.
+    device: Device,
+    chosen: Chosen,
+    capacity_bytes: u64,
+    tenants: Vec<Tenant>,
+    engine: Engine,
+}
+
+/// A model on a device.
+struct Tenant {
+    /// How it was asked for.
+    choice: String,
+    handle: ModelHandle,
+    needs: Needs,
+    n_pages: usize,
+}
+
+/// A model that is not loaded yet.
+struct Candidate {
+    choice: String,
+    model: Model,
+    needs: Needs,
+}
+
+impl Loader {
+    /// Opens the device and loads the models of the settings. Blocks until that is done.
+    ///
+    /// # Errors
+    /// A model or the device cannot be used.
+    pub(crate) fn start(
+        mut config: Config,
+        cache_dir: PathBuf,
+        seams: Seams,
+        progress: &(dyn Fn(LoadProgress) + Sync),
+    ) -> Result<Self, DaemonError> {
+        // All models are opened before any of them is loaded, which may take long.
+        let models = open_models(&config.models, &config)?;
+        let mut first = open_device(config.device, &config, &cache_dir, &seams)?;
+        // A GPU that is lost is not to be replaced by the processor without a word.
+        config.device = first.device;
+        fill(&mut first, models, &config, &seams, progress)?;
+        let models = Models::new(handles(std::slice::from_ref(&first)));
+        let default = names(&models.now()).into_iter().next().unwrap_or_default();
+        Ok(Self { config, cache_dir, seams, models, default, devices: Mutex::new(vec![first]) })
+    }
+
+    /// The models that are loaded.
+    pub(crate) fn models(&self) -> &Models {
+        &self.models
+    }
+
+    pub(crate) fn config(&self) -> &Config {
+        &self.config
+    }
+
+    /// Loads a model while others go on. They give up KV memory for it as far as they have more than an even share. If
+    /// nobody waits for this any more, the model goes again.
+    ///
+    /// # Errors
+    /// The model or the device cannot be used, or the model does not fit.
+    pub(crate) async fn load(
+        self: &Arc<Self>,
+        choice: String,
+        device: Option<Device>,
+        progress: impl Fn(u64, u64) + Send + Sync + 'static,
+    ) -> Result<ModelHandle, DaemonError> {
+        let (done, loaded) = oneshot::channel();
+        let loader = self.clone();
+        tokio::spawn(async move {
+            let loaded = loader.load_to_the_end(choice, device, Box::new(progress)).await;
+            if let Err(Ok(handle)) = done.send(loaded) {
+                let name = handle.model().name.clone();
+                tracing::info!(model = name, "the load was cancelled");
+                if let Err(error) = loader.unload(&name, Duration::ZERO).await {
+                    tracing::warn!(model = name, %error, "a cancelled load was not taken back");
+                }
+            }
+        });
+        loaded.await.expect("loading answers")
+    }
+
+    async fn load_to_the_end(
+        &self,
+        choice: String,
+        device: Option<Device>,
+        progress: Box<dyn Fn(u64, u64) + Send + Sync>,
+    ) -> Result<ModelHandle, DaemonError> {
+        let mut devices = self.devices.lock().await;
+        let device = device.unwrap_or(self.config.device);
+        let (config, path) = (self.config.clone(), choice.clone());
+        let model = blocking(move || open_model(&path, &config)).await?;
+        let name = model.name.clone();
+        if devices.iter().flat_map(|open| &open.tenants).any(|tenant| tenant.handle.model().name == name) {
+            return Err(DaemonError::DuplicateModel { name });
+        }
+        let idx = match devices.iter().position(|open| open.device.is_same(device)) {
+            Some(idx) => idx,
+            None => {
+                let (config, cache_dir, seams) =
+                    (self.config.clone(), self.cache_dir.clone(), self.seams.clone());
+                devices.push(blocking(move || open_device(device, &config, &cache_dir, &seams)).await?);
+                devices.len() - 1
+            }
+        };
+        let open = &mut devices[idx];
+        let needs = open.chosen.needs(&model, &self.config)?;
+        let candidate = Candidate { choice, model, needs };
+        let loaded = open.admit(candidate, &self.config, &self.seams, progress).await;
+        if loaded.is_err() {
+            open.settle(&self.config).await;
+        }
+        let handle = loaded?;
+        self.models.add(handle.clone(), &self.default);
+        Ok(handle)
+    }
+
+    /// Unloads a model: no new contexts are opened, those that are there have so much time to come to their end, then
+    /// they end.
+    ///
+    /// # Errors
+    /// No model of that name is loaded, or the device has failed.
+    pub(crate) async fn unload(&self, name: &str, drain: Duration) -> Result<(), DaemonError> {
+        let known = || DaemonError::NotLoaded { name: name.to_owned(), known: names(&self.models.now()) };
+        // It drains beside others that come and go.
+        let handle = self.models.now().iter().find(|handle| handle.model().name == name).cloned();
+        let handle = handle.ok_or_else(known)?;
+        handle.close();
+        self.models.remove(name);
+        let _ = tokio::time::timeout(drain, handle.idle()).await;
+        let mut devices = self.devices.lock().await;
+        let is_it = |tenant: &Tenant| tenant.handle.model().name == name;
+        let open = devices.iter_mut().find(|open| open.tenants.iter().any(is_it)).ok_or_else(known)?;
+        let idx = open.tenants.iter().position(is_it).expect("it was found");
+        open.tenants.remove(idx);
+        let removed = open.engine.remove(&handle).await;
+        let backend = removed.map_err(|source| DaemonError::Engine { name: name.to_owned(), source })?;
+        blocking(move || drop(backend)).await;
+        open.settle(&self.config).await;
+        Ok(())
+    }
+
+    /// Lets go of all devices and opens them again, with all models that were on them.
+    ///
+    /// # Errors
+    /// A model or a device cannot be used any more.
+    pub(crate) async fn reopen(self: &Arc<Self>) -> Result<(), DaemonError> {
+        let mut devices = self.devices.lock().await;
+        let lost = std::mem::take(&mut *devices);
+        let loader = self.clone();
+        let opened = blocking(move || {
+            let choices: Vec<(Device, Vec<String>)> = lost
+                .iter()
+                .map(|open| (open.device, open.tenants.iter().map(|tenant| tenant.choice.clone()).collect()))
+                .collect();
+            // Nothing can be had of a device again as long as anything of it is held.
+            drop(lost);
+            let mut opened = Vec::new();
+            for (device, choices) in choices {
+                device::reset(device)?;
+                let models = open_models(&choices, &loader.config)?;
+                let mut open = open_device(device, &loader.config, &loader.cache_dir, &loader.seams)?;
+                fill(&mut open, models, &loader.config, &loader.seams, &|_| {})?;
+                opened.push(open);
+            }
+            Ok::<_, DaemonError>(opened)
+        })
+        .await?;
+        self.models.replace(handles(&opened));
+        *devices = opened;
+        Ok(())
+    }
+
+    /// Stops all engines.
+    pub(crate) fn stop(&self) {
+        // A load under way holds the devices; its engines stop with it.
+        if let Ok(mut devices) = self.devices.try_lock() {
+            devices.clear();
+        }
+    }
+}
+
+impl OpenDevice {
+    /// KV memory of all models together, when these are the ones.
+    fn kv_bytes(&self, models: &[Needs], config: &Config) -> u64 {
+        let fixed: u64 = models.iter().map(|needs| needs.fixed_bytes).sum();
+        let rest = self.capacity_bytes.saturating_sub(fixed);
+        config.kv_bytes.map_or(rest, |kv_bytes| kv_bytes.min(rest))
+    }
+
+    /// Pages for each model that is there and for those that come. A context of one that comes may be shorter than the
+    /// model's longest, if there is no room for that.
+    fn shares(&self, coming: &mut [Candidate], config: &Config) -> Result<Vec<usize>, DaemonError> {
+        let divided = |coming: &[Candidate]| {
+            let needs: Vec<Needs> =
+                self.needs().chain(coming.iter().map(|candidate| candidate.needs)).collect();
+            divide(self.kv_bytes(&needs, config), &needs)
+        };
+        if let Some(shares) = divided(coming) {
+            return Ok(shares);
+        }
+        for candidate in &mut *coming {
+            let Candidate { model, needs, .. } = candidate;
+            let n_positions = model.config.n_positions;
+            if config.kv_bytes.is_some() || self.device.is_cpu() {
+                continue;
+            }
+            needs.n_pages_min = n_positions.min(N_POSITIONS_LEAST).div_ceil(PAGE_LEN);
+        }
+        match divided(coming) {
+            Some(shares) => Ok(shares),
+            None => Err(self.does_not_fit(coming, config)),
+        }
+    }
+
+    fn does_not_fit(&self, coming: &[Candidate], config: &Config) -> DaemonError {
+        let Candidate { model, needs, .. } = coming.last().expect("what is there fits");
+        let others = self.needs().chain(coming[..coming.len() - 1].iter().map(|candidate| candidate.needs));
+        let others: Vec<Needs> = others.collect();
+        let kv_bytes_of_others: u64 = others.iter().map(Needs::kv_bytes_min).sum();
+        let with_it: Vec<Needs> = others.iter().copied().chain([*needs]).collect();
+        let fixed_bytes: u64 = with_it.iter().map(|needs| needs.fixed_bytes).sum();
+        if config.kv_bytes.is_some() && fixed_bytes < self.capacity_bytes {
+            let kv_bytes = self.kv_bytes(&with_it, config).saturating_sub(kv_bytes_of_others);
+            return DaemonError::KvTooSmall {
+                name: model.name.clone(),
+                n_positions: model.config.n_positions,
+                needed_bytes: needs.kv_bytes_min(),
+                kv_bytes,
+            };
+        }
+        let taken: u64 = others.iter().map(|needs| needs.fixed_bytes).sum::<u64>() + kv_bytes_of_others;
+        DaemonError::NoRoom {
+            name: model.name.clone(),
+            needed_bytes: needs.fixed_bytes + needs.kv_bytes_min(),
+            weight_bytes: needs.fixed_bytes,
+            kv_bytes: needs.kv_bytes_min(),
+            free_bytes: self.capacity_bytes.saturating_sub(taken),
+            capacity_bytes: self.capacity_bytes,
+        }
+    }
+
+    fn needs(&self) -> impl Iterator<Item = Needs> {
+        self.tenants.iter().map(|tenant| tenant.needs)
+    }
+
+    /// Makes room for a model, and loads it.
+    async fn admit(
+        &mut self,
+        candidate: Candidate,
+        config: &Config,
+        seams: &Seams,
+        progress: Box<dyn Fn(u64, u64) + Send + Sync>,
+    ) -> Result<ModelHandle, DaemonError> {
+        let mut coming = [candidate];
+        let shares = self.shares(&mut coming, config)?;
+        let [candidate] = coming;
+        for (tenant, &n_pages) in self.tenants.iter_mut().zip(&shares) {
+            if n_pages < tenant.n_pages {
+                tenant.resize(n_pages).await?;
+            }
+        }
+        let n_pages = *shares.last().expect("one is coming");
+        let (chosen, config, seams) = (self.chosen.clone(), config.clone(), seams.clone());
+        let kv = Kv { n_pages, kv_bytes_max: self.capacity_bytes };
+        let loaded = blocking(move || {
+            let backend = load_backend(&chosen, &candidate.model, &config, kv, &seams, &progress)?;
+            Ok::<_, DaemonError>((candidate, backend))
+        });
+        let (candidate, backend) = loaded.await?;
+        self.take_in(candidate, backend)
+    }
+
+    /// Puts a loaded model on the engine.
+    fn take_in(
+        &mut self,
+        candidate: Candidate,
+        backend: Box<dyn Backend>,
+    ) -> Result<ModelHandle, DaemonError> {
+        let Candidate { choice, model, mut needs } = candidate;
+        let name = model.name.clone();
+        let (n_pages, n_positions) = (backend.n_pages(), backend.limits().n_positions_max);
+        // What it is cut to it keeps.
+        needs.n_pages_min = n_positions.div_ceil(PAGE_LEN);
+        let handle = self.engine.add(Arc::new(model), backend);
+        let handle = handle.map_err(|source| DaemonError::Engine { name, source })?;
+        self.tenants.push(Tenant { choice, handle: handle.clone(), needs, n_pages });
+        Ok(handle)
+    }
+
+    /// Gives each model its share of the memory, as far as it can be had.
+    async fn settle(&mut self, config: &Config) {
+        let needs: Vec<Needs> = self.needs().collect();
+        let Some(shares) = divide(self.kv_bytes(&needs, config), &needs) else { return };
+        for (tenant, n_pages) in self.tenants.iter_mut().zip(shares) {
+            if n_pages > tenant.n_pages
+                && let Err(error) = tenant.resize(n_pages).await
+            {
+                let model = &tenant.handle.model().name;
+                tracing::warn!(model, %error, n_pages, "a model goes on with the pages that it has");
+            }
+        }
+    }
+}
+
+impl Tenant {
+    async fn resize(&mut self, n_pages: usize) -> Result<(), DaemonError> {
+        let resized = self.handle.resize(n_pages).await;
+        resized.map_err(|source| DaemonError::Engine { name: self.handle.model().name.clone(), source })?;
+        self.n_pages = n_pages;
+        Ok(())
+    }
+}
+
+/// Opens all of these models.
+fn open_models(choices: &[String], config: &Config) -> Result<Vec<(String, Model)>, DaemonError> {
+    let mut models: Vec<(String, Model)> = Vec::new();
+    for choice in choices {
+        let model = open_model(choice, config)?;
+        if models.iter().any(|(_, other)| other.name == model.name) {
+            return Err(DaemonError::DuplicateModel { name: model.name });
+        }
+        models.push((choice.clone(), model));
+    }
+    Ok(models)
+}
+
+fn open_device(
+    device: Device,
+    config: &Config,
+    cache_dir: &std::path::Path,
+    seams: &Seams,
+) -> Result<OpenDevice, DaemonError> {
+    let chosen = device::choose(device, cache_dir)?;
+    let prefix_scope = if config.is_prefix_cache_shared { PrefixScope::Shared } else { PrefixScope::Actor };
+    let settings = EngineSettings {
+        prefix_scope,
+        n_step_tokens: chosen.sizes(config).n_step_tokens,
+        latency_multiple: config.latency_multiple,
+        port: seams.port,
+    };
+    Ok(OpenDevice {
+        device: chosen.device(),
+        capacity_bytes: chosen.capacity_bytes()?,
+        chosen,
+        tenants: Vec::new(),
+        engine: Engine::start(settings),
+    })
+}
+
+/// Loads models onto a device that has none.
+fn fill(
+    open: &mut OpenDevice,
+    models: Vec<(String, Model)>,
+    config: &Config,
+    seams: &Seams,
+    progress: &(dyn Fn(LoadProgress) + Sync),
+) -> Result<(), DaemonError> {
+    let mut coming = Vec::new();
+    for (choice, model) in models {
+        let needs = open.chosen.needs(&model, config)?;
+        coming.push(Candidate { choice, model, needs });
+    }
+    let shares = open.shares(&mut coming, config)?;
+    for (candidate, n_pages) in coming.into_iter().zip(shares) {
+        let name = candidate.model.name.clone();
+        let report = |done_bytes, total_bytes| {
+            progress(LoadProgress::Loading { model: name.clone(), done_bytes, total_bytes });
+        };
+        report(0, 0);
+        let kv = Kv { n_pages, kv_bytes_max: open.capacity_bytes };
+        let backend = load_backend(&open.chosen, &candidate.model, config, kv, seams, &report)?;
+        open.take_in(candidate, backend)?;
+    }
+    Ok(())
+}
+
+fn load_backend(
+    chosen: &Chosen,
+    model: &Model,
+    config: &Config,
+    kv: Kv,
+    seams: &Seams,
+    progress: &(dyn Fn(u64, u64) + Sync),
+) -> Result<Box<dyn Backend>, DaemonError> {
+    let backend = chosen.load(model, config, kv, progress)?;
+    Ok(match &seams.wrap {
+        Some(wrap) => wrap(&model.name, backend),
+        None => backend,
+    })
+}
+
+fn handles(devices: &[OpenDevice]) -> Vec<ModelHandle> {
+    devices.iter().flat_map(|open| &open.tenants).map(|tenant| tenant.handle.clone()).collect()
+}
+
+/// The names of models.
+pub(crate) fn names(models: &[ModelHandle]) -> Vec<String> {
+    models.iter().map(|handle| handle.model().name.clone()).collect()
+}
+
+async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
+    tokio::task::spawn_blocking(work).await.expect("loading does not panic")
+}
