@@ -3,9 +3,11 @@
 use std::sync::Arc;
 
 use super::hash_backend::{drawn, hash};
+use super::verify::House;
 use super::{Model, N_POSITIONS, Plan, World};
-use crate::batch::Candidate;
-use crate::command::{Answer, ContextId, Edit, Operation};
+use crate::account::Resource;
+use crate::batch::{Candidate, Token};
+use crate::command::{Answer, Ask, ContextId, Edit, Operation};
 use crate::completion::Done;
 use crate::error::EngineError;
 use crate::job::{JobId, Stage, Work};
@@ -189,5 +191,37 @@ impl World {
             self.free_members(job.members);
         }
         assert_eq!(self.jobs.is_empty(), self.scheduler.jobs.is_empty(), "no job is forgotten");
+    }
+}
+
+/// Two forks of one context write to the page that they share: the first has its copy when the budget refuses the second.
+#[test]
+fn a_job_that_is_refused_half_way_leaves_nothing_half_written() {
+    for (n_pages, fits) in [(3, false), (4, true)] {
+        let mut house = House::new(64, n_pages);
+        let tokens: Vec<Token> = (0..20).collect();
+        let base = house.create();
+        let prompt = house.ask(base, 0, &tokens, Ask::Top { n: 1 });
+        house.answer(prompt).0.expect("it fits");
+        let members = [house.fork(base, 20), house.fork(base, 20)];
+        let place = house.guests.stand(house.caller);
+        let sampler = Arc::new(Sampler { seed: 8, ..Sampler::greedy() });
+        let edits = members.map(|id| (id, Edit { n_kept: 20, ..Edit::default() }));
+        let (members_of_job, tag) = (edits.to_vec(), place.tag());
+        house.scheduler.apply(Operation::DrawTogether { members: members_of_job, sampler, tag });
+        let (answer, _) = house.answer(place);
+        let drawn = drawn(hash(&tokens), 8);
+        match answer {
+            Ok(answer) => assert_eq!((answer, fits), (Answer::Together(vec![drawn; 2]), true)),
+            Err(EngineError::Budget(exceeded)) => assert_eq!((exceeded.limit, fits), (3, false)),
+            Err(error) => panic!("{error}"),
+        }
+        // The backend looks at all that the first one holds.
+        let question = house.ask(members[0], 20, &[30, 31], Ask::Top { n: 1 });
+        house.answer(question).0.expect("it fits by itself");
+        for id in members.into_iter().chain([base]) {
+            house.scheduler.apply(Operation::Release { id, n_pulled: 0 });
+        }
+        assert_eq!(house.account.used(Resource::Pages), 0);
     }
 }

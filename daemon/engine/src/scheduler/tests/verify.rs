@@ -54,17 +54,17 @@ pub(super) fn question(prefix: u64, seed: u64, guess: Vec<Token>) -> (Ask, Answe
     (Ask::Verify { sampler, guess: Guess::Chain(guess) }, answer)
 }
 
-struct House {
-    scheduler: Scheduler,
+pub(super) struct House {
+    pub(super) scheduler: Scheduler,
     backend: HashBackend,
-    guests: Guests,
-    caller: CallerId,
-    account: Arc<Account>,
+    pub(super) guests: Guests,
+    pub(super) caller: CallerId,
+    pub(super) account: Arc<Account>,
     next_id: u64,
 }
 
 impl House {
-    fn new(n_step_tokens: usize, n_pages: u64) -> Self {
+    pub(super) fn new(n_step_tokens: usize, n_pages: u64) -> Self {
         let limits = Limits {
             n_pages: 100,
             n_granule_pages: 1,
@@ -97,22 +97,30 @@ impl House {
         Self { scheduler, backend: HashBackend::new(100, 0), guests, caller, account, next_id: 0 }
     }
 
-    fn create(&mut self) -> ContextId {
+    pub(super) fn create(&mut self) -> ContextId {
         self.next_id += 1;
         let id = context_id(self.next_id);
         self.scheduler.apply(Operation::Create { id, caller: self.caller });
         id
     }
 
+    pub(super) fn fork(&mut self, id: ContextId, n_tokens: usize) -> ContextId {
+        self.next_id += 1;
+        let child = context_id(self.next_id);
+        let edit = Edit { n_kept: n_tokens, ..Edit::default() };
+        self.scheduler.apply(Operation::Fork { id, edit, child });
+        child
+    }
+
     /// Asks about a context after telling what it holds past its first `n_kept` tokens.
-    fn ask(&mut self, id: ContextId, n_kept: usize, appended: &[Token], ask: Ask) -> Standing {
+    pub(super) fn ask(&mut self, id: ContextId, n_kept: usize, appended: &[Token], ask: Ask) -> Standing {
         let place = self.guests.stand(self.caller);
         let edit = Edit { n_kept, appended: appended.to_vec(), n_pulled: 0 };
         self.scheduler.apply(Operation::Ask { id, edit, ask, tag: place.tag() });
         place
     }
 
-    fn try_answer(&self, place: &Standing) -> Option<Result<Answer, EngineError>> {
+    pub(super) fn try_answer(&self, place: &Standing) -> Option<Result<Answer, EngineError>> {
         self.guests.deliver(&self.scheduler, Port::Encoded);
         place.try_take().map(|done| match done {
             Done::Answer(answer) => answer,
@@ -120,14 +128,14 @@ impl House {
         })
     }
 
-    fn submit(&mut self) -> (Plan, Vec<Output>) {
+    pub(super) fn submit(&mut self) -> (Plan, Vec<Output>) {
         let plan = self.scheduler.plan();
         let outputs = self.backend.run(&plan.moves, &self.scheduler.batch(&plan, Vec::new()));
         (plan, outputs)
     }
 
     /// Steps until there is an answer; returns it with the tokens that were computed for it.
-    fn answer(&mut self, place: Standing) -> (Result<Answer, EngineError>, u64) {
+    pub(super) fn answer(&mut self, place: Standing) -> (Result<Answer, EngineError>, u64) {
         let n_before = self.scheduler.stats().n_tokens;
         loop {
             if let Some(answer) = self.try_answer(&place) {
