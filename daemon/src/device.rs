@@ -170,6 +170,14 @@ fn needs_cpu(model: &Model, config: &Config) -> Result<Needs, DaemonError> {
     let page_bytes = CpuBackend::page_bytes(&model.config);
     let n_pages_min = model.config.n_positions.div_ceil(PAGE_LEN);
     let context_bytes = n_pages_min as u64 * page_bytes;
+    if config.kv_bytes.is_none() && context_bytes > CPU_KV_BYTES_MAX {
+        return Err(DaemonError::KvTooSmall {
+            name: model.name.clone(),
+            n_positions: model.config.n_positions,
+            needed_bytes: context_bytes,
+            kv_bytes: CPU_KV_BYTES_MAX,
+        });
+    }
     Ok(Needs {
         fixed_bytes: model.n_parameters * size_of::<f32>() as u64,
         page_bytes,

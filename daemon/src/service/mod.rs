@@ -12,8 +12,8 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use tokio_util::sync::CancellationToken;
-use trellis_engine::{EngineStats, ModelHandle};
 use trellis_engine::account::{Account, ActorId, GuestId, Resource, SessionId};
+use trellis_engine::{EngineStats, ModelHandle};
 use trellis_wire::{
     ComponentHash, DaemonInfo, ErrorBody, ErrorCode, GuestInfo, GuestUsage, ModelInfo,
     Program as ProgramName, Stage,
@@ -166,7 +166,7 @@ impl Service for HostService {
                     stopped.stop();
                     (&mut end).await
                 }
-                () = opened.wait_for_unload() => {
+                () = opened.wait_for_loss() => {
                     stopped.stop();
                     (&mut end).await
                 }
@@ -174,7 +174,7 @@ impl Service for HostService {
             let result = match ending {
                 Ending::Finished => Ok(()),
                 ending if !errors::may_follow_from_failure(&ending) => Err(errors::ended(&ending)),
-                ending => Err(match (models::failure(&models), opened.unloaded()) {
+                ending => Err(match (models::failure(&models).or(opened.failure()), opened.unloaded()) {
                     (Some(failure), _) => errors::device_failed(&failure),
                     (None, Some(model)) => errors::model_unloaded(&model.model().name),
                     (None, None) => errors::ended(&ending),
