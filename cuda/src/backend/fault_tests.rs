@@ -4,7 +4,9 @@
 use std::collections::BTreeMap;
 
 use cudarc::driver::sys::CUresult;
+use trellis_engine::backend::PAGE_LEN;
 use trellis_engine::batch::{Input, OutputKind, OutputRequest, PageCopy, Requests, Row, SlotId, Token};
+use trellis_engine::model::Dtype;
 use trellis_engine::sampling::Sampler;
 
 use super::tests::{card, load_on, random_models, tokens};
@@ -200,7 +202,7 @@ fn any_call_may_fail_and_the_next_step_is_right() {
     }
     println!("{} calls; failed and hurt nobody: {n_unseen:?}", calls.len());
     // In a capture: the step is launched without it.
-    assert!(n_unseen.contains_key("cuLaunchKernel"), "{n_unseen:?}");
+    assert!(n_unseen.contains_key("cuLaunchKernelEx"), "{n_unseen:?}");
 }
 
 #[test]
