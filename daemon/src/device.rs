@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use trellis_cuda::{Card, CudaBackend, CudaOptions, KvSize, probe};
+use trellis_cuda::{Card, CudaBackend, CudaOptions, Needs, probe};
 use trellis_engine::backend::{Backend, PAGE_LEN};
 use trellis_engine::cpu::{CpuBackend, CpuError, CpuOptions};
 use trellis_engine::model::{Dtype, Model, ModelConfig};
@@ -176,31 +176,35 @@ fn load_cuda(
     progress: &(dyn Fn(u64, u64) + Sync),
 ) -> Result<Box<dyn Backend>, DaemonError> {
     let model = &models[0];
-    let kv = match config.kv_bytes {
-        Some(kv_bytes) => {
-            let dtype = config.dtype.chosen().unwrap_or(model.dtype);
-            let page_bytes = CudaBackend::page_bytes(&model.config, dtype);
-            check_kv(&model.name, &model.config, page_bytes, kv_bytes)?;
-            KvSize::Bytes(kv_bytes)
-        }
-        None => {
-            let weights = |model: &Model| {
-                CudaBackend::weight_bytes(&model.config, config.dtype.chosen().unwrap_or(model.dtype))
-            };
-            let weights: Vec<u64> = models.iter().map(weights).collect();
-            card.gpu().make_current()?;
-            let free_bytes = card.gpu().free_bytes()? as u64;
-            KvSize::RestBut(bytes_for_others(free_bytes, card.gpu().total_bytes() as u64, &weights))
-        }
-    };
     let Sizes { kv_host_bytes, n_step_tokens, n_step_rows } = config.sizes(Sizes::CUDA);
-    let options = CudaOptions {
+    let mut options = CudaOptions {
         dtype: config.dtype.chosen(),
-        kv,
+        kv_bytes: 0,
+        kv_bytes_max: 0,
         kv_host_bytes,
         n_rows_max: n_step_rows,
         n_tokens_max: n_step_tokens,
     };
+    options.kv_bytes = match config.kv_bytes {
+        Some(kv_bytes) => {
+            let dtype = config.dtype.chosen().unwrap_or(model.dtype);
+            let page_bytes = CudaBackend::page_bytes(&model.config, dtype);
+            check_kv(&model.name, &model.config, page_bytes, kv_bytes)?;
+            kv_bytes
+        }
+        None => {
+            let needs = |model: &Model| {
+                CudaBackend::needs(card, model, &options).map_err(|source| DaemonError::Load {
+                    name: model.name.clone(),
+                    source: Box::new(source),
+                })
+            };
+            let needs = models.iter().map(needs).collect::<Result<Vec<_>, _>>()?;
+            let free_bytes = card.gpu().free_bytes()? as u64;
+            kv_share(free_bytes, card.gpu().total_bytes() as u64, &needs)
+        }
+    };
+    options.kv_bytes_max = options.kv_bytes;
     let backend = CudaBackend::load(card, model, &options, progress)
         .map_err(|source| DaemonError::Load { name: model.name.clone(), source: Box::new(source) })?;
     let (n_positions, n_most) = (backend.limits().n_positions_max, model.config.n_positions);
@@ -210,17 +214,14 @@ fn load_cuda(
     Ok(Box::new(backend))
 }
 
-/// Bytes of a card that the first of the models leaves alone: the reserve, the weights of the others, and their even
-/// shares of what then remains for KV.
-fn bytes_for_others(
-    free_bytes: u64,
-    total_bytes: u64,
-    weights: &[u64], // bytes, of the models still to be loaded
-) -> u64 {
+/// Bytes of KV of the first of the models still to be loaded: its even share of what they and the reserve leave, if that is
+/// enough for a short context.
+fn kv_share(free_bytes: u64, total_bytes: u64, needs: &[Needs]) -> u64 {
     let reserve = RESERVE_BYTES + total_bytes / RESERVE_PART;
-    let rest = free_bytes.saturating_sub(reserve).saturating_sub(weights.iter().sum::<u64>());
-    let others = &weights[1..];
-    reserve + others.iter().sum::<u64>() + rest / weights.len() as u64 * others.len() as u64
+    let own: u64 = needs.iter().map(|needs| needs.weight_bytes + needs.step_bytes).sum();
+    let shared = needs.iter().map(|needs| needs.activation_bytes).max().unwrap_or(0);
+    let share = free_bytes.saturating_sub(reserve + own + shared) / needs.len() as u64;
+    share.max(needs[0].kv_bytes_min)
 }
 
 #[cfg(test)]
@@ -230,28 +231,39 @@ mod tests {
 
     const GIB: u64 = 1 << 30;
 
+    fn needs(weight_bytes: u64) -> Needs {
+        Needs {
+            weight_bytes,
+            step_bytes: 10 << 20,
+            activation_bytes: GIB,
+            page_bytes: 2 << 20,
+            granule_bytes: 64 << 20,
+            kv_bytes_min: 256 << 20,
+        }
+    }
+
     #[test]
     fn models_on_one_card_get_even_shares() {
         let total = 80 * GIB;
-        let reserve = RESERVE_BYTES + total / RESERVE_PART;
-        let weights = [16 * GIB, 2 * GIB, 6 * GIB];
+        let mut needs = [needs(16 * GIB), needs(2 * GIB), needs(6 * GIB)];
         let mut free = total;
         let mut shares = Vec::new();
-        for idx in 0..weights.len() {
-            let kept = bytes_for_others(free, total, &weights[idx..]);
-            let share = free - weights[idx] - kept;
+        for idx in 0..needs.len() {
+            let share = kv_share(free, total, &needs[idx..]);
             shares.push(share);
-            free -= weights[idx] + share;
+            free -= needs[idx].weight_bytes + needs[idx].step_bytes + needs[idx].activation_bytes + share;
+            // The first brings what all compute in.
+            needs.iter_mut().for_each(|needs| needs.activation_bytes = 0);
         }
-        let even = (total - reserve - 24 * GIB) / 3;
+        let reserve = RESERVE_BYTES + total / RESERVE_PART;
+        let even = (total - reserve - 25 * GIB - 3 * (10 << 20)) / 3;
         assert!(shares.iter().all(|share| share.abs_diff(even) < 8), "{shares:?} {even}");
         assert!(free.abs_diff(reserve) < 8, "{free} {reserve}");
     }
 
     #[test]
-    fn weights_that_do_not_fit_leave_nothing_for_kv() {
-        let kept = bytes_for_others(10 * GIB, 10 * GIB, &[6 * GIB, 6 * GIB]);
-        assert!(kept >= 6 * GIB);
+    fn models_that_do_not_fit_ask_for_a_short_context() {
+        assert_eq!(kv_share(10 * GIB, 10 * GIB, &[needs(6 * GIB), needs(6 * GIB)]), 256 << 20);
     }
 
     #[test]

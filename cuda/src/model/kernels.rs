@@ -35,6 +35,33 @@ pub(crate) struct Kernels {
 }
 
 impl Kernels {
+    /// Loads the kernels of attention alone, which say how much memory steps take; compiles beside them what the model needs
+    /// besides, so that a first start waits for the slowest once.
+    ///
+    /// # Errors
+    /// NVRTC is missing, or the driver refused.
+    ///
+    /// # Panics
+    /// The kernels do not take a model of this shape.
+    pub(crate) fn attention(card: &Card, config: &ModelConfig, dtype: Dtype) -> Result<Attention, CudaError> {
+        let (gpu, compiler) = (card.gpu(), card.compiler());
+        let shape = attention_shape(config, dtype);
+        thread::scope(|scope| {
+            let compile = |source: Source| scope.spawn(move || compiler.cubin(&source));
+            let attention: Vec<_> = Attention::sources(&shape).into_iter().map(compile).collect();
+            for source in other_sources(config, dtype, gpu.compute_capability()) {
+                // An error is found again when the model is loaded.
+                let _compiling = compile(source);
+            }
+            let load = |cubin: Compiling<'_>| {
+                let cubin = cubin.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+                Module::load(gpu, &cubin?)
+            };
+            let modules = attention.into_iter().map(load).collect::<Result<Vec<_>, _>>()?;
+            Attention::new(&modules, shape)
+        })
+    }
+
     /// Compiles what the model needs and no earlier start has left behind, all sources side by side, and loads it.
     ///
     /// # Errors
@@ -43,9 +70,7 @@ impl Kernels {
     /// # Panics
     /// The kernels do not take a model of this shape.
     pub(crate) fn load(card: &Card, config: &ModelConfig, dtype: Dtype) -> Result<Self, CudaError> {
-        let ModelConfig { n_heads, n_kv_heads, head_dim, .. } = *config;
-        let scale = 1.0 / (head_dim as f32).sqrt();
-        let attention_shape = AttentionShape { dtype, n_heads, n_kv_heads, head_dim, scale };
+        let attention_shape = attention_shape(config, dtype);
         let (gpu, compiler) = (card.gpu(), card.compiler());
         thread::scope(|scope| {
             let compile = |source: Source| scope.spawn(move || compiler.cubin(&source));
@@ -53,8 +78,7 @@ impl Kernels {
             let norm = compile(norm::source(dtype));
             let rope = compile(rope::source(dtype));
             let swiglu = compile(swiglu::source(dtype));
-            let has_bias = config.attention_output_bias || config.mlp_bias;
-            let bias = has_bias.then(|| compile(bias::source(dtype)));
+            let bias = has_bias(config).then(|| compile(bias::source(dtype)));
             let gather = compile(gather::source());
             let pages = compile(pages::source());
             let gemv = compile(gemv::source(dtype, gpu.compute_capability()));
@@ -79,6 +103,32 @@ impl Kernels {
             })
         })
     }
+}
+
+fn attention_shape(config: &ModelConfig, dtype: Dtype) -> AttentionShape {
+    let ModelConfig { n_heads, n_kv_heads, head_dim, .. } = *config;
+    let scale = 1.0 / (head_dim as f32).sqrt();
+    AttentionShape { dtype, n_heads, n_kv_heads, head_dim, scale }
+}
+
+fn has_bias(config: &ModelConfig) -> bool {
+    config.attention_output_bias || config.mlp_bias
+}
+
+/// Of all kernels but those of attention.
+fn other_sources(config: &ModelConfig, dtype: Dtype, capability: (i32, i32)) -> Vec<Source> {
+    let mut sources = vec![
+        embedding::source(dtype),
+        norm::source(dtype),
+        rope::source(dtype),
+        swiglu::source(dtype),
+        gather::source(),
+        pages::source(),
+        gemv::source(dtype, capability),
+    ];
+    sources.extend(has_bias(config).then(|| bias::source(dtype)));
+    sources.extend(logits::sources());
+    sources
 }
 
 /// A source that is being compiled, or found in the cache.

@@ -1,0 +1,155 @@
+//! How much a model that decodes notices of another that loads and goes.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use trellis_engine::backend::PAGE_LEN;
+use trellis_engine::batch::{OutputKind, Token};
+use trellis_engine::model::{Dtype, Model, shape};
+use trellis_engine::sampling::Sampler;
+
+use super::tests::{root, row, tokens};
+use super::*;
+use crate::testing::{Random, gpu};
+
+const N_CONTEXTS: usize = 8;
+const N_PROMPT: usize = 128;
+/// Pages of a context: room for what it draws until it begins again.
+const N_CONTEXT_PAGES: usize = 64;
+
+/// Design, section 3 of the issue: the other's longest silence, and its pace.
+const SILENCE_MAX: Duration = Duration::from_millis(100);
+const PACE_MIN: f64 = 0.7;
+
+/// Contexts that decode with two steps under way, as an engine would.
+struct Stream<'a> {
+    backend: &'a mut CudaBackend,
+    contexts: Vec<Vec<Token>>,
+    last: Instant,
+    gaps: Vec<Duration>,
+}
+
+impl<'a> Stream<'a> {
+    fn new(backend: &'a mut CudaBackend) -> Self {
+        let mut random = Random(4);
+        let contexts = (0..N_CONTEXTS).map(|_| tokens(&mut random, N_PROMPT, 100_000)).collect();
+        let mut stream = Self { backend, contexts, last: Instant::now(), gaps: Vec::new() };
+        stream.submit(Input::Known);
+        stream
+    }
+
+    fn submit(&mut self, input: Input) {
+        let greedy = Sampler::greedy();
+        let rows = self.contexts.iter().enumerate().map(|(idx, tokens)| {
+            let last = tokens.len() - usize::from(input == Input::Known);
+            let asked = vec![(last, OutputKind::Sample(&greedy))];
+            Row { input, ..row(idx as u32, tokens, last, idx * N_CONTEXT_PAGES, asked) }
+        });
+        let batch = Batch { copies: &[], rows: rows.collect() };
+        self.backend.submit(&batch).expect("it runs");
+    }
+
+    fn step(&mut self) {
+        self.submit(Input::Drawn);
+        let outputs = self.backend.collect().expect("it runs").outputs;
+        self.gaps.push(self.last.elapsed());
+        self.last = Instant::now();
+        for (tokens, output) in self.contexts.iter_mut().zip(outputs) {
+            let Output::Sampled(drawn) = output else { panic!("{output:?}") };
+            tokens.push(drawn.token);
+        }
+        // Pages hold whatever they hold: the time does not depend on it.
+        if self.contexts[0].len() + 4 >= N_CONTEXT_PAGES * PAGE_LEN {
+            self.backend.collect().expect("it runs");
+            self.contexts.iter_mut().for_each(|tokens| tokens.truncate(N_PROMPT));
+            self.submit(Input::Known);
+        }
+    }
+
+    /// Decodes until `is_over`; the longest silence, and steps a second.
+    fn run(&mut self, mut is_over: impl FnMut(usize) -> bool) -> (Duration, f64) {
+        self.gaps.clear();
+        self.last = Instant::now();
+        let begun = Instant::now();
+        while !is_over(self.gaps.len()) {
+            self.step();
+        }
+        let longest = self.gaps.iter().copied().max().unwrap_or_default();
+        (longest, self.gaps.len() as f64 / begun.elapsed().as_secs_f64())
+    }
+}
+
+/// One model loads and goes, again and again, the first time with cold caches, while another decodes.
+#[test]
+#[ignore = "measures"]
+fn a_model_loads_and_goes_beside_one_that_decodes() {
+    let Some(test) = gpu() else { return };
+    drop(test);
+    let caches = tempfile::tempdir().expect("a folder");
+    let card = Card::open(0, Some(caches.path())).expect("a card");
+    let tokenizer = std::fs::read(root().join("daemon/models/tiny/tokenizer.json")).expect("a tokenizer");
+    let model = |name| {
+        let config = shape(name).expect("a shape");
+        Model::with_random_weights(name, config, Dtype::Bf16, 1, &tokenizer).expect("a model")
+    };
+    let (decoded, loaded) = (model("llama-3.2-1b"), model("llama-3.1-8b"));
+    let options = |model: &Model, n_pages: u64| CudaOptions {
+        dtype: None,
+        kv_bytes: n_pages * CudaBackend::page_bytes(&model.config, Dtype::Bf16),
+        kv_bytes_max: n_pages * CudaBackend::page_bytes(&model.config, Dtype::Bf16),
+        kv_host_bytes: 1 << 30,
+        n_rows_max: 256,
+        n_tokens_max: 2048,
+    };
+    let load = |model: &Model, n_pages| {
+        CudaBackend::load(&card, model, &options(model, n_pages), &|_, _| {}).expect("it loads")
+    };
+    let mut backend = load(&decoded, 2048);
+    let free_bytes = || card.gpu().free_bytes().expect("the driver answers");
+    let mut stream = Stream::new(&mut backend);
+    stream.run(|n_steps| n_steps == 200);
+    let (alone_longest, alone_rate) = stream.run(|n_steps| n_steps == 2000);
+    println!("{}: alone {alone_rate:.0} steps a second, longest silence {alone_longest:?}", decoded.name);
+    let mut free = Vec::new();
+    for round in 0..4 {
+        let is_loaded = AtomicBool::new(false);
+        let is_over = AtomicBool::new(false);
+        let (mut loading, mut leaving) = (Duration::ZERO, Duration::ZERO);
+        std::thread::scope(|scope| {
+            let (is_loaded, is_over) = (&is_loaded, &is_over);
+            let (load, loaded) = (&load, &loaded);
+            let times = scope.spawn(move || {
+                let begun = Instant::now();
+                let backend = load(loaded, 4096);
+                let loading = begun.elapsed();
+                is_loaded.store(true, Ordering::Relaxed);
+                // The silences of both are told apart; host memory is page-locked meanwhile.
+                std::thread::sleep(Duration::from_millis(1500));
+                let begun = Instant::now();
+                drop(backend);
+                let leaving = begun.elapsed();
+                is_over.store(true, Ordering::Relaxed);
+                (loading, leaving)
+            });
+            let beside = stream.run(|_| is_loaded.load(Ordering::Relaxed));
+            let after = stream.run(|_| is_over.load(Ordering::Relaxed));
+            (loading, leaving) = times.join().expect("no panic");
+            for (what, (longest, rate), took) in
+                [("loads", beside, loading), ("is locked and goes", after, leaving)]
+            {
+                let share = rate / alone_rate;
+                println!(
+                    "round {round}: {} {what} ({took:.3?}); beside it longest silence {longest:.2?}, pace {:.0} %",
+                    loaded.name,
+                    share * 100.0
+                );
+                assert!(longest <= SILENCE_MAX, "{longest:?} of silence");
+                assert!(share >= PACE_MIN, "{share}");
+            }
+        });
+        free.push(free_bytes());
+    }
+    println!("free after each round: {free:?}");
+    assert_eq!(free[1], free[0], "to the byte");
+    assert_eq!(free[3], free[0], "to the byte");
+}
