@@ -157,7 +157,8 @@ impl CudaBackend {
             let kv_bytes = gpu.taken_bytes(pages.n_first * needs.page_bytes as usize);
             fit(card, model, &needs, kv_bytes as u64)?;
             let (weights, parts) = Weights::allocate(gpu, config, dtype)?;
-            weights_files::load(gpu, &model.checkpoint, dtype, &parts, progress)?;
+            let is_shared = || card.is_computing();
+            weights_files::load(gpu, &model.checkpoint, dtype, &parts, &is_shared, progress)?;
             let blas = blas.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
             Ok::<_, LoadError>((kernels, blas, weights, needs, pages))
         })?;
