@@ -1,6 +1,6 @@
 //! All kernels of one model, compiled for its type and shape.
 
-use std::sync::Arc;
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::{self, ScopedJoinHandle};
 
 use trellis_engine::model::{Dtype, ModelConfig};
@@ -44,10 +44,10 @@ impl Kernels {
     /// # Panics
     /// The kernels do not take a model of this shape.
     pub(crate) fn attention(card: &Card, config: &ModelConfig, dtype: Dtype) -> Result<Attention, CudaError> {
-        let (gpu, compiler) = (card.gpu(), card.compiler());
+        let (gpu, compiler, cores) = (card.gpu(), card.compiler(), &Cores::of(card));
         let shape = attention_shape(config, dtype);
         thread::scope(|scope| {
-            let compile = |source: Source| scope.spawn(move || compiler.cubin(&source));
+            let compile = |source: Source| scope.spawn(move || cores.lend(|| compiler.cubin(&source)));
             let attention: Vec<_> = Attention::sources(&shape).into_iter().map(compile).collect();
             for source in other_sources(config, dtype, gpu.compute_capability()) {
                 // An error is found again when the model is loaded.
@@ -71,9 +71,9 @@ impl Kernels {
     /// The kernels do not take a model of this shape.
     pub(crate) fn load(card: &Card, config: &ModelConfig, dtype: Dtype) -> Result<Self, CudaError> {
         let attention_shape = attention_shape(config, dtype);
-        let (gpu, compiler) = (card.gpu(), card.compiler());
+        let (gpu, compiler, cores) = (card.gpu(), card.compiler(), &Cores::of(card));
         thread::scope(|scope| {
-            let compile = |source: Source| scope.spawn(move || compiler.cubin(&source));
+            let compile = |source: Source| scope.spawn(move || cores.lend(|| compiler.cubin(&source)));
             let embedding = compile(embedding::source(dtype));
             let norm = compile(norm::source(dtype));
             let rope = compile(rope::source(dtype));
@@ -131,5 +131,67 @@ fn other_sources(config: &ModelConfig, dtype: Dtype, capability: (i32, i32)) -> 
     sources
 }
 
+/// Cores of the processor that compile: half of them beside the steps of others, whose thread must not wait for one.
+struct Cores {
+    n_free: Mutex<usize>,
+    freed: Condvar,
+}
+
+impl Cores {
+    fn of(card: &Card) -> Self {
+        let n = thread::available_parallelism().map_or(1, usize::from);
+        let n_free = if card.is_computing() { n.div_ceil(2) } else { n };
+        Self { n_free: Mutex::new(n_free), freed: Condvar::new() }
+    }
+
+    /// Does something on one of them, when one is free.
+    fn lend<R>(&self, work: impl FnOnce() -> R) -> R {
+        let n_free = self.n_free.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_none = |n_free: &mut usize| *n_free == 0;
+        *self.freed.wait_while(n_free, is_none).unwrap_or_else(PoisonError::into_inner) -= 1;
+        let _lent = Lent(self);
+        work()
+    }
+}
+
+/// A core that comes back, also when the work panics.
+struct Lent<'a>(&'a Cores);
+
+impl Drop for Lent<'_> {
+    fn drop(&mut self) {
+        *self.0.n_free.lock().unwrap_or_else(PoisonError::into_inner) += 1;
+        self.0.freed.notify_one();
+    }
+}
+
 /// A source that is being compiled, or found in the cache.
 type Compiling<'scope> = ScopedJoinHandle<'scope, Result<Arc<[u8]>, CudaError>>;
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use super::*;
+
+    #[test]
+    fn no_more_cores_are_lent_than_there_are_and_all_work_is_done() {
+        let cores = Cores { n_free: Mutex::new(2), freed: Condvar::new() };
+        let (n_now, n_most, n_done) = (AtomicUsize::new(0), AtomicUsize::new(0), AtomicUsize::new(0));
+        let work = |idx| {
+            n_most.fetch_max(n_now.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
+            thread::yield_now();
+            n_now.fetch_sub(1, Ordering::SeqCst);
+            n_done.fetch_add(1, Ordering::SeqCst);
+            assert_ne!(idx, 5, "this one fails");
+        };
+        let outcomes: Vec<_> = thread::scope(|scope| {
+            let (cores, work) = (&cores, &work);
+            let threads: Vec<_> = (0..20).map(|idx| scope.spawn(move || cores.lend(|| work(idx)))).collect();
+            threads.into_iter().map(|thread| thread.join().is_ok()).collect()
+        });
+        assert_eq!(outcomes.iter().filter(|is_ok| !**is_ok).count(), 1);
+        assert_eq!(n_done.into_inner(), 20);
+        assert!((1..=2).contains(&n_most.into_inner()));
+        assert_eq!(cores.n_free.into_inner().expect("nobody panics under the lock"), 2);
+    }
+}
