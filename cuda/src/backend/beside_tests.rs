@@ -66,16 +66,18 @@ impl<'a> Stream<'a> {
         }
     }
 
-    /// Decodes until `is_over`; the longest silence, and steps a second.
-    fn run(&mut self, mut is_over: impl FnMut(usize) -> bool) -> (Duration, f64) {
+    /// Decodes until `is_over`; the longest silences, and steps a second.
+    fn run(&mut self, mut is_over: impl FnMut(usize) -> bool) -> ([Duration; 5], f64) {
         self.gaps.clear();
         self.last = Instant::now();
         let begun = Instant::now();
         while !is_over(self.gaps.len()) {
             self.step();
         }
-        let longest = self.gaps.iter().copied().max().unwrap_or_default();
-        (longest, self.gaps.len() as f64 / begun.elapsed().as_secs_f64())
+        let rate = self.gaps.len() as f64 / begun.elapsed().as_secs_f64();
+        self.gaps.sort_unstable_by(|a, b| b.cmp(a));
+        let mut longest = self.gaps.iter().copied();
+        ([(); 5].map(|()| longest.next().unwrap_or_default()), rate)
     }
 }
 
@@ -109,8 +111,8 @@ fn a_model_loads_and_goes_beside_one_that_decodes() {
     let mut stream = Stream::new(&mut backend);
     stream.run(|n_steps| n_steps == 200);
     let (alone_longest, alone_rate) = stream.run(|n_steps| n_steps == 2000);
-    println!("{}: alone {alone_rate:.0} steps a second, longest silence {alone_longest:?}", decoded.name);
-    let mut free = Vec::new();
+    println!("{}: alone {alone_rate:.0} steps a second, longest silences {alone_longest:.2?}", decoded.name);
+    let (mut free, mut failures) = (Vec::new(), Vec::new());
     for round in 0..4 {
         let is_loaded = AtomicBool::new(false);
         let is_over = AtomicBool::new(false);
@@ -138,18 +140,22 @@ fn a_model_loads_and_goes_beside_one_that_decodes() {
                 [("loads", beside, loading), ("is locked and goes", after, leaving)]
             {
                 let share = rate / alone_rate;
-                println!(
-                    "round {round}: {} {what} ({took:.3?}); beside it longest silence {longest:.2?}, pace {:.0} %",
+                let said = format!(
+                    "round {round}: {} {what} ({took:.3?}); beside it longest silences {longest:.2?}, pace {:.0} %",
                     loaded.name,
                     share * 100.0
                 );
-                assert!(longest <= SILENCE_MAX, "{longest:?} of silence");
-                assert!(share >= PACE_MIN, "{share}");
+                println!("{said}");
+                // All rounds are to be seen before any is judged.
+                let is_quiet = longest[0] <= SILENCE_MAX && share >= PACE_MIN;
+                if !is_quiet {
+                    failures.push(said);
+                }
             }
         });
         free.push(free_bytes());
     }
     println!("free after each round: {free:?}");
-    assert_eq!(free[1], free[0], "to the byte");
-    assert_eq!(free[3], free[0], "to the byte");
+    assert!(failures.is_empty(), "{failures:#?}");
+    assert!(free[1..].iter().all(|&after| after == free[0]), "to the byte");
 }
