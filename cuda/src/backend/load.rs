@@ -110,8 +110,8 @@ impl CudaBackend {
         (config.n_layers * layer_len * dtype.n_bytes()) as u64
     }
 
-    /// What a model will take of a card, before any of it is read; [`CudaOptions::kv_bytes`] is left to the caller. Compiles
-    /// its kernels, which loading it does not do again.
+    /// What a model will take of a card, before any of it is read. How much it gets for pages is left to the caller; the
+    /// length of granules follows [`CudaOptions::kv_bytes_max`]. Compiles its kernels, which loading it does not do again.
     ///
     /// # Errors
     /// The kernels do not take such a model, or cannot be compiled.
@@ -142,7 +142,7 @@ impl CudaBackend {
         gpu.make_current()?;
         // Nothing of a load goes through the stream of the steps, or waits for it.
         let stream = gpu.stream()?;
-        let (kernels, blas, weights, needs, pages) = thread::scope(|scope| {
+        let (kernels, blas, weights, kv, needs, pages) = thread::scope(|scope| {
             // The library takes a while to begin.
             let blas =
                 scope.spawn(|| Blas::new(gpu, card.blas_workspace(), card.cache_dir().map(Path::to_owned)));
@@ -157,10 +157,19 @@ impl CudaBackend {
             let kv_bytes = gpu.taken_bytes(pages.n_first * needs.page_bytes as usize);
             fit(card, model, &needs, kv_bytes as u64)?;
             let (weights, parts) = Weights::allocate(gpu, config, dtype)?;
+            let page_bytes = needs.page_bytes as usize;
+            // Thousands of calls where a card is large; they need nothing of the weights.
+            let kv = scope.spawn(move || {
+                let range_bytes = pages.n_max * page_bytes;
+                let mut kv = gpu.reserve("KV pages", range_bytes, pages.n_granule * page_bytes)?;
+                kv.resize(pages.n_first * page_bytes)?;
+                Ok::<_, CudaError>(kv)
+            });
             let is_shared = || card.is_computing();
             weights_files::load(gpu, &model.checkpoint, dtype, &parts, &is_shared, progress)?;
             let blas = blas.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
-            Ok::<_, LoadError>((kernels, blas, weights, needs, pages))
+            let kv = kv.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
+            Ok::<_, LoadError>((kernels, blas, weights, kv, needs, pages))
         })?;
         let page_bytes = needs.page_bytes as usize;
         let llama = Llama::new(gpu, &stream, config, kernels, weights, blas, dtype)?;
@@ -177,8 +186,6 @@ impl CudaBackend {
             gpu.trim()?;
         }
         let steps = Steps::new(card, &stream, &llama, limits)?;
-        let mut kv = gpu.reserve("KV pages", pages.n_max * page_bytes, pages.n_granule * page_bytes)?;
-        kv.resize(pages.n_first * page_bytes)?;
         let n_host_pages = (options.kv_host_bytes / needs.page_bytes) as usize;
         Ok(Self {
             limits: Limits {
@@ -233,7 +240,10 @@ fn needs(
     let page_bytes = CudaBackend::page_bytes(config, dtype) as usize;
     let kv_bytes = |n_positions: usize| n_positions.div_ceil(PAGE_LEN) * page_bytes;
     let granule_bytes = match gpu.map_unit_bytes() {
-        Some(unit_bytes) => granule_bytes(page_bytes, unit_bytes, kv_bytes(config.n_positions)),
+        Some(unit_bytes) => {
+            let range_bytes = options.kv_bytes.max(options.kv_bytes_max) as usize;
+            granule_bytes(page_bytes, unit_bytes, kv_bytes(config.n_positions), range_bytes)
+        }
         None => page_bytes,
     };
     let kv_bytes_min = kv_bytes(config.n_positions.min(N_POSITIONS_MIN)).next_multiple_of(granule_bytes);

@@ -9,17 +9,29 @@ use cudarc::driver::sys;
 use super::{Buffer, Slice};
 use crate::driver::{CudaError, Gpu, check};
 
-/// What granules are made up to where they may be large: few calls for a card, and less than a hundredth of it.
+/// As long as granules are made where as much is wanted at a time.
 const GRANULE_BYTES: usize = 64 << 20;
 
-/// What one call takes memory from: the driver's locks are held meanwhile, which others want too.
-const UNMAPPED_BYTES_MAX: usize = 1 << 30;
+/// Granules of a long range; each costs about 100 µs when it gets its memory, and no less when it loses it.
+const N_GRANULES: usize = 512;
 
-/// Bytes that get their memory together: whole items in whole units of the driver, up to 64 MiB, and not much more than
-/// are wanted at a time.
-pub(crate) fn granule_bytes(item_bytes: usize, unit_bytes: usize, wanted_bytes: usize) -> usize {
+/// As long as they are made so that there are not more.
+const GRANULE_BYTES_MAX: usize = 256 << 20;
+
+/// What one call gives memory to, or takes it from: the driver's locks are held meanwhile, which others want too.
+const CALL_BYTES_MAX: usize = 1 << 30;
+
+/// Bytes that get their memory together, in a range of so many: whole items in whole units of the driver, not much more
+/// than are wanted at a time, and a small part of the range.
+pub(crate) fn granule_bytes(
+    item_bytes: usize,
+    unit_bytes: usize,
+    wanted_bytes: usize,
+    range_bytes: usize,
+) -> usize {
     let least = item_bytes / greatest_common_divisor(item_bytes, unit_bytes) * unit_bytes;
-    least * (wanted_bytes.min(GRANULE_BYTES) / least).max(1)
+    let of_range = (range_bytes / N_GRANULES).min(GRANULE_BYTES_MAX);
+    least * (wanted_bytes.min(GRANULE_BYTES).max(of_range) / least).max(1)
 }
 
 fn greatest_common_divisor(a: usize, b: usize) -> usize {
@@ -91,7 +103,7 @@ impl<M: Mapper> Granules<M> {
     }
 
     fn shrink(&mut self, end: usize) -> Result<(), CudaError> {
-        let step = (UNMAPPED_BYTES_MAX / self.granule_bytes).max(1) * self.granule_bytes;
+        let step = (CALL_BYTES_MAX / self.granule_bytes).max(1) * self.granule_bytes;
         while self.mapped_bytes > end {
             // Back to a granule's end, also from the last one, which may be shorter.
             let start = end.max((self.mapped_bytes - 1) / step * step);
@@ -159,7 +171,8 @@ impl Gpu {
     /// There is not enough; the numbers are in the error.
     pub(crate) fn take(&self, what: &'static str, n_bytes: usize) -> Result<Reserved, CudaError> {
         let unit_bytes = self.map_unit_bytes().unwrap_or(1);
-        let mut reserved = self.reserve(what, n_bytes, granule_bytes(unit_bytes, unit_bytes, n_bytes))?;
+        let granule_bytes = n_bytes.clamp(1, CALL_BYTES_MAX).next_multiple_of(unit_bytes);
+        let mut reserved = self.reserve(what, n_bytes, granule_bytes)?;
         reserved.resize(n_bytes)?;
         Ok(reserved)
     }

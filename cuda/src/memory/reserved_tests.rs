@@ -72,18 +72,23 @@ fn granules(granule_bytes: usize, range_bytes: usize, limit_bytes: usize) -> Gra
 
 #[test]
 fn granules_are_whole_items_in_whole_units() {
+    const GIB: usize = 1 << 30;
     // A page of the 8B shape, of the 1B shape, of 36 layers with 8 heads, of a tiny model.
-    for (item_bytes, wanted_bytes, expected) in [
-        (2 * MIB, 16 << 30, 64 * MIB),
-        (MIB / 2, 4 << 30, 64 * MIB),
-        (9 << 18, 4 << 30, 54 * MIB),
-        (12 << 10, 128 * (12 << 10), 6 * MIB),
-        (30 << 10, 1 << 30, 60 * MIB),
+    for (item_bytes, wanted_bytes, range_bytes, expected) in [
+        (2 * MIB, 16 * GIB, 20 * GIB, 64 * MIB),
+        (MIB / 2, 4 * GIB, 20 * GIB, 64 * MIB),
+        (9 << 18, 4 * GIB, 20 * GIB, 54 * MIB),
+        (12 << 10, 128 * (12 << 10), GIB, 6 * MIB),
+        (30 << 10, GIB, GIB, 60 * MIB),
         // More than is usual: one of them is still whole.
-        (305 << 10, 1 << 30, 610 * MIB),
+        (305 << 10, GIB, GIB, 610 * MIB),
+        // The whole of a large card.
+        (2 * MIB, 16 * GIB, 100 * GIB, 200 * MIB),
+        (12 << 10, 128 * (12 << 10), 100 * GIB, 198 * MIB),
+        (2 * MIB, 16 * GIB, 1000 * GIB, 256 * MIB),
     ] {
-        let found = granule_bytes(item_bytes, 2 * MIB, wanted_bytes);
-        assert_eq!(found, expected, "{item_bytes} {wanted_bytes}");
+        let found = granule_bytes(item_bytes, 2 * MIB, wanted_bytes, range_bytes);
+        assert_eq!(found, expected, "{item_bytes} {wanted_bytes} {range_bytes}");
         assert!(found.is_multiple_of(item_bytes) && found.is_multiple_of(2 * MIB));
     }
 }
