@@ -172,6 +172,10 @@ impl Locked {
     /// There are no addresses for so much.
     pub(super) fn new(gpu: &Gpu, n_bytes: usize) -> Result<Self, CudaError> {
         let mut locked = Self::unlocked(gpu, n_bytes, PIECE_BYTES)?;
+        if n_bytes == 0 {
+            locked.memory.end();
+            return Ok(locked);
+        }
         let (memory, gpu) = (locked.memory.clone(), gpu.clone());
         let spawned =
             std::thread::Builder::new().name("page-lock".to_owned()).spawn(move || memory.lock(&gpu));

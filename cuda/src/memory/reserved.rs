@@ -56,12 +56,15 @@ pub(crate) struct Granules<M: Mapper> {
     mapper: M,
     range: Slice,
     granule_bytes: usize,
+    /// From the start of the range, what can be read and written.
+    usable_bytes: usize,
+    /// What has memory: more than is usable only after a call that was to take it back failed.
     mapped_bytes: usize,
 }
 
 impl<M: Mapper> Granules<M> {
     pub(crate) fn new(mapper: M, range: Slice, granule_bytes: usize) -> Self {
-        Self { mapper, range, granule_bytes, mapped_bytes: 0 }
+        Self { mapper, range, granule_bytes, usable_bytes: 0, mapped_bytes: 0 }
     }
 
     /// The end of the granule that ends with or after `n_bytes`; the last one ends with the range.
@@ -73,33 +76,32 @@ impl<M: Mapper> Granules<M> {
     /// leaves all as it was.
     fn resize(&mut self, n_bytes: usize) -> Result<(), CudaError> {
         let end = self.end(n_bytes);
-        if end > self.mapped_bytes { self.grow(end) } else { self.shrink(end) }
+        if end > self.usable_bytes { self.grow(end) } else { self.shrink(end) }
     }
 
     fn grow(&mut self, end: usize) -> Result<(), CudaError> {
-        let start = self.mapped_bytes;
-        let mut mapped = start;
-        let mut outcome = Ok(());
-        while mapped < end && outcome.is_ok() {
-            let next = self.end(mapped + 1);
-            outcome = self.mapper.map(self.range.part(mapped, next - mapped));
-            if outcome.is_ok() {
-                mapped = next;
+        let start = self.usable_bytes;
+        let added = self.range.part(start, end - start);
+        let grown = self.map(end).and_then(|()| self.mapper.allow(added));
+        match grown {
+            Ok(()) => self.usable_bytes = end,
+            Err(_) => {
+                if let Err(error) = self.shrink(start) {
+                    let n_bytes = self.mapped_bytes - start;
+                    tracing::warn!(%error, n_bytes, "device memory is not given back");
+                }
             }
         }
-        let added = self.range.part(start, mapped - start);
-        if outcome.is_ok() {
-            outcome = self.mapper.allow(added);
+        grown
+    }
+
+    fn map(&mut self, end: usize) -> Result<(), CudaError> {
+        while self.mapped_bytes < end {
+            let next = self.end(self.mapped_bytes + 1);
+            self.mapper.map(self.range.part(self.mapped_bytes, next - self.mapped_bytes))?;
+            self.mapped_bytes = next;
         }
-        if outcome.is_ok() {
-            self.mapped_bytes = end;
-        } else if added.n_bytes > 0
-            && let Err(error) = self.mapper.unmap(added)
-        {
-            // These addresses will refuse to be mapped again, with an error.
-            tracing::warn!(%error, n_bytes = added.n_bytes, "device memory is not given back");
-        }
-        outcome
+        Ok(())
     }
 
     fn shrink(&mut self, end: usize) -> Result<(), CudaError> {
@@ -109,6 +111,7 @@ impl<M: Mapper> Granules<M> {
             let start = end.max((self.mapped_bytes - 1) / step * step);
             self.mapper.unmap(self.range.part(start, self.mapped_bytes - start))?;
             self.mapped_bytes = start;
+            self.usable_bytes = self.usable_bytes.min(start);
         }
         Ok(())
     }
@@ -195,7 +198,7 @@ impl Reserved {
     /// Bytes from the start that have memory.
     pub(crate) fn mapped_bytes(&self) -> usize {
         match &self.memory {
-            Memory::Granules(granules) => granules.mapped_bytes.min(self.n_bytes),
+            Memory::Granules(granules) => granules.usable_bytes.min(self.n_bytes),
             Memory::Whole(_) => self.n_bytes,
         }
     }

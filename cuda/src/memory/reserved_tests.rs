@@ -16,6 +16,7 @@ struct Line {
     limit_bytes: usize,
     pieces: BTreeMap<u64, (usize, bool)>, // length, whether it may be read and written
     refuses_to_allow: bool,
+    refuses_to_unmap: bool,
 }
 
 impl Line {
@@ -56,6 +57,9 @@ impl Mapper for Line {
     }
 
     fn unmap(&mut self, at: Slice) -> Result<(), CudaError> {
+        if self.refuses_to_unmap {
+            return Err(refusal(CUresult::CUDA_ERROR_INVALID_VALUE));
+        }
         let mut end = at.address;
         while end < at.address + at.n_bytes as u64 {
             end += self.pieces.remove(&end).expect("a piece begins here").0 as u64;
@@ -66,7 +70,8 @@ impl Mapper for Line {
 }
 
 fn granules(granule_bytes: usize, range_bytes: usize, limit_bytes: usize) -> Granules<Line> {
-    let line = Line { limit_bytes, pieces: BTreeMap::new(), refuses_to_allow: false };
+    let line =
+        Line { limit_bytes, pieces: BTreeMap::new(), refuses_to_allow: false, refuses_to_unmap: false };
     Granules::new(line, Slice { address: 1 << 40, n_bytes: range_bytes }, granule_bytes)
 }
 
@@ -103,17 +108,17 @@ fn random_sizes_have_their_memory_and_no_more() {
         let mut granules = granules(granule_bytes, range_bytes, limit_bytes);
         for _ in 0..20 {
             let wanted = random.below(range_bytes + 1);
-            let before = granules.mapped_bytes;
+            let before = granules.usable_bytes;
             let end = wanted.next_multiple_of(granule_bytes).min(range_bytes);
             let resized = granules.resize(wanted);
             if end <= limit_bytes {
                 resized.expect("there is room");
-                assert_eq!(granules.mapped_bytes, end);
+                assert_eq!(granules.usable_bytes, end);
             } else {
                 assert!(resized.expect_err("there is no room").is_out_of_memory());
-                assert_eq!(granules.mapped_bytes, before, "nothing has changed");
+                assert_eq!(granules.usable_bytes, before, "nothing has changed");
             }
-            assert_eq!(granules.mapper.mapped_bytes(), granules.mapped_bytes);
+            assert_eq!(granules.mapper.mapped_bytes(), granules.usable_bytes);
             assert!(granules.mapper.pieces.values().all(|(_, is_allowed)| *is_allowed));
         }
         granules.resize(0).expect("memory goes back");
@@ -127,7 +132,24 @@ fn what_cannot_be_read_is_not_kept() {
     granules.resize(8 * MIB).expect("there is room");
     granules.mapper.refuses_to_allow = true;
     granules.resize(32 * MIB).expect_err("refused");
-    assert_eq!((granules.mapped_bytes, granules.mapper.mapped_bytes()), (8 * MIB, 8 * MIB));
+    assert_eq!((granules.usable_bytes, granules.mapper.mapped_bytes()), (8 * MIB, 8 * MIB));
+}
+
+#[test]
+fn what_could_not_be_taken_back_is_used_later() {
+    let mut granules = granules(4 * MIB, 64 * MIB, 24 * MIB);
+    granules.resize(8 * MIB).expect("there is room");
+    granules.mapper.refuses_to_unmap = true;
+    granules.resize(32 * MIB).expect_err("there is no room");
+    assert_eq!((granules.usable_bytes, granules.mapper.mapped_bytes()), (8 * MIB, 24 * MIB));
+    granules.resize(0).expect_err("refused");
+    assert_eq!(granules.usable_bytes, 8 * MIB);
+    granules.mapper.limit_bytes = 40 * MIB;
+    granules.resize(40 * MIB).expect("there is room");
+    assert!(granules.mapper.pieces.values().all(|(_, is_allowed)| *is_allowed));
+    granules.mapper.refuses_to_unmap = false;
+    granules.resize(4 * MIB).expect("memory goes back");
+    assert_eq!((granules.usable_bytes, granules.mapper.mapped_bytes()), (4 * MIB, 4 * MIB));
 }
 
 /// A length whose last granule is shorter, with numbers in it that say where they lie.
