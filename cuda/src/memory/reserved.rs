@@ -343,6 +343,34 @@ pub(crate) fn map_unit_bytes(device: sys::CUdevice) -> Result<Option<usize>, Cud
         // SAFETY: both pointers are valid for the call.
         unsafe { sys::cuMemGetAllocationGranularity(&mut unit_bytes, &properties, least) }.result()
     })?;
+    // Between driver and device there may be something that passes on less than the device can do.
+    let mut handle = 0;
+    let created = check("cuMemCreate", || {
+        // SAFETY: both pointers are valid for the call, and the length is the unit.
+        unsafe { sys::cuMemCreate(&mut handle, unit_bytes, &properties, 0) }.result()
+    });
+    use sys::CUresult::{CUDA_ERROR_NOT_PERMITTED, CUDA_ERROR_NOT_SUPPORTED, CUDA_ERROR_OPERATING_SYSTEM};
+    match created {
+        Ok(()) => {
+            // SAFETY: created above, released once, and mapped nowhere.
+            if let Err(error) = unsafe { sys::cuMemRelease(handle) }.result() {
+                tracing::warn!(%error, "cuMemRelease");
+            }
+        }
+        Err(CudaError::Call {
+            code: Some(CUDA_ERROR_NOT_PERMITTED | CUDA_ERROR_NOT_SUPPORTED | CUDA_ERROR_OPERATING_SYSTEM),
+            reason,
+            ..
+        }) => {
+            tracing::warn!(
+                reason,
+                "the device cannot map memory: models keep what they get when they are loaded"
+            );
+            return Ok(None);
+        }
+        // There is none left at this moment, or worse: whoever takes some will hear of it.
+        Err(_) => {}
+    }
     Ok(Some(unit_bytes))
 }
 
