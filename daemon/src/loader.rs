@@ -144,7 +144,7 @@ impl Loader {
             }
         };
         let open = &mut devices[idx];
-        let loaded = match open.chosen.needs(&model, &self.config) {
+        let loaded = match open.chosen.needs(&model, &self.config, open.kv_bytes_max(&self.config)) {
             Ok(needs) => {
                 let candidate = Candidate { choice, model, needs };
                 open.admit(candidate, &self.config, &self.seams, progress).await
@@ -244,6 +244,11 @@ impl Loader {
 }
 
 impl OpenDevice {
+    /// The most KV memory that any model may ever have.
+    fn kv_bytes_max(&self, config: &Config) -> u64 {
+        config.kv_bytes.map_or(self.capacity_bytes, |kv_bytes| kv_bytes.min(self.capacity_bytes))
+    }
+
     /// KV memory of all models together, when these are the ones.
     fn kv_bytes(&self, models: &[Needs], config: &Config) -> u64 {
         let fixed: u64 = models.iter().map(|needs| needs.fixed_bytes).sum();
@@ -325,7 +330,7 @@ impl OpenDevice {
         }
         let n_pages = *shares.last().expect("one is coming");
         let (chosen, config, seams) = (self.chosen.clone(), config.clone(), seams.clone());
-        let kv = Kv { n_pages, kv_bytes_max: self.capacity_bytes };
+        let kv = Kv { n_pages, kv_bytes_max: self.kv_bytes_max(&config) };
         let loaded = blocking(move || {
             let backend = load_backend(&chosen, &candidate.model, &config, kv, &seams, &progress)?;
             Ok::<_, DaemonError>((candidate, backend))
@@ -345,6 +350,7 @@ impl OpenDevice {
         let (n_pages, n_positions) = (backend.n_pages(), backend.limits().n_positions_max);
         // What it is cut to it keeps.
         needs.n_pages_min = n_positions.div_ceil(PAGE_LEN);
+        needs.n_granule_pages = backend.limits().n_granule_pages;
         let handle = self.engine.add(Arc::new(model), backend);
         let handle = handle.map_err(|source| DaemonError::Engine { name, source })?;
         self.tenants.push(Tenant { choice, handle: handle.clone(), needs, n_pages });
@@ -462,7 +468,7 @@ fn fill(
 ) -> Result<(), DaemonError> {
     let mut coming = Vec::new();
     for (choice, model) in models {
-        let needs = open.chosen.needs(&model, config)?;
+        let needs = open.chosen.needs(&model, config, open.kv_bytes_max(config))?;
         coming.push(Candidate { choice, model, needs });
     }
     let shares = open.shares(&mut coming, config)?;
@@ -472,7 +478,7 @@ fn fill(
             progress(LoadProgress::Loading { model: name.clone(), done_bytes, total_bytes });
         };
         report(0, 0);
-        let kv = Kv { n_pages, kv_bytes_max: open.capacity_bytes };
+        let kv = Kv { n_pages, kv_bytes_max: open.kv_bytes_max(config) };
         let backend = load_backend(&open.chosen, &candidate.model, config, kv, seams, &report)?;
         open.take_in(candidate, backend)?;
     }
