@@ -1,15 +1,20 @@
 //! A card that models share: device, compiler, one stream for all steps, memory for one step at a time.
 
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::{Duration, Instant};
 
-use crate::{Buffer, Compiler, CudaError, Gpu, Slice, Stream, probe};
+use crate::memory::Reserved;
+use crate::{Buffer, Compiler, CudaError, Event, Gpu, Slice, Stream, Timing, probe};
 
 /// What NVIDIA recommends for cuBLASLt from sm_90 on.
 const BLAS_WORKSPACE_BYTES: usize = 32 << 20;
 
-/// An open card. Cheap to clone; models that share one use it one after the other.
+/// How long after a step was put into the stream others are taken to go on: longer than any step takes.
+const COMPUTES_FOR: Duration = Duration::from_millis(300);
+
+/// An open card. Cheap to clone; models that share one compute one after the other, and load beside one another.
 #[derive(Clone, Debug)]
 pub struct Card(Arc<Inner>);
 
@@ -20,11 +25,15 @@ struct Inner {
     cache_dir: Option<PathBuf>,
     /// All steps of all models go through it, so that they never overlap and one memory serves them all.
     stream: Mutex<Stream>,
+    /// Of the products in that stream. What is computed elsewhere has a workspace of its own.
     blas_workspace: Buffer,
     /// Whether the step put into it last is only half there.
     is_held: AtomicBool,
-    /// The largest memory for steps so far; the models that use it hold it.
-    step_memory: Mutex<Weak<Buffer>>,
+    /// Memory for steps; the models that use one hold it.
+    step_memory: Mutex<Vec<Weak<Reserved>>>,
+    opened: Instant,
+    /// When a step was last put into the stream, in milliseconds since it was opened and one more; 0 before the first.
+    last_step_ms: AtomicU64,
 }
 
 impl Card {
@@ -40,9 +49,17 @@ impl Card {
         let compiler = Compiler::new(gpu.compute_capability(), probe::include_dir(), cache_dir.clone());
         let stream = Mutex::new(gpu.stream()?);
         let blas_workspace = gpu.allocate("the workspace of matrix products", BLAS_WORKSPACE_BYTES)?;
-        let step_memory = Mutex::default();
-        let is_held = AtomicBool::new(false);
-        Ok(Self(Arc::new(Inner { gpu, compiler, cache_dir, stream, is_held, blas_workspace, step_memory })))
+        Ok(Self(Arc::new(Inner {
+            gpu,
+            compiler,
+            cache_dir,
+            stream,
+            is_held: AtomicBool::new(false),
+            blas_workspace,
+            step_memory: Mutex::default(),
+            opened: Instant::now(),
+            last_step_ms: AtomicU64::new(0),
+        })))
     }
 
     /// The device.
@@ -81,30 +98,54 @@ impl Card {
         self.0.is_held.load(Ordering::Relaxed)
     }
 
-    /// Where matrix products may keep what they need on the way.
+    /// Waits for all that is in the stream now, which is not kept from others meanwhile.
+    ///
+    /// # Errors
+    /// Something in it failed.
+    pub(crate) fn wait_for_steps(&self) -> Result<(), CudaError> {
+        let passed = Event::new(self.gpu(), Timing::Off)?;
+        passed.record(&self.stream())?;
+        passed.synchronize()
+    }
+
+    /// Notes that a step was put into the stream.
+    pub(crate) fn note_step(&self) {
+        let ms = self.0.opened.elapsed().as_millis() as u64 + 1;
+        self.0.last_step_ms.store(ms, Ordering::Relaxed);
+    }
+
+    /// Whether a model computes, or has until just now: what is loaded or timed meanwhile is in its way, and it in theirs.
+    pub(crate) fn is_computing(&self) -> bool {
+        let last_ms = self.0.last_step_ms.load(Ordering::Relaxed);
+        let now_ms = self.0.opened.elapsed().as_millis() as u64 + 1;
+        last_ms > 0 && now_ms < last_ms + COMPUTES_FOR.as_millis() as u64
+    }
+
+    /// Where matrix products in the stream may keep what they need on the way.
     pub(crate) fn blas_workspace(&self) -> Slice {
         self.0.blas_workspace.slice()
     }
 
-    /// Memory for the activations of a step. Models share it, since their steps never overlap; one that needs more
-    /// than those before it gets more, and those after it share that.
+    /// Memory for the activations of a step. Models share it, since their steps never overlap: the smallest that is large
+    /// enough, or a new one. A model holds the one that it was given, so that no other's coming or going moves it.
     ///
     /// # Errors
     /// There is not enough.
-    pub(crate) fn step_memory(&self, n_bytes: usize) -> Result<Arc<Buffer>, CudaError> {
+    pub(crate) fn step_memory(&self, n_bytes: usize) -> Result<Arc<Reserved>, CudaError> {
         let mut shared = self.0.step_memory.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(memory) = shared.upgrade().filter(|memory| memory.slice().n_bytes >= n_bytes) {
+        if let Some(memory) = smallest(&shared, n_bytes) {
             return Ok(memory);
         }
-        let memory = Arc::new(self.0.gpu.allocate("the activations of a step", n_bytes)?);
-        *shared = Arc::downgrade(&memory);
+        let memory = Arc::new(self.0.gpu.take("the activations of a step", self.0.gpu.taken_bytes(n_bytes))?);
+        shared.retain(|other| other.strong_count() > 0);
+        shared.push(Arc::downgrade(&memory));
         Ok(memory)
     }
 
     /// Bytes that a model's activations would take beyond what the card has for them.
     pub(crate) fn step_bytes_missing(&self, n_bytes: usize) -> usize {
         let shared = self.0.step_memory.lock().unwrap_or_else(PoisonError::into_inner);
-        if shared.upgrade().is_some_and(|memory| memory.slice().n_bytes >= n_bytes) { 0 } else { n_bytes }
+        if smallest(&shared, n_bytes).is_some() { 0 } else { self.0.gpu.taken_bytes(n_bytes) }
     }
 }
 
@@ -116,4 +157,10 @@ impl Drop for Hold {
     fn drop(&mut self) {
         self.0.0.is_held.store(false, Ordering::Relaxed);
     }
+}
+
+/// The shortest that is long enough, of those that somebody holds.
+fn smallest(shared: &[Weak<Reserved>], n_bytes: usize) -> Option<Arc<Reserved>> {
+    let held = shared.iter().filter_map(Weak::upgrade);
+    held.filter(|memory| memory.slice().n_bytes >= n_bytes).min_by_key(|memory| memory.slice().n_bytes)
 }

@@ -15,7 +15,7 @@ mod step;
 #[cfg(test)]
 mod testing;
 
-pub use backend::{CudaBackend, CudaOptions, KvSize, LoadError};
+pub use backend::{CudaBackend, CudaOptions, LoadError, Needs};
 pub use bench::{DeviceLimits, OpSpeed, OpStep, ops as op_speeds};
 pub use card::Card;
 pub use compile::{Compiler, Kernel, Module, Source};

@@ -20,7 +20,7 @@ use crate::guest::{GuestError, GuestHost, GuestHostConfig, make_private};
 use crate::ipc::{self, Listener};
 use crate::loader::Loader;
 pub use crate::models::DeviceFailure;
-use crate::models::{failed, failure};
+use crate::models::failure;
 use crate::service::HostService;
 use crate::session::{Actor, Limits, Sessions};
 
@@ -118,6 +118,15 @@ pub enum DaemonError {
         /// What all models may take together.
         capacity_bytes: u64,
     },
+    /// It is on its way out.
+    #[error("model {name:?} is being unloaded: its guests are coming to their ends")]
+    Leaving {
+        /// The model.
+        name: String,
+    },
+    /// Nobody waits any more for the model to be loaded.
+    #[error("the load was cancelled")]
+    GivenUp,
     /// No model of that name is there to be unloaded.
     #[error("no model named {name:?} is loaded; {}", if .known.is_empty() { "there is none".to_owned() } else { format!("there are {}", .known.join(", ")) })]
     NotLoaded {
@@ -260,7 +269,7 @@ impl Daemon {
 
     /// Waits until the device fails.
     pub async fn failed(&self) -> DeviceFailure {
-        failed(&self.service.host().models()).await
+        self.loader.models().failed().await
     }
 
     /// What sessions talk to.

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use trellis_cuda::{Card, CudaBackend, CudaOptions, KvSize, probe};
+use trellis_cuda::{Card, CudaBackend, CudaOptions, probe};
 use trellis_engine::backend::{Backend, PAGE_LEN};
 use trellis_engine::cpu::{CpuBackend, CpuError, CpuOptions};
 use trellis_engine::model::{Dtype, Model};
@@ -100,14 +100,19 @@ impl Chosen {
         })
     }
 
-    /// What a model needs of the device.
+    /// What a model needs of the device, if its KV may ever have so many bytes.
     ///
     /// # Errors
     /// The device does not run such a model.
-    pub(crate) fn needs(&self, model: &Model, config: &Config) -> Result<Needs, DaemonError> {
+    pub(crate) fn needs(
+        &self,
+        model: &Model,
+        config: &Config,
+        kv_bytes_max: u64,
+    ) -> Result<Needs, DaemonError> {
         match self {
             Self::Cpu => needs_cpu(model, config),
-            Self::Cuda { .. } => Ok(needs_cuda(model, config)),
+            Self::Cuda { card, .. } => needs_cuda(card, model, config, kv_bytes_max),
         }
     }
 
@@ -170,6 +175,14 @@ fn needs_cpu(model: &Model, config: &Config) -> Result<Needs, DaemonError> {
     let page_bytes = CpuBackend::page_bytes(&model.config);
     let n_pages_min = model.config.n_positions.div_ceil(PAGE_LEN);
     let context_bytes = n_pages_min as u64 * page_bytes;
+    if config.kv_bytes.is_none() && context_bytes > CPU_KV_BYTES_MAX {
+        return Err(DaemonError::KvTooSmall {
+            name: model.name.clone(),
+            n_positions: model.config.n_positions,
+            needed_bytes: context_bytes,
+            kv_bytes: CPU_KV_BYTES_MAX,
+        });
+    }
     Ok(Needs {
         fixed_bytes: model.n_parameters * size_of::<f32>() as u64,
         page_bytes,
@@ -209,15 +222,30 @@ fn load_cpu(
     Ok(Box::new(backend))
 }
 
-fn needs_cuda(model: &Model, config: &Config) -> Needs {
-    let dtype = config.dtype.chosen().unwrap_or(model.dtype);
-    Needs {
-        fixed_bytes: CudaBackend::weight_bytes(&model.config, dtype),
-        page_bytes: CudaBackend::page_bytes(&model.config, dtype),
-        n_granule_pages: 1,
+fn cuda_options(config: &Config, kv_bytes: u64, kv_bytes_max: u64) -> CudaOptions {
+    let Sizes { kv_host_bytes, n_step_tokens, n_step_rows } = config.sizes(Sizes::CUDA);
+    CudaOptions {
+        dtype: config.dtype.chosen(),
+        kv_bytes,
+        kv_bytes_max,
+        kv_host_bytes,
+        n_rows_max: n_step_rows,
+        n_tokens_max: n_step_tokens,
+    }
+}
+
+fn needs_cuda(card: &Card, model: &Model, config: &Config, kv_bytes_max: u64) -> Result<Needs, DaemonError> {
+    let needs = CudaBackend::needs(card, model, &cuda_options(config, 0, kv_bytes_max));
+    let needs =
+        needs.map_err(|source| DaemonError::Load { name: model.name.clone(), source: Box::new(source) })?;
+    Ok(Needs {
+        // Models may come to share what they compute in, or not: that depends on who came first.
+        fixed_bytes: needs.weight_bytes + needs.step_bytes + needs.all_activation_bytes,
+        page_bytes: needs.page_bytes,
+        n_granule_pages: (needs.granule_bytes / needs.page_bytes) as usize,
         n_pages_min: model.config.n_positions.div_ceil(PAGE_LEN),
         kv_bytes_most: u64::MAX,
-    }
+    })
 }
 
 fn load_cuda(
@@ -228,15 +256,8 @@ fn load_cuda(
     progress: &(dyn Fn(u64, u64) + Sync),
 ) -> Result<Box<dyn Backend>, DaemonError> {
     let dtype = config.dtype.chosen().unwrap_or(model.dtype);
-    let page_bytes = CudaBackend::page_bytes(&model.config, dtype);
-    let Sizes { kv_host_bytes, n_step_tokens, n_step_rows } = config.sizes(Sizes::CUDA);
-    let options = CudaOptions {
-        dtype: config.dtype.chosen(),
-        kv: KvSize::Bytes(kv.n_pages as u64 * page_bytes),
-        kv_host_bytes,
-        n_rows_max: n_step_rows,
-        n_tokens_max: n_step_tokens,
-    };
+    let kv_bytes = kv.n_pages as u64 * CudaBackend::page_bytes(&model.config, dtype);
+    let options = cuda_options(config, kv_bytes, kv.kv_bytes_max);
     let backend = CudaBackend::load(card, model, &options, progress)
         .map_err(|source| DaemonError::Load { name: model.name.clone(), source: Box::new(source) })?;
     let (n_positions, n_most) = (backend.limits().n_positions_max, model.config.n_positions);
@@ -260,7 +281,7 @@ mod tests {
 
     #[test]
     fn the_processor_computes_in_f32_only() {
-        let needs = |dtype| Chosen::Cpu.needs(&draft(), &Config { dtype, ..Config::default() });
+        let needs = |dtype| Chosen::Cpu.needs(&draft(), &Config { dtype, ..Config::default() }, 0);
         assert!(matches!(needs(DtypeChoice::Bf16), Err(DaemonError::CpuDtype { .. })));
         assert!(needs(DtypeChoice::F32).expect("it computes in that").n_pages_min > 0);
     }

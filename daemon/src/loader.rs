@@ -4,7 +4,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::{Mutex, oneshot};
+use tokio::sync::Mutex;
+use tokio_util::sync::CancellationToken;
 use trellis_engine::backend::{Backend, PAGE_LEN};
 use trellis_engine::model::Model;
 use trellis_engine::{Engine, EngineSettings, ModelHandle, PrefixScope};
@@ -99,19 +100,16 @@ impl Loader {
         device: Option<Device>,
         progress: impl Fn(u64, u64) + Send + Sync + 'static,
     ) -> Result<ModelHandle, DaemonError> {
-        let (done, loaded) = oneshot::channel();
+        let given_up = CancellationToken::new();
+        let waits = given_up.clone().drop_guard();
         let loader = self.clone();
-        tokio::spawn(async move {
-            let loaded = loader.load_to_the_end(choice, device, Box::new(progress)).await;
-            if let Err(Ok(handle)) = done.send(loaded) {
-                let name = handle.model().name.clone();
-                tracing::info!(model = name, "the load was cancelled");
-                if let Err(error) = loader.unload(&name, Duration::ZERO).await {
-                    tracing::warn!(model = name, %error, "a cancelled load was not taken back");
-                }
-            }
+        let loading = tokio::spawn(async move {
+            let handle = loader.load_to_the_end(choice, device, Box::new(progress), &given_up).await?;
+            Ok::<_, DaemonError>(Fresh { loader, handle: Some(handle) })
         });
-        loaded.await.expect("loading answers")
+        let fresh = loading.await.expect("loading does not panic")?;
+        waits.disarm();
+        Ok(fresh.keep())
     }
 
     async fn load_to_the_end(
@@ -119,14 +117,22 @@ impl Loader {
         choice: String,
         device: Option<Device>,
         progress: Box<dyn Fn(u64, u64) + Send + Sync>,
+        given_up: &CancellationToken,
     ) -> Result<ModelHandle, DaemonError> {
         let mut devices = self.devices.lock().await;
-        let device = device.unwrap_or(self.config.device);
+        if given_up.is_cancelled() {
+            return Err(DaemonError::GivenUp);
+        }
+        let device = device.filter(|&device| device != Device::Auto).unwrap_or(self.config.device);
         let (config, path) = (self.config.clone(), choice.clone());
         let model = blocking(move || open_model(&path, &config)).await?;
         let name = model.name.clone();
-        if devices.iter().flat_map(|open| &open.tenants).any(|tenant| tenant.handle.model().name == name) {
-            return Err(DaemonError::DuplicateModel { name });
+        let mut tenants = devices.iter().flat_map(|open| &open.tenants);
+        if let Some(tenant) = tenants.find(|tenant| tenant.handle.model().name == name) {
+            return Err(match tenant.handle.is_closed() {
+                true => DaemonError::Leaving { name },
+                false => DaemonError::DuplicateModel { name },
+            });
         }
         let idx = match devices.iter().position(|open| open.device.is_same(device)) {
             Some(idx) => idx,
@@ -138,11 +144,16 @@ impl Loader {
             }
         };
         let open = &mut devices[idx];
-        let needs = open.chosen.needs(&model, &self.config)?;
-        let candidate = Candidate { choice, model, needs };
-        let loaded = open.admit(candidate, &self.config, &self.seams, progress).await;
+        let loaded = match open.chosen.needs(&model, &self.config, open.kv_bytes_max(&self.config)) {
+            Ok(needs) => {
+                let candidate = Candidate { choice, model, needs };
+                open.admit(candidate, &self.config, &self.seams, progress).await
+            }
+            Err(error) => Err(error),
+        };
         if loaded.is_err() {
             open.settle(&self.config).await;
+            close_idle(&mut devices).await;
         }
         let handle = loaded?;
         self.models.add(handle.clone(), &self.default);
@@ -155,22 +166,37 @@ impl Loader {
     /// # Errors
     /// No model of that name is loaded, or the device has failed.
     pub(crate) async fn unload(&self, name: &str, drain: Duration) -> Result<(), DaemonError> {
-        let known = || DaemonError::NotLoaded { name: name.to_owned(), known: names(&self.models.now()) };
         // It drains beside others that come and go.
         let handle = self.models.now().iter().find(|handle| handle.model().name == name).cloned();
-        let handle = handle.ok_or_else(known)?;
-        handle.close();
-        self.models.remove(name);
+        let handle = handle.ok_or_else(|| DaemonError::NotLoaded {
+            name: name.to_owned(),
+            known: names(&self.models.now()),
+        })?;
+        if !handle.close() {
+            return Err(DaemonError::Leaving { name: name.to_owned() });
+        }
+        self.models.remove(&handle);
         let _ = tokio::time::timeout(drain, handle.idle()).await;
+        self.take_off(&handle).await
+    }
+
+    /// Takes a model off its device, which others then share anew.
+    async fn take_off(&self, handle: &ModelHandle) -> Result<(), DaemonError> {
         let mut devices = self.devices.lock().await;
-        let is_it = |tenant: &Tenant| tenant.handle.model().name == name;
-        let open = devices.iter_mut().find(|open| open.tenants.iter().any(is_it)).ok_or_else(known)?;
-        let idx = open.tenants.iter().position(is_it).expect("it was found");
+        self.models.remove(handle);
+        let idx_of = |open: &OpenDevice| open.tenants.iter().position(|tenant| tenant.handle.is_same(handle));
+        // Where the device was opened again meanwhile, the model is gone already.
+        let Some((open, idx)) = devices.iter_mut().find_map(|open| idx_of(open).map(|idx| (open, idx)))
+        else {
+            return Ok(());
+        };
         open.tenants.remove(idx);
-        let removed = open.engine.remove(&handle).await;
-        let backend = removed.map_err(|source| DaemonError::Engine { name: name.to_owned(), source })?;
+        let removed = open.engine.remove(handle).await;
+        let backend =
+            removed.map_err(|source| DaemonError::Engine { name: handle.model().name.clone(), source })?;
         blocking(move || drop(backend)).await;
         open.settle(&self.config).await;
+        close_idle(&mut devices).await;
         Ok(())
     }
 
@@ -185,7 +211,10 @@ impl Loader {
         let opened = blocking(move || {
             let choices: Vec<(Device, Vec<String>)> = lost
                 .iter()
-                .map(|open| (open.device, open.tenants.iter().map(|tenant| tenant.choice.clone()).collect()))
+                .map(|open| {
+                    let staying = open.tenants.iter().filter(|tenant| !tenant.handle.is_closed());
+                    (open.device, staying.map(|tenant| tenant.choice.clone()).collect())
+                })
                 .collect();
             // Nothing can be had of a device again as long as anything of it is held.
             drop(lost);
@@ -200,7 +229,7 @@ impl Loader {
             Ok::<_, DaemonError>(opened)
         })
         .await?;
-        self.models.replace(handles(&opened));
+        self.models.replace(handles(&opened), &self.default);
         *devices = opened;
         Ok(())
     }
@@ -215,6 +244,11 @@ impl Loader {
 }
 
 impl OpenDevice {
+    /// The most KV memory that any model may ever have.
+    fn kv_bytes_max(&self, config: &Config) -> u64 {
+        config.kv_bytes.map_or(self.capacity_bytes, |kv_bytes| kv_bytes.min(self.capacity_bytes))
+    }
+
     /// KV memory of all models together, when these are the ones.
     fn kv_bytes(&self, models: &[Needs], config: &Config) -> u64 {
         let fixed: u64 = models.iter().map(|needs| needs.fixed_bytes).sum();
@@ -296,7 +330,7 @@ impl OpenDevice {
         }
         let n_pages = *shares.last().expect("one is coming");
         let (chosen, config, seams) = (self.chosen.clone(), config.clone(), seams.clone());
-        let kv = Kv { n_pages, kv_bytes_max: self.capacity_bytes };
+        let kv = Kv { n_pages, kv_bytes_max: self.kv_bytes_max(&config) };
         let loaded = blocking(move || {
             let backend = load_backend(&chosen, &candidate.model, &config, kv, &seams, &progress)?;
             Ok::<_, DaemonError>((candidate, backend))
@@ -316,6 +350,7 @@ impl OpenDevice {
         let (n_pages, n_positions) = (backend.n_pages(), backend.limits().n_positions_max);
         // What it is cut to it keeps.
         needs.n_pages_min = n_positions.div_ceil(PAGE_LEN);
+        needs.n_granule_pages = backend.limits().n_granule_pages;
         let handle = self.engine.add(Arc::new(model), backend);
         let handle = handle.map_err(|source| DaemonError::Engine { name, source })?;
         self.tenants.push(Tenant { choice, handle: handle.clone(), needs, n_pages });
@@ -340,9 +375,50 @@ impl OpenDevice {
 impl Tenant {
     async fn resize(&mut self, n_pages: usize) -> Result<(), DaemonError> {
         let resized = self.handle.resize(n_pages).await;
-        resized.map_err(|source| DaemonError::Engine { name: self.handle.model().name.clone(), source })?;
-        self.n_pages = n_pages;
-        Ok(())
+        // Also where it came only part of the way.
+        if let Ok(stats) = self.handle.stats().await {
+            self.n_pages = stats.n_pages;
+        }
+        resized.map_err(|source| DaemonError::Engine { name: self.handle.model().name.clone(), source })
+    }
+}
+
+/// A model that was just loaded, as long as nobody has heard of it: then it goes again.
+struct Fresh {
+    loader: Arc<Loader>,
+    handle: Option<ModelHandle>,
+}
+
+impl Fresh {
+    fn keep(mut self) -> ModelHandle {
+        self.handle.take().expect("it is kept once")
+    }
+}
+
+impl Drop for Fresh {
+    fn drop(&mut self) {
+        let Some(handle) = self.handle.take() else { return };
+        let loader = self.loader.clone();
+        tracing::info!(model = handle.model().name, "a load was cancelled");
+        handle.close();
+        tokio::spawn(async move {
+            if let Err(error) = loader.take_off(&handle).await {
+                tracing::warn!(model = handle.model().name, %error, "a cancelled load was not taken back");
+            }
+        });
+    }
+}
+
+/// Lets go of devices that have no models, but for the first.
+async fn close_idle(devices: &mut Vec<OpenDevice>) {
+    let mut idx = 1;
+    while idx < devices.len() {
+        if devices[idx].tenants.is_empty() {
+            let idle = devices.remove(idx);
+            blocking(move || drop(idle)).await;
+        } else {
+            idx += 1;
+        }
     }
 }
 
@@ -392,7 +468,7 @@ fn fill(
 ) -> Result<(), DaemonError> {
     let mut coming = Vec::new();
     for (choice, model) in models {
-        let needs = open.chosen.needs(&model, config)?;
+        let needs = open.chosen.needs(&model, config, open.kv_bytes_max(config))?;
         coming.push(Candidate { choice, model, needs });
     }
     let shares = open.shares(&mut coming, config)?;
@@ -402,7 +478,7 @@ fn fill(
             progress(LoadProgress::Loading { model: name.clone(), done_bytes, total_bytes });
         };
         report(0, 0);
-        let kv = Kv { n_pages, kv_bytes_max: open.capacity_bytes };
+        let kv = Kv { n_pages, kv_bytes_max: open.kv_bytes_max(config) };
         let backend = load_backend(&open.chosen, &candidate.model, config, kv, seams, &report)?;
         open.take_in(candidate, backend)?;
     }

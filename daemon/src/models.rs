@@ -1,9 +1,10 @@
 //! The models that are loaded, and what it means when a device fails.
 
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::Arc;
 
 use futures_util::FutureExt as _;
 use futures_util::future::select_all;
+use tokio::sync::watch;
 use trellis_engine::{EngineFailure, ModelHandle};
 
 /// A device that is lost, and with it every model on it.
@@ -18,22 +19,23 @@ pub struct DeviceFailure {
 
 /// The models that are loaded now. Cheap to clone.
 #[derive(Clone, Debug)]
-pub(crate) struct Models(Arc<RwLock<Arc<[ModelHandle]>>>);
+pub(crate) struct Models(Arc<watch::Sender<Arc<[ModelHandle]>>>);
 
 impl Models {
     /// These; the first is the default.
     pub(crate) fn new(handles: Vec<ModelHandle>) -> Self {
-        Self(Arc::new(RwLock::new(handles.into())))
+        Self(Arc::new(watch::Sender::new(handles.into())))
     }
 
     /// Those at this moment, the default first.
     pub(crate) fn now(&self) -> Arc<[ModelHandle]> {
-        self.0.read().unwrap_or_else(PoisonError::into_inner).clone()
+        self.0.borrow().clone()
     }
 
-    /// Puts others in their place.
-    pub(crate) fn replace(&self, handles: Vec<ModelHandle>) {
-        self.change(|models| *models = handles);
+    /// Puts others in their place, the one of this name first.
+    pub(crate) fn replace(&self, mut handles: Vec<ModelHandle>, default: &str) {
+        handles.sort_by_key(|handle| handle.model().name != default);
+        self.0.send_replace(handles.into());
     }
 
     /// One more; the default if it is the one of this name.
@@ -45,15 +47,29 @@ impl Models {
     }
 
     /// One less.
-    pub(crate) fn remove(&self, name: &str) {
-        self.change(|models| models.retain(|handle| handle.model().name != name));
+    pub(crate) fn remove(&self, gone: &ModelHandle) {
+        self.change(|models| models.retain(|handle| !handle.is_same(gone)));
+    }
+
+    /// Waits until the device of a model fails that is loaded then.
+    pub(crate) async fn failed(&self) -> DeviceFailure {
+        let mut models = self.0.subscribe();
+        loop {
+            let now = models.borrow_and_update().clone();
+            tokio::select! {
+                failure = failed(&now) => return failure,
+                // The sender is held here.
+                _ = models.changed() => {}
+            }
+        }
     }
 
     fn change(&self, change: impl FnOnce(&mut Vec<ModelHandle>)) {
-        let mut models = self.0.write().unwrap_or_else(PoisonError::into_inner);
-        let mut changed = models.to_vec();
-        change(&mut changed);
-        *models = changed.into();
+        self.0.send_modify(|models| {
+            let mut changed = models.to_vec();
+            change(&mut changed);
+            *models = changed.into();
+        });
     }
 }
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use trellis::config::Device;
-use trellis_cuda::{Card, CudaBackend, CudaOptions, KvSize, LoadError};
+use trellis_cuda::{Card, CudaBackend, CudaOptions, LoadError};
 use trellis_engine::account::{Account, ActorId, Budget, GuestId, Owner, SessionId};
 use trellis_engine::backend::Backend;
 use trellis_engine::cpu::{CpuBackend, CpuOptions};
@@ -87,7 +87,8 @@ pub fn cuda_backend(
     let page_bytes = CudaBackend::page_bytes(&model.config, dtype);
     let options = CudaOptions {
         dtype: Some(dtype),
-        kv: KvSize::Bytes(sizes.n_pages as u64 * page_bytes),
+        kv_bytes: sizes.n_pages as u64 * page_bytes,
+        kv_bytes_max: sizes.n_pages as u64 * page_bytes,
         kv_host_bytes: sizes.n_host_pages as u64 * page_bytes,
         n_rows_max: sizes.n_step_rows,
         n_tokens_max: sizes.n_step_tokens,

@@ -4,9 +4,12 @@ use std::path::{Path, PathBuf};
 use std::sync::LazyLock;
 use std::time::Instant;
 
+use trellis_engine::backend::PAGE_LEN;
 use trellis_engine::batch::{Candidate, Input, OutputKind, OutputRequest, PageCopy, Row, SlotId, Token};
 use trellis_engine::cpu::{CpuBackend, CpuOptions};
-use trellis_engine::model::{Architecture, ModelSource, RopeConfig, RopeScaling, shape};
+use trellis_engine::model::{
+    Architecture, Dtype, Model, ModelConfig, ModelSource, RopeConfig, RopeScaling, shape,
+};
 use trellis_engine::sampling::{Sampler, TokenMask};
 
 use super::*;
@@ -17,12 +20,12 @@ const N_TOKENS_MAX: usize = 512;
 const N_ROWS_MAX: usize = 64;
 
 /// The checkout, also when the tests run on another machine from its root.
-fn root() -> PathBuf {
+pub(super) fn root() -> PathBuf {
     let built = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
     if built.join("daemon/models").is_dir() { built } else { PathBuf::from(".") }
 }
 
-fn bundled(name: &str) -> Model {
+pub(super) fn bundled(name: &str) -> Model {
     let folder = root().join("daemon/models").join(name);
     Model::open(name, &ModelSource::Folder(folder)).expect("the bundled model opens")
 }
@@ -38,7 +41,8 @@ pub(super) fn load_on(card: &Card, model: &Model, dtype: Dtype) -> CudaBackend {
     let page_bytes = CudaBackend::page_bytes(&model.config, dtype);
     let options = CudaOptions {
         dtype: Some(dtype),
-        kv: KvSize::Bytes(N_PAGES as u64 * page_bytes),
+        kv_bytes: N_PAGES as u64 * page_bytes,
+        kv_bytes_max: N_PAGES as u64 * page_bytes,
         kv_host_bytes: 16 * page_bytes,
         n_rows_max: N_ROWS_MAX,
         n_tokens_max: N_TOKENS_MAX,
@@ -480,13 +484,18 @@ fn speed() {
     for name in ["llama-3.2-1b", "llama-3.1-8b"] {
         let config = shape(name).expect("a shape");
         let model = Model::with_random_weights(name, config, Dtype::Bf16, 1, &tokenizer).expect("a model");
-        let options = CudaOptions {
+        let mut options = CudaOptions {
             dtype: None,
-            kv: KvSize::RestBut(4 << 30),
+            kv_bytes: 0,
+            kv_bytes_max: 0,
             kv_host_bytes: 0,
             n_rows_max: 256,
             n_tokens_max: 2048,
         };
+        let needs = CudaBackend::needs(&card, &model, &options).expect("its needs");
+        let free_bytes = card.gpu().free_bytes().expect("the driver answers") as u64;
+        let taken = needs.weight_bytes + needs.step_bytes + needs.activation_bytes + (4 << 30);
+        options.kv_bytes = free_bytes - taken;
         let started = Instant::now();
         let mut backend = CudaBackend::load(&card, &model, &options, &|_, _| {}).expect("it loads");
         println!("{name}: loaded in {:.2} s, {} pages", started.elapsed().as_secs_f64(), backend.n_pages());

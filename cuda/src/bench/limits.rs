@@ -94,7 +94,7 @@ fn product_s(card: &Card, stream: &Stream, timer: &Timer<'_>, memory: &Buffer) -
         out: Element::Model,
         update: Update::Replace,
     };
-    blas.tune(stream, &[shape])?;
+    blas.tune(stream, &[shape], &|| false)?;
     let [x, w] = [0, 1].map(|idx| memory.slice().part(idx * matrix_bytes, matrix_bytes));
     timer.seconds(10, |_| blas.matmul(stream, shape, x, w, y.slice()))
 }

@@ -221,7 +221,7 @@ impl Bench<'_> {
             out: target.element(),
             update: target.update(),
         };
-        self.products.blas.tune(self.stream, &[shape])?;
+        self.products.blas.tune(self.stream, &[shape], &|| false)?;
         let matrix_bytes = n_out * n_in * self.dtype.n_bytes();
         let work = self.product_work(n_rows, n_out, n_in, Element::Model, target);
         self.time(speeds, (name, "cuBLASLt"), n_a_step, work, |idx| {

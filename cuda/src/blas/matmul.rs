@@ -124,11 +124,20 @@ impl Blas {
     }
 
     /// Times the candidates for the buckets of these shapes, as far as they are not known yet, and remembers the
-    /// fastest. Takes and frees device memory: the largest matrix or 256 MiB, and the largest X and Y.
+    /// fastest. Takes and frees device memory: the largest matrix or 256 MiB, the largest X and Y, and a workspace.
+    ///
+    /// `is_disturbed` says whether something else computes on the device. Times that were taken meanwhile say little,
+    /// and taking them slows the other down: the timing ends then, and shapes without an algorithm of their own take the
+    /// library's first guess, here and until a process finds the device idle.
     ///
     /// # Errors
     /// There is no memory for it, or a kernel failed.
-    pub fn tune(&self, stream: &Stream, shapes: &[MatmulShape]) -> Result<(), CudaError> {
+    pub fn tune(
+        &self,
+        stream: &Stream,
+        shapes: &[MatmulShape],
+        is_disturbed: &dyn Fn() -> bool,
+    ) -> Result<(), CudaError> {
         let mut unknown: Vec<MatmulShape> = shapes.iter().map(|shape| shape.bucketed()).collect();
         unknown.retain(|shape| !self.tuned.borrow().contains_key(shape));
         unknown.sort_unstable();
@@ -137,13 +146,20 @@ impl Blas {
             return Ok(());
         }
         let started = std::time::Instant::now();
-        let bench = Bench::new(&self.gpu, stream, &unknown)?;
-        for &shape in &unknown {
-            let fastest = bench.fastest(&self.handle, stream, shape, self.workspace)?;
-            self.tuned.borrow_mut().insert(shape, fastest);
+        let mut n_timed = 0;
+        if !is_disturbed() {
+            let bench = Bench::new(&self.gpu, stream, &unknown, self.workspace.n_bytes)?;
+            for &shape in &unknown {
+                let Some(fastest) = bench.fastest(&self.handle, stream, shape, is_disturbed)? else { break };
+                self.tuned.borrow_mut().insert(shape, fastest);
+                n_timed += 1;
+            }
         }
-        tracing::info!(n_shapes = unknown.len(), elapsed = ?started.elapsed(), "matrix products tuned");
-        if let Some(file) = &self.file {
+        let n_left = unknown.len() - n_timed;
+        tracing::info!(n_timed, n_left, elapsed = ?started.elapsed(), "matrix products tuned");
+        if let Some(file) = &self.file
+            && n_timed > 0
+        {
             file.store(&self.tuned.borrow());
         }
         Ok(())
@@ -192,6 +208,15 @@ impl Blas {
     #[must_use]
     pub fn is_tuned(&self, shape: MatmulShape) -> bool {
         self.tuned.borrow().contains_key(&shape.bucketed())
+    }
+}
+
+impl Drop for Blas {
+    fn drop(&mut self) {
+        // The handle belongs to this device's context, and a thread may let go of models on several.
+        if let Err(error) = self.gpu.make_current() {
+            tracing::warn!(%error, "cuCtxSetCurrent");
+        }
     }
 }
 

@@ -27,6 +27,7 @@ pub(super) struct Bench {
     x: Buffer,
     w: Buffer,
     y: Buffer,
+    workspace: Buffer,
     begin: Event,
     end: Event,
 }
@@ -38,7 +39,13 @@ fn n_bytes(shape: MatmulShape) -> [usize; 3] {
 }
 
 impl Bench {
-    pub(super) fn new(gpu: &Gpu, stream: &Stream, shapes: &[MatmulShape]) -> Result<Self, CudaError> {
+    /// The workspace is one of its own, of `workspace_bytes`: steps may use the other meanwhile, in another stream.
+    pub(super) fn new(
+        gpu: &Gpu,
+        stream: &Stream,
+        shapes: &[MatmulShape],
+        workspace_bytes: usize,
+    ) -> Result<Self, CudaError> {
         let most = shapes.iter().map(|&shape| n_bytes(shape)).fold([0; 3], |most, bytes| {
             [most[0].max(bytes[0]), most[1].max(bytes[1]), most[2].max(bytes[2])]
         });
@@ -47,6 +54,7 @@ impl Bench {
             x: gpu.allocate(what, most[0])?,
             w: gpu.allocate(what, most[1].max(COLD_BYTES))?,
             y: gpu.allocate(what, most[2])?,
+            workspace: gpu.allocate(what, workspace_bytes)?,
             begin: Event::new(gpu, Timing::On)?,
             end: Event::new(gpu, Timing::On)?,
         };
@@ -54,26 +62,28 @@ impl Bench {
         Ok(bench)
     }
 
-    /// Times the candidates.
+    /// Times the candidates; `None` as soon as something disturbs it.
     pub(super) fn fastest(
         &self,
         handle: &Handle,
         stream: &Stream,
         shape: MatmulShape,
-        workspace: Slice,
-    ) -> Result<Algorithm, CudaError> {
+        is_disturbed: &dyn Fn() -> bool,
+    ) -> Result<Option<Algorithm>, CudaError> {
         // Numbers of the type, because a device draws less power, and runs faster, on zeros.
         fill_with_numbers(stream, self.x.slice(), shape.dtype)?;
         fill_with_numbers(stream, self.w.slice(), shape.dtype)?;
         let problem = Problem::new(shape)?;
         let mut first_round = vec![];
         let mut refusal = None;
-        for candidate in problem.candidates(handle, workspace.n_bytes, N_CANDIDATES)? {
+        for candidate in problem.candidates(handle, self.workspace.slice().n_bytes, N_CANDIDATES)? {
             // The first run loads the kernel.
-            let timed =
-                self.time_ms(handle, stream, &problem, &candidate, workspace, 1).and_then(|_loading_ms| {
-                    self.time_ms(handle, stream, &problem, &candidate, workspace, N_FIRST_RUNS)
-                });
+            let timed = self
+                .time_ms(handle, stream, &problem, &candidate, 1)
+                .and_then(|_loading_ms| self.time_ms(handle, stream, &problem, &candidate, N_FIRST_RUNS));
+            if is_disturbed() {
+                return Ok(None);
+            }
             match timed {
                 Ok(ms) => first_round.push((ms, candidate)),
                 Err(Failure::Refused(status)) => refusal = Some(status),
@@ -88,8 +98,11 @@ impl Bench {
             let mut times = [0f32; 3];
             for time in &mut times {
                 *time = self
-                    .time_ms(handle, stream, &problem, &candidate, workspace, n_runs)
+                    .time_ms(handle, stream, &problem, &candidate, n_runs)
                     .map_err(|failure| failure.into_error(shape))?;
+            }
+            if is_disturbed() {
+                return Ok(None);
             }
             times.sort_unstable_by(f32::total_cmp);
             if fastest.is_none_or(|(ms, _)| times[1] < ms) {
@@ -101,7 +114,7 @@ impl Bench {
             return Err(problem::error("cublasLtMatmul", shape, status));
         };
         tracing::debug!(?shape, ms, "fastest matrix product");
-        Ok(algorithm)
+        Ok(Some(algorithm))
     }
 
     /// The mean time of a run.
@@ -111,7 +124,6 @@ impl Bench {
         stream: &Stream,
         problem: &Problem,
         algorithm: &Algorithm,
-        workspace: Slice,
         n_runs: usize,
     ) -> Result<f32, Failure> {
         let w_bytes = n_bytes(problem.shape())[1];
@@ -120,7 +132,8 @@ impl Bench {
         self.begin.record(stream)?;
         for run in 0..n_runs {
             let w = self.w.slice().part(run % n_copies * stride, w_bytes);
-            let operands = Operands { x: self.x.slice(), w, y: self.y.slice(), workspace };
+            let operands =
+                Operands { x: self.x.slice(), w, y: self.y.slice(), workspace: self.workspace.slice() };
             problem.run(handle, stream, algorithm, operands).map_err(Failure::Refused)?;
         }
         self.end.record(stream)?;

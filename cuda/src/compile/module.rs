@@ -70,6 +70,10 @@ impl Module {
             }
             other => other,
         })?;
+        // Before its first launch, which would otherwise load it: on the thread of the steps, and with the whole device
+        // standing still for it.
+        // SAFETY: the function belongs to a loaded module.
+        check("cuFuncLoad", || unsafe { sys::cuFuncLoad(raw) }.result())?;
         if let Some(n_bytes) = P::N_BYTES {
             assert_eq!(n_param_bytes(raw)?, n_bytes, "bytes of the parameters of {name}");
         }

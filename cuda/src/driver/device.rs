@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use cudarc::driver::{result, sys};
 
 use super::{CudaError, check};
-use crate::memory::{Caching, Driver, Pool};
+use crate::memory::{Caching, Driver, Pool, map_unit_bytes};
 
 /// An open device. Cheap to clone; the context is released with the last clone.
 #[derive(Clone, Debug)]
@@ -20,6 +20,7 @@ struct Device {
     compute_capability: (i32, i32),
     n_multiprocessors: usize,
     total_bytes: usize,
+    map_unit_bytes: Option<usize>,
     pool: Mutex<Pool<Driver>>,
     streams: Mutex<Vec<sys::CUstream>>,
 }
@@ -72,18 +73,20 @@ impl Gpu {
         let total_bytes = check("cuDeviceTotalMem", || unsafe { result::device::total_mem(device) })?;
         // SAFETY: as above; released in `Drop`.
         let context = check("cuDevicePrimaryCtxRetain", || unsafe { result::primary_ctx::retain(device) })?;
-        let gpu = Self(Arc::new(Device {
+        let mut opened = Device {
             ordinal: device,
             context,
             name,
             compute_capability: (major, minor),
             n_multiprocessors,
             total_bytes,
+            map_unit_bytes: None,
             pool: Mutex::new(Pool::new(Driver, caching)),
             streams: Mutex::new(Vec::new()),
-        }));
-        gpu.make_current()?;
-        Ok(gpu)
+        };
+        opened.make_current()?;
+        opened.map_unit_bytes = map_unit_bytes(device)?;
+        Ok(Self(Arc::new(opened)))
     }
 
     /// Makes the device's context current on this thread, as every call of the driver needs it.
@@ -91,8 +94,17 @@ impl Gpu {
     /// # Errors
     /// The driver refused.
     pub fn make_current(&self) -> Result<(), CudaError> {
-        // SAFETY: the context is retained for as long as `self` lives.
-        check("cuCtxSetCurrent", || unsafe { result::ctx::set_current(self.0.context) })
+        self.0.make_current()
+    }
+
+    /// The driver's handle.
+    pub(crate) fn device(&self) -> sys::CUdevice {
+        self.0.ordinal
+    }
+
+    /// What memory is mapped by; `None` when the device cannot map.
+    pub(crate) fn map_unit_bytes(&self) -> Option<usize> {
+        self.0.map_unit_bytes
     }
 
     /// The device's name.
@@ -138,10 +150,11 @@ impl Gpu {
     /// Waits for all work in all streams of this device.
     ///
     /// Not for the context: the libraries and other code in this process share it, and it must not be waited for while
-    /// any stream in it is captured.
+    /// any stream in it is captured. And only for what is in the streams now: others go on putting work there.
     pub(crate) fn wait_for_streams(&self) -> Result<(), CudaError> {
         use sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE as NONE;
         self.make_current()?;
+        let mut passed = Vec::new();
         for &raw in self.streams().iter() {
             // SAFETY: streams leave the list before they are destroyed, and the list is locked.
             let status = check("cuStreamIsCapturing", || unsafe { result::stream::is_capturing(raw) })?;
@@ -150,13 +163,16 @@ impl Gpu {
                 let reason = "a stream is being captured".to_owned();
                 return Err(CudaError::Call { call: "cuStreamSynchronize", code: None, reason });
             }
+            let mark = Event::new(self, Timing::Off)?;
             // SAFETY: as above.
-            check("cuStreamSynchronize", || unsafe { result::stream::synchronize(raw) })?;
+            check("cuEventRecord", || unsafe { result::event::record(mark.raw, raw) })?;
+            passed.push(mark);
         }
-        Ok(())
+        // The list is free again: a step that is to be captured needs it.
+        passed.iter().try_for_each(Event::synchronize)
     }
 
-    /// The streams. While the lock is held, no thread waits for all of them.
+    /// The streams. While the lock is held, no thread begins to wait for all of them.
     pub(crate) fn streams(&self) -> MutexGuard<'_, Vec<sys::CUstream>> {
         self.0.streams.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -192,6 +208,13 @@ pub fn reset(ordinal: usize) -> Result<(), CudaError> {
 fn no_driver() -> CudaError {
     let looked_for = vec!["libcuda.so".to_owned(), "libcuda.so.1".to_owned()];
     CudaError::NoLibrary { library: "the NVIDIA driver", looked_for }
+}
+
+impl Device {
+    fn make_current(&self) -> Result<(), CudaError> {
+        // SAFETY: the context is retained for as long as `self` lives.
+        check("cuCtxSetCurrent", || unsafe { result::ctx::set_current(self.context) })
+    }
 }
 
 impl Drop for Device {
@@ -288,6 +311,21 @@ impl Event {
             Timing::Off => sys::CUevent_flags::CU_EVENT_DISABLE_TIMING,
         };
         let raw = check("cuEventCreate", || result::event::create(flags))?;
+        Ok(Self { raw, gpu: gpu.clone() })
+    }
+
+    /// A mark that takes no time, and whose waiters sleep instead of looking again and again: for threads that have to leave
+    /// their core to others.
+    ///
+    /// # Errors
+    /// The driver refused.
+    pub fn for_sleepers(gpu: &Gpu) -> Result<Self, CudaError> {
+        use sys::CUevent_flags_enum::{CU_EVENT_BLOCKING_SYNC, CU_EVENT_DISABLE_TIMING};
+        gpu.make_current()?;
+        let flags = CU_EVENT_BLOCKING_SYNC as u32 | CU_EVENT_DISABLE_TIMING as u32;
+        let mut raw = std::ptr::null_mut();
+        // SAFETY: the pointer is valid for the call.
+        check("cuEventCreate", || unsafe { sys::cuEventCreate(&mut raw, flags) }.result())?;
         Ok(Self { raw, gpu: gpu.clone() })
     }
 

@@ -135,6 +135,11 @@ impl<D: Driver> Pool<D> {
         }
     }
 
+    /// What the driver is asked for when nothing is kept that serves.
+    pub(crate) fn block_bytes(n_bytes: usize) -> usize {
+        n_bytes.max(1).next_multiple_of(GRANULE_BYTES)
+    }
+
     /// What [`trim`](Self::trim) would give back.
     pub(crate) fn idle_bytes(&self) -> usize {
         let large: usize = self.large.iter().map(|(n_bytes, _)| n_bytes).sum();

@@ -1,26 +1,29 @@
-//! Pages in host memory.
+//! Pages in host memory, and pages that move on the device.
 
-use cudarc::driver::result;
+use std::ops::Range;
+
+use cudarc::driver::{result, sys};
 use trellis_engine::batch::{HostPageId, PageId};
 
+use super::locked::Locked;
 use crate::driver::check;
-use crate::{CudaError, Gpu, Pinned, Slice, Stream};
+use crate::{CudaError, Gpu, Slice, Stream};
 
-/// Page-locked memory for pages that had to leave the card. Copies are put into the stream of the steps, whose order
-/// keeps a page from being read before it is there.
+/// Host memory for pages that had to leave the card. Copies are put into the stream of the steps, whose order keeps a page
+/// from being read before it is there.
 #[derive(Debug)]
 pub(crate) struct HostPages {
-    memory: Pinned<u8>, // [n_pages, page_bytes]
+    memory: Locked, // [n_pages, page_bytes]
     page_bytes: usize,
 }
 
 impl HostPages {
-    /// Takes the memory.
+    /// Takes the memory; page-locking goes on when this is over.
     ///
     /// # Errors
-    /// The driver refused.
+    /// There is no memory.
     pub(crate) fn new(gpu: &Gpu, n_pages: usize, page_bytes: usize) -> Result<Self, CudaError> {
-        Ok(Self { memory: gpu.pinned(n_pages * page_bytes)?, page_bytes })
+        Ok(Self { memory: Locked::new(gpu, n_pages * page_bytes)?, page_bytes })
     }
 
     /// Starts copies of device pages to host pages.
@@ -36,13 +39,12 @@ impl HostPages {
         kv: Slice,
         moves: &[(PageId, HostPageId)],
     ) -> Result<(), CudaError> {
-        for (device, host, n_pages) in runs(moves.iter().map(|&(page, host)| (page.0, host.0))) {
-            let part = kv.part(device * self.page_bytes, n_pages * self.page_bytes);
-            let range = host * self.page_bytes..(host + n_pages) * self.page_bytes;
+        for (host, device) in self.parts(kv, moves.iter().map(|&(page, host)| (page.0, host.0))) {
+            let to = self.memory.at(&host);
             // SAFETY: both ranges are inside and of one length. Only copies in the same stream read or write the host's, and
-            // the backend waits for the stream before it drops them.
+            // the memory waits for all streams before it goes.
             check("cuMemcpyDtoHAsync", || unsafe {
-                result::memcpy_dtoh_async(&mut self.memory[range], part.address, stream.raw())
+                sys::cuMemcpyDtoHAsync_v2(to.cast(), device.address, device.n_bytes, stream.raw()).result()
             })?;
         }
         Ok(())
@@ -61,26 +63,61 @@ impl HostPages {
         kv: Slice,
         moves: &[(HostPageId, PageId)],
     ) -> Result<(), CudaError> {
-        for (device, host, n_pages) in runs(moves.iter().map(|&(host, page)| (page.0, host.0))) {
-            let part = kv.part(device * self.page_bytes, n_pages * self.page_bytes);
-            let range = host * self.page_bytes..(host + n_pages) * self.page_bytes;
+        for (host, device) in self.parts(kv, moves.iter().map(|&(host, page)| (page.0, host.0))) {
+            let from = self.memory.at(&host).cast_const();
             // SAFETY: as above.
             check("cuMemcpyHtoDAsync", || unsafe {
-                result::memcpy_htod_async(part.address, &self.memory[range], stream.raw())
+                sys::cuMemcpyHtoDAsync_v2(device.address, from.cast(), device.n_bytes, stream.raw()).result()
             })?;
         }
         Ok(())
     }
+
+    /// What is copied at a time: where on the host, and where on the device.
+    fn parts(&self, kv: Slice, moves: impl Iterator<Item = (u32, u32)>) -> Vec<(Range<usize>, Slice)> {
+        let runs = runs(moves).into_iter().map(|run| run.map(|n| n * self.page_bytes));
+        let parts = runs.flat_map(|[device, host, n_bytes]| {
+            let device = kv.part(device, n_bytes);
+            let cut = self.memory.cut(host..host + n_bytes);
+            cut.map(move |part| (part.clone(), device.part(part.start - host, part.len())))
+        });
+        parts.collect()
+    }
 }
 
-/// Moves that are neighbours on both sides as one: first device page, first host page, pages.
-fn runs(moves: impl Iterator<Item = (u32, u32)>) -> Vec<(usize, usize, usize)> {
-    let mut runs: Vec<(usize, usize, usize)> = Vec::new();
-    for (device, host) in moves {
-        let (device, host) = (device as usize, host as usize);
+/// Starts copies of device pages to other device pages, of which none is read.
+///
+/// # Errors
+/// The driver refused a copy.
+///
+/// # Panics
+/// A page is not there.
+pub(crate) fn move_pages(
+    stream: &Stream,
+    kv: Slice,
+    page_bytes: usize,
+    moves: &[(PageId, PageId)],
+) -> Result<(), CudaError> {
+    for run in runs(moves.iter().map(|&(src, dst)| (src.0, dst.0))) {
+        let [src, dst, n_bytes] = run.map(|n| n * page_bytes);
+        let (from, to) = (kv.part(src, n_bytes), kv.part(dst, n_bytes));
+        // SAFETY: both ranges are inside and of one length, and do not meet, since no page is a source and a destination.
+        // The backend waits for the stream before the memory goes.
+        check("cuMemcpyDtoDAsync", || unsafe {
+            result::memcpy_dtod_async(to.address, from.address, n_bytes, stream.raw())
+        })?;
+    }
+    Ok(())
+}
+
+/// Moves that are neighbours on both sides as one: first page on the one side, on the other, pages.
+fn runs(moves: impl Iterator<Item = (u32, u32)>) -> Vec<[usize; 3]> {
+    let mut runs: Vec<[usize; 3]> = Vec::new();
+    for (a, b) in moves {
+        let (a, b) = (a as usize, b as usize);
         match runs.last_mut() {
-            Some((d, h, n)) if *d + *n == device && *h + *n == host => *n += 1,
-            _ => runs.push((device, host, 1)),
+            Some([first_a, first_b, n]) if *first_a + *n == a && *first_b + *n == b => *n += 1,
+            _ => runs.push([a, b, 1]),
         }
     }
     runs
@@ -88,6 +125,8 @@ fn runs(moves: impl Iterator<Item = (u32, u32)>) -> Vec<(usize, usize, usize)> {
 
 #[cfg(test)]
 mod tests {
+    use std::panic::AssertUnwindSafe;
+
     use super::*;
     use crate::ops::common::check::{download, upload};
     use crate::testing::{Random, gpu};
@@ -95,7 +134,7 @@ mod tests {
     #[test]
     fn neighbours_move_together() {
         let moves = [(4, 0), (5, 1), (6, 3), (7, 4), (1, 5)];
-        assert_eq!(runs(moves.into_iter()), [(4, 0, 2), (6, 3, 2), (1, 5, 1)]);
+        assert_eq!(runs(moves.into_iter()), [[4, 0, 2], [6, 3, 2], [1, 5, 1]]);
     }
 
     #[test]
@@ -103,9 +142,26 @@ mod tests {
         let Some(test) = gpu() else { return };
         let host = HostPages::new(&test.gpu, 1, 32).expect("pinned memory");
         let kv = Slice { address: 4096, n_bytes: 100 * 32 };
-        let moved =
-            std::panic::catch_unwind(|| host.swap_in(&test.stream, kv, &[(HostPageId(0), PageId(100))]));
+        let moved = std::panic::catch_unwind(AssertUnwindSafe(|| {
+            host.swap_in(&test.stream, kv, &[(HostPageId(0), PageId(100))])
+        }));
         assert!(moved.is_err(), "page 100 of 100");
+    }
+
+    #[test]
+    fn pages_move_on_the_device() {
+        let Some(test) = gpu() else { return };
+        let (n_pages, page_bytes) = (12, 4096);
+        let mut random = Random(9);
+        let mut bytes: Vec<u8> = (0..n_pages * page_bytes).map(|_| random.next() as u8).collect();
+        let kv = upload(&test, &bytes);
+        let moves = [(8, 0), (9, 1), (10, 2), (4, 11), (6, 3)];
+        let ids = moves.map(|(src, dst)| (PageId(src), PageId(dst)));
+        move_pages(&test.stream, kv.slice(), page_bytes, &ids).expect("copies");
+        for (src, dst) in moves.map(|(src, dst)| (src as usize, dst as usize)) {
+            bytes.copy_within(src * page_bytes..(src + 1) * page_bytes, dst * page_bytes);
+        }
+        assert!(download(&test, kv.slice(), bytes.len(), 0u8) == bytes);
     }
 
     #[test]

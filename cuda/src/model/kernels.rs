@@ -1,6 +1,6 @@
 //! All kernels of one model, compiled for its type and shape.
 
-use std::sync::Arc;
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::{self, ScopedJoinHandle};
 
 use trellis_engine::model::{Dtype, ModelConfig};
@@ -35,6 +35,33 @@ pub(crate) struct Kernels {
 }
 
 impl Kernels {
+    /// Loads the kernels of attention alone, which say how much memory steps take; compiles beside them what the model needs
+    /// besides, so that a first start waits for the slowest once.
+    ///
+    /// # Errors
+    /// NVRTC is missing, or the driver refused.
+    ///
+    /// # Panics
+    /// The kernels do not take a model of this shape.
+    pub(crate) fn attention(card: &Card, config: &ModelConfig, dtype: Dtype) -> Result<Attention, CudaError> {
+        let (gpu, compiler, cores) = (card.gpu(), card.compiler(), &Cores::of(card));
+        let shape = attention_shape(config, dtype);
+        thread::scope(|scope| {
+            let compile = |source: Source| scope.spawn(move || cores.lend(|| compiler.cubin(&source)));
+            let attention: Vec<_> = Attention::sources(&shape).into_iter().map(compile).collect();
+            for source in other_sources(config, dtype, gpu.compute_capability()) {
+                // An error is found again when the model is loaded.
+                let _compiling = compile(source);
+            }
+            let load = |cubin: Compiling<'_>| {
+                let cubin = cubin.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+                Module::load(gpu, &cubin?)
+            };
+            let modules = attention.into_iter().map(load).collect::<Result<Vec<_>, _>>()?;
+            Attention::new(&modules, shape)
+        })
+    }
+
     /// Compiles what the model needs and no earlier start has left behind, all sources side by side, and loads it.
     ///
     /// # Errors
@@ -43,18 +70,15 @@ impl Kernels {
     /// # Panics
     /// The kernels do not take a model of this shape.
     pub(crate) fn load(card: &Card, config: &ModelConfig, dtype: Dtype) -> Result<Self, CudaError> {
-        let ModelConfig { n_heads, n_kv_heads, head_dim, .. } = *config;
-        let scale = 1.0 / (head_dim as f32).sqrt();
-        let attention_shape = AttentionShape { dtype, n_heads, n_kv_heads, head_dim, scale };
-        let (gpu, compiler) = (card.gpu(), card.compiler());
+        let attention_shape = attention_shape(config, dtype);
+        let (gpu, compiler, cores) = (card.gpu(), card.compiler(), &Cores::of(card));
         thread::scope(|scope| {
-            let compile = |source: Source| scope.spawn(move || compiler.cubin(&source));
+            let compile = |source: Source| scope.spawn(move || cores.lend(|| compiler.cubin(&source)));
             let embedding = compile(embedding::source(dtype));
             let norm = compile(norm::source(dtype));
             let rope = compile(rope::source(dtype));
             let swiglu = compile(swiglu::source(dtype));
-            let has_bias = config.attention_output_bias || config.mlp_bias;
-            let bias = has_bias.then(|| compile(bias::source(dtype)));
+            let bias = has_bias(config).then(|| compile(bias::source(dtype)));
             let gather = compile(gather::source());
             let pages = compile(pages::source());
             let gemv = compile(gemv::source(dtype, gpu.compute_capability()));
@@ -81,5 +105,93 @@ impl Kernels {
     }
 }
 
+fn attention_shape(config: &ModelConfig, dtype: Dtype) -> AttentionShape {
+    let ModelConfig { n_heads, n_kv_heads, head_dim, .. } = *config;
+    let scale = 1.0 / (head_dim as f32).sqrt();
+    AttentionShape { dtype, n_heads, n_kv_heads, head_dim, scale }
+}
+
+fn has_bias(config: &ModelConfig) -> bool {
+    config.attention_output_bias || config.mlp_bias
+}
+
+/// Of all kernels but those of attention.
+fn other_sources(config: &ModelConfig, dtype: Dtype, capability: (i32, i32)) -> Vec<Source> {
+    let mut sources = vec![
+        embedding::source(dtype),
+        norm::source(dtype),
+        rope::source(dtype),
+        swiglu::source(dtype),
+        gather::source(),
+        pages::source(),
+        gemv::source(dtype, capability),
+    ];
+    sources.extend(has_bias(config).then(|| bias::source(dtype)));
+    sources.extend(logits::sources());
+    sources
+}
+
+/// Cores of the processor that compile: half of them beside the steps of others, whose thread must not wait for one.
+struct Cores {
+    n_free: Mutex<usize>,
+    freed: Condvar,
+}
+
+impl Cores {
+    fn of(card: &Card) -> Self {
+        let n = thread::available_parallelism().map_or(1, usize::from);
+        let n_free = if card.is_computing() { n.div_ceil(2) } else { n };
+        Self { n_free: Mutex::new(n_free), freed: Condvar::new() }
+    }
+
+    /// Does something on one of them, when one is free.
+    fn lend<R>(&self, work: impl FnOnce() -> R) -> R {
+        let n_free = self.n_free.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_none = |n_free: &mut usize| *n_free == 0;
+        *self.freed.wait_while(n_free, is_none).unwrap_or_else(PoisonError::into_inner) -= 1;
+        let _lent = Lent(self);
+        work()
+    }
+}
+
+/// A core that comes back, also when the work panics.
+struct Lent<'a>(&'a Cores);
+
+impl Drop for Lent<'_> {
+    fn drop(&mut self) {
+        *self.0.n_free.lock().unwrap_or_else(PoisonError::into_inner) += 1;
+        self.0.freed.notify_one();
+    }
+}
+
 /// A source that is being compiled, or found in the cache.
 type Compiling<'scope> = ScopedJoinHandle<'scope, Result<Arc<[u8]>, CudaError>>;
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use super::*;
+
+    #[test]
+    fn no_more_cores_are_lent_than_there_are_and_all_work_is_done() {
+        let cores = Cores { n_free: Mutex::new(2), freed: Condvar::new() };
+        let (n_now, n_most, n_done) = (AtomicUsize::new(0), AtomicUsize::new(0), AtomicUsize::new(0));
+        let work = |idx| {
+            n_most.fetch_max(n_now.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
+            thread::yield_now();
+            n_now.fetch_sub(1, Ordering::SeqCst);
+            n_done.fetch_add(1, Ordering::SeqCst);
+            assert_ne!(idx, 5, "this one fails");
+        };
+        let outcomes: Vec<_> = thread::scope(|scope| {
+            let (cores, work) = (&cores, &work);
+            let threads: Vec<_> = (0..20).map(|idx| scope.spawn(move || cores.lend(|| work(idx)))).collect();
+            threads.into_iter().map(|thread| thread.join().is_ok()).collect()
+        });
+        assert_eq!(outcomes.iter().filter(|is_ok| !**is_ok).count(), 1);
+        assert_eq!(n_done.into_inner(), 20);
+        assert!((1..=2).contains(&n_most.into_inner()));
+        assert_eq!(cores.n_free.into_inner().expect("nobody panics under the lock"), 2);
+    }
+}

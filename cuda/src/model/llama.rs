@@ -88,7 +88,7 @@ impl Llama {
     }
 
     /// Finds the fastest matrix products for steps of up to so many tokens and rows of logits, as far as they are not
-    /// known from before.
+    /// known from before and nothing disturbs it.
     ///
     /// # Errors
     /// There is no memory to time them in, or a kernel failed.
@@ -97,6 +97,7 @@ impl Llama {
         stream: &Stream,
         n_tokens: usize,
         n_logits_rows: usize,
+        is_disturbed: &dyn Fn() -> bool,
     ) -> Result<(), CudaError> {
         let Some(layer) = self.weights.layers.first() else { return Ok(()) };
         let model = |linear| (linear, Element::Model, Update::Replace, n_tokens);
@@ -109,7 +110,7 @@ impl Llama {
             let bucketed = buckets(n_max).into_iter().filter(|&n| n > gemv::N_ROWS_MAX);
             bucketed.map(move |n| self.product(n, linear, out, update))
         });
-        self.blas.tune(stream, &shapes.collect::<Vec<_>>())
+        self.blas.tune(stream, &shapes.collect::<Vec<_>>(), is_disturbed)
     }
 
     pub(super) fn product(

@@ -1,16 +1,21 @@
 //! Weights from their files to the card: read in parallel into pinned buffers, and copied from there by the device.
 //!
 //! Nothing is mapped and nothing is held twice in host memory. A page cache hands out about 10 GB/s to one thread
-//! and a PCIe 5 link takes 55, so that several threads are needed to keep the link busy.
+//! and a PCIe 5 link takes 55, so that several threads are needed to keep the link busy. Buffers are small and used over
+//! and over: together they stay in the processor's last cache, so that the device reads from there what was just
+//! written, and the host's memory is read once.
 
+use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{self, SyncSender};
+use std::sync::{Mutex, PoisonError};
 use std::thread;
+use std::time::Duration;
 
 use trellis_engine::model::{Checkpoint, Dtype, ModelError};
 
 use crate::backend::LoadError;
-use crate::{CudaError, Gpu, Pinned, Slice, Stream};
+use crate::{CudaError, Event, Gpu, Slice, Stream};
 
 mod convert;
 
@@ -23,18 +28,24 @@ pub(crate) struct Part {
     pub(crate) destination: Slice,
 }
 
-/// From here on more threads only share the bandwidth of the host's memory.
-const N_WORKERS_MAX: usize = 16;
+/// Twelve workers ask for more than a link takes, and their buffers are 36 MiB.
+const MOST: Sizes = Sizes { n_workers: 12, n_buffers: 3, buffer_bytes: 1 << 20 };
 
-/// Length of a pinned buffer. The link moves it in 75 µs (PCIe 5) to 150 µs (PCIe 4), next to which the few
-/// microseconds to start a copy are little; two for each of sixteen workers are 128 MiB of locked memory.
-const BUFFER_BYTES: usize = 4 << 20;
+/// What is used of that while the steps of a model share the link. Their small copies queue behind ours: 4 MiB under way
+/// keep the link from idling, and cost a step 80 µs (PCIe 5).
+const BESIDE_STEPS: Sizes = Sizes { n_workers: 2, n_buffers: 2, ..MOST };
+
+/// How long a worker that is too many beside steps waits before it looks again.
+const PAUSE: Duration = Duration::from_millis(1);
+
+/// A worker, with stream and buffers, costs about as much time as this takes to be copied.
+const WORKER_BYTES_MIN: usize = 16 << 20;
 
 /// How often, at most, `progress` is called: twice for each percent.
 const N_REPORTS: u64 = 200;
 
-/// Fills the destinations with the tensors of a checkpoint, as elements of `dtype`. `progress` hears, on this
-/// thread, how many bytes are on the card, and how many there will be.
+/// Fills the destinations with the tensors of a checkpoint, as elements of `dtype`; slower while `is_shared` says that steps
+/// share the link. `progress` hears, on this thread, how many bytes are on the card, and how many there will be.
 ///
 /// # Errors
 /// A tensor is missing or cannot be read, or the device failed. What was copied until then is unspecified.
@@ -46,21 +57,51 @@ pub(crate) fn load(
     checkpoint: &Checkpoint,
     dtype: Dtype,
     parts: &[Part],
+    is_shared: &(dyn Fn() -> bool + Sync),
+    progress: &(dyn Fn(u64, u64) + Sync),
+) -> Result<(), LoadError> {
+    load_with(gpu, checkpoint, dtype, parts, MOST, is_shared, progress)
+}
+
+/// As [`load`], with at most these sizes.
+fn load_with(
+    gpu: &Gpu,
+    checkpoint: &Checkpoint,
+    dtype: Dtype,
+    parts: &[Part],
+    most: Sizes,
+    is_shared: &(dyn Fn() -> bool + Sync),
     progress: &(dyn Fn(u64, u64) + Sync),
 ) -> Result<(), LoadError> {
     let n_bytes: usize = parts.iter().map(|part| part.destination.n_bytes).sum();
     let longest = parts.iter().map(|part| part.destination.n_bytes).max().unwrap_or(0);
     let n_cores = thread::available_parallelism().map_or(1, usize::from);
     let sizes = Sizes {
-        n_workers: n_bytes.div_ceil(BUFFER_BYTES).min(n_cores).min(N_WORKERS_MAX),
-        buffer_bytes: longest.min(BUFFER_BYTES),
+        n_workers: n_bytes.div_ceil(WORKER_BYTES_MIN).min(n_cores).min(most.n_workers),
+        // A multiple of every element's length, and of a line of the cache.
+        buffer_bytes: longest.clamp(1, most.buffer_bytes).next_multiple_of(64),
+        ..most
     };
-    copy(checkpoint, dtype, parts, sizes, || PinnedLane::new(gpu, sizes.buffer_bytes), progress)
+    // One piece of memory: the driver stops others for each that it takes and gives back.
+    let mut staging = gpu.pinned(sizes.n_workers * sizes.n_buffers * sizes.buffer_bytes)?;
+    let free = Mutex::new(staging.chunks_exact_mut(sizes.buffer_bytes).collect::<Vec<_>>());
+    let open = || {
+        let stream = Rc::new(gpu.stream()?);
+        let own = {
+            let mut free = free.lock().unwrap_or_else(PoisonError::into_inner);
+            let n_others = free.len() - sizes.n_buffers;
+            free.split_off(n_others)
+        };
+        own.into_iter().map(|buffer| PinnedLane::new(&stream, buffer)).collect()
+    };
+    copy(checkpoint, dtype, parts, sizes, open, is_shared, progress)
 }
 
 #[derive(Clone, Copy, Debug)]
 struct Sizes {
     n_workers: usize,
+    /// Of each worker.
+    n_buffers: usize,
     buffer_bytes: usize,
 }
 
@@ -73,27 +114,38 @@ trait Lane {
     fn send(&mut self, destination: Slice) -> Result<(), CudaError>;
 }
 
-/// A pinned buffer with a stream of its own, so that waiting for one does not wait for the other's copy.
-struct PinnedLane {
-    // Dropped first, which waits for the copy.
-    stream: Stream,
-    buffer: Pinned<u8>,
+/// A pinned buffer, and the stream of its worker.
+struct PinnedLane<'a> {
+    stream: Rc<Stream>,
+    /// Behind the copy of the buffer.
+    copied: Event,
+    buffer: &'a mut [u8],
 }
 
-impl PinnedLane {
-    fn new(gpu: &Gpu, n_bytes: usize) -> Result<Self, CudaError> {
-        Ok(Self { stream: gpu.stream()?, buffer: gpu.pinned(n_bytes)? })
+impl<'a> PinnedLane<'a> {
+    fn new(stream: &Rc<Stream>, buffer: &'a mut [u8]) -> Result<Self, CudaError> {
+        Ok(Self { stream: stream.clone(), copied: Event::for_sleepers(stream.gpu())?, buffer })
     }
 }
 
-impl Lane for PinnedLane {
+impl Lane for PinnedLane<'_> {
     fn ready(&mut self) -> Result<&mut [u8], CudaError> {
-        self.stream.synchronize()?;
-        Ok(&mut self.buffer)
+        self.copied.synchronize()?;
+        Ok(self.buffer)
     }
 
     fn send(&mut self, destination: Slice) -> Result<(), CudaError> {
-        destination.upload(&self.stream, &self.buffer[..destination.n_bytes])
+        destination.upload(&self.stream, &self.buffer[..destination.n_bytes])?;
+        self.copied.record(&self.stream)
+    }
+}
+
+impl Drop for PinnedLane<'_> {
+    fn drop(&mut self) {
+        // The copy reads the buffer, also when something else has failed since.
+        if let Err(error) = self.stream.synchronize() {
+            tracing::warn!(%error, "a copy of weights");
+        }
     }
 }
 
@@ -140,6 +192,7 @@ struct Job<'a> {
     checkpoint: &'a Checkpoint,
     dtype: Dtype,
     parts: &'a [Part],
+    is_shared: &'a (dyn Fn() -> bool + Sync),
     ranges: Vec<Range>,
     next: AtomicUsize,
     is_stopped: AtomicBool,
@@ -150,21 +203,22 @@ fn copy<L: Lane>(
     dtype: Dtype,
     parts: &[Part],
     sizes: Sizes,
-    open: impl Fn() -> Result<L, CudaError> + Sync,
+    open: impl Fn() -> Result<Vec<L>, CudaError> + Sync,
+    is_shared: &(dyn Fn() -> bool + Sync),
     progress: &(dyn Fn(u64, u64) + Sync),
 ) -> Result<(), LoadError> {
     let ranges = cut(checkpoint, dtype, parts, sizes.buffer_bytes)?;
     let (next, is_stopped) = (AtomicUsize::new(0), AtomicBool::new(false));
-    let job = Job { checkpoint, dtype, parts, ranges, next, is_stopped };
+    let job = Job { checkpoint, dtype, parts, is_shared, ranges, next, is_stopped };
     let total: u64 = parts.iter().map(|part| part.destination.n_bytes as u64).sum();
     progress(0, total);
     thread::scope(|scope| {
         let (report, reports) = mpsc::sync_channel(2 * sizes.n_workers);
         let workers: Vec<_> = (0..sizes.n_workers)
-            .map(|_| {
+            .map(|worker_idx| {
                 let (job, open, report) = (&job, &open, report.clone());
                 scope.spawn(move || {
-                    let outcome = job.work(open, &report);
+                    let outcome = job.work(worker_idx, open, &report);
                     if outcome.is_err() {
                         job.is_stopped.store(true, Ordering::Relaxed);
                     }
@@ -190,16 +244,25 @@ fn copy<L: Lane>(
 }
 
 impl Job<'_> {
-    /// Fills one buffer while the other is copied, until no range is left. Sends how many bytes have arrived.
+    /// Fills one buffer while the others are copied, until no range is left. Sends how many bytes have arrived.
     fn work<L: Lane>(
         &self,
-        open: impl Fn() -> Result<L, CudaError>,
+        worker_idx: usize,
+        open: impl Fn() -> Result<Vec<L>, CudaError>,
         report: &SyncSender<u64>,
     ) -> Result<(), LoadError> {
-        let mut lanes = [(open()?, 0), (open()?, 0)];
+        let mut lanes: Vec<(L, u64)> = open()?.into_iter().map(|lane| (lane, 0)).collect();
+        let n_lanes = lanes.len();
         let mut scratch = convert::Scratch::default();
         for round in 0.. {
-            let (lane, sent_bytes) = &mut lanes[round % 2];
+            let mut n_used = n_lanes;
+            if (self.is_shared)() {
+                n_used = n_lanes.min(BESIDE_STEPS.n_buffers);
+                while worker_idx >= BESIDE_STEPS.n_workers && self.is_left() && (self.is_shared)() {
+                    thread::sleep(PAUSE);
+                }
+            }
+            let (lane, sent_bytes) = &mut lanes[round % n_used];
             let buffer = lane.ready()?;
             let is_heard = report_arrival(report, std::mem::take(sent_bytes));
             if !is_heard || self.is_stopped.load(Ordering::Relaxed) {
@@ -219,6 +282,13 @@ impl Job<'_> {
             report_arrival(report, *sent_bytes);
         }
         Ok(())
+    }
+}
+
+impl Job<'_> {
+    /// Whether there is something to do that nobody has begun.
+    fn is_left(&self) -> bool {
+        !self.is_stopped.load(Ordering::Relaxed) && self.next.load(Ordering::Relaxed) < self.ranges.len()
     }
 }
 

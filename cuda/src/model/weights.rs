@@ -3,7 +3,8 @@
 use trellis_engine::model::{Dtype, ModelConfig, tensors};
 
 use super::load::Part;
-use crate::{Buffer, CudaError, Gpu, Slice};
+use crate::memory::Reserved;
+use crate::{CudaError, Gpu, Slice};
 
 /// Every matrix starts at a multiple of this; a line of the L2.
 const ALIGNMENT: usize = 256;
@@ -15,7 +16,7 @@ pub(crate) struct Weights {
     pub(crate) layers: Vec<LayerWeights>,
     pub(crate) final_norm: Slice, // T [hidden_size]
     pub(crate) lm_head: Slice,    // T [vocab_size, hidden_size]
-    _memory: Buffer,
+    _memory: Reserved,
 }
 
 /// One decoder layer. Projections of the same input are one.
@@ -64,7 +65,7 @@ impl Weights {
         config: &ModelConfig,
         dtype: Dtype,
     ) -> Result<(Self, Vec<Part>), CudaError> {
-        let memory = gpu.allocate("weights", n_bytes(config, dtype) as usize)?;
+        let memory = gpu.take("weights", n_bytes(config, dtype) as usize)?;
         let mut layout = Layout { memory: memory.slice(), n_used: 0, dtype, parts: Vec::new() };
         let (embedding, layers, final_norm, lm_head) = layout.weights(config);
         Ok((Self { embedding, layers, final_norm, lm_head, _memory: memory }, layout.parts))

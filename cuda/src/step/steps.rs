@@ -24,6 +24,7 @@ use super::{
 };
 use crate::blas::bucket;
 use crate::driver::{Graph, check};
+use crate::memory::{Driver, Pool, Reserved};
 use crate::model::{ActivationSizes, Activations, LayerInputs, Llama, LogitsRows};
 use crate::ops::attention::{Attention, PAGE_LEN, Workspace};
 use crate::ops::attention_plan::{PlanSize, distinct};
@@ -63,7 +64,7 @@ pub(crate) struct Steps {
     returned: Buffer, // output rows, scores, top lists
     arrivals: Buffer,
     activations: Activations,
-    _arena: Arc<Buffer>,
+    _arena: Arc<Reserved>,
     ring: Vec<HostBuffers>,
     next_idx: usize,
     lists: StepLists,
@@ -108,11 +109,14 @@ pub(crate) struct InFlight {
 type Fetched = HashMap<(usize, usize), Vec<f32>>;
 
 impl Steps {
-    /// Bytes of device memory besides the activations, for a model whose layers have these windows.
+    /// Bytes of device memory besides the activations, for a model whose layers have these windows: each list in blocks
+    /// of its own.
     pub(crate) fn n_bytes(attention: &Attention, windows: &[Option<usize>], limits: StepLimits) -> usize {
-        let n_input_words = n_input_words(attention, windows, limits);
-        let n_words = N_SLOTS + n_input_words + n_late_words(limits) + n_output_words(limits);
-        4 * n_words + attention.arrivals_bytes()
+        let memory = 4 * (N_SLOTS + n_input_words(attention, windows, limits) + n_late_words(limits));
+        [memory, 4 * n_output_words(limits), attention.arrivals_bytes()]
+            .map(Pool::<Driver>::block_bytes)
+            .iter()
+            .sum()
     }
 
     /// What the activations of these steps are laid out for.
@@ -124,11 +128,16 @@ impl Steps {
         }
     }
 
-    /// Takes the memory.
+    /// Takes the memory, and fills it in a stream of the caller's.
     ///
     /// # Errors
     /// There is not enough.
-    pub(crate) fn new(card: &Card, llama: &Llama, limits: StepLimits) -> Result<Self, CudaError> {
+    pub(crate) fn new(
+        card: &Card,
+        stream: &Stream,
+        llama: &Llama,
+        limits: StepLimits,
+    ) -> Result<Self, CudaError> {
         let gpu = card.gpu();
         let attention = &llama.kernels().attention;
         let size = Self::size(attention, limits);
@@ -139,12 +148,10 @@ impl Steps {
         let n_late_words = n_late_words(limits);
         let memory = gpu.allocate(what, 4 * (N_SLOTS + n_input_words + n_late_words))?;
         let arrivals = gpu.allocate(what, attention.arrivals_bytes())?;
-        {
-            let stream = card.stream();
-            arrivals.slice().fill(&stream, 0)?;
-            memory.slice().fill(&stream, 0)?;
-            stream.synchronize()?;
-        }
+        arrivals.slice().fill(stream, 0)?;
+        memory.slice().fill(stream, 0)?;
+        // The stream of the steps does not wait for this one.
+        stream.synchronize()?;
         let host = |_| {
             Ok(HostBuffers {
                 input: gpu.pinned(n_input_words)?,
@@ -197,6 +204,7 @@ impl Steps {
         let card = self.card.clone();
         let stream = card.stream();
         assert!(!card.is_held(), "a step behind one that waits for masks would write over its logits");
+        card.note_step();
         let host = &mut self.ring[buffers_idx];
         host.done.synchronize()?;
         let written = self.lists.write(&layout, &mut host.input);
@@ -555,7 +563,7 @@ impl InFlight {
 
 impl Drop for Steps {
     fn drop(&mut self) {
-        let waited = self.card.gpu().make_current().and_then(|()| self.card.stream().synchronize());
+        let waited = self.card.gpu().make_current().and_then(|()| self.card.wait_for_steps());
         if let Err(error) = waited {
             tracing::warn!(%error, "the last step failed");
         }

@@ -30,7 +30,7 @@ pub use engine::{Engine, EngineSettings, OneModel};
 pub use error::{EngineError, EngineFailure};
 pub use handle::EngineState;
 pub use kv::PrefixScope;
-pub use model_handle::ModelHandle;
+pub use model_handle::{ModelHandle, ModelLease};
 pub use port::Port;
 pub use run::Finish;
 pub use stats::EngineStats;

@@ -27,12 +27,30 @@ struct Loaded {
     weights: WeightsInfo,
     device: String,
     next_context: AtomicU64,
-    /// Contexts that are open, on their guests' side.
-    n_contexts: watch::Sender<usize>,
+    /// Contexts that are open, on their guests' side, and leases.
+    n_holders: watch::Sender<usize>,
     /// Whether it is about to be unloaded.
     is_closed: AtomicBool,
     /// Whether it was.
     is_unloaded: watch::Sender<bool>,
+}
+
+/// Somebody who has opened a model, until it is dropped. Whoever unloads the model waits for them, if not for ever.
+#[derive(Debug)]
+pub struct ModelLease(ModelHandle);
+
+impl ModelLease {
+    /// The model.
+    #[must_use]
+    pub fn handle(&self) -> &ModelHandle {
+        &self.0
+    }
+}
+
+impl Drop for ModelLease {
+    fn drop(&mut self) {
+        self.0.note_dropped();
+    }
 }
 
 impl ModelHandle {
@@ -45,7 +63,7 @@ impl ModelHandle {
             weights: backend.weights(),
             device: backend.device().to_owned(),
             next_context: AtomicU64::new(0),
-            n_contexts: watch::Sender::new(0),
+            n_holders: watch::Sender::new(0),
             is_closed: AtomicBool::new(false),
             is_unloaded: watch::Sender::new(false),
         }))
@@ -119,9 +137,22 @@ impl ModelHandle {
         !self.0.is_closed.swap(true, Ordering::Relaxed)
     }
 
-    /// Waits until nobody has a context open. Saved contexts do not count.
+    /// Whether it refuses new contexts.
+    #[must_use]
+    pub fn is_closed(&self) -> bool {
+        self.0.is_closed.load(Ordering::Relaxed)
+    }
+
+    /// Holds the model as somebody who may open contexts.
+    #[must_use]
+    pub fn lease(&self) -> ModelLease {
+        self.0.n_holders.send_modify(|n_holders| *n_holders += 1);
+        ModelLease(self.clone())
+    }
+
+    /// Waits until nobody has a context open, or a lease. Saved contexts do not count.
     pub async fn idle(&self) {
-        let _ = self.0.n_contexts.subscribe().wait_for(|&n_contexts| n_contexts == 0).await;
+        let _ = self.0.n_holders.subscribe().wait_for(|&n_holders| n_holders == 0).await;
     }
 
     /// Gives the model as many device pages as this; a step of other models is never held up for longer than some
@@ -196,17 +227,17 @@ impl ModelHandle {
     /// # Errors
     /// The model is being unloaded, or was.
     pub(crate) fn check_open(&self) -> Result<(), EngineError> {
-        if self.0.is_closed.load(Ordering::Relaxed) { Err(EngineError::Unloaded) } else { Ok(()) }
+        if self.is_closed() { Err(EngineError::Unloaded) } else { Ok(()) }
     }
 
     /// One context more; its guest says with [`Self::note_dropped`] when it is gone.
     pub(crate) fn note_opened(&self) -> ContextId {
-        self.0.n_contexts.send_modify(|n_contexts| *n_contexts += 1);
+        self.0.n_holders.send_modify(|n_holders| *n_holders += 1);
         ContextId { model: self.0.id, number: self.0.next_context.fetch_add(1, Ordering::Relaxed) }
     }
 
     pub(crate) fn note_dropped(&self) {
-        self.0.n_contexts.send_modify(|n_contexts| *n_contexts -= 1);
+        self.0.n_holders.send_modify(|n_holders| *n_holders -= 1);
     }
 
     /// As [`Link::room`].

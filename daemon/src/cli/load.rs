@@ -8,6 +8,7 @@ use super::error::CliError;
 use super::interrupt::Interrupts;
 use super::output::{self, Format};
 use super::progress::{Progress, Unit};
+use crate::bundled;
 use crate::config::Device;
 
 const EXAMPLES: &str = "\
@@ -43,7 +44,8 @@ pub(crate) async fn load(args: LoadArgs, format: Format) -> Result<(), CliError>
     let LoadArgs { model, device, socket } = args;
     let client = socket.connect().await?;
     // The daemon looks from a folder of its own.
-    let model = match std::path::Path::new(&model).is_dir() {
+    let is_folder = !bundled::NAMES.contains(&model.as_str()) && std::path::Path::new(&model).is_dir();
+    let model = match is_folder {
         true => std::path::absolute(&model)
             .map_err(CliError::io("find the current folder"))?
             .display()

@@ -1,11 +1,13 @@
 //! The models as one guest sees them, and which of them it has opened.
 
+use std::sync::Arc;
+
 use futures_util::FutureExt as _;
 use futures_util::future::select_all;
 use tokio::sync::watch;
-use trellis_engine::ModelHandle;
+use trellis_engine::{ModelHandle, ModelLease};
 
-use crate::models::Models;
+use crate::models::{DeviceFailure, Models, failure};
 
 /// The loaded models, for one guest.
 #[derive(Debug)]
@@ -13,7 +15,7 @@ pub(crate) struct GuestModels {
     loaded: Models,
     /// The name of the model that it gets when it names none, if that was chosen for it.
     default: Option<String>,
-    opened: watch::Sender<Vec<ModelHandle>>,
+    opened: watch::Sender<Vec<Arc<ModelLease>>>,
 }
 
 impl GuestModels {
@@ -36,33 +38,51 @@ impl GuestModels {
         let found =
             self.now().into_iter().find(|handle| name.is_none_or(|name| handle.model().name == name))?;
         self.opened.send_if_modified(|opened| {
-            let is_new = !opened.iter().any(|other| other.is_same(&found));
+            let is_new = !opened.iter().any(|lease| lease.handle().is_same(&found));
             if is_new {
-                opened.push(found.clone());
+                opened.push(Arc::new(found.lease()));
             }
             is_new
         });
         Some(found)
     }
 
-    /// One that the guest has opened and that was unloaded since.
-    pub(crate) fn unloaded(&self) -> Option<ModelHandle> {
-        self.opened.borrow().iter().find(|handle| handle.is_unloaded()).cloned()
+    fn opened(&self) -> Vec<ModelHandle> {
+        self.opened.borrow().iter().map(|lease| lease.handle().clone()).collect()
     }
 
-    /// Waits until one that the guest has opened is unloaded.
-    pub(crate) async fn wait_for_unload(&self) {
+    /// How the device of a model that the guest has opened failed.
+    pub(crate) fn failure(&self) -> Option<DeviceFailure> {
+        failure(&self.opened())
+    }
+
+    /// One that the guest has opened and that was unloaded since, or is about to be.
+    pub(crate) fn unloaded(&self) -> Option<ModelHandle> {
+        self.opened().into_iter().find(|handle| handle.is_unloaded() || handle.is_closed())
+    }
+
+    /// Waits until one that the guest has opened is unloaded, or its device fails.
+    pub(crate) async fn wait_for_loss(&self) {
         let mut opened = self.opened.subscribe();
         loop {
-            let models = opened.borrow_and_update().clone();
+            let models: Vec<ModelHandle> =
+                opened.borrow_and_update().iter().map(|lease| lease.handle().clone()).collect();
             if models.is_empty() {
                 // The sender is held here.
                 let _ = opened.changed().await;
                 continue;
             }
-            let unloads = select_all(models.iter().map(|handle| handle.unloaded().boxed()));
+            let losses = models.iter().map(|handle| {
+                async move {
+                    tokio::select! {
+                        () = handle.unloaded() => {}
+                        _ = handle.failed() => {}
+                    }
+                }
+                .boxed()
+            });
             tokio::select! {
-                _ = unloads => return,
+                _ = select_all(losses) => return,
                 _ = opened.changed() => {}
             }
         }

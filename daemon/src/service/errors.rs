@@ -48,7 +48,10 @@ pub(super) fn not_loaded(error: &DaemonError) -> ErrorBody {
         DaemonError::UnknownModel { name } | DaemonError::UnknownShape { name } => {
             body(ErrorCode::InvalidArgument).with_value(name)
         }
-        DaemonError::DuplicateModel { name } => body(ErrorCode::ModelLoaded).with_value(name),
+        DaemonError::DuplicateModel { name } | DaemonError::Leaving { name } => {
+            body(ErrorCode::ModelLoaded).with_value(name)
+        }
+        DaemonError::GivenUp => body(ErrorCode::Cancelled),
         DaemonError::NotLoaded { name, .. } => body(ErrorCode::UnknownModel).with_value(name),
         DaemonError::NoRoom { needed_bytes, free_bytes, .. } => {
             body(ErrorCode::ModelDoesNotFit).about("bytes").with_value(needed_bytes).with_limit(*free_bytes)

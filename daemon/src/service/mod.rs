@@ -166,7 +166,7 @@ impl Service for HostService {
                     stopped.stop();
                     (&mut end).await
                 }
-                () = opened.wait_for_unload() => {
+                () = opened.wait_for_loss() => {
                     stopped.stop();
                     (&mut end).await
                 }
@@ -174,7 +174,7 @@ impl Service for HostService {
             let result = match ending {
                 Ending::Finished => Ok(()),
                 ending if !errors::may_follow_from_failure(&ending) => Err(errors::ended(&ending)),
-                ending => Err(match (models::failure(&models), opened.unloaded()) {
+                ending => Err(match (models::failure(&models).or(opened.failure()), opened.unloaded()) {
                     (Some(failure), _) => errors::device_failed(&failure),
                     (None, Some(model)) => errors::model_unloaded(&model.model().name),
                     (None, None) => errors::ended(&ending),

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use trellis_cuda::{CudaBackend, CudaOptions, KvSize, LoadError};
+use trellis_cuda::{CudaBackend, CudaOptions, LoadError};
 use trellis_engine::model::{Dtype, ModelConfig, shape};
 use trellis_engine::sampling::Sampler;
 use trellis_engine::{
@@ -46,10 +46,17 @@ fn bundled(alone: &CardAlone, name: &str) -> OneModel {
 }
 
 /// Asserts that a model does not fit, and that the refusal says by how much.
-fn is_refused(alone: &CardAlone, config: ModelConfig, kv: KvSize) {
+fn is_refused(alone: &CardAlone, config: ModelConfig, kv_bytes: u64) {
     let gpu = alone.card.gpu();
     let model = models::random("huge", config, Dtype::Bf16);
-    let options = CudaOptions { dtype: None, kv, kv_host_bytes: 0, n_rows_max: 8, n_tokens_max: 64 };
+    let options = CudaOptions {
+        dtype: None,
+        kv_bytes,
+        kv_bytes_max: kv_bytes,
+        kv_host_bytes: 0,
+        n_rows_max: 8,
+        n_tokens_max: 64,
+    };
     let before = gpu.memory_stats().in_use_bytes;
     let refusal = match CudaBackend::load(&alone.card, &model, &options, &|_, _| {}) {
         Ok(_) => panic!("it was loaded"),
@@ -86,12 +93,8 @@ fn models_share_a_card_and_one_too_large_is_refused_while_they_go_on() {
         // Twice the card in weights; then weights that fit, with a KV cache that does not.
         let layer_bytes = 2 * 4 * (large.hidden_size * large.intermediate_size) as u64;
         let n_layers = (2 * total_bytes / layer_bytes) as usize;
-        is_refused(
-            &alone,
-            ModelConfig { n_layers, windows: vec![None; n_layers], ..large.clone() },
-            KvSize::RestBut(0),
-        );
-        is_refused(&alone, large.clone(), KvSize::Bytes(total_bytes));
+        is_refused(&alone, ModelConfig { n_layers, windows: vec![None; n_layers], ..large.clone() }, 0);
+        is_refused(&alone, large.clone(), total_bytes);
 
         // One that fits is loaded beside the two.
         let model = models::random("large", large, Dtype::Bf16);

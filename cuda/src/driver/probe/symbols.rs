@@ -1,7 +1,7 @@
 //! Functions that this crate calls in each library; cudarc panics where one is missing.
 
 /// Of the driver.
-pub(super) const DRIVER: [&str; 52] = [
+pub(super) const DRIVER: [&str; 63] = [
     "cuCtxGetDevice",
     "cuCtxSetCurrent",
     "cuCtxSynchronize",
@@ -22,6 +22,7 @@ pub(super) const DRIVER: [&str; 52] = [
     "cuEventSynchronize",
     "cuFuncGetAttribute",
     "cuFuncGetParamInfo",
+    "cuFuncLoad",
     "cuFuncSetAttribute",
     "cuGetErrorName",
     "cuGetErrorString",
@@ -32,11 +33,21 @@ pub(super) const DRIVER: [&str; 52] = [
     "cuGraphUpload",
     "cuInit",
     "cuLaunchKernelEx",
+    "cuMemAddressFree",
+    "cuMemAddressReserve",
     "cuMemAlloc_v2",
+    "cuMemCreate",
     "cuMemFreeHost",
     "cuMemFree_v2",
+    "cuMemGetAllocationGranularity",
     "cuMemGetInfo_v2",
     "cuMemHostAlloc",
+    "cuMemHostRegister_v2",
+    "cuMemHostUnregister",
+    "cuMemMap",
+    "cuMemRelease",
+    "cuMemSetAccess",
+    "cuMemUnmap",
     "cuMemcpyDtoDAsync_v2",
     "cuMemcpyDtoHAsync_v2",
     "cuMemcpyDtoH_v2",

@@ -2,7 +2,6 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use half::{bf16, f16};
@@ -112,8 +111,8 @@ fn silent(_done: u64, _total: u64) {}
 fn check(checkpoint: &Checkpoint, dtype: Dtype, sizes: Sizes) {
     let (parts, n_bytes) = places(checkpoint, dtype, 0);
     let memory = Mutex::new(vec![POISON; n_bytes]);
-    let open = || Ok(HostLane::new(&memory, sizes.buffer_bytes));
-    copy(checkpoint, dtype, &parts, sizes, open, &silent).expect("it loads");
+    let open = || Ok((0..sizes.n_buffers).map(|_| HostLane::new(&memory, sizes.buffer_bytes)).collect());
+    copy(checkpoint, dtype, &parts, sizes, open, &|| false, &silent).expect("it loads");
     let mut wanted = vec![POISON; n_bytes];
     for part in &parts {
         let Slice { address, n_bytes } = part.destination;
@@ -135,8 +134,8 @@ fn every_tensor_arrives_in_every_type() {
         let tensors: Vec<_> = (0..4).map(|idx| (names[idx], stored, &values[idx][..])).collect();
         let checkpoint = write(folder.path(), &tensors);
         for dtype in DTYPES {
-            for (n_workers, buffer_bytes) in [(1, 1 << 20), (3, 4096), (5, 1000)] {
-                check(&checkpoint, dtype, Sizes { n_workers, buffer_bytes });
+            for (n_workers, n_buffers, buffer_bytes) in [(1, 2, 1 << 20), (3, 3, 4096), (5, 1, 1000)] {
+                check(&checkpoint, dtype, Sizes { n_workers, n_buffers, buffer_bytes });
             }
         }
     }
@@ -145,7 +144,7 @@ fn every_tensor_arrives_in_every_type() {
 #[test]
 fn the_bundled_model_arrives() {
     for dtype in DTYPES {
-        check(&tiny(), dtype, Sizes { n_workers: 2, buffer_bytes: 100_000 });
+        check(&tiny(), dtype, Sizes { n_workers: 2, n_buffers: 3, buffer_bytes: 100_000 });
     }
 }
 
@@ -168,14 +167,14 @@ fn progress_only_grows_and_ends_with_all() {
     let (parts, n_bytes) = places(&checkpoint, Dtype::F32, 0);
     let total: u64 = parts.iter().map(|part| part.destination.n_bytes as u64).sum();
     let memory = Mutex::new(vec![POISON; n_bytes]);
-    let sizes = Sizes { n_workers: 3, buffer_bytes: 5000 };
+    let sizes = Sizes { n_workers: 3, n_buffers: 2, buffer_bytes: 5000 };
     let (heard, caller) = (Mutex::new(Vec::new()), thread::current().id());
     let hear = |done, of| {
         assert_eq!((thread::current().id(), of), (caller, total));
         heard.lock().expect("no panic").push(done);
     };
-    let open = || Ok(HostLane::new(&memory, sizes.buffer_bytes));
-    copy(&checkpoint, Dtype::F32, &parts, sizes, open, &hear).expect("it loads");
+    let open = || Ok((0..sizes.n_buffers).map(|_| HostLane::new(&memory, sizes.buffer_bytes)).collect());
+    copy(&checkpoint, Dtype::F32, &parts, sizes, open, &|| false, &hear).expect("it loads");
     let heard = heard.into_inner().expect("no panic");
     assert_eq!((heard[0], heard[heard.len() - 1]), (0, total));
     assert!(heard.is_sorted_by(|a, b| a < b), "{heard:?}");
@@ -183,10 +182,28 @@ fn progress_only_grows_and_ends_with_all() {
 }
 
 #[test]
+fn what_shares_the_link_now_and_then_arrives_as_well() {
+    let checkpoint = tiny();
+    let (parts, n_bytes) = places(&checkpoint, Dtype::Bf16, 0);
+    let memory = Mutex::new(vec![POISON; n_bytes]);
+    let sizes = Sizes { n_workers: 4, n_buffers: 3, buffer_bytes: 50_000 };
+    let open = || Ok((0..sizes.n_buffers).map(|_| HostLane::new(&memory, sizes.buffer_bytes)).collect());
+    let n_asked = AtomicUsize::new(0);
+    let is_shared = || n_asked.fetch_add(1, Ordering::Relaxed) % 7 < 5;
+    copy(&checkpoint, Dtype::Bf16, &parts, sizes, open, &is_shared, &silent).expect("it loads");
+    let memory = memory.into_inner().expect("no panic");
+    for part in &parts {
+        let start = part.destination.address as usize;
+        let found = &memory[start..start + part.destination.n_bytes];
+        assert!(found == expected(&checkpoint, &part.tensor, Dtype::Bf16), "{}", part.tensor);
+    }
+}
+
+#[test]
 fn nothing_is_loaded_without_work() {
-    let none = || -> Result<HostLane<'_>, CudaError> { panic!("no buffer is needed") };
-    let sizes = Sizes { n_workers: 0, buffer_bytes: 0 };
-    copy(&tiny(), Dtype::F32, &[], sizes, none, &silent).expect("nothing to do");
+    let none = || -> Result<Vec<HostLane<'_>>, CudaError> { panic!("no buffer is needed") };
+    let sizes = Sizes { n_workers: 0, n_buffers: 2, buffer_bytes: 0 };
+    copy(&tiny(), Dtype::F32, &[], sizes, none, &|| false, &silent).expect("nothing to do");
 }
 
 #[test]
@@ -208,9 +225,9 @@ fn a_file_that_ends_early_stops_all() {
     for dtype in [Dtype::F32, Dtype::Bf16] {
         let (parts, n_bytes) = places(&checkpoint, dtype, 0);
         let memory = Mutex::new(vec![POISON; n_bytes]);
-        let sizes = Sizes { n_workers: 2, buffer_bytes: 1000 };
-        let open = || Ok(HostLane::new(&memory, sizes.buffer_bytes));
-        let outcome = copy(&checkpoint, dtype, &parts, sizes, open, &silent);
+        let sizes = Sizes { n_workers: 2, n_buffers: 2, buffer_bytes: 1000 };
+        let open = || Ok((0..sizes.n_buffers).map(|_| HostLane::new(&memory, sizes.buffer_bytes)).collect());
+        let outcome = copy(&checkpoint, dtype, &parts, sizes, open, &|| false, &silent);
         assert!(matches!(outcome, Err(LoadError::Model(ModelError::Io { .. }))), "{outcome:?}");
         let memory = memory.into_inner().expect("no panic");
         let n_after = memory[n_bytes * 3 / 4..].iter().filter(|byte| **byte != POISON).count();
@@ -239,9 +256,10 @@ fn a_failure_of_the_device_stops_all() {
     let checkpoint = tiny();
     let (parts, n_bytes) = places(&checkpoint, Dtype::Bf16, 0);
     let (memory, n_copies) = (Mutex::new(vec![POISON; n_bytes]), AtomicUsize::new(0));
-    let sizes = Sizes { n_workers: 2, buffer_bytes: 1000 };
-    let open = || Ok(FailingLane(HostLane::new(&memory, sizes.buffer_bytes), &n_copies));
-    let outcome = copy(&checkpoint, Dtype::Bf16, &parts, sizes, open, &silent);
+    let sizes = Sizes { n_workers: 2, n_buffers: 2, buffer_bytes: 1000 };
+    let lane = || FailingLane(HostLane::new(&memory, sizes.buffer_bytes), &n_copies);
+    let open = || Ok((0..sizes.n_buffers).map(|_| lane()).collect());
+    let outcome = copy(&checkpoint, Dtype::Bf16, &parts, sizes, open, &|| false, &silent);
     assert!(matches!(outcome, Err(LoadError::Cuda(CudaError::Call { call: "a copy", .. }))), "{outcome:?}");
     // Thousands are left. The other worker is stopped, however late it hears of it.
     let n_ranges = cut(&checkpoint, Dtype::Bf16, &parts, sizes.buffer_bytes).expect("all there").len();
@@ -259,7 +277,7 @@ fn the_card_holds_the_bundled_model_in_every_type() {
         // Other streams do not wait for this one.
         test.stream.synchronize().expect("filled");
         let (parts, _) = places(&checkpoint, dtype, buffer.slice().address);
-        load(&test.gpu, &checkpoint, dtype, &parts, &silent).expect("it loads");
+        load(&test.gpu, &checkpoint, dtype, &parts, &|| false, &silent).expect("it loads");
         for part in &parts {
             let mut found = vec![0u8; part.destination.n_bytes];
             part.destination.download(&test.stream, &mut found).expect("it comes back");
@@ -312,15 +330,28 @@ fn the_rate_of_loading() {
     let (parts, _) = places(&checkpoint, Dtype::Bf16, buffer.slice().address);
     let link = link_rate(&test, buffer.slice());
     println!("{}: link {:.1} GB/s", test.gpu.name(), link / 1e9);
-    for attempt in 0..4 {
+    let sizes = |n_workers, n_buffers, buffer_kib: usize| Sizes {
+        n_workers,
+        n_buffers,
+        buffer_bytes: buffer_kib << 10,
+    };
+    let others = [
+        sizes(16, 2, 4096),
+        sizes(12, 2, 1024),
+        sizes(12, 4, 512),
+        sizes(8, 3, 1024),
+        sizes(16, 3, 512),
+        sizes(8, 2, 2048),
+    ];
+    for sizes in [MOST, MOST, BESIDE_STEPS].into_iter().chain(others) {
         buffer.slice().fill(&test.stream, POISON).expect("filled");
         test.stream.synchronize().expect("filled");
         let start = Instant::now();
-        load(&test.gpu, &checkpoint, Dtype::Bf16, &parts, &silent).expect("it loads");
+        load_with(&test.gpu, &checkpoint, Dtype::Bf16, &parts, sizes, &|| false, &silent).expect("it loads");
         let elapsed_s = start.elapsed().as_secs_f64();
         let rate = (N_TENSORS * TENSOR_BYTES) as f64 / elapsed_s;
         println!(
-            "load {attempt}: {elapsed_s:.3} s, {:.1} GB/s, {:.0}% of the link",
+            "{sizes:?}: {elapsed_s:.3} s, {:.1} GB/s, {:.0}% of the link",
             rate / 1e9,
             100.0 * rate / link
         );

@@ -20,7 +20,7 @@ use crate::command::{ModelId, Operation};
 use crate::completion::{CallerId, Completion, Done, Outbox, Tag};
 use crate::error::{EngineError, EngineFailure};
 use crate::handle::DESK;
-use crate::scheduler::{Commons, Plan, Scheduler, SchedulerSettings};
+use crate::scheduler::{Commons, Plan, Scheduler, SchedulerSettings, Turn};
 
 /// So many steps that fail, with none between them that succeeds, are taken for a device that is lost.
 const N_STEPS_FAILED_MAX: usize = 3;
@@ -161,7 +161,7 @@ impl Core {
         if let Some(until) = self.lingers_until(now) {
             return Ok(Next::InputBefore(until));
         }
-        self.change_residents();
+        self.change_residents()?;
         self.submit_steps()?;
         if self.waits_for_masks() {
             // They may have come while the step was submitted.
@@ -253,20 +253,24 @@ impl Core {
     }
 
     /// Brings models on in what is to become of them, as far as the steps under way allow.
-    fn change_residents(&mut self) {
+    fn change_residents(&mut self) -> Result<(), EngineFailure> {
         for place in 0..self.residents.len() {
             let is_under_way = self.under_way.iter().any(|&(of, _)| of == place);
             let Self { residents, commons, gone, departed, outbox, .. } = self;
             let Some(resident) = &mut residents[place] else { continue };
             match &mut resident.change {
                 Change::None => {}
-                Change::Resize { .. } if is_under_way => {}
+                // Pages that it gains are touched by no step under way.
+                Change::Resize { n_pages, .. } if is_under_way && *n_pages < resident.backend.n_pages() => {}
                 &mut Change::Resize { n_pages, tag, .. } => {
                     resident.change = match resident.resize(n_pages, commons) {
                         Ok(false) => Change::Resize { n_pages, tag, may_step: true },
                         Ok(true) => {
                             outbox.to(DESK, tag).send(Done::Resized(Ok(())));
                             Change::None
+                        }
+                        Err(error) if error.damage() == Damage::Device => {
+                            return Err(EngineFailure::Device(error));
                         }
                         Err(error) => {
                             outbox.to(DESK, tag).send(Done::Resized(Err(EngineError::Memory(error))));
@@ -286,6 +290,7 @@ impl Core {
                 }
             }
         }
+        Ok(())
     }
 
     fn oldest(&mut self) -> (usize, Plan) {
@@ -355,7 +360,7 @@ impl Core {
 
     /// The place of the model whose step is next: whose users are furthest behind, or that waits longest.
     fn next_place(&mut self, passed: &[usize]) -> Option<usize> {
-        let mut next: Option<((u64, u64), usize)> = None;
+        let mut next: Option<(Turn, u64, usize)> = None;
         for (place, resident) in self.residents.iter().enumerate() {
             let Some(resident) = resident else { continue };
             if passed.contains(&place) || !resident.may_step() {
@@ -369,14 +374,15 @@ impl Core {
             if resident.scheduler.has_returning_guests(last.map(|(_, plan)| plan)) {
                 continue;
             }
-            // Whoever stands in line for pages has waited longest.
-            let vtime = self.commons.vtime(place).unwrap_or(0);
-            let rank = (vtime, resident.last_planned);
-            if next.is_none_or(|(first, _)| rank < first) {
-                next = Some((rank, place));
+            let turn = resident.scheduler.next_turn(&mut self.commons);
+            let is_first = next.as_ref().is_none_or(|(first, last_planned, _)| {
+                turn.compare(first).then(resident.last_planned.cmp(last_planned)).is_lt()
+            });
+            if is_first {
+                next = Some((turn, resident.last_planned, place));
             }
         }
-        next.map(|(_, place)| place)
+        next.map(|(.., place)| place)
     }
 
     /// Takes a failed step back, or ends the engine.

@@ -2,8 +2,10 @@
 
 use std::ops::{Deref, DerefMut};
 
-use crate::backend::{Backend, BackendError};
-use crate::batch::{self, Row};
+use rustc_hash::FxHashSet;
+
+use crate::backend::{Backend, BackendError, Damage};
+use crate::batch::{self, PageId, Row};
 use crate::command::ModelId;
 use crate::completion::Tag;
 use crate::error::EngineError;
@@ -80,6 +82,9 @@ impl Resident {
         let plan = self.lend(commons).vacate(next);
         let mut n_moved = 0;
         if let Err(error) = self.make_moves(&plan, &mut n_moved) {
+            if error.damage() == Damage::Device {
+                return Err(error);
+            }
             // The places have changed hands all the same; what did not arrive is computed again.
             self.lend(commons).fail_step(&plan, n_moved, &EngineError::Step(error));
         }
@@ -117,15 +122,22 @@ impl Resident {
                     Move::In(from, page) => Some((from, page)),
                     _ => None,
                 }))?,
-                Move::Within(..) => self.backend.move_pages(&listed(moves, |m| match m {
-                    Move::Within(from, to) => Some((from, to)),
-                    _ => None,
-                }))?,
+                Move::Within(..) => self.backend.move_pages(&within(moves))?,
             }
             *n_moved += moves.len();
         }
         Ok(())
     }
+}
+
+/// Of moves to one page the last: what the others brought there was given up since.
+fn within(moves: &[Move]) -> Vec<(PageId, PageId)> {
+    let mut taken = FxHashSet::default();
+    let mut pairs = listed(moves, |m| if let Move::Within(from, to) = m { Some((from, to)) } else { None });
+    pairs.reverse();
+    pairs.retain(|&(_, to)| taken.insert(to));
+    pairs.reverse();
+    pairs
 }
 
 fn listed<T>(moves: &[Move], pair: impl Fn(Move) -> Option<T>) -> Vec<T> {

@@ -134,6 +134,11 @@ impl Line {
         self.waiting.is_empty()
     }
 
+    /// Who is first in line.
+    pub(super) fn first(&self) -> Option<ContextId> {
+        self.waiting.first_key_value().map(|(_, waiter)| waiter.id)
+    }
+
     /// Those in line, the last first.
     pub(super) fn last_first(&self) -> impl Iterator<Item = ContextId> + '_ {
         self.waiting.values().rev().map(|waiter| waiter.id)

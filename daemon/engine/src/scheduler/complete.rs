@@ -22,6 +22,10 @@ impl Scheduler {
         self.stats.n_rows += plan.rows.len() as u64;
         self.stats.device_busy += Duration::from_nanos(elapsed_ns);
         self.costs.learn(plan.work, elapsed_ns);
+        let n_decode_rows = plan.work.n_decode_rows;
+        let alone_ns =
+            (n_decode_rows > 0).then(|| self.costs.target_ns(n_decode_rows, 1.0).unwrap_or(elapsed_ns));
+        self.commons.note_step(self.settings.place, alone_ns);
         self.returns.forget_late();
         self.end_failed_jobs(None);
         let mut outputs = outputs.into_iter();

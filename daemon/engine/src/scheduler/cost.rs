@@ -131,6 +131,16 @@ impl Costs {
         self.decode_alone_ns(n_decode_rows).map(|alone| (alone * multiple) as u64)
     }
 
+    /// Tokens of prompts that a step has room for that may last so long.
+    pub(super) fn n_tokens_within(&self, ns: u64, n_step_tokens: usize) -> usize {
+        let n_tokens = match self.token_ns() {
+            Some(token) if token > 0.0 => (ns as f64 / token) as usize,
+            Some(_) => n_step_tokens,
+            None => n_step_tokens / SHARE_UNMEASURED,
+        };
+        n_tokens.clamp((n_step_tokens / SHARE_LEAST).max(1), n_step_tokens)
+    }
+
     /// Tokens of prompts that a step of so many decode rows has room for.
     pub(super) fn n_prompt_tokens(&self, n_decode_rows: usize, multiple: f64, n_step_tokens: usize) -> usize {
         let n_tokens = match (self.decode_alone_ns(n_decode_rows), self.token_ns()) {

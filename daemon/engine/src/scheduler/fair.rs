@@ -10,7 +10,10 @@
 
 mod node;
 
+use std::cmp::Ordering;
+
 use rustc_hash::FxHashMap;
+use smallvec::SmallVec;
 
 use self::node::{Node, NodeId};
 use crate::account::Owner;
@@ -39,6 +42,23 @@ impl Lane {
 /// A guest's place in the queue, until it is given back.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Seat(NodeId);
+
+/// How far a user, a session and a guest have come.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Turn(SmallVec<[(u64, NodeId); 3]>);
+
+impl Turn {
+    /// Whose turn comes first: the users decide, then the sessions of one user, then the guests of one session.
+    pub(crate) fn compare(&self, other: &Self) -> Ordering {
+        for ((vtime, id), (other_vtime, other_id)) in self.0.iter().zip(&other.0) {
+            let order = vtime.cmp(other_vtime);
+            if order.is_ne() || id != other_id {
+                return order;
+            }
+        }
+        Ordering::Equal
+    }
+}
 
 /// Items waiting to be served, in the order that is fair to their owners.
 #[derive(Debug)]
@@ -149,6 +169,27 @@ impl<T> FairQueue<T> {
     /// The virtual time of the user whose item of this lane comes next.
     pub(crate) fn vtime(&mut self, lane: Lane) -> Option<u64> {
         self.first(ROOT, lane).map(|(vtime, _)| vtime)
+    }
+
+    /// How far those have come whose item of this lane comes next.
+    pub(crate) fn turn(&mut self, lane: Lane) -> Option<Turn> {
+        let (mut id, mut turn) = (ROOT, Turn::default());
+        while let Some((vtime, child)) = self.first(id, lane) {
+            turn.0.push((vtime, child));
+            id = child;
+        }
+        (!turn.0.is_empty()).then_some(turn)
+    }
+
+    /// How far a guest and those above it have come.
+    pub(crate) fn turn_of(&self, seat: &Seat) -> Turn {
+        let (mut id, mut turn) = (seat.0, Turn::default());
+        while id != ROOT {
+            turn.0.push((self.node(id).vtime, id));
+            id = self.node(id).parent;
+        }
+        turn.0.reverse();
+        turn
     }
 
     /// Forgets what waits in a lane.

@@ -49,6 +49,7 @@ use crate::run::AheadWindow;
 use crate::stats::EngineStats;
 use admission::{Line, Standing};
 use cost::Costs;
+pub(crate) use fair::Turn;
 use fair::{Class, FairQueue, Lane, Seat};
 use joint::Jobs;
 use returns::Returns;
@@ -119,7 +120,22 @@ pub(crate) struct Commons {
     queue: FairQueue<ContextId>,
     /// Those who may ask for something.
     callers: FxHashMap<CallerId, Owner>,
+    /// Steps of all models.
+    n_steps: u64,
+    /// By the models' places.
+    decoding: Vec<Option<LastDecode>>,
 }
+
+/// The last step of a model in which anybody decoded.
+#[derive(Clone, Copy, Debug)]
+struct LastDecode {
+    step: u64,
+    /// How long its decode rows alone would have taken.
+    alone_ns: u64,
+}
+
+/// Steps of all models for which somebody who decoded is taken to decode still.
+const N_STEPS_BESIDE: u64 = 16;
 
 impl Commons {
     /// A guest that asks from now on.
@@ -132,15 +148,32 @@ impl Commons {
         self.callers.remove(&caller);
     }
 
-    /// The virtual time of the user whose work for the model at this place comes next.
-    pub(crate) fn vtime(&mut self, place: usize) -> Option<u64> {
-        let lanes = [Class::Decode, Class::Prompt].map(|class| Lane::of(place, class));
-        lanes.into_iter().filter_map(|lane| self.queue.vtime(lane)).min()
+    /// How long a decode step of another model than the one at this place takes, if anybody decodes there.
+    fn decode_ns_beside(&self, place: usize) -> Option<u64> {
+        let others = self.decoding.iter().enumerate().filter(|&(other, _)| other != place);
+        let recent =
+            others.filter_map(|(_, last)| last.filter(|last| self.n_steps - last.step <= N_STEPS_BESIDE));
+        recent.map(|last| last.alone_ns).min()
+    }
+
+    /// A step of the model at this place was taken in; `alone_ns` is how long its decode rows alone would have taken, if
+    /// it had any.
+    fn note_step(&mut self, place: usize, alone_ns: Option<u64>) {
+        self.n_steps += 1;
+        if self.decoding.len() <= place {
+            self.decoding.resize(place + 1, None);
+        }
+        if let Some(alone_ns) = alone_ns {
+            self.decoding[place] = Some(LastDecode { step: self.n_steps, alone_ns });
+        }
     }
 
     /// Forgets what waits for a model that is gone.
     pub(crate) fn clear(&mut self, place: usize) {
         [Class::Decode, Class::Prompt].into_iter().for_each(|class| self.queue.clear(Lane::of(place, class)));
+        if let Some(last) = self.decoding.get_mut(place) {
+            *last = None;
+        }
     }
 }
 
@@ -210,6 +243,18 @@ impl Scheduler {
     /// Takes what the models share, or gives it back.
     pub(crate) fn exchange(&mut self, commons: &mut Commons) {
         std::mem::swap(&mut self.commons, commons);
+    }
+
+    /// How far those have come whose work for the model comes next; whoever is first in line for pages, if nobody else
+    /// waits.
+    pub(crate) fn next_turn(&self, commons: &mut Commons) -> Turn {
+        let turns = [Class::Decode, Class::Prompt].map(|class| commons.queue.turn(self.lane(class)));
+        let first = turns.into_iter().flatten().min_by(Turn::compare);
+        let in_line = || {
+            let id = self.line.first()?;
+            Some(commons.queue.turn_of(&self.contexts.get(&id)?.seat))
+        };
+        first.or_else(in_line).unwrap_or_default()
     }
 
     fn lane(&self, class: Class) -> Lane {

@@ -223,7 +223,11 @@ impl Scheduler {
         let n_tokens_max = self.settings.n_step_tokens - plan.work.n_decode_rows;
         let multiple = self.settings.latency_multiple;
         match (plan.work.n_decode_rows, n_left_out) {
-            (0, 0) => n_tokens_max,
+            // Who decodes with another model on the device waits for this step as well.
+            (0, 0) => match self.commons.decode_ns_beside(self.settings.place) {
+                Some(ns) => self.costs.n_tokens_within((ns as f64 * multiple) as u64, n_tokens_max),
+                None => n_tokens_max,
+            },
             (0, n_left_out) => {
                 let rest = self.costs.n_prompt_tokens(n_left_out, multiple + 1.0, n_tokens_max.max(1));
                 rest.min(n_tokens_max)

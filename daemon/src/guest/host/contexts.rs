@@ -45,7 +45,7 @@ impl Host for GuestState {
         for engine in self.models.now() {
             match engine.forget(&self.owner, &name).await {
                 Ok(()) => was_there = true,
-                Err(EngineError::NotSaved { .. }) => {}
+                Err(EngineError::NotSaved { .. } | EngineError::Unloaded) => {}
                 Err(error) => return Err(error.into()),
             }
         }
