@@ -1,8 +1,9 @@
 //! What runs the models: the choice between processor and GPU, and how a GPU's memory is shared out.
 
 use std::path::Path;
+use std::thread::JoinHandle;
 
-use trellis_cuda::{Card, CudaBackend, CudaOptions, probe};
+use trellis_cuda::{Card, CudaBackend, CudaOptions, Gpu, probe};
 use trellis_engine::backend::{Backend, PAGE_LEN};
 use trellis_engine::cpu::{CpuBackend, CpuError, CpuOptions};
 use trellis_engine::model::{Dtype, Model};
@@ -23,6 +24,9 @@ const CPU_KV_BYTES_MAX: u64 = 4 << 30;
 /// with the card, as do the batches that it is used for.
 const RESERVE_BYTES: u64 = 512 << 20;
 const RESERVE_PART: u64 = 25;
+
+/// Drivers from this version of CUDA on have all that is called.
+const CUDA_MAJOR: u32 = 13;
 
 /// The device that all models run on.
 #[derive(Clone, Debug)]
@@ -45,13 +49,19 @@ pub(crate) fn choose(device: Device, cache_dir: &Path) -> Result<Chosen, DaemonE
         tracing::info!("no NVIDIA GPU{why}: computing on the CPU");
         return Ok(Chosen::Cpu);
     }
+    let ordinal = device.ordinal();
+    // A context takes as long to begin as the libraries take to be found. An older driver may lack what opening calls.
+    let is_new = driver.version().is_some_and(|version| version.major >= CUDA_MAJOR);
+    let opening = is_new.then(|| std::thread::spawn(move || Gpu::open(ordinal)));
     let probe = probe::probe();
     let problems = probe.problems();
     if !problems.is_empty() {
         return Err(DaemonError::CudaUnusable { problems });
     }
-    let ordinal = device.ordinal();
+    // What goes wrong there goes wrong here as well, and is said.
+    let opened = opening.map(JoinHandle::join);
     let card = Card::open(ordinal, Some(&cache_dir.join(KERNELS_DIR)))?;
+    drop(opened);
     let file =
         |library: &probe::Library| library.loaded.as_ref().map(probe::Loaded::file).unwrap_or_default();
     tracing::info!(

@@ -27,21 +27,33 @@ impl Scheduler {
         self.steps_under_way.retain(|&step| step != plan.step);
         let mut jobs = Vec::new();
         for row in &plan.rows {
-            let context = self.contexts.get_mut(&row.id).filter(|context| context.epoch == row.epoch);
-            // Work that has ended since knows nothing of the step.
-            let Some(context) = context else {
-                if let Some(context) = self.contexts.get(&row.id) {
-                    context.owner.account.release(Resource::Tokens, row.n_charged);
+            let Some(context) = self.contexts.get_mut(&row.id) else { continue };
+            context.owner.account.release(Resource::Tokens, row.n_charged);
+            let n_kept = row.start / PAGE_LEN;
+            if context.epoch != row.epoch {
+                // Work that has ended since knows nothing of the step. What came after it may build on a page that was to
+                // be copied.
+                if row.is_of_head() || context.kv.n_computed <= n_kept * PAGE_LEN {
+                    continue;
+                }
+                context.kv.set_state(None);
+                context.kv.lose_after(n_kept, &mut self.pages);
+                match (context.under_way, context.job()) {
+                    (None, _) => {}
+                    (Some(_), Some(job)) => jobs.push(job),
+                    (Some(_), None) => {
+                        context.fail(error.clone(), &mut self.pages);
+                        self.leave_by_id(row.id);
+                    }
                 }
                 continue;
-            };
-            context.owner.account.release(Resource::Tokens, row.n_charged);
+            }
             self.stats.n_tokens -= (row.end - row.start) as u64;
             self.stats.n_tokens_again -= row.n_again() as u64;
             context.kv.set_state(None);
             if !row.is_of_head() {
                 // Of the first page that it wrote, the beginning may be a copy that was never made.
-                context.kv.lose_after(row.start / PAGE_LEN, &mut self.pages);
+                context.kv.lose_after(n_kept, &mut self.pages);
             }
             match context.job() {
                 Some(job) => jobs.push(job),
