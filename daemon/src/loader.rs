@@ -275,12 +275,15 @@ impl OpenDevice {
             }
             needs.n_pages_min = n_positions.min(N_POSITIONS_LEAST).div_ceil(PAGE_LEN);
         }
-        match divided(coming) {
-            Some(shares) => Ok(shares),
-            None => Err(self.does_not_fit(coming, config)),
+        if let Some(shares) = divided(coming) {
+            return Ok(shares);
         }
+        let fits = |n: &usize| divided(&coming[..*n]).is_some();
+        let n_fitting = (0..coming.len()).take_while(fits).last().unwrap_or(0);
+        Err(self.does_not_fit(&coming[..n_fitting + 1], config))
     }
 
+    /// Why the last of those that come does not fit beside the others.
     fn does_not_fit(&self, coming: &[Candidate], config: &Config) -> DaemonError {
         let Candidate { model, needs, .. } = coming.last().expect("what is there fits");
         let others = self.needs().chain(coming[..coming.len() - 1].iter().map(|candidate| candidate.needs));

@@ -307,7 +307,11 @@ mod tests {
         faults::inject(5, CUresult::CUDA_ERROR_OUT_OF_MEMORY, Lasts::Once);
         locked.memory.lock(&test.gpu);
         faults::clear();
-        assert_eq!((locked.memory.progress().n_locked, locked.memory.progress().is_over), (2, true));
+        let (n_locked, is_over) = {
+            let progress = locked.memory.progress();
+            (progress.n_locked, progress.is_over)
+        };
+        assert_eq!((n_locked, is_over), (2, true));
         locked.at(&(0..4 * piece_bytes));
     }
 }

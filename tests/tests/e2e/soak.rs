@@ -237,9 +237,13 @@ async fn soak(engine: &ModelHandle, n_steps: u64, gpu: Option<&Gpu>) -> EngineSt
     assert_eq!((stats.n_contexts, stats.n_saved), (0, 0), "{stats:?}");
     assert_eq!(stats.n_pages_free + stats.n_pages_cached, stats.n_pages, "to the page: {stats:?}");
     assert_eq!(stats.n_pages_on_host, 0, "{stats:?}");
-    assert!(stats.n_swaps_out > 0 && stats.n_tokens_again > 0, "there was room for all: {stats:?}");
     assert!(stats.n_tokens_in_vain > 0 && stats.n_tokens_cached > 0, "{stats:?}");
     stats
+}
+
+/// Asserts that guests pushed each other out of memory.
+fn was_tight(stats: &EngineStats) {
+    assert!(stats.n_swaps_out > 0 && stats.n_tokens_again > 0, "there was room for all: {stats:?}");
 }
 
 /// What the driver may keep for kernels that it loads when they are first launched.
@@ -248,7 +252,7 @@ const DRIVER_BYTES_MAX: usize = 16 << 20;
 #[test]
 fn nothing_is_held_in_the_end() {
     let engine = engine("draft", SIZES);
-    block_on(soak(engine.handle(), N_STEPS, None));
+    was_tight(&block_on(soak(engine.handle(), N_STEPS, None)));
 }
 
 /// Puts a second model on the engine, uses it and takes it off again, and changes the first one's number of pages, until
@@ -257,7 +261,7 @@ async fn come_and_go(engine: &Engine, soaked: &ModelHandle, is_over: &AtomicBool
     let mut random = Random(7);
     let mut first = None;
     let mut n_rounds = 0;
-    while !is_over.load(Ordering::Relaxed) {
+    while n_rounds < 3 || !is_over.load(Ordering::Relaxed) {
         let model = models::bundled("tiny");
         let loading = tokio::task::spawn_blocking(move || {
             let backend = backend(&model, Sizes { n_pages: 128, ..SIZES });
@@ -293,7 +297,6 @@ fn nothing_is_held_beside_models_that_come_and_go() {
         };
         let (_, n_rounds) = tokio::join!(soaked, come_and_go(model.engine(), model.handle(), &is_over));
         println!("{n_rounds} times a second model came and went");
-        assert!(n_rounds > 2);
         let stats = model.handle().stats().await.expect("the engine lives");
         assert_eq!(stats.n_pages, model.handle().limits().n_pages, "{stats:?}");
         assert_eq!(stats.n_pages_free + stats.n_pages_cached, stats.n_pages, "to the page: {stats:?}");
@@ -308,7 +311,7 @@ fn nothing_is_lost_in_fifty_thousand_steps_on_a_card() {
         let model = models::bundled("tiny");
         let backend = cuda_backend(&alone.card, &model, SIZES, Dtype::F32).expect("the model loads");
         let engine = start(model, Box::new(backend), SIZES);
-        block_on_for(SOAK_TIME_MAX, soak(engine.handle(), n_steps, Some(gpu)));
+        was_tight(&block_on_for(SOAK_TIME_MAX, soak(engine.handle(), n_steps, Some(gpu))));
         drop(engine);
         gpu.trim().expect("the driver takes memory back");
         (gpu.memory_stats().in_use_bytes, gpu.free_bytes().expect("the driver answers"))

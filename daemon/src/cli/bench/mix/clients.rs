@@ -3,11 +3,12 @@
 use std::convert::Infallible;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
-use trellis_client::{Client, Event, Program, StartOptions};
+use trellis_client::{Client, ErrorCode, Event, Program, StartOptions};
 use trellis_engine::ModelHandle;
 use trellis_engine::batch::Token;
 
@@ -18,6 +19,10 @@ use crate::cli::bench::speed::{Tolerance, check_streams};
 use crate::cli::error::CliError;
 use crate::daemon::{Daemon, DeviceFailure};
 use crate::ipc::Listener;
+
+/// How long a connection is tried that the daemon has no room for, and how often.
+const PATIENCE: Duration = Duration::from_secs(5);
+const TRIES_APART: Duration = Duration::from_millis(10);
 
 /// Tokens that are compared before anything is measured.
 const N_VERIFIED: usize = 16;
@@ -132,6 +137,24 @@ fn prompt(handle: &ModelHandle, seed: u64, n_tokens: usize) -> Vec<Token> {
     (0..n_tokens as u64).map(|i| token(i) as Token).collect()
 }
 
+/// Connects; for a moment the daemon may still count connections that are gone.
+async fn connect(socket: &Path) -> Result<Client, CliError> {
+    let begun = Instant::now();
+    loop {
+        match Client::connect_to(socket).await {
+            Err(error) if is_too_many(&error) && begun.elapsed() < PATIENCE => {
+                tokio::time::sleep(TRIES_APART).await;
+            }
+            connected => return Ok(connected?),
+        }
+    }
+}
+
+/// Whether the daemon has refused one connection more.
+fn is_too_many(error: &trellis_client::Error) -> bool {
+    error.code() == Some(&ErrorCode::LimitExceeded)
+}
+
 /// A guest of a connection of its own.
 struct Guest {
     guest: trellis_client::Guest,
@@ -146,7 +169,7 @@ impl Guest {
         n_tokens: usize,
         n_prompt: usize,
     ) -> Result<Self, CliError> {
-        let client = Client::connect_to(socket).await?;
+        let client = connect(socket).await?;
         let arguments = vec!["tokens".to_owned(), n_tokens.to_string(), n_prompt.to_string()];
         let options = StartOptions { arguments, seed: Some(seed), ..StartOptions::default() };
         let guest = client.start(Program::Wasm(component.clone()), options).await?;
