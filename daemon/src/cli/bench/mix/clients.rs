@@ -141,13 +141,20 @@ fn prompt(handle: &ModelHandle, seed: u64, n_tokens: usize) -> Vec<Token> {
 async fn connect(socket: &Path) -> Result<Client, CliError> {
     let begun = Instant::now();
     loop {
-        match Client::connect_to(socket).await {
+        match greet(socket).await {
             Err(error) if is_too_many(&error) && begun.elapsed() < PATIENCE => {
                 tokio::time::sleep(TRIES_APART).await;
             }
-            connected => return Ok(connected?),
+            greeted => return Ok(greeted?),
         }
     }
+}
+
+/// A connection that the daemon answers on: one too many is refused after the handshake.
+async fn greet(socket: &Path) -> Result<Client, trellis_client::Error> {
+    let client = Client::connect_to(socket).await?;
+    client.models().await?;
+    Ok(client)
 }
 
 /// Whether the daemon has refused one connection more.

@@ -22,7 +22,7 @@ use self::clients::Clients;
 pub(crate) use self::error::MixError;
 use self::file::Mix;
 use self::loads::Operator;
-use self::phase::{Reference, Stage, needs_guests, needs_operator};
+use self::phase::{Reference, Seen, Stage, needs_guests, needs_operator};
 use self::report::MixReport;
 use super::speed::{self, Tolerance};
 use super::{BenchArgs, BenchError, engine, probe_component};
@@ -65,7 +65,21 @@ async fn measure(args: &BenchArgs, name: &str, mix: &Mix, format: Format) -> Res
     let config = config(args, mix);
     let has_card = speed::choose(&config)?.is_some();
     let daemon = Arc::new(connect::start(&config, format).await?);
-    let engine = daemon.model(None).expect("a daemon has a model").clone();
+    let measured = measure_on(&daemon, has_card, component, name, mix, format).await;
+    // After a failure as well: no device may go while its engine computes.
+    tokio::task::spawn_blocking(move || drop(daemon)).await.expect("a daemon stops without a panic");
+    measured
+}
+
+async fn measure_on(
+    daemon: &Arc<Daemon>,
+    has_card: bool,
+    component: Option<bytes::Bytes>,
+    name: &str,
+    mix: &Mix,
+    format: Format,
+) -> Result<MixReport, CliError> {
+    let engine = daemon.model(None).expect("a daemon has a model");
     let progress = Progress::of_long_work(format);
     let prompt = engine::prompt(&engine)?;
     progress.update("decoding what is compared later", Unit::Items, 0, 0);
@@ -78,9 +92,9 @@ async fn measure(args: &BenchArgs, name: &str, mix: &Mix, format: Format) -> Res
             (true, Dtype::F16 | Dtype::Bf16) => Tolerance::HALF,
         },
     };
-    let clients = component.map(|component| Clients::new(&daemon, component)).transpose()?;
+    let clients = component.map(|component| Clients::new(daemon, component)).transpose()?;
     let operator = match needs_operator(&mix.loads) {
-        true => Some(Operator::new(&daemon, engine.clone()).await?),
+        true => Some(Operator::new(daemon, engine.clone()).await?),
         false => None,
     };
     let stage = Stage {
@@ -91,16 +105,10 @@ async fn measure(args: &BenchArgs, name: &str, mix: &Mix, format: Format) -> Res
         progress: &progress,
         reference: &reference,
     };
-    for phase in &mix.phases {
-        stage.check(phase).map_err(BenchError::from)?;
-    }
-    if let (Some(clients), Some(load)) = (&clients, mix.loads.iter().find(|load| load.n_guests() > 0)) {
-        progress.update("compiling the guest", Unit::Items, 0, 0);
-        clients.verify(&engine, load.n_prompt, reference.tolerance).await?;
-    }
-    let mut seen = Vec::new();
-    for phase in &mix.phases {
-        seen.push(stage.run(phase).await?);
+    let seen = run_phases(&stage).await;
+    drop(operator);
+    if let Some(clients) = clients {
+        clients.end().await;
     }
     let mut report = MixReport {
         mix: name.to_owned(),
@@ -114,13 +122,24 @@ async fn measure(args: &BenchArgs, name: &str, mix: &Mix, format: Format) -> Res
         n_verified: N_VERIFIED,
         phases: Vec::new(),
     };
-    report.extend(mix, &seen);
-    drop(operator);
-    if let Some(clients) = clients {
-        clients.end().await;
-    }
-    end(daemon, engine).await;
+    report.extend(mix, &seen?);
     Ok(report)
+}
+
+async fn run_phases(stage: &Stage<'_>) -> Result<Vec<Seen>, CliError> {
+    for phase in &stage.mix.phases {
+        stage.check(phase).map_err(BenchError::from)?;
+    }
+    let with_guests = stage.mix.loads.iter().find(|load| load.n_guests() > 0);
+    if let (Some(clients), Some(load)) = (stage.clients, with_guests) {
+        stage.progress.update("compiling the guest", Unit::Items, 0, 0);
+        clients.verify(stage.engine, load.n_prompt, stage.reference.tolerance).await?;
+    }
+    let mut seen = Vec::new();
+    for phase in &stage.mix.phases {
+        seen.push(stage.run(phase).await?);
+    }
+    Ok(seen)
 }
 
 /// The daemon's settings, with room for the loads.
@@ -146,12 +165,6 @@ fn config(args: &BenchArgs, mix: &Mix) -> Config {
     };
     (config.budgets.session, config.budgets.user) = (budget, budget);
     config
-}
-
-/// Stops the engine elsewhere than on the runtime's own threads.
-async fn end(daemon: Arc<Daemon>, engine: trellis_engine::ModelHandle) {
-    drop(engine);
-    tokio::task::spawn_blocking(move || drop(daemon)).await.expect("a daemon stops without a panic");
 }
 
 #[cfg(test)]
