@@ -23,6 +23,11 @@ impl GuestModels {
         Self { loaded, default, opened: watch::Sender::new(Vec::new()) }
     }
 
+    /// The model that was chosen for the guest, should it name none.
+    pub(crate) fn default_name(&self) -> Option<String> {
+        self.default.clone()
+    }
+
     /// Those that are loaded, the guest's default first.
     pub(crate) fn now(&self) -> Vec<ModelHandle> {
         let mut models = self.loaded.now().to_vec();

@@ -1,7 +1,10 @@
 //! KV memory in pages. A page holds all layers, so that copies and swaps are one move and memory that was never
 //! used is never touched.
 
-use std::ops::Range;
+use std::ops::{Deref, DerefMut, Range};
+
+use memmap2::MmapMut;
+use zerocopy::FromBytes;
 
 use crate::backend::PAGE_LEN;
 use crate::batch::{HostPageId, PageId};
@@ -58,14 +61,14 @@ pub(super) struct KvPages {
     layout: PageLayout,
     /// Those that have memory.
     n_pages: usize,
-    device: Vec<Vec<f32>>, // [n_pages / N_GRANULE_PAGES], each [N_GRANULE_PAGES, n_layers, n_kv_heads, head_len]
-    host: Vec<f32>,        // [n_host_pages, n_layers, n_kv_heads, head_len]
+    device: Vec<Mapped>, // [n_pages / N_GRANULE_PAGES], each [N_GRANULE_PAGES, n_layers, n_kv_heads, head_len]
+    host: Mapped,        // [n_host_pages, n_layers, n_kv_heads, head_len]
 }
 
 impl KvPages {
     /// `None` when the memory cannot be had.
     pub(super) fn new(layout: PageLayout, n_pages: usize, n_host_pages: usize) -> Option<Self> {
-        let host = zeroed(n_host_pages.checked_mul(layout.page_len())?)?;
+        let host = Mapped::new(n_host_pages.checked_mul(layout.page_len())?)?;
         let mut pages = Self { layout, n_pages: 0, device: Vec::new(), host };
         pages.resize(n_pages).then_some(pages)
     }
@@ -79,7 +82,7 @@ impl KvPages {
         let n_granules = n_pages.div_ceil(N_GRANULE_PAGES);
         let mut added = Vec::new();
         for _ in self.device.len()..n_granules {
-            let Some(memory) = zeroed(N_GRANULE_PAGES * self.layout.page_len()) else { return false };
+            let Some(memory) = Mapped::new(N_GRANULE_PAGES * self.layout.page_len()) else { return false };
             added.push(memory);
         }
         self.device.truncate(n_granules);
@@ -167,9 +170,27 @@ fn granule_of(page: PageId) -> usize {
     page.0 as usize / N_GRANULE_PAGES
 }
 
-/// Zeroes that cost no memory before they are touched.
-fn zeroed(len: usize) -> Option<Vec<f32>> {
-    // `vec!` asks for zeroed pages but aborts where there are none; this finds out first.
-    Vec::<f32>::new().try_reserve_exact(len).ok()?;
-    Some(vec![0.0; len])
+/// Zeroes that cost no memory before they are touched, and go back to the system when they are dropped: what the process's
+/// allocator gives out it may zero at once, and keep.
+struct Mapped(MmapMut);
+
+impl Mapped {
+    /// `None` when the memory cannot be had.
+    fn new(len: usize) -> Option<Self> {
+        MmapMut::map_anon(len.checked_mul(size_of::<f32>())?).ok().map(Self)
+    }
+}
+
+impl Deref for Mapped {
+    type Target = [f32];
+
+    fn deref(&self) -> &[f32] {
+        <[f32]>::ref_from_bytes(&self.0).expect("a mapping begins with a page and is whole numbers long")
+    }
+}
+
+impl DerefMut for Mapped {
+    fn deref_mut(&mut self) -> &mut [f32] {
+        <[f32]>::mut_from_bytes(&mut self.0).expect("a mapping begins with a page and is whole numbers long")
+    }
 }

@@ -54,6 +54,10 @@ impl ModelSource {
             Self::Folder(folder) => {
                 let path = folder.join(name);
                 let fail = |source| ModelError::Io { file: self.describe(name), source };
+                // Before it is opened: opening a pipe waits for whoever writes to it.
+                if std::fs::metadata(&path).is_ok_and(|metadata| !metadata.is_file()) {
+                    return Err(fail(io::Error::other("not a regular file")));
+                }
                 let file = match File::open(&path) {
                     Ok(file) => file,
                     Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),

@@ -64,7 +64,11 @@ impl HostModel for GuestState {
     fn open(&mut self, name: Option<String>) -> Result<Resource<GuestModel>, HostError> {
         let Some(engine) = self.models.open(name.as_deref()) else {
             let known = names(&self.models.now());
-            return Err(ApiError::UnknownModel(UnknownName { name: name.unwrap_or_default(), known }).into());
+            return Err(ApiError::UnknownModel(UnknownName {
+                name: name.or(self.models.default_name()).unwrap_or_default(),
+                known,
+            })
+            .into());
         };
         self.give(GuestModel { engine })
     }
