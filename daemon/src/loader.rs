@@ -13,7 +13,7 @@ use trellis_engine::{Engine, EngineSettings, ModelHandle, PrefixScope};
 use crate::config::{Config, Device};
 use crate::daemon::{DaemonError, LoadProgress, Seams, open_model};
 use crate::device::{self, Chosen, Kv};
-use crate::models::Models;
+use crate::models::{Models, names};
 use crate::shares::{Needs, divide};
 
 /// Positions that the shortest of long contexts has, where a device has no room for longer ones.
@@ -505,11 +505,6 @@ fn load_backend(
 
 fn handles(devices: &[OpenDevice]) -> Vec<ModelHandle> {
     devices.iter().flat_map(|open| &open.tenants).map(|tenant| tenant.handle.clone()).collect()
-}
-
-/// The names of models.
-pub(crate) fn names(models: &[ModelHandle]) -> Vec<String> {
-    models.iter().map(|handle| handle.model().name.clone()).collect()
 }
 
 async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {

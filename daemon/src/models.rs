@@ -73,6 +73,11 @@ impl Models {
     }
 }
 
+/// The names of models.
+pub(crate) fn names(models: &[ModelHandle]) -> Vec<String> {
+    models.iter().map(|handle| handle.model().name.clone()).collect()
+}
+
 /// The failure of the first of these models' devices that has failed.
 pub(crate) fn failure(models: &[ModelHandle]) -> Option<DeviceFailure> {
     models.iter().find_map(|model| Some(DeviceFailure::of(model, model.failure()?)))

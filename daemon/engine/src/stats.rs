@@ -1,10 +1,10 @@
-//! What an engine has done and holds.
+//! What an engine has done and holds for a model.
 
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-/// Counters and gauges of one engine.
+/// Counters and gauges of one model.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EngineStats {
     /// Device pages.

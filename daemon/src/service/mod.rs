@@ -28,8 +28,8 @@ use crate::guest::{
     CompileProgress, GuestActivity, GuestEnd as Ending, GuestHost, GuestIo, Launch, Program,
     RunningGuest as Started,
 };
-use crate::loader::{Loader, names};
-use crate::models;
+use crate::loader::Loader;
+use crate::models::{self, names};
 use crate::session::{
     Actor, GuestEnd, LoadRequest, ProgressSink, RunningGuest, Service, StartRequest, StopHandle,
 };

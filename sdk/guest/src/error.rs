@@ -112,7 +112,8 @@ pub enum Error {
 }
 
 impl Error {
-    /// Whether the same call may work another time: it was the device that failed, and not what was asked.
+    /// Whether the same call may work another time: the device failed or the model was unloaded, and nothing
+    /// was wrong with what was asked.
     #[must_use]
     pub fn is_retryable(&self) -> bool {
         matches!(self, Self::EngineFailed { .. })

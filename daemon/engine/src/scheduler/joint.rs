@@ -13,7 +13,7 @@ use smallvec::SmallVec;
 
 use super::admission::Rank;
 use super::cost::StepWork;
-use super::plan::{N_BLOCKS_FOUND_MAX, Placed};
+use super::plan::{N_BLOCKS_FOUND_MAX, N_ROWS_PER_PREFILL, Placed};
 use super::{ContextState, Plan, Scheduler};
 use crate::account::Resource;
 use crate::backend::PAGE_LEN;
@@ -23,9 +23,6 @@ use crate::completion::{Done, Reply, Tag};
 use crate::error::EngineError;
 use crate::job::{JobId, JointWork, Stage, Work};
 use crate::sampling::Sampler;
-
-/// Of the rows of a step, one in so many may be kept for prompts.
-const N_ROWS_PER_PREFILL: usize = 16;
 
 type Members = SmallVec<[ContextId; 2]>;
 

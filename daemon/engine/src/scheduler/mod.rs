@@ -72,6 +72,20 @@ pub(crate) struct SchedulerSettings {
     pub(crate) latency_multiple: f64,
 }
 
+#[cfg(test)]
+impl SchedulerSettings {
+    /// Those of a model that is alone on its device, for tests.
+    pub(crate) fn alone(n_step_tokens: usize) -> Self {
+        Self {
+            place: 0,
+            model_fingerprint: [7; 32],
+            prefix_scope: PrefixScope::Actor,
+            n_step_tokens,
+            latency_multiple: 1.6,
+        }
+    }
+}
+
 #[derive(Debug)]
 struct ContextState {
     caller: CallerId,

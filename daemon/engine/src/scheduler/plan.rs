@@ -16,7 +16,7 @@ use crate::job::Work;
 use crate::kv::{PageTable, Sequence};
 
 /// Rows of which one is kept for prompts that wait.
-const N_ROWS_PER_PREFILL: usize = 16;
+pub(super) const N_ROWS_PER_PREFILL: usize = 16;
 
 /// Steps of the target length by which a user may be ahead of others who wait before its decode rows are left out.
 const N_STEPS_LEAD: u64 = 4;

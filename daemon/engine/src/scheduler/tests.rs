@@ -135,11 +135,8 @@ impl World {
             logits_tokens: 1.0,
         };
         let settings = SchedulerSettings {
-            place: 0,
-            model_fingerprint: [7; 32],
             prefix_scope: if random.below(2) == 0 { PrefixScope::Actor } else { PrefixScope::Shared },
-            n_step_tokens: limits.n_tokens_max,
-            latency_multiple: 1.6,
+            ..SchedulerSettings::alone(limits.n_tokens_max)
         };
         Self {
             random,

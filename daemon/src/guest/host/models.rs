@@ -15,7 +15,7 @@ use crate::guest::bindings::trellis::host::models::{
 };
 use crate::guest::bindings::trellis::host::types::{Error as ApiError, UnknownName};
 use crate::guest::store::GuestState;
-use crate::loader::names;
+use crate::models::names;
 
 /// A text or token list at most this long is dealt with at once, which takes well below a millisecond. A hop to
 /// another thread costs a guest tens of microseconds.

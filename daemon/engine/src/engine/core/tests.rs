@@ -11,7 +11,6 @@ use crate::batch::{Batch, Candidate, HostPageId, LateMask, Output, OutputKind, P
 use crate::command::{Ahead, ContextId, Edit, MaskSource, ModelId, Operation, RunSettings};
 use crate::completion::{CallerId, Completion, Done, Tag};
 use crate::error::EngineError;
-use crate::kv::PrefixScope;
 use crate::model::Dtype;
 use crate::run::RunEvent;
 use crate::sampling::{Sampler, TokenMask};
@@ -184,13 +183,7 @@ impl House {
             n_states: 0,
             logits_tokens: 1.0,
         };
-        let settings = SchedulerSettings {
-            place: 0,
-            model_fingerprint: [7; 32],
-            prefix_scope: PrefixScope::Actor,
-            n_step_tokens: 64,
-            latency_multiple: 1.6,
-        };
+        let settings = SchedulerSettings::alone(64);
         let told = Arc::<Told>::default();
         let (under_way, late) = (Vec::new(), Vec::new());
         let device = Device { limits, told: told.clone(), under_way, late, waits: false };

@@ -42,13 +42,7 @@ fn cost(n_rows: usize, n_tokens: usize, n_under_way: usize) -> (Duration, Durati
         n_states: 0,
         logits_tokens: 1.0,
     };
-    let settings = SchedulerSettings {
-        place: 0,
-        model_fingerprint: [7; 32],
-        prefix_scope: PrefixScope::Actor,
-        n_step_tokens: usize::MAX,
-        latency_multiple: 1.6,
-    };
+    let settings = SchedulerSettings::alone(usize::MAX);
     let mut scheduler = Scheduler::alone(limits, settings);
     let user = Account::new("user", Budget::UNLIMITED, None);
     let mut guests = Guests::default();

@@ -12,7 +12,6 @@ use crate::backend::{Limits, PAGE_LEN};
 use crate::batch::{Output, Token};
 use crate::command::{Ahead, Ask, ContextId, Edit, MaskSource, Operation, RunSettings};
 use crate::completion::{CallerId, Done};
-use crate::kv::PrefixScope;
 use crate::line::Standing;
 use crate::port::Port;
 use crate::run::{RunEvent, RunQueue};
@@ -49,13 +48,7 @@ impl House {
             n_states: 0,
             logits_tokens: 1.0,
         };
-        let settings = SchedulerSettings {
-            place: 0,
-            model_fingerprint: [7; 32],
-            prefix_scope: PrefixScope::Actor,
-            n_step_tokens,
-            latency_multiple: 1.6,
-        };
+        let settings = SchedulerSettings::alone(n_step_tokens);
         Self {
             scheduler: Scheduler::alone(limits, settings),
             guests: Guests::default(),

@@ -10,7 +10,6 @@ use crate::account::{Account, ActorId, Budget, GuestId, Owner, SessionId};
 use crate::backend::Limits;
 use crate::batch::Token;
 use crate::command::{Ahead, Ask, Edit, MaskSource, Operation, RunSettings};
-use crate::kv::PrefixScope;
 use crate::port::Port;
 use crate::sampling::Sampler;
 use crate::scheduler::{Scheduler, SchedulerSettings};
@@ -33,13 +32,7 @@ fn streams_of_one_user_do_not_keep_the_prompts_of_another_waiting() {
             n_states: 0,
             logits_tokens: 1.0,
         };
-        let settings = SchedulerSettings {
-            place: 0,
-            model_fingerprint: [7; 32],
-            prefix_scope: PrefixScope::Actor,
-            n_step_tokens: limits.n_tokens_max,
-            latency_multiple: 1.6,
-        };
+        let settings = SchedulerSettings::alone(limits.n_tokens_max);
         let mut scheduler = Scheduler::alone(limits, settings);
         let mut backend = HashBackend::new(200, 0);
         let owner = |actor| Owner {

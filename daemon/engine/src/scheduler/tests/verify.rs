@@ -13,7 +13,6 @@ use crate::command::{Ahead, Answer, Ask, ContextId, Edit, Guess, MaskSource, Ope
 use crate::completion::{CallerId, Done};
 use crate::error::EngineError;
 use crate::job::N_GUESS_MAX;
-use crate::kv::PrefixScope;
 use crate::line::Standing;
 use crate::port::Port;
 use crate::sampling::Sampler;
@@ -80,13 +79,7 @@ impl House {
             n_states: 1 << 16,
             logits_tokens: 1.0,
         };
-        let settings = SchedulerSettings {
-            place: 0,
-            model_fingerprint: [7; 32],
-            prefix_scope: PrefixScope::Actor,
-            n_step_tokens,
-            latency_multiple: 1.6,
-        };
+        let settings = SchedulerSettings::alone(n_step_tokens);
         let budget = Budget { n_pages, ..Budget::UNLIMITED };
         let account = Account::new("guest", budget, None);
         let owner =
