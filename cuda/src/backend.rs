@@ -77,7 +77,7 @@ impl CudaBackend {
             None => false,
         };
         let has_drawn = rows.iter().any(StepRow::has_drawn);
-        if has_drawn && (is_on_host || self.steps.draws_unknown_on_host(&self.llama, &rows)) {
+        if has_drawn && (is_on_host || self.steps.may_draw_on_host(&rows, batch.copies)) {
             // The host can draw only after tokens that it knows.
             self.wait_for_all();
             completed = batch.rows.iter().map(|row| self.known_tokens(row)).collect();
@@ -148,6 +148,7 @@ impl CudaBackend {
     }
 
     fn error(&mut self, error: CudaError) -> BackendError {
+        self.steps.forget_slots();
         let error = self.settle(error);
         self.told(error)
     }
@@ -231,6 +232,7 @@ impl Backend for CudaBackend {
 
     fn move_pages(&mut self, moves: &[(PageId, PageId)]) -> Result<(), BackendError> {
         let page_bytes = self.limits.page_bytes;
+        self.steps.lose_tokens(moves.iter().map(|&(_, to)| to));
         self.copy(|this, stream| move_pages(stream, this.kv.slice(), page_bytes, moves))
     }
 
@@ -239,6 +241,7 @@ impl Backend for CudaBackend {
     }
 
     fn swap_in(&mut self, moves: &[(HostPageId, PageId)]) -> Result<(), BackendError> {
+        self.steps.lose_tokens(moves.iter().map(|&(_, to)| to));
         self.copy(|this, stream| this.host_pages.swap_in(stream, this.kv.slice(), moves))
     }
 }

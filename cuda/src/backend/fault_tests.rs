@@ -74,6 +74,7 @@ impl Talk {
             tokens: &self.tokens,
             start: self.n_computed,
             pages: &self.pages[..=self.tokens.len() / PAGE_LEN],
+            n_same_pages: 0,
             outputs,
             input: Input::Known,
         }

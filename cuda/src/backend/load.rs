@@ -23,6 +23,10 @@ const N_LOGITS_ROWS_FEWEST: usize = 256;
 const N_LOGITS_ROWS_MOST: usize = 1024;
 const LOGITS_SHARE: usize = 128;
 
+/// Contexts that keep a hidden state for each row of a step, as long as all of them are not too long.
+const N_STATES_PER_ROW: usize = 4;
+const STATES_BYTES_MAX: usize = 32 << 20;
+
 /// Positions that a context has to have room for, unless the model has fewer.
 const N_POSITIONS_MIN: usize = 2048;
 
@@ -175,7 +179,7 @@ impl CudaBackend {
         })?;
         let page_bytes = needs.page_bytes as usize;
         let llama = Llama::new(gpu, &stream, config, kernels, weights, blas, dtype)?;
-        let limits = step_limits(card, config, options);
+        let limits = StepLimits { n_pages: pages.n_max, ..step_limits(card, config, dtype, options) };
         match llama.tune(&stream, limits.n_tokens_max, limits.n_logits_rows, &|| card.is_computing()) {
             // The library's own choice will do.
             Err(error @ CudaError::OutOfMemory { .. }) => {
@@ -202,7 +206,7 @@ impl CudaBackend {
                 hidden_size: config.hidden_size,
                 n_steps_under_way: 2,
                 n_slots: N_SLOTS,
-                n_states: 0,
+                n_states: limits.n_states,
                 logits_tokens: config.logits_tokens(),
             },
             device: gpu.name().to_owned(),
@@ -220,12 +224,16 @@ impl CudaBackend {
     }
 }
 
-fn step_limits(card: &Card, config: &ModelConfig, options: &CudaOptions) -> StepLimits {
+fn step_limits(card: &Card, config: &ModelConfig, dtype: Dtype, options: &CudaOptions) -> StepLimits {
+    let n_states_fitting = STATES_BYTES_MAX / (size_of::<f32>() * config.hidden_size);
+    let kv_bytes = options.kv_bytes.max(options.kv_bytes_max);
     StepLimits {
         n_tokens_max: options.n_tokens_max,
         n_rows_max: options.n_rows_max,
         n_positions_max: config.n_positions,
         n_logits_rows: options.n_rows_max.min(options.n_tokens_max).min(n_logits_rows(card, config)),
+        n_pages: n_pages(CudaBackend::page_bytes(config, dtype), kv_bytes),
+        n_states: (N_STATES_PER_ROW * options.n_rows_max).min(n_states_fitting),
     }
 }
 
@@ -237,7 +245,7 @@ fn needs(
     attention: &Attention,
 ) -> Needs {
     let gpu = card.gpu();
-    let limits = step_limits(card, config, options);
+    let limits = step_limits(card, config, dtype, options);
     let activation_bytes = Activations::n_bytes(config, dtype, Steps::size(attention, limits));
     let page_bytes = CudaBackend::page_bytes(config, dtype) as usize;
     let kv_bytes = |n_positions: usize| n_positions.div_ceil(PAGE_LEN) * page_bytes;
@@ -251,7 +259,7 @@ fn needs(
     let kv_bytes_min = kv_bytes(config.n_positions.min(N_POSITIONS_MIN)).next_multiple_of(granule_bytes);
     Needs {
         weight_bytes: gpu.taken_bytes(weights::n_bytes(config, dtype) as usize) as u64,
-        step_bytes: Steps::n_bytes(attention, &config.windows, limits) as u64,
+        step_bytes: Steps::n_bytes(attention, config, limits) as u64,
         activation_bytes: card.step_bytes_missing(activation_bytes) as u64,
         all_activation_bytes: activation_bytes as u64,
         page_bytes: page_bytes as u64,
@@ -296,8 +304,8 @@ impl Pages {
     /// Memory for as much as was asked for, rounded down to granules, but for one at least, and addresses for the most.
     fn of(needs: &Needs, kv_bytes: u64, kv_bytes_max: u64) -> Self {
         let n_granule = (needs.granule_bytes / needs.page_bytes) as usize;
-        let n_wanted = n_pages(needs, kv_bytes);
-        let n_max = n_pages(needs, kv_bytes_max).max(n_wanted);
+        let n_wanted = n_pages(needs.page_bytes, kv_bytes);
+        let n_max = n_pages(needs.page_bytes, kv_bytes_max).max(n_wanted);
         let n_first = match n_wanted == n_max {
             true => n_max,
             false => (n_wanted / n_granule).max(1).saturating_mul(n_granule).min(n_max),
@@ -307,14 +315,14 @@ impl Pages {
 
     /// All of them at once and for ever.
     fn all(needs: &Needs, kv_bytes: u64) -> Self {
-        let n = n_pages(needs, kv_bytes);
+        let n = n_pages(needs.page_bytes, kv_bytes);
         Self { n_max: n, n_first: n, n_granule: n }
     }
 }
 
 /// A row of a page table, and the kernels, count pages in 31 bits.
-fn n_pages(needs: &Needs, kv_bytes: u64) -> usize {
-    (kv_bytes / needs.page_bytes).clamp(1, i32::MAX as u64) as usize
+fn n_pages(page_bytes: u64, kv_bytes: u64) -> usize {
+    (kv_bytes / page_bytes).clamp(1, i32::MAX as u64) as usize
 }
 
 /// The most rows of logits that are in memory at once.

@@ -56,6 +56,7 @@ impl Talks {
                 tokens,
                 start: *n_computed,
                 pages: &pages[..=tokens.len() / PAGE_LEN],
+                n_same_pages: 0,
                 outputs: [OutputRequest { position, kind: OutputKind::Sample(&greedy) }]
                     .into_iter()
                     .collect(),

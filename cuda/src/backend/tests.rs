@@ -153,6 +153,7 @@ pub(super) fn row<'a>(
         tokens,
         start,
         pages: consecutive(first_page, n_pages),
+        n_same_pages: 0,
         outputs: outputs.into_iter().map(|(position, kind)| OutputRequest { position, kind }).collect(),
         input: Input::Known,
     }

@@ -25,6 +25,7 @@ pub(super) struct BenchContexts {
     kv: Buffer,
     pub(super) positions: Buffer, // i32 [tokens]
     pub(super) kv_pages: Buffer,  // i32 [tokens]
+    page_tokens: Buffer,          // i32 [pages, PAGE_LEN]
     entries: Buffer,              // page tables
     page_pairs: Buffer,           // i32 [rows, 2]
     copies_count: Buffer,         // i32: how many
@@ -106,6 +107,8 @@ impl BenchContexts {
         let n_layers = (KV_BYTES / layer_bytes).clamp(1, config.n_layers.max(1));
         let kv = gpu.allocate("measuring kernels", n_layers * layer_bytes)?;
         fill_with_numbers(stream, kv.slice(), shape.dtype)?;
+        let page_tokens =
+            gpu.allocate("measuring kernels", (n_entries + n_rows) * PAGE_LEN * size_of::<i32>())?;
 
         let entries: Vec<PageEntry> = (0..n_entries).map(|idx| PageEntry(shuffled(idx, n_entries))).collect();
         let page = |row: &RowSpan, position: usize| entries[row.entries + position / PAGE_LEN].0 as i32;
@@ -130,6 +133,7 @@ impl BenchContexts {
             kv,
             positions: upload_to(gpu, stream, &positions)?,
             kv_pages: upload_to(gpu, stream, &kv_pages)?,
+            page_tokens,
             entries: upload_to(gpu, stream, &entries)?,
             page_pairs: upload_to(gpu, stream, &page_pairs)?,
             copies_count: upload_to(gpu, stream, &[n_rows as i32])?,
@@ -143,6 +147,11 @@ impl BenchContexts {
     /// All pages.
     pub(super) fn kv(&self) -> Slice {
         self.kv.slice()
+    }
+
+    /// The tokens of all pages.
+    pub(super) fn page_tokens(&self) -> Slice {
+        self.page_tokens.slice()
     }
 
     /// Elements of a page.

@@ -10,7 +10,7 @@ use super::{OpSpeed, OpStep};
 use crate::CudaError;
 use crate::ops::attention::AttentionInputs;
 use crate::ops::common::Rows;
-use crate::ops::embedding::TokenIds;
+use crate::ops::embedding::{TokenIds, TokenPlaces};
 use crate::ops::gemv::N_ROWS_MAX;
 use crate::ops::logits::{LogitsBuffers, OutputRow, RowOutput, Stages};
 use crate::ops::norm::NormWeights;
@@ -27,12 +27,18 @@ impl Bench<'_> {
         let residual = self.activations.residual;
         // No id is negative, so that no slot is read.
         let slots = self.tokens.slice();
+        let places = TokenPlaces {
+            positions: self.contexts.positions.slice(),
+            pages: self.contexts.kv_pages.slice(),
+            page_tokens: self.contexts.page_tokens(),
+        };
         self.time(speeds, ("embedding", "embedding"), 1, work, |_| {
             self.kernels.embedding.run(
                 self.stream,
                 tokens,
                 hidden_size,
                 TokenIds { ids: ids.slice(), slots },
+                places,
                 table,
                 residual,
             )
@@ -186,7 +192,9 @@ impl Bench<'_> {
             logits: self.activations.logits,
             rows: rows.slice(),
             n_rows: n,
-            history: nothing,
+            tables: nothing,
+            page_tokens: nothing,
+            slots: nothing,
             biases: nothing,
             masks: nothing,
             score_tokens: nothing,
@@ -208,7 +216,8 @@ impl Bench<'_> {
         let page_bytes = self.contexts.page_bytes();
         let work = Work { n_bytes: 2 * pairs.n_max * page_bytes, n_operations: 0 };
         self.time(speeds, ("a page of each context", "copy_pages"), 0, work, |_| {
-            self.kernels.pages.run(self.stream, pairs, page_bytes, self.contexts.kv(), list)
+            let (kv, tokens) = (self.contexts.kv(), self.contexts.page_tokens());
+            self.kernels.pages.run(self.stream, pairs, page_bytes, kv, tokens, list)
         })
     }
 }

@@ -7,6 +7,7 @@ use trellis_engine::model::{Dtype, ModelConfig};
 
 use crate::ops::attention::{Attention, AttentionShape};
 use crate::ops::bias::AddBias;
+use crate::ops::edits::Edits;
 use crate::ops::embedding::Embedding;
 use crate::ops::gather::Gather;
 use crate::ops::gemv::Gemv;
@@ -15,7 +16,7 @@ use crate::ops::norm::Norm;
 use crate::ops::pages::CopyPages;
 use crate::ops::rope::Rope;
 use crate::ops::swiglu::SwiGlu;
-use crate::ops::{bias, embedding, gather, gemv, logits, norm, pages, rope, swiglu};
+use crate::ops::{bias, edits, embedding, gather, gemv, logits, norm, pages, rope, swiglu};
 use crate::{Card, CudaError, Module, Source};
 
 /// The kernels, loaded.
@@ -29,6 +30,7 @@ pub(crate) struct Kernels {
     pub(crate) bias: Option<AddBias>,
     pub(crate) gather: Gather,
     pub(crate) pages: CopyPages,
+    pub(crate) edits: Edits,
     pub(crate) gemv: Gemv,
     pub(crate) attention: Attention,
     pub(crate) logits: LogitsKernels,
@@ -81,6 +83,7 @@ impl Kernels {
             let bias = has_bias(config).then(|| compile(bias::source(dtype)));
             let gather = compile(gather::source());
             let pages = compile(pages::source());
+            let edits = compile(edits::source());
             let gemv = compile(gemv::source(dtype, gpu.compute_capability()));
             let attention: Vec<_> = Attention::sources(&attention_shape).into_iter().map(compile).collect();
             let logits = logits::sources().map(compile);
@@ -97,6 +100,7 @@ impl Kernels {
                 bias: bias.map(|bias| AddBias::new(&load(bias)?, dtype)).transpose()?,
                 gather: Gather::new(&load(gather)?)?,
                 pages: CopyPages::new(&load(pages)?)?,
+                edits: Edits::new(&load(edits)?)?,
                 gemv: Gemv::new(gpu, &load(gemv)?, dtype)?,
                 attention: Attention::new(&attention, attention_shape)?,
                 logits: LogitsKernels::new(logits.map(load))?,
@@ -124,6 +128,7 @@ fn other_sources(config: &ModelConfig, dtype: Dtype, capability: (i32, i32)) -> 
         swiglu::source(dtype),
         gather::source(),
         pages::source(),
+        edits::source(),
         gemv::source(dtype, capability),
     ];
     sources.extend(has_bias(config).then(|| bias::source(dtype)));

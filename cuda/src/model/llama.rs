@@ -11,7 +11,8 @@ use crate::blas::{Blas, MatmulShape, Update, buckets};
 use crate::ops::attention::{AttentionWork, Workspace};
 use crate::ops::attention_plan::distinct;
 use crate::ops::common::{Element, Rows};
-use crate::ops::embedding::TokenIds;
+use crate::ops::embedding::{TokenIds, TokenPlaces};
+use crate::ops::gather::Kept;
 use crate::ops::gemv::{self, GemvOutput};
 use crate::{Buffer, CudaError, Gpu, Slice, Stream};
 
@@ -38,6 +39,8 @@ pub(crate) struct LayerInputs {
     pub(crate) ids: TokenIds,
     pub(crate) positions: Slice,
     pub(crate) kv_pages: Slice,
+    /// The tokens of all pages.
+    pub(crate) page_tokens: Slice,
     /// Page tables.
     pub(crate) entries: Slice,
     /// What attention works through, for each window that layers have.
@@ -48,12 +51,22 @@ pub(crate) struct LayerInputs {
     pub(crate) kv: Slice,
 }
 
+/// Which tokens have rows of logits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum LogitsOf {
+    /// Each one, its own.
+    EachToken,
+    /// Those that are gathered.
+    Some,
+}
+
 /// Where the rows of logits come from.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct LogitsRows {
     pub(crate) rows: Rows,
-    /// Token of each row; `None` when row and token are the same.
-    pub(crate) gather: Option<Slice>,
+    /// Where each comes from, and which slots keep its hidden state.
+    pub(crate) kept: Kept,
+    pub(crate) logits_of: LogitsOf,
     /// Whether the hidden states are asked for too.
     pub(crate) keeps_hidden: bool,
 }
@@ -138,9 +151,14 @@ impl Llama {
         step: &LayerInputs,
         a: &Activations,
     ) -> Result<(), CudaError> {
+        if step.tokens.n_max == 0 {
+            return Ok(());
+        }
         let hidden_size = self.config.hidden_size;
         let table = self.weights.embedding;
-        self.kernels.embedding.run(stream, step.tokens, hidden_size, step.ids, table, a.residual)?;
+        let LayerInputs { positions, kv_pages: pages, page_tokens, .. } = *step;
+        let places = TokenPlaces { positions, pages, page_tokens };
+        self.kernels.embedding.run(stream, step.tokens, hidden_size, step.ids, places, table, a.residual)?;
         for (layer_idx, weights) in self.weights.layers.iter().enumerate() {
             let layer = Layer { stream, step, activations: a, weights, layer_idx };
             match step.tokens.n_max {
@@ -161,15 +179,11 @@ impl Llama {
         asked: LogitsRows,
         a: &Activations,
     ) -> Result<(), CudaError> {
-        let LogitsRows { rows, gather, keeps_hidden } = asked;
-        let states = match gather {
-            Some(indices) => {
-                let row_bytes = self.config.hidden_size * 4;
-                self.kernels.gather.run(stream, rows, row_bytes, a.residual, indices, a.gathered)?;
-                a.gathered
-            }
-            None => a.residual,
-        };
+        let LogitsRows { rows, kept, logits_of, keeps_hidden } = asked;
+        let gathered = (logits_of == LogitsOf::Some).then_some(a.gathered);
+        let row_bytes = self.config.hidden_size * 4;
+        self.kernels.gather.run(stream, rows, row_bytes, a.residual, kept, gathered)?;
+        let states = gathered.unwrap_or(a.residual);
         let (head, norm) = (self.head(), self.weights.final_norm);
         if rows.n_max > gemv::N_ROWS_MAX {
             self.norm(stream, rows, states, norm, a.hidden)?;

@@ -1,7 +1,7 @@
-//! Token embeddings into the residual stream.
+//! Token embeddings into the residual stream, and tokens beside their pages.
 
 use super::common::{
-    Dtype, ROW_THREADS, Rows, expect, expect_i32, expect_rows, i32_of, over_rows, source_for,
+    Dtype, PAGE_LEN, ROW_THREADS, Rows, expect, expect_i32, expect_rows, i32_of, over_rows, source_for,
 };
 use crate::driver::params;
 use crate::{CudaError, Kernel, Module, Pointer, Slice, Source, Stream};
@@ -10,7 +10,7 @@ use crate::{CudaError, Kernel, Module, Pointer, Slice, Source, Stream};
 #[must_use]
 pub fn source(dtype: Dtype) -> Source {
     let text = concat!(include_str!("common.cuh"), include_str!("embedding.cu"));
-    source_for("embedding.cu", text, dtype, ROW_THREADS)
+    source_for("embedding.cu", text, dtype, ROW_THREADS).with("PAGE_LEN", PAGE_LEN)
 }
 
 /// As in `embedding.cu`.
@@ -20,12 +20,15 @@ struct EmbedParams {
     tokens: Pointer,
     n_tokens: Pointer,
     slots: Pointer,
+    positions: Pointer,
+    pages: Pointer,
+    page_tokens: Pointer,
     table: Pointer,
     x: Pointer,
     hidden: i32,
     unused: i32,
 }
-params!(EmbedParams, 48);
+params!(EmbedParams, 72);
 
 /// Tokens as the host names them.
 #[derive(Clone, Copy, Debug)]
@@ -34,6 +37,17 @@ pub struct TokenIds {
     pub ids: Slice, // i32 [tokens]
     /// Tokens that only the device knows.
     pub slots: Slice, // i32
+}
+
+/// Where tokens are noted: beside the pages of their keys and values.
+#[derive(Clone, Copy, Debug)]
+pub struct TokenPlaces {
+    /// Position of each in its context.
+    pub positions: Slice, // i32 [tokens]
+    /// Page of each.
+    pub pages: Slice, // i32 [tokens]
+    /// The tokens of all pages.
+    pub page_tokens: Slice, // i32 [n_pages, PAGE_LEN]
 }
 
 /// `x[t] = table[tokens[t]]`; see `embedding.cu`.
@@ -52,19 +66,22 @@ impl Embedding {
         Ok(Self { kernel: module.kernel("embed")?, dtype })
     }
 
-    /// Writes the embeddings of the tokens. Every token is below the length of the table.
+    /// Writes the embeddings of the tokens, and each token beside its page. Every token is below the length of the table,
+    /// every page among those that have room for their tokens.
     ///
     /// # Errors
     /// The driver refused the launch.
     ///
     /// # Panics
     /// A slice is too short.
+    #[expect(clippy::too_many_arguments, reason = "each is a tensor of its own")]
     pub fn run(
         &self,
         stream: &Stream,
         tokens: Rows,
         hidden_size: usize,
         ids: TokenIds,
+        places: TokenPlaces,
         table: Slice, // T [vocab_size, hidden_size]
         x: Slice,     // f32 [tokens, hidden_size]
     ) -> Result<(), CudaError> {
@@ -73,19 +90,25 @@ impl Embedding {
         }
         expect_rows(tokens);
         expect_i32("ids", ids.ids, tokens.n_max);
+        expect_i32("positions", places.positions, tokens.n_max);
+        expect_i32("pages", places.pages, tokens.n_max);
+        expect_i32("page_tokens", places.page_tokens, PAGE_LEN);
         expect("table", table, hidden_size, self.dtype.n_bytes());
         expect("x", x, tokens.n_max * hidden_size, 4);
         let params = EmbedParams {
             tokens: ids.ids.into(),
             n_tokens: tokens.n.into(),
             slots: ids.slots.into(),
+            positions: places.positions.into(),
+            pages: places.pages.into(),
+            page_tokens: places.page_tokens.into(),
             table: table.into(),
             x: x.into(),
             hidden: i32_of(hidden_size),
             unused: 0,
         };
-        // SAFETY: lengths were checked above; the caller keeps the ids inside the table, or inside the slots, and the
-        // count at most `n_max`.
+        // SAFETY: lengths were checked above; the caller keeps the ids inside the table, or inside the slots, the
+        // pages inside `page_tokens`, and the count at most `n_max`.
         unsafe { over_rows(tokens, hidden_size).run(stream, &self.kernel, &params) }
     }
 }
@@ -121,9 +144,25 @@ mod tests {
                 let d_slots = upload(&test, &slots);
                 let count = Count::new(&test, n_max, n);
                 let ids_there = TokenIds { ids: d_ids.slice(), slots: d_slots.slice() };
+                // A page of its own for each token, in the opposite order.
+                let positions: Vec<i32> = (0..n_max).map(|_| random.below(1000) as i32).collect();
+                let pages: Vec<i32> = (0..n_max as i32).rev().collect();
+                let (d_positions, d_pages) = (upload(&test, &positions), upload(&test, &pages));
+                let page_tokens = upload(&test, &vec![-7i32; n_max * PAGE_LEN]);
+                let places = TokenPlaces {
+                    positions: d_positions.slice(),
+                    pages: d_pages.slice(),
+                    page_tokens: page_tokens.slice(),
+                };
+                let (table_there, rows) = (d_table.slice(), count.rows());
                 embedding
-                    .run(&test.stream, count.rows(), hidden_size, ids_there, d_table.slice(), x.slice())
+                    .run(&test.stream, rows, hidden_size, ids_there, places, table_there, x.slice())
                     .expect("a launch");
+                let mut noted = vec![-7; n_max * PAGE_LEN];
+                for (t, &id) in ids[..n].iter().enumerate() {
+                    noted[pages[t] as usize * PAGE_LEN + positions[t] as usize % PAGE_LEN] = id;
+                }
+                assert_eq!(download(&test, page_tokens.slice(), noted.len(), 0i32), noted);
                 let got = download_as(&test, Dtype::F32, x.slice(), n_max * hidden_size);
                 // Widening to f32 is exact.
                 for (t, &id) in ids[..n].iter().enumerate() {

@@ -44,11 +44,41 @@ __device__ __forceinline__ void apply_bias(const BiasPair* biases, unsigned n_bi
     }
 }
 
+// Counts the tokens base..base + n in a row's history. Four tokens lie in 16 bytes; a thread has several such loads under
+// way, since each waits for the page that it looks up.
+__device__ __forceinline__ void count_history(const unsigned* __restrict__ table, const int* __restrict__ page_tokens,
+                                              const OutputRow& asked, int base, int n, unsigned* counts) {
+    const unsigned end = asked.history_end, begin = end - asked.n_history;
+    const unsigned last = (end + 3) / 4;
+    for (unsigned start = begin / 4 + threadIdx.x; start < last; start += THREADS * HISTORY_LOADS) {
+        int4 tokens[HISTORY_LOADS];
+#pragma unroll
+        for (int k = 0; k < HISTORY_LOADS; k++) {
+            const unsigned quad = start + k * THREADS;
+            if (quad >= last) continue;
+            const size_t page = table[quad / (PAGE_LEN / 4)];
+            tokens[k] = *(const int4*)(page_tokens + page * PAGE_LEN + 4 * (quad % (PAGE_LEN / 4)));
+        }
+#pragma unroll
+        for (int k = 0; k < HISTORY_LOADS; k++) {
+            const unsigned quad = start + k * THREADS;
+            if (quad >= last) continue;
+            const int four[4] = {tokens[k].x, tokens[k].y, tokens[k].z, tokens[k].w};
+#pragma unroll
+            for (int lane = 0; lane < 4; lane++) {
+                const unsigned position = 4 * quad + lane, offset = (unsigned)(four[lane] - base);
+                if (position >= begin && position < end && offset < (unsigned)n) atomicAdd(&counts[offset], 1u);
+            }
+        }
+    }
+}
+
 struct LogitsScanParams {
     const float* logits;
     const OutputRow* rows;
     const unsigned* n_rows;
-    const int* history;
+    const unsigned* tables;
+    const int* page_tokens;
     const BiasPair* biases;
     const unsigned* masks;
     float* adjusted;
@@ -58,18 +88,17 @@ struct LogitsScanParams {
     int vocab;
     int unused;
 };
-static_assert(sizeof(LogitsScanParams) == 88, "as in logits_params.rs");
+static_assert(sizeof(LogitsScanParams) == 96, "as in logits_params.rs");
 
 // Grid (n_chunks, rows of the bucket), THREADS threads. Reads 4 * vocab bytes a row; a row with a mask, a bias or
 // penalties also writes them, adjusted, and each of its blocks reads the history once.
 //
-// history i32: tokens, oldest first; a negative one, -1 - s, stands for history[s], where a step before this one has
-// stored what it drew; bias: pairs in order of token, pairs of one token in order of application;
+// The history of a row is the n_history tokens before position history_end of its context; that of position i is
+// page_tokens[tables[table_start + i / PAGE_LEN], i % PAGE_LEN]. bias: pairs in order of token, pairs of one token in order of application;
 // masks: bit t % 64 of word t / 64 allows token t. bin_counts and bin_weights, which sample_bins adds to, are cleared.
 extern "C" __global__ void __launch_bounds__(THREADS) logits_scan(const __grid_constant__ LogitsScanParams p) {
     const OutputRow* __restrict__ rows = p.rows;
     const float* __restrict__ logits = p.logits;
-    const int* __restrict__ history = p.history;
     const BiasPair* __restrict__ biases = p.biases;
     const unsigned* __restrict__ masks = p.masks;
     float* __restrict__ adjusted = p.adjusted;
@@ -148,12 +177,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) logits_scan(const __grid_c
         __syncthreads();
         apply_bias(biases + asked.bias_start, asked.n_bias, base, n, values_shared);
         if (penalizes(asked)) {
-            const int* window = history + asked.history_start;
-            for (unsigned i = threadIdx.x; i < asked.n_history; i += THREADS) {
-                int named = window[i];
-                unsigned offset = (unsigned)((named >= 0 ? named : history[-1 - named]) - base);
-                if (offset < (unsigned)n) atomicAdd(&counts[offset], 1u);
-            }
+            count_history(p.tables + asked.table_start, p.page_tokens, asked, base, n, counts);
         }
         __syncthreads();
         drawn = Best{minus_infinity(), NONE};
@@ -187,7 +211,7 @@ struct LogitsFinishParams {
     const Part* parts;
     const Drawn* drawn;
     const int* score_tokens;
-    int* history;
+    int* slots;
     RowOutput* outputs;
     float* scores;
     int vocab;
@@ -204,7 +228,6 @@ logits_finish(const __grid_constant__ LogitsFinishParams p) {
     const Part* __restrict__ parts = p.parts;
     const Drawn* __restrict__ drawn = p.drawn;
     const int* __restrict__ score_tokens = p.score_tokens;
-    int* __restrict__ history = p.history;
     RowOutput* __restrict__ outputs = p.outputs;
     float* __restrict__ scores = p.scores;
     const int vocab = p.vocab, n_chunks = p.n_chunks;
@@ -256,7 +279,7 @@ logits_finish(const __grid_constant__ LogitsFinishParams p) {
         }
         outputs[row] = out;
         // After a fault token 0: the step that reads it computes nothing of use, but stays inside the vocabulary.
-        if ((asked.wants & WANTS_SAMPLE) && asked.history_append != NONE) history[asked.history_append] = (int)out.token;
+        if ((asked.wants & WANTS_SAMPLE) && asked.drawn_slot != NONE) p.slots[asked.drawn_slot] = (int)out.token;
     }
     if ((asked.wants & WANTS_SCORES) && !whole.is_bad) {
         for (unsigned i = threadIdx.x; i < asked.n_scores; i += FINISH_THREADS) {

@@ -22,12 +22,12 @@ struct OutputRow {
     float min_logit;  // ln(min_p), -inf for none
     float repetition, frequency, presence;
     unsigned seed_low, seed_high, position_low, position_high;
-    unsigned history_start, n_history, history_append;
+    unsigned table_start, n_history, drawn_slot;
     unsigned bias_start, n_bias;
     unsigned mask_start;  // in words of 64 bits
     unsigned top_start, n_top;
     unsigned score_start, n_scores;
-    unsigned unused;
+    unsigned history_end;
 };
 static_assert(sizeof(OutputRow) == 96, "as in logits.rs");
 

@@ -9,6 +9,7 @@
 
 use trellis_engine::batch::OutputFault;
 
+use super::common::PAGE_LEN;
 use super::logits_params::{
     LogitsFinishParams, LogitsFullParams, LogitsScanParams, SampleBinsParams, SampleDrawParams,
     SampleTruncateParams, TopNParams,
@@ -23,6 +24,8 @@ const GROUPS: usize = 2;
 const CHUNK: usize = THREADS * 4 * GROUPS;
 /// Bins of the histogram of a row, and threads of a block that looks at a whole row.
 pub(super) const N_BINS: usize = 1024;
+/// Loads of tokens of a history that a thread has under way.
+const HISTORY_LOADS: usize = 8;
 /// Threads of a block that finishes a row.
 const FINISH_THREADS: usize = 128;
 /// Bits of a token in the order that selection works on.
@@ -48,6 +51,8 @@ fn source(file: &'static str, text: &'static str) -> Source {
         .with("THREADS", THREADS)
         .with("GROUPS", GROUPS)
         .with("BINS", N_BINS)
+        .with("PAGE_LEN", PAGE_LEN)
+        .with("HISTORY_LOADS", HISTORY_LOADS)
         .with("FINISH_THREADS", FINISH_THREADS)
         .with("TOKEN_BITS", TOKEN_BITS)
         .with("PART_BYTES", PART_BYTES)
@@ -144,12 +149,12 @@ pub struct OutputRow {
     pub seed: [u32; 2],
     /// Low word first.
     pub position: [u32; 2],
-    /// First token of the penalties' window in the history.
-    pub history_start: u32,
-    /// Tokens of that window; see [`OutputRow::n_window`].
+    /// Where the page table of the row's context begins, in words; where there is a history.
+    pub table_start: u32,
+    /// Tokens of the penalties' window, before [`OutputRow::history_end`]; see [`OutputRow::n_window`].
     pub n_history: u32,
-    /// Where in the history the drawn token is stored, token 0 after a fault, or [`NOWHERE`].
-    pub history_append: u32,
+    /// Slot that takes the drawn token, or token 0 after a fault; or [`NOWHERE`].
+    pub drawn_slot: u32,
     /// First pair in the biases; see [`ordered_biases`](super::sample::ordered_biases).
     pub bias_start: u32,
     /// Pairs.
@@ -164,8 +169,8 @@ pub struct OutputRow {
     pub score_start: u32,
     /// Tokens to score.
     pub n_scores: u32,
-    /// Fills the last 16 bytes.
-    pub unused: u32,
+    /// The position behind the window of the penalties.
+    pub history_end: u32,
 }
 
 const _: () = assert!(size_of::<OutputRow>() == 96);
@@ -186,9 +191,9 @@ impl Default for OutputRow {
             presence_penalty: 0.0,
             seed: [0; 2],
             position: [0; 2],
-            history_start: 0,
+            table_start: 0,
             n_history: 0,
-            history_append: NOWHERE,
+            drawn_slot: NOWHERE,
             bias_start: 0,
             n_bias: 0,
             mask_start: NOWHERE,
@@ -196,7 +201,7 @@ impl Default for OutputRow {
             n_top: 0,
             score_start: 0,
             n_scores: 0,
-            unused: 0,
+            history_end: 0,
         }
     }
 }
@@ -261,8 +266,12 @@ pub struct LogitsBuffers {
     pub rows: Slice,
     /// One u32: the rows that count; blocks of others leave at once.
     pub n_rows: Slice,
-    /// i32: tokens, oldest first. A negative one, `-1 - s`, stands for entry `s` of this slice.
-    pub history: Slice,
+    /// [`PageEntry`](super::shares::PageEntry): page tables.
+    pub tables: Slice,
+    /// i32 `[n_pages, PAGE_LEN]`: the tokens of each page.
+    pub page_tokens: Slice,
+    /// i32: what rows drew, by slot.
+    pub slots: Slice,
     /// [`BiasPair`].
     pub biases: Slice,
     /// u64: masks as [`TokenMask::words`](trellis_engine::sampling::TokenMask::words) has them.
@@ -425,7 +434,7 @@ impl LogitsKernels {
         };
         let (vocab, n_chunks, unused) = (vocab_size as i32, n_chunks as i32, 0);
         let (logits, rows, n_rows) = (buffers.logits.into(), buffers.rows.into(), buffers.n_rows.into());
-        let (history, outputs) = (buffers.history.into(), buffers.outputs.into());
+        let outputs = buffers.outputs.into();
         let (adjusted, parts, drawn) = (scratch.adjusted.into(), scratch.parts.into(), scratch.drawn.into());
         let (bin_counts, bin_weights) = (scratch.counts.into(), scratch.weights.into());
         let cutoffs = scratch.cutoffs.into();
@@ -434,7 +443,8 @@ impl LogitsKernels {
             logits,
             rows,
             n_rows,
-            history,
+            tables: buffers.tables.into(),
+            page_tokens: buffers.page_tokens.into(),
             biases: buffers.biases.into(),
             masks: buffers.masks.into(),
             adjusted,
@@ -488,7 +498,7 @@ impl LogitsKernels {
             parts,
             drawn,
             score_tokens: buffers.score_tokens.into(),
-            history,
+            slots: buffers.slots.into(),
             outputs,
             scores: buffers.scores.into(),
             vocab,

@@ -1,6 +1,5 @@
 //! What the tests of the kernels over logits share: rows and requests in, results out.
 
-use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use trellis_engine::batch::Token;
@@ -12,7 +11,9 @@ use super::logits::{
 };
 use super::sample::ordered_biases;
 use super::topn::Ranked;
+use crate::ops::common::PAGE_LEN;
 use crate::ops::common::check::assert_compiles;
+use crate::ops::shares::PageEntry;
 use crate::testing::TestGpu;
 use crate::{Buffer, Plain};
 
@@ -41,43 +42,54 @@ pub(super) struct Answer {
     pub(super) top: Vec<Ranked>,
     pub(super) scores: Vec<f32>,
     pub(super) full: Vec<f32>,
-    /// What was stored after the history.
-    pub(super) appended: Option<i32>,
+    /// What its slot has taken.
+    pub(super) drawn: Option<i32>,
 }
 
 /// The host's side of the buffers.
 #[derive(Default)]
 struct Host {
     rows: Vec<OutputRow>,
-    history: Vec<i32>,
+    tables: Vec<PageEntry>,
+    page_tokens: Vec<[i32; PAGE_LEN]>,
+    n_slots: usize,
     biases: Vec<BiasPair>,
     masks: Vec<u64>,
     score_tokens: Vec<i32>,
     n_top: usize,
-    /// Where in the history a token was first written out.
-    places: HashMap<Token, usize>,
 }
 
 const POISON: u8 = 0xc7;
 
 impl Host {
+    /// Puts tokens into pages, the last first, and behind the last one a token that is none; returns where the page table
+    /// begins.
+    fn push_history(&mut self, tokens: &[Token]) -> u32 {
+        let start = self.tables.len();
+        let pages = tokens.chunks(PAGE_LEN).map(|tokens| {
+            let mut page = [0; PAGE_LEN];
+            page.iter_mut().zip(tokens).for_each(|(place, &token)| *place = token as i32);
+            page
+        });
+        for page in pages.rev() {
+            self.tables.insert(start, PageEntry(self.page_tokens.len() as u32));
+            self.page_tokens.push(page);
+        }
+        start as u32
+    }
+
     fn push(&mut self, request: &Request) {
         let mut row = match &request.sampler {
             Some(sampler) => {
                 let n_window = OutputRow::n_window(sampler, request.history.len());
                 let biases = ordered_biases(&sampler.bias);
-                let history_start = self.history.len() + request.history.len() - n_window;
-                // Every second token that is there already is named by its place.
-                for (idx, &token) in request.history.iter().enumerate() {
-                    let place = self.places.entry(token).or_insert(self.history.len());
-                    let is_named = idx % 2 == 1 && *place != self.history.len();
-                    self.history.push(if is_named { -1 - *place as i32 } else { token as i32 });
-                }
-                self.history.push(0);
+                let table_start = self.push_history(&request.history);
+                self.n_slots += 1;
                 let row = OutputRow {
-                    history_start: history_start as u32,
+                    table_start,
                     n_history: n_window as u32,
-                    history_append: self.history.len() as u32 - 1,
+                    history_end: request.history.len() as u32,
+                    drawn_slot: self.n_slots as u32 - 1,
                     bias_start: self.biases.len() as u32,
                     n_bias: biases.len() as u32,
                     mask_start: if sampler.mask.is_some() { self.masks.len() as u32 } else { NOWHERE },
@@ -123,7 +135,8 @@ pub(super) fn run(gpu: &TestGpu, case: &Case) -> Vec<Answer> {
         buffer.slice().fill(&gpu.stream, POISON).expect("filled");
         buffer
     };
-    let (history, biases) = (upload(gpu, &host.history), upload(gpu, &host.biases));
+    let (tables, page_tokens) = (upload(gpu, &host.tables), upload(gpu, &host.page_tokens.concat()));
+    let (slots, biases) = (upload(gpu, &vec![-1i32; host.n_slots]), upload(gpu, &host.biases));
     let (masks, score_tokens) = (upload(gpu, &host.masks), upload(gpu, &host.score_tokens));
     let (logits, rows) = (upload(gpu, &logits), upload(gpu, &host.rows));
     let n_rows_used = upload(gpu, &[n_rows as u32]);
@@ -134,7 +147,9 @@ pub(super) fn run(gpu: &TestGpu, case: &Case) -> Vec<Answer> {
         logits: logits.slice(),
         rows: rows.slice(),
         n_rows: n_rows_used.slice(),
-        history: history.slice(),
+        tables: tables.slice(),
+        page_tokens: page_tokens.slice(),
+        slots: slots.slice(),
         biases: biases.slice(),
         masks: masks.slice(),
         score_tokens: score_tokens.slice(),
@@ -155,7 +170,7 @@ pub(super) fn run(gpu: &TestGpu, case: &Case) -> Vec<Answer> {
     );
     let top: Vec<Ranked> = download(gpu, &top, host.n_top);
     let scores: Vec<f32> = download(gpu, &scores, host.score_tokens.len());
-    let history: Vec<i32> = download(gpu, &history, host.history.len());
+    let slots: Vec<i32> = download(gpu, &slots, host.n_slots);
     let logits: Vec<f32> = download(gpu, &logits, case.logits.len() * case.vocab_size);
     let part = |start: u32, n: u32| start as usize..(start + n) as usize;
     let answer = |(row, output): (&OutputRow, &RowOutput)| Answer {
@@ -163,7 +178,7 @@ pub(super) fn run(gpu: &TestGpu, case: &Case) -> Vec<Answer> {
         top: top[part(row.top_start, row.n_top)].to_vec(),
         scores: scores[part(row.score_start, row.n_scores)].to_vec(),
         full: logits[row.logits_row as usize * case.vocab_size..][..case.vocab_size].to_vec(),
-        appended: (row.history_append != NOWHERE).then(|| history[row.history_append as usize]),
+        drawn: (row.drawn_slot != NOWHERE).then(|| slots[row.drawn_slot as usize]),
     };
     host.rows[..n_rows].iter().zip(&outputs).map(answer).collect()
 }

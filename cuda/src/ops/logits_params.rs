@@ -10,7 +10,8 @@ pub(super) struct LogitsScanParams {
     pub(super) logits: Pointer,
     pub(super) rows: Pointer,
     pub(super) n_rows: Pointer,
-    pub(super) history: Pointer,
+    pub(super) tables: Pointer,
+    pub(super) page_tokens: Pointer,
     pub(super) biases: Pointer,
     pub(super) masks: Pointer,
     pub(super) adjusted: Pointer,
@@ -20,7 +21,7 @@ pub(super) struct LogitsScanParams {
     pub(super) vocab: i32,
     pub(super) unused: i32,
 }
-params!(LogitsScanParams, 88);
+params!(LogitsScanParams, 96);
 
 /// As in `truncate.cu`.
 #[derive(Clone, Copy, Debug)]
@@ -81,7 +82,7 @@ pub(super) struct LogitsFinishParams {
     pub(super) parts: Pointer,
     pub(super) drawn: Pointer,
     pub(super) score_tokens: Pointer,
-    pub(super) history: Pointer,
+    pub(super) slots: Pointer,
     pub(super) outputs: Pointer,
     pub(super) scores: Pointer,
     pub(super) vocab: i32,

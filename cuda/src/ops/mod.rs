@@ -13,6 +13,7 @@ pub mod attention_plan;
 pub mod attention_tiles;
 pub mod bias;
 pub mod common;
+pub mod edits;
 pub mod embedding;
 pub mod gather;
 pub mod gemv;

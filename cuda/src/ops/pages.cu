@@ -1,21 +1,26 @@
 // Page copies: page pairs[j][1] = page pairs[j][0]. No page is written twice, and none is both read and written.
-// kv: pages of page_len 16-byte words; pairs: i32 [n_pairs, 2].
+// kv: pages of page_len 16-byte words; page_tokens: i32 [n_pages, PAGE_LEN], their tokens; pairs: i32 [n_pairs, 2].
 // Grid (parts of a page, n_pairs_max), N_THREADS threads; N_WORDS words under way in each thread.
 // Bytes: 32 * n_pairs * page_len.
 
 struct CopyPagesParams {
     uint4* kv;
+    int* page_tokens;
     const int* pairs;
     const int* n_pairs;
     unsigned long long page_len;
 };
-static_assert(sizeof(CopyPagesParams) == 32, "as in pages.rs");
+static_assert(sizeof(CopyPagesParams) == 40, "as in pages.rs");
 
 extern "C" __global__ void __launch_bounds__(N_THREADS) copy_pages(const __grid_constant__ CopyPagesParams p) {
     const int j = blockIdx.y;
     if (j >= *p.n_pairs) return;
-    const uint4* from = p.kv + (size_t)p.pairs[2 * j] * p.page_len;
-    uint4* to = p.kv + (size_t)p.pairs[2 * j + 1] * p.page_len;
+    const size_t source = p.pairs[2 * j], target = p.pairs[2 * j + 1];
+    if (blockIdx.x == 0 && threadIdx.x < PAGE_LEN) {
+        p.page_tokens[target * PAGE_LEN + threadIdx.x] = p.page_tokens[source * PAGE_LEN + threadIdx.x];
+    }
+    const uint4* from = p.kv + source * p.page_len;
+    uint4* to = p.kv + target * p.page_len;
     const size_t step = (size_t)gridDim.x * N_THREADS * N_WORDS;
     for (size_t start = (size_t)blockIdx.x * N_THREADS * N_WORDS + threadIdx.x; start < p.page_len; start += step) {
         uint4 words[N_WORDS];

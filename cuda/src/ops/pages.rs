@@ -1,6 +1,6 @@
-//! Copies of whole KV pages within the device.
+//! Copies of whole KV pages, and of the tokens beside them, within the device.
 
-use super::common::{ROW_THREADS, Rows, expect, expect_i32, expect_rows};
+use super::common::{PAGE_LEN, ROW_THREADS, Rows, expect, expect_i32, expect_rows};
 use crate::driver::params;
 use crate::{CudaError, Kernel, Launch, Module, Pointer, Slice, Source, Stream};
 
@@ -13,6 +13,7 @@ pub fn source() -> Source {
     Source::new("pages.cu", concat!(include_str!("common.cuh"), include_str!("pages.cu")))
         .with("N_THREADS", ROW_THREADS)
         .with("N_WORDS", N_WORDS)
+        .with("PAGE_LEN", PAGE_LEN)
 }
 
 /// As in `pages.cu`.
@@ -20,11 +21,12 @@ pub fn source() -> Source {
 #[repr(C)]
 struct CopyPagesParams {
     kv: Pointer,
+    page_tokens: Pointer,
     pairs: Pointer,
     n_pairs: Pointer,
     page_len: u64,
 }
-params!(CopyPagesParams, 32);
+params!(CopyPagesParams, 40);
 
 /// Pairs that fit into one launch: the grid's second dimension.
 pub const N_PAIRS_MAX: usize = 65_535;
@@ -45,7 +47,7 @@ impl CopyPages {
     }
 
     /// For each pair, copies its first page over its second. No page is written twice, none both read and
-    /// written, and all lie inside `kv`.
+    /// written, and all lie inside `kv` and `page_tokens`.
     ///
     /// # Errors
     /// The driver refused the launch.
@@ -57,8 +59,9 @@ impl CopyPages {
         stream: &Stream,
         pairs: Rows,
         page_bytes: usize,
-        kv: Slice,         // [n_pages, page_bytes]
-        page_pairs: Slice, // i32 [pairs, 2]
+        kv: Slice,          // [n_pages, page_bytes]
+        page_tokens: Slice, // i32 [n_pages, PAGE_LEN]
+        page_pairs: Slice,  // i32 [pairs, 2]
     ) -> Result<(), CudaError> {
         if pairs.n_max == 0 {
             return Ok(());
@@ -67,6 +70,7 @@ impl CopyPages {
         assert!(pairs.n_max <= N_PAIRS_MAX, "{} pairs", pairs.n_max);
         expect_rows(pairs);
         expect("kv", kv, page_bytes, 1);
+        expect_i32("page_tokens", page_tokens, PAGE_LEN);
         expect_i32("page_pairs", page_pairs, 2 * pairs.n_max);
         let page_len = page_bytes / 16;
         // Up to 64 blocks share a page.
@@ -74,12 +78,14 @@ impl CopyPages {
         let grid = (n_blocks as u32, pairs.n_max as u32, 1);
         let params = CopyPagesParams {
             kv: kv.into(),
+            page_tokens: page_tokens.into(),
             pairs: page_pairs.into(),
             n_pairs: pairs.n.into(),
             page_len: page_len as u64,
         };
         let launch = Launch { grid, block: (ROW_THREADS, 1, 1), shared_bytes: 0 };
-        // SAFETY: lengths were checked above; the caller keeps the pages inside `kv`, and the count at most `n_max`.
+        // SAFETY: lengths were checked above; the caller keeps the pages inside `kv` and `page_tokens`, and the count at most
+        // `n_max`.
         unsafe { launch.run(stream, &self.kernel, &params) }
     }
 }
@@ -115,12 +121,19 @@ mod tests {
                 .collect();
             let (kv, d_pairs) = (upload(&test, &before), upload(&test, &pairs));
             let count = Count::new(&test, n_max, n);
-            copy.run(&test.stream, count.rows(), page_bytes, kv.slice(), d_pairs.slice()).expect("a launch");
+            let mut tokens: Vec<i32> = (0..(n_pages * PAGE_LEN) as i32).collect();
+            let d_tokens = upload(&test, &tokens);
+            let (kv_there, tokens_there) = (kv.slice(), d_tokens.slice());
+            copy.run(&test.stream, count.rows(), page_bytes, kv_there, tokens_there, d_pairs.slice())
+                .expect("a launch");
             let mut expected = before.clone();
             for pair in pairs[..2 * n].chunks(2) {
                 let from = pair[0] as usize * page_bytes;
                 expected.copy_within(from..from + page_bytes, pair[1] as usize * page_bytes);
+                let from = pair[0] as usize * PAGE_LEN;
+                tokens.copy_within(from..from + PAGE_LEN, pair[1] as usize * PAGE_LEN);
             }
+            assert!(download(&test, d_tokens.slice(), tokens.len(), 0i32) == tokens, "tokens go along");
             let got = download(&test, kv.slice(), expected.len(), 0u8);
             assert!(got == expected, "{n} of {n_max} pairs of pages of {page_bytes} bytes");
         }

@@ -87,11 +87,11 @@ mod tests {
                     // Two log-sum-exp in f32 with their own exp, tree and logarithm: a few ulp of numbers up to 50.
                     let diff = (got.logprob - want.logprob).abs();
                     assert!(diff <= 2e-5, "{} {} {request:?}", got.logprob, want.logprob);
-                    assert_eq!(result.appended, Some(want.token as i32));
+                    assert_eq!(result.drawn, Some(want.token as i32));
                 }
                 (got, want) => {
                     assert_eq!(got.map(|o| o.token), want.map(|c| c.token), "{request:?}");
-                    assert_eq!(result.appended, Some(0));
+                    assert_eq!(result.drawn, Some(0));
                 }
             }
         }

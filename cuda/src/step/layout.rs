@@ -2,7 +2,7 @@
 //!
 //! Words of 32 bits: first a token for each slot, which only the device writes; then what one copy brings: counts, the
 //! tokens with their positions and pages, the work of attention, what is asked for, and a tail of what the samplers need
-//! and of page tables. All places but those in the tail follow from [`Dims`] alone, so that a captured launch finds them
+//! and of edits; then what late masks bring; then the page tables, which stay. All places but those in the tail follow from [`Dims`] alone, so that a captured launch finds them
 //! again.
 
 use crate::Slice;
@@ -43,7 +43,10 @@ pub(crate) struct Layout {
     pub(crate) positions: usize,
     pub(crate) kv_pages: usize,
     lists: usize,
+    /// For each row of logits, where its hidden state comes from.
     pub(crate) gather: usize,
+    /// And which slot keeps it.
+    pub(crate) keeps: usize,
     pub(crate) output_rows: usize,
     /// Where the tail begins.
     pub(crate) tail: usize,
@@ -76,6 +79,7 @@ impl Layout {
             kv_pages: take(dims.n_tokens),
             lists: take(dims.n_windows * dims.lists.0.into_iter().map(list_words).sum::<usize>()),
             gather: take(dims.n_logits_rows),
+            keeps: take(dims.n_logits_rows),
             output_rows: take(dims.n_outputs * OUTPUT_ROW_WORDS),
             tail: take(0),
         }

@@ -3,12 +3,14 @@
 use trellis_engine::batch::PageCopy;
 
 use super::layout::{Count, Dims, Layout, N_SLOTS};
-use super::outputs::{Outputs, Room};
+use super::outputs::{Outputs, Room, TablePlace};
 use super::row::StepRow;
+use super::slots::{EditList, Slots, TablesFull};
 use super::words::to_words;
+use crate::model::LogitsOf;
 use crate::ops::attention::{Cuttings, Form, N_FEW_TOKENS_MAX, PAGE_LEN};
 use crate::ops::attention_plan::AttentionPlan;
-use crate::ops::shares::{PageEntry, RowSpan, Share};
+use crate::ops::shares::RowSpan;
 
 /// The lists of one step; kept from step to step for their memory.
 #[derive(Debug)]
@@ -16,8 +18,8 @@ pub(crate) struct StepLists {
     tokens: Vec<i32>,
     positions: Vec<i32>,
     kv_pages: Vec<i32>,
-    /// Page tables of the rows, one behind the other.
-    entries: Vec<PageEntry>,
+    /// What the slots are told.
+    edits: EditList,
     rows: Vec<RowSpan>,
     attention: AttentionPlan,
     copies: Vec<u32>,
@@ -31,7 +33,7 @@ impl StepLists {
             tokens: Vec::new(),
             positions: Vec::new(),
             kv_pages: Vec::new(),
-            entries: Vec::new(),
+            edits: EditList::default(),
             rows: Vec::new(),
             attention: AttentionPlan::new(windows),
             copies: Vec::new(),
@@ -44,13 +46,29 @@ impl StepLists {
         &mut self,
         rows: &[StepRow<'_>],
         copies: &[PageCopy],
+        slots: &mut Slots,
         cuttings: &Cuttings,
         room: Room,
     ) {
+        slots.copy(copies);
+        if self.take_in(rows, copies, slots, room).is_err() {
+            slots.forget_tables();
+            self.take_in(rows, copies, slots, room).expect("there is room for the tables of a whole step");
+        }
+        self.attention.plan(&self.rows, cuttings);
+    }
+
+    fn take_in(
+        &mut self,
+        rows: &[StepRow<'_>],
+        copies: &[PageCopy],
+        slots: &mut Slots,
+        room: Room,
+    ) -> Result<(), TablesFull> {
         for list in [&mut self.tokens, &mut self.positions, &mut self.kv_pages] {
             list.clear();
         }
-        self.entries.clear();
+        self.edits.clear();
         self.rows.clear();
         self.copies.clear();
         self.outputs.clear();
@@ -58,15 +76,22 @@ impl StepLists {
         for row in rows {
             let (start, end) = (row.start, row.end());
             let token = self.tokens.len();
-            self.outputs.push(row, token, room);
+            let table = match row.pages {
+                [] => None,
+                _ => Some(slots.place(row, &mut self.edits)?),
+            };
+            self.outputs.push(row, token, room, TablePlace { table, slots, edits: &mut self.edits });
+            let Some(entries) = table.filter(|_| !row.is_of_head()) else { continue };
             self.tokens.extend(row.words(start, end));
             self.positions.extend(start as i32..end as i32);
             self.kv_pages.extend((start..end).map(|position| row.pages[position / PAGE_LEN].0 as i32));
-            let entries = self.entries.len();
             self.rows.push(RowSpan { token, n_tokens: row.n_tokens(), position: start, entries });
-            self.entries.extend(row.pages[..end.div_ceil(PAGE_LEN)].iter().map(|page| PageEntry(page.0)));
         }
-        self.attention.plan(&self.rows, cuttings);
+        Ok(())
+    }
+
+    pub(crate) fn n_edits(&self) -> usize {
+        self.edits.len()
     }
 
     pub(crate) fn n_copies(&self) -> usize {
@@ -117,6 +142,7 @@ impl StepLists {
         put(layout.positions, to_words(&self.positions));
         put(layout.kv_pages, to_words(&self.kv_pages));
         put(layout.gather, to_words(&self.outputs.gather));
+        put(layout.keeps, to_words(&self.outputs.keeps));
         let mut end = layout.tail;
         put(end, to_words(&self.outputs.score_tokens));
         end = (end + self.outputs.score_tokens.len()).next_multiple_of(2);
@@ -126,48 +152,40 @@ impl StepLists {
         put(layout.output_rows, to_words(&self.outputs.rows));
         put(end, &self.copies);
         let copies = end;
-        end += self.copies.len();
-        put(end, to_words(&self.entries));
-        self.write_attention(layout, (N_SLOTS + end) as u32, memory);
-        end += self.entries.len();
-        Written { copies, n_words: end, n_extra_words: self.outputs.n_extra_words() }
+        // Edits are read 16 bytes at a time.
+        end = (end + self.copies.len()).next_multiple_of(4);
+        let edits = end;
+        for words in self.edits.finish(N_SLOTS + edits) {
+            put(end, words);
+            end += words.len();
+        }
+        self.write_attention(layout, memory);
+        Written { copies, edits, n_words: end, n_extra_words: self.outputs.n_extra_words() }
     }
 
-    /// Writes the lists of attention; the page tables begin at word `entries` of the step's memory.
-    fn write_attention(&self, layout: &Layout, entries: u32, memory: &mut [u32]) {
+    fn write_attention(&self, layout: &Layout, memory: &mut [u32]) {
         for window_idx in 0..layout.dims.n_windows {
             for form in Form::ALL {
                 let list = self.attention.list(window_idx, form);
                 memory[layout.word(Count::Workers { window_idx, form })] = list.n_workers as u32;
                 let n_cuts = if form.sums_apart() { list.cuts.len() } else { 0 };
                 memory[layout.word(Count::Cuts { window_idx, form })] = n_cuts as u32;
-                let [mut at, cuts] = layout.list(window_idx, form);
-                for share in &list.shares {
-                    let placed = Share { entries: share.entries + entries, ..*share };
-                    let words = to_words(std::slice::from_ref(&placed));
-                    memory[at..at + words.len()].copy_from_slice(words);
-                    at += words.len();
+                let [shares, cuts] = layout.list(window_idx, form);
+                for (start, words) in
+                    [(shares, to_words(&list.shares)), (cuts, to_words(&list.cuts[..n_cuts]))]
+                {
+                    memory[start..start + words.len()].copy_from_slice(words);
                 }
-                let words = to_words(&list.cuts[..n_cuts]);
-                memory[cuts..cuts + words.len()].copy_from_slice(words);
             }
         }
     }
 
-    /// Words that [`StepLists::write`] needs at most, for steps of so many tokens, page copies and entries of page tables.
-    pub(crate) fn n_words_max(dims: Dims, n_copies: usize, n_entries: usize) -> usize {
+    /// Words that [`StepLists::write`] needs at most, for steps of so many tokens, rows, and entries of their page tables.
+    pub(crate) fn n_words_max(dims: Dims, n_rows: usize, n_entries: usize) -> usize {
         let n_tail_words = super::N_SCORES_MAX + super::outputs::N_TAIL_WORDS_MAX;
-        Layout::of(dims).tail + n_tail_words + 2 * n_copies + n_entries + 8
+        // A row has one page copied at most.
+        Layout::of(dims).tail + n_tail_words + 2 * n_rows + EditList::n_words_max(n_rows, n_entries) + 12
     }
-}
-
-/// Which tokens have rows of logits.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum LogitsOf {
-    /// Each one, its own.
-    EachToken,
-    /// Those that are gathered.
-    Some,
 }
 
 /// What was written.
@@ -175,6 +193,8 @@ pub(crate) enum LogitsOf {
 pub(crate) struct Written {
     /// Where the pairs of page copies begin.
     pub(crate) copies: usize,
+    /// Where the edits begin.
+    pub(crate) edits: usize,
     /// Words to copy to the device.
     pub(crate) n_words: usize,
     /// Words of scores and top lists that come back.

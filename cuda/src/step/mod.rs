@@ -12,14 +12,16 @@ mod lists;
 mod outputs;
 mod returned;
 mod row;
+mod slots;
 mod steps;
 mod words;
 
 pub(crate) use layout::{Count, Dims, Layout, N_SLOTS};
-pub(crate) use lists::{LogitsOf, StepLists};
+pub(crate) use lists::StepLists;
 pub(crate) use outputs::{Group, N_SCORES_MAX, N_TOP_ENTRIES_MAX, Room};
 pub(crate) use returned::{Place, Returned};
 pub(crate) use row::StepRow;
+pub(crate) use slots::Slots;
 pub(crate) use steps::{InFlight, StepLimits, Steps};
 
 #[cfg(test)]

@@ -8,6 +8,7 @@ use trellis_engine::sampling::{Sampler, TokenMask};
 
 use super::returned::Place;
 use super::row::{Request, StepRow};
+use super::slots::{EditList, PAGE_EDIT_WORDS, Slots};
 use super::steps::sit_out;
 use super::words::to_words;
 use crate::ops::logits::{NOWHERE, OutputRow, Stages, Wants};
@@ -18,7 +19,8 @@ use crate::ops::topn::N_TOP_MAX;
 pub(crate) const N_SCORES_MAX: usize = 1 << 16;
 /// Entries of top lists that one step returns from the device: the longest list of 256 contexts.
 pub(crate) const N_TOP_ENTRIES_MAX: usize = 256 * N_TOP_MAX;
-/// Words of histories, biases and masks in one step: 8 MiB, the masks of 500 contexts over 128K tokens.
+/// Words of biases, masks, and tokens that go beside their pages in one step: 8 MiB, the masks of 500 contexts over 128K
+/// tokens.
 pub(super) const N_TAIL_WORDS_MAX: usize = 1 << 21;
 
 /// Positions whose logits are in memory together.
@@ -46,8 +48,10 @@ pub(super) struct Late {
 /// All requests of a step.
 #[derive(Debug, Default)]
 pub(crate) struct Outputs {
-    /// Token of each row of logits.
+    /// For each row of logits its token, or `-1 - s` where slot `s` has kept the hidden state.
     pub(crate) gather: Vec<i32>,
+    /// And the slot that keeps its hidden state, or -1.
+    pub(crate) keeps: Vec<i32>,
     pub(crate) groups: Vec<Group>,
     pub(crate) rows: Vec<OutputRow>,
     /// Where each request's output will lie, in the order of the requests.
@@ -58,8 +62,10 @@ pub(crate) struct Outputs {
     pub(super) late: Vec<Late>,
     /// Rows taken in.
     n_rows: usize,
-    /// Histories, biases and masks.
+    /// Biases and masks.
     tail: Vec<u32>,
+    /// Words of tokens that go beside their pages.
+    n_token_words: usize,
     /// Requests of one row, by position; kept for its memory.
     order: Vec<usize>,
 }
@@ -71,11 +77,22 @@ pub(crate) struct Room {
     pub(crate) n_group_rows: usize,
     /// Output rows of a step.
     pub(crate) n_outputs: usize,
+    /// Slots that keep hidden states.
+    pub(crate) n_states: usize,
+}
+
+/// Where the page table of the row being taken in is, and what brings its history there.
+pub(super) struct TablePlace<'a> {
+    /// Its first word; none where the row's pages are not on the device.
+    pub(super) table: Option<usize>,
+    pub(super) slots: &'a mut Slots,
+    pub(super) edits: &'a mut EditList,
 }
 
 impl Outputs {
     pub(super) fn clear(&mut self) {
         self.gather.clear();
+        self.keeps.clear();
         self.groups.clear();
         self.rows.clear();
         self.places.clear();
@@ -84,10 +101,17 @@ impl Outputs {
         self.late.clear();
         self.n_rows = 0;
         self.tail.clear();
+        self.n_token_words = 0;
     }
 
     /// Adds what a row asks for; its first token is the step's `first_token_idx`-th.
-    pub(super) fn push(&mut self, row: &StepRow<'_>, first_token_idx: usize, room: Room) {
+    pub(super) fn push(
+        &mut self,
+        row: &StepRow<'_>,
+        first_token_idx: usize,
+        room: Room,
+        mut place: TablePlace<'_>,
+    ) {
         // Requests of one position share its logits. They come in any order; mostly they are sorted already.
         let mut order = std::mem::take(&mut self.order);
         order.clear();
@@ -98,14 +122,24 @@ impl Outputs {
         self.places.resize(first_place + row.requests.len(), Place::Unset);
         for requests in order.chunk_by(|a, b| position_of(a) == position_of(b)) {
             let position = position_of(&requests[0]);
-            assert!((row.start..row.end()).contains(&position), "output at {position} of a row");
+            let is_of_head = row.is_of_head() && position + 1 == row.end();
+            assert!(
+                is_of_head || (row.start..row.end()).contains(&position),
+                "output at {position} of a row"
+            );
             let group_idx = self.group_for(requests.len().min(room.n_group_rows), room);
             let logits_row = self.groups[group_idx].n_logits_rows;
             self.groups[group_idx].n_logits_rows += 1;
-            self.gather.push((first_token_idx + position - row.start) as i32);
+            let slot = row.slot.0 as i32;
+            let is_kept = position + 1 == row.end() && !is_of_head && (slot as usize) < room.n_states;
+            self.keeps.push(if is_kept { slot } else { -1 });
+            self.gather.push(match is_of_head {
+                true => -1 - slot,
+                false => (first_token_idx + position - row.start) as i32,
+            });
             for &request_idx in requests {
                 let request = &row.requests[request_idx];
-                let output = self.output_row(row, request, room);
+                let output = self.output_row(row, request, room, &mut place);
                 let output = output.map(|output| OutputRow { logits_row: logits_row as u32, ..output });
                 let place = match (request.kind, output) {
                     (OutputKind::Embedding, _) => Place::Hidden { group_idx, logits_row },
@@ -180,15 +214,23 @@ impl Outputs {
     }
 
     /// The request as an output row; `None` when the host has to work it out.
-    fn output_row(&mut self, row: &StepRow<'_>, request: &Request<'_>, room: Room) -> Option<OutputRow> {
+    fn output_row(
+        &mut self,
+        row: &StepRow<'_>,
+        request: &Request<'_>,
+        room: Room,
+        place: &mut TablePlace<'_>,
+    ) -> Option<OutputRow> {
         let n_outputs = self.groups.last().map_or(0, |group| group.n_outputs);
         if self.rows.len() >= room.n_outputs || n_outputs >= room.n_group_rows {
             return None;
         }
         match request.kind {
-            OutputKind::Sample(sampler) => self.draw(row, request.position, sampler, sampler.mask.as_deref()),
+            OutputKind::Sample(sampler) => {
+                self.draw(row, request.position, sampler, sampler.mask.as_deref(), place)
+            }
             OutputKind::Masked { sampler, mask } => {
-                self.draw(row, request.position, sampler, mask.map(|mask| &**mask))
+                self.draw(row, request.position, sampler, mask.map(|mask| &**mask), place)
             }
             OutputKind::Top { n } => {
                 let is_room = *n <= N_TOP_MAX && self.n_top_entries + n <= N_TOP_ENTRIES_MAX;
@@ -215,19 +257,21 @@ impl Outputs {
         }
     }
 
-    /// Words that the draws of these rows need.
-    pub(super) fn n_tail_words(rows: &[StepRow<'_>]) -> usize {
-        let requests = rows.iter().flat_map(|row| &row.requests);
-        let n_words = requests.map(|request| match request.kind {
-            OutputKind::Sample(sampler) => {
-                n_draw_words(sampler, sampler.mask.as_deref(), request.position + 1)
-            }
-            OutputKind::Masked { sampler, mask } => {
-                n_draw_words(sampler, mask.map(|mask| &**mask), request.position + 1)
-            }
-            _ => 0,
-        });
-        n_words.sum()
+    /// Words that the draws of these rows need at most, behind so many page copies.
+    pub(super) fn n_tail_words(rows: &[StepRow<'_>], n_copies: usize, slots: &Slots) -> usize {
+        let n_words = |row: &StepRow<'_>, request: &Request<'_>| {
+            let (sampler, mask) = match request.kind {
+                OutputKind::Sample(sampler) => (*sampler, sampler.mask.as_deref()),
+                OutputKind::Masked { sampler, mask } => (&***sampler, mask.map(|mask| &**mask)),
+                _ => return 0,
+            };
+            let end = request.position + 1;
+            let n_window = OutputRow::n_window(sampler, end);
+            n_draw_words(sampler, mask) + slots.n_token_words(row, n_window, end)
+        };
+        let of_row =
+            |row: &StepRow<'_>| row.requests.iter().map(|request| n_words(row, request)).sum::<usize>();
+        rows.iter().map(of_row).sum::<usize>() + n_copies * PAGE_EDIT_WORDS
     }
 
     fn draw(
@@ -236,24 +280,32 @@ impl Outputs {
         position: usize,
         sampler: &Sampler,
         mask: Option<&TokenMask>,
+        place: &mut TablePlace<'_>,
     ) -> Option<OutputRow> {
         let end = position + 1;
         let n_window = OutputRow::n_window(sampler, end);
-        if self.tail.len() + n_draw_words(sampler, mask, end) > N_TAIL_WORDS_MAX {
-            return None;
+        let n_token_words = place.slots.n_token_words(row, n_window, end);
+        let n_words = self.tail.len() + self.n_token_words + n_draw_words(sampler, mask) + n_token_words;
+        let table_start = match (n_window, place.table) {
+            _ if n_words > N_TAIL_WORDS_MAX => return None,
+            (0, _) => 0,
+            (_, table) => table?,
+        };
+        if n_window > 0 {
+            place.slots.bring_tokens(row, n_window, end, place.edits);
+            self.n_token_words += n_token_words;
         }
         let is_last = end == row.end() && (row.slot.0 as usize) < super::layout::N_SLOTS;
         let mut output = OutputRow {
-            history_append: if is_last { row.slot.0 } else { NOWHERE },
+            drawn_slot: if is_last { row.slot.0 } else { NOWHERE },
+            table_start: table_start as u32,
             n_history: n_window as u32,
+            history_end: end as u32,
             n_bias: sampler.bias.len() as u32,
             // Places in words of the tail; `finish` makes them places in the step's memory.
-            history_start: self.tail.len() as u32,
+            bias_start: self.tail.len() as u32,
             ..OutputRow::draw(sampler, end as u64)
         };
-        self.tail.extend(row.words(end - n_window, end).map(|word| word as u32));
-        self.tail.resize(self.tail.len().next_multiple_of(2), 0);
-        output.bias_start = self.tail.len() as u32;
         if !sampler.bias.is_empty() {
             self.tail.extend_from_slice(to_words(&ordered_biases(&sampler.bias)));
         }
@@ -270,7 +322,6 @@ impl Outputs {
         let tail_start = tail_start as u32;
         let top_start = self.top_start() as u32;
         for row in &mut self.rows {
-            row.history_start += tail_start;
             row.bias_start = (row.bias_start + tail_start) / 2;
             if row.mask_start != NOWHERE {
                 row.mask_start = (row.mask_start + tail_start) / 2;
@@ -294,8 +345,7 @@ impl Outputs {
     }
 }
 
-/// Words of history, biases and mask that the draw of the token at position `end` needs.
-fn n_draw_words(sampler: &Sampler, mask: Option<&TokenMask>, end: usize) -> usize {
-    let n_mask_words = mask.map_or(0, |mask| mask.words().len());
-    OutputRow::n_window(sampler, end) + 2 * sampler.bias.len() + 2 * n_mask_words + 4
+/// Words of biases and mask that a draw needs.
+fn n_draw_words(sampler: &Sampler, mask: Option<&TokenMask>) -> usize {
+    2 * sampler.bias.len() + 2 * mask.map_or(0, |mask| mask.words().len())
 }

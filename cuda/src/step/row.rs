@@ -13,6 +13,8 @@ pub(crate) struct StepRow<'a> {
     /// Position of the first token to compute.
     pub(crate) start: usize,
     pub(crate) pages: &'a [PageId],
+    /// Pages from the first on that are those of the row before this one for the slot.
+    pub(crate) n_same_pages: usize,
     pub(crate) requests: Vec<Request<'a>>,
 }
 
@@ -34,6 +36,7 @@ impl<'a> StepRow<'a> {
             has_drawn: row.input == Input::Drawn,
             start: row.start,
             pages: row.pages,
+            n_same_pages: row.n_same_pages,
             requests: requests.collect(),
         }
     }
@@ -63,6 +66,16 @@ impl<'a> StepRow<'a> {
         let known = &self.known[start.min(self.known.len())..end.min(self.known.len())];
         let drawn = (end > self.known.len()).then_some(-1 - self.slot.0 as i32);
         known.iter().map(|&token| token as i32).chain(drawn)
+    }
+
+    /// The tokens `start..end` as far as the host knows them.
+    pub(crate) fn known_tokens(&self, start: usize, end: usize) -> impl Iterator<Item = Token> + use<'a> {
+        self.known[start.min(self.known.len())..end.min(self.known.len())].iter().copied()
+    }
+
+    /// Whether it computes nothing and asks about the state that was kept for its slot.
+    pub(crate) fn is_of_head(&self) -> bool {
+        self.start == self.end()
     }
 
     /// The tokens before `end` where the host knows them all.

@@ -9,7 +9,8 @@ use std::time::Duration;
 
 use cudarc::driver::result;
 use trellis_engine::backend::Collected;
-use trellis_engine::batch::{Output, PageCopy};
+use trellis_engine::batch::{Output, PageCopy, PageId};
+use trellis_engine::model::ModelConfig;
 use trellis_engine::sampling::Scratch;
 
 use self::graphs::GraphKey;
@@ -19,17 +20,19 @@ use super::by_host::output_of;
 use super::captured::{Captured, CapturedLimits};
 use super::outputs::{N_TAIL_WORDS_MAX, Outputs};
 use super::{
-    Count, Dims, Group, Layout, LogitsOf, N_SCORES_MAX, N_SLOTS, N_TOP_ENTRIES_MAX, Place, Returned, Room,
+    Count, Dims, Group, Layout, N_SCORES_MAX, N_SLOTS, N_TOP_ENTRIES_MAX, Place, Returned, Room, Slots,
     StepLists, StepRow,
 };
 use crate::blas::bucket;
 use crate::driver::{Graph, check};
 use crate::memory::{Driver, Pool, Reserved};
-use crate::model::{ActivationSizes, Activations, LayerInputs, Llama, LogitsRows};
+use crate::model::{ActivationSizes, Activations, LayerInputs, Llama, LogitsOf, LogitsRows};
 use crate::ops::attention::{Attention, PAGE_LEN, Workspace};
 use crate::ops::attention_plan::{PlanSize, distinct};
 use crate::ops::common::{Dtype, Rows};
+use crate::ops::edits::EDIT_WORDS;
 use crate::ops::embedding::TokenIds;
+use crate::ops::gather::Kept;
 use crate::ops::logits::{LogitsBuffers, OutputRow, RowOutput};
 use crate::{Buffer, Card, CudaError, Event, Pinned, Slice, Stream, Timing};
 
@@ -48,6 +51,10 @@ pub(crate) struct StepLimits {
     pub(crate) n_positions_max: usize,
     /// Rows of logits in memory at once.
     pub(crate) n_logits_rows: usize,
+    /// Pages that have addresses.
+    pub(crate) n_pages: usize,
+    /// Slots that keep hidden states.
+    pub(crate) n_states: usize,
 }
 
 /// The memory of a model's steps, and the steps captured so far.
@@ -58,9 +65,15 @@ pub(crate) struct Steps {
     captured: Captured<GraphKey, Graph>,
     /// Whether a step could not be captured: that is said once.
     has_warned: bool,
-    memory: Buffer, // words, laid out as `step::Layout` says, then what late masks bring
-    /// Where that begins.
+    memory: Buffer, // words, laid out as `step::Layout` says, then what late masks bring, then page tables
+    /// Where what late masks bring begins.
     late_start: usize,
+    /// What the device has of contexts: their page tables in the memory,
+    slots: Slots,
+    /// the tokens of pages,
+    page_tokens: Buffer, // i32 [n_pages, PAGE_LEN]
+    /// and hidden states by slot.
+    states: Buffer, // f32 [n_states, hidden_size]
     returned: Buffer, // output rows, scores, top lists
     arrivals: Buffer,
     activations: Activations,
@@ -111,9 +124,10 @@ type Fetched = HashMap<(usize, usize), Vec<f32>>;
 impl Steps {
     /// Bytes of device memory besides the activations, for a model whose layers have these windows: each list in blocks
     /// of its own.
-    pub(crate) fn n_bytes(attention: &Attention, windows: &[Option<usize>], limits: StepLimits) -> usize {
-        let memory = 4 * (N_SLOTS + n_input_words(attention, windows, limits) + n_late_words(limits));
-        [memory, 4 * n_output_words(limits), attention.arrivals_bytes()]
+    pub(crate) fn n_bytes(attention: &Attention, config: &ModelConfig, limits: StepLimits) -> usize {
+        let memory = 4 * n_memory_words(attention, &config.windows, limits);
+        let kept = [page_tokens_bytes(limits), states_bytes(config, limits)];
+        [memory, 4 * n_output_words(limits), attention.arrivals_bytes(), kept[0], kept[1]]
             .map(Pool::<Driver>::block_bytes)
             .iter()
             .sum()
@@ -146,7 +160,13 @@ impl Steps {
         let arena = card.step_memory(n_bytes)?;
         let what = "the lists of a step";
         let n_late_words = n_late_words(limits);
-        let memory = gpu.allocate(what, 4 * (N_SLOTS + n_input_words + n_late_words))?;
+        let n_memory_words = n_memory_words(attention, &llama.config.windows, limits);
+        let memory = gpu.allocate(what, 4 * n_memory_words)?;
+        let page_tokens = gpu.allocate("tokens of pages", page_tokens_bytes(limits))?;
+        page_tokens.slice().fill(stream, 0)?;
+        let tables_start = N_SLOTS + n_input_words + n_late_words;
+        let n_table_words = n_memory_words - tables_start;
+        let slots = Slots::new(tables_start, n_table_words, n_entries_max(limits), limits.n_pages);
         let arrivals = gpu.allocate(what, attention.arrivals_bytes())?;
         arrivals.slice().fill(stream, 0)?;
         memory.slice().fill(stream, 0)?;
@@ -168,6 +188,9 @@ impl Steps {
             limits,
             memory,
             late_start: n_input_words,
+            slots,
+            page_tokens,
+            states: gpu.allocate("hidden states of contexts", states_bytes(&llama.config, limits))?,
             returned: gpu.allocate(what, 4 * n_output_words(limits))?,
             arrivals,
             activations: Activations::place(arena.slice(), &llama.config, llama.dtype, size),
@@ -212,6 +235,9 @@ impl Steps {
         Layout::slice(memory, 0, written.n_words).upload(&stream, &host.input[..written.n_words])?;
         host.begun.record(&stream)?;
         self.copy_pages(&stream, llama, kv, &layout, written.copies)?;
+        let n_edits = self.lists.n_edits();
+        let edits = Layout::slice(memory, written.edits, n_edits * EDIT_WORDS);
+        llama.kernels().edits.run(&stream, n_edits, edits, memory, self.page_tokens.slice())?;
         let mut by_host = HashMap::new();
         let extra = Returned::extra_start(dims.n_outputs);
         let n_words = extra + written.n_extra_words;
@@ -246,15 +272,20 @@ impl Steps {
         host.done.record(stream)
     }
 
-    /// Whether the host would have to draw after a token that it does not know: the device has no room for what the
-    /// draws of this step need.
-    pub(crate) fn draws_unknown_on_host(&mut self, llama: &Llama, rows: &[StepRow<'_>]) -> bool {
-        if Outputs::n_tail_words(rows) <= N_TAIL_WORDS_MAX {
-            return false;
-        }
-        self.fill(llama, rows, &[]);
-        let is_host = |place: &Place| matches!(place, Place::Host { .. });
-        self.lists.outputs.places.iter().any(is_host)
+    /// Whether the device may have no room for what the draws of a step need, so that the host would draw, which it can
+    /// only after tokens that it knows.
+    pub(crate) fn may_draw_on_host(&self, rows: &[StepRow<'_>], copies: &[PageCopy]) -> bool {
+        Outputs::n_tail_words(rows, copies.len(), &self.slots) > N_TAIL_WORDS_MAX
+    }
+
+    /// Notes that these pages get their contents from elsewhere than a step.
+    pub(crate) fn lose_tokens(&mut self, pages: impl Iterator<Item = PageId>) {
+        self.slots.lose_tokens(pages);
+    }
+
+    /// Forgets what the device has of contexts: it is not known after a step that failed.
+    pub(crate) fn forget_slots(&mut self) {
+        self.slots.forget();
     }
 
     /// Waits for a step and takes its outputs, in the order of its requests.
@@ -300,14 +331,16 @@ impl Steps {
     }
 
     fn fill(&mut self, llama: &Llama, rows: &[StepRow<'_>], copies: &[PageCopy]) {
-        let room = Room { n_group_rows: self.limits.n_logits_rows, n_outputs: n_outputs_max(self.limits) };
-        self.lists.fill(rows, copies, &llama.kernels().attention.cuttings(), room);
+        let StepLimits { n_logits_rows, n_states, .. } = self.limits;
+        let room = Room { n_group_rows: n_logits_rows, n_outputs: n_outputs_max(self.limits), n_states };
+        self.lists.fill(rows, copies, &mut self.slots, &llama.kernels().attention.cuttings(), room);
     }
 
     /// What a captured step of about that size takes: so few sizes that each is captured once.
     fn bucketed(&self, llama: &Llama, exact: Dims) -> Dims {
         let n_logits_rows = bucket(exact.n_logits_rows).min(self.limits.n_logits_rows);
         let n_tokens = match self.lists.logits_of() {
+            _ if exact.n_tokens == 0 => 0,
             LogitsOf::EachToken => n_logits_rows,
             LogitsOf::Some => token_bucket(exact.n_tokens).min(self.limits.n_tokens_max),
         };
@@ -331,7 +364,8 @@ impl Steps {
         let memory = self.memory.slice();
         let pairs = Layout::slice(memory, start, 2 * n_copies);
         let count = layout.count(memory, Count::Copies, n_copies);
-        llama.kernels().pages.run(stream, count, llama.page_len() * llama.dtype.n_bytes(), kv, pairs)
+        let page_bytes = llama.page_len() * llama.dtype.n_bytes();
+        llama.kernels().pages.run(stream, count, page_bytes, kv, self.page_tokens.slice(), pairs)
     }
 
     /// Forgets what was captured, so that tests see steps captured again.
@@ -356,7 +390,8 @@ impl Steps {
             let count = Count::LogitsRows { group_idx };
             let asked = LogitsRows {
                 rows: layout.count(memory, count, group.n_logits_rows),
-                gather: Some(Layout::slice(memory, layout.gather + group.logits_start, group.n_logits_rows)),
+                kept: self.kept(layout, group.logits_start, group.n_logits_rows),
+                logits_of: LogitsOf::Some,
                 keeps_hidden: group.has_host_work,
             };
             llama.logits(stream, asked, &self.activations)?;
@@ -382,11 +417,22 @@ impl Steps {
             ids: TokenIds { ids: slice(layout.tokens, n_tokens), slots: Layout::slots(memory) },
             positions: slice(layout.positions, n_tokens),
             kv_pages: slice(layout.kv_pages, n_tokens),
-            // Shares say where in the step's memory a context's page table begins.
+            page_tokens: self.page_tokens.slice(),
+            // Shares say where in the steps' memory a context's page table begins.
             entries: memory,
             attention: (0..layout.dims.n_windows).map(|idx| layout.attention(memory, idx)).collect(),
             workspace: Workspace { arrivals: self.arrivals.slice(), partial: self.activations.partial },
             kv,
+        }
+    }
+
+    /// Where rows of logits come from, and which slots keep their hidden states.
+    fn kept(&self, layout: &Layout, start: usize, n: usize) -> Kept {
+        let memory = self.memory.slice();
+        Kept {
+            indices: Layout::slice(memory, layout.gather + start, n),
+            keeps: Layout::slice(memory, layout.keeps + start, n),
+            states: self.states.slice(),
         }
     }
 
@@ -410,7 +456,9 @@ impl Steps {
             logits: self.activations.logits,
             rows: output_rows,
             n_rows,
-            history: memory,
+            tables: memory,
+            page_tokens: self.page_tokens.slice(),
+            slots: Layout::slots(memory),
             biases: memory,
             masks: memory,
             score_tokens: Layout::slice(memory, layout.tail, N_SCORES_MAX),
@@ -419,10 +467,9 @@ impl Steps {
             top: extra,
             scores: extra,
         };
-        // SAFETY: the lists keep rows of logits below those of the group, and places in the tail, in the slots and in
-        // what comes back inside the memory that was taken for the most there can be, `supply` those of late masks in
-        // theirs; the engine keeps tokens below
-        // the vocabulary. All of it lives as long as `self`, which waits for the stream before it goes.
+        // SAFETY: the lists keep rows of logits below those of the group, and places in the tail, in the slots, in the
+        // tables and in what comes back inside the memory that was taken for the most there can be, `supply` those of late
+        // masks in theirs; the engine keeps pages below their number, and tokens below the vocabulary. All of it lives as long as `self`, which waits for the stream before it goes.
         unsafe { llama.kernels().logits.run(stream, &buffers, n, llama.config.vocab_size, group.stages) }
     }
 
@@ -531,9 +578,27 @@ fn n_input_words(attention: &Attention, windows: &[Option<usize>], limits: StepL
         n_outputs: n_outputs_max(limits),
         n_groups: n_tokens,
     };
-    let n_entries = limits.n_rows_max * limits.n_positions_max.div_ceil(PAGE_LEN);
+    let n_entries = limits.n_rows_max * n_entries_max(limits);
     // What follows them begins as aligned as they do.
     StepLists::n_words_max(dims, limits.n_rows_max, n_entries).next_multiple_of(4)
+}
+
+fn n_memory_words(attention: &Attention, windows: &[Option<usize>], limits: StepLimits) -> usize {
+    let n_table_words = Slots::n_words(limits.n_rows_max, n_entries_max(limits));
+    N_SLOTS + n_input_words(attention, windows, limits) + n_late_words(limits) + n_table_words
+}
+
+/// Entries of the longest page table.
+fn n_entries_max(limits: StepLimits) -> usize {
+    limits.n_positions_max.div_ceil(PAGE_LEN)
+}
+
+fn page_tokens_bytes(limits: StepLimits) -> usize {
+    limits.n_pages * PAGE_LEN * 4
+}
+
+fn states_bytes(config: &ModelConfig, limits: StepLimits) -> usize {
+    limits.n_states * config.hidden_size * 4
 }
 
 /// Words of output rows that late masks amend, and of the masks.

@@ -5,14 +5,20 @@ use std::sync::LazyLock;
 use trellis_engine::batch::{Input, OutputKind, OutputRequest, PageCopy, PageId, Row, SlotId, Token};
 use trellis_engine::sampling::Sampler;
 
+use super::lists::Written;
 use super::words::from_words;
 use super::*;
+use crate::model::LogitsOf;
 use crate::ops::attention::{Cuttings, Form};
 use crate::ops::attention_plan::PlanSize;
+use crate::ops::edits::{EDIT_WORDS, Edit, Into};
 use crate::ops::logits::{NOWHERE, OutputRow, Wants};
 use crate::ops::shares::{CUT_WORDS, Cutting, ListSize, SHARE_WORDS, Share};
 
-const ROOM: Room = Room { n_group_rows: 4, n_outputs: 64 };
+const ROOM: Room = Room { n_group_rows: 4, n_outputs: 64, n_states: 8 };
+/// First word of the page tables, far behind the lists of a step.
+const TABLES: usize = 1 << 24;
+const N_PAGES: usize = 1 << 20;
 const OUTPUT_WORDS: usize = size_of::<OutputRow>() / 4;
 
 const fn cutting(tile_tokens: usize) -> Cutting {
@@ -34,6 +40,7 @@ fn row<'a>(slot: u32, tokens: &'a [Token], start: usize, outputs: Vec<(usize, Ou
         tokens,
         start,
         pages: consecutive(100 * slot as usize, tokens.len() / 16 + 1),
+        n_same_pages: 0,
         outputs: outputs.into_iter().map(|(position, kind)| OutputRequest { position, kind }).collect(),
         input: Input::Known,
     }
@@ -41,8 +48,19 @@ fn row<'a>(slot: u32, tokens: &'a [Token], start: usize, outputs: Vec<(usize, Ou
 
 fn lists(rows: &[StepRow<'_>], copies: &[PageCopy]) -> StepLists {
     let mut lists = StepLists::new(&[None]);
-    lists.fill(rows, copies, &CUTTINGS, ROOM);
+    lists.fill(rows, copies, &mut slots(), &CUTTINGS, ROOM);
     lists
+}
+
+fn slots() -> Slots {
+    Slots::new(TABLES, 1 << 20, 1 << 16, N_PAGES)
+}
+
+/// What the edits of a step write: where, and what.
+fn edits(written: &Written, lists: &StepLists, memory: &[u32]) -> Vec<(Into, usize, Vec<u32>)> {
+    let edits: &[Edit] = from_words(memory, written.edits, lists.n_edits());
+    let words = |edit: &Edit| memory[edit.from as usize - N_SLOTS..][..edit.n_words as usize].to_vec();
+    edits.iter().map(|edit| (edit.into, edit.to as usize, words(edit))).collect()
 }
 
 fn n_words_max(dims: Dims) -> usize {
@@ -123,15 +141,20 @@ fn a_mixed_step_is_written_where_the_kernels_look() {
     let single: &Share = &from_words(&memory, singles, 1)[0];
     assert_eq!((single.token, single.position, single.n_shares), (20, 32, 1));
     assert_eq!((single.page_begin, single.page_end), (0, 3));
-    assert_eq!(words(single.entries as usize - N_SLOTS, 3), [200, 201, 202], "the pages of the second row");
     let [prompts, _] = layout.list(0, Form::Prompt);
     let prompt: &Share = &from_words(&memory, prompts, 1)[0];
     assert_eq!((prompt.token, prompt.n_tokens, prompt.position), (0, 20, 20));
-    assert_eq!(words(prompt.entries as usize - N_SLOTS, 3), [100, 101, 102], "the pages of the first");
     assert_eq!(words(layout.gather, 2), [19, 20]);
+    assert_eq!(words(layout.keeps, 2), [1, 2], "each slot keeps its last state");
     assert_eq!(words(layout.tail, 3), [7, 8, 9]);
     assert_eq!(words(written.copies, 2), [4, 5]);
-    assert_eq!(written.n_words, written.copies + 2 + 6, "page tables come last");
+    let told = [
+        (Into::MEMORY, prompt.entries as usize, vec![100, 101, 102]),
+        (Into::MEMORY, single.entries as usize, vec![200, 201, 202]),
+        // The penalties look back at positions that were computed before; this step computes the last.
+        (Into::PAGE_TOKENS, 201 * 16, (516..532).collect()),
+    ];
+    assert_eq!(edits(&written, &lists, &memory), told);
     // Three scores, then from the next whole entry on five entries of a list.
     assert_eq!(written.n_extra_words, 2 * (2 + 5));
 
@@ -142,10 +165,9 @@ fn a_mixed_step_is_written_where_the_kernels_look() {
     );
     assert_eq!((rows[1].wants, rows[1].logits_row, rows[1].top_start, rows[1].n_top), (Wants::TOP, 0, 2, 5));
     let draw = rows[2];
-    assert_eq!((draw.wants, draw.logits_row, draw.history_append), (Wants::SAMPLE, 1, 2));
+    assert_eq!((draw.wants, draw.logits_row, draw.drawn_slot), (Wants::SAMPLE, 1, 2));
     assert_eq!((draw.n_history, draw.n_bias, draw.mask_start, draw.position[0]), (3, 2, NOWHERE, 33));
-    let history = draw.history_start as usize - N_SLOTS;
-    assert_eq!(words(history, 3), [530, 531, 532]);
+    assert_eq!((draw.table_start, draw.history_end), (single.entries, 33));
     let bias = 2 * draw.bias_start as usize - N_SLOTS;
     assert_eq!(words(bias, 4), [2, (-1f32).to_bits(), 9, 1f32.to_bits()]);
 }
@@ -167,8 +189,95 @@ fn a_row_names_the_token_that_only_the_device_knows() {
     lists.write(&layout, &mut memory);
     assert_eq!(memory[layout.tokens] as i32, -4);
     let rows: &[OutputRow] = from_words(&memory, layout.output_rows, 1);
-    let history = rows[0].history_start as usize - N_SLOTS;
-    assert_eq!(memory[history + 17] as i32, -4, "the penalties see it too");
+    assert_eq!((rows[0].n_history, rows[0].history_end), (18, 18), "the penalties see it too");
+}
+
+/// The words that a step uploads for edits.
+fn told(slots: &mut Slots, rows: &[Row<'_>], copies: &[PageCopy]) -> Vec<(Into, usize, Vec<u32>)> {
+    let rows: Vec<StepRow<'_>> = rows.iter().map(StepRow::of).collect();
+    let mut lists = StepLists::new(&[None]);
+    lists.fill(&rows, copies, slots, &CUTTINGS, ROOM);
+    let layout = Layout::of(lists.dims());
+    let mut memory = vec![0; n_words_max(lists.dims())];
+    let written = lists.write(&layout, &mut memory);
+    edits(&written, &lists, &memory)
+}
+
+#[test]
+fn the_device_is_told_only_what_has_changed() {
+    let sampler = Sampler { presence_penalty: 0.5, ..Sampler::greedy() };
+    let tokens: Vec<Token> = (0..100).collect();
+    let after = |n: usize, n_same_pages| {
+        let outputs = vec![(n - 1, OutputKind::Sample(&sampler))];
+        Row { n_same_pages, ..row(0, &tokens[..n], n - 1, outputs) }
+    };
+    let mut slots = slots();
+    let prompt = row(0, &tokens[..40], 0, vec![(39, OutputKind::Sample(&sampler))]);
+    assert_eq!(
+        told(&mut slots, &[prompt], &[]),
+        [(Into::MEMORY, TABLES, vec![0, 1, 2])],
+        "tokens come with it"
+    );
+    assert_eq!(told(&mut slots, &[after(41, 3)], &[]), []);
+    assert_eq!(told(&mut slots, &[after(49, 3)], &[]), [(Into::MEMORY, TABLES + 3, vec![3])]);
+    // The second page has moved; its tokens did not come along.
+    slots.lose_tokens([PageId(1)].into_iter());
+    let back = [(Into::MEMORY, TABLES + 1, vec![1, 2, 3]), (Into::PAGE_TOKENS, 16, (16..32).collect())];
+    assert_eq!(told(&mut slots, &[after(50, 1)], &[]), back);
+    assert_eq!(told(&mut slots, &[after(51, 4)], &[]), []);
+    // Another context in the same slot.
+    let all = (Into::MEMORY, TABLES, vec![0, 1, 2, 3]);
+    assert_eq!(told(&mut slots, &[after(52, 0)], &[]), std::slice::from_ref(&all));
+    // Copies take tokens along, as far as they are there.
+    let copies = |src, dst| [PageCopy { src: PageId(src), dst: PageId(dst) }];
+    assert_eq!(
+        told(&mut slots, &[after(53, 4)], &copies(7, 3)),
+        [(Into::PAGE_TOKENS, 48, (48..53).collect())]
+    );
+    assert_eq!(told(&mut slots, &[after(54, 4)], &copies(2, 3)), []);
+    // After a failed step nothing is known.
+    slots.forget();
+    let tokens = (0..4).map(|page| {
+        let start = 16 * page;
+        (Into::PAGE_TOKENS, start, (start as u32..(start as u32 + 16).min(55)).collect())
+    });
+    let expected: Vec<_> = std::iter::once(all).chain(tokens).collect();
+    assert_eq!(told(&mut slots, &[after(55, 4)], &[]), expected);
+}
+
+#[test]
+fn tables_that_fill_their_memory_are_laid_out_anew() {
+    let tokens: Vec<Token> = (0..300).collect();
+    // Room for the tables of two contexts of 20 pages.
+    let mut slots = Slots::new(TABLES, 64, 32, N_PAGES);
+    let long = |slot| Row { n_same_pages: 20, ..row(slot, &tokens, 299, vec![]) };
+    for slot in [0, 1, 0, 1] {
+        assert!(told(&mut slots, &[long(slot)], &[]).len() <= 1);
+    }
+    assert_eq!(told(&mut slots, &[long(0), long(1)], &[]), [], "both are there");
+    let third = told(&mut slots, &[long(2)], &[]);
+    assert_eq!(third, [(Into::MEMORY, TABLES, (200..219).collect())], "the others have gone");
+    let both = told(&mut slots, &[long(2), long(1)], &[]);
+    assert_eq!(both, [(Into::MEMORY, TABLES + 32, (100..119).collect())]);
+}
+
+#[test]
+fn a_row_of_the_head_reads_the_state_that_its_slot_kept() {
+    let tokens: Vec<Token> = (0..40).collect();
+    let sampler = Sampler { presence_penalty: 0.5, ..Sampler::greedy() };
+    let head = row(3, &tokens, 40, vec![(39, OutputKind::Sample(&sampler)), (39, OutputKind::Top { n: 2 })]);
+    let other = row(9, &tokens[..20], 19, vec![(19, OutputKind::Full)]);
+    let rows = [&head, &other].map(StepRow::of);
+    let lists = lists(&rows, &[]);
+    let dims = lists.dims();
+    assert_eq!((dims.n_tokens, dims.n_logits_rows, dims.n_outputs), (1, 2, 3));
+    assert_eq!(lists.outputs.gather, [-4, 0]);
+    assert_eq!(lists.outputs.keeps, [-1, -1], "the head's stays, and slot 9 keeps none");
+    assert_eq!((lists.outputs.rows[0].n_history, lists.outputs.rows[0].history_end), (40, 40));
+    // Without its pages it has no history on the device.
+    let away = Row { pages: &[], ..row(3, &tokens, 40, vec![(39, OutputKind::Sample(&sampler))]) };
+    let away = self::lists(&[StepRow::of(&away)], &[]);
+    assert_eq!(away.outputs.places, [Place::Host { group_idx: 0, logits_row: 0 }]);
 }
 
 #[test]
@@ -275,10 +384,18 @@ fn what_a_step_uploads_does_not_follow_the_longest_context() {
     let n_pages: usize = rows.iter().map(|row| row.tokens.len().div_ceil(16)).sum();
     let rows: Vec<StepRow<'_>> = rows.iter().map(StepRow::of).collect();
     let mut lists = StepLists::new(&[None]);
-    lists.fill(&rows, &[], &CUTTINGS, Room { n_group_rows: 256, n_outputs: 512 });
+    let room = Room { n_group_rows: 256, n_outputs: 512, n_states: 0 };
+    let mut slots = slots();
+    lists.fill(&rows, &[], &mut slots, &CUTTINGS, room);
     let layout = Layout::of(lists.dims());
-    let mut memory = vec![0; StepLists::n_words_max(lists.dims(), 0, n_pages)];
+    let mut memory = vec![0; StepLists::n_words_max(lists.dims(), rows.len(), n_pages)];
     let written = lists.write(&layout, &mut memory);
-    let n_words_a_row = 4 + SHARE_WORDS + OUTPUT_WORDS + 1;
+    let n_words_a_row = 5 + SHARE_WORDS + OUTPUT_WORDS + 1 + EDIT_WORDS;
     assert!(written.n_words <= n_pages + 110 * n_words_a_row, "{} words", written.n_words);
+    // The next one does not follow the lengths of its contexts at all.
+    let mut rows = rows;
+    rows.iter_mut().for_each(|row| row.n_same_pages = row.pages.len());
+    lists.fill(&rows, &[], &mut slots, &CUTTINGS, room);
+    let written = lists.write(&Layout::of(lists.dims()), &mut memory);
+    assert!(written.n_words <= 110 * n_words_a_row, "{} words", written.n_words);
 }

@@ -53,8 +53,11 @@ pub struct Row<'a> {
     /// Position of the first token to compute; the KV of all earlier positions is in `pages`, or will be once the steps
     /// before this one are done.
     pub start: usize,
-    /// The context's pages in order; they cover the row. Without tokens to compute there are none.
+    /// The context's pages in order; they cover the row. Without tokens to compute, those of the tokens that are there, or
+    /// none where some are not on the device.
     pub pages: &'a [PageId],
+    /// Pages from the first on that are those of the row before this one for the slot, as far as that one had them.
+    pub n_same_pages: usize,
     /// What to return for this row.
     pub outputs: Requests<'a>,
 }

@@ -4,10 +4,10 @@ use trellis_engine::backend::Damage;
 
 use super::Steps;
 use crate::driver::Graph;
-use crate::model::{Llama, LogitsRows};
+use crate::model::{Llama, LogitsOf, LogitsRows};
 use crate::ops::logits::Stages;
 use crate::step::captured::Met;
-use crate::step::{Count, Dims, Group, Layout, LogitsOf};
+use crate::step::{Count, Dims, Group, Layout};
 use crate::{CudaError, Slice, Stream};
 
 /// What tells graphs apart.
@@ -103,11 +103,8 @@ impl Steps {
         let memory = self.memory.slice();
         let n_rows = layout.dims.n_logits_rows;
         let rows = layout.count(memory, Count::LogitsRows { group_idx: 0 }, n_rows);
-        let gather = match logits_of {
-            LogitsOf::EachToken => None,
-            LogitsOf::Some => Some(Layout::slice(memory, layout.gather, n_rows)),
-        };
-        let asked = LogitsRows { rows, gather, keeps_hidden: false };
+        let kept = self.kept(layout, 0, n_rows);
+        let asked = LogitsRows { rows, kept, logits_of, keeps_hidden: false };
         llama.logits(stream, asked, &self.activations)
     }
 

@@ -119,5 +119,5 @@ impl Steps {
 
 /// Has a row passed over, also by whoever keeps what it drew.
 pub(in crate::step) fn sit_out(row: &mut OutputRow) {
-    (row.wants, row.history_append) = (Wants::NOTHING, NOWHERE);
+    (row.wants, row.drawn_slot) = (Wants::NOTHING, NOWHERE);
 }

@@ -4,6 +4,7 @@ use super::{BlockId, PageTable, PrefixKey};
 use crate::account::Account;
 use crate::backend::PAGE_LEN;
 use crate::batch::{PageId, Token};
+use std::cell::Cell;
 use std::sync::Arc;
 
 /// A token sequence, of which the first `n_computed` tokens have their KV in `blocks`. A block past those is held for
@@ -43,6 +44,8 @@ struct Places {
     n_same: usize,
     /// Blocks in host memory among those that were looked up; their entries in the table mean nothing.
     n_away: usize,
+    /// Entries of the table from the first on that the backend was told and that have not changed since.
+    n_told: Cell<usize>,
     /// [`PageTable::n_moves`] at the time.
     n_moves: u64,
 }
@@ -52,13 +55,31 @@ impl Places {
         if self.n_moves != pages.n_moves() || self.n_away > 0 {
             (self.n_same, self.n_away, self.n_moves) = (0, 0, pages.n_moves());
         }
-        self.table.truncate(self.n_same);
-        for &block in &blocks[self.n_same..] {
+        self.table.truncate(blocks.len());
+        self.keep_told(blocks.len());
+        for (block_idx, &block) in blocks.iter().enumerate().skip(self.n_same) {
             let page = pages.page(block);
             self.n_away += usize::from(page.is_none());
-            self.table.push(page.unwrap_or(PageId(u32::MAX)));
+            let page = page.unwrap_or(PageId(u32::MAX));
+            match self.table.get_mut(block_idx) {
+                Some(entry) if *entry == page => {}
+                Some(entry) => {
+                    *entry = page;
+                    self.keep_told(block_idx);
+                }
+                None => self.table.push(page),
+            }
         }
         self.n_same = blocks.len();
+    }
+
+    fn keep_told(&self, n_blocks: usize) {
+        self.n_told.set(self.n_told.get().min(n_blocks));
+    }
+
+    /// Whether all pages of these blocks are known, and on the device.
+    fn are_there(&self, n_blocks: usize, pages: &PageTable) -> bool {
+        self.n_same >= n_blocks && self.n_away == 0 && self.n_moves == pages.n_moves()
     }
 }
 
@@ -107,15 +128,25 @@ impl Sequence {
         self.places.n_away
     }
 
-    /// The pages of the first `n_blocks` blocks, all of them on the device.
+    /// The pages of the first `n_blocks` blocks, all of them on the device, as the backend is told them now; and how many
+    /// from the first on are as it was told before.
     ///
     /// # Panics
     /// They were not located since they changed, or are not on the device.
-    pub(crate) fn page_table(&self, n_blocks: usize, pages: &PageTable) -> &[PageId] {
-        let Places { table, n_same, n_away, n_moves } = &self.places;
-        let is_known = *n_same >= n_blocks && *n_moves == pages.n_moves();
-        assert!(is_known && *n_away == 0, "pages are located, and on the device");
-        &table[..n_blocks]
+    pub(crate) fn tell_pages(&self, n_blocks: usize, pages: &PageTable) -> (&[PageId], usize) {
+        assert!(self.places.are_there(n_blocks, pages), "pages are located, and on the device");
+        let n_told = self.places.n_told.replace(n_blocks);
+        (&self.places.table[..n_blocks], n_told.min(n_blocks))
+    }
+
+    /// As [`Self::tell_pages`], of all tokens, where they were computed and their pages are on the device; else none.
+    pub(crate) fn tell_pages_there(&self, pages: &PageTable) -> (&[PageId], usize) {
+        let n_blocks = self.tokens.len().div_ceil(PAGE_LEN);
+        let is_computed = self.n_computed >= self.tokens.len();
+        match is_computed && self.places.are_there(n_blocks, pages) {
+            true => self.tell_pages(n_blocks, pages),
+            false => (&[], 0),
+        }
     }
 
     /// Adds a block for the tokens that follow.

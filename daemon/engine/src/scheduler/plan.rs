@@ -390,7 +390,7 @@ impl Scheduler {
         Ok(Placed::Row { n_tokens: end - start })
     }
 
-    /// Gives a context a row that asks the head alone. It needs no pages, and none of its tokens is computed.
+    /// Gives a context a row that asks the head alone. None of its tokens is computed, and no page is brought for it.
     pub(super) fn place_of_head(
         &mut self,
         context: &mut ContextState,
@@ -400,7 +400,14 @@ impl Scheduler {
         if context.under_way.is_some() {
             return Placed::UnderWay;
         }
-        let Some(work) = &context.work else { return Placed::Nothing };
+        if context.work.is_none() {
+            return Placed::Nothing;
+        }
+        context.kv.locate(&self.pages);
+        if plan.victims.is_some() {
+            self.pin(context);
+        }
+        let work = context.work.as_ref().expect("it has work");
         let n_tokens = context.kv.tokens.len();
         let draws = matches!(work, Work::Run(_));
         plan.rows.push(PlannedRow {
@@ -547,15 +554,17 @@ impl Scheduler {
             let context = &self.contexts[&row.id];
             let kv = &context.kv;
             let work = context.work.as_ref().expect("a planned context has work");
+            let (pages, n_same_pages) = match row.is_of_head() {
+                true => kv.tell_pages_there(&self.pages),
+                false => kv.tell_pages(row.end.div_ceil(PAGE_LEN), &self.pages),
+            };
             Row {
                 slot: context.slot,
                 tokens: &kv.tokens[..row.end.min(kv.tokens.len())],
                 input: row.input,
                 start: row.start,
-                pages: match row.is_of_head() {
-                    true => &[],
-                    false => kv.page_table(row.end.div_ceil(PAGE_LEN), &self.pages),
-                },
+                pages,
+                n_same_pages,
                 outputs: work.outputs(row.start, row.end, row.n_tokens),
             }
         }));

@@ -1,0 +1,242 @@
+//! What of contexts stays on the device between steps: their page tables, and the tokens of their pages.
+//!
+//! - Comes in: rows, each with the pages of its context and how many of them are as they were.
+//! - Goes out: where each page table begins, and edits that bring tables and tokens up to date.
+//! - Must not happen: an edit for what the device has; work that follows the length of a context whose pages stay.
+//!
+//! A table has a place for as many entries as it may soon need. Places are handed out one behind the other, and all
+//! anew when there are none left: contexts with work are then told once more, those without have gone.
+//!
+//! Every step notes the tokens that it computes beside their pages, and page copies take them along, so that edits are needed
+//! only for pages that came from elsewhere.
+
+use std::ops::Range;
+
+use trellis_engine::batch::{PageCopy, PageId};
+
+use super::row::StepRow;
+use super::words::to_words;
+use crate::ops::attention::PAGE_LEN;
+use crate::ops::edits::{EDIT_WORDS, Edit, Into, N_WORDS_MAX};
+
+/// The fewest entries that a table has room for.
+const N_ENTRIES_MIN: usize = 16;
+
+/// Words that the tokens of one page take in a step at most.
+pub(super) const PAGE_EDIT_WORDS: usize = EDIT_WORDS + PAGE_LEN;
+
+/// Which parts of tables and tokens the device has.
+#[derive(Debug)]
+pub(crate) struct Slots {
+    /// First word of the tables, in the memory of steps.
+    start: usize,
+    /// Words of all tables.
+    n_words: usize,
+    /// Words that were handed out, from the start on.
+    n_used: usize,
+    /// Entries of the longest table.
+    n_entries_max: usize,
+    tables: Vec<Table>, // by slot
+    /// A bit for each page: whether its tokens are beside it, as far as they have been computed.
+    known: Vec<u64>,
+    /// How often pages have lost their bit.
+    n_lost: u64,
+}
+
+/// The page table of a slot.
+#[derive(Clone, Debug, Default)]
+struct Table {
+    /// First word.
+    start: usize,
+    /// Words; none without a place.
+    capacity: usize,
+    /// Entries from the first on that the device has.
+    n_entries: usize,
+    /// Pages that have their tokens beside them, if no page has lost them since.
+    known: Range<usize>,
+    /// [`Slots::n_lost`] at the time.
+    n_lost: u64,
+}
+
+/// There is no place left for a table.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct TablesFull;
+
+/// Edits of one step; kept from step to step for their memory.
+#[derive(Debug, Default)]
+pub(super) struct EditList {
+    edits: Vec<Edit>,
+    words: Vec<u32>,
+}
+
+impl Slots {
+    /// For tables in so many words from word `start` on of the memory of steps. They have room for the longest tables of a
+    /// whole step.
+    pub(crate) fn new(start: usize, n_words: usize, n_entries_max: usize, n_pages: usize) -> Self {
+        let known = vec![0; n_pages.div_ceil(64)];
+        Self { start, n_words, n_used: 0, n_entries_max, tables: Vec::new(), known, n_lost: 0 }
+    }
+
+    /// Words of the tables of steps of so many rows.
+    pub(crate) fn n_words(n_rows_max: usize, n_entries_max: usize) -> usize {
+        n_rows_max * n_entries_max.max(N_ENTRIES_MIN)
+    }
+
+    /// Forgets all that the device has: nobody knows any more.
+    pub(crate) fn forget(&mut self) {
+        self.forget_tables();
+        self.known.fill(0);
+        self.n_lost += 1;
+    }
+
+    /// Gives back the places of all tables.
+    pub(super) fn forget_tables(&mut self) {
+        self.tables.clear();
+        self.n_used = 0;
+    }
+
+    /// Notes that pages come from elsewhere, without their tokens.
+    pub(crate) fn lose_tokens(&mut self, pages: impl Iterator<Item = PageId>) {
+        for page in pages {
+            self.known[page.0 as usize / 64] &= !(1 << (page.0 % 64));
+            self.n_lost += 1;
+        }
+    }
+
+    /// Takes in the page copies of a step, which are made before everything else.
+    pub(super) fn copy(&mut self, copies: &[PageCopy]) {
+        for &PageCopy { src, dst } in copies {
+            match self.knows(src) {
+                true => self.note_known(dst),
+                false => self.lose_tokens(std::iter::once(dst)),
+            }
+        }
+    }
+
+    /// Takes in a row with pages: gives its table a place, and brings it up to date; returns where it begins.
+    ///
+    /// # Errors
+    /// There is no place left; nothing has changed then.
+    pub(super) fn place(&mut self, row: &StepRow<'_>, edits: &mut EditList) -> Result<usize, TablesFull> {
+        let n_entries = row.end().div_ceil(PAGE_LEN);
+        let slot = row.slot.0 as usize;
+        if slot >= self.tables.len() {
+            self.tables.resize(slot + 1, Table::default());
+        }
+        let table = &mut self.tables[slot];
+        let n_same = row.n_same_pages.min(table.n_entries);
+        if table.capacity < n_entries {
+            let capacity =
+                n_entries.next_power_of_two().clamp(N_ENTRIES_MIN, self.n_entries_max.max(N_ENTRIES_MIN));
+            if self.n_used + capacity > self.n_words {
+                return Err(TablesFull);
+            }
+            *table = Table { start: self.start + self.n_used, capacity, ..Table::default() };
+            self.n_used += capacity;
+        } else {
+            table.n_entries = n_same;
+            table.known.end = table.known.end.min(n_same);
+        }
+        let told = &row.pages[table.n_entries.min(n_entries)..n_entries];
+        let ids = told.iter().map(|page| page.0);
+        edits.push(Into::MEMORY, table.start + table.n_entries, ids);
+        table.n_entries = table.n_entries.max(n_entries);
+        let start = table.start;
+        // What is written from its beginning is known in full.
+        let first_whole = row.start.div_ceil(PAGE_LEN);
+        for &page in &row.pages[first_whole.min(n_entries)..n_entries] {
+            self.note_known(page);
+        }
+        Ok(start)
+    }
+
+    /// Words that bringing the last `n_tokens` tokens before `end` beside their pages takes.
+    pub(super) fn n_token_words(&self, row: &StepRow<'_>, n_tokens: usize, end: usize) -> usize {
+        PAGE_EDIT_WORDS * self.unknown(row, n_tokens, end).count()
+    }
+
+    /// Brings those tokens beside the pages of a row that has a table.
+    pub(super) fn bring_tokens(
+        &mut self,
+        row: &StepRow<'_>,
+        n_tokens: usize,
+        end: usize,
+        edits: &mut EditList,
+    ) {
+        let missing: Vec<usize> = self.unknown(row, n_tokens, end).collect();
+        for page_idx in missing {
+            let (page, start) = (row.pages[page_idx], page_idx * PAGE_LEN);
+            edits.push(
+                Into::PAGE_TOKENS,
+                page.0 as usize * PAGE_LEN,
+                row.known_tokens(start, start + PAGE_LEN),
+            );
+            self.note_known(page);
+        }
+        let table = &mut self.tables[row.slot.0 as usize];
+        let looked_at = (end - n_tokens) / PAGE_LEN..end.div_ceil(PAGE_LEN);
+        table.known = match table.n_lost == self.n_lost && table.known.contains(&looked_at.start) {
+            true => table.known.start..table.known.end.max(looked_at.end),
+            false => looked_at,
+        };
+        table.n_lost = self.n_lost;
+    }
+
+    /// Which pages of a row lack tokens among those.
+    fn unknown<'a>(
+        &'a self,
+        row: &'a StepRow<'_>,
+        n_tokens: usize,
+        end: usize,
+    ) -> impl Iterator<Item = usize> + 'a {
+        let first = (end - n_tokens) / PAGE_LEN;
+        let table = self.tables.get(row.slot.0 as usize).filter(|table| table.n_lost == self.n_lost);
+        let known = table.map(|table| table.known.clone()).filter(|known| known.contains(&first));
+        let first = known.map_or(first, |known| known.end.min(row.n_same_pages).max(first));
+        (first..end.div_ceil(PAGE_LEN)).filter(move |&page_idx| {
+            let is_written = page_idx * PAGE_LEN >= row.start;
+            !is_written && row.pages.get(page_idx).is_some_and(|&page| !self.knows(page))
+        })
+    }
+
+    fn knows(&self, page: PageId) -> bool {
+        self.known[page.0 as usize / 64] >> (page.0 % 64) & 1 == 1
+    }
+
+    fn note_known(&mut self, page: PageId) {
+        self.known[page.0 as usize / 64] |= 1 << (page.0 % 64);
+    }
+}
+
+impl EditList {
+    pub(super) fn clear(&mut self) {
+        self.edits.clear();
+        self.words.clear();
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.edits.len()
+    }
+
+    /// Has `words` written from word `to` on.
+    fn push(&mut self, into: Into, to: usize, words: impl Iterator<Item = u32>) {
+        let first = self.words.len();
+        self.words.extend(words);
+        for start in (first..self.words.len()).step_by(N_WORDS_MAX) {
+            let n_words = (self.words.len() - start).min(N_WORDS_MAX) as u32;
+            self.edits.push(Edit { from: start as u32, to: (to + start - first) as u32, n_words, into });
+        }
+    }
+
+    /// The edits and behind them what they write, where the first lies at word `start` of the memory of steps.
+    pub(super) fn finish(&mut self, start: usize) -> [&[u32]; 2] {
+        let words = start + self.edits.len() * EDIT_WORDS;
+        self.edits.iter_mut().for_each(|edit| edit.from += words as u32);
+        [to_words(&self.edits), &self.words]
+    }
+
+    /// Words that both take at most, in steps whose tables have so many entries in all.
+    pub(super) fn n_words_max(n_rows: usize, n_entries: usize) -> usize {
+        n_entries + EDIT_WORDS * (n_rows + n_entries.div_ceil(N_WORDS_MAX))
+    }
+}
