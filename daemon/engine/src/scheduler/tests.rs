@@ -508,7 +508,7 @@ fn random_operations_give_what_a_model_without_pages_gives() {
         (0, 0, 0, 0, 0);
     let mut n_jobs = joint::Seen::default();
     let (mut n_verified, mut n_rows_of_head, mut n_moved_within) = (0, 0, 0);
-    let (mut n_masks_late, mut n_sat_out) = (0, 0);
+    let (mut n_masks_late, mut n_sat_out, mut n_heads_with_pages, mut n_told_again) = (0, 0, 0, 0);
     for seed in 0..150 {
         let mut world = World::new(seed);
         for _ in 0..600 {
@@ -525,6 +525,8 @@ fn random_operations_give_what_a_model_without_pages_gives() {
         n_verified += world.n_verified;
         n_moved_within += world.n_moved_within;
         n_rows_of_head += world.backend.n_rows_of_head;
+        n_heads_with_pages += world.backend.n_heads_with_pages;
+        n_told_again += world.backend.n_told_again;
         n_masks_late += world.n_masks_late;
         n_jobs.add(&world.n_jobs);
         n_drawn_rows += world.backend.n_drawn_rows;
@@ -540,6 +542,8 @@ fn random_operations_give_what_a_model_without_pages_gives() {
     assert!(n_answers > 5_000 && n_tokens > 5_000, "{n_answers} answers, {n_tokens} tokens");
     assert!(n_moved_within > 300, "{n_moved_within} pages moved within the device");
     assert!(n_verified > 500 && n_rows_of_head > 300, "{n_verified} {n_rows_of_head}");
+    assert!(n_heads_with_pages > 300 && n_heads_with_pages < n_rows_of_head, "{n_heads_with_pages}");
+    assert!(n_told_again < 10_000, "{n_told_again} pages were told again as they were");
     assert!(n_over_budget > 500 && n_faults > 100, "{n_over_budget} {n_faults}");
     assert!(n_drawn_rows > 3_000 && n_on_new_pages > 100, "{n_drawn_rows} {n_on_new_pages}");
     assert!(n_in_vain > 300, "{n_in_vain} rows in vain");

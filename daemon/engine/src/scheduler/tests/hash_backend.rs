@@ -3,7 +3,9 @@
 use crate::backend::PAGE_LEN;
 use std::collections::HashMap;
 
-use crate::batch::{Batch, Candidate, Input, LateMask, Output, OutputFault, OutputKind, Row, SlotId, Token};
+use crate::batch::{
+    Batch, Candidate, Input, LateMask, Output, OutputFault, OutputKind, PageId, Row, SlotId, Token,
+};
 use crate::sampling::TokenMask;
 use crate::scheduler::Move;
 
@@ -52,10 +54,16 @@ pub(super) struct HashBackend {
     drawn: HashMap<SlotId, Token>,
     /// The hash of all tokens up to the one that each slot was asked about last.
     states: HashMap<SlotId, u64>,
+    /// The pages that each slot was told last.
+    tables: HashMap<SlotId, Vec<PageId>>,
     /// Late draws of the step that was run last.
     late: Vec<LateDraw>,
     /// Rows without tokens.
     pub(super) n_rows_of_head: usize,
+    /// And those of them that came with their pages.
+    pub(super) n_heads_with_pages: usize,
+    /// Pages that were told again, though the backend had them.
+    pub(super) n_told_again: usize,
     /// Rows whose token only the backend knew, and those of them that began a page.
     pub(super) n_drawn_rows: usize,
     pub(super) n_drawn_rows_on_new_pages: usize,
@@ -80,8 +88,11 @@ impl HashBackend {
             host_pages: pages(n_host_pages),
             drawn: HashMap::new(),
             states: HashMap::new(),
+            tables: HashMap::new(),
             late: Vec::new(),
             n_rows_of_head: 0,
+            n_heads_with_pages: 0,
+            n_told_again: 0,
             n_drawn_rows: 0,
             n_drawn_rows_on_new_pages: 0,
         }
@@ -119,7 +130,12 @@ impl HashBackend {
         let mut outputs = Vec::new();
         for (row_idx, (row, tokens)) in batch.rows.iter().zip(&tokens).enumerate() {
             self.note_late(row_idx, row, tokens, outputs.len());
+            self.take_table(row);
             if row.start == row.end() {
+                if !row.pages.is_empty() {
+                    self.check_pages(row, tokens);
+                    self.n_heads_with_pages += 1;
+                }
                 assert_eq!(self.states.get(&row.slot), Some(&hash(tokens)), "the state of the last token");
                 self.n_rows_of_head += 1;
                 let prefix = hash(tokens);
@@ -128,12 +144,7 @@ impl HashBackend {
                 continue;
             }
             assert_eq!(row.pages.len(), row.end().div_ceil(PAGE_LEN), "a page for each token and no more");
-            let mut prefix = 0;
-            for (position, &token) in tokens.iter().enumerate() {
-                prefix = extend_hash(prefix, token);
-                let stored = self.pages[row.pages[position / PAGE_LEN].0 as usize][position % PAGE_LEN];
-                assert_eq!(stored, prefix, "KV of position {position}");
-            }
+            self.check_pages(row, tokens);
             for request in &row.outputs {
                 assert!((row.start..row.end()).contains(&request.position));
                 let prefix = hash(&tokens[..=request.position]);
@@ -144,6 +155,34 @@ impl HashBackend {
             }
         }
         outputs
+    }
+
+    fn check_pages(&self, row: &Row<'_>, tokens: &[Token]) {
+        let mut prefix = 0;
+        for (position, &token) in tokens.iter().enumerate() {
+            prefix = extend_hash(prefix, token);
+            let stored = self.pages[row.pages[position / PAGE_LEN].0 as usize][position % PAGE_LEN];
+            assert_eq!(stored, prefix, "KV of position {position}");
+        }
+    }
+
+    /// Brings a slot's page table up to date, from what is said to have changed alone.
+    fn take_table(&mut self, row: &Row<'_>) {
+        if row.pages.is_empty() {
+            return;
+        }
+        let table = self.tables.entry(row.slot).or_default();
+        let n_same = row.n_same_pages.min(table.len());
+        assert_eq!(table[..n_same], row.pages[..n_same], "pages that are as they were");
+        self.n_told_again +=
+            table.iter().zip(row.pages).skip(n_same).filter(|(had, told)| had == told).count();
+        table.truncate(row.n_same_pages);
+        table.extend_from_slice(&row.pages[table.len().min(row.pages.len())..]);
+    }
+
+    /// A step has failed: what was told of pages may not have come.
+    fn forget_tables(&mut self) {
+        self.tables.clear();
     }
 
     fn output(&mut self, slot: SlotId, prefix: u64, kind: &OutputKind<'_>) -> Output {
@@ -198,6 +237,7 @@ impl HashBackend {
     /// The step that waits for masks has failed.
     pub(super) fn forget_late(&mut self) {
         self.late.clear();
+        self.forget_tables();
     }
 
     /// Makes the late draws whose masks have come.
@@ -239,6 +279,7 @@ impl HashBackend {
 
     /// Fails a step after so many of its moves: nobody knows what is in the pages that it would have written.
     pub(super) fn fail(&mut self, moves: &[Move], n_moved: usize, batch: &Batch<'_>) {
+        self.forget_tables();
         self.make(&moves[..n_moved]);
         for planned in &moves[n_moved..] {
             match *planned {
