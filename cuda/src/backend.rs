@@ -255,4 +255,6 @@ mod late_tests;
 #[cfg(test)]
 mod resize_tests;
 #[cfg(test)]
+mod slot_tests;
+#[cfg(test)]
 mod tests;

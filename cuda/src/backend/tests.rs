@@ -50,7 +50,7 @@ pub(super) fn load_on(card: &Card, model: &Model, dtype: Dtype) -> CudaBackend {
     CudaBackend::load(card, model, &options, &|_, _| {}).expect("the model loads")
 }
 
-fn cpu(model: &Model) -> CpuBackend {
+pub(super) fn cpu(model: &Model) -> CpuBackend {
     let options = CpuOptions {
         n_pages: N_PAGES,
         n_host_pages: 16,
@@ -272,7 +272,7 @@ fn sixteen_bits_agree_with_the_cpu() {
     }
 }
 
-fn assert_same(found: &Output, expected: &Output, about: &str) {
+pub(super) fn assert_same(found: &Output, expected: &Output, about: &str) {
     let close = |a: f32, b: f32| (a - b).abs() <= 1e-3 || a == b;
     let same = |a: &Candidate, b: &Candidate| a.token == b.token && close(a.logprob, b.logprob);
     let is_same = match (found, expected) {

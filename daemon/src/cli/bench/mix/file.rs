@@ -26,6 +26,7 @@ pub(super) struct Mix {
     /// Settings of the engine; the daemon's own where absent.
     pub(super) step_rows: Option<usize>,
     pub(super) step_tokens: Option<usize>,
+    pub(super) latency_multiple: Option<f64>,
     pub(super) loads: Vec<Load>,
     pub(super) phases: Vec<Phase>,
 }
@@ -51,10 +52,11 @@ impl Mix {
         let measure = file.seconds("measure_s")?.unwrap_or(MEASURE);
         let n_windows = file.count("windows", 1..=1000)?.unwrap_or(N_WINDOWS);
         let (alone, together) = (file.flag("alone")?, file.flag("together")?);
-        let (mut step_rows, mut step_tokens) = (None, None);
+        let (mut step_rows, mut step_tokens, mut latency_multiple) = (None, None, None);
         if let Some(mut engine) = file.table("engine")? {
             step_rows = engine.count("step_rows", 1..=4096)?;
             step_tokens = engine.count("step_tokens", 2..=1 << 20)?;
+            latency_multiple = engine.number("latency_multiple")?;
             engine.finish()?;
         }
         if let (Some(step_rows), Some(step_tokens)) = (step_rows, step_tokens)
@@ -75,7 +77,17 @@ impl Mix {
                 phases.into_iter().map(|phase| read_phase(phase, &loads)).collect::<Result<_, _>>()?
             }
         };
-        Ok(Self { about, warm_up, measure, n_windows, step_rows, step_tokens, loads, phases })
+        Ok(Self {
+            about,
+            warm_up,
+            measure,
+            n_windows,
+            step_rows,
+            step_tokens,
+            latency_multiple,
+            loads,
+            phases,
+        })
     }
 
     /// Contexts that decode at once, at most.

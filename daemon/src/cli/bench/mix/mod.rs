@@ -154,6 +154,9 @@ fn config(args: &BenchArgs, mix: &Mix) -> Config {
         // The smaller of what the devices take by themselves leaves no room for prompts beside many rows.
         (n_rows >= Sizes::CPU.n_step_tokens).then(|| Sizes::CUDA.n_step_tokens.max(2 * n_rows))
     });
+    if let Some(multiple) = mix.latency_multiple {
+        config.latency_multiple = multiple;
+    }
     let n_guests = u32::try_from(mix.n_guests()).unwrap_or(u32::MAX).saturating_add(1);
     config.limits.n_guests = config.limits.n_guests.max(n_guests);
     config.limits.n_guests_per_user = config.limits.n_guests_per_user.max(n_guests);
