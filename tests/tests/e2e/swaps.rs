@@ -40,6 +40,7 @@ impl Contexts {
             tokens: &self.tokens[context][..end],
             start,
             pages: &self.pages[context][..end.div_ceil(PAGE_LEN)],
+            n_same_pages: 0,
             outputs,
             input: Input::Known,
         }
