@@ -10,7 +10,7 @@ use trellis_engine::sampling::Sampler;
 
 use super::tests::{root, row, tokens};
 use super::*;
-use crate::testing::{Random, gpu};
+use crate::testing::{Random, gpu_alone};
 
 const N_CONTEXTS: usize = 8;
 const N_PROMPT: usize = 128;
@@ -86,8 +86,7 @@ impl<'a> Stream<'a> {
 #[test]
 #[ignore = "measures"]
 fn a_model_loads_and_goes_beside_one_that_decodes() {
-    let Some(test) = gpu() else { return };
-    drop(test);
+    let Some(_) = gpu_alone() else { return };
     let caches = tempfile::tempdir().expect("a folder");
     let card = Card::open(0, Some(caches.path())).expect("a card");
     let tokenizer = std::fs::read(root().join("daemon/models/tiny/tokenizer.json")).expect("a tokenizer");

@@ -5,7 +5,7 @@ use trellis_engine::batch::{OutputKind, OutputRequest, Token};
 use trellis_engine::model::{Dtype, Model};
 use trellis_engine::sampling::Sampler;
 
-use super::tests::{bundled, card, random_models, tokens};
+use super::tests::{bundled, card, card_alone, random_models, tokens};
 use super::*;
 use crate::testing::Random;
 
@@ -99,7 +99,7 @@ fn undisturbed(backend: &mut CudaBackend, vocab_size: usize) -> Vec<Vec<Token>> 
 
 #[test]
 fn contexts_go_on_while_pages_move_and_memory_comes_and_goes() {
-    let Some(card) = card() else { return };
+    let Some(card) = card_alone() else { return };
     let model = random_models().remove(0);
     let vocab_size = model.config.vocab_size;
     // A granule is 128 pages of 48 KiB.
@@ -150,7 +150,7 @@ fn contexts_go_on_while_pages_move_and_memory_comes_and_goes() {
 
 #[test]
 fn pages_that_cannot_be_had_are_refused_and_decoding_goes_on() {
-    let Some(card) = card() else { return };
+    let Some(card) = card_alone() else { return };
     let model = random_models().remove(0);
     let total = card.gpu().total_bytes();
     let page_bytes = CudaBackend::page_bytes(&model.config, Dtype::F32) as usize;
@@ -170,7 +170,7 @@ fn pages_that_cannot_be_had_are_refused_and_decoding_goes_on() {
 
 #[test]
 fn a_model_that_comes_and_goes_leaves_nothing_behind() {
-    let Some(card) = card() else { return };
+    let Some(card) = card_alone() else { return };
     let gpu = card.gpu();
     let free_bytes = || gpu.free_bytes().expect("the driver answers");
     let models = [bundled("tiny"), random_models().remove(0)];

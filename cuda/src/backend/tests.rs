@@ -13,7 +13,7 @@ use trellis_engine::model::{
 use trellis_engine::sampling::{Sampler, TokenMask};
 
 use super::*;
-use crate::testing::{Random, gpu};
+use crate::testing::{Random, gpu, gpu_alone};
 
 const N_PAGES: usize = 640;
 const N_TOKENS_MAX: usize = 512;
@@ -32,9 +32,18 @@ pub(super) fn bundled(name: &str) -> Model {
 
 /// A card with what earlier runs compiled; `None`, with a line that says so, without one.
 pub(super) fn card() -> Option<Card> {
-    let test = gpu()?;
-    drop(test);
-    Some(Card::open(0, Some(&std::env::temp_dir().join("trellis-cuda-tests"))).expect("a card"))
+    gpu()?;
+    Some(open_card())
+}
+
+/// As [`card`], while no other test has it.
+pub(super) fn card_alone() -> Option<Card> {
+    gpu_alone()?;
+    Some(open_card())
+}
+
+fn open_card() -> Card {
+    Card::open(0, Some(&std::env::temp_dir().join("trellis-cuda-tests"))).expect("a card")
 }
 
 pub(super) fn load_on(card: &Card, model: &Model, dtype: Dtype) -> CudaBackend {

@@ -6,7 +6,7 @@ use cudarc::driver::sys::CUresult;
 
 use super::*;
 use crate::driver::faults::{self, Lasts};
-use crate::testing::{Random, gpu};
+use crate::testing::{Random, gpu_alone};
 
 const MIB: usize = 1 << 20;
 
@@ -162,7 +162,7 @@ fn numbers(n_bytes: usize, seed: u32) -> Vec<u32> {
 
 #[test]
 fn memory_comes_and_goes_and_what_stays_keeps_its_contents() {
-    let Some(test) = gpu() else { return };
+    let Some(test) = gpu_alone() else { return };
     let round = || {
         let mut reserved = test.gpu.reserve("a test", N_BYTES, GRANULE).expect("addresses");
         // What the driver notes mappings in may stay with the addresses.
@@ -207,7 +207,7 @@ fn memory_comes_and_goes_and_what_stays_keeps_its_contents() {
 
 #[test]
 fn too_much_is_refused_with_the_numbers_and_changes_nothing() {
-    let Some(test) = gpu() else { return };
+    let Some(test) = gpu_alone() else { return };
     let n_bytes = 2 * test.gpu.total_bytes();
     let mut reserved = test.gpu.reserve("a test", n_bytes, 64 * MIB).expect("addresses cost nothing");
     reserved.resize(64 * MIB).expect("memory");
@@ -235,7 +235,7 @@ fn too_much_is_refused_with_the_numbers_and_changes_nothing() {
 
 #[test]
 fn any_call_may_fail_and_nothing_has_changed() {
-    let Some(test) = gpu() else { return };
+    let Some(test) = gpu_alone() else { return };
     let mut reserved = test.gpu.reserve("a test", N_BYTES, GRANULE).expect("addresses");
     reserved.resize(GRANULE).expect("memory");
     faults::clear();

@@ -85,6 +85,7 @@ fn check(mut backend: CpuBackend, n_contexts: usize) {
             tokens: &contexts[c][..ends[c]],
             start: done[c],
             pages: &pages[c],
+            n_same_pages: 0,
             outputs: Requests::from_iter([OutputRequest { position: ends[c] - 1, kind: OutputKind::Full }]),
             input: Input::Known,
         });
@@ -136,6 +137,7 @@ fn fork_by_page_copy() {
         tokens,
         start: prefix.len(),
         pages,
+        n_same_pages: 0,
         outputs: Requests::from_iter([OutputRequest { position: tokens.len() - 1, kind: OutputKind::Full }]),
         input: Input::Known,
     };

@@ -43,6 +43,7 @@ pub(crate) fn row<'a>(
         tokens,
         start,
         pages: consecutive(first_page, n_pages(tokens.len())),
+        n_same_pages: 0,
         outputs: outputs.into_iter().map(|(position, kind)| OutputRequest { position, kind }).collect(),
         input: Input::Known,
     }
