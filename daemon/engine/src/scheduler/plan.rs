@@ -549,7 +549,7 @@ impl Scheduler {
             let work = context.work.as_ref().expect("a planned context has work");
             Row {
                 slot: context.slot,
-                tokens: &kv.tokens[..row.end.min(kv.tokens.len())],
+                tokens: kv.view(&self.pages).first(row.end.min(kv.tokens.len())),
                 input: row.input,
                 start: row.start,
                 pages: match row.is_of_head() {

@@ -1,0 +1,251 @@
+//! Where the tokens of an engine's contexts lie, and the keys of their pages.
+//!
+//! They lie in segments of a fixed length. Contexts that began as one hold the same segments as far as nobody has written
+//! to them since: a fork counts holders and copies nothing. Who writes into a segment that others hold takes a copy of it
+//! first. Memory of segments is used again.
+
+use super::PrefixKey;
+use crate::backend::PAGE_LEN;
+use crate::batch::{Token, Tokens};
+
+/// Segments that nobody holds and that are kept for others, whatever else there is.
+const N_SPARE_MIN: usize = 1024;
+
+/// A segment, while anybody holds it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct SegmentId(u32);
+
+/// The tokens of some pages, and the key of each page that is full as far as any holder has computed it: it follows from
+/// the tokens, so that it is the same for all holders whose tokens reach that far.
+#[derive(Clone, Debug, Default)]
+struct Segment {
+    tokens: Box<[Token]>,
+    keys: Box<[PrefixKey]>,
+}
+
+/// All segments of one model.
+#[derive(Debug)]
+pub(crate) struct TokenStore {
+    /// Tokens in one segment; whole pages.
+    n_segment_tokens: usize,
+    /// Without memory where nobody has needed it yet, or not for long.
+    segments: Vec<Segment>,
+    n_holders: Vec<u32>,
+    /// Segments that nobody holds and that have memory.
+    spare: Vec<SegmentId>,
+    /// Segments without memory.
+    bare: Vec<SegmentId>,
+}
+
+/// The tokens of one context. An owner: it has to be emptied before it is dropped.
+#[derive(Debug, Default)]
+pub(crate) struct TokenList {
+    segments: Vec<SegmentId>, // n_tokens over the length of a segment, rounded up
+    n_tokens: usize,
+}
+
+impl TokenStore {
+    /// # Panics
+    /// A segment is not of whole pages.
+    pub(crate) fn new(n_segment_tokens: usize) -> Self {
+        assert!(
+            n_segment_tokens > 0 && n_segment_tokens.is_multiple_of(PAGE_LEN),
+            "segments are of whole pages"
+        );
+        Self {
+            n_segment_tokens,
+            segments: Vec::new(),
+            n_holders: Vec::new(),
+            spare: Vec::new(),
+            bare: Vec::new(),
+        }
+    }
+
+    /// What lies in the segment of a position, from the position on.
+    pub(crate) fn piece(&self, segments: &[SegmentId], start: usize) -> &[Token] {
+        let (idx, offset) = (start / self.n_segment_tokens, start % self.n_segment_tokens);
+        &self.segments[segments[idx].0 as usize].tokens[offset..]
+    }
+
+    fn take(&mut self) -> SegmentId {
+        let id = self.spare.pop().unwrap_or_else(|| {
+            let id = self.bare.pop().unwrap_or_else(|| {
+                self.segments.push(Segment::default());
+                self.n_holders.push(0);
+                SegmentId(u32::try_from(self.segments.len() - 1).expect("segment counts fit 32 bits"))
+            });
+            self.segments[id.0 as usize] = Segment {
+                tokens: vec![0; self.n_segment_tokens].into(),
+                keys: vec![PrefixKey::default(); self.n_segment_tokens / PAGE_LEN].into(),
+            };
+            id
+        });
+        self.n_holders[id.0 as usize] = 1;
+        id
+    }
+
+    fn release(&mut self, id: SegmentId) {
+        let n_holders = &mut self.n_holders[id.0 as usize];
+        *n_holders -= 1;
+        if *n_holders > 0 {
+            return;
+        }
+        // As many are kept as are in use: who comes and goes finds memory, and what a rush left behind goes.
+        let n_used = self.segments.len() - self.spare.len() - self.bare.len();
+        if self.spare.len() < N_SPARE_MIN.max(n_used) {
+            self.spare.push(id);
+        } else {
+            self.segments[id.0 as usize] = Segment::default();
+            self.bare.push(id);
+        }
+    }
+
+    fn segment_mut(&mut self, id: SegmentId) -> &mut Segment {
+        &mut self.segments[id.0 as usize]
+    }
+
+    /// The segment of a holder's own in this one's place, with the first `n_tokens` tokens and their keys.
+    fn own(&mut self, id: &mut SegmentId, n_tokens: usize) {
+        if self.n_holders[id.0 as usize] == 1 {
+            return;
+        }
+        let shared = std::mem::replace(id, self.take());
+        let [from, to] =
+            self.segments.get_disjoint_mut([shared.0 as usize, id.0 as usize]).expect("they are two");
+        to.tokens[..n_tokens].copy_from_slice(&from.tokens[..n_tokens]);
+        let n_pages = n_tokens / PAGE_LEN;
+        to.keys[..n_pages].copy_from_slice(&from.keys[..n_pages]);
+        self.release(shared);
+    }
+
+    /// Checks that these lists are all that there are.
+    #[cfg(test)]
+    pub(crate) fn check<'a>(&self, lists: impl Iterator<Item = &'a TokenList>) {
+        let mut n_holders = vec![0; self.segments.len()];
+        for list in lists {
+            assert_eq!(list.segments.len(), list.n_tokens.div_ceil(self.n_segment_tokens));
+            list.segments.iter().for_each(|id| n_holders[id.0 as usize] += 1);
+        }
+        for &id in self.spare.iter().chain(&self.bare) {
+            assert_eq!(self.n_holders[id.0 as usize], 0, "{id:?} is held and is not");
+        }
+        assert_eq!(n_holders, self.n_holders);
+        let n_unheld = n_holders.iter().filter(|&&n| n == 0).count();
+        assert_eq!(n_unheld, self.spare.len() + self.bare.len());
+    }
+
+    /// Segments that more than one list holds.
+    #[cfg(test)]
+    pub(crate) fn n_shared(&self) -> usize {
+        self.n_holders.iter().filter(|&&n| n > 1).count()
+    }
+}
+
+impl TokenList {
+    pub(crate) fn len(&self) -> usize {
+        self.n_tokens
+    }
+
+    /// The same tokens, for another context.
+    pub(crate) fn fork(&self, store: &mut TokenStore) -> Self {
+        for id in &self.segments {
+            store.n_holders[id.0 as usize] += 1;
+        }
+        Self { segments: self.segments.clone(), n_tokens: self.n_tokens }
+    }
+
+    /// All of them.
+    pub(crate) fn view<'a>(&'a self, store: &'a TokenStore) -> Tokens<'a> {
+        Tokens::stored(store, &self.segments, self.n_tokens)
+    }
+
+    pub(crate) fn push(&mut self, token: Token, store: &mut TokenStore) {
+        self.extend(&[token], store);
+    }
+
+    pub(crate) fn extend(&mut self, mut tokens: &[Token], store: &mut TokenStore) {
+        while !tokens.is_empty() {
+            let offset = self.n_tokens % store.n_segment_tokens;
+            match self.segments.last_mut() {
+                Some(last) if offset > 0 => store.own(last, offset),
+                _ => {
+                    let next = store.take();
+                    self.segments.push(next);
+                }
+            }
+            let last = *self.segments.last().expect("there is one by now");
+            let n = tokens.len().min(store.n_segment_tokens - offset);
+            let (first, rest) = tokens.split_at(n);
+            store.segment_mut(last).tokens[offset..offset + n].copy_from_slice(first);
+            self.n_tokens += n;
+            tokens = rest;
+        }
+    }
+
+    /// Keeps the first `n_tokens`, if there are more.
+    pub(crate) fn truncate(&mut self, n_tokens: usize, store: &mut TokenStore) {
+        self.n_tokens = self.n_tokens.min(n_tokens);
+        let n_segments = self.n_tokens.div_ceil(store.n_segment_tokens);
+        self.segments.drain(n_segments..).for_each(|id| store.release(id));
+    }
+
+    /// The tokens of one page, all of which are there.
+    pub(crate) fn page<'a>(&self, page_idx: usize, store: &'a TokenStore) -> &'a [Token] {
+        let start = page_idx * PAGE_LEN;
+        assert!(start + PAGE_LEN <= self.n_tokens, "page {page_idx} of {} tokens", self.n_tokens);
+        &store.piece(&self.segments, start)[..PAGE_LEN]
+    }
+
+    /// The key of a page that was noted for it.
+    pub(crate) fn key(&self, page_idx: usize, store: &TokenStore) -> PrefixKey {
+        let n_segment_pages = store.n_segment_tokens / PAGE_LEN;
+        let id = self.segments[page_idx / n_segment_pages];
+        store.segments[id.0 as usize].keys[page_idx % n_segment_pages]
+    }
+
+    /// Notes the key of a page. Whoever else holds the segment, and has these tokens, has the same key for them.
+    pub(crate) fn note_key(&mut self, page_idx: usize, key: PrefixKey, store: &mut TokenStore) {
+        let n_segment_pages = store.n_segment_tokens / PAGE_LEN;
+        let id = self.segments[page_idx / n_segment_pages];
+        store.segment_mut(id).keys[page_idx % n_segment_pages] = key;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_fork_shares_what_nobody_writes_to() {
+        let mut store = TokenStore::new(32);
+        let all: Vec<Token> = (0..100).collect();
+        let mut parent = TokenList::default();
+        parent.extend(&all, &mut store);
+        let mut child = parent.fork(&mut store);
+        assert_eq!(store.n_shared(), 4);
+        child.truncate(40, &mut store);
+        child.push(1000, &mut store);
+        parent.push(2000, &mut store);
+        assert_eq!(store.n_shared(), 1, "each has written into what they shared");
+        let expected: Vec<Token> = (0..40).chain([1000]).collect();
+        assert_eq!(child.view(&store).to_vec(), expected);
+        assert_eq!(parent.view(&store).to_vec(), (0..100).chain([2000]).collect::<Vec<_>>());
+        store.check([&parent, &child].into_iter());
+        parent.truncate(0, &mut store);
+        child.truncate(0, &mut store);
+        store.check([&parent, &child].into_iter());
+        assert_eq!(store.spare.len(), store.segments.len(), "their memory is there for others");
+    }
+
+    #[test]
+    fn memory_that_nobody_needs_for_long_goes() {
+        let mut store = TokenStore::new(16);
+        let mut list = TokenList::default();
+        list.extend(&vec![7; 16 * 3 * N_SPARE_MIN], &mut store);
+        list.truncate(0, &mut store);
+        assert!(store.spare.len() < 2 * N_SPARE_MIN, "{}", store.spare.len());
+        list.extend(&vec![7; 16 * 3 * N_SPARE_MIN], &mut store);
+        store.check([&list].into_iter());
+        assert_eq!(store.segments.len(), 3 * N_SPARE_MIN);
+    }
+}
