@@ -2,6 +2,8 @@
 //! Everything else sends it messages.
 
 mod core;
+#[cfg(test)]
+mod costs;
 mod gone;
 mod resident;
 mod thread;
