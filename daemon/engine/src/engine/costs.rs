@@ -10,12 +10,13 @@
 //! them, the plan of the next step, and what the device is told. What the wakers do is not in it, since they only note
 //! that they were called; nor what the device does, nor the guests.
 
+mod allocations;
 mod device;
 mod house;
 
 use std::time::{Duration, Instant};
 
-use self::house::House;
+use self::house::{Ends, House};
 
 const N_STEPS: usize = 400;
 const N_FORKS: usize = 101;
@@ -42,6 +43,42 @@ fn of_steps() {
             println!("{n_under_way} under way, {n_rows} rows of {n_tokens}: {:.1} µs a step", median(times));
         }
     }
+}
+
+/// In the measured region is all that [`House::step`] times: commands, taking in, giving back, waking, plan, submission.
+/// Not in it are the guests, what the device's own calls allocate (its lists of outputs are laid out before), and what
+/// lets go of memory. A first round of all runs goes before, in which lists grow to what they need.
+#[test]
+fn a_steady_state_asks_for_no_memory() {
+    const N_ROWS: usize = 48;
+    for n_under_way in [1, 2] {
+        let mut house = House::new(N_ROWS, N_ROWS * 4_000, n_under_way);
+        for idx in 0..N_ROWS {
+            let context = house.context(idx, 500 + 20 * idx);
+            // In each step some runs end, some begin, some contexts cross into a new page and some go back to where they
+            // were.
+            let ends = Ends { n_tokens: 24, n_runs: 4, n_first: 1 + idx % 24 };
+            house.pull(context, Some(ends));
+        }
+        (0..300).for_each(|_| drop(house.step()));
+        let n_allocations: Vec<u64> = (0..1_000).map(|_| house.step().n_allocations).collect();
+        assert!(n_allocations.iter().all(|&n| n == 0), "{n_under_way} under way: {n_allocations:?}");
+    }
+}
+
+/// As above, of contexts that grow all the time: there is memory for the tokens of all pages, and lists have room for 4,096
+/// tokens. A longer context asks for memory when it has become twice as long.
+#[test]
+fn contexts_that_grow_ask_for_no_memory() {
+    const N_ROWS: usize = 48;
+    let mut house = House::new(N_ROWS, N_ROWS * 4_000, 1);
+    for idx in 0..N_ROWS {
+        let context = house.context(idx, 1_000 + idx);
+        house.pull(context, None);
+    }
+    (0..100).for_each(|_| drop(house.step()));
+    let n_allocations: Vec<u64> = (0..1_000).map(|_| house.step().n_allocations).collect();
+    assert!(n_allocations.iter().all(|&n| n == 0), "{n_allocations:?}");
 }
 
 /// Walks over more memory than the caches next to a core hold, as others on a machine do.

@@ -63,15 +63,16 @@ impl PageTable {
     pub(crate) fn new(n_pages: usize, n_host_pages: usize, lengths: SegmentLengths) -> Self {
         let ids = |n: usize| 0..u32::try_from(n).expect("page counts fit 32 bits");
         Self {
-            tokens: TokenStore::new(lengths.n_tokens),
+            tokens: TokenStore::new(lengths.n_tokens, n_pages),
             bundles: Bundles::new(lengths.n_bundle_blocks),
-            blocks: Vec::new(),
-            free_blocks: Vec::new(),
+            // As many as there can be: none of these lists has to grow in the middle of a step.
+            blocks: Vec::with_capacity(n_pages + n_host_pages),
+            free_blocks: Vec::with_capacity(n_pages + n_host_pages),
             free_pages: ids(n_pages).rev().map(PageId).collect(),
             free_host_pages: ids(n_host_pages).rev().map(HostPageId).collect(),
             n_pages,
             n_host_pages,
-            by_key: HashMap::new(),
+            by_key: HashMap::with_capacity(n_pages + n_host_pages),
             idle: BTreeMap::new(),
             clock: 0,
             freed_later: Vec::new(),
@@ -83,7 +84,7 @@ impl PageTable {
     /// The plan of a step is done: what was pinned for it may move from now on.
     pub(crate) fn unpin_all(&mut self) {
         self.plan += 1;
-        for page in std::mem::take(&mut self.freed_later) {
+        while let Some(page) = self.freed_later.pop() {
             self.give_page(page);
         }
     }

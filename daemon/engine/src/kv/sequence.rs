@@ -1,7 +1,7 @@
 //! The tokens of one context and the blocks that hold their KV.
 
 use super::bundles::BundleId;
-use super::tokens::TokenList;
+use super::tokens::{TokenList, push_with_room};
 use super::{BlockId, PageTable, PrefixKey};
 use crate::account::Account;
 use crate::backend::PAGE_LEN;
@@ -74,14 +74,14 @@ impl Places {
         for &block in &blocks[self.n_same..] {
             let page = pages.page(block);
             self.n_away += usize::from(page.is_none());
-            self.table.push(page.unwrap_or(PageId(u32::MAX)));
+            push_with_room(&mut self.table, page.unwrap_or(PageId(u32::MAX)), N_MORE);
         }
         self.n_same = blocks.len();
     }
 }
 
-/// Blocks that a list has room for beyond those that it is made of.
-const N_MORE: usize = 32;
+/// Blocks that a list has room for at first, or beyond those that it is made of: a few thousand tokens.
+const N_MORE: usize = 256;
 
 impl Sequence {
     pub(crate) fn new(root: PrefixKey, account: Arc<Account>) -> Self {
@@ -205,7 +205,7 @@ impl Sequence {
 
     /// Adds a block for the tokens that follow.
     pub(crate) fn push_block(&mut self, block: BlockId) {
-        self.blocks.push(block);
+        push_with_room(&mut self.blocks, block, N_MORE);
     }
 
     /// Puts another block in a block's place; the caller lets go of the one that is returned.
@@ -342,7 +342,7 @@ impl Sequence {
         while self.n_computed + PAGE_LEN <= end && self.blocks.len() * PAGE_LEN == self.n_computed {
             let key = self.next_key(pages);
             let Some(block) = pages.adopt(&key, &self.account) else { break };
-            self.blocks.push(block);
+            push_with_room(&mut self.blocks, block, N_MORE);
             self.note_key(key, pages);
             self.n_computed += PAGE_LEN;
         }

@@ -8,8 +8,11 @@ use super::PrefixKey;
 use crate::backend::PAGE_LEN;
 use crate::batch::{Token, Tokens};
 
-/// Segments that nobody holds and that are kept for others, whatever else there is.
-const N_SPARE_MIN: usize = 1024;
+/// The most segments whose memory is laid out at the start: a million tokens.
+const N_LAID_OUT_MAX: usize = 4096;
+
+/// Segments that a list has room for at first.
+const N_LISTED_MIN: usize = 16;
 
 /// A segment, while anybody holds it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -35,6 +38,8 @@ pub(crate) struct TokenStore {
     spare: Vec<SegmentId>,
     /// Segments without memory.
     bare: Vec<SegmentId>,
+    /// Segments that had memory from the start: as many are kept for others, whatever else there is.
+    n_laid_out: usize,
 }
 
 /// The tokens of one context. An owner: it has to be emptied before it is dropped.
@@ -44,20 +49,34 @@ pub(crate) struct TokenList {
     n_tokens: usize,
 }
 
+impl Segment {
+    fn new(n_tokens: usize) -> Self {
+        Self {
+            tokens: vec![0; n_tokens].into(),
+            keys: vec![PrefixKey::default(); n_tokens / PAGE_LEN].into(),
+        }
+    }
+}
+
 impl TokenStore {
+    /// With memory for the tokens of so many pages, up to a bound: decoding then takes it from there.
+    ///
     /// # Panics
     /// A segment is not of whole pages.
-    pub(crate) fn new(n_segment_tokens: usize) -> Self {
+    pub(crate) fn new(n_segment_tokens: usize, n_pages: usize) -> Self {
         assert!(
             n_segment_tokens > 0 && n_segment_tokens.is_multiple_of(PAGE_LEN),
             "segments are of whole pages"
         );
+        let n_laid_out = (n_pages * PAGE_LEN / n_segment_tokens).min(N_LAID_OUT_MAX);
+        let ids = 0..n_laid_out as u32;
         Self {
             n_segment_tokens,
-            segments: Vec::new(),
-            n_holders: Vec::new(),
-            spare: Vec::new(),
+            segments: ids.clone().map(|_| Segment::new(n_segment_tokens)).collect(),
+            n_holders: vec![0; n_laid_out],
+            spare: ids.rev().map(SegmentId).collect(),
             bare: Vec::new(),
+            n_laid_out,
         }
     }
 
@@ -74,10 +93,7 @@ impl TokenStore {
                 self.n_holders.push(0);
                 SegmentId(u32::try_from(self.segments.len() - 1).expect("segment counts fit 32 bits"))
             });
-            self.segments[id.0 as usize] = Segment {
-                tokens: vec![0; self.n_segment_tokens].into(),
-                keys: vec![PrefixKey::default(); self.n_segment_tokens / PAGE_LEN].into(),
-            };
+            self.segments[id.0 as usize] = Segment::new(self.n_segment_tokens);
             id
         });
         self.n_holders[id.0 as usize] = 1;
@@ -92,7 +108,7 @@ impl TokenStore {
         }
         // As many are kept as are in use: who comes and goes finds memory, and what a rush left behind goes.
         let n_used = self.segments.len() - self.spare.len() - self.bare.len();
-        if self.spare.len() < N_SPARE_MIN.max(n_used) {
+        if self.spare.len() < self.n_laid_out.max(n_used) {
             self.spare.push(id);
         } else {
             self.segments[id.0 as usize] = Segment::default();
@@ -170,7 +186,7 @@ impl TokenList {
                 Some(last) if offset > 0 => store.own(last, offset),
                 _ => {
                     let next = store.take();
-                    self.segments.push(next);
+                    push_with_room(&mut self.segments, next, N_LISTED_MIN);
                 }
             }
             let last = *self.segments.last().expect("there is one by now");
@@ -211,13 +227,22 @@ impl TokenList {
     }
 }
 
+/// Appends to a list that has room for a few items from the first on, and for as many again when it grows: so that what
+/// is decoded seldom asks for memory.
+pub(super) fn push_with_room<T>(list: &mut Vec<T>, item: T, n_min: usize) {
+    if list.len() == list.capacity() {
+        list.reserve_exact(n_min.max(list.len()));
+    }
+    list.push(item);
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn a_fork_shares_what_nobody_writes_to() {
-        let mut store = TokenStore::new(32);
+        let mut store = TokenStore::new(32, 20);
         let all: Vec<Token> = (0..100).collect();
         let mut parent = TokenList::default();
         parent.extend(&all, &mut store);
@@ -239,13 +264,14 @@ mod tests {
 
     #[test]
     fn memory_that_nobody_needs_for_long_goes() {
-        let mut store = TokenStore::new(16);
+        let mut store = TokenStore::new(16, 10);
         let mut list = TokenList::default();
-        list.extend(&vec![7; 16 * 3 * N_SPARE_MIN], &mut store);
+        assert_eq!(store.spare.len(), 10);
+        list.extend(&[7; 16 * 100], &mut store);
         list.truncate(0, &mut store);
-        assert!(store.spare.len() < 2 * N_SPARE_MIN, "{}", store.spare.len());
-        list.extend(&vec![7; 16 * 3 * N_SPARE_MIN], &mut store);
+        assert!((10..60).contains(&store.spare.len()), "{}", store.spare.len());
+        list.extend(&[7; 16 * 100], &mut store);
         store.check([&list].into_iter());
-        assert_eq!(store.segments.len(), 3 * N_SPARE_MIN);
+        assert_eq!(store.segments.len(), 100);
     }
 }

@@ -1,15 +1,35 @@
 //! A device that computes nothing and allocates nothing in a steady state.
 
 use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use crate::backend::{Backend, BackendError, Collected, Limits, WeightsInfo};
 use crate::batch::{Batch, Candidate, HostPageId, LateMask, Output, PageId, Token};
 use crate::model::Dtype;
 
+/// Lists for the outputs of steps, which the engine keeps. Whoever measures the engine fills this up meanwhile.
+#[derive(Clone, Default)]
+pub(super) struct Stock(Arc<Mutex<Vec<Vec<Output>>>>);
+
+impl Stock {
+    /// Sees to it that there are lists for the next steps, of so many rows.
+    pub(super) fn fill(&self, n_rows: usize) {
+        let mut lists = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        while lists.len() < 4 {
+            lists.push(Vec::with_capacity(n_rows));
+        }
+    }
+
+    fn take(&self) -> Vec<Output> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).pop().unwrap_or_default()
+    }
+}
+
 /// Answers at once.
 pub(super) struct Device {
     pub(super) limits: Limits,
+    pub(super) stock: Stock,
     /// The outputs of the steps under way.
     pub(super) under_way: VecDeque<Vec<Output>>,
 }
@@ -28,7 +48,7 @@ impl Backend for Device {
     }
 
     fn submit(&mut self, batch: &Batch<'_>) -> Result<(), BackendError> {
-        let mut outputs = Vec::with_capacity(batch.rows.len());
+        let mut outputs = self.stock.take();
         for row in &batch.rows {
             for request in &row.outputs {
                 let token = request.position as Token % 100;

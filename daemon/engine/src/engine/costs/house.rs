@@ -8,7 +8,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context as TaskContext, Poll, Wake, Waker};
 use std::time::{Duration, Instant};
 
-use super::device::Device;
+use super::allocations;
+use super::device::{Device, Stock};
 use crate::account::{Account, ActorId, Budget, GuestId, Owner, SessionId};
 use crate::backend::{Limits, PAGE_LEN};
 use crate::batch::Token;
@@ -65,6 +66,8 @@ struct Guest {
 pub(super) struct Step {
     /// What the engine's thread was busy for.
     pub(super) time: Duration,
+    /// How often it asked for memory.
+    pub(super) n_allocations: u64,
 }
 
 pub(super) struct House {
@@ -74,7 +77,8 @@ pub(super) struct House {
     model: ModelHandle,
     guests: Vec<Guest>,
     user: Arc<Account>,
-    n_under_way: usize,
+    stock: Stock,
+    n_rows: usize,
     // The engine has failed once nobody can hear of it.
     _state: tokio::sync::watch::Sender<crate::handle::EngineState>,
 }
@@ -99,7 +103,8 @@ impl House {
         };
         let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../models/tiny");
         let model = Model::open("tiny", &ModelSource::Folder(folder)).expect("the bundled model opens");
-        let device = Device { limits, under_way: VecDeque::new() };
+        let stock = Stock::default();
+        let device = Device { limits, stock: stock.clone(), under_way: VecDeque::with_capacity(4) };
         let (link, Served { messages, state, desk }) = Link::new(Port::Direct);
         let model = ModelHandle::new(link.clone(), ModelId::default(), Arc::new(model), &device);
         let settings =
@@ -113,7 +118,8 @@ impl House {
             model,
             guests: Vec::new(),
             user: Account::new("user", Budget::UNLIMITED, None),
-            n_under_way,
+            stock,
+            n_rows,
             _state: state,
         };
         house.idle_turn();
@@ -169,15 +175,18 @@ impl House {
     /// One step of all guests' contexts: from the end of one to when the device has the next, or the next but one.
     pub(super) fn step(&mut self) -> Step {
         self.let_guests();
-        let begun = Instant::now();
-        if self.core.is_under_way() {
-            self.core.wait();
-            assert_eq!(self.turn(), Next::Turn);
-        }
-        assert_eq!(self.turn(), Next::Device);
-        let time = begun.elapsed();
-        assert!(self.n_under_way > 0);
-        Step { time }
+        self.stock.fill(self.n_rows);
+        let mut time = Duration::ZERO;
+        let n_allocations = allocations::count(|| {
+            let begun = Instant::now();
+            if self.core.is_under_way() {
+                self.core.wait();
+                assert_eq!(self.turn(), Next::Turn);
+            }
+            assert_eq!(self.turn(), Next::Device);
+            time = begun.elapsed();
+        });
+        Step { time, n_allocations }
     }
 }
 
