@@ -29,8 +29,8 @@ struct Segment {
 /// All segments of one model.
 #[derive(Debug)]
 pub(crate) struct TokenStore {
-    /// Tokens in one segment; whole pages.
-    n_segment_tokens: usize,
+    /// Tokens in one segment: whole pages, and a power of two. They are looked up for every token.
+    n_segment_bits: u32,
     /// Without memory where nobody has needed it yet, or not for long.
     segments: Vec<Segment>,
     n_holders: Vec<u32>,
@@ -62,16 +62,14 @@ impl TokenStore {
     /// With memory for the tokens of so many pages, up to a bound: decoding then takes it from there.
     ///
     /// # Panics
-    /// A segment is not of whole pages.
+    /// A segment is not of whole pages, or not as long as a power of two.
     pub(crate) fn new(n_segment_tokens: usize, n_pages: usize) -> Self {
-        assert!(
-            n_segment_tokens > 0 && n_segment_tokens.is_multiple_of(PAGE_LEN),
-            "segments are of whole pages"
-        );
+        let is_fit = n_segment_tokens.is_power_of_two() && n_segment_tokens.is_multiple_of(PAGE_LEN);
+        assert!(is_fit, "segments of {n_segment_tokens} tokens");
         let n_laid_out = (n_pages * PAGE_LEN / n_segment_tokens).min(N_LAID_OUT_MAX);
         let ids = 0..n_laid_out as u32;
         Self {
-            n_segment_tokens,
+            n_segment_bits: n_segment_tokens.ilog2(),
             segments: ids.clone().map(|_| Segment::new(n_segment_tokens)).collect(),
             n_holders: vec![0; n_laid_out],
             spare: ids.rev().map(SegmentId).collect(),
@@ -80,9 +78,18 @@ impl TokenStore {
         }
     }
 
+    fn n_segment_tokens(&self) -> usize {
+        1 << self.n_segment_bits
+    }
+
+    /// The segment of a position, among those of a list, and where in it that is.
+    fn place_of(&self, position: usize) -> (usize, usize) {
+        (position >> self.n_segment_bits, position & (self.n_segment_tokens() - 1))
+    }
+
     /// What lies in the segment of a position, from the position on.
     pub(crate) fn piece(&self, segments: &[SegmentId], start: usize) -> &[Token] {
-        let (idx, offset) = (start / self.n_segment_tokens, start % self.n_segment_tokens);
+        let (idx, offset) = self.place_of(start);
         &self.segments[segments[idx].0 as usize].tokens[offset..]
     }
 
@@ -93,7 +100,7 @@ impl TokenStore {
                 self.n_holders.push(0);
                 SegmentId(u32::try_from(self.segments.len() - 1).expect("segment counts fit 32 bits"))
             });
-            self.segments[id.0 as usize] = Segment::new(self.n_segment_tokens);
+            self.segments[id.0 as usize] = Segment::new(self.n_segment_tokens());
             id
         });
         self.n_holders[id.0 as usize] = 1;
@@ -139,7 +146,7 @@ impl TokenStore {
     pub(crate) fn check<'a>(&self, lists: impl Iterator<Item = &'a TokenList>) {
         let mut n_holders = vec![0; self.segments.len()];
         for list in lists {
-            assert_eq!(list.segments.len(), list.n_tokens.div_ceil(self.n_segment_tokens));
+            assert_eq!(list.segments.len(), list.n_tokens.div_ceil(self.n_segment_tokens()));
             list.segments.iter().for_each(|id| n_holders[id.0 as usize] += 1);
         }
         for &id in self.spare.iter().chain(&self.bare) {
@@ -181,7 +188,7 @@ impl TokenList {
 
     pub(crate) fn extend(&mut self, mut tokens: &[Token], store: &mut TokenStore) {
         while !tokens.is_empty() {
-            let offset = self.n_tokens % store.n_segment_tokens;
+            let (_, offset) = store.place_of(self.n_tokens);
             match self.segments.last_mut() {
                 Some(last) if offset > 0 => store.own(last, offset),
                 _ => {
@@ -190,7 +197,7 @@ impl TokenList {
                 }
             }
             let last = *self.segments.last().expect("there is one by now");
-            let n = tokens.len().min(store.n_segment_tokens - offset);
+            let n = tokens.len().min(store.n_segment_tokens() - offset);
             let (first, rest) = tokens.split_at(n);
             store.segment_mut(last).tokens[offset..offset + n].copy_from_slice(first);
             self.n_tokens += n;
@@ -201,7 +208,8 @@ impl TokenList {
     /// Keeps the first `n_tokens`, if there are more.
     pub(crate) fn truncate(&mut self, n_tokens: usize, store: &mut TokenStore) {
         self.n_tokens = self.n_tokens.min(n_tokens);
-        let n_segments = self.n_tokens.div_ceil(store.n_segment_tokens);
+        let (n_full, n_over) = store.place_of(self.n_tokens);
+        let n_segments = n_full + usize::from(n_over > 0);
         self.segments.drain(n_segments..).for_each(|id| store.release(id));
     }
 
@@ -214,16 +222,14 @@ impl TokenList {
 
     /// The key of a page that was noted for it.
     pub(crate) fn key(&self, page_idx: usize, store: &TokenStore) -> PrefixKey {
-        let n_segment_pages = store.n_segment_tokens / PAGE_LEN;
-        let id = self.segments[page_idx / n_segment_pages];
-        store.segments[id.0 as usize].keys[page_idx % n_segment_pages]
+        let (idx, offset) = store.place_of(page_idx * PAGE_LEN);
+        store.segments[self.segments[idx].0 as usize].keys[offset / PAGE_LEN]
     }
 
     /// Notes the key of a page. Whoever else holds the segment, and has these tokens, has the same key for them.
     pub(crate) fn note_key(&mut self, page_idx: usize, key: PrefixKey, store: &mut TokenStore) {
-        let n_segment_pages = store.n_segment_tokens / PAGE_LEN;
-        let id = self.segments[page_idx / n_segment_pages];
-        store.segment_mut(id).keys[page_idx % n_segment_pages] = key;
+        let (idx, offset) = store.place_of(page_idx * PAGE_LEN);
+        store.segment_mut(self.segments[idx]).keys[offset / PAGE_LEN] = key;
     }
 }
 
