@@ -71,7 +71,7 @@ impl Talk {
         }
         Row {
             slot: self.slot,
-            tokens: &self.tokens,
+            tokens: (&self.tokens).into(),
             start: self.n_computed,
             pages: &self.pages[..=self.tokens.len() / PAGE_LEN],
             n_same_pages: 0,

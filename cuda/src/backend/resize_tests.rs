@@ -53,7 +53,7 @@ impl Talks {
             let position = tokens.len() - 1;
             Row {
                 slot: SlotId(idx as u32),
-                tokens,
+                tokens: tokens.into(),
                 start: *n_computed,
                 pages: &pages[..=tokens.len() / PAGE_LEN],
                 n_same_pages: 0,

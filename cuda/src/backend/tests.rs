@@ -159,7 +159,7 @@ pub(super) fn row<'a>(
     let n_pages = tokens.len() / PAGE_LEN + 1;
     Row {
         slot: SlotId(slot),
-        tokens,
+        tokens: tokens.into(),
         start,
         pages: consecutive(first_page, n_pages),
         n_same_pages: 0,

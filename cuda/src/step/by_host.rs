@@ -1,22 +1,23 @@
 //! What no kernel works out.
 
-use trellis_engine::batch::{Output, OutputKind};
-use trellis_engine::sampling::{Distribution, Scratch, sample, sample_under};
+use trellis_engine::batch::{Output, OutputKind, Token, Tokens};
+use trellis_engine::sampling::{Distribution, Sampler, Scratch, sample, sample_under};
 
 /// What the definition says of a row of logits.
 pub(super) fn output_of(
     kind: &OutputKind<'_>,
     logits: &[f32],
-    history: &[u32],
+    history: Tokens<'_>,
     scratch: &mut Scratch,
 ) -> Output {
     let output = match kind {
         OutputKind::Sample(sampler) => {
-            sample(logits, history, history.len() as u64, sampler, scratch).map(Output::Sampled)
+            let (history, position) = (penalized(sampler, history), history.len() as u64);
+            sample(logits, &history, position, sampler, scratch).map(Output::Sampled)
         }
         OutputKind::Masked { sampler, mask: Some(mask) } => {
-            let position = history.len() as u64;
-            sample_under(Some(mask), logits, history, position, sampler, scratch).map(Output::Sampled)
+            let (history, position) = (penalized(sampler, history), history.len() as u64);
+            sample_under(Some(mask), logits, &history, position, sampler, scratch).map(Output::Sampled)
         }
         OutputKind::Masked { mask: None, .. } => Ok(Output::SatOut),
         OutputKind::Top { n } => Distribution::new(logits).map(|distribution| Output::Top {
@@ -29,4 +30,10 @@ pub(super) fn output_of(
         _ => Distribution::new(logits).map(|distribution| Output::Full(distribution.logprobs())),
     };
     output.unwrap_or_else(Output::Failed)
+}
+
+/// The tokens that the penalties of a draw look at.
+fn penalized(sampler: &Sampler, history: Tokens<'_>) -> Vec<Token> {
+    let n_tokens = history.len();
+    history.copy_of(n_tokens - sampler.n_penalized(n_tokens)..n_tokens)
 }

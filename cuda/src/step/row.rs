@@ -1,13 +1,13 @@
 //! Rows of a step. The last token of a row may be one that only the device knows.
 
-use trellis_engine::batch::{Input, OutputKind, OutputRequest, PageId, Row, SlotId, Token};
+use trellis_engine::batch::{Input, OutputKind, OutputRequest, PageId, Row, SlotId, Token, Tokens};
 
 /// Consecutive tokens of one context.
 #[derive(Clone, Debug)]
 pub(crate) struct StepRow<'a> {
     pub(crate) slot: SlotId,
     /// Tokens of the context that the host knows.
-    known: &'a [Token],
+    known: Tokens<'a>,
     /// Whether one more token follows them: the one that the step before this one draws for the slot.
     has_drawn: bool,
     /// Position of the first token to compute.
@@ -43,7 +43,7 @@ impl<'a> StepRow<'a> {
 
     /// A row of a batch, where every token has become known.
     pub(crate) fn known(row: &'a Row<'_>, tokens: &'a [Token]) -> Self {
-        Self { known: tokens, has_drawn: false, ..Self::of(row) }
+        Self { known: tokens.into(), has_drawn: false, ..Self::of(row) }
     }
 
     /// Whether its last token is one that only the device knows.
@@ -63,14 +63,15 @@ impl<'a> StepRow<'a> {
 
     /// The tokens `start..end` as the device reads them: a negative one names the slot that holds it.
     pub(crate) fn words(&self, start: usize, end: usize) -> impl Iterator<Item = i32> + use<'a> {
-        let known = &self.known[start.min(self.known.len())..end.min(self.known.len())];
-        let drawn = (end > self.known.len()).then_some(-1 - self.slot.0 as i32);
-        known.iter().map(|&token| token as i32).chain(drawn)
+        let n_known = self.known.len();
+        let drawn = (end > n_known).then_some(-1 - self.slot.0 as i32);
+        let known = self.known.iter_range(start.min(n_known)..end.min(n_known));
+        known.map(|token| token as i32).chain(drawn)
     }
 
     /// The tokens `start..end` as far as the host knows them.
     pub(crate) fn known_tokens(&self, start: usize, end: usize) -> impl Iterator<Item = Token> + use<'a> {
-        self.known[start.min(self.known.len())..end.min(self.known.len())].iter().copied()
+        self.known.iter_range(start.min(self.known.len())..end.min(self.known.len()))
     }
 
     /// Whether it computes nothing and asks about the state that was kept for its slot.
@@ -79,7 +80,7 @@ impl<'a> StepRow<'a> {
     }
 
     /// The tokens before `end` where the host knows them all.
-    pub(crate) fn known_before(&self, end: usize) -> Option<&'a [Token]> {
-        self.known.get(..end)
+    pub(crate) fn known_before(&self, end: usize) -> Option<Tokens<'a>> {
+        (end <= self.known.len()).then(|| self.known.first(end))
     }
 }

@@ -37,7 +37,7 @@ fn consecutive(first: usize, n: usize) -> &'static [PageId] {
 fn row<'a>(slot: u32, tokens: &'a [Token], start: usize, outputs: Vec<(usize, OutputKind<'a>)>) -> Row<'a> {
     Row {
         slot: SlotId(slot),
-        tokens,
+        tokens: tokens.into(),
         start,
         pages: consecutive(100 * slot as usize, tokens.len() / 16 + 1),
         n_same_pages: 0,
@@ -180,7 +180,7 @@ fn a_row_names_the_token_that_only_the_device_knows() {
     let after = StepRow::of(&drawn);
     assert_eq!((after.start, after.end(), after.n_tokens()), (17, 18, 1));
     assert_eq!(after.words(15, 18).collect::<Vec<_>>(), [25, 26, -4]);
-    assert_eq!(after.known_before(18), None);
+    assert!(after.known_before(18).is_none());
     let mut lists = lists(std::slice::from_ref(&after), &[]);
     assert!(lists.can_be_captured());
     assert_eq!(lists.logits_of(), LogitsOf::EachToken);

@@ -1,6 +1,10 @@
 //! One step's work for a backend, packed: rows of different lengths, never padded.
 
+mod tokens;
+
 use std::sync::Arc;
+
+pub use tokens::Tokens;
 
 use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
@@ -47,7 +51,7 @@ pub struct Row<'a> {
     /// The context.
     pub slot: SlotId,
     /// Tokens of the context from the first on, as far as they are known and this row goes.
-    pub tokens: &'a [Token],
+    pub tokens: Tokens<'a>,
     /// Where the row ends.
     pub input: Input,
     /// Position of the first token to compute; the KV of all earlier positions is in `pages`, or will be once the steps

@@ -1,6 +1,7 @@
 //! What the engine gives back, as data.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::cell::RefCell;
+use std::rc::Rc;
 
 use serde::{Deserialize, Serialize};
 
@@ -61,17 +62,17 @@ pub(crate) enum Done {
 /// What is to be given back after this turn, in the order in which it came about. Its memory is reused. All that the
 /// scheduler works on holds it; it does not leave the engine's side.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Outbox(Arc<Mutex<Vec<Completion>>>);
+pub(crate) struct Outbox(Rc<RefCell<Vec<Completion>>>);
 
 impl Outbox {
     pub(crate) fn push(&self, completion: Completion) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).push(completion);
+        self.0.borrow_mut().push(completion);
     }
 
     /// Takes all of it into an empty list, and keeps the memory of that.
     pub(crate) fn take(&self, into: &mut Vec<Completion>) {
         debug_assert!(into.is_empty(), "what is in the list would be given back twice");
-        std::mem::swap(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner), into);
+        std::mem::swap(&mut *self.0.borrow_mut(), into);
     }
 
     /// Where the answer to this operation goes.

@@ -1,11 +1,13 @@
 //! The caller's side of a context.
 
+mod history;
 mod together;
 
 use std::sync::Arc;
 
+use self::history::History;
 use crate::account::{Owner, Resource};
-use crate::batch::{Candidate, Token};
+use crate::batch::{Candidate, Token, Tokens};
 use crate::command::{Answer, Ask, ContextId, Edit, Guess, Operation, RunSettings};
 use crate::completion::Done;
 use crate::error::EngineError;
@@ -26,7 +28,7 @@ pub struct Context {
     id: ContextId,
     engine: ModelHandle,
     caller: Arc<Caller>,
-    tokens: Vec<Token>,
+    tokens: History,
     footprint: Footprint,
     /// The engine has `tokens[..n_synced]`, and past them at most what a run decoded ahead.
     n_synced: usize,
@@ -93,7 +95,7 @@ impl Context {
     /// The owner's budget of contexts is used up, or the engine has failed or stopped.
     pub async fn create(engine: &ModelHandle, owner: Owner) -> Result<Self, EngineError> {
         engine.check_open()?;
-        let context = Self::charged(engine, engine.caller(&owner)?, Vec::new())?;
+        let context = Self::charged(engine, engine.caller(&owner)?, History::default())?;
         engine
             .post(&context.caller, Operation::Create { id: context.id, caller: context.caller.id() })
             .await?;
@@ -106,7 +108,7 @@ impl Context {
     /// Nothing is saved under the name, a budget is used up, or the engine has failed or stopped.
     pub async fn open(engine: &ModelHandle, owner: Owner, name: &str) -> Result<Self, EngineError> {
         engine.check_open()?;
-        let mut context = Self::charged(engine, engine.caller(&owner)?, Vec::new())?;
+        let mut context = Self::charged(engine, engine.caller(&owner)?, History::default())?;
         let place = context.caller.stand();
         let (id, caller, tag) = (context.id, context.caller.id(), place.tag());
         engine.post(&context.caller, Operation::Open { id, caller, name: name.to_owned(), tag }).await?;
@@ -116,12 +118,12 @@ impl Context {
             None => return Err(engine.ended()),
         };
         context.footprint.set(tokens.len())?;
-        context.tokens = tokens;
+        context.tokens = tokens.into();
         context.n_synced = context.tokens.len();
         Ok(context)
     }
 
-    fn charged(engine: &ModelHandle, caller: Arc<Caller>, tokens: Vec<Token>) -> Result<Self, EngineError> {
+    fn charged(engine: &ModelHandle, caller: Arc<Caller>, tokens: History) -> Result<Self, EngineError> {
         let account = &caller.owner().account;
         let footprint = Footprint::new(account, tokens.len())?;
         account.charge(Resource::Contexts, 1)?;
@@ -137,8 +139,8 @@ impl Context {
 
     /// The tokens.
     #[must_use]
-    pub fn tokens(&self) -> &[Token] {
-        &self.tokens
+    pub fn tokens(&self) -> Tokens<'_> {
+        self.tokens.view()
     }
 
     /// The most tokens.
@@ -158,7 +160,7 @@ impl Context {
         }
         let room = self.room_to_stop_run().await?;
         self.footprint.set(self.tokens.len() + tokens.len())?;
-        self.tokens.extend_from_slice(tokens);
+        self.tokens.append(tokens);
         self.stop_run(room)
     }
 
@@ -219,7 +221,7 @@ impl Context {
     /// The owner's budget of contexts is used up, or the engine has failed or stopped.
     pub async fn fork(&mut self) -> Result<Self, EngineError> {
         let room = self.engine.room(&self.caller).await?;
-        let child = Self::charged(&self.engine, self.caller.clone(), self.tokens.clone())?;
+        let child = Self::charged(&self.engine, self.caller.clone(), self.tokens.fork())?;
         let edit = self.take_edit();
         self.engine.post_into(room, Operation::Fork { id: self.id, edit, child: child.id })?;
         Ok(child)
@@ -390,7 +392,7 @@ impl Context {
     fn take_edit(&mut self) -> Edit {
         // Every edit ends the engine's run.
         let n_pulled = self.end_run();
-        let appended = self.tokens[self.n_synced..].to_vec();
+        let appended = self.tokens().copy_of(self.n_synced..self.tokens.len());
         let n_kept = std::mem::replace(&mut self.n_synced, self.tokens.len());
         Edit { n_kept, appended, n_pulled }
     }

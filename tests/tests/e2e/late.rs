@@ -46,7 +46,7 @@ async fn one_by_one(engine: &ModelHandle, prompt: &[Token], seed: u64, n: usize)
     let mut context = context(engine, 99, prompt).await;
     let mut drawn = Vec::new();
     for _ in 0..n {
-        let mask = Some(mask_after(context.tokens(), vocab_size));
+        let mask = Some(mask_after(&context.tokens().to_vec(), vocab_size));
         let sampler = Arc::new(Sampler { mask, ..Sampler::clone(&sampler(seed)) });
         let answer = context.ask(Ask::Sample(sampler)).await.expect("posted").answer().await;
         let Ok(Answer::Sampled(Candidate { token, logprob })) = answer else { panic!("{answer:?}") };

@@ -143,7 +143,7 @@ impl<'a> Guest<'a> {
                     let pulled = context.pull(key, settings(&sampler, Ahead::Adaptive)).await;
                     assert!(matches!(pulled.expect("pulled"), Pull::Token(_)));
                 }
-                let mut guess = context.tokens()[n_base..].to_vec();
+                let mut guess = context.tokens().copy_of(n_base..context.tokens().len());
                 context.truncate(n_base).await.expect("it is longer");
                 let n_right = self.random.below(guess.len() + 1);
                 guess[n_right..].fill(19);

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use trellis_engine::backend::{Backend, PAGE_LEN};
 use trellis_engine::batch::{
-    Batch, HostPageId, Input, Output, OutputKind, OutputRequest, PageId, Row, SlotId,
+    Batch, HostPageId, Input, Output, OutputKind, OutputRequest, PageId, Row, SlotId, Tokens,
 };
 use trellis_engine::model::{Dtype, ModelConfig};
 use trellis_tests::device::{CardAlone, card_alone};
@@ -37,7 +37,7 @@ impl Contexts {
         let outputs = kind.into_iter().map(|kind| OutputRequest { position: end - 1, kind }).collect();
         Row {
             slot: SlotId(context as u32),
-            tokens: &self.tokens[context][..end],
+            tokens: Tokens::from(&self.tokens[context][..end]),
             start,
             pages: &self.pages[context][..end.div_ceil(PAGE_LEN)],
             n_same_pages: 0,

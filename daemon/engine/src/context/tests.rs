@@ -190,7 +190,7 @@ fn who_gives_up_waiting_for_room_has_told_the_engine_nothing_and_noted_nothing()
                 told.extend(edit.appended);
             }
         }
-        assert_eq!(told, context.tokens(), "{given_up}");
+        assert_eq!(told, context.tokens().to_vec(), "{given_up}");
         assert_eq!(told, [1, 2, 3], "{given_up}");
     }
 }

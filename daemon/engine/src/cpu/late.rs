@@ -13,7 +13,9 @@ pub(super) struct LateDraw {
     /// Its place among the outputs of the step.
     pub(super) output_idx: usize,
     pub(super) logits: Vec<f32>, // [vocab_size]
+    /// As far as the penalties look at it.
     pub(super) history: Vec<Token>,
+    pub(super) position: u64,
     pub(super) sampler: Arc<Sampler>,
     pub(super) mask: Option<TokenMask>,
 }
@@ -31,9 +33,9 @@ pub(super) fn draw(draws: Vec<LateDraw>, outputs: &mut [Output]) {
     let drawn: Vec<(usize, Output)> = draws
         .par_iter()
         .map_init(Scratch::default, |scratch, draw| {
-            let LateDraw { output_idx, logits, history, sampler, mask, .. } = draw;
+            let LateDraw { output_idx, logits, history, position, sampler, mask, .. } = draw;
             let mask = mask.as_ref()?;
-            let drawn = sample_under(Some(mask), logits, history, history.len() as u64, sampler, scratch);
+            let drawn = sample_under(Some(mask), logits, history, *position, sampler, scratch);
             Some((*output_idx, drawn.map_or_else(Output::Failed, Output::Sampled)))
         })
         .flatten_iter()

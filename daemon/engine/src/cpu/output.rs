@@ -5,8 +5,8 @@ use rayon::prelude::*;
 use super::late::LateDraw;
 use super::linear::{Gemm, Linear};
 use super::plan::{Plan, Question};
-use crate::batch::{Output, OutputFault, OutputKind};
-use crate::sampling::{Distribution, Scratch, sample, sample_under};
+use crate::batch::{Output, OutputFault, OutputKind, Token};
+use crate::sampling::{Distribution, Sampler, Scratch, sample, sample_under};
 
 /// Rows of logits in memory at once; enough to use every weight that is read many times.
 const N_LOGIT_ROWS_MAX: usize = 64;
@@ -74,12 +74,19 @@ fn late_draws(question: &Question<'_>, logits: &[f32]) -> impl Iterator<Item = L
             row_idx: question.row_idx,
             output_idx,
             logits: logits.to_vec(),
-            history: question.history.to_vec(),
+            history: penalized(question, sampler),
+            position: question.history.len() as u64,
             sampler: sampler.clone(),
             mask: None,
         }),
         _ => None,
     })
+}
+
+/// The tokens that the penalties of a draw look at.
+fn penalized(question: &Question<'_>, sampler: &Sampler) -> Vec<Token> {
+    let n_tokens = question.history.len();
+    question.history.copy_of(n_tokens - sampler.n_penalized(n_tokens)..n_tokens)
 }
 
 fn answer_one(
@@ -91,13 +98,13 @@ fn answer_one(
 ) -> Result<Output, OutputFault> {
     match *kind {
         OutputKind::Sample(sampler) => {
-            let position = question.history.len() as u64;
-            sample(logits, question.history, position, sampler, scratch).map(Output::Sampled)
+            let (history, position) = (penalized(question, sampler), question.history.len() as u64);
+            sample(logits, &history, position, sampler, scratch).map(Output::Sampled)
         }
         OutputKind::Masked { mask: None, .. } => Ok(Output::SatOut),
         OutputKind::Masked { sampler, mask: Some(mask) } => {
-            let (history, position) = (question.history, question.history.len() as u64);
-            sample_under(Some(mask), logits, history, position, sampler, scratch).map(Output::Sampled)
+            let (history, position) = (penalized(question, sampler), question.history.len() as u64);
+            sample_under(Some(mask), logits, &history, position, sampler, scratch).map(Output::Sampled)
         }
         OutputKind::Top { n } => {
             let distribution = Distribution::new(logits)?;

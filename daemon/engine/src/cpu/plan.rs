@@ -1,7 +1,7 @@
 //! What a batch asks for, laid out token by token.
 
 use crate::backend::{Limits, PAGE_LEN};
-use crate::batch::{Batch, Input, OutputKind, PageId, Row, SlotId, Token};
+use crate::batch::{Batch, Input, OutputKind, PageId, Row, SlotId, Token, Tokens};
 
 /// One token to compute.
 #[derive(Clone, Copy)]
@@ -36,7 +36,7 @@ pub(super) struct Question<'a> {
     /// The slot that keeps the state.
     pub(super) keeper: Option<SlotId>,
     /// Tokens of the context up to this place.
-    pub(super) history: &'a [Token],
+    pub(super) history: Tokens<'a>,
     /// What to return, with the index among all outputs of the step.
     pub(super) requests: Vec<(usize, &'a OutputKind<'a>)>,
 }
@@ -64,8 +64,8 @@ impl<'a> Plan<'a> {
         for (row_idx, row) in batch.rows.iter().enumerate() {
             check_row(row, limits);
             let first_idx = plan.places.len();
-            let tokens = row.tokens.iter().enumerate().skip(row.start);
-            plan.places.extend(tokens.map(|(position, &token)| Place { token, position, pages: row.pages }));
+            let tokens = (row.start..).zip(row.tokens.iter_range(row.start..row.tokens.len()));
+            plan.places.extend(tokens.map(|(position, token)| Place { token, position, pages: row.pages }));
             let first_question = plan.questions.len();
             for request in &row.outputs {
                 let (position, n_tokens) = (request.position, row.tokens.len());
@@ -77,7 +77,7 @@ impl<'a> Plan<'a> {
                 let questions = &mut plan.questions[first_question..];
                 let asked = (plan.n_outputs, &request.kind);
                 plan.n_outputs += 1;
-                let history = &row.tokens[..=position];
+                let history = row.tokens.first(position + 1);
                 match questions.binary_search_by_key(&history.len(), |question| question.history.len()) {
                     Ok(idx) => questions[idx].requests.push(asked),
                     Err(idx) => {

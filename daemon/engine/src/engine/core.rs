@@ -183,6 +183,12 @@ impl Core {
         self.collected = Some(self.resident(place).backend.collect());
     }
 
+    /// Whether a step is under way.
+    #[cfg(test)]
+    pub(super) fn is_under_way(&self) -> bool {
+        !self.under_way.is_empty()
+    }
+
     /// Backends of models that have gone since this was asked last. Letting go of one may take long.
     pub(super) fn take_departed(&mut self) -> Vec<(ModelId, Box<dyn Backend>)> {
         std::mem::take(&mut self.departed)

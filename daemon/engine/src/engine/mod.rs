@@ -2,6 +2,8 @@
 //! Everything else sends it messages.
 
 mod core;
+#[cfg(test)]
+mod costs;
 mod gone;
 mod resident;
 mod thread;
@@ -14,7 +16,7 @@ use crate::backend::Backend;
 use crate::command::ModelId;
 use crate::error::EngineError;
 use crate::handle::{Link, Message};
-use crate::kv::PrefixScope;
+use crate::kv::{PrefixScope, SegmentLengths};
 use crate::model::Model;
 use crate::model_handle::ModelHandle;
 use crate::port::Port;
@@ -92,6 +94,7 @@ impl Engine {
             prefix_scope: self.settings.prefix_scope,
             n_step_tokens: self.settings.n_step_tokens,
             latency_multiple: self.settings.latency_multiple,
+            segments: SegmentLengths::default(),
         };
         let handle = ModelHandle::new(self.link.clone(), id, model, backend.as_ref());
         self.link.post_message(Message::Add(Newcomer { id, settings, backend }))?;

@@ -23,8 +23,7 @@ use crate::port::Port;
 /// finds out why.
 pub(super) fn live(served: Served, port: Port) {
     let Served { messages, state, desk } = served;
-    let lines = FxHashMap::from_iter([(DESK, desk)]);
-    let mut inbox = Inbox { messages, awaited: None, lines, leavers: FxHashMap::default() };
+    let mut inbox = Inbox::new(messages, desk);
     let mut core = Core::default();
     let ended = catch_unwind(AssertUnwindSafe(|| serve(&mut core, &mut inbox, port)));
     let ended = match ended {
@@ -49,8 +48,7 @@ fn message(panic: &(dyn Any + Send)) -> String {
 fn serve(core: &mut Core, inbox: &mut Inbox, port: Port) -> Result<(), EngineFailure> {
     let mut post = Post::default();
     loop {
-        let next = core.turn(Instant::now(), inbox.inputs(), &mut post.completions);
-        post.deliver(&inbox.lines, port);
+        let next = post.turn(core, inbox, port);
         for (model, backend) in core.take_departed() {
             inbox.see_off(model, backend);
         }
@@ -71,13 +69,24 @@ fn serve(core: &mut Core, inbox: &mut Inbox, port: Port) -> Result<(), EngineFai
 
 /// What is given back after a turn. Its memory is reused.
 #[derive(Default)]
-struct Post {
+pub(super) struct Post {
     completions: Vec<Completion>,
     wakers: Vec<Waker>,
 }
 
 impl Post {
-    /// Puts everything into its place, then wakes each guest once.
+    /// Carries out a turn; what it brought is put into its place, and each guest is woken once.
+    pub(super) fn turn(
+        &mut self,
+        core: &mut Core,
+        inbox: &mut Inbox,
+        port: Port,
+    ) -> Result<Next, EngineFailure> {
+        let next = core.turn(Instant::now(), inbox.inputs(), &mut self.completions);
+        self.deliver(&inbox.lines, port);
+        next
+    }
+
     fn deliver(&mut self, lines: &FxHashMap<CallerId, Arc<Line>>, port: Port) {
         for completion in self.completions.drain(..) {
             let Completion { caller, tag, done } = port.carry(completion);
@@ -97,7 +106,7 @@ impl Post {
 struct Forsaken;
 
 /// What has come in, and from whom.
-struct Inbox {
+pub(super) struct Inbox {
     messages: mpsc::UnboundedReceiver<Posted>,
     /// One that was waited for.
     awaited: Option<Posted>,
@@ -107,6 +116,12 @@ struct Inbox {
 }
 
 impl Inbox {
+    /// One for the guests that will enter, and for what is asked in nobody's name.
+    pub(super) fn new(messages: mpsc::UnboundedReceiver<Posted>, desk: Arc<Line>) -> Self {
+        let lines = FxHashMap::from_iter([(DESK, desk)]);
+        Self { messages, awaited: None, lines, leavers: FxHashMap::default() }
+    }
+
     /// What has come in by now and no more: guests that ask faster than they are answered would keep everybody from
     /// being computed.
     fn inputs(&mut self) -> impl Iterator<Item = Input> {

@@ -7,8 +7,9 @@ use crate::account::{Account, BudgetExceeded, Resource};
 /// A token takes four bytes where it was appended and four in the engine, and two of the key of its page.
 const TOKEN_BYTES: u64 = 10;
 
-/// Tokens that are charged together, so that decoding touches the accounts once in a while.
-const N_TOKENS_TOGETHER: usize = 256;
+/// Tokens that are charged together, so that decoding touches the accounts once in a while; as many lie together in the
+/// engine.
+pub(super) const N_TOKENS_TOGETHER: usize = 256;
 
 /// Host memory that is charged to an account for the tokens of one context, until this is dropped.
 #[derive(Debug)]

@@ -4,13 +4,33 @@
 //! In come holders and what they computed; out go pages, moves and room. Nothing here touches the memory of a page:
 //! that is a backend's.
 
+mod bundles;
 mod footprint;
+mod holders;
 mod pages;
 mod prefix;
 mod sequence;
+mod tokens;
 
 pub(crate) use footprint::Footprint;
 pub(crate) use pages::{BlockId, PageTable};
 pub(crate) use prefix::PrefixKey;
 pub use prefix::PrefixScope;
 pub(crate) use sequence::Sequence;
+pub(crate) use tokens::{SegmentId, TokenStore};
+
+/// The lengths of what contexts with a common beginning share as a whole.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct SegmentLengths {
+    /// Tokens that lie together. It is also what a context holds at least, and what its memory is charged in.
+    pub(crate) n_tokens: usize,
+    /// Blocks that are held together.
+    pub(crate) n_bundle_blocks: usize,
+}
+
+impl Default for SegmentLengths {
+    /// A fork of 131,072 tokens counts 512 and 64 of them.
+    fn default() -> Self {
+        Self { n_tokens: footprint::N_TOKENS_TOGETHER, n_bundle_blocks: 128 }
+    }
+}

@@ -7,9 +7,9 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
-use smallvec::{SmallVec, smallvec};
-
-use super::PrefixKey;
+use super::bundles::Bundles;
+use super::holders::Holders;
+use super::{PrefixKey, SegmentLengths, TokenStore};
 use crate::account::{Account, Resource};
 use crate::batch::{HostPageId, PageId};
 
@@ -23,18 +23,10 @@ enum Place {
     Host(HostPageId),
 }
 
-/// An account through which a block is held.
-#[derive(Debug)]
-struct Holder {
-    account: Arc<Account>,
-    n: u32,
-}
-
 #[derive(Debug)]
 struct Block {
     place: Place,
-    /// The longest holder first. Of the accounts of one user the first pays.
-    holders: SmallVec<[Holder; 1]>,
+    holders: Holders,
     key: Option<PrefixKey>,
     /// The last marking that reached it.
     marked_in: u64,
@@ -44,9 +36,11 @@ struct Block {
     idle_since: u64,
 }
 
-/// All blocks of one backend.
+/// All blocks of one backend, and the tokens whose KV they hold.
 #[derive(Debug)]
 pub(crate) struct PageTable {
+    pub(crate) tokens: TokenStore,
+    pub(super) bundles: Bundles,
     blocks: Vec<Option<Block>>,
     free_blocks: Vec<BlockId>,
     free_pages: Vec<PageId>,
@@ -66,16 +60,19 @@ pub(crate) struct PageTable {
 }
 
 impl PageTable {
-    pub(crate) fn new(n_pages: usize, n_host_pages: usize) -> Self {
+    pub(crate) fn new(n_pages: usize, n_host_pages: usize, lengths: SegmentLengths) -> Self {
         let ids = |n: usize| 0..u32::try_from(n).expect("page counts fit 32 bits");
         Self {
-            blocks: Vec::new(),
-            free_blocks: Vec::new(),
+            tokens: TokenStore::new(lengths.n_tokens, n_pages),
+            bundles: Bundles::new(lengths.n_bundle_blocks),
+            // As many as there can be: none of these lists has to grow in the middle of a step.
+            blocks: Vec::with_capacity(n_pages + n_host_pages),
+            free_blocks: Vec::with_capacity(n_pages + n_host_pages),
             free_pages: ids(n_pages).rev().map(PageId).collect(),
             free_host_pages: ids(n_host_pages).rev().map(HostPageId).collect(),
             n_pages,
             n_host_pages,
-            by_key: HashMap::new(),
+            by_key: HashMap::with_capacity(n_pages + n_host_pages),
             idle: BTreeMap::new(),
             clock: 0,
             freed_later: Vec::new(),
@@ -87,7 +84,7 @@ impl PageTable {
     /// The plan of a step is done: what was pinned for it may move from now on.
     pub(crate) fn unpin_all(&mut self) {
         self.plan += 1;
-        for page in std::mem::take(&mut self.freed_later) {
+        while let Some(page) = self.freed_later.pop() {
             self.give_page(page);
         }
     }
@@ -158,7 +155,7 @@ impl PageTable {
         let page = self.free_pages.pop()?;
         let block = Block {
             place: Place::Device(page),
-            holders: smallvec![Holder { account: account.clone(), n: 1 }],
+            holders: Holders::one(account),
             key: None,
             marked_in: 0,
             pinned_in: 0,
@@ -176,31 +173,17 @@ impl PageTable {
     /// limits, since what it holds is there.
     pub(crate) fn hold(&mut self, id: BlockId, account: &Arc<Account>) {
         let holders = &mut self.block_mut(id).holders;
-        if !holders.iter().any(|holder| is_same_user(&holder.account, account)) {
+        if !holders.has_user_of(account) {
             account.charge_beyond(Resource::Pages, 1);
         }
-        add_holder(holders, account);
+        holders.add(account);
     }
 
     /// One holder less. The last one frees the page, unless the prefix cache remembers the block.
     pub(crate) fn release(&mut self, id: BlockId, account: &Arc<Account>) {
         let clock = self.clock + 1;
         let block = self.block_mut(id);
-        let idx = block.holders.iter().position(|holder| Arc::ptr_eq(&holder.account, account));
-        let idx = idx.expect("a block is released by who holds it");
-        block.holders[idx].n -= 1;
-        if block.holders[idx].n > 0 {
-            return;
-        }
-        let left = block.holders.remove(idx).account;
-        let (before, after) = block.holders.split_at(idx);
-        if !before.iter().any(|holder| is_same_user(&holder.account, &left)) {
-            // It paid. Of the same user's other holders the longest pays from now on.
-            left.release(Resource::Pages, 1);
-            if let Some(next) = after.iter().find(|holder| is_same_user(&holder.account, &left)) {
-                next.account.charge_beyond(Resource::Pages, 1);
-            }
-        }
+        block.holders.remove_payer(account);
         if !block.holders.is_empty() {
             return;
         }
@@ -230,13 +213,13 @@ impl PageTable {
     pub(crate) fn adopt(&mut self, key: &PrefixKey, account: &Arc<Account>) -> Option<BlockId> {
         let id = *self.by_key.get(key)?;
         let block = self.blocks[id.0 as usize].as_mut().expect("a cached block exists");
-        if !block.holders.iter().any(|holder| is_same_user(&holder.account, account)) {
+        if !block.holders.has_user_of(account) {
             account.charge(Resource::Pages, 1).ok()?;
         }
         if block.holders.is_empty() {
             self.idle.remove(&block.idle_since);
         }
-        add_holder(&mut block.holders, account);
+        block.holders.add(account);
         Some(id)
     }
 
@@ -255,10 +238,9 @@ impl PageTable {
         }
     }
 
-    /// Whether writing to the block would be seen by another holder.
+    /// Whether writing to the block, which is in no bundle of who asks, would be seen by another holder.
     pub(crate) fn is_shared(&self, id: BlockId) -> bool {
-        let holders = &self.block(id).holders;
-        holders.len() > 1 || holders.first().is_some_and(|holder| holder.n > 1)
+        self.block(id).holders.n() > 1
     }
 
     /// The block's device page, if it is on the device.
@@ -352,13 +334,7 @@ impl PageTable {
     pub(crate) fn refund(&mut self) {
         for block in self.blocks.iter_mut().flatten() {
             let holders = std::mem::take(&mut block.holders);
-            for (idx, holder) in holders.iter().enumerate() {
-                let is_payer =
-                    !holders[..idx].iter().any(|before| is_same_user(&before.account, &holder.account));
-                if is_payer {
-                    holder.account.release(Resource::Pages, 1);
-                }
-            }
+            holders.payers().for_each(|account| account.release(Resource::Pages, 1));
         }
     }
 
@@ -382,11 +358,7 @@ impl PageTable {
     /// The accounts that pay for the block.
     #[cfg(test)]
     pub(crate) fn n_payers(&self, id: BlockId) -> usize {
-        let holders = &self.block(id).holders;
-        let pays = |&(idx, holder): &(usize, &Holder)| {
-            !holders[..idx].iter().any(|before| is_same_user(&before.account, &holder.account))
-        };
-        holders.iter().enumerate().filter(pays).count()
+        self.block(id).holders.payers().count()
     }
 
     /// Checks that every page is free once or in one block, and that the counts agree with these holders.
@@ -401,7 +373,7 @@ impl PageTable {
                 assert!(self.free_blocks.contains(&id));
                 continue;
             };
-            let n_holders: u32 = block.holders.iter().map(|holder| holder.n).sum();
+            let n_holders = block.holders.n();
             assert_eq!(n_holders, holders.get(&id).copied().unwrap_or(0), "holders of {id:?}");
             if n_holders == 0 {
                 assert_eq!(self.idle.get(&block.idle_since), Some(&id), "an unheld block is a cached one");
@@ -419,16 +391,5 @@ impl PageTable {
         assert_eq!(pages, (0..self.n_pages as u32).map(PageId).collect::<Vec<_>>());
         assert_eq!(host_pages, (0..self.n_host_pages as u32).map(HostPageId).collect::<Vec<_>>());
         assert_eq!(self.by_key.len(), self.blocks.iter().flatten().filter(|b| b.key.is_some()).count());
-    }
-}
-
-fn is_same_user(a: &Arc<Account>, b: &Arc<Account>) -> bool {
-    Arc::ptr_eq(a.root(), b.root())
-}
-
-fn add_holder(holders: &mut SmallVec<[Holder; 1]>, account: &Arc<Account>) {
-    match holders.iter_mut().find(|holder| Arc::ptr_eq(&holder.account, account)) {
-        Some(holder) => holder.n += 1,
-        None => holders.push(Holder { account: account.clone(), n: 1 }),
     }
 }

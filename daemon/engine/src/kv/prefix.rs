@@ -6,7 +6,7 @@ use crate::batch::Token;
 
 /// Names the KV of one full page: a 256-bit hash over everything that determines its bytes, that is the model,
 /// all tokens up to the end of the page (and with them its position), and the scope.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) struct PrefixKey([u8; 32]);
 
 /// Who may find whose prompts in the prefix cache.

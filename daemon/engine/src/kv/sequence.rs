@@ -1,9 +1,11 @@
 //! The tokens of one context and the blocks that hold their KV.
 
+use super::bundles::BundleId;
+use super::tokens::{TokenList, push_with_room};
 use super::{BlockId, PageTable, PrefixKey};
 use crate::account::Account;
 use crate::backend::PAGE_LEN;
-use crate::batch::{PageId, Token};
+use crate::batch::{PageId, Token, Tokens};
 use std::cell::Cell;
 use std::sync::Arc;
 
@@ -11,17 +13,22 @@ use std::sync::Arc;
 /// the token that is computed next.
 ///
 /// ```text
-/// 16 · keys  ≤  n_computed  ≤  n_once_computed  ≤  tokens      and      n_computed  ≤  16 · blocks
+/// 16 · n_keys  ≤  n_computed  ≤  n_once_computed  ≤  tokens      and      n_computed  ≤  16 · blocks
 /// ```
+///
+/// Of the blocks, the first `bundles` times the length of a bundle are held through bundles, and they are full; each of
+/// the others is held by itself. So all that is written to is held by itself.
 ///
 /// Tokens past the context's own, and the KV of them, are spares: what a question has computed beyond its end.
 ///
 /// Owners are never cloned: [`Sequence::fork`] takes part in the count of holders.
 #[derive(Debug)]
 pub(crate) struct Sequence {
-    pub(crate) tokens: Vec<Token>,
+    pub(crate) tokens: TokenList,
     pub(crate) n_computed: usize,
     blocks: Vec<BlockId>,
+    /// What the first blocks are held through.
+    bundles: Vec<BundleId>,
     /// Where the blocks are, as far as [`Sequence::locate`] has looked.
     places: Places,
     /// Tokens from the first on whose KV was computed once. Those past `n_computed` lost it for want of room:
@@ -31,8 +38,8 @@ pub(crate) struct Sequence {
     n_to_state: Option<usize>,
     /// Who pays for the blocks.
     account: Arc<Account>,
-    /// Key of each full block, as far as they have been computed.
-    keys: Vec<PrefixKey>, // at most n_computed / PAGE_LEN
+    /// Full blocks from the first on whose keys are known.
+    n_keys: usize, // at most n_computed / PAGE_LEN
     root: PrefixKey,
 }
 
@@ -51,6 +58,17 @@ struct Places {
 }
 
 impl Places {
+    /// Those of the first `n_blocks` blocks, for another context that holds the same.
+    fn beginning(&self, n_blocks: usize) -> Self {
+        let n_same = self.n_same.min(n_blocks);
+        match self.n_away {
+            0 => {
+                Self { table: copy(&self.table[..n_same]), n_same, n_moves: self.n_moves, ..Self::default() }
+            }
+            _ => Self::default(),
+        }
+    }
+
     fn look_up(&mut self, blocks: &[BlockId], pages: &PageTable) {
         if self.n_moves != pages.n_moves() || self.n_away > 0 {
             (self.n_same, self.n_away, self.n_moves) = (0, 0, pages.n_moves());
@@ -67,7 +85,7 @@ impl Places {
                     *entry = page;
                     self.keep_told(block_idx);
                 }
-                None => self.table.push(page),
+                None => push_with_room(&mut self.table, page, N_MORE),
             }
         }
         self.n_same = blocks.len();
@@ -83,39 +101,106 @@ impl Places {
     }
 }
 
+/// Blocks that a list has room for at first, or beyond those that it is made of: a few thousand tokens.
+const N_MORE: usize = 256;
+
 impl Sequence {
     pub(crate) fn new(root: PrefixKey, account: Arc<Account>) -> Self {
         Self {
-            tokens: Vec::new(),
+            tokens: TokenList::default(),
             n_computed: 0,
             blocks: Vec::new(),
+            bundles: Vec::new(),
             places: Places::default(),
             n_once_computed: 0,
             n_to_state: None,
             account,
-            keys: Vec::new(),
+            n_keys: 0,
             root,
         }
     }
 
     /// The same tokens over the same blocks, as far as anything is in them, for an account of the same user.
-    pub(crate) fn fork(&self, account: Arc<Account>, pages: &mut PageTable) -> Self {
-        let blocks = self.blocks[..self.n_blocks_written()].to_vec();
-        for &block in &blocks {
-            pages.hold(block, &account);
+    ///
+    /// For the same account that is a count for each segment of the tokens and for each bundle of blocks; for another one,
+    /// which may come to pay, each block is held.
+    pub(crate) fn fork(&mut self, account: Arc<Account>, pages: &mut PageTable) -> Self {
+        self.bundle_up(pages);
+        let n_blocks = self.n_blocks_written();
+        let (bundled, rest) = self.blocks[..n_blocks].split_at(self.n_bundled(pages));
+        for (&bundle, blocks) in self.bundles.iter().zip(bundled.chunks(pages.n_bundle_blocks())) {
+            pages.hold_bundle(bundle, blocks, &account);
         }
+        rest.iter().for_each(|&block| pages.hold(block, &account));
         Self {
-            tokens: self.tokens.clone(),
+            tokens: self.tokens.fork(&mut pages.tokens),
             n_computed: self.n_computed,
-            blocks,
-            places: Places::default(),
+            blocks: copy(&self.blocks[..n_blocks]),
+            bundles: self.bundles.clone(),
+            places: self.places.beginning(n_blocks),
             // What was lost is computed again at the cost of whoever lost it, once.
             n_once_computed: self.n_computed,
             n_to_state: None,
             account,
-            keys: self.keys.clone(),
+            n_keys: self.n_keys,
             root: self.root,
         }
+    }
+
+    /// How many things a fork counts one by one.
+    pub(crate) fn n_parts(&self, pages: &PageTable) -> usize {
+        self.bundles.len() + self.n_blocks_written() - self.n_bundled(pages)
+    }
+
+    /// All tokens.
+    pub(crate) fn view<'a>(&'a self, pages: &'a PageTable) -> Tokens<'a> {
+        self.tokens.view(&pages.tokens)
+    }
+
+    /// Appends a token.
+    pub(crate) fn push(&mut self, token: Token, pages: &mut PageTable) {
+        self.tokens.push(token, &mut pages.tokens);
+    }
+
+    /// Appends tokens.
+    pub(crate) fn append(&mut self, tokens: &[Token], pages: &mut PageTable) {
+        self.tokens.extend(tokens, &mut pages.tokens);
+    }
+
+    /// Holds full blocks through bundles, as far as they make some. The last token is left out: it is the one that is
+    /// computed again where somebody asks for its output.
+    fn bundle_up(&mut self, pages: &mut PageTable) {
+        while (self.bundles.len() + 1) * pages.n_bundle_blocks() * PAGE_LEN < self.n_computed {
+            self.bundles.push(pages.bundle(&self.account));
+        }
+    }
+
+    /// Holds each block by itself that is in a bundle with one that is not full.
+    fn unbundle_unwritten(&mut self, pages: &mut PageTable) {
+        let n_full = self.n_computed / PAGE_LEN / pages.n_bundle_blocks();
+        while self.bundles.len() > n_full {
+            self.unbundle_last(pages);
+        }
+    }
+
+    fn unbundle_last(&mut self, pages: &mut PageTable) {
+        let (end, n_blocks) = (self.n_bundled(pages), pages.n_bundle_blocks());
+        let bundle = self.bundles.pop().expect("there is one");
+        pages.unbundle(bundle, &self.blocks[end - n_blocks..end], &self.account);
+    }
+
+    /// Blocks that are held through bundles.
+    fn n_bundled(&self, pages: &PageTable) -> usize {
+        self.bundles.len() * pages.n_bundle_blocks()
+    }
+
+    /// Blocks that no other context holds.
+    pub(crate) fn n_alone(&self, pages: &PageTable) -> usize {
+        let (bundled, rest) = self.blocks.split_at(self.n_bundled(pages));
+        let n_of = |blocks: &[BlockId]| blocks.iter().filter(|&&block| !pages.is_shared(block)).count();
+        let bundled = self.bundles.iter().zip(bundled.chunks(pages.n_bundle_blocks()));
+        let bundled = bundled.filter(|&(&bundle, _)| !pages.is_bundle_shared(bundle));
+        bundled.map(|(_, blocks)| n_of(blocks)).sum::<usize>() + n_of(rest)
     }
 
     pub(crate) fn blocks(&self) -> &[BlockId] {
@@ -151,29 +236,31 @@ impl Sequence {
 
     /// Adds a block for the tokens that follow.
     pub(crate) fn push_block(&mut self, block: BlockId) {
-        self.blocks.push(block);
+        push_with_room(&mut self.blocks, block, N_MORE);
     }
 
     /// Puts another block in a block's place; the caller lets go of the one that is returned.
     pub(crate) fn replace_block(&mut self, block_idx: usize, block: BlockId) -> BlockId {
+        debug_assert!(block_idx * PAGE_LEN + PAGE_LEN > self.n_computed, "what is full is not written to");
         self.places.n_same = self.places.n_same.min(block_idx);
         std::mem::replace(&mut self.blocks[block_idx], block)
     }
 
     /// Keeps the first `n_tokens` tokens and lets go of the blocks past them.
     pub(crate) fn truncate(&mut self, n_tokens: usize, pages: &mut PageTable) {
-        self.tokens.truncate(n_tokens);
-        self.rewind(n_tokens);
+        self.tokens.truncate(n_tokens, &mut pages.tokens);
+        self.note_rewound(n_tokens);
         self.trim(pages);
+        self.unbundle_unwritten(pages);
     }
 
     /// Brings the tokens to these: the first `n_kept` that there are, then `appended`. What lay past the first `n_kept`
     /// stays as far as it is the same.
     pub(crate) fn edit(&mut self, n_kept: usize, appended: &[Token], pages: &mut PageTable) {
-        let behind = self.tokens[n_kept..].iter().zip(appended);
-        let n_same = behind.take_while(|(held, wanted)| held == wanted).count();
+        let behind = self.view(pages).iter_range(n_kept..self.tokens.len()).zip(appended);
+        let n_same = behind.take_while(|(held, wanted)| held == *wanted).count();
         self.truncate(n_kept + n_same, pages);
-        self.tokens.extend_from_slice(&appended[n_same..]);
+        self.append(&appended[n_same..], pages);
     }
 
     /// Lets go of the blocks past the last token.
@@ -184,8 +271,25 @@ impl Sequence {
     /// The last blocks first: what the prefix cache gives up first is then the end of a text, and its beginning, which
     /// most will share, stays to be found.
     fn release_after(&mut self, n_blocks: usize, pages: &mut PageTable) {
+        let n_blocks = n_blocks.min(self.blocks.len());
         self.places.n_same = self.places.n_same.min(n_blocks);
-        for block in self.blocks.drain(n_blocks.min(self.blocks.len())..).rev() {
+        self.release_single(n_blocks.max(self.n_bundled(pages)), pages);
+        let n_bundle_blocks = pages.n_bundle_blocks();
+        while self.n_bundled(pages) >= n_blocks + n_bundle_blocks {
+            let start = self.n_bundled(pages) - n_bundle_blocks;
+            let bundle = self.bundles.pop().expect("there is one");
+            pages.release_bundle(bundle, &self.blocks[start..], &self.account);
+            self.blocks.truncate(start);
+        }
+        if self.n_bundled(pages) > n_blocks {
+            self.unbundle_last(pages);
+            self.release_single(n_blocks, pages);
+        }
+    }
+
+    /// Lets go of the blocks past the first `n_blocks`, none of which is in a bundle.
+    fn release_single(&mut self, n_blocks: usize, pages: &mut PageTable) {
+        for block in self.blocks.drain(n_blocks..).rev() {
             pages.release(block, &self.account);
         }
     }
@@ -220,11 +324,16 @@ impl Sequence {
     }
 
     /// Treats tokens from `n_tokens` on as never computed; their blocks stay to be written again.
-    pub(crate) fn rewind(&mut self, n_tokens: usize) {
+    pub(crate) fn rewind(&mut self, n_tokens: usize, pages: &mut PageTable) {
+        self.note_rewound(n_tokens);
+        self.unbundle_unwritten(pages);
+    }
+
+    fn note_rewound(&mut self, n_tokens: usize) {
         self.n_computed = self.n_computed.min(n_tokens);
         self.n_once_computed = self.n_once_computed.min(n_tokens);
         self.n_to_state = self.n_to_state.filter(|&n| n <= n_tokens);
-        self.keys.truncate(self.n_computed / PAGE_LEN);
+        self.n_keys = self.n_keys.min(self.n_computed / PAGE_LEN);
     }
 
     /// Notes that the device keeps the hidden state of the last of so many tokens, or none that is known.
@@ -239,24 +348,20 @@ impl Sequence {
 
     /// Gives up the last block for want of room; the KV in it is computed again when it is needed.
     pub(crate) fn give_up_last_block(&mut self, pages: &mut PageTable) {
-        let n_blocks = self.blocks.len().saturating_sub(1);
-        self.n_computed = self.n_computed.min(n_blocks * PAGE_LEN);
-        self.keys.truncate(n_blocks);
-        self.release_after(n_blocks, pages);
+        self.lose_after(self.blocks.len().saturating_sub(1), pages);
     }
 
     /// Gives up the blocks past the first `n_blocks`, because nobody knows any more what is in them; their KV is computed
     /// again when it is needed.
     pub(crate) fn lose_after(&mut self, n_blocks: usize, pages: &mut PageTable) {
         self.n_computed = self.n_computed.min(n_blocks * PAGE_LEN);
-        self.keys.truncate(self.n_computed / PAGE_LEN);
+        self.n_keys = self.n_keys.min(self.n_computed / PAGE_LEN);
         self.release_after(n_blocks, pages);
     }
 
-    /// Lets go of all blocks.
+    /// Lets go of everything.
     pub(crate) fn forget(&mut self, pages: &mut PageTable) {
-        self.rewind(0);
-        self.release_after(0, pages);
+        self.truncate(0, pages);
     }
 
     /// Takes full pages from the prefix cache up to position `end`; returns how many tokens that spares.
@@ -266,10 +371,10 @@ impl Sequence {
             self.forget_unwritten(pages);
         }
         while self.n_computed + PAGE_LEN <= end && self.blocks.len() * PAGE_LEN == self.n_computed {
-            let key = self.next_key();
+            let key = self.next_key(pages);
             let Some(block) = pages.adopt(&key, &self.account) else { break };
-            self.blocks.push(block);
-            self.keys.push(key);
+            push_with_room(&mut self.blocks, block, N_MORE);
+            self.note_key(key, pages);
             self.n_computed += PAGE_LEN;
         }
         self.n_once_computed = self.n_once_computed.max(self.n_computed);
@@ -281,15 +386,39 @@ impl Sequence {
     pub(crate) fn advance(&mut self, end: usize, pages: &mut PageTable) {
         self.n_computed = end;
         self.n_once_computed = self.n_once_computed.max(end);
-        while (self.keys.len() + 1) * PAGE_LEN <= end {
-            let key = self.next_key();
-            pages.enter_key(self.blocks[self.keys.len()], key);
-            self.keys.push(key);
+        while (self.n_keys + 1) * PAGE_LEN <= end {
+            let key = self.next_key(pages);
+            pages.enter_key(self.blocks[self.n_keys], key);
+            self.note_key(key, pages);
         }
     }
 
-    fn next_key(&self) -> PrefixKey {
-        let start = self.keys.len() * PAGE_LEN;
-        self.keys.last().unwrap_or(&self.root).next(&self.tokens[start..start + PAGE_LEN])
+    fn next_key(&self, pages: &PageTable) -> PrefixKey {
+        let before = self.n_keys.checked_sub(1).map(|idx| self.tokens.key(idx, &pages.tokens));
+        before.as_ref().unwrap_or(&self.root).next(self.tokens.page(self.n_keys, &pages.tokens))
     }
+
+    fn note_key(&mut self, key: PrefixKey, pages: &mut PageTable) {
+        self.tokens.note_key(self.n_keys, key, &mut pages.tokens);
+        self.n_keys += 1;
+    }
+
+    /// What it holds its blocks through: bundles with their blocks, then blocks by themselves.
+    #[cfg(test)]
+    pub(crate) fn holdings<'a>(
+        &'a self,
+        pages: &PageTable,
+    ) -> (&'a Arc<Account>, Vec<(BundleId, &'a [BlockId])>, &'a [BlockId]) {
+        assert!(self.n_bundled(pages) * PAGE_LEN <= self.n_computed, "what is in a bundle is full");
+        let (bundled, rest) = self.blocks.split_at(self.n_bundled(pages));
+        let bundled = self.bundles.iter().copied().zip(bundled.chunks(pages.n_bundle_blocks()));
+        (&self.account, bundled.collect(), rest)
+    }
+}
+
+/// A copy that has room for the few more that mostly follow.
+fn copy<T: Copy>(list: &[T]) -> Vec<T> {
+    let mut copy = Vec::with_capacity(list.len() + N_MORE);
+    copy.extend_from_slice(list);
+    copy
 }

@@ -21,7 +21,8 @@ pub struct Scratch {
 
 /// Draws the token for `position` from the logits of the position before it.
 ///
-/// `history` is every token of the context before `position`. The settings must have passed
+/// `history` is every token of the context before `position`, or as many of the last ones as the penalties look at
+/// ([`Sampler::n_penalized`]). The settings must have passed
 /// [`Sampler::validate`], and the tokens of the history must be in the vocabulary.
 ///
 /// # Errors
@@ -67,11 +68,7 @@ pub fn sample_under(
 
 /// Whether any of steps 2 to 4 is on.
 fn adjusts(sampler: &Sampler) -> bool {
-    !sampler.bias.is_empty() || penalizes(sampler)
-}
-
-fn penalizes(sampler: &Sampler) -> bool {
-    sampler.repetition_penalty != 1.0 || sampler.frequency_penalty != 0.0 || sampler.presence_penalty != 0.0
+    !sampler.bias.is_empty() || sampler.penalizes()
 }
 
 /// Steps 1 to 4.
@@ -96,8 +93,8 @@ fn adjust(mask: Option<&TokenMask>, history: &[Token], sampler: &Sampler, scratc
         let logit = &mut logits[token as usize];
         *logit = if bias == f32::NEG_INFINITY { bias } else { saturate(*logit, *logit + bias) };
     }
-    if penalizes(sampler) {
-        let n = sampler.penalty_last_n.map_or(history.len(), |n| history.len().min(n as usize));
+    if sampler.penalizes() {
+        let n = sampler.n_penalized(history.len());
         counts.resize(logits.len(), 0);
         for &token in &history[history.len() - n..] {
             let count = &mut counts[token as usize];

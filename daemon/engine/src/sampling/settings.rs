@@ -43,6 +43,21 @@ impl Default for Sampler {
 }
 
 impl Sampler {
+    /// Whether any penalty is on.
+    #[must_use]
+    pub fn penalizes(&self) -> bool {
+        self.repetition_penalty != 1.0 || self.frequency_penalty != 0.0 || self.presence_penalty != 0.0
+    }
+
+    /// How many of the last of `n_tokens` tokens the penalties look at.
+    #[must_use]
+    pub fn n_penalized(&self, n_tokens: usize) -> usize {
+        match self.penalizes() {
+            true => self.penalty_last_n.map_or(n_tokens, |n| n_tokens.min(n as usize)),
+            false => 0,
+        }
+    }
+
     /// Takes the most probable token.
     #[must_use]
     pub fn greedy() -> Self {

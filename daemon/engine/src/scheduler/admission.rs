@@ -413,10 +413,8 @@ impl Scheduler {
             if let Standing::Admitted(term) = context.standing
                 && context.has_had_its_term()
             {
-                let blocks = context.kv.blocks();
-                n_most += blocks.len() + term.n_promised;
-                let n_alone = blocks.iter().filter(|&&block| !self.pages.is_shared(block)).count();
-                over.push((term.number, id, n_alone + term.n_promised));
+                n_most += context.kv.blocks().len() + term.n_promised;
+                over.push((term.number, id, context.kv.n_alone(&self.pages) + term.n_promised));
             }
         }
         if over.is_empty() || (n_most as isize) < n_missing {

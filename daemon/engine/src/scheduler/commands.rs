@@ -133,7 +133,7 @@ impl Scheduler {
         };
         saved.last_step = self.step;
         let kv = saved.kv.fork(owner.account.clone(), &mut self.pages);
-        let tokens = kv.tokens.clone();
+        let tokens = kv.view(&self.pages).to_vec();
         let seat = self.commons.queue.seat(&owner);
         self.commons.queue.charge(&seat, Costs::command_ns(kv.blocks().len()));
         self.insert(id, caller, owner, seat, kv, AheadWindow::default());
@@ -168,11 +168,11 @@ impl Scheduler {
 
     fn fork(&mut self, id: ContextId, edit: Edit, child: ContextId) {
         self.edit(id, edit);
-        let Some(parent) = self.contexts.get(&id) else { return };
+        let Some(parent) = self.contexts.get_mut(&id) else { return };
         let (caller, owner, window) = (parent.caller, parent.owner.clone(), parent.window);
         let kv = parent.kv.fork(owner.account.clone(), &mut self.pages);
         let seat = self.commons.queue.seat_beside(&parent.seat);
-        self.commons.queue.charge(&seat, Costs::command_ns(kv.blocks().len()));
+        self.commons.queue.charge(&seat, Costs::command_ns(kv.n_parts(&self.pages)));
         self.insert(child, caller, owner, seat, kv, window);
     }
 
@@ -189,7 +189,7 @@ impl Scheduler {
                     let n_tokens = work.guess().len();
                     return work.answer(Err(EngineError::GuessTooLong { n_tokens, n_tokens_max }));
                 }
-                context.kv.tokens.extend_from_slice(work.guess());
+                context.kv.append(work.guess(), &mut self.pages);
                 Work::Verify(work)
             }
             ask => {
@@ -198,13 +198,13 @@ impl Scheduler {
                     let answer = work.trivial_answer();
                     return work.answer(Ok(answer));
                 }
-                context.kv.tokens.extend_from_slice(work.continuation());
+                context.kv.append(work.continuation(), &mut self.pages);
                 Work::Ask(work)
             }
         };
         if !work.is_of_head() {
             // The output of a position comes out of computing it, so its KV is computed once more if need be.
-            context.kv.rewind(work.first_output(context.kv.tokens.len()));
+            context.kv.rewind(work.first_output(context.kv.tokens.len()), &mut self.pages);
             context.kv.forget_shared_unwritten(&mut self.pages);
         }
         context.work = Some(work);
@@ -226,14 +226,14 @@ impl Scheduler {
         if n_tokens >= self.limits.n_positions_max {
             return queue.push(RunEvent::Finished(Finish::ContextFull));
         }
-        context.kv.rewind(n_tokens - 1);
+        context.kv.rewind(n_tokens - 1, &mut self.pages);
         context.kv.forget_shared_unwritten(&mut self.pages);
         context.work = Some(Work::Run(RunWork::new(settings, queue)));
         self.enqueue(id);
     }
 
     fn save(&mut self, id: ContextId, name: String) -> Result<(), EngineError> {
-        let Some(context) = self.contexts.get(&id) else { return Err(EngineError::Stopped) };
+        let Some(context) = self.contexts.get_mut(&id) else { return Err(EngineError::Stopped) };
         let owner = Owner { account: context.owner.account.root().clone(), ..context.owner.clone() };
         let key = (owner.actor, name);
         let footprint = Footprint::new(&owner.account, context.kv.tokens.len())?;

@@ -134,7 +134,7 @@ impl ContextState {
             Output::Failed(fault) => return self.end_run(RunEvent::Failed(fault.into()), pages),
             other => unreachable!("a run asks for a draw, not for {other:?}"),
         };
-        self.kv.tokens.push(candidate.token);
+        self.kv.push(candidate.token, pages);
         run.n_given += 1;
         run.masks.iter_mut().for_each(LateMasks::note_drawn);
         run.queue.push(RunEvent::Token(candidate));

@@ -243,7 +243,9 @@ impl<T> FairQueue<T> {
 
     /// Idleness earns no credit.
     fn catch_up(&mut self, id: NodeId) {
-        if self.node(id).n_items == 0 {
+        let node = self.node(id);
+        // Who was served a moment ago is as far as that, and has not been idle: nothing is ever later than `last`.
+        if node.n_items == 0 && node.vtime < self.node(node.parent).last {
             let now = self.now(self.node(id).parent);
             let node = self.node_mut(id);
             node.vtime = node.vtime.max(now);
@@ -255,12 +257,13 @@ impl<T> FairQueue<T> {
         loop {
             let (vtime, child_id) = self.node(id).listed_first(lane)?;
             let child = self.node_mut(child_id);
-            if child.lane(lane).is_none_or(|waiting| waiting.n_items == 0) {
-                child.lane_mut(lane).is_listed = false;
-                self.node_mut(id).unlist_first(lane);
-            } else if child.vtime > vtime {
+            // Also one without items, which was served a moment ago: most are back before its turn comes again.
+            if child.vtime > vtime {
                 let vtime = child.vtime;
                 self.node_mut(id).relist_first(lane, vtime);
+            } else if child.lane(lane).is_none_or(|waiting| waiting.n_items == 0) {
+                child.lane_mut(lane).is_listed = false;
+                self.node_mut(id).unlist_first(lane);
             } else {
                 return Some((vtime, child_id));
             }

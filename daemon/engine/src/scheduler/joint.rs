@@ -94,7 +94,7 @@ impl Scheduler {
         for id in &members {
             let Some(context) = self.contexts.get_mut(id) else { continue };
             self.returns.note_asked(context.owner.guest);
-            context.kv.rewind(context.kv.tokens.len() - 1);
+            context.kv.rewind(context.kv.tokens.len() - 1, &mut self.pages);
             context.kv.forget_shared_unwritten(&mut self.pages);
             context.work = Some(Work::Joint(JointWork::new(job, sampler.clone(), tag)));
         }

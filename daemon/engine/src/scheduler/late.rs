@@ -104,7 +104,7 @@ impl Scheduler {
             (0, true) if context.under_way.is_some() => Some(waits),
             (0, true) if context.kv.has_state() => Some(self.place_of_head(context, id, plan)),
             (0, true) => {
-                context.kv.rewind(n_tokens - 1);
+                context.kv.rewind(n_tokens - 1, &mut self.pages);
                 context.kv.forget_shared_unwritten(&mut self.pages);
                 None
             }

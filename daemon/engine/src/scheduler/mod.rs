@@ -44,7 +44,7 @@ use crate::batch::SlotId;
 use crate::command::ContextId;
 use crate::completion::{CallerId, Outbox};
 use crate::job::Work;
-use crate::kv::{Footprint, PageTable, PrefixScope, Sequence};
+use crate::kv::{Footprint, PageTable, PrefixScope, SegmentLengths, Sequence};
 use crate::run::AheadWindow;
 use crate::stats::EngineStats;
 use admission::{Line, Standing};
@@ -70,6 +70,8 @@ pub(crate) struct SchedulerSettings {
     pub(crate) n_step_tokens: usize,
     /// How much longer a step may last, while anybody decodes, than it would without prompts.
     pub(crate) latency_multiple: f64,
+    /// What contexts with a common beginning share as a whole.
+    pub(crate) segments: SegmentLengths,
 }
 
 #[cfg(test)]
@@ -82,6 +84,7 @@ impl SchedulerSettings {
             prefix_scope: PrefixScope::Actor,
             n_step_tokens,
             latency_multiple: 1.6,
+            segments: SegmentLengths::default(),
         }
     }
 }
@@ -231,7 +234,7 @@ impl Scheduler {
             ..settings
         };
         Self {
-            pages: PageTable::new(limits.n_pages, limits.n_host_pages),
+            pages: PageTable::new(limits.n_pages, limits.n_host_pages, settings.segments),
             contexts: FxHashMap::default(),
             saved: BTreeMap::new(),
             free_slots: Vec::new(),

@@ -184,14 +184,15 @@ impl Scheduler {
                 return;
             }
             let Some(id) = self.commons.queue.pop(self.lane(class)) else { return };
-            let Some(context) = self.contexts.get_mut(&id) else { continue };
+            let Some(mut context) = self.contexts.remove(&id) else { continue };
             context.is_queued = false;
             if context.class() != class && context.work.is_some() {
                 // Its KV was given up while it stood in the queue.
+                self.contexts.insert(id, context);
                 self.enqueue(id);
                 continue;
             }
-            match self.place(id, n_rows_max - plan.rows.len(), n_tokens_left, plan) {
+            match self.place(context, id, n_rows_max - plan.rows.len(), n_tokens_left, plan) {
                 Placed::Row { n_tokens } => {
                     n_tokens_left -= n_tokens;
                 }
@@ -246,12 +247,24 @@ impl Scheduler {
             .min(self.n_queued(Class::Prompt))
     }
 
-    fn place(&mut self, id: ContextId, n_rows_max: usize, n_tokens_max: usize, plan: &mut Plan) -> Placed {
-        let job = self.job_of(id);
-        if let Some(placed) = job.and_then(|job| self.place_member(job, id, n_rows_max, n_tokens_max, plan)) {
-            return placed;
+    /// Looks at a context, which is out of the table and goes back into it.
+    fn place(
+        &mut self,
+        mut context: Box<ContextState>,
+        id: ContextId,
+        n_rows_max: usize,
+        n_tokens_max: usize,
+        plan: &mut Plan,
+    ) -> Placed {
+        let job = context.job();
+        if let Some(job) = job {
+            self.contexts.insert(id, context);
+            if let Some(placed) = self.place_member(job, id, n_rows_max, n_tokens_max, plan) {
+                return placed;
+            }
+            let Some(found) = self.contexts.remove(&id) else { return Placed::Nothing };
+            context = found;
         }
-        let Some(mut context) = self.contexts.remove(&id) else { return Placed::Nothing };
         let placed = self.place_context(&mut context, id, n_tokens_max, plan);
         let mut failure = None;
         let placed = placed.unwrap_or_else(|error| {
@@ -560,7 +573,7 @@ impl Scheduler {
             };
             Row {
                 slot: context.slot,
-                tokens: &kv.tokens[..row.end.min(kv.tokens.len())],
+                tokens: kv.view(&self.pages).first(row.end.min(kv.tokens.len())),
                 input: row.input,
                 start: row.start,
                 pages,

@@ -23,7 +23,7 @@ use crate::batch::{Output, Token};
 use crate::command::{Ahead, Answer, Ask, ContextId, Edit, MaskSource, ModelId, Operation, RunSettings};
 use crate::completion::{CallerId, Done, Outbox};
 use crate::error::EngineError;
-use crate::kv::PrefixScope;
+use crate::kv::{PrefixScope, SegmentLengths, Sequence};
 use crate::line::Standing;
 use crate::port::Port;
 use crate::run::{Finish, Progress, RunEvent, RunQueue};
@@ -111,6 +111,8 @@ struct World {
     n_verified: usize,
     n_masks_late: usize,
     n_moved_within: usize,
+    /// Segments of tokens that were shared, summed over all that was done.
+    n_segments_shared: usize,
 }
 
 impl World {
@@ -136,6 +138,11 @@ impl World {
         };
         let settings = SchedulerSettings {
             prefix_scope: if random.below(2) == 0 { PrefixScope::Actor } else { PrefixScope::Shared },
+            // So short that contexts have several.
+            segments: SegmentLengths {
+                n_tokens: PAGE_LEN << (seed / 3 % 3),
+                n_bundle_blocks: 1 + (seed % 3) as usize,
+            },
             ..SchedulerSettings::alone(limits.n_tokens_max)
         };
         Self {
@@ -158,6 +165,7 @@ impl World {
             n_verified: 0,
             n_masks_late: 0,
             n_moved_within: 0,
+            n_segments_shared: 0,
         }
     }
 
@@ -452,20 +460,35 @@ impl World {
         }
     }
 
+    fn kvs(&self) -> impl Iterator<Item = &Sequence> {
+        let contexts = self.scheduler.contexts.values().map(|context| &context.kv);
+        contexts.chain(self.scheduler.saved.values().map(|saved| &saved.kv))
+    }
+
     fn check(&self) {
         let mut holders = HashMap::new();
+        let mut bundles: HashMap<_, Vec<Arc<Account>>> = HashMap::new();
         for context in self.scheduler.contexts.values() {
             let n_blocks_max = context.n_tokens_expected().div_ceil(PAGE_LEN);
             assert!(context.kv.blocks().len() <= n_blocks_max, "a page that no token needs");
         }
-        let kvs = self.scheduler.contexts.values().map(|context| &context.kv);
-        for kv in kvs.chain(self.scheduler.saved.values().map(|saved| &saved.kv)) {
+        for kv in self.kvs() {
             assert!(kv.n_computed <= kv.tokens.len() && kv.blocks().len() * PAGE_LEN >= kv.n_computed);
-            for &block in kv.blocks() {
+            let (account, bundled, single) = kv.holdings(&self.scheduler.pages);
+            for &block in single {
                 *holders.entry(block).or_insert(0) += 1;
+            }
+            for (bundle, blocks) in bundled {
+                let sharers = bundles.entry(bundle).or_default();
+                if !sharers.iter().any(|sharer| Arc::ptr_eq(sharer, account)) {
+                    blocks.iter().for_each(|&block| *holders.entry(block).or_insert(0) += 1);
+                }
+                sharers.push(account.clone());
             }
         }
         self.scheduler.pages.check(&holders);
+        self.scheduler.pages.check_bundles(&bundles);
+        self.scheduler.pages.tokens.check(self.kvs().map(|kv| &kv.tokens));
         let n_charged: u64 = self.users.iter().map(|user| user.used(Resource::Pages)).sum();
         let n_held: usize = holders.keys().map(|&block| self.scheduler.pages.n_payers(block)).sum();
         assert_eq!(n_charged, n_held as u64, "every held page is charged once to each user who holds it");
@@ -509,10 +532,12 @@ fn random_operations_give_what_a_model_without_pages_gives() {
     let mut n_jobs = joint::Seen::default();
     let (mut n_verified, mut n_rows_of_head, mut n_moved_within) = (0, 0, 0);
     let (mut n_masks_late, mut n_sat_out, mut n_heads_with_pages, mut n_told_again) = (0, 0, 0, 0);
+    let (mut n_taken_apart, mut n_segments_shared) = (0, 0);
     for seed in 0..150 {
         let mut world = World::new(seed);
         for _ in 0..600 {
             world.act();
+            world.n_segments_shared += world.scheduler.pages.tokens.n_shared();
             if world.random.below(3) == 0 {
                 world.step();
             }
@@ -528,6 +553,8 @@ fn random_operations_give_what_a_model_without_pages_gives() {
         n_heads_with_pages += world.backend.n_heads_with_pages;
         n_told_again += world.backend.n_told_again;
         n_masks_late += world.n_masks_late;
+        n_taken_apart += world.scheduler.pages.n_bundles_taken_apart();
+        n_segments_shared += world.n_segments_shared;
         n_jobs.add(&world.n_jobs);
         n_drawn_rows += world.backend.n_drawn_rows;
         n_on_new_pages += world.backend.n_drawn_rows_on_new_pages;
@@ -541,6 +568,8 @@ fn random_operations_give_what_a_model_without_pages_gives() {
     // The test is worth nothing if the schedules never reach these paths.
     assert!(n_answers > 5_000 && n_tokens > 5_000, "{n_answers} answers, {n_tokens} tokens");
     assert!(n_moved_within > 300, "{n_moved_within} pages moved within the device");
+    assert!(n_taken_apart > 300, "{n_taken_apart} bundles that others shared");
+    assert!(n_segments_shared > 100_000, "{n_segments_shared} segments of tokens shared for a while");
     assert!(n_verified > 500 && n_rows_of_head > 300, "{n_verified} {n_rows_of_head}");
     assert!(n_heads_with_pages > 300 && n_heads_with_pages < n_rows_of_head, "{n_heads_with_pages}");
     assert!(n_told_again < 10_000, "{n_told_again} pages were told again as they were");

@@ -4,7 +4,7 @@
 use trellis_engine::backend::{Backend, PAGE_LEN};
 use trellis_engine::batch::{
     Batch, HostPageId, Input, Output, OutputFault, OutputKind, OutputRequest, PageCopy, PageId, Requests,
-    Row, SlotId, Token,
+    Row, SlotId, Token, Tokens,
 };
 use trellis_engine::cpu::{CpuBackend, CpuOptions};
 use trellis_engine::model::{Architecture, ModelConfig, RopeConfig, RopeScaling};
@@ -82,7 +82,7 @@ fn check(mut backend: CpuBackend, n_contexts: usize) {
         let moving: Vec<usize> = (0..n_contexts).filter(|&c| ends[c] > done[c]).collect();
         let rows = moving.iter().map(|&c| Row {
             slot: SlotId(c as u32),
-            tokens: &contexts[c][..ends[c]],
+            tokens: Tokens::from(&contexts[c][..ends[c]]),
             start: done[c],
             pages: &pages[c],
             n_same_pages: 0,
@@ -142,8 +142,10 @@ fn fork_by_page_copy() {
         input: Input::Known,
     };
     let copies = [PageCopy { src: PageId(102), dst: PageId(200) }];
-    let batch =
-        Batch { copies: &copies, rows: vec![fork(&left[..], &tables[0]), fork(&right[..], &tables[1])] };
+    let batch = Batch {
+        copies: &copies,
+        rows: vec![fork(Tokens::from(&left), &tables[0]), fork(Tokens::from(&right), &tables[1])],
+    };
     let outputs = backend.forward(&batch).expect("the backend runs");
     assert_eq!(outputs.into_iter().map(full).collect::<Vec<_>>(), expected);
 }

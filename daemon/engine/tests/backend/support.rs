@@ -4,7 +4,9 @@ use std::path::PathBuf;
 use std::sync::LazyLock;
 
 use trellis_engine::backend::{Backend, PAGE_LEN};
-use trellis_engine::batch::{Batch, Input, Output, OutputKind, OutputRequest, PageId, Row, SlotId, Token};
+use trellis_engine::batch::{
+    Batch, Input, Output, OutputKind, OutputRequest, PageId, Row, SlotId, Token, Tokens,
+};
 use trellis_engine::cpu::{CpuBackend, CpuOptions};
 use trellis_engine::model::{Model, ModelSource};
 
@@ -40,7 +42,7 @@ pub(crate) fn row<'a>(
 ) -> Row<'a> {
     Row {
         slot: SlotId(0),
-        tokens,
+        tokens: Tokens::from(tokens),
         start,
         pages: consecutive(first_page, n_pages(tokens.len())),
         n_same_pages: 0,

@@ -1,7 +1,7 @@
 use super::bundled_path;
 use trellis_engine::backend::{Backend, PAGE_LEN};
 use trellis_engine::batch::{
-    Batch, Input, Output, OutputKind, OutputRequest, PageId, Requests, Row, SlotId, Token,
+    Batch, Input, Output, OutputKind, OutputRequest, PageId, Requests, Row, SlotId, Token, Tokens,
 };
 use trellis_engine::cpu::{CpuBackend, CpuOptions};
 use trellis_engine::model::{
@@ -156,9 +156,10 @@ fn the_cpu_runs_a_random_model() {
         assert_eq!(backend.weights().n_bytes, 4 * model.n_parameters);
         let row = Row {
             slot: SlotId(0),
-            tokens: &tokens,
+            tokens: Tokens::from(&tokens),
             start: 0,
             pages: &(0..tokens.len().div_ceil(PAGE_LEN) as u32).map(PageId).collect::<Vec<_>>(),
+            n_same_pages: 0,
             outputs: Requests::from_iter([OutputRequest { position: 49, kind: OutputKind::Full }]),
             input: Input::Known,
         };

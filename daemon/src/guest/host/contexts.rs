@@ -112,7 +112,7 @@ impl HostContext for GuestState {
     ) -> wasmtime::Result<Vec<u32>> {
         let context = self.table.get(&context)?.lock();
         let end = (end as usize).min(context.tokens().len());
-        Ok(context.tokens()[(start as usize).min(end)..end].to_vec())
+        Ok(context.tokens().copy_of((start as usize).min(end)..end))
     }
 
     async fn prefill(&mut self, context: Resource<GuestContext>) -> Result<(), HostError> {

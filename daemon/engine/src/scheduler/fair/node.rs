@@ -73,6 +73,7 @@ impl<T> Node<T> {
         self.lanes.get(lane.0)
     }
 
+    #[inline]
     pub(super) fn lane_mut(&mut self, lane: Lane) -> &mut Waiting<T> {
         while self.lanes.len() <= lane.0 {
             self.lanes.push(Waiting::new());

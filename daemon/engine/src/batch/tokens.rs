@@ -1,0 +1,175 @@
+//! Tokens as they are read: a view over pieces of memory that contexts with a common beginning share.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use super::Token;
+use crate::kv::{SegmentId, TokenStore};
+
+/// The tokens of a context, or of its beginning. A view, as a slice is one; they lie in pieces.
+#[derive(Clone, Copy)]
+pub struct Tokens<'a> {
+    place: Place<'a>,
+    n_tokens: usize,
+}
+
+/// Where they lie.
+#[derive(Clone, Copy)]
+enum Place<'a> {
+    /// In one piece.
+    Slice(&'a [Token]),
+    /// In the segments of an engine.
+    Store { store: &'a TokenStore, segments: &'a [SegmentId] },
+    /// In segments that contexts of a guest share, and a tail of the context's own.
+    Shared { segments: &'a [Arc<[Token]>], tail: &'a [Token], n_segment_tokens: usize },
+}
+
+impl<'a> Tokens<'a> {
+    pub(crate) fn stored(store: &'a TokenStore, segments: &'a [SegmentId], n_tokens: usize) -> Self {
+        Self { place: Place::Store { store, segments }, n_tokens }
+    }
+
+    /// Segments of so many tokens each, and what follows them.
+    pub(crate) fn shared(segments: &'a [Arc<[Token]>], tail: &'a [Token], n_segment_tokens: usize) -> Self {
+        let n_tokens = segments.len() * n_segment_tokens + tail.len();
+        Self { place: Place::Shared { segments, tail, n_segment_tokens }, n_tokens }
+    }
+
+    /// How many there are.
+    #[must_use]
+    pub fn len(self) -> usize {
+        self.n_tokens
+    }
+
+    /// Whether there are none.
+    #[must_use]
+    pub fn is_empty(self) -> bool {
+        self.n_tokens == 0
+    }
+
+    /// The token at a position.
+    #[must_use]
+    pub fn get(self, idx: usize) -> Option<Token> {
+        (idx < self.n_tokens).then(|| self.piece(idx)[0])
+    }
+
+    /// The first `n_tokens` of them.
+    ///
+    /// # Panics
+    /// There are fewer.
+    #[must_use]
+    pub fn first(self, n_tokens: usize) -> Self {
+        assert!(n_tokens <= self.n_tokens, "{n_tokens} of {} tokens", self.n_tokens);
+        Self { n_tokens, ..self }
+    }
+
+    /// The tokens of a range, piece by piece; no piece is empty.
+    ///
+    /// # Panics
+    /// The range goes past the last token.
+    pub fn pieces(self, range: Range<usize>) -> impl Iterator<Item = &'a [Token]> + Clone {
+        let is_within = range.start <= range.end && range.end <= self.n_tokens;
+        assert!(is_within, "{range:?} of {} tokens", self.n_tokens);
+        let Range { mut start, end } = range;
+        std::iter::from_fn(move || {
+            let n_left = end.checked_sub(start).filter(|&n| n > 0)?;
+            let piece = self.piece(start);
+            let piece = &piece[..piece.len().min(n_left)];
+            start += piece.len();
+            Some(piece)
+        })
+    }
+
+    /// The tokens of a range, one by one.
+    ///
+    /// # Panics
+    /// The range goes past the last token.
+    pub fn iter_range(self, range: Range<usize>) -> impl Iterator<Item = Token> + Clone + use<'a> {
+        self.pieces(range).flatten().copied()
+    }
+
+    /// All of them, one by one.
+    pub fn iter(self) -> impl Iterator<Item = Token> + Clone + use<'a> {
+        self.iter_range(0..self.n_tokens)
+    }
+
+    /// A copy of a range.
+    ///
+    /// # Panics
+    /// The range goes past the last token.
+    #[must_use]
+    pub fn copy_of(self, range: Range<usize>) -> Vec<Token> {
+        let mut copy = Vec::with_capacity(range.len());
+        self.pieces(range).for_each(|piece| copy.extend_from_slice(piece));
+        copy
+    }
+
+    /// A copy of all.
+    #[must_use]
+    pub fn to_vec(self) -> Vec<Token> {
+        self.copy_of(0..self.n_tokens)
+    }
+
+    /// What lies in one piece from a position on; it may go past the last token.
+    fn piece(self, start: usize) -> &'a [Token] {
+        match self.place {
+            Place::Slice(tokens) => &tokens[start..],
+            Place::Store { store, segments } => store.piece(segments, start),
+            Place::Shared { segments, tail, n_segment_tokens } => {
+                let (idx, offset) = (start / n_segment_tokens, start % n_segment_tokens);
+                match segments.get(idx) {
+                    Some(segment) => &segment[offset..],
+                    None => &tail[start - segments.len() * n_segment_tokens..],
+                }
+            }
+        }
+    }
+}
+
+impl<'a> From<&'a [Token]> for Tokens<'a> {
+    fn from(tokens: &'a [Token]) -> Self {
+        Self { place: Place::Slice(tokens), n_tokens: tokens.len() }
+    }
+}
+
+impl<'a> From<&'a Vec<Token>> for Tokens<'a> {
+    fn from(tokens: &'a Vec<Token>) -> Self {
+        tokens.as_slice().into()
+    }
+}
+
+impl std::fmt::Debug for Tokens<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_list().entries(self.iter()).finish()
+    }
+}
+
+impl PartialEq for Tokens<'_> {
+    fn eq(&self, other: &Self) -> bool {
+        self.n_tokens == other.n_tokens && self.iter().eq(other.iter())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_range_over_pieces_is_the_range_of_the_whole() {
+        let all: Vec<Token> = (0..23).collect();
+        let segments: Vec<Arc<[Token]>> = all[..20].chunks(5).map(Arc::from).collect();
+        let views = [Tokens::from(&all), Tokens::shared(&segments, &all[20..], 5)];
+        for view in views {
+            assert_eq!(view.to_vec(), all);
+            for start in 0..=all.len() {
+                assert_eq!(view.get(start), all.get(start).copied());
+                for end in start..=all.len() {
+                    assert_eq!(view.copy_of(start..end), all[start..end]);
+                    assert_eq!(view.first(end).copy_of(start..end), all[start..end]);
+                    assert!(view.pieces(start..end).all(|piece| !piece.is_empty()));
+                    assert!(view.iter_range(start..end).eq(all[start..end].iter().copied()));
+                }
+            }
+        }
+    }
+}
