@@ -13,6 +13,7 @@
 mod allocations;
 mod device;
 mod house;
+mod threads;
 
 use std::time::{Duration, Instant};
 
