@@ -23,7 +23,7 @@ use crate::batch::{Output, Token};
 use crate::command::{Ahead, Answer, Ask, ContextId, Edit, MaskSource, ModelId, Operation, RunSettings};
 use crate::completion::{CallerId, Done, Outbox};
 use crate::error::EngineError;
-use crate::kv::{PrefixScope, SegmentLengths, Sequence};
+use crate::kv::{Holdings, PrefixScope, SegmentLengths, Sequence};
 use crate::line::Standing;
 use crate::port::Port;
 use crate::run::{Finish, Progress, RunEvent, RunQueue};
@@ -474,7 +474,7 @@ impl World {
         }
         for kv in self.kvs() {
             assert!(kv.n_computed <= kv.tokens.len() && kv.blocks().len() * PAGE_LEN >= kv.n_computed);
-            let (account, bundled, single) = kv.holdings(&self.scheduler.pages);
+            let Holdings { account, bundled, single } = kv.holdings(&self.scheduler.pages);
             for &block in single {
                 *holders.entry(block).or_insert(0) += 1;
             }

@@ -180,6 +180,13 @@ impl House {
         }
     }
 
+    /// Steps before those that count.
+    pub(super) fn warm_up(&mut self, n_steps: usize) {
+        for _ in 0..n_steps {
+            self.step();
+        }
+    }
+
     /// One step of all guests' contexts: from the end of one to when the device has the next, or the next but one.
     pub(super) fn step(&mut self) -> Step {
         self.let_guests();
