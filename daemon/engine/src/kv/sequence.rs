@@ -372,6 +372,17 @@ impl Sequence {
         self.n_keys += 1;
     }
 
+    /// Checks that the keys that it knows are those of its tokens.
+    #[cfg(test)]
+    pub(crate) fn check_keys(&self, pages: &PageTable) {
+        assert!(self.n_keys * PAGE_LEN <= self.n_computed, "the keys of full pages");
+        let mut key = self.root;
+        for (idx, page) in self.view(pages).to_vec().chunks(PAGE_LEN).take(self.n_keys).enumerate() {
+            key = key.next(page);
+            assert_eq!(self.tokens.key(idx, &pages.tokens), key, "the key of page {idx}");
+        }
+    }
+
     /// What it holds its blocks through.
     #[cfg(test)]
     pub(crate) fn holdings(&self, pages: &PageTable) -> Holdings<'_> {

@@ -535,8 +535,11 @@ fn random_operations_give_what_a_model_without_pages_gives() {
     let (mut n_taken_apart, mut n_segments_shared) = (0, 0);
     for seed in 0..150 {
         let mut world = World::new(seed);
-        for _ in 0..600 {
+        for n_acts in 0..600 {
             world.act();
+            if n_acts % 8 == 0 {
+                world.kvs().for_each(|kv| kv.check_keys(&world.scheduler.pages));
+            }
             world.n_segments_shared += world.scheduler.pages.tokens.n_shared();
             if world.random.below(3) == 0 {
                 world.step();
