@@ -13,6 +13,7 @@
 mod allocations;
 mod device;
 mod house;
+mod threads;
 
 use std::time::{Duration, Instant};
 
@@ -38,7 +39,7 @@ fn of_steps() {
                 let context = house.context(idx, n_tokens + idx % 16);
                 house.pull(context, None);
             }
-            (0..40).for_each(|_| drop(house.step()));
+            house.warm_up(40);
             let times: Vec<Duration> = (0..N_STEPS).map(|_| house.step().time).collect();
             println!("{n_under_way} under way, {n_rows} rows of {n_tokens}: {:.1} µs a step", median(times));
         }
@@ -60,7 +61,7 @@ fn a_steady_state_asks_for_no_memory() {
             let ends = Ends { n_tokens: 24, n_runs: 4, n_first: 1 + idx % 24 };
             house.pull(context, Some(ends));
         }
-        (0..300).for_each(|_| drop(house.step()));
+        house.warm_up(300);
         let n_allocations: Vec<u64> = (0..1_000).map(|_| house.step().n_allocations).collect();
         assert!(n_allocations.iter().all(|&n| n == 0), "{n_under_way} under way: {n_allocations:?}");
     }
@@ -76,7 +77,7 @@ fn contexts_that_grow_ask_for_no_memory() {
         let context = house.context(idx, 1_000 + idx);
         house.pull(context, None);
     }
-    (0..100).for_each(|_| drop(house.step()));
+    house.warm_up(100);
     let n_allocations: Vec<u64> = (0..1_000).map(|_| house.step().n_allocations).collect();
     assert!(n_allocations.iter().all(|&n| n == 0), "{n_allocations:?}");
 }

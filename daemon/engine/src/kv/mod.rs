@@ -16,6 +16,8 @@ pub(crate) use footprint::Footprint;
 pub(crate) use pages::{BlockId, PageTable};
 pub(crate) use prefix::PrefixKey;
 pub use prefix::PrefixScope;
+#[cfg(test)]
+pub(crate) use sequence::Holdings;
 pub(crate) use sequence::Sequence;
 pub(crate) use tokens::{SegmentId, TokenStore};
 

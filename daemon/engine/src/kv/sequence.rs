@@ -403,17 +403,33 @@ impl Sequence {
         self.n_keys += 1;
     }
 
-    /// What it holds its blocks through: bundles with their blocks, then blocks by themselves.
+    /// Checks that the keys that it knows are those of its tokens.
     #[cfg(test)]
-    pub(crate) fn holdings<'a>(
-        &'a self,
-        pages: &PageTable,
-    ) -> (&'a Arc<Account>, Vec<(BundleId, &'a [BlockId])>, &'a [BlockId]) {
-        assert!(self.n_bundled(pages) * PAGE_LEN <= self.n_computed, "what is in a bundle is full");
-        let (bundled, rest) = self.blocks.split_at(self.n_bundled(pages));
-        let bundled = self.bundles.iter().copied().zip(bundled.chunks(pages.n_bundle_blocks()));
-        (&self.account, bundled.collect(), rest)
+    pub(crate) fn check_keys(&self, pages: &PageTable) {
+        assert!(self.n_keys * PAGE_LEN <= self.n_computed, "the keys of full pages");
+        let mut key = self.root;
+        for (idx, page) in self.view(pages).to_vec().chunks(PAGE_LEN).take(self.n_keys).enumerate() {
+            key = key.next(page);
+            assert_eq!(self.tokens.key(idx, &pages.tokens), key, "the key of page {idx}");
+        }
     }
+
+    /// What it holds its blocks through.
+    #[cfg(test)]
+    pub(crate) fn holdings(&self, pages: &PageTable) -> Holdings<'_> {
+        assert!(self.n_bundled(pages) * PAGE_LEN <= self.n_computed, "what is in a bundle is full");
+        let (bundled, single) = self.blocks.split_at(self.n_bundled(pages));
+        let bundled = self.bundles.iter().copied().zip(bundled.chunks(pages.n_bundle_blocks())).collect();
+        Holdings { account: &self.account, bundled, single }
+    }
+}
+
+/// Bundles with their blocks, then blocks by themselves.
+#[cfg(test)]
+pub(crate) struct Holdings<'a> {
+    pub(crate) account: &'a Arc<Account>,
+    pub(crate) bundled: Vec<(BundleId, &'a [BlockId])>,
+    pub(crate) single: &'a [BlockId],
 }
 
 /// A copy that has room for the few more that mostly follow.

@@ -23,7 +23,7 @@ use crate::batch::{Output, Token};
 use crate::command::{Ahead, Answer, Ask, ContextId, Edit, MaskSource, ModelId, Operation, RunSettings};
 use crate::completion::{CallerId, Done, Outbox};
 use crate::error::EngineError;
-use crate::kv::{PrefixScope, SegmentLengths, Sequence};
+use crate::kv::{Holdings, PrefixScope, SegmentLengths, Sequence};
 use crate::line::Standing;
 use crate::port::Port;
 use crate::run::{Finish, Progress, RunEvent, RunQueue};
@@ -474,7 +474,7 @@ impl World {
         }
         for kv in self.kvs() {
             assert!(kv.n_computed <= kv.tokens.len() && kv.blocks().len() * PAGE_LEN >= kv.n_computed);
-            let (account, bundled, single) = kv.holdings(&self.scheduler.pages);
+            let Holdings { account, bundled, single } = kv.holdings(&self.scheduler.pages);
             for &block in single {
                 *holders.entry(block).or_insert(0) += 1;
             }
@@ -535,8 +535,11 @@ fn random_operations_give_what_a_model_without_pages_gives() {
     let (mut n_taken_apart, mut n_segments_shared) = (0, 0);
     for seed in 0..150 {
         let mut world = World::new(seed);
-        for _ in 0..600 {
+        for n_acts in 0..600 {
             world.act();
+            if n_acts % 8 == 0 {
+                world.kvs().for_each(|kv| kv.check_keys(&world.scheduler.pages));
+            }
             world.n_segments_shared += world.scheduler.pages.tokens.n_shared();
             if world.random.below(3) == 0 {
                 world.step();

@@ -34,6 +34,30 @@ pub(super) fn now<T>(future: impl Future<Output = Result<T, EngineError>>) -> T 
     }
 }
 
+/// Those of a device whose steps have so many rows, with room for so many tokens.
+pub(super) fn limits(n_rows: usize, n_tokens: usize) -> Limits {
+    Limits {
+        n_pages: n_tokens / PAGE_LEN,
+        n_granule_pages: 1,
+        n_host_pages: 0,
+        page_bytes: 1,
+        n_rows_max: n_rows,
+        n_tokens_max: 1 << 21,
+        n_positions_max: 1 << 17,
+        vocab_size: 100,
+        hidden_size: 1,
+        n_steps_under_way: 2,
+        n_slots: 1 << 16,
+        n_states: 0,
+        logits_tokens: 1.0,
+    }
+}
+
+/// The text of a guest; no two have the same first page.
+pub(super) fn text(idx: usize, n_tokens: usize) -> impl Iterator<Item = Token> {
+    (0..n_tokens).map(move |n| (if n < 4 { idx >> (6 * n) & 63 } else { n % 97 }) as Token)
+}
+
 /// Runs of so many tokens each, after a few of which the context is as it was at the beginning.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Ends {
@@ -86,21 +110,7 @@ pub(super) struct House {
 impl House {
     /// An engine whose steps have so many rows, with room for so many tokens.
     pub(super) fn new(n_rows: usize, n_tokens: usize, n_under_way: usize) -> Self {
-        let limits = Limits {
-            n_pages: n_tokens / PAGE_LEN,
-            n_granule_pages: 1,
-            n_host_pages: 0,
-            page_bytes: 1,
-            n_rows_max: n_rows,
-            n_tokens_max: 1 << 21,
-            n_positions_max: 1 << 17,
-            vocab_size: 100,
-            hidden_size: 1,
-            n_steps_under_way: n_under_way,
-            n_slots: 1 << 16,
-            n_states: 0,
-            logits_tokens: 1.0,
-        };
+        let limits = Limits { n_steps_under_way: n_under_way, ..limits(n_rows, n_tokens) };
         let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../models/tiny");
         let model = Model::open("tiny", &ModelSource::Folder(folder)).expect("the bundled model opens");
         let stock = Stock::default();
@@ -142,9 +152,7 @@ impl House {
         let (session, guest) = (SessionId(idx as u64), GuestId(idx as u64));
         let owner = Owner { actor: ActorId(0), session, guest, account };
         let mut context = now(Context::create(&self.model, owner));
-        // No two begin with the same page.
-        let tokens = (0..n_tokens).map(|n| (if n < 4 { idx >> (6 * n) & 63 } else { n % 97 }) as Token);
-        now(context.append(&tokens.collect::<Vec<_>>()));
+        now(context.append(&text(idx, n_tokens).collect::<Vec<_>>()));
         let answer = now(context.ask(Ask::Prefill));
         while self.turn() != Next::Input {
             if self.core.is_under_way() {
@@ -169,6 +177,13 @@ impl House {
                 let polled = guest.pulls.as_mut().poll(&mut TaskContext::from_waker(&guest.waker));
                 assert!(polled.is_pending(), "guests pull for ever");
             }
+        }
+    }
+
+    /// Steps before those that count.
+    pub(super) fn warm_up(&mut self, n_steps: usize) {
+        for _ in 0..n_steps {
+            self.step();
         }
     }
 
