@@ -58,7 +58,7 @@ where
     loop {
         tokio::select! {
             biased;
-            ending = &mut ending => return ending,
+            // First: the last state is told also of a call that is over before anybody looks.
             Ok(()) = states.changed() => {
                 let progress = states.borrow_and_update().clone();
                 if let Some(Progress { stage, done, total }) = progress
@@ -69,6 +69,7 @@ where
                     debug_assert!(pushed.is_ok(), "the daemon's own events are small");
                 }
             }
+            ending = &mut ending => return ending,
         }
     }
 }
