@@ -353,22 +353,22 @@ fn usage(account: &Account) -> GuestUsage {
     }
 }
 
-fn model_info(engine: &ModelHandle, stats: &EngineStats) -> ModelInfo {
-    let model = engine.model();
+fn model_info(loaded: &ModelHandle, stats: &EngineStats) -> ModelInfo {
+    let model = loaded.model();
     ModelInfo {
         name: model.name.clone(),
         architecture: model.config.architecture.name().to_owned(),
         n_vocab: model.config.vocab_size as u64,
-        n_positions: engine.limits().n_positions_max as u64,
+        n_positions: loaded.limits().n_positions_max as u64,
         n_parameters: model.n_parameters,
-        weight_bytes: engine.weights().n_bytes,
-        dtype: engine.weights().dtype.name().to_owned(),
-        device: engine.device().to_owned(),
+        weight_bytes: loaded.weights().n_bytes,
+        dtype: loaded.weights().dtype.name().to_owned(),
+        device: loaded.device().to_owned(),
         is_default: false,
         n_pages: stats.n_pages as u64,
         // A page that only the prefix cache remembers is given up for whoever needs one.
         n_pages_free: (stats.n_pages_free + stats.n_pages_cached) as u64,
-        page_bytes: engine.limits().page_bytes as u64,
+        page_bytes: loaded.limits().page_bytes as u64,
         n_contexts: stats.n_contexts as u64,
         n_steps: stats.n_steps,
         n_rows: stats.n_rows,
@@ -376,7 +376,7 @@ fn model_info(engine: &ModelHandle, stats: &EngineStats) -> ModelInfo {
         n_tokens_in_vain: stats.n_tokens_in_vain,
         n_tokens_again: stats.n_tokens_again,
         busy_ms: u64::try_from(stats.device_busy.as_millis()).unwrap_or(u64::MAX),
-        failure: engine.failure().map(|failure| failure.to_string()),
+        failure: loaded.failure().map(|failure| failure.to_string()),
     }
 }
 
