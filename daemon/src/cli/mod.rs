@@ -20,6 +20,7 @@ mod replay;
 mod resolve;
 mod run;
 mod screen;
+mod seconds;
 mod serve;
 mod stop;
 mod table;

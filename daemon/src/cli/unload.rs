@@ -8,6 +8,7 @@ use serde::Serialize;
 use super::connect::SocketArgs;
 use super::error::CliError;
 use super::output::{self, Format};
+use super::seconds::seconds;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -29,11 +30,6 @@ pub(crate) struct UnloadArgs {
     drain: Option<Duration>,
     #[command(flatten)]
     socket: SocketArgs,
-}
-
-fn seconds(text: &str) -> Result<Duration, String> {
-    let seconds: f64 = text.parse().map_err(|_| format!("{text:?} is not a number of seconds"))?;
-    Duration::try_from_secs_f64(seconds).map_err(|_| format!("{seconds} is not a time"))
 }
 
 #[derive(Serialize)]
