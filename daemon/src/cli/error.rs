@@ -17,8 +17,9 @@ use crate::recording::{Broken, Call, Value};
 
 /// The exit status of an interrupted command: 128 and the number of SIGINT, as shells have it.
 pub(crate) const INTERRUPTED: u8 = 130;
-/// The exit status of a command whose device failed: `EX_TEMPFAIL` of `sysexits.h`, which asks to be tried again.
-pub const DEVICE_FAILED: u8 = 75;
+/// The exit status of a command that may be tried again as it is: its device failed, its model was unloaded, the daemon
+/// went down. `EX_TEMPFAIL` of `sysexits.h`.
+pub const TRY_AGAIN: u8 = 75;
 const GUEST_FAILED: u8 = 1;
 const UNHEALTHY: u8 = 1;
 const CANNOT: u8 = 2;
@@ -140,12 +141,9 @@ impl CliError {
     pub(crate) fn exit_code(&self) -> u8 {
         match self {
             Self::OutputClosed => 0,
-            Self::Device(_) => DEVICE_FAILED,
-            Self::Guest(body) | Self::Client(trellis_client::Error::Daemon(body))
-                if body.code == ErrorCode::DeviceFailed =>
-            {
-                DEVICE_FAILED
-            }
+            Self::Device(_) => TRY_AGAIN,
+            Self::Guest(body) if body.code.is_retryable() => TRY_AGAIN,
+            Self::Client(error) if error.is_retryable() => TRY_AGAIN,
             Self::Guest(_) => GUEST_FAILED,
             Self::Different(_) => DIFFERENT,
             Self::Bench(error) => error.exit_code(),
@@ -256,9 +254,11 @@ mod tests {
         let body = || Box::new(ErrorBody::new(ErrorCode::GuestFailed, "no"));
         assert_eq!(CliError::Guest(body()).exit_code(), 1);
         assert_eq!(CliError::Client(trellis_client::Error::Daemon(body())).exit_code(), 2);
-        let lost = || Box::new(ErrorBody::new(ErrorCode::DeviceFailed, "no"));
-        assert_eq!(CliError::Guest(lost()).exit_code(), DEVICE_FAILED);
-        assert_eq!(CliError::Client(trellis_client::Error::Daemon(lost())).exit_code(), DEVICE_FAILED);
+        for code in [ErrorCode::DeviceFailed, ErrorCode::ModelUnloaded, ErrorCode::ShuttingDown] {
+            let lost = || Box::new(ErrorBody::new(code.clone(), "no"));
+            assert_eq!(CliError::Guest(lost()).exit_code(), TRY_AGAIN);
+            assert_eq!(CliError::Client(trellis_client::Error::Daemon(lost())).exit_code(), TRY_AGAIN);
+        }
         assert_eq!(CliError::Interrupted.exit_code(), 130);
         assert_eq!(CliError::from_output(io::ErrorKind::BrokenPipe.into()).exit_code(), 0);
         assert_eq!(CliError::from_output(io::ErrorKind::StorageFull.into()).exit_code(), 2);

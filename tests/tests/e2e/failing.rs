@@ -323,7 +323,7 @@ fn a_daemon_whose_device_fails_ends_with_its_own_status() {
             let mut served = Served::start_with(exe(), &daemons::config(exe()), &[(ENVIRONMENT, &value)]);
             let client = Client::connect_to(&served.socket()).await.expect("it listens");
             has_failed_with_device(&complete(&client).await);
-            assert_eq!(served.wait().code(), Some(i32::from(trellis::cli::DEVICE_FAILED)), "{fault}");
+            assert_eq!(served.wait().code(), Some(i32::from(trellis::cli::TRY_AGAIN)), "{fault}");
         }
     });
 }
@@ -341,7 +341,7 @@ fn a_command_with_a_daemon_inside_ends_with_the_same_status() {
     command.env(ENVIRONMENT, "tiny 5 device");
     let output = daemons::output(&mut command);
     let errors = String::from_utf8_lossy(&output.stderr);
-    assert_eq!(output.status.code(), Some(i32::from(trellis::cli::DEVICE_FAILED)), "{errors}");
+    assert_eq!(output.status.code(), Some(i32::from(trellis::cli::TRY_AGAIN)), "{errors}");
     assert!(errors.contains("the device failed") && errors.contains("injected"), "{errors}");
 }
 
