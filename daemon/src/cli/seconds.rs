@@ -11,7 +11,9 @@ pub(crate) fn seconds(text: &str) -> Result<Duration, String> {
 /// As [`seconds`], and long enough for something to happen.
 pub(crate) fn some_seconds(text: &str) -> Result<Duration, String> {
     match seconds(text)? {
-        time if time < Duration::from_millis(1) => Err(format!("{text} is not a time of at least a millisecond")),
+        time if time < Duration::from_millis(1) => {
+            Err(format!("{text} is not a time of at least a millisecond"))
+        }
         time => Ok(time),
     }
 }

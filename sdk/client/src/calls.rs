@@ -25,7 +25,8 @@ impl Client {
 
     /// Loads a model while others go on: a bundled name, a folder on the daemon's machine, or `shape:NAME`; on a device
     /// of its own (`cpu`, `cuda:1`) if one is named. `progress` hears bytes loaded and bytes in all. For the user that
-    /// the daemon runs as, and root. Dropping the future takes the load back.
+    /// the daemon runs as, and root. Dropping the future takes the load back. Returns the name that guests ask for; what was
+    /// asked for, where the daemon is too old to tell.
     ///
     /// # Errors
     /// The model cannot be loaded or does not fit, this user may not, or the connection is lost.
@@ -34,7 +35,7 @@ impl Client {
         model: &str,
         device: Option<&str>,
         mut progress: impl FnMut(u64, u64),
-    ) -> Result<(), Error> {
+    ) -> Result<String, Error> {
         let connection = self.connection();
         connection.outbox.room(Room::Bulk).await;
         let call = Call::Load { model: model.to_owned(), device: device.map(str::to_owned) };
@@ -42,7 +43,11 @@ impl Client {
         let mut ending = pin!(reply.await_end());
         loop {
             tokio::select! {
-                ended = &mut ending => return done(ended?),
+                ended = &mut ending => return match ended? {
+                    Value::Loaded { model } => Ok(model),
+                    Value::Done => Ok(model.to_owned()),
+                    _ => Err(Error::UnknownAnswer),
+                },
                 Ok(()) = states.changed() => {
                     let (done, total) = *states.borrow_and_update();
                     progress(done, total);
@@ -53,13 +58,19 @@ impl Client {
 
     /// Unloads a model. New contexts are refused at once; guests that have some open after `drain` (a time of the
     /// daemon's own when `None`) end with [`trellis_wire::ErrorCode::ModelUnloaded`]. Returns once its memory is free.
-    /// For the user that the daemon runs as, and root. Dropping the future does not take it back.
+    /// A model that is on its way out already goes by the sooner of both times. For the user that the daemon runs as, and
+    /// root. Dropping the future does not take it back. Returns the name of the model that is the default now, if there is
+    /// one and the daemon tells.
     ///
     /// # Errors
     /// No such model is loaded, this user may not, or the connection is lost.
-    pub async fn unload_model(&self, model: &str, drain: Option<Duration>) -> Result<(), Error> {
+    pub async fn unload_model(&self, model: &str, drain: Option<Duration>) -> Result<Option<String>, Error> {
         let drain_ms = drain.map(|time| u64::try_from(time.as_millis()).unwrap_or(u64::MAX));
-        done(ask(self.connection(), Call::Unload { model: model.to_owned(), drain_ms }).await?)
+        match ask(self.connection(), Call::Unload { model: model.to_owned(), drain_ms }).await? {
+            Value::Unloaded { default_model } => Ok(default_model),
+            Value::Done => Ok(None),
+            _ => Err(Error::UnknownAnswer),
+        }
     }
 
     /// The running guests of this user.
