@@ -36,7 +36,10 @@ pub(crate) struct LoadArgs {
 
 #[derive(Serialize)]
 struct Loaded {
+    /// The name that guests ask for.
     loaded: String,
+    /// What was asked for.
+    from: String,
 }
 
 pub(crate) async fn load(args: LoadArgs, format: Format) -> Result<(), CliError> {
@@ -58,7 +61,10 @@ pub(crate) async fn load(args: LoadArgs, format: Format) -> Result<(), CliError>
     let loading = client.load_model(&model, device.as_deref(), |done, total| {
         progress.update(&title, Unit::Bytes, done, total);
     });
-    interrupts.stop(async { Ok(loading.await?) }).await?;
+    let loaded = interrupts.stop(async { Ok(loading.await?) }).await?;
     progress.finish();
-    output::print(format, &Loaded { loaded: model }, |Loaded { loaded }| format!("loaded {loaded}"))
+    output::print(format, &Loaded { loaded, from: model }, |Loaded { loaded, from }| match loaded == from {
+        true => format!("loaded {loaded}"),
+        false => format!("loaded {loaded} from {from}"),
+    })
 }

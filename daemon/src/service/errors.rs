@@ -48,9 +48,10 @@ pub(super) fn not_loaded(error: &DaemonError) -> ErrorBody {
         DaemonError::UnknownModel { name } | DaemonError::UnknownShape { name } => {
             body(ErrorCode::InvalidArgument).with_value(name)
         }
-        DaemonError::DuplicateModel { name } | DaemonError::Leaving { name } => {
+        DaemonError::AlreadyLoaded { name, .. } | DaemonError::Leaving { name } => {
             body(ErrorCode::ModelLoaded).with_value(name)
         }
+        DaemonError::Panicked { name, .. } => body(ErrorCode::Internal).with_value(name),
         DaemonError::GivenUp => body(ErrorCode::Cancelled),
         DaemonError::NotLoaded { name, .. } => body(ErrorCode::UnknownModel).with_value(name),
         DaemonError::NoRoom { needed_bytes, free_bytes, .. } => {
