@@ -48,6 +48,14 @@ pub(crate) enum CliError {
     /// Whoever read the output has gone away, which is theirs to do.
     #[error("nobody reads the output any more")]
     OutputClosed,
+    #[error(
+        "several --model are all loaded inside this process, and --socket names a daemon that runs outside: give one \
+         --model, or no --socket"
+    )]
+    SeveralModels,
+    /// The daemon was named, so that no other will do.
+    #[error("{lacking}")]
+    NoSuchModel { lacking: String },
     #[error("this user has no runtime directory to put the socket in")]
     NoSocketPlace,
     #[error("{path} does not exist", path = .path.display())]
@@ -167,7 +175,8 @@ impl CliError {
             Self::Client(error) if error.code() == Some(&ErrorCode::UnknownModel) => {
                 "`trellis models` lists the loaded models"
             }
-            Self::Client(trellis_client::Error::Handshake(_)) => {
+            Self::NoSuchModel { .. } => "`trellis models` lists the loaded models, `trellis load` loads one",
+            Self::Client(trellis_client::Error::Handshake(_) | trellis_client::Error::TooOld { .. }) => {
                 "daemon and client must be of versions that fit: restart the daemon with this `trellis`"
             }
             Self::Daemon(error) if matches!(**error, DaemonError::UnknownModel { .. }) => {
@@ -240,6 +249,7 @@ impl CliError {
                 ErrorBody::new(code, self.to_string())
             }
             Self::Device(_) => ErrorBody::new(ErrorCode::DeviceFailed, self.to_string()),
+            Self::NoSuchModel { .. } => ErrorBody::new(ErrorCode::UnknownModel, self.to_string()),
             _ => ErrorBody::new(ErrorCode::Other("cli".to_owned()), self.to_string()),
         }
     }
