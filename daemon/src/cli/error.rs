@@ -8,7 +8,7 @@ use serde::Serialize;
 use trellis_client::{ErrorBody, ErrorCode};
 use trellis_cuda::{CudaError, LoadError};
 
-use super::output::{Format, for_stream, remark, to_json};
+use super::output::{Format, remark, to_json};
 use crate::config::ConfigError;
 use crate::daemon::{DaemonError, DeviceFailure};
 use crate::guest::{Deed, Difference, GuestError};
@@ -222,7 +222,7 @@ impl CliError {
             // The user's own doing, or said already.
             (Self::OutputClosed | Self::Interrupted | Self::Unhealthy, _) => {}
             (_, Format::Text) => {
-                remark(&format!("error: {}", for_stream(&self.to_string(), &io::stderr())));
+                remark(&format!("error: {self}"));
                 if let Some(hint) = self.hint() {
                     remark(&format!("hint: {hint}"));
                 }

@@ -6,7 +6,7 @@ use serde::Serialize;
 use super::connect::SocketArgs;
 use super::error::CliError;
 use super::interrupt::Interrupts;
-use super::output::{self, Format};
+use super::output::{self, Format, escaped_line};
 use super::progress::{Progress, Unit};
 use crate::bundled;
 use crate::config::Device;
@@ -63,8 +63,12 @@ pub(crate) async fn load(args: LoadArgs, format: Format) -> Result<(), CliError>
     });
     let loaded = interrupts.stop(async { Ok(loading.await?) }).await?;
     progress.finish();
-    output::print(format, &Loaded { loaded, from: model }, |Loaded { loaded, from }| match loaded == from {
-        true => format!("loaded {loaded}"),
-        false => format!("loaded {loaded} from {from}"),
+    output::print(format, &Loaded { loaded, from: model }, |Loaded { loaded, from }| {
+        let name = escaped_line(loaded);
+        if loaded == from {
+            format!("loaded {name}")
+        } else {
+            format!("loaded {name} from {}", escaped_line(from))
+        }
     })
 }

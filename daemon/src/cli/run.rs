@@ -27,7 +27,10 @@ Examples:
   trellis run --seed 7 ./my-guest --beams 4     a guest's crate, built on the way, and its arguments
   trellis run guest.wasm < questions.txt        a component; each line becomes a message to it
   trellis run --record out.rec chat \"Hello\"     for `trellis replay out.rec`, which needs no model
-  trellis run --json best-of-n \"Hello\" | jq     its events, one JSON object a line";
+  trellis run --json best-of-n \"Hello\" | jq     its events, one JSON object a line
+
+What the guest sends goes to standard output byte for byte, but to a terminal with control characters escaped
+(\\u{1b}); its log and errors, on standard error, have them escaped always.";
 
 /// Run a guest and show what it sends
 #[derive(Debug, Args)]

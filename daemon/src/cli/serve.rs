@@ -91,14 +91,14 @@ pub(crate) async fn serve(args: ServeArgs, format: Format) -> Result<(), CliErro
     };
     match format {
         Format::Json => output::print_line(&output::to_json(&ready))?,
-        Format::Text => eprintln!(
+        Format::Text => output::remark(&format!(
             "trellis: ready in {} ms: {} in {} on {}, listening on {}",
             ready.took_ms,
             ready.models.join(", "),
             ready.dtype,
             ready.device,
             ready.socket.display()
-        ),
+        )),
     }
 
     let shutdown = daemon.shutdown().clone();
