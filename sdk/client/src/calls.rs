@@ -43,14 +43,16 @@ impl Client {
         let mut ending = pin!(reply.await_end());
         loop {
             tokio::select! {
-                ended = &mut ending => return match ended? {
-                    Value::Loaded { model } => Ok(model),
-                    _ => Err(Error::UnknownAnswer),
-                },
+                biased;
+                // First: the last state is told also where the end came with it.
                 Ok(()) = states.changed() => {
                     let (done, total) = *states.borrow_and_update();
                     progress(done, total);
                 }
+                ended = &mut ending => return match ended? {
+                    Value::Loaded { model } => Ok(model),
+                    _ => Err(Error::UnknownAnswer),
+                },
             }
         }
     }
