@@ -173,12 +173,7 @@ impl Service for HostService {
             };
             let result = match ending {
                 Ending::Finished => Ok(()),
-                ending if !errors::may_follow_from_failure(&ending) => Err(errors::ended(&ending)),
-                ending => Err(match (models::failure(&models).or(opened.failure()), opened.unloaded()) {
-                    (Some(failure), _) => errors::device_failed(&failure),
-                    (None, Some(model)) => errors::model_unloaded(&model.model().name),
-                    (None, None) => errors::ended(&ending),
-                }),
+                ending => Err(errors::ended(&ending)),
             };
             let elapsed_us = u64::try_from(begun.elapsed().as_micros()).unwrap_or(u64::MAX);
             GuestEnd { result, usage: GuestUsage { elapsed_us, ..usage(&account) } }
