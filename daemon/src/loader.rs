@@ -171,6 +171,7 @@ impl Loader {
         }
         let handle = loaded?;
         self.models.add(handle.clone(), &self.default);
+        tracing::info!(model = handle.model().name, default = self.default_now(), "a model was loaded");
         Ok(handle)
     }
 
@@ -193,6 +194,11 @@ impl Loader {
         Ok(names(&self.models.now()).into_iter().next())
     }
 
+    /// For the log.
+    fn default_now(&self) -> String {
+        names(&self.models.now()).into_iter().next().unwrap_or_else(|| "none".to_owned())
+    }
+
     fn begin_unload(self: &Arc<Self>, name: &str, until: Instant) -> Result<Leaver, DaemonError> {
         let now = self.models.now();
         let model = now.iter().find(|handle| handle.model().name == name).cloned();
@@ -202,8 +208,7 @@ impl Loader {
             return Err(DaemonError::Leaving { name: name.to_owned() });
         }
         self.models.remove(&model);
-        let default = names(&self.models.now()).into_iter().next();
-        tracing::info!(model = name, default, "a model is being unloaded");
+        tracing::info!(model = name, default = self.default_now(), "a model is being unloaded");
         // It drains beside others that come and go.
         let (until, moment) = watch::channel(until);
         let (loader, leaver) = (self.clone(), model.clone());

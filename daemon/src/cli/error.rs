@@ -17,8 +17,8 @@ use crate::recording::{Broken, Call, Value};
 
 /// The exit status of an interrupted command: 128 and the number of SIGINT, as shells have it.
 pub(crate) const INTERRUPTED: u8 = 130;
-/// The exit status of a command that may be tried again as it is: its device failed, its model was unloaded, the daemon
-/// went down. `EX_TEMPFAIL` of `sysexits.h`.
+/// The exit status of a command that may be tried again as it is: its device or its model failed, its model was unloaded,
+/// the daemon was going down. `EX_TEMPFAIL` of `sysexits.h`.
 pub const TRY_AGAIN: u8 = 75;
 const GUEST_FAILED: u8 = 1;
 const UNHEALTHY: u8 = 1;
