@@ -83,6 +83,28 @@ pub enum DaemonError {
         /// The name.
         name: String,
     },
+    /// One model, asked for twice.
+    #[error("model {name:?} is given twice")]
+    GivenTwice {
+        /// The name.
+        name: String,
+    },
+    /// A model of that name is there.
+    #[error("model {name:?} is loaded already{}", .folder.as_ref().map(|folder| format!(", from {}", folder.display())).unwrap_or_default())]
+    AlreadyLoaded {
+        /// The name.
+        name: String,
+        /// Where it is from.
+        folder: Option<PathBuf>,
+    },
+    /// A mistake of ours while a model was loaded.
+    #[error("loading model {name:?} panicked: {message}")]
+    Panicked {
+        /// The model.
+        name: String,
+        /// What the panic said.
+        message: String,
+    },
     /// A model folder that cannot be used.
     #[error("model {name:?}: {source}")]
     Model {

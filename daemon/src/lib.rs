@@ -7,6 +7,7 @@ pub mod daemon;
 mod device;
 pub mod guest;
 pub mod ipc;
+mod leaving;
 mod loader;
 mod models;
 mod recording;

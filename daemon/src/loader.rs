@@ -1,10 +1,14 @@
 //! Devices, the engine on each, and the models that come and go there.
 
+use std::any::Any;
+use std::panic::{AssertUnwindSafe, resume_unwind};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::Mutex;
+use futures_util::FutureExt as _;
+use tokio::sync::{Mutex, watch};
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use trellis_engine::backend::{Backend, PAGE_LEN};
 use trellis_engine::model::Model;
@@ -13,6 +17,7 @@ use trellis_engine::{Engine, EngineSettings, ModelHandle, PrefixScope};
 use crate::config::{Config, Device};
 use crate::daemon::{DaemonError, LoadProgress, Seams, open_model};
 use crate::device::{self, Chosen, Kv};
+use crate::leaving::{Leaver, Leaving, drained};
 use crate::models::{Models, names};
 use crate::shares::{Needs, divide};
 
@@ -28,6 +33,7 @@ pub(crate) struct Loader {
     models: Models,
     /// The name of the model that guests get who name none.
     default: String,
+    leaving: Leaving,
     /// One model comes or goes at a time.
     devices: Mutex<Vec<OpenDevice>>,
 }
@@ -77,12 +83,18 @@ impl Loader {
         fill(&mut first, models, &config, &seams, progress)?;
         let models = Models::new(handles(std::slice::from_ref(&first)));
         let default = names(&models.now()).into_iter().next().unwrap_or_default();
-        Ok(Self { config, cache_dir, seams, models, default, devices: Mutex::new(vec![first]) })
+        let (leaving, devices) = (Leaving::default(), Mutex::new(vec![first]));
+        Ok(Self { config, cache_dir, seams, models, default, leaving, devices })
     }
 
     /// The models that are loaded.
     pub(crate) fn models(&self) -> &Models {
         &self.models
+    }
+
+    /// Those that guests do not find any more and that are not gone.
+    pub(crate) fn leaving(&self) -> Vec<ModelHandle> {
+        self.leaving.now()
     }
 
     pub(crate) fn config(&self) -> &Config {
@@ -119,19 +131,20 @@ impl Loader {
         progress: Box<dyn Fn(u64, u64) + Send + Sync>,
         given_up: &CancellationToken,
     ) -> Result<ModelHandle, DaemonError> {
+        // Before the devices are taken: a folder may lie where nothing answers.
+        let (config, path) = (self.config.clone(), choice.clone());
+        let model = blocking(move || open_model(&path, &config)).await?;
+        let name = model.name.clone();
         let mut devices = self.devices.lock().await;
         if given_up.is_cancelled() {
             return Err(DaemonError::GivenUp);
         }
         let device = device.filter(|&device| device != Device::Auto).unwrap_or(self.config.device);
-        let (config, path) = (self.config.clone(), choice.clone());
-        let model = blocking(move || open_model(&path, &config)).await?;
-        let name = model.name.clone();
         let mut tenants = devices.iter().flat_map(|open| &open.tenants);
         if let Some(tenant) = tenants.find(|tenant| tenant.handle.model().name == name) {
             return Err(match tenant.handle.is_closed() {
                 true => DaemonError::Leaving { name },
-                false => DaemonError::DuplicateModel { name },
+                false => DaemonError::AlreadyLoaded { name, folder: tenant.handle.model().folder.clone() },
             });
         }
         let idx = match devices.iter().position(|open| open.device.is_same(device)) {
@@ -144,40 +157,73 @@ impl Loader {
             }
         };
         let open = &mut devices[idx];
-        let loaded = match open.chosen.needs(&model, &self.config, open.kv_bytes_max(&self.config)) {
-            Ok(needs) => {
-                let candidate = Candidate { choice, model, needs };
-                open.admit(candidate, &self.config, &self.seams, progress).await
-            }
-            Err(error) => Err(error),
+        let loading = async {
+            let needs = open.chosen.needs(&model, &self.config, open.kv_bytes_max(&self.config))?;
+            open.admit(Candidate { choice, model, needs }, &self.config, &self.seams, progress).await
         };
+        // Also after a panic the others get back the room that they gave.
+        let loaded = AssertUnwindSafe(loading).catch_unwind().await.unwrap_or_else(|panic| {
+            Err(DaemonError::Panicked { name, message: panic_message(panic.as_ref()) })
+        });
         if loaded.is_err() {
             open.settle(&self.config).await;
             close_idle(&mut devices).await;
         }
         let handle = loaded?;
         self.models.add(handle.clone(), &self.default);
+        tracing::info!(model = handle.model().name, default = self.default_now(), "a model was loaded");
         Ok(handle)
     }
 
     /// Unloads a model: no new contexts are opened, those that are there have so much time to come to their end, then
-    /// they end.
+    /// they end. One that is on its way out already goes by the sooner of both times. Once begun it goes on, whoever
+    /// waits for it.
+    ///
+    /// Returns the name of the model that is the default now.
     ///
     /// # Errors
     /// No model of that name is loaded, or the device has failed.
-    pub(crate) async fn unload(&self, name: &str, drain: Duration) -> Result<(), DaemonError> {
-        // It drains beside others that come and go.
-        let handle = self.models.now().iter().find(|handle| handle.model().name == name).cloned();
-        let handle = handle.ok_or_else(|| DaemonError::NotLoaded {
-            name: name.to_owned(),
-            known: names(&self.models.now()),
-        })?;
-        if !handle.close() {
+    pub(crate) async fn unload(
+        self: &Arc<Self>,
+        name: &str,
+        drain: Duration,
+    ) -> Result<Option<String>, Arc<DaemonError>> {
+        let until = Instant::now() + drain;
+        let gone = self.leaving.hurry_or(name, until, || self.begin_unload(name, until));
+        gone?.await?;
+        Ok(names(&self.models.now()).into_iter().next())
+    }
+
+    /// For the log.
+    fn default_now(&self) -> String {
+        names(&self.models.now()).into_iter().next().unwrap_or_else(|| "none".to_owned())
+    }
+
+    fn begin_unload(self: &Arc<Self>, name: &str, until: Instant) -> Result<Leaver, DaemonError> {
+        let now = self.models.now();
+        let model = now.iter().find(|handle| handle.model().name == name).cloned();
+        let model =
+            model.ok_or_else(|| DaemonError::NotLoaded { name: name.to_owned(), known: names(&now) })?;
+        if !model.close() {
             return Err(DaemonError::Leaving { name: name.to_owned() });
         }
-        self.models.remove(&handle);
-        let _ = tokio::time::timeout(drain, handle.idle()).await;
-        self.take_off(&handle).await
+        self.models.remove(&model);
+        tracing::info!(model = name, default = self.default_now(), "a model is being unloaded");
+        // It drains beside others that come and go.
+        let (until, moment) = watch::channel(until);
+        let (loader, leaver) = (self.clone(), model.clone());
+        let unloading = tokio::spawn(async move {
+            drained(&leaver, moment).await;
+            loader.take_off(&leaver).await
+        });
+        let (loader, leaver) = (self.clone(), model.clone());
+        let gone = tokio::spawn(async move {
+            let unloaded = unloading.await;
+            loader.leaving.remove(&leaver);
+            unloaded.unwrap_or_else(|error| resume_unwind(error.into_panic())).map_err(Arc::new)
+        });
+        let gone = gone.map(|gone| gone.unwrap_or_else(|error| resume_unwind(error.into_panic())));
+        Ok(Leaver { model, until, gone: gone.boxed().shared() })
     }
 
     /// Takes a model off its device, which others then share anew.
@@ -430,8 +476,11 @@ fn open_models(choices: &[String], config: &Config) -> Result<Vec<(String, Model
     let mut models: Vec<(String, Model)> = Vec::new();
     for choice in choices {
         let model = open_model(choice, config)?;
-        if models.iter().any(|(_, other)| other.name == model.name) {
-            return Err(DaemonError::DuplicateModel { name: model.name });
+        if let Some((_, other)) = models.iter().find(|(_, other)| other.name == model.name) {
+            return Err(match other.folder == model.folder {
+                true => DaemonError::GivenTwice { name: model.name },
+                false => DaemonError::DuplicateModel { name: model.name },
+            });
         }
         models.push((choice.clone(), model));
     }
@@ -508,5 +557,11 @@ fn handles(devices: &[OpenDevice]) -> Vec<ModelHandle> {
 }
 
 async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
-    tokio::task::spawn_blocking(work).await.expect("loading does not panic")
+    tokio::task::spawn_blocking(work).await.unwrap_or_else(|error| resume_unwind(error.into_panic()))
+}
+
+fn panic_message(panic: &(dyn Any + Send)) -> String {
+    let text = panic.downcast_ref::<&str>().copied();
+    let text = text.or_else(|| panic.downcast_ref::<String>().map(String::as_str));
+    text.unwrap_or("a panic without a message").to_owned()
 }

@@ -80,7 +80,7 @@ pub(crate) fn names(models: &[ModelHandle]) -> Vec<String> {
 
 /// The failure of the first of these models' devices that has failed.
 pub(crate) fn failure(models: &[ModelHandle]) -> Option<DeviceFailure> {
-    models.iter().find_map(|model| Some(DeviceFailure::of(model, model.failure()?)))
+    models.iter().find_map(|model| Some(DeviceFailure::of(model, model.device_failure()?)))
 }
 
 /// Waits until the device of one of these models fails; for ever if there are none.
@@ -88,8 +88,9 @@ pub(crate) async fn failed(models: &[ModelHandle]) -> DeviceFailure {
     if models.is_empty() {
         return std::future::pending().await;
     }
-    let failures =
-        models.iter().map(|model| async move { DeviceFailure::of(model, model.failed().await) }.boxed());
+    let failures = models
+        .iter()
+        .map(|model| async move { DeviceFailure::of(model, model.device_failed().await) }.boxed());
     select_all(failures).await.0
 }
 

@@ -5,7 +5,8 @@
 
 use std::collections::HashMap;
 use std::fmt::Write as _;
-use std::fs;
+use std::fs::{self, File};
+use std::io;
 use std::path::{Path, PathBuf};
 
 use super::problem::Algorithm;
@@ -38,18 +39,24 @@ impl CacheFile {
         known.unwrap_or_default()
     }
 
-    /// Written whole or not at all; a cache that cannot be written only costs time.
+    /// Adds to what is known there: several models, or daemons, may be tuned at once. Written whole or not at all; a cache
+    /// that cannot be written only costs time.
     pub(super) fn store(&self, known: &HashMap<MatmulShape, Algorithm>) {
-        let partial = self.path.with_extension(format!("{}.partial", std::process::id()));
-        let written = self
-            .path
-            .parent()
-            .map_or(Ok(()), fs::create_dir_all)
-            .and_then(|()| fs::write(&partial, format(&self.header, known)))
-            .and_then(|()| fs::rename(&partial, &self.path));
-        if let Err(error) = written {
+        if let Err(error) = self.merge(known) {
             tracing::warn!(path = %self.path.display(), %error, "cannot keep timed matrix products");
         }
+    }
+
+    fn merge(&self, known: &HashMap<MatmulShape, Algorithm>) -> io::Result<()> {
+        self.path.parent().map_or(Ok(()), fs::create_dir_all)?;
+        // Never removed: whoever waits for it would then hold one that nobody else finds. It is free when it is closed.
+        let turn = File::create(self.path.with_extension("lock"))?;
+        turn.lock()?;
+        let mut all = self.load();
+        all.extend(known);
+        let partial = self.path.with_extension("partial");
+        fs::write(&partial, format(&self.header, &all))?;
+        fs::rename(&partial, &self.path)
     }
 }
 
@@ -133,7 +140,25 @@ mod tests {
         file.store(&known());
         assert_eq!(file.load(), known());
         file.store(&HashMap::new());
-        assert!(file.load().is_empty());
+        assert_eq!(file.load(), known(), "it is added to");
+    }
+
+    #[test]
+    fn loads_that_tune_at_once_lose_nothing_of_each_other() {
+        const N: usize = 8;
+        let dir = tempfile::tempdir().expect("a directory");
+        let of_load = |load: usize| -> HashMap<MatmulShape, Algorithm> {
+            let tuned = known().into_iter();
+            tuned.map(|(shape, algorithm)| (MatmulShape { n_out: load + 1, ..shape }, algorithm)).collect()
+        };
+        std::thread::scope(|scope| {
+            for load in 0..N {
+                let file = CacheFile::new(dir.path(), "a device");
+                scope.spawn(move || file.store(&of_load(load)));
+            }
+        });
+        let all: HashMap<_, _> = (0..N).flat_map(of_load).collect();
+        assert_eq!(CacheFile::new(dir.path(), "a device").load(), all);
     }
 
     #[test]

@@ -26,8 +26,8 @@ pub(crate) enum Message {
     Leave { caller: CallerId },
     /// What a guest asks.
     Operation(Operation),
-    /// A model that was loaded.
-    Add(Newcomer),
+    /// A model that was loaded, and where to say that it has failed.
+    Add { newcomer: Newcomer, failure: watch::Sender<Option<EngineFailure>> },
     /// A model is to have so many pages.
     Resize { model: ModelId, n_pages: usize, tag: Tag },
     /// A model is to go, and its backend to whoever asked for that.

@@ -29,6 +29,8 @@ struct Loaded {
     next_context: AtomicU64,
     /// Contexts that are open, on their guests' side, and leases.
     n_holders: watch::Sender<usize>,
+    /// Why nothing more is computed for it while its engine goes on with others.
+    failure: watch::Receiver<Option<EngineFailure>>,
     /// Whether it is about to be unloaded.
     is_closed: AtomicBool,
     /// Whether it was.
@@ -54,7 +56,13 @@ impl Drop for ModelLease {
 }
 
 impl ModelHandle {
-    pub(crate) fn new(engine: Arc<Link>, id: ModelId, model: Arc<Model>, backend: &dyn Backend) -> Self {
+    pub(crate) fn new(
+        engine: Arc<Link>,
+        id: ModelId,
+        model: Arc<Model>,
+        backend: &dyn Backend,
+        failure: watch::Receiver<Option<EngineFailure>>,
+    ) -> Self {
         Self(Arc::new(Loaded {
             engine,
             id,
@@ -64,6 +72,7 @@ impl ModelHandle {
             device: backend.device().to_owned(),
             next_context: AtomicU64::new(0),
             n_holders: watch::Sender::new(0),
+            failure,
             is_closed: AtomicBool::new(false),
             is_unloaded: watch::Sender::new(false),
         }))
@@ -105,15 +114,35 @@ impl ModelHandle {
         self.0.engine.state()
     }
 
-    /// Why the engine has failed, if it has.
+    /// Why the engine has failed, if it has: then nothing is computed on its device any more.
     #[must_use]
-    pub fn failure(&self) -> Option<EngineFailure> {
+    pub fn device_failure(&self) -> Option<EngineFailure> {
         self.0.engine.failure()
     }
 
     /// Waits for the engine's failure; for ever, if it is stopped before it fails.
-    pub async fn failed(&self) -> EngineFailure {
+    pub async fn device_failed(&self) -> EngineFailure {
         self.0.engine.failed().await
+    }
+
+    /// Why nothing is computed for the model any more, if that is so: it has failed, or the engine has.
+    #[must_use]
+    pub fn failure(&self) -> Option<EngineFailure> {
+        self.device_failure().or_else(|| self.0.failure.borrow().clone())
+    }
+
+    /// Waits until the model fails, or the engine does; for ever, if the engine is stopped before.
+    pub async fn failed(&self) -> EngineFailure {
+        let mut own = self.0.failure.clone();
+        let own = async {
+            if own.wait_for(Option::is_some).await.is_err() {
+                std::future::pending::<()>().await;
+            }
+        };
+        tokio::select! {
+            failure = self.device_failed() => failure,
+            () = own => self.failure().expect("it was seen"),
+        }
     }
 
     /// Whether the model was unloaded.
@@ -207,7 +236,7 @@ impl ModelHandle {
 
     /// Why there is no answer.
     pub(crate) fn ended(&self) -> EngineError {
-        match self.0.engine.failure() {
+        match self.failure() {
             Some(failure) => EngineError::Failed(failure),
             None if self.is_unloaded() => EngineError::Unloaded,
             None => EngineError::Stopped,

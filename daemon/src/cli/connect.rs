@@ -4,11 +4,12 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use clap::{Args, ValueEnum};
-use trellis_client::{Client, ErrorCode};
+use trellis_client::{Client, ErrorCode, ModelInfo};
 
 use super::error::CliError;
 use super::output::{Format, note};
 use super::progress::{Progress, Unit};
+use crate::bundled;
 use crate::config::{Config, Device, DtypeChoice};
 use crate::daemon::{Daemon, LoadProgress, Seams};
 
@@ -41,8 +42,8 @@ pub(crate) struct HomeArgs {
     /// Run inside this process even if a daemon is running
     #[arg(long, conflicts_with = "socket")]
     pub(crate) local: bool,
-    /// Use this model: one that the running daemon has loaded, or else, inside this process, a bundled one (tiny, draft) or
-    /// a folder. Given several times, all of them inside this process, the first as the default
+    /// Use this model: one that the running daemon has loaded, by its name or its folder, or else, inside this process, a
+    /// bundled one (tiny, draft) or a folder. Given several times, all of them inside this process, the first as the default
     #[arg(long = "model", value_name = "NAME|PATH")]
     pub(crate) models: Vec<String>,
     /// Run inside this process, on this device: auto, cpu, cuda, or cuda:N for one GPU of several
@@ -86,6 +87,15 @@ pub(crate) struct Home {
     _inside: Option<Inside>,
 }
 
+/// Where guests are to run.
+#[derive(Debug)]
+pub(crate) enum Place {
+    /// In the running daemon.
+    There(Home),
+    /// Inside this process, for this reason.
+    Here(&'static str),
+}
+
 /// Kept alive for its client.
 struct Inside(#[expect(dead_code, reason = "held to be dropped after the client")] Daemon);
 
@@ -100,32 +110,42 @@ impl HomeArgs {
         self.local || self.models.len() > 1 || self.device.is_some() || self.dtype.is_some()
     }
 
-    /// Connects to the running daemon; `None` if guests run inside this process.
+    /// Connects to the running daemon, unless guests are to run inside this process. Says so where the daemon would do but
+    /// for the model.
     ///
     /// # Errors
-    /// A daemon is running and cannot be talked to.
-    pub(crate) async fn find(&self) -> Result<Option<Home>, CliError> {
-        if self.stays_inside() {
-            return Ok(None);
+    /// A daemon is running and cannot be talked to, or does not have the model and was named; or the arguments
+    /// contradict each other.
+    pub(crate) async fn find(&self, format: Format) -> Result<Place, CliError> {
+        let is_named = self.socket.socket.is_some();
+        if is_named && self.models.len() > 1 {
+            return Err(CliError::SeveralModels);
         }
-        match self.socket.connect().await {
-            Ok(client) => {
-                let model = self.models.first().cloned();
-                if let Some(name) = &model
-                    && self.socket.socket.is_none()
-                    && !client.models().await?.iter().any(|loaded| loaded.name == *name)
-                {
-                    return Ok(None);
-                }
-                Ok(Some(Home { client, model, _inside: None }))
-            }
+        if self.stays_inside() {
+            return Ok(Place::Here("as asked for"));
+        }
+        let client = match self.socket.connect().await {
+            Ok(client) => client,
             // Who names a socket wants the daemon that listens there.
-            Err(CliError::Client(trellis_client::Error::NotRunning { .. }))
-                if self.socket.socket.is_none() =>
-            {
-                Ok(None)
+            Err(CliError::Client(trellis_client::Error::NotRunning { .. })) if !is_named => {
+                return Ok(Place::Here("no daemon is running"));
             }
-            Err(error) => Err(error),
+            Err(error) => return Err(error),
+        };
+        let Some(choice) = self.models.first() else {
+            return Ok(Place::There(Home { client, model: None, _inside: None }));
+        };
+        match pick(choice, &client.models().await?) {
+            Ok(name) => Ok(Place::There(Home { client, model: Some(name), _inside: None })),
+            Err(lacking) => {
+                let socket = client.socket().map(|path| path.display().to_string()).unwrap_or_default();
+                let lacking = format!("the daemon at {socket} {lacking}");
+                if is_named {
+                    return Err(CliError::NoSuchModel { lacking });
+                }
+                note(format, &format!("{lacking}; loading it inside this process"));
+                Ok(Place::Here("the daemon does not have it"))
+            }
         }
     }
 
@@ -133,7 +153,7 @@ impl HomeArgs {
     ///
     /// # Errors
     /// It cannot be started.
-    pub(crate) async fn make(&self, format: Format) -> Result<Home, CliError> {
+    pub(crate) async fn make(&self, why: &str, format: Format) -> Result<Home, CliError> {
         let mut config = Config::default();
         if !self.models.is_empty() {
             config.models.clone_from(&self.models);
@@ -141,11 +161,36 @@ impl HomeArgs {
         config.device = self.device.unwrap_or(config.device);
         config.dtype = self.dtype.map_or(config.dtype, DtypeChoice::from);
         let daemon = start(&config, format).await?;
-        let is_asked = self.stays_inside() || !self.models.is_empty();
-        let why = if is_asked { "as asked for" } else { "no daemon is running" };
         note(format, &format!("running inside this process ({why}): {}", describe(&daemon)));
         Ok(Home { client: daemon.connect().await?, model: None, _inside: Some(Inside(daemon)) })
     }
+}
+
+/// The name of the daemon's model that is meant, by its name or by its folder; or what the daemon has instead.
+fn pick(choice: &str, models: &[ModelInfo]) -> Result<String, String> {
+    let open: Vec<&ModelInfo> = models.iter().filter(|model| model.state != "draining").collect();
+    if open.iter().any(|model| model.name == choice) {
+        return Ok(choice.to_owned());
+    }
+    let names: Vec<&str> = open.iter().map(|model| model.name.as_str()).collect();
+    let names = if names.is_empty() { "none".to_owned() } else { names.join(", ") };
+    let is_folder = !bundled::NAMES.contains(&choice) && Path::new(choice).is_dir();
+    let folder = is_folder.then(|| Path::new(choice).canonicalize().ok()).flatten();
+    let Some(folder) = folder else {
+        return Err(format!("has no model {choice:?} (it has {names})"));
+    };
+    let is_from = |model: &&&ModelInfo| model.folder.as_deref().is_some_and(|from| folder == Path::new(from));
+    if let Some(model) = open.iter().find(is_from) {
+        return Ok(model.name.clone());
+    }
+    let is_namesake =
+        |model: &&&ModelInfo| folder.file_name().is_some_and(|name| name == model.name.as_str());
+    let shown = folder.display();
+    Err(match open.iter().find(is_namesake).map(|model| (&model.name, &model.folder)) {
+        Some((name, Some(other))) => format!("has its model {name:?} from {other}, not from {shown}"),
+        Some((name, None)) => format!("does not say whether its model {name:?} is that of {shown}"),
+        None => format!("has no model from {shown} (it has {names})"),
+    })
 }
 
 /// Starts a daemon inside this process, with a progress bar if it takes long.
@@ -200,4 +245,35 @@ pub(crate) fn describe(daemon: &Daemon) -> String {
 pub(crate) async fn read_component(path: &Path) -> Result<bytes::Bytes, CliError> {
     let bytes = tokio::fs::read(path).await.map_err(CliError::io(format!("read {}", path.display())))?;
     Ok(bytes.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_folder_is_the_daemons_model_only_if_the_daemon_says_so() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let (one, other) = (folder.path().join("one"), folder.path().join("other"));
+        std::fs::create_dir_all(&one).expect("made");
+        std::os::unix::fs::symlink(&one, &other).expect("made");
+        let (one, other) = (one.to_str().expect("UTF-8"), other.to_str().expect("UTF-8"));
+        let canonical = std::fs::canonicalize(one).expect("it is there").display().to_string();
+        let model = |name: &str, state: &str, folder: Option<&str>| ModelInfo {
+            name: name.to_owned(),
+            state: state.to_owned(),
+            folder: folder.map(str::to_owned),
+            ..ModelInfo::default()
+        };
+        let of = |folder: Option<&str>| [model("tiny", "loaded", None), model("one", "loaded", folder)];
+        assert_eq!(pick("one", &of(None)), Ok("one".to_owned()), "it is a name");
+        assert_eq!(pick(one, &of(Some(&canonical))), Ok("one".to_owned()));
+        assert_eq!(pick(other, &of(Some(&canonical))), Ok("one".to_owned()), "by another way");
+        let said = |choice: &str, models: &[ModelInfo]| pick(choice, models).expect_err(choice);
+        assert!(said(one, &of(None)).contains("does not say"));
+        assert!(said(one, &of(Some("/elsewhere/one"))).contains("from /elsewhere/one, not from"));
+        assert!(said(one, &[model("tiny", "loaded", None)]).contains("(it has tiny)"));
+        assert!(said("draft", &of(None)).contains("no model \"draft\" (it has tiny, one)"));
+        assert!(said("one", &[model("one", "draining", None)]).contains("(it has none)"));
+    }
 }

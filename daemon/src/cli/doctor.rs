@@ -44,11 +44,23 @@ struct Cuda {
     #[serde(flatten)]
     probe: &'static Probe,
     problems: Vec<Problem>,
-    /// Whether a kernel was compiled, loaded and run; absent if that was not tried.
-    proof: Option<Check>,
+    /// The devices that the driver shows, by their ordinals; empty where something is wrong with all of them.
+    gpus: Vec<Gpu>,
+    /// Whether the first of them can be used, which is the one that is taken unless another is named.
     usable: bool,
     /// The last line of the report.
     summary: String,
+}
+
+/// A device that was tried.
+#[derive(Debug, Serialize)]
+struct Gpu {
+    /// As `--device cuda:N` names it.
+    ordinal: usize,
+    /// What it is, with its driver.
+    name: String,
+    /// Whether a kernel was compiled, loaded and run.
+    proof: Check,
 }
 
 #[derive(Debug, Serialize)]
@@ -97,23 +109,32 @@ fn examine(cache_dir: Option<&Path>) -> Cuda {
         .iter()
         .map(|problem| Problem { message: problem.to_string(), remedy: problem.remedy() })
         .collect();
-    let proof = problems.is_empty().then(|| {
-        let proved = Card::open(0, cache_dir.map(|dir| dir.join(KERNELS_DIR)).as_deref())
-            .and_then(|card| probe::prove(&card));
-        Check::of(match proved {
-            Ok(()) => Ok("a kernel was compiled, loaded and run".to_owned()),
-            Err(error) => Err(error.to_string()),
+    let n_gpus = if problems.is_empty() { probe.driver.devices.len() } else { 0 };
+    let gpus: Vec<Gpu> = (0..n_gpus)
+        .map(|ordinal| {
+            let proved = Card::open(ordinal, cache_dir.map(|dir| dir.join(KERNELS_DIR)).as_deref())
+                .and_then(|card| probe::prove(&card));
+            let proof = Check::of(match proved {
+                Ok(()) => Ok("a kernel was compiled, loaded and run".to_owned()),
+                Err(error) => Err(error.to_string()),
+            });
+            Gpu { ordinal, name: device::describe(&probe.driver, ordinal), proof }
         })
-    });
-    let failed = match &proof {
-        Some(proof) if !proof.ok => Some(proof.said.clone()),
-        _ => problems.first().map(|problem| problem.message.clone()),
+        .collect();
+    let failed = match gpus.first() {
+        Some(first) => (!first.proof.ok).then(|| first.proof.said.clone()),
+        None => problems.first().map(|problem| problem.message.clone()),
     };
-    let summary = match &failed {
-        None => format!("CUDA: usable: {}", device::describe(&probe.driver, 0)),
-        Some(reason) => format!("CUDA: not usable: {}", reason.replace('\n', " ")),
+    let summary = match (&failed, &gpus[..]) {
+        (Some(reason), _) => format!("CUDA: not usable: {}", reason.replace('\n', " ")),
+        (None, [only]) => format!("CUDA: usable: {}", only.name),
+        (None, gpus) => {
+            let usable: Vec<String> =
+                gpus.iter().filter(|gpu| gpu.proof.ok).map(|gpu| format!("cuda:{}", gpu.ordinal)).collect();
+            format!("CUDA: usable: {} of {} devices: {}", usable.len(), gpus.len(), usable.join(", "))
+        }
     };
-    Cuda { probe, problems, proof, usable: failed.is_none(), summary }
+    Cuda { probe, problems, gpus, usable: failed.is_none(), summary }
 }
 
 fn check_cpu() -> Check {
@@ -171,7 +192,8 @@ fn place_of(socket: &Path) -> Result<(), String> {
 
 impl Report {
     fn is_healthy(&self) -> bool {
-        let gpu = self.cuda.usable || !self.cuda.probe.driver.has_gpu();
+        let all_work = self.cuda.gpus.iter().all(|gpu| gpu.proof.ok);
+        let gpu = self.cuda.usable && all_work || !self.cuda.probe.driver.has_gpu();
         gpu && self.cpu.ok && self.cache.ok && self.socket.ok
     }
 
@@ -219,8 +241,9 @@ impl Cuda {
             );
             looked_in(text, library_places);
         }
-        if let Some(proof) = &self.proof {
-            line(text, "proof", &proof.said);
+        for Gpu { ordinal, proof, .. } in &self.gpus {
+            let title = if proof.ok { "" } else { "PROBLEM: " };
+            line(text, &format!("proof {ordinal}"), &format!("{title}{}", proof.said));
         }
         // Without a GPU nothing of this is wanting.
         let title = if driver.has_gpu() { "PROBLEM" } else { "missing" };
@@ -278,7 +301,8 @@ mod tests {
             summary.starts_with(if is_usable { "CUDA: usable: " } else { "CUDA: not usable: " }),
             "{summary}"
         );
-        assert_eq!(report.is_healthy(), is_usable || !has_gpu);
+        let all_work = report.cuda.gpus.iter().all(|gpu| gpu.proof.ok);
+        assert_eq!(report.is_healthy(), is_usable && all_work || !has_gpu);
         let json: serde_json::Value = serde_json::from_str(&output::to_json(&report)).expect("JSON");
         assert_eq!(json["cuda"]["usable"], is_usable);
         assert!(json["cuda"]["driver"]["library"]["looked_for"][0].is_string(), "{json}");

@@ -8,7 +8,7 @@ use serde::Serialize;
 use trellis_client::{ErrorBody, ErrorCode};
 use trellis_cuda::{CudaError, LoadError};
 
-use super::output::{Format, for_stream, remark, to_json};
+use super::output::{Format, remark, to_json};
 use crate::config::ConfigError;
 use crate::daemon::{DaemonError, DeviceFailure};
 use crate::guest::{Deed, Difference, GuestError};
@@ -17,8 +17,9 @@ use crate::recording::{Broken, Call, Value};
 
 /// The exit status of an interrupted command: 128 and the number of SIGINT, as shells have it.
 pub(crate) const INTERRUPTED: u8 = 130;
-/// The exit status of a command whose device failed: `EX_TEMPFAIL` of `sysexits.h`, which asks to be tried again.
-pub const DEVICE_FAILED: u8 = 75;
+/// The exit status of a command that may be tried again as it is: its device or its model failed, its model was unloaded,
+/// the daemon was going down. `EX_TEMPFAIL` of `sysexits.h`.
+pub const TRY_AGAIN: u8 = 75;
 const GUEST_FAILED: u8 = 1;
 const UNHEALTHY: u8 = 1;
 const CANNOT: u8 = 2;
@@ -47,6 +48,14 @@ pub(crate) enum CliError {
     /// Whoever read the output has gone away, which is theirs to do.
     #[error("nobody reads the output any more")]
     OutputClosed,
+    #[error(
+        "several --model are all loaded inside this process, and --socket names a daemon that runs outside: give one \
+         --model, or no --socket"
+    )]
+    SeveralModels,
+    /// The daemon was named, so that no other will do.
+    #[error("{lacking}")]
+    NoSuchModel { lacking: String },
     #[error("this user has no runtime directory to put the socket in")]
     NoSocketPlace,
     #[error("{path} does not exist", path = .path.display())]
@@ -140,12 +149,9 @@ impl CliError {
     pub(crate) fn exit_code(&self) -> u8 {
         match self {
             Self::OutputClosed => 0,
-            Self::Device(_) => DEVICE_FAILED,
-            Self::Guest(body) | Self::Client(trellis_client::Error::Daemon(body))
-                if body.code == ErrorCode::DeviceFailed =>
-            {
-                DEVICE_FAILED
-            }
+            Self::Device(_) => TRY_AGAIN,
+            Self::Guest(body) if body.code.is_retryable() => TRY_AGAIN,
+            Self::Client(error) if error.is_retryable() => TRY_AGAIN,
             Self::Guest(_) => GUEST_FAILED,
             Self::Different(_) => DIFFERENT,
             Self::Bench(error) => error.exit_code(),
@@ -169,7 +175,8 @@ impl CliError {
             Self::Client(error) if error.code() == Some(&ErrorCode::UnknownModel) => {
                 "`trellis models` lists the loaded models"
             }
-            Self::Client(trellis_client::Error::Handshake(_)) => {
+            Self::NoSuchModel { .. } => "`trellis models` lists the loaded models, `trellis load` loads one",
+            Self::Client(trellis_client::Error::Handshake(_) | trellis_client::Error::TooOld { .. }) => {
                 "daemon and client must be of versions that fit: restart the daemon with this `trellis`"
             }
             Self::Daemon(error) if matches!(**error, DaemonError::UnknownModel { .. }) => {
@@ -215,7 +222,7 @@ impl CliError {
             // The user's own doing, or said already.
             (Self::OutputClosed | Self::Interrupted | Self::Unhealthy, _) => {}
             (_, Format::Text) => {
-                remark(&format!("error: {}", for_stream(&self.to_string(), &io::stderr())));
+                remark(&format!("error: {self}"));
                 if let Some(hint) = self.hint() {
                     remark(&format!("hint: {hint}"));
                 }
@@ -242,6 +249,7 @@ impl CliError {
                 ErrorBody::new(code, self.to_string())
             }
             Self::Device(_) => ErrorBody::new(ErrorCode::DeviceFailed, self.to_string()),
+            Self::NoSuchModel { .. } => ErrorBody::new(ErrorCode::UnknownModel, self.to_string()),
             _ => ErrorBody::new(ErrorCode::Other("cli".to_owned()), self.to_string()),
         }
     }
@@ -256,9 +264,11 @@ mod tests {
         let body = || Box::new(ErrorBody::new(ErrorCode::GuestFailed, "no"));
         assert_eq!(CliError::Guest(body()).exit_code(), 1);
         assert_eq!(CliError::Client(trellis_client::Error::Daemon(body())).exit_code(), 2);
-        let lost = || Box::new(ErrorBody::new(ErrorCode::DeviceFailed, "no"));
-        assert_eq!(CliError::Guest(lost()).exit_code(), DEVICE_FAILED);
-        assert_eq!(CliError::Client(trellis_client::Error::Daemon(lost())).exit_code(), DEVICE_FAILED);
+        for code in [ErrorCode::DeviceFailed, ErrorCode::ModelUnloaded, ErrorCode::ShuttingDown] {
+            let lost = || Box::new(ErrorBody::new(code.clone(), "no"));
+            assert_eq!(CliError::Guest(lost()).exit_code(), TRY_AGAIN);
+            assert_eq!(CliError::Client(trellis_client::Error::Daemon(lost())).exit_code(), TRY_AGAIN);
+        }
         assert_eq!(CliError::Interrupted.exit_code(), 130);
         assert_eq!(CliError::from_output(io::ErrorKind::BrokenPipe.into()).exit_code(), 0);
         assert_eq!(CliError::from_output(io::ErrorKind::StorageFull.into()).exit_code(), 2);

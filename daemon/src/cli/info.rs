@@ -5,7 +5,7 @@ use trellis_client::{DaemonInfo, ModelInfo};
 
 use super::connect::SocketArgs;
 use super::error::CliError;
-use super::output::{self, Format};
+use super::output::{self, Format, escaped_line};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -52,5 +52,5 @@ fn lines(info: &DaemonInfo, models: &[ModelInfo]) -> String {
         ("guests", info.n_guests.to_string()),
         ("sessions", info.n_sessions.to_string()),
     ];
-    lines.iter().map(|(name, value)| format!("{name:<10}{value}\n")).collect()
+    lines.iter().map(|(name, value)| format!("{name:<10}{}\n", escaped_line(value))).collect()
 }

@@ -6,7 +6,7 @@ use serde::Serialize;
 use super::connect::SocketArgs;
 use super::error::CliError;
 use super::interrupt::Interrupts;
-use super::output::{self, Format};
+use super::output::{self, Format, escaped_line};
 use super::progress::{Progress, Unit};
 use crate::bundled;
 use crate::config::Device;
@@ -36,7 +36,10 @@ pub(crate) struct LoadArgs {
 
 #[derive(Serialize)]
 struct Loaded {
+    /// The name that guests ask for.
     loaded: String,
+    /// What was asked for.
+    from: String,
 }
 
 pub(crate) async fn load(args: LoadArgs, format: Format) -> Result<(), CliError> {
@@ -58,7 +61,14 @@ pub(crate) async fn load(args: LoadArgs, format: Format) -> Result<(), CliError>
     let loading = client.load_model(&model, device.as_deref(), |done, total| {
         progress.update(&title, Unit::Bytes, done, total);
     });
-    interrupts.stop(async { Ok(loading.await?) }).await?;
+    let loaded = interrupts.stop(async { Ok(loading.await?) }).await?;
     progress.finish();
-    output::print(format, &Loaded { loaded: model }, |Loaded { loaded }| format!("loaded {loaded}"))
+    output::print(format, &Loaded { loaded, from: model }, |Loaded { loaded, from }| {
+        let name = escaped_line(loaded);
+        if loaded == from {
+            format!("loaded {name}")
+        } else {
+            format!("loaded {name} from {}", escaped_line(from))
+        }
+    })
 }

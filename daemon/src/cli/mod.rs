@@ -20,6 +20,7 @@ mod replay;
 mod resolve;
 mod run;
 mod screen;
+mod seconds;
 mod serve;
 mod stop;
 mod table;
@@ -32,7 +33,7 @@ use std::sync::OnceLock;
 use clap::{Parser, Subcommand};
 
 use self::error::CliError;
-pub use self::error::DEVICE_FAILED;
+pub use self::error::TRY_AGAIN;
 use self::output::Format;
 use crate::daemon::BackendWrap;
 
@@ -44,7 +45,8 @@ Examples:
   trellis chat                            talk to the model
 
 Exit status: 0 done, 1 the guest failed, 2 a mistake in the command or no daemon, 3 a replay left its
-recording, 75 the device failed and the same may work another time, 130 interrupted.";
+recording, 75 the device or the model failed, the model was unloaded, or the daemon was going down: the same may
+work another time, 130 interrupted.";
 
 /// Programmable LLM decoding: runs small sandboxed programs next to the model
 #[derive(Debug, Parser)]

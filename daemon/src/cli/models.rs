@@ -52,10 +52,11 @@ fn table(models: &[ModelInfo]) -> String {
             model.n_positions.to_string(),
             model.n_vocab.to_string(),
             model.device.clone(),
-            match (&model.failure, model.is_default) {
-                (Some(failure), _) => format!("FAILED: {failure}"),
-                (None, true) => "default".to_owned(),
-                (None, false) => String::new(),
+            match &model.failure {
+                Some(failure) => format!("FAILED: {failure}"),
+                None if model.is_default => "default".to_owned(),
+                None if model.state == "loaded" => String::new(),
+                None => model.state.clone(),
             },
         ]);
     }

@@ -1,4 +1,8 @@
 //! Text for people, JSON for programs.
+//!
+//! A terminal obeys control characters: a name or a log line could set the clipboard, or make lines look like ours. What
+//! the commands themselves say is shown with them escaped, wherever it goes, as git does; what a guest sends is its own,
+//! and goes to files and other programs byte for byte, as with `ls`, and escaped to a terminal.
 
 use std::borrow::Cow;
 use std::io::{self, IsTerminal, Write};
@@ -36,18 +40,20 @@ pub(crate) fn print<T: Serialize + ?Sized>(
         Format::Json => print_line(&to_json(value)),
         Format::Text => {
             let text = to_text(value);
-            if text.is_empty() { Ok(()) } else { print_line(text.trim_end_matches('\n')) }
+            if text.is_empty() { Ok(()) } else { print_line(&escaped(text.trim_end_matches('\n'))) }
         }
     }
 }
 
+/// The value in one line, whose strings hold no control characters as they are: JSON itself escapes only some.
 pub(crate) fn to_json<T: Serialize + ?Sized>(value: &T) -> String {
-    serde_json::to_string(value).expect("what the CLI prints has string keys and serialises")
+    let json = serde_json::to_string(value).expect("what the CLI prints has string keys and serialises");
+    replaced(&json, char::is_control, |c| format!("\\u{:04x}", u32::from(c))).into_owned()
 }
 
 /// Writes one line to standard error, unless nobody can read it: that is no reason to end.
 pub(crate) fn remark(line: &str) {
-    let _ = writeln!(io::stderr().lock(), "{line}");
+    let _ = writeln!(io::stderr().lock(), "{}", escaped(line));
 }
 
 /// A line about what the command itself is doing: to people only, and beside the output.
@@ -59,17 +65,24 @@ pub(crate) fn note(format: Format, line: &str) {
 
 /// Text of a guest as it goes to a stream. What goes to a file or another program goes as it is.
 pub(crate) fn for_stream<'a>(text: &'a str, stream: &impl IsTerminal) -> Cow<'a, str> {
-    if stream.is_terminal() { without_controls(text) } else { Cow::Borrowed(text) }
+    if stream.is_terminal() { escaped(text) } else { Cow::Borrowed(text) }
 }
 
-/// A terminal obeys control characters: a guest could set the clipboard, or make lines look like ours.
-fn without_controls(text: &str) -> Cow<'_, str> {
-    let is_harmful = |c: char| c.is_control() && !matches!(c, '\n' | '\t');
-    if text.contains(is_harmful) {
-        Cow::Owned(text.replace(is_harmful, "\u{fffd}"))
-    } else {
-        Cow::Borrowed(text)
+/// Text of several lines, without control characters: `\u{1b}` for the one that begins a terminal's commands.
+pub(crate) fn escaped(text: &str) -> Cow<'_, str> {
+    replaced(text, |c| c.is_control() && !matches!(c, '\n' | '\t'), |c| c.escape_default().to_string())
+}
+
+/// Text that has to stay in its line.
+pub(crate) fn escaped_line(text: &str) -> Cow<'_, str> {
+    replaced(text, char::is_control, |c| c.escape_default().to_string())
+}
+
+fn replaced(text: &str, is_replaced: fn(char) -> bool, by: impl Fn(char) -> String) -> Cow<'_, str> {
+    if !text.contains(is_replaced) {
+        return Cow::Borrowed(text);
     }
+    Cow::Owned(text.chars().map(|c| if is_replaced(c) { by(c) } else { c.to_string() }).collect())
 }
 
 /// `1.5 MB`, in powers of 1000.
@@ -110,8 +123,12 @@ mod tests {
 
     #[test]
     fn terminals_get_no_control_characters() {
-        let shown = without_controls("a\tb\n\u{1b}]52;c;x\u{7}\r\u{9b}1m é");
-        assert_eq!(shown, "a\tb\n\u{fffd}]52;c;x\u{fffd}\u{fffd}\u{fffd}1m é");
+        let text = "a\tb\n\u{1b}]52;c;x\u{7}\r\u{9b}1m é";
+        assert_eq!(escaped(text), "a\tb\n\\u{1b}]52;c;x\\u{7}\\r\\u{9b}1m é");
+        assert_eq!(escaped_line("a\tb\né"), "a\\tb\\né");
+        let json = to_json(text);
+        assert_eq!(json, "\"a\\tb\\n\\u001b]52;c;x\\u0007\\r\\u009b1m é\"");
+        assert_eq!(serde_json::from_str::<String>(&json).expect("it is JSON"), text);
     }
 
     #[test]

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use trellis_client::Stage;
 
-use super::output::Format;
+use super::output::{Format, escaped_line};
 
 /// Work that is over sooner is not worth a flicker.
 const DELAY: Duration = Duration::from_secs(1);
@@ -111,7 +111,7 @@ impl Bar {
     fn new(title: &str, unit: Unit, due: Instant) -> Self {
         let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::hidden());
         bar.set_style(uncounted(unit));
-        bar.set_message(title.to_owned());
+        bar.set_message(escaped_line(title).into_owned());
         Self { title: title.to_owned(), due, bar }
     }
 

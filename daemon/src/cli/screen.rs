@@ -60,7 +60,7 @@ impl Screen {
             Event::Json { json } => self.line(json)?,
             Event::Log { level, line } => {
                 self.break_line_if_shared();
-                remark(&format!("{}: {}", log_name(level), for_stream(line, &io::stderr())));
+                remark(&format!("{}: {line}", log_name(level)));
             }
             Event::Wanted | Event::Recorded { .. } | Event::Unknown => {}
         }

@@ -80,25 +80,25 @@ pub(crate) async fn serve(args: ServeArgs, format: Format) -> Result<(), CliErro
     // that come meanwhile should wait for this one.
     let listener = Listener::bind(&socket, directory_mode(&socket))?;
     let daemon = interrupts.stop(connect::start(&config, format)).await?;
-    let engine = daemon.model(None);
+    let model = daemon.model(None);
     let ready = Ready {
         ready: true,
-        device: engine.as_ref().map(|engine| engine.device().to_owned()).unwrap_or_default(),
-        dtype: engine.as_ref().map(|engine| engine.weights().dtype.name().to_owned()).unwrap_or_default(),
+        device: model.as_ref().map(|model| model.device().to_owned()).unwrap_or_default(),
+        dtype: model.as_ref().map(|model| model.weights().dtype.name().to_owned()).unwrap_or_default(),
         models: config.models,
         socket,
         took_ms: u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX),
     };
     match format {
         Format::Json => output::print_line(&output::to_json(&ready))?,
-        Format::Text => eprintln!(
+        Format::Text => output::remark(&format!(
             "trellis: ready in {} ms: {} in {} on {}, listening on {}",
             ready.took_ms,
             ready.models.join(", "),
             ready.dtype,
             ready.device,
             ready.socket.display()
-        ),
+        )),
     }
 
     let shutdown = daemon.shutdown().clone();

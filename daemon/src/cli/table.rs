@@ -1,5 +1,7 @@
 //! Aligned columns.
 
+use super::output::escaped_line;
+
 /// Rows under a head, as wide as they need to be; numbers to the right.
 pub(crate) struct Table<const N: usize> {
     head: [&'static str; N],
@@ -23,7 +25,8 @@ impl<const N: usize> Table<N> {
     }
 
     pub(crate) fn push(&mut self, row: [String; N]) {
-        self.rows.push(row);
+        // A cell with a line break would pass for a row.
+        self.rows.push(row.map(|cell| escaped_line(&cell).into_owned()));
     }
 
     pub(crate) fn render(&self) -> String {
@@ -59,5 +62,12 @@ mod tests {
             table.render(),
             "NAME        PAGES  STATE\nbest-of-n      12  running\né          123456\n"
         );
+    }
+
+    #[test]
+    fn a_cell_stays_in_its_row() {
+        let mut table = Table::new([("NAME", Align::Left)]);
+        table.push(["a\nb\u{1b}[2J".into()]);
+        assert_eq!(table.render(), "NAME\na\\nb\\u{1b}[2J\n");
     }
 }

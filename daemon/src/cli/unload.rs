@@ -8,14 +8,16 @@ use serde::Serialize;
 use super::connect::SocketArgs;
 use super::error::CliError;
 use super::output::{self, Format};
+use super::seconds::seconds;
 
 const EXAMPLES: &str = "\
 Examples:
   trellis unload draft                guests that use it have 30 seconds to come to their ends
   trellis unload draft --drain 0      they end at once, with `model_unloaded`
 
-New contexts are refused at once, and contexts saved under a name are forgotten with the model. Interrupting the
-command does not take it back. For the user that the daemon runs as, and root.";
+New contexts are refused at once, and contexts saved under a name are forgotten with the model. Meanwhile `trellis
+models` shows it as draining; to unload it again with a shorter --drain hurries it. Interrupting the command does not
+take it back. For the user that the daemon runs as, and root.";
 
 /// Unload a model from the running daemon
 #[derive(Debug, Args)]
@@ -31,20 +33,19 @@ pub(crate) struct UnloadArgs {
     socket: SocketArgs,
 }
 
-fn seconds(text: &str) -> Result<Duration, String> {
-    let seconds: f64 = text.parse().map_err(|_| format!("{text:?} is not a number of seconds"))?;
-    Duration::try_from_secs_f64(seconds).map_err(|_| format!("{seconds} is not a time"))
-}
-
 #[derive(Serialize)]
 struct Unloaded {
     unloaded: String,
+    /// The model that guests get from now on who name none.
+    default_model: Option<String>,
 }
 
 pub(crate) async fn unload(args: UnloadArgs, format: Format) -> Result<(), CliError> {
     let UnloadArgs { model, drain, socket } = args;
-    socket.connect().await?.unload_model(&model, drain).await?;
-    output::print(format, &Unloaded { unloaded: model }, |Unloaded { unloaded }| {
-        format!("unloaded {unloaded}")
+    let default_model = socket.connect().await?.unload_model(&model, drain).await?;
+    let unloaded = Unloaded { unloaded: model, default_model };
+    output::print(format, &unloaded, |Unloaded { unloaded, default_model }| match default_model {
+        Some(default) => format!("unloaded {unloaded}; the default model is {default}"),
+        None => format!("unloaded {unloaded}; no model is loaded now"),
     })
 }

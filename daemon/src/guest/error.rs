@@ -218,6 +218,28 @@ pub enum GuestEnd {
     /// The guest was stopped.
     #[error("the guest was stopped")]
     Stopped,
+    /// The device of a model failed, and the guest with it.
+    #[error("the device failed, try again: model {model:?}: {reason}")]
+    DeviceFailed {
+        /// The model.
+        model: String,
+        /// What the device reported.
+        reason: String,
+    },
+    /// A model that the guest worked with failed, and others on its device did not.
+    #[error("model {model:?} failed; once it was unloaded and loaded again, try again: {reason}")]
+    ModelFailed {
+        /// The model.
+        model: String,
+        /// What its steps reported.
+        reason: String,
+    },
+    /// A model that the guest worked with was unloaded.
+    #[error("model {model:?} was unloaded; once it is loaded again, try again")]
+    ModelUnloaded {
+        /// The model.
+        model: String,
+    },
     /// The guest failed because its client went away.
     #[error("the client went away")]
     ClientGone,

@@ -7,12 +7,15 @@ use futures_util::future::select_all;
 use tokio::sync::watch;
 use trellis_engine::{ModelHandle, ModelLease};
 
+use super::error::GuestEnd;
 use crate::models::{DeviceFailure, Models, failure};
 
 /// The loaded models, for one guest.
 #[derive(Debug)]
 pub(crate) struct GuestModels {
     loaded: Models,
+    /// Those that were loaded when it began.
+    at_first: Arc<[ModelHandle]>,
     /// The name of the model that it gets when it names none, if that was chosen for it.
     default: Option<String>,
     opened: watch::Sender<Vec<Arc<ModelLease>>>,
@@ -20,7 +23,8 @@ pub(crate) struct GuestModels {
 
 impl GuestModels {
     pub(crate) fn new(loaded: Models, default: Option<String>) -> Self {
-        Self { loaded, default, opened: watch::Sender::new(Vec::new()) }
+        let at_first = loaded.now();
+        Self { loaded, at_first, default, opened: watch::Sender::new(Vec::new()) }
     }
 
     /// The model that was chosen for the guest, should it name none.
@@ -56,17 +60,25 @@ impl GuestModels {
         self.opened.borrow().iter().map(|lease| lease.handle().clone()).collect()
     }
 
-    /// How the device of a model that the guest has opened failed.
-    pub(crate) fn failure(&self) -> Option<DeviceFailure> {
-        failure(&self.opened())
+    /// What has become of models so that the guest cannot go on: a device failed, or one that the guest has opened has
+    /// failed or was unloaded since, or is about to be.
+    pub(crate) fn loss(&self) -> Option<GuestEnd> {
+        let opened = self.opened();
+        if let Some(DeviceFailure { model, failure }) = failure(&self.at_first).or(failure(&opened)) {
+            return Some(GuestEnd::DeviceFailed { model, reason: failure.to_string() });
+        }
+        let failed = |model: &ModelHandle| {
+            let (reason, model) = (model.failure()?.to_string(), model.model().name.clone());
+            Some(GuestEnd::ModelFailed { model, reason })
+        };
+        if let Some(end) = opened.iter().find_map(failed) {
+            return Some(end);
+        }
+        let unloaded = opened.iter().find(|handle| handle.is_unloaded() || handle.is_closed())?;
+        Some(GuestEnd::ModelUnloaded { model: unloaded.model().name.clone() })
     }
 
-    /// One that the guest has opened and that was unloaded since, or is about to be.
-    pub(crate) fn unloaded(&self) -> Option<ModelHandle> {
-        self.opened().into_iter().find(|handle| handle.is_unloaded() || handle.is_closed())
-    }
-
-    /// Waits until one that the guest has opened is unloaded, or its device fails.
+    /// Waits until one that the guest has opened is unloaded or fails, or its device does.
     pub(crate) async fn wait_for_loss(&self) {
         let mut opened = self.opened.subscribe();
         loop {

@@ -330,6 +330,9 @@ fn is_from_outside(end: &GuestEnd) -> bool {
         GuestEnd::Stopped
             | GuestEnd::DeadlineExceeded { .. }
             | GuestEnd::CpuExceeded { .. }
+            | GuestEnd::DeviceFailed { .. }
+            | GuestEnd::ModelFailed { .. }
+            | GuestEnd::ModelUnloaded { .. }
             | GuestEnd::ClientGone
             | GuestEnd::Panicked { .. }
     )

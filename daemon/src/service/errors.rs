@@ -29,12 +29,6 @@ pub(super) fn device_failed(failure: &DeviceFailure) -> ErrorBody {
         .with_value(&failure.model)
 }
 
-/// The model that a guest works with is gone.
-pub(super) fn model_unloaded(name: &str) -> ErrorBody {
-    let message = format!("model {name:?} was unloaded; once it is loaded again, try again");
-    ErrorBody::new(ErrorCode::ModelUnloaded, message).about("model").with_value(name)
-}
-
 pub(super) fn unknown_model(name: &str, known: &[String]) -> ErrorBody {
     let known = if known.is_empty() { "none is".to_owned() } else { format!("{} are", known.join(", ")) };
     let message = format!("no model named {name:?} is loaded; {known}");
@@ -48,9 +42,10 @@ pub(super) fn not_loaded(error: &DaemonError) -> ErrorBody {
         DaemonError::UnknownModel { name } | DaemonError::UnknownShape { name } => {
             body(ErrorCode::InvalidArgument).with_value(name)
         }
-        DaemonError::DuplicateModel { name } | DaemonError::Leaving { name } => {
+        DaemonError::AlreadyLoaded { name, .. } | DaemonError::Leaving { name } => {
             body(ErrorCode::ModelLoaded).with_value(name)
         }
+        DaemonError::Panicked { name, .. } => body(ErrorCode::Internal).with_value(name),
         DaemonError::GivenUp => body(ErrorCode::Cancelled),
         DaemonError::NotLoaded { name, .. } => body(ErrorCode::UnknownModel).with_value(name),
         DaemonError::NoRoom { needed_bytes, free_bytes, .. } => {
@@ -108,14 +103,6 @@ pub(super) fn refused(error: &GuestError) -> ErrorBody {
     }
 }
 
-/// Whether a guest may have ended so because its device failed: it was stopped, or gave up over an error.
-pub(super) fn may_follow_from_failure(end: &GuestEnd) -> bool {
-    matches!(
-        end,
-        GuestEnd::Failed { .. } | GuestEnd::Exited { .. } | GuestEnd::Trapped { .. } | GuestEnd::Stopped
-    )
-}
-
 /// Why a guest ended before its time.
 pub(crate) fn ended(end: &GuestEnd) -> ErrorBody {
     let body = |code| ErrorBody::new(code, end.to_string());
@@ -140,6 +127,11 @@ pub(crate) fn ended(end: &GuestEnd) -> ErrorBody {
             body(ErrorCode::DeadlineExceeded).about("deadline_ms").with_limit(*limit_ms)
         }
         GuestEnd::Stopped => body(ErrorCode::Stopped),
+        GuestEnd::DeviceFailed { model, .. } => {
+            body(ErrorCode::DeviceFailed).about("model").with_value(model)
+        }
+        GuestEnd::ModelFailed { model, .. } => body(ErrorCode::EngineFailed).about("model").with_value(model),
+        GuestEnd::ModelUnloaded { model } => body(ErrorCode::ModelUnloaded).about("model").with_value(model),
         GuestEnd::ClientGone => body(ErrorCode::Cancelled),
         GuestEnd::Panicked { .. } => body(ErrorCode::Internal),
     }

@@ -173,12 +173,7 @@ impl Service for HostService {
             };
             let result = match ending {
                 Ending::Finished => Ok(()),
-                ending if !errors::may_follow_from_failure(&ending) => Err(errors::ended(&ending)),
-                ending => Err(match (models::failure(&models).or(opened.failure()), opened.unloaded()) {
-                    (Some(failure), _) => errors::device_failed(&failure),
-                    (None, Some(model)) => errors::model_unloaded(&model.model().name),
-                    (None, None) => errors::ended(&ending),
-                }),
+                ending => Err(errors::ended(&ending)),
             };
             let elapsed_us = u64::try_from(begun.elapsed().as_micros()).unwrap_or(u64::MAX);
             GuestEnd { result, usage: GuestUsage { elapsed_us, ..usage(&account) } }
@@ -199,15 +194,14 @@ impl Service for HostService {
         self.components.get(actor.uid, hash).is_some()
     }
 
-    async fn models(&self, _: Actor) -> Result<Vec<ModelInfo>, ErrorBody> {
+    async fn models(&self, actor: Actor) -> Result<Vec<ModelInfo>, ErrorBody> {
+        let (loaded, leaving) = (self.host.models(), self.loader.leaving());
         let mut models = Vec::new();
-        for model in self.host.models().iter() {
+        for model in loaded.iter().chain(&leaving) {
             let stats = model.stats().await.unwrap_or_default();
-            models.push(model_info(model, &stats));
+            models.push(model_info(model, &stats, actor));
         }
-        if let Some(first) = models.first_mut() {
-            first.is_default = true;
-        }
+        models[..loaded.len()].first_mut().into_iter().for_each(|first| first.is_default = true);
         models.sort_by(|a, b| a.name.cmp(&b.name));
         Ok(models)
     }
@@ -217,7 +211,7 @@ impl Service for HostService {
         actor: Actor,
         request: LoadRequest,
         progress: ProgressSink,
-    ) -> Result<(), ErrorBody> {
+    ) -> Result<String, ErrorBody> {
         check_operator(actor, "load models")?;
         let LoadRequest { model, device } = request;
         let device = device
@@ -225,17 +219,19 @@ impl Service for HostService {
             .transpose()
             .map_err(|error| ErrorBody::new(ErrorCode::InvalidArgument, error.to_string()).about("device"))?;
         let report = move |done, total| progress.report(Stage::Load, done, total);
-        self.loader.load(model, device, report).await.map_err(|error| errors::not_loaded(&error))?;
-        Ok(())
+        let loaded = self.loader.load(model, device, report).await;
+        loaded.map(|model| model.model().name.clone()).map_err(|error| errors::not_loaded(&error))
     }
 
-    async fn unload(&self, actor: Actor, model: String, drain: Option<Duration>) -> Result<(), ErrorBody> {
+    async fn unload(
+        &self,
+        actor: Actor,
+        model: String,
+        drain: Option<Duration>,
+    ) -> Result<Option<String>, ErrorBody> {
         check_operator(actor, "unload models")?;
-        let (loader, drain) = (self.loader.clone(), drain.unwrap_or(DRAIN).min(DRAIN_MAX));
-        // Once begun it goes on, whoever waits for it.
-        let unloading = tokio::spawn(async move { loader.unload(&model, drain).await });
-        let unloaded = unloading.await.map_err(|error| errors::internal(&error))?;
-        unloaded.map_err(|error| errors::not_loaded(&error))
+        let drain = drain.unwrap_or(DRAIN).min(DRAIN_MAX);
+        self.loader.unload(&model, drain).await.map_err(|error| errors::not_loaded(&error))
     }
 
     async fn guests(&self, actor: Actor) -> Result<Vec<GuestInfo>, ErrorBody> {
@@ -320,9 +316,13 @@ fn may_manage(actor: Actor, owner: ActorId) -> bool {
     actor.uid == 0 || actor.uid == owner.0
 }
 
+fn is_operator(actor: Actor) -> bool {
+    may_manage(actor, ActorId(Actor::this_process().uid))
+}
+
 /// Some things are for the user who runs the daemon, and for root.
 fn check_operator(actor: Actor, what: &str) -> Result<(), ErrorBody> {
-    if may_manage(actor, ActorId(Actor::this_process().uid)) {
+    if is_operator(actor) {
         return Ok(());
     }
     let message = format!("only the user who runs the daemon, or root, may {what}");
@@ -353,22 +353,31 @@ fn usage(account: &Account) -> GuestUsage {
     }
 }
 
-fn model_info(engine: &ModelHandle, stats: &EngineStats) -> ModelInfo {
-    let model = engine.model();
+fn model_info(loaded: &ModelHandle, stats: &EngineStats, actor: Actor) -> ModelInfo {
+    let model = loaded.model();
+    // Where somebody keeps their files is nobody else's business.
+    let folder = model.folder.as_ref().filter(|_| is_operator(actor));
     ModelInfo {
         name: model.name.clone(),
         architecture: model.config.architecture.name().to_owned(),
         n_vocab: model.config.vocab_size as u64,
-        n_positions: engine.limits().n_positions_max as u64,
+        n_positions: loaded.limits().n_positions_max as u64,
         n_parameters: model.n_parameters,
-        weight_bytes: engine.weights().n_bytes,
-        dtype: engine.weights().dtype.name().to_owned(),
-        device: engine.device().to_owned(),
+        weight_bytes: loaded.weights().n_bytes,
+        dtype: loaded.weights().dtype.name().to_owned(),
+        device: loaded.device().to_owned(),
+        state: match loaded.failure() {
+            Some(_) => "failed",
+            None if loaded.is_closed() => "draining",
+            None => "loaded",
+        }
+        .to_owned(),
+        folder: folder.map(|folder| folder.display().to_string()),
         is_default: false,
         n_pages: stats.n_pages as u64,
         // A page that only the prefix cache remembers is given up for whoever needs one.
         n_pages_free: (stats.n_pages_free + stats.n_pages_cached) as u64,
-        page_bytes: engine.limits().page_bytes as u64,
+        page_bytes: loaded.limits().page_bytes as u64,
         n_contexts: stats.n_contexts as u64,
         n_steps: stats.n_steps,
         n_rows: stats.n_rows,
@@ -376,7 +385,7 @@ fn model_info(engine: &ModelHandle, stats: &EngineStats) -> ModelInfo {
         n_tokens_in_vain: stats.n_tokens_in_vain,
         n_tokens_again: stats.n_tokens_again,
         busy_ms: u64::try_from(stats.device_busy.as_millis()).unwrap_or(u64::MAX),
-        failure: engine.failure().map(|failure| failure.to_string()),
+        failure: loaded.failure().map(|failure| failure.to_string()),
     }
 }
 

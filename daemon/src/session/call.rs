@@ -6,7 +6,9 @@ use std::sync::Arc;
 use tokio::sync::watch;
 use tokio::task::unconstrained;
 use tokio_util::task::AbortOnDropHandle;
-use trellis_wire::{ErrorBody, ErrorCode, Event, GuestUsage, Outbox, Outcome, Room, ServerMessage, Value};
+use trellis_wire::{
+    ErrorBody, ErrorCode, Event, GuestUsage, Outbox, Outcome, Room, ServerMessage, VERSION_OF_MODELS, Value,
+};
 
 use super::control::Control;
 use super::service::{Progress, StopReason};
@@ -27,6 +29,11 @@ impl From<Result<Value, ErrorBody>> for Ending {
         };
         Self { outcome, usage: None }
     }
+}
+
+/// What a load or an unload is answered with: a client of an older version knows that it is done, and no more.
+pub(crate) fn told(value: Value, version: u16) -> Value {
+    if version < VERSION_OF_MODELS { Value::Done } else { value }
 }
 
 /// Waits for a call on the service, in a task of its own so that it can neither hold up the connection nor take it
@@ -58,7 +65,7 @@ where
     loop {
         tokio::select! {
             biased;
-            ending = &mut ending => return ending,
+            // First: the last state is told also of a call that is over before anybody looks.
             Ok(()) = states.changed() => {
                 let progress = states.borrow_and_update().clone();
                 if let Some(Progress { stage, done, total }) = progress
@@ -69,6 +76,7 @@ where
                     debug_assert!(pushed.is_ok(), "the daemon's own events are small");
                 }
             }
+            ending = &mut ending => return ending,
         }
     }
 }

@@ -132,8 +132,9 @@ impl<S: Service> Sessions<S> {
             }
             () = shutdown.cancelled() => return Ok(()),
         };
-        let theirs = match hello.and_then(|theirs| negotiate(&Hello::ours(), &theirs).map(|_| theirs)) {
-            Ok(theirs) => theirs,
+        let agreed = hello.and_then(|theirs| Ok((negotiate(&Hello::ours(), &theirs)?, theirs)));
+        let (version, theirs) = match agreed {
+            Ok(agreed) => agreed,
             Err(error) => {
                 let error = match error {
                     WireError::Io(io) if io.kind() == std::io::ErrorKind::TimedOut => {
@@ -154,6 +155,7 @@ impl<S: Service> Sessions<S> {
         let _ended = Ended { service: &*self.service, session_id };
         let connection = Connection {
             actor,
+            version,
             session_id,
             sessions: self.clone(),
             outbox: Arc::new(Outbox::new(frame_bytes_max)),
@@ -197,6 +199,7 @@ where
 struct Connection<S> {
     sessions: Arc<Sessions<S>>,
     actor: Actor,
+    version: u16,
     session_id: u64,
     outbox: Arc<Outbox>,
     /// Bytes of the messages that no guest has received yet.
@@ -394,7 +397,7 @@ impl<S: Service> Connection<S> {
             return Err(ErrorBody::over_limit("requests in flight", n_requests, n_requests_max as u64));
         }
         let service = self.sessions.service.clone();
-        let actor = self.actor;
+        let (actor, version) = (self.actor, self.version);
         match call {
             Call::Start(start) => self.begin_start(id, start)?,
             Call::Upload { hash, n_bytes } => {
@@ -412,7 +415,10 @@ impl<S: Service> Connection<S> {
             Call::Load { model, device } => {
                 let (progress, states) = ProgressSink::new();
                 let request = LoadRequest { model, device };
-                let load = async move { service.load(actor, request, progress).await.map(|()| Value::Done) };
+                let load = async move {
+                    let model = service.load(actor, request, progress).await?;
+                    Ok(call::told(Value::Loaded { model }, version))
+                };
                 let control = Arc::new(Control::default());
                 self.requests.insert(id, Request::Running(control.clone()));
                 let load = call::run_telling(id, self.outbox.clone(), control, load, states);
@@ -420,7 +426,10 @@ impl<S: Service> Connection<S> {
             }
             Call::Unload { model, drain_ms } => {
                 let drain = drain_ms.map(Duration::from_millis);
-                self.run(id, async move { service.unload(actor, model, drain).await.map(|()| Value::Done) });
+                self.run(id, async move {
+                    let default_model = service.unload(actor, model, drain).await?;
+                    Ok(call::told(Value::Unloaded { default_model }, version))
+                });
             }
             Call::Stop { guest_id } => {
                 self.run(id, async move { service.stop(actor, guest_id).await.map(|()| Value::Done) });

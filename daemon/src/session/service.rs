@@ -52,7 +52,7 @@ pub trait Service: Send + Sync + 'static {
     /// The actor may not know.
     fn models(&self, actor: Actor) -> impl Future<Output = Result<Vec<ModelInfo>, ErrorBody>> + Send;
 
-    /// Loads a model; guests can open it once this returns.
+    /// Loads a model; guests can open it once this returns, by the name that it returns.
     ///
     /// # Errors
     /// The actor may not, or why it is not loaded.
@@ -61,11 +61,11 @@ pub trait Service: Send + Sync + 'static {
         _actor: Actor,
         _request: LoadRequest,
         _progress: ProgressSink,
-    ) -> impl Future<Output = Result<(), ErrorBody>> + Send {
+    ) -> impl Future<Output = Result<String, ErrorBody>> + Send {
         async { Err(ErrorBody::new(ErrorCode::Unsupported, "models do not change here")) }
     }
 
-    /// Unloads a model; its memory is free once this returns.
+    /// Unloads a model; its memory is free once this returns. Returns the name of the model that is the default then.
     ///
     /// # Errors
     /// The actor may not, or there is no such model.
@@ -74,7 +74,7 @@ pub trait Service: Send + Sync + 'static {
         _actor: Actor,
         _model: String,
         _drain: Option<Duration>,
-    ) -> impl Future<Output = Result<(), ErrorBody>> + Send {
+    ) -> impl Future<Output = Result<Option<String>, ErrorBody>> + Send {
         async { Err(ErrorBody::new(ErrorCode::Unsupported, "models do not change here")) }
     }
 

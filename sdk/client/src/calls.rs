@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::{Notify, oneshot, watch};
-use trellis_wire::{Call, ComponentHash, DaemonInfo, GuestInfo, ModelInfo, Room, Value};
+use trellis_wire::{Call, ComponentHash, DaemonInfo, GuestInfo, ModelInfo, Room, VERSION_OF_MODELS, Value};
 
 use crate::client::Client;
 use crate::connection::{Connection, Slot};
@@ -25,7 +25,7 @@ impl Client {
 
     /// Loads a model while others go on: a bundled name, a folder on the daemon's machine, or `shape:NAME`; on a device
     /// of its own (`cpu`, `cuda:1`) if one is named. `progress` hears bytes loaded and bytes in all. For the user that
-    /// the daemon runs as, and root. Dropping the future takes the load back.
+    /// the daemon runs as, and root. Dropping the future takes the load back. Returns the name that guests ask for.
     ///
     /// # Errors
     /// The model cannot be loaded or does not fit, this user may not, or the connection is lost.
@@ -34,7 +34,8 @@ impl Client {
         model: &str,
         device: Option<&str>,
         mut progress: impl FnMut(u64, u64),
-    ) -> Result<(), Error> {
+    ) -> Result<String, Error> {
+        self.check_version("say what it loaded", VERSION_OF_MODELS)?;
         let connection = self.connection();
         connection.outbox.room(Room::Bulk).await;
         let call = Call::Load { model: model.to_owned(), device: device.map(str::to_owned) };
@@ -42,24 +43,35 @@ impl Client {
         let mut ending = pin!(reply.await_end());
         loop {
             tokio::select! {
-                ended = &mut ending => return done(ended?),
+                biased;
+                // First: the last state is told also where the end came with it.
                 Ok(()) = states.changed() => {
                     let (done, total) = *states.borrow_and_update();
                     progress(done, total);
                 }
+                ended = &mut ending => return match ended? {
+                    Value::Loaded { model } => Ok(model),
+                    _ => Err(Error::UnknownAnswer),
+                },
             }
         }
     }
 
     /// Unloads a model. New contexts are refused at once; guests that have some open after `drain` (a time of the
     /// daemon's own when `None`) end with [`trellis_wire::ErrorCode::ModelUnloaded`]. Returns once its memory is free.
-    /// For the user that the daemon runs as, and root. Dropping the future does not take it back.
+    /// A model that is on its way out already goes by the sooner of both times. For the user that the daemon runs as, and
+    /// root. Dropping the future does not take it back. Returns the name of the model that is the default now, if there is
+    /// one.
     ///
     /// # Errors
     /// No such model is loaded, this user may not, or the connection is lost.
-    pub async fn unload_model(&self, model: &str, drain: Option<Duration>) -> Result<(), Error> {
+    pub async fn unload_model(&self, model: &str, drain: Option<Duration>) -> Result<Option<String>, Error> {
+        self.check_version("say what it unloaded", VERSION_OF_MODELS)?;
         let drain_ms = drain.map(|time| u64::try_from(time.as_millis()).unwrap_or(u64::MAX));
-        done(ask(self.connection(), Call::Unload { model: model.to_owned(), drain_ms }).await?)
+        match ask(self.connection(), Call::Unload { model: model.to_owned(), drain_ms }).await? {
+            Value::Unloaded { default_model } => Ok(default_model),
+            _ => Err(Error::UnknownAnswer),
+        }
     }
 
     /// The running guests of this user.

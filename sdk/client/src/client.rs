@@ -1,5 +1,5 @@
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use interprocess::local_socket::tokio::Stream;
@@ -17,6 +17,9 @@ use crate::socket;
 pub struct Client {
     pub(crate) handle: Arc<Handle>,
     build: Arc<str>,
+    /// Which version of the protocol is spoken.
+    version: u16,
+    socket: Option<Arc<Path>>,
 }
 
 /// Keeps the connection open.
@@ -41,7 +44,7 @@ impl Client {
         let mut tried = Vec::new();
         for path in socket::candidates() {
             match open(&path).await {
-                Ok(stream) => return Self::over(stream).await,
+                Ok(stream) => return Self::on(path, stream).await,
                 Err(error) if is_nobody(&error) => tried.push(Tried { path, error: Arc::new(error) }),
                 Err(error) => return Err(Error::Connect { path, source: Arc::new(error) }),
             }
@@ -56,12 +59,16 @@ impl Client {
     pub async fn connect_to(path: impl AsRef<Path>) -> Result<Self, Error> {
         let path = path.as_ref();
         match open(path).await {
-            Ok(stream) => Self::over(stream).await,
+            Ok(stream) => Self::on(path.to_owned(), stream).await,
             Err(error) if is_nobody(&error) => Err(Error::NotRunning {
                 tried: vec![Tried { path: path.to_owned(), error: Arc::new(error) }],
             }),
             Err(error) => Err(Error::Connect { path: path.to_owned(), source: Arc::new(error) }),
         }
+    }
+
+    async fn on(path: PathBuf, stream: Stream) -> Result<Self, Error> {
+        Ok(Self { socket: Some(path.into()), ..Self::over(stream).await? })
     }
 
     /// Talks to a daemon over any stream of bytes, one in this process included.
@@ -80,16 +87,35 @@ impl Client {
             Ok(theirs) => theirs,
             Err(error) => return Err(handshake(written.err().unwrap_or(error))),
         };
-        negotiate(&ours, &theirs).map_err(handshake)?;
+        let version = negotiate(&ours, &theirs).map_err(handshake)?;
         let connection = Connection::new(theirs.frame_bytes_max.min(ours.frame_bytes_max));
         tokio::spawn(connection.clone().drive(stream));
-        Ok(Self { handle: Arc::new(Handle { connection }), build: theirs.build.into() })
+        Ok(Self {
+            handle: Arc::new(Handle { connection }),
+            build: theirs.build.into(),
+            version,
+            socket: None,
+        })
     }
 
     /// Name and version of the daemon's build.
     #[must_use]
     pub fn daemon_build(&self) -> &str {
         &self.build
+    }
+
+    /// The socket that the daemon listens on; none where it is reached otherwise.
+    #[must_use]
+    pub fn socket(&self) -> Option<&Path> {
+        self.socket.as_deref()
+    }
+
+    /// Refuses what the daemon is too old for.
+    pub(crate) fn check_version(&self, what: &'static str, needed: u16) -> Result<(), Error> {
+        if self.version >= needed {
+            return Ok(());
+        }
+        Err(Error::TooOld { what, build: self.build.to_string(), spoken: self.version, needed })
     }
 
     pub(crate) fn connection(&self) -> &Arc<Connection> {

@@ -37,6 +37,20 @@ pub enum Error {
     /// The daemon answered something that this client does not understand: one of the two is too old.
     #[error("the daemon gave an answer that this client does not know")]
     UnknownAnswer,
+    /// The daemon is of a version that would pass over a part of the request.
+    #[error(
+        "the daemon ({build}) is too old to {what}: it speaks version {spoken} of the protocol, that needs {needed}"
+    )]
+    TooOld {
+        /// What it would have to do.
+        what: &'static str,
+        /// Its build.
+        build: String,
+        /// The version of the protocol that is spoken with it.
+        spoken: u16,
+        /// The version that it would have to speak.
+        needed: u16,
+    },
     /// The guest has ended and takes no more messages.
     #[error("the guest has ended")]
     GuestEnded,

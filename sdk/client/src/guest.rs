@@ -5,7 +5,9 @@ use std::task::{Context, Poll, ready};
 
 use futures_util::Stream;
 use tokio::sync::mpsc;
-use trellis_wire::{Call, ClientMessage, Event, GuestUsage, OUTPUT_CREDIT_BYTES_MAX, Room, Start};
+use trellis_wire::{
+    Call, ClientMessage, Event, GuestUsage, OUTPUT_CREDIT_BYTES_MAX, Room, Start, VERSION_OF_MODELS,
+};
 
 use crate::calls::{ask, done};
 use crate::client::{Client, Handle};
@@ -39,8 +41,11 @@ impl Client {
     /// reported as [`Event::Progress`]. What the daemon has to say against the guest comes as the stream's last item.
     ///
     /// # Errors
-    /// The connection is lost, or the arguments do not fit in a frame.
+    /// The connection is lost, the arguments do not fit in a frame, or a model is named and the daemon is too old for that.
     pub async fn start(&self, program: Program, options: StartOptions) -> Result<Guest, Error> {
+        if options.model.is_some() {
+            self.check_version("run a guest on a model of the client's choice", VERSION_OF_MODELS)?;
+        }
         let (program, component) = match program {
             Program::Named(name) => (trellis_wire::Program::Named { name }, None),
             Program::Wasm(bytes) => {

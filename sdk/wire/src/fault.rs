@@ -55,7 +55,7 @@ open_enum! {
         Unsupported = "unsupported",
         /// The peer broke the protocol; the connection ends.
         Protocol = "protocol",
-        /// The engine cannot go on.
+        /// The model that the guest worked with has failed, and others on its device have not; or an engine cannot go on.
         EngineFailed = "engine_failed",
         /// The device that the models run on has failed, and with it everything that was under way. The daemon ends, or
         /// opens the device again.

@@ -20,6 +20,11 @@ pub struct ModelInfo {
     pub dtype: String,
     /// The device that runs it.
     pub device: String,
+    /// What it is doing, in a word: `loaded`, `draining` while it is unloaded and its guests come to their ends, `failed`.
+    pub state: String,
+    /// The folder that it was loaded from, as far as the actor may know; absent for a bundled one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub folder: Option<String>,
     /// Guests that name no model get this one.
     pub is_default: bool,
     /// KV pages that it has now; they change when other models come and go.
@@ -42,7 +47,7 @@ pub struct ModelInfo {
     pub n_tokens_again: u64,
     /// Milliseconds that the device has computed for it.
     pub busy_ms: u64,
-    /// Why its engine has ended; absent while it works.
+    /// Why nothing more is computed for it; absent while it works.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub failure: Option<String>,
 }

@@ -35,7 +35,10 @@ pub use validate::{Shape, validate, validate_within};
 /// The oldest version of the protocol that this crate speaks.
 pub const VERSION_MIN: u16 = 2;
 /// The newest version of the protocol that this crate speaks.
-pub const VERSION_MAX: u16 = 2;
+pub const VERSION_MAX: u16 = 3;
+/// The version from which on a start may name its model, and the answers to a load and an unload say what came of it. An
+/// older daemon would run the guest on another model without a word.
+pub const VERSION_OF_MODELS: u16 = 3;
 
 /// Bytes of the largest frame that this crate reads, its length field not counted.
 pub const FRAME_BYTES_MAX: u32 = 1024 * 1024;

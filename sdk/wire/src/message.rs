@@ -80,8 +80,8 @@ pub enum Call {
         /// The guest.
         guest_id: u64,
     },
-    /// Loads a model while others go on, with [`Event::Progress`] in bytes; ends with [`Value::Done`] once guests can
-    /// open it. For the user that the daemon runs as, and root.
+    /// Loads a model while others go on, with [`Event::Progress`] in bytes; ends with [`Value::Loaded`] once guests can
+    /// open it ([`Value::Done`] before [`crate::VERSION_OF_MODELS`]). For the user that the daemon runs as, and root.
     Load {
         /// A bundled model's name, a folder on the daemon's machine, or `shape:NAME`.
         model: String,
@@ -89,9 +89,10 @@ pub enum Call {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         device: Option<String>,
     },
-    /// Unloads a model; ends with [`Value::Done`] once its memory is free. New contexts are refused at once; guests that
-    /// have some open when the time is over end with [`crate::ErrorCode::ModelUnloaded`]. Cancelling the request does
-    /// not take it back. For the user that the daemon runs as, and root.
+    /// Unloads a model; ends with [`Value::Unloaded`] once its memory is free ([`Value::Done`] before
+    /// [`crate::VERSION_OF_MODELS`]). New contexts are refused at once; guests that have some open when the time is over
+    /// end with [`crate::ErrorCode::ModelUnloaded`]. Asked for again meanwhile, the shorter time counts, and both end
+    /// together. Cancelling the request does not take it back. For the user that the daemon runs as, and root.
     Unload {
         /// Its name.
         model: String,
@@ -114,7 +115,8 @@ pub struct Start {
     /// Its arguments.
     #[serde(default)]
     pub arguments: Vec<String>,
-    /// The name of the model that it gets when it names none; the daemon's default when absent.
+    /// The name of the model that it gets when it names none; the daemon's default when absent. Only for a daemon that
+    /// speaks [`crate::VERSION_OF_MODELS`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub model: Option<String>,
     /// The seed that it sees; the daemon picks one otherwise.
@@ -328,6 +330,17 @@ pub enum Outcome {
 pub enum Value {
     /// It is done, and there is nothing to tell.
     Done,
+    /// A model was loaded.
+    Loaded {
+        /// The name that guests ask for.
+        model: String,
+    },
+    /// A model was unloaded.
+    Unloaded {
+        /// The model that guests get from now on who name none, if there is any.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        default_model: Option<String>,
+    },
     /// The loaded models.
     Models {
         /// In the order of their names.

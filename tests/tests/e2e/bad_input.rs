@@ -516,7 +516,7 @@ fn settings_that_make_no_sense() {
     let error = start(&Config { models: models(&["gpt-17"]), ..config() });
     assert!(error.contains("\"gpt-17\"") && error.contains("tiny, draft"), "{error}");
     let error = start(&Config { models: models(&["tiny", "tiny"]), ..config() });
-    assert!(error.contains("two models are named \"tiny\""), "{error}");
+    assert!(error.contains("model \"tiny\" is given twice"), "{error}");
     let error = start(&Config { kv_bytes: Some(1000), ..config() });
     assert!(error.contains("1000") && error.contains("8388608"), "{error}");
 

@@ -203,7 +203,7 @@ fn a_second_daemon_is_refused_and_a_terminated_one_leaves_nothing() {
     signal(served.pid(), Signal::TERM);
     assert_eq!(served.wait().code(), Some(0));
     assert!(!served.socket().exists());
-    assert_eq!(wait(&mut client).code(), Some(1));
+    assert_eq!(wait(&mut client).code(), Some(1), "it was stopped, by its own account");
     let mut said = String::new();
     client.stderr.take().expect("piped").read_to_string(&mut said).expect("it is text");
     assert!(said.starts_with("error: "), "{said}");

@@ -2,12 +2,13 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use tokio::sync::Barrier;
 use trellis::config::{Config, Device, OnDeviceFailure};
 use trellis::daemon::{Daemon, Seams};
 use trellis::ipc::Listener;
-use trellis_client::{Client, ErrorCode, Program};
+use trellis_client::{Client, ErrorCode, Program, StartOptions};
 use trellis_engine::account::{Account, Budget, Owner, Resource};
 use trellis_engine::model::{Dtype, Model};
 use trellis_engine::sampling::Sampler;
@@ -255,6 +256,56 @@ fn a_model_whose_steps_fail_leaves_the_other_alone() {
 }
 
 #[test]
+fn a_model_whose_steps_keep_failing_ends_alone_and_comes_back_when_it_is_loaded_again() {
+    block_on(async {
+        let (daemon, faults) = start_faulty(&config(), "draft");
+        let client = daemon.connect().await.expect("connected");
+        let of_draft = || StartOptions { model: Some("draft".to_owned()), ..with(&COMPLETE) };
+        let on_draft = async || run(&client, &guests::example("complete"), of_draft()).await;
+        let (expected, expected_of_draft) =
+            (complete(&client).await.well().text, on_draft().await.well().text);
+        let draft = daemon.model(Some("draft")).expect("it is loaded");
+        let idle = Context::create(&draft, owner(9)).await.expect("created");
+        faults.inject(3, usize::MAX, Fault::Call);
+        // Steps of the other succeed all the time, and change nothing.
+        let (is_over, witness) = (Arc::new(AtomicBool::new(false)), client.clone());
+        let over = is_over.clone();
+        let others = tokio::spawn(async move {
+            let mut n_completed = 0;
+            while !over.load(Ordering::Relaxed) || n_completed == 0 {
+                assert_eq!(complete(&witness).await.well().text, expected, "undisturbed");
+                n_completed += 1;
+            }
+        });
+        let failed = decode(&draft, owner(1), &Barrier::new(APART)).await.expect_err("it never succeeds");
+        assert!(matches!(&failed, EngineError::Failed(EngineFailure::Steps { n_steps: 3, .. })), "{failed}");
+        assert_eq!(faults.n_faults(), 3, "nothing more is asked of it");
+        for _ in 0..2 {
+            let ended = on_draft().await;
+            assert_eq!(ended.reason().code, ErrorCode::EngineFailed, "{ended:?}");
+            assert!(ended.reason().message.contains("\"draft\" failed"), "{ended:?}");
+        }
+        let mut idle = idle;
+        idle.append(&[1; 3]).await.expect("it goes nowhere");
+        let asked = async { idle.ask(Ask::Prefill).await?.answer().await };
+        assert!(matches!(asked.await, Err(EngineError::Failed(_))));
+        assert!(draft.device_failure().is_none() && daemon.failure().is_none(), "the device works");
+        let models = client.models().await.expect("it answers");
+        let states: Vec<_> = models.iter().map(|model| (model.name.as_str(), model.state.as_str())).collect();
+        assert_eq!(states, [("draft", "failed"), ("tiny", "loaded")]);
+        drop(idle);
+
+        client.unload_model("draft", None).await.expect("it goes");
+        faults.inject(0, 0, Fault::Call);
+        client.load_model("draft", None, |_, _| {}).await.expect("it loads");
+        assert_eq!(on_draft().await.well().text, expected_of_draft);
+        is_over.store(true, Ordering::Relaxed);
+        others.await.expect("no panic");
+        nothing_is_held(&daemon).await;
+    });
+}
+
+#[test]
 fn a_guest_whose_step_fails_hears_so_and_the_next_is_served() {
     block_on(async {
         let (daemon, faults) = start_faulty(&config(), "tiny");
@@ -323,7 +374,7 @@ fn a_daemon_whose_device_fails_ends_with_its_own_status() {
             let mut served = Served::start_with(exe(), &daemons::config(exe()), &[(ENVIRONMENT, &value)]);
             let client = Client::connect_to(&served.socket()).await.expect("it listens");
             has_failed_with_device(&complete(&client).await);
-            assert_eq!(served.wait().code(), Some(i32::from(trellis::cli::DEVICE_FAILED)), "{fault}");
+            assert_eq!(served.wait().code(), Some(i32::from(trellis::cli::TRY_AGAIN)), "{fault}");
         }
     });
 }
@@ -341,7 +392,7 @@ fn a_command_with_a_daemon_inside_ends_with_the_same_status() {
     command.env(ENVIRONMENT, "tiny 5 device");
     let output = daemons::output(&mut command);
     let errors = String::from_utf8_lossy(&output.stderr);
-    assert_eq!(output.status.code(), Some(i32::from(trellis::cli::DEVICE_FAILED)), "{errors}");
+    assert_eq!(output.status.code(), Some(i32::from(trellis::cli::TRY_AGAIN)), "{errors}");
     assert!(errors.contains("the device failed") && errors.contains("injected"), "{errors}");
 }
 

@@ -1,11 +1,12 @@
 //! Models that come and go while others are used.
 
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use trellis::config::{Config, Device};
-use trellis::daemon::Daemon;
+use trellis::daemon::{BackendWrap, Daemon, Seams};
 use trellis::session::Actor;
 use trellis_client::{Client, ErrorCode, Program, StartOptions};
 use trellis_engine::sampling::Sampler;
@@ -15,7 +16,7 @@ use trellis_engine::{
 use trellis_tests::daemons::{self, Served, collect, nothing_is_held, run, until, with};
 use trellis_tests::device::device;
 use trellis_tests::engines::{block_on, encode, owner};
-use trellis_tests::guests;
+use trellis_tests::{guests, pack};
 
 use crate::exe;
 
@@ -291,6 +292,99 @@ fn models_share_the_memory_and_one_that_does_not_fit_is_refused_with_the_numbers
 }
 
 #[test]
+fn a_model_that_drains_is_shown_and_can_be_hurried() {
+    block_on(async {
+        let daemon = Arc::new(daemons::start(&config()));
+        let client = daemon.connect().await.expect("connected");
+        load(&client, "draft").await;
+        let held = Context::create(&model(&daemon, "draft"), owner(7)).await.expect("it is open");
+        let unload = |drain: Duration| {
+            let client = client.clone();
+            tokio::spawn(async move { client.unload_model("draft", Some(drain)).await })
+        };
+        let hour = Duration::from_secs(3600);
+        let first = unload(hour);
+        let state = async || {
+            let models = client.models().await.expect("it answers");
+            models.iter().find(|model| model.name == "draft").map(|model| model.state.clone())
+        };
+        until("it drains", async || state().await.as_deref() == Some("draining")).await;
+        let refused = client.load_model("draft", None, |_, _| {}).await.expect_err("it is not gone");
+        assert_eq!(refused.code(), Some(&ErrorCode::ModelLoaded), "{refused}");
+        // A longer time changes nothing, a shorter one does, for all who wait.
+        let longer = unload(2 * hour);
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        assert!(!first.is_finished() && !longer.is_finished());
+        for unloading in [unload(Duration::ZERO), longer, first] {
+            let default = unloading.await.expect("no panic").expect("it goes");
+            assert_eq!(default.as_deref(), Some("tiny"));
+        }
+        assert_eq!(state().await, None);
+        drop(held);
+        assert_eq!(client.unload_model("tiny", DRAIN).await.expect("it goes"), None, "there is no default");
+        load(&client, "draft").await;
+        nothing_is_held(&daemon).await;
+    });
+}
+
+/// Lets loads of `draft` wait, or panic.
+fn start_with(wrap: impl Fn() + Send + Sync + 'static, config: &Config) -> Daemon {
+    let wrap: BackendWrap = Arc::new(move |name, backend| {
+        if name == "draft" {
+            wrap();
+        }
+        backend
+    });
+    let seams = Seams { wrap: Some(wrap), ..Seams::default() };
+    Daemon::start_with(config, seams, &|_| {}).expect("it starts")
+}
+
+#[test]
+fn a_folder_is_opened_before_a_load_has_its_turn() {
+    block_on(async {
+        let (go, wait) = std::sync::mpsc::channel::<()>();
+        let wait = std::sync::Mutex::new(wait);
+        let held_up = move || wait.lock().expect("no panic").recv().expect("it goes on");
+        let daemon = start_with(held_up, &config());
+        let client = daemon.connect().await.expect("connected");
+        let other = client.clone();
+        let loading = tokio::spawn(async move { other.load_model("draft", None, |_, _| {}).await });
+        // What is wrong with it is found out beside the load that has its turn, whenever that begins.
+        for _ in 0..20 {
+            let refused =
+                client.load_model("/no/such/folder", None, |_, _| {}).await.expect_err("it is not there");
+            assert_eq!(refused.code(), Some(&ErrorCode::InvalidArgument), "{refused}");
+            assert!(!loading.is_finished());
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        go.send(()).expect("it waits");
+        assert_eq!(loading.await.expect("no panic").expect("it loads"), "draft");
+    });
+}
+
+#[test]
+fn a_load_that_panics_gives_the_room_back() {
+    block_on(async {
+        let is_over = Arc::new(AtomicBool::new(false));
+        let over = is_over.clone();
+        let panics = move || assert!(over.load(Ordering::Relaxed), "an injected panic");
+        let daemon = start_with(panics, &Config { kv_bytes: Some(48 << 20), ..config() });
+        let client = daemon.connect().await.expect("connected");
+        let tiny = model(&daemon, "tiny");
+        let n_pages = async || tiny.stats().await.expect("it lives").n_pages;
+        let before = n_pages().await;
+        let refused = client.load_model("draft", None, |_, _| {}).await.expect_err("it panics");
+        assert_eq!(refused.code(), Some(&ErrorCode::Internal), "{refused}");
+        assert!(refused.to_string().contains("an injected panic"), "{refused}");
+        assert_eq!(n_pages().await, before);
+        is_over.store(true, Ordering::Relaxed);
+        load(&client, "draft").await;
+        assert!(n_pages().await < before, "it would have given room");
+        let _ = complete(&client, None).await.well();
+    });
+}
+
+#[test]
 fn what_cannot_be_loaded_or_unloaded_is_said() {
     block_on(async {
         let daemon = daemons::start(&config());
@@ -408,6 +502,59 @@ fn the_command_line_loads_lists_uses_and_unloads() {
     assert!(!ok && again.contains("draft"), "{again}");
     let (unloaded, ok) = trellis(&["unload", "draft", "--drain", "0"]);
     assert!(ok && unloaded.contains("unloaded draft"), "{unloaded}");
+    assert!(unloaded.contains("the default model is tiny"), "{unloaded}");
     let (missing, ok) = trellis(&["unload", "draft"]);
     assert!(!ok && missing.contains("tiny"), "{missing}");
+}
+
+/// A copy of a bundled model, under a name that would clear a terminal.
+fn folder_of_draft(below: &Path) -> PathBuf {
+    let folder = below.join("my\u{1b}[2Jdraft");
+    std::fs::create_dir(&folder).expect("made");
+    for file in std::fs::read_dir(pack::root().join("daemon/models/draft")).expect("it is there") {
+        let file = file.expect("it can be read").path();
+        std::fs::copy(&file, folder.join(file.file_name().expect("a name"))).expect("copied");
+    }
+    folder
+}
+
+#[test]
+fn a_model_from_a_folder_is_named_found_again_and_harmless_to_look_at() {
+    const SHOWN: &str = "my\\u{1b}[2Jdraft";
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder_of_draft(folder.path());
+    let path = path.to_str().expect("UTF-8");
+    let served = Served::start_with(exe(), &config(), &[]);
+    let trellis = |words: &[&str]| {
+        let output = daemons::output(&mut served.trellis(words));
+        let text = String::from_utf8([output.stdout, output.stderr].concat()).expect("UTF-8");
+        assert!(!text.contains('\u{1b}'), "{text:?}");
+        (text, output.status.code())
+    };
+    let (loaded, _) = trellis(&["load", path]);
+    assert!(loaded.contains(&format!("loaded {SHOWN} from ")), "{loaded}");
+    assert!(trellis(&["models"]).0.contains(SHOWN));
+    assert!(trellis(&["info"]).0.contains(SHOWN));
+    let (again, status) = trellis(&["load", path]);
+    assert!(again.contains("is loaded already, from ") && status == Some(2), "{again}");
+
+    // By its folder as by its name.
+    let component = folder.path().join("complete.wasm");
+    std::fs::write(&component, guests::example("complete")).expect("written");
+    let component = component.to_str().expect("UTF-8");
+    let run = |models: &[&str]| {
+        let models = models.iter().flat_map(|model| ["--model", model]);
+        let words: Vec<&str> =
+            ["run", "--no-stdin"].into_iter().chain(models).chain([component, "Once upon a time"]).collect();
+        trellis(&words)
+    };
+    let (of_folder, status) = run(&[path]);
+    assert_eq!(status, Some(0), "{of_folder}");
+    assert_eq!(run(&["my\u{1b}[2Jdraft"]).0, of_folder);
+    let (lacking, status) = run(&["draft"]);
+    assert_eq!(status, Some(2), "{lacking}");
+    let socket = served.socket().display().to_string();
+    assert!(lacking.contains(&socket) && lacking.contains("(it has my"), "{lacking}");
+    let (several, status) = run(&["tiny", "draft"]);
+    assert!(several.contains("several --model") && status == Some(2), "{several}");
 }

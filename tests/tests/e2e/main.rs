@@ -15,6 +15,7 @@ mod hostile;
 mod late;
 mod loads;
 mod mixes;
+mod old;
 mod parity;
 mod queues;
 mod recordings;

@@ -173,3 +173,30 @@ fn a_recording_that_was_cut_or_changed_says_where() {
     assert_eq!(none.status.code(), Some(2));
     assert!(stderr(&none).contains("does not begin like a recording"), "{}", stderr(&none));
 }
+
+#[test]
+fn a_guest_whose_model_was_unloaded_is_replayed_with_that_end() {
+    let (folder, served) = (Folder::new(), Served::start(exe()));
+    let file = folder.path("unloaded.rec");
+    let (path, component) = (file.to_str().expect("UTF-8"), folder.component("chat"));
+    // It has a context, and waits for its second line.
+    let words = ["run", "--json", "--record", path, &component];
+    let mut child =
+        served.trellis(&words).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("runs");
+    let mut input = child.stdin.take().expect("piped");
+    writeln!(input, "What is 37 + 48?").expect("it reads");
+    let contexts = || output(&mut served.trellis(&["models", "--json"])).stdout;
+    let begun = std::time::Instant::now();
+    while !String::from_utf8_lossy(&contexts()).contains("\"n_contexts\":1") {
+        assert!(begun.elapsed() < daemons::PATIENCE, "it opens a context");
+    }
+    assert!(output(&mut served.trellis(&["unload", "tiny", "--drain", "0"])).status.success());
+    let first = child.wait_with_output().expect("it ends");
+    drop(input);
+    let end = events(&first).pop().expect("an end");
+    assert_eq!(end["error"]["code"], "model_unloaded", "{end}");
+    assert_eq!(first.status.code(), Some(i32::from(trellis::cli::TRY_AGAIN)));
+    let again = folder.replay(&file, None);
+    assert_eq!(events(&again), events(&first), "{}", stderr(&again));
+    assert_eq!(again.status.code(), first.status.code());
+}

@@ -4,6 +4,8 @@ use std::path::PathBuf;
 use std::pin::pin;
 use std::task::{self, Poll, Waker};
 
+use tokio::sync::watch;
+
 use super::*;
 use crate::account::{Account, ActorId, Budget, GuestId, N_OPERATIONS_MAX, SessionId};
 use crate::backend::{Backend, BackendError, Collected, Limits, WeightsInfo};
@@ -44,7 +46,7 @@ fn engine() -> (ModelHandle, Served) {
     let weights = WeightsInfo { dtype: Dtype::F32, n_bytes: 0 };
     let (link, served) = Link::new(Port::Encoded);
     let backend = Idle { limits, weights };
-    (ModelHandle::new(link, ModelId::default(), Arc::new(model), &backend), served)
+    (ModelHandle::new(link, ModelId::default(), Arc::new(model), &backend, watch::channel(None).1), served)
 }
 
 /// A backend that nothing is asked of.

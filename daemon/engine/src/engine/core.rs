@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use smallvec::SmallVec;
 
 use super::gone::Gone;
-use super::resident::{Change, Resident};
+use super::resident::{Change, Health, Resident};
 use crate::account::Owner;
 use crate::backend::{Backend, BackendError, Collected, Damage, Limits};
 use crate::batch::Row;
@@ -21,9 +21,6 @@ use crate::completion::{CallerId, Completion, Done, Outbox, Tag};
 use crate::error::{EngineError, EngineFailure};
 use crate::handle::DESK;
 use crate::scheduler::{Commons, Plan, Scheduler, SchedulerSettings, Turn};
-
-/// So many steps that fail, with none between them that succeeds, are taken for a device that is lost.
-const N_STEPS_FAILED_MAX: usize = 3;
 
 /// A step waits for guests that ask again at once for this share of the step before, and for no longer than this. Waking
 /// a guest's thread takes some tens of microseconds, and a guest that comes too late waits for two steps.
@@ -103,7 +100,8 @@ pub(super) struct Core {
     collected: Option<Result<Collected, BackendError>>,
     linger: Option<Linger>,
     n_steps_planned: u64,
-    n_steps_failed: usize,
+    /// Models that have failed since this was asked last.
+    failed: Vec<(ModelId, EngineFailure)>,
     /// Memory for the rows of a step.
     rows: Vec<Row<'static>>,
 }
@@ -167,8 +165,10 @@ impl Core {
             // They may have come while the step was submitted.
             return Ok(Next::Turn);
         }
-        let has_work = |resident: &Resident| {
-            resident.scheduler.has_work_among(&self.commons) || resident.change != Change::None
+        let has_work = |resident: &Resident| match resident.health {
+            Health::Works { .. } if resident.scheduler.has_work_among(&self.commons) => true,
+            Health::Failing(_) => true,
+            _ => resident.change != Change::None,
         };
         Ok(match (self.under_way.is_empty(), self.residents.iter().flatten().any(has_work)) {
             (false, _) => Next::Device,
@@ -194,6 +194,11 @@ impl Core {
         std::mem::take(&mut self.departed)
     }
 
+    /// Models that have failed since this was asked last, while others go on.
+    pub(super) fn take_failed(&mut self) -> Vec<(ModelId, EngineFailure)> {
+        std::mem::take(&mut self.failed)
+    }
+
     /// Ends everything, as [`Scheduler::dissolve`].
     pub(super) fn dissolve(self) {
         self.residents.into_iter().flatten().for_each(|resident| resident.scheduler.dissolve());
@@ -212,24 +217,28 @@ impl Core {
     fn apply(&mut self, operation: Operation) {
         match self.place_of(operation.model()) {
             Some(place) => {
-                let Self { residents, commons, .. } = self;
+                let Self { residents, commons, gone, outbox, .. } = self;
                 let resident = residents[place].as_mut().expect("it was found");
-                resident.lend(commons).apply(operation);
+                match &resident.health {
+                    Health::Failed(failure) if !matches!(operation, Operation::Stats { .. }) => {
+                        gone.apply(operation, &EngineError::Failed(failure.clone()), outbox);
+                    }
+                    _ => resident.lend(commons).apply(operation),
+                }
             }
-            None => self.gone.apply(operation, &self.outbox),
+            None => self.gone.apply(operation, &EngineError::Unloaded, &self.outbox),
         }
     }
 
     fn add(&mut self, newcomer: Newcomer) {
         let Newcomer { id, settings, backend } = newcomer;
         let place = usize::from(id.place);
-        let limits = Limits { n_pages: backend.n_pages(), ..backend.limits().clone() };
-        let scheduler = Scheduler::new(limits, settings, self.outbox.clone());
+        let scheduler = Scheduler::new(limits(backend.as_ref()), settings.clone(), self.outbox.clone());
         while self.residents.len() <= place {
             self.residents.push(None);
         }
         assert!(self.residents[place].is_none(), "a place is given to one model at a time");
-        self.residents[place] = Some(Resident::new(id, scheduler, backend));
+        self.residents[place] = Some(Resident::new(id, settings, scheduler, backend));
     }
 
     fn note_resize(&mut self, model: ModelId, n_pages: usize, tag: Tag) {
@@ -264,6 +273,13 @@ impl Core {
             let is_under_way = self.under_way.iter().any(|&(of, _)| of == place);
             let Self { residents, commons, gone, departed, outbox, .. } = self;
             let Some(resident) = &mut residents[place] else { continue };
+            if let Health::Failing(failure) = &resident.health
+                && !is_under_way
+            {
+                let failure = failure.clone();
+                gone.add(resident.end_all(&EngineError::Failed(failure.clone()), commons, outbox));
+                resident.health = Health::Failed(failure);
+            }
             match &mut resident.change {
                 Change::None => {}
                 // Pages that it gains are touched by no step under way.
@@ -287,11 +303,7 @@ impl Core {
                 Change::Leave if is_under_way => {}
                 Change::Leave => {
                     let mut resident = residents[place].take().expect("it was there");
-                    resident.scheduler.fail_all(&EngineError::Unloaded);
-                    resident.scheduler.exchange(commons);
-                    let (contexts, lent) = resident.scheduler.disband();
-                    *commons = lent;
-                    gone.add(contexts);
+                    gone.add(resident.end_all(&EngineError::Unloaded, commons, outbox));
                     departed.push((resident.id, resident.backend));
                 }
             }
@@ -306,9 +318,9 @@ impl Core {
     fn take_in(&mut self, collected: Collected) {
         let Collected { outputs, elapsed } = collected;
         let (place, plan) = self.oldest();
-        self.n_steps_failed = 0;
         let Self { residents, commons, .. } = self;
         let resident = residents[place].as_mut().expect("a model with a step under way is there");
+        resident.health.note_success();
         let elapsed_ns = u64::try_from(elapsed.as_nanos()).unwrap_or(u64::MAX);
         resident.lend(commons).complete(plan, outputs, elapsed_ns);
         if self.under_way.is_empty() {
@@ -391,7 +403,7 @@ impl Core {
         next.map(|(.., place)| place)
     }
 
-    /// Takes a failed step back, or ends the engine.
+    /// Takes a failed step back; ends the model if it is the one too many, or the engine if that was the last that worked.
     fn note_failed(
         &mut self,
         place: usize,
@@ -402,16 +414,26 @@ impl Core {
         if error.damage() == Damage::Device {
             return Err(EngineFailure::Device(error));
         }
-        self.n_steps_failed += 1;
-        if self.n_steps_failed == N_STEPS_FAILED_MAX {
-            return Err(EngineFailure::Steps { n_steps: self.n_steps_failed, last: error });
+        tracing::warn!(%error, n_rows = plan.n_rows(), "a step failed");
+        let resident = self.resident(place);
+        if let Some(failure) = resident.health.note_failure(&error) {
+            let id = resident.id;
+            if !self.residents.iter().flatten().any(|resident| resident.health.works()) {
+                return Err(failure);
+            }
+            self.failed.push((id, failure));
         }
-        tracing::warn!(%error, n_rows = plan.n_rows(), "a step failed; the engine goes on");
         let Self { residents, commons, .. } = self;
         let resident = residents[place].as_mut().expect("a model with a step under way is there");
-        resident.lend(commons).fail_step(plan, n_moved, &EngineError::Step(error));
+        let error = resident.health.error(error);
+        resident.lend(commons).fail_step(plan, n_moved, &error);
         Ok(())
     }
+}
+
+/// What a backend can hold, with the pages that it has now.
+pub(super) fn limits(backend: &dyn Backend) -> Limits {
+    Limits { n_pages: backend.n_pages(), ..backend.limits().clone() }
 }
 
 #[cfg(test)]

@@ -1,4 +1,5 @@
-//! Contexts of models that were unloaded, as long as their guests have not let go of them: whoever asks about one is told.
+//! Contexts of models that were unloaded or have failed, as long as their guests have not let go of them: whoever asks
+//! about one is told.
 
 use rustc_hash::FxHashMap;
 
@@ -18,9 +19,9 @@ impl Gone {
         self.contexts.extend(contexts);
     }
 
-    /// Answers an operation on a model that is gone.
-    pub(super) fn apply(&mut self, operation: Operation, outbox: &Outbox) {
-        let error = || EngineError::Unloaded;
+    /// Answers an operation on a model that is gone, for this reason.
+    pub(super) fn apply(&mut self, operation: Operation, reason: &EngineError, outbox: &Outbox) {
+        let error = || reason.clone();
         let (id, tag, done) = match operation {
             Operation::Create { id, caller } => return self.add([(id, caller)]),
             Operation::Fork { id, child, .. } => {

@@ -11,6 +11,8 @@ mod thread;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
+use tokio::sync::watch;
+
 pub(crate) use self::core::Newcomer;
 use crate::backend::Backend;
 use crate::command::ModelId;
@@ -96,8 +98,9 @@ impl Engine {
             latency_multiple: self.settings.latency_multiple,
             segments: SegmentLengths::default(),
         };
-        let handle = ModelHandle::new(self.link.clone(), id, model, backend.as_ref());
-        self.link.post_message(Message::Add(Newcomer { id, settings, backend }))?;
+        let (failure, failed) = watch::channel(None);
+        let handle = ModelHandle::new(self.link.clone(), id, model, backend.as_ref(), failed);
+        self.link.post_message(Message::Add { newcomer: Newcomer { id, settings, backend }, failure })?;
         Ok(handle)
     }
 

@@ -4,12 +4,17 @@ use std::ops::{Deref, DerefMut};
 
 use rustc_hash::FxHashSet;
 
+use super::core::limits;
 use crate::backend::{Backend, BackendError, Damage};
 use crate::batch::{self, PageId, Row};
-use crate::command::ModelId;
-use crate::completion::Tag;
-use crate::error::EngineError;
-use crate::scheduler::{Commons, Move, Plan, Scheduler};
+use crate::command::{ContextId, ModelId};
+use crate::completion::{CallerId, Outbox, Tag};
+use crate::error::{EngineError, EngineFailure};
+use crate::scheduler::{Commons, Move, Plan, Scheduler, SchedulerSettings};
+
+/// So many steps of a model that fail, with none of its own between them that succeeds, are taken for a model that is lost;
+/// where no other on the device works, for a device that is.
+const N_STEPS_FAILED_MAX: usize = 3;
 
 /// Memory that changes hands between two steps, in bytes: what a device copies in some milliseconds at most.
 const RESIZED_BYTES: usize = 64 << 20;
@@ -17,11 +22,61 @@ const RESIZED_BYTES: usize = 64 << 20;
 /// A model, its contexts and its backend.
 pub(super) struct Resident {
     pub(super) id: ModelId,
+    settings: SchedulerSettings,
     pub(super) scheduler: Scheduler,
     pub(super) backend: Box<dyn Backend>,
     pub(super) change: Change,
+    pub(super) health: Health,
     /// When a step was last planned for it.
     pub(super) last_planned: u64,
+}
+
+/// Whether anything can be computed for a model.
+#[derive(Debug)]
+pub(super) enum Health {
+    Works {
+        /// Since the last that succeeded.
+        n_steps_failed: usize,
+    },
+    /// Not any more; what is there of it ends once no step of it is under way.
+    Failing(EngineFailure),
+    /// Nothing is left of it but its memory.
+    Failed(EngineFailure),
+}
+
+impl Health {
+    pub(super) const GOOD: Self = Self::Works { n_steps_failed: 0 };
+
+    pub(super) fn works(&self) -> bool {
+        matches!(self, Self::Works { .. })
+    }
+
+    /// A step was computed.
+    pub(super) fn note_success(&mut self) {
+        if self.works() {
+            *self = Self::GOOD;
+        }
+    }
+
+    /// A step failed; what that means for the model, if it is the one too many.
+    pub(super) fn note_failure(&mut self, error: &BackendError) -> Option<EngineFailure> {
+        let Self::Works { n_steps_failed } = self else { return None };
+        *n_steps_failed += 1;
+        if *n_steps_failed < N_STEPS_FAILED_MAX {
+            return None;
+        }
+        let failure = EngineFailure::Steps { n_steps: *n_steps_failed, last: error.clone() };
+        *self = Self::Failing(failure.clone());
+        Some(failure)
+    }
+
+    /// What work of the model ends with whose step failed.
+    pub(super) fn error(&self, step: BackendError) -> EngineError {
+        match self {
+            Self::Works { .. } => EngineError::Step(step),
+            Self::Failing(failure) | Self::Failed(failure) => EngineError::Failed(failure.clone()),
+        }
+    }
 }
 
 /// What is about to become of a model.
@@ -39,8 +94,29 @@ pub(super) enum Change {
 }
 
 impl Resident {
-    pub(super) fn new(id: ModelId, scheduler: Scheduler, backend: Box<dyn Backend>) -> Self {
-        Self { id, scheduler, backend, change: Change::None, last_planned: 0 }
+    pub(super) fn new(
+        id: ModelId,
+        settings: SchedulerSettings,
+        scheduler: Scheduler,
+        backend: Box<dyn Backend>,
+    ) -> Self {
+        Self { id, settings, scheduler, backend, change: Change::None, health: Health::GOOD, last_planned: 0 }
+    }
+
+    /// Ends all that is computed of it with an error, and begins with nothing. Returns which contexts there were, and whose.
+    pub(super) fn end_all(
+        &mut self,
+        error: &EngineError,
+        commons: &mut Commons,
+        outbox: &Outbox,
+    ) -> Vec<(ContextId, CallerId)> {
+        let anew = Scheduler::new(limits(self.backend.as_ref()), self.settings.clone(), outbox.clone());
+        let mut scheduler = std::mem::replace(&mut self.scheduler, anew);
+        scheduler.fail_all(error);
+        scheduler.exchange(commons);
+        let (contexts, lent) = scheduler.disband();
+        *commons = lent;
+        contexts
     }
 
     /// Lends it what all models share.
@@ -51,11 +127,12 @@ impl Resident {
 
     /// Whether a step may be planned for it.
     pub(super) fn may_step(&self) -> bool {
-        match self.change {
-            Change::None => true,
-            Change::Resize { n_pages, may_step, .. } => may_step || n_pages >= self.backend.n_pages(),
-            Change::Leave => false,
-        }
+        self.health.works()
+            && match self.change {
+                Change::None => true,
+                Change::Resize { n_pages, may_step, .. } => may_step || n_pages >= self.backend.n_pages(),
+                Change::Leave => false,
+            }
     }
 
     /// Where its number of pages comes next on the way to `n_pages`.

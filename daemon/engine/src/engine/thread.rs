@@ -8,7 +8,7 @@ use std::task::Waker;
 use std::time::Instant;
 
 use rustc_hash::FxHashMap;
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{mpsc, oneshot, watch};
 
 use super::core::{Core, Input, Next};
 use crate::backend::Backend;
@@ -83,6 +83,10 @@ impl Post {
         port: Port,
     ) -> Result<Next, EngineFailure> {
         let next = core.turn(Instant::now(), inbox.inputs(), &mut self.completions);
+        // Before anybody is told an error of it.
+        for (model, failure) in core.take_failed() {
+            inbox.note_failed(model, failure);
+        }
         self.deliver(&inbox.lines, port);
         next
     }
@@ -113,19 +117,22 @@ pub(super) struct Inbox {
     lines: FxHashMap<CallerId, Arc<Line>>,
     /// Where the backends of models go that are about to leave.
     leavers: FxHashMap<ModelId, oneshot::Sender<Box<dyn Backend>>>,
+    /// Where it is said that a model has failed.
+    watched: FxHashMap<ModelId, watch::Sender<Option<EngineFailure>>>,
 }
 
 impl Inbox {
     /// One for the guests that will enter, and for what is asked in nobody's name.
     pub(super) fn new(messages: mpsc::UnboundedReceiver<Posted>, desk: Arc<Line>) -> Self {
         let lines = FxHashMap::from_iter([(DESK, desk)]);
-        Self { messages, awaited: None, lines, leavers: FxHashMap::default() }
+        let (leavers, watched) = (FxHashMap::default(), FxHashMap::default());
+        Self { messages, awaited: None, lines, leavers, watched }
     }
 
     /// What has come in by now and no more: guests that ask faster than they are answered would keep everybody from
     /// being computed.
     fn inputs(&mut self) -> impl Iterator<Item = Input> {
-        let Self { messages, awaited, lines, leavers } = self;
+        let Self { messages, awaited, lines, leavers, watched } = self;
         let n = messages.len();
         let queued = std::iter::from_fn(|| messages.try_recv().ok()).take(n);
         awaited.take().into_iter().chain(queued).map(|posted| match posted.message {
@@ -138,7 +145,10 @@ impl Inbox {
                 Input::Leave(caller)
             }
             Message::Operation(operation) => Input::Operation(operation),
-            Message::Add(newcomer) => Input::Add(newcomer),
+            Message::Add { newcomer, failure } => {
+                watched.insert(newcomer.id, failure);
+                Input::Add(newcomer)
+            }
             Message::Resize { model, n_pages, tag } => Input::Resize { model, n_pages, tag },
             Message::Remove { model, to } => {
                 leavers.insert(model, to);
@@ -148,8 +158,16 @@ impl Inbox {
         })
     }
 
+    fn note_failed(&mut self, model: ModelId, failure: EngineFailure) {
+        tracing::error!(error = %failure, "a model has failed; the engine goes on with the others");
+        if let Some(watched) = self.watched.get(&model) {
+            watched.send_replace(Some(failure));
+        }
+    }
+
     /// Gives a backend to whoever asked for its model to go: letting go of it here would hold up everybody else.
     fn see_off(&mut self, model: ModelId, backend: Box<dyn Backend>) {
+        self.watched.remove(&model);
         if let Some(to) = self.leavers.remove(&model) {
             // Who does not want it any more leaves it to this thread.
             let _ = to.send(backend);

@@ -1,5 +1,7 @@
 //! A model folder, opened and checked as a whole.
 
+use std::path::PathBuf;
+
 use serde_json::{Map, Value};
 
 use super::chat::ChatTemplate;
@@ -28,6 +30,8 @@ const N_STOP_TOKENS_MAX: usize = 256;
 pub struct Model {
     /// The name that users know it by.
     pub name: String,
+    /// The folder that it was opened from, without links; none for one that is compiled in or has random weights.
+    pub folder: Option<PathBuf>,
     /// Shapes and constants.
     pub config: ModelConfig,
     /// The weights, checked against `config`.
@@ -103,6 +107,7 @@ impl Model {
         let (dtype, n_parameters) = count_parameters(&config, &checkpoint);
         Ok(Self {
             name: name.into(),
+            folder: source.folder(),
             config,
             checkpoint,
             tokenizer,
@@ -137,6 +142,7 @@ impl Model {
         let (dtype, n_parameters) = count_parameters(&config, &checkpoint);
         Ok(Self {
             name: name.into(),
+            folder: None,
             config,
             checkpoint,
             tokenizer,

@@ -35,6 +35,14 @@ impl ModelSource {
     }
 
     /// Checks that the folder is one.
+    /// The folder, by a path that names no other.
+    pub(crate) fn folder(&self) -> Option<PathBuf> {
+        match self {
+            Self::Folder(folder) => folder.canonicalize().ok(),
+            Self::Embedded(_) => None,
+        }
+    }
+
     pub(crate) fn check(&self) -> Result<(), ModelError> {
         match self {
             Self::Folder(folder) if !folder.is_dir() => {

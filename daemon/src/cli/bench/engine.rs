@@ -36,10 +36,9 @@ impl Stream {
 ///
 /// # Errors
 /// The tokenizer cannot encode it.
-pub(crate) fn prompt(engine: &ModelHandle) -> Result<Vec<Token>, BenchError> {
-    let model = engine.model();
-    let text = model.tokenizer.encode(TEXT, SpecialTokens::AsText)?;
-    Ok(model.bos_token.into_iter().chain(text).collect())
+pub(crate) fn prompt(model: &ModelHandle) -> Result<Vec<Token>, BenchError> {
+    let text = model.model().tokenizer.encode(TEXT, SpecialTokens::AsText)?;
+    Ok(model.model().bos_token.into_iter().chain(text).collect())
 }
 
 pub(crate) fn owner() -> Owner {
@@ -56,7 +55,7 @@ pub(crate) fn owner() -> Owner {
 /// # Errors
 /// The engine failed, or stopped early.
 pub(crate) async fn stream(
-    engine: &ModelHandle,
+    model: &ModelHandle,
     prompt: &[Token],
     n_tokens: usize,
 ) -> Result<Stream, BenchError> {
@@ -67,7 +66,7 @@ pub(crate) async fn stream(
         ahead: Ahead::Adaptive,
         masks: MaskSource::Sampler,
     };
-    let mut context = Context::create(engine, owner()).await?;
+    let mut context = Context::create(model, owner()).await?;
     context.append(prompt).await?;
     let mut tokens = Vec::with_capacity(n_tokens);
     let started = Instant::now();
@@ -90,13 +89,13 @@ pub(crate) async fn stream(
 /// # Errors
 /// As [`stream`].
 pub(crate) async fn contexts(
-    engine: &ModelHandle,
+    model: &ModelHandle,
     prompt: &[Token],
     n_tokens: usize,
     n_contexts: usize,
 ) -> Result<(Vec<Vec<Token>>, f64), BenchError> {
     let started = Instant::now();
-    let streams = try_join_all((0..n_contexts).map(|_| stream(engine, prompt, n_tokens))).await?;
+    let streams = try_join_all((0..n_contexts).map(|_| stream(model, prompt, n_tokens))).await?;
     let rate = (n_contexts * n_tokens) as f64 / started.elapsed().as_secs_f64();
     Ok((streams.into_iter().map(|stream| stream.tokens).collect(), rate))
 }
@@ -105,9 +104,9 @@ pub(crate) async fn contexts(
 ///
 /// # Errors
 /// The engine failed.
-pub(crate) async fn prefill(engine: &ModelHandle, n_tokens: usize, run: usize) -> Result<f64, EngineError> {
-    let mut context = Context::create(engine, owner()).await?;
-    context.append(&unseen(engine, n_tokens, run)).await?;
+pub(crate) async fn prefill(model: &ModelHandle, n_tokens: usize, run: usize) -> Result<f64, EngineError> {
+    let mut context = Context::create(model, owner()).await?;
+    context.append(&unseen(model, n_tokens, run)).await?;
     let started = Instant::now();
     context.ask(Ask::Prefill).await?.answer().await?;
     Ok(n_tokens as f64 / started.elapsed().as_secs_f64())
@@ -118,16 +117,16 @@ pub(crate) async fn prefill(engine: &ModelHandle, n_tokens: usize, run: usize) -
 /// # Errors
 /// The engine failed.
 pub(crate) async fn first_token(
-    engine: &ModelHandle,
+    model: &ModelHandle,
     n_tokens: usize,
     run: usize,
 ) -> Result<Duration, BenchError> {
-    Ok(stream(engine, &unseen(engine, n_tokens, run), 1).await?.first)
+    Ok(stream(model, &unseen(model, n_tokens, run), 1).await?.first)
 }
 
 /// Tokens without meaning. Those of another length or run have no beginning in common with them.
-pub(crate) fn unseen(engine: &ModelHandle, n_tokens: usize, run: usize) -> Vec<Token> {
-    let vocab_size = engine.limits().vocab_size as u64;
+pub(crate) fn unseen(model: &ModelHandle, n_tokens: usize, run: usize) -> Vec<Token> {
+    let vocab_size = model.limits().vocab_size as u64;
     let seed = mixed(((n_tokens as u64) << 32) | run as u64);
     (0..n_tokens as u64).map(|i| (mixed(seed.wrapping_add(i)) % vocab_size) as Token).collect()
 }

@@ -61,14 +61,14 @@ pub(super) async fn measure(args: &BenchArgs, format: Format) -> Result<Report, 
 
     step(0, "loading the model and compiling the guest");
     let inside = connect::start(&config, format).await?;
-    let engine = inside.model(None).expect("a daemon has a model");
+    let model = inside.model(None).expect("a daemon has a model");
     let probe = Probe::prepare(server.client.clone(), component).await?;
-    let prompt = engine::prompt(&engine)?;
-    check_length(&engine, prompt.len(), n_tokens)?;
+    let prompt = engine::prompt(&model)?;
+    check_length(&model, prompt.len(), n_tokens)?;
 
     step(0, "verifying");
-    let alone = engine::stream(&engine, &prompt, n_tokens).await?.tokens;
-    let (together, _) = engine::contexts(&engine, &prompt, n_tokens, n_contexts).await?;
+    let alone = engine::stream(&model, &prompt, n_tokens).await?.tokens;
+    let (together, _) = engine::contexts(&model, &prompt, n_tokens, n_contexts).await?;
     for tokens in &together {
         compare(&format!("in a batch of {n_contexts}"), &alone, tokens)?;
     }
@@ -78,8 +78,8 @@ pub(super) async fn measure(args: &BenchArgs, format: Format) -> Result<Report, 
         && n_contexts == N_TARGET_CONTEXTS as usize
         && config.device == Device::Cpu;
     let mut report = Report {
-        device: engine.device().to_owned(),
-        model: engine.model().name.clone(),
+        device: model.device().to_owned(),
+        model: model.model().name.clone(),
         n_tokens,
         n_contexts,
         verified: format!(
@@ -95,11 +95,11 @@ pub(super) async fn measure(args: &BenchArgs, format: Format) -> Result<Report, 
     for run in 0..n_runs {
         // In pairs, either one first, so that whatever else the machine does disturbs both alike.
         let (engine, guest) = if run % 2 == 0 {
-            let engine = engine::stream(&engine, &prompt, n_tokens).await?.rate();
+            let engine = engine::stream(&model, &prompt, n_tokens).await?.rate();
             (engine, probe.stream(n_tokens).await?.rate())
         } else {
             let guest = probe.stream(n_tokens).await?.rate();
-            (engine::stream(&engine, &prompt, n_tokens).await?.rate(), guest)
+            (engine::stream(&model, &prompt, n_tokens).await?.rate(), guest)
         };
         alone.push(engine);
         through.push(guest);
@@ -112,21 +112,21 @@ pub(super) async fn measure(args: &BenchArgs, format: Format) -> Result<Report, 
     step(0, &format!("measuring {n_contexts} contexts"));
     let mut rates = Vec::new();
     for _ in 0..n_runs {
-        rates.push(engine::contexts(&engine, &prompt, n_tokens, n_contexts).await?.1);
+        rates.push(engine::contexts(&model, &prompt, n_tokens, n_contexts).await?.1);
     }
     report.push(Quantity::Contexts, rates);
 
     step(0, "measuring prompts");
-    let n_positions = engine.limits().n_positions_max;
+    let n_positions = model.limits().n_positions_max;
     let (mut rates, mut firsts) = (Vec::new(), Vec::new());
     for run in 0..n_runs {
         rates.push(
-            engine::prefill(&engine, N_PREFILL_TOKENS.min(n_positions), run)
+            engine::prefill(&model, N_PREFILL_TOKENS.min(n_positions), run)
                 .await
                 .map_err(BenchError::from)?,
         );
         firsts.push(
-            engine::first_token(&engine, N_FIRST_TOKENS.min(n_positions - 1), run).await?.as_secs_f64() * 1e3,
+            engine::first_token(&model, N_FIRST_TOKENS.min(n_positions - 1), run).await?.as_secs_f64() * 1e3,
         );
     }
     report.push(Quantity::Prefill, rates);
@@ -163,8 +163,8 @@ fn micros(duration: Duration) -> f64 {
     duration.as_secs_f64() * 1e6
 }
 
-fn check_length(engine: &ModelHandle, n_prompt: usize, n_tokens: usize) -> Result<(), BenchError> {
-    let n_positions = engine.limits().n_positions_max;
+fn check_length(model: &ModelHandle, n_prompt: usize, n_tokens: usize) -> Result<(), BenchError> {
+    let n_positions = model.limits().n_positions_max;
     if n_prompt + n_tokens > n_positions {
         return Err(BenchError::TooManyTokens { n_prompt, n_tokens, n_positions });
     }

@@ -42,8 +42,8 @@ impl Host for GuestState {
     async fn forget(&mut self, name: String) -> Result<(), HostError> {
         check_name(&name)?;
         let mut was_there = false;
-        for engine in self.models.now() {
-            match engine.forget(&self.owner, &name).await {
+        for model in self.models.now() {
+            match model.forget(&self.owner, &name).await {
                 Ok(()) => was_there = true,
                 Err(EngineError::NotSaved { .. } | EngineError::Unloaded) => {}
                 Err(error) => return Err(error.into()),
@@ -55,8 +55,8 @@ impl Host for GuestState {
 
 impl HostContext for GuestState {
     async fn create(&mut self, model: Resource<GuestModel>) -> Result<Resource<GuestContext>, HostError> {
-        let engine = self.table.get(&model)?.engine.clone();
-        let context = Context::create(&engine, self.owner.clone()).await?;
+        let model = self.table.get(&model)?.model.clone();
+        let context = Context::create(&model, self.owner.clone()).await?;
         self.give(GuestContext::new(context))
     }
 
@@ -66,8 +66,8 @@ impl HostContext for GuestState {
         name: String,
     ) -> Result<Resource<GuestContext>, HostError> {
         check_name(&name)?;
-        let engine = self.table.get(&model)?.engine.clone();
-        let context = Context::open(&engine, self.owner.clone(), &name).await?;
+        let model = self.table.get(&model)?.model.clone();
+        let context = Context::open(&model, self.owner.clone(), &name).await?;
         self.give(GuestContext::new(context))
     }
 

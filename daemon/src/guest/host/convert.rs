@@ -29,8 +29,8 @@ pub(super) fn invalid(name: &str, value: impl ToString, expected: impl Into<Stri
 }
 
 /// Checks tokens against a model's vocabulary.
-pub(super) fn check_tokens(engine: &ModelHandle, tokens: &[Token]) -> Result<(), HostError> {
-    let vocab_size = engine.limits().vocab_size;
+pub(super) fn check_tokens(model: &ModelHandle, tokens: &[Token]) -> Result<(), HostError> {
+    let vocab_size = model.limits().vocab_size;
     match tokens.iter().find(|&&token| token as usize >= vocab_size) {
         Some(&token) => Err(token_out_of_range(token, vocab_size).into()),
         None => Ok(()),
@@ -38,11 +38,11 @@ pub(super) fn check_tokens(engine: &ModelHandle, tokens: &[Token]) -> Result<(),
 }
 
 /// Checks the tokens that end a stream; each token drawn is looked up among them.
-pub(super) fn check_stop_tokens(engine: &ModelHandle, tokens: &[Token]) -> Result<(), HostError> {
+pub(super) fn check_stop_tokens(model: &ModelHandle, tokens: &[Token]) -> Result<(), HostError> {
     if tokens.len() > N_STOP_TOKENS_MAX {
         return Err(invalid("stop-tokens", tokens.len(), format!("at most {N_STOP_TOKENS_MAX}")));
     }
-    check_tokens(engine, tokens)
+    check_tokens(model, tokens)
 }
 
 /// Checks that two arguments belong to the same model.

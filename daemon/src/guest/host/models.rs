@@ -38,7 +38,7 @@ impl GuestState {
     /// The tokens of a text.
     pub(super) async fn encode_text(
         &mut self,
-        engine: ModelHandle,
+        model: ModelHandle,
         text: String,
         special: SpecialTokens,
     ) -> Result<Vec<u32>, HostError> {
@@ -48,7 +48,7 @@ impl GuestState {
         };
         self.work(text.len(), move || {
             let refused = |error| invalid("text", &text, format!("a text that can be encoded: {error}"));
-            engine.model().tokenizer.encode(&text, special).map_err(refused)
+            model.model().tokenizer.encode(&text, special).map_err(refused)
         })
         .await
     }
@@ -62,7 +62,7 @@ impl Host for GuestState {
 
 impl HostModel for GuestState {
     fn open(&mut self, name: Option<String>) -> Result<Resource<GuestModel>, HostError> {
-        let Some(engine) = self.models.open(name.as_deref()) else {
+        let Some(model) = self.models.open(name.as_deref()) else {
             let known = names(&self.models.now());
             return Err(ApiError::UnknownModel(UnknownName {
                 name: name.or(self.models.default_name()).unwrap_or_default(),
@@ -70,12 +70,12 @@ impl HostModel for GuestState {
             })
             .into());
         };
-        self.give(GuestModel { engine })
+        self.give(GuestModel { model })
     }
 
     fn info(&mut self, model: Resource<GuestModel>) -> wasmtime::Result<ModelInfo> {
-        let engine = &self.table.get(&model)?.engine;
-        let (model, limits) = (engine.model(), engine.limits());
+        let loaded = &self.table.get(&model)?.model;
+        let (model, limits) = (loaded.model(), loaded.limits());
         Ok(ModelInfo {
             name: model.name.clone(),
             architecture: model.config.architecture.name().to_owned(),
@@ -84,8 +84,8 @@ impl HostModel for GuestState {
             hidden_size: count(limits.hidden_size),
             bos_token: model.bos_token,
             stop_tokens: model.stop_tokens.clone(),
-            device: engine.device().to_owned(),
-            dtype: engine.weights().dtype.name().to_owned(),
+            device: loaded.device().to_owned(),
+            dtype: loaded.weights().dtype.name().to_owned(),
         })
     }
 
@@ -95,23 +95,23 @@ impl HostModel for GuestState {
         text: String,
         special: SpecialTokens,
     ) -> Result<Vec<u32>, HostError> {
-        let engine = self.table.get(&model)?.engine.clone();
-        self.encode_text(engine, text, special).await
+        let model = self.table.get(&model)?.model.clone();
+        self.encode_text(model, text, special).await
     }
 
     async fn decode(&mut self, model: Resource<GuestModel>, tokens: Vec<u32>) -> Result<String, HostError> {
-        let engine = self.table.get(&model)?.engine.clone();
-        check_tokens(&engine, &tokens)?;
+        let model = self.table.get(&model)?.model.clone();
+        check_tokens(&model, &tokens)?;
         let n_tokens = tokens.len();
-        let decode = move || engine.model().tokenizer.decode(&tokens, SpecialText::Skip);
+        let decode = move || model.model().tokenizer.decode(&tokens, SpecialText::Skip);
         Ok(self.work(n_tokens, decode).await)
     }
 
     fn token_bytes(&mut self, model: Resource<GuestModel>, token: u32) -> Result<Vec<u8>, HostError> {
-        let engine = &self.table.get(&model)?.engine;
-        check_tokens(engine, &[token])?;
+        let model = &self.table.get(&model)?.model;
+        check_tokens(model, &[token])?;
         // Embeddings past the tokenizer's vocabulary stand for no text.
-        Ok(engine.model().tokenizer.token_bytes(token).unwrap_or_default().to_vec())
+        Ok(model.model().tokenizer.token_bytes(token).unwrap_or_default().to_vec())
     }
 
     async fn encode_chat(
@@ -121,7 +121,7 @@ impl HostModel for GuestState {
         end: ChatEnd,
     ) -> Result<Vec<u32>, HostError> {
         let date = self.date;
-        let model = Arc::clone(self.table.get(&model)?.engine.model());
+        let model = Arc::clone(self.table.get(&model)?.model.model());
         if model.chat.is_none() {
             return Err(ApiError::NoChatTemplate(model.name.clone()).into());
         }
@@ -151,14 +151,14 @@ impl HostModel for GuestState {
 
 impl HostTextDecoder for GuestState {
     fn new(&mut self, model: Resource<GuestModel>) -> wasmtime::Result<Resource<GuestDecoder>> {
-        let engine = self.table.get(&model)?.engine.clone();
-        self.give_or_trap(GuestDecoder { engine, stream: DecodeStream::new(SpecialText::Skip) })
+        let model = self.table.get(&model)?.model.clone();
+        self.give_or_trap(GuestDecoder { model, stream: DecodeStream::new(SpecialText::Skip) })
     }
 
     fn push(&mut self, decoder: Resource<GuestDecoder>, token: u32) -> Result<String, HostError> {
-        let GuestDecoder { engine, stream } = self.table.get_mut(&decoder)?;
-        check_tokens(engine, &[token])?;
-        Ok(stream.push(&engine.model().tokenizer, token))
+        let GuestDecoder { model, stream } = self.table.get_mut(&decoder)?;
+        check_tokens(model, &[token])?;
+        Ok(stream.push(&model.model().tokenizer, token))
     }
 
     fn finish(&mut self, decoder: Resource<GuestDecoder>) -> wasmtime::Result<String> {

@@ -17,11 +17,11 @@ const N_BIAS_MAX: usize = 1024;
 
 impl GuestSampler {
     /// The settings for a draw with this model.
-    pub(super) fn for_model(&self, engine: &ModelHandle) -> Result<Arc<Sampler>, HostError> {
-        if let Some(mask_engine) = &self.mask_engine {
-            check_same_model(engine, mask_engine)?;
+    pub(super) fn for_model(&self, model: &ModelHandle) -> Result<Arc<Sampler>, HostError> {
+        if let Some(mask_model) = &self.mask_model {
+            check_same_model(model, mask_model)?;
         }
-        self.settings.validate(engine.limits().vocab_size)?;
+        self.settings.validate(model.limits().vocab_size)?;
         Ok(self.settings.clone())
     }
 }
@@ -47,9 +47,9 @@ impl GuestState {
         tokens: &[u32],
         listed: Listed,
     ) -> Result<Resource<GuestMask>, HostError> {
-        let engine = self.table.get(model)?.engine.clone();
-        check_tokens(&engine, tokens)?;
-        let vocab_size = engine.limits().vocab_size;
+        let model = self.table.get(model)?.model.clone();
+        check_tokens(&model, tokens)?;
+        let vocab_size = model.limits().vocab_size;
         let (mut mask, allowed) = match listed {
             Listed::Allowed => (TokenMask::none(vocab_size), true),
             Listed::Forbidden => (TokenMask::all(vocab_size), false),
@@ -57,7 +57,7 @@ impl GuestState {
         for &token in tokens {
             mask.set(token, allowed);
         }
-        self.give(GuestMask { engine, mask: Arc::new(mask) })
+        self.give(GuestMask { model, mask: Arc::new(mask) })
     }
 }
 
@@ -95,7 +95,7 @@ impl HostTokenMask for GuestState {
 impl HostSampler for GuestState {
     fn new(&mut self, seed: u64) -> wasmtime::Result<Resource<GuestSampler>> {
         let settings = Arc::new(Sampler { seed, ..Sampler::greedy() });
-        self.give_or_trap(GuestSampler { settings, mask_engine: None })
+        self.give_or_trap(GuestSampler { settings, mask_model: None })
     }
 
     fn with_seed(
@@ -172,16 +172,16 @@ impl HostSampler for GuestState {
         sampler: Resource<GuestSampler>,
         mask: Option<Resource<GuestMask>>,
     ) -> Result<(), HostError> {
-        let (mask, engine) = match mask {
+        let (mask, model) = match mask {
             Some(mask) => {
-                let GuestMask { engine, mask } = self.table.get(&mask)?;
-                (Some(mask.clone()), Some(engine.clone()))
+                let GuestMask { model, mask } = self.table.get(&mask)?;
+                (Some(mask.clone()), Some(model.clone()))
             }
             None => (None, None),
         };
         let sampler = self.table.get_mut(&sampler)?;
         Arc::make_mut(&mut sampler.settings).mask = mask;
-        sampler.mask_engine = engine;
+        sampler.mask_model = model;
         Ok(())
     }
 

@@ -15,12 +15,12 @@ use crate::guest::store::GuestState;
 
 /// `model`
 pub struct GuestModel {
-    pub(crate) engine: ModelHandle,
+    pub(crate) model: ModelHandle,
 }
 
 /// `text-decoder`
 pub struct GuestDecoder {
-    pub(crate) engine: ModelHandle,
+    pub(crate) model: ModelHandle,
     pub(crate) stream: DecodeStream,
 }
 
@@ -41,7 +41,7 @@ impl GuestContext {
 
 /// `token-mask`
 pub struct GuestMask {
-    pub(crate) engine: ModelHandle,
+    pub(crate) model: ModelHandle,
     pub(crate) mask: Arc<TokenMask>,
 }
 
@@ -50,7 +50,7 @@ pub struct GuestMask {
 pub struct GuestSampler {
     pub(crate) settings: Arc<Sampler>,
     /// The model that the mask was made for.
-    pub(crate) mask_engine: Option<ModelHandle>,
+    pub(crate) mask_model: Option<ModelHandle>,
 }
 
 /// `stream`

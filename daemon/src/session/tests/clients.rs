@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering;
 
 use bytes::Bytes;
 use trellis_client::{Client, Error, ErrorCode, Event, Guest, Lost, Program, Stage, StartOptions};
-use trellis_wire::{Call, ClientMessage, GuestUsage, Value};
+use trellis_wire::{Call, ClientMessage, GuestUsage, Hello, VERSION_OF_MODELS, Value};
 
 use super::World;
 use crate::session::{Limits, StopReason};
@@ -271,4 +271,18 @@ async fn a_start_that_is_cancelled_ends_when_all_is_free() {
     guest.cancel();
     assert_eq!(code(&guest.wait().await.unwrap_err()), &ErrorCode::Cancelled);
     assert_eq!(guest.usage(), Some(&GuestUsage::default()), "nothing was used");
+}
+
+#[tokio::test]
+async fn a_daemon_that_would_pass_over_the_model_is_not_asked_to_run_the_guest() {
+    let (near, mut far) = tokio::io::duplex(1 << 10);
+    let older = Hello { version_max: VERSION_OF_MODELS - 1, build: "older".to_owned(), ..Hello::ours() };
+    older.write(&mut far).await.unwrap();
+    let client = Client::over(near).await.unwrap();
+    let options = StartOptions { model: Some("draft".to_owned()), ..StartOptions::default() };
+    let error = client.start(Program::named("count"), options).await.unwrap_err();
+    assert!(matches!(&error, Error::TooOld { needed: VERSION_OF_MODELS, .. }), "{error:?}");
+    assert!(error.to_string().contains("older"), "{error}");
+    // Without a model there is nothing that it would pass over.
+    assert!(client.start(Program::named("count"), StartOptions::default()).await.is_ok());
 }

@@ -8,6 +8,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context as TaskContext, Poll, Wake, Waker};
 use std::time::{Duration, Instant};
 
+use tokio::sync::watch;
+
 use super::allocations;
 use super::device::{Device, Stock};
 use crate::account::{Account, ActorId, Budget, GuestId, Owner, SessionId};
@@ -116,11 +118,12 @@ impl House {
         let stock = Stock::default();
         let device = Device { limits, stock: stock.clone(), under_way: VecDeque::with_capacity(4) };
         let (link, Served { messages, state, desk }) = Link::new(Port::Direct);
-        let model = ModelHandle::new(link.clone(), ModelId::default(), Arc::new(model), &device);
+        let (failure, failed) = watch::channel(None);
+        let model = ModelHandle::new(link.clone(), ModelId::default(), Arc::new(model), &device, failed);
         let settings =
             SchedulerSettings { segments: SegmentLengths::default(), ..SchedulerSettings::alone(usize::MAX) };
         let newcomer = Newcomer { id: ModelId::default(), settings, backend: Box::new(device) };
-        link.post_message(Message::Add(newcomer)).expect("the engine is there");
+        link.post_message(Message::Add { newcomer, failure }).expect("the engine is there");
         let mut house = Self {
             core: Core::default(),
             inbox: Inbox::new(messages, desk),

@@ -51,7 +51,7 @@ impl Operator {
             let begun = Instant::now();
             self.client.load_model(&load.model, None, |_, _| {}).await?;
             let other = self.other().ok_or(BenchError::NoOtherModel)?;
-            member.engine = other.clone();
+            member.model = other.clone();
             decode(&member, load.n_tokens, || member.seat.marks.done_since(begun)).await?;
             self.client.unload_model(&other.model().name, Some(Duration::ZERO)).await?;
         }
@@ -59,8 +59,8 @@ impl Operator {
 }
 
 async fn decode(member: &Member, n_tokens: usize, at_first: impl FnOnce()) -> Result<(), BenchError> {
-    let mut context = Context::create(&member.engine, member.owner.clone()).await?;
-    context.append(&engine::unseen(&member.engine, member.n_prompt, member.run)).await?;
+    let mut context = Context::create(&member.model, member.owner.clone()).await?;
+    context.append(&engine::unseen(&member.model, member.n_prompt, member.run)).await?;
     let settings = || RunSettings {
         sampler: Arc::new(trellis_engine::sampling::Sampler::greedy()),
         stop_tokens: [].into(),

@@ -40,7 +40,7 @@ impl Seat {
 /// One context of the engine.
 #[derive(Clone, Debug)]
 pub(super) struct Member {
-    pub(super) engine: ModelHandle,
+    pub(super) model: ModelHandle,
     pub(super) owner: Owner,
     pub(super) seat: Seat,
     /// Tells its tokens apart from those of all others.
@@ -54,12 +54,12 @@ pub(super) struct Member {
 
 impl Member {
     fn prompt(&self) -> Vec<Token> {
-        engine::unseen(&self.engine, self.n_prompt, self.run)
+        engine::unseen(&self.model, self.n_prompt, self.run)
     }
 
     /// A context that has its prompt and has computed it.
     async fn context(&mut self) -> Result<Context, BenchError> {
-        let mut context = Context::create(&self.engine, self.owner.clone()).await?;
+        let mut context = Context::create(&self.model, self.owner.clone()).await?;
         context.append(&self.prompt()).await?;
         context.ask(Ask::Prefill).await?.answer().await?;
         self.seat.wait_for_all().await;
@@ -139,7 +139,7 @@ impl Member {
 
     /// What is drawn after the prompt.
     async fn drawn(&self, sampler: &Arc<Sampler>) -> Result<Vec<Token>, BenchError> {
-        let mut context = Context::create(&self.engine, self.owner.clone()).await?;
+        let mut context = Context::create(&self.model, self.owner.clone()).await?;
         context.append(&self.prompt()).await?;
         let settings = || RunSettings {
             sampler: sampler.clone(),
@@ -161,7 +161,7 @@ impl Member {
         let mixed = ((self.run << 20 | place) as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         let mixed = (mixed ^ mixed >> 32).wrapping_mul(0xd6e8_feb8_6659_fd93);
         let fraction = (mixed >> 40) as f64 / f64::from(1 << 24);
-        let vocab_size = self.engine.limits().vocab_size as Token;
+        let vocab_size = self.model.limits().vocab_size as Token;
         if fraction < right { token } else { (token + 1) % vocab_size }
     }
 
@@ -171,8 +171,8 @@ impl Member {
         self.seat.wait_for_all().await;
         loop {
             let run = FRESH_RUN + n_sent.fetch_add(1, Ordering::Relaxed);
-            let mut context = Context::create(&self.engine, self.owner.clone()).await?;
-            context.append(&engine::unseen(&self.engine, self.n_prompt, run)).await?;
+            let mut context = Context::create(&self.model, self.owner.clone()).await?;
+            context.append(&engine::unseen(&self.model, self.n_prompt, run)).await?;
             let begun = Instant::now();
             context.ask(Ask::Sample(sampler.clone())).await?.answer().await?;
             self.seat.marks.done_since(begun);

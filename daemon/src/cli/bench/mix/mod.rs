@@ -79,14 +79,14 @@ async fn measure_on(
     mix: &Mix,
     format: Format,
 ) -> Result<MixReport, CliError> {
-    let engine = daemon.model(None).expect("a daemon has a model");
+    let model = daemon.model(None).expect("a daemon has a model");
     let progress = Progress::of_long_work(format);
-    let prompt = engine::prompt(&engine)?;
+    let prompt = engine::prompt(&model)?;
     progress.update("decoding what is compared later", Unit::Items, 0, 0);
     let reference = Reference {
-        tokens: engine::stream(&engine, &prompt, N_VERIFIED).await?.tokens,
+        tokens: engine::stream(&model, &prompt, N_VERIFIED).await?.tokens,
         prompt,
-        tolerance: match (has_card, engine.weights().dtype) {
+        tolerance: match (has_card, model.weights().dtype) {
             (false, _) => Tolerance::NONE,
             (true, Dtype::F32) => Tolerance::SINGLE,
             (true, Dtype::F16 | Dtype::Bf16) => Tolerance::HALF,
@@ -94,11 +94,11 @@ async fn measure_on(
     };
     let clients = component.map(|component| Clients::new(daemon, component)).transpose()?;
     let operator = match needs_operator(&mix.loads) {
-        true => Some(Operator::new(daemon, engine.clone()).await?),
+        true => Some(Operator::new(daemon, model.clone()).await?),
         false => None,
     };
     let stage = Stage {
-        engine: &engine,
+        model: &model,
         mix,
         operator: operator.as_ref(),
         clients: clients.as_ref(),
@@ -113,11 +113,11 @@ async fn measure_on(
     let mut report = MixReport {
         mix: name.to_owned(),
         about: mix.about.clone(),
-        device: engine.device().to_owned(),
-        model: engine.model().name.clone(),
-        dtype: engine.weights().dtype.name(),
-        step_rows: engine.limits().n_rows_max,
-        step_tokens: engine.limits().n_tokens_max,
+        device: model.device().to_owned(),
+        model: model.model().name.clone(),
+        dtype: model.weights().dtype.name(),
+        step_rows: model.limits().n_rows_max,
+        step_tokens: model.limits().n_tokens_max,
         measure_s: mix.measure.as_secs_f64(),
         n_verified: N_VERIFIED,
         phases: Vec::new(),
@@ -133,7 +133,7 @@ async fn run_phases(stage: &Stage<'_>) -> Result<Vec<Seen>, CliError> {
     let with_guests = stage.mix.loads.iter().find(|load| load.n_guests() > 0);
     if let (Some(clients), Some(load)) = (stage.clients, with_guests) {
         stage.progress.update("compiling the guest", Unit::Items, 0, 0);
-        clients.verify(stage.engine, load.n_prompt, stage.reference.tolerance).await?;
+        clients.verify(stage.model, load.n_prompt, stage.reference.tolerance).await?;
     }
     let mut seen = Vec::new();
     for phase in &stage.mix.phases {

@@ -31,7 +31,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 
 /// What all phases share.
 pub(super) struct Stage<'a> {
-    pub(super) engine: &'a ModelHandle,
+    pub(super) model: &'a ModelHandle,
     pub(super) mix: &'a Mix,
     /// Who loads and unloads models, if the mix wants that.
     pub(super) operator: Option<&'a Operator>,
@@ -89,7 +89,7 @@ impl Stage<'_> {
     /// # Errors
     /// They do not; with the numbers.
     pub(super) fn check(&self, phase: &Phase) -> Result<(), MixError> {
-        let limits = self.engine.limits();
+        let limits = self.model.limits();
         let mut needed = 0;
         for &idx in &phase.loads {
             let load = &self.mix.loads[idx];
@@ -134,7 +134,7 @@ impl Stage<'_> {
         };
 
         let title = format!("{}: measuring", phase.name);
-        let begin = self.engine.stats().await.map_err(BenchError::from)?;
+        let begin = self.model.stats().await.map_err(BenchError::from)?;
         let mut bounds = vec![Instant::now()];
         let mut computed = vec![read(&running)];
         for window in 1..=self.mix.n_windows {
@@ -144,7 +144,7 @@ impl Stage<'_> {
             bounds.push(Instant::now());
             computed.push(read(&running));
         }
-        let end = self.engine.stats().await.map_err(BenchError::from)?;
+        let end = self.model.stats().await.map_err(BenchError::from)?;
         let elapsed = bounds[self.mix.n_windows] - bounds[0];
         self.end(tasks).await?;
         let loads = running.iter().enumerate().map(|(place, running)| {
@@ -163,7 +163,7 @@ impl Stage<'_> {
         go: &watch::Receiver<bool>,
     ) -> Result<Running, CliError> {
         let load = &self.mix.loads[idx];
-        let n_growth = load.n_growth(self.engine.limits().n_positions_max).map_err(BenchError::from)?;
+        let n_growth = load.n_growth(self.model.limits().n_positions_max).map_err(BenchError::from)?;
         let account = Account::new("user", Budget::UNLIMITED, None);
         let n_sent = Arc::new(AtomicUsize::new(0));
         let mut marks = Vec::with_capacity(load.count);
@@ -173,7 +173,7 @@ impl Stage<'_> {
             // Loads that follow one another may share prompts in the cache, members of a phase must not.
             let run = (idx << 16) | member_idx;
             let member = |user| Member {
-                engine: self.engine.clone(),
+                model: self.model.clone(),
                 owner: owner(user, run, &account),
                 seat: seat.clone(),
                 run,
@@ -228,9 +228,9 @@ impl Stage<'_> {
     /// Decodes the reference's stream beside the loads.
     async fn verify(&self, phase: &Phase) -> Result<usize, CliError> {
         let Reference { prompt, tokens, tolerance } = self.reference;
-        let found = engine::stream(self.engine, prompt, tokens.len()).await?.tokens;
+        let found = engine::stream(self.model, prompt, tokens.len()).await?.tokens;
         let place = format!("in the phase {:?}", phase.name);
-        Ok(check_streams(self.engine, prompt, tokens, &[found], &place, *tolerance).await?)
+        Ok(check_streams(self.model, prompt, tokens, &[found], &place, *tolerance).await?)
     }
 
     /// Ends all members and waits until the engine has forgotten them.
@@ -241,7 +241,7 @@ impl Stage<'_> {
         }
         let begun = Instant::now();
         while begun.elapsed() < PATIENCE {
-            if self.engine.stats().await.map_err(BenchError::from)?.n_contexts == 0 {
+            if self.model.stats().await.map_err(BenchError::from)?.n_contexts == 0 {
                 return Ok(());
             }
             tokio::time::sleep(TICK).await;

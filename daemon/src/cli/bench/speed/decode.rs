@@ -32,11 +32,11 @@ pub(super) struct Together {
 
 /// Fails with the numbers where the contexts do not fit the engine all at once.
 pub(super) fn check_room(
-    engine: &ModelHandle,
+    model: &ModelHandle,
     n_contexts: usize,
     n_positions: usize,
 ) -> Result<(), BenchError> {
-    let limits = engine.limits();
+    let limits = model.limits();
     if n_contexts > limits.n_rows_max {
         return Err(BenchError::TooManyContexts { n_contexts, n_rows_max: limits.n_rows_max });
     }
@@ -52,16 +52,16 @@ pub(super) fn check_room(
 /// # Errors
 /// The engine failed, or stopped early.
 pub(super) async fn decode(
-    engine: &ModelHandle,
+    model: &ModelHandle,
     prompts: &[Vec<Token>],
     n_tokens: usize,
 ) -> Result<Vec<Decoded>, BenchError> {
-    let contexts = try_join_all(prompts.iter().map(|prompt| prepare(engine, prompt))).await?;
+    let contexts = try_join_all(prompts.iter().map(|prompt| prepare(model, prompt))).await?;
     try_join_all(contexts.into_iter().map(|context| pull(context, n_tokens))).await
 }
 
-async fn prepare(engine: &ModelHandle, prompt: &[Token]) -> Result<Context, BenchError> {
-    let mut context = Context::create(engine, engine::owner()).await?;
+async fn prepare(model: &ModelHandle, prompt: &[Token]) -> Result<Context, BenchError> {
+    let mut context = Context::create(model, engine::owner()).await?;
     context.append(prompt).await?;
     context.ask(Ask::Prefill).await?.answer().await?;
     Ok(context)
@@ -178,21 +178,21 @@ impl Agreement {
 /// # Errors
 /// The results differ by more than allowed, or the engine failed.
 pub(super) async fn verify(
-    engine: &ModelHandle,
+    model: &ModelHandle,
     prompts: &[Vec<Token>],
     n_tokens: usize,
     tolerance: Tolerance,
 ) -> Result<Agreement, BenchError> {
     let mut alone = Vec::new();
     for prompt in prompts.iter().take(N_ALONE_MAX) {
-        alone.extend(decode(engine, std::slice::from_ref(prompt), n_tokens).await?);
+        alone.extend(decode(model, std::slice::from_ref(prompt), n_tokens).await?);
     }
-    let batch = decode(engine, prompts, n_tokens).await?;
+    let batch = decode(model, prompts, n_tokens).await?;
     let mut regrets = Vec::new();
     for ((prompt, alone), batch) in prompts.iter().zip(&alone).zip(&batch) {
         let expected = tokens(&alone.drawn);
         if let Some(difference) = Difference::first(&expected, &tokens(&batch.drawn)) {
-            regrets.push(difference.regret(engine, prompt, &expected).await?);
+            regrets.push(difference.regret(model, prompt, &expected).await?);
         }
     }
     let agreement = Agreement::of(&alone, &batch, &regrets);

@@ -49,31 +49,31 @@ impl Lengths {
 /// # Panics
 /// There are less than two tokens, or no runs.
 pub(super) async fn compare(
-    engine: &ModelHandle,
+    model: &ModelHandle,
     probe: &Probe,
     n_contexts: usize,
     n_tokens: usize,
     n_runs: usize,
     tolerance: Tolerance,
 ) -> Result<GuestCost, CliError> {
-    let prompt = engine::prompt(engine)?;
+    let prompt = engine::prompt(model)?;
     let lengths = Lengths { few: (n_tokens / 4).max(1), many: n_tokens };
-    let alone = engine::stream(engine, &prompt, n_tokens).await?.tokens;
+    let alone = engine::stream(model, &prompt, n_tokens).await?.tokens;
 
     // The first run of each is not timed: batches of a new size may have to be prepared.
-    from_engine(engine, &prompt, n_contexts, lengths.few).await?;
+    from_engine(model, &prompt, n_contexts, lengths.few).await?;
     let streams = try_join_all((0..n_contexts).map(|_| probe.stream(n_tokens))).await?;
     let streams: Vec<Vec<Token>> = streams.into_iter().map(|stream| stream.tokens).collect();
     let place = format!("through {n_contexts} guests");
-    let n_equal = check_streams(engine, &prompt, &alone, &streams, &place, tolerance).await?;
+    let n_equal = check_streams(model, &prompt, &alone, &streams, &place, tolerance).await?;
 
     let (mut engines, mut guests) = (Vec::new(), Vec::new());
     for run in 0..n_runs {
         // Either one first.
         for is_engine in [run % 2 == 0, run % 2 != 0] {
             if is_engine {
-                let few = from_engine(engine, &prompt, n_contexts, lengths.few).await?;
-                let many = from_engine(engine, &prompt, n_contexts, lengths.many).await?;
+                let few = from_engine(model, &prompt, n_contexts, lengths.few).await?;
+                let many = from_engine(model, &prompt, n_contexts, lengths.many).await?;
                 engines.push(lengths.per_token(few, many));
             } else {
                 let few = from_guests(probe, n_contexts, lengths.few).await?;
@@ -95,13 +95,13 @@ pub(super) async fn compare(
 }
 
 async fn from_engine(
-    engine: &ModelHandle,
+    model: &ModelHandle,
     prompt: &[Token],
     n_contexts: usize,
     n_tokens: usize,
 ) -> Result<Duration, CliError> {
     let started = Instant::now();
-    engine::contexts(engine, prompt, n_tokens, n_contexts).await?;
+    engine::contexts(model, prompt, n_tokens, n_contexts).await?;
     Ok(started.elapsed())
 }
 

@@ -109,11 +109,11 @@ async fn measure(args: &BenchArgs, format: Format) -> Result<SpeedReport, CliErr
     };
     progress.finish();
     let daemon = connect::start(&config, format).await?;
-    let engine = daemon.model(None).expect("a daemon has a model");
-    let weights = engine.weights();
+    let model = daemon.model(None).expect("a daemon has a model");
+    let weights = model.weights();
     let mut report = SpeedReport {
-        device: engine.device().to_owned(),
-        model: engine.model().name.clone(),
+        device: model.device().to_owned(),
+        model: model.model().name.clone(),
         dtype: weights.dtype.name(),
         weight_bytes: weights.n_bytes,
         limits: limits.map(Into::into),
@@ -122,8 +122,8 @@ async fn measure(args: &BenchArgs, format: Format) -> Result<SpeedReport, CliErr
         peers,
     };
     let run = Run {
-        engine: &engine,
-        work: Work::new(&engine.model().config, weights),
+        model: &model,
+        work: Work::new(&model.model().config, weights),
         n_tokens: args.tokens.unwrap_or(N_TOKENS) as usize,
         n_runs: args.repeat.unwrap_or(N_RUNS) as usize,
         tolerance: match (limits.is_some(), weights.dtype) {
@@ -133,7 +133,7 @@ async fn measure(args: &BenchArgs, format: Format) -> Result<SpeedReport, CliErr
         },
         progress: &progress,
     };
-    let sizes = args.speed.sizes(engine.limits().n_positions_max);
+    let sizes = args.speed.sizes(model.limits().n_positions_max);
     run.check(&sizes)?;
     if let Some(peers) = &report.peers {
         peers.check(&report.model, weights.dtype, &sizes.cases())?;
@@ -150,7 +150,7 @@ async fn measure(args: &BenchArgs, format: Format) -> Result<SpeedReport, CliErr
         for &n_contexts in &sizes.batches {
             progress.update(&format!("measuring {n_contexts} guests"), Unit::Items, 0, 0);
             let cost =
-                guest::compare(&engine, &probe, n_contexts, run.n_tokens, run.n_runs, run.tolerance).await?;
+                guest::compare(&model, &probe, n_contexts, run.n_tokens, run.n_runs, run.tolerance).await?;
             report.guests.push(cost);
         }
     }
@@ -159,7 +159,7 @@ async fn measure(args: &BenchArgs, format: Format) -> Result<SpeedReport, CliErr
 
 /// What all measurements share.
 struct Run<'a> {
-    engine: &'a ModelHandle,
+    model: &'a ModelHandle,
     work: Work,
     n_tokens: usize,
     n_runs: usize,
@@ -170,20 +170,20 @@ struct Run<'a> {
 impl Run<'_> {
     /// Finds out before anything is measured that something does not fit.
     fn check(&self, sizes: &args::Sizes) -> Result<(), BenchError> {
-        let n_positions = self.engine.limits().n_positions_max;
+        let n_positions = self.model.limits().n_positions_max;
         let too_many = |n_prompt, n_tokens| BenchError::TooManyTokens { n_prompt, n_tokens, n_positions };
         for &n_contexts in &sizes.batches {
             let n_used = sizes.context_len + self.n_tokens;
             if n_used > n_positions {
                 return Err(too_many(sizes.context_len, self.n_tokens));
             }
-            decode::check_room(self.engine, n_contexts, n_used)?;
+            decode::check_room(self.model, n_contexts, n_used)?;
         }
         for &n_prompt in &sizes.prompts {
             if n_prompt >= n_positions {
                 return Err(too_many(n_prompt, 1));
             }
-            decode::check_room(self.engine, 1, n_prompt + 1)?;
+            decode::check_room(self.model, 1, n_prompt + 1)?;
         }
         Ok(())
     }
@@ -194,16 +194,16 @@ impl Run<'_> {
         n_contexts: usize,
         n_prompt: usize,
     ) -> Result<(), BenchError> {
-        let Self { engine, n_tokens, .. } = *self;
+        let Self { model, n_tokens, .. } = *self;
         let prompts: Vec<Vec<Token>> =
-            (0..n_contexts).map(|idx| engine::unseen(engine, n_prompt, idx)).collect();
+            (0..n_contexts).map(|idx| engine::unseen(model, n_prompt, idx)).collect();
         self.progress.update(&format!("verifying {n_contexts} contexts"), Unit::Items, 0, 0);
-        let agreement = decode::verify(engine, &prompts, n_tokens, self.tolerance).await?;
+        let agreement = decode::verify(model, &prompts, n_tokens, self.tolerance).await?;
         let (mut samples, mut n_bytes) = (Vec::new(), 0.0);
         for run in 0..self.n_runs {
             let title = format!("measuring {n_contexts} contexts");
             self.progress.update(&title, Unit::Items, run as u64, self.n_runs as u64);
-            let decoded = decode::decode(engine, &prompts, n_tokens).await?;
+            let decoded = decode::decode(model, &prompts, n_tokens).await?;
             let together = decode::together(&decoded, n_prompt)
                 .ok_or(BenchError::NeverTogether { n_contexts, n_tokens })?;
             samples.push(together.step.as_secs_f64() * 1e3);
@@ -220,7 +220,7 @@ impl Run<'_> {
         for run in 0..=self.n_runs {
             self.progress.update(&title, Unit::Items, run as u64, self.n_runs as u64);
             samples.push(
-                engine::first_token(self.engine, n_prompt, PREFILL_RUN + run).await?.as_secs_f64() * 1e3,
+                engine::first_token(self.model, n_prompt, PREFILL_RUN + run).await?.as_secs_f64() * 1e3,
             );
         }
         samples.remove(0);

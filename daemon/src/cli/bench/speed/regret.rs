@@ -31,11 +31,11 @@ impl Difference {
     /// The engine failed.
     pub(super) async fn regret(
         self,
-        engine: &ModelHandle,
+        model: &ModelHandle,
         prompt: &[Token],
         expected: &[Token],
     ) -> Result<f64, BenchError> {
-        let mut context = Context::create(engine, engine::owner()).await?;
+        let mut context = Context::create(model, engine::owner()).await?;
         context.append(prompt).await?;
         context.append(&expected[..self.idx]).await?;
         let answer = context.ask(Ask::Scores(vec![self.expected, self.found])).await?.answer().await?;
@@ -54,7 +54,7 @@ pub(super) fn tokens(drawn: &[Candidate]) -> Vec<Token> {
 /// # Errors
 /// One has another number of tokens, or leaves the reference by more than the tolerance allows.
 pub(crate) async fn check_streams(
-    engine: &ModelHandle,
+    model: &ModelHandle,
     prompt: &[Token],
     expected: &[Token],
     streams: &[Vec<Token>],
@@ -76,7 +76,7 @@ pub(crate) async fn check_streams(
         if tolerance == Tolerance::NONE {
             return Err(BenchError::Mismatch { place, idx, expected: best, found });
         }
-        let regret = difference.regret(engine, prompt, expected).await?;
+        let regret = difference.regret(model, prompt, expected).await?;
         let regret_max = tolerance.tail_max;
         // NaN is not within it either.
         if regret <= regret_max {

@@ -110,14 +110,14 @@ async fn what_does_not_fit_is_refused_with_the_numbers() {
 async fn other_streams_are_held_against_the_reference() {
     let config = config(&parse("--model draft --device cpu").expect("valid"), 1);
     let daemon = connect::start(&config, Format::Json).await.expect("it starts");
-    let engine = daemon.model(None).expect("a model");
-    let prompt = engine::prompt(&engine).expect("a prompt");
-    let expected = engine::stream(&engine, &prompt, 8).await.expect("a stream").tokens;
+    let model = daemon.model(None).expect("a model");
+    let prompt = engine::prompt(&model).expect("a prompt");
+    let expected = engine::stream(&model, &prompt, 8).await.expect("a stream").tokens;
     let mut other = expected.clone();
     other[5] = if other[5] == 7 { 8 } else { 7 };
     let check = async |found: &[Token], tolerance| {
         let streams = [expected.clone(), found.to_vec(), found.to_vec()];
-        regret::check_streams(&engine, &prompt, &expected, &streams, "here", tolerance).await
+        regret::check_streams(&model, &prompt, &expected, &streams, "here", tolerance).await
     };
     assert_eq!(check(&expected, Tolerance::NONE).await.expect("the same"), 8);
     assert!(matches!(check(&expected[1..], Tolerance::HALF).await, Err(BenchError::Short { .. })));
