@@ -27,21 +27,20 @@ pub fn device() -> Device {
     *DEVICE.get_or_init(|| match env::var(TEST_DEVICE).as_deref() {
         Err(VarError::NotPresent) | Ok("cpu") => Device::Cpu,
         Ok("cuda") => {
-            eprintln!("the tests run on {}", shared_card().gpu().name());
+            eprintln!("the tests run on {}", card().gpu().name());
             Device::Cuda
         }
         other => panic!("{TEST_DEVICE} is {other:?}, expected cpu or cuda"),
     })
 }
 
-/// The card that the engines of this process share.
+/// The card, opened for one engine: the models on a card that was opened once compute in one memory, one after the other.
 ///
 /// # Panics
 /// There is none.
 #[must_use]
-pub fn shared_card() -> &'static Card {
-    static CARD: OnceLock<Card> = OnceLock::new();
-    CARD.get_or_init(|| open().unwrap_or_else(|error| panic!("no CUDA device: {error}")))
+pub fn card() -> Card {
+    open().unwrap_or_else(|error| panic!("no CUDA device: {error}"))
 }
 
 /// A card of a test's own: nothing else counts in its memory statistics, and no other test that measures runs.

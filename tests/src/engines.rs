@@ -11,7 +11,7 @@ use trellis_engine::cpu::{CpuBackend, CpuOptions};
 use trellis_engine::model::{Dtype, Model, SpecialTokens};
 use trellis_engine::{EngineSettings, ModelHandle, OneModel, PrefixScope};
 
-use crate::device::{device, shared_card};
+use crate::device::{card, device};
 use crate::models;
 
 /// Sizes of an engine.
@@ -51,9 +51,9 @@ pub fn engine(model: &str, sizes: Sizes) -> OneModel {
 #[must_use]
 pub fn backend(model: &Model, sizes: Sizes) -> Box<dyn Backend> {
     match device() {
-        Device::Cuda | Device::Ordinal(_) => Box::new(
-            cuda_backend(shared_card(), model, sizes, Dtype::F32).expect("the model loads onto the card"),
-        ),
+        Device::Cuda | Device::Ordinal(_) => {
+            Box::new(cuda_backend(&card(), model, sizes, Dtype::F32).expect("the model loads onto the card"))
+        }
         Device::Auto | Device::Cpu => Box::new(cpu_backend(model, sizes)),
     }
 }

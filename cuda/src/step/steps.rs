@@ -1,5 +1,6 @@
 //! Puts steps into the stream: one copy to the device, the launches, one copy back.
 
+mod fetched;
 mod graphs;
 mod late;
 
@@ -11,12 +12,10 @@ use cudarc::driver::result;
 use trellis_engine::backend::Collected;
 use trellis_engine::batch::{Output, PageCopy, PageId};
 use trellis_engine::model::ModelConfig;
-use trellis_engine::sampling::Scratch;
 
 use self::graphs::GraphKey;
 pub(super) use self::late::sit_out;
 use self::late::{Held, N_LATE_MASK_WORDS_MAX};
-use super::by_host::output_of;
 use super::captured::{Captured, CapturedLimits};
 use super::outputs::{N_TAIL_WORDS_MAX, Outputs};
 use super::{
@@ -29,7 +28,7 @@ use crate::memory::{Driver, Pool, Reserved};
 use crate::model::{ActivationSizes, Activations, LayerInputs, Llama, LogitsOf, LogitsRows};
 use crate::ops::attention::{Attention, PAGE_LEN, Workspace};
 use crate::ops::attention_plan::{PlanSize, distinct};
-use crate::ops::common::{Dtype, Rows};
+use crate::ops::common::Rows;
 use crate::ops::edits::EDIT_WORDS;
 use crate::ops::embedding::TokenIds;
 use crate::ops::gather::Kept;
@@ -117,9 +116,6 @@ pub(crate) struct InFlight {
     /// Whether its layers and its draws were launched apart.
     was_held: bool,
 }
-
-/// A row of logits that is fetched for requests of one place.
-type Fetched = HashMap<(usize, usize), Vec<f32>>;
 
 impl Steps {
     /// Bytes of device memory besides the activations, for a model whose layers have these windows: each list in blocks
@@ -471,95 +467,6 @@ impl Steps {
         // tables and in what comes back inside the memory that was taken for the most there can be, `supply` those of late
         // masks in theirs; the engine keeps pages below their number, and tokens below the vocabulary. All of it lives as long as `self`, which waits for the stream before it goes.
         unsafe { llama.kernels().logits.run(stream, &buffers, n, llama.config.vocab_size, group.stages) }
-    }
-
-    /// Brings rows of logits or hidden states of a group to the host, for the places that are wanted.
-    fn fetch(
-        &self,
-        stream: &Stream,
-        llama: &Llama,
-        group: usize,
-        is_wanted: impl Fn(Place) -> bool,
-    ) -> Result<Fetched, CudaError> {
-        let mut fetched = Fetched::new();
-        let vocab_size = llama.config.vocab_size;
-        for &place in self.lists.outputs.places.iter().filter(|place| is_wanted(**place)) {
-            match place {
-                Place::Host { group_idx, logits_row } | Place::Full { group_idx, logits_row, .. }
-                    if group_idx == group =>
-                {
-                    if let std::collections::hash_map::Entry::Vacant(entry) = fetched.entry((0, logits_row)) {
-                        let mut row = vec![0f32; vocab_size];
-                        let logits =
-                            self.activations.logits.part(4 * logits_row * vocab_size, 4 * vocab_size);
-                        logits.download(stream, &mut row)?;
-                        entry.insert(row);
-                    }
-                }
-                Place::Hidden { group_idx, logits_row } if group_idx == group => {
-                    fetched.insert((1, logits_row), self.fetch_hidden(stream, llama, logits_row)?);
-                }
-                _ => {}
-            }
-        }
-        Ok(fetched)
-    }
-
-    fn fetch_hidden(&self, stream: &Stream, llama: &Llama, row: usize) -> Result<Vec<f32>, CudaError> {
-        let n = llama.config.hidden_size;
-        let n_bytes = n * llama.dtype.n_bytes();
-        let slice = self.activations.hidden.part(row * n_bytes, n_bytes);
-        match llama.dtype {
-            Dtype::F32 => {
-                let mut values = vec![0f32; n];
-                slice.download(stream, &mut values)?;
-                Ok(values)
-            }
-            Dtype::F16 => {
-                let mut values = vec![half::f16::ZERO; n];
-                slice.download(stream, &mut values)?;
-                Ok(values.into_iter().map(half::f16::to_f32).collect())
-            }
-            Dtype::Bf16 => {
-                let mut values = vec![half::bf16::ZERO; n];
-                slice.download(stream, &mut values)?;
-                Ok(values.into_iter().map(half::bf16::to_f32).collect())
-            }
-        }
-    }
-
-    /// Works out what no kernel does, from what was fetched before (`raw`) and after the kernels.
-    fn outputs_by_host(
-        &self,
-        rows: &[StepRow<'_>],
-        group: usize,
-        raw: &Fetched,
-        after: &Fetched,
-        by_host: &mut HashMap<usize, Output>,
-    ) {
-        let mut scratch = Scratch::default();
-        let requests = rows.iter().flat_map(|row| row.requests.iter().map(move |request| (row, request)));
-        for (request_idx, ((row, request), &place)) in requests.zip(&self.lists.outputs.places).enumerate() {
-            let output = match place {
-                Place::Full { group_idx, logits_row, .. } if group_idx == group => {
-                    Output::Full(after[&(0, logits_row)].clone())
-                }
-                Place::Hidden { group_idx, logits_row } if group_idx == group => {
-                    let state = &after[&(1, logits_row)];
-                    match state.iter().any(|x| x.is_nan()) {
-                        true => Output::Failed(trellis_engine::batch::OutputFault::NotANumber),
-                        false => Output::Embedding(state.clone()),
-                    }
-                }
-                Place::Host { group_idx, logits_row } if group_idx == group => {
-                    let history =
-                        row.known_before(request.position + 1).expect("what the host draws after, it knows");
-                    output_of(request.kind, &raw[&(0, logits_row)], history, &mut scratch)
-                }
-                _ => continue,
-            };
-            by_host.insert(request_idx, output);
-        }
     }
 }
 
