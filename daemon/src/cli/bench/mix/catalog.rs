@@ -19,7 +19,7 @@ macro_rules! builtin {
 }
 
 /// In the order in which they are listed.
-pub(super) const BUILTIN: [Builtin; 10] = builtin![
+pub(super) const BUILTIN: [Builtin; 11] = builtin![
     "prompts-beside-streams",
     "one-long",
     "stepping",
@@ -30,6 +30,7 @@ pub(super) const BUILTIN: [Builtin; 10] = builtin![
     "two-users",
     "loads",
     "wide",
+    "verify",
 ];
 
 /// The text of the mix that is meant: a name, or the path of a file.
