@@ -60,7 +60,8 @@ pub struct Row<'a> {
     /// The context's pages in order; they cover the row. Without tokens to compute, those of the tokens that are there, or
     /// none where some are not on the device.
     pub pages: &'a [PageId],
-    /// Pages from the first on that are those of the row before this one for the slot, as far as that one had them.
+    /// Pages from the first on that are those of the row before this one for the slot, as far as that one had them;
+    /// none after a step that failed.
     pub n_same_pages: usize,
     /// What to return for this row.
     pub outputs: Requests<'a>,

@@ -55,6 +55,8 @@ pub(crate) struct PageTable {
     clock: u64,
     /// Blocks that changed place so far.
     n_moves: u64,
+    /// How often the backend may not have heard, or may have forgotten, where blocks are.
+    n_tellings_lost: u64,
     /// Counts the plans of steps, from 1: what was pinned for an earlier one may move.
     plan: u64,
 }
@@ -77,6 +79,7 @@ impl PageTable {
             clock: 0,
             freed_later: Vec::new(),
             n_moves: 0,
+            n_tellings_lost: 0,
             plan: 1,
         }
     }
@@ -274,6 +277,16 @@ impl PageTable {
     /// Blocks that changed place so far: as long as this is the same, so are all places.
     pub(crate) fn n_moves(&self) -> u64 {
         self.n_moves
+    }
+
+    /// Notes that a step has failed: what the backend was told with it, or before, may be lost.
+    pub(crate) fn note_tellings_lost(&mut self) {
+        self.n_tellings_lost += 1;
+    }
+
+    /// How often that has happened.
+    pub(crate) fn n_tellings_lost(&self) -> u64 {
+        self.n_tellings_lost
     }
 
     /// Frees the page of the cached block that was let go longest ago.

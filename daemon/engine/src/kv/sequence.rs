@@ -53,6 +53,8 @@ struct Places {
     n_away: usize,
     /// Entries of the table from the first on that the backend was told and that have not changed since.
     n_told: Cell<usize>,
+    /// [`PageTable::n_tellings_lost`] at the time.
+    n_tellings_lost: Cell<u64>,
     /// [`PageTable::n_moves`] at the time.
     n_moves: u64,
 }
@@ -220,7 +222,9 @@ impl Sequence {
     /// They were not located since they changed, or are not on the device.
     pub(crate) fn tell_pages(&self, n_blocks: usize, pages: &PageTable) -> (&[PageId], usize) {
         assert!(self.places.are_there(n_blocks, pages), "pages are located, and on the device");
-        let n_told = self.places.n_told.replace(n_blocks);
+        let n_lost = pages.n_tellings_lost();
+        let is_heard = self.places.n_tellings_lost.replace(n_lost) == n_lost;
+        let n_told = self.places.n_told.replace(n_blocks) * usize::from(is_heard);
         (&self.places.table[..n_blocks], n_told.min(n_blocks))
     }
 

@@ -180,11 +180,6 @@ impl HashBackend {
         table.extend_from_slice(&row.pages[table.len().min(row.pages.len())..]);
     }
 
-    /// A step has failed: what was told of pages may not have come.
-    fn forget_tables(&mut self) {
-        self.tables.clear();
-    }
-
     fn output(&mut self, slot: SlotId, prefix: u64, kind: &OutputKind<'_>) -> Output {
         match kind {
             OutputKind::Sample(sampler) if fails(prefix, sampler.seed) => {
@@ -237,7 +232,6 @@ impl HashBackend {
     /// The step that waits for masks has failed.
     pub(super) fn forget_late(&mut self) {
         self.late.clear();
-        self.forget_tables();
     }
 
     /// Makes the late draws whose masks have come.
@@ -279,7 +273,6 @@ impl HashBackend {
 
     /// Fails a step after so many of its moves: nobody knows what is in the pages that it would have written.
     pub(super) fn fail(&mut self, moves: &[Move], n_moved: usize, batch: &Batch<'_>) {
-        self.forget_tables();
         self.make(&moves[..n_moved]);
         for planned in &moves[n_moved..] {
             match *planned {
