@@ -24,8 +24,10 @@ const GROUPS: usize = 2;
 const CHUNK: usize = THREADS * 4 * GROUPS;
 /// Bins of the histogram of a row, and threads of a block that looks at a whole row.
 pub(super) const N_BINS: usize = 1024;
-/// Loads of tokens of a history that a thread has under way.
-const HISTORY_LOADS: usize = 8;
+/// Blocks that look at chunks and are resident together: reading logits takes all the threads that there can be.
+const SCAN_RESIDENT: usize = 4;
+/// Loads of tokens of a history that a thread has under way: as many as leave room for that.
+const HISTORY_LOADS: usize = 2;
 /// Threads of a block that finishes a row.
 const FINISH_THREADS: usize = 128;
 /// Bits of a token in the order that selection works on.
@@ -53,6 +55,7 @@ fn source(file: &'static str, text: &'static str) -> Source {
         .with("BINS", N_BINS)
         .with("PAGE_LEN", PAGE_LEN)
         .with("HISTORY_LOADS", HISTORY_LOADS)
+        .with("SCAN_RESIDENT", SCAN_RESIDENT)
         .with("FINISH_THREADS", FINISH_THREADS)
         .with("TOKEN_BITS", TOKEN_BITS)
         .with("PART_BYTES", PART_BYTES)
