@@ -52,7 +52,7 @@ pub struct CudaOptions {
 pub struct Needs {
     /// Weights.
     pub weight_bytes: u64,
-    /// What steps are described in.
+    /// What steps are described in, and what they leave of contexts: page tables, tokens beside pages, hidden states.
     pub step_bytes: u64,
     /// What steps compute in, beyond what is on the card for that already: models share the largest.
     pub activation_bytes: u64,

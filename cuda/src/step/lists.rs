@@ -18,6 +18,8 @@ pub(crate) struct StepLists {
     tokens: Vec<i32>,
     positions: Vec<i32>,
     kv_pages: Vec<i32>,
+    /// Where the page table of each row begins.
+    tables: Vec<Option<usize>>,
     /// What the slots are told.
     edits: EditList,
     rows: Vec<RowSpan>,
@@ -33,6 +35,7 @@ impl StepLists {
             tokens: Vec::new(),
             positions: Vec::new(),
             kv_pages: Vec::new(),
+            tables: Vec::new(),
             edits: EditList::default(),
             rows: Vec::new(),
             attention: AttentionPlan::new(windows),
@@ -51,41 +54,42 @@ impl StepLists {
         room: Room,
     ) {
         slots.copy(copies);
-        if self.take_in(rows, copies, slots, room).is_err() {
+        // Before anything else, since all of it may have to be done anew.
+        if self.place_tables(rows, slots).is_err() {
             slots.forget_tables();
-            self.take_in(rows, copies, slots, room).expect("there is room for the tables of a whole step");
+            self.place_tables(rows, slots).expect("there is room for the tables of a whole step");
         }
-        self.attention.plan(&self.rows, cuttings);
-    }
-
-    fn take_in(
-        &mut self,
-        rows: &[StepRow<'_>],
-        copies: &[PageCopy],
-        slots: &mut Slots,
-        room: Room,
-    ) -> Result<(), TablesFull> {
         for list in [&mut self.tokens, &mut self.positions, &mut self.kv_pages] {
             list.clear();
         }
-        self.edits.clear();
         self.rows.clear();
         self.copies.clear();
         self.outputs.clear();
         self.copies.extend(copies.iter().flat_map(|copy| [copy.src.0, copy.dst.0]));
-        for row in rows {
+        for (row_idx, row) in rows.iter().enumerate() {
             let (start, end) = (row.start, row.end());
             let token = self.tokens.len();
-            let table = match row.pages {
-                [] => None,
-                _ => Some(slots.place(row, &mut self.edits)?),
-            };
+            let table = self.tables[row_idx];
             self.outputs.push(row, token, room, TablePlace { table, slots, edits: &mut self.edits });
             let Some(entries) = table.filter(|_| !row.is_of_head()) else { continue };
             self.tokens.extend(row.words(start, end));
             self.positions.extend(start as i32..end as i32);
             self.kv_pages.extend((start..end).map(|position| row.pages[position / PAGE_LEN].0 as i32));
             self.rows.push(RowSpan { token, n_tokens: row.n_tokens(), position: start, entries });
+        }
+        self.attention.plan(&self.rows, cuttings);
+    }
+
+    /// Gives the rows' page tables their places; rows without pages have none.
+    fn place_tables(&mut self, rows: &[StepRow<'_>], slots: &mut Slots) -> Result<(), TablesFull> {
+        self.edits.clear();
+        self.tables.clear();
+        for row in rows {
+            let table = match row.pages {
+                [] => None,
+                _ => Some(slots.place(row, &mut self.edits)?),
+            };
+            self.tables.push(table);
         }
         Ok(())
     }

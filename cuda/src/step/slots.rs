@@ -116,7 +116,7 @@ impl Slots {
     /// Takes in a row with pages: gives its table a place, and brings it up to date; returns where it begins.
     ///
     /// # Errors
-    /// There is no place left; nothing has changed then.
+    /// There is no place left; the row has changed nothing then.
     pub(super) fn place(&mut self, row: &StepRow<'_>, edits: &mut EditList) -> Result<usize, TablesFull> {
         let n_entries = row.end().div_ceil(PAGE_LEN);
         let slot = row.slot.0 as usize;
@@ -224,7 +224,8 @@ impl EditList {
         self.words.extend(words);
         for start in (first..self.words.len()).step_by(N_WORDS_MAX) {
             let n_words = (self.words.len() - start).min(N_WORDS_MAX) as u32;
-            self.edits.push(Edit { from: start as u32, to: (to + start - first) as u32, n_words, into });
+            let to = u32::try_from(to + start - first).expect("tables and tokens are counted in 32 bits");
+            self.edits.push(Edit { from: start as u32, to, n_words, into });
         }
     }
 

@@ -481,9 +481,10 @@ fn n_input_words(attention: &Attention, windows: &[Option<usize>], limits: StepL
         n_tokens,
         n_windows: distinct(windows).len(),
         lists: PlanSize::most(n_tokens, &attention.cuttings()),
-        n_logits_rows: n_tokens,
+        // A row that asks the head alone has logits and no token.
+        n_logits_rows: n_outputs_max(limits),
         n_outputs: n_outputs_max(limits),
-        n_groups: n_tokens,
+        n_groups: n_outputs_max(limits),
     };
     let n_entries = limits.n_rows_max * n_entries_max(limits);
     // What follows them begins as aligned as they do.

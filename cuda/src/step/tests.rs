@@ -2,6 +2,7 @@
 
 use std::sync::LazyLock;
 
+use trellis_engine::backend::PAGE_LEN;
 use trellis_engine::batch::{Input, OutputKind, OutputRequest, PageCopy, PageId, Row, SlotId, Token};
 use trellis_engine::sampling::Sampler;
 
@@ -259,6 +260,14 @@ fn tables_that_fill_their_memory_are_laid_out_anew() {
     assert_eq!(third, [(Into::MEMORY, TABLES, (200..219).collect())], "the others have gone");
     let both = told(&mut slots, &[long(2), long(1)], &[]);
     assert_eq!(both, [(Into::MEMORY, TABLES + 32, (100..119).collect())]);
+    // Tokens that a row brings are not lost when a row behind it finds no place.
+    slots.lose_tokens([PageId(205)].into_iter());
+    let sampler = Sampler { presence_penalty: 0.5, ..Sampler::greedy() };
+    let outputs = vec![(299, OutputKind::Sample(&sampler))];
+    let penalized = Row { n_same_pages: 20, ..row(2, &tokens, 299, outputs) };
+    let all = told(&mut slots, &[penalized, long(3)], &[]);
+    let tokens = (Into::PAGE_TOKENS, 205 * PAGE_LEN, (80..96).collect());
+    assert!(all.contains(&tokens), "{all:?}");
 }
 
 #[test]

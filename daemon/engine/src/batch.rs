@@ -60,8 +60,8 @@ pub struct Row<'a> {
     /// The context's pages in order; they cover the row. Without tokens to compute, those of the tokens that are there, or
     /// none where some are not on the device.
     pub pages: &'a [PageId],
-    /// Pages from the first on that are those of the row before this one for the slot, as far as that one had them;
-    /// none after a step that failed.
+    /// Pages from the first on that are those of the row before this one for the slot, as far as that one had them. Rows
+    /// without pages do not count, and after a step that failed none are said to be the same.
     pub n_same_pages: usize,
     /// What to return for this row.
     pub outputs: Requests<'a>,
