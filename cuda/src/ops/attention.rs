@@ -79,7 +79,7 @@ pub struct AttentionInputs {
     pub out: Slice,
     /// Keys and values, those of the step included.
     pub kv: KvLayer,
-    /// Page tables, one behind the other. Only those entries are read whose positions some query attends to.
+    /// Page tables. Only those entries are read whose positions some query attends to.
     pub entries: Slice,
     /// Positions that a query attends to, its own included; `None` for all up to its own.
     pub window: Option<usize>,

@@ -6,7 +6,7 @@
 // where the group is small. Shares of tiles are dealt to workers beforehand (shares.rs), about the same bytes to each.
 //   q, out       [n_tokens, n_heads, HEAD_DIM] of T
 //   kv           page p of this layer at p * page_stride elements: [2: K, V][n_kv_heads][PAGE_LEN][HEAD_DIM] of T
-//   entries      page tables, one behind the other
+//   entries      page tables
 //   shares       worker w begins with share w, and goes on as the shares say; n_workers is read from device memory
 //   partial_acc  [partial results, gridDim.x, 8, HEAD_DIM] of f32, partial_ml the same without the last dimension
 //   arrivals     [partial results, gridDim.x], zero before and after

@@ -9,7 +9,7 @@
 // where there are too few of them to fill the device; shares are dealt to workers beforehand (shares.rs).
 //   q, out       [n_tokens, n_heads, HEAD_DIM] of T, bf16 or f16
 //   kv           page p of this layer at p * page_stride elements: [2: K, V][n_kv_heads][PAGE_LEN][HEAD_DIM] of T
-//   entries      page tables, one behind the other
+//   entries      page tables
 //   shares       worker w begins with share w, and goes on as the shares say; n_workers is read from device memory
 //   partial_acc  [partial results, n_kv_heads, queries of a tile, HEAD_DIM] of f32, not divided by the sum of weights
 //   partial_ml   the same without the last dimension: maximum in units of log2, sum of weights

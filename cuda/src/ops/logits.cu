@@ -94,8 +94,8 @@ static_assert(sizeof(LogitsScanParams) == 96, "as in logits_params.rs");
 // penalties also writes them, adjusted, and each of its blocks reads the history once.
 //
 // The history of a row is the n_history tokens before position history_end of its context; that of position i is
-// page_tokens[tables[table_start + i / PAGE_LEN], i % PAGE_LEN]. bias: pairs in order of token, pairs of one token in order of application;
-// masks: bit t % 64 of word t / 64 allows token t. bin_counts and bin_weights, which sample_bins adds to, are cleared.
+// page_tokens[tables[table_start + i / PAGE_LEN], i % PAGE_LEN]. bias: pairs in order of token, pairs of one token in order
+// of application; masks: bit t % 64 of word t / 64 allows token t. bin_counts and bin_weights, which sample_bins adds to, are cleared.
 extern "C" __global__ void __launch_bounds__(THREADS, SCAN_RESIDENT) logits_scan(const __grid_constant__ LogitsScanParams p) {
     const OutputRow* __restrict__ rows = p.rows;
     const float* __restrict__ logits = p.logits;

@@ -2,8 +2,8 @@
 //!
 //! Words of 32 bits: first a token for each slot, which only the device writes; then what one copy brings: counts, the
 //! tokens with their positions and pages, the work of attention, what is asked for, and a tail of what the samplers need
-//! and of edits; then what late masks bring; then the page tables, which stay. All places but those in the tail follow from [`Dims`] alone, so that a captured launch finds them
-//! again.
+//! and of edits; then what late masks bring; then the page tables, which stay. All places but those in the tail follow from
+//! [`Dims`] alone, so that a captured launch finds them again.
 
 use crate::Slice;
 use crate::ops::attention::{AttentionWork, DeviceShares, Form, N_FORMS};

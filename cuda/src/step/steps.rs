@@ -465,7 +465,8 @@ impl Steps {
         };
         // SAFETY: the lists keep rows of logits below those of the group, and places in the tail, in the slots, in the
         // tables and in what comes back inside the memory that was taken for the most there can be, `supply` those of late
-        // masks in theirs; the engine keeps pages below their number, and tokens below the vocabulary. All of it lives as long as `self`, which waits for the stream before it goes.
+        // masks in theirs; the engine keeps pages below their number, and tokens below the vocabulary. All of it lives as
+        // long as `self`, which waits for the stream before it goes.
         unsafe { llama.kernels().logits.run(stream, &buffers, n, llama.config.vocab_size, group.stages) }
     }
 }

@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use crate::account::{Account, BudgetExceeded, Resource};
 
-/// A token takes four bytes where it was appended and four in the engine, and two of the key of its page.
+/// A token takes four bytes where it was appended and four in the engine, and two of the key of its page. Forks that share
+/// them pay as much each: any of them may be the one that is left.
 const TOKEN_BYTES: u64 = 10;
 
 /// Tokens that are charged together, so that decoding touches the accounts once in a while; as many lie together in the

@@ -34,7 +34,6 @@ impl ModelSource {
         }
     }
 
-    /// Checks that the folder is one.
     /// The folder, by a path that names no other.
     pub(crate) fn folder(&self) -> Option<PathBuf> {
         match self {
