@@ -16,9 +16,9 @@ pub const EDIT_WORDS: usize = 4;
 /// What an edit writes to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(transparent)]
-pub struct Into(u32);
+pub struct Target(u32);
 
-impl Into {
+impl Target {
     /// The memory of steps, where the page tables lie.
     pub const MEMORY: Self = Self(0);
     /// The tokens of the pages.
@@ -30,7 +30,7 @@ impl Into {
 pub fn source() -> Source {
     Source::new("edits.cu", include_str!("edits.cu"))
         .with("N_THREADS", N_THREADS)
-        .with("INTO_PAGE_TOKENS", Into::PAGE_TOKENS.0)
+        .with("INTO_PAGE_TOKENS", Target::PAGE_TOKENS.0)
 }
 
 /// Words that go elsewhere, as the kernel reads it.
@@ -44,7 +44,7 @@ pub struct Edit {
     /// How many.
     pub n_words: u32,
     /// Of what.
-    pub into: Into,
+    pub into: Target,
 }
 
 const _: () = assert!(size_of::<Edit>() == 4 * EDIT_WORDS);
@@ -128,8 +128,8 @@ mod tests {
             let mut edit = |idx: usize| {
                 let n_words = [1, 16, N_WORDS_MAX, 1 + random.below(N_WORDS_MAX)][random.below(4)];
                 let spare = N_WORDS_MAX - n_words;
-                let into = if random.below(2) == 0 { Into::MEMORY } else { Into::PAGE_TOKENS };
-                let start = if into == Into::MEMORY { half } else { 0 };
+                let into = if random.below(2) == 0 { Target::MEMORY } else { Target::PAGE_TOKENS };
+                let start = if into == Target::MEMORY { half } else { 0 };
                 Edit {
                     from: (idx * N_WORDS_MAX + random.below(spare + 1)) as u32,
                     to: (start + (n_edits - 1 - idx) * N_WORDS_MAX + random.below(spare + 1)) as u32,
@@ -145,7 +145,7 @@ mod tests {
                 .expect("a launch");
             for Edit { from, to, n_words, into } in edits {
                 let words = memory[from as usize..][..n_words as usize].to_vec();
-                let into = if into == Into::MEMORY { &mut memory } else { &mut tokens };
+                let into = if into == Target::MEMORY { &mut memory } else { &mut tokens };
                 into[to as usize..][..words.len()].copy_from_slice(&words);
             }
             assert!(download(&test, d_memory.slice(), memory.len(), 0u32) == memory, "{n_edits} edits");

@@ -17,7 +17,7 @@ use trellis_engine::batch::{PageCopy, PageId};
 use super::row::StepRow;
 use super::words::to_words;
 use crate::ops::attention::PAGE_LEN;
-use crate::ops::edits::{EDIT_WORDS, Edit, Into, N_WORDS_MAX};
+use crate::ops::edits::{EDIT_WORDS, Edit, N_WORDS_MAX, Target};
 
 /// The fewest entries that a table has room for.
 const N_ENTRIES_MIN: usize = 16;
@@ -139,7 +139,7 @@ impl Slots {
         }
         let told = &row.pages[table.n_entries.min(n_entries)..n_entries];
         let ids = told.iter().map(|page| page.0);
-        edits.push(Into::MEMORY, table.start + table.n_entries, ids);
+        edits.push(Target::MEMORY, table.start + table.n_entries, ids);
         table.n_entries = table.n_entries.max(n_entries);
         let start = table.start;
         // What is written from its beginning is known in full.
@@ -167,7 +167,7 @@ impl Slots {
         for page_idx in missing {
             let (page, start) = (row.pages[page_idx], page_idx * PAGE_LEN);
             edits.push(
-                Into::PAGE_TOKENS,
+                Target::PAGE_TOKENS,
                 page.0 as usize * PAGE_LEN,
                 row.known_tokens(start, start + PAGE_LEN),
             );
@@ -219,7 +219,7 @@ impl EditList {
     }
 
     /// Has `words` written from word `to` on.
-    fn push(&mut self, into: Into, to: usize, words: impl Iterator<Item = u32>) {
+    fn push(&mut self, into: Target, to: usize, words: impl Iterator<Item = u32>) {
         let first = self.words.len();
         self.words.extend(words);
         for start in (first..self.words.len()).step_by(N_WORDS_MAX) {

@@ -67,11 +67,11 @@ pub(crate) struct Steps {
     memory: Buffer, // words, laid out as `step::Layout` says, then what late masks bring, then page tables
     /// Where what late masks bring begins.
     late_start: usize,
-    /// What the device has of contexts: their page tables in the memory,
+    /// Which page tables the memory holds, and which pages have their tokens beside them.
     slots: Slots,
-    /// the tokens of pages,
+    /// The tokens of all pages.
     page_tokens: Buffer, // i32 [n_pages, PAGE_LEN]
-    /// and hidden states by slot.
+    /// The last hidden state of each slot that was asked about.
     states: Buffer, // f32 [n_states, hidden_size]
     returned: Buffer, // output rows, scores, top lists
     arrivals: Buffer,

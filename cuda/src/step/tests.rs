@@ -12,7 +12,7 @@ use super::*;
 use crate::model::LogitsOf;
 use crate::ops::attention::{Cuttings, Form};
 use crate::ops::attention_plan::PlanSize;
-use crate::ops::edits::{EDIT_WORDS, Edit, Into};
+use crate::ops::edits::{EDIT_WORDS, Edit, Target};
 use crate::ops::logits::{NOWHERE, OutputRow, Wants};
 use crate::ops::shares::{CUT_WORDS, Cutting, ListSize, SHARE_WORDS, Share};
 
@@ -58,7 +58,7 @@ fn slots() -> Slots {
 }
 
 /// What the edits of a step write: where, and what.
-fn edits(written: &Written, lists: &StepLists, memory: &[u32]) -> Vec<(Into, usize, Vec<u32>)> {
+fn edits(written: &Written, lists: &StepLists, memory: &[u32]) -> Vec<(Target, usize, Vec<u32>)> {
     let edits: &[Edit] = from_words(memory, written.edits, lists.n_edits());
     let words = |edit: &Edit| memory[edit.from as usize - N_SLOTS..][..edit.n_words as usize].to_vec();
     edits.iter().map(|edit| (edit.into, edit.to as usize, words(edit))).collect()
@@ -150,10 +150,10 @@ fn a_mixed_step_is_written_where_the_kernels_look() {
     assert_eq!(words(layout.tail, 3), [7, 8, 9]);
     assert_eq!(words(written.copies, 2), [4, 5]);
     let told = [
-        (Into::MEMORY, prompt.entries as usize, vec![100, 101, 102]),
-        (Into::MEMORY, single.entries as usize, vec![200, 201, 202]),
+        (Target::MEMORY, prompt.entries as usize, vec![100, 101, 102]),
+        (Target::MEMORY, single.entries as usize, vec![200, 201, 202]),
         // The penalties look back at positions that were computed before; this step computes the last.
-        (Into::PAGE_TOKENS, 201 * 16, (516..532).collect()),
+        (Target::PAGE_TOKENS, 201 * 16, (516..532).collect()),
     ];
     assert_eq!(edits(&written, &lists, &memory), told);
     // Three scores, then from the next whole entry on five entries of a list.
@@ -194,7 +194,7 @@ fn a_row_names_the_token_that_only_the_device_knows() {
 }
 
 /// The words that a step uploads for edits.
-fn told(slots: &mut Slots, rows: &[Row<'_>], copies: &[PageCopy]) -> Vec<(Into, usize, Vec<u32>)> {
+fn told(slots: &mut Slots, rows: &[Row<'_>], copies: &[PageCopy]) -> Vec<(Target, usize, Vec<u32>)> {
     let rows: Vec<StepRow<'_>> = rows.iter().map(StepRow::of).collect();
     let mut lists = StepLists::new(&[None]);
     lists.fill(&rows, copies, slots, &CUTTINGS, ROOM);
@@ -216,31 +216,31 @@ fn the_device_is_told_only_what_has_changed() {
     let prompt = row(0, &tokens[..40], 0, vec![(39, OutputKind::Sample(&sampler))]);
     assert_eq!(
         told(&mut slots, &[prompt], &[]),
-        [(Into::MEMORY, TABLES, vec![0, 1, 2])],
+        [(Target::MEMORY, TABLES, vec![0, 1, 2])],
         "tokens come with it"
     );
     assert_eq!(told(&mut slots, &[after(41, 3)], &[]), []);
-    assert_eq!(told(&mut slots, &[after(49, 3)], &[]), [(Into::MEMORY, TABLES + 3, vec![3])]);
+    assert_eq!(told(&mut slots, &[after(49, 3)], &[]), [(Target::MEMORY, TABLES + 3, vec![3])]);
     // The second page has moved; its tokens did not come along.
     slots.lose_tokens([PageId(1)].into_iter());
-    let back = [(Into::MEMORY, TABLES + 1, vec![1, 2, 3]), (Into::PAGE_TOKENS, 16, (16..32).collect())];
+    let back = [(Target::MEMORY, TABLES + 1, vec![1, 2, 3]), (Target::PAGE_TOKENS, 16, (16..32).collect())];
     assert_eq!(told(&mut slots, &[after(50, 1)], &[]), back);
     assert_eq!(told(&mut slots, &[after(51, 4)], &[]), []);
     // Another context in the same slot.
-    let all = (Into::MEMORY, TABLES, vec![0, 1, 2, 3]);
+    let all = (Target::MEMORY, TABLES, vec![0, 1, 2, 3]);
     assert_eq!(told(&mut slots, &[after(52, 0)], &[]), std::slice::from_ref(&all));
     // Copies take tokens along, as far as they are there.
     let copies = |src, dst| [PageCopy { src: PageId(src), dst: PageId(dst) }];
     assert_eq!(
         told(&mut slots, &[after(53, 4)], &copies(7, 3)),
-        [(Into::PAGE_TOKENS, 48, (48..53).collect())]
+        [(Target::PAGE_TOKENS, 48, (48..53).collect())]
     );
     assert_eq!(told(&mut slots, &[after(54, 4)], &copies(2, 3)), []);
     // After a failed step nothing is known.
     slots.forget();
     let tokens = (0..4).map(|page| {
         let start = 16 * page;
-        (Into::PAGE_TOKENS, start, (start as u32..(start as u32 + 16).min(55)).collect())
+        (Target::PAGE_TOKENS, start, (start as u32..(start as u32 + 16).min(55)).collect())
     });
     let expected: Vec<_> = std::iter::once(all).chain(tokens).collect();
     assert_eq!(told(&mut slots, &[after(55, 4)], &[]), expected);
@@ -257,16 +257,16 @@ fn tables_that_fill_their_memory_are_laid_out_anew() {
     }
     assert_eq!(told(&mut slots, &[long(0), long(1)], &[]), [], "both are there");
     let third = told(&mut slots, &[long(2)], &[]);
-    assert_eq!(third, [(Into::MEMORY, TABLES, (200..219).collect())], "the others have gone");
+    assert_eq!(third, [(Target::MEMORY, TABLES, (200..219).collect())], "the others have gone");
     let both = told(&mut slots, &[long(2), long(1)], &[]);
-    assert_eq!(both, [(Into::MEMORY, TABLES + 32, (100..119).collect())]);
+    assert_eq!(both, [(Target::MEMORY, TABLES + 32, (100..119).collect())]);
     // Tokens that a row brings are not lost when a row behind it finds no place.
     slots.lose_tokens([PageId(205)].into_iter());
     let sampler = Sampler { presence_penalty: 0.5, ..Sampler::greedy() };
     let outputs = vec![(299, OutputKind::Sample(&sampler))];
     let penalized = Row { n_same_pages: 20, ..row(2, &tokens, 299, outputs) };
     let all = told(&mut slots, &[penalized, long(3)], &[]);
-    let tokens = (Into::PAGE_TOKENS, 205 * PAGE_LEN, (80..96).collect());
+    let tokens = (Target::PAGE_TOKENS, 205 * PAGE_LEN, (80..96).collect());
     assert!(all.contains(&tokens), "{all:?}");
 }
 

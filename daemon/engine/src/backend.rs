@@ -43,6 +43,28 @@ pub struct Limits {
     pub logits_tokens: f32,
 }
 
+#[cfg(test)]
+impl Limits {
+    /// Those of a device that computes nothing, whose steps have so many rows.
+    pub(crate) fn of_nothing(n_rows_max: usize, n_pages: usize) -> Self {
+        Self {
+            n_pages,
+            n_granule_pages: 1,
+            n_host_pages: 0,
+            page_bytes: 1,
+            n_rows_max,
+            n_tokens_max: 1 << 21,
+            n_positions_max: 1 << 17,
+            vocab_size: 1000,
+            hidden_size: 1,
+            n_steps_under_way: 2,
+            n_slots: 1 << 16,
+            n_states: 0,
+            logits_tokens: 1.0,
+        }
+    }
+}
+
 /// The weights as a backend holds them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WeightsInfo {

@@ -224,8 +224,8 @@ impl Sequence {
         assert!(self.places.are_there(n_blocks, pages), "pages are located, and on the device");
         let n_lost = pages.n_tellings_lost();
         let is_heard = self.places.n_tellings_lost.replace(n_lost) == n_lost;
-        let n_told = self.places.n_told.replace(n_blocks) * usize::from(is_heard);
-        (&self.places.table[..n_blocks], n_told.min(n_blocks))
+        let n_told = self.places.n_told.replace(n_blocks).min(n_blocks);
+        (&self.places.table[..n_blocks], if is_heard { n_told } else { 0 })
     }
 
     /// As [`Self::tell_pages`], of all tokens, where they were computed and their pages are on the device; else none.

@@ -20,7 +20,7 @@ use crate::context::{Context, Pull, RunKey};
 use crate::engine::core::{Core, Newcomer, Next};
 use crate::engine::thread::{Inbox, Post};
 use crate::error::EngineError;
-use crate::handle::{Link, Message, Served};
+use crate::handle::{EngineState, Link, Message, Served};
 use crate::kv::SegmentLengths;
 use crate::model::{Model, ModelSource};
 use crate::model_handle::ModelHandle;
@@ -33,25 +33,6 @@ pub(super) fn now<T>(future: impl Future<Output = Result<T, EngineError>>) -> T 
     match pin!(future).poll(&mut TaskContext::from_waker(Waker::noop())) {
         Poll::Ready(result) => result.expect("nothing is wrong"),
         Poll::Pending => panic!("nothing is waited for"),
-    }
-}
-
-/// Those of a device whose steps have so many rows, with room for so many tokens.
-pub(super) fn limits(n_rows: usize, n_tokens: usize) -> Limits {
-    Limits {
-        n_pages: n_tokens / PAGE_LEN,
-        n_granule_pages: 1,
-        n_host_pages: 0,
-        page_bytes: 1,
-        n_rows_max: n_rows,
-        n_tokens_max: 1 << 21,
-        n_positions_max: 1 << 17,
-        vocab_size: 100,
-        hidden_size: 1,
-        n_steps_under_way: 2,
-        n_slots: 1 << 16,
-        n_states: 0,
-        logits_tokens: 1.0,
     }
 }
 
@@ -106,13 +87,14 @@ pub(super) struct House {
     stock: Stock,
     n_rows: usize,
     // The engine has failed once nobody can hear of it.
-    _state: tokio::sync::watch::Sender<crate::handle::EngineState>,
+    _state: watch::Sender<EngineState>,
 }
 
 impl House {
     /// An engine whose steps have so many rows, with room for so many tokens.
     pub(super) fn new(n_rows: usize, n_tokens: usize, n_under_way: usize) -> Self {
-        let limits = Limits { n_steps_under_way: n_under_way, ..limits(n_rows, n_tokens) };
+        let limits =
+            Limits { n_steps_under_way: n_under_way, ..Limits::of_nothing(n_rows, n_tokens / PAGE_LEN) };
         let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../models/tiny");
         let model = Model::open("tiny", &ModelSource::Folder(folder)).expect("the bundled model opens");
         let stock = Stock::default();

@@ -13,7 +13,7 @@ use super::device::{Device, Stock};
 use super::house;
 use super::median;
 use crate::account::{Account, ActorId, Budget, GuestId, Owner, SessionId};
-use crate::backend::{Backend, BackendError, Collected, Limits, WeightsInfo};
+use crate::backend::{Backend, BackendError, Collected, Limits, PAGE_LEN, WeightsInfo};
 use crate::batch::{Batch, HostPageId, LateMask, PageId, Token};
 use crate::command::{Ahead, Ask, MaskSource, RunSettings};
 use crate::context::{Context, Pull, RunKey};
@@ -126,7 +126,10 @@ async fn pull(mut context: Context, desk: Arc<Desk>) {
 fn of_steps_with_guests_on_other_threads() {
     for (n_rows, n_tokens) in [(32, 1_000), (256, 1_000), (1024, 1_000), (256, 100_000)] {
         let desk = Arc::<Desk>::default();
-        let limits = Limits { n_steps_under_way: 1, ..house::limits(n_rows, n_rows * (n_tokens + 2_000)) };
+        let limits = Limits {
+            n_steps_under_way: 1,
+            ..Limits::of_nothing(n_rows, n_rows * (n_tokens + 2_000) / PAGE_LEN)
+        };
         let device = Device { limits, stock: Stock::default(), under_way: VecDeque::new() };
         let watched = Watched { device, desk: desk.clone(), n_rows, n_drawn: 0, left: Duration::ZERO };
         let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../models/tiny");

@@ -28,19 +28,8 @@ const N_STEPS: usize = 500;
 
 fn cost(n_rows: usize, n_tokens: usize, n_under_way: usize) -> (Duration, Duration, Duration) {
     let limits = Limits {
-        n_pages: n_rows * (n_tokens / PAGE_LEN + 100),
-        n_granule_pages: 1,
-        n_host_pages: 0,
-        page_bytes: 1,
-        n_rows_max: n_rows,
-        n_tokens_max: 1 << 21,
-        n_positions_max: 1 << 17,
-        vocab_size: 1000,
-        hidden_size: 1,
         n_steps_under_way: n_under_way,
-        n_slots: 1 << 16,
-        n_states: 0,
-        logits_tokens: 1.0,
+        ..Limits::of_nothing(n_rows, n_rows * (n_tokens / PAGE_LEN + 100))
     };
     let settings = SchedulerSettings::alone(usize::MAX);
     let mut scheduler = Scheduler::alone(limits, settings);
