@@ -5,11 +5,14 @@
 //! Models come and go; a step is of the one whose users are furthest behind.
 
 mod late;
+mod linger;
 
 use std::collections::VecDeque;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use smallvec::SmallVec;
+
+use linger::Linger;
 
 use super::gone::Gone;
 use super::resident::{Change, Health, Resident};
@@ -21,11 +24,6 @@ use crate::completion::{CallerId, Completion, Done, Outbox, Tag};
 use crate::error::{EngineError, EngineFailure};
 use crate::handle::DESK;
 use crate::scheduler::{Commons, Plan, Scheduler, SchedulerSettings, Turn};
-
-/// A step waits for guests that ask again at once for this share of the step before, and for no longer than this. Waking
-/// a guest's thread takes some tens of microseconds, and a guest that comes too late waits for two steps.
-const LINGER_SHARE: u32 = 33;
-const LINGER_MAX: Duration = Duration::from_micros(250);
 
 /// What comes in.
 #[derive(Debug)]
@@ -76,14 +74,6 @@ pub(super) enum Next {
     Stop,
 }
 
-/// Guests that were just answered and are expected to ask again at once.
-#[derive(Clone, Copy, Debug)]
-enum Linger {
-    /// To wait for, from the next turn on.
-    AtMost(Duration),
-    Until(Instant),
-}
-
 /// The models of a device, what is computed for them, and for whom.
 #[derive(Default)]
 pub(super) struct Core {
@@ -98,7 +88,7 @@ pub(super) struct Core {
     under_way: VecDeque<(usize, Plan)>,
     /// What came of the oldest.
     collected: Option<Result<Collected, BackendError>>,
-    linger: Option<Linger>,
+    linger: Linger,
     n_steps_planned: u64,
     /// Models that have failed since this was asked last.
     failed: Vec<(ModelId, EngineFailure)>,
@@ -137,7 +127,9 @@ impl Core {
             Some(Ok(collected)) => Some(collected),
             None => None,
         };
-        // Guests that the step before answered have asked again meanwhile, and are in time.
+        self.linger.begin(now);
+        // Guests that the step before answered have asked again while the device was waited for, and are in time.
+        self.commons.set_late(collected.is_none() && self.linger.is_over(now));
         for input in inputs {
             match input {
                 Input::Enter(caller, owner) => self.commons.enter(caller, owner),
@@ -150,20 +142,20 @@ impl Core {
             }
         }
         if let Some(collected) = collected {
-            self.take_in(collected);
+            self.take_in(now, collected);
             return Ok(Next::Turn);
         }
         if let Some(next) = self.attend_to_masks()? {
             return Ok(next);
         }
-        if let Some(until) = self.lingers_until(now) {
-            return Ok(Next::InputBefore(until));
-        }
         self.change_residents()?;
-        self.submit_steps()?;
+        self.submit_steps(now)?;
         if self.waits_for_masks() {
             // They may have come while the step was submitted.
             return Ok(Next::Turn);
+        }
+        if let Some(until) = self.lingers_until(now) {
+            return Ok(Next::InputBefore(until));
         }
         let has_work = |resident: &Resident| match resident.health {
             Health::Works { .. } if resident.scheduler.has_work_among(&self.commons) => true,
@@ -315,7 +307,7 @@ impl Core {
         self.under_way.pop_front().expect("what was collected was under way")
     }
 
-    fn take_in(&mut self, collected: Collected) {
+    fn take_in(&mut self, now: Instant, collected: Collected) {
         let Collected { outputs, elapsed } = collected;
         let (place, plan) = self.oldest();
         let Self { residents, commons, .. } = self;
@@ -323,32 +315,14 @@ impl Core {
         resident.health.note_success();
         let elapsed_ns = u64::try_from(elapsed.as_nanos()).unwrap_or(u64::MAX);
         resident.lend(commons).complete(plan, outputs, elapsed_ns);
-        if self.under_way.is_empty() {
-            self.linger = Some(Linger::AtMost((elapsed / LINGER_SHARE).min(LINGER_MAX)));
-        }
-    }
-
-    /// Until when the next step is held for guests that were just answered and asked again at once the last times:
-    /// theirs and everybody's rows then ride in one step.
-    fn lingers_until(&mut self, now: Instant) -> Option<Instant> {
-        let until = match self.linger? {
-            Linger::AtMost(time) => now + time,
-            Linger::Until(until) => until,
-        };
-        let mut residents = self.residents.iter().flatten();
-        if now < until && residents.any(|resident| resident.scheduler.n_guests_awaited() > 0) {
-            self.linger = Some(Linger::Until(until));
-            return Some(until);
-        }
-        self.linger = None;
-        self.residents.iter_mut().flatten().for_each(|resident| resident.scheduler.forget_late_guests());
-        None
+        self.note_taken_in(now, elapsed);
     }
 
     /// Plans and submits as many steps as the device takes.
-    fn submit_steps(&mut self) -> Result<(), EngineFailure> {
+    fn submit_steps(&mut self, now: Instant) -> Result<(), EngineFailure> {
         let mut passed: SmallVec<[usize; 8]> = SmallVec::new();
         while !self.waits_for_masks()
+            && self.lingers_until(now).is_none()
             && let Some(place) = self.next_place(&passed)
         {
             let Self { residents, commons, under_way, rows, n_steps_planned, .. } = self;
@@ -368,7 +342,12 @@ impl Core {
             }
             let mut n_moved = 0;
             match resident.submit(&plan, &mut n_moved, rows) {
-                Ok(()) if plan.has_rows() => under_way.push_back((place, plan)),
+                Ok(()) if plan.has_rows() => {
+                    if under_way.is_empty() {
+                        self.linger.note_begun(now);
+                    }
+                    under_way.push_back((place, plan));
+                }
                 Ok(()) => passed.push(place),
                 Err(error) => self.note_failed(place, &plan, n_moved, error)?,
             }

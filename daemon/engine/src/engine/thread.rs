@@ -5,7 +5,7 @@ use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::task::Waker;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use rustc_hash::FxHashMap;
 use tokio::sync::{mpsc, oneshot, watch};
@@ -13,11 +13,15 @@ use tokio::sync::{mpsc, oneshot, watch};
 use super::core::{Core, Input, Next};
 use crate::backend::Backend;
 use crate::command::ModelId;
-use crate::completion::{CallerId, Completion};
+use crate::completion::{CallerId, Completion, Done};
 use crate::error::EngineFailure;
 use crate::handle::{DESK, EngineState, Message, Posted, Served};
 use crate::line::Line;
 use crate::port::Port;
+
+/// A wait for guests that takes longer than this is made of naps.
+const SPINS_MAX: Duration = Duration::from_micros(300);
+const NAP: Duration = Duration::from_micros(50);
 
 /// The thread's whole life. However it ends, that is said before anything is let go of, so that whoever finds it gone
 /// finds out why.
@@ -71,6 +75,8 @@ fn serve(core: &mut Core, inbox: &mut Inbox, port: Port) -> Result<(), EngineFai
 #[derive(Default)]
 pub(super) struct Post {
     completions: Vec<Completion>,
+    /// Of guests whose questions were answered, who may be waited for.
+    first: Vec<Waker>,
     wakers: Vec<Waker>,
 }
 
@@ -94,15 +100,16 @@ impl Post {
     fn deliver(&mut self, lines: &FxHashMap<CallerId, Arc<Line>>, port: Port) {
         for completion in self.completions.drain(..) {
             let Completion { caller, tag, done } = port.carry(completion);
+            let wakers = if matches!(done, Done::Answer(_)) { &mut self.first } else { &mut self.wakers };
             // A guest that has gone is given nothing.
             let waker = lines.get(&caller).and_then(|line| line.deliver(tag, done));
             if let Some(waker) = waker
-                && !self.wakers.last().is_some_and(|last| last.will_wake(&waker))
+                && !wakers.last().is_some_and(|last| last.will_wake(&waker))
             {
-                self.wakers.push(waker);
+                wakers.push(waker);
             }
         }
-        self.wakers.drain(..).for_each(Waker::wake);
+        self.first.drain(..).chain(self.wakers.drain(..)).for_each(Waker::wake);
     }
 }
 
@@ -179,10 +186,16 @@ impl Inbox {
         Ok(())
     }
 
-    /// Waits without going to sleep: the time is too short for that.
+    /// Waits until something comes in or that moment, at first without going to sleep: most who come, come at once.
     fn wait_until(&mut self, until: Instant) {
-        while self.messages.is_empty() && Instant::now() < until {
-            std::hint::spin_loop();
+        let begun = Instant::now();
+        while self.messages.is_empty() {
+            let now = Instant::now();
+            match until.saturating_duration_since(now) {
+                Duration::ZERO => return,
+                _ if now < begun + SPINS_MAX => std::hint::spin_loop(),
+                left => std::thread::sleep(left.min(NAP)),
+            }
         }
     }
 
@@ -208,7 +221,6 @@ mod tests {
     use std::task::{Context, Poll, Wake};
 
     use super::*;
-    use crate::completion::Done;
     use crate::line::Standing;
 
     #[derive(Default)]

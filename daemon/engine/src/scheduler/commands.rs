@@ -179,7 +179,7 @@ impl Scheduler {
     fn ask(&mut self, id: ContextId, edit: Edit, ask: Ask, reply: Reply) {
         self.edit(id, edit);
         let Some(context) = self.contexts.get_mut(&id) else { return };
-        self.returns.note_asked(context.owner.guest);
+        self.returns.note_asked(context.owner.guest, self.commons.are_late);
         let n_tokens = context.kv.tokens.len();
         let work = match ask {
             Ask::Verify { sampler, guess } => {

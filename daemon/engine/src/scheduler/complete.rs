@@ -26,7 +26,7 @@ impl Scheduler {
         let alone_ns =
             (n_decode_rows > 0).then(|| self.costs.target_ns(n_decode_rows, 1.0).unwrap_or(elapsed_ns));
         self.commons.note_step(self.settings.place, alone_ns);
-        self.returns.forget_late();
+        self.returns.note_missed();
         self.end_failed_jobs(None);
         let mut outputs = outputs.into_iter();
         for row in plan.rows.drain(..) {

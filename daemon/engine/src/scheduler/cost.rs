@@ -87,6 +87,16 @@ impl Costs {
         (self.n_tokens > 0.0).then(|| (self.added_ns / self.n_tokens).max(0.0))
     }
 
+    /// How long a step will take.
+    pub(super) fn step_ns(&self, work: StepWork) -> Option<u64> {
+        let decoding = match work.n_decode_rows {
+            0 => 0.0,
+            n_rows => self.decode_alone_ns(n_rows)?,
+        };
+        let n_tokens = work.n_prompt_tokens + work.n_head_tokens;
+        Some((decoding + self.token_ns().unwrap_or(0.0) * n_tokens as f64) as u64)
+    }
+
     /// Whether a step without prompts is due, to see how long those take by now.
     pub(super) fn is_decode_alone_due(&self) -> bool {
         self.n_steps_mixed >= N_STEPS_MIXED

@@ -93,7 +93,7 @@ impl Scheduler {
         self.jobs.n_made += 1;
         for id in &members {
             let Some(context) = self.contexts.get_mut(id) else { continue };
-            self.returns.note_asked(context.owner.guest);
+            self.returns.note_asked(context.owner.guest, self.commons.are_late);
             context.kv.rewind(context.kv.tokens.len() - 1, &mut self.pages);
             context.kv.forget_shared_unwritten(&mut self.pages);
             context.work = Some(Work::Joint(JointWork::new(job, sampler.clone(), tag)));

@@ -57,6 +57,7 @@ use spares::Spares;
 
 pub(crate) use late::MasksOfStep;
 pub(crate) use plan::{Move, Plan};
+pub(crate) use returns::Privilege;
 
 /// What the scheduler is told at start-up.
 #[derive(Clone, Debug)]
@@ -141,6 +142,8 @@ pub(crate) struct Commons {
     n_steps: u64,
     /// By the models' places.
     decoding: Vec<Option<LastDecode>>,
+    /// Whether who asks now, having been answered by the last step, comes too late for a device that stands still.
+    are_late: bool,
 }
 
 /// The last step of a model in which anybody decoded.
@@ -163,6 +166,11 @@ impl Commons {
     /// A guest that has asked its last.
     pub(crate) fn leave_for_good(&mut self, caller: CallerId) {
         self.callers.remove(&caller);
+    }
+
+    /// Whether who asks from now on comes too late for a device that stands still.
+    pub(crate) fn set_late(&mut self, are_late: bool) {
+        self.are_late = are_late;
     }
 
     /// How long a decode step of another model than the one at this place takes, if anybody decodes there.
@@ -287,6 +295,16 @@ impl Scheduler {
     #[cfg(test)]
     pub(crate) fn has_work(&self) -> bool {
         self.has_work_among(&self.commons)
+    }
+
+    /// Contexts of the model that decode and wait for a plan.
+    pub(crate) fn n_ready_among(&self, commons: &Commons) -> usize {
+        commons.queue.len(self.lane(Class::Decode))
+    }
+
+    /// How long a step will take, if that is known.
+    pub(crate) fn expected_ns(&self, plan: &Plan) -> Option<u64> {
+        self.costs.step_ns(plan.work)
     }
 
     /// Whether there may be something to compute for the model.

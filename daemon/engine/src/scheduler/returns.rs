@@ -1,8 +1,12 @@
 //! Guests that ask again as soon as they are answered.
 //!
-//! A step that is planned while another runs would leave without them, so that they could be served in every second
-//! step only. For who has come back in time twice in a row the next step is not planned ahead, and is held for a moment;
-//! who is late has to earn that again.
+//! A step that is planned while another runs would leave without them, and so would the one behind it: they would be
+//! served in every third step. A guest earns two privileges by coming back in time, and loses them by coming late:
+//!
+//! - [`Privilege::Soon`]: while the device computes a step, the next one is not planned before such guests have asked. That
+//!   costs nobody anything: they are served in every second step.
+//! - [`Privilege::AtOnce`]: behind a step that answers such guests none is planned ahead, and the next one is held for a
+//!   moment. The device stands still meanwhile: they are served in every step.
 
 use rustc_hash::FxHashMap;
 
@@ -13,59 +17,125 @@ use crate::job::Work;
 /// Times in a row that a guest has to come back in time before it is waited for.
 const N_IN_TIME_MIN: u8 = 2;
 
+/// Times in time that are remembered: who has come in time for long may be late once.
+const N_IN_TIME_MAX: u8 = 8;
+
+/// What a guest is waited for with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Privilege {
+    /// A device that stands still.
+    AtOnce,
+    /// The plan of a step while the device computes the one before.
+    Soon,
+}
+
 /// How guests came back after they were answered.
 #[derive(Debug, Default)]
 pub(super) struct Returns {
-    guests: FxHashMap<GuestId, Return>,
-    n_awaited: usize,
+    guests: FxHashMap<GuestId, Habit>,
+    /// Guests that are out and have a privilege.
+    n_awaited: [usize; 2],
 }
 
+/// How a guest came back.
 #[derive(Clone, Copy, Debug, Default)]
-struct Return {
-    n_in_time: u8,
+struct Habit {
+    /// Times in time, by privilege.
+    n_in_time: [u8; 2],
     /// Whether it was answered and has not asked since.
     is_out: bool,
 }
 
-impl Return {
-    fn is_awaited(self) -> bool {
-        self.is_out && self.n_in_time >= N_IN_TIME_MIN
+impl Habit {
+    fn has(self, privilege: Privilege) -> bool {
+        self.n_in_time[privilege as usize] >= N_IN_TIME_MIN
+    }
+
+    fn note_in_time(&mut self, privilege: Privilege) {
+        let n = &mut self.n_in_time[privilege as usize];
+        *n = (*n + 1).min(N_IN_TIME_MAX);
+    }
+
+    fn note_late(&mut self, privilege: Privilege) {
+        let n = &mut self.n_in_time[privilege as usize];
+        *n = (*n / 2).saturating_sub(1);
     }
 }
 
 impl Returns {
-    /// A guest asked something.
-    pub(super) fn note_asked(&mut self, guest: GuestId) {
-        if let Some(entry) = self.guests.get_mut(&guest).filter(|entry| entry.is_out) {
-            self.n_awaited -= usize::from(entry.is_awaited());
-            *entry = Return { n_in_time: (entry.n_in_time + 1).min(N_IN_TIME_MIN), is_out: false };
+    fn change(&mut self, guest: GuestId, change: impl FnOnce(&mut Habit)) {
+        let habit = self.guests.entry(guest).or_default();
+        let before = *habit;
+        change(habit);
+        let after = *habit;
+        self.count(before, |n| n - 1);
+        self.count(after, |n| n + 1);
+    }
+
+    fn count(&mut self, habit: Habit, counted: impl Fn(usize) -> usize) {
+        for privilege in [Privilege::AtOnce, Privilege::Soon] {
+            if habit.is_out && habit.has(privilege) {
+                let n = &mut self.n_awaited[privilege as usize];
+                *n = counted(*n);
+            }
         }
+    }
+
+    /// A guest asked something; `is_late` if the device would have had to stand still for too long.
+    pub(super) fn note_asked(&mut self, guest: GuestId, is_late: bool) {
+        if !self.guests.get(&guest).is_some_and(|habit| habit.is_out) {
+            return;
+        }
+        self.change(guest, |habit| {
+            habit.is_out = false;
+            habit.note_in_time(Privilege::Soon);
+            if !is_late {
+                habit.note_in_time(Privilege::AtOnce);
+            }
+        });
     }
 
     /// A guest got its answer.
     pub(super) fn note_answered(&mut self, guest: GuestId) {
-        let entry = self.guests.entry(guest).or_default();
-        if !entry.is_out {
-            entry.is_out = true;
-            self.n_awaited += usize::from(entry.is_awaited());
-        }
+        self.change(guest, |habit| habit.is_out = true);
     }
 
-    /// Forgets those that were answered before the step that is being taken in, and have not asked since.
-    pub(super) fn forget_late(&mut self) {
-        self.guests.retain(|_, entry| !entry.is_out);
-        self.n_awaited = 0;
+    /// Those who are out were waited for with a privilege, in vain.
+    pub(super) fn note_late(&mut self, privilege: Privilege) {
+        for habit in self.guests.values_mut().filter(|habit| habit.is_out && habit.has(privilege)) {
+            habit.note_late(privilege);
+        }
+        self.count_anew();
+    }
+
+    /// Those who are out have missed the step that is being taken in.
+    pub(super) fn note_missed(&mut self) {
+        self.guests.retain(|_, habit| {
+            if habit.is_out {
+                habit.is_out = false;
+                [Privilege::AtOnce, Privilege::Soon]
+                    .into_iter()
+                    .for_each(|privilege| habit.note_late(privilege));
+            }
+            habit.n_in_time != [0, 0]
+        });
+        self.n_awaited = [0, 0];
+    }
+
+    fn count_anew(&mut self) {
+        let n = |privilege| self.guests.values().filter(|habit| habit.is_out && habit.has(privilege)).count();
+        self.n_awaited = [n(Privilege::AtOnce), n(Privilege::Soon)];
     }
 
     /// One of a guest's contexts is gone, and the guest perhaps with it: what it earned is forgotten.
     pub(super) fn forget(&mut self, guest: GuestId) {
-        if self.guests.remove(&guest).is_some_and(Return::is_awaited) {
-            self.n_awaited -= 1;
+        if let Some(habit) = self.guests.remove(&guest) {
+            self.count(habit, |n| n - 1);
         }
     }
 
-    fn comes_back(&self, guest: GuestId) -> bool {
-        self.guests.get(&guest).is_some_and(|entry| entry.n_in_time >= N_IN_TIME_MIN)
+    fn has(&self, guest: GuestId, privilege: Privilege) -> bool {
+        self.guests.get(&guest).is_some_and(|habit| habit.has(privilege))
     }
 }
 
@@ -76,21 +146,21 @@ impl Scheduler {
             let Some(context) = self.contexts.get(&row.id) else { return false };
             context.work.as_ref().is_some_and(Work::is_question)
                 && context.n_pending() == 0
-                && self.returns.comes_back(context.owner.guest)
+                && self.returns.has(context.owner.guest, Privilege::AtOnce)
         };
         // Mostly nobody does.
         !self.returns.guests.is_empty() && plan.is_some_and(|plan| plan.rows.iter().any(answers))
     }
 
-    /// Guests that were just answered and are expected to ask again at once.
-    pub(crate) fn n_guests_awaited(&self) -> usize {
-        self.returns.n_awaited
+    /// Guests that were just answered, have a privilege, and have not asked again.
+    pub(crate) fn n_guests_awaited(&self, privilege: Privilege) -> usize {
+        self.returns.n_awaited[privilege as usize]
     }
 
-    /// Those that did not come have lost their privilege.
-    pub(crate) fn forget_late_guests(&mut self) {
-        if self.returns.n_awaited > 0 {
-            self.returns.forget_late();
+    /// Those were waited for in vain.
+    pub(crate) fn note_late_guests(&mut self, privilege: Privilege) {
+        if self.n_guests_awaited(privilege) > 0 {
+            self.returns.note_late(privilege);
         }
     }
 }
@@ -99,20 +169,54 @@ impl Scheduler {
 mod tests {
     use super::*;
 
+    const GUEST: GuestId = GuestId(1);
+
     #[test]
     fn a_guest_is_waited_for_once_it_has_come_back_in_time_twice() {
-        let (mut returns, guest) = (Returns::default(), GuestId(1));
+        let mut returns = Returns::default();
         for n_in_time in 0..4 {
-            assert_eq!(returns.comes_back(guest), n_in_time >= 2, "{n_in_time} times");
-            returns.forget_late();
-            returns.note_answered(guest);
-            assert_eq!(returns.n_awaited, usize::from(n_in_time >= 2));
-            returns.note_asked(guest);
-            assert_eq!(returns.n_awaited, 0);
+            let awaited = usize::from(n_in_time >= 2);
+            assert_eq!(returns.has(GUEST, Privilege::AtOnce), n_in_time >= 2, "{n_in_time} times");
+            returns.note_missed();
+            returns.note_answered(GUEST);
+            assert_eq!(returns.n_awaited, [awaited; 2]);
+            returns.note_asked(GUEST, false);
+            assert_eq!(returns.n_awaited, [0, 0]);
         }
         // It does not come, and has to begin anew.
-        returns.note_answered(guest);
-        returns.forget_late();
-        assert!(!returns.comes_back(guest) && returns.guests.is_empty());
+        returns.note_answered(GUEST);
+        returns.note_late(Privilege::AtOnce);
+        assert_eq!(returns.n_awaited, [0, 1]);
+        returns.note_missed();
+        assert!(!returns.has(GUEST, Privilege::Soon));
+    }
+
+    #[test]
+    fn who_comes_soon_and_not_at_once_keeps_one_privilege() {
+        let mut returns = Returns::default();
+        for _ in 0..10 {
+            returns.note_answered(GUEST);
+            returns.note_late(Privilege::AtOnce);
+            returns.note_asked(GUEST, true);
+        }
+        assert!(returns.has(GUEST, Privilege::Soon) && !returns.has(GUEST, Privilege::AtOnce));
+    }
+
+    #[test]
+    fn who_has_come_in_time_for_long_may_be_late_once() {
+        let mut returns = Returns::default();
+        let in_time = |returns: &mut Returns| {
+            returns.note_answered(GUEST);
+            returns.note_asked(GUEST, false);
+        };
+        (0..20).for_each(|_| in_time(&mut returns));
+        for is_waited_for in [true, false] {
+            returns.note_answered(GUEST);
+            returns.note_late(Privilege::AtOnce);
+            returns.note_asked(GUEST, true);
+            assert_eq!(returns.has(GUEST, Privilege::AtOnce), is_waited_for);
+        }
+        returns.forget(GUEST);
+        assert!(returns.guests.is_empty());
     }
 }

@@ -1,8 +1,10 @@
 //! The engine over a device that has two steps under way and computes when the test says so.
 
+mod linger;
+
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::{Core, Input, Newcomer, Next};
 use crate::account::{Account, ActorId, Budget, GuestId, Owner, SessionId};
@@ -17,6 +19,8 @@ use crate::sampling::{Sampler, TokenMask};
 use crate::scheduler::SchedulerSettings;
 
 const VOCAB: usize = 64;
+/// How long each step takes.
+const STEP: Duration = Duration::from_millis(2);
 const CALLER: CallerId = CallerId(1);
 const MODEL: ModelId = ModelId { place: 0, turn: 0 };
 const MASKED: ContextId = ContextId { model: MODEL, number: 1 };
@@ -127,7 +131,7 @@ impl Backend for Device {
     fn collect(&mut self) -> Result<Collected, BackendError> {
         assert!(!self.waits || self.under_way.len() > 1, "it would never end");
         self.note(Call::Collect);
-        Ok(Collected { outputs: self.under_way.remove(0), ..Collected::default() })
+        Ok(Collected { outputs: self.under_way.remove(0), elapsed: STEP })
     }
 
     fn n_pages(&self) -> usize {
@@ -151,6 +155,41 @@ impl Backend for Device {
     }
 }
 
+fn limits(n_rows_max: usize, n_steps_under_way: usize) -> Limits {
+    Limits {
+        n_pages: 100 * n_rows_max,
+        n_granule_pages: 1,
+        n_host_pages: 0,
+        page_bytes: 128,
+        n_rows_max,
+        n_tokens_max: 8 * n_rows_max,
+        n_positions_max: 1000,
+        vocab_size: VOCAB,
+        hidden_size: 1,
+        n_steps_under_way,
+        n_slots: 2 * n_rows_max,
+        n_states: 0,
+        logits_tokens: 1.0,
+    }
+}
+
+fn newcomer(limits: Limits, told: &Arc<Told>) -> Newcomer {
+    let settings = SchedulerSettings::alone(limits.n_tokens_max);
+    let (under_way, late) = (Vec::new(), Vec::new());
+    let device = Device { limits, told: told.clone(), under_way, late, waits: false };
+    Newcomer { id: MODEL, settings, backend: Box::new(device) }
+}
+
+fn run_settings(masks: MaskSource) -> RunSettings {
+    RunSettings {
+        sampler: Arc::new(Sampler::greedy()),
+        stop_tokens: Arc::new([]),
+        n_tokens_max: None,
+        ahead: Ahead::Unbounded,
+        masks,
+    }
+}
+
 struct House {
     core: Core,
     told: Arc<Told>,
@@ -168,39 +207,14 @@ fn tag(id: ContextId) -> Tag {
 impl House {
     /// One run whose masks come from its caller, and one that draws by itself.
     fn new() -> Self {
-        let limits = Limits {
-            n_pages: 100,
-            n_granule_pages: 1,
-            n_host_pages: 0,
-            page_bytes: 128,
-            n_rows_max: 8,
-            n_tokens_max: 64,
-            n_positions_max: 200,
-            vocab_size: VOCAB,
-            hidden_size: 1,
-            n_steps_under_way: 2,
-            n_slots: 16,
-            n_states: 0,
-            logits_tokens: 1.0,
-        };
-        let settings = SchedulerSettings::alone(64);
-        let told = Arc::<Told>::default();
-        let (under_way, late) = (Vec::new(), Vec::new());
-        let device = Device { limits, told: told.clone(), under_way, late, waits: false };
-        let core = Core::default();
-        let newcomer = Newcomer { id: MODEL, settings, backend: Box::new(device) };
+        let (core, told) = (Core::default(), Arc::<Told>::default());
+        let newcomer = newcomer(limits(8, 2), &told);
         let account = Account::new("guest", Budget::UNLIMITED, None);
         let owner = Owner { actor: ActorId(1), session: SessionId(1), guest: GuestId(1), account };
         let mut inputs = vec![Input::Add(newcomer), Input::Enter(CALLER, owner)];
         for (id, masks) in [(MASKED, MaskSource::Caller), (PLAIN, MaskSource::Sampler)] {
             inputs.push(Input::Operation(Operation::Create { id, caller: CALLER }));
-            let settings = RunSettings {
-                sampler: Arc::new(Sampler::greedy()),
-                stop_tokens: Arc::new([]),
-                n_tokens_max: None,
-                ahead: Ahead::Unbounded,
-                masks,
-            };
+            let settings = run_settings(masks);
             let edit = Edit { appended: vec![1, 2, 3], ..Edit::default() };
             inputs.push(Input::Operation(Operation::Run { id, edit, settings, tag: tag(id) }));
         }
