@@ -89,6 +89,8 @@ pub(super) struct Core {
     /// What came of the oldest.
     collected: Option<Result<Collected, BackendError>>,
     linger: Linger,
+    /// What was found while the layers of the last step were waited for; the next turn sees to it.
+    layers_failed: Option<BackendError>,
     n_steps_planned: u64,
     /// Models that have failed since this was asked last.
     failed: Vec<(ModelId, EngineFailure)>,

@@ -39,6 +39,8 @@ struct Told {
     calls: Mutex<Vec<Call>>,
     are_layers_done: AtomicBool,
     fails_to_supply: AtomicBool,
+    /// When it is asked the next time.
+    fails_in_layers: AtomicBool,
 }
 
 /// Draws the number of the place that the token takes, or what the mask allows.
@@ -66,6 +68,15 @@ fn drawn_under(mask: &TokenMask) -> Output {
 }
 
 impl Device {
+    /// Ends the last step.
+    fn fail(&mut self, call: &'static str) -> BackendError {
+        self.under_way.pop();
+        self.waits = false;
+        self.late.clear();
+        let (device, reason) = (String::new(), String::new());
+        BackendError::Device { device, call, reason, damage: Damage::Call }
+    }
+
     fn note(&self, call: Call) {
         self.told.calls.lock().expect("nobody panicked").push(call);
     }
@@ -116,15 +127,16 @@ impl Backend for Device {
             outputs[*output_idx] = drawn_under(mask.mask);
         }
         if self.told.fails_to_supply.swap(false, Ordering::Relaxed) {
-            self.under_way.pop();
-            let (device, reason) = (String::new(), String::new());
-            return Err(BackendError::Device { device, call: "supply", reason, damage: Damage::Call });
+            return Err(self.fail("supply"));
         }
         Ok(())
     }
 
     fn waits_for_masks(&mut self) -> Result<bool, BackendError> {
         assert!(self.waits);
+        if self.told.fails_in_layers.swap(false, Ordering::Relaxed) {
+            return Err(self.fail("the layers"));
+        }
         Ok(self.told.are_layers_done.load(Ordering::Relaxed))
     }
 
@@ -345,4 +357,17 @@ fn a_step_that_fails_when_it_is_let_draw_ends_what_was_in_it() {
     assert_eq!(house.run(), Next::Input);
     assert_eq!(house.failures.len(), 2);
     assert!(house.failures.iter().all(|error| matches!(error, EngineError::Step(_))), "{:?}", house.failures);
+}
+
+#[test]
+fn an_error_that_is_found_while_layers_are_waited_for_is_not_lost() {
+    let mut house = House::new();
+    house.send_mask(40);
+    assert_eq!(house.run(), Next::Device);
+    house.core.wait();
+    assert_eq!(house.run(), Next::InputOrLayers);
+    house.told.fails_in_layers.store(true, Ordering::Relaxed);
+    assert!(house.core.is_held_up(), "the next turn has to see to it");
+    assert_eq!(house.run(), Next::Input);
+    assert_eq!(house.failures.len(), 2, "{:?}", house.failures);
 }
