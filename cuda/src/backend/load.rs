@@ -201,6 +201,7 @@ impl CudaBackend {
                 page_bytes,
                 n_rows_max: options.n_rows_max,
                 n_tokens_max: options.n_tokens_max,
+                n_chunk_tokens: llama.kernels().attention.cuttings().prompt_tokens(),
                 n_positions_max: config.n_positions.min(pages.n_first * PAGE_LEN),
                 vocab_size: config.vocab_size,
                 hidden_size: config.hidden_size,

@@ -164,6 +164,12 @@ impl Cuttings {
         }
     }
 
+    /// Tokens of a prompt that fill whole tiles.
+    #[must_use]
+    pub fn prompt_tokens(&self) -> usize {
+        self.tiles.map_or(1, |[_, prompt]| prompt.tile_tokens)
+    }
+
     /// How a form wants its work.
     ///
     /// # Panics

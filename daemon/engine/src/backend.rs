@@ -26,6 +26,8 @@ pub struct Limits {
     pub n_rows_max: usize,
     /// The most tokens in one batch, over all rows.
     pub n_tokens_max: usize,
+    /// Prompts that are cut are cut to multiples of so many tokens: fewer would cost as much.
+    pub n_chunk_tokens: usize,
     /// The most positions of one context.
     pub n_positions_max: usize,
     /// Entries of the vocabulary.
@@ -54,6 +56,7 @@ impl Limits {
             page_bytes: 1,
             n_rows_max,
             n_tokens_max: 1 << 21,
+            n_chunk_tokens: 1,
             n_positions_max: 1 << 17,
             vocab_size: 1000,
             hidden_size: 1,

@@ -35,6 +35,7 @@ fn engine() -> (ModelHandle, Served) {
         page_bytes: 1,
         n_rows_max: 1,
         n_tokens_max: 1,
+        n_chunk_tokens: 1,
         n_positions_max: 100,
         vocab_size: 100,
         hidden_size: 1,

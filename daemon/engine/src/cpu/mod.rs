@@ -131,6 +131,7 @@ impl CpuBackend {
                 page_bytes,
                 n_rows_max: options.n_rows_max,
                 n_tokens_max: options.n_tokens_max,
+                n_chunk_tokens: 1,
                 n_positions_max: config.n_positions,
                 vocab_size: config.vocab_size,
                 hidden_size: config.hidden_size,

@@ -12,8 +12,9 @@ use rustc_hash::{FxHashMap, FxHashSet};
 use smallvec::SmallVec;
 
 use super::admission::Rank;
+use super::bounds::N_ROWS_PER_PREFILL;
 use super::cost::StepWork;
-use super::plan::{N_BLOCKS_FOUND_MAX, N_ROWS_PER_PREFILL, Placed};
+use super::plan::{N_BLOCKS_FOUND_MAX, Placed};
 use super::{ContextState, Plan, Scheduler};
 use crate::account::Resource;
 use crate::backend::PAGE_LEN;

@@ -19,6 +19,7 @@
 //! | spare | a question left it past the tokens of its context | an edit, or want of pages | what is appended is not computed again |
 
 mod admission;
+mod bounds;
 mod commands;
 mod complete;
 mod cost;

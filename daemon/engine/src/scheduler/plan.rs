@@ -15,18 +15,9 @@ use crate::error::EngineError;
 use crate::job::Work;
 use crate::kv::{PageTable, Sequence};
 
-/// Rows of which one is kept for prompts that wait.
-pub(super) const N_ROWS_PER_PREFILL: usize = 16;
-
-/// Steps of the target length by which a user may be ahead of others who wait before its decode rows are left out.
-const N_STEPS_LEAD: u64 = 4;
-
 /// Pages that one plan looks up in the prefix cache, or as many as one context finds: nobody's next token waits for the
 /// hashing of many prompts.
 pub(super) const N_BLOCKS_FOUND_MAX: usize = 1024;
-
-/// Steps for which the length of steps stays bounded after the last decode row.
-const N_STEPS_RECENT: u64 = 4;
 
 /// What one step does, in this order: the moves, the copies, the rows.
 #[derive(Debug, Default)]
@@ -192,7 +183,15 @@ impl Scheduler {
                 self.enqueue(id);
                 continue;
             }
-            match self.place(context, id, n_rows_max - plan.rows.len(), n_tokens_left, plan) {
+            let n_tokens_max = match class {
+                Class::Decode => n_tokens_left,
+                Class::Prompt => self.chunk_len(context.n_pending(), n_tokens_left, plan),
+            };
+            if n_tokens_max == 0 {
+                self.contexts.insert(id, context);
+                return waiting.push(id);
+            }
+            match self.place(context, id, n_rows_max - plan.rows.len(), n_tokens_max, plan) {
                 Placed::Row { n_tokens } => {
                     n_tokens_left -= n_tokens;
                 }
@@ -200,51 +199,6 @@ impl Scheduler {
                 Placed::UnderWay | Placed::Nothing => {}
             }
         }
-    }
-
-    /// Whether whoever comes next has had so much more than another user, whose prompts wait, that it is left out.
-    fn is_too_far_ahead(&mut self, class: Class) -> bool {
-        if class == Class::Prompt || self.n_queued(Class::Prompt) == 0 {
-            return false;
-        }
-        let n_rows = self.n_queued(Class::Decode);
-        let target = self.costs.target_ns(n_rows, self.settings.latency_multiple);
-        let (lane, prompts) = (self.lane(class), self.lane(Class::Prompt));
-        let mut lead = || self.commons.queue.lead(lane, prompts);
-        target.is_some_and(|target_ns| lead() > N_STEPS_LEAD.saturating_mul(target_ns))
-    }
-
-    /// Tokens of prompts that the step has room for. While anybody decodes, also when left out of this step, its length
-    /// is bounded.
-    fn n_prompt_tokens(&self, plan: &Plan) -> usize {
-        // A stream whose guest is a moment late still decodes.
-        let is_recent = self.step - self.last_decode_step <= N_STEPS_RECENT;
-        let n_late = if is_recent { self.costs.n_decode_rows() } else { 0 };
-        let n_left_out = self.n_queued(Class::Decode).max(n_late);
-        let n_tokens_max = self.settings.n_step_tokens - plan.work.n_decode_rows;
-        let multiple = self.settings.latency_multiple;
-        match (plan.work.n_decode_rows, n_left_out) {
-            // Who decodes with another model on the device waits for this step as well.
-            (0, 0) => match self.commons.decode_ns_beside(self.settings.place) {
-                Some(ns) => self.costs.n_tokens_within((ns as f64 * multiple) as u64, n_tokens_max),
-                None => n_tokens_max,
-            },
-            (0, n_left_out) => {
-                let rest = self.costs.n_prompt_tokens(n_left_out, multiple + 1.0, n_tokens_max.max(1));
-                rest.min(n_tokens_max)
-            }
-            _ if self.costs.is_decode_alone_due() => 0,
-            (n_rows, _) if n_tokens_max > 0 => self.costs.n_prompt_tokens(n_rows, multiple, n_tokens_max),
-            _ => 0,
-        }
-    }
-
-    /// Rows that decoding leaves to the prompts that wait: a user with as many streams as there are rows would
-    /// otherwise keep everybody else's prompts from ever being computed. Where rows are few, every second step.
-    fn n_rows_for_prefills(&self) -> usize {
-        (self.limits.n_rows_max / N_ROWS_PER_PREFILL)
-            .max((self.step % 2) as usize)
-            .min(self.n_queued(Class::Prompt))
     }
 
     /// Looks at a context, which is out of the table and goes back into it.

@@ -128,6 +128,7 @@ impl World {
             page_bytes: 128,
             n_rows_max: 1 + random.below(8),
             n_tokens_max: 1 + random.below(64),
+            n_chunk_tokens: [1, 4, 100][random.below(3)],
             n_positions_max: N_POSITIONS,
             vocab_size: VOCAB as usize,
             hidden_size: 1,

@@ -175,6 +175,7 @@ fn limits(n_rows_max: usize, n_steps_under_way: usize) -> Limits {
         page_bytes: 128,
         n_rows_max,
         n_tokens_max: 8 * n_rows_max,
+        n_chunk_tokens: 1,
         n_positions_max: 1000,
         vocab_size: VOCAB,
         hidden_size: 1,

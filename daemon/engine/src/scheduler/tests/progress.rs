@@ -40,6 +40,7 @@ impl House {
             page_bytes: 128,
             n_rows_max: 8,
             n_tokens_max: n_step_tokens,
+            n_chunk_tokens: 1,
             n_positions_max: n_pages * PAGE_LEN,
             vocab_size: VOCAB as usize,
             hidden_size: 1,

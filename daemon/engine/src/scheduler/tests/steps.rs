@@ -24,6 +24,7 @@ fn streams_of_one_user_do_not_keep_the_prompts_of_another_waiting() {
             page_bytes: 128,
             n_rows_max,
             n_tokens_max: n_rows_max + 8,
+            n_chunk_tokens: 1,
             n_positions_max: N_POSITIONS,
             vocab_size: VOCAB as usize,
             hidden_size: 1,
@@ -70,4 +71,30 @@ fn streams_of_one_user_do_not_keep_the_prompts_of_another_waiting() {
         });
         assert!(n_steps <= Some(12), "{n_steps:?} steps for a prompt of 33 tokens, {n_rows_max} rows");
     }
+}
+
+#[test]
+fn prompts_are_cut_where_the_device_takes_no_longer_than_for_less() {
+    let limits = Limits { n_tokens_max: 70, n_chunk_tokens: 32, ..Limits::of_nothing(8, 100) };
+    let mut scheduler = Scheduler::alone(limits, SchedulerSettings::alone(70));
+    let mut guests = Guests::default();
+    for number in 0..2 {
+        let account = Account::new("guest", Budget::UNLIMITED, None);
+        let (actor, session, guest) = (ActorId(1), SessionId(number), GuestId(number));
+        let caller = guests.enter(&mut scheduler, Owner { actor, session, guest, account });
+        let id = context_id(number);
+        scheduler.apply(Operation::Create { id, caller });
+        let edit = Edit { appended: vec![number as Token; 101], ..Edit::default() };
+        let tag = guests.stand(caller).tag();
+        scheduler.apply(Operation::Ask { id, edit, ask: Ask::Prefill, tag });
+    }
+    let mut chunks = Vec::new();
+    while scheduler.has_work() {
+        let plan = scheduler.plan();
+        chunks.push(plan.rows.iter().map(|row| row.end - row.start).collect::<Vec<_>>());
+        scheduler.complete(plan, Vec::new(), 1_000_000);
+        guests.deliver(&scheduler, Port::Direct);
+    }
+    // At first nothing is known of how long steps take. The end of a prompt is as long as it is.
+    assert_eq!(chunks, [vec![8], vec![8], vec![8], vec![8], vec![64], vec![64], vec![20, 20]]);
 }

@@ -33,6 +33,7 @@ impl NullBackend {
             page_bytes: PAGE_LEN,
             n_rows_max,
             n_tokens_max: N_TOKENS_MAX,
+            n_chunk_tokens: 1,
             n_positions_max: config.n_positions,
             vocab_size: config.vocab_size,
             hidden_size: config.hidden_size,
