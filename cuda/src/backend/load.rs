@@ -8,7 +8,7 @@ use trellis_engine::backend::{Limits, PAGE_LEN};
 use trellis_engine::model::{Dtype, Model, ModelConfig, ModelError};
 
 use super::{CudaBackend, TrimmedAfter};
-use crate::blas::Blas;
+use crate::blas::{BLOCK_TOKENS, Blas};
 use crate::memory::{HostPages, granule_bytes};
 use crate::model::load as weights_files;
 use crate::model::{Activations, Kernels, Llama, Weights, weights};
@@ -201,7 +201,8 @@ impl CudaBackend {
                 page_bytes,
                 n_rows_max: options.n_rows_max,
                 n_tokens_max: options.n_tokens_max,
-                n_chunk_tokens: llama.kernels().attention.cuttings().prompt_tokens(),
+                n_tile_tokens: llama.kernels().attention.cuttings().prompt_tokens(),
+                n_block_tokens: if dtype == Dtype::F32 { 1 } else { BLOCK_TOKENS },
                 n_positions_max: config.n_positions.min(pages.n_first * PAGE_LEN),
                 vocab_size: config.vocab_size,
                 hidden_size: config.hidden_size,

@@ -32,6 +32,10 @@ pub struct MatmulShape {
     pub update: Update,
 }
 
+/// Tokens that the kernels of products on tensor cores compute together: of an 8B model on an H100, 192 tokens take no
+/// longer than 160.
+pub const BLOCK_TOKENS: usize = 64;
+
 /// What a product does to the memory that takes it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Update {

@@ -8,6 +8,13 @@
 // Sums are f32, in a tree that depends on the vocabulary alone; merged by chunk maxima (Milakov and Gimelshein,
 // "Online normalizer calculation for softmax", 2018).
 
+// e^x to 3 ulp and |x| / 2^24; a scan computes it for each token, and is bound by its instructions.
+__device__ __forceinline__ float exp_fast(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x * 1.44269504088896340736f));
+    return y;
+}
+
 // The new value of a logit: -inf stays, and only the mask and a bias of -inf lead there.
 __device__ __forceinline__ float saturate(float old, float value) {
     const float LARGEST = 3.40282346638528859812e38f;
@@ -132,7 +139,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, SCAN_RESIDENT) logits_scan
         for (int lane = 0; lane < 4; lane++) {
             float value = values[4 * g + lane];
             has_nan |= value != value;
-            best = better(best, Best{value, (unsigned)(first + lane)});
+            // A thread meets its tokens in their order: the lower one keeps a tie.
+            if (value > best.value) best = Best{value, (unsigned)(first + lane)};
         }
     }
     has_nan = __syncthreads_or(has_nan);
@@ -141,11 +149,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, SCAN_RESIDENT) logits_scan
     float sum = 0.0f, weighted = 0.0f;
 #pragma unroll
     for (int i = 0; i < VALUES; i++) {
-        float x = values[i] - best.value;
-        // Far above this e^x is 0, and 0 * -inf stays out of the sum.
-        float e = x > -1e4f ? expf(x) : 0.0f;
+        // Far above -1e4 e^x is 0, and 0 * -inf stays out of the sum; so does the NaN of a row of -inf.
+        float x = fmaxf(values[i] - best.value, -1e4f);
+        float e = exp_fast(x);
         sum += e;
-        weighted += e > 0.0f ? x * e : 0.0f;
+        weighted = fmaf(x, e, weighted);
     }
     sum = warp_sum(sum);
     weighted = warp_sum(weighted);

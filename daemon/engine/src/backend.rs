@@ -26,8 +26,10 @@ pub struct Limits {
     pub n_rows_max: usize,
     /// The most tokens in one batch, over all rows.
     pub n_tokens_max: usize,
-    /// Prompts that are cut are cut to multiples of so many tokens: fewer would cost as much.
-    pub n_chunk_tokens: usize,
+    /// Attention to a part of a prompt takes as long as for the next multiple of so many tokens.
+    pub n_tile_tokens: usize,
+    /// The layers of a step take as long as for the next multiple of so many tokens, over all rows.
+    pub n_block_tokens: usize,
     /// The most positions of one context.
     pub n_positions_max: usize,
     /// Entries of the vocabulary.
@@ -56,7 +58,8 @@ impl Limits {
             page_bytes: 1,
             n_rows_max,
             n_tokens_max: 1 << 21,
-            n_chunk_tokens: 1,
+            n_tile_tokens: 1,
+            n_block_tokens: 1,
             n_positions_max: 1 << 17,
             vocab_size: 1000,
             hidden_size: 1,

@@ -13,14 +13,25 @@ const N_STEPS_LEAD: u64 = 4;
 const N_STEPS_RECENT: u64 = 4;
 
 impl Scheduler {
-    /// Tokens that a prompt with so many to compute gets of those that are left. One that has to be cut is cut where a
-    /// longer part would take the device longer; behind another prompt a part that is shorter than that is not worth it.
+    /// Tokens that a prompt with so many to compute gets of those that are left. One that has to be cut leaves no tile
+    /// of attention mostly empty; behind another prompt, less than a tile is not worth one.
     pub(super) fn chunk_len(&self, n_pending: usize, n_tokens_left: usize, plan: &Plan) -> usize {
-        match n_tokens_left / self.limits.n_chunk_tokens {
+        let n_tile = self.limits.n_tile_tokens;
+        match n_tokens_left % n_tile {
             _ if n_pending <= n_tokens_left => n_tokens_left,
-            0 if plan.work.n_prompt_tokens > 0 => 0,
-            0 => n_tokens_left,
-            n_parts => n_parts * self.limits.n_chunk_tokens,
+            _ if n_tokens_left < n_tile && plan.work.n_prompt_tokens > 0 => 0,
+            n_over if n_tokens_left > n_tile && 2 * n_over < n_tile => n_tokens_left - n_over,
+            _ => n_tokens_left,
+        }
+    }
+
+    /// About so many tokens of prompts, so that with the decode rows they fill the blocks in which layers are computed.
+    fn filling_blocks(&self, n_tokens: usize, plan: &Plan, n_tokens_max: usize) -> usize {
+        let (n_block, n_rows) = (self.limits.n_block_tokens, plan.work.n_decode_rows);
+        let filled = (n_rows + n_tokens + n_block / 2) / n_block * n_block;
+        match filled.saturating_sub(n_rows) {
+            0 => n_tokens,
+            n_filling => n_filling.min(n_tokens_max),
         }
     }
 
@@ -56,7 +67,10 @@ impl Scheduler {
                 rest.min(n_tokens_max)
             }
             _ if self.costs.is_decode_alone_due() => 0,
-            (n_rows, _) if n_tokens_max > 0 => self.costs.n_prompt_tokens(n_rows, multiple, n_tokens_max),
+            (n_rows, _) if n_tokens_max > 0 => {
+                let n_tokens = self.costs.n_prompt_tokens(n_rows, multiple, n_tokens_max);
+                self.filling_blocks(n_tokens, plan, n_tokens_max)
+            }
             _ => 0,
         }
     }

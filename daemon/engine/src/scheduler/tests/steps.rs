@@ -8,7 +8,7 @@ use super::guest::Guests;
 use super::hash_backend::{HashBackend, VOCAB};
 use crate::account::{Account, ActorId, Budget, GuestId, Owner, SessionId};
 use crate::backend::Limits;
-use crate::batch::Token;
+use crate::batch::{Candidate, Output, Token};
 use crate::command::{Ahead, Ask, Edit, MaskSource, Operation, RunSettings};
 use crate::port::Port;
 use crate::sampling::Sampler;
@@ -24,7 +24,8 @@ fn streams_of_one_user_do_not_keep_the_prompts_of_another_waiting() {
             page_bytes: 128,
             n_rows_max,
             n_tokens_max: n_rows_max + 8,
-            n_chunk_tokens: 1,
+            n_tile_tokens: 1,
+            n_block_tokens: 1,
             n_positions_max: N_POSITIONS,
             vocab_size: VOCAB as usize,
             hidden_size: 1,
@@ -75,7 +76,7 @@ fn streams_of_one_user_do_not_keep_the_prompts_of_another_waiting() {
 
 #[test]
 fn prompts_are_cut_where_the_device_takes_no_longer_than_for_less() {
-    let limits = Limits { n_tokens_max: 70, n_chunk_tokens: 32, ..Limits::of_nothing(8, 100) };
+    let limits = Limits { n_tokens_max: 70, n_tile_tokens: 32, ..Limits::of_nothing(8, 100) };
     let mut scheduler = Scheduler::alone(limits, SchedulerSettings::alone(70));
     let mut guests = Guests::default();
     for number in 0..2 {
@@ -97,4 +98,51 @@ fn prompts_are_cut_where_the_device_takes_no_longer_than_for_less() {
     }
     // At first nothing is known of how long steps take. The end of a prompt is as long as it is.
     assert_eq!(chunks, [vec![8], vec![8], vec![8], vec![8], vec![64], vec![64], vec![20, 20]]);
+}
+
+#[test]
+fn a_step_with_prompts_fills_blocks_of_tokens() {
+    let limits = Limits { n_tile_tokens: 32, n_block_tokens: 64, ..Limits::of_nothing(64, 10_000) };
+    let settings = SchedulerSettings::alone(2048);
+    let mut scheduler = Scheduler::alone(limits, settings);
+    let mut guests = Guests::default();
+    let n_streams = 37;
+    for number in 0..=n_streams {
+        let account = Account::new("guest", Budget::UNLIMITED, None);
+        let (actor, session, guest) = (ActorId(1), SessionId(number), GuestId(number));
+        let caller = guests.enter(&mut scheduler, Owner { actor, session, guest, account });
+        let id = context_id(number);
+        scheduler.apply(Operation::Create { id, caller });
+        let tag = guests.stand(caller).tag();
+        if number < n_streams {
+            let settings = RunSettings {
+                sampler: Arc::new(Sampler::greedy()),
+                stop_tokens: Arc::new([]),
+                n_tokens_max: None,
+                ahead: Ahead::Unbounded,
+                masks: MaskSource::Sampler,
+            };
+            let edit = Edit { appended: vec![number as Token], ..Edit::default() };
+            scheduler.apply(Operation::Run { id, edit, settings, tag });
+        } else {
+            let edit = Edit { appended: (0..100_000).collect(), ..Edit::default() };
+            scheduler.apply(Operation::Ask { id, edit, ask: Ask::Prefill, tag });
+        }
+    }
+    let mut chunks = Vec::new();
+    for _ in 0..300 {
+        let plan = scheduler.plan();
+        let n_tokens: usize = plan.rows.iter().map(|row| row.end - row.start).sum();
+        let outputs = plan.rows.iter().filter(|row| row.n_outputs > 0);
+        let drawn = Output::Sampled(Candidate { token: 1, logprob: -1.0 });
+        let outputs = outputs.map(|_| drawn.clone()).collect();
+        // 8 ms for the streams, 30 µs for a token beside them: 160 would be within the target.
+        let n_prompt_tokens = n_tokens - n_streams as usize;
+        scheduler.complete(plan, outputs, 8_000_000 + 30_000 * n_prompt_tokens as u64);
+        guests.deliver(&scheduler, Port::Direct);
+        chunks.push(n_prompt_tokens);
+    }
+    // 192 tokens less the streams are 155: four tiles, and most of a fifth.
+    let usual = chunks.iter().filter(|&&n| n == 155).count();
+    assert!(usual > 250, "{chunks:?}");
 }
