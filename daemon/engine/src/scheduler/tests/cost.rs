@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 use super::context_id;
 use super::*;
 use crate::batch::Candidate;
+use crate::command::Guess;
 
 /// `cargo test --release -p trellis-engine --lib -- --ignored --nocapture scheduler::tests::cost`
 #[test]
@@ -21,6 +22,64 @@ fn of_planning_and_taking_in() {
                 us(complete)
             );
         }
+    }
+}
+
+/// `cargo test --release -p trellis-engine --lib -- --ignored --nocapture scheduler::tests::cost`
+#[test]
+#[ignore = "prints times, which mean something on a quiet machine alone"]
+fn of_verifications() {
+    for n_rows in [1, 8, 32] {
+        let limits = Limits::of_nothing(n_rows, n_rows * 100);
+        let mut scheduler = Scheduler::alone(limits, SchedulerSettings::alone(usize::MAX));
+        let mut guests = Guests::default();
+        let mut contexts = Vec::new();
+        for idx in 0..n_rows as u64 {
+            let account = Account::new("guest", Budget::UNLIMITED, None);
+            let owner = Owner { actor: ActorId(0), session: SessionId(idx), guest: GuestId(idx), account };
+            let caller = guests.enter(&mut scheduler, owner);
+            let id = context_id(idx);
+            scheduler.apply(Operation::Create { id, caller });
+            contexts.push((id, caller, (0..130).collect::<Vec<Token>>()));
+        }
+        let (mut asking, mut planning, mut batching, mut completing) = <[Duration; 4]>::default().into();
+        let mut rows = Vec::new();
+        for step in 0..N_STEPS + 20 {
+            if step == 20 {
+                (asking, planning, batching, completing) = <[Duration; 4]>::default().into();
+            }
+            let asks = contexts.iter_mut().map(|(id, caller, appended)| {
+                let edit = Edit { appended: std::mem::take(appended), ..Edit::default() };
+                *appended = vec![step as Token];
+                let guess = Guess::Chain(vec![5; 8]);
+                let ask = Ask::Verify { sampler: Arc::new(Sampler::greedy()), guess };
+                Operation::Ask { id: *id, edit, ask, tag: guests.stand(*caller).tag() }
+            });
+            let asks: Vec<_> = asks.collect();
+            let begun = Instant::now();
+            asks.into_iter().for_each(|ask| scheduler.apply(ask));
+            asking += begun.elapsed();
+            let begun = Instant::now();
+            let plan = scheduler.plan();
+            planning += begun.elapsed();
+            let begun = Instant::now();
+            let planned = scheduler.batch(&plan, rows).rows;
+            assert!(planned.len() == n_rows);
+            rows = crate::batch::reused(planned);
+            batching += begun.elapsed();
+            let n_outputs = plan.rows.iter().map(|row| row.n_outputs).sum();
+            let outputs = vec![Output::Sampled(Candidate { token: 1, logprob: -1.0 }); n_outputs];
+            let begun = Instant::now();
+            scheduler.complete(plan, outputs, 1_000_000);
+            completing += begun.elapsed();
+            guests.deliver(&scheduler, Port::Direct);
+        }
+        let us = |total: Duration| total.as_secs_f64() * 1e6 / N_STEPS as f64;
+        let (asking, planning, batching, completing) =
+            (us(asking), us(planning), us(batching), us(completing));
+        println!(
+            "{n_rows} verifications of 8: asked {asking:.1} µs, plan {planning:.1}, batch {batching:.1}, complete {completing:.1}"
+        );
     }
 }
 
