@@ -246,8 +246,8 @@ fn was_tight(stats: &EngineStats) {
     assert!(stats.n_swaps_out > 0 && stats.n_tokens_again > 0, "there was room for all: {stats:?}");
 }
 
-/// What the driver may keep for kernels that it loads when they are first launched.
-const DRIVER_BYTES_MAX: usize = 16 << 20;
+/// What the driver may keep beyond what it kept before, in units of its own: shapes of batches that come seldom.
+const DRIVER_BYTES_MAX: usize = 8 << 20;
 
 #[test]
 fn nothing_is_held_in_the_end() {
@@ -316,11 +316,13 @@ fn nothing_is_lost_in_fifty_thousand_steps_on_a_card() {
         gpu.trim().expect("the driver takes memory back");
         (gpu.memory_stats().in_use_bytes, gpu.free_bytes().expect("the driver answers"))
     };
-    // The first engine leaves behind what the driver and its libraries keep while the process lives.
-    let (in_use_before, free_before) = run(N_STEPS);
+    // The first engine leaves behind what the driver and its libraries keep while the process lives: for kernels, and for
+    // as many captured steps as there were at once.
+    let (in_use_before, free_before) = run(N_STEPS_ON_A_CARD / 5);
     let (in_use_after, free_after) = run(N_STEPS_ON_A_CARD);
     assert_eq!(in_use_after, in_use_before, "bytes in use");
-    // More steps reach more kernels and shapes of batches, for which the driver keeps a few MiB of its own.
+    // What were lost with each step would be lost five times over.
     let kept = free_before.saturating_sub(free_after);
+    println!("the driver keeps {kept} bytes more");
     assert!(kept <= DRIVER_BYTES_MAX, "{kept} bytes of the device are gone");
 }
