@@ -13,14 +13,23 @@ impl Gpu {
     /// # Errors
     /// The driver refused.
     pub fn pinned<T: Plain>(&self, n: usize) -> Result<Pinned<T>, CudaError> {
+        let pinned = self.pinned_unset(n)?;
+        // SAFETY: it has room for n values, and zeros are a valid `Plain`.
+        unsafe { std::ptr::write_bytes(pinned.pointer, 0, n) };
+        Ok(pinned)
+    }
+
+    /// As [`Self::pinned`], of whatever the driver left there: for whom a pass over it is too much.
+    ///
+    /// # Errors
+    /// The driver refused.
+    pub fn pinned_unset<T: Plain>(&self, n: usize) -> Result<Pinned<T>, CudaError> {
         self.make_current()?;
         let n_bytes = (n * size_of::<T>()).max(1);
         // SAFETY: freed in `Drop`. No write-combining: it is slow to read back.
         let pointer = check("cuMemHostAlloc", || unsafe {
             result::malloc_host(n_bytes, sys::CU_MEMHOSTALLOC_PORTABLE)
         })?;
-        // SAFETY: the allocation has n_bytes bytes, and zeros are a valid `Plain`.
-        unsafe { std::ptr::write_bytes(pointer.cast::<u8>(), 0, n_bytes) };
         Ok(Pinned { pointer: pointer.cast(), n, gpu: self.clone() })
     }
 }
@@ -40,7 +49,7 @@ impl<T: Plain> Deref for Pinned<T> {
     type Target = [T];
 
     fn deref(&self) -> &[T] {
-        // SAFETY: n values, initialised when it was made.
+        // SAFETY: n values; what the driver maps is initialised bytes, and any are a valid `Plain`.
         unsafe { std::slice::from_raw_parts(self.pointer, self.n) }
     }
 }

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{self, SyncSender};
 use std::sync::{Mutex, PoisonError};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use trellis_engine::model::{Checkpoint, Dtype, ModelError};
 
@@ -40,6 +40,11 @@ const PAUSE: Duration = Duration::from_millis(1);
 
 /// A worker, with stream and buffers, costs about as much time as this takes to be copied.
 const WORKER_BYTES_MIN: usize = 16 << 20;
+
+/// How long a worker looks whether a buffer was copied before it sleeps, and how long it does nothing between two looks:
+/// who looks keeps the driver from others.
+const LOOKS_MAX: Duration = Duration::from_micros(300);
+const N_HINTS: usize = 100;
 
 /// How often, at most, `progress` is called: twice for each percent.
 const N_REPORTS: u64 = 200;
@@ -83,7 +88,7 @@ fn load_with(
         ..most
     };
     // One piece of memory: the driver stops others for each that it takes and gives back.
-    let mut staging = gpu.pinned(sizes.n_workers * sizes.n_buffers * sizes.buffer_bytes)?;
+    let mut staging = gpu.pinned_unset(sizes.n_workers * sizes.n_buffers * sizes.buffer_bytes)?;
     let free = Mutex::new(staging.chunks_exact_mut(sizes.buffer_bytes).collect::<Vec<_>>());
     let open = || {
         let stream = Rc::new(gpu.stream()?);
@@ -130,7 +135,15 @@ impl<'a> PinnedLane<'a> {
 
 impl Lane for PinnedLane<'_> {
     fn ready(&mut self) -> Result<&mut [u8], CudaError> {
-        self.copied.synchronize()?;
+        // Sleeping and waking takes longer than a copy.
+        let begun = Instant::now();
+        while !self.copied.is_done()? {
+            if begun.elapsed() > LOOKS_MAX {
+                self.copied.synchronize()?;
+                break;
+            }
+            (0..N_HINTS).for_each(|_| std::hint::spin_loop());
+        }
         Ok(self.buffer)
     }
 

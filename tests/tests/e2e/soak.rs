@@ -247,7 +247,7 @@ fn was_tight(stats: &EngineStats) {
 }
 
 /// What the driver may keep beyond what it kept before, in units of its own: shapes of batches that come seldom.
-const DRIVER_BYTES_MAX: usize = 8 << 20;
+const DRIVER_BYTES_MAX: usize = 4 << 20;
 
 #[test]
 fn nothing_is_held_in_the_end() {
@@ -317,12 +317,12 @@ fn nothing_is_lost_in_fifty_thousand_steps_on_a_card() {
         (gpu.memory_stats().in_use_bytes, gpu.free_bytes().expect("the driver answers"))
     };
     // The first engine leaves behind what the driver and its libraries keep while the process lives: for kernels, and for
-    // as many captured steps as there were at once.
-    let (in_use_before, free_before) = run(N_STEPS_ON_A_CARD / 5);
-    let (in_use_after, free_after) = run(N_STEPS_ON_A_CARD);
+    // captured steps of all the shapes that come.
+    let (_, free_first) = run(N_STEPS_ON_A_CARD / 2);
+    let (in_use_before, free_before) = run(N_STEPS_ON_A_CARD / 2);
+    let (in_use_after, free_after) = run(N_STEPS_ON_A_CARD / 2);
     assert_eq!(in_use_after, in_use_before, "bytes in use");
-    // What were lost with each step would be lost five times over.
     let kept = free_before.saturating_sub(free_after);
-    println!("the driver keeps {kept} bytes more");
+    println!("the driver keeps {} bytes more, then {kept}", free_first.saturating_sub(free_before));
     assert!(kept <= DRIVER_BYTES_MAX, "{kept} bytes of the device are gone");
 }
