@@ -16,11 +16,15 @@ const N_CANDIDATES: usize = 16;
 const COLD_BYTES: usize = 256 << 20;
 
 /// A candidate that is slower by more than this in a first, short measurement is out.
-const N_TIMES_SLOWER: f32 = 1.3;
+const N_TIMES_SLOWER: f32 = 1.2;
 
-/// Timed runs of each candidate in the first and in the second round.
+/// Runs of each candidate in the first measurement.
 const N_FIRST_RUNS: usize = 3;
-const SECOND_ROUND_MS: f32 = 2.0;
+
+/// Those that are left are timed by turns so many times, for about so long each: a device becomes faster and slower, and
+/// what is chosen stays.
+const N_TURNS: usize = 7;
+const TURN_MS: f32 = 1.0;
 
 /// Memory to measure in.
 pub(super) struct Bench {
@@ -92,23 +96,23 @@ impl Bench {
         }
         let best_ms = first_round.iter().map(|(ms, _)| *ms).fold(f32::INFINITY, f32::min);
         first_round.retain(|(ms, _)| *ms <= N_TIMES_SLOWER * best_ms);
-        let mut fastest: Option<(f32, Algorithm)> = None;
-        for (ms, candidate) in first_round {
-            let n_runs = (SECOND_ROUND_MS / ms).clamp(3.0, 20.0) as usize;
-            let mut times = [0f32; 3];
-            for time in &mut times {
-                *time = self
-                    .time_ms(handle, stream, &problem, &candidate, n_runs)
+        let n_runs = (TURN_MS / best_ms).clamp(3.0, 20.0) as usize;
+        let mut times = vec![[0f32; N_TURNS]; first_round.len()];
+        for turn in 0..N_TURNS {
+            for ((_, candidate), times) in first_round.iter().zip(&mut times) {
+                times[turn] = self
+                    .time_ms(handle, stream, &problem, candidate, n_runs)
                     .map_err(|failure| failure.into_error(shape))?;
             }
             if is_disturbed() {
                 return Ok(None);
             }
-            times.sort_unstable_by(f32::total_cmp);
-            if fastest.is_none_or(|(ms, _)| times[1] < ms) {
-                fastest = Some((times[1], candidate));
-            }
         }
+        let candidates = first_round.into_iter().zip(times).map(|((_, candidate), mut times)| {
+            times.sort_unstable_by(f32::total_cmp);
+            (times[N_TURNS / 2], candidate)
+        });
+        let fastest = candidates.min_by(|(a, _), (b, _)| a.total_cmp(b));
         let Some((ms, algorithm)) = fastest else {
             let status = refusal.expect("candidates were timed or refused");
             return Err(problem::error("cublasLtMatmul", shape, status));
