@@ -33,8 +33,11 @@ pub(crate) struct Group {
     pub(crate) outputs_start: usize,
     pub(crate) n_outputs: usize,
     pub(crate) stages: Stages,
-    /// Whether something of it is fetched before the next group's logits take its place.
+    /// Whether the host fetches something of it before the next group's logits take its place.
     pub(crate) has_host_work: bool,
+    /// Rows of logits that come back with the step, and the first one's number among all that do.
+    pub(crate) full_rows: Vec<usize>,
+    pub(crate) full_start: usize,
 }
 
 /// A draw that waits for its mask.
@@ -58,6 +61,8 @@ pub(crate) struct Outputs {
     pub(crate) places: Vec<Place>,
     pub(crate) score_tokens: Vec<i32>,
     pub(crate) n_top_entries: usize,
+    /// Rows of logits that come back with the step.
+    n_full: usize,
     /// Draws among them that wait for their masks.
     pub(super) late: Vec<Late>,
     /// Rows taken in.
@@ -79,6 +84,8 @@ pub(crate) struct Room {
     pub(crate) n_outputs: usize,
     /// Slots that keep hidden states.
     pub(crate) n_states: usize,
+    /// Rows of logits that come back with a step.
+    pub(crate) n_full: usize,
 }
 
 /// Where the page table of the row being taken in is, and what brings its history there.
@@ -98,6 +105,7 @@ impl Outputs {
         self.places.clear();
         self.score_tokens.clear();
         self.n_top_entries = 0;
+        self.n_full = 0;
         self.late.clear();
         self.n_rows = 0;
         self.tail.clear();
@@ -144,14 +152,13 @@ impl Outputs {
                 let place = match (request.kind, output) {
                     (OutputKind::Embedding, _) => Place::Hidden { group_idx, logits_row },
                     (OutputKind::Masked { mask: None, .. }, Some(output)) => {
-                        self.place_late(group_idx, output, first_place + request_idx)
+                        self.place_late(group_idx, output, room, first_place + request_idx)
                     }
                     (OutputKind::Masked { mask: None, .. }, None) => Place::SatOut,
-                    (_, Some(output)) => self.place(group_idx, output),
+                    (_, Some(output)) => self.place(group_idx, output, room),
                     (_, None) => Place::Host { group_idx, logits_row },
                 };
-                self.groups[group_idx].has_host_work |=
-                    matches!(place, Place::Host { .. } | Place::Hidden { .. } | Place::Full { .. });
+                self.groups[group_idx].has_host_work |= place.is_fetched();
                 self.places[first_place + request_idx] = place;
             }
         }
@@ -172,12 +179,14 @@ impl Outputs {
                 n_outputs: 0,
                 stages: Stages::default(),
                 has_host_work: false,
+                full_rows: Vec::new(),
+                full_start: self.n_full,
             });
         }
         self.groups.len() - 1
     }
 
-    fn place(&mut self, group_idx: usize, output: OutputRow) -> Place {
+    fn place(&mut self, group_idx: usize, output: OutputRow, room: Room) -> Place {
         let group = &mut self.groups[group_idx];
         let of_row = Stages::of(&[output]);
         group.stages = Stages {
@@ -192,15 +201,23 @@ impl Outputs {
         match output.wants {
             Wants::TOP => Place::Top { output_idx },
             Wants::SCORES => Place::Scores { output_idx },
-            Wants::FULL => Place::Full { output_idx, group_idx, logits_row: output.logits_row as usize },
+            Wants::FULL => {
+                let logits_row = output.logits_row as usize;
+                let full_idx = (self.n_full < room.n_full).then_some(self.n_full);
+                if full_idx.is_some() {
+                    group.full_rows.push(logits_row);
+                    self.n_full += 1;
+                }
+                Place::Full { output_idx, group_idx, logits_row, full_idx }
+            }
             _ => Place::Drawn { output_idx },
         }
     }
 
     /// Gives a place to a draw of the row being taken in that waits for its mask.
-    fn place_late(&mut self, group_idx: usize, output: OutputRow, request_idx: usize) -> Place {
+    fn place_late(&mut self, group_idx: usize, output: OutputRow, room: Room, request_idx: usize) -> Place {
         let output_idx = self.rows.len();
-        self.place(group_idx, output);
+        self.place(group_idx, output, room);
         self.late.push(Late { row_idx: self.n_rows, request_idx, output_idx });
         Place::Late { output_idx }
     }

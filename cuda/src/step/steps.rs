@@ -42,6 +42,10 @@ pub(crate) const N_UNDER_WAY: usize = 2;
 /// beside its pages may be theirs.
 const CAPTURED_LIMITS: CapturedLimits = CapturedLimits { n_max: 256, n_bytes_max: 256 << 20 };
 
+/// Rows of logits that come back with one step: eight over 128K tokens. What is asked beyond them the host fetches, and
+/// the step waits for the device.
+const FULL_BYTES_MAX: usize = 4 << 20;
+
 /// Sizes of the steps of one model.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct StepLimits {
@@ -80,6 +84,7 @@ pub(crate) struct Steps {
     ring: Vec<HostBuffers>,
     next_idx: usize,
     lists: StepLists,
+    vocab_size: usize,
     card: Card,
     /// Time that the device has spent in steps.
     busy: Duration,
@@ -92,6 +97,8 @@ struct HostBuffers {
     output: Pinned<u32>,
     /// What late masks bring.
     late: Pinned<u32>,
+    /// Rows of logits, or of what became of them.
+    full: Pinned<f32>, // [n_full, vocab_size]
     begun: Event,
     /// The layers are done of a step that waits for masks, and the draws begin.
     layered: Event,
@@ -168,11 +175,14 @@ impl Steps {
         memory.slice().fill(stream, 0)?;
         // The stream of the steps does not wait for this one.
         stream.synchronize()?;
+        let vocab_size = llama.config.vocab_size;
+        let n_full = (FULL_BYTES_MAX / (4 * vocab_size)).max(1);
         let host = |_| {
             Ok(HostBuffers {
                 input: gpu.pinned(n_input_words)?,
                 output: gpu.pinned(n_output_words(limits))?,
                 late: gpu.pinned(n_late_words)?,
+                full: gpu.pinned(n_full * vocab_size)?,
                 begun: Event::new(gpu, Timing::On)?,
                 layered: Event::new(gpu, Timing::On)?,
                 drawing: Event::new(gpu, Timing::On)?,
@@ -196,6 +206,7 @@ impl Steps {
             lists: StepLists::new(&llama.config.windows),
             captured: Captured::new(CAPTURED_LIMITS),
             has_warned: false,
+            vocab_size,
             card: card.clone(),
             busy: Duration::ZERO,
         })
@@ -240,8 +251,12 @@ impl Steps {
         let mut held = None;
         match (is_captured, holds) {
             (true, true) => held = Some(Box::new(self.run_layers(&stream, llama, kv, &layout, n_words)?)),
-            (true, false) => self.run_whole(&stream, llama, kv, &layout)?,
-            (false, _) => by_host = self.run(&stream, llama, kv, &layout, rows)?,
+            (true, false) => {
+                self.run_whole(&stream, llama, kv, &layout)?;
+                let group = self.group_of(&layout);
+                self.bring_full(&stream, buffers_idx, &group)?;
+            }
+            (false, _) => by_host = self.run(&stream, llama, kv, &layout, rows, buffers_idx)?,
         }
         match held {
             Some(_) => self.ring[buffers_idx].layered.record(&stream)?,
@@ -266,6 +281,27 @@ impl Steps {
             result::memcpy_dtoh_async(&mut host.output[..n_words], returned.address, stream.raw())
         })?;
         host.done.record(stream)
+    }
+
+    /// Puts copies of the rows of logits that a group's outputs left into the stream: what follows writes over them, and
+    /// comes a hundredth of a millisecond later for each.
+    pub(super) fn bring_full(
+        &mut self,
+        stream: &Stream,
+        buffers_idx: usize,
+        group: &Group,
+    ) -> Result<(), CudaError> {
+        let Self { ring, activations, vocab_size: n, .. } = self;
+        let n = *n;
+        for (full_idx, &logits_row) in (group.full_start..).zip(&group.full_rows) {
+            let row = activations.logits.part(4 * logits_row * n, 4 * n);
+            // SAFETY: as in `bring_back`.
+            check("cuMemcpyDtoHAsync", || unsafe {
+                let to = &mut ring[buffers_idx].full[full_idx * n..(full_idx + 1) * n];
+                result::memcpy_dtoh_async(to, row.address, stream.raw())
+            })?;
+        }
+        Ok(())
     }
 
     /// Whether the device may have no room for what the draws of a step need, so that the host would draw, which it can
@@ -299,15 +335,18 @@ impl Steps {
         let elapsed = Duration::from_secs_f32(elapsed_ms.max(0.0) * 1e-3);
         self.busy += elapsed;
         let returned = Returned { words: &host.output, extra: step.extra };
-        let places = std::mem::take(&mut step.places);
+        let (places, n_full) = (std::mem::take(&mut step.places), self.vocab_size);
         let mut output = |(request_idx, place): (usize, Place)| {
             let by_host = step.by_host.remove(&request_idx);
             let output = match place {
                 Place::Drawn { output_idx } => returned.drawn(output_idx).map(Output::Sampled),
                 Place::Top { output_idx } => returned.top(output_idx, &step.rows[output_idx]),
                 Place::Scores { output_idx } => returned.scores(output_idx, &step.rows[output_idx]),
-                Place::Full { output_idx, .. } => {
-                    returned.check(output_idx).map(|()| by_host.expect("fetched with the step"))
+                Place::Full { output_idx, full_idx, .. } => {
+                    returned.check(output_idx).map(|()| match full_idx {
+                        Some(idx) => Output::Full(host.full[idx * n_full..(idx + 1) * n_full].to_vec()),
+                        None => by_host.expect("fetched with the step"),
+                    })
                 }
                 Place::Hidden { .. } | Place::Host { .. } => Ok(by_host.expect("worked out with the step")),
                 Place::SatOut => Ok(Output::SatOut),
@@ -328,7 +367,9 @@ impl Steps {
 
     fn fill(&mut self, llama: &Llama, rows: &[StepRow<'_>], copies: &[PageCopy]) {
         let StepLimits { n_logits_rows, n_states, .. } = self.limits;
-        let room = Room { n_group_rows: n_logits_rows, n_outputs: n_outputs_max(self.limits), n_states };
+        let n_full = self.ring[0].full.len() / self.vocab_size;
+        let room =
+            Room { n_group_rows: n_logits_rows, n_outputs: n_outputs_max(self.limits), n_states, n_full };
         self.lists.fill(rows, copies, &mut self.slots, &llama.kernels().attention.cuttings(), room);
     }
 
@@ -372,16 +413,18 @@ impl Steps {
 
     /// Launches a step as it is, group by group; returns what the host had to work out.
     fn run(
-        &self,
+        &mut self,
         stream: &Stream,
         llama: &Llama,
         kv: Slice,
         layout: &Layout,
         rows: &[StepRow<'_>],
+        buffers_idx: usize,
     ) -> Result<HashMap<usize, Output>, CudaError> {
         llama.layers(stream, &self.tensors(kv, layout), &self.activations)?;
         let mut by_host = HashMap::new();
-        for (group_idx, group) in self.lists.outputs.groups.iter().enumerate() {
+        for group_idx in 0..self.lists.outputs.groups.len() {
+            let group = self.lists.outputs.groups[group_idx].clone();
             let memory = self.memory.slice();
             let count = Count::LogitsRows { group_idx };
             let asked = LogitsRows {
@@ -395,8 +438,9 @@ impl Steps {
                 self.fetch(stream, llama, group_idx, |place| matches!(place, Place::Host { .. }))?;
             if group.n_outputs > 0 {
                 let rows = layout.output_rows(memory, group.outputs_start, group.n_outputs);
-                self.launch_outputs(stream, llama, layout, group_idx, group, rows)?;
+                self.launch_outputs(stream, llama, layout, group_idx, &group, rows)?;
             }
+            self.bring_full(stream, buffers_idx, &group)?;
             let rest = |place| matches!(place, Place::Full { .. } | Place::Hidden { .. });
             let rest = self.fetch(stream, llama, group_idx, rest)?;
             self.outputs_by_host(rows, group_idx, &fetched, &rest, &mut by_host);

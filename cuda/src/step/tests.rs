@@ -16,7 +16,7 @@ use crate::ops::edits::{EDIT_WORDS, Edit, Target};
 use crate::ops::logits::{NOWHERE, OutputRow, Wants};
 use crate::ops::shares::{CUT_WORDS, Cutting, ListSize, SHARE_WORDS, Share};
 
-const ROOM: Room = Room { n_group_rows: 4, n_outputs: 64, n_states: 8 };
+const ROOM: Room = Room { n_group_rows: 4, n_outputs: 64, n_states: 8, n_full: 2 };
 /// First word of the page tables, far behind the lists of a step.
 const TABLES: usize = 1 << 24;
 const N_PAGES: usize = 1 << 20;
@@ -384,6 +384,27 @@ fn rows_of_few_tokens_are_captured_like_rows_of_one() {
 }
 
 #[test]
+fn rows_of_logits_come_back_with_a_captured_step_as_far_as_there_is_room() {
+    let (tokens, sampler): (Vec<Token>, _) = ((0..60).collect(), Sampler::greedy());
+    let drawn = row(0, &tokens, 59, vec![(59, OutputKind::Sample(&sampler))]);
+    let full = |slot| row(slot, &tokens[..20], 19, vec![(19, OutputKind::Full)]);
+    let rows = [drawn, full(1), full(2), full(3)];
+    let rows: Vec<StepRow<'_>> = rows.iter().map(StepRow::of).collect();
+    let full_idxs = |lists: &StepLists| -> Vec<Option<usize>> {
+        let of =
+            |place: &Place| if let Place::Full { full_idx, .. } = place { Some(*full_idx) } else { None };
+        lists.outputs.places.iter().filter_map(of).collect()
+    };
+    let fitting = lists(&rows[..3], &[]);
+    assert!(fitting.can_be_captured());
+    assert_eq!(full_idxs(&fitting), [Some(0), Some(1)]);
+    assert_eq!(fitting.outputs.groups[0].full_rows, [1, 2], "rows of logits");
+    let too_many = lists(&rows, &[]);
+    assert!(!too_many.can_be_captured(), "the host fetches the third");
+    assert_eq!(full_idxs(&too_many), [Some(0), Some(1), None]);
+}
+
+#[test]
 fn what_a_step_uploads_does_not_follow_the_longest_context() {
     let sampler = Sampler::greedy();
     let long: Vec<Token> = vec![1; 16_000];
@@ -393,7 +414,7 @@ fn what_a_step_uploads_does_not_follow_the_longest_context() {
     let n_pages: usize = rows.iter().map(|row| row.tokens.len().div_ceil(16)).sum();
     let rows: Vec<StepRow<'_>> = rows.iter().map(StepRow::of).collect();
     let mut lists = StepLists::new(&[None]);
-    let room = Room { n_group_rows: 256, n_outputs: 512, n_states: 0 };
+    let room = Room { n_group_rows: 256, n_outputs: 512, n_states: 0, n_full: 1 };
     let mut slots = slots();
     lists.fill(&rows, &[], &mut slots, &CUTTINGS, room);
     let layout = Layout::of(lists.dims());

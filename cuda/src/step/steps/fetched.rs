@@ -28,7 +28,8 @@ impl Steps {
         let vocab_size = llama.config.vocab_size;
         for &place in self.lists.outputs.places.iter().filter(|place| is_wanted(**place)) {
             match place {
-                Place::Host { group_idx, logits_row } | Place::Full { group_idx, logits_row, .. }
+                Place::Host { group_idx, logits_row }
+                | Place::Full { group_idx, logits_row, full_idx: None, .. }
                     if group_idx == group =>
                 {
                     if let std::collections::hash_map::Entry::Vacant(entry) = fetched.entry((0, logits_row)) {
@@ -84,7 +85,7 @@ impl Steps {
         let requests = rows.iter().flat_map(|row| row.requests.iter().map(move |request| (row, request)));
         for (request_idx, ((row, request), &place)) in requests.zip(&self.lists.outputs.places).enumerate() {
             let output = match place {
-                Place::Full { group_idx, logits_row, .. } if group_idx == group => {
+                Place::Full { group_idx, logits_row, full_idx: None, .. } if group_idx == group => {
                     Output::Full(after[&(0, logits_row)].clone())
                 }
                 Place::Hidden { group_idx, logits_row } if group_idx == group => {

@@ -102,6 +102,7 @@ impl Steps {
         Layout::slice(memory, late_start, end).upload(&stream, &self.ring[buffers_idx].late[..end])?;
         let rows = Layout::slice(memory, late_start, group.n_outputs * OUTPUT_ROW_WORDS);
         self.run_draws(&stream, llama, &layout, &group, rows)?;
+        self.bring_full(&stream, buffers_idx, &group)?;
         self.bring_back(&stream, buffers_idx, n_words)
     }
 
