@@ -20,7 +20,6 @@ use crate::guest::{GuestError, GuestHost, GuestHostConfig, make_private};
 use crate::ipc::{self, Listener};
 use crate::loader::Loader;
 pub use crate::models::DeviceFailure;
-use crate::models::failure;
 use crate::service::HostService;
 use crate::session::{Actor, Limits, Sessions};
 
@@ -283,13 +282,13 @@ impl Daemon {
         handle.cloned()
     }
 
-    /// How the device failed, unless it works. The daemon still answers then, and starts no guests.
+    /// How a device failed, unless all work. The daemon still answers then, and starts no guests.
     #[must_use]
     pub fn failure(&self) -> Option<DeviceFailure> {
-        failure(&self.service.host().models())
+        self.loader.models().failure()
     }
 
-    /// Waits until the device fails.
+    /// Waits until a device fails, whether or not a model is on it.
     pub async fn failed(&self) -> DeviceFailure {
         self.loader.models().failed().await
     }
@@ -335,7 +334,7 @@ impl Daemon {
                 () = &mut serving => return Ok(()),
                 failure = self.failed() => failure,
             };
-            tracing::error!(model = failure.model, error = %failure.failure, "the device has failed");
+            tracing::error!(device = failure.device, error = %failure.failure, "the device has failed");
             let is_hopeless = reopened.is_some_and(|at| at.elapsed() < REOPENED_FOR_MIN);
             if self.loader.config().on_device_failure == OnDeviceFailure::Reopen && !is_hopeless {
                 let reopening = tokio::select! {

@@ -27,10 +27,6 @@ pub(crate) struct Leaver {
 }
 
 impl Leaving {
-    pub(crate) fn now(&self) -> Vec<ModelHandle> {
-        self.lock().iter().map(|leaver| leaver.model.clone()).collect()
-    }
-
     /// The end of the model of this name, which comes no later than that. If it is not on its way out, `begin` sends it
     /// there: nobody comes between.
     pub(crate) fn hurry_or(
@@ -52,6 +48,12 @@ impl Leaving {
         let gone = leaver.gone.clone();
         leaving.push(leaver);
         Ok(gone)
+    }
+
+    /// One more, if `begin` sends one there.
+    pub(crate) fn begin(&self, begin: impl FnOnce() -> Option<Leaver>) {
+        let mut leaving = self.lock();
+        leaving.extend(begin());
     }
 
     pub(crate) fn remove(&self, model: &ModelHandle) {

@@ -15,3 +15,4 @@ mod replay;
 pub mod service;
 pub mod session;
 mod shares;
+mod tasks;

@@ -1,25 +1,28 @@
 //! Devices, the engine on each, and the models that come and go there.
 
+mod reopen;
+mod unload;
+
 use std::any::Any;
-use std::panic::{AssertUnwindSafe, resume_unwind};
+use std::panic::AssertUnwindSafe;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
 
 use futures_util::FutureExt as _;
-use tokio::sync::{Mutex, watch};
-use tokio::time::Instant;
+use tokio::sync::Mutex;
 use tokio_util::sync::CancellationToken;
 use trellis_engine::backend::{Backend, PAGE_LEN};
 use trellis_engine::model::Model;
 use trellis_engine::{Engine, EngineSettings, ModelHandle, PrefixScope};
 
+use self::unload::Fresh;
 use crate::config::{Config, Device};
 use crate::daemon::{DaemonError, LoadProgress, Seams, open_model};
 use crate::device::{self, Chosen, Kv};
-use crate::leaving::{Leaver, Leaving, drained};
-use crate::models::{Models, names};
+use crate::leaving::Leaving;
+use crate::models::{DeviceWatch, Models, names};
 use crate::shares::{Needs, divide};
+use crate::tasks::{blocking, joined};
 
 /// Positions that the shortest of long contexts has, where a device has no room for longer ones.
 const N_POSITIONS_LEAST: usize = 2048;
@@ -81,7 +84,8 @@ impl Loader {
         // A GPU that is lost is not to be replaced by the processor without a word.
         config.device = first.device;
         fill(&mut first, models, &config, &seams, progress)?;
-        let models = Models::new(handles(std::slice::from_ref(&first)));
+        let devices = std::slice::from_ref(&first);
+        let models = Models::new(handles(devices), watches(devices));
         let default = names(&models.now()).into_iter().next().unwrap_or_default();
         let (leaving, devices) = (Leaving::default(), Mutex::new(vec![first]));
         Ok(Self { config, cache_dir, seams, models, default, leaving, devices })
@@ -90,11 +94,6 @@ impl Loader {
     /// The models that are loaded.
     pub(crate) fn models(&self) -> &Models {
         &self.models
-    }
-
-    /// Those that guests do not find any more and that are not gone.
-    pub(crate) fn leaving(&self) -> Vec<ModelHandle> {
-        self.leaving.now()
     }
 
     pub(crate) fn config(&self) -> &Config {
@@ -119,7 +118,7 @@ impl Loader {
             let handle = loader.load_to_the_end(choice, device, Box::new(progress), &given_up).await?;
             Ok::<_, DaemonError>(Fresh { loader, handle: Some(handle) })
         });
-        let fresh = loading.await.expect("loading does not panic")?;
+        let fresh = joined(loading).await?;
         waits.disarm();
         Ok(fresh.keep())
     }
@@ -153,6 +152,7 @@ impl Loader {
                 let (config, cache_dir, seams) =
                     (self.config.clone(), self.cache_dir.clone(), self.seams.clone());
                 devices.push(blocking(move || open_device(device, &config, &cache_dir, &seams)).await?);
+                self.models.set_devices(watches(&devices));
                 devices.len() - 1
             }
         };
@@ -167,7 +167,7 @@ impl Loader {
         });
         if loaded.is_err() {
             open.settle(&self.config).await;
-            close_idle(&mut devices).await;
+            self.close_idle(&mut devices).await;
         }
         let handle = loaded?;
         self.models.add(handle.clone(), &self.default);
@@ -175,109 +175,9 @@ impl Loader {
         Ok(handle)
     }
 
-    /// Unloads a model: no new contexts are opened, those that are there have so much time to come to their end, then
-    /// they end. One that is on its way out already goes by the sooner of both times. Once begun it goes on, whoever
-    /// waits for it.
-    ///
-    /// Returns the name of the model that is the default now.
-    ///
-    /// # Errors
-    /// No model of that name is loaded, or the device has failed.
-    pub(crate) async fn unload(
-        self: &Arc<Self>,
-        name: &str,
-        drain: Duration,
-    ) -> Result<Option<String>, Arc<DaemonError>> {
-        let until = Instant::now() + drain;
-        let gone = self.leaving.hurry_or(name, until, || self.begin_unload(name, until));
-        gone?.await?;
-        Ok(names(&self.models.now()).into_iter().next())
-    }
-
     /// For the log.
     fn default_now(&self) -> String {
         names(&self.models.now()).into_iter().next().unwrap_or_else(|| "none".to_owned())
-    }
-
-    fn begin_unload(self: &Arc<Self>, name: &str, until: Instant) -> Result<Leaver, DaemonError> {
-        let now = self.models.now();
-        let model = now.iter().find(|handle| handle.model().name == name).cloned();
-        let model =
-            model.ok_or_else(|| DaemonError::NotLoaded { name: name.to_owned(), known: names(&now) })?;
-        if !model.close() {
-            return Err(DaemonError::Leaving { name: name.to_owned() });
-        }
-        self.models.remove(&model);
-        tracing::info!(model = name, default = self.default_now(), "a model is being unloaded");
-        // It drains beside others that come and go.
-        let (until, moment) = watch::channel(until);
-        let (loader, leaver) = (self.clone(), model.clone());
-        let unloading = tokio::spawn(async move {
-            drained(&leaver, moment).await;
-            loader.take_off(&leaver).await
-        });
-        let (loader, leaver) = (self.clone(), model.clone());
-        let gone = tokio::spawn(async move {
-            let unloaded = unloading.await;
-            loader.leaving.remove(&leaver);
-            unloaded.unwrap_or_else(|error| resume_unwind(error.into_panic())).map_err(Arc::new)
-        });
-        let gone = gone.map(|gone| gone.unwrap_or_else(|error| resume_unwind(error.into_panic())));
-        Ok(Leaver { model, until, gone: gone.boxed().shared() })
-    }
-
-    /// Takes a model off its device, which others then share anew.
-    async fn take_off(&self, handle: &ModelHandle) -> Result<(), DaemonError> {
-        let mut devices = self.devices.lock().await;
-        self.models.remove(handle);
-        let idx_of = |open: &OpenDevice| open.tenants.iter().position(|tenant| tenant.handle.is_same(handle));
-        // Where the device was opened again meanwhile, the model is gone already.
-        let Some((open, idx)) = devices.iter_mut().find_map(|open| idx_of(open).map(|idx| (open, idx)))
-        else {
-            return Ok(());
-        };
-        open.tenants.remove(idx);
-        let removed = open.engine.remove(handle).await;
-        let backend =
-            removed.map_err(|source| DaemonError::Engine { name: handle.model().name.clone(), source })?;
-        blocking(move || drop(backend)).await;
-        open.settle(&self.config).await;
-        close_idle(&mut devices).await;
-        Ok(())
-    }
-
-    /// Lets go of all devices and opens them again, with all models that were on them.
-    ///
-    /// # Errors
-    /// A model or a device cannot be used any more.
-    pub(crate) async fn reopen(self: &Arc<Self>) -> Result<(), DaemonError> {
-        let mut devices = self.devices.lock().await;
-        let lost = std::mem::take(&mut *devices);
-        let loader = self.clone();
-        let opened = blocking(move || {
-            let choices: Vec<(Device, Vec<String>)> = lost
-                .iter()
-                .map(|open| {
-                    let staying = open.tenants.iter().filter(|tenant| !tenant.handle.is_closed());
-                    (open.device, staying.map(|tenant| tenant.choice.clone()).collect())
-                })
-                .collect();
-            // Nothing can be had of a device again as long as anything of it is held.
-            drop(lost);
-            let mut opened = Vec::new();
-            for (device, choices) in choices {
-                device::reset(device)?;
-                let models = open_models(&choices, &loader.config)?;
-                let mut open = open_device(device, &loader.config, &loader.cache_dir, &loader.seams)?;
-                fill(&mut open, models, &loader.config, &loader.seams, &|_| {})?;
-                opened.push(open);
-            }
-            Ok::<_, DaemonError>(opened)
-        })
-        .await?;
-        self.models.replace(handles(&opened), &self.default);
-        *devices = opened;
-        Ok(())
     }
 
     /// Stops all engines.
@@ -432,45 +332,6 @@ impl Tenant {
     }
 }
 
-/// A model that was just loaded, as long as nobody has heard of it: then it goes again.
-struct Fresh {
-    loader: Arc<Loader>,
-    handle: Option<ModelHandle>,
-}
-
-impl Fresh {
-    fn keep(mut self) -> ModelHandle {
-        self.handle.take().expect("it is kept once")
-    }
-}
-
-impl Drop for Fresh {
-    fn drop(&mut self) {
-        let Some(handle) = self.handle.take() else { return };
-        let loader = self.loader.clone();
-        tracing::info!(model = handle.model().name, "a load was cancelled");
-        handle.close();
-        tokio::spawn(async move {
-            if let Err(error) = loader.take_off(&handle).await {
-                tracing::warn!(model = handle.model().name, %error, "a cancelled load was not taken back");
-            }
-        });
-    }
-}
-
-/// Lets go of devices that have no models, but for the first.
-async fn close_idle(devices: &mut Vec<OpenDevice>) {
-    let mut idx = 1;
-    while idx < devices.len() {
-        if devices[idx].tenants.is_empty() {
-            let idle = devices.remove(idx);
-            blocking(move || drop(idle)).await;
-        } else {
-            idx += 1;
-        }
-    }
-}
-
 /// Opens all of these models.
 fn open_models(choices: &[String], config: &Config) -> Result<Vec<(String, Model)>, DaemonError> {
     let mut models: Vec<(String, Model)> = Vec::new();
@@ -556,8 +417,10 @@ fn handles(devices: &[OpenDevice]) -> Vec<ModelHandle> {
     devices.iter().flat_map(|open| &open.tenants).map(|tenant| tenant.handle.clone()).collect()
 }
 
-async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
-    tokio::task::spawn_blocking(work).await.unwrap_or_else(|error| resume_unwind(error.into_panic()))
+/// The devices as those see them who want to know whether they work.
+fn watches(devices: &[OpenDevice]) -> Vec<DeviceWatch> {
+    let watch = |open: &OpenDevice| DeviceWatch { device: open.device.into(), engine: open.engine.watch() };
+    devices.iter().map(watch).collect()
 }
 
 fn panic_message(panic: &(dyn Any + Send)) -> String {

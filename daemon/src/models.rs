@@ -1,75 +1,159 @@
-//! The models that are loaded, and what it means when a device fails.
-
-use std::sync::Arc;
+//! The models that are loaded, those on their way out, the devices under them, and what it means when a device fails.
 
 use futures_util::FutureExt as _;
 use futures_util::future::select_all;
 use tokio::sync::watch;
-use trellis_engine::{EngineFailure, ModelHandle};
+use trellis_engine::{EngineFailure, EngineWatch, ModelHandle};
 
 /// A device that is lost, and with it every model on it.
 #[derive(Clone, Debug, thiserror::Error)]
-#[error("model {model:?}: {failure}")]
+#[error("{device}: {failure}")]
 pub struct DeviceFailure {
-    /// A model on it.
-    pub model: String,
+    /// The device, as the settings would name it.
+    pub device: String,
     /// Why its engine has ended.
     pub failure: EngineFailure,
 }
 
-/// The models that are loaded now. Cheap to clone.
+/// A device in use, for those who want to know whether it works. Nothing of the device is held through this.
 #[derive(Clone, Debug)]
-pub(crate) struct Models(Arc<watch::Sender<Arc<[ModelHandle]>>>);
+pub(crate) struct DeviceWatch {
+    /// As the settings would name it.
+    pub(crate) device: String,
+    pub(crate) engine: EngineWatch,
+}
 
-impl Models {
-    /// These; the first is the default.
-    pub(crate) fn new(handles: Vec<ModelHandle>) -> Self {
-        Self(Arc::new(watch::Sender::new(handles.into())))
+/// What is loaded where, at one moment.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Listing {
+    /// Those that guests find, in the order in which they are to be the default.
+    loaded: Vec<ModelHandle>,
+    /// Those that guests do not find any more and that are not gone.
+    leaving: Vec<ModelHandle>,
+    /// The devices in use, also one that has no model.
+    devices: Vec<DeviceWatch>,
+}
+
+/// What is loaded where, as it changes. Cheap to clone.
+#[derive(Clone, Debug)]
+pub(crate) struct Models(std::sync::Arc<watch::Sender<Listing>>);
+
+impl Listing {
+    /// Those that guests find, the default first: one that has failed comes after all that work.
+    pub(crate) fn loaded(&self) -> Vec<ModelHandle> {
+        let mut models = self.loaded.clone();
+        models.sort_by_key(|model| model.failure().is_some());
+        models
     }
 
-    /// Those at this moment, the default first.
-    pub(crate) fn now(&self) -> Arc<[ModelHandle]> {
+    /// Those on their way out.
+    pub(crate) fn leaving(&self) -> &[ModelHandle] {
+        &self.leaving
+    }
+
+    /// Whether the model of this name is on its way out.
+    pub(crate) fn is_leaving(&self, name: &str) -> bool {
+        self.leaving.iter().any(|model| model.model().name == name)
+    }
+
+    /// The devices in use.
+    pub(crate) fn devices(&self) -> &[DeviceWatch] {
+        &self.devices
+    }
+}
+
+impl Models {
+    /// These, on these devices; the first is the default.
+    pub(crate) fn new(loaded: Vec<ModelHandle>, devices: Vec<DeviceWatch>) -> Self {
+        let listing = Listing { loaded, leaving: Vec::new(), devices };
+        Self(std::sync::Arc::new(watch::Sender::new(listing)))
+    }
+
+    /// All at this moment.
+    pub(crate) fn listing(&self) -> Listing {
         self.0.borrow().clone()
     }
 
-    /// Puts others in their place, the one of this name first.
-    pub(crate) fn replace(&self, mut handles: Vec<ModelHandle>, default: &str) {
-        handles.sort_by_key(|handle| handle.model().name != default);
-        self.0.send_replace(handles.into());
+    /// Those that guests find at this moment, the default first.
+    pub(crate) fn now(&self) -> Vec<ModelHandle> {
+        self.0.borrow().loaded()
     }
 
     /// One more; the default if it is the one of this name.
-    pub(crate) fn add(&self, handle: ModelHandle, default: &str) {
-        self.change(|models| {
-            let idx = if handle.model().name == default { 0 } else { models.len() };
-            models.insert(idx, handle);
+    pub(crate) fn add(&self, model: ModelHandle, default: &str) {
+        self.0.send_modify(|listing| {
+            let idx = if model.model().name == default { 0 } else { listing.loaded.len() };
+            listing.loaded.insert(idx, model);
         });
     }
 
-    /// One less.
-    pub(crate) fn remove(&self, gone: &ModelHandle) {
-        self.change(|models| models.retain(|handle| !handle.is_same(gone)));
+    /// Sends the model of this name on its way out, if guests find one.
+    pub(crate) fn send_off(&self, name: &str) -> Option<ModelHandle> {
+        self.send_off_where(|model| model.model().name == name)
     }
 
-    /// Waits until the device of a model fails that is loaded then.
+    /// As [`Self::send_off`], this very model.
+    pub(crate) fn send_off_this(&self, model: &ModelHandle) -> Option<ModelHandle> {
+        self.send_off_where(|other| other.is_same(model))
+    }
+
+    fn send_off_where(&self, is_it: impl Fn(&ModelHandle) -> bool) -> Option<ModelHandle> {
+        let mut sent_off = None;
+        self.0.send_if_modified(|listing| {
+            let idx = listing.loaded.iter().position(&is_it);
+            sent_off = idx.map(|idx| listing.loaded.remove(idx));
+            listing.leaving.extend(sent_off.clone());
+            sent_off.is_some()
+        });
+        sent_off
+    }
+
+    /// One that was on its way out is gone.
+    pub(crate) fn remove(&self, gone: &ModelHandle) {
+        self.0.send_modify(|listing| listing.leaving.retain(|model| !model.is_same(gone)));
+    }
+
+    /// These are the devices in use.
+    pub(crate) fn set_devices(&self, devices: Vec<DeviceWatch>) {
+        self.0.send_modify(|listing| listing.devices = devices);
+    }
+
+    /// After these devices were opened again: puts models that were loaded again in the place of those that were lost.
+    /// Returns those that nobody wants any more, because what they replace was sent off meanwhile.
+    pub(crate) fn renew(
+        &self,
+        renewed: Vec<(ModelHandle, ModelHandle)>,
+        devices: Vec<DeviceWatch>,
+    ) -> Vec<ModelHandle> {
+        let mut unwanted = Vec::new();
+        self.0.send_modify(|listing| {
+            for (lost, again) in renewed {
+                match listing.loaded.iter_mut().find(|model| model.is_same(&lost)) {
+                    Some(model) => *model = again,
+                    None => unwanted.push(again),
+                }
+            }
+            listing.devices = devices;
+        });
+        unwanted
+    }
+
+    /// How a device in use has failed, if one has.
+    pub(crate) fn failure(&self) -> Option<DeviceFailure> {
+        failure(&self.0.borrow().devices)
+    }
+
+    /// Waits until a device fails that is in use then, whether or not a model is on it.
     pub(crate) async fn failed(&self) -> DeviceFailure {
-        let mut models = self.0.subscribe();
+        let mut listings = self.0.subscribe();
         loop {
-            let now = models.borrow_and_update().clone();
+            let devices = listings.borrow_and_update().devices.clone();
             tokio::select! {
-                failure = failed(&now) => return failure,
+                failure = failed(&devices) => return failure,
                 // The sender is held here.
-                _ = models.changed() => {}
+                _ = listings.changed() => {}
             }
         }
-    }
-
-    fn change(&self, change: impl FnOnce(&mut Vec<ModelHandle>)) {
-        self.0.send_modify(|models| {
-            let mut changed = models.to_vec();
-            change(&mut changed);
-            *models = changed.into();
-        });
     }
 }
 
@@ -78,24 +162,21 @@ pub(crate) fn names(models: &[ModelHandle]) -> Vec<String> {
     models.iter().map(|handle| handle.model().name.clone()).collect()
 }
 
-/// The failure of the first of these models' devices that has failed.
-pub(crate) fn failure(models: &[ModelHandle]) -> Option<DeviceFailure> {
-    models.iter().find_map(|model| Some(DeviceFailure::of(model, model.device_failure()?)))
+/// The failure of the first of these devices that has failed.
+pub(crate) fn failure(devices: &[DeviceWatch]) -> Option<DeviceFailure> {
+    let failed = |DeviceWatch { device, engine }: &DeviceWatch| {
+        Some(DeviceFailure { device: device.clone(), failure: engine.failure()? })
+    };
+    devices.iter().find_map(failed)
 }
 
-/// Waits until the device of one of these models fails; for ever if there are none.
-pub(crate) async fn failed(models: &[ModelHandle]) -> DeviceFailure {
-    if models.is_empty() {
+/// Waits until one of these devices fails; for ever if there are none.
+pub(crate) async fn failed(devices: &[DeviceWatch]) -> DeviceFailure {
+    if devices.is_empty() {
         return std::future::pending().await;
     }
-    let failures = models
-        .iter()
-        .map(|model| async move { DeviceFailure::of(model, model.device_failed().await) }.boxed());
+    let failures = devices.iter().map(|DeviceWatch { device, engine }| {
+        async move { DeviceFailure { device: device.clone(), failure: engine.failed().await } }.boxed()
+    });
     select_all(failures).await.0
-}
-
-impl DeviceFailure {
-    fn of(model: &ModelHandle, failure: EngineFailure) -> Self {
-        Self { model: model.model().name.clone(), failure }
-    }
 }

@@ -65,7 +65,8 @@ impl Replay {
             ..own.clone()
         };
         let compile_exe = config.compile_exe.clone();
-        let host = GuestHostConfig { limits, cache_dir, compile_exe, models: Models::new(Vec::new()) };
+        let host =
+            GuestHostConfig { limits, cache_dir, compile_exe, models: Models::new(Vec::new(), Vec::new()) };
         Ok(Self { host: GuestHost::for_replays(host)?, reader, begin })
     }
 

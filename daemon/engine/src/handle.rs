@@ -102,6 +102,27 @@ pub enum EngineState {
     Failed(EngineFailure),
 }
 
+/// Sees whether an engine works, also while no model is on it. Holds nothing of its device. Cheap to clone.
+#[derive(Clone, Debug)]
+pub struct EngineWatch(Arc<Link>);
+
+impl EngineWatch {
+    pub(crate) fn new(engine: Arc<Link>) -> Self {
+        Self(engine)
+    }
+
+    /// Why the engine has failed, if it has.
+    #[must_use]
+    pub fn failure(&self) -> Option<EngineFailure> {
+        self.0.failure()
+    }
+
+    /// Waits for the engine's failure; for ever, if it is stopped before it fails.
+    pub async fn failed(&self) -> EngineFailure {
+        self.0.failed().await
+    }
+}
+
 /// The engine thread's side of a handle.
 pub(crate) struct Served {
     pub(crate) messages: mpsc::UnboundedReceiver<Posted>,

@@ -28,7 +28,7 @@ pub use command::{Ahead, Answer, Ask, Guess, MaskSource, RunSettings};
 pub use context::{Context, Pending, Pull, RunKey};
 pub use engine::{Engine, EngineSettings, OneModel};
 pub use error::{EngineError, EngineFailure};
-pub use handle::EngineState;
+pub use handle::{EngineState, EngineWatch};
 pub use kv::PrefixScope;
 pub use model_handle::{ModelHandle, ModelLease};
 pub use port::Port;

@@ -33,8 +33,10 @@ struct Loaded {
     failure: watch::Receiver<Option<EngineFailure>>,
     /// Whether it is about to be unloaded.
     is_closed: AtomicBool,
-    /// Whether it was.
+    /// Whether it was, or is gone for everybody but its engine.
     is_unloaded: watch::Sender<bool>,
+    /// Whether its engine was told.
+    is_removed: AtomicBool,
 }
 
 /// Somebody who has opened a model, until it is dropped. Whoever unloads the model waits for them, if not for ever.
@@ -75,6 +77,7 @@ impl ModelHandle {
             failure,
             is_closed: AtomicBool::new(false),
             is_unloaded: watch::Sender::new(false),
+            is_removed: AtomicBool::new(false),
         }))
     }
 
@@ -172,6 +175,13 @@ impl ModelHandle {
         self.0.is_closed.load(Ordering::Relaxed)
     }
 
+    /// Ends it for everybody: guests are told that it was unloaded, and whatever is asked of it is refused. Its memory
+    /// comes back with [`crate::Engine::remove`].
+    pub fn end(&self) {
+        self.close();
+        self.0.is_unloaded.send_replace(true);
+    }
+
     /// Holds the model as somebody who may open contexts.
     #[must_use]
     pub fn lease(&self) -> ModelLease {
@@ -195,8 +205,8 @@ impl ModelHandle {
 
     /// As [`crate::Engine::remove`].
     pub(crate) async fn remove(&self) -> Result<Box<dyn Backend>, EngineError> {
-        self.close();
-        if self.0.is_unloaded.send_replace(true) {
+        self.end();
+        if self.0.is_removed.swap(true, Ordering::Relaxed) {
             return Err(EngineError::Unloaded);
         }
         let (to, backend) = oneshot::channel();

@@ -1,13 +1,13 @@
 //! Long work beside the threads that guests and sockets share.
 
 use std::num::NonZero;
-use std::panic::resume_unwind;
 use std::sync::Arc;
 use std::thread::available_parallelism;
 
 use tokio::sync::Semaphore;
 
 use super::cpu::CpuClock;
+use crate::tasks::blocking;
 
 /// Runs long work of guests on threads of its own, as many at once as there are processors.
 #[derive(Clone, Debug)]
@@ -33,14 +33,11 @@ impl Beside {
     ) -> T {
         let slot = self.slots.clone().acquire_owned().await.expect("the semaphore is never closed");
         let clock = clock.clone();
-        let task = tokio::task::spawn_blocking(move || {
+        blocking(move || {
             let _slot = slot;
             clock.measure(work)
-        });
-        match task.await {
-            Ok(result) => result,
-            Err(error) => resume_unwind(error.into_panic()),
-        }
+        })
+        .await
     }
 }
 

@@ -218,11 +218,12 @@ pub enum GuestEnd {
     /// The guest was stopped.
     #[error("the guest was stopped")]
     Stopped,
-    /// The device of a model failed, and the guest with it.
-    #[error("the device failed, try again: model {model:?}: {reason}")]
+    /// A device failed, and the guest with it.
+    #[error("the device failed, try again: {device}: {reason}")]
     DeviceFailed {
-        /// The model.
-        model: String,
+        /// The device; in older recordings a model on it.
+        #[serde(alias = "model")]
+        device: String,
         /// What the device reported.
         reason: String,
     },

@@ -1,6 +1,6 @@
 //! The models as one guest sees them, and which of them it has opened.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use futures_util::FutureExt as _;
 use futures_util::future::select_all;
@@ -8,23 +8,25 @@ use tokio::sync::watch;
 use trellis_engine::{ModelHandle, ModelLease};
 
 use super::error::GuestEnd;
-use crate::models::{DeviceFailure, Models, failure};
+use crate::models::{DeviceFailure, DeviceWatch, Models, failed, failure};
 
 /// The loaded models, for one guest.
 #[derive(Debug)]
 pub(crate) struct GuestModels {
-    loaded: Models,
-    /// Those that were loaded when it began.
-    at_first: Arc<[ModelHandle]>,
+    models: Models,
+    /// Those in use when it began.
+    devices: Vec<DeviceWatch>,
     /// The name of the model that it gets when it names none, if that was chosen for it.
     default: Option<String>,
     opened: watch::Sender<Vec<Arc<ModelLease>>>,
+    /// The name of a model on its way out of which the guest wanted more.
+    refused: Mutex<Option<String>>,
 }
 
 impl GuestModels {
-    pub(crate) fn new(loaded: Models, default: Option<String>) -> Self {
-        let at_first = loaded.now();
-        Self { loaded, at_first, default, opened: watch::Sender::new(Vec::new()) }
+    pub(crate) fn new(models: Models, default: Option<String>) -> Self {
+        let devices = models.listing().devices().to_vec();
+        Self { models, devices, default, opened: watch::Sender::new(Vec::new()), refused: Mutex::default() }
     }
 
     /// The model that was chosen for the guest, should it name none.
@@ -34,7 +36,10 @@ impl GuestModels {
 
     /// Those that are loaded, the guest's default first.
     pub(crate) fn now(&self) -> Vec<ModelHandle> {
-        let mut models = self.loaded.now().to_vec();
+        self.in_order(self.models.now())
+    }
+
+    fn in_order(&self, mut models: Vec<ModelHandle>) -> Vec<ModelHandle> {
         if let Some(name) = &self.default {
             models.sort_by_key(|handle| handle.model().name != *name);
         }
@@ -44,8 +49,14 @@ impl GuestModels {
     /// The model of this name, or the default, from now on among those that the guest has opened.
     pub(crate) fn open(&self, name: Option<&str>) -> Option<ModelHandle> {
         let name = name.or(self.default.as_deref());
-        let found =
-            self.now().into_iter().find(|handle| name.is_none_or(|name| handle.model().name == name))?;
+        let listing = self.models.listing();
+        let mut models = self.in_order(listing.loaded()).into_iter();
+        let Some(found) = models.find(|handle| name.is_none_or(|name| handle.model().name == name)) else {
+            if let Some(name) = name.filter(|name| listing.is_leaving(name)) {
+                self.note_refused(name);
+            }
+            return None;
+        };
         self.opened.send_if_modified(|opened| {
             let is_new = !opened.iter().any(|lease| lease.handle().is_same(&found));
             if is_new {
@@ -56,16 +67,41 @@ impl GuestModels {
         Some(found)
     }
 
+    /// The guest wanted more of a model that is on its way out: if it gives up, that may be why.
+    pub(crate) fn note_refused(&self, name: &str) {
+        *self.refused.lock().unwrap_or_else(PoisonError::into_inner) = Some(name.to_owned());
+    }
+
     fn opened(&self) -> Vec<ModelHandle> {
         self.opened.borrow().iter().map(|lease| lease.handle().clone()).collect()
     }
 
-    /// What has become of models so that the guest cannot go on: a device failed, or one that the guest has opened has
-    /// failed or was unloaded since, or is about to be.
-    pub(crate) fn loss(&self) -> Option<GuestEnd> {
+    /// How the guest has ended, given what it looks like: whoever was stopped, or gave up over an error, may have done so
+    /// because a device failed, or because a model that the guest has opened failed, was unloaded, or refused it more.
+    pub(crate) fn cause_of(&self, end: GuestEnd) -> GuestEnd {
+        let loss = match end {
+            GuestEnd::Failed { .. } | GuestEnd::Exited { .. } | GuestEnd::Trapped { .. } => {
+                self.loss().or_else(|| self.refusal())
+            }
+            // To be refused something stops no guest.
+            GuestEnd::Stopped => self.loss(),
+            _ => None,
+        };
+        loss.unwrap_or(end)
+    }
+
+    fn loss(&self) -> Option<GuestEnd> {
+        if let Some(DeviceFailure { device, failure }) = failure(&self.devices) {
+            return Some(GuestEnd::DeviceFailed { device, reason: failure.to_string() });
+        }
         let opened = self.opened();
-        if let Some(DeviceFailure { model, failure }) = failure(&self.at_first).or(failure(&opened)) {
-            return Some(GuestEnd::DeviceFailed { model, reason: failure.to_string() });
+        // One that was opened since.
+        if let Some((model, failure)) = opened.iter().find_map(|model| Some((model, model.device_failure()?)))
+        {
+            return Some(GuestEnd::DeviceFailed {
+                device: model.device().to_owned(),
+                reason: failure.to_string(),
+            });
         }
         let failed = |model: &ModelHandle| {
             let (reason, model) = (model.failure()?.to_string(), model.model().name.clone());
@@ -74,12 +110,24 @@ impl GuestModels {
         if let Some(end) = opened.iter().find_map(failed) {
             return Some(end);
         }
-        let unloaded = opened.iter().find(|handle| handle.is_unloaded() || handle.is_closed())?;
+        let unloaded = opened.iter().find(|handle| handle.is_unloaded())?;
         Some(GuestEnd::ModelUnloaded { model: unloaded.model().name.clone() })
     }
 
-    /// Waits until one that the guest has opened is unloaded or fails, or its device does.
+    fn refusal(&self) -> Option<GuestEnd> {
+        let refused = self.refused.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        refused.map(|model| GuestEnd::ModelUnloaded { model })
+    }
+
+    /// Waits until a device fails, or until one of the models that the guest has opened fails or is unloaded.
     pub(crate) async fn wait_for_loss(&self) {
+        tokio::select! {
+            _ = failed(&self.devices) => {}
+            () = self.wait_for_loss_of_opened() => {}
+        }
+    }
+
+    async fn wait_for_loss_of_opened(&self) {
         let mut opened = self.opened.subscribe();
         loop {
             let models: Vec<ModelHandle> =

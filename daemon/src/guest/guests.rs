@@ -32,6 +32,7 @@ use super::run::{Birth, Vitals, live};
 use super::runtime::Runtime;
 use super::tape::Tape;
 use crate::models::Models;
+use crate::tasks::blocking;
 
 /// Files of compiled code that are read at once, each of many megabytes.
 const N_LOADS: usize = 4;
@@ -246,7 +247,7 @@ impl GuestHost {
 
     /// The loaded models; the first is the default.
     #[must_use]
-    pub fn models(&self) -> Arc<[ModelHandle]> {
+    pub fn models(&self) -> Vec<ModelHandle> {
         self.models.now()
     }
 
@@ -280,7 +281,7 @@ impl GuestHost {
                 let _place = place;
                 host.load(&hash)
             };
-            tokio::task::spawn_blocking(load).await.expect("loading does not panic")
+            blocking(load).await
         });
         loading.unwrap_or_else(|_| unreachable!("loads wait without a limit of their own")).await
     }
@@ -350,7 +351,7 @@ impl GuestHost {
             self.programs().insert(program.clone());
             Ok((program, ProgramSource::Compiler))
         };
-        tokio::task::spawn_blocking(load).await.expect("loading does not panic")
+        blocking(load).await
     }
 
     /// Components that are being compiled or loaded, or wait to be.

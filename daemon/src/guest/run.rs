@@ -68,20 +68,11 @@ pub(crate) async fn live(mut birth: Birth) -> GuestEnd {
     let (limits, output, tape) = (birth.limits.clone(), birth.io.output.clone(), birth.tape.clone());
     birth.io.output = output.clone().with_tape(tape.clone());
     let models = birth.models.clone();
-    let end = live_to_the_end(birth).await;
-    let end = models.loss().filter(|_| may_follow_from_loss(&end)).unwrap_or(end);
+    let end = models.cause_of(live_to_the_end(birth).await);
     if let Some(tape) = tape {
         tape.finish(&end, &output, limits.output_piece_bytes()).await;
     }
     end
-}
-
-/// Whether a guest may have ended so because of what happened to its model: it was stopped, or gave up over an error.
-fn may_follow_from_loss(end: &GuestEnd) -> bool {
-    matches!(
-        end,
-        GuestEnd::Failed { .. } | GuestEnd::Exited { .. } | GuestEnd::Trapped { .. } | GuestEnd::Stopped
-    )
 }
 
 async fn live_to_the_end(birth: Birth) -> GuestEnd {

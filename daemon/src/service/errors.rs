@@ -6,7 +6,7 @@ use trellis_wire::{ErrorBody, ErrorCode};
 
 use crate::daemon::DaemonError;
 use crate::guest::{GuestEnd, GuestError};
-use crate::models::DeviceFailure;
+use crate::models::{DeviceFailure, Listing, names};
 
 /// A mistake of ours.
 pub(super) fn internal(error: &dyn Display) -> ErrorBody {
@@ -25,14 +25,22 @@ pub(super) fn session_ended() -> ErrorBody {
 /// Nothing can be computed until the device is opened again, by this daemon or by the next.
 pub(super) fn device_failed(failure: &DeviceFailure) -> ErrorBody {
     ErrorBody::new(ErrorCode::DeviceFailed, format!("the device failed, try again: {failure}"))
-        .about("model")
-        .with_value(&failure.model)
+        .about("device")
+        .with_value(&failure.device)
 }
 
-pub(super) fn unknown_model(name: &str, known: &[String]) -> ErrorBody {
+/// Whether guests find a model of this name.
+pub(super) fn check_loaded(name: &str, listing: &Listing) -> Result<(), ErrorBody> {
+    let known = names(&listing.loaded());
+    if known.iter().any(|other| other == name) {
+        return Ok(());
+    }
+    if listing.is_leaving(name) {
+        return Err(not_loaded(&DaemonError::Leaving { name: name.to_owned() }));
+    }
     let known = if known.is_empty() { "none is".to_owned() } else { format!("{} are", known.join(", ")) };
     let message = format!("no model named {name:?} is loaded; {known}");
-    ErrorBody::new(ErrorCode::UnknownModel, message).about("model").with_value(name)
+    Err(ErrorBody::new(ErrorCode::UnknownModel, message).about("model").with_value(name))
 }
 
 /// Why a model was not loaded or not unloaded.
@@ -42,9 +50,8 @@ pub(super) fn not_loaded(error: &DaemonError) -> ErrorBody {
         DaemonError::UnknownModel { name } | DaemonError::UnknownShape { name } => {
             body(ErrorCode::InvalidArgument).with_value(name)
         }
-        DaemonError::AlreadyLoaded { name, .. } | DaemonError::Leaving { name } => {
-            body(ErrorCode::ModelLoaded).with_value(name)
-        }
+        DaemonError::AlreadyLoaded { name, .. } => body(ErrorCode::ModelLoaded).with_value(name),
+        DaemonError::Leaving { name } => body(ErrorCode::ModelLeaving).with_value(name),
         DaemonError::Panicked { name, .. } => body(ErrorCode::Internal).with_value(name),
         DaemonError::GivenUp => body(ErrorCode::Cancelled),
         DaemonError::NotLoaded { name, .. } => body(ErrorCode::UnknownModel).with_value(name),
@@ -127,8 +134,8 @@ pub(crate) fn ended(end: &GuestEnd) -> ErrorBody {
             body(ErrorCode::DeadlineExceeded).about("deadline_ms").with_limit(*limit_ms)
         }
         GuestEnd::Stopped => body(ErrorCode::Stopped),
-        GuestEnd::DeviceFailed { model, .. } => {
-            body(ErrorCode::DeviceFailed).about("model").with_value(model)
+        GuestEnd::DeviceFailed { device, .. } => {
+            body(ErrorCode::DeviceFailed).about("device").with_value(device)
         }
         GuestEnd::ModelFailed { model, .. } => body(ErrorCode::EngineFailed).about("model").with_value(model),
         GuestEnd::ModelUnloaded { model } => body(ErrorCode::ModelUnloaded).about("model").with_value(model),

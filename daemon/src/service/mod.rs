@@ -132,14 +132,12 @@ impl Service for HostService {
         progress: ProgressSink,
     ) -> Result<RunningGuest, ErrorBody> {
         let (program, name) = self.program(request.actor, request.program, &progress).await?;
-        let models = self.host.models();
-        if let Some(failure) = models::failure(&models) {
+        let listing = self.loader.models().listing();
+        if let Some(failure) = models::failure(listing.devices()) {
             return Err(errors::device_failed(&failure));
         }
-        if let Some(name) = &request.model
-            && !models.iter().any(|handle| handle.model().name == *name)
-        {
-            return Err(errors::unknown_model(name, &names(&models)));
+        if let Some(name) = &request.model {
+            errors::check_loaded(name, &listing)?;
         }
         let (actor, session) = (ActorId(request.actor.uid), SessionId(request.session_id));
         let launch = Launch {
@@ -162,10 +160,6 @@ impl Service for HostService {
             let ending = tokio::select! {
                 biased;
                 ending = &mut end => ending,
-                _ = models::failed(&models) => {
-                    stopped.stop();
-                    (&mut end).await
-                }
                 () = opened.wait_for_loss() => {
                     stopped.stop();
                     (&mut end).await
@@ -195,13 +189,14 @@ impl Service for HostService {
     }
 
     async fn models(&self, actor: Actor) -> Result<Vec<ModelInfo>, ErrorBody> {
-        let (loaded, leaving) = (self.host.models(), self.loader.leaving());
+        let listing = self.loader.models().listing();
+        let loaded = listing.loaded();
         let mut models = Vec::new();
-        for model in loaded.iter().chain(&leaving) {
+        for model in loaded.iter().chain(listing.leaving()) {
             let stats = model.stats().await.unwrap_or_default();
-            models.push(model_info(model, &stats, actor));
+            let is_default = loaded.first().is_some_and(|first| first.is_same(model));
+            models.push(ModelInfo { is_default, ..model_info(model, &stats, actor) });
         }
-        models[..loaded.len()].first_mut().into_iter().for_each(|first| first.is_default = true);
         models.sort_by(|a, b| a.name.cmp(&b.name));
         Ok(models)
     }
@@ -281,7 +276,7 @@ impl Service for HostService {
             n_pages_free,
             n_guests: guests.len() as u64,
             n_sessions: self.n_sessions.load(Ordering::Relaxed),
-            failure: models::failure(&models).map(|failure| failure.to_string()),
+            failure: self.loader.models().failure().map(|failure| failure.to_string()),
         })
     }
 

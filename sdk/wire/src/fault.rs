@@ -17,6 +17,8 @@ open_enum! {
         ModelLoaded = "model_loaded",
         /// There is no room for the model beside the others; the value is what it needs, the limit what it could get.
         ModelDoesNotFit = "model_does_not_fit",
+        /// The model is on its way out: it is neither to be had nor to be loaded until it is gone.
+        ModelLeaving = "model_leaving",
         /// The model cannot be loaded: its files or its device.
         LoadFailed = "load_failed",
         /// The model that the guest worked with was unloaded.
@@ -70,7 +72,14 @@ impl ErrorCode {
     /// was about to end, a device that failed, or a model that was on its way out.
     #[must_use]
     pub fn is_retryable(&self) -> bool {
-        matches!(self, Self::DeviceFailed | Self::EngineFailed | Self::ModelUnloaded | Self::ShuttingDown)
+        matches!(
+            self,
+            Self::DeviceFailed
+                | Self::EngineFailed
+                | Self::ModelLeaving
+                | Self::ModelUnloaded
+                | Self::ShuttingDown
+        )
     }
 }
 

@@ -17,6 +17,7 @@ use trellis_engine::{
     RunKey, RunSettings,
 };
 use trellis_tests::daemons::{self, Ended, Served, collect, nothing_is_held, run, until, with};
+use trellis_tests::device::device;
 use trellis_tests::engines::{Random, Sizes, backend, block_on, owner, start};
 use trellis_tests::faulty::{ENVIRONMENT, Fault, Faults};
 use trellis_tests::{guests, models, pack};
@@ -335,7 +336,7 @@ fn an_embedded_daemon_shows_that_its_device_failed() {
             has_failed_with_device(&complete(&client).await);
             has_failed_with_device(&collect(idle).await);
             let failure = daemon.failed().await;
-            assert_eq!(failure.model, "tiny");
+            assert_eq!(failure.device, String::from(device()));
             assert_eq!(daemon.failure().expect("it stays so").to_string(), failure.to_string());
             // Who comes later hears it at once, and those who ask how the daemon is can see it.
             let refused = complete(&client).await;

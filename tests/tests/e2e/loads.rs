@@ -310,7 +310,7 @@ fn a_model_that_drains_is_shown_and_can_be_hurried() {
         };
         until("it drains", async || state().await.as_deref() == Some("draining")).await;
         let refused = client.load_model("draft", None, |_, _| {}).await.expect_err("it is not gone");
-        assert_eq!(refused.code(), Some(&ErrorCode::ModelLoaded), "{refused}");
+        assert_eq!(refused.code(), Some(&ErrorCode::ModelLeaving), "{refused}");
         // A longer time changes nothing, a shorter one does, for all who wait.
         let longer = unload(2 * hour);
         tokio::time::sleep(Duration::from_millis(50)).await;

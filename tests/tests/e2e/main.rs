@@ -13,6 +13,7 @@ mod goldens;
 mod guests;
 mod hostile;
 mod late;
+mod leaving;
 mod loads;
 mod mixes;
 mod old;

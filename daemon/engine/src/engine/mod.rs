@@ -17,7 +17,7 @@ pub(crate) use self::core::Newcomer;
 use crate::backend::Backend;
 use crate::command::ModelId;
 use crate::error::EngineError;
-use crate::handle::{Link, Message};
+use crate::handle::{EngineWatch, Link, Message};
 use crate::kv::{PrefixScope, SegmentLengths};
 use crate::model::Model;
 use crate::model_handle::ModelHandle;
@@ -114,6 +114,12 @@ impl Engine {
         let ModelId { place, turn } = model.id();
         self.places().free.push(ModelId { place, turn: turn + 1 });
         Ok(backend)
+    }
+
+    /// For those who want to know whether it works.
+    #[must_use]
+    pub fn watch(&self) -> EngineWatch {
+        EngineWatch::new(self.link.clone())
     }
 
     fn take_place(&self) -> ModelId {

@@ -70,7 +70,7 @@ impl House {
             limits,
             cache_dir: cache.path().join("code"),
             compile_exe: None,
-            models: Models::new(vec![engine.handle().clone()]),
+            models: Models::new(vec![engine.handle().clone()], Vec::new()),
         };
         Self { host: GuestHost::new(config).expect("a host"), _engine: engine, _cache: cache }
     }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use tokio::sync::{Mutex, OwnedMutexGuard};
-use trellis_engine::{Ask, Context, EngineError};
+use trellis_engine::{Ask, Context, EngineError, ModelHandle};
 use wasmtime::component::Resource;
 
 use super::convert::{count, invalid};
@@ -23,6 +23,12 @@ impl GuestState {
         context: &Resource<GuestContext>,
     ) -> Result<OwnedMutexGuard<Context>, HostError> {
         Ok(lock(&self.table.get(context)?.cell))
+    }
+
+    fn note_refusal(&self, model: &ModelHandle, error: &EngineError) {
+        if matches!(error, EngineError::Unloaded) {
+            self.models.note_refused(&model.model().name);
+        }
     }
 }
 
@@ -45,7 +51,8 @@ impl Host for GuestState {
         for model in self.models.now() {
             match model.forget(&self.owner, &name).await {
                 Ok(()) => was_there = true,
-                Err(EngineError::NotSaved { .. } | EngineError::Unloaded) => {}
+                // With a model goes all that was saved of it.
+                Err(EngineError::NotSaved { .. } | EngineError::Unloaded | EngineError::Failed(_)) => {}
                 Err(error) => return Err(error.into()),
             }
         }
@@ -56,7 +63,8 @@ impl Host for GuestState {
 impl HostContext for GuestState {
     async fn create(&mut self, model: Resource<GuestModel>) -> Result<Resource<GuestContext>, HostError> {
         let model = self.table.get(&model)?.model.clone();
-        let context = Context::create(&model, self.owner.clone()).await?;
+        let context = Context::create(&model, self.owner.clone()).await;
+        let context = context.inspect_err(|error| self.note_refusal(&model, error))?;
         self.give(GuestContext::new(context))
     }
 
@@ -67,7 +75,8 @@ impl HostContext for GuestState {
     ) -> Result<Resource<GuestContext>, HostError> {
         check_name(&name)?;
         let model = self.table.get(&model)?.model.clone();
-        let context = Context::open(&model, self.owner.clone(), &name).await?;
+        let context = Context::open(&model, self.owner.clone(), &name).await;
+        let context = context.inspect_err(|error| self.note_refusal(&model, error))?;
         self.give(GuestContext::new(context))
     }
 

@@ -65,7 +65,7 @@ fn guest_with(limits: GuestLimits) -> Guest {
         wasi: wasi::context(1, &log, &limits, None),
         memory: MemoryLimiter::new(&limits, Arc::new(MemoryGauge::default())),
         models: Arc::new(GuestModels::new(
-            Models::new(engines.iter().map(|engine| engine.handle().clone()).collect()),
+            Models::new(engines.iter().map(|engine| engine.handle().clone()).collect(), Vec::new()),
             None,
         )),
         owner,

@@ -21,6 +21,7 @@ fn run() -> Outcome {
         "forks" => neighbour::forks(rest),
         "endless" => neighbour::endless(),
         "echo" => neighbour::echo(),
+        "puppet" => neighbour::puppet(rest),
         "mistakes" => mistakes::make_all(),
         "world" => world::look_around(),
         mode => attacks::attack(mode),

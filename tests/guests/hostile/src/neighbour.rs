@@ -76,3 +76,17 @@ pub(crate) fn echo() -> Outcome {
     }
     Ok(())
 }
+
+/// `puppet MODEL`: holds a context of a model, and at its client's word panics, fails, or wants more of the model.
+pub(crate) fn puppet(arguments: &[String]) -> Outcome {
+    let [name] = arguments else { return Err("puppet MODEL".into()) };
+    let model = Model::open(name)?;
+    let _held = model.context()?;
+    match receive()?.as_deref() {
+        Some("panic") => panic!("the guest was told to"),
+        Some("fail") => Err("the guest was told to".into()),
+        Some("context") => Ok(model.context().map(drop)?),
+        Some("model") => Ok(Model::open(name).map(drop)?),
+        _ => Ok(()),
+    }
+}
