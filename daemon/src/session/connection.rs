@@ -1,6 +1,7 @@
+//! One connection: its requests in, their events and ends out.
+
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use futures_util::future::BoxFuture;
@@ -12,191 +13,33 @@ use tokio::task::unconstrained;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use trellis_wire::{
-    Call, ClientMessage, ErrorBody, ErrorCode, FRAME_BYTES_MAX, FrameBuffer, FrameReader, Hello, Outbox,
-    Program, Room, ServerMessage, Start, Value, WireError, negotiate,
+    Call, ClientMessage, ErrorBody, ErrorCode, FrameReader, Outbox, Program, Room, ServerMessage, Start,
+    Value, WireError,
 };
 
-use super::actor::{Actor, Quota};
+use super::actor::Actor;
 use super::call::{self, Ending};
 use super::control::Control;
-use super::inboxes::Inboxes;
-use super::limits::Limits;
 use super::service::{LoadRequest, ProgressSink, Service, StartRequest, StopReason};
+use super::sessions::{SessionError, Sessions};
 use super::start::{self, Lane};
 use super::upload::{self, Desk, Upload};
-use super::uploads::Uploads;
 use crate::guest::{InboxBudget, InboxBudgetExceeded, InboxSender, inbox};
 
 /// Messages of one client after which other tasks have their turn.
 const N_MESSAGES_PER_TURN: u32 = 64;
 
-/// Why a session ended other than by the client's leaving or the daemon's going down.
-#[derive(Debug, thiserror::Error)]
-pub enum SessionError {
-    /// The client broke the protocol, or the connection failed.
-    #[error(transparent)]
-    Wire(#[from] WireError),
-    /// The client said nothing.
-    #[error("no hello within {limit:?}")]
-    HelloTimeout {
-        /// How long it had.
-        limit: Duration,
-    },
-    /// The client used an id that is not greater than all before.
-    #[error("request id {id} is not above {last_id}")]
-    StaleId {
-        /// The id.
-        id: u64,
-        /// The greatest id before it.
-        last_id: u64,
-    },
-    /// The client has as many connections as it may have.
-    #[error("more than the limit of {limit} connections of user {uid}")]
-    TooManyConnections {
-        /// The user.
-        uid: u32,
-        /// Connections allowed.
-        limit: u64,
-    },
+/// Who is at the other end, and what was agreed.
+pub(super) struct ConnectedClient {
+    pub(super) actor: Actor,
+    pub(super) version: u16,
+    pub(super) session_id: u64,
+    /// The largest frame that the client takes.
+    pub(super) frame_bytes_max: u32,
 }
 
-impl SessionError {
-    fn to_body(&self) -> ErrorBody {
-        let code = match self {
-            Self::Wire(_) | Self::HelloTimeout { .. } | Self::StaleId { .. } => ErrorCode::Protocol,
-            Self::TooManyConnections { .. } => ErrorCode::LimitExceeded,
-        };
-        let body = ErrorBody::new(code, self.to_string());
-        match self {
-            Self::Wire(WireError::FrameTooLarge { n_bytes, limit }) => {
-                body.about("frame bytes").with_value(n_bytes).with_limit(*limit as u64)
-            }
-            Self::StaleId { id, .. } => body.about("id").with_value(id),
-            Self::TooManyConnections { limit, .. } => body.about("connections").with_limit(*limit),
-            Self::Wire(_) | Self::HelloTimeout { .. } => body,
-        }
-    }
-}
-
-/// Everything that the sessions of one daemon share.
-#[derive(Debug)]
-pub struct Sessions<S> {
-    service: Arc<S>,
-    limits: Limits,
-    connections: Arc<Quota>,
-    uploads: Arc<Uploads>,
-    inboxes: Inboxes,
-    n_sessions_begun: AtomicU64,
-}
-
-impl<S: Service> Sessions<S> {
-    /// Sessions that run their guests through `service`.
-    pub fn new(service: Arc<S>, limits: Limits) -> Arc<Self> {
-        let connections = Quota::new(limits.n_connections_per_actor_max);
-        let uploads = Uploads::new(limits.n_uploads_per_actor_max, limits.n_uploads_waiting_per_actor_max);
-        let inboxes = Inboxes::new(&limits);
-        Arc::new(Self { service, limits, connections, uploads, inboxes, n_sessions_begun: AtomicU64::new(0) })
-    }
-
-    /// Components on their way in, of all users.
-    #[must_use]
-    pub fn n_uploads(&self) -> usize {
-        self.uploads.n_sending()
-    }
-
-    /// Serves one connection until the client leaves, or `shutdown` is cancelled and the guests have ended. The guests
-    /// of the connection never outlive it. Dropping the future stops them, too.
-    ///
-    /// # Errors
-    /// The client broke the protocol or a limit, or the connection failed; the client has been told if it listens.
-    pub async fn serve<T>(
-        self: &Arc<Self>,
-        stream: T,
-        actor: Actor,
-        shutdown: CancellationToken,
-    ) -> Result<(), SessionError>
-    where
-        T: AsyncRead + AsyncWrite + Send + Unpin,
-    {
-        let (reader, mut writer) = tokio::io::split(stream);
-        let Some(_share) = self.connections.take(actor) else {
-            let error = SessionError::TooManyConnections { uid: actor.uid, limit: self.connections.n_max() };
-            // Whoever connects this often gets no task to wait in: these few bytes fit in any socket or are lost.
-            let _ = say_hello_and(&mut writer, Some(&error)).now_or_never();
-            return Err(error);
-        };
-        let mut reader = reader;
-        let hello = tokio::select! {
-            hello = tokio::time::timeout(self.limits.hello_timeout, Hello::read(&mut reader)) => {
-                hello.unwrap_or(Err(WireError::Io(std::io::ErrorKind::TimedOut.into())))
-            }
-            () = shutdown.cancelled() => return Ok(()),
-        };
-        let agreed = hello.and_then(|theirs| Ok((negotiate(&Hello::ours(), &theirs)?, theirs)));
-        let (version, theirs) = match agreed {
-            Ok(agreed) => agreed,
-            Err(error) => {
-                let error = match error {
-                    WireError::Io(io) if io.kind() == std::io::ErrorKind::TimedOut => {
-                        SessionError::HelloTimeout { limit: self.limits.hello_timeout }
-                    }
-                    other => other.into(),
-                };
-                let _ =
-                    tokio::time::timeout(self.limits.hello_timeout, say_hello_and(&mut writer, Some(&error)))
-                        .await;
-                return Err(error);
-            }
-        };
-        say_hello_and(&mut writer, None).await?;
-        let frame_bytes_max = theirs.frame_bytes_max.min(FRAME_BYTES_MAX);
-        let session_id = self.n_sessions_begun.fetch_add(1, Ordering::Relaxed) + 1;
-        self.service.session_began(actor, session_id);
-        let _ended = Ended { service: &*self.service, session_id };
-        let connection = Connection {
-            actor,
-            version,
-            session_id,
-            sessions: self.clone(),
-            outbox: Arc::new(Outbox::new(frame_bytes_max)),
-            messages: self.inboxes.open(actor),
-            last_id: 0,
-            held: None,
-            requests: HashMap::new(),
-            running: FuturesUnordered::new(),
-            phase: Phase::Open,
-        };
-        connection.serve(FrameReader::new(reader, FRAME_BYTES_MAX), writer, shutdown).await
-    }
-}
-
-/// Tells the service that a session is over, however it ends.
-struct Ended<'a, S: Service> {
-    service: &'a S,
-    session_id: u64,
-}
-
-impl<S: Service> Drop for Ended<'_, S> {
-    fn drop(&mut self) {
-        self.service.session_ended(self.session_id);
-    }
-}
-
-/// Even who is turned away learns the versions that this daemon speaks, and the reason in a frame.
-async fn say_hello_and<W>(writer: &mut W, error: Option<&SessionError>) -> Result<(), WireError>
-where
-    W: AsyncWrite + Unpin,
-{
-    Hello::ours().write(writer).await?;
-    if let Some(error) = error {
-        let mut frames = FrameBuffer::new(FRAME_BYTES_MAX);
-        frames.push(&ServerMessage::Fault { error: error.to_body() })?;
-        frames.write(writer).await?;
-    }
-    Ok(())
-}
-
-struct Connection<S> {
+/// A client's connection, from its hello to its end.
+pub(super) struct Connection<S> {
     sessions: Arc<Sessions<S>>,
     actor: Actor,
     version: u16,
@@ -259,7 +102,33 @@ impl Request {
 }
 
 impl<S: Service> Connection<S> {
-    async fn serve<R, W>(
+    /// One without requests. `messages` is what its guests may leave unread.
+    pub(super) fn new(
+        sessions: Arc<Sessions<S>>,
+        client: ConnectedClient,
+        messages: Arc<InboxBudget>,
+    ) -> Self {
+        let ConnectedClient { actor, version, session_id, frame_bytes_max } = client;
+        Self {
+            sessions,
+            actor,
+            version,
+            session_id,
+            outbox: Arc::new(Outbox::new(frame_bytes_max)),
+            messages,
+            last_id: 0,
+            held: None,
+            requests: HashMap::new(),
+            running: FuturesUnordered::new(),
+            phase: Phase::Open,
+        }
+    }
+
+    /// Serves the client until it leaves, breaks the protocol, or `shutdown` is cancelled.
+    ///
+    /// # Errors
+    /// The client broke the protocol, or the connection failed; it has been told if it listens.
+    pub(super) async fn serve<R, W>(
         mut self,
         mut reader: FrameReader<R>,
         mut writer: W,

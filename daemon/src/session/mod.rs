@@ -11,6 +11,7 @@ mod control;
 mod inboxes;
 mod limits;
 mod service;
+mod sessions;
 mod start;
 mod upload;
 mod uploads;
@@ -19,10 +20,10 @@ mod uploads;
 pub(crate) mod tests;
 
 pub use actor::Actor;
-pub use connection::{SessionError, Sessions};
 pub use limits::Limits;
 pub use service::{
     GuestEnd, LoadRequest, Progress, ProgressSink, RunningGuest, Service, StartRequest, StopHandle,
     StopReason,
 };
+pub use sessions::{SessionError, Sessions};
 pub(crate) use start::events;

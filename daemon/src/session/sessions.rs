@@ -1,0 +1,175 @@
+//! The sessions of a daemon: who may have one, how it begins, and what all of them share.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use futures_util::FutureExt;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio_util::sync::CancellationToken;
+use trellis_wire::{
+    ErrorBody, ErrorCode, FRAME_BYTES_MAX, FrameBuffer, FrameReader, Hello, ServerMessage, WireError,
+    negotiate,
+};
+
+use super::actor::{Actor, Quota};
+use super::connection::{ConnectedClient, Connection};
+use super::inboxes::Inboxes;
+use super::limits::Limits;
+use super::service::Service;
+use super::uploads::Uploads;
+
+/// Why a session ended other than by the client's leaving or the daemon's going down.
+#[derive(Debug, thiserror::Error)]
+pub enum SessionError {
+    /// The client broke the protocol, or the connection failed.
+    #[error(transparent)]
+    Wire(#[from] WireError),
+    /// The client said nothing.
+    #[error("no hello within {limit:?}")]
+    HelloTimeout {
+        /// How long it had.
+        limit: Duration,
+    },
+    /// The client used an id that is not greater than all before.
+    #[error("request id {id} is not above {last_id}")]
+    StaleId {
+        /// The id.
+        id: u64,
+        /// The greatest id before it.
+        last_id: u64,
+    },
+    /// The client has as many connections as it may have.
+    #[error("more than the limit of {limit} connections of user {uid}")]
+    TooManyConnections {
+        /// The user.
+        uid: u32,
+        /// Connections allowed.
+        limit: u64,
+    },
+}
+
+impl SessionError {
+    pub(super) fn to_body(&self) -> ErrorBody {
+        let code = match self {
+            Self::Wire(_) | Self::HelloTimeout { .. } | Self::StaleId { .. } => ErrorCode::Protocol,
+            Self::TooManyConnections { .. } => ErrorCode::LimitExceeded,
+        };
+        let body = ErrorBody::new(code, self.to_string());
+        match self {
+            Self::Wire(WireError::FrameTooLarge { n_bytes, limit }) => {
+                body.about("frame bytes").with_value(n_bytes).with_limit(*limit as u64)
+            }
+            Self::StaleId { id, .. } => body.about("id").with_value(id),
+            Self::TooManyConnections { limit, .. } => body.about("connections").with_limit(*limit),
+            Self::Wire(_) | Self::HelloTimeout { .. } => body,
+        }
+    }
+}
+
+/// Everything that the sessions of one daemon share.
+#[derive(Debug)]
+pub struct Sessions<S> {
+    pub(super) service: Arc<S>,
+    pub(super) limits: Limits,
+    connections: Arc<Quota>,
+    pub(super) uploads: Arc<Uploads>,
+    inboxes: Inboxes,
+    n_sessions_begun: AtomicU64,
+}
+
+impl<S: Service> Sessions<S> {
+    /// Sessions that run their guests through `service`.
+    pub fn new(service: Arc<S>, limits: Limits) -> Arc<Self> {
+        let connections = Quota::new(limits.n_connections_per_actor_max);
+        let uploads = Uploads::new(limits.n_uploads_per_actor_max, limits.n_uploads_waiting_per_actor_max);
+        let inboxes = Inboxes::new(&limits);
+        Arc::new(Self { service, limits, connections, uploads, inboxes, n_sessions_begun: AtomicU64::new(0) })
+    }
+
+    /// Components on their way in, of all users.
+    #[must_use]
+    pub fn n_uploads(&self) -> usize {
+        self.uploads.n_sending()
+    }
+
+    /// Serves one connection until the client leaves, or `shutdown` is cancelled and the guests have ended. The guests
+    /// of the connection never outlive it. Dropping the future stops them, too.
+    ///
+    /// # Errors
+    /// The client broke the protocol or a limit, or the connection failed; the client has been told if it listens.
+    pub async fn serve<T>(
+        self: &Arc<Self>,
+        stream: T,
+        actor: Actor,
+        shutdown: CancellationToken,
+    ) -> Result<(), SessionError>
+    where
+        T: AsyncRead + AsyncWrite + Send + Unpin,
+    {
+        let (reader, mut writer) = tokio::io::split(stream);
+        let Some(_share) = self.connections.take(actor) else {
+            let error = SessionError::TooManyConnections { uid: actor.uid, limit: self.connections.n_max() };
+            // Whoever connects this often gets no task to wait in: these few bytes fit in any socket or are lost.
+            let _ = say_hello_and(&mut writer, Some(&error)).now_or_never();
+            return Err(error);
+        };
+        let mut reader = reader;
+        let hello = tokio::select! {
+            hello = tokio::time::timeout(self.limits.hello_timeout, Hello::read(&mut reader)) => {
+                hello.unwrap_or(Err(WireError::Io(std::io::ErrorKind::TimedOut.into())))
+            }
+            () = shutdown.cancelled() => return Ok(()),
+        };
+        let agreed = hello.and_then(|theirs| Ok((negotiate(&Hello::ours(), &theirs)?, theirs)));
+        let (version, theirs) = match agreed {
+            Ok(agreed) => agreed,
+            Err(error) => {
+                let error = match error {
+                    WireError::Io(io) if io.kind() == std::io::ErrorKind::TimedOut => {
+                        SessionError::HelloTimeout { limit: self.limits.hello_timeout }
+                    }
+                    other => other.into(),
+                };
+                let _ =
+                    tokio::time::timeout(self.limits.hello_timeout, say_hello_and(&mut writer, Some(&error)))
+                        .await;
+                return Err(error);
+            }
+        };
+        say_hello_and(&mut writer, None).await?;
+        let frame_bytes_max = theirs.frame_bytes_max.min(FRAME_BYTES_MAX);
+        let session_id = self.n_sessions_begun.fetch_add(1, Ordering::Relaxed) + 1;
+        self.service.session_began(actor, session_id);
+        let _ended = Ended { service: &*self.service, session_id };
+        let client = ConnectedClient { actor, version, session_id, frame_bytes_max };
+        let connection = Connection::new(self.clone(), client, self.inboxes.open(actor));
+        connection.serve(FrameReader::new(reader, FRAME_BYTES_MAX), writer, shutdown).await
+    }
+}
+
+/// Tells the service that a session is over, however it ends.
+struct Ended<'a, S: Service> {
+    service: &'a S,
+    session_id: u64,
+}
+
+impl<S: Service> Drop for Ended<'_, S> {
+    fn drop(&mut self) {
+        self.service.session_ended(self.session_id);
+    }
+}
+
+/// Even who is turned away learns the versions that this daemon speaks, and the reason in a frame.
+async fn say_hello_and<W>(writer: &mut W, error: Option<&SessionError>) -> Result<(), WireError>
+where
+    W: AsyncWrite + Unpin,
+{
+    Hello::ours().write(writer).await?;
+    if let Some(error) = error {
+        let mut frames = FrameBuffer::new(FRAME_BYTES_MAX);
+        frames.push(&ServerMessage::Fault { error: error.to_body() })?;
+        frames.write(writer).await?;
+    }
+    Ok(())
+}
