@@ -26,8 +26,8 @@ Examples:
   trellis replay beam.rec                       runs it again, with the same answers and without a model
   trellis replay beam.rec ./my-beam             runs another build: what does it do differently, and where first?
 
-A replay shows what the guest sends and ends as the guest did, with the same exit status. At the first call that
-is not the recorded one it stops, shows both, and exits with status 3.";
+A replay shows what the guest sends and says how it ended. Where all was as in the recording the exit status is 0,
+whatever that end was. At the first call that is not the recorded one it stops, shows both, and exits with status 3.";
 
 /// Run a recorded guest again, call by call the same, without a model
 #[derive(Debug, Args)]
@@ -96,15 +96,16 @@ async fn component(
 
 fn finish(verdict: Verdict, file: &Path, screen: &mut Screen) -> Result<(), CliError> {
     let error = match verdict {
-        Verdict::Same(GuestEnd::Finished) => return screen.end(None, None),
-        Verdict::Same(end) => CliError::Guest(Box::new(service::ended(&end))),
+        Verdict::Same(end) => {
+            let body = (end != GuestEnd::Finished).then(|| service::ended(&end));
+            screen.end(body.as_ref(), None)?;
+            screen.note(&format!("all as recorded; that run ended so: {end}"));
+            return Ok(());
+        }
         Verdict::Different(difference) => CliError::Different(difference),
         Verdict::Broken(source) => CliError::Recording { path: file.to_owned(), source },
     };
-    let body = match &error {
-        CliError::Guest(body) => (**body).clone(),
-        error => ErrorBody::new(ErrorCode::Other("replay".to_owned()), error.to_string()),
-    };
+    let body = ErrorBody::new(ErrorCode::Other("replay".to_owned()), error.to_string());
     screen.end(Some(&body), None)?;
     Err(error)
 }
