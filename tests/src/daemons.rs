@@ -182,9 +182,9 @@ pub async fn until(what: &str, mut holds: impl AsyncFnMut() -> bool) {
 /// Something is still held.
 pub async fn nothing_is_held(daemon: &Daemon) {
     until("no guest runs", async || daemon.service().host().guests().is_empty()).await;
-    for engine in daemon.service().host().models().iter() {
+    for model in daemon.service().host().models().iter() {
         // The engine answers in order: by now it has released what was dropped before.
-        let stats: EngineStats = engine.stats().await.expect("the engine lives");
+        let stats: EngineStats = model.stats().await.expect("the engine lives");
         assert_eq!(stats.n_contexts, 0, "{stats:?}");
         assert_eq!(stats.n_saved, 0, "{stats:?}");
         assert_eq!(stats.n_pages_free + stats.n_pages_cached, stats.n_pages, "to the page: {stats:?}");

@@ -26,7 +26,7 @@ use crate::sampling::{SamplerError, TokenMask};
 #[derive(Debug)]
 pub struct Context {
     id: ContextId,
-    engine: ModelHandle,
+    model: ModelHandle,
     caller: Arc<Caller>,
     tokens: History,
     footprint: Footprint,
@@ -58,7 +58,7 @@ pub enum Pull {
 #[derive(Debug)]
 pub struct Pending {
     place: Standing,
-    engine: ModelHandle,
+    model: ModelHandle,
     /// The context that was asked about, while the answer is wanted.
     asked: Option<ContextId>,
 }
@@ -74,7 +74,7 @@ impl Pending {
         match done {
             Some(Done::Answer(answer)) => answer,
             Some(other) => unreachable!("asked a question, answered with {other:?}"),
-            None => Err(self.engine.ended()),
+            None => Err(self.model.ended()),
         }
     }
 }
@@ -83,7 +83,7 @@ impl Drop for Pending {
     fn drop(&mut self) {
         if let Some(id) = self.asked {
             // A stopped engine computes nothing.
-            let _ = self.engine.post_unbounded(Operation::Cancel { id, tag: self.place.tag() });
+            let _ = self.model.post_unbounded(Operation::Cancel { id, tag: self.place.tag() });
         }
     }
 }
@@ -93,10 +93,10 @@ impl Context {
     ///
     /// # Errors
     /// The owner's budget of contexts is used up, or the engine has failed or stopped.
-    pub async fn create(engine: &ModelHandle, owner: Owner) -> Result<Self, EngineError> {
-        engine.check_open()?;
-        let context = Self::charged(engine, engine.caller(&owner)?, History::default())?;
-        engine
+    pub async fn create(model: &ModelHandle, owner: Owner) -> Result<Self, EngineError> {
+        model.check_open()?;
+        let context = Self::charged(model, model.caller(&owner)?, History::default())?;
+        model
             .post(&context.caller, Operation::Create { id: context.id, caller: context.caller.id() })
             .await?;
         Ok(context)
@@ -106,16 +106,16 @@ impl Context {
     ///
     /// # Errors
     /// Nothing is saved under the name, a budget is used up, or the engine has failed or stopped.
-    pub async fn open(engine: &ModelHandle, owner: Owner, name: &str) -> Result<Self, EngineError> {
-        engine.check_open()?;
-        let mut context = Self::charged(engine, engine.caller(&owner)?, History::default())?;
+    pub async fn open(model: &ModelHandle, owner: Owner, name: &str) -> Result<Self, EngineError> {
+        model.check_open()?;
+        let mut context = Self::charged(model, model.caller(&owner)?, History::default())?;
         let place = context.caller.stand();
         let (id, caller, tag) = (context.id, context.caller.id(), place.tag());
-        engine.post(&context.caller, Operation::Open { id, caller, name: name.to_owned(), tag }).await?;
+        model.post(&context.caller, Operation::Open { id, caller, name: name.to_owned(), tag }).await?;
         let tokens = match place.take().await {
             Some(Done::Opened(opened)) => opened?,
             Some(other) => unreachable!("asked to open, answered with {other:?}"),
-            None => return Err(engine.ended()),
+            None => return Err(model.ended()),
         };
         context.footprint.set(tokens.len())?;
         context.tokens = tokens.into();
@@ -123,18 +123,18 @@ impl Context {
         Ok(context)
     }
 
-    fn charged(engine: &ModelHandle, caller: Arc<Caller>, tokens: History) -> Result<Self, EngineError> {
+    fn charged(model: &ModelHandle, caller: Arc<Caller>, tokens: History) -> Result<Self, EngineError> {
         let account = &caller.owner().account;
         let footprint = Footprint::new(account, tokens.len())?;
         account.charge(Resource::Contexts, 1)?;
-        let (id, engine, n_synced) = (engine.note_opened(), engine.clone(), tokens.len());
-        Ok(Self { id, engine, caller, tokens, footprint, n_synced, run: None })
+        let (id, model, n_synced) = (model.note_opened(), model.clone(), tokens.len());
+        Ok(Self { id, model, caller, tokens, footprint, n_synced, run: None })
     }
 
-    /// The engine that holds it.
+    /// The model that it is of.
     #[must_use]
-    pub fn engine(&self) -> &ModelHandle {
-        &self.engine
+    pub fn model(&self) -> &ModelHandle {
+        &self.model
     }
 
     /// The tokens.
@@ -146,7 +146,7 @@ impl Context {
     /// The most tokens.
     #[must_use]
     pub fn capacity(&self) -> usize {
-        self.engine.limits().n_positions_max
+        self.model.limits().n_positions_max
     }
 
     /// Appends tokens.
@@ -165,7 +165,7 @@ impl Context {
     }
 
     fn check_tokens(&self, tokens: &[Token]) -> Result<(), EngineError> {
-        let vocab_size = self.engine.limits().vocab_size;
+        let vocab_size = self.model.limits().vocab_size;
         match tokens.iter().find(|&&token| token as usize >= vocab_size) {
             Some(&token) => Err(EngineError::TokenOutOfRange { token, vocab_size }),
             None => Ok(()),
@@ -206,13 +206,13 @@ impl Context {
             let room = self.room_to_stop_run().await?;
             return self.stop_run(room);
         }
-        let room = self.engine.room(&self.caller).await?;
+        let room = self.model.room(&self.caller).await?;
         self.tokens.truncate(n_tokens);
         self.footprint.set(n_tokens)?;
         self.n_synced = self.n_synced.min(n_tokens);
         // Told at once, so that the pages are free for others.
         let edit = self.take_edit();
-        self.engine.post_into(room, Operation::Edit { id: self.id, edit })
+        self.model.post_into(room, Operation::Edit { id: self.id, edit })
     }
 
     /// A second context with the same tokens and the same pages.
@@ -220,10 +220,10 @@ impl Context {
     /// # Errors
     /// The owner's budget of contexts is used up, or the engine has failed or stopped.
     pub async fn fork(&mut self) -> Result<Self, EngineError> {
-        let room = self.engine.room(&self.caller).await?;
-        let child = Self::charged(&self.engine, self.caller.clone(), self.tokens.fork())?;
+        let room = self.model.room(&self.caller).await?;
+        let child = Self::charged(&self.model, self.caller.clone(), self.tokens.fork())?;
         let edit = self.take_edit();
-        self.engine.post_into(room, Operation::Fork { id: self.id, edit, child: child.id })?;
+        self.model.post_into(room, Operation::Fork { id: self.id, edit, child: child.id })?;
         Ok(child)
     }
 
@@ -232,14 +232,14 @@ impl Context {
     /// # Errors
     /// The user's budget of contexts is used up, or the engine has failed or stopped.
     pub async fn save(&mut self, name: &str) -> Result<(), EngineError> {
-        let room = self.engine.room(&self.caller).await?;
+        let room = self.model.room(&self.caller).await?;
         let place = self.caller.stand();
         let (id, edit, name, tag) = (self.id, self.take_edit(), name.to_owned(), place.tag());
-        self.engine.post_into(room, Operation::Save { id, edit, name, tag })?;
+        self.model.post_into(room, Operation::Save { id, edit, name, tag })?;
         match place.take().await {
             Some(Done::Kept(saved)) => saved,
             Some(other) => unreachable!("asked to save, answered with {other:?}"),
-            None => Err(self.engine.ended()),
+            None => Err(self.model.ended()),
         }
     }
 
@@ -249,7 +249,7 @@ impl Context {
     /// # Errors
     /// The question does not fit the context or the model, or the engine has failed or stopped.
     pub async fn ask(&mut self, mut ask: Ask) -> Result<Pending, EngineError> {
-        let vocab_size = self.engine.limits().vocab_size;
+        let vocab_size = self.model.limits().vocab_size;
         match &mut ask {
             Ask::Prefill if self.tokens.is_empty() => {}
             _ if self.tokens.is_empty() => return Err(EngineError::EmptyContext),
@@ -265,11 +265,11 @@ impl Context {
             Ask::Scores(tokens) => self.check_tokens(tokens)?,
             Ask::Prefill | Ask::Top { .. } | Ask::Full | Ask::Embedding => {}
         }
-        let room = self.engine.room(&self.caller).await?;
+        let room = self.model.room(&self.caller).await?;
         let place = self.caller.stand();
         let (id, edit, tag) = (self.id, self.take_edit(), place.tag());
-        self.engine.post_into(room, Operation::Ask { id, edit, ask, tag })?;
-        Ok(Pending { place, engine: self.engine.clone(), asked: Some(id) })
+        self.model.post_into(room, Operation::Ask { id, edit, ask, tag })?;
+        Ok(Pending { place, model: self.model.clone(), asked: Some(id) })
     }
 
     /// Draws the next token and appends it, as `ask(Ask::Sample)` and `append` would, but decoded ahead: as
@@ -289,11 +289,11 @@ impl Context {
         self.start(key, settings).await?;
         // Before a token is taken that there would be no room for.
         self.footprint.set(self.tokens.len() + 1)?;
-        let (id, engine) = (self.id, &self.engine);
+        let (id, model) = (self.id, &self.model);
         let queue = &mut self.run.as_mut().expect("a run was just started").queue;
         let tell = |queue: &RunQueue, progress: Option<Progress>| match progress {
             Some(Progress { n_tokens, is_waiting }) => {
-                engine.post_unbounded(Operation::Pulled { id, tag: queue.tag(), n_tokens, is_waiting })
+                model.post_unbounded(Operation::Pulled { id, tag: queue.tag(), n_tokens, is_waiting })
             }
             None => Ok(()),
         };
@@ -321,7 +321,7 @@ impl Context {
             RunEvent::Failed(error) => {
                 self.run = None;
                 // No more will come: the engine has ended.
-                Err(if let EngineError::Stopped = error { self.engine.ended() } else { error })
+                Err(if let EngineError::Stopped = error { self.model.ended() } else { error })
             }
         }
     }
@@ -350,24 +350,24 @@ impl Context {
     /// # Errors
     /// The mask is one for another vocabulary, or the engine has failed or stopped.
     pub async fn supply_mask(&mut self, mask: Arc<TokenMask>) -> Result<(), EngineError> {
-        let (n_tokens, vocab_size) = (mask.vocab_size(), self.engine.limits().vocab_size);
+        let (n_tokens, vocab_size) = (mask.vocab_size(), self.model.limits().vocab_size);
         if n_tokens != vocab_size {
             return Err(SamplerError::MaskSize { n_tokens, vocab_size }.into());
         }
         let Some(run) = &self.run else { return Ok(()) };
         let (id, tag, position) = (self.id, run.queue.tag(), self.tokens.len());
-        self.engine.post(&self.caller, Operation::Mask { id, tag, position, mask }).await
+        self.model.post(&self.caller, Operation::Mask { id, tag, position, mask }).await
     }
 
     async fn start_run(&mut self, key: RunKey, settings: RunSettings) -> Result<(), EngineError> {
         if self.tokens.is_empty() {
             return Err(EngineError::EmptyContext);
         }
-        settings.sampler.validate(self.engine.limits().vocab_size)?;
-        let room = self.engine.room(&self.caller).await?;
+        settings.sampler.validate(self.model.limits().vocab_size)?;
+        let room = self.model.room(&self.caller).await?;
         let queue = RunQueue::new(self.caller.stand());
         let (id, edit, tag) = (self.id, self.take_edit(), queue.tag());
-        self.engine.post_into(room, Operation::Run { id, edit, settings, tag })?;
+        self.model.post_into(room, Operation::Run { id, edit, settings, tag })?;
         self.run = Some(Run { key, queue });
         Ok(())
     }
@@ -375,7 +375,7 @@ impl Context {
     /// Room for the command that ends a run, if there is a run.
     async fn room_to_stop_run(&self) -> Result<Option<Room>, EngineError> {
         match self.run {
-            Some(_) => Ok(Some(self.engine.room(&self.caller).await?)),
+            Some(_) => Ok(Some(self.model.room(&self.caller).await?)),
             None => Ok(None),
         }
     }
@@ -384,7 +384,7 @@ impl Context {
     fn stop_run(&mut self, room: Option<Room>) -> Result<(), EngineError> {
         let Some(room) = room else { return Ok(()) };
         let edit = self.take_edit();
-        self.engine.post_into(room, Operation::Edit { id: self.id, edit })
+        self.model.post_into(room, Operation::Edit { id: self.id, edit })
     }
 
     /// What the engine has to be told. The command that carries it must be on its way before anything is awaited:
@@ -408,8 +408,8 @@ impl Drop for Context {
         self.caller.owner().account.release(Resource::Contexts, 1);
         let (id, n_pulled) = (self.id, self.end_run());
         // A stopped engine holds nothing to release.
-        let _ = self.engine.post_unbounded(Operation::Release { id, n_pulled });
-        self.engine.note_dropped();
+        let _ = self.model.post_unbounded(Operation::Release { id, n_pulled });
+        self.model.note_dropped();
     }
 }
 

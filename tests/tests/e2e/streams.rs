@@ -131,7 +131,7 @@ impl Guest {
             Op::Prefill => assert_eq!(context.ask(Ask::Prefill).await?.answer().await?, Answer::Prefilled),
             Op::SaveAndOpen => {
                 context.save("kept").await?;
-                let opened = Context::open(&context.engine().clone(), owner(1), "kept").await?;
+                let opened = Context::open(&context.model().clone(), owner(1), "kept").await?;
                 self.contexts[self.current] = opened;
             }
         }

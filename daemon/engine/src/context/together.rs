@@ -19,8 +19,8 @@ impl Context {
         sampler: Arc<Sampler>,
     ) -> Result<Pending, EngineError> {
         let Some(first) = contexts.first() else { return Err(EngineError::EmptyContext) };
-        let (engine, caller, id) = (first.engine.clone(), first.caller.clone(), first.id);
-        sampler.validate(engine.limits().vocab_size)?;
+        let (model, caller, id) = (first.model.clone(), first.caller.clone(), first.id);
+        sampler.validate(model.limits().vocab_size)?;
         for context in contexts.iter() {
             if !Arc::ptr_eq(&context.caller, &caller) || context.id.model != id.model {
                 return Err(EngineError::JobMixed);
@@ -30,10 +30,10 @@ impl Context {
             }
             context.check_continuation(&[0])?; // room for the token that is drawn
         }
-        let room = engine.room(&caller).await?;
+        let room = model.room(&caller).await?;
         let place = caller.stand();
         let members = contexts.iter_mut().map(|context| (context.id, context.take_edit())).collect();
-        engine.post_into(room, Operation::DrawTogether { members, sampler, tag: place.tag() })?;
-        Ok(Pending { place, engine, asked: Some(id) })
+        model.post_into(room, Operation::DrawTogether { members, sampler, tag: place.tag() })?;
+        Ok(Pending { place, model, asked: Some(id) })
     }
 }

@@ -91,7 +91,7 @@ impl HostContext for GuestState {
         special: SpecialTokens,
     ) -> Result<u32, HostError> {
         let mut context = self.lock_context(&context)?;
-        let tokens = self.encode_text(context.engine().clone(), text, special).await?;
+        let tokens = self.encode_text(context.model().clone(), text, special).await?;
         context.append(&tokens).await?;
         Ok(count(tokens.len()))
     }

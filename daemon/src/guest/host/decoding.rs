@@ -55,7 +55,7 @@ impl GuestState {
         sampler: &Resource<super::types::GuestSampler>,
         context: &Context,
     ) -> Result<Arc<Sampler>, HostError> {
-        self.table.get(sampler)?.for_model(context.engine())
+        self.table.get(sampler)?.for_model(context.model())
     }
 }
 
@@ -89,7 +89,7 @@ impl Host for GuestState {
             return Err(invalid("n", n, format!("1 to {N_TOP_MAX}")));
         }
         let mut contexts = self.lock_contexts(contexts.iter())?;
-        let n_for = |context: &Context| (n as usize).min(context.engine().limits().vocab_size);
+        let n_for = |context: &Context| (n as usize).min(context.model().limits().vocab_size);
         let asks = contexts.iter().map(|context| Ask::Top { n: n_for(context) }).collect();
         let answers = ask_all(&mut contexts, asks).await?;
         Ok(answers
@@ -171,7 +171,7 @@ impl Host for GuestState {
 
     async fn full(&mut self, context: Resource<GuestContext>) -> Result<Vec<f32>, HostError> {
         let context = self.lock_context(&context)?;
-        let n_tokens = context.engine().limits().vocab_size.div_ceil(N_ENTRIES_PER_TOKEN);
+        let n_tokens = context.model().limits().vocab_size.div_ceil(N_ENTRIES_PER_TOKEN);
         self.owner.account.charge(Metered::Tokens, n_tokens as u64)?;
         match ask_one(context, Ask::Full).await? {
             Answer::Full(row) => Ok(row),

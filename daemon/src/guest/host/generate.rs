@@ -74,7 +74,7 @@ impl GuestState {
         context: OwnedMutexGuard<Context>,
     ) -> Result<Generation, HostError> {
         let sampler = self.settings_for(&request.sampler, &context)?;
-        check_stop_tokens(context.engine(), &request.stop_tokens)?;
+        check_stop_tokens(context.model(), &request.stop_tokens)?;
         check_stop_strings(&request.stop_strings)?;
         let client = match request.emit {
             Emit::Nothing => None,
@@ -138,7 +138,7 @@ impl Generation {
             if self.settings.stop_tokens.contains(&token.token) {
                 break FinishReason::Stop;
             }
-            let piece = self.decoder.push(&self.context.engine().model().tokenizer, token.token);
+            let piece = self.decoder.push(&self.context.model().model().tokenizer, token.token);
             if self.scan(&piece).await? {
                 // The engine knows nothing of stop strings: this makes it forget what it decoded ahead.
                 let n_tokens = self.context.tokens().len();

@@ -28,7 +28,7 @@ impl HostStream for GuestState {
         let cell = self.table.get(&context)?.cell.clone();
         let context = lock(&cell);
         let settings = self.settings_for(&sampler, &context)?;
-        check_stop_tokens(context.engine(), &options.stop_tokens)?;
+        check_stop_tokens(context.model(), &options.stop_tokens)?;
         drop(context);
         let key = self.next_run_key();
         let n_tokens_max = options.max_tokens.map(|n| n as usize);
