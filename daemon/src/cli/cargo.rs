@@ -9,7 +9,7 @@ use tokio::io::{AsyncBufReadExt, AsyncRead, BufReader};
 use tokio::process::{ChildStdout, Command};
 
 use super::error::CliError;
-use super::output::Format;
+use super::output::{Format, escaped_but_colors};
 use super::toolchain::{WASM_TARGET, ensure_target};
 
 /// Builds the crate in `folder` and returns where its component is. Cargo's own words go to standard error; a
@@ -76,13 +76,14 @@ fn component_in(line: &str, manifest: &Path) -> Option<PathBuf> {
     message.filenames.into_iter().find(|file| file.extension().is_some_and(|extension| extension == "wasm"))
 }
 
-/// Cargo sums up even when there was nothing to do; all else is worth showing.
-async fn pass_on(stderr: impl AsyncRead + Unpin) -> io::Result<()> {
+/// Shows what a tool says of a crate, whose author may be anybody. Cargo sums up even when there was nothing to do; all
+/// else is worth showing.
+pub(super) async fn pass_on(stderr: impl AsyncRead + Unpin) -> io::Result<()> {
     let mut lines = BufReader::new(stderr).split(b'\n');
     while let Some(line) = lines.next_segment().await? {
         let line = String::from_utf8_lossy(&line);
         if !is_summary(&line) {
-            eprintln!("{line}");
+            eprintln!("{}", escaped_but_colors(&line));
         }
     }
     Ok(())

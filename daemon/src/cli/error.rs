@@ -8,7 +8,7 @@ use serde::Serialize;
 use trellis_client::{ErrorBody, ErrorCode};
 use trellis_cuda::{CudaError, LoadError};
 
-use super::output::{Format, remark, to_json};
+use super::output::{Format, escaped_line, remark, to_json};
 use crate::config::ConfigError;
 use crate::daemon::{DaemonError, DeviceFailure};
 use crate::guest::{Deed, Difference, GuestError};
@@ -17,8 +17,8 @@ use crate::recording::{Broken, Call, Value};
 
 /// The exit status of an interrupted command: 128 and the number of SIGINT, as shells have it.
 pub(crate) const INTERRUPTED: u8 = 130;
-/// The exit status of a command that may be tried again as it is: its device or its model failed, its model was unloaded,
-/// the daemon was going down. `EX_TEMPFAIL` of `sysexits.h`.
+/// The exit status of a command that may be tried again as it is: its device or its model failed, its model was unloaded
+/// or about to be, the daemon was going down. `EX_TEMPFAIL` of `sysexits.h`.
 pub const TRY_AGAIN: u8 = 75;
 const GUEST_FAILED: u8 = 1;
 const UNHEALTHY: u8 = 1;
@@ -121,9 +121,9 @@ fn deed(deed: &Deed) -> String {
     match deed {
         Deed::Call(Call { name, arguments, .. }) => {
             let arguments: Vec<String> = arguments.iter().map(ToString::to_string).collect();
-            format!("{name}({})", arguments.join(", "))
+            escaped_line(&format!("{name}({})", arguments.join(", "))).into_owned()
         }
-        Deed::End(end) => format!("the end: {end}"),
+        Deed::End(end) => format!("the end: {}", escaped_line(&end.to_string())),
     }
 }
 
@@ -264,7 +264,13 @@ mod tests {
         let body = || Box::new(ErrorBody::new(ErrorCode::GuestFailed, "no"));
         assert_eq!(CliError::Guest(body()).exit_code(), 1);
         assert_eq!(CliError::Client(trellis_client::Error::Daemon(body())).exit_code(), 2);
-        for code in [ErrorCode::DeviceFailed, ErrorCode::ModelUnloaded, ErrorCode::ShuttingDown] {
+        let retryable = [
+            ErrorCode::DeviceFailed,
+            ErrorCode::ModelLeaving,
+            ErrorCode::ModelUnloaded,
+            ErrorCode::ShuttingDown,
+        ];
+        for code in retryable {
             let lost = || Box::new(ErrorBody::new(code.clone(), "no"));
             assert_eq!(CliError::Guest(lost()).exit_code(), TRY_AGAIN);
             assert_eq!(CliError::Client(trellis_client::Error::Daemon(lost())).exit_code(), TRY_AGAIN);

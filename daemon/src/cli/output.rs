@@ -1,8 +1,9 @@
 //! Text for people, JSON for programs.
 //!
-//! A terminal obeys control characters: a name or a log line could set the clipboard, or make lines look like ours. What
-//! the commands themselves say is shown with them escaped, wherever it goes, as git does; what a guest sends is its own,
-//! and goes to files and other programs byte for byte, as with `ls`, and escaped to a terminal.
+//! A terminal obeys control characters, and those that turn the direction of a text: a name or a log line could set the
+//! clipboard, make lines look like ours, or show words in another order than they have. What the commands themselves say
+//! is shown with them escaped, wherever it goes, as git does; what a guest sends is its own, and goes to files and other
+//! programs byte for byte, as with `ls`, and escaped to a terminal.
 
 use std::borrow::Cow;
 use std::io::{self, IsTerminal, Write};
@@ -48,12 +49,12 @@ pub(crate) fn print<T: Serialize + ?Sized>(
 /// The value in one line, whose strings hold no control characters as they are: JSON itself escapes only some.
 pub(crate) fn to_json<T: Serialize + ?Sized>(value: &T) -> String {
     let json = serde_json::to_string(value).expect("what the CLI prints has string keys and serialises");
-    replaced(&json, char::is_control, |c| format!("\\u{:04x}", u32::from(c))).into_owned()
+    replaced(&json, is_obeyed, |c| format!("\\u{:04x}", u32::from(c))).into_owned()
 }
 
-/// Writes one line to standard error, unless nobody can read it: that is no reason to end.
-pub(crate) fn remark(line: &str) {
-    let _ = writeln!(io::stderr().lock(), "{}", escaped(line));
+/// Writes a remark to standard error, unless nobody can read it: that is no reason to end.
+pub(crate) fn remark(text: &str) {
+    let _ = writeln!(io::stderr().lock(), "{}", contained(text));
 }
 
 /// A line about what the command itself is doing: to people only, and beside the output.
@@ -68,14 +69,66 @@ pub(crate) fn for_stream<'a>(text: &'a str, stream: &impl IsTerminal) -> Cow<'a,
     if stream.is_terminal() { escaped(text) } else { Cow::Borrowed(text) }
 }
 
-/// Text of several lines, without control characters: `\u{1b}` for the one that begins a terminal's commands.
+/// Text of several lines, without what a terminal obeys: `\u{1b}` for what begins its commands.
 pub(crate) fn escaped(text: &str) -> Cow<'_, str> {
-    replaced(text, |c| c.is_control() && !matches!(c, '\n' | '\t'), |c| c.escape_default().to_string())
+    replaced(text, |c| is_obeyed(c) && !matches!(c, '\n' | '\t'), |c| c.escape_default().to_string())
 }
 
 /// Text that has to stay in its line.
 pub(crate) fn escaped_line(text: &str) -> Cow<'_, str> {
-    replaced(text, char::is_control, |c| c.escape_default().to_string())
+    replaced(text, is_obeyed, |c| c.escape_default().to_string())
+}
+
+/// As [`escaped`], as one remark: its further lines are two spaces in, so that none passes for another remark.
+fn contained(text: &str) -> String {
+    let text = escaped(text);
+    let mut lines = text.split('\n');
+    let mut contained = lines.next().unwrap_or_default().to_owned();
+    for line in lines {
+        contained.push_str(if line.starts_with("  ") { "\n" } else { "\n  " });
+        contained.push_str(line);
+    }
+    contained
+}
+
+/// A line of a program that colours what it says: as [`escaped`], but for the colours, which end with the line.
+pub(crate) fn escaped_but_colors(line: &str) -> String {
+    let (mut shown, mut rest, mut is_colored) = (String::new(), line, false);
+    while let Some(place) = rest.find('\u{1b}') {
+        let (before, from) = rest.split_at(place);
+        shown.push_str(&escaped(before));
+        let n_bytes = color_length(from).unwrap_or(1);
+        let (command, after) = from.split_at(n_bytes);
+        if n_bytes > 1 {
+            shown.push_str(command);
+            is_colored = true;
+        } else {
+            shown.push_str(&escaped(command));
+        }
+        rest = after;
+    }
+    shown.push_str(&escaped(rest));
+    if is_colored {
+        shown.push_str("\u{1b}[0m");
+    }
+    shown
+}
+
+/// The bytes of a command with which a text begins, if all it does is to choose bold, a colour of the text, or neither:
+/// one could also hide what follows.
+fn color_length(text: &str) -> Option<usize> {
+    let parameters = text.strip_prefix("\u{1b}[")?.split_once('m')?.0;
+    let numbers: Vec<u8> = parameters.split(';').map(|number| number.parse().ok()).collect::<Option<_>>()?;
+    let is_color = |number: &u8| matches!(number, 0 | 1 | 22 | 30..=37 | 39 | 90..=97);
+    let is_plain = matches!(numbers[..], [38, 5, _] | [1, 38, 5, _]) || numbers.iter().all(is_color);
+    is_plain.then_some("\u{1b}[m".len() + parameters.len())
+}
+
+/// Whether a terminal may do something else with it than show it where it stands: control characters, breaks of lines
+/// and paragraphs, and what Unicode lists as `Bidi_Control` (UAX #9).
+fn is_obeyed(c: char) -> bool {
+    c.is_control()
+        || matches!(c, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }
 
 fn replaced(text: &str, is_replaced: fn(char) -> bool, by: impl Fn(char) -> String) -> Cow<'_, str> {
@@ -126,9 +179,46 @@ mod tests {
         let text = "a\tb\n\u{1b}]52;c;x\u{7}\r\u{9b}1m é";
         assert_eq!(escaped(text), "a\tb\n\\u{1b}]52;c;x\\u{7}\\r\\u{9b}1m é");
         assert_eq!(escaped_line("a\tb\né"), "a\\tb\\né");
+        // Looks like another line, or like other words.
+        for c in ['\u{61c}', '\u{200f}', '\u{2028}', '\u{202e}', '\u{2066}', '\u{2069}'] {
+            let (shown, json) =
+                (format!("a\\u{{{:x}}}b", u32::from(c)), format!("\"a\\u{:04x}b\"", u32::from(c)));
+            let text = format!("a{c}b");
+            assert_eq!(
+                (escaped(&text).as_ref(), escaped_line(&text).as_ref()),
+                (shown.as_str(), shown.as_str())
+            );
+            assert_eq!(to_json(&text), json);
+        }
         let json = to_json(text);
         assert_eq!(json, "\"a\\tb\\n\\u001b]52;c;x\\u0007\\r\\u009b1m é\"");
         assert_eq!(serde_json::from_str::<String>(&json).expect("it is JSON"), text);
+    }
+
+    #[test]
+    fn a_remark_is_seen_to_be_one() {
+        assert_eq!(
+            contained("error: no\nhint: run this\n  as this"),
+            "error: no\n  hint: run this\n  as this"
+        );
+        assert_eq!(contained("one line"), "one line");
+    }
+
+    #[test]
+    fn of_what_programs_do_to_a_terminal_only_colors_are_left() {
+        let line = "\u{1b}[1m\u{1b}[38;5;9merror\u{1b}[0m\u{1b}[1;92m: no\u{1b}[0m";
+        assert_eq!(escaped_but_colors(line), format!("{line}\u{1b}[0m"));
+        assert_eq!(escaped_but_colors("a\tplain line"), "a\tplain line");
+        for (text, shown) in [
+            ("\u{1b}]52;c;x\u{7}", "\\u{1b}]52;c;x\\u{7}"),
+            ("\u{1b}[8mhidden", "\\u{1b}[8mhidden"),
+            ("\u{1b}[2Jm", "\\u{1b}[2Jm"),
+            ("\u{1b}[mx", "\\u{1b}[mx"),
+            ("a\r\u{202e}b", "a\\r\\u{202e}b"),
+            ("\u{1b}", "\\u{1b}"),
+        ] {
+            assert_eq!(escaped_but_colors(text), shown);
+        }
     }
 
     #[test]

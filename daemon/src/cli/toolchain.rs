@@ -6,6 +6,7 @@ use std::process::Stdio;
 
 use tokio::process::Command;
 
+use super::cargo::pass_on;
 use super::error::CliError;
 use super::output::{Format, note};
 
@@ -38,12 +39,18 @@ pub(crate) async fn ensure_target(folder: &Path, format: Format) -> Result<(), C
 /// Looks into the toolchain itself: it need not be one of rustup's.
 async fn has_target(folder: &Path) -> Result<bool, CliError> {
     let mut rustc = Command::new("rustc");
-    rustc.args(["--print", "sysroot"]).current_dir(folder).stdin(Stdio::null()).stderr(Stdio::inherit());
-    let output = match rustc.kill_on_drop(true).output().await {
-        Ok(output) => output,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(CliError::NoCargo),
-        Err(source) => return Err(CliError::Io { doing: "run rustc".to_owned(), source }),
-    };
+    rustc.args(["--print", "sysroot"]).current_dir(folder).stdin(Stdio::null());
+    let mut child =
+        rustc.stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true).spawn().map_err(|source| {
+            match source.kind() {
+                io::ErrorKind::NotFound => CliError::NoCargo,
+                _ => CliError::Io { doing: "run rustc".to_owned(), source },
+            }
+        })?;
+    // The crate names its toolchain, and errors repeat the name.
+    let stderr = child.stderr.take().expect("piped");
+    let (output, passed) = tokio::join!(child.wait_with_output(), pass_on(stderr));
+    let output = passed.and(output).map_err(CliError::io("read what rustc says"))?;
     let sysroot = PathBuf::from(String::from_utf8_lossy(&output.stdout).trim());
     Ok(output.status.success() && sysroot.join("lib/rustlib").join(WASM_TARGET).is_dir())
 }

@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use super::connect::SocketArgs;
 use super::error::CliError;
-use super::output::{self, Format};
+use super::output::{self, Format, escaped_line};
 use super::seconds::seconds;
 
 const EXAMPLES: &str = "\
@@ -44,8 +44,11 @@ pub(crate) async fn unload(args: UnloadArgs, format: Format) -> Result<(), CliEr
     let UnloadArgs { model, drain, socket } = args;
     let default_model = socket.connect().await?.unload_model(&model, drain).await?;
     let unloaded = Unloaded { unloaded: model, default_model };
-    output::print(format, &unloaded, |Unloaded { unloaded, default_model }| match default_model {
-        Some(default) => format!("unloaded {unloaded}; the default model is {default}"),
-        None => format!("unloaded {unloaded}; no model is loaded now"),
+    output::print(format, &unloaded, |Unloaded { unloaded, default_model }| {
+        let unloaded = escaped_line(unloaded);
+        match default_model {
+            Some(default) => format!("unloaded {unloaded}; the default model is {}", escaped_line(default)),
+            None => format!("unloaded {unloaded}; no model is loaded now"),
+        }
     })
 }
