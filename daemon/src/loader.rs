@@ -20,7 +20,7 @@ use crate::config::{Config, Device};
 use crate::daemon::{DaemonError, LoadProgress, Seams, open_model};
 use crate::device::{self, Chosen, Kv};
 use crate::leaving::Leaving;
-use crate::models::{DeviceWatch, Models, names};
+use crate::models::{DevicePast, DeviceWatch, Models, names};
 use crate::shares::{Needs, divide};
 use crate::tasks::{blocking, joined};
 
@@ -49,6 +49,7 @@ struct OpenDevice {
     capacity_bytes: u64,
     tenants: Vec<Tenant>,
     engine: Engine,
+    past: Arc<DevicePast>,
 }
 
 /// A model on a device.
@@ -368,6 +369,7 @@ fn open_device(
         chosen,
         tenants: Vec::new(),
         engine: Engine::start(settings),
+        past: DevicePast::begin(),
     })
 }
 
@@ -419,7 +421,11 @@ fn handles(devices: &[OpenDevice]) -> Vec<ModelHandle> {
 
 /// The devices as those see them who want to know whether they work.
 fn watches(devices: &[OpenDevice]) -> Vec<DeviceWatch> {
-    let watch = |open: &OpenDevice| DeviceWatch { device: open.device.into(), engine: open.engine.watch() };
+    let watch = |open: &OpenDevice| DeviceWatch {
+        device: open.device.into(),
+        engine: open.engine.watch(),
+        past: open.past.clone(),
+    };
     devices.iter().map(watch).collect()
 }
 

@@ -1,5 +1,9 @@
 //! The models that are loaded, those on their way out, the devices under them, and what it means when a device fails.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
 use futures_util::FutureExt as _;
 use futures_util::future::select_all;
 use tokio::sync::watch;
@@ -21,6 +25,37 @@ pub(crate) struct DeviceWatch {
     /// As the settings would name it.
     pub(crate) device: String,
     pub(crate) engine: EngineWatch,
+    pub(crate) past: Arc<DevicePast>,
+}
+
+/// What is told of a device and no model on it knows.
+#[derive(Debug)]
+pub(crate) struct DevicePast {
+    opened: Instant,
+    /// How long it has computed for models that are gone, in microseconds.
+    busy_us: AtomicU64,
+}
+
+impl DevicePast {
+    /// That of a device that was opened just now.
+    pub(crate) fn begin() -> Arc<Self> {
+        Arc::new(Self { opened: Instant::now(), busy_us: AtomicU64::new(0) })
+    }
+
+    /// Since it was opened.
+    pub(crate) fn open_for(&self) -> Duration {
+        self.opened.elapsed()
+    }
+
+    /// A model goes for which it has computed for so long.
+    pub(crate) fn note_busy(&self, busy: Duration) {
+        self.busy_us.fetch_add(u64::try_from(busy.as_micros()).unwrap_or(u64::MAX), Ordering::Relaxed);
+    }
+
+    /// For how long it has computed for models that are gone.
+    pub(crate) fn busy(&self) -> Duration {
+        Duration::from_micros(self.busy_us.load(Ordering::Relaxed))
+    }
 }
 
 /// What is loaded where, at one moment.
@@ -36,7 +71,7 @@ pub(crate) struct Listing {
 
 /// What is loaded where, as it changes. Cheap to clone.
 #[derive(Clone, Debug)]
-pub(crate) struct Models(std::sync::Arc<watch::Sender<Listing>>);
+pub(crate) struct Models(Arc<watch::Sender<Listing>>);
 
 impl Listing {
     /// Those that guests find, the default first: one that has failed comes after all that work.
@@ -66,7 +101,7 @@ impl Models {
     /// These, on these devices; the first is the default.
     pub(crate) fn new(loaded: Vec<ModelHandle>, devices: Vec<DeviceWatch>) -> Self {
         let listing = Listing { loaded, leaving: Vec::new(), devices };
-        Self(std::sync::Arc::new(watch::Sender::new(listing)))
+        Self(Arc::new(watch::Sender::new(listing)))
     }
 
     /// All at this moment.
@@ -164,7 +199,7 @@ pub(crate) fn names(models: &[ModelHandle]) -> Vec<String> {
 
 /// The failure of the first of these devices that has failed.
 pub(crate) fn failure(devices: &[DeviceWatch]) -> Option<DeviceFailure> {
-    let failed = |DeviceWatch { device, engine }: &DeviceWatch| {
+    let failed = |DeviceWatch { device, engine, .. }: &DeviceWatch| {
         Some(DeviceFailure { device: device.clone(), failure: engine.failure()? })
     };
     devices.iter().find_map(failed)
@@ -175,7 +210,7 @@ pub(crate) async fn failed(devices: &[DeviceWatch]) -> DeviceFailure {
     if devices.is_empty() {
         return std::future::pending().await;
     }
-    let failures = devices.iter().map(|DeviceWatch { device, engine }| {
+    let failures = devices.iter().map(|DeviceWatch { device, engine, .. }| {
         async move { DeviceFailure { device: device.clone(), failure: engine.failed().await } }.boxed()
     });
     select_all(failures).await.0

@@ -13,6 +13,7 @@ use crate::completion::{CallerId, Done, Tag};
 use crate::engine::Newcomer;
 use crate::error::{EngineError, EngineFailure};
 use crate::line::{Line, Standing};
+use crate::model_handle::ModelHandle;
 use crate::port::Port;
 
 /// The caller in whose name the handle itself asks.
@@ -120,6 +121,12 @@ impl EngineWatch {
     /// Waits for the engine's failure; for ever, if it is stopped before it fails.
     pub async fn failed(&self) -> EngineFailure {
         self.0.failed().await
+    }
+
+    /// Whether this is the engine of that model.
+    #[must_use]
+    pub fn is_of(&self, model: &ModelHandle) -> bool {
+        Arc::ptr_eq(&self.0, model.link())
     }
 }
 

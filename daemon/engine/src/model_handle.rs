@@ -160,6 +160,10 @@ impl ModelHandle {
         let _ = self.0.is_unloaded.subscribe().wait_for(|&is_unloaded| is_unloaded).await;
     }
 
+    pub(crate) fn link(&self) -> &Arc<Link> {
+        &self.0.engine
+    }
+
     pub(crate) fn id(&self) -> ModelId {
         self.0.id
     }

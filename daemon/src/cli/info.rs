@@ -1,7 +1,7 @@
 //! `trellis info`: the daemon as a whole.
 
 use clap::Args;
-use trellis_client::{DaemonInfo, ModelInfo};
+use trellis_client::{DaemonInfo, DeviceInfo, ModelInfo};
 
 use super::connect::SocketArgs;
 use super::error::CliError;
@@ -10,7 +10,11 @@ use super::output::{self, Format, escaped_line};
 const EXAMPLES: &str = "\
 Examples:
   trellis info
-  trellis info --json | jq .resident_bytes";
+  trellis info --json | jq .resident_bytes
+
+Rows in vain were computed when their work ended meanwhile, rows that sat out waited for their masks; tokens in vain
+were decoded ahead or guessed and not wanted, tokens again were computed twice for want of pages. `trellis models --json`
+has them by model, `trellis ps` by guest.";
 
 /// Show what the daemon is and how it is doing
 #[derive(Debug, Args)]
@@ -31,26 +35,99 @@ pub(crate) async fn info(args: InfoArgs, format: Format) -> Result<(), CliError>
 }
 
 fn shown(model: &ModelInfo) -> String {
-    let failed = if model.failure.is_some() { ", its engine has ended" } else { "" };
-    format!("{} ({}{failed})", model.name, model.dtype)
+    let mut facts = vec![model.dtype.as_str()];
+    facts.extend(model.is_default.then_some("default"));
+    facts.extend((model.state != "loaded").then_some(model.state.as_str()));
+    format!("{} ({})", model.name, facts.join(", "))
+}
+
+/// `cpu busy for 12 % of 3 min 4 s`
+fn shown_device(device: &DeviceInfo) -> String {
+    let percent = 100.0 * device.busy_ms as f64 / device.open_ms.max(1) as f64;
+    format!("{} busy for {percent:.0} % of {}", device.name, output::duration_ms(device.open_ms))
+}
+
+fn or_none(names: Vec<String>) -> String {
+    if names.is_empty() { "none".to_owned() } else { names.join(", ") }
 }
 
 fn lines(info: &DaemonInfo, models: &[ModelInfo]) -> String {
-    let models: Vec<_> = models.iter().map(shown).collect();
-    let programs = if info.programs.is_empty() { "none".to_owned() } else { info.programs.join(", ") };
     let state = info.failure.as_ref().map_or("running".to_owned(), |failure| format!("FAILED: {failure}"));
+    let sum = |count: fn(&ModelInfo) -> u64| models.iter().map(count).sum::<u64>();
     let lines = [
         ("build", info.build.clone()),
         ("process", info.pid.to_string()),
         ("device", info.device.clone()),
-        ("models", models.join(", ")),
-        ("programs", programs),
+        ("models", or_none(models.iter().map(shown).collect())),
+        ("programs", or_none(info.programs.clone())),
         ("state", state),
         ("up for", output::duration_ms(info.uptime_ms)),
+        ("computed", or_none(info.devices.iter().map(shown_device).collect())),
+        (
+            "rows",
+            format!(
+                "{} in {} steps, {} in vain, {} sat out",
+                sum(|model| model.n_rows),
+                sum(|model| model.n_steps),
+                sum(|model| model.n_rows_in_vain),
+                sum(|model| model.n_rows_sat_out)
+            ),
+        ),
+        (
+            "tokens",
+            format!(
+                "{}, {} in vain, {} again, {} from the prefix cache",
+                sum(|model| model.n_tokens),
+                sum(|model| model.n_tokens_in_vain),
+                sum(|model| model.n_tokens_again),
+                sum(|model| model.n_tokens_cached)
+            ),
+        ),
         ("memory", output::bytes(info.resident_bytes)),
         ("KV pages", format!("{} of {} free", info.n_pages_free, info.n_pages)),
         ("guests", info.n_guests.to_string()),
         ("sessions", info.n_sessions.to_string()),
     ];
     lines.iter().map(|(name, value)| format!("{name:<10}{}\n", escaped_line(value))).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_each_model_and_each_device_does_is_said() {
+        let model = |name: &str, state: &str, is_default: bool| ModelInfo {
+            name: name.to_owned(),
+            dtype: "f32".to_owned(),
+            state: state.to_owned(),
+            is_default,
+            n_rows: 40,
+            n_steps: 20,
+            n_rows_in_vain: 3,
+            n_rows_sat_out: 1,
+            n_tokens: 50,
+            ..ModelInfo::default()
+        };
+        let models =
+            [model("draft", "draining", false), model("big", "failed", false), model("tiny", "loaded", true)];
+        let device = DeviceInfo {
+            name: "cuda:1".to_owned(),
+            open_ms: 60_000,
+            busy_ms: 15_000,
+            ..DeviceInfo::default()
+        };
+        let info = DaemonInfo { devices: vec![device], ..DaemonInfo::default() };
+        let shown = lines(&info, &models);
+        for line in [
+            "models    draft (f32, draining), big (f32, failed), tiny (f32, default)\n",
+            "programs  none\n",
+            "computed  cuda:1 busy for 25 % of 1 min 0 s\n",
+            "rows      120 in 60 steps, 9 in vain, 3 sat out\n",
+            "tokens    150, 0 in vain, 0 again, 0 from the prefix cache\n",
+        ] {
+            assert!(shown.contains(line), "{line:?} in {shown}");
+        }
+        assert!(lines(&DaemonInfo::default(), &[]).contains("models    none\n"));
+    }
 }

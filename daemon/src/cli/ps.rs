@@ -38,6 +38,8 @@ fn table(guests: &[GuestInfo]) -> String {
         ("PAGES", Align::Right),
         ("MEMORY", Align::Right),
         ("TOKENS", Align::Right),
+        ("IN VAIN", Align::Right),
+        ("CACHED", Align::Right),
         ("TIME", Align::Right),
     ]);
     for guest in guests {
@@ -49,6 +51,8 @@ fn table(guests: &[GuestInfo]) -> String {
             guest.n_pages.to_string(),
             output::bytes(guest.memory_bytes),
             guest.usage.n_tokens.to_string(),
+            guest.usage.n_tokens_in_vain.to_string(),
+            guest.usage.n_tokens_cached.to_string(),
             output::duration_ms(guest.elapsed_ms),
         ]);
     }

@@ -179,6 +179,10 @@ pub struct GuestInfo {
     pub memory_bytes: u64,
     /// Tokens computed for it.
     pub n_tokens: u64,
+    /// Of those, tokens decoded ahead, or guessed, in vain.
+    pub n_tokens_in_vain: u64,
+    /// Tokens of prompts that the prefix cache held already.
+    pub n_tokens_cached: u64,
     /// KV pages that its contexts hold.
     pub n_pages: u64,
     /// Contexts that it has open.
@@ -489,6 +493,8 @@ fn info(vitals: &Vitals) -> GuestInfo {
         cpu_ms: vitals.cpu.used().as_millis() as u64,
         memory_bytes: vitals.memory.n_bytes(),
         n_tokens: vitals.account.used(Resource::Tokens),
+        n_tokens_in_vain: vitals.account.n_tokens_in_vain(),
+        n_tokens_cached: vitals.account.n_tokens_cached(),
         n_pages: vitals.account.used(Resource::Pages),
         n_contexts: vitals.account.used(Resource::Contexts),
     }

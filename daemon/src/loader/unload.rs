@@ -92,7 +92,10 @@ impl Loader {
             return Ok(());
         };
         open.tenants.remove(idx);
+        // One whose device has failed has nothing more to tell.
+        let busy = model.stats().await.map(|stats| stats.device_busy).unwrap_or_default();
         let removed = open.engine.remove(model).await;
+        open.past.note_busy(busy);
         let backend =
             removed.map_err(|source| DaemonError::Engine { name: model.model().name.clone(), source })?;
         blocking(move || drop(backend)).await;

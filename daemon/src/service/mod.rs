@@ -15,7 +15,7 @@ use tokio_util::sync::CancellationToken;
 use trellis_engine::account::{Account, ActorId, GuestId, Resource, SessionId};
 use trellis_engine::{EngineStats, ModelHandle};
 use trellis_wire::{
-    ComponentHash, DaemonInfo, ErrorBody, ErrorCode, GuestInfo, GuestUsage, ModelInfo,
+    ComponentHash, DaemonInfo, DeviceInfo, ErrorBody, ErrorCode, GuestInfo, GuestUsage, ModelInfo,
     Program as ProgramName, Stage,
 };
 
@@ -29,7 +29,7 @@ use crate::guest::{
     RunningGuest as Started,
 };
 use crate::loader::Loader;
-use crate::models::{self, names};
+use crate::models::{self, DeviceWatch, names};
 use crate::session::{
     Actor, GuestEnd, LoadRequest, ProgressSink, RunningGuest, Service, StartRequest, StopHandle,
 };
@@ -246,6 +246,8 @@ impl Service for HostService {
             elapsed_ms: guest.elapsed_ms,
             usage: GuestUsage {
                 n_tokens: guest.n_tokens,
+                n_tokens_in_vain: guest.n_tokens_in_vain,
+                n_tokens_cached: guest.n_tokens_cached,
                 elapsed_us: guest.elapsed_ms * 1000,
                 ..GuestUsage::default()
             },
@@ -254,11 +256,16 @@ impl Service for HostService {
     }
 
     async fn info(&self, _: Actor) -> Result<DaemonInfo, ErrorBody> {
-        let models = self.host.models();
+        let listing = self.loader.models().listing();
+        let models = listing.loaded();
+        let mut devices: Vec<DeviceInfo> = listing.devices().iter().map(device_info).collect();
         let (mut n_pages, mut n_pages_free) = (0, 0);
-        for model in models.iter() {
+        for model in models.iter().chain(listing.leaving()) {
+            let device = listing.devices().iter().position(|device| device.engine.is_of(model));
             // One that has just gone, or whose device has, has no pages any more.
-            let Ok(stats) = model.stats().await else { continue };
+            let (Some(idx), Ok(stats)) = (device, model.stats().await) else { continue };
+            devices[idx].models.push(model.model().name.clone());
+            devices[idx].busy_ms += whole_ms(stats.device_busy);
             n_pages += stats.n_pages as u64;
             // A page that only the prefix cache remembers is given up for whoever needs one.
             n_pages_free += (stats.n_pages_free + stats.n_pages_cached) as u64;
@@ -267,10 +274,11 @@ impl Service for HostService {
         Ok(DaemonInfo {
             build: concat!("trellis ", env!("CARGO_PKG_VERSION")).to_owned(),
             pid: std::process::id(),
-            device: devices(&models),
+            device: device_names(&models),
+            devices,
             models: names(&models),
             programs: self.registry.names().await,
-            uptime_ms: u64::try_from(self.started.elapsed().as_millis()).unwrap_or(u64::MAX),
+            uptime_ms: whole_ms(self.started.elapsed()),
             resident_bytes: resident_bytes().unwrap_or_default(),
             n_pages,
             n_pages_free,
@@ -325,11 +333,25 @@ fn check_operator(actor: Actor, what: &str) -> Result<(), ErrorBody> {
 }
 
 /// The names of all devices in use.
-fn devices(models: &[ModelHandle]) -> String {
+fn device_names(models: &[ModelHandle]) -> String {
     let mut devices: Vec<&str> = models.iter().map(ModelHandle::device).collect();
     devices.sort_unstable();
     devices.dedup();
     devices.join(", ")
+}
+
+/// What is known of a device without its models.
+fn device_info(DeviceWatch { device, past, .. }: &DeviceWatch) -> DeviceInfo {
+    DeviceInfo {
+        name: device.clone(),
+        models: Vec::new(),
+        open_ms: whole_ms(past.open_for()),
+        busy_ms: whole_ms(past.busy()),
+    }
+}
+
+fn whole_ms(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }
 
 fn random_seed() -> Result<u64, ErrorBody> {
@@ -377,9 +399,12 @@ fn model_info(loaded: &ModelHandle, stats: &EngineStats, actor: Actor) -> ModelI
         n_steps: stats.n_steps,
         n_rows: stats.n_rows,
         n_rows_in_vain: stats.n_rows_in_vain,
+        n_rows_sat_out: stats.n_rows_sat_out,
+        n_tokens: stats.n_tokens,
+        n_tokens_cached: stats.n_tokens_cached,
         n_tokens_in_vain: stats.n_tokens_in_vain,
         n_tokens_again: stats.n_tokens_again,
-        busy_ms: u64::try_from(stats.device_busy.as_millis()).unwrap_or(u64::MAX),
+        busy_ms: whole_ms(stats.device_busy),
         failure: loaded.failure().map(|failure| failure.to_string()),
     }
 }

@@ -10,9 +10,9 @@ pub type Result<T = (), E = Error> = std::result::Result<T, E>;
 #[non_exhaustive]
 pub enum Error {
     /// No model of that name is loaded.
-    #[error("no model is called {name:?}; loaded: {}", .known.join(", "))]
+    #[error("{}", unknown_model(.name, .known))]
     UnknownModel {
-        /// The name asked for.
+        /// The name asked for; empty where the default was asked for and there is none.
         name: String,
         /// The names of the loaded models.
         known: Vec<String>,
@@ -117,6 +117,15 @@ impl Error {
     #[must_use]
     pub fn is_retryable(&self) -> bool {
         matches!(self, Self::EngineFailed { .. })
+    }
+}
+
+/// Whoever names no model lacks one only where there is none.
+fn unknown_model(name: &str, known: &[String]) -> String {
+    match (name, known) {
+        ("", []) => "no model is loaded".to_owned(),
+        (name, []) => format!("no model is called {name:?}; none is loaded"),
+        (name, known) => format!("no model is called {name:?}; loaded: {}", known.join(", ")),
     }
 }
 

@@ -41,6 +41,12 @@ pub struct ModelInfo {
     pub n_rows: u64,
     /// Rows computed in vain: their work ended while they were under way.
     pub n_rows_in_vain: u64,
+    /// Rows that drew nothing because their masks had not come.
+    pub n_rows_sat_out: u64,
+    /// Tokens computed.
+    pub n_tokens: u64,
+    /// Tokens of prompts that the prefix cache already held.
+    pub n_tokens_cached: u64,
     /// Tokens decoded ahead, or guessed, in vain.
     pub n_tokens_in_vain: u64,
     /// Tokens computed again, after their KV had been given up for want of pages.
@@ -74,7 +80,7 @@ pub struct GuestInfo {
     pub memory_bytes: u64,
     /// Milliseconds since it started.
     pub elapsed_ms: u64,
-    /// What it has used so far: its tokens and its time. The rest is known at its end.
+    /// What it has used so far: its tokens and its time. What it has sent is known at its end.
     pub usage: GuestUsage,
 }
 
@@ -94,6 +100,20 @@ pub struct GuestUsage {
     pub elapsed_us: u64,
 }
 
+/// A device in use.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct DeviceInfo {
+    /// As the settings name it: `cpu`, `cuda`, `cuda:1`.
+    pub name: String,
+    /// The models on it, those on their way out included.
+    pub models: Vec<String>,
+    /// Milliseconds since it was opened.
+    pub open_ms: u64,
+    /// Milliseconds of those in which it computed, for models that are gone as well. In the rest it was idle.
+    pub busy_ms: u64,
+}
+
 /// The daemon as a whole.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
@@ -102,8 +122,10 @@ pub struct DaemonInfo {
     pub build: String,
     /// Its process.
     pub pid: u32,
-    /// The device that it computes on.
+    /// The devices that it computes on, as people know them.
     pub device: String,
+    /// Each device that it computes on.
+    pub devices: Vec<DeviceInfo>,
     /// Names of the loaded models.
     pub models: Vec<String>,
     /// Names of the registered programs.
@@ -120,7 +142,7 @@ pub struct DaemonInfo {
     pub n_guests: u64,
     /// Open connections.
     pub n_sessions: u64,
-    /// Why nothing can be computed: which model's engine has ended, and of what; absent while all is well.
+    /// Why nothing can be computed: which device has failed, and of what; absent while all is well.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub failure: Option<String>,
 }

@@ -327,3 +327,27 @@ fn a_default_model_that_has_failed_makes_way_for_one_that_works() {
         assert!(ended.reason().message.contains("\"tiny\" failed"), "{ended:?}");
     });
 }
+
+#[test]
+fn what_a_device_has_computed_is_told_also_for_models_that_are_gone() {
+    block_on(async {
+        let daemon = daemons::start(&config(&["tiny", "draft"]));
+        let client = daemon.connect().await.expect("connected");
+        let _ = complete(&client, Some("draft")).await.well();
+        let models = client.models().await.expect("it answers");
+        let draft = models.iter().find(|model| model.name == "draft").expect("it is loaded");
+        assert!(draft.n_steps > 0 && draft.busy_ms > 0 && draft.n_tokens >= 20, "{draft:?}");
+        let device = async || {
+            let mut info = client.info().await.expect("it answers");
+            assert_eq!(info.devices.len(), 1, "{info:?}");
+            info.devices.remove(0)
+        };
+        let before = device().await;
+        assert_eq!(before.models, ["tiny", "draft"]);
+        assert!(before.busy_ms >= draft.busy_ms && before.open_ms >= before.busy_ms, "{before:?}");
+        client.unload_model("draft", AT_ONCE).await.expect("it goes");
+        let after = device().await;
+        assert_eq!(after.models, ["tiny"]);
+        assert!(after.busy_ms >= draft.busy_ms && after.open_ms >= before.open_ms, "{after:?}");
+    });
+}

@@ -410,6 +410,7 @@ fn what_cannot_be_loaded_or_unloaded_is_said() {
         assert!(client.models().await.expect("it answers").is_empty());
         let alone = complete(&client, None).await;
         assert_eq!(alone.reason().code, ErrorCode::GuestFailed, "{alone:?}");
+        assert!(alone.reason().message.contains("no model is loaded"), "{alone:?}");
         load(&client, "tiny").await;
         let _ = complete(&client, None).await.well();
         nothing_is_held(&daemon).await;
