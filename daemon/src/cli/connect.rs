@@ -135,10 +135,14 @@ impl HomeArgs {
         let Some(choice) = self.models.first() else {
             return Ok(Place::There(Home { client, model: None, _inside: None }));
         };
-        match pick(choice, &client.models().await?) {
+        let models = client.models().await?;
+        match pick(choice, &models) {
             Ok(name) => Ok(Place::There(Home { client, model: Some(name), _inside: None })),
             Err(lacking) => {
                 let socket = client.socket().map(|path| path.display().to_string()).unwrap_or_default();
+                if is_named && models.iter().any(|model| model.name == *choice) {
+                    return Err(CliError::ModelLeaves { socket, name: choice.clone() });
+                }
                 let lacking = format!("the daemon at {socket} {lacking}");
                 if is_named {
                     return Err(CliError::NoSuchModel { lacking });

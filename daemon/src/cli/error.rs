@@ -56,6 +56,9 @@ pub(crate) enum CliError {
     /// The daemon was named, so that no other will do.
     #[error("{lacking}")]
     NoSuchModel { lacking: String },
+    /// As above, and it will be gone.
+    #[error("the daemon at {socket} is unloading its model {name:?}: once that is loaded again, try again")]
+    ModelLeaves { socket: String, name: String },
     #[error("this user has no runtime directory to put the socket in")]
     NoSocketPlace,
     #[error("{path} does not exist", path = .path.display())]
@@ -149,7 +152,7 @@ impl CliError {
     pub(crate) fn exit_code(&self) -> u8 {
         match self {
             Self::OutputClosed => 0,
-            Self::Device(_) => TRY_AGAIN,
+            Self::Device(_) | Self::ModelLeaves { .. } => TRY_AGAIN,
             Self::Guest(body) if body.code.is_retryable() => TRY_AGAIN,
             Self::Client(error) if error.is_retryable() => TRY_AGAIN,
             Self::Guest(_) => GUEST_FAILED,
@@ -250,6 +253,9 @@ impl CliError {
             }
             Self::Device(_) => ErrorBody::new(ErrorCode::DeviceFailed, self.to_string()),
             Self::NoSuchModel { .. } => ErrorBody::new(ErrorCode::UnknownModel, self.to_string()),
+            Self::ModelLeaves { name, .. } => {
+                ErrorBody::new(ErrorCode::ModelLeaving, self.to_string()).about("model").with_value(name)
+            }
             _ => ErrorBody::new(ErrorCode::Other("cli".to_owned()), self.to_string()),
         }
     }

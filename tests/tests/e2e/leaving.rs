@@ -2,17 +2,18 @@
 //! mind.
 
 use std::path::Path;
+use std::process::{Child, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use trellis::config::{Config, Device, OnDeviceFailure};
 use trellis::daemon::{BackendWrap, Daemon, Seams};
 use trellis::ipc::Listener;
 use trellis_client::{Client, ErrorCode, Guest, Program, StartOptions};
 use trellis_engine::{Ask, Context, EngineError};
-use trellis_tests::daemons::{self, Ended, collect, nothing_is_held, run, until, with};
+use trellis_tests::daemons::{self, Ended, Served, collect, nothing_is_held, run, until, with};
 use trellis_tests::engines::{block_on, encode, owner};
 use trellis_tests::faulty::{Fault, Faults};
 use trellis_tests::{guests, pack};
@@ -350,4 +351,55 @@ fn what_a_device_has_computed_is_told_also_for_models_that_are_gone() {
         assert_eq!(after.models, ["tiny"]);
         assert!(after.busy_ms >= draft.busy_ms && after.open_ms >= before.open_ms, "{after:?}");
     });
+}
+
+/// A process that is killed when its test ends.
+struct Running(Child);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+fn the_command_line_shows_what_leaves_and_what_may_be_tried_again() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let component = |name: &str, wasm: Vec<u8>| {
+        let path = folder.path().join(name);
+        std::fs::write(&path, wasm).expect("written");
+        path.to_str().expect("UTF-8").to_owned()
+    };
+    let hostile = component("hostile.wasm", guests::hostile());
+    let complete = component("complete.wasm", guests::example("complete"));
+    let served = Served::start_with(exe(), &config(&["tiny", "draft"]), &[]);
+    let trellis = |words: &[&str]| {
+        let output = daemons::output(&mut served.trellis(words));
+        let text = String::from_utf8([output.stdout, output.stderr].concat()).expect("UTF-8");
+        (text, output.status.code())
+    };
+    let shows = |what: &str, words: &[&str], text: &str| {
+        let begun = Instant::now();
+        while !trellis(words).0.contains(text) {
+            assert!(begun.elapsed() < daemons::PATIENCE, "{what}");
+        }
+    };
+    let mut puppet = served.trellis(&["run", &hostile, "puppet", "draft"]);
+    let mut puppet = Running(puppet.stdin(Stdio::piped()).spawn().expect("it runs"));
+    shows("it has a context", &["models", "--json"], "\"n_contexts\":1");
+    let mut unload = served.trellis(&["unload", "draft", "--drain", "3600"]);
+    let mut unload = Running(unload.spawn().expect("it runs"));
+    shows("it drains", &["info"], "draft (f32, draining)");
+    let again = Some(i32::from(trellis::cli::TRY_AGAIN));
+    let (text, status) = trellis(&["load", "draft"]);
+    assert!(text.contains("is being unloaded") && status == again, "{text}");
+    let (text, status) = trellis(&["run", "--no-stdin", "--model", "draft", &complete, PROMPT]);
+    assert!(text.contains("is unloading its model \"draft\"") && status == again, "{text}");
+    // It is told nothing, and ends.
+    drop(puppet.0.stdin.take());
+    assert!(daemons::wait(&mut puppet.0).success());
+    assert!(daemons::wait(&mut unload.0).success());
+    let (text, _) = trellis(&["info"]);
+    assert!(text.contains("models    tiny (f32, default)\n") && text.contains(" busy for "), "{text}");
 }
