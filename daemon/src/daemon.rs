@@ -29,6 +29,10 @@ const DUPLEX_BYTES: usize = 64 << 10;
 /// A device that fails again so soon after it was opened again is given up.
 const REOPENED_FOR_MIN: Duration = Duration::from_secs(60);
 
+/// How long a device that failed waits for a load to be done before it is opened again. A load may be reading from where
+/// nothing answers; then the process ends instead.
+const LOADING_FOR_MAX: Duration = Duration::from_secs(60);
+
 /// A model choice that begins so is random weights of a known shape, for measurements.
 pub(crate) const SHAPE_PREFIX: &str = "shape:";
 /// As the published weights of these shapes are stored.
@@ -144,6 +148,12 @@ pub enum DaemonError {
     Leaving {
         /// The model.
         name: String,
+    },
+    /// A model is being loaded, and nothing else can be done with the devices.
+    #[error("a model is being loaded, which has not come to its end within {} s", .waited.as_secs())]
+    Loading {
+        /// How long that was waited for.
+        waited: Duration,
     },
     /// Nobody waits any more for the model to be loaded.
     #[error("the load was cancelled")]
@@ -339,7 +349,7 @@ impl Daemon {
             if self.loader.config().on_device_failure == OnDeviceFailure::Reopen && !is_hopeless {
                 let reopening = tokio::select! {
                     () = &mut serving => return Ok(()),
-                    reopening = self.loader.reopen() => reopening,
+                    reopening = self.loader.reopen(LOADING_FOR_MAX) => reopening,
                 };
                 match reopening {
                     Ok(()) => {

@@ -1,12 +1,16 @@
 //! Opening devices again after one has failed, with the models that were on them.
 
 use std::sync::Arc;
+use std::time::Duration;
 
-use super::{Loader, OpenDevice, blocking, fill, open_device, open_models, watches};
+use tokio::time::timeout;
+use trellis_engine::ModelHandle;
+
+use super::{Loader, OpenDevice, fill, open_device, open_models, watches};
 use crate::config::Device;
 use crate::daemon::DaemonError;
 use crate::device;
-use trellis_engine::ModelHandle;
+use crate::tasks::blocking;
 
 /// What is to be on a device again.
 struct Lost {
@@ -18,12 +22,14 @@ struct Lost {
 
 impl Loader {
     /// Lets go of all devices and opens them again, with all models that were on them and are not on their way out. One
-    /// that is sent off meanwhile goes as soon as it is loaded.
+    /// that is sent off meanwhile goes as soon as it is loaded. Waits at most so long for a load that has its turn.
     ///
     /// # Errors
-    /// A model or a device cannot be used any more.
-    pub(crate) async fn reopen(self: &Arc<Self>) -> Result<(), DaemonError> {
-        let mut devices = self.devices.lock().await;
+    /// A model or a device cannot be used any more, or another load takes too long.
+    pub(crate) async fn reopen(self: &Arc<Self>, loading_for_max: Duration) -> Result<(), DaemonError> {
+        let mut devices = timeout(loading_for_max, self.devices.lock())
+            .await
+            .map_err(|_| DaemonError::Loading { waited: loading_for_max })?;
         let lost = std::mem::take(&mut *devices);
         let loader = self.clone();
         let (opened, renewed) = blocking(move || {
@@ -59,5 +65,30 @@ impl Lost {
             choices: staying().map(|tenant| tenant.choice.clone()).collect(),
             handles: staying().map(|tenant| tenant.handle.clone()).collect(),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Config;
+    use crate::daemon::Seams;
+
+    #[tokio::test]
+    async fn a_load_that_does_not_end_keeps_no_failure_to_itself() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let config = Config { models: vec!["tiny".to_owned()], device: Device::Cpu, ..Config::default() };
+        let start = || Loader::start(config, folder.path().to_owned(), Seams::default(), &|_| {});
+        let loader = Arc::new(start().expect("it loads"));
+        let before = loader.models().now();
+        let turn = loader.devices.lock().await;
+        let error = loader.reopen(Duration::ZERO).await.expect_err("it is not its turn");
+        assert!(matches!(error, DaemonError::Loading { waited: Duration::ZERO }), "{error}");
+        drop(turn);
+        loader.reopen(Duration::ZERO).await.expect("it is opened again");
+        let after = loader.models().now();
+        assert_eq!(after.len(), 1);
+        assert!(!after[0].is_same(&before[0]) && after[0].stats().await.is_ok());
+        assert!(before[0].stats().await.is_err());
     }
 }

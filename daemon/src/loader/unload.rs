@@ -9,11 +9,11 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 use trellis_engine::ModelHandle;
 
-use super::{Loader, OpenDevice, blocking, panic_message, watches};
+use super::{Loader, OpenDevice, panic_message, watches};
 use crate::daemon::DaemonError;
 use crate::leaving::{Leaver, drained};
 use crate::models::names;
-use crate::tasks::joined;
+use crate::tasks::{blocking, joined};
 
 impl Loader {
     /// Unloads a model: no new contexts are opened, those that are there have so much time to come to their end, then
