@@ -45,8 +45,8 @@ Examples:
   trellis chat                            talk to the model
 
 Exit status: 0 done, 1 the guest failed, 2 a mistake in the command or no daemon, 3 a replay left its
-recording, 75 the device or the model failed, the model was unloaded, or the daemon was going down: the same may
-work another time, 130 interrupted.";
+recording, 75 the device or the model failed, the model was unloaded or on its way out, or the daemon was going down:
+the same may work another time, 130 interrupted.";
 
 /// Programmable LLM decoding: runs small sandboxed programs next to the model
 #[derive(Debug, Parser)]

@@ -98,10 +98,10 @@ impl GuestModels {
         // One that was opened since.
         if let Some((model, failure)) = opened.iter().find_map(|model| Some((model, model.device_failure()?)))
         {
-            return Some(GuestEnd::DeviceFailed {
-                device: model.device().to_owned(),
-                reason: failure.to_string(),
-            });
+            let listing = self.models.listing();
+            let device = listing.devices().iter().find(|device| device.engine.is_of(model));
+            let device = device.map_or_else(|| model.device().to_owned(), |device| device.device.clone());
+            return Some(GuestEnd::DeviceFailed { device, reason: failure.to_string() });
         }
         let failed = |model: &ModelHandle| {
             let (reason, model) = (model.failure()?.to_string(), model.model().name.clone());
