@@ -13,7 +13,7 @@ use tokio::sync::Mutex;
 use tokio_util::sync::CancellationToken;
 use trellis_engine::backend::{Backend, PAGE_LEN};
 use trellis_engine::model::Model;
-use trellis_engine::{Engine, EngineSettings, ModelHandle, PrefixScope};
+use trellis_engine::{Engine, EngineError, EngineSettings, KvBounds, ModelHandle, PrefixScope};
 
 use self::unload::Fresh;
 use crate::config::{Config, Device};
@@ -58,7 +58,6 @@ struct Tenant {
     choice: String,
     handle: ModelHandle,
     needs: Needs,
-    n_pages: usize,
 }
 
 /// A model that is not loaded yet.
@@ -101,8 +100,8 @@ impl Loader {
         &self.config
     }
 
-    /// Loads a model while others go on. They give up KV memory for it as far as they have more than an even share. If
-    /// nobody waits for this any more, the model goes again.
+    /// Loads a model while others go on. They give up KV memory for its longest context; who has more follows from then on
+    /// what guests ask. If nobody waits for this any more, the model goes again.
     ///
     /// # Errors
     /// The model or the device cannot be used, or the model does not fit.
@@ -273,20 +272,26 @@ impl OpenDevice {
         let mut coming = [candidate];
         let shares = self.shares(&mut coming, config)?;
         let [candidate] = coming;
-        for (tenant, &n_pages) in self.tenants.iter_mut().zip(&shares) {
-            if n_pages < tenant.n_pages {
-                tenant.resize(n_pages).await?;
-            }
-        }
-        let n_pages = *shares.last().expect("one is coming");
-        let (chosen, config, seams) = (self.chosen.clone(), config.clone(), seams.clone());
-        let kv = Kv { n_pages, kv_bytes_max: self.kv_bytes_max(&config) };
+        let n_pages = match self.tenants.is_empty() || candidate.is_cut() {
+            true => *shares.last().expect("one is coming"),
+            // The others keep what they have, but for what it needs.
+            false => candidate.needs.n_pages_least(),
+        };
+        let needs: Vec<Needs> = self.needs().chain([candidate.needs]).collect();
+        let kv_bytes = self.kv_bytes(&needs, config) - n_pages as u64 * candidate.needs.page_bytes;
+        let name = candidate.model.name.clone();
+        let made = self.share(kv_bytes).await;
+        made.map_err(|source| DaemonError::Engine { name, source })?;
+        let (chosen, settings, seams) = (self.chosen.clone(), config.clone(), seams.clone());
+        let kv = Kv { n_pages, kv_bytes_max: self.kv_bytes_max(config) };
         let loaded = blocking(move || {
-            let backend = load_backend(&chosen, &candidate.model, &config, kv, &seams, &progress)?;
+            let backend = load_backend(&chosen, &candidate.model, &settings, kv, &seams, &progress)?;
             Ok::<_, DaemonError>((candidate, backend))
         });
         let (candidate, backend) = loaded.await?;
-        self.take_in(candidate, backend)
+        let handle = self.take_in(candidate, backend)?;
+        self.settle(config).await;
+        Ok(handle)
     }
 
     /// Puts a loaded model on the engine.
@@ -297,39 +302,36 @@ impl OpenDevice {
     ) -> Result<ModelHandle, DaemonError> {
         let Candidate { choice, model, mut needs } = candidate;
         let name = model.name.clone();
-        let (n_pages, n_positions) = (backend.n_pages(), backend.limits().n_positions_max);
         // What it is cut to it keeps.
-        needs.n_pages_min = n_positions.div_ceil(PAGE_LEN);
+        needs.n_pages_min = backend.limits().n_positions_max.div_ceil(PAGE_LEN);
         needs.n_granule_pages = backend.limits().n_granule_pages;
-        let handle = self.engine.add(Arc::new(model), backend);
+        let n_pages_max = usize::try_from(needs.kv_bytes_most / needs.page_bytes).unwrap_or(usize::MAX);
+        let bounds = KvBounds { n_pages_min: needs.n_pages_min, n_pages_max };
+        let handle = self.engine.add(Arc::new(model), backend, bounds);
         let handle = handle.map_err(|source| DaemonError::Engine { name, source })?;
-        self.tenants.push(Tenant { choice, handle: handle.clone(), needs, n_pages });
+        self.tenants.push(Tenant { choice, handle: handle.clone(), needs });
         Ok(handle)
     }
 
-    /// Gives each model its share of the memory, as far as it can be had.
+    /// Lets the models have all the memory, as far as it can be had.
     async fn settle(&mut self, config: &Config) {
         let needs: Vec<Needs> = self.needs().collect();
-        let Some(shares) = divide(self.kv_bytes(&needs, config), &needs) else { return };
-        for (tenant, n_pages) in self.tenants.iter_mut().zip(shares) {
-            if n_pages > tenant.n_pages
-                && let Err(error) = tenant.resize(n_pages).await
-            {
-                let model = &tenant.handle.model().name;
-                tracing::warn!(model, %error, n_pages, "a model goes on with the pages that it has");
-            }
+        let kv_bytes = self.kv_bytes(&needs, config);
+        if let Err(error) = self.share(kv_bytes).await {
+            tracing::warn!(%error, kv_bytes, "models go on with the pages that they have");
         }
+    }
+
+    /// Sees to it that all models have so many bytes of KV memory together.
+    async fn share(&self, kv_bytes: u64) -> Result<(), EngineError> {
+        self.engine.share(kv_bytes)?.await
     }
 }
 
-impl Tenant {
-    async fn resize(&mut self, n_pages: usize) -> Result<(), DaemonError> {
-        let resized = self.handle.resize(n_pages).await;
-        // Also where it came only part of the way.
-        if let Ok(stats) = self.handle.stats().await {
-            self.n_pages = stats.n_pages;
-        }
-        resized.map_err(|source| DaemonError::Engine { name: self.handle.model().name.clone(), source })
+impl Candidate {
+    /// Whether its contexts are shorter than the model allows.
+    fn is_cut(&self) -> bool {
+        self.needs.n_pages_min * PAGE_LEN < self.model.config.n_positions
     }
 }
 
@@ -396,6 +398,11 @@ fn fill(
         let kv = Kv { n_pages, kv_bytes_max: open.kv_bytes_max(config) };
         let backend = load_backend(&open.chosen, &candidate.model, config, kv, seams, &report)?;
         open.take_in(candidate, backend)?;
+    }
+    let needs: Vec<Needs> = open.needs().collect();
+    // They have it already; nothing is to be waited for.
+    if let Err(error) = open.engine.share(open.kv_bytes(&needs, config)) {
+        tracing::warn!(%error, "the models of a device do not share its memory");
     }
     Ok(())
 }

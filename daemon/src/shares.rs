@@ -1,4 +1,5 @@
-//! How models share the KV memory of a device.
+//! What models need of a device, whether they fit it together, and what they begin with. Who has how much of the KV memory
+//! later follows what guests ask: that is the engine's.
 
 /// What a model needs of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,7 +19,12 @@ pub(crate) struct Needs {
 impl Needs {
     /// The least KV memory, in whole granules.
     pub(crate) fn kv_bytes_min(&self) -> u64 {
-        self.n_pages_min.next_multiple_of(self.n_granule_pages) as u64 * self.page_bytes
+        self.n_pages_least() as u64 * self.page_bytes
+    }
+
+    /// Pages of the least KV memory.
+    pub(crate) fn n_pages_least(&self) -> usize {
+        self.n_pages_min.next_multiple_of(self.n_granule_pages)
     }
 
     /// Pages in so many bytes, in whole granules.
@@ -28,7 +34,7 @@ impl Needs {
     }
 }
 
-/// Pages for each of these models, out of so many bytes of KV memory: even shares in bytes, but for each no less than it
+/// Pages for each of these models to begin with, out of so many bytes of KV memory: even shares in bytes, but for each no less than it
 /// needs and no more than it has use for. `None` if what they need does not fit.
 pub(crate) fn divide(kv_bytes: u64, models: &[Needs]) -> Option<Vec<usize>> {
     let least: u64 = models.iter().map(Needs::kv_bytes_min).sum();

@@ -50,8 +50,8 @@ pub(crate) enum Done {
     /// A context was saved, or forgotten.
     Kept(Result<(), EngineError>),
     Stats(Result<Box<EngineStats>, EngineError>),
-    /// A model has the pages that it was to have.
-    Resized(Result<(), EngineError>),
+    /// Models have the KV memory that they were to have.
+    Shared(Result<(), EngineError>),
     /// A run gave something, while it was decoded up to `n_ahead` tokens ahead.
     Run {
         event: RunEvent,

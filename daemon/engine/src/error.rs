@@ -89,6 +89,14 @@ pub enum EngineError {
     /// There is no memory for as many pages as a model was to have.
     #[error("no memory for KV pages: {0}")]
     Memory(BackendError),
+    /// Less KV memory for all models of a device than they need.
+    #[error("{kv_bytes} bytes of KV memory: the models need {needed_bytes}")]
+    KvTooSmall {
+        /// Bytes for the longest context of each.
+        needed_bytes: u64,
+        /// Bytes that they were to have.
+        kv_bytes: u64,
+    },
     /// The model was unloaded. Once it is loaded again, what was asked may be asked of it.
     #[error("the model was unloaded")]
     Unloaded,

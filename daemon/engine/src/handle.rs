@@ -29,8 +29,8 @@ pub(crate) enum Message {
     Operation(Operation),
     /// A model that was loaded, and where to say that it has failed.
     Add { newcomer: Newcomer, failure: watch::Sender<Option<EngineFailure>> },
-    /// A model is to have so many pages.
-    Resize { model: ModelId, n_pages: usize, tag: Tag },
+    /// All models together are to have so many bytes of KV memory.
+    Share { kv_bytes: u64, tag: Tag },
     /// A model is to go, and its backend to whoever asked for that.
     Remove { model: ModelId, to: oneshot::Sender<Box<dyn Backend>> },
     /// The end.
@@ -213,15 +213,20 @@ impl Link {
         place.take().await.ok_or_else(|| self.ended())
     }
 
-    /// Says that a model is to have so many pages, and waits until it has.
-    pub(crate) async fn resize(&self, model: ModelId, n_pages: usize) -> Result<(), EngineError> {
-        let place = self.desk.stand();
-        self.post_message(Message::Resize { model, n_pages, tag: place.tag() })?;
-        match place.take().await {
-            Some(Done::Resized(resized)) => resized,
-            Some(other) => unreachable!("asked to resize, answered with {other:?}"),
-            None => Err(self.ended()),
-        }
+    /// Says how many bytes of KV memory all models together are to have; what is returned waits until they have.
+    pub(crate) fn share(
+        self: &Arc<Self>,
+        kv_bytes: u64,
+    ) -> Result<impl Future<Output = Result<(), EngineError>> + use<>, EngineError> {
+        let (link, place) = (self.clone(), self.desk.stand());
+        self.post_message(Message::Share { kv_bytes, tag: place.tag() })?;
+        Ok(async move {
+            match place.take().await {
+                Some(Done::Shared(shared)) => shared,
+                Some(other) => unreachable!("asked to share, answered with {other:?}"),
+                None => Err(link.ended()),
+            }
+        })
     }
 
     /// The guest of this account, as this engine knows it.

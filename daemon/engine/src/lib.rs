@@ -26,7 +26,7 @@ mod stats;
 
 pub use command::{Ahead, Answer, Ask, Guess, MaskSource, RunSettings};
 pub use context::{Context, Pending, Pull, RunKey};
-pub use engine::{Engine, EngineSettings, OneModel};
+pub use engine::{Engine, EngineSettings, KvBounds, OneModel};
 pub use error::{EngineError, EngineFailure};
 pub use handle::{EngineState, EngineWatch};
 pub use kv::PrefixScope;

@@ -198,15 +198,6 @@ impl ModelHandle {
         let _ = self.0.n_holders.subscribe().wait_for(|&n_holders| n_holders == 0).await;
     }
 
-    /// Gives the model as many device pages as this; a step of other models is never held up for longer than some
-    /// megabytes take to move. Of two that are under way the later one counts.
-    ///
-    /// # Errors
-    /// There is no memory, or the model was unloaded, or the engine has failed or stopped.
-    pub async fn resize(&self, n_pages: usize) -> Result<(), EngineError> {
-        self.0.engine.resize(self.0.id, n_pages).await
-    }
-
     /// As [`crate::Engine::remove`].
     pub(crate) async fn remove(&self) -> Result<Box<dyn Backend>, EngineError> {
         self.end();

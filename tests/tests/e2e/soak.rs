@@ -11,7 +11,7 @@ use trellis_engine::backend::PAGE_LEN;
 use trellis_engine::model::Dtype;
 use trellis_engine::sampling::Sampler;
 use trellis_engine::{
-    Ahead, Answer, Ask, Context, Engine, EngineStats, Guess, MaskSource, ModelHandle, Pull, RunKey,
+    Ahead, Answer, Ask, Context, Engine, EngineStats, Guess, KvBounds, MaskSource, ModelHandle, Pull, RunKey,
     RunSettings,
 };
 use trellis_tests::device::card_alone;
@@ -260,6 +260,7 @@ fn nothing_is_held_in_the_end() {
 async fn come_and_go(engine: &Engine, soaked: &ModelHandle, is_over: &AtomicBool) -> usize {
     let mut random = Random(7);
     let mut first = None;
+    let bytes_of = |n_pages: usize| (n_pages * soaked.limits().page_bytes) as u64;
     let mut n_rounds = 0;
     while n_rounds < 3 || !is_over.load(Ordering::Relaxed) {
         let model = models::bundled("tiny");
@@ -268,19 +269,23 @@ async fn come_and_go(engine: &Engine, soaked: &ModelHandle, is_over: &AtomicBool
             (model, backend)
         });
         let (model, backend) = loading.await.expect("it loads");
-        let handle = engine.add(Arc::new(model), backend).expect("the engine lives");
+        let bounds = KvBounds::of(backend.as_ref());
+        let own_bytes = (backend.n_pages() * backend.limits().page_bytes) as u64;
+        let handle = engine.add(Arc::new(model), backend, bounds).expect("the engine lives");
         let limits = soaked.limits();
         let (granule, all) = (limits.n_granule_pages, limits.n_pages);
         let least = limits.n_positions_max.div_ceil(PAGE_LEN).next_multiple_of(granule);
         let n_pages = (least + random.below(all) / granule * granule).min(all);
-        let (seen, resized) = tokio::join!(witness(&handle, 0, 3), soaked.resize(n_pages));
-        resized.expect("pages that it had before");
+        let shared = engine.share(own_bytes + bytes_of(n_pages)).expect("the engine lives");
+        let (seen, shared) = tokio::join!(witness(&handle, 0, 3), shared);
+        shared.expect("pages that it had before");
         assert_eq!(&seen, first.get_or_insert(seen.clone()), "round {n_rounds}");
         let removed = engine.remove(&handle).await.expect("it was there");
         tokio::task::spawn_blocking(move || drop(removed)).await.expect("it goes");
         n_rounds += 1;
     }
-    soaked.resize(soaked.limits().n_pages).await.expect("pages that it had before");
+    let shared = engine.share(bytes_of(soaked.limits().n_pages)).expect("the engine lives");
+    shared.await.expect("pages that it had before");
     n_rounds
 }
 

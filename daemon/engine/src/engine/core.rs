@@ -6,23 +6,24 @@
 
 mod late;
 mod linger;
+mod memory;
 
 use std::collections::VecDeque;
 use std::time::Instant;
 
 use smallvec::SmallVec;
 
-use linger::Linger;
-
+use self::linger::Linger;
+use self::memory::Pool;
+use super::KvBounds;
 use super::gone::Gone;
 use super::resident::{Change, Health, Resident};
 use crate::account::Owner;
 use crate::backend::{Backend, BackendError, Collected, Damage, Limits};
 use crate::batch::Row;
 use crate::command::{ModelId, Operation};
-use crate::completion::{CallerId, Completion, Done, Outbox, Tag};
+use crate::completion::{CallerId, Completion, Outbox, Tag};
 use crate::error::{EngineError, EngineFailure};
-use crate::handle::DESK;
 use crate::scheduler::{Commons, Plan, Scheduler, SchedulerSettings, Turn};
 
 /// What comes in.
@@ -36,8 +37,8 @@ pub(super) enum Input {
     Operation(Operation),
     /// A model that was loaded.
     Add(Newcomer),
-    /// A model is to have so many pages.
-    Resize { model: ModelId, n_pages: usize, tag: Tag },
+    /// All models together are to have so many bytes of KV memory.
+    Share { kv_bytes: u64, tag: Tag },
     /// A model is to go.
     Remove(ModelId),
     /// The end.
@@ -48,6 +49,7 @@ pub(super) enum Input {
 pub(crate) struct Newcomer {
     pub(crate) id: ModelId,
     pub(crate) settings: SchedulerSettings,
+    pub(crate) bounds: KvBounds,
     pub(crate) backend: Box<dyn Backend>,
 }
 
@@ -91,7 +93,7 @@ pub(super) struct Core {
     linger: Linger,
     /// What was found while the layers of the last step were waited for; the next turn sees to it.
     layers_failed: Option<BackendError>,
-    n_steps_planned: u64,
+    pool: Pool,
     /// Models that have failed since this was asked last.
     failed: Vec<(ModelId, EngineFailure)>,
     /// Memory for the rows of a step.
@@ -138,7 +140,7 @@ impl Core {
                 Input::Leave(caller) => self.commons.leave_for_good(caller),
                 Input::Operation(operation) => self.apply(operation),
                 Input::Add(newcomer) => self.add(newcomer),
-                Input::Resize { model, n_pages, tag } => self.note_resize(model, n_pages, tag),
+                Input::Share { kv_bytes, tag } => self.note_share(kv_bytes, tag),
                 Input::Remove(model) => self.note_remove(model),
                 Input::Shutdown => return Ok(Next::Stop),
             }
@@ -164,7 +166,8 @@ impl Core {
             Health::Failing(_) => true,
             _ => resident.change != Change::None,
         };
-        Ok(match (self.under_way.is_empty(), self.residents.iter().flatten().any(has_work)) {
+        let is_more_to_do = self.pool.is_asked() || self.residents.iter().flatten().any(has_work);
+        Ok(match (self.under_way.is_empty(), is_more_to_do) {
             (false, _) => Next::Device,
             (true, true) => Next::Turn,
             (true, false) => Next::Input,
@@ -179,7 +182,7 @@ impl Core {
 
     /// Whether a step is under way.
     #[cfg(test)]
-    pub(super) fn is_under_way(&self) -> bool {
+    pub(super) fn has_steps_under_way(&self) -> bool {
         !self.under_way.is_empty()
     }
 
@@ -225,84 +228,51 @@ impl Core {
     }
 
     fn add(&mut self, newcomer: Newcomer) {
-        let Newcomer { id, settings, backend } = newcomer;
-        let place = usize::from(id.place);
-        let scheduler = Scheduler::new(limits(backend.as_ref()), settings.clone(), self.outbox.clone());
+        let place = usize::from(newcomer.id.place);
+        let limits = limits(newcomer.backend.as_ref());
+        let scheduler = Scheduler::new(limits, newcomer.settings.clone(), self.outbox.clone());
         while self.residents.len() <= place {
             self.residents.push(None);
         }
         assert!(self.residents[place].is_none(), "a place is given to one model at a time");
-        self.residents[place] = Some(Resident::new(id, settings, scheduler, backend));
-    }
-
-    fn note_resize(&mut self, model: ModelId, n_pages: usize, tag: Tag) {
-        let Some(place) = self.place_of(model) else {
-            return self.outbox.to(DESK, tag).send(Done::Resized(Err(EngineError::Unloaded)));
-        };
-        let resident = self.resident(place);
-        let earlier =
-            std::mem::replace(&mut resident.change, Change::Resize { n_pages, tag, may_step: false });
-        match earlier {
-            Change::None => {}
-            // It has come as far as it has.
-            Change::Resize { tag, .. } => self.outbox.to(DESK, tag).send(Done::Resized(Ok(()))),
-            Change::Leave => {
-                self.resident(place).change = Change::Leave;
-                self.outbox.to(DESK, tag).send(Done::Resized(Err(EngineError::Unloaded)));
-            }
-        }
+        let resident = Resident::new(newcomer, scheduler);
+        self.pool.note_came(resident.kv_bytes());
+        self.residents[place] = Some(resident);
     }
 
     fn note_remove(&mut self, model: ModelId) {
-        let Some(place) = self.place_of(model) else { return };
-        let earlier = std::mem::replace(&mut self.resident(place).change, Change::Leave);
-        if let Change::Resize { tag, .. } = earlier {
-            self.outbox.to(DESK, tag).send(Done::Resized(Err(EngineError::Unloaded)));
+        if let Some(place) = self.place_of(model) {
+            self.resident(place).change = Change::Leave;
         }
+    }
+
+    fn is_under_way(&self, place: usize) -> bool {
+        self.under_way.iter().any(|&(of, _)| of == place)
     }
 
     /// Brings models on in what is to become of them, as far as the steps under way allow.
     fn change_residents(&mut self) -> Result<(), EngineFailure> {
         for place in 0..self.residents.len() {
-            let is_under_way = self.under_way.iter().any(|&(of, _)| of == place);
-            let Self { residents, commons, gone, departed, outbox, .. } = self;
+            if self.is_under_way(place) {
+                continue;
+            }
+            let Self { residents, commons, gone, departed, outbox, pool, .. } = self;
             let Some(resident) = &mut residents[place] else { continue };
-            if let Health::Failing(failure) = &resident.health
-                && !is_under_way
-            {
+            if let Health::Failing(failure) = &resident.health {
                 let failure = failure.clone();
                 gone.add(resident.end_all(&EngineError::Failed(failure.clone()), commons, outbox));
                 resident.health = Health::Failed(failure);
             }
-            match &mut resident.change {
-                Change::None => {}
-                // Pages that it gains are touched by no step under way.
-                Change::Resize { n_pages, .. } if is_under_way && *n_pages < resident.backend.n_pages() => {}
-                &mut Change::Resize { n_pages, tag, .. } => {
-                    resident.change = match resident.resize(n_pages, commons) {
-                        Ok(false) => Change::Resize { n_pages, tag, may_step: true },
-                        Ok(true) => {
-                            outbox.to(DESK, tag).send(Done::Resized(Ok(())));
-                            Change::None
-                        }
-                        Err(error) if error.damage() == Damage::Device => {
-                            return Err(EngineFailure::Device(error));
-                        }
-                        Err(error) => {
-                            outbox.to(DESK, tag).send(Done::Resized(Err(EngineError::Memory(error))));
-                            Change::None
-                        }
-                    };
-                }
-                Change::Leave if is_under_way => {}
-                Change::Leave => {
-                    let mut resident = residents[place].take().expect("it was there");
-                    gone.add(resident.end_all(&EngineError::Unloaded, commons, outbox));
-                    departed.push((resident.id, resident.backend));
-                }
+            if resident.change == Change::Leave {
+                let resident = residents[place].take().expect("it was there");
+                let id = resident.id;
+                pool.note_left(resident.kv_bytes());
+                let (contexts, backend) = resident.leave(&EngineError::Unloaded, commons);
+                gone.add(contexts);
+                departed.push((id, backend));
             }
         }
-        Ok(())
+        self.move_memory()
     }
 
     fn oldest(&mut self) -> (usize, Plan) {
@@ -327,17 +297,13 @@ impl Core {
             && self.lingers_until(now).is_none()
             && let Some(place) = self.next_place(&passed)
         {
-            let Self { residents, commons, under_way, rows, n_steps_planned, .. } = self;
+            let Self { residents, commons, under_way, rows, .. } = self;
             let resident = residents[place].as_mut().expect("it was chosen");
             if under_way.len() >= resident.backend.limits().n_steps_under_way {
                 break;
             }
             let plan = resident.lend(commons).plan();
-            *n_steps_planned += 1;
-            resident.last_planned = *n_steps_planned;
-            if let Change::Resize { may_step, .. } = &mut resident.change {
-                *may_step = false;
-            }
+            resident.last_planned = commons.step();
             if plan.is_empty() {
                 passed.push(place);
                 continue;
@@ -349,6 +315,7 @@ impl Core {
                         self.linger.note_begun(now);
                     }
                     under_way.push_back((place, plan));
+                    self.note_step(place);
                 }
                 Ok(()) => passed.push(place),
                 Err(error) => self.note_failed(place, &plan, n_moved, error)?,

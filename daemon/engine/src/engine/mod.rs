@@ -14,7 +14,7 @@ use std::thread::JoinHandle;
 use tokio::sync::watch;
 
 pub(crate) use self::core::Newcomer;
-use crate::backend::Backend;
+use crate::backend::{Backend, PAGE_LEN};
 use crate::command::ModelId;
 use crate::error::EngineError;
 use crate::handle::{EngineWatch, Link, Message};
@@ -47,6 +47,24 @@ impl Default for EngineSettings {
             latency_multiple: 1.6,
             port: Port::Direct,
         }
+    }
+}
+
+/// How many pages a model may have while it shares a device with others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KvBounds {
+    /// The least: what its longest context needs, so that this comes to its end whatever others do.
+    pub n_pages_min: usize,
+    /// The most that it has use for.
+    pub n_pages_max: usize,
+}
+
+impl KvBounds {
+    /// Of a model that never has more than it came with.
+    #[must_use]
+    pub fn of(backend: &dyn Backend) -> Self {
+        let n_pages_min = backend.limits().n_positions_max.div_ceil(PAGE_LEN);
+        Self { n_pages_min, n_pages_max: backend.n_pages() }
     }
 }
 
@@ -84,11 +102,17 @@ impl Engine {
         Self { link, settings, places: Mutex::default(), thread: Some(thread) }
     }
 
-    /// Puts a model on it whose backend computes on the engine's device.
+    /// Puts a model on it whose backend computes on the engine's device. It keeps the pages that it has, as long as nobody
+    /// needs them more.
     ///
     /// # Errors
     /// The engine has failed or stopped.
-    pub fn add(&self, model: Arc<Model>, backend: Box<dyn Backend>) -> Result<ModelHandle, EngineError> {
+    pub fn add(
+        &self,
+        model: Arc<Model>,
+        backend: Box<dyn Backend>,
+        bounds: KvBounds,
+    ) -> Result<ModelHandle, EngineError> {
         let id = self.take_place();
         let settings = SchedulerSettings {
             place: usize::from(id.place),
@@ -100,8 +124,25 @@ impl Engine {
         };
         let (failure, failed) = watch::channel(None);
         let handle = ModelHandle::new(self.link.clone(), id, model, backend.as_ref(), failed);
-        self.link.post_message(Message::Add { newcomer: Newcomer { id, settings, backend }, failure })?;
+        self.link
+            .post_message(Message::Add { newcomer: Newcomer { id, settings, bounds, backend }, failure })?;
         Ok(handle)
+    }
+
+    /// Gives all models together so many bytes of KV memory. As long as they have more, parts of it are given up, of what
+    /// is missed least; what is left is given out. Who has how much follows from then on what guests ask. A step is never
+    /// held up for longer than some megabytes take to move.
+    ///
+    /// The models are told at once; what is returned waits until that is done. Of two that are under way the later one
+    /// counts.
+    ///
+    /// # Errors
+    /// It is less than the models need, or there is no memory, or the engine has failed or stopped.
+    pub fn share(
+        &self,
+        kv_bytes: u64,
+    ) -> Result<impl Future<Output = Result<(), EngineError>> + use<>, EngineError> {
+        self.link.share(kv_bytes)
     }
 
     /// Unloads a model: everything that anybody has of it ends with [`EngineError::Unloaded`], and saved contexts are
@@ -162,7 +203,8 @@ impl OneModel {
     #[must_use]
     pub fn start(model: Arc<Model>, backend: Box<dyn Backend>, settings: EngineSettings) -> Self {
         let engine = Engine::start(settings);
-        let handle = engine.add(model, backend).expect("an engine that has just begun takes a model");
+        let bounds = KvBounds::of(backend.as_ref());
+        let handle = engine.add(model, backend, bounds).expect("an engine that has just begun takes a model");
         Self { handle, engine }
     }
 

@@ -4,20 +4,18 @@ use std::ops::{Deref, DerefMut};
 
 use rustc_hash::FxHashSet;
 
-use super::core::limits;
-use crate::backend::{Backend, BackendError, Damage};
+use super::KvBounds;
+use super::core::{Newcomer, limits};
+use crate::backend::{Backend, BackendError, Damage, Limits};
 use crate::batch::{self, PageId, Row};
 use crate::command::{ContextId, ModelId};
-use crate::completion::{CallerId, Outbox, Tag};
+use crate::completion::{CallerId, Outbox};
 use crate::error::{EngineError, EngineFailure};
 use crate::scheduler::{Commons, Move, Plan, Scheduler, SchedulerSettings};
 
 /// So many steps of a model that fail, with none of its own between them that succeeds, are taken for a model that is lost;
 /// where no other on the device works, for a device that is.
 const N_STEPS_FAILED_MAX: usize = 3;
-
-/// Memory that changes hands between two steps, in bytes: what a device copies in some milliseconds at most.
-const RESIZED_BYTES: usize = 64 << 20;
 
 /// A model, its contexts and its backend.
 pub(super) struct Resident {
@@ -29,6 +27,12 @@ pub(super) struct Resident {
     pub(super) health: Health,
     /// When a step was last planned for it.
     pub(super) last_planned: u64,
+    /// Pages that it may have.
+    bounds: KvBounds,
+    /// Steps for which it keeps the pages that it got from another model.
+    pub(super) n_steps_kept: u64,
+    /// For whom it got them.
+    pub(super) helped: Option<ContextId>,
 }
 
 /// Whether anything can be computed for a model.
@@ -83,24 +87,27 @@ impl Health {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Change {
     None,
-    /// It gets pages or gives them up, part by part. It may have a step after each part.
-    Resize {
-        n_pages: usize,
-        tag: Tag,
-        may_step: bool,
-    },
+    /// It gives up pages once no step of it is under way.
+    Part,
     /// It goes once no step of it is under way.
     Leave,
 }
 
 impl Resident {
-    pub(super) fn new(
-        id: ModelId,
-        settings: SchedulerSettings,
-        scheduler: Scheduler,
-        backend: Box<dyn Backend>,
-    ) -> Self {
-        Self { id, settings, scheduler, backend, change: Change::None, health: Health::GOOD, last_planned: 0 }
+    pub(super) fn new(newcomer: Newcomer, scheduler: Scheduler) -> Self {
+        let Newcomer { id, settings, bounds, backend } = newcomer;
+        Self {
+            id,
+            settings,
+            scheduler,
+            backend,
+            change: Change::None,
+            health: Health::GOOD,
+            last_planned: 0,
+            bounds,
+            n_steps_kept: 0,
+            helped: None,
+        }
     }
 
     /// Ends all that is computed of it with an error, and begins with nothing. Returns which contexts there were, and whose.
@@ -111,12 +118,16 @@ impl Resident {
         outbox: &Outbox,
     ) -> Vec<(ContextId, CallerId)> {
         let anew = Scheduler::new(limits(self.backend.as_ref()), self.settings.clone(), outbox.clone());
-        let mut scheduler = std::mem::replace(&mut self.scheduler, anew);
-        scheduler.fail_all(error);
-        scheduler.exchange(commons);
-        let (contexts, lent) = scheduler.disband();
-        *commons = lent;
-        contexts
+        end(std::mem::replace(&mut self.scheduler, anew), error, commons)
+    }
+
+    /// As [`Self::end_all`], of a model that goes; returns its backend as well.
+    pub(super) fn leave(
+        self,
+        error: &EngineError,
+        commons: &mut Commons,
+    ) -> (Vec<(ContextId, CallerId)>, Box<dyn Backend>) {
+        (end(self.scheduler, error, commons), self.backend)
     }
 
     /// Lends it what all models share.
@@ -127,46 +138,80 @@ impl Resident {
 
     /// Whether a step may be planned for it.
     pub(super) fn may_step(&self) -> bool {
-        self.health.works()
-            && match self.change {
-                Change::None => true,
-                Change::Resize { n_pages, may_step, .. } => may_step || n_pages >= self.backend.n_pages(),
-                Change::Leave => false,
-            }
+        self.health.works() && self.change == Change::None
     }
 
-    /// Where its number of pages comes next on the way to `n_pages`.
-    fn next_n_pages(&self, n_pages: usize) -> usize {
-        let limits = self.backend.limits();
-        let n_granules = (RESIZED_BYTES / limits.page_bytes / limits.n_granule_pages).max(1);
-        let n_at_once = n_granules * limits.n_granule_pages;
+    /// Bytes of its pages.
+    pub(super) fn kv_bytes(&self) -> u64 {
+        self.backend.n_pages() as u64 * self.page_bytes()
+    }
+
+    pub(super) fn page_bytes(&self) -> u64 {
+        self.backend.limits().page_bytes as u64
+    }
+
+    /// Bytes that get their memory, and lose it, together.
+    pub(super) fn granule_bytes(&self) -> u64 {
+        self.backend.limits().n_granule_pages as u64 * self.page_bytes()
+    }
+
+    /// The least that it has to have, in bytes of whole granules.
+    pub(super) fn kv_bytes_min(&self) -> u64 {
+        self.n_pages_min() as u64 * self.page_bytes()
+    }
+
+    fn n_pages_min(&self) -> usize {
+        let Limits { n_pages, n_granule_pages, .. } = *self.backend.limits();
+        self.bounds.n_pages_min.next_multiple_of(n_granule_pages).min(n_pages)
+    }
+
+    /// How many pages it has with so many bytes more or less than those of whole granules; `None` if that is no more.
+    pub(super) fn n_pages_with(&self, n_bytes: u64) -> Option<usize> {
+        let Limits { n_pages: n_most, n_granule_pages, .. } = *self.backend.limits();
         let now = self.backend.n_pages();
-        match n_pages >= now {
-            true => (now / n_at_once * n_at_once).saturating_add(n_at_once).min(n_pages),
-            false => (now.div_ceil(n_at_once) * n_at_once - n_at_once).max(n_pages),
-        }
+        let n_granules = usize::try_from(n_bytes / self.granule_bytes()).unwrap_or(usize::MAX);
+        // One that has no memory is of the last granule, which may be shorter.
+        let whole = now / n_granule_pages * n_granule_pages;
+        let n_pages = whole.saturating_add(n_granules.saturating_mul(n_granule_pages));
+        let n_pages = n_pages.min(self.bounds.n_pages_max).min(n_most);
+        let n_pages = if n_pages == n_most { n_most } else { n_pages / n_granule_pages * n_granule_pages };
+        (n_pages > now).then_some(n_pages)
     }
 
-    /// Takes or gives up one part of the pages that it is to have; returns whether that was the last. No step of it may
-    /// be under way if it gives up any.
-    pub(super) fn resize(&mut self, n_pages: usize, commons: &mut Commons) -> Result<bool, BackendError> {
-        let next = self.next_n_pages(n_pages);
-        if next >= self.backend.n_pages() {
-            self.backend.resize(next)?;
-            self.scheduler.grow(self.backend.n_pages());
-            return Ok(next == n_pages);
-        }
-        let plan = self.lend(commons).vacate(next);
+    /// How many pages it has without so many bytes, or a little more, as far as it can do without; `None` if it cannot do
+    /// without any.
+    pub(super) fn n_pages_without(&self, n_bytes: u64) -> Option<usize> {
+        let now = self.backend.n_pages();
+        let n_given = usize::try_from(n_bytes.div_ceil(self.page_bytes())).unwrap_or(usize::MAX);
+        let n_granule_pages = self.backend.limits().n_granule_pages;
+        let n_pages = now.saturating_sub(n_given) / n_granule_pages * n_granule_pages;
+        let n_pages = n_pages.max(self.n_pages_min());
+        (n_pages < now).then_some(n_pages)
+    }
+
+    /// Takes memory for pages that it did not have.
+    pub(super) fn grow(&mut self, n_pages: usize) -> Result<(), BackendError> {
+        self.backend.resize(n_pages)?;
+        self.scheduler.grow(self.backend.n_pages());
+        Ok(())
+    }
+
+    /// Gives up the pages that a plan has vacated; returns how many of them moved. No step of it may be under way.
+    pub(super) fn part(&mut self, plan: &Plan, commons: &mut Commons) -> Result<usize, BackendError> {
         let mut n_moved = 0;
-        if let Err(error) = self.make_moves(&plan, &mut n_moved) {
+        if let Err(error) = self.make_moves(plan, &mut n_moved) {
             if error.damage() == Damage::Device {
                 return Err(error);
             }
             // The places have changed hands all the same; what did not arrive is computed again.
-            self.lend(commons).fail_step(&plan, n_moved, &EngineError::Step(error));
+            self.lend(commons).fail_step(plan, n_moved, &EngineError::Step(error));
         }
-        self.backend.resize(next)?;
-        Ok(next == n_pages)
+        let n_pages = self.scheduler.n_pages();
+        let resized = self.backend.resize(n_pages);
+        if self.backend.n_pages() > n_pages {
+            self.scheduler.grow(self.backend.n_pages());
+        }
+        resized.map(|()| n_moved)
     }
 
     /// Puts a plan into effect; `n_moved` counts the pages whose moves the backend has taken. `rows` is memory for those
@@ -205,6 +250,14 @@ impl Resident {
         }
         Ok(())
     }
+}
+
+fn end(mut scheduler: Scheduler, error: &EngineError, commons: &mut Commons) -> Vec<(ContextId, CallerId)> {
+    scheduler.fail_all(error);
+    scheduler.exchange(commons);
+    let (contexts, lent) = scheduler.disband();
+    *commons = lent;
+    contexts
 }
 
 /// Of moves to one page the last: what the others brought there was given up since.

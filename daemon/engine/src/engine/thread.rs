@@ -156,7 +156,7 @@ impl Inbox {
                 watched.insert(newcomer.id, failure);
                 Input::Add(newcomer)
             }
-            Message::Resize { model, n_pages, tag } => Input::Resize { model, n_pages, tag },
+            Message::Share { kv_bytes, tag } => Input::Share { kv_bytes, tag },
             Message::Remove { model, to } => {
                 leavers.insert(model, to);
                 Input::Remove(model)

@@ -6,6 +6,7 @@
 
 mod bundles;
 mod footprint;
+mod free_pages;
 mod holders;
 mod pages;
 mod prefix;

@@ -8,6 +8,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
 use super::bundles::Bundles;
+use super::free_pages::FreePages;
 use super::holders::Holders;
 use super::{PrefixKey, SegmentLengths, TokenStore};
 use crate::account::{Account, Resource};
@@ -33,7 +34,14 @@ struct Block {
     /// The last plan in which it has to stay where it is.
     pinned_in: u64,
     /// Its place in the order of the cached blocks nobody holds.
-    idle_since: u64,
+    idle_since: IdleSince,
+}
+
+/// When a cached block was let go of by the last who held it: the device's step, and which it was of those let go of.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+struct IdleSince {
+    step: u64,
+    number: u64,
 }
 
 /// All blocks of one backend, and the tokens whose KV they hold.
@@ -43,7 +51,7 @@ pub(crate) struct PageTable {
     pub(super) bundles: Bundles,
     blocks: Vec<Option<Block>>,
     free_blocks: Vec<BlockId>,
-    free_pages: Vec<PageId>,
+    free_pages: FreePages,
     /// Pages of pinned blocks that nobody holds any more: they come free when the plan is done.
     freed_later: Vec<PageId>,
     free_host_pages: Vec<HostPageId>,
@@ -51,8 +59,9 @@ pub(crate) struct PageTable {
     n_host_pages: usize,
     by_key: HashMap<PrefixKey, BlockId>,
     /// Cached blocks that nobody holds, all on the device, least recently held first.
-    idle: BTreeMap<u64, BlockId>,
-    clock: u64,
+    idle: BTreeMap<IdleSince, BlockId>,
+    /// When what is let go of now is let go of.
+    now: IdleSince,
     /// Blocks that changed place so far.
     n_moves: u64,
     /// How often the backend may not have heard, or may have forgotten, where blocks are.
@@ -70,13 +79,13 @@ impl PageTable {
             // As many as there can be: none of these lists has to grow in the middle of a step.
             blocks: Vec::with_capacity(n_pages + n_host_pages),
             free_blocks: Vec::with_capacity(n_pages + n_host_pages),
-            free_pages: ids(n_pages).rev().map(PageId).collect(),
+            free_pages: FreePages::all(n_pages),
             free_host_pages: ids(n_host_pages).rev().map(HostPageId).collect(),
             n_pages,
             n_host_pages,
             by_key: HashMap::with_capacity(n_pages + n_host_pages),
             idle: BTreeMap::new(),
-            clock: 0,
+            now: IdleSince::default(),
             freed_later: Vec::new(),
             n_moves: 0,
             n_tellings_lost: 0,
@@ -95,27 +104,23 @@ impl PageTable {
     /// Takes back a page, unless it lost its memory meanwhile.
     fn give_page(&mut self, page: PageId) {
         if (page.0 as usize) < self.n_pages {
-            self.free_pages.push(page);
+            self.free_pages.give(page);
         }
     }
 
     /// From now on there are so many device pages. Blocks on others, if there are any left, have to go elsewhere.
     pub(crate) fn resize(&mut self, n_pages: usize) {
-        let added = self.n_pages..n_pages;
+        self.free_pages.resize(self.n_pages, n_pages);
+        // As many as there can be, as at the start.
+        let n_blocks = n_pages + self.n_host_pages;
+        self.blocks.reserve(n_blocks.saturating_sub(self.blocks.len()));
+        self.free_blocks.reserve(n_blocks.saturating_sub(self.free_blocks.len()));
+        self.by_key.reserve(n_blocks.saturating_sub(self.by_key.len()));
+        self.tokens.lay_out(n_pages);
         self.n_pages = n_pages;
-        self.free_pages.retain(|page| (page.0 as usize) < n_pages);
-        let added = added.rev().map(|idx| PageId(u32::try_from(idx).expect("page counts fit 32 bits")));
-        self.free_pages.splice(..0, added);
-        let is_lost = |id: &BlockId| self.page(*id).is_some_and(|page| page.0 as usize >= n_pages);
-        let lost: Vec<(u64, BlockId)> =
-            self.idle.iter().map(|(&at, &id)| (at, id)).filter(|(_, id)| is_lost(id)).collect();
-        for (at, id) in lost {
-            self.idle.remove(&at);
-            self.free(id);
-        }
     }
 
-    /// A held block at this index or after it that is on a device page which there is no more, and the index after it.
+    /// A block at this index or after it that is on a device page which there is no more, and the index after it.
     pub(crate) fn next_stray(&self, mut idx: usize) -> Option<(BlockId, usize)> {
         while idx < self.blocks.len() {
             let id = BlockId(idx as u32);
@@ -138,7 +143,7 @@ impl PageTable {
     /// Moves a block to a free device page; `None` when none is free.
     pub(crate) fn move_within(&mut self, id: BlockId) -> Option<(PageId, PageId)> {
         let from = self.page(id)?;
-        let to = self.free_pages.pop()?;
+        let to = self.free_pages.take()?;
         self.block_mut(id).place = Place::Device(to);
         self.n_moves += 1;
         self.give_page(from);
@@ -155,14 +160,14 @@ impl PageTable {
 
     /// A new block on a free device page, held once; `None` when no page is free. The account has been charged for it.
     pub(crate) fn allocate(&mut self, account: &Arc<Account>) -> Option<BlockId> {
-        let page = self.free_pages.pop()?;
+        let page = self.free_pages.take()?;
         let block = Block {
             place: Place::Device(page),
             holders: Holders::one(account),
             key: None,
             marked_in: 0,
             pinned_in: 0,
-            idle_since: 0,
+            idle_since: IdleSince::default(),
         };
         let id = self.free_blocks.pop().unwrap_or_else(|| {
             self.blocks.push(None);
@@ -184,7 +189,7 @@ impl PageTable {
 
     /// One holder less. The last one frees the page, unless the prefix cache remembers the block.
     pub(crate) fn release(&mut self, id: BlockId, account: &Arc<Account>) {
-        let clock = self.clock + 1;
+        let now = IdleSince { number: self.now.number + 1, ..self.now };
         let block = self.block_mut(id);
         block.holders.remove_payer(account);
         if !block.holders.is_empty() {
@@ -192,9 +197,9 @@ impl PageTable {
         }
         let is_cached = block.key.is_some() && matches!(block.place, Place::Device(_));
         if is_cached {
-            block.idle_since = clock;
-            self.clock = clock;
-            self.idle.insert(clock, id);
+            block.idle_since = now;
+            self.now = now;
+            self.idle.insert(now, id);
         } else {
             self.free(id);
         }
@@ -313,7 +318,7 @@ impl PageTable {
     /// Moves a block back to a free device page; `None` when none is free or the block is there already.
     pub(crate) fn move_in(&mut self, id: BlockId) -> Option<(HostPageId, PageId)> {
         let Place::Host(host_page) = self.block(id).place else { return None };
-        let page = self.free_pages.pop()?;
+        let page = self.free_pages.take()?;
         self.block_mut(id).place = Place::Device(page);
         self.n_moves += 1;
         self.free_host_pages.push(host_page);
@@ -333,7 +338,7 @@ impl PageTable {
         for &id in &lost {
             self.forget_key(id);
         }
-        let idle: Vec<(u64, BlockId)> =
+        let idle: Vec<(IdleSince, BlockId)> =
             self.idle.iter().map(|(&at, &id)| (at, id)).filter(|(_, id)| lost.contains(id)).collect();
         for (at, id) in idle {
             self.idle.remove(&at);
@@ -364,6 +369,17 @@ impl PageTable {
         self.idle.len()
     }
 
+    /// The device's step in which the last of so many cached blocks was let go of, the one that was let go of longest ago
+    /// being the first.
+    pub(crate) fn idle_since(&self, n: usize) -> Option<u64> {
+        self.idle.keys().nth(n.checked_sub(1)?).map(|since| since.step)
+    }
+
+    /// What is let go of from now on is let go of in this step of the device.
+    pub(crate) fn note_step(&mut self, step: u64) {
+        self.now.step = self.now.step.max(step);
+    }
+
     pub(crate) fn n_on_host(&self) -> usize {
         self.n_host_pages - self.free_host_pages.len()
     }
@@ -377,7 +393,7 @@ impl PageTable {
     /// Checks that every page is free once or in one block, and that the counts agree with these holders.
     #[cfg(test)]
     pub(crate) fn check(&self, holders: &HashMap<BlockId, u32>) {
-        let mut pages = self.free_pages.clone();
+        let mut pages: Vec<PageId> = self.free_pages.iter().collect();
         pages.extend(&self.freed_later);
         let mut host_pages = self.free_host_pages.clone();
         for (idx, block) in self.blocks.iter().enumerate() {

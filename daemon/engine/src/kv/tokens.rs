@@ -66,16 +66,29 @@ impl TokenStore {
     pub(crate) fn new(n_segment_tokens: usize, n_pages: usize) -> Self {
         let is_fit = n_segment_tokens.is_power_of_two() && n_segment_tokens.is_multiple_of(PAGE_LEN);
         assert!(is_fit, "segments of {n_segment_tokens} tokens");
-        let n_laid_out = (n_pages * PAGE_LEN / n_segment_tokens).min(N_LAID_OUT_MAX);
-        let ids = 0..n_laid_out as u32;
-        Self {
+        let mut store = Self {
             n_segment_bits: n_segment_tokens.ilog2(),
-            segments: ids.clone().map(|_| Segment::new(n_segment_tokens)).collect(),
-            n_holders: vec![0; n_laid_out],
-            spare: ids.rev().map(SegmentId).collect(),
+            segments: Vec::new(),
+            n_holders: Vec::new(),
+            spare: Vec::new(),
             bare: Vec::new(),
-            n_laid_out,
-        }
+            n_laid_out: 0,
+        };
+        store.lay_out(n_pages);
+        store
+    }
+
+    /// Sees to it that there is memory for the tokens of so many pages, up to a bound.
+    pub(super) fn lay_out(&mut self, n_pages: usize) {
+        let n_laid_out = (n_pages * PAGE_LEN / self.n_segment_tokens()).min(N_LAID_OUT_MAX);
+        let n_added = n_laid_out.saturating_sub(self.n_laid_out);
+        self.n_laid_out += n_added;
+        let start = self.segments.len();
+        let n_segment_tokens = self.n_segment_tokens();
+        self.segments.extend((0..n_added).map(|_| Segment::new(n_segment_tokens)));
+        self.n_holders.resize(self.segments.len(), 0);
+        let ids = (start..self.segments.len()).rev();
+        self.spare.extend(ids.map(|idx| SegmentId(u32::try_from(idx).expect("segment counts fit 32 bits"))));
     }
 
     fn n_segment_tokens(&self) -> usize {

@@ -14,7 +14,7 @@ use std::collections::BTreeMap;
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
-use super::{ContextState, Scheduler};
+use super::{ContextState, Scheduler, Source};
 use crate::account::ActorId;
 use crate::backend::PAGE_LEN;
 use crate::command::ContextId;
@@ -75,7 +75,7 @@ pub(super) struct Line {
     now: u64,
     next_number: u64,
     /// Pages promised to contexts that are admitted.
-    n_promised: usize,
+    pub(super) n_promised: usize,
     n_admitted: usize,
     /// The count of pages, once it was made for the step being planned.
     count: Option<Count>,
@@ -83,9 +83,9 @@ pub(super) struct Line {
 
 /// Pages that admitted contexts neither hold nor have been promised, at one point of one step's plan.
 #[derive(Clone, Copy, Debug)]
-struct Count {
-    n_left: isize,
-    marking: u64,
+pub(super) struct Count {
+    pub(super) n_left: isize,
+    pub(super) marking: u64,
 }
 
 /// What a context's work needs on the device.
@@ -183,7 +183,7 @@ impl ContextState {
     }
 
     /// Whether it has decoded what it was admitted for; a question is never done before its answer.
-    fn has_had_its_term(&self) -> bool {
+    pub(super) fn has_had_its_term(&self) -> bool {
         let Standing::Admitted(term) = self.standing else { return false };
         matches!(self.work, Some(Work::Run(_)))
             && term.n_tokens_left == 0
@@ -260,8 +260,11 @@ impl Scheduler {
             self.contexts.insert(*id, context);
         }
         let n_pages: usize = needs.iter().map(|need| need.n_pages).sum();
-        let n_at_hand = self.pages.n_free() + self.pages.n_idle();
-        if self.line.count.is_some() || n_at_hand < self.line.n_promised + n_pages {
+        let is_at_hand = self.has_at_hand(n_pages);
+        if !is_at_hand && self.source == Source::Others {
+            return Err(n_pages);
+        }
+        if self.line.count.is_some() || !is_at_hand {
             let Count { n_left, marking } = self.count(None);
             let mut n_held = 0;
             for id in ids {
@@ -271,7 +274,9 @@ impl Scheduler {
                 }
             }
             let n_taken = (n_held + n_pages) as isize;
-            if n_taken > n_left && self.line.n_admitted > 0 {
+            let is_too_large =
+                n_held + n_pages > self.limits.n_pages && self.n_pages_most > self.limits.n_pages;
+            if n_taken > n_left && (self.line.n_admitted > 0 || is_too_large) {
                 self.line.forget_count();
                 return Err(n_held + n_pages);
             }
@@ -309,16 +314,42 @@ impl Scheduler {
         context.target().div_ceil(PAGE_LEN) > term.n_blocks
     }
 
+    /// Whether so many pages are free or cached beside those that were promised.
+    fn has_at_hand(&self, n_pages: usize) -> bool {
+        self.pages.n_free() + self.pages.n_idle() >= self.line.n_promised + n_pages
+    }
+
+    /// Pages that the first in line lacks beside what is free or cached, and whose guest's turn it is.
+    pub(super) fn lack_of_first(&mut self) -> Option<(usize, ContextId)> {
+        let first = self.line.first()?;
+        let members = match self.job_of(first) {
+            Some(job) => self.jobs.members(job),
+            None => SmallVec::from_slice(&[first]),
+        };
+        let mut n_pages = self.line.n_promised;
+        for id in members {
+            let mut context = self.contexts.remove(&id)?;
+            if context.work.is_some() {
+                n_pages += self.need(&mut context, Kept::Term).n_pages;
+            }
+            self.contexts.insert(id, context);
+        }
+        let n_lacking = n_pages.checked_sub(self.pages.n_free() + self.pages.n_idle())?;
+        (n_lacking > 0).then_some((n_lacking, first))
+    }
+
     /// Room for a context beside those that are admitted.
     fn find_room(&mut self, context: &mut ContextState) -> Option<Need> {
         // What is free or cached is at hand. What contexts hold that wait for nothing is counted only if need be.
         let is_back = context.kv.n_lost() > 0 || context.kv.locate(&self.pages) > 0;
         let need = self.need(context, if is_back { Kept::Term } else { Kept::NextPage });
-        let n_at_hand = self.pages.n_free() + self.pages.n_idle();
-        if self.line.count.is_none() && n_at_hand >= self.line.n_promised + need.n_pages {
+        if self.line.count.is_none() && self.has_at_hand(need.n_pages) {
             return Some(need);
         }
         let need = self.need(context, Kept::Term);
+        if self.source == Source::Others && !self.has_at_hand(need.n_pages) {
+            return None;
+        }
         self.take_from_count(need, context).then_some(need)
     }
 
@@ -340,7 +371,7 @@ impl Scheduler {
     }
 
     /// Counts the pages that admitted contexts hold, and marks them; `placed` is one that is out of the table.
-    fn count(&mut self, placed: Option<&ContextState>) -> Count {
+    pub(super) fn count(&mut self, placed: Option<&ContextState>) -> Count {
         if let Some(count) = self.line.count {
             return count;
         }
@@ -388,6 +419,10 @@ impl Scheduler {
                 continue;
             }
             let need = self.need(&mut context, Kept::Term);
+            if self.source == Source::Others && !self.has_at_hand(need.n_pages) {
+                self.contexts.insert(id, context);
+                return;
+            }
             let is_admitted = self.take_from_count(need, &context);
             if is_admitted {
                 self.leave_line(rank);
@@ -401,6 +436,19 @@ impl Scheduler {
                 return;
             }
         }
+    }
+
+    /// Runs that have had their terms, the first admitted first.
+    pub(super) fn over(&self) -> Vec<ContextId> {
+        let contexts = self.contexts.iter();
+        let mut over: Vec<(u64, ContextId)> = contexts
+            .filter_map(|(&id, context)| match context.standing {
+                Standing::Admitted(term) if context.has_had_its_term() => Some((term.number, id)),
+                _ => None,
+            })
+            .collect();
+        over.sort_unstable();
+        over.into_iter().map(|(_, id)| id).collect()
     }
 
     /// Ends the terms of runs that have had theirs, the first admitted first, until `n_pages` are left; returns whether

@@ -114,7 +114,7 @@ impl Scheduler {
             work: None,
             window,
             is_queued: false,
-            last_step: self.step,
+            last_step: self.commons.step,
             standing: Standing::default(),
             under_way: None,
             epoch: 0,
@@ -131,7 +131,7 @@ impl Scheduler {
         let Some(saved) = self.saved.get_mut(&key) else {
             return Err(EngineError::NotSaved { name: key.1 });
         };
-        saved.last_step = self.step;
+        saved.last_step = self.commons.step;
         let kv = saved.kv.fork(owner.account.clone(), &mut self.pages);
         let tokens = kv.view(&self.pages).to_vec();
         let seat = self.commons.queue.seat(&owner);
@@ -244,7 +244,7 @@ impl Scheduler {
         }
         let kv = context.kv.fork(owner.account.clone(), &mut self.pages);
         self.commons.queue.charge(&context.seat, Costs::command_ns(kv.blocks().len()));
-        self.saved.insert(key, Saved { kv, _footprint: footprint, owner, last_step: self.step });
+        self.saved.insert(key, Saved { kv, _footprint: footprint, owner, last_step: self.commons.step });
         Ok(())
     }
 

@@ -15,7 +15,7 @@ use super::admission::Rank;
 use super::bounds::N_ROWS_PER_PREFILL;
 use super::cost::StepWork;
 use super::plan::{N_BLOCKS_FOUND_MAX, Placed};
-use super::{ContextState, Plan, Scheduler};
+use super::{ContextState, Plan, Scheduler, Source};
 use crate::account::Resource;
 use crate::backend::PAGE_LEN;
 use crate::batch::{Candidate, Output};
@@ -25,7 +25,7 @@ use crate::error::EngineError;
 use crate::job::{JobId, JointWork, Stage, Work};
 use crate::sampling::Sampler;
 
-type Members = SmallVec<[ContextId; 2]>;
+pub(super) type Members = SmallVec<[ContextId; 2]>;
 
 #[derive(Debug)]
 struct Job {
@@ -56,7 +56,7 @@ impl Jobs {
         self.jobs.is_empty() && self.waiting.is_empty()
     }
 
-    fn members(&self, job: JobId) -> Members {
+    pub(super) fn members(&self, job: JobId) -> Members {
         self.jobs.get(&job).map_or_else(Members::new, |job| job.members.clone())
     }
 
@@ -317,7 +317,8 @@ impl Scheduler {
                 copying.push(*id);
             }
         }
-        let (n_pages, n_needed) = (self.limits.n_pages, held.len() + n_new + n_copied);
+        let (n_pages, n_needed) = (self.n_pages_most, held.len() + n_new + n_copied);
+        // What the model does not have now it can get.
         if n_needed <= n_pages {
             return Ok(Some(n_new + n_copied + n_away));
         }
@@ -374,6 +375,8 @@ impl Scheduler {
                 members.into_iter().for_each(|id| self.enqueue(id));
                 true
             }
+            // Others are asked first.
+            Err(_) if self.source == Source::Others => false,
             Err(n_pages) => self.end_terms(n_pages),
         }
     }

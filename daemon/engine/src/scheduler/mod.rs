@@ -27,13 +27,14 @@ mod failure;
 mod fair;
 mod joint;
 mod late;
+mod parts;
 mod plan;
 mod resize;
 mod returns;
 mod room;
 mod spares;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -57,7 +58,9 @@ use returns::Returns;
 use spares::Spares;
 
 pub(crate) use late::MasksOfStep;
+pub(crate) use parts::{Sacrifice, Source, Want};
 pub(crate) use plan::{Move, Plan};
+pub(crate) use resize::Taking;
 pub(crate) use returns::Privilege;
 
 /// What the scheduler is told at start-up.
@@ -103,7 +106,7 @@ struct ContextState {
     window: AheadWindow,
     /// Whether it stands in the queue.
     is_queued: bool,
-    /// The last step that computed something for it.
+    /// The device's last step that computed something for it.
     last_step: u64,
     standing: Standing,
     under_way: Option<UnderWay>,
@@ -129,6 +132,7 @@ struct Saved {
     kv: Sequence,
     _footprint: Footprint,
     owner: Owner,
+    /// The device's step when it was saved or last opened.
     last_step: u64,
 }
 
@@ -139,7 +143,9 @@ pub(crate) struct Commons {
     queue: FairQueue<ContextId>,
     /// Those who may ask for something.
     callers: FxHashMap<CallerId, Owner>,
-    /// Steps of all models.
+    /// The number of the last step of any model that was planned.
+    step: u64,
+    /// Steps of all models that were taken in.
     n_steps: u64,
     /// By the models' places.
     decoding: Vec<Option<LastDecode>>,
@@ -159,6 +165,11 @@ struct LastDecode {
 const N_STEPS_BESIDE: u64 = 16;
 
 impl Commons {
+    /// The number of the last step of any model that was planned.
+    pub(crate) fn step(&self) -> u64 {
+        self.step
+    }
+
     /// A guest that asks from now on.
     pub(crate) fn enter(&mut self, caller: CallerId, owner: Owner) {
         self.callers.insert(caller, owner);
@@ -217,6 +228,9 @@ pub(crate) struct Scheduler {
     commons: Commons,
     /// Contexts that have to wait for pages.
     line: Line,
+    source: Source,
+    /// Pages that the model can have if others have what they cannot do without.
+    n_pages_most: usize,
     n_markings: u64,
     costs: Costs,
     returns: Returns,
@@ -250,6 +264,8 @@ impl Scheduler {
             n_slots: 0,
             commons: Commons::default(),
             line: Line::default(),
+            source: Source::default(),
+            n_pages_most: limits.n_pages,
             n_markings: 0,
             costs: Costs::default(),
             returns: Returns::default(),
@@ -269,6 +285,8 @@ impl Scheduler {
     /// Takes what the models share, or gives it back.
     pub(crate) fn exchange(&mut self, commons: &mut Commons) {
         std::mem::swap(&mut self.commons, commons);
+        // Pages that are let go of from now on. While it is nobody's turn, nothing is let go of.
+        self.pages.note_step(self.commons.step);
     }
 
     /// How far those have come whose work for the model comes next; whoever is first in line for pages, if nobody else
@@ -310,11 +328,13 @@ impl Scheduler {
 
     /// Whether there may be something to compute for the model.
     pub(crate) fn has_work_among(&self, commons: &Commons) -> bool {
+        self.waits_for_plan_among(commons) || !self.line.is_empty()
+    }
+
+    /// Whether any of its work waits for a plan, and not for pages.
+    pub(crate) fn waits_for_plan_among(&self, commons: &Commons) -> bool {
         let is_queued = |class| commons.queue.len(self.lane(class)) > 0;
-        is_queued(Class::Decode)
-            || is_queued(Class::Prompt)
-            || !self.line.is_empty()
-            || self.jobs.have_waiting()
+        is_queued(Class::Decode) || is_queued(Class::Prompt) || self.jobs.have_waiting()
     }
 
     pub(crate) fn stats(&self) -> EngineStats {
@@ -327,6 +347,11 @@ impl Scheduler {
             n_saved: self.saved.len(),
             ..self.stats.clone()
         }
+    }
+
+    /// Device pages.
+    pub(crate) fn n_pages(&self) -> usize {
+        self.pages.n_pages()
     }
 
     fn take_slot(&mut self) -> SlotId {

@@ -117,6 +117,8 @@ impl Scheduler {
     /// Plans the next step.
     pub(crate) fn plan(&mut self) -> Plan {
         self.step += 1;
+        self.commons.step += 1;
+        self.pages.note_step(self.commons.step);
         self.end_failed_jobs(None);
         self.line.forget_count();
         self.admit_from_line();
@@ -324,7 +326,7 @@ impl Scheduler {
             // Room is being made in this plan: not here. Before, nobody's pages were looked for.
             self.pin(context);
         }
-        context.last_step = self.step;
+        context.last_step = self.commons.step;
         self.stats.n_tokens += (end - start) as u64;
         self.stats.n_tokens_again += n_again as u64;
         self.charge_row(context, class, start..end, n_again, plan);
@@ -392,7 +394,7 @@ impl Scheduler {
         });
         context.under_way =
             Some(UnderWay { n_rows: 1, end: n_tokens, n_draws: usize::from(draws), waits_for_mask: false });
-        context.last_step = self.step;
+        context.last_step = self.commons.step;
         let n_outputs_tokens = work.outputs_cost(n_tokens - 1..n_tokens, n_tokens, self.limits.logits_tokens);
         let n_head_tokens = n_outputs_tokens.max(self.limits.logits_tokens as usize) + 1;
         plan.work.n_head_tokens += n_head_tokens;

@@ -1,8 +1,18 @@
-//! More pages, or fewer: a device's memory is shared out anew when models come and go.
+//! More pages, or fewer: a device's memory follows what is asked of its models.
 
+use super::admission::Count;
 use super::{Move, Plan, Scheduler};
 use crate::backend::Limits;
 use crate::command::ContextId;
+
+/// What pages may be taken of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Taking {
+    /// Whatever admitted contexts neither hold nor were promised.
+    Spare,
+    /// Anything: whoever is admitted has to ask again.
+    Any,
+}
 
 impl Scheduler {
     /// There are so many pages from now on, and all of them have memory.
@@ -12,22 +22,28 @@ impl Scheduler {
     }
 
     /// There are only so many pages from now on. What is on others moves to those that stay, as far as there is room;
-    /// for the rest the least deserving gives up room as for any other want of it. Once the moves are made, nothing
-    /// reads or writes the others. No step may be under way.
-    pub(crate) fn vacate(&mut self, n_pages: usize) -> Plan {
+    /// for the rest the cache and then the least deserving give up room as for any other want of it. Once the moves are
+    /// made, nothing reads or writes the others. No step may be under way.
+    ///
+    /// # Panics
+    /// Only what is spare is to be taken, and there is not as much.
+    pub(crate) fn vacate(&mut self, n_pages: usize, taking: Taking) -> Plan {
         assert!(self.steps_under_way.is_empty(), "rows find their pages where they were");
         let mut plan = self.spare_plans.pop().unwrap_or_default();
         plan.step = self.step;
         self.set_n_pages(n_pages);
-        // What was promised is not there any more. Whoever still needs pages asks again.
-        let admitted = self.contexts.iter().filter(|(_, context)| context.is_admitted());
-        let admitted: Vec<ContextId> = admitted.map(|(&id, _)| id).collect();
-        for id in admitted {
-            self.leave_by_id(id);
-            self.enqueue(id);
-        }
-        self.n_markings += 1;
-        let marking = self.n_markings;
+        let marking = match taking {
+            Taking::Spare => {
+                let Count { n_left, marking } = self.count(None);
+                assert!(n_left >= 0, "what admitted contexts have stays with them");
+                marking
+            }
+            Taking::Any => {
+                self.dismiss_all();
+                self.n_markings += 1;
+                self.n_markings
+            }
+        };
         let mut victims = None;
         let mut from = 0;
         while let Some((block, next)) = self.pages.next_stray(from) {
@@ -45,9 +61,20 @@ impl Scheduler {
         plan
     }
 
+    /// What was promised is not there any more. Whoever still needs pages asks again.
+    fn dismiss_all(&mut self) {
+        let admitted = self.contexts.iter().filter(|(_, context)| context.is_admitted());
+        let admitted: Vec<ContextId> = admitted.map(|(&id, _)| id).collect();
+        for id in admitted {
+            self.leave_by_id(id);
+            self.enqueue(id);
+        }
+    }
+
     fn set_n_pages(&mut self, n_pages: usize) {
         self.limits = Limits { n_pages, ..self.limits.clone() };
         self.pages.resize(n_pages);
+        self.n_pages_most = n_pages;
         self.line.forget_count();
     }
 }

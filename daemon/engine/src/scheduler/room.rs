@@ -10,8 +10,9 @@ use crate::account::ActorId;
 use crate::command::ContextId;
 use crate::kv::BlockId;
 
+/// Whose pages may go.
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Victim {
+pub(super) enum Victim {
     Context(ContextId),
     Saved((ActorId, String)),
 }
@@ -64,21 +65,11 @@ impl Scheduler {
 
     /// Whose pages may go, the least deserving first.
     pub(super) fn victims(&self) -> Victims {
-        let mut idle: Vec<(u64, Victim)> = Vec::new();
-        // What holds nothing has nothing to give; a user may have saved thousands.
-        for (key, saved) in self.saved.iter().filter(|(_, saved)| !saved.kv.blocks().is_empty()) {
-            idle.push((saved.last_step, Victim::Saved(key.clone())));
-        }
-        let mut queued: Vec<(u64, Victim)> = Vec::new();
-        for (&id, context) in self.contexts.iter().filter(|(_, context)| !context.kv.blocks().is_empty()) {
-            match (context.is_admitted() || context.is_in_line(), context.is_queued) {
-                (true, _) => {}
-                (false, false) => idle.push((context.last_step, Victim::Context(id))),
-                // It could go on with what it holds.
-                (false, true) => queued.push((context.last_step, Victim::Context(id))),
-            }
-        }
-        idle.sort_unstable();
+        let idle = self.idle_victims();
+        // They could go on with what they hold.
+        let queued = self.contexts.iter().filter(|(_, context)| context.is_queued && context.holds_freely());
+        let mut queued: Vec<(u64, Victim)> =
+            queued.map(|(&id, context)| (context.last_step, Victim::Context(id))).collect();
         queued.sort_unstable();
         let list = idle.into_iter().map(|(_, victim)| victim);
         let list = list.chain(self.line.last_first().map(Victim::Context));
@@ -86,6 +77,21 @@ impl Scheduler {
             list: list.chain(queued.into_iter().map(|(_, victim)| victim)).collect(),
             ..Victims::default()
         }
+    }
+
+    /// Contexts that wait for nothing and hold something, and the device's steps in which they were served last, the
+    /// longest ago first.
+    pub(super) fn idle_victims(&self) -> Vec<(u64, Victim)> {
+        let mut idle: Vec<(u64, Victim)> = Vec::new();
+        // What holds nothing has nothing to give; a user may have saved thousands.
+        for (key, saved) in self.saved.iter().filter(|(_, saved)| !saved.kv.blocks().is_empty()) {
+            idle.push((saved.last_step, Victim::Saved(key.clone())));
+        }
+        let contexts =
+            self.contexts.iter().filter(|(_, context)| !context.is_queued && context.holds_freely());
+        idle.extend(contexts.map(|(&id, context)| (context.last_step, Victim::Context(id))));
+        idle.sort_unstable();
+        idle
     }
 
     /// Takes one page from the least deserving that has one to give.
@@ -159,5 +165,12 @@ impl Scheduler {
 
     fn is_kept(&self, block: BlockId, marking: u64) -> bool {
         self.pages.is_marked(block, marking) || self.pages.is_pinned(block)
+    }
+}
+
+impl ContextState {
+    /// Whether it holds blocks that it was not admitted for and does not stand in line with.
+    fn holds_freely(&self) -> bool {
+        !self.is_admitted() && !self.is_in_line() && !self.kv.blocks().is_empty()
     }
 }

@@ -3,11 +3,12 @@
 mod cost;
 mod failing;
 mod guest;
-mod hash_backend;
+pub(crate) mod hash_backend;
 mod joint;
 mod late;
 mod progress;
 mod pull;
+mod resize;
 mod steps;
 mod verify;
 
@@ -16,7 +17,7 @@ use std::sync::Arc;
 
 use self::guest::Guests;
 use self::hash_backend::{HashBackend, VOCAB, drawn, extend_hash, fails, hash, mix, score};
-use super::{Move, Plan, Scheduler, SchedulerSettings};
+use super::{Plan, Scheduler, SchedulerSettings};
 use crate::account::{Account, ActorId, Budget, GuestId, Owner, Resource, SessionId};
 use crate::backend::{Limits, PAGE_LEN};
 use crate::batch::{Output, Token};
@@ -111,6 +112,8 @@ struct World {
     n_verified: usize,
     n_masks_late: usize,
     n_moved_within: usize,
+    /// Times that pages were given up, by what was missed most.
+    n_parted: [usize; 4],
     /// Segments of tokens that were shared, summed over all that was done.
     n_segments_shared: usize,
 }
@@ -167,6 +170,7 @@ impl World {
             n_verified: 0,
             n_masks_late: 0,
             n_moved_within: 0,
+            n_parted: [0; 4],
             n_segments_shared: 0,
         }
     }
@@ -387,22 +391,6 @@ impl World {
         }
     }
 
-    /// Another number of pages, as when models come and go. Whatever was there goes on.
-    fn resize(&mut self) {
-        if !self.under_way.is_empty() {
-            return;
-        }
-        let n_pages = N_PAGES_MIN + self.random.below(self.backend.n_pages() - N_PAGES_MIN + 1);
-        if n_pages >= self.scheduler.limits.n_pages {
-            return self.scheduler.grow(n_pages);
-        }
-        let plan = self.scheduler.vacate(n_pages);
-        self.n_moved_within += plan.moves.iter().filter(|m| matches!(m, Move::Within(..))).count();
-        self.backend.make(&plan.moves);
-        self.backend.forget_from(n_pages);
-        self.check();
-    }
-
     /// Plans steps as long as more can be under way, then takes in the oldest.
     fn step(&mut self) {
         self.supply_some_masks();
@@ -534,6 +522,7 @@ fn random_operations_give_what_a_model_without_pages_gives() {
     let mut n_jobs = joint::Seen::default();
     let (mut n_verified, mut n_rows_of_head, mut n_moved_within) = (0, 0, 0);
     let (mut n_masks_late, mut n_sat_out, mut n_heads_with_pages, mut n_told_again) = (0, 0, 0, 0);
+    let mut n_parted = [0; 4];
     let (mut n_taken_apart, mut n_segments_shared) = (0, 0);
     for seed in 0..150 {
         let mut world = World::new(seed);
@@ -554,6 +543,7 @@ fn random_operations_give_what_a_model_without_pages_gives() {
         n_faults += world.n_faults;
         n_verified += world.n_verified;
         n_moved_within += world.n_moved_within;
+        n_parted.iter_mut().zip(world.n_parted).for_each(|(sum, n)| *sum += n);
         n_rows_of_head += world.backend.n_rows_of_head;
         n_heads_with_pages += world.backend.n_heads_with_pages;
         n_told_again += world.backend.n_told_again;
@@ -573,6 +563,7 @@ fn random_operations_give_what_a_model_without_pages_gives() {
     // The test is worth nothing if the schedules never reach these paths.
     assert!(n_answers > 5_000 && n_tokens > 5_000, "{n_answers} answers, {n_tokens} tokens");
     assert!(n_moved_within > 300, "{n_moved_within} pages moved within the device");
+    assert!(n_parted[..3].iter().all(|&n| n > 100), "{n_parted:?}");
     assert!(n_taken_apart > 300, "{n_taken_apart} bundles that others shared");
     assert!(n_segments_shared > 100_000, "{n_segments_shared} segments of tokens shared for a while");
     assert!(n_verified > 500 && n_rows_of_head > 300, "{n_verified} {n_rows_of_head}");

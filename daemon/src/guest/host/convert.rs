@@ -114,6 +114,7 @@ impl From<EngineError> for HostError {
             EngineError::NotSaved { name } => ApiError::NotFound(name),
             EngineError::Step(_)
             | EngineError::Memory(_)
+            | EngineError::KvTooSmall { .. }
             | EngineError::Unloaded
             | EngineError::Failed(_)
             | EngineError::Stopped => ApiError::EngineFailed(text),

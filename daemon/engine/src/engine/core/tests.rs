@@ -1,12 +1,13 @@
 //! The engine over a device that has two steps under way and computes when the test says so.
 
 mod linger;
+mod memory;
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use super::{Core, Input, Newcomer, Next};
+use super::{Core, Input, KvBounds, Newcomer, Next};
 use crate::account::{Account, ActorId, Budget, GuestId, Owner, SessionId};
 use crate::backend::{Backend, BackendError, Collected, Damage, Limits, WeightsInfo};
 use crate::batch::{Batch, Candidate, HostPageId, LateMask, Output, OutputKind, PageId, Token};
@@ -191,7 +192,8 @@ fn newcomer(limits: Limits, told: &Arc<Told>) -> Newcomer {
     let settings = SchedulerSettings::alone(limits.n_tokens_max);
     let (under_way, late) = (Vec::new(), Vec::new());
     let device = Device { limits, told: told.clone(), under_way, late, waits: false };
-    Newcomer { id: MODEL, settings, backend: Box::new(device) }
+    let bounds = KvBounds::of(&device);
+    Newcomer { id: MODEL, settings, bounds, backend: Box::new(device) }
 }
 
 fn run_settings(masks: MaskSource) -> RunSettings {

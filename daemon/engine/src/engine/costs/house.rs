@@ -17,6 +17,7 @@ use crate::backend::{Limits, PAGE_LEN};
 use crate::batch::Token;
 use crate::command::{Ahead, Ask, MaskSource, ModelId, RunSettings};
 use crate::context::{Context, Pull, RunKey};
+use crate::engine::KvBounds;
 use crate::engine::core::{Core, Newcomer, Next};
 use crate::engine::thread::{Inbox, Post};
 use crate::error::EngineError;
@@ -104,7 +105,8 @@ impl House {
         let model = ModelHandle::new(link.clone(), ModelId::default(), Arc::new(model), &device, failed);
         let settings =
             SchedulerSettings { segments: SegmentLengths::default(), ..SchedulerSettings::alone(usize::MAX) };
-        let newcomer = Newcomer { id: ModelId::default(), settings, backend: Box::new(device) };
+        let (id, bounds) = (ModelId::default(), KvBounds::of(&device));
+        let newcomer = Newcomer { id, settings, bounds, backend: Box::new(device) };
         link.post_message(Message::Add { newcomer, failure }).expect("the engine is there");
         let mut house = Self {
             core: Core::default(),
@@ -140,7 +142,7 @@ impl House {
         now(context.append(&text(idx, n_tokens).collect::<Vec<_>>()));
         let answer = now(context.ask(Ask::Prefill));
         while self.turn() != Next::Input {
-            if self.core.is_under_way() {
+            if self.core.has_steps_under_way() {
                 self.core.wait();
             }
         }
@@ -179,7 +181,7 @@ impl House {
         let mut time = Duration::ZERO;
         let n_allocations = allocations::count(|| {
             let begun = Instant::now();
-            if self.core.is_under_way() {
+            if self.core.has_steps_under_way() {
                 self.core.wait();
                 assert_eq!(self.turn(), Next::Turn);
             }

@@ -10,44 +10,44 @@ use crate::sampling::TokenMask;
 use crate::scheduler::Move;
 
 /// Entries of its vocabulary.
-pub(super) const VOCAB: u64 = 50;
+pub(crate) const VOCAB: u64 = 50;
 
-pub(super) fn mix(x: u64) -> u64 {
+pub(crate) fn mix(x: u64) -> u64 {
     let x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     let x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
     x ^ (x >> 31)
 }
 
-pub(super) fn extend_hash(hash: u64, token: Token) -> u64 {
+pub(crate) fn extend_hash(hash: u64, token: Token) -> u64 {
     mix(hash ^ mix(u64::from(token) + 1))
 }
 
-pub(super) fn hash(tokens: &[Token]) -> u64 {
+pub(crate) fn hash(tokens: &[Token]) -> u64 {
     tokens.iter().fold(0, |hash, &token| extend_hash(hash, token))
 }
 
-pub(super) fn drawn(prefix_hash: u64, seed: u64) -> Candidate {
+pub(crate) fn drawn(prefix_hash: u64, seed: u64) -> Candidate {
     Candidate { token: (mix(prefix_hash ^ seed) % VOCAB) as Token, logprob: -((prefix_hash % 97) as f32) }
 }
 
 /// The draw under a mask: the first token allowed from the one on that would be drawn without.
-pub(super) fn drawn_under(mask: &TokenMask, prefix_hash: u64, seed: u64) -> Option<Candidate> {
+pub(crate) fn drawn_under(mask: &TokenMask, prefix_hash: u64, seed: u64) -> Option<Candidate> {
     let free = drawn(prefix_hash, seed);
     let tokens = (0..VOCAB as Token).map(|n| (free.token + n) % VOCAB as Token);
     tokens.into_iter().find(|&token| mask.allows(token)).map(|token| Candidate { token, ..free })
 }
 
 /// Whether drawing with this seed fails here; never with a multiple of 8.
-pub(super) fn fails(prefix_hash: u64, seed: u64) -> bool {
+pub(crate) fn fails(prefix_hash: u64, seed: u64) -> bool {
     seed % 8 == 1 && mix(prefix_hash ^ !seed).is_multiple_of(8)
 }
 
-pub(super) fn score(prefix_hash: u64, token: Token) -> f32 {
+pub(crate) fn score(prefix_hash: u64, token: Token) -> f32 {
     -((mix(prefix_hash ^ (u64::from(token) << 32)) % 1009) as f32)
 }
 
 /// A backend whose KV of a position is a hash of all tokens up to it, checked whenever it is read.
-pub(super) struct HashBackend {
+pub(crate) struct HashBackend {
     pages: Vec<[u64; PAGE_LEN]>,
     host_pages: Vec<[u64; PAGE_LEN]>,
     /// The token that was drawn last for each slot.
@@ -59,14 +59,14 @@ pub(super) struct HashBackend {
     /// Late draws of the step that was run last.
     late: Vec<LateDraw>,
     /// Rows without tokens.
-    pub(super) n_rows_of_head: usize,
+    pub(crate) n_rows_of_head: usize,
     /// And those of them that came with their pages.
-    pub(super) n_heads_with_pages: usize,
+    pub(crate) n_heads_with_pages: usize,
     /// Pages that were told again, though the backend had them.
-    pub(super) n_told_again: usize,
+    pub(crate) n_told_again: usize,
     /// Rows whose token only the backend knew, and those of them that began a page.
-    pub(super) n_drawn_rows: usize,
-    pub(super) n_drawn_rows_on_new_pages: usize,
+    pub(crate) n_drawn_rows: usize,
+    pub(crate) n_drawn_rows_on_new_pages: usize,
 }
 
 struct LateDraw {
@@ -81,7 +81,7 @@ struct LateDraw {
 const GARBAGE: u64 = u64::MAX;
 
 impl HashBackend {
-    pub(super) fn new(n_pages: usize, n_host_pages: usize) -> Self {
+    pub(crate) fn new(n_pages: usize, n_host_pages: usize) -> Self {
         let pages = |n| vec![[GARBAGE; PAGE_LEN]; n];
         Self {
             pages: pages(n_pages),
@@ -111,7 +111,7 @@ impl HashBackend {
         tokens
     }
 
-    pub(super) fn run(&mut self, moves: &[Move], batch: &Batch<'_>) -> Vec<Output> {
+    pub(crate) fn run(&mut self, moves: &[Move], batch: &Batch<'_>) -> Vec<Output> {
         assert!(self.late.is_empty(), "nothing is submitted behind a step that waits for masks");
         self.make(moves);
         for copy in batch.copies {
@@ -230,12 +230,12 @@ impl HashBackend {
     }
 
     /// The step that waits for masks has failed.
-    pub(super) fn forget_late(&mut self) {
+    pub(crate) fn forget_late(&mut self) {
         self.late.clear();
     }
 
     /// Makes the late draws whose masks have come.
-    pub(super) fn supply(&mut self, masks: &[LateMask<'_>], outputs: &mut [Output]) {
+    pub(crate) fn supply(&mut self, masks: &[LateMask<'_>], outputs: &mut [Output]) {
         let late = std::mem::take(&mut self.late);
         for &LateMask { row_idx, mask } in masks {
             let draw = late.iter().find(|draw| draw.row_idx == row_idx).expect("the row makes a late draw");
@@ -243,16 +243,16 @@ impl HashBackend {
         }
     }
 
-    pub(super) fn n_pages(&self) -> usize {
+    pub(crate) fn n_pages(&self) -> usize {
         self.pages.len()
     }
 
     /// Pages from here on lose their memory.
-    pub(super) fn forget_from(&mut self, n_pages: usize) {
+    pub(crate) fn forget_from(&mut self, n_pages: usize) {
         self.pages[n_pages..].fill([GARBAGE; PAGE_LEN]);
     }
 
-    pub(super) fn make(&mut self, moves: &[Move]) {
+    pub(crate) fn make(&mut self, moves: &[Move]) {
         for step in moves {
             match *step {
                 Move::Out(page, host) => {
@@ -272,7 +272,7 @@ impl HashBackend {
     }
 
     /// Fails a step after so many of its moves: nobody knows what is in the pages that it would have written.
-    pub(super) fn fail(&mut self, moves: &[Move], n_moved: usize, batch: &Batch<'_>) {
+    pub(crate) fn fail(&mut self, moves: &[Move], n_moved: usize, batch: &Batch<'_>) {
         self.make(&moves[..n_moved]);
         for planned in &moves[n_moved..] {
             match *planned {
