@@ -21,6 +21,7 @@ mod parity;
 mod queues;
 mod recordings;
 mod schedules;
+mod shares;
 mod soak;
 mod speculation;
 mod streams;
