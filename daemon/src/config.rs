@@ -23,7 +23,7 @@ pub struct Config {
     pub device: Device,
     /// Type of weights, activations and KV cache.
     pub dtype: DtypeChoice,
-    /// Bytes of KV cache for all models on a device together, shared evenly, and anew whenever one is loaded or unloaded.
+    /// Bytes of KV cache for all models on a device together; who has how much of it follows what guests ask.
     /// When absent: on the CPU, which takes memory from the system as it is used, for each model 256 MiB or one context,
     /// whichever is more, up to 4 GiB; on a GPU what the weights leave. The longest context of each has to fit in it.
     pub kv_bytes: Option<u64>,

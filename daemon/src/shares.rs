@@ -34,8 +34,8 @@ impl Needs {
     }
 }
 
-/// Pages for each of these models to begin with, out of so many bytes of KV memory: even shares in bytes, but for each no less than it
-/// needs and no more than it has use for. `None` if what they need does not fit.
+/// Pages for each of these models to begin with, out of so many bytes of KV memory: even shares in bytes, but for each no
+/// less than it needs and no more than it has use for. `None` if what they need does not fit.
 pub(crate) fn divide(kv_bytes: u64, models: &[Needs]) -> Option<Vec<usize>> {
     let least: u64 = models.iter().map(Needs::kv_bytes_min).sum();
     let mut rest = kv_bytes.checked_sub(least)?;

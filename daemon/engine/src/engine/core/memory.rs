@@ -376,7 +376,9 @@ impl Core {
         let rest_bytes = self.rest_bytes();
         let mut least: Option<(u64, usize, usize)> = None;
         for place in self.places() {
-            let Some(resident) = self.settled(place) else { continue };
+            let Some(resident) = self.settled(place).filter(|resident| resident.health.works()) else {
+                continue;
+            };
             let part_bytes = PART_BYTES.max(resident.granule_bytes()).min(rest_bytes);
             if let Some(n_pages) = resident.n_pages_with(part_bytes) {
                 let found = (resident.kv_bytes(), place, n_pages);
