@@ -88,6 +88,7 @@ pub struct Account {
     host_bytes: Meter,
     n_tokens_in_vain: AtomicU64,
     n_tokens_cached: AtomicU64,
+    n_steps_waited: AtomicU64,
     /// Room for operations that no engine has read.
     operations: Arc<Semaphore>,
 }
@@ -110,6 +111,7 @@ impl Account {
             host_bytes: meter(budget.host_bytes),
             n_tokens_in_vain: AtomicU64::new(0),
             n_tokens_cached: AtomicU64::new(0),
+            n_steps_waited: AtomicU64::new(0),
             operations: Arc::new(Semaphore::new(N_OPERATIONS_MAX)),
         })
     }
@@ -194,6 +196,17 @@ impl Account {
     /// Counts tokens that the prefix cache held already.
     pub fn note_cached(&self, n: u64) {
         self.n_tokens_cached.fetch_add(n, Ordering::Relaxed);
+    }
+
+    /// Counts steps of a device that went by without a context that could have been in them.
+    pub fn note_steps_waited(&self, n: u64) {
+        self.n_steps_waited.fetch_add(n, Ordering::Relaxed);
+    }
+
+    /// Steps of devices that went by without a context that could have been in them, summed over contexts.
+    #[must_use]
+    pub fn n_steps_waited(&self) -> u64 {
+        self.n_steps_waited.load(Ordering::Relaxed)
     }
 
     /// Tokens that were decoded ahead and forgotten.

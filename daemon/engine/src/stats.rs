@@ -41,6 +41,13 @@ pub struct EngineStats {
     pub n_pages_given_up: u64,
     /// Tokens computed again because their KV had been given up. They are among `n_tokens` and on nobody's account.
     pub n_tokens_again: u64,
+    /// Steps of the device, those of other models included, that went by while a context could decode and had no row,
+    /// summed over contexts.
+    pub n_steps_waited_to_decode: u64,
+    /// As above, while a context had a prompt to compute: steps had no room for it within their length.
+    pub n_steps_waited_with_prompt: u64,
+    /// As above, while a context stood in line for pages.
+    pub n_steps_waited_for_pages: u64,
     /// How long the device has computed; time between steps does not count.
     pub device_busy: Duration,
 }

@@ -14,6 +14,7 @@ use std::collections::BTreeMap;
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
+use super::waits::WaitsFor;
 use super::{ContextState, Scheduler, Source};
 use crate::account::ActorId;
 use crate::backend::PAGE_LEN;
@@ -248,6 +249,7 @@ impl Scheduler {
         let need = self.need(context, Kept::Term);
         let rank = self.line.enter(id, context.owner.actor, need.n_blocks);
         context.standing = Standing::InLine(rank);
+        self.note_waited(context, WaitsFor::Row(context.class()));
         false
     }
 
@@ -427,6 +429,7 @@ impl Scheduler {
             if is_admitted {
                 self.leave_line(rank);
                 context.standing = self.term(need);
+                self.note_waited(&mut context, WaitsFor::Pages);
             }
             let n_held = context.kv.blocks().len();
             self.contexts.insert(id, context);

@@ -115,6 +115,7 @@ impl Scheduler {
             window,
             is_queued: false,
             last_step: self.commons.step,
+            ready_since: None,
             standing: Standing::default(),
             under_way: None,
             epoch: 0,

@@ -35,6 +35,7 @@ mod room;
 mod spares;
 #[cfg(test)]
 pub(crate) mod tests;
+mod waits;
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -108,6 +109,8 @@ struct ContextState {
     is_queued: bool,
     /// The device's last step that computed something for it.
     last_step: u64,
+    /// The device's last step before it could be computed, while it could and has no row.
+    ready_since: Option<u64>,
     standing: Standing,
     under_way: Option<UnderWay>,
     /// Counts what ended the context's work, so that rows of work that has ended since are told apart.
@@ -364,7 +367,11 @@ impl Scheduler {
     /// Puts a context that has work into the queue, unless it stands in the line for pages.
     fn enqueue(&mut self, id: ContextId) {
         let Some(context) = self.contexts.get_mut(&id) else { return };
-        if context.is_queued || context.is_in_line() || context.work.is_none() {
+        if context.work.is_none() {
+            return;
+        }
+        context.ready_since.get_or_insert(self.commons.step);
+        if context.is_queued || context.is_in_line() {
             return;
         }
         context.is_queued = true;
@@ -404,6 +411,7 @@ impl ContextState {
     fn take_work(&mut self) -> Option<Work> {
         self.epoch += 1;
         self.under_way = None;
+        self.ready_since = None;
         self.work.take()
     }
 }

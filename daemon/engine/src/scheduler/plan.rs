@@ -117,8 +117,7 @@ impl Scheduler {
     /// Plans the next step.
     pub(crate) fn plan(&mut self) -> Plan {
         self.step += 1;
-        self.commons.step += 1;
-        self.pages.note_step(self.commons.step);
+        self.pages.note_step(self.step_planned());
         self.end_failed_jobs(None);
         self.line.forget_count();
         self.admit_from_line();
@@ -137,6 +136,7 @@ impl Scheduler {
         waiting.into_iter().for_each(|id| self.enqueue(id));
         if plan.has_rows() {
             self.steps_under_way.push_back(plan.step);
+            self.commons.step += 1;
         }
         if !plan.moves.is_empty() {
             // Those of other rows did not, but nobody has looked since.
@@ -230,6 +230,9 @@ impl Scheduler {
             }
             Placed::Nothing
         });
+        if matches!(placed, Placed::Nothing | Placed::UnderWay) && !context.is_in_line() {
+            context.ready_since = None;
+        }
         if matches!(placed, Placed::Nothing) && !context.is_in_line() && job.is_none() {
             // It has come to its end, or is far enough ahead of its guest.
             self.leave(&mut context);
@@ -326,7 +329,7 @@ impl Scheduler {
             // Room is being made in this plan: not here. Before, nobody's pages were looked for.
             self.pin(context);
         }
-        context.last_step = self.commons.step;
+        self.note_placed(context);
         self.stats.n_tokens += (end - start) as u64;
         self.stats.n_tokens_again += n_again as u64;
         self.charge_row(context, class, start..end, n_again, plan);
@@ -376,6 +379,7 @@ impl Scheduler {
         if plan.victims.is_some() {
             self.pin(context);
         }
+        self.note_placed(context);
         let work = context.work.as_ref().expect("it has work");
         let n_tokens = context.kv.tokens.len();
         let draws = matches!(work, Work::Run(_));
@@ -394,7 +398,6 @@ impl Scheduler {
         });
         context.under_way =
             Some(UnderWay { n_rows: 1, end: n_tokens, n_draws: usize::from(draws), waits_for_mask: false });
-        context.last_step = self.commons.step;
         let n_outputs_tokens = work.outputs_cost(n_tokens - 1..n_tokens, n_tokens, self.limits.logits_tokens);
         let n_head_tokens = n_outputs_tokens.max(self.limits.logits_tokens as usize) + 1;
         plan.work.n_head_tokens += n_head_tokens;

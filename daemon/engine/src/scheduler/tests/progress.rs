@@ -289,3 +289,42 @@ fn a_page_is_charged_once_to_each_user_through_who_has_held_it_longest() {
     house.release(context_id(2));
     assert_eq!(used(&user), 0);
 }
+
+#[test]
+fn steps_that_go_by_without_a_context_are_counted_by_what_it_waits_for() {
+    let mut random = Random(3);
+    let mut house = House::new(40, 400, 64);
+    let (first, of_first) = house.create(1);
+    let mut of_first = (house.ask(first, text(&mut random, 40 * PAGE_LEN)), of_first);
+    house.step();
+    // There is no page for the second before the first is done.
+    let (second, of_second) = house.create(2);
+    let question = house.ask(second, text(&mut random, 20 * PAGE_LEN));
+    while !of_first.0.is_answered() {
+        house.step();
+    }
+    let n_of_first = house.scheduler.stats().n_steps;
+    house.wait_for(question);
+    let stats = house.scheduler.stats();
+    let waited = stats.n_steps_waited_for_pages;
+    assert!((n_of_first - 3..=n_of_first).contains(&waited), "{stats:?}");
+    assert_eq!(stats.n_steps_waited_to_decode, 0);
+    let n_waited = [&of_first.1, &of_second].map(|account| account.n_steps_waited());
+    let n_all = stats.n_steps_waited_for_pages + stats.n_steps_waited_with_prompt;
+    assert_eq!(n_waited, [0, n_all], "{stats:?}");
+
+    // Two prompts of which each fills a step take turns: each waits while the other is served.
+    let mut house = House::new(100, 0, 64);
+    let questions = [1, 2].map(|actor| {
+        let (id, account) = house.create(actor);
+        (house.ask(id, text(&mut random, 10 * 64)), account)
+    });
+    let [_, second] = questions.map(|(question, account)| {
+        house.wait_for(question);
+        account
+    });
+    let stats = house.scheduler.stats();
+    assert_eq!((stats.n_steps_waited_for_pages, stats.n_steps_waited_to_decode), (0, 0), "{stats:?}");
+    let n_waited = second.n_steps_waited();
+    assert!((stats.n_steps / 2 - 3..stats.n_steps).contains(&n_waited), "{n_waited} {stats:?}");
+}
