@@ -13,8 +13,10 @@ Examples:
   trellis info --json | jq .resident_bytes
 
 Rows in vain were computed when their work ended meanwhile, rows that sat out waited for their masks; tokens in vain
-were decoded ahead or guessed and not wanted, tokens again were computed twice for want of pages. `trellis models --json`
-has them by model, `trellis ps` by guest.";
+were decoded ahead or guessed and not wanted, tokens again were computed twice for want of pages. What waited are contexts
+whose work could have been in a step and was not, counted once for each step: others were served before them, the prompt
+would have made the step too long, or they stood in line for KV pages. `trellis models --json` has all of these by model,
+`trellis ps` some by guest.";
 
 /// Show what the daemon is and how it is doing
 #[derive(Debug, Args)]
@@ -83,6 +85,15 @@ fn lines(info: &DaemonInfo, models: &[ModelInfo]) -> String {
                 sum(|model| model.n_tokens_cached)
             ),
         ),
+        (
+            "waited",
+            format!(
+                "{} steps to decode, {} with prompts, {} for KV pages",
+                sum(|model| model.n_steps_waited_to_decode),
+                sum(|model| model.n_steps_waited_with_prompt),
+                sum(|model| model.n_steps_waited_for_pages)
+            ),
+        ),
         ("memory", output::bytes(info.resident_bytes)),
         ("KV pages", format!("{} of {} free", info.n_pages_free, info.n_pages)),
         ("guests", info.n_guests.to_string()),
@@ -107,6 +118,8 @@ mod tests {
             n_rows_in_vain: 3,
             n_rows_sat_out: 1,
             n_tokens: 50,
+            n_steps_waited_to_decode: 7,
+            n_steps_waited_for_pages: 2,
             ..ModelInfo::default()
         };
         let models =
@@ -125,6 +138,7 @@ mod tests {
             "computed  cuda:1 busy for 25 % of 1 min 0 s\n",
             "rows      120 in 60 steps, 9 in vain, 3 sat out\n",
             "tokens    150, 0 in vain, 0 again, 0 from the prefix cache\n",
+            "waited    21 steps to decode, 0 with prompts, 6 for KV pages\n",
         ] {
             assert!(shown.contains(line), "{line:?} in {shown}");
         }

@@ -11,7 +11,10 @@ use super::table::{Align, Table};
 const EXAMPLES: &str = "\
 Examples:
   trellis ps
-  trellis ps --json | jq '.[] | select(.elapsed_ms > 60000) | .guest_id'";
+  trellis ps --json | jq '.[] | select(.elapsed_ms > 60000) | .guest_id'
+
+IN VAIN are tokens that were decoded ahead or guessed and not wanted, CACHED those that the prefix cache spared, WAITED the
+steps that went by while a context could have been in them.";
 
 /// List your running guests
 #[derive(Debug, Args)]
@@ -40,6 +43,7 @@ fn table(guests: &[GuestInfo]) -> String {
         ("TOKENS", Align::Right),
         ("IN VAIN", Align::Right),
         ("CACHED", Align::Right),
+        ("WAITED", Align::Right),
         ("TIME", Align::Right),
     ]);
     for guest in guests {
@@ -53,6 +57,7 @@ fn table(guests: &[GuestInfo]) -> String {
             guest.usage.n_tokens.to_string(),
             guest.usage.n_tokens_in_vain.to_string(),
             guest.usage.n_tokens_cached.to_string(),
+            guest.usage.n_steps_waited.to_string(),
             output::duration_ms(guest.elapsed_ms),
         ]);
     }

@@ -183,6 +183,8 @@ pub struct GuestInfo {
     pub n_tokens_in_vain: u64,
     /// Tokens of prompts that the prefix cache held already.
     pub n_tokens_cached: u64,
+    /// Steps that went by while a context of it could have been in them.
+    pub n_steps_waited: u64,
     /// KV pages that its contexts hold.
     pub n_pages: u64,
     /// Contexts that it has open.
@@ -495,6 +497,7 @@ fn info(vitals: &Vitals) -> GuestInfo {
         n_tokens: vitals.account.used(Resource::Tokens),
         n_tokens_in_vain: vitals.account.n_tokens_in_vain(),
         n_tokens_cached: vitals.account.n_tokens_cached(),
+        n_steps_waited: vitals.account.n_steps_waited(),
         n_pages: vitals.account.used(Resource::Pages),
         n_contexts: vitals.account.used(Resource::Contexts),
     }

@@ -248,6 +248,7 @@ impl Service for HostService {
                 n_tokens: guest.n_tokens,
                 n_tokens_in_vain: guest.n_tokens_in_vain,
                 n_tokens_cached: guest.n_tokens_cached,
+                n_steps_waited: guest.n_steps_waited,
                 elapsed_us: guest.elapsed_ms * 1000,
                 ..GuestUsage::default()
             },
@@ -366,6 +367,7 @@ fn usage(account: &Account) -> GuestUsage {
         n_tokens: account.used(Resource::Tokens),
         n_tokens_in_vain: account.n_tokens_in_vain(),
         n_tokens_cached: account.n_tokens_cached(),
+        n_steps_waited: account.n_steps_waited(),
         ..GuestUsage::default()
     }
 }
@@ -404,6 +406,9 @@ fn model_info(loaded: &ModelHandle, stats: &EngineStats, actor: Actor) -> ModelI
         n_tokens_cached: stats.n_tokens_cached,
         n_tokens_in_vain: stats.n_tokens_in_vain,
         n_tokens_again: stats.n_tokens_again,
+        n_steps_waited_to_decode: stats.n_steps_waited_to_decode,
+        n_steps_waited_with_prompt: stats.n_steps_waited_with_prompt,
+        n_steps_waited_for_pages: stats.n_steps_waited_for_pages,
         busy_ms: whole_ms(stats.device_busy),
         failure: loaded.failure().map(|failure| failure.to_string()),
     }

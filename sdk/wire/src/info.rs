@@ -51,6 +51,13 @@ pub struct ModelInfo {
     pub n_tokens_in_vain: u64,
     /// Tokens computed again, after their KV had been given up for want of pages.
     pub n_tokens_again: u64,
+    /// Steps of its device, those of other models included, that went by while a context could decode and had no row in
+    /// them, summed over contexts.
+    pub n_steps_waited_to_decode: u64,
+    /// As above, while a context had a prompt to compute: steps had no room for it within their length.
+    pub n_steps_waited_with_prompt: u64,
+    /// As above, while a context stood in line for KV pages.
+    pub n_steps_waited_for_pages: u64,
     /// Milliseconds that the device has computed for it.
     pub busy_ms: u64,
     /// Why nothing more is computed for it; absent while it works.
@@ -94,6 +101,9 @@ pub struct GuestUsage {
     pub n_tokens_in_vain: u64,
     /// Tokens of prompts that the prefix cache already held; not part of `n_tokens`.
     pub n_tokens_cached: u64,
+    /// Steps of devices that went by while a context of it could have been in them, summed over contexts: others were
+    /// served, or it stood in line for KV pages.
+    pub n_steps_waited: u64,
     /// Bytes of its output that the client was sent, as credit counts them.
     pub output_bytes: u64,
     /// Microseconds from its start to its end.
