@@ -198,6 +198,14 @@ impl Backend for CudaBackend {
         waits.map_err(|error| self.give_up_last(error))
     }
 
+    fn is_done(&mut self) -> bool {
+        match self.under_way.front() {
+            Some(UnderWay::InStream(in_flight)) => self.steps.is_done(in_flight),
+            Some(UnderWay::Done(_)) => true,
+            None => false,
+        }
+    }
+
     fn collect(&mut self) -> Result<Collected, BackendError> {
         self.draws.pop_front();
         // The engine's thread is another than the one that loaded the model.

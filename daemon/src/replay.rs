@@ -53,13 +53,13 @@ impl Replay {
         };
         let own = &config.limits;
         let limits = GuestLimits {
-            // What a guest can tell.
-            memory_bytes: begin.limits.memory_bytes,
-            n_memories: begin.limits.n_memories,
-            n_tables: begin.limits.n_tables,
-            n_table_elements: begin.limits.n_table_elements,
-            n_instances: begin.limits.n_instances,
-            call_bytes: begin.limits.call_bytes,
+            // What a guest can tell, but no more than it would get here: anybody may have written the recording.
+            memory_bytes: begin.limits.memory_bytes.min(own.memory_bytes),
+            n_memories: begin.limits.n_memories.min(own.n_memories),
+            n_tables: begin.limits.n_tables.min(own.n_tables),
+            n_table_elements: begin.limits.n_table_elements.min(own.n_table_elements),
+            n_instances: begin.limits.n_instances.min(own.n_instances),
+            call_bytes: begin.limits.call_bytes.min(own.call_bytes),
             n_guests: 1,
             n_guests_per_user: 1,
             ..own.clone()

@@ -142,6 +142,10 @@ impl Backend for Faulty {
         self.backend.supply(masks)
     }
 
+    fn is_done(&mut self) -> bool {
+        self.backend.is_done()
+    }
+
     fn waits_for_masks(&mut self) -> Result<bool, BackendError> {
         self.backend.waits_for_masks()
     }

@@ -28,8 +28,8 @@ pub(crate) struct Part {
     pub(crate) destination: Slice,
 }
 
-/// Twelve workers ask for more than a link takes, and their buffers are 36 MiB.
-const MOST: Sizes = Sizes { n_workers: 12, n_buffers: 3, buffer_bytes: 1 << 20 };
+/// Eight workers ask for about what a link takes, and their buffers are 32 MiB: page-locking more takes longer than it saves.
+const MOST: Sizes = Sizes { n_workers: 8, n_buffers: 4, buffer_bytes: 1 << 20 };
 
 /// What is used of that while the steps of a model share the link. Their small copies queue behind ours: 4 MiB under way
 /// keep the link from idling, and cost a step 80 µs (PCIe 5).

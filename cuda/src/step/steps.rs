@@ -320,6 +320,11 @@ impl Steps {
         self.slots.forget();
     }
 
+    /// Whether it is known that a step is done. What went wrong, waiting for it says.
+    pub(crate) fn is_done(&self, step: &InFlight) -> bool {
+        step.held.is_none() && self.ring[step.buffers_idx].done.is_done().unwrap_or(true)
+    }
+
     /// Waits for a step and takes its outputs, in the order of its requests.
     ///
     /// # Errors

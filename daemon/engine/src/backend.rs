@@ -120,6 +120,11 @@ pub trait Backend: Send {
     /// The step failed, as for [`Self::submit`]; it is no longer under way.
     fn waits_for_masks(&mut self) -> Result<bool, BackendError>;
 
+    /// Whether it is known that the oldest step under way is done, so that [`Self::collect`] would not wait.
+    fn is_done(&mut self) -> bool {
+        false
+    }
+
     /// Waits for the oldest step under way. Its outputs come in the order of the requests: row by row, within a row in
     /// the row's order.
     ///

@@ -57,6 +57,8 @@ impl GuestModels {
             }
             return None;
         };
+        // It goes on with this one.
+        *self.refused.lock().unwrap_or_else(PoisonError::into_inner) = None;
         self.opened.send_if_modified(|opened| {
             let is_new = !opened.iter().any(|lease| lease.handle().is_same(&found));
             if is_new {
@@ -80,11 +82,9 @@ impl GuestModels {
     /// because a device failed, or because a model that the guest has opened failed, was unloaded, or refused it more.
     pub(crate) fn cause_of(&self, end: GuestEnd) -> GuestEnd {
         let loss = match end {
-            GuestEnd::Failed { .. } | GuestEnd::Exited { .. } | GuestEnd::Trapped { .. } => {
-                self.loss().or_else(|| self.refusal())
-            }
-            // To be refused something stops no guest.
-            GuestEnd::Stopped => self.loss(),
+            GuestEnd::Failed { .. } | GuestEnd::Exited { .. } => self.loss().or_else(|| self.refusal()),
+            // To be refused something stops no guest, and makes none go wrong.
+            GuestEnd::Trapped { .. } | GuestEnd::Stopped => self.loss(),
             _ => None,
         };
         loss.unwrap_or(end)

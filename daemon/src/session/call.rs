@@ -21,6 +21,13 @@ pub(crate) struct Ending {
     pub(crate) usage: Option<GuestUsage>,
 }
 
+impl Ending {
+    /// Whether what was asked was stopped before it came to an end of its own.
+    pub(crate) fn is_stopped(&self) -> bool {
+        matches!(&self.outcome, Outcome::Error { error } if error.code == ErrorCode::Stopped)
+    }
+}
+
 impl From<Result<Value, ErrorBody>> for Ending {
     fn from(result: Result<Value, ErrorBody>) -> Self {
         let outcome = match result {

@@ -172,6 +172,10 @@ impl Lane {
         match reason {
             // The service does not know which limit that was.
             StopReason::LimitExceeded => Ending { usage: ending.usage, ..Err(self.overdrawn()).into() },
+            // Nor that it may be started again elsewhere, or later. A guest that came to its own end meanwhile has done so.
+            StopReason::ShuttingDown if ending.is_stopped() => {
+                Ending { usage: ending.usage, ..Err(stopped(reason)).into() }
+            }
             StopReason::Cancelled | StopReason::Disconnected | StopReason::ShuttingDown => ending,
         }
     }

@@ -3,6 +3,7 @@
 use trellis::config::Config;
 use trellis::daemon::Daemon;
 use trellis_client::Client;
+use trellis_engine::backend::PAGE_LEN;
 use trellis_engine::{Answer, Ask, Context, ModelHandle};
 use trellis_tests::daemons::{self, nothing_is_held};
 use trellis_tests::engines::{Random, block_on, owner};
@@ -13,6 +14,18 @@ const KV_BYTES: u64 = 48 << 20;
 
 /// Tokens of a context; `tiny` and `draft` have room for 1,024.
 const N_TOKENS: usize = 1_000;
+
+/// What the busy model leaves to the other, which has to keep pages for one context, and to parts of granules.
+const LEFT_BYTES: u64 = 6 << 20;
+
+fn context_bytes(model: &ModelHandle) -> u64 {
+    (N_TOKENS.div_ceil(PAGE_LEN) * model.limits().page_bytes) as u64
+}
+
+/// Users whose contexts fill so many bytes.
+fn n_users_of(model: &ModelHandle, n_bytes: u64) -> u32 {
+    u32::try_from(n_bytes / context_bytes(model)).expect("few")
+}
 
 fn model(daemon: &Daemon, name: &str) -> ModelHandle {
     daemon.model(Some(name)).expect("it is loaded")
@@ -62,16 +75,17 @@ fn guests_of_one_model_get_the_memory_that_another_has_no_use_for_until_it_wakes
         assert!(even.iter().all(|&bytes| bytes <= KV_BYTES / 2), "{even:?}");
 
         // More than half of it, while the other model has nothing to do.
-        let mut busy = read_all(&tiny, 0..5).await;
+        let n_busy = n_users_of(&tiny, KV_BYTES - LEFT_BYTES);
+        let mut busy = read_all(&tiny, 0..n_busy).await;
         let own = shown_bytes(&client).await;
         let stats = tiny.stats().await.expect("it lives");
-        let held_bytes = (5 * N_TOKENS.div_ceil(16) * tiny.limits().page_bytes) as u64;
+        let held_bytes = u64::from(n_busy) * context_bytes(&tiny);
         assert!(own[0] >= held_bytes && held_bytes > KV_BYTES / 2, "{own:?} for {held_bytes}");
         assert!(own.iter().sum::<u64>() <= KV_BYTES, "{own:?}");
         assert_eq!((stats.n_swaps_out, stats.n_tokens_again, stats.n_pages_on_host), (0, 0, 0), "{stats:?}");
 
         // The other wakes: what waits for nothing makes room, and nothing is lost.
-        let mut woken = read_all(&draft, 100..120).await;
+        let mut woken = read_all(&draft, 100..100 + n_users_of(&draft, KV_BYTES * 2 / 3)).await;
         let shared = shown_bytes(&client).await;
         assert!(shared[1] > own[1] && shared[0] < own[0], "{shared:?} after {own:?}");
         assert!(shared.iter().sum::<u64>() <= KV_BYTES, "{shared:?}");

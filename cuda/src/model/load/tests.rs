@@ -337,7 +337,7 @@ fn the_rate_of_loading() {
         buffer_bytes: buffer_kib << 10,
     };
     let others = [
-        sizes(8, 4, 1024),
+        sizes(12, 3, 1024),
         sizes(8, 3, 1024),
         sizes(10, 2, 1024),
         sizes(12, 2, 1024),

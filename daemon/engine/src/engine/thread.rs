@@ -65,7 +65,7 @@ fn serve(core: &mut Core, inbox: &mut Inbox, port: Port) -> Result<(), EngineFai
                     return Ok(());
                 }
             }
-            Next::InputBefore(until) => inbox.wait_until(until),
+            Next::InputBefore(until) => inbox.wait_until(until, || core.is_done()),
             Next::Stop => return Ok(()),
         }
     }
@@ -186,10 +186,11 @@ impl Inbox {
         Ok(())
     }
 
-    /// Waits until something comes in or that moment, at first without going to sleep: most who come, come at once.
-    fn wait_until(&mut self, until: Instant) {
+    /// Waits until something comes in, the device is done or that moment, at first without going to sleep: most who come,
+    /// come at once.
+    fn wait_until(&mut self, until: Instant, mut is_done: impl FnMut() -> bool) {
         let begun = Instant::now();
-        while self.messages.is_empty() {
+        while self.messages.is_empty() && !is_done() {
             let now = Instant::now();
             match until.saturating_duration_since(now) {
                 Duration::ZERO => return,

@@ -30,7 +30,8 @@ impl Scheduler {
         let (n_block, n_rows) = (self.limits.n_block_tokens, plan.work.n_decode_rows);
         let filled = (n_rows + n_tokens + n_block / 2) / n_block * n_block;
         match filled.saturating_sub(n_rows) {
-            0 => n_tokens,
+            // A prompt that gets less and less is charged more and more for each token.
+            n_filling if 4 * n_filling < 3 * n_tokens => n_tokens,
             n_filling => n_filling.min(n_tokens_max),
         }
     }

@@ -6,6 +6,8 @@
 
 use std::cmp::Ordering;
 
+use smallvec::SmallVec;
+
 use super::resize::Taking;
 use super::room::Victim;
 use super::{Plan, Scheduler, Turn};
@@ -98,20 +100,33 @@ impl Scheduler {
         if let Some(step) = self.pages.idle_since(n_missing) {
             return Some(Sacrifice::Cached { step });
         }
-        self.sacrifice_of_held(n_missing - self.pages.n_idle(), turn)
+        self.sacrifice_of_held(n_missing - self.pages.n_idle(), turn, &[])
     }
 
-    /// As [`Self::sacrifice`], for the model's own first in line: for `n_pages` more than are free or cached.
-    pub(crate) fn own_sacrifice(&mut self, n_pages: usize) -> Option<Sacrifice> {
-        self.sacrifice_of_held(n_pages, None)
+    /// As [`Self::sacrifice`], for what the model's own first in line lacks.
+    pub(crate) fn own_sacrifice(&mut self, want: &Want) -> Option<Sacrifice> {
+        // A job does not make room for itself.
+        let members = match self.job_of(want.first) {
+            Some(job) => self.jobs.members(job),
+            None => SmallVec::from_slice(&[want.first]),
+        };
+        self.sacrifice_of_held(want.n_pages, None, &members)
     }
 
-    /// What has to be given up of what is held; whoever is not behind `turn` keeps what it holds.
-    fn sacrifice_of_held(&mut self, n_pages: usize, turn: Option<&Turn>) -> Option<Sacrifice> {
+    /// What has to be given up of what is held; whoever is not behind `turn` keeps what it holds, and so do these.
+    fn sacrifice_of_held(
+        &mut self,
+        n_pages: usize,
+        turn: Option<&Turn>,
+        kept: &[ContextId],
+    ) -> Option<Sacrifice> {
         // What admitted contexts hold is marked, and so is what has been counted.
         self.line.forget_count();
         let marking = self.count(None).marking;
         self.line.forget_count();
+        for &id in kept {
+            self.mark_held(&Victim::Context(id), marking);
+        }
         let mut n_found = 0;
         for (step, victim) in self.idle_victims() {
             n_found += self.mark_held(&victim, marking);

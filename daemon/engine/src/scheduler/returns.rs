@@ -157,6 +157,12 @@ impl Scheduler {
         self.returns.n_awaited[privilege as usize]
     }
 
+    /// Guests that would be waited for while the device stands still, and have asked.
+    pub(crate) fn n_guests_back(&self) -> usize {
+        let habits = self.returns.guests.values();
+        habits.filter(|habit| !habit.is_out && habit.has(Privilege::AtOnce)).count()
+    }
+
     /// Those were waited for in vain.
     pub(crate) fn note_late_guests(&mut self, privilege: Privilege) {
         if self.n_guests_awaited(privilege) > 0 {

@@ -3,16 +3,16 @@
 use std::time::{Duration, Instant};
 
 use super::Core;
-use crate::scheduler::Privilege;
+use crate::scheduler::{Privilege, Scheduler};
 
 /// The device stands still for this share of the step before at most, and for no longer than this. Waking a guest's thread
 /// takes some tens of microseconds.
 const SHARE: u32 = 33;
 const MAX: Duration = Duration::from_micros(250);
 
-/// Where guests that are awaited have most of the rows, the step that they would miss is longer than what the others lose:
-/// then it may be their part of the rows, divided by this.
-const SHARE_OF_ALL: u32 = 4;
+/// And for this share where all rows are those of such guests: who waits for others gains by it, since they are waited for
+/// as well.
+const SHARE_AMONG: u32 = 4;
 
 /// While the device computes a step, the next is planned after this share of it at the latest.
 const SHARE_AHEAD: u32 = 2;
@@ -52,6 +52,11 @@ impl Linger {
         }
     }
 
+    /// The device has nothing more to do while the next step is not planned.
+    pub(super) fn note_done(&mut self) {
+        self.ahead_since = None;
+    }
+
     /// A step was submitted to a device that stood still.
     pub(super) fn note_begun(&mut self, now: Instant) {
         self.ahead_since = Some(now);
@@ -61,12 +66,11 @@ impl Linger {
 impl Core {
     /// A step was taken in that had taken so long.
     pub(super) fn note_taken_in(&mut self, now: Instant, elapsed: Duration) {
-        let n_awaited = self.n_awaited(Privilege::AtOnce);
-        let residents = self.residents.iter().flatten();
-        let n_ready: usize = residents.map(|resident| resident.scheduler.n_ready_among(&self.commons)).sum();
-        let of_all = n_awaited as f64 / (n_awaited + n_ready).max(1) as f64 / f64::from(SHARE_OF_ALL);
-        let time = (elapsed / SHARE).max(elapsed.mul_f64(of_all)).min(MAX);
-        self.linger.still = Still::AtMost(time);
+        let schedulers = || self.residents.iter().flatten().map(|resident| &resident.scheduler);
+        let n_ready: usize = schedulers().map(|scheduler| scheduler.n_ready_among(&self.commons)).sum();
+        let n_back: usize = schedulers().map(Scheduler::n_guests_back).sum();
+        let share = if n_ready <= n_back { SHARE_AMONG } else { SHARE };
+        self.linger.still = Still::AtMost((elapsed / share).min(MAX));
         self.linger.ahead_since = (!self.under_way.is_empty()).then_some(now);
     }
 
@@ -108,6 +112,16 @@ impl Core {
         self.linger.ahead_since = None;
         self.note_late(Privilege::Soon);
         None
+    }
+
+    /// Whether the oldest step under way is done: then the next one is planned, whoever is awaited.
+    pub(in crate::engine) fn is_done(&mut self) -> bool {
+        let Some(&(place, _)) = self.under_way.front() else { return false };
+        let is_done = self.resident(place).backend.is_done();
+        if is_done {
+            self.linger.note_done();
+        }
+        is_done
     }
 
     fn n_awaited(&self, privilege: Privilege) -> usize {

@@ -38,8 +38,8 @@ pub(super) struct Pool {
     /// Where to say that they have no more than that, and that nothing is left to give out.
     asked: Option<Tag>,
     transfer: Option<Transfer>,
-    /// The device's step after which it was last looked who lacks pages.
-    looked_after: Option<u64>,
+    /// The device's step from which on it is looked again who lacks pages.
+    looks_from: u64,
 }
 
 /// A part that is about to be given up.
@@ -173,19 +173,19 @@ impl Core {
         is_settled.then_some(resident)
     }
 
-    /// Once for each step that was planned.
+    /// At most once for each step that was planned.
     fn is_time_to_look(&mut self) -> bool {
         let mut residents = self.residents.iter_mut().flatten();
         if let (Some(only), None) = (residents.next(), residents.next()) {
             only.scheduler.set_source(Source::Own);
             return false;
         }
-        self.under_way.is_empty() || self.pool.looked_after != Some(self.commons.step())
+        self.under_way.is_empty() || self.pool.looks_from <= self.commons.step()
     }
 
     /// Looks who lacks pages, and finds a part for the first of them by virtual time that others can help.
     fn look(&mut self) -> Result<(), EngineFailure> {
-        self.pool.looked_after = Some(self.commons.step());
+        self.pool.looks_from = self.commons.step() + 1;
         let mut wants: SmallVec<[(usize, Want); 2]> = SmallVec::new();
         let mut is_still = false;
         for place in self.places() {
@@ -239,34 +239,36 @@ impl Core {
         }
         let Self { residents, commons, .. } = self;
         let taker = residents[place].as_mut().expect("it is settled");
-        let own = taker.lend(commons).own_sacrifice(want.n_pages);
+        let own = taker.lend(commons).own_sacrifice(want);
         let mut best: Option<(Sacrifice, Transfer)> = None;
         for from in self.places() {
             if from == place || !self.could_give(from) {
                 continue;
             }
-            // As much as is wanted, or as is of any use. Work is not sent away for what would not do.
-            let found = [wanted_bytes, granule_bytes].into_iter().find_map(|n_bytes| {
+            // As much as is wanted, or as is of any use.
+            for n_bytes in [wanted_bytes, granule_bytes] {
                 let n_bytes = n_bytes.saturating_sub(rest_bytes);
                 let Self { residents, commons, .. } = self;
                 let giver = residents[from].as_mut().expect("it could give");
-                let n_pages = giver.n_pages_without(n_bytes)?;
+                let Some(n_pages) = giver.n_pages_without(n_bytes) else { continue };
                 let n_given = giver.backend.n_pages() - n_pages;
                 let found_bytes = rest_bytes + n_given as u64 * giver.page_bytes();
                 if found_bytes < granule_bytes {
-                    return None;
+                    continue;
                 }
-                let sacrifice = giver.lend(commons).sacrifice(n_given, Some(&want.turn))?;
-                if found_bytes < wanted_bytes && matches!(sacrifice, Sacrifice::Work(_)) {
-                    return None;
-                }
-                Some((sacrifice, Transfer { from, n_pages, taking: Taking::Spare, to: Some(place) }))
-            });
-            let is_better = |(sacrifice, _): &(Sacrifice, Transfer)| {
+                let Some(sacrifice) = giver.lend(commons).sacrifice(n_given, Some(&want.turn)) else {
+                    continue;
+                };
+                // Work is not sent away for what would not do.
+                let would_do = found_bytes >= wanted_bytes;
                 let than = best.as_ref().map(|(best, _)| best).or(own.as_ref());
-                than.is_none_or(|than| sacrifice.compare(than).is_lt())
-            };
-            best = found.filter(is_better).or(best);
+                let is_better = than.is_none_or(|than| sacrifice.compare(than).is_lt());
+                if is_better && (would_do || !matches!(sacrifice, Sacrifice::Work(_))) {
+                    let taking = Taking::Spare;
+                    best = Some((sacrifice, Transfer { from, n_pages, taking, to: Some(place) }));
+                    break;
+                }
+            }
         }
         let Some((sacrifice, transfer)) = best else { return Ok(false) };
         let taker = self.resident(place);

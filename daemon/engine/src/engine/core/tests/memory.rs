@@ -154,6 +154,28 @@ fn a_job_that_needs_more_than_its_model_has_waits_for_pages_of_others() {
 }
 
 #[test]
+fn a_job_does_not_count_on_pages_of_its_own_members() {
+    for n_under_way in [1, 2] {
+        let mut house = House::new(&[PLAIN, PLAIN], n_under_way);
+        let members = house.create_for_job(20, 5);
+        let drawn = house.draw_together(&members, pages(7) - 5);
+        house.settle();
+        assert!(house.take_drawn(drawn).is_ok());
+        // The other model is full of contexts that wait for nothing and were served since.
+        for actor in 0..4 {
+            let talk = house.create(1, actor);
+            house.ask(talk, pages(9));
+        }
+        house.settle();
+        assert!(house.n_pages(0) < 5 * 9);
+        let drawn = house.draw_grown(&members, pages(7) - 5..pages(9) - 5);
+        house.settle();
+        assert!(matches!(house.take_drawn(drawn), Ok(Answer::Together(drawn)) if drawn.len() == 5));
+        assert!(house.n_pages(0) >= 5 * 9);
+    }
+}
+
+#[test]
 fn models_share_less_and_more_when_the_desk_says_so() {
     let mut house = House::new(&[PLAIN, Kind { page_bytes: 64, ..PLAIN }], 2);
     let before = house.ledger().total();

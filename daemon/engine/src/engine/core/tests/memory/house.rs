@@ -344,10 +344,16 @@ impl House {
 
     /// A draw of all these contexts, each with so many tokens of its own.
     pub(super) fn draw_together(&mut self, ids: &[ContextId], n_tokens: usize) -> Tag {
+        self.draw_grown(ids, 0..n_tokens)
+    }
+
+    /// As above, of contexts that have the tokens before these already.
+    pub(super) fn draw_grown(&mut self, ids: &[ContextId], tokens: std::ops::Range<usize>) -> Tag {
         self.n_asked += 1;
         let tag = Tag::new(self.n_asked, 8);
-        let text = |id: ContextId| (0..n_tokens).map(move |n| (mix(id.number + n as u64) % VOCAB) as Token);
-        let edit = |id| Edit { appended: text(id).collect(), ..Edit::default() };
+        let n_kept = tokens.start;
+        let text = |id: ContextId| tokens.clone().map(move |n| (mix(id.number + n as u64) % VOCAB) as Token);
+        let edit = |id| Edit { n_kept, appended: text(id).collect(), ..Edit::default() };
         let members = ids.iter().map(|&id| (id, edit(id))).collect();
         let sampler = Arc::new(Sampler::greedy());
         self.inputs.push(Input::Operation(Operation::DrawTogether { members, sampler, tag }));
