@@ -295,7 +295,7 @@ pub enum ConfigError {
         /// The field.
         field: &'static str,
         /// Its value.
-        value: u64,
+        value: f64,
         /// The range.
         expected: &'static str,
     },
@@ -326,13 +326,13 @@ impl Config {
         ];
         for (field, value, least, expected) in least {
             if let Some(value) = value.filter(|&value| value < least) {
-                return Err(ConfigError::OutOfRange { field, value: value as u64, expected });
+                return Err(ConfigError::OutOfRange { field, value: value as f64, expected });
             }
         }
         if self.latency_multiple.is_nan() || self.latency_multiple < 1.0 {
             return Err(ConfigError::OutOfRange {
                 field: "latency_multiple",
-                value: self.latency_multiple.max(0.0) as u64,
+                value: self.latency_multiple,
                 expected: "at least 1",
             });
         }
@@ -379,8 +379,10 @@ mod tests {
         assert!(matches!(load("models = []"), Err(ConfigError::OutOfRange { field: "models", .. })));
         assert!(matches!(
             load("n_step_rows = 256\nn_step_tokens = 256"),
-            Err(ConfigError::OutOfRange { field: "n_step_tokens", value: 256, .. })
+            Err(ConfigError::OutOfRange { field: "n_step_tokens", value: 256.0, .. })
         ));
+        let error = load("latency_multiple = 0.5").expect_err("too small");
+        assert_eq!(error.to_string(), "latency_multiple is 0.5, expected at least 1");
         assert!(matches!(load("n_step_rows = 0"), Err(ConfigError::OutOfRange { field: "n_step_rows", .. })));
         assert!(matches!(Config::load(Path::new("/nonexistent")), Err(ConfigError::Read { .. })));
     }

@@ -143,7 +143,11 @@ impl HomeArgs {
                 if is_named && models.iter().any(|model| model.name == *choice) {
                     return Err(CliError::ModelLeaves { socket, name: choice.clone() });
                 }
-                let lacking = format!("the daemon at {socket} {lacking}");
+                let is_leaving = models.iter().any(|model| model.name == *choice);
+                let lacking = match is_leaving {
+                    true => format!("the daemon at {socket} is unloading {choice:?}"),
+                    false => format!("the daemon at {socket} {lacking}"),
+                };
                 if is_named {
                     return Err(CliError::NoSuchModel { lacking });
                 }

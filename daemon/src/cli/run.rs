@@ -197,7 +197,11 @@ async fn drive(
     });
     screen.end(body.as_ref(), guest.usage())?;
     if has_started && let Some(recording) = recording {
-        recording.finish()?;
+        let finished = recording.finish();
+        // Where the connection is lost that is why nothing was recorded.
+        if matches!(error, None | Some(Error::Daemon(_))) {
+            finished?;
+        }
     }
     match error {
         None => Ok(()),

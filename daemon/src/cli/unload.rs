@@ -1,9 +1,11 @@
 //! `trellis unload`: takes a model out of the running daemon.
 
+use std::pin::pin;
 use std::time::Duration;
 
 use clap::Args;
 use serde::Serialize;
+use tokio::time::timeout;
 
 use super::connect::SocketArgs;
 use super::error::CliError;
@@ -18,6 +20,9 @@ Examples:
 New contexts are refused at once, and contexts saved under a name are forgotten with the model. Meanwhile `trellis
 models` shows it as draining; to unload it again with a shorter --drain hurries it. Interrupting the command does not
 take it back. For the user that the daemon runs as, and root.";
+
+/// After so long it is said what is waited for.
+const SILENCE_MAX: Duration = Duration::from_secs(1);
 
 /// Unload a model from the running daemon
 #[derive(Debug, Args)]
@@ -42,7 +47,18 @@ struct Unloaded {
 
 pub(crate) async fn unload(args: UnloadArgs, format: Format) -> Result<(), CliError> {
     let UnloadArgs { model, drain, socket } = args;
-    let default_model = socket.connect().await?.unload_model(&model, drain).await?;
+    let client = socket.connect().await?;
+    let name = model.clone();
+    let mut unloading = pin!(client.unload_model(&name, drain));
+    let default_model = match timeout(SILENCE_MAX, &mut unloading).await {
+        Ok(unloaded) => unloaded?,
+        Err(_) => {
+            let shown = escaped_line(&model);
+            let hint = format!("guests still use {shown}; `trellis unload {shown} --drain 0` ends them");
+            output::note(format, &hint);
+            unloading.await?
+        }
+    };
     let unloaded = Unloaded { unloaded: model, default_model };
     output::print(format, &unloaded, |Unloaded { unloaded, default_model }| {
         let unloaded = escaped_line(unloaded);

@@ -134,7 +134,7 @@ pub enum GuestError {
         id: GuestId,
     },
     /// The host has no model for guests to use.
-    #[error("no model is loaded")]
+    #[error("no model is loaded; `trellis load` loads one")]
     NoModel,
     /// The wasm runtime could not be set up.
     #[error("the wasm runtime cannot start: {reason}")]
