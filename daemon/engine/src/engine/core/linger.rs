@@ -5,17 +5,17 @@ use std::time::{Duration, Instant};
 use super::Core;
 use crate::scheduler::{Privilege, Scheduler};
 
-/// The device stands still for this share of the step before at most, and for no longer than this. Waking a guest's thread
-/// takes some tens of microseconds.
-const SHARE: u32 = 33;
+/// The device stands still for one part in so many of the step before at most, and for no longer than this. Waking a
+/// guest's thread takes some tens of microseconds.
+const PARTS: u32 = 33;
 const MAX: Duration = Duration::from_micros(250);
 
-/// And for this share where all rows are those of such guests: who waits for others gains by it, since they are waited for
-/// as well.
-const SHARE_AMONG: u32 = 4;
+/// And for one part in so many where all rows are those of such guests: who waits for others gains by it, since they are
+/// waited for as well.
+const PARTS_AMONG: u32 = 4;
 
-/// While the device computes a step, the next is planned after this share of it at the latest.
-const SHARE_AHEAD: u32 = 2;
+/// While the device computes a step, the next is planned after one part in so many of it at the latest.
+const PARTS_AHEAD: u32 = 2;
 
 /// What is waited for, since the last step was taken in.
 #[derive(Debug, Default)]
@@ -69,8 +69,8 @@ impl Core {
         let schedulers = || self.residents.iter().flatten().map(|resident| &resident.scheduler);
         let n_ready: usize = schedulers().map(|scheduler| scheduler.n_ready_among(&self.commons)).sum();
         let n_back: usize = schedulers().map(Scheduler::n_guests_back).sum();
-        let share = if n_ready <= n_back { SHARE_AMONG } else { SHARE };
-        self.linger.still = Still::AtMost((elapsed / share).min(MAX));
+        let n_parts = if n_ready <= n_back { PARTS_AMONG } else { PARTS };
+        self.linger.still = Still::AtMost((elapsed / n_parts).min(MAX));
         self.linger.ahead_since = (!self.under_way.is_empty()).then_some(now);
     }
 
@@ -105,7 +105,7 @@ impl Core {
         let (place, plan) = self.under_way.front().expect("a step is under way");
         let resident = self.residents[*place].as_ref().expect("a model with a step under way is there");
         let expected = resident.scheduler.expected_ns(plan).map_or(Duration::ZERO, Duration::from_nanos);
-        let until = since + expected / SHARE_AHEAD;
+        let until = since + expected / PARTS_AHEAD;
         if now < until {
             return Some(until);
         }

@@ -14,6 +14,17 @@ use crate::port::Port;
 use crate::sampling::Sampler;
 use crate::scheduler::{Scheduler, SchedulerSettings};
 
+/// A run that is decoded as far ahead as there is room.
+fn endless() -> RunSettings {
+    RunSettings {
+        sampler: Arc::new(Sampler::greedy()),
+        stop_tokens: Arc::new([]),
+        n_tokens_max: None,
+        ahead: Ahead::Unbounded,
+        masks: MaskSource::Sampler,
+    }
+}
+
 #[test]
 fn streams_of_one_user_do_not_keep_the_prompts_of_another_waiting() {
     for n_rows_max in [1, 2, 8, 40] {
@@ -47,13 +58,7 @@ fn streams_of_one_user_do_not_keep_the_prompts_of_another_waiting() {
         let [greedy, patient] = [1, 2].map(|actor| guests.enter(&mut scheduler, owner(actor)));
         for id in (0..2 * n_rows_max as u64).map(context_id) {
             scheduler.apply(Operation::Create { id, caller: greedy });
-            let settings = RunSettings {
-                sampler: Arc::new(Sampler::greedy()),
-                stop_tokens: Arc::new([]),
-                n_tokens_max: None,
-                ahead: Ahead::Unbounded,
-                masks: MaskSource::Sampler,
-            };
+            let settings = endless();
             let edit = Edit { appended: vec![id.number as Token % VOCAB as Token], ..Edit::default() };
             let tag = guests.stand(greedy).tag();
             scheduler.apply(Operation::Run { id, edit, settings, tag });
@@ -116,13 +121,7 @@ fn chunks_beside(n_streams: u64, n_short_prompts: u64, n_block_tokens: usize) ->
     };
     for number in 0..n_streams {
         let (id, tag) = enter(&mut scheduler, &mut guests, number);
-        let settings = RunSettings {
-            sampler: Arc::new(Sampler::greedy()),
-            stop_tokens: Arc::new([]),
-            n_tokens_max: None,
-            ahead: Ahead::Unbounded,
-            masks: MaskSource::Sampler,
-        };
+        let settings = endless();
         let edit = Edit { appended: vec![number as Token], ..Edit::default() };
         scheduler.apply(Operation::Run { id, edit, settings, tag });
     }
