@@ -126,7 +126,9 @@ impl CudaBackend {
 
     /// The step that was submitted last has failed.
     fn give_up_last(&mut self, error: CudaError) -> BackendError {
-        self.under_way.pop_back();
+        if let Some(UnderWay::InStream(step)) = self.under_way.pop_back() {
+            self.steps.give_up(&step);
+        }
         self.draws.pop_back();
         self.error(error)
     }
@@ -184,8 +186,11 @@ impl Backend for CudaBackend {
         self.launch(batch).map_err(|error| self.error(error))
     }
 
-    fn supply(&mut self, masks: &[LateMask<'_>]) -> Result<(), BackendError> {
-        let Some(UnderWay::InStream(step)) = self.under_way.back_mut() else { return Ok(()) };
+    fn supply(&mut self, masks: &[LateMask<'_>]) -> Result<Vec<usize>, BackendError> {
+        let Some(UnderWay::InStream(step)) = self.under_way.back_mut() else {
+            // Its late draws sat out, or it would not have been waited for.
+            return Ok(masks.iter().map(|mask| mask.row_idx).collect());
+        };
         let current = self.card.gpu().make_current();
         let supplied = current.and_then(|()| self.steps.supply(&self.llama, step, masks));
         supplied.map_err(|error| self.give_up_last(error))

@@ -137,7 +137,7 @@ impl Backend for Faulty {
         Ok(collected)
     }
 
-    fn supply(&mut self, masks: &[LateMask<'_>]) -> Result<(), BackendError> {
+    fn supply(&mut self, masks: &[LateMask<'_>]) -> Result<Vec<usize>, BackendError> {
         self.faults.call("supply")?;
         self.backend.supply(masks)
     }

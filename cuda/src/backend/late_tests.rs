@@ -33,7 +33,8 @@ fn drawn(output: &Output) -> (Token, f32) {
     (candidate.token, candidate.logprob)
 }
 
-/// Rows of three contexts: one that draws freely, one whose mask comes, one whose mask does not.
+/// Rows of three contexts: one that draws freely, one whose mask comes, one whose mask does not. At last a prompt is beside
+/// them, so that the step is not captured.
 #[test]
 fn late_masks_draw_what_masks_in_time_draw_and_rows_without_sit_out() {
     let Some(card) = card() else { return };
@@ -47,6 +48,7 @@ fn late_masks_draw_what_masks_in_time_draw_and_rows_without_sit_out() {
         let rows = contexts.iter().enumerate();
         let rows = rows.map(|(idx, tokens)| row(idx as u32, &tokens[..19], 0, idx * 8, Vec::new()));
         backend.forward(&Batch { copies: &[], rows: rows.collect() }).expect("it runs");
+        let prompt = tokens(&mut random, 40, vocab_size);
         // The first steps of a kind are launched, then captured, then run as captured.
         for round in 0..N_ROUNDS {
             let masks = [mask(&mut random, vocab_size), mask(&mut random, vocab_size)];
@@ -62,7 +64,11 @@ fn late_masks_draw_what_masks_in_time_draw_and_rows_without_sit_out() {
                     .collect()
             };
             let expected = backend.forward(&Batch { copies: &[], rows: step(true) }).expect("it runs");
-            backend.submit(&Batch { copies: &[], rows: step(false) }).expect("it is submitted");
+            let mut rows = step(false);
+            if round + 2 >= N_ROUNDS {
+                rows.push(row(3, &prompt, 0, 24, vec![(39, OutputKind::Top { n: 2 })]));
+            }
+            backend.submit(&Batch { copies: &[], rows }).expect("it is submitted");
             if round % 2 == 0 {
                 wait_for_layers(&mut backend);
             }

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::path::Path;
 use std::thread;
 
-use trellis_engine::backend::{Limits, PAGE_LEN};
+use trellis_engine::backend::{AskLimits, Limits, PAGE_LEN};
 use trellis_engine::model::{Dtype, Model, ModelConfig, ModelError};
 
 use super::{CudaBackend, TrimmedAfter};
@@ -13,8 +13,12 @@ use crate::memory::{HostPages, granule_bytes};
 use crate::model::load as weights_files;
 use crate::model::{Activations, Kernels, Llama, Weights, weights};
 use crate::ops::attention::Attention;
+use crate::ops::topn::N_TOP_MAX;
 use crate::ops::{attention, logits, norm};
-use crate::step::{N_SLOTS, StepLimits, Steps};
+use crate::step::{
+    LATE_MASK_BYTES_MAX, MASK_BYTES_MAX, N_SCORES_MAX, N_SLOTS, N_TOP_ENTRIES_MAX, StepLimits, Steps,
+    whole_bytes,
+};
 use crate::{Card, CudaError, Event, Timing};
 
 /// Rows of logits in memory at once: a step of decoding that needs no more is captured whole. Those of 1,024 rows over 128K
@@ -210,6 +214,14 @@ impl CudaBackend {
                 n_slots: N_SLOTS,
                 n_states: limits.n_states,
                 logits_tokens: config.logits_tokens(),
+                asks: AskLimits {
+                    whole_bytes: whole_bytes(config.vocab_size),
+                    n_top_max: N_TOP_MAX,
+                    n_top_entries: N_TOP_ENTRIES_MAX,
+                    n_scores: N_SCORES_MAX,
+                    mask_bytes: MASK_BYTES_MAX,
+                    late_mask_bytes: LATE_MASK_BYTES_MAX,
+                },
             },
             device: gpu.name().to_owned(),
             weight_bytes: weights::n_bytes(config, dtype),

@@ -14,15 +14,17 @@ mod returned;
 mod row;
 mod slots;
 mod steps;
+mod whole;
 mod words;
 
 pub(crate) use layout::{Count, Dims, Layout, N_SLOTS};
 pub(crate) use lists::StepLists;
-pub(crate) use outputs::{Group, N_SCORES_MAX, N_TOP_ENTRIES_MAX, Room};
+pub(crate) use outputs::{Group, MASK_BYTES_MAX, N_SCORES_MAX, N_TOP_ENTRIES_MAX, Room};
 pub(crate) use returned::{Place, Returned};
 pub(crate) use row::StepRow;
 pub(crate) use slots::Slots;
-pub(crate) use steps::{InFlight, StepLimits, Steps};
+pub(crate) use steps::{InFlight, LATE_MASK_BYTES_MAX, StepLimits, Steps};
+pub(crate) use whole::whole_bytes;
 
 #[cfg(test)]
 mod tests;

@@ -1,15 +1,17 @@
 //! What is asked of a step, as the kernels over logits read it.
 //!
 //! Positions that are asked about get a row of logits each, in groups of as many as there is memory for; each request
-//! gets an output row. What the device has no room for, or no kernel, is worked out on the host from the logits.
+//! gets an output row. A list that no kernel makes, or that is too long, the host reads out of a row that comes back whole.
+//! What there is no room for is worked out on the host from the logits, and the step waits for the device.
 
-use trellis_engine::batch::OutputKind;
+use trellis_engine::batch::{OutputKind, OutputRequest};
 use trellis_engine::sampling::{Sampler, TokenMask};
 
 use super::returned::Place;
-use super::row::{Request, StepRow};
+use super::row::StepRow;
 use super::slots::{EditList, PAGE_EDIT_WORDS, Slots};
 use super::steps::sit_out;
+use super::whole::{Reading, RowOf, RowWords, Whole};
 use super::words::to_words;
 use crate::ops::logits::{NOWHERE, OutputRow, Stages, Wants};
 use crate::ops::sample::ordered_biases;
@@ -22,6 +24,8 @@ pub(crate) const N_TOP_ENTRIES_MAX: usize = 256 * N_TOP_MAX;
 /// Words of biases, masks, and tokens that go beside their pages in one step: 8 MiB, the masks of 500 contexts over 128K
 /// tokens.
 pub(super) const N_TAIL_WORDS_MAX: usize = 1 << 21;
+/// Bytes of biases and masks among them.
+pub(crate) const MASK_BYTES_MAX: usize = 4 * N_TAIL_WORDS_MAX / 4 * 3;
 
 /// Positions whose logits are in memory together.
 #[derive(Clone, Debug)]
@@ -35,9 +39,15 @@ pub(crate) struct Group {
     pub(crate) stages: Stages,
     /// Whether the host fetches something of it before the next group's logits take its place.
     pub(crate) has_host_work: bool,
-    /// Rows of logits that come back with the step, and the first one's number among all that do.
-    pub(crate) full_rows: Vec<usize>,
-    pub(crate) full_start: usize,
+    /// Rows that come back whole.
+    pub(crate) wholes: Vec<Whole>,
+}
+
+impl Group {
+    /// Whether hidden states after the final norm have to stay in memory.
+    pub(crate) fn keeps_hidden(&self) -> bool {
+        self.has_host_work || self.wholes.iter().any(|whole| whole.of == RowOf::Hidden)
+    }
 }
 
 /// A draw that waits for its mask.
@@ -61,8 +71,10 @@ pub(crate) struct Outputs {
     pub(crate) places: Vec<Place>,
     pub(crate) score_tokens: Vec<i32>,
     pub(crate) n_top_entries: usize,
-    /// Rows of logits that come back with the step.
-    n_full: usize,
+    /// Words of rows that come back whole.
+    n_whole_words: usize,
+    /// What the host reads out of them, by request.
+    pub(super) readings: Vec<(usize, Reading)>,
     /// Draws among them that wait for their masks.
     pub(super) late: Vec<Late>,
     /// Rows taken in.
@@ -84,8 +96,10 @@ pub(crate) struct Room {
     pub(crate) n_outputs: usize,
     /// Slots that keep hidden states.
     pub(crate) n_states: usize,
-    /// Rows of logits that come back with a step.
-    pub(crate) n_full: usize,
+    /// Words of rows that come back whole with a step.
+    pub(crate) n_whole_words: usize,
+    /// Of one such row.
+    pub(crate) row_words: RowWords,
 }
 
 /// Where the page table of the row being taken in is, and what brings its history there.
@@ -105,7 +119,8 @@ impl Outputs {
         self.places.clear();
         self.score_tokens.clear();
         self.n_top_entries = 0;
-        self.n_full = 0;
+        self.n_whole_words = 0;
+        self.readings.clear();
         self.late.clear();
         self.n_rows = 0;
         self.tail.clear();
@@ -145,17 +160,28 @@ impl Outputs {
                 true => -1 - slot,
                 false => (first_token_idx + position - row.start) as i32,
             });
+            // A row of logits becomes one of log-probabilities once.
+            let mut whole = None;
             for &request_idx in requests {
                 let request = &row.requests[request_idx];
                 let output = self.output_row(row, request, room, &mut place);
                 let output = output.map(|output| OutputRow { logits_row: logits_row as u32, ..output });
-                let place = match (request.kind, output) {
-                    (OutputKind::Embedding, _) => Place::Hidden { group_idx, logits_row },
+                let place = match (&request.kind, output) {
+                    (OutputKind::Embedding, _) => Place::Hidden {
+                        group_idx,
+                        logits_row,
+                        start: self.bring(group_idx, RowOf::Hidden, room),
+                    },
                     (OutputKind::Masked { mask: None, .. }, Some(output)) => {
-                        self.place_late(group_idx, output, room, first_place + request_idx)
+                        self.place_late(group_idx, output, first_place + request_idx)
                     }
                     (OutputKind::Masked { mask: None, .. }, None) => Place::SatOut,
-                    (_, Some(output)) => self.place(group_idx, output, room),
+                    (_, Some(output)) if output.wants == Wants::FULL => {
+                        self.readings
+                            .extend(Reading::of(&request.kind).map(|it| (first_place + request_idx, it)));
+                        *whole.get_or_insert_with(|| self.place_whole(group_idx, output, room))
+                    }
+                    (_, Some(output)) => self.place(group_idx, output),
                     (_, None) => Place::Host { group_idx, logits_row },
                 };
                 self.groups[group_idx].has_host_work |= place.is_fetched();
@@ -179,14 +205,42 @@ impl Outputs {
                 n_outputs: 0,
                 stages: Stages::default(),
                 has_host_work: false,
-                full_rows: Vec::new(),
-                full_start: self.n_full,
+                wholes: Vec::new(),
             });
         }
         self.groups.len() - 1
     }
 
-    fn place(&mut self, group_idx: usize, output: OutputRow, room: Room) -> Place {
+    /// Has the row of logits that the group took last come back whole; returns its first word among those that do, if there
+    /// is room.
+    fn bring(&mut self, group_idx: usize, of: RowOf, room: Room) -> Option<usize> {
+        let (start, n_words) = (self.n_whole_words, room.row_words.of(of));
+        if start + n_words > room.n_whole_words {
+            return None;
+        }
+        self.n_whole_words += n_words;
+        let group = &mut self.groups[group_idx];
+        let row = group.n_logits_rows - 1;
+        match group.wholes.last_mut() {
+            Some(last)
+                if last.of == of
+                    && last.row + last.n_rows == row
+                    && last.start + last.n_rows * n_words == start =>
+            {
+                last.n_rows += 1;
+            }
+            _ => group.wholes.push(Whole { of, row, n_rows: 1, start }),
+        }
+        Some(start)
+    }
+
+    fn place_whole(&mut self, group_idx: usize, output: OutputRow, room: Room) -> Place {
+        let (output_idx, logits_row) = (self.rows.len(), output.logits_row as usize);
+        self.place(group_idx, output);
+        Place::Full { output_idx, group_idx, logits_row, start: self.bring(group_idx, RowOf::Logits, room) }
+    }
+
+    fn place(&mut self, group_idx: usize, output: OutputRow) -> Place {
         let group = &mut self.groups[group_idx];
         let of_row = Stages::of(&[output]);
         group.stages = Stages {
@@ -201,23 +255,14 @@ impl Outputs {
         match output.wants {
             Wants::TOP => Place::Top { output_idx },
             Wants::SCORES => Place::Scores { output_idx },
-            Wants::FULL => {
-                let logits_row = output.logits_row as usize;
-                let full_idx = (self.n_full < room.n_full).then_some(self.n_full);
-                if full_idx.is_some() {
-                    group.full_rows.push(logits_row);
-                    self.n_full += 1;
-                }
-                Place::Full { output_idx, group_idx, logits_row, full_idx }
-            }
             _ => Place::Drawn { output_idx },
         }
     }
 
     /// Gives a place to a draw of the row being taken in that waits for its mask.
-    fn place_late(&mut self, group_idx: usize, output: OutputRow, room: Room, request_idx: usize) -> Place {
+    fn place_late(&mut self, group_idx: usize, output: OutputRow, request_idx: usize) -> Place {
         let output_idx = self.rows.len();
-        self.place(group_idx, output, room);
+        self.place(group_idx, output);
         self.late.push(Late { row_idx: self.n_rows, request_idx, output_idx });
         Place::Late { output_idx }
     }
@@ -234,7 +279,7 @@ impl Outputs {
     fn output_row(
         &mut self,
         row: &StepRow<'_>,
-        request: &Request<'_>,
+        request: &OutputRequest<'_>,
         room: Room,
         place: &mut TablePlace<'_>,
     ) -> Option<OutputRow> {
@@ -242,42 +287,35 @@ impl Outputs {
         if self.rows.len() >= room.n_outputs || n_outputs >= room.n_group_rows {
             return None;
         }
-        match request.kind {
+        match &request.kind {
             OutputKind::Sample(sampler) => {
                 self.draw(row, request.position, sampler, sampler.mask.as_deref(), place)
             }
             OutputKind::Masked { sampler, mask } => {
                 self.draw(row, request.position, sampler, mask.map(|mask| &**mask), place)
             }
-            OutputKind::Top { n } => {
-                let is_room = *n <= N_TOP_MAX && self.n_top_entries + n <= N_TOP_ENTRIES_MAX;
-                is_room.then(|| {
-                    let top_start = self.n_top_entries as u32;
-                    self.n_top_entries += n;
-                    OutputRow { wants: Wants::TOP, top_start, n_top: *n as u32, ..OutputRow::default() }
-                })
+            OutputKind::Top { n } if *n <= N_TOP_MAX && self.n_top_entries + n <= N_TOP_ENTRIES_MAX => {
+                let top_start = self.n_top_entries as u32;
+                self.n_top_entries += n;
+                Some(OutputRow { wants: Wants::TOP, top_start, n_top: *n as u32, ..OutputRow::default() })
             }
-            OutputKind::Scores(tokens) => {
-                let score_start = self.score_tokens.len();
-                (score_start + tokens.len() <= N_SCORES_MAX).then(|| {
-                    self.score_tokens.extend(tokens.iter().map(|&token| token as i32));
-                    OutputRow {
-                        wants: Wants::SCORES,
-                        score_start: score_start as u32,
-                        n_scores: tokens.len() as u32,
-                        ..OutputRow::default()
-                    }
-                })
+            OutputKind::Scores(tokens) if self.score_tokens.len() + tokens.len() <= N_SCORES_MAX => {
+                let score_start = self.score_tokens.len() as u32;
+                self.score_tokens.extend(tokens.iter().map(|&token| token as i32));
+                let n_scores = tokens.len() as u32;
+                Some(OutputRow { wants: Wants::SCORES, score_start, n_scores, ..OutputRow::default() })
             }
-            OutputKind::Full => Some(OutputRow { wants: Wants::FULL, ..OutputRow::default() }),
+            OutputKind::Top { .. } | OutputKind::Scores(_) | OutputKind::Full => {
+                Some(OutputRow { wants: Wants::FULL, ..OutputRow::default() })
+            }
             _ => None,
         }
     }
 
     /// Words that the draws of these rows need at most, behind so many page copies.
     pub(super) fn n_tail_words(rows: &[StepRow<'_>], n_copies: usize, slots: &Slots) -> usize {
-        let n_words = |row: &StepRow<'_>, request: &Request<'_>| {
-            let (sampler, mask) = match request.kind {
+        let n_words = |row: &StepRow<'_>, request: &OutputRequest<'_>| {
+            let (sampler, mask) = match &request.kind {
                 OutputKind::Sample(sampler) => (*sampler, sampler.mask.as_deref()),
                 OutputKind::Masked { sampler, mask } => (&***sampler, mask.map(|mask| &**mask)),
                 _ => return 0,

@@ -24,11 +24,11 @@ pub(crate) enum Place {
     Top { output_idx: usize },
     /// Scores of given tokens.
     Scores { output_idx: usize },
-    /// Log-probabilities, in the place of the logits; the number of the row among those that come back with the step, where
-    /// there was room.
-    Full { output_idx: usize, group_idx: usize, logits_row: usize, full_idx: Option<usize> },
-    /// The hidden state after the final norm.
-    Hidden { group_idx: usize, logits_row: usize },
+    /// Log-probabilities, in the place of the logits; the first word among those of rows that come back whole, where there
+    /// was room.
+    Full { output_idx: usize, group_idx: usize, logits_row: usize, start: Option<usize> },
+    /// The hidden state after the final norm, likewise.
+    Hidden { group_idx: usize, logits_row: usize, start: Option<usize> },
     /// Logits that the host has to look at.
     Host { group_idx: usize, logits_row: usize },
 }
@@ -36,7 +36,7 @@ pub(crate) enum Place {
 impl Place {
     /// Whether the host fetches something for it while the step is launched, which then waits for the device.
     pub(crate) fn is_fetched(self) -> bool {
-        matches!(self, Self::Host { .. } | Self::Hidden { .. } | Self::Full { full_idx: None, .. })
+        matches!(self, Self::Host { .. } | Self::Hidden { start: None, .. } | Self::Full { start: None, .. })
     }
 }
 

@@ -1,6 +1,6 @@
 //! Rows of a step. The last token of a row may be one that only the device knows.
 
-use trellis_engine::batch::{Input, OutputKind, OutputRequest, PageId, Row, SlotId, Token, Tokens};
+use trellis_engine::batch::{Input, OutputRequest, PageId, Row, SlotId, Token, Tokens};
 
 /// Consecutive tokens of one context.
 #[derive(Clone, Debug)]
@@ -15,21 +15,12 @@ pub(crate) struct StepRow<'a> {
     pub(crate) pages: &'a [PageId],
     /// Pages from the first on that are those of the row before this one for the slot.
     pub(crate) n_same_pages: usize,
-    pub(crate) requests: Vec<Request<'a>>,
-}
-
-/// One thing to return for one position.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Request<'a> {
-    pub(crate) position: usize,
-    pub(crate) kind: &'a OutputKind<'a>,
+    pub(crate) requests: &'a [OutputRequest<'a>],
 }
 
 impl<'a> StepRow<'a> {
     /// A row of a batch.
     pub(crate) fn of(row: &'a Row<'_>) -> Self {
-        let requests =
-            row.outputs.iter().map(|OutputRequest { position, kind }| Request { position: *position, kind });
         Self {
             slot: row.slot,
             known: row.tokens,
@@ -37,7 +28,7 @@ impl<'a> StepRow<'a> {
             start: row.start,
             pages: row.pages,
             n_same_pages: row.n_same_pages,
-            requests: requests.collect(),
+            requests: &row.outputs,
         }
     }
 

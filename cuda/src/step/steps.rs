@@ -14,13 +14,16 @@ use trellis_engine::batch::{Output, PageCopy, PageId};
 use trellis_engine::model::ModelConfig;
 
 use self::graphs::GraphKey;
+pub(crate) use self::late::LATE_MASK_BYTES_MAX;
 pub(super) use self::late::sit_out;
 use self::late::{Held, N_LATE_MASK_WORDS_MAX};
 use super::captured::{Captured, CapturedLimits};
 use super::outputs::{N_TAIL_WORDS_MAX, Outputs};
+use super::whole::{Reading, RowWords, hidden_state};
+use super::words::from_words;
 use super::{
     Count, Dims, Group, Layout, N_SCORES_MAX, N_SLOTS, N_TOP_ENTRIES_MAX, Place, Returned, Room, Slots,
-    StepLists, StepRow,
+    StepLists, StepRow, whole_bytes,
 };
 use crate::blas::bucket;
 use crate::driver::{Graph, check};
@@ -28,7 +31,7 @@ use crate::memory::{Driver, Pool, Reserved};
 use crate::model::{ActivationSizes, Activations, LayerInputs, Llama, LogitsOf, LogitsRows};
 use crate::ops::attention::{Attention, PAGE_LEN, Workspace};
 use crate::ops::attention_plan::{PlanSize, distinct};
-use crate::ops::common::Rows;
+use crate::ops::common::{Dtype, Rows};
 use crate::ops::edits::EDIT_WORDS;
 use crate::ops::embedding::TokenIds;
 use crate::ops::gather::Kept;
@@ -41,10 +44,6 @@ pub(crate) const N_UNDER_WAY: usize = 2;
 /// Captured steps that are kept: there are a few for each bucket of rows, and half of the memory that a model leaves free
 /// beside its pages may be theirs.
 const CAPTURED_LIMITS: CapturedLimits = CapturedLimits { n_max: 256, n_bytes_max: 256 << 20 };
-
-/// Rows of logits that come back with one step: eight over 128K tokens. What is asked beyond them the host fetches, and
-/// the step waits for the device.
-const FULL_BYTES_MAX: usize = 4 << 20;
 
 /// Sizes of the steps of one model.
 #[derive(Clone, Copy, Debug)]
@@ -84,7 +83,9 @@ pub(crate) struct Steps {
     ring: Vec<HostBuffers>,
     next_idx: usize,
     lists: StepLists,
-    vocab_size: usize,
+    row_words: RowWords,
+    hidden_size: usize,
+    dtype: Dtype,
     card: Card,
     /// Time that the device has spent in steps.
     busy: Duration,
@@ -97,8 +98,8 @@ struct HostBuffers {
     output: Pinned<u32>,
     /// What late masks bring.
     late: Pinned<u32>,
-    /// Rows of logits, or of what became of them.
-    full: Pinned<f32>, // [n_full, vocab_size]
+    /// Rows that come back whole.
+    whole: Pinned<u32>,
     begun: Event,
     /// The layers are done of a step that waits for masks, and the draws begin.
     layered: Event,
@@ -116,6 +117,8 @@ pub(crate) struct InFlight {
     /// Where the output for each request lies.
     places: Vec<Place>,
     rows: Vec<OutputRow>,
+    /// What the host reads out of rows that come back whole, by request.
+    readings: Vec<(usize, Reading)>,
     /// Outputs that the host worked out, by request.
     by_host: HashMap<usize, Output>,
     /// What is left to launch, for a step that waits for masks.
@@ -175,14 +178,15 @@ impl Steps {
         memory.slice().fill(stream, 0)?;
         // The stream of the steps does not wait for this one.
         stream.synchronize()?;
-        let vocab_size = llama.config.vocab_size;
-        let n_full = (FULL_BYTES_MAX / (4 * vocab_size)).max(1);
+        let (vocab_size, hidden_size, dtype) =
+            (llama.config.vocab_size, llama.config.hidden_size, llama.dtype);
+        let n_whole_words = whole_bytes(vocab_size) / 4;
         let host = |_| {
             Ok(HostBuffers {
                 input: gpu.pinned(n_input_words)?,
                 output: gpu.pinned(n_output_words(limits))?,
                 late: gpu.pinned(n_late_words)?,
-                full: gpu.pinned(n_full * vocab_size)?,
+                whole: gpu.pinned(n_whole_words)?,
                 begun: Event::new(gpu, Timing::On)?,
                 layered: Event::new(gpu, Timing::On)?,
                 drawing: Event::new(gpu, Timing::On)?,
@@ -206,7 +210,9 @@ impl Steps {
             lists: StepLists::new(&llama.config.windows),
             captured: Captured::new(CAPTURED_LIMITS),
             has_warned: false,
-            vocab_size,
+            row_words: RowWords::new(vocab_size, hidden_size, dtype),
+            hidden_size,
+            dtype,
             card: card.clone(),
             busy: Duration::ZERO,
         })
@@ -250,11 +256,11 @@ impl Steps {
         let n_words = extra + written.n_extra_words;
         let mut held = None;
         match (is_captured, holds) {
-            (true, true) => held = Some(Box::new(self.run_layers(&stream, llama, kv, &layout, n_words)?)),
+            (_, true) => held = Some(Box::new(self.run_layers(&stream, llama, kv, &layout, n_words)?)),
             (true, false) => {
                 self.run_whole(&stream, llama, kv, &layout)?;
                 let group = self.group_of(&layout);
-                self.bring_full(&stream, buffers_idx, &group)?;
+                self.bring_whole(&stream, buffers_idx, &group)?;
             }
             (false, _) => by_host = self.run(&stream, llama, kv, &layout, rows, buffers_idx)?,
         }
@@ -264,10 +270,11 @@ impl Steps {
         }
         let outputs = &mut self.lists.outputs;
         let (places, rows) = (std::mem::take(&mut outputs.places), std::mem::take(&mut outputs.rows));
+        let readings = std::mem::take(&mut outputs.readings);
         // A step that failed leaves its buffers to the next one: the others are those of the step before.
         self.next_idx = (buffers_idx + 1) % self.ring.len();
         let was_held = held.is_some();
-        Ok(InFlight { buffers_idx, extra, places, rows, by_host, held, was_held })
+        Ok(InFlight { buffers_idx, extra, places, rows, readings, by_host, held, was_held })
     }
 
     /// Puts the copy of what a step returns into the stream.
@@ -281,27 +288,6 @@ impl Steps {
             result::memcpy_dtoh_async(&mut host.output[..n_words], returned.address, stream.raw())
         })?;
         host.done.record(stream)
-    }
-
-    /// Puts copies of the rows of logits that a group's outputs left into the stream: what follows writes over them, and
-    /// comes a hundredth of a millisecond later for each.
-    pub(super) fn bring_full(
-        &mut self,
-        stream: &Stream,
-        buffers_idx: usize,
-        group: &Group,
-    ) -> Result<(), CudaError> {
-        let Self { ring, activations, vocab_size: n, .. } = self;
-        let n = *n;
-        for (full_idx, &logits_row) in (group.full_start..).zip(&group.full_rows) {
-            let row = activations.logits.part(4 * logits_row * n, 4 * n);
-            // SAFETY: as in `bring_back`.
-            check("cuMemcpyDtoHAsync", || unsafe {
-                let to = &mut ring[buffers_idx].full[full_idx * n..(full_idx + 1) * n];
-                result::memcpy_dtoh_async(to, row.address, stream.raw())
-            })?;
-        }
-        Ok(())
     }
 
     /// Whether the device may have no room for what the draws of a step need, so that the host would draw, which it can
@@ -340,20 +326,32 @@ impl Steps {
         let elapsed = Duration::from_secs_f32(elapsed_ms.max(0.0) * 1e-3);
         self.busy += elapsed;
         let returned = Returned { words: &host.output, extra: step.extra };
-        let (places, n_full) = (std::mem::take(&mut step.places), self.vocab_size);
+        let places = std::mem::take(&mut step.places);
+        let mut readings: HashMap<usize, Reading> = std::mem::take(&mut step.readings).into_iter().collect();
         let mut output = |(request_idx, place): (usize, Place)| {
             let by_host = step.by_host.remove(&request_idx);
             let output = match place {
                 Place::Drawn { output_idx } => returned.drawn(output_idx).map(Output::Sampled),
                 Place::Top { output_idx } => returned.top(output_idx, &step.rows[output_idx]),
                 Place::Scores { output_idx } => returned.scores(output_idx, &step.rows[output_idx]),
-                Place::Full { output_idx, full_idx, .. } => {
-                    returned.check(output_idx).map(|()| match full_idx {
-                        Some(idx) => Output::Full(host.full[idx * n_full..(idx + 1) * n_full].to_vec()),
-                        None => by_host.expect("fetched with the step"),
+                Place::Full { output_idx, start: Some(start), .. } => {
+                    returned.check(output_idx).and_then(|()| {
+                        let row: &[f32] = from_words(&host.whole, start, self.row_words.logits);
+                        match readings.remove(&request_idx) {
+                            Some(reading) => reading.read(row),
+                            None => Ok(Output::Full(row.to_vec())),
+                        }
                     })
                 }
-                Place::Hidden { .. } | Place::Host { .. } => Ok(by_host.expect("worked out with the step")),
+                Place::Hidden { start: Some(start), .. } => {
+                    hidden_state(&host.whole[start..], self.hidden_size, self.dtype).map(Output::Embedding)
+                }
+                Place::Full { output_idx, start: None, .. } => {
+                    returned.check(output_idx).map(|()| by_host.expect("fetched with the step"))
+                }
+                Place::Hidden { start: None, .. } | Place::Host { .. } => {
+                    Ok(by_host.expect("worked out with the step"))
+                }
                 Place::SatOut => Ok(Output::SatOut),
                 Place::Late { .. } => unreachable!("a step is let draw before it is waited for"),
                 Place::Unset => unreachable!("every request has a place"),
@@ -372,9 +370,13 @@ impl Steps {
 
     fn fill(&mut self, llama: &Llama, rows: &[StepRow<'_>], copies: &[PageCopy]) {
         let StepLimits { n_logits_rows, n_states, .. } = self.limits;
-        let n_full = self.ring[0].full.len() / self.vocab_size;
-        let room =
-            Room { n_group_rows: n_logits_rows, n_outputs: n_outputs_max(self.limits), n_states, n_full };
+        let room = Room {
+            n_group_rows: n_logits_rows,
+            n_outputs: n_outputs_max(self.limits),
+            n_states,
+            n_whole_words: self.ring[0].whole.len(),
+            row_words: self.row_words,
+        };
         self.lists.fill(rows, copies, &mut self.slots, &llama.kernels().attention.cuttings(), room);
     }
 
@@ -436,7 +438,7 @@ impl Steps {
                 rows: layout.count(memory, count, group.n_logits_rows),
                 kept: self.kept(layout, group.logits_start, group.n_logits_rows),
                 logits_of: LogitsOf::Some,
-                keeps_hidden: group.has_host_work,
+                keeps_hidden: group.keeps_hidden(),
             };
             llama.logits(stream, asked, &self.activations)?;
             let fetched =
@@ -445,8 +447,8 @@ impl Steps {
                 let rows = layout.output_rows(memory, group.outputs_start, group.n_outputs);
                 self.launch_outputs(stream, llama, layout, group_idx, &group, rows)?;
             }
-            self.bring_full(stream, buffers_idx, &group)?;
-            let rest = |place| matches!(place, Place::Full { .. } | Place::Hidden { .. });
+            self.bring_whole(stream, buffers_idx, &group)?;
+            let rest = |place: Place| place.is_fetched() && !matches!(place, Place::Host { .. });
             let rest = self.fetch(stream, llama, group_idx, rest)?;
             self.outputs_by_host(rows, group_idx, &fetched, &rest, &mut by_host);
         }

@@ -3,20 +3,31 @@
 use std::sync::LazyLock;
 
 use trellis_engine::backend::PAGE_LEN;
-use trellis_engine::batch::{Input, OutputKind, OutputRequest, PageCopy, PageId, Row, SlotId, Token};
+use trellis_engine::batch::{
+    Input, Output, OutputFault, OutputKind, OutputRequest, PageCopy, PageId, Row, SlotId, Token,
+};
 use trellis_engine::sampling::Sampler;
 
 use super::lists::Written;
+use super::whole::{Reading, RowOf, RowWords, Whole, hidden_state};
 use super::words::from_words;
 use super::*;
 use crate::model::LogitsOf;
 use crate::ops::attention::{Cuttings, Form};
 use crate::ops::attention_plan::PlanSize;
+use crate::ops::common::Dtype;
 use crate::ops::edits::{EDIT_WORDS, Edit, Target};
 use crate::ops::logits::{NOWHERE, OutputRow, Wants};
 use crate::ops::shares::{CUT_WORDS, Cutting, ListSize, SHARE_WORDS, Share};
 
-const ROOM: Room = Room { n_group_rows: 4, n_outputs: 64, n_states: 8, n_full: 2 };
+const ROW_WORDS: RowWords = RowWords { logits: 100, hidden: 8 };
+const ROOM: Room = Room {
+    n_group_rows: 4,
+    n_outputs: 64,
+    n_states: 8,
+    n_whole_words: 2 * ROW_WORDS.logits,
+    row_words: ROW_WORDS,
+};
 /// First word of the page tables, far behind the lists of a step.
 const TABLES: usize = 1 << 24;
 const N_PAGES: usize = 1 << 20;
@@ -290,7 +301,7 @@ fn a_row_of_the_head_reads_the_state_that_its_slot_kept() {
 }
 
 #[test]
-fn what_the_device_has_no_room_for_is_left_to_the_host() {
+fn what_no_kernel_makes_is_read_out_of_rows_that_come_back_whole() {
     let tokens: Vec<Token> = (0..30).collect();
     let many = vec![1; N_SCORES_MAX];
     let asked = vec![
@@ -302,11 +313,15 @@ fn what_the_device_has_no_room_for_is_left_to_the_host() {
     let rows = [row(0, &tokens, 0, asked)];
     let rows: Vec<StepRow<'_>> = rows.iter().map(StepRow::of).collect();
     let lists = lists(&rows, &[]);
-    let host = Place::Host { group_idx: 0, logits_row: 1 };
-    let hidden = Place::Hidden { group_idx: 0, logits_row: 2 };
-    let places = [Place::Scores { output_idx: 0 }, host, host, hidden];
+    // Both that are asked of one position are read out of one row.
+    let full = Place::Full { output_idx: 1, group_idx: 0, logits_row: 1, start: Some(0) };
+    let hidden = Place::Hidden { group_idx: 0, logits_row: 2, start: Some(100) };
+    let places = [Place::Scores { output_idx: 0 }, full, full, hidden];
     assert_eq!(lists.outputs.places, places);
-    assert!(lists.outputs.groups[0].has_host_work);
+    let readings = [(1, Reading::Scores(tokens.as_slice().into())), (2, Reading::Top(4000))];
+    assert_eq!(lists.outputs.readings, readings);
+    let group = &lists.outputs.groups[0];
+    assert!(!group.has_host_work && group.keeps_hidden());
 }
 
 #[test]
@@ -384,24 +399,53 @@ fn rows_of_few_tokens_are_captured_like_rows_of_one() {
 }
 
 #[test]
-fn rows_of_logits_come_back_with_a_captured_step_as_far_as_there_is_room() {
+fn rows_come_back_whole_with_a_captured_step_as_far_as_there_is_room() {
     let (tokens, sampler): (Vec<Token>, _) = ((0..60).collect(), Sampler::greedy());
     let drawn = row(0, &tokens, 59, vec![(59, OutputKind::Sample(&sampler))]);
     let full = |slot| row(slot, &tokens[..20], 19, vec![(19, OutputKind::Full)]);
     let rows = [drawn, full(1), full(2), full(3)];
     let rows: Vec<StepRow<'_>> = rows.iter().map(StepRow::of).collect();
-    let full_idxs = |lists: &StepLists| -> Vec<Option<usize>> {
-        let of =
-            |place: &Place| if let Place::Full { full_idx, .. } = place { Some(*full_idx) } else { None };
+    let starts = |lists: &StepLists| -> Vec<Option<usize>> {
+        let of = |place: &Place| match place {
+            Place::Full { start, .. } | Place::Hidden { start, .. } => Some(*start),
+            _ => None,
+        };
         lists.outputs.places.iter().filter_map(of).collect()
     };
     let fitting = lists(&rows[..3], &[]);
     assert!(fitting.can_be_captured());
-    assert_eq!(full_idxs(&fitting), [Some(0), Some(1)]);
-    assert_eq!(fitting.outputs.groups[0].full_rows, [1, 2], "rows of logits");
+    assert_eq!(starts(&fitting), [Some(0), Some(100)]);
+    let whole = |of, row, n_rows, start| Whole { of, row, n_rows, start };
+    assert_eq!(fitting.outputs.groups[0].wholes, [whole(RowOf::Logits, 1, 2, 0)], "in one copy");
     let too_many = lists(&rows, &[]);
     assert!(!too_many.can_be_captured(), "the host fetches the third");
-    assert_eq!(full_idxs(&too_many), [Some(0), Some(1), None]);
+    assert_eq!(starts(&too_many), [Some(0), Some(100), None]);
+    // Hidden states between them.
+    let hidden = |slot| row(slot, &tokens[..20], 19, vec![(19, OutputKind::Embedding)]);
+    let rows = [hidden(1), hidden(2), full(3), hidden(4)];
+    let rows: Vec<StepRow<'_>> = rows.iter().map(StepRow::of).collect();
+    let mixed = lists(&rows, &[]);
+    assert!(mixed.can_be_captured());
+    let wholes =
+        [whole(RowOf::Hidden, 0, 2, 0), whole(RowOf::Logits, 2, 1, 16), whole(RowOf::Hidden, 3, 1, 116)];
+    assert_eq!(mixed.outputs.groups[0].wholes, wholes);
+}
+
+#[test]
+fn a_row_that_came_back_whole_is_read_as_what_was_asked() {
+    let logprobs: Vec<f32> = [0.5f32, 0.125, 0.25, 0.125].map(f32::ln).into();
+    let Ok(Output::Top { candidates, entropy }) = Reading::Top(2).read(&logprobs) else { panic!("a list") };
+    assert_eq!(candidates.iter().map(|it| it.token).collect::<Vec<_>>(), [0, 2]);
+    assert!((candidates[1].logprob - 0.25f32.ln()).abs() < 1e-6, "{candidates:?}");
+    assert!((entropy - 1.75 * 2f32.ln()).abs() < 1e-6, "{entropy}");
+    let scores = Reading::Scores([2, 0].into()).read(&logprobs);
+    assert_eq!(scores, Ok(Output::Scores(vec![logprobs[2], logprobs[0]])));
+
+    let halves = [1.5f32, -2.0, 0.25].map(|x| u32::from(half::bf16::from_f32(x).to_bits()));
+    let words = [halves[0] | halves[1] << 16, halves[2]];
+    assert_eq!(hidden_state(&words, 3, Dtype::Bf16), Ok(vec![1.5, -2.0, 0.25]));
+    let nan = [u32::from(half::f16::NAN.to_bits())];
+    assert_eq!(hidden_state(&nan, 1, Dtype::F16), Err(OutputFault::NotANumber));
 }
 
 #[test]
@@ -414,7 +458,7 @@ fn what_a_step_uploads_does_not_follow_the_longest_context() {
     let n_pages: usize = rows.iter().map(|row| row.tokens.len().div_ceil(16)).sum();
     let rows: Vec<StepRow<'_>> = rows.iter().map(StepRow::of).collect();
     let mut lists = StepLists::new(&[None]);
-    let room = Room { n_group_rows: 256, n_outputs: 512, n_states: 0, n_full: 1 };
+    let room = Room { n_group_rows: 256, n_outputs: 512, n_states: 0, ..ROOM };
     let mut slots = slots();
     lists.fill(&rows, &[], &mut slots, &CUTTINGS, room);
     let layout = Layout::of(lists.dims());

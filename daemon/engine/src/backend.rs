@@ -45,6 +45,37 @@ pub struct Limits {
     pub n_states: usize,
     /// What a row of logits costs, in tokens: the output projection beside all layers.
     pub logits_tokens: f32,
+    /// What may be asked of one batch.
+    pub asks: AskLimits,
+}
+
+/// What the rows of one batch may ask for together. What a single row asks may be more, if no other asks for the like.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AskLimits {
+    /// Bytes of rows that are brought back whole: log-probabilities of the vocabulary, and hidden states, in f32.
+    pub whole_bytes: usize,
+    /// The longest list of most probable tokens. A longer one is read out of a row that is brought back whole.
+    pub n_top_max: usize,
+    /// Entries of all such lists.
+    pub n_top_entries: usize,
+    /// Scores. More of them in one request are read out of a row that is brought back whole.
+    pub n_scores: usize,
+    /// Bytes of masks and biases.
+    pub mask_bytes: usize,
+    /// Bytes of masks that come late.
+    pub late_mask_bytes: usize,
+}
+
+impl AskLimits {
+    /// Of a device that has the outputs where they are wanted.
+    pub const NONE: Self = Self {
+        whole_bytes: usize::MAX,
+        n_top_max: usize::MAX,
+        n_top_entries: usize::MAX,
+        n_scores: usize::MAX,
+        mask_bytes: usize::MAX,
+        late_mask_bytes: usize::MAX,
+    };
 }
 
 #[cfg(test)]
@@ -67,6 +98,7 @@ impl Limits {
             n_slots: 1 << 16,
             n_states: 0,
             logits_tokens: 1.0,
+            asks: AskLimits::NONE,
         }
     }
 }
@@ -110,9 +142,11 @@ pub trait Backend: Send {
     /// it. A late draw whose mask is not among these sits out: its output is [`Output::SatOut`], and the token that its
     /// slot keeps is no longer known.
     ///
+    /// Returns the rows that sit out although their masks are among these: the device has no room for them.
+    ///
     /// # Errors
     /// The step failed, as for [`Self::submit`]; it is no longer under way.
-    fn supply(&mut self, masks: &[LateMask<'_>]) -> Result<(), BackendError>;
+    fn supply(&mut self, masks: &[LateMask<'_>]) -> Result<Vec<usize>, BackendError>;
 
     /// Whether the step that was submitted last has come as far as it can before [`Self::supply`]: its layers are done.
     ///

@@ -1,21 +1,49 @@
-//! What the host works out of a step: rows of logits and hidden states are brought to it on the way.
+//! Rows of logits and hidden states on their way to the host: with the step, or at once where the host works something out.
 
 use std::collections::HashMap;
 
+use cudarc::driver::result;
 use trellis_engine::batch::{Output, OutputFault};
 use trellis_engine::sampling::Scratch;
 
 use super::Steps;
+use crate::driver::check;
 use crate::model::Llama;
 use crate::ops::common::Dtype;
 use crate::step::by_host::output_of;
-use crate::step::{Place, StepRow};
+use crate::step::whole::{Reading, RowOf, Whole};
+use crate::step::{Group, Place, StepRow};
 use crate::{CudaError, Stream};
 
 /// Rows that are fetched for requests of one place: logits (0) or hidden states (1), by row.
 pub(super) type Fetched = HashMap<(usize, usize), Vec<f32>>;
 
 impl Steps {
+    /// Puts copies of the rows of a group that come back whole into the stream: what follows writes over them, and comes a
+    /// hundredth of a millisecond later for each half of a megabyte.
+    pub(super) fn bring_whole(
+        &mut self,
+        stream: &Stream,
+        buffers_idx: usize,
+        group: &Group,
+    ) -> Result<(), CudaError> {
+        let Self { ring, activations, row_words, .. } = self;
+        for &Whole { of, row, n_rows, start } in &group.wholes {
+            let n = row_words.of(of);
+            let rows = match of {
+                RowOf::Logits => activations.logits,
+                RowOf::Hidden => activations.hidden,
+            };
+            let rows = rows.part(4 * row * n, 4 * n_rows * n);
+            // SAFETY: as in `bring_back`.
+            check("cuMemcpyDtoHAsync", || unsafe {
+                let to = &mut ring[buffers_idx].whole[start..start + n_rows * n];
+                result::memcpy_dtoh_async(to, rows.address, stream.raw())
+            })?;
+        }
+        Ok(())
+    }
+
     /// Brings rows of logits or hidden states of a group to the host, for the places that are wanted.
     pub(super) fn fetch(
         &self,
@@ -29,7 +57,7 @@ impl Steps {
         for &place in self.lists.outputs.places.iter().filter(|place| is_wanted(**place)) {
             match place {
                 Place::Host { group_idx, logits_row }
-                | Place::Full { group_idx, logits_row, full_idx: None, .. }
+                | Place::Full { group_idx, logits_row, start: None, .. }
                     if group_idx == group =>
                 {
                     if let std::collections::hash_map::Entry::Vacant(entry) = fetched.entry((0, logits_row)) {
@@ -40,7 +68,7 @@ impl Steps {
                         entry.insert(row);
                     }
                 }
-                Place::Hidden { group_idx, logits_row } if group_idx == group => {
+                Place::Hidden { group_idx, logits_row, start: None } if group_idx == group => {
                     fetched.insert((1, logits_row), self.fetch_hidden(stream, llama, logits_row)?);
                 }
                 _ => {}
@@ -85,10 +113,12 @@ impl Steps {
         let requests = rows.iter().flat_map(|row| row.requests.iter().map(move |request| (row, request)));
         for (request_idx, ((row, request), &place)) in requests.zip(&self.lists.outputs.places).enumerate() {
             let output = match place {
-                Place::Full { group_idx, logits_row, full_idx: None, .. } if group_idx == group => {
-                    Output::Full(after[&(0, logits_row)].clone())
+                Place::Full { group_idx, logits_row, start: None, .. } if group_idx == group => {
+                    let row = &after[&(0, logits_row)];
+                    let read = Reading::of(&request.kind).map(|reading| reading.read(row));
+                    read.map_or_else(|| Output::Full(row.clone()), |read| read.unwrap_or_else(Output::Failed))
                 }
-                Place::Hidden { group_idx, logits_row } if group_idx == group => {
+                Place::Hidden { group_idx, logits_row, start: None } if group_idx == group => {
                     let state = &after[&(1, logits_row)];
                     match state.iter().any(|x| x.is_nan()) {
                         true => Output::Failed(OutputFault::NotANumber),
@@ -98,7 +128,7 @@ impl Steps {
                 Place::Host { group_idx, logits_row } if group_idx == group => {
                     let history =
                         row.known_before(request.position + 1).expect("what the host draws after, it knows");
-                    output_of(request.kind, &raw[&(0, logits_row)], history, &mut scratch)
+                    output_of(&request.kind, &raw[&(0, logits_row)], history, &mut scratch)
                 }
                 _ => continue,
             };

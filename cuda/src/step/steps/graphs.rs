@@ -17,6 +17,8 @@ pub(super) struct GraphKey {
     dims: Dims,
     logits_of: LogitsOf,
     stages: Stages,
+    /// Whether hidden states after the final norm stay in memory.
+    keeps_hidden: bool,
 }
 
 /// How much of a step a graph runs.
@@ -40,7 +42,8 @@ impl Steps {
     ) -> Result<(), CudaError> {
         let logits_of = self.lists.logits_of();
         let group = self.group_of(layout);
-        let key = GraphKey { part: Part::Whole, dims: layout.dims, logits_of, stages: group.stages };
+        let (dims, stages, keeps_hidden) = (layout.dims, group.stages, group.keeps_hidden());
+        let key = GraphKey { part: Part::Whole, dims, logits_of, stages, keeps_hidden };
         self.run_graph(stream, key, |steps| {
             steps.launch_layers(stream, llama, kv, layout, logits_of)?;
             let rows = layout.output_rows(steps.memory.slice(), 0, group.n_outputs);
@@ -57,8 +60,8 @@ impl Steps {
         layout: &Layout,
     ) -> Result<(), CudaError> {
         let logits_of = self.lists.logits_of();
-        let stages = Stages::default();
-        let key = GraphKey { part: Part::Layers, dims: layout.dims, logits_of, stages };
+        let (stages, keeps_hidden) = (Stages::default(), self.lists.outputs.groups[0].keeps_hidden());
+        let key = GraphKey { part: Part::Layers, dims: layout.dims, logits_of, stages, keeps_hidden };
         self.run_graph(stream, key, |steps| steps.launch_layers(stream, llama, kv, layout, logits_of))
     }
 
@@ -76,6 +79,7 @@ impl Steps {
             dims: layout.dims,
             logits_of: LogitsOf::Some,
             stages: group.stages,
+            keeps_hidden: false,
         };
         self.run_graph(stream, key, |steps| {
             steps.launch_outputs(stream, llama, layout, 0, group, output_rows)
@@ -91,7 +95,8 @@ impl Steps {
         }
     }
 
-    fn launch_layers(
+    /// Launches the layers and the head, without the kernels over logits.
+    pub(super) fn launch_layers(
         &self,
         stream: &Stream,
         llama: &Llama,
@@ -104,7 +109,8 @@ impl Steps {
         let n_rows = layout.dims.n_logits_rows;
         let rows = layout.count(memory, Count::LogitsRows { group_idx: 0 }, n_rows);
         let kept = self.kept(layout, 0, n_rows);
-        let asked = LogitsRows { rows, kept, logits_of, keeps_hidden: false };
+        let keeps_hidden = self.lists.outputs.groups[0].keeps_hidden();
+        let asked = LogitsRows { rows, kept, logits_of, keeps_hidden };
         llama.logits(stream, asked, &self.activations)
     }
 

@@ -16,8 +16,9 @@ use crate::step::words::to_words;
 use crate::step::{Group, Layout, N_SLOTS, Place};
 use crate::{CudaError, Slice, Stream};
 
-/// Words of masks that come late in one step: 4 MiB, the masks of 256 contexts over 128K tokens.
-pub(super) const N_LATE_MASK_WORDS_MAX: usize = 1 << 20;
+/// Bytes of masks that come late in one step: the masks of 256 contexts over 128K tokens.
+pub(crate) const LATE_MASK_BYTES_MAX: usize = 4 << 20;
+pub(super) const N_LATE_MASK_WORDS_MAX: usize = LATE_MASK_BYTES_MAX / 4;
 
 /// Words of a row that is asked for something.
 const OUTPUT_ROW_WORDS: usize = size_of::<OutputRow>() / 4;
@@ -27,6 +28,8 @@ const OUTPUT_ROW_WORDS: usize = size_of::<OutputRow>() / 4;
 pub(super) struct Held {
     layout: Layout,
     group: Group,
+    /// Whether it is captured; one with prompts in it is not.
+    is_captured: bool,
     late: Vec<Late>,
     /// Words that come back.
     n_words: usize,
@@ -39,7 +42,7 @@ impl Steps {
     /// the host works something out, cannot: its late draws sit out.
     pub(super) fn holds_late_draws(&mut self) -> bool {
         let has_late = !self.lists.outputs.late.is_empty();
-        if has_late && !self.lists.can_be_captured() {
+        if has_late && !self.lists.can_be_held() {
             self.lists.outputs.sit_out();
             return false;
         }
@@ -55,13 +58,18 @@ impl Steps {
         layout: &Layout,
         n_words: usize,
     ) -> Result<Held, CudaError> {
-        self.run_to_logits(stream, llama, kv, layout)?;
+        let is_captured = self.lists.can_be_captured();
+        match is_captured {
+            true => self.run_to_logits(stream, llama, kv, layout)?,
+            false => self.launch_layers(stream, llama, kv, layout, self.lists.logits_of())?,
+        }
         let late = std::mem::take(&mut self.lists.outputs.late);
         let (group, hold) = (self.group_of(layout), self.card.hold());
-        Ok(Held { layout: *layout, group, late, n_words, _hold: hold })
+        Ok(Held { layout: *layout, group, is_captured, late, n_words, _hold: hold })
     }
 
-    /// Launches the draws of a step that waits for masks, those without a mask left out; any other has done so.
+    /// Launches the draws of a step that waits for masks, those without a mask left out; any other has done so, and all of
+    /// its late draws sit out. Returns the rows whose masks there was no room for.
     ///
     /// # Errors
     /// The driver refused something.
@@ -70,9 +78,10 @@ impl Steps {
         llama: &Llama,
         step: &mut InFlight,
         masks: &[LateMask<'_>],
-    ) -> Result<(), CudaError> {
-        let Some(held) = step.held.take() else { return Ok(()) };
-        let Held { layout, group, late, n_words, _hold } = *held;
+    ) -> Result<Vec<usize>, CudaError> {
+        let Some(held) = step.held.take() else { return Ok(masks.iter().map(|mask| mask.row_idx).collect()) };
+        let mut sat_out = Vec::new();
+        let Held { layout, group, is_captured, late, n_words, _hold } = *held;
         let (late_start, buffers_idx) = (self.late_start, step.buffers_idx);
         let words = &mut self.ring[buffers_idx].late;
         let mut end = (step.rows.len() * OUTPUT_ROW_WORDS).next_multiple_of(2);
@@ -89,6 +98,7 @@ impl Steps {
                     step.places[request_idx] = Place::Drawn { output_idx };
                 }
                 None => {
+                    sat_out.extend(mask.map(|_| row_idx));
                     sit_out(row);
                     step.places[request_idx] = Place::SatOut;
                 }
@@ -101,9 +111,18 @@ impl Steps {
         self.ring[buffers_idx].drawing.record(&stream)?;
         Layout::slice(memory, late_start, end).upload(&stream, &self.ring[buffers_idx].late[..end])?;
         let rows = Layout::slice(memory, late_start, group.n_outputs * OUTPUT_ROW_WORDS);
-        self.run_draws(&stream, llama, &layout, &group, rows)?;
-        self.bring_full(&stream, buffers_idx, &group)?;
-        self.bring_back(&stream, buffers_idx, n_words)
+        match is_captured {
+            true => self.run_draws(&stream, llama, &layout, &group, rows)?,
+            false => self.launch_outputs(&stream, llama, &layout, 0, &group, rows)?,
+        }
+        self.bring_whole(&stream, buffers_idx, &group)?;
+        self.bring_back(&stream, buffers_idx, n_words)?;
+        Ok(sat_out)
+    }
+
+    /// Gives up the step that was launched last. The next one takes its buffers: the others may be those of the step before.
+    pub(crate) fn give_up(&mut self, step: &InFlight) {
+        self.next_idx = step.buffers_idx;
     }
 
     /// Whether the layers of a step that waits for masks are done; true of any other.

@@ -8,7 +8,7 @@ use tokio::sync::watch;
 
 use super::*;
 use crate::account::{Account, ActorId, Budget, GuestId, N_OPERATIONS_MAX, SessionId};
-use crate::backend::{Backend, BackendError, Collected, Limits, WeightsInfo};
+use crate::backend::{AskLimits, Backend, BackendError, Collected, Limits, WeightsInfo};
 use crate::batch::{Batch, HostPageId, LateMask, PageId};
 use crate::command::{Ahead, MaskSource, ModelId};
 use crate::handle::{Link, Message, Served};
@@ -44,6 +44,7 @@ fn engine() -> (ModelHandle, Served) {
         n_slots: 0,
         n_states: 0,
         logits_tokens: 1.0,
+        asks: AskLimits::NONE,
     };
     let weights = WeightsInfo { dtype: Dtype::F32, n_bytes: 0 };
     let (link, served) = Link::new(Port::Encoded);
@@ -74,7 +75,7 @@ impl Backend for Idle {
         unreachable!("there is no engine")
     }
 
-    fn supply(&mut self, _: &[LateMask<'_>]) -> Result<(), BackendError> {
+    fn supply(&mut self, _: &[LateMask<'_>]) -> Result<Vec<usize>, BackendError> {
         unreachable!("there is no engine")
     }
 

@@ -26,7 +26,7 @@ use self::pages::{KvPages, N_GRANULE_PAGES, PageLayout};
 use self::plan::Plan;
 use self::threads::Threads;
 use self::weights::Weights;
-use crate::backend::{Backend, BackendError, Collected, Damage, Limits, WeightsInfo};
+use crate::backend::{AskLimits, Backend, BackendError, Collected, Damage, Limits, WeightsInfo};
 use crate::batch::{Batch, HostPageId, LateMask, PageId};
 use crate::model::{Dtype, Model, ModelConfig, ModelError, tensors};
 
@@ -140,6 +140,7 @@ impl CpuBackend {
                 n_slots: 0,
                 n_states: N_STATES,
                 logits_tokens: config.logits_tokens(),
+                asks: AskLimits::NONE,
             },
             weights: WeightsInfo { dtype: Dtype::F32, n_bytes: (n_weights * size_of::<f32>()) as u64 },
             done: None,
@@ -199,9 +200,9 @@ impl Backend for CpuBackend {
         Ok(collected)
     }
 
-    fn supply(&mut self, masks: &[LateMask<'_>]) -> Result<(), BackendError> {
+    fn supply(&mut self, masks: &[LateMask<'_>]) -> Result<Vec<usize>, BackendError> {
         late::supply(&mut self.late, masks);
-        Ok(())
+        Ok(Vec::new())
     }
 
     fn waits_for_masks(&mut self) -> Result<bool, BackendError> {

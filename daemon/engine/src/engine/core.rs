@@ -137,7 +137,7 @@ impl Core {
         for input in inputs {
             match input {
                 Input::Enter(caller, owner) => self.commons.enter(caller, owner),
-                Input::Leave(caller) => self.commons.leave_for_good(caller),
+                Input::Leave(caller) => self.leave_for_good(caller),
                 Input::Operation(operation) => self.apply(operation),
                 Input::Add(newcomer) => self.add(newcomer),
                 Input::Share { kv_bytes, tag } => self.note_share(kv_bytes, tag),
@@ -209,6 +209,11 @@ impl Core {
         let place = usize::from(model.place);
         let resident = self.residents.get(place)?.as_ref()?;
         (resident.id == model).then_some(place)
+    }
+
+    fn leave_for_good(&mut self, caller: CallerId) {
+        let Some(guest) = self.commons.leave_for_good(caller) else { return };
+        self.residents.iter_mut().flatten().for_each(|resident| resident.scheduler.forget_guest(guest));
     }
 
     fn apply(&mut self, operation: Operation) {

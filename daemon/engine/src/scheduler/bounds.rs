@@ -55,7 +55,8 @@ impl Scheduler {
         let is_recent = self.step - self.last_decode_step <= N_STEPS_RECENT;
         let n_late = if is_recent { self.costs.n_decode_rows() } else { 0 };
         let n_left_out = self.n_queued(Class::Decode).max(n_late);
-        let n_tokens_max = self.settings.n_step_tokens - plan.work.n_decode_rows;
+        // Who was to decode may have lost what its step needs, and have got a part of a prompt instead.
+        let n_tokens_max = self.settings.n_step_tokens - plan.n_tokens();
         let multiple = self.settings.latency_multiple;
         match (plan.work.n_decode_rows, n_left_out) {
             // Who decodes with another model on the device waits for this step as well.

@@ -263,7 +263,6 @@ impl Scheduler {
         self.stop_work(id, n_pulled);
         self.spares.remove(id);
         if let Some(mut context) = self.contexts.remove(&id) {
-            self.returns.forget(context.owner.guest);
             context.kv.forget(&mut self.pages);
             let ContextState { seat, slot, .. } = *context;
             self.commons.queue.vacate(seat);

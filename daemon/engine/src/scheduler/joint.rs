@@ -12,6 +12,7 @@ use rustc_hash::{FxHashMap, FxHashSet};
 use smallvec::SmallVec;
 
 use super::admission::Rank;
+use super::asked::Asked;
 use super::bounds::N_ROWS_PER_PREFILL;
 use super::cost::StepWork;
 use super::plan::{N_BLOCKS_FOUND_MAX, Placed};
@@ -257,6 +258,10 @@ impl Scheduler {
         }
         let before = Before { n_rows: plan.rows.len(), n_copies: plan.copies.len(), work: plan.work };
         self.set_stage(members, Stage::Rides);
+        let Some(asked) = plan.asked.with(self.asked_of_job(members), &self.limits.asks) else {
+            self.set_stage(members, Stage::LeadsUp);
+            return Ok(Placed::Waits);
+        };
         for &id in members {
             let mut context = self.contexts.remove(&id).expect("a member exists");
             let placed = self.place_context(&mut context, id, 1, plan);
@@ -267,7 +272,18 @@ impl Scheduler {
                 return placed.map(|_| Placed::Waits);
             }
         }
+        plan.asked = asked;
         Ok(Placed::Row { n_tokens: n_rows })
+    }
+
+    /// What all members ask for when they ride.
+    fn asked_of_job(&self, members: &Members) -> Asked {
+        members.iter().fold(Asked::default(), |sum, id| {
+            let context = self.contexts.get(id).expect("a member exists");
+            let n_tokens = context.kv.tokens.len();
+            let requests = context.work.as_ref().map(|work| work.outputs(n_tokens - 1, n_tokens, n_tokens));
+            sum.plus(Asked::of(&requests.unwrap_or_default(), &self.limits))
+        })
     }
 
     fn set_stage(&mut self, members: &Members, to: Stage) {

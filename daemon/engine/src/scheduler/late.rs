@@ -65,10 +65,14 @@ impl Scheduler {
         found
     }
 
-    /// Notes that a step draws now, with the masks that have come: what follows from those draws can be planned.
-    pub(crate) fn let_draw(&mut self, plan: &mut Plan) {
+    /// Notes that a step draws now, with the masks that have come, but for rows that sit out all the same: what follows
+    /// from those draws can be planned.
+    pub(crate) fn let_draw(&mut self, plan: &mut Plan, sat_out: &[usize]) {
         plan.waits_for_masks = false;
-        for (_, row) in plan.late_rows() {
+        for (row_idx, row) in plan.late_rows() {
+            if sat_out.contains(&row_idx) {
+                continue;
+            }
             let Some(context) = self.contexts.get_mut(&row.id).filter(|context| context.epoch == row.epoch)
             else {
                 continue;

@@ -19,6 +19,7 @@
 //! | spare | a question left it past the tokens of its context | an edit, or want of pages | what is appended is not computed again |
 
 mod admission;
+mod asked;
 mod bounds;
 mod commands;
 mod complete;
@@ -41,7 +42,7 @@ use std::collections::{BTreeMap, VecDeque};
 
 use rustc_hash::FxHashMap;
 
-use crate::account::{ActorId, Owner};
+use crate::account::{ActorId, GuestId, Owner};
 use crate::backend::Limits;
 use crate::batch::SlotId;
 use crate::command::ContextId;
@@ -178,9 +179,9 @@ impl Commons {
         self.callers.insert(caller, owner);
     }
 
-    /// A guest that has asked its last.
-    pub(crate) fn leave_for_good(&mut self, caller: CallerId) {
-        self.callers.remove(&caller);
+    /// A guest that has asked its last; returns who it was.
+    pub(crate) fn leave_for_good(&mut self, caller: CallerId) -> Option<GuestId> {
+        self.callers.remove(&caller).map(|owner| owner.guest)
     }
 
     /// Whether who asks from now on comes too late for a device that stands still.

@@ -3,6 +3,7 @@
 
 use std::ops::Range;
 
+use super::asked::Asked;
 use super::cost::{Costs, StepWork};
 use super::fair::Class;
 use super::room::Victims;
@@ -19,6 +20,9 @@ use crate::kv::{PageTable, Sequence};
 /// hashing of many prompts.
 pub(super) const N_BLOCKS_FOUND_MAX: usize = 1024;
 
+/// Contexts that one plan looks at in vain: the fair order brings them first in the next one.
+const N_WAITS_MAX: usize = 128;
+
 /// What one step does, in this order: the moves, the copies, the rows.
 #[derive(Debug, Default)]
 pub(crate) struct Plan {
@@ -30,6 +34,8 @@ pub(crate) struct Plan {
     pub(super) victims: Option<Victims>,
     /// Pages that were found in the prefix cache.
     pub(super) n_blocks_found: usize,
+    /// What its rows ask for.
+    pub(super) asked: Asked,
     /// Whether the step has draws whose masks are late, and has not been let draw.
     pub(super) waits_for_masks: bool,
     /// The number of the step.
@@ -84,6 +90,12 @@ impl Plan {
         self.rows.clear();
         (self.work, self.victims) = (StepWork::default(), None);
         (self.n_blocks_found, self.waits_for_masks, self.step) = (0, false, 0);
+        self.asked = Asked::default();
+    }
+
+    /// Tokens of all rows.
+    pub(super) fn n_tokens(&self) -> usize {
+        self.rows.iter().map(|row| row.end - row.start).sum()
     }
 
     /// Whether there is nothing to compute. Moves may have been planned all the same.
@@ -171,8 +183,12 @@ impl Scheduler {
         plan: &mut Plan,
         waiting: &mut Vec<ContextId>,
     ) {
+        let mut n_waits = 0;
         // Each context is looked at once, also when it comes back into the queue.
         for _ in 0..self.n_queued(class) {
+            if n_waits == N_WAITS_MAX {
+                return;
+            }
             if plan.rows.len() == n_rows_max || n_tokens_left == 0 || self.is_too_far_ahead(class) {
                 return;
             }
@@ -197,7 +213,10 @@ impl Scheduler {
                 Placed::Row { n_tokens } => {
                     n_tokens_left -= n_tokens;
                 }
-                Placed::Waits => waiting.push(id),
+                Placed::Waits => {
+                    waiting.push(id);
+                    n_waits += 1;
+                }
                 Placed::UnderWay | Placed::Nothing => {}
             }
         }
@@ -308,6 +327,9 @@ impl Scheduler {
         }
         let end = context.work.as_ref().and_then(|work| work.end(start, target, n_tokens_max));
         let Some(end) = end else { return Ok(Placed::Waits) };
+        let Some(asked) = self.asked_with(context, start..end, n_tokens, plan) else {
+            return Ok(Placed::Waits);
+        };
         let n_again = context.kv.n_computed_again(start, end);
         // Charged before anything is planned: a copy without its row would never be made.
         let n_charged = (end - start - n_again) as u64;
@@ -324,6 +346,7 @@ impl Scheduler {
             Brought::Later => return Ok(Placed::Waits),
             Brought::InLine => return Ok(Placed::Nothing),
         }
+        plan.asked = asked;
         context.kv.locate(&self.pages);
         if plan.victims.is_some() {
             // Room is being made in this plan: not here. Before, nobody's pages were looked for.
@@ -375,13 +398,17 @@ impl Scheduler {
         if context.work.is_none() {
             return Placed::Nothing;
         }
+        let n_tokens = context.kv.tokens.len();
+        let Some(asked) = self.asked_with(context, n_tokens..n_tokens, n_tokens, plan) else {
+            return Placed::Waits;
+        };
+        plan.asked = asked;
         context.kv.locate(&self.pages);
         if plan.victims.is_some() {
             self.pin(context);
         }
         self.note_placed(context);
         let work = context.work.as_ref().expect("it has work");
-        let n_tokens = context.kv.tokens.len();
         let draws = matches!(work, Work::Run(_));
         plan.rows.push(PlannedRow {
             id,
@@ -403,6 +430,23 @@ impl Scheduler {
         plan.work.n_head_tokens += n_head_tokens;
         self.commons.queue.charge(&context.seat, self.costs.tokens_ns(n_head_tokens));
         Placed::Row { n_tokens: 0 }
+    }
+
+    /// What the step asks for with a row of a context that has work; `None` if it does not carry so much. Of a job it is
+    /// known beforehand.
+    fn asked_with(
+        &self,
+        context: &ContextState,
+        tokens: Range<usize>,
+        n_tokens: usize,
+        plan: &Plan,
+    ) -> Option<Asked> {
+        let work = context.work.as_ref()?;
+        if context.job().is_some() {
+            return Some(plan.asked);
+        }
+        let row = Asked::of(&work.outputs(tokens.start, tokens.end, n_tokens), &self.limits);
+        plan.asked.with(row, &self.limits.asks)
     }
 
     /// Whether a context would fill the device but for a page that it shares and is to write: there is no room for the

@@ -33,7 +33,7 @@ pub(crate) enum Privilege {
 #[derive(Debug, Default)]
 pub(super) struct Returns {
     guests: FxHashMap<GuestId, Habit>,
-    /// Guests that are out and have a privilege.
+    /// Guests that are awaited with a privilege.
     n_awaited: [usize; 2],
 }
 
@@ -42,8 +42,11 @@ pub(super) struct Returns {
 struct Habit {
     /// Times in time, by privilege.
     n_in_time: [u8; 2],
-    /// Whether it was answered and has not asked since.
-    is_out: bool,
+    /// Answers that it got and has not followed by a question: who asks about many contexts at once is there when all of
+    /// them have been asked about.
+    n_out: u32,
+    /// Whether it has asked since it was answered.
+    has_asked: bool,
 }
 
 impl Habit {
@@ -56,9 +59,16 @@ impl Habit {
         *n = (*n + 1).min(N_IN_TIME_MAX);
     }
 
+    fn is_awaited(self, privilege: Privilege) -> bool {
+        self.n_out > 0 && self.has(privilege)
+    }
+
+    /// Waiting for it was in vain. Who has asked less than it was answered is there.
     fn note_late(&mut self, privilege: Privilege) {
-        let n = &mut self.n_in_time[privilege as usize];
-        *n = (*n / 2).saturating_sub(1);
+        if !self.has_asked {
+            let n = &mut self.n_in_time[privilege as usize];
+            *n = (*n / 2).saturating_sub(1);
+        }
     }
 }
 
@@ -74,7 +84,7 @@ impl Returns {
 
     fn count(&mut self, habit: Habit, counted: impl Fn(usize) -> usize) {
         for privilege in [Privilege::AtOnce, Privilege::Soon] {
-            if habit.is_out && habit.has(privilege) {
+            if habit.is_awaited(privilege) {
                 let n = &mut self.n_awaited[privilege as usize];
                 *n = counted(*n);
             }
@@ -83,11 +93,14 @@ impl Returns {
 
     /// A guest asked something; `is_late` if the device would have had to stand still for too long.
     pub(super) fn note_asked(&mut self, guest: GuestId, is_late: bool) {
-        if !self.guests.get(&guest).is_some_and(|habit| habit.is_out) {
+        if self.guests.get(&guest).is_none_or(|habit| habit.n_out == 0) {
             return;
         }
         self.change(guest, |habit| {
-            habit.is_out = false;
+            habit.n_out -= 1;
+            if std::mem::replace(&mut habit.has_asked, true) {
+                return;
+            }
             habit.note_in_time(Privilege::Soon);
             if !is_late {
                 habit.note_in_time(Privilege::AtOnce);
@@ -97,13 +110,19 @@ impl Returns {
 
     /// A guest got its answer.
     pub(super) fn note_answered(&mut self, guest: GuestId) {
-        self.change(guest, |habit| habit.is_out = true);
+        self.change(guest, |habit| {
+            habit.n_out += 1;
+            habit.has_asked = false;
+        });
     }
 
     /// Those who are out were waited for with a privilege, in vain.
     pub(super) fn note_late(&mut self, privilege: Privilege) {
-        for habit in self.guests.values_mut().filter(|habit| habit.is_out && habit.has(privilege)) {
+        for habit in self.guests.values_mut().filter(|habit| habit.is_awaited(privilege)) {
             habit.note_late(privilege);
+            if habit.has_asked {
+                habit.n_out = 0;
+            }
         }
         self.count_anew();
     }
@@ -111,8 +130,7 @@ impl Returns {
     /// Those who are out have missed the step that is being taken in.
     pub(super) fn note_missed(&mut self) {
         self.guests.retain(|_, habit| {
-            if habit.is_out {
-                habit.is_out = false;
+            if std::mem::take(&mut habit.n_out) > 0 {
                 [Privilege::AtOnce, Privilege::Soon]
                     .into_iter()
                     .for_each(|privilege| habit.note_late(privilege));
@@ -123,11 +141,11 @@ impl Returns {
     }
 
     fn count_anew(&mut self) {
-        let n = |privilege| self.guests.values().filter(|habit| habit.is_out && habit.has(privilege)).count();
+        let n = |privilege| self.guests.values().filter(|habit| habit.is_awaited(privilege)).count();
         self.n_awaited = [n(Privilege::AtOnce), n(Privilege::Soon)];
     }
 
-    /// One of a guest's contexts is gone, and the guest perhaps with it: what it earned is forgotten.
+    /// A guest has gone.
     pub(super) fn forget(&mut self, guest: GuestId) {
         if let Some(habit) = self.guests.remove(&guest) {
             self.count(habit, |n| n - 1);
@@ -140,6 +158,11 @@ impl Returns {
 }
 
 impl Scheduler {
+    /// A guest has gone.
+    pub(crate) fn forget_guest(&mut self, guest: GuestId) {
+        self.returns.forget(guest);
+    }
+
     /// Whether a step will answer guests that ask again at once.
     pub(crate) fn has_returning_guests(&self, plan: Option<&Plan>) -> bool {
         let answers = |row: &super::plan::PlannedRow| {
@@ -160,7 +183,7 @@ impl Scheduler {
     /// Guests that would be waited for while the device stands still, and have asked.
     pub(crate) fn n_guests_back(&self) -> usize {
         let habits = self.returns.guests.values();
-        habits.filter(|habit| !habit.is_out && habit.has(Privilege::AtOnce)).count()
+        habits.filter(|habit| habit.n_out == 0 && habit.has(Privilege::AtOnce)).count()
     }
 
     /// Those were waited for in vain.
@@ -195,6 +218,31 @@ mod tests {
         assert_eq!(returns.n_awaited, [0, 1]);
         returns.note_missed();
         assert!(!returns.has(GUEST, Privilege::Soon));
+    }
+
+    #[test]
+    fn who_asks_about_many_contexts_is_there_when_it_has_asked_about_all() {
+        let mut returns = Returns::default();
+        let answer = |returns: &mut Returns, n: usize| (0..n).for_each(|_| returns.note_answered(GUEST));
+        for _ in 0..2 {
+            answer(&mut returns, 3);
+            (0..3).for_each(|_| returns.note_asked(GUEST, false));
+            returns.note_missed();
+        }
+        answer(&mut returns, 3);
+        for n_asked in 1..=3 {
+            assert_eq!(returns.n_awaited, [1, 1], "{n_asked}");
+            returns.note_asked(GUEST, false);
+        }
+        assert_eq!(returns.n_awaited, [0, 0]);
+        // It asks about fewer of them: it is waited for to the end once, and loses nothing by it.
+        returns.note_missed();
+        answer(&mut returns, 3);
+        returns.note_asked(GUEST, false);
+        returns.note_late(Privilege::AtOnce);
+        assert_eq!(returns.n_awaited, [0, 0]);
+        answer(&mut returns, 1);
+        assert_eq!(returns.n_awaited, [1, 1]);
     }
 
     #[test]

@@ -19,7 +19,7 @@ use self::guest::Guests;
 use self::hash_backend::{HashBackend, VOCAB, drawn, extend_hash, fails, hash, mix, score};
 use super::{Plan, Scheduler, SchedulerSettings};
 use crate::account::{Account, ActorId, Budget, GuestId, Owner, Resource, SessionId};
-use crate::backend::{Limits, PAGE_LEN};
+use crate::backend::{AskLimits, Limits, PAGE_LEN};
 use crate::batch::{Output, Token};
 use crate::command::{Ahead, Answer, Ask, ContextId, Edit, MaskSource, ModelId, Operation, RunSettings};
 use crate::completion::{CallerId, Done, Outbox};
@@ -140,6 +140,7 @@ impl World {
             n_slots: 1 << 16,
             n_states: [0, 5, 1 << 16][random.below(3)],
             logits_tokens: 1.0,
+            asks: AskLimits::NONE,
         };
         let settings = SchedulerSettings {
             prefix_scope: if random.below(2) == 0 { PrefixScope::Actor } else { PrefixScope::Shared },

@@ -35,7 +35,7 @@ impl Core {
             Err(error) => Err(error),
         };
         match supplied {
-            Ok(()) => resident.lend(commons).let_draw(plan),
+            Ok(sat_out) => resident.lend(commons).let_draw(plan, &sat_out),
             Err(error) => {
                 let (place, plan) = self.under_way.pop_back().expect("it is under way");
                 self.note_failed(place, &plan, plan.moves.len(), error)?;

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use super::{Core, Input, KvBounds, Newcomer, Next};
 use crate::account::{Account, ActorId, Budget, GuestId, Owner, SessionId};
-use crate::backend::{Backend, BackendError, Collected, Damage, Limits, WeightsInfo};
+use crate::backend::{AskLimits, Backend, BackendError, Collected, Damage, Limits, WeightsInfo};
 use crate::batch::{Batch, Candidate, HostPageId, LateMask, Output, OutputKind, PageId, Token};
 use crate::command::{Ahead, ContextId, Edit, MaskSource, ModelId, Operation, RunSettings};
 use crate::completion::{CallerId, Completion, Done, Tag};
@@ -118,7 +118,7 @@ impl Backend for Device {
         Ok(())
     }
 
-    fn supply(&mut self, masks: &[LateMask<'_>]) -> Result<(), BackendError> {
+    fn supply(&mut self, masks: &[LateMask<'_>]) -> Result<Vec<usize>, BackendError> {
         assert!(std::mem::take(&mut self.waits), "once for each step that waits");
         self.note(Call::Supply { n_masks: masks.len() });
         let late = std::mem::take(&mut self.late);
@@ -130,7 +130,7 @@ impl Backend for Device {
         if self.told.fails_to_supply.swap(false, Ordering::Relaxed) {
             return Err(self.fail("supply"));
         }
-        Ok(())
+        Ok(Vec::new())
     }
 
     fn waits_for_masks(&mut self) -> Result<bool, BackendError> {
@@ -185,6 +185,7 @@ fn limits(n_rows_max: usize, n_steps_under_way: usize) -> Limits {
         n_slots: 2 * n_rows_max,
         n_states: 0,
         logits_tokens: 1.0,
+        asks: AskLimits::NONE,
     }
 }
 

@@ -59,7 +59,7 @@ impl Backend for Device {
         Ok(())
     }
 
-    fn supply(&mut self, _: &[LateMask<'_>]) -> Result<(), BackendError> {
+    fn supply(&mut self, _: &[LateMask<'_>]) -> Result<Vec<usize>, BackendError> {
         unreachable!("no draw is late here")
     }
 

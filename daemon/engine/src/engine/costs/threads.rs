@@ -75,7 +75,7 @@ impl Backend for Watched {
         Ok(())
     }
 
-    fn supply(&mut self, masks: &[LateMask<'_>]) -> Result<(), BackendError> {
+    fn supply(&mut self, masks: &[LateMask<'_>]) -> Result<Vec<usize>, BackendError> {
         self.device.supply(masks)
     }
 

@@ -234,10 +234,10 @@ impl HashBackend {
         self.late.clear();
     }
 
-    /// Makes the late draws whose masks have come.
-    pub(crate) fn supply(&mut self, masks: &[LateMask<'_>], outputs: &mut [Output]) {
+    /// Makes the late draws whose masks have come, of the first so many.
+    pub(crate) fn supply(&mut self, masks: &[LateMask<'_>], n_max: usize, outputs: &mut [Output]) {
         let late = std::mem::take(&mut self.late);
-        for &LateMask { row_idx, mask } in masks {
+        for &LateMask { row_idx, mask } in masks.iter().take(n_max) {
             let draw = late.iter().find(|draw| draw.row_idx == row_idx).expect("the row makes a late draw");
             outputs[draw.output_idx] = self.draw_under(mask, draw.slot, draw.prefix, draw.seed);
         }

@@ -79,8 +79,11 @@ impl World {
             return false;
         }
         self.n_masks_late += found.masks.len();
-        self.backend.supply(&found.masks, outputs);
-        self.scheduler.let_draw(plan);
+        // Now and then the device has no room for all of them.
+        let n_drawn = if self.random.below(4) == 0 { self.random.below(3) } else { usize::MAX };
+        self.backend.supply(&found.masks, n_drawn, outputs);
+        let sat_out: Vec<usize> = found.masks.iter().skip(n_drawn).map(|mask| mask.row_idx).collect();
+        self.scheduler.let_draw(plan, &sat_out);
         true
     }
 }

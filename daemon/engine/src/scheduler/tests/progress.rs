@@ -8,7 +8,7 @@ use super::context_id;
 use super::guest::Guests;
 use super::hash_backend::{HashBackend, VOCAB};
 use crate::account::{Account, ActorId, Budget, GuestId, Owner, Resource, SessionId};
-use crate::backend::{Limits, PAGE_LEN};
+use crate::backend::{AskLimits, Limits, PAGE_LEN};
 use crate::batch::{Output, Token};
 use crate::command::{Ahead, Ask, ContextId, Edit, MaskSource, Operation, RunSettings};
 use crate::completion::{CallerId, Done};
@@ -49,6 +49,7 @@ impl House {
             n_slots: 1 << 16,
             n_states: 0,
             logits_tokens: 1.0,
+            asks: AskLimits::NONE,
         };
         let settings = SchedulerSettings::alone(n_step_tokens);
         Self {

@@ -7,12 +7,12 @@ use super::context_id;
 use super::guest::Guests;
 use super::hash_backend::{HashBackend, VOCAB};
 use crate::account::{Account, ActorId, Budget, GuestId, Owner, SessionId};
-use crate::backend::Limits;
-use crate::batch::{Candidate, Output, Token};
+use crate::backend::{AskLimits, Limits};
+use crate::batch::{Candidate, Output, OutputKind, Token};
 use crate::command::{Ahead, Ask, Edit, MaskSource, Operation, RunSettings};
 use crate::port::Port;
 use crate::sampling::Sampler;
-use crate::scheduler::{Scheduler, SchedulerSettings};
+use crate::scheduler::{Privilege, Scheduler, SchedulerSettings};
 
 /// A run that is decoded as far ahead as there is room.
 fn endless() -> RunSettings {
@@ -44,6 +44,7 @@ fn streams_of_one_user_do_not_keep_the_prompts_of_another_waiting() {
             n_slots: 0,
             n_states: 0,
             logits_tokens: 1.0,
+            asks: AskLimits::NONE,
         };
         let settings = SchedulerSettings::alone(limits.n_tokens_max);
         let mut scheduler = Scheduler::alone(limits, settings);
@@ -80,6 +81,35 @@ fn streams_of_one_user_do_not_keep_the_prompts_of_another_waiting() {
 }
 
 #[test]
+fn a_guest_that_drops_a_fork_for_each_token_is_waited_for_all_the_same() {
+    let mut scheduler = Scheduler::alone(Limits::of_nothing(8, 100), SchedulerSettings::alone(64));
+    let mut guests = Guests::default();
+    let account = Account::new("guest", Budget::UNLIMITED, None);
+    let (actor, session, guest) = (ActorId(1), SessionId(1), GuestId(1));
+    let caller = guests.enter(&mut scheduler, Owner { actor, session, guest, account });
+    let id = context_id(0);
+    scheduler.apply(Operation::Create { id, caller });
+    for round in 1..=3 {
+        let child = context_id(round);
+        let (n_tokens, answer) = (round as usize, guests.stand(caller));
+        let edit = Edit { n_kept: n_tokens - 1, appended: vec![1], n_pulled: 0 };
+        scheduler.apply(Operation::Fork { id, edit, child });
+        let edit = Edit { n_kept: n_tokens, ..Edit::default() };
+        scheduler.apply(Operation::Ask { id, edit, ask: Ask::Top { n: 1 }, tag: answer.tag() });
+        scheduler.apply(Operation::Release { id: child, n_pulled: 0 });
+        let plan = scheduler.plan();
+        let outputs = vec![Output::Top { candidates: vec![], entropy: 0.0 }];
+        scheduler.complete(plan, outputs, 1_000_000);
+        guests.deliver(&scheduler, Port::Direct);
+        assert!(answer.try_take().is_some());
+        let n_awaited = scheduler.n_guests_awaited(Privilege::AtOnce);
+        assert_eq!(n_awaited, usize::from(round == 3), "round {round}");
+    }
+    scheduler.forget_guest(guest);
+    assert_eq!(scheduler.n_guests_awaited(Privilege::AtOnce), 0);
+}
+
+#[test]
 fn prompts_are_cut_where_the_device_takes_no_longer_than_for_less() {
     let limits = Limits { n_tokens_max: 70, n_tile_tokens: 32, ..Limits::of_nothing(8, 100) };
     let mut scheduler = Scheduler::alone(limits, SchedulerSettings::alone(70));
@@ -103,6 +133,56 @@ fn prompts_are_cut_where_the_device_takes_no_longer_than_for_less() {
     }
     // At first nothing is known of how long steps take. The end of a prompt is as long as it is.
     assert_eq!(chunks, [vec![8], vec![8], vec![8], vec![8], vec![64], vec![64], vec![20, 20]]);
+}
+
+#[test]
+fn whole_rows_that_a_step_does_not_carry_wait_for_the_next_and_nobody_else_does() {
+    const N_PER_STEP: usize = 3;
+    let nothing = Limits::of_nothing(64, 1000);
+    let whole_bytes = N_PER_STEP * 4 * nothing.vocab_size;
+    let limits = Limits { asks: AskLimits { whole_bytes, n_top_max: 100, ..AskLimits::NONE }, ..nothing };
+    let mut scheduler = Scheduler::alone(limits, SchedulerSettings::alone(2048));
+    let mut guests = Guests::default();
+    let account = Account::new("guest", Budget::UNLIMITED, None);
+    let owner = Owner { actor: ActorId(1), session: SessionId(1), guest: GuestId(1), account };
+    let caller = guests.enter(&mut scheduler, owner);
+    let mut answers = Vec::new();
+    for number in 0..10 {
+        let id = context_id(number);
+        scheduler.apply(Operation::Create { id, caller });
+        let edit = Edit { appended: vec![number as Token; 3], ..Edit::default() };
+        let answer = guests.stand(caller);
+        // Lists that are too long count as rows.
+        let ask = if number % 2 == 0 { Ask::Full } else { Ask::Top { n: 101 } };
+        scheduler.apply(Operation::Ask { id, edit, ask, tag: answer.tag() });
+        answers.push(answer);
+    }
+    let (stream, tag) = (context_id(10), guests.stand(caller).tag());
+    scheduler.apply(Operation::Create { id: stream, caller });
+    let edit = Edit { appended: vec![1], ..Edit::default() };
+    scheduler.apply(Operation::Run { id: stream, edit, settings: endless(), tag });
+    let mut n_answered = Vec::new();
+    let mut n_left = answers.len();
+    while n_left > 0 {
+        let plan = scheduler.plan();
+        assert!(plan.rows.iter().any(|row| row.id == stream), "it is in each step");
+        n_answered.push(plan.rows.len() - 1);
+        let batch = scheduler.batch(&plan, Vec::new());
+        let outputs = batch.rows.iter().flat_map(|row| {
+            row.outputs.iter().map(|asked| match asked.kind {
+                OutputKind::Full => Output::Full(vec![]),
+                OutputKind::Top { .. } => Output::Top { candidates: vec![], entropy: 0.0 },
+                _ => Output::Sampled(Candidate { token: 1, logprob: -1.0 }),
+            })
+        });
+        let outputs = outputs.collect();
+        drop(batch);
+        scheduler.complete(plan, outputs, 1_000_000);
+        guests.deliver(&scheduler, Port::Direct);
+        n_left -= answers.iter().filter(|answer| answer.try_take().is_some()).count();
+    }
+    // At first nothing is known of how long steps take, and the stream decodes alone.
+    assert_eq!(n_answered, [0, 3, 3, 3, 1]);
 }
 
 /// Streams, and a long prompt that comes beside them after some short ones; what the prompt gets in each step. A step takes

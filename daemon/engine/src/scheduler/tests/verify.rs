@@ -7,7 +7,7 @@ use super::context_id;
 use super::guest::Guests;
 use super::hash_backend::{HashBackend, VOCAB, drawn, extend_hash, fails, hash};
 use crate::account::{Account, ActorId, Budget, GuestId, Owner, Resource, SessionId};
-use crate::backend::{Limits, PAGE_LEN};
+use crate::backend::{AskLimits, Limits, PAGE_LEN};
 use crate::batch::{Candidate, Output, Token};
 use crate::command::{Ahead, Answer, Ask, ContextId, Edit, Guess, MaskSource, Operation, RunSettings};
 use crate::completion::{CallerId, Done};
@@ -80,6 +80,7 @@ impl House {
             n_slots: 1 << 16,
             n_states: 1 << 16,
             logits_tokens: 1.0,
+            asks: AskLimits::NONE,
         };
         let settings = SchedulerSettings::alone(n_step_tokens);
         let budget = Budget { n_pages, ..Budget::UNLIMITED };

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use trellis_engine::backend::{Backend, BackendError, Collected, Limits, PAGE_LEN, WeightsInfo};
+use trellis_engine::backend::{AskLimits, Backend, BackendError, Collected, Limits, PAGE_LEN, WeightsInfo};
 use trellis_engine::batch::{Batch, Candidate, HostPageId, LateMask, Output, OutputKind, PageId, Row, Token};
 use trellis_engine::model::{Dtype, ModelConfig};
 
@@ -42,6 +42,7 @@ impl NullBackend {
             n_slots: 0,
             n_states: 0,
             logits_tokens: config.logits_tokens(),
+            asks: AskLimits::NONE,
         };
         Self { limits, desk, outputs: None }
     }
@@ -102,7 +103,7 @@ impl Backend for NullBackend {
         Ok(Collected { outputs, elapsed: Duration::ZERO })
     }
 
-    fn supply(&mut self, masks: &[LateMask<'_>]) -> Result<(), BackendError> {
+    fn supply(&mut self, masks: &[LateMask<'_>]) -> Result<Vec<usize>, BackendError> {
         unreachable!("no draw is late here: {masks:?}")
     }
 

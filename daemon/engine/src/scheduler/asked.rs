@@ -1,0 +1,128 @@
+//! What the rows of a step ask for together. Who asks for more than a step carries waits for the next one: a device that
+//! had to be waited for would hold up everybody.
+
+use crate::backend::{AskLimits, Limits};
+use crate::batch::{OutputKind, OutputRequest};
+use crate::sampling::Sampler;
+
+/// Bytes of a bias, and of the mask's part for so many tokens.
+const BIAS_BYTES: usize = 8;
+const N_MASK_TOKENS_PER_BYTE: usize = 8;
+
+/// What a step carries for its outputs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Asked {
+    whole_bytes: usize,
+    n_top_entries: usize,
+    n_scores: usize,
+    mask_bytes: usize,
+    late_mask_bytes: usize,
+}
+
+impl Asked {
+    /// What one row asks for.
+    pub(super) fn of(requests: &[OutputRequest<'_>], limits: &Limits) -> Self {
+        requests.iter().fold(Self::default(), |sum, request| sum.plus(Self::of_one(&request.kind, limits)))
+    }
+
+    fn of_one(kind: &OutputKind<'_>, limits: &Limits) -> Self {
+        let (vocab_size, asks) = (limits.vocab_size, limits.asks);
+        let row = Self { whole_bytes: vocab_size * size_of::<f32>(), ..Self::default() };
+        let of_mask = vocab_size.div_ceil(N_MASK_TOKENS_PER_BYTE);
+        let draw = |sampler: &Sampler, mask_bytes: usize, late_mask_bytes: usize| {
+            let mask_bytes = mask_bytes + sampler.bias.len() * BIAS_BYTES;
+            Self { mask_bytes, late_mask_bytes, ..Self::default() }
+        };
+        match kind {
+            OutputKind::Sample(sampler) if sampler.mask.is_none() => draw(sampler, 0, 0),
+            OutputKind::Sample(sampler) => draw(sampler, of_mask, 0),
+            OutputKind::Masked { sampler, mask: Some(_) } => draw(sampler, of_mask, 0),
+            OutputKind::Masked { sampler, mask: None } => draw(sampler, 0, of_mask),
+            OutputKind::Top { n } if *n <= asks.n_top_max => Self { n_top_entries: *n, ..Self::default() },
+            OutputKind::Scores(tokens) if tokens.len() <= asks.n_scores => {
+                Self { n_scores: tokens.len(), ..Self::default() }
+            }
+            OutputKind::Top { .. } | OutputKind::Scores(_) | OutputKind::Full => row,
+            OutputKind::Embedding => {
+                Self { whole_bytes: limits.hidden_size * size_of::<f32>(), ..Self::default() }
+            }
+        }
+    }
+
+    pub(super) fn plus(self, other: Self) -> Self {
+        Self {
+            whole_bytes: self.whole_bytes + other.whole_bytes,
+            n_top_entries: self.n_top_entries + other.n_top_entries,
+            n_scores: self.n_scores + other.n_scores,
+            mask_bytes: self.mask_bytes + other.mask_bytes,
+            late_mask_bytes: self.late_mask_bytes + other.late_mask_bytes,
+        }
+    }
+
+    /// With a row's, if the step carries both. The first row to ask for something gets it in any case.
+    pub(super) fn with(self, row: Self, limits: &AskLimits) -> Option<Self> {
+        let both = self.plus(row);
+        let fits = |sum: usize, of_row: usize, limit: usize| sum <= limit || sum == of_row || of_row == 0;
+        let all_fit = fits(both.whole_bytes, row.whole_bytes, limits.whole_bytes)
+            && fits(both.n_top_entries, row.n_top_entries, limits.n_top_entries)
+            && fits(both.n_scores, row.n_scores, limits.n_scores)
+            && fits(both.mask_bytes, row.mask_bytes, limits.mask_bytes)
+            && fits(both.late_mask_bytes, row.late_mask_bytes, limits.late_mask_bytes);
+        all_fit.then_some(both)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::sampling::TokenMask;
+
+    #[test]
+    fn rows_fit_together_up_to_each_limit_and_one_alone_always() {
+        let asks = AskLimits {
+            whole_bytes: 8_000,
+            n_top_max: 50,
+            n_top_entries: 60,
+            n_scores: 100,
+            mask_bytes: 130,
+            late_mask_bytes: 130,
+        };
+        let limits = Limits { asks, hidden_size: 16, ..Limits::of_nothing(4, 16) };
+        let (few, many) = (vec![0; 60], vec![0; 101]);
+        let of = |kind| Asked::of(&[OutputRequest { position: 0, kind }], &limits);
+        let with = |sum: Asked, kind| sum.with(of(kind), &asks);
+        let nothing = Asked::default();
+
+        // A vocabulary of 1000 takes 4000 bytes, and so does a list that is too long, and too many scores.
+        let two = with(with(nothing, OutputKind::Full).unwrap(), OutputKind::Top { n: 51 }).unwrap();
+        assert_eq!(with(two, OutputKind::Full), None);
+        assert_eq!(with(two, OutputKind::Scores(&many)), None);
+        assert_eq!(with(two, OutputKind::Embedding), None);
+        assert!(with(two, OutputKind::Top { n: 50 }).is_some(), "of another kind");
+        let hidden = with(nothing, OutputKind::Embedding).unwrap();
+        assert_eq!(hidden, Asked { whole_bytes: 64, ..nothing });
+
+        let top = with(nothing, OutputKind::Top { n: 40 }).unwrap();
+        assert_eq!(with(top, OutputKind::Top { n: 21 }), None);
+        let scores = with(nothing, OutputKind::Scores(&few)).unwrap();
+        assert_eq!(with(scores, OutputKind::Scores(&few)), None);
+
+        let mask = Arc::new(TokenMask::all(limits.vocab_size));
+        let masked = Sampler { mask: Some(mask), ..Sampler::greedy() };
+        let drawn = with(nothing, OutputKind::Sample(&masked)).unwrap();
+        assert_eq!(drawn.mask_bytes, 125);
+        assert_eq!(with(drawn, OutputKind::Sample(&masked)), None);
+        let greedy = Sampler::greedy();
+        assert_eq!(with(drawn, OutputKind::Sample(&greedy)), Some(drawn));
+
+        let sampler = Arc::new(Sampler::greedy());
+        let late = with(drawn, OutputKind::Masked { sampler: &sampler, mask: None }).unwrap();
+        assert_eq!((late.mask_bytes, late.late_mask_bytes), (125, 125));
+        assert_eq!(with(late, OutputKind::Masked { sampler: &sampler, mask: None }), None);
+
+        let narrow = AskLimits { whole_bytes: 1, ..asks };
+        assert!(nothing.with(of(OutputKind::Full), &narrow).is_some(), "nobody else asks for a row");
+    }
+}
