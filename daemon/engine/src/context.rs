@@ -9,7 +9,7 @@ use self::history::History;
 use crate::account::{Owner, Resource};
 use crate::batch::{Candidate, Token, Tokens};
 use crate::command::{Answer, Ask, ContextId, Edit, Guess, Operation, RunSettings};
-use crate::completion::Done;
+use crate::completion::{CallerId, Done};
 use crate::error::EngineError;
 use crate::handle::{Caller, Room};
 use crate::job::N_GUESS_MAX;
@@ -59,6 +59,7 @@ pub enum Pull {
 pub struct Pending {
     place: Standing,
     model: ModelHandle,
+    caller: CallerId,
     /// The context that was asked about, while the answer is wanted.
     asked: Option<ContextId>,
 }
@@ -83,7 +84,7 @@ impl Drop for Pending {
     fn drop(&mut self) {
         if let Some(id) = self.asked {
             // A stopped engine computes nothing.
-            let _ = self.model.post_unbounded(Operation::Cancel { id, tag: self.place.tag() });
+            let _ = self.model.post_unbounded(self.caller, Operation::Cancel { id, tag: self.place.tag() });
         }
     }
 }
@@ -269,7 +270,7 @@ impl Context {
         let place = self.caller.stand();
         let (id, edit, tag) = (self.id, self.take_edit(), place.tag());
         self.model.post_into(room, Operation::Ask { id, edit, ask, tag })?;
-        Ok(Pending { place, model: self.model.clone(), asked: Some(id) })
+        Ok(Pending { place, model: self.model.clone(), caller: self.caller.id(), asked: Some(id) })
     }
 
     /// Draws the next token and appends it, as `ask(Ask::Sample)` and `append` would, but decoded ahead: as
@@ -289,11 +290,11 @@ impl Context {
         self.start(key, settings).await?;
         // Before a token is taken that there would be no room for.
         self.footprint.set(self.tokens.len() + 1)?;
-        let (id, model) = (self.id, &self.model);
+        let (id, model, caller) = (self.id, &self.model, self.caller.id());
         let queue = &mut self.run.as_mut().expect("a run was just started").queue;
         let tell = |queue: &RunQueue, progress: Option<Progress>| match progress {
             Some(Progress { n_tokens, is_waiting }) => {
-                model.post_unbounded(Operation::Pulled { id, tag: queue.tag(), n_tokens, is_waiting })
+                model.post_unbounded(caller, Operation::Pulled { id, tag: queue.tag(), n_tokens, is_waiting })
             }
             None => Ok(()),
         };
@@ -408,7 +409,7 @@ impl Drop for Context {
         self.caller.owner().account.release(Resource::Contexts, 1);
         let (id, n_pulled) = (self.id, self.end_run());
         // A stopped engine holds nothing to release.
-        let _ = self.model.post_unbounded(Operation::Release { id, n_pulled });
+        let _ = self.model.post_unbounded(self.caller.id(), Operation::Release { id, n_pulled });
         self.model.note_dropped();
     }
 }

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use rustc_hash::FxHashMap;
-use tokio::sync::{Semaphore, mpsc, oneshot, watch};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot, watch};
 
 use crate::account::{N_OPERATIONS_MAX, Owner};
 use crate::backend::Backend;
@@ -37,15 +37,26 @@ pub(crate) enum Message {
     Shutdown,
 }
 
-/// A message and, for those that count against the bound, the room it takes until the engine has read it.
+/// A message, who sends it and, if it counts against the bound, the room it takes until the engine has read it.
 pub(crate) struct Posted {
+    pub(crate) from: CallerId,
     pub(crate) message: Message,
-    _permit: Option<tokio::sync::OwnedSemaphorePermit>,
+    _permit: Option<OwnedSemaphorePermit>,
 }
 
-/// Room for one operation.
+impl Posted {
+    /// A message that needs no room.
+    pub(crate) fn new(from: CallerId, message: Message) -> Self {
+        Self { from, message, _permit: None }
+    }
+}
+
+/// Room for one operation of a guest.
 #[derive(Debug)]
-pub(crate) struct Room(tokio::sync::OwnedSemaphorePermit);
+pub(crate) struct Room {
+    from: CallerId,
+    permit: OwnedSemaphorePermit,
+}
 
 /// A guest as this engine knows it: who it is and its line. The engine forgets it when this is dropped.
 #[derive(Debug)]
@@ -82,7 +93,7 @@ impl Drop for Caller {
             }
             drop(callers);
             // A stopped engine knows nobody.
-            let _ = engine.post_message(Message::Leave { caller: self.id });
+            let _ = engine.post_from(self.id, Message::Leave { caller: self.id });
         }
     }
 }
@@ -208,7 +219,7 @@ impl Link {
     /// Asks something in nobody's name.
     pub(crate) async fn ask(&self, operation: impl FnOnce(Tag) -> Operation) -> Result<Done, EngineError> {
         let place = self.desk.stand();
-        let room = self.take_room(&self.room).await?;
+        let room = self.take_room(DESK, &self.room).await?;
         self.post_into(room, operation(place.tag()))?;
         place.take().await.ok_or_else(|| self.ended())
     }
@@ -249,31 +260,36 @@ impl Link {
 
     /// Waits until there is room for one more operation of a guest.
     pub(crate) async fn room(&self, caller: &Caller) -> Result<Room, EngineError> {
-        self.take_room(caller.owner.account.operations()).await
+        self.take_room(caller.id, caller.owner.account.operations()).await
     }
 
-    async fn take_room(&self, room: &Arc<Semaphore>) -> Result<Room, EngineError> {
+    async fn take_room(&self, from: CallerId, room: &Arc<Semaphore>) -> Result<Room, EngineError> {
         let permit = match room.clone().try_acquire_owned() {
             Ok(permit) => permit,
             Err(_) => room.clone().acquire_owned().await.map_err(|_| self.ended())?,
         };
-        Ok(Room(permit))
+        Ok(Room { from, permit })
     }
 
     /// Sends an operation. What its sender notes down together with that cannot come apart: nothing waits here.
     pub(crate) fn post_into(&self, room: Room, operation: Operation) -> Result<(), EngineError> {
         let message = Message::Operation(self.port.carry(operation));
-        self.send(Posted { message, _permit: Some(room.0) })
+        self.send(Posted { from: room.from, message, _permit: Some(room.permit) })
     }
 
     /// Sends an operation that something else bounds: one release for each context, one cancel for each question, one
     /// word on how far a run has come for each token that was given.
-    pub(crate) fn post_unbounded(&self, operation: Operation) -> Result<(), EngineError> {
-        self.post_message(Message::Operation(self.port.carry(operation)))
+    pub(crate) fn post_unbounded(&self, from: CallerId, operation: Operation) -> Result<(), EngineError> {
+        self.post_from(from, Message::Operation(self.port.carry(operation)))
     }
 
+    /// Sends what nobody's guest has asked.
     pub(crate) fn post_message(&self, message: Message) -> Result<(), EngineError> {
-        self.send(Posted { message, _permit: None })
+        self.post_from(DESK, message)
+    }
+
+    fn post_from(&self, from: CallerId, message: Message) -> Result<(), EngineError> {
+        self.send(Posted::new(from, message))
     }
 
     fn send(&self, posted: Posted) -> Result<(), EngineError> {

@@ -8,7 +8,7 @@ use tokio::sync::{oneshot, watch};
 use crate::account::Owner;
 use crate::backend::{Backend, Limits, WeightsInfo};
 use crate::command::{ContextId, ModelId, Operation};
-use crate::completion::{Done, Tag};
+use crate::completion::{CallerId, Done, Tag};
 use crate::error::{EngineError, EngineFailure};
 use crate::handle::{Caller, EngineState, Link, Message, Room};
 use crate::model::Model;
@@ -294,7 +294,7 @@ impl ModelHandle {
     }
 
     /// As [`Link::post_unbounded`].
-    pub(crate) fn post_unbounded(&self, operation: Operation) -> Result<(), EngineError> {
-        self.0.engine.post_unbounded(operation)
+    pub(crate) fn post_unbounded(&self, caller: CallerId, operation: Operation) -> Result<(), EngineError> {
+        self.0.engine.post_unbounded(caller, operation)
     }
 }

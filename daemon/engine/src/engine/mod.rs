@@ -5,6 +5,7 @@ mod core;
 #[cfg(test)]
 mod costs;
 mod gone;
+mod inbox;
 mod resident;
 mod thread;
 

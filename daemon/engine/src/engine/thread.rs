@@ -5,23 +5,17 @@ use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::task::Waker;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use rustc_hash::FxHashMap;
-use tokio::sync::{mpsc, oneshot, watch};
 
-use super::core::{Core, Input, Next};
-use crate::backend::Backend;
-use crate::command::ModelId;
+use super::core::{Core, Next};
+use super::inbox::Inbox;
 use crate::completion::{CallerId, Completion, Done};
 use crate::error::EngineFailure;
-use crate::handle::{DESK, EngineState, Message, Posted, Served};
+use crate::handle::{EngineState, Served};
 use crate::line::Line;
 use crate::port::Port;
-
-/// A wait for guests that takes longer than this is made of naps.
-const SPINS_MAX: Duration = Duration::from_micros(300);
-const NAP: Duration = Duration::from_micros(50);
 
 /// The thread's whole life. However it ends, that is said before anything is let go of, so that whoever finds it gone
 /// finds out why.
@@ -110,111 +104,6 @@ impl Post {
             }
         }
         self.first.drain(..).chain(self.wakers.drain(..)).for_each(Waker::wake);
-    }
-}
-
-/// Nobody is left to send anything.
-struct Forsaken;
-
-/// What has come in, and from whom.
-pub(super) struct Inbox {
-    messages: mpsc::UnboundedReceiver<Posted>,
-    /// One that was waited for.
-    awaited: Option<Posted>,
-    lines: FxHashMap<CallerId, Arc<Line>>,
-    /// Where the backends of models go that are about to leave.
-    leavers: FxHashMap<ModelId, oneshot::Sender<Box<dyn Backend>>>,
-    /// Where it is said that a model has failed.
-    watched: FxHashMap<ModelId, watch::Sender<Option<EngineFailure>>>,
-}
-
-impl Inbox {
-    /// One for the guests that will enter, and for what is asked in nobody's name.
-    pub(super) fn new(messages: mpsc::UnboundedReceiver<Posted>, desk: Arc<Line>) -> Self {
-        let lines = FxHashMap::from_iter([(DESK, desk)]);
-        let (leavers, watched) = (FxHashMap::default(), FxHashMap::default());
-        Self { messages, awaited: None, lines, leavers, watched }
-    }
-
-    /// What has come in by now and no more: guests that ask faster than they are answered would keep everybody from
-    /// being computed.
-    fn inputs(&mut self) -> impl Iterator<Item = Input> {
-        let Self { messages, awaited, lines, leavers, watched } = self;
-        let n = messages.len();
-        let queued = std::iter::from_fn(|| messages.try_recv().ok()).take(n);
-        awaited.take().into_iter().chain(queued).map(|posted| match posted.message {
-            Message::Enter { caller, owner, line } => {
-                lines.insert(caller, line);
-                Input::Enter(caller, owner)
-            }
-            Message::Leave { caller } => {
-                lines.remove(&caller);
-                Input::Leave(caller)
-            }
-            Message::Operation(operation) => Input::Operation(operation),
-            Message::Add { newcomer, failure } => {
-                watched.insert(newcomer.id, failure);
-                Input::Add(newcomer)
-            }
-            Message::Share { kv_bytes, tag } => Input::Share { kv_bytes, tag },
-            Message::Remove { model, to } => {
-                leavers.insert(model, to);
-                Input::Remove(model)
-            }
-            Message::Shutdown => Input::Shutdown,
-        })
-    }
-
-    fn note_failed(&mut self, model: ModelId, failure: EngineFailure) {
-        tracing::error!(error = %failure, "a model has failed; the engine goes on with the others");
-        if let Some(watched) = self.watched.get(&model) {
-            watched.send_replace(Some(failure));
-        }
-    }
-
-    /// Gives a backend to whoever asked for its model to go: letting go of it here would hold up everybody else.
-    fn see_off(&mut self, model: ModelId, backend: Box<dyn Backend>) {
-        self.watched.remove(&model);
-        if let Some(to) = self.leavers.remove(&model) {
-            // Who does not want it any more leaves it to this thread.
-            let _ = to.send(backend);
-        }
-    }
-
-    fn wait(&mut self) -> Result<(), Forsaken> {
-        self.awaited = Some(self.messages.blocking_recv().ok_or(Forsaken)?);
-        Ok(())
-    }
-
-    /// Waits until something comes in, the device is done or that moment, at first without going to sleep: most who come,
-    /// come at once.
-    fn wait_until(&mut self, until: Instant, mut is_done: impl FnMut() -> bool) {
-        let begun = Instant::now();
-        while self.messages.is_empty() {
-            let now = Instant::now();
-            match until.saturating_duration_since(now) {
-                Duration::ZERO => return,
-                _ if now < begun + SPINS_MAX => std::hint::spin_loop(),
-                // To ask the device at each turn would keep its driver from others.
-                _ if is_done() => return,
-                left => std::thread::sleep(left.min(NAP)),
-            }
-        }
-    }
-
-    /// Waits until something comes in or the device is done with what it does, which is in a part of a step: waiting for
-    /// the device alone keeps a core busy as well. Others who need the core get it.
-    fn wait_unless(&mut self, mut is_done: impl FnMut() -> bool) {
-        while self.messages.is_empty() && !is_done() {
-            std::thread::yield_now();
-        }
-    }
-
-    /// Says to all guests that nothing more will come, also to those who have only just entered.
-    fn close(mut self) {
-        self.messages.close();
-        self.inputs().for_each(drop);
-        self.lines.values().for_each(|line| line.close());
     }
 }
 

@@ -1,0 +1,327 @@
+//! What comes in for an engine, in the order in which it came. What the commands of a guest take of the engine's thread is
+//! bounded in each turn: the rest of them waits for the next one, in their order, and no other guest waits with it.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rustc_hash::FxHashMap;
+use tokio::sync::{mpsc, oneshot, watch};
+
+use super::core::Input;
+use crate::backend::Backend;
+use crate::command::{ModelId, Operation};
+use crate::completion::CallerId;
+use crate::error::EngineFailure;
+use crate::handle::{DESK, Message, Posted};
+use crate::line::Line;
+
+/// A wait for guests that takes longer than this is made of naps.
+const SPINS_MAX: Duration = Duration::from_micros(300);
+const NAP: Duration = Duration::from_micros(50);
+
+/// Time after which a guest's commands wait for the next turn, and time of all guests after which those who have had some do.
+const OF_ONE: Duration = Duration::from_micros(100);
+const OF_ALL: Duration = Duration::from_millis(1);
+
+/// The engine is wanted no more: no sender is left.
+pub(super) struct Closed;
+
+/// What has come in, and from which guest.
+pub(super) struct Inbox {
+    messages: mpsc::UnboundedReceiver<Posted>,
+    /// One that was waited for.
+    awaited: Option<Posted>,
+    held: Held,
+    used: Used,
+    pub(super) lines: FxHashMap<CallerId, Arc<Line>>,
+    /// Where the backends of models go that are about to leave.
+    leavers: FxHashMap<ModelId, oneshot::Sender<Box<dyn Backend>>>,
+    /// Where it is said that a model has failed.
+    watched: FxHashMap<ModelId, watch::Sender<Option<EngineFailure>>>,
+}
+
+/// Commands that have to wait for another turn, by guest.
+#[derive(Default)]
+struct Held {
+    queues: FxHashMap<CallerId, VecDeque<Posted>>,
+    /// Guests with such commands; the first is served first.
+    order: VecDeque<CallerId>,
+    /// Guests of them that are to be served in this turn.
+    n_due: usize,
+}
+
+impl Held {
+    fn push(&mut self, posted: Posted) {
+        let queue = self.queues.entry(posted.from).or_default();
+        if queue.is_empty() {
+            self.order.push_back(posted.from);
+        }
+        queue.push_back(posted);
+    }
+
+    /// The next command of a guest that may go on.
+    fn pop(&mut self, may_go_on: impl Fn(CallerId) -> bool) -> Option<Posted> {
+        while self.n_due > 0 {
+            let caller = self.order.pop_front()?;
+            let queue = self.queues.get_mut(&caller).expect("a guest in the order has a queue");
+            let posted = if may_go_on(caller) { queue.pop_front() } else { None };
+            if queue.is_empty() {
+                self.queues.remove(&caller);
+                self.n_due -= 1;
+            } else if posted.is_some() {
+                self.order.push_front(caller);
+            } else {
+                self.order.push_back(caller);
+                self.n_due -= 1;
+            }
+            if posted.is_some() {
+                return posted;
+            }
+        }
+        None
+    }
+}
+
+/// What commands have taken of this turn.
+#[derive(Default)]
+struct Used {
+    by_guest: FxHashMap<CallerId, Duration>,
+    total: Duration,
+    /// Whose command is being carried out, and since when.
+    current: Option<(CallerId, Instant)>,
+}
+
+impl Used {
+    fn clear(&mut self) {
+        self.by_guest.clear();
+        (self.total, self.current) = (Duration::ZERO, None);
+    }
+
+    /// The command that was taken last has been carried out.
+    fn settle(&mut self) {
+        if let Some((caller, begun)) = self.current.take() {
+            let time = begun.elapsed();
+            *self.by_guest.entry(caller).or_default() += time;
+            self.total += time;
+        }
+    }
+
+    fn begin(&mut self, posted: &Posted) {
+        // How far a run has come costs next to nothing, and is said for every token.
+        let is_measured = matches!(&posted.message, Message::Operation(operation) if !matches!(operation, Operation::Pulled { .. }));
+        self.current = is_measured.then(|| (posted.from, Instant::now()));
+    }
+
+    fn may_go_on(&self, caller: CallerId) -> bool {
+        match self.by_guest.get(&caller) {
+            _ if caller == DESK => true,
+            None => true,
+            Some(&time) => time < OF_ONE && self.total < OF_ALL,
+        }
+    }
+}
+
+impl Inbox {
+    /// One for the guests that will enter, and for what is asked in nobody's name.
+    pub(super) fn new(messages: mpsc::UnboundedReceiver<Posted>, desk: Arc<Line>) -> Self {
+        let lines = FxHashMap::from_iter([(DESK, desk)]);
+        let (leavers, watched) = (FxHashMap::default(), FxHashMap::default());
+        let (held, used) = (Held::default(), Used::default());
+        Self { messages, awaited: None, held, used, lines, leavers, watched }
+    }
+
+    /// What has come in by now and no more: guests that ask faster than they are answered would keep everybody from
+    /// being computed. Each command is to be carried out before the next one is taken.
+    pub(super) fn inputs(&mut self) -> impl Iterator<Item = Input> {
+        self.used.clear();
+        self.held.n_due = self.held.order.len();
+        let mut n_left = self.messages.len();
+        std::iter::from_fn(move || {
+            let posted = self.next(&mut n_left)?;
+            Some(self.input(posted.message))
+        })
+    }
+
+    fn next(&mut self, n_left: &mut usize) -> Option<Posted> {
+        self.used.settle();
+        let mut next = self.held.pop(|caller| self.used.may_go_on(caller));
+        while next.is_none() {
+            let posted = match self.awaited.take() {
+                Some(posted) => posted,
+                None if *n_left == 0 => break,
+                None => {
+                    *n_left -= 1;
+                    self.messages.try_recv().ok()?
+                }
+            };
+            let caller = posted.from;
+            if self.held.queues.contains_key(&caller) || !self.used.may_go_on(caller) {
+                self.held.push(posted);
+            } else {
+                next = Some(posted);
+            }
+        }
+        next.inspect(|posted| self.used.begin(posted))
+    }
+
+    fn input(&mut self, message: Message) -> Input {
+        match message {
+            Message::Enter { caller, owner, line } => {
+                self.lines.insert(caller, line);
+                Input::Enter(caller, owner)
+            }
+            Message::Leave { caller } => {
+                self.lines.remove(&caller);
+                Input::Leave(caller)
+            }
+            Message::Operation(operation) => Input::Operation(operation),
+            Message::Add { newcomer, failure } => {
+                self.watched.insert(newcomer.id, failure);
+                Input::Add(newcomer)
+            }
+            Message::Share { kv_bytes, tag } => Input::Share { kv_bytes, tag },
+            Message::Remove { model, to } => {
+                self.leavers.insert(model, to);
+                Input::Remove(model)
+            }
+            Message::Shutdown => Input::Shutdown,
+        }
+    }
+
+    pub(super) fn note_failed(&mut self, model: ModelId, failure: EngineFailure) {
+        tracing::error!(error = %failure, "a model has failed; the engine goes on with the others");
+        if let Some(watched) = self.watched.get(&model) {
+            watched.send_replace(Some(failure));
+        }
+    }
+
+    /// Gives a backend to whoever asked for its model to go: letting go of it here would hold up everybody else.
+    pub(super) fn see_off(&mut self, model: ModelId, backend: Box<dyn Backend>) {
+        self.watched.remove(&model);
+        if let Some(to) = self.leavers.remove(&model) {
+            // Who does not want it any more leaves it to this thread.
+            let _ = to.send(backend);
+        }
+    }
+
+    fn is_empty(&self) -> bool {
+        self.held.order.is_empty() && self.messages.is_empty()
+    }
+
+    /// Waits until something comes in.
+    pub(super) fn wait(&mut self) -> Result<(), Closed> {
+        if self.held.order.is_empty() {
+            self.awaited = Some(self.messages.blocking_recv().ok_or(Closed)?);
+        }
+        Ok(())
+    }
+
+    /// Waits until something comes in, the device is done or that moment, at first without going to sleep: most who come,
+    /// come at once.
+    pub(super) fn wait_until(&mut self, until: Instant, mut is_done: impl FnMut() -> bool) {
+        let begun = Instant::now();
+        while self.is_empty() {
+            let now = Instant::now();
+            match until.saturating_duration_since(now) {
+                Duration::ZERO => return,
+                _ if now < begun + SPINS_MAX => std::hint::spin_loop(),
+                // To ask the device at each turn would keep its driver from others.
+                _ if is_done() => return,
+                left => std::thread::sleep(left.min(NAP)),
+            }
+        }
+    }
+
+    /// Waits until something comes in or the device is done with what it does, which is in a part of a step: waiting for
+    /// the device alone keeps a core busy as well. Others who need the core get it.
+    pub(super) fn wait_unless(&mut self, mut is_done: impl FnMut() -> bool) {
+        while self.is_empty() && !is_done() {
+            std::thread::yield_now();
+        }
+    }
+
+    /// Says to all guests that nothing more will come, also to those who have only just entered.
+    pub(super) fn close(mut self) {
+        self.messages.close();
+        self.inputs().for_each(drop);
+        self.lines.values().for_each(|line| line.close());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::command::ContextId;
+    use crate::completion::Tag;
+
+    const TIME: Duration = OF_ONE.checked_div(4).expect("not by zero");
+
+    /// A guest's command with a number.
+    fn command(from: u64, number: usize) -> Posted {
+        let (id, tag) = (ContextId::LEAST, Tag::new(0, 0));
+        let operation =
+            Operation::Mask { id, tag, position: number, mask: Arc::new(crate::sampling::TokenMask::all(1)) };
+        Posted::new(CallerId(from), Message::Operation(operation))
+    }
+
+    /// The numbers of the commands that a turn carries out, each of which takes so long.
+    fn turn(inbox: &mut Inbox, time: Duration) -> Vec<usize> {
+        inbox
+            .inputs()
+            .map(|input| {
+                let Input::Operation(Operation::Mask { position, .. }) = input else { panic!("a command") };
+                let begun = Instant::now();
+                while begun.elapsed() < time {
+                    std::hint::spin_loop();
+                }
+                position
+            })
+            .collect()
+    }
+
+    #[test]
+    fn commands_of_a_guest_that_take_long_wait_for_the_next_turn_and_nobody_else_does() {
+        let (sender, messages) = mpsc::unbounded_channel();
+        let mut inbox = Inbox::new(messages, Arc::default());
+        for number in 0..10 {
+            assert!(sender.send(command(1, number)).is_ok());
+        }
+        assert!(sender.send(command(2, 100)).is_ok());
+        let first = turn(&mut inbox, TIME);
+        // Fewer, if the machine was busy.
+        let n = first.len() - 1;
+        assert!((1..=4).contains(&n), "{first:?}");
+        assert_eq!(first, (0..n).chain([100]).collect::<Vec<_>>());
+        // What comes later from that guest stays behind.
+        assert!(sender.send(command(1, 10)).is_ok());
+        assert!(sender.send(command(2, 101)).is_ok());
+        let mut all: Vec<usize> = (0..n).collect();
+        let mut n_turns = 0;
+        while all.len() < 11 {
+            assert!(!inbox.is_empty());
+            let turn = turn(&mut inbox, TIME);
+            all.extend(turn.iter().filter(|&&number| number < 100));
+            assert!(turn.len() <= 5 && turn.contains(&101) == (n_turns == 0), "{turn:?}");
+            n_turns += 1;
+        }
+        assert_eq!(all, (0..11).collect::<Vec<_>>(), "in their order");
+        assert!(inbox.is_empty() && inbox.held.queues.is_empty());
+    }
+
+    #[test]
+    fn many_guests_whose_commands_take_long_get_one_each_once_their_time_is_up() {
+        let (sender, messages) = mpsc::unbounded_channel();
+        let mut inbox = Inbox::new(messages, Arc::default());
+        for guest in 1..=40 {
+            for number in 0..3 {
+                assert!(sender.send(command(guest, number)).is_ok());
+            }
+        }
+        let first = turn(&mut inbox, TIME);
+        assert_eq!(first.iter().filter(|&&number| number == 0).count(), 40, "{first:?}");
+        assert!(first.len() < 80, "{}", first.len());
+        let n_second = turn(&mut inbox, Duration::ZERO).len();
+        assert_eq!(first.len() + n_second, 120);
+    }
+}
