@@ -45,6 +45,18 @@ pub(super) enum Input {
     Shutdown,
 }
 
+/// What has come in, taken one by one.
+pub(super) trait Inputs {
+    /// The next one, after the last one cost the engine's thread so much.
+    fn next(&mut self, price_ns: u64) -> Option<Input>;
+}
+
+impl<I: Iterator<Item = Input>> Inputs for I {
+    fn next(&mut self, _: u64) -> Option<Input> {
+        Iterator::next(self)
+    }
+}
+
 /// A model that was loaded.
 pub(crate) struct Newcomer {
     pub(crate) id: ModelId,
@@ -109,7 +121,7 @@ impl Core {
     pub(super) fn turn(
         &mut self,
         now: Instant,
-        inputs: impl IntoIterator<Item = Input>,
+        inputs: impl Inputs,
         completions: &mut Vec<Completion>,
     ) -> Result<Next, EngineFailure> {
         let next = self.go_on(now, inputs);
@@ -117,11 +129,7 @@ impl Core {
         next
     }
 
-    fn go_on(
-        &mut self,
-        now: Instant,
-        inputs: impl IntoIterator<Item = Input>,
-    ) -> Result<Next, EngineFailure> {
+    fn go_on(&mut self, now: Instant, mut inputs: impl Inputs) -> Result<Next, EngineFailure> {
         let collected = match self.collected.take() {
             Some(Err(error)) => {
                 let (place, plan) = self.oldest();
@@ -134,11 +142,13 @@ impl Core {
         self.linger.begin(now);
         // Guests that the step before answered have asked again while the device was waited for, and are in time.
         self.commons.set_late(collected.is_none() && self.linger.is_over(now));
-        for input in inputs {
+        let mut price_ns = 0;
+        while let Some(input) = inputs.next(price_ns) {
+            price_ns = 0;
             match input {
                 Input::Enter(caller, owner) => self.commons.enter(caller, owner),
                 Input::Leave(caller) => self.leave_for_good(caller),
-                Input::Operation(operation) => self.apply(operation),
+                Input::Operation(operation) => price_ns = self.apply(operation),
                 Input::Add(newcomer) => self.add(newcomer),
                 Input::Share { kv_bytes, tag } => self.note_share(kv_bytes, tag),
                 Input::Remove(model) => self.note_remove(model),
@@ -216,7 +226,8 @@ impl Core {
         self.residents.iter_mut().flatten().for_each(|resident| resident.scheduler.forget_guest(guest));
     }
 
-    fn apply(&mut self, operation: Operation) {
+    /// Carries an operation out; returns what it cost this thread, in nanoseconds.
+    fn apply(&mut self, operation: Operation) -> u64 {
         match self.place_of(operation.model()) {
             Some(place) => {
                 let Self { residents, commons, gone, outbox, .. } = self;
@@ -224,11 +235,20 @@ impl Core {
                 match &resident.health {
                     Health::Failed(failure) if !matches!(operation, Operation::Stats { .. }) => {
                         gone.apply(operation, &EngineError::Failed(failure.clone()), outbox);
+                        0
                     }
-                    _ => resident.lend(commons).apply(operation),
+                    _ => {
+                        let mut scheduler = resident.lend(commons);
+                        let price_ns = scheduler.price_ns(&operation);
+                        scheduler.apply(operation);
+                        price_ns
+                    }
                 }
             }
-            None => self.gone.apply(operation, &EngineError::Unloaded, &self.outbox),
+            None => {
+                self.gone.apply(operation, &EngineError::Unloaded, &self.outbox);
+                0
+            }
         }
     }
 

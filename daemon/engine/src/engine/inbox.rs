@@ -8,9 +8,9 @@ use std::time::{Duration, Instant};
 use rustc_hash::FxHashMap;
 use tokio::sync::{mpsc, oneshot, watch};
 
-use super::core::Input;
+use super::core::{Input, Inputs};
 use crate::backend::Backend;
-use crate::command::{ModelId, Operation};
+use crate::command::ModelId;
 use crate::completion::CallerId;
 use crate::error::EngineFailure;
 use crate::handle::{DESK, Message, Posted};
@@ -20,9 +20,10 @@ use crate::line::Line;
 const SPINS_MAX: Duration = Duration::from_micros(300);
 const NAP: Duration = Duration::from_micros(50);
 
-/// Time after which a guest's commands wait for the next turn, and time of all guests after which those who have had some do.
-const OF_ONE: Duration = Duration::from_micros(100);
-const OF_ALL: Duration = Duration::from_millis(1);
+/// What a guest's commands may cost before its others wait for the next turn, and what those of all guests may before only
+/// guests that have had none go on.
+const OF_ONE_NS: u64 = 100_000;
+const OF_ALL_NS: u64 = 1_000_000;
 
 /// The engine is wanted no more: no sender is left.
 pub(super) struct Closed;
@@ -33,7 +34,7 @@ pub(super) struct Inbox {
     /// One that was waited for.
     awaited: Option<Posted>,
     held: Held,
-    used: Used,
+    spent: Spent,
     pub(super) lines: FxHashMap<CallerId, Arc<Line>>,
     /// Where the backends of models go that are about to leave.
     leavers: FxHashMap<ModelId, oneshot::Sender<Box<dyn Backend>>>,
@@ -41,19 +42,35 @@ pub(super) struct Inbox {
     watched: FxHashMap<ModelId, watch::Sender<Option<EngineFailure>>>,
 }
 
+/// Queues whose memory is laid out at the start, and the commands each has room for.
+const N_QUEUES: usize = 64;
+const N_HELD: usize = 16;
+
 /// Commands that have to wait for another turn, by guest.
-#[derive(Default)]
 struct Held {
     queues: FxHashMap<CallerId, VecDeque<Posted>>,
     /// Guests with such commands; the first is served first.
     order: VecDeque<CallerId>,
     /// Guests of them that are to be served in this turn.
     n_due: usize,
+    /// Empty queues.
+    spare: Vec<VecDeque<Posted>>,
+}
+
+impl Default for Held {
+    fn default() -> Self {
+        Self {
+            queues: FxHashMap::with_capacity_and_hasher(N_QUEUES, rustc_hash::FxBuildHasher),
+            order: VecDeque::with_capacity(N_QUEUES),
+            n_due: 0,
+            spare: (0..N_QUEUES).map(|_| VecDeque::with_capacity(N_HELD)).collect(),
+        }
+    }
 }
 
 impl Held {
     fn push(&mut self, posted: Posted) {
-        let queue = self.queues.entry(posted.from).or_default();
+        let queue = self.queues.entry(posted.from).or_insert_with(|| self.spare.pop().unwrap_or_default());
         if queue.is_empty() {
             self.order.push_back(posted.from);
         }
@@ -67,7 +84,8 @@ impl Held {
             let queue = self.queues.get_mut(&caller).expect("a guest in the order has a queue");
             let posted = if may_go_on(caller) { queue.pop_front() } else { None };
             if queue.is_empty() {
-                self.queues.remove(&caller);
+                let emptied = self.queues.remove(&caller).filter(|_| self.spare.len() < N_QUEUES);
+                self.spare.extend(emptied);
                 self.n_due -= 1;
             } else if posted.is_some() {
                 self.order.push_front(caller);
@@ -83,42 +101,46 @@ impl Held {
     }
 }
 
-/// What commands have taken of this turn.
+/// What commands have cost in this turn.
 #[derive(Default)]
-struct Used {
-    by_guest: FxHashMap<CallerId, Duration>,
-    total: Duration,
-    /// Whose command is being carried out, and since when.
-    current: Option<(CallerId, Instant)>,
+struct Spent {
+    by_guest: FxHashMap<CallerId, u64>,
+    total_ns: u64,
 }
 
-impl Used {
+impl Spent {
     fn clear(&mut self) {
         self.by_guest.clear();
-        (self.total, self.current) = (Duration::ZERO, None);
+        self.total_ns = 0;
     }
 
-    /// The command that was taken last has been carried out.
-    fn settle(&mut self) {
-        if let Some((caller, begun)) = self.current.take() {
-            let time = begun.elapsed();
-            *self.by_guest.entry(caller).or_default() += time;
-            self.total += time;
+    fn add(&mut self, caller: CallerId, price_ns: u64) {
+        if price_ns > 0 {
+            *self.by_guest.entry(caller).or_default() += price_ns;
+            self.total_ns += price_ns;
         }
-    }
-
-    fn begin(&mut self, posted: &Posted) {
-        // How far a run has come costs next to nothing, and is said for every token.
-        let is_measured = matches!(&posted.message, Message::Operation(operation) if !matches!(operation, Operation::Pulled { .. }));
-        self.current = is_measured.then(|| (posted.from, Instant::now()));
     }
 
     fn may_go_on(&self, caller: CallerId) -> bool {
-        match self.by_guest.get(&caller) {
-            _ if caller == DESK => true,
-            None => true,
-            Some(&time) => time < OF_ONE && self.total < OF_ALL,
-        }
+        caller == DESK
+            || self.by_guest.get(&caller).is_none_or(|&ns| ns < OF_ONE_NS && self.total_ns < OF_ALL_NS)
+    }
+}
+
+/// What is taken in during one turn.
+pub(super) struct Taken<'a> {
+    inbox: &'a mut Inbox,
+    /// Messages that were there when the turn began, and are left.
+    n_left: usize,
+    last: CallerId,
+}
+
+impl Inputs for Taken<'_> {
+    fn next(&mut self, price_ns: u64) -> Option<Input> {
+        self.inbox.spent.add(self.last, price_ns);
+        let posted = self.inbox.next(&mut self.n_left)?;
+        self.last = posted.from;
+        Some(self.inbox.input(posted.message))
     }
 }
 
@@ -127,25 +149,21 @@ impl Inbox {
     pub(super) fn new(messages: mpsc::UnboundedReceiver<Posted>, desk: Arc<Line>) -> Self {
         let lines = FxHashMap::from_iter([(DESK, desk)]);
         let (leavers, watched) = (FxHashMap::default(), FxHashMap::default());
-        let (held, used) = (Held::default(), Used::default());
-        Self { messages, awaited: None, held, used, lines, leavers, watched }
+        let (held, spent) = (Held::default(), Spent::default());
+        Self { messages, awaited: None, held, spent, lines, leavers, watched }
     }
 
     /// What has come in by now and no more: guests that ask faster than they are answered would keep everybody from
-    /// being computed. Each command is to be carried out before the next one is taken.
-    pub(super) fn inputs(&mut self) -> impl Iterator<Item = Input> {
-        self.used.clear();
+    /// being computed.
+    pub(super) fn inputs(&mut self) -> Taken<'_> {
+        self.spent.clear();
         self.held.n_due = self.held.order.len();
-        let mut n_left = self.messages.len();
-        std::iter::from_fn(move || {
-            let posted = self.next(&mut n_left)?;
-            Some(self.input(posted.message))
-        })
+        let n_left = self.messages.len();
+        Taken { inbox: self, n_left, last: DESK }
     }
 
     fn next(&mut self, n_left: &mut usize) -> Option<Posted> {
-        self.used.settle();
-        let mut next = self.held.pop(|caller| self.used.may_go_on(caller));
+        let mut next = self.held.pop(|caller| self.spent.may_go_on(caller));
         while next.is_none() {
             let posted = match self.awaited.take() {
                 Some(posted) => posted,
@@ -156,13 +174,13 @@ impl Inbox {
                 }
             };
             let caller = posted.from;
-            if self.held.queues.contains_key(&caller) || !self.used.may_go_on(caller) {
+            if self.held.queues.contains_key(&caller) || !self.spent.may_go_on(caller) {
                 self.held.push(posted);
             } else {
                 next = Some(posted);
             }
         }
-        next.inspect(|posted| self.used.begin(posted))
+        next
     }
 
     fn input(&mut self, message: Message) -> Input {
@@ -244,7 +262,8 @@ impl Inbox {
     /// Says to all guests that nothing more will come, also to those who have only just entered.
     pub(super) fn close(mut self) {
         self.messages.close();
-        self.inputs().for_each(drop);
+        let mut inputs = self.inputs();
+        while inputs.next(0).is_some() {}
         self.lines.values().for_each(|line| line.close());
     }
 }
@@ -252,10 +271,10 @@ impl Inbox {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::command::ContextId;
+    use crate::command::{ContextId, Operation};
     use crate::completion::Tag;
 
-    const TIME: Duration = OF_ONE.checked_div(4).expect("not by zero");
+    const PRICE_NS: u64 = OF_ONE_NS / 4;
 
     /// A guest's command with a number.
     fn command(from: u64, number: usize) -> Posted {
@@ -265,19 +284,14 @@ mod tests {
         Posted::new(CallerId(from), Message::Operation(operation))
     }
 
-    /// The numbers of the commands that a turn carries out, each of which takes so long.
-    fn turn(inbox: &mut Inbox, time: Duration) -> Vec<usize> {
-        inbox
-            .inputs()
-            .map(|input| {
-                let Input::Operation(Operation::Mask { position, .. }) = input else { panic!("a command") };
-                let begun = Instant::now();
-                while begun.elapsed() < time {
-                    std::hint::spin_loop();
-                }
-                position
-            })
-            .collect()
+    /// The numbers of the commands that a turn carries out, each of which costs so much.
+    fn turn(inbox: &mut Inbox, price_ns: u64) -> Vec<usize> {
+        let (mut inputs, mut numbers) = (inbox.inputs(), Vec::new());
+        while let Some(input) = inputs.next(price_ns) {
+            let Input::Operation(Operation::Mask { position, .. }) = input else { panic!("a command") };
+            numbers.push(position);
+        }
+        numbers
     }
 
     #[test]
@@ -288,24 +302,13 @@ mod tests {
             assert!(sender.send(command(1, number)).is_ok());
         }
         assert!(sender.send(command(2, 100)).is_ok());
-        let first = turn(&mut inbox, TIME);
-        // Fewer, if the machine was busy.
-        let n = first.len() - 1;
-        assert!((1..=4).contains(&n), "{first:?}");
-        assert_eq!(first, (0..n).chain([100]).collect::<Vec<_>>());
+        assert_eq!(turn(&mut inbox, PRICE_NS), [0, 1, 2, 3, 100]);
         // What comes later from that guest stays behind.
         assert!(sender.send(command(1, 10)).is_ok());
         assert!(sender.send(command(2, 101)).is_ok());
-        let mut all: Vec<usize> = (0..n).collect();
-        let mut n_turns = 0;
-        while all.len() < 11 {
-            assert!(!inbox.is_empty());
-            let turn = turn(&mut inbox, TIME);
-            all.extend(turn.iter().filter(|&&number| number < 100));
-            assert!(turn.len() <= 5 && turn.contains(&101) == (n_turns == 0), "{turn:?}");
-            n_turns += 1;
-        }
-        assert_eq!(all, (0..11).collect::<Vec<_>>(), "in their order");
+        assert_eq!(turn(&mut inbox, PRICE_NS), [4, 5, 6, 7, 101]);
+        assert!(!inbox.is_empty());
+        assert_eq!(turn(&mut inbox, PRICE_NS), [8, 9, 10]);
         assert!(inbox.is_empty() && inbox.held.queues.is_empty());
     }
 
@@ -318,10 +321,12 @@ mod tests {
                 assert!(sender.send(command(guest, number)).is_ok());
             }
         }
-        let first = turn(&mut inbox, TIME);
-        assert_eq!(first.iter().filter(|&&number| number == 0).count(), 40, "{first:?}");
-        assert!(first.len() < 80, "{}", first.len());
-        let n_second = turn(&mut inbox, Duration::ZERO).len();
-        assert_eq!(first.len() + n_second, 120);
+        // Eleven guests may ask all, and each of the others once.
+        let first = turn(&mut inbox, OF_ALL_NS / 33);
+        assert_eq!(first.len(), 33 + 29);
+        assert_eq!(first.iter().filter(|&&number| number == 0).count(), 40);
+        let second = turn(&mut inbox, 0);
+        assert_eq!(second.len(), 2 * 29);
+        assert!(inbox.is_empty());
     }
 }

@@ -30,6 +30,7 @@ mod joint;
 mod late;
 mod parts;
 mod plan;
+mod price;
 mod resize;
 mod returns;
 mod room;

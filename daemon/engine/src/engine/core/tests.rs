@@ -248,7 +248,8 @@ impl House {
 
     fn turn(&mut self) -> Next {
         let mut completions = Vec::new();
-        let next = self.core.turn(Instant::now(), std::mem::take(&mut self.inputs), &mut completions);
+        let next =
+            self.core.turn(Instant::now(), std::mem::take(&mut self.inputs).into_iter(), &mut completions);
         for Completion { tag: of, done, .. } in completions {
             match done {
                 Done::Run { event: RunEvent::Token(candidate), .. } if of == tag(MASKED) => {

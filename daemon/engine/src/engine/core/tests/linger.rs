@@ -101,7 +101,7 @@ impl World {
             inputs.push(Input::Operation(Operation::Ask { id, edit, ask, tag: tag(id) }));
         }
         let mut completions = Vec::new();
-        let next = self.core.turn(now, inputs, &mut completions).expect("the engine lives");
+        let next = self.core.turn(now, inputs.into_iter(), &mut completions).expect("the engine lives");
         for Completion { caller: CallerId(number), done, .. } in completions {
             let Done::Answer(answer) = done else { continue };
             answer.expect("nothing fails");

@@ -375,7 +375,8 @@ impl House {
     fn turn(&mut self) -> Next {
         let mut completions = Vec::new();
         let inputs = std::mem::take(&mut self.inputs);
-        let next = self.core.turn(Instant::now(), inputs, &mut completions).expect("the engine lives");
+        let next =
+            self.core.turn(Instant::now(), inputs.into_iter(), &mut completions).expect("the engine lives");
         completions.into_iter().for_each(|completion| self.take(completion));
         next
     }
