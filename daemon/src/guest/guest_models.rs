@@ -1,13 +1,11 @@
-//! The models as one guest sees them, and which of them it has opened.
+//! The models as one guest sees them, and how it ends when one of them is lost.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Mutex, PoisonError};
 
-use futures_util::FutureExt as _;
-use futures_util::future::select_all;
-use tokio::sync::watch;
-use trellis_engine::{ModelHandle, ModelLease};
+use trellis_engine::ModelHandle;
 
 use super::error::GuestEnd;
+use super::held::{HeldModel, Holds};
 use crate::models::{DeviceFailure, DeviceWatch, Models, failed, failure};
 
 /// The loaded models, for one guest.
@@ -18,7 +16,7 @@ pub(crate) struct GuestModels {
     devices: Vec<DeviceWatch>,
     /// The name of the model that it gets when it names none, if that was chosen for it.
     default: Option<String>,
-    opened: watch::Sender<Vec<Arc<ModelLease>>>,
+    holds: Holds,
     /// The name of a model on its way out of which the guest wanted more.
     refused: Mutex<Option<String>>,
 }
@@ -26,7 +24,7 @@ pub(crate) struct GuestModels {
 impl GuestModels {
     pub(crate) fn new(models: Models, default: Option<String>) -> Self {
         let devices = models.listing().devices().to_vec();
-        Self { models, devices, default, opened: watch::Sender::new(Vec::new()), refused: Mutex::default() }
+        Self { models, devices, default, holds: Holds::new(), refused: Mutex::default() }
     }
 
     /// The model that was chosen for the guest, should it name none.
@@ -46,8 +44,13 @@ impl GuestModels {
         models
     }
 
-    /// The model of this name, or the default, from now on among those that the guest has opened.
-    pub(crate) fn open(&self, name: Option<&str>) -> Option<ModelHandle> {
+    /// The names of those that the guest holds something of.
+    pub(crate) fn names_held(&self) -> Vec<String> {
+        self.holds.names()
+    }
+
+    /// The model of this name, or the default, which the guest holds from now on.
+    pub(crate) fn open(&self, name: Option<&str>) -> Option<HeldModel> {
         let name = name.or(self.default.as_deref());
         let listing = self.models.listing();
         let mut models = self.in_order(listing.loaded()).into_iter();
@@ -59,14 +62,7 @@ impl GuestModels {
         };
         // It goes on with this one.
         *self.refused.lock().unwrap_or_else(PoisonError::into_inner) = None;
-        self.opened.send_if_modified(|opened| {
-            let is_new = !opened.iter().any(|lease| lease.handle().is_same(&found));
-            if is_new {
-                opened.push(Arc::new(found.lease()));
-            }
-            is_new
-        });
-        Some(found)
+        Some(self.holds.hold(found))
     }
 
     /// The guest wanted more of a model that is on its way out: if it gives up, that may be why.
@@ -74,12 +70,8 @@ impl GuestModels {
         *self.refused.lock().unwrap_or_else(PoisonError::into_inner) = Some(name.to_owned());
     }
 
-    fn opened(&self) -> Vec<ModelHandle> {
-        self.opened.borrow().iter().map(|lease| lease.handle().clone()).collect()
-    }
-
     /// How the guest has ended, given what it looks like: whoever was stopped, or gave up over an error, may have done so
-    /// because a device failed, or because a model that the guest has opened failed, was unloaded, or refused it more.
+    /// because a device failed, or because a model that the guest held failed, was unloaded, or refused it more.
     pub(crate) fn cause_of(&self, end: GuestEnd) -> GuestEnd {
         let loss = match end {
             GuestEnd::Failed { .. } | GuestEnd::Exited { .. } => self.loss().or_else(|| self.refusal()),
@@ -94,9 +86,9 @@ impl GuestModels {
         if let Some(DeviceFailure { device, failure }) = failure(&self.devices) {
             return Some(GuestEnd::DeviceFailed { device, reason: failure.to_string() });
         }
-        let opened = self.opened();
+        let lost = self.holds.lost();
         // One that was opened since.
-        if let Some((model, failure)) = opened.iter().find_map(|model| Some((model, model.device_failure()?)))
+        if let Some((model, failure)) = lost.iter().find_map(|model| Some((model, model.device_failure()?)))
         {
             let listing = self.models.listing();
             let device = listing.devices().iter().find(|device| device.engine.is_of(model));
@@ -107,10 +99,10 @@ impl GuestModels {
             let (reason, model) = (model.failure()?.to_string(), model.model().name.clone());
             Some(GuestEnd::ModelFailed { model, reason })
         };
-        if let Some(end) = opened.iter().find_map(failed) {
+        if let Some(end) = lost.iter().find_map(failed) {
             return Some(end);
         }
-        let unloaded = opened.iter().find(|handle| handle.is_unloaded())?;
+        let unloaded = lost.iter().find(|handle| handle.is_unloaded())?;
         Some(GuestEnd::ModelUnloaded { model: unloaded.model().name.clone() })
     }
 
@@ -119,37 +111,11 @@ impl GuestModels {
         refused.map(|model| GuestEnd::ModelUnloaded { model })
     }
 
-    /// Waits until a device fails, or until one of the models that the guest has opened fails or is unloaded.
+    /// Waits until a device fails, or until a model that the guest holds something of fails or is unloaded.
     pub(crate) async fn wait_for_loss(&self) {
         tokio::select! {
             _ = failed(&self.devices) => {}
-            () = self.wait_for_loss_of_opened() => {}
-        }
-    }
-
-    async fn wait_for_loss_of_opened(&self) {
-        let mut opened = self.opened.subscribe();
-        loop {
-            let models: Vec<ModelHandle> =
-                opened.borrow_and_update().iter().map(|lease| lease.handle().clone()).collect();
-            if models.is_empty() {
-                // The sender is held here.
-                let _ = opened.changed().await;
-                continue;
-            }
-            let losses = models.iter().map(|handle| {
-                async move {
-                    tokio::select! {
-                        () = handle.unloaded() => {}
-                        _ = handle.failed() => {}
-                    }
-                }
-                .boxed()
-            });
-            tokio::select! {
-                _ = select_all(losses) => return,
-                _ = opened.changed() => {}
-            }
+            () = self.holds.wait_for_loss() => {}
         }
     }
 }

@@ -14,6 +14,7 @@ mod error;
 mod flights;
 mod guest_models;
 mod guests;
+mod held;
 mod host;
 mod inbox;
 mod io;

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use trellis::config::{Config, Device, OnDeviceFailure};
 use trellis::daemon::{BackendWrap, Daemon, Seams};
 use trellis::ipc::Listener;
-use trellis_client::{Client, ErrorCode, Guest, Program, StartOptions};
+use trellis_client::{Client, ErrorCode, Event, Guest, Program, StartOptions};
 use trellis_engine::model::{Model, ModelSource};
 use trellis_engine::{Ask, Context, EngineError};
 use trellis_tests::daemons::{self, Ended, Served, collect, nothing_is_held, run, until, with};
@@ -295,6 +295,45 @@ fn while_a_model_drains_guests_end_by_their_own_doing_or_by_what_they_are_refuse
         let ended = collect(stopped).await;
         assert_ne!(ended.reason().code, ErrorCode::ModelUnloaded, "{ended:?}");
         unloading.await.expect("no panic").expect("it goes");
+    });
+}
+
+#[test]
+fn whoever_has_only_looked_at_a_model_neither_holds_it_up_nor_goes_with_it() {
+    block_on(async {
+        let daemon = daemons::start(&config(&["tiny", "draft"]));
+        let client = daemon.connect().await.expect("connected");
+        // One by its name, one by default; a third never looks at what was chosen for it.
+        let starts = [(vec!["visitor", "draft"], None), (vec!["visitor", "draft"], Some("draft"))];
+        let mut guests = Vec::new();
+        for (arguments, model) in starts {
+            let options = StartOptions { model: model.map(str::to_owned), ..with(&arguments) };
+            let mut guest =
+                client.start(Program::wasm(guests::hostile()), options).await.expect("the connection stands");
+            let looked = async {
+                loop {
+                    if let Some(Ok(Event::Text { text })) = guest.next().await {
+                        return text;
+                    }
+                }
+            };
+            assert_eq!(tokio::time::timeout(daemons::PATIENCE, looked).await.expect("it looks"), "draft");
+            guests.push(guest);
+        }
+        let options = StartOptions { model: Some("draft".to_owned()), ..with(&["echo"]) };
+        let mut echo =
+            client.start(Program::wasm(guests::hostile()), options).await.expect("the connection stands");
+        daemons::started(&mut echo).await;
+        guests.push(echo);
+        let gone = unload(&client, "draft", HOUR);
+        let default = tokio::time::timeout(daemons::PATIENCE, gone).await.expect("it is not waited for");
+        assert_eq!(default.expect("no panic").expect("it goes").as_deref(), Some("tiny"));
+        for guest in guests {
+            guest.send("still here").await.expect("it reads");
+            // A visitor may have gone by then.
+            let _ = guest.end_messages().await;
+            assert_eq!(collect(guest).await.well().text, "still here");
+        }
     });
 }
 

@@ -65,7 +65,7 @@ impl HostContext for GuestState {
         let model = self.table.get(&model)?.model.clone();
         let context = Context::create(&model, self.owner.clone()).await;
         let context = context.inspect_err(|error| self.note_refusal(&model, error))?;
-        self.give(GuestContext::new(context))
+        self.give(GuestContext::new(context, model))
     }
 
     async fn open(
@@ -77,7 +77,7 @@ impl HostContext for GuestState {
         let model = self.table.get(&model)?.model.clone();
         let context = Context::open(&model, self.owner.clone(), &name).await;
         let context = context.inspect_err(|error| self.note_refusal(&model, error))?;
-        self.give(GuestContext::new(context))
+        self.give(GuestContext::new(context, model))
     }
 
     async fn append(&mut self, context: Resource<GuestContext>, tokens: Vec<u32>) -> Result<(), HostError> {
@@ -97,8 +97,9 @@ impl HostContext for GuestState {
     }
 
     async fn fork(&mut self, context: Resource<GuestContext>) -> Result<Resource<GuestContext>, HostError> {
+        let model = self.table.get(&context)?.model.clone();
         let child = self.lock_context(&context)?.fork().await?;
-        self.give(GuestContext::new(child))
+        self.give(GuestContext::new(child, model))
     }
 
     async fn truncate(&mut self, context: Resource<GuestContext>, n_tokens: u32) -> Result<(), HostError> {

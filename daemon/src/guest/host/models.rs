@@ -95,7 +95,7 @@ impl HostModel for GuestState {
         text: String,
         special: SpecialTokens,
     ) -> Result<Vec<u32>, HostError> {
-        let model = self.table.get(&model)?.model.clone();
+        let model = ModelHandle::clone(&self.table.get(&model)?.model);
         self.encode_text(model, text, special).await
     }
 

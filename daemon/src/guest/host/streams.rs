@@ -25,7 +25,8 @@ impl HostStream for GuestState {
         sampler: Resource<GuestSampler>,
         options: StreamOptions,
     ) -> Result<Resource<GuestStream>, HostError> {
-        let cell = self.table.get(&context)?.cell.clone();
+        let GuestContext { cell, model } = self.table.get(&context)?;
+        let (cell, model) = (cell.clone(), model.clone());
         let context = lock(&cell);
         let settings = self.settings_for(&sampler, &context)?;
         check_stop_tokens(context.model(), &options.stop_tokens)?;
@@ -34,6 +35,7 @@ impl HostStream for GuestState {
         let n_tokens_max = options.max_tokens.map(|n| n as usize);
         self.give(GuestStream {
             cell,
+            model,
             settings,
             key,
             n_tokens_max,

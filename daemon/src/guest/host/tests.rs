@@ -1,5 +1,7 @@
 //! The host API called as the generated bindings call it.
 
+mod held;
+
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 

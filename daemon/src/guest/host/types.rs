@@ -7,31 +7,33 @@ use tokio::sync::{Mutex, MutexGuard};
 use trellis_engine::batch::Token;
 use trellis_engine::model::DecodeStream;
 use trellis_engine::sampling::{Sampler, TokenMask};
-use trellis_engine::{Context, ModelHandle, RunKey};
+use trellis_engine::{Context, RunKey};
 
 use crate::guest::bindings::trellis::host::streams::FinishReason;
 use crate::guest::bindings::trellis::host::types::{Error as ApiError, Host};
+use crate::guest::held::HeldModel;
 use crate::guest::store::GuestState;
 
 /// `model`
 pub struct GuestModel {
-    pub(crate) model: ModelHandle,
+    pub(crate) model: HeldModel,
 }
 
 /// `text-decoder`
 pub struct GuestDecoder {
-    pub(crate) model: ModelHandle,
+    pub(crate) model: HeldModel,
     pub(crate) stream: DecodeStream,
 }
 
 /// `context`. Streams over it keep the cell alive.
 pub struct GuestContext {
     pub(crate) cell: Arc<Mutex<Context>>,
+    pub(crate) model: HeldModel,
 }
 
 impl GuestContext {
-    pub(crate) fn new(context: Context) -> Self {
-        Self { cell: Arc::new(Mutex::new(context)) }
+    pub(crate) fn new(context: Context, model: HeldModel) -> Self {
+        Self { cell: Arc::new(Mutex::new(context)), model }
     }
 
     pub(crate) fn lock(&self) -> MutexGuard<'_, Context> {
@@ -41,7 +43,7 @@ impl GuestContext {
 
 /// `token-mask`
 pub struct GuestMask {
-    pub(crate) model: ModelHandle,
+    pub(crate) model: HeldModel,
     pub(crate) mask: Arc<TokenMask>,
 }
 
@@ -50,12 +52,14 @@ pub struct GuestMask {
 pub struct GuestSampler {
     pub(crate) settings: Arc<Sampler>,
     /// The model that the mask was made for.
-    pub(crate) mask_model: Option<ModelHandle>,
+    pub(crate) mask_model: Option<HeldModel>,
 }
 
 /// `stream`
 pub struct GuestStream {
     pub(crate) cell: Arc<Mutex<Context>>,
+    #[expect(dead_code, reason = "the stream may be all that its guest has of the model")]
+    pub(crate) model: HeldModel,
     pub(crate) settings: Arc<Sampler>,
     pub(crate) key: RunKey,
     pub(crate) n_tokens_max: Option<usize>,

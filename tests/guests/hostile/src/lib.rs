@@ -22,6 +22,7 @@ fn run() -> Outcome {
         "endless" => neighbour::endless(),
         "echo" => neighbour::echo(),
         "puppet" => neighbour::puppet(rest),
+        "visitor" => neighbour::visitor(rest),
         "mistakes" => mistakes::make_all(),
         "world" => world::look_around(),
         mode => attacks::attack(mode),

@@ -90,3 +90,13 @@ pub(crate) fn puppet(arguments: &[String]) -> Outcome {
         _ => Ok(()),
     }
 }
+
+/// `visitor MODEL`: looks at a model and has nothing more of it, then answers one message and goes.
+pub(crate) fn visitor(arguments: &[String]) -> Outcome {
+    let [name] = arguments else { return Err("visitor MODEL".into()) };
+    emit(&Model::open(name)?.info().name)?;
+    match receive()? {
+        Some(message) => Ok(emit(&message)?),
+        None => Ok(()),
+    }
+}
