@@ -149,7 +149,7 @@ pub enum DaemonError {
         /// The model.
         name: String,
     },
-    /// A model is being loaded, and nothing else can be done with the devices.
+    /// A model is being loaded, and the devices cannot be opened again meanwhile.
     #[error("a model is being loaded, which has not come to its end within {} s", .waited.as_secs())]
     Loading {
         /// How long that was waited for.

@@ -1,28 +1,26 @@
 //! Devices, the engine on each, and the models that come and go there.
 
+mod load;
 mod reopen;
 mod unload;
 
 use std::any::Any;
-use std::panic::AssertUnwindSafe;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use futures_util::FutureExt as _;
-use tokio::sync::Mutex;
+use tokio::sync::{Mutex, watch};
 use tokio_util::sync::CancellationToken;
 use trellis_engine::backend::{Backend, PAGE_LEN};
 use trellis_engine::model::Model;
 use trellis_engine::{Engine, EngineError, EngineSettings, KvBounds, ModelHandle, PrefixScope};
 
-use self::unload::Fresh;
+use self::load::Coming;
 use crate::config::{Config, Device};
 use crate::daemon::{DaemonError, LoadProgress, Seams, open_model};
 use crate::device::{self, Chosen, Kv};
 use crate::leaving::Leaving;
 use crate::models::{DevicePast, DeviceWatch, Models, names};
 use crate::shares::{Needs, divide};
-use crate::tasks::{blocking, joined};
 
 /// Positions that the shortest of long contexts has, where a device has no room for longer ones.
 const N_POSITIONS_LEAST: usize = 2048;
@@ -37,8 +35,13 @@ pub(crate) struct Loader {
     /// The name of the model that guests get who name none.
     default: String,
     leaving: Leaving,
-    /// One model comes or goes at a time.
+    /// Held while something is done to a device, and not while a model is read.
     devices: Mutex<Vec<OpenDevice>>,
+    /// How often a model has come to the place that was kept for it, or has failed to, or has gone: whoever waits for room
+    /// looks again.
+    changes: watch::Sender<u64>,
+    /// Ends loads with the daemon.
+    ending: CancellationToken,
 }
 
 /// A device in use. Its engine ends with it.
@@ -48,6 +51,8 @@ struct OpenDevice {
     chosen: Chosen,
     capacity_bytes: u64,
     tenants: Vec<Tenant>,
+    /// Those that are being read. While there are any, the device stays.
+    coming: Vec<Coming>,
     engine: Engine,
     past: Arc<DevicePast>,
 }
@@ -87,8 +92,17 @@ impl Loader {
         let devices = std::slice::from_ref(&first);
         let models = Models::new(handles(devices), watches(devices));
         let default = names(&models.now()).into_iter().next().unwrap_or_default();
-        let (leaving, devices) = (Leaving::default(), Mutex::new(vec![first]));
-        Ok(Self { config, cache_dir, seams, models, default, leaving, devices })
+        Ok(Self {
+            config,
+            cache_dir,
+            seams,
+            models,
+            default,
+            leaving: Leaving::default(),
+            devices: Mutex::new(vec![first]),
+            changes: watch::Sender::new(0),
+            ending: CancellationToken::new(),
+        })
     }
 
     /// The models that are loaded.
@@ -100,89 +114,15 @@ impl Loader {
         &self.config
     }
 
-    /// Loads a model while others go on. They give up KV memory for its longest context; who has more follows from then on
-    /// what guests ask. If nobody waits for this any more, the model goes again.
-    ///
-    /// # Errors
-    /// The model or the device cannot be used, or the model does not fit.
-    pub(crate) async fn load(
-        self: &Arc<Self>,
-        choice: String,
-        device: Option<Device>,
-        progress: impl Fn(u64, u64) + Send + Sync + 'static,
-    ) -> Result<ModelHandle, DaemonError> {
-        let given_up = CancellationToken::new();
-        let waits = given_up.clone().drop_guard();
-        let loader = self.clone();
-        let loading = tokio::spawn(async move {
-            let handle = loader.load_to_the_end(choice, device, Box::new(progress), &given_up).await?;
-            Ok::<_, DaemonError>(Fresh { loader, handle: Some(handle) })
-        });
-        let fresh = joined(loading).await?;
-        waits.disarm();
-        Ok(fresh.keep())
-    }
-
-    async fn load_to_the_end(
-        &self,
-        choice: String,
-        device: Option<Device>,
-        progress: Box<dyn Fn(u64, u64) + Send + Sync>,
-        given_up: &CancellationToken,
-    ) -> Result<ModelHandle, DaemonError> {
-        // Before the devices are taken: a folder may lie where nothing answers.
-        let (config, path) = (self.config.clone(), choice.clone());
-        let model = blocking(move || open_model(&path, &config)).await?;
-        let name = model.name.clone();
-        let mut devices = self.devices.lock().await;
-        if given_up.is_cancelled() {
-            return Err(DaemonError::GivenUp);
-        }
-        let device = device.filter(|&device| device != Device::Auto).unwrap_or(self.config.device);
-        let mut tenants = devices.iter().flat_map(|open| &open.tenants);
-        if let Some(tenant) = tenants.find(|tenant| tenant.handle.model().name == name) {
-            return Err(match tenant.handle.is_closed() {
-                true => DaemonError::Leaving { name },
-                false => DaemonError::AlreadyLoaded { name, folder: tenant.handle.model().folder.clone() },
-            });
-        }
-        let idx = match devices.iter().position(|open| open.device.is_same(device)) {
-            Some(idx) => idx,
-            None => {
-                let (config, cache_dir, seams) =
-                    (self.config.clone(), self.cache_dir.clone(), self.seams.clone());
-                devices.push(blocking(move || open_device(device, &config, &cache_dir, &seams)).await?);
-                self.models.set_devices(watches(&devices));
-                devices.len() - 1
-            }
-        };
-        let open = &mut devices[idx];
-        let loading = async {
-            let needs = open.chosen.needs(&model, &self.config, open.kv_bytes_max(&self.config))?;
-            open.admit(Candidate { choice, model, needs }, &self.config, &self.seams, progress).await
-        };
-        // Also after a panic the others get back the room that they gave.
-        let loaded = AssertUnwindSafe(loading).catch_unwind().await.unwrap_or_else(|panic| {
-            Err(DaemonError::Panicked { name, message: panic_message(panic.as_ref()) })
-        });
-        if loaded.is_err() {
-            open.settle(&self.config).await;
-            self.close_idle(&mut devices).await;
-        }
-        let handle = loaded?;
-        self.models.add(handle.clone(), &self.default);
-        tracing::info!(model = handle.model().name, default = self.default_now(), "a model was loaded");
-        Ok(handle)
-    }
-
     /// For the log.
     fn default_now(&self) -> String {
         names(&self.models.now()).into_iter().next().unwrap_or_else(|| "none".to_owned())
     }
 
-    /// Stops all engines.
+    /// Stops all engines, and loads as soon as they can be.
     pub(crate) fn stop(&self) {
-        // A load under way holds the devices; its engines stop with it.
+        self.ending.cancel();
+        // Whoever holds the devices lets go of the loader soon, and they go with it.
         if let Ok(mut devices) = self.devices.try_lock() {
             devices.clear();
         }
@@ -202,15 +142,16 @@ impl OpenDevice {
         config.kv_bytes.map_or(rest, |kv_bytes| kv_bytes.min(rest))
     }
 
-    /// Pages for each model that is there and for those that come. A context of one that comes may be shorter than the
+    /// Pages for each model that is there and for those that come, if they fit as they are.
+    fn divided(&self, coming: &[Candidate], config: &Config) -> Option<Vec<usize>> {
+        let needs: Vec<Needs> = self.needs().chain(coming.iter().map(|candidate| candidate.needs)).collect();
+        divide(self.kv_bytes(&needs, config), &needs)
+    }
+
+    /// As [`Self::divided`]. A context of one that comes may be shorter than the
     /// model's longest, if there is no room for that.
     fn shares(&self, coming: &mut [Candidate], config: &Config) -> Result<Vec<usize>, DaemonError> {
-        let divided = |coming: &[Candidate]| {
-            let needs: Vec<Needs> =
-                self.needs().chain(coming.iter().map(|candidate| candidate.needs)).collect();
-            divide(self.kv_bytes(&needs, config), &needs)
-        };
-        if let Some(shares) = divided(coming) {
+        if let Some(shares) = self.divided(coming, config) {
             return Ok(shares);
         }
         for candidate in &mut *coming {
@@ -221,10 +162,10 @@ impl OpenDevice {
             }
             needs.n_pages_min = n_positions.min(N_POSITIONS_LEAST).div_ceil(PAGE_LEN);
         }
-        if let Some(shares) = divided(coming) {
+        if let Some(shares) = self.divided(coming, config) {
             return Ok(shares);
         }
-        let fits = |n: &usize| divided(&coming[..*n]).is_some();
+        let fits = |n: &usize| self.divided(&coming[..*n], config).is_some();
         let n_fitting = (0..coming.len()).take_while(fits).last().unwrap_or(0);
         Err(self.does_not_fit(&coming[..n_fitting + 1], config))
     }
@@ -257,41 +198,16 @@ impl OpenDevice {
         }
     }
 
+    /// Those of the models that are there, and of those for which a place is kept.
     fn needs(&self) -> impl Iterator<Item = Needs> {
-        self.tenants.iter().map(|tenant| tenant.needs)
+        self.tenants.iter().map(|tenant| tenant.needs).chain(self.coming.iter().map(Coming::needs))
     }
 
-    /// Makes room for a model, and loads it.
-    async fn admit(
-        &mut self,
-        candidate: Candidate,
-        config: &Config,
-        seams: &Seams,
-        progress: Box<dyn Fn(u64, u64) + Send + Sync>,
-    ) -> Result<ModelHandle, DaemonError> {
-        let mut coming = [candidate];
-        let shares = self.shares(&mut coming, config)?;
-        let [candidate] = coming;
-        let n_pages = match self.tenants.is_empty() || candidate.is_cut() {
-            true => *shares.last().expect("one is coming"),
-            // The others keep what they have, but for what it needs.
-            false => candidate.needs.n_pages_least(),
-        };
-        let needs: Vec<Needs> = self.needs().chain([candidate.needs]).collect();
-        let kv_bytes = self.kv_bytes(&needs, config) - n_pages as u64 * candidate.needs.page_bytes;
-        let name = candidate.model.name.clone();
-        let made = self.share(kv_bytes).await;
-        made.map_err(|source| DaemonError::Engine { name, source })?;
-        let (chosen, settings, seams) = (self.chosen.clone(), config.clone(), seams.clone());
-        let kv = Kv { n_pages, kv_bytes_max: self.kv_bytes_max(config) };
-        let loaded = blocking(move || {
-            let backend = load_backend(&chosen, &candidate.model, &settings, kv, &seams, &progress)?;
-            Ok::<_, DaemonError>((candidate, backend))
-        });
-        let (candidate, backend) = loaded.await?;
-        let handle = self.take_in(candidate, backend)?;
-        self.settle(config).await;
-        Ok(handle)
+    /// KV memory that the models on the device may have together, without what is kept for others.
+    fn kv_bytes_of_tenants(&self, config: &Config) -> u64 {
+        let needs: Vec<Needs> = self.needs().collect();
+        let kept_bytes: u64 = self.coming.iter().map(|coming| coming.needs().kv_bytes_min()).sum();
+        self.kv_bytes(&needs, config) - kept_bytes
     }
 
     /// Puts a loaded model on the engine.
@@ -315,8 +231,7 @@ impl OpenDevice {
 
     /// Lets the models have all the memory, as far as it can be had.
     async fn settle(&mut self, config: &Config) {
-        let needs: Vec<Needs> = self.needs().collect();
-        let kv_bytes = self.kv_bytes(&needs, config);
+        let kv_bytes = self.kv_bytes_of_tenants(config);
         if let Err(error) = self.share(kv_bytes).await {
             tracing::warn!(%error, kv_bytes, "models go on with the pages that they have");
         }
@@ -370,6 +285,7 @@ fn open_device(
         capacity_bytes: chosen.capacity_bytes()?,
         chosen,
         tenants: Vec::new(),
+        coming: Vec::new(),
         engine: Engine::start(settings),
         past: DevicePast::begin(),
     })
@@ -399,9 +315,8 @@ fn fill(
         let backend = load_backend(&open.chosen, &candidate.model, config, kv, seams, &report)?;
         open.take_in(candidate, backend)?;
     }
-    let needs: Vec<Needs> = open.needs().collect();
     // They have it already; nothing is to be waited for.
-    if let Err(error) = open.engine.share(open.kv_bytes(&needs, config)) {
+    if let Err(error) = open.engine.share(open.kv_bytes_of_tenants(config)) {
         tracing::warn!(%error, "the models of a device do not share its memory");
     }
     Ok(())

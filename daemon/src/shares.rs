@@ -27,6 +27,11 @@ impl Needs {
         self.n_pages_min.next_multiple_of(self.n_granule_pages)
     }
 
+    /// As these, with so many pages and neither more nor less. They are whole granules.
+    pub(crate) fn with_just(self, n_pages: usize) -> Self {
+        Self { n_pages_min: n_pages, kv_bytes_most: n_pages as u64 * self.page_bytes, ..self }
+    }
+
     /// Pages in so many bytes, in whole granules.
     fn n_pages(&self, kv_bytes: u64) -> usize {
         let n_pages = usize::try_from(kv_bytes / self.page_bytes).unwrap_or(usize::MAX);

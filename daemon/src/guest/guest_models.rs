@@ -88,8 +88,7 @@ impl GuestModels {
         }
         let lost = self.holds.lost();
         // One that was opened since.
-        if let Some((model, failure)) = lost.iter().find_map(|model| Some((model, model.device_failure()?)))
-        {
+        if let Some((model, failure)) = lost.iter().find_map(|model| Some((model, model.device_failure()?))) {
             let listing = self.models.listing();
             let device = listing.devices().iter().find(|device| device.engine.is_of(model));
             let device = device.map_or_else(|| model.device().to_owned(), |device| device.device.clone());

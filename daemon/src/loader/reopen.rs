@@ -22,12 +22,13 @@ struct Lost {
 
 impl Loader {
     /// Lets go of all devices and opens them again, with all models that were on them and are not on their way out. One
-    /// that is sent off meanwhile goes as soon as it is loaded. Waits at most so long for a load that has its turn.
+    /// that is sent off meanwhile goes as soon as it is loaded. Waits at most so long for loads under way: nothing of a device
+    /// may be held when it is opened again.
     ///
     /// # Errors
     /// A model or a device cannot be used any more, or another load takes too long.
     pub(crate) async fn reopen(self: &Arc<Self>, loading_for_max: Duration) -> Result<(), DaemonError> {
-        let mut devices = timeout(loading_for_max, self.devices.lock())
+        let mut devices = timeout(loading_for_max, self.devices_at_rest())
             .await
             .map_err(|_| DaemonError::Loading { waited: loading_for_max })?;
         let lost = std::mem::take(&mut *devices);

@@ -92,6 +92,7 @@ impl Loader {
             return Ok(());
         };
         open.tenants.remove(idx);
+        self.changes.send_modify(|n_changes| *n_changes += 1);
         // One whose device has failed has nothing more to tell.
         let busy = model.stats().await.map(|stats| stats.device_busy).unwrap_or_default();
         let removed = open.engine.remove(model).await;
@@ -107,7 +108,10 @@ impl Loader {
     /// Lets go of devices that have no models, but for the first, and for those that have failed: that is to be seen.
     pub(super) async fn close_idle(&self, devices: &mut Vec<OpenDevice>) {
         let is_idle = |(idx, open): (usize, &OpenDevice)| {
-            idx > 0 && open.tenants.is_empty() && open.engine.watch().failure().is_none()
+            idx > 0
+                && open.tenants.is_empty()
+                && open.coming.is_empty()
+                && open.engine.watch().failure().is_none()
         };
         while let Some(idx) = devices.iter().enumerate().position(is_idle) {
             let idle = devices.remove(idx);

@@ -1,0 +1,272 @@
+//! How a model comes to those that are there: it gets its place on a device, is read, and is put there. Only the first and
+//! the last hold the devices: what is read may lie where nothing answers, and must keep nobody else waiting.
+
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::Arc;
+
+use futures_util::FutureExt as _;
+use tokio::sync::MutexGuard;
+use tokio_util::sync::CancellationToken;
+use trellis_engine::ModelHandle;
+use trellis_engine::backend::Backend;
+use trellis_engine::model::Model;
+
+use super::unload::Fresh;
+use super::{Candidate, Loader, OpenDevice, load_backend, open_device, panic_message, watches};
+use crate::config::{Config, Device};
+use crate::daemon::{DaemonError, Seams, open_model};
+use crate::device::{Chosen, Kv};
+use crate::shares::Needs;
+use crate::tasks::{blocking, joined};
+
+/// Hears how many bytes of a model are loaded, and how many there are.
+type Progress = Box<dyn Fn(u64, u64) + Send + Sync>;
+
+/// A model whose place on a device is kept while it is read. There is one of a name.
+pub(super) struct Coming {
+    name: String,
+    /// With just the KV memory that it comes with.
+    needs: Needs,
+}
+
+impl Coming {
+    /// What is kept for it, which others cannot make smaller.
+    pub(super) fn needs(&self) -> Needs {
+        self.needs
+    }
+}
+
+/// Where a model is read to.
+struct Place {
+    chosen: Chosen,
+    kv: Kv,
+}
+
+/// Unwinds out of a load that nobody waits for.
+struct Unwanted;
+
+impl Loader {
+    /// Loads a model while others go on. They give up KV memory for its longest context; who has more follows from then on
+    /// what guests ask. If nobody waits for this any more, no more of the model is read and all that it took comes back.
+    ///
+    /// # Errors
+    /// The model or the device cannot be used, or the model does not fit.
+    pub(crate) async fn load(
+        self: &Arc<Self>,
+        choice: String,
+        device: Option<Device>,
+        progress: impl Fn(u64, u64) + Send + Sync + 'static,
+    ) -> Result<ModelHandle, DaemonError> {
+        let given_up = self.ending.child_token();
+        let waits = given_up.clone().drop_guard();
+        let loader = self.clone();
+        let loading = tokio::spawn(async move {
+            let handle = loader.load_to_the_end(choice, device, Box::new(progress), given_up).await?;
+            Ok::<_, DaemonError>(Fresh { loader, handle: Some(handle) })
+        });
+        let fresh = joined(loading).await?;
+        waits.disarm();
+        Ok(fresh.keep())
+    }
+
+    async fn load_to_the_end(
+        &self,
+        choice: String,
+        device: Option<Device>,
+        progress: Progress,
+        given_up: CancellationToken,
+    ) -> Result<ModelHandle, DaemonError> {
+        let (config, path) = (self.config.clone(), choice.clone());
+        let model = blocking(move || open_model(&path, &config)).await?;
+        let name = model.name.clone();
+        let (place, candidate) = self.keep_place(choice, model, device, &given_up).await?;
+        let (config, seams, unwanted) = (self.config.clone(), self.seams.clone(), given_up.clone());
+        let reading = blocking(move || {
+            let backend = read(&place, &candidate.model, &config, &seams, &progress, &unwanted)?;
+            Ok::<_, DaemonError>((candidate, backend))
+        });
+        let read = AssertUnwindSafe(reading).catch_unwind().await;
+        let read = read.unwrap_or_else(|panic| {
+            Err(DaemonError::Panicked { name: name.clone(), message: panic_message(panic.as_ref()) })
+        });
+        self.arrive(&name, read, &given_up).await
+    }
+
+    /// Keeps a place on its device for a model. While one of its name is coming, or others for which too much is kept beside
+    /// it, that is waited for: they may fail.
+    async fn keep_place(
+        &self,
+        choice: String,
+        model: Model,
+        device: Option<Device>,
+        given_up: &CancellationToken,
+    ) -> Result<(Place, Candidate), DaemonError> {
+        let device = device.filter(|&device| device != Device::Auto).unwrap_or(self.config.device);
+        let name = model.name.clone();
+        let mut model = Some((choice, model));
+        loop {
+            let mut changes = self.changes.subscribe();
+            let mut devices = tokio::select! {
+                biased;
+                () = given_up.cancelled() => return Err(DaemonError::GivenUp),
+                devices = self.devices.lock() => devices,
+            };
+            check_absent(&devices, &name)?;
+            if !devices.iter().flat_map(|open| &open.coming).any(|coming| coming.name == name) {
+                let idx = self.open(&mut devices, device).await?;
+                let open = &mut devices[idx];
+                let keeping = open.keep_place(&mut model, &self.config);
+                // Also after a panic the others get back the room that they gave.
+                let kept = AssertUnwindSafe(keeping).catch_unwind().await.unwrap_or_else(|panic| {
+                    let message = panic_message(panic.as_ref());
+                    Err(DaemonError::Panicked { name: name.clone(), message })
+                });
+                match kept {
+                    Ok(Some(kept)) => return Ok(kept),
+                    Ok(None) => {}
+                    Err(error) => {
+                        open.coming.retain(|coming| coming.name != name);
+                        open.settle(&self.config).await;
+                        self.close_idle(&mut devices).await;
+                        return Err(error);
+                    }
+                }
+            }
+            drop(devices);
+            tokio::select! {
+                _ = changes.changed() => {}
+                () = given_up.cancelled() => return Err(DaemonError::GivenUp),
+            }
+        }
+    }
+
+    /// The place of a device among those in use; it is opened if it is not there.
+    async fn open(&self, devices: &mut Vec<OpenDevice>, device: Device) -> Result<usize, DaemonError> {
+        if let Some(idx) = devices.iter().position(|open| open.device.is_same(device)) {
+            return Ok(idx);
+        }
+        let (config, cache_dir, seams) = (self.config.clone(), self.cache_dir.clone(), self.seams.clone());
+        devices.push(blocking(move || open_device(device, &config, &cache_dir, &seams)).await?);
+        self.models.set_devices(watches(devices));
+        Ok(devices.len() - 1)
+    }
+
+    /// Puts a model that was read in its place, which others have otherwise.
+    async fn arrive(
+        &self,
+        name: &str,
+        read: Result<(Candidate, Box<dyn Backend>), DaemonError>,
+        given_up: &CancellationToken,
+    ) -> Result<ModelHandle, DaemonError> {
+        let mut devices = self.devices.lock().await;
+        let is_here = |open: &&mut OpenDevice| open.coming.iter().any(|coming| coming.name == name);
+        let Some(open) = devices.iter_mut().find(is_here) else {
+            // The daemon ends, and its devices are closed.
+            blocking(move || drop(read)).await;
+            return Err(DaemonError::GivenUp);
+        };
+        open.coming.retain(|coming| coming.name != name);
+        self.changes.send_modify(|n_changes| *n_changes += 1);
+        let arrived = match read {
+            Ok((candidate, backend)) if !given_up.is_cancelled() => open.take_in(candidate, backend),
+            Ok(unwanted) => {
+                blocking(move || drop(unwanted)).await;
+                Err(DaemonError::GivenUp)
+            }
+            Err(error) => Err(error),
+        };
+        open.settle(&self.config).await;
+        match &arrived {
+            Ok(handle) => {
+                self.models.add(handle.clone(), &self.default);
+                tracing::info!(model = name, default = self.default_now(), "a model was loaded");
+            }
+            Err(_) => self.close_idle(&mut devices).await,
+        }
+        arrived
+    }
+
+    /// The devices, once no model is coming to any of them.
+    pub(super) async fn devices_at_rest(&self) -> MutexGuard<'_, Vec<OpenDevice>> {
+        loop {
+            let mut changes = self.changes.subscribe();
+            let devices = self.devices.lock().await;
+            if devices.iter().all(|open| open.coming.is_empty()) {
+                return devices;
+            }
+            drop(devices);
+            // The sender is held here.
+            let _ = changes.changed().await;
+        }
+    }
+}
+
+/// Whether no model of this name is there.
+fn check_absent(devices: &[OpenDevice], name: &str) -> Result<(), DaemonError> {
+    let mut tenants = devices.iter().flat_map(|open| &open.tenants);
+    let Some(tenant) = tenants.find(|tenant| tenant.handle.model().name == name) else { return Ok(()) };
+    let (name, folder) = (name.to_owned(), tenant.handle.model().folder.clone());
+    Err(match tenant.handle.is_closed() {
+        true => DaemonError::Leaving { name },
+        false => DaemonError::AlreadyLoaded { name, folder },
+    })
+}
+
+impl OpenDevice {
+    /// Makes room for a model and takes it for the place that is kept; `None` if there may be room once those that are coming
+    /// are there or have failed to come.
+    async fn keep_place(
+        &mut self,
+        coming: &mut Option<(String, Model)>,
+        config: &Config,
+    ) -> Result<Option<(Place, Candidate)>, DaemonError> {
+        let (choice, model) = coming.take().expect("it has no place yet");
+        let needs = self.chosen.needs(&model, config, self.kv_bytes_max(config))?;
+        let mut candidates = [Candidate { choice, model, needs }];
+        if !self.coming.is_empty() && self.divided(&candidates, config).is_none() {
+            let [Candidate { choice, model, .. }] = candidates;
+            *coming = Some((choice, model));
+            return Ok(None);
+        }
+        let shares = self.shares(&mut candidates, config)?;
+        let [candidate] = candidates;
+        let is_alone = self.tenants.is_empty() && self.coming.is_empty();
+        let n_pages = match is_alone || candidate.is_cut() {
+            true => *shares.last().expect("one is coming"),
+            // The others keep what they have, but for what it needs.
+            false => candidate.needs.n_pages_least(),
+        };
+        let name = candidate.model.name.clone();
+        self.coming.push(Coming { name: name.clone(), needs: candidate.needs.with_just(n_pages) });
+        let made = self.share(self.kv_bytes_of_tenants(config)).await;
+        made.map_err(|source| DaemonError::Engine { name, source })?;
+        let kv = Kv { n_pages, kv_bytes_max: self.kv_bytes_max(config) };
+        Ok(Some((Place { chosen: self.chosen.clone(), kv }, candidate)))
+    }
+}
+
+/// Reads a model onto its device. Once it is unwanted, that ends with the tensor, or the part of one, that is being read.
+fn read(
+    place: &Place,
+    model: &Model,
+    config: &Config,
+    seams: &Seams,
+    progress: &Progress,
+    unwanted: &CancellationToken,
+) -> Result<Box<dyn Backend>, DaemonError> {
+    let heard = |done_bytes, total_bytes| {
+        if unwanted.is_cancelled() {
+            // The one way out of all backends: what they have taken they give back as after a panic.
+            resume_unwind(Box::new(Unwanted));
+        }
+        progress(done_bytes, total_bytes);
+    };
+    let loading = || load_backend(&place.chosen, model, config, place.kv, seams, &heard);
+    catch_unwind(AssertUnwindSafe(loading)).unwrap_or_else(|panic| match panic.is::<Unwanted>() {
+        true => Err(DaemonError::GivenUp),
+        false => resume_unwind(panic),
+    })
+}
+
+#[cfg(test)]
+mod tests;
