@@ -323,8 +323,11 @@ impl Daemon {
         let (near, far) = tokio::io::duplex(DUPLEX_BYTES);
         let (sessions, shutdown) = (self.sessions.clone(), self.shutdown.clone());
         tokio::spawn(async move {
-            if let Err(error) = sessions.serve(far, Actor::this_process(), shutdown).await {
-                tracing::warn!(%error, "the session inside this process failed");
+            match sessions.serve(far, Actor::this_process(), shutdown).await {
+                Err(error) if !error.is_departure() => {
+                    tracing::warn!(%error, "the session inside this process failed");
+                }
+                Ok(()) | Err(_) => {}
             }
         });
         Client::over(near).await

@@ -1,5 +1,6 @@
 //! The local socket: where it is, who may use it, and the loop that accepts connections.
 
+mod complaints;
 mod listener;
 mod lock;
 mod serve;

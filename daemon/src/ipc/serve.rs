@@ -5,6 +5,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use super::Listener;
+use super::complaints::Complaints;
 use crate::session::{Service, Sessions};
 
 /// How long to wait when the system has no room for another connection, rather than to ask again at once.
@@ -14,6 +15,7 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 /// the connections are given time to say so; returns when all are closed. No other daemon can start before that.
 pub async fn run<S: Service>(listener: Listener, sessions: Arc<Sessions<S>>, shutdown: CancellationToken) {
     let tasks = TaskTracker::new();
+    let complaints = Arc::new(Complaints::default());
     loop {
         let accepted = tokio::select! {
             accepted = listener.accept() => accepted,
@@ -21,19 +23,18 @@ pub async fn run<S: Service>(listener: Listener, sessions: Arc<Sessions<S>>, shu
         };
         match accepted {
             Ok((stream, peer)) => {
-                let (sessions, shutdown) = (sessions.clone(), shutdown.clone());
+                let (sessions, shutdown, complaints) =
+                    (sessions.clone(), shutdown.clone(), complaints.clone());
                 tasks.spawn(async move {
                     tracing::debug!(uid = peer.actor.uid, pid = peer.pid, "connected");
                     match sessions.serve(stream, peer.actor, shutdown).await {
                         Ok(()) => tracing::debug!(uid = peer.actor.uid, pid = peer.pid, "disconnected"),
-                        Err(error) => {
-                            tracing::warn!(uid = peer.actor.uid, pid = peer.pid, %error, "session failed")
-                        }
+                        Err(error) => complaints.note_ended(peer.actor, peer.pid, &error),
                     }
                 });
             }
             Err(error) => {
-                tracing::warn!(%error, "cannot accept a connection");
+                complaints.note_not_accepted(&error);
                 tokio::time::sleep(ACCEPT_PAUSE).await;
             }
         }

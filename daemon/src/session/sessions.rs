@@ -50,6 +50,11 @@ pub enum SessionError {
 }
 
 impl SessionError {
+    /// Whether the client has only gone, be it in the middle of a frame.
+    pub(crate) fn is_departure(&self) -> bool {
+        matches!(self, Self::Wire(WireError::Io(_) | WireError::Truncated { .. }))
+    }
+
     pub(super) fn to_body(&self) -> ErrorBody {
         let code = match self {
             Self::Wire(_) | Self::HelloTimeout { .. } | Self::StaleId { .. } => ErrorCode::Protocol,

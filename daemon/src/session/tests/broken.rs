@@ -15,7 +15,8 @@ async fn who_speaks_something_else_is_told() {
     raw.writer.write_all(b"GET / HTTP/1.1\r\n\r\n").await.unwrap();
     assert_eq!(Hello::read(raw.stream_reader()).await.unwrap(), Hello::ours());
     assert_eq!(raw.fault().await.code, ErrorCode::Protocol);
-    assert!(matches!(raw.session.await.unwrap(), Err(SessionError::Wire(WireError::Magic { .. }))));
+    let error = raw.session.await.unwrap().unwrap_err();
+    assert!(matches!(error, SessionError::Wire(WireError::Magic { .. })) && !error.is_departure());
 }
 
 #[tokio::test]
@@ -78,8 +79,16 @@ async fn a_frame_cut_by_the_end_ends_the_guests() {
     raw.writer.shutdown().await.unwrap();
     drop(raw.frames);
     drop(raw.writer);
-    assert!(matches!(raw.session.await.unwrap(), Err(SessionError::Wire(_))));
+    assert!(raw.session.await.unwrap().unwrap_err().is_departure());
     assert_eq!(world.fake.n_alive(), 0);
+}
+
+#[tokio::test]
+async fn who_leaves_before_any_word_has_only_left() {
+    let world = World::new();
+    let raw = world.raw_before_hello();
+    drop((raw.reader, raw.writer));
+    assert!(raw.session.await.unwrap().unwrap_err().is_departure());
 }
 
 #[tokio::test]

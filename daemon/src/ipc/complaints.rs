@@ -1,0 +1,77 @@
+//! What the log is told of connections that end badly or cannot begin. Clients can bring that about as fast as they like, and
+//! are not to fill it.
+
+use std::io;
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use crate::session::{Actor, SessionError};
+
+/// Of so long a time, one is told.
+const PAUSE: Duration = Duration::from_secs(60);
+
+/// Complaints about clients of one daemon.
+#[derive(Debug, Default)]
+pub(super) struct Complaints {
+    ended: Mutex<Told>,
+    not_accepted: Mutex<Told>,
+}
+
+#[derive(Debug, Default)]
+struct Told {
+    last: Option<Instant>,
+    n_untold: u64,
+}
+
+impl Told {
+    /// Whether to tell one, and then how many were not told since the last.
+    fn tell(&mut self, now: Instant) -> Option<u64> {
+        if self.last.is_some_and(|last| now.saturating_duration_since(last) < PAUSE) {
+            self.n_untold += 1;
+            return None;
+        }
+        self.last = Some(now);
+        Some(std::mem::take(&mut self.n_untold))
+    }
+}
+
+fn tell(told: &Mutex<Told>) -> Option<u64> {
+    told.lock().unwrap_or_else(PoisonError::into_inner).tell(Instant::now())
+}
+
+impl Complaints {
+    /// The system does not give a connection that waits.
+    pub(super) fn note_not_accepted(&self, error: &io::Error) {
+        if let Some(n_untold) = tell(&self.not_accepted) {
+            tracing::warn!(%error, n_untold, "cannot accept a connection");
+        }
+    }
+
+    /// A connection has ended so.
+    pub(super) fn note_ended(&self, actor: Actor, pid: Option<i32>, error: &SessionError) {
+        // That somebody leaves in the middle of a word is their own business.
+        let told = match error.is_departure() {
+            true => None,
+            false => tell(&self.ended),
+        };
+        match told {
+            Some(n_untold) => {
+                tracing::warn!(uid = actor.uid, pid, %error, n_untold, "a session was ended for what its client did");
+            }
+            None => tracing::debug!(uid = actor.uid, pid, %error, "a session has ended early"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn of_many_one_is_told_and_the_others_are_counted() {
+        let (mut told, begin) = (Told::default(), Instant::now());
+        let times_s = [0, 1, 2, 59, 60, 61, 200];
+        let seen = times_s.map(|s| told.tell(begin + Duration::from_secs(s)));
+        assert_eq!(seen, [Some(0), None, None, None, Some(3), None, Some(1)]);
+    }
+}
