@@ -27,7 +27,7 @@ Examples:
   trellis replay beam.rec ./my-beam             runs another build: what does it do differently, and where first?
 
 A replay shows what the guest sends and says how it ended. Where all was as in the recording the exit status is 0,
-whatever that end was. At the first call that is not the recorded one it stops, shows both, and exits with status 3.";
+whatever that end was; --json has the end of the recorded run as `recorded`. At the first call that is not the recorded one it stops, shows both, and exits with status 3.";
 
 /// Run a recorded guest again, call by call the same, without a model
 #[derive(Debug, Args)]
@@ -98,7 +98,7 @@ fn finish(verdict: Verdict, file: &Path, screen: &mut Screen) -> Result<(), CliE
     let error = match verdict {
         Verdict::Same(end) => {
             let body = (end != GuestEnd::Finished).then(|| service::ended(&end));
-            screen.end(body.as_ref(), None)?;
+            screen.end_as_recorded(body.as_ref())?;
             screen.note(&format!("all as recorded; that run ended so: {end}"));
             return Ok(());
         }

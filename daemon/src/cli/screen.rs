@@ -21,11 +21,23 @@ pub(crate) struct Screen {
 #[derive(Serialize)]
 #[serde(tag = "type", rename = "end")]
 struct End<'a> {
+    /// Whether all went well; of a replay, whether all was as recorded.
     ok: bool,
+    /// How the run ended that was recorded.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    recorded: Option<Recorded<'a>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     error: Option<&'a ErrorBody>,
     #[serde(skip_serializing_if = "Option::is_none")]
     usage: Option<&'a GuestUsage>,
+}
+
+/// The end of a recorded run.
+#[derive(Serialize)]
+struct Recorded<'a> {
+    ok: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    error: Option<&'a ErrorBody>,
 }
 
 impl Screen {
@@ -60,7 +72,7 @@ impl Screen {
             Event::Json { json } => self.line(json)?,
             Event::Log { level, line } => {
                 self.break_line_if_shared();
-                remark(&format!("{}: {line}", log_name(level)));
+                remark(&logged(level, line));
             }
             Event::Wanted | Event::Recorded { .. } | Event::Unknown => {}
         }
@@ -97,11 +109,22 @@ impl Screen {
         error: Option<&ErrorBody>,
         usage: Option<&GuestUsage>,
     ) -> Result<(), CliError> {
+        self.close(&End { ok: error.is_none(), recorded: None, error, usage })
+    }
+
+    /// A replayed guest did all as it was recorded, up to this end of the recorded run.
+    ///
+    /// # Errors
+    /// Nobody reads the output.
+    pub(crate) fn end_as_recorded(&mut self, error: Option<&ErrorBody>) -> Result<(), CliError> {
+        let recorded = Some(Recorded { ok: error.is_none(), error });
+        self.close(&End { ok: true, recorded, error: None, usage: None })
+    }
+
+    fn close(&mut self, end: &End<'_>) -> Result<(), CliError> {
         self.progress.finish();
         match self.format {
-            Format::Json => {
-                write(|out| writeln!(out, "{}", to_json(&End { ok: error.is_none(), error, usage })))
-            }
+            Format::Json => write(|out| writeln!(out, "{}", to_json(end))),
             Format::Text => {
                 self.break_line_if_shared();
                 Ok(())
@@ -115,11 +138,13 @@ fn write(write: impl FnOnce(&mut io::StdoutLock<'static>) -> io::Result<()>) -> 
     write(&mut out).and_then(|()| out.flush()).map_err(CliError::from_output)
 }
 
-fn log_name(level: &LogLevel) -> &str {
-    match level {
+/// A line of a guest's log, which nobody is to take for an error of this program.
+fn logged(level: &LogLevel, line: &str) -> String {
+    let level = match level {
         LogLevel::Warn => "warning",
         level => level.as_str(),
-    }
+    };
+    format!("guest log, {level}: {line}")
 }
 
 #[cfg(test)]
@@ -130,12 +155,22 @@ mod tests {
 
     #[test]
     fn the_end_is_one_json_line() {
-        let end = End { ok: true, error: None, usage: None };
+        let end = End { ok: true, recorded: None, error: None, usage: None };
         assert_eq!(to_json(&end), r#"{"type":"end","ok":true}"#);
         let error = ErrorBody::new(ErrorCode::GuestTrapped, "unreachable");
-        let end = End { ok: false, error: Some(&error), usage: None };
+        let end = End { ok: false, recorded: None, error: Some(&error), usage: None };
         let expected =
             r#"{"type":"end","ok":false,"error":{"code":"guest_trapped","message":"unreachable"}}"#;
         assert_eq!(to_json(&end), expected);
+        let recorded = Some(Recorded { ok: false, error: Some(&error) });
+        let end = End { ok: true, recorded, error: None, usage: None };
+        let expected = r#"{"type":"end","ok":true,"recorded":{"ok":false,"error":{"code":"guest_trapped","message":"unreachable"}}}"#;
+        assert_eq!(to_json(&end), expected);
+    }
+
+    #[test]
+    fn a_log_line_is_plainly_the_guests() {
+        let shown = [LogLevel::Error, LogLevel::Warn].map(|level| logged(&level, "error: no disk"));
+        assert_eq!(shown, ["guest log, error: error: no disk", "guest log, warning: error: no disk"]);
     }
 }

@@ -96,6 +96,16 @@ fn events(output: &Output) -> Vec<Value> {
     events
 }
 
+/// What a replay sent, with the end of the recorded run as its own: it says that all was as recorded.
+fn replayed(output: &Output) -> Vec<Value> {
+    let mut events = events(output);
+    let end = events.last_mut().and_then(Value::as_object_mut).expect("there is an end");
+    assert_eq!(end["ok"], true, "{end:?}: {}", stderr(output));
+    let recorded = end.remove("recorded").expect("how the recorded run ended");
+    end.extend(recorded.as_object().expect("an end").clone());
+    events
+}
+
 fn stderr(output: &Output) -> String {
     String::from_utf8(output.stderr.clone()).expect("it is text")
 }
@@ -113,10 +123,10 @@ fn every_example_runs_again_without_a_model() {
         let mode = fs::metadata(&file).expect("it is there").permissions().mode();
         assert_eq!(mode & 0o777, 0o600, "prompts are in it");
         let again = folder.replay(&file, None);
-        assert_eq!(events(&again), events(&first), "{name} {arguments:?}: {}", stderr(&again));
+        assert_eq!(replayed(&again), events(&first), "{name} {arguments:?}: {}", stderr(&again));
         assert_eq!(again.status.code(), Some(0), "{name} {arguments:?}");
         let built_again = folder.replay(&file, Some(name));
-        assert_eq!(events(&built_again), events(&first), "{name} {arguments:?}");
+        assert_eq!(replayed(&built_again), events(&first), "{name} {arguments:?}");
     }
 }
 
@@ -135,7 +145,7 @@ fn a_guest_that_was_stopped_is_replayed_up_to_there() {
     let end = events(&first).pop().expect("an end");
     assert_eq!(end["error"]["code"], "deadline_exceeded", "{end}");
     let again = folder.replay(&file, None);
-    assert_eq!(events(&again), events(&first), "{}", stderr(&again));
+    assert_eq!(replayed(&again), events(&first), "{}", stderr(&again));
     assert_eq!(again.status.code(), Some(0), "all was as recorded");
 }
 
@@ -148,6 +158,7 @@ fn the_first_call_that_differs_is_shown_with_both_sides() {
     let other = folder.replay(&file, Some("complete"));
     assert_eq!(other.status.code(), Some(3), "{}", stderr(&other));
     let end = events(&other).pop().expect("an end");
+    assert_eq!(end["ok"], false, "{end}");
     let message = end["error"]["message"].as_str().expect("a message");
     assert!(message.contains("\n  recorded: ") && message.contains("\n  replayed: "), "{message}");
     assert!(message.contains("at entry "), "{message}");
@@ -206,7 +217,7 @@ fn a_guest_whose_model_was_unloaded_is_replayed_with_that_end() {
     assert_eq!(end["error"]["code"], "model_unloaded", "{end}");
     assert_eq!(first.status.code(), Some(i32::from(trellis::cli::TRY_AGAIN)));
     let again = folder.replay(&file, None);
-    assert_eq!(events(&again), events(&first), "{}", stderr(&again));
+    assert_eq!(replayed(&again), events(&first), "{}", stderr(&again));
     assert_eq!(again.status.code(), Some(0), "all was as recorded");
     // To replay it once more would change nothing.
     let shown = Folder::replay_for_people(&file);
