@@ -16,3 +16,4 @@ pub mod service;
 pub mod session;
 mod shares;
 mod tasks;
+mod totals;

@@ -21,6 +21,7 @@ use crate::device::{self, Chosen, Kv};
 use crate::leaving::Leaving;
 use crate::models::{DevicePast, DeviceWatch, Models, names};
 use crate::shares::{Needs, divide};
+use crate::totals::Totals;
 
 /// Positions that the shortest of long contexts has, where a device has no room for longer ones.
 const N_POSITIONS_LEAST: usize = 2048;
@@ -35,6 +36,7 @@ pub(crate) struct Loader {
     /// The name of the model that guests get who name none.
     default: String,
     leaving: Leaving,
+    totals: Totals,
     /// Held while something is done to a device, and not while a model is read.
     devices: Mutex<Vec<OpenDevice>>,
     /// How often a model has come to the place that was kept for it, or has failed to, or has gone: whoever waits for room
@@ -99,6 +101,7 @@ impl Loader {
             models,
             default,
             leaving: Leaving::default(),
+            totals: Totals::default(),
             devices: Mutex::new(vec![first]),
             changes: watch::Sender::new(0),
             ending: CancellationToken::new(),
@@ -108,6 +111,11 @@ impl Loader {
     /// The models that are loaded.
     pub(crate) fn models(&self) -> &Models {
         &self.models
+    }
+
+    /// What was computed by all models that were ever loaded.
+    pub(crate) fn totals(&self) -> &Totals {
+        &self.totals
     }
 
     pub(crate) fn config(&self) -> &Config {

@@ -15,8 +15,9 @@ Examples:
 Rows in vain were computed when their work ended meanwhile, rows that sat out waited for their masks; tokens in vain
 were decoded ahead or guessed and not wanted, tokens again were computed twice for want of pages. What waited are contexts
 whose work could have been in a step and was not, counted once for each step: others were served before them, the prompt
-would have made the step too long, or they stood in line for KV pages. `trellis models --json` has all of these by model,
-`trellis ps` some by guest.";
+would have made the step too long, or they stood in line for KV pages. All of this is counted from the daemon's start, for
+models that are gone as well; `trellis models --json` has it by model, `trellis ps` some by guest. KV memory is that of all
+models; `trellis models` shows each one's pages.";
 
 /// Show what the daemon is and how it is doing
 #[derive(Debug, Args)]
@@ -55,7 +56,7 @@ fn or_none(names: Vec<String>) -> String {
 
 fn lines(info: &DaemonInfo, models: &[ModelInfo]) -> String {
     let state = info.failure.as_ref().map_or("running".to_owned(), |failure| format!("FAILED: {failure}"));
-    let sum = |count: fn(&ModelInfo) -> u64| models.iter().map(count).sum::<u64>();
+    let computed = &info.computed;
     let lines = [
         ("build", info.build.clone()),
         ("process", info.pid.to_string()),
@@ -69,33 +70,33 @@ fn lines(info: &DaemonInfo, models: &[ModelInfo]) -> String {
             "rows",
             format!(
                 "{} in {} steps, {} in vain, {} sat out",
-                sum(|model| model.n_rows),
-                sum(|model| model.n_steps),
-                sum(|model| model.n_rows_in_vain),
-                sum(|model| model.n_rows_sat_out)
+                computed.n_rows, computed.n_steps, computed.n_rows_in_vain, computed.n_rows_sat_out
             ),
         ),
         (
             "tokens",
             format!(
                 "{}, {} in vain, {} again, {} from the prefix cache",
-                sum(|model| model.n_tokens),
-                sum(|model| model.n_tokens_in_vain),
-                sum(|model| model.n_tokens_again),
-                sum(|model| model.n_tokens_cached)
+                computed.n_tokens,
+                computed.n_tokens_in_vain,
+                computed.n_tokens_again,
+                computed.n_tokens_cached
             ),
         ),
         (
             "waited",
             format!(
                 "{} steps to decode, {} with prompts, {} for KV pages",
-                sum(|model| model.n_steps_waited_to_decode),
-                sum(|model| model.n_steps_waited_with_prompt),
-                sum(|model| model.n_steps_waited_for_pages)
+                computed.n_steps_waited_to_decode,
+                computed.n_steps_waited_with_prompt,
+                computed.n_steps_waited_for_pages
             ),
         ),
         ("memory", output::bytes(info.resident_bytes)),
-        ("KV pages", format!("{} of {} free", info.n_pages_free, info.n_pages)),
+        (
+            "KV memory",
+            format!("{} of {} free", output::bytes(info.kv_bytes_free), output::bytes(info.kv_bytes)),
+        ),
         ("guests", info.n_guests.to_string()),
         ("sessions", info.n_sessions.to_string()),
     ];
@@ -104,6 +105,8 @@ fn lines(info: &DaemonInfo, models: &[ModelInfo]) -> String {
 
 #[cfg(test)]
 mod tests {
+    use trellis_client::Computed;
+
     use super::*;
 
     #[test]
@@ -113,13 +116,6 @@ mod tests {
             dtype: "f32".to_owned(),
             state: state.to_owned(),
             is_default,
-            n_rows: 40,
-            n_steps: 20,
-            n_rows_in_vain: 3,
-            n_rows_sat_out: 1,
-            n_tokens: 50,
-            n_steps_waited_to_decode: 7,
-            n_steps_waited_for_pages: 2,
             ..ModelInfo::default()
         };
         let models =
@@ -130,7 +126,23 @@ mod tests {
             busy_ms: 15_000,
             ..DeviceInfo::default()
         };
-        let info = DaemonInfo { devices: vec![device], ..DaemonInfo::default() };
+        let computed = Computed {
+            n_rows: 120,
+            n_steps: 60,
+            n_rows_in_vain: 9,
+            n_rows_sat_out: 3,
+            n_tokens: 150,
+            n_steps_waited_to_decode: 21,
+            n_steps_waited_for_pages: 6,
+            ..Computed::default()
+        };
+        let info = DaemonInfo {
+            devices: vec![device],
+            computed,
+            kv_bytes: 48_000_000,
+            kv_bytes_free: 12_000_000,
+            ..DaemonInfo::default()
+        };
         let shown = lines(&info, &models);
         for line in [
             "models    draft (f32, draining), big (f32, failed), tiny (f32, default)\n",
@@ -139,6 +151,7 @@ mod tests {
             "rows      120 in 60 steps, 9 in vain, 3 sat out\n",
             "tokens    150, 0 in vain, 0 again, 0 from the prefix cache\n",
             "waited    21 steps to decode, 0 with prompts, 6 for KV pages\n",
+            "KV memory 12.0 MB of 48.0 MB free\n",
         ] {
             assert!(shown.contains(line), "{line:?} in {shown}");
         }

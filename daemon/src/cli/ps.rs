@@ -13,7 +13,8 @@ Examples:
   trellis ps
   trellis ps --json | jq '.[] | select(.elapsed_ms > 60000) | .guest_id'
 
-IN VAIN are tokens that were decoded ahead or guessed and not wanted, CACHED those that the prefix cache spared, WAITED the
+MODEL is what the guest holds something of, a context for one; - is a guest that has nothing of a model at this moment. IN
+VAIN are tokens that were decoded ahead or guessed and not wanted, CACHED those that the prefix cache spared, WAITED the
 steps that went by while a context could have been in them.";
 
 /// List your running guests
@@ -36,6 +37,7 @@ fn table(guests: &[GuestInfo]) -> String {
     let mut table = Table::new([
         ("GUEST", Align::Right),
         ("PROGRAM", Align::Left),
+        ("MODEL", Align::Left),
         ("STATE", Align::Left),
         ("CONTEXTS", Align::Right),
         ("PAGES", Align::Right),
@@ -50,6 +52,7 @@ fn table(guests: &[GuestInfo]) -> String {
         table.push([
             guest.guest_id.to_string(),
             guest.program.chars().take(N_PROGRAM_CHARS).collect(),
+            if guest.models.is_empty() { "-".to_owned() } else { guest.models.join(", ") },
             guest.state.clone(),
             guest.n_contexts.to_string(),
             guest.n_pages.to_string(),

@@ -171,6 +171,8 @@ pub struct GuestInfo {
     pub session: SessionId,
     /// What it does at this moment.
     pub activity: GuestActivity,
+    /// The names of the models that it holds something of.
+    pub models: Vec<String>,
     /// Time since its start.
     pub elapsed_ms: u64,
     /// Processor time.
@@ -388,6 +390,7 @@ impl GuestHost {
             return Err(GuestError::ArgumentsTooLarge { n_bytes, limit_bytes: limits.argument_bytes });
         }
         let stop = CancellationToken::new();
+        let models = Arc::new(GuestModels::new(self.models.clone(), launch.model));
         let vitals = Arc::new(Vitals {
             id: GuestId(self.n_started.fetch_add(1, Ordering::Relaxed) + 1),
             name: launch.name,
@@ -398,18 +401,17 @@ impl GuestHost {
             started: Instant::now(),
             cpu: Arc::new(CpuClock::default()),
             memory: Arc::new(MemoryGauge::default()),
+            models: models.clone(),
             stop: stop.clone(),
         });
         let listed = self.list(vitals.clone())?;
         let ticking = self.runtime.ticker.keep_going();
         let (id, account) = (vitals.id, vitals.account.clone());
-        let models = Arc::new(GuestModels::new(self.models.clone(), launch.model));
         let birth = Birth {
             vitals,
             program: launch.program,
             limits: limits.clone(),
             beside: self.beside.clone(),
-            models: models.clone(),
             arguments: launch.arguments,
             seed: launch.seed,
             deadline_ms: launch.deadline_ms.unwrap_or(u64::MAX).min(limits.deadline_ms),
@@ -491,6 +493,7 @@ fn info(vitals: &Vitals) -> GuestInfo {
         actor: vitals.actor,
         session: vitals.session,
         activity,
+        models: vitals.models.names_held(),
         elapsed_ms: vitals.started.elapsed().as_millis() as u64,
         cpu_ms: vitals.cpu.used().as_millis() as u64,
         memory_bytes: vitals.memory.n_bytes(),

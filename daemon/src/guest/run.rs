@@ -45,6 +45,7 @@ pub(crate) struct Vitals {
     pub(crate) started: Instant,
     pub(crate) cpu: Arc<CpuClock>,
     pub(crate) memory: Arc<MemoryGauge>,
+    pub(crate) models: Arc<GuestModels>,
     pub(crate) stop: CancellationToken,
 }
 
@@ -54,7 +55,6 @@ pub(crate) struct Birth {
     pub(crate) program: Program,
     pub(crate) limits: Arc<GuestLimits>,
     pub(crate) beside: Beside,
-    pub(crate) models: Arc<GuestModels>,
     pub(crate) arguments: Vec<String>,
     pub(crate) seed: u64,
     pub(crate) deadline_ms: u64,
@@ -67,7 +67,7 @@ pub(crate) struct Birth {
 pub(crate) async fn live(mut birth: Birth) -> GuestEnd {
     let (limits, output, tape) = (birth.limits.clone(), birth.io.output.clone(), birth.tape.clone());
     birth.io.output = output.clone().with_tape(tape.clone());
-    let models = birth.models.clone();
+    let models = birth.vitals.models.clone();
     let end = models.cause_of(live_to_the_end(birth).await);
     if let Some(tape) = tape {
         tape.finish(&end, &output, limits.output_piece_bytes()).await;
@@ -99,7 +99,7 @@ async fn live_to_the_end(birth: Birth) -> GuestEnd {
 }
 
 async fn execute(birth: Birth) -> wasmtime::Result<Result<(), String>> {
-    let Birth { vitals, program, limits, beside, models, arguments, seed, deadline_ms, io, tape } = birth;
+    let Birth { vitals, program, limits, beside, arguments, seed, deadline_ms, io, tape } = birth;
     let log = Arc::new(LogSink::new(io.output.clone(), limits.log_bytes));
     let mut table = ResourceTable::new();
     table.set_max_capacity(limits.n_handles);
@@ -114,7 +114,7 @@ async fn execute(birth: Birth) -> wasmtime::Result<Result<(), String>> {
         table,
         wasi: wasi::context(seed, &log, &limits, tape.as_ref()),
         memory: MemoryLimiter::new(&limits, vitals.memory.clone()),
-        models,
+        models: vitals.models.clone(),
         owner,
         output: io.output,
         input: io.input,

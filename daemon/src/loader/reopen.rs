@@ -33,6 +33,9 @@ impl Loader {
             .map_err(|_| DaemonError::Loading { waited: loading_for_max })?;
         let lost = std::mem::take(&mut *devices);
         let loader = self.clone();
+        for tenant in lost.iter().flat_map(|open| &open.tenants) {
+            self.totals.close(&tenant.handle, None);
+        }
         let (opened, renewed) = blocking(move || {
             let plans: Vec<Lost> = lost.iter().map(Lost::of).collect();
             // Nothing can be had of a device again as long as anything of it is held.

@@ -58,6 +58,8 @@ impl Loader {
             // Guests do not find it any more, however that went.
             loader.models.remove(&leaver);
             loader.leaving.remove(&leaver);
+            // Where its device was opened again meanwhile, or has failed, this is what was seen of it last.
+            loader.totals.close(&leaver, None);
             match unloaded.map_err(tokio::task::JoinError::try_into_panic) {
                 Ok(unloaded) => unloaded.map_err(Arc::new),
                 Err(Ok(panic)) => {
@@ -94,9 +96,10 @@ impl Loader {
         open.tenants.remove(idx);
         self.changes.send_modify(|n_changes| *n_changes += 1);
         // One whose device has failed has nothing more to tell.
-        let busy = model.stats().await.map(|stats| stats.device_busy).unwrap_or_default();
+        let last = model.stats().await.ok();
         let removed = open.engine.remove(model).await;
-        open.past.note_busy(busy);
+        open.past.note_busy(last.as_ref().map(|stats| stats.device_busy).unwrap_or_default());
+        self.totals.close(model, last.as_ref());
         let backend =
             removed.map_err(|source| DaemonError::Engine { name: model.model().name.clone(), source })?;
         blocking(move || drop(backend)).await;

@@ -240,6 +240,7 @@ impl Service for HostService {
                 GuestActivity::Running => "running".to_owned(),
                 GuestActivity::Waiting => "waiting".to_owned(),
             },
+            models: guest.models,
             n_contexts: guest.n_contexts,
             n_pages: guest.n_pages,
             memory_bytes: guest.memory_bytes,
@@ -260,16 +261,17 @@ impl Service for HostService {
         let listing = self.loader.models().listing();
         let models = listing.loaded();
         let mut devices: Vec<DeviceInfo> = listing.devices().iter().map(device_info).collect();
-        let (mut n_pages, mut n_pages_free) = (0, 0);
+        let (mut kv_bytes, mut kv_bytes_free) = (0, 0);
         for model in models.iter().chain(listing.leaving()) {
             let device = listing.devices().iter().position(|device| device.engine.is_of(model));
             // One that has just gone, or whose device has, has no pages any more.
             let (Some(idx), Ok(stats)) = (device, model.stats().await) else { continue };
             devices[idx].models.push(model.model().name.clone());
             devices[idx].busy_ms += whole_ms(stats.device_busy);
-            n_pages += stats.n_pages as u64;
-            // A page that only the prefix cache remembers is given up for whoever needs one.
-            n_pages_free += (stats.n_pages_free + stats.n_pages_cached) as u64;
+            self.loader.totals().see(model, &stats);
+            let page_bytes = model.limits().page_bytes as u64;
+            kv_bytes += stats.n_pages as u64 * page_bytes;
+            kv_bytes_free += n_pages_free(&stats) * page_bytes;
         }
         let guests = self.host.guests();
         Ok(DaemonInfo {
@@ -281,8 +283,9 @@ impl Service for HostService {
             programs: self.registry.names().await,
             uptime_ms: whole_ms(self.started.elapsed()),
             resident_bytes: resident_bytes().unwrap_or_default(),
-            n_pages,
-            n_pages_free,
+            kv_bytes,
+            kv_bytes_free,
+            computed: self.loader.totals().all(),
             n_guests: guests.len() as u64,
             n_sessions: self.n_sessions.load(Ordering::Relaxed),
             failure: self.loader.models().failure().map(|failure| failure.to_string()),
@@ -394,8 +397,7 @@ fn model_info(loaded: &ModelHandle, stats: &EngineStats, actor: Actor) -> ModelI
         folder: folder.map(|folder| folder.display().to_string()),
         is_default: false,
         n_pages: stats.n_pages as u64,
-        // A page that only the prefix cache remembers is given up for whoever needs one.
-        n_pages_free: (stats.n_pages_free + stats.n_pages_cached) as u64,
+        n_pages_free: n_pages_free(stats),
         page_bytes: loaded.limits().page_bytes as u64,
         n_contexts: stats.n_contexts as u64,
         n_steps: stats.n_steps,
@@ -412,6 +414,11 @@ fn model_info(loaded: &ModelHandle, stats: &EngineStats, actor: Actor) -> ModelI
         busy_ms: whole_ms(stats.device_busy),
         failure: loaded.failure().map(|failure| failure.to_string()),
     }
+}
+
+/// Pages that are to be had: one that only the prefix cache remembers is given up for whoever needs one.
+fn n_pages_free(stats: &EngineStats) -> u64 {
+    (stats.n_pages_free + stats.n_pages_cached) as u64
 }
 
 /// Bytes of this process that are in memory.

@@ -278,9 +278,9 @@ impl<S: Service> Connection<S> {
                 .run(id, async move { service.models(actor).await.map(|models| Value::Models { models }) }),
             Call::Guests => self
                 .run(id, async move { service.guests(actor).await.map(|guests| Value::Guests { guests }) }),
-            Call::Info => {
-                self.run(id, async move { service.info(actor).await.map(|info| Value::Info { info }) })
-            }
+            Call::Info => self.run(id, async move {
+                service.info(actor).await.map(|info| Value::Info { info: Box::new(info) })
+            }),
             Call::Load { model, device } => {
                 let (progress, states) = ProgressSink::new();
                 let request = LoadRequest { model, device };

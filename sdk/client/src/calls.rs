@@ -91,7 +91,7 @@ impl Client {
     /// The daemon refused, or the connection is lost.
     pub async fn info(&self) -> Result<DaemonInfo, Error> {
         match ask(self.connection(), Call::Info).await? {
-            Value::Info { info } => Ok(info),
+            Value::Info { info } => Ok(*info),
             _ => Err(Error::UnknownAnswer),
         }
     }

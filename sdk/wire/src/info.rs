@@ -79,6 +79,8 @@ pub struct GuestInfo {
     pub program: String,
     /// What it is doing, in a word.
     pub state: String,
+    /// The models that it holds something of: a handle, a context, or whatever else was made with them.
+    pub models: Vec<String>,
     /// Its open contexts.
     pub n_contexts: u64,
     /// KV pages that its contexts hold.
@@ -124,6 +126,35 @@ pub struct DeviceInfo {
     pub busy_ms: u64,
 }
 
+/// What was computed since the daemon started, for models that are gone as well: these counters never shrink. Each is as
+/// in [`ModelInfo`].
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Computed {
+    /// Steps.
+    pub n_steps: u64,
+    /// Rows of those steps.
+    pub n_rows: u64,
+    /// Rows computed in vain.
+    pub n_rows_in_vain: u64,
+    /// Rows that drew nothing because their masks had not come.
+    pub n_rows_sat_out: u64,
+    /// Tokens computed.
+    pub n_tokens: u64,
+    /// Tokens of prompts that the prefix cache already held.
+    pub n_tokens_cached: u64,
+    /// Tokens decoded ahead, or guessed, in vain.
+    pub n_tokens_in_vain: u64,
+    /// Tokens computed again.
+    pub n_tokens_again: u64,
+    /// Steps that went by while a context could decode.
+    pub n_steps_waited_to_decode: u64,
+    /// Steps that went by while a context had a prompt to compute.
+    pub n_steps_waited_with_prompt: u64,
+    /// Steps that went by while a context stood in line for KV pages.
+    pub n_steps_waited_for_pages: u64,
+}
+
 /// The daemon as a whole.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
@@ -144,10 +175,12 @@ pub struct DaemonInfo {
     pub uptime_ms: u64,
     /// Bytes of its resident memory.
     pub resident_bytes: u64,
-    /// KV pages.
-    pub n_pages: u64,
-    /// KV pages that nothing holds.
-    pub n_pages_free: u64,
+    /// Bytes of KV memory that models have. Pages differ in size from model to model: [`ModelInfo`] counts them.
+    pub kv_bytes: u64,
+    /// Bytes of it that nothing holds.
+    pub kv_bytes_free: u64,
+    /// What was computed since the daemon started.
+    pub computed: Computed,
     /// Running guests, of all users.
     pub n_guests: u64,
     /// Open connections.

@@ -354,7 +354,7 @@ pub enum Value {
     /// The daemon.
     Info {
         /// The daemon.
-        info: DaemonInfo,
+        info: Box<DaemonInfo>,
     },
     /// A kind that this version does not know.
     #[serde(other)]

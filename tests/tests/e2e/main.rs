@@ -22,6 +22,7 @@ mod queues;
 mod recordings;
 mod schedules;
 mod shares;
+mod shown;
 mod soak;
 mod speculation;
 mod streams;
