@@ -209,6 +209,14 @@ pub enum GuestEnd {
         /// The most.
         limit_bytes: u64,
     },
+    /// The recording of the guest grew faster than the client took it.
+    #[error("{waiting_bytes} bytes of the guest's recording wait for the client, the limit is {limit_bytes}")]
+    RecordingExceeded {
+        /// Bytes that wait.
+        waiting_bytes: u64,
+        /// The most.
+        limit_bytes: u64,
+    },
     /// The guest ran too long.
     #[error("the guest ran for its {limit_ms} ms and was stopped")]
     DeadlineExceeded {
@@ -265,9 +273,9 @@ pub(crate) enum GuestFault {
     #[error("no room for another host object")]
     Handles,
     /// The client does not take the recording that it asked for.
-    #[error("{n_bytes} bytes of the recording wait for the client")]
+    #[error("{waiting_bytes} bytes of the recording wait for the client")]
     Recording {
         /// Bytes that wait.
-        n_bytes: usize,
+        waiting_bytes: usize,
     },
 }

@@ -64,6 +64,9 @@ pub struct GuestLimits {
     pub output_bytes_in_flight: usize,
     /// Bytes of log lines; what comes after is dropped and counted.
     pub log_bytes: u64,
+    /// Bytes of a guest's recording that wait: for the client to read them, or for the end of the call in which they were
+    /// sent. A guest waits for its client long before that, where its calls can wait; past it the guest is ended.
+    pub recording_bytes: usize,
     /// Messages of the client that wait for the guest to receive them.
     pub n_messages: usize,
     /// Bytes of those messages.
@@ -102,6 +105,7 @@ impl Default for GuestLimits {
             n_tokens: 10_000_000,
             output_bytes_in_flight: 4 << 20,
             log_bytes: 256 << 10,
+            recording_bytes: 8 << 20,
             n_messages: 64,
             inbox_bytes: 1 << 20,
             n_guests: 256,

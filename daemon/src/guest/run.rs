@@ -161,7 +161,11 @@ fn end_of(error: &wasmtime::Error, vitals: &Vitals, limits: &GuestLimits, output
             return GuestEnd::CpuExceeded { used_ms: *used_ms, limit_ms: limits.cpu_ms };
         }
         Some(GuestFault::Handles) => return GuestEnd::HandlesExceeded { limit: limits.n_handles as u64 },
-        Some(GuestFault::Recording { .. }) | None => {}
+        Some(GuestFault::Recording { waiting_bytes }) => {
+            let (waiting_bytes, limit_bytes) = (*waiting_bytes as u64, limits.recording_bytes as u64);
+            return GuestEnd::RecordingExceeded { waiting_bytes, limit_bytes };
+        }
+        None => {}
     }
     match error.downcast_ref::<wasmtime_wasi::I32Exit>() {
         Some(wasmtime_wasi::I32Exit(0)) => return GuestEnd::Finished,

@@ -18,9 +18,6 @@ use crate::recording::{Answer, Begin, Broken, Call, End, Entry, FrameWriter, Rea
 /// Recorded bytes that go to the client together.
 const SENT_BYTES_MIN: usize = 64 << 10;
 
-/// Recorded bytes that may wait for the client. A guest that calls nothing but what cannot wait is ended past this.
-const WAITING_BYTES_MAX: usize = 8 << 20;
-
 /// How long the end of a recording waits for a client that reads nothing.
 const END_TIME_MAX: Duration = Duration::from_secs(5);
 
@@ -42,18 +39,40 @@ impl fmt::Debug for Mode {
     }
 }
 
-#[derive(Default)]
 struct Recorder {
     frames: FrameWriter,
+    /// Bytes that may wait here, frames and what was sent since the last of them.
+    waiting_bytes_max: usize,
     /// Frames that the client does not have.
     bytes: BytesMut,
     /// The call that the guest is in.
     call: Option<Call>,
     /// What was sent to the client since the last entry.
     sent: Vec<Sent>,
+    /// Bytes of that, and of what there was no room to note: credit counts what an entry of a list costs.
+    sent_bytes: usize,
 }
 
 impl Recorder {
+    fn waiting_bytes(&self) -> usize {
+        self.bytes.len() + self.sent_bytes
+    }
+
+    /// # Errors
+    /// More waits than may.
+    fn check(&self) -> Result<(), GuestFault> {
+        let waiting_bytes = self.waiting_bytes();
+        if waiting_bytes > self.waiting_bytes_max {
+            return Err(GuestFault::Recording { waiting_bytes });
+        }
+        Ok(())
+    }
+
+    fn take_sent(&mut self) -> Vec<Sent> {
+        self.sent_bytes = 0;
+        std::mem::take(&mut self.sent)
+    }
+
     fn write(&mut self, entry: &Entry) {
         self.frames.write(entry, &mut self.bytes);
     }
@@ -100,7 +119,14 @@ pub(crate) struct Halted;
 impl Tape {
     /// A tape that records.
     pub(crate) fn record(hash: blake3::Hash, limits: &GuestLimits) -> Arc<Self> {
-        let mut recorder = Recorder::default();
+        let mut recorder = Recorder {
+            frames: FrameWriter::default(),
+            waiting_bytes_max: limits.recording_bytes,
+            bytes: BytesMut::new(),
+            call: None,
+            sent: Vec::new(),
+            sent_bytes: 0,
+        };
         recorder.write(&Entry::Begin(Begin { hash: *hash.as_bytes(), limits: limits.clone() }));
         Arc::new(Self(Mutex::new(Mode::Recording(recorder))))
     }
@@ -128,9 +154,7 @@ impl Tape {
         let call = Call { name: name.into(), arguments, sent: Vec::new(), answer: None };
         match &mut *self.lock() {
             Mode::Recording(recorder) => {
-                if recorder.bytes.len() > WAITING_BYTES_MAX {
-                    return Err(GuestFault::Recording { n_bytes: recorder.bytes.len() }.into());
-                }
+                recorder.check()?;
                 recorder.call = Some(call);
                 Ok(None)
             }
@@ -139,19 +163,27 @@ impl Tape {
     }
 
     /// Notes what came of the call that was begun last.
-    pub(crate) fn note_answer(&self, answer: Answer) {
-        if let Mode::Recording(recorder) = &mut *self.lock()
-            && let Some(call) = recorder.call.take()
-        {
-            let sent = std::mem::take(&mut recorder.sent);
-            recorder.write(&Entry::Call(Call { sent, answer: Some(answer), ..call }));
+    ///
+    /// # Errors
+    /// The guest has to end: in this call more was sent than can be noted.
+    pub(crate) fn note_answer(&self, answer: Answer) -> Result<(), GuestFault> {
+        if let Mode::Recording(recorder) = &mut *self.lock() {
+            recorder.check()?;
+            if let Some(call) = recorder.call.take() {
+                let sent = recorder.take_sent();
+                recorder.write(&Entry::Call(Call { sent, answer: Some(answer), ..call }));
+            }
         }
+        Ok(())
     }
 
-    /// Notes what was sent to the client.
+    /// Notes what was sent to the client, unless too much waits: then its guest ends with this call.
     pub(crate) fn note_sent(&self, output: &GuestOutput) {
         if let Mode::Recording(recorder) = &mut *self.lock() {
-            recorder.sent.push(Sent(output.clone()));
+            recorder.sent_bytes = recorder.sent_bytes.saturating_add(output.credit_bytes());
+            if recorder.check().is_ok() {
+                recorder.sent.push(Sent(output.clone()));
+            }
         }
     }
 
@@ -167,7 +199,7 @@ impl Tape {
             Ok(Some(_)) | Err(_) => None,
             Ok(None) => {
                 let value = function();
-                self.note_answer(Answer::Value(value.clone()));
+                self.note_answer(Answer::Value(value.clone())).ok()?;
                 Some(value)
             }
         }
@@ -227,7 +259,7 @@ impl Tape {
     fn note_end(&self, end: &GuestEnd) {
         match &mut *self.lock() {
             Mode::Recording(recorder) => {
-                let sent = std::mem::take(&mut recorder.sent);
+                let sent = recorder.take_sent();
                 let (call, sent) = match recorder.call.take() {
                     Some(call) => (Some(Call { sent, ..call }), Vec::new()),
                     None => (None, sent),
@@ -330,6 +362,7 @@ fn is_from_outside(end: &GuestEnd) -> bool {
         GuestEnd::Stopped
             | GuestEnd::DeadlineExceeded { .. }
             | GuestEnd::CpuExceeded { .. }
+            | GuestEnd::RecordingExceeded { .. }
             | GuestEnd::DeviceFailed { .. }
             | GuestEnd::ModelFailed { .. }
             | GuestEnd::ModelUnloaded { .. }
@@ -343,5 +376,34 @@ fn is_same_end(recorded: &GuestEnd, replayed: &GuestEnd) -> bool {
         // What it would have done after that does not matter.
         (recorded, _) if is_from_outside(recorded) => true,
         (recorded, replayed) => recorded == replayed,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::guest::io::output_channel;
+
+    #[test]
+    fn what_is_sent_within_one_call_is_bounded_as_well() {
+        const N_OUTPUTS: usize = 10_000;
+        let limits = GuestLimits { recording_bytes: 64 << 10, ..GuestLimits::default() };
+        let tape = Tape::record(blake3::hash(b"a component"), &limits);
+        let (output, mut client) = output_channel(usize::MAX);
+        let output = output.with_tape(Some(tape.clone()));
+        assert!(tape.begin("streams.generate", Vec::new()).expect("there is room").is_none());
+        let one = GuestOutput::Text("x".to_owned());
+        for _ in 0..N_OUTPUTS {
+            assert_eq!(output.try_send(one.clone()), Ok(true));
+        }
+        let fault = tape.note_answer(Answer::Value(Value::Unit)).expect_err("it is too much");
+        let GuestFault::Recording { waiting_bytes } = fault else { panic!("{fault}") };
+        assert!(waiting_bytes >= N_OUTPUTS * one.credit_bytes(), "{waiting_bytes} bytes");
+        assert!(tape.begin("session.seed", Vec::new()).is_err(), "it has to end");
+        let Mode::Recording(recorder) = &*tape.lock() else { panic!("it records") };
+        let n_noted = recorder.sent.len();
+        assert!((500..=1_008).contains(&n_noted), "{n_noted} are noted");
+        // What goes to the client is its own business.
+        assert!(client.try_recv().is_some());
     }
 }

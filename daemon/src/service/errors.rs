@@ -130,6 +130,9 @@ pub(crate) fn ended(end: &GuestEnd) -> ErrorBody {
         GuestEnd::CallBytesExceeded { limit_bytes } => {
             body(ErrorCode::BudgetExceeded).about("call_bytes").with_limit(*limit_bytes)
         }
+        GuestEnd::RecordingExceeded { waiting_bytes, limit_bytes } => {
+            over("recording_bytes", *waiting_bytes, *limit_bytes)
+        }
         GuestEnd::DeadlineExceeded { limit_ms } => {
             body(ErrorCode::DeadlineExceeded).about("deadline_ms").with_limit(*limit_ms)
         }

@@ -52,6 +52,12 @@ struct House {
     _cache: tempfile::TempDir,
 }
 
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Recorded {
+    No,
+    Yes,
+}
+
 impl House {
     fn new(limits: GuestLimits) -> Self {
         let source = crate::bundled::source("tiny").expect("bundled");
@@ -92,6 +98,15 @@ impl House {
         program: &Program,
         arguments: &[&str],
     ) -> Result<(RunningGuest, OutputReceiver), GuestError> {
+        self.launch(program, arguments, Recorded::No)
+    }
+
+    fn launch(
+        &self,
+        program: &Program,
+        arguments: &[&str],
+        recorded: Recorded,
+    ) -> Result<(RunningGuest, OutputReceiver), GuestError> {
         let (output, receiver) = output_channel(self.host.limits.output_bytes_in_flight);
         let (_, input) = inbox(1, 1);
         let launch = Launch {
@@ -104,7 +119,7 @@ impl House {
             model: None,
             seed: 7,
             deadline_ms: None,
-            is_recorded: false,
+            is_recorded: recorded == Recorded::Yes,
         };
         Ok((self.host.start(launch, GuestIo { output, input })?, receiver))
     }
@@ -305,6 +320,22 @@ async fn bytes_of_a_call_and_objects_are_bounded() {
                (unreachable))"#,
     );
     assert_eq!(house.run(&hoard).await, GuestEnd::HandlesExceeded { limit: 50 });
+}
+
+#[tokio::test]
+async fn a_recording_that_grows_faster_than_it_goes_is_bounded() {
+    const LIMIT_BYTES: usize = 20_000;
+    let house = House::new(GuestLimits { recording_bytes: LIMIT_BYTES, ..small() });
+    // Nothing of this can wait for the client.
+    let calling =
+        r#"(func (export "run") (result i32) (loop $again (drop (call $seed)) (br $again)) (unreachable))"#;
+    let calling = house.program(&with_seed(calling)).expect("a program");
+    let (guest, _receiver) = house.launch(&calling, &[], Recorded::Yes).expect("started");
+    let end = guest.end.await;
+    let GuestEnd::RecordingExceeded { waiting_bytes, limit_bytes } = end else { panic!("{end:?}") };
+    assert_eq!(limit_bytes, LIMIT_BYTES as u64);
+    assert!(waiting_bytes > limit_bytes && waiting_bytes < limit_bytes + 1_000, "{waiting_bytes} bytes");
+    assert!(end.to_string().contains("20000"), "{end}");
 }
 
 #[tokio::test]

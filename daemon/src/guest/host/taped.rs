@@ -58,8 +58,10 @@ macro_rules! taped {
             match tape.begin(concat!($prefix, stringify!($name)), vec![$($argument.to_value()),*]) {
                 Ok(None) => {
                     let reply = <GuestState as $trait>::$name(self.0, $($argument),*);
-                    tape.note_answer(reply.to_answer());
-                    reply
+                    match tape.note_answer(reply.to_answer()) {
+                        Ok(()) => reply,
+                        Err(fault) => Reply::fault(fault.into()),
+                    }
                 }
                 Ok(Some(answer)) => recorded(&tape, answer),
                 Err(fault) => Reply::fault(fault),
@@ -79,7 +81,9 @@ macro_rules! taped {
             match tape.begin(concat!($prefix, stringify!($name)), vec![$($argument.to_value()),*]) {
                 Ok(None) => {
                     let reply = <GuestState as $trait>::$name(self.0, $($argument),*).await;
-                    tape.note_answer(reply.to_answer());
+                    if let Err(fault) = tape.note_answer(reply.to_answer()) {
+                        return Reply::fault(fault.into());
+                    }
                     tape.flush(&self.0.output, self.0.limits.output_piece_bytes()).await;
                     reply
                 }
