@@ -123,8 +123,8 @@ pub fn owner(number: u32) -> Owner {
 /// # Panics
 /// The text cannot be encoded.
 #[must_use]
-pub fn encode(engine: &ModelHandle, text: &str) -> Vec<u32> {
-    engine.model().tokenizer.encode(text, SpecialTokens::Parse).expect("the text encodes")
+pub fn encode(model: &ModelHandle, text: &str) -> Vec<u32> {
+    model.model().tokenizer.encode(text, SpecialTokens::Parse).expect("the text encodes")
 }
 
 /// What does not end by then never will, on a slow machine either, on which the first test builds the guests and the

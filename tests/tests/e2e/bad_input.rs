@@ -92,9 +92,9 @@ fn mistakes_in_the_host_api() {
     block_on(async {
         let daemon = daemons::start(&config());
         let client = daemon.connect().await.expect("connected");
-        let engine = daemon.model(Some("tiny")).expect("it is loaded");
-        let n = encode(&engine, "<|begin_of_text|>Once upon a time").len();
-        let n_text = n + encode(&engine, &"word ".repeat(3000)).len();
+        let model = daemon.model(Some("tiny")).expect("it is loaded");
+        let n = encode(&model, "<|begin_of_text|>Once upon a time").len();
+        let n_text = n + encode(&model, &"word ".repeat(3000)).len();
 
         let ended = run(&client, &guests::hostile(), with(&["mistakes"])).await.well();
         assert_eq!(ended.json.len(), expected.len());

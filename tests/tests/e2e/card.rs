@@ -15,16 +15,16 @@ use trellis_tests::goldens;
 use trellis_tests::models;
 
 /// Generates the greedy goldens of a model, again and again, until it is over and every one has been seen.
-async fn generate(engine: ModelHandle, is_over: Arc<AtomicBool>) -> usize {
-    let goldens = goldens::load(&engine.model().name);
+async fn generate(model: ModelHandle, is_over: Arc<AtomicBool>) -> usize {
+    let goldens = goldens::load(&model.model().name);
     let mut n_rounds = 0;
     while n_rounds < goldens.cases.len() || !is_over.load(Ordering::Relaxed) {
         let case = &goldens.cases[n_rounds % goldens.cases.len()];
-        let mut context = Context::create(&engine, owner(1)).await.expect("created");
+        let mut context = Context::create(&model, owner(1)).await.expect("created");
         context.append(&case.prompt_ids).await.expect("fits");
         let settings = || RunSettings {
             sampler: Arc::new(Sampler::greedy()),
-            stop_tokens: engine.model().stop_tokens.clone().into(),
+            stop_tokens: model.model().stop_tokens.clone().into(),
             n_tokens_max: Some(case.greedy_ids.len()),
             ahead: Ahead::Adaptive,
             masks: MaskSource::Sampler,

@@ -12,8 +12,8 @@ const PERCENTILE_99_MAX: f64 = 0.2;
 const REGRET_MAX: f64 = 0.2;
 
 /// The log-probabilities of the vocabulary after each prefix of a text.
-async fn rows(engine: &ModelHandle, tokens: &[u32]) -> Vec<Vec<f32>> {
-    let mut context = Context::create(engine, owner(1)).await.expect("created");
+async fn rows(model: &ModelHandle, tokens: &[u32]) -> Vec<Vec<f32>> {
+    let mut context = Context::create(model, owner(1)).await.expect("created");
     let mut rows = Vec::new();
     for &token in tokens {
         context.append(&[token]).await.expect("fits");
@@ -23,7 +23,7 @@ async fn rows(engine: &ModelHandle, tokens: &[u32]) -> Vec<Vec<f32>> {
         }
     }
     // The same in one pass: other kernels compute it.
-    let mut context = Context::create(engine, owner(1)).await.expect("created");
+    let mut context = Context::create(model, owner(1)).await.expect("created");
     context.append(&tokens[..1]).await.expect("fits");
     let ask = Ask::Continuation(tokens[1..].to_vec());
     match context.ask(ask).await.expect("asked").answer().await.expect("computed") {

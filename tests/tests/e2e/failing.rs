@@ -47,12 +47,12 @@ fn faulty(faults: &Faults) -> OneModel {
 ///
 /// Returns the tokens and how many steps failed under it.
 async fn decode(
-    engine: &ModelHandle,
+    model: &ModelHandle,
     owner: Owner,
     together: &Barrier,
 ) -> Result<(Vec<u32>, usize), EngineError> {
     let number = u64::from(owner.actor.0);
-    let mut context = Context::create(engine, owner).await?;
+    let mut context = Context::create(model, owner).await?;
     context.append(&Random(number).tokens(N_PROMPT, 4096)).await?;
     let (mut tokens, mut n_failed): (Vec<u32>, usize) = (Vec::new(), 0);
     while tokens.len() < N_TOKENS {
@@ -86,12 +86,12 @@ async fn decode(
 const APART: usize = 1;
 
 /// All four continuations; so many of them are together.
-async fn decode_all(engine: &ModelHandle, n_together: usize) -> Vec<Result<(Vec<u32>, usize), EngineError>> {
+async fn decode_all(model: &ModelHandle, n_together: usize) -> Vec<Result<(Vec<u32>, usize), EngineError>> {
     let together = Arc::new(Barrier::new(n_together));
     let tasks: Vec<_> = (1..=N_CONTEXTS)
         .map(|number| {
-            let (engine, together) = (engine.clone(), together.clone());
-            tokio::spawn(async move { decode(&engine, owner(number), &together).await })
+            let (model, together) = (model.clone(), together.clone());
+            tokio::spawn(async move { decode(&model, owner(number), &together).await })
         })
         .collect();
     let mut results = Vec::new();
@@ -101,8 +101,8 @@ async fn decode_all(engine: &ModelHandle, n_together: usize) -> Vec<Result<(Vec<
     results
 }
 
-async fn tokens_of_all(engine: &ModelHandle) -> (Vec<Vec<u32>>, usize) {
-    let results = decode_all(engine, N_CONTEXTS as usize).await;
+async fn tokens_of_all(model: &ModelHandle) -> (Vec<Vec<u32>>, usize) {
+    let results = decode_all(model, N_CONTEXTS as usize).await;
     let results = results.into_iter().map(|result| result.expect("it goes on"));
     let (tokens, n_failed): (Vec<_>, Vec<_>) = results.unzip();
     (tokens, n_failed.iter().sum())

@@ -39,26 +39,26 @@ fn a_fork_of_a_long_context_takes_no_page_and_no_time() {
     };
     let backend = backend(&model, sizes);
     let engine = start(model, backend, sizes);
-    let engine = engine.handle();
+    let model = engine.handle();
     block_on(async {
-        let mut root = Context::create(engine, owner(1)).await.expect("created");
+        let mut root = Context::create(model, owner(1)).await.expect("created");
         root.append(&Random(1).tokens(n_tokens, vocab_size)).await.expect("fits");
         let prefilled = root.ask(Ask::Prefill).await.expect("asked").answer().await.expect("computed");
         assert_eq!(prefilled, Answer::Prefilled);
-        let before = engine.stats().await.expect("the engine lives");
+        let before = model.stats().await.expect("the engine lives");
 
         let (mut callers, mut engines) = (Vec::new(), Vec::new());
         let mut forks = Vec::new();
         for _ in 0..N_ROUNDS {
             // The engine answers in order: by now it has released the forks of the last round.
             forks.clear();
-            engine.stats().await.expect("the engine lives");
+            model.stats().await.expect("the engine lives");
             let begun = Instant::now();
             for _ in 0..N_FORKS {
                 forks.push(root.fork().await.expect("forked"));
             }
             callers.push(begun.elapsed() / N_FORKS as u32);
-            let stats = engine.stats().await.expect("the engine lives");
+            let stats = model.stats().await.expect("the engine lives");
             engines.push(begun.elapsed() / N_FORKS as u32);
             assert_eq!(stats.n_contexts, 1 + N_FORKS);
             assert_eq!(stats.n_pages_free, before.n_pages_free, "a fork has taken a page: {stats:?}");
@@ -67,7 +67,7 @@ fn a_fork_of_a_long_context_takes_no_page_and_no_time() {
         let (caller, engine_side) = (median(&mut callers), median(&mut engines));
         println!(
             "fork of {n_tokens} tokens on {}: {caller:?} for the caller, {engine_side:?} until the engine has done it",
-            engine.device()
+            model.device()
         );
         if device() == Device::Cuda {
             assert!(caller < FORK_TIME_MAX && engine_side < FORK_TIME_MAX, "{caller:?}, {engine_side:?}");
@@ -88,7 +88,7 @@ fn a_fork_of_a_long_context_takes_no_page_and_no_time() {
         }
         assert!(drawn.iter().all(|&token| token == drawn[0]), "{drawn:?}");
         drop((root, forks));
-        let stats = engine.stats().await.expect("the engine lives");
+        let stats = model.stats().await.expect("the engine lives");
         assert_eq!(stats.n_pages_free + stats.n_pages_cached, stats.n_pages, "to the page: {stats:?}");
     });
 }

@@ -20,8 +20,8 @@ async fn ask(context: &mut Context, ask: Ask) -> Answer {
 }
 
 /// The largest difference over all positions of a prompt.
-async fn compare_positions(engine: &ModelHandle, case: &Case) -> f32 {
-    let mut context = Context::create(engine, owner(1)).await.expect("created");
+async fn compare_positions(model: &ModelHandle, case: &Case) -> f32 {
+    let mut context = Context::create(model, owner(1)).await.expect("created");
     let mut worst = 0f32;
     for (position, &token) in case.prompt_ids.iter().enumerate() {
         context.append(&[token]).await.expect("fits");
@@ -48,12 +48,12 @@ async fn compare_positions(engine: &ModelHandle, case: &Case) -> f32 {
     worst
 }
 
-async fn greedy_by_stream(engine: &ModelHandle, prompt: &[u32]) -> Vec<u32> {
-    let mut context = Context::create(engine, owner(1)).await.expect("created");
+async fn greedy_by_stream(model: &ModelHandle, prompt: &[u32]) -> Vec<u32> {
+    let mut context = Context::create(model, owner(1)).await.expect("created");
     context.append(prompt).await.expect("fits");
     let settings = || RunSettings {
         sampler: Arc::new(Sampler::greedy()),
-        stop_tokens: engine.model().stop_tokens.clone().into(),
+        stop_tokens: model.model().stop_tokens.clone().into(),
         n_tokens_max: Some(N_GREEDY_MAX),
         ahead: Ahead::Adaptive,
         masks: MaskSource::Sampler,
@@ -71,8 +71,8 @@ async fn greedy_by_stream(engine: &ModelHandle, prompt: &[u32]) -> Vec<u32> {
     }
 }
 
-async fn greedy_by_steps(engine: &ModelHandle, prompt: &[u32]) -> Vec<u32> {
-    let mut context = Context::create(engine, owner(1)).await.expect("created");
+async fn greedy_by_steps(model: &ModelHandle, prompt: &[u32]) -> Vec<u32> {
+    let mut context = Context::create(model, owner(1)).await.expect("created");
     context.append(prompt).await.expect("fits");
     let mut tokens = Vec::new();
     while tokens.len() < N_GREEDY_MAX {
@@ -81,7 +81,7 @@ async fn greedy_by_steps(engine: &ModelHandle, prompt: &[u32]) -> Vec<u32> {
             panic!("asked for a token");
         };
         tokens.push(drawn.token);
-        if engine.model().stop_tokens.contains(&drawn.token) {
+        if model.model().stop_tokens.contains(&drawn.token) {
             break;
         }
         context.append(&[drawn.token]).await.expect("fits");
@@ -90,21 +90,16 @@ async fn greedy_by_steps(engine: &ModelHandle, prompt: &[u32]) -> Vec<u32> {
 }
 
 /// Compares what an engine computes with what Hugging Face did, on every position of every case.
-pub(crate) fn compare(engine: &ModelHandle, goldens: &Goldens) {
+pub(crate) fn compare(model: &ModelHandle, goldens: &Goldens) {
     block_on(async {
         let mut worst = 0f32;
         for case in &goldens.cases {
             assert_eq!(case.top10_ids.len(), case.prompt_ids.len(), "every position has a golden");
-            worst = worst.max(compare_positions(engine, case).await);
-            assert_eq!(
-                greedy_by_stream(engine, &case.prompt_ids).await,
-                case.greedy_ids,
-                "{:?}",
-                case.prompt
-            );
-            assert_eq!(greedy_by_steps(engine, &case.prompt_ids).await, case.greedy_ids, "{:?}", case.prompt);
+            worst = worst.max(compare_positions(model, case).await);
+            assert_eq!(greedy_by_stream(model, &case.prompt_ids).await, case.greedy_ids, "{:?}", case.prompt);
+            assert_eq!(greedy_by_steps(model, &case.prompt_ids).await, case.greedy_ids, "{:?}", case.prompt);
         }
-        println!("{} on {}: largest difference {worst:e} nat", goldens.model, engine.device());
+        println!("{} on {}: largest difference {worst:e} nat", goldens.model, model.device());
     });
 }
 

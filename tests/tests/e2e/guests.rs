@@ -93,14 +93,14 @@ fn daemon() -> &'static Daemon {
     daemon.get_or_init(|| daemons::start_over(port(), &daemons::config(exe())))
 }
 
-fn engine() -> &'static ModelHandle {
+fn model() -> &'static ModelHandle {
     static DIRECT: OnceLock<ModelHandle> = OnceLock::new();
     static ENCODED: OnceLock<ModelHandle> = OnceLock::new();
-    let engine = match port() {
+    let model = match port() {
         Port::Direct => &DIRECT,
         Port::Encoded => &ENCODED,
     };
-    engine.get_or_init(|| daemon().model(None).expect("a model is loaded"))
+    model.get_or_init(|| daemon().model(None).expect("a model is loaded"))
 }
 
 async fn run_with(name: &str, options: StartOptions) -> Ended {
@@ -113,11 +113,11 @@ async fn run(name: &str, arguments: &[&str]) -> Ended {
 }
 
 fn decode(tokens: &[u32]) -> String {
-    engine().model().tokenizer.decode(tokens, SpecialText::Skip)
+    model().model().tokenizer.decode(tokens, SpecialText::Skip)
 }
 
 fn is_stop(token: u32) -> bool {
-    engine().model().stop_tokens.contains(&token)
+    model().model().stop_tokens.contains(&token)
 }
 
 /// The golden whose prompt contains a text.
@@ -134,12 +134,12 @@ fn question(text: &str) -> String {
 
 /// What the engine draws by itself: the tokens, and the log-probability of the average one.
 async fn draw(prompt: &str, sampler: Sampler, n_max: usize) -> (Vec<u32>, f32) {
-    let mut context = Context::create(engine(), owner(u32::MAX)).await.expect("created");
-    context.append(&encode(engine(), prompt)).await.expect("fits");
+    let mut context = Context::create(model(), owner(u32::MAX)).await.expect("created");
+    context.append(&encode(model(), prompt)).await.expect("fits");
     let sampler = Arc::new(sampler);
     let settings = || RunSettings {
         sampler: sampler.clone(),
-        stop_tokens: engine().model().stop_tokens.clone().into(),
+        stop_tokens: model().model().stop_tokens.clone().into(),
         n_tokens_max: Some(n_max),
         ahead: Ahead::Adaptive,
         masks: MaskSource::Sampler,

@@ -350,8 +350,8 @@ fn many_guests_share_the_budgets_around_them() {
         let client = daemon.connect().await.expect("connected");
 
         // The engine answers in order: by then it has released what a guest held that has ended.
-        let engine = daemon.model(None).expect("a model is loaded");
-        let released = async || engine.stats().await.expect("the engine lives");
+        let model = daemon.model(None).expect("a model is loaded");
+        let released = async || model.stats().await.expect("the engine lives");
 
         let ended = run(&client, &wasm, with(&["contexts"])).await;
         released().await;

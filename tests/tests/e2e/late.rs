@@ -34,16 +34,16 @@ fn sampler(seed: u64) -> Arc<Sampler> {
     Arc::new(Sampler { temperature: 0.8, seed, ..Sampler::greedy() })
 }
 
-async fn context(engine: &ModelHandle, owner_number: u32, prompt: &[Token]) -> Context {
-    let mut context = Context::create(engine, owner(owner_number)).await.expect("created");
+async fn context(model: &ModelHandle, owner_number: u32, prompt: &[Token]) -> Context {
+    let mut context = Context::create(model, owner(owner_number)).await.expect("created");
     context.append(prompt).await.expect("fits");
     context
 }
 
 /// Draws one token after the other, each under the mask that its caller makes before it asks.
-async fn one_by_one(engine: &ModelHandle, prompt: &[Token], seed: u64, n: usize) -> Vec<(Token, Nat)> {
-    let vocab_size = engine.limits().vocab_size;
-    let mut context = context(engine, 99, prompt).await;
+async fn one_by_one(model: &ModelHandle, prompt: &[Token], seed: u64, n: usize) -> Vec<(Token, Nat)> {
+    let vocab_size = model.limits().vocab_size;
+    let mut context = context(model, 99, prompt).await;
     let mut drawn = Vec::new();
     for _ in 0..n {
         let mask = Some(mask_after(&context.tokens().to_vec(), vocab_size));
@@ -59,15 +59,15 @@ async fn one_by_one(engine: &ModelHandle, prompt: &[Token], seed: u64, n: usize)
 /// Pulls from a stream whose masks a thread makes, for so long each, from the tokens before; ends it when told to, or
 /// after `n` tokens.
 async fn late(
-    engine: &ModelHandle,
+    model: &ModelHandle,
     prompt: &[Token],
     seed: u64,
     n: usize,
     delay: Duration,
     stop: &AtomicBool,
 ) -> Vec<(Token, Nat)> {
-    let vocab_size = engine.limits().vocab_size;
-    let mut context = context(engine, 99, prompt).await;
+    let vocab_size = model.limits().vocab_size;
+    let mut context = context(model, 99, prompt).await;
     let sampler = sampler(seed);
     let mut drawn = Vec::new();
     while drawn.len() < n && !stop.load(Ordering::Relaxed) {
@@ -210,15 +210,15 @@ const N_TURNS: usize = 6;
 const N_STREAMS: usize = 8;
 
 /// Tokens a second of plain streams, beside whatever else runs meanwhile.
-async fn pace(engine: &ModelHandle, beside: impl AsyncFn(&AtomicBool)) -> f64 {
+async fn pace(model: &ModelHandle, beside: impl AsyncFn(&AtomicBool)) -> f64 {
     let (stop, n_pulled) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
     let mut streams = Vec::new();
     for number in 0..N_STREAMS {
-        let (engine, stop, n_pulled) = (engine.clone(), stop.clone(), n_pulled.clone());
+        let (model, stop, n_pulled) = (model.clone(), stop.clone(), n_pulled.clone());
         streams.push(tokio::spawn(async move {
-            let prompt = Random(number as u64).tokens(20, engine.limits().vocab_size);
+            let prompt = Random(number as u64).tokens(20, model.limits().vocab_size);
             let sampler = sampler(number as u64);
-            let mut context = context(&engine, number as u32, &prompt).await;
+            let mut context = context(&model, number as u32, &prompt).await;
             for key in 0.. {
                 while context.tokens().len() < 200 {
                     if stop.load(Ordering::Relaxed) {
@@ -252,19 +252,19 @@ async fn pace(engine: &ModelHandle, beside: impl AsyncFn(&AtomicBool)) -> f64 {
 #[ignore = "prints times, which mean something on a quiet machine alone"]
 fn late_masks_slow_nobody() {
     let engine = engine("tiny", Sizes::default());
-    let engine = engine.handle();
+    let model = engine.handle();
     block_on(async {
-        let prompt = Random(5).tokens(20, engine.limits().vocab_size);
+        let prompt = Random(5).tokens(20, model.limits().vocab_size);
         // The context holds no more.
         let n_max = 200;
-        let expected = one_by_one(engine, &prompt, 7, n_max).await;
+        let expected = one_by_one(model, &prompt, 7, n_max).await;
         let mut paces: BTreeMap<&str, Vec<f64>> = BTreeMap::new();
         for turn in 0..N_TURNS {
-            let plain = pace(engine, async |_| {}).await;
+            let plain = pace(model, async |_| {}).await;
             // One that the engine could draw without anybody: what one more stream costs.
-            let one_more = pace(engine, async |stop| {
+            let one_more = pace(model, async |stop| {
                 let sampler = sampler(7);
-                let mut context = context(engine, 99, &prompt).await;
+                let mut context = context(model, 99, &prompt).await;
                 while !stop.load(Ordering::Relaxed) {
                     let settings = || settings(&sampler, MaskSource::Sampler, None);
                     context.pull(RunKey(1), settings).await.expect("nothing is wrong");
@@ -280,17 +280,17 @@ fn late_masks_slow_nobody() {
                 [("masks of 0.1 ms", 100), ("masks of 1 ms", 1_000), ("masks of 20 ms", 20_000)]
             {
                 let n_drawn = AtomicU64::new(0);
-                let before = engine.stats().await.expect("it runs");
-                let beside = pace(engine, async |stop| {
+                let before = model.stats().await.expect("it runs");
+                let beside = pace(model, async |stop| {
                     while !stop.load(Ordering::Relaxed) {
                         let delay = Duration::from_micros(delay_us);
-                        let found = late(engine, &prompt, 7, n_max, delay, stop).await;
+                        let found = late(model, &prompt, 7, n_max, delay, stop).await;
                         assert_same(&expected, &found, name);
                         n_drawn.fetch_add(found.len() as u64, Ordering::Relaxed);
                     }
                 })
                 .await;
-                let after = engine.stats().await.expect("it runs");
+                let after = model.stats().await.expect("it runs");
                 paces.entry(name).or_default().push(beside);
                 println!(
                     "turn {turn}, {name}: {:.0} tokens/s of 8 streams, {} masked tokens, {} of {} rows sat out",
@@ -307,7 +307,7 @@ fn late_masks_slow_nobody() {
             paces[paces.len() / 2]
         };
         let (alone, ninth) = (median("8 streams"), median("beside a ninth"));
-        println!("{}: {alone:.0} tokens/s of 8 streams, {ninth:.0} beside a ninth", engine.device());
+        println!("{}: {alone:.0} tokens/s of 8 streams, {ninth:.0} beside a ninth", model.device());
         for name in ["masks of 0.1 ms", "masks of 1 ms", "masks of 20 ms"] {
             let pace = median(name);
             let of = |other: f64| 100.0 * (pace / other - 1.0);

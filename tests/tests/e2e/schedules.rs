@@ -24,10 +24,10 @@ struct Job {
 type Drawn = Vec<Vec<(u32, Nat)>>;
 
 /// All jobs that run `together` have their pages when one begins its second token.
-async fn run(engine: &ModelHandle, job: &Job, number: u32, together: &Barrier) -> Drawn {
+async fn run(model: &ModelHandle, job: &Job, number: u32, together: &Barrier) -> Drawn {
     let owner = owner(number);
     let account = owner.account.clone();
-    let mut root = Context::create(engine, owner).await.expect("created");
+    let mut root = Context::create(model, owner).await.expect("created");
     root.append(&job.prompt).await.expect("fits");
     let mut forks = Vec::new();
     for _ in 0..job.n_forks {
@@ -72,12 +72,12 @@ async fn run(engine: &ModelHandle, job: &Job, number: u32, together: &Barrier) -
     }
     drop((root, forks));
     // The engine answers in order: by now it has released what was dropped.
-    engine.stats().await.expect("the engine lives");
+    model.stats().await.expect("the engine lives");
     assert_eq!(account.used(Resource::Contexts), 0);
     drawn
 }
 
-fn jobs(engine: &ModelHandle, n: usize) -> Vec<Job> {
+fn jobs(model: &ModelHandle, n: usize) -> Vec<Job> {
     let texts = [
         "<|begin_of_text|><|user|>\nTell me a short story.<|end|>\n<|assistant|>\n",
         "<|begin_of_text|>Ownership is a set of rules",
@@ -85,7 +85,7 @@ fn jobs(engine: &ModelHandle, n: usize) -> Vec<Job> {
     ];
     (0..n)
         .map(|idx| {
-            let mut prompt = encode(engine, texts[idx % texts.len()]);
+            let mut prompt = encode(model, texts[idx % texts.len()]);
             // Prompts of many lengths: some of several pages, some that end on a page's edge.
             let n_more = [0, 3, 11, 30, 90][idx % 5];
             prompt.extend((0..n_more).map(|i| 300 + (i * 7 + idx as u32) % 500));
@@ -94,28 +94,28 @@ fn jobs(engine: &ModelHandle, n: usize) -> Vec<Job> {
         .collect()
 }
 
-async fn alone(engine: &ModelHandle, jobs: &[Job]) -> Vec<Drawn> {
+async fn alone(model: &ModelHandle, jobs: &[Job]) -> Vec<Drawn> {
     let mut all = Vec::new();
     for (idx, job) in jobs.iter().enumerate() {
-        all.push(run(engine, job, idx as u32, &Barrier::new(1)).await);
+        all.push(run(model, job, idx as u32, &Barrier::new(1)).await);
     }
     all
 }
 
-async fn together(engine: &ModelHandle, jobs: &[Job]) -> Vec<Drawn> {
+async fn together(model: &ModelHandle, jobs: &[Job]) -> Vec<Drawn> {
     let barrier = Arc::new(Barrier::new(jobs.len()));
     let tasks: Vec<_> = jobs
         .iter()
         .cloned()
         .enumerate()
         .map(|(idx, job)| {
-            let (engine, barrier) = (engine.clone(), barrier.clone());
+            let (model, barrier) = (model.clone(), barrier.clone());
             tokio::spawn(async move {
                 // Arrivals spread over the others' work.
                 for _ in 0..idx * 3 {
                     tokio::task::yield_now().await;
                 }
-                run(&engine, &job, 100 + idx as u32, &barrier).await
+                run(&model, &job, 100 + idx as u32, &barrier).await
             })
         })
         .collect();

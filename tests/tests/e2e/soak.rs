@@ -160,26 +160,26 @@ impl<'a> Guest<'a> {
 }
 
 /// Guests of one user, one after the other.
-async fn live(engine: ModelHandle, number: u32, is_over: Arc<AtomicBool>) {
+async fn live(model: ModelHandle, number: u32, is_over: Arc<AtomicBool>) {
     let owner = owner(number);
     let account = owner.account.clone();
     let mut random = Random(number.into());
     while !is_over.load(Ordering::Relaxed) {
-        let mut guest = Guest::arrive(&engine, owner.clone(), &mut random).await;
+        let mut guest = Guest::arrive(&model, owner.clone(), &mut random).await;
         for _ in 0..5 + guest.random.below(30) {
             guest.act().await;
         }
         guest.leave().await;
-        engine.stats().await.expect("the engine lives");
+        model.stats().await.expect("the engine lives");
         assert_eq!(account.used(Resource::Contexts), 0);
         assert_eq!(account.used(Resource::Pages), 0);
     }
 }
 
 /// What a neighbour streams with this seed.
-async fn witness(engine: &ModelHandle, number: u32, seed: u64) -> Vec<u32> {
-    let mut context = Context::create(engine, owner(number)).await.expect("created");
-    context.append(&encode(engine, "<|begin_of_text|>Once upon a time")).await.expect("fits");
+async fn witness(model: &ModelHandle, number: u32, seed: u64) -> Vec<u32> {
+    let mut context = Context::create(model, owner(number)).await.expect("created");
+    context.append(&encode(model, "<|begin_of_text|>Once upon a time")).await.expect("fits");
     let sampler = Arc::new(Sampler { temperature: 1.0, seed, ..Sampler::greedy() });
     for _ in 0..40 {
         let pulled = context.pull(RunKey(0), settings(&sampler, Ahead::Adaptive)).await.expect("pulled");
@@ -190,21 +190,21 @@ async fn witness(engine: &ModelHandle, number: u32, seed: u64) -> Vec<u32> {
 
 /// Runs guests for so many steps. `gpu` is that of the engine: once everything has been in use, nothing is
 /// allocated on it.
-async fn soak(engine: &ModelHandle, n_steps: u64, gpu: Option<&Gpu>) -> EngineStats {
+async fn soak(model: &ModelHandle, n_steps: u64, gpu: Option<&Gpu>) -> EngineStats {
     let mut alone = Vec::new();
     for seed in 0..3 {
-        alone.push(witness(engine, N_GUESTS, seed).await);
+        alone.push(witness(model, N_GUESTS, seed).await);
     }
     let is_over = Arc::new(AtomicBool::new(false));
     let guests: Vec<_> =
-        (0..N_GUESTS).map(|number| tokio::spawn(live(engine.clone(), number, is_over.clone()))).collect();
+        (0..N_GUESTS).map(|number| tokio::spawn(live(model.clone(), number, is_over.clone()))).collect();
     let neighbour = tokio::spawn({
-        let (engine, is_over) = (engine.clone(), is_over.clone());
+        let (model, is_over) = (model.clone(), is_over.clone());
         async move {
             let mut n_rounds = 0;
             while n_rounds < alone.len() || !is_over.load(Ordering::Relaxed) {
                 let seed = n_rounds % alone.len();
-                assert_eq!(witness(&engine, N_GUESTS, seed as u64).await, alone[seed], "round {n_rounds}");
+                assert_eq!(witness(&model, N_GUESTS, seed as u64).await, alone[seed], "round {n_rounds}");
                 n_rounds += 1;
             }
             n_rounds
@@ -213,7 +213,7 @@ async fn soak(engine: &ModelHandle, n_steps: u64, gpu: Option<&Gpu>) -> EngineSt
     let n_allocations = || gpu.map(|gpu| gpu.memory_stats().n_driver_allocations);
     let mut warm = None;
     loop {
-        let stats = engine.stats().await.expect("the engine lives");
+        let stats = model.stats().await.expect("the engine lives");
         let gone = guests.iter().any(tokio::task::JoinHandle::is_finished) || neighbour.is_finished();
         if stats.n_steps >= n_steps || gone {
             break;
@@ -231,8 +231,8 @@ async fn soak(engine: &ModelHandle, n_steps: u64, gpu: Option<&Gpu>) -> EngineSt
         guest.await.expect("every operation is valid");
     }
     let n_rounds = neighbour.await.expect("the neighbour has what it has alone");
-    let stats = engine.stats().await.expect("the engine lives");
-    println!("{}: {n_rounds} rounds of the neighbour, {stats:?}", engine.device());
+    let stats = model.stats().await.expect("the engine lives");
+    println!("{}: {n_rounds} rounds of the neighbour, {stats:?}", model.device());
     assert!(stats.n_steps >= n_steps, "{stats:?}");
     assert_eq!((stats.n_contexts, stats.n_saved), (0, 0), "{stats:?}");
     assert_eq!(stats.n_pages_free + stats.n_pages_cached, stats.n_pages, "to the page: {stats:?}");

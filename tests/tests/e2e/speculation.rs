@@ -15,15 +15,15 @@ use trellis_tests::engines::{Random, Sizes, block_on, encode, engine, owner};
 
 const N_GUESS_MAX: usize = 15;
 
-async fn context(engine: &ModelHandle, tokens: &[u32]) -> Context {
-    let mut context = Context::create(engine, owner(1)).await.expect("created");
+async fn context(model: &ModelHandle, tokens: &[u32]) -> Context {
+    let mut context = Context::create(model, owner(1)).await.expect("created");
     context.append(tokens).await.expect("fits");
     context
 }
 
 /// What decoding step by step gives, until the context is full.
-async fn steps(engine: &ModelHandle, prompt: &[u32], sampler: &Arc<Sampler>, n: usize) -> Vec<Candidate> {
-    let mut context = context(engine, prompt).await;
+async fn steps(model: &ModelHandle, prompt: &[u32], sampler: &Arc<Sampler>, n: usize) -> Vec<Candidate> {
+    let mut context = context(model, prompt).await;
     let mut drawn = Vec::new();
     while drawn.len() < n && context.tokens().len() < context.capacity() {
         let answer = context.ask(Ask::Sample(sampler.clone())).await.expect("asked").answer().await;
@@ -98,12 +98,12 @@ fn what_is_drawn_does_not_depend_on_what_was_guessed() {
     let mut n_turned = 0;
     block_on(async {
         for (idx, sampler) in samplers.iter().enumerate() {
-            let engine = if idx % 2 == 0 { ample.handle() } else { tight.handle() };
-            let prompt = encode(engine, prompts[idx / 2 % 2]);
-            let expected = steps(engine, &prompt, sampler, 60).await;
+            let model = if idx % 2 == 0 { ample.handle() } else { tight.handle() };
+            let prompt = encode(model, prompts[idx / 2 % 2]);
+            let expected = steps(model, &prompt, sampler, 60).await;
             let tokens: Vec<u32> = expected.iter().map(|drawn| drawn.token).collect();
             for round in 0..3 {
-                let mut context = context(engine, &prompt).await;
+                let mut context = context(model, &prompt).await;
                 let mut found = Vec::new();
                 let mut others = Vec::new();
                 while found.len() + N_GUESS_MAX < expected.len() {
@@ -136,14 +136,14 @@ fn what_is_drawn_does_not_depend_on_what_was_guessed() {
 #[test]
 fn guesses_end_where_the_context_does_and_wrong_ones_are_counted() {
     let engine = engine("draft", Sizes::default());
-    let engine = engine.handle();
+    let model = engine.handle();
     let sampler = Arc::new(Sampler { temperature: 1.0, seed: 5, ..Sampler::greedy() });
     block_on(async {
         let prompt: Vec<u32> = (0..1015).map(|i| 20 + i % 300).collect();
-        let expected = steps(engine, &prompt, &sampler, 20).await;
+        let expected = steps(model, &prompt, &sampler, 20).await;
         assert_eq!(expected.len(), 9);
         let tokens: Vec<u32> = expected.iter().map(|drawn| drawn.token).chain([1; 6]).collect();
-        let mut whole = context(engine, &prompt).await;
+        let mut whole = context(model, &prompt).await;
         let drawn = verify(&mut whole, &sampler, &tokens).await.expect("drawn");
         assert_eq!(seen(&drawn), seen(&expected));
         let error = verify(&mut whole, &sampler, &[]).await.expect_err("full");
@@ -151,11 +151,11 @@ fn guesses_end_where_the_context_does_and_wrong_ones_are_counted() {
         assert_eq!((n_tokens, n_positions), (1025, 1024));
 
         let guest = owner(2);
-        let mut context = Context::create(engine, guest.clone()).await.expect("created");
+        let mut context = Context::create(model, guest.clone()).await.expect("created");
         context.append(&prompt[..40]).await.expect("fits");
         context.ask(Ask::Prefill).await.expect("asked").answer().await.expect("computed");
         let used = guest.account.used(Resource::Tokens);
-        let wrong = [steps(engine, &prompt[..40], &sampler, 1).await[0].token ^ 1; 7];
+        let wrong = [steps(model, &prompt[..40], &sampler, 1).await[0].token ^ 1; 7];
         assert_eq!(verify(&mut context, &sampler, &wrong).await.expect("drawn").len(), 1);
         assert_eq!(guest.account.used(Resource::Tokens) - used, 8, "the last token and the guess");
         assert_eq!(guest.account.n_tokens_in_vain(), 7);

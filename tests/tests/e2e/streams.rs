@@ -57,8 +57,8 @@ struct Guest {
 }
 
 impl Guest {
-    async fn run(engine: &ModelHandle, mode: Mode, prompt: &[u32], ops: &[Op]) -> Vec<Seen> {
-        let mut context = Context::create(engine, owner(1)).await.expect("created");
+    async fn run(model: &ModelHandle, mode: Mode, prompt: &[u32], ops: &[Op]) -> Vec<Seen> {
+        let mut context = Context::create(model, owner(1)).await.expect("created");
         context.append(prompt).await.expect("fits");
         let sampler = Sampler { temperature: 1.0, seed: 7, ..Sampler::greedy() };
         let mut guest = Self { mode, contexts: vec![context], current: 0, sampler, key: 0, seen: Vec::new() };
@@ -172,10 +172,10 @@ impl Guest {
 }
 
 /// Runs the operations in every mode and compares what is seen.
-async fn compare(engine: &ModelHandle, prompt: &[u32], ops: &[Op]) {
+async fn compare(model: &ModelHandle, prompt: &[u32], ops: &[Op]) {
     let mut expected = None;
     for mode in MODES {
-        let seen = Guest::run(engine, mode, prompt, ops).await;
+        let seen = Guest::run(model, mode, prompt, ops).await;
         match &expected {
             None => expected = Some(seen),
             Some(expected) => assert_eq!(&seen, expected, "{mode:?} of {ops:?}"),
@@ -183,14 +183,14 @@ async fn compare(engine: &ModelHandle, prompt: &[u32], ops: &[Op]) {
     }
 }
 
-fn story(engine: &ModelHandle) -> Vec<u32> {
-    encode(engine, "<|begin_of_text|><|user|>\nTell me a short story.<|end|>\n<|assistant|>\n")
+fn story(model: &ModelHandle) -> Vec<u32> {
+    encode(model, "<|begin_of_text|><|user|>\nTell me a short story.<|end|>\n<|assistant|>\n")
 }
 
 #[test]
 fn each_operation_that_interrupts_a_stream() {
     let engine = engine("tiny", Sizes::default());
-    let engine = engine.handle();
+    let model = engine.handle();
     let base = Sampler { temperature: 0.9, top_p: Some(0.9), seed: 3, ..Sampler::greedy() };
     let penalised = Sampler { repetition_penalty: 1.3, frequency_penalty: 0.2, ..base.clone() };
     let interruptions = [
@@ -208,16 +208,16 @@ fn each_operation_that_interrupts_a_stream() {
         Op::SaveAndOpen,
     ];
     block_on(async {
-        let prompt = story(engine);
+        let prompt = story(model);
         for op in interruptions {
             // After a token, after many, at a page's edge (13 + 3 = 16), and twice in a row.
             for n in [1, 3, 20] {
                 let ops = [Op::Next(n), op.clone(), Op::Next(5), op.clone(), op.clone(), Op::Next(3)];
-                compare(engine, &prompt, &ops).await;
+                compare(model, &prompt, &ops).await;
             }
         }
         let ops = [Op::Next(6), Op::ForkToChild, Op::Next(4), Op::DropCurrent, Op::Next(5)];
-        compare(engine, &prompt, &ops).await;
+        compare(model, &prompt, &ops).await;
     });
 }
 
@@ -269,9 +269,9 @@ fn random_operations() {
 #[test]
 fn a_full_context_ends_the_stream_where_it_ends_the_steps() {
     let engine = engine("draft", Sizes::default());
-    let engine = engine.handle();
+    let model = engine.handle();
     block_on(async {
         let prompt: Vec<u32> = (0..1015).map(|i| 20 + i % 300).collect();
-        compare(engine, &prompt, &[Op::Next(12), Op::TruncateBy(4), Op::Next(8)]).await;
+        compare(model, &prompt, &[Op::Next(12), Op::TruncateBy(4), Op::Next(8)]).await;
     });
 }
