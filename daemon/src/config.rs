@@ -75,7 +75,7 @@ pub struct SharedBudget {
     pub n_pages: u64,
     /// Contexts open or saved at once.
     pub n_contexts: u64,
-    /// Bytes of host memory at once, for the token lists of contexts open or saved: ten a token.
+    /// Bytes of host memory at once, for the token lists of contexts open or saved, ten a token, and for masks of tokens.
     #[serde(default = "host_bytes_default")]
     pub host_bytes: u64,
 }

@@ -54,7 +54,8 @@ pub struct GuestLimits {
     pub argument_bytes: usize,
     /// Contexts that a guest has open.
     pub n_contexts: u64,
-    /// Bytes of host memory for the token lists of its contexts: ten a token.
+    /// Bytes of host memory for the token lists of its contexts, ten a token, and for its masks, an eighth for each token of
+    /// the vocabulary.
     pub host_bytes: u64,
     /// KV pages that a guest's contexts hold.
     pub n_pages: u64,

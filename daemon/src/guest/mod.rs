@@ -7,6 +7,7 @@
 mod beside;
 mod bindings;
 mod cache;
+mod charge;
 mod compile;
 mod component;
 mod cpu;

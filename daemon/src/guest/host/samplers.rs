@@ -7,8 +7,9 @@ use trellis_engine::sampling::{Sampler, TokenMask};
 use wasmtime::component::Resource;
 
 use super::convert::{check_same_model, check_tokens, invalid};
-use super::types::{GuestMask, GuestModel, GuestSampler, HostError};
+use super::types::{GuestMask, GuestModel, GuestSampler, HeldMask, HostError};
 use crate::guest::bindings::trellis::host::samplers::{Host, HostSampler, HostTokenMask};
+use crate::guest::charge::HostCharge;
 use crate::guest::store::GuestState;
 
 /// Biased tokens of one sampler. Each costs the engine an addition in every draw, which is shared work; to
@@ -18,8 +19,8 @@ const N_BIAS_MAX: usize = 1024;
 impl GuestSampler {
     /// The settings for a draw with this model.
     pub(super) fn for_model(&self, model: &ModelHandle) -> Result<Arc<Sampler>, HostError> {
-        if let Some(mask_model) = &self.mask_model {
-            check_same_model(model, mask_model)?;
+        if let Some(mask) = &self.mask {
+            check_same_model(model, &mask.model)?;
         }
         self.settings.validate(model.limits().vocab_size)?;
         Ok(self.settings.clone())
@@ -50,6 +51,8 @@ impl GuestState {
         let model = self.table.get(model)?.model.clone();
         check_tokens(&model, tokens)?;
         let vocab_size = model.limits().vocab_size;
+        // One bit for each token.
+        let charge = HostCharge::new(&self.owner.account, vocab_size.div_ceil(8) as u64)?;
         let (mut mask, allowed) = match listed {
             Listed::Allowed => (TokenMask::none(vocab_size), true),
             Listed::Forbidden => (TokenMask::all(vocab_size), false),
@@ -57,7 +60,7 @@ impl GuestState {
         for &token in tokens {
             mask.set(token, allowed);
         }
-        self.give(GuestMask { model, mask: Arc::new(mask) })
+        self.give(GuestMask { held: Arc::new(HeldMask { mask: Arc::new(mask), model, charge }) })
     }
 }
 
@@ -95,7 +98,7 @@ impl HostTokenMask for GuestState {
 impl HostSampler for GuestState {
     fn new(&mut self, seed: u64) -> wasmtime::Result<Resource<GuestSampler>> {
         let settings = Arc::new(Sampler { seed, ..Sampler::greedy() });
-        self.give_or_trap(GuestSampler { settings, mask_model: None })
+        self.give_or_trap(GuestSampler { settings, mask: None })
     }
 
     fn with_seed(
@@ -172,16 +175,10 @@ impl HostSampler for GuestState {
         sampler: Resource<GuestSampler>,
         mask: Option<Resource<GuestMask>>,
     ) -> Result<(), HostError> {
-        let (mask, model) = match mask {
-            Some(mask) => {
-                let GuestMask { model, mask } = self.table.get(&mask)?;
-                (Some(mask.clone()), Some(model.clone()))
-            }
-            None => (None, None),
-        };
+        let mask = mask.map(|mask| self.table.get(&mask).map(|mask| mask.held.clone())).transpose()?;
         let sampler = self.table.get_mut(&sampler)?;
-        Arc::make_mut(&mut sampler.settings).mask = mask;
-        sampler.mask_model = model;
+        Arc::make_mut(&mut sampler.settings).mask = mask.as_ref().map(|held| held.mask.clone());
+        sampler.mask = mask;
         Ok(())
     }
 

@@ -11,6 +11,7 @@ use trellis_engine::{Context, RunKey};
 
 use crate::guest::bindings::trellis::host::streams::FinishReason;
 use crate::guest::bindings::trellis::host::types::{Error as ApiError, Host};
+use crate::guest::charge::HostCharge;
 use crate::guest::held::HeldModel;
 use crate::guest::store::GuestState;
 
@@ -41,18 +42,27 @@ impl GuestContext {
     }
 }
 
-/// `token-mask`
+/// `token-mask`. Samplers and streams that have it keep it alive.
 pub struct GuestMask {
-    pub(crate) model: HeldModel,
+    pub(crate) held: Arc<HeldMask>,
+}
+
+/// A mask, as long as a guest has anything that draws under it.
+pub(crate) struct HeldMask {
     pub(crate) mask: Arc<TokenMask>,
+    /// The model that it was made for.
+    pub(crate) model: HeldModel,
+    /// Its bytes.
+    #[expect(dead_code, reason = "it is paid for until it is dropped")]
+    pub(crate) charge: HostCharge,
 }
 
 /// `sampler`
 #[derive(Clone)]
 pub struct GuestSampler {
     pub(crate) settings: Arc<Sampler>,
-    /// The model that the mask was made for.
-    pub(crate) mask_model: Option<HeldModel>,
+    /// The mask of the settings.
+    pub(crate) mask: Option<Arc<HeldMask>>,
 }
 
 /// `stream`
@@ -61,6 +71,8 @@ pub struct GuestStream {
     #[expect(dead_code, reason = "the stream may be all that its guest has of the model")]
     pub(crate) model: HeldModel,
     pub(crate) settings: Arc<Sampler>,
+    /// The mask of the settings.
+    pub(crate) mask: Option<Arc<HeldMask>>,
     pub(crate) key: RunKey,
     pub(crate) n_tokens_max: Option<usize>,
     pub(crate) n_given: usize,

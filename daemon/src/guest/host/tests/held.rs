@@ -84,3 +84,39 @@ async fn a_guest_loses_what_it_holds_and_nothing_else() {
     assert_eq!([models.cause_of(failed()), models.cause_of(GuestEnd::Stopped)], [unloaded.clone(), unloaded]);
     assert_eq!(models.cause_of(GuestEnd::Finished), GuestEnd::Finished);
 }
+
+#[tokio::test]
+async fn masks_are_paid_for_by_bytes_as_long_as_anything_draws_under_them() {
+    let mut guest = guest();
+    let model = guest.model("tiny");
+    let n_bytes = guest._engines[0].handle().limits().vocab_size.div_ceil(8) as u64;
+    let account = guest.state.owner.account.clone();
+    let used = || account.used(Metered::HostBytes);
+    let mask = guest.state.allow(again(&model), vec![1, 2]).expect("in range");
+    let other = guest.state.forbid(again(&model), vec![1]).expect("in range");
+    assert_eq!(used(), 2 * n_bytes);
+    HostTokenMask::drop(&mut guest.state, other).expect("a handle");
+    assert_eq!(used(), n_bytes);
+    let sampler = guest.sampler(1, 1.0);
+    guest.state.set_mask(again(&sampler), Some(again(&mask))).expect("a mask");
+    HostTokenMask::drop(&mut guest.state, mask).expect("a handle");
+    let context = guest.context("Once").await;
+    let of_context = used() - n_bytes;
+    let stream = guest.stream(&context, &sampler, None);
+    HostSampler::drop(&mut guest.state, sampler).expect("a handle");
+    assert_eq!(used(), n_bytes + of_context, "the stream draws under it");
+    HostStream::drop(&mut guest.state, stream).expect("a handle");
+    assert_eq!(used(), of_context);
+
+    let mut poor = guest_with(GuestLimits { host_bytes: 3 * n_bytes, ..GuestLimits::default() });
+    let model = poor.model("tiny");
+    let mut masks = Vec::new();
+    for _ in 0..3 {
+        masks.push(poor.state.allow(again(&model), vec![1]).expect("there is room"));
+    }
+    let error = refused(poor.state.allow(again(&model), vec![1]));
+    let ApiError::BudgetExceeded(limit) = error else { panic!("{error:?}") };
+    assert_eq!((limit.used, limit.requested, limit.limit), (3 * n_bytes, n_bytes, 3 * n_bytes));
+    HostTokenMask::drop(&mut poor.state, masks.remove(0)).expect("a handle");
+    poor.state.allow(again(&model), vec![1]).expect("there is room again");
+}
