@@ -1,5 +1,9 @@
 //! What a step has room for: tokens of prompts, rows that are kept for them, and who is left out.
 
+mod decode;
+
+pub(super) use self::decode::{DecodeBound, Pace};
+
 use super::fair::Class;
 use super::{Plan, Scheduler};
 
@@ -36,12 +40,18 @@ impl Scheduler {
         }
     }
 
+    /// Whether the step takes no more rows of a class.
+    pub(super) fn is_full(&mut self, class: Class, plan: &Plan) -> bool {
+        let has_its_decode_rows = plan.work.n_decode_rows >= plan.decode_bound.n_rows();
+        class == Class::Decode && has_its_decode_rows || self.is_too_far_ahead(class, plan)
+    }
+
     /// Whether whoever comes next has had so much more than another user, whose prompts wait, that it is left out.
-    pub(super) fn is_too_far_ahead(&mut self, class: Class) -> bool {
+    fn is_too_far_ahead(&mut self, class: Class, plan: &Plan) -> bool {
         if class == Class::Prompt || self.n_queued(Class::Prompt) == 0 {
             return false;
         }
-        let n_rows = self.n_queued(Class::Decode);
+        let n_rows = self.n_queued(Class::Decode).min(plan.decode_bound.n_rows());
         let target = self.costs.target_ns(n_rows, self.settings.latency_multiple);
         let (lane, prompts) = (self.lane(class), self.lane(Class::Prompt));
         let mut lead = || self.commons.queue.lead(lane, prompts);
@@ -54,7 +64,7 @@ impl Scheduler {
         // A stream whose guest is a moment late still decodes.
         let is_recent = self.step - self.last_decode_step <= N_STEPS_RECENT;
         let n_late = if is_recent { self.costs.n_decode_rows() } else { 0 };
-        let n_left_out = self.n_queued(Class::Decode).max(n_late);
+        let n_left_out = self.n_queued(Class::Decode).max(n_late).min(plan.decode_bound.n_rows());
         // Who was to decode may have lost what its step needs, and have got a part of a prompt instead.
         let n_tokens_max = self.settings.n_step_tokens - plan.n_tokens();
         let multiple = self.settings.latency_multiple;
@@ -69,6 +79,7 @@ impl Scheduler {
                 rest.min(n_tokens_max)
             }
             _ if self.costs.is_decode_alone_due() => 0,
+            _ if plan.decode_bound.is_look() => 0,
             (n_rows, _) if n_tokens_max > 0 => {
                 let n_tokens = self.costs.n_prompt_tokens(n_rows, multiple, n_tokens_max);
                 self.filling_blocks(n_tokens, plan, n_tokens_max)

@@ -3,11 +3,12 @@
 //! A step is taken to last as long as its decode rows alone would, and longer by every token of a prompt. Both are
 //! running means of what was seen, so that they follow the device, the model, and how long contexts are.
 
+mod decode;
+
+pub(super) use self::decode::{DecodeTimes, Look, next_told_apart};
+
 /// The share of a new measurement in a running mean.
 const WEIGHT: f64 = 0.125;
-
-/// Numbers of decode rows are told apart by powers of two.
-const N_BUCKETS: usize = 16;
 
 /// Before anything was measured, a step in which somebody decodes takes this share of a full step's prompt tokens.
 const SHARE_UNMEASURED: usize = 8;
@@ -38,7 +39,7 @@ pub(super) struct StepWork {
 /// How long steps take.
 #[derive(Debug)]
 pub(super) struct Costs {
-    decode_ns: [Option<f64>; N_BUCKETS],
+    decode: DecodeTimes,
     /// Tokens of prompts lately, and what they added to their steps. Long chunks weigh more than short ones.
     n_tokens: f64,
     added_ns: f64,
@@ -51,7 +52,7 @@ pub(super) struct Costs {
 impl Default for Costs {
     fn default() -> Self {
         Self {
-            decode_ns: [None; N_BUCKETS],
+            decode: DecodeTimes::default(),
             n_tokens: 0.0,
             added_ns: 0.0,
             n_decode_rows: 1,
@@ -71,14 +72,14 @@ impl Costs {
         }
         if work.n_prompt_tokens == 0 {
             if work.n_decode_rows > 0 {
-                note(&mut self.decode_ns[bucket(work.n_decode_rows)], elapsed);
+                self.decode.learn(work.n_decode_rows, elapsed);
                 self.n_steps_mixed = 0;
             }
             return;
         }
         self.n_steps_mixed += usize::from(work.n_decode_rows > 0);
         // Without it a short chunk would be blamed for what every step takes.
-        let Some(alone) = self.decode_alone_ns(work.n_decode_rows) else { return };
+        let Some(alone) = self.decode.ns(work.n_decode_rows) else { return };
         self.n_tokens += WEIGHT * (work.n_prompt_tokens as f64 - self.n_tokens);
         self.added_ns += WEIGHT * (elapsed - alone - self.added_ns);
     }
@@ -91,7 +92,7 @@ impl Costs {
     pub(super) fn step_ns(&self, work: StepWork) -> Option<u64> {
         let decoding = match work.n_decode_rows {
             0 => 0.0,
-            n_rows => self.decode_alone_ns(n_rows)?,
+            n_rows => self.decode.ns(n_rows)?,
         };
         let n_tokens = work.n_prompt_tokens + work.n_head_tokens;
         Some((decoding + self.token_ns().unwrap_or(0.0) * n_tokens as f64) as u64)
@@ -102,12 +103,9 @@ impl Costs {
         self.n_steps_mixed >= N_STEPS_MIXED
     }
 
-    /// A step of so many decode rows and nothing else.
-    fn decode_alone_ns(&self, n_rows: usize) -> Option<f64> {
-        let idx = bucket(n_rows);
-        // What was not seen yet is taken from the nearest number that was.
-        let nearest = (0..N_BUCKETS).filter(|&other| self.decode_ns[other].is_some());
-        nearest.min_by_key(|&other| other.abs_diff(idx)).and_then(|other| self.decode_ns[other])
+    /// How long steps of nothing but decode rows take.
+    pub(super) fn decode(&mut self) -> &mut DecodeTimes {
+        &mut self.decode
     }
 
     /// Decode rows of the last step that had any.
@@ -117,7 +115,7 @@ impl Costs {
 
     /// One decode row's share of its step.
     pub(super) fn decode_row_ns(&self) -> u64 {
-        let alone = self.decode_alone_ns(self.n_decode_rows).unwrap_or(0.0);
+        let alone = self.decode.ns(self.n_decode_rows).unwrap_or(0.0);
         (alone / self.n_decode_rows as f64) as u64 + 1
     }
 
@@ -138,7 +136,7 @@ impl Costs {
 
     /// How long a step of so many decode rows may last, when it may last `multiple` times as long as without prompts.
     pub(super) fn target_ns(&self, n_decode_rows: usize, multiple: f64) -> Option<u64> {
-        self.decode_alone_ns(n_decode_rows).map(|alone| (alone * multiple) as u64)
+        self.decode.ns(n_decode_rows).map(|alone| (alone * multiple) as u64)
     }
 
     /// Tokens of prompts that a step has room for that may last so long.
@@ -153,7 +151,7 @@ impl Costs {
 
     /// Tokens of prompts that a step of so many decode rows has room for.
     pub(super) fn n_prompt_tokens(&self, n_decode_rows: usize, multiple: f64, n_step_tokens: usize) -> usize {
-        let n_tokens = match (self.decode_alone_ns(n_decode_rows), self.token_ns()) {
+        let n_tokens = match (self.decode.ns(n_decode_rows), self.token_ns()) {
             (Some(alone), Some(token)) if token > 0.0 => (alone * (multiple - 1.0) / token) as usize,
             (Some(_), Some(_)) => n_step_tokens,
             _ => n_step_tokens / SHARE_UNMEASURED,
@@ -161,14 +159,6 @@ impl Costs {
         // A prompt gets on whatever was measured.
         n_tokens.clamp((n_step_tokens / SHARE_LEAST).max(1), n_step_tokens)
     }
-}
-
-fn note(mean: &mut Option<f64>, value: f64) {
-    *mean = Some(mean.map_or(value, |mean| mean + WEIGHT * (value - mean)));
-}
-
-fn bucket(n_rows: usize) -> usize {
-    (n_rows.max(1).ilog2() as usize).min(N_BUCKETS - 1)
 }
 
 #[cfg(test)]

@@ -9,6 +9,7 @@
 //! moves one entry of each heap, and nothing is allocated for it.
 
 mod node;
+mod shares;
 
 use std::cmp::Ordering;
 
@@ -16,6 +17,7 @@ use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
 use self::node::{Node, NodeId};
+pub(crate) use self::shares::Share;
 use crate::account::Owner;
 
 /// What is waited for.
@@ -121,24 +123,32 @@ impl<T> FairQueue<T> {
         }
     }
 
-    pub(crate) fn push(&mut self, seat: &Seat, lane: Lane, item: T) {
-        self.node_mut(seat.0).lane_mut(lane).items.push_back(item);
+    /// Puts an item of so many rows at the end of what its guest waits for in a lane.
+    pub(crate) fn push(&mut self, seat: &Seat, lane: Lane, item: T, n_rows: usize) {
+        self.node_mut(seat.0).lane_mut(lane).items.push_back((item, n_rows));
         let mut id = seat.0;
         while id != ROOT {
             self.catch_up(id);
             let node = self.node_mut(id);
-            node.n_items += 1;
             let (parent, vtime) = (node.parent, node.vtime);
+            node.n_items += 1;
             let waiting = node.lane_mut(lane);
+            let was_busy = waiting.n_items > 0;
             waiting.n_items += 1;
-            if !std::mem::replace(&mut waiting.is_listed, true) {
-                self.node_mut(parent).list(lane, vtime, id);
+            waiting.n_rows += n_rows;
+            let was_listed = std::mem::replace(&mut waiting.is_listed, true);
+            let parent_node = self.node_mut(parent);
+            parent_node.lane_mut(lane).n_busy += usize::from(!was_busy);
+            if !was_listed {
+                parent_node.list(lane, vtime, id);
             }
             id = parent;
         }
         let root = self.node_mut(ROOT);
         root.n_items += 1;
-        root.lane_mut(lane).n_items += 1;
+        let waiting = root.lane_mut(lane);
+        waiting.n_items += 1;
+        waiting.n_rows += n_rows;
     }
 
     /// The next item of a lane in the fair order. [`Self::charge`] says afterwards what it cost.
@@ -148,15 +158,20 @@ impl<T> FairQueue<T> {
             self.node_mut(id).last = vtime;
             id = child;
         }
-        let item = self.node_mut(id).lane_mut(lane).items.pop_front()?;
+        let (item, n_rows) = self.node_mut(id).lane_mut(lane).items.pop_front()?;
         loop {
             let node = self.node_mut(id);
+            let parent = node.parent;
             node.n_items -= 1;
-            node.lane_mut(lane).n_items -= 1;
+            let waiting = node.lane_mut(lane);
+            waiting.n_items -= 1;
+            waiting.n_rows -= n_rows;
+            let is_busy = waiting.n_items > 0;
             if id == ROOT {
                 return Some(item);
             }
-            id = node.parent;
+            self.node_mut(parent).lane_mut(lane).n_busy -= usize::from(!is_busy);
+            id = parent;
         }
     }
 

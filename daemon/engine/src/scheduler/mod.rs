@@ -53,6 +53,7 @@ use crate::kv::{Footprint, PageTable, PrefixScope, SegmentLengths, Sequence};
 use crate::run::AheadWindow;
 use crate::stats::EngineStats;
 use admission::{Line, Standing};
+use bounds::Pace;
 use cost::Costs;
 pub(crate) use fair::Turn;
 use fair::{Class, FairQueue, Lane, Seat};
@@ -238,6 +239,7 @@ pub(crate) struct Scheduler {
     n_pages_most: usize,
     n_markings: u64,
     costs: Costs,
+    pace: Pace,
     returns: Returns,
     spares: Spares,
     jobs: Jobs,
@@ -273,6 +275,7 @@ impl Scheduler {
             n_pages_most: limits.n_pages,
             n_markings: 0,
             costs: Costs::default(),
+            pace: Pace::default(),
             returns: Returns::default(),
             spares: Spares::default(),
             jobs: Jobs::default(),
@@ -377,8 +380,13 @@ impl Scheduler {
             return;
         }
         context.is_queued = true;
-        let lane = Lane::of(self.settings.place, context.class());
-        self.commons.queue.push(&context.seat, lane, id);
+        let class = context.class();
+        let n_rows = match class {
+            // As many as it has tokens, if that is a verification.
+            Class::Decode => context.n_pending().max(1),
+            Class::Prompt => 1,
+        };
+        self.commons.queue.push(&context.seat, Lane::of(self.settings.place, class), id, n_rows);
     }
 }
 

@@ -4,6 +4,7 @@
 use std::ops::Range;
 
 use super::asked::Asked;
+use super::bounds::DecodeBound;
 use super::cost::{Costs, StepWork};
 use super::fair::Class;
 use super::room::Victims;
@@ -30,6 +31,7 @@ pub(crate) struct Plan {
     pub(crate) copies: Vec<PageCopy>,
     pub(super) rows: Vec<PlannedRow>,
     pub(super) work: StepWork,
+    pub(super) decode_bound: DecodeBound,
     /// Whose pages may go, once somebody had to be asked for some.
     pub(super) victims: Option<Victims>,
     /// Pages that were found in the prefix cache.
@@ -88,7 +90,7 @@ impl Plan {
         self.moves.clear();
         self.copies.clear();
         self.rows.clear();
-        (self.work, self.victims) = (StepWork::default(), None);
+        (self.work, self.decode_bound, self.victims) = (StepWork::default(), DecodeBound::None, None);
         (self.n_blocks_found, self.waits_for_masks, self.step) = (0, false, 0);
         self.asked = Asked::default();
     }
@@ -138,8 +140,10 @@ impl Scheduler {
         let mut waiting = Vec::new();
         let n_rows_max = self.limits.n_rows_max - self.n_rows_for_prefills();
         self.place_waiting_jobs(n_rows_max, &mut plan);
+        plan.decode_bound = self.decode_bound();
         let n_tokens = self.settings.n_step_tokens - plan.work.n_decode_rows;
         self.place_class(Class::Decode, n_rows_max, n_tokens, &mut plan, &mut waiting);
+        self.note_decode_rows(&plan);
         if plan.has_rows() {
             self.last_decode_step = self.step;
         }
@@ -189,7 +193,7 @@ impl Scheduler {
             if n_waits == N_WAITS_MAX {
                 return;
             }
-            if plan.rows.len() == n_rows_max || n_tokens_left == 0 || self.is_too_far_ahead(class) {
+            if plan.rows.len() == n_rows_max || n_tokens_left == 0 || self.is_full(class, plan) {
                 return;
             }
             let Some(id) = self.commons.queue.pop(self.lane(class)) else { return };

@@ -9,6 +9,7 @@ mod late;
 mod progress;
 mod pull;
 mod resize;
+mod shares;
 mod steps;
 mod verify;
 

@@ -39,17 +39,28 @@ pub(super) struct Node<T> {
 pub(super) struct Waiting<T> {
     /// Items that wait here or below.
     pub(super) n_items: usize,
+    /// The rows of those items.
+    pub(super) n_rows: usize,
+    /// Children with items.
+    pub(super) n_busy: usize,
     /// Whether the node stands in its parent's heap.
     pub(super) is_listed: bool,
-    /// What a guest waits for, first come, first served.
-    pub(super) items: VecDeque<T>,
+    /// What a guest waits for and how many rows each is, first come, first served.
+    pub(super) items: VecDeque<(T, usize)>,
     /// Children with items, and some that had any.
     listed: Heap,
 }
 
 impl<T> Waiting<T> {
     fn new() -> Self {
-        Self { n_items: 0, is_listed: false, items: VecDeque::new(), listed: Heap::new() }
+        Self {
+            n_items: 0,
+            n_rows: 0,
+            n_busy: 0,
+            is_listed: false,
+            items: VecDeque::new(),
+            listed: Heap::new(),
+        }
     }
 }
 
@@ -104,6 +115,13 @@ impl<T> Node<T> {
 
     pub(super) fn listed_first(&self, lane: Lane) -> Option<(u64, NodeId)> {
         self.lane(lane)?.listed.peek().map(|&Reverse(first)| first)
+    }
+
+    /// Children with items of a lane, and some that had any.
+    pub(super) fn listed(&self, lane: Lane) -> impl Iterator<Item = NodeId> + '_ {
+        self.lane(lane)
+            .into_iter()
+            .flat_map(|waiting| waiting.listed.iter().map(|&Reverse((_, child))| child))
     }
 
     pub(super) fn unlist_first(&mut self, lane: Lane) {

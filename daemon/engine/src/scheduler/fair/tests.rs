@@ -16,7 +16,7 @@ fn serve(owners: &[(Owner, usize)], n: usize) -> Vec<usize> {
     let mut queue = FairQueue::default();
     let seats: Vec<Seat> = owners.iter().map(|(owner, _)| queue.seat(owner)).collect();
     for (idx, seat) in seats.iter().enumerate() {
-        queue.push(seat, DECODE, idx);
+        queue.push(seat, DECODE, idx, 1);
     }
     let mut served = vec![0; owners.len()];
     for _ in 0..n {
@@ -24,7 +24,7 @@ fn serve(owners: &[(Owner, usize)], n: usize) -> Vec<usize> {
         let cost = owners[idx].1;
         served[idx] += cost;
         queue.charge(&seats[idx], cost as u64);
-        queue.push(&seats[idx], DECODE, idx);
+        queue.push(&seats[idx], DECODE, idx, 1);
     }
     served
 }
@@ -47,16 +47,16 @@ fn idleness_earns_no_credit() {
     let mut queue = FairQueue::default();
     let (busy, late) = (queue.seat(&owner(1, 1, 1)), queue.seat(&owner(2, 2, 2)));
     for _ in 0..1000 {
-        queue.push(&busy, DECODE, "busy");
+        queue.push(&busy, DECODE, "busy", 1);
         assert_eq!(queue.pop(DECODE), Some("busy"));
         queue.charge(&busy, 16);
     }
-    queue.push(&busy, DECODE, "busy");
+    queue.push(&busy, DECODE, "busy", 1);
     let mut n_late_in_a_row = 0;
-    queue.push(&late, DECODE, "late");
+    queue.push(&late, DECODE, "late", 1);
     while queue.pop(DECODE) == Some("late") {
         queue.charge(&late, 16);
-        queue.push(&late, DECODE, "late");
+        queue.push(&late, DECODE, "late", 1);
         n_late_in_a_row += 1;
     }
     assert!(n_late_in_a_row <= 2, "{n_late_in_a_row} turns before the busy user's");
@@ -67,7 +67,7 @@ fn nothing_is_lost() {
     let mut queue = FairQueue::default();
     let owners = [owner(1, 1, 1), owner(1, 2, 2), owner(2, 3, 3)].map(|owner| queue.seat(&owner));
     for idx in 0..300 {
-        queue.push(&owners[idx % 3], if idx % 2 == 0 { DECODE } else { PROMPT }, idx);
+        queue.push(&owners[idx % 3], if idx % 2 == 0 { DECODE } else { PROMPT }, idx, 1);
     }
     let mut seen: Vec<usize> = std::iter::from_fn(|| {
         let idx = queue.pop(DECODE).or_else(|| queue.pop(PROMPT))?;
@@ -84,15 +84,15 @@ fn nothing_is_lost() {
 fn what_was_charged_is_not_forgotten_by_a_pause() {
     let mut queue = FairQueue::default();
     let (heavy, light) = (queue.seat(&owner(1, 1, 1)), queue.seat(&owner(2, 2, 2)));
-    queue.push(&heavy, PROMPT, "heavy");
-    queue.push(&light, PROMPT, "light");
+    queue.push(&heavy, PROMPT, "heavy", 1);
+    queue.push(&light, PROMPT, "light", 1);
     assert_eq!(queue.pop(PROMPT), Some("heavy"));
     queue.charge(&heavy, 1000);
     // The heavy user pauses while the light one still waits, and comes back.
     for _ in 0..10 {
-        queue.push(&heavy, DECODE, "heavy");
+        queue.push(&heavy, DECODE, "heavy", 1);
         assert_eq!(queue.lead(DECODE, PROMPT), 1000);
-        queue.push(&light, PROMPT, "light");
+        queue.push(&light, PROMPT, "light", 1);
         assert_eq!(queue.pop(PROMPT), Some("light"));
         queue.charge(&light, 10);
         assert_eq!(queue.pop(DECODE), Some("heavy"));
@@ -104,9 +104,9 @@ fn what_was_charged_is_not_forgotten_by_a_pause() {
 fn both_classes_draw_on_one_time() {
     let mut queue = FairQueue::default();
     let (a, b) = (queue.seat(&owner(1, 1, 1)), queue.seat(&owner(2, 2, 2)));
-    queue.push(&a, PROMPT, "prompt of a");
-    queue.push(&a, DECODE, "token of a");
-    queue.push(&b, DECODE, "token of b");
+    queue.push(&a, PROMPT, "prompt of a", 1);
+    queue.push(&a, DECODE, "token of a", 1);
+    queue.push(&b, DECODE, "token of b", 1);
     assert_eq!(queue.pop(PROMPT), Some("prompt of a"));
     queue.charge(&a, 5);
     assert_eq!(queue.pop(DECODE), Some("token of b"));
@@ -118,26 +118,26 @@ fn a_debt_outlives_the_session_that_ran_it_up() {
     let mut queue = FairQueue::default();
     let (user, other) = (owner(1, 1, 1), owner(1, 2, 2));
     let (heavy, light) = (queue.seat(&user), queue.seat(&other));
-    queue.push(&light, DECODE, "light");
-    queue.push(&heavy, DECODE, "heavy");
+    queue.push(&light, DECODE, "light", 1);
+    queue.push(&heavy, DECODE, "heavy", 1);
     queue.charge(&heavy, 1000);
     assert_eq!(queue.pop(DECODE), Some("light"));
-    queue.push(&light, DECODE, "light");
+    queue.push(&light, DECODE, "light", 1);
     // The debtor takes its work back, leaves, and comes again.
     queue.charge(&light, 1);
     while queue.pop(DECODE) != Some("heavy") {
         queue.charge(&light, 1);
-        queue.push(&light, DECODE, "light");
+        queue.push(&light, DECODE, "light", 1);
     }
     queue.charge(&heavy, 1000);
     queue.vacate(heavy);
     let heavy = queue.seat(&user);
-    queue.push(&heavy, DECODE, "heavy");
-    queue.push(&light, DECODE, "light");
+    queue.push(&heavy, DECODE, "heavy", 1);
+    queue.push(&light, DECODE, "light", 1);
     for _ in 0..900 {
         assert_eq!(queue.pop(DECODE), Some("light"));
         queue.charge(&light, 1);
-        queue.push(&light, DECODE, "light");
+        queue.push(&light, DECODE, "light", 1);
     }
 }
 
@@ -147,11 +147,11 @@ fn who_left_is_forgotten_once_the_others_have_come_as_far() {
     let stays = queue.seat(&owner(1, 0, 0));
     for n in 1..=1000 {
         let passes = queue.seat(&owner(1 + n as u32 % 2, n, n));
-        queue.push(&passes, PROMPT, n);
+        queue.push(&passes, PROMPT, n, 1);
         assert_eq!(queue.pop(PROMPT), Some(n));
         queue.charge(&passes, 10);
         queue.vacate(passes);
-        queue.push(&stays, DECODE, 0);
+        queue.push(&stays, DECODE, 0, 1);
         assert_eq!(queue.pop(DECODE), Some(0));
         queue.charge(&stays, 10);
     }
@@ -171,7 +171,7 @@ fn heaps_that_are_put_in_order_late_give_the_right_order() {
     for _ in 0..20_000 {
         let (idx, lane) = (below(40) as usize, if below(2) == 0 { DECODE } else { PROMPT });
         match below(3) {
-            0 => queue.push(&seats[idx], lane, idx),
+            0 => queue.push(&seats[idx], lane, idx, 1),
             1 => queue.charge(&seats[idx], below(100)),
             _ => {
                 let mut at = ROOT;

@@ -1,0 +1,146 @@
+//! How many decode rows a step takes, so that those of some do not starve those of others.
+//!
+//! A guest is due one part of the device in so many: users share alike, then the sessions of a user, then the guests of a
+//! session. A step's decode rows last no longer than gives each guest at least its part of the pace that it would have
+//! alone: a guest whose rows alone would last `t` and that is due one part in `n` may wait `n · t` for its next tokens.
+//! Rows beyond that are left for the next step, whoever is furthest ahead in virtual time first; so where rows ride with
+//! others for next to nothing none are left out, and where each costs its time, a guest with many has the rest of the
+//! device.
+//!
+//! That leaves each its part: where a step of `r` rows lasts `f + c · r`, the most that a guest with any number of rows
+//! could have of one part in `n` is `1 / (n · c)` rows in a time, and that is what a step of this length has room for.
+//!
+//! How long rows last was seen. What decides and was not seen lately is looked at in a step of its own, without prompts:
+//! of as many rows as the guest has that keeps steps short, or of more than steps have.
+
+use super::super::cost::{Look, next_told_apart};
+use super::super::fair::{Class, Share};
+use super::super::{Plan, Scheduler};
+use super::N_STEPS_RECENT;
+
+/// A guest that gets so many parts in a hundred of what it is due, whatever rows cost, keeps no step short: how many wait
+/// changes from step to step.
+const PARTS_IN_HUNDRED: usize = 80;
+
+/// Of what a step may last, the part that a later one may be longer at most because this one was shorter.
+const N_PARTS_GIVEN: f64 = 4.0;
+
+/// Decode rows that one step takes.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(in crate::scheduler) enum DecodeBound {
+    /// All that there are.
+    #[default]
+    None,
+    /// As many as last so long.
+    Within { n_rows: usize, ns: f64 },
+    /// So many, and no prompts, to see how long they last.
+    Look { n_rows: usize, ns: Option<f64> },
+}
+
+/// What keeps steps short.
+#[derive(Debug, Default)]
+pub(in crate::scheduler) struct Pace {
+    /// The guests that did in the last steps, and the numbers of those. One that is a moment late still decodes.
+    recent: [Option<(Share, u64)>; N_STEPS_RECENT as usize],
+    /// By how much steps were longer than they were to be: what is planned whole may be many rows. Below 0 by how much they
+    /// were shorter: that may be worth a row more.
+    over_ns: f64,
+}
+
+impl DecodeBound {
+    /// The most rows, but for those that are planned whole.
+    pub(in crate::scheduler) fn n_rows(self) -> usize {
+        match self {
+            Self::None => usize::MAX,
+            Self::Within { n_rows, .. } | Self::Look { n_rows, .. } => n_rows,
+        }
+    }
+
+    /// Whether the step is to show how long decode rows last.
+    pub(in crate::scheduler) fn is_look(self) -> bool {
+        matches!(self, Self::Look { .. })
+    }
+
+    /// How long they are to last, where that is known and matters.
+    fn ns(self) -> Option<f64> {
+        match self {
+            Self::None => None,
+            Self::Within { ns, .. } => Some(ns),
+            Self::Look { ns, .. } => ns,
+        }
+    }
+}
+
+impl Scheduler {
+    /// How many decode rows the step takes that is planned now.
+    pub(in crate::scheduler) fn decode_bound(&mut self) -> DecodeBound {
+        let lane = self.lane(Class::Decode);
+        let n_all = self.commons.queue.n_rows(lane);
+        let Some(share) = self.least_patient(n_all) else { return DecodeBound::None };
+        let over_ns = self.pace.over_ns;
+        let times = self.costs.decode();
+        let Some(alone_ns) = times.ns(share.n_rows).filter(|_| times.is_known(share.n_rows)) else {
+            return match times.takes_look(share.n_rows, Look::Often) {
+                true => DecodeBound::Look { n_rows: share.n_rows, ns: None },
+                false => DecodeBound::None,
+            };
+        };
+        let ns = alone_ns * share.n_parts as f64;
+        let n_rows = times.n_rows_within(ns - over_ns).max(share.n_rows);
+        let n_more = next_told_apart(n_rows).min(n_all);
+        let look = if n_rows < n_all { Look::Often } else { Look::Rarely };
+        if times.takes_look(share.n_rows, look) {
+            DecodeBound::Look { n_rows: share.n_rows, ns: Some(ns) }
+        } else if n_rows >= n_all {
+            DecodeBound::Within { n_rows: n_all, ns }
+        } else if times.takes_look(n_more, Look::Often) {
+            DecodeBound::Look { n_rows: n_more, ns: Some(ns) }
+        } else {
+            DecodeBound::Within { n_rows, ns }
+        }
+    }
+
+    /// The guest that least may wait for a step of all rows, if that could be too long for any.
+    fn least_patient(&mut self, n_all: usize) -> Option<Share> {
+        let lane = self.lane(Class::Decode);
+        if n_all <= 1 {
+            return None;
+        }
+        let step = self.step;
+        let queue = &self.commons.queue;
+        let times = self.costs.decode();
+        // A step of twice the rows lasts twice as long at most, whatever they cost.
+        let may_wait = |share: &Share| PARTS_IN_HUNDRED * n_all <= 100 * share.n_parts * share.n_rows;
+        let patience = |share: &Share| match times.is_known(share.n_rows) {
+            true => times.ns(share.n_rows).unwrap_or(0.0) * share.n_parts as f64,
+            false => 0.0,
+        };
+        let least = |shares: &mut dyn Iterator<Item = Share>| {
+            shares
+                .filter(|share| !may_wait(share))
+                .map(|share| (patience(&share), share))
+                .min_by(|(a, _), (b, _)| a.total_cmp(b))
+        };
+        let of_waiting = least(&mut queue.shares(lane));
+        let recent = self.pace.recent.iter().flatten();
+        let recent = recent.filter(|&&(_, of_step)| step - of_step <= N_STEPS_RECENT);
+        let of_recent = least(&mut recent.filter_map(|&(share, _)| queue.share_if_back(share, lane)));
+        self.pace.recent[(step % N_STEPS_RECENT) as usize] = of_waiting.map(|(_, share)| (share, step));
+        let (_, share) = of_waiting.into_iter().chain(of_recent).min_by(|(a, _), (b, _)| a.total_cmp(b))?;
+        Some(share)
+    }
+
+    /// The decode rows of a step are planned: what they last too long is taken off the next ones, and a little of what they
+    /// do not last is given to them.
+    pub(in crate::scheduler) fn note_decode_rows(&mut self, plan: &Plan) {
+        let n_rows = plan.work.n_decode_rows;
+        self.pace.over_ns = match plan.decode_bound.ns() {
+            Some(ns) if n_rows > 0 => {
+                let over_ns = self.costs.decode().ns(n_rows).unwrap_or(ns) - ns;
+                (self.pace.over_ns + over_ns).max(-ns / N_PARTS_GIVEN)
+            }
+            Some(_) => self.pace.over_ns,
+            None => 0.0,
+        };
+    }
+}

@@ -1,0 +1,284 @@
+//! What streams get of a device beside those of others, by what rows cost.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use super::guest::Guests;
+use super::{Random, context_id};
+use crate::account::{Account, ActorId, Budget, GuestId, Owner, SessionId};
+use crate::backend::Limits;
+use crate::batch::{Candidate, Output};
+use crate::command::{Ahead, Ask, ContextId, Edit, Guess, MaskSource, Operation, RunSettings};
+use crate::completion::CallerId;
+use crate::line::Standing;
+use crate::port::Port;
+use crate::sampling::Sampler;
+use crate::scheduler::{Plan, Scheduler, SchedulerSettings};
+
+/// How long a step takes: so long, and so much longer for each row, in µs.
+#[derive(Clone, Copy, Debug)]
+struct Device {
+    step_us: u64,
+    row_us: u64,
+    n_under_way: usize,
+}
+
+/// On a CPU rows cost more than what all share.
+const CPU: Device = Device { step_us: 2_000, row_us: 1_000, n_under_way: 1 };
+
+/// On a GPU 256 rows take one and a half times as long as one.
+const GPU: Device = Device { step_us: 8_000, row_us: 16, n_under_way: 2 };
+
+/// A guest with so many streams, or contexts that are asked.
+#[derive(Clone, Copy, Debug)]
+struct Guest {
+    actor: u32,
+    session: u64,
+    n_streams: usize,
+    kind: Kind,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Kind {
+    Streams,
+    /// Verifications of so many guessed tokens, each as soon as the last is answered.
+    Guesses(usize),
+    /// One job over all contexts, as soon as the last is answered.
+    Jobs,
+}
+
+const fn streams(actor: u32, session: u64, n_streams: usize) -> Guest {
+    Guest { actor, session, n_streams, kind: Kind::Streams }
+}
+
+struct House {
+    scheduler: Scheduler,
+    guests: Guests,
+    device: Device,
+    random: Random,
+    under_way: VecDeque<Plan>,
+    /// What the guests have, each with how many rows it got.
+    of_guests: Vec<(Guest, CallerId, Vec<ContextId>, u64)>,
+    asked: Vec<Asked>,
+    us: u64,
+    n_rows_of_steps: Vec<usize>,
+}
+
+struct Asked {
+    guest_idx: usize,
+    ids: Vec<ContextId>,
+    place: Standing,
+}
+
+impl House {
+    fn new(device: Device, guests: &[Guest]) -> Self {
+        let limits = Limits { n_steps_under_way: device.n_under_way, ..Limits::of_nothing(1024, 100_000) };
+        let mut house = Self {
+            scheduler: Scheduler::alone(limits, SchedulerSettings::alone(usize::MAX)),
+            guests: Guests::default(),
+            device,
+            random: Random(1),
+            under_way: VecDeque::new(),
+            of_guests: Vec::new(),
+            asked: Vec::new(),
+            us: 0,
+            n_rows_of_steps: Vec::new(),
+        };
+        guests.iter().for_each(|&guest| house.enter(guest));
+        house
+    }
+
+    fn enter(&mut self, guest: Guest) {
+        let idx = self.of_guests.len();
+        let account = Account::new("guest", Budget::UNLIMITED, None);
+        let (actor, session) = (ActorId(guest.actor), SessionId(guest.session));
+        let owner = Owner { actor, session, guest: GuestId(idx as u64), account };
+        let caller = self.guests.enter(&mut self.scheduler, owner);
+        let ids = (0..guest.n_streams).map(|n| context_id((idx * 10_000 + n) as u64));
+        let ids: Vec<ContextId> = ids.collect();
+        for &id in &ids {
+            self.scheduler.apply(Operation::Create { id, caller });
+            if guest.kind == Kind::Streams {
+                let edit = Edit { appended: vec![1], ..Edit::default() };
+                let settings = RunSettings {
+                    sampler: Arc::new(Sampler::greedy()),
+                    stop_tokens: Arc::new([]),
+                    n_tokens_max: None,
+                    ahead: Ahead::Unbounded,
+                    masks: MaskSource::Sampler,
+                };
+                let tag = self.guests.stand(caller).tag();
+                self.scheduler.apply(Operation::Run { id, edit, settings, tag });
+            }
+        }
+        self.of_guests.push((guest, caller, ids.clone(), 0));
+        match guest.kind {
+            Kind::Streams => {}
+            Kind::Guesses(_) => ids.into_iter().for_each(|id| self.ask(idx, vec![id])),
+            Kind::Jobs => self.ask(idx, ids),
+        }
+    }
+
+    fn ask(&mut self, guest_idx: usize, ids: Vec<ContextId>) {
+        let (guest, caller, ..) = self.of_guests[guest_idx];
+        let place = self.guests.stand(caller);
+        let (tag, sampler) = (place.tag(), Arc::new(Sampler::greedy()));
+        // Always the same one.
+        let edit = Edit { appended: vec![1], ..Edit::default() };
+        self.scheduler.apply(match guest.kind {
+            Kind::Guesses(n) => {
+                let ask = Ask::Verify { sampler, guess: Guess::Chain(vec![5; n]) };
+                Operation::Ask { id: ids[0], edit, ask, tag }
+            }
+            _ => {
+                let members = ids.iter().map(|&id| (id, edit.clone())).collect();
+                Operation::DrawTogether { members, sampler, tag }
+            }
+        });
+        self.asked.push(Asked { guest_idx, ids, place });
+    }
+
+    fn leave(&mut self, guest_idx: usize) {
+        for id in std::mem::take(&mut self.of_guests[guest_idx].2) {
+            self.scheduler.apply(Operation::Release { id, n_pulled: 0 });
+        }
+    }
+
+    /// Plans steps as long as more can be under way, then takes in the oldest and asks anew what was answered.
+    fn step(&mut self) {
+        while self.under_way.len() < self.device.n_under_way && self.scheduler.has_work() {
+            let plan = self.scheduler.plan();
+            if !plan.has_rows() {
+                break;
+            }
+            self.under_way.push_back(plan);
+        }
+        let plan = self.under_way.pop_front().expect("there is always something to compute");
+        let mut n_rows = 0;
+        for row in &plan.rows {
+            let n_tokens = (row.end - row.start).max(1);
+            n_rows += n_tokens;
+            self.of_guests[row.id.number as usize / 10_000].3 += n_tokens as u64;
+        }
+        let n_outputs = plan.rows.iter().map(|row| row.n_outputs).sum();
+        let outputs = vec![Output::Sampled(Candidate { token: 1, logprob: -1.0 }); n_outputs];
+        // No two steps take the same time.
+        let us = self.device.step_us + self.device.row_us * n_rows as u64;
+        let us = us * (95 + self.random.below(11) as u64) / 100;
+        self.us += us;
+        self.n_rows_of_steps.push(n_rows);
+        self.scheduler.complete(plan, outputs, 1_000 * us);
+        self.guests.deliver(&self.scheduler, Port::Direct);
+        for idx in (0..self.asked.len()).rev() {
+            if self.asked[idx].place.try_take().is_some() {
+                let Asked { guest_idx, ids, .. } = self.asked.swap_remove(idx);
+                self.ask(guest_idx, ids);
+            }
+        }
+    }
+
+    /// Rows that each guest gets in a second.
+    fn paces(&mut self, n_steps: usize) -> Vec<f64> {
+        let (begun, before) = (self.us, self.of_guests.iter().map(|of| of.3).collect::<Vec<_>>());
+        (0..n_steps).for_each(|_| self.step());
+        let seconds = (self.us - begun) as f64 / 1e6;
+        self.of_guests.iter().zip(before).map(|(of, before)| (of.3 - before) as f64 / seconds).collect()
+    }
+}
+
+/// What each guest gets beside the others, of what it would have alone.
+fn parts_of_alone(device: Device, guests: &[Guest]) -> Vec<f64> {
+    let alone = guests.iter().map(|&guest| House::new(device, &[guest]).paces(300)[0]);
+    let alone: Vec<f64> = alone.collect();
+    let mut house = House::new(device, guests);
+    house.paces(100);
+    let together = house.paces(2_000);
+    let parts: Vec<f64> = together.iter().zip(&alone).map(|(together, alone)| together / alone).collect();
+    println!("{device:?} {guests:?}: {parts:.3?}");
+    parts
+}
+
+#[test]
+fn a_stream_beside_many_of_another_user_has_about_half_of_its_pace_where_rows_cost() {
+    for n_under_way in [1, 2] {
+        let device = Device { n_under_way, ..CPU };
+        for n_streams in [15, 120, 500] {
+            let parts = parts_of_alone(device, &[streams(1, 1, 1), streams(2, 2, n_streams)]);
+            assert!(parts[0] > 0.45 && parts[1] > 0.45, "{device:?}, {n_streams} streams: {parts:?}");
+        }
+    }
+}
+
+#[test]
+fn sessions_of_a_user_and_guests_of_a_session_are_kept_from_each_other_as_users_are() {
+    let sessions = parts_of_alone(CPU, &[streams(1, 1, 1), streams(1, 2, 120)]);
+    assert!(sessions.iter().all(|&part| part > 0.45), "{sessions:?}");
+    let guests = parts_of_alone(CPU, &[streams(1, 1, 1), streams(1, 1, 120)]);
+    assert!(guests.iter().all(|&part| part > 0.45), "{guests:?}");
+    // A user of two sessions, one of which has two guests, beside a user with one.
+    let nested = [streams(1, 1, 2), streams(1, 1, 60), streams(1, 2, 60), streams(2, 3, 120)];
+    let parts = parts_of_alone(CPU, &nested);
+    let due = [0.125, 0.125, 0.25, 0.5];
+    assert!(parts.iter().zip(due).all(|(&part, due)| part > 0.9 * due), "{parts:?}");
+}
+
+#[test]
+fn each_of_many_users_has_its_part() {
+    let n_streams = [1, 1, 3, 10, 40, 120];
+    let guests: Vec<Guest> = (1..).zip(n_streams).map(|(actor, n)| streams(actor, actor.into(), n)).collect();
+    let parts = parts_of_alone(CPU, &guests);
+    let due = 1.0 / guests.len() as f64;
+    assert!(parts.iter().all(|&part| part > 0.9 * due), "{parts:?}");
+}
+
+#[test]
+fn nobody_is_left_out_where_rows_cost_next_to_nothing() {
+    for n_under_way in [1, 2] {
+        let device = Device { n_under_way, ..GPU };
+        let mut house = House::new(device, &[streams(1, 1, 1), streams(2, 2, 255)]);
+        house.paces(100);
+        house.n_rows_of_steps.clear();
+        let paces = house.paces(3_000);
+        let n_full = house.n_rows_of_steps.iter().filter(|&&n_rows| n_rows == 256).count();
+        assert!(n_full > 2_980, "{n_full} steps are full");
+        let step_us = (GPU.step_us + 256 * GPU.row_us) as f64;
+        assert!(paces[1] > 0.99 * 255.0 * 1e6 / step_us, "{paces:?}");
+    }
+}
+
+#[test]
+fn a_user_alone_and_many_alike_have_full_steps() {
+    let alike: Vec<Guest> = (1..=60).map(|actor| streams(actor, actor.into(), 2)).collect();
+    let of_one: Vec<Guest> = (1..=120).map(|session| streams(1, session, 1)).collect();
+    for guests in [&[streams(1, 1, 120)], &of_one[..], &alike[..]] {
+        let mut house = House::new(CPU, guests);
+        house.paces(2);
+        house.n_rows_of_steps.clear();
+        house.paces(300);
+        assert!(house.n_rows_of_steps.iter().all(|&n_rows| n_rows == 120), "{:?}", house.n_rows_of_steps);
+    }
+}
+
+#[test]
+fn steps_are_full_again_soon_after_the_others_have_left() {
+    let mut house = House::new(CPU, &[streams(1, 1, 1), streams(2, 2, 120)]);
+    house.paces(200);
+    house.leave(0);
+    house.paces(5);
+    house.n_rows_of_steps.clear();
+    house.paces(50);
+    assert!(house.n_rows_of_steps.iter().all(|&n_rows| n_rows == 120), "{:?}", house.n_rows_of_steps);
+}
+
+#[test]
+fn verifications_and_jobs_that_are_planned_whole_leave_others_their_part_and_get_theirs() {
+    let guessing =
+        |actor, n_streams| Guest { kind: Kind::Guesses(8), ..streams(actor, actor.into(), n_streams) };
+    for guests in [[guessing(1, 1), streams(2, 2, 120)], [streams(1, 1, 1), guessing(2, 40)]] {
+        let parts = parts_of_alone(CPU, &guests);
+        assert!(parts.iter().all(|&part| part > 0.4), "{guests:?}: {parts:?}");
+    }
+    let jobs = Guest { kind: Kind::Jobs, ..streams(2, 2, 64) };
+    let parts = parts_of_alone(CPU, &[streams(1, 1, 1), jobs]);
+    assert!(parts.iter().all(|&part| part > 0.4), "{parts:?}");
+}
