@@ -17,6 +17,7 @@ mod leaving;
 mod loads;
 mod mixes;
 mod old;
+mod paces;
 mod parity;
 mod queues;
 mod recordings;

@@ -11,7 +11,7 @@
 
 use std::collections::BTreeMap;
 
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 use smallvec::SmallVec;
 
 use super::waits::WaitsFor;
@@ -77,7 +77,7 @@ pub(super) struct Line {
     next_number: u64,
     /// Pages promised to contexts that are admitted.
     pub(super) n_promised: usize,
-    n_admitted: usize,
+    admitted: FxHashSet<ContextId>,
     /// The count of pages, once it was made for the step being planned.
     count: Option<Count>,
 }
@@ -219,9 +219,9 @@ impl Scheduler {
         Need { n_blocks, n_pages: n_pages.min(self.limits.n_pages), n_tokens: n_term }
     }
 
-    fn term(&mut self, need: Need) -> Standing {
+    fn term(&mut self, id: ContextId, need: Need) -> Standing {
         self.line.n_promised += need.n_pages;
-        self.line.n_admitted += 1;
+        self.line.admitted.insert(id);
         self.line.next_number += 1;
         Standing::Admitted(Term {
             n_blocks: need.n_blocks,
@@ -238,12 +238,12 @@ impl Scheduler {
         }
         // Within its term a run goes before those in line.
         let n_left = context.n_term_tokens_left();
-        self.leave(context);
+        self.leave(id, context);
         if (self.line.is_empty() || n_left > 0)
             && let Some(need) = self.find_room(context)
         {
             let n_tokens = if n_left > 0 { n_left } else { need.n_tokens };
-            context.standing = self.term(Need { n_tokens, ..need });
+            context.standing = self.term(id, Need { n_tokens, ..need });
             return true;
         }
         let need = self.need(context, Kept::Term);
@@ -278,15 +278,17 @@ impl Scheduler {
             let n_taken = (n_held + n_pages) as isize;
             let is_too_large =
                 n_held + n_pages > self.limits.n_pages && self.n_pages_most > self.limits.n_pages;
-            if n_taken > n_left && (self.line.n_admitted > 0 || is_too_large) {
+            if n_taken > n_left && (!self.line.admitted.is_empty() || is_too_large) {
                 self.line.forget_count();
                 return Err(n_held + n_pages);
             }
             self.line.count = Some(Count { n_left: n_left - n_taken, marking });
         }
         for (id, need) in ids.iter().zip(needs) {
-            let standing = self.term(need);
-            self.contexts.get_mut(id).expect("a member of a job exists").standing = standing;
+            let standing = self.term(*id, need);
+            let context = self.contexts.get_mut(id).expect("a member of a job exists");
+            context.standing = standing;
+            self.idle.note_changed(*id, &mut context.listing);
         }
         Ok(())
     }
@@ -302,6 +304,7 @@ impl Scheduler {
         let first = self.contexts.get_mut(&ids[0]).expect("a member of a job exists");
         let rank = self.line.enter(ids[0], first.owner.actor, n_blocks);
         first.standing = Standing::InLine(rank);
+        self.idle.note_changed(ids[0], &mut first.listing);
     }
 
     /// Whoever stood at this place in the line has been admitted.
@@ -362,7 +365,7 @@ impl Scheduler {
             |&&block: &&BlockId| !self.pages.is_marked(block, marking) && self.pages.page(block).is_some();
         let n_own = context.kv.blocks().iter().filter(is_own).count();
         let n_taken = (n_own + need.n_pages) as isize;
-        if n_taken > n_left && self.line.n_admitted > 0 {
+        if n_taken > n_left && !self.line.admitted.is_empty() {
             return false;
         }
         for &block in context.kv.blocks() {
@@ -380,12 +383,12 @@ impl Scheduler {
         self.n_markings += 1;
         let marking = self.n_markings;
         let mut n_left = self.limits.n_pages as isize - self.line.n_promised as isize;
-        for context in
-            self.contexts.values().map(Box::as_ref).chain(placed).filter(|context| context.is_admitted())
-        {
+        let Self { contexts, pages, line, .. } = self;
+        let admitted = line.admitted.iter().filter_map(|id| contexts.get(id).map(Box::as_ref));
+        for context in admitted.chain(placed.filter(|context| context.is_admitted())) {
             for &block in context.kv.blocks() {
                 // A page that has to come back was promised.
-                if self.pages.mark(block, marking) && self.pages.page(block).is_some() {
+                if pages.mark(block, marking) && pages.page(block).is_some() {
                     n_left -= 1;
                 }
             }
@@ -415,7 +418,7 @@ impl Scheduler {
             };
             if context.work.is_none() {
                 // It is ended when it is looked at.
-                self.leave(&mut context);
+                self.leave(id, &mut context);
                 self.contexts.insert(id, context);
                 self.enqueue(id);
                 continue;
@@ -428,7 +431,8 @@ impl Scheduler {
             let is_admitted = self.take_from_count(need, &context);
             if is_admitted {
                 self.leave_line(rank);
-                context.standing = self.term(need);
+                context.standing = self.term(id, need);
+                self.idle.note_changed(id, &mut context.listing);
                 self.note_waited(&mut context, WaitsFor::Pages);
             }
             let n_held = context.kv.blocks().len();
@@ -441,11 +445,24 @@ impl Scheduler {
         }
     }
 
+    /// Contexts that are admitted, but for one that is looked at.
+    pub(super) fn admitted(&self) -> impl Iterator<Item = (ContextId, &ContextState)> {
+        self.line.admitted.iter().filter_map(|&id| Some((id, self.contexts.get(&id)?.as_ref())))
+    }
+
+    /// That those who are known to be admitted are, and nobody else is.
+    #[cfg(test)]
+    pub(super) fn check_admitted(&self) {
+        let n_admitted = self.contexts.values().filter(|context| context.is_admitted()).count();
+        assert_eq!(self.line.admitted.len(), n_admitted);
+        assert!(self.admitted().filter(|(_, context)| context.is_admitted()).count() == n_admitted);
+    }
+
     /// Runs that have had their terms, the first admitted first.
     pub(super) fn over(&self) -> Vec<ContextId> {
-        let contexts = self.contexts.iter();
-        let mut over: Vec<(u64, ContextId)> = contexts
-            .filter_map(|(&id, context)| match context.standing {
+        let mut over: Vec<(u64, ContextId)> = self
+            .admitted()
+            .filter_map(|(id, context)| match context.standing {
                 Standing::Admitted(term) if context.has_had_its_term() => Some((term.number, id)),
                 _ => None,
             })
@@ -460,7 +477,7 @@ impl Scheduler {
         let n_missing = n_pages as isize - self.count(None).n_left;
         let mut over: Vec<(u64, ContextId, usize)> = Vec::new();
         let mut n_most = 0;
-        for (&id, context) in &self.contexts {
+        for (id, context) in self.admitted() {
             if let Standing::Admitted(term) = context.standing
                 && context.has_had_its_term()
             {
@@ -475,7 +492,7 @@ impl Scheduler {
         let mut n_found = 0;
         for (_, id, n) in over {
             let Some(mut context) = self.contexts.remove(&id) else { continue };
-            self.leave(&mut context);
+            self.leave(id, &mut context);
             self.contexts.insert(id, context);
             n_found += n as isize;
             if n_found >= n_missing {
@@ -496,11 +513,12 @@ impl Scheduler {
     }
 
     /// Ends a context's right to pages, or its place in the line.
-    pub(super) fn leave(&mut self, context: &mut ContextState) {
+    pub(super) fn leave(&mut self, id: ContextId, context: &mut ContextState) {
+        self.idle.note_changed(id, &mut context.listing);
         match std::mem::take(&mut context.standing) {
             Standing::Admitted(term) => {
                 self.line.n_promised -= term.n_promised;
-                self.line.n_admitted -= 1;
+                self.line.admitted.remove(&id);
                 self.line.forget_count();
             }
             Standing::InLine(rank) => self.line.give_up(rank),
@@ -511,7 +529,7 @@ impl Scheduler {
     /// As [`Self::leave`], for a context in the table.
     pub(super) fn leave_by_id(&mut self, id: ContextId) {
         if let Some(mut context) = self.contexts.remove(&id) {
-            self.leave(&mut context);
+            self.leave(id, &mut context);
             self.contexts.insert(id, context);
         }
     }

@@ -26,6 +26,7 @@ mod complete;
 mod cost;
 mod failure;
 mod fair;
+mod idle;
 mod joint;
 mod late;
 mod parts;
@@ -57,6 +58,7 @@ use bounds::Pace;
 use cost::Costs;
 pub(crate) use fair::Turn;
 use fair::{Class, FairQueue, Lane, Seat};
+use idle::{Idle, Listing};
 use joint::Jobs;
 use returns::Returns;
 use spares::Spares;
@@ -116,6 +118,7 @@ struct ContextState {
     ready_since: Option<u64>,
     standing: Standing,
     under_way: Option<UnderWay>,
+    listing: Listing,
     /// Counts what ended the context's work, so that rows of work that has ended since are told apart.
     epoch: u64,
 }
@@ -132,6 +135,9 @@ struct UnderWay {
     waits_for_mask: bool,
 }
 
+/// Whose a saved context is, and its name.
+type SavedKey = (ActorId, String);
+
 /// A context kept under a name.
 #[derive(Debug)]
 struct Saved {
@@ -140,6 +146,7 @@ struct Saved {
     owner: Owner,
     /// The device's step when it was saved or last opened.
     last_step: u64,
+    listing: Listing,
 }
 
 /// What the models of a device share.
@@ -227,13 +234,14 @@ pub(crate) struct Scheduler {
     settings: SchedulerSettings,
     pages: PageTable,
     contexts: FxHashMap<ContextId, Box<ContextState>>,
-    saved: BTreeMap<(ActorId, String), Saved>,
+    saved: BTreeMap<SavedKey, Saved>,
     free_slots: Vec<SlotId>,
     n_slots: u32,
     /// While it is the model's turn, what all models share.
     commons: Commons,
     /// Contexts that have to wait for pages.
     line: Line,
+    idle: Idle,
     source: Source,
     /// Pages that the model can have if others have what they cannot do without.
     n_pages_most: usize,
@@ -271,6 +279,7 @@ impl Scheduler {
             n_slots: 0,
             commons: Commons::default(),
             line: Line::default(),
+            idle: Idle::default(),
             source: Source::default(),
             n_pages_most: limits.n_pages,
             n_markings: 0,
@@ -380,6 +389,7 @@ impl Scheduler {
             return;
         }
         context.is_queued = true;
+        self.idle.note_changed(id, &mut context.listing);
         let class = context.class();
         let n_rows = match class {
             // As many as it has tokens, if that is a verification.

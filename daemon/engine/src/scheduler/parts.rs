@@ -127,12 +127,9 @@ impl Scheduler {
         for &id in kept {
             self.mark_held(&Victim::Context(id), marking);
         }
-        let mut n_found = 0;
-        for (step, victim) in self.idle_victims() {
-            n_found += self.mark_held(&victim, marking);
-            if n_found >= n_pages {
-                return Some(Sacrifice::Idle { step });
-            }
+        let (mut n_found, last) = self.mark_idle(n_pages, marking);
+        if n_found >= n_pages {
+            return last.map(|step| Sacrifice::Idle { step });
         }
         let mut nearest: Option<Turn> = None;
         let in_line = self.line.last_first().map(|id| (id, Standing::InLine));
@@ -156,7 +153,7 @@ impl Scheduler {
     }
 
     /// Marks what a victim holds on the device; returns how many pages that no marking had reached.
-    fn mark_held(&mut self, victim: &Victim, marking: u64) -> usize {
+    pub(super) fn mark_held(&mut self, victim: &Victim, marking: u64) -> usize {
         let Self { contexts, saved, pages, .. } = self;
         let kv = match victim {
             Victim::Context(id) => contexts.get(id).map(|context| &context.kv),

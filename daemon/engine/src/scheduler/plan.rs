@@ -199,6 +199,7 @@ impl Scheduler {
             let Some(id) = self.commons.queue.pop(self.lane(class)) else { return };
             let Some(mut context) = self.contexts.remove(&id) else { continue };
             context.is_queued = false;
+            self.idle.note_changed(id, &mut context.listing);
             if context.class() != class && context.work.is_some() {
                 // Its KV was given up while it stood in the queue.
                 self.contexts.insert(id, context);
@@ -258,7 +259,7 @@ impl Scheduler {
         }
         if matches!(placed, Placed::Nothing) && !context.is_in_line() && job.is_none() {
             // It has come to its end, or is far enough ahead of its guest.
-            self.leave(&mut context);
+            self.leave(id, &mut context);
         }
         self.contexts.insert(id, context);
         if let Some((job, error)) = failure {
@@ -356,7 +357,7 @@ impl Scheduler {
             // Room is being made in this plan: not here. Before, nobody's pages were looked for.
             self.pin(context);
         }
-        self.note_placed(context);
+        self.note_placed(id, context);
         self.stats.n_tokens += (end - start) as u64;
         self.stats.n_tokens_again += n_again as u64;
         self.charge_row(context, class, start..end, n_again, plan);
@@ -411,7 +412,7 @@ impl Scheduler {
         if plan.victims.is_some() {
             self.pin(context);
         }
-        self.note_placed(context);
+        self.note_placed(id, context);
         let work = context.work.as_ref().expect("it has work");
         let draws = matches!(work, Work::Run(_));
         plan.rows.push(PlannedRow {
@@ -536,6 +537,9 @@ impl Scheduler {
             for &block in context.kv.blocks() {
                 if let Some((from, to)) = self.pages.move_in(block) {
                     plan.moves.push(Move::In(from, to));
+                    if self.pages.is_shared(block) {
+                        self.idle.note_shared_is_back();
+                    }
                     self.stats.n_swaps_in += 1;
                 }
             }

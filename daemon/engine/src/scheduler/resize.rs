@@ -63,8 +63,7 @@ impl Scheduler {
 
     /// What was promised is not there any more. Whoever still needs pages asks again.
     fn dismiss_all(&mut self) {
-        let admitted = self.contexts.iter().filter(|(_, context)| context.is_admitted());
-        let admitted: Vec<ContextId> = admitted.map(|(&id, _)| id).collect();
+        let admitted: Vec<ContextId> = self.admitted().map(|(id, _)| id).collect();
         for id in admitted {
             self.leave_by_id(id);
             self.enqueue(id);

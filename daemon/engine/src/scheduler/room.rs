@@ -5,16 +5,15 @@
 //! host memory; when that is full, the KV in the tail of the least deserving is given up and computed again later.
 //! Contexts that are admitted, and those of the step being planned, keep theirs.
 
-use super::{ContextState, Move, Plan, Scheduler};
-use crate::account::ActorId;
+use super::{ContextState, Move, Plan, SavedKey, Scheduler};
 use crate::command::ContextId;
 use crate::kv::BlockId;
 
 /// Whose pages may go.
-#[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) enum Victim {
     Context(ContextId),
-    Saved((ActorId, String)),
+    Saved(SavedKey),
 }
 
 /// Whose pages may go in the plan of one step, and how far that has come.

@@ -2,6 +2,7 @@
 
 use super::fair::Class;
 use super::{ContextState, Scheduler};
+use crate::command::ContextId;
 
 /// What work waits for that could be computed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,8 +34,9 @@ impl Scheduler {
     }
 
     /// As [`Self::note_waited`], of a context that gets a row.
-    pub(super) fn note_placed(&mut self, context: &mut ContextState) {
+    pub(super) fn note_placed(&mut self, id: ContextId, context: &mut ContextState) {
         context.last_step = self.step_planned();
+        self.idle.note_changed(id, &mut context.listing);
         self.note_waited(context, WaitsFor::Row(context.class()));
         context.ready_since = None;
     }

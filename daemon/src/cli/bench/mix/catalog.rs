@@ -19,7 +19,7 @@ macro_rules! builtin {
 }
 
 /// In the order in which they are listed.
-pub(super) const BUILTIN: [Builtin; 11] = builtin![
+pub(super) const BUILTIN: [Builtin; 12] = builtin![
     "prompts-beside-streams",
     "one-long",
     "stepping",
@@ -28,6 +28,7 @@ pub(super) const BUILTIN: [Builtin; 11] = builtin![
     "clients-256",
     "penalties",
     "two-users",
+    "one-beside-many",
     "loads",
     "wide",
     "verify",

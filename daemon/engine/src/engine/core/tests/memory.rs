@@ -1,5 +1,6 @@
 //! Memory that goes from one model of a device to another, over backends that show every mistake with pages.
 
+mod costs;
 mod house;
 
 use std::collections::HashMap;

@@ -194,6 +194,8 @@ pub(super) struct House {
     /// What the desk was told.
     pub(super) shared: Vec<Result<(), EngineError>>,
     stats: Option<EngineStats>,
+    /// What turns took.
+    pub(super) busy: Duration,
 }
 
 impl House {
@@ -211,6 +213,7 @@ impl House {
             n_tokens: 0,
             shared: Vec::new(),
             stats: None,
+            busy: Duration::ZERO,
         };
         kinds.iter().for_each(|&kind| house.add(kind, n_under_way));
         // As long as nobody has said what they have together, each has what it came with.
@@ -375,8 +378,9 @@ impl House {
     fn turn(&mut self) -> Next {
         let mut completions = Vec::new();
         let inputs = std::mem::take(&mut self.inputs);
-        let next =
-            self.core.turn(Instant::now(), inputs.into_iter(), &mut completions).expect("the engine lives");
+        let now = Instant::now();
+        let next = self.core.turn(now, inputs.into_iter(), &mut completions).expect("the engine lives");
+        self.busy += now.elapsed();
         completions.into_iter().for_each(|completion| self.take(completion));
         next
     }
