@@ -288,7 +288,7 @@ impl Scheduler {
             let standing = self.term(*id, need);
             let context = self.contexts.get_mut(id).expect("a member of a job exists");
             context.standing = standing;
-            self.idle.note_changed(*id, &mut context.listing);
+            self.holders.note_changed(*id, &mut context.listing);
         }
         Ok(())
     }
@@ -304,7 +304,7 @@ impl Scheduler {
         let first = self.contexts.get_mut(&ids[0]).expect("a member of a job exists");
         let rank = self.line.enter(ids[0], first.owner.actor, n_blocks);
         first.standing = Standing::InLine(rank);
-        self.idle.note_changed(ids[0], &mut first.listing);
+        self.holders.note_changed(ids[0], &mut first.listing);
     }
 
     /// Whoever stood at this place in the line has been admitted.
@@ -432,7 +432,7 @@ impl Scheduler {
             if is_admitted {
                 self.leave_line(rank);
                 context.standing = self.term(id, need);
-                self.idle.note_changed(id, &mut context.listing);
+                self.holders.note_changed(id, &mut context.listing);
                 self.note_waited(&mut context, WaitsFor::Pages);
             }
             let n_held = context.kv.blocks().len();
@@ -514,7 +514,7 @@ impl Scheduler {
 
     /// Ends a context's right to pages, or its place in the line.
     pub(super) fn leave(&mut self, id: ContextId, context: &mut ContextState) {
-        self.idle.note_changed(id, &mut context.listing);
+        self.holders.note_changed(id, &mut context.listing);
         match std::mem::take(&mut context.standing) {
             Standing::Admitted(term) => {
                 self.line.n_promised -= term.n_promised;

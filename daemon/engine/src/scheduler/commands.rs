@@ -3,7 +3,7 @@
 use super::admission::Standing;
 use super::cost::Costs;
 use super::fair::Seat;
-use super::idle::Listing;
+use super::holders::Listing;
 use super::room::Victim;
 use super::{ContextState, Saved, Scheduler};
 use crate::account::{ActorId, Owner, Resource};
@@ -108,7 +108,7 @@ impl Scheduler {
         window: AheadWindow,
     ) {
         let mut listing = Listing::default();
-        self.idle.note_changed(id, &mut listing);
+        self.holders.note_changed(id, &mut listing);
         let context = ContextState {
             caller,
             owner,
@@ -138,7 +138,7 @@ impl Scheduler {
             return Err(EngineError::NotSaved { name: key.1 });
         };
         saved.last_step = self.commons.step;
-        self.idle.note_saved(&key, &mut saved.listing);
+        self.holders.note_saved(&key, &mut saved.listing);
         let kv = saved.kv.fork(owner.account.clone(), &mut self.pages);
         let tokens = kv.view(&self.pages).to_vec();
         let seat = self.commons.queue.seat(&owner);
@@ -246,14 +246,14 @@ impl Scheduler {
         let footprint = Footprint::new(&owner.account, context.kv.tokens.len())?;
         if let Some(mut earlier) = self.saved.remove(&key) {
             earlier.kv.forget(&mut self.pages);
-            self.idle.forget(Victim::Saved(key.clone()), earlier.listing);
+            self.holders.forget(Victim::Saved(key.clone()), earlier.listing);
         } else {
             owner.account.charge(Resource::Contexts, 1)?;
         }
         let kv = context.kv.fork(owner.account.clone(), &mut self.pages);
         self.commons.queue.charge(&context.seat, Costs::command_ns(kv.blocks().len()));
         let mut listing = Listing::default();
-        self.idle.note_saved(&key, &mut listing);
+        self.holders.note_saved(&key, &mut listing);
         let last_step = self.commons.step;
         self.saved.insert(key, Saved { kv, _footprint: footprint, owner, last_step, listing });
         Ok(())
@@ -265,7 +265,7 @@ impl Scheduler {
             return Err(EngineError::NotSaved { name: key.1 });
         };
         saved.kv.forget(&mut self.pages);
-        self.idle.forget(Victim::Saved(key), saved.listing);
+        self.holders.forget(Victim::Saved(key), saved.listing);
         saved.owner.account.release(Resource::Contexts, 1);
         Ok(())
     }
@@ -276,7 +276,7 @@ impl Scheduler {
         if let Some(mut context) = self.contexts.remove(&id) {
             context.kv.forget(&mut self.pages);
             let ContextState { seat, slot, listing, .. } = *context;
-            self.idle.forget(Victim::Context(id), listing);
+            self.holders.forget(Victim::Context(id), listing);
             self.commons.queue.vacate(seat);
             self.free_slots.push(slot);
         }

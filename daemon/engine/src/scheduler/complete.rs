@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::admission::Standing;
 use super::plan::PlannedRow;
-use super::{ContextState, Plan, Scheduler};
+use super::{ContextState, Plan, Scheduler, StepUnderWay};
 use crate::account::Resource;
 use crate::batch::{Input, Output};
 use crate::command::Answer;
@@ -17,7 +17,8 @@ impl Scheduler {
     ///
     /// `elapsed_ns` is how long the step took.
     pub(crate) fn complete(&mut self, mut plan: Plan, outputs: Vec<Output>, elapsed_ns: u64) {
-        assert_eq!(self.steps_under_way.pop_front(), Some(plan.step), "steps are taken in in their order");
+        let under_way = self.steps_under_way.pop_front().filter(|under_way| under_way.step == plan.step);
+        self.keep_ids(under_way.expect("steps are taken in in their order"));
         self.stats.n_steps += 1;
         self.stats.n_rows += plan.rows.len() as u64;
         self.stats.device_busy += Duration::from_nanos(elapsed_ns);
@@ -101,6 +102,13 @@ impl Scheduler {
         assert!(outputs.next().is_none(), "the backend returned more than was asked");
         plan.clear();
         self.spare_plans.push(plan);
+    }
+
+    /// Keeps the memory of a step that is not under way any more.
+    fn keep_ids(&mut self, under_way: StepUnderWay) {
+        let mut ids = under_way.ids;
+        ids.clear();
+        self.spare_ids.push(ids);
     }
 }
 

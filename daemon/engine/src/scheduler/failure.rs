@@ -24,7 +24,7 @@ impl Scheduler {
     /// Takes back a step that failed after its first `n_moved` moves: the work of its rows ends with the error, and
     /// what it would have written is computed again when it is asked for.
     pub(crate) fn fail_step(&mut self, plan: &Plan, n_moved: usize, error: &EngineError) {
-        self.steps_under_way.retain(|&step| step != plan.step);
+        self.steps_under_way.retain(|under_way| under_way.step != plan.step);
         self.pages.note_tellings_lost();
         let mut jobs = Vec::new();
         for row in &plan.rows {

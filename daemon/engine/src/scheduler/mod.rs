@@ -26,7 +26,7 @@ mod complete;
 mod cost;
 mod failure;
 mod fair;
-mod idle;
+mod holders;
 mod joint;
 mod late;
 mod parts;
@@ -58,7 +58,7 @@ use bounds::Pace;
 use cost::Costs;
 pub(crate) use fair::Turn;
 use fair::{Class, FairQueue, Lane, Seat};
-use idle::{Idle, Listing};
+use holders::{Holders, Listing};
 use joint::Jobs;
 use returns::Returns;
 use spares::Spares;
@@ -137,6 +137,14 @@ struct UnderWay {
 
 /// Whose a saved context is, and its name.
 type SavedKey = (ActorId, String);
+
+/// A step that was planned and has not been taken in.
+#[derive(Debug)]
+struct StepUnderWay {
+    step: u64,
+    /// Whose rows it has.
+    ids: Vec<ContextId>,
+}
 
 /// A context kept under a name.
 #[derive(Debug)]
@@ -241,7 +249,7 @@ pub(crate) struct Scheduler {
     commons: Commons,
     /// Contexts that have to wait for pages.
     line: Line,
-    idle: Idle,
+    holders: Holders,
     source: Source,
     /// Pages that the model can have if others have what they cannot do without.
     n_pages_most: usize,
@@ -255,10 +263,12 @@ pub(crate) struct Scheduler {
     last_decode_step: u64,
     /// The number of the last step planned.
     step: u64,
-    /// The numbers of the steps that were planned and not taken in.
-    steps_under_way: VecDeque<u64>,
+    /// The steps that were planned and not taken in.
+    steps_under_way: VecDeque<StepUnderWay>,
     /// Plans that were taken in, for their memory.
     spare_plans: Vec<Plan>,
+    /// Of steps that were taken in, for their memory.
+    spare_ids: Vec<Vec<ContextId>>,
     stats: EngineStats,
     outbox: Outbox,
 }
@@ -279,7 +289,7 @@ impl Scheduler {
             n_slots: 0,
             commons: Commons::default(),
             line: Line::default(),
-            idle: Idle::default(),
+            holders: Holders::default(),
             source: Source::default(),
             n_pages_most: limits.n_pages,
             n_markings: 0,
@@ -292,6 +302,7 @@ impl Scheduler {
             step: 0,
             steps_under_way: VecDeque::new(),
             spare_plans: Vec::new(),
+            spare_ids: Vec::new(),
             stats: EngineStats::default(),
             outbox,
             limits,
@@ -389,7 +400,7 @@ impl Scheduler {
             return;
         }
         context.is_queued = true;
-        self.idle.note_changed(id, &mut context.listing);
+        self.holders.note_changed(id, &mut context.listing);
         let class = context.class();
         let n_rows = match class {
             // As many as it has tokens, if that is a verification.

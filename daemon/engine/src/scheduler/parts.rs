@@ -8,6 +8,7 @@ use std::cmp::Ordering;
 
 use smallvec::SmallVec;
 
+use super::holders::Does;
 use super::resize::Taking;
 use super::room::Victim;
 use super::{Plan, Scheduler, Turn};
@@ -127,9 +128,15 @@ impl Scheduler {
         for &id in kept {
             self.mark_held(&Victim::Context(id), marking);
         }
-        let (mut n_found, last) = self.mark_idle(n_pages, marking);
-        if n_found >= n_pages {
-            return last.map(|step| Sacrifice::Idle { step });
+        let mut n_found = 0;
+        self.put_holders_in_order();
+        let mut last = self.next_holder(None);
+        while let Some(holder) = last.take_if(|holder| holder.does == Does::Nothing) {
+            n_found += self.mark_held(&holder.victim, marking);
+            if n_found >= n_pages {
+                return Some(Sacrifice::Idle { step: holder.last_step });
+            }
+            last = self.next_holder(Some(&holder));
         }
         let mut nearest: Option<Turn> = None;
         let in_line = self.line.last_first().map(|id| (id, Standing::InLine));
@@ -153,7 +160,7 @@ impl Scheduler {
     }
 
     /// Marks what a victim holds on the device; returns how many pages that no marking had reached.
-    pub(super) fn mark_held(&mut self, victim: &Victim, marking: u64) -> usize {
+    fn mark_held(&mut self, victim: &Victim, marking: u64) -> usize {
         let Self { contexts, saved, pages, .. } = self;
         let kv = match victim {
             Victim::Context(id) => contexts.get(id).map(|context| &context.kv),

@@ -8,7 +8,7 @@ use super::bounds::DecodeBound;
 use super::cost::{Costs, StepWork};
 use super::fair::Class;
 use super::room::Victims;
-use super::{ContextState, Scheduler, UnderWay};
+use super::{ContextState, Scheduler, StepUnderWay, UnderWay};
 use crate::account::Resource;
 use crate::backend::PAGE_LEN;
 use crate::batch::{self, Batch, HostPageId, Input, PageCopy, PageId, Row};
@@ -151,7 +151,9 @@ impl Scheduler {
         self.place_class(Class::Prompt, self.limits.n_rows_max, n_tokens, &mut plan, &mut waiting);
         waiting.into_iter().for_each(|id| self.enqueue(id));
         if plan.has_rows() {
-            self.steps_under_way.push_back(plan.step);
+            let mut ids = self.spare_ids.pop().unwrap_or_default();
+            ids.extend(plan.rows.iter().map(|row| row.id));
+            self.steps_under_way.push_back(StepUnderWay { step: plan.step, ids });
             self.commons.step += 1;
         }
         if !plan.moves.is_empty() {
@@ -199,7 +201,7 @@ impl Scheduler {
             let Some(id) = self.commons.queue.pop(self.lane(class)) else { return };
             let Some(mut context) = self.contexts.remove(&id) else { continue };
             context.is_queued = false;
-            self.idle.note_changed(id, &mut context.listing);
+            self.holders.note_changed(id, &mut context.listing);
             if context.class() != class && context.work.is_some() {
                 // Its KV was given up while it stood in the queue.
                 self.contexts.insert(id, context);
@@ -537,11 +539,11 @@ impl Scheduler {
             for &block in context.kv.blocks() {
                 if let Some((from, to)) = self.pages.move_in(block) {
                     plan.moves.push(Move::In(from, to));
-                    if self.pages.is_shared(block) {
-                        self.idle.note_shared_is_back();
-                    }
                     self.stats.n_swaps_in += 1;
                 }
+            }
+            if context.kv.n_alone(&self.pages) < context.kv.blocks().len() {
+                self.holders.note_shared_are_back();
             }
         }
         let account = &context.owner.account;

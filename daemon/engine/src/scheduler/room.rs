@@ -5,9 +5,10 @@
 //! host memory; when that is full, the KV in the tail of the least deserving is given up and computed again later.
 //! Contexts that are admitted, and those of the step being planned, keep theirs.
 
+use super::holders::{Does, Holder};
 use super::{ContextState, Move, Plan, SavedKey, Scheduler};
 use crate::command::ContextId;
-use crate::kv::BlockId;
+use crate::kv::{BlockId, Sequence};
 
 /// Whose pages may go.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -19,11 +20,47 @@ pub(super) enum Victim {
 /// Whose pages may go in the plan of one step, and how far that has come.
 #[derive(Debug, Default)]
 pub(super) struct Victims {
-    list: Vec<Victim>,
+    /// Those that may have pages to move, the least deserving first, as far as anybody asked.
+    list: Vec<Listed>,
+    /// Whether those in line are in the list: they come between those that wait for nothing and those that are queued.
+    line: Line,
+    /// The last in the list that holds pages freely.
+    last_holder: Option<Holder>,
     /// The first whose pages may still move, and how many of its blocks were not looked at yet.
     moving: (usize, Option<usize>),
-    /// The first that may still give up its tail.
-    giving_up: usize,
+    /// The last that was looked at of those that have nothing on the device; the first of the list that may still give up
+    /// its tail.
+    giving_up: (Option<Holder>, usize),
+}
+
+#[derive(Debug)]
+enum Listed {
+    Holder(Holder),
+    InLine(Victim),
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Line {
+    #[default]
+    Ahead,
+    Listed,
+}
+
+impl Listed {
+    fn victim(&self) -> &Victim {
+        match self {
+            Self::Holder(holder) => &holder.victim,
+            Self::InLine(victim) => victim,
+        }
+    }
+
+    /// Whether one that holds pages freely deserves them no more.
+    fn comes_after(&self, other: &Holder) -> bool {
+        match self {
+            Self::Holder(holder) => other <= holder,
+            Self::InLine(_) => other.does == Does::Nothing,
+        }
+    }
 }
 
 impl Scheduler {
@@ -37,7 +74,7 @@ impl Scheduler {
         let mut victims = match plan.victims.take() {
             Some(victims) => victims,
             None => {
-                self.pin_what_is_under_way();
+                self.pin_what_is_under_way(plan);
                 self.victims()
             }
         };
@@ -55,42 +92,36 @@ impl Scheduler {
     }
 
     /// Rows that were planned, for this step too, find their pages where they were; what they bring is expected in them.
-    fn pin_what_is_under_way(&mut self) {
-        let Self { contexts, pages, .. } = self;
-        for context in contexts.values().filter(|context| context.under_way.is_some()) {
-            context.kv.blocks().iter().for_each(|&block| pages.pin(block));
+    fn pin_what_is_under_way(&mut self, plan: &Plan) {
+        let Self { contexts, pages, steps_under_way, .. } = self;
+        let before = steps_under_way.iter().flat_map(|under_way| &under_way.ids);
+        for id in before.chain(plan.rows.iter().map(|row| &row.id)) {
+            if let Some(context) = contexts.get(id).filter(|context| context.under_way.is_some()) {
+                context.kv.blocks().iter().for_each(|&block| pages.pin(block));
+            }
         }
     }
 
-    /// Whose pages may go, the least deserving first.
-    pub(super) fn victims(&self) -> Victims {
-        let idle = self.idle_victims();
-        // They could go on with what they hold.
-        let queued = self.contexts.iter().filter(|(_, context)| context.is_queued && context.holds_freely());
-        let mut queued: Vec<(u64, Victim)> =
-            queued.map(|(&id, context)| (context.last_step, Victim::Context(id))).collect();
-        queued.sort_unstable();
-        let list = idle.into_iter().map(|(_, victim)| victim);
-        let list = list.chain(self.line.last_first().map(Victim::Context));
-        Victims {
-            list: list.chain(queued.into_iter().map(|(_, victim)| victim)).collect(),
-            ..Victims::default()
-        }
+    /// Whose pages may go.
+    pub(super) fn victims(&mut self) -> Victims {
+        self.put_holders_in_order();
+        Victims::default()
     }
 
-    /// Contexts that wait for nothing and hold something, and the device's steps in which they were served last, the
-    /// longest ago first.
-    pub(super) fn idle_victims(&self) -> Vec<(u64, Victim)> {
-        let mut idle: Vec<(u64, Victim)> = Vec::new();
-        // What holds nothing has nothing to give; a user may have saved thousands.
-        for (key, saved) in self.saved.iter().filter(|(_, saved)| !saved.kv.blocks().is_empty()) {
-            idle.push((saved.last_step, Victim::Saved(key.clone())));
+    /// Sees to it that the list goes as far as this; `false` if there are not as many.
+    fn list_victims(&mut self, victims: &mut Victims, idx: usize) -> bool {
+        while victims.list.len() <= idx {
+            let next = self.next_holder(victims.last_holder.as_ref());
+            if victims.line == Line::Ahead && next.as_ref().is_none_or(|next| next.does == Does::Queues) {
+                victims.line = Line::Listed;
+                victims.list.extend(self.line.last_first().map(|id| Listed::InLine(Victim::Context(id))));
+                continue;
+            }
+            let Some(next) = next else { return false };
+            victims.list.push(Listed::Holder(next.clone()));
+            victims.last_holder = Some(next);
         }
-        let contexts =
-            self.contexts.iter().filter(|(_, context)| !context.is_queued && context.holds_freely());
-        idle.extend(contexts.map(|(&id, context)| (context.last_step, Victim::Context(id))));
-        idle.sort_unstable();
-        idle
+        true
     }
 
     /// Takes one page from the least deserving that has one to give.
@@ -116,60 +147,62 @@ impl Scheduler {
     }
 
     /// The last block on the device of the first victim that has one.
-    fn next_to_move(&self, victims: &mut Victims, marking: u64) -> Option<(usize, BlockId)> {
+    fn next_to_move(&mut self, victims: &mut Victims, marking: u64) -> Option<(usize, BlockId)> {
         loop {
-            let (idx, n_blocks) = &mut victims.moving;
-            let blocks = match victims.list.get(*idx)? {
-                Victim::Context(id) => self.contexts.get(id).map(|context| context.kv.blocks()),
-                Victim::Saved(key) => self.saved.get(key).map(|saved| saved.kv.blocks()),
-            };
-            let blocks = blocks.unwrap_or_default();
+            let (idx, n_blocks) = victims.moving;
+            if !self.list_victims(victims, idx) {
+                return None;
+            }
+            let blocks = self.kv_of(victims.list[idx].victim()).map_or(&[][..], Sequence::blocks);
             let n = n_blocks.map_or(blocks.len(), |n| n.min(blocks.len()));
             let may_go = |&block: &BlockId| self.pages.page(block).is_some() && !self.is_kept(block, marking);
             match blocks[..n].iter().rposition(may_go) {
                 Some(block_idx) => {
-                    *n_blocks = Some(block_idx + 1);
-                    return Some((*idx, blocks[block_idx]));
+                    victims.moving = (idx, Some(block_idx + 1));
+                    return Some((idx, blocks[block_idx]));
                 }
-                None => victims.moving = (*idx + 1, None),
+                None => victims.moving = (idx + 1, None),
             }
         }
     }
 
-    /// Gives up the last block of the least deserving that holds one which nobody is to keep.
+    /// Gives up the last block of the least deserving that holds one which nobody is to keep: of one that has nothing on the
+    /// device and deserves no more than the last of the list that may, or of one in the list.
     fn give_up_one(&mut self, victims: &mut Victims, last_idx: usize, marking: u64) -> bool {
-        while victims.giving_up <= last_idx {
-            let kv = match &victims.list[victims.giving_up] {
-                Victim::Context(id) => self.contexts.get(id).map(|context| &context.kv),
-                Victim::Saved(key) => self.saved.get(key).map(|saved| &saved.kv),
-            };
-            // A tail that others keep stays with them; this one lets go of it to come at what it holds alone.
-            let may_give = kv.is_some_and(|kv| {
-                kv.blocks().last().is_some_and(|&last| !self.pages.is_pinned(last))
-                    && kv.blocks().iter().any(|&block| !self.is_kept(block, marking))
-            });
-            if may_give {
-                let kv = match &victims.list[victims.giving_up] {
-                    Victim::Context(id) => self.contexts.get_mut(id).map(|context| &mut context.kv),
-                    Victim::Saved(key) => self.saved.get_mut(key).map(|saved| &mut saved.kv),
-                };
-                kv.expect("it was there").give_up_last_block(&mut self.pages);
-                self.stats.n_pages_given_up += 1;
-                return true;
+        let (mut aside, mut idx) = std::mem::take(&mut victims.giving_up);
+        let found = loop {
+            let up_to = &victims.list[last_idx];
+            match self.next_aside(aside.as_ref(), |holder| up_to.comes_after(holder)) {
+                Some(holder) if self.may_give_up(&holder.victim, marking) => break Some(holder.victim),
+                Some(holder) => aside = Some(holder),
+                None => {
+                    while idx <= last_idx && !self.may_give_up(victims.list[idx].victim(), marking) {
+                        idx += 1;
+                    }
+                    break (idx <= last_idx).then(|| victims.list[idx].victim().clone());
+                }
             }
-            victims.giving_up += 1;
-        }
-        false
+        };
+        victims.giving_up = (aside, idx);
+        let Some(victim) = found else { return false };
+        let kv = match &victim {
+            Victim::Context(id) => self.contexts.get_mut(id).map(|context| &mut context.kv),
+            Victim::Saved(key) => self.saved.get_mut(key).map(|saved| &mut saved.kv),
+        };
+        kv.expect("it may give something up").give_up_last_block(&mut self.pages);
+        self.stats.n_pages_given_up += 1;
+        true
+    }
+
+    /// Whether it is of use that a victim lets go of its tail. One that others keep stays with them; then this one comes at
+    /// what it holds alone.
+    fn may_give_up(&self, victim: &Victim, marking: u64) -> bool {
+        let blocks = self.kv_of(victim).map_or(&[][..], Sequence::blocks);
+        blocks.last().is_some_and(|&last| !self.pages.is_pinned(last))
+            && blocks.iter().any(|&block| !self.is_kept(block, marking))
     }
 
     fn is_kept(&self, block: BlockId, marking: u64) -> bool {
         self.pages.is_marked(block, marking) || self.pages.is_pinned(block)
-    }
-}
-
-impl ContextState {
-    /// Whether it holds blocks that it was not admitted for and does not stand in line with.
-    fn holds_freely(&self) -> bool {
-        !self.is_admitted() && !self.is_in_line() && !self.kv.blocks().is_empty()
     }
 }

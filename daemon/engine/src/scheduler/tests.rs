@@ -458,7 +458,7 @@ impl World {
     }
 
     fn check(&self) {
-        self.scheduler.check_idle();
+        self.scheduler.check_holders();
         self.scheduler.check_admitted();
         let mut holders = HashMap::new();
         let mut bundles: HashMap<_, Vec<Arc<Account>>> = HashMap::new();

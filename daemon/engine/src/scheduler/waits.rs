@@ -36,7 +36,7 @@ impl Scheduler {
     /// As [`Self::note_waited`], of a context that gets a row.
     pub(super) fn note_placed(&mut self, id: ContextId, context: &mut ContextState) {
         context.last_step = self.step_planned();
-        self.idle.note_changed(id, &mut context.listing);
+        self.holders.note_changed(id, &mut context.listing);
         self.note_waited(context, WaitsFor::Row(context.class()));
         context.ready_since = None;
     }

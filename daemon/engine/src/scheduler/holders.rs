@@ -1,0 +1,214 @@
+//! Contexts and saved contexts that may lose pages without asking for them again at once: who waits for nothing, and who
+//! stands in the queue with pages that it was not admitted for. Whoever was served longest ago comes first.
+//!
+//! While somebody stands in line it is asked at each step who could make room; there may be thousands who wait for
+//! nothing. So their order is kept. What changes about a context is only noted, once, and looked at when the order is
+//! read: as long as nobody reads it, it costs nothing. Those that are found to have nothing on the device are put aside
+//! until they change, or until a page that several hold comes back.
+
+use std::collections::BTreeSet;
+use std::ops::Bound;
+
+use rustc_hash::FxHashSet;
+
+use super::room::Victim;
+use super::{ContextState, SavedKey, Scheduler};
+use crate::command::ContextId;
+use crate::kv::Sequence;
+
+/// What somebody does who holds pages freely. Those who wait for nothing lose theirs first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Does {
+    Nothing,
+    Queues,
+}
+
+/// A place in the order.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Holder {
+    pub(super) does: Does,
+    /// The device's step when it was served last.
+    pub(super) last_step: u64,
+    pub(super) victim: Victim,
+}
+
+/// What the order knows of a context.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Listing {
+    at: Option<(Does, u64)>,
+    /// Whether it may have to stand elsewhere.
+    is_changed: bool,
+}
+
+/// Who holds pages freely.
+#[derive(Debug, Default)]
+pub(super) struct Holders {
+    order: BTreeSet<Holder>,
+    /// Those that have nothing on the device.
+    aside: BTreeSet<Holder>,
+    changed: FxHashSet<Victim>,
+}
+
+impl Holders {
+    /// A context is queued or taken from the queue, admitted or not any more, in line, served, or new.
+    pub(super) fn note_changed(&mut self, id: ContextId, listing: &mut Listing) {
+        if !std::mem::replace(&mut listing.is_changed, true) {
+            self.changed.insert(Victim::Context(id));
+        }
+    }
+
+    /// A saved context is new, or was opened.
+    pub(super) fn note_saved(&mut self, key: &SavedKey, listing: &mut Listing) {
+        if !std::mem::replace(&mut listing.is_changed, true) {
+            self.changed.insert(Victim::Saved(key.clone()));
+        }
+    }
+
+    /// Pages that several hold are on the device again.
+    pub(super) fn note_shared_are_back(&mut self) {
+        self.order.append(&mut self.aside);
+    }
+
+    /// A context is gone.
+    pub(super) fn forget(&mut self, victim: Victim, listing: Listing) {
+        self.changed.remove(&victim);
+        self.remove(listing, victim);
+    }
+
+    fn remove(&mut self, listing: Listing, victim: Victim) {
+        if let Some((does, last_step)) = listing.at {
+            let holder = Holder { does, last_step, victim };
+            let _ = self.order.remove(&holder) || self.aside.remove(&holder);
+        }
+    }
+
+    /// The one in the order that follows.
+    fn next(&self, after: Option<&Holder>) -> Option<&Holder> {
+        let from = after.map_or(Bound::Unbounded, Bound::Excluded);
+        self.order.range((from, Bound::Unbounded)).next()
+    }
+}
+
+impl Scheduler {
+    /// Brings the order up to date.
+    pub(super) fn put_holders_in_order(&mut self) {
+        let mut changed = std::mem::take(&mut self.holders.changed);
+        changed.retain(|victim| {
+            let at = match victim {
+                Victim::Context(id) => match self.contexts.get(id) {
+                    Some(context) => context.does().map(|does| (does, context.last_step)),
+                    // One that is being looked at.
+                    None => return true,
+                },
+                Victim::Saved(key) => self.saved.get(key).map(|saved| (Does::Nothing, saved.last_step)),
+            };
+            let listing = self.listing(victim).expect("who is gone is forgotten");
+            let before = std::mem::replace(listing, Listing { at, is_changed: false });
+            self.holders.remove(before, victim.clone());
+            if let Some((does, last_step)) = at {
+                self.holders.order.insert(Holder { does, last_step, victim: victim.clone() });
+            }
+            false
+        });
+        self.holders.changed = changed;
+    }
+
+    /// Whoever follows in the order and has anything on the device.
+    pub(super) fn next_holder(&mut self, after: Option<&Holder>) -> Option<Holder> {
+        loop {
+            let holder = self.holders.next(after)?.clone();
+            if self.kv_of(&holder.victim).is_some_and(|kv| self.has_pages(kv)) {
+                return Some(holder);
+            }
+            self.holders.order.remove(&holder);
+            self.holders.aside.insert(holder);
+        }
+    }
+
+    /// Whoever follows among those that hold something and have nothing of it on the device, as far as they may be asked.
+    pub(super) fn next_aside(
+        &mut self,
+        after: Option<&Holder>,
+        may_be_asked: impl Fn(&Holder) -> bool,
+    ) -> Option<Holder> {
+        let mut after = after.cloned();
+        loop {
+            let from = after.as_ref().map_or(Bound::Unbounded, Bound::Excluded);
+            let holder = self.holders.aside.range((from, Bound::Unbounded)).next()?;
+            if !may_be_asked(holder) {
+                return None;
+            }
+            let holder = holder.clone();
+            let holds_any = self.kv_of(&holder.victim).map(|kv| !kv.blocks().is_empty());
+            match (holds_any, self.listing(&holder.victim)) {
+                (Some(true), _) => return Some(holder),
+                // It has given up all.
+                (_, Some(listing)) => {
+                    listing.at = None;
+                    self.holders.aside.remove(&holder);
+                }
+                // It is the one that room is made for.
+                _ => after = Some(holder),
+            }
+        }
+    }
+
+    pub(super) fn kv_of(&self, victim: &Victim) -> Option<&Sequence> {
+        match victim {
+            Victim::Context(id) => self.contexts.get(id).map(|context| &context.kv),
+            Victim::Saved(key) => self.saved.get(key).map(|saved| &saved.kv),
+        }
+    }
+
+    fn listing(&mut self, victim: &Victim) -> Option<&mut Listing> {
+        match victim {
+            Victim::Context(id) => self.contexts.get_mut(id).map(|context| &mut context.listing),
+            Victim::Saved(key) => self.saved.get_mut(key).map(|saved| &mut saved.listing),
+        }
+    }
+
+    fn has_pages(&self, kv: &Sequence) -> bool {
+        kv.blocks().iter().any(|&block| self.pages.page(block).is_some())
+    }
+
+    /// That everybody who holds pages freely stands in its place, or is known to have changed, and nobody else does.
+    #[cfg(test)]
+    pub(super) fn check_holders(&self) {
+        let Holders { order, aside, changed } = &self.holders;
+        let contexts = self.contexts.iter().map(|(&id, context)| {
+            let at = context.does().map(|does| (does, context.last_step));
+            (Victim::Context(id), at, &context.kv, context.listing)
+        });
+        let saved = self.saved.iter().map(|(key, saved)| {
+            let at = Some((Does::Nothing, saved.last_step));
+            (Victim::Saved(key.clone()), at, &saved.kv, saved.listing)
+        });
+        let mut n_listed = 0;
+        for (victim, at, kv, listing) in contexts.chain(saved) {
+            let of_listing =
+                listing.at.map(|(does, last_step)| Holder { does, last_step, victim: victim.clone() });
+            let is_in =
+                |set: &BTreeSet<Holder>| of_listing.as_ref().is_some_and(|holder| set.contains(holder));
+            n_listed += usize::from(listing.at.is_some());
+            assert_eq!(listing.at.is_some(), is_in(order) != is_in(aside), "{victim:?} has one place");
+            assert_eq!(listing.is_changed, changed.contains(&victim), "{victim:?}");
+            if listing.is_changed {
+                continue;
+            }
+            assert!(listing.at == at || listing.at.is_none() && kv.blocks().is_empty(), "{victim:?}: {at:?}");
+            assert!(at.is_none() || !self.has_pages(kv) || is_in(order), "{victim:?} has pages");
+        }
+        assert_eq!(n_listed, order.len() + aside.len(), "who is gone is forgotten");
+    }
+}
+
+impl ContextState {
+    /// What it does, if nothing that it was admitted for, or stands in line with.
+    fn does(&self) -> Option<Does> {
+        match self.is_queued {
+            _ if self.is_admitted() || self.is_in_line() => None,
+            true => Some(Does::Queues),
+            false => Some(Does::Nothing),
+        }
+    }
+}
