@@ -56,10 +56,10 @@ fn a_stream_of_one_user_is_not_starved_by_many_of_another() {
         return;
     }
     block_on(async {
-        let model = engine("tiny", Sizes { n_pages: 2048, ..Sizes::default() });
+        let engine = engine("tiny", Sizes { n_pages: 2048, ..Sizes::default() });
         let stream = |user, seed| {
             let n_tokens = Arc::<AtomicU64>::default();
-            (Stream { model: ModelHandle::clone(&model), user, seed, n_tokens: n_tokens.clone() }, n_tokens)
+            (Stream { model: engine.handle().clone(), user, seed, n_tokens: n_tokens.clone() }, n_tokens)
         };
         let (is_over, begun) = (Arc::new(AtomicBool::new(false)), Arc::new(Barrier::new(N_MANY + 1)));
         let (mut many, mut counts) = (Vec::new(), Vec::new());
