@@ -171,6 +171,12 @@ impl Scheduler {
         kv.blocks().iter().any(|&block| self.pages.page(block).is_some())
     }
 
+    /// How many are looked at for pages.
+    #[cfg(test)]
+    pub(crate) fn n_holders(&self) -> usize {
+        self.holders.order.len() + self.holders.changed.len()
+    }
+
     /// That everybody who holds pages freely stands in its place, or is known to have changed, and nobody else does.
     #[cfg(test)]
     pub(super) fn check_holders(&self) {

@@ -63,6 +63,39 @@ fn idleness_earns_no_credit() {
 }
 
 #[test]
+fn users_then_their_sessions_then_their_guests_are_due_equal_parts() {
+    let mut queue = FairQueue::default();
+    let owners = [owner(1, 1, 1), owner(1, 1, 2), owner(1, 2, 3), owner(2, 3, 4)];
+    let seats = owners.map(|owner| queue.seat(&owner));
+    let n_rows = [2, 1, 7, 1];
+    for (idx, seat) in seats.iter().enumerate() {
+        queue.push(seat, DECODE, idx, n_rows[idx]);
+    }
+    queue.push(&seats[0], DECODE, 4, 3);
+    queue.push(&seats[3], PROMPT, 5, 1);
+    let due = |queue: &FairQueue<usize>| {
+        let mut due: Vec<_> = queue.shares(DECODE).map(|share| (share.n_parts, share.n_rows)).collect();
+        due.sort_unstable();
+        due
+    };
+    assert_eq!(due(&queue), [(2, 1), (4, 7), (8, 1), (8, 5)]);
+    assert_eq!(queue.n_rows(DECODE), 14);
+    let other = queue.shares(DECODE).find(|share| share.n_parts == 2).expect("it waits");
+    assert_eq!(queue.share_if_back(other, DECODE), None);
+    // The other user's item is taken, and its guest due its part all the same, should it come back.
+    queue.charge(&seats[0], 1);
+    queue.charge(&seats[1], 1);
+    queue.charge(&seats[2], 1);
+    assert_eq!(queue.pop(DECODE), Some(3));
+    assert_eq!(due(&queue), [(2, 7), (4, 1), (4, 5)]);
+    assert_eq!(queue.share_if_back(other, DECODE), Some(other));
+    while queue.pop(DECODE).is_some() {}
+    assert_eq!((due(&queue), queue.n_rows(DECODE)), (Vec::new(), 0));
+    let back = queue.share_if_back(other, DECODE).expect("it does not wait");
+    assert_eq!((back.n_parts, back.n_rows), (1, 1));
+}
+
+#[test]
 fn nothing_is_lost() {
     let mut queue = FairQueue::default();
     let owners = [owner(1, 1, 1), owner(1, 2, 2), owner(2, 3, 3)].map(|owner| queue.seat(&owner));

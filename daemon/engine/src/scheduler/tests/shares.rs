@@ -43,6 +43,8 @@ enum Kind {
     Streams,
     /// Verifications of so many guessed tokens, each as soon as the last is answered.
     Guesses(usize),
+    /// As above, each a step after the last is answered.
+    LateGuesses(usize),
     /// One job over all contexts, as soon as the last is answered.
     Jobs,
 }
@@ -60,6 +62,8 @@ struct House {
     /// What the guests have, each with how many rows it got.
     of_guests: Vec<(Guest, CallerId, Vec<ContextId>, u64)>,
     asked: Vec<Asked>,
+    /// What is asked after the step that is under way.
+    late: Vec<(usize, Vec<ContextId>)>,
     us: u64,
     n_rows_of_steps: Vec<usize>,
 }
@@ -81,6 +85,7 @@ impl House {
             under_way: VecDeque::new(),
             of_guests: Vec::new(),
             asked: Vec::new(),
+            late: Vec::new(),
             us: 0,
             n_rows_of_steps: Vec::new(),
         };
@@ -114,7 +119,7 @@ impl House {
         self.of_guests.push((guest, caller, ids.clone(), 0));
         match guest.kind {
             Kind::Streams => {}
-            Kind::Guesses(_) => ids.into_iter().for_each(|id| self.ask(idx, vec![id])),
+            Kind::Guesses(_) | Kind::LateGuesses(_) => ids.into_iter().for_each(|id| self.ask(idx, vec![id])),
             Kind::Jobs => self.ask(idx, ids),
         }
     }
@@ -126,7 +131,7 @@ impl House {
         // Always the same one.
         let edit = Edit { appended: vec![1], ..Edit::default() };
         self.scheduler.apply(match guest.kind {
-            Kind::Guesses(n) => {
+            Kind::Guesses(n) | Kind::LateGuesses(n) => {
                 let ask = Ask::Verify { sampler, guess: Guess::Chain(vec![5; n]) };
                 Operation::Ask { id: ids[0], edit, ask, tag }
             }
@@ -169,10 +174,16 @@ impl House {
         self.n_rows_of_steps.push(n_rows);
         self.scheduler.complete(plan, outputs, 1_000 * us);
         self.guests.deliver(&self.scheduler, Port::Direct);
+        for (guest_idx, ids) in std::mem::take(&mut self.late) {
+            self.ask(guest_idx, ids);
+        }
         for idx in (0..self.asked.len()).rev() {
             if self.asked[idx].place.try_take().is_some() {
                 let Asked { guest_idx, ids, .. } = self.asked.swap_remove(idx);
-                self.ask(guest_idx, ids);
+                match self.of_guests[guest_idx].0.kind {
+                    Kind::LateGuesses(_) => self.late.push((guest_idx, ids)),
+                    _ => self.ask(guest_idx, ids),
+                }
             }
         }
     }
@@ -193,9 +204,7 @@ fn parts_of_alone(device: Device, guests: &[Guest]) -> Vec<f64> {
     let mut house = House::new(device, guests);
     house.paces(100);
     let together = house.paces(2_000);
-    let parts: Vec<f64> = together.iter().zip(&alone).map(|(together, alone)| together / alone).collect();
-    println!("{device:?} {guests:?}: {parts:.3?}");
-    parts
+    together.iter().zip(&alone).map(|(together, alone)| together / alone).collect()
 }
 
 #[test]
@@ -268,6 +277,19 @@ fn steps_are_full_again_soon_after_the_others_have_left() {
     house.n_rows_of_steps.clear();
     house.paces(50);
     assert!(house.n_rows_of_steps.iter().all(|&n_rows| n_rows == 120), "{:?}", house.n_rows_of_steps);
+}
+
+#[test]
+fn a_guest_that_is_a_step_late_finds_no_long_step_under_way() {
+    for n_under_way in [1, 2] {
+        let late = Guest { kind: Kind::LateGuesses(1), ..streams(1, 1, 1) };
+        let mut house = House::new(Device { n_under_way, ..CPU }, &[late, streams(2, 2, 120)]);
+        house.paces(100);
+        house.n_rows_of_steps.clear();
+        house.paces(500);
+        let longest = house.n_rows_of_steps.iter().max();
+        assert!(longest <= Some(&16), "{:?}", house.n_rows_of_steps);
+    }
 }
 
 #[test]

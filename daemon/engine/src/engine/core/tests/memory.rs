@@ -123,6 +123,36 @@ fn endless_work_of_two_models_moves_a_part_at_most_once_in_32_steps() {
 }
 
 #[test]
+fn contexts_that_have_nothing_on_the_device_are_not_looked_at_for_pages() {
+    for n_models in [1, 2] {
+        let kind = Kind { n_granule_pages: 10, n_pages: 130, n_longest: 100, n_host_pages: 2000, ..PLAIN };
+        let mut house = House::new(&vec![kind; n_models], 2);
+        for n in 0..1000 {
+            let talk = house.create(n % n_models, 0);
+            house.ask(talk, pages(1));
+            if n % 10 == 9 {
+                house.settle();
+            }
+        }
+        for n in 0..12 {
+            let talk = house.create(usize::from(n % 3 == 0) % n_models, n as u32);
+            house.run(talk, pages(20), None);
+        }
+        while house.ledger().n_steps < 1500 {
+            house.step();
+        }
+        let n_holders: Vec<usize> = (0..n_models).map(|place| house.n_holders(place)).collect();
+        assert!(n_holders.iter().sum::<usize>() < 50, "{n_holders:?}");
+        // They are there all the same.
+        house.ask(0, 0);
+        let n_answers = house.n_answers;
+        while house.n_answers == n_answers {
+            house.step();
+        }
+    }
+}
+
+#[test]
 fn a_job_that_needs_more_than_its_model_has_waits_for_pages_of_others() {
     for n_under_way in [1, 2] {
         let mut house = House::new(&[PLAIN, PLAIN], n_under_way);

@@ -275,6 +275,11 @@ impl House {
         self.core.resident(place).backend.n_pages()
     }
 
+    /// Contexts of a model that are looked at when pages are wanted.
+    pub(super) fn n_holders(&mut self, place: usize) -> usize {
+        self.core.resident(place).scheduler.n_holders()
+    }
+
     pub(super) fn n_granule_pages(&mut self, place: usize) -> usize {
         self.core.resident(place).backend.limits().n_granule_pages
     }
