@@ -1,43 +1,113 @@
 //! Long work beside the threads that guests and sockets share.
 
+use std::collections::{BTreeMap, VecDeque};
 use std::num::NonZero;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::available_parallelism;
 
-use tokio::sync::Semaphore;
+use tokio::sync::oneshot;
+use trellis_engine::account::ActorId;
 
 use super::cpu::CpuClock;
 use crate::tasks::blocking;
 
-/// Runs long work of guests on threads of its own, as many at once as there are processors.
+/// Runs long work of guests on threads of its own, as many at once as there are processors. Users take turns: nobody waits
+/// for more than the work that is under way and one piece of each other user's.
 #[derive(Clone, Debug)]
 pub(crate) struct Beside {
-    slots: Arc<Semaphore>,
+    queue: Arc<Mutex<Queue>>,
+}
+
+/// Who waits for a thread.
+#[derive(Debug)]
+struct Queue {
+    n_free: usize,
+    waiting: BTreeMap<ActorId, VecDeque<oneshot::Sender<Slot>>>,
+    /// Users with something in the queue, the next one first.
+    order: VecDeque<ActorId>,
+}
+
+/// A thread that may be used; the next in the queue gets it when this is dropped.
+#[derive(Debug)]
+struct Slot(Beside);
+
+impl Drop for Slot {
+    fn drop(&mut self) {
+        self.0.lock().n_free += 1;
+        self.0.serve();
+    }
 }
 
 impl Beside {
     pub(crate) fn new() -> Self {
-        let n_slots = available_parallelism().map_or(1, NonZero::get);
-        Self { slots: Arc::new(Semaphore::new(n_slots)) }
+        Self::of(available_parallelism().map_or(1, NonZero::get))
     }
 
-    /// Runs work on another thread; its time counts on the clock, the time in the queue does not. Work that
-    /// waits for its turn is forgotten when the future is dropped.
+    fn of(n_free: usize) -> Self {
+        let queue = Queue { n_free, waiting: BTreeMap::new(), order: VecDeque::new() };
+        Self { queue: Arc::new(Mutex::new(queue)) }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Queue> {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Runs work of a user on another thread; its time counts on the clock, the time in the queue does not. Work that waits
+    /// for its turn is forgotten when the future is dropped.
     ///
     /// # Panics
     /// The work does.
     pub(crate) async fn run<T: Send + 'static>(
         &self,
+        actor: ActorId,
         clock: &Arc<CpuClock>,
         work: impl FnOnce() -> T + Send + 'static,
     ) -> T {
-        let slot = self.slots.clone().acquire_owned().await.expect("the semaphore is never closed");
+        let (sender, turn) = oneshot::channel();
+        {
+            let queue = &mut *self.lock();
+            let waiting = queue.waiting.entry(actor).or_default();
+            if waiting.is_empty() {
+                queue.order.push_back(actor);
+            }
+            waiting.push_back(sender);
+        }
+        self.serve();
+        let slot = turn.await.expect("the queue keeps what somebody waits for");
         let clock = clock.clone();
         blocking(move || {
             let _slot = slot;
             clock.measure(work)
         })
         .await
+    }
+
+    /// Gives free threads to those who wait.
+    fn serve(&self) {
+        while let Some(next) = self.next() {
+            // A slot that nobody takes any more comes back when it is dropped.
+            let _ = next.send(Slot(self.clone()));
+        }
+    }
+
+    /// Whose turn it is, if a thread is free: it is taken then.
+    fn next(&self) -> Option<oneshot::Sender<Slot>> {
+        let queue = &mut *self.lock();
+        while queue.n_free > 0 {
+            let actor = queue.order.pop_front()?;
+            let waiting = queue.waiting.get_mut(&actor).expect("a user in the order waits");
+            let next = waiting.pop_front();
+            if waiting.is_empty() {
+                queue.waiting.remove(&actor);
+            } else {
+                queue.order.push_back(actor);
+            }
+            if let Some(next) = next.filter(|next| !next.is_closed()) {
+                queue.n_free -= 1;
+                return Some(next);
+            }
+        }
+        None
     }
 }
 
@@ -46,16 +116,16 @@ mod tests {
     use std::sync::mpsc;
     use std::time::Duration;
 
-    use tokio::sync::oneshot;
-
     use super::*;
+
+    const USER: ActorId = ActorId(1);
 
     #[tokio::test]
     async fn long_work_blocks_nobody_and_is_counted() {
         let (beside, clock) = (Beside::new(), Arc::new(CpuClock::default()));
         let (begun, has_begun) = oneshot::channel();
         let (looked, have_looked) = mpsc::channel();
-        let work = beside.run(&clock, move || {
+        let work = beside.run(USER, &clock, move || {
             begun.send(()).expect("it is waited for");
             have_looked.recv().expect("they look");
             std::thread::sleep(Duration::from_millis(50));
@@ -70,5 +140,42 @@ mod tests {
         assert_eq!(result, 7);
         assert!(clock.used() >= Duration::from_millis(50), "{:?}", clock.used());
         assert!(!clock.is_running());
+    }
+
+    #[tokio::test]
+    async fn users_take_turns_and_work_that_is_given_up_is_passed_over() {
+        let beside = Beside::of(1);
+        let (go, gone) = mpsc::channel::<()>();
+        let done = Arc::new(Mutex::new(Vec::new()));
+        let mut tasks = Vec::new();
+        let mut begin = |user: u32, number: u32, wait: Option<mpsc::Receiver<()>>| {
+            let (beside, done) = (beside.clone(), done.clone());
+            tasks.push(tokio::spawn(async move {
+                let clock = Arc::new(CpuClock::default());
+                let work = beside.run(ActorId(user), &clock, move || {
+                    wait.map(|wait| wait.recv());
+                    done.lock().expect("no panic").push((user, number));
+                });
+                clock.meter(work).await;
+            }));
+        };
+        begin(1, 0, Some(gone));
+        tokio::task::yield_now().await;
+        for number in 1..5 {
+            begin(1, number, None);
+            tokio::task::yield_now().await;
+        }
+        begin(2, 0, None);
+        begin(2, 1, None);
+        tokio::task::yield_now().await;
+        tasks.remove(2).abort();
+        tokio::task::yield_now().await;
+        go.send(()).expect("it waits");
+        for task in tasks {
+            task.await.expect("it ends");
+        }
+        let expected = [(1, 0), (1, 1), (2, 0), (1, 3), (2, 1), (1, 4)];
+        assert_eq!(*done.lock().expect("no panic"), expected);
+        assert_eq!(beside.lock().n_free, 1);
     }
 }
