@@ -6,12 +6,16 @@ pub(super) use self::decode::{DecodeBound, Pace};
 
 use super::fair::Class;
 use super::{Plan, Scheduler};
+use crate::job::N_GUESS_MAX;
 
 /// Rows of which one is kept for prompts that wait.
 pub(super) const N_ROWS_PER_PREFILL: usize = 16;
 
 /// Steps of the target length by which a user may be ahead of others who wait before its decode rows are left out.
 const N_STEPS_LEAD: u64 = 4;
+
+/// Tokens of which one is kept for prompts that wait.
+const N_TOKENS_PER_PREFILL: usize = 16;
 
 /// Steps for which the length of steps stays bounded after the last decode row.
 const N_STEPS_RECENT: u64 = 4;
@@ -94,5 +98,17 @@ impl Scheduler {
         (self.limits.n_rows_max / N_ROWS_PER_PREFILL)
             .max((self.step % 2) as usize)
             .min(self.n_queued(Class::Prompt))
+    }
+
+    /// Tokens that the step has for decoding: verifications, of many tokens each, leave some to the prompts that wait, in
+    /// every second step where the longest guess would otherwise not fit.
+    pub(super) fn n_decode_tokens(&self, plan: &Plan) -> usize {
+        let n_step_tokens = self.settings.n_step_tokens;
+        let n_kept = match self.n_queued(Class::Prompt) {
+            0 => 0,
+            _ if n_step_tokens < 2 * N_GUESS_MAX => (self.step % 2) as usize,
+            _ => n_step_tokens / N_TOKENS_PER_PREFILL,
+        };
+        (n_step_tokens - n_kept).saturating_sub(plan.work.n_decode_rows)
     }
 }

@@ -141,7 +141,7 @@ impl Scheduler {
         let n_rows_max = self.limits.n_rows_max - self.n_rows_for_prefills();
         self.place_waiting_jobs(n_rows_max, &mut plan);
         plan.decode_bound = self.decode_bound();
-        let n_tokens = self.settings.n_step_tokens - plan.work.n_decode_rows;
+        let n_tokens = self.n_decode_tokens(&plan);
         self.place_class(Class::Decode, n_rows_max, n_tokens, &mut plan, &mut waiting);
         self.note_decode_rows(&plan);
         if plan.has_rows() {

@@ -9,7 +9,7 @@ use super::hash_backend::{HashBackend, VOCAB};
 use crate::account::{Account, ActorId, Budget, GuestId, Owner, SessionId};
 use crate::backend::{AskLimits, Limits};
 use crate::batch::{Candidate, Output, OutputKind, Token};
-use crate::command::{Ahead, Ask, Edit, MaskSource, Operation, RunSettings};
+use crate::command::{Ahead, Ask, Edit, Guess, MaskSource, Operation, RunSettings};
 use crate::port::Port;
 use crate::sampling::Sampler;
 use crate::scheduler::{Privilege, Scheduler, SchedulerSettings};
@@ -77,6 +77,59 @@ fn streams_of_one_user_do_not_keep_the_prompts_of_another_waiting() {
             answer.try_take().is_some()
         });
         assert!(n_steps <= Some(12), "{n_steps:?} steps for a prompt of 33 tokens, {n_rows_max} rows");
+    }
+}
+
+#[test]
+fn verifications_that_fill_each_step_do_not_keep_prompts_waiting() {
+    const N_GUESSED: usize = 15;
+    for n_step_tokens in [20, 64] {
+        let limits = Limits { n_tokens_max: n_step_tokens, ..Limits::of_nothing(64, 1000) };
+        let mut scheduler = Scheduler::alone(limits, SchedulerSettings::alone(n_step_tokens));
+        let mut guests = Guests::default();
+        // Of one user, so that neither is ahead of the other.
+        let callers = [1, 2].map(|number| {
+            let account = Account::new("guest", Budget::UNLIMITED, None);
+            let (actor, session, guest) = (ActorId(1), SessionId(number), GuestId(number));
+            guests.enter(&mut scheduler, Owner { actor, session, guest, account })
+        });
+        let [verifying, prompting] = callers;
+        let sampler = Arc::new(Sampler::greedy());
+        let verify = |scheduler: &mut Scheduler, guests: &mut Guests, number: u64, n_kept: usize| {
+            let (id, answer) = (context_id(number), guests.stand(verifying));
+            let appended = if n_kept == 0 { vec![number as Token] } else { Vec::new() };
+            let ask = Ask::Verify { sampler: sampler.clone(), guess: Guess::Chain(vec![1; N_GUESSED]) };
+            let edit = Edit { n_kept, appended, n_pulled: 0 };
+            scheduler.apply(Operation::Ask { id, edit, ask, tag: answer.tag() });
+            answer
+        };
+        let mut verified = Vec::new();
+        for number in 0..8 {
+            scheduler.apply(Operation::Create { id: context_id(number), caller: verifying });
+            verified.push(verify(&mut scheduler, &mut guests, number, 0));
+        }
+        let (id, answer) = (context_id(100), guests.stand(prompting));
+        scheduler.apply(Operation::Create { id, caller: prompting });
+        let edit = Edit { appended: vec![1; 41], ..Edit::default() };
+        scheduler.apply(Operation::Ask { id, edit, ask: Ask::Prefill, tag: answer.tag() });
+        let mut n_verified = 0;
+        let n_steps = (1..=200).find(|_| {
+            let plan = scheduler.plan();
+            let n_drawn = plan.rows.iter().map(|row| row.n_outputs).sum();
+            let drawn = Output::Sampled(Candidate { token: 2, logprob: -1.0 });
+            scheduler.complete(plan, vec![drawn; n_drawn], 1_000_000);
+            guests.deliver(&scheduler, Port::Direct);
+            for (number, answer) in verified.iter_mut().enumerate() {
+                if answer.try_take().is_some() {
+                    n_verified += 1;
+                    *answer = verify(&mut scheduler, &mut guests, number as u64, 1);
+                }
+            }
+            answer.try_take().is_some()
+        });
+        let n_steps = n_steps.expect("the prompt is computed");
+        assert!(n_steps <= 100, "{n_steps} steps of {n_step_tokens} tokens");
+        assert!(n_verified >= n_steps / 2 - 1, "{n_verified} verified in {n_steps} steps");
     }
 }
 
