@@ -254,8 +254,7 @@ impl Core {
 
     fn add(&mut self, newcomer: Newcomer) {
         let place = usize::from(newcomer.id.place);
-        let limits = limits(newcomer.backend.as_ref());
-        let scheduler = Scheduler::new(limits, newcomer.settings.clone(), self.outbox.clone());
+        let scheduler = scheduler(newcomer.backend.as_ref(), newcomer.settings.clone(), self.outbox.clone());
         while self.residents.len() <= place {
             self.residents.push(None);
         }
@@ -404,9 +403,10 @@ impl Core {
     }
 }
 
-/// What a backend can hold, with the pages that it has now.
-pub(super) fn limits(backend: &dyn Backend) -> Limits {
-    Limits { n_pages: backend.n_pages(), ..backend.limits().clone() }
+/// A scheduler for a model, with the pages that it has now.
+pub(super) fn scheduler(backend: &dyn Backend, settings: SchedulerSettings, outbox: Outbox) -> Scheduler {
+    let limits = Limits { n_pages: backend.n_pages(), ..backend.limits().clone() };
+    Scheduler::new(limits, backend.weights().n_bytes, settings, outbox)
 }
 
 #[cfg(test)]

@@ -1,5 +1,10 @@
-//! The engine: a value that takes commands and answers them, and the thread that drives it and owns its backends.
-//! Everything else sends it messages.
+//! The engine: a value that takes commands and answers them (`core`), and the thread that drives it (`thread`).
+//!
+//! - Comes in: what guests ask, models that come and go, how much memory they may have (`inbox`).
+//! - Goes out: completions, into the line of each guest, which is woken once for a turn.
+//! - Must not happen: that the thread waits for a guest, or that what one guest asks keeps others waiting.
+//!
+//! A model on a device is a `resident`; what guests of one that has gone ask is answered by `gone`.
 
 mod core;
 #[cfg(test)]

@@ -5,7 +5,7 @@ use std::ops::{Deref, DerefMut};
 use rustc_hash::FxHashSet;
 
 use super::KvBounds;
-use super::core::{Newcomer, limits};
+use super::core::{Newcomer, scheduler};
 use crate::backend::{Backend, BackendError, Damage, Limits};
 use crate::batch::{self, PageId, Row};
 use crate::command::{ContextId, ModelId};
@@ -117,7 +117,7 @@ impl Resident {
         commons: &mut Commons,
         outbox: &Outbox,
     ) -> Vec<(ContextId, CallerId)> {
-        let anew = Scheduler::new(limits(self.backend.as_ref()), self.settings.clone(), outbox.clone());
+        let anew = scheduler(self.backend.as_ref(), self.settings.clone(), outbox.clone());
         end(std::mem::replace(&mut self.scheduler, anew), error, commons)
     }
 

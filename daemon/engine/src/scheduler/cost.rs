@@ -45,23 +45,34 @@ pub(super) struct Costs {
     added_ns: f64,
     /// Decode rows of the last step that had any.
     n_decode_rows: usize,
+    /// The weights, in pages: every step reads them once. 0 where that is not known.
+    weight_pages: f64,
+    /// Pages that a decode row reads, lately.
+    row_pages: f64,
     /// Steps with decode rows since one was without prompts.
     n_steps_mixed: usize,
 }
 
 impl Default for Costs {
     fn default() -> Self {
+        Self::new(0.0)
+    }
+}
+
+impl Costs {
+    /// Of a model whose weights are as many bytes as so many pages; 0 if that is not known.
+    pub(super) fn new(weight_pages: f64) -> Self {
         Self {
             decode: DecodeTimes::default(),
             n_tokens: 0.0,
             added_ns: 0.0,
             n_decode_rows: 1,
+            weight_pages,
+            row_pages: 0.0,
             n_steps_mixed: N_STEPS_MIXED,
         }
     }
-}
 
-impl Costs {
     /// Learns from a step that took so long.
     pub(super) fn learn(&mut self, work: StepWork, elapsed_ns: u64) {
         // Neither decoding nor prompts are to blame for it.
@@ -113,10 +124,17 @@ impl Costs {
         self.n_decode_rows
     }
 
-    /// One decode row's share of its step.
-    pub(super) fn decode_row_ns(&self) -> u64 {
-        let alone = self.decode.ns(self.n_decode_rows).unwrap_or(0.0);
-        (alone / self.n_decode_rows as f64) as u64 + 1
+    /// The share of its step of a decode row that reads so many pages. A step takes as long as what it reads: the weights
+    /// for all rows together, and the pages of each.
+    pub(super) fn decode_row_ns(&mut self, n_pages: usize) -> u64 {
+        let (alone, n_rows) = (self.decode.ns(self.n_decode_rows).unwrap_or(0.0), self.n_decode_rows as f64);
+        self.row_pages += WEIGHT / n_rows * (n_pages as f64 - self.row_pages);
+        let of_weights = self.weight_pages / n_rows;
+        let part = match of_weights > 0.0 {
+            true => (of_weights + n_pages as f64) / (of_weights + self.row_pages),
+            false => 1.0,
+        };
+        (alone / n_rows * part) as u64 + 1
     }
 
     /// Tokens of prompts.
@@ -181,7 +199,7 @@ mod tests {
         assert!((150..=156).contains(&n_tokens), "{n_tokens}");
         assert_eq!(costs.n_prompt_tokens(32, 100.0, 2048), 2048);
         assert_eq!(costs.n_prompt_tokens(32, 1.0, 2048), 32);
-        let row = costs.decode_row_ns();
+        let row = costs.decode_row_ns(1);
         assert!((199_000..=201_000).contains(&row), "{row}");
         // Prompts become costlier, as they do with long contexts; half as many fit.
         for _ in 0..100 {
@@ -192,6 +210,24 @@ mod tests {
         }
         let n_tokens = costs.n_prompt_tokens(32, 1.6, 2048);
         assert!((74..=79).contains(&n_tokens), "{n_tokens}");
+    }
+
+    #[test]
+    fn a_row_pays_for_the_pages_that_it_reads() {
+        let mut costs = Costs::new(640.0);
+        for _ in 0..50 {
+            costs.learn(StepWork { n_decode_rows: 32, n_prompt_tokens: 0, ..StepWork::default() }, 6_400_000);
+        }
+        // 31 short contexts, and one that is as long as the weights and all of those together.
+        let mut sums = [0, 0];
+        for _ in 0..1000 {
+            let long = costs.decode_row_ns(950);
+            let short: u64 = (0..31).map(|_| costs.decode_row_ns(10)).sum();
+            sums = [long, short];
+        }
+        let all = sums[0] + sums[1];
+        assert!((5_800_000..7_000_000).contains(&all), "{sums:?}");
+        assert!((0.48..0.54).contains(&(sums[0] as f64 / all as f64)), "{sums:?}");
     }
 
     #[test]

@@ -6,6 +6,12 @@
 //! [`Scheduler::apply`] takes operations in, [`Scheduler::plan`] makes the next step, [`Scheduler::batch`] shows
 //! it to the backend, [`Scheduler::complete`] takes the outputs and answers.
 //!
+//! What comes when: `commands` takes operations in, at the price that `price` says. For a step, `admission` and `room` see
+//! to pages (`holders`, `spares`: who has some to give), `joint` to jobs that ride together, `late` to masks, `fair` says
+//! who is next, `bounds` and `asked` what one step has room for, `cost` how long it takes and `charges` who pays; `plan`
+//! puts it together, `complete` or `failure` takes it in, `returns` and `waits` note who came back and who waited. `parts`
+//! and `resize` give memory to other models and take it.
+//!
 //! A context with work waits in the queue (`fair`) until a plan looks at it, and in the line (`admission`) as long as there
 //! are not pages for all that it needs. What is said of its pages:
 //!
@@ -21,6 +27,7 @@
 mod admission;
 mod asked;
 mod bounds;
+mod charges;
 mod commands;
 mod complete;
 mod cost;
@@ -275,7 +282,12 @@ pub(crate) struct Scheduler {
 
 impl Scheduler {
     /// The scheduler of a model; what is to be given back goes into `outbox`.
-    pub(crate) fn new(limits: Limits, settings: SchedulerSettings, outbox: Outbox) -> Self {
+    pub(crate) fn new(
+        limits: Limits,
+        weight_bytes: u64,
+        settings: SchedulerSettings,
+        outbox: Outbox,
+    ) -> Self {
         assert!(limits.n_rows_max > 0 && limits.n_tokens_max > 0, "a backend computes something");
         let settings = SchedulerSettings {
             n_step_tokens: settings.n_step_tokens.clamp(1, limits.n_tokens_max),
@@ -293,7 +305,7 @@ impl Scheduler {
             source: Source::default(),
             n_pages_most: limits.n_pages,
             n_markings: 0,
-            costs: Costs::default(),
+            costs: Costs::new(weight_bytes as f64 / limits.page_bytes as f64),
             pace: Pace::default(),
             returns: Returns::default(),
             spares: Spares::default(),

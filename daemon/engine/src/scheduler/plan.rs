@@ -465,29 +465,6 @@ impl Scheduler {
         n_blocks >= self.limits.n_pages && context.under_way.is_none() && is_copied()
     }
 
-    /// Charges a row to its owner's virtual time: what it adds to the step, computing again aside.
-    fn charge_row(
-        &mut self,
-        context: &ContextState,
-        class: Class,
-        tokens: Range<usize>,
-        n_again: usize,
-        plan: &mut Plan,
-    ) {
-        let work = context.work.as_ref().expect("a placed context has work");
-        let (n_tokens, n_all) = (tokens.len(), context.n_tokens_expected());
-        let n_outputs_tokens = work.outputs_cost(tokens, n_all, self.limits.logits_tokens);
-        let cost = if class == Class::Decode {
-            // A verification is as many rows as it has tokens.
-            plan.work.n_decode_rows += n_tokens;
-            self.costs.decode_row_ns() * n_tokens as u64 + self.costs.tokens_ns(n_outputs_tokens)
-        } else {
-            plan.work.n_prompt_tokens += n_tokens + n_outputs_tokens;
-            self.costs.tokens_ns(n_tokens - n_again + n_outputs_tokens)
-        };
-        self.commons.queue.charge(&context.seat, cost);
-    }
-
     /// Sees to it that all pages up to `end` are on the device and that those from `start` on are the context's
     /// own, as far as it may have them now.
     fn bring_pages(

@@ -87,7 +87,7 @@ fn context_id(number: u64) -> ContextId {
 impl Scheduler {
     /// The scheduler of a model that is alone on its device.
     fn alone(limits: Limits, settings: SchedulerSettings) -> Self {
-        Self::new(limits, settings, Outbox::default())
+        Self::new(limits, 0, settings, Outbox::default())
     }
 }
 
