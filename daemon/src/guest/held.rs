@@ -113,7 +113,12 @@ impl Holds {
 
     /// The names of those that the guest holds something of, in the order in which it came to.
     pub(crate) fn names(&self) -> Vec<String> {
-        self.0.borrow().handles().map(|model| model.model().name.clone()).collect()
+        let mut names: Vec<String> =
+            self.0.borrow().handles().map(|model| model.model().name.clone()).collect();
+        // One that was unloaded and loaded again may be held twice.
+        names.sort_unstable();
+        names.dedup();
+        names
     }
 
     /// Those of which nothing more is to be had, and of which the guest held something then.

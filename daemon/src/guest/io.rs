@@ -99,11 +99,14 @@ pub struct OutputReceiver {
     queue: mpsc::UnboundedReceiver<GuestOutput>,
 }
 
+/// Credit without end.
+const CREDIT_MAX: usize = Semaphore::MAX_PERMITS / 2;
+
 /// A channel whose bytes in flight never pass the credit that the receiver has granted. The queue itself has
 /// no bound of its own: credit is what bounds it, with what an entry costs counted for each entry.
 #[must_use]
 pub fn output_channel(credit_bytes: usize) -> (OutputSender, OutputReceiver) {
-    let credit = Arc::new(Semaphore::new(credit_bytes.min(Semaphore::MAX_PERMITS)));
+    let credit = Arc::new(Semaphore::new(credit_bytes.min(CREDIT_MAX)));
     let (tx, rx) = mpsc::unbounded_channel();
     (OutputSender { credit: credit.clone(), queue: tx, tape: None }, OutputReceiver { credit, queue: rx })
 }
@@ -185,7 +188,8 @@ impl OutputReceiver {
 
     /// Lets the guest send so many bytes more.
     pub fn grant(&self, n_bytes: usize) {
-        let room = Semaphore::MAX_PERMITS - self.credit.available_permits();
+        // What a guest that waits for more has got already is not among those that are available, and may come back.
+        let room = CREDIT_MAX.saturating_sub(self.credit.available_permits());
         self.credit.add_permits(n_bytes.min(room));
     }
 }
@@ -203,4 +207,26 @@ pub struct GuestIo {
     pub output: OutputSender,
     /// What the client sends; closed when it will send no more.
     pub input: InboxReceiver,
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::Future;
+    use std::task::{Context, Waker};
+
+    use super::*;
+
+    #[test]
+    fn credit_without_end_leaves_room_for_what_a_guest_that_waits_has_got() {
+        let (sender, receiver) = output_channel(10_000);
+        let mut cx = Context::from_waker(Waker::noop());
+        for _ in 0..3 {
+            let mut waiting = Box::pin(sender.send_recorded(50_000, || vec![0; 50_000]));
+            assert!(waiting.as_mut().poll(&mut cx).is_pending(), "it holds what credit there is");
+            receiver.grant(usize::MAX / 2);
+            receiver.grant(usize::MAX);
+            drop(waiting);
+        }
+        assert!(matches!(sender.try_send(GuestOutput::Text("it goes on".to_owned())), Ok(true)));
+    }
 }

@@ -20,9 +20,9 @@ use crate::line::Line;
 const SPINS_MAX: Duration = Duration::from_micros(300);
 const NAP: Duration = Duration::from_micros(50);
 
-/// What a guest's commands may cost before its others wait for the next turn, and what those of all guests may before only
-/// guests that have had none go on.
-const OF_ONE_NS: u64 = 100_000;
+/// What a guest's commands may cost before its others wait for the next turn: a question about each row of a large step, or
+/// fifty forks of long contexts. And what those of all guests may before only guests that have had none go on.
+const OF_ONE_NS: u64 = 500_000;
 const OF_ALL_NS: u64 = 1_000_000;
 
 /// The engine is wanted no more: no sender is left.
@@ -218,18 +218,23 @@ impl Inbox {
     pub(super) fn see_off(&mut self, model: ModelId, backend: Box<dyn Backend>) {
         self.watched.remove(&model);
         if let Some(to) = self.leavers.remove(&model) {
-            // Who does not want it any more leaves it to this thread.
+            // Where nobody takes it any more it is dropped here.
             let _ = to.send(backend);
         }
     }
 
+    /// Whether there are commands that have to wait for another turn.
+    pub(super) fn holds_back(&self) -> bool {
+        !self.held.order.is_empty()
+    }
+
     fn is_empty(&self) -> bool {
-        self.held.order.is_empty() && self.messages.is_empty()
+        !self.holds_back() && self.messages.is_empty()
     }
 
     /// Waits until something comes in.
     pub(super) fn wait(&mut self) -> Result<(), Closed> {
-        if self.held.order.is_empty() {
+        if !self.holds_back() {
             self.awaited = Some(self.messages.blocking_recv().ok_or(Closed)?);
         }
         Ok(())
@@ -286,8 +291,9 @@ mod tests {
 
     /// The numbers of the commands that a turn carries out, each of which costs so much.
     fn turn(inbox: &mut Inbox, price_ns: u64) -> Vec<usize> {
-        let (mut inputs, mut numbers) = (inbox.inputs(), Vec::new());
-        while let Some(input) = inputs.next(price_ns) {
+        let (mut inputs, mut numbers, mut last_ns) = (inbox.inputs(), Vec::new(), 0);
+        while let Some(input) = inputs.next(last_ns) {
+            last_ns = price_ns;
             let Input::Operation(Operation::Mask { position, .. }) = input else { panic!("a command") };
             numbers.push(position);
         }
@@ -322,7 +328,7 @@ mod tests {
             }
         }
         // Eleven guests may ask all, and each of the others once.
-        let first = turn(&mut inbox, OF_ALL_NS / 33);
+        let first = turn(&mut inbox, OF_ALL_NS / 33 + 1);
         assert_eq!(first.len(), 33 + 29);
         assert_eq!(first.iter().filter(|&&number| number == 0).count(), 40);
         let second = turn(&mut inbox, 0);

@@ -52,6 +52,8 @@ fn serve(core: &mut Core, inbox: &mut Inbox, port: Port) -> Result<(), EngineFai
         }
         match next? {
             Next::Turn => {}
+            // What was held back in this turn is carried out meanwhile.
+            Next::Device if inbox.holds_back() && !core.is_done() => {}
             Next::Device => core.wait(),
             Next::InputOrLayers => inbox.wait_unless(|| core.is_held_up()),
             Next::Input => {

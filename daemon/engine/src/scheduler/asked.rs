@@ -1,6 +1,9 @@
-//! What the rows of a step ask for together. Who asks for more than a step carries waits for the next one: a device that
-//! had to be waited for would hold up everybody.
+//! What the rows of a step ask for together. A row for which the step carries too little waits for the next one: a device
+//! that had to be waited for would hold up all the others.
 
+use std::ops::Range;
+
+use super::{ContextState, Plan, Scheduler};
 use crate::backend::{AskLimits, Limits};
 use crate::batch::{OutputKind, OutputRequest};
 use crate::sampling::Sampler;
@@ -69,6 +72,43 @@ impl Asked {
             && fits(both.mask_bytes, row.mask_bytes, limits.mask_bytes)
             && fits(both.late_mask_bytes, row.late_mask_bytes, limits.late_mask_bytes);
         all_fit.then_some(both)
+    }
+}
+
+impl Scheduler {
+    /// What the step asks for with a row of a context that has work; `None` if it does not carry so much. Of a job it is
+    /// known beforehand.
+    pub(super) fn asked_with(
+        &self,
+        context: &ContextState,
+        tokens: Range<usize>,
+        n_tokens: usize,
+        plan: &Plan,
+    ) -> Option<Asked> {
+        let work = context.work.as_ref()?;
+        if context.job().is_some() {
+            return Some(plan.asked);
+        }
+        let row = Asked::of(&work.outputs(tokens.start, tokens.end, n_tokens), &self.limits);
+        plan.asked.with(row, &self.limits.asks)
+    }
+
+    /// Where a row of a context ends for which the step carries what it asks, and what is asked with it. A prompt is computed
+    /// up to the token whose output it is for: that one then decodes, and has its turn among those.
+    pub(super) fn end_asking(
+        &self,
+        context: &ContextState,
+        tokens: Range<usize>,
+        n_tokens: usize,
+        plan: &Plan,
+    ) -> Option<(usize, Asked)> {
+        let Range { start, end } = tokens;
+        if let Some(asked) = self.asked_with(context, start..end, n_tokens, plan) {
+            return Some((end, asked));
+        }
+        let work = context.work.as_ref()?;
+        let asks_nothing = end - 1 > start && work.outputs(start, end - 1, n_tokens).is_empty();
+        asks_nothing.then_some((end - 1, plan.asked))
     }
 }
 

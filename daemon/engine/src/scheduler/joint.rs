@@ -251,6 +251,10 @@ impl Scheduler {
         if n_rows > n_rows_max || n_rows > n_tokens_max || plan.n_blocks_found >= N_BLOCKS_FOUND_MAX {
             return Ok(Placed::Waits);
         }
+        self.set_stage(members, Stage::Rides);
+        let asked = plan.asked.with(self.asked_of_job(members), &self.limits.asks);
+        self.set_stage(members, Stage::LeadsUp);
+        let Some(asked) = asked else { return Ok(Placed::Waits) };
         let needed = self.pages_of_job(members)?;
         let Some(n_needed) = needed else { return Ok(Placed::UnderWay) };
         if n_needed > 0 && !self.make_room_for_all(n_needed, members, plan) {
@@ -258,10 +262,6 @@ impl Scheduler {
         }
         let before = Before { n_rows: plan.rows.len(), n_copies: plan.copies.len(), work: plan.work };
         self.set_stage(members, Stage::Rides);
-        let Some(asked) = plan.asked.with(self.asked_of_job(members), &self.limits.asks) else {
-            self.set_stage(members, Stage::LeadsUp);
-            return Ok(Placed::Waits);
-        };
         for &id in members {
             let mut context = self.contexts.remove(&id).expect("a member exists");
             let placed = self.place_context(&mut context, id, 1, plan);

@@ -1,8 +1,6 @@
 //! The next step: decode rows first, then chunks of prompts, within the step's tokens and, while anybody decodes,
 //! within its length.
 
-use std::ops::Range;
-
 use super::asked::Asked;
 use super::bounds::DecodeBound;
 use super::cost::{Costs, StepWork};
@@ -22,7 +20,7 @@ use crate::kv::{PageTable, Sequence};
 pub(super) const N_BLOCKS_FOUND_MAX: usize = 1024;
 
 /// Contexts that one plan looks at in vain: the fair order brings them first in the next one.
-const N_WAITS_MAX: usize = 128;
+const N_WAITS_MAX: usize = 1024;
 
 /// What one step does, in this order: the moves, the copies, the rows.
 #[derive(Debug, Default)]
@@ -334,7 +332,7 @@ impl Scheduler {
         }
         let end = context.work.as_ref().and_then(|work| work.end(start, target, n_tokens_max));
         let Some(end) = end else { return Ok(Placed::Waits) };
-        let Some(asked) = self.asked_with(context, start..end, n_tokens, plan) else {
+        let Some((end, asked)) = self.end_asking(context, start..end, n_tokens, plan) else {
             return Ok(Placed::Waits);
         };
         let n_again = context.kv.n_computed_again(start, end);
@@ -437,23 +435,6 @@ impl Scheduler {
         plan.work.n_head_tokens += n_head_tokens;
         self.commons.queue.charge(&context.seat, self.costs.tokens_ns(n_head_tokens));
         Placed::Row { n_tokens: 0 }
-    }
-
-    /// What the step asks for with a row of a context that has work; `None` if it does not carry so much. Of a job it is
-    /// known beforehand.
-    fn asked_with(
-        &self,
-        context: &ContextState,
-        tokens: Range<usize>,
-        n_tokens: usize,
-        plan: &Plan,
-    ) -> Option<Asked> {
-        let work = context.work.as_ref()?;
-        if context.job().is_some() {
-            return Some(plan.asked);
-        }
-        let row = Asked::of(&work.outputs(tokens.start, tokens.end, n_tokens), &self.limits);
-        plan.asked.with(row, &self.limits.asks)
     }
 
     /// Whether a context would fill the device but for a page that it shares and is to write: there is no room for the

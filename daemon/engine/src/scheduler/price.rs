@@ -2,10 +2,11 @@
 //! on a machine that is busy. The figures are those of a processor of 2023 whose caches hold none of it.
 
 use super::Scheduler;
-use super::cost::Costs;
 use crate::backend::PAGE_LEN;
 use crate::command::{ContextId, Edit, Operation};
 
+/// An operation, whatever it touches.
+const NS_PER_OPERATION: u64 = 300;
 /// A token that is written down.
 const NS_PER_TOKEN: u64 = 1;
 /// A page that changes its holders, and one of a fork, whose holders are counted together.
@@ -15,14 +16,11 @@ const NS_PER_SHARED_PAGE: u64 = 1;
 impl Scheduler {
     /// Nanoseconds.
     pub(crate) fn price_ns(&self, operation: &Operation) -> u64 {
-        let base = Costs::command_ns(0);
+        let base = NS_PER_OPERATION;
         match operation {
-            // How far a run has come is said for every token.
-            Operation::Pulled { .. } => 0,
-            Operation::Create { .. }
-            | Operation::Cancel { .. }
-            | Operation::Mask { .. }
-            | Operation::Stats { .. } => base,
+            // How far a run has come is said for every token, and a mask that has come should not be late.
+            Operation::Pulled { .. } | Operation::Mask { .. } => 0,
+            Operation::Create { .. } | Operation::Cancel { .. } | Operation::Stats { .. } => base,
             Operation::Fork { id, edit, .. } => {
                 base + self.edit_ns(*id, edit) + NS_PER_SHARED_PAGE * self.n_pages_of(*id)
             }

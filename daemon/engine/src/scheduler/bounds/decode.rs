@@ -25,6 +25,10 @@ const PARTS_IN_HUNDRED: usize = 80;
 /// Of what a step may last, the part that a later one may be longer at most because this one was shorter.
 const N_PARTS_GIVEN: f64 = 4.0;
 
+/// Steps of the length that they are to have by which earlier ones may have been too long at most, in what later ones make
+/// up for.
+const N_STEPS_OVER: f64 = 64.0;
+
 /// Decode rows that one step takes.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(in crate::scheduler) enum DecodeBound {
@@ -92,7 +96,8 @@ impl Scheduler {
         if times.takes_look(share.n_rows, look) {
             DecodeBound::Look { n_rows: share.n_rows, ns: Some(ns) }
         } else if n_rows >= n_all {
-            DecodeBound::Within { n_rows: n_all, ns }
+            // Jobs that ride beside those that were counted keep none of them out.
+            DecodeBound::Within { n_rows: usize::MAX, ns }
         } else if times.takes_look(n_more, Look::Often) {
             DecodeBound::Look { n_rows: n_more, ns: Some(ns) }
         } else {
@@ -137,7 +142,7 @@ impl Scheduler {
         self.pace.over_ns = match plan.decode_bound.ns() {
             Some(ns) if n_rows > 0 => {
                 let over_ns = self.costs.decode().ns(n_rows).unwrap_or(ns) - ns;
-                (self.pace.over_ns + over_ns).max(-ns / N_PARTS_GIVEN)
+                (self.pace.over_ns + over_ns).clamp(-ns / N_PARTS_GIVEN, N_STEPS_OVER * ns)
             }
             Some(_) => self.pace.over_ns,
             None => 0.0,

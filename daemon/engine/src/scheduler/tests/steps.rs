@@ -81,6 +81,49 @@ fn streams_of_one_user_do_not_keep_the_prompts_of_another_waiting() {
 }
 
 #[test]
+fn a_question_after_a_prompt_is_answered_beside_as_many_as_steps_carry() {
+    let nothing = Limits::of_nothing(64, 1000);
+    let asks = AskLimits { whole_bytes: 2 * 4 * nothing.vocab_size, ..AskLimits::NONE };
+    let mut scheduler = Scheduler::alone(Limits { asks, ..nothing }, SchedulerSettings::alone(64));
+    let mut guests = Guests::default();
+    let [asking, other] = [1, 2].map(|number| {
+        let account = Account::new("guest", Budget::UNLIMITED, None);
+        let (actor, session, guest) = (ActorId(1), SessionId(number), GuestId(number));
+        guests.enter(&mut scheduler, Owner { actor, session, guest, account })
+    });
+    let ask = |scheduler: &mut Scheduler, guests: &mut Guests, caller, number: u64, edit: Edit| {
+        let answer = guests.stand(caller);
+        let (id, ask) = (context_id(number), Ask::Full);
+        scheduler.apply(Operation::Ask { id, edit, ask, tag: answer.tag() });
+        answer
+    };
+    let mut asked = Vec::new();
+    for number in 0..20 {
+        scheduler.apply(Operation::Create { id: context_id(number), caller: asking });
+        let edit = Edit { appended: vec![number as Token], ..Edit::default() };
+        asked.push(ask(&mut scheduler, &mut guests, asking, number, edit));
+    }
+    scheduler.apply(Operation::Create { id: context_id(100), caller: other });
+    let edit = Edit { appended: vec![1; 30], ..Edit::default() };
+    let answer = ask(&mut scheduler, &mut guests, other, 100, edit);
+    let n_steps = (1..=100).find(|_| {
+        let plan = scheduler.plan();
+        let n_rows = plan.rows.iter().map(|row| row.n_outputs).sum();
+        assert!(n_rows <= 2, "{n_rows}");
+        scheduler.complete(plan, vec![Output::Full(vec![]); n_rows], 1_000_000);
+        guests.deliver(&scheduler, Port::Direct);
+        for (number, answer) in asked.iter_mut().enumerate() {
+            if answer.try_take().is_some() {
+                let edit = Edit { n_kept: 1, ..Edit::default() };
+                *answer = ask(&mut scheduler, &mut guests, asking, number as u64, edit);
+            }
+        }
+        answer.try_take().is_some()
+    });
+    assert!(n_steps.expect("it is answered") <= 30, "{n_steps:?} steps");
+}
+
+#[test]
 fn verifications_that_fill_each_step_do_not_keep_prompts_waiting() {
     const N_GUESSED: usize = 15;
     for n_step_tokens in [20, 64] {
@@ -219,7 +262,7 @@ fn whole_rows_that_a_step_does_not_carry_wait_for_the_next_and_nobody_else_does(
     while n_left > 0 {
         let plan = scheduler.plan();
         assert!(plan.rows.iter().any(|row| row.id == stream), "it is in each step");
-        n_answered.push(plan.rows.len() - 1);
+        n_answered.push(plan.rows.iter().map(|row| row.n_outputs).sum::<usize>() - 1);
         let batch = scheduler.batch(&plan, Vec::new());
         let outputs = batch.rows.iter().flat_map(|row| {
             row.outputs.iter().map(|asked| match asked.kind {
