@@ -152,7 +152,11 @@ impl HomeArgs {
                     return Err(CliError::NoSuchModel { lacking });
                 }
                 note(format, &format!("{lacking}; loading it inside this process"));
-                Ok(Place::Here("the daemon does not have it"))
+                Ok(Place::Here(if is_leaving {
+                    "the daemon is unloading it"
+                } else {
+                    "the daemon does not have it"
+                }))
             }
         }
     }
