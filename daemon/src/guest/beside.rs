@@ -96,13 +96,17 @@ impl Beside {
         while queue.n_free > 0 {
             let actor = queue.order.pop_front()?;
             let waiting = queue.waiting.get_mut(&actor).expect("a user in the order waits");
+            // Those who have gone cost their user no turn.
+            while waiting.front().is_some_and(oneshot::Sender::is_closed) {
+                waiting.pop_front();
+            }
             let next = waiting.pop_front();
             if waiting.is_empty() {
                 queue.waiting.remove(&actor);
             } else {
                 queue.order.push_back(actor);
             }
-            if let Some(next) = next.filter(|next| !next.is_closed()) {
+            if let Some(next) = next {
                 queue.n_free -= 1;
                 return Some(next);
             }

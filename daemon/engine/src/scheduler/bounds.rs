@@ -6,6 +6,7 @@ pub(super) use self::decode::{DecodeBound, Pace};
 
 use super::fair::Class;
 use super::{Plan, Scheduler};
+use crate::command::ContextId;
 use crate::job::N_GUESS_MAX;
 
 /// Rows of which one is kept for prompts that wait.
@@ -20,7 +21,22 @@ const N_TOKENS_PER_PREFILL: usize = 16;
 /// Steps for which the length of steps stays bounded after the last decode row.
 const N_STEPS_RECENT: u64 = 4;
 
+/// Steps of which one begins with the prompt whose owners it is the turn of. A user that decodes is ahead of those who only
+/// have prompts, for as long as it does: its prompts would never be computed.
+const N_STEPS_IN_TURN: u64 = 8;
+
 impl Scheduler {
+    /// The context of a class that is looked at next, `is_first` for the step.
+    pub(super) fn pop_next(&mut self, class: Class, is_first: bool) -> Option<ContextId> {
+        let lane = self.lane(class);
+        match class {
+            Class::Prompt if is_first && self.step.is_multiple_of(N_STEPS_IN_TURN) => {
+                self.commons.queue.pop_in_turn(lane)
+            }
+            _ => self.commons.queue.pop(lane),
+        }
+    }
+
     /// Tokens that a prompt with so many to compute gets of those that are left. One that has to be cut leaves no tile
     /// of attention mostly empty; behind another prompt, less than a tile is not worth one.
     pub(super) fn chunk_len(&self, n_pending: usize, n_tokens_left: usize, plan: &Plan) -> usize {

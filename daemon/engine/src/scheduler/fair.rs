@@ -158,6 +158,27 @@ impl<T> FairQueue<T> {
             self.node_mut(id).last = vtime;
             id = child;
         }
+        self.take(id, lane)
+    }
+
+    /// An item of a lane whose owners it is the turn of, however far they are ahead: users in turn, and so their sessions and
+    /// guests.
+    pub(crate) fn pop_in_turn(&mut self, lane: Lane) -> Option<T> {
+        let mut id = ROOT;
+        loop {
+            let turned = self.node(id).lane(lane)?.turned;
+            let waits =
+                |child: &NodeId| self.node(*child).lane(lane).is_some_and(|waiting| waiting.n_items > 0);
+            // The one behind the last, or else the first of all.
+            let next =
+                self.node(id).listed(lane).filter(waits).min_by_key(|child| (*child <= turned, *child));
+            let Some(child) = next else { return self.take(id, lane) };
+            self.node_mut(id).lane_mut(lane).turned = child;
+            id = child;
+        }
+    }
+
+    fn take(&mut self, mut id: NodeId, lane: Lane) -> Option<T> {
         let (item, n_rows) = self.node_mut(id).lane_mut(lane).items.pop_front()?;
         loop {
             let node = self.node_mut(id);

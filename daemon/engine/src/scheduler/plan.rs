@@ -189,14 +189,14 @@ impl Scheduler {
     ) {
         let mut n_waits = 0;
         // Each context is looked at once, also when it comes back into the queue.
-        for _ in 0..self.n_queued(class) {
+        for idx in 0..self.n_queued(class) {
             if n_waits == N_WAITS_MAX {
                 return;
             }
             if plan.rows.len() == n_rows_max || n_tokens_left == 0 || self.is_full(class, plan) {
                 return;
             }
-            let Some(id) = self.commons.queue.pop(self.lane(class)) else { return };
+            let Some(id) = self.pop_next(class, idx == 0) else { return };
             let Some(mut context) = self.contexts.remove(&id) else { continue };
             context.is_queued = false;
             self.holders.note_changed(id, &mut context.listing);

@@ -43,6 +43,8 @@ pub(super) struct Waiting<T> {
     pub(super) n_rows: usize,
     /// Children with items.
     pub(super) n_busy: usize,
+    /// The child that had the last turn out of order.
+    pub(super) turned: NodeId,
     /// Whether the node stands in its parent's heap.
     pub(super) is_listed: bool,
     /// What a guest waits for and how many rows each is, first come, first served.
@@ -57,6 +59,7 @@ impl<T> Waiting<T> {
             n_items: 0,
             n_rows: 0,
             n_busy: 0,
+            turned: NodeId(0),
             is_listed: false,
             items: VecDeque::new(),
             listed: Heap::new(),

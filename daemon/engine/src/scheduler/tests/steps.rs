@@ -10,6 +10,7 @@ use crate::account::{Account, ActorId, Budget, GuestId, Owner, SessionId};
 use crate::backend::{AskLimits, Limits};
 use crate::batch::{Candidate, Output, OutputKind, Token};
 use crate::command::{Ahead, Ask, Edit, Guess, MaskSource, Operation, RunSettings};
+use crate::line::Standing;
 use crate::port::Port;
 use crate::sampling::Sampler;
 use crate::scheduler::{Privilege, Scheduler, SchedulerSettings};
@@ -121,6 +122,64 @@ fn a_question_after_a_prompt_is_answered_beside_as_many_as_steps_carry() {
         answer.try_take().is_some()
     });
     assert!(n_steps.expect("it is answered") <= 30, "{n_steps:?} steps");
+}
+
+#[test]
+fn a_stream_does_not_keep_the_prompts_of_its_own_user_waiting_beside_those_of_others() {
+    let mut scheduler = Scheduler::alone(Limits::of_nothing(64, 100_000), SchedulerSettings::alone(256));
+    let mut guests = Guests::default();
+    let mut number = 0;
+    let mut enter = |scheduler: &mut Scheduler, guests: &mut Guests, actor: u32| {
+        number += 1;
+        let account = Account::new("guest", Budget::UNLIMITED, None);
+        let (actor, session, guest) = (ActorId(actor), SessionId(number), GuestId(number));
+        let caller = guests.enter(scheduler, Owner { actor, session, guest, account });
+        let id = context_id(number);
+        scheduler.apply(Operation::Create { id, caller });
+        (id, guests.stand(caller))
+    };
+    let (id, stream) = enter(&mut scheduler, &mut guests, 1);
+    let edit = Edit { appended: vec![1], ..Edit::default() };
+    scheduler.apply(Operation::Run { id, edit, settings: endless(), tag: stream.tag() });
+    let mut prompt = |scheduler: &mut Scheduler, guests: &mut Guests, actor: u32, n_tokens: usize| {
+        let (id, answer) = enter(scheduler, guests, actor);
+        let edit = Edit { appended: vec![id.number as Token; n_tokens], ..Edit::default() };
+        scheduler.apply(Operation::Ask { id, edit, ask: Ask::Prefill, tag: answer.tag() });
+        answer
+    };
+    // A step lasts a millisecond, and 0.1 more for each token of a prompt.
+    let step = |scheduler: &mut Scheduler, guests: &mut Guests| {
+        let plan = scheduler.plan();
+        let drawn = Output::Sampled(Candidate { token: 1, logprob: -1.0 });
+        let outputs = plan.rows.iter().filter(|row| row.n_outputs > 0).map(|_| drawn.clone()).collect();
+        let prompts = plan.rows.iter().filter(|row| !row.draws);
+        let n_tokens: usize = prompts.map(|row| row.end - row.start).sum();
+        scheduler.complete(plan, outputs, 1_000_000 + 100_000 * n_tokens as u64);
+        guests.deliver(scheduler, Port::Direct);
+    };
+    // Another user has prompts without end.
+    let mut others: Vec<_> = (0..4).map(|_| prompt(&mut scheduler, &mut guests, 2, 2_000)).collect();
+    let go_on =
+        |scheduler: &mut Scheduler,
+         guests: &mut Guests,
+         others: &mut Vec<Standing>,
+         prompt: &mut dyn FnMut(&mut Scheduler, &mut Guests, u32, usize) -> Standing| {
+            step(scheduler, guests);
+            for other in others.iter_mut() {
+                if other.try_take().is_some() {
+                    *other = prompt(scheduler, guests, 2, 2_000);
+                }
+            }
+        };
+    for _ in 0..500 {
+        go_on(&mut scheduler, &mut guests, &mut others, &mut prompt);
+    }
+    let own = prompt(&mut scheduler, &mut guests, 1, 33);
+    let n_steps = (1..=1000).find(|_| {
+        go_on(&mut scheduler, &mut guests, &mut others, &mut prompt);
+        own.try_take().is_some()
+    });
+    assert!(n_steps.expect("it is computed") <= 80, "{n_steps:?} steps");
 }
 
 #[test]
