@@ -4,11 +4,12 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use super::guest::Guests;
+use super::steps::endless;
 use super::{Random, context_id};
 use crate::account::{Account, ActorId, Budget, GuestId, Owner, SessionId};
 use crate::backend::Limits;
 use crate::batch::{Candidate, Output};
-use crate::command::{Ahead, Ask, ContextId, Edit, Guess, MaskSource, Operation, RunSettings};
+use crate::command::{Ask, ContextId, Edit, Guess, Operation};
 use crate::completion::CallerId;
 use crate::line::Standing;
 use crate::port::Port;
@@ -105,13 +106,7 @@ impl House {
             self.scheduler.apply(Operation::Create { id, caller });
             if guest.kind == Kind::Streams {
                 let edit = Edit { appended: vec![1], ..Edit::default() };
-                let settings = RunSettings {
-                    sampler: Arc::new(Sampler::greedy()),
-                    stop_tokens: Arc::new([]),
-                    n_tokens_max: None,
-                    ahead: Ahead::Unbounded,
-                    masks: MaskSource::Sampler,
-                };
+                let settings = endless();
                 let tag = self.guests.stand(caller).tag();
                 self.scheduler.apply(Operation::Run { id, edit, settings, tag });
             }

@@ -16,7 +16,7 @@ use crate::sampling::Sampler;
 use crate::scheduler::{Privilege, Scheduler, SchedulerSettings};
 
 /// A run that is decoded as far ahead as there is room.
-fn endless() -> RunSettings {
+pub(super) fn endless() -> RunSettings {
     RunSettings {
         sampler: Arc::new(Sampler::greedy()),
         stop_tokens: Arc::new([]),
@@ -24,6 +24,18 @@ fn endless() -> RunSettings {
         ahead: Ahead::Unbounded,
         masks: MaskSource::Sampler,
     }
+}
+
+/// Computes a step whose rows draw tokens, and which lasts as long as `ns` says for its tokens of prompts. Returns those.
+fn step(scheduler: &mut Scheduler, guests: &mut Guests, ns: impl Fn(u64) -> u64) -> usize {
+    let plan = scheduler.plan();
+    let drawn = Output::Sampled(Candidate { token: 1, logprob: -1.0 });
+    let outputs = plan.rows.iter().filter(|row| row.n_outputs > 0).map(|_| drawn.clone()).collect();
+    let prompts = plan.rows.iter().filter(|row| !row.draws);
+    let n_tokens: usize = prompts.map(|row| row.end - row.start).sum();
+    scheduler.complete(plan, outputs, ns(n_tokens as u64));
+    guests.deliver(scheduler, Port::Direct);
+    n_tokens
 }
 
 #[test]
@@ -149,13 +161,7 @@ fn a_stream_does_not_keep_the_prompts_of_its_own_user_waiting_beside_those_of_ot
     };
     // A step lasts a millisecond, and 0.1 more for each token of a prompt.
     let step = |scheduler: &mut Scheduler, guests: &mut Guests| {
-        let plan = scheduler.plan();
-        let drawn = Output::Sampled(Candidate { token: 1, logprob: -1.0 });
-        let outputs = plan.rows.iter().filter(|row| row.n_outputs > 0).map(|_| drawn.clone()).collect();
-        let prompts = plan.rows.iter().filter(|row| !row.draws);
-        let n_tokens: usize = prompts.map(|row| row.end - row.start).sum();
-        scheduler.complete(plan, outputs, 1_000_000 + 100_000 * n_tokens as u64);
-        guests.deliver(scheduler, Port::Direct);
+        step(scheduler, guests, |n_tokens| 1_000_000 + 100_000 * n_tokens)
     };
     // Another user has prompts without end.
     let mut others: Vec<_> = (0..4).map(|_| prompt(&mut scheduler, &mut guests, 2, 2_000)).collect();
@@ -361,15 +367,10 @@ fn chunks_beside(n_streams: u64, n_short_prompts: u64, n_block_tokens: usize) ->
         scheduler.apply(Operation::Run { id, edit, settings, tag });
     }
     let step = |scheduler: &mut Scheduler, guests: &mut Guests| {
-        let plan = scheduler.plan();
-        let drawn = Output::Sampled(Candidate { token: 1, logprob: -1.0 });
-        let outputs = plan.rows.iter().filter(|row| row.n_outputs > 0).map(|_| drawn.clone()).collect();
-        let prompts = plan.rows.iter().filter(|row| !row.draws);
-        let n_tokens: usize = prompts.map(|row| row.end - row.start).sum();
-        let with_prompts = if n_tokens > 0 { 500_000 } else { 0 };
-        scheduler.complete(plan, outputs, 7_000_000 + with_prompts + 30_000 * n_tokens as u64);
-        guests.deliver(scheduler, Port::Direct);
-        n_tokens
+        step(scheduler, guests, |n_tokens| match n_tokens {
+            0 => 7_000_000,
+            _ => 7_500_000 + 30_000 * n_tokens,
+        })
     };
     let ask = |scheduler: &mut Scheduler, guests: &mut Guests, number: u64, tokens: Vec<Token>| {
         let (id, tag) = enter(scheduler, guests, number);
