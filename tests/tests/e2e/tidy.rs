@@ -12,12 +12,13 @@ use trellis_tests::pack::root;
 use crate::exe;
 
 /// Each crate and the crates of this house that it may use.
-const LAYERS: [(&str, &[&str]); 7] = [
-    ("cuda", &["trellis-engine"]),
-    ("daemon", &["trellis-client", "trellis-cuda", "trellis-engine", "trellis-wire"]),
-    ("daemon/engine", &[]),
+const LAYERS: [(&str, &[&str]); 8] = [
+    ("cuda", &["trellis-engine", "trellis-programs"]),
+    ("daemon", &["trellis-client", "trellis-cuda", "trellis-engine", "trellis-programs", "trellis-wire"]),
+    ("daemon/engine", &["trellis-programs"]),
     ("sdk/client", &["trellis-wire"]),
-    ("sdk/guest", &[]),
+    ("sdk/guest", &["trellis-programs"]),
+    ("sdk/programs", &[]),
     ("sdk/wire", &[]),
     ("tests", &["trellis", "trellis-client", "trellis-cuda", "trellis-engine", "trellis-wire"]),
 ];

@@ -4,7 +4,7 @@ use rten_simd::SimdUnaryOp;
 use rten_vecmath::Exp;
 
 use super::distribution::{Distribution, exp_sum, largest, position_of};
-use super::gumbel::{Noise, draw_dense, draw_sparse};
+use super::gumbel::{Words, draw_dense, draw_sparse};
 use super::select::{Entry, keep_largest, keep_weight};
 use super::{Sampler, TokenMask};
 use crate::batch::{Candidate, OutputFault, Token};
@@ -125,15 +125,15 @@ fn draw(mode: Token, max: f32, position: u64, sampler: &Sampler, scratch: &mut S
     for logit in logits.iter_mut() {
         *logit = (*logit - max) / sampler.temperature;
     }
-    let noise = Noise::new(sampler.seed, position);
+    let words = Words::new(sampler.seed, position, 0);
     if truncates(sampler) {
         truncate(logits, sampler, kept);
-        draw_sparse(kept.iter().map(|e| (e.token, e.logit)), noise).expect("truncation keeps the largest")
+        draw_sparse(kept.iter().map(|e| (e.token, e.logit)), words).expect("truncation keeps the largest")
     } else {
         weights.clear();
         weights.extend_from_slice(logits);
         Exp {}.map_mut(weights);
-        draw_dense(logits, weights, mode, noise)
+        draw_dense(logits, weights, mode, 0.0, words)
     }
 }
 

@@ -1,5 +1,6 @@
 //! Draws by Gumbel-max: the token with the largest `l + g` is distributed as `softmax(l)`.
 
+use super::maths::log;
 use super::philox::philox4x32;
 use crate::batch::Token;
 
@@ -12,24 +13,53 @@ const NOISE_MAX: f32 = 16.64;
 /// Room for the rounding of `l + g` when a token is passed over on a bound.
 const BOUND_SLACK: f32 = 1.0 + 1e-4;
 
+/// The place of a block in which a single number lies, which no token has.
+const SINGLE: u32 = u32::MAX;
+
 /// The random words of one draw.
-#[derive(Clone, Copy)]
-pub(super) struct Noise {
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Words {
     key: [u32; 2],
-    position: [u32; 2],
+    /// What the counter holds besides the place of the block.
+    counter: [u32; 3],
 }
 
-impl Noise {
-    pub(super) fn new(seed: u64, position: u64) -> Self {
-        Self { key: halves(seed), position: halves(position) }
+impl Words {
+    /// Those of a position under a key; of one lane, by which noises at one position are apart.
+    pub(super) fn new(key: u64, position: u64, lane: u16) -> Self {
+        let [low, high] = halves(position);
+        Self { key: halves(key), counter: [u32::from(lane), low, high] }
     }
 
-    fn block(self, block_idx: usize) -> [u32; TOKENS_PER_BLOCK] {
-        philox4x32([block_idx as u32, 0, self.position[0], self.position[1]], self.key)
+    fn block(self, block_idx: u32) -> [u32; TOKENS_PER_BLOCK] {
+        let [lane, low, high] = self.counter;
+        philox4x32([block_idx, lane, low, high], self.key)
     }
 
     fn word(self, token: Token) -> u32 {
-        self.block(token as usize / TOKENS_PER_BLOCK)[token as usize % TOKENS_PER_BLOCK]
+        self.block(token / TOKENS_PER_BLOCK as u32)[token as usize % TOKENS_PER_BLOCK]
+    }
+
+    /// The word of a number that belongs to no token.
+    pub(super) fn single(self) -> u32 {
+        self.block(SINGLE)[0]
+    }
+
+    /// Uniform noise for each token.
+    pub(super) fn uniform_row(self, row: &mut [f32]) {
+        self.row(row, uniform);
+    }
+
+    /// Gumbel noise for each token.
+    pub(super) fn gumbel_row(self, row: &mut [f32]) {
+        self.row(row, gumbel);
+    }
+
+    fn row(self, row: &mut [f32], noise: fn(u32) -> f32) {
+        for (block_idx, entries) in (0..).zip(row.chunks_mut(TOKENS_PER_BLOCK)) {
+            let words = self.block(block_idx);
+            entries.iter_mut().zip(words).for_each(|(entry, word)| *entry = noise(word));
+        }
     }
 }
 
@@ -39,27 +69,28 @@ fn halves(word: u64) -> [u32; 2] {
 }
 
 /// The uniform number of a word, strictly between 0 and 1 and exact in f32.
-fn uniform(word: u32) -> f32 {
+pub(super) fn uniform(word: u32) -> f32 {
     ((word >> 9) as f32 + 0.5) * (1.0 / (1u32 << 23) as f32)
 }
 
-/// `−ln(−ln u)`, rounded once.
+/// `−ln(−ln u)`.
 fn gumbel(word: u32) -> f32 {
-    (-(-f64::from(uniform(word)).ln()).ln()) as f32
+    -log(-log(uniform(word)))
 }
 
 /// The leading token so far.
 struct Leader {
     token: Token,
     score: f32,
-    /// `exp(score)`.
+    /// `exp(score − shift)`.
     weight: f32,
+    shift: f32,
 }
 
 impl Leader {
-    fn new(token: Token, logit: f32, noise: Noise) -> Self {
-        let score = logit + gumbel(noise.word(token));
-        Self { token, score, weight: score.exp() }
+    fn new(token: Token, logit: f32, shift: f32, words: Words) -> Self {
+        let score = logit + gumbel(words.word(token));
+        Self { token, score, weight: (score - shift).exp(), shift }
     }
 
     /// Whether no word could carry a token of this logit past the leader.
@@ -70,27 +101,27 @@ impl Leader {
     fn challenge(&mut self, token: Token, logit: f32, word: u32) {
         let score = logit + gumbel(word);
         if score > self.score || (score == self.score && token < self.token) {
-            *self = Self { token, score, weight: score.exp() };
+            *self = Self { token, score, weight: (score - self.shift).exp(), shift: self.shift };
         }
     }
 }
 
-/// The winner over the whole vocabulary. `first` is any token with a finite logit, best the largest;
-/// `weights` is `exp(logits)`, and no logit is above 0.
-pub(super) fn draw_dense(logits: &[f32], weights: &[f32], first: Token, noise: Noise) -> Token {
-    let mut leader = Leader::new(first, logits[first as usize], noise);
+/// The winner over the whole vocabulary. `first` is any token above −∞, best the largest; `max` is the largest logit, and
+/// `weights` is `exp(logits − max)`.
+pub(super) fn draw_dense(logits: &[f32], weights: &[f32], first: Token, max: f32, words: Words) -> Token {
+    let mut leader = Leader::new(first, logits[first as usize], max, words);
     let blocks = logits.chunks(TOKENS_PER_BLOCK).zip(weights.chunks(TOKENS_PER_BLOCK));
-    for (block_idx, (logits, weights)) in blocks.enumerate() {
+    for (block_idx, (logits, weights)) in (0..).zip(blocks) {
         if logits.iter().all(|&logit| leader.is_out_of_reach(logit)) {
             continue;
         }
-        let words = noise.block(block_idx);
+        let words = words.block(block_idx);
         for (lane, (&logit, &weight)) in logits.iter().zip(weights).enumerate() {
             // −ln u ≥ 1 − u, so g ≤ −ln(1 − u): no logarithm is needed to see most tokens lose.
             if (1.0 - uniform(words[lane])) * leader.weight > weight * BOUND_SLACK {
                 continue;
             }
-            leader.challenge((block_idx * TOKENS_PER_BLOCK + lane) as Token, logit, words[lane]);
+            leader.challenge(block_idx * TOKENS_PER_BLOCK as u32 + lane as u32, logit, words[lane]);
         }
     }
     leader.token
@@ -98,13 +129,13 @@ pub(super) fn draw_dense(logits: &[f32], weights: &[f32], first: Token, noise: N
 
 /// The winner over the tokens given with their logits, of which there is at least one; fastest when the
 /// largest comes first.
-pub(super) fn draw_sparse(tokens: impl IntoIterator<Item = (Token, f32)>, noise: Noise) -> Option<Token> {
+pub(super) fn draw_sparse(tokens: impl IntoIterator<Item = (Token, f32)>, words: Words) -> Option<Token> {
     let mut tokens = tokens.into_iter();
     let (first, logit) = tokens.next()?;
-    let mut leader = Leader::new(first, logit, noise);
+    let mut leader = Leader::new(first, logit, 0.0, words);
     for (token, logit) in tokens {
         if !leader.is_out_of_reach(logit) {
-            leader.challenge(token, logit, noise.word(token));
+            leader.challenge(token, logit, words.word(token));
         }
     }
     Some(leader.token)
@@ -125,7 +156,7 @@ mod tests {
     #[test]
     fn bounds_never_change_the_winner() {
         for position in 0..2000u64 {
-            let noise = Noise::new(7, position);
+            let words = Words::new(7, position, 0);
             // Logits from the generator itself: 0 down to −20, some tied, some forbidden.
             let logits: Vec<f32> = (0..103)
                 .map(|t| match philox4x32([t, 1, position as u32, 0], [1, 2])[0] % 64 {
@@ -136,15 +167,15 @@ mod tests {
             let weights: Vec<f32> = logits.iter().map(|l| l.exp()).collect();
             let mut expected = (0, f32::NEG_INFINITY);
             for (token, logit) in logits.iter().enumerate() {
-                let score = logit + gumbel(noise.word(token as Token));
+                let score = logit + gumbel(words.word(token as Token));
                 if score > expected.1 {
                     expected = (token as Token, score);
                 }
             }
             let finite = logits.iter().enumerate().filter(|(_, l)| l.is_finite());
             let first = finite.clone().next().expect("most logits are finite").0 as Token;
-            assert_eq!(draw_dense(&logits, &weights, first, noise), expected.0);
-            assert_eq!(draw_sparse(finite.map(|(t, &l)| (t as Token, l)), noise), Some(expected.0));
+            assert_eq!(draw_dense(&logits, &weights, first, 0.0, words), expected.0);
+            assert_eq!(draw_sparse(finite.map(|(t, &l)| (t as Token, l)), words), Some(expected.0));
         }
     }
 }

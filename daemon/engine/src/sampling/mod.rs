@@ -20,7 +20,7 @@
 //! 9. **draw**: Gumbel-max, `argmax(l[t] + g[t])` with `g = −ln(−ln u)`, ties to the lower token. `u` comes
 //!    from Philox 4x32-10 with key (seed low, seed high) and counter (token / 4, 0, position low, position high)
 //!    in words of 32 bits: lane `token % 4` gives `x` and `u = ((x >> 9) + ½) · 2⁻²³`, which f32 holds exactly and
-//!    which is never 0 or 1; `g` is rounded to f32 before it is added. No state: the result depends on nothing
+//!    which is never 0 or 1; the logarithms are those of `maths`, the same on every device. No state: the result depends on nothing
 //!    but (seed, position, token, l).
 //!
 //! The log-probability that is reported with a token is the log-softmax of the logits before step 1.
@@ -28,16 +28,20 @@
 //! The history of steps 3 and 4 is the last `penalty_last_n` tokens of the context, prompt included; all of
 //! them when it is `None`.
 
+mod bias;
 mod distribution;
 mod draw;
 mod gumbel;
 mod mask;
+mod maths;
 mod philox;
+pub mod program;
 mod select;
 mod settings;
 #[cfg(test)]
 mod tests;
 
+pub use bias::Bias;
 pub use distribution::Distribution;
 pub use draw::{Scratch, sample, sample_under};
 pub use mask::TokenMask;
