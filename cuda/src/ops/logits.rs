@@ -1,8 +1,6 @@
 //! What is asked of rows of logits, on the device: draws, most probable tokens, scores, whole rows.
 //!
-//! The definition is [`trellis_engine::sampling`]; a draw is the CPU's wherever the logits are equal bit for bit,
-//! save for top-p, whose probabilities are summed with another rounding: there a token whose sum ends within 1e-6
-//! of `p` may fall on the other side.
+//! The definition is [`trellis_engine::sampling`]; a draw is the CPU's wherever the logits are equal bit for bit.
 //!
 //! Everything that changes from step to step lies in device buffers; grids depend on the bucket of rows alone, so
 //! that a launch can be captured in a graph.
@@ -75,16 +73,29 @@ fn scan_source() -> Source {
 }
 
 fn sample_source() -> Source {
-    source("sample.cu", concat!(include_str!("logits.cuh"), include_str!("sample.cu")))
+    source(
+        "sample.cu",
+        concat!(include_str!("maths.cuh"), include_str!("logits.cuh"), include_str!("sample.cu")),
+    )
 }
 
 fn truncate_source() -> Source {
-    let text = concat!(include_str!("logits.cuh"), include_str!("select.cuh"), include_str!("truncate.cu"));
+    let text = concat!(
+        include_str!("maths.cuh"),
+        include_str!("logits.cuh"),
+        include_str!("select.cuh"),
+        include_str!("truncate.cu")
+    );
     source("truncate.cu", text)
 }
 
 fn top_source() -> Source {
-    let text = concat!(include_str!("logits.cuh"), include_str!("select.cuh"), include_str!("topn.cu"));
+    let text = concat!(
+        include_str!("maths.cuh"),
+        include_str!("logits.cuh"),
+        include_str!("select.cuh"),
+        include_str!("topn.cu")
+    );
     source("topn.cu", text)
 }
 

@@ -1,9 +1,9 @@
 // Draws: steps 5 to 9 of the sampling definition (trellis_engine::sampling).
 //
 //   x[t] = (l[t] - max l) / temperature      kept = top-k, then top-p, then min-p      argmax over kept of x[t] + g[t]
-//   g = -ln(-ln u) rounded to f32,  u = ((w >> 9) + 1/2) * 2^-23,  w from Philox 4x32-10
+//   g = -ln(-ln u),  u = ((w >> 9) + 1/2) * 2^-23,  w from Philox 4x32-10
 //
-// The logarithms of g are f64, as on the CPU, but only for tokens that f32 cannot tell apart from the best one.
+// The logarithms of g are those of the definition, but only for tokens that faster ones cannot tell apart from the best.
 
 // Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3" (SC 2011).
 __device__ __forceinline__ uint4 philox(uint4 counter, uint2 key) {
@@ -31,13 +31,14 @@ __device__ __forceinline__ float uniform(unsigned word) { return ((float)(word >
 
 __device__ __forceinline__ float gumbel_about(unsigned word) { return -logf(-logf(uniform(word))); }
 
-__device__ __forceinline__ float gumbel(unsigned word) { return (float)-log(-log((double)uniform(word))); }
+__device__ __forceinline__ float gumbel(unsigned word) { return -log_exact(-log_exact(uniform(word))); }
 
 // Above the largest g there is, which belongs to u = 1 - 2^-24.
 constexpr float GUMBEL_MAX = 16.64f;
-// Twice the error of x + gumbel_about: logf errs by 1 ulp, so g by under 4e-6 at its largest, and rounding the sum,
-// which lies between -3 and 17 for any token that can win, adds 1e-6.
-constexpr float SCORE_SLACK = 2e-5f;
+// Twice the most that x + gumbel_about and x + gumbel lie apart: logf errs by 1 ulp and log_exact by 2, so one g by under
+// 4e-6 and the other by under 8e-6 at its largest, and rounding the sums, which lie between -3 and 17 for any token that
+// can win, adds 2e-6.
+constexpr float SCORE_SLACK = 3e-5f;
 
 struct SampleDrawParams {
     const float* logits;

@@ -13,10 +13,8 @@ static_assert(BINS == 1 << 10, "digits of 10 bits");
 constexpr int LIST = 4096;
 constexpr int LAST_DIGIT = 40;
 constexpr float BINS_PER_NAT = 32.0f;
-// 2^18 weights of at most 1 stay below 2^63; a weight is exact to 2^-45.
-constexpr float WEIGHT_ONE = 35184372088832.0f;
 
-__device__ __forceinline__ u64 weight_of(float value) { return __float2ull_rz(expf(value) * WEIGHT_ONE); }
+__device__ __forceinline__ u64 weight_of(float value) { return parts(exp_exact(value)); }
 
 struct Place {
     int bin;

@@ -138,8 +138,7 @@ extern "C" __global__ void __launch_bounds__(BINS) sample_truncate(const __grid_
     }
     if (has_top_p) {
         u64 total = block_sum(my_weight, s.scan);
-        u64 target = (u64)ceil((double)asked.top_p * (double)total);
-        target = min(max(target, (u64)1), total);
+        u64 target = share_of(asked.top_p, total);
         Place place = find_place(my_weight, target, s);
         Bucket<true> bucket(values, s, place.bin, from_bin(place.bin, my_count, s));
         least = find_rank<Measure::WEIGHTS, Ties::BREAK>(bucket, least, target - place.above, s);

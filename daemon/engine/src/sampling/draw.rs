@@ -1,10 +1,8 @@
 //! One draw from a row of logits, in the order that the parent module defines.
 
-use rten_simd::SimdUnaryOp;
-use rten_vecmath::Exp;
-
-use super::distribution::{Distribution, exp_sum, largest, position_of};
+use super::distribution::{Distribution, largest, position_of};
 use super::gumbel::{Words, draw_dense, draw_sparse};
+use super::maths::{exp, exp_all, of_parts, parts, share_of};
 use super::select::{Entry, keep_largest, keep_weight};
 use super::{Sampler, TokenMask};
 use crate::batch::{Candidate, OutputFault, Token};
@@ -123,16 +121,17 @@ fn saturate(old: f32, new: f32) -> f32 {
 fn draw(mode: Token, max: f32, position: u64, sampler: &Sampler, scratch: &mut Scratch) -> Token {
     let Scratch { logits, weights, kept, .. } = scratch;
     for logit in logits.iter_mut() {
-        *logit = (*logit - max) / sampler.temperature;
+        // Adding 0 makes 0 of −0: the two are equal, and so is their rank.
+        *logit = (*logit - max) / sampler.temperature + 0.0;
     }
     let words = Words::new(sampler.seed, position, 0);
     if truncates(sampler) {
-        truncate(logits, sampler, kept);
+        truncate(logits, sampler, weights, kept);
         draw_sparse(kept.iter().map(|e| (e.token, e.logit)), words).expect("truncation keeps the largest")
     } else {
         weights.clear();
         weights.extend_from_slice(logits);
-        Exp {}.map_mut(weights);
+        exp_all(weights);
         draw_dense(logits, weights, mode, 0.0, words)
     }
 }
@@ -144,30 +143,38 @@ fn truncates(sampler: &Sampler) -> bool {
 }
 
 /// Steps 6 to 8, over logits whose largest is 0.
-fn truncate(logits: &[f32], sampler: &Sampler, kept: &mut Vec<Entry>) {
+fn truncate(logits: &[f32], sampler: &Sampler, weights: &mut Vec<f32>, kept: &mut Vec<Entry>) {
     let top_p = sampler.top_p.filter(|&p| p < 1.0);
     let min_logit = sampler.min_p.map_or(f32::NEG_INFINITY, f32::ln);
-    let weight = match sampler.top_k {
-        Some(k) => {
+    let weight = match (sampler.top_k, top_p) {
+        (Some(k), _) => {
             keep_largest(logits, k as usize, kept);
-            kept.iter().map(|e| f64::from(e.logit).exp()).sum()
+            kept.iter().map(|e| parts(exp(e.logit))).sum()
         }
-        None => {
-            let weight = f64::from(exp_sum(logits, 0.0));
-            let floor = match top_p {
-                // Tokens this light weigh less than 1 − p together, whatever their number.
-                Some(p) => (((1.0 - f64::from(p)) * weight / logits.len() as f64).ln() - 1e-3) as f32,
-                None => min_logit,
-            };
-            kept.clear();
-            let above =
-                logits.iter().enumerate().filter(|&(_, &logit)| logit >= floor && logit > f32::NEG_INFINITY);
-            kept.extend(above.map(|(token, &logit)| Entry { token: token as Token, logit }));
+        (None, Some(p)) => {
+            weights.clear();
+            weights.extend_from_slice(logits);
+            exp_all(weights);
+            let weight: u64 = weights.iter().map(|&weight| parts(weight)).sum();
+            // Tokens this light weigh less than 1 − p together, whatever their number.
+            let light = (1.0 - f64::from(p)) * f64::from(of_parts(weight)) / logits.len() as f64;
+            keep_from((light.ln() - 1e-3) as f32, logits, kept);
             weight
+        }
+        (None, None) => {
+            keep_from(min_logit, logits, kept);
+            0
         }
     };
     if let Some(p) = top_p {
-        keep_weight(kept, f64::from(p) * weight);
+        keep_weight(kept, share_of(p, weight));
     }
     kept.retain(|entry| entry.logit >= min_logit);
+}
+
+/// Keeps the logits above −∞ from this one on.
+fn keep_from(floor: f32, logits: &[f32], kept: &mut Vec<Entry>) {
+    kept.clear();
+    let above = logits.iter().enumerate().filter(|&(_, &logit)| logit >= floor && logit > f32::NEG_INFINITY);
+    kept.extend(above.map(|(token, &logit)| Entry { token: token as Token, logit }));
 }

@@ -75,6 +75,25 @@ fn power_of_two(n: i32) -> f32 {
     f32::from_bits(((n + 127) << 23) as u32)
 }
 
+/// Parts of 1 in sums of exponentials, whose order then does not matter: 2¹⁸ weights of at most 1 stay below 2⁶³.
+const PARTS: f32 = 35_184_372_088_832.0; // 2⁴⁵
+
+/// A weight of at most 1 as a whole number of parts.
+pub(super) fn parts(weight: f32) -> u64 {
+    // Through a signed number, for which processors have an instruction.
+    (weight * PARTS) as i64 as u64
+}
+
+/// A sum of parts as a number.
+pub(super) fn of_parts(sum: u64) -> f32 {
+    sum as f32 * (1.0 / PARTS)
+}
+
+/// The parts that make up a share of a sum: at least one, at most all. `sum` is not 0.
+pub(super) fn share_of(share: f32, sum: u64) -> u64 {
+    ((f64::from(share) * sum as f64).ceil() as u64).clamp(1, sum)
+}
+
 /// [`exp`] of each value.
 pub(super) fn exp_all(values: &mut [f32]) {
     match IsFused.dispatch() {

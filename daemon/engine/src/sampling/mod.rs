@@ -20,8 +20,10 @@
 //! 9. **draw**: Gumbel-max, `argmax(l[t] + g[t])` with `g = −ln(−ln u)`, ties to the lower token. `u` comes
 //!    from Philox 4x32-10 with key (seed low, seed high) and counter (token / 4, 0, position low, position high)
 //!    in words of 32 bits: lane `token % 4` gives `x` and `u = ((x >> 9) + ½) · 2⁻²³`, which f32 holds exactly and
-//!    which is never 0 or 1; the logarithms are those of `maths`, the same on every device. No state: the result depends on nothing
-//!    but (seed, position, token, l).
+//!    which is never 0 or 1; exponentials and logarithms are those of `maths`, the same on every device. No state: the
+//!    result depends on nothing but (seed, position, token, l).
+//!
+//! It is one of the [programs](program), `trellis_programs::library::chain`, carried out in fewer passes.
 //!
 //! The log-probability that is reported with a token is the log-softmax of the logits before step 1.
 //!

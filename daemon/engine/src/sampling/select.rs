@@ -2,6 +2,7 @@
 
 use std::cmp::Ordering;
 
+use super::maths::{exp, parts};
 use crate::batch::Token;
 
 /// A token that is still in the running.
@@ -54,10 +55,10 @@ fn prune(kept: &mut Vec<Entry>, k: usize) -> f32 {
     floor
 }
 
-/// Cuts `kept` to the shortest run of its most probable tokens whose weight, the sum of `exp(logit)`, reaches
+/// Cuts `kept` to the shortest run of its most probable tokens whose weight, the sum of `exp(logit)` in parts, reaches
 /// `target`; at least one stays. What stays is in order of rank.
-pub(super) fn keep_weight(kept: &mut Vec<Entry>, target: f64) {
-    let mut weight = 0.0;
+pub(super) fn keep_weight(kept: &mut Vec<Entry>, target: u64) {
+    let mut weight = 0;
     let mut n_sorted = 0;
     while n_sorted < kept.len() {
         // Sorting in growing parts: the set is usually far smaller than the vocabulary.
@@ -67,7 +68,7 @@ pub(super) fn keep_weight(kept: &mut Vec<Entry>, target: f64) {
         }
         kept[n_sorted..end].sort_unstable_by(Entry::by_rank);
         for idx in n_sorted..end {
-            weight += f64::from(kept[idx].logit).exp();
+            weight += parts(exp(kept[idx].logit));
             if weight >= target {
                 kept.truncate(idx + 1);
                 return;
@@ -79,6 +80,7 @@ pub(super) fn keep_weight(kept: &mut Vec<Entry>, target: f64) {
 
 #[cfg(test)]
 mod tests {
+    use super::super::maths::share_of;
     use super::*;
 
     fn tokens(kept: &mut [Entry]) -> Vec<Token> {
@@ -116,17 +118,18 @@ mod tests {
         let mut order: Vec<Entry> =
             logits.iter().enumerate().map(|(t, &logit)| Entry { token: t as Token, logit }).collect();
         order.sort_unstable_by(Entry::by_rank);
-        let total: f64 = order.iter().map(|e| f64::from(e.logit).exp()).sum();
+        let total: u64 = order.iter().map(|e| parts(exp(e.logit))).sum();
         for share in [0.0001, 0.3, 0.7, 0.9, 0.99, 0.9999] {
             let mut kept = Vec::new();
             keep_largest(&logits, 1000, &mut kept);
-            keep_weight(&mut kept, share * total);
-            let mut weight = 0.0;
+            let target = share_of(share, total);
+            keep_weight(&mut kept, target);
+            let mut weight = 0;
             let n = 1 + order
                 .iter()
                 .take_while(|e| {
-                    weight += f64::from(e.logit).exp();
-                    weight < share * total
+                    weight += parts(exp(e.logit));
+                    weight < target
                 })
                 .count();
             assert_eq!(kept, order[..n], "share {share}");

@@ -13,12 +13,14 @@
 //! # assert!(!program.operations.is_empty());
 //! ```
 
+mod chain;
 mod mirostat;
 mod penalties;
 mod temperature;
 mod truncation;
 mod watermarks;
 
+pub use chain::{Chain, Penalties, chain};
 pub use mirostat::mirostat;
 pub use penalties::{
     Dry, bias_over, dry, frequency_presence, maximum_length, minimum_length, no_repeat_ngram, repetition,

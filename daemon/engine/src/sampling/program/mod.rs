@@ -21,6 +21,8 @@
 //! - **Draw**: argmax of `x + g`. A program that draws, or takes the argmax, from a row without a token above −∞ fails with
 //!   [`NothingToDraw`](crate::batch::OutputFault::NothingToDraw): its only failure.
 
+#[cfg(test)]
+mod chain_tests;
 mod check;
 mod cost;
 mod error;

@@ -1,12 +1,8 @@
 //! What a row comes to, and which of its tokens are kept.
 
 use crate::batch::Token;
-use crate::sampling::maths::{exp_all, log};
+use crate::sampling::maths::{exp_all, log, of_parts, parts, share_of};
 use crate::sampling::select::{Entry, keep_largest};
-
-/// Parts of 1 in the sums of exponentials.
-const ONE: f32 = 35_184_372_088_832.0; // 2⁴⁵
-const PART: f32 = 1.0 / ONE;
 
 /// NaN becomes −∞, what is above the largest number the largest.
 pub(super) fn in_row(x: f32) -> f32 {
@@ -50,12 +46,6 @@ fn exponentials(values: &mut [f32], max: f32) {
     exp_all(values);
 }
 
-/// A weight of at most 1 as a whole number of parts.
-fn parts(weight: f32) -> u64 {
-    // Through a signed number, for which processors have an instruction.
-    (weight * ONE) as i64 as u64
-}
-
 /// ln Σ eˣ. Uses up the values.
 pub(super) fn log_sum_exp(values: &mut [f32]) -> f32 {
     let max = max(values);
@@ -64,7 +54,7 @@ pub(super) fn log_sum_exp(values: &mut [f32]) -> f32 {
     }
     exponentials(values, max);
     let sum: u64 = values.iter().map(|&weight| parts(weight)).sum();
-    as_number(max + log(sum as f32 * PART))
+    as_number(max + log(of_parts(sum)))
 }
 
 /// The entropy of the softmax. Uses up the values.
@@ -82,8 +72,7 @@ pub(super) fn entropy(values: &mut [f32]) -> f32 {
             weighted += parts(below * weight);
         }
     }
-    let sum = sum as f32;
-    let entropy = log(sum * PART) + weighted as f32 / sum;
+    let entropy = log(of_parts(sum)) + weighted as f32 / sum as f32;
     if entropy > 0.0 { entropy } else { 0.0 }
 }
 
@@ -123,7 +112,7 @@ pub(super) fn nucleus(order: &[f32], row: &[f32], p: f32, set: &mut [bool]) {
         .map(|(token, ((&order, _), &weight))| Ranked { order, token: token as Token, parts: parts(weight) })
         .collect();
     let total: u64 = ranked.iter().map(|entry| entry.parts).sum();
-    let target = ((f64::from(p) * total as f64).ceil() as u64).clamp(1, total);
+    let target = share_of(p, total);
     let by_rank = |a: &Ranked, b: &Ranked| {
         // Adding 0 makes 0 of −0.
         (b.order + 0.0).total_cmp(&(a.order + 0.0)).then(a.token.cmp(&b.token))
