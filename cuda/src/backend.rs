@@ -114,7 +114,9 @@ impl CudaBackend {
                 let UnderWay::Done(Ok(collected)) = step else { return None };
                 let &(_, output_idx) = draws.iter().find(|&&(slot, _)| slot == row.slot)?;
                 match collected.outputs.get(output_idx) {
-                    Some(Output::Sampled(candidate)) => Some(candidate.token),
+                    Some(Output::Sampled(candidate) | Output::Programmed(candidate, _)) => {
+                        Some(candidate.token)
+                    }
                     _ => None,
                 }
             });

@@ -1,22 +1,29 @@
 //! What no kernel works out.
 
 use trellis_engine::batch::{Output, OutputKind, Token, Tokens};
-use trellis_engine::sampling::{Distribution, Sampler, Scratch, sample, sample_under};
+use trellis_engine::sampling::program::DrawState;
+use trellis_engine::sampling::{Distribution, Sampler, Scratch, sample, sample_by_program, sample_under};
 
-/// What the definition says of a row of logits.
+/// What the definition says of a row of logits; a program starts here.
 pub(super) fn output_of(
     kind: &OutputKind<'_>,
     logits: &[f32],
     history: Tokens<'_>,
+    start: DrawState,
     scratch: &mut Scratch,
 ) -> Output {
     let output = match kind {
         OutputKind::Sample(sampler) => {
-            let (history, position) = (penalized(sampler, history), history.len() as u64);
+            let (history, position) = (looked_at(sampler, history), history.len() as u64);
             sample(logits, &history, position, sampler, scratch).map(Output::Sampled)
         }
+        OutputKind::Program { sampler, .. } => {
+            let (looked_at, n_tokens) = (looked_at(sampler, history), history.len());
+            sample_by_program(logits, &looked_at, n_tokens, sampler, start, scratch)
+                .map(|(candidate, left)| Output::Programmed(candidate, Box::new(left)))
+        }
         OutputKind::Masked { sampler, mask: Some(mask) } => {
-            let (history, position) = (penalized(sampler, history), history.len() as u64);
+            let (history, position) = (looked_at(sampler, history), history.len() as u64);
             sample_under(Some(mask), logits, &history, position, sampler, scratch).map(Output::Sampled)
         }
         OutputKind::Masked { mask: None, .. } => Ok(Output::SatOut),
@@ -32,8 +39,8 @@ pub(super) fn output_of(
     output.unwrap_or_else(Output::Failed)
 }
 
-/// The tokens that the penalties of a draw look at.
-fn penalized(sampler: &Sampler, history: Tokens<'_>) -> Vec<Token> {
+/// The tokens that a draw looks at.
+fn looked_at(sampler: &Sampler, history: Tokens<'_>) -> Vec<Token> {
     let n_tokens = history.len();
-    history.copy_of(n_tokens - sampler.n_penalized(n_tokens)..n_tokens)
+    history.copy_of(n_tokens - sampler.n_history(n_tokens)..n_tokens)
 }

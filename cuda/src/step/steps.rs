@@ -10,8 +10,9 @@ use std::time::Duration;
 
 use cudarc::driver::result;
 use trellis_engine::backend::Collected;
-use trellis_engine::batch::{Output, PageCopy, PageId};
+use trellis_engine::batch::{Output, OutputKind, OutputRequest, PageCopy, PageId, SlotId};
 use trellis_engine::model::ModelConfig;
+use trellis_engine::sampling::program::DrawState;
 
 use self::graphs::GraphKey;
 pub(crate) use self::late::LATE_MASK_BYTES_MAX;
@@ -83,6 +84,8 @@ pub(crate) struct Steps {
     ring: Vec<HostBuffers>,
     next_idx: usize,
     lists: StepLists,
+    /// Where the last draw of a slot by a program ended.
+    left: HashMap<SlotId, DrawState>,
     row_words: RowWords,
     hidden_size: usize,
     dtype: Dtype,
@@ -208,6 +211,7 @@ impl Steps {
             ring: (0..N_UNDER_WAY).map(host).collect::<Result<_, CudaError>>()?,
             next_idx: 0,
             lists: StepLists::new(&llama.config.windows),
+            left: HashMap::new(),
             captured: Captured::new(CAPTURED_LIMITS),
             has_warned: false,
             row_words: RowWords::new(vocab_size, hidden_size, dtype),
@@ -293,7 +297,10 @@ impl Steps {
     /// Whether the device may have no room for what the draws of a step need, so that the host would draw, which it can
     /// only after tokens that it knows.
     pub(crate) fn may_draw_on_host(&self, rows: &[StepRow<'_>], copies: &[PageCopy]) -> bool {
-        Outputs::n_tail_words(rows, copies.len(), &self.slots) > N_TAIL_WORDS_MAX
+        // No kernel runs programs.
+        let is_program = |request: &OutputRequest<'_>| matches!(request.kind, OutputKind::Program { .. });
+        rows.iter().any(|row| row.requests.iter().any(is_program))
+            || Outputs::n_tail_words(rows, copies.len(), &self.slots) > N_TAIL_WORDS_MAX
     }
 
     /// Notes that these pages get their contents from elsewhere than a step.

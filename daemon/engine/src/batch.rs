@@ -9,6 +9,7 @@ pub use tokens::Tokens;
 use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 
+use crate::sampling::program::{DrawState, Left};
 use crate::sampling::{Sampler, TokenMask};
 
 /// A token of the model's vocabulary.
@@ -128,6 +129,13 @@ pub enum OutputKind<'a> {
         /// The mask; one that is late comes with [`Backend::supply`](crate::backend::Backend::supply), or not at all.
         mask: Option<&'a Arc<TokenMask>>,
     },
+    /// As [`Self::Sample`], by the program of the sampler, which has one.
+    Program {
+        /// How to draw.
+        sampler: &'a Sampler,
+        /// Where the program starts.
+        start: Start,
+    },
     /// The `n` most probable tokens and the entropy.
     Top {
         /// How many.
@@ -139,6 +147,41 @@ pub enum OutputKind<'a> {
     Full,
     /// The hidden state after the final norm.
     Embedding,
+}
+
+impl OutputKind<'_> {
+    /// The token before it is one that the step before draws.
+    pub(crate) fn starts_after_a_draw(&mut self) {
+        if let Self::Program { start, .. } = self {
+            *start = Start::Drawn;
+        }
+    }
+}
+
+/// Where the draw of a program starts.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Start {
+    /// Here.
+    At(DrawState),
+    /// Where the request before it in the row ends, which is such a draw too.
+    Before,
+    /// Where the step before ended that drew the token with which the row begins.
+    Drawn,
+}
+
+/// A token that was drawn.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Drawn {
+    /// The token.
+    pub candidate: Candidate,
+    /// What the program that drew it left.
+    pub left: Option<Box<Left>>,
+}
+
+impl From<Candidate> for Drawn {
+    fn from(candidate: Candidate) -> Self {
+        Self { candidate, left: None }
+    }
 }
 
 /// A token with its natural-log probability under the model, before any sampler setting.
@@ -156,6 +199,8 @@ pub struct Candidate {
 pub enum Output {
     /// For [`OutputKind::Sample`] and [`OutputKind::Masked`].
     Sampled(Candidate),
+    /// For [`OutputKind::Program`].
+    Programmed(Candidate, Box<Left>),
     /// For [`OutputKind::Masked`]: the mask did not come, and nothing was drawn.
     SatOut,
     /// For [`OutputKind::Top`]: most probable first, ties by lower token.

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use crate::batch::{Candidate, Token};
+use crate::batch::{Candidate, Drawn, Token};
 use crate::completion::{CallerId, Tag};
 use crate::port::{shared, shared_list};
 use crate::sampling::{Sampler, TokenMask};
@@ -83,10 +83,10 @@ pub enum Answer {
     /// The KV is computed.
     Prefilled,
     /// The drawn token.
-    Sampled(Candidate),
+    Sampled(Drawn),
     /// The drawn tokens, at least one: those of the guess that were accepted, and the one drawn after them. That one is
     /// missing where it could not be drawn, as drawing it by itself would say.
-    Verified(Vec<Candidate>),
+    Verified(Vec<Drawn>),
     /// The most probable tokens.
     Top {
         /// Most probable first.

@@ -1,14 +1,19 @@
 //! The caller's side of a context.
 
 mod history;
+mod segments;
+mod states;
 mod together;
 
 use std::sync::Arc;
 
+use smallvec::SmallVec;
+
 use self::history::History;
+use self::states::{States, carried_on};
 use crate::account::{Owner, Resource};
-use crate::batch::{Candidate, Token, Tokens};
-use crate::command::{Answer, Ask, ContextId, Edit, Guess, Operation, RunSettings};
+use crate::batch::{Drawn, Token, Tokens};
+use crate::command::{Answer, Ask, ContextId, Edit, Guess, MaskSource, Operation, RunSettings};
 use crate::completion::{CallerId, Done};
 use crate::error::EngineError;
 use crate::handle::{Caller, Room};
@@ -17,7 +22,8 @@ use crate::kv::Footprint;
 use crate::line::Standing;
 use crate::model_handle::ModelHandle;
 use crate::run::{Finish, Progress, RunEvent, RunQueue};
-use crate::sampling::{SamplerError, TokenMask};
+use crate::sampling::program::ProgramId;
+use crate::sampling::{Sampler, SamplerError, TokenMask};
 
 /// A token sequence whose KV cache the engine holds.
 ///
@@ -29,6 +35,7 @@ pub struct Context {
     model: ModelHandle,
     caller: Arc<Caller>,
     tokens: History,
+    states: States,
     footprint: Footprint,
     /// The engine has `tokens[..n_synced]`, and past them at most what a run decoded ahead.
     n_synced: usize,
@@ -39,6 +46,8 @@ pub struct Context {
 struct Run {
     key: RunKey,
     queue: RunQueue,
+    /// The program that draws.
+    program: Option<ProgramId>,
 }
 
 /// Tells the streams over one context apart, and the settings of one stream before and after a change.
@@ -46,10 +55,10 @@ struct Run {
 pub struct RunKey(pub u64);
 
 /// What pulling a token gives.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub enum Pull {
     /// The next token; it has been appended.
-    Token(Candidate),
+    Token(Drawn),
     /// There are no more.
     Finished(Finish),
 }
@@ -129,7 +138,8 @@ impl Context {
         let footprint = Footprint::new(account, tokens.len())?;
         account.charge(Resource::Contexts, 1)?;
         let (id, model, n_synced) = (model.note_opened(), model.clone(), tokens.len());
-        Ok(Self { id, model, caller, tokens, footprint, n_synced, run: None })
+        let states = States::default();
+        Ok(Self { id, model, caller, tokens, states, footprint, n_synced, run: None })
     }
 
     /// The model that it is of.
@@ -160,9 +170,28 @@ impl Context {
             return Ok(());
         }
         let room = self.room_to_stop_run().await?;
-        self.footprint.set(self.tokens.len() + tokens.len())?;
+        self.footprint.set_with(self.tokens.len() + tokens.len(), self.states.n_bytes())?;
         self.tokens.append(tokens);
         self.stop_run(room)
+    }
+
+    /// Appends tokens that were drawn with this sampler, as answers to questions about the end of the context, and notes what
+    /// its program left.
+    ///
+    /// # Errors
+    /// As for [`Self::append`].
+    pub async fn append_drawn(&mut self, drawn: &[Drawn], sampler: &Sampler) -> Result<(), EngineError> {
+        let n_before = self.tokens.len();
+        let tokens: SmallVec<[Token; 16]> = drawn.iter().map(|drawn| drawn.candidate.token).collect();
+        self.append(&tokens).await?;
+        if let Some(program) = sampler.program.as_ref().and_then(carried_on) {
+            for (idx, left) in
+                drawn.iter().enumerate().filter_map(|(idx, drawn)| Some((idx, drawn.left.as_ref()?)))
+            {
+                self.states.note(n_before + idx + 1, program, left.next);
+            }
+        }
+        Ok(())
     }
 
     fn check_tokens(&self, tokens: &[Token]) -> Result<(), EngineError> {
@@ -209,7 +238,8 @@ impl Context {
         }
         let room = self.model.room(&self.caller).await?;
         self.tokens.truncate(n_tokens);
-        self.footprint.set(n_tokens)?;
+        self.states.truncate(n_tokens);
+        self.footprint.set_with(n_tokens, self.states.n_bytes())?;
         self.n_synced = self.n_synced.min(n_tokens);
         // Told at once, so that the pages are free for others.
         let edit = self.take_edit();
@@ -222,7 +252,9 @@ impl Context {
     /// The owner's budget of contexts is used up, or the engine has failed or stopped.
     pub async fn fork(&mut self) -> Result<Self, EngineError> {
         let room = self.model.room(&self.caller).await?;
-        let child = Self::charged(&self.model, self.caller.clone(), self.tokens.fork())?;
+        let mut child = Self::charged(&self.model, self.caller.clone(), self.tokens.fork())?;
+        child.footprint.set_with(child.tokens.len(), self.states.n_bytes())?;
+        child.states = self.states.fork();
         let edit = self.take_edit();
         self.model.post_into(room, Operation::Fork { id: self.id, edit, child: child.id })?;
         Ok(child)
@@ -256,10 +288,12 @@ impl Context {
             _ if self.tokens.is_empty() => return Err(EngineError::EmptyContext),
             Ask::Sample(sampler) => {
                 sampler.validate(vocab_size)?;
+                self.states.carry_on(sampler);
                 self.check_continuation(&[0])?; // room for the token that is drawn
             }
             Ask::Verify { sampler, guess: Guess::Chain(tokens) } => {
                 sampler.validate(vocab_size)?;
+                self.states.carry_on(sampler);
                 self.check_guess(tokens)?;
             }
             Ask::Continuation(tokens) => self.check_continuation(tokens)?,
@@ -289,7 +323,7 @@ impl Context {
     ) -> Result<Pull, EngineError> {
         self.start(key, settings).await?;
         // Before a token is taken that there would be no room for.
-        self.footprint.set(self.tokens.len() + 1)?;
+        self.footprint.set_with(self.tokens.len() + 1, self.states.n_bytes_with_another())?;
         let (id, model, caller) = (self.id, &self.model, self.caller.id());
         let queue = &mut self.run.as_mut().expect("a run was just started").queue;
         let tell = |queue: &RunQueue, progress: Option<Progress>| match progress {
@@ -307,13 +341,17 @@ impl Context {
             }
         };
         match event {
-            RunEvent::Token(candidate) => {
+            RunEvent::Token(drawn) => {
                 let progress = queue.progress();
                 // An engine that has ended says so when there are no more tokens.
                 let _ = tell(queue, progress);
-                self.tokens.push(candidate.token);
+                self.tokens.push(drawn.candidate.token);
                 self.n_synced += 1;
-                Ok(Pull::Token(candidate))
+                let program = self.run.as_ref().and_then(|run| run.program);
+                if let (Some(program), Some(left)) = (program, &drawn.left) {
+                    self.states.note(self.tokens.len(), program, left.next);
+                }
+                Ok(Pull::Token(drawn))
             }
             RunEvent::Finished(finish) => {
                 self.run = None;
@@ -360,16 +398,21 @@ impl Context {
         self.model.post(&self.caller, Operation::Mask { id, tag, position, mask }).await
     }
 
-    async fn start_run(&mut self, key: RunKey, settings: RunSettings) -> Result<(), EngineError> {
+    async fn start_run(&mut self, key: RunKey, mut settings: RunSettings) -> Result<(), EngineError> {
         if self.tokens.is_empty() {
             return Err(EngineError::EmptyContext);
         }
         settings.sampler.validate(self.model.limits().vocab_size)?;
+        if settings.sampler.program.is_some() && settings.masks == MaskSource::Caller {
+            return Err(SamplerError::ProgramUnderMasks.into());
+        }
+        self.states.carry_on(&mut settings.sampler);
+        let program = settings.sampler.program.as_ref().and_then(carried_on);
         let room = self.model.room(&self.caller).await?;
         let queue = RunQueue::new(self.caller.stand());
         let (id, edit, tag) = (self.id, self.take_edit(), queue.tag());
         self.model.post_into(room, Operation::Run { id, edit, settings, tag })?;
-        self.run = Some(Run { key, queue });
+        self.run = Some(Run { key, queue, program });
         Ok(())
     }
 

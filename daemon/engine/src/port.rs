@@ -117,3 +117,23 @@ pub(crate) mod shared_list {
         Vec::<T>::deserialize(deserializer).map(Arc::from)
     }
 }
+
+/// As [`shared`], for each of a list.
+pub(crate) mod shared_list_of {
+    use std::sync::Arc;
+
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+    pub(crate) fn serialize<T: Serialize, S: Serializer>(
+        values: &[Arc<T>],
+        serializer: S,
+    ) -> Result<S::Ok, S::Error> {
+        serializer.collect_seq(values.iter().map(Arc::as_ref))
+    }
+
+    pub(crate) fn deserialize<'de, T: Deserialize<'de>, D: Deserializer<'de>>(
+        deserializer: D,
+    ) -> Result<Vec<Arc<T>>, D::Error> {
+        Ok(Vec::<T>::deserialize(deserializer)?.into_iter().map(Arc::new).collect())
+    }
+}

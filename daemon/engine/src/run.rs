@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::batch::Candidate;
+use crate::batch::Drawn;
 use crate::completion::{Done, Reply, Tag};
 use crate::error::EngineError;
 use crate::line::Standing;
@@ -60,7 +60,7 @@ pub enum Finish {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) enum RunEvent {
     /// The next token.
-    Token(Candidate),
+    Token(Drawn),
     /// No more tokens.
     Finished(Finish),
     /// No more tokens, because of an error.
@@ -195,6 +195,7 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
+    use crate::batch::Candidate;
     use crate::completion::{CallerId, Completion, Outbox};
     use crate::line::Line;
 
@@ -229,7 +230,7 @@ mod tests {
     #[test]
     fn an_empty_window_still_serves_who_waits() {
         let (mut reply, mut queue, deliver) = ends();
-        let token = || RunEvent::Token(Candidate { token: 1, logprob: 0.0 });
+        let token = || RunEvent::Token(Candidate { token: 1, logprob: 0.0 }.into());
         assert!(reply.wants_more(0, 0), "the first token is waited for");
         reply.push(token());
         assert!(!reply.wants_more(0, 0));
@@ -249,7 +250,7 @@ mod tests {
             let (mut n_told, n_tokens) = (0, 1000);
             while queue.n_pulled() < n_tokens {
                 while reply.wants_more(n_ahead, 0) {
-                    reply.push(RunEvent::Token(Candidate { token: 1, logprob: 0.0 }));
+                    reply.push(RunEvent::Token(Candidate { token: 1, logprob: 0.0 }.into()));
                     assert!(reply.n_unread() <= n_ahead.max(1));
                 }
                 deliver();

@@ -31,7 +31,7 @@ async fn generate(model: ModelHandle, is_over: Arc<AtomicBool>) -> usize {
         };
         let mut tokens = Vec::new();
         while let Pull::Token(drawn) = context.pull(RunKey(0), settings).await.expect("pulled") {
-            tokens.push(drawn.token);
+            tokens.push(drawn.candidate.token);
         }
         assert_eq!(tokens, case.greedy_ids, "round {n_rounds}: {:?}", case.prompt);
         n_rounds += 1;

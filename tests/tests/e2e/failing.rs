@@ -66,7 +66,7 @@ async fn decode(
         };
         match context.pull(RunKey(0), settings).await {
             Ok(Pull::Token(drawn)) => {
-                tokens.push(drawn.token);
+                tokens.push(drawn.candidate.token);
                 if tokens.len() == 1 {
                     together.wait().await;
                 }

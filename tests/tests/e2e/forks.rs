@@ -82,7 +82,7 @@ fn a_fork_of_a_long_context_takes_no_page_and_no_time() {
         let mut drawn = Vec::new();
         for pending in pending {
             match pending.answer().await.expect("drawn") {
-                Answer::Sampled(candidate) => drawn.push(candidate.token),
+                Answer::Sampled(one) => drawn.push(one.candidate.token),
                 other => panic!("{other:?}"),
             }
         }

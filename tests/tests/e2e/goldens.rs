@@ -61,7 +61,7 @@ async fn greedy_by_stream(model: &ModelHandle, prompt: &[u32]) -> Vec<u32> {
     let mut tokens = Vec::new();
     loop {
         match context.pull(RunKey(0), settings).await.expect("pulled") {
-            Pull::Token(drawn) => tokens.push(drawn.token),
+            Pull::Token(drawn) => tokens.push(drawn.candidate.token),
             Pull::Finished(finish) => {
                 let expected = if tokens.len() == N_GREEDY_MAX { Finish::MaxTokens } else { Finish::Stop };
                 assert!(finish == expected || finish == Finish::Stop, "{finish:?} after {tokens:?}");
@@ -80,11 +80,11 @@ async fn greedy_by_steps(model: &ModelHandle, prompt: &[u32]) -> Vec<u32> {
         let Answer::Sampled(drawn) = ask(&mut context, Ask::Sample(sampler)).await else {
             panic!("asked for a token");
         };
-        tokens.push(drawn.token);
-        if model.model().stop_tokens.contains(&drawn.token) {
+        tokens.push(drawn.candidate.token);
+        if model.model().stop_tokens.contains(&drawn.candidate.token) {
             break;
         }
-        context.append(&[drawn.token]).await.expect("fits");
+        context.append(&[drawn.candidate.token]).await.expect("fits");
     }
     tokens
 }

@@ -146,8 +146,8 @@ async fn draw(prompt: &str, sampler: Sampler, n_max: usize) -> (Vec<u32>, f32) {
     };
     let (mut tokens, mut logprob) = (Vec::new(), 0f32);
     while let Pull::Token(drawn) = context.pull(RunKey(0), settings).await.expect("pulled") {
-        tokens.push(drawn.token);
-        logprob += drawn.logprob;
+        tokens.push(drawn.candidate.token);
+        logprob += drawn.candidate.logprob;
     }
     let mean = logprob / tokens.len() as f32;
     (tokens, mean)

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use trellis::config::Device;
-use trellis_engine::batch::{Candidate, Token};
+use trellis_engine::batch::{Candidate, Drawn, Token};
 use trellis_engine::sampling::{Sampler, TokenMask};
 use trellis_engine::{
     Ahead, Answer, Ask, Context, EngineError, MaskSource, ModelHandle, Pull, RunKey, RunSettings,
@@ -49,7 +49,9 @@ async fn one_by_one(model: &ModelHandle, prompt: &[Token], seed: u64, n: usize) 
         let mask = Some(mask_after(&context.tokens().to_vec(), vocab_size));
         let sampler = Arc::new(Sampler { mask, ..Sampler::clone(&sampler(seed)) });
         let answer = context.ask(Ask::Sample(sampler)).await.expect("posted").answer().await;
-        let Ok(Answer::Sampled(Candidate { token, logprob })) = answer else { panic!("{answer:?}") };
+        let Ok(Answer::Sampled(Drawn { candidate: Candidate { token, logprob }, .. })) = answer else {
+            panic!("{answer:?}")
+        };
         context.append(&[token]).await.expect("fits");
         drawn.push((token, Nat(logprob)));
     }
@@ -82,7 +84,9 @@ async fn late(
         });
         context.supply_mask(made.await.expect("made")).await.expect("posted");
         match context.pull(RunKey(1), settings).await.expect("nothing is wrong") {
-            Pull::Token(Candidate { token, logprob }) => drawn.push((token, Nat(logprob))),
+            Pull::Token(Drawn { candidate: Candidate { token, logprob }, .. }) => {
+                drawn.push((token, Nat(logprob)))
+            }
             Pull::Finished(finish) => panic!("{finish:?} after {} tokens", drawn.len()),
         }
     }
@@ -160,7 +164,7 @@ fn draws_made_together_are_those_made_apart() {
             let mut apart = Vec::new();
             for context in &mut contexts {
                 let asked = context.ask(Ask::Sample(sampler(seed))).await.expect("posted").answer().await;
-                let Ok(Answer::Sampled(candidate)) = asked else { panic!("{asked:?}") };
+                let Ok(Answer::Sampled(Drawn { candidate, .. })) = asked else { panic!("{asked:?}") };
                 apart.push((candidate.token, Nat(candidate.logprob)));
             }
             let mut members: Vec<&mut Context> = contexts.iter_mut().collect();

@@ -69,7 +69,11 @@ async fn stream(
     let (mut seen, begun) = (Seen::default(), Instant::now());
     let mut last = begun;
     while seen.tokens.len() < n_tokens && !is_over.load(Ordering::Relaxed) {
-        let Pull::Token(candidate) = context.pull(RunKey(1), || settings(n_tokens)).await? else { break };
+        let Pull::Token(trellis_engine::batch::Drawn { candidate, .. }) =
+            context.pull(RunKey(1), || settings(n_tokens)).await?
+        else {
+            break;
+        };
         seen.tokens.push(candidate.token);
         let now = Instant::now();
         if seen.tokens.len() > 1 {

@@ -55,12 +55,13 @@ async fn run(model: &ModelHandle, job: &Job, number: u32, together: &Barrier) ->
                     masks: MaskSource::Sampler,
                 };
                 match fork.pull(RunKey(0), settings).await.expect("pulled") {
-                    Pull::Token(candidate) => candidate,
+                    Pull::Token(one) => one.candidate,
                     Pull::Finished(finish) => panic!("{finish:?}"),
                 }
             } else {
                 match fork.ask(Ask::Sample(sampler)).await.expect("asked").answer().await.expect("drawn") {
-                    Answer::Sampled(candidate) => {
+                    Answer::Sampled(one) => {
+                        let candidate = one.candidate;
                         fork.append(&[candidate.token]).await.expect("fits");
                         candidate
                     }

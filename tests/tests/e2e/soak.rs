@@ -150,7 +150,7 @@ impl<'a> Guest<'a> {
                 let ask = Ask::Verify { sampler, guess: Guess::Chain(guess) };
                 let answer = context.ask(ask).await.expect("asked").answer().await.expect("drawn");
                 let Answer::Verified(drawn) = answer else { panic!("{answer:?}") };
-                let tokens: Vec<u32> = drawn.iter().map(|drawn| drawn.token).collect();
+                let tokens: Vec<u32> = drawn.iter().map(|drawn| drawn.candidate.token).collect();
                 context.append(&tokens).await.expect("fits");
             }
             // Thinks, and may have to make room meanwhile.

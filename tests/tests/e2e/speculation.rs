@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use trellis::config::Device;
 use trellis_engine::account::Resource;
-use trellis_engine::batch::Candidate;
+use trellis_engine::batch::{Candidate, Drawn};
 use trellis_engine::sampling::{Sampler, TokenMask};
 use trellis_engine::{
     Ahead, Answer, Ask, Context, EngineError, Guess, MaskSource, ModelHandle, Pull, RunKey, RunSettings,
@@ -27,7 +27,7 @@ async fn steps(model: &ModelHandle, prompt: &[u32], sampler: &Arc<Sampler>, n: u
     let mut drawn = Vec::new();
     while drawn.len() < n && context.tokens().len() < context.capacity() {
         let answer = context.ask(Ask::Sample(sampler.clone())).await.expect("asked").answer().await;
-        let Answer::Sampled(candidate) = answer.expect("drawn") else { panic!("a draw") };
+        let Answer::Sampled(Drawn { candidate, .. }) = answer.expect("drawn") else { panic!("a draw") };
         context.append(&[candidate.token]).await.expect("fits");
         drawn.push(candidate);
     }
@@ -41,9 +41,8 @@ async fn verify(
 ) -> Result<Vec<Candidate>, EngineError> {
     let ask = Ask::Verify { sampler: sampler.clone(), guess: Guess::Chain(guess.to_vec()) };
     let Answer::Verified(drawn) = context.ask(ask).await?.answer().await? else { panic!("a verification") };
-    let tokens: Vec<u32> = drawn.iter().map(|drawn| drawn.token).collect();
-    context.append(&tokens).await?;
-    Ok(drawn)
+    context.append_drawn(&drawn, sampler).await?;
+    Ok(drawn.into_iter().map(|drawn| drawn.candidate).collect())
 }
 
 fn seen(drawn: &[Candidate]) -> Vec<(u32, Nat)> {
@@ -66,6 +65,7 @@ fn sampler(random: &mut Random, vocab_size: usize) -> Sampler {
         bias: (0..random.below(4)).map(|_| (random.below(vocab_size) as u32, 3.0)).collect(),
         mask: (random.below(3) == 0).then(|| Arc::new(mask)),
         seed: random.draw(),
+        program: None,
     }
 }
 
@@ -190,7 +190,7 @@ async fn with_draft(
         let key = RunKey(n_steps as u64);
         let mut guess = Vec::new();
         while let Pull::Token(drawn) = draft.pull(key, settings).await.expect("pulled") {
-            guess.push(drawn.token);
+            guess.push(drawn.candidate.token);
         }
         let drawn = verify(&mut target, sampler, &guess).await.expect("drawn");
         n_steps += 1;
@@ -215,7 +215,7 @@ async fn streamed(target: &ModelHandle, prompt: &[u32], sampler: &Arc<Sampler>, 
     };
     let mut tokens = Vec::new();
     while let Pull::Token(drawn) = context.pull(RunKey(0), settings).await.expect("pulled") {
-        tokens.push(drawn.token);
+        tokens.push(drawn.candidate.token);
     }
     tokens
 }

@@ -145,7 +145,7 @@ impl Guest {
             Mode::Steps => {
                 let ask = Ask::Sample(Arc::new(sampler.clone()));
                 match context.ask(ask).await?.answer().await? {
-                    Answer::Sampled(candidate) => {
+                    Answer::Sampled(trellis_engine::batch::Drawn { candidate, .. }) => {
                         context.append(&[candidate.token]).await?;
                         Seen::Token(candidate.token, Nat(candidate.logprob))
                     }
@@ -161,7 +161,9 @@ impl Guest {
                     masks: MaskSource::Sampler,
                 };
                 match context.pull(RunKey(key), settings).await? {
-                    Pull::Token(candidate) => Seen::Token(candidate.token, Nat(candidate.logprob)),
+                    Pull::Token(trellis_engine::batch::Drawn { candidate, .. }) => {
+                        Seen::Token(candidate.token, Nat(candidate.logprob))
+                    }
                     Pull::Finished(_) => Seen::Full,
                 }
             }

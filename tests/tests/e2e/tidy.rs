@@ -20,7 +20,10 @@ const LAYERS: [(&str, &[&str]); 8] = [
     ("sdk/guest", &["trellis-programs"]),
     ("sdk/programs", &[]),
     ("sdk/wire", &[]),
-    ("tests", &["trellis", "trellis-client", "trellis-cuda", "trellis-engine", "trellis-wire"]),
+    (
+        "tests",
+        &["trellis", "trellis-client", "trellis-cuda", "trellis-engine", "trellis-programs", "trellis-wire"],
+    ),
 ];
 
 /// When a file is longer than this, it holds two ideas.

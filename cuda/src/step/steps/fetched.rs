@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use cudarc::driver::result;
-use trellis_engine::batch::{Output, OutputFault};
+use trellis_engine::batch::{Output, OutputFault, OutputKind, Start};
 use trellis_engine::sampling::Scratch;
 
 use super::Steps;
@@ -102,16 +102,17 @@ impl Steps {
 
     /// Works out what no kernel does, from what was fetched before (`raw`) and after the kernels.
     pub(super) fn outputs_by_host(
-        &self,
+        &mut self,
         rows: &[StepRow<'_>],
         group: usize,
         raw: &Fetched,
         after: &Fetched,
         by_host: &mut HashMap<usize, Output>,
     ) {
+        let Self { lists, left, .. } = self;
         let mut scratch = Scratch::default();
         let requests = rows.iter().flat_map(|row| row.requests.iter().map(move |request| (row, request)));
-        for (request_idx, ((row, request), &place)) in requests.zip(&self.lists.outputs.places).enumerate() {
+        for (request_idx, ((row, request), &place)) in requests.zip(&lists.outputs.places).enumerate() {
             let output = match place {
                 Place::Full { group_idx, logits_row, start: None, .. } if group_idx == group => {
                     let row = &after[&(0, logits_row)];
@@ -128,7 +129,16 @@ impl Steps {
                 Place::Host { group_idx, logits_row } if group_idx == group => {
                     let history =
                         row.known_before(request.position + 1).expect("what the host draws after, it knows");
-                    output_of(&request.kind, &raw[&(0, logits_row)], history, &mut scratch)
+                    let start = match &request.kind {
+                        OutputKind::Program { start: Start::At(start), .. } => *start,
+                        _ => left.get(&row.slot).copied().unwrap_or_default(),
+                    };
+                    let output =
+                        output_of(&request.kind, &raw[&(0, logits_row)], history, start, &mut scratch);
+                    if let Output::Programmed(_, it_left) = &output {
+                        left.insert(row.slot, it_left.next);
+                    }
+                    output
                 }
                 _ => continue,
             };

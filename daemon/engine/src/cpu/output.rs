@@ -5,8 +5,9 @@ use rayon::prelude::*;
 use super::late::LateDraw;
 use super::linear::{Gemm, Linear};
 use super::plan::{Plan, Question};
-use crate::batch::{Output, OutputFault, OutputKind, Token};
-use crate::sampling::{Distribution, Sampler, Scratch, sample, sample_under};
+use crate::batch::{Output, OutputFault, OutputKind, Start, Token};
+use crate::sampling::program::DrawState;
+use crate::sampling::{Distribution, Sampler, Scratch, sample, sample_by_program, sample_under};
 
 /// Rows of logits in memory at once; enough to use every weight that is read many times.
 const N_LOGIT_ROWS_MAX: usize = 64;
@@ -30,6 +31,7 @@ pub(super) fn answer(
 ) -> Answers {
     let mut outputs = vec![Output::Failed(OutputFault::NotANumber); plan.n_outputs];
     let mut late = Vec::new();
+    let mut scratch = Scratch::default();
     if plan.questions.is_empty() {
         return Answers { outputs, late };
     }
@@ -61,10 +63,39 @@ pub(super) fn answer(
             outputs[output_idx] = output;
         }
         for (question, logits) in questions.iter().zip(logits.chunks_exact(vocab_size)) {
+            chained_draws(question, logits, &mut outputs, &mut scratch);
+        }
+        for (question, logits) in questions.iter().zip(logits.chunks_exact(vocab_size)) {
             late.extend(late_draws(question, logits));
         }
     }
     Answers { outputs, late }
+}
+
+/// Draws of programs that start where the draw before them in their row ended, one after the other.
+fn chained_draws(question: &Question<'_>, logits: &[f32], outputs: &mut [Output], scratch: &mut Scratch) {
+    for &(output_idx, kind) in &question.requests {
+        let OutputKind::Program { sampler, start: Start::Before } = *kind else { continue };
+        outputs[output_idx] = match &outputs[output_idx - 1] {
+            Output::Programmed(_, left) => {
+                program_draw(question, sampler, left.next, logits, scratch).unwrap_or_else(Output::Failed)
+            }
+            // Nobody asks for what comes after a draw that failed.
+            other => other.clone(),
+        };
+    }
+}
+
+fn program_draw(
+    question: &Question<'_>,
+    sampler: &Sampler,
+    start: DrawState,
+    logits: &[f32], // [vocab_size]
+    scratch: &mut Scratch,
+) -> Result<Output, OutputFault> {
+    let (history, n_tokens) = (looked_at(question, sampler), question.history.len());
+    let (candidate, left) = sample_by_program(logits, &history, n_tokens, sampler, start, scratch)?;
+    Ok(Output::Programmed(candidate, Box::new(left)))
 }
 
 /// The draws at a place that wait for their masks.
@@ -74,7 +105,7 @@ fn late_draws(question: &Question<'_>, logits: &[f32]) -> impl Iterator<Item = L
             row_idx: question.row_idx,
             output_idx,
             logits: logits.to_vec(),
-            history: penalized(question, sampler),
+            history: looked_at(question, sampler),
             position: question.history.len() as u64,
             sampler: sampler.clone(),
             mask: None,
@@ -83,10 +114,10 @@ fn late_draws(question: &Question<'_>, logits: &[f32]) -> impl Iterator<Item = L
     })
 }
 
-/// The tokens that the penalties of a draw look at.
-fn penalized(question: &Question<'_>, sampler: &Sampler) -> Vec<Token> {
+/// The tokens that a draw looks at.
+fn looked_at(question: &Question<'_>, sampler: &Sampler) -> Vec<Token> {
     let n_tokens = question.history.len();
-    question.history.copy_of(n_tokens - sampler.n_penalized(n_tokens)..n_tokens)
+    question.history.copy_of(n_tokens - sampler.n_history(n_tokens)..n_tokens)
 }
 
 fn answer_one(
@@ -98,12 +129,18 @@ fn answer_one(
 ) -> Result<Output, OutputFault> {
     match *kind {
         OutputKind::Sample(sampler) => {
-            let (history, position) = (penalized(question, sampler), question.history.len() as u64);
+            let (history, position) = (looked_at(question, sampler), question.history.len() as u64);
             sample(logits, &history, position, sampler, scratch).map(Output::Sampled)
         }
+        OutputKind::Program { sampler, start: Start::At(start) } => {
+            program_draw(question, sampler, start, logits, scratch)
+        }
+        // Once the draw before it is there.
+        OutputKind::Program { start: Start::Before, .. } => Err(OutputFault::NotANumber),
+        OutputKind::Program { start: Start::Drawn, .. } => unreachable!("one step is under way at a time"),
         OutputKind::Masked { mask: None, .. } => Ok(Output::SatOut),
         OutputKind::Masked { sampler, mask: Some(mask) } => {
-            let (history, position) = (penalized(question, sampler), question.history.len() as u64);
+            let (history, position) = (looked_at(question, sampler), question.history.len() as u64);
             sample_under(Some(mask), logits, &history, position, sampler, scratch).map(Output::Sampled)
         }
         OutputKind::Top { n } => {

@@ -1,6 +1,6 @@
 //! A question about the end of a context.
 
-use crate::batch::{Output, Token};
+use crate::batch::{Drawn, Output, Token};
 use crate::command::{Answer, Ask};
 use crate::completion::{Done, Reply};
 use crate::error::EngineError;
@@ -91,7 +91,10 @@ impl AskWork {
                 (Output::Failed(fault), _) => return Progress::Finished(Err(fault.into())),
                 (Output::Scores(scores), Ask::Continuation(_)) => self.scores.extend(scores),
                 (Output::Scores(scores), _) => answer = Some(Answer::Scores(scores)),
-                (Output::Sampled(candidate), _) => answer = Some(Answer::Sampled(candidate)),
+                (Output::Sampled(candidate), _) => answer = Some(Answer::Sampled(candidate.into())),
+                (Output::Programmed(candidate, left), _) => {
+                    answer = Some(Answer::Sampled(Drawn { candidate, left: Some(left) }));
+                }
                 (Output::Top { candidates, entropy }, _) => {
                     answer = Some(Answer::Top { candidates, entropy })
                 }

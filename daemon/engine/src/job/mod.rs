@@ -19,11 +19,20 @@ use std::ops::Range;
 
 use smallvec::smallvec;
 
-use crate::batch::{OutputKind, OutputRequest, Requests};
+use crate::batch::{OutputKind, OutputRequest, Requests, Start};
 use crate::command::{Ahead, Ask};
 use crate::completion::Tag;
 use crate::error::EngineError;
 use crate::run::{AheadWindow, RunEvent};
+use crate::sampling::Sampler;
+
+/// A draw by a sampler's chain, or by its program from this start.
+fn draw(sampler: &Sampler, start: Start) -> OutputKind<'_> {
+    match sampler.program {
+        None => OutputKind::Sample(sampler),
+        Some(_) => OutputKind::Program { sampler, start },
+    }
+}
 
 /// The work of one context; a context has one at a time.
 #[derive(Debug)]
@@ -169,12 +178,12 @@ impl Work {
         match self {
             Self::Run(run) if end == n_tokens => smallvec![run.draw(n_tokens)],
             Self::Run(_) | Self::Joint(JointWork { stage: Stage::LeadsUp, .. }) => Requests::new(),
-            Self::Joint(work) => last(OutputKind::Sample(&work.sampler)),
+            Self::Joint(work) => last(draw(&work.sampler, Start::At(work.sampler.start()))),
             Self::Verify(work) => work.outputs(end),
             Self::Ask(work) => match &work.ask {
                 // A verification is work of its own kind.
                 Ask::Prefill | Ask::Verify { .. } => Requests::new(),
-                Ask::Sample(sampler) => last(OutputKind::Sample(sampler)),
+                Ask::Sample(sampler) => last(draw(sampler, Start::At(sampler.start()))),
                 Ask::Top { n } => last(OutputKind::Top { n: *n }),
                 Ask::Scores(tokens) => last(OutputKind::Scores(tokens)),
                 Ask::Full => last(OutputKind::Full),

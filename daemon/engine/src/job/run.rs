@@ -1,15 +1,19 @@
 //! Decoding token by token, ahead of the guest that pulls.
 
 use super::LateMasks;
-use crate::batch::{OutputKind, OutputRequest};
+use super::draw;
+use crate::batch::{OutputKind, OutputRequest, Start};
 use crate::command::{MaskSource, RunSettings};
 use crate::run::RunReply;
+use crate::sampling::program::DrawState;
 
 #[derive(Debug)]
 pub(crate) struct RunWork {
     pub(crate) settings: RunSettings,
     pub(crate) queue: RunReply,
     pub(crate) n_given: usize,
+    /// Where the next draw of a program starts.
+    pub(crate) next: DrawState,
     /// For a run whose masks come from its caller.
     pub(crate) masks: Option<LateMasks>,
 }
@@ -20,14 +24,15 @@ impl RunWork {
             MaskSource::Sampler => None,
             MaskSource::Caller => Some(LateMasks::default()),
         };
-        Self { settings, queue, n_given: 0, masks }
+        let next = settings.sampler.start();
+        Self { settings, queue, n_given: 0, next, masks }
     }
 
     /// The draw after a context's last token, of `n_tokens`.
     pub(super) fn draw(&self, n_tokens: usize) -> OutputRequest<'_> {
         let sampler = &self.settings.sampler;
         let kind = match &self.masks {
-            None => OutputKind::Sample(sampler),
+            None => draw(sampler, Start::At(self.next)),
             Some(masks) => OutputKind::Masked { sampler, mask: masks.get(n_tokens) },
         };
         OutputRequest { position: n_tokens - 1, kind }

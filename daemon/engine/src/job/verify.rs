@@ -7,7 +7,8 @@
 
 use std::sync::Arc;
 
-use crate::batch::{Candidate, Output, OutputKind, OutputRequest, Requests, Token};
+use super::draw;
+use crate::batch::{Drawn, Output, OutputRequest, Requests, Start, Token};
 use crate::command::{Answer, Guess};
 use crate::completion::{Done, Reply};
 use crate::error::EngineError;
@@ -29,7 +30,7 @@ pub(crate) struct VerifyWork {
 #[derive(Debug)]
 pub(crate) struct Verified {
     /// Those that were guessed, and the one that was not, unless the draw after the last that was guessed failed.
-    pub(crate) drawn: Vec<Candidate>,
+    pub(crate) drawn: Vec<Drawn>,
     /// How many of the guess are among them.
     pub(crate) n_accepted: usize,
 }
@@ -66,29 +67,32 @@ impl VerifyWork {
 
     /// A draw at each place from the context's last token on.
     pub(crate) fn outputs(&self, end: usize) -> Requests<'_> {
-        let positions = self.first_draw()..end;
-        positions
-            .map(|position| OutputRequest { position, kind: OutputKind::Sample(&self.sampler) })
-            .collect()
+        let request = |position| {
+            let is_first = position == self.first_draw();
+            let start = if is_first { Start::At(self.sampler.start()) } else { Start::Before };
+            OutputRequest { position, kind: draw(&self.sampler, start) }
+        };
+        (self.first_draw()..end).map(request).collect()
     }
 
     /// Accepts the guess as far as the draws equal it.
     pub(crate) fn take_outputs(&self, outputs: Vec<Output>) -> Result<Verified, EngineError> {
         let mut verified = Verified { drawn: Vec::with_capacity(outputs.len()), n_accepted: 0 };
         for (idx, output) in outputs.into_iter().enumerate() {
-            match output {
-                Output::Sampled(candidate) => {
-                    verified.drawn.push(candidate);
-                    if self.guess().get(idx) != Some(&candidate.token) {
-                        break;
-                    }
-                    verified.n_accepted += 1;
-                }
+            let drawn = match output {
+                Output::Sampled(candidate) => Drawn::from(candidate),
+                Output::Programmed(candidate, left) => Drawn { candidate, left: Some(left) },
                 // What was drawn before it stands; who goes on from there comes upon the fault.
                 Output::Failed(_) if idx > 0 => break,
                 Output::Failed(fault) => return Err(fault.into()),
                 other => unreachable!("a verification asks for draws, not for {other:?}"),
+            };
+            let token = drawn.candidate.token;
+            verified.drawn.push(drawn);
+            if self.guess().get(idx) != Some(&token) {
+                break;
             }
+            verified.n_accepted += 1;
         }
         Ok(verified)
     }
@@ -97,7 +101,7 @@ impl VerifyWork {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::batch::OutputFault;
+    use crate::batch::{Candidate, OutputFault};
     use crate::completion::{CallerId, Outbox, Tag};
 
     fn work(n_base: usize, guess: &[Token]) -> VerifyWork {
@@ -123,7 +127,7 @@ mod tests {
         ];
         for (outputs, expected, n_accepted) in cases {
             let verified = work(5, &[1, 2]).take_outputs(outputs.clone()).expect("something was drawn");
-            let tokens: Vec<Token> = verified.drawn.iter().map(|candidate| candidate.token).collect();
+            let tokens: Vec<Token> = verified.drawn.iter().map(|drawn| drawn.candidate.token).collect();
             assert_eq!((tokens, verified.n_accepted), (expected, n_accepted), "{outputs:?}");
         }
         assert!(work(5, &[1, 2]).take_outputs(vec![fault.clone(), fault.clone(), fault]).is_err());

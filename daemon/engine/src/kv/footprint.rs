@@ -35,7 +35,15 @@ impl Footprint {
     /// # Errors
     /// A budget would be passed; nothing has changed then.
     pub(crate) fn set(&mut self, n_tokens: usize) -> Result<(), BudgetExceeded> {
-        let n_bytes = n_tokens.next_multiple_of(N_TOKENS_TOGETHER) as u64 * TOKEN_BYTES;
+        self.set_with(n_tokens, 0)
+    }
+
+    /// Makes it that of so many tokens and of other lists that grow with them.
+    ///
+    /// # Errors
+    /// As for [`Self::set`].
+    pub(crate) fn set_with(&mut self, n_tokens: usize, n_bytes_beside: u64) -> Result<(), BudgetExceeded> {
+        let n_bytes = n_tokens.next_multiple_of(N_TOKENS_TOGETHER) as u64 * TOKEN_BYTES + n_bytes_beside;
         if n_bytes > self.n_bytes {
             self.account.charge(Resource::HostBytes, n_bytes - self.n_bytes)?;
         } else if n_bytes < self.n_bytes {

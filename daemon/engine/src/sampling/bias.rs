@@ -44,6 +44,20 @@ impl Bias {
         Ok(Self::Dense(values))
     }
 
+    /// Checks one that came from elsewhere.
+    pub(super) fn validate(&self, vocab_size: usize) -> Result<(), SamplerError> {
+        match self {
+            Self::Dense(values) if values.len() != vocab_size => {
+                Err(SamplerError::MaskSize { n_tokens: values.len(), vocab_size })
+            }
+            Self::Dense(_) => Ok(()),
+            Self::Sparse(entries) => match entries.iter().find(|(token, _)| *token as usize >= vocab_size) {
+                Some(&(token, _)) => Err(SamplerError::TokenOutOfRange { token, vocab_size }),
+                None => Ok(()),
+            },
+        }
+    }
+
     /// Writes it over a row of zeros.
     pub(super) fn write(&self, row: &mut [f32]) {
         match self {

@@ -3,6 +3,7 @@
 use super::distribution::{Distribution, largest, position_of};
 use super::gumbel::{Words, draw_dense, draw_sparse};
 use super::maths::{exp, exp_all, of_parts, parts, share_of};
+use super::program::{DrawState, Left, Machine};
 use super::select::{Entry, keep_largest, keep_weight};
 use super::{Sampler, TokenMask};
 use crate::batch::{Candidate, OutputFault, Token};
@@ -15,6 +16,28 @@ pub struct Scratch {
     counts: Vec<u32>,  // [vocab_size], 0 between draws
     seen: Vec<Token>,
     kept: Vec<Entry>,
+    machine: Machine,
+}
+
+/// Draws by the sampler's program.
+///
+/// # Errors
+/// The logits hold a NaN, or the program leaves no token to draw.
+///
+/// # Panics
+/// The sampler has no program.
+pub fn sample_by_program(
+    logits: &[f32],    // [vocab_size]
+    history: &[Token], // the last tokens, at least as many as the program looks at
+    n_tokens: usize,
+    sampler: &Sampler,
+    start: DrawState,
+    scratch: &mut Scratch,
+) -> Result<(Candidate, Left), OutputFault> {
+    let distribution = Distribution::new(logits)?;
+    let put_on = sampler.program.as_ref().expect("the sampler has a program");
+    let (token, left) = put_on.draw(&mut scratch.machine, logits, history, n_tokens, sampler.seed, start)?;
+    Ok((Candidate { token, logprob: distribution.logprob(token) }, left))
 }
 
 /// Draws the token for `position` from the logits of the position before it.

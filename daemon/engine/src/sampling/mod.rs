@@ -23,7 +23,7 @@
 //!    which is never 0 or 1; exponentials and logarithms are those of `maths`, the same on every device. No state: the
 //!    result depends on nothing but (seed, position, token, l).
 //!
-//! It is one of the [programs](program), `trellis_programs::library::chain`, carried out in fewer passes.
+//! It is one of the [programs](mod@program), `trellis_programs::library::chain`, carried out in fewer passes.
 //!
 //! The log-probability that is reported with a token is the log-softmax of the logits before step 1.
 //!
@@ -45,7 +45,7 @@ mod tests;
 
 pub use bias::Bias;
 pub use distribution::Distribution;
-pub use draw::{Scratch, sample, sample_under};
+pub use draw::{Scratch, sample, sample_by_program, sample_under};
 pub use mask::TokenMask;
 pub use philox::philox4x32;
 pub use settings::{Sampler, SamplerError};

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use super::TokenMask;
+use super::program::{DrawState, PutOn};
 use crate::batch::Token;
 use crate::port::{Name, names, shared_option};
 
@@ -34,6 +35,8 @@ pub struct Sampler {
     pub mask: Option<Arc<TokenMask>>,
     /// Key of the random draws.
     pub seed: u64,
+    /// Draws in the place of all the settings above but the seed.
+    pub program: Option<Box<PutOn>>,
 }
 
 impl Default for Sampler {
@@ -58,6 +61,21 @@ impl Sampler {
         }
     }
 
+    /// How many of the last of `n_tokens` tokens a draw looks at.
+    #[must_use]
+    pub fn n_history(&self, n_tokens: usize) -> usize {
+        match &self.program {
+            Some(put_on) => put_on.program.n_history(n_tokens),
+            None => self.n_penalized(n_tokens),
+        }
+    }
+
+    /// Where its first draw starts.
+    #[must_use]
+    pub fn start(&self) -> DrawState {
+        self.program.as_ref().map_or_else(DrawState::default, |put_on| put_on.start)
+    }
+
     /// Takes the most probable token.
     #[must_use]
     pub fn greedy() -> Self {
@@ -73,6 +91,7 @@ impl Sampler {
             bias: Vec::new(),
             mask: None,
             seed: 0,
+            program: None,
         }
     }
 
@@ -115,6 +134,9 @@ impl Sampler {
                 });
             }
         }
+        if let Some(put_on) = &self.program {
+            put_on.validate(vocab_size)?;
+        }
         match &self.mask {
             Some(mask) if mask.vocab_size() != vocab_size => {
                 Err(SamplerError::MaskSize { n_tokens: mask.vocab_size(), vocab_size })
@@ -151,6 +173,23 @@ pub enum SamplerError {
         /// Entries of the vocabulary.
         vocab_size: usize,
     },
+    /// A program that ends in a row does not draw.
+    #[error("the program ends in a row, and a draw takes one that ends in a token")]
+    EndsInARow,
+    /// A program is given more of something than it can name.
+    #[error("a program is given {n} {what}, at most {max} are allowed")]
+    TooMany {
+        /// Of what.
+        #[serde(with = "names")]
+        what: Name,
+        /// How many.
+        n: usize,
+        /// How many there may be.
+        max: usize,
+    },
+    /// A program's draws take no masks of their own.
+    #[error("a program draws without masks that its caller supplies token by token")]
+    ProgramUnderMasks,
     /// A mask made for another vocabulary.
     #[error("the mask covers {n_tokens} tokens, the vocabulary has {vocab_size}")]
     MaskSize {

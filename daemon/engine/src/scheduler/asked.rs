@@ -41,6 +41,8 @@ impl Asked {
             OutputKind::Sample(sampler) => draw(sampler, of_mask, 0),
             OutputKind::Masked { sampler, mask: Some(_) } => draw(sampler, of_mask, 0),
             OutputKind::Masked { sampler, mask: None } => draw(sampler, 0, of_mask),
+            // A device brings what a program is given once, and keeps it.
+            OutputKind::Program { .. } => Self::default(),
             OutputKind::Top { n } if *n <= asks.n_top_max => Self { n_top_entries: *n, ..Self::default() },
             OutputKind::Scores(tokens) if tokens.len() <= asks.n_scores => {
                 Self { n_scores: tokens.len(), ..Self::default() }

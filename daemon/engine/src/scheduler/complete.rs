@@ -6,7 +6,7 @@ use super::admission::Standing;
 use super::plan::PlannedRow;
 use super::{ContextState, Plan, Scheduler, StepUnderWay};
 use crate::account::Resource;
-use crate::batch::{Input, Output};
+use crate::batch::{Drawn, Input, Output};
 use crate::command::Answer;
 use crate::job::{LateMasks, Progress, RunWork, VerifyWork, Work};
 use crate::kv::PageTable;
@@ -136,8 +136,9 @@ impl ContextState {
 
     fn take_run_output(&mut self, output: Output, n_positions_max: usize, pages: &mut PageTable) {
         let Some(Work::Run(run)) = &mut self.work else { return };
-        let candidate = match output {
-            Output::Sampled(candidate) => candidate,
+        let (candidate, left) = match output {
+            Output::Sampled(candidate) => (candidate, None),
+            Output::Programmed(candidate, left) => (candidate, Some(left)),
             Output::SatOut => return run.masks.iter_mut().for_each(LateMasks::note_sat_out),
             Output::Failed(fault) => return self.end_run(RunEvent::Failed(fault.into()), pages),
             other => unreachable!("a run asks for a draw, not for {other:?}"),
@@ -145,7 +146,10 @@ impl ContextState {
         self.kv.push(candidate.token, pages);
         run.n_given += 1;
         run.masks.iter_mut().for_each(LateMasks::note_drawn);
-        run.queue.push(RunEvent::Token(candidate));
+        if let Some(left) = &left {
+            run.next = left.next;
+        }
+        run.queue.push(RunEvent::Token(Drawn { candidate, left }));
         self.window.note_taken(run.n_given - run.queue.n_unread());
         if let Standing::Admitted(term) = &mut self.standing {
             term.note_decoded();

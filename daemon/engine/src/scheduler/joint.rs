@@ -159,7 +159,7 @@ impl Scheduler {
         let drawn = std::mem::take(drawn).into_iter().flatten();
         let drawn: Result<Vec<Candidate>, EngineError> = drawn
             .map(|output| match output {
-                Output::Sampled(candidate) => Ok(candidate),
+                Output::Sampled(candidate) | Output::Programmed(candidate, _) => Ok(candidate),
                 Output::Failed(fault) => Err(fault.into()),
                 other => unreachable!("a job asks for draws, not for {other:?}"),
             })

@@ -542,6 +542,10 @@ impl Scheduler {
                 true => kv.tell_pages_there(&self.pages),
                 false => kv.tell_pages(row.end.div_ceil(PAGE_LEN), &self.pages),
             };
+            let mut outputs = work.outputs(row.start, row.end, row.n_tokens);
+            if row.input == Input::Drawn {
+                outputs.iter_mut().for_each(|request| request.kind.starts_after_a_draw());
+            }
             Row {
                 slot: context.slot,
                 tokens: kv.view(&self.pages).first(row.end.min(kv.tokens.len())),
@@ -549,7 +553,7 @@ impl Scheduler {
                 start: row.start,
                 pages,
                 n_same_pages,
-                outputs: work.outputs(row.start, row.end, row.n_tokens),
+                outputs,
             }
         }));
         Batch { copies: &plan.copies, rows }

@@ -312,7 +312,7 @@ impl World {
             1 => {
                 let seed = seed & !7; // one that never fails
                 let sampler = Sampler { seed, ..Sampler::greedy() };
-                (Ask::Sample(Arc::new(sampler)), Answer::Sampled(drawn(prefix, seed)))
+                (Ask::Sample(Arc::new(sampler)), Answer::Sampled(drawn(prefix, seed).into()))
             }
             2 => {
                 let (candidates, entropy) = (vec![drawn(prefix, 0); 3], score(prefix, 0));
@@ -336,7 +336,9 @@ impl World {
         };
         let then = match (&ask, &expected) {
             (Ask::Continuation(tokens), _) => tokens.iter().copied().take(n_appended).collect(),
-            (_, Answer::Verified(drawn)) => drawn.iter().map(|drawn| drawn.token).take(n_appended).collect(),
+            (_, Answer::Verified(drawn)) => {
+                drawn.iter().map(|drawn| drawn.candidate.token).take(n_appended).collect()
+            }
             _ => Vec::new(),
         };
         let edit = Self::edit(model);

@@ -73,7 +73,7 @@ pub(crate) async fn stream(
     let mut first = started;
     while tokens.len() < n_tokens {
         match context.pull(RunKey(0), settings).await? {
-            Pull::Token(drawn) => tokens.push(drawn.token),
+            Pull::Token(drawn) => tokens.push(drawn.candidate.token),
             Pull::Finished(_) => return Err(BenchError::Short { wanted: n_tokens, got: tokens.len() }),
         }
         if tokens.len() == 1 {

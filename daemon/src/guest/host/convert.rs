@@ -136,6 +136,11 @@ impl From<SamplerError> for HostError {
             SamplerError::TokenOutOfRange { token, vocab_size } => {
                 token_out_of_range(token, vocab_size).into()
             }
+            SamplerError::EndsInARow => {
+                invalid("program", "one that ends in a row", "one that ends in a token")
+            }
+            SamplerError::TooMany { what, n, max } => invalid(what, n, format!("at most {max}")),
+            SamplerError::ProgramUnderMasks => invalid("program", &error, "the fixed chain"),
             SamplerError::MaskSize { n_tokens, vocab_size } => {
                 invalid("mask", format!("of {n_tokens} tokens"), format!("one of {vocab_size} tokens"))
             }

@@ -105,44 +105,46 @@ impl Host for GuestState {
 
     async fn step(&mut self, requests: Vec<StepRequest>) -> Result<Vec<Candidate>, HostError> {
         let mut contexts = self.lock_contexts(requests.iter().map(|request| &request.context))?;
-        let asks = requests
+        let samplers = requests
             .iter()
             .zip(&contexts)
-            .map(|(request, context)| Ok(Ask::Sample(self.settings_for(&request.sampler, context)?)))
-            .collect::<Result<_, HostError>>()?;
+            .map(|(request, context)| self.settings_for(&request.sampler, context))
+            .collect::<Result<Vec<_>, HostError>>()?;
+        let asks = samplers.iter().cloned().map(Ask::Sample).collect();
         let answers = ask_all(&mut contexts, asks).await?;
-        let mut drawn = Vec::with_capacity(answers.len());
-        for (context, answer) in contexts.iter_mut().zip(answers) {
-            let Answer::Sampled(token) = answer else {
+        let mut candidates = Vec::with_capacity(answers.len());
+        for ((context, sampler), answer) in contexts.iter_mut().zip(&samplers).zip(answers) {
+            let Answer::Sampled(drawn) = answer else {
                 unreachable!("asked for a token, answered with {answer:?}");
             };
-            context.append(&[token.token]).await?;
-            drawn.push(candidate(token));
+            candidates.push(candidate(drawn.candidate));
+            context.append_drawn(&[drawn], sampler).await?;
         }
-        Ok(drawn)
+        Ok(candidates)
     }
 
     async fn speculate(&mut self, requests: Vec<SpeculateRequest>) -> Result<Vec<Vec<Candidate>>, HostError> {
         let mut contexts = self.lock_contexts(requests.iter().map(|request| &request.context))?;
-        let asks = requests
-            .into_iter()
+        let samplers = requests
+            .iter()
             .zip(&contexts)
-            .map(|(request, context)| {
-                let sampler = self.settings_for(&request.sampler, context)?;
-                Ok(Ask::Verify { sampler, guess: Guess::Chain(request.guess) })
-            })
-            .collect::<Result<_, HostError>>()?;
+            .map(|(request, context)| self.settings_for(&request.sampler, context))
+            .collect::<Result<Vec<_>, HostError>>()?;
+        let ask = |(request, sampler): (SpeculateRequest, &Arc<Sampler>)| Ask::Verify {
+            sampler: sampler.clone(),
+            guess: Guess::Chain(request.guess),
+        };
+        let asks = requests.into_iter().zip(&samplers).map(ask).collect();
         let answers = ask_all(&mut contexts, asks).await?;
-        let mut drawn = Vec::with_capacity(answers.len());
-        for (context, answer) in contexts.iter_mut().zip(answers) {
-            let Answer::Verified(candidates) = answer else {
+        let mut candidates = Vec::with_capacity(answers.len());
+        for ((context, sampler), answer) in contexts.iter_mut().zip(&samplers).zip(answers) {
+            let Answer::Verified(drawn) = answer else {
                 unreachable!("asked for a verification, answered with {answer:?}");
             };
-            let tokens: Vec<_> = candidates.iter().map(|candidate| candidate.token).collect();
-            context.append(&tokens).await?;
-            drawn.push(candidates.into_iter().map(candidate).collect());
+            context.append_drawn(&drawn, sampler).await?;
+            candidates.push(drawn.into_iter().map(|drawn| candidate(drawn.candidate)).collect());
         }
-        Ok(drawn)
+        Ok(candidates)
     }
 
     async fn score(&mut self, requests: Vec<ScoreRequest>) -> Result<Vec<Vec<f32>>, HostError> {

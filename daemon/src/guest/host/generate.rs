@@ -130,7 +130,7 @@ impl Generation {
             }
             let settings = || self.settings.clone();
             let token = match self.context.pull(self.key, settings).await? {
-                Pull::Token(token) => token,
+                Pull::Token(drawn) => drawn.candidate,
                 Pull::Finished(finish) => break finish_reason(finish),
             };
             self.tokens.push(token.token);

@@ -62,7 +62,8 @@ impl HostStream for GuestState {
             masks: MaskSource::Sampler,
         };
         match context.pull(stream.key, settings).await? {
-            Pull::Token(token) => {
+            Pull::Token(drawn) => {
+                let token = drawn.candidate;
                 stream.n_given += 1;
                 // Decided here and not by the engine alone: whatever happens to the context from now on, the
                 // stream has ended.

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use super::{Core, Input, KvBounds, Newcomer, Next};
 use crate::account::{Account, ActorId, Budget, GuestId, Owner, SessionId};
 use crate::backend::{AskLimits, Backend, BackendError, Collected, Damage, Limits, WeightsInfo};
-use crate::batch::{Batch, Candidate, HostPageId, LateMask, Output, OutputKind, PageId, Token};
+use crate::batch::{Batch, Candidate, Drawn, HostPageId, LateMask, Output, OutputKind, PageId, Token};
 use crate::command::{Ahead, ContextId, Edit, MaskSource, ModelId, Operation, RunSettings};
 use crate::completion::{CallerId, Completion, Done, Tag};
 use crate::error::EngineError;
@@ -252,10 +252,12 @@ impl House {
             self.core.turn(Instant::now(), std::mem::take(&mut self.inputs).into_iter(), &mut completions);
         for Completion { tag: of, done, .. } in completions {
             match done {
-                Done::Run { event: RunEvent::Token(candidate), .. } if of == tag(MASKED) => {
+                Done::Run { event: RunEvent::Token(Drawn { candidate, .. }), .. } if of == tag(MASKED) => {
                     self.masked.push(candidate.token);
                 }
-                Done::Run { event: RunEvent::Token(candidate), .. } => self.plain.push(candidate.token),
+                Done::Run { event: RunEvent::Token(Drawn { candidate, .. }), .. } => {
+                    self.plain.push(candidate.token)
+                }
                 Done::Run { event: RunEvent::Failed(error), .. } => self.failures.push(error),
                 other => panic!("{other:?}"),
             }

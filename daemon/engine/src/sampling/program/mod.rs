@@ -28,6 +28,7 @@ mod cost;
 mod error;
 mod history;
 mod interpreter;
+mod put_on;
 mod reduce;
 #[cfg(test)]
 mod tests;
@@ -37,6 +38,7 @@ pub use trellis_programs::{Definition, End, Kind, Operation};
 
 pub use self::error::ProgramError;
 pub use self::interpreter::{Machine, Outcome, Place};
+pub use self::put_on::{DrawState, Left, PutOn};
 
 /// The most operations of a program.
 pub const N_OPERATIONS_MAX: usize = 128;
@@ -68,9 +70,12 @@ pub struct RowShape {
 pub type ProgramState = [f32; N_STATE_MAX];
 
 /// A program that may be run.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(try_from = "Unchecked", into = "Unchecked")]
 pub struct Program {
     definition: Definition,
+    shape: RowShape,
+    id: ProgramId,
     kinds: Vec<Kind>,
     /// For each value, the operation after which it is not needed any more.
     last_uses: Vec<usize>,
@@ -89,7 +94,32 @@ impl Program {
         let cost = cost::of(&definition, &kinds, shape)?;
         let last_uses = check::last_uses(&definition);
         let n_history = history::n_tokens(&definition, shape.n_positions);
-        Ok(Self { definition, kinds, last_uses, cost, n_history })
+        let id = ProgramId::of(&definition);
+        Ok(Self { definition, shape, id, kinds, last_uses, cost, n_history })
+    }
+
+    /// Tells it from programs of other operations.
+    #[must_use]
+    pub fn id(&self) -> ProgramId {
+        self.id
+    }
+
+    /// The rows that it was checked for.
+    #[must_use]
+    pub fn shape(&self) -> RowShape {
+        self.shape
+    }
+
+    /// Whether it draws.
+    #[must_use]
+    pub fn ends_in_a_token(&self) -> bool {
+        matches!(self.definition.end, End::Token(_))
+    }
+
+    /// Whether a draw depends on where the one before it ended, besides its token.
+    #[must_use]
+    pub fn carries_on(&self) -> bool {
+        !self.definition.first_state.is_empty() || self.definition.operations.contains(&Operation::Drawn)
     }
 
     /// What it was made of.
@@ -123,5 +153,45 @@ impl Program {
         let first = &self.definition.first_state;
         state[..first.len()].copy_from_slice(first);
         state
+    }
+
+    /// Where its first draw starts.
+    #[must_use]
+    pub fn first(&self) -> DrawState {
+        DrawState { numbers: self.first_state(), n_drawn: 0 }
+    }
+}
+
+/// Tells programs apart: equal where all operations are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct ProgramId(u128);
+
+impl ProgramId {
+    fn of(definition: &Definition) -> Self {
+        let bytes = rmp_serde::to_vec(definition).expect("a program is plain data");
+        let mut hash = [0; 16];
+        hash.copy_from_slice(&blake3::hash(&bytes).as_bytes()[..16]);
+        Self(u128::from_le_bytes(hash))
+    }
+}
+
+/// A program on its way, which is checked again where it arrives.
+#[derive(Serialize, Deserialize)]
+struct Unchecked {
+    definition: Definition,
+    shape: RowShape,
+}
+
+impl From<Program> for Unchecked {
+    fn from(program: Program) -> Self {
+        Self { definition: program.definition, shape: program.shape }
+    }
+}
+
+impl TryFrom<Unchecked> for Program {
+    type Error = ProgramError;
+
+    fn try_from(Unchecked { definition, shape }: Unchecked) -> Result<Self, ProgramError> {
+        Self::new(definition, shape)
     }
 }

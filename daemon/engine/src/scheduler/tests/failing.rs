@@ -3,6 +3,7 @@
 use super::{World, hash, joint};
 use crate::account::Resource;
 use crate::backend::{BackendError, Damage};
+use crate::batch::Drawn;
 use crate::command::ContextId;
 use crate::completion::Done;
 use crate::error::EngineError;
@@ -67,7 +68,7 @@ impl World {
                 // What was drawn before is still good; the error comes behind it.
                 let error = loop {
                     match stream.queue.try_pull().expect("the stream is told") {
-                        RunEvent::Token(candidate) => {
+                        RunEvent::Token(Drawn { candidate, .. }) => {
                             assert_eq!(candidate, stream.expected(hash(&model.tokens)));
                             model.tokens.push(candidate.token);
                             model.n_synced += 1;

@@ -182,6 +182,7 @@ impl HashBackend {
 
     fn output(&mut self, slot: SlotId, prefix: u64, kind: &OutputKind<'_>) -> Output {
         match kind {
+            OutputKind::Program { .. } => unreachable!("no test here puts a program on"),
             OutputKind::Sample(sampler) if fails(prefix, sampler.seed) => {
                 Output::Failed(OutputFault::NothingToDraw)
             }

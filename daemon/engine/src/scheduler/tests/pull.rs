@@ -1,6 +1,7 @@
 //! Streams, pulled token by token.
 
 use super::*;
+use crate::batch::Drawn;
 
 impl World {
     /// Pulls one token of a context's stream, which is opened if need be.
@@ -30,7 +31,7 @@ impl World {
         let progress = if event.is_some() { stream.queue.progress() } else { stream.queue.wait() };
         let (tag, is_waiting) = (stream.queue.tag(), event.is_none());
         match event {
-            Some(RunEvent::Token(candidate)) => {
+            Some(RunEvent::Token(Drawn { candidate, .. })) => {
                 assert_eq!(candidate, stream.expected(hash(&model.tokens)), "as if decoded step by step");
                 assert!(stream.n_left > 0);
                 stream.n_left -= 1;

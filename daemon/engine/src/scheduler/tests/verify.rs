@@ -1,5 +1,6 @@
 //! Guesses that are verified, and what was computed for a question and is appended after it.
 
+use crate::batch::Drawn;
 use std::sync::Arc;
 
 use super::Random;
@@ -48,7 +49,7 @@ pub(super) fn question(prefix: u64, seed: u64, guess: Vec<Token>) -> (Ask, Answe
     // The first draw never fails; others may.
     let seed = if fails(prefix, seed) { seed & !7 } else { seed };
     let n_right = steps(prefix, seed).zip(&guess).take_while(|(drawn, guess)| drawn.token == **guess).count();
-    let answer = Answer::Verified(steps(prefix, seed).take(n_right + 1).collect());
+    let answer = Answer::Verified(steps(prefix, seed).take(n_right + 1).map(Drawn::from).collect());
     let sampler = Arc::new(Sampler { seed, ..Sampler::greedy() });
     (Ask::Verify { sampler, guess: Guess::Chain(guess) }, answer)
 }
@@ -151,7 +152,7 @@ fn text(random: &mut Random, n: usize) -> Vec<Token> {
 
 fn tokens(answer: &Answer) -> Vec<Token> {
     let Answer::Verified(drawn) = answer else { panic!("{answer:?}") };
-    drawn.iter().map(|drawn| drawn.token).collect()
+    drawn.iter().map(|drawn| drawn.candidate.token).collect()
 }
 
 #[test]
@@ -233,7 +234,7 @@ fn questions_at_one_place_compute_its_token_once() {
             let (answer, n_tokens) = house.answer(reply);
             assert_eq!(n_tokens, n_expected, "{ask:?}");
             if let Answer::Sampled(candidate) = answer.expect("nothing is wrong") {
-                assert_eq!(candidate, drawn(prefix, 16));
+                assert_eq!(candidate, drawn(prefix, 16).into());
             }
         }
         context.push(drawn(prefix, 16).token);

@@ -131,7 +131,7 @@ impl Member {
             let Answer::Verified(candidates) = answer else {
                 unreachable!("a verification is answered with what was drawn")
             };
-            let tokens: Vec<Token> = candidates.iter().map(|candidate| candidate.token).collect();
+            let tokens: Vec<Token> = candidates.iter().map(|drawn| drawn.candidate.token).collect();
             context.append(&tokens).await?;
             tokens.iter().for_each(|_| self.seat.marks.token());
         }
@@ -150,7 +150,7 @@ impl Member {
         };
         let mut tokens = Vec::with_capacity(self.n_growth);
         while let Pull::Token(drawn) = context.pull(RunKey(0), settings).await? {
-            tokens.push(drawn.token);
+            tokens.push(drawn.candidate.token);
         }
         Ok(tokens)
     }

@@ -78,7 +78,7 @@ async fn pull(mut context: Context, n_tokens: usize) -> Result<Decoded, BenchErr
     let mut decoded = Decoded { drawn: Vec::with_capacity(n_tokens), arrivals: Vec::with_capacity(n_tokens) };
     while decoded.drawn.len() < n_tokens {
         match context.pull(RunKey(0), settings).await? {
-            Pull::Token(drawn) => decoded.drawn.push(drawn),
+            Pull::Token(drawn) => decoded.drawn.push(drawn.candidate),
             Pull::Finished(_) => {
                 return Err(BenchError::Short { wanted: n_tokens, got: decoded.drawn.len() });
             }

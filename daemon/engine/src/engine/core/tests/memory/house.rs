@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use crate::account::{Account, ActorId, Budget, GuestId, Owner, SessionId};
 use crate::backend::{Backend, BackendError, Collected, Limits, PAGE_LEN, WeightsInfo};
-use crate::batch::{Batch, HostPageId, LateMask, Output, PageId, Token};
+use crate::batch::{Batch, Drawn, HostPageId, LateMask, Output, PageId, Token};
 use crate::command::{Ahead, Answer, Ask, ContextId, Edit, MaskSource, ModelId, Operation, RunSettings};
 use crate::completion::{CallerId, Completion, Done, Tag};
 use crate::engine::KvBounds;
@@ -411,7 +411,7 @@ impl House {
                 talk.waits = Waits::Nothing;
                 self.n_answers += 1;
             }
-            Done::Run { event: RunEvent::Token(candidate), .. } => {
+            Done::Run { event: RunEvent::Token(Drawn { candidate, .. }), .. } => {
                 assert_eq!(candidate, drawn(prefix, Sampler::greedy().seed));
                 talk.tokens.push(candidate.token);
                 self.n_tokens += 1;

@@ -1,0 +1,75 @@
+//! What programs left at the tokens that they drew.
+
+use std::sync::Arc;
+
+use super::segments::Segments;
+use crate::sampling::Sampler;
+use crate::sampling::program::{DrawState, ProgramId, PutOn};
+
+/// Entries that forks share as a whole.
+const N_SEGMENT_ENTRIES: usize = 64;
+
+/// The state after each token that a program with state drew. A draw goes on from the last one, if the same program left it;
+/// tokens that were appended carry it on.
+#[derive(Debug, Default)]
+pub(super) struct States {
+    entries: Segments<Entry, N_SEGMENT_ENTRIES>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Entry {
+    /// Tokens of the context with the one that was drawn.
+    n_tokens: usize,
+    program: ProgramId,
+    state: DrawState,
+}
+
+/// The program, if its draws depend on where the one before them ended.
+pub(super) fn carried_on(put_on: &Box<PutOn>) -> Option<ProgramId> {
+    put_on.program.carries_on().then(|| put_on.program.id())
+}
+
+impl States {
+    /// Host memory that they take.
+    pub(super) fn n_bytes(&self) -> u64 {
+        (self.entries.len() * size_of::<Entry>()) as u64
+    }
+
+    /// Host memory that they take once there is one more, if there is one already.
+    pub(super) fn n_bytes_with_another(&self) -> u64 {
+        match self.n_bytes() {
+            0 => 0,
+            n_bytes => n_bytes + size_of::<Entry>() as u64,
+        }
+    }
+
+    pub(super) fn fork(&self) -> Self {
+        Self { entries: self.entries.fork() }
+    }
+
+    /// Makes the program of a sampler go on from what it left last.
+    pub(super) fn carry_on(&self, sampler: &mut Arc<Sampler>) {
+        let Some(put_on) = sampler.program.as_ref() else { return };
+        let start = match self.entries.last() {
+            Some(entry) if carried_on(put_on) == Some(entry.program) => entry.state,
+            _ => put_on.program.first(),
+        };
+        if start != put_on.start
+            && let Some(put_on) = &mut Arc::make_mut(sampler).program
+        {
+            put_on.start = start;
+        }
+    }
+
+    /// A program drew the last of `n_tokens`.
+    pub(super) fn note(&mut self, n_tokens: usize, program: ProgramId, state: DrawState) {
+        self.entries.push(Entry { n_tokens, program, state });
+    }
+
+    /// The context keeps its first `n_tokens`.
+    pub(super) fn truncate(&mut self, n_tokens: usize) {
+        while self.entries.last().is_some_and(|entry| entry.n_tokens > n_tokens) {
+            self.entries.truncate(self.entries.len() - 1);
+        }
+    }
+}

@@ -1,0 +1,120 @@
+//! A program with what it is given.
+
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+
+use super::{Machine, N_HANDLES_MAX, N_PARAMETERS_MAX, N_REPORTS_MAX, Outcome, Place, Program, ProgramState};
+use crate::batch::{OutputFault, Token};
+use crate::port::{shared, shared_list_of};
+use crate::sampling::{Bias, SamplerError, TokenMask};
+
+/// A program that draws in the place of the fixed chain.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct PutOn {
+    /// The program; it ends in a token.
+    #[serde(with = "shared")]
+    pub program: Arc<Program>,
+    /// Its parameters; those that are not there are 0.
+    pub parameters: Vec<f32>,
+    /// The masks that it names; one that is not there allows all tokens.
+    #[serde(with = "shared_list_of")]
+    pub masks: Vec<Arc<TokenMask>>,
+    /// The biases that it names; one that is not there is 0.
+    #[serde(with = "shared_list_of")]
+    pub biases: Vec<Arc<Bias>>,
+    /// Where the first draw starts.
+    pub start: DrawState,
+}
+
+impl PutOn {
+    /// A program that is given nothing yet.
+    #[must_use]
+    pub fn new(program: Arc<Program>) -> Self {
+        let start = program.first();
+        Self { program, parameters: Vec::new(), masks: Vec::new(), biases: Vec::new(), start }
+    }
+
+    /// Checks what it is given against the vocabulary.
+    pub(in crate::sampling) fn validate(&self, vocab_size: usize) -> Result<(), SamplerError> {
+        let n_tokens = self.program.shape().vocab_size;
+        if n_tokens != vocab_size {
+            return Err(SamplerError::MaskSize { n_tokens, vocab_size });
+        }
+        if !self.program.ends_in_a_token() {
+            return Err(SamplerError::EndsInARow);
+        }
+        let n_given = [
+            ("parameters", self.parameters.len(), N_PARAMETERS_MAX),
+            ("masks", self.masks.len(), N_HANDLES_MAX),
+            ("biases", self.biases.len(), N_HANDLES_MAX),
+        ];
+        if let Some(&(what, n, max)) = n_given.iter().find(|(_, n, max)| n > max) {
+            return Err(SamplerError::TooMany { what, n, max });
+        }
+        if let Some(&value) = self.parameters.iter().find(|value| !value.is_finite()) {
+            return Err(SamplerError::OutOfRange { name: "parameter", value, expected: "a finite number" });
+        }
+        match self.masks.iter().find(|mask| mask.vocab_size() != vocab_size) {
+            Some(mask) => Err(SamplerError::MaskSize { n_tokens: mask.vocab_size(), vocab_size }),
+            None => self.biases.iter().try_for_each(|bias| bias.validate(vocab_size)),
+        }
+    }
+
+    /// Draws the token after `n_tokens` tokens.
+    ///
+    /// # Errors
+    /// The logits hold a NaN; a row that is drawn from holds no token above −∞.
+    pub fn draw(
+        &self,
+        machine: &mut Machine,
+        logits: &[f32],    // [vocab_size]
+        history: &[Token], // the last tokens, at least as many as the program looks at
+        n_tokens: usize,
+        seed: u64,
+        start: DrawState,
+    ) -> Result<(Token, Left), OutputFault> {
+        let place = Place {
+            logits,
+            members: &[],
+            history,
+            n_tokens,
+            position: n_tokens as u64,
+            n_drawn: start.n_drawn,
+            seed,
+            parameters: &self.parameters,
+            state: start.numbers,
+            masks: &self.masks,
+            biases: &self.biases,
+            constraint: None,
+        };
+        let Outcome { end, state, reports } = machine.draw(&self.program, &place)?;
+        let next = DrawState { numbers: state, n_drawn: start.n_drawn.saturating_add(1) };
+        Ok((end, Left { next, reports }))
+    }
+
+    /// The memory that masks and biases take.
+    #[must_use]
+    pub fn n_bytes(&self) -> usize {
+        let masks = self.masks.iter().map(|mask| size_of_val(mask.words()));
+        masks.chain(self.biases.iter().map(|bias| bias.n_bytes())).sum()
+    }
+}
+
+/// Where a draw of a program starts: what the draw before it left.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct DrawState {
+    /// The numbers that the program keeps.
+    pub numbers: ProgramState,
+    /// How many tokens were drawn since the program was put on.
+    pub n_drawn: u32,
+}
+
+/// What a draw of a program left besides its token.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Left {
+    /// Where the next draw starts.
+    pub next: DrawState,
+    /// What the program reports; as many as it says.
+    pub reports: [f32; N_REPORTS_MAX],
+}
