@@ -25,7 +25,8 @@ use crate::kv::BlockId;
 /// Tokens that a run decodes at least before it makes room for others.
 const N_TERM_TOKENS: usize = 32;
 
-/// Pages brought back from host memory that count as one step: what the link moves while a large model decodes a token.
+/// Pages brought back from host memory that count as one step at most: what the link moves while a large model decodes a
+/// token.
 const N_MOVED_PAGES_PER_STEP: usize = 64;
 
 /// A place in the line.
@@ -205,7 +206,8 @@ impl Scheduler {
         let kv = &context.kv;
         let target = context.target();
         let is_run = matches!(context.work, Some(Work::Run(_)));
-        let n_term = N_TERM_TOKENS.max(kv.n_lost()).max(n_away / N_MOVED_PAGES_PER_STEP);
+        let n_term =
+            N_TERM_TOKENS.max(kv.n_lost()).max(n_away / self.n_moves_per_step().min(N_MOVED_PAGES_PER_STEP));
         let end = match kept {
             Kept::Term if is_run => (target + n_term).min(self.limits.n_positions_max),
             _ => target,
@@ -509,6 +511,15 @@ impl Scheduler {
             let n_promised = term.n_blocks.saturating_sub(context.kv.blocks().len()).min(term.n_promised);
             self.line.n_promised -= term.n_promised - n_promised;
             term.n_promised = n_promised;
+        }
+    }
+
+    /// Takes note of promised pages that are on the device again.
+    pub(super) fn note_back(&mut self, context: &mut ContextState, n_pages: usize) {
+        if let Standing::Admitted(term) = &mut context.standing {
+            let n_pages = n_pages.min(term.n_promised);
+            term.n_promised -= n_pages;
+            self.line.n_promised -= n_pages;
         }
     }
 

@@ -24,6 +24,7 @@ use crate::command::{Answer, ContextId, Edit};
 use crate::completion::{Done, Reply, Tag};
 use crate::error::EngineError;
 use crate::job::{JobId, JointWork, Stage, Work};
+use crate::kv::BlockId;
 use crate::sampling::Sampler;
 
 pub(super) type Members = SmallVec<[ContextId; 2]>;
@@ -260,6 +261,9 @@ impl Scheduler {
         if n_needed > 0 && !self.make_room_for_all(n_needed, members, plan) {
             return Ok(Placed::Waits);
         }
+        if !self.bring_all_back(members, plan) {
+            return Ok(Placed::Waits);
+        }
         let before = Before { n_rows: plan.rows.len(), n_copies: plan.copies.len(), work: plan.work };
         self.set_stage(members, Stage::Rides);
         for &id in members {
@@ -322,9 +326,10 @@ impl Scheduler {
         let (mut n_new, mut n_copied, mut n_away) = (0, 0, 0);
         for id in members {
             let context = self.contexts.get_mut(id).expect("a member exists");
-            n_away += context.kv.locate(&self.pages);
             let blocks = context.kv.blocks();
-            held.extend(blocks.iter().copied());
+            // What members share comes back once.
+            let is_away = |&block: &BlockId| held.insert(block) && self.pages.page(block).is_none();
+            n_away += blocks.iter().copied().filter(is_away).count();
             n_new += context.kv.tokens.len().div_ceil(PAGE_LEN).saturating_sub(blocks.len());
             let written = blocks.get(context.start() / PAGE_LEN..).unwrap_or_default();
             let n = written.iter().filter(|&&block| self.pages.is_shared(block)).count();
@@ -358,6 +363,16 @@ impl Scheduler {
         let is_there = self.make_room(n_needed, &first, plan);
         self.contexts.insert(members[0], first);
         is_there
+    }
+
+    /// Brings what members have in host memory to the device, as [`Self::bring_back`].
+    fn bring_all_back(&mut self, members: &Members, plan: &mut Plan) -> bool {
+        members.iter().all(|id| {
+            let mut context = self.contexts.remove(id).expect("a member exists");
+            let is_all = context.kv.locate(&self.pages) == 0 || self.bring_back(&mut context, plan);
+            self.contexts.insert(*id, context);
+            is_all
+        })
     }
 
     /// Whether all members may take pages. If not, the first stands in the line for them.

@@ -8,9 +8,9 @@
 //!
 //! What comes when: `commands` takes operations in, at the price that `price` says. For a step, `admission` and `room` see
 //! to pages (`holders`, `spares`: who has some to give), `joint` to jobs that ride together, `late` to masks, `fair` says
-//! who is next, `bounds` and `asked` what one step has room for, `cost` how long it takes and `charges` who pays; `plan`
-//! puts it together, `complete` or `failure` takes it in, `returns` and `waits` note who came back and who waited. `parts`
-//! and `resize` give memory to other models and take it.
+//! who is next, `bounds`, `asked` and `moves` what one step has room for, `cost` how long it takes and `charges` who pays;
+//! `plan` puts it together, `complete` or `failure` takes it in, `returns` and `waits` note who came back and who waited.
+//! `parts` and `resize` give memory to other models and take it.
 //!
 //! A context with work waits in the queue (`fair`) until a plan looks at it, and in the line (`admission`) as long as there
 //! are not pages for all that it needs. What is said of its pages:
@@ -36,6 +36,7 @@ mod fair;
 mod holders;
 mod joint;
 mod late;
+mod moves;
 mod parts;
 mod plan;
 mod price;
@@ -67,6 +68,7 @@ pub(crate) use fair::Turn;
 use fair::{Class, FairQueue, Lane, Seat};
 use holders::{Holders, Listing};
 use joint::Jobs;
+use moves::Moved;
 use returns::Returns;
 use spares::Spares;
 
@@ -266,6 +268,7 @@ pub(crate) struct Scheduler {
     returns: Returns,
     spares: Spares,
     jobs: Jobs,
+    moved: Moved,
     /// The number of the last step with decode rows.
     last_decode_step: u64,
     /// The number of the last step planned.
@@ -310,6 +313,7 @@ impl Scheduler {
             returns: Returns::default(),
             spares: Spares::default(),
             jobs: Jobs::default(),
+            moved: Moved::default(),
             last_decode_step: 0,
             step: 0,
             steps_under_way: VecDeque::new(),

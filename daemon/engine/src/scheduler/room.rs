@@ -127,6 +127,9 @@ impl Scheduler {
     /// Takes one page from the least deserving that has one to give.
     pub(super) fn free_one(&mut self, victims: &mut Victims, marking: u64, plan: &mut Plan) -> bool {
         loop {
+            if self.limits.n_host_pages > 0 && !plan.has_room_for_move() {
+                return false;
+            }
             let Some((victim_idx, block)) = self.next_to_move(victims, marking) else { return false };
             if let Some((from, to)) = self.pages.move_out(block) {
                 plan.moves.push(Move::Out(from, to));

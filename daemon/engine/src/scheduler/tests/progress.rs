@@ -1,6 +1,7 @@
 //! Whatever fits the device alone comes to its end, in a small multiple of the work that it needs.
 
 use std::collections::{HashMap, VecDeque};
+use std::ops::AddAssign;
 use std::sync::Arc;
 
 use super::Random;
@@ -29,6 +30,8 @@ struct House {
     /// Steps since the last one that moved pages, at the least.
     n_steps_between_moves: usize,
     n_steps_still: usize,
+    /// The most pages that one plan has moved.
+    n_moves_most: usize,
 }
 
 impl House {
@@ -62,6 +65,7 @@ impl House {
             n_steps: 0,
             n_steps_between_moves: usize::MAX,
             n_steps_still: usize::MAX,
+            n_moves_most: 0,
         }
     }
 
@@ -105,6 +109,7 @@ impl House {
     fn step(&mut self) {
         while self.under_way.len() < 2 && self.scheduler.has_work() {
             let plan = self.scheduler.plan();
+            self.n_moves_most = self.n_moves_most.max(plan.moves.len());
             if plan.moves.is_empty() {
                 self.n_steps_still = self.n_steps_still.saturating_add(1);
             } else {
@@ -238,6 +243,36 @@ fn streams_that_do_not_fit_together_take_turns() {
             assert!(charged <= prompt as u64 + n + 1, "{charged} tokens charged for {prompt} and {n}");
         }
     }
+}
+
+#[test]
+fn memory_changes_hands_in_parts_that_leave_who_decodes_its_pace() {
+    let n_pages = 600;
+    let mut random = Random(6);
+    let mut house = House::new(n_pages, 1200, 512);
+    house.scheduler.limits.page_bytes = 1 << 20;
+    let (id, _) = house.create(0);
+    let mut queues = vec![(house.run(id, vec![1]), 0)];
+    while house.n_steps < 100 {
+        house.step();
+    }
+    for actor in 1..3 {
+        let (id, _) = house.create(actor);
+        queues.push((house.run(id, text(&mut random, n_pages * PAGE_LEN * 6 / 10)), 0));
+    }
+    while house.n_steps < 3000 {
+        house.step();
+        for (queue, n_tokens) in &mut queues {
+            n_tokens.add_assign(std::iter::from_fn(|| queue.try_pull()).count());
+        }
+    }
+    let stats = house.scheduler.stats();
+    let counts: Vec<usize> = queues.iter().map(|&(_, n)| n).collect();
+    // Of a step of 1 ms, 0.3 ms at 16 GB/s.
+    assert!((1..=4).contains(&house.n_moves_most), "{} pages in one plan", house.n_moves_most);
+    assert!(stats.n_swaps_out > 500 && stats.n_swaps_in > 500, "{stats:?}");
+    assert!(counts.iter().all(|&n| n > 300), "{counts:?} {stats:?}");
+    assert_eq!(stats.n_tokens_again, 0);
 }
 
 #[test]
