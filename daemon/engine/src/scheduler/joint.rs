@@ -11,7 +11,6 @@ use std::sync::Arc;
 use rustc_hash::{FxHashMap, FxHashSet};
 use smallvec::SmallVec;
 
-use super::admission::Rank;
 use super::asked::Asked;
 use super::bounds::N_ROWS_PER_PREFILL;
 use super::cost::StepWork;
@@ -398,11 +397,11 @@ impl Scheduler {
     }
 
     /// Admits a job at the head of the line, or makes room for it; returns whether there is any use in looking again.
-    pub(super) fn admit_job_from_line(&mut self, job: JobId, rank: Rank) -> bool {
+    pub(super) fn admit_job_from_line(&mut self, job: JobId, first: ContextId) -> bool {
         let members = self.jobs.members(job);
         match self.admit_all(&members) {
             Ok(()) => {
-                self.leave_line(rank);
+                self.line.leave(first);
                 members.into_iter().for_each(|id| self.enqueue(id));
                 true
             }

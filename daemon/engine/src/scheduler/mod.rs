@@ -12,7 +12,7 @@
 //! `plan` puts it together, `complete` or `failure` takes it in, `returns` and `waits` note who came back and who waited.
 //! `parts` and `resize` give memory to other models and take it.
 //!
-//! A context with work waits in the queue (`fair`) until a plan looks at it, and in the line (`admission`) as long as there
+//! A context with work waits in the queue (`fair`) until a plan looks at it, and in the line (`line`) as long as there
 //! are not pages for all that it needs. What is said of its pages:
 //!
 //! | a page is | because | until | so that |
@@ -36,6 +36,7 @@ mod fair;
 mod holders;
 mod joint;
 mod late;
+mod line;
 mod moves;
 mod parts;
 mod plan;
@@ -61,13 +62,14 @@ use crate::job::Work;
 use crate::kv::{Footprint, PageTable, PrefixScope, SegmentLengths, Sequence};
 use crate::run::AheadWindow;
 use crate::stats::EngineStats;
-use admission::{Line, Standing};
+use admission::Standing;
 use bounds::Pace;
 use cost::Costs;
 pub(crate) use fair::Turn;
 use fair::{Class, FairQueue, Lane, Seat};
 use holders::{Holders, Listing};
 use joint::Jobs;
+use line::Line;
 use moves::Moved;
 use returns::Returns;
 use spares::Spares;

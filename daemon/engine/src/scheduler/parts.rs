@@ -139,7 +139,7 @@ impl Scheduler {
             last = self.next_holder(Some(&holder));
         }
         let mut nearest: Option<Turn> = None;
-        let in_line = self.line.last_first().map(|id| (id, Standing::InLine));
+        let in_line = self.line.last_first().into_iter().map(|id| (id, Standing::InLine));
         let over = self.over().into_iter().map(|id| (id, Standing::Over));
         for (id, standing) in in_line.chain(over).collect::<Vec<_>>() {
             let context = &self.contexts[&id];

@@ -114,7 +114,8 @@ impl Scheduler {
             let next = self.next_holder(victims.last_holder.as_ref());
             if victims.line == Line::Ahead && next.as_ref().is_none_or(|next| next.does == Does::Queues) {
                 victims.line = Line::Listed;
-                victims.list.extend(self.line.last_first().map(|id| Listed::InLine(Victim::Context(id))));
+                let last_first = self.line.last_first().into_iter();
+                victims.list.extend(last_first.map(|id| Listed::InLine(Victim::Context(id))));
                 continue;
             }
             let Some(next) = next else { return false };

@@ -276,6 +276,35 @@ fn memory_changes_hands_in_parts_that_leave_who_decodes_its_pace() {
 }
 
 #[test]
+fn whoever_waits_for_pages_does_so_beside_all_others_of_its_user_and_session_and_not_behind_them() {
+    for (session, guest) in [(1, 1), (1, 2), (2, 2)] {
+        let mut random = Random(7);
+        let mut house = House::new(40, 0, 4096);
+        let mut ask = |house: &mut House, session: u64, guest: u64| {
+            house.next_id += 1;
+            let account = Account::new("guest", Budget::UNLIMITED, None);
+            let (session, guest) = (SessionId(session), GuestId(guest));
+            let id = context_id(house.next_id);
+            house.create_for(id, Owner { actor: ActorId(1), session, guest, account });
+            house.ask(id, text(&mut random, 30 * PAGE_LEN))
+        };
+        let mut of_first: Vec<Question> = (0..20).map(|_| ask(&mut house, 1, 1)).collect();
+        // All of them stand in line, some have been served.
+        while of_first.iter_mut().filter_map(|question| question.is_answered().then_some(())).count() < 4 {
+            house.step();
+        }
+        let mut last = ask(&mut house, session, guest);
+        while !last.is_answered() {
+            house.step();
+        }
+        let n_before =
+            of_first.iter_mut().filter_map(|question| question.is_answered().then_some(())).count();
+        let is_before = if (session, guest) == (1, 1) { n_before == 20 } else { n_before <= 7 };
+        assert!(is_before, "session {session}, guest {guest}: {n_before} before it");
+    }
+}
+
+#[test]
 fn what_is_left_of_a_cached_prompt_is_found() {
     for n_reclaimed in [0, 1, 7, 40, 79] {
         let mut random = Random(9);
