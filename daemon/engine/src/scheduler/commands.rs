@@ -246,7 +246,7 @@ impl Scheduler {
         let footprint = Footprint::new(&owner.account, context.kv.tokens.len())?;
         if let Some(mut earlier) = self.saved.remove(&key) {
             earlier.kv.forget(&mut self.pages);
-            self.holders.forget(Victim::Saved(key.clone()), earlier.listing);
+            self.holders.forget(Victim::Saved(key.clone()), &earlier.owner, earlier.listing);
         } else {
             owner.account.charge(Resource::Contexts, 1)?;
         }
@@ -265,7 +265,7 @@ impl Scheduler {
             return Err(EngineError::NotSaved { name: key.1 });
         };
         saved.kv.forget(&mut self.pages);
-        self.holders.forget(Victim::Saved(key), saved.listing);
+        self.holders.forget(Victim::Saved(key), &saved.owner, saved.listing);
         saved.owner.account.release(Resource::Contexts, 1);
         Ok(())
     }
@@ -275,8 +275,8 @@ impl Scheduler {
         self.spares.remove(id);
         if let Some(mut context) = self.contexts.remove(&id) {
             context.kv.forget(&mut self.pages);
-            let ContextState { seat, slot, listing, .. } = *context;
-            self.holders.forget(Victim::Context(id), listing);
+            let ContextState { seat, slot, listing, owner, .. } = *context;
+            self.holders.forget(Victim::Context(id), &owner, listing);
             self.commons.queue.vacate(seat);
             self.free_slots.push(slot);
         }

@@ -1,7 +1,7 @@
 //! Finding device pages when none are free.
 //!
-//! In this order: cached pages that nobody holds; pages of contexts that wait for nothing, the longest idle first; pages
-//! of contexts that stand in the line, its end first. They leave from the tail of a context, as few as needed, and go to
+//! In this order: cached pages that nobody holds; pages of contexts that wait for nothing, of whoever has come furthest in
+//! virtual time and then the longest idle first (`holders`); pages of contexts that stand in the line, its end first. They leave from the tail of a context, as few as needed, and go to
 //! host memory; when that is full, the KV in the tail of the least deserving is given up and computed again later.
 //! Contexts that are admitted, and those of the step being planned, keep theirs.
 

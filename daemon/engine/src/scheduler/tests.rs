@@ -12,6 +12,7 @@ mod resize;
 mod shares;
 mod steps;
 mod verify;
+mod victims;
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;

@@ -19,8 +19,8 @@ use crate::run::{RunEvent, RunQueue};
 use crate::sampling::Sampler;
 use crate::scheduler::{Plan, Scheduler, SchedulerSettings};
 
-struct House {
-    scheduler: Scheduler,
+pub(super) struct House {
+    pub(super) scheduler: Scheduler,
     guests: Guests,
     callers: HashMap<ContextId, CallerId>,
     backend: HashBackend,
@@ -30,12 +30,14 @@ struct House {
     /// Steps since the last one that moved pages, at the least.
     n_steps_between_moves: usize,
     n_steps_still: usize,
+    /// How long a step takes.
+    pub(super) step_ns: u64,
     /// The most pages that one plan has moved.
     n_moves_most: usize,
 }
 
 impl House {
-    fn new(n_pages: usize, n_host_pages: usize, n_step_tokens: usize) -> Self {
+    pub(super) fn new(n_pages: usize, n_host_pages: usize, n_step_tokens: usize) -> Self {
         let limits = Limits {
             n_pages,
             n_granule_pages: 1,
@@ -65,6 +67,7 @@ impl House {
             n_steps: 0,
             n_steps_between_moves: usize::MAX,
             n_steps_still: usize::MAX,
+            step_ns: 1_000_000,
             n_moves_most: 0,
         }
     }
@@ -78,15 +81,18 @@ impl House {
         (id, account)
     }
 
-    fn create_for(&mut self, id: ContextId, owner: Owner) {
+    pub(super) fn create_for(&mut self, id: ContextId, owner: Owner) {
         let caller = self.guests.enter(&mut self.scheduler, owner);
         self.callers.insert(id, caller);
         self.scheduler.apply(Operation::Create { id, caller });
     }
 
-    fn ask(&mut self, id: ContextId, tokens: Vec<Token>) -> Question {
+    pub(super) fn ask(&mut self, id: ContextId, tokens: Vec<Token>) -> Question {
+        self.ask_after(id, Edit { appended: tokens, ..Edit::default() })
+    }
+
+    pub(super) fn ask_after(&mut self, id: ContextId, edit: Edit) -> Question {
         let place = self.guests.stand(self.callers[&id]);
-        let edit = Edit { appended: tokens, ..Edit::default() };
         self.scheduler.apply(Operation::Ask { id, edit, ask: Ask::Top { n: 1 }, tag: place.tag() });
         Question { place, is_answered: false }
     }
@@ -124,13 +130,13 @@ impl House {
         }
         self.n_steps += 1;
         if let Some((plan, outputs)) = self.under_way.pop_front() {
-            self.scheduler.complete(plan, outputs, 1_000_000);
+            self.scheduler.complete(plan, outputs, self.step_ns);
         }
         self.guests.deliver(&self.scheduler, Port::Direct);
     }
 
     /// Steps until a question is answered.
-    fn wait_for(&mut self, mut question: Question) {
+    pub(super) fn wait_for(&mut self, mut question: Question) {
         while !question.is_answered() {
             self.step();
         }
@@ -142,7 +148,7 @@ impl House {
 }
 
 /// A question on its way.
-struct Question {
+pub(super) struct Question {
     place: Standing,
     is_answered: bool,
 }
@@ -162,7 +168,7 @@ impl Question {
 }
 
 /// Tokens that no other context has.
-fn text(random: &mut Random, n: usize) -> Vec<Token> {
+pub(super) fn text(random: &mut Random, n: usize) -> Vec<Token> {
     (0..n).map(|_| random.below(VOCAB as usize) as Token).collect()
 }
 
