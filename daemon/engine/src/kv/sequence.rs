@@ -228,6 +228,11 @@ impl Sequence {
         (&self.places.table[..n_blocks], if is_heard { n_told } else { 0 })
     }
 
+    /// The backend knows nothing of its pages: it has another slot.
+    pub(crate) fn forget_told(&mut self) {
+        self.places.n_told.set(0);
+    }
+
     /// As [`Self::tell_pages`], of all tokens, where they were computed and their pages are on the device; else none.
     pub(crate) fn tell_pages_there(&self, pages: &PageTable) -> (&[PageId], usize) {
         let n_blocks = self.tokens.len().div_ceil(PAGE_LEN);

@@ -113,7 +113,7 @@ impl Scheduler {
             caller,
             owner,
             seat,
-            slot: self.take_slot(),
+            slot: self.slots.take(id),
             kv,
             work: None,
             window,
@@ -278,7 +278,7 @@ impl Scheduler {
             let ContextState { seat, slot, listing, owner, .. } = *context;
             self.holders.forget(Victim::Context(id), &owner, listing);
             self.commons.queue.vacate(seat);
-            self.free_slots.push(slot);
+            self.slots.give(slot);
         }
     }
 }

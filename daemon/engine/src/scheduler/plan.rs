@@ -377,7 +377,10 @@ impl Scheduler {
         let n_outputs = work.outputs(start, end, n_tokens).len();
         // What it overwrites is not known until it is taken in.
         context.kv.set_state(None);
-        let keeps_state = n_outputs > 0 && (context.slot.0 as usize) < self.limits.n_states;
+        if n_outputs > 0 && !is_waiting {
+            self.lend_state(id, context);
+        }
+        let keeps_state = n_outputs > 0 && self.slots.keeps_state(context.slot);
         plan.rows.push(PlannedRow {
             id,
             start,

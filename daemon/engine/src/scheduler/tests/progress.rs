@@ -23,7 +23,7 @@ pub(super) struct House {
     pub(super) scheduler: Scheduler,
     guests: Guests,
     callers: HashMap<ContextId, CallerId>,
-    backend: HashBackend,
+    pub(super) backend: HashBackend,
     under_way: VecDeque<(Plan, Vec<Output>)>,
     next_id: u64,
     n_steps: usize,

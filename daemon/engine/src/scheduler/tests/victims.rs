@@ -1,10 +1,11 @@
-//! Whose pages go first.
+//! Whose pages go first, and whose hidden states.
 
 use super::progress::{House, Question, text};
 use super::{Random, context_id};
 use crate::account::{Account, ActorId, Budget, GuestId, Owner, SessionId};
 use crate::backend::PAGE_LEN;
 use crate::command::{ContextId, Edit};
+use crate::scheduler::slots::{N_STEPS_KEPT, Slots};
 
 impl House {
     /// A context of this guest that has been asked something of so many pages.
@@ -68,4 +69,28 @@ fn idle_pages_go_of_whoever_has_had_most_and_of_one_guest_what_was_used_longest_
         let n_there = [modest, first, second].map(|id| house.n_pages_there(id));
         assert_eq!(n_there, [5, 10, 15], "{greedy:?}");
     }
+}
+
+#[test]
+fn a_context_that_is_asked_gets_the_state_of_one_that_is_not_any_more() {
+    let mut random = Random(9);
+    let mut house = House::new(100, 0, 64);
+    house.scheduler.limits.n_states = 4;
+    house.scheduler.slots = Slots::new(4);
+    let idle: Vec<ContextId> = (0..4).map(|_| house.asked(&mut random, (1, 1, 1), 1)).collect();
+    let asked = house.asked(&mut random, (2, 2, 2), 1);
+    let again = |house: &mut House, id: ContextId| {
+        let n_before = house.backend.n_rows_of_head;
+        let n_kept = house.scheduler.contexts[&id].kv.tokens.len();
+        let question = house.ask_after(id, Edit { n_kept, ..Edit::default() });
+        house.wait_for(question);
+        house.backend.n_rows_of_head - n_before
+    };
+    assert_eq!(again(&mut house, asked), 0, "the others were asked a moment ago");
+    for _ in 0..=N_STEPS_KEPT {
+        // Those that are asked again and again keep theirs.
+        assert_eq!(again(&mut house, idle[0]), 1);
+    }
+    assert_eq!(again(&mut house, asked), 0, "its token is computed once more");
+    assert_eq!([asked, idle[0], asked].map(|id| again(&mut house, id)), [1, 1, 1]);
 }
