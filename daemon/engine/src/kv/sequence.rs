@@ -149,11 +149,6 @@ impl Sequence {
         }
     }
 
-    /// How many things a fork counts one by one.
-    pub(crate) fn n_parts(&self, pages: &PageTable) -> usize {
-        self.bundles.len() + self.n_blocks_written() - self.n_bundled(pages)
-    }
-
     /// All tokens.
     pub(crate) fn view<'a>(&'a self, pages: &'a PageTable) -> Tokens<'a> {
         self.tokens.view(&pages.tokens)
