@@ -114,8 +114,8 @@ impl HomeArgs {
     /// for the model.
     ///
     /// # Errors
-    /// A daemon is running and cannot be talked to, or does not have the model and was named; or the arguments
-    /// contradict each other.
+    /// A daemon is running and cannot be talked to, or is unloading the model, or does not have it and was named; or the
+    /// arguments contradict each other.
     pub(crate) async fn find(&self, format: Format) -> Result<Place, CliError> {
         let is_named = self.socket.socket.is_some();
         if is_named && self.models.len() > 1 {
@@ -140,23 +140,15 @@ impl HomeArgs {
             Ok(name) => Ok(Place::There(Home { client, model: Some(name), _inside: None })),
             Err(lacking) => {
                 let socket = client.socket().map(|path| path.display().to_string()).unwrap_or_default();
-                if is_named && models.iter().any(|model| model.name == *choice) {
+                if models.iter().any(|model| model.name == *choice) {
                     return Err(CliError::ModelLeaves { socket, name: choice.clone() });
                 }
-                let is_leaving = models.iter().any(|model| model.name == *choice);
-                let lacking = match is_leaving {
-                    true => format!("the daemon at {socket} is unloading {choice:?}"),
-                    false => format!("the daemon at {socket} {lacking}"),
-                };
+                let lacking = format!("the daemon at {socket} {lacking}");
                 if is_named {
                     return Err(CliError::NoSuchModel { lacking });
                 }
                 note(format, &format!("{lacking}; loading it inside this process"));
-                Ok(Place::Here(if is_leaving {
-                    "the daemon is unloading it"
-                } else {
-                    "the daemon does not have it"
-                }))
+                Ok(Place::Here("the daemon does not have it"))
             }
         }
     }

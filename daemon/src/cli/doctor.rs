@@ -89,10 +89,10 @@ pub(crate) async fn doctor(_: DoctorArgs, format: Format) -> Result<(), CliError
         // First, so that the cache of kernels is made inside a private folder.
         let cache = check_cache();
         let cache_dir = cache.as_ref().ok().map(PathBuf::as_path);
-        let cuda = examine(cache_dir);
+        let cpu = check_cpu();
         Report {
-            cuda,
-            cpu: check_cpu(),
+            cuda: examine(cache_dir, &cpu),
+            cpu,
             cache: Check::of(cache.map(|dir| dir.display().to_string())),
             socket,
         }
@@ -102,7 +102,7 @@ pub(crate) async fn doctor(_: DoctorArgs, format: Format) -> Result<(), CliError
     if report.is_healthy() { Ok(()) } else { Err(CliError::Unhealthy) }
 }
 
-fn examine(cache_dir: Option<&Path>) -> Cuda {
+fn examine(cache_dir: Option<&Path>, cpu: &Check) -> Cuda {
     let probe = probe::probe();
     let problems: Vec<Problem> = probe
         .problems()
@@ -126,7 +126,13 @@ fn examine(cache_dir: Option<&Path>) -> Cuda {
         None => problems.first().map(|problem| problem.message.clone()),
     };
     let summary = match (&failed, &gpus[..]) {
-        (Some(reason), _) => format!("CUDA: not usable: {}", reason.replace('\n', " ")),
+        (Some(reason), _) => {
+            let besides = match probe.driver.has_gpu() || !cpu.ok {
+                true => "",
+                false => "; Trellis works on the CPU",
+            };
+            format!("CUDA: not usable: {}{besides}", reason.replace('\n', " "))
+        }
         (None, [only]) => format!("CUDA: usable: {}", only.name),
         (None, gpus) => {
             let usable: Vec<String> =
@@ -291,7 +297,7 @@ mod tests {
     #[test]
     fn the_report_ends_with_the_verdict_and_json_has_it_too() {
         let check = |ok| Check { ok, said: "said".to_owned() };
-        let cuda = examine(None);
+        let cuda = examine(None, &check(true));
         let has_gpu = cuda.probe.driver.has_gpu();
         let (is_usable, summary) = (cuda.usable, cuda.summary.clone());
         let mut report = Report { cuda, cpu: check(true), cache: check(true), socket: check(true) };
@@ -301,6 +307,7 @@ mod tests {
             summary.starts_with(if is_usable { "CUDA: usable: " } else { "CUDA: not usable: " }),
             "{summary}"
         );
+        assert_eq!(summary.ends_with("; Trellis works on the CPU"), !has_gpu, "{summary}");
         let all_work = report.cuda.gpus.iter().all(|gpu| gpu.proof.ok);
         assert_eq!(report.is_healthy(), is_usable && all_work || !has_gpu);
         let json: serde_json::Value = serde_json::from_str(&output::to_json(&report)).expect("JSON");

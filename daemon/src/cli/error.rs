@@ -56,7 +56,7 @@ pub(crate) enum CliError {
     /// The daemon was named, so that no other will do.
     #[error("{lacking}")]
     NoSuchModel { lacking: String },
-    /// As above, and it will be gone.
+    /// It will be gone, and may come again.
     #[error("the daemon at {socket} is unloading its model {name:?}: once that is loaded again, try again")]
     ModelLeaves { socket: String, name: String },
     #[error("this user has no runtime directory to put the socket in")]
@@ -178,6 +178,7 @@ impl CliError {
             Self::Client(error) if error.code() == Some(&ErrorCode::UnknownModel) => {
                 "`trellis models` lists the loaded models"
             }
+            Self::ModelLeaves { .. } => "or run inside this process with --local",
             Self::NoSuchModel { .. } => "`trellis models` lists the loaded models, `trellis load` loads one",
             Self::Client(trellis_client::Error::Handshake(_) | trellis_client::Error::TooOld { .. }) => {
                 "daemon and client must be of versions that fit: restart the daemon with this `trellis`"
@@ -224,6 +225,8 @@ impl CliError {
         match (self, format) {
             // The user's own doing, or said already.
             (Self::OutputClosed | Self::Interrupted | Self::Unhealthy, _) => {}
+            // The last of the guest's events has said it.
+            (Self::Different(_), Format::Json) => {}
             (_, Format::Text) => {
                 remark(&format!("error: {self}"));
                 if let Some(hint) = self.hint() {

@@ -54,6 +54,11 @@ fn or_none(names: Vec<String>) -> String {
     if names.is_empty() { "none".to_owned() } else { names.join(", ") }
 }
 
+/// Those that go by name; guests mostly run from components.
+fn programs(names: &[String]) -> String {
+    if names.is_empty() { "none by name".to_owned() } else { names.join(", ") }
+}
+
 fn lines(info: &DaemonInfo, models: &[ModelInfo]) -> String {
     let state = info.failure.as_ref().map_or("running".to_owned(), |failure| format!("FAILED: {failure}"));
     let computed = &info.computed;
@@ -62,7 +67,7 @@ fn lines(info: &DaemonInfo, models: &[ModelInfo]) -> String {
         ("process", info.pid.to_string()),
         ("device", info.device.clone()),
         ("models", or_none(models.iter().map(shown).collect())),
-        ("programs", or_none(info.programs.clone())),
+        ("programs", programs(&info.programs)),
         ("state", state),
         ("up for", output::duration_ms(info.uptime_ms)),
         ("computed", or_none(info.devices.iter().map(shown_device).collect())),
@@ -146,7 +151,7 @@ mod tests {
         let shown = lines(&info, &models);
         for line in [
             "models    draft (f32, draining), big (f32, failed), tiny (f32, default)\n",
-            "programs  none\n",
+            "programs  none by name\n",
             "computed  cuda:1 busy for 25 % of 1 min 0 s\n",
             "rows      120 in 60 steps, 9 in vain, 3 sat out\n",
             "tokens    150, 0 in vain, 0 again, 0 from the prefix cache\n",

@@ -11,7 +11,7 @@ use super::error::CliError;
 use super::output::{Format, note};
 use super::resolve::{self, Named};
 use super::run;
-use super::screen::Screen;
+use super::screen::{Extent, Screen};
 use crate::config::Config;
 use crate::daemon::{DaemonError, cache_dir};
 use crate::guest::{GuestEnd, Verdict};
@@ -27,7 +27,8 @@ Examples:
   trellis replay beam.rec ./my-beam             runs another build: what does it do differently, and where first?
 
 A replay shows what the guest sends and says how it ended. Where all was as in the recording the exit status is 0,
-whatever that end was; --json has the end of the recorded run as `recorded`. At the first call that is not the recorded one it stops, shows both, and exits with status 3.";
+whatever that end was; --json has the end of the recorded run as `recorded`, with `cut` where the recording lacks what the
+guest did last. At the first call that is not the recorded one it stops, shows both, and exits with status 3.";
 
 /// Run a recorded guest again, call by call the same, without a model
 #[derive(Debug, Args)]
@@ -98,8 +99,18 @@ fn finish(verdict: Verdict, file: &Path, screen: &mut Screen) -> Result<(), CliE
     let error = match verdict {
         Verdict::Same(end) => {
             let body = (end != GuestEnd::Finished).then(|| service::ended(&end));
-            screen.end_as_recorded(body.as_ref())?;
-            screen.note(&format!("all as recorded; that run ended so: {end}"));
+            let extent = match end {
+                GuestEnd::RecordingExceeded { .. } => Extent::Cut,
+                _ => Extent::Whole,
+            };
+            screen.end_as_recorded(body.as_ref(), extent)?;
+            screen.note(&match extent {
+                Extent::Whole => format!("all as recorded; that run ended so: {end}"),
+                Extent::Cut => format!(
+                    "all as recorded up to where the recording ends, which lacks the end of that run: {end} \
+                     (recording_bytes)"
+                ),
+            });
             return Ok(());
         }
         Verdict::Different(difference) => CliError::Different(difference),

@@ -145,7 +145,8 @@ async fn unknown_guest(name: &str, client: Option<&Client>) -> CliError {
     CliError::UnknownGuest { name: name.to_owned(), known }
 }
 
-/// Shows a guest's events until its end.
+/// Shows a guest's events until its end. Where nobody reads them any more the guest is stopped, and only its recording goes
+/// on, up to that end.
 async fn drive(
     mut guest: Guest,
     input: Input,
@@ -159,7 +160,7 @@ async fn drive(
         interrupted.first().await;
         canceller.cancel();
     }));
-    let sender = guest.sender();
+    let (sender, stopper) = (guest.sender(), guest.sender());
     let mut messages = pin!(async move {
         match input {
             Input::Lines => input::send_lines(sender).await,
@@ -167,6 +168,7 @@ async fn drive(
         }
     });
     let (mut has_messages, mut is_interrupted, mut has_started) = (true, false, false);
+    let mut shown = Ok(());
     let error = loop {
         tokio::select! {
             biased;
@@ -182,7 +184,15 @@ async fn drive(
                 }
                 Some(Ok(event)) => {
                     has_started |= matches!(event, Event::Started { .. });
-                    screen.show(&event)?;
+                    if shown.is_ok() {
+                        shown = screen.show(&event);
+                        if shown.is_err() && recording.is_none() {
+                            return shown;
+                        }
+                        if shown.is_err() {
+                            stopper.cancel();
+                        }
+                    }
                 }
                 Some(Err(error)) => break Some(error),
                 None => break None,
@@ -195,7 +205,7 @@ async fn drive(
         Error::Daemon(body) => (**body).clone(),
         error => ErrorBody::new(ErrorCode::Other("connection".to_owned()), error.to_string()),
     });
-    screen.end(body.as_ref(), guest.usage())?;
+    let shown = shown.and_then(|()| screen.end(body.as_ref(), guest.usage()));
     if has_started && let Some(recording) = recording {
         let finished = recording.finish();
         // Where the connection is lost that is why nothing was recorded.
@@ -203,6 +213,7 @@ async fn drive(
             finished?;
         }
     }
+    shown?;
     match error {
         None => Ok(()),
         Some(_) if is_interrupted => Err(CliError::Interrupted),

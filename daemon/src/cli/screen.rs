@@ -38,6 +38,17 @@ struct Recorded<'a> {
     ok: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
     error: Option<&'a ErrorBody>,
+    /// Whether the recording lacks what the guest did and sent last.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    cut: bool,
+}
+
+/// What a recording has of its run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Extent {
+    Whole,
+    /// Not what the guest did and sent last.
+    Cut,
 }
 
 impl Screen {
@@ -116,8 +127,12 @@ impl Screen {
     ///
     /// # Errors
     /// Nobody reads the output.
-    pub(crate) fn end_as_recorded(&mut self, error: Option<&ErrorBody>) -> Result<(), CliError> {
-        let recorded = Some(Recorded { ok: error.is_none(), error });
+    pub(crate) fn end_as_recorded(
+        &mut self,
+        error: Option<&ErrorBody>,
+        extent: Extent,
+    ) -> Result<(), CliError> {
+        let recorded = Some(Recorded { ok: error.is_none(), error, cut: extent == Extent::Cut });
         self.close(&End { ok: true, recorded, error: None, usage: None })
     }
 
@@ -162,7 +177,7 @@ mod tests {
         let expected =
             r#"{"type":"end","ok":false,"error":{"code":"guest_trapped","message":"unreachable"}}"#;
         assert_eq!(to_json(&end), expected);
-        let recorded = Some(Recorded { ok: false, error: Some(&error) });
+        let recorded = Some(Recorded { ok: false, error: Some(&error), cut: false });
         let end = End { ok: true, recorded, error: None, usage: None };
         let expected = r#"{"type":"end","ok":true,"recorded":{"ok":false,"error":{"code":"guest_trapped","message":"unreachable"}}}"#;
         assert_eq!(to_json(&end), expected);

@@ -61,7 +61,11 @@ impl Loader {
         let waits = given_up.clone().drop_guard();
         let loader = self.clone();
         let loading = tokio::spawn(async move {
-            let handle = loader.load_to_the_end(choice, device, Box::new(progress), given_up).await?;
+            let loaded = loader.load_to_the_end(choice.clone(), device, Box::new(progress), given_up).await;
+            if let Err(error) = &loaded {
+                tracing::warn!(model = choice, %error, "a model was not loaded");
+            }
+            let handle = loaded?;
             Ok::<_, DaemonError>(Fresh { loader, handle: Some(handle) })
         });
         let fresh = joined(loading).await?;
@@ -79,6 +83,7 @@ impl Loader {
         let (config, path) = (self.config.clone(), choice.clone());
         let model = blocking(move || open_model(&path, &config)).await?;
         let name = model.name.clone();
+        tracing::info!(model = name, "a model is being loaded");
         let (place, candidate) = self.keep_place(choice, model, device, &given_up).await?;
         let (config, seams, unwanted) = (self.config.clone(), self.seams.clone(), given_up.clone());
         let reading = blocking(move || {

@@ -60,6 +60,13 @@ impl Loader {
             loader.leaving.remove(&leaver);
             // Where its device was opened again meanwhile, or has failed, this is what was seen of it last.
             loader.totals.close(&leaver, None);
+            match &unloaded {
+                Ok(Ok(())) => tracing::info!(model = leaver.model().name, "a model was unloaded"),
+                Ok(Err(error)) => {
+                    tracing::warn!(model = leaver.model().name, %error, "a model was not unloaded")
+                }
+                Err(_) => {}
+            }
             match unloaded.map_err(tokio::task::JoinError::try_into_panic) {
                 Ok(unloaded) => unloaded.map_err(Arc::new),
                 Err(Ok(panic)) => {

@@ -439,6 +439,15 @@ fn the_command_line_shows_what_leaves_and_what_may_be_tried_again() {
     assert!(text.contains("is being unloaded") && status == again, "{text}");
     let (text, status) = trellis(&["run", "--no-stdin", "--model", "draft", &complete, PROMPT]);
     assert!(text.contains("is unloading its model \"draft\"") && status == again, "{text}");
+    // The same of the user's own daemon, which is found without being named.
+    let runtime = folder.path().join("runtime");
+    std::fs::create_dir_all(runtime.join("trellis")).expect("made");
+    std::os::unix::fs::symlink(served.socket(), runtime.join("trellis/trellis.sock")).expect("made");
+    let mut found = daemons::trellis(exe());
+    found.env("XDG_RUNTIME_DIR", &runtime);
+    let output = daemons::output(found.args(["run", "--no-stdin", "--model", "draft", &complete, PROMPT]));
+    let text = String::from_utf8(output.stderr).expect("UTF-8");
+    assert!(text.contains("is unloading its model \"draft\"") && output.status.code() == again, "{text}");
     // It is told nothing, and ends.
     drop(puppet.0.stdin.take());
     assert!(daemons::wait(&mut puppet.0).success());

@@ -150,6 +150,41 @@ fn a_guest_that_was_stopped_is_replayed_up_to_there() {
 }
 
 #[test]
+fn a_run_whose_output_nobody_reads_any_more_is_stopped_and_its_recording_is_whole() {
+    let (folder, served) = (Folder::new(), Served::start(exe()));
+    let file = folder.path("closed.rec");
+    let (path, component) = (file.to_str().expect("UTF-8"), folder.component("chat"));
+    let mut command = served.trellis(&["run", "--record", path, &component]);
+    let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("runs");
+    let (mut input, mut shown) = (child.stdin.take().expect("piped"), child.stdout.take().expect("piped"));
+    writeln!(input, "What is 37 + 48?").expect("it reads");
+    std::io::Read::read_exact(&mut shown, &mut [0]).expect("it answers");
+    drop(shown);
+    // Its answer finds nobody who reads it.
+    writeln!(input, "What is 3 + 4?").expect("it reads");
+    assert_eq!(daemons::wait(&mut child).code(), Some(0));
+    let again = folder.replay(&file, None);
+    assert_eq!(again.status.code(), Some(0), "{}", stderr(&again));
+    let end = events(&again).pop().expect("an end");
+    assert_eq!(end["recorded"]["error"]["code"], "stopped", "{end}");
+}
+
+#[test]
+fn a_recording_that_outgrew_its_room_says_that_it_lacks_the_end() {
+    let mut config = daemons::config(exe());
+    config.limits.recording_bytes = 1_000;
+    let (folder, served) = (Folder::new(), Served::start_with(exe(), &config, &[]));
+    let file = folder.path("small.rec");
+    let first = folder.record(&served, &file, "chat", &["What is 37 + 48?"], "");
+    let end = events(&first).pop().expect("an end");
+    assert_eq!(end["error"]["name"], "recording_bytes", "{end}");
+    let end = events(&folder.replay(&file, None)).pop().expect("an end");
+    assert_eq!((&end["ok"], &end["recorded"]["cut"]), (&Value::Bool(true), &Value::Bool(true)), "{end}");
+    let shown = stderr(&Folder::replay_for_people(&file));
+    assert!(shown.contains("up to where the recording ends, which lacks the end of that run"), "{shown}");
+}
+
+#[test]
 fn the_first_call_that_differs_is_shown_with_both_sides() {
     let (folder, served) = (Folder::new(), Served::start(exe()));
     let file = folder.path("chat.rec");
@@ -162,6 +197,7 @@ fn the_first_call_that_differs_is_shown_with_both_sides() {
     let message = end["error"]["message"].as_str().expect("a message");
     assert!(message.contains("\n  recorded: ") && message.contains("\n  replayed: "), "{message}");
     assert!(message.contains("at entry "), "{message}");
+    assert_eq!(stderr(&other), "", "it is said once");
 }
 
 #[test]

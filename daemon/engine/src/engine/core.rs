@@ -237,12 +237,7 @@ impl Core {
                         gone.apply(operation, &EngineError::Failed(failure.clone()), outbox);
                         0
                     }
-                    _ => {
-                        let mut scheduler = resident.lend(commons);
-                        let price_ns = scheduler.price_ns(&operation);
-                        scheduler.apply(operation);
-                        price_ns
-                    }
+                    _ => resident.lend(commons).apply(operation),
                 }
             }
             None => {

@@ -149,11 +149,6 @@ impl Sequence {
         }
     }
 
-    /// How many things a fork counts one by one.
-    pub(crate) fn n_parts(&self, pages: &PageTable) -> usize {
-        self.bundles.len() + self.n_blocks_written() - self.n_bundled(pages)
-    }
-
     /// All tokens.
     pub(crate) fn view<'a>(&'a self, pages: &'a PageTable) -> Tokens<'a> {
         self.tokens.view(&pages.tokens)
@@ -226,6 +221,11 @@ impl Sequence {
         let is_heard = self.places.n_tellings_lost.replace(n_lost) == n_lost;
         let n_told = self.places.n_told.replace(n_blocks).min(n_blocks);
         (&self.places.table[..n_blocks], if is_heard { n_told } else { 0 })
+    }
+
+    /// The backend knows nothing of its pages: it has another slot.
+    pub(crate) fn forget_told(&mut self) {
+        self.places.n_told.set(0);
     }
 
     /// As [`Self::tell_pages`], of all tokens, where they were computed and their pages are on the device; else none.

@@ -6,17 +6,14 @@
 //!
 //! A run that has had its term makes room for the head of the line and stands at its end. A term lasts for 32 tokens, and
 //! for as long as it took to bring the context back: so pages move at most once in 32 steps, and without host memory at
-//! most one token is computed again for each that is decoded. The line is in the order of virtual time over the pages
-//! that users were given, so that nobody gets more of the memory by asking more often.
+//! most one token is computed again for each that is decoded. The line (`line`) is in the order of virtual time over the
+//! pages that users, their sessions and their guests were given, so that nobody gets more of the memory by asking more
+//! often.
 
-use std::collections::BTreeMap;
-
-use rustc_hash::{FxHashMap, FxHashSet};
 use smallvec::SmallVec;
 
 use super::waits::WaitsFor;
 use super::{ContextState, Scheduler, Source};
-use crate::account::ActorId;
 use crate::backend::PAGE_LEN;
 use crate::command::ContextId;
 use crate::job::Work;
@@ -25,15 +22,9 @@ use crate::kv::BlockId;
 /// Tokens that a run decodes at least before it makes room for others.
 const N_TERM_TOKENS: usize = 32;
 
-/// Pages brought back from host memory that count as one step: what the link moves while a large model decodes a token.
+/// Pages brought back from host memory that count as one step at most: what the link moves while a large model decodes a
+/// token.
 const N_MOVED_PAGES_PER_STEP: usize = 64;
-
-/// A place in the line.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Rank {
-    vtime: u64,
-    number: u64,
-}
 
 /// Whether a context may take pages.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -41,7 +32,7 @@ pub(super) enum Standing {
     /// It has not asked for any since its work began.
     #[default]
     Outside,
-    InLine(Rank),
+    InLine,
     Admitted(Term),
 }
 
@@ -56,30 +47,6 @@ pub(super) struct Term {
     n_tokens_left: usize,
     /// Who was admitted first makes room first.
     number: u64,
-}
-
-/// Whoever has a place in the line.
-#[derive(Clone, Copy, Debug)]
-struct Waiter {
-    id: ContextId,
-    actor: ActorId,
-    /// What its user's place in the line moved on by.
-    n_blocks: u64,
-}
-
-/// Contexts that wait to be admitted, and what those that are have been promised.
-#[derive(Debug, Default)]
-pub(super) struct Line {
-    waiting: BTreeMap<Rank, Waiter>,
-    /// Up to where each user's place in the line has come.
-    finish: FxHashMap<ActorId, u64>,
-    now: u64,
-    next_number: u64,
-    /// Pages promised to contexts that are admitted.
-    pub(super) n_promised: usize,
-    admitted: FxHashSet<ContextId>,
-    /// The count of pages, once it was made for the step being planned.
-    count: Option<Count>,
 }
 
 /// Pages that admitted contexts neither hold nor have been promised, at one point of one step's plan.
@@ -108,49 +75,6 @@ enum Kept {
     Term,
 }
 
-impl Line {
-    /// A place for a context that will hold so many blocks.
-    fn enter(&mut self, id: ContextId, actor: ActorId, n_blocks: usize) -> Rank {
-        let now = self.now;
-        self.finish.retain(|_, finish| *finish > now);
-        let finish = self.finish.entry(actor).or_insert(now);
-        let rank = Rank { vtime: *finish, number: self.next_number };
-        let n_blocks = n_blocks.max(1) as u64;
-        *finish += n_blocks;
-        self.next_number += 1;
-        self.waiting.insert(rank, Waiter { id, actor, n_blocks });
-        rank
-    }
-
-    /// A place is given up: its user did not get what it was for.
-    fn give_up(&mut self, rank: Rank) {
-        if let Some(Waiter { actor, n_blocks, .. }) = self.waiting.remove(&rank)
-            && let Some(finish) = self.finish.get_mut(&actor)
-        {
-            *finish = finish.saturating_sub(n_blocks).max(self.now);
-        }
-    }
-
-    pub(super) fn is_empty(&self) -> bool {
-        self.waiting.is_empty()
-    }
-
-    /// Who is first in line.
-    pub(super) fn first(&self) -> Option<ContextId> {
-        self.waiting.first_key_value().map(|(_, waiter)| waiter.id)
-    }
-
-    /// Those in line, the last first.
-    pub(super) fn last_first(&self) -> impl Iterator<Item = ContextId> + '_ {
-        self.waiting.values().rev().map(|waiter| waiter.id)
-    }
-
-    /// What was counted holds for the plan of one step.
-    pub(super) fn forget_count(&mut self) {
-        self.count = None;
-    }
-}
-
 impl ContextState {
     /// Where the tokens end that its work has to compute, as far as they are known or being drawn.
     fn target(&self) -> usize {
@@ -167,7 +91,7 @@ impl ContextState {
     }
 
     pub(super) fn is_in_line(&self) -> bool {
-        matches!(self.standing, Standing::InLine(_))
+        self.standing == Standing::InLine
     }
 
     /// Tokens that it may still decode before it makes room; none for a question.
@@ -205,7 +129,8 @@ impl Scheduler {
         let kv = &context.kv;
         let target = context.target();
         let is_run = matches!(context.work, Some(Work::Run(_)));
-        let n_term = N_TERM_TOKENS.max(kv.n_lost()).max(n_away / N_MOVED_PAGES_PER_STEP);
+        let n_term =
+            N_TERM_TOKENS.max(kv.n_lost()).max(n_away / self.n_moves_per_step().min(N_MOVED_PAGES_PER_STEP));
         let end = match kept {
             Kept::Term if is_run => (target + n_term).min(self.limits.n_positions_max),
             _ => target,
@@ -222,12 +147,12 @@ impl Scheduler {
     fn term(&mut self, id: ContextId, need: Need) -> Standing {
         self.line.n_promised += need.n_pages;
         self.line.admitted.insert(id);
-        self.line.next_number += 1;
+        let number = self.line.next_number();
         Standing::Admitted(Term {
             n_blocks: need.n_blocks,
             n_promised: need.n_pages,
             n_tokens_left: need.n_tokens,
-            number: self.line.next_number,
+            number,
         })
     }
 
@@ -247,8 +172,8 @@ impl Scheduler {
             return true;
         }
         let need = self.need(context, Kept::Term);
-        let rank = self.line.enter(id, context.owner.actor, need.n_blocks);
-        context.standing = Standing::InLine(rank);
+        self.line.enter(id, &context.owner, need.n_blocks);
+        context.standing = Standing::InLine;
         self.note_waited(context, WaitsFor::Row(context.class()));
         false
     }
@@ -302,15 +227,9 @@ impl Scheduler {
             self.contexts.insert(*id, context);
         }
         let first = self.contexts.get_mut(&ids[0]).expect("a member of a job exists");
-        let rank = self.line.enter(ids[0], first.owner.actor, n_blocks);
-        first.standing = Standing::InLine(rank);
+        self.line.enter(ids[0], &first.owner, n_blocks);
+        first.standing = Standing::InLine;
         self.holders.note_changed(ids[0], &mut first.listing);
-    }
-
-    /// Whoever stood at this place in the line has been admitted.
-    pub(super) fn leave_line(&mut self, rank: Rank) {
-        self.line.waiting.remove(&rank);
-        self.line.now = self.line.now.max(rank.vtime);
     }
 
     /// Whether a context needs more blocks than it was admitted for.
@@ -405,17 +324,14 @@ impl Scheduler {
 
     /// Admits from the head of the line as long as there is room, or can be made by runs that have had their term.
     pub(super) fn admit_from_line(&mut self) {
-        while let Some((&rank, &Waiter { id, .. })) = self.line.waiting.first_key_value() {
+        while let Some(id) = self.line.first() {
             if let Some(job) = self.job_of(id) {
-                if !self.admit_job_from_line(job, rank) {
+                if !self.admit_job_from_line(job, id) {
                     return;
                 }
                 continue;
             }
-            let Some(mut context) = self.contexts.remove(&id) else {
-                self.line.waiting.remove(&rank);
-                continue;
-            };
+            let mut context = self.contexts.remove(&id).expect("who is gone has left the line");
             if context.work.is_none() {
                 // It is ended when it is looked at.
                 self.leave(id, &mut context);
@@ -430,7 +346,7 @@ impl Scheduler {
             }
             let is_admitted = self.take_from_count(need, &context);
             if is_admitted {
-                self.leave_line(rank);
+                self.line.leave(id);
                 context.standing = self.term(id, need);
                 self.holders.note_changed(id, &mut context.listing);
                 self.note_waited(&mut context, WaitsFor::Pages);
@@ -512,6 +428,15 @@ impl Scheduler {
         }
     }
 
+    /// Takes note of promised pages that are on the device again.
+    pub(super) fn note_back(&mut self, context: &mut ContextState, n_pages: usize) {
+        if let Standing::Admitted(term) = &mut context.standing {
+            let n_pages = n_pages.min(term.n_promised);
+            term.n_promised -= n_pages;
+            self.line.n_promised -= n_pages;
+        }
+    }
+
     /// Ends a context's right to pages, or its place in the line.
     pub(super) fn leave(&mut self, id: ContextId, context: &mut ContextState) {
         self.holders.note_changed(id, &mut context.listing);
@@ -521,7 +446,7 @@ impl Scheduler {
                 self.line.admitted.remove(&id);
                 self.line.forget_count();
             }
-            Standing::InLine(rank) => self.line.give_up(rank),
+            Standing::InLine => self.line.give_up(id),
             Standing::Outside => {}
         }
     }

@@ -78,12 +78,15 @@ impl Scheduler {
         target.is_some_and(|target_ns| lead() > N_STEPS_LEAD.saturating_mul(target_ns))
     }
 
+    /// Whether anybody has decoded so lately that it is taken to decode still: a stream whose guest is a moment late does.
+    pub(super) fn has_decoded_lately(&self) -> bool {
+        self.step - self.last_decode_step <= N_STEPS_RECENT
+    }
+
     /// Tokens of prompts that the step has room for. While anybody decodes, also when left out of this step, its length
     /// is bounded.
     pub(super) fn n_prompt_tokens(&self, plan: &Plan) -> usize {
-        // A stream whose guest is a moment late still decodes.
-        let is_recent = self.step - self.last_decode_step <= N_STEPS_RECENT;
-        let n_late = if is_recent { self.costs.n_decode_rows() } else { 0 };
+        let n_late = if self.has_decoded_lately() { self.costs.n_decode_rows() } else { 0 };
         let n_left_out = self.n_queued(Class::Decode).max(n_late).min(plan.decode_bound.n_rows());
         // Who was to decode may have lost what its step needs, and have got a part of a prompt instead.
         let n_tokens_max = self.settings.n_step_tokens - plan.n_tokens();
@@ -101,7 +104,10 @@ impl Scheduler {
             _ if self.costs.is_decode_alone_due() => 0,
             _ if plan.decode_bound.is_look() => 0,
             (n_rows, _) if n_tokens_max > 0 => {
-                let n_tokens = self.costs.n_prompt_tokens(n_rows, multiple, n_tokens_max);
+                let moves_ns = self.moves_ns(plan);
+                let of_moves =
+                    self.costs.target_ns(n_rows, 1.0).map_or(0.0, |ns| moves_ns / ns.max(1) as f64);
+                let n_tokens = self.costs.n_prompt_tokens(n_rows, multiple - of_moves, n_tokens_max);
                 self.filling_blocks(n_tokens, plan, n_tokens_max)
             }
             _ => 0,

@@ -1,7 +1,6 @@
 //! What each command does.
 
 use super::admission::Standing;
-use super::cost::Costs;
 use super::fair::Seat;
 use super::holders::Listing;
 use super::room::Victim;
@@ -19,7 +18,16 @@ use crate::run::{AheadWindow, Finish, RunEvent, RunReply};
 
 impl Scheduler {
     /// Carries out one operation. Those about contexts that are gone, or of callers who never entered, do nothing.
-    pub(crate) fn apply(&mut self, operation: Operation) {
+    ///
+    /// Returns what it costs the engine's thread, in nanoseconds.
+    pub(crate) fn apply(&mut self, operation: Operation) -> u64 {
+        let price_ns = self.price_ns(&operation);
+        self.carry_out(operation, price_ns);
+        price_ns
+    }
+
+    /// What stands for itself is charged to its guest's virtual time: what leads to a row is a small part of that.
+    fn carry_out(&mut self, operation: Operation, price_ns: u64) {
         match operation {
             Operation::Create { id, caller } => {
                 let Some(owner) = self.commons.callers.get(&caller).cloned() else { return };
@@ -28,11 +36,11 @@ impl Scheduler {
                 self.insert(id, caller, owner, seat, kv, AheadWindow::default());
             }
             Operation::Open { id, caller, name, tag } => {
-                let opened = self.open(id, caller, name);
+                let opened = self.open(id, caller, name, price_ns);
                 self.outbox.to(caller, tag).send(Done::Opened(opened));
             }
             Operation::Edit { id, edit } => self.edit(id, edit),
-            Operation::Fork { id, edit, child } => self.fork(id, edit, child),
+            Operation::Fork { id, edit, child } => self.fork(id, edit, child, price_ns),
             Operation::Ask { id, edit, ask, tag } => {
                 if let Some(reply) = self.reply(id, tag) {
                     self.ask(id, edit, ask, reply);
@@ -51,7 +59,7 @@ impl Scheduler {
             Operation::Mask { id, tag, position, mask } => self.take_mask(id, tag, position, mask),
             Operation::Save { id, edit, name, tag } => {
                 self.edit(id, edit);
-                let saved = self.save(id, name);
+                let saved = self.save(id, name, price_ns);
                 if let Some(reply) = self.reply(id, tag) {
                     reply.send(Done::Kept(saved));
                 }
@@ -113,7 +121,7 @@ impl Scheduler {
             caller,
             owner,
             seat,
-            slot: self.take_slot(),
+            slot: self.slots.take(id),
             kv,
             work: None,
             window,
@@ -129,7 +137,13 @@ impl Scheduler {
         assert!(earlier.is_none(), "context ids are never used twice");
     }
 
-    fn open(&mut self, id: ContextId, caller: CallerId, name: String) -> Result<Vec<Token>, EngineError> {
+    fn open(
+        &mut self,
+        id: ContextId,
+        caller: CallerId,
+        name: String,
+        price_ns: u64,
+    ) -> Result<Vec<Token>, EngineError> {
         let Some(owner) = self.commons.callers.get(&caller).cloned() else {
             return Err(EngineError::Stopped);
         };
@@ -142,7 +156,7 @@ impl Scheduler {
         let kv = saved.kv.fork(owner.account.clone(), &mut self.pages);
         let tokens = kv.view(&self.pages).to_vec();
         let seat = self.commons.queue.seat(&owner);
-        self.commons.queue.charge(&seat, Costs::command_ns(kv.blocks().len()));
+        self.commons.queue.charge(&seat, price_ns);
         self.insert(id, caller, owner, seat, kv, AheadWindow::default());
         Ok(tokens)
     }
@@ -173,13 +187,13 @@ impl Scheduler {
         }
     }
 
-    fn fork(&mut self, id: ContextId, edit: Edit, child: ContextId) {
+    fn fork(&mut self, id: ContextId, edit: Edit, child: ContextId, price_ns: u64) {
         self.edit(id, edit);
         let Some(parent) = self.contexts.get_mut(&id) else { return };
         let (caller, owner, window) = (parent.caller, parent.owner.clone(), parent.window);
         let kv = parent.kv.fork(owner.account.clone(), &mut self.pages);
         let seat = self.commons.queue.seat_beside(&parent.seat);
-        self.commons.queue.charge(&seat, Costs::command_ns(kv.n_parts(&self.pages)));
+        self.commons.queue.charge(&seat, price_ns);
         self.insert(child, caller, owner, seat, kv, window);
     }
 
@@ -239,19 +253,19 @@ impl Scheduler {
         self.enqueue(id);
     }
 
-    fn save(&mut self, id: ContextId, name: String) -> Result<(), EngineError> {
+    fn save(&mut self, id: ContextId, name: String, price_ns: u64) -> Result<(), EngineError> {
         let Some(context) = self.contexts.get_mut(&id) else { return Err(EngineError::Stopped) };
         let owner = Owner { account: context.owner.account.root().clone(), ..context.owner.clone() };
         let key = (owner.actor, name);
         let footprint = Footprint::new(&owner.account, context.kv.tokens.len())?;
         if let Some(mut earlier) = self.saved.remove(&key) {
             earlier.kv.forget(&mut self.pages);
-            self.holders.forget(Victim::Saved(key.clone()), earlier.listing);
+            self.holders.forget(Victim::Saved(key.clone()), &earlier.owner, earlier.listing);
         } else {
             owner.account.charge(Resource::Contexts, 1)?;
         }
         let kv = context.kv.fork(owner.account.clone(), &mut self.pages);
-        self.commons.queue.charge(&context.seat, Costs::command_ns(kv.blocks().len()));
+        self.commons.queue.charge(&context.seat, price_ns);
         let mut listing = Listing::default();
         self.holders.note_saved(&key, &mut listing);
         let last_step = self.commons.step;
@@ -265,7 +279,7 @@ impl Scheduler {
             return Err(EngineError::NotSaved { name: key.1 });
         };
         saved.kv.forget(&mut self.pages);
-        self.holders.forget(Victim::Saved(key), saved.listing);
+        self.holders.forget(Victim::Saved(key), &saved.owner, saved.listing);
         saved.owner.account.release(Resource::Contexts, 1);
         Ok(())
     }
@@ -275,10 +289,10 @@ impl Scheduler {
         self.spares.remove(id);
         if let Some(mut context) = self.contexts.remove(&id) {
             context.kv.forget(&mut self.pages);
-            let ContextState { seat, slot, listing, .. } = *context;
-            self.holders.forget(Victim::Context(id), listing);
+            let ContextState { seat, slot, listing, owner, .. } = *context;
+            self.holders.forget(Victim::Context(id), &owner, listing);
             self.commons.queue.vacate(seat);
-            self.free_slots.push(slot);
+            self.slots.give(slot);
         }
     }
 }

@@ -19,9 +19,6 @@ const SHARE_LEAST: usize = 64;
 /// Steps with prompts in a row before one is left without.
 const N_STEPS_MIXED: usize = 64;
 
-/// Host work is charged at these rates; it is bounded, not billed.
-const COMMAND_NS: u64 = 2_000;
-const COMMAND_BLOCK_NS: u64 = 40;
 /// A page that is looked up in the prefix cache: its tokens are hashed.
 const FOUND_BLOCK_NS: u64 = 400;
 
@@ -140,11 +137,6 @@ impl Costs {
     /// Tokens of prompts.
     pub(super) fn tokens_ns(&self, n_tokens: usize) -> u64 {
         (self.token_ns().unwrap_or(0.0) * n_tokens as f64) as u64 + n_tokens as u64
-    }
-
-    /// A command that touches so many blocks.
-    pub(super) fn command_ns(n_blocks: usize) -> u64 {
-        COMMAND_NS + COMMAND_BLOCK_NS * n_blocks as u64
     }
 
     /// So many pages found in the prefix cache.

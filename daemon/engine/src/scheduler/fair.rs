@@ -35,6 +35,9 @@ pub(crate) enum Class {
 pub(crate) struct Lane(usize);
 
 impl Lane {
+    /// That of a queue whose items are all of one kind.
+    pub(crate) const ONLY: Self = Self(0);
+
     /// The lane of a class of the model that has this place on its device.
     pub(crate) fn of(place: usize, class: Class) -> Self {
         Self(2 * place + class as usize)
@@ -45,8 +48,8 @@ impl Lane {
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Seat(NodeId);
 
-/// How far a user, a session and a guest have come.
-#[derive(Clone, Debug, Default)]
+/// How far a user, a session and a guest have come. In its order as a value, for lists, nobody has come as far as another.
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Turn(SmallVec<[(u64, NodeId); 3]>);
 
 impl Turn {
@@ -161,6 +164,15 @@ impl<T> FairQueue<T> {
         self.take(id, lane)
     }
 
+    /// The item that [`Self::pop`] would take.
+    pub(crate) fn peek(&mut self, lane: Lane) -> Option<&T> {
+        let mut id = ROOT;
+        while let Some((_, child)) = self.first(id, lane) {
+            id = child;
+        }
+        self.node(id).lane(lane)?.items.front().map(|(item, _)| item)
+    }
+
     /// An item of a lane whose owners it is the turn of, however far they are ahead: users in turn, and so their sessions and
     /// guests.
     pub(crate) fn pop_in_turn(&mut self, lane: Lane) -> Option<T> {
@@ -178,8 +190,27 @@ impl<T> FairQueue<T> {
         }
     }
 
-    fn take(&mut self, mut id: NodeId, lane: Lane) -> Option<T> {
+    fn take(&mut self, id: NodeId, lane: Lane) -> Option<T> {
         let (item, n_rows) = self.node_mut(id).lane_mut(lane).items.pop_front()?;
+        self.note_taken(id, lane, n_rows);
+        Some(item)
+    }
+
+    /// Takes an item out of what its guest waits for, out of turn.
+    ///
+    /// # Panics
+    /// It does not wait there.
+    pub(crate) fn withdraw(&mut self, seat: &Seat, lane: Lane, item: &T)
+    where
+        T: PartialEq,
+    {
+        let items = &mut self.node_mut(seat.0).lane_mut(lane).items;
+        let idx = items.iter().position(|(other, _)| other == item).expect("it waits");
+        let (_, n_rows) = items.remove(idx).expect("it was found");
+        self.note_taken(seat.0, lane, n_rows);
+    }
+
+    fn note_taken(&mut self, mut id: NodeId, lane: Lane, n_rows: usize) {
         loop {
             let node = self.node_mut(id);
             let parent = node.parent;
@@ -189,7 +220,7 @@ impl<T> FairQueue<T> {
             waiting.n_rows -= n_rows;
             let is_busy = waiting.n_items > 0;
             if id == ROOT {
-                return Some(item);
+                return;
             }
             self.node_mut(parent).lane_mut(lane).n_busy -= usize::from(!is_busy);
             id = parent;
@@ -226,6 +257,15 @@ impl<T> FairQueue<T> {
         }
         turn.0.reverse();
         turn
+    }
+
+    /// The virtual times of a user, a session and a guest by their names. Who was forgotten was ahead of nobody.
+    pub(crate) fn vtimes(&self, names: [u64; 3]) -> [u64; 3] {
+        let mut id = Some(ROOT);
+        names.map(|name| {
+            id = id.and_then(|parent| self.by_name.get(&(parent, name)).copied());
+            id.map_or(0, |id| self.node(id).vtime)
+        })
     }
 
     /// Forgets what waits in a lane.

@@ -1,18 +1,23 @@
 //! Contexts and saved contexts that may lose pages without asking for them again at once: who waits for nothing, and who
-//! stands in the queue with pages that it was not admitted for. Whoever was served longest ago comes first.
+//! stands in the queue with pages that it was not admitted for. Those come first whose user has come furthest in virtual
+//! time, then session, then guest, by whole seconds of the device; among such as have come as far, whoever was served
+//! longest ago: a moment's lead does not undo what was used last.
 //!
 //! While somebody stands in line it is asked at each step who could make room; there may be thousands who wait for
 //! nothing. So their order is kept. What changes about a context is only noted, once, and looked at when the order is
-//! read: as long as nobody reads it, it costs nothing. Those that are found to have nothing on the device are put aside
-//! until they change, or until a page that several hold comes back.
+//! read, as is how far guests have come: as long as nobody reads it, it costs nothing. Those that are found to have nothing
+//! on the device are put aside until they change, or until a page that several hold comes back.
 
+use std::cmp::Reverse;
 use std::collections::BTreeSet;
 use std::ops::Bound;
 
-use rustc_hash::FxHashSet;
+use rustc_hash::{FxHashMap, FxHashSet};
 
+use super::fair::FairQueue;
 use super::room::Victim;
 use super::{ContextState, SavedKey, Scheduler};
+use crate::account::{ActorId, GuestId, Owner, SessionId};
 use crate::command::ContextId;
 use crate::kv::Sequence;
 
@@ -27,15 +32,33 @@ pub(super) enum Does {
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Holder {
     pub(super) does: Does,
+    pub(super) come: Reverse<Come>,
     /// The device's step when it was served last.
     pub(super) last_step: u64,
     pub(super) victim: Victim,
 }
 
+/// How far a user, its session and its guest have come, in whole seconds of the device.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Come([u64; 3]);
+
+/// Nanoseconds of virtual time within which nobody has come further than another.
+const COME_NS: u64 = 1_000_000_000;
+
+/// A guest, in its session, of its user.
+type GuestName = (ActorId, SessionId, GuestId);
+
+/// What a guest holds freely, and how far it had come when the order was read last.
+#[derive(Debug, Default)]
+struct OfGuest {
+    come: Come,
+    victims: BTreeSet<Victim>,
+}
+
 /// What the order knows of a context.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Listing {
-    at: Option<(Does, u64)>,
+    at: Option<(Does, Come, u64)>,
     /// Whether it may have to stand elsewhere.
     is_changed: bool,
 }
@@ -46,6 +69,8 @@ pub(super) struct Holders {
     order: BTreeSet<Holder>,
     /// Those that have nothing on the device.
     aside: BTreeSet<Holder>,
+    /// Whose they are.
+    guests: FxHashMap<GuestName, OfGuest>,
     changed: FxHashSet<Victim>,
 }
 
@@ -70,16 +95,28 @@ impl Holders {
     }
 
     /// A context is gone.
-    pub(super) fn forget(&mut self, victim: Victim, listing: Listing) {
+    pub(super) fn forget(&mut self, victim: Victim, owner: &Owner, listing: Listing) {
         self.changed.remove(&victim);
-        self.remove(listing, victim);
+        self.remove(listing, name_of(owner), victim);
     }
 
-    fn remove(&mut self, listing: Listing, victim: Victim) {
-        if let Some((does, last_step)) = listing.at {
-            let holder = Holder { does, last_step, victim };
-            let _ = self.order.remove(&holder) || self.aside.remove(&holder);
+    fn insert(&mut self, (does, come, last_step): (Does, Come, u64), name: GuestName, victim: Victim) {
+        let guest = self.guests.entry(name).or_default();
+        guest.come = come;
+        guest.victims.insert(victim.clone());
+        self.order.insert(Holder { does, come: Reverse(come), last_step, victim });
+    }
+
+    fn remove(&mut self, listing: Listing, name: GuestName, victim: Victim) {
+        let Some((does, come, last_step)) = listing.at else { return };
+        if let Some(guest) = self.guests.get_mut(&name) {
+            guest.victims.remove(&victim);
+            if guest.victims.is_empty() {
+                self.guests.remove(&name);
+            }
         }
+        let holder = Holder { does, come: Reverse(come), last_step, victim };
+        let _ = self.order.remove(&holder) || self.aside.remove(&holder);
     }
 
     /// The one in the order that follows.
@@ -93,20 +130,27 @@ impl Scheduler {
     /// Brings the order up to date.
     pub(super) fn put_holders_in_order(&mut self) {
         let mut changed = std::mem::take(&mut self.holders.changed);
+        for (&name, guest) in &self.holders.guests {
+            if guest.come != come(&self.commons.queue, name) {
+                changed.extend(guest.victims.iter().cloned());
+            }
+        }
         changed.retain(|victim| {
-            let at = match victim {
+            let (does, last_step) = match victim {
                 Victim::Context(id) => match self.contexts.get(id) {
-                    Some(context) => context.does().map(|does| (does, context.last_step)),
+                    Some(context) => (context.does(), context.last_step),
                     // One that is being looked at.
                     None => return true,
                 },
-                Victim::Saved(key) => self.saved.get(key).map(|saved| (Does::Nothing, saved.last_step)),
+                Victim::Saved(key) => (Some(Does::Nothing), self.saved[key].last_step),
             };
+            let name = name_of(self.owner_of(victim).expect("who is gone is forgotten"));
+            let at = does.map(|does| (does, come(&self.commons.queue, name), last_step));
             let listing = self.listing(victim).expect("who is gone is forgotten");
             let before = std::mem::replace(listing, Listing { at, is_changed: false });
-            self.holders.remove(before, victim.clone());
-            if let Some((does, last_step)) = at {
-                self.holders.order.insert(Holder { does, last_step, victim: victim.clone() });
+            self.holders.remove(before, name, victim.clone());
+            if let Some(at) = at {
+                self.holders.insert(at, name, victim.clone());
             }
             false
         });
@@ -144,8 +188,10 @@ impl Scheduler {
                 (Some(true), _) => return Some(holder),
                 // It has given up all.
                 (_, Some(listing)) => {
-                    listing.at = None;
-                    self.holders.aside.remove(&holder);
+                    let before = std::mem::take(listing);
+                    *listing = Listing { at: None, ..before };
+                    let name = self.owner_of(&holder.victim).map(name_of).expect("it is there");
+                    self.holders.remove(before, name, holder.victim);
                 }
                 // It is the one that room is made for.
                 _ => after = Some(holder),
@@ -157,6 +203,13 @@ impl Scheduler {
         match victim {
             Victim::Context(id) => self.contexts.get(id).map(|context| &context.kv),
             Victim::Saved(key) => self.saved.get(key).map(|saved| &saved.kv),
+        }
+    }
+
+    fn owner_of(&self, victim: &Victim) -> Option<&Owner> {
+        match victim {
+            Victim::Context(id) => self.contexts.get(id).map(|context| &context.owner),
+            Victim::Saved(key) => self.saved.get(key).map(|saved| &saved.owner),
         }
     }
 
@@ -180,7 +233,7 @@ impl Scheduler {
     /// That everybody who holds pages freely stands in its place, or is known to have changed, and nobody else does.
     #[cfg(test)]
     pub(super) fn check_holders(&self) {
-        let Holders { order, aside, changed } = &self.holders;
+        let Holders { order, aside, guests, changed } = &self.holders;
         let contexts = self.contexts.iter().map(|(&id, context)| {
             let at = context.does().map(|does| (does, context.last_step));
             (Victim::Context(id), at, &context.kv, context.listing)
@@ -191,8 +244,13 @@ impl Scheduler {
         });
         let mut n_listed = 0;
         for (victim, at, kv, listing) in contexts.chain(saved) {
-            let of_listing =
-                listing.at.map(|(does, last_step)| Holder { does, last_step, victim: victim.clone() });
+            let of_listing = listing.at.map(|(does, come, last_step)| {
+                let victim = victim.clone();
+                Holder { does, come: Reverse(come), last_step, victim }
+            });
+            let guest = guests.get(&name_of(self.owner_of(&victim).expect("it is there")));
+            let is_of_guest = guest.is_some_and(|guest| guest.victims.contains(&victim));
+            assert_eq!(is_of_guest, listing.at.is_some(), "{victim:?}");
             let is_in =
                 |set: &BTreeSet<Holder>| of_listing.as_ref().is_some_and(|holder| set.contains(holder));
             n_listed += usize::from(listing.at.is_some());
@@ -201,11 +259,20 @@ impl Scheduler {
             if listing.is_changed {
                 continue;
             }
-            assert!(listing.at == at || listing.at.is_none() && kv.blocks().is_empty(), "{victim:?}: {at:?}");
+            let listed_at = listing.at.map(|(does, _, last_step)| (does, last_step));
+            assert!(listed_at == at || listing.at.is_none() && kv.blocks().is_empty(), "{victim:?}: {at:?}");
             assert!(at.is_none() || !self.has_pages(kv) || is_in(order), "{victim:?} has pages");
         }
         assert_eq!(n_listed, order.len() + aside.len(), "who is gone is forgotten");
     }
+}
+
+fn name_of(owner: &Owner) -> GuestName {
+    (owner.actor, owner.session, owner.guest)
+}
+
+fn come(queue: &FairQueue<ContextId>, (actor, session, guest): GuestName) -> Come {
+    Come(queue.vtimes([u64::from(actor.0), session.0, guest.0]).map(|vtime| vtime / COME_NS))
 }
 
 impl ContextState {

@@ -11,7 +11,6 @@ use std::sync::Arc;
 use rustc_hash::{FxHashMap, FxHashSet};
 use smallvec::SmallVec;
 
-use super::admission::Rank;
 use super::asked::Asked;
 use super::bounds::N_ROWS_PER_PREFILL;
 use super::cost::StepWork;
@@ -24,6 +23,7 @@ use crate::command::{Answer, ContextId, Edit};
 use crate::completion::{Done, Reply, Tag};
 use crate::error::EngineError;
 use crate::job::{JobId, JointWork, Stage, Work};
+use crate::kv::BlockId;
 use crate::sampling::Sampler;
 
 pub(super) type Members = SmallVec<[ContextId; 2]>;
@@ -260,6 +260,9 @@ impl Scheduler {
         if n_needed > 0 && !self.make_room_for_all(n_needed, members, plan) {
             return Ok(Placed::Waits);
         }
+        if !self.bring_all_back(members, plan) {
+            return Ok(Placed::Waits);
+        }
         let before = Before { n_rows: plan.rows.len(), n_copies: plan.copies.len(), work: plan.work };
         self.set_stage(members, Stage::Rides);
         for &id in members {
@@ -322,9 +325,10 @@ impl Scheduler {
         let (mut n_new, mut n_copied, mut n_away) = (0, 0, 0);
         for id in members {
             let context = self.contexts.get_mut(id).expect("a member exists");
-            n_away += context.kv.locate(&self.pages);
             let blocks = context.kv.blocks();
-            held.extend(blocks.iter().copied());
+            // What members share comes back once.
+            let is_away = |&block: &BlockId| held.insert(block) && self.pages.page(block).is_none();
+            n_away += blocks.iter().copied().filter(is_away).count();
             n_new += context.kv.tokens.len().div_ceil(PAGE_LEN).saturating_sub(blocks.len());
             let written = blocks.get(context.start() / PAGE_LEN..).unwrap_or_default();
             let n = written.iter().filter(|&&block| self.pages.is_shared(block)).count();
@@ -360,6 +364,16 @@ impl Scheduler {
         is_there
     }
 
+    /// Brings what members have in host memory to the device, as [`Self::bring_back`].
+    fn bring_all_back(&mut self, members: &Members, plan: &mut Plan) -> bool {
+        members.iter().all(|id| {
+            let mut context = self.contexts.remove(id).expect("a member exists");
+            let is_all = context.kv.locate(&self.pages) == 0 || self.bring_back(&mut context, plan);
+            self.contexts.insert(*id, context);
+            is_all
+        })
+    }
+
     /// Whether all members may take pages. If not, the first stands in the line for them.
     fn admit_job(&mut self, members: &Members) -> Result<bool, EngineError> {
         let is_in = |id| {
@@ -383,11 +397,11 @@ impl Scheduler {
     }
 
     /// Admits a job at the head of the line, or makes room for it; returns whether there is any use in looking again.
-    pub(super) fn admit_job_from_line(&mut self, job: JobId, rank: Rank) -> bool {
+    pub(super) fn admit_job_from_line(&mut self, job: JobId, first: ContextId) -> bool {
         let members = self.jobs.members(job);
         match self.admit_all(&members) {
             Ok(()) => {
-                self.leave_line(rank);
+                self.line.leave(first);
                 members.into_iter().for_each(|id| self.enqueue(id));
                 true
             }

@@ -7,12 +7,12 @@
 //! it to the backend, [`Scheduler::complete`] takes the outputs and answers.
 //!
 //! What comes when: `commands` takes operations in, at the price that `price` says. For a step, `admission` and `room` see
-//! to pages (`holders`, `spares`: who has some to give), `joint` to jobs that ride together, `late` to masks, `fair` says
-//! who is next, `bounds` and `asked` what one step has room for, `cost` how long it takes and `charges` who pays; `plan`
-//! puts it together, `complete` or `failure` takes it in, `returns` and `waits` note who came back and who waited. `parts`
-//! and `resize` give memory to other models and take it.
+//! to pages (`holders`, `spares`: who has some to give), `joint` to jobs that ride together, `late` to masks, `slots` to
+//! hidden states, `fair` says who is next, `bounds`, `asked` and `moves` what one step has room for, `cost` how long it
+//! takes and `charges` who pays; `plan` puts it together, `complete` or `failure` takes it in, `returns` and `waits` note
+//! who came back and who waited. `parts` and `resize` give memory to other models and take it.
 //!
-//! A context with work waits in the queue (`fair`) until a plan looks at it, and in the line (`admission`) as long as there
+//! A context with work waits in the queue (`fair`) until a plan looks at it, and in the line (`line`) as long as there
 //! are not pages for all that it needs. What is said of its pages:
 //!
 //! | a page is | because | until | so that |
@@ -36,12 +36,15 @@ mod fair;
 mod holders;
 mod joint;
 mod late;
+mod line;
+mod moves;
 mod parts;
 mod plan;
 mod price;
 mod resize;
 mod returns;
 mod room;
+mod slots;
 mod spares;
 #[cfg(test)]
 pub(crate) mod tests;
@@ -60,14 +63,17 @@ use crate::job::Work;
 use crate::kv::{Footprint, PageTable, PrefixScope, SegmentLengths, Sequence};
 use crate::run::AheadWindow;
 use crate::stats::EngineStats;
-use admission::{Line, Standing};
+use admission::Standing;
 use bounds::Pace;
 use cost::Costs;
 pub(crate) use fair::Turn;
 use fair::{Class, FairQueue, Lane, Seat};
 use holders::{Holders, Listing};
 use joint::Jobs;
+use line::Line;
+use moves::Moved;
 use returns::Returns;
+use slots::Slots;
 use spares::Spares;
 
 pub(crate) use late::MasksOfStep;
@@ -250,8 +256,7 @@ pub(crate) struct Scheduler {
     pages: PageTable,
     contexts: FxHashMap<ContextId, Box<ContextState>>,
     saved: BTreeMap<SavedKey, Saved>,
-    free_slots: Vec<SlotId>,
-    n_slots: u32,
+    slots: Slots,
     /// While it is the model's turn, what all models share.
     commons: Commons,
     /// Contexts that have to wait for pages.
@@ -266,6 +271,7 @@ pub(crate) struct Scheduler {
     returns: Returns,
     spares: Spares,
     jobs: Jobs,
+    moved: Moved,
     /// The number of the last step with decode rows.
     last_decode_step: u64,
     /// The number of the last step planned.
@@ -297,8 +303,7 @@ impl Scheduler {
             pages: PageTable::new(limits.n_pages, limits.n_host_pages, settings.segments),
             contexts: FxHashMap::default(),
             saved: BTreeMap::new(),
-            free_slots: Vec::new(),
-            n_slots: 0,
+            slots: Slots::new(limits.n_states),
             commons: Commons::default(),
             line: Line::default(),
             holders: Holders::default(),
@@ -310,6 +315,7 @@ impl Scheduler {
             returns: Returns::default(),
             spares: Spares::default(),
             jobs: Jobs::default(),
+            moved: Moved::default(),
             last_decode_step: 0,
             step: 0,
             steps_under_way: VecDeque::new(),
@@ -392,13 +398,6 @@ impl Scheduler {
     /// Device pages.
     pub(crate) fn n_pages(&self) -> usize {
         self.pages.n_pages()
-    }
-
-    fn take_slot(&mut self) -> SlotId {
-        self.free_slots.pop().unwrap_or_else(|| {
-            self.n_slots += 1;
-            SlotId(self.n_slots - 1)
-        })
     }
 
     /// Puts a context that has work into the queue, unless it stands in the line for pages.

@@ -1,14 +1,14 @@
 //! What a model lacks of the device's memory, and what it would have to give up for another.
 //!
 //! One order says whose pages go, over all models of a device: those that are free; those that the prefix cache alone
-//! holds; those of idle contexts, whoever was served longest ago first; those at the ends of lines, whoever is furthest
-//! ahead in virtual time first. What is admitted stays: see [`Scheduler::sacrifice`].
+//! holds; those of idle contexts, of whoever has come furthest, and then whoever was served longest ago first (`holders`);
+//! those at the ends of lines, whoever is furthest ahead in virtual time first. What is admitted stays: see [`Scheduler::sacrifice`].
 
 use std::cmp::Ordering;
 
 use smallvec::SmallVec;
 
-use super::holders::Does;
+use super::holders::{Come, Does};
 use super::resize::Taking;
 use super::room::Victim;
 use super::{Plan, Scheduler, Turn};
@@ -43,8 +43,8 @@ pub(crate) enum Sacrifice {
     Free,
     /// Of the prefix cache, what was let go of in this step of the device.
     Cached { step: u64 },
-    /// Pages of an idle context that was served last in this step of the device.
-    Idle { step: u64 },
+    /// Pages of an idle context that was served last in this step of the device, and whose guest has come this far.
+    Idle { come: Come, step: u64 },
     /// Pages of work that waits in line, or of a run that has had its term, whose guest has come this far.
     Work(Turn),
 }
@@ -53,9 +53,11 @@ impl Sacrifice {
     /// Which of two is missed less.
     pub(crate) fn compare(&self, other: &Self) -> Ordering {
         match (self, other) {
-            (Self::Cached { step }, Self::Cached { step: other })
-            | (Self::Idle { step }, Self::Idle { step: other }) => step.cmp(other),
+            (Self::Cached { step }, Self::Cached { step: other }) => step.cmp(other),
             // Whoever has had more goes first.
+            (Self::Idle { come, step }, Self::Idle { come: other, step: other_step }) => {
+                other.cmp(come).then(step.cmp(other_step))
+            }
             (Self::Work(turn), Self::Work(other)) => other.compare(turn),
             _ => self.rank().cmp(&other.rank()),
         }
@@ -134,12 +136,12 @@ impl Scheduler {
         while let Some(holder) = last.take_if(|holder| holder.does == Does::Nothing) {
             n_found += self.mark_held(&holder.victim, marking);
             if n_found >= n_pages {
-                return Some(Sacrifice::Idle { step: holder.last_step });
+                return Some(Sacrifice::Idle { come: holder.come.0, step: holder.last_step });
             }
             last = self.next_holder(Some(&holder));
         }
         let mut nearest: Option<Turn> = None;
-        let in_line = self.line.last_first().map(|id| (id, Standing::InLine));
+        let in_line = self.line.last_first().into_iter().map(|id| (id, Standing::InLine));
         let over = self.over().into_iter().map(|id| (id, Standing::Over));
         for (id, standing) in in_line.chain(over).collect::<Vec<_>>() {
             let context = &self.contexts[&id];

@@ -32,6 +32,8 @@ pub(crate) struct Plan {
     pub(super) decode_bound: DecodeBound,
     /// Whose pages may go, once somebody had to be asked for some.
     pub(super) victims: Option<Victims>,
+    /// Pages that it may move; none where all that has to move does.
+    pub(super) n_moves_max: Option<usize>,
     /// Pages that were found in the prefix cache.
     pub(super) n_blocks_found: usize,
     /// What its rows ask for.
@@ -89,7 +91,7 @@ impl Plan {
         self.copies.clear();
         self.rows.clear();
         (self.work, self.decode_bound, self.victims) = (StepWork::default(), DecodeBound::None, None);
-        (self.n_blocks_found, self.waits_for_masks, self.step) = (0, false, 0);
+        (self.n_blocks_found, self.n_moves_max, self.waits_for_masks, self.step) = (0, None, false, 0);
         self.asked = Asked::default();
     }
 
@@ -119,7 +121,7 @@ pub(super) enum Placed {
 /// Whether a context has the pages that its row needs.
 enum Brought {
     All,
-    /// It may have them, and pages of this step's rows are among them.
+    /// It may have them, and pages of this step's rows are among them, or more have to move than one plan moves.
     Later,
     /// It may not have them yet.
     InLine,
@@ -135,6 +137,7 @@ impl Scheduler {
         self.admit_from_line();
         let mut plan = self.spare_plans.pop().unwrap_or_default();
         plan.step = self.step;
+        plan.n_moves_max = Some(self.n_moves_left());
         let mut waiting = Vec::new();
         let n_rows_max = self.limits.n_rows_max - self.n_rows_for_prefills();
         self.place_waiting_jobs(n_rows_max, &mut plan);
@@ -148,6 +151,7 @@ impl Scheduler {
         let n_tokens = self.n_prompt_tokens(&plan);
         self.place_class(Class::Prompt, self.limits.n_rows_max, n_tokens, &mut plan, &mut waiting);
         waiting.into_iter().for_each(|id| self.enqueue(id));
+        self.note_moved(&plan);
         if plan.has_rows() {
             let mut ids = self.spare_ids.pop().unwrap_or_default();
             ids.extend(plan.rows.iter().map(|row| row.id));
@@ -373,7 +377,10 @@ impl Scheduler {
         let n_outputs = work.outputs(start, end, n_tokens).len();
         // What it overwrites is not known until it is taken in.
         context.kv.set_state(None);
-        let keeps_state = n_outputs > 0 && (context.slot.0 as usize) < self.limits.n_states;
+        if n_outputs > 0 && !is_waiting {
+            self.lend_state(id, context);
+        }
+        let keeps_state = n_outputs > 0 && self.slots.keeps_state(context.slot);
         plan.rows.push(PlannedRow {
             id,
             start,
@@ -480,6 +487,10 @@ impl Scheduler {
             {
                 return Ok(Brought::Later);
             }
+            if n_away > 0 && !self.bring_back(context, plan) {
+                self.pin(context);
+                return Ok(Brought::Later);
+            }
             // Making room may have ended the sharing of a page. The whole is charged before any part of it is planned.
             let charged = loop {
                 let n_charged = (n_new + n_shared(&self.pages, &context.kv)) as u64;
@@ -491,17 +502,6 @@ impl Scheduler {
             if let Err(error) = charged {
                 // A run may be at its end with what is under way.
                 return if context.under_way.is_some() { Ok(Brought::Later) } else { Err(error.into()) };
-            }
-        }
-        if n_away > 0 {
-            for &block in context.kv.blocks() {
-                if let Some((from, to)) = self.pages.move_in(block) {
-                    plan.moves.push(Move::In(from, to));
-                    self.stats.n_swaps_in += 1;
-                }
-            }
-            if context.kv.n_alone(&self.pages) < context.kv.blocks().len() {
-                self.holders.note_shared_are_back();
             }
         }
         let account = &context.owner.account;

@@ -1,5 +1,6 @@
-//! What operations cost the engine's thread, by what they touch: a fixed measure, so that the same operations cost the same
-//! on a machine that is busy. The figures are those of a processor of 2023 whose caches hold none of it.
+//! What operations cost the engine's thread, by what they touch: in each turn, and for the virtual time of their guests. It
+//! is a fixed measure, so that the same operations cost the same on a machine that is busy. The figures are those of a
+//! processor of 2023 whose caches hold none of it.
 
 use super::Scheduler;
 use crate::backend::PAGE_LEN;
@@ -15,7 +16,7 @@ const NS_PER_SHARED_PAGE: u64 = 1;
 
 impl Scheduler {
     /// Nanoseconds.
-    pub(crate) fn price_ns(&self, operation: &Operation) -> u64 {
+    pub(super) fn price_ns(&self, operation: &Operation) -> u64 {
         let base = NS_PER_OPERATION;
         match operation {
             // How far a run has come is said for every token, and a mask that has come should not be late.

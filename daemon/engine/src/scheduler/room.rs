@@ -1,7 +1,7 @@
 //! Finding device pages when none are free.
 //!
-//! In this order: cached pages that nobody holds; pages of contexts that wait for nothing, the longest idle first; pages
-//! of contexts that stand in the line, its end first. They leave from the tail of a context, as few as needed, and go to
+//! In this order: cached pages that nobody holds; pages of contexts that wait for nothing, of whoever has come furthest in
+//! virtual time and then the longest idle first (`holders`); pages of contexts that stand in the line, its end first. They leave from the tail of a context, as few as needed, and go to
 //! host memory; when that is full, the KV in the tail of the least deserving is given up and computed again later.
 //! Contexts that are admitted, and those of the step being planned, keep theirs.
 
@@ -114,7 +114,8 @@ impl Scheduler {
             let next = self.next_holder(victims.last_holder.as_ref());
             if victims.line == Line::Ahead && next.as_ref().is_none_or(|next| next.does == Does::Queues) {
                 victims.line = Line::Listed;
-                victims.list.extend(self.line.last_first().map(|id| Listed::InLine(Victim::Context(id))));
+                let last_first = self.line.last_first().into_iter();
+                victims.list.extend(last_first.map(|id| Listed::InLine(Victim::Context(id))));
                 continue;
             }
             let Some(next) = next else { return false };
@@ -127,6 +128,9 @@ impl Scheduler {
     /// Takes one page from the least deserving that has one to give.
     pub(super) fn free_one(&mut self, victims: &mut Victims, marking: u64, plan: &mut Plan) -> bool {
         loop {
+            if self.limits.n_host_pages > 0 && !plan.has_room_for_move() {
+                return false;
+            }
             let Some((victim_idx, block)) = self.next_to_move(victims, marking) else { return false };
             if let Some((from, to)) = self.pages.move_out(block) {
                 plan.moves.push(Move::Out(from, to));

@@ -12,6 +12,7 @@ mod resize;
 mod shares;
 mod steps;
 mod verify;
+mod victims;
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -129,7 +130,8 @@ impl World {
             n_pages,
             n_granule_pages: 1,
             n_host_pages,
-            page_bytes: 128,
+            // Of the long ones a plan moves from one to 16.
+            page_bytes: [128, 4 << 20][(seed / 2 % 2) as usize],
             n_rows_max: 1 + random.below(8),
             n_tokens_max: 1 + random.below(64),
             n_tile_tokens: [1, 4, 100][random.below(3)],

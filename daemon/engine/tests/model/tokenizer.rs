@@ -203,3 +203,39 @@ proptest! {
         prop_assert_eq!(joined, tokenizer.decode(&tokens, specials));
     }
 }
+
+#[cfg(target_os = "linux")]
+#[test]
+fn texts_leave_no_memory_behind() {
+    const N_THREADS: usize = 3;
+    let resident_bytes = || {
+        let statm = std::fs::read_to_string("/proc/self/statm").unwrap();
+        statm.split(' ').nth(1).unwrap().parse::<usize>().unwrap() * 4096
+    };
+    let tokenizer = byte_level();
+    let before_bytes = resident_bytes();
+    let encoded = std::sync::Barrier::new(N_THREADS + 1);
+    std::thread::scope(|scope| {
+        for thread in 0..N_THREADS {
+            let (tokenizer, encoded) = (&tokenizer, &encoded);
+            scope.spawn(move || {
+                for word in 0..9_000_u64 {
+                    // No two are the same, and none is in the vocabulary.
+                    let letter = |n: u64| {
+                        let mixed = (word * 997 + n * n + thread as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+                        char::from(b'a' + (mixed >> 59) as u8 % 26)
+                    };
+                    let text: String = (0..250).map(letter).collect();
+                    tokenizer.encode(&text, SpecialTokens::AsText).unwrap();
+                }
+                encoded.wait();
+                encoded.wait();
+            });
+        }
+        encoded.wait();
+        let kept_bytes = resident_bytes().saturating_sub(before_bytes);
+        encoded.wait();
+        // The threads are still there, and so is what they keep; other tests take some as well.
+        assert!(kept_bytes < 48 << 20, "{kept_bytes} bytes");
+    });
+}

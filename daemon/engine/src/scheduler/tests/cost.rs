@@ -57,7 +57,9 @@ fn of_verifications() {
             });
             let asks: Vec<_> = asks.collect();
             let begun = Instant::now();
-            asks.into_iter().for_each(|ask| scheduler.apply(ask));
+            for ask in asks {
+                scheduler.apply(ask);
+            }
             asking += begun.elapsed();
             let begun = Instant::now();
             let plan = scheduler.plan();

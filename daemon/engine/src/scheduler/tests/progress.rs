@@ -1,6 +1,7 @@
 //! Whatever fits the device alone comes to its end, in a small multiple of the work that it needs.
 
 use std::collections::{HashMap, VecDeque};
+use std::ops::AddAssign;
 use std::sync::Arc;
 
 use super::Random;
@@ -18,21 +19,25 @@ use crate::run::{RunEvent, RunQueue};
 use crate::sampling::Sampler;
 use crate::scheduler::{Plan, Scheduler, SchedulerSettings};
 
-struct House {
-    scheduler: Scheduler,
+pub(super) struct House {
+    pub(super) scheduler: Scheduler,
     guests: Guests,
     callers: HashMap<ContextId, CallerId>,
-    backend: HashBackend,
+    pub(super) backend: HashBackend,
     under_way: VecDeque<(Plan, Vec<Output>)>,
     next_id: u64,
     n_steps: usize,
     /// Steps since the last one that moved pages, at the least.
     n_steps_between_moves: usize,
     n_steps_still: usize,
+    /// How long a step takes.
+    pub(super) step_ns: u64,
+    /// The most pages that one plan has moved.
+    n_moves_most: usize,
 }
 
 impl House {
-    fn new(n_pages: usize, n_host_pages: usize, n_step_tokens: usize) -> Self {
+    pub(super) fn new(n_pages: usize, n_host_pages: usize, n_step_tokens: usize) -> Self {
         let limits = Limits {
             n_pages,
             n_granule_pages: 1,
@@ -62,6 +67,8 @@ impl House {
             n_steps: 0,
             n_steps_between_moves: usize::MAX,
             n_steps_still: usize::MAX,
+            step_ns: 1_000_000,
+            n_moves_most: 0,
         }
     }
 
@@ -74,15 +81,18 @@ impl House {
         (id, account)
     }
 
-    fn create_for(&mut self, id: ContextId, owner: Owner) {
+    pub(super) fn create_for(&mut self, id: ContextId, owner: Owner) {
         let caller = self.guests.enter(&mut self.scheduler, owner);
         self.callers.insert(id, caller);
         self.scheduler.apply(Operation::Create { id, caller });
     }
 
-    fn ask(&mut self, id: ContextId, tokens: Vec<Token>) -> Question {
+    pub(super) fn ask(&mut self, id: ContextId, tokens: Vec<Token>) -> Question {
+        self.ask_after(id, Edit { appended: tokens, ..Edit::default() })
+    }
+
+    pub(super) fn ask_after(&mut self, id: ContextId, edit: Edit) -> Question {
         let place = self.guests.stand(self.callers[&id]);
-        let edit = Edit { appended: tokens, ..Edit::default() };
         self.scheduler.apply(Operation::Ask { id, edit, ask: Ask::Top { n: 1 }, tag: place.tag() });
         Question { place, is_answered: false }
     }
@@ -105,6 +115,7 @@ impl House {
     fn step(&mut self) {
         while self.under_way.len() < 2 && self.scheduler.has_work() {
             let plan = self.scheduler.plan();
+            self.n_moves_most = self.n_moves_most.max(plan.moves.len());
             if plan.moves.is_empty() {
                 self.n_steps_still = self.n_steps_still.saturating_add(1);
             } else {
@@ -119,13 +130,13 @@ impl House {
         }
         self.n_steps += 1;
         if let Some((plan, outputs)) = self.under_way.pop_front() {
-            self.scheduler.complete(plan, outputs, 1_000_000);
+            self.scheduler.complete(plan, outputs, self.step_ns);
         }
         self.guests.deliver(&self.scheduler, Port::Direct);
     }
 
     /// Steps until a question is answered.
-    fn wait_for(&mut self, mut question: Question) {
+    pub(super) fn wait_for(&mut self, mut question: Question) {
         while !question.is_answered() {
             self.step();
         }
@@ -137,7 +148,7 @@ impl House {
 }
 
 /// A question on its way.
-struct Question {
+pub(super) struct Question {
     place: Standing,
     is_answered: bool,
 }
@@ -157,7 +168,7 @@ impl Question {
 }
 
 /// Tokens that no other context has.
-fn text(random: &mut Random, n: usize) -> Vec<Token> {
+pub(super) fn text(random: &mut Random, n: usize) -> Vec<Token> {
     (0..n).map(|_| random.below(VOCAB as usize) as Token).collect()
 }
 
@@ -237,6 +248,65 @@ fn streams_that_do_not_fit_together_take_turns() {
             let charged = account.used(Resource::Tokens);
             assert!(charged <= prompt as u64 + n + 1, "{charged} tokens charged for {prompt} and {n}");
         }
+    }
+}
+
+#[test]
+fn memory_changes_hands_in_parts_that_leave_who_decodes_its_pace() {
+    let n_pages = 600;
+    let mut random = Random(6);
+    let mut house = House::new(n_pages, 1200, 512);
+    house.scheduler.limits.page_bytes = 1 << 20;
+    let (id, _) = house.create(0);
+    let mut queues = vec![(house.run(id, vec![1]), 0)];
+    while house.n_steps < 100 {
+        house.step();
+    }
+    for actor in 1..3 {
+        let (id, _) = house.create(actor);
+        queues.push((house.run(id, text(&mut random, n_pages * PAGE_LEN * 6 / 10)), 0));
+    }
+    while house.n_steps < 3000 {
+        house.step();
+        for (queue, n_tokens) in &mut queues {
+            n_tokens.add_assign(std::iter::from_fn(|| queue.try_pull()).count());
+        }
+    }
+    let stats = house.scheduler.stats();
+    let counts: Vec<usize> = queues.iter().map(|&(_, n)| n).collect();
+    // Of a step of 1 ms, 0.3 ms at 16 GB/s.
+    assert!((1..=4).contains(&house.n_moves_most), "{} pages in one plan", house.n_moves_most);
+    assert!(stats.n_swaps_out > 500 && stats.n_swaps_in > 500, "{stats:?}");
+    assert!(counts.iter().all(|&n| n > 300), "{counts:?} {stats:?}");
+    assert_eq!(stats.n_tokens_again, 0);
+}
+
+#[test]
+fn whoever_waits_for_pages_does_so_beside_all_others_of_its_user_and_session_and_not_behind_them() {
+    for (session, guest) in [(1, 1), (1, 2), (2, 2)] {
+        let mut random = Random(7);
+        let mut house = House::new(40, 0, 4096);
+        let mut ask = |house: &mut House, session: u64, guest: u64| {
+            house.next_id += 1;
+            let account = Account::new("guest", Budget::UNLIMITED, None);
+            let (session, guest) = (SessionId(session), GuestId(guest));
+            let id = context_id(house.next_id);
+            house.create_for(id, Owner { actor: ActorId(1), session, guest, account });
+            house.ask(id, text(&mut random, 30 * PAGE_LEN))
+        };
+        let mut of_first: Vec<Question> = (0..20).map(|_| ask(&mut house, 1, 1)).collect();
+        // All of them stand in line, some have been served.
+        while of_first.iter_mut().filter_map(|question| question.is_answered().then_some(())).count() < 4 {
+            house.step();
+        }
+        let mut last = ask(&mut house, session, guest);
+        while !last.is_answered() {
+            house.step();
+        }
+        let n_before =
+            of_first.iter_mut().filter_map(|question| question.is_answered().then_some(())).count();
+        let is_before = if (session, guest) == (1, 1) { n_before == 20 } else { n_before <= 7 };
+        assert!(is_before, "session {session}, guest {guest}: {n_before} before it");
     }
 }
 
