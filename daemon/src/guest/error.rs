@@ -52,7 +52,7 @@ pub enum GuestError {
     WrongVersion {
         /// The import.
         import: String,
-        /// The interface as the host has it.
+        /// The interface in the versions that the host has.
         host: String,
     },
     /// An import or export has the right name and another type.

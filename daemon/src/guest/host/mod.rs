@@ -11,9 +11,11 @@ mod stop_strings;
 mod streams;
 mod taped;
 pub(crate) mod types;
+mod v0_1;
 mod values;
 
 pub(crate) use taped::{HasTape, Taped};
+pub(crate) use v0_1::bindings::Guest as GuestV0_1;
 
 #[cfg(test)]
 mod tests;
