@@ -269,6 +269,9 @@ pub(crate) enum GuestFault {
         /// Time used.
         used_ms: u64,
     },
+    /// More was passed in one call than may be, where the host API has no error to return.
+    #[error("more bytes were passed in one call than may be")]
+    CallBytes,
     /// No room for a host object.
     #[error("no room for another host object")]
     Handles,

@@ -7,7 +7,7 @@ mod generate;
 mod models;
 mod samplers;
 mod session;
-mod stop_strings;
+mod stop_texts;
 mod streams;
 mod taped;
 pub(crate) mod types;

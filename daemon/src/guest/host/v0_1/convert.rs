@@ -76,15 +76,10 @@ records! {
     old -> new: decoding::SpeculateRequest { context, sampler, guess }
     old -> new: decoding::StepRequest { context, sampler }
     old -> new: models::ChatMessage { role, content }
-    old -> new: streams::GenerateRequest { context, sampler, max_tokens, stop_tokens, stop_strings, emit }
     old -> new: streams::StreamOptions { max_tokens, stop_tokens }
     new -> old: decoding::Distribution { candidates, entropy }
-    new -> old: models::ModelInfo {
-        name, architecture, vocab_size, n_positions, hidden_size, bos_token, stop_tokens, device, dtype,
-    }
     new -> old: session::Meter { used, limit }
     new -> old: session::Usage { tokens, pages, contexts, tokens_in_vain, tokens_cached }
-    new -> old: streams::Completion { tokens, text, logprob, finish }
     new -> old: types::Argument { name, value, expected }
     new -> old: types::BudgetLimit { what, used, requested, limit }
     new -> old: types::Candidate { token, logprob }
@@ -94,16 +89,21 @@ records! {
     new -> old: types::UnknownName { name, known }
 }
 
-/// Enums and variants with the same cases.
+/// Enums and variants with the same cases, but for those of today that were one with another in 0.1.
 macro_rules! cases {
     ($(
-        $from:ident -> $to:ident: $interface:ident::$name:ident { $($plain:ident),* $(; $($full:ident),+)? }
+        $from:ident -> $to:ident: $interface:ident::$name:ident {
+            $($plain:ident),* $(; $($full:ident),+ $(; $($today:ident => $then:ident),+)?)?
+        }
     )+) => {$(
         impl Convert<$to::$interface::$name> for $from::$interface::$name {
             fn convert(self) -> $to::$interface::$name {
                 match self {
                     $(Self::$plain => $to::$interface::$name::$plain,)*
-                    $($(Self::$full(value) => $to::$interface::$name::$full(value.convert()),)+)?
+                    $(
+                        $(Self::$full(value) => $to::$interface::$name::$full(value.convert()),)+
+                        $($(Self::$today(value) => $to::$interface::$name::$then(value.convert()),)+)?
+                    )?
                 }
             }
         }
@@ -115,10 +115,62 @@ cases! {
     old -> new: models::SpecialTokens { Parse, AsText }
     old -> new: session::LogLevel { Debug, Info, Warn, Error }
     old -> new: streams::Emit { Nothing, Text }
-    new -> old: streams::FinishReason { Stop, MaxTokens, ContextFull }
     new -> old: types::Error {
         EmptyContext, Cancelled;
         UnknownModel, TokenOutOfRange, ContextFull, InvalidArgument, BudgetExceeded, NotFound, ModelMismatch,
-        NoChatTemplate, ChatTemplate, NoToken, EngineFailed
+        NoChatTemplate, ChatTemplate, NoToken, EngineFailed;
+        ModelLeaving => UnknownModel, NotANumber => NoToken
+    }
+}
+
+impl Convert<new::streams::GenerateRequest> for old::streams::GenerateRequest {
+    fn convert(self) -> new::streams::GenerateRequest {
+        let Self { context, sampler, max_tokens, stop_tokens, stop_strings, emit } = self;
+        new::streams::GenerateRequest {
+            context,
+            sampler,
+            seed: None,
+            max_tokens,
+            stop_tokens,
+            stop_texts: stop_strings,
+            keep: new::streams::Keep::Tokens,
+            emit: emit.convert(),
+        }
+    }
+}
+
+impl Convert<old::streams::FinishReason> for new::streams::FinishReason {
+    fn convert(self) -> old::streams::FinishReason {
+        match self {
+            Self::StopToken(_) | Self::StopText(_) => old::streams::FinishReason::Stop,
+            Self::MaxTokens => old::streams::FinishReason::MaxTokens,
+            Self::ContextFull => old::streams::FinishReason::ContextFull,
+        }
+    }
+}
+
+impl Convert<old::streams::Completion> for new::streams::Completion {
+    fn convert(self) -> old::streams::Completion {
+        let Self { tokens, logprobs, text, finish } = self;
+        let logprob = logprobs.into_iter().map(f64::from).sum::<f64>() as f32;
+        old::streams::Completion { tokens, text, logprob, finish: finish.convert() }
+    }
+}
+
+impl Convert<old::models::ModelInfo> for new::models::ModelInfo {
+    fn convert(self) -> old::models::ModelInfo {
+        let Self { name, architecture, vocab_size, n_positions, hidden_size, .. } = self;
+        let Self { bos_token, stop_tokens, device, dtype, .. } = self;
+        old::models::ModelInfo {
+            name,
+            architecture,
+            vocab_size,
+            n_positions,
+            hidden_size,
+            bos_token,
+            stop_tokens,
+            device,
+            dtype,
+        }
     }
 }

@@ -7,6 +7,7 @@
 pub(crate) mod bindings;
 mod convert;
 
+use trellis_engine::EngineError;
 use wasmtime::component::Resource;
 
 use self::bindings::trellis::host as old;
@@ -14,12 +15,16 @@ use self::convert::Convert;
 use super::taped::Taped;
 use super::types::{GuestContext, GuestDecoder, GuestMask, GuestModel, GuestSampler, GuestStream, HostError};
 use crate::guest::bindings::trellis::host as new;
+use crate::guest::bindings::trellis::host::session::Inbox;
+use crate::guest::bindings::trellis::host::types::Error as ApiError;
 
-/// Implements a trait of 0.1 by the trait and the functions of the same names.
+/// Implements a trait of 0.1 by the trait and the functions of the same names; those that have another shape today stand
+/// after them.
 macro_rules! forward {
-    ($interface:ident::$trait:ident { $($functions:tt)* }) => {
+    ($interface:ident::$trait:ident { $($functions:tt)* } $({ $($others:item)* })?) => {
         impl old::$interface::$trait for Taped<'_> {
             forward!(@functions $interface::$trait, $($functions)*);
+            $($($others)*)?
         }
     };
     (@functions $interface:ident::$trait:ident,) => {};
@@ -81,8 +86,6 @@ forward!(contexts::Host {
 });
 
 forward!(contexts::HostContext {
-    async fn create(model: Resource<GuestModel>) -> Result<Resource<GuestContext>, HostError>;
-    async fn open(model: Resource<GuestModel>, name: String) -> Result<Resource<GuestContext>, HostError>;
     async fn append(context: Resource<GuestContext>, tokens: Vec<u32>) -> Result<(), HostError>;
     async fn append_text(
         context: Resource<GuestContext>, text: String, special: old::models::SpecialTokens
@@ -95,6 +98,18 @@ forward!(contexts::HostContext {
     async fn prefill(context: Resource<GuestContext>) -> Result<(), HostError>;
     async fn save(context: Resource<GuestContext>, name: String) -> Result<(), HostError>;
     fn drop(context: Resource<GuestContext>) -> wasmtime::Result<()>;
+} {
+    async fn create(&mut self, model: Resource<GuestModel>) -> Result<Resource<GuestContext>, HostError> {
+        new::contexts::HostContext::create(self, model).await.map_err(unloaded)
+    }
+
+    async fn open(
+        &mut self,
+        model: Resource<GuestModel>,
+        name: String,
+    ) -> Result<Resource<GuestContext>, HostError> {
+        new::contexts::HostContext::open(self, model, name).await.map_err(unloaded)
+    }
 });
 
 impl old::samplers::Host for Taped<'_> {}
@@ -128,9 +143,23 @@ forward!(decoding::Host {
     async fn step(requests: Vec<old::decoding::StepRequest>) -> Result<Vec<old::types::Candidate>, HostError>;
     async fn speculate(requests: Vec<old::decoding::SpeculateRequest>) -> Result<Vec<Vec<old::types::Candidate>>, HostError>;
     async fn score(requests: Vec<old::decoding::ScoreRequest>) -> Result<Vec<Vec<f32>>, HostError>;
-    async fn logprobs(context: Resource<GuestContext>, tokens: Vec<u32>) -> Result<Vec<f32>, HostError>;
-    async fn full(context: Resource<GuestContext>) -> Result<Vec<f32>, HostError>;
-    async fn embedding(context: Resource<GuestContext>) -> Result<Vec<f32>, HostError>;
+} {
+    async fn logprobs(
+        &mut self,
+        context: Resource<GuestContext>,
+        tokens: Vec<u32>,
+    ) -> Result<Vec<f32>, HostError> {
+        let request = new::decoding::LogprobsRequest { context, tokens };
+        new::decoding::Host::logprobs(self, vec![request]).await.map(only)
+    }
+
+    async fn full(&mut self, context: Resource<GuestContext>) -> Result<Vec<f32>, HostError> {
+        new::decoding::Host::full(self, vec![context]).await.map(only)
+    }
+
+    async fn embedding(&mut self, context: Resource<GuestContext>) -> Result<Vec<f32>, HostError> {
+        new::decoding::Host::embedding(self, vec![context]).await.map(only)
+    }
 });
 
 forward!(streams::Host {
@@ -154,9 +183,33 @@ forward!(session::Host {
     async fn emit_text(text: String) -> Result<(), HostError>;
     async fn emit_tokens(tokens: Vec<u32>) -> Result<(), HostError>;
     async fn emit_json(json: String) -> Result<(), HostError>;
-    async fn receive() -> Result<Option<String>, HostError>;
     fn log(level: old::session::LogLevel, line: String) -> wasmtime::Result<()>;
     fn get_usage() -> wasmtime::Result<old::session::Usage>;
     fn deadline_ms() -> wasmtime::Result<u64>;
     fn seed() -> wasmtime::Result<u64>;
+} {
+    async fn receive(&mut self) -> Result<Option<String>, HostError> {
+        match new::session::Host::receive(self, None).await? {
+            Inbox::Message(message) => Ok(Some(message)),
+            Inbox::Closed => Ok(None),
+            Inbox::NothingYet => unreachable!("it waits as long as it takes"),
+        }
+    }
 });
+
+/// What a context of a model that is on its way out is refused with: 0.1 does not tell it from one that is gone.
+fn unloaded(error: HostError) -> HostError {
+    match error {
+        HostError::Refused(ApiError::ModelLeaving(_)) => {
+            ApiError::EngineFailed(EngineError::Unloaded.to_string()).into()
+        }
+        other => other,
+    }
+}
+
+/// The answer to a call about one context.
+fn only<T>(answers: Vec<T>) -> T {
+    let answer = <[T; 1]>::try_from(answers).ok();
+    let [answer] = answer.expect("each context has one answer");
+    answer
+}
