@@ -56,6 +56,13 @@ pub enum Ask {
     Scores(Vec<Token>),
     /// The log-probability of each of these tokens after all before it.
     Continuation(Vec<Token>),
+    /// The most probable tokens at the place of each of these, after all before it.
+    Tops {
+        /// What comes after the context.
+        continuation: Vec<Token>,
+        /// How many at each place.
+        n: usize,
+    },
     /// Draw the next tokens as long as each is the one that was guessed, and the first that is not.
     Verify {
         /// How to draw.
@@ -77,6 +84,15 @@ pub enum Guess {
     Chain(Vec<Token>),
 }
 
+/// What may come at one place of a continuation.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Top {
+    /// Most probable first, ties by lower token.
+    pub candidates: Vec<Candidate>,
+    /// Of the whole distribution, in nats.
+    pub entropy: f32,
+}
+
 /// The answer to an [`Ask`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Answer {
@@ -94,6 +110,8 @@ pub enum Answer {
         /// Of the whole distribution, in nats.
         entropy: f32,
     },
+    /// The same for each place of a continuation, in order.
+    Tops(Vec<Top>),
     /// Log-probabilities, in the order asked.
     Scores(Vec<f32>),
     /// Log-probabilities of the vocabulary.

@@ -296,7 +296,9 @@ impl Context {
                 self.states.carry_on(sampler);
                 self.check_guess(tokens)?;
             }
-            Ask::Continuation(tokens) => self.check_continuation(tokens)?,
+            Ask::Continuation(tokens) | Ask::Tops { continuation: tokens, .. } => {
+                self.check_continuation(tokens)?;
+            }
             Ask::Scores(tokens) => self.check_tokens(tokens)?,
             Ask::Prefill | Ask::Top { .. } | Ask::Full | Ask::Embedding => {}
         }

@@ -7,6 +7,7 @@ wasmtime::component::bindgen!({
     imports: {
         "trellis:host/models.[method]model.encode": async | trappable,
         "trellis:host/models.[method]model.decode": async | trappable,
+        "trellis:host/models.[method]model.vocabulary": async | trappable,
         "trellis:host/models.[method]model.encode-chat": async | trappable,
         "trellis:host/contexts.forget": async | trappable,
         "trellis:host/contexts.[static]context.create": async | trappable,
@@ -18,6 +19,7 @@ wasmtime::component::bindgen!({
         "trellis:host/contexts.[method]context.prefill": async | trappable,
         "trellis:host/contexts.[method]context.save": async | trappable,
         "trellis:host/decoding.top": async | trappable,
+        "trellis:host/decoding.tops": async | trappable,
         "trellis:host/decoding.step": async | trappable,
         "trellis:host/decoding.speculate": async | trappable,
         "trellis:host/decoding.score": async | trappable,

@@ -15,10 +15,10 @@ use super::wasi;
 /// The WIT package that guests are written against.
 const PACKAGE: &str = "trellis:host";
 
-/// Its version.
-const VERSION: &str = "0.1.1";
+/// Its versions, today's first.
+const VERSIONS: [&str; 2] = ["0.2.0", "0.1.1"];
 
-/// Its interfaces.
+/// Its interfaces, the same in each version.
 const INTERFACES: [&str; 7] = ["contexts", "decoding", "models", "samplers", "session", "streams", "types"];
 
 /// The version of the WASI interfaces.
@@ -132,22 +132,19 @@ fn check_imports_and_exports(engine: &wasmtime::Engine, component: &ComponentTyp
 /// Checks that the host has an interface of that name, in a version that can stand in for the one asked for.
 fn check_import(import: &str) -> Result<(), GuestError> {
     let (name, version) = import.split_once('@').unwrap_or((import, ""));
-    let (host, host_version) = if wasi::INTERFACES.contains(&name) {
-        (format!("{name}@{WASI_VERSION}"), WASI_VERSION)
-    } else if name
-        .strip_prefix(PACKAGE)
-        .and_then(|rest| rest.strip_prefix('/'))
-        .is_some_and(|interface| INTERFACES.contains(&interface))
-    {
-        (format!("{name}@{VERSION}"), VERSION)
+    let interface = name.strip_prefix(PACKAGE).and_then(|rest| rest.strip_prefix('/'));
+    let versions = if wasi::INTERFACES.contains(&name) {
+        &[WASI_VERSION][..]
+    } else if interface.is_some_and(|interface| INTERFACES.contains(&interface)) {
+        &VERSIONS
     } else {
         return Err(GuestError::UnknownImport { import: import.to_owned(), host: host_interfaces() });
     };
-    if track(version) == track(host_version) {
-        Ok(())
-    } else {
-        Err(GuestError::WrongVersion { import: import.to_owned(), host })
+    if versions.iter().any(|host| track(version) == track(host)) {
+        return Ok(());
     }
+    let host: Vec<String> = versions.iter().map(|version| format!("{name}@{version}")).collect();
+    Err(GuestError::WrongVersion { import: import.to_owned(), host: host.join(" and ") })
 }
 
 /// The part of a semantic version within which versions are compatible: the first number that is not 0 and
@@ -164,7 +161,8 @@ fn track(version: &str) -> Vec<&str> {
 }
 
 fn host_interfaces() -> Vec<String> {
-    let ours = INTERFACES.iter().map(|name| format!("{PACKAGE}/{name}@{VERSION}"));
+    let ours = |version| INTERFACES.iter().map(move |name| format!("{PACKAGE}/{name}@{version}"));
+    let ours = VERSIONS.into_iter().flat_map(ours);
     ours.chain(wasi::INTERFACES.iter().map(|name| format!("{name}@{WASI_VERSION}"))).collect()
 }
 
@@ -187,28 +185,38 @@ fn check_needs(component: &Component, limits: &GuestLimits) -> Result<(), GuestE
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
     use super::*;
 
     #[test]
     fn every_interface_of_the_package_is_known() {
-        let wit = std::fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../wit")).expect("the package");
-        let mut interfaces = Vec::new();
-        for file in wit {
-            let text = std::fs::read_to_string(file.expect("an entry").path()).expect("text");
-            assert!(text.contains(&format!("package {PACKAGE}@{VERSION};")), "{text}");
-            let names = text.lines().filter_map(|line| line.strip_prefix("interface ")?.strip_suffix(" {"));
-            interfaces.extend(names.map(str::to_owned));
+        for (folder, version) in ["", "0.1"].into_iter().zip(VERSIONS) {
+            let folder = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../wit")).join(folder);
+            let mut interfaces = Vec::new();
+            for file in std::fs::read_dir(folder).expect("the package") {
+                let path = file.expect("an entry").path();
+                if path.is_dir() {
+                    continue;
+                }
+                let text = std::fs::read_to_string(path).expect("text");
+                assert!(text.contains(&format!("package {PACKAGE}@{version};")), "{text}");
+                let names =
+                    text.lines().filter_map(|line| line.strip_prefix("interface ")?.strip_suffix(" {"));
+                interfaces.extend(names.map(str::to_owned));
+            }
+            interfaces.sort();
+            assert_eq!(interfaces, INTERFACES);
         }
-        interfaces.sort();
-        assert_eq!(interfaces, INTERFACES);
     }
 
     #[test]
     fn imports_are_refused_by_name_and_version() {
         check_import("trellis:host/contexts@0.1.0").expect("ours");
         check_import("trellis:host/contexts@0.1.7").expect("compatible");
+        check_import("trellis:host/contexts@0.2.0").expect("ours");
         check_import("wasi:io/poll@0.2.6").expect("WASI");
-        let error = check_import("trellis:host/contexts@0.2.0").expect_err("another version");
+        let error = check_import("trellis:host/contexts@0.3.0").expect_err("another version");
         assert!(matches!(error, GuestError::WrongVersion { .. }), "{error}");
         let error = check_import("trellis:host/contexts").expect_err("no version");
         assert!(matches!(error, GuestError::WrongVersion { .. }), "{error}");

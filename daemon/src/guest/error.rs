@@ -52,7 +52,7 @@ pub enum GuestError {
     WrongVersion {
         /// The import.
         import: String,
-        /// The interface as the host has it.
+        /// The interface in the versions that the host has.
         host: String,
     },
     /// An import or export has the right name and another type.
@@ -269,6 +269,9 @@ pub(crate) enum GuestFault {
         /// Time used.
         used_ms: u64,
     },
+    /// More was passed in one call than may be, where the host API has no error to return.
+    #[error("more bytes were passed in one call than may be")]
+    CallBytes,
     /// No room for a host object.
     #[error("no room for another host object")]
     Handles,

@@ -21,6 +21,15 @@ pub(crate) struct GuestModels {
     refused: Mutex<Option<String>>,
 }
 
+/// Why a guest does not get a model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum NotOpened {
+    /// There is none of that name.
+    Unknown,
+    /// It is on its way out.
+    Leaving,
+}
+
 impl GuestModels {
     pub(crate) fn new(models: Models, default: Option<String>) -> Self {
         let devices = models.listing().devices().to_vec();
@@ -50,19 +59,23 @@ impl GuestModels {
     }
 
     /// The model of this name, or the default, which the guest holds from now on.
-    pub(crate) fn open(&self, name: Option<&str>) -> Option<HeldModel> {
+    ///
+    /// # Errors
+    /// There is none, or it is on its way out.
+    pub(crate) fn open(&self, name: Option<&str>) -> Result<HeldModel, NotOpened> {
         let name = name.or(self.default.as_deref());
         let listing = self.models.listing();
         let mut models = self.in_order(listing.loaded()).into_iter();
         let Some(found) = models.find(|handle| name.is_none_or(|name| handle.model().name == name)) else {
-            if let Some(name) = name.filter(|name| listing.is_leaving(name)) {
-                self.note_refused(name);
-            }
-            return None;
+            let Some(name) = name.filter(|name| listing.is_leaving(name)) else {
+                return Err(NotOpened::Unknown);
+            };
+            self.note_refused(name);
+            return Err(NotOpened::Leaving);
         };
         // It goes on with this one.
         *self.refused.lock().unwrap_or_else(PoisonError::into_inner) = None;
-        Some(self.holds.hold(found))
+        Ok(self.holds.hold(found))
     }
 
     /// The guest wanted more of a model that is on its way out: if it gives up, that may be why.

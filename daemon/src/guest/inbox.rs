@@ -122,6 +122,17 @@ pub struct InboxReceiver {
     queue: mpsc::Receiver<Message>,
 }
 
+/// What looking for a message came to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Received {
+    /// A message.
+    Message(String),
+    /// There is none yet.
+    NothingYet,
+    /// There will be no more.
+    Closed,
+}
+
 /// The guest takes no more messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the guest is gone")]
@@ -158,8 +169,21 @@ impl InboxReceiver {
     /// The next message; `None` when there will be no more.
     pub async fn recv(&mut self) -> Option<String> {
         let message = self.queue.recv().await?;
+        Some(self.taken(message))
+    }
+
+    /// The next message, if it is there.
+    pub fn try_recv(&mut self) -> Received {
+        match self.queue.try_recv() {
+            Ok(message) => Received::Message(self.taken(message)),
+            Err(mpsc::error::TryRecvError::Empty) => Received::NothingYet,
+            Err(mpsc::error::TryRecvError::Disconnected) => Received::Closed,
+        }
+    }
+
+    fn taken(&self, message: Message) -> String {
         self.room.add_permits(message.n_permits as usize);
-        Some(message.text)
+        message.text
     }
 }
 
@@ -201,9 +225,10 @@ mod tests {
         tokio::task::yield_now().await;
         assert!(!has_room(&sender, "").await, "a small message does not overtake a large one");
         assert_eq!(receiver.recv().await.as_deref(), Some("123456"));
-        assert_eq!(receiver.recv().await.as_deref(), Some("1234"));
+        assert_eq!(receiver.try_recv(), Received::Message("1234".to_owned()));
         assert_eq!(receiver.recv().await.map(|text| text.len()), Some(1000), "larger than all of the inbox");
         later.await.expect("no panic").expect("received");
+        assert_eq!(receiver.try_recv(), Received::NothingYet);
         for _ in 0..2 {
             assert!(has_room(&sender, "").await);
         }
@@ -211,6 +236,9 @@ mod tests {
         drop(receiver);
         let charge = unlimited().charge("").expect("no limit");
         assert_eq!(sender.send(String::new(), charge).await, Err(InboxClosed));
+        let (sender, mut receiver) = inbox(1, 100);
+        drop(sender);
+        assert_eq!(receiver.try_recv(), Received::Closed);
     }
 
     #[tokio::test]

@@ -48,7 +48,7 @@ pub struct GuestLimits {
     pub deadline_ms: u64,
     /// Host objects (models, contexts, samplers, streams, ...) that a guest holds at once.
     pub n_handles: usize,
-    /// Bytes that a guest passes to the host in one call.
+    /// Bytes that a guest passes to the host in one call. More is refused; sixteen times as much ends the guest.
     pub call_bytes: usize,
     /// Bytes of the arguments of a launch.
     pub argument_bytes: usize,

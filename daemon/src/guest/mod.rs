@@ -40,7 +40,7 @@ pub use guests::{
     GuestActivity, GuestEnding, GuestHost, GuestHostConfig, GuestInfo, GuestStop, Launch, RunningGuest,
 };
 pub use inbox::{
-    InboxBudget, InboxBudgetExceeded, InboxCharge, InboxClosed, InboxReceiver, InboxSender, inbox,
+    InboxBudget, InboxBudgetExceeded, InboxCharge, InboxClosed, InboxReceiver, InboxSender, Received, inbox,
 };
 pub use io::{GuestIo, GuestOutput, LogLevel, OutputClosed, OutputReceiver, OutputSender, output_channel};
 pub use limits::GuestLimits;

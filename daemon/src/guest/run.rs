@@ -27,6 +27,9 @@ use super::wasi;
 /// Bytes of a message that a guest leaves behind: its error, or the names in its backtrace.
 const MESSAGE_BYTES_MAX: usize = 16 << 10;
 
+/// How many times longer than it may be a call is that gets an error; one that is longer still ends its guest.
+const N_CALLS_LOOKED_AT: usize = 16;
+
 /// Functions of a backtrace that a trap's reason names.
 const N_FUNCTIONS_MAX: usize = 4;
 
@@ -131,7 +134,8 @@ async fn execute(birth: Birth) -> wasmtime::Result<Result<(), String>> {
     };
     let mut store = Store::new(program.pre().engine(), state);
     store.limiter(|state| &mut state.memory);
-    store.set_hostcall_fuel(limits.call_bytes);
+    // What is longer than a call may be is refused with an error once it is seen; this bounds what is looked at.
+    store.set_hostcall_fuel(limits.call_bytes.saturating_mul(N_CALLS_LOOKED_AT));
     store.set_epoch_deadline(1);
     let cpu_max = Duration::from_millis(limits.cpu_ms);
     store.epoch_deadline_callback(move |_| {
@@ -159,6 +163,9 @@ fn end_of(error: &wasmtime::Error, vitals: &Vitals, limits: &GuestLimits, output
     match error.downcast_ref::<GuestFault>() {
         Some(GuestFault::Cpu { used_ms }) => {
             return GuestEnd::CpuExceeded { used_ms: *used_ms, limit_ms: limits.cpu_ms };
+        }
+        Some(GuestFault::CallBytes) => {
+            return GuestEnd::CallBytesExceeded { limit_bytes: limits.call_bytes as u64 };
         }
         Some(GuestFault::Handles) => return GuestEnd::HandlesExceeded { limit: limits.n_handles as u64 },
         Some(GuestFault::Recording { waiting_bytes }) => {

@@ -10,7 +10,7 @@ use wasmtime::{
 
 use super::bindings::Guest;
 use super::error::GuestError;
-use super::host::{HasTape, Taped};
+use super::host::{GuestV0_1, HasTape, Taped};
 use super::limits::GuestLimits;
 use super::store::GuestState;
 use super::ticker::Ticker;
@@ -118,6 +118,8 @@ impl Runtime {
         let engine = running_engine(limits)?;
         let mut linker = Linker::new(&engine);
         Guest::add_to_linker::<GuestState, HasTape>(&mut linker, |state| Taped(state))
+            .map_err(runtime_error)?;
+        GuestV0_1::add_to_linker::<GuestState, HasTape>(&mut linker, |state| Taped(state))
             .map_err(runtime_error)?;
         wasi::add_to_linker(&mut linker).map_err(runtime_error)?;
         let ticker = Ticker::start(&engine)?;

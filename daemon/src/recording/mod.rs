@@ -22,5 +22,5 @@ pub(crate) use entry::{Answer, Begin, Call, End, Entry, Head, Sent};
 pub(crate) use frames::{Broken, FrameWriter, Reader, write_head};
 pub(crate) use value::{Mismatch, Value};
 
-/// The first line of a recording; its number changes when an older `trellis` could not read it.
-pub(crate) const MAGIC: &[u8] = b"trellis recording 1\n";
+/// The first line of a recording; its number changes when what is recorded has another shape.
+pub(crate) const MAGIC: &[u8] = b"trellis recording 2\n";

@@ -11,7 +11,7 @@
 use std::num::NonZeroU64;
 
 use serde::Serialize;
-use trellis_guest::{Args, Chat, Context, Model, Result, Sampler, emit, emit_json, generate_all, seed};
+use trellis_guest::{Args, Chat, Model, Result, Sampler, emit, emit_json, generate_all, seed};
 
 trellis_guest::main!(run);
 
@@ -36,9 +36,7 @@ fn run() -> Result {
     base.prefill()?;
 
     let sampler = Sampler::seeded(seed()).temperature(temperature).build()?;
-    let tries = (0..n)
-        .map(|i| Ok((base.fork()?, sampler.with_seed(seed() ^ i))))
-        .collect::<Result<Vec<(Context, Sampler)>>>()?;
+    let tries = base.forks(n, &sampler)?;
     let completions =
         generate_all(tries.iter().map(|(fork, sampler)| fork.generate(sampler).max_tokens(max_tokens)))?;
 

@@ -5,8 +5,8 @@
 //! ```
 //!
 //! The guest writes what it knows and lets the model write the rest: a string up to its closing quote, a
-//! number under a mask that allows digits only. A value is drawn on a fork, so the context itself holds
-//! exactly the text of the skeleton and the values.
+//! number under a mask that allows digits only. Of what is drawn the context keeps the value and not what ended it,
+//! so that it holds exactly the text of the skeleton and the values.
 
 use std::error::Error;
 
@@ -41,7 +41,7 @@ fn run() -> Result<(), Box<dyn Error>> {
     digits.set_mask(Some(&TokenMask::allow_where(&model, is_number_or_end)?))?;
 
     let mut json = String::new();
-    let mut write = |part: &str| {
+    let write = |json: &mut String, part: &str| {
         json.push_str(part);
         context.append_text(part)
     };
@@ -50,11 +50,12 @@ fn run() -> Result<(), Box<dyn Error>> {
             Kind::Text => ("\"", &greedy, "\"", "\""),
             Kind::Number => ("", &digits, ",", ""),
         };
-        write(&format!("{}\"{key}\": {before}", if idx == 0 { "{" } else { ", " }))?;
-        let value = context.fork()?.generate(sampler).max_tokens(16).stop_at(end).run()?.text;
-        write(&format!("{value}{after}"))?;
+        write(&mut json, &format!("{}\"{key}\": {before}", if idx == 0 { "{" } else { ", " }))?;
+        let value = context.generate(sampler).max_tokens(16).stop_at(end).keep_text_only().run()?.text;
+        json.push_str(&value);
+        write(&mut json, after)?;
     }
-    write("}")?;
+    write(&mut json, "}")?;
 
     let checked: Box<RawValue> = serde_json::from_str(&json)
         .map_err(|problem| format!("the model left the form: {json} ({problem})"))?;

@@ -11,7 +11,7 @@ mod vote;
 use std::num::NonZeroU64;
 
 use serde::Serialize;
-use trellis_guest::{Args, Chat, Context, Model, Result, Sampler, emit, emit_json, generate_all, seed};
+use trellis_guest::{Args, Chat, Model, Result, Sampler, emit, emit_json, generate_all, seed};
 
 trellis_guest::main!(run);
 
@@ -39,9 +39,7 @@ fn run() -> Result {
     prompt.prefill()?;
 
     let sampler = Sampler::seeded(seed()).temperature(temperature).build()?;
-    let samples = (0..n_samples)
-        .map(|i| Ok((prompt.fork()?, sampler.with_seed(seed() ^ i))))
-        .collect::<Result<Vec<(Context, Sampler)>>>()?;
+    let samples = prompt.forks(n_samples, &sampler)?;
     let ways =
         generate_all(samples.iter().map(|(fork, sampler)| fork.generate(sampler).max_tokens(max_tokens)))?;
 

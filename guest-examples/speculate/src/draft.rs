@@ -2,13 +2,6 @@
 
 use trellis_guest::{Candidate, Context, Error, Model, Result, Sampler, Token};
 
-/// Of so many tokens of the vocabulary one is compared.
-const VOCABULARY_STRIDE: usize = 61;
-
-/// A text of many kinds of tokens: two tokenizers that cut it alike are taken to be the same.
-const SAMPLE: &str =
-    "Once upon a time, in 1987, 3 + 4 = 7: naïve “quotes”\n\tfn main() { println!(\"Hello, world\"); }";
-
 /// A context of the smaller model that holds the same tokens as the larger one's. It draws with the same sampler at the
 /// same positions: so it often draws the same, at any temperature.
 pub(crate) struct Draft {
@@ -55,12 +48,7 @@ impl Draft {
 /// Tokens of one model say nothing to another that counts them otherwise.
 fn check_tokenizers(model: &Model, draft: &Model) -> Result {
     let (ours, theirs) = (model.info(), draft.info());
-    let is_same = ours.vocab_size == theirs.vocab_size
-        && model.encode(SAMPLE)? == draft.encode(SAMPLE)?
-        && (0..ours.vocab_size).step_by(VOCABULARY_STRIDE).try_fold(true, |is_same, token| {
-            Ok::<_, Error>(is_same && model.token_bytes(token)? == draft.token_bytes(token)?)
-        })?;
-    if is_same {
+    if (&ours.tokenizer, ours.vocab_size) == (&theirs.tokenizer, theirs.vocab_size) {
         return Ok(());
     }
     Err(Error::ModelMismatch { left: ours.name.clone(), right: theirs.name.clone() })

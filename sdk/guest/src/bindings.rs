@@ -12,4 +12,9 @@ wit_bindgen::generate!({
     pub_export_macro: true,
     export_macro_name: "export",
     default_bindings_module: "trellis_guest::bindings",
+    additional_derives: [PartialEq],
+    // Those that borrow: handles are not compared.
+    additional_derives_ignore: [
+        "generate-request", "logprobs-request", "score-request", "speculate-request", "step-request",
+    ],
 });

@@ -2,6 +2,7 @@
 
 use crate::bindings::trellis::host::contexts as raw;
 use crate::bindings::trellis::host::models::SpecialTokens;
+use crate::session::check_call;
 use crate::{Candidate, Chat, ChatEnd, Distribution, Generate, Model, Result, Sampler, StreamOptions, Token};
 use crate::{decoding, streams};
 
@@ -48,16 +49,18 @@ impl Context {
     /// Appends a text and returns how many tokens it became. What looks like a special token stays text.
     ///
     /// # Errors
-    /// As [`append`](Self::append).
+    /// As [`append`](Self::append) and [`Model::encode`].
     pub fn append_text(&self, text: &str) -> Result<u32> {
+        check_call(text.len())?;
         Ok(self.raw.append_text(text, SpecialTokens::AsText)?)
     }
 
     /// Appends a text in which names such as `<|end|>` stand for special tokens.
     ///
     /// # Errors
-    /// As [`append`](Self::append).
+    /// As [`append_text`](Self::append_text).
     pub fn append_markup(&self, text: &str) -> Result<u32> {
+        check_call(text.len())?;
         Ok(self.raw.append_text(text, SpecialTokens::Parse)?)
     }
 
@@ -88,6 +91,23 @@ impl Context {
     /// [`BudgetExceeded`](crate::Error::BudgetExceeded).
     pub fn fork(&self) -> Result<Self> {
         Ok(Self { raw: self.raw.fork()?, model: self.model.clone() })
+    }
+
+    /// So many forks, each with a sampler: the same settings, and seeds of their own. The first one draws what this
+    /// context would draw with `sampler`.
+    ///
+    /// ```no_run
+    /// # use trellis_guest::{Context, Result, Sampler, generate_all};
+    /// # fn f(prompt: &Context, sampler: &Sampler) -> Result<()> {
+    /// let forks = prompt.forks(4, sampler)?;
+    /// let texts = generate_all(forks.iter().map(|(fork, sampler)| fork.generate(sampler)))?;
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// As [`fork`](Self::fork).
+    pub fn forks(&self, n: u64, sampler: &Sampler) -> Result<Vec<(Self, Sampler)>> {
+        (0..n).map(|i| Ok((self.fork()?, sampler.with_seed(sampler.seed() ^ i)))).collect()
     }
 
     /// Keeps the first `n_tokens` tokens.
@@ -189,29 +209,42 @@ impl Context {
         decoding::score_all([(self, continuation)]).map(only)
     }
 
-    /// The log-probabilities of these tokens as the next one, in their order.
+    /// The `n` most probable tokens at the place of each token of a continuation, given all before it: what
+    /// [`score`](Self::score) leaves out. For many contexts at once see [`tops_all`](crate::tops_all).
     ///
     /// # Errors
-    /// [`TokenOutOfRange`](crate::Error::TokenOutOfRange), [`EmptyContext`](crate::Error::EmptyContext).
+    /// Those of [`score`](Self::score) and [`top`](Self::top);
+    /// [`InvalidArgument`](crate::Error::InvalidArgument) for more than 65,536 candidates in all.
+    pub fn tops(&self, continuation: &[Token], n: u32) -> Result<Vec<Distribution>> {
+        decoding::tops_all([(self, continuation)], n).map(only)
+    }
+
+    /// The log-probabilities of these tokens as the next one, in their order. For many contexts at once see
+    /// [`logprobs_all`](crate::logprobs_all).
+    ///
+    /// # Errors
+    /// [`TokenOutOfRange`](crate::Error::TokenOutOfRange), [`EmptyContext`](crate::Error::EmptyContext);
+    /// [`InvalidArgument`](crate::Error::InvalidArgument) for more than 1024 tokens.
     pub fn logprobs(&self, tokens: &[Token]) -> Result<Vec<f32>> {
-        Ok(crate::bindings::trellis::host::decoding::logprobs(&self.raw, tokens)?)
+        decoding::logprobs_all([(self, tokens)]).map(only)
     }
 
     /// The log-probabilities of the whole vocabulary, `[vocab_size]`. Costs part of the token budget; prefer
-    /// [`top`](Self::top).
+    /// [`top`](Self::top). For many contexts at once see [`full_all`](crate::full_all).
     ///
     /// # Errors
     /// [`BudgetExceeded`](crate::Error::BudgetExceeded), [`EmptyContext`](crate::Error::EmptyContext).
     pub fn full(&self) -> Result<Vec<f32>> {
-        Ok(crate::bindings::trellis::host::decoding::full(&self.raw)?)
+        decoding::full_all([self]).map(only)
     }
 
-    /// The hidden state of the last token after the final norm, `[hidden_size]`.
+    /// The hidden state of the last token after the final norm, `[hidden_size]`. For many contexts at once see
+    /// [`embedding_all`](crate::embedding_all).
     ///
     /// # Errors
     /// [`EmptyContext`](crate::Error::EmptyContext).
     pub fn embedding(&self) -> Result<Vec<f32>> {
-        Ok(crate::bindings::trellis::host::decoding::embedding(&self.raw)?)
+        decoding::embedding_all([self]).map(only)
     }
 }
 

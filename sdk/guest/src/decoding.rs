@@ -55,12 +55,60 @@ pub fn top_all<'a>(contexts: impl IntoIterator<Item = &'a Context>, n: u32) -> R
 pub fn score_all<'a>(
     requests: impl IntoIterator<Item = (&'a Context, &'a [Token])>,
 ) -> Result<Vec<Vec<f32>>> {
+    Ok(raw::score(&score_requests(requests))?)
+}
+
+/// The `n` most probable tokens at each place of a continuation of each context.
+///
+/// # Errors
+/// Those of [`Context::tops`].
+pub fn tops_all<'a>(
+    requests: impl IntoIterator<Item = (&'a Context, &'a [Token])>,
+    n: u32,
+) -> Result<Vec<Vec<Distribution>>> {
+    Ok(raw::tops(&score_requests(requests), n)?)
+}
+
+/// The log-probabilities of some tokens as the next one of each context.
+///
+/// # Errors
+/// Those of [`Context::logprobs`].
+pub fn logprobs_all<'a>(
+    requests: impl IntoIterator<Item = (&'a Context, &'a [Token])>,
+) -> Result<Vec<Vec<f32>>> {
     let requests: Vec<_> = requests
+        .into_iter()
+        .map(|(context, tokens)| raw::LogprobsRequest { context: context.raw(), tokens: tokens.to_vec() })
+        .collect();
+    Ok(raw::logprobs(&requests)?)
+}
+
+/// The log-probabilities of the whole vocabulary as the next token of each context, of 16 at most.
+///
+/// # Errors
+/// Those of [`Context::full`].
+pub fn full_all<'a>(contexts: impl IntoIterator<Item = &'a Context>) -> Result<Vec<Vec<f32>>> {
+    let contexts: Vec<_> = contexts.into_iter().map(Context::raw).collect();
+    Ok(raw::full(&contexts)?)
+}
+
+/// The hidden state of the last token of each context.
+///
+/// # Errors
+/// Those of [`Context::embedding`].
+pub fn embedding_all<'a>(contexts: impl IntoIterator<Item = &'a Context>) -> Result<Vec<Vec<f32>>> {
+    let contexts: Vec<_> = contexts.into_iter().map(Context::raw).collect();
+    Ok(raw::embedding(&contexts)?)
+}
+
+fn score_requests<'a>(
+    requests: impl IntoIterator<Item = (&'a Context, &'a [Token])>,
+) -> Vec<raw::ScoreRequest<'a>> {
+    requests
         .into_iter()
         .map(|(context, continuation)| raw::ScoreRequest {
             context: context.raw(),
             continuation: continuation.to_vec(),
         })
-        .collect();
-    Ok(raw::score(&requests)?)
+        .collect()
 }

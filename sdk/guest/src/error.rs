@@ -17,6 +17,14 @@ pub enum Error {
         /// The names of the loaded models.
         known: Vec<String>,
     },
+    /// The model of that name is being unloaded, and makes no new contexts. Once it is loaded again, the same may be asked.
+    #[error("the model {name:?} is being unloaded")]
+    ModelLeaving {
+        /// The name.
+        name: String,
+        /// The names of the loaded models.
+        known: Vec<String>,
+    },
     /// A token that the model does not have.
     #[error("token {token} does not exist; the vocabulary has {vocab_size} entries")]
     TokenOutOfRange {
@@ -86,10 +94,16 @@ pub enum Error {
         /// What the template said.
         reason: String,
     },
-    /// Mask and bias left no token to draw, or the model produced a NaN.
+    /// Mask and bias left no token to draw.
     #[error("no token can be drawn: {reason}")]
     NoToken {
-        /// Which of the two, and where.
+        /// What the engine said.
+        reason: String,
+    },
+    /// The model computed something that is not a number where a token was to be drawn or looked at.
+    #[error("no token can be drawn or looked at: {reason}")]
+    NotANumber {
+        /// What the engine said.
         reason: String,
     },
     /// The client went away or the guest was stopped.
@@ -133,6 +147,7 @@ impl From<types::Error> for Error {
     fn from(error: types::Error) -> Self {
         match error {
             types::Error::UnknownModel(e) => Error::UnknownModel { name: e.name, known: e.known },
+            types::Error::ModelLeaving(e) => Error::ModelLeaving { name: e.name, known: e.known },
             types::Error::TokenOutOfRange(e) => {
                 Error::TokenOutOfRange { token: e.token, vocab_size: e.vocab_size }
             }
@@ -150,6 +165,7 @@ impl From<types::Error> for Error {
             types::Error::EmptyContext => Error::EmptyContext,
             types::Error::NoChatTemplate(model) => Error::NoChatTemplate { model },
             types::Error::ChatTemplate(reason) => Error::ChatTemplate { reason },
+            types::Error::NotANumber(reason) => Error::NotANumber { reason },
             types::Error::NoToken(reason) => Error::NoToken { reason },
             types::Error::Cancelled => Error::Cancelled,
             types::Error::EngineFailed(reason) => Error::EngineFailed { reason },

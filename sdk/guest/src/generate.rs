@@ -2,7 +2,7 @@
 
 use crate::bindings::trellis::host::streams as raw;
 use crate::context::only;
-use crate::{Context, Result, Sampler, Token};
+use crate::{Context, FinishReason, Result, Sampler, Token};
 
 pub use raw::Completion;
 
@@ -20,17 +20,26 @@ pub use raw::Completion;
 pub struct Generate<'a> {
     context: &'a Context,
     sampler: &'a Sampler,
+    seed: Option<u64>,
     max_tokens: Option<u32>,
     stop_tokens: Vec<Token>,
-    stop_strings: Vec<String>,
+    stop_texts: Vec<String>,
+    keep: raw::Keep,
     emit: raw::Emit,
 }
 
 impl<'a> Generate<'a> {
     pub(crate) fn new(context: &'a Context, sampler: &'a Sampler) -> Self {
         let stop_tokens = context.model().info().stop_tokens.clone();
-        let emit = raw::Emit::Nothing;
-        Self { context, sampler, max_tokens: None, stop_tokens, stop_strings: Vec::new(), emit }
+        let (keep, emit) = (raw::Keep::Tokens, raw::Emit::Nothing);
+        let (seed, max_tokens, stop_texts) = (None, None, Vec::new());
+        Self { context, sampler, seed, max_tokens, stop_tokens, stop_texts, keep, emit }
+    }
+
+    /// Draws with this seed, in place of the sampler's.
+    pub fn seed(mut self, seed: u64) -> Self {
+        self.seed = Some(seed);
+        self
     }
 
     /// The most tokens; as many as fit unless set.
@@ -39,15 +48,22 @@ impl<'a> Generate<'a> {
         self
     }
 
-    /// Ends at this text, and leaves it out of the completion's text. May be given more than once.
+    /// Ends at this text, and leaves it out of the completion's text. May be given more than once, up to 16 times.
     pub fn stop_at(mut self, text: &str) -> Self {
-        self.stop_strings.push(text.to_owned());
+        self.stop_texts.push(text.to_owned());
         self
     }
 
     /// The tokens that end the generation, in place of the model's.
     pub fn stop_tokens(mut self, tokens: &[Token]) -> Self {
         self.stop_tokens = tokens.to_vec();
+        self
+    }
+
+    /// Leaves in the context only the tokens of the completion's text: not the stop token, nor what belongs to a stop
+    /// text. A token that the end of the text cuts in two goes as a whole.
+    pub fn keep_text_only(mut self) -> Self {
+        self.keep = raw::Keep::Text;
         self
     }
 
@@ -77,9 +93,11 @@ pub fn generate_all<'a>(requests: impl IntoIterator<Item = Generate<'a>>) -> Res
         .map(|request| raw::GenerateRequest {
             context: request.context.raw(),
             sampler: request.sampler.raw(),
+            seed: request.seed,
             max_tokens: request.max_tokens,
             stop_tokens: request.stop_tokens,
-            stop_strings: request.stop_strings,
+            stop_texts: request.stop_texts,
+            keep: request.keep,
             emit: request.emit,
         })
         .collect();
@@ -87,8 +105,18 @@ pub fn generate_all<'a>(requests: impl IntoIterator<Item = Generate<'a>>) -> Res
 }
 
 impl Completion {
+    /// The log-probability of all tokens together, in nats.
+    pub fn logprob(&self) -> f32 {
+        self.logprobs.iter().map(|&logprob| f64::from(logprob)).sum::<f64>() as f32
+    }
+
     /// The log-probability of the average token, in nats: how sure the model was, whatever the length.
     pub fn mean_logprob(&self) -> f32 {
-        self.logprob / self.tokens.len().max(1) as f32
+        self.logprob() / self.tokens.len().max(1) as f32
+    }
+
+    /// Whether it came to its own end, a stop token or a stop text, and not to the end of what it might have.
+    pub fn is_finished(&self) -> bool {
+        matches!(self.finish, FinishReason::StopToken(_) | FinishReason::StopText(_))
     }
 }

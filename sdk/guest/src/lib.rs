@@ -14,9 +14,8 @@
 //!     prompt.prefill()?; // 3
 //!
 //!     let sampler = Sampler::seeded(seed()).temperature(0.8).top_p(0.95).build()?; // 4
-//!     let samplers: Vec<_> = (0..4).map(|i| sampler.with_seed(seed() ^ i)).collect();
-//!     let forks = samplers.iter().map(|_| prompt.fork()).collect::<Result<Vec<_>>>()?; // 5
-//!     let tries = forks.iter().zip(&samplers).map(|(fork, sampler)| fork.generate(sampler).max_tokens(64));
+//!     let forks = prompt.forks(4, &sampler)?; // 5
+//!     let tries = forks.iter().map(|(fork, sampler)| fork.generate(sampler).max_tokens(64));
 //!     let answers = generate_all(tries)?; // 6
 //!
 //!     let surest = answers.iter().max_by(|a, b| a.mean_logprob().total_cmp(&b.mean_logprob()));
@@ -30,7 +29,7 @@
 //!    model's chat template.
 //! 3. The prompt is computed once, now.
 //! 4. A [`Sampler`] says how tokens are drawn. The draws depend on the seed alone: same seed, same text.
-//! 5. A fork costs next to nothing: it shares the KV cache of the prompt.
+//! 5. A fork costs next to nothing: it shares the KV cache of the prompt. Each gets a seed of its own.
 //! 6. All four are decoded in one batch, without a crossing into the guest for each token.
 //! 7. What is emitted streams to the client. `?` works on every call: an [`Error`] names the value and the
 //!    limit, and ends up at the client when `run` returns it.
@@ -73,13 +72,17 @@ pub use args::Args;
 pub use bindings::trellis::host::types::Token;
 pub use chat::{Chat, ChatMessage};
 pub use context::{Context, forget};
-pub use decoding::{Candidate, Distribution, score_all, speculate_all, step_all, top_all};
+pub use decoding::{
+    Candidate, Distribution, embedding_all, full_all, logprobs_all, score_all, speculate_all, step_all,
+    top_all, tops_all,
+};
 pub use error::{Error, Result};
 pub use generate::{Completion, Generate, generate_all};
 pub use model::{ChatEnd, Model, ModelInfo, TextDecoder};
 pub use sampler::{Sampler, SamplerBuilder, TokenMask};
 pub use session::{
-    LogLevel, Meter, Usage, emit, emit_json, emit_tokens, log, messages, receive, seed, time_left, usage,
+    Inbox, LogLevel, Meter, Usage, call_bytes, emit, emit_json, emit_tokens, log, messages, receive,
+    receive_json, receive_within, seed, time_left, try_receive, usage,
 };
 pub use streams::{FinishReason, StreamOptions, TextStream, TokenStream};
 

@@ -1,8 +1,10 @@
 //! Models and their tokenizers.
 
+use std::cell::OnceCell;
 use std::rc::Rc;
 
 use crate::bindings::trellis::host::models as raw;
+use crate::session::check_call;
 use crate::{Chat, Context, Error, Result, Token};
 
 pub use raw::{ChatEnd, ModelInfo};
@@ -17,6 +19,7 @@ pub struct Model {
 struct Inner {
     raw: raw::Model,
     info: ModelInfo,
+    vocabulary: OnceCell<Vec<Vec<u8>>>,
 }
 
 impl Model {
@@ -36,14 +39,14 @@ impl Model {
     /// The model of that name.
     ///
     /// # Errors
-    /// [`Error::UnknownModel`] with the names that are loaded.
+    /// [`Error::UnknownModel`] with the names that are loaded; [`Error::ModelLeaving`].
     pub fn open(name: &str) -> Result<Self> {
         Self::new(raw::Model::open(Some(name))?)
     }
 
     fn new(raw: raw::Model) -> Result<Self> {
         let info = raw.info();
-        Ok(Self { inner: Rc::new(Inner { raw, info }) })
+        Ok(Self { inner: Rc::new(Inner { raw, info, vocabulary: OnceCell::new() }) })
     }
 
     /// What the model is: name, vocabulary size, context length, special tokens, device.
@@ -59,7 +62,7 @@ impl Model {
     /// An empty context.
     ///
     /// # Errors
-    /// [`Error::BudgetExceeded`] when the guest holds too many contexts.
+    /// [`Error::BudgetExceeded`] when the guest holds too many contexts; [`Error::ModelLeaving`].
     pub fn context(&self) -> Result<Context> {
         Context::create(self)
     }
@@ -67,7 +70,7 @@ impl Model {
     /// A copy of the context that a guest of the same user saved under this name.
     ///
     /// # Errors
-    /// [`Error::NotFound`], or [`Error::ModelMismatch`] when another model's context was saved.
+    /// [`Error::NotFound`], also when another model's context was saved.
     pub fn saved_context(&self, name: &str) -> Result<Context> {
         Context::open(self, name)
     }
@@ -75,8 +78,10 @@ impl Model {
     /// The tokens of a text. What looks like a special token stays text, so this is safe for user input.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] when the text is longer than the host takes in one call.
+    /// [`Error::BudgetExceeded`] when the text is longer than the host takes in one call
+    /// ([`call_bytes`](crate::call_bytes)).
     pub fn encode(&self, text: &str) -> Result<Vec<Token>> {
+        check_call(text.len())?;
         Ok(self.raw().encode(text, raw::SpecialTokens::AsText)?)
     }
 
@@ -85,14 +90,16 @@ impl Model {
     /// # Errors
     /// As [`encode`](Self::encode).
     pub fn encode_markup(&self, text: &str) -> Result<Vec<Token>> {
+        check_call(text.len())?;
         Ok(self.raw().encode(text, raw::SpecialTokens::Parse)?)
     }
 
     /// The tokens of a conversation in the model's chat template.
     ///
     /// # Errors
-    /// [`Error::NoChatTemplate`], or [`Error::ChatTemplate`] with the template's reason.
+    /// [`Error::NoChatTemplate`], or [`Error::ChatTemplate`] with the template's reason; as [`encode`](Self::encode).
     pub fn encode_chat(&self, chat: &Chat, end: ChatEnd) -> Result<Vec<Token>> {
+        check_call(chat.messages().iter().map(|message| message.role.len() + message.content.len()).sum())?;
         Ok(self.raw().encode_chat(chat.messages(), end)?)
     }
 
@@ -110,6 +117,19 @@ impl Model {
     /// [`Error::TokenOutOfRange`].
     pub fn token_bytes(&self, token: Token) -> Result<Vec<u8>> {
         Ok(self.raw().token_bytes(token)?)
+    }
+
+    /// The bytes of every token of the vocabulary, `[vocab_size]`; those of special tokens are empty, as are those of
+    /// tokens that stand for no text. Asks the host once.
+    ///
+    /// # Errors
+    /// None but those of the host itself.
+    pub fn vocabulary(&self) -> Result<&[Vec<u8>]> {
+        if let Some(vocabulary) = self.inner.vocabulary.get() {
+            return Ok(vocabulary);
+        }
+        let vocabulary = self.raw().vocabulary()?;
+        Ok(self.inner.vocabulary.get_or_init(|| vocabulary))
     }
 
     /// A decoder that turns tokens into text one at a time.

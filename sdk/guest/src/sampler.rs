@@ -1,7 +1,7 @@
 //! How tokens are drawn.
 
 use crate::bindings::trellis::host::samplers as raw;
-use crate::{Error, Model, Result, Token};
+use crate::{Model, Result, Token};
 
 /// How a token is drawn from the model's distribution.
 ///
@@ -11,12 +11,13 @@ use crate::{Error, Model, Result, Token};
 #[derive(Debug)]
 pub struct Sampler {
     raw: raw::Sampler,
+    seed: u64,
 }
 
 impl Sampler {
     /// Always the most probable token.
     pub fn greedy() -> Self {
-        Self { raw: raw::Sampler::new(0) }
+        Self { raw: raw::Sampler::new(0), seed: 0 }
     }
 
     /// A random draw at temperature 1, to be adjusted and then built.
@@ -26,7 +27,77 @@ impl Sampler {
 
     /// The same settings with another seed.
     pub fn with_seed(&self, seed: u64) -> Self {
-        Self { raw: self.raw.with_seed(seed) }
+        Self { raw: self.raw.with_seed(seed), seed }
+    }
+
+    /// The seed of its draws.
+    pub fn seed(&self) -> u64 {
+        self.seed
+    }
+
+    /// Changes the divisor of the logits; 0 for the most probable token. Streams that are open already go on as they
+    /// were, with this and with all other settings.
+    ///
+    /// # Errors
+    /// [`InvalidArgument`](crate::Error::InvalidArgument) when it is negative or not finite.
+    pub fn set_temperature(&self, temperature: f32) -> Result {
+        Ok(self.raw.set_temperature(temperature)?)
+    }
+
+    /// Changes how many of the largest logits are kept; all when none.
+    ///
+    /// # Errors
+    /// [`InvalidArgument`](crate::Error::InvalidArgument) for 0.
+    pub fn set_top_k(&self, k: Option<u32>) -> Result {
+        Ok(self.raw.set_top_k(k)?)
+    }
+
+    /// Changes the probability that the kept tokens reach together, in (0, 1]; all are kept when none.
+    ///
+    /// # Errors
+    /// [`InvalidArgument`](crate::Error::InvalidArgument) when it is outside.
+    pub fn set_top_p(&self, p: Option<f32>) -> Result {
+        Ok(self.raw.set_top_p(p)?)
+    }
+
+    /// Changes the share of the most probable token's probability that a token needs, in [0, 1].
+    ///
+    /// # Errors
+    /// [`InvalidArgument`](crate::Error::InvalidArgument) when it is outside.
+    pub fn set_min_p(&self, p: Option<f32>) -> Result {
+        Ok(self.raw.set_min_p(p)?)
+    }
+
+    /// Changes what divides positive and multiplies negative logits of seen tokens; 1 for nothing.
+    ///
+    /// # Errors
+    /// [`InvalidArgument`](crate::Error::InvalidArgument) when it is not above 0.
+    pub fn set_repetition_penalty(&self, penalty: f32) -> Result {
+        Ok(self.raw.set_repetition_penalty(penalty)?)
+    }
+
+    /// Changes what is subtracted from a logit for every occurrence of the token; 0 for nothing.
+    ///
+    /// # Errors
+    /// [`InvalidArgument`](crate::Error::InvalidArgument) when it is not finite.
+    pub fn set_frequency_penalty(&self, penalty: f32) -> Result {
+        Ok(self.raw.set_frequency_penalty(penalty)?)
+    }
+
+    /// Changes what is subtracted once from the logit of a seen token; 0 for nothing.
+    ///
+    /// # Errors
+    /// [`InvalidArgument`](crate::Error::InvalidArgument) when it is not finite.
+    pub fn set_presence_penalty(&self, penalty: f32) -> Result {
+        Ok(self.raw.set_presence_penalty(penalty)?)
+    }
+
+    /// Changes how many of the last tokens the penalties look at; all of the context when none.
+    ///
+    /// # Errors
+    /// None but those of the host itself.
+    pub fn set_penalty_last_n(&self, n: Option<u32>) -> Result {
+        Ok(self.raw.set_penalty_last_n(n)?)
     }
 
     /// Replaces what is added to the logits; negative infinity forbids a token. Streams that are open
@@ -162,7 +233,7 @@ impl SamplerBuilder {
         if !self.bias.is_empty() {
             sampler.set_bias(&self.bias)?;
         }
-        Ok(Sampler { raw: sampler })
+        Ok(Sampler { raw: sampler, seed: self.seed })
     }
 }
 
@@ -189,21 +260,27 @@ impl TokenMask {
         Ok(Self { raw: raw::TokenMask::forbid(model.raw(), tokens)? })
     }
 
-    /// Allows the tokens whose bytes pass the test. Asks the host for the bytes of the whole vocabulary: make
-    /// one mask and keep it.
+    /// One bit for each token of the vocabulary, 64 a word, lowest bit first: 1 allows it.
+    ///
+    /// # Errors
+    /// [`InvalidArgument`](crate::Error::InvalidArgument) where there are not as many words as that takes.
+    pub fn from_bits(model: &Model, bits: &[u64]) -> Result<Self> {
+        Ok(Self { raw: raw::TokenMask::from_bits(model.raw(), bits)? })
+    }
+
+    /// Allows the tokens whose bytes pass the test. Special tokens and others that stand for no text are not asked about,
+    /// and not allowed. Asks the host for the vocabulary, once for each [`Model`].
     ///
     /// # Errors
     /// None but those of the host itself.
     pub fn allow_where(model: &Model, mut test: impl FnMut(&[u8]) -> bool) -> Result<Self> {
-        let mut allowed = Vec::new();
-        for token in 0..model.info().vocab_size {
-            match model.token_bytes(token) {
-                Ok(bytes) if test(&bytes) => allowed.push(token),
-                // Some vocabularies are padded beyond what the tokenizer knows.
-                Ok(_) | Err(Error::TokenOutOfRange { .. }) => {}
-                Err(error) => return Err(error),
+        let vocabulary = model.vocabulary()?;
+        let mut bits = vec![0; vocabulary.len().div_ceil(64)];
+        for (token, bytes) in vocabulary.iter().enumerate() {
+            if !bytes.is_empty() && test(bytes) {
+                bits[token / 64] |= 1 << (token % 64);
             }
         }
-        Self::allow(model, &allowed)
+        Self::from_bits(model, &bits)
     }
 }

@@ -306,7 +306,13 @@ fn more_pages_and_tokens_than_there_may_be() {
 #[test]
 fn more_bytes_in_a_call_than_there_may_be() {
     block_on(beside_a_neighbour(async {
-        let ended = attack("long-call").await;
+        let ended = attack("long-call").await.well();
+        assert_eq!(ended.json, [serde_json::json!([2 << 20, CALL_BYTES])]);
+        let (sent, refused) = ended.text.split_at(2 << 20);
+        assert!(sent.bytes().all(|byte| byte == b'x'));
+        let expected = format!("{} more asked for, the limit is {CALL_BYTES}", 17 << 20);
+        assert!(refused.contains("bytes of one call") && refused.contains(&expected), "{refused}");
+        let ended = attack("longest-call").await;
         let body = ended.reason();
         let limit = Some(CALL_BYTES as u64);
         assert_eq!(parts(body), ("budget_exceeded", Some("call_bytes"), limit), "{body:?}");

@@ -30,6 +30,7 @@ mod speculation;
 mod streams;
 mod swaps;
 mod tidy;
+mod tour;
 
 /// The `trellis` binary under test.
 fn exe() -> &'static str {

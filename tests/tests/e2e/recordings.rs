@@ -78,7 +78,7 @@ impl Folder {
     }
 }
 
-fn with_lines(command: &mut Command, lines: &str) -> Output {
+pub(crate) fn with_lines(command: &mut Command, lines: &str) -> Output {
     let mut file = tempfile::tempfile().expect("a file");
     file.write_all(lines.as_bytes()).expect("written");
     std::io::Seek::rewind(&mut file).expect("it can be read again");

@@ -1,7 +1,7 @@
 //! A question about the end of a context.
 
 use crate::batch::{Drawn, Output, Token};
-use crate::command::{Answer, Ask};
+use crate::command::{Answer, Ask, Top};
 use crate::completion::{Done, Reply};
 use crate::error::EngineError;
 
@@ -11,8 +11,9 @@ pub(crate) struct AskWork {
     pub(crate) reply: Reply,
     /// Tokens of the context itself; a continuation lies past them while it is scored.
     pub(crate) n_base: usize,
-    /// Scores of the continuation so far.
+    /// What is known of the places of the continuation so far, as far as it was asked for.
     scores: Vec<f32>,
+    tops: Vec<Top>,
     /// What has to be computed for it.
     pub(crate) part: Part,
 }
@@ -30,13 +31,13 @@ impl AskWork {
     /// A question to a context of `n_base` tokens; `has_state` if the device keeps the state of the last one.
     pub(crate) fn new(ask: Ask, reply: Reply, n_base: usize, has_state: bool) -> Self {
         let part = match ask {
-            Ask::Prefill | Ask::Continuation(_) | Ask::Verify { .. } => Part::Tokens,
+            Ask::Prefill | Ask::Continuation(_) | Ask::Tops { .. } | Ask::Verify { .. } => Part::Tokens,
             Ask::Sample(_) | Ask::Top { .. } | Ask::Scores(_) | Ask::Full | Ask::Embedding if has_state => {
                 Part::Head
             }
             Ask::Sample(_) | Ask::Top { .. } | Ask::Scores(_) | Ask::Full | Ask::Embedding => Part::Tokens,
         };
-        Self { ask, reply, n_base, scores: Vec::new(), part }
+        Self { ask, reply, n_base, scores: Vec::new(), tops: Vec::new(), part }
     }
 
     pub(crate) fn answer(self, answer: Result<Answer, EngineError>) {
@@ -46,7 +47,9 @@ impl AskWork {
     /// Tokens that are computed after the context's own: the last one's successor is not asked for.
     pub(crate) fn continuation(&self) -> &[Token] {
         match &self.ask {
-            Ask::Continuation(tokens) => &tokens[..tokens.len().saturating_sub(1)],
+            Ask::Continuation(tokens) | Ask::Tops { continuation: tokens, .. } => {
+                &tokens[..tokens.len().saturating_sub(1)]
+            }
             _ => &[],
         }
     }
@@ -55,7 +58,7 @@ impl AskWork {
     pub(crate) fn is_trivial(&self) -> bool {
         match &self.ask {
             Ask::Prefill => self.n_base == 0,
-            Ask::Continuation(tokens) => tokens.is_empty(),
+            Ask::Continuation(tokens) | Ask::Tops { continuation: tokens, .. } => tokens.is_empty(),
             _ => false,
         }
     }
@@ -63,6 +66,7 @@ impl AskWork {
     pub(crate) fn trivial_answer(&self) -> Answer {
         match &self.ask {
             Ask::Continuation(_) => Answer::Scores(Vec::new()),
+            Ask::Tops { .. } => Answer::Tops(Vec::new()),
             _ => Answer::Prefilled,
         }
     }
@@ -80,8 +84,10 @@ pub(crate) enum Progress {
 impl AskWork {
     /// Takes in what the backend returned for the tokens from `start` on; `is_last` when all are computed.
     pub(crate) fn take_outputs(&mut self, start: usize, outputs: Vec<Output>, is_last: bool) -> Progress {
-        // KV that was forgotten in between is computed again, and with it scores that were there already.
-        self.scores.truncate((start + 1).saturating_sub(self.n_base));
+        // KV that was forgotten in between is computed again, and with it outputs that were there already.
+        let n_places = (start + 1).saturating_sub(self.n_base);
+        self.scores.truncate(n_places);
+        self.tops.truncate(n_places);
         let mut answer = match self.ask {
             Ask::Prefill if is_last => Some(Answer::Prefilled),
             _ => None,
@@ -95,6 +101,9 @@ impl AskWork {
                 (Output::Programmed(candidate, left), _) => {
                     answer = Some(Answer::Sampled(Drawn { candidate, left: Some(left) }));
                 }
+                (Output::Top { candidates, entropy }, Ask::Tops { .. }) => {
+                    self.tops.push(Top { candidates, entropy });
+                }
                 (Output::Top { candidates, entropy }, _) => {
                     answer = Some(Answer::Top { candidates, entropy })
                 }
@@ -103,8 +112,12 @@ impl AskWork {
                 (Output::SatOut, _) => unreachable!("a question waits for no mask"),
             }
         }
-        if is_last && matches!(self.ask, Ask::Continuation(_)) {
-            answer = Some(Answer::Scores(std::mem::take(&mut self.scores)));
+        if is_last {
+            match self.ask {
+                Ask::Continuation(_) => answer = Some(Answer::Scores(std::mem::take(&mut self.scores))),
+                Ask::Tops { .. } => answer = Some(Answer::Tops(std::mem::take(&mut self.tops))),
+                _ => {}
+            }
         }
         match answer {
             Some(answer) => Progress::Finished(Ok(answer)),

@@ -159,7 +159,7 @@ impl Work {
             Self::Verify(work) => end.saturating_sub(work.n_base) as f32,
             Self::Ask(work) => match &work.ask {
                 Ask::Prefill | Ask::Sample(_) | Ask::Verify { .. } => 0.0,
-                Ask::Continuation(_) => (end - start.max(work.n_base - 1).min(end)) as f32,
+                Ask::Continuation(_) | Ask::Tops { .. } => (end - start.max(work.n_base - 1).min(end)) as f32,
                 Ask::Top { .. } | Ask::Scores(_) | Ask::Embedding => f32::from(is_last as u8),
                 // It leaves the device and is copied again for the guest.
                 Ask::Full => 4.0 * f32::from(is_last as u8),
@@ -192,6 +192,10 @@ impl Work {
                     .map(|idx| (work.n_base - 1 + idx, &tokens[idx..=idx]))
                     .filter(|(position, _)| (start..end).contains(position))
                     .map(|(position, token)| OutputRequest { position, kind: OutputKind::Scores(token) })
+                    .collect(),
+                Ask::Tops { continuation, n } => (work.n_base - 1..work.n_base - 1 + continuation.len())
+                    .filter(|position| (start..end).contains(position))
+                    .map(|position| OutputRequest { position, kind: OutputKind::Top { n: *n } })
                     .collect(),
             },
         }

@@ -28,6 +28,11 @@ impl DecodeStream {
         self.push_bytes(tokenizer.visible_bytes(token, self.specials))
     }
 
+    /// Whether no character is unfinished.
+    pub fn is_whole(&self) -> bool {
+        self.pending.is_empty()
+    }
+
     /// Ends the stream: an unfinished character becomes U+FFFD.
     pub fn finish(self) -> String {
         String::from_utf8_lossy(&self.pending).into_owned()

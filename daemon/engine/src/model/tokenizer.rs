@@ -13,6 +13,9 @@ use super::error::ModelError;
 use super::token_bytes::{ByteScheme, Entry, TokenBytes};
 use crate::batch::Token;
 
+/// Digits of a fingerprint: 128 bits.
+const N_FINGERPRINT_DIGITS: usize = 32;
+
 /// What the text of a special token, such as `<|end|>`, means when it stands in a text to encode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SpecialTokens {
@@ -44,6 +47,7 @@ pub struct Tokenizer {
     scheme: ByteScheme,
     bytes: TokenBytes,
     specials: BTreeSet<Token>,
+    fingerprint: String,
     raw: AddedTokens,        // looked for in the text as it came
     normalized: AddedTokens, // looked for after normalisation
 }
@@ -114,7 +118,8 @@ impl Tokenizer {
                 _ => raw.insert(rule.content.clone(), token, rule.clone()),
             }
         }
-        Ok(Self { inner, scheme, bytes, specials, raw, normalized })
+        let fingerprint = fingerprint(&bytes, &specials);
+        Ok(Self { inner, scheme, bytes, specials, fingerprint, raw, normalized })
     }
 
     /// One more than the highest token; at most the model's `vocab_size`.
@@ -125,6 +130,11 @@ impl Tokenizer {
     /// The special tokens, in order.
     pub fn special_tokens(&self) -> impl Iterator<Item = Token> {
         self.specials.iter().copied()
+    }
+
+    /// Equal where every token stands for the same, in hexadecimal. What a text is cut into may differ.
+    pub fn fingerprint(&self) -> &str {
+        &self.fingerprint
     }
 
     /// Whether a token is special.
@@ -210,6 +220,21 @@ impl Tokenizer {
         let encoding = pieces.into_encoding(None, 0, OffsetType::None).map_err(fail)?;
         Ok(encoding.get_ids().to_vec())
     }
+}
+
+/// A hash over what each token stands for.
+fn fingerprint(bytes: &TokenBytes, specials: &BTreeSet<Token>) -> String {
+    let mut hasher = blake3::Hasher::new_derive_key("trellis vocabulary");
+    for token in 0..bytes.len() as Token {
+        let kind = match bytes.get(token) {
+            None => 0,
+            Some(_) if specials.contains(&token) => 1,
+            Some(_) => 2,
+        };
+        let bytes = bytes.get(token).unwrap_or_default();
+        hasher.update(&[kind]).update(&(bytes.len() as u64).to_le_bytes()).update(bytes);
+    }
+    hasher.finalize().to_hex().as_str()[..N_FINGERPRINT_DIGITS].to_owned()
 }
 
 /// Cuts a text at the tokens found in it.

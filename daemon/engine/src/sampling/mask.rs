@@ -28,6 +28,19 @@ impl TokenMask {
         mask
     }
 
+    /// A mask of these bits, 64 tokens a word, lowest bit first; bits past the vocabulary count for nothing. `None` where
+    /// there are more words than the vocabulary fills, or fewer.
+    #[must_use]
+    pub fn from_words(mut words: Vec<u64>, vocab_size: usize) -> Option<Self> {
+        if words.len() != vocab_size.div_ceil(64) {
+            return None;
+        }
+        if let (Some(last), n_bits @ 1..) = (words.last_mut(), vocab_size % 64) {
+            *last &= (1 << n_bits) - 1;
+        }
+        Some(Self { words, vocab_size })
+    }
+
     /// Allows or forbids one token. Tokens past the vocabulary are ignored.
     pub fn set(&mut self, token: Token, allowed: bool) {
         if (token as usize) < self.vocab_size {

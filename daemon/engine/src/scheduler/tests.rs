@@ -23,7 +23,7 @@ use super::{Plan, Scheduler, SchedulerSettings};
 use crate::account::{Account, ActorId, Budget, GuestId, Owner, Resource, SessionId};
 use crate::backend::{AskLimits, Limits, PAGE_LEN};
 use crate::batch::{Output, Token};
-use crate::command::{Ahead, Answer, Ask, ContextId, Edit, MaskSource, ModelId, Operation, RunSettings};
+use crate::command::{Ahead, Answer, Ask, ContextId, Edit, MaskSource, ModelId, Operation, RunSettings, Top};
 use crate::completion::{CallerId, Done, Outbox};
 use crate::error::EngineError;
 use crate::kv::{Holdings, PrefixScope, SegmentLengths, Sequence};
@@ -326,18 +326,25 @@ impl World {
             }
             4 => {
                 let mut before = prefix;
-                let mut scores = Vec::new();
+                let (mut scores, mut tops) = (Vec::new(), Vec::new());
                 for &token in &continuation {
                     scores.push(score(before, token));
+                    tops.push(Top { candidates: vec![drawn(before, 0); 2], entropy: score(before, 0) });
                     before = extend_hash(before, token);
                 }
-                (Ask::Continuation(continuation), Answer::Scores(scores))
+                if seed & 64 == 0 {
+                    (Ask::Continuation(continuation), Answer::Scores(scores))
+                } else {
+                    (Ask::Tops { continuation, n: 2 }, Answer::Tops(tops))
+                }
             }
             5 if n_free > 0 => verify::question(prefix, seed, guess),
             _ => (Ask::Full, Answer::Full(vec![score(prefix, 7)])),
         };
         let then = match (&ask, &expected) {
-            (Ask::Continuation(tokens), _) => tokens.iter().copied().take(n_appended).collect(),
+            (Ask::Continuation(tokens) | Ask::Tops { continuation: tokens, .. }, _) => {
+                tokens.iter().copied().take(n_appended).collect()
+            }
             (_, Answer::Verified(drawn)) => {
                 drawn.iter().map(|drawn| drawn.candidate.token).take(n_appended).collect()
             }

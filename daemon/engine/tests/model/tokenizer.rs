@@ -239,3 +239,24 @@ fn texts_leave_no_memory_behind() {
         assert!(kept_bytes < 48 << 20, "{kept_bytes} bytes");
     });
 }
+
+#[test]
+fn a_fingerprint_says_what_tokens_stand_for_and_nothing_else() {
+    let json: Value = serde_json::from_str(&pieces_json()).unwrap();
+    let of = |json: &Value| {
+        let bytes = serde_json::to_vec(json).unwrap();
+        Tokenizer::from_json("tokenizer.json", &bytes, 300).unwrap().fingerprint().to_owned()
+    };
+    let same = Tokenizer::from_json("other.json", pieces_json().as_bytes(), 400).unwrap();
+    assert_eq!(of(&json), same.fingerprint(), "the number of embeddings is the model's");
+    let mut without_merges = json.clone();
+    without_merges["model"]["merges"] = json!([]);
+    assert_eq!(of(&json), of(&without_merges));
+    let mut swapped = json.clone();
+    swapped["model"]["vocab"]["h"] = json["model"]["vocab"]["i"].clone();
+    swapped["model"]["vocab"]["i"] = json["model"]["vocab"]["h"].clone();
+    assert_ne!(of(&json), of(&swapped));
+    let mut ordinary = json.clone();
+    ordinary["added_tokens"][2]["special"] = json!(false);
+    assert_ne!(of(&json), of(&ordinary));
+}

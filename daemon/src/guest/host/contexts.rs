@@ -10,8 +10,9 @@ use super::convert::{count, invalid};
 use super::types::{GuestContext, GuestModel, HostError};
 use crate::guest::bindings::trellis::host::contexts::{Host, HostContext};
 use crate::guest::bindings::trellis::host::models::SpecialTokens;
-use crate::guest::bindings::trellis::host::types::Error as ApiError;
+use crate::guest::bindings::trellis::host::types::{Error as ApiError, UnknownName};
 use crate::guest::store::GuestState;
+use crate::models::names;
 
 /// The longest name of a saved context.
 const NAME_BYTES_MAX: usize = 256;
@@ -25,10 +26,18 @@ impl GuestState {
         Ok(lock(&self.table.get(context)?.cell))
     }
 
-    fn note_refusal(&self, model: &ModelHandle, error: &EngineError) {
-        if matches!(error, EngineError::Unloaded) {
-            self.models.note_refused(&model.model().name);
+    /// Why a guest does not get a context of a model.
+    fn refusal(&self, model: &ModelHandle, error: EngineError) -> HostError {
+        if !matches!(error, EngineError::Unloaded) {
+            return error.into();
         }
+        let name = &model.model().name;
+        self.models.note_refused(name);
+        if model.is_unloaded() {
+            return error.into();
+        }
+        let known = names(&self.models.now());
+        ApiError::ModelLeaving(UnknownName { name: name.clone(), known }).into()
     }
 }
 
@@ -64,7 +73,7 @@ impl HostContext for GuestState {
     async fn create(&mut self, model: Resource<GuestModel>) -> Result<Resource<GuestContext>, HostError> {
         let model = self.table.get(&model)?.model.clone();
         let context = Context::create(&model, self.owner.clone()).await;
-        let context = context.inspect_err(|error| self.note_refusal(&model, error))?;
+        let context = context.map_err(|error| self.refusal(&model, error))?;
         self.give(GuestContext::new(context, model))
     }
 
@@ -76,7 +85,7 @@ impl HostContext for GuestState {
         check_name(&name)?;
         let model = self.table.get(&model)?.model.clone();
         let context = Context::open(&model, self.owner.clone(), &name).await;
-        let context = context.inspect_err(|error| self.note_refusal(&model, error))?;
+        let context = context.map_err(|error| self.refusal(&model, error))?;
         self.give(GuestContext::new(context, model))
     }
 

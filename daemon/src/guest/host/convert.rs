@@ -1,6 +1,6 @@
 //! Engine errors and values as the host API has them.
 
-use trellis_engine::batch::{Candidate, Token};
+use trellis_engine::batch::{Candidate, OutputFault, Token};
 use trellis_engine::sampling::SamplerError;
 use trellis_engine::{EngineError, Finish, ModelHandle};
 
@@ -54,9 +54,10 @@ pub(super) fn check_same_model(left: &ModelHandle, right: &ModelHandle) -> Resul
     Err(ApiError::ModelMismatch(pair).into())
 }
 
+/// Why decoding ended, where the engine ended it.
 pub(super) fn finish_reason(finish: Finish) -> FinishReason {
     match finish {
-        Finish::Stop => FinishReason::Stop,
+        Finish::Stop => unreachable!("the stop token was given before, and ended it"),
         Finish::MaxTokens => FinishReason::MaxTokens,
         Finish::ContextFull => FinishReason::ContextFull,
     }
@@ -110,7 +111,8 @@ impl From<EngineError> for HostError {
                 limit: n_pages as u64,
             }),
             EngineError::Sampler(error) => return error.into(),
-            EngineError::Output(fault) => ApiError::NoToken(fault.to_string()),
+            EngineError::Output(OutputFault::NothingToDraw) => ApiError::NoToken(text),
+            EngineError::Output(OutputFault::NotANumber) => ApiError::NotANumber(text),
             EngineError::NotSaved { name } => ApiError::NotFound(name),
             EngineError::Step(_)
             | EngineError::Memory(_)

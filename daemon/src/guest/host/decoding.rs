@@ -12,7 +12,7 @@ use wasmtime::component::Resource;
 use super::convert::{candidate, invalid};
 use super::types::{GuestContext, HostError};
 use crate::guest::bindings::trellis::host::decoding::{
-    Distribution, Host, ScoreRequest, SpeculateRequest, StepRequest,
+    Distribution, Host, LogprobsRequest, ScoreRequest, SpeculateRequest, StepRequest,
 };
 use crate::guest::bindings::trellis::host::types::Candidate;
 use crate::guest::store::GuestState;
@@ -21,8 +21,14 @@ use crate::guest::store::GuestState;
 /// More is what `full` is for, and what it meters.
 const N_TOP_MAX: u32 = 1024;
 
-/// The most tokens of one `logprobs`, which cost what one token does. More is what `full` is for, too.
+/// The most candidates of one `tops`: they are held for the guest until it has them all.
+const N_TOPS_MAX: usize = 64 << 10;
+
+/// The most tokens after one context in `logprobs`, which cost what one token does. More is what `full` is for, too.
 const N_LOGPROBS_MAX: usize = 1024;
+
+/// The most rows of one `full`, which leave the device whole and are held for the guest until it has them all.
+const N_FULL_MAX: usize = 16;
 
 /// Entries of a full row that count as one computed token.
 const N_ENTRIES_PER_TOKEN: usize = 1024;
@@ -75,30 +81,54 @@ async fn ask_all(
     Ok(answers)
 }
 
-async fn ask_one(mut context: OwnedMutexGuard<Context>, ask: Ask) -> Result<Answer, HostError> {
-    Ok(context.ask(ask).await?.answer().await?)
-}
-
 impl Host for GuestState {
     async fn top(
         &mut self,
         contexts: Vec<Resource<GuestContext>>,
         n: u32,
     ) -> Result<Vec<Distribution>, HostError> {
-        if !(1..=N_TOP_MAX).contains(&n) {
-            return Err(invalid("n", n, format!("1 to {N_TOP_MAX}")));
-        }
+        check_n_top(n)?;
         let mut contexts = self.lock_contexts(contexts.iter())?;
-        let n_for = |context: &Context| (n as usize).min(context.model().limits().vocab_size);
-        let asks = contexts.iter().map(|context| Ask::Top { n: n_for(context) }).collect();
+        let asks = contexts.iter().map(|context| Ask::Top { n: n_candidates(context, n) }).collect();
         let answers = ask_all(&mut contexts, asks).await?;
         Ok(answers
             .into_iter()
             .map(|answer| match answer {
-                Answer::Top { candidates, entropy } => {
-                    Distribution { candidates: candidates.into_iter().map(candidate).collect(), entropy }
-                }
+                Answer::Top { candidates, entropy } => distribution(candidates, entropy),
                 other => unreachable!("asked for the top candidates, answered with {other:?}"),
+            })
+            .collect())
+    }
+
+    async fn tops(
+        &mut self,
+        requests: Vec<ScoreRequest>,
+        n: u32,
+    ) -> Result<Vec<Vec<Distribution>>, HostError> {
+        check_n_top(n)?;
+        check_continuations(&requests)?;
+        let n_places: usize = requests.iter().map(|request| request.continuation.len()).sum();
+        if n_places.saturating_mul(n as usize) > N_TOPS_MAX {
+            let value = format!("{n} at each of {n_places} places");
+            return Err(invalid("n", value, format!("at most {N_TOPS_MAX} candidates in all")));
+        }
+        let mut contexts = self.lock_contexts(requests.iter().map(|request| &request.context))?;
+        let asks = requests
+            .into_iter()
+            .zip(&contexts)
+            .map(|(ScoreRequest { continuation, .. }, context)| Ask::Tops {
+                continuation,
+                n: n_candidates(context, n),
+            })
+            .collect();
+        Ok(ask_all(&mut contexts, asks)
+            .await?
+            .into_iter()
+            .map(|answer| match answer {
+                Answer::Tops(tops) => {
+                    tops.into_iter().map(|top| distribution(top.candidates, top.entropy)).collect()
+                }
+                other => unreachable!("asked for the tops of places, answered with {other:?}"),
             })
             .collect())
     }
@@ -148,46 +178,82 @@ impl Host for GuestState {
     }
 
     async fn score(&mut self, requests: Vec<ScoreRequest>) -> Result<Vec<Vec<f32>>, HostError> {
-        if let Some(idx) = requests.iter().position(|request| request.continuation.is_empty()) {
-            return Err(invalid("continuation", format!("empty in request {idx}"), "at least one token"));
-        }
+        check_continuations(&requests)?;
         let mut contexts = self.lock_contexts(requests.iter().map(|request| &request.context))?;
         let asks = requests.into_iter().map(|request| Ask::Continuation(request.continuation)).collect();
         Ok(ask_all(&mut contexts, asks).await?.into_iter().map(scores).collect())
     }
 
-    async fn logprobs(
-        &mut self,
-        context: Resource<GuestContext>,
-        tokens: Vec<u32>,
-    ) -> Result<Vec<f32>, HostError> {
-        if tokens.len() > N_LOGPROBS_MAX {
-            return Err(invalid("tokens", tokens.len(), format!("at most {N_LOGPROBS_MAX} tokens")));
+    async fn logprobs(&mut self, requests: Vec<LogprobsRequest>) -> Result<Vec<Vec<f32>>, HostError> {
+        for (idx, LogprobsRequest { tokens, .. }) in requests.iter().enumerate() {
+            if tokens.len() > N_LOGPROBS_MAX {
+                let value = format!("{} in request {idx}", tokens.len());
+                return Err(invalid("tokens", value, format!("at most {N_LOGPROBS_MAX} tokens")));
+            }
         }
-        let context = self.lock_context(&context)?;
-        if tokens.is_empty() {
-            return Ok(Vec::new());
+        let contexts = self.lock_contexts(requests.iter().map(|request| &request.context))?;
+        let mut logprobs = vec![Vec::new(); requests.len()];
+        // Of no tokens nothing is asked.
+        let (mut contexts, asks, places) = contexts
+            .into_iter()
+            .zip(requests)
+            .zip(&mut logprobs)
+            .filter(|((_, request), _)| !request.tokens.is_empty())
+            .map(|((context, request), place)| (context, Ask::Scores(request.tokens), place))
+            .collect::<(Vec<_>, Vec<_>, Vec<_>)>();
+        for (place, answer) in places.into_iter().zip(ask_all(&mut contexts, asks).await?) {
+            *place = scores(answer);
         }
-        Ok(scores(ask_one(context, Ask::Scores(tokens)).await?))
+        Ok(logprobs)
     }
 
-    async fn full(&mut self, context: Resource<GuestContext>) -> Result<Vec<f32>, HostError> {
-        let context = self.lock_context(&context)?;
-        let n_tokens = context.model().limits().vocab_size.div_ceil(N_ENTRIES_PER_TOKEN);
+    async fn full(&mut self, contexts: Vec<Resource<GuestContext>>) -> Result<Vec<Vec<f32>>, HostError> {
+        if contexts.len() > N_FULL_MAX {
+            return Err(invalid("contexts", contexts.len(), format!("at most {N_FULL_MAX} at once")));
+        }
+        let mut contexts = self.lock_contexts(contexts.iter())?;
+        let n_tokens_for = |context: &OwnedMutexGuard<Context>| {
+            context.model().limits().vocab_size.div_ceil(N_ENTRIES_PER_TOKEN)
+        };
+        let n_tokens: usize = contexts.iter().map(n_tokens_for).sum();
         self.owner.account.charge(Metered::Tokens, n_tokens as u64)?;
-        match ask_one(context, Ask::Full).await? {
-            Answer::Full(row) => Ok(row),
+        let asks = contexts.iter().map(|_| Ask::Full).collect();
+        let row = |answer| match answer {
+            Answer::Full(row) => row,
             other => unreachable!("asked for a full row, answered with {other:?}"),
-        }
+        };
+        Ok(ask_all(&mut contexts, asks).await?.into_iter().map(row).collect())
     }
 
-    async fn embedding(&mut self, context: Resource<GuestContext>) -> Result<Vec<f32>, HostError> {
-        let context = self.lock_context(&context)?;
-        match ask_one(context, Ask::Embedding).await? {
-            Answer::Embedding(hidden) => Ok(hidden),
+    async fn embedding(&mut self, contexts: Vec<Resource<GuestContext>>) -> Result<Vec<Vec<f32>>, HostError> {
+        let mut contexts = self.lock_contexts(contexts.iter())?;
+        let asks = contexts.iter().map(|_| Ask::Embedding).collect();
+        let hidden = |answer| match answer {
+            Answer::Embedding(hidden) => hidden,
             other => unreachable!("asked for an embedding, answered with {other:?}"),
-        }
+        };
+        Ok(ask_all(&mut contexts, asks).await?.into_iter().map(hidden).collect())
     }
+}
+
+fn check_continuations(requests: &[ScoreRequest]) -> Result<(), HostError> {
+    match requests.iter().position(|request| request.continuation.is_empty()) {
+        Some(idx) => Err(invalid("continuation", format!("empty in request {idx}"), "at least one token")),
+        None => Ok(()),
+    }
+}
+
+fn check_n_top(n: u32) -> Result<(), HostError> {
+    if (1..=N_TOP_MAX).contains(&n) { Ok(()) } else { Err(invalid("n", n, format!("1 to {N_TOP_MAX}"))) }
+}
+
+/// How many candidates there are of `n`.
+fn n_candidates(context: &Context, n: u32) -> usize {
+    (n as usize).min(context.model().limits().vocab_size)
+}
+
+fn distribution(candidates: Vec<trellis_engine::batch::Candidate>, entropy: f32) -> Distribution {
+    Distribution { candidates: candidates.into_iter().map(candidate).collect(), entropy }
 }
 
 fn scores(answer: Answer) -> Vec<f32> {

@@ -1,24 +1,26 @@
 //! `generate`: whole generations, many at once, without a crossing for each token.
 
+use std::sync::Arc;
+
 use futures_util::future::try_join_all;
 use tokio::sync::OwnedMutexGuard;
-use trellis_engine::batch::Token;
+use trellis_engine::batch::{Candidate, Token};
 use trellis_engine::model::{DecodeStream, SpecialText};
 use trellis_engine::{Ahead, Context, MaskSource, Pull, RunKey, RunSettings};
 
-use super::convert::{check_stop_tokens, finish_reason, invalid};
+use super::convert::{check_stop_tokens, count, finish_reason, invalid};
 use super::session::send_text;
-use super::stop_strings::{Scanned, StopStrings};
+use super::stop_texts::{Scanned, StopTexts};
 use super::types::HostError;
-use crate::guest::bindings::trellis::host::streams::{Completion, Emit, FinishReason, GenerateRequest};
+use crate::guest::bindings::trellis::host::streams::{Completion, Emit, FinishReason, GenerateRequest, Keep};
 use crate::guest::io::OutputSender;
 use crate::guest::store::GuestState;
 
-/// Stop strings of one generation. With their length it bounds the search after each token.
-const N_STOP_STRINGS_MAX: usize = 16;
+/// Stop texts of one generation. With their length it bounds the search after each token.
+const N_STOP_TEXTS_MAX: usize = 16;
 
-/// The longest stop string.
-const STOP_STRING_BYTES_MAX: usize = 256;
+/// The longest stop text.
+const STOP_TEXT_BYTES_MAX: usize = 256;
 
 /// Where text goes while it is made.
 struct Client {
@@ -34,11 +36,17 @@ struct Generation {
     key: RunKey,
     settings: RunSettings,
     decoder: DecodeStream,
-    stops: StopStrings,
+    stops: StopTexts,
     client: Option<Client>,
+    keep: Keep,
     tokens: Vec<Token>,
+    logprobs: Vec<f32>,
+    /// Bytes of all text that was drawn.
+    n_text_bytes: usize,
+    /// How many they were after each token; none where it ends within a character.
+    ends: Vec<Option<usize>>,
+    /// Up to the end.
     text: String,
-    logprob: f64,
 }
 
 impl GuestState {
@@ -73,9 +81,12 @@ impl GuestState {
         request: GenerateRequest,
         context: OwnedMutexGuard<Context>,
     ) -> Result<Generation, HostError> {
-        let sampler = self.settings_for(&request.sampler, &context)?;
+        let mut sampler = self.settings_for(&request.sampler, &context)?;
+        if let Some(seed) = request.seed {
+            Arc::make_mut(&mut sampler).seed = seed;
+        }
         check_stop_tokens(context.model(), &request.stop_tokens)?;
-        check_stop_strings(&request.stop_strings)?;
+        check_stop_texts(&request.stop_texts)?;
         let client = match request.emit {
             Emit::Nothing => None,
             Emit::Text => {
@@ -83,7 +94,7 @@ impl GuestState {
             }
         };
         // Decoding runs free to the end only where nothing but the engine can end or delay it.
-        let ahead = if request.stop_strings.is_empty() && client.is_none() {
+        let ahead = if request.stop_texts.is_empty() && client.is_none() {
             Ahead::Unbounded
         } else {
             Ahead::Adaptive
@@ -100,23 +111,26 @@ impl GuestState {
                 masks: MaskSource::Sampler,
             },
             decoder: DecodeStream::new(SpecialText::Skip),
-            stops: StopStrings::new(request.stop_strings),
+            stops: StopTexts::new(request.stop_texts),
             client,
+            keep: request.keep,
             tokens: Vec::new(),
+            logprobs: Vec::new(),
+            n_text_bytes: 0,
+            ends: Vec::new(),
             text: String::new(),
-            logprob: 0.0,
         })
     }
 }
 
-fn check_stop_strings(strings: &[String]) -> Result<(), HostError> {
-    if strings.len() > N_STOP_STRINGS_MAX {
-        return Err(invalid("stop-strings", strings.len(), format!("at most {N_STOP_STRINGS_MAX}")));
+fn check_stop_texts(texts: &[String]) -> Result<(), HostError> {
+    if texts.len() > N_STOP_TEXTS_MAX {
+        return Err(invalid("stop-texts", texts.len(), format!("at most {N_STOP_TEXTS_MAX}")));
     }
-    match strings.iter().find(|stop| stop.is_empty() || stop.len() > STOP_STRING_BYTES_MAX) {
+    match texts.iter().find(|stop| stop.is_empty() || stop.len() > STOP_TEXT_BYTES_MAX) {
         Some(stop) => {
-            let expected = format!("1 to {STOP_STRING_BYTES_MAX} bytes each");
-            Err(invalid("stop-strings", format!("{stop:?}"), expected))
+            let expected = format!("1 to {STOP_TEXT_BYTES_MAX} bytes each");
+            Err(invalid("stop-texts", format!("{stop:?}"), expected))
         }
         None => Ok(()),
     }
@@ -124,47 +138,66 @@ fn check_stop_strings(strings: &[String]) -> Result<(), HostError> {
 
 impl Generation {
     async fn run(&mut self) -> Result<FinishReason, HostError> {
+        let finish = self.decode().await?;
+        let n_kept = match self.keep {
+            Keep::Tokens => self.tokens.len(),
+            Keep::Text => self.n_tokens_of_text(finish),
+        };
+        // Beyond that lies what the engine, which knows nothing of stop texts, has decoded ahead.
+        self.context.truncate(self.n_before + n_kept).await?;
+        Ok(finish)
+    }
+
+    async fn decode(&mut self) -> Result<FinishReason, HostError> {
         let finish = loop {
             if self.settings.n_tokens_max == Some(self.tokens.len()) {
                 break FinishReason::MaxTokens;
             }
             let settings = || self.settings.clone();
-            let token = match self.context.pull(self.key, settings).await? {
+            let Candidate { token, logprob } = match self.context.pull(self.key, settings).await? {
                 Pull::Token(drawn) => drawn.candidate,
                 Pull::Finished(finish) => break finish_reason(finish),
             };
-            self.tokens.push(token.token);
-            self.logprob += f64::from(token.logprob);
-            if self.settings.stop_tokens.contains(&token.token) {
-                break FinishReason::Stop;
+            self.tokens.push(token);
+            self.logprobs.push(logprob);
+            if self.settings.stop_tokens.contains(&token) {
+                break FinishReason::StopToken(token);
             }
-            let piece = self.decoder.push(&self.context.model().model().tokenizer, token.token);
-            if self.scan(&piece).await? {
-                // The engine knows nothing of stop strings: this makes it forget what it decoded ahead.
-                let n_tokens = self.context.tokens().len();
-                self.context.truncate(n_tokens).await?;
-                return Ok(FinishReason::Stop);
+            let piece = self.decoder.push(&self.context.model().model().tokenizer, token);
+            self.n_text_bytes += piece.len();
+            self.ends.push(self.decoder.is_whole().then_some(self.n_text_bytes));
+            if let Some(finish) = self.scan(&piece).await? {
+                return Ok(finish);
             }
         };
         let decoder = std::mem::replace(&mut self.decoder, DecodeStream::new(SpecialText::Skip));
-        if self.scan(&decoder.finish()).await? {
-            return Ok(FinishReason::Stop);
+        if let Some(finish) = self.scan(&decoder.finish()).await? {
+            return Ok(finish);
         }
-        let held = std::mem::replace(&mut self.stops, StopStrings::new(Vec::new())).finish();
+        let held = std::mem::replace(&mut self.stops, StopTexts::new(Vec::new())).finish();
         self.show(&held).await?;
         Ok(finish)
     }
 
-    /// Adds text, and says whether a stop string is complete.
-    async fn scan(&mut self, piece: &str) -> Result<bool, HostError> {
+    /// How many of the tokens the text is of.
+    fn n_tokens_of_text(&self, finish: FinishReason) -> usize {
+        match finish {
+            FinishReason::StopText(_) => n_within(&self.ends, self.text.len()),
+            FinishReason::StopToken(_) => self.tokens.len() - 1,
+            FinishReason::MaxTokens | FinishReason::ContextFull => self.tokens.len(),
+        }
+    }
+
+    /// Adds text; the reason to end if a stop text is complete.
+    async fn scan(&mut self, piece: &str) -> Result<Option<FinishReason>, HostError> {
         match self.stops.push(piece) {
             Scanned::Text(text) => {
                 self.show(&text).await?;
-                Ok(false)
+                Ok(None)
             }
-            Scanned::Stopped(text) => {
-                self.show(&text).await?;
-                Ok(true)
+            Scanned::Stopped { text_idx, rest } => {
+                self.show(&rest).await?;
+                Ok(Some(FinishReason::StopText(count(text_idx))))
             }
         }
     }
@@ -178,6 +211,35 @@ impl Generation {
     }
 
     fn complete(self, finish: FinishReason) -> Completion {
-        Completion { tokens: self.tokens, text: self.text, logprob: self.logprob as f32, finish }
+        let Self { tokens, logprobs, text, .. } = self;
+        Completion { tokens, logprobs, text, finish }
+    }
+}
+
+/// How many tokens it takes for as many of the first `n_bytes` bytes of a text as whole tokens have, given where the text
+/// of each of its tokens ends.
+fn n_within(ends: &[Option<usize>], n_bytes: usize) -> usize {
+    let mut within = (0, 0);
+    for (idx, end) in ends.iter().enumerate() {
+        if let Some(end) = *end
+            && (within.1 + 1..=n_bytes).contains(&end)
+        {
+            within = (idx + 1, end);
+        }
+    }
+    within.0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cut_keeps_whole_tokens_and_none_without_text_at_its_end() {
+        // Three letters, nothing, a character in two tokens, a letter.
+        let ends = [Some(3), Some(3), None, Some(5), Some(6)];
+        let cuts = [0, 2, 3, 4, 5, 6, 9].map(|n_bytes| n_within(&ends, n_bytes));
+        assert_eq!(cuts, [0, 0, 1, 1, 4, 5, 5]);
+        assert_eq!(n_within(&[], 0), 0);
     }
 }

@@ -7,13 +7,15 @@ mod generate;
 mod models;
 mod samplers;
 mod session;
-mod stop_strings;
+mod stop_texts;
 mod streams;
 mod taped;
 pub(crate) mod types;
+mod v0_1;
 mod values;
 
 pub(crate) use taped::{HasTape, Taped};
+pub(crate) use v0_1::bindings::Guest as GuestV0_1;
 
 #[cfg(test)]
 mod tests;

@@ -14,6 +14,7 @@ use crate::guest::bindings::trellis::host::models::{
     ChatEnd, ChatMessage, Host, HostModel, HostTextDecoder, ModelInfo, SpecialTokens,
 };
 use crate::guest::bindings::trellis::host::types::{Error as ApiError, UnknownName};
+use crate::guest::guest_models::NotOpened;
 use crate::guest::store::GuestState;
 use crate::models::names;
 
@@ -62,14 +63,14 @@ impl Host for GuestState {
 
 impl HostModel for GuestState {
     fn open(&mut self, name: Option<String>) -> Result<Resource<GuestModel>, HostError> {
-        let Some(model) = self.models.open(name.as_deref()) else {
-            let known = names(&self.models.now());
-            return Err(ApiError::UnknownModel(UnknownName {
-                name: name.or(self.models.default_name()).unwrap_or_default(),
-                known,
-            })
-            .into());
-        };
+        let model = self.models.open(name.as_deref()).map_err(|not_opened| {
+            let name = name.or(self.models.default_name()).unwrap_or_default();
+            let unknown = UnknownName { name, known: names(&self.models.now()) };
+            match not_opened {
+                NotOpened::Unknown => ApiError::UnknownModel(unknown),
+                NotOpened::Leaving => ApiError::ModelLeaving(unknown),
+            }
+        })?;
         self.give(GuestModel { model })
     }
 
@@ -84,6 +85,8 @@ impl HostModel for GuestState {
             hidden_size: count(limits.hidden_size),
             bos_token: model.bos_token,
             stop_tokens: model.stop_tokens.clone(),
+            special_tokens: model.tokenizer.special_tokens().collect(),
+            tokenizer: model.tokenizer.fingerprint().to_owned(),
             device: loaded.device().to_owned(),
             dtype: loaded.weights().dtype.name().to_owned(),
         })
@@ -112,6 +115,20 @@ impl HostModel for GuestState {
         check_tokens(model, &[token])?;
         // Embeddings past the tokenizer's vocabulary stand for no text.
         Ok(model.model().tokenizer.token_bytes(token).unwrap_or_default().to_vec())
+    }
+
+    async fn vocabulary(&mut self, model: Resource<GuestModel>) -> Result<Vec<Vec<u8>>, HostError> {
+        let model = self.table.get(&model)?.model.clone();
+        let vocab_size = model.limits().vocab_size;
+        let list = move || {
+            let tokenizer = &model.model().tokenizer;
+            let bytes = |token| match tokenizer.token_bytes(token) {
+                Some(bytes) if !tokenizer.is_special(token) => bytes.to_vec(),
+                _ => Vec::new(),
+            };
+            (0..vocab_size as u32).map(bytes).collect()
+        };
+        Ok(self.work(vocab_size, list).await)
     }
 
     async fn encode_chat(

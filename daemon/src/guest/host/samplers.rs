@@ -10,6 +10,7 @@ use super::convert::{check_same_model, check_tokens, invalid};
 use super::types::{GuestMask, GuestModel, GuestSampler, HeldMask, HostError};
 use crate::guest::bindings::trellis::host::samplers::{Host, HostSampler, HostTokenMask};
 use crate::guest::charge::HostCharge;
+use crate::guest::held::HeldModel;
 use crate::guest::store::GuestState;
 
 /// Biased tokens of one sampler. Each costs the engine an addition in every draw, which is shared work; to
@@ -51,8 +52,6 @@ impl GuestState {
         let model = self.table.get(model)?.model.clone();
         check_tokens(&model, tokens)?;
         let vocab_size = model.limits().vocab_size;
-        // One bit for each token.
-        let charge = HostCharge::new(&self.owner.account, vocab_size.div_ceil(8) as u64)?;
         let (mut mask, allowed) = match listed {
             Listed::Allowed => (TokenMask::none(vocab_size), true),
             Listed::Forbidden => (TokenMask::all(vocab_size), false),
@@ -60,6 +59,12 @@ impl GuestState {
         for &token in tokens {
             mask.set(token, allowed);
         }
+        self.give_mask(mask, model)
+    }
+
+    fn give_mask(&mut self, mask: TokenMask, model: HeldModel) -> Result<Resource<GuestMask>, HostError> {
+        // One bit for each token.
+        let charge = HostCharge::new(&self.owner.account, mask.vocab_size().div_ceil(8) as u64)?;
         self.give(GuestMask { held: Arc::new(HeldMask { mask: Arc::new(mask), model, charge }) })
     }
 }
@@ -87,6 +92,21 @@ impl HostTokenMask for GuestState {
         tokens: Vec<u32>,
     ) -> Result<Resource<GuestMask>, HostError> {
         self.mask(&model, &tokens, Listed::Forbidden)
+    }
+
+    fn from_bits(
+        &mut self,
+        model: Resource<GuestModel>,
+        bits: Vec<u64>,
+    ) -> Result<Resource<GuestMask>, HostError> {
+        let model = self.table.get(&model)?.model.clone();
+        let vocab_size = model.limits().vocab_size;
+        let n_words = bits.len();
+        let mask = TokenMask::from_words(bits, vocab_size).ok_or_else(|| {
+            let expected = format!("{}, for {vocab_size} tokens", vocab_size.div_ceil(64));
+            invalid("bits", format!("{n_words} words"), expected)
+        })?;
+        self.give_mask(mask, model)
     }
 
     fn drop(&mut self, mask: Resource<GuestMask>) -> wasmtime::Result<()> {

@@ -1,14 +1,15 @@
 //! `session`
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use serde::de::IgnoredAny;
 use trellis_engine::account::Resource;
 
 use super::convert::invalid;
 use super::types::HostError;
-use crate::guest::bindings::trellis::host::session::{Host, LogLevel, Meter, Usage};
+use crate::guest::bindings::trellis::host::session::{Host, Inbox, LogLevel, Meter, Usage};
 use crate::guest::bindings::trellis::host::types::{BudgetLimit, Error as ApiError};
+use crate::guest::inbox::Received;
 use crate::guest::io::{self, GuestOutput, OutputClosed, OutputSender};
 use crate::guest::log::pieces;
 use crate::guest::store::GuestState;
@@ -67,8 +68,24 @@ impl Host for GuestState {
         Ok(self.output.send(GuestOutput::Json(json)).await?)
     }
 
-    async fn receive(&mut self) -> Result<Option<String>, HostError> {
-        Ok(self.input.recv().await)
+    async fn receive(&mut self, wait_ms: Option<u64>) -> Result<Inbox, HostError> {
+        let received = match wait_ms {
+            None => self.input.recv().await,
+            Some(0) => {
+                return Ok(match self.input.try_recv() {
+                    Received::Message(message) => Inbox::Message(message),
+                    Received::NothingYet => Inbox::NothingYet,
+                    Received::Closed => Inbox::Closed,
+                });
+            }
+            Some(wait_ms) => {
+                match tokio::time::timeout(Duration::from_millis(wait_ms), self.input.recv()).await {
+                    Ok(received) => received,
+                    Err(_) => return Ok(Inbox::NothingYet),
+                }
+            }
+        };
+        Ok(received.map_or(Inbox::Closed, Inbox::Message))
     }
 
     fn log(&mut self, level: LogLevel, line: String) -> wasmtime::Result<()> {
@@ -92,6 +109,10 @@ impl Host for GuestState {
             tokens_in_vain: account.n_tokens_in_vain(),
             tokens_cached: account.n_tokens_cached(),
         })
+    }
+
+    fn call_bytes(&mut self) -> wasmtime::Result<u64> {
+        Ok(self.limits.call_bytes as u64)
     }
 
     fn deadline_ms(&mut self) -> wasmtime::Result<u64> {

@@ -68,7 +68,7 @@ impl HostStream for GuestState {
                 // Decided here and not by the engine alone: whatever happens to the context from now on, the
                 // stream has ended.
                 if stream.stop_tokens.contains(&token.token) {
-                    stream.finish = Some(FinishReason::Stop);
+                    stream.finish = Some(FinishReason::StopToken(token.token));
                 } else if stream.n_tokens_max == Some(stream.n_given) {
                     stream.finish = Some(FinishReason::MaxTokens);
                 }

@@ -6,10 +6,10 @@ use wasmtime::component::{HasData, Resource};
 use super::types::{GuestContext, GuestDecoder, GuestMask, GuestModel, GuestSampler, GuestStream, HostError};
 use super::values::{Data, Reply};
 use crate::guest::bindings::trellis::host::decoding::{
-    Distribution, ScoreRequest, SpeculateRequest, StepRequest,
+    Distribution, LogprobsRequest, ScoreRequest, SpeculateRequest, StepRequest,
 };
 use crate::guest::bindings::trellis::host::models::{ChatEnd, ChatMessage, ModelInfo, SpecialTokens};
-use crate::guest::bindings::trellis::host::session::{LogLevel, Usage};
+use crate::guest::bindings::trellis::host::session::{Inbox, LogLevel, Usage};
 use crate::guest::bindings::trellis::host::streams::{
     Completion, FinishReason, GenerateRequest, StreamOptions,
 };
@@ -52,6 +52,11 @@ macro_rules! taped {
         fn $name:ident($($argument:ident: $type:ty),*) -> $reply:ty; $($rest:tt)*
     ) => {
         fn $name(&mut self, $($argument: $type),*) -> $reply {
+            let parts: &[usize] = &[$($argument.n_bytes()),*];
+            let n_bytes = parts.iter().sum();
+            if n_bytes > self.0.limits.call_bytes {
+                return Reply::too_long(n_bytes, self.0.limits.call_bytes);
+            }
             let Some(tape) = self.0.tape.clone() else {
                 return <GuestState as $trait>::$name(self.0, $($argument),*);
             };
@@ -75,6 +80,11 @@ macro_rules! taped {
         async fn $name:ident($($argument:ident: $type:ty),*) -> $reply:ty; $($rest:tt)*
     ) => {
         async fn $name(&mut self, $($argument: $type),*) -> $reply {
+            let parts: &[usize] = &[$($argument.n_bytes()),*];
+            let n_bytes = parts.iter().sum();
+            if n_bytes > self.0.limits.call_bytes {
+                return Reply::too_long(n_bytes, self.0.limits.call_bytes);
+            }
             let Some(tape) = self.0.tape.clone() else {
                 return <GuestState as $trait>::$name(self.0, $($argument),*).await;
             };
@@ -114,6 +124,7 @@ taped!(models::HostModel, "model." {
     ) -> Result<Vec<u32>, HostError>;
     async fn decode(model: Resource<GuestModel>, tokens: Vec<u32>) -> Result<String, HostError>;
     fn token_bytes(model: Resource<GuestModel>, token: u32) -> Result<Vec<u8>, HostError>;
+    async fn vocabulary(model: Resource<GuestModel>) -> Result<Vec<Vec<u8>>, HostError>;
     async fn encode_chat(
         model: Resource<GuestModel>, messages: Vec<ChatMessage>, end: ChatEnd
     ) -> Result<Vec<u32>, HostError>;
@@ -153,6 +164,7 @@ impl samplers::Host for Taped<'_> {}
 taped!(samplers::HostTokenMask, "token_mask." {
     fn allow(model: Resource<GuestModel>, tokens: Vec<u32>) -> Result<Resource<GuestMask>, HostError>;
     fn forbid(model: Resource<GuestModel>, tokens: Vec<u32>) -> Result<Resource<GuestMask>, HostError>;
+    fn from_bits(model: Resource<GuestModel>, bits: Vec<u64>) -> Result<Resource<GuestMask>, HostError>;
     fn drop(mask: Resource<GuestMask>) -> wasmtime::Result<()>;
 });
 
@@ -176,12 +188,13 @@ taped!(samplers::HostSampler, "sampler." {
 
 taped!(decoding::Host, "decoding." {
     async fn top(contexts: Vec<Resource<GuestContext>>, n: u32) -> Result<Vec<Distribution>, HostError>;
+    async fn tops(requests: Vec<ScoreRequest>, n: u32) -> Result<Vec<Vec<Distribution>>, HostError>;
     async fn step(requests: Vec<StepRequest>) -> Result<Vec<Candidate>, HostError>;
     async fn speculate(requests: Vec<SpeculateRequest>) -> Result<Vec<Vec<Candidate>>, HostError>;
     async fn score(requests: Vec<ScoreRequest>) -> Result<Vec<Vec<f32>>, HostError>;
-    async fn logprobs(context: Resource<GuestContext>, tokens: Vec<u32>) -> Result<Vec<f32>, HostError>;
-    async fn full(context: Resource<GuestContext>) -> Result<Vec<f32>, HostError>;
-    async fn embedding(context: Resource<GuestContext>) -> Result<Vec<f32>, HostError>;
+    async fn logprobs(requests: Vec<LogprobsRequest>) -> Result<Vec<Vec<f32>>, HostError>;
+    async fn full(contexts: Vec<Resource<GuestContext>>) -> Result<Vec<Vec<f32>>, HostError>;
+    async fn embedding(contexts: Vec<Resource<GuestContext>>) -> Result<Vec<Vec<f32>>, HostError>;
 });
 
 taped!(streams::Host, "streams." {
@@ -205,9 +218,10 @@ taped!(session::Host, "session." {
     async fn emit_text(text: String) -> Result<(), HostError>;
     async fn emit_tokens(tokens: Vec<u32>) -> Result<(), HostError>;
     async fn emit_json(json: String) -> Result<(), HostError>;
-    async fn receive() -> Result<Option<String>, HostError>;
+    async fn receive(wait_ms: Option<u64>) -> Result<Inbox, HostError>;
     fn log(level: LogLevel, line: String) -> wasmtime::Result<()>;
     fn get_usage() -> wasmtime::Result<Usage>;
+    fn call_bytes() -> wasmtime::Result<u64>;
     fn deadline_ms() -> wasmtime::Result<u64>;
     fn seed() -> wasmtime::Result<u64>;
 });

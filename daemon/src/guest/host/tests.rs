@@ -1,6 +1,7 @@
 //! The host API called as the generated bindings call it.
 
 mod held;
+mod v0_1;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -16,13 +17,13 @@ use super::types::{GuestContext, GuestModel, GuestSampler, GuestStream, HostErro
 use crate::guest::beside::Beside;
 use crate::guest::bindings::trellis::host::contexts::{Host as _, HostContext};
 use crate::guest::bindings::trellis::host::decoding::{
-    Host as _, ScoreRequest, SpeculateRequest, StepRequest,
+    Host as _, LogprobsRequest, ScoreRequest, SpeculateRequest, StepRequest,
 };
 use crate::guest::bindings::trellis::host::models::{ChatEnd, ChatMessage, HostModel, SpecialTokens};
 use crate::guest::bindings::trellis::host::samplers::{HostSampler, HostTokenMask};
 use crate::guest::bindings::trellis::host::session::Host as _;
 use crate::guest::bindings::trellis::host::streams::{
-    Emit, FinishReason, GenerateRequest, Host as _, HostStream, StreamOptions,
+    Emit, FinishReason, GenerateRequest, Host as _, HostStream, Keep, StreamOptions,
 };
 use crate::guest::bindings::trellis::host::types::Error as ApiError;
 use crate::guest::guest_models::GuestModels;
@@ -154,10 +155,21 @@ impl Guest {
         GenerateRequest {
             context: again(context),
             sampler: again(sampler),
+            seed: None,
             max_tokens: Some(40),
             stop_tokens: Vec::new(),
-            stop_strings: Vec::new(),
+            stop_texts: Vec::new(),
+            keep: Keep::Tokens,
             emit: Emit::Nothing,
+        }
+    }
+}
+
+impl PartialEq for FinishReason {
+    fn eq(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::StopToken(a), Self::StopToken(b)) | (Self::StopText(a), Self::StopText(b)) => a == b,
+            _ => std::mem::discriminant(self) == std::mem::discriminant(other),
         }
     }
 }
@@ -295,7 +307,7 @@ async fn a_stream_counts_its_tokens_and_stays_ended() {
     assert!(guest.next(&stream).await.is_none());
     assert_eq!(
         HostStream::finish(&mut guest.state, again(&stream)).expect("a stream"),
-        Some(FinishReason::Stop)
+        Some(FinishReason::StopToken(stop))
     );
 
     // The stream alone keeps the context alive.
@@ -327,7 +339,8 @@ async fn generate_is_many_streams_at_once() {
     for ((completion, expected), context) in completions.iter().zip(&expected).zip(&contexts) {
         assert_eq!(completion.tokens, *expected);
         assert_eq!(completion.finish, FinishReason::MaxTokens);
-        assert!(completion.logprob < 0.0);
+        assert_eq!(completion.logprobs.len(), 40);
+        assert!(completion.logprobs.iter().all(|&logprob| logprob <= 0.0));
         assert!(guest.tokens(context).ends_with(expected));
         let model = guest.model("tiny");
         assert_eq!(completion.text, guest.state.decode(model, expected.clone()).await.expect("text"));
@@ -335,7 +348,7 @@ async fn generate_is_many_streams_at_once() {
 }
 
 #[tokio::test]
-async fn a_stop_string_ends_the_text_before_it() {
+async fn a_stop_text_ends_the_text_before_it() {
     let mut guest = guest();
     let sampler = guest.sampler(0, 0.0);
     let free = guest.context("Once upon a time").await;
@@ -347,12 +360,12 @@ async fn a_stop_string_ends_the_text_before_it() {
     let context = guest.context("Once upon a time").await;
     let n_before = guest.tokens(&context).len();
     let request = GenerateRequest {
-        stop_strings: vec![stop.clone()],
+        stop_texts: vec![stop.clone()],
         emit: Emit::Text,
         ..guest.request(&context, &sampler)
     };
     let [stopped] = guest.state.generate(vec![request]).await.expect("a text").try_into().expect("one");
-    assert_eq!(stopped.finish, FinishReason::Stop);
+    assert_eq!(stopped.finish, FinishReason::StopText(0));
     assert_eq!(stopped.text, all.text[..all.text.find(&stop).expect("taken from it")]);
     assert!(all.tokens.starts_with(&stopped.tokens) && stopped.tokens.len() < all.tokens.len());
     assert_eq!(guest.tokens(&context)[n_before..], stopped.tokens);
@@ -433,18 +446,19 @@ async fn mistakes_are_typed_errors_with_value_and_limit() {
     let empty = vec![ScoreRequest { context: again(&context), continuation: Vec::new() }];
     assert!(matches!(refused(guest.state.score(empty).await), ApiError::InvalidArgument(_)));
 
-    let error = refused(guest.state.logprobs(again(&context), vec![1; 1025]).await);
+    let asked = |n| vec![LogprobsRequest { context: again(&context), tokens: vec![1; n] }];
+    let error = refused(guest.state.logprobs(asked(1025)).await);
     assert!(
         matches!(&error, ApiError::InvalidArgument(argument)
-            if argument.value == "1025" && argument.expected.contains("1024")),
+            if argument.value.starts_with("1025") && argument.expected.contains("1024")),
         "{error:?}"
     );
-    let logprobs = guest.state.logprobs(again(&context), vec![1; 1024]).await.expect("as many as may be");
-    assert_eq!(logprobs.len(), 1024);
+    let logprobs = guest.state.logprobs(asked(1024)).await.expect("as many as may be");
+    assert_eq!(logprobs[0].len(), 1024);
 
     let tiny = guest.model("tiny");
     let bare = guest.state.create(tiny).await.expect("a context");
-    assert!(matches!(refused(guest.state.embedding(again(&bare)).await), ApiError::EmptyContext));
+    assert!(matches!(refused(guest.state.embedding(vec![again(&bare)]).await), ApiError::EmptyContext));
 
     let draft = guest.model("draft");
     let mask = HostTokenMask::allow(&mut guest.state, again(&draft), vec![1]).expect("a mask");
@@ -503,7 +517,7 @@ async fn budgets_say_their_numbers() {
     );
 
     let used = guest.state.get_usage().expect("usage").tokens.used;
-    let row = guest.state.full(again(&context)).await.expect("a row");
+    let row = guest.state.full(vec![again(&context)]).await.expect("a row").remove(0);
     assert_eq!(row.len(), 4096);
     let sum: f32 = row.iter().map(|logprob| logprob.exp()).sum();
     assert!((sum - 1.0).abs() <= 1e-3, "{sum}");

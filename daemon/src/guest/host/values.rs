@@ -4,12 +4,12 @@ use wasmtime::component::Resource;
 
 use super::types::HostError;
 use crate::guest::bindings::trellis::host::decoding::{
-    Distribution, ScoreRequest, SpeculateRequest, StepRequest,
+    Distribution, LogprobsRequest, ScoreRequest, SpeculateRequest, StepRequest,
 };
 use crate::guest::bindings::trellis::host::models::{ChatEnd, ChatMessage, ModelInfo, SpecialTokens};
-use crate::guest::bindings::trellis::host::session::{LogLevel, Meter, Usage};
+use crate::guest::bindings::trellis::host::session::{Inbox, LogLevel, Meter, Usage};
 use crate::guest::bindings::trellis::host::streams::{
-    Completion, Emit, FinishReason, GenerateRequest, StreamOptions,
+    Completion, Emit, FinishReason, GenerateRequest, Keep, StreamOptions,
 };
 use crate::guest::bindings::trellis::host::types::{
     Argument, BudgetLimit, Candidate, ContextLimit, Error, ModelPair, TokenRange, UnknownName,
@@ -24,6 +24,11 @@ pub(super) trait Data: Sized {
     /// # Errors
     /// It is of another type.
     fn from_value(value: Value) -> Result<Self, Mismatch>;
+
+    /// Bytes that it takes as an argument.
+    fn n_bytes(&self) -> usize {
+        size_of::<Self>()
+    }
 
     fn list_to_value(items: &[Self]) -> Value {
         Value::List(items.iter().map(Self::to_value).collect())
@@ -49,6 +54,9 @@ pub(super) trait Reply: Sized {
 
     /// What ends the guest.
     fn fault(fault: wasmtime::Error) -> Self;
+
+    /// Refuses arguments that are longer than they may be together.
+    fn too_long(n_bytes: usize, n_bytes_max: usize) -> Self;
 }
 
 fn fault_answer(fault: &wasmtime::Error) -> Answer {
@@ -73,6 +81,10 @@ impl<T: Data> Reply for wasmtime::Result<T> {
     fn fault(fault: wasmtime::Error) -> Self {
         Err(fault)
     }
+
+    fn too_long(_: usize, _: usize) -> Self {
+        Err(GuestFault::CallBytes.into())
+    }
 }
 
 impl<T: Data> Reply for Result<T, HostError> {
@@ -94,6 +106,12 @@ impl<T: Data> Reply for Result<T, HostError> {
 
     fn fault(fault: wasmtime::Error) -> Self {
         Err(HostError::Fault(fault))
+    }
+
+    fn too_long(n_bytes: usize, n_bytes_max: usize) -> Self {
+        let (what, used) = ("bytes of one call".to_owned(), 0);
+        let (requested, limit) = (n_bytes as u64, n_bytes_max as u64);
+        Err(Error::BudgetExceeded(BudgetLimit { what, used, requested, limit }).into())
     }
 }
 
@@ -206,6 +224,10 @@ impl Data for String {
             other => Err(other.mismatch("a text")),
         }
     }
+
+    fn n_bytes(&self) -> usize {
+        self.len()
+    }
 }
 
 impl<T: Data> Data for Vec<T> {
@@ -215,6 +237,10 @@ impl<T: Data> Data for Vec<T> {
 
     fn from_value(value: Value) -> Result<Self, Mismatch> {
         T::list_from_value(value)
+    }
+
+    fn n_bytes(&self) -> usize {
+        self.iter().map(T::n_bytes).sum()
     }
 }
 
@@ -228,6 +254,10 @@ impl<T: Data> Data for Option<T> {
             Value::Option(value) => value.map(|value| T::from_value(*value)).transpose(),
             other => Err(other.mismatch("something or none")),
         }
+    }
+
+    fn n_bytes(&self) -> usize {
+        self.as_ref().map_or(0, T::n_bytes)
     }
 }
 
@@ -244,6 +274,10 @@ impl<A: Data, B: Data> Data for (A, B) {
             },
             other => Err(other.mismatch("a pair")),
         }
+    }
+
+    fn n_bytes(&self) -> usize {
+        self.0.n_bytes() + self.1.n_bytes()
     }
 }
 
@@ -279,6 +313,10 @@ macro_rules! records {
                 $(let $field = Data::from_value(values.next().unwrap_or(Value::Unit))?;)+
                 Ok(Self { $($field),+ })
             }
+
+            fn n_bytes(&self) -> usize {
+                [$(self.$field.n_bytes()),+].into_iter().sum()
+            }
         }
     )+};
 }
@@ -288,13 +326,15 @@ records! {
     BudgetLimit { what, used, requested, limit }
     Candidate { token, logprob }
     ChatMessage { role, content }
-    Completion { tokens, text, logprob, finish }
+    Completion { tokens, logprobs, text, finish }
     ContextLimit { n_tokens, n_positions }
     Distribution { candidates, entropy }
-    GenerateRequest { context, sampler, max_tokens, stop_tokens, stop_strings, emit }
+    GenerateRequest { context, sampler, seed, max_tokens, stop_tokens, stop_texts, keep, emit }
+    LogprobsRequest { context, tokens }
     Meter { used, limit }
     ModelInfo {
-        name, architecture, vocab_size, n_positions, hidden_size, bos_token, stop_tokens, device, dtype,
+        name, architecture, vocab_size, n_positions, hidden_size, bos_token, stop_tokens, special_tokens, tokenizer,
+        device, dtype,
     }
     ModelPair { left, right }
     ScoreRequest { context, continuation }
@@ -337,10 +377,12 @@ cases! {
     Emit { Nothing, Text }
     Error {
         EmptyContext, Cancelled;
-        UnknownModel, TokenOutOfRange, ContextFull, InvalidArgument, BudgetExceeded, NotFound, ModelMismatch,
-        NoChatTemplate, ChatTemplate, NoToken, EngineFailed
+        UnknownModel, ModelLeaving, TokenOutOfRange, ContextFull, InvalidArgument, BudgetExceeded, NotFound,
+        ModelMismatch, NoChatTemplate, ChatTemplate, NoToken, NotANumber, EngineFailed
     }
-    FinishReason { Stop, MaxTokens, ContextFull }
+    FinishReason { MaxTokens, ContextFull; StopToken, StopText }
+    Inbox { NothingYet, Closed; Message }
+    Keep { Tokens, Text }
     LogLevel { Debug, Info, Warn, Error }
     SpecialTokens { Parse, AsText }
 }

@@ -3,7 +3,11 @@
 use std::hint::black_box;
 use std::time::Duration;
 
-use trellis_guest::{Chat, ChatEnd, Context, LogLevel, Model, Sampler, Token, emit, emit_tokens, log};
+use trellis_guest::bindings::trellis::host::session::emit_text;
+use trellis_guest::bindings::trellis::host::types::Error as ApiError;
+use trellis_guest::{
+    Chat, ChatEnd, Context, Error, LogLevel, Model, Sampler, Token, emit, emit_json, emit_tokens, log,
+};
 
 use crate::Outcome;
 
@@ -82,7 +86,18 @@ pub(crate) fn attack(mode: &str) -> Outcome {
             let sampler = Sampler::greedy();
             hoard(|| Ok(context.stream(&sampler).open()?))
         }
-        "long-call" => Ok(emit(&"x".repeat(4 << 20))?),
+        "long-call" => match emit_text(&"x".repeat(2 << 20)) {
+            Err(ApiError::BudgetExceeded(budget)) => {
+                emit_json(&[budget.requested, budget.limit])?;
+                // The SDK knows better.
+                emit(&"x".repeat(2 << 20))?;
+                let text = Model::open_default()?.encode(&"x".repeat(17 << 20)).map(|tokens| tokens.len());
+                Ok(emit(&text.expect_err("it is too long").to_string())?)
+            }
+            other => Err(format!("{other:?}").into()),
+        },
+        // Longer than what the host looks at.
+        "longest-call" => Ok(emit_text(&"x".repeat(17 << 20)).map_err(Error::from)?),
         "deep-template" => {
             let mut chat = Chat::new();
             for _ in 0..10_000 {

@@ -3,6 +3,7 @@
 mod attacks;
 mod mistakes;
 mod neighbour;
+mod tour;
 mod world;
 
 use std::error::Error;
@@ -24,6 +25,7 @@ fn run() -> Outcome {
         "puppet" => neighbour::puppet(rest),
         "visitor" => neighbour::visitor(rest),
         "mistakes" => mistakes::make_all(),
+        "tour" => tour::call_everything(),
         "world" => world::look_around(),
         mode => attacks::attack(mode),
     }

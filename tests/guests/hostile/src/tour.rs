@@ -1,0 +1,282 @@
+//! Every function of the host API, and what its answers have to do with those of others.
+
+use std::time::Duration;
+
+use trellis_guest::{
+    Candidate, Chat, ChatEnd, Context, Error, FinishReason, Inbox, LogLevel, Model, Sampler, Token,
+    TokenMask, call_bytes, embedding_all, emit, emit_json, emit_tokens, forget, full_all, generate_all, log,
+    logprobs_all, receive, receive_json, receive_within, score_all, seed, speculate_all, step_all, time_left,
+    top_all, tops_all, try_receive, usage,
+};
+
+use crate::Outcome;
+
+/// The greatest difference of two log-probabilities that are one.
+const TOLERANCE: f32 = 1e-4;
+
+pub(crate) fn call_everything() -> Outcome {
+    let model = Model::open_default()?;
+    let vocabulary = models(&model)?;
+    let prompt = contexts(&model)?;
+    raw(&prompt)?;
+    drawn(&prompt)?;
+    masked(&model, &prompt, &vocabulary)?;
+    generated(&model, &prompt)?;
+    session()
+}
+
+fn is_near(a: f32, b: f32) -> bool {
+    (a - b).abs() <= TOLERANCE
+}
+
+fn models(model: &Model) -> Result<Vec<Vec<u8>>, Error> {
+    let info = model.info();
+    assert_eq!(Model::names(), ["tiny", "draft"]);
+    assert_eq!(Model::open("draft")?.info().tokenizer, info.tokenizer, "they share it");
+    let tokens = model.encode("Once upon <|end|>")?;
+    assert_eq!(model.decode(&tokens)?, "Once upon <|end|>");
+    let markup = model.encode_markup("Once upon <|end|>")?;
+    assert!(info.special_tokens.contains(markup.last().expect("some")));
+    assert!(info.special_tokens.is_sorted() && model.decode(&markup)? == "Once upon ");
+    let chat = model.encode_chat(&Chat::new().user("Hi"), ChatEnd::Assistant)?;
+    assert!(chat.iter().any(|token| info.special_tokens.contains(token)));
+
+    let vocabulary = model.vocabulary()?.to_vec();
+    assert_eq!(vocabulary.len(), info.vocab_size as usize);
+    for token in (0..info.vocab_size).step_by(97).chain(info.special_tokens.iter().copied()) {
+        let bytes = model.token_bytes(token)?;
+        let expected = if info.special_tokens.contains(&token) { &[][..] } else { &bytes };
+        assert_eq!(vocabulary[token as usize], expected, "{token}");
+    }
+    let mut decoder = model.text_decoder();
+    let mut text = String::new();
+    for token in model.encode("naïve é")? {
+        text += &decoder.push(token)?;
+    }
+    assert_eq!(text + &decoder.finish(), "naïve é");
+    Ok(vocabulary)
+}
+
+fn contexts(model: &Model) -> Result<Context, Error> {
+    let context = model.context()?;
+    context.append_markup("<|begin_of_text|>")?;
+    let n = context.append_text("Once upon a time there was")?;
+    assert_eq!(context.length(), n + 1);
+    context.prefill()?;
+    context.save("tour")?;
+    let saved = model.saved_context("tour")?;
+    forget("tour")?;
+    assert!(matches!(model.saved_context("tour"), Err(Error::NotFound { .. })));
+    assert_eq!(saved.tokens(), context.tokens());
+    let fork = context.fork()?;
+    fork.append(&[40, 41])?;
+    assert_eq!(fork.tokens_from(n + 1), [40, 41]);
+    fork.truncate(n + 1)?;
+    assert_eq!(fork.tokens(), context.tokens());
+    assert!(context.capacity() > n);
+    Ok(context)
+}
+
+/// Looking without drawing.
+fn raw(prompt: &Context) -> Outcome {
+    let (one, two) = (prompt.fork()?, prompt.fork()?);
+    two.append(&[100])?;
+    let continuation: Vec<Token> = one.model().encode(" a little dog who")?;
+    let contexts = [&one, &two];
+    let both = || contexts.map(|context| (context, continuation.as_slice()));
+
+    let tops = top_all(contexts, 5)?;
+    let rows = full_all(contexts)?;
+    let hidden = embedding_all(contexts)?;
+    let scores = score_all(both())?;
+    let places = tops_all(both(), 1024)?;
+    let logprobs = logprobs_all([(&one, &continuation[..1]), (&two, &[])])?;
+    assert!(logprobs[1].is_empty() && is_near(logprobs[0][0], scores[0][0]));
+    for idx in 0..2 {
+        assert_eq!(hidden[idx].len(), one.model().info().hidden_size as usize);
+        for next in &tops[idx].candidates {
+            assert!(is_near(next.logprob, rows[idx][next.token as usize]));
+        }
+        assert_eq!(places[idx].len(), continuation.len());
+        assert_eq!(places[idx][0].candidates[..5].len(), tops[idx].candidates.len());
+        for ((place, &token), &score) in places[idx].iter().zip(&continuation).zip(&scores[idx]) {
+            let among = place.candidates.iter().find(|next| next.token == token);
+            assert!(among.is_none_or(|next| is_near(next.logprob, score)), "{token}: {among:?}, {score}");
+            assert!(place.candidates.is_sorted_by(|a, b| a.logprob >= b.logprob) && place.entropy >= 0.0);
+        }
+        // Each place is what is seen by who stands there.
+        let walker = contexts[idx].fork()?;
+        for (place, &token) in places[idx].iter().zip(&continuation) {
+            let top = walker.top(3)?;
+            let tokens = |candidates: &[Candidate]| candidates.iter().map(|c| c.token).collect::<Vec<_>>();
+            assert_eq!(tokens(&top.candidates), tokens(&place.candidates[..3]));
+            assert!(is_near(top.entropy, place.entropy));
+            walker.append(&[token])?;
+        }
+    }
+    assert_ne!(rows[0], rows[1]);
+    let many = one.tops(&[100; 65], 1024);
+    assert!(matches!(many, Err(Error::InvalidArgument { .. })), "{many:?}");
+    let forks = (0..17).map(|_| one.fork()).collect::<Result<Vec<_>, _>>()?;
+    let many = full_all(&forks).map(|rows| rows.len());
+    assert!(matches!(many, Err(Error::InvalidArgument { .. })), "{many:?}");
+    Ok(())
+}
+
+fn drawn(prompt: &Context) -> Outcome {
+    let sampler = Sampler::seeded(seed()).temperature(0.9).build()?;
+    let (stepped, guessed, streamed) = (prompt.fork()?, prompt.fork()?, prompt.fork()?);
+    let mut tokens = Vec::new();
+    for _ in 0..4 {
+        tokens.push(step_all([(&stepped, &sampler)])?[0].token);
+    }
+    let all = speculate_all([(&guessed, &sampler, &tokens[..3])])?.remove(0);
+    assert_eq!(all.iter().map(|drawn| drawn.token).collect::<Vec<_>>(), tokens);
+
+    let stream = streamed.stream(&sampler).stop_tokens(&tokens[3..]).open()?;
+    let pulled: Vec<Token> = stream.map(|drawn| drawn.map(|drawn| drawn.token)).collect::<Result<_, _>>()?;
+    let n_stop = tokens.iter().position(|&token| token == tokens[3]).expect("it is there");
+    assert_eq!(pulled, tokens[..=n_stop]);
+    streamed.truncate(prompt.length())?;
+    let mut stream = streamed.stream(&sampler).stop_tokens(&tokens[3..]).max_tokens(40).open()?;
+    assert_eq!(stream.finish(), None);
+    stream.by_ref().try_for_each(|drawn| drawn.map(drop))?;
+    assert_eq!(stream.finish(), Some(FinishReason::StopToken(tokens[3])));
+    // Another sampler holds from the next token on.
+    streamed.truncate(prompt.length())?;
+    let mut stream = streamed.stream(&sampler).stop_tokens(&[]).max_tokens(2).open()?;
+    stream.next().transpose()?;
+    let greedy = Sampler::greedy();
+    stream.set_sampler(&greedy)?;
+    let best = streamed.top(1)?.candidates[0].token;
+    assert_eq!(stream.next().transpose()?.map(|drawn| drawn.token), Some(best));
+    assert_eq!((stream.next().is_none(), stream.finish()), (true, Some(FinishReason::MaxTokens)));
+
+    // Each setting by itself: what would be drawn differently is of no matter here.
+    let all = Sampler::seeded(1).build()?;
+    all.set_temperature(0.7)?;
+    all.set_top_k(Some(50))?;
+    all.set_top_p(Some(0.9))?;
+    all.set_min_p(Some(0.01))?;
+    all.set_repetition_penalty(1.1)?;
+    all.set_frequency_penalty(0.1)?;
+    all.set_presence_penalty(0.1)?;
+    all.set_penalty_last_n(Some(8))?;
+    all.set_bias(&[(best, 0.5)])?;
+    prompt.fork()?.step(&all)?;
+    Ok(())
+}
+
+fn masked(model: &Model, prompt: &Context, vocabulary: &[Vec<u8>]) -> Outcome {
+    let is_digit = |bytes: &[u8]| bytes.iter().all(u8::is_ascii_digit);
+    let digits: Vec<Token> = (0..vocabulary.len() as Token)
+        .filter(|&token| !vocabulary[token as usize].is_empty() && is_digit(&vocabulary[token as usize]))
+        .collect();
+    let others: Vec<Token> = (0..vocabulary.len() as Token).filter(|token| !digits.contains(token)).collect();
+    // No token without text passes, though every one of them would pass the test.
+    let masks = [
+        TokenMask::allow(model, &digits)?,
+        TokenMask::forbid(model, &others)?,
+        TokenMask::allow_where(model, is_digit)?,
+    ];
+    let draw = |mask: &TokenMask| {
+        let sampler = Sampler::seeded(5).temperature(3.0).build()?;
+        sampler.set_mask(Some(mask))?;
+        let tokens = prompt.fork()?.generate(&sampler).stop_tokens(&[]).max_tokens(12).run()?.tokens;
+        assert!(tokens.iter().all(|token| digits.contains(token)), "{tokens:?}");
+        Ok::<_, Error>(tokens)
+    };
+    let texts = [draw(&masks[0])?, draw(&masks[1])?, draw(&masks[2])?];
+    assert!(texts.iter().all(|text| *text == texts[0]), "{texts:?}");
+    let short = TokenMask::from_bits(model, &[1]).map(drop);
+    assert!(matches!(short, Err(Error::InvalidArgument { .. })), "{short:?}");
+    // Bits past the vocabulary are none.
+    TokenMask::from_bits(model, &vec![u64::MAX; vocabulary.len().div_ceil(64)])?;
+    Ok(())
+}
+
+fn generated(model: &Model, prompt: &Context) -> Outcome {
+    let sampler = Sampler::seeded(seed()).build()?;
+    let free = prompt.fork()?.generate(&sampler).stop_tokens(&[]).max_tokens(40).run()?;
+    assert_eq!((free.finish, free.is_finished()), (FinishReason::MaxTokens, false));
+    assert_eq!((free.tokens.len(), free.logprobs.len()), (40, 40));
+    assert!(free.logprobs.iter().zip(&prompt.score(&free.tokens)?).all(|(a, b)| is_near(*a, *b)));
+
+    // A seed of its own is as good as a sampler of its own, and forks have one each.
+    let forks = prompt.forks(3, &sampler)?;
+    let texts = generate_all(forks.iter().map(|(fork, sampler)| fork.generate(sampler).max_tokens(8)))?;
+    let again = (0..3).map(|_| prompt.fork()).collect::<Result<Vec<_>, _>>()?;
+    let seeds = again
+        .iter()
+        .enumerate()
+        .map(|(i, fork)| fork.generate(&sampler).seed(seed() ^ i as u64).max_tokens(8));
+    let same = generate_all(seeds)?;
+    assert!(texts.iter().zip(&same).all(|(a, b)| a.tokens == b.tokens));
+    assert!(texts.windows(2).any(|pair| pair[0].tokens != pair[1].tokens));
+
+    // Stop texts that begin within a token, and at the beginning of one.
+    let stop_token = free.tokens[7];
+    for start in 4..16 {
+        let stop: String = free.text.chars().skip(start).take(3).collect();
+        let before = &free.text[..free.text.find(&stop).expect("taken from it")];
+        for keeps_text in [false, true] {
+            let context = prompt.fork()?;
+            let mut request =
+                context.generate(&sampler).stop_tokens(&[]).max_tokens(40).stop_at("\u{7}").stop_at(&stop);
+            if keeps_text {
+                request = request.keep_text_only();
+            }
+            let stopped = request.run()?;
+            assert_eq!(
+                (stopped.finish, stopped.is_finished()),
+                (FinishReason::StopText(1), true),
+                "{stop:?}"
+            );
+            assert_eq!(stopped.text, before, "{stop:?}");
+            assert_eq!(stopped.tokens, free.tokens[..stopped.tokens.len()]);
+            let kept = context.tokens_from(prompt.length());
+            assert!(stopped.tokens.starts_with(&kept));
+            if keeps_text {
+                // As many whole tokens as the text has, and no more.
+                assert!(before.starts_with(&model.decode(&kept)?), "{stop:?}");
+                let longer = model.decode(&stopped.tokens[..kept.len() + 1])?;
+                assert!(!before.starts_with(&longer), "{stop:?}: {longer:?} was cut off");
+            } else {
+                assert_eq!(kept, stopped.tokens);
+            }
+        }
+    }
+    let context = prompt.fork()?;
+    let stopped = context.generate(&sampler).stop_tokens(&[stop_token]).keep_text_only().run()?;
+    assert_eq!(stopped.finish, FinishReason::StopToken(stop_token));
+    let n_kept = stopped.tokens.len() - 1;
+    assert_eq!(context.tokens_from(prompt.length()), stopped.tokens[..n_kept]);
+    assert_eq!(stopped.text, model.decode(&stopped.tokens[..n_kept])?);
+
+    let nearly_full = model.context()?;
+    nearly_full.append(&vec![100; nearly_full.capacity() as usize - 3])?;
+    let full = nearly_full.generate(&sampler).stop_tokens(&[]).run()?;
+    assert_eq!((full.finish, full.tokens.len()), (FinishReason::ContextFull, 3));
+    Ok(())
+}
+
+/// The client sends nothing before it has had a text, then a message, a list of numbers, one more message, and its end.
+fn session() -> Outcome {
+    assert!(time_left() > Duration::ZERO && call_bytes() > 0);
+    let tokens = usage().tokens;
+    assert!(0 < tokens.used && tokens.used <= tokens.limit);
+    log(LogLevel::Info, "all was called");
+    assert!(matches!(try_receive()?, Inbox::NothingYet));
+    assert!(matches!(receive_within(Duration::from_millis(20))?, Inbox::NothingYet));
+    emit("well\n")?;
+    emit_tokens(&[1, 2, 3])?;
+    assert_eq!(receive()?.as_deref(), Some("one"));
+    assert_eq!(receive_json::<Vec<u32>>()?, Some(vec![1, 2]));
+    let Inbox::Message(last) = receive_within(Duration::from_secs(60))? else {
+        return Err("no message".into());
+    };
+    emit_json(&last)?;
+    assert_eq!((receive()?, receive_json::<u32>()?), (None, None));
+    assert!(matches!((try_receive()?, receive_within(Duration::MAX)?), (Inbox::Closed, Inbox::Closed)));
+    Ok(())
+}
