@@ -10,7 +10,7 @@ use std::sync::Arc;
 use smallvec::SmallVec;
 
 use self::history::History;
-use self::states::{States, carried_on};
+use self::states::States;
 use crate::account::{Owner, Resource};
 use crate::batch::{Drawn, Token, Tokens};
 use crate::command::{Answer, Ask, ContextId, Edit, Guess, MaskSource, Operation, RunSettings};
@@ -22,7 +22,7 @@ use crate::kv::Footprint;
 use crate::line::Standing;
 use crate::model_handle::ModelHandle;
 use crate::run::{Finish, Progress, RunEvent, RunQueue};
-use crate::sampling::program::ProgramId;
+use crate::sampling::program::N_REPORTS_MAX;
 use crate::sampling::{Sampler, SamplerError, TokenMask};
 
 /// A token sequence whose KV cache the engine holds.
@@ -36,18 +36,22 @@ pub struct Context {
     caller: Arc<Caller>,
     tokens: History,
     states: States,
+    /// What the program of the last draw reported.
+    reports: Reports,
     footprint: Footprint,
     /// The engine has `tokens[..n_synced]`, and past them at most what a run decoded ahead.
     n_synced: usize,
     run: Option<Run>,
 }
 
+type Reports = SmallVec<[f32; N_REPORTS_MAX]>;
+
 #[derive(Debug)]
 struct Run {
     key: RunKey,
     queue: RunQueue,
-    /// The program that draws.
-    program: Option<ProgramId>,
+    /// How its tokens are drawn.
+    sampler: Arc<Sampler>,
 }
 
 /// Tells the streams over one context apart, and the settings of one stream before and after a change.
@@ -138,8 +142,8 @@ impl Context {
         let footprint = Footprint::new(account, tokens.len())?;
         account.charge(Resource::Contexts, 1)?;
         let (id, model, n_synced) = (model.note_opened(), model.clone(), tokens.len());
-        let states = States::default();
-        Ok(Self { id, model, caller, tokens, states, footprint, n_synced, run: None })
+        let (states, reports) = (States::default(), Reports::default());
+        Ok(Self { id, model, caller, tokens, states, reports, footprint, n_synced, run: None })
     }
 
     /// The model that it is of.
@@ -184,14 +188,25 @@ impl Context {
         let n_before = self.tokens.len();
         let tokens: SmallVec<[Token; 16]> = drawn.iter().map(|drawn| drawn.candidate.token).collect();
         self.append(&tokens).await?;
-        if let Some(program) = sampler.program.as_ref().and_then(carried_on) {
-            for (idx, left) in
-                drawn.iter().enumerate().filter_map(|(idx, drawn)| Some((idx, drawn.left.as_ref()?)))
-            {
-                self.states.note(n_before + idx + 1, program, left.next);
-            }
+        for (idx, drawn) in drawn.iter().enumerate() {
+            self.note_left(n_before + idx + 1, drawn, sampler);
         }
         Ok(())
+    }
+
+    /// Notes what the program left that drew the last of `n_tokens`.
+    fn note_left(&mut self, n_tokens: usize, drawn: &Drawn, sampler: &Sampler) {
+        self.reports.clear();
+        if let (Some(put_on), Some(left)) = (&sampler.program, &drawn.left) {
+            self.reports.extend_from_slice(&left.reports[..put_on.program.n_reports()]);
+            self.states.note(n_tokens, put_on, left.next);
+        }
+    }
+
+    /// The numbers that the program of the last draw reported.
+    #[must_use]
+    pub fn reports(&self) -> &[f32] {
+        &self.reports
     }
 
     fn check_tokens(&self, tokens: &[Token]) -> Result<(), EngineError> {
@@ -349,10 +364,8 @@ impl Context {
                 let _ = tell(queue, progress);
                 self.tokens.push(drawn.candidate.token);
                 self.n_synced += 1;
-                let program = self.run.as_ref().and_then(|run| run.program);
-                if let (Some(program), Some(left)) = (program, &drawn.left) {
-                    self.states.note(self.tokens.len(), program, left.next);
-                }
+                let sampler = self.run.as_ref().expect("a run was just started").sampler.clone();
+                self.note_left(self.tokens.len(), &drawn, &sampler);
                 Ok(Pull::Token(drawn))
             }
             RunEvent::Finished(finish) => {
@@ -409,12 +422,12 @@ impl Context {
             return Err(SamplerError::ProgramUnderMasks.into());
         }
         self.states.carry_on(&mut settings.sampler);
-        let program = settings.sampler.program.as_ref().and_then(carried_on);
+        let sampler = settings.sampler.clone();
         let room = self.model.room(&self.caller).await?;
         let queue = RunQueue::new(self.caller.stand());
         let (id, edit, tag) = (self.id, self.take_edit(), queue.tag());
         self.model.post_into(room, Operation::Run { id, edit, settings, tag })?;
-        self.run = Some(Run { key, queue, program });
+        self.run = Some(Run { key, queue, sampler });
         Ok(())
     }
 

@@ -41,6 +41,8 @@ wasmtime::component::bindgen!({
         "trellis:host/contexts.context": crate::guest::host::types::GuestContext,
         "trellis:host/samplers.token-mask": crate::guest::host::types::GuestMask,
         "trellis:host/samplers.sampler": crate::guest::host::types::GuestSampler,
+        "trellis:host/programs.program": crate::guest::host::types::GuestProgram,
+        "trellis:host/programs.token-bias": crate::guest::host::types::GuestBias,
         "trellis:host/streams.stream": crate::guest::host::types::GuestStream,
     },
     trappable_error_type: { "trellis:host/types.error" => crate::guest::host::types::HostError },

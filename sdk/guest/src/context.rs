@@ -138,6 +138,11 @@ impl Context {
         self.raw.tokens(start, u32::MAX)
     }
 
+    /// The numbers that the program of the last draw reported: at most 4, none where no program drew.
+    pub fn reports(&self) -> Vec<f32> {
+        self.raw.reports()
+    }
+
     /// Computes the KV cache of all tokens now, so that forks made later share it.
     ///
     /// # Errors

@@ -64,6 +64,7 @@ mod decoding;
 mod error;
 mod generate;
 mod model;
+pub mod programs;
 mod sampler;
 mod session;
 mod streams;

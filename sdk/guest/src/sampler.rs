@@ -1,6 +1,7 @@
 //! How tokens are drawn.
 
 use crate::bindings::trellis::host::samplers as raw;
+use crate::programs::{Program, TokenBias};
 use crate::{Model, Result, Token};
 
 /// How a token is drawn from the model's distribution.
@@ -23,6 +24,41 @@ impl Sampler {
     /// A random draw at temperature 1, to be adjusted and then built.
     pub fn seeded(seed: u64) -> SamplerBuilder {
         SamplerBuilder { seed, temperature: 1.0, ..SamplerBuilder::default() }
+    }
+
+    /// Draws by a program: what its last operation gives. The settings of the chain are not there then.
+    ///
+    /// # Errors
+    /// [`BudgetExceeded`](crate::Error::BudgetExceeded) for objects.
+    pub fn by_program(program: &Program, seed: u64) -> Result<Self> {
+        Ok(Self { raw: raw::Sampler::by_program(&program.raw, seed)?, seed })
+    }
+
+    /// Changes the program's parameters, at most 16; those that are not given are 0.
+    ///
+    /// # Errors
+    /// [`InvalidArgument`](crate::Error::InvalidArgument) where one is not finite or there are too many, or where the sampler
+    /// draws by the chain.
+    pub fn set_parameters(&self, parameters: &[f32]) -> Result {
+        Ok(self.raw.set_parameters(parameters)?)
+    }
+
+    /// Gives the program the masks that it names, in their order, at most 16.
+    ///
+    /// # Errors
+    /// [`InvalidArgument`](crate::Error::InvalidArgument) where there are too many, or where the sampler draws by the chain.
+    pub fn set_program_masks(&self, masks: &[&TokenMask]) -> Result {
+        let masks: Vec<_> = masks.iter().map(|mask| &mask.raw).collect();
+        Ok(self.raw.set_program_masks(&masks)?)
+    }
+
+    /// Gives the program the biases that it names, in their order, at most 16.
+    ///
+    /// # Errors
+    /// As [`set_program_masks`](Self::set_program_masks).
+    pub fn set_program_biases(&self, biases: &[&TokenBias]) -> Result {
+        let biases: Vec<_> = biases.iter().map(|bias| &bias.raw).collect();
+        Ok(self.raw.set_program_biases(&biases)?)
     }
 
     /// The same settings with another seed.

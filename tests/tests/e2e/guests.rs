@@ -1,5 +1,6 @@
 //! Each example does what it says.
 
+use std::collections::HashSet;
 use std::fs;
 use std::path::Path;
 use std::sync::{Arc, OnceLock};
@@ -10,7 +11,7 @@ use trellis::config::Config;
 use trellis::daemon::Daemon;
 use trellis_client::StartOptions;
 use trellis_engine::model::{ModelSource, SpecialText};
-use trellis_engine::sampling::Sampler;
+use trellis_engine::sampling::{Sampler, philox4x32};
 use trellis_engine::{Ahead, Context, MaskSource, ModelHandle, Port, Pull, RunKey, RunSettings};
 use trellis_tests::daemons::{self, Ended, with};
 use trellis_tests::engines::{block_on, encode, owner};
@@ -61,6 +62,7 @@ examples! {
     "complete" => complete,
     "json-fields" => json_fields,
     "probe" => probe,
+    "samplers" => samplers,
     "self-consistency" => self_consistency,
     "speculate" => speculate,
     "watermark" => watermark,
@@ -330,6 +332,58 @@ mod check {
         // A question without a call is answered without one.
         let ended = run(name, &["What is 37 + 48?"]).await.well();
         assert_eq!((ended.text.as_str(), ended.log.len()), ("85\n", 0));
+    }
+
+    pub(crate) async fn samplers(name: &str) {
+        let ended = run(name, &["--json", "--max-tokens", "60", "Once upon a time"]).await.well();
+        let of = |sampler: &str| {
+            let found = ended.json.iter().find(|one| one["sampler"] == sampler);
+            let tokens = found.expect("it is among them")["tokens"].as_array().expect("a list").iter();
+            tokens.map(|token| token.as_u64().expect("a token") as u32).collect::<Vec<u32>>()
+        };
+        assert_eq!(ended.json.len(), 21);
+
+        // The chain of settings draws what its program draws.
+        let plain = Sampler { temperature: 0.8, top_p: Some(0.95), seed: 7, ..Sampler::greedy() };
+        let prompt = "<|begin_of_text|>Once upon a time";
+        assert_eq!(of("chain"), draw(prompt, plain, 60).await.0);
+        assert_eq!(of("greedy"), draw(prompt, Sampler::greedy(), 60).await.0);
+
+        // No run of three comes twice, in the prompt neither.
+        let all = [encode(model(), prompt), of("no-repeat-3")].concat();
+        let runs: HashSet<&[u32]> = all.windows(3).collect();
+        assert_eq!(runs.len(), all.len() - 2);
+
+        // Kirchenbauer et al., equation 3, over the noise that the definition writes down.
+        let z_of_green = |tokens: &[u32], n_before: usize| {
+            let is_green = |run: &[u32]| {
+                let hash = run[..n_before].iter().fold([0, 0], |hash, &token| {
+                    let [low, high, ..] = philox4x32([token, 0, hash[0], hash[1]], [0, 0]);
+                    [low, high]
+                });
+                let token = run[n_before];
+                let words = philox4x32([token / 4, 0, hash[0], hash[1]], [15_485_863, 0]);
+                (f64::from(words[token as usize % 4] >> 9) + 0.5) / f64::from(1 << 23) < 0.25
+            };
+            let n = (tokens.len() - n_before) as f64;
+            let n_green = tokens.windows(n_before + 1).filter(|run| is_green(run)).count() as f64;
+            (n_green - 0.25 * n) / (n * 0.25 * 0.75).sqrt()
+        };
+        let (kgw, unigram, without) =
+            (z_of_green(&of("kgw"), 1), z_of_green(&of("unigram"), 0), z_of_green(&of("temperature"), 1));
+        assert!(kgw > 3.0 && unigram > 3.0 && without < 3.0, "{kgw}, {unigram}, {without}");
+
+        let stops = &model().model().stop_tokens;
+        let n_before_stop = of("at-least-20").iter().take_while(|token| !stops.contains(token)).count();
+        assert!(n_before_stop >= 20, "{n_before_stop}");
+        let short = of("at-most-10");
+        assert!(short.len() <= 10 && short.last().is_some_and(|token| stops.contains(token)), "{short:?}");
+
+        // Alone it draws what it draws beside the others, and says what it costs.
+        let alone = run(name, &["--json", "--only", "mirostat", "--max-tokens", "60", "Once upon a time"]);
+        let alone = alone.await.well().json.remove(0);
+        assert_eq!(Some(&alone), ended.json.iter().find(|one| one["sampler"] == "mirostat"));
+        assert!(alone["cost"].as_f64().is_some_and(|cost| cost > 2.0 && cost < 16.0), "{alone}");
     }
 
     pub(crate) async fn watermark(name: &str) {

@@ -25,7 +25,7 @@ struct Entry {
 }
 
 /// The program, if its draws depend on where the one before them ended.
-pub(super) fn carried_on(put_on: &Box<PutOn>) -> Option<ProgramId> {
+fn carried_on(put_on: &PutOn) -> Option<ProgramId> {
     put_on.program.carries_on().then(|| put_on.program.id())
 }
 
@@ -62,8 +62,10 @@ impl States {
     }
 
     /// A program drew the last of `n_tokens`.
-    pub(super) fn note(&mut self, n_tokens: usize, program: ProgramId, state: DrawState) {
-        self.entries.push(Entry { n_tokens, program, state });
+    pub(super) fn note(&mut self, n_tokens: usize, put_on: &PutOn, state: DrawState) {
+        if let Some(program) = carried_on(put_on) {
+            self.entries.push(Entry { n_tokens, program, state });
+        }
     }
 
     /// The context keeps its first `n_tokens`.

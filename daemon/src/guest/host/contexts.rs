@@ -134,6 +134,10 @@ impl HostContext for GuestState {
         Ok(context.tokens().copy_of((start as usize).min(end)..end))
     }
 
+    fn reports(&mut self, context: Resource<GuestContext>) -> wasmtime::Result<Vec<f32>> {
+        Ok(self.table.get(&context)?.lock().reports().to_vec())
+    }
+
     async fn prefill(&mut self, context: Resource<GuestContext>) -> Result<(), HostError> {
         self.lock_context(&context)?.ask(Ask::Prefill).await?.answer().await?;
         Ok(())

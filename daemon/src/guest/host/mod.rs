@@ -5,6 +5,7 @@ mod convert;
 mod decoding;
 mod generate;
 mod models;
+mod programs;
 mod samplers;
 mod session;
 mod stop_texts;

@@ -3,11 +3,14 @@
 use std::sync::Arc;
 
 use trellis_engine::ModelHandle;
+use trellis_engine::sampling::program::{N_HANDLES_MAX, N_PARAMETERS_MAX, PutOn};
 use trellis_engine::sampling::{Sampler, TokenMask};
 use wasmtime::component::Resource;
 
 use super::convert::{check_same_model, check_tokens, invalid};
-use super::types::{GuestMask, GuestModel, GuestSampler, HeldMask, HostError};
+use super::types::{
+    Given, GuestBias, GuestMask, GuestModel, GuestProgram, GuestSampler, HeldMask, HostError,
+};
 use crate::guest::bindings::trellis::host::samplers::{Host, HostSampler, HostTokenMask};
 use crate::guest::charge::HostCharge;
 use crate::guest::held::HeldModel;
@@ -20,8 +23,11 @@ const N_BIAS_MAX: usize = 1024;
 impl GuestSampler {
     /// The settings for a draw with this model.
     pub(super) fn for_model(&self, model: &ModelHandle) -> Result<Arc<Sampler>, HostError> {
-        if let Some(mask) = &self.mask {
-            check_same_model(model, &mask.model)?;
+        let Given { mask, program, masks, biases } = &self.given;
+        let of_masks = mask.iter().chain(masks).map(|mask| &mask.model);
+        let of_program = program.iter().map(|program| &program.model);
+        for other in of_masks.chain(of_program).chain(biases.iter().map(|bias| &bias.model)) {
+            check_same_model(model, other)?;
         }
         self.settings.validate(model.limits().vocab_size)?;
         Ok(self.settings.clone())
@@ -39,8 +45,26 @@ impl GuestState {
         change(&mut alone);
         // Tokens are checked against a vocabulary when the sampler is used with a model.
         alone.validate(usize::MAX)?;
-        change(Arc::make_mut(&mut self.table.get_mut(sampler)?.settings));
+        change(Arc::make_mut(&mut self.chain(sampler)?.settings));
         Ok(())
+    }
+
+    /// A sampler that draws by the chain.
+    fn chain(&mut self, sampler: &Resource<GuestSampler>) -> Result<&mut GuestSampler, HostError> {
+        let sampler = self.table.get_mut(sampler)?;
+        match &sampler.settings.program {
+            None => Ok(sampler),
+            Some(_) => Err(invalid("sampler", "one that draws by a program", "one that draws by the chain")),
+        }
+    }
+
+    /// What a sampler's program is given, with what keeps it alive.
+    fn put_on(&mut self, sampler: &Resource<GuestSampler>) -> Result<(&mut PutOn, &mut Given), HostError> {
+        let GuestSampler { settings, given } = self.table.get_mut(sampler)?;
+        match &mut Arc::make_mut(settings).program {
+            Some(put_on) => Ok((put_on, given)),
+            None => Err(invalid("sampler", "one that draws by the chain", "one that draws by a program")),
+        }
     }
 
     fn mask(
@@ -73,6 +97,13 @@ impl GuestState {
 enum Listed {
     Allowed,
     Forbidden,
+}
+
+fn check_n(what: &str, n: usize, max: usize) -> Result<(), HostError> {
+    match n {
+        n if n > max => Err(invalid(what, n, format!("at most {max}"))),
+        _ => Ok(()),
+    }
 }
 
 impl Host for GuestState {}
@@ -118,7 +149,64 @@ impl HostTokenMask for GuestState {
 impl HostSampler for GuestState {
     fn new(&mut self, seed: u64) -> wasmtime::Result<Resource<GuestSampler>> {
         let settings = Arc::new(Sampler { seed, ..Sampler::greedy() });
-        self.give_or_trap(GuestSampler { settings, mask: None })
+        self.give_or_trap(GuestSampler { settings, given: Given::default() })
+    }
+
+    fn by_program(
+        &mut self,
+        program: Resource<GuestProgram>,
+        seed: u64,
+    ) -> Result<Resource<GuestSampler>, HostError> {
+        let program = self.table.get(&program)?.clone();
+        let put_on = PutOn::new(program.program.clone());
+        let settings = Arc::new(Sampler { seed, program: Some(Box::new(put_on)), ..Sampler::greedy() });
+        let given = Given { program: Some(program), ..Given::default() };
+        self.give(GuestSampler { settings, given })
+    }
+
+    fn set_parameters(
+        &mut self,
+        sampler: Resource<GuestSampler>,
+        parameters: Vec<f32>,
+    ) -> Result<(), HostError> {
+        check_n("parameters", parameters.len(), N_PARAMETERS_MAX)?;
+        if let Some(value) = parameters.iter().find(|value| !value.is_finite()) {
+            return Err(invalid("parameters", value, "finite numbers"));
+        }
+        self.put_on(&sampler)?.0.parameters = parameters;
+        Ok(())
+    }
+
+    fn set_program_masks(
+        &mut self,
+        sampler: Resource<GuestSampler>,
+        masks: Vec<Resource<GuestMask>>,
+    ) -> Result<(), HostError> {
+        check_n("masks", masks.len(), N_HANDLES_MAX)?;
+        let masks: Vec<_> = masks
+            .iter()
+            .map(|mask| Ok(self.table.get(mask)?.held.clone()))
+            .collect::<Result<_, HostError>>()?;
+        let (put_on, given) = self.put_on(&sampler)?;
+        put_on.masks = masks.iter().map(|held| held.mask.clone()).collect();
+        given.masks = masks;
+        Ok(())
+    }
+
+    fn set_program_biases(
+        &mut self,
+        sampler: Resource<GuestSampler>,
+        biases: Vec<Resource<GuestBias>>,
+    ) -> Result<(), HostError> {
+        check_n("biases", biases.len(), N_HANDLES_MAX)?;
+        let biases: Vec<_> = biases
+            .iter()
+            .map(|bias| Ok(self.table.get(bias)?.held.clone()))
+            .collect::<Result<_, HostError>>()?;
+        let (put_on, given) = self.put_on(&sampler)?;
+        put_on.biases = biases.iter().map(|held| held.bias.clone()).collect();
+        given.biases = biases;
+        Ok(())
     }
 
     fn with_seed(
@@ -196,9 +284,9 @@ impl HostSampler for GuestState {
         mask: Option<Resource<GuestMask>>,
     ) -> Result<(), HostError> {
         let mask = mask.map(|mask| self.table.get(&mask).map(|mask| mask.held.clone())).transpose()?;
-        let sampler = self.table.get_mut(&sampler)?;
+        let sampler = self.chain(&sampler)?;
         Arc::make_mut(&mut sampler.settings).mask = mask.as_ref().map(|held| held.mask.clone());
-        sampler.mask = mask;
+        sampler.given.mask = mask;
         Ok(())
     }
 

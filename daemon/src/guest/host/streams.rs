@@ -29,7 +29,7 @@ impl HostStream for GuestState {
         let (cell, model) = (cell.clone(), model.clone());
         let context = lock(&cell);
         let settings = self.settings_for(&sampler, &context)?;
-        let mask = self.table.get(&sampler)?.mask.clone();
+        let given = self.table.get(&sampler)?.given.clone();
         check_stop_tokens(context.model(), &options.stop_tokens)?;
         drop(context);
         let key = self.next_run_key();
@@ -38,7 +38,7 @@ impl HostStream for GuestState {
             cell,
             model,
             settings,
-            mask,
+            given,
             key,
             n_tokens_max,
             n_given: 0,
@@ -87,11 +87,11 @@ impl HostStream for GuestState {
         sampler: Resource<GuestSampler>,
     ) -> Result<(), HostError> {
         let settings = self.settings_for(&sampler, &lock(&self.table.get(&stream)?.cell))?;
-        let mask = self.table.get(&sampler)?.mask.clone();
+        let given = self.table.get(&sampler)?.given.clone();
         let key = self.next_run_key();
         let stream = self.table.get_mut(&stream)?;
         // A new key makes the engine forget what it decoded ahead with the old settings.
-        (stream.settings, stream.mask, stream.key) = (settings, mask, key);
+        (stream.settings, stream.given, stream.key) = (settings, given, key);
         Ok(())
     }
 

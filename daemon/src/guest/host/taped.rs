@@ -3,18 +3,24 @@
 
 use wasmtime::component::{HasData, Resource};
 
-use super::types::{GuestContext, GuestDecoder, GuestMask, GuestModel, GuestSampler, GuestStream, HostError};
+use super::types::{
+    GuestBias, GuestContext, GuestDecoder, GuestMask, GuestModel, GuestProgram, GuestSampler, GuestStream,
+    HostError,
+};
 use super::values::{Data, Reply};
 use crate::guest::bindings::trellis::host::decoding::{
     Distribution, LogprobsRequest, ScoreRequest, SpeculateRequest, StepRequest,
 };
 use crate::guest::bindings::trellis::host::models::{ChatEnd, ChatMessage, ModelInfo, SpecialTokens};
+use crate::guest::bindings::trellis::host::programs::Definition;
 use crate::guest::bindings::trellis::host::session::{Inbox, LogLevel, Usage};
 use crate::guest::bindings::trellis::host::streams::{
     Completion, FinishReason, GenerateRequest, StreamOptions,
 };
 use crate::guest::bindings::trellis::host::types::{Candidate, Error as ApiError};
-use crate::guest::bindings::trellis::host::{contexts, decoding, models, samplers, session, streams, types};
+use crate::guest::bindings::trellis::host::{
+    contexts, decoding, models, programs, samplers, session, streams, types,
+};
 use crate::guest::error::GuestFault;
 use crate::guest::store::GuestState;
 use crate::guest::tape::Tape;
@@ -154,6 +160,7 @@ taped!(contexts::HostContext, "context." {
     fn length(context: Resource<GuestContext>) -> wasmtime::Result<u32>;
     fn capacity(context: Resource<GuestContext>) -> wasmtime::Result<u32>;
     fn tokens(context: Resource<GuestContext>, start: u32, end: u32) -> wasmtime::Result<Vec<u32>>;
+    fn reports(context: Resource<GuestContext>) -> wasmtime::Result<Vec<f32>>;
     async fn prefill(context: Resource<GuestContext>) -> Result<(), HostError>;
     async fn save(context: Resource<GuestContext>, name: String) -> Result<(), HostError>;
     fn drop(context: Resource<GuestContext>) -> wasmtime::Result<()>;
@@ -170,6 +177,14 @@ taped!(samplers::HostTokenMask, "token_mask." {
 
 taped!(samplers::HostSampler, "sampler." {
     fn new(seed: u64) -> wasmtime::Result<Resource<GuestSampler>>;
+    fn by_program(program: Resource<GuestProgram>, seed: u64) -> Result<Resource<GuestSampler>, HostError>;
+    fn set_parameters(sampler: Resource<GuestSampler>, parameters: Vec<f32>) -> Result<(), HostError>;
+    fn set_program_masks(
+        sampler: Resource<GuestSampler>, masks: Vec<Resource<GuestMask>>
+    ) -> Result<(), HostError>;
+    fn set_program_biases(
+        sampler: Resource<GuestSampler>, biases: Vec<Resource<GuestBias>>
+    ) -> Result<(), HostError>;
     fn with_seed(sampler: Resource<GuestSampler>, seed: u64) -> wasmtime::Result<Resource<GuestSampler>>;
     fn set_temperature(sampler: Resource<GuestSampler>, temperature: f32) -> Result<(), HostError>;
     fn set_top_k(sampler: Resource<GuestSampler>, k: Option<u32>) -> Result<(), HostError>;
@@ -184,6 +199,20 @@ taped!(samplers::HostSampler, "sampler." {
         sampler: Resource<GuestSampler>, mask: Option<Resource<GuestMask>>
     ) -> Result<(), HostError>;
     fn drop(sampler: Resource<GuestSampler>) -> wasmtime::Result<()>;
+});
+
+impl programs::Host for Taped<'_> {}
+
+taped!(programs::HostProgram, "program." {
+    fn check(model: Resource<GuestModel>, definition: Definition) -> Result<Resource<GuestProgram>, HostError>;
+    fn cost(program: Resource<GuestProgram>) -> wasmtime::Result<f32>;
+    fn drop(program: Resource<GuestProgram>) -> wasmtime::Result<()>;
+});
+
+taped!(programs::HostTokenBias, "token_bias." {
+    fn sparse(model: Resource<GuestModel>, entries: Vec<(u32, f32)>) -> Result<Resource<GuestBias>, HostError>;
+    fn dense(model: Resource<GuestModel>, values: Vec<f32>) -> Result<Resource<GuestBias>, HostError>;
+    fn drop(bias: Resource<GuestBias>) -> wasmtime::Result<()>;
 });
 
 taped!(decoding::Host, "decoding." {

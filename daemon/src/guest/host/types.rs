@@ -6,7 +6,8 @@ use std::sync::Arc;
 use tokio::sync::{Mutex, MutexGuard};
 use trellis_engine::batch::Token;
 use trellis_engine::model::DecodeStream;
-use trellis_engine::sampling::{Sampler, TokenMask};
+use trellis_engine::sampling::program::Program;
+use trellis_engine::sampling::{Bias, Sampler, TokenMask};
 use trellis_engine::{Context, RunKey};
 
 use crate::guest::bindings::trellis::host::streams::FinishReason;
@@ -57,12 +58,47 @@ pub(crate) struct HeldMask {
     pub(crate) charge: HostCharge,
 }
 
+/// `program`. Samplers and streams that have it keep it alive.
+#[derive(Clone)]
+pub struct GuestProgram {
+    pub(crate) program: Arc<Program>,
+    /// The model that it was checked for.
+    pub(crate) model: HeldModel,
+    /// Its bytes.
+    #[expect(dead_code, reason = "it is paid for until it is dropped")]
+    pub(crate) charge: Arc<HostCharge>,
+}
+
+/// `token-bias`. Samplers and streams that have it keep it alive.
+pub struct GuestBias {
+    pub(crate) held: Arc<HeldBias>,
+}
+
+/// A bias, as long as a guest has anything that draws with it.
+pub(crate) struct HeldBias {
+    pub(crate) bias: Arc<Bias>,
+    /// The model that it was made for.
+    pub(crate) model: HeldModel,
+    /// Its bytes.
+    #[expect(dead_code, reason = "it is paid for until it is dropped")]
+    pub(crate) charge: HostCharge,
+}
+
+/// What a sampler is given besides numbers: kept alive, and paid for, as long as something draws with it.
+#[derive(Clone, Default)]
+pub(crate) struct Given {
+    /// The mask of the chain.
+    pub(crate) mask: Option<Arc<HeldMask>>,
+    pub(crate) program: Option<GuestProgram>,
+    pub(crate) masks: Vec<Arc<HeldMask>>,
+    pub(crate) biases: Vec<Arc<HeldBias>>,
+}
+
 /// `sampler`
 #[derive(Clone)]
 pub struct GuestSampler {
     pub(crate) settings: Arc<Sampler>,
-    /// The mask of the settings.
-    pub(crate) mask: Option<Arc<HeldMask>>,
+    pub(crate) given: Given,
 }
 
 /// `stream`
@@ -71,8 +107,8 @@ pub struct GuestStream {
     #[expect(dead_code, reason = "the stream may be all that its guest has of the model")]
     pub(crate) model: HeldModel,
     pub(crate) settings: Arc<Sampler>,
-    /// The mask of the settings.
-    pub(crate) mask: Option<Arc<HeldMask>>,
+    /// The stream may be all that draws with it.
+    pub(crate) given: Given,
     pub(crate) key: RunKey,
     pub(crate) n_tokens_max: Option<usize>,
     pub(crate) n_given: usize,

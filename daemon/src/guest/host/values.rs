@@ -165,6 +165,19 @@ impl Data for u32 {
     }
 }
 
+impl Data for u16 {
+    fn to_value(&self) -> Value {
+        Value::Number(u64::from(*self))
+    }
+
+    fn from_value(value: Value) -> Result<Self, Mismatch> {
+        match value {
+            Value::Number(number) if u16::try_from(number).is_ok() => Ok(number as u16),
+            other => Err(other.mismatch("a number of 16 bits")),
+        }
+    }
+}
+
 impl Data for u8 {
     fn to_value(&self) -> Value {
         Value::Number(u64::from(*self))
@@ -386,3 +399,5 @@ cases! {
     LogLevel { Debug, Info, Warn, Error }
     SpecialTokens { Parse, AsText }
 }
+
+mod programs;

@@ -110,6 +110,12 @@ impl Program {
         self.shape
     }
 
+    /// How many numbers it reports with a token.
+    #[must_use]
+    pub fn n_reports(&self) -> usize {
+        self.definition.reports.len()
+    }
+
     /// Whether it draws.
     #[must_use]
     pub fn ends_in_a_token(&self) -> bool {
