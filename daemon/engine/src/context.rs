@@ -184,7 +184,7 @@ impl Context {
         let n_before = self.tokens.len();
         let tokens: SmallVec<[Token; 16]> = drawn.iter().map(|drawn| drawn.candidate.token).collect();
         self.append(&tokens).await?;
-        if let Some(program) = sampler.program.as_ref().and_then(carried_on) {
+        if let Some(program) = sampler.program.as_deref().and_then(carried_on) {
             for (idx, left) in
                 drawn.iter().enumerate().filter_map(|(idx, drawn)| Some((idx, drawn.left.as_ref()?)))
             {
@@ -409,7 +409,7 @@ impl Context {
             return Err(SamplerError::ProgramUnderMasks.into());
         }
         self.states.carry_on(&mut settings.sampler);
-        let program = settings.sampler.program.as_ref().and_then(carried_on);
+        let program = settings.sampler.program.as_deref().and_then(carried_on);
         let room = self.model.room(&self.caller).await?;
         let queue = RunQueue::new(self.caller.stand());
         let (id, edit, tag) = (self.id, self.take_edit(), queue.tag());

@@ -25,7 +25,7 @@ struct Entry {
 }
 
 /// The program, if its draws depend on where the one before them ended.
-pub(super) fn carried_on(put_on: &Box<PutOn>) -> Option<ProgramId> {
+pub(super) fn carried_on(put_on: &PutOn) -> Option<ProgramId> {
     put_on.program.carries_on().then(|| put_on.program.id())
 }
 
