@@ -174,7 +174,7 @@ fn what_is_not_a_guest() {
             import("trellis:host/session@0.7.0", seed),
             foreign,
             Some("trellis:host/session@0.7.0"),
-            &["the host has trellis:host/session@0.1.1"],
+            &["the host has trellis:host/session@0.2.0 and trellis:host/session@0.1.1"],
         ),
         (
             import("trellis:host/oracle@0.1.0", seed),

@@ -143,8 +143,10 @@ impl Generation {
             Keep::Tokens => self.tokens.len(),
             Keep::Text => self.n_tokens_of_text(finish),
         };
-        // Beyond that lies what the engine, which knows nothing of stop texts, has decoded ahead.
-        self.context.truncate(self.n_before + n_kept).await?;
+        // The engine knows nothing of stop texts: this makes it forget what it decoded ahead as well.
+        if n_kept < self.tokens.len() || matches!(finish, FinishReason::StopText(_)) {
+            self.context.truncate(self.n_before + n_kept).await?;
+        }
         Ok(finish)
     }
 
