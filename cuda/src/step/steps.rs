@@ -586,13 +586,6 @@ fn n_output_words(limits: StepLimits) -> usize {
     Returned::extra_start(n_outputs_max(limits)) + N_SCORES_MAX + 2 * N_TOP_ENTRIES_MAX + 4
 }
 
-impl InFlight {
-    /// Whether the host answered something of it: a token that it drew the device does not have.
-    pub(crate) fn has_host_work(&self) -> bool {
-        !self.by_host.is_empty()
-    }
-}
-
 impl Drop for Steps {
     fn drop(&mut self) {
         let waited = self.card.gpu().make_current().and_then(|()| self.card.wait_for_steps());

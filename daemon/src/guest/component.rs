@@ -19,7 +19,8 @@ const PACKAGE: &str = "trellis:host";
 const VERSIONS: [&str; 2] = ["0.2.0", "0.1.1"];
 
 /// Its interfaces, the same in each version.
-const INTERFACES: [&str; 7] = ["contexts", "decoding", "models", "samplers", "session", "streams", "types"];
+const INTERFACES: [&str; 8] =
+    ["contexts", "decoding", "models", "programs", "samplers", "session", "streams", "types"];
 
 /// The version of the WASI interfaces.
 const WASI_VERSION: &str = "0.2";

@@ -335,7 +335,7 @@ mod check {
     }
 
     pub(crate) async fn samplers(name: &str) {
-        let ended = run(name, &["--json", "--max-tokens", "60", "Once upon a time"]).await.well();
+        let ended = run(name, &["--json", "--max-tokens", "120", "Once upon a time"]).await.well();
         let of = |sampler: &str| {
             let found = ended.json.iter().find(|one| one["sampler"] == sampler);
             let tokens = found.expect("it is among them")["tokens"].as_array().expect("a list").iter();
@@ -346,8 +346,8 @@ mod check {
         // The chain of settings draws what its program draws.
         let plain = Sampler { temperature: 0.8, top_p: Some(0.95), seed: 7, ..Sampler::greedy() };
         let prompt = "<|begin_of_text|>Once upon a time";
-        assert_eq!(of("chain"), draw(prompt, plain, 60).await.0);
-        assert_eq!(of("greedy"), draw(prompt, Sampler::greedy(), 60).await.0);
+        assert_eq!(of("chain"), draw(prompt, plain, 120).await.0);
+        assert_eq!(of("greedy"), draw(prompt, Sampler::greedy(), 120).await.0);
 
         // No run of three comes twice, in the prompt neither.
         let all = [encode(model(), prompt), of("no-repeat-3")].concat();
@@ -380,7 +380,7 @@ mod check {
         assert!(short.len() <= 10 && short.last().is_some_and(|token| stops.contains(token)), "{short:?}");
 
         // Alone it draws what it draws beside the others, and says what it costs.
-        let alone = run(name, &["--json", "--only", "mirostat", "--max-tokens", "60", "Once upon a time"]);
+        let alone = run(name, &["--json", "--only", "mirostat", "--max-tokens", "120", "Once upon a time"]);
         let alone = alone.await.well().json.remove(0);
         assert_eq!(Some(&alone), ended.json.iter().find(|one| one["sampler"] == "mirostat"));
         assert!(alone["cost"].as_f64().is_some_and(|cost| cost > 2.0 && cost < 16.0), "{alone}");

@@ -6,7 +6,7 @@ use cudarc::driver::result;
 use trellis_engine::batch::{Output, OutputFault, OutputKind, Start};
 use trellis_engine::sampling::Scratch;
 
-use super::Steps;
+use super::{InFlight, Steps};
 use crate::driver::check;
 use crate::model::Llama;
 use crate::ops::common::Dtype;
@@ -17,6 +17,13 @@ use crate::{CudaError, Stream};
 
 /// Rows that are fetched for requests of one place: logits (0) or hidden states (1), by row.
 pub(super) type Fetched = HashMap<(usize, usize), Vec<f32>>;
+
+impl InFlight {
+    /// Whether the host answered something of it: a token that it drew the device does not have.
+    pub(crate) fn has_host_work(&self) -> bool {
+        !self.by_host.is_empty()
+    }
+}
 
 impl Steps {
     /// Puts copies of the rows of a group that come back whole into the stream: what follows writes over them, and comes a

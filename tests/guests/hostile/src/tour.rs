@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use trellis_guest::programs::{BiasId, Definition, MaskId, Source, TokenBias};
 use trellis_guest::{
     Candidate, Chat, ChatEnd, Context, Error, FinishReason, Inbox, LogLevel, Model, Sampler, Token,
     TokenMask, call_bytes, embedding_all, emit, emit_json, emit_tokens, forget, full_all, generate_all, log,
@@ -21,8 +22,49 @@ pub(crate) fn call_everything() -> Outcome {
     raw(&prompt)?;
     drawn(&prompt)?;
     masked(&model, &prompt, &vocabulary)?;
+    programmed(&model, &prompt)?;
     generated(&model, &prompt)?;
     session()
+}
+
+/// Programs draw what their formulas say, and what they keep follows forks and truncations.
+fn programmed(model: &Model, prompt: &Context) -> Outcome {
+    let counting = model.program(&Definition::build(|b| {
+        let n = b.state(3.0);
+        n.set(n.get() + b.parameter(0));
+        b.report(n.get());
+        let x = (b.logits() + b.bias(BiasId(0)) + b.bias(BiasId(1))).keep(b.mask(MaskId(0)));
+        x.draw(Source::SEED)
+    }))?;
+    assert!(counting.cost() > 1.0 && counting.cost() < 16.0);
+    let sampler = Sampler::by_program(&counting, 1)?;
+    let vocab_size = model.info().vocab_size;
+    sampler.set_parameters(&[2.0])?;
+    sampler.set_program_masks(&[&TokenMask::allow(model, &[10, 11, 12])?])?;
+    let mut dense = vec![0.0; vocab_size as usize];
+    dense[10] = f32::NEG_INFINITY;
+    let biases = [TokenBias::sparse(model, &[(11, -1e6)])?, TokenBias::dense(model, &dense)?];
+    sampler.set_program_biases(&[&biases[0], &biases[1]])?;
+    assert!(matches!(sampler.set_temperature(0.5), Err(Error::InvalidArgument { .. })));
+
+    let context = prompt.fork()?;
+    assert!(context.reports().is_empty());
+    for expected in [3.0, 5.0] {
+        assert_eq!(context.step(&sampler)?.token, 12);
+        assert_eq!(context.reports(), [expected]);
+    }
+    let fork = context.fork()?;
+    fork.truncate(fork.length() - 1)?;
+    assert_eq!((fork.step(&sampler)?.token, fork.reports()), (12, vec![5.0]));
+
+    let refused = model.program(&Definition::build(|b| b.member(9).argmax()));
+    match refused {
+        Err(Error::InvalidArgument { value, .. }) => {
+            assert!(value.contains("operation 0, member"), "{value}")
+        }
+        other => panic!("{other:?}"),
+    }
+    Ok(())
 }
 
 fn is_near(a: f32, b: f32) -> bool {
