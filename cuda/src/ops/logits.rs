@@ -75,7 +75,12 @@ fn scan_source() -> Source {
 fn sample_source() -> Source {
     source(
         "sample.cu",
-        concat!(include_str!("maths.cuh"), include_str!("logits.cuh"), include_str!("sample.cu")),
+        concat!(
+            include_str!("maths.cuh"),
+            include_str!("noise.cuh"),
+            include_str!("logits.cuh"),
+            include_str!("sample.cu")
+        ),
     )
 }
 
