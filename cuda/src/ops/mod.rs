@@ -23,6 +23,11 @@ mod logits_case;
 mod logits_params;
 pub mod norm;
 pub mod pages;
+mod program_code;
+mod program_encode;
+#[cfg(test)]
+mod program_library;
+pub mod program_plan;
 pub mod rope;
 pub mod sample;
 pub mod shares;
