@@ -125,16 +125,21 @@ pub(crate) mod check {
     /// of its kernels.
     pub(crate) fn assert_compiles(source: Source) {
         for capability in [(8, 0), (9, 0)] {
-            match Compiler::new(capability, include_dir(), None).cubin(&source) {
-                Ok(cubin) => {
-                    let arch = format!("sm_{}{}", capability.0, capability.1);
-                    assert_registers_suffice(source.file, &arch, &cubin);
-                }
-                Err(CudaError::NoLibrary { .. }) if !is_set("TRELLIS_REQUIRE_NVRTC") => {
-                    eprintln!("skipped: no NVRTC");
-                }
-                Err(error) => panic!("{error}"),
+            assert_compiles_for(source.clone(), capability);
+        }
+    }
+
+    /// As [`assert_compiles`], for one architecture.
+    pub(crate) fn assert_compiles_for(source: Source, capability: (i32, i32)) {
+        match Compiler::new(capability, include_dir(), None).cubin(&source) {
+            Ok(cubin) => {
+                let arch = format!("sm_{}{}", capability.0, capability.1);
+                assert_registers_suffice(source.file, &arch, &cubin);
             }
+            Err(CudaError::NoLibrary { .. }) if !is_set("TRELLIS_REQUIRE_NVRTC") => {
+                eprintln!("skipped: no NVRTC");
+            }
+            Err(error) => panic!("{error}"),
         }
     }
 

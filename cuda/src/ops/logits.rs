@@ -29,7 +29,7 @@ const HISTORY_LOADS: usize = 2;
 /// Threads of a block that finishes a row.
 const FINISH_THREADS: usize = 128;
 /// Bits of a token in the order that selection works on.
-const TOKEN_BITS: u32 = 18;
+pub(super) const TOKEN_BITS: u32 = 18;
 const PART_BYTES: usize = 32;
 const DRAWN_BYTES: usize = 8;
 const CUTOFF_BYTES: usize = 8;
@@ -41,9 +41,9 @@ pub const VOCAB_SIZE_MAX: usize = 1 << TOKEN_BITS;
 pub const NOWHERE: u32 = u32::MAX;
 
 /// Why an output row has no result.
-const FAULT_NONE: u32 = 0;
+pub(super) const FAULT_NONE: u32 = 0;
 const FAULT_NOT_A_NUMBER: u32 = 1;
-const FAULT_NOTHING_TO_DRAW: u32 = 2;
+pub(super) const FAULT_NOTHING_TO_DRAW: u32 = 2;
 
 /// A source that begins with `logits.cuh`.
 fn source(file: &'static str, text: &'static str) -> Source {
@@ -75,7 +75,12 @@ fn scan_source() -> Source {
 fn sample_source() -> Source {
     source(
         "sample.cu",
-        concat!(include_str!("maths.cuh"), include_str!("logits.cuh"), include_str!("sample.cu")),
+        concat!(
+            include_str!("maths.cuh"),
+            include_str!("noise.cuh"),
+            include_str!("logits.cuh"),
+            include_str!("sample.cu")
+        ),
     )
 }
 

@@ -23,6 +23,14 @@ mod logits_case;
 mod logits_params;
 pub mod norm;
 pub mod pages;
+pub mod program;
+#[cfg(test)]
+mod program_case;
+mod program_code;
+mod program_encode;
+#[cfg(test)]
+mod program_library;
+pub mod program_plan;
 pub mod rope;
 pub mod sample;
 pub mod shares;

@@ -5,36 +5,12 @@
 //
 // The logarithms of g are those of the definition, but only for tokens that faster ones cannot tell apart from the best.
 
-// Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3" (SC 2011).
-__device__ __forceinline__ uint4 philox(uint4 counter, uint2 key) {
-#pragma unroll
-    for (int round = 0; round < 10; round++) {
-        unsigned high0 = __umulhi(0xD2511F53u, counter.x), low0 = 0xD2511F53u * counter.x;
-        unsigned high1 = __umulhi(0xCD9E8D57u, counter.z), low1 = 0xCD9E8D57u * counter.z;
-        counter = make_uint4(high1 ^ counter.y ^ key.x, low1, high0 ^ counter.w ^ key.y, low0);
-        key.x += 0x9E3779B9u;
-        key.y += 0xBB67AE85u;
-    }
-    return counter;
-}
-
 __device__ __forceinline__ uint4 words_of(const OutputRow& p, unsigned block_idx) {
     return philox(make_uint4(block_idx, 0, p.position_low, p.position_high), make_uint2(p.seed_low, p.seed_high));
 }
 
-__device__ __forceinline__ unsigned lane_of(uint4 words, int lane) {
-    return lane == 0 ? words.x : lane == 1 ? words.y : lane == 2 ? words.z : words.w;
-}
-
-// Exact in f32, never 0 or 1.
-__device__ __forceinline__ float uniform(unsigned word) { return ((float)(word >> 9) + 0.5f) * (1.0f / 8388608.0f); }
-
 __device__ __forceinline__ float gumbel_about(unsigned word) { return -logf(-logf(uniform(word))); }
 
-__device__ __forceinline__ float gumbel(unsigned word) { return -log_exact(-log_exact(uniform(word))); }
-
-// Above the largest g there is, which belongs to u = 1 - 2^-24.
-constexpr float GUMBEL_MAX = 16.64f;
 // Twice the most that x + gumbel_about and x + gumbel lie apart: logf errs by 1 ulp and log_exact by 2, so one g by under
 // 4e-6 and the other by under 8e-6 at its largest, and rounding the sums, which lie between -3 and 17 for any token that
 // can win, adds 2e-6.

@@ -3,7 +3,7 @@
 use super::attention::{Attention, AttentionShape};
 use super::common::Dtype;
 use super::common::check::DTYPES;
-use super::{bias, embedding, gather, gemv, logits, norm, pages, rope, stream, swiglu};
+use super::{bias, embedding, gather, gemv, logits, norm, pages, program, rope, stream, swiglu};
 use crate::compile::usage;
 use crate::testing::{gpu, include_dir};
 use crate::{Arg, Compiler, Module, Source};
@@ -47,7 +47,7 @@ fn sources(capability: (i32, i32)) -> Vec<Source> {
         ];
         of_rows.into_iter().chain(attention)
     };
-    let of_any_type = [gather::source(), pages::source(), stream::source()];
+    let of_any_type = [gather::source(), pages::source(), program::source(capability), stream::source()];
     DTYPES.into_iter().flat_map(of_type).chain(of_any_type).chain(logits::sources()).collect()
 }
 

@@ -1,0 +1,217 @@
+// What a logit program is on the device: rows, shared memory, numbers.
+//
+// Numbers and tokens are floats: a token is below 2^18. Sets are rows of 1 and 0.
+
+typedef unsigned long long u64;
+
+constexpr unsigned LANES_ALL = 0xffffffffu;
+constexpr int WARPS = THREADS / 32;
+constexpr int TILE = 4 * THREADS;  // tokens that a block looks at together, four a thread
+constexpr int BINS = 1024;
+constexpr int LIST = 2048;
+// Tokens that a warp looks at together are a leaf of the tree of sums.
+constexpr int LEAVES = (1 << TOKEN_BITS) / 128;
+constexpr int LEAVES_OF_BLOCK = LEAVES / CLUSTER;
+// Blocks read each other's leaves while the first of them writes the next ones.
+constexpr int COPIES = CLUSTER > 1 ? 2 : 1;
+constexpr u64 TOKEN_MASK = (1ull << TOKEN_BITS) - 1;
+
+static_assert(LEAVES_OF_BLOCK % WARPS == 0 && LEAVES % THREADS == 0 && BINS % THREADS == 0, "whole shares");
+
+// One row, as in program.rs.
+struct ProgramRow {
+    unsigned program;  // entry of the programs
+    unsigned logits_row;
+    unsigned members_start, n_members;
+    unsigned seed_low, seed_high, position_low, position_high;
+    unsigned n_tokens, n_drawn;
+    unsigned history_start, n_history;
+    unsigned parameters_start, n_parameters;
+    unsigned masks_start, n_masks;
+    unsigned biases_start, n_biases;
+    unsigned constraint;  // in words of 64 bits, or NONE
+    unsigned state_in, state_out;
+    unsigned unused;
+};
+static_assert(sizeof(ProgramRow) == 88, "as in program.rs");
+
+// As in program.rs.
+struct ProgramBias {
+    unsigned start;
+    unsigned n_pairs;  // NONE for a number for each token
+};
+
+struct BiasPair {
+    unsigned token;
+    float value;
+};
+
+// As in program.rs.
+struct ProgramOutput {
+    unsigned token;
+    unsigned fault;
+    float reports[4];
+    float state[8];
+};
+static_assert(sizeof(ProgramOutput) == 56, "as in program.rs");
+
+struct ProgramParams {
+    const uint4* programs;
+    const ProgramRow* rows;
+    const unsigned* n_rows;
+    const float* logits;
+    const unsigned* members;
+    const int* history;
+    const float* parameters;
+    const unsigned* mask_starts;
+    const u64* masks;
+    const ProgramBias* bias_places;
+    const float* dense_biases;
+    const BiasPair* bias_pairs;
+    float* states;
+    float* planes;
+    ProgramOutput* outputs;
+    int vocab;
+    int unused;
+};
+static_assert(sizeof(ProgramParams) == 128, "as in program.rs");
+
+struct NoiseSource {
+    uint2 key;
+    unsigned lane, low, high;
+};
+
+// The place that a descent has reached.
+struct Digit {
+    unsigned bin;
+    unsigned count;
+    u64 above;  // in the bins before it
+};
+
+struct List {
+    u64 ranks[LIST], amounts[LIST];
+};
+
+struct Shared {
+    float4 registers[N_REGISTERS][THREADS];
+    union {
+        List list;                                      // of the first block
+        float leaves[COPIES][N_SUMS][LEAVES_OF_BLOCK];  // [tile of the block][warp]
+    };
+    unsigned low[BINS], high[BINS], counts[BINS];
+    uint4 code[N_CODE];
+    u64 gathered[N_GATHERED][WARPS];
+    u64 merged[COPIES][N_GATHERED];
+    u64 scan[32];
+    float numbers[N_NUMBERS];
+    NoiseSource sources[N_SOURCES];
+    float warp_sums[32];
+    Digit digit;
+    unsigned n_listed;
+    unsigned has_fault;
+};
+static_assert(sizeof(Shared) <= SHARED_BYTES, "as in program.rs");
+
+// What a thread knows of its row.
+struct Run {
+    const ProgramParams& p;
+    const ProgramRow& row;
+    Shared& s;
+    const uint4* program;
+    const float* logits;
+    float* planes;
+    int vocab;
+    int plane_stride;
+    int n_levels;  // of the tree of sums
+    unsigned rank;
+    int copy;  // of what is read by other blocks
+};
+
+__device__ __forceinline__ float minus_infinity() { return __uint_as_float(0xff800000u); }
+__device__ __forceinline__ float plus_infinity() { return __uint_as_float(0x7f800000u); }
+
+// NaN becomes -inf, what is above the largest number the largest.
+__device__ __forceinline__ float in_row(float x) { return x == x ? fminf(x, FLOAT_MAX) : minus_infinity(); }
+
+// NaN becomes 0, what is above the largest number the largest.
+__device__ __forceinline__ float as_number(float x) { return x == x ? fminf(x, FLOAT_MAX) : 0.0f; }
+
+// The bits of a number as an integer that is larger for larger numbers; 0 and -0 are the same.
+__device__ __forceinline__ unsigned key_of(float value) {
+    const unsigned bits = __float_as_uint(__fadd_rn(value, 0.0f));
+    return (bits & 0x80000000u) ? ~bits : bits | 0x80000000u;
+}
+
+__device__ __forceinline__ float value_of(unsigned key) {
+    return __uint_as_float((key & 0x80000000u) ? key & 0x7fffffffu : ~key);
+}
+
+// A total order of (value, token): larger is earlier, ties to the lower token.
+__device__ __forceinline__ u64 ranked(float value, unsigned token) {
+    return ((u64)key_of(value) << TOKEN_BITS) | (TOKEN_MASK - token);
+}
+
+// The sum over a warp of amounts below 2^48.
+__device__ __forceinline__ u64 warp_sum(u64 amount) {
+    const unsigned low = __reduce_add_sync(LANES_ALL, (unsigned)amount & 0xffffffu);
+    const unsigned high = __reduce_add_sync(LANES_ALL, (unsigned)(amount >> 24));
+    return ((u64)high << 24) + low;
+}
+
+// ---- functions of numbers ----
+
+__device__ __forceinline__ float truth(bool holds) { return holds ? 1.0f : 0.0f; }
+
+// An operation that is the same for numbers and for the entries of rows, before NaN and infinities are seen to.
+__device__ __forceinline__ float apply(unsigned code, float x, float y, float z) {
+    switch (code) {
+    case NEG: return -x;
+    case ABS: return fabsf(x);
+    case SQRT: return __fsqrt_rn(x);
+    case EXP: return exp_exact(x);
+    case LOG: return log_exact(x);
+    case ADD: return __fadd_rn(x, y);
+    case SUB: return __fsub_rn(x, y);
+    case MUL: return __fmul_rn(x, y);
+    case DIV: return __fdiv_rn(x, y);
+    case MIN: return y < x ? y : x;
+    case MAX: return y > x ? y : x;
+    case LESS: return truth(x < y);
+    case LESS_EQUAL: return truth(x <= y);
+    case EQUAL: return truth(x == y);
+    case NOT_EQUAL: return truth(x != y);
+    case GREATER_EQUAL: return truth(x >= y);
+    case GREATER: return truth(x > y);
+    default: return x != 0.0f ? y : z;  // SELECT
+    }
+}
+
+// ---- noise ----
+
+__device__ __forceinline__ uint4 words_of(const NoiseSource& source, unsigned block_idx) {
+    return philox(make_uint4(block_idx, source.lane, source.low, source.high), source.key);
+}
+
+// Works out the sources of a program. An entry says (lane, 0) for the seed, or (lane, 1 + tokens that count, key).
+__device__ __forceinline__ void make_sources(Run& r, const uint4* entries, unsigned n) {
+    for (unsigned i = threadIdx.x; i < n; i += THREADS) {
+        const uint4 entry = entries[i];
+        NoiseSource source;
+        source.lane = entry.x;
+        if (entry.y == 0) {
+            source.key = make_uint2(r.row.seed_low, r.row.seed_high);
+            source.low = r.row.position_low, source.high = r.row.position_high;
+        } else {
+            const unsigned n_tokens = min(entry.y - 1, r.row.n_history);
+            const int* last = r.p.history + r.row.history_start + (r.row.n_history - n_tokens);
+            source.key = make_uint2(entry.z, entry.w);
+            source.low = source.high = 0;
+            for (unsigned idx = 0; idx < n_tokens; idx++) {
+                const uint4 words =
+                    philox(make_uint4((unsigned)last[idx], idx, source.low, source.high), make_uint2(0, 0));
+                source.low = words.x, source.high = words.y;
+            }
+        }
+        r.s.sources[i] = source;
+    }
+}

@@ -1,0 +1,307 @@
+//! Logit programs over rows of logits, on the device.
+//!
+//! The definition is [`trellis_engine::sampling::program`]: over the same logits, token, state and reports are the CPU's to
+//! the bit. Everything that changes from step to step lies in device buffers, and the grid depends on the bucket of rows
+//! alone, so that a launch can be captured in a graph.
+
+use trellis_engine::batch::OutputFault;
+use trellis_engine::sampling::program::{N_REPORTS_MAX, N_STATE_MAX};
+
+use super::common::expect;
+use super::logits::{FAULT_NONE, FAULT_NOTHING_TO_DRAW, NOWHERE, TOKEN_BITS, VOCAB_SIZE_MAX};
+use super::program_code::{CODES, N_CODE_MAX, N_REGISTERS};
+use super::program_plan::{N_GATHERED, N_HEADER, N_NUMBERS, N_PLANES_MAX, N_SOURCES, N_SUMS, NO_NUMBER};
+use crate::driver::params;
+use crate::{CudaError, Kernel, Launch, Module, Plain, Pointer, Slice, Source, Stream};
+
+/// How a row is shared out.
+#[derive(Clone, Copy, Debug)]
+struct Shape {
+    n_threads: usize,
+    /// Blocks of a row.
+    n_blocks: usize,
+    /// Dynamic shared memory of a block.
+    shared_bytes: usize,
+}
+
+/// Clusters came with 9.0, as did shared memory for many threads.
+fn shape((major, _): (i32, i32)) -> Shape {
+    match major {
+        ..9 => Shape { n_threads: 128, n_blocks: 1, shared_bytes: 88 << 10 },
+        _ => Shape { n_threads: 512, n_blocks: 8, shared_bytes: 192 << 10 },
+    }
+}
+
+/// The source of the kernel.
+#[must_use]
+pub fn source(capability: (i32, i32)) -> Source {
+    let text = concat!(
+        include_str!("maths.cuh"),
+        include_str!("noise.cuh"),
+        include_str!("cluster.cuh"),
+        include_str!("program.cuh"),
+        include_str!("program_elements.cuh"),
+        include_str!("program_select.cuh"),
+        include_str!("program_history.cuh"),
+        include_str!("program.cu")
+    );
+    let Shape { n_threads, n_blocks, shared_bytes } = shape(capability);
+    let source = Source::new("program.cu", text)
+        .with("THREADS", n_threads)
+        .with("CLUSTER", n_blocks)
+        .with("SHARED_BYTES", shared_bytes)
+        .with("TOKEN_BITS", TOKEN_BITS)
+        .with("N_REGISTERS", N_REGISTERS)
+        .with("N_CODE", N_CODE_MAX)
+        .with("N_GATHERED", N_GATHERED)
+        .with("N_SUMS", N_SUMS)
+        .with("N_NUMBERS", N_NUMBERS)
+        .with("N_SOURCES", N_SOURCES)
+        .with("N_HEADER", N_HEADER)
+        .with("N_PLANES", N_PLANES_MAX)
+        .with("NO_NUMBER", NO_NUMBER)
+        .with("NONE", format!("{NOWHERE}u"))
+        .with("FAULT_NONE", FAULT_NONE)
+        .with("FAULT_NOTHING_TO_DRAW", FAULT_NOTHING_TO_DRAW);
+    CODES.iter().fold(source, |source, &(name, code)| source.with(name, code))
+}
+
+/// One row, as the kernel reads it. Starts count what their buffers hold.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct ProgramRow {
+    /// First entry of its plan in the programs.
+    pub program: u32,
+    /// The row of logits.
+    pub logits_row: u32,
+    /// First of the other members in the members.
+    pub members_start: u32,
+    /// Other members; one that is not there has the row's own logits.
+    pub n_members: u32,
+    /// Low word first.
+    pub seed: [u32; 2],
+    /// Position that the token will have, low word first.
+    pub position: [u32; 2],
+    /// Tokens of the context.
+    pub n_tokens: u32,
+    /// Tokens drawn since the program was put on.
+    pub n_drawn: u32,
+    /// First of the last tokens of the context in the history.
+    pub history_start: u32,
+    /// As many as the program looks at, or more.
+    pub n_history: u32,
+    /// First parameter.
+    pub parameters_start: u32,
+    /// Parameters; those that are not there are 0.
+    pub n_parameters: u32,
+    /// First mask in the starts of masks.
+    pub masks_start: u32,
+    /// Masks; one that is not there allows all.
+    pub n_masks: u32,
+    /// First bias in the places of biases.
+    pub biases_start: u32,
+    /// Biases; one that is not there is 0.
+    pub n_biases: u32,
+    /// First word of the constraint's mask, in words of 64 bits, or [`NOWHERE`].
+    pub constraint: u32,
+    /// The state that the token before left.
+    pub state_in: u32,
+    /// Where the state goes that this token leaves, or [`NOWHERE`]. Nothing goes there after a fault.
+    pub state_out: u32,
+    /// No meaning.
+    pub unused: u32,
+}
+
+const _: () = assert!(size_of::<ProgramRow>() == 88);
+// SAFETY: 22 fields of 4 bytes without padding, all of which take any bits.
+unsafe impl Plain for ProgramRow {}
+
+/// Where a bias lies.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct ProgramBias {
+    /// First number in the dense biases, where every row begins at a multiple of 4 numbers; or first pair.
+    pub start: u32,
+    /// Pairs by rising token, no token twice; or [`NOWHERE`] for a number for each token.
+    pub n_pairs: u32,
+}
+
+// SAFETY: two fields of 4 bytes without padding, which take any bits.
+unsafe impl Plain for ProgramBias {}
+
+/// What came of a row.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[repr(C)]
+pub struct ProgramOutput {
+    /// The token; 0 after a fault.
+    pub token: u32,
+    /// See [`ProgramOutput::fault`].
+    pub fault_code: u32,
+    /// What it reports; 0 where the program does not.
+    pub reports: [f32; N_REPORTS_MAX],
+    /// What it leaves to the next token.
+    pub state: [f32; N_STATE_MAX],
+}
+
+const _: () = assert!(size_of::<ProgramOutput>() == 56);
+// SAFETY: 14 fields of 4 bytes without padding, all of which take any bits.
+unsafe impl Plain for ProgramOutput {}
+
+impl ProgramOutput {
+    /// Why there is no token, if there is none.
+    ///
+    /// # Panics
+    /// The row was not written by a launch.
+    #[must_use]
+    pub fn fault(&self) -> Option<OutputFault> {
+        match self.fault_code {
+            FAULT_NONE => None,
+            FAULT_NOTHING_TO_DRAW => Some(OutputFault::NothingToDraw),
+            code => panic!("the kernel writes no fault {code}"),
+        }
+    }
+}
+
+/// As in `program.cuh`.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+struct ProgramParams {
+    programs: Pointer,
+    rows: Pointer,
+    n_rows: Pointer,
+    logits: Pointer,
+    members: Pointer,
+    history: Pointer,
+    parameters: Pointer,
+    mask_starts: Pointer,
+    masks: Pointer,
+    bias_places: Pointer,
+    dense_biases: Pointer,
+    bias_pairs: Pointer,
+    states: Pointer,
+    planes: Pointer,
+    outputs: Pointer,
+    vocab: i32,
+    unused: i32,
+}
+params!(ProgramParams, 128);
+
+/// Device buffers of a launch.
+#[derive(Clone, Copy, Debug)]
+pub struct ProgramBuffers {
+    /// [`Entry`](super::program_plan::Entry): plans, aligned to 16 bytes.
+    pub programs: Slice,
+    /// [`ProgramRow`] `[n_rows_max]`.
+    pub rows: Slice,
+    /// One u32: the rows that count; blocks of others leave at once.
+    pub n_rows: Slice,
+    /// f32 `[n_logits_rows, vocab_size]`, aligned to 16 bytes: numbers or −∞.
+    pub logits: Slice,
+    /// u32: rows of logits.
+    pub members: Slice,
+    /// i32: tokens.
+    pub history: Slice,
+    /// f32.
+    pub parameters: Slice,
+    /// u32: where masks begin, in words of 64 bits.
+    pub mask_starts: Slice,
+    /// u64: masks as [`TokenMask::words`](trellis_engine::sampling::TokenMask::words) has them.
+    pub masks: Slice,
+    /// [`ProgramBias`].
+    pub bias_places: Slice,
+    /// f32, aligned to 16 bytes.
+    pub dense_biases: Slice,
+    /// [`BiasPair`](super::logits::BiasPair).
+    pub bias_pairs: Slice,
+    /// f32 `[n_states, 8]`.
+    pub states: Slice,
+    /// [`planes_bytes`], aligned to 16 bytes: zeros before and after every launch.
+    pub planes: Slice,
+    /// [`ProgramOutput`] `[n_rows_max]`.
+    pub outputs: Slice,
+}
+
+/// Bytes of the planes of a bucket of rows.
+#[must_use]
+pub fn planes_bytes(n_rows: usize, vocab_size: usize) -> usize {
+    n_rows * N_PLANES_MAX * vocab_size.next_multiple_of(4) * 4
+}
+
+/// The kernel, loaded.
+#[derive(Debug)]
+pub struct ProgramKernel {
+    kernel: Kernel<ProgramParams>,
+    shape: Shape,
+}
+
+impl ProgramKernel {
+    /// Finds the kernel in the module of [`source`] for this capability.
+    ///
+    /// # Errors
+    /// The driver refused.
+    pub fn new(module: &Module, capability: (i32, i32)) -> Result<Self, CudaError> {
+        let (kernel, shape) = (module.kernel("logit_programs")?, shape(capability));
+        kernel.allow_shared_bytes(shape.shared_bytes)?;
+        Ok(Self { kernel, shape })
+    }
+
+    /// Launches the programs of a bucket of `n_rows` rows.
+    ///
+    /// # Errors
+    /// The driver refused the launch.
+    ///
+    /// # Panics
+    /// A buffer is too short for the bucket or not aligned, or the vocabulary is too large.
+    ///
+    /// # Safety
+    /// Every place that a row names lies in its buffer (plans are whole, tokens below the vocabulary, masks of its
+    /// length); the buffers live until the stream has passed the launch; the count of rows is at most `n_rows`; no other row
+    /// of the launch has the row's `state_out`.
+    pub unsafe fn run(
+        &self,
+        stream: &Stream,
+        buffers: &ProgramBuffers,
+        n_rows: usize,
+        vocab_size: usize,
+    ) -> Result<(), CudaError> {
+        assert!((1..=VOCAB_SIZE_MAX).contains(&vocab_size), "{vocab_size} tokens");
+        expect("programs", buffers.programs, 1, 16);
+        expect("rows of programs", buffers.rows, n_rows, size_of::<ProgramRow>());
+        expect("logits", buffers.logits, vocab_size, 4);
+        expect("planes", buffers.planes, planes_bytes(n_rows, vocab_size), 1);
+        expect("outputs of programs", buffers.outputs, n_rows, size_of::<ProgramOutput>());
+        if n_rows == 0 {
+            return Ok(());
+        }
+        let launch = Launch {
+            grid: ((n_rows * self.shape.n_blocks) as u32, 1, 1),
+            block: (self.shape.n_threads as u32, 1, 1),
+            shared_bytes: self.shape.shared_bytes as u32,
+        };
+        let params = ProgramParams {
+            programs: buffers.programs.into(),
+            rows: buffers.rows.into(),
+            n_rows: buffers.n_rows.into(),
+            logits: buffers.logits.into(),
+            members: buffers.members.into(),
+            history: buffers.history.into(),
+            parameters: buffers.parameters.into(),
+            mask_starts: buffers.mask_starts.into(),
+            masks: buffers.masks.into(),
+            bias_places: buffers.bias_places.into(),
+            dense_biases: buffers.dense_biases.into(),
+            bias_pairs: buffers.bias_pairs.into(),
+            states: buffers.states.into(),
+            planes: buffers.planes.into(),
+            outputs: buffers.outputs.into(),
+            vocab: vocab_size as i32,
+            unused: 0,
+        };
+        // SAFETY: the lengths are asserted or the caller's promise.
+        unsafe { launch.run(stream, &self.kernel, &params) }
+    }
+}
+
+#[cfg(test)]
+#[path = "program_tests.rs"]
+mod tests;

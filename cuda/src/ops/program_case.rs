@@ -1,0 +1,354 @@
+//! What the tests of logit programs share: rows with all that programs look at, the CPU's answers and the device's.
+
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+
+use trellis_engine::batch::{OutputFault, Token};
+use trellis_engine::sampling::program::{Machine, Outcome, Place, Program, ProgramState};
+use trellis_engine::sampling::{Bias, TokenMask};
+
+use super::common::check::{download, poisoned, upload};
+use super::logits::{BiasPair, NOWHERE};
+use super::program::{
+    ProgramBias, ProgramBuffers, ProgramKernel, ProgramOutput, ProgramRow, planes_bytes, source,
+};
+use super::program_code::Entry;
+use super::program_plan::Plan;
+use crate::testing::{Random, TestGpu};
+use crate::{Buffer, Plain};
+
+/// A row of logits with a program and all that it may look at.
+#[derive(Debug)]
+pub(super) struct CaseRow {
+    pub(super) program: Program,
+    pub(super) plan: Plan,
+    pub(super) logits: Vec<f32>,       // [vocab_size]
+    pub(super) members: Vec<Vec<f32>>, // [vocab_size] each
+    pub(super) history: Vec<Token>,
+    pub(super) position: u64,
+    pub(super) n_drawn: u32,
+    pub(super) seed: u64,
+    pub(super) parameters: Vec<f32>,
+    pub(super) state: ProgramState,
+    pub(super) masks: Vec<Arc<TokenMask>>,
+    pub(super) biases: Vec<Arc<Bias>>,
+    pub(super) constraint: Option<Arc<TokenMask>>,
+}
+
+impl CaseRow {
+    /// A row with nothing but logits, at a position that the seed decides.
+    pub(super) fn plain(program: Program, logits: Vec<f32>, seed: u64) -> Self {
+        let plan = Plan::new(&program).expect("it fits");
+        let state = program.first_state();
+        Self {
+            program,
+            plan,
+            logits,
+            members: Vec::new(),
+            history: Vec::new(),
+            position: seed.wrapping_mul(0x1_0000_0003),
+            n_drawn: 1,
+            seed,
+            parameters: Vec::new(),
+            state,
+            masks: Vec::new(),
+            biases: Vec::new(),
+            constraint: None,
+        }
+    }
+
+    /// A row that has everything, with logits that are hard.
+    pub(super) fn full(program: Program, plan: Plan, vocab_size: usize, seed: u64) -> Self {
+        let mut random = Random(seed);
+        let mask = |random: &mut Random, n: usize| {
+            let mut mask = TokenMask::none(vocab_size);
+            (0..vocab_size).for_each(|token| mask.set(token as Token, random.below(n) == 0));
+            Arc::new(mask)
+        };
+        let masks = [1, 2, 3].map(|n| mask(&mut random, n)).to_vec();
+        let mut pairs: Vec<(Token, f32)> = (0..20.min(vocab_size))
+            .map(|_| (random.below(vocab_size) as Token, 3.0 * random.normal()))
+            .collect();
+        pairs.push((random.below(vocab_size) as Token, f32::NEG_INFINITY));
+        let sparse = Bias::sparse(pairs, vocab_size).expect("it is in order");
+        let n_distinct = [2, 5, 40, vocab_size][random.below(4)].min(vocab_size);
+        let n_history = random.below(301);
+        let history = (0..n_history).map(|_| random.below(n_distinct) as Token).collect();
+        let members = (0..random.below(3)).map(|_| hard_logits(&mut random, vocab_size)).collect();
+        Self {
+            logits: hard_logits(&mut random, vocab_size),
+            members,
+            history,
+            n_drawn: random.below(50) as u32,
+            seed: random.next(),
+            position: if random.below(2) == 0 { n_history as u64 } else { random.next() },
+            parameters: (0..random.below(5)).map(|_| 2.0 * random.normal()).collect(),
+            biases: vec![
+                Arc::new(Bias::Dense(hard_logits(&mut random, vocab_size))),
+                Arc::new(sparse),
+                Arc::new(Bias::Sparse(Vec::new())),
+            ][..random.below(4)]
+                .to_vec(),
+            constraint: (random.below(2) == 0).then(|| mask(&mut random, 2)),
+            masks: masks[..random.below(4)].to_vec(),
+            state: program.first_state(),
+            program,
+            plan,
+        }
+    }
+
+    /// The CPU's answer.
+    pub(super) fn expected(&self, machine: &mut Machine) -> Result<Outcome<Token>, OutputFault> {
+        let members: Vec<&[f32]> = self.members.iter().map(Vec::as_slice).collect();
+        let place = Place {
+            logits: &self.logits,
+            members: &members,
+            history: &self.history,
+            n_tokens: self.history.len(),
+            position: self.position,
+            n_drawn: self.n_drawn,
+            seed: self.seed,
+            parameters: &self.parameters,
+            state: self.state,
+            masks: &self.masks,
+            biases: &self.biases,
+            constraint: self.constraint.as_deref(),
+        };
+        machine.draw(&self.program, &place)
+    }
+}
+
+/// Logits with everything that is hard: −∞, ties, denormals, the largest numbers; or without the largest, which make the rest
+/// of no account.
+pub(super) fn hard_logits(random: &mut Random, n: usize) -> Vec<f32> {
+    let has_largest = random.below(2) == 0;
+    let mut row: Vec<f32> = (0..n)
+        .map(|_| match random.below(16) {
+            0 => f32::NEG_INFINITY,
+            1 => f32::from_bits(random.below(1000) as u32),
+            2 if has_largest => [1e38, -1e38, f32::MAX, f32::MIN][random.below(4)],
+            3 => 1.5,
+            4 => [0.0, -0.0][random.below(2)],
+            _ => random.below(20_000) as f32 / 1000.0 - 10.0,
+        })
+        .collect();
+    row[n / 2] = 1.0;
+    row
+}
+
+/// Logits like a model's: normal, with a deviation of 2.5.
+pub(super) fn plain_logits(random: &mut Random, n: usize) -> Vec<f32> {
+    random.normals(n).iter().map(|x| 2.5 * x).collect()
+}
+
+/// The host's side of the buffers.
+#[derive(Default)]
+pub(super) struct Host {
+    pub(super) programs: Vec<Entry>,
+    pub(super) rows: Vec<ProgramRow>,
+    pub(super) logits: Vec<f32>,
+    pub(super) members: Vec<u32>,
+    pub(super) history: Vec<i32>,
+    pub(super) parameters: Vec<f32>,
+    pub(super) mask_starts: Vec<u32>,
+    pub(super) masks: Vec<u64>,
+    pub(super) bias_places: Vec<ProgramBias>,
+    pub(super) dense_biases: Vec<f32>,
+    pub(super) bias_pairs: Vec<BiasPair>,
+    pub(super) states: Vec<f32>,
+}
+
+impl Host {
+    /// The buffers of these rows, in which every second row takes its state on from where it was.
+    pub(super) fn of(rows: &[CaseRow]) -> Self {
+        let mut host = Self::default();
+        rows.iter().for_each(|row| host.push(row));
+        host
+    }
+
+    fn push_logits(&mut self, logits: &[f32]) -> u32 {
+        self.logits.extend_from_slice(logits);
+        (self.logits.len() / logits.len() - 1) as u32
+    }
+
+    fn push_mask(&mut self, mask: &TokenMask) -> u32 {
+        self.masks.extend_from_slice(mask.words());
+        (self.masks.len() - mask.words().len()) as u32
+    }
+
+    fn push_bias(&mut self, bias: &Bias) {
+        let place = match bias {
+            Bias::Dense(values) => {
+                let start = self.dense_biases.len().next_multiple_of(4);
+                self.dense_biases.resize(start, f32::NAN);
+                self.dense_biases.extend_from_slice(values);
+                ProgramBias { start: start as u32, n_pairs: NOWHERE }
+            }
+            Bias::Sparse(pairs) => {
+                let start = self.bias_pairs.len() as u32;
+                self.bias_pairs.extend(pairs.iter().map(|&(token, value)| BiasPair { token, value }));
+                ProgramBias { start, n_pairs: pairs.len() as u32 }
+            }
+        };
+        self.bias_places.push(place);
+    }
+
+    fn push(&mut self, row: &CaseRow) {
+        let halves = |word: u64| [word as u32, (word >> 32) as u32];
+        let state_in = self.states.len() as u32 / 8;
+        self.states.extend(row.state);
+        self.states.extend([f32::NAN; 8]);
+        let made = ProgramRow {
+            program: self.programs.len() as u32,
+            logits_row: self.push_logits(&row.logits),
+            members_start: self.members.len() as u32,
+            n_members: row.members.len() as u32,
+            seed: halves(row.seed),
+            position: halves(row.position),
+            n_tokens: row.history.len() as u32,
+            n_drawn: row.n_drawn,
+            history_start: self.history.len() as u32,
+            n_history: row.history.len() as u32,
+            parameters_start: self.parameters.len() as u32,
+            n_parameters: row.parameters.len() as u32,
+            masks_start: self.mask_starts.len() as u32,
+            n_masks: row.masks.len() as u32,
+            biases_start: self.bias_places.len() as u32,
+            n_biases: row.biases.len() as u32,
+            constraint: row.constraint.as_ref().map_or(NOWHERE, |mask| self.push_mask(mask)),
+            state_in,
+            state_out: state_in + 1,
+            unused: 0,
+        };
+        self.programs.extend_from_slice(row.plan.entries());
+        for member in &row.members {
+            let place = self.push_logits(member);
+            self.members.push(place);
+        }
+        self.history.extend(row.history.iter().map(|&token| token as i32));
+        self.parameters.extend_from_slice(&row.parameters);
+        for mask in &row.masks {
+            let start = self.push_mask(mask);
+            self.mask_starts.push(start);
+        }
+        row.biases.iter().for_each(|bias| self.push_bias(bias));
+        self.rows.push(made);
+    }
+}
+
+/// A launch's memory.
+pub(super) struct Launched {
+    held: Vec<Buffer>,
+    pub(super) buffers: ProgramBuffers,
+    /// Rows of the bucket.
+    pub(super) bucket: usize,
+}
+
+impl Launched {
+    /// Uploads rows into a bucket with room for one more.
+    pub(super) fn new(gpu: &TestGpu, host: &Host, vocab_size: usize) -> Self {
+        let bucket = host.rows.len() + 1;
+        let mut rows = host.rows.clone();
+        rows.push(ProgramRow { program: u32::MAX, ..rows[0] });
+        let planes = poisoned(gpu, planes_bytes(bucket, vocab_size));
+        planes.slice().fill(&gpu.stream, 0).expect("filled");
+        let held = vec![
+            put(gpu, &host.programs),
+            put(gpu, &rows),
+            put(gpu, &[host.rows.len() as u32]),
+            put(gpu, &host.logits),
+            put(gpu, &host.members),
+            put(gpu, &host.history),
+            put(gpu, &host.parameters),
+            put(gpu, &host.mask_starts),
+            put(gpu, &host.masks),
+            put(gpu, &host.bias_places),
+            put(gpu, &host.dense_biases),
+            put(gpu, &host.bias_pairs),
+            put(gpu, &host.states),
+            planes,
+            poisoned(gpu, bucket * size_of::<ProgramOutput>()),
+        ];
+        let slice = |idx: usize| held[idx].slice();
+        let buffers = ProgramBuffers {
+            programs: slice(0),
+            rows: slice(1),
+            n_rows: slice(2),
+            logits: slice(3),
+            members: slice(4),
+            history: slice(5),
+            parameters: slice(6),
+            mask_starts: slice(7),
+            masks: slice(8),
+            bias_places: slice(9),
+            dense_biases: slice(10),
+            bias_pairs: slice(11),
+            states: slice(12),
+            planes: slice(13),
+            outputs: slice(14),
+        };
+        Self { held, buffers, bucket }
+    }
+
+    /// Runs the programs once.
+    pub(super) fn run(&self, gpu: &TestGpu, kernel: &ProgramKernel, vocab_size: usize) {
+        // SAFETY: `Host` put every place inside its buffer, `self` holds them, and the row past the end is not read.
+        unsafe { kernel.run(&gpu.stream, &self.buffers, self.bucket, vocab_size) }.expect("launched");
+    }
+}
+
+/// An upload that is never empty.
+fn put<T: Plain>(gpu: &TestGpu, values: &[T]) -> Buffer {
+    match values {
+        [] => poisoned(gpu, 16),
+        _ => upload(gpu, values),
+    }
+}
+
+/// Compiled once for all tests, as that takes longer than most of them.
+pub(super) fn kernel(gpu: &TestGpu) -> MutexGuard<'static, ProgramKernel> {
+    static KERNEL: OnceLock<Mutex<ProgramKernel>> = OnceLock::new();
+    let load = || {
+        let capability = gpu.gpu.compute_capability();
+        Mutex::new(ProgramKernel::new(&gpu.module(source(capability)), capability).expect("the kernel"))
+    };
+    KERNEL.get_or_init(load).lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// What the device makes of the rows, and the states that lie where they go; the planes are zeros again.
+pub(super) fn run(gpu: &TestGpu, rows: &[CaseRow], vocab_size: usize) -> Vec<(ProgramOutput, [f32; 8])> {
+    let host = Host::of(rows);
+    let kernel = kernel(gpu);
+    let launched = Launched::new(gpu, &host, vocab_size);
+    launched.run(gpu, &kernel, vocab_size);
+    let buffers = &launched.buffers;
+    let outputs = download(gpu, buffers.outputs, launched.bucket, ProgramOutput::default());
+    let past = outputs.last().expect("a row past the end");
+    assert_eq!(past.token, u32::MAX, "a row past the end is written");
+    let planes = download(gpu, buffers.planes, buffers.planes.n_bytes / 4, 1u32);
+    assert!(planes.iter().all(|&bits| bits == 0), "planes are left as they were found");
+    let states = download(gpu, buffers.states, host.states.len(), 0f32);
+    drop(launched.held);
+    let state_out = |idx: usize| states[16 * idx + 8..][..8].try_into().expect("eight numbers");
+    (0..rows.len()).map(|idx| (outputs[idx], state_out(idx))).collect()
+}
+
+/// How an answer differs from the CPU's, if it does.
+pub(super) fn difference(
+    expected: &Result<Outcome<Token>, OutputFault>,
+    (output, state_out): &(ProgramOutput, [f32; 8]),
+) -> Option<String> {
+    let bits = |numbers: &[f32]| numbers.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
+    let is_equal = match (expected, output.fault()) {
+        (Ok(outcome), None) => {
+            outcome.end == output.token
+                && bits(&outcome.reports) == bits(&output.reports)
+                && bits(&outcome.state) == bits(&output.state)
+                && bits(&outcome.state) == bits(state_out)
+        }
+        (Err(fault), Some(found)) => {
+            *fault == found && output.token == 0 && state_out.iter().all(|x| x.is_nan())
+        }
+        _ => false,
+    };
+    (!is_equal).then(|| format!("expected {expected:?}, got {output:?}, state {state_out:?}"))
+}

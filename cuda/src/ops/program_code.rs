@@ -1,0 +1,383 @@
+//! What the kernel of logit programs interprets: instructions, and how values get registers.
+
+use trellis_engine::sampling::program::Operation;
+use trellis_programs::{Binary, Comparison, Kind, Noise, Source, Unary, Value};
+
+use crate::Plain;
+
+/// Registers of elementwise code: values that may be alive at once, each one number for each token of a tile.
+pub(super) const N_REGISTERS: usize = 16;
+/// Instructions of one piece of elementwise code.
+pub(super) const N_CODE_MAX: usize = 192;
+
+/// 16 bytes of a plan: an instruction, a step, or four numbers of either.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct Entry(pub(super) [u32; 4]);
+
+// SAFETY: four words without padding, which take any bits.
+unsafe impl Plain for Entry {}
+
+/// Defines the codes on both sides: as an enum here, and by name for the source.
+macro_rules! codes {
+    ($($name:ident $text:literal)*) => {
+        /// What an entry of a plan says.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        #[repr(u8)]
+        pub(super) enum Code { $($name,)* }
+
+        /// The codes by their names in the source.
+        pub(super) const CODES: &[(&str, u8)] = &[$(($text, Code::$name as u8),)*];
+    };
+}
+
+codes! {
+    // Elementwise, of nothing but the place.
+    Logits "LOGITS"
+    Member "MEMBER"
+    Plane "PLANE"
+    Bias "BIAS"
+    Mask "MASK"
+    Constraint "CONSTRAINT"
+    UniformRow "UNIFORM_ROW"
+    GumbelRow "GUMBEL_ROW"
+    Only "ONLY"
+    // Elementwise and of numbers.
+    Neg "NEG"
+    Abs "ABS"
+    Sqrt "SQRT"
+    Exp "EXP"
+    Log "LOG"
+    Add "ADD"
+    Sub "SUB"
+    Mul "MUL"
+    Div "DIV"
+    Min "MIN"
+    Max "MAX"
+    Less "LESS"
+    LessEqual "LESS_EQUAL"
+    Equal "EQUAL"
+    NotEqual "NOT_EQUAL"
+    GreaterEqual "GREATER_EQUAL"
+    Greater "GREATER"
+    Select "SELECT"
+    // Elementwise, of sets and bounds.
+    And "AND"
+    Or "OR"
+    Not "NOT"
+    KeepLargest "KEEP_LARGEST"
+    KeepNucleus "KEEP_NUCLEUS"
+    // What is gathered from all tokens.
+    Best "BEST"
+    Draw "DRAW"
+    Sum "SUM"
+    Squares "SQUARES"
+    Count "COUNT"
+    LogSumExp "LOG_SUM_EXP"
+    Entropy "ENTROPY"
+    // Of numbers alone.
+    Constant "CONSTANT"
+    Parameter "PARAMETER"
+    ParameterToken "PARAMETER_TOKEN"
+    State "STATE"
+    Position "POSITION"
+    Length "LENGTH"
+    Drawn "DRAWN"
+    Uniform "UNIFORM"
+    At "AT"
+    Token "TOKEN"
+    // Of the history.
+    CountLast "COUNT_LAST"
+    CountSince "COUNT_SINCE"
+    Repeats "REPEATS"
+    Ngrams "NGRAMS"
+    // Steps.
+    Numbers "NUMBERS"
+    Fill "FILL"
+    Pass "PASS"
+    Largest "LARGEST"
+    Nucleus "NUCLEUS"
+}
+
+pub(super) fn unary(how: Unary) -> Code {
+    match how {
+        Unary::Neg => Code::Neg,
+        Unary::Abs => Code::Abs,
+        Unary::Sqrt => Code::Sqrt,
+        Unary::Exp => Code::Exp,
+        Unary::Log => Code::Log,
+    }
+}
+
+pub(super) fn binary(how: Binary) -> Code {
+    match how {
+        Binary::Add => Code::Add,
+        Binary::Sub => Code::Sub,
+        Binary::Mul => Code::Mul,
+        Binary::Div => Code::Div,
+        Binary::Min => Code::Min,
+        Binary::Max => Code::Max,
+    }
+}
+
+pub(super) fn comparison(how: Comparison) -> Code {
+    match how {
+        Comparison::Less => Code::Less,
+        Comparison::LessEqual => Code::LessEqual,
+        Comparison::Equal => Code::Equal,
+        Comparison::NotEqual => Code::NotEqual,
+        Comparison::GreaterEqual => Code::GreaterEqual,
+        Comparison::Greater => Code::Greater,
+    }
+}
+
+/// An instruction: a code with where its result goes, and three operands, each a register or, by its flag, a number or
+/// what the code says. The fourth word of flags is the result's.
+pub(super) fn instruction(code: Code, result: u8, operands: [Operand; 3]) -> Entry {
+    let flags = operands.iter().enumerate().fold(0, |flags, (idx, operand)| match operand {
+        Operand::Register(_) => flags,
+        Operand::Number(_) | Operand::Immediate(_) => flags | 1 << idx,
+    });
+    let word = |operand: Operand| match operand {
+        Operand::Register(idx) | Operand::Number(idx) => u32::from(idx),
+        Operand::Immediate(word) => word,
+    };
+    let [a, b, c] = operands.map(word);
+    Entry([code as u32 | u32::from(result) << 8 | flags << 16, a, b, c])
+}
+
+/// Where an instruction finds what it takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Operand {
+    Register(u8),
+    Number(u8),
+    Immediate(u32),
+}
+
+/// No operand.
+pub(super) const NOTHING: Operand = Operand::Immediate(0);
+
+/// An operand before registers are given out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Taken {
+    /// A row or set, by its value.
+    Row(u8),
+    Number(u8),
+    Immediate(u32),
+}
+
+/// How a row or set is made, elementwise.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Element {
+    pub(super) code: Code,
+    pub(super) operands: [Taken; 3],
+}
+
+impl Element {
+    /// Whether it is read, and may be read again instead of being kept.
+    fn is_leaf(self) -> bool {
+        self.operands.iter().all(|operand| !matches!(operand, Taken::Row(_)))
+            && !matches!(self.code, Code::UniformRow | Code::GumbelRow)
+    }
+}
+
+/// What is done with rows once they are there.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Root {
+    pub(super) code: Code,
+    pub(super) result: u8,
+    pub(super) operands: [Taken; 3],
+}
+
+/// Registers that were lacking, or instructions that were too many.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct TooLarge;
+
+/// Code that makes what the roots take, and the roots; `kept` are alive at its end, in the registers that are returned.
+pub(super) fn code(
+    elements: &[Option<Element>],
+    roots: &[Root],
+    kept: &[u8],
+) -> Result<(Vec<Entry>, Vec<u8>), TooLarge> {
+    [Leaves::Kept, Leaves::ReadAgain]
+        .into_iter()
+        .find_map(|leaves| Writer::new(elements, leaves).write(roots, kept))
+        .ok_or(TooLarge)
+}
+
+/// What becomes of rows that are read, between their uses.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Leaves {
+    Kept,
+    ReadAgain,
+}
+
+/// One instruction in order, with what it takes.
+struct Line {
+    /// The value that it makes.
+    value: Option<u8>,
+    code: Code,
+    result: u8,
+    /// Operands; a row by the line that makes it.
+    operands: [Taken; 3],
+    lines: [Option<usize>; 3],
+}
+
+struct Writer<'a> {
+    elements: &'a [Option<Element>],
+    leaves: Leaves,
+    needs: Vec<usize>,
+    made: Vec<Option<usize>>,
+    lines: Vec<Line>,
+}
+
+impl<'a> Writer<'a> {
+    fn new(elements: &'a [Option<Element>], leaves: Leaves) -> Self {
+        let mut needs: Vec<usize> = Vec::with_capacity(elements.len());
+        for element in elements {
+            let mut of_operands: Vec<usize> = rows(element.as_ref().map(|e| &e.operands), &needs).collect();
+            of_operands.sort_unstable_by(|a, b| b.cmp(a));
+            // Sethi and Ullman: what needs most is made first.
+            let need = of_operands.iter().enumerate().map(|(idx, need)| need + idx).max().unwrap_or(0);
+            needs.push(need.max(1));
+        }
+        Self { elements, leaves, needs, made: vec![None; elements.len()], lines: Vec::new() }
+    }
+
+    fn line(&mut self, value: Option<u8>, code: Code, result: u8, operands: [Taken; 3]) -> usize {
+        let mut order: Vec<usize> = (0..3).collect();
+        let need = |idx: usize| match operands[idx] {
+            Taken::Row(row) => self.needs[usize::from(row)],
+            _ => 0,
+        };
+        order.sort_by_key(|&idx| std::cmp::Reverse(need(idx)));
+        let mut lines = [None; 3];
+        for idx in order {
+            if let Taken::Row(row) = operands[idx] {
+                lines[idx] = Some(self.make(row));
+            }
+        }
+        self.lines.push(Line { value, code, result, operands, lines });
+        self.lines.len() - 1
+    }
+
+    /// The line that makes a row, written where it is not there yet.
+    fn make(&mut self, row: u8) -> usize {
+        let idx = usize::from(row);
+        if let Some(line) = self.made[idx] {
+            return line;
+        }
+        let element = self.elements[idx].expect("a row is made of something");
+        let line = self.line(Some(row), element.code, 0, element.operands);
+        if self.leaves == Leaves::Kept || !element.is_leaf() {
+            self.made[idx] = Some(line);
+        }
+        line
+    }
+
+    fn write(mut self, roots: &[Root], kept: &[u8]) -> Option<(Vec<Entry>, Vec<u8>)> {
+        for root in roots {
+            self.line(None, root.code, root.result, root.operands);
+        }
+        let kept: Vec<usize> = kept.iter().map(|&row| self.make(row)).collect();
+        if self.lines.len() > N_CODE_MAX {
+            return None;
+        }
+        let mut last_uses: Vec<usize> = (0..self.lines.len()).collect();
+        for (idx, line) in self.lines.iter().enumerate() {
+            line.lines.iter().flatten().for_each(|&operand| last_uses[operand] = idx);
+        }
+        kept.iter().for_each(|&line| last_uses[line] = usize::MAX);
+        let mut registers = vec![0u8; self.lines.len()];
+        let mut free: Vec<u8> = (0..N_REGISTERS as u8).rev().collect();
+        let mut entries = Vec::with_capacity(self.lines.len());
+        for (idx, line) in self.lines.iter().enumerate() {
+            let operands = [0, 1, 2].map(|i| match (line.operands[i], line.lines[i]) {
+                (Taken::Row(_), Some(line)) => Operand::Register(registers[line]),
+                (Taken::Row(row), None) => unreachable!("row {row} is made before"),
+                (Taken::Number(number), _) => Operand::Number(number),
+                (Taken::Immediate(word), _) => Operand::Immediate(word),
+            });
+            let mut done: Vec<usize> = line.lines.iter().flatten().copied().collect();
+            done.sort_unstable();
+            done.dedup();
+            for operand in done {
+                if last_uses[operand] == idx {
+                    free.push(registers[operand]);
+                }
+            }
+            // An instruction reads before it writes: its result may take the place of an operand.
+            let result = match line.value {
+                None => line.result,
+                Some(_) => {
+                    registers[idx] = free.pop()?;
+                    registers[idx]
+                }
+            };
+            entries.push(instruction(line.code, result, operands));
+        }
+        Some((entries, kept.iter().map(|&line| registers[line]).collect()))
+    }
+}
+
+fn rows<'a>(operands: Option<&'a [Taken; 3]>, needs: &'a [usize]) -> impl Iterator<Item = usize> + 'a {
+    operands.into_iter().flatten().filter_map(|operand| match operand {
+        Taken::Row(row) => Some(needs[usize::from(*row)]),
+        _ => None,
+    })
+}
+
+/// The operation with other values.
+pub(super) fn renamed(operation: &Operation, to: impl Fn(Value) -> Value) -> Operation {
+    match *operation {
+        Operation::LogSoftmax(x) => Operation::LogSoftmax(to(x)),
+        Operation::CountSince(x) => Operation::CountSince(to(x)),
+        Operation::Unary(how, x) => Operation::Unary(how, to(x)),
+        Operation::Binary(how, x, y) => Operation::Binary(how, to(x), to(y)),
+        Operation::Compare(how, x, y) => Operation::Compare(how, to(x), to(y)),
+        Operation::And(x, y) => Operation::And(to(x), to(y)),
+        Operation::Or(x, y) => Operation::Or(to(x), to(y)),
+        Operation::Not(x) => Operation::Not(to(x)),
+        Operation::Largest { row, k } => Operation::Largest { row: to(row), k: to(k) },
+        Operation::Nucleus { order, row, p } => {
+            Operation::Nucleus { order: to(order), row: to(row), p: to(p) }
+        }
+        Operation::Only(x) => Operation::Only(to(x)),
+        Operation::Reduce(how, row, set) => Operation::Reduce(how, to(row), to(set)),
+        Operation::Count(x) => Operation::Count(to(x)),
+        Operation::At(x, y) => Operation::At(to(x), to(y)),
+        Operation::Argmax(x) => Operation::Argmax(to(x)),
+        Operation::Draw(x, source) => Operation::Draw(to(x), source),
+        Operation::Select(x, y, z) => Operation::Select(to(x), to(y), to(z)),
+        other => other,
+    }
+}
+
+/// Whether two operations over the same values make the same bits.
+pub(super) fn is_same(a: &Operation, b: &Operation) -> bool {
+    match (a, b) {
+        (Operation::Constant(a), Operation::Constant(b)) => a.to_bits() == b.to_bits(),
+        _ => a == b,
+    }
+}
+
+pub(super) fn noise(noise: Noise) -> Code {
+    match noise {
+        Noise::Uniform => Code::UniformRow,
+        Noise::Gumbel => Code::GumbelRow,
+    }
+}
+
+/// A source as the kernel reads it: a seed's lane, or a key with how many tokens count.
+pub(super) fn source_entry(source: Source) -> Entry {
+    match source {
+        Source::Seed { lane } => Entry([u32::from(lane), 0, 0, 0]),
+        Source::Key { key, n_tokens, lane } => {
+            Entry([u32::from(lane), 1 + u32::from(n_tokens), key as u32, (key >> 32) as u32])
+        }
+    }
+}
+
+pub(super) fn is_number(kind: Kind) -> bool {
+    matches!(kind, Kind::Number | Kind::Token)
+}

@@ -1,0 +1,101 @@
+use std::fmt::Write;
+
+use trellis_engine::sampling::program::{Definition, Program, RowShape};
+use trellis_programs::{Source, library, random};
+
+use super::super::program_library::library_programs;
+use super::*;
+
+const SHAPE: RowShape = RowShape { vocab_size: 128_256, n_positions: 8192 };
+
+fn plan(definition: Definition) -> Plan {
+    let program = Program::new(definition, SHAPE).expect("it is in order");
+    Plan::new(&program).expect("it fits")
+}
+
+#[test]
+fn programs_of_the_library_fit() {
+    for (name, definition) in library_programs() {
+        let plan = plan(definition);
+        println!("{name}: {} passes, {} entries", plan.n_passes(), plan.entries().len());
+        assert!(plan.n_passes() <= 7, "{name} reads the row {} times", plan.n_passes());
+    }
+}
+
+#[test]
+fn nearly_all_random_programs_fit() {
+    let (mut n_fit, mut n) = (0, 0);
+    let mut refused = String::new();
+    for seed in 0..4000u64 {
+        let definition = random::definition(seed, 8 + seed as usize % 121);
+        let Ok(program) = Program::new(definition, SHAPE) else { continue };
+        n += 1;
+        match Plan::new(&program) {
+            Ok(_) => n_fit += 1,
+            Err(error) => writeln!(refused, "{seed}: {error}").expect("a text takes lines"),
+        }
+    }
+    println!("{n_fit} of {n} fit\n{refused}");
+    assert!(n > 2000 && 100 * n_fit >= 99 * n, "{n_fit} of {n}");
+}
+
+#[test]
+fn what_is_the_same_is_made_once() {
+    let twice = plan(Definition::build(|b| {
+        b.report(b.logits().max());
+        b.report(b.logits().max());
+        (b.logits() - b.logits().max()).draw(Source::SEED)
+    }));
+    let once = plan(Definition::build(|b| {
+        let max = b.logits().max();
+        b.report(max);
+        b.report(max);
+        (b.logits() - max).draw(Source::SEED)
+    }));
+    assert_eq!(twice.n_passes(), 2);
+    assert_eq!(twice.entries().len(), once.entries().len());
+}
+
+#[test]
+fn what_nothing_needs_is_left_out() {
+    let plan = plan(Definition::build(|b| {
+        let x = b.logits();
+        let _ = (x.exp() * 3.0).variance_over(x.gt(0.0));
+        x.argmax()
+    }));
+    // One pass: the logits and their best.
+    assert_eq!(plan.n_passes(), 1);
+    let pass = plan.entries()[N_HEADER..].iter().find(|step| step.0[0] == Code::Pass as u32).expect("a pass");
+    assert_eq!(pass.0[3], 2, "{:?}", plan.entries());
+}
+
+#[test]
+fn a_draw_that_nothing_needs_can_fail() {
+    let plan = plan(Definition::build(|b| {
+        let x = b.logits();
+        let _ = x.keep(b.nothing()).draw(Source::SEED);
+        x.argmax()
+    }));
+    let n_tokens = plan.entries().iter().filter(|entry| entry.0[0] & 255 == Code::Token as u32).count();
+    assert!(n_tokens >= 2, "{:?}", plan.entries());
+}
+
+#[test]
+fn passes_are_as_many_as_reductions_are_deep() {
+    let n_passes = |definition| plan(definition).n_passes();
+    assert_eq!(n_passes(Definition::build(|b| library::greedy(b.logits()))), 1);
+    assert_eq!(n_passes(Definition::build(|b| b.logits().draw(Source::SEED))), 1);
+    assert_eq!(n_passes(Definition::build(|b| library::temperature(b.logits(), 0.7).draw(Source::SEED))), 2);
+    // max, then ln Σ and entropy, then the best of what is selected by, then the draw; a selection reads by itself.
+    assert_eq!(n_passes(Definition::build(|b| library::typical(b.logits(), 0.9).draw(Source::SEED))), 4);
+}
+
+#[test]
+fn what_does_not_fit_is_refused() {
+    let program = |definition| Program::new(definition, SHAPE).expect("it is in order");
+    let rows = Definition::build(|b| (0..5u32).fold(b.logits(), |x, n| x + b.counts(Some(n))).argmax());
+    let error = Plan::new(&program(rows)).expect_err("five rows of the history");
+    assert_eq!(error, PlanError::Planes { n: 5, max: N_PLANES_MAX });
+    let error = Plan::new(&program(Definition::build_row(|b| b.logits()))).expect_err("a row");
+    assert_eq!(error, PlanError::EndsInRow);
+}

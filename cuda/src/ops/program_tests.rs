@@ -1,0 +1,209 @@
+use std::collections::BTreeMap;
+
+use trellis_engine::sampling::program::{Definition, Machine, Program, RowShape};
+use trellis_programs::{Source, library, random};
+
+use super::super::common::check::assert_compiles_for;
+use super::super::program_case::{
+    CaseRow, Host, Launched, difference, hard_logits, kernel, plain_logits, run,
+};
+use super::super::program_library::library_programs;
+use super::super::program_plan::Plan;
+use super::*;
+use crate::driver::{Event, Timing};
+use crate::testing::{Random, gpu};
+
+/// Rows of one launch.
+const N_ROWS: usize = 64;
+
+fn shape(vocab_size: usize) -> RowShape {
+    RowShape { vocab_size, n_positions: 512 }
+}
+
+/// Runs the rows on the device and says how many answers differ from the CPU's.
+fn n_different(
+    rows: &[(String, CaseRow)],
+    vocab_size: usize,
+    answers: &[(ProgramOutput, [f32; 8])],
+) -> usize {
+    let mut machine = Machine::default();
+    let mut n = 0;
+    for ((name, row), answer) in rows.iter().zip(answers) {
+        if let Some(difference) = difference(&row.expected(&mut machine), answer) {
+            n += 1;
+            if n <= 3 {
+                println!("{name}, {vocab_size} tokens: {difference}\n{:?}\n", row.program.definition());
+            }
+        }
+    }
+    n
+}
+
+fn compare(rows: Vec<(String, CaseRow)>, vocab_size: usize) -> usize {
+    let Some(gpu) = gpu() else { return 0 };
+    let (names, rows): (Vec<_>, Vec<_>) = rows.into_iter().unzip();
+    let answers = run(&gpu, &rows, vocab_size);
+    n_different(&names.into_iter().zip(rows).collect::<Vec<_>>(), vocab_size, &answers)
+}
+
+#[test]
+fn source_compiles_for_every_architecture() {
+    for capability in [(8, 0), (9, 0)] {
+        assert_compiles_for(source(capability), capability);
+    }
+}
+
+#[test]
+fn random_programs_are_those_of_the_cpu() {
+    if gpu().is_none() {
+        return;
+    }
+    let mut names: BTreeMap<&str, usize> = BTreeMap::new();
+    let (mut n_run, mut n_refused, mut n_wrong, mut seed) = (0, 0, 0, 0);
+    // Most over short rows, which take the CPU no time.
+    let plan = [(1, 100), (2, 60), (31, 500), (33, 500), (4096, 700), (128_256, 80), (151_936, 60)];
+    for (vocab_size, n_programs) in plan {
+        let end = n_run + n_programs;
+        while n_run < end {
+            let mut rows = Vec::new();
+            while rows.len() < N_ROWS.min(end - n_run) {
+                seed += 1;
+                let definition = random::definition(seed, 8 + seed as usize % 121);
+                let Ok(program) = Program::new(definition, shape(vocab_size)) else { continue };
+                let Ok(plan) = Plan::new(&program) else {
+                    n_refused += 1;
+                    continue;
+                };
+                for operation in &program.definition().operations {
+                    *names.entry(operation.name()).or_default() += 1;
+                }
+                rows.push((format!("seed {seed}"), CaseRow::full(program, plan, vocab_size, seed)));
+            }
+            n_run += rows.len();
+            n_wrong += compare(rows, vocab_size);
+        }
+    }
+    println!("{n_run} programs, {n_refused} refused; {names:?}");
+    assert_eq!(n_wrong, 0, "of {n_run} programs");
+    assert!(100 * n_refused <= n_run, "{n_refused} refused");
+    assert!(names.values().all(|&n| n >= 100), "{names:?}");
+}
+
+#[test]
+fn samplers_of_the_library_are_those_of_the_cpu() {
+    if gpu().is_none() {
+        return;
+    }
+    let mut n_wrong = 0;
+    for vocab_size in [1, 33, 5000, 128_256] {
+        let mut random = Random(vocab_size as u64);
+        let mut rows = Vec::new();
+        for (name, definition) in library_programs() {
+            for seed in 0..3 {
+                let program = Program::new(definition.clone(), shape(vocab_size)).expect("it is in order");
+                let logits = match seed {
+                    0 | 1 => plain_logits(&mut random, vocab_size),
+                    _ => hard_logits(&mut random, vocab_size),
+                };
+                let mut row = CaseRow::plain(program, logits, seed);
+                row.history = (0..90).map(|_| random.below(vocab_size.min(12)) as u32).collect();
+                row.members = vec![plain_logits(&mut random, vocab_size)];
+                rows.push((name.to_owned(), row));
+            }
+        }
+        n_wrong += compare(rows, vocab_size);
+    }
+    assert_eq!(n_wrong, 0);
+}
+
+/// Rows in which selections find no bin that is small enough to be listed, or nothing at all.
+#[test]
+fn selections_end_whatever_the_row_is() {
+    if gpu().is_none() {
+        return;
+    }
+    let mut n_wrong = 0;
+    for vocab_size in [1, 31, 4096, 20_011, 128_256] {
+        let mut random = Random(3);
+        let mut steps = vec![1.5; vocab_size];
+        steps.iter_mut().for_each(|x| *x -= random.below(3) as f32);
+        let mut alone = vec![f32::NEG_INFINITY; vocab_size];
+        alone[vocab_size / 3] = -1e30;
+        let near: Vec<f32> =
+            (0..vocab_size).map(|_| 1.0 + random.below(1000) as f32 * f32::EPSILON).collect();
+        let far: Vec<f32> = random.normals(vocab_size).iter().map(|x| x * 1e20).collect();
+        let all = [vec![-2.0; vocab_size], steps, alone, near, far, vec![f32::NEG_INFINITY; vocab_size]];
+        let mut rows = Vec::new();
+        for (idx, logits) in all.iter().enumerate() {
+            for k in [0.0, 1.0, 5.5, 2000.0, 1e5, 3e38] {
+                let definition = Definition::build(|b| {
+                    let x = b.logits();
+                    let (kept, p) = (x.largest(k), b.constant(k / 2001.0));
+                    b.report(kept.count());
+                    b.report(x.nucleus(p).count());
+                    b.report((-x).max_over(x.nucleus_by(-x, p)));
+                    x.keep(kept).draw(Source::SEED)
+                });
+                let program = Program::new(definition, shape(vocab_size)).expect("it is in order");
+                rows.push((format!("row {idx}, {k}"), CaseRow::plain(program, logits.clone(), idx as u64)));
+            }
+        }
+        n_wrong += compare(rows, vocab_size);
+    }
+    assert_eq!(n_wrong, 0);
+}
+
+/// Medians over launches, at one row and at many, beside what the programs cost.
+#[test]
+#[ignore = "times launches"]
+fn speed() {
+    const VOCAB_SIZE: usize = 128_256;
+    const N_LAUNCHES: usize = 200;
+    let Some(gpu) = gpu() else { return };
+    let two_reductions = Definition::build(|b| {
+        let x = b.logits() / 0.8;
+        let spread = x.max() - x.mean_over(b.all());
+        let kept = x.gt(x.max() - spread * 1.5);
+        (x.keep(kept) * 0.9 + 0.1).draw(Source::SEED)
+    });
+    let programs = [
+        ("greedy", Definition::build(|b| library::greedy(b.logits()))),
+        ("draw at a temperature", Definition::build(|b| (b.logits() / 0.8).draw(Source::SEED))),
+        ("12 operations, 2 reductions", two_reductions),
+        ("typical 0.9", Definition::build(|b| library::typical(b.logits(), 0.9).draw(Source::SEED))),
+        (
+            "top-k 50, top-p 0.95",
+            Definition::build(|b| library::top_p(library::top_k(b.logits(), 50.0), 0.95).draw(Source::SEED)),
+        ),
+    ];
+    let mut random = Random(1);
+    let normal = plain_logits(&mut random, VOCAB_SIZE);
+    let kernel = kernel(&gpu);
+    let [begin, end] = [(); 2].map(|()| Event::new(&gpu.gpu, Timing::On).expect("a mark"));
+    println!("{:<30} {:>5} {:>14} {:>14} {:>14} {:>14}", "us", "cost", "1", "1, equal", "256", "256, equal");
+    for (name, definition) in programs {
+        let program = Program::new(definition, shape(VOCAB_SIZE)).expect("it is in order");
+        let cost = program.cost();
+        let mut line = format!("{name:<30} {cost:>5.1}");
+        for n_rows in [1, 256] {
+            for logits in [&normal, &vec![0.5; VOCAB_SIZE]] {
+                let row = |idx| CaseRow::plain(program.clone(), logits.clone(), idx as u64);
+                let rows: Vec<CaseRow> = (0..n_rows).map(row).collect();
+                let launched = Launched::new(&gpu, &Host::of(&rows), VOCAB_SIZE);
+                let mut times: Vec<f32> = (0..N_LAUNCHES + 10)
+                    .map(|_| {
+                        begin.record(&gpu.stream).expect("a mark");
+                        launched.run(&gpu, &kernel, VOCAB_SIZE);
+                        end.record(&gpu.stream).expect("a mark");
+                        end.synchronize().expect("no failure");
+                        begin.elapsed_ms(&end).expect("a time") * 1e3
+                    })
+                    .skip(10)
+                    .collect();
+                times.sort_by(f32::total_cmp);
+                line += &format!(" {:>14.1}", times[N_LAUNCHES / 2]);
+            }
+        }
+        println!("{line}");
+    }
+}
