@@ -26,6 +26,9 @@ use crate::error::EngineError;
 use crate::run::{AheadWindow, RunEvent};
 use crate::sampling::Sampler;
 
+/// What a program's reading of a row of logits costs, as a share of computing the row.
+const READING_SHARE: f32 = 0.1;
+
 /// A draw by a sampler's chain, or by its program from this start.
 fn draw(sampler: &Sampler, start: Start) -> OutputKind<'_> {
     match sampler.program {
@@ -166,6 +169,25 @@ impl Work {
             },
         };
         (n_rows * logits_tokens) as usize
+    }
+
+    /// What the programs cost that draw at the end of these tokens, in thousandths of a token, where a row of logits costs
+    /// `logits_tokens`.
+    pub(crate) fn programs_cost(&self, tokens: Range<usize>, n_tokens: usize, logits_tokens: f32) -> u64 {
+        let (sampler, n_draws) = match self {
+            Self::Run(run) => (&run.settings.sampler, 1),
+            Self::Joint(work) => (&work.sampler, 1),
+            Self::Ask(AskWork { ask: Ask::Sample(sampler), .. }) => (sampler, 1),
+            Self::Verify(work) => (work.sampler(), tokens.len()),
+            Self::Ask(_) => return 0,
+        };
+        match &sampler.program {
+            Some(put_on) if tokens.end == n_tokens => {
+                let readings = put_on.program.cost() * n_draws as f32;
+                (readings * READING_SHARE * logits_tokens * 1000.0) as u64
+            }
+            _ => 0,
+        }
     }
 
     /// What the backend has to return for the tokens `start..end` of a context of `n_tokens`, one that is not known yet

@@ -40,6 +40,11 @@ impl VerifyWork {
         Self { sampler, guess, reply, n_base }
     }
 
+    /// How it draws.
+    pub(super) fn sampler(&self) -> &Arc<Sampler> {
+        &self.sampler
+    }
+
     /// The guessed tokens, which are computed after the context's own.
     pub(crate) fn guess(&self) -> &[Token] {
         let Guess::Chain(tokens) = &self.guess;

@@ -17,6 +17,7 @@ impl Scheduler {
     ) {
         let work = context.work.as_ref().expect("a placed context has work");
         let (n_tokens, n_all) = (tokens.len(), context.n_tokens_expected());
+        let program_tokens = work.programs_cost(tokens.clone(), n_all, self.limits.logits_tokens);
         let n_outputs_tokens = work.outputs_cost(tokens, n_all, self.limits.logits_tokens);
         let cost = if class == Class::Decode {
             plan.work.n_decode_rows += n_tokens;
@@ -27,6 +28,7 @@ impl Scheduler {
             plan.work.n_prompt_tokens += n_tokens + n_outputs_tokens;
             self.costs.tokens_ns(n_tokens - n_again + n_outputs_tokens)
         };
-        self.commons.queue.charge(&context.seat, cost);
+        let program_ns = self.costs.tokens_ns(1000) * program_tokens / 1_000_000;
+        self.commons.queue.charge(&context.seat, cost + program_ns);
     }
 }
