@@ -92,3 +92,22 @@ impl PartialEq for Nat {
         }
     }
 }
+
+/// Whether two JSON values say the same; numbers that are not whole as [`Nat`] compares them.
+#[must_use]
+pub fn says_the_same(a: &serde_json::Value, b: &serde_json::Value) -> bool {
+    use serde_json::Value;
+    match (a, b) {
+        (Value::Array(a), Value::Array(b)) => {
+            a.len() == b.len() && a.iter().zip(b).all(|(a, b)| says_the_same(a, b))
+        }
+        (Value::Object(a), Value::Object(b)) => {
+            a.len() == b.len() && a.iter().all(|(name, a)| b.get(name).is_some_and(|b| says_the_same(a, b)))
+        }
+        (Value::Number(x), Value::Number(y)) if x.is_f64() && y.is_f64() => {
+            let [x, y] = [x, y].map(|x| Nat(x.as_f64().expect("a float") as f32));
+            x == y
+        }
+        (a, b) => a == b,
+    }
+}

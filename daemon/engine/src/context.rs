@@ -10,7 +10,7 @@ use std::sync::Arc;
 use smallvec::SmallVec;
 
 use self::history::History;
-use self::states::States;
+use self::states::{Leaves, States};
 use crate::account::{Owner, Resource};
 use crate::batch::{Drawn, Token, Tokens};
 use crate::command::{Answer, Ask, ContextId, Edit, Guess, MaskSource, Operation, RunSettings};
@@ -50,8 +50,8 @@ type Reports = SmallVec<[f32; N_REPORTS_MAX]>;
 struct Run {
     key: RunKey,
     queue: RunQueue,
-    /// How its tokens are drawn.
-    sampler: Arc<Sampler>,
+    /// What its program leaves.
+    leaves: Option<Leaves>,
 }
 
 /// Tells the streams over one context apart, and the settings of one stream before and after a change.
@@ -169,12 +169,17 @@ impl Context {
     /// # Errors
     /// A token out of range, or more tokens than fit; nothing is appended then.
     pub async fn append(&mut self, tokens: &[Token]) -> Result<(), EngineError> {
+        self.append_with(tokens, self.states.n_bytes()).await
+    }
+
+    /// Appends tokens to a context whose states are about to take so many bytes.
+    async fn append_with(&mut self, tokens: &[Token], state_bytes: u64) -> Result<(), EngineError> {
         self.check_continuation(tokens)?;
         if tokens.is_empty() {
             return Ok(());
         }
         let room = self.room_to_stop_run().await?;
-        self.footprint.set_with(self.tokens.len() + tokens.len(), self.states.n_bytes())?;
+        self.footprint.set_with(self.tokens.len() + tokens.len(), state_bytes)?;
         self.tokens.append(tokens);
         self.stop_run(room)
     }
@@ -187,19 +192,21 @@ impl Context {
     pub async fn append_drawn(&mut self, drawn: &[Drawn], sampler: &Sampler) -> Result<(), EngineError> {
         let n_before = self.tokens.len();
         let tokens: SmallVec<[Token; 16]> = drawn.iter().map(|drawn| drawn.candidate.token).collect();
-        self.append(&tokens).await?;
+        let leaves = Leaves::of(sampler);
+        let n_bytes = self.states.n_bytes_with(leaves, drawn.len());
+        self.append_with(&tokens, n_bytes).await?;
         for (idx, drawn) in drawn.iter().enumerate() {
-            self.note_left(n_before + idx + 1, drawn, sampler);
+            self.note_left(n_before + idx + 1, drawn, leaves);
         }
         Ok(())
     }
 
     /// Notes what the program left that drew the last of `n_tokens`.
-    fn note_left(&mut self, n_tokens: usize, drawn: &Drawn, sampler: &Sampler) {
+    fn note_left(&mut self, n_tokens: usize, drawn: &Drawn, leaves: Option<Leaves>) {
         self.reports.clear();
-        if let (Some(put_on), Some(left)) = (&sampler.program, &drawn.left) {
-            self.reports.extend_from_slice(&left.reports[..put_on.program.n_reports()]);
-            self.states.note(n_tokens, put_on, left.next);
+        if let (Some(leaves), Some(left)) = (leaves, &drawn.left) {
+            self.reports.extend_from_slice(&left.reports[..leaves.n_reports]);
+            self.states.note(n_tokens, leaves, left.next);
         }
     }
 
@@ -254,6 +261,7 @@ impl Context {
         let room = self.model.room(&self.caller).await?;
         self.tokens.truncate(n_tokens);
         self.states.truncate(n_tokens);
+        self.reports.clear();
         self.footprint.set_with(n_tokens, self.states.n_bytes())?;
         self.n_synced = self.n_synced.min(n_tokens);
         // Told at once, so that the pages are free for others.
@@ -270,6 +278,7 @@ impl Context {
         let mut child = Self::charged(&self.model, self.caller.clone(), self.tokens.fork())?;
         child.footprint.set_with(child.tokens.len(), self.states.n_bytes())?;
         child.states = self.states.fork();
+        child.reports.clone_from(&self.reports);
         let edit = self.take_edit();
         self.model.post_into(room, Operation::Fork { id: self.id, edit, child: child.id })?;
         Ok(child)
@@ -340,7 +349,8 @@ impl Context {
     ) -> Result<Pull, EngineError> {
         self.start(key, settings).await?;
         // Before a token is taken that there would be no room for.
-        self.footprint.set_with(self.tokens.len() + 1, self.states.n_bytes_with_another())?;
+        let leaves = self.run.as_ref().and_then(|run| run.leaves);
+        self.footprint.set_with(self.tokens.len() + 1, self.states.n_bytes_with(leaves, 1))?;
         let (id, model, caller) = (self.id, &self.model, self.caller.id());
         let queue = &mut self.run.as_mut().expect("a run was just started").queue;
         let tell = |queue: &RunQueue, progress: Option<Progress>| match progress {
@@ -364,8 +374,8 @@ impl Context {
                 let _ = tell(queue, progress);
                 self.tokens.push(drawn.candidate.token);
                 self.n_synced += 1;
-                let sampler = self.run.as_ref().expect("a run was just started").sampler.clone();
-                self.note_left(self.tokens.len(), &drawn, &sampler);
+                let leaves = self.run.as_ref().and_then(|run| run.leaves);
+                self.note_left(self.tokens.len(), &drawn, leaves);
                 Ok(Pull::Token(drawn))
             }
             RunEvent::Finished(finish) => {
@@ -422,12 +432,12 @@ impl Context {
             return Err(SamplerError::ProgramUnderMasks.into());
         }
         self.states.carry_on(&mut settings.sampler);
-        let sampler = settings.sampler.clone();
+        let leaves = Leaves::of(&settings.sampler);
         let room = self.model.room(&self.caller).await?;
         let queue = RunQueue::new(self.caller.stand());
         let (id, edit, tag) = (self.id, self.take_edit(), queue.tag());
         self.model.post_into(room, Operation::Run { id, edit, settings, tag })?;
-        self.run = Some(Run { key, queue, sampler });
+        self.run = Some(Run { key, queue, leaves });
         Ok(())
     }
 

@@ -187,7 +187,8 @@ impl Builder {
         Number::new(self, Operation::Length)
     }
 
-    /// How many tokens were drawn since the program was put on.
+    /// How many tokens the program has drawn in the context, since another program with state drew last. A new answer in the
+    /// same context goes on counting: what counts from its beginning compares [`length`](Self::length) with a parameter.
     pub fn drawn(&self) -> Number<'_> {
         Number::new(self, Operation::Drawn)
     }

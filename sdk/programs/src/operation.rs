@@ -241,7 +241,7 @@ pub enum Operation {
     Position,
     /// Number: how many tokens the context has.
     Length,
-    /// Number: how many tokens were drawn since the program was put on.
+    /// Number: how many tokens the program has drawn in the context, since another program with state drew last.
     Drawn,
     /// Number: what a row comes to over a set.
     Reduce(Reduction, Value, Value),

@@ -88,7 +88,11 @@ fn a_fork_of_a_long_context_takes_no_page_and_no_time() {
         }
         assert!(drawn.iter().all(|&token| token == drawn[0]), "{drawn:?}");
         drop((root, forks));
-        let stats = model.stats().await.expect("the engine lives");
+        // Commands of one guest are taken in by and by, and this question is another's.
+        let mut stats = model.stats().await.expect("the engine lives");
+        while stats.n_contexts > 0 {
+            stats = model.stats().await.expect("the engine lives");
+        }
         assert_eq!(stats.n_pages_free + stats.n_pages_cached, stats.n_pages, "to the page: {stats:?}");
     });
 }

@@ -25,6 +25,7 @@ const RUNS: &[(&str, &[&str], &str)] = &[
     ("json-fields", &["Ada, a pilot from Oslo, is 36."], ""),
     ("probe", &["stream", "20", "Once upon a time"], ""),
     ("probe", &["tokens", "20", "0"], ""),
+    ("samplers", &["--json", "--max-tokens", "12", "Once upon a time"], ""),
     ("self-consistency", &["What is 37 + 48?"], ""),
     ("speculate", &["--max-tokens", "30", "Write the days of the week three times."], ""),
     ("watermark", &["--max-tokens", "60", "Ownership is"], ""),

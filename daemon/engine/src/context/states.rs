@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::segments::Segments;
 use crate::sampling::Sampler;
-use crate::sampling::program::{DrawState, ProgramId, PutOn};
+use crate::sampling::program::{DrawState, ProgramId};
 
 /// Entries that forks share as a whole.
 const N_SEGMENT_ENTRIES: usize = 64;
@@ -24,9 +24,21 @@ struct Entry {
     state: DrawState,
 }
 
-/// The program, if its draws depend on where the one before them ended.
-fn carried_on(put_on: &PutOn) -> Option<ProgramId> {
-    put_on.program.carries_on().then(|| put_on.program.id())
+/// What the draws of a program leave.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Leaves {
+    pub(super) n_reports: usize,
+    /// The program, if its draws depend on where the one before them ended.
+    carried_on: Option<ProgramId>,
+}
+
+impl Leaves {
+    /// Nothing, where the chain draws.
+    pub(super) fn of(sampler: &Sampler) -> Option<Self> {
+        let program = &sampler.program.as_ref()?.program;
+        let carried_on = program.carries_on().then(|| program.id());
+        Some(Self { n_reports: program.n_reports(), carried_on })
+    }
 }
 
 impl States {
@@ -35,12 +47,11 @@ impl States {
         (self.entries.len() * size_of::<Entry>()) as u64
     }
 
-    /// Host memory that they take once there is one more, if there is one already.
-    pub(super) fn n_bytes_with_another(&self) -> u64 {
-        match self.n_bytes() {
-            0 => 0,
-            n_bytes => n_bytes + size_of::<Entry>() as u64,
-        }
+    /// Host memory that they take once there are as many more as a program leaves by so many draws.
+    pub(super) fn n_bytes_with(&self, leaves: Option<Leaves>, n_draws: usize) -> u64 {
+        let is_kept = leaves.is_some_and(|leaves| leaves.carried_on.is_some());
+        let n_more = if is_kept { n_draws } else { 0 };
+        self.n_bytes() + (n_more * size_of::<Entry>()) as u64
     }
 
     pub(super) fn fork(&self) -> Self {
@@ -49,9 +60,9 @@ impl States {
 
     /// Makes the program of a sampler go on from what it left last.
     pub(super) fn carry_on(&self, sampler: &mut Arc<Sampler>) {
-        let Some(put_on) = sampler.program.as_ref() else { return };
+        let (Some(put_on), Some(leaves)) = (&sampler.program, Leaves::of(sampler)) else { return };
         let start = match self.entries.last() {
-            Some(entry) if carried_on(put_on) == Some(entry.program) => entry.state,
+            Some(entry) if leaves.carried_on == Some(entry.program) => entry.state,
             _ => put_on.program.first(),
         };
         if start != put_on.start
@@ -62,8 +73,8 @@ impl States {
     }
 
     /// A program drew the last of `n_tokens`.
-    pub(super) fn note(&mut self, n_tokens: usize, put_on: &PutOn, state: DrawState) {
-        if let Some(program) = carried_on(put_on) {
+    pub(super) fn note(&mut self, n_tokens: usize, leaves: Leaves, state: DrawState) {
+        if let Some(program) = leaves.carried_on {
             self.entries.push(Entry { n_tokens, program, state });
         }
     }

@@ -76,12 +76,14 @@ pub(super) fn answer(
 fn chained_draws(question: &Question<'_>, logits: &[f32], outputs: &mut [Output], scratch: &mut Scratch) {
     for &(output_idx, kind) in &question.requests {
         let OutputKind::Program { sampler, start: Start::Before } = *kind else { continue };
+        let guessed = question.history.len() - 1;
+        let is_guessed = |token: Token| question.history.copy_of(guessed..guessed + 1) == [token];
         outputs[output_idx] = match &outputs[output_idx - 1] {
-            Output::Programmed(_, left) => {
+            Output::Programmed(candidate, left) if is_guessed(candidate.token) => {
                 program_draw(question, sampler, left.next, logits, scratch).unwrap_or_else(Output::Failed)
             }
-            // Nobody asks for what comes after a draw that failed.
-            other => other.clone(),
+            // Nobody asks for what comes after a draw that failed, or that was not what was guessed.
+            _ => Output::Failed(OutputFault::NothingToDraw),
         };
     }
 }

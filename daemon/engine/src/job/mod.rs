@@ -178,7 +178,9 @@ impl Work {
             Self::Run(run) => (&run.settings.sampler, 1),
             Self::Joint(work) => (&work.sampler, 1),
             Self::Ask(AskWork { ask: Ask::Sample(sampler), .. }) => (sampler, 1),
-            Self::Verify(work) => (work.sampler(), tokens.len()),
+            Self::Verify(work) => {
+                (work.sampler(), tokens.end.saturating_sub(tokens.start.max(work.first_draw())))
+            }
             Self::Ask(_) => return 0,
         };
         match &sampler.program {

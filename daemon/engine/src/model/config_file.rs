@@ -6,7 +6,7 @@ use super::fields::{Fields, parse_object};
 use super::rope_file::rope_config;
 
 /// Well above every published model, and small enough that no product of two overflows.
-const VOCAB_SIZE_MAX: usize = 1 << 24;
+const VOCAB_SIZE_MAX: usize = 1 << 18;
 const HIDDEN_SIZE_MAX: usize = 1 << 17;
 const INTERMEDIATE_SIZE_MAX: usize = 1 << 20;
 const N_LAYERS_MAX: usize = 1024;

@@ -29,6 +29,8 @@ impl Bias {
         entries.reverse();
         entries.sort_by_key(|&(token, _)| token);
         entries.dedup_by_key(|&mut (token, _)| token);
+        // What is paid for is what is kept.
+        entries.shrink_to_fit();
         Ok(Self::Sparse(entries))
     }
 
@@ -41,6 +43,8 @@ impl Bias {
             return Err(SamplerError::MaskSize { n_tokens: values.len(), vocab_size });
         }
         check(values.iter().copied())?;
+        let mut values = values;
+        values.shrink_to_fit();
         Ok(Self::Dense(values))
     }
 

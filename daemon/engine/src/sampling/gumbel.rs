@@ -10,8 +10,9 @@ const TOKENS_PER_BLOCK: usize = 4;
 /// Above the largest `g` there is, which belongs to `u = 1 − 2⁻²⁴`.
 const NOISE_MAX: f32 = 16.64;
 
-/// Room for the rounding of `l + g` when a token is passed over on a bound.
+/// Room for the rounding of `l + g` when a token is passed over on a bound, where the logits that can win are below this.
 const BOUND_SLACK: f32 = 1.0 + 1e-4;
+const BOUND_MAX: f32 = 256.0;
 
 /// The place of a block in which a single number lies, which no token has.
 const SINGLE: u32 = u32::MAX;
@@ -110,6 +111,7 @@ impl Leader {
 /// `weights` is `exp(logits − max)`.
 pub(super) fn draw_dense(logits: &[f32], weights: &[f32], first: Token, max: f32, words: Words) -> Token {
     let mut leader = Leader::new(first, logits[first as usize], max, words);
+    let is_bounded = max.abs() < BOUND_MAX;
     let blocks = logits.chunks(TOKENS_PER_BLOCK).zip(weights.chunks(TOKENS_PER_BLOCK));
     for (block_idx, (logits, weights)) in (0..).zip(blocks) {
         if logits.iter().all(|&logit| leader.is_out_of_reach(logit)) {
@@ -118,7 +120,7 @@ pub(super) fn draw_dense(logits: &[f32], weights: &[f32], first: Token, max: f32
         let words = words.block(block_idx);
         for (lane, (&logit, &weight)) in logits.iter().zip(weights).enumerate() {
             // −ln u ≥ 1 − u, so g ≤ −ln(1 − u): no logarithm is needed to see most tokens lose.
-            if (1.0 - uniform(words[lane])) * leader.weight > weight * BOUND_SLACK {
+            if is_bounded && (1.0 - uniform(words[lane])) * leader.weight > weight * BOUND_SLACK {
                 continue;
             }
             leader.challenge(block_idx * TOKENS_PER_BLOCK as u32 + lane as u32, logit, words[lane]);
@@ -151,6 +153,29 @@ mod tests {
         assert_eq!(uniform(u32::MAX), 1.0 - 2f32.powi(-24));
         assert!(gumbel(u32::MAX) < NOISE_MAX, "{}", gumbel(u32::MAX));
         assert!(gumbel(0).is_finite());
+    }
+
+    #[test]
+    fn large_logits_tie_where_their_sums_round_to_one() {
+        for (offset, position) in
+            [1e4, 1e6, 1e7, 1e8].into_iter().flat_map(|x| (0..200u64).map(move |p| (x, p)))
+        {
+            let words = Words::new(5, position, 0);
+            let logits: Vec<f32> = (0..64)
+                .map(|t| offset + (philox4x32([t, 2, position as u32, 0], [1, 2])[0] % 9) as f32)
+                .collect();
+            let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+            let weights: Vec<f32> = logits.iter().map(|l| (l - max).exp()).collect();
+            let mut expected = (0, f32::NEG_INFINITY);
+            for (token, logit) in (0..).zip(&logits) {
+                let score = logit + gumbel(words.word(token));
+                if score > expected.1 {
+                    expected = (token, score);
+                }
+            }
+            let first = logits.iter().position(|x| *x == max).expect("there is one") as Token;
+            assert_eq!(draw_dense(&logits, &weights, first, max, words), expected.0, "{offset}, {position}");
+        }
     }
 
     #[test]

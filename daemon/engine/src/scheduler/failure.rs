@@ -40,7 +40,11 @@ impl Scheduler {
                 context.kv.set_state(None);
                 context.kv.lose_after(n_kept, &mut self.pages);
                 match (context.under_way, context.job()) {
-                    (None, _) => {}
+                    // What it was promised is less than it needs now.
+                    (None, _) => {
+                        self.leave_by_id(row.id);
+                        self.enqueue(row.id);
+                    }
                     (Some(_), Some(job)) => jobs.push(job),
                     (Some(_), None) => {
                         context.fail(error.clone(), &mut self.pages);

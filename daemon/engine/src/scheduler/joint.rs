@@ -399,6 +399,19 @@ impl Scheduler {
     /// Admits a job at the head of the line, or makes room for it; returns whether there is any use in looking again.
     pub(super) fn admit_job_from_line(&mut self, job: JobId, first: ContextId) -> bool {
         let members = self.jobs.members(job);
+        // While it stood in line its members may have lost pages that they shared, and the device some of its own.
+        let pages = loop {
+            match self.pages_of_job(&members) {
+                Ok(None) => {}
+                Ok(Some(_)) => break Ok(()),
+                Err(error) => break Err(error),
+            }
+        };
+        if let Err(error) = pages {
+            self.leave_by_id(first);
+            self.fail_job(job, error);
+            return true;
+        }
         match self.admit_all(&members) {
             Ok(()) => {
                 self.line.leave(first);

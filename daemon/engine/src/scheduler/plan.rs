@@ -440,7 +440,8 @@ impl Scheduler {
         let n_outputs_tokens = work.outputs_cost(n_tokens - 1..n_tokens, n_tokens, self.limits.logits_tokens);
         let n_head_tokens = n_outputs_tokens.max(self.limits.logits_tokens as usize) + 1;
         plan.work.n_head_tokens += n_head_tokens;
-        self.commons.queue.charge(&context.seat, self.costs.tokens_ns(n_head_tokens));
+        let program_ns = self.program_ns(work, n_tokens - 1..n_tokens, n_tokens);
+        self.commons.queue.charge(&context.seat, self.costs.tokens_ns(n_head_tokens) + program_ns);
         Placed::Row { n_tokens: 0 }
     }
 

@@ -70,7 +70,7 @@ pub fn bias_over<'b>(x: Row<'b>, set: Set<'b>, delta: impl Scalar<'b>) -> Row<'b
     set.select(x + delta, x)
 }
 
-/// Leaves out these tokens, those that end a text, until `n` were drawn.
+/// Leaves out these tokens, those that end a text, until the program has drawn `n` in the context.
 ///
 /// transformers, `MinNewTokensLengthLogitsProcessor`.
 pub fn minimum_length<'b>(x: Row<'b>, ends: Set<'b>, n: impl Scalar<'b>) -> Row<'b> {

@@ -3,8 +3,8 @@
 use trellis_programs::{BiasId, Definition, End, Kind, MaskId, Operation, Source, Value};
 
 use super::{
-    DEPTH_MAX, N_APART_MAX, N_HANDLES_MAX, N_OPERATIONS_MAX, N_PARAMETERS_MAX, N_REPORTS_MAX, N_STATE_MAX,
-    ProgramError,
+    DEPTH_MAX, N_ALIVE_MAX, N_APART_MAX, N_HANDLES_MAX, N_OPERATIONS_MAX, N_PARAMETERS_MAX, N_REPORTS_MAX,
+    N_STATE_MAX, ProgramError,
 };
 
 /// The most tokens whose hash keys noise, and the longest run of [`Operation::Ngrams`].
@@ -58,17 +58,25 @@ pub(super) fn kinds(definition: &Definition) -> Result<Vec<Kind>, ProgramError> 
     for &value in reports {
         of_kind("report", value, Kind::Number, "a number")?;
     }
-    let is_apart = |operation: &&Operation| {
-        matches!(operation, Operation::Repeats { .. } | Operation::Ngrams { .. } | Operation::Member(_))
+    let of_history = |operation: &&Operation| {
+        matches!(
+            operation,
+            Operation::Repeats { .. }
+                | Operation::Ngrams { .. }
+                | Operation::CountLast { .. }
+                | Operation::CountSince(_)
+        )
     };
-    match operations.iter().filter(is_apart).count() {
-        n if n > N_APART_MAX => Err(ProgramError::TooMany {
-            what: "operations of repeats, ngrams and member",
-            n,
-            max: N_APART_MAX,
-        }),
-        _ => Ok(kinds),
+    let of_member = |operation: &&Operation| matches!(operation, Operation::Member(_));
+    for (what, n) in [
+        ("operations over the history", operations.iter().filter(of_history).count()),
+        ("operations over members", operations.iter().filter(of_member).count()),
+    ] {
+        if n > N_APART_MAX {
+            return Err(ProgramError::TooMany { what, n, max: N_APART_MAX });
+        }
     }
+    Ok(kinds)
 }
 
 /// Checks what an operation says besides its operands.
@@ -304,11 +312,29 @@ pub(super) fn depth(definition: &Definition, kinds: &[Kind]) -> Result<(), Progr
     }
 }
 
+/// The values that a program gives, and those that they need. A draw is needed in any case: it may fail.
+pub(super) fn needed(definition: &Definition) -> Vec<bool> {
+    let Definition { operations, end, next_state, reports, .. } = definition;
+    let mut is_needed: Vec<bool> = operations
+        .iter()
+        .map(|operation| matches!(operation, Operation::Draw(..) | Operation::Argmax(_)))
+        .collect();
+    for value in next_state.iter().chain(reports).copied().chain([end.value()]) {
+        is_needed[usize::from(value.0)] = true;
+    }
+    for idx in (0..operations.len()).rev() {
+        if is_needed[idx] {
+            operations[idx].operands().for_each(|operand| is_needed[usize::from(operand.0)] = true);
+        }
+    }
+    is_needed
+}
+
 /// For each value, the operation after which it is not needed any more; what the program gives is needed to its end.
-pub(super) fn last_uses(definition: &Definition) -> Vec<usize> {
+pub(super) fn last_uses(definition: &Definition, is_needed: &[bool]) -> Vec<usize> {
     let Definition { operations, end, next_state, reports, .. } = definition;
     let mut last_uses: Vec<usize> = (0..operations.len()).collect();
-    for (idx, operation) in operations.iter().enumerate() {
+    for (idx, operation) in operations.iter().enumerate().filter(|&(idx, _)| is_needed[idx]) {
         for operand in operation.operands() {
             last_uses[usize::from(operand.0)] = idx;
         }
@@ -317,4 +343,30 @@ pub(super) fn last_uses(definition: &Definition) -> Vec<usize> {
         last_uses[usize::from(value.0)] = operations.len();
     }
     last_uses
+}
+
+/// Checks that few rows and sets are alive at once: a device has registers for so many.
+pub(super) fn alive(
+    definition: &Definition,
+    kinds: &[Kind],
+    is_needed: &[bool],
+    last_uses: &[usize],
+) -> Result<(), ProgramError> {
+    let mut ends = vec![0usize; definition.operations.len() + 1];
+    let mut n_alive = 0;
+    for (idx, operation) in definition.operations.iter().enumerate() {
+        // All tokens, and none, are no row to hold.
+        let is_held = matches!(kinds[idx], Kind::Row | Kind::Set)
+            && !matches!(operation, Operation::All | Operation::Nothing | Operation::Logits);
+        if is_needed[idx] && is_held {
+            n_alive += 1;
+            ends[last_uses[idx]] += 1;
+        }
+        if n_alive > N_ALIVE_MAX {
+            let (what, max) = ("rows and sets that are alive at once", N_ALIVE_MAX);
+            return Err(ProgramError::TooMany { what, n: n_alive, max });
+        }
+        n_alive -= ends[idx];
+    }
+    Ok(())
 }

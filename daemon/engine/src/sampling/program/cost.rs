@@ -16,11 +16,19 @@ const N_SIMPLE_A_READING: f32 = 32.0;
 const SHORT_ROW: usize = 1 << 16;
 
 /// The cost of a token, or why it is too much.
-pub(super) fn of(definition: &Definition, kinds: &[Kind], shape: RowShape) -> Result<f32, ProgramError> {
+pub(super) fn of(
+    definition: &Definition,
+    kinds: &[Kind],
+    is_needed: &[bool],
+    shape: RowShape,
+) -> Result<f32, ProgramError> {
     let operations = &definition.operations;
     let in_nats = in_nats(definition, kinds);
-    let costs: Vec<f32> =
-        (0..operations.len()).map(|idx| of_one(definition, kinds, &in_nats, shape, idx)).collect();
+    let cost = |idx| match is_needed[idx] {
+        true => of_one(definition, kinds, &in_nats, shape, idx),
+        false => 0.0,
+    };
+    let costs: Vec<f32> = (0..operations.len()).map(cost).collect();
     let cost: f32 = costs.iter().sum();
     if cost <= COST_MAX {
         return Ok(cost);
@@ -57,8 +65,13 @@ fn of_one(definition: &Definition, kinds: &[Kind], in_nats: &[bool], shape: RowS
         _ if is_reduction(operation) => 1.0,
         _ => 0.0,
     };
-    let n_again = if is_reduction(operation) { readings * simple(definition, kinds, operation) } else { 0.0 };
-    readings + n_again / N_SIMPLE_A_READING
+    let n_simple = match kinds[idx] {
+        _ if is_reduction(operation) => readings * simple(definition, kinds, operation),
+        // Each row is made once on the processor, whatever looks at it.
+        Kind::Row | Kind::Set => own(operation),
+        Kind::Number | Kind::Token => 0.0,
+    };
+    readings + n_simple / N_SIMPLE_A_READING
 }
 
 /// Simple operations that one entry of what a reduction takes is made of.

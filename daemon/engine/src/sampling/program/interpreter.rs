@@ -27,7 +27,7 @@ pub struct Place<'a> {
     pub n_tokens: usize,
     /// The position that the token will have.
     pub position: u64,
-    /// How many tokens were drawn since the program was put on.
+    /// How many tokens the program has drawn in the context.
     pub n_drawn: u32,
     /// Key of the draws.
     pub seed: u64,
@@ -128,6 +128,10 @@ impl Machine {
         let definition = program.definition();
         let mut run = Run { machine: self, place, values: Vec::new() };
         for (idx, operation) in definition.operations.iter().enumerate() {
+            if !program.is_needed[idx] {
+                run.values.push(Held::Gone);
+                continue;
+            }
             let value = run.evaluate(operation)?;
             run.values.push(value);
             for operand in operation.operands().chain([Value(idx as u8)]) {

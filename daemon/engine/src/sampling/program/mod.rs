@@ -52,8 +52,10 @@ pub const N_REPORTS_MAX: usize = 4;
 pub const N_HANDLES_MAX: usize = 16;
 /// Reductions that may depend on one another.
 pub const DEPTH_MAX: usize = 8;
-/// Operations over the history whose rows or sets are made apart.
+/// Operations over the history, whose rows or sets are made apart, and as many over other members.
 pub const N_APART_MAX: usize = 4;
+/// Rows and sets that may be alive between two operations.
+pub const N_ALIVE_MAX: usize = 16;
 /// The most readings of the row that a program may cost.
 pub const COST_MAX: f32 = 16.0;
 
@@ -77,6 +79,8 @@ pub struct Program {
     shape: RowShape,
     id: ProgramId,
     kinds: Vec<Kind>,
+    /// Which values the program gives, or needs for what it gives; the others are not worked out.
+    is_needed: Vec<bool>,
     /// For each value, the operation after which it is not needed any more.
     last_uses: Vec<usize>,
     cost: f32,
@@ -91,11 +95,13 @@ impl Program {
     pub fn new(definition: Definition, shape: RowShape) -> Result<Self, ProgramError> {
         let kinds = check::kinds(&definition)?;
         check::depth(&definition, &kinds)?;
-        let cost = cost::of(&definition, &kinds, shape)?;
-        let last_uses = check::last_uses(&definition);
+        let is_needed = check::needed(&definition);
+        let cost = cost::of(&definition, &kinds, &is_needed, shape)?;
+        let last_uses = check::last_uses(&definition, &is_needed);
+        check::alive(&definition, &kinds, &is_needed, &last_uses)?;
         let n_history = history::n_tokens(&definition, shape.n_positions);
         let id = ProgramId::of(&definition);
-        Ok(Self { definition, shape, id, kinds, last_uses, cost, n_history })
+        Ok(Self { definition, shape, id, kinds, is_needed, last_uses, cost, n_history })
     }
 
     /// Tells it from programs of other operations.

@@ -106,7 +106,7 @@ impl PutOn {
 pub struct DrawState {
     /// The numbers that the program keeps.
     pub numbers: ProgramState,
-    /// How many tokens were drawn since the program was put on.
+    /// How many tokens the program has drawn in the context.
     pub n_drawn: u32,
 }
 

@@ -176,7 +176,7 @@ fn what_is_wrong_is_named_with_its_place() {
         ),
         (
             Definition::build_row(|b| (0..5).fold(b.logits(), |x, i| x + b.member(i))),
-            "5 operations of repeats, ngrams and member, at most 4",
+            "5 operations over members, at most 4",
         ),
     ];
     for (definition, expected) in cases {
@@ -197,6 +197,39 @@ fn a_check_is_quick_whatever_is_sent() {
     assert!(error.contains("nucleus, takes a number"), "{error}");
     operations.pop();
     assert!(Program::new(of_operations(operations, End::Row(Value(125))), SHAPE).is_ok());
+}
+
+#[test]
+fn what_nobody_needs_is_neither_paid_for_nor_worked_out() {
+    let noise =
+        |lane| Operation::NoiseRow { noise: trellis_programs::Noise::Gumbel, source: Source::Seed { lane } };
+    let mut operations = vec![Operation::Logits, Operation::Argmax(Value(0))];
+    operations.extend((0..120).map(noise));
+    let program =
+        Program::new(of_operations(operations, End::Token(Value(1))), SHAPE).expect("it is in order");
+    let plain = Program::new(Definition::build(|b| b.logits().argmax()), SHAPE).expect("it is in order");
+    assert_eq!(program.cost(), plain.cost());
+    assert_eq!(program.is_needed.iter().filter(|&&is_needed| is_needed).count(), 2);
+
+    // What is needed is paid for though no reduction looks at it, and few rows are alive at once.
+    let at = |n: u16| {
+        Definition::build(move |b| {
+            let token = b.logits().argmax();
+            let rows: Vec<_> =
+                (0..n).map(|lane| b.noise(trellis_programs::Noise::Gumbel, Source::Seed { lane })).collect();
+            b.report(rows.iter().fold(b.constant(0.0), |sum, row| sum + row.at(token)));
+            token
+        })
+    };
+    let cost = Program::new(at(4), SHAPE).expect("it is in order").cost();
+    assert!(cost > plain.cost() + 4.0, "{cost}");
+    let error = refused(Definition::build(|b| {
+        let token = b.logits().argmax();
+        let rows: Vec<_> = (0..17).map(|idx| b.logits() + idx as f32).collect();
+        b.report(rows.iter().fold(b.constant(0.0), |sum, row| sum + row.at(token)));
+        token
+    }));
+    assert!(error.contains("17 rows and sets that are alive at once, at most 16"), "{error}");
 }
 
 #[test]

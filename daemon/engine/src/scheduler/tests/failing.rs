@@ -118,7 +118,7 @@ impl World {
 #[test]
 fn what_follows_a_step_that_failed_is_as_if_it_had_never_been() {
     let (mut seen, mut n_jobs, mut n_not_supplied) = (Seen::default(), joint::Seen::default(), 0);
-    for seed in 1_000..1_200 {
+    for seed in (1_000..1_200).chain(11_950..11_970) {
         let mut world = World::new(seed);
         for _ in 0..600 {
             world.act();
