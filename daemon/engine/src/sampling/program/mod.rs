@@ -2,7 +2,7 @@
 //! [`trellis_programs::Operation`]; the interpreter here is the definition to the bit, and every device gives its results.
 //!
 //! - **Rounding.** Each operation rounds once, to f32. `exp`, `ln` and what is made of them are those of
-//!   [`maths`](super::maths). `min(x, y)` is `y` where `y < x`, else `x`; `max` likewise.
+//!   `sampling/maths.rs`. `min(x, y)` is `y` where `y < x`, else `x`; `max` likewise.
 //! - **Values.** NaN becomes −∞ in a row and 0 as a number; what is above the largest number becomes the largest.
 //! - **Sums** of a row run over a binary tree of the tokens: neighbours are added, then neighbours of those; what is outside
 //!   of the set and past the end of the vocabulary counts as 0. The variance is the sum of `(x − mean)²`, so summed,
