@@ -15,12 +15,11 @@ use super::wasi;
 /// The WIT package that guests are written against.
 const PACKAGE: &str = "trellis:host";
 
-/// Its versions, today's first.
-const VERSIONS: [&str; 2] = ["0.2.0", "0.1.1"];
-
-/// Its interfaces, the same in each version.
-const INTERFACES: [&str; 8] =
-    ["contexts", "decoding", "models", "programs", "samplers", "session", "streams", "types"];
+/// Its versions, today's first, and the interfaces of each.
+const VERSIONS: [(&str, &[&str]); 2] = [
+    ("0.2.0", &["contexts", "decoding", "models", "programs", "samplers", "session", "streams", "types"]),
+    ("0.1.1", &["contexts", "decoding", "models", "samplers", "session", "streams", "types"]),
+];
 
 /// The version of the WASI interfaces.
 const WASI_VERSION: &str = "0.2";
@@ -134,13 +133,14 @@ fn check_imports_and_exports(engine: &wasmtime::Engine, component: &ComponentTyp
 fn check_import(import: &str) -> Result<(), GuestError> {
     let (name, version) = import.split_once('@').unwrap_or((import, ""));
     let interface = name.strip_prefix(PACKAGE).and_then(|rest| rest.strip_prefix('/'));
-    let versions = if wasi::INTERFACES.contains(&name) {
-        &[WASI_VERSION][..]
-    } else if interface.is_some_and(|interface| INTERFACES.contains(&interface)) {
-        &VERSIONS
-    } else {
-        return Err(GuestError::UnknownImport { import: import.to_owned(), host: host_interfaces() });
+    let has = |(_, interfaces): &&(&str, &[&str])| interface.is_some_and(|name| interfaces.contains(&name));
+    let versions: Vec<&str> = match wasi::INTERFACES.contains(&name) {
+        true => vec![WASI_VERSION],
+        false => VERSIONS.iter().filter(has).map(|(version, _)| *version).collect(),
     };
+    if versions.is_empty() {
+        return Err(GuestError::UnknownImport { import: import.to_owned(), host: host_interfaces() });
+    }
     if versions.iter().any(|host| track(version) == track(host)) {
         return Ok(());
     }
@@ -162,8 +162,9 @@ fn track(version: &str) -> Vec<&str> {
 }
 
 fn host_interfaces() -> Vec<String> {
-    let ours = |version| INTERFACES.iter().map(move |name| format!("{PACKAGE}/{name}@{version}"));
-    let ours = VERSIONS.into_iter().flat_map(ours);
+    let ours = VERSIONS.into_iter().flat_map(|(version, interfaces)| {
+        interfaces.iter().map(move |name| format!("{PACKAGE}/{name}@{version}"))
+    });
     ours.chain(wasi::INTERFACES.iter().map(|name| format!("{name}@{WASI_VERSION}"))).collect()
 }
 
@@ -192,7 +193,7 @@ mod tests {
 
     #[test]
     fn every_interface_of_the_package_is_known() {
-        for (folder, version) in ["", "0.1"].into_iter().zip(VERSIONS) {
+        for (folder, (version, expected)) in ["", "0.1"].into_iter().zip(VERSIONS) {
             let folder = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../wit")).join(folder);
             let mut interfaces = Vec::new();
             for file in std::fs::read_dir(folder).expect("the package") {
@@ -207,7 +208,7 @@ mod tests {
                 interfaces.extend(names.map(str::to_owned));
             }
             interfaces.sort();
-            assert_eq!(interfaces, INTERFACES);
+            assert_eq!(interfaces, expected);
         }
     }
 
@@ -218,6 +219,9 @@ mod tests {
         check_import("trellis:host/contexts@0.2.0").expect("ours");
         check_import("wasi:io/poll@0.2.6").expect("WASI");
         let error = check_import("trellis:host/contexts@0.3.0").expect_err("another version");
+        assert!(matches!(error, GuestError::WrongVersion { .. }), "{error}");
+        check_import("trellis:host/programs@0.2.0").expect("ours");
+        let error = check_import("trellis:host/programs@0.1.1").expect_err("it came later");
         assert!(matches!(error, GuestError::WrongVersion { .. }), "{error}");
         let error = check_import("trellis:host/contexts").expect_err("no version");
         assert!(matches!(error, GuestError::WrongVersion { .. }), "{error}");
