@@ -92,10 +92,15 @@ fn passes_are_as_many_as_reductions_are_deep() {
 
 #[test]
 fn what_does_not_fit_is_refused() {
-    let program = |definition| Program::new(definition, SHAPE).expect("it is in order");
-    let rows = Definition::build(|b| (0..5u32).fold(b.logits(), |x, n| x + b.counts(Some(n))).argmax());
-    let error = Plan::new(&program(rows)).expect_err("five rows of the history");
-    assert_eq!(error, PlanError::Planes { n: 5, max: N_PLANES_MAX });
-    let error = Plan::new(&program(Definition::build_row(|b| b.logits()))).expect_err("a row");
+    // Rows of the history are as many as the engine lets a program have.
+    let rows = |n_rows: u32| {
+        let add = |n| Definition::build(|b| (0..n).fold(b.logits(), |x, n| x + b.counts(Some(n))).argmax());
+        Program::new(add(n_rows), SHAPE)
+    };
+    let most = rows(N_PLANES_MAX as u32).expect("it is in order");
+    assert!(Plan::new(&most).is_ok());
+    assert!(rows(N_PLANES_MAX as u32 + 1).is_err());
+    let row = Program::new(Definition::build_row(|b| b.logits()), SHAPE).expect("it is in order");
+    let error = Plan::new(&row).expect_err("a row");
     assert_eq!(error, PlanError::EndsInRow);
 }
