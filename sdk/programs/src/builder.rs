@@ -220,32 +220,8 @@ impl Builder {
 }
 
 impl<'b> Row<'b> {
-    fn unary(self, how: Unary) -> Self {
-        Self::new(self.builder, Operation::Unary(how, self.value))
-    }
-
     fn reduce(self, how: Reduction, over: Set<'b>) -> Number<'b> {
         Number::new(self.builder, Operation::Reduce(how, self.value, over.value))
-    }
-
-    /// |x| of each entry.
-    pub fn abs(self) -> Self {
-        self.unary(Unary::Abs)
-    }
-
-    /// √x of each entry.
-    pub fn sqrt(self) -> Self {
-        self.unary(Unary::Sqrt)
-    }
-
-    /// eˣ of each entry.
-    pub fn exp(self) -> Self {
-        self.unary(Unary::Exp)
-    }
-
-    /// ln x of each entry.
-    pub fn ln(self) -> Self {
-        self.unary(Unary::Log)
     }
 
     /// The log-probabilities of its softmax.
@@ -357,30 +333,6 @@ impl<'b> Set<'b> {
 }
 
 impl<'b> Number<'b> {
-    fn unary(self, how: Unary) -> Self {
-        Self::new(self.builder, Operation::Unary(how, self.value))
-    }
-
-    /// |x|.
-    pub fn abs(self) -> Self {
-        self.unary(Unary::Abs)
-    }
-
-    /// √x.
-    pub fn sqrt(self) -> Self {
-        self.unary(Unary::Sqrt)
-    }
-
-    /// eˣ.
-    pub fn exp(self) -> Self {
-        self.unary(Unary::Exp)
-    }
-
-    /// ln x.
-    pub fn ln(self) -> Self {
-        self.unary(Unary::Log)
-    }
-
     /// `yes` where this is not 0, `no` where it is.
     pub fn select(self, yes: Number<'b>, no: Number<'b>) -> Self {
         Self::new(self.builder, Operation::Select(self.value, yes.value, no.value))
@@ -450,6 +402,38 @@ impl<'b> Scalar<'b> for f32 {
         builder.constant(self)
     }
 }
+
+macro_rules! functions {
+    ($($kind:ident)*) => {$(
+        impl $kind<'_> {
+            fn unary(self, how: Unary) -> Self {
+                Self::new(self.builder, Operation::Unary(how, self.value))
+            }
+
+            /// |x|, of a row entry by entry.
+            pub fn abs(self) -> Self {
+                self.unary(Unary::Abs)
+            }
+
+            /// √x, of a row entry by entry.
+            pub fn sqrt(self) -> Self {
+                self.unary(Unary::Sqrt)
+            }
+
+            /// eˣ, of a row entry by entry.
+            pub fn exp(self) -> Self {
+                self.unary(Unary::Exp)
+            }
+
+            /// ln x, of a row entry by entry.
+            pub fn ln(self) -> Self {
+                self.unary(Unary::Log)
+            }
+        }
+    )*};
+}
+
+functions! { Row Number }
 
 macro_rules! comparisons {
     ($($(#[$meta:meta])* $name:ident $comparison:ident)*) => {

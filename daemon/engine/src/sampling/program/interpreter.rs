@@ -9,6 +9,7 @@ use trellis_programs::{Binary, Comparison, End, Noise, Operation, Reduction, Sou
 use super::reduce::{self, as_number, in_row};
 use super::{N_REPORTS_MAX, Program, ProgramState, history};
 use crate::batch::{OutputFault, Token};
+use crate::sampling::distribution::position_of;
 use crate::sampling::gumbel::{self, Words, draw_dense};
 use crate::sampling::maths::{exp, exp_all, log};
 use crate::sampling::select::Entry;
@@ -382,7 +383,7 @@ impl<'a> Run<'_, 'a> {
                 let row = self.row(row);
                 match reduce::max(row) {
                     f32::NEG_INFINITY => return Err(OutputFault::NothingToDraw),
-                    max => Held::Token(first_at(row, max)),
+                    max => Held::Token(position_of(row, max)),
                 }
             }
             Operation::Draw(row, source) => Held::Token(self.draw(row, source)?),
@@ -436,7 +437,7 @@ impl<'a> Run<'_, 'a> {
         }
         exp_all(&mut weights);
         let row = self.row(row);
-        let token = draw_dense(row, &weights, first_at(row, max), max, words);
+        let token = draw_dense(row, &weights, position_of(row, max), max, words);
         self.machine.rows.push(weights);
         Ok(token)
     }
@@ -467,11 +468,6 @@ impl<'a> Run<'_, 'a> {
             }),
         }
     }
-}
-
-/// The first token with this value.
-fn first_at(row: &[f32], value: f32) -> Token {
-    row.iter().position(|&x| x == value).expect("the row holds its largest value") as Token
 }
 
 fn allowed(mask: Option<&TokenMask>, out: &mut [bool]) {
