@@ -77,9 +77,16 @@ impl CudaBackend {
             None => false,
         };
         let has_drawn = rows.iter().any(StepRow::has_drawn);
+        self.steps.begin(&rows);
         if has_drawn && (is_on_host || self.steps.may_draw_on_host(&rows, batch.copies)) {
             // The host can draw only after tokens that it knows.
             self.wait_for_all();
+            for row in batch.rows.iter().filter(|row| row.input == Input::Drawn) {
+                if let Some(Output::Programmed(_, left)) = self.drawn_before(row) {
+                    let next = left.next;
+                    self.steps.note_left(row.slot, next);
+                }
+            }
             completed = batch.rows.iter().map(|row| self.known_tokens(row)).collect();
             rows =
                 batch.rows.iter().zip(&completed).map(|(row, tokens)| StepRow::known(row, tokens)).collect();
@@ -110,20 +117,21 @@ impl CudaBackend {
     fn known_tokens(&self, row: &Row<'_>) -> Vec<Token> {
         let mut tokens = row.tokens.to_vec();
         if row.input == Input::Drawn {
-            let drawn = self.under_way.back().zip(self.draws.back()).and_then(|(step, draws)| {
-                let UnderWay::Done(Ok(collected)) = step else { return None };
-                let &(_, output_idx) = draws.iter().find(|&&(slot, _)| slot == row.slot)?;
-                match collected.outputs.get(output_idx) {
-                    Some(Output::Sampled(candidate) | Output::Programmed(candidate, _)) => {
-                        Some(candidate.token)
-                    }
-                    _ => None,
-                }
-            });
+            let drawn = match self.drawn_before(row) {
+                Some(Output::Sampled(candidate) | Output::Programmed(candidate, _)) => Some(candidate.token),
+                _ => None,
+            };
             // Where nothing was drawn nobody will look at what comes of the row.
             tokens.push(drawn.unwrap_or(0));
         }
         tokens
+    }
+
+    /// What the step before gave last for the row's slot, if it is done.
+    fn drawn_before(&self, row: &Row<'_>) -> Option<&Output> {
+        let UnderWay::Done(Ok(collected)) = self.under_way.back()? else { return None };
+        let &(_, output_idx) = self.draws.back()?.iter().find(|&&(slot, _)| slot == row.slot)?;
+        collected.outputs.get(output_idx)
     }
 
     /// The step that was submitted last has failed.
@@ -267,6 +275,8 @@ mod beside_tests;
 mod fault_tests;
 #[cfg(test)]
 mod late_tests;
+#[cfg(test)]
+mod program_tests;
 #[cfg(test)]
 mod resize_tests;
 #[cfg(test)]

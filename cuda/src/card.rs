@@ -6,6 +6,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use crate::memory::Reserved;
+use crate::ops::program::ProgramKernel;
+use crate::ops::program_loading::ProgramLoading;
 use crate::{Buffer, Compiler, CudaError, Event, Gpu, Slice, Stream, Timing, probe};
 
 /// What NVIDIA recommends for cuBLASLt from sm_90 on.
@@ -27,6 +29,8 @@ struct Inner {
     stream: Mutex<Stream>,
     /// Of the products in that stream. What is computed elsewhere has a workspace of its own.
     blas_workspace: Buffer,
+    /// The one kernel that no model needs.
+    programs: ProgramLoading,
     /// Whether the step put into it last is only half there.
     is_held: AtomicBool,
     /// Memory for steps; the models that use one hold it.
@@ -54,6 +58,7 @@ impl Card {
             compiler,
             cache_dir,
             stream,
+            programs: ProgramLoading::default(),
             is_held: AtomicBool::new(false),
             blas_workspace,
             step_memory: Mutex::default(),
@@ -78,6 +83,18 @@ impl Card {
     #[must_use]
     pub fn cache_dir(&self) -> Option<&Path> {
         self.0.cache_dir.as_deref()
+    }
+
+    /// What runs logit programs, if it is ready; it is made so from the first call on.
+    pub(crate) fn programs(&self) -> Option<&ProgramKernel> {
+        self.0.programs.get(&self.0.gpu, &self.0.compiler)
+    }
+
+    /// Waits until it is ready, so that tests see it run.
+    #[cfg(test)]
+    pub(crate) fn wait_for_programs(&self) {
+        self.programs();
+        self.0.programs.wait();
     }
 
     /// The stream, for as long as it takes to put one step or one group of copies into it.

@@ -17,7 +17,7 @@ use crate::ops::topn::N_TOP_MAX;
 use crate::ops::{attention, logits, norm};
 use crate::step::{
     LATE_MASK_BYTES_MAX, MASK_BYTES_MAX, N_SCORES_MAX, N_SLOTS, N_TOP_ENTRIES_MAX, StepLimits, Steps,
-    whole_bytes,
+    given_bytes, whole_bytes,
 };
 use crate::{Card, CudaError, Event, Timing};
 
@@ -221,6 +221,7 @@ impl CudaBackend {
                     n_scores: N_SCORES_MAX,
                     mask_bytes: MASK_BYTES_MAX,
                     late_mask_bytes: LATE_MASK_BYTES_MAX,
+                    given_bytes: given_bytes(config.vocab_size),
                 },
             },
             device: gpu.name().to_owned(),

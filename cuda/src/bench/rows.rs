@@ -202,6 +202,7 @@ impl Bench<'_> {
             outputs: outputs.slice(),
             top: nothing,
             scores: nothing,
+            program_outputs: nothing,
         };
         let work = Work { n_bytes: 4 * n_rows * vocab_size, n_operations: 0 };
         self.time(speeds, names, n_a_step, work, |_| {

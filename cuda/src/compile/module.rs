@@ -33,6 +33,8 @@ pub struct Kernel<P: ?Sized = [Arg]> {
 
 // SAFETY: a CUfunction may be used from any thread.
 unsafe impl<P: ?Sized> Send for Kernel<P> {}
+// SAFETY: it is never changed; what is set for its launches the driver guards by itself.
+unsafe impl<P: ?Sized> Sync for Kernel<P> {}
 
 impl<P: ?Sized> Clone for Kernel<P> {
     fn clone(&self) -> Self {

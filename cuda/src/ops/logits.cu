@@ -222,13 +222,14 @@ struct LogitsFinishParams {
     int* slots;
     RowOutput* outputs;
     float* scores;
+    const ProgramOutput* program_outputs;
     int vocab;
     int n_chunks;
 };
-static_assert(sizeof(LogitsFinishParams) == 80, "as in logits_params.rs");
+static_assert(sizeof(LogitsFinishParams) == 88, "as in logits_params.rs");
 
-// Grid (rows of the bucket), FINISH_THREADS threads. Gathers the parts and the draws of a row, and writes its result and the
-// scores that were asked for. Moves 40 bytes a chunk.
+// Grid (rows of the bucket), FINISH_THREADS threads. Gathers the parts and the draws of a row, or takes what a program has
+// drawn, and writes its result and the scores that were asked for. Moves 40 bytes a chunk.
 extern "C" __global__ void __launch_bounds__(FINISH_THREADS)
 logits_finish(const __grid_constant__ LogitsFinishParams p) {
     const OutputRow* __restrict__ rows = p.rows;
@@ -270,8 +271,13 @@ logits_finish(const __grid_constant__ LogitsFinishParams p) {
     float log_sum = logf(sum);
     float log_sum_exp = whole.max + log_sum;
     unsigned fault = whole.is_bad ? FAULT_NOT_A_NUMBER : FAULT_NONE;
-    bool has_token = (asked.wants & WANTS_SAMPLE) && fault == FAULT_NONE;
-    if (has_token && whole.adjusted.value == minus_infinity()) {
+    bool has_token = (asked.wants & (WANTS_SAMPLE | WANTS_PROGRAM)) && fault == FAULT_NONE;
+    if (has_token && (asked.wants & WANTS_PROGRAM)) {
+        const ProgramOutput& by_program = p.program_outputs[asked.program_row];
+        fault = by_program.fault;
+        has_token = fault == FAULT_NONE;
+        best.token = by_program.token;
+    } else if (has_token && whole.adjusted.value == minus_infinity()) {
         fault = FAULT_NOTHING_TO_DRAW;
         has_token = false;
     }
@@ -287,7 +293,7 @@ logits_finish(const __grid_constant__ LogitsFinishParams p) {
         }
         outputs[row] = out;
         // After a fault token 0: the step that reads it computes nothing of use, but stays inside the vocabulary.
-        if ((asked.wants & WANTS_SAMPLE) && asked.drawn_slot != NONE) p.slots[asked.drawn_slot] = (int)out.token;
+        if ((asked.wants & (WANTS_SAMPLE | WANTS_PROGRAM)) && asked.drawn_slot != NONE) p.slots[asked.drawn_slot] = (int)out.token;
     }
     if ((asked.wants & WANTS_SCORES) && !whole.is_bad) {
         for (unsigned i = threadIdx.x; i < asked.n_scores; i += FINISH_THREADS) {

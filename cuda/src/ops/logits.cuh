@@ -12,25 +12,6 @@ constexpr unsigned LANES_ALL = 0xffffffffu;
 constexpr int VALUES = 4 * GROUPS;
 constexpr int CHUNK = THREADS * VALUES;
 
-// One output row, as in logits.rs.
-struct OutputRow {
-    unsigned wants;
-    unsigned logits_row;
-    float temperature;
-    unsigned top_k;   // 0 for none
-    float top_p;      // 1 for none
-    float min_logit;  // ln(min_p), -inf for none
-    float repetition, frequency, presence;
-    unsigned seed_low, seed_high, position_low, position_high;
-    unsigned table_start, n_history, drawn_slot;
-    unsigned bias_start, n_bias;
-    unsigned mask_start;  // in words of 64 bits
-    unsigned top_start, n_top;
-    unsigned score_start, n_scores;
-    unsigned history_end;
-};
-static_assert(sizeof(OutputRow) == 96, "as in logits.rs");
-
 // What one block knows about its chunk; `weighted` is the sum of (l - max) * exp(l - max).
 struct Part {
     float max, sum, weighted;
@@ -64,11 +45,6 @@ static_assert(sizeof(RowOutput) == 24, "as in logits.rs");
 struct Ranked {
     unsigned token;
     float logprob;
-};
-
-struct BiasPair {
-    unsigned token;
-    float value;
 };
 
 __device__ __forceinline__ float minus_infinity() { return __uint_as_float(0xff800000u); }

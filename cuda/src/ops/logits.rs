@@ -63,13 +63,15 @@ fn source(file: &'static str, text: &'static str) -> Source {
         .with("WANTS_TOP", Wants::TOP.0)
         .with("WANTS_SCORES", Wants::SCORES.0)
         .with("WANTS_FULL", Wants::FULL.0)
+        .with("WANTS_PROGRAM", Wants::PROGRAM.0)
         .with("FAULT_NONE", FAULT_NONE)
         .with("FAULT_NOT_A_NUMBER", FAULT_NOT_A_NUMBER)
         .with("FAULT_NOTHING_TO_DRAW", FAULT_NOTHING_TO_DRAW)
 }
 
 fn scan_source() -> Source {
-    source("logits.cu", concat!(include_str!("logits.cuh"), include_str!("logits.cu")))
+    let text = concat!(include_str!("rows.cuh"), include_str!("logits.cuh"), include_str!("logits.cu"));
+    source("logits.cu", text)
 }
 
 fn sample_source() -> Source {
@@ -78,6 +80,7 @@ fn sample_source() -> Source {
         concat!(
             include_str!("maths.cuh"),
             include_str!("noise.cuh"),
+            include_str!("rows.cuh"),
             include_str!("logits.cuh"),
             include_str!("sample.cu")
         ),
@@ -87,6 +90,7 @@ fn sample_source() -> Source {
 fn truncate_source() -> Source {
     let text = concat!(
         include_str!("maths.cuh"),
+        include_str!("rows.cuh"),
         include_str!("logits.cuh"),
         include_str!("select.cuh"),
         include_str!("truncate.cu")
@@ -97,6 +101,7 @@ fn truncate_source() -> Source {
 fn top_source() -> Source {
     let text = concat!(
         include_str!("maths.cuh"),
+        include_str!("rows.cuh"),
         include_str!("logits.cuh"),
         include_str!("select.cuh"),
         include_str!("topn.cu")
@@ -113,7 +118,7 @@ pub fn sources() -> [Source; 4] {
 /// What an output row returns; several may be asked of one row.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(transparent)]
-pub struct Wants(u32);
+pub struct Wants(pub(super) u32);
 
 impl Wants {
     /// Nothing: the row is passed over, and its results are not written.
@@ -126,6 +131,8 @@ impl Wants {
     pub const SCORES: Self = Self(4);
     /// Log-probabilities in place of the logits.
     pub const FULL: Self = Self(8);
+    /// The token that a program has drawn from the row.
+    pub const PROGRAM: Self = Self(16);
 
     /// Both.
     #[must_use]
@@ -170,7 +177,7 @@ pub struct OutputRow {
     pub position: [u32; 2],
     /// Where the page table of the row's context begins, in words; where there is a history.
     pub table_start: u32,
-    /// Tokens of the penalties' window, before [`OutputRow::history_end`]; see [`OutputRow::n_window`].
+    /// Tokens of the penalties' window, before [`OutputRow::history_end`]; see [`Sampler::n_penalized`](trellis_engine::sampling::Sampler::n_penalized).
     pub n_history: u32,
     /// Slot that takes the drawn token, or token 0 after a fault; or [`NOWHERE`].
     pub drawn_slot: u32,
@@ -178,7 +185,8 @@ pub struct OutputRow {
     pub bias_start: u32,
     /// Pairs.
     pub n_bias: u32,
-    /// First word of the mask in the masks, in words of 64 bits, or [`NOWHERE`] for no mask.
+    /// First word of the mask in the masks, in words of 64 bits, or [`NOWHERE`] for no mask. For a program it is that of
+    /// its constraint.
     pub mask_start: u32,
     /// First place in the top lists.
     pub top_start: u32,
@@ -190,10 +198,12 @@ pub struct OutputRow {
     pub n_scores: u32,
     /// The position behind the window of the penalties.
     pub history_end: u32,
+    /// The row of programs of the same launches, where a program draws.
+    pub program_row: u32,
 }
 
-const _: () = assert!(size_of::<OutputRow>() == 96);
-// SAFETY: 24 fields of 4 bytes without padding, all of which take any bits.
+const _: () = assert!(size_of::<OutputRow>() == 100);
+// SAFETY: 25 fields of 4 bytes without padding, all of which take any bits.
 unsafe impl Plain for OutputRow {}
 
 impl Default for OutputRow {
@@ -221,6 +231,7 @@ impl Default for OutputRow {
             score_start: 0,
             n_scores: 0,
             history_end: 0,
+            program_row: 0,
         }
     }
 }
@@ -305,6 +316,8 @@ pub struct LogitsBuffers {
     pub top: Slice,
     /// f32.
     pub scores: Slice,
+    /// [`ProgramOutput`](super::program::ProgramOutput): what programs drew before; read where a row says so.
+    pub program_outputs: Slice,
 }
 
 /// The parts of the scratch memory.
@@ -520,6 +533,7 @@ impl LogitsKernels {
             slots: buffers.slots.into(),
             outputs,
             scores: buffers.scores.into(),
+            program_outputs: buffers.program_outputs.into(),
             vocab,
             n_chunks,
         };

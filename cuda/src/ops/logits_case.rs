@@ -81,7 +81,7 @@ impl Host {
     fn push(&mut self, request: &Request) {
         let mut row = match &request.sampler {
             Some(sampler) => {
-                let n_window = OutputRow::n_window(sampler, request.history.len());
+                let n_window = sampler.n_penalized(request.history.len());
                 let biases = ordered_biases(&sampler.bias);
                 let table_start = self.push_history(&request.history);
                 self.n_slots += 1;
@@ -157,6 +157,8 @@ pub(super) fn run(gpu: &TestGpu, case: &Case) -> Vec<Answer> {
         outputs: outputs.slice(),
         top: top.slice(),
         scores: scores.slice(),
+        // No row here is a program's.
+        program_outputs: outputs.slice(),
     };
     let stages = Stages::of(&host.rows[..n_rows]);
     // SAFETY: `Host` put every place inside its buffer; the rows past `n_rows` are not read; the downloads below

@@ -85,10 +85,11 @@ pub(super) struct LogitsFinishParams {
     pub(super) slots: Pointer,
     pub(super) outputs: Pointer,
     pub(super) scores: Pointer,
+    pub(super) program_outputs: Pointer,
     pub(super) vocab: i32,
     pub(super) n_chunks: i32,
 }
-params!(LogitsFinishParams, 80);
+params!(LogitsFinishParams, 88);
 
 /// As in `topn.cu`.
 #[derive(Clone, Copy, Debug)]

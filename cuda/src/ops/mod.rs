@@ -29,7 +29,8 @@ mod program_case;
 mod program_code;
 mod program_encode;
 #[cfg(test)]
-mod program_library;
+pub(crate) mod program_library;
+pub(crate) mod program_loading;
 pub mod program_plan;
 pub mod rope;
 pub mod sample;

@@ -9,8 +9,9 @@
 //   that the tree does not have is left out, so that a row of one token gives the token's own bits.
 // - log-sum-exp, entropy: 64-bit sums of 2^-45, in any order.
 //
-// logits f32 [n_logits_rows, vocab]; planes f32 [rows of the bucket, N_PLANES, vocab up to a multiple of 4], zeros before
-// and after. Grid CLUSTER * rows of the bucket, THREADS threads, SHARED_BYTES dynamic shared memory. Reads 4 * vocab bytes for
+// logits f32 [n_logits_rows, vocab]; planes f32 [n_sets, N_PLANES, vocab up to a multiple of 4], zeros before and after. A
+// chain of rows is worked out by one cluster, row after row: rows of one context, of which each takes the state on that the
+// one before left, and rows that share a set of planes. Grid CLUSTER * chains of the bucket, THREADS threads, SHARED_BYTES dynamic shared memory. Reads 4 * vocab bytes for
 // each pass, the first time from memory and then from L2; two to seven times for a selection.
 
 // One thread works out numbers.
@@ -28,7 +29,7 @@ __device__ __forceinline__ void run_numbers(const Run& r, const uint4* code, uns
             out = truncf(fminf(fmaxf(x, 0.0f), (float)(r.vocab - 1)));
             break;
         }
-        case STATE: out = r.p.states[8 * (size_t)r.row.state_in + in.y]; break;
+        case STATE: out = r.p.states[(size_t)r.row.state_in + in.y]; break;
         case POSITION: out = __ull2float_rn(((u64)r.row.position_high << 32) | r.row.position_low); break;
         case LENGTH: out = __uint2float_rn(r.row.n_tokens); break;
         case DRAWN: out = __uint2float_rn(r.row.n_drawn); break;
@@ -189,19 +190,20 @@ __device__ __forceinline__ void run_pass(Run& r, const uint4* entries, unsigned 
     r.copy = (r.copy + 1) % COPIES;
 }
 
-extern "C" __global__ void CLUSTER_DIMS __launch_bounds__(THREADS, 1)
-    logit_programs(const __grid_constant__ ProgramParams p) {
-    const unsigned row_idx = blockIdx.x / CLUSTER;
-    if (row_idx >= *p.n_rows) return;
-    Shared& s = *(Shared*)shared_memory();
+// Works out one row, by all blocks of the cluster. What they write for the next row of its chain they have all seen.
+__device__ __forceinline__ void run_row(const ProgramParams& p, Shared& s, unsigned row_idx) {
     const ProgramRow& row = p.rows[row_idx];
+    const OutputRow& asked = p.output_rows[row.output_row];
+    // It sits out.
+    if (!(asked.wants & WANTS_PROGRAM)) return;
     const int plane_stride = (p.vocab + 3) & ~3;
     Run r = {p,
              row,
+             asked.mask_start,
              s,
              p.programs + row.program,
-             p.logits + (size_t)row.logits_row * p.vocab,
-             p.planes + (size_t)row_idx * N_PLANES * plane_stride,
+             p.logits + (size_t)asked.logits_row * p.vocab,
+             p.planes + (size_t)row.planes * N_PLANES * plane_stride,
              p.vocab,
              plane_stride,
              p.vocab > 1 ? 32 - __clz(p.vocab - 1) : 0,
@@ -241,10 +243,18 @@ extern "C" __global__ void CLUSTER_DIMS __launch_bounds__(THREADS, 1)
         for (unsigned i = 0; i < 4; i++) out.reports[i] = number(i);
         for (unsigned i = 0; i < 8; i++) {
             out.state[i] = number(4 + i);
-            if (!has_fault && row.state_out != NONE) p.states[8 * (size_t)row.state_out + i] = number(4 + i);
+            if (!has_fault && row.state_out != NONE) p.states[(size_t)row.state_out + i] = number(4 + i);
         }
     }
     // Nobody reads the planes or another block's memory any more.
     cluster_sync();
     clear_planes(r, n_planes);
+}
+
+extern "C" __global__ void CLUSTER_DIMS __launch_bounds__(THREADS, 1)
+    logit_programs(const __grid_constant__ ProgramParams p) {
+    const unsigned chain_idx = blockIdx.x / CLUSTER;
+    if (chain_idx >= *p.n_chains) return;
+    Shared& s = *(Shared*)shared_memory();
+    for (unsigned row_idx = p.chains[chain_idx]; row_idx != NONE; row_idx = p.rows[row_idx].next) run_row(p, s, row_idx);
 }

@@ -21,17 +21,17 @@ static_assert(LEAVES_OF_BLOCK % WARPS == 0 && LEAVES % THREADS == 0 && BINS % TH
 // One row, as in program.rs.
 struct ProgramRow {
     unsigned program;  // entry of the programs
-    unsigned logits_row;
+    unsigned output_row;
+    unsigned next;  // of its chain, or NONE
+    unsigned planes;
     unsigned members_start, n_members;
     unsigned seed_low, seed_high, position_low, position_high;
     unsigned n_tokens, n_drawn;
-    unsigned history_start, n_history;
+    unsigned table_start, n_history;
     unsigned parameters_start, n_parameters;
     unsigned masks_start, n_masks;
     unsigned biases_start, n_biases;
-    unsigned constraint;  // in words of 64 bits, or NONE
     unsigned state_in, state_out;
-    unsigned unused;
 };
 static_assert(sizeof(ProgramRow) == 88, "as in program.rs");
 
@@ -41,27 +41,16 @@ struct ProgramBias {
     unsigned n_pairs;  // NONE for a number for each token
 };
 
-struct BiasPair {
-    unsigned token;
-    float value;
-};
-
-// As in program.rs.
-struct ProgramOutput {
-    unsigned token;
-    unsigned fault;
-    float reports[4];
-    float state[8];
-};
-static_assert(sizeof(ProgramOutput) == 56, "as in program.rs");
-
 struct ProgramParams {
     const uint4* programs;
     const ProgramRow* rows;
-    const unsigned* n_rows;
+    const unsigned* chains;
+    const unsigned* n_chains;
+    const OutputRow* output_rows;
     const float* logits;
     const unsigned* members;
-    const int* history;
+    const unsigned* tables;
+    const int* page_tokens;
     const float* parameters;
     const unsigned* mask_starts;
     const u64* masks;
@@ -74,7 +63,7 @@ struct ProgramParams {
     int vocab;
     int unused;
 };
-static_assert(sizeof(ProgramParams) == 128, "as in program.rs");
+static_assert(sizeof(ProgramParams) == 152, "as in program.rs");
 
 struct NoiseSource {
     uint2 key;
@@ -116,6 +105,7 @@ static_assert(sizeof(Shared) <= SHARED_BYTES, "as in program.rs");
 struct Run {
     const ProgramParams& p;
     const ProgramRow& row;
+    unsigned constraint;  // in words of 64 bits, or NONE
     Shared& s;
     const uint4* program;
     const float* logits;
@@ -186,6 +176,26 @@ __device__ __forceinline__ float apply(unsigned code, float x, float y, float z)
     }
 }
 
+// ---- tokens of the context ----
+
+// The last `n` of them, by number: those of a page lie together.
+struct Tokens {
+    const unsigned* table;
+    const int* page_tokens;
+    unsigned first;
+    int n;
+
+    __device__ __forceinline__ int operator[](int idx) const {
+        const unsigned position = first + (unsigned)idx;
+        return page_tokens[(size_t)table[position / PAGE_LEN] * PAGE_LEN + position % PAGE_LEN];
+    }
+};
+
+__device__ __forceinline__ Tokens last_tokens(const Run& r, unsigned n) {
+    const unsigned n_taken = min(n, r.row.n_history);
+    return Tokens{r.p.tables + r.row.table_start, r.p.page_tokens, r.row.n_tokens - n_taken, (int)n_taken};
+}
+
 // ---- noise ----
 
 __device__ __forceinline__ uint4 words_of(const NoiseSource& source, unsigned block_idx) {
@@ -202,13 +212,12 @@ __device__ __forceinline__ void make_sources(Run& r, const uint4* entries, unsig
             source.key = make_uint2(r.row.seed_low, r.row.seed_high);
             source.low = r.row.position_low, source.high = r.row.position_high;
         } else {
-            const unsigned n_tokens = min(entry.y - 1, r.row.n_history);
-            const int* last = r.p.history + r.row.history_start + (r.row.n_history - n_tokens);
+            const Tokens last = last_tokens(r, entry.y - 1);
             source.key = make_uint2(entry.z, entry.w);
             source.low = source.high = 0;
-            for (unsigned idx = 0; idx < n_tokens; idx++) {
+            for (int idx = 0; idx < last.n; idx++) {
                 const uint4 words =
-                    philox(make_uint4((unsigned)last[idx], idx, source.low, source.high), make_uint2(0, 0));
+                    philox(make_uint4((unsigned)last[idx], (unsigned)idx, source.low, source.high), make_uint2(0, 0));
                 source.low = words.x, source.high = words.y;
             }
         }

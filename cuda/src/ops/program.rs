@@ -7,8 +7,8 @@
 use trellis_engine::batch::OutputFault;
 use trellis_engine::sampling::program::{N_REPORTS_MAX, N_STATE_MAX};
 
-use super::common::expect;
-use super::logits::{FAULT_NONE, FAULT_NOTHING_TO_DRAW, NOWHERE, TOKEN_BITS, VOCAB_SIZE_MAX};
+use super::common::{PAGE_LEN, expect, expect_i32};
+use super::logits::{FAULT_NONE, FAULT_NOTHING_TO_DRAW, NOWHERE, TOKEN_BITS, VOCAB_SIZE_MAX, Wants};
 use super::program_code::{CODES, N_CODE_MAX, N_REGISTERS};
 use super::program_plan::{N_GATHERED, N_HEADER, N_NUMBERS, N_PLANES_MAX, N_SOURCES, N_SUMS, NO_NUMBER};
 use crate::driver::params;
@@ -39,6 +39,7 @@ pub fn source(capability: (i32, i32)) -> Source {
         include_str!("maths.cuh"),
         include_str!("noise.cuh"),
         include_str!("cluster.cuh"),
+        include_str!("rows.cuh"),
         include_str!("program.cuh"),
         include_str!("program_elements.cuh"),
         include_str!("program_select.cuh"),
@@ -60,7 +61,9 @@ pub fn source(capability: (i32, i32)) -> Source {
         .with("N_HEADER", N_HEADER)
         .with("N_PLANES", N_PLANES_MAX)
         .with("NO_NUMBER", NO_NUMBER)
+        .with("PAGE_LEN", PAGE_LEN)
         .with("NONE", format!("{NOWHERE}u"))
+        .with("WANTS_PROGRAM", Wants::PROGRAM.0)
         .with("FAULT_NONE", FAULT_NONE)
         .with("FAULT_NOTHING_TO_DRAW", FAULT_NOTHING_TO_DRAW);
     CODES.iter().fold(source, |source, &(name, code)| source.with(name, code))
@@ -72,8 +75,13 @@ pub fn source(capability: (i32, i32)) -> Source {
 pub struct ProgramRow {
     /// First entry of its plan in the programs.
     pub program: u32,
-    /// The row of logits.
-    pub logits_row: u32,
+    /// Its row in the output rows: what it wants (without [`Wants::PROGRAM`] the program is passed over), the row of logits,
+    /// and the constraint's mask.
+    pub output_row: u32,
+    /// The row that is worked out behind it, or [`NOWHERE`].
+    pub next: u32,
+    /// Which set of planes it has, where its program makes rows of the history.
+    pub planes: u32,
     /// First of the other members in the members.
     pub members_start: u32,
     /// Other members; one that is not there has the row's own logits.
@@ -86,9 +94,9 @@ pub struct ProgramRow {
     pub n_tokens: u32,
     /// Tokens drawn since the program was put on.
     pub n_drawn: u32,
-    /// First of the last tokens of the context in the history.
-    pub history_start: u32,
-    /// As many as the program looks at, or more.
+    /// Where the page table of the row's context begins, in words; where it looks at the history.
+    pub table_start: u32,
+    /// The last tokens of the context that it looks at.
     pub n_history: u32,
     /// First parameter.
     pub parameters_start: u32,
@@ -102,14 +110,10 @@ pub struct ProgramRow {
     pub biases_start: u32,
     /// Biases; one that is not there is 0.
     pub n_biases: u32,
-    /// First word of the constraint's mask, in words of 64 bits, or [`NOWHERE`].
-    pub constraint: u32,
-    /// The state that the token before left.
+    /// The first number of the state that the token before left.
     pub state_in: u32,
     /// Where the state goes that this token leaves, or [`NOWHERE`]. Nothing goes there after a fault.
     pub state_out: u32,
-    /// No meaning.
-    pub unused: u32,
 }
 
 const _: () = assert!(size_of::<ProgramRow>() == 88);
@@ -117,7 +121,7 @@ const _: () = assert!(size_of::<ProgramRow>() == 88);
 unsafe impl Plain for ProgramRow {}
 
 /// Where a bias lies.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 #[repr(C)]
 pub struct ProgramBias {
     /// First number in the dense biases, where every row begins at a multiple of 4 numbers; or first pair.
@@ -168,10 +172,13 @@ impl ProgramOutput {
 struct ProgramParams {
     programs: Pointer,
     rows: Pointer,
-    n_rows: Pointer,
+    chains: Pointer,
+    n_chains: Pointer,
+    output_rows: Pointer,
     logits: Pointer,
     members: Pointer,
-    history: Pointer,
+    tables: Pointer,
+    page_tokens: Pointer,
     parameters: Pointer,
     mask_starts: Pointer,
     masks: Pointer,
@@ -184,7 +191,7 @@ struct ProgramParams {
     vocab: i32,
     unused: i32,
 }
-params!(ProgramParams, 128);
+params!(ProgramParams, 152);
 
 /// Device buffers of a launch.
 #[derive(Clone, Copy, Debug)]
@@ -193,14 +200,20 @@ pub struct ProgramBuffers {
     pub programs: Slice,
     /// [`ProgramRow`] `[n_rows_max]`.
     pub rows: Slice,
-    /// One u32: the rows that count; blocks of others leave at once.
-    pub n_rows: Slice,
-    /// f32 `[n_logits_rows, vocab_size]`, aligned to 16 bytes: numbers or −∞.
+    /// u32 `[n_chains_max]`: the first row of each chain. The rows of a chain are worked out one after the other.
+    pub chains: Slice,
+    /// One u32: the chains that count; blocks of others leave at once.
+    pub n_chains: Slice,
+    /// [`OutputRow`](super::logits::OutputRow) `[n_output_rows]`.
+    pub output_rows: Slice,
+    /// f32 `[n_logits_rows, vocab_size]`, aligned to 16 bytes: numbers or −∞; a NaN counts as −∞.
     pub logits: Slice,
     /// u32: rows of logits.
     pub members: Slice,
-    /// i32: tokens.
-    pub history: Slice,
+    /// [`PageEntry`](super::shares::PageEntry): page tables.
+    pub tables: Slice,
+    /// i32 `[n_pages, PAGE_LEN]`: the tokens of each page.
+    pub page_tokens: Slice,
     /// f32.
     pub parameters: Slice,
     /// u32: where masks begin, in words of 64 bits.
@@ -213,7 +226,7 @@ pub struct ProgramBuffers {
     pub dense_biases: Slice,
     /// [`BiasPair`](super::logits::BiasPair).
     pub bias_pairs: Slice,
-    /// f32 `[n_states, 8]`.
+    /// f32: eight numbers for each state.
     pub states: Slice,
     /// [`planes_bytes`], aligned to 16 bytes: zeros before and after every launch.
     pub planes: Slice,
@@ -221,10 +234,10 @@ pub struct ProgramBuffers {
     pub outputs: Slice,
 }
 
-/// Bytes of the planes of a bucket of rows.
+/// Bytes of so many sets of planes.
 #[must_use]
-pub fn planes_bytes(n_rows: usize, vocab_size: usize) -> usize {
-    n_rows * N_PLANES_MAX * vocab_size.next_multiple_of(4) * 4
+pub fn planes_bytes(n_sets: usize, vocab_size: usize) -> usize {
+    n_sets * N_PLANES_MAX * vocab_size.next_multiple_of(4) * 4
 }
 
 /// The kernel, loaded.
@@ -245,7 +258,7 @@ impl ProgramKernel {
         Ok(Self { kernel, shape })
     }
 
-    /// Launches the programs of a bucket of `n_rows` rows.
+    /// Launches the programs of a bucket of `n_chains` chains.
     ///
     /// # Errors
     /// The driver refused the launch.
@@ -255,36 +268,38 @@ impl ProgramKernel {
     ///
     /// # Safety
     /// Every place that a row names lies in its buffer (plans are whole, tokens below the vocabulary, masks of its
-    /// length); the buffers live until the stream has passed the launch; the count of rows is at most `n_rows`; no other row
-    /// of the launch has the row's `state_out`.
+    /// length); the buffers live until the stream has passed the launch; the count of chains is at most `n_chains`; each row
+    /// is in one chain, and no other chain has its planes or its `state_out`.
     pub unsafe fn run(
         &self,
         stream: &Stream,
         buffers: &ProgramBuffers,
-        n_rows: usize,
+        n_chains: usize,
         vocab_size: usize,
     ) -> Result<(), CudaError> {
         assert!((1..=VOCAB_SIZE_MAX).contains(&vocab_size), "{vocab_size} tokens");
         expect("programs", buffers.programs, 1, 16);
-        expect("rows of programs", buffers.rows, n_rows, size_of::<ProgramRow>());
+        expect_i32("chains of programs", buffers.chains, n_chains);
         expect("logits", buffers.logits, vocab_size, 4);
-        expect("planes", buffers.planes, planes_bytes(n_rows, vocab_size), 1);
-        expect("outputs of programs", buffers.outputs, n_rows, size_of::<ProgramOutput>());
-        if n_rows == 0 {
+        expect("planes", buffers.planes, planes_bytes(1, vocab_size), 1);
+        if n_chains == 0 {
             return Ok(());
         }
         let launch = Launch {
-            grid: ((n_rows * self.shape.n_blocks) as u32, 1, 1),
+            grid: ((n_chains * self.shape.n_blocks) as u32, 1, 1),
             block: (self.shape.n_threads as u32, 1, 1),
             shared_bytes: self.shape.shared_bytes as u32,
         };
         let params = ProgramParams {
             programs: buffers.programs.into(),
             rows: buffers.rows.into(),
-            n_rows: buffers.n_rows.into(),
+            chains: buffers.chains.into(),
+            n_chains: buffers.n_chains.into(),
+            output_rows: buffers.output_rows.into(),
             logits: buffers.logits.into(),
             members: buffers.members.into(),
-            history: buffers.history.into(),
+            tables: buffers.tables.into(),
+            page_tokens: buffers.page_tokens.into(),
             parameters: buffers.parameters.into(),
             mask_starts: buffers.mask_starts.into(),
             masks: buffers.masks.into(),

@@ -6,13 +6,15 @@ use trellis_engine::batch::{OutputFault, Token};
 use trellis_engine::sampling::program::{Machine, Outcome, Place, Program, ProgramState};
 use trellis_engine::sampling::{Bias, TokenMask};
 
+use super::common::PAGE_LEN;
 use super::common::check::{download, poisoned, upload};
-use super::logits::{BiasPair, NOWHERE};
+use super::logits::{BiasPair, NOWHERE, OutputRow, Wants};
 use super::program::{
     ProgramBias, ProgramBuffers, ProgramKernel, ProgramOutput, ProgramRow, planes_bytes, source,
 };
 use super::program_code::Entry;
 use super::program_plan::Plan;
+use super::shares::PageEntry;
 use crate::testing::{Random, TestGpu};
 use crate::{Buffer, Plain};
 
@@ -145,9 +147,12 @@ pub(super) fn plain_logits(random: &mut Random, n: usize) -> Vec<f32> {
 pub(super) struct Host {
     pub(super) programs: Vec<Entry>,
     pub(super) rows: Vec<ProgramRow>,
+    pub(super) chains: Vec<u32>,
+    pub(super) output_rows: Vec<OutputRow>,
     pub(super) logits: Vec<f32>,
     pub(super) members: Vec<u32>,
-    pub(super) history: Vec<i32>,
+    pub(super) tables: Vec<PageEntry>,
+    pub(super) page_tokens: Vec<[i32; PAGE_LEN]>,
     pub(super) parameters: Vec<f32>,
     pub(super) mask_starts: Vec<u32>,
     pub(super) masks: Vec<u64>,
@@ -158,16 +163,40 @@ pub(super) struct Host {
 }
 
 impl Host {
-    /// The buffers of these rows, in which every second row takes its state on from where it was.
-    pub(super) fn of(rows: &[CaseRow]) -> Self {
+    /// The buffers of these rows, in chains of so many. The rows of a chain share their planes.
+    pub(super) fn of(rows: &[CaseRow], chain_len: usize) -> Self {
         let mut host = Self::default();
         rows.iter().for_each(|row| host.push(row));
+        for (chain_idx, chain) in host.rows.chunks_mut(chain_len).enumerate() {
+            let first = chain_idx * chain_len;
+            host.chains.push(first as u32);
+            for (idx, row) in chain.iter_mut().enumerate() {
+                row.planes = chain_idx as u32;
+                row.next = (first + idx + 1) as u32;
+            }
+            chain.last_mut().expect("a chain has rows").next = NOWHERE;
+        }
         host
     }
 
     fn push_logits(&mut self, logits: &[f32]) -> u32 {
         self.logits.extend_from_slice(logits);
         (self.logits.len() / logits.len() - 1) as u32
+    }
+
+    /// Puts tokens into pages, the last first; returns where the page table begins.
+    fn push_history(&mut self, tokens: &[Token]) -> u32 {
+        let start = self.tables.len();
+        let pages = tokens.chunks(PAGE_LEN).map(|tokens| {
+            let mut page = [i32::MIN; PAGE_LEN];
+            page.iter_mut().zip(tokens).for_each(|(place, &token)| *place = token as i32);
+            page
+        });
+        for page in pages.rev() {
+            self.tables.insert(start, PageEntry(self.page_tokens.len() as u32));
+            self.page_tokens.push(page);
+        }
+        start as u32
     }
 
     fn push_mask(&mut self, mask: &TokenMask) -> u32 {
@@ -194,19 +223,21 @@ impl Host {
 
     fn push(&mut self, row: &CaseRow) {
         let halves = |word: u64| [word as u32, (word >> 32) as u32];
-        let state_in = self.states.len() as u32 / 8;
+        let state_in = self.states.len() as u32;
         self.states.extend(row.state);
         self.states.extend([f32::NAN; 8]);
         let made = ProgramRow {
             program: self.programs.len() as u32,
-            logits_row: self.push_logits(&row.logits),
+            output_row: self.output_rows.len() as u32,
+            next: NOWHERE,
+            planes: 0,
             members_start: self.members.len() as u32,
             n_members: row.members.len() as u32,
             seed: halves(row.seed),
             position: halves(row.position),
             n_tokens: row.history.len() as u32,
             n_drawn: row.n_drawn,
-            history_start: self.history.len() as u32,
+            table_start: self.push_history(&row.history),
             n_history: row.history.len() as u32,
             parameters_start: self.parameters.len() as u32,
             n_parameters: row.parameters.len() as u32,
@@ -214,17 +245,21 @@ impl Host {
             n_masks: row.masks.len() as u32,
             biases_start: self.bias_places.len() as u32,
             n_biases: row.biases.len() as u32,
-            constraint: row.constraint.as_ref().map_or(NOWHERE, |mask| self.push_mask(mask)),
             state_in,
-            state_out: state_in + 1,
-            unused: 0,
+            state_out: state_in + 8,
         };
+        let output_row = OutputRow {
+            wants: Wants::PROGRAM,
+            logits_row: self.push_logits(&row.logits),
+            mask_start: row.constraint.as_ref().map_or(NOWHERE, |mask| self.push_mask(mask)),
+            ..OutputRow::default()
+        };
+        self.output_rows.push(output_row);
         self.programs.extend_from_slice(row.plan.entries());
         for member in &row.members {
             let place = self.push_logits(member);
             self.members.push(place);
         }
-        self.history.extend(row.history.iter().map(|&token| token as i32));
         self.parameters.extend_from_slice(&row.parameters);
         for mask in &row.masks {
             let start = self.push_mask(mask);
@@ -239,25 +274,31 @@ impl Host {
 pub(super) struct Launched {
     held: Vec<Buffer>,
     pub(super) buffers: ProgramBuffers,
-    /// Rows of the bucket.
+    /// Chains of the bucket.
     pub(super) bucket: usize,
+    /// Rows, and one past the end.
+    pub(super) n_rows: usize,
 }
 
 impl Launched {
     /// Uploads rows into a bucket with room for one more.
     pub(super) fn new(gpu: &TestGpu, host: &Host, vocab_size: usize) -> Self {
-        let bucket = host.rows.len() + 1;
+        let (bucket, n_rows) = (host.chains.len() + 1, host.rows.len() + 1);
         let mut rows = host.rows.clone();
         rows.push(ProgramRow { program: u32::MAX, ..rows[0] });
+        let past = [&host.chains[..], &[host.rows.len() as u32]].concat();
         let planes = poisoned(gpu, planes_bytes(bucket, vocab_size));
         planes.slice().fill(&gpu.stream, 0).expect("filled");
         let held = vec![
             put(gpu, &host.programs),
             put(gpu, &rows),
-            put(gpu, &[host.rows.len() as u32]),
+            put(gpu, &past),
+            put(gpu, &[host.chains.len() as u32]),
+            put(gpu, &host.output_rows),
             put(gpu, &host.logits),
             put(gpu, &host.members),
-            put(gpu, &host.history),
+            put(gpu, &host.tables),
+            put(gpu, &host.page_tokens.concat()),
             put(gpu, &host.parameters),
             put(gpu, &host.mask_starts),
             put(gpu, &host.masks),
@@ -266,27 +307,30 @@ impl Launched {
             put(gpu, &host.bias_pairs),
             put(gpu, &host.states),
             planes,
-            poisoned(gpu, bucket * size_of::<ProgramOutput>()),
+            poisoned(gpu, n_rows * size_of::<ProgramOutput>()),
         ];
         let slice = |idx: usize| held[idx].slice();
         let buffers = ProgramBuffers {
             programs: slice(0),
             rows: slice(1),
-            n_rows: slice(2),
-            logits: slice(3),
-            members: slice(4),
-            history: slice(5),
-            parameters: slice(6),
-            mask_starts: slice(7),
-            masks: slice(8),
-            bias_places: slice(9),
-            dense_biases: slice(10),
-            bias_pairs: slice(11),
-            states: slice(12),
-            planes: slice(13),
-            outputs: slice(14),
+            chains: slice(2),
+            n_chains: slice(3),
+            output_rows: slice(4),
+            logits: slice(5),
+            members: slice(6),
+            tables: slice(7),
+            page_tokens: slice(8),
+            parameters: slice(9),
+            mask_starts: slice(10),
+            masks: slice(11),
+            bias_places: slice(12),
+            dense_biases: slice(13),
+            bias_pairs: slice(14),
+            states: slice(15),
+            planes: slice(16),
+            outputs: slice(17),
         };
-        Self { held, buffers, bucket }
+        Self { held, buffers, bucket, n_rows }
     }
 
     /// Runs the programs once.
@@ -316,12 +360,12 @@ pub(super) fn kernel(gpu: &TestGpu) -> MutexGuard<'static, ProgramKernel> {
 
 /// What the device makes of the rows, and the states that lie where they go; the planes are zeros again.
 pub(super) fn run(gpu: &TestGpu, rows: &[CaseRow], vocab_size: usize) -> Vec<(ProgramOutput, [f32; 8])> {
-    let host = Host::of(rows);
+    let host = Host::of(rows, 3);
     let kernel = kernel(gpu);
     let launched = Launched::new(gpu, &host, vocab_size);
     launched.run(gpu, &kernel, vocab_size);
     let buffers = &launched.buffers;
-    let outputs = download(gpu, buffers.outputs, launched.bucket, ProgramOutput::default());
+    let outputs = download(gpu, buffers.outputs, launched.n_rows, ProgramOutput::default());
     let past = outputs.last().expect("a row past the end");
     assert_eq!(past.token, u32::MAX, "a row past the end is written");
     let planes = download(gpu, buffers.planes, buffers.planes.n_bytes / 4, 1u32);

@@ -79,7 +79,7 @@ __device__ __forceinline__ Four leaf(const Run& r, unsigned code, unsigned opera
     }
     case BIAS: return bias4(r, operand, first);
     case MASK: return mask4(r, operand < r.row.n_masks ? r.p.mask_starts[r.row.masks_start + operand] : NONE, first);
-    case CONSTRAINT: return mask4(r, r.row.constraint, first);
+    case CONSTRAINT: return mask4(r, r.constraint, first);
     case ONLY: {
         const int token = (int)r.s.numbers[operand];
         return Four{{truth(token == first), truth(token == first + 1), truth(token == first + 2),

@@ -98,7 +98,7 @@ impl Parts {
         entries.extend(list.steps);
         entries.extend(list.code);
         entries.extend(self.sources.iter().map(|&source| source_entry(source)));
-        Ok(Plan { entries, n_passes: list.n_passes })
+        Ok(Plan { entries, n_planes: self.n_planes, n_passes: list.n_passes })
     }
 
     fn encode_numbers(&self, list: &mut List, stage: usize) -> Result<(), PlanError> {

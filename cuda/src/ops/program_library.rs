@@ -5,7 +5,7 @@ use trellis_programs::library::{self, Chain, Dry, KgwKey, Penalties};
 use trellis_programs::{Builder, Row, Source, Token as Drawn};
 
 /// By name. Those with penalties look at the history, and one at another member.
-pub(super) fn library_programs() -> Vec<(&'static str, Definition)> {
+pub(crate) fn library_programs() -> Vec<(&'static str, Definition)> {
     fn drawn(row: impl for<'b> Fn(&'b Builder, Row<'b>) -> Row<'b>) -> Definition {
         Definition::build(|b| row(b, b.logits()).draw(Source::SEED))
     }

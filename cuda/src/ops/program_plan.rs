@@ -62,6 +62,7 @@ pub enum PlanError {
 #[derive(Clone, Debug)]
 pub struct Plan {
     pub(super) entries: Vec<Entry>,
+    pub(super) n_planes: usize,
     pub(super) n_passes: usize,
 }
 
@@ -94,6 +95,12 @@ impl Plan {
     #[must_use]
     pub fn entries(&self) -> &[Entry] {
         &self.entries
+    }
+
+    /// Rows of the history that it makes.
+    #[must_use]
+    pub fn n_planes(&self) -> usize {
+        self.n_planes
     }
 
     /// Readings of the row without those of selections.

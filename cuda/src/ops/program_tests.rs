@@ -189,7 +189,7 @@ fn speed() {
             for logits in [&normal, &vec![0.5; VOCAB_SIZE]] {
                 let row = |idx| CaseRow::plain(program.clone(), logits.clone(), idx as u64);
                 let rows: Vec<CaseRow> = (0..n_rows).map(row).collect();
-                let launched = Launched::new(&gpu, &Host::of(&rows), VOCAB_SIZE);
+                let launched = Launched::new(&gpu, &Host::of(&rows, 1), VOCAB_SIZE);
                 let mut times: Vec<f32> = (0..N_LAUNCHES + 10)
                     .map(|_| {
                         begin.record(&gpu.stream).expect("a mark");

@@ -24,19 +24,6 @@ impl OutputRow {
             ..Self::default()
         }
     }
-
-    /// How many of the last of `n_tokens` tokens the penalties look at; 0 when there is no penalty.
-    #[must_use]
-    pub fn n_window(sampler: &Sampler, n_tokens: usize) -> usize {
-        let penalizes = sampler.repetition_penalty != 1.0
-            || sampler.frequency_penalty != 0.0
-            || sampler.presence_penalty != 0.0;
-        match sampler.penalty_last_n {
-            _ if !penalizes => 0,
-            Some(n) => n_tokens.min(n as usize),
-            None => n_tokens,
-        }
-    }
 }
 
 /// `[low, high]`.
@@ -303,8 +290,6 @@ mod tests {
         let row = OutputRow::draw(&Sampler { seed: 7 << 32 | 9, ..sampler.clone() }, 5 << 32 | 6);
         assert_eq!((row.seed, row.position), ([9, 7], [6, 5]));
         assert_eq!(row.min_logit, 0.5f32.ln());
-        assert_eq!(OutputRow::n_window(&sampler, 10), 0);
-        assert_eq!(OutputRow::n_window(&Sampler { presence_penalty: 1.0, ..sampler }, 10), 3);
         let pairs = ordered_biases(&[(3, 1.0), (1, 2.0), (3, 0.5)]);
         assert_eq!(
             pairs.iter().map(|p| (p.token, p.value)).collect::<Vec<_>>(),

@@ -1,4 +1,4 @@
-//! What no kernel works out.
+//! What no kernel works out: draws for which a step has no room, and programs before their kernel is ready.
 
 use trellis_engine::batch::{Output, OutputKind, Token, Tokens};
 use trellis_engine::sampling::program::DrawState;

@@ -10,6 +10,7 @@ use crate::ops::attention::{AttentionWork, DeviceShares, Form, N_FORMS};
 use crate::ops::attention_plan::PlanSize;
 use crate::ops::common::Rows;
 use crate::ops::logits::OutputRow;
+use crate::ops::program::ProgramRow;
 use crate::ops::shares::{CUT_WORDS, ListSize, SHARE_WORDS};
 
 /// Contexts whose drawn tokens stay on the device; others are decoded without looking ahead.
@@ -19,6 +20,8 @@ pub(crate) const N_SLOTS: usize = 1 << 16;
 const N_COUNTS: usize = 2;
 /// Words of a row that is asked for something.
 const OUTPUT_ROW_WORDS: usize = size_of::<OutputRow>() / 4;
+/// And of one that a program draws for.
+const PROGRAM_ROW_WORDS: usize = size_of::<ProgramRow>() / 4;
 
 /// The lengths of a step's lists; of a captured one, the most that it takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -32,6 +35,8 @@ pub(crate) struct Dims {
     pub(crate) n_logits_rows: usize,
     /// Output rows, over all groups.
     pub(crate) n_outputs: usize,
+    /// Those of them that programs draw for.
+    pub(crate) n_programs: usize,
     pub(crate) n_groups: usize,
 }
 
@@ -48,6 +53,9 @@ pub(crate) struct Layout {
     /// And which slot keeps it.
     pub(crate) keeps: usize,
     pub(crate) output_rows: usize,
+    program_rows: usize,
+    /// The first row of each chain of programs.
+    pub(crate) chains: usize,
     /// Where the tail begins.
     pub(crate) tail: usize,
 }
@@ -61,11 +69,12 @@ pub(crate) enum Count {
     Cuts { window_idx: usize, form: Form },
     LogitsRows { group_idx: usize },
     Outputs { group_idx: usize },
+    Chains { group_idx: usize },
 }
 
 impl Layout {
     pub(crate) fn of(dims: Dims) -> Self {
-        let mut end = N_COUNTS + 2 * N_FORMS * dims.n_windows + 2 * dims.n_groups;
+        let mut end = N_COUNTS + 2 * N_FORMS * dims.n_windows + 3 * dims.n_groups;
         let mut take = |n_words: usize| {
             // 16 bytes: what the widest access needs.
             let start = end.next_multiple_of(4);
@@ -81,6 +90,8 @@ impl Layout {
             gather: take(dims.n_logits_rows),
             keeps: take(dims.n_logits_rows),
             output_rows: take(dims.n_outputs * OUTPUT_ROW_WORDS),
+            program_rows: take(dims.n_programs * PROGRAM_ROW_WORDS),
+            chains: take(dims.n_programs),
             tail: take(0),
         }
     }
@@ -98,7 +109,7 @@ impl Layout {
     /// The place of a count.
     pub(crate) fn word(&self, count: Count) -> usize {
         let of_list = |window_idx, form| N_COUNTS + 2 * (N_FORMS * window_idx + form as usize);
-        let of_group = |group_idx| N_COUNTS + 2 * (N_FORMS * self.dims.n_windows + group_idx);
+        let of_group = |group_idx| N_COUNTS + 2 * N_FORMS * self.dims.n_windows + 3 * group_idx;
         match count {
             Count::Tokens => 0,
             Count::Copies => 1,
@@ -106,6 +117,7 @@ impl Layout {
             Count::Cuts { window_idx, form } => of_list(window_idx, form) + 1,
             Count::LogitsRows { group_idx } => of_group(group_idx),
             Count::Outputs { group_idx } => of_group(group_idx) + 1,
+            Count::Chains { group_idx } => of_group(group_idx) + 2,
         }
     }
 
@@ -141,6 +153,16 @@ impl Layout {
     /// The output rows `start..start + n`.
     pub(crate) fn output_rows(&self, memory: Slice, start: usize, n: usize) -> Slice {
         Self::slice(memory, self.output_rows + start * OUTPUT_ROW_WORDS, n * OUTPUT_ROW_WORDS)
+    }
+
+    /// Where row `start` of those that programs draw for begins.
+    pub(crate) fn program_row(&self, start: usize) -> usize {
+        self.program_rows + start * PROGRAM_ROW_WORDS
+    }
+
+    /// The rows `start..start + n` of those that programs draw for.
+    pub(crate) fn program_rows(&self, memory: Slice, start: usize, n: usize) -> Slice {
+        Self::slice(memory, self.program_row(start), n * PROGRAM_ROW_WORDS)
     }
 }
 

@@ -2,6 +2,7 @@
 
 use trellis_engine::batch::PageCopy;
 
+use super::given::Given;
 use super::layout::{Count, Dims, Layout, N_SLOTS};
 use super::outputs::{Outputs, Room, TablePlace};
 use super::row::StepRow;
@@ -50,6 +51,7 @@ impl StepLists {
         rows: &[StepRow<'_>],
         copies: &[PageCopy],
         slots: &mut Slots,
+        given: &mut Given,
         cuttings: &Cuttings,
         room: Room,
     ) {
@@ -64,18 +66,21 @@ impl StepLists {
         }
         self.rows.clear();
         self.copies.clear();
-        self.outputs.clear();
+        self.outputs.clear(room);
         self.copies.extend(copies.iter().flat_map(|copy| [copy.src.0, copy.dst.0]));
         for (row_idx, row) in rows.iter().enumerate() {
             let (start, end) = (row.start, row.end());
             let token = self.tokens.len();
             let table = self.tables[row_idx];
-            self.outputs.push(row, token, room, TablePlace { table, slots, edits: &mut self.edits });
+            self.outputs.push(row, token, room, TablePlace { table, slots, given, edits: &mut self.edits });
             let Some(entries) = table.filter(|_| !row.is_of_head()) else { continue };
             self.tokens.extend(row.words(start, end));
             self.positions.extend(start as i32..end as i32);
             self.kv_pages.extend((start..end).map(|position| row.pages[position / PAGE_LEN].0 as i32));
             self.rows.push(RowSpan { token, n_tokens: row.n_tokens(), position: start, entries });
+        }
+        for (to, words) in given.brought().parts() {
+            self.edits.bring(to, words);
         }
         self.attention.plan(&self.rows, cuttings);
     }
@@ -110,6 +115,7 @@ impl StepLists {
             lists: self.attention.size(),
             n_logits_rows: self.outputs.gather.len(),
             n_outputs: self.outputs.rows.len(),
+            n_programs: self.outputs.programs.rows.len(),
             n_groups: self.outputs.groups.len(),
         }
     }
@@ -146,6 +152,7 @@ impl StepLists {
         for (group_idx, group) in self.outputs.groups.iter().enumerate() {
             put(layout.word(Count::LogitsRows { group_idx }), &[group.n_logits_rows as u32]);
             put(layout.word(Count::Outputs { group_idx }), &[group.n_outputs as u32]);
+            put(layout.word(Count::Chains { group_idx }), &[group.n_chains as u32]);
         }
         put(layout.tokens, to_words(&self.tokens));
         put(layout.positions, to_words(&self.positions));
@@ -159,6 +166,8 @@ impl StepLists {
         put(end, tail);
         end += tail.len();
         put(layout.output_rows, to_words(&self.outputs.rows));
+        put(layout.program_row(0), to_words(&self.outputs.programs.rows));
+        put(layout.chains, &self.outputs.programs.chains);
         put(end, &self.copies);
         let copies = end;
         // Edits are read 16 bytes at a time.
@@ -189,9 +198,10 @@ impl StepLists {
         }
     }
 
-    /// Words that [`StepLists::write`] needs at most, for steps of so many tokens, rows, and entries of their page tables.
-    pub(crate) fn n_words_max(dims: Dims, n_rows: usize, n_entries: usize) -> usize {
-        let n_tail_words = super::N_SCORES_MAX + super::outputs::N_TAIL_WORDS_MAX;
+    /// Words that [`StepLists::write`] needs at most, for steps of so many tokens, rows, entries of their page tables, and
+    /// words that programs are given.
+    pub(crate) fn n_words_max(dims: Dims, n_rows: usize, n_entries: usize, n_given: usize) -> usize {
+        let n_tail_words = super::N_SCORES_MAX + super::outputs::N_TAIL_WORDS_MAX + n_given;
         // A row has one page copied at most.
         Layout::of(dims).tail + n_tail_words + 2 * n_rows + EditList::n_words_max(n_rows, n_entries) + 12
     }

@@ -7,9 +7,11 @@
 
 mod by_host;
 mod captured;
+mod given;
 mod layout;
 mod lists;
 mod outputs;
+mod programs;
 mod returned;
 mod row;
 mod slots;
@@ -17,14 +19,17 @@ mod steps;
 mod whole;
 mod words;
 
+pub(crate) use given::given_bytes;
 pub(crate) use layout::{Count, Dims, Layout, N_SLOTS};
 pub(crate) use lists::StepLists;
 pub(crate) use outputs::{Group, MASK_BYTES_MAX, N_SCORES_MAX, N_TOP_ENTRIES_MAX, Room};
-pub(crate) use returned::{Place, Returned};
+pub(crate) use returned::{Place, Returned, ReturnedStarts};
 pub(crate) use row::StepRow;
 pub(crate) use slots::Slots;
 pub(crate) use steps::{InFlight, LATE_MASK_BYTES_MAX, StepLimits, Steps};
 pub(crate) use whole::whole_bytes;
 
+#[cfg(test)]
+mod program_tests;
 #[cfg(test)]
 mod tests;

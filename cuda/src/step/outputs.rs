@@ -4,9 +4,13 @@
 //! gets an output row. A list that no kernel makes, or that is too long, the host reads out of a row that comes back whole.
 //! What there is no room for is worked out on the host from the logits, and the step waits for the device.
 
-use trellis_engine::batch::{OutputKind, OutputRequest};
+use trellis_engine::batch::{OutputKind, OutputRequest, Start};
+use trellis_engine::sampling::program::DrawState;
 use trellis_engine::sampling::{Sampler, TokenMask};
 
+use super::given::Given;
+use super::layout::N_SLOTS;
+use super::programs::{DrawPlace, N_DRAW_WORDS_MAX, Programs};
 use super::returned::Place;
 use super::row::StepRow;
 use super::slots::{EditList, PAGE_EDIT_WORDS, Slots};
@@ -36,6 +40,11 @@ pub(crate) struct Group {
     /// First of its output rows among those of the step.
     pub(crate) outputs_start: usize,
     pub(crate) n_outputs: usize,
+    /// First of its rows that programs draw for among those of the step, and of their chains.
+    pub(crate) programs_start: usize,
+    pub(crate) n_programs: usize,
+    pub(crate) chains_start: usize,
+    pub(crate) n_chains: usize,
     pub(crate) stages: Stages,
     /// Whether the host fetches something of it before the next group's logits take its place.
     pub(crate) has_host_work: bool,
@@ -77,6 +86,10 @@ pub(crate) struct Outputs {
     pub(super) readings: Vec<(usize, Reading)>,
     /// Draws among them that wait for their masks.
     pub(super) late: Vec<Late>,
+    /// Draws among them that programs make.
+    pub(crate) programs: Programs,
+    /// Where those start that the host makes, by request, as far as it is known before.
+    pub(super) host_starts: Vec<(usize, DrawState)>,
     /// Rows taken in.
     n_rows: usize,
     /// Biases and masks.
@@ -100,18 +113,26 @@ pub(crate) struct Room {
     pub(crate) n_whole_words: usize,
     /// Of one such row.
     pub(crate) row_words: RowWords,
+    /// Sets of planes for programs; none before their kernel is there.
+    pub(crate) n_plane_sets: usize,
+    /// First number of the programs' states by slot, in the memory of steps.
+    pub(crate) program_states: usize,
 }
 
-/// Where the page table of the row being taken in is, and what brings its history there.
+/// What the row being taken in has on the device: where its page table is, and what brings its history and what its program is
+/// given there.
 pub(super) struct TablePlace<'a> {
     /// Its first word; none where the row's pages are not on the device.
     pub(super) table: Option<usize>,
     pub(super) slots: &'a mut Slots,
+    pub(super) given: &'a mut Given,
     pub(super) edits: &'a mut EditList,
 }
 
 impl Outputs {
-    pub(super) fn clear(&mut self) {
+    pub(super) fn clear(&mut self, room: Room) {
+        self.programs.begin_step(room.n_plane_sets);
+        self.host_starts.clear();
         self.gather.clear();
         self.keeps.clear();
         self.groups.clear();
@@ -164,7 +185,18 @@ impl Outputs {
             let mut whole = None;
             for &request_idx in requests {
                 let request = &row.requests[request_idx];
-                let output = self.output_row(row, request, room, &mut place);
+                let output = match &request.kind {
+                    OutputKind::Program { sampler, start } => {
+                        let output =
+                            self.programmed(row, request.position, sampler, *start, room, &mut place);
+                        if output.is_none() {
+                            let start = self.programs.leave_to_host(row.slot, *start);
+                            self.host_starts.extend(start.map(|start| (first_place + request_idx, start)));
+                        }
+                        output
+                    }
+                    _ => self.output_row(row, request, room, &mut place),
+                };
                 let output = output.map(|output| OutputRow { logits_row: logits_row as u32, ..output });
                 let place = match (&request.kind, output) {
                     (OutputKind::Embedding, _) => Place::Hidden {
@@ -198,11 +230,16 @@ impl Outputs {
             group.n_logits_rows < room.n_group_rows && group.n_outputs + n_outputs <= room.n_group_rows
         });
         if !is_room {
+            self.programs.begin_group();
             self.groups.push(Group {
                 logits_start: self.gather.len(),
                 n_logits_rows: 0,
                 outputs_start: self.rows.len(),
                 n_outputs: 0,
+                programs_start: self.programs.rows.len(),
+                n_programs: 0,
+                chains_start: self.programs.chains.len(),
+                n_chains: 0,
                 stages: Stages::default(),
                 has_host_work: false,
                 wholes: Vec::new(),
@@ -253,6 +290,16 @@ impl Outputs {
         let output_idx = self.rows.len();
         self.rows.push(output);
         match output.wants {
+            Wants::PROGRAM => {
+                group.n_programs = self.programs.rows.len() - group.programs_start;
+                group.n_chains = self.programs.chains.len() - group.chains_start;
+                let program_idx = self.programs.rows.len() - 1;
+                Place::Programmed {
+                    output_idx,
+                    program_idx,
+                    n_drawn: self.programs.rows[program_idx].n_drawn,
+                }
+            }
             Wants::TOP => Place::Top { output_idx },
             Wants::SCORES => Place::Scores { output_idx },
             _ => Place::Drawn { output_idx },
@@ -283,8 +330,7 @@ impl Outputs {
         room: Room,
         place: &mut TablePlace<'_>,
     ) -> Option<OutputRow> {
-        let n_outputs = self.groups.last().map_or(0, |group| group.n_outputs);
-        if self.rows.len() >= room.n_outputs || n_outputs >= room.n_group_rows {
+        if !self.has_room(room) {
             return None;
         }
         match &request.kind {
@@ -312,17 +358,86 @@ impl Outputs {
         }
     }
 
+    /// Whether there is an output row left.
+    fn has_room(&self, room: Room) -> bool {
+        let n_outputs = self.groups.last().map_or(0, |group| group.n_outputs);
+        self.rows.len() < room.n_outputs && n_outputs < room.n_group_rows
+    }
+
+    /// A program's draw as an output row; `None` when the host has to make it.
+    fn programmed(
+        &mut self,
+        row: &StepRow<'_>,
+        position: usize,
+        sampler: &Sampler,
+        start: Start,
+        room: Room,
+        place: &mut TablePlace<'_>,
+    ) -> Option<OutputRow> {
+        let is_possible = self.has_room(room)
+            && room.n_plane_sets > 0
+            && (row.slot.0 as usize) < N_SLOTS
+            && self.programs.can_start(row.slot, start);
+        let given = place.given.place(sampler.program.as_ref()?).filter(|_| is_possible)?;
+        let end = position + 1;
+        let table_start = self.bring_history(row, sampler, end, N_DRAW_WORDS_MAX, place)?;
+        let group = self.groups.last().expect("the row has a group");
+        let at = DrawPlace {
+            slot: row.slot,
+            start,
+            n_tokens: end,
+            table_start,
+            states_start: room.program_states,
+            output_row: self.rows.len() - group.outputs_start,
+            group_start: group.programs_start,
+        };
+        let program_row = (self.programs.rows.len() - group.programs_start) as u32;
+        self.programs.push(sampler, at, &given, &mut self.tail);
+        Some(OutputRow {
+            wants: Wants::PROGRAM,
+            drawn_slot: if end == row.end() { row.slot.0 } else { NOWHERE },
+            program_row,
+            ..OutputRow::default()
+        })
+    }
+
+    /// Brings the tokens that a draw looks at beside their pages; returns where the page table begins, or nothing where this
+    /// step has no room for them and `n_words` of the tail.
+    fn bring_history(
+        &mut self,
+        row: &StepRow<'_>,
+        sampler: &Sampler,
+        end: usize,
+        n_words: usize,
+        place: &mut TablePlace<'_>,
+    ) -> Option<usize> {
+        let n_window = sampler.n_history(end);
+        let n_token_words = place.slots.n_token_words(row, n_window, end);
+        if self.tail.len() + self.n_token_words + n_words + n_token_words > N_TAIL_WORDS_MAX {
+            return None;
+        }
+        if n_window == 0 {
+            return Some(0);
+        }
+        let table_start = place.table?;
+        place.slots.bring_tokens(row, n_window, end, place.edits);
+        self.n_token_words += n_token_words;
+        Some(table_start)
+    }
+
     /// Words that the draws of these rows need at most, behind so many page copies.
     pub(super) fn n_tail_words(rows: &[StepRow<'_>], n_copies: usize, slots: &Slots) -> usize {
         let n_words = |row: &StepRow<'_>, request: &OutputRequest<'_>| {
-            let (sampler, mask) = match &request.kind {
-                OutputKind::Sample(sampler) => (*sampler, sampler.mask.as_deref()),
-                OutputKind::Masked { sampler, mask } => (&***sampler, mask.map(|mask| &**mask)),
+            let (sampler, n_words) = match &request.kind {
+                OutputKind::Sample(sampler) => (*sampler, n_draw_words(sampler, sampler.mask.as_deref())),
+                OutputKind::Masked { sampler, mask } => {
+                    (&***sampler, n_draw_words(sampler, mask.map(|mask| &**mask)))
+                }
+                OutputKind::Program { sampler, .. } => (*sampler, N_DRAW_WORDS_MAX),
                 _ => return 0,
             };
             let end = request.position + 1;
-            let n_window = OutputRow::n_window(sampler, end);
-            n_draw_words(sampler, mask) + slots.n_token_words(row, n_window, end)
+            n_words + slots.n_token_words(row, sampler.n_history(end), end)
         };
         let of_row =
             |row: &StepRow<'_>| row.requests.iter().map(|request| n_words(row, request)).sum::<usize>();
@@ -338,19 +453,9 @@ impl Outputs {
         place: &mut TablePlace<'_>,
     ) -> Option<OutputRow> {
         let end = position + 1;
-        let n_window = OutputRow::n_window(sampler, end);
-        let n_token_words = place.slots.n_token_words(row, n_window, end);
-        let n_words = self.tail.len() + self.n_token_words + n_draw_words(sampler, mask) + n_token_words;
-        let table_start = match (n_window, place.table) {
-            _ if n_words > N_TAIL_WORDS_MAX => return None,
-            (0, _) => 0,
-            (_, table) => table?,
-        };
-        if n_window > 0 {
-            place.slots.bring_tokens(row, n_window, end, place.edits);
-            self.n_token_words += n_token_words;
-        }
-        let is_last = end == row.end() && (row.slot.0 as usize) < super::layout::N_SLOTS;
+        let table_start = self.bring_history(row, sampler, end, n_draw_words(sampler, mask), place)?;
+        let n_window = sampler.n_penalized(end);
+        let is_last = end == row.end() && (row.slot.0 as usize) < N_SLOTS;
         let mut output = OutputRow {
             drawn_slot: if is_last { row.slot.0 } else { NOWHERE },
             table_start: table_start as u32,
@@ -374,6 +479,7 @@ impl Outputs {
     /// The tail, after the places in it and in what comes back are told to the rows: the tail begins at word
     /// `tail_start` of the step's memory, which is even.
     pub(super) fn finish(&mut self, tail_start: usize) -> &[u32] {
+        self.programs.finish(tail_start);
         let tail_start = tail_start as u32;
         let top_start = self.top_start() as u32;
         for row in &mut self.rows {

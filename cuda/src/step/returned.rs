@@ -1,13 +1,17 @@
 //! What a step returned, as the engine reads it.
 
 use trellis_engine::batch::{Candidate, Output, OutputFault};
+use trellis_engine::sampling::program::{DrawState, Left};
 
 use super::words::from_words;
 use crate::ops::logits::{OutputRow, RowOutput};
+use crate::ops::program::ProgramOutput;
 use crate::ops::topn::Ranked;
 
 /// Words of one [`RowOutput`].
 const ROW_WORDS: usize = size_of::<RowOutput>() / 4;
+/// Words of one [`ProgramOutput`].
+const PROGRAM_WORDS: usize = size_of::<ProgramOutput>() / 4;
 
 /// Where the output for a request lies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -16,6 +20,8 @@ pub(crate) enum Place {
     Unset,
     /// A drawn token.
     Drawn { output_idx: usize },
+    /// A token that a program drew, after so many.
+    Programmed { output_idx: usize, program_idx: usize, n_drawn: u32 },
     /// A token that is drawn once its mask has come.
     Late { output_idx: usize },
     /// No token: its mask did not come.
@@ -40,18 +46,43 @@ impl Place {
     }
 }
 
-/// What came back in one copy: output rows, then scores and top lists.
+/// What came back in one copy: output rows, what programs gave, then scores and top lists.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Returned<'a> {
     pub(crate) words: &'a [u32],
-    /// Where scores and top lists begin.
+    pub(crate) starts: ReturnedStarts,
+}
+
+/// Where parts of it begin.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct ReturnedStarts {
+    /// What programs gave.
+    pub(crate) programs: usize,
+    /// Scores and top lists.
     pub(crate) extra: usize,
 }
 
+impl ReturnedStarts {
+    /// Behind so many output rows, and what so many programs gave.
+    pub(crate) fn of(n_outputs: usize, n_programs: usize) -> Self {
+        let programs = (n_outputs * ROW_WORDS).next_multiple_of(4);
+        Self { programs, extra: (programs + n_programs * PROGRAM_WORDS).next_multiple_of(4) }
+    }
+}
+
 impl Returned<'_> {
-    /// Words of `n` output rows, up to where scores begin.
-    pub(crate) fn extra_start(n_outputs: usize) -> usize {
-        (n_outputs * ROW_WORDS).next_multiple_of(4)
+    /// The token that a program drew for an output row, and what it left.
+    pub(crate) fn programmed(
+        &self,
+        output_idx: usize,
+        program_idx: usize,
+        n_drawn: u32,
+    ) -> Result<Output, OutputFault> {
+        let candidate = self.drawn(output_idx)?;
+        let start = self.starts.programs + program_idx * PROGRAM_WORDS;
+        let ProgramOutput { reports, state, .. } = from_words::<ProgramOutput>(self.words, start, 1)[0];
+        let next = DrawState { numbers: state, n_drawn: n_drawn.saturating_add(1) };
+        Ok(Output::Programmed(candidate, Box::new(Left { next, reports })))
     }
 
     /// The token that an output row drew.
@@ -76,7 +107,7 @@ impl Returned<'_> {
     pub(crate) fn top(&self, output_idx: usize, row: &OutputRow) -> Result<Output, OutputFault> {
         self.check(output_idx)?;
         let output = self.output(output_idx);
-        let start = self.extra + row.top_start as usize * 2;
+        let start = self.starts.extra + row.top_start as usize * 2;
         let ranked: &[Ranked] = from_words(self.words, start, output.n_top as usize);
         let candidates = ranked.iter().map(|&Ranked { token, logprob }| Candidate { token, logprob });
         Ok(Output::Top { candidates: candidates.collect(), entropy: output.entropy })
@@ -85,7 +116,7 @@ impl Returned<'_> {
     /// The scores of an output row.
     pub(crate) fn scores(&self, output_idx: usize, row: &OutputRow) -> Result<Output, OutputFault> {
         self.check(output_idx)?;
-        let start = self.extra + row.score_start as usize;
+        let start = self.starts.extra + row.score_start as usize;
         Ok(Output::Scores(from_words(self.words, start, row.n_scores as usize).to_vec()))
     }
 

@@ -229,6 +229,16 @@ impl EditList {
         }
     }
 
+    /// Has words written that stay in the memory of steps, from word `to` on.
+    pub(super) fn bring(&mut self, to: usize, words: &[u32]) {
+        self.push(Target::MEMORY, to, words.iter().copied());
+    }
+
+    /// Words that bringing so many takes.
+    pub(super) fn n_brought_words(n_words: usize) -> usize {
+        n_words + EDIT_WORDS * n_words.div_ceil(N_WORDS_MAX)
+    }
+
     /// The edits and behind them what they write, where the first lies at word `start` of the memory of steps.
     pub(super) fn finish(&mut self, start: usize) -> [&[u32]; 2] {
         let words = start + self.edits.len() * EDIT_WORDS;

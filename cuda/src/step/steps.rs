@@ -3,6 +3,8 @@
 mod fetched;
 mod graphs;
 mod late;
+mod launches;
+mod sizes;
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -10,33 +12,37 @@ use std::time::Duration;
 
 use cudarc::driver::result;
 use trellis_engine::backend::Collected;
-use trellis_engine::batch::{Output, OutputKind, OutputRequest, PageCopy, PageId, SlotId};
+use trellis_engine::batch::{Output, OutputKind, PageCopy, PageId, SlotId};
 use trellis_engine::model::ModelConfig;
 use trellis_engine::sampling::program::DrawState;
 
 use self::graphs::GraphKey;
+use self::late::Held;
 pub(crate) use self::late::LATE_MASK_BYTES_MAX;
 pub(super) use self::late::sit_out;
-use self::late::{Held, N_LATE_MASK_WORDS_MAX};
+pub(crate) use self::sizes::StepLimits;
+use self::sizes::{
+    Regions, n_entries_max, n_output_words, n_outputs_max, n_plane_sets, page_tokens_bytes, states_bytes,
+    token_bucket,
+};
 use super::captured::{Captured, CapturedLimits};
+use super::given::Given;
 use super::outputs::{N_TAIL_WORDS_MAX, Outputs};
 use super::whole::{Reading, RowWords, hidden_state};
 use super::words::from_words;
 use super::{
-    Count, Dims, Group, Layout, N_SCORES_MAX, N_SLOTS, N_TOP_ENTRIES_MAX, Place, Returned, Room, Slots,
-    StepLists, StepRow, whole_bytes,
+    Count, Dims, Layout, N_SLOTS, Place, Returned, ReturnedStarts, Room, Slots, StepLists, StepRow,
+    whole_bytes,
 };
 use crate::blas::bucket;
 use crate::driver::{Graph, check};
 use crate::memory::{Driver, Pool, Reserved};
-use crate::model::{ActivationSizes, Activations, LayerInputs, Llama, LogitsOf, LogitsRows};
-use crate::ops::attention::{Attention, PAGE_LEN, Workspace};
-use crate::ops::attention_plan::{PlanSize, distinct};
-use crate::ops::common::{Dtype, Rows};
+use crate::model::{ActivationSizes, Activations, Llama, LogitsOf, LogitsRows};
+use crate::ops::attention::Attention;
+use crate::ops::common::Dtype;
 use crate::ops::edits::EDIT_WORDS;
-use crate::ops::embedding::TokenIds;
-use crate::ops::gather::Kept;
-use crate::ops::logits::{LogitsBuffers, OutputRow, RowOutput};
+use crate::ops::logits::OutputRow;
+use crate::ops::program::planes_bytes;
 use crate::{Buffer, Card, CudaError, Event, Pinned, Slice, Stream, Timing};
 
 /// Steps whose copies to and from the host have memory of their own: those that can be under way.
@@ -46,20 +52,6 @@ pub(crate) const N_UNDER_WAY: usize = 2;
 /// beside its pages may be theirs.
 const CAPTURED_LIMITS: CapturedLimits = CapturedLimits { n_max: 256, n_bytes_max: 256 << 20 };
 
-/// Sizes of the steps of one model.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct StepLimits {
-    pub(crate) n_tokens_max: usize,
-    pub(crate) n_rows_max: usize,
-    pub(crate) n_positions_max: usize,
-    /// Rows of logits in memory at once.
-    pub(crate) n_logits_rows: usize,
-    /// Pages that have addresses.
-    pub(crate) n_pages: usize,
-    /// Slots that keep hidden states.
-    pub(crate) n_states: usize,
-}
-
 /// The memory of a model's steps, and the steps captured so far.
 #[derive(Debug)]
 pub(crate) struct Steps {
@@ -68,30 +60,39 @@ pub(crate) struct Steps {
     captured: Captured<GraphKey, Graph>,
     /// Whether a step could not be captured: that is said once.
     has_warned: bool,
-    memory: Buffer, // words, laid out as `step::Layout` says, then what late masks bring, then page tables
-    /// Where what late masks bring begins.
-    late_start: usize,
+    memory: Buffer, // words; see `Regions`
+    regions: Regions,
     /// Which page tables the memory holds, and which pages have their tokens beside them.
     slots: Slots,
+    /// What of programs the memory holds.
+    given: Given,
+    /// Whether all that the step's programs are given has a place.
+    all_given: bool,
+    has_program_kernel: bool,
+    /// Rows of the history for programs, in sets.
+    planes: Buffer, // f32 [n_plane_sets, N_PLANES_MAX, vocab_size], zeros between steps
+    n_plane_sets: usize,
     /// The tokens of all pages.
     page_tokens: Buffer, // i32 [n_pages, PAGE_LEN]
     /// The last hidden state of each slot that was asked about.
     states: Buffer, // f32 [n_states, hidden_size]
-    returned: Buffer, // output rows, scores, top lists
+    returned: Buffer, // output rows, what programs gave, scores, top lists
     arrivals: Buffer,
     activations: Activations,
     _arena: Arc<Reserved>,
     ring: Vec<HostBuffers>,
     next_idx: usize,
     lists: StepLists,
-    /// Where the last draw of a slot by a program ended.
-    left: HashMap<SlotId, DrawState>,
     row_words: RowWords,
     hidden_size: usize,
     dtype: Dtype,
     card: Card,
     /// Time that the device has spent in steps.
     busy: Duration,
+    #[cfg(test)]
+    n_by_host: usize,
+    #[cfg(test)]
+    leaves_programs: bool,
 }
 
 /// Host memory of one step under way.
@@ -115,8 +116,7 @@ struct HostBuffers {
 #[derive(Debug, Default)]
 pub(crate) struct InFlight {
     buffers_idx: usize,
-    /// Where scores and top lists begin among the words that come back.
-    extra: usize,
+    starts: ReturnedStarts,
     /// Where the output for each request lies.
     places: Vec<Place>,
     rows: Vec<OutputRow>,
@@ -134,9 +134,10 @@ impl Steps {
     /// Bytes of device memory besides the activations, for a model whose layers have these windows: each list in blocks
     /// of its own.
     pub(crate) fn n_bytes(attention: &Attention, config: &ModelConfig, limits: StepLimits) -> usize {
-        let memory = 4 * n_memory_words(attention, &config.windows, limits);
+        let memory = 4 * Regions::of(attention, config, limits).end;
         let kept = [page_tokens_bytes(limits), states_bytes(config, limits)];
-        [memory, 4 * n_output_words(limits), attention.arrivals_bytes(), kept[0], kept[1]]
+        let planes = planes_bytes(n_plane_sets(config, limits), config.vocab_size);
+        [memory, 4 * n_output_words(limits), attention.arrivals_bytes(), kept[0], kept[1], planes]
             .map(Pool::<Driver>::block_bytes)
             .iter()
             .sum()
@@ -164,18 +165,19 @@ impl Steps {
         let gpu = card.gpu();
         let attention = &llama.kernels().attention;
         let size = Self::size(attention, limits);
-        let n_input_words = n_input_words(attention, &llama.config.windows, limits);
+        let config = &llama.config;
+        let regions = Regions::of(attention, config, limits);
         let n_bytes = Activations::n_bytes(&llama.config, llama.dtype, size);
         let arena = card.step_memory(n_bytes)?;
         let what = "the lists of a step";
-        let n_late_words = n_late_words(limits);
-        let n_memory_words = n_memory_words(attention, &llama.config.windows, limits);
-        let memory = gpu.allocate(what, 4 * n_memory_words)?;
+        let memory = gpu.allocate(what, 4 * regions.end)?;
         let page_tokens = gpu.allocate("tokens of pages", page_tokens_bytes(limits))?;
         page_tokens.slice().fill(stream, 0)?;
-        let tables_start = N_SLOTS + n_input_words + n_late_words;
-        let n_table_words = n_memory_words - tables_start;
-        let slots = Slots::new(tables_start, n_table_words, n_entries_max(limits), limits.n_pages);
+        let n_table_words = regions.program_states - regions.tables;
+        let slots = Slots::new(regions.tables, n_table_words, n_entries_max(limits), limits.n_pages);
+        let n_plane_sets = n_plane_sets(config, limits);
+        let planes = gpu.allocate("rows of the history", planes_bytes(n_plane_sets, config.vocab_size))?;
+        planes.slice().fill(stream, 0)?;
         let arrivals = gpu.allocate(what, attention.arrivals_bytes())?;
         arrivals.slice().fill(stream, 0)?;
         memory.slice().fill(stream, 0)?;
@@ -186,9 +188,9 @@ impl Steps {
         let n_whole_words = whole_bytes(vocab_size) / 4;
         let host = |_| {
             Ok(HostBuffers {
-                input: gpu.pinned(n_input_words)?,
+                input: gpu.pinned(regions.late - N_SLOTS)?,
                 output: gpu.pinned(n_output_words(limits))?,
-                late: gpu.pinned(n_late_words)?,
+                late: gpu.pinned(regions.tables - regions.late)?,
                 whole: gpu.pinned(n_whole_words)?,
                 begun: Event::new(gpu, Timing::On)?,
                 layered: Event::new(gpu, Timing::On)?,
@@ -200,8 +202,13 @@ impl Steps {
         Ok(Self {
             limits,
             memory,
-            late_start: n_input_words,
+            given: Given::new(regions.given..regions.end, config.vocab_size),
+            all_given: true,
+            has_program_kernel: false,
+            regions,
             slots,
+            planes,
+            n_plane_sets,
             page_tokens,
             states: gpu.allocate("hidden states of contexts", states_bytes(&llama.config, limits))?,
             returned: gpu.allocate(what, 4 * n_output_words(limits))?,
@@ -211,7 +218,6 @@ impl Steps {
             ring: (0..N_UNDER_WAY).map(host).collect::<Result<_, CudaError>>()?,
             next_idx: 0,
             lists: StepLists::new(&llama.config.windows),
-            left: HashMap::new(),
             captured: Captured::new(CAPTURED_LIMITS),
             has_warned: false,
             row_words: RowWords::new(vocab_size, hidden_size, dtype),
@@ -219,6 +225,10 @@ impl Steps {
             dtype,
             card: card.clone(),
             busy: Duration::ZERO,
+            #[cfg(test)]
+            n_by_host: 0,
+            #[cfg(test)]
+            leaves_programs: false,
         })
     }
 
@@ -256,8 +266,8 @@ impl Steps {
         let edits = Layout::slice(memory, written.edits, n_edits * EDIT_WORDS);
         llama.kernels().edits.run(&stream, n_edits, edits, memory, self.page_tokens.slice())?;
         let mut by_host = HashMap::new();
-        let extra = Returned::extra_start(dims.n_outputs);
-        let n_words = extra + written.n_extra_words;
+        let starts = ReturnedStarts::of(dims.n_outputs, dims.n_programs);
+        let n_words = starts.extra + written.n_extra_words;
         let mut held = None;
         match (is_captured, holds) {
             (_, true) => held = Some(Box::new(self.run_layers(&stream, llama, kv, &layout, n_words)?)),
@@ -275,10 +285,14 @@ impl Steps {
         let outputs = &mut self.lists.outputs;
         let (places, rows) = (std::mem::take(&mut outputs.places), std::mem::take(&mut outputs.rows));
         let readings = std::mem::take(&mut outputs.readings);
+        #[cfg(test)]
+        {
+            self.n_by_host += by_host.len();
+        }
         // A step that failed leaves its buffers to the next one: the others are those of the step before.
         self.next_idx = (buffers_idx + 1) % self.ring.len();
         let was_held = held.is_some();
-        Ok(InFlight { buffers_idx, extra, places, rows, readings, by_host, held, was_held })
+        Ok(InFlight { buffers_idx, starts, places, rows, readings, by_host, held, was_held })
     }
 
     /// Puts the copy of what a step returns into the stream.
@@ -294,13 +308,34 @@ impl Steps {
         host.done.record(stream)
     }
 
+    /// Begins a step: gives what its programs are given a place on the device, as far as there is room.
+    pub(crate) fn begin(&mut self, rows: &[StepRow<'_>]) {
+        self.given.begin_step();
+        (self.all_given, self.has_program_kernel) = (true, false);
+        let card = self.card.clone();
+        for request in rows.iter().flat_map(|row| row.requests) {
+            if let OutputKind::Program { sampler, .. } = &request.kind {
+                let put_on = sampler.program.as_ref().expect("it draws by a program");
+                // It may become ready at any time, and this step goes one way.
+                self.has_program_kernel = self.has_program_kernel || card.programs().is_some();
+                #[cfg(test)]
+                {
+                    self.has_program_kernel &= !self.leaves_programs;
+                }
+                self.all_given &= self.has_program_kernel && self.given.place(put_on).is_some();
+            }
+        }
+    }
+
     /// Whether the device may have no room for what the draws of a step need, so that the host would draw, which it can
     /// only after tokens that it knows.
     pub(crate) fn may_draw_on_host(&self, rows: &[StepRow<'_>], copies: &[PageCopy]) -> bool {
-        // No kernel runs programs.
-        let is_program = |request: &OutputRequest<'_>| matches!(request.kind, OutputKind::Program { .. });
-        rows.iter().any(|row| row.requests.iter().any(is_program))
-            || Outputs::n_tail_words(rows, copies.len(), &self.slots) > N_TAIL_WORDS_MAX
+        !self.all_given || Outputs::n_tail_words(rows, copies.len(), &self.slots) > N_TAIL_WORDS_MAX
+    }
+
+    /// Notes where the last draw of a slot by a program ended, which the device may not know.
+    pub(crate) fn note_left(&mut self, slot: SlotId, state: DrawState) {
+        self.lists.outputs.programs.note_left(slot, state);
     }
 
     /// Notes that these pages get their contents from elsewhere than a step.
@@ -311,6 +346,7 @@ impl Steps {
     /// Forgets what the device has of contexts: it is not known after a step that failed.
     pub(crate) fn forget_slots(&mut self) {
         self.slots.forget();
+        self.given.forget();
     }
 
     /// Whether it is known that a step is done. What went wrong, waiting for it says.
@@ -332,13 +368,16 @@ impl Steps {
         };
         let elapsed = Duration::from_secs_f32(elapsed_ms.max(0.0) * 1e-3);
         self.busy += elapsed;
-        let returned = Returned { words: &host.output, extra: step.extra };
+        let returned = Returned { words: &host.output, starts: step.starts };
         let places = std::mem::take(&mut step.places);
         let mut readings: HashMap<usize, Reading> = std::mem::take(&mut step.readings).into_iter().collect();
         let mut output = |(request_idx, place): (usize, Place)| {
             let by_host = step.by_host.remove(&request_idx);
             let output = match place {
                 Place::Drawn { output_idx } => returned.drawn(output_idx).map(Output::Sampled),
+                Place::Programmed { output_idx, program_idx, n_drawn } => {
+                    returned.programmed(output_idx, program_idx, n_drawn)
+                }
                 Place::Top { output_idx } => returned.top(output_idx, &step.rows[output_idx]),
                 Place::Scores { output_idx } => returned.scores(output_idx, &step.rows[output_idx]),
                 Place::Full { output_idx, start: Some(start), .. } => {
@@ -383,8 +422,11 @@ impl Steps {
             n_states,
             n_whole_words: self.ring[0].whole.len(),
             row_words: self.row_words,
+            n_plane_sets: if self.has_program_kernel { self.n_plane_sets } else { 0 },
+            program_states: self.regions.program_states,
         };
-        self.lists.fill(rows, copies, &mut self.slots, &llama.kernels().attention.cuttings(), room);
+        let Self { lists, slots, given, .. } = self;
+        lists.fill(rows, copies, slots, given, &llama.kernels().attention.cuttings(), room);
     }
 
     /// What a captured step of about that size takes: so few sizes that each is captured once.
@@ -397,7 +439,11 @@ impl Steps {
         };
         let n_outputs = bucket(exact.n_outputs.max(exact.n_logits_rows)).min(self.limits.n_logits_rows);
         let lists = exact.lists.bucketed(n_tokens, &llama.kernels().attention.cuttings());
-        Dims { n_tokens, lists, n_logits_rows, n_outputs, ..exact }
+        let n_programs = match exact.n_programs {
+            0 => 0,
+            n => n.next_power_of_two().min(n_outputs),
+        };
+        Dims { n_tokens, lists, n_logits_rows, n_outputs, n_programs, ..exact }
     }
 
     fn copy_pages(
@@ -417,6 +463,18 @@ impl Steps {
         let count = layout.count(memory, Count::Copies, n_copies);
         let page_bytes = llama.page_len() * llama.dtype.n_bytes();
         llama.kernels().pages.run(stream, count, page_bytes, kv, self.page_tokens.slice(), pairs)
+    }
+
+    /// Draws that the host has made.
+    #[cfg(test)]
+    pub(crate) fn n_by_host(&self) -> usize {
+        self.n_by_host
+    }
+
+    /// Has the host make all draws of programs.
+    #[cfg(test)]
+    pub(crate) fn leave_programs_to_host(&mut self) {
+        self.leaves_programs = true;
     }
 
     /// Forgets what was captured, so that tests see steps captured again.
@@ -461,129 +519,6 @@ impl Steps {
         }
         Ok(by_host)
     }
-
-    fn tensors(&self, kv: Slice, layout: &Layout) -> LayerInputs {
-        let n_tokens = layout.dims.n_tokens;
-        let memory = self.memory.slice();
-        let slice = |start, n| Layout::slice(memory, start, n);
-        LayerInputs {
-            tokens: layout.count(memory, Count::Tokens, n_tokens),
-            ids: TokenIds { ids: slice(layout.tokens, n_tokens), slots: Layout::slots(memory) },
-            positions: slice(layout.positions, n_tokens),
-            kv_pages: slice(layout.kv_pages, n_tokens),
-            page_tokens: self.page_tokens.slice(),
-            // Shares say where in the steps' memory a context's page table begins.
-            entries: memory,
-            attention: (0..layout.dims.n_windows).map(|idx| layout.attention(memory, idx)).collect(),
-            workspace: Workspace { arrivals: self.arrivals.slice(), partial: self.activations.partial },
-            kv,
-        }
-    }
-
-    /// Where rows of logits come from, and which slots keep their hidden states.
-    fn kept(&self, layout: &Layout, start: usize, n: usize) -> Kept {
-        let memory = self.memory.slice();
-        Kept {
-            indices: Layout::slice(memory, layout.gather + start, n),
-            keeps: Layout::slice(memory, layout.keeps + start, n),
-            states: self.states.slice(),
-        }
-    }
-
-    /// Launches the kernels over a group's logits.
-    fn launch_outputs(
-        &self,
-        stream: &Stream,
-        llama: &Llama,
-        layout: &Layout,
-        group_idx: usize,
-        group: &Group,
-        output_rows: Slice,
-    ) -> Result<(), CudaError> {
-        let memory = self.memory.slice();
-        let (start, n) = (group.outputs_start, group.n_outputs);
-        let extra = 4 * Returned::extra_start(layout.dims.n_outputs);
-        let returned = self.returned.slice();
-        let extra = returned.part(extra, returned.n_bytes - extra);
-        let Rows { n: n_rows, .. } = layout.count(memory, Count::Outputs { group_idx }, n);
-        let buffers = LogitsBuffers {
-            logits: self.activations.logits,
-            rows: output_rows,
-            n_rows,
-            tables: memory,
-            page_tokens: self.page_tokens.slice(),
-            slots: Layout::slots(memory),
-            biases: memory,
-            masks: memory,
-            score_tokens: Layout::slice(memory, layout.tail, N_SCORES_MAX),
-            scratch: self.activations.scratch,
-            outputs: returned.part(start * size_of::<RowOutput>(), n * size_of::<RowOutput>()),
-            top: extra,
-            scores: extra,
-        };
-        // SAFETY: the lists keep rows of logits below those of the group, and places in the tail, in the slots, in the
-        // tables and in what comes back inside the memory that was taken for the most there can be, `supply` those of late
-        // masks in theirs; the engine keeps pages below their number, and tokens below the vocabulary. All of it lives as
-        // long as `self`, which waits for the stream before it goes.
-        unsafe { llama.kernels().logits.run(stream, &buffers, n, llama.config.vocab_size, group.stages) }
-    }
-}
-
-/// Output rows that one step has at most; what is asked beyond them the host works out.
-fn n_outputs_max(limits: StepLimits) -> usize {
-    limits.n_tokens_max + limits.n_rows_max
-}
-
-fn n_input_words(attention: &Attention, windows: &[Option<usize>], limits: StepLimits) -> usize {
-    let n_tokens = limits.n_tokens_max;
-    let dims = Dims {
-        n_tokens,
-        n_windows: distinct(windows).len(),
-        lists: PlanSize::most(n_tokens, &attention.cuttings()),
-        // A row that asks the head alone has logits and no token.
-        n_logits_rows: n_outputs_max(limits),
-        n_outputs: n_outputs_max(limits),
-        n_groups: n_outputs_max(limits),
-    };
-    let n_entries = limits.n_rows_max * n_entries_max(limits);
-    // What follows them begins as aligned as they do.
-    StepLists::n_words_max(dims, limits.n_rows_max, n_entries).next_multiple_of(4)
-}
-
-fn n_memory_words(attention: &Attention, windows: &[Option<usize>], limits: StepLimits) -> usize {
-    let n_table_words = Slots::n_words(limits.n_rows_max, n_entries_max(limits));
-    N_SLOTS + n_input_words(attention, windows, limits) + n_late_words(limits) + n_table_words
-}
-
-/// Entries of the longest page table.
-fn n_entries_max(limits: StepLimits) -> usize {
-    limits.n_positions_max.div_ceil(PAGE_LEN)
-}
-
-fn page_tokens_bytes(limits: StepLimits) -> usize {
-    limits.n_pages * PAGE_LEN * 4
-}
-
-fn states_bytes(config: &ModelConfig, limits: StepLimits) -> usize {
-    limits.n_states * config.hidden_size * 4
-}
-
-/// Words of output rows that late masks amend, and of the masks.
-fn n_late_words(limits: StepLimits) -> usize {
-    limits.n_logits_rows * (size_of::<OutputRow>() / 4) + N_LATE_MASK_WORDS_MAX
-}
-
-/// Token counts of captured steps with rows of several tokens: from 64 on at most an eighth more than there are, since
-/// every one of them is computed.
-fn token_bucket(n_tokens: usize) -> usize {
-    match n_tokens {
-        0..=16 => bucket(n_tokens),
-        _ => n_tokens.next_multiple_of((n_tokens.next_power_of_two() / 16).max(8)),
-    }
-}
-
-fn n_output_words(limits: StepLimits) -> usize {
-    Returned::extra_start(n_outputs_max(limits)) + N_SCORES_MAX + 2 * N_TOP_ENTRIES_MAX + 4
 }
 
 impl Drop for Steps {

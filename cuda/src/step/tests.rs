@@ -8,6 +8,7 @@ use trellis_engine::batch::{
 };
 use trellis_engine::sampling::Sampler;
 
+use super::given::Given;
 use super::lists::Written;
 use super::whole::{Reading, RowOf, RowWords, Whole, hidden_state};
 use super::words::from_words;
@@ -18,20 +19,27 @@ use crate::ops::attention_plan::PlanSize;
 use crate::ops::common::Dtype;
 use crate::ops::edits::{EDIT_WORDS, Edit, Target};
 use crate::ops::logits::{NOWHERE, OutputRow, Wants};
+use crate::ops::program::ProgramRow;
 use crate::ops::shares::{CUT_WORDS, Cutting, ListSize, SHARE_WORDS, Share};
 
 const ROW_WORDS: RowWords = RowWords { logits: 100, hidden: 8 };
-const ROOM: Room = Room {
+pub(super) const ROOM: Room = Room {
     n_group_rows: 4,
     n_outputs: 64,
     n_states: 8,
     n_whole_words: 2 * ROW_WORDS.logits,
     row_words: ROW_WORDS,
+    n_plane_sets: 2,
+    program_states: STATES,
 };
+/// First word of the programs' states, and of what they are given.
+pub(super) const STATES: usize = 1 << 22;
+const GIVEN: usize = 1 << 23;
 /// First word of the page tables, far behind the lists of a step.
 const TABLES: usize = 1 << 24;
 const N_PAGES: usize = 1 << 20;
 const OUTPUT_WORDS: usize = size_of::<OutputRow>() / 4;
+const PROGRAM_WORDS: usize = size_of::<ProgramRow>() / 4;
 
 const fn cutting(tile_tokens: usize) -> Cutting {
     Cutting { tile_tokens, n_workers: 4, quantum_pages: 2 }
@@ -46,7 +54,12 @@ fn consecutive(first: usize, n: usize) -> &'static [PageId] {
     &PAGES[first..first + n]
 }
 
-fn row<'a>(slot: u32, tokens: &'a [Token], start: usize, outputs: Vec<(usize, OutputKind<'a>)>) -> Row<'a> {
+pub(super) fn row<'a>(
+    slot: u32,
+    tokens: &'a [Token],
+    start: usize,
+    outputs: Vec<(usize, OutputKind<'a>)>,
+) -> Row<'a> {
     Row {
         slot: SlotId(slot),
         tokens: tokens.into(),
@@ -60,8 +73,29 @@ fn row<'a>(slot: u32, tokens: &'a [Token], start: usize, outputs: Vec<(usize, Ou
 
 fn lists(rows: &[StepRow<'_>], copies: &[PageCopy]) -> StepLists {
     let mut lists = StepLists::new(&[None]);
-    lists.fill(rows, copies, &mut slots(), &CUTTINGS, ROOM);
+    lists.fill(rows, copies, &mut slots(), &mut given(), &CUTTINGS, ROOM);
     lists
+}
+
+/// The lists of a step.
+pub(super) fn fill(rows: &[StepRow<'_>]) -> StepLists {
+    lists(rows, &[])
+}
+
+/// The lists of the step after one.
+pub(super) fn fill_again(lists: &mut StepLists, rows: &[StepRow<'_>]) {
+    fill_in(lists, rows, ROOM);
+}
+
+pub(super) fn fill_in(lists: &mut StepLists, rows: &[StepRow<'_>], room: Room) {
+    lists.fill(rows, &[], &mut slots(), &mut given(), &CUTTINGS, room);
+}
+
+/// For a vocabulary of 100.
+fn given() -> Given {
+    let mut given = Given::new(GIVEN..TABLES, 100);
+    given.begin_step();
+    given
 }
 
 fn slots() -> Slots {
@@ -76,7 +110,7 @@ fn edits(written: &Written, lists: &StepLists, memory: &[u32]) -> Vec<(Target, u
 }
 
 fn n_words_max(dims: Dims) -> usize {
-    StepLists::n_words_max(dims, 8, 1000)
+    StepLists::n_words_max(dims, 8, 1000, 1000)
 }
 
 #[test]
@@ -88,6 +122,7 @@ fn lists_lie_behind_each_other() {
         lists: PlanSize([size(1), size(2), ListSize::NONE]),
         n_logits_rows: 3,
         n_outputs: 4,
+        n_programs: 3,
         n_groups: 2,
     };
     let layout = Layout::of(dims);
@@ -98,8 +133,9 @@ fn lists_lie_behind_each_other() {
             ends.extend([(shares, 3 * n * SHARE_WORDS), (cuts, n * CUT_WORDS)]);
         }
     }
-    ends.extend([(layout.gather, 3), (layout.output_rows, 4 * OUTPUT_WORDS), (layout.tail, 0)]);
-    let mut end = layout.word(Count::Outputs { group_idx: 1 }) + 1;
+    ends.extend([(layout.gather, 3), (layout.output_rows, 4 * OUTPUT_WORDS)]);
+    ends.extend([(layout.program_row(0), 3 * PROGRAM_WORDS), (layout.chains, 3), (layout.tail, 0)]);
+    let mut end = layout.word(Count::Chains { group_idx: 1 }) + 1;
     for (start, n) in ends {
         assert!(start >= end && start.is_multiple_of(4), "{start} behind {end}");
         end = start + n;
@@ -208,7 +244,7 @@ fn a_row_names_the_token_that_only_the_device_knows() {
 fn told(slots: &mut Slots, rows: &[Row<'_>], copies: &[PageCopy]) -> Vec<(Target, usize, Vec<u32>)> {
     let rows: Vec<StepRow<'_>> = rows.iter().map(StepRow::of).collect();
     let mut lists = StepLists::new(&[None]);
-    lists.fill(&rows, copies, slots, &CUTTINGS, ROOM);
+    lists.fill(&rows, copies, slots, &mut given(), &CUTTINGS, ROOM);
     let layout = Layout::of(lists.dims());
     let mut memory = vec![0; n_words_max(lists.dims())];
     let written = lists.write(&layout, &mut memory);
@@ -460,16 +496,16 @@ fn what_a_step_uploads_does_not_follow_the_longest_context() {
     let mut lists = StepLists::new(&[None]);
     let room = Room { n_group_rows: 256, n_outputs: 512, n_states: 0, ..ROOM };
     let mut slots = slots();
-    lists.fill(&rows, &[], &mut slots, &CUTTINGS, room);
+    lists.fill(&rows, &[], &mut slots, &mut given(), &CUTTINGS, room);
     let layout = Layout::of(lists.dims());
-    let mut memory = vec![0; StepLists::n_words_max(lists.dims(), rows.len(), n_pages)];
+    let mut memory = vec![0; StepLists::n_words_max(lists.dims(), rows.len(), n_pages, 1000)];
     let written = lists.write(&layout, &mut memory);
     let n_words_a_row = 5 + SHARE_WORDS + OUTPUT_WORDS + 1 + EDIT_WORDS;
     assert!(written.n_words <= n_pages + 110 * n_words_a_row, "{} words", written.n_words);
     // The next one does not follow the lengths of its contexts at all.
     let mut rows = rows;
     rows.iter_mut().for_each(|row| row.n_same_pages = row.pages.len());
-    lists.fill(&rows, &[], &mut slots, &CUTTINGS, room);
+    lists.fill(&rows, &[], &mut slots, &mut given(), &CUTTINGS, room);
     let written = lists.write(&Layout::of(lists.dims()), &mut memory);
     assert!(written.n_words <= 110 * n_words_a_row, "{} words", written.n_words);
 }

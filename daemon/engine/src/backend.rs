@@ -64,6 +64,8 @@ pub struct AskLimits {
     pub mask_bytes: usize,
     /// Bytes of masks that come late.
     pub late_mask_bytes: usize,
+    /// Bytes of masks and biases that programs are given, each counted once.
+    pub given_bytes: usize,
 }
 
 impl AskLimits {
@@ -75,6 +77,7 @@ impl AskLimits {
         n_scores: usize::MAX,
         mask_bytes: usize::MAX,
         late_mask_bytes: usize::MAX,
+        given_bytes: usize::MAX,
     };
 }
 

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use cudarc::driver::result;
-use trellis_engine::batch::{Output, OutputFault, OutputKind, Start};
+use trellis_engine::batch::{Output, OutputFault};
 use trellis_engine::sampling::Scratch;
 
 use super::{InFlight, Steps};
@@ -116,10 +116,10 @@ impl Steps {
         after: &Fetched,
         by_host: &mut HashMap<usize, Output>,
     ) {
-        let Self { lists, left, .. } = self;
+        let Self { lists, .. } = self;
         let mut scratch = Scratch::default();
         let requests = rows.iter().flat_map(|row| row.requests.iter().map(move |request| (row, request)));
-        for (request_idx, ((row, request), &place)) in requests.zip(&lists.outputs.places).enumerate() {
+        for (request_idx, ((row, request), place)) in requests.zip(lists.outputs.places.clone()).enumerate() {
             let output = match place {
                 Place::Full { group_idx, logits_row, start: None, .. } if group_idx == group => {
                     let row = &after[&(0, logits_row)];
@@ -136,14 +136,15 @@ impl Steps {
                 Place::Host { group_idx, logits_row } if group_idx == group => {
                     let history =
                         row.known_before(request.position + 1).expect("what the host draws after, it knows");
-                    let start = match &request.kind {
-                        OutputKind::Program { start: Start::At(start), .. } => *start,
-                        _ => left.get(&row.slot).copied().unwrap_or_default(),
-                    };
+                    let outputs = &mut lists.outputs;
+                    let known = outputs.host_starts.iter().find(|(idx, _)| *idx == request_idx);
+                    let start = known.map(|&(_, start)| start);
+                    // Else the host has made the draw before it, just now.
+                    let start = start.or_else(|| outputs.programs.left_on_host(row.slot)).unwrap_or_default();
                     let output =
                         output_of(&request.kind, &raw[&(0, logits_row)], history, start, &mut scratch);
                     if let Output::Programmed(_, it_left) = &output {
-                        left.insert(row.slot, it_left.next);
+                        outputs.programs.note_left(row.slot, it_left.next);
                     }
                     output
                 }

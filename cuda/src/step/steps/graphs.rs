@@ -91,6 +91,8 @@ impl Steps {
         Group {
             n_logits_rows: layout.dims.n_logits_rows,
             n_outputs: layout.dims.n_outputs,
+            n_programs: layout.dims.n_programs,
+            n_chains: layout.dims.n_programs,
             ..self.lists.outputs.groups[0].clone()
         }
     }

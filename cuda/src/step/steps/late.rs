@@ -82,7 +82,7 @@ impl Steps {
         let Some(held) = step.held.take() else { return Ok(masks.iter().map(|mask| mask.row_idx).collect()) };
         let mut sat_out = Vec::new();
         let Held { layout, group, is_captured, late, n_words, _hold } = *held;
-        let (late_start, buffers_idx) = (self.late_start, step.buffers_idx);
+        let (late_start, buffers_idx) = (self.regions.late - N_SLOTS, step.buffers_idx);
         let words = &mut self.ring[buffers_idx].late;
         let mut end = (step.rows.len() * OUTPUT_ROW_WORDS).next_multiple_of(2);
         for Late { row_idx, request_idx, output_idx } in late {

@@ -1,11 +1,13 @@
 //! What the rows of a step ask for together. A row for which the step carries too little waits for the next one: a device
 //! that had to be waited for would hold up all the others.
 
+use std::collections::HashSet;
 use std::ops::Range;
+use std::sync::Arc;
 
 use super::{ContextState, Plan, Scheduler};
 use crate::backend::{AskLimits, Limits};
-use crate::batch::{OutputKind, OutputRequest};
+use crate::batch::{OutputKind, OutputRequest, Requests};
 use crate::sampling::Sampler;
 
 /// Bytes of a bias, and of the mask's part for so many tokens.
@@ -20,12 +22,48 @@ pub(super) struct Asked {
     n_scores: usize,
     mask_bytes: usize,
     late_mask_bytes: usize,
+    given_bytes: usize,
+}
+
+/// What the programs of a step are given: their masks and biases, by address. A device brings each of them once.
+#[derive(Debug, Default)]
+pub(super) struct Given(HashSet<usize>);
+
+impl Given {
+    pub(super) fn clear(&mut self) {
+        self.0.clear();
+    }
+
+    /// Bytes of what a row's program is given and no row before it was.
+    fn n_bytes_besides(&self, requests: &[OutputRequest<'_>]) -> usize {
+        let things = things_of(requests).filter(|(address, _)| !self.0.contains(address));
+        things.map(|(_, n_bytes)| n_bytes).sum()
+    }
+
+    fn take(&mut self, requests: &[OutputRequest<'_>]) {
+        self.0.extend(things_of(requests).map(|(address, _)| address));
+    }
+}
+
+/// What the program of a row is given, with its bytes. All draws of a row are by one sampler.
+fn things_of(requests: &[OutputRequest<'_>]) -> impl Iterator<Item = (usize, usize)> {
+    let put_on = requests.iter().find_map(|request| match &request.kind {
+        OutputKind::Program { sampler, .. } => sampler.program.as_deref(),
+        _ => None,
+    });
+    put_on.into_iter().flat_map(|put_on| {
+        let masks = put_on.masks.iter();
+        let masks = masks.map(|mask| (Arc::as_ptr(mask) as usize, size_of_val(mask.words())));
+        masks.chain(put_on.biases.iter().map(|bias| (Arc::as_ptr(bias) as usize, bias.n_bytes())))
+    })
 }
 
 impl Asked {
-    /// What one row asks for.
-    pub(super) fn of(requests: &[OutputRequest<'_>], limits: &Limits) -> Self {
-        requests.iter().fold(Self::default(), |sum, request| sum.plus(Self::of_one(&request.kind, limits)))
+    /// What one row asks for, of a step whose programs are given so much.
+    pub(super) fn of(requests: &[OutputRequest<'_>], limits: &Limits, given: &Given) -> Self {
+        let given_bytes = given.n_bytes_besides(requests);
+        let first = Self { given_bytes, ..Self::default() };
+        requests.iter().fold(first, |sum, request| sum.plus(Self::of_one(&request.kind, limits)))
     }
 
     fn of_one(kind: &OutputKind<'_>, limits: &Limits) -> Self {
@@ -41,7 +79,6 @@ impl Asked {
             OutputKind::Sample(sampler) => draw(sampler, of_mask, 0),
             OutputKind::Masked { sampler, mask: Some(_) } => draw(sampler, of_mask, 0),
             OutputKind::Masked { sampler, mask: None } => draw(sampler, 0, of_mask),
-            // A device brings what a program is given once, and keeps it.
             OutputKind::Program { .. } => Self::default(),
             OutputKind::Top { n } if *n <= asks.n_top_max => Self { n_top_entries: *n, ..Self::default() },
             OutputKind::Scores(tokens) if tokens.len() <= asks.n_scores => {
@@ -61,6 +98,7 @@ impl Asked {
             n_scores: self.n_scores + other.n_scores,
             mask_bytes: self.mask_bytes + other.mask_bytes,
             late_mask_bytes: self.late_mask_bytes + other.late_mask_bytes,
+            given_bytes: self.given_bytes + other.given_bytes,
         }
     }
 
@@ -72,8 +110,20 @@ impl Asked {
             && fits(both.n_top_entries, row.n_top_entries, limits.n_top_entries)
             && fits(both.n_scores, row.n_scores, limits.n_scores)
             && fits(both.mask_bytes, row.mask_bytes, limits.mask_bytes)
-            && fits(both.late_mask_bytes, row.late_mask_bytes, limits.late_mask_bytes);
+            && fits(both.late_mask_bytes, row.late_mask_bytes, limits.late_mask_bytes)
+            && fits(both.given_bytes, row.given_bytes, limits.given_bytes);
         all_fit.then_some(both)
+    }
+}
+
+impl Plan {
+    /// Takes in what a row asks, which was found to fit.
+    pub(super) fn take_asked<'a>(&mut self, asked: Asked, requests: impl FnOnce() -> Requests<'a>) {
+        let gives_more = asked.given_bytes > self.asked.given_bytes;
+        self.asked = asked;
+        if gives_more {
+            self.given.take(&requests());
+        }
     }
 }
 
@@ -91,7 +141,7 @@ impl Scheduler {
         if context.job().is_some() {
             return Some(plan.asked);
         }
-        let row = Asked::of(&work.outputs(tokens.start, tokens.end, n_tokens), &self.limits);
+        let row = Asked::of(&work.outputs(tokens.start, tokens.end, n_tokens), &self.limits, &plan.given);
         plan.asked.with(row, &self.limits.asks)
     }
 
@@ -116,10 +166,12 @@ impl Scheduler {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
+    use trellis_programs::BiasId;
 
     use super::*;
-    use crate::sampling::TokenMask;
+    use crate::batch::Start;
+    use crate::sampling::program::{Definition, Program, PutOn, RowShape};
+    use crate::sampling::{Bias, TokenMask};
 
     #[test]
     fn rows_fit_together_up_to_each_limit_and_one_alone_always() {
@@ -130,10 +182,12 @@ mod tests {
             n_scores: 100,
             mask_bytes: 130,
             late_mask_bytes: 130,
+            given_bytes: 5000,
         };
         let limits = Limits { asks, hidden_size: 16, ..Limits::of_nothing(4, 16) };
         let (few, many) = (vec![0; 60], vec![0; 101]);
-        let of = |kind| Asked::of(&[OutputRequest { position: 0, kind }], &limits);
+        let given = Given::default();
+        let of = |kind| Asked::of(&[OutputRequest { position: 0, kind }], &limits, &given);
         let with = |sum: Asked, kind| sum.with(of(kind), &asks);
         let nothing = Asked::default();
 
@@ -163,6 +217,27 @@ mod tests {
         let late = with(drawn, OutputKind::Masked { sampler: &sampler, mask: None }).unwrap();
         assert_eq!((late.mask_bytes, late.late_mask_bytes), (125, 125));
         assert_eq!(with(late, OutputKind::Masked { sampler: &sampler, mask: None }), None);
+
+        let bias = |value| Arc::new(Bias::Dense(vec![value; 1000]));
+        let program = |bias: &Arc<Bias>| {
+            let definition = Definition::build(|b| (b.logits() + b.bias(BiasId(0))).argmax());
+            let shape = RowShape { vocab_size: 1000, n_positions: 16 };
+            let put_on = PutOn::new(Arc::new(Program::new(definition, shape).expect("it is in order")));
+            let put_on = PutOn { biases: vec![bias.clone()], ..put_on };
+            Sampler { program: Some(Box::new(put_on)), ..Sampler::greedy() }
+        };
+        let (first, second) = (bias(1.0), bias(2.0));
+        let [one, same, other] = [&first, &first, &second].map(program);
+        let draw = |sampler| {
+            let kind = OutputKind::Program { sampler, start: Start::Before };
+            [OutputRequest { position: 0, kind }]
+        };
+        let mut given = Given::default();
+        let sum = nothing.with(Asked::of(&draw(&one), &limits, &given), &asks).expect("it fits");
+        given.take(&draw(&one));
+        assert_eq!(sum.given_bytes, 4000);
+        assert_eq!(sum.with(Asked::of(&draw(&same), &limits, &given), &asks), Some(sum), "it is there");
+        assert_eq!(sum.with(Asked::of(&draw(&other), &limits, &given), &asks), None);
 
         let narrow = AskLimits { whole_bytes: 1, ..asks };
         assert!(nothing.with(of(OutputKind::Full), &narrow).is_some(), "nobody else asks for a row");

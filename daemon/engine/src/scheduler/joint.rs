@@ -252,7 +252,7 @@ impl Scheduler {
             return Ok(Placed::Waits);
         }
         self.set_stage(members, Stage::Rides);
-        let asked = plan.asked.with(self.asked_of_job(members), &self.limits.asks);
+        let asked = plan.asked.with(self.asked_of_job(members, plan), &self.limits.asks);
         self.set_stage(members, Stage::LeadsUp);
         let Some(asked) = asked else { return Ok(Placed::Waits) };
         let needed = self.pages_of_job(members)?;
@@ -280,12 +280,12 @@ impl Scheduler {
     }
 
     /// What all members ask for when they ride.
-    fn asked_of_job(&self, members: &Members) -> Asked {
+    fn asked_of_job(&self, members: &Members, plan: &Plan) -> Asked {
         members.iter().fold(Asked::default(), |sum, id| {
             let context = self.contexts.get(id).expect("a member exists");
             let n_tokens = context.kv.tokens.len();
             let requests = context.work.as_ref().map(|work| work.outputs(n_tokens - 1, n_tokens, n_tokens));
-            sum.plus(Asked::of(&requests.unwrap_or_default(), &self.limits))
+            sum.plus(Asked::of(&requests.unwrap_or_default(), &self.limits, &plan.given))
         })
     }
 

@@ -1,7 +1,7 @@
 //! The next step: decode rows first, then chunks of prompts, within the step's tokens and, while anybody decodes,
 //! within its length.
 
-use super::asked::Asked;
+use super::asked::{Asked, Given};
 use super::bounds::DecodeBound;
 use super::cost::{Costs, StepWork};
 use super::fair::Class;
@@ -38,6 +38,8 @@ pub(crate) struct Plan {
     pub(super) n_blocks_found: usize,
     /// What its rows ask for.
     pub(super) asked: Asked,
+    /// What their programs are given.
+    pub(super) given: Given,
     /// Whether the step has draws whose masks are late, and has not been let draw.
     pub(super) waits_for_masks: bool,
     /// The number of the step.
@@ -93,6 +95,7 @@ impl Plan {
         (self.work, self.decode_bound, self.victims) = (StepWork::default(), DecodeBound::None, None);
         (self.n_blocks_found, self.n_moves_max, self.waits_for_masks, self.step) = (0, None, false, 0);
         self.asked = Asked::default();
+        self.given.clear();
     }
 
     /// Tokens of all rows.
@@ -355,7 +358,9 @@ impl Scheduler {
             Brought::Later => return Ok(Placed::Waits),
             Brought::InLine => return Ok(Placed::Nothing),
         }
-        plan.asked = asked;
+        if let Some(work) = &context.work {
+            plan.take_asked(asked, || work.outputs(start, end, n_tokens));
+        }
         context.kv.locate(&self.pages);
         if plan.victims.is_some() {
             // Room is being made in this plan: not here. Before, nobody's pages were looked for.
@@ -414,7 +419,9 @@ impl Scheduler {
         let Some(asked) = self.asked_with(context, n_tokens..n_tokens, n_tokens, plan) else {
             return Placed::Waits;
         };
-        plan.asked = asked;
+        if let Some(work) = &context.work {
+            plan.take_asked(asked, || work.outputs(n_tokens, n_tokens, n_tokens));
+        }
         context.kv.locate(&self.pages);
         if plan.victims.is_some() {
             self.pin(context);

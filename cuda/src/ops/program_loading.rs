@@ -1,0 +1,68 @@
+//! The kernel of logit programs, made ready when the first program is put on: few daemons run one, and it takes longer to
+//! compile than all others.
+
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::thread::{self, JoinHandle};
+
+use super::program::{ProgramKernel, source};
+use crate::{Compiler, CudaError, Gpu, Module};
+
+/// The kernel, or the thread that makes it ready.
+#[derive(Debug, Default)]
+pub(crate) struct ProgramLoading {
+    kernel: Arc<OnceLock<ProgramKernel>>,
+    making: Mutex<Making>,
+}
+
+#[derive(Debug, Default)]
+enum Making {
+    /// Nobody has asked for it.
+    #[default]
+    NotYet,
+    UnderWay(JoinHandle<()>),
+    Over,
+}
+
+impl ProgramLoading {
+    /// The kernel if it is ready; the first call has it made ready. Where that fails, programs are left to the host.
+    pub(crate) fn get(&self, gpu: &Gpu, compiler: &Compiler) -> Option<&ProgramKernel> {
+        let ready = self.kernel.get();
+        if ready.is_none() {
+            let mut making = self.making.lock().unwrap_or_else(PoisonError::into_inner);
+            if let Making::NotYet = *making {
+                let (gpu, compiler, kernel) = (gpu.clone(), compiler.clone(), self.kernel.clone());
+                *making = Making::UnderWay(thread::spawn(move || match load(&gpu, &compiler) {
+                    Ok(loaded) => drop(kernel.set(loaded)),
+                    Err(error) => tracing::warn!(%error, "logit programs run on the host"),
+                }));
+            }
+        }
+        ready
+    }
+
+    /// Waits until the kernel is ready, if somebody has asked for it.
+    pub(crate) fn wait(&self) {
+        let mut making = self.making.lock().unwrap_or_else(PoisonError::into_inner);
+        if matches!(*making, Making::NotYet) {
+            return;
+        }
+        if let Making::UnderWay(thread) = std::mem::replace(&mut *making, Making::Over) {
+            // Its panic has been reported where it happened.
+            drop(thread.join());
+        }
+    }
+}
+
+impl Drop for ProgramLoading {
+    fn drop(&mut self) {
+        // The compiler's library does not like a process that ends under it.
+        self.wait();
+    }
+}
+
+fn load(gpu: &Gpu, compiler: &Compiler) -> Result<ProgramKernel, CudaError> {
+    gpu.make_current()?;
+    let capability = gpu.compute_capability();
+    let module = Module::load(gpu, &compiler.cubin(&source(capability))?)?;
+    ProgramKernel::new(&module, capability)
+}

@@ -1,0 +1,165 @@
+//! Draws of programs written out, without a device.
+
+use std::sync::Arc;
+
+use trellis_engine::batch::{Input, OutputKind, SlotId, Start, Token};
+use trellis_engine::sampling::program::{Definition, DrawState, Program, PutOn, RowShape};
+use trellis_engine::sampling::{Bias, Sampler, TokenMask};
+use trellis_programs::{Source, library};
+
+use super::tests::{ROOM, STATES, fill, fill_again, fill_in, row};
+use super::words::from_words;
+use super::*;
+use crate::ops::logits::{NOWHERE, Wants};
+use crate::ops::program::{ProgramBias, ProgramRow};
+
+const VOCAB_SIZE: usize = 100;
+
+fn sampler(definition: Definition) -> Sampler {
+    let shape = RowShape { vocab_size: VOCAB_SIZE, n_positions: 1 << 14 };
+    let put_on = PutOn::new(Arc::new(Program::new(definition, shape).expect("it is in order")));
+    Sampler { program: Some(Box::new(put_on)), seed: 5 << 32 | 6, ..Sampler::greedy() }
+}
+
+fn plain() -> Sampler {
+    sampler(Definition::build(|b| b.logits().draw(Source::SEED)))
+}
+
+/// With a state, and rows of the history.
+fn mirostat() -> Sampler {
+    sampler(Definition::build(|b| library::mirostat(b.logits(), 5.0, 5.0, 0.1)))
+}
+
+fn penalties() -> Sampler {
+    sampler(Definition::build(|b| library::repetition(b.logits(), Some(40), 1.2).draw(Source::SEED)))
+}
+
+fn at(numbers: [f32; 8], n_drawn: u32) -> Start {
+    Start::At(DrawState { numbers, n_drawn })
+}
+
+fn asks<'a>(sampler: &'a Sampler, from: usize, starts: &[Start]) -> Vec<(usize, OutputKind<'a>)> {
+    let kind = |(idx, &start): (usize, &Start)| (from + idx, OutputKind::Program { sampler, start });
+    starts.iter().enumerate().map(kind).collect()
+}
+
+/// The rows of programs as the device reads them, with the chains of the first group.
+fn written(lists: &mut StepLists) -> (Vec<ProgramRow>, Vec<u32>, Vec<u32>) {
+    let layout = Layout::of(lists.dims());
+    let mut memory = vec![0; StepLists::n_words_max(lists.dims(), 8, 1000, 100_000)];
+    lists.write(&layout, &mut memory);
+    let n = lists.dims().n_programs;
+    let rows: &[ProgramRow] = from_words(&memory, layout.program_row(0), n);
+    let n_chains = memory[layout.word(Count::Chains { group_idx: 0 })] as usize;
+    let chains = memory[layout.chains..][..n_chains].to_vec();
+    (rows.to_vec(), chains, memory)
+}
+
+#[test]
+fn a_draw_says_where_all_that_it_takes_lies() {
+    let mut sampler = penalties();
+    let put_on = sampler.program.as_mut().expect("a program");
+    put_on.parameters = vec![0.5, 2.0, 8.0];
+    put_on.masks = vec![Arc::new(TokenMask::all(VOCAB_SIZE))];
+    put_on.biases =
+        vec![Arc::new(Bias::Sparse(vec![(7, 1.0)])), Arc::new(Bias::Dense(vec![1.0; VOCAB_SIZE]))];
+    let tokens: Vec<Token> = (0..60).collect();
+    let batch = [row(3, &tokens, 59, asks(&sampler, 59, &[at([4.0; 8], 9)]))];
+    let rows: Vec<StepRow<'_>> = batch.iter().map(StepRow::of).collect();
+    let mut lists = fill(&rows);
+    assert!(lists.can_be_captured());
+    assert_eq!(lists.outputs.places, [Place::Programmed { output_idx: 0, program_idx: 0, n_drawn: 9 }]);
+    let output = &lists.outputs.rows[0];
+    assert_eq!((output.wants, output.drawn_slot, output.program_row), (Wants::PROGRAM, 3, 0));
+    let (rows, chains, memory) = written(&mut lists);
+    assert_eq!(chains, [0]);
+    let row = rows[0];
+    assert_eq!((row.seed, row.position, row.n_tokens, row.n_drawn), ([6, 5], [60, 0], 60, 9));
+    assert_eq!((row.n_history, row.next, row.output_row), (40, NOWHERE, 0));
+    let word = |place: u32| memory[place as usize - N_SLOTS];
+    let numbers =
+        |start: u32, n: u32| (start..start + n).map(|it| f32::from_bits(word(it))).collect::<Vec<_>>();
+    assert_eq!(numbers(row.parameters_start, row.n_parameters), [0.5, 2.0, 8.0]);
+    assert_eq!(numbers(row.state_in, 8), [4.0; 8]);
+    assert_eq!(row.state_out as usize, STATES + 8 * 3);
+    let bias: &[ProgramBias] = from_words(&memory, 2 * row.biases_start as usize - N_SLOTS, 2);
+    assert_eq!((bias[0].n_pairs, bias[1].n_pairs, row.n_biases), (1, NOWHERE, 2));
+    assert_eq!((row.n_masks, lists.n_edits() >= 4), (1, true), "plan, mask and biases are brought");
+}
+
+#[test]
+fn a_draw_after_one_of_the_device_takes_its_state_from_the_slot() {
+    let sampler = mirostat();
+    let tokens: Vec<Token> = (0..20).collect();
+    let first = [row(1, &tokens, 19, asks(&sampler, 19, &[at([1.0; 8], 4)]))];
+    let mut lists = fill(&[StepRow::of(&first[0])]);
+    let mut next = row(1, &tokens, 20, asks(&sampler, 20, &[Start::Drawn]));
+    next.input = Input::Drawn;
+    fill_again(&mut lists, &[StepRow::of(&next)]);
+    let (rows, ..) = written(&mut lists);
+    assert_eq!((rows[0].state_in, rows[0].state_out), (STATES as u32 + 8, STATES as u32 + 8));
+    assert_eq!(rows[0].n_drawn, 5);
+    // What the host knows better goes with the step.
+    lists.outputs.programs.note_left(SlotId(1), DrawState { numbers: [2.0; 8], n_drawn: 7 });
+    fill_again(&mut lists, &[StepRow::of(&next)]);
+    let (rows, _, memory) = written(&mut lists);
+    assert_eq!(f32::from_bits(memory[rows[0].state_in as usize - N_SLOTS]), 2.0);
+    assert_eq!(rows[0].n_drawn, 7);
+}
+
+#[test]
+fn guesses_of_a_program_with_a_state_are_a_chain_and_others_are_not() {
+    let (with_state, without) = (mirostat(), plain());
+    let tokens: Vec<Token> = (0..24).collect();
+    let starts = [at([0.0; 8], 1), Start::Before, Start::Before];
+    let batch = [
+        row(0, &tokens, 21, asks(&with_state, 21, &starts)),
+        row(1, &tokens, 22, asks(&without, 22, &starts[..2])),
+    ];
+    let rows: Vec<StepRow<'_>> = batch.iter().map(StepRow::of).collect();
+    let room = Room { n_group_rows: 8, ..ROOM };
+    let mut lists = StepLists::new(&[None]);
+    fill_in(&mut lists, &rows, room);
+    let (rows, chains, _) = written(&mut lists);
+    assert_eq!(rows.iter().map(|row| row.n_drawn).collect::<Vec<_>>(), [1, 2, 3, 1, 2]);
+    assert_eq!(chains, [0, 3, 4]);
+    assert_eq!(rows.iter().map(|row| row.next).collect::<Vec<_>>(), [1, 2, NOWHERE, NOWHERE, NOWHERE]);
+    assert_eq!((rows[1].state_in, rows[1].state_out), (STATES as u32, STATES as u32));
+}
+
+#[test]
+fn draws_that_find_no_planes_wait_for_others_on_the_device() {
+    let sampler = penalties();
+    let tokens: Vec<Token> = (0..20).collect();
+    let batch: Vec<_> =
+        (0..7).map(|slot| row(slot, &tokens, 19, asks(&sampler, 19, &[at([0.0; 8], 0)]))).collect();
+    let rows: Vec<StepRow<'_>> = batch.iter().map(StepRow::of).collect();
+    let room = Room { n_group_rows: 8, ..ROOM };
+    let mut lists = StepLists::new(&[None]);
+    fill_in(&mut lists, &rows, room);
+    let (rows, chains, _) = written(&mut lists);
+    assert_eq!(chains, [0, 1], "there are two sets");
+    assert_eq!(rows.iter().map(|row| row.planes).collect::<Vec<_>>(), [0, 1, 0, 1, 0, 1, 0]);
+    assert_eq!(rows.iter().map(|row| row.next).collect::<Vec<_>>(), [2, 3, 4, 5, 6, NOWHERE, NOWHERE]);
+    // In groups of four, rows count anew.
+    fill_in(&mut lists, &batch.iter().map(StepRow::of).collect::<Vec<_>>(), ROOM);
+    let group = lists.outputs.groups[1].clone();
+    assert_eq!((group.programs_start, group.n_programs, group.chains_start, group.n_chains), (4, 3, 2, 2));
+    assert_eq!(lists.outputs.programs.chains[2..], [0, 1]);
+    assert_eq!(lists.outputs.programs.rows[4].next, 2);
+}
+
+#[test]
+fn without_the_kernel_the_host_draws_from_where_the_context_stands() {
+    let sampler = mirostat();
+    let tokens: Vec<Token> = (0..20).collect();
+    let state = DrawState { numbers: [3.0; 8], n_drawn: 2 };
+    let batch = [row(0, &tokens, 18, asks(&sampler, 18, &[Start::At(state), Start::Before]))];
+    let rows: Vec<StepRow<'_>> = batch.iter().map(StepRow::of).collect();
+    let room = Room { n_plane_sets: 0, ..ROOM };
+    let mut lists = StepLists::new(&[None]);
+    fill_in(&mut lists, &rows, room);
+    assert!(lists.outputs.places.iter().all(|place| matches!(place, Place::Host { .. })));
+    assert_eq!(lists.outputs.host_starts, [(0, state)]);
+    assert!(!lists.can_be_captured());
+}

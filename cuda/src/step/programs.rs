@@ -1,0 +1,224 @@
+//! The draws of a step that programs make, as the kernel of logit programs reads them.
+//!
+//! Draws of which each takes on what the one before it left are a chain, which one cluster works out in order. So are draws
+//! that share planes of the history, of which there are fewer sets than rows.
+
+use trellis_engine::batch::{SlotId, Start};
+use trellis_engine::sampling::Sampler;
+use trellis_engine::sampling::program::{DrawState, N_HANDLES_MAX, N_PARAMETERS_MAX, N_STATE_MAX};
+
+use super::given::Places;
+use super::words::to_words;
+use crate::ops::logits::NOWHERE;
+use crate::ops::program::ProgramRow;
+
+/// Words that a draw brings at most besides what is kept: parameters, places of masks and biases, the state.
+pub(super) const N_DRAW_WORDS_MAX: usize = 1 + N_PARAMETERS_MAX + 3 * N_HANDLES_MAX + N_STATE_MAX;
+
+/// The draws of programs in a step.
+#[derive(Debug, Default)]
+pub(crate) struct Programs {
+    pub(crate) rows: Vec<ProgramRow>,
+    /// The first row of each chain, over all groups; rows count from the first of their group.
+    pub(crate) chains: Vec<u32>,
+    /// Chains of the group being taken in.
+    open: Vec<Chain>,
+    /// Those of them that have planes: their indices.
+    with_planes: Vec<usize>,
+    /// The one among them that takes the next row that wants planes, when there is no set left.
+    next_with_planes: usize,
+    /// Sets of planes that there are.
+    n_sets: usize,
+    /// The slot and the chain of the row taken in last.
+    last: Option<(SlotId, usize)>,
+    /// Where the last draw of each slot ended.
+    ends: Vec<Option<Ended>>, // by slot
+}
+
+/// Where the last draw of a slot by a program ended.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Ended {
+    /// Its state is in the slot, on the device.
+    OnDevice { n_drawn: u32 },
+    /// The host made the draw, or took it in.
+    OnHost(DrawState),
+    /// The host makes it within this step.
+    WithStep,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Chain {
+    last_row: usize,
+    planes: Option<u32>,
+}
+
+/// Where a program draws.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct DrawPlace {
+    pub(super) slot: SlotId,
+    pub(super) start: Start,
+    /// Tokens before the one that is drawn.
+    pub(super) n_tokens: usize,
+    /// First word of the page table.
+    pub(super) table_start: usize,
+    /// First number of the states of slots.
+    pub(super) states_start: usize,
+    /// Its row in the output rows of the group, and in those of programs of the step the first of the group.
+    pub(super) output_row: usize,
+    pub(super) group_start: usize,
+}
+
+impl Programs {
+    /// For so many sets of planes.
+    pub(super) fn begin_step(&mut self, n_sets: usize) {
+        self.rows.clear();
+        self.chains.clear();
+        self.n_sets = n_sets;
+        self.begin_group();
+        self.last = None;
+    }
+
+    /// Rows of one group are in no chain with those of another.
+    pub(super) fn begin_group(&mut self) {
+        self.open.clear();
+        self.with_planes.clear();
+        self.next_with_planes = 0;
+    }
+
+    /// Where the last draw of a slot ended, if the host knows.
+    pub(super) fn left_on_host(&self, slot: SlotId) -> Option<DrawState> {
+        match self.ended(slot) {
+            Some(Ended::OnHost(state)) => Some(state),
+            _ => None,
+        }
+    }
+
+    /// Whether the device can start a draw there.
+    pub(super) fn can_start(&self, slot: SlotId, start: Start) -> bool {
+        matches!(start, Start::At(_)) || !matches!(self.ended(slot), None | Some(Ended::WithStep))
+    }
+
+    fn ended(&self, slot: SlotId) -> Option<Ended> {
+        self.ends.get(slot.0 as usize).copied().flatten()
+    }
+
+    fn note(&mut self, slot: SlotId, ended: Ended) {
+        let idx = slot.0 as usize;
+        if idx >= self.ends.len() {
+            self.ends.resize(idx + 1, None);
+        }
+        self.ends[idx] = Some(ended);
+    }
+
+    /// The host makes this draw within the step. Returns where it starts, if that is known before.
+    pub(super) fn leave_to_host(&mut self, slot: SlotId, start: Start) -> Option<DrawState> {
+        let start = match start {
+            Start::At(start) => Some(start),
+            Start::Before | Start::Drawn => self.left_on_host(slot),
+        };
+        self.note(slot, Ended::WithStep);
+        self.last = None;
+        start
+    }
+
+    /// The host knows where the last draw of a slot ended.
+    pub(crate) fn note_left(&mut self, slot: SlotId, state: DrawState) {
+        self.note(slot, Ended::OnHost(state));
+    }
+
+    /// Takes a draw in; its words go behind the tail. Returns the number of tokens that were drawn before it.
+    pub(super) fn push(
+        &mut self,
+        sampler: &Sampler,
+        at: DrawPlace,
+        given: &Places,
+        tail: &mut Vec<u32>,
+    ) -> u32 {
+        let put_on = sampler.program.as_ref().expect("it draws by a program");
+        let DrawPlace { slot, n_tokens, states_start, group_start, .. } = at;
+        let of_slot = (states_start + 8 * slot.0 as usize) as u32;
+        let (n_drawn, state) = match (at.start, self.ended(slot)) {
+            (Start::At(start), _) | (_, Some(Ended::OnHost(start))) => (start.n_drawn, Some(start.numbers)),
+            (_, Some(Ended::OnDevice { n_drawn })) => (n_drawn, None),
+            (_, ended) => unreachable!("a draw that {ended:?} starts on the host"),
+        };
+        let mut bring = |words: &[u32]| {
+            let start = tail.len() as u32;
+            tail.extend_from_slice(words);
+            start
+        };
+        let halves = |word: u64| [word as u32, (word >> 32) as u32];
+        let (row_idx, n_history) = (self.rows.len(), put_on.program.n_history(n_tokens));
+        let row = ProgramRow {
+            program: given.plan,
+            output_row: at.output_row as u32,
+            next: NOWHERE,
+            planes: 0,
+            members_start: 0,
+            n_members: 0,
+            seed: halves(sampler.seed),
+            position: halves(n_tokens as u64),
+            n_tokens: n_tokens as u32,
+            n_drawn,
+            table_start: at.table_start as u32,
+            n_history: n_history as u32,
+            // Places in words of the tail, here and below; `finish` makes them places in the memory of steps.
+            biases_start: bring(to_words(&given.biases)),
+            n_biases: given.biases.len() as u32,
+            parameters_start: bring(to_words(&put_on.parameters)),
+            n_parameters: put_on.parameters.len() as u32,
+            masks_start: bring(&given.masks),
+            n_masks: given.masks.len() as u32,
+            state_in: state.map_or(NOWHERE, |numbers| bring(to_words(&numbers))),
+            state_out: of_slot,
+        };
+        self.rows.push(row);
+        // What follows, pairs of words, begins as evenly as this did.
+        tail.resize(tail.len().next_multiple_of(2), 0);
+        self.note(slot, Ended::OnDevice { n_drawn: n_drawn.saturating_add(1) });
+        let before = self
+            .last
+            .filter(|&(of, _)| of == slot && at.start == Start::Before && put_on.program.carries_on());
+        let chain_idx = match (before, given.n_planes) {
+            (Some((_, chain_idx)), _) => self.append(chain_idx, row_idx, group_start),
+            (None, 0) => self.open(row_idx, group_start, None),
+            (None, _) if self.with_planes.len() < self.n_sets => {
+                let set = self.with_planes.len();
+                self.with_planes.push(self.open.len());
+                self.open(row_idx, group_start, Some(set as u32))
+            }
+            (None, _) => {
+                let chain_idx = self.with_planes[self.next_with_planes % self.with_planes.len()];
+                self.next_with_planes += 1;
+                self.append(chain_idx, row_idx, group_start)
+            }
+        };
+        self.rows[row_idx].planes = self.open[chain_idx].planes.unwrap_or(0);
+        self.last = Some((slot, chain_idx));
+        n_drawn
+    }
+
+    fn open(&mut self, row_idx: usize, group_start: usize, planes: Option<u32>) -> usize {
+        self.chains.push((row_idx - group_start) as u32);
+        self.open.push(Chain { last_row: row_idx, planes });
+        self.open.len() - 1
+    }
+
+    fn append(&mut self, chain_idx: usize, row_idx: usize, group_start: usize) -> usize {
+        let chain = &mut self.open[chain_idx];
+        self.rows[chain.last_row].next = (row_idx - group_start) as u32;
+        chain.last_row = row_idx;
+        chain_idx
+    }
+
+    /// Tells the rows where the tail begins, in words of the memory of steps; it is even.
+    pub(super) fn finish(&mut self, tail_start: usize) {
+        let tail_start = tail_start as u32;
+        for row in &mut self.rows {
+            row.biases_start = (row.biases_start + tail_start) / 2;
+            row.parameters_start += tail_start;
+            row.masks_start += tail_start;
+            row.state_in = if row.state_in == NOWHERE { row.state_out } else { row.state_in + tail_start };
+        }
+    }
+}
