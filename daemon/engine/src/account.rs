@@ -88,6 +88,8 @@ pub struct Account {
     host_bytes: Meter,
     n_tokens_in_vain: AtomicU64,
     n_tokens_cached: AtomicU64,
+    n_tokens_guessed: AtomicU64,
+    n_tokens_guessed_right: AtomicU64,
     n_steps_waited: AtomicU64,
     /// Room for operations that no engine has read.
     operations: Arc<Semaphore>,
@@ -111,6 +113,8 @@ impl Account {
             host_bytes: meter(budget.host_bytes),
             n_tokens_in_vain: AtomicU64::new(0),
             n_tokens_cached: AtomicU64::new(0),
+            n_tokens_guessed: AtomicU64::new(0),
+            n_tokens_guessed_right: AtomicU64::new(0),
             n_steps_waited: AtomicU64::new(0),
             operations: Arc::new(Semaphore::new(N_OPERATIONS_MAX)),
         })
@@ -198,6 +202,12 @@ impl Account {
         self.n_tokens_cached.fetch_add(n, Ordering::Relaxed);
     }
 
+    /// Counts tokens that were guessed, and those of them that were drawn.
+    pub fn note_guessed(&self, n: u64, n_right: u64) {
+        self.n_tokens_guessed.fetch_add(n, Ordering::Relaxed);
+        self.n_tokens_guessed_right.fetch_add(n_right, Ordering::Relaxed);
+    }
+
     /// Counts steps of a device that went by without a context that could have been in them.
     pub fn note_steps_waited(&self, n: u64) {
         self.n_steps_waited.fetch_add(n, Ordering::Relaxed);
@@ -219,6 +229,18 @@ impl Account {
     #[must_use]
     pub fn n_tokens_cached(&self) -> u64 {
         self.n_tokens_cached.load(Ordering::Relaxed)
+    }
+
+    /// Tokens that were guessed and verified.
+    #[must_use]
+    pub fn n_tokens_guessed(&self) -> u64 {
+        self.n_tokens_guessed.load(Ordering::Relaxed)
+    }
+
+    /// Those of them that were drawn.
+    #[must_use]
+    pub fn n_tokens_guessed_right(&self) -> u64 {
+        self.n_tokens_guessed_right.load(Ordering::Relaxed)
     }
 
     /// The outermost enclosing account: the user's.

@@ -4,6 +4,7 @@ mod history;
 mod segments;
 mod states;
 mod together;
+mod verified;
 
 use std::sync::Arc;
 
@@ -11,6 +12,7 @@ use smallvec::SmallVec;
 
 use self::history::History;
 use self::states::{Leaves, States};
+use self::verified::Verified;
 use crate::account::{Owner, Resource};
 use crate::batch::{Drawn, Token, Tokens};
 use crate::command::{Answer, Ask, ContextId, Edit, Guess, MaskSource, Operation, RunSettings};
@@ -42,6 +44,8 @@ pub struct Context {
     /// The engine has `tokens[..n_synced]`, and past them at most what a run decoded ahead.
     n_synced: usize,
     run: Option<Run>,
+    verified: Option<Verified>,
+    n_truncations: u64,
 }
 
 type Reports = SmallVec<[f32; N_REPORTS_MAX]>;
@@ -143,7 +147,20 @@ impl Context {
         account.charge(Resource::Contexts, 1)?;
         let (id, model, n_synced) = (model.note_opened(), model.clone(), tokens.len());
         let (states, reports) = (States::default(), Reports::default());
-        Ok(Self { id, model, caller, tokens, states, reports, footprint, n_synced, run: None })
+        let (run, verified, n_truncations) = (None, None, 0);
+        Ok(Self {
+            id,
+            model,
+            caller,
+            tokens,
+            states,
+            reports,
+            footprint,
+            n_synced,
+            run,
+            verified,
+            n_truncations,
+        })
     }
 
     /// The model that it is of.
@@ -181,6 +198,7 @@ impl Context {
         let room = self.room_to_stop_run().await?;
         self.footprint.set_with(self.tokens.len() + tokens.len(), state_bytes)?;
         self.tokens.append(tokens);
+        self.verified = None;
         self.stop_run(room)
     }
 
@@ -254,12 +272,14 @@ impl Context {
         if n_tokens > length {
             return Err(EngineError::TooLong { n_tokens, length });
         }
+        self.verified = None;
         if n_tokens == length {
             let room = self.room_to_stop_run().await?;
             return self.stop_run(room);
         }
         let room = self.model.room(&self.caller).await?;
         self.tokens.truncate(n_tokens);
+        self.n_truncations += 1;
         self.states.truncate(n_tokens);
         self.reports.clear();
         self.footprint.set_with(n_tokens, self.states.n_bytes())?;
@@ -461,6 +481,7 @@ impl Context {
     fn take_edit(&mut self) -> Edit {
         // Every edit ends the engine's run.
         let n_pulled = self.end_run();
+        self.verified = None;
         let appended = self.tokens().copy_of(self.n_synced..self.tokens.len());
         let n_kept = std::mem::replace(&mut self.n_synced, self.tokens.len());
         Edit { n_kept, appended, n_pulled }

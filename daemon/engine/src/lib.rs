@@ -29,6 +29,7 @@ pub use context::{Context, Pending, Pull, RunKey};
 pub use engine::{Engine, EngineSettings, KvBounds, OneModel};
 pub use error::{EngineError, EngineFailure};
 pub use handle::{EngineState, EngineWatch};
+pub use job::N_GUESS_MAX;
 pub use kv::PrefixScope;
 pub use model_handle::{ModelHandle, ModelLease};
 pub use port::Port;

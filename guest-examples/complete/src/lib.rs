@@ -3,13 +3,18 @@
 //! ```text
 //! trellis run complete "Once upon a time"
 //! trellis run complete --temperature 0.8 --top-p 0.95 --stop "." "Ownership is"
+//! trellis run --model tiny --model draft complete --guess draft "Once upon a time"
 //! ```
+//!
+//! With `--guess` the text comes sooner and stays the same: the named model, or `lookup` in the text itself, guesses what
+//! comes, and the model verifies several tokens in a step. What that saved goes to the log.
 
-use trellis_guest::{Args, Model, Result, Sampler, emit, seed};
+use trellis_guest::{Args, Guesses, LogLevel, Model, Result, Sampler, emit, log, seed, usage};
 
 trellis_guest::main!(run);
 
-const USAGE: &str = "complete [--temperature T] [--top-p P] [--max-tokens N] [--stop TEXT] TEXT";
+const USAGE: &str =
+    "complete [--temperature T] [--top-p P] [--max-tokens N] [--stop TEXT] [--guess lookup|MODEL] TEXT";
 
 fn run() -> Result {
     let mut args = Args::of_session(USAGE);
@@ -17,6 +22,7 @@ fn run() -> Result {
     let top_p = args.option("--top-p")?.unwrap_or(1.0);
     let max_tokens = args.option("--max-tokens")?.unwrap_or(64);
     let stop: Option<String> = args.option("--stop")?;
+    let guess: Option<String> = args.option("--guess")?;
     let text = args.text()?;
 
     let model = Model::open_default()?;
@@ -30,6 +36,16 @@ fn run() -> Result {
     if let Some(stop) = &stop {
         generation = generation.stop_at(stop);
     }
-    generation.run()?;
+    let draft = guess.as_deref().filter(|&name| name != "lookup").map(Model::open).transpose()?;
+    if guess.is_some() {
+        generation = generation.guess_by(draft.as_ref().map_or_else(Guesses::lookup, Guesses::draft));
+    }
+    let n_tokens = generation.run()?.tokens.len();
+    if guess.is_some() {
+        let (guessed, accepted) = (usage().tokens_guessed, usage().tokens_accepted);
+        let cost =
+            format!("{n_tokens} tokens; {accepted} of {guessed} guesses were right, each a step saved");
+        log(LogLevel::Info, &cost);
+    }
     emit("\n")
 }

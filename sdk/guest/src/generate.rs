@@ -2,7 +2,7 @@
 
 use crate::bindings::trellis::host::streams as raw;
 use crate::context::only;
-use crate::{Context, FinishReason, Result, Sampler, Token};
+use crate::{Context, FinishReason, Guesses, Result, Sampler, Token};
 
 pub use raw::Completion;
 
@@ -26,6 +26,7 @@ pub struct Generate<'a> {
     stop_texts: Vec<String>,
     keep: raw::Keep,
     emit: raw::Emit,
+    guesses: Option<Guesses<'a>>,
 }
 
 impl<'a> Generate<'a> {
@@ -33,7 +34,7 @@ impl<'a> Generate<'a> {
         let stop_tokens = context.model().info().stop_tokens.clone();
         let (keep, emit) = (raw::Keep::Tokens, raw::Emit::Nothing);
         let (seed, max_tokens, stop_texts) = (None, None, Vec::new());
-        Self { context, sampler, seed, max_tokens, stop_tokens, stop_texts, keep, emit }
+        Self { context, sampler, seed, max_tokens, stop_tokens, stop_texts, keep, emit, guesses: None }
     }
 
     /// Draws with this seed, in place of the sampler's.
@@ -73,11 +74,19 @@ impl<'a> Generate<'a> {
         self
     }
 
+    /// Guesses at what comes, which the model verifies several at a time. The tokens stay the same.
+    pub fn guess_by(mut self, guesses: Guesses<'a>) -> Self {
+        self.guesses = Some(guesses);
+        self
+    }
+
     /// Runs the generation.
     ///
     /// # Errors
     /// [`EmptyContext`](crate::Error::EmptyContext), [`NoToken`](crate::Error::NoToken),
-    /// [`BudgetExceeded`](crate::Error::BudgetExceeded), [`Cancelled`](crate::Error::Cancelled).
+    /// [`InvalidArgument`](crate::Error::InvalidArgument), [`TokenOutOfRange`](crate::Error::TokenOutOfRange),
+    /// [`ModelMismatch`](crate::Error::ModelMismatch), [`BudgetExceeded`](crate::Error::BudgetExceeded),
+    /// [`Cancelled`](crate::Error::Cancelled).
     pub fn run(self) -> Result<Completion> {
         generate_all([self]).map(only)
     }
@@ -99,6 +108,7 @@ pub fn generate_all<'a>(requests: impl IntoIterator<Item = Generate<'a>>) -> Res
             stop_texts: request.stop_texts,
             keep: request.keep,
             emit: request.emit,
+            speculation: request.guesses.map(Guesses::into_raw),
         })
         .collect();
     Ok(raw::generate(&requests)?)

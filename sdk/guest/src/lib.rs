@@ -63,6 +63,7 @@ mod context;
 mod decoding;
 mod error;
 mod generate;
+mod guesses;
 mod model;
 pub mod programs;
 mod sampler;
@@ -79,6 +80,7 @@ pub use decoding::{
 };
 pub use error::{Error, Result};
 pub use generate::{Completion, Generate, generate_all};
+pub use guesses::Guesses;
 pub use model::{ChatEnd, Model, ModelInfo, TextDecoder};
 pub use sampler::{Sampler, SamplerBuilder, TokenMask};
 pub use session::{

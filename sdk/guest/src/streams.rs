@@ -1,7 +1,7 @@
 //! Tokens one at a time, decoded ahead of the guest.
 
 use crate::bindings::trellis::host::streams as raw;
-use crate::{Candidate, Context, Result, Sampler, TextDecoder, Token};
+use crate::{Candidate, Context, Guesses, Result, Sampler, TextDecoder, Token};
 
 pub use raw::FinishReason;
 
@@ -13,12 +13,13 @@ pub struct StreamOptions<'a> {
     sampler: &'a Sampler,
     max_tokens: Option<u32>,
     stop_tokens: Vec<Token>,
+    guesses: Option<Guesses<'a>>,
 }
 
 impl<'a> StreamOptions<'a> {
     pub(crate) fn new(context: &'a Context, sampler: &'a Sampler) -> Self {
         let stop_tokens = context.model().info().stop_tokens.clone();
-        Self { context, sampler, max_tokens: None, stop_tokens }
+        Self { context, sampler, max_tokens: None, stop_tokens, guesses: None }
     }
 
     /// The most tokens that the stream gives; as many as fit unless set.
@@ -33,13 +34,24 @@ impl<'a> StreamOptions<'a> {
         self
     }
 
+    /// Guesses at what comes, which the model verifies several at a time. The tokens stay the same.
+    pub fn guess_by(mut self, guesses: Guesses<'a>) -> Self {
+        self.guesses = Some(guesses);
+        self
+    }
+
     /// The stream, token by token.
     ///
     /// # Errors
-    /// [`EmptyContext`](crate::Error::EmptyContext), [`BudgetExceeded`](crate::Error::BudgetExceeded).
+    /// [`InvalidArgument`](crate::Error::InvalidArgument) for stop tokens or guesses that are not as they may be,
+    /// [`TokenOutOfRange`](crate::Error::TokenOutOfRange), [`ModelMismatch`](crate::Error::ModelMismatch),
+    /// [`BudgetExceeded`](crate::Error::BudgetExceeded).
     pub fn open(self) -> Result<TokenStream> {
-        let options =
-            raw::StreamOptions { max_tokens: self.max_tokens, stop_tokens: self.stop_tokens.clone() };
+        let options = raw::StreamOptions {
+            max_tokens: self.max_tokens,
+            stop_tokens: self.stop_tokens.clone(),
+            speculation: self.guesses.map(Guesses::into_raw),
+        };
         let raw = raw::Stream::open(self.context.raw(), self.sampler.raw(), &options)?;
         Ok(TokenStream { raw, stop_tokens: self.stop_tokens, has_failed: false })
     }
@@ -74,6 +86,15 @@ impl TokenStream {
     /// [`ModelMismatch`](crate::Error::ModelMismatch) when the sampler's mask is another model's.
     pub fn set_sampler(&mut self, sampler: &Sampler) -> Result {
         Ok(self.raw.set_sampler(sampler.raw())?)
+    }
+
+    /// Says what the next tokens will be, as far as the guest can tell: at most 15, for the next token only. The model
+    /// verifies them in one step; what the stream gives stays the same.
+    ///
+    /// # Errors
+    /// [`InvalidArgument`](crate::Error::InvalidArgument) for more tokens, [`TokenOutOfRange`](crate::Error::TokenOutOfRange).
+    pub fn guess(&mut self, tokens: &[Token]) -> Result {
+        Ok(self.raw.guess(tokens)?)
     }
 
     /// Why the stream ended; none while it has not.

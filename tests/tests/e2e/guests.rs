@@ -235,6 +235,20 @@ mod check {
         assert_eq!(texts[0], format!("{}\n", decode(&tokens)));
         let other = run_with(name, StartOptions { seed: Some(8), ..with(&arguments) }).await.well().text;
         assert_ne!(texts[0], other);
+
+        // Guesses save steps, and change nothing.
+        let config = Config { models: vec!["tiny".to_owned(), "draft".to_owned()], ..daemons::config(exe()) };
+        let daemon = daemons::start_over(port(), &config);
+        let client = daemon.connect().await.expect("connected");
+        for guess in ["draft", "lookup"] {
+            let arguments = [&["--guess", guess][..], &arguments].concat();
+            let options = StartOptions { seed: Some(7), ..with(&arguments) };
+            let ended = daemons::run(&client, &guests::example(name), options).await.well();
+            assert_eq!(ended.text, texts[0], "{guess}");
+            assert!(ended.log[0].contains("guesses were right"), "{ended:?}");
+        }
+        let ended = run(name, &["--guess", "nobody", "x"]).await;
+        assert!(ended.reason().message.contains("nobody"), "{ended:?}");
     }
 
     pub(crate) async fn beam(name: &str) {

@@ -22,6 +22,7 @@ const RUNS: &[(&str, &[&str], &str)] = &[
     ("chat", &[], "What is 37 + 48?\nWhat is 3 + 4?\n"),
     ("complete", &["--temperature", "1.2", "--max-tokens", "30", "Once upon a time"], ""),
     ("complete", &["--no-such-option"], ""),
+    ("complete", &["--guess", "lookup", "--max-tokens", "30", "one two three one two three one two"], ""),
     ("json-fields", &["Ada, a pilot from Oslo, is 36."], ""),
     ("probe", &["stream", "20", "Once upon a time"], ""),
     ("probe", &["tokens", "20", "0"], ""),

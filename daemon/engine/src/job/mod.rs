@@ -13,7 +13,8 @@ pub(crate) use ask::{AskWork, Part, Progress};
 pub(crate) use joint::{JobId, JointWork, Stage};
 pub(crate) use masks::LateMasks;
 pub(crate) use run::RunWork;
-pub(crate) use verify::{N_GUESS_MAX, VerifyWork};
+pub use verify::N_GUESS_MAX;
+pub(crate) use verify::VerifyWork;
 
 use std::ops::Range;
 

@@ -15,7 +15,7 @@ use crate::error::EngineError;
 use crate::sampling::Sampler;
 
 /// The longest guess. With the token before it, it is a row that devices compute as they compute rows of one token.
-pub(crate) const N_GUESS_MAX: usize = 15;
+pub const N_GUESS_MAX: usize = 15;
 
 #[derive(Debug)]
 pub(crate) struct VerifyWork {

@@ -128,6 +128,7 @@ impl ContextState {
         let verified = work.take_outputs(outputs);
         let n_accepted = verified.as_ref().map_or(0, |verified| verified.n_accepted);
         let n_in_vain = work.guess().len() - n_accepted;
+        self.owner.account.note_guessed(work.guess().len() as u64, n_accepted as u64);
         self.owner.account.note_in_vain(n_in_vain as u64);
         self.kv.truncate(work.n_base + n_accepted, pages);
         work.answer(verified.map(|verified| Answer::Verified(verified.drawn)));

@@ -10,6 +10,7 @@ use trellis_engine::{Ahead, Context, MaskSource, Pull, RunKey, RunSettings};
 
 use super::convert::{check_stop_tokens, count, finish_reason, invalid};
 use super::session::send_text;
+use super::speculation::Speculation;
 use super::stop_texts::{Scanned, StopTexts};
 use super::types::HostError;
 use crate::guest::bindings::trellis::host::streams::{Completion, Emit, FinishReason, GenerateRequest, Keep};
@@ -35,6 +36,7 @@ struct Generation {
     n_before: usize,
     key: RunKey,
     settings: RunSettings,
+    speculation: Option<Speculation>,
     decoder: DecodeStream,
     stops: StopTexts,
     client: Option<Client>,
@@ -94,11 +96,9 @@ impl GuestState {
             }
         };
         // Decoding runs free to the end only where nothing but the engine can end or delay it.
-        let ahead = if request.stop_texts.is_empty() && client.is_none() {
-            Ahead::Unbounded
-        } else {
-            Ahead::Adaptive
-        };
+        let speculation = self.speculation(request.speculation, &context)?;
+        let is_free = request.stop_texts.is_empty() && client.is_none() && speculation.is_none();
+        let ahead = if is_free { Ahead::Unbounded } else { Ahead::Adaptive };
         Ok(Generation {
             n_before: context.tokens().len(),
             context,
@@ -110,6 +110,7 @@ impl GuestState {
                 ahead,
                 masks: MaskSource::Sampler,
             },
+            speculation,
             decoder: DecodeStream::new(SpecialText::Skip),
             stops: StopTexts::new(request.stop_texts),
             client,
@@ -155,8 +156,13 @@ impl Generation {
             if self.settings.n_tokens_max == Some(self.tokens.len()) {
                 break FinishReason::MaxTokens;
             }
-            let settings = || self.settings.clone();
-            let Candidate { token, logprob } = match self.context.pull(self.key, settings).await? {
+            let n_left = self.settings.n_tokens_max.map(|n| n - self.tokens.len());
+            let settings = || RunSettings { n_tokens_max: n_left, ..self.settings.clone() };
+            let pulled = match &mut self.speculation {
+                Some(speculation) => speculation.pull(&mut self.context, self.key, n_left, settings).await?,
+                None => self.context.pull(self.key, settings).await?,
+            };
+            let Candidate { token, logprob } = match pulled {
                 Pull::Token(drawn) => drawn.candidate,
                 Pull::Finished(finish) => break finish_reason(finish),
             };

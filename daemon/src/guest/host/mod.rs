@@ -8,6 +8,7 @@ mod models;
 mod programs;
 mod samplers;
 mod session;
+mod speculation;
 mod stop_texts;
 mod streams;
 mod taped;

@@ -108,6 +108,8 @@ impl Host for GuestState {
             contexts: meter(Resource::Contexts),
             tokens_in_vain: account.n_tokens_in_vain(),
             tokens_cached: account.n_tokens_cached(),
+            tokens_guessed: account.n_tokens_guessed(),
+            tokens_accepted: account.n_tokens_guessed_right(),
         })
     }
 

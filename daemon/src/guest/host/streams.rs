@@ -1,10 +1,12 @@
 //! `streams`: one token at a time. `generate` is in its own file.
 
+use trellis_engine::batch::Token;
 use trellis_engine::{Ahead, MaskSource, Pull, RunSettings};
 use wasmtime::component::Resource;
 
 use super::contexts::lock;
-use super::convert::{candidate, check_stop_tokens, finish_reason};
+use super::convert::{candidate, check_stop_tokens, check_tokens, finish_reason, invalid};
+use super::speculation::{N_GUESS_MAX, pull_guessed};
 use super::types::{GuestContext, GuestSampler, GuestStream, HostError};
 use crate::guest::bindings::trellis::host::streams::{
     Completion, FinishReason, GenerateRequest, Host, HostStream, StreamOptions,
@@ -31,6 +33,7 @@ impl HostStream for GuestState {
         let settings = self.settings_for(&sampler, &context)?;
         let given = self.table.get(&sampler)?.given.clone();
         check_stop_tokens(context.model(), &options.stop_tokens)?;
+        let speculation = self.speculation(options.speculation, &context)?;
         drop(context);
         let key = self.next_run_key();
         let n_tokens_max = options.max_tokens.map(|n| n as usize);
@@ -43,6 +46,8 @@ impl HostStream for GuestState {
             n_tokens_max,
             n_given: 0,
             stop_tokens: options.stop_tokens.into(),
+            speculation,
+            guess: Vec::new(),
             finish: (n_tokens_max == Some(0)).then_some(FinishReason::MaxTokens),
         })
     }
@@ -53,15 +58,27 @@ impl HostStream for GuestState {
             return Ok(None);
         }
         let mut context = lock(&stream.cell);
+        // A run that starts after an interruption has only what is left.
+        let n_left = stream.n_tokens_max.map(|n| n - stream.n_given);
         let settings = || RunSettings {
             sampler: stream.settings.clone(),
             stop_tokens: stream.stop_tokens.clone(),
-            // A run that starts after an interruption has only what is left.
-            n_tokens_max: stream.n_tokens_max.map(|n| n - stream.n_given),
+            n_tokens_max: n_left,
             ahead: Ahead::Adaptive,
             masks: MaskSource::Sampler,
         };
-        match context.pull(stream.key, settings).await? {
+        let guess = std::mem::take(&mut stream.guess);
+        let pulled = match &mut stream.speculation {
+            _ if !guess.is_empty() => {
+                pull_guessed(&mut context, stream.key, n_left, &settings(), guess).await?
+            }
+            Some(speculation) => speculation.pull(&mut context, stream.key, n_left, settings).await?,
+            None => match context.take_verified(stream.key)? {
+                Some(drawn) => Pull::Token(drawn),
+                None => context.pull(stream.key, settings).await?,
+            },
+        };
+        match pulled {
             Pull::Token(drawn) => {
                 let token = drawn.candidate;
                 stream.n_given += 1;
@@ -92,6 +109,16 @@ impl HostStream for GuestState {
         let stream = self.table.get_mut(&stream)?;
         // A new key makes the engine forget what it decoded ahead with the old settings.
         (stream.settings, stream.given, stream.key) = (settings, given, key);
+        Ok(())
+    }
+
+    fn guess(&mut self, stream: Resource<GuestStream>, tokens: Vec<Token>) -> Result<(), HostError> {
+        if tokens.len() > N_GUESS_MAX {
+            return Err(invalid("tokens", tokens.len(), format!("at most {N_GUESS_MAX}")));
+        }
+        let stream = self.table.get_mut(&stream)?;
+        check_tokens(lock(&stream.cell).model(), &tokens)?;
+        stream.guess = tokens;
         Ok(())
     }
 

@@ -238,6 +238,7 @@ taped!(streams::HostStream, "stream." {
     fn set_sampler(
         stream: Resource<GuestStream>, sampler: Resource<GuestSampler>
     ) -> Result<(), HostError>;
+    fn guess(stream: Resource<GuestStream>, tokens: Vec<u32>) -> Result<(), HostError>;
     fn finish(stream: Resource<GuestStream>) -> wasmtime::Result<Option<FinishReason>>;
     fn drop(stream: Resource<GuestStream>) -> wasmtime::Result<()>;
 });

@@ -1,6 +1,7 @@
 //! The host API called as the generated bindings call it.
 
 mod held;
+mod speculation;
 mod v0_1;
 
 use std::sync::Arc;
@@ -134,7 +135,7 @@ impl Guest {
         sampler: &Resource<GuestSampler>,
         max_tokens: Option<u32>,
     ) -> Resource<GuestStream> {
-        let options = StreamOptions { max_tokens, stop_tokens: Vec::new() };
+        let options = StreamOptions { max_tokens, stop_tokens: Vec::new(), speculation: None };
         HostStream::open(&mut self.state, again(context), again(sampler), options).expect("a stream")
     }
 
@@ -161,6 +162,7 @@ impl Guest {
             stop_texts: Vec::new(),
             keep: Keep::Tokens,
             emit: Emit::Nothing,
+            speculation: None,
         }
     }
 }
@@ -189,6 +191,15 @@ enum Meanwhile {
 #[tokio::test]
 async fn a_stream_gives_what_steps_give_whatever_happens_meanwhile() {
     let mut guest = guest();
+    follow_steps(&mut guest, 12, |guest, context, sampler| guest.stream(context, sampler, None)).await;
+}
+
+/// Compares streams of so many tokens with steps, beside which a guest does all that it can.
+async fn follow_steps(
+    guest: &mut Guest,
+    n_tokens: usize,
+    open: impl Fn(&mut Guest, &Resource<GuestContext>, &Resource<GuestSampler>) -> Resource<GuestStream>,
+) {
     for meanwhile in [
         Meanwhile::Nothing,
         Meanwhile::Append,
@@ -201,8 +212,8 @@ async fn a_stream_gives_what_steps_give_whatever_happens_meanwhile() {
         let streamed = guest.context("Once upon a time").await;
         let stepped = guest.context("Once upon a time").await;
         let mut sampler = guest.sampler(3, 1.0);
-        let stream = guest.stream(&streamed, &sampler, None);
-        for idx in 0..12 {
+        let stream = open(guest, &streamed, &sampler);
+        for idx in 0..n_tokens {
             let token = guest.next(&stream).await.expect("no end yet");
             assert_eq!(token, guest.step(&stepped, &sampler).await, "{meanwhile:?}, token {idx}");
             if idx % 3 != 2 {
@@ -235,7 +246,7 @@ async fn a_stream_gives_what_steps_give_whatever_happens_meanwhile() {
                 }
             }
             if matches!(meanwhile, Meanwhile::ChangeSampler) {
-                sampler = guest.sampler(100 + idx, 0.7);
+                sampler = guest.sampler(100 + idx as u64, 0.7);
                 guest.state.set_sampler(again(&stream), again(&sampler)).expect("changed");
             }
         }
@@ -295,7 +306,7 @@ async fn a_stream_counts_its_tokens_and_stays_ended() {
         guest.step(&fork, &sampler).await;
         guest.step(&fork, &sampler).await
     };
-    let options = StreamOptions { max_tokens: None, stop_tokens: vec![stop] };
+    let options = StreamOptions { max_tokens: None, stop_tokens: vec![stop], speculation: None };
     let stream =
         HostStream::open(&mut guest.state, again(&context), again(&sampler), options).expect("a stream");
     let mut last = None;

@@ -10,6 +10,7 @@ use trellis_engine::sampling::program::Program;
 use trellis_engine::sampling::{Bias, Sampler, TokenMask};
 use trellis_engine::{Context, RunKey};
 
+use super::speculation::Speculation;
 use crate::guest::bindings::trellis::host::streams::FinishReason;
 use crate::guest::bindings::trellis::host::types::{Error as ApiError, Host};
 use crate::guest::charge::HostCharge;
@@ -113,6 +114,9 @@ pub struct GuestStream {
     pub(crate) n_tokens_max: Option<usize>,
     pub(crate) n_given: usize,
     pub(crate) stop_tokens: Arc<[Token]>,
+    pub(crate) speculation: Option<Speculation>,
+    /// What the guest expects next.
+    pub(crate) guess: Vec<Token>,
     pub(crate) finish: Option<FinishReason>,
 }
 

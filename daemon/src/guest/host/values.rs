@@ -9,7 +9,7 @@ use crate::guest::bindings::trellis::host::decoding::{
 use crate::guest::bindings::trellis::host::models::{ChatEnd, ChatMessage, ModelInfo, SpecialTokens};
 use crate::guest::bindings::trellis::host::session::{Inbox, LogLevel, Meter, Usage};
 use crate::guest::bindings::trellis::host::streams::{
-    Completion, Emit, FinishReason, GenerateRequest, Keep, StreamOptions,
+    Completion, Emit, FinishReason, GenerateRequest, GuessSource, Keep, Speculation, StreamOptions,
 };
 use crate::guest::bindings::trellis::host::types::{
     Argument, BudgetLimit, Candidate, ContextLimit, Error, ModelPair, TokenRange, UnknownName,
@@ -342,7 +342,7 @@ records! {
     Completion { tokens, logprobs, text, finish }
     ContextLimit { n_tokens, n_positions }
     Distribution { candidates, entropy }
-    GenerateRequest { context, sampler, seed, max_tokens, stop_tokens, stop_texts, keep, emit }
+    GenerateRequest { context, sampler, seed, max_tokens, stop_tokens, stop_texts, keep, emit, speculation }
     LogprobsRequest { context, tokens }
     Meter { used, limit }
     ModelInfo {
@@ -352,11 +352,12 @@ records! {
     ModelPair { left, right }
     ScoreRequest { context, continuation }
     SpeculateRequest { context, sampler, guess }
+    Speculation { source, max_guess }
     StepRequest { context, sampler }
-    StreamOptions { max_tokens, stop_tokens }
+    StreamOptions { max_tokens, stop_tokens, speculation }
     TokenRange { token, vocab_size }
     UnknownName { name, known }
-    Usage { tokens, pages, contexts, tokens_in_vain, tokens_cached }
+    Usage { tokens, pages, contexts, tokens_in_vain, tokens_cached, tokens_guessed, tokens_accepted }
 }
 
 /// Enums and variants, by the names of their cases.
@@ -394,6 +395,7 @@ cases! {
         ModelMismatch, NoChatTemplate, ChatTemplate, NoToken, NotANumber, EngineFailed
     }
     FinishReason { MaxTokens, ContextFull; StopToken, StopText }
+    GuessSource { ; Lookup, Draft }
     Inbox { NothingYet, Closed; Message }
     Keep { Tokens, Text }
     LogLevel { Debug, Info, Warn, Error }

@@ -190,6 +190,7 @@ fn drawn(prompt: &Context) -> Outcome {
     stream.next().transpose()?;
     let greedy = Sampler::greedy();
     stream.set_sampler(&greedy)?;
+    stream.guess(&[tokens[0]])?;
     let best = streamed.top(1)?.candidates[0].token;
     assert_eq!(stream.next().transpose()?.map(|drawn| drawn.token), Some(best));
     assert_eq!((stream.next().is_none(), stream.finish()), (true, Some(FinishReason::MaxTokens)));

@@ -76,10 +76,8 @@ records! {
     old -> new: decoding::SpeculateRequest { context, sampler, guess }
     old -> new: decoding::StepRequest { context, sampler }
     old -> new: models::ChatMessage { role, content }
-    old -> new: streams::StreamOptions { max_tokens, stop_tokens }
     new -> old: decoding::Distribution { candidates, entropy }
     new -> old: session::Meter { used, limit }
-    new -> old: session::Usage { tokens, pages, contexts, tokens_in_vain, tokens_cached }
     new -> old: types::Argument { name, value, expected }
     new -> old: types::BudgetLimit { what, used, requested, limit }
     new -> old: types::Candidate { token, logprob }
@@ -135,7 +133,23 @@ impl Convert<new::streams::GenerateRequest> for old::streams::GenerateRequest {
             stop_texts: stop_strings,
             keep: new::streams::Keep::Tokens,
             emit: emit.convert(),
+            speculation: None,
         }
+    }
+}
+
+impl Convert<old::session::Usage> for new::session::Usage {
+    fn convert(self) -> old::session::Usage {
+        let Self { tokens, pages, contexts, tokens_in_vain, tokens_cached, .. } = self;
+        let (tokens, pages, contexts) = (tokens.convert(), pages.convert(), contexts.convert());
+        old::session::Usage { tokens, pages, contexts, tokens_in_vain, tokens_cached }
+    }
+}
+
+impl Convert<new::streams::StreamOptions> for old::streams::StreamOptions {
+    fn convert(self) -> new::streams::StreamOptions {
+        let Self { max_tokens, stop_tokens } = self;
+        new::streams::StreamOptions { max_tokens, stop_tokens, speculation: None }
     }
 }
 

@@ -1,0 +1,69 @@
+//! Tokens that a verification of guesses drew, until they are pulled.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use super::states::Leaves;
+use super::{Context, RunKey};
+use crate::batch::{Drawn, Token};
+use crate::command::{Answer, Ask, Guess};
+use crate::error::EngineError;
+use crate::sampling::Sampler;
+
+/// What was drawn, in the order in which it is pulled.
+#[derive(Debug)]
+pub(super) struct Verified {
+    key: RunKey,
+    drawn: VecDeque<Drawn>,
+    leaves: Option<Leaves>,
+}
+
+impl Context {
+    /// Draws tokens as `ask(Ask::Verify)` does, for [`Self::take_verified`] with the same key; returns how many. Whatever
+    /// else is done with the context meanwhile forgets those that were not taken.
+    ///
+    /// # Errors
+    /// As for a verification.
+    pub async fn verify(
+        &mut self,
+        key: RunKey,
+        sampler: &Arc<Sampler>,
+        guess: Vec<Token>,
+    ) -> Result<usize, EngineError> {
+        let leaves = Leaves::of(sampler);
+        let ask = Ask::Verify { sampler: sampler.clone(), guess: Guess::Chain(guess) };
+        let drawn = match self.ask(ask).await?.answer().await? {
+            Answer::Verified(drawn) => VecDeque::from(drawn),
+            other => unreachable!("asked for a verification, answered with {other:?}"),
+        };
+        let n_drawn = drawn.len();
+        self.verified = Some(Verified { key, drawn, leaves });
+        Ok(n_drawn)
+    }
+
+    /// Appends the next token that a verification with this key drew, if there is one.
+    ///
+    /// # Errors
+    /// A budget is used up; the token stays where it is.
+    pub fn take_verified(&mut self, key: RunKey) -> Result<Option<Drawn>, EngineError> {
+        let Some(verified) = self.verified.as_mut().filter(|verified| verified.key == key) else {
+            return Ok(None);
+        };
+        let leaves = verified.leaves;
+        if verified.drawn.is_empty() {
+            return Ok(None);
+        }
+        self.footprint.set_with(self.tokens.len() + 1, self.states.n_bytes_with(leaves, 1))?;
+        let drawn = verified.drawn.pop_front().expect("it is not empty");
+        // The engine is told with the next question, and has computed it already.
+        self.tokens.push(drawn.candidate.token);
+        self.note_left(self.tokens.len(), &drawn, leaves);
+        Ok(Some(drawn))
+    }
+
+    /// How often tokens were taken away from the end: as long as it stays the same, those that were there are.
+    #[must_use]
+    pub fn n_truncations(&self) -> u64 {
+        self.n_truncations
+    }
+}

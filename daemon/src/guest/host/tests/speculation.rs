@@ -1,0 +1,120 @@
+//! Streams and generations that guess.
+
+use super::*;
+use crate::guest::bindings::trellis::host::streams::{GuessSource, Speculation};
+
+fn lookup(texts: Vec<Vec<u32>>) -> Option<Speculation> {
+    Some(Speculation { source: GuessSource::Lookup(texts), max_guess: None })
+}
+
+fn draft(guest: &mut Guest, n_max: u32) -> Option<Speculation> {
+    Some(Speculation { source: GuessSource::Draft(guest.model("draft")), max_guess: Some(n_max) })
+}
+
+fn options(speculation: Option<Speculation>) -> StreamOptions {
+    StreamOptions { max_tokens: None, stop_tokens: Vec::new(), speculation }
+}
+
+fn usage(guest: &mut Guest) -> [u64; 2] {
+    let usage = guest.state.get_usage().expect("usage");
+    [usage.tokens_guessed, usage.tokens_accepted]
+}
+
+#[tokio::test]
+async fn guesses_change_nothing_whatever_happens_meanwhile() {
+    let mut guest = guest();
+    follow_steps(&mut guest, 24, |guest, context, sampler| {
+        let options = options(draft(guest, 6));
+        HostStream::open(&mut guest.state, again(context), again(sampler), options).expect("a stream")
+    })
+    .await;
+    assert!(usage(&mut guest)[0] > 0, "something was guessed");
+    follow_steps(&mut guest, 12, |guest, context, sampler| {
+        let options = options(lookup(vec![(0..100).collect()]));
+        HostStream::open(&mut guest.state, again(context), again(sampler), options).expect("a stream")
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn what_repeats_is_guessed_and_generations_stay_the_same() {
+    let mut guest = guest();
+    let sampler = guest.sampler(0, 0.0);
+    let text = "one two three four five six seven eight nine ten. ".repeat(3);
+    let generate = |guest: &Guest, context: &Resource<GuestContext>, speculation| GenerateRequest {
+        max_tokens: Some(120),
+        speculation,
+        ..guest.request(context, &sampler)
+    };
+    let plain = guest.context(&text).await;
+    let request = generate(&guest, &plain, None);
+    let [expected] = guest.state.generate(vec![request]).await.expect("a text").try_into().expect("one");
+    // What repeats in the context is the model's affair; the text that it is to draw is found in any case.
+    let mut sources = vec![(lookup(Vec::new()), false), (lookup(vec![expected.tokens.clone()]), true)];
+    sources.push((draft(&mut guest, 15), true));
+    for (speculation, guesses) in sources {
+        let before = usage(&mut guest);
+        let context = guest.context(&text).await;
+        let request = generate(&guest, &context, speculation);
+        let [found] = guest.state.generate(vec![request]).await.expect("a text").try_into().expect("one");
+        assert_eq!((found.tokens, found.finish), (expected.tokens.clone(), expected.finish));
+        assert_eq!(guest.tokens(&context), guest.tokens(&plain));
+        assert!(!guesses || usage(&mut guest)[0] > before[0], "something was guessed");
+    }
+    assert!(usage(&mut guest)[1] > 0, "something was right");
+}
+
+#[tokio::test]
+async fn a_guess_of_the_guest_counts_for_the_next_token_alone() {
+    let mut guest = guest();
+    let sampler = guest.sampler(5, 0.8);
+    let stepped = guest.context("Once upon a time").await;
+    let mut expected = Vec::new();
+    for _ in 0..20 {
+        expected.push(guest.step(&stepped, &sampler).await);
+    }
+    let streamed = guest.context("Once upon a time").await;
+    let stream = guest.stream(&streamed, &sampler, Some(20));
+    guest.state.guess(again(&stream), expected[..6].to_vec()).expect("a guess");
+    let mut drawn = Vec::new();
+    while let Some(token) = guest.next(&stream).await {
+        drawn.push(token);
+        match drawn.len() {
+            // Wrong at the second.
+            9 => guest.state.guess(again(&stream), vec![expected[9], 0, 0]).expect("a guess"),
+            // Never looked at: a later one takes its place.
+            12 => guest.state.guess(again(&stream), vec![1, 2]).expect("a guess"),
+            _ => {}
+        }
+        if drawn.len() == 12 {
+            guest.state.guess(again(&stream), Vec::new()).expect("no guess");
+        }
+    }
+    assert_eq!(drawn, expected);
+    assert_eq!(usage(&mut guest), [6 + 3, 6 + 1]);
+    assert_eq!(guest.tokens(&streamed), guest.tokens(&stepped));
+}
+
+#[tokio::test]
+async fn what_cannot_be_guessed_by_is_refused_with_the_reason() {
+    let mut guest = guest();
+    let context = guest.context("Once").await;
+    let sampler = guest.sampler(0, 0.0);
+    let cases = [
+        Speculation { source: GuessSource::Lookup(vec![vec![1; 70_000]]), max_guess: None },
+        Speculation { source: GuessSource::Lookup(vec![vec![u32::MAX]]), max_guess: None },
+        Speculation { source: GuessSource::Lookup(Vec::new()), max_guess: Some(0) },
+        Speculation { source: GuessSource::Lookup(Vec::new()), max_guess: Some(16) },
+    ];
+    for (idx, speculation) in cases.into_iter().enumerate() {
+        let options = options(Some(speculation));
+        let error = refused(HostStream::open(&mut guest.state, again(&context), again(&sampler), options));
+        match idx {
+            1 => assert!(matches!(error, ApiError::TokenOutOfRange(_)), "{error:?}"),
+            _ => assert!(matches!(error, ApiError::InvalidArgument(_)), "{error:?}"),
+        }
+    }
+    let stream = guest.stream(&context, &sampler, None);
+    let error = refused(guest.state.guess(again(&stream), vec![1; 16]));
+    assert!(matches!(error, ApiError::InvalidArgument(_)), "{error:?}");
+}
