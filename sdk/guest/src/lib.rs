@@ -65,6 +65,7 @@ mod error;
 mod generate;
 mod guesses;
 mod model;
+mod particles;
 pub mod programs;
 mod sampler;
 mod session;
@@ -82,6 +83,7 @@ pub use error::{Error, Result};
 pub use generate::{Completion, Generate, generate_all};
 pub use guesses::Guesses;
 pub use model::{ChatEnd, Model, ModelInfo, TextDecoder};
+pub use particles::{Particle, Particles};
 pub use sampler::{Sampler, SamplerBuilder, TokenMask};
 pub use session::{
     Inbox, LogLevel, Meter, Usage, call_bytes, emit, emit_json, emit_tokens, log, messages, receive,

@@ -65,6 +65,7 @@ examples! {
     "probe" => probe,
     "samplers" => samplers,
     "self-consistency" => self_consistency,
+    "smc" => smc,
     "speculate" => speculate,
     "watermark" => watermark,
 }
@@ -422,6 +423,23 @@ mod check {
             let ended = run(name, &[&bad[..], &["x"]].concat()).await;
             assert!(ended.reason().message.contains("usage: watermark"), "{ended:?}");
         }
+    }
+
+    pub(crate) async fn smc(name: &str) {
+        let ended =
+            run(name, &["--particles", "24", "--letters", "5", "--json", "Once upon a time"]).await.well();
+        let report = &ended.json[0];
+        let texts = report["texts"].as_array().expect("a list");
+        assert!(texts.iter().any(|it| it[0] == report["text"]), "{report}");
+        for text in texts {
+            let words = text[0].as_str().expect("a text").split(|c: char| !c.is_alphabetic());
+            assert!(words.into_iter().all(|word| word.chars().count() <= 5), "{text}");
+        }
+        assert!(report["n_resampled"].as_u64() > Some(0), "the rule was broken");
+        assert!(report["log_evidence"].as_f64() < Some(0.0));
+        // A rule that nothing keeps to.
+        let ended = run(name, &["--particles", "2", "--letters", "0", "Once upon a time"]).await.well();
+        assert!(ended.text.contains("no text was left"), "{}", ended.text);
     }
 
     pub(crate) async fn speculate(name: &str) {

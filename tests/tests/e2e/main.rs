@@ -19,6 +19,7 @@ mod mixes;
 mod old;
 mod paces;
 mod parity;
+mod particles;
 mod programs;
 mod queues;
 mod recordings;

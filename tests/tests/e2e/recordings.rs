@@ -28,6 +28,7 @@ const RUNS: &[(&str, &[&str], &str)] = &[
     ("probe", &["tokens", "20", "0"], ""),
     ("samplers", &["--json", "--max-tokens", "12", "Once upon a time"], ""),
     ("self-consistency", &["What is 37 + 48?"], ""),
+    ("smc", &["--particles", "6", "--max-tokens", "12", "Once upon a time"], ""),
     ("speculate", &["--max-tokens", "30", "Write the days of the week three times."], ""),
     ("watermark", &["--max-tokens", "60", "Ownership is"], ""),
 ];

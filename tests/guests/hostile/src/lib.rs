@@ -3,6 +3,7 @@
 mod attacks;
 mod mistakes;
 mod neighbour;
+mod posterior;
 mod tour;
 mod world;
 
@@ -25,6 +26,7 @@ fn run() -> Outcome {
         "puppet" => neighbour::puppet(rest),
         "visitor" => neighbour::visitor(rest),
         "mistakes" => mistakes::make_all(),
+        "posterior" => posterior::posterior(rest),
         "tour" => tour::call_everything(),
         "world" => world::look_around(),
         mode => attacks::attack(mode),
