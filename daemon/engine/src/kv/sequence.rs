@@ -371,12 +371,11 @@ impl Sequence {
     /// Takes full pages from the prefix cache up to position `end`; returns how many tokens that spares.
     pub(crate) fn adopt_prefix(&mut self, end: usize, pages: &mut PageTable) -> usize {
         let start = self.n_computed;
-        if start + PAGE_LEN <= end {
-            self.forget_unwritten(pages);
-        }
-        while self.n_computed + PAGE_LEN <= end && self.blocks.len() * PAGE_LEN == self.n_computed {
+        while self.n_computed + PAGE_LEN <= end && self.n_computed.is_multiple_of(PAGE_LEN) {
             let key = self.next_key(pages);
             let Some(block) = pages.adopt(&key, &self.account) else { break };
+            // What is found takes the place of a block that nothing is in.
+            self.forget_unwritten(pages);
             push_with_room(&mut self.blocks, block, N_MORE);
             self.note_key(key, pages);
             self.n_computed += PAGE_LEN;

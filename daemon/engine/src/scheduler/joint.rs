@@ -303,6 +303,7 @@ impl Scheduler {
     fn take_back(&mut self, plan: &mut Plan, before: &Before) {
         let has_copies = plan.copies.len() > before.n_copies;
         plan.copies.truncate(before.n_copies);
+        let mut losers = Members::new();
         for row in plan.rows.drain(before.n_rows..) {
             let context = self.contexts.get_mut(&row.id).expect("a context with a row exists");
             context.under_way = None;
@@ -312,8 +313,11 @@ impl Scheduler {
             if has_copies {
                 // The beginning of what it was to write may be a copy that is not made.
                 context.kv.lose_after(row.start / PAGE_LEN, &mut self.pages);
+                losers.push(row.id);
             }
         }
+        // What they were promised is less than they need now. The job asks again.
+        losers.into_iter().for_each(|id| self.leave_by_id(id));
         plan.work = before.work;
     }
 
@@ -348,6 +352,10 @@ impl Scheduler {
         for id in copying {
             let context = self.contexts.get_mut(&id).expect("a member exists");
             context.kv.lose_after(context.kv.n_computed / PAGE_LEN, &mut self.pages);
+            if context.is_admitted() {
+                // It needs more than it was promised. The job asks again.
+                self.leave_by_id(id);
+            }
             self.enqueue(id);
         }
         Ok(None)
@@ -376,11 +384,13 @@ impl Scheduler {
 
     /// Whether all members may take pages. If not, the first stands in the line for them.
     fn admit_job(&mut self, members: &Members) -> Result<bool, EngineError> {
-        let is_in = |id| {
-            let context = self.contexts.get(id).map(Box::as_ref);
-            context.is_some_and(|context| context.is_admitted() && !self.needs_more_blocks(context))
+        let mut is_in = |id| {
+            let Some(mut context) = self.contexts.remove(id) else { return false };
+            let is_in = context.is_admitted() && !self.needs_more(&mut context);
+            self.contexts.insert(*id, context);
+            is_in
         };
-        if members.iter().all(is_in) {
+        if members.iter().all(&mut is_in) {
             return Ok(true);
         }
         if members.iter().any(|id| self.contexts.get(id).is_some_and(|context| context.is_in_line())) {
