@@ -384,6 +384,25 @@ impl Sequence {
         self.n_computed - start
     }
 
+    /// Holds the full pages of another sequence of the same user too, up to the first `n_blocks` of them: so far the tokens
+    /// of both are the same. What it has computed itself ends with a full page.
+    pub(crate) fn adopt_from(&mut self, other: &Self, n_blocks: usize, pages: &mut PageTable) {
+        assert!(self.n_computed.is_multiple_of(PAGE_LEN), "pages follow a full one");
+        let range = self.n_keys..n_blocks.min(other.n_keys);
+        if !range.is_empty() {
+            self.forget_unwritten(pages);
+        }
+        for block_idx in range {
+            let key = other.tokens.key(block_idx, &pages.tokens);
+            debug_assert!(key == self.next_key(pages), "the tokens of both are the same");
+            pages.hold(other.blocks[block_idx], &self.account);
+            push_with_room(&mut self.blocks, other.blocks[block_idx], N_MORE);
+            self.note_key(key, pages);
+            self.n_computed += PAGE_LEN;
+        }
+        self.n_once_computed = self.n_once_computed.max(self.n_computed);
+    }
+
     /// Notes that the KV of all tokens before `end` is computed, and enters pages that became full in the
     /// prefix cache.
     pub(crate) fn advance(&mut self, end: usize, pages: &mut PageTable) {

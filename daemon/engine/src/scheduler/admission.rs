@@ -115,7 +115,7 @@ impl ContextState {
     /// Pages that have to be found before it holds so many blocks that it can write to, beside those that it holds in host
     /// memory, where the device has `n_pages_most`.
     fn n_to_get(&self, n_blocks: usize, pages: &PageTable, n_pages_most: usize) -> usize {
-        let n_new = n_blocks.saturating_sub(self.kv.blocks().len());
+        let n_new = n_blocks.saturating_sub(self.kv.blocks().len().max(self.n_blocks_found()));
         // What it writes next may be shared; a copy takes a page beside the one that is copied.
         let n_copied = self.blocks_to_write().iter().filter(|&&block| pages.is_shared(block)).count();
         // Where there is no room for both, what is in it is computed again.
@@ -524,6 +524,14 @@ impl Scheduler {
             let n_pages = n_pages.min(term.n_promised);
             term.n_promised -= n_pages;
             self.line.n_promised -= n_pages;
+        }
+    }
+
+    /// Takes note of pages in host memory that an admitted context holds from now on with one that was promised them.
+    pub(super) fn note_promised_with_another(&mut self, context: &mut ContextState, n_pages: usize) {
+        if let Standing::Admitted(term) = &mut context.standing {
+            term.n_promised += n_pages;
+            self.line.n_promised += n_pages;
         }
     }
 

@@ -85,7 +85,13 @@ impl Scheduler {
                         self.spares.note(row.id, context, n_base);
                     }
                 }
-                Work::Verify(_) | Work::Joint(_) => {}
+                Work::Joint(work) => {
+                    let job = work.job;
+                    self.enqueue_prompts(job);
+                    self.enqueue(row.id);
+                    continue;
+                }
+                Work::Verify(_) => {}
                 Work::Run(_) => {
                     for _ in 0..row.n_outputs {
                         let output = row_outputs.next().expect("the backend leaves out no output");
