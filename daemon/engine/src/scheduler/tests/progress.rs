@@ -102,12 +102,16 @@ impl House {
     }
 
     pub(super) fn run_after(&mut self, id: ContextId, edit: Edit) -> RunQueue {
+        self.stream_after(id, edit, Ahead::Unbounded)
+    }
+
+    pub(super) fn stream_after(&mut self, id: ContextId, edit: Edit, ahead: Ahead) -> RunQueue {
         let queue = self.guests.queue(self.callers[&id]);
         let settings = RunSettings {
             sampler: Arc::new(Sampler::greedy()),
             stop_tokens: Arc::new([]),
             n_tokens_max: None,
-            ahead: Ahead::Unbounded,
+            ahead,
             masks: MaskSource::Sampler,
         };
         self.scheduler.apply(Operation::Run { id, edit, settings, tag: queue.tag() });

@@ -4,7 +4,8 @@ use super::progress::{House, Question, text};
 use super::{Random, context_id};
 use crate::account::{Account, ActorId, Budget, GuestId, Owner, SessionId};
 use crate::backend::PAGE_LEN;
-use crate::command::{ContextId, Edit, Operation};
+use crate::command::{Ahead, ContextId, Edit, Operation};
+use crate::run::RunQueue;
 use crate::scheduler::slots::{N_STEPS_KEPT, Slots};
 
 impl House {
@@ -93,6 +94,35 @@ fn a_context_that_is_asked_gets_the_state_of_one_that_is_not_any_more() {
     }
     assert_eq!(again(&mut house, asked), 0, "its token is computed once more");
     assert_eq!([asked, idle[0], asked].map(|id| again(&mut house, id)), [1, 1, 1]);
+}
+
+#[test]
+fn a_stream_that_its_guest_does_not_pull_leaves_its_state_to_others() {
+    let mut random = Random(9);
+    let mut house = House::new(100, 0, 64);
+    house.scheduler.limits.n_states = 4;
+    house.scheduler.slots = Slots::new(4);
+    let idle: Vec<ContextId> = (0..4).map(|_| house.asked(&mut random, (1, 1, 1), 1)).collect();
+    let edit = |house: &House, id: ContextId| {
+        let n_kept = house.scheduler.contexts[&id].kv.tokens.len();
+        Edit { n_kept, ..Edit::default() }
+    };
+    let mut streams: Vec<_> =
+        idle.iter().map(|&id| house.stream_after(id, edit(&house, id), Ahead::Adaptive)).collect();
+    let asked = house.asked(&mut random, (2, 2, 2), 1);
+    let pulled = |streams: &mut [RunQueue]| {
+        streams.iter_mut().map(|stream| std::iter::from_fn(|| stream.try_pull()).count()).collect::<Vec<_>>()
+    };
+    // They decode as far ahead as they may, and nobody comes.
+    for _ in 0..=N_STEPS_KEPT + 4 {
+        let question = house.ask_after(asked, edit(&house, asked));
+        house.wait_for(question);
+    }
+    let n_before = house.backend.n_rows_of_head;
+    let question = house.ask_after(asked, edit(&house, asked));
+    house.wait_for(question);
+    assert_eq!(house.backend.n_rows_of_head - n_before, 1, "it has the state of a stream");
+    assert!(pulled(&mut streams).iter().all(|&n| n > 0), "what was decoded is there all the same");
 }
 
 /// Two contexts computed their first page at once, each for itself; what follows is the same page for both.
