@@ -157,6 +157,7 @@ impl Scheduler {
             ids.extend(plan.rows.iter().map(|row| row.id));
             self.steps_under_way.push_back(StepUnderWay { step: plan.step, ids });
             self.commons.step += 1;
+            self.commons.n_under_way += 1;
         }
         if !plan.moves.is_empty() {
             // Those of other rows did not, but nobody has looked since.
