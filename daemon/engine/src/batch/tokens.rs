@@ -93,6 +93,24 @@ impl<'a> Tokens<'a> {
         self.iter_range(0..self.n_tokens)
     }
 
+    /// How many from the first on are the same as those of another view.
+    #[must_use]
+    pub fn n_common(self, other: Tokens<'_>) -> usize {
+        let n_most = self.n_tokens.min(other.n_tokens);
+        let mut n = 0;
+        while n < n_most {
+            let (own, others) = (self.piece(n), other.piece(n));
+            let n_piece = own.len().min(others.len()).min(n_most - n);
+            let (own, others) = (&own[..n_piece], &others[..n_piece]);
+            // What contexts share lies at one place.
+            if !std::ptr::eq(own, others) && own != others {
+                return n + own.iter().zip(others).take_while(|(own, other)| own == other).count();
+            }
+            n += n_piece;
+        }
+        n_most
+    }
+
     /// A copy of a range.
     ///
     /// # Panics
@@ -159,6 +177,15 @@ mod tests {
         let all: Vec<Token> = (0..23).collect();
         let segments: Vec<Arc<[Token]>> = all[..20].chunks(5).map(Arc::from).collect();
         let views = [Tokens::from(&all), Tokens::shared(&segments, &all[20..], 5)];
+        for n_same in 0..=all.len() {
+            let mut other = all.clone();
+            other[n_same..].iter_mut().for_each(|token| *token += 100);
+            for view in views {
+                assert_eq!(view.n_common(Tokens::from(&other)), n_same);
+                assert_eq!(Tokens::from(&other).n_common(view), n_same);
+                assert_eq!(view.n_common(view.first(n_same)), n_same);
+            }
+        }
         for view in views {
             assert_eq!(view.to_vec(), all);
             for start in 0..=all.len() {

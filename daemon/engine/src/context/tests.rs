@@ -199,3 +199,34 @@ fn who_gives_up_waiting_for_room_has_told_the_engine_nothing_and_noted_nothing()
         assert_eq!(told, [1, 2, 3], "{given_up}");
     }
 }
+
+#[test]
+fn where_one_context_cannot_take_what_was_drawn_none_does() {
+    let (model, _served) = engine();
+    // The tokens of one, and once as many again: the third is one too many.
+    for (host_bytes, fits) in [(3 * 2_560, true), (2 * 2_560, false)] {
+        let account = Account::new("guest", Budget { host_bytes, ..Budget::UNLIMITED }, None);
+        let owner =
+            Owner { actor: ActorId(1), session: SessionId(1), guest: GuestId(1), account: account.clone() };
+        let mut contexts: Vec<Context> =
+            (0..3).map(|_| now(Context::create(&model, owner.clone()))).collect();
+        now(contexts[1].append(&[7]));
+        let used = account.used(Resource::HostBytes);
+        let drawn: Vec<Vec<Drawn>> =
+            (0..3).map(|token| vec![Drawn::from(crate::batch::Candidate { token, logprob: -1.0 })]).collect();
+        let samplers = vec![Arc::new(Sampler::greedy()); 3];
+        let mut all: Vec<&mut Context> = contexts.iter_mut().collect();
+        let Poll::Ready(appended) = poll(Context::append_drawn_to_all(&mut all, &drawn, &samplers)) else {
+            panic!("there is room")
+        };
+        let tokens: Vec<Vec<Token>> = contexts.iter().map(|context| context.tokens().to_vec()).collect();
+        match appended {
+            Ok(()) => assert_eq!((tokens, fits), (vec![vec![0], vec![7, 1], vec![2]], true)),
+            Err(EngineError::Budget(_)) => {
+                assert_eq!((tokens, fits), (vec![vec![], vec![7], vec![]], false));
+                assert_eq!(account.used(Resource::HostBytes), used);
+            }
+            Err(error) => panic!("{error}"),
+        }
+    }
+}

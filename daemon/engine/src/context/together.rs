@@ -1,13 +1,37 @@
-//! Draws after several contexts that are made in one step.
+//! What is done with several contexts at once: draws that are made in one step, and tokens that all get or none.
 
 use std::sync::Arc;
 
 use super::{Context, Pending};
+use crate::batch::Drawn;
 use crate::command::Operation;
 use crate::error::EngineError;
 use crate::sampling::Sampler;
 
 impl Context {
+    /// Appends to each of these contexts what was drawn for it, as [`Self::append_drawn`], or to none of them.
+    ///
+    /// # Errors
+    /// As for [`Self::append`]; all contexts are then as they were.
+    pub async fn append_drawn_to_all(
+        contexts: &mut [&mut Self],
+        drawn: &[Vec<Drawn>],
+        samplers: &[Arc<Sampler>],
+    ) -> Result<(), EngineError> {
+        let n_before: Vec<usize> = contexts.iter().map(|context| context.tokens.len()).collect();
+        for idx in 0..contexts.len() {
+            let appended = contexts[idx].append_drawn(&drawn[idx], &samplers[idx]).await;
+            if appended.is_err() {
+                for (context, &n_tokens) in contexts[..idx].iter_mut().zip(&n_before) {
+                    // That fails where the engine has ended: then there is nothing left to take back.
+                    let _ = context.truncate(n_tokens).await;
+                }
+                return appended;
+            }
+        }
+        Ok(())
+    }
+
     /// Draws the next token after each of these contexts in one step; the answer is
     /// [`Answer::Together`](crate::Answer::Together). Nothing is appended. What is done with any of them before the answer
     /// is there ends the job.

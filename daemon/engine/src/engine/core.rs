@@ -9,7 +9,7 @@ mod linger;
 mod memory;
 
 use std::collections::VecDeque;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use smallvec::SmallVec;
 
@@ -100,6 +100,10 @@ pub(super) struct Core {
     outbox: Outbox,
     /// Steps that were submitted, the oldest first, each with the place of its model.
     under_way: VecDeque<(usize, Plan)>,
+    /// Since when the device is at the oldest of them and what moved before it, if it was seen to begin with it.
+    oldest_since: Option<Instant>,
+    /// Until when the device still moves pages, though no step follows them yet.
+    moves_until: Option<Instant>,
     /// What came of the oldest.
     collected: Option<Result<Collected, BackendError>>,
     linger: Linger,
@@ -179,7 +183,7 @@ impl Core {
         let is_more_to_do = self.pool.is_asked() || self.residents.iter().flatten().any(has_work);
         Ok(match (self.under_way.is_empty(), is_more_to_do) {
             (false, _) => Next::Device,
-            (true, true) => Next::Turn,
+            (true, true) => self.moves_until.map_or(Next::Turn, Next::InputBefore),
             (true, false) => Next::Input,
         })
     }
@@ -304,14 +308,23 @@ impl Core {
         let Self { residents, commons, .. } = self;
         let resident = residents[place].as_mut().expect("a model with a step under way is there");
         resident.health.note_success();
-        let elapsed_ns = u64::try_from(elapsed.as_nanos()).unwrap_or(u64::MAX);
-        resident.lend(commons).complete(plan, outputs, elapsed_ns);
+        let as_ns = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+        let of_moves = self.oldest_since.map(|since| now.duration_since(since).saturating_sub(elapsed));
+        self.oldest_since = (!self.under_way.is_empty()).then_some(now);
+        let mut scheduler = resident.lend(commons);
+        if let Some(of_moves) = of_moves {
+            scheduler.learn_of_moves(&plan, as_ns(of_moves));
+        }
+        scheduler.complete(plan, outputs, as_ns(elapsed));
+        drop(scheduler);
         self.note_taken_in(now, elapsed);
     }
 
     /// Plans and submits as many steps as the device takes.
     fn submit_steps(&mut self, now: Instant) -> Result<(), EngineFailure> {
         let mut passed: SmallVec<[usize; 8]> = SmallVec::new();
+        self.moves_until = self.moves_until.filter(|&until| now < until);
+        self.commons.set_link_busy(self.moves_until.is_some());
         while !self.waits_for_masks()
             && self.lingers_until(now).is_none()
             && let Some(place) = self.next_place(&passed)
@@ -332,11 +345,22 @@ impl Core {
                 Ok(()) if plan.has_rows() => {
                     if under_way.is_empty() {
                         self.linger.note_begun(now);
+                        // What still moves would be taken for moves of this step.
+                        self.oldest_since = self.moves_until.is_none().then_some(now);
                     }
                     under_way.push_back((place, plan));
                     self.note_step(place);
                 }
-                Ok(()) => passed.push(place),
+                Ok(()) => {
+                    passed.push(place);
+                    // Nor is it known when a step behind it begins.
+                    self.oldest_since = None;
+                    let pause_ns = resident.lend(commons).pause_after_ns(&plan);
+                    if let Some(ns) = pause_ns {
+                        self.moves_until = Some(now + Duration::from_nanos(ns));
+                        commons.set_link_busy(under_way.is_empty());
+                    }
+                }
                 Err(error) => self.note_failed(place, &plan, n_moved, error)?,
             }
         }

@@ -19,6 +19,9 @@ pub(crate) struct JointWork {
     pub(super) sampler: Arc<Sampler>,
     pub(super) tag: Tag,
     pub(crate) stage: Stage,
+    /// Blocks from the first on for which it needs no pages: it holds them, or finds them with another member that holds
+    /// them, or computes them before it.
+    pub(crate) n_blocks_found: usize,
 }
 
 /// How far a member is.
@@ -32,6 +35,6 @@ pub(crate) enum Stage {
 
 impl JointWork {
     pub(crate) fn new(job: JobId, sampler: Arc<Sampler>, tag: Tag) -> Self {
-        Self { job, sampler, tag, stage: Stage::LeadsUp }
+        Self { job, sampler, tag, stage: Stage::LeadsUp, n_blocks_found: 0 }
     }
 }

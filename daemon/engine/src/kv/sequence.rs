@@ -371,18 +371,36 @@ impl Sequence {
     /// Takes full pages from the prefix cache up to position `end`; returns how many tokens that spares.
     pub(crate) fn adopt_prefix(&mut self, end: usize, pages: &mut PageTable) -> usize {
         let start = self.n_computed;
-        if start + PAGE_LEN <= end {
-            self.forget_unwritten(pages);
-        }
-        while self.n_computed + PAGE_LEN <= end && self.blocks.len() * PAGE_LEN == self.n_computed {
+        while self.n_computed + PAGE_LEN <= end && self.n_computed.is_multiple_of(PAGE_LEN) {
             let key = self.next_key(pages);
             let Some(block) = pages.adopt(&key, &self.account) else { break };
+            // What is found takes the place of a block that nothing is in.
+            self.forget_unwritten(pages);
             push_with_room(&mut self.blocks, block, N_MORE);
             self.note_key(key, pages);
             self.n_computed += PAGE_LEN;
         }
         self.n_once_computed = self.n_once_computed.max(self.n_computed);
         self.n_computed - start
+    }
+
+    /// Holds the full pages of another sequence of the same user too, up to the first `n_blocks` of them: so far the tokens
+    /// of both are the same. What it has computed itself ends with a full page.
+    pub(crate) fn adopt_from(&mut self, other: &Self, n_blocks: usize, pages: &mut PageTable) {
+        assert!(self.n_computed.is_multiple_of(PAGE_LEN), "pages follow a full one");
+        let range = self.n_keys..n_blocks.min(other.n_keys);
+        if !range.is_empty() {
+            self.forget_unwritten(pages);
+        }
+        for block_idx in range {
+            let key = other.tokens.key(block_idx, &pages.tokens);
+            debug_assert!(key == self.next_key(pages), "the tokens of both are the same");
+            pages.hold(other.blocks[block_idx], &self.account);
+            push_with_room(&mut self.blocks, other.blocks[block_idx], N_MORE);
+            self.note_key(key, pages);
+            self.n_computed += PAGE_LEN;
+        }
+        self.n_once_computed = self.n_once_computed.max(self.n_computed);
     }
 
     /// Notes that the KV of all tokens before `end` is computed, and enters pages that became full in the

@@ -17,7 +17,7 @@ use super::{ContextState, Scheduler, Source};
 use crate::backend::PAGE_LEN;
 use crate::command::ContextId;
 use crate::job::Work;
-use crate::kv::BlockId;
+use crate::kv::{BlockId, PageTable};
 
 /// Tokens that a run decodes at least before it makes room for others.
 const N_TERM_TOKENS: usize = 32;
@@ -49,10 +49,13 @@ pub(super) struct Term {
     number: u64,
 }
 
-/// Pages that admitted contexts neither hold nor have been promised, at one point of one step's plan.
+/// Pages that admitted contexts neither hold nor have been promised, at one point of one step's plan. What several of them
+/// hold counts once, on the device or in host memory.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Count {
     pub(super) n_left: isize,
+    /// Pages that have been promised, of those that several wait for in host memory one.
+    n_promised: usize,
     pub(super) marking: u64,
 }
 
@@ -63,6 +66,8 @@ struct Need {
     n_blocks: usize,
     /// Pages among them that have to be found: for new blocks, for copies, for those in host memory.
     n_pages: usize,
+    /// Those of them that are for new blocks and copies.
+    n_to_get: usize,
     n_tokens: usize,
 }
 
@@ -107,6 +112,47 @@ impl ContextState {
         if let Standing::Admitted(term) = self.standing { term.n_promised } else { 0 }
     }
 
+    /// Pages that have to be found before it holds so many blocks that it can write to, beside those that it holds in host
+    /// memory, where the device has `n_pages_most`.
+    fn n_to_get(&self, n_blocks: usize, pages: &PageTable, n_pages_most: usize) -> usize {
+        let n_new = n_blocks.saturating_sub(self.kv.blocks().len().max(self.n_blocks_found()));
+        // What it writes next may be shared; a copy takes a page beside the one that is copied.
+        let n_copied = self.blocks_to_write().iter().filter(|&&block| pages.is_shared(block)).count();
+        // Where there is no room for both, what is in it is computed again.
+        let has_room = n_blocks + n_copied <= n_pages_most;
+        n_new + if has_room { n_copied } else { 0 }
+    }
+
+    /// Those of its blocks that rows are still to write to.
+    fn blocks_to_write(&self) -> &[BlockId] {
+        self.kv.blocks().get(self.start() / PAGE_LEN..).unwrap_or_default()
+    }
+
+    /// Nobody finds from now on what it is to write to: that would take a copy for which nobody looked for a page.
+    fn hide_what_it_writes(&self, pages: &mut PageTable) {
+        for &block in self.blocks_to_write() {
+            if !pages.is_shared(block) {
+                pages.forget_key(block);
+            }
+        }
+    }
+
+    /// Counts what it holds and is to get, if it is admitted; returns what it lacks by itself.
+    fn count(&self, count: &mut Count, pages: &mut PageTable, n_pages_most: usize) -> usize {
+        let Standing::Admitted(term) = self.standing else { return 0 };
+        self.hide_what_it_writes(pages);
+        let mut n_lacking = self.n_to_get(term.n_blocks, pages, n_pages_most);
+        count.n_left -= n_lacking as isize;
+        count.n_promised += n_lacking;
+        for &block in self.kv.blocks() {
+            let (is_first, is_away) = (pages.mark(block, count.marking), pages.page(block).is_none());
+            count.n_left -= isize::from(is_first);
+            count.n_promised += usize::from(is_first && is_away);
+            n_lacking += usize::from(is_away);
+        }
+        n_lacking.min(n_pages_most)
+    }
+
     /// Whether it has decoded what it was admitted for; a question is never done before its answer.
     pub(super) fn has_had_its_term(&self) -> bool {
         let Standing::Admitted(term) = self.standing else { return false };
@@ -135,30 +181,26 @@ impl Scheduler {
             Kept::Term if is_run => (target + n_term).min(self.limits.n_positions_max),
             _ => target,
         };
-        // What it writes next may be shared; a copy takes a page beside the one that is copied.
-        let written = (context.start() / PAGE_LEN).min(kv.blocks().len());
-        let n_copied = kv.blocks()[written..].iter().filter(|&&block| self.pages.is_shared(block)).count();
         // No more than the device has: alone it gets what there is.
         let n_blocks = end.div_ceil(PAGE_LEN).max(kv.blocks().len());
-        let n_pages = n_blocks - kv.blocks().len() + n_copied + n_away;
-        Need { n_blocks, n_pages: n_pages.min(self.limits.n_pages), n_tokens: n_term }
+        let n_to_get = context.n_to_get(n_blocks, &self.pages, self.limits.n_pages);
+        Need { n_blocks, n_pages: (n_to_get + n_away).min(self.limits.n_pages), n_to_get, n_tokens: n_term }
     }
 
-    fn term(&mut self, id: ContextId, need: Need) -> Standing {
+    /// Admits a context.
+    fn begin_term(&mut self, id: ContextId, context: &mut ContextState, need: Need) {
+        assert!(!context.is_admitted(), "what it was promised before is not counted twice");
+        context.hide_what_it_writes(&mut self.pages);
         self.line.n_promised += need.n_pages;
         self.line.admitted.insert(id);
         let number = self.line.next_number();
-        Standing::Admitted(Term {
-            n_blocks: need.n_blocks,
-            n_promised: need.n_pages,
-            n_tokens_left: need.n_tokens,
-            number,
-        })
+        let Need { n_blocks, n_pages: n_promised, n_tokens: n_tokens_left, .. } = need;
+        context.standing = Standing::Admitted(Term { n_blocks, n_promised, n_tokens_left, number });
     }
 
     /// Admits a context that needs pages now, if there are enough for all its work; otherwise it stands in the line.
     pub(super) fn admit(&mut self, id: ContextId, context: &mut ContextState) -> bool {
-        if context.is_admitted() && !self.needs_more_blocks(context) {
+        if context.is_admitted() && !self.needs_more(context) {
             return true;
         }
         // Within its term a run goes before those in line.
@@ -168,7 +210,7 @@ impl Scheduler {
             && let Some(need) = self.find_room(context)
         {
             let n_tokens = if n_left > 0 { n_left } else { need.n_tokens };
-            context.standing = self.term(id, Need { n_tokens, ..need });
+            self.begin_term(id, context, Need { n_tokens, ..need });
             return true;
         }
         let need = self.need(context, Kept::Term);
@@ -188,32 +230,33 @@ impl Scheduler {
         }
         let n_pages: usize = needs.iter().map(|need| need.n_pages).sum();
         let is_at_hand = self.has_at_hand(n_pages);
-        if !is_at_hand && self.source == Source::Others {
-            return Err(n_pages);
-        }
         if self.line.count.is_some() || !is_at_hand {
-            let Count { n_left, marking } = self.count(None);
-            let mut n_held = 0;
+            let Count { n_left, n_promised, marking } = self.count(None);
+            let n_to_get: usize = needs.iter().map(|need| need.n_to_get).sum();
+            let (mut n_held, mut n_away) = (0, 0);
             for id in ids {
                 for &block in self.contexts[id].kv.blocks() {
-                    n_held +=
-                        usize::from(self.pages.mark(block, marking) && self.pages.page(block).is_some());
+                    let is_first = self.pages.mark(block, marking);
+                    n_held += usize::from(is_first);
+                    n_away += usize::from(is_first && self.pages.page(block).is_none());
                 }
             }
-            let n_taken = (n_held + n_pages) as isize;
-            let is_too_large =
-                n_held + n_pages > self.limits.n_pages && self.n_pages_most > self.limits.n_pages;
-            if n_taken > n_left && (!self.line.admitted.is_empty() || is_too_large) {
+            let n_needed = n_held + n_to_get;
+            let n_promised = n_promised + n_to_get + n_away;
+            let is_too_large = n_needed > self.limits.n_pages && self.n_pages_most > self.limits.n_pages;
+            let is_with_others = self.source == Source::Others && self.n_at_hand() < n_promised;
+            let has_room = n_needed as isize <= n_left || self.line.admitted.is_empty() && !is_too_large;
+            if is_with_others || !has_room {
                 self.line.forget_count();
-                return Err(n_held + n_pages);
+                return Err(n_needed);
             }
-            self.line.count = Some(Count { n_left: n_left - n_taken, marking });
+            self.line.count = Some(Count { n_left: n_left - n_needed as isize, n_promised, marking });
         }
         for (id, need) in ids.iter().zip(needs) {
-            let standing = self.term(*id, need);
-            let context = self.contexts.get_mut(id).expect("a member of a job exists");
-            context.standing = standing;
+            let mut context = self.contexts.remove(id).expect("a member of a job exists");
+            self.begin_term(*id, &mut context, need);
             self.holders.note_changed(*id, &mut context.listing);
+            self.contexts.insert(*id, context);
         }
         Ok(())
     }
@@ -232,15 +275,29 @@ impl Scheduler {
         self.holders.note_changed(ids[0], &mut first.listing);
     }
 
-    /// Whether a context needs more blocks than it was admitted for.
-    pub(super) fn needs_more_blocks(&self, context: &ContextState) -> bool {
+    /// Whether a context needs more than it was admitted for: more blocks, or more pages for them than it was promised,
+    /// since what it held or was to find is gone.
+    pub(super) fn needs_more(&self, context: &mut ContextState) -> bool {
         let Standing::Admitted(term) = context.standing else { return false };
+        let n_away = context.kv.locate(&self.pages);
         context.target().div_ceil(PAGE_LEN) > term.n_blocks
+            || (context.n_to_get(term.n_blocks, &self.pages, self.limits.n_pages) + n_away)
+                .min(self.limits.n_pages)
+                > term.n_promised
     }
 
-    /// Whether so many pages are free or cached beside those that were promised.
+    /// Whether so many pages are free or cached beside those that were promised, as far as that is known without a count.
     fn has_at_hand(&self, n_pages: usize) -> bool {
-        self.pages.n_free() + self.pages.n_idle() >= self.line.n_promised + n_pages
+        self.n_at_hand() >= self.line.n_promised + n_pages
+    }
+
+    /// As [`Self::has_at_hand`], by a count.
+    fn has_counted_at_hand(&mut self, n_pages: usize) -> bool {
+        self.has_at_hand(n_pages) || self.n_at_hand() >= self.count(None).n_promised + n_pages
+    }
+
+    fn n_at_hand(&self) -> usize {
+        self.pages.n_free() + self.pages.n_idle()
     }
 
     /// Pages that the first in line lacks beside what is free or cached, and whose guest's turn it is.
@@ -250,16 +307,27 @@ impl Scheduler {
             Some(job) => self.jobs.members(job),
             None => SmallVec::from_slice(&[first]),
         };
-        let mut n_pages = self.line.n_promised;
+        self.line.forget_count();
+        let Count { n_promised, marking, .. } = self.count(None);
+        let mut n_pages = n_promised;
         for id in members {
             let mut context = self.contexts.remove(&id)?;
             if context.work.is_some() {
-                n_pages += self.need(&mut context, Kept::Term).n_pages;
+                n_pages += self.need(&mut context, Kept::Term).n_to_get;
+                n_pages += self.mark_away(&context, marking);
             }
             self.contexts.insert(id, context);
         }
-        let n_lacking = n_pages.checked_sub(self.pages.n_free() + self.pages.n_idle())?;
+        self.line.forget_count();
+        let n_lacking = n_pages.checked_sub(self.n_at_hand())?;
         (n_lacking > 0).then_some((n_lacking, first))
+    }
+
+    /// Marks what a context has in host memory; returns how much of it no marking had reached.
+    fn mark_away(&mut self, context: &ContextState, marking: u64) -> usize {
+        let pages = &mut self.pages;
+        let is_away = |&block: &BlockId| pages.page(block).is_none() && pages.mark(block, marking);
+        context.kv.blocks().iter().copied().filter(is_away).count()
     }
 
     /// Room for a context beside those that are admitted.
@@ -271,7 +339,7 @@ impl Scheduler {
             return Some(need);
         }
         let need = self.need(context, Kept::Term);
-        if self.source == Source::Others && !self.has_at_hand(need.n_pages) {
+        if self.source == Source::Others && !self.has_counted_at_hand(need.n_pages) {
             return None;
         }
         self.take_from_count(need, context).then_some(need)
@@ -279,41 +347,48 @@ impl Scheduler {
 
     /// Takes what a context holds and needs out of the pages that are left, if they are enough.
     fn take_from_count(&mut self, need: Need, context: &ContextState) -> bool {
-        let Count { n_left, marking } = self.count(None);
-        let is_own =
-            |&&block: &&BlockId| !self.pages.is_marked(block, marking) && self.pages.page(block).is_some();
-        let n_own = context.kv.blocks().iter().filter(is_own).count();
-        let n_taken = (n_own + need.n_pages) as isize;
+        let Count { n_left, n_promised, marking } = self.count(None);
+        let is_own = |&&block: &&BlockId| !self.pages.is_marked(block, marking);
+        let own = context.kv.blocks().iter().filter(is_own);
+        let n_own = own.clone().count();
+        let n_own_away = own.filter(|&&block| self.pages.page(block).is_none()).count();
+        let n_taken = (n_own + need.n_to_get) as isize;
         if n_taken > n_left && !self.line.admitted.is_empty() {
             return false;
         }
         for &block in context.kv.blocks() {
             self.pages.mark(block, marking);
         }
-        self.line.count = Some(Count { n_left: n_left - n_taken, marking });
+        let n_promised = n_promised + need.n_to_get + n_own_away;
+        self.line.count = Some(Count { n_left: n_left - n_taken, n_promised, marking });
         true
     }
 
-    /// Counts the pages that admitted contexts hold, and marks them; `placed` is one that is out of the table.
+    /// Counts the pages that admitted contexts hold and are to get, and marks those that they hold. What they are promised
+    /// is from then on what each of them lacks by itself.
     pub(super) fn count(&mut self, placed: Option<&ContextState>) -> Count {
         if let Some(count) = self.line.count {
             return count;
         }
         self.n_markings += 1;
         let marking = self.n_markings;
-        let mut n_left = self.limits.n_pages as isize - self.line.n_promised as isize;
-        let Self { contexts, pages, line, .. } = self;
-        let admitted = line.admitted.iter().filter_map(|id| contexts.get(id).map(Box::as_ref));
-        for context in admitted.chain(placed.filter(|context| context.is_admitted())) {
-            for &block in context.kv.blocks() {
-                // A page that has to come back was promised.
-                if pages.mark(block, marking) && pages.page(block).is_some() {
-                    n_left -= 1;
-                }
+        let Self { contexts, pages, line, limits, .. } = self;
+        let mut count = Count { n_left: limits.n_pages as isize, n_promised: 0, marking };
+        line.n_promised = 0;
+        for id in &line.admitted {
+            // One that is being placed is out of the table.
+            let Some(context) = contexts.get_mut(id) else { continue };
+            let n_lacking = context.count(&mut count, pages, limits.n_pages);
+            if let Standing::Admitted(term) = &mut context.standing {
+                term.n_promised = n_lacking;
+                line.n_promised += n_lacking;
             }
         }
-        let count = Count { n_left, marking };
-        self.line.count = Some(count);
+        if let Some(context) = placed.filter(|context| context.is_admitted()) {
+            context.count(&mut count, pages, limits.n_pages);
+            line.n_promised += context.n_promised();
+        }
+        line.count = Some(count);
         count
     }
 
@@ -340,14 +415,14 @@ impl Scheduler {
                 continue;
             }
             let need = self.need(&mut context, Kept::Term);
-            if self.source == Source::Others && !self.has_at_hand(need.n_pages) {
+            if self.source == Source::Others && !self.has_counted_at_hand(need.n_pages) {
                 self.contexts.insert(id, context);
                 return;
             }
             let is_admitted = self.take_from_count(need, &context);
             if is_admitted {
                 self.line.leave(id);
-                context.standing = self.term(id, need);
+                self.begin_term(id, &mut context, need);
                 self.holders.note_changed(id, &mut context.listing);
                 self.note_waited(&mut context, WaitsFor::Pages);
             }
@@ -366,12 +441,27 @@ impl Scheduler {
         self.line.admitted.iter().filter_map(|&id| Some((id, self.contexts.get(&id)?.as_ref())))
     }
 
-    /// That those who are known to be admitted are, and nobody else is.
+    /// That those who are known to be admitted are, and nobody else is; that each was promised what it lacks; and that the
+    /// device has what all of them hold and are to get.
     #[cfg(test)]
     pub(super) fn check_admitted(&self) {
         let n_admitted = self.contexts.values().filter(|context| context.is_admitted()).count();
         assert_eq!(self.line.admitted.len(), n_admitted);
         assert!(self.admitted().filter(|(_, context)| context.is_admitted()).count() == n_admitted);
+        let promised = self.admitted().map(|(_, context)| context.n_promised());
+        assert_eq!(self.line.n_promised, promised.sum::<usize>());
+        let blocks = self.admitted().flat_map(|(_, context)| context.kv.blocks());
+        let mut n_taken = blocks.collect::<std::collections::BTreeSet<_>>().len();
+        for (id, context) in self.admitted() {
+            let Standing::Admitted(term) = context.standing else { unreachable!("it is admitted") };
+            let n_to_get = context.n_to_get(term.n_blocks, &self.pages, self.limits.n_pages);
+            let is_away = |&&block: &&BlockId| self.pages.page(block).is_none();
+            let n_away = context.kv.blocks().iter().filter(is_away).count();
+            assert!(n_to_get + n_away <= term.n_promised, "{id:?} lacks {n_to_get} + {n_away}: {term:?}");
+            n_taken += n_to_get;
+        }
+        let n_pages = self.limits.n_pages;
+        assert!(n_taken <= n_pages, "admitted contexts hold and are to get {n_taken} pages of {n_pages}");
     }
 
     /// Runs that have had their terms, the first admitted first.
@@ -434,6 +524,14 @@ impl Scheduler {
             let n_pages = n_pages.min(term.n_promised);
             term.n_promised -= n_pages;
             self.line.n_promised -= n_pages;
+        }
+    }
+
+    /// Takes note of pages in host memory that an admitted context holds from now on with one that was promised them.
+    pub(super) fn note_promised_with_another(&mut self, context: &mut ContextState, n_pages: usize) {
+        if let Standing::Admitted(term) = &mut context.standing {
+            term.n_promised += n_pages;
+            self.line.n_promised += n_pages;
         }
     }
 

@@ -91,23 +91,28 @@ impl Scheduler {
         // Who was to decode may have lost what its step needs, and have got a part of a prompt instead.
         let n_tokens_max = self.settings.n_step_tokens - plan.n_tokens();
         let multiple = self.settings.latency_multiple;
+        let moves_ns = self.moves_ns(plan);
+        // What moves take of a step, in steps of so many decode rows.
+        let of_moves =
+            |n_rows| self.costs.target_ns(n_rows, 1.0).map_or(0.0, |ns| moves_ns / ns.max(1) as f64);
         match (plan.work.n_decode_rows, n_left_out) {
             // Who decodes with another model on the device waits for this step as well.
             (0, 0) => match self.commons.decode_ns_beside(self.settings.place) {
-                Some(ns) => self.costs.n_tokens_within((ns as f64 * multiple) as u64, n_tokens_max),
+                Some(ns) => {
+                    let ns = (ns as f64 * multiple - moves_ns).max(0.0) as u64;
+                    self.costs.n_tokens_within(ns, n_tokens_max)
+                }
                 None => n_tokens_max,
             },
             (0, n_left_out) => {
-                let rest = self.costs.n_prompt_tokens(n_left_out, multiple + 1.0, n_tokens_max.max(1));
+                let multiple = multiple + 1.0 - of_moves(n_left_out);
+                let rest = self.costs.n_prompt_tokens(n_left_out, multiple, n_tokens_max.max(1));
                 rest.min(n_tokens_max)
             }
             _ if self.costs.is_decode_alone_due() => 0,
             _ if plan.decode_bound.is_look() => 0,
             (n_rows, _) if n_tokens_max > 0 => {
-                let moves_ns = self.moves_ns(plan);
-                let of_moves =
-                    self.costs.target_ns(n_rows, 1.0).map_or(0.0, |ns| moves_ns / ns.max(1) as f64);
-                let n_tokens = self.costs.n_prompt_tokens(n_rows, multiple - of_moves, n_tokens_max);
+                let n_tokens = self.costs.n_prompt_tokens(n_rows, multiple - of_moves(n_rows), n_tokens_max);
                 self.filling_blocks(n_tokens, plan, n_tokens_max)
             }
             _ => 0,

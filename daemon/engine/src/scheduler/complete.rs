@@ -19,6 +19,7 @@ impl Scheduler {
     pub(crate) fn complete(&mut self, mut plan: Plan, outputs: Vec<Output>, elapsed_ns: u64) {
         let under_way = self.steps_under_way.pop_front().filter(|under_way| under_way.step == plan.step);
         self.keep_ids(under_way.expect("steps are taken in in their order"));
+        self.commons.n_under_way -= 1;
         self.stats.n_steps += 1;
         self.stats.n_rows += plan.rows.len() as u64;
         self.stats.device_busy += Duration::from_nanos(elapsed_ns);
@@ -85,7 +86,13 @@ impl Scheduler {
                         self.spares.note(row.id, context, n_base);
                     }
                 }
-                Work::Verify(_) | Work::Joint(_) => {}
+                Work::Joint(work) => {
+                    let job = work.job;
+                    self.enqueue_prompts(job);
+                    self.enqueue(row.id);
+                    continue;
+                }
+                Work::Verify(_) => {}
                 Work::Run(_) => {
                     for _ in 0..row.n_outputs {
                         let output = row_outputs.next().expect("the backend leaves out no output");

@@ -25,6 +25,7 @@ impl Scheduler {
     /// what it would have written is computed again when it is asked for.
     pub(crate) fn fail_step(&mut self, plan: &Plan, n_moved: usize, error: &EngineError) {
         self.steps_under_way.retain(|under_way| under_way.step != plan.step);
+        self.commons.n_under_way -= usize::from(plan.has_rows());
         self.pages.note_tellings_lost();
         let mut jobs = Vec::new();
         for row in &plan.rows {

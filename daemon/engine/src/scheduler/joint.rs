@@ -3,7 +3,9 @@
 //! A job is admitted to pages as a whole, so that two of them never hold what the other waits for. Its members compute what
 //! leads up to their last tokens as prompts do. When all are there, their last tokens get rows in one step: a job that
 //! finds no room for all of them is looked at before anybody else in the next one. Whatever ends the work of one member ends
-//! the job.
+//! the job. Members that begin alike share the pages of that, also where they have lost them (`joint/alike`).
+
+mod alike;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -11,6 +13,7 @@ use std::sync::Arc;
 use rustc_hash::{FxHashMap, FxHashSet};
 use smallvec::SmallVec;
 
+use self::alike::{Alike, Found};
 use super::asked::Asked;
 use super::bounds::N_ROWS_PER_PREFILL;
 use super::cost::StepWork;
@@ -34,6 +37,8 @@ struct Job {
     members: Members,
     reply: Reply,
     drawn: Vec<Option<Output>>,
+    /// For each member, one before it that begins alike.
+    alike: Vec<Option<Alike>>,
 }
 
 /// Jobs over several contexts that are not done.
@@ -100,8 +105,8 @@ impl Scheduler {
             context.kv.forget_shared_unwritten(&mut self.pages);
             context.work = Some(Work::Joint(JointWork::new(job, sampler.clone(), tag)));
         }
-        let drawn = vec![None; n_rows];
-        self.jobs.jobs.insert(job, Job { members: members.clone(), reply, drawn });
+        let (drawn, alike) = (vec![None; n_rows], self.who_begin_alike(&members));
+        self.jobs.jobs.insert(job, Job { members: members.clone(), reply, drawn, alike });
         members.into_iter().for_each(|id| self.enqueue(id));
     }
 
@@ -198,7 +203,7 @@ impl Scheduler {
         if has_failed {
             return Some(Placed::Nothing);
         }
-        match self.admit_job(&members) {
+        match self.admit_job(job, &members) {
             Ok(true) => {}
             Ok(false) => return Some(Placed::Nothing),
             Err(error) => {
@@ -207,7 +212,10 @@ impl Scheduler {
             }
         }
         if self.contexts.get(&id).is_none_or(|context| !context.is_led_up()) {
-            return None;
+            return match self.find_blocks_of_others(job, id) {
+                Found::All => None,
+                Found::Later => Some(Placed::UnderWay),
+            };
         }
         let is_ready = |id| {
             self.contexts.get(id).is_some_and(|context| context.is_led_up() && context.under_way.is_none())
@@ -229,6 +237,11 @@ impl Scheduler {
             return Some(Placed::UnderWay);
         }
         Some(placed)
+    }
+
+    /// Members that wait for what others compute look for it again.
+    pub(super) fn enqueue_prompts(&mut self, job: JobId) {
+        self.jobs.members(job).into_iter().for_each(|id| self.enqueue_prompt(id));
     }
 
     /// A member that lost its KV while it waited is in the queue again.
@@ -303,6 +316,7 @@ impl Scheduler {
     fn take_back(&mut self, plan: &mut Plan, before: &Before) {
         let has_copies = plan.copies.len() > before.n_copies;
         plan.copies.truncate(before.n_copies);
+        let mut losers = Members::new();
         for row in plan.rows.drain(before.n_rows..) {
             let context = self.contexts.get_mut(&row.id).expect("a context with a row exists");
             context.under_way = None;
@@ -312,8 +326,11 @@ impl Scheduler {
             if has_copies {
                 // The beginning of what it was to write may be a copy that is not made.
                 context.kv.lose_after(row.start / PAGE_LEN, &mut self.pages);
+                losers.push(row.id);
             }
         }
+        // What they were promised is less than they need now. The job asks again.
+        losers.into_iter().for_each(|id| self.leave_by_id(id));
         plan.work = before.work;
     }
 
@@ -329,7 +346,8 @@ impl Scheduler {
             // What members share comes back once.
             let is_away = |&block: &BlockId| held.insert(block) && self.pages.page(block).is_none();
             n_away += blocks.iter().copied().filter(is_away).count();
-            n_new += context.kv.tokens.len().div_ceil(PAGE_LEN).saturating_sub(blocks.len());
+            let n_found = blocks.len().max(context.n_blocks_found());
+            n_new += context.kv.tokens.len().div_ceil(PAGE_LEN).saturating_sub(n_found);
             let written = blocks.get(context.start() / PAGE_LEN..).unwrap_or_default();
             let n = written.iter().filter(|&&block| self.pages.is_shared(block)).count();
             n_copied += n;
@@ -348,9 +366,26 @@ impl Scheduler {
         for id in copying {
             let context = self.contexts.get_mut(&id).expect("a member exists");
             context.kv.lose_after(context.kv.n_computed / PAGE_LEN, &mut self.pages);
+            if context.is_admitted() {
+                // It needs more than it was promised. The job asks again.
+                self.leave_by_id(id);
+            }
             self.enqueue(id);
         }
         Ok(None)
+    }
+
+    /// Sees to it that a job needs no more pages than it can have, at the cost of computing some of it again.
+    fn fit_job(&mut self, job: JobId, members: &Members) -> Result<(), EngineError> {
+        loop {
+            self.note_what_is_found(job);
+            match self.pages_of_job(members) {
+                Ok(Some(_)) => return Ok(()),
+                Ok(None) => {}
+                Err(_) if self.give_up_doubles(job) => {}
+                Err(error) => return Err(error),
+            }
+        }
     }
 
     fn make_room_for_all(&mut self, n_needed: usize, members: &Members, plan: &mut Plan) -> bool {
@@ -375,12 +410,14 @@ impl Scheduler {
     }
 
     /// Whether all members may take pages. If not, the first stands in the line for them.
-    fn admit_job(&mut self, members: &Members) -> Result<bool, EngineError> {
-        let is_in = |id| {
-            let context = self.contexts.get(id).map(Box::as_ref);
-            context.is_some_and(|context| context.is_admitted() && !self.needs_more_blocks(context))
+    fn admit_job(&mut self, job: JobId, members: &Members) -> Result<bool, EngineError> {
+        let mut is_in = |id| {
+            let Some(mut context) = self.contexts.remove(id) else { return false };
+            let is_in = context.is_admitted() && !self.needs_more(&mut context);
+            self.contexts.insert(*id, context);
+            is_in
         };
-        if members.iter().all(is_in) {
+        if members.iter().all(&mut is_in) {
             return Ok(true);
         }
         if members.iter().any(|id| self.contexts.get(id).is_some_and(|context| context.is_in_line())) {
@@ -388,7 +425,7 @@ impl Scheduler {
         }
         members.iter().for_each(|&id| self.leave_by_id(id));
         // What does not fit the device alone would hold others up for nothing.
-        while self.pages_of_job(members)?.is_none() {}
+        self.fit_job(job, members)?;
         if self.line.is_empty() && self.admit_all(members).is_ok() {
             return Ok(true);
         }
@@ -399,15 +436,8 @@ impl Scheduler {
     /// Admits a job at the head of the line, or makes room for it; returns whether there is any use in looking again.
     pub(super) fn admit_job_from_line(&mut self, job: JobId, first: ContextId) -> bool {
         let members = self.jobs.members(job);
-        // While it stood in line its members may have lost pages that they shared, and the device some of its own.
-        let pages = loop {
-            match self.pages_of_job(&members) {
-                Ok(None) => {}
-                Ok(Some(_)) => break Ok(()),
-                Err(error) => break Err(error),
-            }
-        };
-        if let Err(error) = pages {
+        // While it stood in line its members may have lost pages, and the device some of its own.
+        if let Err(error) = self.fit_job(job, &members) {
             self.leave_by_id(first);
             self.fail_job(job, error);
             return true;

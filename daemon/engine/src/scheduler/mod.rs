@@ -71,7 +71,7 @@ use fair::{Class, FairQueue, Lane, Seat};
 use holders::{Holders, Listing};
 use joint::Jobs;
 use line::Line;
-use moves::Moved;
+use moves::Link;
 use returns::Returns;
 use slots::Slots;
 use spares::Spares;
@@ -181,6 +181,9 @@ pub(crate) struct Commons {
     step: u64,
     /// Steps of all models that were taken in.
     n_steps: u64,
+    /// Steps of all models that were planned and neither taken in nor failed.
+    n_under_way: usize,
+    link: Link,
     /// By the models' places.
     decoding: Vec<Option<LastDecode>>,
     /// Whether who asks now, having been answered by the last step, comes too late for a device that stands still.
@@ -271,7 +274,6 @@ pub(crate) struct Scheduler {
     returns: Returns,
     spares: Spares,
     jobs: Jobs,
-    moved: Moved,
     /// The number of the last step with decode rows.
     last_decode_step: u64,
     /// The number of the last step planned.
@@ -315,7 +317,6 @@ impl Scheduler {
             returns: Returns::default(),
             spares: Spares::default(),
             jobs: Jobs::default(),
-            moved: Moved::default(),
             last_decode_step: 0,
             step: 0,
             steps_under_way: VecDeque::new(),

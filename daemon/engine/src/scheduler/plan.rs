@@ -160,6 +160,7 @@ impl Scheduler {
             ids.extend(plan.rows.iter().map(|row| row.id));
             self.steps_under_way.push_back(StepUnderWay { step: plan.step, ids });
             self.commons.step += 1;
+            self.commons.n_under_way += 1;
         }
         if !plan.moves.is_empty() {
             // Those of other rows did not, but nobody has looked since.
@@ -321,6 +322,9 @@ impl Scheduler {
         }
         if self.has_no_room_for_copy(context, target) {
             context.kv.lose_after(context.start() / PAGE_LEN, &mut self.pages);
+            if self.needs_more(context) {
+                self.leave(id, context);
+            }
         }
         let start = context.start();
         if start >= target {
@@ -486,6 +490,11 @@ impl Scheduler {
             return Err(EngineError::NoPages { n_needed, n_pages: self.limits.n_pages });
         }
         if n_needed > 0 {
+            if context.job().is_some() && (!context.is_admitted() || self.needs_more(context)) {
+                // Its job asks again, for all its members.
+                self.leave(id, context);
+                return Ok(Brought::Later);
+            }
             if !self.admit(id, context) {
                 return Ok(Brought::InLine);
             }

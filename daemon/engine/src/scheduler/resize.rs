@@ -34,7 +34,7 @@ impl Scheduler {
         self.set_n_pages(n_pages);
         let marking = match taking {
             Taking::Spare => {
-                let Count { n_left, marking } = self.count(None);
+                let Count { n_left, marking, .. } = self.count(None);
                 assert!(n_left >= 0, "what admitted contexts have stays with them");
                 marking
             }

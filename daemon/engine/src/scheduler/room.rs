@@ -198,12 +198,11 @@ impl Scheduler {
         true
     }
 
-    /// Whether it is of use that a victim lets go of its tail. One that others keep stays with them; then this one comes at
-    /// what it holds alone.
+    /// Whether it is of use that a victim lets go of its tail. What others keep of it, or a step reads, stays where it is;
+    /// then this one comes at what it holds alone. Of one with rows under way all is kept.
     fn may_give_up(&self, victim: &Victim, marking: u64) -> bool {
         let blocks = self.kv_of(victim).map_or(&[][..], Sequence::blocks);
-        blocks.last().is_some_and(|&last| !self.pages.is_pinned(last))
-            && blocks.iter().any(|&block| !self.is_kept(block, marking))
+        blocks.iter().any(|&block| !self.is_kept(block, marking))
     }
 
     fn is_kept(&self, block: BlockId, marking: u64) -> bool {

@@ -1,12 +1,13 @@
 //! Slots of contexts on the device, and who has one of those for which it keeps hidden states.
 //!
 //! There are fewer of these than there may be contexts. One that is asked and has none takes that of a context that has
-//! waited for nothing for some steps, which computes a row more when it is asked again. Who that is a hand tells that goes
-//! round, a few places for each who wants one: whoever comes back sooner than the hand keeps what it has.
+//! waited for nothing for some steps, which computes a row more when it is asked again. A hand goes round, a few places for
+//! each who wants one, and who was served longest ago of those that it passes gives its own.
 
 use super::{ContextState, Scheduler};
 use crate::batch::SlotId;
 use crate::command::ContextId;
+use crate::job::Work;
 
 /// Steps of the device for which a context keeps a state at least, once it waits for nothing.
 pub(super) const N_STEPS_KEPT: u64 = 32;
@@ -86,17 +87,31 @@ impl Scheduler {
             return context.kv.forget_told();
         }
         let longest_ago = self.commons.step.saturating_sub(N_STEPS_KEPT);
+        let mut idlest: Option<(u64, SlotId, ContextId)> = None;
         for _ in 0..N_LOOKED_AT.min(self.slots.holders.len()) {
             let Some((slot, holder)) = self.slots.look() else { continue };
-            let is_idle =
-                |holder: &&mut Box<ContextState>| holder.work.is_none() && holder.last_step < longest_ago;
-            let Some(holder) = self.contexts.get_mut(&holder).filter(is_idle) else { continue };
-            holder.slot = std::mem::replace(&mut context.slot, slot);
-            holder.kv.set_state(None);
-            holder.kv.forget_told();
-            context.kv.forget_told();
-            self.slots.holders[slot.0 as usize] = Some(id);
-            return;
+            let idle = self.contexts.get(&holder).filter(|holder| holder.is_idle_since(longest_ago));
+            if let Some(idle) = idle {
+                let found = (idle.last_step, slot, holder);
+                idlest = Some(idlest.map_or(found, |idlest| idlest.min(found)));
+            }
         }
+        let Some((_, slot, holder)) = idlest else { return };
+        let holder = self.contexts.get_mut(&holder).expect("it was looked at");
+        holder.slot = std::mem::replace(&mut context.slot, slot);
+        holder.kv.set_state(None);
+        holder.kv.forget_told();
+        context.kv.forget_told();
+        self.slots.holders[slot.0 as usize] = Some(id);
+    }
+}
+
+impl ContextState {
+    /// Whether it was served last before this step and waits for nothing: neither asked, nor a run that could go on. A run
+    /// whose guest does not pull is as far ahead as it may be.
+    fn is_idle_since(&self, step: u64) -> bool {
+        let waits = self.is_queued || self.is_in_line() || self.under_way.is_some();
+        let is_asked = self.work.as_ref().is_some_and(Work::is_question);
+        !waits && !is_asked && self.last_step < step
     }
 }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use tokio::sync::OwnedMutexGuard;
 use trellis_engine::account::Resource as Metered;
+use trellis_engine::batch::Drawn;
 use trellis_engine::sampling::Sampler;
 use trellis_engine::{Answer, Ask, Context, Guess};
 use wasmtime::component::Resource;
@@ -81,6 +82,16 @@ async fn ask_all(
     Ok(answers)
 }
 
+/// Appends what was drawn, to all contexts or to none.
+async fn append_to_all(
+    contexts: &mut [OwnedMutexGuard<Context>],
+    drawn: &[Vec<Drawn>],
+    samplers: &[Arc<Sampler>],
+) -> Result<(), HostError> {
+    let mut contexts: Vec<&mut Context> = contexts.iter_mut().map(|context| &mut **context).collect();
+    Ok(Context::append_drawn_to_all(&mut contexts, drawn, samplers).await?)
+}
+
 impl Host for GuestState {
     async fn top(
         &mut self,
@@ -142,15 +153,13 @@ impl Host for GuestState {
             .collect::<Result<Vec<_>, HostError>>()?;
         let asks = samplers.iter().cloned().map(Ask::Sample).collect();
         let answers = ask_all(&mut contexts, asks).await?;
-        let mut candidates = Vec::with_capacity(answers.len());
-        for ((context, sampler), answer) in contexts.iter_mut().zip(&samplers).zip(answers) {
-            let Answer::Sampled(drawn) = answer else {
-                unreachable!("asked for a token, answered with {answer:?}");
-            };
-            candidates.push(candidate(drawn.candidate));
-            context.append_drawn(&[drawn], sampler).await?;
-        }
-        Ok(candidates)
+        let drawn = answers.into_iter().map(|answer| match answer {
+            Answer::Sampled(drawn) => vec![drawn],
+            other => unreachable!("asked for a token, answered with {other:?}"),
+        });
+        let drawn: Vec<Vec<Drawn>> = drawn.collect();
+        append_to_all(&mut contexts, &drawn, &samplers).await?;
+        Ok(drawn.into_iter().flatten().map(|drawn| candidate(drawn.candidate)).collect())
     }
 
     async fn speculate(&mut self, requests: Vec<SpeculateRequest>) -> Result<Vec<Vec<Candidate>>, HostError> {
@@ -166,15 +175,14 @@ impl Host for GuestState {
         };
         let asks = requests.into_iter().zip(&samplers).map(ask).collect();
         let answers = ask_all(&mut contexts, asks).await?;
-        let mut candidates = Vec::with_capacity(answers.len());
-        for ((context, sampler), answer) in contexts.iter_mut().zip(&samplers).zip(answers) {
-            let Answer::Verified(drawn) = answer else {
-                unreachable!("asked for a verification, answered with {answer:?}");
-            };
-            context.append_drawn(&drawn, sampler).await?;
-            candidates.push(drawn.into_iter().map(|drawn| candidate(drawn.candidate)).collect());
-        }
-        Ok(candidates)
+        let drawn = answers.into_iter().map(|answer| match answer {
+            Answer::Verified(drawn) => drawn,
+            other => unreachable!("asked for a verification, answered with {other:?}"),
+        });
+        let drawn: Vec<Vec<Drawn>> = drawn.collect();
+        append_to_all(&mut contexts, &drawn, &samplers).await?;
+        let candidates = |drawn: Vec<Drawn>| drawn.into_iter().map(|drawn| candidate(drawn.candidate));
+        Ok(drawn.into_iter().map(|drawn| candidates(drawn).collect()).collect())
     }
 
     async fn score(&mut self, requests: Vec<ScoreRequest>) -> Result<Vec<Vec<f32>>, HostError> {

@@ -21,7 +21,7 @@ use crate::error::{EngineError, EngineFailure};
 use crate::handle::DESK;
 use crate::scheduler::{Sacrifice, Source, Taking, Want};
 
-/// What changes hands between two steps, unless a granule is longer: what a device copies in some milliseconds at most.
+/// What changes hands between two steps at most, unless a granule is longer: what a device copies in some milliseconds.
 const PART_BYTES: u64 = 64 << 20;
 
 /// Steps for which a model keeps the pages that it got from another.
@@ -162,6 +162,14 @@ impl Core {
         self.most_bytes().saturating_sub(self.kv_bytes())
     }
 
+    /// What changes hands between two steps: half of what may move there, since who gives a page may have to move another
+    /// to host memory for it.
+    fn part_bytes(&mut self) -> u64 {
+        let Self { residents, commons, .. } = self;
+        let of = |resident: &mut Resident| resident.lend(commons).n_move_bytes_per_step() as u64 / 2;
+        residents.iter_mut().flatten().map(of).min().map_or(PART_BYTES, |n_bytes| n_bytes.min(PART_BYTES))
+    }
+
     fn places(&self) -> impl Iterator<Item = usize> + use<> {
         0..self.residents.len()
     }
@@ -230,10 +238,10 @@ impl Core {
 
     /// Sees to it that a model gets a part of what its first in line lacks; `false` if it is to help itself.
     fn help(&mut self, place: usize, want: &Want) -> Result<bool, EngineFailure> {
-        let rest_bytes = self.rest_bytes();
+        let (rest_bytes, part_bytes) = (self.rest_bytes(), self.part_bytes());
         let Some(taker) = self.settled(place) else { return Ok(false) };
         let granule_bytes = taker.granule_bytes();
-        let wanted_bytes = wanted_bytes(taker, want);
+        let wanted_bytes = wanted_bytes(taker, want, part_bytes);
         if let Some(n_pages) = taker.n_pages_with(wanted_bytes.min(rest_bytes)) {
             return self.grow(place, n_pages);
         }
@@ -288,7 +296,7 @@ impl Core {
     /// All models together have more than they may: finds whose part goes. What is admitted loses its pages only if there
     /// is no other way.
     fn choose_for_all(&mut self) {
-        let n_bytes = (self.kv_bytes() - self.most_bytes()).min(PART_BYTES);
+        let n_bytes = (self.kv_bytes() - self.most_bytes()).min(self.part_bytes());
         let mut best: Option<(Sacrifice, Transfer)> = None;
         let mut last: Option<(u64, Transfer)> = None;
         for from in self.places() {
@@ -366,7 +374,8 @@ impl Core {
             let n_steps_kept = N_STEPS_KEPT + (n_moved / N_MOVED_PAGES_PER_STEP) as u64;
             taker.n_steps_kept = taker.n_steps_kept.max(n_steps_kept);
             taker.helped = Some(want.first);
-            if let Some(n_pages) = taker.n_pages_with(wanted_bytes(taker, &want).min(rest_bytes)) {
+            if let Some(n_pages) = taker.n_pages_with(wanted_bytes(taker, &want, PART_BYTES).min(rest_bytes))
+            {
                 self.grow(to, n_pages)?;
             }
         }
@@ -410,8 +419,8 @@ impl Core {
 }
 
 /// What a model is to get at once for its first in line.
-fn wanted_bytes(taker: &Resident, want: &Want) -> u64 {
+fn wanted_bytes(taker: &Resident, want: &Want, part_bytes: u64) -> u64 {
     let granule_bytes = taker.granule_bytes();
     let wanted_bytes = (want.n_pages as u64).saturating_mul(taker.page_bytes());
-    wanted_bytes.min(PART_BYTES).next_multiple_of(granule_bytes)
+    wanted_bytes.min(part_bytes).next_multiple_of(granule_bytes)
 }

@@ -6,6 +6,7 @@ use super::hash_backend::{drawn, hash};
 use super::verify::House;
 use super::{Model, N_POSITIONS, Plan, World};
 use crate::account::Resource;
+use crate::backend::PAGE_LEN;
 use crate::batch::{Candidate, Token};
 use crate::command::{Answer, Ask, ContextId, Edit, Operation};
 use crate::completion::Done;
@@ -13,6 +14,7 @@ use crate::error::EngineError;
 use crate::job::{JobId, Stage, Work};
 use crate::line::Standing;
 use crate::sampling::Sampler;
+use crate::scheduler::Taking;
 use crate::scheduler::plan::PlannedRow;
 
 /// A job that its caller waits for.
@@ -20,8 +22,17 @@ pub(super) struct Job {
     members: [ContextId; 2],
     place: Standing,
     expected: Vec<Candidate>,
+    /// Pages that it takes when its members share what they can.
+    n_pages: usize,
     /// Whether something was done with a member meanwhile.
     is_disturbed: bool,
+}
+
+/// Pages of two contexts that share full pages as far as they are alike, and each write their last token.
+fn n_pages_together(tokens: [&[Token]; 2]) -> usize {
+    let n_alike = tokens[0].iter().zip(tokens[1]).take_while(|(token, other)| token == other).count();
+    let n_full = tokens.iter().map(|tokens| tokens.len() - 1).fold(n_alike, usize::min);
+    tokens.iter().map(|tokens| tokens.len().div_ceil(PAGE_LEN)).sum::<usize>() - n_full / PAGE_LEN
 }
 
 /// What became of jobs.
@@ -85,8 +96,9 @@ impl World {
             model.is_member = true;
             (*id, Self::edit(model))
         });
+        let n_pages = n_pages_together([idx, other].map(|idx| self.contexts[idx].1.tokens.as_slice()));
         self.apply(Operation::DrawTogether { members: members.to_vec(), sampler, tag });
-        self.jobs.push(Job { members: ids, place, expected, is_disturbed: false });
+        self.jobs.push(Job { members: ids, place, expected, n_pages, is_disturbed: false });
         let spoiled = self.random.below(2);
         match self.random.below(16) {
             // The caller loses interest before the engine begins, or edits one of the contexts.
@@ -183,6 +195,7 @@ impl World {
                 }
                 Done::Answer(Err(EngineError::NoPages { n_needed, n_pages: found })) => {
                     assert!(n_needed > n_pages && found == n_pages, "{n_needed} of {n_pages}");
+                    assert!(job.n_pages > n_pages, "{} of {n_pages} would do for {n_needed}", job.n_pages);
                     seen.n_without_pages += 1;
                 }
                 Done::Answer(Err(EngineError::Budget(_))) => seen.n_over_budget += 1,
@@ -224,4 +237,23 @@ fn a_job_that_is_refused_half_way_leaves_nothing_half_written() {
         }
         assert_eq!(house.account.used(Resource::Pages), 0);
     }
+}
+
+/// Two contexts that begin alike, each made by itself, on a device that has room for the pages of one and the end of the
+/// other.
+#[test]
+fn members_that_begin_alike_hold_and_compute_that_once() {
+    let mut house = House::new(64, u64::MAX);
+    house.scheduler.vacate(13, Taking::Any);
+    let tokens: Vec<Token> = (0..11 * PAGE_LEN as Token).map(|token| token % 40).collect();
+    let texts = [&tokens[..], &tokens[..10 * PAGE_LEN + 5]];
+    let (place, sampler) =
+        (house.guests.stand(house.caller), Arc::new(Sampler { seed: 8, ..Sampler::greedy() }));
+    let members = texts.map(|text| (house.create(), Edit { appended: text.to_vec(), ..Edit::default() }));
+    let (members, tag) = (members.to_vec(), place.tag());
+    house.scheduler.apply(Operation::DrawTogether { members, sampler, tag });
+    let (answer, n_tokens) = house.answer(place);
+    let expected = texts.map(|text| drawn(hash(text), 8));
+    assert_eq!(answer.expect("it fits"), Answer::Together(expected.to_vec()));
+    assert_eq!(n_tokens, tokens.len() as u64 + 5);
 }

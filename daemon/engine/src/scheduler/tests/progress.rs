@@ -98,21 +98,28 @@ impl House {
     }
 
     fn run(&mut self, id: ContextId, tokens: Vec<Token>) -> RunQueue {
+        self.run_after(id, Edit { appended: tokens, ..Edit::default() })
+    }
+
+    pub(super) fn run_after(&mut self, id: ContextId, edit: Edit) -> RunQueue {
+        self.stream_after(id, edit, Ahead::Unbounded)
+    }
+
+    pub(super) fn stream_after(&mut self, id: ContextId, edit: Edit, ahead: Ahead) -> RunQueue {
         let queue = self.guests.queue(self.callers[&id]);
         let settings = RunSettings {
             sampler: Arc::new(Sampler::greedy()),
             stop_tokens: Arc::new([]),
             n_tokens_max: None,
-            ahead: Ahead::Unbounded,
+            ahead,
             masks: MaskSource::Sampler,
         };
-        let edit = Edit { appended: tokens, ..Edit::default() };
         self.scheduler.apply(Operation::Run { id, edit, settings, tag: queue.tag() });
         queue
     }
 
     /// Plans up to two steps ahead and takes in the oldest.
-    fn step(&mut self) {
+    pub(super) fn step(&mut self) {
         while self.under_way.len() < 2 && self.scheduler.has_work() {
             let plan = self.scheduler.plan();
             self.n_moves_most = self.n_moves_most.max(plan.moves.len());
@@ -154,7 +161,7 @@ pub(super) struct Question {
 }
 
 impl Question {
-    fn is_answered(&mut self) -> bool {
+    pub(super) fn is_answered(&mut self) -> bool {
         match self.place.try_take() {
             Some(Done::Answer(answer)) => {
                 answer.expect("it fits");

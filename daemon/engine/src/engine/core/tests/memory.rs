@@ -122,6 +122,28 @@ fn endless_work_of_two_models_moves_a_part_at_most_once_in_32_steps() {
     }
 }
 
+/// Where somebody decodes, the next pages move once those have that were asked for before.
+#[test]
+fn pages_that_move_while_no_step_runs_leave_room_for_one() {
+    for decodes in [true, false] {
+        let mut house = House::new(&[Kind { page_bytes: 4 << 20, n_longest: 40, ..PLAIN }], 1);
+        let idle = house.create(0, 1);
+        house.ask(idle, pages(20));
+        house.settle();
+        if decodes {
+            let decoding = house.create(0, 2);
+            house.run(decoding, 8, Some(6));
+            house.settle();
+        }
+        assert_eq!((house.n_pauses, house.stats(0).n_swaps_out), (0, 0));
+        let asked = house.create(0, 3);
+        house.ask(asked, pages(30));
+        house.settle();
+        assert!(house.stats(0).n_swaps_out >= 10);
+        assert_eq!(house.n_pauses > 0, decodes, "{} pauses", house.n_pauses);
+    }
+}
+
 #[test]
 fn contexts_that_have_nothing_on_the_device_are_not_looked_at_for_pages() {
     for n_models in [1, 2] {

@@ -196,6 +196,8 @@ pub(super) struct House {
     stats: Option<EngineStats>,
     /// What turns took.
     pub(super) busy: Duration,
+    /// Turns after which something was to come in, or a moment.
+    pub(super) n_pauses: usize,
 }
 
 impl House {
@@ -214,6 +216,7 @@ impl House {
             shared: Vec::new(),
             stats: None,
             busy: Duration::ZERO,
+            n_pauses: 0,
         };
         kinds.iter().for_each(|&kind| house.add(kind, n_under_way));
         // As long as nobody has said what they have together, each has what it came with.
@@ -429,6 +432,7 @@ impl House {
         match self.turn() {
             Next::Device => self.core.wait(),
             Next::Input => return !self.inputs.is_empty(),
+            Next::InputBefore(_) => self.n_pauses += 1,
             _ => {}
         }
         true
