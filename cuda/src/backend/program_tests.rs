@@ -74,13 +74,13 @@ fn decoded(backend: &mut CudaBackend, samplers: &[Sampler], prompts: &[Vec<Token
         let first = contexts.iter().zip(samplers).zip(&lefts).enumerate();
         let first = first.map(|(idx, ((tokens, sampler), &left))| {
             let last = tokens.len() - 1;
-            let kind = OutputKind::Program { sampler, start: Start::At(left) };
+            let kind = OutputKind::Program { sampler, start: Start::At(left), within: None };
             row(idx as u32, tokens, if round == 0 { 0 } else { last }, idx * N_PAGES, vec![(last, kind)])
         });
         backend.submit(&Batch { copies: &[], rows: first.collect() }).expect("it is submitted");
         for _ in 0..3 {
             let next = contexts.iter().zip(samplers).enumerate().map(|(idx, (tokens, sampler))| {
-                let kind = OutputKind::Program { sampler, start: Start::Drawn };
+                let kind = OutputKind::Program { sampler, start: Start::Drawn, within: None };
                 let n = tokens.len();
                 Row { input: Input::Drawn, ..row(idx as u32, tokens, n, idx * N_PAGES, vec![(n, kind)]) }
             });
@@ -160,7 +160,7 @@ fn guesses_are_drawn_as_one_after_the_other() {
         let rows = contexts.iter().zip(&samplers).enumerate().map(|(idx, (tokens, sampler))| {
             let asked = (N_PROMPT - 1..N_PROMPT + 4).map(|position| {
                 let start = if position == N_PROMPT - 1 { Start::At(sampler.start()) } else { Start::Before };
-                (position, OutputKind::Program { sampler, start })
+                (position, OutputKind::Program { sampler, start, within: None })
             });
             row(idx as u32, tokens, N_PROMPT - 1, idx * N_PAGES, asked.collect())
         });
@@ -189,14 +189,14 @@ fn programs_share_steps_with_all_else() {
     let prompt = tokens(&mut random, 40, vocab_size);
     let mut alone = Vec::new();
     for sampler in &samplers {
-        let kind = OutputKind::Program { sampler, start: Start::At(sampler.start()) };
+        let kind = OutputKind::Program { sampler, start: Start::At(sampler.start()), within: None };
         let rows = vec![row(0, &prompt, 0, 0, vec![(39, kind)])];
         alone.push(backend.forward(&Batch { copies: &[], rows }).expect("it runs").remove(0));
     }
     let chain = Arc::new(Sampler { temperature: 1.0, ..Sampler::greedy() });
     let mask = Arc::new(TokenMask::all(vocab_size));
     for (sampler, alone) in samplers.iter().zip(&alone) {
-        let kind = OutputKind::Program { sampler, start: Start::At(sampler.start()) };
+        let kind = OutputKind::Program { sampler, start: Start::At(sampler.start()), within: None };
         let rows = vec![
             row(1, &prompt, 0, 10, vec![(39, OutputKind::Sample(&chain)), (38, OutputKind::Top { n: 3 })]),
             row(0, &prompt, 0, 0, vec![(39, kind)]),

@@ -114,6 +114,7 @@ impl CaseRow {
             masks: &self.masks,
             biases: &self.biases,
             constraint: self.constraint.as_deref(),
+            within: None,
         };
         machine.draw(&self.program, &place)
     }

@@ -17,10 +17,18 @@ pub(super) fn output_of(
             let (history, position) = (looked_at(sampler, history), history.len() as u64);
             sample(logits, &history, position, sampler, scratch).map(Output::Sampled)
         }
-        OutputKind::Program { sampler, .. } => {
+        OutputKind::Program { sampler, within, .. } => {
             let (looked_at, n_tokens) = (looked_at(sampler, history), history.len());
-            sample_by_program(logits, &looked_at, n_tokens, sampler, start, scratch)
-                .map(|(candidate, left)| Output::Programmed(candidate, Box::new(left)))
+            sample_by_program(
+                logits,
+                &looked_at,
+                n_tokens,
+                sampler,
+                start,
+                within.map(|mask| &**mask),
+                scratch,
+            )
+            .map(|(candidate, left)| Output::Programmed(candidate, Box::new(left)))
         }
         OutputKind::Masked { sampler, mask: Some(mask) } => {
             let (history, position) = (looked_at(sampler, history), history.len() as u64);

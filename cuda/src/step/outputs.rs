@@ -186,9 +186,12 @@ impl Outputs {
             for &request_idx in requests {
                 let request = &row.requests[request_idx];
                 let output = match &request.kind {
-                    OutputKind::Program { sampler, start } => {
-                        let output =
-                            self.programmed(row, request.position, sampler, *start, room, &mut place);
+                    OutputKind::Program { sampler, start, within } => {
+                        // No kernel keeps a program to a mask.
+                        let output = match within {
+                            Some(_) => None,
+                            None => self.programmed(row, request.position, sampler, *start, room, &mut place),
+                        };
                         if output.is_none() {
                             let start = self.programs.leave_to_host(row.slot, *start);
                             self.host_starts.extend(start.map(|start| (first_place + request_idx, start)));

@@ -39,7 +39,8 @@ fn at(numbers: [f32; 8], n_drawn: u32) -> Start {
 }
 
 fn asks<'a>(sampler: &'a Sampler, from: usize, starts: &[Start]) -> Vec<(usize, OutputKind<'a>)> {
-    let kind = |(idx, &start): (usize, &Start)| (from + idx, OutputKind::Program { sampler, start });
+    let kind =
+        |(idx, &start): (usize, &Start)| (from + idx, OutputKind::Program { sampler, start, within: None });
     starts.iter().enumerate().map(kind).collect()
 }
 

@@ -314,7 +314,7 @@ impl Steps {
         (self.all_given, self.has_program_kernel) = (true, false);
         let card = self.card.clone();
         for request in rows.iter().flat_map(|row| row.requests) {
-            if let OutputKind::Program { sampler, .. } = &request.kind {
+            if let OutputKind::Program { sampler, within, .. } = &request.kind {
                 let put_on = sampler.program.as_ref().expect("it draws by a program");
                 // It may become ready at any time, and this step goes one way.
                 self.has_program_kernel = self.has_program_kernel || card.programs().is_some();
@@ -322,7 +322,8 @@ impl Steps {
                 {
                     self.has_program_kernel &= !self.leaves_programs;
                 }
-                self.all_given &= self.has_program_kernel && self.given.place(put_on).is_some();
+                self.all_given &=
+                    within.is_none() && self.has_program_kernel && self.given.place(put_on).is_some();
             }
         }
     }

@@ -135,6 +135,8 @@ pub enum OutputKind<'a> {
         sampler: &'a Sampler,
         /// Where the program starts.
         start: Start,
+        /// What may be drawn, whatever the program says; all tokens when `None`.
+        within: Option<&'a Arc<TokenMask>>,
     },
     /// The `n` most probable tokens and the entropy.
     Top {

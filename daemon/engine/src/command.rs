@@ -6,7 +6,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::batch::{Candidate, Drawn, Token};
 use crate::completion::{CallerId, Tag};
-use crate::port::{shared, shared_list};
+use crate::error::EngineError;
+use crate::port::{shared, shared_list, shared_list_of};
+use crate::run::Finish;
 use crate::sampling::{Sampler, TokenMask};
 
 /// A model on a device, unique while the engine runs.
@@ -82,6 +84,25 @@ pub enum Ask {
 pub enum Guess {
     /// One token after the other.
     Chain(Vec<Token>),
+    /// The same, with a mask for each place where a token is drawn, in the place of the sampler's: one more than there are
+    /// tokens.
+    Masked {
+        /// The tokens.
+        tokens: Vec<Token>,
+        /// What may be drawn in their places, and after the last of them.
+        #[serde(with = "shared_list_of")]
+        masks: Vec<Arc<TokenMask>>,
+    },
+}
+
+impl Guess {
+    /// The guessed tokens.
+    #[must_use]
+    pub fn tokens(&self) -> &[Token] {
+        match self {
+            Self::Chain(tokens) | Self::Masked { tokens, .. } => tokens,
+        }
+    }
 }
 
 /// What may come at one place of a continuation.
@@ -144,7 +165,7 @@ pub struct RunSettings {
 pub enum MaskSource {
     /// The sampler: one for all draws, or none.
     Sampler,
-    /// The caller, one for each draw with [`Context::supply_mask`](crate::Context::supply_mask), in the place of the
+    /// The caller: the rule that its context keeps to, or one mask for each draw with [`Context::supply_mask`](crate::Context::supply_mask), in the place of the
     /// sampler's. Nothing is drawn without.
     Caller,
 }
@@ -219,6 +240,13 @@ pub(crate) enum Operation {
         #[serde(with = "shared")]
         mask: Arc<TokenMask>,
     },
+    /// There is no mask for this place: the run ends before it.
+    EndRun {
+        id: ContextId,
+        tag: Tag,
+        position: usize,
+        end: Result<Finish, EngineError>,
+    },
     Save {
         id: ContextId,
         edit: Edit,
@@ -258,6 +286,7 @@ impl Operation {
             | Self::Pulled { id, .. }
             | Self::Save { id, .. }
             | Self::Mask { id, .. }
+            | Self::EndRun { id, .. }
             | Self::Release { id, .. } => id.model,
             Self::DrawTogether { members, .. } => {
                 members.first().map_or(ContextId::LEAST, |(id, _)| *id).model

@@ -1,6 +1,7 @@
 //! The caller's side of a context.
 
 mod history;
+mod keeps;
 mod segments;
 mod states;
 mod together;
@@ -11,12 +12,14 @@ use std::sync::Arc;
 use smallvec::SmallVec;
 
 use self::history::History;
+use self::keeps::{Foreseen, Keeping};
 use self::states::{Leaves, States};
 use self::verified::Verified;
 use crate::account::{Owner, Resource};
 use crate::batch::{Drawn, Token, Tokens};
 use crate::command::{Answer, Ask, ContextId, Edit, Guess, MaskSource, Operation, RunSettings};
 use crate::completion::{CallerId, Done};
+use crate::constraint::Rule;
 use crate::error::EngineError;
 use crate::handle::{Caller, Room};
 use crate::job::N_GUESS_MAX;
@@ -46,6 +49,12 @@ pub struct Context {
     run: Option<Run>,
     verified: Option<Verified>,
     n_truncations: u64,
+    /// What it draws under.
+    rule: Option<Arc<Rule>>,
+    /// What it drew under last.
+    keeping: Option<Keeping>,
+    /// What was worked out for its next draw.
+    foreseen: Option<Foreseen>,
 }
 
 type Reports = SmallVec<[f32; N_REPORTS_MAX]>;
@@ -160,6 +169,9 @@ impl Context {
             run,
             verified,
             n_truncations,
+            rule: None,
+            keeping: None,
+            foreseen: None,
         })
     }
 
@@ -281,6 +293,9 @@ impl Context {
         self.tokens.truncate(n_tokens);
         self.n_truncations += 1;
         self.states.truncate(n_tokens);
+        if self.keeping.as_ref().is_some_and(|keeping| keeping.first > n_tokens) {
+            self.keeping = None;
+        }
         self.reports.clear();
         self.footprint.set_with(n_tokens, self.states.n_bytes())?;
         self.n_synced = self.n_synced.min(n_tokens);
@@ -299,6 +314,7 @@ impl Context {
         child.footprint.set_with(child.tokens.len(), self.states.n_bytes())?;
         child.states = self.states.fork();
         child.reports.clone_from(&self.reports);
+        child.keeping = self.keeping.as_ref().map(Keeping::fork).transpose()?;
         let edit = self.take_edit();
         self.model.post_into(room, Operation::Fork { id: self.id, edit, child: child.id })?;
         Ok(child)
@@ -344,8 +360,12 @@ impl Context {
                 self.check_continuation(tokens)?;
             }
             Ask::Scores(tokens) => self.check_tokens(tokens)?,
+            Ask::Verify { guess: Guess::Masked { .. }, .. } => {
+                unreachable!("what a context keeps to, it works out itself")
+            }
             Ask::Prefill | Ask::Top { .. } | Ask::Full | Ask::Embedding => {}
         }
+        let ask = self.constrained(ask).await?;
         let room = self.model.room(&self.caller).await?;
         let place = self.caller.stand();
         let (id, edit, tag) = (self.id, self.take_edit(), place.tag());
@@ -448,15 +468,21 @@ impl Context {
             return Err(EngineError::EmptyContext);
         }
         settings.sampler.validate(self.model.limits().vocab_size)?;
-        if settings.sampler.program.is_some() && settings.masks == MaskSource::Caller {
-            return Err(SamplerError::ProgramUnderMasks.into());
-        }
         self.states.carry_on(&mut settings.sampler);
         let leaves = Leaves::of(&settings.sampler);
+        let masks = self.masks_of_run(&settings.sampler)?;
+        if masks.is_some() {
+            settings.masks = MaskSource::Caller;
+        }
         let room = self.model.room(&self.caller).await?;
         let queue = RunQueue::new(self.caller.stand());
         let (id, edit, tag) = (self.id, self.take_edit(), queue.tag());
         self.model.post_into(room, Operation::Run { id, edit, settings, tag })?;
+        if let Some(masks) = masks {
+            let watch = masks.watch(&self.model, self.caller.id(), id, tag);
+            queue.watch(watch.clone());
+            watch.begin();
+        }
         self.run = Some(Run { key, queue, leaves });
         Ok(())
     }

@@ -5,6 +5,7 @@ use serde::{Deserialize, Serialize};
 use crate::account::BudgetExceeded;
 use crate::backend::BackendError;
 use crate::batch::{OutputFault, Token};
+use crate::constraint::ConstraintError;
 use crate::sampling::SamplerError;
 
 /// Why the engine did not do what it was asked.
@@ -73,6 +74,9 @@ pub enum EngineError {
     /// A sampler setting out of range.
     #[error(transparent)]
     Sampler(#[from] SamplerError),
+    /// The tokens of a context and its constraint do not go together.
+    #[error(transparent)]
+    Constraint(#[from] ConstraintError),
     /// One output could not be had.
     #[error(transparent)]
     Output(#[from] OutputFault),

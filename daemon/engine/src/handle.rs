@@ -13,6 +13,7 @@ use crate::completion::{CallerId, Done, Tag};
 use crate::engine::Newcomer;
 use crate::error::{EngineError, EngineFailure};
 use crate::line::{Line, Standing};
+use crate::mask_threads::MaskThreads;
 use crate::model_handle::ModelHandle;
 use crate::port::Port;
 
@@ -154,6 +155,8 @@ pub(crate) struct Link {
     messages: mpsc::UnboundedSender<Posted>,
     /// For what is asked in nobody's name.
     room: Arc<Semaphore>,
+    /// Where masks are worked out.
+    masks: MaskThreads,
     desk: Arc<Line>,
     port: Port,
     /// The guests that have something here, by their accounts.
@@ -171,6 +174,7 @@ impl Link {
         let link = Self {
             messages,
             room: Arc::new(Semaphore::new(N_OPERATIONS_MAX)),
+            masks: MaskThreads::default(),
             desk,
             port,
             callers: Mutex::default(),
@@ -178,6 +182,11 @@ impl Link {
             state,
         };
         (Arc::new(link), served)
+    }
+
+    /// Where masks are worked out.
+    pub(crate) fn masks(&self) -> &MaskThreads {
+        &self.masks
     }
 
     /// Whether the engine works, and if not, why.

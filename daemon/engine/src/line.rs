@@ -8,7 +8,16 @@ use std::future::poll_fn;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Poll, Waker};
 
+use crate::batch::Token;
 use crate::completion::{Done, Tag};
+use crate::run::RunEvent;
+
+/// What wants to hear of each token of a run as soon as it is there, whether or not its guest takes it. Told on the engine's
+/// thread, which it must not hold up.
+pub(crate) trait Watch: std::fmt::Debug + Send + Sync {
+    /// The next token was drawn.
+    fn note_drawn(self: Arc<Self>, token: Token);
+}
 
 /// What has come back for one guest and is not taken.
 #[derive(Debug, Default)]
@@ -28,6 +37,7 @@ struct Place {
     turn: u32,
     done: VecDeque<Done>,
     waker: Option<Waker>,
+    watch: Option<Arc<dyn Watch>>,
 }
 
 impl Places {
@@ -56,8 +66,18 @@ impl Line {
     pub(crate) fn deliver(&self, tag: Tag, done: Done) -> Option<Waker> {
         let mut places = self.lock();
         let place = places.get(tag)?;
+        let drawn = match &done {
+            Done::Run { event: RunEvent::Token(drawn), .. } => Some(drawn.candidate.token),
+            _ => None,
+        };
+        let told = drawn.zip(place.watch.clone());
         place.done.push_back(done);
-        place.waker.take()
+        let waker = place.waker.take();
+        drop(places);
+        if let Some((token, watch)) = told {
+            watch.note_drawn(token);
+        }
+        waker
     }
 
     /// Nothing more will come.
@@ -80,6 +100,11 @@ pub(crate) struct Standing {
 impl Standing {
     pub(crate) fn tag(&self) -> Tag {
         self.tag
+    }
+
+    /// Has the tokens of a run told to this from now on.
+    pub(crate) fn watch(&self, watch: Arc<dyn Watch>) {
+        self.line.lock().get(self.tag).expect("the place is taken").watch = Some(watch);
     }
 
     /// What has come, if anything has.
@@ -116,6 +141,7 @@ impl Drop for Standing {
             place.turn = place.turn.wrapping_add(1);
             place.done.clear();
             place.waker = None;
+            place.watch = None;
             places.free.push(self.tag.place() as u32);
         }
     }

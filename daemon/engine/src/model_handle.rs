@@ -1,7 +1,7 @@
 //! A loaded model, as guests and the daemon find it.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use tokio::sync::{oneshot, watch};
 
@@ -9,8 +9,10 @@ use crate::account::Owner;
 use crate::backend::{Backend, Limits, WeightsInfo};
 use crate::command::{ContextId, ModelId, Operation};
 use crate::completion::{CallerId, Done, Tag};
+use crate::constraint::{ConstraintError, Vocabulary};
 use crate::error::{EngineError, EngineFailure};
 use crate::handle::{Caller, EngineState, Link, Message, Room};
+use crate::mask_threads::MaskThreads;
 use crate::model::Model;
 use crate::stats::EngineStats;
 
@@ -27,6 +29,8 @@ struct Loaded {
     weights: WeightsInfo,
     device: String,
     next_context: AtomicU64,
+    /// What constraints need of its tokens, once one was compiled.
+    vocabulary: OnceLock<Result<Arc<Vocabulary>, ConstraintError>>,
     /// Contexts that are open, on their guests' side, and leases.
     n_holders: watch::Sender<usize>,
     /// Why nothing more is computed for it while its engine goes on with others.
@@ -73,6 +77,7 @@ impl ModelHandle {
             weights: backend.weights(),
             device: backend.device().to_owned(),
             next_context: AtomicU64::new(0),
+            vocabulary: OnceLock::new(),
             n_holders: watch::Sender::new(0),
             failure,
             is_closed: AtomicBool::new(false),
@@ -91,6 +96,11 @@ impl ModelHandle {
     #[must_use]
     pub fn model(&self) -> &Arc<Model> {
         &self.0.model
+    }
+
+    /// What constraints need of its tokens. The first who asks waits until it is worked out.
+    pub(crate) fn vocabulary(&self) -> Result<Arc<Vocabulary>, ConstraintError> {
+        self.0.vocabulary.get_or_init(|| Vocabulary::of(self.model()).map(Arc::new)).clone()
     }
 
     /// What its backend can hold, with the pages that it had when it was loaded.
@@ -162,6 +172,11 @@ impl ModelHandle {
 
     pub(crate) fn link(&self) -> &Arc<Link> {
         &self.0.engine
+    }
+
+    /// Where the masks of its contexts are worked out.
+    pub(crate) fn masks(&self) -> &MaskThreads {
+        self.0.engine.masks()
     }
 
     pub(crate) fn id(&self) -> ModelId {

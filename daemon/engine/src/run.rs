@@ -1,11 +1,13 @@
 //! Tokens decoded ahead of whoever pulls them.
 
+use std::sync::Arc;
+
 use serde::{Deserialize, Serialize};
 
 use crate::batch::Drawn;
 use crate::completion::{Done, Reply, Tag};
 use crate::error::EngineError;
-use crate::line::Standing;
+use crate::line::{Standing, Watch};
 
 /// Tokens decoded ahead of a stream until it is known how far its guest runs.
 const N_AHEAD_DEFAULT: usize = 4;
@@ -54,6 +56,8 @@ pub enum Finish {
     MaxTokens,
     /// The context is full.
     ContextFull,
+    /// The constraint allows nothing more.
+    Complete,
 }
 
 /// What a run gives.
@@ -145,6 +149,11 @@ impl RunQueue {
         self.place.tag()
     }
 
+    /// Has each token told to this as soon as it is there.
+    pub(crate) fn watch(&self, watch: Arc<dyn Watch>) {
+        self.place.watch(watch);
+    }
+
     /// Tokens taken.
     pub(crate) fn n_pulled(&self) -> usize {
         self.n_pulled
@@ -192,8 +201,6 @@ impl RunQueue {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
     use super::*;
     use crate::batch::Candidate;
     use crate::completion::{CallerId, Completion, Outbox};

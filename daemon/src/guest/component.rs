@@ -17,7 +17,20 @@ const PACKAGE: &str = "trellis:host";
 
 /// Its versions, today's first, and the interfaces of each.
 const VERSIONS: [(&str, &[&str]); 2] = [
-    ("0.2.0", &["contexts", "decoding", "models", "programs", "samplers", "session", "streams", "types"]),
+    (
+        "0.2.0",
+        &[
+            "constraints",
+            "contexts",
+            "decoding",
+            "models",
+            "programs",
+            "samplers",
+            "session",
+            "streams",
+            "types",
+        ],
+    ),
     ("0.1.1", &["contexts", "decoding", "models", "samplers", "session", "streams", "types"]),
 ];
 

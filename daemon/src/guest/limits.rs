@@ -54,9 +54,17 @@ pub struct GuestLimits {
     pub argument_bytes: usize,
     /// Contexts that a guest has open.
     pub n_contexts: u64,
-    /// Bytes of host memory for the token lists of its contexts, ten a token, and for its masks, an eighth for each token of
-    /// the vocabulary.
+    /// Bytes of host memory for the token lists of its contexts, ten a token, for its masks, an eighth for each token of the
+    /// vocabulary, and for its grammars.
     pub host_bytes: u64,
+    /// Bytes of a grammar.
+    pub constraint_bytes: usize,
+    /// Symbols in the rules of a grammar, once they are written out.
+    pub constraint_symbols: usize,
+    /// States of a grammar's lexer, over all masks.
+    pub constraint_states: usize,
+    /// Time to work out the mask of one draw: counted in steps that take so long on a processor of 2020, not measured.
+    pub constraint_mask_ms: u64,
     /// KV pages that a guest's contexts hold.
     pub n_pages: u64,
     /// Tokens computed for a guest.
@@ -102,6 +110,10 @@ impl Default for GuestLimits {
             argument_bytes: 256 << 10,
             n_contexts: 256,
             host_bytes: 64 << 20,
+            constraint_bytes: 256 << 10,
+            constraint_symbols: 100_000,
+            constraint_states: 20_000,
+            constraint_mask_ms: 100,
             n_pages: 65_536,
             n_tokens: 10_000_000,
             output_bytes_in_flight: 4 << 20,

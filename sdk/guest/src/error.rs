@@ -94,9 +94,31 @@ pub enum Error {
         /// What the template said.
         reason: String,
     },
-    /// Mask and bias left no token to draw.
+    /// Mask and bias, a constraint or a program left no token to draw.
     #[error("no token can be drawn: {reason}")]
     NoToken {
+        /// What the engine said.
+        reason: String,
+    },
+    /// A grammar is broken, or asks for something that is not supported, or for more than it may.
+    #[error("the grammar is refused at {place}: {reason}")]
+    GrammarRefused {
+        /// Line and column of a text, the JSON pointer of a schema, or the number of a choice.
+        place: String,
+        /// What is wrong there.
+        reason: String,
+    },
+    /// A token was appended that the grammar to which the context keeps does not have there.
+    #[error("the grammar does not have token {token} at position {position}")]
+    GrammarLeft {
+        /// Of the context.
+        position: u32,
+        /// What stands there.
+        token: u32,
+    },
+    /// A mask would take more work, or more states, than a grammar may.
+    #[error("{reason}")]
+    GrammarTooComplex {
         /// What the engine said.
         reason: String,
     },
@@ -166,6 +188,9 @@ impl From<types::Error> for Error {
             types::Error::NoChatTemplate(model) => Error::NoChatTemplate { model },
             types::Error::ChatTemplate(reason) => Error::ChatTemplate { reason },
             types::Error::NotANumber(reason) => Error::NotANumber { reason },
+            types::Error::GrammarRefused(e) => Error::GrammarRefused { place: e.place, reason: e.reason },
+            types::Error::GrammarLeft(e) => Error::GrammarLeft { position: e.position, token: e.token },
+            types::Error::GrammarTooComplex(reason) => Error::GrammarTooComplex { reason },
             types::Error::NoToken(reason) => Error::NoToken { reason },
             types::Error::Cancelled => Error::Cancelled,
             types::Error::EngineFailed(reason) => Error::EngineFailed { reason },

@@ -125,8 +125,12 @@ impl Completion {
         self.logprob() / self.tokens.len().max(1) as f32
     }
 
-    /// Whether it came to its own end, a stop token or a stop text, and not to the end of what it might have.
+    /// Whether it came to its own end, a stop token, a stop text or that of its constraint, and not to the end of what it might
+    /// have.
     pub fn is_finished(&self) -> bool {
-        matches!(self.finish, FinishReason::StopToken(_) | FinishReason::StopText(_))
+        matches!(
+            self.finish,
+            FinishReason::StopToken(_) | FinishReason::StopText(_) | FinishReason::GrammarComplete
+        )
     }
 }

@@ -59,6 +59,7 @@
 mod args;
 pub mod bindings;
 mod chat;
+mod constraints;
 mod context;
 mod decoding;
 mod error;
@@ -74,6 +75,7 @@ mod streams;
 pub use args::Args;
 pub use bindings::trellis::host::types::Token;
 pub use chat::{Chat, ChatMessage};
+pub use constraints::{Beginning, Constraint, Whitespace};
 pub use context::{Context, forget};
 pub use decoding::{
     Candidate, Distribution, embedding_all, full_all, logprobs_all, score_all, speculate_all, step_all,

@@ -2,7 +2,7 @@
 
 use crate::bindings::trellis::host::samplers as raw;
 use crate::programs::{Program, TokenBias};
-use crate::{Model, Result, Token};
+use crate::{Beginning, Constraint, Model, Result, Token};
 
 /// How a token is drawn from the model's distribution.
 ///
@@ -22,7 +22,7 @@ impl Sampler {
     }
 
     /// A random draw at temperature 1, to be adjusted and then built.
-    pub fn seeded(seed: u64) -> SamplerBuilder {
+    pub fn seeded(seed: u64) -> SamplerBuilder<'static> {
         SamplerBuilder { seed, temperature: 1.0, ..SamplerBuilder::default() }
     }
 
@@ -59,6 +59,16 @@ impl Sampler {
     pub fn set_program_biases(&self, biases: &[&TokenBias]) -> Result {
         let biases: Vec<_> = biases.iter().map(|bias| &bias.raw).collect();
         Ok(self.raw.set_program_biases(&biases)?)
+    }
+
+    /// Has what is drawn from now on keep to a constraint, or to none, beside all that the sampler says. Each call puts it on
+    /// anew: a context that kept to it before begins again.
+    ///
+    /// # Errors
+    /// [`InvalidArgument`](crate::Error::InvalidArgument) for a text to begin after that is not 1 to 256 bytes long;
+    /// [`TokenOutOfRange`](crate::Error::TokenOutOfRange).
+    pub fn set_constraint(&self, constraint: Option<&Constraint>, begins: &Beginning) -> Result {
+        Ok(self.raw.set_constraint(constraint.map(Constraint::raw), begins)?)
     }
 
     /// The same settings with another seed.
@@ -169,7 +179,8 @@ impl Sampler {
 /// ```
 #[derive(Clone, Debug, Default)]
 #[must_use = "a builder does nothing before `build`"]
-pub struct SamplerBuilder {
+pub struct SamplerBuilder<'a> {
+    constraint: Option<&'a Constraint>,
     seed: u64,
     temperature: f32,
     top_k: Option<u32>,
@@ -182,7 +193,7 @@ pub struct SamplerBuilder {
     bias: Vec<(Token, f32)>,
 }
 
-impl SamplerBuilder {
+impl<'a> SamplerBuilder<'a> {
     /// Divides the logits: below 1 for safer text, above 1 for wilder text, 0 for the most probable token.
     pub fn temperature(mut self, temperature: f32) -> Self {
         self.temperature = temperature;
@@ -237,6 +248,12 @@ impl SamplerBuilder {
         self
     }
 
+    /// Has what is drawn keep to a constraint, from where a context first draws with it.
+    pub fn constraint(mut self, constraint: &'a Constraint) -> Self {
+        self.constraint = Some(constraint);
+        self
+    }
+
     /// The sampler.
     ///
     /// # Errors
@@ -268,6 +285,9 @@ impl SamplerBuilder {
         }
         if !self.bias.is_empty() {
             sampler.set_bias(&self.bias)?;
+        }
+        if let Some(constraint) = self.constraint {
+            sampler.set_constraint(Some(constraint.raw()), &Beginning::FirstDraw)?;
         }
         Ok(Sampler { raw: sampler, seed: self.seed })
     }

@@ -61,6 +61,7 @@ examples! {
     "calculator" => calculator,
     "chat" => chat,
     "complete" => complete,
+    "constrained" => constrained,
     "json-fields" => json_fields,
     "probe" => probe,
     "samplers" => samplers,
@@ -318,6 +319,44 @@ mod check {
         assert!(votes[0].1 < 12, "{votes:?}");
         let text = run(name, &[question]).await.well().text;
         assert_eq!(text, format!("743 ({} of 12 samples)\n", votes[0].1));
+    }
+
+    pub(crate) async fn constrained(name: &str) {
+        let ask = "Ada, a pilot from Oslo, is 36.";
+        for temperature in ["0", "1.5"] {
+            let ended = run(name, &["--temperature", temperature, ask]).await.well();
+            let person: Value = serde_json::from_str(&ended.text).expect("JSON, and the end of a line");
+            let keys: Vec<&String> = person.as_object().expect("an object").keys().collect();
+            assert_eq!(keys, ["name", "age", "skills"], "{person}");
+            assert!(person["age"].as_u64().is_some_and(|age| age <= 120), "{person}");
+        }
+        let text = run(name, &["--choice", "never|always", "--temperature", "9", ask]).await.well().text;
+        assert!(["never\n", "always\n"].contains(&text.as_str()), "{text:?}");
+        let text = run(name, &["--lark", "start: \"<\" /[a-z]{3}/ \">\"", ask]).await.well().text;
+        let inner = text.strip_prefix('<').and_then(|text| text.strip_suffix(">\n")).expect("its brackets");
+        assert!(inner.len() == 3 && inner.bytes().all(|it| it.is_ascii_lowercase()), "{text:?}");
+        // It begins after a text of the model's own.
+        let text = run(
+            name,
+            &["--after", " ", "--regex", "[0-9]{2}", "--temperature", "0.7", "Tell me a short story."],
+        );
+        let text = text.await.well().text;
+        let (before, number) = text.trim_end().split_at(text.trim_end().len() - 2);
+        assert!(before.contains(' ') && number.bytes().all(|it| it.is_ascii_digit()), "{text:?}");
+        for (option, grammar, told) in [
+            (
+                "--schema",
+                "{\"properties\": {\"a\": {\"not\": {}}}}",
+                "at /properties/a/not: the keyword \"not\"",
+            ),
+            ("--regex", "a(b", "at column 2: unclosed group"),
+            ("--lark", "start: x", "at line 1, column 8: unknown name"),
+            ("--choice", "", "choice 0"),
+        ] {
+            let ended = run(name, &[option, grammar, ask]).await;
+            let reason = ended.reason();
+            assert!(reason.message.contains(told), "{reason:?}");
+        }
     }
 
     pub(crate) async fn json_fields(name: &str) {

@@ -6,6 +6,7 @@ mod cancels;
 mod card;
 mod cli;
 mod concurrency;
+mod constraints;
 mod dtypes;
 mod failing;
 mod forks;

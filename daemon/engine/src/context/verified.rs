@@ -20,7 +20,8 @@ pub(super) struct Verified {
 
 impl Context {
     /// Draws tokens as `ask(Ask::Verify)` does, for [`Self::take_verified`] with the same key; returns how many. Whatever
-    /// else is done with the context meanwhile forgets those that were not taken.
+    /// else is done with the context meanwhile forgets those that were not taken. `None` where the constraint of the context
+    /// is complete: nothing is drawn then, and a guess ends where it will be.
     ///
     /// # Errors
     /// As for a verification.
@@ -29,7 +30,8 @@ impl Context {
         key: RunKey,
         sampler: &Arc<Sampler>,
         guess: Vec<Token>,
-    ) -> Result<usize, EngineError> {
+    ) -> Result<Option<usize>, EngineError> {
+        let Some(guess) = self.up_to_completion(guess).await? else { return Ok(None) };
         let leaves = Leaves::of(sampler);
         let ask = Ask::Verify { sampler: sampler.clone(), guess: Guess::Chain(guess) };
         let drawn = match self.ask(ask).await?.answer().await? {
@@ -38,7 +40,7 @@ impl Context {
         };
         let n_drawn = drawn.len();
         self.verified = Some(Verified { key, drawn, leaves });
-        Ok(n_drawn)
+        Ok(Some(n_drawn))
     }
 
     /// Appends the next token that a verification with this key drew, if there is one.

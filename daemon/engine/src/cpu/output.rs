@@ -1,5 +1,7 @@
 //! From hidden states to what was asked for.
 
+use std::sync::Arc;
+
 use rayon::prelude::*;
 
 use super::late::LateDraw;
@@ -7,7 +9,7 @@ use super::linear::{Gemm, Linear};
 use super::plan::{Plan, Question};
 use crate::batch::{Output, OutputFault, OutputKind, Start, Token};
 use crate::sampling::program::DrawState;
-use crate::sampling::{Distribution, Sampler, Scratch, sample, sample_by_program, sample_under};
+use crate::sampling::{Distribution, Sampler, Scratch, TokenMask, sample, sample_by_program, sample_under};
 
 /// Rows of logits in memory at once; enough to use every weight that is read many times.
 const N_LOGIT_ROWS_MAX: usize = 64;
@@ -75,12 +77,13 @@ pub(super) fn answer(
 /// Draws of programs that start where the draw before them in their row ended, one after the other.
 fn chained_draws(question: &Question<'_>, logits: &[f32], outputs: &mut [Output], scratch: &mut Scratch) {
     for &(output_idx, kind) in &question.requests {
-        let OutputKind::Program { sampler, start: Start::Before } = *kind else { continue };
+        let OutputKind::Program { sampler, start: Start::Before, within } = *kind else { continue };
         let guessed = question.history.len() - 1;
         let is_guessed = |token: Token| question.history.copy_of(guessed..guessed + 1) == [token];
         outputs[output_idx] = match &outputs[output_idx - 1] {
             Output::Programmed(candidate, left) if is_guessed(candidate.token) => {
-                program_draw(question, sampler, left.next, logits, scratch).unwrap_or_else(Output::Failed)
+                program_draw(question, sampler, left.next, within, logits, scratch)
+                    .unwrap_or_else(Output::Failed)
             }
             // Nobody asks for what comes after a draw that failed, or that was not what was guessed.
             _ => Output::Failed(OutputFault::NothingToDraw),
@@ -92,11 +95,13 @@ fn program_draw(
     question: &Question<'_>,
     sampler: &Sampler,
     start: DrawState,
+    within: Option<&Arc<TokenMask>>,
     logits: &[f32], // [vocab_size]
     scratch: &mut Scratch,
 ) -> Result<Output, OutputFault> {
+    let within = within.map(|mask| &**mask);
     let (history, n_tokens) = (looked_at(question, sampler), question.history.len());
-    let (candidate, left) = sample_by_program(logits, &history, n_tokens, sampler, start, scratch)?;
+    let (candidate, left) = sample_by_program(logits, &history, n_tokens, sampler, start, within, scratch)?;
     Ok(Output::Programmed(candidate, Box::new(left)))
 }
 
@@ -134,8 +139,8 @@ fn answer_one(
             let (history, position) = (looked_at(question, sampler), question.history.len() as u64);
             sample(logits, &history, position, sampler, scratch).map(Output::Sampled)
         }
-        OutputKind::Program { sampler, start: Start::At(start) } => {
-            program_draw(question, sampler, start, logits, scratch)
+        OutputKind::Program { sampler, start: Start::At(start), within } => {
+            program_draw(question, sampler, start, within, logits, scratch)
         }
         // Once the draw before it is there.
         OutputKind::Program { start: Start::Before, .. } => Err(OutputFault::NotANumber),

@@ -35,7 +35,8 @@ impl Gone {
             Operation::Edit { .. }
             | Operation::Cancel { .. }
             | Operation::Pulled { .. }
-            | Operation::Mask { .. } => return,
+            | Operation::Mask { .. }
+            | Operation::EndRun { .. } => return,
             Operation::Open { caller, tag, .. } => {
                 return outbox.to(caller, tag).send(Done::Opened(Err(error())));
             }

@@ -17,6 +17,7 @@ pub use verify::N_GUESS_MAX;
 pub(crate) use verify::VerifyWork;
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use smallvec::smallvec;
 
@@ -25,16 +26,28 @@ use crate::command::{Ahead, Ask};
 use crate::completion::Tag;
 use crate::error::EngineError;
 use crate::run::{AheadWindow, RunEvent};
-use crate::sampling::Sampler;
+use crate::sampling::{Sampler, TokenMask};
 
 /// What a program's reading of a row of logits costs, as a share of computing the row.
 const READING_SHARE: f32 = 0.1;
 
 /// A draw by a sampler's chain, or by its program from this start.
 fn draw(sampler: &Sampler, start: Start) -> OutputKind<'_> {
-    match sampler.program {
+    match &sampler.program {
         None => OutputKind::Sample(sampler),
-        Some(_) => OutputKind::Program { sampler, start },
+        Some(put_on) => OutputKind::Program { sampler, start, within: put_on.within.as_ref() },
+    }
+}
+
+/// The same under a mask of the draw's own, or one that is late. A program is given none that is.
+fn draw_under<'a>(
+    sampler: &'a Arc<Sampler>,
+    mask: Option<&'a Arc<TokenMask>>,
+    start: Start,
+) -> OutputKind<'a> {
+    match sampler.program {
+        None => OutputKind::Masked { sampler, mask },
+        Some(_) => OutputKind::Program { sampler, start, within: mask },
     }
 }
 
@@ -122,6 +135,7 @@ impl Work {
         match self {
             Self::Ask(AskWork { ask: Ask::Prefill, .. }) => n_tokens - 1,
             Self::Joint(JointWork { stage: Stage::LeadsUp, .. }) => n_tokens - 1,
+            Self::Run(run) if run.waits_for_mask(n_tokens) => n_tokens - 1,
             Self::Ask(_) | Self::Verify(_) | Self::Run(_) | Self::Joint(_) => n_tokens,
         }
     }
@@ -201,7 +215,9 @@ impl Work {
             if end > position { smallvec![OutputRequest { position, kind }] } else { Requests::new() }
         };
         match self {
-            Self::Run(run) if end == n_tokens => smallvec![run.draw(n_tokens)],
+            Self::Run(run) if end == n_tokens && !run.waits_for_mask(n_tokens) => {
+                smallvec![run.draw(n_tokens)]
+            }
             Self::Run(_) | Self::Joint(JointWork { stage: Stage::LeadsUp, .. }) => Requests::new(),
             Self::Joint(work) => last(draw(&work.sampler, Start::At(work.sampler.start()))),
             Self::Verify(work) => work.outputs(end),

@@ -1,8 +1,8 @@
 //! Decoding token by token, ahead of the guest that pulls.
 
 use super::LateMasks;
-use super::draw;
-use crate::batch::{OutputKind, OutputRequest, Start};
+use super::{draw, draw_under};
+use crate::batch::{OutputRequest, Start};
 use crate::command::{MaskSource, RunSettings};
 use crate::run::RunReply;
 use crate::sampling::program::DrawState;
@@ -22,10 +22,17 @@ impl RunWork {
     pub(crate) fn new(settings: RunSettings, queue: RunReply) -> Self {
         let masks = match settings.masks {
             MaskSource::Sampler => None,
+            // No device draws by a program once its layers are done.
+            MaskSource::Caller if settings.sampler.program.is_some() => Some(LateMasks::in_time()),
             MaskSource::Caller => Some(LateMasks::default()),
         };
         let next = settings.sampler.start();
         Self { settings, queue, n_given: 0, next, masks }
+    }
+
+    /// Whether what leads up to the draw after a context's last token, of `n_tokens`, is all that can be computed now.
+    pub(crate) fn waits_for_mask(&self, n_tokens: usize) -> bool {
+        self.masks.as_ref().is_some_and(|masks| masks.are_in_time() && masks.get(n_tokens).is_none())
     }
 
     /// The draw after a context's last token, of `n_tokens`.
@@ -33,7 +40,7 @@ impl RunWork {
         let sampler = &self.settings.sampler;
         let kind = match &self.masks {
             None => draw(sampler, Start::At(self.next)),
-            Some(masks) => OutputKind::Masked { sampler, mask: masks.get(n_tokens) },
+            Some(masks) => draw_under(sampler, masks.get(n_tokens), Start::At(self.next)),
         };
         OutputRequest { position: n_tokens - 1, kind }
     }

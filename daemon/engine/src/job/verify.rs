@@ -7,7 +7,7 @@
 
 use std::sync::Arc;
 
-use super::draw;
+use super::{draw, draw_under};
 use crate::batch::{Drawn, Output, OutputRequest, Requests, Start, Token};
 use crate::command::{Answer, Guess};
 use crate::completion::{Done, Reply};
@@ -47,8 +47,7 @@ impl VerifyWork {
 
     /// The guessed tokens, which are computed after the context's own.
     pub(crate) fn guess(&self) -> &[Token] {
-        let Guess::Chain(tokens) = &self.guess;
-        tokens
+        self.guess.tokens()
     }
 
     pub(crate) fn answer(self, answer: Result<Answer, EngineError>) {
@@ -75,7 +74,13 @@ impl VerifyWork {
         let request = |position| {
             let is_first = position == self.first_draw();
             let start = if is_first { Start::At(self.sampler.start()) } else { Start::Before };
-            OutputRequest { position, kind: draw(&self.sampler, start) }
+            let kind = match &self.guess {
+                Guess::Chain(_) => draw(&self.sampler, start),
+                Guess::Masked { masks, .. } => {
+                    draw_under(&self.sampler, Some(&masks[position - self.first_draw()]), start)
+                }
+            };
+            OutputRequest { position, kind }
         };
         (self.first_draw()..end).map(request).collect()
     }

@@ -19,7 +19,8 @@ pub struct Scratch {
     machine: Machine,
 }
 
-/// Draws by the sampler's program.
+/// Draws by the sampler's program, a token that `within` allows. A program that does not ask for the constraint's mask sees
+/// no others: they are as little there for its truncations as for its draw.
 ///
 /// # Errors
 /// The logits hold a NaN, or the program leaves no token to draw.
@@ -32,11 +33,22 @@ pub fn sample_by_program(
     n_tokens: usize,
     sampler: &Sampler,
     start: DrawState,
+    within: Option<&TokenMask>,
     scratch: &mut Scratch,
 ) -> Result<(Candidate, Left), OutputFault> {
     let distribution = Distribution::new(logits)?;
     let put_on = sampler.program.as_ref().expect("the sampler has a program");
-    let (token, left) = put_on.draw(&mut scratch.machine, logits, history, n_tokens, sampler.seed, start)?;
+    let Scratch { machine, logits: masked, .. } = scratch;
+    let seen = match within {
+        Some(mask) if !put_on.program.asks_for_constraint() => {
+            masked.clear();
+            masked.extend_from_slice(logits);
+            apply_mask(mask, masked);
+            masked
+        }
+        _ => logits,
+    };
+    let (token, left) = put_on.draw(machine, seen, history, n_tokens, sampler.seed, start, within)?;
     Ok((Candidate { token, logprob: distribution.logprob(token) }, left))
 }
 
@@ -92,23 +104,28 @@ fn adjusts(sampler: &Sampler) -> bool {
     !sampler.bias.is_empty() || sampler.penalizes()
 }
 
-/// Steps 1 to 4.
-fn adjust(mask: Option<&TokenMask>, history: &[Token], sampler: &Sampler, scratch: &mut Scratch) {
-    let Scratch { logits, counts, seen, .. } = scratch;
-    if let Some(mask) = mask {
-        for (logits, &word) in logits.chunks_mut(64).zip(mask.words()) {
-            match word {
-                u64::MAX => {}
-                0 => logits.fill(f32::NEG_INFINITY),
-                word => {
-                    for (bit, logit) in logits.iter_mut().enumerate() {
-                        if word >> bit & 1 == 0 {
-                            *logit = f32::NEG_INFINITY;
-                        }
+/// Step 1.
+fn apply_mask(mask: &TokenMask, logits: &mut [f32]) {
+    for (logits, &word) in logits.chunks_mut(64).zip(mask.words()) {
+        match word {
+            u64::MAX => {}
+            0 => logits.fill(f32::NEG_INFINITY),
+            word => {
+                for (bit, logit) in logits.iter_mut().enumerate() {
+                    if word >> bit & 1 == 0 {
+                        *logit = f32::NEG_INFINITY;
                     }
                 }
             }
         }
+    }
+}
+
+/// Steps 1 to 4.
+fn adjust(mask: Option<&TokenMask>, history: &[Token], sampler: &Sampler, scratch: &mut Scratch) {
+    let Scratch { logits, counts, seen, .. } = scratch;
+    if let Some(mask) = mask {
+        apply_mask(mask, logits);
     }
     for &(token, bias) in &sampler.bias {
         let logit = &mut logits[token as usize];

@@ -56,6 +56,17 @@ impl TokenMask {
         (token as usize) < self.vocab_size && self.words[token as usize / 64] >> (token % 64) & 1 == 1
     }
 
+    /// What both allow.
+    ///
+    /// # Panics
+    /// They are for different vocabularies.
+    #[must_use]
+    pub fn and(mut self, other: &Self) -> Self {
+        assert_eq!(self.vocab_size, other.vocab_size, "masks of one vocabulary");
+        self.words.iter_mut().zip(&other.words).for_each(|(word, other)| *word &= other);
+        self
+    }
+
     /// Tokens that the mask covers, allowed or not.
     #[must_use]
     pub fn vocab_size(&self) -> usize {

@@ -187,9 +187,6 @@ pub enum SamplerError {
         /// How many there may be.
         max: usize,
     },
-    /// A program's draws take no masks of their own.
-    #[error("a program draws without masks that its caller supplies token by token")]
-    ProgramUnderMasks,
     /// A mask made for another vocabulary.
     #[error("the mask covers {n_tokens} tokens, the vocabulary has {vocab_size}")]
     MaskSize {

@@ -229,7 +229,7 @@ mod tests {
         let (first, second) = (bias(1.0), bias(2.0));
         let [one, same, other] = [&first, &first, &second].map(program);
         let draw = |sampler| {
-            let kind = OutputKind::Program { sampler, start: Start::Before };
+            let kind = OutputKind::Program { sampler, start: Start::Before, within: None };
             [OutputRequest { position: 0, kind }]
         };
         let mut given = Given::default();

@@ -57,6 +57,7 @@ impl Scheduler {
                 self.note_pulled(id, tag, n_tokens, is_waiting);
             }
             Operation::Mask { id, tag, position, mask } => self.take_mask(id, tag, position, mask),
+            Operation::EndRun { id, tag, position, end } => self.end_run_at(id, tag, position, end),
             Operation::Save { id, edit, name, tag } => {
                 self.edit(id, edit);
                 let saved = self.save(id, name, price_ns);

@@ -167,7 +167,7 @@ impl ContextState {
         }
     }
 
-    fn end_run(&mut self, event: RunEvent, pages: &mut PageTable) {
+    pub(super) fn end_run(&mut self, event: RunEvent, pages: &mut PageTable) {
         // Nothing follows: a page for what would have is not the guest's to pay for.
         self.kv.forget_unwritten(pages);
         if let Some(Work::Run(mut run)) = self.take_work() {

@@ -11,7 +11,9 @@ use super::{ContextState, Plan, Scheduler};
 use crate::batch::LateMask;
 use crate::command::ContextId;
 use crate::completion::Tag;
+use crate::error::EngineError;
 use crate::job::{LateMasks, Work};
+use crate::run::{Finish, RunEvent};
 use crate::sampling::TokenMask;
 
 /// The masks that have come for a step that waits for some.
@@ -46,6 +48,24 @@ impl Scheduler {
             masks.put(position, mask);
             self.enqueue(id);
         }
+    }
+
+    /// Ends a run whose next draw has no mask. A row of it that is under way is thrown away.
+    pub(super) fn end_run_at(
+        &mut self,
+        id: ContextId,
+        tag: Tag,
+        position: usize,
+        end: Result<Finish, EngineError>,
+    ) {
+        let Some(context) = self.contexts.get_mut(&id) else { return };
+        let is_next = position == context.kv.tokens.len();
+        if !matches!(&context.work, Some(Work::Run(run)) if run.queue.tag() == tag && is_next) {
+            return;
+        }
+        context.end_run(end.map_or_else(RunEvent::Failed, RunEvent::Finished), &mut self.pages);
+        self.leave_by_id(id);
+        self.enqueue(id);
     }
 
     /// The masks that have come for a step under way.

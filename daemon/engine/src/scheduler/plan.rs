@@ -374,7 +374,7 @@ impl Scheduler {
         self.stats.n_tokens += (end - start) as u64;
         self.stats.n_tokens_again += n_again as u64;
         self.charge_row(context, class, start..end, n_again, plan);
-        let draws = end == target && matches!(context.work, Some(Work::Run(_)));
+        let draws = end == n_tokens && end == target && matches!(context.work, Some(Work::Run(_)));
         let waits_for_mask = draws && context.lacks_mask();
         plan.waits_for_masks |= waits_for_mask;
         let before = context.under_way.map_or(0, |under_way| under_way.n_rows);

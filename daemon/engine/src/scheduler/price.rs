@@ -20,7 +20,7 @@ impl Scheduler {
         let base = NS_PER_OPERATION;
         match operation {
             // How far a run has come is said for every token, and a mask that has come should not be late.
-            Operation::Pulled { .. } | Operation::Mask { .. } => 0,
+            Operation::Pulled { .. } | Operation::Mask { .. } | Operation::EndRun { .. } => 0,
             Operation::Create { .. } | Operation::Cancel { .. } | Operation::Stats { .. } => base,
             Operation::Fork { id, edit, .. } => {
                 base + self.edit_ns(*id, edit) + NS_PER_SHARED_PAGE * self.n_pages_of(*id)

@@ -94,6 +94,7 @@ impl Setting {
             masks: &self.masks,
             biases: &self.biases,
             constraint: None,
+            within: None,
         };
         run(&mut Machine::default(), &program, &place)
     }

@@ -60,6 +60,7 @@ pub(super) fn finish_reason(finish: Finish) -> FinishReason {
         Finish::Stop => unreachable!("the stop token was given before, and ended it"),
         Finish::MaxTokens => FinishReason::MaxTokens,
         Finish::ContextFull => FinishReason::ContextFull,
+        Finish::Complete => FinishReason::GrammarComplete,
     }
 }
 
@@ -111,6 +112,7 @@ impl From<EngineError> for HostError {
                 limit: n_pages as u64,
             }),
             EngineError::Sampler(error) => return error.into(),
+            EngineError::Constraint(error) => return error.into(),
             EngineError::Output(OutputFault::NothingToDraw) => ApiError::NoToken(text),
             EngineError::Output(OutputFault::NotANumber) => ApiError::NotANumber(text),
             EngineError::NotSaved { name } => ApiError::NotFound(name),
@@ -142,7 +144,6 @@ impl From<SamplerError> for HostError {
                 invalid("program", "one that ends in a row", "one that ends in a token")
             }
             SamplerError::TooMany { what, n, max } => invalid(what, n, format!("at most {max}")),
-            SamplerError::ProgramUnderMasks => invalid("program", &error, "the fixed chain"),
             SamplerError::MaskSize { n_tokens, vocab_size } => {
                 invalid("mask", format!("of {n_tokens} tokens"), format!("one of {vocab_size} tokens"))
             }

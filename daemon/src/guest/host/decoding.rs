@@ -71,6 +71,9 @@ async fn ask_all(
     contexts: &mut [OwnedMutexGuard<Context>],
     asks: Vec<Ask>,
 ) -> Result<Vec<Answer>, HostError> {
+    for (context, ask) in contexts.iter_mut().zip(&asks) {
+        context.foresee(ask)?;
+    }
     let mut pending = Vec::with_capacity(asks.len());
     for (context, ask) in contexts.iter_mut().zip(asks) {
         pending.push(context.ask(ask).await?);
@@ -151,6 +154,9 @@ impl Host for GuestState {
             .zip(&contexts)
             .map(|(request, context)| self.settings_for(&request.sampler, context))
             .collect::<Result<Vec<_>, HostError>>()?;
+        for (context, request) in contexts.iter_mut().zip(&requests) {
+            context.keep_to(self.table.get(&request.sampler)?.given.rule());
+        }
         let asks = samplers.iter().cloned().map(Ask::Sample).collect();
         let answers = ask_all(&mut contexts, asks).await?;
         let drawn = answers.into_iter().map(|answer| match answer {
@@ -169,6 +175,9 @@ impl Host for GuestState {
             .zip(&contexts)
             .map(|(request, context)| self.settings_for(&request.sampler, context))
             .collect::<Result<Vec<_>, HostError>>()?;
+        for (context, request) in contexts.iter_mut().zip(&requests) {
+            context.keep_to(self.table.get(&request.sampler)?.given.rule());
+        }
         let ask = |(request, sampler): (SpeculateRequest, &Arc<Sampler>)| Ask::Verify {
             sampler: sampler.clone(),
             guess: Guess::Chain(request.guess),

@@ -82,13 +82,14 @@ impl GuestState {
     fn prepare(
         &mut self,
         request: GenerateRequest,
-        context: OwnedMutexGuard<Context>,
+        mut context: OwnedMutexGuard<Context>,
     ) -> Result<Generation, HostError> {
         let mut sampler = self.settings_for(&request.sampler, &context)?;
         if let Some(seed) = request.seed {
             Arc::make_mut(&mut sampler).seed = seed;
         }
         check_stop_tokens(context.model(), &request.stop_tokens)?;
+        context.keep_to(self.table.get(&request.sampler)?.given.rule());
         check_stop_texts(&request.stop_texts)?;
         let client = match request.emit {
             Emit::Nothing => None,
@@ -193,7 +194,9 @@ impl Generation {
         match finish {
             FinishReason::StopText(_) => n_within(&self.ends, self.text.len()),
             FinishReason::StopToken(_) => self.tokens.len() - 1,
-            FinishReason::MaxTokens | FinishReason::ContextFull => self.tokens.len(),
+            FinishReason::MaxTokens | FinishReason::ContextFull | FinishReason::GrammarComplete => {
+                self.tokens.len()
+            }
         }
     }
 

@@ -9,8 +9,9 @@ use wasmtime::component::Resource;
 
 use super::convert::{check_same_model, check_tokens, invalid};
 use super::types::{
-    Given, GuestBias, GuestMask, GuestModel, GuestProgram, GuestSampler, HeldMask, HostError,
+    Given, GuestBias, GuestConstraint, GuestMask, GuestModel, GuestProgram, GuestSampler, HeldMask, HostError,
 };
+use crate::guest::bindings::trellis::host::constraints::Beginning;
 use crate::guest::bindings::trellis::host::samplers::{Host, HostSampler, HostTokenMask};
 use crate::guest::charge::HostCharge;
 use crate::guest::held::HeldModel;
@@ -23,9 +24,10 @@ const N_BIAS_MAX: usize = 1024;
 impl GuestSampler {
     /// The settings for a draw with this model.
     pub(super) fn for_model(&self, model: &ModelHandle) -> Result<Arc<Sampler>, HostError> {
-        let Given { mask, program, masks, biases } = &self.given;
+        let Given { mask, program, masks, biases, constraint } = &self.given;
         let of_masks = mask.iter().chain(masks).map(|mask| &mask.model);
         let of_program = program.iter().map(|program| &program.model);
+        let of_program = of_program.chain(constraint.iter().map(|given| &given.held.model));
         for other in of_masks.chain(of_program).chain(biases.iter().map(|bias| &bias.model)) {
             check_same_model(model, other)?;
         }
@@ -207,6 +209,15 @@ impl HostSampler for GuestState {
         put_on.biases = biases.iter().map(|held| held.bias.clone()).collect();
         given.biases = biases;
         Ok(())
+    }
+
+    fn set_constraint(
+        &mut self,
+        sampler: Resource<GuestSampler>,
+        constraint: Option<Resource<GuestConstraint>>,
+        begins: Beginning,
+    ) -> Result<(), HostError> {
+        self.constrain(&sampler, constraint, begins)
     }
 
     fn with_seed(

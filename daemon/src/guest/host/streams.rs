@@ -60,6 +60,7 @@ impl HostStream for GuestState {
         let mut context = lock(&stream.cell);
         // A run that starts after an interruption has only what is left.
         let n_left = stream.n_tokens_max.map(|n| n - stream.n_given);
+        context.keep_to(stream.given.rule());
         let settings = || RunSettings {
             sampler: stream.settings.clone(),
             stop_tokens: stream.stop_tokens.clone(),

@@ -4,10 +4,11 @@
 use wasmtime::component::{HasData, Resource};
 
 use super::types::{
-    GuestBias, GuestContext, GuestDecoder, GuestMask, GuestModel, GuestProgram, GuestSampler, GuestStream,
-    HostError,
+    GuestBias, GuestConstraint, GuestContext, GuestDecoder, GuestMask, GuestModel, GuestProgram,
+    GuestSampler, GuestStream, HostError,
 };
 use super::values::{Data, Reply};
+use crate::guest::bindings::trellis::host::constraints::{Beginning, Grammar};
 use crate::guest::bindings::trellis::host::decoding::{
     Distribution, LogprobsRequest, ScoreRequest, SpeculateRequest, StepRequest,
 };
@@ -19,7 +20,7 @@ use crate::guest::bindings::trellis::host::streams::{
 };
 use crate::guest::bindings::trellis::host::types::{Candidate, Error as ApiError};
 use crate::guest::bindings::trellis::host::{
-    contexts, decoding, models, programs, samplers, session, streams, types,
+    constraints, contexts, decoding, models, programs, samplers, session, streams, types,
 };
 use crate::guest::error::GuestFault;
 use crate::guest::store::GuestState;
@@ -185,6 +186,9 @@ taped!(samplers::HostSampler, "sampler." {
     fn set_program_biases(
         sampler: Resource<GuestSampler>, biases: Vec<Resource<GuestBias>>
     ) -> Result<(), HostError>;
+    fn set_constraint(
+        sampler: Resource<GuestSampler>, constraint: Option<Resource<GuestConstraint>>, begins: Beginning
+    ) -> Result<(), HostError>;
     fn with_seed(sampler: Resource<GuestSampler>, seed: u64) -> wasmtime::Result<Resource<GuestSampler>>;
     fn set_temperature(sampler: Resource<GuestSampler>, temperature: f32) -> Result<(), HostError>;
     fn set_top_k(sampler: Resource<GuestSampler>, k: Option<u32>) -> Result<(), HostError>;
@@ -213,6 +217,15 @@ taped!(programs::HostTokenBias, "token_bias." {
     fn sparse(model: Resource<GuestModel>, entries: Vec<(u32, f32)>) -> Result<Resource<GuestBias>, HostError>;
     fn dense(model: Resource<GuestModel>, values: Vec<f32>) -> Result<Resource<GuestBias>, HostError>;
     fn drop(bias: Resource<GuestBias>) -> wasmtime::Result<()>;
+});
+
+impl constraints::Host for Taped<'_> {}
+
+taped!(constraints::HostConstraint, "constraint." {
+    async fn compile(
+        model: Resource<GuestModel>, grammar: Grammar
+    ) -> Result<Resource<GuestConstraint>, HostError>;
+    fn drop(constraint: Resource<GuestConstraint>) -> wasmtime::Result<()>;
 });
 
 taped!(decoding::Host, "decoding." {

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use tokio::sync::{Mutex, MutexGuard};
 use trellis_engine::batch::Token;
+use trellis_engine::constraint::{Constraint, Rule};
 use trellis_engine::model::DecodeStream;
 use trellis_engine::sampling::program::Program;
 use trellis_engine::sampling::{Bias, Sampler, TokenMask};
@@ -85,6 +86,25 @@ pub(crate) struct HeldBias {
     pub(crate) charge: HostCharge,
 }
 
+/// `constraint`. Samplers and streams that have it keep it alive.
+pub struct GuestConstraint {
+    pub(crate) held: Arc<HeldConstraint>,
+}
+
+/// A constraint, as long as a guest has anything that draws under it.
+pub(crate) struct HeldConstraint {
+    pub(crate) constraint: Arc<Constraint>,
+    /// The model that it was compiled for.
+    pub(crate) model: HeldModel,
+}
+
+/// A constraint that was put on a sampler.
+#[derive(Clone)]
+pub(crate) struct GivenConstraint {
+    pub(crate) rule: Arc<Rule>,
+    pub(crate) held: Arc<HeldConstraint>,
+}
+
 /// What a sampler is given besides numbers: kept alive, and paid for, as long as something draws with it.
 #[derive(Clone, Default)]
 pub(crate) struct Given {
@@ -93,6 +113,14 @@ pub(crate) struct Given {
     pub(crate) program: Option<GuestProgram>,
     pub(crate) masks: Vec<Arc<HeldMask>>,
     pub(crate) biases: Vec<Arc<HeldBias>>,
+    pub(crate) constraint: Option<GivenConstraint>,
+}
+
+impl Given {
+    /// What draws keep to.
+    pub(crate) fn rule(&self) -> Option<&Arc<Rule>> {
+        self.constraint.as_ref().map(|given| &given.rule)
+    }
 }
 
 /// `sampler`

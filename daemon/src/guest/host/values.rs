@@ -3,6 +3,7 @@
 use wasmtime::component::Resource;
 
 use super::types::HostError;
+use crate::guest::bindings::trellis::host::constraints::{Beginning, Grammar, JsonSchema, Whitespace};
 use crate::guest::bindings::trellis::host::decoding::{
     Distribution, LogprobsRequest, ScoreRequest, SpeculateRequest, StepRequest,
 };
@@ -12,7 +13,8 @@ use crate::guest::bindings::trellis::host::streams::{
     Completion, Emit, FinishReason, GenerateRequest, GuessSource, Keep, Speculation, StreamOptions,
 };
 use crate::guest::bindings::trellis::host::types::{
-    Argument, BudgetLimit, Candidate, ContextLimit, Error, ModelPair, TokenRange, UnknownName,
+    Argument, BudgetLimit, Candidate, ContextLimit, Error, GrammarExit, GrammarRefusal, ModelPair,
+    TokenRange, UnknownName,
 };
 use crate::guest::error::GuestFault;
 use crate::recording::{Answer, Mismatch, Value};
@@ -343,6 +345,9 @@ records! {
     ContextLimit { n_tokens, n_positions }
     Distribution { candidates, entropy }
     GenerateRequest { context, sampler, seed, max_tokens, stop_tokens, stop_texts, keep, emit, speculation }
+    GrammarExit { position, token }
+    GrammarRefusal { place, reason }
+    JsonSchema { schema, whitespace }
     LogprobsRequest { context, tokens }
     Meter { used, limit }
     ModelInfo {
@@ -387,19 +392,23 @@ macro_rules! cases {
 }
 
 cases! {
+    Beginning { FirstDraw; At, AfterToken, AfterText }
     ChatEnd { Assistant, Message }
     Emit { Nothing, Text }
     Error {
         EmptyContext, Cancelled;
         UnknownModel, ModelLeaving, TokenOutOfRange, ContextFull, InvalidArgument, BudgetExceeded, NotFound,
-        ModelMismatch, NoChatTemplate, ChatTemplate, NoToken, NotANumber, EngineFailed
+        ModelMismatch, NoChatTemplate, ChatTemplate, NoToken, GrammarRefused, GrammarLeft, GrammarTooComplex,
+        NotANumber, EngineFailed
     }
-    FinishReason { MaxTokens, ContextFull; StopToken, StopText }
     GuessSource { ; Lookup, Draft }
+    FinishReason { MaxTokens, ContextFull, GrammarComplete; StopToken, StopText }
+    Grammar { ; JsonSchema, Regex, Lark, Choice }
     Inbox { NothingYet, Closed; Message }
     Keep { Tokens, Text }
     LogLevel { Debug, Info, Warn, Error }
     SpecialTokens { Parse, AsText }
+    Whitespace { Compact, Free }
 }
 
 mod programs;

@@ -4,10 +4,10 @@ use std::time::Duration;
 
 use trellis_guest::programs::{BiasId, Definition, MaskId, Source, TokenBias};
 use trellis_guest::{
-    Candidate, Chat, ChatEnd, Context, Error, FinishReason, Inbox, LogLevel, Model, Sampler, Token,
-    TokenMask, call_bytes, embedding_all, emit, emit_json, emit_tokens, forget, full_all, generate_all, log,
-    logprobs_all, receive, receive_json, receive_within, score_all, seed, speculate_all, step_all, time_left,
-    top_all, tops_all, try_receive, usage,
+    Beginning, Candidate, Chat, ChatEnd, Constraint, Context, Error, FinishReason, Inbox, LogLevel, Model,
+    Sampler, Token, TokenMask, call_bytes, embedding_all, emit, emit_json, emit_tokens, forget, full_all,
+    generate_all, log, logprobs_all, receive, receive_json, receive_within, score_all, seed, speculate_all,
+    step_all, time_left, top_all, tops_all, try_receive, usage,
 };
 
 use crate::Outcome;
@@ -23,6 +23,7 @@ pub(crate) fn call_everything() -> Outcome {
     drawn(&prompt)?;
     masked(&model, &prompt, &vocabulary)?;
     programmed(&model, &prompt)?;
+    constrained(&model, &prompt)?;
     generated(&model, &prompt)?;
     session()
 }
@@ -64,6 +65,77 @@ fn programmed(model: &Model, prompt: &Context) -> Outcome {
         }
         other => panic!("{other:?}"),
     }
+    Ok(())
+}
+
+/// What keeps to a grammar is the same however it is drawn, and ends by itself.
+fn constrained(model: &Model, prompt: &Context) -> Outcome {
+    let schema =
+        r#"{"type":"array","items":{"type":"integer","minimum":0,"maximum":99},"minItems":2,"maxItems":4}"#;
+    let list = Constraint::json_schema(model, schema)?;
+    let sampler = Sampler::seeded(5).temperature(1.5).constraint(&list).build()?;
+    let whole = prompt.fork()?.generate(&sampler).run()?;
+    assert_eq!((whole.finish, whole.is_finished()), (FinishReason::GrammarComplete, true), "{}", whole.text);
+    let items: Vec<&str> = whole.text.trim_matches(['[', ']']).split(',').collect();
+    assert!((2..=4).contains(&items.len()), "{}", whole.text);
+    assert!(items.iter().all(|item| item.parse::<u32>().is_ok_and(|item| item < 100)), "{}", whole.text);
+
+    let stepped = prompt.fork()?;
+    for &token in &whole.tokens {
+        assert_eq!(stepped.step(&sampler)?.token, token);
+    }
+    let end = stepped.step(&sampler)?.token;
+    assert!(model.info().stop_tokens.contains(&end), "all that is left is an end");
+    let guessed = prompt.fork()?;
+    let guess = [&whole.tokens[..2], &[end, end]].concat();
+    let drawn = speculate_all([(&guessed, &sampler, guess.as_slice())])?.remove(0);
+    assert!(drawn.len() == 3 && drawn.iter().zip(&whole.tokens).all(|(a, &b)| a.token == b), "{drawn:?}");
+    let streamed = prompt.fork()?.stream(&sampler).open()?;
+    let tokens: Vec<Token> =
+        streamed.map(|drawn| drawn.map(|drawn| drawn.token)).collect::<Result<_, _>>()?;
+    assert_eq!(tokens, whole.tokens);
+
+    // What is appended counts; put on anew, it begins anew; taken off, all is free.
+    stepped.truncate(stepped.length() - 2)?;
+    stepped.append_text("!")?;
+    let position = stepped.length() - 1;
+    match stepped.step(&sampler) {
+        Err(Error::GrammarLeft { position: at, .. }) => assert_eq!(at, position),
+        other => panic!("{other:?}"),
+    }
+    sampler.set_constraint(Some(&list), &Beginning::At(stepped.length()))?;
+    assert!(model.decode(&[stepped.step(&sampler)?.token])?.starts_with('['));
+    sampler.set_constraint(None, &Beginning::FirstDraw)?;
+    stepped.step(&sampler)?;
+
+    let by_program = Sampler::by_program(&model.program(&Definition::build(|b| b.logits().argmax()))?, 1)?;
+    let word = Constraint::choice(model, ["left", "right"])?;
+    by_program.set_constraint(Some(&word), &Beginning::FirstDraw)?;
+    let text = prompt.fork()?.generate(&by_program).run()?.text;
+    assert!(["left", "right"].contains(&text.as_str()), "{text}");
+    let code = Constraint::regex(model, "[A-F]{4}")?;
+    let hot = Sampler::seeded(2).temperature(2.0).constraint(&code).build()?;
+    assert_eq!(prompt.fork()?.generate(&hot).run()?.text.len(), 4);
+    let sum = Constraint::lark(model, "start: N \"+\" N\nN: /[0-9]/")?;
+    let hot = Sampler::seeded(2).temperature(2.0).constraint(&sum).build()?;
+    assert_eq!(prompt.fork()?.generate(&hot).run()?.text.as_bytes()[1], b'+');
+
+    match Constraint::json_schema(model, r#"{"not":{}}"#) {
+        Err(Error::GrammarRefused { place, reason }) => {
+            assert!(place == "/not" && reason.contains("\"not\""), "{place}: {reason}");
+        }
+        other => panic!("{other:?}"),
+    }
+    let long = Constraint::regex(model, &"a".repeat(400_000)).map(drop);
+    assert!(matches!(long, Err(Error::InvalidArgument { .. })), "{long:?}");
+    let nothing = hot.set_constraint(Some(&sum), &Beginning::AfterText(String::new()));
+    assert!(matches!(nothing, Err(Error::InvalidArgument { .. })), "{nothing:?}");
+    let beyond = hot.set_constraint(Some(&sum), &Beginning::AfterToken(u32::MAX));
+    assert!(matches!(beyond, Err(Error::TokenOutOfRange { .. })), "{beyond:?}");
+    let other = prompt.fork()?;
+    let drafts = Constraint::choice(&Model::open("draft")?, ["x"])?;
+    hot.set_constraint(Some(&drafts), &Beginning::FirstDraw)?;
+    assert!(matches!(other.step(&hot), Err(Error::ModelMismatch { .. })));
     Ok(())
 }
 

@@ -46,6 +46,7 @@ fn drawn(logits: &[f32], history: &[Token], position: u64, sampler: &Sampler) ->
         masks: &masks,
         biases: &[Arc::new(bias)],
         constraint: None,
+        within: None,
     };
     Machine::default().draw(&program, &place).map(|outcome| outcome.end)
 }

@@ -42,6 +42,8 @@ pub struct Place<'a> {
     pub biases: &'a [Arc<Bias>],
     /// The constraint's mask; all tokens when `None`.
     pub constraint: Option<&'a TokenMask>,
+    /// What argmax and draw keep to; all tokens when `None`.
+    pub within: Option<&'a TokenMask>,
 }
 
 /// What came of a program.
@@ -380,11 +382,14 @@ impl<'a> Run<'_, 'a> {
             }
             Operation::At(row, token) => Held::Number(as_number(self.row(row)[self.token(token) as usize])),
             Operation::Argmax(row) => {
-                let row = self.row(row);
-                match reduce::max(row) {
+                let kept = self.kept(row);
+                let row = kept.as_deref().unwrap_or_else(|| self.row(row));
+                let token = match reduce::max(row) {
                     f32::NEG_INFINITY => return Err(OutputFault::NothingToDraw),
-                    max => Held::Token(position_of(row, max)),
-                }
+                    max => position_of(row, max),
+                };
+                self.machine.rows.extend(kept);
+                Held::Token(token)
             }
             Operation::Draw(row, source) => Held::Token(self.draw(row, source)?),
             Operation::ParameterToken(idx) => {
@@ -426,20 +431,29 @@ impl<'a> Run<'_, 'a> {
     }
 
     fn draw(&mut self, row: Value, source: Source) -> Result<Token, OutputFault> {
-        let max = reduce::max(self.row(row));
+        let (kept, words, mut weights) = (self.kept(row), self.words(source), self.zeros());
+        let row = kept.as_deref().unwrap_or_else(|| self.row(row));
+        let max = reduce::max(row);
         if max == f32::NEG_INFINITY {
             return Err(OutputFault::NothingToDraw);
         }
-        let words = self.words(source);
-        let mut weights = self.zeros();
-        for (weight, &x) in weights.iter_mut().zip(self.row(row)) {
+        for (weight, &x) in weights.iter_mut().zip(row) {
             *weight = x - max;
         }
         exp_all(&mut weights);
-        let row = self.row(row);
         let token = draw_dense(row, &weights, position_of(row, max), max, words);
-        self.machine.rows.push(weights);
+        self.machine.rows.extend(kept.into_iter().chain([weights]));
         Ok(token)
+    }
+
+    /// The row without what may not be drawn, where something may not.
+    fn kept(&mut self, row: Value) -> Option<Vec<f32>> {
+        let within = self.place.within?;
+        let mut kept = self.zeros();
+        for (token, (kept, &x)) in kept.iter_mut().zip(self.row(row)).enumerate() {
+            *kept = if within.allows(token as Token) { x } else { f32::NEG_INFINITY };
+        }
+        Some(kept)
     }
 
     fn select(&mut self, condition: Value, yes: Value, no: Value) -> Held<'a> {

@@ -116,6 +116,12 @@ impl Program {
         self.shape
     }
 
+    /// Whether it says itself what becomes of tokens that the constraint does not allow.
+    #[must_use]
+    pub fn asks_for_constraint(&self) -> bool {
+        self.definition.operations.iter().any(|operation| matches!(operation, Operation::Constraint))
+    }
+
     /// How many numbers it reports with a token.
     #[must_use]
     pub fn n_reports(&self) -> usize {

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{Machine, N_HANDLES_MAX, N_PARAMETERS_MAX, N_REPORTS_MAX, Outcome, Place, Program, ProgramState};
 use crate::batch::{OutputFault, Token};
-use crate::port::{shared, shared_list_of};
+use crate::port::{shared, shared_list_of, shared_option};
 use crate::sampling::{Bias, SamplerError, TokenMask};
 
 /// A program that draws in the place of the fixed chain.
@@ -23,6 +23,9 @@ pub struct PutOn {
     /// The biases that it names; one that is not there is 0.
     #[serde(with = "shared_list_of")]
     pub biases: Vec<Arc<Bias>>,
+    /// What may be drawn, whatever the program says; all tokens when `None`.
+    #[serde(with = "shared_option")]
+    pub within: Option<Arc<TokenMask>>,
     /// Where the first draw starts.
     pub start: DrawState,
 }
@@ -32,7 +35,7 @@ impl PutOn {
     #[must_use]
     pub fn new(program: Arc<Program>) -> Self {
         let start = program.first();
-        Self { program, parameters: Vec::new(), masks: Vec::new(), biases: Vec::new(), start }
+        Self { program, parameters: Vec::new(), masks: Vec::new(), biases: Vec::new(), within: None, start }
     }
 
     /// Checks what it is given against the vocabulary.
@@ -55,13 +58,14 @@ impl PutOn {
         if let Some(&value) = self.parameters.iter().find(|value| !value.is_finite()) {
             return Err(SamplerError::OutOfRange { name: "parameter", value, expected: "a finite number" });
         }
-        match self.masks.iter().find(|mask| mask.vocab_size() != vocab_size) {
+        match self.masks.iter().chain(&self.within).find(|mask| mask.vocab_size() != vocab_size) {
             Some(mask) => Err(SamplerError::MaskSize { n_tokens: mask.vocab_size(), vocab_size }),
             None => self.biases.iter().try_for_each(|bias| bias.validate(vocab_size)),
         }
     }
 
-    /// Draws the token after `n_tokens` tokens.
+    /// Draws the token after `n_tokens` tokens, one that `within` allows: no other is drawn from any row, and a program that
+    /// comes by one otherwise has drawn nothing. The operation for the constraint's mask gives it.
     ///
     /// # Errors
     /// The logits hold a NaN; a row that is drawn from holds no token above −∞.
@@ -73,6 +77,7 @@ impl PutOn {
         n_tokens: usize,
         seed: u64,
         start: DrawState,
+        within: Option<&TokenMask>,
     ) -> Result<(Token, Left), OutputFault> {
         let place = Place {
             logits,
@@ -86,9 +91,13 @@ impl PutOn {
             state: start.numbers,
             masks: &self.masks,
             biases: &self.biases,
-            constraint: None,
+            constraint: within,
+            within,
         };
         let Outcome { end, state, reports } = machine.draw(&self.program, &place)?;
+        if within.is_some_and(|within| !within.allows(end)) {
+            return Err(OutputFault::NothingToDraw);
+        }
         let next = DrawState { numbers: state, n_drawn: start.n_drawn.saturating_add(1) };
         Ok((end, Left { next, reports }))
     }

@@ -25,6 +25,7 @@ fn place<'a>(logits: &'a [f32], history: &'a [Token]) -> Place<'a> {
         masks: &[],
         biases: &[],
         constraint: None,
+        within: None,
     }
 }
 

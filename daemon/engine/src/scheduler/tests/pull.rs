@@ -43,6 +43,7 @@ impl World {
                 stream.has_ended = true;
                 let last = model.tokens.last().copied();
                 match finish {
+                    Finish::Complete => panic!("nothing here is told that it is complete"),
                     Finish::Stop => assert_eq!(last, Some(3)),
                     Finish::MaxTokens => assert_eq!(stream.n_left, 0),
                     Finish::ContextFull => assert_eq!(model.tokens.len(), N_POSITIONS),

@@ -164,7 +164,9 @@ impl Speculation {
         guessing: Duration,
     ) -> Result<Pull, EngineError> {
         let (n_guessed, begun) = (guess.len(), Instant::now());
-        let n_drawn = context.verify(key, &settings.sampler, guess).await?;
+        let Some(n_drawn) = context.verify(key, &settings.sampler, guess).await? else {
+            return Ok(Pull::Finished(Finish::Complete));
+        };
         let n_right = n_drawn - 1;
         self.pace.note_round(Round { n_guessed, n_right, guessing, verifying: begun.elapsed() });
         if let Source::Lookup(lookup) = &mut self.source {
@@ -190,8 +192,10 @@ pub(super) async fn pull_guessed(
         return Ok(Pull::Finished(Finish::ContextFull));
     }
     guess.truncate(n_left.unwrap_or(usize::MAX).min(n_free).saturating_sub(1));
-    context.verify(key, &settings.sampler, guess).await?;
-    Ok(Pull::Token(taken(context, key)?))
+    match context.verify(key, &settings.sampler, guess).await? {
+        Some(_) => Ok(Pull::Token(taken(context, key)?)),
+        None => Ok(Pull::Finished(Finish::Complete)),
+    }
 }
 
 fn taken(context: &mut Context, key: RunKey) -> Result<Drawn, EngineError> {

@@ -117,7 +117,8 @@ cases! {
         EmptyContext, Cancelled;
         UnknownModel, TokenOutOfRange, ContextFull, InvalidArgument, BudgetExceeded, NotFound, ModelMismatch,
         NoChatTemplate, ChatTemplate, NoToken, EngineFailed;
-        ModelLeaving => UnknownModel, NotANumber => NoToken
+        ModelLeaving => UnknownModel, NotANumber => NoToken, GrammarRefused => NoToken, GrammarLeft => NoToken,
+        GrammarTooComplex => NoToken
     }
 }
 
@@ -159,7 +160,21 @@ impl Convert<old::streams::FinishReason> for new::streams::FinishReason {
             Self::StopToken(_) | Self::StopText(_) => old::streams::FinishReason::Stop,
             Self::MaxTokens => old::streams::FinishReason::MaxTokens,
             Self::ContextFull => old::streams::FinishReason::ContextFull,
+            Self::GrammarComplete => unreachable!("there were no constraints in 0.1"),
         }
+    }
+}
+
+/// What no guest of 0.1 can bring about: there were no constraints.
+impl Convert<String> for new::types::GrammarRefusal {
+    fn convert(self) -> String {
+        self.reason
+    }
+}
+
+impl Convert<String> for new::types::GrammarExit {
+    fn convert(self) -> String {
+        format!("the grammar does not have token {} at position {}", self.token, self.position)
     }
 }
 

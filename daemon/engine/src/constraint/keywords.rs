@@ -1,0 +1,179 @@
+//! What of JSON Schema is understood. What is not is refused by its name: a keyword that were passed over would be a promise
+//! that is not kept.
+
+use serde_json::{Map, Value};
+
+/// Keywords whose value is a schema, or a list of schemas.
+const WITH_SCHEMAS: [&str; 7] =
+    ["additionalItems", "additionalProperties", "allOf", "anyOf", "items", "oneOf", "prefixItems"];
+
+/// Keywords whose value is a map of schemas.
+const WITH_MAPS: [&str; 4] = ["$defs", "definitions", "patternProperties", "properties"];
+
+/// Other keywords that are kept to.
+const PLAIN: [&str; 19] = [
+    "$ref",
+    "const",
+    "enum",
+    "exclusiveMaximum",
+    "exclusiveMinimum",
+    "format",
+    "maxItems",
+    "maxLength",
+    "maxProperties",
+    "maximum",
+    "minItems",
+    "minLength",
+    "minProperties",
+    "minimum",
+    "multipleOf",
+    "pattern",
+    "required",
+    "type",
+    "$anchor",
+];
+
+/// Keywords that say nothing about what is valid.
+const REMARKS: [&str; 14] = [
+    "$comment",
+    "$id",
+    "$schema",
+    "contentEncoding",
+    "contentMediaType",
+    "contentSchema",
+    "default",
+    "deprecated",
+    "description",
+    "examples",
+    "id",
+    "readOnly",
+    "title",
+    "writeOnly",
+];
+
+/// The place and the reason of the first keyword that is not understood.
+pub(super) fn check(schema: &Value) -> Result<(), (String, String)> {
+    check_at(schema, &mut String::new())
+}
+
+fn check_at(schema: &Value, place: &mut String) -> Result<(), (String, String)> {
+    let Value::Object(schema) = schema else {
+        return match schema {
+            Value::Bool(_) => Ok(()),
+            _ => Err((shown(place), "a schema is an object, true or false".to_owned())),
+        };
+    };
+    for (keyword, value) in schema {
+        match keyword.as_str() {
+            it if WITH_SCHEMAS.contains(&it) => match value {
+                Value::Array(list) => {
+                    for (idx, schema) in list.iter().enumerate() {
+                        within(place, &[keyword, &idx.to_string()], |place| check_at(schema, place))?;
+                    }
+                }
+                schema => within(place, &[keyword], |place| check_at(schema, place))?,
+            },
+            it if WITH_MAPS.contains(&it) => {
+                for (name, schema) in value.as_object().unwrap_or(&Map::new()) {
+                    within(place, &[keyword, name], |place| check_at(schema, place))?;
+                }
+            }
+            it if PLAIN.contains(&it) || REMARKS.contains(&it) => {}
+            unknown => {
+                let reason = format!("the keyword {unknown:?} is not supported");
+                return within(place, &[unknown], |place| Err((shown(place), reason)));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Does something at a place further in.
+fn within<T>(place: &mut String, names: &[&str], act: impl FnOnce(&mut String) -> T) -> T {
+    let n_bytes = place.len();
+    for name in names {
+        place.push('/');
+        place.push_str(&name.replace('~', "~0").replace('/', "~1"));
+    }
+    let result = act(place);
+    place.truncate(n_bytes);
+    result
+}
+
+fn shown(place: &str) -> String {
+    if place.is_empty() { "/".to_owned() } else { place.to_owned() }
+}
+
+/// A text of the library, the keyword that it is about, and what is told instead where it would be hard to understand.
+const COMPLAINTS: [(&str, &str, Option<&str>); 13] = [
+    (
+        "oneOf constraints are not supported",
+        "oneOf",
+        Some(
+            "the keyword \"oneOf\" is supported only where its schemas exclude each other by their types, or by a constant \
+             that each of them requires",
+        ),
+    ),
+    ("retrieving it failed", "$ref", Some("the keyword \"$ref\" is supported only within the schema")),
+    (
+        "retrieving it failed",
+        "$schema",
+        Some("the keyword \"$schema\" is supported only for the published drafts"),
+    ),
+    ("does not exist", "$ref", None),
+    ("Unknown format", "format", None),
+    ("regex parse error", "pattern", None),
+    ("lookarounds not supported", "pattern", None),
+    ("patternProperty regexes", "patternProperties", None),
+    ("Invalid type", "type", None),
+    ("minLength", "minLength", None),
+    ("minItems", "minItems", None),
+    ("multipleOf", "multipleOf", None),
+    ("'required'", "required", None),
+];
+
+/// Where in a schema the library's complaint points to, and the complaint with the keyword in it.
+pub(super) fn place_of(schema: &str, reason: &str) -> (String, String) {
+    let whole = || "the schema as a whole".to_owned();
+    if let Some(why) = reason.strip_prefix("Unsatisfiable schema: ") {
+        return (whole(), format!("the schema allows nothing: {why}"));
+    }
+    let schema: Option<Value> = serde_json::from_str(schema).ok();
+    let places_of = |keyword: &str| {
+        let mut places = Vec::new();
+        schema.iter().for_each(|schema| find(schema, keyword, &mut String::new(), &mut places));
+        places
+    };
+    let said = COMPLAINTS.iter().filter(|(said, ..)| reason.contains(said));
+    let mut found = said.map(|(_, keyword, told)| (keyword, told, places_of(keyword)));
+    let Some((keyword, told, places)) = found.find(|(.., places)| !places.is_empty()) else {
+        return (whole(), reason.to_owned());
+    };
+    // Where it stands more than once, the library does not say which of them it means.
+    let place = if let [place] = &places[..] { place.clone() } else { whole() };
+    let told = match told {
+        Some(told) => (*told).to_owned(),
+        None if reason.contains(&format!("{keyword:?}")) => reason.to_owned(),
+        None => format!("the keyword {keyword:?}: {reason}"),
+    };
+    (place, told)
+}
+
+fn find(value: &Value, keyword: &str, place: &mut String, found: &mut Vec<String>) {
+    match value {
+        Value::Object(map) => {
+            for (name, value) in map {
+                within(place, &[name], |place| {
+                    found.extend((name == keyword).then(|| place.clone()));
+                    find(value, keyword, place, found);
+                });
+            }
+        }
+        Value::Array(list) => {
+            for (idx, value) in list.iter().enumerate() {
+                within(place, &[&idx.to_string()], |place| find(value, keyword, place, found));
+            }
+        }
+        _ => {}
+    }
+}

@@ -1,0 +1,150 @@
+//! A constraint and where it begins, and what is kept of it for one context.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use super::walker::{Left, Next, Walker};
+use super::{Begins, Constraint, ConstraintError};
+use crate::batch::Token;
+use crate::sampling::TokenMask;
+
+/// Tells rules apart: one that is made anew begins anew.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct RuleId(u64);
+
+/// A constraint that contexts keep to from a place on.
+#[derive(Debug)]
+pub struct Rule {
+    id: RuleId,
+    constraint: Arc<Constraint>,
+    begins: Begins,
+    /// What may come before it begins.
+    all: Arc<TokenMask>,
+}
+
+impl Rule {
+    /// A rule of its own: a context that kept to another one with the same constraint begins anew.
+    #[must_use]
+    pub fn new(constraint: Arc<Constraint>, begins: Begins) -> Self {
+        static N_RULES: AtomicU64 = AtomicU64::new(0);
+        let id = RuleId(N_RULES.fetch_add(1, Ordering::Relaxed));
+        let all = Arc::new(TokenMask::all(constraint.vocab_size()));
+        Self { id, constraint, begins, all }
+    }
+
+    /// The constraint.
+    #[must_use]
+    pub fn constraint(&self) -> &Arc<Constraint> {
+        &self.constraint
+    }
+
+    pub(crate) fn id(&self) -> RuleId {
+        self.id
+    }
+
+    /// From where on tokens count, of a context of `n_tokens` that draws under the rule for the first time.
+    pub(crate) fn first(&self, n_tokens: usize) -> usize {
+        if let Begins::At(position) = self.begins { position } else { n_tokens }
+    }
+}
+
+/// What a context keeps of a rule: a matcher, which stands somewhere in its tokens. Never wrong, whatever becomes of those.
+#[derive(Debug, Default)]
+pub(crate) struct Walk {
+    walker: Mutex<Option<Box<Walker>>>,
+    /// That of the context of which it was forked: where its matcher stands is near.
+    parent: Mutex<Option<Arc<Walk>>>,
+}
+
+impl std::fmt::Debug for Walker {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Walker").finish_non_exhaustive()
+    }
+}
+
+impl Walk {
+    /// That of a fork.
+    pub(crate) fn fork(self: &Arc<Self>) -> Self {
+        let parent = self.parent().clone();
+        // One that has not been used leads to nothing.
+        let parent = if parent.is_some() { parent } else { Some(self.clone()) };
+        Self { walker: Mutex::default(), parent: Mutex::new(parent) }
+    }
+
+    fn parent(&self) -> std::sync::MutexGuard<'_, Option<Arc<Self>>> {
+        self.parent.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What may come after the `n_tokens` tokens of a context, of which those from position `first` on are given, and after
+    /// each of the guessed ones that follow, as far as the rule allows them. Takes as long as the limits of the grammar say.
+    ///
+    /// # Errors
+    /// The tokens have left the grammar, or its limits were reached.
+    pub(crate) fn next(
+        &self,
+        rule: &Rule,
+        first: usize,
+        n_tokens: usize,
+        tokens: &[Token],
+        guess: &[Token],
+    ) -> Result<Vec<Next>, ConstraintError> {
+        let mut held = self.walker.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut walker = held.take().unwrap_or_else(|| self.walker(rule));
+        let next = nexts(&mut walker, rule, first, n_tokens, tokens, guess)?;
+        // After an error the next one begins with a new matcher.
+        *held = Some(walker);
+        Ok(next)
+    }
+
+    /// A matcher to begin with.
+    fn walker(&self, rule: &Rule) -> Box<Walker> {
+        let parent = self.parent().take();
+        let near =
+            parent.and_then(|parent| parent.walker.lock().unwrap_or_else(PoisonError::into_inner).clone());
+        near.unwrap_or_else(|| Box::new(Walker::new(rule.constraint.clone())))
+    }
+}
+
+fn nexts(
+    walker: &mut Walker,
+    rule: &Rule,
+    first: usize,
+    n_tokens: usize,
+    tokens: &[Token],
+    guess: &[Token],
+) -> Result<Vec<Next>, ConstraintError> {
+    let tokenizer = rule.constraint.tokenizer();
+    let mut nexts = Vec::with_capacity(guess.len() + 1);
+    let with_guess: Vec<Token>;
+    let (n_given, tokens) = match guess {
+        [] => (tokens.len(), tokens),
+        _ => {
+            let n_not_counted = first.saturating_sub(n_tokens).min(guess.len());
+            with_guess = [tokens, &guess[n_not_counted..]].concat();
+            (tokens.len(), &*with_guess)
+        }
+    };
+    for n_guessed in 0..=guess.len() {
+        let position = n_tokens + n_guessed;
+        let is_due = position >= first;
+        let tokens = &tokens[..n_given + position.saturating_sub(first.max(n_tokens))];
+        let Some(n_before) = rule.begins.n_before(tokens, tokenizer).filter(|_| is_due) else {
+            nexts.push(Next::Mask(TokenMask::clone(&rule.all)));
+            continue;
+        };
+        match walker.seek(&tokens[n_before..])? {
+            Ok(()) => nexts.push(walker.next()?),
+            // What was guessed is cut there; the place before it has its mask.
+            Err(Left(_)) if n_guessed > 0 => break,
+            Err(Left(idx)) => {
+                let idx = n_before + idx;
+                return Err(ConstraintError::Left { position: first + idx, token: tokens[idx] });
+            }
+        }
+        if nexts.last() == Some(&Next::Ended) && n_guessed > 0 {
+            nexts.pop();
+            break;
+        }
+    }
+    Ok(nexts)
+}

@@ -1,0 +1,316 @@
+//! What a context keeps to: the rule that it draws under, and what may come next by it.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use tokio::sync::oneshot;
+
+use super::Context;
+use crate::account::{Account, BudgetExceeded, Resource};
+use crate::batch::Token;
+use crate::command::{Ask, ContextId, Guess, Operation};
+use crate::completion::{CallerId, Tag};
+use crate::constraint::{ConstraintError, Next, Rule, Walk};
+use crate::error::EngineError;
+use crate::line::Watch;
+use crate::model_handle::ModelHandle;
+use crate::run::Finish;
+use crate::sampling::{Sampler, TokenMask};
+
+/// Memory of a matcher in a grammar of many rules, some hundred tokens into it.
+const WALK_BYTES: u64 = 16 << 10;
+
+/// The rule under which a context drew last.
+#[derive(Debug)]
+pub(super) struct Keeping {
+    pub(super) rule: Arc<Rule>,
+    /// From where on tokens count.
+    pub(super) first: usize,
+    walk: Arc<Walk>,
+    charge: WalkCharge,
+}
+
+/// Host memory that is charged for a matcher.
+#[derive(Debug)]
+struct WalkCharge(Arc<Account>);
+
+impl WalkCharge {
+    fn new(account: &Arc<Account>) -> Result<Self, BudgetExceeded> {
+        account.charge(Resource::HostBytes, WALK_BYTES)?;
+        Ok(Self(account.clone()))
+    }
+}
+
+impl Drop for WalkCharge {
+    fn drop(&mut self) {
+        self.0.release(Resource::HostBytes, WALK_BYTES);
+    }
+}
+
+impl Keeping {
+    /// The same for a fork.
+    pub(super) fn fork(&self) -> Result<Self, BudgetExceeded> {
+        let charge = WalkCharge::new(&self.charge.0)?;
+        Ok(Self { rule: self.rule.clone(), first: self.first, walk: Arc::new(self.walk.fork()), charge })
+    }
+}
+
+/// What may come next is being worked out.
+#[derive(Debug)]
+pub(super) struct Foreseen {
+    n_tokens: usize,
+    guess: Vec<Token>,
+    nexts: Nexts,
+}
+
+#[derive(Debug)]
+enum Nexts {
+    OnTheirWay(oneshot::Receiver<Result<Vec<Next>, ConstraintError>>),
+    There(Vec<Next>),
+}
+
+impl Nexts {
+    async fn there(self) -> Result<Vec<Next>, EngineError> {
+        match self {
+            Self::OnTheirWay(nexts) => Ok(nexts.await.map_err(|_| EngineError::Stopped)??),
+            Self::There(nexts) => Ok(nexts),
+        }
+    }
+}
+
+impl Context {
+    /// What is drawn from now on keeps to this rule, or to none, until another is named; the model's view of what comes
+    /// next is as it was. The place where the rule begins is kept until the context draws under another rule or is
+    /// truncated to what comes before it, and goes over to forks.
+    ///
+    /// # Panics
+    /// The constraint was compiled for another model.
+    pub fn keep_to(&mut self, rule: Option<&Arc<Rule>>) {
+        if let Some(rule) = rule {
+            assert!(rule.constraint().is_for(self.model.model()), "the constraint of another model");
+        }
+        self.rule = rule.cloned();
+    }
+
+    /// Has worked out what a draw may give that is about to be asked for, for each of its places. Contexts of which this is
+    /// asked before the first question is posted do not wait for each other.
+    ///
+    /// # Errors
+    /// There is no host memory left for a matcher.
+    pub fn foresee(&mut self, ask: &Ask) -> Result<(), EngineError> {
+        let guess = match ask {
+            Ask::Sample(_) => &[],
+            Ask::Verify { guess, .. } => guess.tokens(),
+            _ => return Ok(()),
+        };
+        if self.rule.is_some() && !self.tokens.is_empty() {
+            self.foreseen = Some(self.look_ahead(guess)?);
+        }
+        Ok(())
+    }
+
+    fn look_ahead(&mut self, guess: &[Token]) -> Result<Foreseen, EngineError> {
+        let (rule, first, walk) = self.keeping()?;
+        let n_tokens = self.tokens.len();
+        let tokens = self.tokens().copy_of(first.min(n_tokens)..n_tokens);
+        let (to, nexts) = oneshot::channel();
+        let guessed = guess.to_vec();
+        self.model.masks().run(self.caller.id(), move || {
+            // Nobody may want it any more.
+            if !to.is_closed() {
+                let _ = to.send(walk.next(&rule, first, n_tokens, &tokens, &guessed));
+            }
+        });
+        Ok(Foreseen { n_tokens, guess: guess.to_vec(), nexts: Nexts::OnTheirWay(nexts) })
+    }
+
+    /// As much of a guess as comes before the place where its constraint is complete; `None` where it is so now: a stream
+    /// draws no end there.
+    pub(super) async fn up_to_completion(
+        &mut self,
+        mut guess: Vec<Token>,
+    ) -> Result<Option<Vec<Token>>, EngineError> {
+        if self.rule.is_none() || self.tokens.is_empty() {
+            return Ok(Some(guess));
+        }
+        let mut nexts = self.look_ahead(&guess)?.nexts.there().await?;
+        let n_before = nexts.iter().take_while(|next| matches!(next, Next::Mask(_))).count();
+        if n_before == 0 {
+            return Ok(None);
+        }
+        nexts.truncate(n_before);
+        guess.truncate(n_before - 1);
+        let n_tokens = self.tokens.len();
+        self.foreseen = Some(Foreseen { n_tokens, guess: guess.clone(), nexts: Nexts::There(nexts) });
+        Ok(Some(guess))
+    }
+
+    /// The rule that is kept to, from where on, and the matcher.
+    fn keeping(&mut self) -> Result<(Arc<Rule>, usize, Arc<Walk>), BudgetExceeded> {
+        let rule = self.rule.as_ref().expect("there is a rule");
+        if self.keeping.as_ref().is_none_or(|keeping| keeping.rule.id() != rule.id()) {
+            let charge = WalkCharge::new(&self.caller.owner().account)?;
+            let first = rule.first(self.tokens.len());
+            self.keeping = Some(Keeping { rule: rule.clone(), first, walk: Arc::default(), charge });
+        }
+        let Keeping { rule, first, walk, .. } = self.keeping.as_ref().expect("it was made");
+        Ok((rule.clone(), *first, walk.clone()))
+    }
+
+    /// The question with what its draws keep to.
+    pub(super) async fn constrained(&mut self, ask: Ask) -> Result<Ask, EngineError> {
+        let foreseen = self.foreseen.take();
+        if self.rule.is_none() {
+            return Ok(ask);
+        }
+        let guess = match &ask {
+            Ask::Sample(_) => &[],
+            Ask::Verify { guess, .. } => guess.tokens(),
+            _ => return Ok(ask),
+        };
+        let fits = |foreseen: &Foreseen| foreseen.n_tokens == self.tokens.len() && foreseen.guess == guess;
+        let foreseen = match foreseen.filter(fits) {
+            Some(foreseen) => foreseen,
+            None => self.look_ahead(guess)?,
+        };
+        let nexts = foreseen.nexts.there().await?;
+        let rule = self.rule.clone().expect("there is a rule");
+        let vocab_size = self.model.limits().vocab_size;
+        let masks = nexts.into_iter().map(|next| mask_for(next, &rule, vocab_size));
+        Ok(match ask {
+            Ask::Sample(mut sampler) => {
+                let mask = masks.last().expect("of the next place");
+                let Sampler { program, mask: of_chain, .. } = Arc::make_mut(&mut sampler);
+                match program {
+                    Some(put_on) => put_on.within = Some(Arc::new(mask)),
+                    None => *of_chain = Some(Arc::new(within(mask, of_chain.as_deref()))),
+                }
+                Ask::Sample(sampler)
+            }
+            Ask::Verify { sampler, guess } => {
+                let masks: Vec<Arc<TokenMask>> =
+                    masks.map(|mask| Arc::new(within(mask, sampler.mask.as_deref()))).collect();
+                // What the grammar does not have cannot be drawn: it is not computed.
+                let tokens = guess.tokens()[..masks.len() - 1].to_vec();
+                Ask::Verify { sampler, guess: Guess::Masked { tokens, masks } }
+            }
+            other => other,
+        })
+    }
+
+    /// What works out the masks of a run, from its first draw on.
+    pub(super) fn masks_of_run(&mut self, sampler: &Sampler) -> Result<Option<MasksOfRun>, EngineError> {
+        if self.rule.is_none() {
+            return Ok(None);
+        }
+        let (rule, first, walk) = self.keeping()?;
+        let n_tokens = self.tokens.len();
+        let tokens = self.tokens().copy_of(first.min(n_tokens)..n_tokens);
+        let sampler_mask = if sampler.program.is_some() { None } else { sampler.mask.clone() };
+        Ok(Some(MasksOfRun { rule, first, walk, sampler_mask, n_tokens, tokens }))
+    }
+}
+
+/// The mask of one draw by itself: where nothing but the end may come, that; after it, nothing.
+fn mask_for(next: Next, rule: &Rule, vocab_size: usize) -> TokenMask {
+    match next {
+        Next::Mask(mask) => mask,
+        Next::Complete => {
+            let mut mask = TokenMask::none(vocab_size);
+            rule.constraint().ends().iter().for_each(|&token| mask.set(token, true));
+            mask
+        }
+        Next::Ended => TokenMask::none(vocab_size),
+    }
+}
+
+fn within(mask: TokenMask, other: Option<&TokenMask>) -> TokenMask {
+    match other {
+        Some(other) => mask.and(other),
+        None => mask,
+    }
+}
+
+/// What the masks of a run follow from.
+pub(super) struct MasksOfRun {
+    rule: Arc<Rule>,
+    first: usize,
+    walk: Arc<Walk>,
+    sampler_mask: Option<Arc<TokenMask>>,
+    n_tokens: usize,
+    tokens: Vec<Token>,
+}
+
+impl MasksOfRun {
+    /// What is to be told of each token that is drawn.
+    pub(super) fn watch(
+        self,
+        model: &ModelHandle,
+        caller: CallerId,
+        id: ContextId,
+        tag: Tag,
+    ) -> Arc<RunWatch> {
+        let Self { rule, first, walk, sampler_mask, n_tokens, tokens } = self;
+        let (model, so_far) = (model.clone(), Mutex::new((n_tokens, tokens)));
+        Arc::new(RunWatch { model, caller, id, tag, rule, first, walk, sampler_mask, so_far })
+    }
+}
+
+/// Works out the mask of each draw of a run once the token before it is known, on the threads that do so.
+#[derive(Debug)]
+pub(super) struct RunWatch {
+    model: ModelHandle,
+    caller: CallerId,
+    id: ContextId,
+    tag: Tag,
+    rule: Arc<Rule>,
+    first: usize,
+    walk: Arc<Walk>,
+    sampler_mask: Option<Arc<TokenMask>>,
+    /// Tokens of the context, and those of them from `first` on. One mask is worked out at a time: the next token is drawn
+    /// under it.
+    so_far: Mutex<(usize, Vec<Token>)>,
+}
+
+impl Watch for RunWatch {
+    fn note_drawn(self: Arc<Self>, token: Token) {
+        self.go_on(Some(token));
+    }
+}
+
+impl RunWatch {
+    /// Has the mask of the first draw worked out.
+    pub(super) fn begin(self: Arc<Self>) {
+        self.go_on(None);
+    }
+
+    fn go_on(self: Arc<Self>, drawn: Option<Token>) {
+        let watch = self.clone();
+        self.model.masks().run(self.caller, move || watch.work_out(drawn));
+    }
+
+    fn work_out(&self, drawn: Option<Token>) {
+        let mut so_far = self.so_far.lock().unwrap_or_else(PoisonError::into_inner);
+        let (n_tokens, tokens) = &mut *so_far;
+        if let Some(token) = drawn {
+            if *n_tokens >= self.first {
+                tokens.push(token);
+            }
+            *n_tokens += 1;
+        }
+        let (id, tag, position) = (self.id, self.tag, *n_tokens);
+        let next =
+            self.walk.next(&self.rule, self.first, *n_tokens, tokens, &[]).map(|mut nexts| nexts.remove(0));
+        let operation = match next {
+            Ok(Next::Mask(mask)) => {
+                let mask = Arc::new(within(mask, self.sampler_mask.as_deref()));
+                Operation::Mask { id, tag, position, mask }
+            }
+            Ok(Next::Complete | Next::Ended) => {
+                Operation::EndRun { id, tag, position, end: Ok(Finish::Complete) }
+            }
+            Err(error) => Operation::EndRun { id, tag, position, end: Err(error.into()) },
+        };
+        // An engine that has ended tells the guest itself.
+        let _ = self.model.post_unbounded(self.caller, operation);
+    }
+}
