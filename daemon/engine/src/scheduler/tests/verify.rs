@@ -344,7 +344,7 @@ fn a_guest_pays_for_what_it_has_the_host_do() {
     let mut house = House::new(64, u64::MAX);
     let id = house.create();
     let vtime = |house: &House| house.scheduler.commons.queue.vtimes([1, 1, 1])[2];
-    let mut paid = |house: &mut House, operation: Operation| {
+    let paid = |house: &mut House, operation: Operation| {
         let before = vtime(house);
         house.scheduler.apply(operation);
         vtime(house) - before
