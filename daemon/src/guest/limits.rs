@@ -48,7 +48,8 @@ pub struct GuestLimits {
     pub deadline_ms: u64,
     /// Host objects (models, contexts, samplers, streams, ...) that a guest holds at once.
     pub n_handles: usize,
-    /// Bytes that a guest passes to the host in one call. More is refused; sixteen times as much ends the guest.
+    /// Bytes that a guest passes to the host in one call. More is refused; sixteen times as much ends the guest. A dense bias
+    /// goes in one call, with four bytes for each token of the vocabulary.
     pub call_bytes: usize,
     /// Bytes of the arguments of a launch.
     pub argument_bytes: usize,
@@ -106,7 +107,7 @@ impl Default for GuestLimits {
             cpu_ms: 60_000,
             deadline_ms: 600_000,
             n_handles: 1024,
-            call_bytes: 1 << 20,
+            call_bytes: 2 << 20,
             argument_bytes: 256 << 10,
             n_contexts: 256,
             host_bytes: 64 << 20,
@@ -154,5 +155,18 @@ impl GuestLimits {
     /// The most bytes of an output that cannot be cut into pieces.
     pub(crate) fn output_whole_bytes(&self) -> usize {
         self.output_bytes_in_flight.saturating_sub(OUTPUT_OVERHEAD_BYTES).min(OUTPUT_BYTES_MAX)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_number_for_each_token_of_a_large_vocabulary_fits_a_call() {
+        let GuestLimits { call_bytes, recording_bytes, .. } = GuestLimits::default();
+        // Of Gemma; with what goes along.
+        let n_bytes = 262_144 * size_of::<f32>() + 64;
+        assert!(n_bytes <= call_bytes && 4 * n_bytes <= recording_bytes);
     }
 }

@@ -80,13 +80,15 @@ impl<'a> Generate<'a> {
         self
     }
 
-    /// Runs the generation.
+    /// Runs the generation. After an error the context is as it was, though text may have been sent.
     ///
     /// # Errors
-    /// [`EmptyContext`](crate::Error::EmptyContext), [`NoToken`](crate::Error::NoToken),
-    /// [`InvalidArgument`](crate::Error::InvalidArgument), [`TokenOutOfRange`](crate::Error::TokenOutOfRange),
-    /// [`ModelMismatch`](crate::Error::ModelMismatch), [`BudgetExceeded`](crate::Error::BudgetExceeded),
-    /// [`Cancelled`](crate::Error::Cancelled).
+    /// [`InvalidArgument`](crate::Error::InvalidArgument) for too many stop tokens or stop texts, for a stop text that is too
+    /// long or empty, for guesses that are not as they may be, and for a context that is named twice; [`TokenOutOfRange`](crate::Error::TokenOutOfRange) for a stop
+    /// token or one of the sampler's bias; [`ModelMismatch`](crate::Error::ModelMismatch) for what the sampler was given of
+    /// another model, and for a draft with another tokenizer; [`EmptyContext`](crate::Error::EmptyContext), [`NoToken`](crate::Error::NoToken),
+    /// [`BudgetExceeded`](crate::Error::BudgetExceeded), [`Cancelled`](crate::Error::Cancelled),
+    /// [`EngineFailed`](crate::Error::EngineFailed).
     pub fn run(self) -> Result<Completion> {
         generate_all([self]).map(only)
     }

@@ -214,7 +214,7 @@ fn where_one_context_cannot_take_what_was_drawn_none_does() {
         let used = account.used(Resource::HostBytes);
         let drawn: Vec<Vec<Drawn>> =
             (0..3).map(|token| vec![Drawn::from(crate::batch::Candidate { token, logprob: -1.0 })]).collect();
-        let samplers = vec![Arc::new(Sampler::greedy()); 3];
+        let samplers = [(); 3].map(|()| Arc::new(Sampler::greedy()));
         let mut all: Vec<&mut Context> = contexts.iter_mut().collect();
         let Poll::Ready(appended) = poll(Context::append_drawn_to_all(&mut all, &drawn, &samplers)) else {
             panic!("there is room")

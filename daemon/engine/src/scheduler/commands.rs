@@ -22,11 +22,11 @@ impl Scheduler {
     /// Returns what it costs the engine's thread, in nanoseconds.
     pub(crate) fn apply(&mut self, operation: Operation) -> u64 {
         let price_ns = self.price_ns(&operation);
+        self.charge_operation(&operation, price_ns);
         self.carry_out(operation, price_ns);
         price_ns
     }
 
-    /// What stands for itself is charged to its guest's virtual time: what leads to a row is a small part of that.
     fn carry_out(&mut self, operation: Operation, price_ns: u64) {
         match operation {
             Operation::Create { id, caller } => {
@@ -40,7 +40,7 @@ impl Scheduler {
                 self.outbox.to(caller, tag).send(Done::Opened(opened));
             }
             Operation::Edit { id, edit } => self.edit(id, edit),
-            Operation::Fork { id, edit, child } => self.fork(id, edit, child, price_ns),
+            Operation::Fork { id, edit, child } => self.fork(id, edit, child),
             Operation::Ask { id, edit, ask, tag } => {
                 if let Some(reply) = self.reply(id, tag) {
                     self.ask(id, edit, ask, reply);
@@ -60,7 +60,7 @@ impl Scheduler {
             Operation::EndRun { id, tag, position, end } => self.end_run_at(id, tag, position, end),
             Operation::Save { id, edit, name, tag } => {
                 self.edit(id, edit);
-                let saved = self.save(id, name, price_ns);
+                let saved = self.save(id, name);
                 if let Some(reply) = self.reply(id, tag) {
                     reply.send(Done::Kept(saved));
                 }
@@ -188,13 +188,12 @@ impl Scheduler {
         }
     }
 
-    fn fork(&mut self, id: ContextId, edit: Edit, child: ContextId, price_ns: u64) {
+    fn fork(&mut self, id: ContextId, edit: Edit, child: ContextId) {
         self.edit(id, edit);
         let Some(parent) = self.contexts.get_mut(&id) else { return };
         let (caller, owner, window) = (parent.caller, parent.owner.clone(), parent.window);
         let kv = parent.kv.fork(owner.account.clone(), &mut self.pages);
         let seat = self.commons.queue.seat_beside(&parent.seat);
-        self.commons.queue.charge(&seat, price_ns);
         self.insert(child, caller, owner, seat, kv, window);
     }
 
@@ -254,7 +253,7 @@ impl Scheduler {
         self.enqueue(id);
     }
 
-    fn save(&mut self, id: ContextId, name: String, price_ns: u64) -> Result<(), EngineError> {
+    fn save(&mut self, id: ContextId, name: String) -> Result<(), EngineError> {
         let Some(context) = self.contexts.get_mut(&id) else { return Err(EngineError::Stopped) };
         let owner = Owner { account: context.owner.account.root().clone(), ..context.owner.clone() };
         let key = (owner.actor, name);
@@ -266,7 +265,6 @@ impl Scheduler {
             owner.account.charge(Resource::Contexts, 1)?;
         }
         let kv = context.kv.fork(owner.account.clone(), &mut self.pages);
-        self.commons.queue.charge(&context.seat, price_ns);
         let mut listing = Listing::default();
         self.holders.note_saved(&key, &mut listing);
         let last_step = self.commons.step;

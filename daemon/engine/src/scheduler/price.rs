@@ -13,13 +13,16 @@ const NS_PER_TOKEN: u64 = 1;
 /// A page that changes its holders, and one of a fork, whose holders are counted together.
 const NS_PER_PAGE: u64 = 50;
 const NS_PER_SHARED_PAGE: u64 = 1;
+/// Bytes of a mask that are copied for the device in a nanosecond.
+const MASK_BYTES_PER_NS: u64 = 16;
 
 impl Scheduler {
     /// Nanoseconds.
     pub(super) fn price_ns(&self, operation: &Operation) -> u64 {
         let base = NS_PER_OPERATION;
         match operation {
-            // How far a run has come is said for every token, and a mask that has come should not be late.
+            // How far a run has come is said for every token, and a mask that has come should not be late: it is charged,
+            // and holds nothing back.
             Operation::Pulled { .. } | Operation::Mask { .. } | Operation::EndRun { .. } => 0,
             Operation::Create { .. } | Operation::Cancel { .. } | Operation::Stats { .. } => base,
             Operation::Fork { id, edit, .. } => {
@@ -40,6 +43,35 @@ impl Scheduler {
                 let saved = actor.and_then(|actor| self.saved.get(&(actor, name.clone())));
                 base + NS_PER_PAGE * saved.map_or(0, |saved| saved.kv.blocks().len() as u64)
             }
+        }
+    }
+
+    /// Charges an operation that stands for itself to its guest's virtual time: what leads to a row is a small part of that.
+    /// Opening is charged where it is known who has the context.
+    pub(super) fn charge_operation(&mut self, operation: &Operation, price_ns: u64) {
+        let of_mask = match operation {
+            Operation::Mask { mask, .. } => size_of_val(mask.words()) as u64 / MASK_BYTES_PER_NS,
+            _ => 0,
+        };
+        let id = match operation {
+            Operation::Edit { id, .. }
+            | Operation::Fork { id, .. }
+            | Operation::Mask { id, .. }
+            | Operation::Save { id, .. }
+            | Operation::Cancel { id, .. }
+            | Operation::Release { id, .. } => Some(*id),
+            Operation::Ask { .. }
+            | Operation::Run { .. }
+            | Operation::DrawTogether { .. }
+            | Operation::Create { .. }
+            | Operation::Open { .. }
+            | Operation::Forget { .. }
+            | Operation::Pulled { .. }
+            | Operation::EndRun { .. }
+            | Operation::Stats { .. } => None,
+        };
+        if let Some(context) = id.and_then(|id| self.contexts.get(&id)) {
+            self.commons.queue.charge(&context.seat, price_ns + of_mask);
         }
     }
 

@@ -16,7 +16,7 @@ use crate::error::EngineError;
 use crate::job::N_GUESS_MAX;
 use crate::line::Standing;
 use crate::port::Port;
-use crate::sampling::Sampler;
+use crate::sampling::{Sampler, TokenMask};
 use crate::scheduler::{Plan, Scheduler, SchedulerSettings};
 
 /// The longest guess that a context with room for `n_free` tokens may have verified.
@@ -337,4 +337,26 @@ fn verifications_are_decode_work_and_prompts_go_on_beside_them() {
         }
         assert!(n_rounds < 90, "the prompt starves");
     }
+}
+
+#[test]
+fn a_guest_pays_for_what_it_has_the_host_do() {
+    let mut house = House::new(64, u64::MAX);
+    let id = house.create();
+    let vtime = |house: &House| house.scheduler.commons.queue.vtimes([1, 1, 1])[2];
+    let paid = |house: &mut House, operation: Operation| {
+        let before = vtime(house);
+        house.scheduler.apply(operation);
+        vtime(house) - before
+    };
+    let edit = Edit { appended: vec![1; 700], ..Edit::default() };
+    assert_eq!(paid(&mut house, Operation::Edit { id, edit }), 1_000, "by the token");
+    let mask = Arc::new(TokenMask::none(1 << 17));
+    let tag = house.guests.stand(house.caller).tag();
+    assert_eq!(paid(&mut house, Operation::Mask { id, tag, position: 700, mask }), 1_024, "by the byte");
+    let question = house.ask(id, 700, &[], Ask::Top { n: 1 });
+    house.answer(question).0.expect("it fits");
+    let edit = Edit::default();
+    assert_eq!(paid(&mut house, Operation::Edit { id, edit }), 300 + 43 * 50, "by the page");
+    assert_eq!(paid(&mut house, Operation::Cancel { id, tag }), 300);
 }

@@ -16,7 +16,7 @@ use super::taped::Taped;
 use super::types::{GuestContext, GuestDecoder, GuestMask, GuestModel, GuestSampler, GuestStream, HostError};
 use crate::guest::bindings::trellis::host as new;
 use crate::guest::bindings::trellis::host::session::Inbox;
-use crate::guest::bindings::trellis::host::types::Error as ApiError;
+use crate::guest::bindings::trellis::host::types::{Argument, Error as ApiError};
 
 /// Implements a trait of 0.1 by the trait and the functions of the same names; those that have another shape today stand
 /// after them.
@@ -150,20 +150,25 @@ forward!(decoding::Host {
         tokens: Vec<u32>,
     ) -> Result<Vec<f32>, HostError> {
         let request = new::decoding::LogprobsRequest { context, tokens };
-        new::decoding::Host::logprobs(self, vec![request]).await.map(only)
+        new::decoding::Host::logprobs(self, vec![request]).await.and_then(|answers| only(self, answers))
     }
 
     async fn full(&mut self, context: Resource<GuestContext>) -> Result<Vec<f32>, HostError> {
-        new::decoding::Host::full(self, vec![context]).await.map(only)
+        new::decoding::Host::full(self, vec![context]).await.and_then(|answers| only(self, answers))
     }
 
     async fn embedding(&mut self, context: Resource<GuestContext>) -> Result<Vec<f32>, HostError> {
-        new::decoding::Host::embedding(self, vec![context]).await.map(only)
+        new::decoding::Host::embedding(self, vec![context]).await.and_then(|answers| only(self, answers))
     }
 });
 
-forward!(streams::Host {
-    async fn generate(requests: Vec<old::streams::GenerateRequest>) -> Result<Vec<old::streams::Completion>, HostError>;
+forward!(streams::Host {} {
+    async fn generate(
+        &mut self,
+        requests: Vec<old::streams::GenerateRequest>,
+    ) -> Result<Vec<old::streams::Completion>, HostError> {
+        new::streams::Host::generate(self, requests.convert()).await.map_err(stop_strings).convert()
+    }
 });
 
 forward!(streams::HostStream {
@@ -192,7 +197,8 @@ forward!(session::Host {
         match new::session::Host::receive(self, None).await? {
             Inbox::Message(message) => Ok(Some(message)),
             Inbox::Closed => Ok(None),
-            Inbox::NothingYet => unreachable!("it waits as long as it takes"),
+            // It waits as long as it takes.
+            Inbox::NothingYet => Err(never_answered(self)),
         }
     }
 });
@@ -207,9 +213,53 @@ fn unloaded(error: HostError) -> HostError {
     }
 }
 
+/// What 0.1 calls the texts that end a generation.
+fn stop_strings(error: HostError) -> HostError {
+    match error {
+        HostError::Refused(ApiError::InvalidArgument(argument)) if argument.name == "stop-texts" => {
+            let name = "stop-strings".to_owned();
+            ApiError::InvalidArgument(Argument { name, ..argument }).into()
+        }
+        other => other,
+    }
+}
+
 /// The answer to a call about one context.
-fn only<T>(answers: Vec<T>) -> T {
-    let answer = <[T; 1]>::try_from(answers).ok();
-    let [answer] = answer.expect("each context has one answer");
-    answer
+fn only<T>(taped: &Taped<'_>, answers: Vec<T>) -> Result<T, HostError> {
+    match <[T; 1]>::try_from(answers) {
+        Ok([answer]) => Ok(answer),
+        Err(_) => Err(never_answered(taped)),
+    }
+}
+
+/// An answer of a shape that today's function does not give to what it was asked: it is from a recording that somebody has
+/// changed.
+fn never_answered(taped: &Taped<'_>) -> HostError {
+    match &taped.0.tape {
+        Some(tape) => HostError::Fault(tape.refuse_answer()),
+        None => {
+            unreachable!("each context has one answer, and whoever waits for a message gets one or the end")
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn errors_name_what_the_package_knows() {
+        let refused = |name: &str| {
+            let (value, expected) = ("17".to_owned(), "at most 16".to_owned());
+            stop_strings(
+                ApiError::InvalidArgument(Argument { name: name.to_owned(), value, expected }).into(),
+            )
+        };
+        for (name, shown) in [("stop-texts", "stop-strings"), ("stop-tokens", "stop-tokens")] {
+            let HostError::Refused(ApiError::InvalidArgument(argument)) = refused(name) else {
+                panic!("it is refused all the same")
+            };
+            assert_eq!((argument.name.as_str(), argument.value.as_str()), (shown, "17"));
+        }
+    }
 }
