@@ -1,260 +1,458 @@
 // A logit program over each row of logits: trellis_engine::sampling::program, to the bit.
 //
 // A plan (program_plan.rs) is a list of steps, all of which every block of the row's cluster takes: numbers, worked out by one
-// thread; passes, each of which reads the row once and gathers from it; selections; planes of the history.
+// warp; passes, each of which looks at the row once and gathers from it; selections; planes of the history. A block has a
+// part of the row, whose ends are whole spans, and tells the others what it gathered there: all have all numbers.
 //
 // - max, argmax, draw: the largest (value, token), by warps, blocks, cluster.
-// - sum, squares: the definition's tree over tokens, with +0 past the end up to a power of two. Four consecutive tokens a
-//   thread and 32 threads are 128 tokens, a leaf; the leaves are added as the tree has them when the pass is over. A level
-//   that the tree does not have is left out, so that a row of one token gives the token's own bits.
+// - sum, squares: the definition's tree over tokens, with +0 past the end up to a power of two. Two groups of 128 tokens are
+//   a tile of a warp; tiles are added as the tree has them when the pass is over. A level that the tree does not have is
+//   left out, so that a row of one token gives the token's own bits.
 // - log-sum-exp, entropy: 64-bit sums of 2^-45, in any order.
 //
 // logits f32 [n_logits_rows, vocab]; planes f32 [n_sets, N_PLANES, vocab up to a multiple of 4], zeros before and after. A
 // chain of rows is worked out by one cluster, row after row: rows of one context, of which each takes the state on that the
-// one before left, and rows that share a set of planes. Grid CLUSTER * chains of the bucket, THREADS threads, SHARED_BYTES dynamic shared memory. Reads 4 * vocab bytes for
-// each pass, the first time from memory and then from L2; two to seven times for a selection.
+// one before left, and rows that share a set of planes. Grid CLUSTER * chains of the bucket, THREADS threads, SHARED_BYTES
+// dynamic shared memory. Reads 4 * vocab bytes of a row once, and what shared memory does not hold of them again out of L2
+// for each pass and two or more times for a selection.
 
-// One thread works out numbers.
-__device__ __forceinline__ void run_numbers(const Run& r, const uint4* code, unsigned n) {
-    for (unsigned i = 0; i < n; i++) {
+// One warp works out numbers: first those that need no others, side by side.
+__device__ __forceinline__ void run_numbers(const Run& r, const uint4* code, unsigned n, unsigned n_given) {
+    float* numbers = r.s.numbers;
+    for (unsigned i = threadIdx.x; i < n_given; i += 32) {
         const uint4 in = code[i];
-        const unsigned what = in.x & 255, result = (in.x >> 8) & 255;
-        float* numbers = r.s.numbers;
         float out;
-        switch (what) {
+        switch (in.x & 255) {
         case CONSTANT: out = __uint_as_float(in.y); break;
-        case PARAMETER: out = in.y < r.row.n_parameters ? r.p.parameters[r.row.parameters_start + in.y] : 0.0f; break;
-        case PARAMETER_TOKEN: {
-            const float x = in.y < r.row.n_parameters ? r.p.parameters[r.row.parameters_start + in.y] : 0.0f;
-            out = truncf(fminf(fmaxf(x, 0.0f), (float)(r.vocab - 1)));
-            break;
-        }
-        case STATE: out = r.p.states[(size_t)r.row.state_in + in.y]; break;
+        // The row before may have written it.
+        case STATE: out = __ldcg(r.p.states + r.row.state_in + in.y); break;
         case POSITION: out = __ull2float_rn(((u64)r.row.position_high << 32) | r.row.position_low); break;
         case LENGTH: out = __uint2float_rn(r.row.n_tokens); break;
         case DRAWN: out = __uint2float_rn(r.row.n_drawn); break;
         // Where no token has its block.
-        case UNIFORM: out = uniform(words_of(r.s.sources[in.y], 0xffffffffu).x); break;
-        case TOKEN:
+        case UNIFORM: out = uniform(words_of(sources_of(r.s)[in.y], 0xffffffffu).x); break;
+        default: {  // PARAMETER, PARAMETER_TOKEN
+            out = in.y < r.row.n_parameters ? r.p.parameters[r.row.parameters_start + in.y] : 0.0f;
+            if ((in.x & 255) == PARAMETER_TOKEN) out = truncf(fminf(fmaxf(out, 0.0f), (float)(r.vocab - 1)));
+        }
+        }
+        numbers[(in.x >> 8) & 255] = out;
+    }
+    __syncwarp();
+    for (unsigned i = n_given; i < n && threadIdx.x == 0; i++) {
+        const uint4 in = code[i];
+        const unsigned what = in.x & 255;
+        float out;
+        if (what == TOKEN) {
             out = numbers[in.y + 1];
             if (numbers[in.y] == minus_infinity()) r.s.has_fault = 1, out = 0.0f;
-            break;
-        case AT: {
-            const int token = (int)numbers[in.w & (N_NUMBERS - 1)];
-            run_elements(r, r.program + in.y, in.z & 255, 0, token & ~3);
-            const float4 x = r.s.registers[in.z >> 8][0];
-            const int lane = token & 3;
-            out = as_number(lane == 0 ? x.x : lane == 1 ? x.y : lane == 2 ? x.z : x.w);
-            break;
+        } else {
+            out = apply(what, numbers[in.y & (N_NUMBERS - 1)], numbers[in.z & (N_NUMBERS - 1)],
+                        numbers[in.w & (N_NUMBERS - 1)]);
+            out = in.x & AS_ENTRY ? in_row(out) : as_number(out);
         }
-        default:
-            out = as_number(apply(what, numbers[in.y & (N_NUMBERS - 1)], numbers[in.z & (N_NUMBERS - 1)],
-                                  numbers[in.w & (N_NUMBERS - 1)]));
-        }
-        numbers[result] = out;
+        numbers[(in.x >> 8) & 255] = out;
     }
 }
 
-// The root of the tree over the leaves of all blocks, in thread 0.
-__device__ __forceinline__ float tree_sum(const Run& r, unsigned slot) {
-    constexpr int SHARE_OF_LEAVES = LEAVES / THREADS;
-    float leaves[SHARE_OF_LEAVES];
+__device__ __forceinline__ bool is_sum(unsigned code) { return code == SUM || code == SQUARES; }
+
+// What a place comes to over the warps of a block, or over the blocks.
+__device__ __forceinline__ u64 merged(bool is_best, u64 a, u64 b) { return is_best ? (a > b ? a : b) : a + b; }
+
+__device__ __forceinline__ bool is_best(unsigned code) { return code == BEST || code == DRAW; }
+
+// Tells all blocks what this one has gathered; itself alone, as if others had nothing, if all have gathered the same.
+__device__ __forceinline__ void share_gathered(const Run& r, const uint4* finishes, unsigned n_finishes, bool is_within) {
+    Shared& s = r.s;
+    for (unsigned i = threadIdx.x; i < 2 * n_finishes * CLUSTER; i += THREADS) {
+        const unsigned block = i % CLUSTER, second = i / CLUSTER & 1;
+        const uint4 in = finishes[i / CLUSTER / 2];
+        const unsigned code = in.x & 255, slot = in.y + second;
+        if (is_sum(code) || (second && code != ENTROPY)) continue;
+        const bool takes_best = is_best(code);
+        u64 all = s.gathered[slot][0];
 #pragma unroll
-    for (int i = 0; i < SHARE_OF_LEAVES; i++) {
-        const int leaf = (int)threadIdx.x * SHARE_OF_LEAVES + i, tile = leaf / WARPS;
-        leaves[i] = 0.0f;
-        if (128 * leaf < r.vocab) {
-            const Shared* other = in_block(&r.s, (unsigned)tile % CLUSTER);
-            leaves[i] = other->leaves[r.copy][slot][tile / CLUSTER * WARPS + leaf % WARPS];
+        for (int warp = 1; warp < WARPS; warp++) all = merged(takes_best, all, s.gathered[slot][warp]);
+        if (is_within && block > 0) all = 0;
+        if (is_within) s.exchanged[r.copy][slot][block] = all;
+        else in_block(&s, block)->exchanged[r.copy][slot][r.rank] = all;
+    }
+    const unsigned lane = threadIdx.x % 32;
+    const int n_tiles = (r.s.end - r.begin + TILE - 1) / TILE;
+    for (unsigned i = threadIdx.x / 32; i < n_finishes; i += WARPS) {
+        if (!is_sum(finishes[i].x & 255)) continue;
+        const unsigned slot = finishes[i].y;
+        for (int start = 0; start < n_tiles; start += 32) {
+            const int tile = start + (int)lane;
+            float sum = tile < n_tiles ? sums_of(r.s).tiles[slot][tile] : 0.0f;
+#pragma unroll
+            for (int step = 1, level = LEVELS_OF_TILE; step < WARPS; step <<= 1, level++) {
+                const float other = __shfl_down_sync(LANES_ALL, sum, step);
+                if (level < r.s.n_levels) sum = in_row(__fadd_rn(sum, other));
+            }
+            if (tile % WARPS != 0 || tile >= n_tiles) continue;
+            const int span = r.begin / SPAN + tile / WARPS;
+            for (unsigned block = 0; block < CLUSTER; block++) in_block(&sums_of(r.s), block)->spans[r.copy][slot][span] = sum;
         }
     }
-    int level = 7;
+}
+
+// The root of the tree over the spans of all blocks, in the first lane of a warp.
+__device__ __forceinline__ float tree_sum(const Run& r, unsigned slot) {
+    constexpr int SHARE_OF_SPANS = SPANS / 32;
+    float spans[SHARE_OF_SPANS];
 #pragma unroll
-    for (int step = 1; step < SHARE_OF_LEAVES; step <<= 1, level++) {
-#pragma unroll
-        for (int i = 0; i < SHARE_OF_LEAVES; i += 2 * step)
-            if (level < r.n_levels) leaves[i] = in_row(__fadd_rn(leaves[i], leaves[i + step]));
+    for (int i = 0; i < SHARE_OF_SPANS; i++) {
+        const int span = (int)(threadIdx.x % 32) * SHARE_OF_SPANS + i;
+        spans[i] = span * SPAN < r.vocab ? sums_of(r.s).spans[r.copy][slot][span] : 0.0f;
     }
-    float sum = leaves[0];
+    int level = LEVELS_OF_SPAN;
+#pragma unroll
+    for (int step = 1; step < SHARE_OF_SPANS; step <<= 1, level++) {
+#pragma unroll
+        for (int i = 0; i < SHARE_OF_SPANS; i += 2 * step)
+            if (level < r.s.n_levels) spans[i] = in_row(__fadd_rn(spans[i], spans[i + step]));
+    }
+    float sum = spans[0];
 #pragma unroll
     for (int step = 1; step < 32; step <<= 1, level++) {
         const float other = __shfl_down_sync(LANES_ALL, sum, step);
-        if (level < r.n_levels) sum = in_row(__fadd_rn(sum, other));
+        if (level < r.s.n_levels) sum = in_row(__fadd_rn(sum, other));
     }
-    __syncthreads();
-    if (threadIdx.x % 32 == 0) r.s.warp_sums[threadIdx.x / 32] = sum;
-    __syncthreads();
-    if (threadIdx.x == 0) {
-        for (int n = WARPS / 2; n > 0; n /= 2, level++)
-            for (int i = 0; i < n; i++)
-                if (level < r.n_levels)
-                    r.s.warp_sums[i] = in_row(__fadd_rn(r.s.warp_sums[2 * i], r.s.warp_sums[2 * i + 1]));
-    }
-    return r.s.warp_sums[0];
+    return sum;
 }
 
-// What a place comes to over the warps of a block, or over the blocks.
-__device__ __forceinline__ u64 merged(unsigned code, u64 a, u64 b) {
-    return code == BEST || code == DRAW ? (a > b ? a : b) : a + b;
-}
-
-__device__ __forceinline__ u64 of_blocks(const Run& r, unsigned code, unsigned slot) {
-    u64 all = 0;
-    for (unsigned block = 0; block < CLUSTER; block++) all = merged(code, all, in_block(&r.s, block)->merged[r.copy][slot]);
+__device__ __forceinline__ u64 of_blocks(const Run& r, bool takes_best, unsigned slot) {
+    u64 all = r.s.exchanged[r.copy][slot][0];
+#pragma unroll
+    for (int block = 1; block < CLUSTER; block++) all = merged(takes_best, all, r.s.exchanged[r.copy][slot][block]);
     return all;
 }
 
 // The numbers of one root: (code | result, slot, number of the largest value).
 __device__ __forceinline__ void finish(const Run& r, uint4 in) {
     const unsigned code = in.x & 255, result = (in.x >> 8) & 255;
-    const u64 all = of_blocks(r, code, in.y);
-    const float max = r.s.numbers[in.z & (N_NUMBERS - 1)];
+    const u64 all = of_blocks(r, is_best(code), in.y);
     float* numbers = r.s.numbers;
-    switch (code) {
-    case BEST:
-    case DRAW: {
+    if (is_best(code)) {
         const float value = value_of((unsigned)(all >> 32));
         const unsigned low = (unsigned)all;
         numbers[result] = value == 0.0f && (low & 1) ? -0.0f : value;
         numbers[result + 1] = (float)(TOKEN_MASK - (low >> 1));
-        break;
-    }
-    case COUNT: numbers[result] = (float)all; break;
-    case LOG_SUM_EXP:
-        numbers[result] = max == minus_infinity() ? max : as_number(__fadd_rn(max, log_exact(of_parts(all))));
-        break;
-    default: {  // ENTROPY
-        float entropy = 0.0f;
-        if (max > minus_infinity()) {
-            const float mean = __fdiv_rn(__ull2float_rn(of_blocks(r, code, in.y + 1)), __ull2float_rn(all));
-            entropy = __fadd_rn(log_exact(of_parts(all)), mean);
+    } else if (code == COUNT) {
+        numbers[result] = (float)all;
+    } else {  // LOG_SUM_EXP, and with it ENTROPY
+        const float max = numbers[in.z & (N_NUMBERS - 1)];
+        if (max == minus_infinity()) {
+            numbers[result] = max;
+            if (code == ENTROPY) numbers[result + 1] = 0.0f;
+            return;
         }
-        numbers[result] = entropy > 0.0f ? as_number(entropy) : 0.0f;
-    }
+        const float log = log_exact(of_parts(all));
+        numbers[result] = as_number(__fadd_rn(max, log));
+        if (code == ENTROPY) {
+            const float mean = __fdiv_rn(__ull2float_rn(of_blocks(r, false, in.y + 1)), __ull2float_rn(all));
+            const float entropy = __fadd_rn(log, mean);
+            numbers[result + 1] = entropy > 0.0f ? as_number(entropy) : 0.0f;
+        }
     }
 }
 
-__device__ __forceinline__ bool is_sum(unsigned code) { return code == SUM || code == SQUARES; }
-
-// Reads the row once. Entries: `n_code` of code with its roots, then one for each root.
-__device__ __forceinline__ void run_pass(Run& r, const uint4* entries, unsigned n, unsigned n_code) {
+// Makes places ready for what the roots of a pass gather: (code | result, slot, ..) each.
+__device__ __forceinline__ void begin_pass(const Run& r, const uint4* finishes, unsigned n_finishes) {
     Shared& s = r.s;
-    const uint4* finishes = entries + n_code;
-    const unsigned n_finishes = n - n_code;
-    for (unsigned i = threadIdx.x; i < n_code; i += THREADS) s.code[i] = entries[i];
-    for (unsigned i = threadIdx.x; i < N_GATHERED * WARPS; i += THREADS) (&s.gathered[0][0])[i] = 0;
-    __syncthreads();
-    for (unsigned i = threadIdx.x; i < n_finishes * WARPS; i += THREADS) {
-        const uint4 in = finishes[i / WARPS];
-        const unsigned code = in.x & 255;
-        if (code == BEST || code == DRAW) s.gathered[in.y][i % WARPS] = (u64)key_of(minus_infinity()) << 32;
+    for (unsigned i = threadIdx.x; i < 2 * n_finishes * WARPS; i += THREADS) {
+        const uint4 in = finishes[i / (2 * WARPS)];
+        const unsigned code = in.x & 255, second = i / WARPS & 1;
+        if (is_sum(code) || (second && code != ENTROPY)) continue;
+        const unsigned least = is_best(code) ? key_of(minus_infinity()) : 0;
+        s.gathered[in.y + second][i % WARPS] = (u64)least << 32;
+        s.leaders[in.y + second] = least;
     }
     __syncthreads();
+}
 
-    int leaf_idx = (int)threadIdx.x / 32;
-    for (int start = (int)r.rank * TILE; start < r.vocab; start += CLUSTER * TILE, leaf_idx += WARPS) {
-        const int first = start + 4 * (int)threadIdx.x;
-        for (unsigned i = 0; i < n_code; i++) {
-            const uint4 in = s.code[i];
-            const unsigned what = in.x & 255;
-            if (what >= BEST) {
-                gather(r, in, what, first, leaf_idx);
-            } else {
-                const Four out = what < NEG ? leaf(r, what, in.y, first) : element(r, in, what, threadIdx.x, first);
-                put(r, threadIdx.x, (in.x >> 8) & 255, out);
-            }
-        }
-    }
+__device__ __forceinline__ void end_pass(Run& r, const uint4* finishes, unsigned n_finishes, bool is_within) {
     __syncthreads();
-    for (unsigned i = threadIdx.x; i < n_finishes; i += THREADS) {
-        const uint4 in = finishes[i];
-        const unsigned code = in.x & 255;
-        if (is_sum(code)) continue;
-        for (unsigned slot = in.y; slot < in.y + (code == ENTROPY ? 2 : 1); slot++) {
-            u64 all = 0;
-            for (int warp = 0; warp < WARPS; warp++) all = merged(code, all, s.gathered[slot][warp]);
-            s.merged[r.copy][slot] = all;
+    share_gathered(r, finishes, n_finishes, is_within);
+    if (is_within) __syncthreads();
+    else cluster_sync();
+    if (threadIdx.x < 32) {
+        for (unsigned i = threadIdx.x; i < n_finishes; i += 32)
+            if (!is_sum(finishes[i].x & 255)) finish(r, finishes[i]);
+        for (unsigned i = 0; i < n_finishes; i++) {
+            if (!is_sum(finishes[i].x & 255)) continue;
+            const float sum = tree_sum(r, finishes[i].y);
+            if (threadIdx.x == 0) r.s.numbers[(finishes[i].x >> 8) & 255] = as_number(sum);
         }
-    }
-    cluster_sync();
-    for (unsigned i = threadIdx.x; i < n_finishes; i += THREADS)
-        if (!is_sum(finishes[i].x & 255)) finish(r, finishes[i]);
-    for (unsigned i = 0; i < n_finishes; i++) {
-        const uint4 in = finishes[i];
-        if (!is_sum(in.x & 255)) continue;
-        const float sum = tree_sum(r, in.y);
-        if (threadIdx.x == 0) s.numbers[(in.x >> 8) & 255] = as_number(sum);
     }
     __syncthreads();
     // A block that has passed the next such wait knows that all have read what is written after it.
     r.copy = (r.copy + 1) % COPIES;
 }
 
-// Works out one row, by all blocks of the cluster. What they write for the next row of its chain they have all seen.
-__device__ __forceinline__ void run_row(const ProgramParams& p, Shared& s, unsigned row_idx) {
-    const ProgramRow& row = p.rows[row_idx];
-    const OutputRow& asked = p.output_rows[row.output_row];
-    // It sits out.
-    if (!(asked.wants & WANTS_PROGRAM)) return;
-    const int plane_stride = (p.vocab + 3) & ~3;
-    Run r = {p,
-             row,
-             asked.mask_start,
-             s,
-             p.programs + row.program,
-             p.logits + (size_t)asked.logits_row * p.vocab,
-             p.planes + (size_t)row.planes * N_PLANES * plane_stride,
-             p.vocab,
-             plane_stride,
-             p.vocab > 1 ? 32 - __clz(p.vocab - 1) : 0,
-             cluster_rank(),
-             0};
-    const uint4 header = r.program[0];
-    const unsigned n_steps = header.x, end = header.y & 255, n_planes = header.y >> 8;
-    make_sources(r, r.program + header.w, header.z);
-    if (threadIdx.x == 0) s.has_fault = 0;
-    // All blocks run: their shared memory may be read.
-    cluster_sync();
-    for (unsigned i = 0; i < n_steps; i++) {
-        const uint4 step = r.program[N_HEADER + i];
-        const uint4* entries = r.program + step.y;
-        switch (step.x) {
-        case NUMBERS:
-            if (threadIdx.x == 0) run_numbers(r, entries, step.z);
-            __syncthreads();
-            break;
-        case FILL:
-            for (unsigned plane = 0; plane < step.z; plane++) fill_plane(r, entries[plane]);
-            cluster_sync();
-            break;
-        case PASS: run_pass(r, entries, step.z, step.w); break;
-        default: select(r, entries, step.w, step.x == NUCLEUS);
-        }
+// A root: takes rows, changes places of the warp. `other` is the second operand if it is a row; a number is a set of all or
+// none, or what the code says.
+__device__ __forceinline__ void gather(const Run& r, const Place& at, uint4 in, Many& row,
+                                       bool has_other, Many& other) {
+    Shared& s = r.s;
+    const unsigned code = in.x & 255, slot = (in.x >> 8) & 255;
+    u64* place = &s.gathered[slot % N_GATHERED][threadIdx.x / 32];
+    const float number = s.numbers[in.w & (N_NUMBERS - 1)];
+    if (code == TAKE) {
+        const int token = (int)number % 4;
+        const float x = token == 0 ? row.v[0] : token == 1 ? row.v[1] : token == 2 ? row.v[2] : row.v[3];
+        if (threadIdx.x == 0) s.numbers[slot] = as_number(x);
+        return;
     }
-    if (r.rank == 0 && threadIdx.x == 0) {
-        ProgramOutput& out = p.outputs[row_idx];
-        const bool has_fault = s.has_fault != 0;
-        const unsigned* places = (const unsigned*)(r.program + 1);
-        const auto number = [&](unsigned i) {
-            return has_fault || places[i] == NO_NUMBER ? 0.0f : s.numbers[places[i]];
-        };
-        out.token = has_fault ? 0 : (unsigned)s.numbers[end];
-        out.fault = has_fault ? FAULT_NOTHING_TO_DRAW : FAULT_NONE;
-        for (unsigned i = 0; i < 4; i++) out.reports[i] = number(i);
-        for (unsigned i = 0; i < 8; i++) {
-            out.state[i] = number(4 + i);
-            if (!has_fault && row.state_out != NONE) p.states[(size_t)row.state_out + i] = number(4 + i);
-        }
+    if (code == RANK) {
+        gather_ranks(r, at, row, other);
+        return;
     }
-    // Nobody reads the planes or another block's memory any more.
-    cluster_sync();
-    clear_planes(r, n_planes);
+    if (code == DRAW) {
+        gather_draw(r, at, slot, place, row, in.z);
+        return;
+    }
+    unsigned valid = at.valid;
+    if (code == COUNT) valid = in_set(valid, row);
+    else if (has_other) valid = in_set(valid, other);
+    else if (s.numbers[in.z & (N_NUMBERS - 1)] == 0.0f) valid = 0;
+    switch (code) {
+    case BEST: gather_best(r, at, slot, place, row, valid, is_dense(at)); break;
+    case SUM:
+    case SQUARES: gather_sum(r, at, slot, row, valid, code == SQUARES, number); break;
+    case COUNT: {
+        const unsigned n = __reduce_add_sync(LANES_ALL, (unsigned)__popc(valid));
+        if (threadIdx.x % 32 == 0) *place += n;
+        break;
+    }
+    default:  // LOG_SUM_EXP, ENTROPY
+        gather_exponentials(row, valid, place, code == ENTROPY, number);
+    }
 }
 
-extern "C" __global__ void CLUSTER_DIMS __launch_bounds__(THREADS, 1)
-    logit_programs(const __grid_constant__ ProgramParams p) {
-    const unsigned chain_idx = blockIdx.x / CLUSTER;
-    if (chain_idx >= *p.n_chains) return;
-    Shared& s = *(Shared*)shared_memory();
-    for (unsigned row_idx = p.chains[chain_idx]; row_idx != NONE; row_idx = p.rows[row_idx].next) run_row(p, s, row_idx);
+// Runs code over the tokens of one place.
+__device__ __forceinline__ void run_code(const Run& r, const Place& at, const uint4* code) {
+    Many acc = many(0.0f);
+    while (true) {
+        const uint4 in = *code++;
+        const unsigned what = in.x & 255, result = (in.x >> 8) & 255, flags = in.x >> 16;
+        if (what < NEG) {
+            acc = leaf(r, at, what, in.y);
+            if (result != NO_REGISTER) put(r, result, acc);
+            continue;
+        }
+        const bool has_number = (flags >> 2 & 3) == IN_NUMBER;
+        Many other;
+        if (!has_number) other = fetch(r, at, flags >> 2, in.z, acc);
+        if ((flags & 3) != IN_ACCUMULATOR) acc = fetch(r, at, flags, in.y, acc);
+        if (what >= BEST) {
+            gather(r, at, in, acc, !has_number, other);
+            if (in.x & LAST) break;
+            continue;
+        }
+        if (!has_number || !element_with_number(r, at, acc, what, in.z & (N_NUMBERS - 1))) {
+            if (has_number) other = many(r.s.numbers[in.z & (N_NUMBERS - 1)]);
+            element(r, at, in, what, acc, other);
+        }
+        if (result != NO_REGISTER) put(r, result, acc);
+    }
 }
+
+// The code of the step that is taken.
+__device__ __forceinline__ const uint4* code_of(const Shared& s) { return s.plan + *(volatile const unsigned*)&s.step.y; }
+
+// Runs code over all tokens of the block, those of the list, or the group of one token.
+__device__ __forceinline__ void read_row(Run& r, bool is_one, bool is_within) {
+    const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
+    if (warp >= r.s.n_warps) return;
+    const bool is_dense = !is_within && !is_one;
+    const int n = is_dense ? r.s.end - r.begin : is_within ? (int)r.s.n_tokens : 1;
+    // What is looked at out of order may be anywhere.
+    if (!is_dense) wait_for_row(r, r.n_kept);
+    const int step = is_dense ? TILE : 32;
+    for (int start = warp * step; start < n; start += r.s.n_warps * step) {
+        Place at;
+        if (is_dense) {
+            if (r.n_there < r.n_kept) wait_for_row(r, start + TILE);
+            at.first = r.begin + start + 4 * lane;
+            at.step = 128;
+            at.valid = ALL_VALID;
+            if (start + TILE > n) {
+                at.valid = 0;
+#pragma unroll
+                for (int i = 0; i < EACH; i++)
+                    if (token_of(at, i) < r.s.end) at.valid |= 1u << i;
+            }
+        } else {
+            // One group is looked at for the sake of one token, with the other groups in the same place.
+            const int idx = start + lane;
+            const bool is_there = is_within && idx < n;
+            const int token = is_there ? (int)selections_of(r.s).tokens[idx]
+                              : is_within ? 0
+                                          : (int)r.s.numbers[code_of(r.s)[r.s.step.w - 1].w & (N_NUMBERS - 1)];
+            at.first = token & ~3;
+            at.step = 0;
+            at.valid = is_there ? 1u << (token % 4) : 0;
+        }
+        run_code(r, at, code_of(r.s));
+    }
+}
+
+// Goes on to a step of the plan, with its entries in shared memory, where the whole plan is if it is short.
+__device__ __forceinline__ void take_step(const Run& r, unsigned i) {
+    const bool is_short = r.s.header.w <= N_PLAN;
+    uint4 step = is_short ? r.s.plan[N_HEADER + i] : r.s.program[N_HEADER + i];
+    if (!is_short) {
+        for (unsigned k = threadIdx.x; k < step.z; k += THREADS) r.s.plan[k] = r.s.program[step.y + k];
+        step.y = 0;
+    }
+    if (threadIdx.x == 0) r.s.step = step;
+    __syncthreads();
+}
+
+// Works out one row, by all blocks of the cluster, which do not look at each other's memory any more when they are done.
+// `later` is a row that comes when others are done, in one thread, or NONE.
+__device__ __forceinline__ void run_row(const ProgramParams& p, Shared& s, unsigned row_idx, unsigned& later) {
+    if (threadIdx.x < sizeof(ProgramRow) / 4)
+        ((unsigned*)&s.row)[threadIdx.x] = ((const unsigned*)&p.rows[row_idx])[threadIdx.x];
+    if (later != NONE) later = p.rows[later].output_row;
+    __syncthreads();
+    const ProgramRow& row = s.row;
+    const OutputRow& asked = p.output_rows[row.output_row];
+    const unsigned wants = asked.wants, logits_row = asked.logits_row, constraint = asked.mask_start;
+    if (later != NONE) later = p.output_rows[later].logits_row;
+    // It sits out.
+    if (!(wants & WANTS_PROGRAM)) return;
+    cluster_arrive();
+    if (threadIdx.x < PIECES) copy_prepare(&s.arrivals[threadIdx.x]);
+    const int plane_stride = (p.vocab + 3) & ~3;
+    Run r = {p, row, s.constraint, s, s.planes, s.plane_stride, s.rank, p.vocab, 0, 0, 0, 0};
+    {
+        const uint4* program = p.programs + row.program;
+        const uint4 header = program[0];
+        const unsigned n_sources = header.z, n_entries = header.w;
+        const int n_registers = (int)(header.y >> 16) & 255;
+        const int share = ((p.vocab + CLUSTER - 1) / CLUSTER + SPAN - 1) / SPAN * SPAN;
+        r.begin = min((int)cluster_rank() * share, p.vocab);
+        const int n_tokens = min(share, p.vocab - r.begin);
+        // What lies behind the shared memory that all programs need, in the order of need.
+        const int sums_at = (int)n_sources * (int)sizeof(NoiseSource);
+        const int selections_at = sums_at + (header.y & HAS_SUMS ? (int)sizeof(Sums) : 0);
+        const int registers_at = selections_at + (header.y & HAS_SELECTIONS ? (int)sizeof(Selections) : 0);
+        // Where many rows are alive at once, few warps run.
+        const int of_warp = 4 * TILE * n_registers;
+        const int n_warps = n_registers == 0 ? WARPS : min(WARPS, (REST_BYTES - registers_at) / of_warp);
+        const int kept_at = registers_at + of_warp * n_warps;
+        r.n_kept = min((REST_BYTES - kept_at) / (4 * TILE) * TILE, n_tokens);
+        if (threadIdx.x == 0) {
+            s.sources_at = 0, s.sums_at = sums_at, s.selections_at = selections_at;
+            s.registers_at = registers_at, s.kept_at = kept_at;
+            s.rank = cluster_rank();
+            s.n_warps = n_warps;
+            s.header = header;
+            s.program = program;
+            s.logits = p.logits + (size_t)logits_row * p.vocab;
+            s.planes = p.planes + (size_t)row.planes * N_PLANES * plane_stride;
+            s.constraint = constraint;
+            s.plane_stride = plane_stride;
+            s.end = r.begin + n_tokens;
+            s.n_levels = p.vocab > 1 ? 32 - __clz(p.vocab - 1) : 0;
+            s.has_fault = s.is_listed = 0;
+        }
+        __syncthreads();
+        copy_row(r);
+        if (later != NONE && (p.vocab & 3) == 0 && n_tokens > 0)
+            copy_ahead(p.logits + (size_t)later * p.vocab + r.begin, 4 * n_tokens);
+        later = NONE;
+        for (unsigned i = threadIdx.x; i < n_entries && n_entries <= N_PLAN; i += THREADS) s.plan[i] = program[i];
+        make_sources(r, program + (n_entries - n_sources), n_sources);
+    }
+    __syncthreads();
+    // All blocks run, and are done with the row before: their shared memory may be written.
+    cluster_wait();
+    for (unsigned i = 0; i < s.header.x; i++) {
+        take_step(r, i);
+        Reading reading = Reading::Take;
+        bool is_within = false;
+        {
+            const uint4 step = s.step;
+            const unsigned what = step.x & 255;
+            const uint4* entries = s.plan + step.y;
+            const uint4* rest = entries + step.w;
+            if (what == NUMBERS) {
+                if (threadIdx.x < 32) run_numbers(r, entries, step.z, step.w);
+                __syncthreads();
+                continue;
+            }
+            if (what == FILL) {
+                for (unsigned plane = 0; plane < step.z; plane++) fill_plane(r, entries[plane]);
+                cluster_sync();
+                continue;
+            }
+            is_within = (step.x & WITHIN_LIST) && s.is_listed;
+            if (what == PASS) {
+                reading = Reading::Gather;
+                begin_pass(r, rest, step.z - step.w);
+            } else if (what != TAKE) {
+                reading = begin_selection(r, rest[0], what == NUCLEUS, is_within);
+            }
+        }
+        while (reading != Reading::Done) {
+            read_row(r, reading == Reading::Take, is_within);
+            const uint4 step = s.step;
+            const uint4* rest = s.plan + step.y + step.w;
+            switch (reading) {
+            case Reading::Gather:
+                end_pass(r, rest, step.z - step.w, is_within);
+                reading = Reading::Done;
+                break;
+            case Reading::Count: reading = after_count(r, rest[0]); break;
+            case Reading::List: reading = after_list(r, rest[0], is_within); break;
+            default: __syncthreads(); reading = Reading::Done;
+            }
+        }
+    }
+    if (s.rank == 0 && threadIdx.x < 14) {
+        // Token, fault, four reports, eight numbers of state, as words.
+        const bool has_fault = s.has_fault != 0;
+        const unsigned* places = (const unsigned*)((s.header.w <= N_PLAN ? s.plan : s.program) + 1);
+        const unsigned place = threadIdx.x < 2 ? NO_NUMBER : places[threadIdx.x - 2];
+        const float number = has_fault || place == NO_NUMBER ? 0.0f : s.numbers[place];
+        unsigned word = __float_as_uint(number);
+        if (threadIdx.x == 0) word = has_fault ? 0 : (unsigned)s.numbers[s.header.y & 255];
+        if (threadIdx.x == 1) word = has_fault ? FAULT_NOTHING_TO_DRAW : FAULT_NONE;
+        ((unsigned*)&p.outputs[row_idx])[threadIdx.x] = word;
+        if (threadIdx.x >= 6 && !has_fault && row.state_out != NONE)
+            p.states[row.state_out + threadIdx.x - 6] = number;
+    }
+    // Copies end in this block.
+    wait_for_row(r, r.n_kept);
+    const unsigned n_planes = (s.header.y >> 8) & 255;
+    if (n_planes > 0) {
+        // Nobody reads the planes any more.
+        cluster_sync();
+        clear_planes(r, n_planes);
+    }
+    __syncthreads();
+    if (threadIdx.x < PIECES) copy_release(&s.arrivals[threadIdx.x]);
+}
+
+extern "C" __global__ void CLUSTER_DIMS __launch_bounds__(THREADS, BLOCKS_OF_SM)
+    KERNEL(const __grid_constant__ ProgramParams p) {
+    const unsigned chain_idx = blockIdx.x / CLUSTER, later_idx = chain_idx + CHAINS_AT_ONCE;
+    const unsigned n_chains = *p.n_chains;
+    // Chains that do not count are there to be read, and take no time of their own.
+    unsigned row_idx = p.chains[chain_idx];
+    if (chain_idx >= n_chains) return;
+    unsigned later = threadIdx.x == THREADS - 1 && later_idx < n_chains ? p.chains[later_idx] : NONE;
+    Shared& s = *(Shared*)shared_memory();
+    while (row_idx != NONE) {
+        run_row(p, s, row_idx, later);
+        row_idx = s.row.next;
+        __syncthreads();
+    }
+}
+
+}  // namespace SPACE

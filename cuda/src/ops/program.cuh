@@ -2,21 +2,31 @@
 //
 // Numbers and tokens are floats: a token is below 2^18. Sets are rows of 1 and 0.
 
-typedef unsigned long long u64;
+namespace SPACE {
 
 constexpr unsigned LANES_ALL = 0xffffffffu;
 constexpr int WARPS = THREADS / 32;
-constexpr int TILE = 4 * THREADS;  // tokens that a block looks at together, four a thread
+// Tokens that a thread looks at together, in groups of four. A warp's are a tile: a group is 128 tokens of it.
+constexpr int EACH = 4 * GROUPS;
+constexpr int TILE = 128 * GROUPS;
+// As many tiles as a block has warps.
+constexpr int SPAN = WARPS * TILE;
 constexpr int BINS = 1024;
-constexpr int LIST = 2048;
-// Tokens that a warp looks at together are a leaf of the tree of sums.
-constexpr int LEAVES = (1 << TOKEN_BITS) / 128;
-constexpr int LEAVES_OF_BLOCK = LEAVES / CLUSTER;
-// Blocks read each other's leaves while the first of them writes the next ones.
+// Tokens of a list, and those that one block puts there.
+constexpr int LIST = 1024;
+constexpr int LIST_OF_BLOCK = LIST / CLUSTER;
+constexpr int VOCAB_MAX = 1 << TOKEN_BITS;
+constexpr int TILES_OF_BLOCK = VOCAB_MAX / TILE / CLUSTER;
+constexpr int SPANS = VOCAB_MAX / SPAN;
+constexpr int LEVELS_OF_TILE = GROUPS == 2 ? 8 : 9;
+constexpr int LEVELS_OF_SPAN = LEVELS_OF_TILE + (WARPS == 4 ? 2 : WARPS == 8 ? 3 : 4);
+// Blocks read what others wrote for them while the first of these write it anew.
 constexpr int COPIES = CLUSTER > 1 ? 2 : 1;
+// A block's part of the row arrives in so many pieces.
+constexpr int PIECES = 4;
 constexpr u64 TOKEN_MASK = (1ull << TOKEN_BITS) - 1;
 
-static_assert(LEAVES_OF_BLOCK % WARPS == 0 && LEAVES % THREADS == 0 && BINS % THREADS == 0, "whole shares");
+static_assert(1 << LEVELS_OF_SPAN == SPAN && VOCAB_MAX % (SPAN * CLUSTER) == 0 && SPANS % 32 == 0 && BINS % THREADS == 0, "whole shares");
 
 // One row, as in program.rs.
 struct ProgramRow {
@@ -68,54 +78,113 @@ static_assert(sizeof(ProgramParams) == 152, "as in program.rs");
 struct NoiseSource {
     uint2 key;
     unsigned lane, low, high;
+    unsigned unused[3];
+};
+
+// Sums of rows on their way to the root of their tree, at the tile and at the span.
+struct Sums {
+    float tiles[N_SUMS][TILES_OF_BLOCK];
+    float spans[COPIES][N_SUMS][SPANS];
+};
+
+// A token of a list, with its weight; where tokens count alike, with itself.
+struct Listed {
+    u64 rank, amount;
+};
+
+// How many tokens were to be listed, and their lowest and highest key.
+struct Range {
+    unsigned n, least, most;
+    unsigned unused;
+};
+
+// What selections work with.
+struct Selections {
+    Listed list[CLUSTER][LIST_OF_BLOCK];
+    unsigned low[BINS], high[BINS];
+    u64 coarse[COPIES][CLUSTER][32];
+    Range ranges[CLUSTER];  // of what each block listed
+    Range mine;
+    unsigned tokens[LIST];  // of the last selection of the largest
 };
 
 // The place that a descent has reached.
 struct Digit {
     unsigned bin;
-    unsigned count;
+    u64 amount;
     u64 above;  // in the bins before it
 };
 
-struct List {
-    u64 ranks[LIST], amounts[LIST];
+// A selection under way; see program_select.cuh.
+struct Selecting {
+    float largest_order, largest_row;
+    bool is_nucleus, is_whole, is_listed;
+    int bin;    // by distance; below 0 before it is known
+    int known;  // the bits of the rank from here on are those of `found`
+    u64 found;
+    u64 above;  // in the bins before the one by distance
 };
 
 struct Shared {
-    float4 registers[N_REGISTERS][THREADS];
-    union {
-        List list;                                      // of the first block
-        float leaves[COPIES][N_SUMS][LEAVES_OF_BLOCK];  // [tile of the block][warp]
-    };
-    unsigned low[BINS], high[BINS], counts[BINS];
-    uint4 code[N_CODE];
+    u64 arrivals[PIECES];
     u64 gathered[N_GATHERED][WARPS];
-    u64 merged[COPIES][N_GATHERED];
-    u64 scan[32];
+    u64 exchanged[COPIES][N_GATHERED][CLUSTER];
+    uint4 plan[N_PLAN];
     float numbers[N_NUMBERS];
-    NoiseSource sources[N_SOURCES];
-    float warp_sums[32];
+    unsigned leaders[N_GATHERED];  // keys that a token has to reach
+    u64 scan[32];
+    u64 any_rank;
+    unsigned differing[2];
     Digit digit;
-    unsigned n_listed;
+    Selecting selecting;
+    u64 target;    // of the selection: what is left of its amount, or 0 before that is known
+    ProgramRow row;
+    // Where things are that are needed now and then: what follows here, by its distance from here, and what is in memory.
+    int sources_at, sums_at, selections_at, registers_at, kept_at;
+    unsigned rank;
+    int n_warps;  // that run elementwise code
+    uint4 header;
+    uint4 step;  // that is taken
+    const uint4* program;
+    const float* logits;
+    float* planes;
+    int plane_stride;
+    int end;       // behind the last token of this block
+    int n_levels;  // of the tree of sums
+    unsigned constraint;
+    unsigned n_tokens;  // of the list
+    unsigned is_listed;
     unsigned has_fault;
+    unsigned unused;
 };
-static_assert(sizeof(Shared) <= SHARED_BYTES, "as in program.rs");
+// Behind it are sources of noise, sums, selections and registers of the program, and as much of the row as there is room for.
+constexpr int REST_BYTES = SHARED_BYTES - (int)sizeof(Shared);
+static_assert(sizeof(Shared) % 16 == 0 && sizeof(Selections) % 16 == 0 && sizeof(Sums) % 16 == 0, "aligned");
 
 // What a thread knows of its row.
 struct Run {
     const ProgramParams& p;
     const ProgramRow& row;
-    unsigned constraint;  // in words of 64 bits, or NONE
+    const unsigned& constraint;  // in words of 64 bits, or NONE
     Shared& s;
-    const uint4* program;
-    const float* logits;
-    float* planes;
+    float* const& planes;
+    const int& plane_stride;
+    const unsigned& rank;
     int vocab;
-    int plane_stride;
-    int n_levels;  // of the tree of sums
-    unsigned rank;
-    int copy;  // of what is read by other blocks
+    int copy;  // of what is written by other blocks
+    int begin;    // first token of this block
+    int n_kept;   // tokens from there on that are in shared memory
+    int n_there;  // of these that have arrived
 };
+
+template <class T> __device__ __forceinline__ T* behind(Shared& s, int at) { return (T*)((char*)(&s + 1) + at); }
+
+__device__ __forceinline__ NoiseSource* sources_of(Shared& s) { return behind<NoiseSource>(s, s.sources_at); }
+__device__ __forceinline__ Sums& sums_of(Shared& s) { return *behind<Sums>(s, s.sums_at); }
+__device__ __forceinline__ Selections& selections_of(Shared& s) { return *behind<Selections>(s, s.selections_at); }
+// [register][group][lane of the warps that run]
+__device__ __forceinline__ float4* registers_of(Shared& s) { return behind<float4>(s, s.registers_at); }
+__device__ __forceinline__ float* kept_of(Shared& s) { return behind<float>(s, s.kept_at); }
 
 __device__ __forceinline__ float minus_infinity() { return __uint_as_float(0xff800000u); }
 __device__ __forceinline__ float plus_infinity() { return __uint_as_float(0x7f800000u); }
@@ -141,7 +210,7 @@ __device__ __forceinline__ u64 ranked(float value, unsigned token) {
     return ((u64)key_of(value) << TOKEN_BITS) | (TOKEN_MASK - token);
 }
 
-// The sum over a warp of amounts below 2^48.
+// The sum over a warp of amounts below 2^51.
 __device__ __forceinline__ u64 warp_sum(u64 amount) {
     const unsigned low = __reduce_add_sync(LANES_ALL, (unsigned)amount & 0xffffffu);
     const unsigned high = __reduce_add_sync(LANES_ALL, (unsigned)(amount >> 24));
@@ -221,6 +290,6 @@ __device__ __forceinline__ void make_sources(Run& r, const uint4* entries, unsig
                 source.low = words.x, source.high = words.y;
             }
         }
-        r.s.sources[i] = source;
+        sources_of(r.s)[i] = source;
     }
 }

@@ -2,15 +2,17 @@
 //!
 //! The definition is [`trellis_engine::sampling::program`]: over the same logits, token, state and reports are the CPU's to
 //! the bit. Everything that changes from step to step lies in device buffers, and the grid depends on the bucket of rows
-//! alone, so that a launch can be captured in a graph.
+//! alone, so that a launch can be captured in a graph. There are two kernels of the same text: few chains take a
+//! whole multiprocessor for each block, many share them.
 
 use trellis_engine::batch::OutputFault;
 use trellis_engine::sampling::program::{N_REPORTS_MAX, N_STATE_MAX};
 
 use super::common::{PAGE_LEN, expect, expect_i32};
 use super::logits::{FAULT_NONE, FAULT_NOTHING_TO_DRAW, NOWHERE, TOKEN_BITS, VOCAB_SIZE_MAX, Wants};
-use super::program_code::{CODES, N_CODE_MAX, N_REGISTERS};
-use super::program_plan::{N_GATHERED, N_HEADER, N_NUMBERS, N_PLANES_MAX, N_SOURCES, N_SUMS, NO_NUMBER};
+use super::program_code::{CODES, PLACES};
+use super::program_encode::{HAS_SELECTIONS, HAS_SUMS, WITHIN_LIST};
+use super::program_plan::{N_GATHERED, N_HEADER, N_NUMBERS, N_PLANES_MAX, N_SUMS, NO_NUMBER};
 use crate::driver::params;
 use crate::{CudaError, Kernel, Launch, Module, Plain, Pointer, Slice, Source, Stream};
 
@@ -18,18 +20,52 @@ use crate::{CudaError, Kernel, Launch, Module, Plain, Pointer, Slice, Source, St
 #[derive(Clone, Copy, Debug)]
 struct Shape {
     n_threads: usize,
+    /// Groups of four tokens that a thread holds.
+    n_groups: usize,
     /// Blocks of a row.
     n_blocks: usize,
     /// Dynamic shared memory of a block.
     shared_bytes: usize,
+    /// Blocks of a multiprocessor that run together.
+    n_resident: usize,
 }
 
-/// Clusters came with 9.0, as did shared memory for many threads.
-fn shape((major, _): (i32, i32)) -> Shape {
+/// Chains of which each block has a multiprocessor to itself.
+const N_CHAINS_FEW: usize = 16;
+
+/// Chains of many that are under way together, as far as that matters for what is read ahead.
+const N_CHAINS_AT_ONCE: usize = 48;
+
+/// Entries of a plan that shared memory holds, those of one step at least.
+const N_PLAN: usize = 256;
+
+/// For few rows and for many. Clusters came with 9.0, as did shared memory for many threads.
+fn shapes((major, _): (i32, i32)) -> [Shape; 2] {
     match major {
-        ..9 => Shape { n_threads: 128, n_blocks: 1, shared_bytes: 88 << 10 },
-        _ => Shape { n_threads: 512, n_blocks: 8, shared_bytes: 192 << 10 },
+        ..9 => [Shape { n_threads: 128, n_groups: 2, n_blocks: 1, shared_bytes: 88 << 10, n_resident: 1 }; 2],
+        _ => [
+            Shape { n_threads: 512, n_groups: 4, n_blocks: 8, shared_bytes: 200 << 10, n_resident: 1 },
+            Shape { n_threads: 256, n_groups: 2, n_blocks: 8, shared_bytes: 75 << 10, n_resident: 3 },
+        ],
     }
+}
+
+/// What is there once for each shape.
+macro_rules! text {
+    ($suffix:literal, $kernel:literal) => {
+        concat!(
+            "#undef SPACE\n#undef KERNEL\n#undef THREADS\n#undef GROUPS\n#undef SHARED_BYTES\n#undef BLOCKS_OF_SM\n",
+            "#define SPACE programs_", $suffix, "\n#define KERNEL ", $kernel, "\n#define THREADS THREADS_", $suffix,
+            "\n#define GROUPS GROUPS_", $suffix, "\n#define SHARED_BYTES SHARED_BYTES_", $suffix, "\n#define BLOCKS_OF_SM BLOCKS_OF_SM_", $suffix, "\n",
+            include_str!("program.cuh"),
+            include_str!("program_row.cuh"),
+            include_str!("program_elements.cuh"),
+            include_str!("program_gather.cuh"),
+            include_str!("program_select.cuh"),
+            include_str!("program_history.cuh"),
+            include_str!("program.cu")
+        )
+    };
 }
 
 /// The source of the kernel.
@@ -40,24 +76,29 @@ pub fn source(capability: (i32, i32)) -> Source {
         include_str!("noise.cuh"),
         include_str!("cluster.cuh"),
         include_str!("rows.cuh"),
-        include_str!("program.cuh"),
-        include_str!("program_elements.cuh"),
-        include_str!("program_select.cuh"),
-        include_str!("program_history.cuh"),
-        include_str!("program.cu")
+        text!("FEW", "logit_programs_of_few"),
+        text!("MANY", "logit_programs")
     );
-    let Shape { n_threads, n_blocks, shared_bytes } = shape(capability);
+    let [few, many] = shapes(capability);
     let source = Source::new("program.cu", text)
-        .with("THREADS", n_threads)
-        .with("CLUSTER", n_blocks)
-        .with("SHARED_BYTES", shared_bytes)
+        .with("CLUSTER", many.n_blocks)
+        .with("THREADS_FEW", few.n_threads)
+        .with("THREADS_MANY", many.n_threads)
+        .with("GROUPS_FEW", few.n_groups)
+        .with("GROUPS_MANY", many.n_groups)
+        .with("SHARED_BYTES_FEW", few.shared_bytes)
+        .with("SHARED_BYTES_MANY", many.shared_bytes)
+        .with("BLOCKS_OF_SM_FEW", few.n_resident)
+        .with("BLOCKS_OF_SM_MANY", many.n_resident)
+        .with("CHAINS_AT_ONCE", N_CHAINS_AT_ONCE)
+        .with("N_PLAN", N_PLAN)
         .with("TOKEN_BITS", TOKEN_BITS)
-        .with("N_REGISTERS", N_REGISTERS)
-        .with("N_CODE", N_CODE_MAX)
         .with("N_GATHERED", N_GATHERED)
         .with("N_SUMS", N_SUMS)
         .with("N_NUMBERS", N_NUMBERS)
-        .with("N_SOURCES", N_SOURCES)
+        .with("WITHIN_LIST", WITHIN_LIST)
+        .with("HAS_SUMS", HAS_SUMS)
+        .with("HAS_SELECTIONS", HAS_SELECTIONS)
         .with("N_HEADER", N_HEADER)
         .with("N_PLANES", N_PLANES_MAX)
         .with("NO_NUMBER", NO_NUMBER)
@@ -66,6 +107,7 @@ pub fn source(capability: (i32, i32)) -> Source {
         .with("WANTS_PROGRAM", Wants::PROGRAM.0)
         .with("FAULT_NONE", FAULT_NONE)
         .with("FAULT_NOTHING_TO_DRAW", FAULT_NOTHING_TO_DRAW);
+    let source = PLACES.iter().fold(source, |source, &(name, word)| source.with(name, word));
     CODES.iter().fold(source, |source, &(name, code)| source.with(name, code))
 }
 
@@ -243,8 +285,8 @@ pub fn planes_bytes(n_sets: usize, vocab_size: usize) -> usize {
 /// The kernel, loaded.
 #[derive(Debug)]
 pub struct ProgramKernel {
-    kernel: Kernel<ProgramParams>,
-    shape: Shape,
+    few: (Kernel<ProgramParams>, Shape),
+    many: (Kernel<ProgramParams>, Shape),
 }
 
 impl ProgramKernel {
@@ -253,9 +295,13 @@ impl ProgramKernel {
     /// # Errors
     /// The driver refused.
     pub fn new(module: &Module, capability: (i32, i32)) -> Result<Self, CudaError> {
-        let (kernel, shape) = (module.kernel("logit_programs")?, shape(capability));
-        kernel.allow_shared_bytes(shape.shared_bytes)?;
-        Ok(Self { kernel, shape })
+        let [few, many] = shapes(capability);
+        let load = |name, shape: Shape| {
+            let kernel = module.kernel(name)?;
+            kernel.allow_shared_bytes(shape.shared_bytes)?;
+            Ok((kernel, shape))
+        };
+        Ok(Self { few: load("logit_programs_of_few", few)?, many: load("logit_programs", many)? })
     }
 
     /// Launches the programs of a bucket of `n_chains` chains.
@@ -285,10 +331,11 @@ impl ProgramKernel {
         if n_chains == 0 {
             return Ok(());
         }
+        let (kernel, shape) = if n_chains <= N_CHAINS_FEW { &self.few } else { &self.many };
         let launch = Launch {
-            grid: ((n_chains * self.shape.n_blocks) as u32, 1, 1),
-            block: (self.shape.n_threads as u32, 1, 1),
-            shared_bytes: self.shape.shared_bytes as u32,
+            grid: ((n_chains * shape.n_blocks) as u32, 1, 1),
+            block: (shape.n_threads as u32, 1, 1),
+            shared_bytes: shape.shared_bytes as u32,
         };
         let params = ProgramParams {
             programs: buffers.programs.into(),
@@ -313,7 +360,7 @@ impl ProgramKernel {
             unused: 0,
         };
         // SAFETY: the lengths are asserted or the caller's promise.
-        unsafe { launch.run(stream, &self.kernel, &params) }
+        unsafe { launch.run(stream, kernel, &params) }
     }
 }
 

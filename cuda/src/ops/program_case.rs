@@ -359,9 +359,14 @@ pub(super) fn kernel(gpu: &TestGpu) -> MutexGuard<'static, ProgramKernel> {
     KERNEL.get_or_init(load).lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// What the device makes of the rows, and the states that lie where they go; the planes are zeros again.
-pub(super) fn run(gpu: &TestGpu, rows: &[CaseRow], vocab_size: usize) -> Vec<(ProgramOutput, [f32; 8])> {
-    let host = Host::of(rows, 3);
+/// What the device makes of the rows in chains of so many, and the states that lie where they go; the planes are zeros again.
+pub(super) fn run(
+    gpu: &TestGpu,
+    rows: &[CaseRow],
+    chain_len: usize,
+    vocab_size: usize,
+) -> Vec<(ProgramOutput, [f32; 8])> {
+    let host = Host::of(rows, chain_len);
     let kernel = kernel(gpu);
     let launched = Launched::new(gpu, &host, vocab_size);
     launched.run(gpu, &kernel, vocab_size);

@@ -67,6 +67,14 @@ codes! {
     Not "NOT"
     KeepLargest "KEEP_LARGEST"
     KeepNucleus "KEEP_NUCLEUS"
+    // A row where it is so, else −∞.
+    IfLess "IF_LESS"
+    IfLessEqual "IF_LESS_EQUAL"
+    IfEqual "IF_EQUAL"
+    IfNotEqual "IF_NOT_EQUAL"
+    IfGreaterEqual "IF_GREATER_EQUAL"
+    IfGreater "IF_GREATER"
+    IfNucleus "IF_NUCLEUS"
     // What is gathered from all tokens.
     Best "BEST"
     Draw "DRAW"
@@ -75,6 +83,9 @@ codes! {
     Count "COUNT"
     LogSumExp "LOG_SUM_EXP"
     Entropy "ENTROPY"
+    // What is done with the row at one token, or in a selection.
+    Take "TAKE"
+    Rank "RANK"
     // Of numbers alone.
     Constant "CONSTANT"
     Parameter "PARAMETER"
@@ -84,7 +95,6 @@ codes! {
     Length "LENGTH"
     Drawn "DRAWN"
     Uniform "UNIFORM"
-    At "AT"
     Token "TOKEN"
     // Of the history.
     CountLast "COUNT_LAST"
@@ -131,16 +141,61 @@ pub(super) fn comparison(how: Comparison) -> Code {
     }
 }
 
-/// An instruction: a code with where its result goes, and three operands, each a register or, by its flag, a number or
-/// what the code says. The fourth word of flags is the result's.
+/// What keeps the entries of a row for which this tells yes, by the same number.
+pub(super) fn kept_if(code: Code) -> Option<Code> {
+    Some(match code {
+        Code::Less => Code::IfLess,
+        Code::LessEqual => Code::IfLessEqual,
+        Code::Equal => Code::IfEqual,
+        Code::NotEqual => Code::IfNotEqual,
+        Code::GreaterEqual | Code::KeepLargest => Code::IfGreaterEqual,
+        Code::Greater => Code::IfGreater,
+        _ => return None,
+    })
+}
+
+/// Where an instruction finds an operand, as its flags say it.
+const IN_REGISTER: u32 = 0;
+const IN_NUMBER: u32 = 1;
+const IN_ACCUMULATOR: u32 = 2;
+const IN_LOGITS: u32 = 3;
+
+/// In an instruction, a result that is nowhere but in the accumulator.
+const NO_REGISTER: u8 = u8::MAX;
+
+/// In an instruction over numbers, that what it makes is held to what an entry of a row may be.
+pub(super) const AS_ENTRY: u32 = 1 << 24;
+
+/// In the last instruction of a piece of code.
+const LAST: u32 = 1 << 22;
+
+/// What the kernel's source is told of instructions.
+pub(super) const PLACES: [(&str, u32); 7] = [
+    ("LAST", LAST),
+    ("AS_ENTRY", AS_ENTRY),
+    ("IN_REGISTER", IN_REGISTER),
+    ("IN_NUMBER", IN_NUMBER),
+    ("IN_ACCUMULATOR", IN_ACCUMULATOR),
+    ("IN_LOGITS", IN_LOGITS),
+    ("NO_REGISTER", NO_REGISTER as u32),
+];
+
+/// An instruction: a code with where its result goes, and three operands, each with two flags that say what it is: a
+/// register, a number or what the code says, the accumulator, or the logits.
 pub(super) fn instruction(code: Code, result: u8, operands: [Operand; 3]) -> Entry {
-    let flags = operands.iter().enumerate().fold(0, |flags, (idx, operand)| match operand {
-        Operand::Register(_) => flags,
-        Operand::Number(_) | Operand::Immediate(_) => flags | 1 << idx,
+    let flags = operands.iter().enumerate().fold(0, |flags, (idx, operand)| {
+        let place = match operand {
+            Operand::Register(_) => IN_REGISTER,
+            Operand::Number(_) | Operand::Immediate(_) => IN_NUMBER,
+            Operand::Accumulator => IN_ACCUMULATOR,
+            Operand::Logits => IN_LOGITS,
+        };
+        flags | place << (2 * idx)
     });
     let word = |operand: Operand| match operand {
         Operand::Register(idx) | Operand::Number(idx) => u32::from(idx),
         Operand::Immediate(word) => word,
+        Operand::Accumulator | Operand::Logits => 0,
     };
     let [a, b, c] = operands.map(word);
     Entry([code as u32 | u32::from(result) << 8 | flags << 16, a, b, c])
@@ -152,6 +207,10 @@ pub(super) enum Operand {
     Register(u8),
     Number(u8),
     Immediate(u32),
+    /// What the instruction before made, or took first if it made no row.
+    Accumulator,
+    /// The logits at this place.
+    Logits,
 }
 
 /// No operand.
@@ -193,15 +252,11 @@ pub(super) struct Root {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct TooLarge;
 
-/// Code that makes what the roots take, and the roots; `kept` are alive at its end, in the registers that are returned.
-pub(super) fn code(
-    elements: &[Option<Element>],
-    roots: &[Root],
-    kept: &[u8],
-) -> Result<(Vec<Entry>, Vec<u8>), TooLarge> {
+/// Code that makes what the roots take, and the roots; with how many registers it needs.
+pub(super) fn code(elements: &[Option<Element>], roots: &[Root]) -> Result<(Vec<Entry>, usize), TooLarge> {
     [Leaves::Kept, Leaves::ReadAgain]
         .into_iter()
-        .find_map(|leaves| Writer::new(elements, leaves).write(roots, kept))
+        .find_map(|leaves| Writer::new(elements, leaves).write(roots))
         .ok_or(TooLarge)
 }
 
@@ -212,15 +267,30 @@ enum Leaves {
     ReadAgain,
 }
 
+/// A row that an instruction takes.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Input {
+    Logits,
+    /// What a line makes.
+    Line(usize),
+}
+
 /// One instruction in order, with what it takes.
 struct Line {
-    /// The value that it makes.
-    value: Option<u8>,
+    makes: Makes,
     code: Code,
-    result: u8,
-    /// Operands; a row by the line that makes it.
+    /// Operands; a row by what it is when the line runs.
     operands: [Taken; 3],
-    lines: [Option<usize>; 3],
+    inputs: [Option<Input>; 3],
+}
+
+/// What comes of a line.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Makes {
+    /// A row.
+    Row,
+    /// What goes to this place, which the instruction knows.
+    Result(u8),
 }
 
 struct Writer<'a> {
@@ -239,84 +309,111 @@ impl<'a> Writer<'a> {
             of_operands.sort_unstable_by(|a, b| b.cmp(a));
             // Sethi and Ullman: what needs most is made first.
             let need = of_operands.iter().enumerate().map(|(idx, need)| need + idx).max().unwrap_or(0);
-            needs.push(need.max(1));
+            // The logits are read where they are needed.
+            let least = usize::from(!element.is_some_and(|element| element.code == Code::Logits));
+            needs.push(need.max(least));
         }
         Self { elements, leaves, needs, made: vec![None; elements.len()], lines: Vec::new() }
     }
 
-    fn line(&mut self, value: Option<u8>, code: Code, result: u8, operands: [Taken; 3]) -> usize {
-        let mut order: Vec<usize> = (0..3).collect();
-        let need = |idx: usize| match operands[idx] {
-            Taken::Row(row) => self.needs[usize::from(row)],
+    fn line(&mut self, makes: Makes, code: Code, mut operands: [Taken; 3]) -> usize {
+        // What is made last is at hand as the first operand.
+        let is_symmetric = matches!(code, Code::Add | Code::Mul | Code::And | Code::Or);
+        let need = |needs: &[usize], operand: Taken| match operand {
+            Taken::Row(row) => needs[usize::from(row)],
             _ => 0,
         };
-        order.sort_by_key(|&idx| std::cmp::Reverse(need(idx)));
-        let mut lines = [None; 3];
+        if is_symmetric && need(&self.needs, operands[0]) < need(&self.needs, operands[1]) {
+            operands.swap(0, 1);
+        }
+        let mut order: Vec<usize> = (0..3).collect();
+        order.sort_by_key(|&idx| std::cmp::Reverse(need(&self.needs, operands[idx])));
+        let mut inputs = [None; 3];
         for idx in order {
             if let Taken::Row(row) = operands[idx] {
-                lines[idx] = Some(self.make(row));
+                inputs[idx] = Some(self.make(row));
             }
         }
-        self.lines.push(Line { value, code, result, operands, lines });
+        self.lines.push(Line { makes, code, operands, inputs });
         self.lines.len() - 1
     }
 
     /// The line that makes a row, written where it is not there yet.
-    fn make(&mut self, row: u8) -> usize {
+    fn make(&mut self, row: u8) -> Input {
         let idx = usize::from(row);
         if let Some(line) = self.made[idx] {
-            return line;
+            return Input::Line(line);
         }
         let element = self.elements[idx].expect("a row is made of something");
-        let line = self.line(Some(row), element.code, 0, element.operands);
+        if element.code == Code::Logits {
+            return Input::Logits;
+        }
+        let line = self.line(Makes::Row, element.code, element.operands);
         if self.leaves == Leaves::Kept || !element.is_leaf() {
             self.made[idx] = Some(line);
         }
-        line
+        Input::Line(line)
     }
 
-    fn write(mut self, roots: &[Root], kept: &[u8]) -> Option<(Vec<Entry>, Vec<u8>)> {
+    fn write(mut self, roots: &[Root]) -> Option<(Vec<Entry>, usize)> {
         for root in roots {
-            self.line(None, root.code, root.result, root.operands);
+            self.line(Makes::Result(root.result), root.code, root.operands);
         }
-        let kept: Vec<usize> = kept.iter().map(|&row| self.make(row)).collect();
         if self.lines.len() > N_CODE_MAX {
             return None;
         }
-        let mut last_uses: Vec<usize> = (0..self.lines.len()).collect();
+        // Which operands are in the accumulator when they are taken; the last use of each line that is in a register.
+        let mut at_hand = Vec::with_capacity(self.lines.len());
+        let mut last_uses: Vec<Option<usize>> = vec![None; self.lines.len()];
+        let mut accumulator = None;
         for (idx, line) in self.lines.iter().enumerate() {
-            line.lines.iter().flatten().for_each(|&operand| last_uses[operand] = idx);
+            let mut is_there = line.inputs.map(|input| input.is_some() && input == accumulator);
+            // The accumulator takes the first operand before the third is fetched, or before any other of a root.
+            is_there[1] &= is_there[0] || line.makes == Makes::Row;
+            is_there[2] &= is_there[0];
+            at_hand.push(is_there);
+            for (input, is_there) in line.inputs.into_iter().zip(is_there) {
+                if let (Some(Input::Line(made)), false) = (input, is_there) {
+                    last_uses[made] = Some(idx);
+                }
+            }
+            accumulator = match line.makes {
+                Makes::Row => Some(Input::Line(idx)),
+                Makes::Result(_) => line.inputs[0],
+            };
         }
-        kept.iter().for_each(|&line| last_uses[line] = usize::MAX);
-        let mut registers = vec![0u8; self.lines.len()];
+        let mut registers = vec![NO_REGISTER; self.lines.len()];
         let mut free: Vec<u8> = (0..N_REGISTERS as u8).rev().collect();
+        let mut n_registers = 0;
         let mut entries = Vec::with_capacity(self.lines.len());
         for (idx, line) in self.lines.iter().enumerate() {
-            let operands = [0, 1, 2].map(|i| match (line.operands[i], line.lines[i]) {
-                (Taken::Row(_), Some(line)) => Operand::Register(registers[line]),
+            let operands = [0, 1, 2].map(|i| match (line.operands[i], line.inputs[i]) {
+                (Taken::Row(_), Some(_)) if at_hand[idx][i] => Operand::Accumulator,
+                (Taken::Row(_), Some(Input::Logits)) => Operand::Logits,
+                (Taken::Row(_), Some(Input::Line(made))) => Operand::Register(registers[made]),
                 (Taken::Row(row), None) => unreachable!("row {row} is made before"),
                 (Taken::Number(number), _) => Operand::Number(number),
                 (Taken::Immediate(word), _) => Operand::Immediate(word),
             });
-            let mut done: Vec<usize> = line.lines.iter().flatten().copied().collect();
-            done.sort_unstable();
-            done.dedup();
-            for operand in done {
-                if last_uses[operand] == idx {
-                    free.push(registers[operand]);
+            for made in 0..idx {
+                if last_uses[made] == Some(idx) {
+                    free.push(registers[made]);
                 }
             }
             // An instruction reads before it writes: its result may take the place of an operand.
-            let result = match line.value {
-                None => line.result,
-                Some(_) => {
+            let result = match line.makes {
+                Makes::Result(result) => result,
+                Makes::Row if last_uses[idx].is_some() => {
                     registers[idx] = free.pop()?;
+                    n_registers = n_registers.max(usize::from(registers[idx]) + 1);
                     registers[idx]
                 }
+                Makes::Row => NO_REGISTER,
             };
             entries.push(instruction(line.code, result, operands));
         }
-        Some((entries, kept.iter().map(|&line| registers[line]).collect()))
+        entries.last_mut()?.0[0] |= LAST;
+        Some((entries, n_registers))
     }
 }
 

@@ -1,125 +1,148 @@
-// Elementwise code over four consecutive tokens a thread, with operands in shared memory, and what is gathered from it.
+// Elementwise code over the tokens of a thread. What an instruction makes stays in the accumulator, which is registers of the
+// thread, and goes into shared memory only if a later instruction takes it that does not follow at once.
 
-struct Four {
-    float v[4];
-};
-
-__device__ __forceinline__ Four four(float x) { return Four{{x, x, x, x}}; }
-
-__device__ __forceinline__ Four get(const Run& r, unsigned column, unsigned word, bool is_number) {
-    if (is_number) return four(r.s.numbers[word & (N_NUMBERS - 1)]);
-    const float4 x = r.s.registers[word][column];
-    return Four{{x.x, x.y, x.z, x.w}};
+__device__ __forceinline__ float4* register_of(const Run& r, unsigned reg) {
+    return registers_of(r.s) + (32 * GROUPS * r.s.n_warps * (int)reg + (int)threadIdx.x);
 }
 
-__device__ __forceinline__ void put(const Run& r, unsigned column, unsigned reg, const Four& x) {
-    r.s.registers[reg][column] = make_float4(x.v[0], x.v[1], x.v[2], x.v[3]);
+__device__ __forceinline__ void put(const Run& r, unsigned reg, const Many& x) {
+    float4* to = register_of(r, reg);
+    const int step = 32 * r.s.n_warps;
+#pragma unroll
+    for (int i = 0; i < GROUPS; i++)
+        to[i * step] = make_float4(x.v[4 * i], x.v[4 * i + 1], x.v[4 * i + 2], x.v[4 * i + 3]);
 }
 
-// Four tokens of a row from `first`, which is a multiple of 4; -inf past the end.
-__device__ __forceinline__ Four load4(const float* row, int first, int vocab) {
-    Four out = four(minus_infinity());
-    if ((vocab & 3) == 0) {
-        if (first < vocab) {
-            const float4 x = __ldg((const float4*)(row + first));
-            out = Four{{x.x, x.y, x.z, x.w}};
+// An operand, by its flags.
+__device__ __forceinline__ Many fetch(const Run& r, const Place& at, unsigned flags, unsigned word, const Many& acc) {
+    switch (flags & 3) {
+    case IN_NUMBER: return many(r.s.numbers[word & (N_NUMBERS - 1)]);
+    case IN_ACCUMULATOR: return acc;
+    case IN_LOGITS: return logits_at(r, at);
+    default: return spread(register_of(r, word), 128 * r.s.n_warps);
+    }
+}
+
+// Moves the entries on by four or eight: what is done with the first ones is done with all in so many turns.
+template <int BY> __device__ __forceinline__ void turn(Many& x) {
+    const Many old = x;
+#pragma unroll
+    for (int i = 0; i < EACH; i++) x.v[i] = old.v[(i + BY) % EACH];
+}
+
+// Makes `f` of each entry, in turns as it is long.
+template <class F> __device__ __forceinline__ void in_turns(Many& x, F f) {
+#pragma unroll 1
+    for (int i = 0; i < EACH; i += 8) {
+#pragma unroll
+        for (int k = 0; k < 8; k++) x.v[k] = f(x.v[k]);
+        turn<8>(x);
+    }
+}
+
+constexpr float DIVIDED_LEAST = 8.67361737988403547e-19f;    // 2^-60
+constexpr float DIVIDED_MOST = 1.15292150460684697600e18f;  // 2^60
+
+// x / b for one b. Where nothing leaves the range of normal numbers two corrections of x * (1 / b) give the quotient rounded
+// once: Markstein, "Computation of elementary functions on the IBM RISC System/6000 processor" (1990), theorem 7, for 1 / b
+// rounded to nearest and a quotient that is off by less than one unit.
+__device__ __forceinline__ void divide(Many& x, float b) {
+    float least = fabsf(x.v[0]), most = least;
+#pragma unroll
+    for (int i = 1; i < EACH; i++) least = fminf(least, fabsf(x.v[i])), most = fmaxf(most, fabsf(x.v[i]));
+    least = fminf(least, fabsf(b)), most = fmaxf(most, fabsf(b));
+    if (least >= DIVIDED_LEAST && most <= DIVIDED_MOST) {
+        const float inverse = __frcp_rn(b);
+#pragma unroll
+        for (int i = 0; i < EACH; i++) {
+            float q = __fmul_rn(x.v[i], inverse);
+            q = __fmaf_rn(__fmaf_rn(-b, q, x.v[i]), inverse, q);
+            x.v[i] = __fmaf_rn(__fmaf_rn(-b, q, x.v[i]), inverse, q);
         }
     } else {
-        // Rows of such a vocabulary do not start at multiples of 16 bytes.
-#pragma unroll
-        for (int lane = 0; lane < 4; lane++)
-            if (first + lane < vocab) out.v[lane] = __ldg(row + first + lane);
-    }
-    return out;
-}
-
-__device__ __forceinline__ Four mask4(const Run& r, unsigned start, int first) {
-    if (start == NONE) return four(1.0f);
-    if (first >= r.vocab) return four(0.0f);
-    const unsigned bits = (unsigned)(__ldg(r.p.masks + start + first / 64) >> (first % 64));
-    return Four{{truth(bits & 1), truth(bits & 2), truth(bits & 4), truth(bits & 8)}};
-}
-
-__device__ __forceinline__ Four bias4(const Run& r, unsigned id, int first) {
-    if (id >= r.row.n_biases) return four(0.0f);
-    const ProgramBias place = r.p.bias_places[r.row.biases_start + id];
-    if (place.n_pairs == NONE) return load4(r.p.dense_biases + place.start, first, r.vocab);
-    const BiasPair* pairs = r.p.bias_pairs + place.start;
-    unsigned low = 0, high = place.n_pairs;
-    while (low < high) {
-        const unsigned middle = (low + high) / 2;
-        if (pairs[middle].token < (unsigned)first) low = middle + 1;
-        else high = middle;
-    }
-    Four out = four(0.0f);
-#pragma unroll
-    for (int lane = 0; lane < 4; lane++)
-        if (low < place.n_pairs && pairs[low].token == (unsigned)(first + lane)) out.v[lane] = pairs[low++].value;
-    return out;
-}
-
-// What is read, or made of the place alone.
-__device__ __forceinline__ Four leaf(const Run& r, unsigned code, unsigned operand, int first) {
-    switch (code) {
-    case LOGITS: return load4(r.logits, first, r.vocab);
-    case MEMBER: {
-        const bool is_there = operand < r.row.n_members;
-        const float* row =
-            is_there ? r.p.logits + (size_t)r.p.members[r.row.members_start + operand] * r.vocab : r.logits;
-        return load4(row, first, r.vocab);
-    }
-    case PLANE: {
-        Four out = four(0.0f);
-        if (first < r.vocab) {
-            // Written by this launch.
-            const float4 x = __ldcg((const float4*)(r.planes + (size_t)operand * r.plane_stride + first));
-            out = Four{{x.x, x.y, x.z, x.w}};
-        }
-        return out;
-    }
-    case BIAS: return bias4(r, operand, first);
-    case MASK: return mask4(r, operand < r.row.n_masks ? r.p.mask_starts[r.row.masks_start + operand] : NONE, first);
-    case CONSTRAINT: return mask4(r, r.constraint, first);
-    case ONLY: {
-        const int token = (int)r.s.numbers[operand];
-        return Four{{truth(token == first), truth(token == first + 1), truth(token == first + 2),
-                     truth(token == first + 3)}};
-    }
-    default: {  // noise
-        const uint4 words = words_of(r.s.sources[operand], (unsigned)first / 4);
-        Four out;
-#pragma unroll
-        for (int lane = 0; lane < 4; lane++) {
-            const unsigned word = lane_of(words, lane);
-            out.v[lane] = code == GUMBEL_ROW ? gumbel(word) : uniform(word);
-        }
-        return out;
-    }
+        in_turns(x, [&](float a) { return in_row(__fdiv_rn(a, b)); });
     }
 }
 
 #define EACH(expression)                                                                                               \
-    _Pragma("unroll") for (int i = 0; i < 4; i++) {                                                                    \
-        const float a = x.v[i], b = y.v[i];                                                                            \
-        out.v[i] = expression;                                                                                         \
+    {                                                                                                                  \
+        _Pragma("unroll") for (int i = 0; i < EACH; i++) {                                                                \
+            const float a = x.v[i];                                                                                    \
+            x.v[i] = expression;                                                                                       \
+        }                                                                                                              \
     }                                                                                                                  \
-    break
+    return true
 
-// An instruction over rows. What takes a third operand reads it itself.
-__device__ __forceinline__ Four element(const Run& r, uint4 in, unsigned code, unsigned column, int first) {
-    const unsigned flags = in.x >> 16;
-    const Four x = get(r, column, in.y, flags & 1), y = get(r, column, in.z, flags & 2);
-    Four out;
+// An operation with one number or none, if it is one of those that have a short form. Entries are never above the largest
+// number, nor are numbers: a sum is NaN in no case, and a product or a difference only where the number is 0 or -inf.
+__device__ __forceinline__ bool element_with_number(const Run& r, const Place& at, Many& x, unsigned code,
+                                                    unsigned operand) {
+    const float b = r.s.numbers[operand];
+    const bool is_plain = fabsf(b) <= FLOAT_MAX && b != 0.0f;
     switch (code) {
     case NEG: EACH(fminf(-a, FLOAT_MAX));
     case ABS: EACH(fminf(fabsf(a), FLOAT_MAX));
-    case SQRT: EACH(in_row(__fsqrt_rn(a)));
-    case EXP: EACH(exp_exact(a));
-    case LOG: EACH(in_row(log_exact(a)));
-    case ADD: EACH(in_row(__fadd_rn(a, b)));
+    case SQRT: in_turns(x, [](float a) { return in_row(__fsqrt_rn(a)); }); return true;
+    case EXP: in_turns(x, [](float a) { return exp_exact(a); }); return true;
+    case LOG: in_turns(x, [](float a) { return in_row(log_exact(a)); }); return true;
+    case NOT: EACH(truth(a == 0.0f));
+    case ADD: EACH(fminf(__fadd_rn(a, b), FLOAT_MAX));
+    case SUB:
+        if (b == minus_infinity()) return false;
+        EACH(fminf(__fsub_rn(a, b), FLOAT_MAX));
+    case MUL:
+        if (!is_plain) return false;
+        EACH(fminf(__fmul_rn(a, b), FLOAT_MAX));
+    case DIV: divide(x, b); return true;
+    case MIN: EACH(b < a ? b : a);
+    case MAX: EACH(b > a ? b : a);
+    case LESS: EACH(truth(a < b));
+    case LESS_EQUAL: EACH(truth(a <= b));
+    case GREATER_EQUAL: EACH(truth(a >= b));
+    case GREATER: EACH(truth(a > b));
+    case KEEP_LARGEST: EACH(truth(a >= b && a > minus_infinity()));
+    case IF_LESS: EACH(a < b ? a : minus_infinity());
+    case IF_LESS_EQUAL: EACH(a <= b ? a : minus_infinity());
+    case IF_EQUAL: EACH(a == b ? a : minus_infinity());
+    case IF_NOT_EQUAL: EACH(a != b ? a : minus_infinity());
+    case IF_GREATER_EQUAL: EACH(a >= b ? a : minus_infinity());
+    case IF_GREATER: EACH(a > b ? a : minus_infinity());
+    case IF_NUCLEUS: {
+        const int last = (int)r.s.numbers[operand + 1];
+        EACH(a > b || (a == b && token_of(at, i) <= last) ? a : minus_infinity());
+    }
+    default: return false;
+    }
+}
+
+#undef EACH
+#define EACH(expression)                                                                                               \
+    {                                                                                                                  \
+        _Pragma("unroll") for (int i = 0; i < EACH; i++) {                                                                \
+            const float a = x.v[i], b = y.v[i];                                                                        \
+            x.v[i] = expression;                                                                                       \
+        }                                                                                                              \
+    }                                                                                                                  \
+    break
+
+// An operation over rows. `acc` is the first operand and what it makes.
+__device__ __forceinline__ void element(const Run& r, const Place& at, uint4 in, unsigned code, Many& x,
+                                        const Many& y) {
+    switch (code) {
+    case ADD: EACH(fminf(__fadd_rn(a, b), FLOAT_MAX));
     case SUB: EACH(in_row(__fsub_rn(a, b)));
     case MUL: EACH(in_row(__fmul_rn(a, b)));
-    case DIV: EACH(in_row(__fdiv_rn(a, b)));
+    case DIV: {
+        Many by = y;
+#pragma unroll 1
+        for (int i = 0; i < EACH; i += 4) {
+#pragma unroll
+            for (int k = 0; k < 4; k++) x.v[k] = in_row(__fdiv_rn(x.v[k], by.v[k]));
+            turn<4>(x);
+            turn<4>(by);
+        }
+        break;
+    }
     case MIN: EACH(b < a ? b : a);
     case MAX: EACH(b > a ? b : a);
     case LESS: EACH(truth(a < b));
@@ -130,147 +153,20 @@ __device__ __forceinline__ Four element(const Run& r, uint4 in, unsigned code, u
     case GREATER: EACH(truth(a > b));
     case AND: EACH(truth(a != 0.0f && b != 0.0f));
     case OR: EACH(truth(a != 0.0f || b != 0.0f));
-    case NOT: EACH(truth(a == 0.0f));
-    case KEEP_LARGEST: EACH(truth(a >= b && a > minus_infinity()));
     case KEEP_NUCLEUS: {
         const float bound = r.s.numbers[in.w & (N_NUMBERS - 1)];
         const int last = (int)r.s.numbers[(in.w + 1) & (N_NUMBERS - 1)];
-        EACH(truth(b > minus_infinity() && (a > bound || (a == bound && first + i <= last))));
+        EACH(truth(b > minus_infinity() && (a > bound || (a == bound && token_of(at, i) <= last))));
     }
-    default: {  // SELECT
-        const Four z = get(r, column, in.w, flags & 4);
+    default:  // SELECT
+        if (((in.x >> 20) & 3) == IN_NUMBER) {
+            const float z = r.s.numbers[in.w & (N_NUMBERS - 1)];
+            EACH(a != 0.0f ? b : z);
+        }
+        // The third operand is in the accumulator only where it is the first as well.
+        const Many z = fetch(r, at, in.x >> 20, in.w, x);
         EACH(a != 0.0f ? b : z.v[i]);
     }
-    }
-    return out;
 }
 
 #undef EACH
-
-// Runs code without roots over four tokens from `first`, in one column of the registers.
-__device__ __forceinline__ void run_elements(const Run& r, const uint4* code, unsigned n, unsigned column, int first) {
-    for (unsigned i = 0; i < n; i++) {
-        const uint4 in = code[i];
-        const unsigned what = in.x & 255, result = (in.x >> 8) & 255;
-        put(r, column, result, what < NEG ? leaf(r, what, in.y, first) : element(r, in, what, column, first));
-    }
-}
-
-// ---- what is gathered ----
-
-// Puts the best (key, token) of a warp into its place if it is better than what is there. A warp sees rising tokens, so that
-// of equal ones the one there is the lower.
-__device__ __forceinline__ void keep_best(u64* place, unsigned key, unsigned low) {
-    const unsigned best = __reduce_max_sync(LANES_ALL, key);
-    if (best <= (unsigned)(*place >> 32)) return;
-    low = __reduce_max_sync(LANES_ALL, key == best ? low : 0u);
-    if (threadIdx.x % 32 == 0) *place = ((u64)best << 32) | low;
-    __syncwarp();
-}
-
-// The low word of a place: larger for lower tokens; its last bit tells that the value is -0.
-__device__ __forceinline__ unsigned low_of(int token, bool is_negative_zero) {
-    return ((unsigned)(TOKEN_MASK - (unsigned)token) << 1) | (is_negative_zero ? 1u : 0u);
-}
-
-__device__ __forceinline__ void gather_best(const Run& r, u64* place, const Four& x, const Four& set, int first) {
-    unsigned key = key_of(minus_infinity()), low = 0;
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-        if (first + i >= r.vocab || set.v[i] == 0.0f) continue;
-        const unsigned mine = key_of(x.v[i]);
-        if (mine > key) key = mine, low = low_of(first + i, __float_as_uint(x.v[i]) == 0x80000000u);
-    }
-    keep_best(place, key, low);
-}
-
-// The best of x + g. Noise is made only where a token can still win, and its logarithms where a bound on them does not tell
-// that it cannot: g <= -ln(1 - u), whose whole powers of two are the exponent of 1 - u. Sums round upwards with their terms,
-// so that what is passed over by a bound loses after rounding too.
-__device__ __forceinline__ void gather_draw(const Run& r, u64* place, const Four& x, unsigned source, int first) {
-    const float leader = value_of((unsigned)(*place >> 32));
-    unsigned key = key_of(minus_infinity()), low = 0;
-    bool in_reach = false;
-#pragma unroll
-    for (int i = 0; i < 4; i++)
-        in_reach |= first + i < r.vocab && x.v[i] > minus_infinity() && __fadd_rn(x.v[i], GUMBEL_MAX) >= leader;
-    if (in_reach) {
-        const uint4 words = words_of(r.s.sources[source], (unsigned)first / 4);
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            if (first + i >= r.vocab || !(x.v[i] > minus_infinity())) continue;
-            const unsigned word = lane_of(words, i);
-            const float rest = __fadd_rn((float)(~word >> 9), 0.5f);  // (1 - u) * 2^23
-            const int exponent = (__float_as_int(rest) >> 23) - 127;
-            const float bound = __fadd_rn(__fmul_rn((float)(23 - exponent), 0.69314718f), 1e-3f);
-            if (!(__fadd_rn(x.v[i], bound) >= leader)) continue;
-            const unsigned mine = key_of(__fadd_rn(x.v[i], gumbel(word)));
-            if (mine > key) key = mine, low = low_of(first + i, false);
-        }
-    }
-    keep_best(place, key, low);
-}
-
-// The sum of a warp's 128 tokens, as many levels of it as the tree has, in the first lane.
-__device__ __forceinline__ float leaf_sum(const Run& r, const Four& x) {
-    float sum = x.v[0];
-    if (r.n_levels > 0) sum = in_row(__fadd_rn(x.v[0], x.v[1]));
-    if (r.n_levels > 1) sum = in_row(__fadd_rn(sum, in_row(__fadd_rn(x.v[2], x.v[3]))));
-#pragma unroll
-    for (int level = 2; level < 7; level++) {
-        const float other = __shfl_down_sync(LANES_ALL, sum, 1 << (level - 2));
-        if (level < r.n_levels) sum = in_row(__fadd_rn(sum, other));
-    }
-    return sum;
-}
-
-// A root: takes rows, changes places of the warp. `leaf_idx` is the warp's leaf in this block.
-__device__ __forceinline__ void gather(const Run& r, uint4 in, unsigned code, int first, int leaf_idx) {
-    const unsigned flags = in.x >> 16, slot = (in.x >> 8) & 255, warp = threadIdx.x / 32;
-    const bool is_first = threadIdx.x % 32 == 0;
-    const Four x = get(r, threadIdx.x, in.y, flags & 1), y = get(r, threadIdx.x, in.z, flags & 2);
-    const float number = r.s.numbers[in.w & (N_NUMBERS - 1)];
-    u64* place = &r.s.gathered[slot][warp];
-    switch (code) {
-    case BEST: gather_best(r, place, x, y, first); break;
-    case DRAW: gather_draw(r, place, x, in.z, first); break;
-    case SUM:
-    case SQUARES: {
-        Four terms = four(0.0f);
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            if (first + i >= r.vocab || y.v[i] == 0.0f) continue;
-            const float apart = in_row(__fsub_rn(x.v[i], number));
-            terms.v[i] = code == SUM ? x.v[i] : in_row(__fmul_rn(apart, apart));
-        }
-        const float sum = leaf_sum(r, terms);
-        if (is_first) r.s.leaves[r.copy][slot][leaf_idx] = sum;
-        break;
-    }
-    case COUNT: {
-        unsigned n = 0;
-#pragma unroll
-        for (int i = 0; i < 4; i++) n += first + i < r.vocab && x.v[i] != 0.0f;
-        n = __reduce_add_sync(LANES_ALL, n);
-        if (is_first) *place += n;
-        break;
-    }
-    default: {  // LOG_SUM_EXP, ENTROPY
-        if (number == minus_infinity()) break;
-        u64 sum = 0, weighted = 0;
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            if (first + i >= r.vocab || y.v[i] == 0.0f) continue;
-            const float weight = exp_exact(__fsub_rn(x.v[i], number));
-            sum += parts(weight);
-            if (code == ENTROPY && weight > 0.0f) weighted += parts(__fmul_rn(__fsub_rn(number, x.v[i]), weight));
-        }
-        sum = warp_sum(sum);
-        if (is_first) *place += sum;
-        if (code == ENTROPY) {
-            weighted = warp_sum(weighted);
-            if (is_first) place[WARPS] += weighted;
-        }
-    }
-    }
-}

@@ -2,9 +2,7 @@
 
 use trellis_programs::Source;
 
-use super::program_code::{
-    Code, Element, Entry, N_REGISTERS, Operand, Root, Taken, TooLarge, code, instruction, source_entry,
-};
+use super::program_code::{Code, Element, Entry, N_REGISTERS, Root, Taken, TooLarge, code, source_entry};
 use super::program_plan::{N_GATHERED, N_HEADER, N_SUMS, NO_NUMBER, Plan, PlanError};
 
 /// What is gathered, and where it goes.
@@ -12,27 +10,47 @@ use super::program_plan::{N_GATHERED, N_HEADER, N_SUMS, NO_NUMBER, Plan, PlanErr
 pub(super) struct Gather {
     pub(super) pass: usize,
     pub(super) root: Root,
+    /// The selection outside of whose set there is nothing to gather, by its value.
+    pub(super) within: Option<u8>,
 }
 
 /// The bound of a selection.
 #[derive(Clone, Copy)]
 pub(super) struct Selection {
     pub(super) pass: usize,
+    /// Of the operation that selects.
+    pub(super) value: u8,
     pub(super) code: Code,
-    pub(super) order: u8,
-    pub(super) row: u8,
+    pub(super) order: Taken,
+    pub(super) row: Taken,
+    /// A bound on the order, near its largest: bins are counted from it.
     pub(super) largest_order: u8,
     pub(super) largest_row: u8,
     pub(super) argument: u8,
     pub(super) bound: u8,
+    /// As in [`Gather`].
+    pub(super) within: Option<u8>,
 }
 
-/// An operation over numbers, or [`Code::At`].
+/// An operation over numbers.
 #[derive(Clone, Copy)]
 pub(super) enum Scalar {
+    /// Of nothing but the place of the draw.
+    Given(Entry),
     Instruction(Entry),
-    At { result: u8, row: u8, token: u8 },
+    /// The value of a row at a token.
+    Take {
+        result: u8,
+        row: Taken,
+        token: u8,
+    },
 }
+
+/// In a step, that it may look at nothing but the list of the last selection.
+pub(super) const WITHIN_LIST: u32 = 1 << 8;
+/// In the header, that some pass adds up rows, and that there are selections.
+pub(super) const HAS_SUMS: u32 = 1 << 24;
+pub(super) const HAS_SELECTIONS: u32 = 1 << 25;
 
 /// What a program comes to, before it has an order.
 #[derive(Default)]
@@ -66,8 +84,12 @@ impl Parts {
         for pass in 1..=n_stages {
             let fills: Vec<Entry> = self.fills.iter().filter(|f| f.0 == pass).map(|f| f.1).collect();
             list.step(Code::Fill, &fills, 0);
-            let roots: Vec<Root> = self.gathers.iter().filter(|g| g.pass == pass).map(|g| g.root).collect();
-            self.encode_pass(&mut list, &roots)?;
+            let gathers: Vec<&Gather> = self.gathers.iter().filter(|gather| gather.pass == pass).collect();
+            for is_within in [true, false] {
+                let is_one = |gather: &&&Gather| list.is_listed(gather.within) == is_within;
+                let roots: Vec<Root> = gathers.iter().filter(is_one).map(|gather| gather.root).collect();
+                self.encode_pass(&mut list, &roots, if is_within { WITHIN_LIST } else { 0 })?;
+            }
             for selection in self.selections.iter().filter(|selection| selection.pass == pass) {
                 self.encode_selection(&mut list, selection)?;
             }
@@ -76,20 +98,20 @@ impl Parts {
         let numbers = |numbers: &[u8], first: usize| {
             Entry([0, 1, 2, 3].map(|i| u32::from(numbers.get(first + i).copied().unwrap_or(NO_NUMBER))))
         };
-        let (n_steps, n_code) = (list.steps.len(), list.code.len());
+        let (n_steps, n_code, n_sources) = (list.steps.len(), list.code.len(), self.sources.len());
         let code_start = N_HEADER + n_steps;
         for step in &mut list.steps {
             step.0[1] += code_start as u32;
         }
-        for &at in &list.places {
-            list.code[at].0[1] += code_start as u32;
-        }
         let mut entries = vec![
             Entry([
                 n_steps as u32,
-                u32::from(ends.token) | (self.n_planes as u32) << 8,
-                self.sources.len() as u32,
-                (code_start + n_code) as u32,
+                u32::from(ends.token)
+                    | (self.n_planes as u32) << 8
+                    | (list.n_registers as u32) << 16
+                    | list.flags,
+                n_sources as u32,
+                (code_start + n_code + n_sources) as u32,
             ]),
             numbers(&ends.reports, 0),
             numbers(&ends.next_state, 0),
@@ -102,31 +124,32 @@ impl Parts {
     }
 
     fn encode_numbers(&self, list: &mut List, stage: usize) -> Result<(), PlanError> {
-        let of_stage = self.scalars.iter().filter(|scalar| scalar.0 == stage).map(|scalar| scalar.1);
-        let mut entries = Vec::new();
-        let mut ats = Vec::new();
-        for scalar in of_stage {
+        let of_stage = || self.scalars.iter().filter(|scalar| scalar.0 == stage).map(|scalar| scalar.1);
+        // What is given comes first: it needs no order.
+        let given = of_stage().filter_map(|scalar| match scalar {
+            Scalar::Given(entry) => Some(entry),
+            _ => None,
+        });
+        let mut entries: Vec<Entry> = given.collect();
+        let mut n_given = entries.len() as u32;
+        for scalar in of_stage() {
             match scalar {
+                Scalar::Given(_) => {}
                 Scalar::Instruction(entry) => entries.push(entry),
-                Scalar::At { result, row, token } => {
-                    let (code, kept) = code(&self.elements, &[], &[row]).map_err(too_large)?;
-                    let start = list.put(&code);
-                    let word = code.len() as u32 | u32::from(kept[0]) << 8;
-                    ats.push(entries.len());
-                    let operands =
-                        [Operand::Immediate(start as u32), Operand::Immediate(word), Operand::Number(token)];
-                    entries.push(instruction(Code::At, result, operands));
+                Scalar::Take { result, row, token } => {
+                    list.step(Code::Numbers, &std::mem::take(&mut entries), std::mem::take(&mut n_given));
+                    let operands = [row, Taken::Immediate(0), Taken::Number(token)];
+                    let code = list.code(&self.elements, &[Root { code: Code::Take, result, operands }])?;
+                    list.step(Code::Take, &code, code.len() as u32);
                 }
             }
         }
-        let start = list.code.len();
-        list.places.extend(ats.into_iter().map(|at| start + at));
-        list.step(Code::Numbers, &entries, 0);
+        list.step(Code::Numbers, &entries, n_given);
         Ok(())
     }
 
     /// One reading that makes all roots, or as many as it takes.
-    fn encode_pass(&self, list: &mut List, roots: &[Root]) -> Result<(), PlanError> {
+    fn encode_pass(&self, list: &mut List, roots: &[Root], flags: u32) -> Result<(), PlanError> {
         if roots.is_empty() {
             return Ok(());
         }
@@ -144,9 +167,10 @@ impl Parts {
             .collect();
         let placed: Vec<Root> =
             roots.iter().zip(&slots).map(|(root, &slot)| Root { result: slot, ..*root }).collect();
-        let made = if fits { code(&self.elements, &placed, &[]) } else { Err(TooLarge) };
+        let made = if fits { code(&self.elements, &placed) } else { Err(TooLarge) };
         match made {
-            Ok((code, _)) => {
+            Ok((code, n_registers)) => {
+                list.n_registers = list.n_registers.max(n_registers);
                 let finish = |(root, &slot): (&Root, &u8)| {
                     let max = match root.operands[2] {
                         Taken::Number(number) => u32::from(number),
@@ -156,27 +180,34 @@ impl Parts {
                 };
                 let finishes: Vec<Entry> = roots.iter().zip(&slots).map(finish).collect();
                 let n_code = code.len();
-                list.step(Code::Pass, &[code, finishes].concat(), n_code as u32);
+                list.step_with(Code::Pass, flags, &[code, finishes].concat(), n_code as u32);
                 list.n_passes += 1;
+                list.flags |= if n_sums > 0 { HAS_SUMS } else { 0 };
                 Ok(())
             }
             Err(TooLarge) if roots.len() > 1 => {
                 let (first, second) = roots.split_at(roots.len() / 2);
-                self.encode_pass(list, first)?;
-                self.encode_pass(list, second)
+                self.encode_pass(list, first, flags)?;
+                self.encode_pass(list, second, flags)
             }
             Err(TooLarge) => Err(too_large(TooLarge)),
         }
     }
 
     fn encode_selection(&self, list: &mut List, selection: &Selection) -> Result<(), PlanError> {
-        let Selection { code: kind, order, row, largest_order, largest_row, argument, bound, .. } =
-            *selection;
-        let (mut entries, kept) = code(&self.elements, &[], &[order, row]).map_err(too_large)?;
+        let Selection {
+            value, code, order, row, largest_order, largest_row, argument, bound, within, ..
+        } = *selection;
+        let operands = [order, row, Taken::Immediate(0)];
+        let mut entries = list.code(&self.elements, &[Root { code: Code::Rank, result: 0, operands }])?;
         let n_code = entries.len() as u32;
-        entries.push(Entry([u32::from(kept[0]), u32::from(kept[1]), u32::from(bound), u32::from(argument)]));
-        entries.push(Entry([u32::from(largest_order), u32::from(largest_row), 0, 0]));
-        list.step(kind, &entries, n_code);
+        entries.push(Entry([bound, argument, largest_order, largest_row].map(u32::from)));
+        let flags = if list.is_listed(within) { WITHIN_LIST } else { 0 };
+        list.step_with(code, flags, &entries, n_code);
+        list.flags |= HAS_SELECTIONS;
+        if code == Code::Largest {
+            list.listed = Some(value);
+        }
         Ok(())
     }
 }
@@ -207,22 +238,36 @@ fn n_gathered_or_one(code: Code) -> usize {
 struct List {
     steps: Vec<Entry>,
     code: Vec<Entry>,
-    /// Entries of the code whose second word says where code begins.
-    places: Vec<usize>,
+    n_registers: usize,
+    flags: u32,
     n_passes: usize,
+    /// The selection whose tokens are listed, if they are few.
+    listed: Option<u8>,
 }
 
 impl List {
-    fn put(&mut self, entries: &[Entry]) -> usize {
-        self.code.extend_from_slice(entries);
-        self.code.len() - entries.len()
+    /// Elementwise code with a root.
+    fn code(&mut self, elements: &[Option<Element>], roots: &[Root]) -> Result<Vec<Entry>, PlanError> {
+        let (code, n_registers) = code(elements, roots).map_err(too_large)?;
+        self.n_registers = self.n_registers.max(n_registers);
+        Ok(code)
     }
 
-    /// A step over entries, of which the first `n_code` are elementwise code where there is some; none over nothing.
-    fn step(&mut self, code: Code, entries: &[Entry], n_code: u32) {
+    fn is_listed(&self, within: Option<u8>) -> bool {
+        within.is_some() && within == self.listed
+    }
+
+    /// A step over entries, of which the first `n_first` are code where there is some, or numbers that need no order; none
+    /// over nothing.
+    fn step(&mut self, code: Code, entries: &[Entry], n_first: u32) {
+        self.step_with(code, 0, entries, n_first);
+    }
+
+    fn step_with(&mut self, code: Code, flags: u32, entries: &[Entry], n_first: u32) {
         if !entries.is_empty() {
-            let start = self.put(entries);
-            self.steps.push(Entry([code as u32, start as u32, entries.len() as u32, n_code]));
+            let start = self.code.len() as u32;
+            self.code.extend_from_slice(entries);
+            self.steps.push(Entry([code as u32 | flags, start, entries.len() as u32, n_first]));
         }
     }
 }

@@ -8,7 +8,7 @@
 //! An encoded plan is a list of [`Entry`]: the header, which says where everything is, then steps, sources of noise, code.
 
 use trellis_engine::sampling::program::{End, Operation, Program};
-use trellis_programs::{Kind, Reduction, Source, Value};
+use trellis_programs::{Kind, Reduction, Source, Unary, Value};
 
 pub use super::program_code::Entry;
 use super::program_code::{
@@ -17,12 +17,13 @@ use super::program_code::{
 };
 use super::program_encode::{Ends, Gather, Parts, Scalar, Selection};
 
+#[path = "program_known.rs"]
+mod known;
+
 /// Rows of a program's history at once, each with a plane of numbers in scratch memory.
 pub const N_PLANES_MAX: usize = 4;
 /// Numbers of a program on the device: those that its operations make and what they are made of.
 pub(super) const N_NUMBERS: usize = 256;
-/// Sources of noise of a program.
-pub(super) const N_SOURCES: usize = 128;
 /// What one reading of the row gathers.
 pub(super) const N_GATHERED: usize = 32;
 /// Sums among them.
@@ -141,6 +142,8 @@ struct Planner {
     same: Vec<u8>,
     is_live: Vec<bool>,
     ready: Vec<Ready>,
+    /// For each row and set, the selection outside of whose set the row is −∞ and the set has nothing.
+    within: Vec<Option<u8>>,
     numbers: Vec<u8>,
     n_numbers: usize,
     parts: Parts,
@@ -177,6 +180,7 @@ impl Planner {
             same,
             is_live,
             ready: vec![Ready::default(); n],
+            within: vec![None; n],
             numbers: vec![0; n],
             operations,
             n_numbers: 0,
@@ -203,8 +207,16 @@ impl Planner {
         result
     }
 
+    /// A number that depends on no other.
+    fn given(&mut self, code: Code, word: u32) -> u8 {
+        let result = self.new_number();
+        let entry = instruction(code, result, [Operand::Immediate(word), NOTHING, NOTHING]);
+        self.parts.scalars.push((0, Scalar::Given(entry)));
+        result
+    }
+
     fn number(&mut self, x: f32) -> u8 {
-        self.scalar(0, Code::Constant, [Operand::Immediate(x.to_bits()), NOTHING, NOTHING])
+        self.given(Code::Constant, x.to_bits())
     }
 
     fn ready(&self, value: Value) -> Ready {
@@ -236,13 +248,28 @@ impl Planner {
 
     /// Gathers something from all tokens, once; returns the first of its numbers.
     fn gather(&mut self, pass: usize, code: Code, operands: [Taken; 3]) -> u8 {
-        let is_known = |known: &&Gather| known.root.code == code && known.root.operands == operands;
-        if let Some(known) = self.parts.gathers.iter().find(is_known) {
+        let is_known = |known: &&mut Gather| known.root.operands == operands && covers(known.root.code, code);
+        if let Some(known) = self.parts.gathers.iter_mut().find(is_known) {
+            if code == Code::Entropy {
+                known.root.code = code;
+            }
             return known.root.result;
         }
         let result = self.new_pair();
-        self.parts.gathers.push(Gather { pass, root: Root { code, result, operands } });
+        let within = match code {
+            Code::Sum | Code::Squares => None,
+            Code::Draw => self.within_of(operands[0]),
+            _ => self.within_of(operands[0]).or(self.within_of(operands[1])),
+        };
+        self.parts.gathers.push(Gather { pass, root: Root { code, result, operands }, within });
         result
+    }
+
+    fn within_of(&self, operand: Taken) -> Option<u8> {
+        match operand {
+            Taken::Row(row) => self.within[usize::from(row)],
+            _ => None,
+        }
     }
 
     /// The largest of a row, and behind it the first token that has it.
@@ -253,9 +280,12 @@ impl Planner {
 
     /// What needs the largest value first; returns its number, and the stage at which it is there.
     fn exponentials(&mut self, code: Code, ready: Ready, row: Value, set: Taken) -> (u8, usize) {
-        let max = self.best(ready, row, set);
-        let row = self.taken(row);
-        (self.gather(ready.pass() + 1, code, [row, set, Taken::Number(max)]), ready.pass() + 1)
+        let (max, stage) = match set {
+            Taken::Number(ONE) => self.largest(row),
+            _ => (self.best(ready, row, set), ready.pass()),
+        };
+        let (row, pass) = (self.taken(row), ready.pass().max(stage + 1));
+        (self.gather(pass, code, [row, set, Taken::Number(max)]), pass)
     }
 
     fn reduce(&mut self, how: Reduction, row: Value, over: Value) -> (u8, usize) {
@@ -267,7 +297,10 @@ impl Planner {
         match how {
             Reduction::Max => (self.best(ready, row, set), pass),
             Reduction::LogSumExp => self.exponentials(Code::LogSumExp, ready, row, set),
-            Reduction::Entropy => self.exponentials(Code::Entropy, ready, row, set),
+            Reduction::Entropy => {
+                let (sum, pass) = self.exponentials(Code::Entropy, ready, row, set);
+                (sum + 1, pass)
+            }
             Reduction::Sum => (self.gather(pass, Code::Sum, [taken, set, none]), pass),
             Reduction::Mean | Reduction::Variance => {
                 let sum = self.gather(pass, Code::Sum, [taken, set, none]);
@@ -288,15 +321,26 @@ impl Planner {
         self.gather(pass, Code::Count, [set, Taken::Immediate(0), Taken::Immediate(0)])
     }
 
-    fn select(&mut self, code: Code, order: Value, row: Value, argument: Value) -> (u8, usize) {
+    fn select(&mut self, value: u8, code: Code, order: Value, row: Value, argument: Value) -> (u8, usize) {
         let ready = self.ready(order).and(self.ready(row));
-        let largest_order = self.best(ready, order, Taken::Number(ONE));
-        let largest_row = self.best(ready, row, Taken::Number(ONE));
-        let pass = (ready.pass() + 1).max(self.ready(argument).stage + 1);
+        let (largest_order, order_stage) = match self.operations[usize::from(order.0)] {
+            Operation::Unary(Unary::Neg, x)
+                if matches!(self.operations[usize::from(x.0)], Operation::Unary(Unary::Abs, _)) =>
+            {
+                (ZERO, 0)
+            }
+            _ => self.largest(order),
+        };
+        let (largest_row, row_stage) =
+            if row == order { (largest_order, order_stage) } else { self.largest(row) };
+        let pass = [order_stage, row_stage, self.ready(argument).stage].into_iter().max().expect("three") + 1;
+        let pass = pass.max(ready.pass());
         let (bound, argument) = (self.new_pair(), self.number_of(argument));
-        let (order, row) = (order.0, row.0);
+        let (order, row) = (self.taken(order), self.taken(row));
+        let within = self.within_of(row);
         self.parts.selections.push(Selection {
             pass,
+            value,
             code,
             order,
             row,
@@ -304,6 +348,7 @@ impl Planner {
             largest_row,
             argument,
             bound,
+            within,
         });
         (bound, pass)
     }
@@ -327,7 +372,8 @@ impl Planner {
             self.ready[idx] = Ready { stage, fill: 0 };
             return Ok(());
         }
-        let (element, ready) = self.plan_row(&operation, of_operands);
+        self.within[idx] = self.within(value, &operation);
+        let (element, ready) = self.plan_row(value, &operation, of_operands);
         self.parts.elements[idx] = element;
         self.ready[idx] = ready;
         match self.parts.n_planes {
@@ -339,7 +385,6 @@ impl Planner {
     fn plan_number(&mut self, operation: &Operation, of_operands: Ready) -> (u8, usize) {
         let stage = of_operands.stage;
         let number = |value: Value| Operand::Number(self.number_of(value));
-        let word = Operand::Immediate;
         match *operation {
             Operation::Reduce(how, row, over) => self.reduce(how, row, over),
             Operation::Count(set) => (self.count(set), of_operands.pass()),
@@ -355,13 +400,13 @@ impl Planner {
             }
             Operation::At(row, token) => {
                 let stage = of_operands.stage.max(of_operands.fill);
-                let (result, token) = (self.new_number(), self.number_of(token));
-                self.parts.scalars.push((stage, Scalar::At { result, row: row.0, token }));
+                let (result, token, row) = (self.new_number(), self.number_of(token), self.taken(row));
+                self.parts.scalars.push((stage, Scalar::Take { result, row, token }));
                 (result, stage)
             }
             Operation::Uniform(source) => {
-                let source = word(self.source(source));
-                (self.scalar(0, Code::Uniform, [source, NOTHING, NOTHING]), 0)
+                let source = self.source(source);
+                (self.given(Code::Uniform, source), 0)
             }
             Operation::Unary(how, x) => {
                 let operands = [number(x), NOTHING, NOTHING];
@@ -390,12 +435,12 @@ impl Planner {
                     Operation::Drawn => (Code::Drawn, 0),
                     ref other => unreachable!("{} makes no number", other.name()),
                 };
-                (self.scalar(0, code, [word(operand), NOTHING, NOTHING]), 0)
+                (self.given(code, operand), 0)
             }
         }
     }
 
-    fn plan_row(&mut self, operation: &Operation, of_operands: Ready) -> (Option<Element>, Ready) {
+    fn plan_row(&mut self, value: u8, operation: &Operation, of_operands: Ready) -> (Option<Element>, Ready) {
         let word = |word: u32| [Taken::Immediate(word), Taken::Immediate(0), Taken::Immediate(0)];
         let none = Taken::Immediate(0);
         let known = |ready: Ready, stage: usize| ready.and(Ready { stage, fill: 0 });
@@ -411,12 +456,12 @@ impl Planner {
                 return (Some(made), known(of_operands, stage));
             }
             Operation::Largest { row, k } => {
-                let (bound, stage) = self.select(Code::Largest, row, row, k);
+                let (bound, stage) = self.select(value, Code::Largest, row, row, k);
                 let made = two(Code::KeepLargest, self.taken(row), Taken::Number(bound));
                 return (Some(made), known(of_operands, stage));
             }
             Operation::Nucleus { order, row, p } => {
-                let (bound, stage) = self.select(Code::Nucleus, order, row, p);
+                let (bound, stage) = self.select(value, Code::Nucleus, order, row, p);
                 let operands = [self.taken(order), self.taken(row), Taken::Number(bound)];
                 return (Some(element(Code::KeepNucleus, operands)), known(of_operands, stage));
             }
@@ -449,13 +494,19 @@ impl Planner {
             Operation::Compare(how, x, y) => two(comparison(how), self.taken(x), self.taken(y)),
             Operation::And(x, y) => two(Code::And, self.taken(x), self.taken(y)),
             Operation::Or(x, y) => two(Code::Or, self.taken(x), self.taken(y)),
-            Operation::Select(condition, yes, no) => {
+            Operation::Select(condition, yes, no) => self.kept(condition, yes, no).unwrap_or_else(|| {
                 element(Code::Select, [self.taken(condition), self.taken(yes), self.taken(no)])
-            }
+            }),
             ref other => unreachable!("{} makes no row", other.name()),
         };
         (Some(made), of_operands)
     }
+}
+
+/// Whether what is gathered for one root is there with another, or may be.
+fn covers(known: Code, code: Code) -> bool {
+    let exponentials = [Code::LogSumExp, Code::Entropy];
+    known == code || exponentials.contains(&known) && exponentials.contains(&code)
 }
 
 fn element(code: Code, operands: [Taken; 3]) -> Element {

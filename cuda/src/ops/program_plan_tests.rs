@@ -63,10 +63,10 @@ fn what_nothing_needs_is_left_out() {
         let _ = (x.exp() * 3.0).variance_over(x.gt(0.0));
         x.argmax()
     }));
-    // One pass: the logits and their best.
+    // One pass: the best of the logits, which are where they are taken.
     assert_eq!(plan.n_passes(), 1);
     let pass = plan.entries()[N_HEADER..].iter().find(|step| step.0[0] == Code::Pass as u32).expect("a pass");
-    assert_eq!(pass.0[3], 2, "{:?}", plan.entries());
+    assert_eq!(pass.0[3], 1, "{:?}", plan.entries());
 }
 
 #[test]
@@ -86,8 +86,11 @@ fn passes_are_as_many_as_reductions_are_deep() {
     assert_eq!(n_passes(Definition::build(|b| library::greedy(b.logits()))), 1);
     assert_eq!(n_passes(Definition::build(|b| b.logits().draw(Source::SEED))), 1);
     assert_eq!(n_passes(Definition::build(|b| library::temperature(b.logits(), 0.7).draw(Source::SEED))), 2);
-    // max, then ln Σ and entropy, then the best of what is selected by, then the draw; a selection reads by itself.
-    assert_eq!(n_passes(Definition::build(|b| library::typical(b.logits(), 0.9).draw(Source::SEED))), 4);
+    // max, then ln Σ and entropy, then the draw; a selection reads by itself.
+    assert_eq!(n_passes(Definition::build(|b| library::typical(b.logits(), 0.9).draw(Source::SEED))), 3);
+    // The largest of a row over another temperature is that of the logits, but where a program asks for it.
+    let top_p = Definition::build(|b| library::top_p(b.logits() / 0.8, 0.9).draw(Source::SEED));
+    assert_eq!(n_passes(top_p), 2);
 }
 
 #[test]

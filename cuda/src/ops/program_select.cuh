@@ -1,88 +1,161 @@
 // The bound of a selection: the first tokens by falling order up to the one at which an amount is reached, by radix descent.
 //
-// A first histogram cuts the row into BINS bins of equal width below the largest value, as logits crowd in few exponents;
-// the next ones go by 10 bits of (value, token). As soon as the bin that holds the place has few enough tokens they go into
-// a list in the first block, which ends alone. What is counted is tokens or their weights in fixed point, whose sums do not
-// depend on the order of atomics. All blocks look at the same merged histogram, so that they take the same way.
+// A first histogram cuts the row into BINS bins of equal width below its largest value, as logits crowd in few exponents;
+// the tokens of the bin that holds the place go into a list, which every block has and ends with for itself. Where they are
+// too many for it, further histograms go by 10 bits of (value, token). What is counted is tokens or their weights in fixed
+// point, whose sums do not depend on the order of atomics. Blocks tell each other sums over 32 bins at once, and read the
+// bins of one such sum from each other: all take the same way.
+//
+// Of the largest, those of the bins above are listed as well if all together are few: later passes over rows that have
+// nothing else need to look at no other tokens.
 
-constexpr float BINS_PER_NAT = 32.0f;
+constexpr float BINS_PER_NAT = 64.0f;
 constexpr int RANK_BITS = 32 + TOKEN_BITS;
 static_assert(RANK_BITS == 50 && BINS == 1 << 10, "five digits of 10 bits");
 
-struct Selection {
-    bool is_nucleus;
-    const uint4* code;
-    unsigned n_code;
-    unsigned order_register, row_register;
-    float largest_order, largest_row;
-};
-
-// A token in the running.
-struct Candidate {
-    bool is_in;
-    float order;
-    u64 rank;
-    u64 amount;
-};
+// What a reading of the row is for.
+enum class Reading { Gather, Take, Count, List, Done };
 
 // Larger values have larger bins, equal ones the same.
-__device__ __forceinline__ int bin_of(const Selection& sel, float order) {
-    const float below = __fmul_rn(__fsub_rn(sel.largest_order, order), BINS_PER_NAT);
-    // NaN, where both are -inf, goes with the farthest.
-    return BINS - 1 - (int)fminf(below, (float)(BINS - 1));
+__device__ __forceinline__ int bin_of(float largest, float order) {
+    const float below = __fmul_rn(__fsub_rn(largest, order), BINS_PER_NAT);
+    // NaN, where both are -inf, goes with the nearest.
+    return BINS - 1 - (int)fminf(fmaxf(below, 0.0f), (float)(BINS - 1));
 }
 
-// Calls `f` with each token of the block, by all lanes of a warp together.
-template <class F> __device__ __forceinline__ void each_candidate(const Run& r, const Selection& sel, F f) {
-    for (int start = (int)r.rank * TILE; start < r.vocab; start += CLUSTER * TILE) {
-        const int first = start + 4 * (int)threadIdx.x;
-        run_elements(r, r.s.code, sel.n_code, threadIdx.x, first);
-        const Four order = get(r, threadIdx.x, sel.order_register, false);
-        const Four row = get(r, threadIdx.x, sel.row_register, false);
+// Adds to a 64-bit amount. Shared memory adds no wider words than 32 bits.
+__device__ __forceinline__ void add_amount(Selections& all, int bin, u64 amount) {
+    const unsigned low = (unsigned)amount;
+    unsigned high = (unsigned)(amount >> 32);
+    if (low != 0) high += atomicAdd(&all.low[bin], low) + low < low ? 1u : 0u;
+    if (high != 0) atomicAdd(&all.high[bin], high);
+}
+
+// The bits of a rank that tell ties apart count for a nucleus alone: of the largest, ties with the last one are kept.
+__device__ __forceinline__ u64 rank_of(const Selecting& sel, float order, int token) {
+    return ranked(order, (unsigned)token) & ~(sel.is_nucleus ? 0ull : TOKEN_MASK);
+}
+
+__device__ __forceinline__ u64 amount_of(const Selecting& sel, float value) {
+    return sel.is_nucleus ? __float2ull_rz(weight_in_parts(__fsub_rn(value, sel.largest_row))) : 1ull;
+}
+
+// Bits of the next digit.
+__device__ __forceinline__ int digit_bits(const Selecting& sel) {
+    return min(10, sel.known - (sel.is_nucleus ? 0 : TOKEN_BITS));
+}
+
+// Puts tokens on the list: those of a block go to every block, those of a list stay here.
+__device__ __forceinline__ void list_tokens(const Run& r, const Place& at, int start, unsigned in, const Many& order,
+                                            const Many& row) {
+    Selections& all = selections_of(r.s);
+    const Selecting& sel = r.s.selecting;
+    const bool is_within = !is_dense(at);
+    const unsigned n_most = is_within ? LIST : LIST_OF_BLOCK;
+    unsigned least = 0xffffffffu, most = 0;
 #pragma unroll
-        for (int i = 0; i < 4; i++) {
-            Candidate one;
-            one.is_in = first + i < r.vocab && row.v[i] > minus_infinity();
-            one.order = __fadd_rn(order.v[i], 0.0f);
-            // Ties with the last of the largest are kept: tokens do not count.
-            one.rank = ranked(one.order, (unsigned)(first + i)) & ~(sel.is_nucleus ? 0ull : TOKEN_MASK);
-            one.amount = !one.is_in         ? 0
-                         : sel.is_nucleus ? parts(exp_exact(__fsub_rn(row.v[i], sel.largest_row)))
-                                          : 1;
-            f(one);
+    for (int i = 0; i < 8; i++)
+        if ((in >> i) & 1) least = min(least, key_of(order.v[i])), most = max(most, key_of(order.v[i]));
+    least = __reduce_min_sync(LANES_ALL, least), most = __reduce_max_sync(LANES_ALL, most);
+    if (threadIdx.x % 32 == 0) atomicMin(&all.mine.least, least), atomicMax(&all.mine.most, most);
+    // Too many are not listed, whatever their number is.
+    if (*(volatile unsigned*)&all.mine.n > n_most) return;
+    while (in != 0) {
+        const int idx = __ffs((int)in) - 1;
+        in &= in - 1;
+        float by = 0.0f, value = 0.0f;
+#pragma unroll
+        for (int i = 0; i < 8; i++)
+            if (i == idx) by = order.v[i], value = row.v[i];
+        const int token = token_of(at, start + idx);
+        const unsigned place = atomicAdd(&all.mine.n, 1u);
+        if (place >= n_most) continue;
+        const Listed one = {rank_of(sel, by, token), sel.is_nucleus ? amount_of(sel, value) : (u64)token};
+        if (is_within) {
+            (&all.list[0][0])[place] = one;
+        } else {
+            for (unsigned block = 0; block < CLUSTER; block++) *in_block(&all.list[r.rank][place], block) = one;
         }
     }
 }
 
-// Adds to a 64-bit amount. Shared memory adds no wider words than 32 bits.
-__device__ __forceinline__ void add_amount(Shared& s, int bin, u64 amount, unsigned n) {
-    const unsigned low = (unsigned)amount;
-    unsigned high = (unsigned)(amount >> 32);
-    if (low != 0) high += atomicAdd(&s.low[bin], low) + low < low ? 1u : 0u;
-    if (high != 0) atomicAdd(&s.high[bin], high);
-    atomicAdd(&s.counts[bin], n);
-}
-
-// Adds the tokens of a warp to their bins, those of the bin of one of them together: where many are in one bin, atomics
-// would queue up.
-__device__ __forceinline__ void add_warp(Shared& s, bool is_in, int bin, u64 amount) {
-    const unsigned all = __ballot_sync(LANES_ALL, is_in);
-    if (all == 0) return;
-    const int leader = __ffs((int)all) - 1;
-    const int common = __shfl_sync(LANES_ALL, bin, leader);
-    const bool is_common = is_in && bin == common;
-    const unsigned n = (unsigned)__popc(__ballot_sync(LANES_ALL, is_common));
-    if (n >= 8) {
-        const u64 sum = warp_sum(is_common ? amount : 0);
-        if ((int)(threadIdx.x % 32) == leader) add_amount(s, common, sum, n);
-        is_in = is_in && !is_common;
+// A root: counts tokens by bins, or lists those of one.
+// The first eight of a thread's tokens, of which `start` are done.
+__device__ __forceinline__ void gather_ranks_of(const Run& r, const Place& at, int start,
+                                                const Many& order, const Many& row) {
+    Selections& all = selections_of(r.s);
+    const Selecting& sel = r.s.selecting;
+    const float largest = sel.largest_order;
+    const int bin = sel.bin;
+    int bins[8];
+    unsigned in = 0;
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        bins[i] = bin_of(largest, order.v[i]);
+        const bool is_in = bin < 0 || bins[i] == bin || (sel.is_whole && bins[i] > bin);
+        if (is_in && row.v[i] > minus_infinity()) in |= 1u << i;
     }
-    if (is_in) add_amount(s, bin, amount, 1);
+    in &= at.valid >> start;
+    if (!__any_sync(LANES_ALL, in != 0)) return;
+    if (bin >= 0 && !sel.is_whole && !(sel.is_listed && sel.known == RANK_BITS)) {
+        const int known = sel.known, shift = known - digit_bits(sel);
+        const u64 found = sel.found;
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+            const u64 rank = rank_of(sel, order.v[i], token_of(at, start + i));
+            if (rank >> known != found) in &= ~(1u << i);
+            bins[i] = (int)((rank >> shift) - (found << (known - shift))) & (BINS - 1);
+        }
+        if (!__any_sync(LANES_ALL, in != 0)) return;
+    }
+    if (sel.is_listed) {
+        list_tokens(r, at, start, in, order, row);
+        return;
+    }
+    // Where all tokens of the warp are in one bin, atomics would queue up.
+    int least = BINS, most = -1;
+#pragma unroll
+    for (int i = 0; i < 8; i++)
+        if ((in >> i) & 1) least = min(least, bins[i]), most = max(most, bins[i]);
+    if (__all_sync(LANES_ALL, least >= most)) {
+        u64 sum = 0;
+#pragma unroll
+        for (int i = 0; i < 8; i++)
+            if ((in >> i) & 1) sum += amount_of(sel, row.v[i]);
+        const int common = (int)__reduce_max_sync(LANES_ALL, (unsigned)(most + 1)) - 1;
+        if (common < 0) return;
+        const u64 of_common = warp_sum(most == common ? sum : 0);
+        if (threadIdx.x % 32 == 0) add_amount(all, common, of_common);
+        if (most != common && sum != 0) add_amount(all, most, sum);
+        return;
+    }
+    if (!sel.is_nucleus) {
+#pragma unroll
+        for (int i = 0; i < 8; i++)
+            if ((in >> i) & 1) atomicAdd(&all.low[bins[i]], 1u);
+        return;
+    }
+    // All at once, as each takes its time.
+    u64 amounts[8];
+    unsigned before[8];
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        amounts[i] = (in >> i) & 1 ? amount_of(sel, row.v[i]) : 0;
+        if (amounts[i] != 0) before[i] = atomicAdd(&all.low[bins[i]], (unsigned)amounts[i]);
+    }
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        if (amounts[i] == 0) continue;
+        const unsigned low = (unsigned)amounts[i];
+        const unsigned high = (unsigned)(amounts[i] >> 32) + (before[i] + low < low ? 1u : 0u);
+        if (high != 0) atomicAdd(&all.high[bins[i]], high);
+    }
 }
 
-__device__ __forceinline__ void clear_bins(Shared& s) {
-    for (int bin = threadIdx.x; bin < BINS; bin += THREADS) s.low[bin] = s.high[bin] = s.counts[bin] = 0;
-    __syncthreads();
+__device__ __forceinline__ void gather_ranks(const Run& r, const Place& at, Many& order, Many& row) {
+#pragma unroll 1
+    for (int start = 0; start < EACH; start += 8, turn<8>(order), turn<8>(row))
+        gather_ranks_of(r, at, start, order, row);
 }
 
 // Sums over the threads before this one, and over all, in every thread.
@@ -99,50 +172,43 @@ __device__ __forceinline__ u64 prefix_before(u64 value, Shared& s, u64& total) {
     __syncthreads();
     u64 before = 0;
     total = 0;
+#pragma unroll
     for (int i = 0; i < WARPS; i++) {
-        if (i < (int)warp) before += s.scan[i];
-        total += s.scan[i];
+        const u64 sum = s.scan[i];
+        if (i < (int)warp) before += sum;
+        total += sum;
     }
     return before + prefix - value;
+}
+
+__device__ __forceinline__ u64 amount_in(const Selections& all, int bin) {
+    return ((u64)all.high[bin] << 32) + all.low[bin];
 }
 
 // Bins of a thread, the first thread's being the highest.
 constexpr int SHARE = BINS / THREADS;
 
-// What the bins of a thread hold, in this block or in all, and the sum over all bins.
-struct Amounts {
-    u64 amounts[SHARE];
-    unsigned counts[SHARE];
-    u64 before, total;
-};
-
-__device__ __forceinline__ Amounts read_bins(Shared& s, unsigned n_blocks) {
-    Amounts a;
-    u64 sum = 0;
+__device__ __forceinline__ void clear_bins(Selections& all) {
 #pragma unroll
-    for (int i = 0; i < SHARE; i++) {
-        const int bin = BINS - 1 - ((int)threadIdx.x * SHARE + i);
-        a.amounts[i] = 0, a.counts[i] = 0;
-        for (unsigned block = 0; block < n_blocks; block++) {
-            // One block is this one.
-            const Shared* other = n_blocks == 1 ? &s : in_block(&s, block);
-            a.amounts[i] += ((u64)other->high[bin] << 32) + other->low[bin];
-            a.counts[i] += other->counts[bin];
-        }
-        sum += a.amounts[i];
-    }
-    a.before = prefix_before(sum, s, a.total);
-    return a;
+    for (int i = 0; i < SHARE; i++) all.low[i * THREADS + threadIdx.x] = all.high[i * THREADS + threadIdx.x] = 0;
 }
 
-// The bin at which the sum over falling bins reaches `target`, which is at least 1 and at most the sum of all.
-__device__ __forceinline__ Digit find_digit(Shared& s, const Amounts& a, u64 target) {
-    u64 above = a.before;
+// In the bins of this block: the one at which the sum over falling bins reaches `target`, which is at least 1 and at most the
+// sum of all. A target of 0 stands for the share `p` of that sum.
+__device__ __forceinline__ Digit find_digit(Shared& s, const Selections& all, u64& target, float p) {
+    u64 amounts[SHARE], sum = 0, total;
 #pragma unroll
     for (int i = 0; i < SHARE; i++) {
-        if (above < target && above + a.amounts[i] >= target)
-            s.digit = Digit{(unsigned)(BINS - 1 - ((int)threadIdx.x * SHARE + i)), a.counts[i], above};
-        above += a.amounts[i];
+        amounts[i] = amount_in(all, BINS - 1 - ((int)threadIdx.x * SHARE + i));
+        sum += amounts[i];
+    }
+    u64 above = prefix_before(sum, s, total);
+    if (target == 0) target = share_of(p, total);
+#pragma unroll
+    for (int i = 0; i < SHARE; i++) {
+        if (above < target && above + amounts[i] >= target)
+            s.digit = Digit{(unsigned)(BINS - 1 - ((int)threadIdx.x * SHARE + i)), amounts[i], above};
+        above += amounts[i];
     }
     __syncthreads();
     const Digit digit = s.digit;
@@ -150,104 +216,243 @@ __device__ __forceinline__ Digit find_digit(Shared& s, const Amounts& a, u64 tar
     return digit;
 }
 
-// Ends a descent over the list of this block: the rest of the rank from `shift` down to `last_shift`.
-__device__ __forceinline__ u64 descend_list(Shared& s, u64 found, u64 target, int shift, int last_shift) {
-    for (; shift >= last_shift; shift -= 10) {
-        clear_bins(s);
-        for (unsigned i = threadIdx.x; i < s.n_listed; i += THREADS) {
-            const u64 digits = s.list.ranks[i] >> shift;
-            if (digits >> 10 == found) add_amount(s, (int)(digits & (BINS - 1)), s.list.amounts[i], 1);
-        }
-        __syncthreads();
-        const Digit digit = find_digit(s, read_bins(s, 1), target);
-        found = (found << 10) | digit.bin;
-        target -= digit.above;
+// Tells all blocks what this one has in each 32 bins, the highest bins first.
+__device__ __forceinline__ void share_bins(const Run& r) {
+    Selections& all = selections_of(r.s);
+    for (unsigned i = threadIdx.x / 32; i < 32; i += WARPS) {
+        u64 sum = amount_in(all, BINS - 1 - (int)(32 * i + threadIdx.x % 32));
+        // The bins of a block hold less than 2^60 together.
+        const u64 low = warp_sum(sum & 0x3fffffffull), high = warp_sum(sum >> 30);
+        sum = (high << 30) + low;
+        if (threadIdx.x % 32 < CLUSTER) in_block(&all, threadIdx.x % 32)->coarse[r.copy][r.rank][i] = sum;
     }
-    return found;
 }
 
-// Finds the bound of one selection and puts it into two numbers of every block: the value, and for a nucleus the last token
-// of that value. Entries of the step: the code, where the results and the argument are, where the largest values are.
-__device__ __forceinline__ void select(Run& r, const uint4* entries, unsigned n_code, bool is_nucleus) {
+// The sum over the lanes before this one.
+__device__ __forceinline__ u64 before_in_warp(u64 value) {
+    u64 prefix = value;
+#pragma unroll
+    for (int step = 1; step < 32; step <<= 1) {
+        const u64 other = __shfl_up_sync(LANES_ALL, prefix, step);
+        if (threadIdx.x % 32 >= (unsigned)step) prefix += other;
+    }
+    return prefix - value;
+}
+
+// The bin of all blocks together at which `target` is reached. A target of 0 stands for the `argument` of the selection.
+// Where there is not so much, nothing but the sum of all is told.
+__device__ __forceinline__ Digit find_shared_digit(const Run& r, u64& target, float argument, u64& total) {
     Shared& s = r.s;
-    const uint4 places = entries[n_code], largest = entries[n_code + 1];
-    for (unsigned i = threadIdx.x; i < n_code; i += THREADS) s.code[i] = entries[i];
-    const Selection sel = {is_nucleus, s.code, n_code, places.x, places.y, s.numbers[largest.x], s.numbers[largest.y]};
-    const float argument = s.numbers[places.w];
-    float bound = plus_infinity(), last = 0.0f;
-    // The same in all blocks, as numbers are.
-    bool is_open = sel.largest_row > minus_infinity();
-    if (is_open && !is_nucleus) is_open = argument >= 1.0f;
-    if (is_open && is_nucleus && argument >= 1.0f) {
-        bound = minus_infinity(), last = (float)(1 << TOKEN_BITS);
-        is_open = false;
-    }
-    if (is_open) {
-        const int last_shift = is_nucleus ? 0 : 10;
-        u64 found = 0, target = 0;
-        int wide_bin = 0;
-        // Above all digits: the bins by distance from the largest value come first.
-        int shift = RANK_BITS;
-        bool is_all = false;
-        while (true) {
-            clear_bins(s);
-            if (threadIdx.x == 0) s.n_listed = 0;
-            each_candidate(r, sel, [&](const Candidate& one) {
-                const int wide = bin_of(sel, one.order);
-                const u64 digits = one.rank >> (shift == RANK_BITS ? 0 : shift);
-                const bool is_here = shift == RANK_BITS || (wide == wide_bin && digits >> 10 == found);
-                const int bin = shift == RANK_BITS ? wide : (int)(digits & (BINS - 1));
-                add_warp(s, one.is_in && is_here, bin, one.amount);
-            });
-            cluster_sync();
-            const Amounts amounts = read_bins(s, CLUSTER);
-            // Others have read the bins before they are cleared.
-            cluster_sync();
-            if (shift == RANK_BITS) {
-                const float k = fminf(argument, (float)(1 << TOKEN_BITS));
-                if (!is_nucleus && (u64)k >= amounts.total) {
-                    is_all = true;
-                    break;
-                }
-                target = is_nucleus ? share_of(argument, amounts.total) : (u64)k;
-            }
-            const Digit digit = find_digit(s, amounts, target);
-            target -= digit.above;
-            if (shift == RANK_BITS) wide_bin = (int)digit.bin;
-            else found = (found << 10) | digit.bin;
-            const int known = shift;  // bits from here on are known
-            shift -= 10;
-            if (shift < last_shift) break;
-            if (digit.count > LIST) continue;
-            Shared* first = in_block(&s, 0);
-            each_candidate(r, sel, [&](const Candidate& one) {
-                const bool is_here =
-                    bin_of(sel, one.order) == wide_bin && (known == RANK_BITS || one.rank >> known == found);
-                if (!one.is_in || !is_here) return;
-                const unsigned at = atomicAdd(&first->n_listed, 1u);
-                first->list.ranks[at] = one.rank;
-                first->list.amounts[at] = one.amount;
-            });
-            cluster_sync();
-            if (r.rank == 0) {
-                found = descend_list(s, found, target, shift, last_shift);
-                if (threadIdx.x == 0) {
-                    s.scan[0] = found;
-                }
-            }
-            cluster_sync();
-            found = in_block(&s, 0)->scan[0];
-            cluster_sync();
-            break;
-        }
-        if (is_all) {
-            bound = minus_infinity();
-        } else {
-            const u64 rank = found << last_shift;
-            bound = value_of((unsigned)(rank >> TOKEN_BITS));
-            last = (float)(TOKEN_MASK - (rank & TOKEN_MASK));
+    Selections& all = selections_of(r.s);
+    const unsigned lane = threadIdx.x % 32;
+    if (threadIdx.x < 32) {
+        u64 sum = 0;
+#pragma unroll
+        for (int block = 0; block < CLUSTER; block++) sum += all.coarse[r.copy][block][lane];
+        u64 above = before_in_warp(sum);
+        total = __shfl_sync(LANES_ALL, above + sum, 31);
+        if (target == 0) target = s.selecting.is_nucleus ? share_of(argument, total) : (u64)fminf(argument, (float)VOCAB_MAX);
+        if (lane == 0) s.scan[0] = target, s.scan[1] = total;
+        const unsigned parts = __ballot_sync(LANES_ALL, above < target && above + sum >= target);
+        if (parts != 0) {
+            const int part = __ffs((int)parts) - 1;
+            above = __shfl_sync(LANES_ALL, above, part);
+            const int bin = BINS - 1 - (int)(32 * part + lane);
+            sum = 0;
+#pragma unroll
+            for (int block = 0; block < CLUSTER; block++) sum += amount_in(*in_block(&all, block), bin);
+            above += before_in_warp(sum);
+            if (above < target && above + sum >= target) s.digit = Digit{(unsigned)bin, sum, above};
         }
     }
-    if (threadIdx.x == 0) s.numbers[places.z] = bound, s.numbers[places.z + 1] = last;
     __syncthreads();
+    target = s.scan[0], total = s.scan[1];
+    return s.digit;
+}
+
+// Ends a descent over the list: the rank at which `target` is reached, or the share `p` of all if it is 0. Listed are at most
+// LIST tokens, in as many parts as blocks wrote them.
+__device__ __forceinline__ u64 descend_list(const Run& r, u64 target, float p) {
+    constexpr int MINE = (LIST + THREADS - 1) / THREADS;
+    Shared& s = r.s;
+    Selections& all = selections_of(r.s);
+    const bool is_nucleus = s.selecting.is_nucleus;
+    const int last = is_nucleus ? 0 : TOKEN_BITS;
+    u64 ranks[MINE], amounts[MINE];
+    unsigned in = 0;
+    if (threadIdx.x < 2) s.differing[threadIdx.x] = 0;
+#pragma unroll
+    for (int i = 0; i < MINE; i++) {
+        const unsigned place = threadIdx.x + i * THREADS;
+        ranks[i] = amounts[i] = 0;
+        if (place < LIST && place % LIST_OF_BLOCK < all.ranges[place / LIST_OF_BLOCK].n) {
+            const Listed one = all.list[place / LIST_OF_BLOCK][place % LIST_OF_BLOCK];
+            ranks[i] = one.rank, amounts[i] = is_nucleus ? one.amount : 1;
+            in |= 1u << i;
+            s.any_rank = one.rank;
+        }
+    }
+    __syncthreads();
+    const u64 any = s.any_rank;
+    u64 differing = 0;
+#pragma unroll
+    for (int i = 0; i < MINE; i++)
+        if ((in >> i) & 1) differing |= ranks[i] ^ any;
+    const unsigned low = __reduce_or_sync(LANES_ALL, (unsigned)differing);
+    const unsigned high = __reduce_or_sync(LANES_ALL, (unsigned)(differing >> 32));
+    if (threadIdx.x % 32 == 0) {
+        if (low != 0) atomicOr(&s.differing[0], low);
+        if (high != 0) atomicOr(&s.differing[1], high);
+    }
+    __syncthreads();
+    // Bits from here on are the same in all.
+    int known = s.differing[1] != 0 ? 64 - __clz((int)s.differing[1]) : 32 - __clz((int)s.differing[0]);
+    if (known < last) known = last;
+    u64 found = any >> known;
+    while (known > last) {
+        const int n_bits = min(10, known - last), shift = known - n_bits;
+        clear_bins(all);
+        __syncthreads();
+#pragma unroll
+        for (int i = 0; i < MINE; i++)
+            if ((in >> i) & 1) add_amount(all, (int)(ranks[i] >> shift) & ((1 << n_bits) - 1), amounts[i]);
+        __syncthreads();
+        const Digit digit = find_digit(s, all, target, p);
+        target -= digit.above;
+        found = (found << n_bits) | digit.bin;
+        known = shift;
+        unsigned n_left = 0;
+#pragma unroll
+        for (int i = 0; i < MINE; i++) {
+            if (ranks[i] >> shift != found) in &= ~(1u << i);
+            else if ((in >> i) & 1) n_left++, s.any_rank = ranks[i];
+        }
+        n_left = (unsigned)__syncthreads_count(n_left == 1) + 2 * (unsigned)__syncthreads_count(n_left > 1);
+        if (n_left == 1) return s.any_rank;
+    }
+    return found << known;
+}
+
+// What stands in the entry after the code: where the results and the argument are, and the largest values.
+__device__ __forceinline__ void set_bound(const Run& r, uint4 places, float bound, float last) {
+    if (threadIdx.x == 0) r.s.numbers[places.x] = bound, r.s.numbers[places.x + 1] = last;
+    __syncthreads();
+}
+
+__device__ __forceinline__ Reading begin_selection(const Run& r, uint4 places, bool is_nucleus, bool is_within) {
+    Shared& s = r.s;
+    const float largest_row = s.numbers[places.w], argument = s.numbers[places.y];
+    __syncthreads();
+    if (!is_nucleus && threadIdx.x == 0) s.is_listed = 0;
+    if (!(largest_row > minus_infinity()) || (!is_nucleus && !(argument >= 1.0f))) {
+        set_bound(r, places, plus_infinity(), 0.0f);
+        return Reading::Done;
+    }
+    if (is_nucleus && argument >= 1.0f) {
+        set_bound(r, places, minus_infinity(), (float)VOCAB_MAX);
+        return Reading::Done;
+    }
+    clear_bins(selections_of(r.s));
+    if (threadIdx.x == 0) {
+        s.selecting = Selecting{s.numbers[places.z], largest_row, is_nucleus, false, is_within, -1, RANK_BITS, 0, 0};
+        s.target = 0;
+        selections_of(r.s).mine = Range{0, 0xffffffffu, 0, 0};
+    }
+    __syncthreads();
+    return is_within ? Reading::List : Reading::Count;
+}
+
+__device__ __forceinline__ Reading end_selection(const Run& r, uint4 places, u64 rank) {
+    set_bound(r, places, value_of((unsigned)(rank >> TOKEN_BITS)), (float)(TOKEN_MASK - (rank & TOKEN_MASK)));
+    return Reading::Done;
+}
+
+// After the row was counted by bins.
+__device__ __forceinline__ Reading after_count(Run& r, uint4 places) {
+    Shared& s = r.s;
+    __syncthreads();
+    share_bins(r);
+    cluster_sync();
+    u64 total, target = s.target;
+    const Digit digit = find_shared_digit(r, target, s.numbers[places.y], total);
+    r.copy = (r.copy + 1) % COPIES;
+    Selecting next = s.selecting;
+    const int n_bits = digit_bits(next);
+    const bool is_first = next.bin < 0;
+    if (is_first && !next.is_nucleus && target >= total) {
+        set_bound(r, places, minus_infinity(), 0.0f);
+        return Reading::Done;
+    }
+    __syncthreads();
+    target -= digit.above;
+    if (is_first) {
+        next.bin = (int)digit.bin;
+        next.above = digit.above;
+        next.is_whole = !next.is_nucleus && digit.above + digit.amount <= LIST / 2;
+        if (next.is_whole) target += digit.above;
+    } else {
+        next.found = (next.found << n_bits) + digit.bin;
+        next.known -= n_bits;
+        if (digit_bits(next) == 0) return end_selection(r, places, next.found << next.known);
+    }
+    next.is_listed = true;
+    if (threadIdx.x == 0) s.selecting = next, s.target = target, selections_of(r.s).mine = Range{0, 0xffffffffu, 0, 0};
+    __syncthreads();
+    return Reading::List;
+}
+
+// After tokens were listed: ends with the list, or goes on by further digits if they were too many.
+__device__ __forceinline__ Reading after_list(const Run& r, uint4 places, bool is_within) {
+    Shared& s = r.s;
+    Selections& all = selections_of(r.s);
+    Selecting next = s.selecting;
+    u64 target = s.target;
+    __syncthreads();
+    if (is_within) {
+        const unsigned n = all.mine.n;
+        if (threadIdx.x < CLUSTER) {
+            const unsigned first = threadIdx.x * LIST_OF_BLOCK;
+            all.ranges[threadIdx.x].n = n > first ? min(n - first, (unsigned)LIST_OF_BLOCK) : 0;
+        }
+        __syncthreads();
+        if (!next.is_nucleus) target = (u64)fminf(s.numbers[places.y], (float)VOCAB_MAX);
+    } else {
+        if (threadIdx.x < CLUSTER) in_block(&all, threadIdx.x)->ranges[r.rank] = all.mine;
+        cluster_sync();
+    }
+    unsigned n_most = 0, n = 0, least = 0xffffffffu, most = 0;
+    for (int block = 0; block < CLUSTER; block++) {
+        const Range range = all.ranges[block];
+        n += range.n, n_most = max(n_most, range.n);
+        least = min(least, range.least), most = max(most, range.most);
+    }
+    if (n_most > LIST_OF_BLOCK) {
+        if (next.is_whole) {
+            target -= next.above;
+            next.is_whole = false;
+        } else if (next.known == RANK_BITS) {
+            next.known = TOKEN_BITS + (least == most ? 0 : 32 - __clz((int)(least ^ most)));
+            next.found = ((u64)most << TOKEN_BITS) >> next.known;
+            if (digit_bits(next) == 0) return end_selection(r, places, next.found << next.known);
+        }
+        clear_bins(all);
+        next.is_listed = false;
+        if (threadIdx.x == 0) s.selecting = next, s.target = target, all.mine = Range{0, 0xffffffffu, 0, 0};
+        __syncthreads();
+        return Reading::Count;
+    }
+    const bool is_all = is_within && !next.is_nucleus && target >= n;
+    const u64 rank = is_all ? 0 : descend_list(r, target, s.numbers[places.y]);
+    if (is_within ? !next.is_nucleus : next.is_whole) {
+        if (threadIdx.x == 0) s.n_tokens = 0, s.is_listed = 1;
+        __syncthreads();
+        for (unsigned place = threadIdx.x; place < LIST; place += THREADS) {
+            if (place % LIST_OF_BLOCK >= all.ranges[place / LIST_OF_BLOCK].n) continue;
+            const Listed one = all.list[place / LIST_OF_BLOCK][place % LIST_OF_BLOCK];
+            if (one.rank >= rank) all.tokens[atomicAdd(&s.n_tokens, 1u)] = (unsigned)one.amount;
+        }
+    }
+    if (!is_all) return end_selection(r, places, rank);
+    set_bound(r, places, minus_infinity(), 0.0f);
+    return Reading::Done;
 }
