@@ -324,7 +324,10 @@ __device__ __forceinline__ void run_row(const ProgramParams& p, Shared& s, unsig
     const unsigned wants = asked.wants, logits_row = asked.logits_row, constraint = asked.mask_start;
     if (later != NONE) later = p.output_rows[later].logits_row;
     // It sits out.
-    if (!(wants & WANTS_PROGRAM)) return;
+    if (!(wants & WANTS_PROGRAM)) {
+        later = NONE;
+        return;
+    }
     cluster_arrive();
     if (threadIdx.x < PIECES) copy_prepare(&s.arrivals[threadIdx.x]);
     const int plane_stride = (p.vocab + 3) & ~3;
