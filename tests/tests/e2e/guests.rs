@@ -332,9 +332,6 @@ mod check {
         }
         let text = run(name, &["--choice", "never|always", "--temperature", "9", ask]).await.well().text;
         assert!(["never\n", "always\n"].contains(&text.as_str()), "{text:?}");
-        let text = run(name, &["--lark", "start: \"<\" /[a-z]{3}/ \">\"", ask]).await.well().text;
-        let inner = text.strip_prefix('<').and_then(|text| text.strip_suffix(">\n")).expect("its brackets");
-        assert!(inner.len() == 3 && inner.bytes().all(|it| it.is_ascii_lowercase()), "{text:?}");
         // It begins after a text of the model's own.
         let text = run(
             name,
@@ -344,18 +341,11 @@ mod check {
         let (before, number) = text.trim_end().split_at(text.trim_end().len() - 2);
         assert!(before.contains(' ') && number.bytes().all(|it| it.is_ascii_digit()), "{text:?}");
         for (option, grammar, told) in [
-            (
-                "--schema",
-                "{\"properties\": {\"a\": {\"not\": {}}}}",
-                "at /properties/a/not: the keyword \"not\"",
-            ),
-            ("--regex", "a(b", "at column 2: unclosed group"),
+            ("--schema", r#"{"items": {"not": {}}}"#, r#"at /items/not: the keyword "not""#),
             ("--lark", "start: x", "at line 1, column 8: unknown name"),
-            ("--choice", "", "choice 0"),
         ] {
             let ended = run(name, &[option, grammar, ask]).await;
-            let reason = ended.reason();
-            assert!(reason.message.contains(told), "{reason:?}");
+            assert!(ended.reason().message.contains(told), "{ended:?}");
         }
     }
 

@@ -175,10 +175,10 @@ impl Context {
         let nexts = foreseen.nexts.there().await?;
         let rule = self.rule.clone().expect("there is a rule");
         let vocab_size = self.model.limits().vocab_size;
-        let masks = nexts.into_iter().map(|next| mask_for(next, &rule, vocab_size));
+        let mut masks = nexts.into_iter().map(|next| mask_for(next, &rule, vocab_size));
         Ok(match ask {
             Ask::Sample(mut sampler) => {
-                let mask = masks.last().expect("of the next place");
+                let mask = masks.next().expect("of the next place");
                 let Sampler { program, mask: of_chain, .. } = Arc::make_mut(&mut sampler);
                 match program {
                     Some(put_on) => put_on.within = Some(Arc::new(mask)),

@@ -3,7 +3,7 @@
 use super::distribution::{Distribution, largest, position_of};
 use super::gumbel::{Words, draw_dense, draw_sparse};
 use super::maths::{exp, exp_all, of_parts, parts, share_of};
-use super::program::{DrawState, Left, Machine};
+use super::program::{DrawPlace, DrawState, Left, Machine};
 use super::select::{Entry, keep_largest, keep_weight};
 use super::{Sampler, TokenMask};
 use crate::batch::{Candidate, OutputFault, Token};
@@ -48,7 +48,8 @@ pub fn sample_by_program(
         }
         _ => logits,
     };
-    let (token, left) = put_on.draw(machine, seen, history, n_tokens, sampler.seed, start, within)?;
+    let draw = DrawPlace { n_tokens, seed: sampler.seed, start, within };
+    let (token, left) = put_on.draw(machine, seen, history, draw)?;
     Ok((Candidate { token, logprob: distribution.logprob(token) }, left))
 }
 

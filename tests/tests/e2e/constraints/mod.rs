@@ -136,6 +136,8 @@ enum Mode {
     Stream(Ahead),
     /// Guesses, as many of their first tokens right as told.
     Guesses(usize),
+    /// The same, as streams have them verified.
+    Verified(usize),
 }
 
 /// Draws until the grammar is complete, with what interrupts it; the tokens without an end.
@@ -150,7 +152,7 @@ async fn interrupted(
     let n_before = context.tokens().len();
     let mut random = Random(seed);
     let expected = match mode {
-        Mode::Guesses(_) => {
+        Mode::Guesses(_) | Mode::Verified(_) => {
             let mut ahead = self::context(model, rule).await;
             stream(&mut ahead, sampler, Ahead::Unbounded).await;
             ahead.tokens().to_vec()
@@ -176,6 +178,20 @@ async fn interrupted(
                     }
                     Pull::Finished(finish) => panic!("{finish:?}"),
                 },
+                Mode::Verified(n_right) => {
+                    let key = RunKey(key);
+                    if let Some(drawn) = context.take_verified(key).expect("room") {
+                        drawn.candidate.token
+                    } else {
+                        let n = context.tokens().len();
+                        let mut guess: Vec<Token> = expected.iter().skip(n).take(n_right).copied().collect();
+                        guess.extend([300, 301]);
+                        if context.verify(key, sampler, guess).await.expect("verified").is_none() {
+                            return context.tokens().copy_of(n_before..n);
+                        }
+                        continue;
+                    }
+                }
                 Mode::Guesses(n_right) => {
                     let n = context.tokens().len();
                     let room = n_next - n - 1;
@@ -227,6 +243,9 @@ fn streams_guesses_forks_and_what_is_undone_give_what_steps_give() {
                     Mode::Guesses(0),
                     Mode::Guesses(1),
                     Mode::Guesses(9),
+                    Mode::Verified(0),
+                    Mode::Verified(3),
+                    Mode::Verified(12),
                 ];
                 for mode in modes {
                     let found = interrupted(model, &rule, &sampler, mode, seed).await;

@@ -38,7 +38,7 @@ pub use trellis_programs::{Definition, End, Kind, Operation};
 
 pub use self::error::ProgramError;
 pub use self::interpreter::{Machine, Outcome, Place};
-pub use self::put_on::{DrawState, Left, PutOn};
+pub use self::put_on::{DrawPlace, DrawState, Left, PutOn};
 
 /// The most operations of a program.
 pub const N_OPERATIONS_MAX: usize = 128;

@@ -74,11 +74,9 @@ impl PutOn {
         machine: &mut Machine,
         logits: &[f32],    // [vocab_size]
         history: &[Token], // the last tokens, at least as many as the program looks at
-        n_tokens: usize,
-        seed: u64,
-        start: DrawState,
-        within: Option<&TokenMask>,
+        draw: DrawPlace<'_>,
     ) -> Result<(Token, Left), OutputFault> {
+        let DrawPlace { n_tokens, seed, start, within } = draw;
         let place = Place {
             logits,
             members: &[],
@@ -108,6 +106,19 @@ impl PutOn {
         let masks = self.masks.iter().map(|mask| size_of_val(mask.words()));
         masks.chain(self.biases.iter().map(|bias| bias.n_bytes())).sum()
     }
+}
+
+/// What a draw of a program depends on besides the logits and the tokens before it.
+#[derive(Clone, Copy, Debug)]
+pub struct DrawPlace<'a> {
+    /// Tokens before the one that is drawn.
+    pub n_tokens: usize,
+    /// Key of the noise.
+    pub seed: u64,
+    /// Where the program starts.
+    pub start: DrawState,
+    /// What may be drawn; all tokens when `None`.
+    pub within: Option<&'a TokenMask>,
 }
 
 /// Where a draw of a program starts: what the draw before it left.
