@@ -113,7 +113,7 @@ async fn run_with(name: &str, options: StartOptions) -> Ended {
     daemons::run(&client, &guests::example(name), options).await
 }
 
-async fn run(name: &str, arguments: &[&str]) -> Ended {
+pub(crate) async fn run(name: &str, arguments: &[&str]) -> Ended {
     run_with(name, with(arguments)).await
 }
 
@@ -194,6 +194,7 @@ async fn compare_beams(client: &trellis_client::Client, case: &Case, beams: &Bea
 
 mod check {
     use super::*;
+    pub(crate) use crate::constraints::guest::constrained;
 
     pub(crate) async fn chat(name: &str) {
         let answer = run(name, &["What is 37 + 48?"]).await.well();
@@ -319,34 +320,6 @@ mod check {
         assert!(votes[0].1 < 12, "{votes:?}");
         let text = run(name, &[question]).await.well().text;
         assert_eq!(text, format!("743 ({} of 12 samples)\n", votes[0].1));
-    }
-
-    pub(crate) async fn constrained(name: &str) {
-        let ask = "Ada, a pilot from Oslo, is 36.";
-        for temperature in ["0", "1.5"] {
-            let ended = run(name, &["--temperature", temperature, ask]).await.well();
-            let person: Value = serde_json::from_str(&ended.text).expect("JSON, and the end of a line");
-            let keys: Vec<&String> = person.as_object().expect("an object").keys().collect();
-            assert_eq!(keys, ["name", "age", "skills"], "{person}");
-            assert!(person["age"].as_u64().is_some_and(|age| age <= 120), "{person}");
-        }
-        let text = run(name, &["--choice", "never|always", "--temperature", "9", ask]).await.well().text;
-        assert!(["never\n", "always\n"].contains(&text.as_str()), "{text:?}");
-        // It begins after a text of the model's own.
-        let text = run(
-            name,
-            &["--after", " ", "--regex", "[0-9]{2}", "--temperature", "0.7", "Tell me a short story."],
-        );
-        let text = text.await.well().text;
-        let (before, number) = text.trim_end().split_at(text.trim_end().len() - 2);
-        assert!(before.contains(' ') && number.bytes().all(|it| it.is_ascii_digit()), "{text:?}");
-        for (option, grammar, told) in [
-            ("--schema", r#"{"items": {"not": {}}}"#, r#"at /items/not: the keyword "not""#),
-            ("--lark", "start: x", "at line 1, column 8: unknown name"),
-        ] {
-            let ended = run(name, &[option, grammar, ask]).await;
-            assert!(ended.reason().message.contains(told), "{ended:?}");
-        }
     }
 
     pub(crate) async fn json_fields(name: &str) {

@@ -1,5 +1,6 @@
 //! What keeps to a grammar: whatever draws, however decoding is cut, undone and guessed.
 
+pub(crate) mod guest;
 mod schemas;
 mod suite;
 
