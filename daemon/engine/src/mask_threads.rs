@@ -24,6 +24,8 @@ pub(crate) struct MaskThreads(Arc<Shared>);
 
 #[derive(Debug)]
 struct Shared {
+    /// What takes longer is slow.
+    slow: Duration,
     queue: Mutex<Queue>,
     /// There is something to do, or there never will be.
     called: Condvar,
@@ -74,14 +76,14 @@ impl Default for MaskThreads {
     fn default() -> Self {
         // Half of the processors, of which there may be one: the device's own work is the other half.
         let n_processors = available_parallelism().map_or(1, NonZero::get);
-        Self::of((n_processors / 2).clamp(2, 16))
+        Self::of((n_processors / 2).clamp(2, 16), SLOW)
     }
 }
 
 impl MaskThreads {
-    fn of(n_threads_max: usize) -> Self {
+    fn of(n_threads_max: usize, slow: Duration) -> Self {
         let queue = Mutex::new(Queue { n_threads_max, ..Queue::default() });
-        Self(Arc::new(Shared { queue, called: Condvar::new() }))
+        Self(Arc::new(Shared { slow, queue, called: Condvar::new() }))
     }
 
     /// Has something done for a guest, after what it asked for before.
@@ -92,9 +94,10 @@ impl MaskThreads {
         if waiting.len() == 1 {
             queue.order.push_back(caller);
         }
-        if queue.n_idle > 0 {
-            self.0.called.notify_one();
-        } else if queue.n_threads < queue.n_threads_max {
+        // A thread that was called is idle until it wakes: there may be more to do than idle threads.
+        let is_short = queue.order.len() > queue.n_idle;
+        self.0.called.notify_one();
+        if is_short && queue.n_threads < queue.n_threads_max {
             queue.n_threads += 1;
             drop(queue);
             self.begin();
@@ -136,7 +139,7 @@ impl Shared {
             if catch_unwind(AssertUnwindSafe(work)).is_err() {
                 tracing::error!("a mask was not worked out");
             }
-            let is_slow = begun.elapsed() > SLOW;
+            let is_slow = begun.elapsed() > self.slow;
             queue = self.lock();
             queue.n_on_slow -= usize::from(was_slow);
             if is_slow {
@@ -161,9 +164,12 @@ mod tests {
     /// Long enough for what happens at once to have happened.
     const SOON: Duration = Duration::from_secs(60);
 
+    /// What takes longer is slow here: nothing else does, on the busiest machine.
+    const SLOW: Duration = Duration::from_millis(400);
+
     #[test]
     fn guests_take_turns_and_each_has_its_work_done_in_order() {
-        let threads = MaskThreads::of(1);
+        let threads = MaskThreads::of(1, SLOW);
         let (done, dones) = mpsc::channel();
         let (go, gone) = mpsc::channel::<()>();
         threads.run(CallerId(9), move || gone.recv().expect("it is let go"));
@@ -181,13 +187,13 @@ mod tests {
 
     #[test]
     fn slow_guests_wait_for_each_other_and_nobody_for_them() {
-        let threads = MaskThreads::of(2);
+        let threads = MaskThreads::of(2, SLOW);
         let (done, dones) = mpsc::channel();
         // They are known as slow, one after the other.
         for caller in [1, 2] {
             let done = done.clone();
             threads.run(CallerId(caller), move || {
-                thread::sleep(2 * SLOW);
+                thread::sleep(SLOW + SLOW / 4);
                 done.send(0).expect("it is waited for");
             });
             assert_eq!(dones.recv_timeout(SOON), Ok(0));
@@ -217,7 +223,7 @@ mod tests {
 
     #[test]
     fn work_that_panics_ends_itself_alone() {
-        let threads = MaskThreads::of(1);
+        let threads = MaskThreads::of(1, SLOW);
         let (done, dones) = mpsc::channel();
         threads.run(CallerId(1), || panic!("an injected panic"));
         threads.run(CallerId(1), move || done.send(()).expect("it is waited for"));
