@@ -5,12 +5,12 @@ constexpr float FLOAT_MAX = 3.40282346638528859812e38f;
 
 __device__ __forceinline__ float power_of_two(int n) { return __int_as_float((n + 127) << 23); }
 
-// e^x; the largest number where it is above that.
-__device__ __forceinline__ float exp_exact(float x) {
-    x = fminf(fmaxf(x, -105.0f), 89.0f);
-    const float rounds = 12582912.0f;  // 1.5 * 2^23
-    const float shifted = __fmaf_rn(x, __int_as_float(0x3fb8aa3b), rounds);
-    const float n = __fsub_rn(shifted, rounds);
+constexpr float EXP_ROUNDS = 12582912.0f;  // 1.5 * 2^23
+
+// e^x / 2^n for x in -105 to 89, where the last bits of `shifted`, less those of EXP_ROUNDS, are n.
+__device__ __forceinline__ float exp_fraction(float x, float& shifted) {
+    shifted = __fmaf_rn(x, __int_as_float(0x3fb8aa3b), EXP_ROUNDS);
+    const float n = __fsub_rn(shifted, EXP_ROUNDS);
     float r = __fmaf_rn(n, -__int_as_float(0x3f317200), x);
     r = __fmaf_rn(n, -__int_as_float(0x35bfbe8e), r);
     float q = __int_as_float(0x3ab5121a);
@@ -18,9 +18,15 @@ __device__ __forceinline__ float exp_exact(float x) {
     q = __fmaf_rn(q, r, __int_as_float(0x3d2aac79));
     q = __fmaf_rn(q, r, __int_as_float(0x3e2aaa49));
     q = __fmaf_rn(q, r, __int_as_float(0x3efffffe));
-    const float y = __fadd_rn(__fmaf_rn(q, __fmul_rn(r, r), r), 1.0f);
+    return __fadd_rn(__fmaf_rn(q, __fmul_rn(r, r), r), 1.0f);
+}
+
+// e^x; the largest number where it is above that.
+__device__ __forceinline__ float exp_exact(float x) {
+    float shifted;
+    const float y = exp_fraction(fminf(fmaxf(x, -105.0f), 89.0f), shifted);
     // 2^n may not be a number by itself; its halves are.
-    const int whole = __float_as_int(shifted) - __float_as_int(rounds);
+    const int whole = __float_as_int(shifted) - __float_as_int(EXP_ROUNDS);
     const int half = whole >> 1;
     return fminf(__fmul_rn(__fmul_rn(y, power_of_two(half)), power_of_two(whole - half)), FLOAT_MAX);
 }

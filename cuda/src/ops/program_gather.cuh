@@ -146,18 +146,8 @@ __device__ __forceinline__ void gather_sum(const Run& r, const Place& at, unsign
 constexpr float WEIGHT_REACH = 41.0f;
 
 __device__ __forceinline__ float weight_in_parts(float below) {
-    const float x = fmaxf(below, -WEIGHT_REACH);
-    const float rounds = 12582912.0f;  // 1.5 * 2^23
-    const float shifted = __fmaf_rn(x, __int_as_float(0x3fb8aa3b), rounds);
-    const float n = __fsub_rn(shifted, rounds);
-    float r = __fmaf_rn(n, -__int_as_float(0x3f317200), x);
-    r = __fmaf_rn(n, -__int_as_float(0x35bfbe8e), r);
-    float q = __int_as_float(0x3ab5121a);
-    q = __fmaf_rn(q, r, __int_as_float(0x3c091cf1));
-    q = __fmaf_rn(q, r, __int_as_float(0x3d2aac79));
-    q = __fmaf_rn(q, r, __int_as_float(0x3e2aaa49));
-    q = __fmaf_rn(q, r, __int_as_float(0x3efffffe));
-    const float y = __fadd_rn(__fmaf_rn(q, __fmul_rn(r, r), r), 1.0f);
+    float shifted;
+    const float y = exp_fraction(fmaxf(below, -WEIGHT_REACH), shifted);
     // 2^(n + 45), from the last bits of what was shifted.
     return __fmul_rn(y, __uint_as_float((__float_as_uint(shifted) << 23) + ((45u + 127u) << 23)));
 }

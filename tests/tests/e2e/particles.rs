@@ -1,7 +1,5 @@
 //! Populations of contexts, against a distribution that is known by arithmetic.
 
-use std::time::Duration;
-
 use trellis_client::StartOptions;
 use trellis_tests::{daemons, guests};
 
@@ -39,8 +37,6 @@ async fn particles_stand_for_the_posterior() {
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "takes minutes"]
 async fn particles_stand_for_the_posterior_to_two_hundredths() {
-    let began = std::time::Instant::now();
     let distance = total_variation(10_000).await;
     assert!(distance <= 0.02, "{distance}");
-    assert!(began.elapsed() < Duration::from_secs(3600));
 }
