@@ -1,5 +1,6 @@
 //! Models that ship inside the binary.
 
+use serde_json::Value;
 use trellis_engine::model::ModelSource;
 
 macro_rules! model {
@@ -35,9 +36,42 @@ pub(crate) fn tokenizer_json() -> &'static [u8] {
     include_bytes!("../models/tiny/tokenizer.json")
 }
 
+/// The same with words made up for a vocabulary of this size: a constraint then has bytes to look at for every token, as with
+/// a model's own tokenizer. No text is encoded as one of them.
+pub(crate) fn tokenizer_json_of(vocab_size: usize) -> Vec<u8> {
+    let mut json: Value = serde_json::from_slice(tokenizer_json()).expect("the bundled file is JSON");
+    let words = json["model"]["vocab"].as_object_mut().expect("it has a vocabulary");
+    let n_known = words.len();
+    for id in n_known..vocab_size {
+        // Every other one begins with a space, as the byte-level alphabet writes it.
+        let mut word = if id % 2 == 0 { "Ġ".to_owned() } else { String::new() };
+        let mut rest = id;
+        while rest > 0 {
+            word.push(char::from(b"etaoinshrdlucmfwypvbgkqjxz"[rest % 26]));
+            rest /= 26;
+        }
+        while words.contains_key(&word) {
+            word.push('q');
+        }
+        words.insert(word, id.into());
+    }
+    serde_json::to_vec(&json).expect("it was JSON")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn words_are_made_up_for_every_token_of_a_larger_vocabulary() {
+        use trellis_engine::model::{SpecialTokens, Tokenizer};
+        let [own, made] = [4096, 20_000]
+            .map(|n| Tokenizer::from_json("tokenizer.json", &tokenizer_json_of(n), n).expect("a tokenizer"));
+        let text = "The quick brown fox, twice.";
+        let encode = |tokenizer: &Tokenizer| tokenizer.encode(text, SpecialTokens::AsText).expect("text");
+        assert_eq!(encode(&own), encode(&made));
+        assert!((4096..20_000).all(|token| made.token_bytes(token).is_some_and(|bytes| !bytes.is_empty())));
+    }
 
     #[test]
     fn every_name_has_its_files() {

@@ -387,7 +387,8 @@ pub(crate) fn open_model(choice: &str, config: &Config) -> Result<Model, DaemonE
     if let Some(name) = choice.strip_prefix(SHAPE_PREFIX) {
         let shape = shape(name).ok_or_else(|| DaemonError::UnknownShape { name: name.to_owned() })?;
         let dtype = config.dtype.chosen().unwrap_or(SHAPE_DTYPE);
-        return Model::with_random_weights(name, shape, dtype, SHAPE_SEED, bundled::tokenizer_json())
+        let tokenizer = bundled::tokenizer_json_of(shape.vocab_size);
+        return Model::with_random_weights(name, shape, dtype, SHAPE_SEED, &tokenizer)
             .map_err(|source| DaemonError::Model { name: name.to_owned(), source: Box::new(source) });
     }
     let (name, source) = match bundled::source(choice) {

@@ -77,6 +77,8 @@ pub(crate) enum BenchError {
     #[error(transparent)]
     Engine(#[from] trellis_engine::EngineError),
     #[error(transparent)]
+    Constraint(#[from] trellis_engine::constraint::ConstraintError),
+    #[error(transparent)]
     Encode(#[from] EncodeError),
 }
 

@@ -19,11 +19,12 @@ macro_rules! builtin {
 }
 
 /// In the order in which they are listed.
-pub(super) const BUILTIN: [Builtin; 12] = builtin![
+pub(super) const BUILTIN: [Builtin; 13] = builtin![
     "prompts-beside-streams",
     "one-long",
     "stepping",
     "speculation",
+    "constrained",
     "runs-end",
     "clients-256",
     "penalties",

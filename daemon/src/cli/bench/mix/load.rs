@@ -45,6 +45,8 @@ pub(super) struct Streams {
     pub(super) runs: Runs,
     pub(super) ahead: Ahead,
     pub(super) sampler: Arc<Sampler>,
+    /// The JSON schema that they keep to.
+    pub(super) schema: Option<String>,
 }
 
 /// How long runs are.
@@ -207,7 +209,8 @@ impl Streams {
             }
         };
         let sampler = sampler(fields, load)?;
-        Ok(Self { user: user(fields)?, wrap_tokens, runs, ahead, sampler })
+        let schema = fields.text("schema")?.map(str::to_owned);
+        Ok(Self { user: user(fields)?, wrap_tokens, runs, ahead, sampler, schema })
     }
 }
 

@@ -8,9 +8,10 @@ use std::time::Instant;
 use tokio::sync::{mpsc, watch};
 use trellis_engine::account::Owner;
 use trellis_engine::batch::Token;
+use trellis_engine::constraint::{Begins, Constraint, ConstraintLimits, Grammar, Rule, Whitespace};
 use trellis_engine::sampling::Sampler;
 use trellis_engine::{
-    Ahead, Answer, Ask, Context, Guess, MaskSource, ModelHandle, Pull, RunKey, RunSettings,
+    Ahead, Answer, Ask, Context, Finish, Guess, MaskSource, ModelHandle, Pull, RunKey, RunSettings,
 };
 
 use super::load::{Runs, Speculation, Streams};
@@ -80,6 +81,13 @@ impl Member {
     /// Decodes without end, run after run.
     pub(super) async fn stream(mut self, load: Streams) -> Result<Infallible, BenchError> {
         let mut context = self.context().await?;
+        if let Some(schema) = &load.schema {
+            let grammar = Grammar::JsonSchema { schema: schema.clone(), whitespace: Whitespace::Compact };
+            let account = &self.owner.account;
+            let constraint =
+                Constraint::compile(&grammar, &self.model, ConstraintLimits::default(), account)?;
+            context.keep_to(Some(&Arc::new(Rule::new(Arc::new(constraint), Begins::FirstDraw))));
+        }
         let mut key = RunKey(0);
         loop {
             let n_left = self.room(&mut context).await?;
@@ -95,10 +103,17 @@ impl Member {
                 ahead: load.ahead,
                 masks: MaskSource::Sampler,
             };
-            while let Pull::Token(_) = context.pull(key, settings).await? {
-                self.seat.marks.token();
-            }
+            let finish = loop {
+                match context.pull(key, settings).await? {
+                    Pull::Token(_) => self.seat.marks.token(),
+                    Pull::Finished(finish) => break finish,
+                }
+            };
             key.0 += 1;
+            if finish == Finish::Complete {
+                context.truncate(self.n_prompt).await?;
+                self.seat.marks.pause();
+            }
         }
     }
 
