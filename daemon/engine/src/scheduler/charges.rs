@@ -4,7 +4,6 @@ use std::ops::Range;
 
 use super::fair::Class;
 use super::{ContextState, Plan, Scheduler};
-use crate::job::Work;
 
 impl Scheduler {
     /// Charges a row to its owner's virtual time: what it adds to the step, computing again aside.
@@ -18,7 +17,8 @@ impl Scheduler {
     ) {
         let work = context.work.as_ref().expect("a placed context has work");
         let (n_tokens, n_all) = (tokens.len(), context.n_tokens_expected());
-        let program_ns = self.program_ns(work, tokens.clone(), n_all);
+        let n_thousandths = work.programs_cost(tokens.clone(), n_all, self.limits.logits_tokens);
+        plan.work.n_program_thousandths += n_thousandths;
         let n_outputs_tokens = work.outputs_cost(tokens, n_all, self.limits.logits_tokens);
         let cost = if class == Class::Decode {
             plan.work.n_decode_rows += n_tokens;
@@ -29,12 +29,7 @@ impl Scheduler {
             plan.work.n_prompt_tokens += n_tokens + n_outputs_tokens;
             self.costs.tokens_ns(n_tokens - n_again + n_outputs_tokens)
         };
-        self.commons.queue.charge(&context.seat, cost + program_ns);
-    }
-
-    /// What the programs cost that draw at the end of these tokens.
-    pub(super) fn program_ns(&self, work: &Work, tokens: Range<usize>, n_all: usize) -> u64 {
-        let thousandths = work.programs_cost(tokens, n_all, self.limits.logits_tokens);
-        self.costs.tokens_ns(1000) * thousandths / 1_000_000
+        let of_programs = self.costs.thousandths_ns(n_thousandths);
+        self.commons.queue.charge(&context.seat, cost + of_programs);
     }
 }

@@ -31,6 +31,15 @@ pub(super) struct StepWork {
     pub(super) n_prompt_tokens: usize,
     /// What rows without tokens ask of the head, in tokens.
     pub(super) n_head_tokens: usize,
+    /// What programs read to draw, in thousandths of a token.
+    pub(super) n_program_thousandths: u64,
+}
+
+impl StepWork {
+    /// What it has besides decode rows and prompts, in tokens.
+    fn n_tokens_beside(&self) -> f64 {
+        self.n_head_tokens as f64 + self.n_program_thousandths as f64 / 1000.0
+    }
 }
 
 /// How long steps take.
@@ -73,8 +82,8 @@ impl Costs {
     /// Learns from a step that took so long.
     pub(super) fn learn(&mut self, work: StepWork, elapsed_ns: u64) {
         // Neither decoding nor prompts are to blame for it.
-        let of_heads = self.token_ns().unwrap_or(0.0) * work.n_head_tokens as f64;
-        let elapsed = (elapsed_ns as f64 - of_heads).max(0.0);
+        let beside_ns = self.token_ns().unwrap_or(0.0) * work.n_tokens_beside();
+        let elapsed = (elapsed_ns as f64 - beside_ns).max(0.0);
         if work.n_decode_rows > 0 {
             self.n_decode_rows = work.n_decode_rows;
         }
@@ -102,8 +111,8 @@ impl Costs {
             0 => 0.0,
             n_rows => self.decode.ns(n_rows)?,
         };
-        let n_tokens = work.n_prompt_tokens + work.n_head_tokens;
-        Some((decoding + self.token_ns().unwrap_or(0.0) * n_tokens as f64) as u64)
+        let n_tokens = work.n_prompt_tokens as f64 + work.n_tokens_beside();
+        Some((decoding + self.token_ns().unwrap_or(0.0) * n_tokens) as u64)
     }
 
     /// Whether a step without prompts is due, to see how long those take by now.
@@ -137,6 +146,11 @@ impl Costs {
     /// Tokens of prompts.
     pub(super) fn tokens_ns(&self, n_tokens: usize) -> u64 {
         (self.token_ns().unwrap_or(0.0) * n_tokens as f64) as u64 + n_tokens as u64
+    }
+
+    /// What programs read, in thousandths of a token.
+    pub(super) fn thousandths_ns(&self, n_thousandths: u64) -> u64 {
+        (self.token_ns().unwrap_or(0.0) * n_thousandths as f64 / 1000.0) as u64
     }
 
     /// So many pages found in the prefix cache.
@@ -220,6 +234,22 @@ mod tests {
         let all = sums[0] + sums[1];
         assert!((5_800_000..7_000_000).contains(&all), "{sums:?}");
         assert!((0.48..0.54).contains(&(sums[0] as f64 / all as f64)), "{sums:?}");
+    }
+
+    #[test]
+    fn rows_that_are_plain_do_not_pay_for_programs_beside_them() {
+        let mut costs = Costs::default();
+        let plain = StepWork { n_decode_rows: 32, ..StepWork::default() };
+        let with_prompt = StepWork { n_prompt_tokens: 100, ..plain };
+        // 10 µs for a token; programs that read as much as 200 of them.
+        let with_programs = StepWork { n_program_thousandths: 200_000, ..plain };
+        costs.learn(plain, 4_000_000);
+        (0..50).for_each(|_| costs.learn(with_prompt, 5_000_000));
+        assert_eq!(costs.step_ns(with_programs), Some(6_000_000));
+        (0..50).for_each(|_| costs.learn(with_programs, 6_000_000));
+        let row = costs.decode_row_ns(1);
+        assert!((124_000..=126_000).contains(&row), "{row}");
+        assert_eq!(costs.thousandths_ns(200_000), 2_000_000);
     }
 
     #[test]

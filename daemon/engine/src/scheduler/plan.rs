@@ -451,8 +451,10 @@ impl Scheduler {
         let n_outputs_tokens = work.outputs_cost(n_tokens - 1..n_tokens, n_tokens, self.limits.logits_tokens);
         let n_head_tokens = n_outputs_tokens.max(self.limits.logits_tokens as usize) + 1;
         plan.work.n_head_tokens += n_head_tokens;
-        let program_ns = self.program_ns(work, n_tokens - 1..n_tokens, n_tokens);
-        self.commons.queue.charge(&context.seat, self.costs.tokens_ns(n_head_tokens) + program_ns);
+        let n_thousandths = work.programs_cost(n_tokens - 1..n_tokens, n_tokens, self.limits.logits_tokens);
+        plan.work.n_program_thousandths += n_thousandths;
+        let cost = self.costs.tokens_ns(n_head_tokens) + self.costs.thousandths_ns(n_thousandths);
+        self.commons.queue.charge(&context.seat, cost);
         Placed::Row { n_tokens: 0 }
     }
 

@@ -1,8 +1,8 @@
 //! What a program costs, known before it runs.
 //!
 //! The unit is one reading of the row of logits. Each reduction reads the row once, and computes again what it needs entry by
-//! entry; a selection by another order than that of the row reads it twice, or four times where the order is not in nats
-//! and its spread is not known.
+//! entry; a selection reads it once and what is near its bound again, however much that is; by another order than that of
+//! the row it reads the row twice, or four times where the order is not in nats and its spread is not known.
 
 use trellis_programs::{Binary, Definition, Kind, Noise, Operation, Reduction, Unary, Value};
 
@@ -62,6 +62,7 @@ fn of_one(definition: &Definition, kinds: &[Kind], in_nats: &[bool], shape: RowS
                 4.0
             }
         }
+        Operation::Largest { .. } | Operation::Nucleus { .. } => 1.35,
         _ if is_reduction(operation) => 1.0,
         _ => 0.0,
     };
