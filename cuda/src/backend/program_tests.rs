@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use trellis_engine::batch::{Input, OutputKind, Row, Start, Token};
+use trellis_engine::batch::{Input, OutputKind, Row, Start, Token, Within};
 use trellis_engine::model::{Dtype, Model};
 use trellis_engine::sampling::program::{Definition, DrawState, Left, Program, PutOn, RowShape};
 use trellis_engine::sampling::{Bias, Sampler, TokenMask};
@@ -21,7 +21,7 @@ const N_PROMPT: usize = 15;
 /// Pages of a context.
 const N_PAGES: usize = 6;
 
-/// Each sampler of the library, with parameters, masks and biases that change with the row.
+/// Each sampler of the library, with parameters, masks and biases that change with the row; every third is kept to a mask.
 fn samplers(model: &Model) -> Vec<Sampler> {
     let shape = RowShape { vocab_size: model.config.vocab_size, n_positions: model.config.n_positions };
     let mut random = Random(4);
@@ -42,7 +42,9 @@ fn samplers(model: &Model) -> Vec<Sampler> {
         let mut mask = TokenMask::none(shape.vocab_size);
         (0..shape.vocab_size).for_each(|token| mask.set(token as Token, random.below(3) > 0));
         put_on.parameters = vec![0.25 * idx as f32];
-        put_on.masks = vec![Arc::new(mask)];
+        let mask = Arc::new(mask);
+        put_on.within = (idx % 3 == 0).then(|| mask.clone());
+        put_on.masks = vec![mask];
         let pairs = (0..9).map(|i| (i * 31 % shape.vocab_size as u32, i as f32 - 4.0)).collect();
         let sparse = Bias::sparse(pairs, shape.vocab_size).expect("it is in order");
         let dense = Bias::dense(random.normals(shape.vocab_size), shape.vocab_size).expect("it is in order");
@@ -51,6 +53,12 @@ fn samplers(model: &Model) -> Vec<Sampler> {
     };
     // As many as a captured step of this size takes: another number of rows would go through other products.
     definitions.into_iter().cycle().take(N_SAMPLERS).enumerate().map(sampler).collect()
+}
+
+/// A draw by a sampler's program.
+fn draw(sampler: &Sampler, start: Start) -> OutputKind<'_> {
+    let put_on = sampler.program.as_ref().expect("it draws by a program");
+    OutputKind::Program { sampler, start, within: put_on.within.as_ref().into() }
 }
 
 /// Tokens, log-probabilities and what is left, to the bit.
@@ -74,13 +82,13 @@ fn decoded(backend: &mut CudaBackend, samplers: &[Sampler], prompts: &[Vec<Token
         let first = contexts.iter().zip(samplers).zip(&lefts).enumerate();
         let first = first.map(|(idx, ((tokens, sampler), &left))| {
             let last = tokens.len() - 1;
-            let kind = OutputKind::Program { sampler, start: Start::At(left), within: None };
+            let kind = draw(sampler, Start::At(left));
             row(idx as u32, tokens, if round == 0 { 0 } else { last }, idx * N_PAGES, vec![(last, kind)])
         });
         backend.submit(&Batch { copies: &[], rows: first.collect() }).expect("it is submitted");
         for _ in 0..3 {
             let next = contexts.iter().zip(samplers).enumerate().map(|(idx, (tokens, sampler))| {
-                let kind = OutputKind::Program { sampler, start: Start::Drawn, within: None };
+                let kind = draw(sampler, Start::Drawn);
                 let n = tokens.len();
                 Row { input: Input::Drawn, ..row(idx as u32, tokens, n, idx * N_PAGES, vec![(n, kind)]) }
             });
@@ -160,7 +168,7 @@ fn guesses_are_drawn_as_one_after_the_other() {
         let rows = contexts.iter().zip(&samplers).enumerate().map(|(idx, (tokens, sampler))| {
             let asked = (N_PROMPT - 1..N_PROMPT + 4).map(|position| {
                 let start = if position == N_PROMPT - 1 { Start::At(sampler.start()) } else { Start::Before };
-                (position, OutputKind::Program { sampler, start, within: None })
+                (position, draw(sampler, start))
             });
             row(idx as u32, tokens, N_PROMPT - 1, idx * N_PAGES, asked.collect())
         });
@@ -189,14 +197,14 @@ fn programs_share_steps_with_all_else() {
     let prompt = tokens(&mut random, 40, vocab_size);
     let mut alone = Vec::new();
     for sampler in &samplers {
-        let kind = OutputKind::Program { sampler, start: Start::At(sampler.start()), within: None };
+        let kind = draw(sampler, Start::At(sampler.start()));
         let rows = vec![row(0, &prompt, 0, 0, vec![(39, kind)])];
         alone.push(backend.forward(&Batch { copies: &[], rows }).expect("it runs").remove(0));
     }
     let chain = Arc::new(Sampler { temperature: 1.0, ..Sampler::greedy() });
     let mask = Arc::new(TokenMask::all(vocab_size));
     for (sampler, alone) in samplers.iter().zip(&alone) {
-        let kind = OutputKind::Program { sampler, start: Start::At(sampler.start()), within: None };
+        let kind = draw(sampler, Start::At(sampler.start()));
         let rows = vec![
             row(1, &prompt, 0, 10, vec![(39, OutputKind::Sample(&chain)), (38, OutputKind::Top { n: 3 })]),
             row(0, &prompt, 0, 0, vec![(39, kind)]),
@@ -213,4 +221,44 @@ fn programs_share_steps_with_all_else() {
         assert_eq!(bits(&outputs[2..3])[0].0, bits(std::slice::from_ref(alone))[0].0);
     }
     assert_eq!(backend.steps.n_by_host(), 0);
+}
+
+/// Each program under a mask of the draw's own: in time, late, and late without coming.
+#[test]
+fn programs_keep_to_masks_that_are_late() {
+    let Some(card) = card() else { return };
+    for model in random_models() {
+        let samplers = samplers(&model);
+        let vocab_size = model.config.vocab_size;
+        let mut random = Random(6);
+        let mut backend = load_on(&card, &model, Dtype::F32);
+        card.wait_for_programs();
+        let prompt = tokens(&mut random, 40, vocab_size);
+        let mut mask = TokenMask::none(vocab_size);
+        (0..vocab_size).for_each(|token| mask.set(token as Token, random.below(2) == 0));
+        let mask = Arc::new(mask);
+        for (idx, sampler) in samplers.iter().enumerate() {
+            let start = Start::At(sampler.start());
+            let kind = |within| OutputKind::Program { sampler, start, within };
+            let asked = |within| vec![row(0, &prompt, 0, 0, vec![(39, kind(within))])];
+            let in_time = Batch { copies: &[], rows: asked(Within::Mask(&mask)) };
+            let in_time = backend.forward(&in_time).expect("it runs");
+            // Launched, captured, run as captured; with its mask, and without.
+            for round in 0..4 {
+                let mut rows = asked(Within::Late);
+                let next = [(39, kind(Within::Late))];
+                rows.extend(next.map(|next| row(1, &prompt, 0, 10, vec![next])));
+                backend.submit(&Batch { copies: &[], rows }).expect("it is submitted");
+                let late = [LateMask { row_idx: round % 2, mask: &mask }];
+                assert!(backend.supply(&late).expect("it draws").is_empty());
+                let outputs = backend.collect().expect("it ran").outputs;
+                assert_eq!(outputs[1 - round % 2], Output::SatOut);
+                let drawn = &outputs[round % 2..][..1];
+                assert_eq!(bits(drawn)[0].0, bits(&in_time)[0].0, "{idx} of {}", model.name);
+                let Output::Programmed(candidate, _) = &drawn[0] else { unreachable!("its bits are there") };
+                assert!(mask.allows(candidate.token));
+            }
+        }
+        assert_eq!(backend.steps.n_by_host(), 0);
+    }
 }

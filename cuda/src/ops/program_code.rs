@@ -1,7 +1,7 @@
 //! What the kernel of logit programs interprets: instructions, and how values get registers.
 
 use trellis_engine::sampling::program::Operation;
-use trellis_programs::{Binary, Comparison, Kind, Noise, Source, Unary, Value};
+use trellis_programs::{Binary, Comparison, Kind, Noise, Source, Unary};
 
 use crate::Plain;
 
@@ -422,32 +422,6 @@ fn rows<'a>(operands: Option<&'a [Taken; 3]>, needs: &'a [usize]) -> impl Iterat
         Taken::Row(row) => Some(needs[usize::from(*row)]),
         _ => None,
     })
-}
-
-/// The operation with other values.
-pub(super) fn renamed(operation: &Operation, to: impl Fn(Value) -> Value) -> Operation {
-    match *operation {
-        Operation::LogSoftmax(x) => Operation::LogSoftmax(to(x)),
-        Operation::CountSince(x) => Operation::CountSince(to(x)),
-        Operation::Unary(how, x) => Operation::Unary(how, to(x)),
-        Operation::Binary(how, x, y) => Operation::Binary(how, to(x), to(y)),
-        Operation::Compare(how, x, y) => Operation::Compare(how, to(x), to(y)),
-        Operation::And(x, y) => Operation::And(to(x), to(y)),
-        Operation::Or(x, y) => Operation::Or(to(x), to(y)),
-        Operation::Not(x) => Operation::Not(to(x)),
-        Operation::Largest { row, k } => Operation::Largest { row: to(row), k: to(k) },
-        Operation::Nucleus { order, row, p } => {
-            Operation::Nucleus { order: to(order), row: to(row), p: to(p) }
-        }
-        Operation::Only(x) => Operation::Only(to(x)),
-        Operation::Reduce(how, row, set) => Operation::Reduce(how, to(row), to(set)),
-        Operation::Count(x) => Operation::Count(to(x)),
-        Operation::At(x, y) => Operation::At(to(x), to(y)),
-        Operation::Argmax(x) => Operation::Argmax(to(x)),
-        Operation::Draw(x, source) => Operation::Draw(to(x), source),
-        Operation::Select(x, y, z) => Operation::Select(to(x), to(y), to(z)),
-        other => other,
-    }
 }
 
 /// Whether two operations over the same values make the same bits.

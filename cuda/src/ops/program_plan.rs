@@ -13,7 +13,7 @@ use trellis_programs::{Kind, Reduction, Source, Unary, Value};
 pub use super::program_code::Entry;
 use super::program_code::{
     Code, Element, NOTHING, Operand, Root, Taken, binary, comparison, instruction, is_number, is_same, noise,
-    renamed, unary,
+    unary,
 };
 use super::program_encode::{Ends, Gather, Parts, Scalar, Selection};
 
@@ -156,7 +156,7 @@ impl Planner {
         let mut operations: Vec<Operation> = Vec::with_capacity(n);
         let mut same: Vec<u8> = Vec::with_capacity(n);
         for (idx, operation) in definition.operations.iter().enumerate() {
-            let operation = renamed(operation, |value| Value(same[usize::from(value.0)]));
+            let operation = operation.renamed(|value| Value(same[usize::from(value.0)]));
             let known = operations.iter().position(|known| is_same(known, &operation));
             same.push(known.unwrap_or(idx) as u8);
             operations.push(operation);

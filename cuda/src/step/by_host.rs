@@ -25,7 +25,7 @@ pub(super) fn output_of(
                 n_tokens,
                 sampler,
                 start,
-                within.map(|mask| &**mask),
+                within.mask().map(|mask| &**mask),
                 scratch,
             )
             .map(|(candidate, left)| Output::Programmed(candidate, Box::new(left)))

@@ -12,6 +12,7 @@ use std::ops::Range;
 use std::sync::{Arc, Weak};
 
 use smallvec::SmallVec;
+use trellis_engine::batch::Within;
 use trellis_engine::sampling::program::{ProgramId, PutOn};
 use trellis_engine::sampling::{Bias, TokenMask};
 
@@ -57,17 +58,34 @@ pub(crate) struct Given {
     /// By where they begin.
     kept: BTreeMap<usize, Kept>,
     places: HashMap<Thing, usize>,
-    refused: HashSet<ProgramId>,
+    refused: HashSet<(ProgramId, Keeps)>,
     /// The number of the step that is being put together.
     step: u64,
     brought: Brought,
     n_brought_max: usize,
 }
 
+/// What a plan keeps to by itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Keeps {
+    ToNothing,
+    /// The mask of its output row.
+    ToMask,
+}
+
+impl Keeps {
+    pub(super) fn to(within: Within<'_>) -> Self {
+        match within {
+            Within::All => Self::ToNothing,
+            Within::Mask(_) | Within::Late => Self::ToMask,
+        }
+    }
+}
+
 /// What tells things apart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Thing {
-    Plan(ProgramId),
+    Plan(ProgramId, Keeps),
     /// Its address: see [`Kept::_owner`].
     Mask(usize),
     Bias(usize),
@@ -152,17 +170,22 @@ impl Given {
 
     /// Finds what a draw needs, or gives it a place and has it brought; `None` where the device cannot run the program or
     /// this step has no room for it.
-    pub(super) fn place(&mut self, put_on: &PutOn) -> Option<Places> {
+    pub(super) fn place(&mut self, put_on: &PutOn, keeps: Keeps) -> Option<Places> {
         let program = &put_on.program;
-        let (plan, n_planes) = self.put(Thing::Plan(program.id()), |this| {
-            if this.refused.contains(&program.id()) {
+        let which = (program.id(), keeps);
+        let (plan, n_planes) = self.put(Thing::Plan(program.id(), keeps), |this| {
+            if this.refused.contains(&which) {
                 return None;
             }
-            let Ok(plan) = Plan::new(program) else {
+            let planned = match keeps {
+                Keeps::ToNothing => Plan::new(program),
+                Keeps::ToMask => Plan::new(&program.constrained()),
+            };
+            let Ok(plan) = planned else {
                 if this.refused.len() == N_REFUSED_MAX {
                     this.refused.clear();
                 }
-                this.refused.insert(program.id());
+                this.refused.insert(which);
                 return None;
             };
             this.brought.words.extend_from_slice(to_words(plan.entries()));
@@ -312,7 +335,7 @@ mod tests {
         let first =
             PutOn { masks: vec![mask.clone(), mask], biases: vec![dense(1.0), sparse], ..put_on(0.5) };
         given.begin_step();
-        let places = given.place(&first).expect("there is room");
+        let places = given.place(&first, Keeps::ToNothing).expect("there is room");
         assert_eq!(places.masks[0], places.masks[1]);
         assert_eq!((places.biases[0].n_pairs, places.biases[1].n_pairs), (NOWHERE, 2));
         assert_eq!(given.brought().parts().count(), 4);
@@ -320,15 +343,15 @@ mod tests {
         assert_eq!(to, 2 * places.biases[1].start as usize);
         assert_eq!(words, [3, 1f32.to_bits(), 8, (-1f32).to_bits()]);
         given.begin_step();
-        assert_eq!(given.place(&first), Some(places));
+        assert_eq!(given.place(&first, Keeps::ToNothing), Some(places));
         assert_eq!(given.brought().parts().count(), 0);
         // Another program, and what it shares with the first.
         let second = PutOn { biases: first.biases.clone(), ..put_on(0.6) };
-        given.place(&second).expect("there is room");
+        given.place(&second, Keeps::ToNothing).expect("there is room");
         assert_eq!(given.brought().parts().count(), 1);
         given.forget();
         given.begin_step();
-        given.place(&second).expect("there is room");
+        given.place(&second, Keeps::ToNothing).expect("there is room");
         assert_eq!(given.brought().parts().count(), 3);
     }
 
@@ -350,7 +373,7 @@ mod tests {
                 if random >> 13 & 15 == 0 {
                     *bias = dense(step as f32);
                 }
-                match given.place(&PutOn { biases: vec![bias.clone()], ..base.clone() }) {
+                match given.place(&PutOn { biases: vec![bias.clone()], ..base.clone() }, Keeps::ToNothing) {
                     Some(places) => read.push((bias.clone(), places)),
                     None => n_full += 1,
                 }
@@ -376,11 +399,11 @@ mod tests {
         let base = put_on(1.0);
         let many: Vec<PutOn> =
             (0..300).map(|i| PutOn { biases: vec![dense(i as f32)], ..base.clone() }).collect();
-        let n_placed = many.iter().filter(|put_on| given.place(put_on).is_some()).count();
+        let n_placed = many.iter().filter(|put_on| given.place(put_on, Keeps::ToNothing).is_some()).count();
         assert!((N_ROWS_BROUGHT..300).contains(&n_placed), "{n_placed}");
         let n_words: usize = given.brought().parts().map(|(_, words)| words.len()).sum();
         assert!(n_words <= n_brought_words(VOCAB_SIZE));
         given.begin_step();
-        assert!(given.place(&many[n_placed]).is_some(), "the next step has room");
+        assert!(given.place(&many[n_placed], Keeps::ToNothing).is_some(), "the next step has room");
     }
 }

@@ -4,11 +4,11 @@
 //! gets an output row. A list that no kernel makes, or that is too long, the host reads out of a row that comes back whole.
 //! What there is no room for is worked out on the host from the logits, and the step waits for the device.
 
-use trellis_engine::batch::{OutputKind, OutputRequest, Start};
+use trellis_engine::batch::{OutputKind, OutputRequest, Start, Within};
 use trellis_engine::sampling::program::DrawState;
 use trellis_engine::sampling::{Sampler, TokenMask};
 
-use super::given::Given;
+use super::given::{Given, Keeps};
 use super::layout::N_SLOTS;
 use super::programs::{DrawPlace, N_DRAW_WORDS_MAX, Programs};
 use super::returned::Place;
@@ -65,6 +65,16 @@ pub(super) struct Late {
     pub(super) row_idx: usize,
     pub(super) request_idx: usize,
     pub(super) output_idx: usize,
+    /// Where its output lies once it has drawn.
+    pub(super) drawn: Place,
+}
+
+/// How a program draws.
+#[derive(Clone, Copy, Debug)]
+struct ByProgram<'a> {
+    sampler: &'a Sampler,
+    start: Start,
+    within: Within<'a>,
 }
 
 /// All requests of a step.
@@ -186,14 +196,11 @@ impl Outputs {
             for &request_idx in requests {
                 let request = &row.requests[request_idx];
                 let output = match &request.kind {
-                    OutputKind::Program { sampler, start, within } => {
-                        // No kernel keeps a program to a mask.
-                        let output = match within {
-                            Some(_) => None,
-                            None => self.programmed(row, request.position, sampler, *start, room, &mut place),
-                        };
-                        if output.is_none() {
-                            let start = self.programs.leave_to_host(row.slot, *start);
+                    &OutputKind::Program { sampler, start, within } => {
+                        let by = ByProgram { sampler, start, within };
+                        let output = self.programmed(row, request.position, by, room, &mut place);
+                        if output.is_none() && !request.kind.is_late() {
+                            let start = self.programs.leave_to_host(row.slot, start);
                             self.host_starts.extend(start.map(|start| (first_place + request_idx, start)));
                         }
                         output
@@ -207,10 +214,10 @@ impl Outputs {
                         logits_row,
                         start: self.bring(group_idx, RowOf::Hidden, room),
                     },
-                    (OutputKind::Masked { mask: None, .. }, Some(output)) => {
+                    (kind, Some(output)) if kind.is_late() => {
                         self.place_late(group_idx, output, first_place + request_idx)
                     }
-                    (OutputKind::Masked { mask: None, .. }, None) => Place::SatOut,
+                    (kind, None) if kind.is_late() => Place::SatOut,
                     (_, Some(output)) if output.wants == Wants::FULL => {
                         self.readings
                             .extend(Reading::of(&request.kind).map(|it| (first_place + request_idx, it)));
@@ -312,8 +319,8 @@ impl Outputs {
     /// Gives a place to a draw of the row being taken in that waits for its mask.
     fn place_late(&mut self, group_idx: usize, output: OutputRow, request_idx: usize) -> Place {
         let output_idx = self.rows.len();
-        self.place(group_idx, output);
-        self.late.push(Late { row_idx: self.n_rows, request_idx, output_idx });
+        let drawn = self.place(group_idx, output);
+        self.late.push(Late { row_idx: self.n_rows, request_idx, output_idx, drawn });
         Place::Late { output_idx }
     }
 
@@ -372,18 +379,20 @@ impl Outputs {
         &mut self,
         row: &StepRow<'_>,
         position: usize,
-        sampler: &Sampler,
-        start: Start,
+        by: ByProgram<'_>,
         room: Room,
         place: &mut TablePlace<'_>,
     ) -> Option<OutputRow> {
+        let ByProgram { sampler, start, within } = by;
         let is_possible = self.has_room(room)
             && room.n_plane_sets > 0
             && (row.slot.0 as usize) < N_SLOTS
             && self.programs.can_start(row.slot, start);
-        let given = place.given.place(sampler.program.as_ref()?).filter(|_| is_possible)?;
+        let put_on = sampler.program.as_ref()?;
+        let given = place.given.place(put_on, Keeps::to(within)).filter(|_| is_possible)?;
         let end = position + 1;
-        let table_start = self.bring_history(row, sampler, end, N_DRAW_WORDS_MAX, place)?;
+        let n_words = N_DRAW_WORDS_MAX + n_mask_words(within.mask().map(|mask| &**mask));
+        let table_start = self.bring_history(row, sampler, end, n_words, place)?;
         let group = self.groups.last().expect("the row has a group");
         let at = DrawPlace {
             slot: row.slot,
@@ -400,6 +409,7 @@ impl Outputs {
             wants: Wants::PROGRAM,
             drawn_slot: if end == row.end() { row.slot.0 } else { NOWHERE },
             program_row,
+            mask_start: within.mask().map_or(NOWHERE, |mask| self.push_mask(mask)),
             ..OutputRow::default()
         })
     }
@@ -436,7 +446,9 @@ impl Outputs {
                 OutputKind::Masked { sampler, mask } => {
                     (&***sampler, n_draw_words(sampler, mask.map(|mask| &**mask)))
                 }
-                OutputKind::Program { sampler, .. } => (*sampler, N_DRAW_WORDS_MAX),
+                OutputKind::Program { sampler, within, .. } => {
+                    (*sampler, N_DRAW_WORDS_MAX + n_mask_words(within.mask().map(|mask| &**mask)))
+                }
                 _ => return 0,
             };
             let end = request.position + 1;
@@ -473,10 +485,16 @@ impl Outputs {
             self.tail.extend_from_slice(to_words(&ordered_biases(&sampler.bias)));
         }
         if let Some(mask) = mask {
-            output.mask_start = self.tail.len() as u32;
-            self.tail.extend(mask.words().iter().flat_map(|&word| [word as u32, (word >> 32) as u32]));
+            output.mask_start = self.push_mask(mask);
         }
         Some(output)
+    }
+
+    /// Where a mask begins in the tail, behind whatever is there, which is a whole number of pairs of words.
+    fn push_mask(&mut self, mask: &TokenMask) -> u32 {
+        let start = self.tail.len() as u32;
+        self.tail.extend(mask.words().iter().flat_map(|&word| [word as u32, (word >> 32) as u32]));
+        start
     }
 
     /// The tail, after the places in it and in what comes back are told to the rows: the tail begins at word
@@ -511,5 +529,9 @@ impl Outputs {
 
 /// Words of biases and mask that a draw needs.
 fn n_draw_words(sampler: &Sampler, mask: Option<&TokenMask>) -> usize {
-    2 * sampler.bias.len() + 2 * mask.map_or(0, |mask| mask.words().len())
+    2 * sampler.bias.len() + n_mask_words(mask)
+}
+
+fn n_mask_words(mask: Option<&TokenMask>) -> usize {
+    2 * mask.map_or(0, |mask| mask.words().len())
 }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use trellis_engine::batch::{Input, OutputKind, SlotId, Start, Token};
+use trellis_engine::batch::{Input, OutputKind, SlotId, Start, Token, Within};
 use trellis_engine::sampling::program::{Definition, DrawState, Program, PutOn, RowShape};
 use trellis_engine::sampling::{Bias, Sampler, TokenMask};
 use trellis_programs::{Source, library};
@@ -39,8 +39,9 @@ fn at(numbers: [f32; 8], n_drawn: u32) -> Start {
 }
 
 fn asks<'a>(sampler: &'a Sampler, from: usize, starts: &[Start]) -> Vec<(usize, OutputKind<'a>)> {
-    let kind =
-        |(idx, &start): (usize, &Start)| (from + idx, OutputKind::Program { sampler, start, within: None });
+    let kind = |(idx, &start): (usize, &Start)| {
+        (from + idx, OutputKind::Program { sampler, start, within: Within::All })
+    };
     starts.iter().enumerate().map(kind).collect()
 }
 

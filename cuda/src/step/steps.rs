@@ -26,7 +26,7 @@ use self::sizes::{
     token_bucket,
 };
 use super::captured::{Captured, CapturedLimits};
-use super::given::Given;
+use super::given::{Given, Keeps};
 use super::outputs::{N_TAIL_WORDS_MAX, Outputs};
 use super::whole::{Reading, RowWords, hidden_state};
 use super::words::from_words;
@@ -322,8 +322,10 @@ impl Steps {
                 {
                     self.has_program_kernel &= !self.leaves_programs;
                 }
-                self.all_given &=
-                    within.is_none() && self.has_program_kernel && self.given.place(put_on).is_some();
+                let is_given =
+                    self.has_program_kernel && self.given.place(put_on, Keeps::to(*within)).is_some();
+                // The host makes no late draw: one that the device cannot make sits out.
+                self.all_given &= is_given || request.kind.is_late();
             }
         }
     }

@@ -135,8 +135,8 @@ pub enum OutputKind<'a> {
         sampler: &'a Sampler,
         /// Where the program starts.
         start: Start,
-        /// What may be drawn, whatever the program says; all tokens when `None`.
-        within: Option<&'a Arc<TokenMask>>,
+        /// What may be drawn, whatever the program says.
+        within: Within<'a>,
     },
     /// The `n` most probable tokens and the entropy.
     Top {
@@ -151,7 +151,41 @@ pub enum OutputKind<'a> {
     Embedding,
 }
 
+/// What a program may draw, whatever it says.
+#[derive(Clone, Copy, Debug)]
+pub enum Within<'a> {
+    /// Every token.
+    All,
+    /// What the mask allows.
+    Mask(&'a Arc<TokenMask>),
+    /// What the mask allows that comes with [`Backend::supply`](crate::backend::Backend::supply), or not at all.
+    Late,
+}
+
+impl<'a> Within<'a> {
+    /// The mask, if there is one.
+    #[must_use]
+    pub fn mask(self) -> Option<&'a Arc<TokenMask>> {
+        match self {
+            Self::Mask(mask) => Some(mask),
+            Self::All | Self::Late => None,
+        }
+    }
+}
+
+impl<'a> From<Option<&'a Arc<TokenMask>>> for Within<'a> {
+    fn from(mask: Option<&'a Arc<TokenMask>>) -> Self {
+        mask.map_or(Self::All, Self::Mask)
+    }
+}
+
 impl OutputKind<'_> {
+    /// Whether it waits for its mask.
+    #[must_use]
+    pub fn is_late(&self) -> bool {
+        matches!(self, Self::Masked { mask: None, .. } | Self::Program { within: Within::Late, .. })
+    }
+
     /// The token before it is one that the step before draws.
     pub(crate) fn starts_after_a_draw(&mut self) {
         if let Self::Program { start, .. } = self {

@@ -355,4 +355,29 @@ impl Operation {
         };
         operands.into_iter().flatten()
     }
+
+    /// The operation with other values.
+    #[must_use]
+    pub fn renamed(&self, to: impl Fn(Value) -> Value) -> Self {
+        match *self {
+            Self::LogSoftmax(x) => Self::LogSoftmax(to(x)),
+            Self::CountSince(x) => Self::CountSince(to(x)),
+            Self::Unary(how, x) => Self::Unary(how, to(x)),
+            Self::Binary(how, x, y) => Self::Binary(how, to(x), to(y)),
+            Self::Compare(how, x, y) => Self::Compare(how, to(x), to(y)),
+            Self::And(x, y) => Self::And(to(x), to(y)),
+            Self::Or(x, y) => Self::Or(to(x), to(y)),
+            Self::Not(x) => Self::Not(to(x)),
+            Self::Largest { row, k } => Self::Largest { row: to(row), k: to(k) },
+            Self::Nucleus { order, row, p } => Self::Nucleus { order: to(order), row: to(row), p: to(p) },
+            Self::Only(x) => Self::Only(to(x)),
+            Self::Reduce(how, row, set) => Self::Reduce(how, to(row), to(set)),
+            Self::Count(x) => Self::Count(to(x)),
+            Self::At(x, y) => Self::At(to(x), to(y)),
+            Self::Argmax(x) => Self::Argmax(to(x)),
+            Self::Draw(x, source) => Self::Draw(to(x), source),
+            Self::Select(x, y, z) => Self::Select(to(x), to(y), to(z)),
+            other => other,
+        }
+    }
 }

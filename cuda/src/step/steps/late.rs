@@ -85,7 +85,7 @@ impl Steps {
         let (late_start, buffers_idx) = (self.regions.late - N_SLOTS, step.buffers_idx);
         let words = &mut self.ring[buffers_idx].late;
         let mut end = (step.rows.len() * OUTPUT_ROW_WORDS).next_multiple_of(2);
-        for Late { row_idx, request_idx, output_idx } in late {
+        for Late { row_idx, request_idx, output_idx, drawn } in late {
             let row = &mut step.rows[output_idx];
             let mask = masks.iter().find(|mask| mask.row_idx == row_idx).map(|late| late.mask.words());
             match mask.filter(|mask| end + 2 * mask.len() <= words.len()) {
@@ -95,7 +95,7 @@ impl Steps {
                         pair.copy_from_slice(&[word as u32, (word >> 32) as u32]);
                     }
                     end += 2 * mask.len();
-                    step.places[request_idx] = Place::Drawn { output_idx };
+                    step.places[request_idx] = drawn;
                 }
                 None => {
                     sat_out.extend(mask.map(|_| row_idx));

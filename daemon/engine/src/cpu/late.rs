@@ -4,8 +4,9 @@ use std::sync::Arc;
 
 use rayon::prelude::*;
 
-use crate::batch::{LateMask, Output, Token};
-use crate::sampling::{Sampler, Scratch, TokenMask, sample_under};
+use crate::batch::{LateMask, Output, OutputFault, Token};
+use crate::sampling::program::DrawState;
+use crate::sampling::{Sampler, Scratch, TokenMask, sample_by_program, sample_under};
 
 /// A draw of the step under way, with all that it needs but the mask.
 pub(super) struct LateDraw {
@@ -13,11 +14,34 @@ pub(super) struct LateDraw {
     /// Its place among the outputs of the step.
     pub(super) output_idx: usize,
     pub(super) logits: Vec<f32>, // [vocab_size]
-    /// As far as the penalties look at it.
+    /// As far as the sampler looks at it.
     pub(super) history: Vec<Token>,
-    pub(super) position: u64,
-    pub(super) sampler: Arc<Sampler>,
+    pub(super) n_tokens: usize,
+    pub(super) by: By,
     pub(super) mask: Option<TokenMask>,
+}
+
+/// What it draws by.
+pub(super) enum By {
+    Chain(Arc<Sampler>),
+    /// From here on.
+    Program(Box<Sampler>, DrawState),
+}
+
+impl LateDraw {
+    fn draw(&self, mask: &TokenMask, scratch: &mut Scratch) -> Result<Output, OutputFault> {
+        let Self { logits, history, n_tokens, .. } = self;
+        match &self.by {
+            By::Chain(sampler) => {
+                let position = *n_tokens as u64;
+                sample_under(Some(mask), logits, history, position, sampler, scratch).map(Output::Sampled)
+            }
+            By::Program(sampler, start) => {
+                sample_by_program(logits, history, *n_tokens, sampler, *start, Some(mask), scratch)
+                    .map(|(candidate, left)| Output::Programmed(candidate, Box::new(left)))
+            }
+        }
+    }
 }
 
 /// Takes in the masks that have come.
@@ -33,10 +57,8 @@ pub(super) fn draw(draws: Vec<LateDraw>, outputs: &mut [Output]) {
     let drawn: Vec<(usize, Output)> = draws
         .par_iter()
         .map_init(Scratch::default, |scratch, draw| {
-            let LateDraw { output_idx, logits, history, position, sampler, mask, .. } = draw;
-            let mask = mask.as_ref()?;
-            let drawn = sample_under(Some(mask), logits, history, *position, sampler, scratch);
-            Some((*output_idx, drawn.map_or_else(Output::Failed, Output::Sampled)))
+            let drawn = draw.draw(draw.mask.as_ref()?, scratch);
+            Some((draw.output_idx, drawn.unwrap_or_else(Output::Failed)))
         })
         .flatten_iter()
         .collect();

@@ -1,15 +1,13 @@
 //! From hidden states to what was asked for.
 
-use std::sync::Arc;
-
 use rayon::prelude::*;
 
-use super::late::LateDraw;
+use super::late::{By, LateDraw};
 use super::linear::{Gemm, Linear};
 use super::plan::{Plan, Question};
-use crate::batch::{Output, OutputFault, OutputKind, Start, Token};
+use crate::batch::{Output, OutputFault, OutputKind, Start, Token, Within};
 use crate::sampling::program::DrawState;
-use crate::sampling::{Distribution, Sampler, Scratch, TokenMask, sample, sample_by_program, sample_under};
+use crate::sampling::{Distribution, Sampler, Scratch, sample, sample_by_program, sample_under};
 
 /// Rows of logits in memory at once; enough to use every weight that is read many times.
 const N_LOGIT_ROWS_MAX: usize = 64;
@@ -95,11 +93,15 @@ fn program_draw(
     question: &Question<'_>,
     sampler: &Sampler,
     start: DrawState,
-    within: Option<&Arc<TokenMask>>,
+    within: Within<'_>,
     logits: &[f32], // [vocab_size]
     scratch: &mut Scratch,
 ) -> Result<Output, OutputFault> {
-    let within = within.map(|mask| &**mask);
+    let within = match within {
+        Within::All => None,
+        Within::Mask(mask) => Some(&**mask),
+        Within::Late => return Ok(Output::SatOut),
+    };
     let (history, n_tokens) = (looked_at(question, sampler), question.history.len());
     let (candidate, left) = sample_by_program(logits, &history, n_tokens, sampler, start, within, scratch)?;
     Ok(Output::Programmed(candidate, Box::new(left)))
@@ -107,17 +109,18 @@ fn program_draw(
 
 /// The draws at a place that wait for their masks.
 fn late_draws(question: &Question<'_>, logits: &[f32]) -> impl Iterator<Item = LateDraw> {
-    question.requests.iter().filter_map(|&(output_idx, kind)| match *kind {
-        OutputKind::Masked { sampler, mask: None } => Some(LateDraw {
-            row_idx: question.row_idx,
-            output_idx,
-            logits: logits.to_vec(),
-            history: looked_at(question, sampler),
-            position: question.history.len() as u64,
-            sampler: sampler.clone(),
-            mask: None,
-        }),
-        _ => None,
+    question.requests.iter().filter_map(|&(output_idx, kind)| {
+        let (history, by) = match *kind {
+            OutputKind::Masked { sampler, mask: None } => {
+                (looked_at(question, sampler), By::Chain(sampler.clone()))
+            }
+            OutputKind::Program { sampler, start: Start::At(start), within: Within::Late } => {
+                (looked_at(question, sampler), By::Program(Box::new(sampler.clone()), start))
+            }
+            _ => return None,
+        };
+        let (row_idx, n_tokens) = (question.row_idx, question.history.len());
+        Some(LateDraw { row_idx, output_idx, logits: logits.to_vec(), history, n_tokens, by, mask: None })
     })
 }
 

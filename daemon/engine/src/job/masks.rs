@@ -24,21 +24,9 @@ pub(crate) struct LateMasks {
     n_sat_out: usize,
     /// Draws since then whose masks were waited for.
     n_waited: usize,
-    /// Whether nothing is drawn in a step that begins before its mask is there.
-    are_in_time: bool,
 }
 
 impl LateMasks {
-    /// Masks each of which is waited for.
-    pub(crate) fn in_time() -> Self {
-        Self { are_in_time: true, ..Self::default() }
-    }
-
-    /// Whether each of them is waited for.
-    pub(crate) fn are_in_time(&self) -> bool {
-        self.are_in_time
-    }
-
     /// The mask of the token at a place has come. The first one for it holds.
     pub(crate) fn put(&mut self, position: usize, mask: Arc<TokenMask>) {
         if self.get(position).is_none() {
@@ -53,7 +41,7 @@ impl LateMasks {
 
     /// Whether a row may be planned whose mask has not come.
     pub(crate) fn may_be_late(&self) -> bool {
-        !self.are_in_time && self.n_sat_out < N_SAT_OUT_MAX
+        self.n_sat_out < N_SAT_OUT_MAX
     }
 
     /// The next draw sits out, and will be made later.

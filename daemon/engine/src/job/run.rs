@@ -22,17 +22,10 @@ impl RunWork {
     pub(crate) fn new(settings: RunSettings, queue: RunReply) -> Self {
         let masks = match settings.masks {
             MaskSource::Sampler => None,
-            // No device draws by a program once its layers are done.
-            MaskSource::Caller if settings.sampler.program.is_some() => Some(LateMasks::in_time()),
             MaskSource::Caller => Some(LateMasks::default()),
         };
         let next = settings.sampler.start();
         Self { settings, queue, n_given: 0, next, masks }
-    }
-
-    /// Whether what leads up to the draw after a context's last token, of `n_tokens`, is all that can be computed now.
-    pub(crate) fn waits_for_mask(&self, n_tokens: usize) -> bool {
-        self.masks.as_ref().is_some_and(|masks| masks.are_in_time() && masks.get(n_tokens).is_none())
     }
 
     /// The draw after a context's last token, of `n_tokens`.

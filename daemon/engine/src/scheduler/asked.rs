@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use super::{ContextState, Plan, Scheduler};
 use crate::backend::{AskLimits, Limits};
-use crate::batch::{OutputKind, OutputRequest, Requests};
+use crate::batch::{OutputKind, OutputRequest, Requests, Within};
 use crate::sampling::Sampler;
 
 /// Bytes of a bias, and of the mask's part for so many tokens.
@@ -79,7 +79,13 @@ impl Asked {
             OutputKind::Sample(sampler) => draw(sampler, of_mask, 0),
             OutputKind::Masked { sampler, mask: Some(_) } => draw(sampler, of_mask, 0),
             OutputKind::Masked { sampler, mask: None } => draw(sampler, 0, of_mask),
-            OutputKind::Program { .. } => Self::default(),
+            OutputKind::Program { within: Within::All, .. } => Self::default(),
+            OutputKind::Program { within: Within::Mask(_), .. } => {
+                Self { mask_bytes: of_mask, ..Self::default() }
+            }
+            OutputKind::Program { within: Within::Late, .. } => {
+                Self { late_mask_bytes: of_mask, ..Self::default() }
+            }
             OutputKind::Top { n } if *n <= asks.n_top_max => Self { n_top_entries: *n, ..Self::default() },
             OutputKind::Scores(tokens) if tokens.len() <= asks.n_scores => {
                 Self { n_scores: tokens.len(), ..Self::default() }
@@ -229,7 +235,7 @@ mod tests {
         let (first, second) = (bias(1.0), bias(2.0));
         let [one, same, other] = [&first, &first, &second].map(program);
         let draw = |sampler| {
-            let kind = OutputKind::Program { sampler, start: Start::Before, within: None };
+            let kind = OutputKind::Program { sampler, start: Start::Before, within: Within::All };
             [OutputRequest { position: 0, kind }]
         };
         let mut given = Given::default();

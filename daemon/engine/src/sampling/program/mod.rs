@@ -24,6 +24,9 @@
 #[cfg(test)]
 mod chain_tests;
 mod check;
+mod constrained;
+#[cfg(test)]
+mod constrained_tests;
 mod cost;
 mod error;
 mod history;
