@@ -50,7 +50,7 @@ impl Default for EngineSettings {
         Self {
             prefix_scope: PrefixScope::default(),
             n_step_tokens: 512,
-            latency_multiple: 1.6,
+            latency_multiple: 1.7,
             port: Port::Direct,
         }
     }
