@@ -342,26 +342,28 @@ impl Scheduler {
         if self.source == Source::Others && !self.has_counted_at_hand(need.n_pages) {
             return None;
         }
-        self.take_from_count(need, context).then_some(need)
+        self.take_from_count(need, context).ok()?;
+        Some(need)
     }
 
-    /// Takes what a context holds and needs out of the pages that are left, if they are enough.
-    fn take_from_count(&mut self, need: Need, context: &ContextState) -> bool {
+    /// Takes what a context holds and needs out of the pages that are left, if they are enough; otherwise says how many that
+    /// takes.
+    fn take_from_count(&mut self, need: Need, context: &ContextState) -> Result<(), usize> {
         let Count { n_left, n_promised, marking } = self.count(None);
         let is_own = |&&block: &&BlockId| !self.pages.is_marked(block, marking);
         let own = context.kv.blocks().iter().filter(is_own);
         let n_own = own.clone().count();
         let n_own_away = own.filter(|&&block| self.pages.page(block).is_none()).count();
-        let n_taken = (n_own + need.n_to_get) as isize;
-        if n_taken > n_left && !self.line.admitted.is_empty() {
-            return false;
+        let n_taken = n_own + need.n_to_get;
+        if n_taken as isize > n_left && !self.line.admitted.is_empty() {
+            return Err(n_taken);
         }
         for &block in context.kv.blocks() {
             self.pages.mark(block, marking);
         }
         let n_promised = n_promised + need.n_to_get + n_own_away;
-        self.line.count = Some(Count { n_left: n_left - n_taken, n_promised, marking });
-        true
+        self.line.count = Some(Count { n_left: n_left - n_taken as isize, n_promised, marking });
+        Ok(())
     }
 
     /// Counts the pages that admitted contexts hold and are to get, and marks those that they hold. What they are promised
@@ -419,19 +421,19 @@ impl Scheduler {
                 self.contexts.insert(id, context);
                 return;
             }
-            let is_admitted = self.take_from_count(need, &context);
-            if is_admitted {
+            let taken = self.take_from_count(need, &context);
+            if taken.is_ok() {
                 self.line.leave(id);
                 self.begin_term(id, &mut context, need);
                 self.holders.note_changed(id, &mut context.listing);
                 self.note_waited(&mut context, WaitsFor::Pages);
             }
-            let n_held = context.kv.blocks().len();
             self.contexts.insert(id, context);
-            if is_admitted {
-                self.enqueue(id);
-            } else if !self.end_terms(need.n_pages + n_held) {
-                return;
+            match taken {
+                Ok(()) => self.enqueue(id),
+                // Alone it gets what there is.
+                Err(n_pages) if self.end_terms(n_pages.min(self.limits.n_pages)) => {}
+                Err(_) => return,
             }
         }
     }

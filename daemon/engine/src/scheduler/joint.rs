@@ -450,7 +450,7 @@ impl Scheduler {
             }
             // Others are asked first.
             Err(_) if self.source == Source::Others => false,
-            Err(n_pages) => self.end_terms(n_pages),
+            Err(n_pages) => self.end_terms(n_pages.min(self.limits.n_pages)),
         }
     }
 }

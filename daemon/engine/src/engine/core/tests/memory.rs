@@ -116,7 +116,8 @@ fn endless_work_of_two_models_moves_a_part_at_most_once_in_32_steps() {
         let mut gains = std::mem::take(&mut house.ledger().gains);
         // What is free at first costs nobody anything.
         gains.retain(|&(at, _)| at > 100);
-        assert!(gains.len() > 10, "memory follows who has had least: {gains:?}");
+        let follows = gains.len() > 5 && [0, 1].iter().all(|place| gains.iter().any(|gain| gain.1 == *place));
+        assert!(follows, "memory follows who has had least: {gains:?}");
         let least = gains.windows(2).map(|pair| pair[1].0 - pair[0].0).min();
         assert!(least >= Some(32), "{gains:?}");
     }
