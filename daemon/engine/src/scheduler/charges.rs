@@ -17,7 +17,11 @@ impl Scheduler {
     ) {
         let work = context.work.as_ref().expect("a placed context has work");
         let (n_tokens, n_all) = (tokens.len(), context.n_tokens_expected());
-        let n_thousandths = work.programs_cost(tokens.clone(), n_all, self.limits.logits_tokens);
+        // One whose mask is late may sit out.
+        let n_thousandths = match context.lacks_mask() {
+            true => 0,
+            false => work.programs_cost(tokens.clone(), n_all, self.limits.logits_tokens),
+        };
         plan.work.n_program_thousandths += n_thousandths;
         let n_outputs_tokens = work.outputs_cost(tokens, n_all, self.limits.logits_tokens);
         let cost = if class == Class::Decode {

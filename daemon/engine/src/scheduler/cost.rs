@@ -16,6 +16,9 @@ const SHARE_UNMEASURED: usize = 8;
 /// A step has room for this share of a full step's prompt tokens at least.
 const SHARE_LEAST: usize = 64;
 
+/// What is besides decode rows and prompts is taken to be at most this share of a step: its cost is a rule of thumb.
+const SHARE_BESIDE_MOST: f64 = 0.5;
+
 /// Steps with prompts in a row before one is left without.
 const N_STEPS_MIXED: usize = 64;
 
@@ -82,8 +85,9 @@ impl Costs {
     /// Learns from a step that took so long.
     pub(super) fn learn(&mut self, work: StepWork, elapsed_ns: u64) {
         // Neither decoding nor prompts are to blame for it.
-        let beside_ns = self.token_ns().unwrap_or(0.0) * work.n_tokens_beside();
-        let elapsed = (elapsed_ns as f64 - beside_ns).max(0.0);
+        let (elapsed, beside_ns) =
+            (elapsed_ns as f64, self.token_ns().unwrap_or(0.0) * work.n_tokens_beside());
+        let elapsed = elapsed - beside_ns.min(elapsed * SHARE_BESIDE_MOST);
         if work.n_decode_rows > 0 {
             self.n_decode_rows = work.n_decode_rows;
         }

@@ -89,6 +89,7 @@ impl Scheduler {
     /// from those draws can be planned.
     pub(crate) fn let_draw(&mut self, plan: &mut Plan, sat_out: &[usize]) {
         plan.waits_for_masks = false;
+        let mut n_thousandths_of_all = 0;
         for (row_idx, row) in plan.late_rows() {
             if sat_out.contains(&row_idx) {
                 continue;
@@ -100,11 +101,17 @@ impl Scheduler {
             if context.masks().is_some_and(|masks| masks.get(row.n_tokens).is_some()) {
                 let under_way = context.under_way.as_mut().expect("a row of this epoch is under way");
                 under_way.waits_for_mask = false;
+                let work = context.work.as_ref().expect("a row of this epoch is of its work");
+                let n_thousandths =
+                    work.programs_cost(row.start..row.end, row.n_tokens, self.limits.logits_tokens);
+                n_thousandths_of_all += n_thousandths;
+                self.commons.queue.charge(&context.seat, self.costs.thousandths_ns(n_thousandths));
                 if self.limits.n_steps_under_way > 1 {
                     self.enqueue_ahead(row.id);
                 }
             }
         }
+        plan.work.n_program_thousandths += n_thousandths_of_all;
     }
 
     /// What becomes of a run that cannot have an ordinary row now because of its masks; `None` if it can.

@@ -62,7 +62,7 @@ fn of_one(definition: &Definition, kinds: &[Kind], in_nats: &[bool], shape: RowS
                 4.0
             }
         }
-        Operation::Largest { .. } | Operation::Nucleus { .. } => 1.35,
+        Operation::Largest { .. } | Operation::Nucleus { .. } => 1.38,
         _ if is_reduction(operation) => 1.0,
         _ => 0.0,
     };
