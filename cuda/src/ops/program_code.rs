@@ -6,7 +6,7 @@ use trellis_programs::{Binary, Comparison, Kind, Noise, Source, Unary};
 use crate::Plain;
 
 /// Registers of elementwise code: values that may be alive at once, each one number for each token of a tile.
-pub(super) const N_REGISTERS: usize = 16;
+pub(super) const N_REGISTERS: usize = 20;
 /// Instructions of one piece of elementwise code.
 pub(super) const N_CODE_MAX: usize = 192;
 

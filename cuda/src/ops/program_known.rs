@@ -13,6 +13,13 @@ impl Planner {
     /// The largest of a row but for the sign of 0, and the stage at which it is there. What an operation that never falls
     /// makes of the largest entry is the largest of what it makes.
     pub(super) fn largest(&mut self, row: Value) -> (u8, usize) {
+        let idx = usize::from(row.0);
+        let largest = self.largest[idx].unwrap_or_else(|| self.work_out_largest(row));
+        self.largest[idx] = Some(largest);
+        largest
+    }
+
+    fn work_out_largest(&mut self, row: Value) -> (u8, usize) {
         let operations = &self.operations;
         let at = |value: Value| &operations[usize::from(value.0)];
         let is_number = |value: Value| is_number(self.kinds[usize::from(value.0)]);

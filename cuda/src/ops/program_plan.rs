@@ -54,6 +54,14 @@ pub enum PlanError {
         /// The most.
         max: usize,
     },
+    /// Too many numbers are worked out.
+    #[error("the program works out {n} numbers, at most {max}")]
+    Numbers {
+        /// Those of the program.
+        n: usize,
+        /// The most.
+        max: usize,
+    },
     /// It ends in a row.
     #[error("the program ends in a row, and a draw is wanted")]
     EndsInRow,
@@ -81,6 +89,10 @@ impl Plan {
             if planner.is_live[idx] {
                 planner.plan(idx as u8)?;
             }
+        }
+        let (n, max) = (planner.n_numbers, usize::from(NO_NUMBER));
+        if n > max {
+            return Err(PlanError::Numbers { n, max });
         }
         let number = |value: Value| planner.numbers[usize::from(planner.same[usize::from(value.0)])];
         let definition = program.definition();
@@ -146,6 +158,8 @@ struct Planner {
     within: Vec<Option<u8>>,
     numbers: Vec<u8>,
     n_numbers: usize,
+    /// For each row the number of its largest entry and the stage at which it is there, once anybody needed them.
+    largest: Vec<Option<(u8, usize)>>,
     parts: Parts,
 }
 
@@ -184,14 +198,16 @@ impl Planner {
             numbers: vec![0; n],
             operations,
             n_numbers: 0,
+            largest: vec![None; n],
             parts: Parts { elements: vec![None; n], ..Parts::default() },
         }
     }
 
+    /// Where there are too many, which is said once all are counted, the last again.
     fn new_number(&mut self) -> u8 {
-        assert!(self.n_numbers < usize::from(NO_NUMBER), "the cost of a program bounds its numbers");
+        let number = self.n_numbers.min(usize::from(NO_NUMBER) - 1);
         self.n_numbers += 1;
-        (self.n_numbers - 1) as u8
+        number as u8
     }
 
     /// Two numbers, one behind the other.

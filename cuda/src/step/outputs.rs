@@ -171,6 +171,10 @@ impl Outputs {
         order.clear();
         order.extend(0..row.requests.len());
         let position_of = |&request_idx: &usize| row.requests[request_idx].position;
+        // The host makes all draws of a row's program or none: it would not know where the device's ended.
+        let n_words = Self::n_tail_words(std::slice::from_ref(row), 0, place.slots);
+        let fits_device = self.tail.len() + self.n_token_words + n_words <= N_TAIL_WORDS_MAX
+            && self.rows.len() + row.requests.len() <= room.n_outputs;
         order.sort_unstable_by_key(|request_idx| (position_of(request_idx), *request_idx));
         let first_place = self.places.len();
         self.places.resize(first_place + row.requests.len(), Place::Unset);
@@ -198,7 +202,10 @@ impl Outputs {
                 let output = match &request.kind {
                     &OutputKind::Program { sampler, start, within } => {
                         let by = ByProgram { sampler, start, within };
-                        let output = self.programmed(row, request.position, by, room, &mut place);
+                        let output = match fits_device {
+                            true => self.programmed(row, request.position, by, room, &mut place),
+                            false => None,
+                        };
                         if output.is_none() && !request.kind.is_late() {
                             let start = self.programs.leave_to_host(row.slot, start);
                             self.host_starts.extend(start.map(|start| (first_place + request_idx, start)));

@@ -130,6 +130,27 @@ fn guesses_of_a_program_with_a_state_are_a_chain_and_others_are_not() {
 }
 
 #[test]
+fn a_chain_that_a_group_ends_goes_on_from_the_slot() {
+    let (with_state, without) = (mirostat(), plain());
+    let tokens: Vec<Token> = (0..24).collect();
+    let starts = [at([0.0; 8], 1), Start::Before, Start::Before];
+    let batch = [
+        row(1, &tokens, 22, asks(&without, 22, &[at([0.0; 8], 0), at([0.0; 8], 0)])),
+        row(0, &tokens, 21, asks(&with_state, 21, &starts)),
+    ];
+    let rows: Vec<StepRow<'_>> = batch.iter().map(StepRow::of).collect();
+    let mut lists = StepLists::new(&[None]);
+    // In groups of four.
+    fill_in(&mut lists, &rows, ROOM);
+    assert_eq!(lists.outputs.groups.len(), 2);
+    assert_eq!(lists.outputs.programs.chains, [0, 1, 2, 0]);
+    let (rows, ..) = written(&mut lists);
+    assert_eq!(rows.iter().map(|row| row.n_drawn).collect::<Vec<_>>(), [0, 0, 1, 2, 3]);
+    assert_eq!(rows.iter().map(|row| row.next).collect::<Vec<_>>(), [NOWHERE, NOWHERE, 3, NOWHERE, NOWHERE]);
+    assert_eq!(rows[4].state_in, rows[3].state_out);
+}
+
+#[test]
 fn draws_that_find_no_planes_wait_for_others_on_the_device() {
     let sampler = penalties();
     let tokens: Vec<Token> = (0..20).collect();

@@ -75,7 +75,6 @@ impl Programs {
         self.chains.clear();
         self.n_sets = n_sets;
         self.begin_group();
-        self.last = None;
     }
 
     /// Rows of one group are in no chain with those of another.
@@ -83,6 +82,7 @@ impl Programs {
         self.open.clear();
         self.with_planes.clear();
         self.next_with_planes = 0;
+        self.last = None;
     }
 
     /// Where the last draw of a slot ended, if the host knows.
