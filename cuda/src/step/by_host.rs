@@ -2,7 +2,9 @@
 
 use trellis_engine::batch::{Output, OutputKind, Token, Tokens};
 use trellis_engine::sampling::program::DrawState;
-use trellis_engine::sampling::{Distribution, Sampler, Scratch, sample, sample_by_program, sample_under};
+use trellis_engine::sampling::{
+    Distribution, Sampler, Scratch, rank, sample, sample_by_program, sample_under,
+};
 
 /// What the definition says of a row of logits; a program starts here.
 pub(super) fn output_of(
@@ -35,6 +37,11 @@ pub(super) fn output_of(
             sample_under(Some(mask), logits, &history, position, sampler, scratch).map(Output::Sampled)
         }
         OutputKind::Masked { mask: None, .. } => Ok(Output::SatOut),
+        OutputKind::Ranked { sampler, within, n } => {
+            let (looked_at, n_tokens) = (looked_at(sampler, history), history.len());
+            rank(logits, &looked_at, n_tokens, sampler, within.map(|mask| &**mask), *n, scratch)
+                .map(Output::Ranked)
+        }
         OutputKind::Top { n } => Distribution::new(logits).map(|distribution| Output::Top {
             candidates: distribution.top(*n),
             entropy: distribution.entropy(),

@@ -23,8 +23,9 @@ use crate::ops::topn::N_TOP_MAX;
 
 /// Scores that one step returns from the device.
 pub(crate) const N_SCORES_MAX: usize = 1 << 16;
-/// Entries of top lists that one step returns from the device: the longest list of 256 contexts.
-pub(crate) const N_TOP_ENTRIES_MAX: usize = 256 * N_TOP_MAX;
+/// Entries of top lists that one step returns from the device: the longest list of 256 contexts, and what a beam search
+/// over the most beams with eight stop tokens looks at.
+pub(crate) const N_TOP_ENTRIES_MAX: usize = 260 * N_TOP_MAX;
 /// Words of biases, masks, and tokens that go beside their pages in one step: 8 MiB, the masks of 500 contexts over 128K
 /// tokens.
 pub(super) const N_TAIL_WORDS_MAX: usize = 1 << 21;

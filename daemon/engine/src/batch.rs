@@ -143,6 +143,16 @@ pub enum OutputKind<'a> {
         /// How many.
         n: usize,
     },
+    /// The `n` most probable tokens after whatever the sampler makes of the row, as [`rank`](crate::sampling::rank) has
+    /// them.
+    Ranked {
+        /// What is made of the row.
+        sampler: &'a Sampler,
+        /// What may come, whatever the sampler says; all tokens when `None`.
+        within: Option<&'a Arc<TokenMask>>,
+        /// How many.
+        n: usize,
+    },
     /// The log-probabilities of these tokens.
     Scores(&'a [Token]),
     /// The log-probabilities of the whole vocabulary.
@@ -239,6 +249,8 @@ pub enum Output {
     Programmed(Candidate, Box<Left>),
     /// For [`OutputKind::Masked`]: the mask did not come, and nothing was drawn.
     SatOut,
+    /// For [`OutputKind::Ranked`]: most probable first, ties by lower token.
+    Ranked(Vec<Candidate>),
     /// For [`OutputKind::Top`]: most probable first, ties by lower token.
     Top {
         /// The most probable tokens.

@@ -7,8 +7,9 @@ use serde::{Deserialize, Serialize};
 use crate::batch::{Candidate, Drawn, Token};
 use crate::completion::{CallerId, Tag};
 use crate::error::EngineError;
-use crate::port::{shared, shared_list, shared_list_of};
+use crate::port::{shared, shared_list, shared_list_of, shared_option};
 use crate::run::Finish;
+use crate::sampling::beams::Search;
 use crate::sampling::{Sampler, TokenMask};
 
 /// A model on a device, unique while the engine runs.
@@ -141,6 +142,13 @@ pub enum Answer {
     Embedding(Vec<f32>), // [hidden_size]
     /// The tokens that were drawn together, one for each context in the order in which they were named.
     Together(Vec<Candidate>),
+    /// A beam search that is over, or has made the steps that it was to make.
+    Beams {
+        /// What lives and what is finished.
+        search: Box<Search>,
+        /// For each row of its last step, which of the contexts that it was given has it; then those that have none.
+        order: Vec<usize>,
+    },
 }
 
 /// A stream's settings.
@@ -214,7 +222,8 @@ pub(crate) enum Operation {
         sampler: Arc<Sampler>,
         tag: Tag,
     },
-    /// The answer to a question is no longer wanted; of several contexts, the first is named.
+    SearchBeams(Box<SearchBeams>),
+    /// The answer to a question is no longer wanted; of several contexts, the first is named, of a beam search the base.
     Cancel {
         id: ContextId,
         tag: Tag,
@@ -272,6 +281,27 @@ pub(crate) enum Operation {
     },
 }
 
+/// Go on with a beam search.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct SearchBeams {
+    /// The prompt. It is left as it is.
+    pub(crate) base: ContextId,
+    pub(crate) edit: Edit,
+    /// One for each beam, of the same guest: those of the rows of the last step in their order, then others. What they hold is
+    /// the search's alone.
+    pub(crate) contexts: Vec<ContextId>,
+    pub(crate) search: Search,
+    /// To its end when `None`.
+    pub(crate) n_steps: Option<usize>,
+    /// What is made of each row; nothing when `None`.
+    #[serde(with = "shared_option")]
+    pub(crate) sampler: Option<Arc<Sampler>>,
+    /// What may come in the first of these steps, by row; none where nothing is said.
+    #[serde(with = "shared_list_of")]
+    pub(crate) masks: Vec<Arc<TokenMask>>,
+    pub(crate) tag: Tag,
+}
+
 impl Operation {
     /// The model that it is about.
     pub(crate) fn model(&self) -> ModelId {
@@ -291,6 +321,7 @@ impl Operation {
             Self::DrawTogether { members, .. } => {
                 members.first().map_or(ContextId::LEAST, |(id, _)| *id).model
             }
+            Self::SearchBeams(asked) => asked.base.model,
             Self::Forget { model, .. } | Self::Stats { model, .. } => *model,
         }
     }

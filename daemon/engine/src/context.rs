@@ -1,5 +1,6 @@
 //! The caller's side of a context.
 
+mod beams;
 mod history;
 mod keeps;
 mod segments;
@@ -11,6 +12,7 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 
+pub use self::beams::BeamSearch;
 use self::history::History;
 use self::keeps::{Foreseen, Keeping};
 use self::states::{Leaves, States};

@@ -27,7 +27,7 @@ mod scheduler;
 mod stats;
 
 pub use command::{Ahead, Answer, Ask, Guess, MaskSource, RunSettings, Top};
-pub use context::{Context, Pending, Pull, RunKey};
+pub use context::{BeamSearch, Context, Pending, Pull, RunKey};
 pub use engine::{Engine, EngineSettings, KvBounds, OneModel};
 pub use error::{EngineError, EngineFailure};
 pub use handle::{EngineState, EngineWatch};

@@ -29,6 +29,37 @@ pub(super) struct Keeping {
     charge: WalkCharge,
 }
 
+/// What may come after one hypothesis is being worked out.
+pub(super) struct MaskOfRow {
+    rule: Arc<Rule>,
+    nexts: Nexts,
+}
+
+impl MaskOfRow {
+    pub(super) async fn there(self, vocab_size: usize) -> Result<Arc<TokenMask>, EngineError> {
+        let next = self.nexts.there().await?.remove(0);
+        Ok(Arc::new(mask_for(next, &self.rule, vocab_size)))
+    }
+}
+
+impl Keeping {
+    /// Has worked out what may come after the tokens of a context and these.
+    pub(super) fn mask_after(&self, prompt: &Context, tokens: &[Token]) -> MaskOfRow {
+        let (n_prompt, n_tokens) = (prompt.tokens.len(), prompt.tokens.len() + tokens.len());
+        let mut counted = prompt.tokens().copy_of(self.first.min(n_prompt)..n_prompt);
+        counted.extend_from_slice(&tokens[self.first.clamp(n_prompt, n_tokens) - n_prompt..]);
+        let (rule, first, walk) = (self.rule.clone(), self.first, self.walk.clone());
+        let (to, nexts) = oneshot::channel();
+        prompt.model.masks().run(prompt.caller.id(), move || {
+            // Nobody may want it any more.
+            if !to.is_closed() {
+                let _ = to.send(walk.next(&rule, first, n_tokens, &counted, &[]));
+            }
+        });
+        MaskOfRow { rule: self.rule.clone(), nexts: Nexts::OnTheirWay(nexts) }
+    }
+}
+
 /// Host memory that is charged for a matcher.
 #[derive(Debug)]
 struct WalkCharge(Arc<Account>);
@@ -195,6 +226,20 @@ impl Context {
             }
             other => other,
         })
+    }
+
+    /// Whether what it draws keeps to anything.
+    pub(super) fn keeps_to_a_rule(&self) -> bool {
+        self.rule.is_some()
+    }
+
+    /// What hypotheses of a search over what comes after the context keep to.
+    pub(super) fn keeping_of_search(&mut self) -> Result<Option<Keeping>, EngineError> {
+        if self.rule.is_none() {
+            return Ok(None);
+        }
+        self.keeping()?;
+        Ok(self.keeping.as_ref().map(Keeping::fork).transpose()?)
     }
 
     /// What works out the masks of a run, from its first draw on.

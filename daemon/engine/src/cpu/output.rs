@@ -7,7 +7,7 @@ use super::linear::{Gemm, Linear};
 use super::plan::{Plan, Question};
 use crate::batch::{Output, OutputFault, OutputKind, Start, Token, Within};
 use crate::sampling::program::DrawState;
-use crate::sampling::{Distribution, Sampler, Scratch, sample, sample_by_program, sample_under};
+use crate::sampling::{Distribution, Sampler, Scratch, rank, sample, sample_by_program, sample_under};
 
 /// Rows of logits in memory at once; enough to use every weight that is read many times.
 const N_LOGIT_ROWS_MAX: usize = 64;
@@ -156,6 +156,11 @@ fn answer_one(
         OutputKind::Top { n } => {
             let distribution = Distribution::new(logits)?;
             Ok(Output::Top { candidates: distribution.top(n), entropy: distribution.entropy() })
+        }
+        OutputKind::Ranked { sampler, within, n } => {
+            let (history, n_tokens) = (looked_at(question, sampler), question.history.len());
+            let within = within.map(|mask| &**mask);
+            rank(logits, &history, n_tokens, sampler, within, n, scratch).map(Output::Ranked)
         }
         OutputKind::Scores(tokens) => {
             let distribution = Distribution::new(logits)?;

@@ -50,6 +50,7 @@ impl Gone {
                 Some(&(id, _)) => (id, tag, Done::Answer(Err(error()))),
                 None => return,
             },
+            Operation::SearchBeams(asked) => (asked.base, asked.tag, Done::Answer(Err(error()))),
             Operation::Ask { id, tag, .. } => (id, tag, Done::Answer(Err(error()))),
             Operation::Run { id, tag, .. } => {
                 (id, tag, Done::Run { event: RunEvent::Failed(error()), n_ahead: 0 })

@@ -110,6 +110,7 @@ impl AskWork {
                 (Output::Full(row), _) => answer = Some(Answer::Full(row)),
                 (Output::Embedding(state), _) => answer = Some(Answer::Embedding(state)),
                 (Output::SatOut, _) => unreachable!("a question waits for no mask"),
+                (Output::Ranked(_), _) => unreachable!("a search asks for that"),
             }
         }
         if is_last {

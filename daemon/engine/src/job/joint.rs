@@ -1,4 +1,4 @@
-//! Draws after several contexts that ride together: their rows are in one step, all of them or none.
+//! What is asked about several contexts that ride together: their rows are in one step, all of them or none.
 //!
 //! What leads up to the last token of each is an ordinary prompt. This is a member's part; the job itself is the
 //! scheduler's.
@@ -6,7 +6,7 @@
 use std::sync::Arc;
 
 use crate::completion::Tag;
-use crate::sampling::Sampler;
+use crate::sampling::{Sampler, TokenMask};
 
 /// Tells the jobs over several contexts apart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -16,12 +16,23 @@ pub(crate) struct JobId(pub(crate) u64);
 #[derive(Debug)]
 pub(crate) struct JointWork {
     pub(crate) job: JobId,
-    pub(super) sampler: Arc<Sampler>,
+    pub(super) wanted: Wanted,
     pub(super) tag: Tag,
     pub(crate) stage: Stage,
     /// Blocks from the first on for which it needs no pages: it holds them, or finds them with another member that holds
     /// them, or computes them before it.
     pub(crate) n_blocks_found: usize,
+}
+
+/// What a row of a member is for.
+#[derive(Clone, Debug)]
+pub(crate) enum Wanted {
+    /// A draw.
+    Draw(Arc<Sampler>),
+    /// The candidates of a beam search: of the model's own probabilities.
+    Top { n: usize },
+    /// Of what a sampler and a mask make of them.
+    Ranked { sampler: Arc<Sampler>, within: Option<Arc<TokenMask>>, n: usize },
 }
 
 /// How far a member is.
@@ -34,7 +45,7 @@ pub(crate) enum Stage {
 }
 
 impl JointWork {
-    pub(crate) fn new(job: JobId, sampler: Arc<Sampler>, tag: Tag) -> Self {
-        Self { job, sampler, tag, stage: Stage::LeadsUp, n_blocks_found: 0 }
+    pub(crate) fn new(job: JobId, wanted: Wanted, tag: Tag) -> Self {
+        Self { job, wanted, tag, stage: Stage::LeadsUp, n_blocks_found: 0 }
     }
 }

@@ -10,7 +10,7 @@ mod run;
 mod verify;
 
 pub(crate) use ask::{AskWork, Part, Progress};
-pub(crate) use joint::{JobId, JointWork, Stage};
+pub(crate) use joint::{JobId, JointWork, Stage, Wanted};
 pub(crate) use masks::LateMasks;
 pub(crate) use run::RunWork;
 pub use verify::N_GUESS_MAX;
@@ -171,7 +171,10 @@ impl Work {
         let Range { start, end } = tokens;
         let is_last = end == n_tokens;
         let n_rows = match self {
-            Self::Run(_) | Self::Joint(_) => 0.0,
+            Self::Run(_) | Self::Joint(JointWork { wanted: Wanted::Draw(_), .. }) => 0.0,
+            Self::Joint(JointWork { wanted: Wanted::Top { .. }, .. }) => f32::from(is_last as u8),
+            // It may have to leave the device.
+            Self::Joint(_) => 4.0 * f32::from(is_last as u8),
             // By itself it is so many rows of decoding.
             Self::Verify(work) if start >= work.first_draw() => 0.0,
             Self::Verify(work) => end.saturating_sub(work.n_base) as f32,
@@ -191,12 +194,14 @@ impl Work {
     pub(crate) fn programs_cost(&self, tokens: Range<usize>, n_tokens: usize, logits_tokens: f32) -> u64 {
         let (sampler, n_draws) = match self {
             Self::Run(run) => (&run.settings.sampler, 1),
-            Self::Joint(work) => (&work.sampler, 1),
+            Self::Joint(JointWork {
+                wanted: Wanted::Draw(sampler) | Wanted::Ranked { sampler, .. }, ..
+            }) => (sampler, 1),
             Self::Ask(AskWork { ask: Ask::Sample(sampler), .. }) => (sampler, 1),
             Self::Verify(work) => {
                 (work.sampler(), tokens.end.saturating_sub(tokens.start.max(work.first_draw())))
             }
-            Self::Ask(_) => return 0,
+            Self::Joint(_) | Self::Ask(_) => return 0,
         };
         match &sampler.program {
             Some(put_on) if tokens.end == n_tokens => {
@@ -219,7 +224,13 @@ impl Work {
                 smallvec![run.draw(n_tokens)]
             }
             Self::Run(_) | Self::Joint(JointWork { stage: Stage::LeadsUp, .. }) => Requests::new(),
-            Self::Joint(work) => last(draw(&work.sampler, Start::At(work.sampler.start()))),
+            Self::Joint(work) => last(match &work.wanted {
+                Wanted::Draw(sampler) => draw(sampler, Start::At(sampler.start())),
+                Wanted::Top { n } => OutputKind::Top { n: *n },
+                Wanted::Ranked { sampler, within, n } => {
+                    OutputKind::Ranked { sampler, within: within.as_ref(), n: *n }
+                }
+            }),
             Self::Verify(work) => work.outputs(end),
             Self::Ask(work) => match &work.ask {
                 // A verification is work of its own kind.

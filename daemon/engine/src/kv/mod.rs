@@ -19,7 +19,7 @@ pub(crate) use prefix::PrefixKey;
 pub use prefix::PrefixScope;
 #[cfg(test)]
 pub(crate) use sequence::Holdings;
-pub(crate) use sequence::Sequence;
+pub(crate) use sequence::{Sequence, Told};
 pub(crate) use tokens::{SegmentId, TokenStore};
 
 /// The lengths of what contexts with a common beginning share as a whole.

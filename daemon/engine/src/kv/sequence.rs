@@ -103,6 +103,10 @@ impl Places {
     }
 }
 
+/// What the backend was told of a slot's pages.
+#[derive(Debug)]
+pub(crate) struct Told(Places);
+
 /// Blocks that a list has room for at first, or beyond those that it is made of: a few thousand tokens.
 const N_MORE: usize = 256;
 
@@ -226,6 +230,20 @@ impl Sequence {
     /// The backend knows nothing of its pages: it has another slot.
     pub(crate) fn forget_told(&mut self) {
         self.places.n_told.set(0);
+    }
+
+    /// What the backend knows, before all is forgotten.
+    pub(crate) fn take_told(&mut self) -> Told {
+        Told(std::mem::take(&mut self.places))
+    }
+
+    /// The sequence comes to the slot of which the backend was told this.
+    pub(crate) fn come_to(&self, Told(told): &Told) {
+        let known = &told.table[..told.n_told.get()];
+        let own = &self.places.table[..self.places.n_same];
+        let n_same = known.iter().zip(own).take_while(|(known, own)| known == own).count();
+        self.places.n_told.set(n_same);
+        self.places.n_tellings_lost.set(told.n_tellings_lost.get());
     }
 
     /// As [`Self::tell_pages`], of all tokens, where they were computed and their pages are on the device; else none.

@@ -19,6 +19,20 @@ pub struct Scratch {
     machine: Machine,
 }
 
+impl Scratch {
+    /// What runs programs.
+    pub(super) fn machine(&mut self) -> &mut Machine {
+        &mut self.machine
+    }
+
+    /// A row after the chain's steps 1 to 4.
+    pub(super) fn adjusted(&mut self, row: Vec<f32>, history: &[Token], sampler: &Sampler) -> Vec<f32> {
+        self.logits = row;
+        adjust(sampler.mask.as_deref(), history, sampler, self);
+        std::mem::take(&mut self.logits)
+    }
+}
+
 /// Draws by the sampler's program, a token that `within` allows. A program that does not ask for the constraint's mask sees
 /// no others: they are as little there for its truncations as for its draw.
 ///
@@ -106,7 +120,7 @@ fn adjusts(sampler: &Sampler) -> bool {
 }
 
 /// Step 1.
-fn apply_mask(mask: &TokenMask, logits: &mut [f32]) {
+pub(super) fn apply_mask(mask: &TokenMask, logits: &mut [f32]) {
     for (logits, &word) in logits.chunks_mut(64).zip(mask.words()) {
         match word {
             u64::MAX => {}

@@ -30,6 +30,7 @@
 //! The history of steps 3 and 4 is the last `penalty_last_n` tokens of the context, prompt included; all of
 //! them when it is `None`.
 
+pub mod beams;
 mod bias;
 mod distribution;
 mod draw;
@@ -38,6 +39,7 @@ mod mask;
 mod maths;
 mod philox;
 pub mod program;
+mod rank;
 mod select;
 mod settings;
 #[cfg(test)]
@@ -48,4 +50,5 @@ pub use distribution::Distribution;
 pub use draw::{Scratch, sample, sample_by_program, sample_under};
 pub use mask::TokenMask;
 pub use philox::philox4x32;
+pub use rank::rank;
 pub use settings::{Sampler, SamplerError};

@@ -176,6 +176,9 @@ pub enum SamplerError {
     /// A program that ends in a row does not draw.
     #[error("the program ends in a row, and a draw takes one that ends in a token")]
     EndsInARow,
+    /// A program that does not end in a row of its own.
+    #[error("a beam search takes a program that ends in a row and keeps nothing from token to token")]
+    EndsInNoRow,
     /// A program is given more of something than it can name.
     #[error("a program is given {n} {what}, at most {max} are allowed")]
     TooMany {

@@ -90,7 +90,9 @@ impl Asked {
             OutputKind::Scores(tokens) if tokens.len() <= asks.n_scores => {
                 Self { n_scores: tokens.len(), ..Self::default() }
             }
-            OutputKind::Top { .. } | OutputKind::Scores(_) | OutputKind::Full => row,
+            OutputKind::Top { .. } | OutputKind::Ranked { .. } | OutputKind::Scores(_) | OutputKind::Full => {
+                row
+            }
             OutputKind::Embedding => {
                 Self { whole_bytes: limits.hidden_size * size_of::<f32>(), ..Self::default() }
             }

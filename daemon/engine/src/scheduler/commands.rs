@@ -47,6 +47,7 @@ impl Scheduler {
                 }
             }
             Operation::DrawTogether { members, sampler, tag } => self.draw_together(members, sampler, tag),
+            Operation::SearchBeams(asked) => self.search_beams(*asked),
             Operation::Cancel { id, tag } => self.cancel(id, tag),
             Operation::Run { id, edit, settings, tag } => {
                 if let Some(reply) = self.reply(id, tag) {
@@ -84,6 +85,9 @@ impl Scheduler {
 
     /// A question that nobody waits for any more is not computed.
     fn cancel(&mut self, id: ContextId, tag: Tag) {
+        if let Some(job) = self.jobs.search_of(id, tag) {
+            return self.end_job(job, Err(EngineError::JobDisturbed));
+        }
         let Some(context) = self.contexts.get(&id) else { return };
         let work = context.work.as_ref().filter(|work| work.tag() == tag);
         let Some(n_base) = work.map(|work| work.n_base(context.kv.tokens.len())) else { return };

@@ -15,6 +15,7 @@ use smallvec::SmallVec;
 
 use self::alike::{Alike, Found};
 use super::asked::Asked;
+use super::beams::Searching;
 use super::bounds::N_ROWS_PER_PREFILL;
 use super::cost::StepWork;
 use super::plan::{N_BLOCKS_FOUND_MAX, Placed};
@@ -25,7 +26,7 @@ use crate::batch::{Candidate, Output};
 use crate::command::{Answer, ContextId, Edit};
 use crate::completion::{Done, Reply, Tag};
 use crate::error::EngineError;
-use crate::job::{JobId, JointWork, Stage, Work};
+use crate::job::{JobId, JointWork, Stage, Wanted, Work};
 use crate::kv::BlockId;
 use crate::sampling::Sampler;
 
@@ -39,6 +40,8 @@ struct Job {
     drawn: Vec<Option<Output>>,
     /// For each member, one before it that begins alike.
     alike: Vec<Option<Alike>>,
+    /// What a beam search goes on with after this step.
+    search: Option<Box<Searching>>,
 }
 
 /// Jobs over several contexts that are not done.
@@ -60,6 +63,12 @@ impl Jobs {
     #[cfg(test)]
     pub(super) fn is_empty(&self) -> bool {
         self.jobs.is_empty() && self.waiting.is_empty()
+    }
+
+    /// The search over this context that was asked for with the tag.
+    pub(super) fn search_of(&self, base: ContextId, tag: Tag) -> Option<JobId> {
+        let is_it = |job: &Job| job.search.as_ref().is_some_and(|search| search.is_of(base, tag));
+        self.jobs.iter().find(|(_, job)| is_it(job)).map(|(&id, _)| id)
     }
 
     pub(super) fn members(&self, job: JobId) -> Members {
@@ -91,23 +100,56 @@ impl Scheduler {
         if members.iter().any(|id| !self.contexts.contains_key(id)) {
             return reply.send(Done::Answer(Err(EngineError::JobDisturbed)));
         }
-        let n_rows_for_all = self.limits.n_rows_max - self.limits.n_rows_max / N_ROWS_PER_PREFILL;
-        let (n_rows, n_rows_max) = (members.len(), n_rows_for_all.min(self.settings.n_step_tokens));
-        if n_rows > n_rows_max {
-            return reply.send(Done::Answer(Err(EngineError::JobTooLarge { n_rows, n_rows_max })));
+        if let Err(error) = self.check_job_rows(members.len()) {
+            return reply.send(Done::Answer(Err(error)));
         }
+        for id in &members {
+            let guest = self.contexts[id].owner.guest;
+            self.returns.note_asked(guest, self.commons.are_late);
+        }
+        let job = self.make_job(reply, None);
+        self.begin_step(job, members.clone(), |_| Wanted::Draw(sampler.clone()), tag);
+        members.into_iter().for_each(|id| self.enqueue(id));
+    }
+
+    /// Whether a step takes so many rows of one job.
+    pub(super) fn check_job_rows(&self, n_rows: usize) -> Result<(), EngineError> {
+        let n_rows_for_all = self.limits.n_rows_max - self.limits.n_rows_max / N_ROWS_PER_PREFILL;
+        let n_rows_max = n_rows_for_all.min(self.settings.n_step_tokens);
+        if n_rows > n_rows_max { Err(EngineError::JobTooLarge { n_rows, n_rows_max }) } else { Ok(()) }
+    }
+
+    /// A job without members yet.
+    pub(super) fn make_job(&mut self, reply: Reply, search: Option<Box<Searching>>) -> JobId {
         let job = JobId(self.jobs.n_made);
         self.jobs.n_made += 1;
-        for id in &members {
-            let Some(context) = self.contexts.get_mut(id) else { continue };
-            self.returns.note_asked(context.owner.guest, self.commons.are_late);
+        let (members, drawn, alike) = (Members::new(), Vec::new(), Vec::new());
+        self.jobs.jobs.insert(job, Job { members, reply, drawn, alike, search });
+        job
+    }
+
+    /// Gives a job these members, whose last tokens ride in the next step of it, for what is wanted of each by its place.
+    pub(super) fn begin_step(
+        &mut self,
+        id: JobId,
+        members: Members,
+        wanted: impl Fn(usize) -> Wanted,
+        tag: Tag,
+    ) {
+        for (idx, member) in members.iter().enumerate() {
+            let Some(context) = self.contexts.get_mut(member) else { continue };
             context.kv.rewind(context.kv.tokens.len() - 1, &mut self.pages);
             context.kv.forget_shared_unwritten(&mut self.pages);
-            context.work = Some(Work::Joint(JointWork::new(job, sampler.clone(), tag)));
+            context.work = Some(Work::Joint(JointWork::new(id, wanted(idx), tag)));
         }
-        let (drawn, alike) = (vec![None; n_rows], self.who_begin_alike(&members));
-        self.jobs.jobs.insert(job, Job { members: members.clone(), reply, drawn, alike });
-        members.into_iter().for_each(|id| self.enqueue(id));
+        let alike = self.who_begin_alike(&members);
+        let job = self.jobs.jobs.get_mut(&id).expect("a job that was made");
+        (job.drawn, job.alike, job.members) = (vec![None; members.len()], alike, members);
+    }
+
+    /// What a beam search goes on with.
+    pub(super) fn search_of_job(&mut self, id: JobId) -> Option<&mut Option<Box<Searching>>> {
+        self.jobs.jobs.get_mut(&id).map(|job| &mut job.search)
     }
 
     /// The job that a context's work is part of.
@@ -117,7 +159,15 @@ impl Scheduler {
 
     /// Ends a job and the work of all its members.
     pub(super) fn end_job(&mut self, job: JobId, answer: Result<Answer, EngineError>) {
-        let Some(Job { members, reply, .. }) = self.jobs.jobs.remove(&job) else { return };
+        self.end_step(job);
+        let Some(Job { reply, .. }) = self.jobs.jobs.remove(&job) else { return };
+        reply.send(Done::Answer(answer));
+    }
+
+    /// Ends the work of all members of a job, which has none then.
+    pub(super) fn end_step(&mut self, job: JobId) {
+        let Some(Job { members, .. }) = self.jobs.jobs.get_mut(&job) else { return };
+        let members = std::mem::take(members);
         self.jobs.waiting.retain(|&waiting| waiting != job);
         for id in members {
             // The one whose work has ended already may have other work by now.
@@ -128,7 +178,6 @@ impl Scheduler {
                 }
             }
         }
-        reply.send(Done::Answer(answer));
     }
 
     /// Ends all jobs.
@@ -155,13 +204,16 @@ impl Scheduler {
 
     /// Takes in what was drawn for a member; the job is done with the last of them.
     pub(super) fn take_drawn(&mut self, job: JobId, id: ContextId, output: Output) {
-        let Some(Job { members, drawn, .. }) = self.jobs.jobs.get_mut(&job) else { return };
+        let Some(Job { members, drawn, search, .. }) = self.jobs.jobs.get_mut(&job) else { return };
         let idx = members.iter().position(|&member| member == id).expect("it draws for a member");
         drawn[idx] = Some(output);
         if drawn.iter().any(Option::is_none) {
             return;
         }
         let drawn = std::mem::take(drawn).into_iter().flatten();
+        if search.is_some() {
+            return self.take_ranked(job, drawn.collect());
+        }
         let drawn: Result<Vec<Candidate>, EngineError> = drawn
             .map(|output| match output {
                 Output::Sampled(candidate) | Output::Programmed(candidate, _) => Ok(candidate),
@@ -376,7 +428,7 @@ impl Scheduler {
     }
 
     /// Sees to it that a job needs no more pages than it can have, at the cost of computing some of it again.
-    fn fit_job(&mut self, job: JobId, members: &Members) -> Result<(), EngineError> {
+    pub(super) fn fit_job(&mut self, job: JobId, members: &Members) -> Result<(), EngineError> {
         loop {
             self.note_what_is_found(job);
             match self.pages_of_job(members) {
@@ -462,7 +514,7 @@ impl ContextState {
     }
 
     /// Whether all before its last token is computed, or will be by rows under way.
-    fn is_led_up(&self) -> bool {
+    pub(super) fn is_led_up(&self) -> bool {
         self.start() + 1 >= self.kv.tokens.len()
     }
 }

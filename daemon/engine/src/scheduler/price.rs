@@ -34,6 +34,9 @@ impl Scheduler {
             Operation::DrawTogether { members, .. } => {
                 members.iter().map(|(id, edit)| base + self.edit_ns(*id, edit)).sum()
             }
+            Operation::SearchBeams(asked) => {
+                base * (1 + asked.contexts.len() as u64) + self.edit_ns(asked.base, &asked.edit)
+            }
             Operation::Save { id, edit, .. } => {
                 base + self.edit_ns(*id, edit) + NS_PER_PAGE * self.n_pages_of(*id)
             }
@@ -63,6 +66,7 @@ impl Scheduler {
             Operation::Ask { .. }
             | Operation::Run { .. }
             | Operation::DrawTogether { .. }
+            | Operation::SearchBeams(_)
             | Operation::Create { .. }
             | Operation::Open { .. }
             | Operation::Forget { .. }

@@ -1,5 +1,6 @@
 //! Random operations against a model without pages, batches or run-ahead.
 
+mod beams;
 mod cost;
 mod failing;
 mod guest;
@@ -9,6 +10,7 @@ mod late;
 mod progress;
 mod pull;
 mod resize;
+mod saved;
 mod shares;
 mod steps;
 mod verify;
@@ -18,7 +20,7 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
 use self::guest::Guests;
-use self::hash_backend::{HashBackend, VOCAB, drawn, extend_hash, fails, hash, mix, score};
+use self::hash_backend::{HashBackend, VOCAB, drawn, extend_hash, fails, hash, mix, ranked, score};
 use super::{Plan, Scheduler, SchedulerSettings};
 use crate::account::{Account, ActorId, Budget, GuestId, Owner, Resource, SessionId};
 use crate::backend::{AskLimits, Limits, PAGE_LEN};
@@ -105,6 +107,8 @@ struct World {
     contexts: Vec<(ContextId, Model)>,
     jobs: Vec<joint::Job>,
     n_jobs: joint::Seen,
+    searches: Vec<beams::Searched>,
+    n_searches: beams::Seen,
     saved: HashMap<(ActorId, String), Vec<Token>>,
     next_id: u64,
     n_answers: usize,
@@ -165,6 +169,8 @@ impl World {
             contexts: Vec::new(),
             jobs: Vec::new(),
             n_jobs: joint::Seen::default(),
+            searches: Vec::new(),
+            n_searches: beams::Seen::default(),
             saved: HashMap::new(),
             next_id: 0,
             n_answers: 0,
@@ -285,6 +291,7 @@ impl World {
             54..72 if !is_empty => self.ask(idx),
             72..75 if !is_empty => self.draw_together(idx),
             75..80 => self.save_or_open(idx),
+            80..82 if !is_empty => self.search(idx),
             _ if !is_empty => {
                 for _ in 0..1 + self.random.below(8) {
                     self.pull(idx);
@@ -317,7 +324,7 @@ impl World {
                 (Ask::Sample(Arc::new(sampler)), Answer::Sampled(drawn(prefix, seed).into()))
             }
             2 => {
-                let (candidates, entropy) = (vec![drawn(prefix, 0); 3], score(prefix, 0));
+                let (candidates, entropy) = (ranked(prefix, 3), score(prefix, 0));
                 (Ask::Top { n: 3 }, Answer::Top { candidates, entropy })
             }
             3 => {
@@ -329,7 +336,7 @@ impl World {
                 let (mut scores, mut tops) = (Vec::new(), Vec::new());
                 for &token in &continuation {
                     scores.push(score(before, token));
-                    tops.push(Top { candidates: vec![drawn(before, 0); 2], entropy: score(before, 0) });
+                    tops.push(Top { candidates: ranked(before, 2), entropy: score(before, 0) });
                     before = extend_hash(before, token);
                 }
                 if seed & 64 == 0 {
@@ -359,48 +366,6 @@ impl World {
         self.apply(Operation::Ask { id, edit, ask, tag });
         if !is_wanted {
             self.apply(Operation::Cancel { id, tag });
-        }
-    }
-
-    fn save_or_open(&mut self, idx: usize) {
-        let name = format!("n{}", self.random.below(2));
-        let (caller, actor) = (self.contexts[idx].1.caller, self.contexts[idx].1.actor);
-        let key = (actor, name.clone());
-        let (guests, scheduler) = (&self.guests, &mut self.scheduler);
-        match self.random.below(3) {
-            0 => {
-                let (id, model) = &mut self.contexts[idx];
-                let (id, edit) = (*id, Self::edit(model));
-                self.saved.insert(key, model.tokens.clone());
-                let save = |place: &Standing| Operation::Save { id, edit, name, tag: place.tag() };
-                let done = guests.ask_at_once(scheduler, caller, save);
-                assert!(matches!(done, Done::Kept(Ok(()))), "within every budget: {done:?}");
-            }
-            1 if self.contexts.len() < 12 => {
-                self.next_id += 1;
-                let id = context_id(self.next_id);
-                let open = |place: &Standing| Operation::Open { id, caller, name, tag: place.tag() };
-                let done = guests.ask_at_once(scheduler, caller, open);
-                let Done::Opened(found) = done else { panic!("{done:?}") };
-                assert_eq!(found.as_ref().ok(), self.saved.get(&key));
-                if let Ok(tokens) = found {
-                    let n_synced = tokens.len();
-                    let (stream, question) = (None, None);
-                    let model = Model { tokens, n_synced, stream, question, is_member: false, caller, actor };
-                    self.contexts.push((id, model));
-                }
-            }
-            _ => {
-                let forget = |place: &Standing| Operation::Forget {
-                    model: ModelId::default(),
-                    caller,
-                    name,
-                    tag: place.tag(),
-                };
-                let done = guests.ask_at_once(scheduler, caller, forget);
-                let Done::Kept(forgotten) = done else { panic!("{done:?}") };
-                assert_eq!(forgotten.is_ok(), self.saved.remove(&key).is_some());
-            }
         }
     }
 
@@ -442,6 +407,10 @@ impl World {
     fn take_answers(&mut self) {
         self.guests.deliver(&self.scheduler, self.port);
         self.take_drawn();
+        self.take_found();
+        // One that was just cancelled has ended, and its caller has not looked.
+        let n_jobs = self.jobs.len() + self.searches.iter().filter(|search| !search.is_disturbed()).count();
+        assert_eq!(n_jobs == 0, self.scheduler.jobs.is_empty(), "no job is forgotten");
         for (_, model) in &mut self.contexts {
             let Some(Question { place, expected, then }) = &mut model.question else { continue };
             match place.try_take() {
@@ -503,12 +472,14 @@ impl World {
         // Whatever is asked comes to its end, however tight the pages are.
         for _ in 0..20_000 {
             self.step();
-            if self.jobs.is_empty() && self.contexts.iter().all(|(_, model)| model.question.is_none()) {
+            let has_jobs = !self.jobs.is_empty() || !self.searches.is_empty();
+            if !has_jobs && self.contexts.iter().all(|(_, model)| model.question.is_none()) {
                 break;
             }
         }
         assert!(self.contexts.iter().all(|(_, model)| model.question.is_none()), "a question starves");
         assert!(self.jobs.is_empty(), "a job starves");
+        assert!(self.searches.is_empty(), "a search starves");
         for (id, _) in std::mem::take(&mut self.contexts) {
             self.apply(Operation::Release { id, n_pulled: 0 });
         }
@@ -534,7 +505,7 @@ fn random_operations_give_what_a_model_without_pages_gives() {
     let (mut n_answers, mut n_tokens, mut n_swaps, mut n_recomputed, mut n_cached) = (0, 0, 0, 0, 0);
     let (mut n_over_budget, mut n_faults, mut n_drawn_rows, mut n_on_new_pages, mut n_in_vain) =
         (0, 0, 0, 0, 0);
-    let mut n_jobs = joint::Seen::default();
+    let (mut n_jobs, mut n_searches) = (joint::Seen::default(), beams::Seen::default());
     let (mut n_verified, mut n_rows_of_head, mut n_moved_within) = (0, 0, 0);
     let (mut n_masks_late, mut n_sat_out, mut n_heads_with_pages, mut n_told_again) = (0, 0, 0, 0);
     let mut n_parted = [0; 4];
@@ -566,6 +537,7 @@ fn random_operations_give_what_a_model_without_pages_gives() {
         n_taken_apart += world.scheduler.pages.n_bundles_taken_apart();
         n_segments_shared += world.n_segments_shared;
         n_jobs.add(&world.n_jobs);
+        n_searches.add(&world.n_searches);
         n_drawn_rows += world.backend.n_drawn_rows;
         n_on_new_pages += world.backend.n_drawn_rows_on_new_pages;
         let stats = world.scheduler.stats();
@@ -588,6 +560,7 @@ fn random_operations_give_what_a_model_without_pages_gives() {
     assert!(n_drawn_rows > 3_000 && n_on_new_pages > 100, "{n_drawn_rows} {n_on_new_pages}");
     assert!(n_in_vain > 300, "{n_in_vain} rows in vain");
     n_jobs.check();
+    n_searches.check();
     assert!(n_masks_late > 300 && n_sat_out > 300, "{n_masks_late} {n_sat_out}");
     assert!(
         n_swaps > 1_000 && n_recomputed > 100 && n_cached > 10_000,

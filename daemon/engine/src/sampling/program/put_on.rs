@@ -47,6 +47,22 @@ impl PutOn {
         if !self.program.ends_in_a_token() {
             return Err(SamplerError::EndsInARow);
         }
+        self.check_given(vocab_size)
+    }
+
+    /// As [`Self::validate`], where its row is wanted and not a draw.
+    pub(in crate::sampling) fn validate_for_row(&self, vocab_size: usize) -> Result<(), SamplerError> {
+        let n_tokens = self.program.shape().vocab_size;
+        if n_tokens != vocab_size {
+            return Err(SamplerError::MaskSize { n_tokens, vocab_size });
+        }
+        if self.program.ends_in_a_token() || self.program.carries_on() {
+            return Err(SamplerError::EndsInNoRow);
+        }
+        self.check_given(vocab_size)
+    }
+
+    fn check_given(&self, vocab_size: usize) -> Result<(), SamplerError> {
         let n_given = [
             ("parameters", self.parameters.len(), N_PARAMETERS_MAX),
             ("masks", self.masks.len(), N_HANDLES_MAX),
@@ -76,8 +92,34 @@ impl PutOn {
         history: &[Token], // the last tokens, at least as many as the program looks at
         draw: DrawPlace<'_>,
     ) -> Result<(Token, Left), OutputFault> {
+        let DrawPlace { start, within, .. } = draw;
+        let place = self.place(logits, history, draw);
+        let Outcome { end, state, reports } = machine.draw(&self.program, &place)?;
+        if within.is_some_and(|within| !within.allows(end)) {
+            return Err(OutputFault::NothingToDraw);
+        }
+        let next = DrawState { numbers: state, n_drawn: start.n_drawn.saturating_add(1) };
+        Ok((end, Left { next, reports }))
+    }
+
+    /// The row in which the program ends.
+    ///
+    /// # Errors
+    /// As for [`Self::draw`].
+    pub(in crate::sampling) fn row(
+        &self,
+        machine: &mut Machine,
+        logits: &[f32],    // [vocab_size]
+        history: &[Token], // the last tokens, at least as many as the program looks at
+        draw: DrawPlace<'_>,
+    ) -> Result<Vec<f32>, OutputFault> {
+        let place = self.place(logits, history, draw);
+        Ok(machine.row(&self.program, &place)?.end)
+    }
+
+    fn place<'a>(&'a self, logits: &'a [f32], history: &'a [Token], draw: DrawPlace<'a>) -> Place<'a> {
         let DrawPlace { n_tokens, seed, start, within } = draw;
-        let place = Place {
+        Place {
             logits,
             members: &[],
             history,
@@ -91,13 +133,7 @@ impl PutOn {
             biases: &self.biases,
             constraint: within,
             within,
-        };
-        let Outcome { end, state, reports } = machine.draw(&self.program, &place)?;
-        if within.is_some_and(|within| !within.allows(end)) {
-            return Err(OutputFault::NothingToDraw);
         }
-        let next = DrawState { numbers: state, n_drawn: start.n_drawn.saturating_add(1) };
-        Ok((end, Left { next, reports }))
     }
 
     /// The memory that masks and biases take.

@@ -46,6 +46,15 @@ pub(crate) fn score(prefix_hash: u64, token: Token) -> f32 {
     -((mix(prefix_hash ^ (u64::from(token) << 32)) % 1009) as f32)
 }
 
+/// The most probable tokens.
+pub(crate) fn ranked(prefix_hash: u64, n: usize) -> Vec<Candidate> {
+    let candidate = |token| Candidate { token, logprob: score(prefix_hash, token) / 100.0 };
+    let mut ranked: Vec<Candidate> = (0..VOCAB as Token).map(candidate).collect();
+    ranked.sort_by(|a, b| b.logprob.total_cmp(&a.logprob).then(a.token.cmp(&b.token)));
+    ranked.truncate(n);
+    ranked
+}
+
 /// A backend whose KV of a position is a hash of all tokens up to it, checked whenever it is read.
 pub(crate) struct HashBackend {
     pages: Vec<[u64; PAGE_LEN]>,
@@ -196,8 +205,9 @@ impl HashBackend {
                 self.draw_under(mask, slot, prefix, sampler.seed)
             }
             OutputKind::Top { n } => {
-                Output::Top { candidates: vec![drawn(prefix, 0); *n], entropy: score(prefix, 0) }
+                Output::Top { candidates: ranked(prefix, *n), entropy: score(prefix, 0) }
             }
+            OutputKind::Ranked { .. } => unreachable!("no search here has a sampler"),
             OutputKind::Scores(tokens) => {
                 Output::Scores(tokens.iter().map(|&token| score(prefix, token)).collect())
             }

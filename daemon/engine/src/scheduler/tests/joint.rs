@@ -128,7 +128,7 @@ impl World {
         let jobs: Vec<JobId> = plan.rows.iter().filter_map(|row| self.riding(row.id)).collect();
         for job in &jobs {
             let n_rows = jobs.iter().filter(|other| *other == job).count();
-            assert_eq!(n_rows, 2, "a job rides whole");
+            assert_eq!(n_rows, self.scheduler.jobs.members(*job).len(), "a job rides whole");
         }
         for row in plan.rows.iter().filter(|row| self.riding(row.id).is_some()) {
             assert_eq!((row.end - row.start, row.n_outputs), (1, 1));
@@ -203,7 +203,6 @@ impl World {
             }
             self.free_members(job.members);
         }
-        assert_eq!(self.jobs.is_empty(), self.scheduler.jobs.is_empty(), "no job is forgotten");
     }
 }
 
