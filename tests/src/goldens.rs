@@ -34,7 +34,7 @@ pub struct Case {
 }
 
 /// One beam search.
-#[derive(Debug, Deserialize)]
+#[derive(Clone, Debug, Deserialize)]
 pub struct Beams {
     /// Beams, and hypotheses returned.
     pub num_beams: usize,

@@ -20,6 +20,7 @@ const VERSIONS: [(&str, &[&str]); 2] = [
     (
         "0.2.0",
         &[
+            "beams",
             "constraints",
             "contexts",
             "decoding",

@@ -1,28 +1,29 @@
-//! Beam search written in the guest. Shows the raw speed: the engine ranks the next tokens of all beams in one
-//! batch, and the guest decides which of them live.
+//! Beam search: the most probable continuations that a search over several hypotheses at once finds, equal to those of
+//! Hugging Face transformers. The engine searches; the guest looks in between only where it prunes.
 //!
 //! ```text
 //! trellis run beam "What is 37 + 48?"
 //! trellis run beam --beams 8 --length-penalty 0.6 --early-stopping true "Tell me a short story."
+//! trellis run beam --beams 6 --groups 3 --diversity 0.5 "Name a colour."
+//! trellis run beam --prune 2.5 "Tell me a short story."
 //! trellis run beam --raw --json "<|begin_of_text|>Once upon a time"
 //! ```
 //!
-//! `--early-stopping` is `false`, `true` or `never`, as in Hugging Face transformers, and so are the results,
-//! token for token. `--raw` takes the prompt as it is, special tokens included, in place of a chat message.
+//! `--early-stopping` is `false`, `true` or `never`, as in transformers, and so are the results, token for token.
+//! `--groups` makes diverse groups (Vijayakumar and others, "Diverse Beam Search", 2018). `--prune` drops after each token what is so many nats
+//! behind the best, as Freitag and Al-Onaizan do ("Beam Search Strategies for Neural Machine Translation", 2017), and shows
+//! what is settled as it comes. `--raw` takes the prompt as it is, special tokens included, in place of a chat message.
 //! `--json` prints `{"sequences": [[token, ...], ...], "scores": [...]}`, best first.
 
-mod search;
-
-use std::num::NonZeroUsize;
-
-use search::{EarlyStopping, Search, Settings};
 use serde::Serialize;
-use trellis_guest::{Args, Chat, Context, Model, Result, Token, emit, emit_json, top_all};
+use trellis_guest::{
+    Args, BeamSearch, Chat, EarlyStopping, Finished, Kept, Model, Result, Token, emit, emit_json,
+};
 
 trellis_guest::main!(run);
 
-const USAGE: &str = "beam [--beams N] [--n-best N] [--max-tokens N] [--length-penalty P] \
-                     [--early-stopping false|true|never] [--raw] [--json] PROMPT";
+const USAGE: &str = "beam [--beams N] [--groups N] [--diversity PENALTY] [--n-best N] [--max-tokens N] \
+                     [--length-penalty P] [--early-stopping false|true|never] [--prune NATS] [--raw] [--json] PROMPT";
 
 #[derive(Serialize)]
 struct Report {
@@ -33,14 +34,19 @@ struct Report {
 fn run() -> Result {
     let mut args = Args::of_session(USAGE);
     let (json, raw) = (args.flag("--json"), args.flag("--raw"));
-    let n_beams = args.option::<NonZeroUsize>("--beams")?.map_or(4, NonZeroUsize::get);
+    let n_beams = args.option("--beams")?.unwrap_or(4);
+    let (n_groups, diversity) =
+        (args.option("--groups")?.unwrap_or(1), args.option("--diversity")?.unwrap_or(0.0));
     let n_best = args.option("--n-best")?.unwrap_or(n_beams);
-    let max_tokens = args.option::<NonZeroUsize>("--max-tokens")?.map_or(40, NonZeroUsize::get);
+    let max_tokens: u32 = args.option("--max-tokens")?.unwrap_or(40);
     let length_penalty = args.option("--length-penalty")?.unwrap_or(1.0);
-    if !f64::is_finite(length_penalty) {
-        return Err(args.mistake(format!("--length-penalty cannot be {length_penalty}")));
-    }
-    let early_stopping = args.option("--early-stopping")?.unwrap_or(EarlyStopping::False);
+    let early_stopping = match args.option::<String>("--early-stopping")?.as_deref() {
+        None | Some("false") => EarlyStopping::Heuristic,
+        Some("true") => EarlyStopping::AtOnce,
+        Some("never") => EarlyStopping::Never,
+        Some(other) => return Err(args.mistake(format!("--early-stopping cannot be {other}"))),
+    };
+    let prune: Option<f32> = args.option("--prune")?;
     let prompt = args.text()?;
 
     let model = Model::open_default()?;
@@ -50,34 +56,42 @@ fn run() -> Result {
     } else {
         context.set_chat(&Chat::new().user(&prompt))?;
     }
-
-    let stop_tokens = model.info().stop_tokens.clone();
-    let max_tokens = max_tokens.min((context.capacity() - context.length()) as usize).max(1);
-    let settings = Settings { n_beams, max_tokens, length_penalty, early_stopping, stop_tokens };
-    let n_candidates = settings.n_candidates().min(model.info().vocab_size as usize) as u32;
-    let mut search = Search::new(settings);
-    let mut contexts = vec![context];
-    loop {
-        let tops = top_all(&contexts, n_candidates)?;
-        if search.advance(tops.iter().map(|top| top.candidates.as_slice())).is_break() {
-            break;
-        }
-        contexts = search
-            .running()
-            .map(|beam| {
-                let context = contexts[beam.parent_idx].fork()?;
-                context.append(&[beam.token])?;
-                Ok(context)
-            })
-            .collect::<Result<Vec<Context>>>()?;
+    let search = context
+        .beams(n_beams)
+        .groups(n_groups, diversity)
+        .length_penalty(length_penalty)
+        .early_stopping(early_stopping)
+        .max_tokens(max_tokens.min(context.capacity() - context.length()))
+        .open()?;
+    match prune {
+        Some(nats) => search_pruned(&model, &search, nats, json)?,
+        None => search.run()?,
     }
 
-    let (sequences, scores) = search.best(n_best);
+    let best = search.best(n_best);
     if json {
+        let (sequences, scores) = best.into_iter().map(|one| (one.tokens, one.score)).unzip();
         return emit_json(&Report { sequences, scores });
     }
-    for (sequence, score) in sequences.iter().zip(scores) {
-        emit!("{score:9.5}  {}\n", model.decode(sequence)?)?;
+    for Finished { tokens, score } in best {
+        emit!("{score:9.5}  {}\n", model.decode(&tokens)?)?;
     }
     Ok(())
+}
+
+/// Goes on token by token without what is so many nats behind the best, and shows what is settled unless it is to be quiet.
+fn search_pruned(model: &Model, search: &BeamSearch, nats: f32, is_quiet: bool) -> Result {
+    let mut n_shown = 0;
+    loop {
+        let live = search.step()?;
+        let settled = search.settled();
+        if !is_quiet && settled.len() > n_shown {
+            emit!("{}", model.decode(&settled[n_shown..])?)?;
+            n_shown = settled.len();
+        }
+        let Some(best) = live.iter().map(|one| one.logprob).max_by(f32::total_cmp) else { break };
+        let near = live.iter().enumerate().filter(|(_, one)| one.logprob >= best - nats);
+        search.keep(near.map(|(idx, one)| Kept::live(idx, one.logprob)))?;
+    }
+    if is_quiet { Ok(()) } else { emit!("\n") }
 }

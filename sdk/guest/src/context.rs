@@ -3,7 +3,9 @@
 use crate::bindings::trellis::host::contexts as raw;
 use crate::bindings::trellis::host::models::SpecialTokens;
 use crate::session::check_call;
-use crate::{Candidate, Chat, ChatEnd, Distribution, Generate, Model, Result, Sampler, StreamOptions, Token};
+use crate::{
+    Beams, Candidate, Chat, ChatEnd, Distribution, Generate, Model, Result, Sampler, StreamOptions, Token,
+};
 use crate::{decoding, streams};
 
 /// A token sequence with its KV cache, freed when dropped.
@@ -23,6 +25,10 @@ impl Context {
 
     pub(crate) fn open(model: &Model, name: &str) -> Result<Self> {
         Ok(Self { raw: raw::Context::open(model.raw(), name)?, model: model.clone() })
+    }
+
+    pub(crate) fn from_raw(raw: raw::Context, model: &Model) -> Self {
+        Self { raw, model: model.clone() }
     }
 
     pub(crate) fn raw(&self) -> &raw::Context {
@@ -90,7 +96,7 @@ impl Context {
     /// # Errors
     /// [`BudgetExceeded`](crate::Error::BudgetExceeded).
     pub fn fork(&self) -> Result<Self> {
-        Ok(Self { raw: self.raw.fork()?, model: self.model.clone() })
+        Ok(Self::from_raw(self.raw.fork()?, &self.model))
     }
 
     /// So many forks, each with a sampler: the same settings, and seeds of their own. The first one draws what this
@@ -158,6 +164,11 @@ impl Context {
     /// [`BudgetExceeded`](crate::Error::BudgetExceeded).
     pub fn save(&self, name: &str) -> Result {
         Ok(self.raw.save(name)?)
+    }
+
+    /// A search for the most probable continuations, over so many hypotheses at once. See [`Beams`].
+    pub fn beams(&self, n_beams: u32) -> Beams<'_> {
+        Beams::new(self, n_beams)
     }
 
     /// Declarative decoding: the whole generation in one call. See [`Generate`].

@@ -57,6 +57,7 @@
 //! the host API panics there. What this layer does not cover is in [`bindings`].
 
 mod args;
+mod beams;
 pub mod bindings;
 mod chat;
 mod constraints;
@@ -73,6 +74,7 @@ mod session;
 mod streams;
 
 pub use args::Args;
+pub use beams::{BeamSearch, Beams, EarlyStopping, Finished, Kept, Live};
 pub use bindings::trellis::host::types::Token;
 pub use chat::{Chat, ChatMessage};
 pub use constraints::{Beginning, Constraint, Whitespace};

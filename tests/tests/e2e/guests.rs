@@ -265,6 +265,13 @@ mod check {
         }
         assert_eq!(n_main, 8, "the four-beam golden of each case");
 
+        // Of what is far behind, nothing is pruned; what is settled is shown.
+        let told = ["--json", "--raw", "--max-tokens", "20", "Once upon a time"];
+        let pruned = run(name, &[&["--prune", "1e9"], &told[..]].concat()).await.well();
+        assert_eq!(pruned.json, run(name, &told).await.well().json);
+        let shown = run(name, &["--prune", "3", "What is 37 + 48?"]).await.well().text;
+        assert!(shown.starts_with("85"), "{shown}");
+
         let answer = run(name, &["--n-best", "1", "What is 37 + 48?"]).await.well().text;
         let (score, text) = answer.trim().split_once(' ').expect("a score and a text");
         assert!(score.parse::<f32>().expect("a number") <= 0.0);

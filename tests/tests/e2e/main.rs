@@ -2,6 +2,7 @@
 //! machine with a GPU.
 
 mod bad_input;
+mod beams;
 mod cancels;
 mod card;
 mod cli;

@@ -143,6 +143,10 @@ impl From<SamplerError> for HostError {
             SamplerError::EndsInARow => {
                 invalid("program", "one that ends in a row", "one that ends in a token")
             }
+            SamplerError::EndsInNoRow => {
+                let expected = "one that ends in a row and keeps nothing from token to token";
+                invalid("program", "another", expected)
+            }
             SamplerError::TooMany { what, n, max } => invalid(what, n, format!("at most {max}")),
             SamplerError::MaskSize { n_tokens, vocab_size } => {
                 invalid("mask", format!("of {n_tokens} tokens"), format!("one of {vocab_size} tokens"))

@@ -1,5 +1,6 @@
 //! The host API: what guests call.
 
+mod beams;
 mod constraints;
 mod contexts;
 mod convert;

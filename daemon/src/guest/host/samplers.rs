@@ -24,6 +24,13 @@ const N_BIAS_MAX: usize = 1024;
 impl GuestSampler {
     /// The settings for a draw with this model.
     pub(super) fn for_model(&self, model: &ModelHandle) -> Result<Arc<Sampler>, HostError> {
+        self.check_models(model)?;
+        self.settings.validate(model.limits().vocab_size)?;
+        Ok(self.settings.clone())
+    }
+
+    /// Whether all that it is given is of this model.
+    pub(super) fn check_models(&self, model: &ModelHandle) -> Result<(), HostError> {
         let Given { mask, program, masks, biases, constraint } = &self.given;
         let of_masks = mask.iter().chain(masks).map(|mask| &mask.model);
         let of_program = program.iter().map(|program| &program.model);
@@ -31,8 +38,7 @@ impl GuestSampler {
         for other in of_masks.chain(of_program).chain(biases.iter().map(|bias| &bias.model)) {
             check_same_model(model, other)?;
         }
-        self.settings.validate(model.limits().vocab_size)?;
-        Ok(self.settings.clone())
+        Ok(())
     }
 }
 

@@ -4,10 +4,13 @@
 use wasmtime::component::{HasData, Resource};
 
 use super::types::{
-    GuestBias, GuestConstraint, GuestContext, GuestDecoder, GuestMask, GuestModel, GuestProgram,
-    GuestSampler, GuestStream, HostError,
+    GuestBeamSearch, GuestBias, GuestConstraint, GuestContext, GuestDecoder, GuestMask, GuestModel,
+    GuestProgram, GuestSampler, GuestStream, HostError,
 };
 use super::values::{Data, Reply};
+use crate::guest::bindings::trellis::host::beams::{
+    BeamSettings, FinishedHypothesis, KeptHypothesis, LiveHypothesis,
+};
 use crate::guest::bindings::trellis::host::constraints::{Beginning, Grammar};
 use crate::guest::bindings::trellis::host::decoding::{
     Distribution, LogprobsRequest, ScoreRequest, SpeculateRequest, StepRequest,
@@ -20,7 +23,7 @@ use crate::guest::bindings::trellis::host::streams::{
 };
 use crate::guest::bindings::trellis::host::types::{Candidate, Error as ApiError};
 use crate::guest::bindings::trellis::host::{
-    constraints, contexts, decoding, models, programs, samplers, session, streams, types,
+    beams, constraints, contexts, decoding, models, programs, samplers, session, streams, types,
 };
 use crate::guest::error::GuestFault;
 use crate::guest::store::GuestState;
@@ -254,6 +257,23 @@ taped!(streams::HostStream, "stream." {
     fn guess(stream: Resource<GuestStream>, tokens: Vec<u32>) -> Result<(), HostError>;
     fn finish(stream: Resource<GuestStream>) -> wasmtime::Result<Option<FinishReason>>;
     fn drop(stream: Resource<GuestStream>) -> wasmtime::Result<()>;
+});
+
+impl beams::Host for Taped<'_> {}
+
+taped!(beams::HostBeamSearch, "beam_search." {
+    async fn open(
+        context: Resource<GuestContext>, settings: BeamSettings, sampler: Option<Resource<GuestSampler>>
+    ) -> Result<Resource<GuestBeamSearch>, HostError>;
+    async fn run(search: Resource<GuestBeamSearch>) -> Result<(), HostError>;
+    async fn step(search: Resource<GuestBeamSearch>) -> Result<Vec<LiveHypothesis>, HostError>;
+    fn live(search: Resource<GuestBeamSearch>) -> wasmtime::Result<Vec<LiveHypothesis>>;
+    fn tokens(search: Resource<GuestBeamSearch>, idx: u32) -> Result<Vec<u32>, HostError>;
+    fn keep(search: Resource<GuestBeamSearch>, hypotheses: Vec<KeptHypothesis>) -> Result<(), HostError>;
+    fn settled(search: Resource<GuestBeamSearch>) -> wasmtime::Result<Vec<u32>>;
+    fn best(search: Resource<GuestBeamSearch>, n: u32) -> wasmtime::Result<Vec<FinishedHypothesis>>;
+    async fn take(search: Resource<GuestBeamSearch>, idx: u32) -> Result<Resource<GuestContext>, HostError>;
+    fn drop(search: Resource<GuestBeamSearch>) -> wasmtime::Result<()>;
 });
 
 taped!(session::Host, "session." {

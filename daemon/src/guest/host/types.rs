@@ -9,7 +9,7 @@ use trellis_engine::constraint::{Constraint, Rule};
 use trellis_engine::model::DecodeStream;
 use trellis_engine::sampling::program::Program;
 use trellis_engine::sampling::{Bias, Sampler, TokenMask};
-use trellis_engine::{Context, RunKey};
+use trellis_engine::{BeamSearch, Context, RunKey};
 
 use super::speculation::Speculation;
 use crate::guest::bindings::trellis::host::streams::FinishReason;
@@ -146,6 +146,15 @@ pub struct GuestStream {
     /// What the guest expects next.
     pub(crate) guess: Vec<Token>,
     pub(crate) finish: Option<FinishReason>,
+}
+
+/// `beam-search`
+pub struct GuestBeamSearch {
+    pub(crate) search: BeamSearch,
+    pub(crate) model: HeldModel,
+    /// The search may be all that draws with it.
+    #[expect(dead_code, reason = "it is paid for until it is dropped")]
+    pub(crate) given: Given,
 }
 
 /// What a host function returns instead of a value.

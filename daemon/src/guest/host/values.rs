@@ -411,4 +411,5 @@ cases! {
     Whitespace { Compact, Free }
 }
 
+mod beams;
 mod programs;

@@ -1,6 +1,7 @@
 //! The guest that the tests send against a daemon: its first argument says what it does.
 
 mod attacks;
+mod beams;
 mod mistakes;
 mod neighbour;
 mod posterior;

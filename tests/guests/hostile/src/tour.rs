@@ -10,7 +10,7 @@ use trellis_guest::{
     step_all, time_left, top_all, tops_all, try_receive, usage,
 };
 
-use crate::Outcome;
+use crate::{Outcome, beams};
 
 /// The greatest difference of two log-probabilities that are one.
 const TOLERANCE: f32 = 1e-4;
@@ -25,6 +25,7 @@ pub(crate) fn call_everything() -> Outcome {
     programmed(&model, &prompt)?;
     constrained(&model, &prompt)?;
     generated(&model, &prompt)?;
+    beams::searched(&model, &prompt)?;
     session()
 }
 
