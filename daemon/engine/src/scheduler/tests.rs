@@ -1,6 +1,7 @@
 //! Random operations against a model without pages, batches or run-ahead.
 
 mod cost;
+mod evict;
 mod failing;
 mod guest;
 pub(crate) mod hash_backend;
@@ -9,6 +10,7 @@ mod late;
 mod progress;
 mod pull;
 mod resize;
+mod saved;
 mod shares;
 mod steps;
 mod verify;
@@ -18,7 +20,7 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
 use self::guest::Guests;
-use self::hash_backend::{HashBackend, VOCAB, drawn, extend_hash, fails, hash, mix, score};
+use self::hash_backend::{HashBackend, VOCAB, drawn, fails, mix, score};
 use super::{Plan, Scheduler, SchedulerSettings};
 use crate::account::{Account, ActorId, Budget, GuestId, Owner, Resource, SessionId};
 use crate::backend::{AskLimits, Limits, PAGE_LEN};
@@ -64,6 +66,8 @@ struct Stream {
 /// What the caller knows of a context.
 struct Model {
     tokens: Vec<Token>,
+    /// What was taken out of them.
+    past: evict::Past,
     n_synced: usize,
     stream: Option<Stream>,
     question: Option<Question>,
@@ -99,13 +103,15 @@ struct World {
     port: Port,
     guests: Guests,
     backend: HashBackend,
+    /// What the longest context needs.
+    n_pages_min: usize,
     /// Steps that the backend has done and the scheduler has not heard of.
     under_way: VecDeque<(Plan, Vec<Output>)>,
     users: Vec<Arc<Account>>,
     contexts: Vec<(ContextId, Model)>,
     jobs: Vec<joint::Job>,
     n_jobs: joint::Seen,
-    saved: HashMap<(ActorId, String), Vec<Token>>,
+    saved: HashMap<(ActorId, String), (Vec<Token>, evict::Past)>,
     next_id: u64,
     n_answers: usize,
     n_tokens_pulled: usize,
@@ -114,6 +120,10 @@ struct World {
     n_verified: usize,
     n_masks_late: usize,
     n_moved_within: usize,
+    /// Tokens that were taken out of contexts.
+    n_evicted: usize,
+    /// Share of operations that take tokens out, of 100.
+    n_evictions_in_100: usize,
     /// Times that pages were given up, by what was missed most.
     n_parted: [usize; 4],
     /// Segments of tokens that were shared, summed over all that was done.
@@ -122,9 +132,14 @@ struct World {
 
 impl World {
     fn new(seed: u64) -> Self {
+        Self::with_pages(seed, N_PAGES_MIN)
+    }
+
+    /// One of so many pages at least.
+    fn with_pages(seed: u64, n_pages_min: usize) -> Self {
         let mut random = Random(seed);
         // From ample to so few that single contexts push each other out.
-        let n_pages = N_PAGES_MIN + random.below(60);
+        let n_pages = n_pages_min + random.below(60);
         let n_host_pages = random.below(30);
         let limits = Limits {
             n_pages,
@@ -142,6 +157,7 @@ impl World {
             n_steps_under_way: 1 + random.below(2),
             n_slots: 1 << 16,
             n_states: [0, 5, 1 << 16][random.below(3)],
+            n_stretches_max: 8,
             logits_tokens: 1.0,
             asks: AskLimits::NONE,
         };
@@ -160,6 +176,7 @@ impl World {
             port: if seed.is_multiple_of(2) { Port::Direct } else { Port::Encoded },
             guests: Guests::default(),
             backend: HashBackend::new(n_pages, n_host_pages),
+            n_pages_min,
             under_way: VecDeque::new(),
             users: (0..2).map(|_| Account::new("user", Budget::UNLIMITED, None)).collect(),
             contexts: Vec::new(),
@@ -174,6 +191,8 @@ impl World {
             n_verified: 0,
             n_masks_late: 0,
             n_moved_within: 0,
+            n_evicted: 0,
+            n_evictions_in_100: 0,
             n_parted: [0; 4],
             n_segments_shared: 0,
         }
@@ -231,7 +250,9 @@ impl World {
             let caller = self.guests.enter(&mut self.scheduler, owner);
             self.apply(Operation::Create { id, caller });
             let (tokens, stream, question) = (Vec::new(), None, None);
-            let model = Model { tokens, n_synced: 0, stream, question, is_member: false, caller, actor };
+            let past = evict::Past::default();
+            let model =
+                Model { tokens, past, n_synced: 0, stream, question, is_member: false, caller, actor };
             self.contexts.push((id, model));
             return;
         }
@@ -246,10 +267,13 @@ impl World {
         let Some(idx) = self.pick() else { return };
         let id = self.contexts[idx].0;
         let is_empty = self.contexts[idx].1.tokens.is_empty();
+        if self.n_evictions_in_100 > 0 && self.random.below(100) < self.n_evictions_in_100 {
+            return self.evict(idx);
+        }
         match choice {
             14..34 => {
                 let n = 1 + self.random.below(40);
-                let n = n.min(N_POSITIONS - self.contexts[idx].1.tokens.len());
+                let n = n.min(self.contexts[idx].1.n_free());
                 let tokens = self.tokens(n);
                 let model = &mut self.contexts[idx].1;
                 model.tokens.extend(tokens);
@@ -261,7 +285,7 @@ impl World {
             34..44 => {
                 let n = self.random.below(self.contexts[idx].1.tokens.len() + 1);
                 let model = &mut self.contexts[idx].1;
-                model.tokens.truncate(n);
+                model.truncate(n);
                 model.n_synced = model.n_synced.min(n);
                 let edit = Self::edit(model);
                 self.apply(Operation::Edit { id, edit });
@@ -272,6 +296,7 @@ impl World {
                 let edit = Self::edit(model);
                 let forked = Model {
                     tokens: model.tokens.clone(),
+                    past: model.past.clone(),
                     n_synced: model.tokens.len(),
                     stream: None,
                     question: None,
@@ -299,12 +324,13 @@ impl World {
 
     fn ask(&mut self, idx: usize) {
         let seed = self.random.next();
-        let n_free = N_POSITIONS - self.contexts[idx].1.tokens.len();
+        let n_free = self.contexts[idx].1.n_free();
         let n = self.random.below(30).min(n_free);
         let continuation = self.tokens(n);
         let n_guess_max = verify::n_guess_max(&self.scheduler, n_free);
-        let prefix = hash(&self.contexts[idx].1.tokens);
-        let guess = verify::guess(&mut self.random, prefix, seed, n_guess_max);
+        let chain = self.contexts[idx].1.chain();
+        let prefix = chain.last;
+        let guess = verify::guess(&mut self.random, chain, seed, n_guess_max);
         let kind = self.random.below(7);
         // Of what was asked about, a guest may append all, some, or something else.
         let n_appended = if n_free > 0 { self.random.below(2 * n_free.min(20)) } else { 0 };
@@ -325,12 +351,15 @@ impl World {
                 (Ask::Scores(continuation), Answer::Scores(scores))
             }
             4 => {
-                let mut before = prefix;
+                let mut before = chain;
                 let (mut scores, mut tops) = (Vec::new(), Vec::new());
                 for &token in &continuation {
-                    scores.push(score(before, token));
-                    tops.push(Top { candidates: vec![drawn(before, 0); 2], entropy: score(before, 0) });
-                    before = extend_hash(before, token);
+                    scores.push(score(before.last, token));
+                    tops.push(Top {
+                        candidates: vec![drawn(before.last, 0); 2],
+                        entropy: score(before.last, 0),
+                    });
+                    before = before.extend(token);
                 }
                 if seed & 64 == 0 {
                     (Ask::Continuation(continuation), Answer::Scores(scores))
@@ -338,7 +367,7 @@ impl World {
                     (Ask::Tops { continuation, n: 2 }, Answer::Tops(tops))
                 }
             }
-            5 if n_free > 0 => verify::question(prefix, seed, guess),
+            5 if n_free > 0 => verify::question(chain, seed, guess),
             _ => (Ask::Full, Answer::Full(vec![score(prefix, 7)])),
         };
         let then = match (&ask, &expected) {
@@ -359,48 +388,6 @@ impl World {
         self.apply(Operation::Ask { id, edit, ask, tag });
         if !is_wanted {
             self.apply(Operation::Cancel { id, tag });
-        }
-    }
-
-    fn save_or_open(&mut self, idx: usize) {
-        let name = format!("n{}", self.random.below(2));
-        let (caller, actor) = (self.contexts[idx].1.caller, self.contexts[idx].1.actor);
-        let key = (actor, name.clone());
-        let (guests, scheduler) = (&self.guests, &mut self.scheduler);
-        match self.random.below(3) {
-            0 => {
-                let (id, model) = &mut self.contexts[idx];
-                let (id, edit) = (*id, Self::edit(model));
-                self.saved.insert(key, model.tokens.clone());
-                let save = |place: &Standing| Operation::Save { id, edit, name, tag: place.tag() };
-                let done = guests.ask_at_once(scheduler, caller, save);
-                assert!(matches!(done, Done::Kept(Ok(()))), "within every budget: {done:?}");
-            }
-            1 if self.contexts.len() < 12 => {
-                self.next_id += 1;
-                let id = context_id(self.next_id);
-                let open = |place: &Standing| Operation::Open { id, caller, name, tag: place.tag() };
-                let done = guests.ask_at_once(scheduler, caller, open);
-                let Done::Opened(found) = done else { panic!("{done:?}") };
-                assert_eq!(found.as_ref().ok(), self.saved.get(&key));
-                if let Ok(tokens) = found {
-                    let n_synced = tokens.len();
-                    let (stream, question) = (None, None);
-                    let model = Model { tokens, n_synced, stream, question, is_member: false, caller, actor };
-                    self.contexts.push((id, model));
-                }
-            }
-            _ => {
-                let forget = |place: &Standing| Operation::Forget {
-                    model: ModelId::default(),
-                    caller,
-                    name,
-                    tag: place.tag(),
-                };
-                let done = guests.ask_at_once(scheduler, caller, forget);
-                let Done::Kept(forgotten) = done else { panic!("{done:?}") };
-                assert_eq!(forgotten.is_ok(), self.saved.remove(&key).is_some());
-            }
         }
     }
 
@@ -474,11 +461,12 @@ impl World {
         let mut holders = HashMap::new();
         let mut bundles: HashMap<_, Vec<Arc<Account>>> = HashMap::new();
         for context in self.scheduler.contexts.values() {
-            let n_blocks_max = context.n_tokens_expected().div_ceil(PAGE_LEN);
+            let n_blocks_max = context.kv.n_blocks_until(context.n_tokens_expected());
             assert!(context.kv.blocks().len() <= n_blocks_max, "a page that no token needs");
         }
         for kv in self.kvs() {
-            assert!(kv.n_computed <= kv.tokens.len() && kv.blocks().len() * PAGE_LEN >= kv.n_computed);
+            assert!(kv.n_computed <= kv.tokens.len());
+            assert!(kv.blocks().len() >= kv.n_blocks_to(kv.n_computed));
             let Holdings { account, bundled, single } = kv.holdings(&self.scheduler.pages);
             for &block in single {
                 *holders.entry(block).or_insert(0) += 1;
@@ -493,7 +481,7 @@ impl World {
         }
         self.scheduler.pages.check(&holders);
         self.scheduler.pages.check_bundles(&bundles);
-        self.scheduler.pages.tokens.check(self.kvs().map(|kv| &kv.tokens));
+        self.scheduler.pages.tokens.check(self.kvs().flat_map(Sequence::lists));
         let n_charged: u64 = self.users.iter().map(|user| user.used(Resource::Pages)).sum();
         let n_held: usize = holders.keys().map(|&block| self.scheduler.pages.n_payers(block)).sum();
         assert_eq!(n_charged, n_held as u64, "every held page is charged once to each user who holds it");
