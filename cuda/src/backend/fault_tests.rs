@@ -77,6 +77,7 @@ impl Talk {
             n_same_pages: 0,
             outputs,
             input: Input::Known,
+            evicted: None,
         }
     }
 }

@@ -249,6 +249,7 @@ fn step_limits(card: &Card, config: &ModelConfig, dtype: Dtype, options: &CudaOp
         n_logits_rows: options.n_rows_max.min(options.n_tokens_max).min(n_logits_rows(card, config)),
         n_pages: n_pages(CudaBackend::page_bytes(config, dtype), kv_bytes),
         n_states: (N_STATES_PER_ROW * options.n_rows_max).min(n_states_fitting),
+        n_stretches_max: 0,
     }
 }
 

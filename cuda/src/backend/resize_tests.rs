@@ -61,6 +61,7 @@ impl Talks {
                     .into_iter()
                     .collect(),
                 input: Input::Known,
+                evicted: None,
             }
         });
         let batch = Batch { copies: &[], rows: rows.collect() };

@@ -143,6 +143,7 @@ impl World {
                     .into_iter()
                     .collect(),
                 input: Input::Known,
+                evicted: None,
             }
         };
         let batch = || Batch { copies: &copies, rows: asked.iter().map(row).collect() };

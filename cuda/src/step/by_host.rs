@@ -24,7 +24,7 @@ pub(super) fn output_of(
             sample_by_program(
                 logits,
                 &looked_at,
-                n_tokens,
+                n_tokens.into(),
                 sampler,
                 start,
                 within.mask().map(|mask| &**mask),

@@ -68,6 +68,7 @@ pub(super) fn row<'a>(
         n_same_pages: 0,
         outputs: outputs.into_iter().map(|(position, kind)| OutputRequest { position, kind }).collect(),
         input: Input::Known,
+        evicted: None,
     }
 }
 

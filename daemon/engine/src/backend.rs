@@ -43,6 +43,9 @@ pub struct Limits {
     /// Contexts with a slot below this keep the hidden state of the last token that was asked about, so that a row of no
     /// tokens can ask about it again.
     pub n_states: usize,
+    /// The most stretches of a context from which tokens were evicted that attention tells apart; none where the device does
+    /// not compute such contexts.
+    pub n_stretches_max: usize,
     /// What a row of logits costs, in tokens: the output projection beside all layers.
     pub logits_tokens: f32,
     /// What may be asked of one batch.
@@ -100,6 +103,7 @@ impl Limits {
             n_steps_under_way: 2,
             n_slots: 1 << 16,
             n_states: 0,
+            n_stretches_max: 0,
             logits_tokens: 1.0,
             asks: AskLimits::NONE,
         }

@@ -9,6 +9,7 @@ pub use tokens::Tokens;
 use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 
+use crate::backend::PAGE_LEN;
 use crate::sampling::program::{DrawState, Left};
 use crate::sampling::{Sampler, TokenMask};
 
@@ -66,6 +67,62 @@ pub struct Row<'a> {
     pub n_same_pages: usize,
     /// What to return for this row.
     pub outputs: Requests<'a>,
+    /// For a context from which tokens were evicted. `tokens`, `start` and the positions of outputs then count those that
+    /// are there, and tokens lie and are rotated as this says.
+    pub evicted: Option<Evicted<'a>>,
+}
+
+/// Where the tokens of a context lie from which some were evicted.
+///
+/// The tokens before the row lie in the cells whose bits are set, page by page, and in all from `open` to `cell`. The row's
+/// own follow from `cell` on. Each token sees those that lie before it, itself included, and no others.
+#[derive(Clone, Copy, Debug)]
+pub struct Evicted<'a> {
+    /// Tokens that were evicted: a draw's position counts them too, so that none is made twice with the same noise.
+    pub n_evicted: usize,
+    /// Rotary position of the first token to compute; those after it follow.
+    pub rotation: usize,
+    /// The cell that takes the first token to compute; cells count from the first of the first page.
+    pub cell: usize,
+    /// A bit for each cell of each page, the lowest for the first.
+    pub live: &'a [u16],
+    /// The first cell that the bits say nothing of.
+    pub open: usize,
+    /// Ascending, at least one.
+    pub stretches: &'a [Stretch],
+    /// What is done before all else with the row: its pages and cells are those after it.
+    pub packs: &'a [Pack],
+}
+
+/// Tokens that are copied together, keys and values in every layer: those of a few pages to the first cells of another.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Pack {
+    /// The pages, in the order of their tokens, and a bit for each cell with one.
+    pub from: SmallVec<[(PageId, u16); 4]>,
+    /// None of those.
+    pub to: PageId,
+}
+
+/// Cells whose keys a query sees with a rotation of its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stretch {
+    /// The first, which is before or at the row's first.
+    pub first_cell: usize,
+    /// How much further than by its rotary position a query is rotated for their keys; 0 for the last stretch.
+    pub turn: i64,
+}
+
+impl Evicted<'_> {
+    /// Of the cells of a page, those with a token that the token in a cell sees.
+    #[must_use]
+    pub fn seen_in(&self, page_idx: usize, cell: usize) -> u16 {
+        let bits_below = |end: usize| {
+            let n = end.saturating_sub(page_idx * PAGE_LEN).min(PAGE_LEN);
+            ((1u32 << n) - 1) as u16
+        };
+        let known = self.live.get(page_idx).copied().unwrap_or(0) & bits_below(self.open);
+        (known | !bits_below(self.open)) & bits_below(cell + 1)
+    }
 }
 
 /// What is asked of one row; mostly one thing. A row makes one late draw at most.

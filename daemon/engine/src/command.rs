@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 use crate::batch::{Candidate, Drawn, Token};
 use crate::completion::{CallerId, Tag};
 use crate::error::EngineError;
+use crate::kv::Positions;
 use crate::port::{shared, shared_list, shared_list_of, shared_option};
 use crate::run::Finish;
 use crate::sampling::beams::Search;
@@ -204,6 +205,14 @@ pub(crate) enum Operation {
         id: ContextId,
         edit: Edit,
     },
+    /// Tokens are taken out by their indices, all of them before the last.
+    Evict {
+        id: ContextId,
+        edit: Edit,
+        start: usize,
+        end: usize,
+        positions: Positions,
+    },
     Fork {
         id: ContextId,
         edit: Edit,
@@ -309,6 +318,7 @@ impl Operation {
             Self::Create { id, .. }
             | Self::Open { id, .. }
             | Self::Edit { id, .. }
+            | Self::Evict { id, .. }
             | Self::Fork { id, .. }
             | Self::Ask { id, .. }
             | Self::Cancel { id, .. }

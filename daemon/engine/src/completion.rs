@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 use crate::batch::Token;
 use crate::command::Answer;
 use crate::error::EngineError;
+use crate::kv::Evictions;
 use crate::run::RunEvent;
 use crate::stats::EngineStats;
 
@@ -45,8 +46,8 @@ pub(crate) struct Completion {
 pub(crate) enum Done {
     /// A question was answered.
     Answer(Result<Answer, EngineError>),
-    /// A saved context was opened; its tokens.
-    Opened(Result<Vec<Token>, EngineError>),
+    /// A saved context was opened.
+    Opened(Result<Opened, EngineError>),
     /// A context was saved, or forgotten.
     Kept(Result<(), EngineError>),
     Stats(Result<Box<EngineStats>, EngineError>),
@@ -57,6 +58,13 @@ pub(crate) enum Done {
         event: RunEvent,
         n_ahead: usize,
     },
+}
+
+/// What its guest has to know of a context that was saved.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Opened {
+    pub(crate) tokens: Vec<Token>,
+    pub(crate) evictions: Option<Evictions>,
 }
 
 /// What is to be given back after this turn, in the order in which it came about. Its memory is reused. All that the

@@ -1,6 +1,7 @@
 //! The caller's side of a context.
 
 mod beams;
+mod evict;
 mod history;
 mod keeps;
 mod segments;
@@ -25,7 +26,7 @@ use crate::constraint::Rule;
 use crate::error::EngineError;
 use crate::handle::{Caller, Room};
 use crate::job::N_GUESS_MAX;
-use crate::kv::Footprint;
+use crate::kv::{Evictions, Footprint};
 use crate::line::Standing;
 use crate::model_handle::ModelHandle;
 use crate::run::{Finish, Progress, RunEvent, RunQueue};
@@ -42,6 +43,8 @@ pub struct Context {
     model: ModelHandle,
     caller: Arc<Caller>,
     tokens: History,
+    /// What was taken out of the tokens.
+    evictions: Evictions,
     states: States,
     /// What the program of the last draw reported.
     reports: Reports,
@@ -141,13 +144,14 @@ impl Context {
         let place = context.caller.stand();
         let (id, caller, tag) = (context.id, context.caller.id(), place.tag());
         model.post(&context.caller, Operation::Open { id, caller, name: name.to_owned(), tag }).await?;
-        let tokens = match place.take().await {
+        let opened = match place.take().await {
             Some(Done::Opened(opened)) => opened?,
             Some(other) => unreachable!("asked to open, answered with {other:?}"),
             None => return Err(model.ended()),
         };
-        context.footprint.set(tokens.len())?;
-        context.tokens = tokens.into();
+        context.evictions = opened.evictions.unwrap_or_default();
+        context.footprint.set_with(opened.tokens.len(), context.n_bytes_beside())?;
+        context.tokens = opened.tokens.into();
         context.n_synced = context.tokens.len();
         Ok(context)
     }
@@ -164,6 +168,7 @@ impl Context {
             model,
             caller,
             tokens,
+            evictions: Evictions::default(),
             states,
             reports,
             footprint,
@@ -200,17 +205,17 @@ impl Context {
     /// # Errors
     /// A token out of range, or more tokens than fit; nothing is appended then.
     pub async fn append(&mut self, tokens: &[Token]) -> Result<(), EngineError> {
-        self.append_with(tokens, self.states.n_bytes()).await
+        self.append_with(tokens, self.n_bytes_beside()).await
     }
 
-    /// Appends tokens to a context whose states are about to take so many bytes.
-    async fn append_with(&mut self, tokens: &[Token], state_bytes: u64) -> Result<(), EngineError> {
+    /// Appends tokens to a context that is about to take so many bytes beside its tokens.
+    async fn append_with(&mut self, tokens: &[Token], n_bytes_beside: u64) -> Result<(), EngineError> {
         self.check_continuation(tokens)?;
         if tokens.is_empty() {
             return Ok(());
         }
         let room = self.room_to_stop_run().await?;
-        self.footprint.set_with(self.tokens.len() + tokens.len(), state_bytes)?;
+        self.footprint.set_with(self.tokens.len() + tokens.len(), n_bytes_beside)?;
         self.tokens.append(tokens);
         self.verified = None;
         self.stop_run(room)
@@ -225,7 +230,7 @@ impl Context {
         let n_before = self.tokens.len();
         let tokens: SmallVec<[Token; 16]> = drawn.iter().map(|drawn| drawn.candidate.token).collect();
         let leaves = Leaves::of(sampler);
-        let n_bytes = self.states.n_bytes_with(leaves, drawn.len());
+        let n_bytes = self.n_bytes_with(leaves, drawn.len());
         self.append_with(&tokens, n_bytes).await?;
         for (idx, drawn) in drawn.iter().enumerate() {
             self.note_left(n_before + idx + 1, drawn, leaves);
@@ -258,8 +263,10 @@ impl Context {
 
     fn check_continuation(&self, tokens: &[Token]) -> Result<(), EngineError> {
         self.check_tokens(tokens)?;
-        let (n_tokens, n_positions) = (self.tokens.len() + tokens.len(), self.capacity());
-        if n_tokens > n_positions {
+        let (n_free, n_positions) = (self.n_free(), self.capacity());
+        if tokens.len() > n_free {
+            // Positions of tokens that are gone count, where they were kept.
+            let n_tokens = n_positions - n_free + tokens.len();
             return Err(EngineError::ContextFull { n_tokens, n_positions });
         }
         Ok(())
@@ -273,7 +280,7 @@ impl Context {
         }
         self.check_tokens(tokens)?;
         self.check_continuation(&[0])?; // room for the token that is drawn
-        tokens.truncate(self.capacity() - self.tokens.len() - 1);
+        tokens.truncate(self.n_free() - 1);
         Ok(())
     }
 
@@ -293,13 +300,14 @@ impl Context {
         }
         let room = self.model.room(&self.caller).await?;
         self.tokens.truncate(n_tokens);
+        self.evictions.truncate(n_tokens);
         self.n_truncations += 1;
         self.states.truncate(n_tokens);
         if self.keeping.as_ref().is_some_and(|keeping| keeping.first > n_tokens) {
             self.keeping = None;
         }
         self.reports.clear();
-        self.footprint.set_with(n_tokens, self.states.n_bytes())?;
+        self.footprint.set_with(n_tokens, self.n_bytes_beside())?;
         self.n_synced = self.n_synced.min(n_tokens);
         // Told at once, so that the pages are free for others.
         let edit = self.take_edit();
@@ -313,7 +321,8 @@ impl Context {
     pub async fn fork(&mut self) -> Result<Self, EngineError> {
         let room = self.model.room(&self.caller).await?;
         let mut child = Self::charged(&self.model, self.caller.clone(), self.tokens.fork())?;
-        child.footprint.set_with(child.tokens.len(), self.states.n_bytes())?;
+        child.footprint.set_with(child.tokens.len(), self.n_bytes_beside())?;
+        child.evictions = self.evictions.clone();
         child.states = self.states.fork();
         child.reports.clone_from(&self.reports);
         child.keeping = self.keeping.as_ref().map(Keeping::fork).transpose()?;
@@ -392,7 +401,7 @@ impl Context {
         self.start(key, settings).await?;
         // Before a token is taken that there would be no room for.
         let leaves = self.run.as_ref().and_then(|run| run.leaves);
-        self.footprint.set_with(self.tokens.len() + 1, self.states.n_bytes_with(leaves, 1))?;
+        self.footprint.set_with(self.tokens.len() + 1, self.n_bytes_with(leaves, 1))?;
         let (id, model, caller) = (self.id, &self.model, self.caller.id());
         let queue = &mut self.run.as_mut().expect("a run was just started").queue;
         let tell = |queue: &RunQueue, progress: Option<Progress>| match progress {

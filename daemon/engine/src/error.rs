@@ -57,6 +57,39 @@ pub enum EngineError {
         /// Tokens there are.
         length: usize,
     },
+    /// Tokens to be taken out that are not there.
+    #[error("no tokens from {start} to {end} in a context of {length}")]
+    NotThere {
+        /// The first of them.
+        start: usize,
+        /// The one after the last.
+        end: usize,
+        /// Tokens there are.
+        length: usize,
+    },
+    /// The model or its device computes no contexts from which tokens were evicted.
+    #[error(
+        "this model cannot evict tokens: its layers see windows of positions, or its device does not compute it"
+    )]
+    CannotEvict,
+    /// Closing up the hole would cut the context into too many stretches, which queries see with rotations of their own.
+    #[error("closing up the hole would leave {n_stretches} stretches of tokens: at most {n_stretches_max}")]
+    TooManyStretches {
+        /// Stretches that there would be.
+        n_stretches: usize,
+        /// The most of one context.
+        n_stretches_max: usize,
+    },
+    /// The tokens to be taken out are what a constraint is kept to.
+    #[error("tokens from {start} to {end} cannot be evicted: the constraint has those from {first} on")]
+    EvictsConstrained {
+        /// The first to be taken out.
+        start: usize,
+        /// The one after the last.
+        end: usize,
+        /// From where on the context keeps to its constraint.
+        first: usize,
+    },
     /// There is no token to look at.
     #[error("the context is empty: append a token first")]
     EmptyContext,

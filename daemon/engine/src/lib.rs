@@ -32,7 +32,7 @@ pub use engine::{Engine, EngineSettings, KvBounds, OneModel};
 pub use error::{EngineError, EngineFailure};
 pub use handle::{EngineState, EngineWatch};
 pub use job::N_GUESS_MAX;
-pub use kv::PrefixScope;
+pub use kv::{N_STRETCHES_MAX, Positions, PrefixScope};
 pub use model_handle::{ModelHandle, ModelLease};
 pub use port::Port;
 pub use run::Finish;

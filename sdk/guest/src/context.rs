@@ -1,6 +1,7 @@
 //! Token sequences with their KV cache.
 
 use crate::bindings::trellis::host::contexts as raw;
+pub use crate::bindings::trellis::host::contexts::Positions;
 use crate::bindings::trellis::host::models::SpecialTokens;
 use crate::session::check_call;
 use crate::{
@@ -122,6 +123,18 @@ impl Context {
     /// [`InvalidArgument`](crate::Error::InvalidArgument) when there are fewer.
     pub fn truncate(&self, n_tokens: u32) -> Result {
         Ok(self.raw.truncate(n_tokens)?)
+    }
+
+    /// Takes the tokens `start..end` out of the context: what is computed from now on does not see them, and pages of which
+    /// nothing is left come free. What was computed before has seen them and is not computed again. See
+    /// [`SlidingWindow`](crate::SlidingWindow) for a context that goes on for ever.
+    ///
+    /// # Errors
+    /// [`InvalidArgument`](crate::Error::InvalidArgument) for tokens that are not there or that a constraint has, for a model or
+    /// a device that cannot, and where closing up would leave more than 8 stretches of tokens between holes;
+    /// [`BudgetExceeded`](crate::Error::BudgetExceeded).
+    pub fn evict(&self, start: u32, end: u32, positions: Positions) -> Result {
+        Ok(self.raw.evict(start, end, positions)?)
     }
 
     /// How many tokens there are.

@@ -72,13 +72,14 @@ pub mod programs;
 mod sampler;
 mod session;
 mod streams;
+mod window;
 
 pub use args::Args;
 pub use beams::{BeamSearch, Beams, EarlyStopping, Finished, Kept, Live};
 pub use bindings::trellis::host::types::Token;
 pub use chat::{Chat, ChatMessage};
 pub use constraints::{Beginning, Constraint, Whitespace};
-pub use context::{Context, forget};
+pub use context::{Context, Positions, forget};
 pub use decoding::{
     Candidate, Distribution, embedding_all, full_all, logprobs_all, score_all, speculate_all, step_all,
     top_all, tops_all,
@@ -94,6 +95,7 @@ pub use session::{
     receive_json, receive_within, seed, time_left, try_receive, usage,
 };
 pub use streams::{FinishReason, StreamOptions, TextStream, TokenStream};
+pub use window::SlidingWindow;
 
 /// Makes a function the guest: `trellis_guest::main!(run);`.
 ///

@@ -68,6 +68,7 @@ examples! {
     "self-consistency" => self_consistency,
     "smc" => smc,
     "speculate" => speculate,
+    "streaming-llm" => streaming_llm,
     "watermark" => watermark,
 }
 
@@ -195,6 +196,7 @@ async fn compare_beams(client: &trellis_client::Client, case: &Case, beams: &Bea
 mod check {
     use super::*;
     pub(crate) use crate::constraints::guest::constrained;
+    pub(crate) use crate::evictions::streaming_llm;
 
     pub(crate) async fn chat(name: &str) {
         let answer = run(name, &["What is 37 + 48?"]).await.well();

@@ -9,6 +9,7 @@ mod cli;
 mod concurrency;
 mod constraints;
 mod dtypes;
+mod evictions;
 mod failing;
 mod forks;
 mod goldens;

@@ -43,6 +43,7 @@ impl Contexts {
             n_same_pages: 0,
             outputs,
             input: Input::Known,
+            evicted: None,
         }
     }
 

@@ -79,6 +79,23 @@ impl States {
         }
     }
 
+    /// The tokens `start..end` are gone. What was left at the last of them is carried on from the token before them.
+    pub(super) fn evict(&mut self, start: usize, end: usize) {
+        let mut after: Vec<Entry> = Vec::new();
+        while let Some(&entry) = self.entries.last().filter(|entry| entry.n_tokens > start) {
+            self.entries.truncate(self.entries.len() - 1);
+            match entry.n_tokens > end {
+                true => after.push(Entry { n_tokens: entry.n_tokens - (end - start), ..entry }),
+                // Of those within, the last counts; without a token before them there is none to carry it on.
+                false if after.last().is_none_or(|next| next.n_tokens > start) && start > 0 => {
+                    after.push(Entry { n_tokens: start, ..entry });
+                }
+                false => {}
+            }
+        }
+        after.into_iter().rev().for_each(|entry| self.entries.push(entry));
+    }
+
     /// The context keeps its first `n_tokens`.
     pub(super) fn truncate(&mut self, n_tokens: usize) {
         while self.entries.last().is_some_and(|entry| entry.n_tokens > n_tokens) {

@@ -43,6 +43,7 @@ fn engine() -> (ModelHandle, Served) {
         n_steps_under_way: 1,
         n_slots: 0,
         n_states: 0,
+        n_stretches_max: 0,
         logits_tokens: 1.0,
         asks: AskLimits::NONE,
     };

@@ -48,15 +48,15 @@ impl Context {
     /// # Errors
     /// A budget is used up; the token stays where it is.
     pub fn take_verified(&mut self, key: RunKey) -> Result<Option<Drawn>, EngineError> {
-        let Some(verified) = self.verified.as_mut().filter(|verified| verified.key == key) else {
+        let verified = self.verified.as_ref().filter(|verified| verified.key == key);
+        let Some(leaves) =
+            verified.filter(|verified| !verified.drawn.is_empty()).map(|verified| verified.leaves)
+        else {
             return Ok(None);
         };
-        let leaves = verified.leaves;
-        if verified.drawn.is_empty() {
-            return Ok(None);
-        }
-        self.footprint.set_with(self.tokens.len() + 1, self.states.n_bytes_with(leaves, 1))?;
-        let drawn = verified.drawn.pop_front().expect("it is not empty");
+        self.footprint.set_with(self.tokens.len() + 1, self.n_bytes_with(leaves, 1))?;
+        let drawn = self.verified.as_mut().and_then(|verified| verified.drawn.pop_front());
+        let drawn = drawn.expect("it is not empty");
         // The engine is told with the next question, and has computed it already.
         self.tokens.push(drawn.candidate.token);
         self.note_left(self.tokens.len(), &drawn, leaves);

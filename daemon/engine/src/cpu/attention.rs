@@ -3,15 +3,19 @@
 //! Scores, weights and sums are formed page by page from the first page of the window, in an order that depends
 //! on nothing but the position: not on the batch, nor on how the prompt was cut, nor on where the pages lie.
 
+mod holes;
+
 use rten_simd::ops::{BitOps, NumOps};
 use rten_simd::{Isa, SimdOp};
 use rten_vecmath::Softmax;
 
+pub(super) use self::holes::HolesScratch;
 use super::pages::{BLOCK_LEN, KvPages};
 use crate::backend::PAGE_LEN;
 use crate::batch::PageId;
 
 /// One position and one KV head with the query heads that share it.
+#[derive(Clone, Copy)]
 pub(super) struct Attention<'a> {
     pub(super) kv: &'a KvPages,
     pub(super) layer_idx: usize,
@@ -19,8 +23,8 @@ pub(super) struct Attention<'a> {
     pub(super) head_dim: usize,
     /// Pages of the context.
     pub(super) pages: &'a [PageId],
-    /// The position that looks back.
-    pub(super) position: usize,
+    /// The cell that looks back: its position, where no token was evicted.
+    pub(super) cell: usize,
     /// Positions it sees, itself included; all when `None`.
     pub(super) window: Option<usize>,
     /// Its query heads.
@@ -34,7 +38,7 @@ impl Attention<'_> {
         weights: &mut Vec<f32>,
         out: &mut [f32], // [n_queries, head_dim]
     ) {
-        let end = self.position + 1;
+        let end = self.cell + 1;
         let start = self.window.map_or(0, |window| end.saturating_sub(window));
         let seen = Seen { start, end, pages: &self.pages[start / PAGE_LEN..end.div_ceil(PAGE_LEN)] };
         let n_slots = seen.pages.len() * PAGE_LEN;

@@ -2,7 +2,7 @@
 
 use rayon::prelude::*;
 
-use super::attention::Attention;
+use super::attention::{Attention, HolesScratch};
 use super::elementwise::{gated_silu, rms_norm, rms_norm_mut, rotate};
 use super::linear::Gemm;
 use super::output::{self, Answers};
@@ -37,6 +37,9 @@ struct Activations {
     kept: Vec<f32>, // [n_slots, hidden_size]
 }
 
+/// What one task of attention works in.
+type Scratch = (Vec<f32>, HolesScratch);
+
 impl Decoder {
     pub(super) fn new(config: &ModelConfig, weights: Weights) -> Self {
         Self {
@@ -54,7 +57,7 @@ impl Decoder {
         activations.begin(config, weights, frequencies, &plan.places);
         // Where all is asked about states that were kept, there are no tokens.
         for (layer_idx, layer) in weights.layers.iter().enumerate().filter(|_| !plan.places.is_empty()) {
-            activations.attend(config, layer, layer_idx, &gemm, &plan.places, kv);
+            activations.attend(config, layer, layer_idx, frequencies, &gemm, &plan.places, kv);
             activations.think(config, layer, &gemm);
         }
         activations.answer(config, weights, &gemm, plan)
@@ -72,7 +75,7 @@ impl Activations {
             let start = place.token as usize * hidden_size;
             self.hidden.extend_from_slice(&weights.embedding[start..start + hidden_size]);
             self.turns.extend(frequencies.iter().map(|frequency| {
-                let (sin, cos) = (place.position as f32 * frequency).sin_cos();
+                let (sin, cos) = (place.rotation as f32 * frequency).sin_cos();
                 [cos, sin]
             }));
         }
@@ -89,6 +92,7 @@ impl Activations {
         config: &ModelConfig,
         layer: &LayerWeights,
         layer_idx: usize,
+        frequencies: &[f32], // [head_dim / 2]
         gemm: &Gemm,
         places: &[Place<'_>],
         kv: &mut KvPages,
@@ -122,20 +126,23 @@ impl Activations {
         let qkv = &self.qkv;
         let group_len = n_heads / n_kv_heads * head_dim;
         let tasks = self.attended.par_chunks_exact_mut(group_len).enumerate();
-        tasks.for_each_init(Vec::new, |scratch, (task_idx, out)| {
+        tasks.for_each_init(Scratch::default, |(scratch, among_holes), (task_idx, out)| {
             let (token_idx, kv_head_idx) = (task_idx / n_kv_heads, task_idx % n_kv_heads);
             let place = &places[token_idx];
-            Attention {
+            let attention = Attention {
                 kv,
                 layer_idx,
                 kv_head_idx,
                 head_dim,
                 pages: place.pages,
-                position: place.position,
+                cell: place.cell,
                 window: config.windows[layer_idx],
                 queries: &qkv[token_idx * qkv_len + kv_head_idx * group_len..][..group_len],
+            };
+            match place.evicted {
+                None => attention.run(scratch, out),
+                Some(evicted) => attention.run_among_holes(evicted, frequencies, among_holes, out),
             }
-            .run(scratch, out);
         });
         layer.attention_output.add(gemm, &self.attended, &mut self.hidden);
     }

@@ -6,7 +6,7 @@ use rayon::prelude::*;
 
 use crate::batch::{LateMask, Output, OutputFault, Token};
 use crate::sampling::program::DrawState;
-use crate::sampling::{Sampler, Scratch, TokenMask, sample_by_program, sample_under};
+use crate::sampling::{Before, Sampler, Scratch, TokenMask, sample_by_program, sample_under};
 
 /// A draw of the step under way, with all that it needs but the mask.
 pub(super) struct LateDraw {
@@ -16,7 +16,7 @@ pub(super) struct LateDraw {
     pub(super) logits: Vec<f32>, // [vocab_size]
     /// As far as the sampler looks at it.
     pub(super) history: Vec<Token>,
-    pub(super) n_tokens: usize,
+    pub(super) before: Before,
     pub(super) by: By,
     pub(super) mask: Option<TokenMask>,
 }
@@ -30,14 +30,14 @@ pub(super) enum By {
 
 impl LateDraw {
     fn draw(&self, mask: &TokenMask, scratch: &mut Scratch) -> Result<Output, OutputFault> {
-        let Self { logits, history, n_tokens, .. } = self;
+        let Self { logits, history, before, .. } = self;
         match &self.by {
             By::Chain(sampler) => {
-                let position = *n_tokens as u64;
+                let position = before.position();
                 sample_under(Some(mask), logits, history, position, sampler, scratch).map(Output::Sampled)
             }
             By::Program(sampler, start) => {
-                sample_by_program(logits, history, *n_tokens, sampler, *start, Some(mask), scratch)
+                sample_by_program(logits, history, *before, sampler, *start, Some(mask), scratch)
                     .map(|(candidate, left)| Output::Programmed(candidate, Box::new(left)))
             }
         }

@@ -28,6 +28,7 @@ use self::threads::Threads;
 use self::weights::Weights;
 use crate::backend::{AskLimits, Backend, BackendError, Collected, Damage, Limits, WeightsInfo};
 use crate::batch::{Batch, HostPageId, LateMask, PageId};
+use crate::kv::N_STRETCHES_MAX;
 use crate::model::{Dtype, Model, ModelConfig, ModelError, tensors};
 
 /// Contexts whose last hidden state is kept: 16 MiB for a hidden size of 4,096.
@@ -139,6 +140,10 @@ impl CpuBackend {
                 n_steps_under_way: 1,
                 n_slots: 0,
                 n_states: N_STATES,
+                n_stretches_max: match config.windows.iter().any(Option::is_some) {
+                    true => 0,
+                    false => N_STRETCHES_MAX,
+                },
                 logits_tokens: config.logits_tokens(),
                 asks: AskLimits::NONE,
             },
@@ -176,6 +181,10 @@ impl Backend for CpuBackend {
         let begun = Instant::now();
         for copy in batch.copies {
             self.kv.copy(copy.src, copy.dst);
+        }
+        for pack in batch.rows.iter().filter_map(|row| row.evicted.as_ref()).flat_map(|evicted| evicted.packs)
+        {
+            self.kv.pack(pack);
         }
         let plan = Plan::new(batch, &self.limits);
         if plan.places.is_empty() && plan.questions.is_empty() {

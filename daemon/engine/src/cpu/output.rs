@@ -102,8 +102,8 @@ fn program_draw(
         Within::Mask(mask) => Some(&**mask),
         Within::Late => return Ok(Output::SatOut),
     };
-    let (history, n_tokens) = (looked_at(question, sampler), question.history.len());
-    let (candidate, left) = sample_by_program(logits, &history, n_tokens, sampler, start, within, scratch)?;
+    let (history, before) = (looked_at(question, sampler), question.before());
+    let (candidate, left) = sample_by_program(logits, &history, before, sampler, start, within, scratch)?;
     Ok(Output::Programmed(candidate, Box::new(left)))
 }
 
@@ -119,8 +119,8 @@ fn late_draws(question: &Question<'_>, logits: &[f32]) -> impl Iterator<Item = L
             }
             _ => return None,
         };
-        let (row_idx, n_tokens) = (question.row_idx, question.history.len());
-        Some(LateDraw { row_idx, output_idx, logits: logits.to_vec(), history, n_tokens, by, mask: None })
+        let (row_idx, before) = (question.row_idx, question.before());
+        Some(LateDraw { row_idx, output_idx, logits: logits.to_vec(), history, before, by, mask: None })
     })
 }
 
@@ -139,7 +139,7 @@ fn answer_one(
 ) -> Result<Output, OutputFault> {
     match *kind {
         OutputKind::Sample(sampler) => {
-            let (history, position) = (looked_at(question, sampler), question.history.len() as u64);
+            let (history, position) = (looked_at(question, sampler), question.before().position());
             sample(logits, &history, position, sampler, scratch).map(Output::Sampled)
         }
         OutputKind::Program { sampler, start: Start::At(start), within } => {
@@ -150,7 +150,7 @@ fn answer_one(
         OutputKind::Program { start: Start::Drawn, .. } => unreachable!("one step is under way at a time"),
         OutputKind::Masked { mask: None, .. } => Ok(Output::SatOut),
         OutputKind::Masked { sampler, mask: Some(mask) } => {
-            let (history, position) = (looked_at(question, sampler), question.history.len() as u64);
+            let (history, position) = (looked_at(question, sampler), question.before().position());
             sample_under(Some(mask), logits, &history, position, sampler, scratch).map(Output::Sampled)
         }
         OutputKind::Top { n } => {

@@ -7,7 +7,7 @@ use memmap2::MmapMut;
 use zerocopy::FromBytes;
 
 use crate::backend::PAGE_LEN;
-use crate::batch::{HostPageId, PageId};
+use crate::batch::{HostPageId, Pack, PageId};
 use crate::model::ModelConfig;
 
 /// Elements of a head that values keep together.
@@ -137,6 +137,35 @@ impl KvPages {
         }
         let [from, to] = self.device.get_disjoint_mut([from, to]).expect("pages have memory");
         to[dst].copy_from_slice(&from[src]);
+    }
+
+    /// Copies tokens of some pages to the first cells of another.
+    pub(super) fn pack(&mut self, pack: &Pack) {
+        let layout = self.layout;
+        let to = self.in_granule(pack.to);
+        let mut page = self.device[granule_of(pack.to)][to.clone()].to_vec();
+        let cells = pack.from.iter().flat_map(|&(from, bits)| {
+            (0..PAGE_LEN).filter(move |slot| bits >> slot & 1 == 1).map(move |slot| (from, slot))
+        });
+        for (to_slot, (from, slot)) in cells.enumerate() {
+            let source = &self.device[granule_of(from)][self.in_granule(from)];
+            let heads = page.chunks_exact_mut(layout.head_len()).zip(source.chunks_exact(layout.head_len()));
+            for (head, source) in heads {
+                let (keys, values) = head.split_at_mut(layout.keys_len());
+                let (source_keys, source_values) = source.split_at(layout.keys_len());
+                for (column, source) in
+                    keys.chunks_exact_mut(PAGE_LEN).zip(source_keys.chunks_exact(PAGE_LEN))
+                {
+                    column[to_slot] = source[slot];
+                }
+                let blocks = values.chunks_exact_mut(PAGE_LEN * BLOCK_LEN);
+                for (block, source) in blocks.zip(source_values.chunks_exact(PAGE_LEN * BLOCK_LEN)) {
+                    let source = &source[slot * BLOCK_LEN..][..BLOCK_LEN];
+                    block[to_slot * BLOCK_LEN..][..BLOCK_LEN].copy_from_slice(source);
+                }
+            }
+        }
+        self.device[granule_of(pack.to)][to].copy_from_slice(&page);
     }
 
     pub(super) fn swap_out(&mut self, src: PageId, dst: HostPageId) {

@@ -1,21 +1,27 @@
 //! What a batch asks for, laid out token by token.
 
 use crate::backend::{Limits, PAGE_LEN};
-use crate::batch::{Batch, Input, OutputKind, PageId, Row, SlotId, Token, Tokens};
+use crate::batch::{Batch, Evicted, Input, OutputKind, PageId, Row, SlotId, Token, Tokens};
+use crate::sampling::Before;
 
 /// One token to compute.
 #[derive(Clone, Copy)]
 pub(super) struct Place<'a> {
     pub(super) token: Token,
-    pub(super) position: usize,
+    /// What its key and its queries are rotated by.
+    pub(super) rotation: usize,
+    /// Cells of its context before its own.
+    pub(super) cell: usize,
     /// Pages of its context.
     pub(super) pages: &'a [PageId],
+    /// For a context from which tokens were evicted.
+    pub(super) evicted: Option<&'a Evicted<'a>>,
 }
 
 impl Place<'_> {
-    /// The page that takes this position, and where in it.
+    /// The page that takes it, and where in that.
     pub(super) fn page(&self) -> (PageId, usize) {
-        (self.pages[self.position / PAGE_LEN], self.position % PAGE_LEN)
+        (self.pages[self.cell / PAGE_LEN], self.cell % PAGE_LEN)
     }
 }
 
@@ -37,11 +43,18 @@ pub(super) struct Question<'a> {
     pub(super) keeper: Option<SlotId>,
     /// Tokens of the context up to this place.
     pub(super) history: Tokens<'a>,
+    /// Tokens that were evicted.
+    pub(super) n_evicted: usize,
     /// What to return, with the index among all outputs of the step.
     pub(super) requests: Vec<(usize, &'a OutputKind<'a>)>,
 }
 
 impl Question<'_> {
+    /// What a draw there has before it.
+    pub(super) fn before(&self) -> Before {
+        Before { n_tokens: self.history.len(), n_evicted: self.n_evicted }
+    }
+
     pub(super) fn needs_logits(&self) -> bool {
         self.requests.iter().any(|(_, kind)| !matches!(kind, OutputKind::Embedding))
     }
@@ -64,8 +77,16 @@ impl<'a> Plan<'a> {
         for (row_idx, row) in batch.rows.iter().enumerate() {
             check_row(row, limits);
             let first_idx = plan.places.len();
-            let tokens = (row.start..).zip(row.tokens.iter_range(row.start..row.tokens.len()));
-            plan.places.extend(tokens.map(|(position, token)| Place { token, position, pages: row.pages }));
+            let evicted = row.evicted.as_ref();
+            let (rotation, cell) = evicted.map_or((row.start, row.start), |it| (it.rotation, it.cell));
+            let tokens = row.tokens.iter_range(row.start..row.tokens.len()).enumerate();
+            plan.places.extend(tokens.map(|(idx, token)| Place {
+                token,
+                rotation: rotation + idx,
+                cell: cell + idx,
+                pages: row.pages,
+                evicted,
+            }));
             let first_question = plan.questions.len();
             for request in &row.outputs {
                 let (position, n_tokens) = (request.position, row.tokens.len());
@@ -83,7 +104,9 @@ impl<'a> Plan<'a> {
                     Err(idx) => {
                         let is_kept = position + 1 == n_tokens && (row.slot.0 as usize) < limits.n_states;
                         let keeper = is_kept.then_some(row.slot);
-                        let question = Question { row_idx, hidden, keeper, history, requests: vec![asked] };
+                        let n_evicted = evicted.map_or(0, |it| it.n_evicted);
+                        let requests = vec![asked];
+                        let question = Question { row_idx, hidden, keeper, history, n_evicted, requests };
                         plan.questions.insert(first_question + idx, question);
                     }
                 }
@@ -104,6 +127,7 @@ fn check_row(row: &Row<'_>, limits: &Limits) {
         return;
     }
     assert!(n_tokens <= limits.n_positions_max, "{n_tokens} positions");
-    assert!(row.pages.len() * PAGE_LEN >= n_tokens, "{} pages for {n_tokens} tokens", row.pages.len());
+    let n_cells = row.evicted.map_or(n_tokens, |it| it.cell + n_tokens - row.start);
+    assert!(row.pages.len() * PAGE_LEN >= n_cells, "{} pages for {n_cells} cells", row.pages.len());
     assert!(row.pages.iter().all(|page| (page.0 as usize) < limits.n_pages), "page out of range");
 }

@@ -33,6 +33,7 @@ impl Gone {
                 return;
             }
             Operation::Edit { .. }
+            | Operation::Evict { .. }
             | Operation::Cancel { .. }
             | Operation::Pulled { .. }
             | Operation::Mask { .. }

@@ -1,10 +1,14 @@
 //! The KV cache as the scheduler sees it: which blocks hold the keys and values of which tokens, who holds them, where
 //! they are, and under which key the prefix cache can give them again.
 //!
+//! `evictions` says which tokens of a context are gone and where the others stand, `cells` where they lie.
+//!
 //! In come holders and what they computed; out go pages, moves and room. Nothing here touches the memory of a page:
 //! that is a backend's.
 
 mod bundles;
+mod cells;
+mod evictions;
 mod footprint;
 mod free_pages;
 mod holders;
@@ -13,6 +17,8 @@ mod prefix;
 mod sequence;
 mod tokens;
 
+pub(crate) use evictions::Evictions;
+pub use evictions::{N_STRETCHES_MAX, Positions};
 pub(crate) use footprint::Footprint;
 pub(crate) use pages::{BlockId, PageTable};
 pub(crate) use prefix::PrefixKey;

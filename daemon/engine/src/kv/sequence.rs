@@ -1,5 +1,8 @@
 //! The tokens of one context and the blocks that hold their KV.
 
+mod evicted;
+
+use self::evicted::Holed;
 use super::bundles::BundleId;
 use super::tokens::{TokenList, push_with_room};
 use super::{BlockId, PageTable, PrefixKey};
@@ -21,9 +24,13 @@ use std::sync::Arc;
 ///
 /// Tokens past the context's own, and the KV of them, are spares: what a question has computed beyond its end.
 ///
+/// Once tokens were evicted (`evicted`), blocks without any are let go of, and what is said of blocks is said of cells: of
+/// the places in them up to the one that takes the next token.
+///
 /// Owners are never cloned: [`Sequence::fork`] takes part in the count of holders.
 #[derive(Debug)]
 pub(crate) struct Sequence {
+    /// All that it has had, those that were evicted included: what is called a number of tokens here counts them.
     pub(crate) tokens: TokenList,
     pub(crate) n_computed: usize,
     blocks: Vec<BlockId>,
@@ -41,6 +48,8 @@ pub(crate) struct Sequence {
     /// Full blocks from the first on whose keys are known.
     n_keys: usize, // at most n_computed / PAGE_LEN
     root: PrefixKey,
+    /// What there is to know once tokens were evicted.
+    holed: Option<Box<Holed>>,
 }
 
 /// The pages of a sequence's blocks. They are looked up again only after blocks of anybody's have moved.
@@ -123,6 +132,7 @@ impl Sequence {
             account,
             n_keys: 0,
             root,
+            holed: None,
         }
     }
 
@@ -150,35 +160,40 @@ impl Sequence {
             account,
             n_keys: self.n_keys,
             root: self.root,
+            holed: self.fork_holed(pages),
         }
     }
 
-    /// All tokens.
+    /// All tokens, those that are gone included.
     pub(crate) fn view<'a>(&'a self, pages: &'a PageTable) -> Tokens<'a> {
         self.tokens.view(&pages.tokens)
     }
 
     /// Appends a token.
     pub(crate) fn push(&mut self, token: Token, pages: &mut PageTable) {
-        self.tokens.push(token, &mut pages.tokens);
+        self.append(&[token], pages);
     }
 
     /// Appends tokens.
     pub(crate) fn append(&mut self, tokens: &[Token], pages: &mut PageTable) {
         self.tokens.extend(tokens, &mut pages.tokens);
+        self.list_appended(tokens, pages);
     }
 
     /// Holds full blocks through bundles, as far as they make some. The last token is left out: it is the one that is
     /// computed again where somebody asks for its output.
     fn bundle_up(&mut self, pages: &mut PageTable) {
-        while (self.bundles.len() + 1) * pages.n_bundle_blocks() * PAGE_LEN < self.n_computed {
+        // Pages of a context with evictions may come to be let go of one by one.
+        while !self.is_holed()
+            && (self.bundles.len() + 1) * pages.n_bundle_blocks() * PAGE_LEN < self.n_computed
+        {
             self.bundles.push(pages.bundle(&self.account));
         }
     }
 
     /// Holds each block by itself that is in a bundle with one that is not full.
     fn unbundle_unwritten(&mut self, pages: &mut PageTable) {
-        let n_full = self.n_computed / PAGE_LEN / pages.n_bundle_blocks();
+        let n_full = self.block_of(self.n_computed) / pages.n_bundle_blocks();
         while self.bundles.len() > n_full {
             self.unbundle_last(pages);
         }
@@ -248,7 +263,7 @@ impl Sequence {
 
     /// As [`Self::tell_pages`], of all tokens, where they were computed and their pages are on the device; else none.
     pub(crate) fn tell_pages_there(&self, pages: &PageTable) -> (&[PageId], usize) {
-        let n_blocks = self.tokens.len().div_ceil(PAGE_LEN);
+        let n_blocks = self.n_blocks_to(self.tokens.len());
         let is_computed = self.n_computed >= self.tokens.len();
         match is_computed && self.places.are_there(n_blocks, pages) {
             true => self.tell_pages(n_blocks, pages),
@@ -263,22 +278,29 @@ impl Sequence {
 
     /// Puts another block in a block's place; the caller lets go of the one that is returned.
     pub(crate) fn replace_block(&mut self, block_idx: usize, block: BlockId) -> BlockId {
-        debug_assert!(block_idx * PAGE_LEN + PAGE_LEN > self.n_computed, "what is full is not written to");
+        debug_assert!(block_idx >= self.block_of(self.n_computed), "what is full is not written to");
         self.places.n_same = self.places.n_same.min(block_idx);
         std::mem::replace(&mut self.blocks[block_idx], block)
     }
 
     /// Keeps the first `n_tokens` tokens and lets go of the blocks past them.
     pub(crate) fn truncate(&mut self, n_tokens: usize, pages: &mut PageTable) {
-        self.tokens.truncate(n_tokens, &mut pages.tokens);
+        if n_tokens < self.tokens.len() {
+            self.tokens.truncate(n_tokens, &mut pages.tokens);
+            self.truncate_holed(n_tokens, pages);
+        }
         self.note_rewound(n_tokens);
         self.trim(pages);
         self.unbundle_unwritten(pages);
     }
 
-    /// Brings the tokens to these: the first `n_kept` that there are, then `appended`. What lay past the first `n_kept`
+    /// Brings the tokens to these: the first `n_kept` that are there, then `appended`. What lay past the first `n_kept`
     /// stays as far as it is the same.
     pub(crate) fn edit(&mut self, n_kept: usize, appended: &[Token], pages: &mut PageTable) {
+        let n_kept = self.n_numbers(n_kept);
+        if self.has_holes_from(n_kept) {
+            self.truncate(n_kept, pages);
+        }
         let behind = self.view(pages).iter_range(n_kept..self.tokens.len()).zip(appended);
         let n_same = behind.take_while(|(held, wanted)| held == *wanted).count();
         self.truncate(n_kept + n_same, pages);
@@ -287,7 +309,7 @@ impl Sequence {
 
     /// Lets go of the blocks past the last token.
     pub(crate) fn trim(&mut self, pages: &mut PageTable) {
-        self.release_after(self.tokens.len().div_ceil(PAGE_LEN), pages);
+        self.release_after(self.n_blocks_until(self.tokens.len()), pages);
     }
 
     /// The last blocks first: what the prefix cache gives up first is then the end of a text, and its beginning, which
@@ -318,7 +340,7 @@ impl Sequence {
 
     /// Blocks with anything in them.
     fn n_blocks_written(&self) -> usize {
-        self.n_computed.div_ceil(PAGE_LEN)
+        self.n_blocks_to(self.n_computed)
     }
 
     /// Of the tokens `start..end`, those whose KV was computed before.
@@ -348,11 +370,15 @@ impl Sequence {
     /// Treats tokens from `n_tokens` on as never computed; their blocks stay to be written again.
     pub(crate) fn rewind(&mut self, n_tokens: usize, pages: &mut PageTable) {
         self.note_rewound(n_tokens);
+        if self.is_holed() {
+            // The cells behind a hole follow those before it.
+            self.trim(pages);
+        }
         self.unbundle_unwritten(pages);
     }
 
     fn note_rewound(&mut self, n_tokens: usize) {
-        self.n_computed = self.n_computed.min(n_tokens);
+        self.note_computed(self.n_computed.min(n_tokens));
         self.n_once_computed = self.n_once_computed.min(n_tokens);
         self.n_to_state = self.n_to_state.filter(|&n| n <= n_tokens);
         self.n_keys = self.n_keys.min(self.n_computed / PAGE_LEN);
@@ -374,9 +400,15 @@ impl Sequence {
     }
 
     /// Gives up the blocks past the first `n_blocks`, because nobody knows any more what is in them; their KV is computed
-    /// again when it is needed.
+    /// again when it is needed. Where it was computed before an eviction, so is all from the first hole on.
     pub(crate) fn lose_after(&mut self, n_blocks: usize, pages: &mut PageTable) {
-        self.n_computed = self.n_computed.min(n_blocks * PAGE_LEN);
+        let n_blocks = match self.is_holed() {
+            true => self.lose_holed(n_blocks, pages),
+            false => {
+                self.n_computed = self.n_computed.min(n_blocks * PAGE_LEN);
+                n_blocks
+            }
+        };
         self.n_keys = self.n_keys.min(self.n_computed / PAGE_LEN);
         self.release_after(n_blocks, pages);
     }
@@ -389,6 +421,9 @@ impl Sequence {
     /// Takes full pages from the prefix cache up to position `end`; returns how many tokens that spares.
     pub(crate) fn adopt_prefix(&mut self, end: usize, pages: &mut PageTable) -> usize {
         let start = self.n_computed;
+        if self.is_holed() {
+            return 0;
+        }
         while self.n_computed + PAGE_LEN <= end && self.n_computed.is_multiple_of(PAGE_LEN) {
             let key = self.next_key(pages);
             let Some(block) = pages.adopt(&key, &self.account) else { break };
@@ -421,12 +456,20 @@ impl Sequence {
         self.n_once_computed = self.n_once_computed.max(self.n_computed);
     }
 
-    /// Notes that the KV of all tokens before `end` is computed, and enters pages that became full in the
-    /// prefix cache.
+    /// Notes that the KV of all tokens before `end` is computed. Pages that became full are entered in the prefix cache,
+    /// or evictions take effect that were made here.
     pub(crate) fn advance(&mut self, end: usize, pages: &mut PageTable) {
-        self.n_computed = end;
+        self.note_computed(end);
         self.n_once_computed = self.n_once_computed.max(end);
-        while (self.n_keys + 1) * PAGE_LEN <= end {
+        match self.is_holed() {
+            true => self.apply_due(pages),
+            false => self.enter_keys(pages),
+        }
+    }
+
+    /// Enters full pages in the prefix cache.
+    fn enter_keys(&mut self, pages: &mut PageTable) {
+        while (self.n_keys + 1) * PAGE_LEN <= self.n_computed {
             let key = self.next_key(pages);
             pages.enter_key(self.blocks[self.n_keys], key);
             self.note_key(key, pages);
@@ -457,7 +500,7 @@ impl Sequence {
     /// What it holds its blocks through.
     #[cfg(test)]
     pub(crate) fn holdings(&self, pages: &PageTable) -> Holdings<'_> {
-        assert!(self.n_bundled(pages) * PAGE_LEN <= self.n_computed, "what is in a bundle is full");
+        assert!(self.n_bundled(pages) <= self.block_of(self.n_computed), "what is in a bundle is full");
         let (bundled, single) = self.blocks.split_at(self.n_bundled(pages));
         let bundled = self.bundles.iter().copied().zip(bundled.chunks(pages.n_bundle_blocks())).collect();
         Holdings { account: &self.account, bundled, single }

@@ -195,6 +195,7 @@ impl TokenList {
         Tokens::stored(store, &self.segments, self.n_tokens)
     }
 
+    #[cfg(test)]
     pub(crate) fn push(&mut self, token: Token, store: &mut TokenStore) {
         self.extend(&[token], store);
     }

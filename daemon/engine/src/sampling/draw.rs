@@ -33,6 +33,29 @@ impl Scratch {
     }
 }
 
+/// What a context has before a draw.
+#[derive(Clone, Copy, Debug)]
+pub struct Before {
+    /// Its tokens.
+    pub n_tokens: usize,
+    /// Tokens that it had and that were evicted: the position of the draw, and with it its noise, counts them.
+    pub n_evicted: usize,
+}
+
+impl Before {
+    /// The position of the draw.
+    #[must_use]
+    pub fn position(&self) -> u64 {
+        (self.n_tokens + self.n_evicted) as u64
+    }
+}
+
+impl From<usize> for Before {
+    fn from(n_tokens: usize) -> Self {
+        Self { n_tokens, n_evicted: 0 }
+    }
+}
+
 /// Draws by the sampler's program, a token that `within` allows. A program that does not ask for the constraint's mask sees
 /// no others: they are as little there for its truncations as for its draw.
 ///
@@ -44,7 +67,7 @@ impl Scratch {
 pub fn sample_by_program(
     logits: &[f32],    // [vocab_size]
     history: &[Token], // the last tokens, at least as many as the program looks at
-    n_tokens: usize,
+    before: Before,
     sampler: &Sampler,
     start: DrawState,
     within: Option<&TokenMask>,
@@ -62,7 +85,7 @@ pub fn sample_by_program(
         }
         _ => logits,
     };
-    let draw = DrawPlace { n_tokens, seed: sampler.seed, start, within };
+    let draw = DrawPlace { before, seed: sampler.seed, start, within };
     let (token, left) = put_on.draw(machine, seen, history, draw)?;
     Ok((Candidate { token, logprob: distribution.logprob(token) }, left))
 }

@@ -47,7 +47,7 @@ mod tests;
 
 pub use bias::Bias;
 pub use distribution::Distribution;
-pub use draw::{Scratch, sample, sample_by_program, sample_under};
+pub use draw::{Before, Scratch, sample, sample_by_program, sample_under};
 pub use mask::TokenMask;
 pub use philox::philox4x32;
 pub use rank::rank;

@@ -14,7 +14,6 @@ use smallvec::SmallVec;
 
 use super::waits::WaitsFor;
 use super::{ContextState, Scheduler, Source};
-use crate::backend::PAGE_LEN;
 use crate::command::ContextId;
 use crate::job::Work;
 use crate::kv::{BlockId, PageTable};
@@ -125,7 +124,7 @@ impl ContextState {
 
     /// Those of its blocks that rows are still to write to.
     fn blocks_to_write(&self) -> &[BlockId] {
-        self.kv.blocks().get(self.start() / PAGE_LEN..).unwrap_or_default()
+        self.kv.blocks().get(self.kv.block_of(self.start())..).unwrap_or_default()
     }
 
     /// Nobody finds from now on what it is to write to: that would take a copy for which nobody looked for a page.
@@ -163,6 +162,11 @@ impl ContextState {
 }
 
 impl Term {
+    /// Counts pages that were let go of and may be needed again.
+    pub(super) fn note_let_go(&mut self, n_pages: usize) {
+        self.n_promised += n_pages;
+    }
+
     /// Counts a decoded token.
     pub(super) fn note_decoded(&mut self) {
         self.n_tokens_left = self.n_tokens_left.saturating_sub(1);
@@ -178,11 +182,11 @@ impl Scheduler {
         let n_term =
             N_TERM_TOKENS.max(kv.n_lost()).max(n_away / self.n_moves_per_step().min(N_MOVED_PAGES_PER_STEP));
         let end = match kept {
-            Kept::Term if is_run => (target + n_term).min(self.limits.n_positions_max),
+            Kept::Term if is_run => (target + n_term).min(kv.n_tokens_most(self.limits.n_positions_max)),
             _ => target,
         };
         // No more than the device has: alone it gets what there is.
-        let n_blocks = end.div_ceil(PAGE_LEN).max(kv.blocks().len());
+        let n_blocks = kv.n_blocks_until(end).min(self.limits.n_pages).max(kv.blocks().len());
         let n_to_get = context.n_to_get(n_blocks, &self.pages, self.limits.n_pages);
         Need { n_blocks, n_pages: (n_to_get + n_away).min(self.limits.n_pages), n_to_get, n_tokens: n_term }
     }
@@ -280,7 +284,7 @@ impl Scheduler {
     pub(super) fn needs_more(&self, context: &mut ContextState) -> bool {
         let Standing::Admitted(term) = context.standing else { return false };
         let n_away = context.kv.locate(&self.pages);
-        context.target().div_ceil(PAGE_LEN) > term.n_blocks
+        context.kv.n_blocks_until(context.target()).min(self.limits.n_pages) > term.n_blocks
             || (context.n_to_get(term.n_blocks, &self.pages, self.limits.n_pages) + n_away)
                 .min(self.limits.n_pages)
                 > term.n_promised
@@ -517,6 +521,19 @@ impl Scheduler {
             let n_promised = term.n_blocks.saturating_sub(context.kv.blocks().len()).min(term.n_promised);
             self.line.n_promised -= term.n_promised - n_promised;
             term.n_promised = n_promised;
+        }
+    }
+
+    /// Takes note of pages that an admitted context has let go of, and may need again on its way. Where others hold them
+    /// too, there may be no room for that.
+    pub(super) fn note_let_go(&mut self, id: ContextId, n_pages: usize) {
+        let Some(context) = self.contexts.get_mut(&id) else { return };
+        let Standing::Admitted(term) = &mut context.standing else { return };
+        term.note_let_go(n_pages);
+        self.line.n_promised += n_pages;
+        self.line.forget_count();
+        if self.count(None).n_left < 0 {
+            self.leave_by_id(id);
         }
     }
 

@@ -6,14 +6,13 @@ use super::holders::Listing;
 use super::room::Victim;
 use super::{ContextState, Saved, Scheduler};
 use crate::account::{ActorId, Owner, Resource};
-use crate::batch::Token;
 use crate::command::{Ahead, Ask, ContextId, Edit, Operation, RunSettings};
-use crate::completion::{CallerId, Done, Reply, Tag};
+use crate::completion::{CallerId, Done, Opened, Reply, Tag};
 use crate::error::EngineError;
 use crate::job::{AskWork, N_GUESS_MAX, RunWork, VerifyWork, Work};
-use crate::kv::Footprint;
 use crate::kv::PrefixKey;
 use crate::kv::Sequence;
+use crate::kv::{Evictions, Footprint};
 use crate::run::{AheadWindow, Finish, RunEvent, RunReply};
 
 impl Scheduler {
@@ -40,6 +39,13 @@ impl Scheduler {
                 self.outbox.to(caller, tag).send(Done::Opened(opened));
             }
             Operation::Edit { id, edit } => self.edit(id, edit),
+            Operation::Evict { id, edit, start, end, positions } => {
+                self.edit(id, edit);
+                if let Some(context) = self.contexts.get_mut(&id) {
+                    let n_positions = self.limits.n_positions_max;
+                    context.kv.evict(start..end, positions, n_positions, &mut self.pages);
+                }
+            }
             Operation::Fork { id, edit, child } => self.fork(id, edit, child),
             Operation::Ask { id, edit, ask, tag } => {
                 if let Some(reply) = self.reply(id, tag) {
@@ -148,7 +154,7 @@ impl Scheduler {
         caller: CallerId,
         name: String,
         price_ns: u64,
-    ) -> Result<Vec<Token>, EngineError> {
+    ) -> Result<Opened, EngineError> {
         let Some(owner) = self.commons.callers.get(&caller).cloned() else {
             return Err(EngineError::Stopped);
         };
@@ -159,11 +165,11 @@ impl Scheduler {
         saved.last_step = self.commons.step;
         self.holders.note_saved(&key, &mut saved.listing);
         let kv = saved.kv.fork(owner.account.clone(), &mut self.pages);
-        let tokens = kv.view(&self.pages).to_vec();
+        let opened = Opened { tokens: kv.kept(&self.pages), evictions: kv.evictions().cloned() };
         let seat = self.commons.queue.seat(&owner);
         self.commons.queue.charge(&seat, price_ns);
         self.insert(id, caller, owner, seat, kv, AheadWindow::default());
-        Ok(tokens)
+        Ok(opened)
     }
 
     /// Ends what the context does and brings its tokens to the caller's. What a question or a run has put past them stays
@@ -248,7 +254,7 @@ impl Scheduler {
         if settings.n_tokens_max == Some(0) {
             return queue.push(RunEvent::Finished(Finish::MaxTokens));
         }
-        if n_tokens >= self.limits.n_positions_max {
+        if context.kv.end_position() >= self.limits.n_positions_max {
             return queue.push(RunEvent::Finished(Finish::ContextFull));
         }
         context.kv.rewind(n_tokens - 1, &mut self.pages);
@@ -261,7 +267,9 @@ impl Scheduler {
         let Some(context) = self.contexts.get_mut(&id) else { return Err(EngineError::Stopped) };
         let owner = Owner { account: context.owner.account.root().clone(), ..context.owner.clone() };
         let key = (owner.actor, name);
-        let footprint = Footprint::new(&owner.account, context.kv.tokens.len())?;
+        let mut footprint = Footprint::new(&owner.account, 0)?;
+        let n_bytes_beside = context.kv.evictions().map_or(0, Evictions::n_bytes_held);
+        footprint.set_with(context.kv.n_kept(), n_bytes_beside)?;
         if let Some(mut earlier) = self.saved.remove(&key) {
             earlier.kv.forget(&mut self.pages);
             self.holders.forget(Victim::Saved(key.clone()), &earlier.owner, earlier.listing);

@@ -48,11 +48,17 @@ impl Scheduler {
             };
             context.note_taken_in(&row);
             if !row.is_of_head() {
+                let n_blocks = context.kv.blocks().len();
                 context.kv.advance(row.end, &mut self.pages);
+                let n_let_go = n_blocks - context.kv.blocks().len();
                 // A row behind it has written over what it left.
                 let is_last_row = context.under_way.is_none();
                 context.kv.set_state((row.keeps_state && is_last_row).then_some(row.end));
+                if n_let_go > 0 {
+                    self.note_let_go(row.id, n_let_go);
+                }
             }
+            let context = self.contexts.get_mut(&row.id).expect("it has a row");
             let work = context.work.as_mut().expect("a row of this epoch has its work");
             if let Work::Joint(work) = work
                 && let Some(output) = row_outputs.next()
@@ -162,7 +168,7 @@ impl ContextState {
         if let Standing::Admitted(term) = &mut self.standing {
             term.note_decoded();
         }
-        if let Some(finish) = finish(run, candidate.token, self.kv.tokens.len(), n_positions_max) {
+        if let Some(finish) = finish(run, candidate.token, self.kv.end_position(), n_positions_max) {
             self.end_run(RunEvent::Finished(finish), pages);
         }
     }
@@ -176,12 +182,12 @@ impl ContextState {
     }
 }
 
-fn finish(run: &RunWork, token: u32, n_tokens: usize, n_positions_max: usize) -> Option<Finish> {
+fn finish(run: &RunWork, token: u32, end_position: usize, n_positions_max: usize) -> Option<Finish> {
     if run.settings.stop_tokens.contains(&token) {
         Some(Finish::Stop)
     } else if run.settings.n_tokens_max == Some(run.n_given) {
         Some(Finish::MaxTokens)
-    } else if n_tokens >= n_positions_max {
+    } else if end_position >= n_positions_max {
         Some(Finish::ContextFull)
     } else {
         None

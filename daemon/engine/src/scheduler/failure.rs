@@ -31,7 +31,7 @@ impl Scheduler {
         for row in &plan.rows {
             let Some(context) = self.contexts.get_mut(&row.id) else { continue };
             context.owner.account.release(Resource::Tokens, row.n_charged);
-            let n_kept = row.start / PAGE_LEN;
+            let n_kept = context.kv.n_blocks_untouched(row.start);
             if context.epoch != row.epoch {
                 // Work that has ended since knows nothing of the step. What came after it may build on a page that was to
                 // be copied.

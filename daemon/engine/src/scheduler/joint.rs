@@ -377,7 +377,7 @@ impl Scheduler {
             self.stats.n_tokens_again -= row.n_again() as u64;
             if has_copies {
                 // The beginning of what it was to write may be a copy that is not made.
-                context.kv.lose_after(row.start / PAGE_LEN, &mut self.pages);
+                context.kv.lose_after(context.kv.block_of(row.start), &mut self.pages);
                 losers.push(row.id);
             }
         }
@@ -399,8 +399,8 @@ impl Scheduler {
             let is_away = |&block: &BlockId| held.insert(block) && self.pages.page(block).is_none();
             n_away += blocks.iter().copied().filter(is_away).count();
             let n_found = blocks.len().max(context.n_blocks_found());
-            n_new += context.kv.tokens.len().div_ceil(PAGE_LEN).saturating_sub(n_found);
-            let written = blocks.get(context.start() / PAGE_LEN..).unwrap_or_default();
+            n_new += context.kv.n_blocks_until(context.kv.tokens.len()).saturating_sub(n_found);
+            let written = blocks.get(context.kv.block_of(context.start())..).unwrap_or_default();
             let n = written.iter().filter(|&&block| self.pages.is_shared(block)).count();
             n_copied += n;
             if n > 0 && context.under_way.is_none() {
@@ -417,7 +417,7 @@ impl Scheduler {
         }
         for id in copying {
             let context = self.contexts.get_mut(&id).expect("a member exists");
-            context.kv.lose_after(context.kv.n_computed / PAGE_LEN, &mut self.pages);
+            context.kv.lose_after(context.kv.block_of(context.kv.n_computed), &mut self.pages);
             if context.is_admitted() {
                 // It needs more than it was promised. The job asks again.
                 self.leave_by_id(id);

@@ -39,6 +39,8 @@ impl Scheduler {
     /// Takes in the mask of a run's next draw. One for another place comes too late: the run was interrupted.
     pub(super) fn take_mask(&mut self, id: ContextId, tag: Tag, position: usize, mask: Arc<TokenMask>) {
         let Some(context) = self.contexts.get_mut(&id) else { return };
+        // Its guest counts the tokens that are there.
+        let position = position + context.kv.n_evicted();
         let is_next = position == context.kv.tokens.len();
         if let Some(Work::Run(run)) = &mut context.work
             && run.queue.tag() == tag
@@ -59,7 +61,7 @@ impl Scheduler {
         end: Result<Finish, EngineError>,
     ) {
         let Some(context) = self.contexts.get_mut(&id) else { return };
-        let is_next = position == context.kv.tokens.len();
+        let is_next = position == context.kv.n_kept();
         if !matches!(&context.work, Some(Work::Run(run)) if run.queue.tag() == tag && is_next) {
             return;
         }

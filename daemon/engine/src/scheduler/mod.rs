@@ -7,8 +7,9 @@
 //! it to the backend, [`Scheduler::complete`] takes the outputs and answers.
 //!
 //! What comes when: `commands` takes operations in, at the price that `price` says. For a step, `admission` and `room` see
-//! to pages (`holders`, `spares`: who has some to give), `joint` to jobs that ride together, `beams` to those that search,
-//! `late` to masks, `slots` to hidden states, `fair` says who is next, `bounds`, `asked` and `moves` what one step has room for, `cost` how long it
+//! to pages (`holders`, `spares`: who has some to give; `packs`: what evictions left in them), `joint` to jobs that ride
+//! together, `beams` to those that search, `late` to masks, `slots` to hidden states, `fair` says who is next, `bounds`,
+//! `asked` and `moves` what one step has room for, `cost` how long it
 //! takes and `charges` who pays; `plan` puts it together, `complete` or `failure` takes it in, `returns` and `waits` note
 //! who came back and who waited. `parts` and `resize` give memory to other models and take it.
 //!
@@ -39,6 +40,7 @@ mod joint;
 mod late;
 mod line;
 mod moves;
+mod packs;
 mod parts;
 mod plan;
 mod price;

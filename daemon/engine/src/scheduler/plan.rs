@@ -9,7 +9,7 @@ use super::room::Victims;
 use super::{ContextState, Scheduler, StepUnderWay, UnderWay};
 use crate::account::Resource;
 use crate::backend::PAGE_LEN;
-use crate::batch::{self, Batch, HostPageId, Input, PageCopy, PageId, Row};
+use crate::batch::{self, Batch, Evicted, HostPageId, Input, PageCopy, PageId, Row};
 use crate::command::{Answer, ContextId};
 use crate::error::EngineError;
 use crate::job::Work;
@@ -301,7 +301,7 @@ impl Scheduler {
         let is_waiting = context.under_way.is_some();
         let later = if is_waiting { Placed::UnderWay } else { Placed::Nothing };
         let has_no_slot = n_draws > 0 && context.slot.0 as usize >= self.limits.n_slots;
-        let is_full = n_draws > 0 && n_tokens >= self.limits.n_positions_max;
+        let is_full = n_draws > 0 && n_tokens >= context.kv.n_tokens_most(self.limits.n_positions_max);
         let is_next_token = target.saturating_sub(start) <= 1;
         if has_no_slot || is_full || is_next_token && !work.wants_more(context.window, n_draws) {
             return Ok(later);
@@ -321,12 +321,14 @@ impl Scheduler {
             }
         }
         if self.has_no_room_for_copy(context, target) {
-            context.kv.lose_after(context.start() / PAGE_LEN, &mut self.pages);
+            context.kv.lose_after(context.kv.block_of(context.start()), &mut self.pages);
             if self.needs_more(context) {
                 self.leave(id, context);
             }
         }
         let start = context.start();
+        let work_target = target;
+        let target = context.kv.up_to_eviction(target);
         if start >= target {
             if is_waiting {
                 return Ok(Placed::UnderWay);
@@ -342,7 +344,7 @@ impl Scheduler {
             return Ok(Placed::Nothing);
         }
         let end = context.work.as_ref().and_then(|work| work.end(start, target, n_tokens_max));
-        let Some(end) = end else { return Ok(Placed::Waits) };
+        let Some(end) = end.map(|end| end.min(target)) else { return Ok(Placed::Waits) };
         let Some((end, asked)) = self.end_asking(context, start..end, n_tokens, plan) else {
             return Ok(Placed::Waits);
         };
@@ -365,6 +367,7 @@ impl Scheduler {
         if let Some(work) = &context.work {
             plan.take_asked(asked, || work.outputs(start, end, n_tokens));
         }
+        self.pack(context);
         context.kv.locate(&self.pages);
         if plan.victims.is_some() {
             // Room is being made in this plan: not here. Before, nobody's pages were looked for.
@@ -374,7 +377,7 @@ impl Scheduler {
         self.stats.n_tokens += (end - start) as u64;
         self.stats.n_tokens_again += n_again as u64;
         self.charge_row(context, class, start..end, n_again, plan);
-        let draws = end == n_tokens && end == target && matches!(context.work, Some(Work::Run(_)));
+        let draws = end == n_tokens && end == work_target && matches!(context.work, Some(Work::Run(_)));
         let waits_for_mask = draws && context.lacks_mask();
         plan.waits_for_masks |= waits_for_mask;
         let before = context.under_way.map_or(0, |under_way| under_way.n_rows);
@@ -462,8 +465,9 @@ impl Scheduler {
     /// page and its copy, so what it has in it is computed again.
     pub(super) fn has_no_room_for_copy(&self, context: &ContextState, target: usize) -> bool {
         let blocks = context.kv.blocks();
-        let n_blocks = target.div_ceil(PAGE_LEN).max(blocks.len());
-        let is_copied = || blocks.get(context.start() / PAGE_LEN).is_some_and(|&b| self.pages.is_shared(b));
+        let n_blocks = context.kv.n_blocks_until(target).max(blocks.len());
+        let is_copied =
+            || blocks.get(context.kv.block_of(context.start())).is_some_and(|&b| self.pages.is_shared(b));
         n_blocks >= self.limits.n_pages && context.under_way.is_none() && is_copied()
     }
 
@@ -477,9 +481,10 @@ impl Scheduler {
         end: usize,
         plan: &mut Plan,
     ) -> Result<Brought, EngineError> {
-        let n_blocks = end.div_ceil(PAGE_LEN);
+        let n_blocks = context.kv.n_blocks_to(end);
         let n_held = context.kv.blocks().len();
-        let first_written = start / PAGE_LEN;
+        let first_written = context.kv.block_of(start);
+        let keeps_beginning = context.kv.n_before_in_block(start) > 0;
         let written = first_written.min(n_held)..n_blocks.min(n_held);
         let n_shared = |pages: &PageTable, kv: &Sequence| {
             kv.blocks()[written.clone()].iter().filter(|&&block| pages.is_shared(block)).count()
@@ -532,7 +537,7 @@ impl Scheduler {
             }
             let own = self.pages.allocate(account).expect("room was made");
             // Positions before `start` are kept; a page that is written from its beginning needs no copy.
-            if start > block_idx * PAGE_LEN {
+            if block_idx == first_written && keeps_beginning {
                 let page = |id| self.pages.page(id).expect("brought to the device above");
                 plan.copies.push(PageCopy { src: page(block), dst: page(own) });
                 // Whoever else holds it: nothing may be copied to it in the same step.
@@ -559,20 +564,26 @@ impl Scheduler {
             let work = context.work.as_ref().expect("a planned context has work");
             let (pages, n_same_pages) = match row.is_of_head() {
                 true => kv.tell_pages_there(&self.pages),
-                false => kv.tell_pages(row.end.div_ceil(PAGE_LEN), &self.pages),
+                false => kv.tell_pages(kv.n_blocks_to(row.end), &self.pages),
             };
             let mut outputs = work.outputs(row.start, row.end, row.n_tokens);
+            let start = kv.row_index(row.start);
+            outputs.iter_mut().for_each(|request| request.position -= row.start - start);
             if row.input == Input::Drawn {
                 outputs.iter_mut().for_each(|request| request.kind.starts_after_a_draw());
             }
             Row {
                 slot: context.slot,
-                tokens: kv.view(&self.pages).first(row.end.min(kv.tokens.len())),
+                tokens: kv.row_tokens(row.end, &self.pages),
                 input: row.input,
-                start: row.start,
+                start,
                 pages,
                 n_same_pages,
                 outputs,
+                evicted: kv.evicted(row.start).map(|evicted| match row.is_of_head() {
+                    true => Evicted { packs: &[], ..evicted },
+                    false => evicted,
+                }),
             }
         }));
         Batch { copies: &plan.copies, rows }

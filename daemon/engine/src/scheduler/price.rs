@@ -28,6 +28,12 @@ impl Scheduler {
             Operation::Fork { id, edit, .. } => {
                 base + self.edit_ns(*id, edit) + NS_PER_SHARED_PAGE * self.n_pages_of(*id)
             }
+            Operation::Evict { id, edit, start, .. } => {
+                let n_after =
+                    self.contexts.get(id).map_or(0, |context| context.kv.n_kept().saturating_sub(*start));
+                let n_tokens = n_after as u64 + edit.appended.len() as u64;
+                base + self.edit_ns(*id, edit) + NS_PER_TOKEN * n_tokens + NS_PER_PAGE * self.n_pages_of(*id)
+            }
             Operation::Edit { id, edit }
             | Operation::Ask { id, edit, .. }
             | Operation::Run { id, edit, .. } => base + self.edit_ns(*id, edit),
@@ -58,6 +64,7 @@ impl Scheduler {
         };
         let id = match operation {
             Operation::Edit { id, .. }
+            | Operation::Evict { id, .. }
             | Operation::Fork { id, .. }
             | Operation::Mask { id, .. }
             | Operation::Save { id, .. }
@@ -85,7 +92,7 @@ impl Scheduler {
 
     fn edit_ns(&self, id: ContextId, edit: &Edit) -> u64 {
         let Some(context) = self.contexts.get(&id) else { return 0 };
-        let n_dropped = context.kv.tokens.len().saturating_sub(edit.n_kept);
+        let n_dropped = context.kv.n_kept().saturating_sub(edit.n_kept);
         NS_PER_TOKEN * edit.appended.len() as u64 + NS_PER_PAGE * (n_dropped / PAGE_LEN) as u64
     }
 }

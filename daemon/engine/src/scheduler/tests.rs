@@ -2,6 +2,7 @@
 
 mod beams;
 mod cost;
+mod evict;
 mod failing;
 mod guest;
 pub(crate) mod hash_backend;
@@ -66,6 +67,8 @@ struct Stream {
 /// What the caller knows of a context.
 struct Model {
     tokens: Vec<Token>,
+    /// What was taken out of them.
+    past: evict::Past,
     n_synced: usize,
     stream: Option<Stream>,
     question: Option<Question>,
@@ -101,6 +104,8 @@ struct World {
     port: Port,
     guests: Guests,
     backend: HashBackend,
+    /// What the longest context needs.
+    n_pages_min: usize,
     /// Steps that the backend has done and the scheduler has not heard of.
     under_way: VecDeque<(Plan, Vec<Output>)>,
     users: Vec<Arc<Account>>,
@@ -109,7 +114,7 @@ struct World {
     n_jobs: joint::Seen,
     searches: Vec<beams::Searched>,
     n_searches: beams::Seen,
-    saved: HashMap<(ActorId, String), Vec<Token>>,
+    saved: HashMap<(ActorId, String), (Vec<Token>, evict::Past)>,
     next_id: u64,
     n_answers: usize,
     n_tokens_pulled: usize,
@@ -118,6 +123,10 @@ struct World {
     n_verified: usize,
     n_masks_late: usize,
     n_moved_within: usize,
+    /// Tokens that were taken out of contexts.
+    n_evicted: usize,
+    /// Share of operations that take tokens out, of 100.
+    n_evictions_in_100: usize,
     /// Times that pages were given up, by what was missed most.
     n_parted: [usize; 4],
     /// Segments of tokens that were shared, summed over all that was done.
@@ -126,9 +135,14 @@ struct World {
 
 impl World {
     fn new(seed: u64) -> Self {
+        Self::with_pages(seed, N_PAGES_MIN)
+    }
+
+    /// One of so many pages at least.
+    fn with_pages(seed: u64, n_pages_min: usize) -> Self {
         let mut random = Random(seed);
         // From ample to so few that single contexts push each other out.
-        let n_pages = N_PAGES_MIN + random.below(60);
+        let n_pages = n_pages_min + random.below(60);
         let n_host_pages = random.below(30);
         let limits = Limits {
             n_pages,
@@ -146,6 +160,7 @@ impl World {
             n_steps_under_way: 1 + random.below(2),
             n_slots: 1 << 16,
             n_states: [0, 5, 1 << 16][random.below(3)],
+            n_stretches_max: 8,
             logits_tokens: 1.0,
             asks: AskLimits::NONE,
         };
@@ -164,6 +179,7 @@ impl World {
             port: if seed.is_multiple_of(2) { Port::Direct } else { Port::Encoded },
             guests: Guests::default(),
             backend: HashBackend::new(n_pages, n_host_pages),
+            n_pages_min,
             under_way: VecDeque::new(),
             users: (0..2).map(|_| Account::new("user", Budget::UNLIMITED, None)).collect(),
             contexts: Vec::new(),
@@ -180,6 +196,8 @@ impl World {
             n_verified: 0,
             n_masks_late: 0,
             n_moved_within: 0,
+            n_evicted: 0,
+            n_evictions_in_100: 0,
             n_parted: [0; 4],
             n_segments_shared: 0,
         }
@@ -237,7 +255,9 @@ impl World {
             let caller = self.guests.enter(&mut self.scheduler, owner);
             self.apply(Operation::Create { id, caller });
             let (tokens, stream, question) = (Vec::new(), None, None);
-            let model = Model { tokens, n_synced: 0, stream, question, is_member: false, caller, actor };
+            let past = evict::Past::default();
+            let model =
+                Model { tokens, past, n_synced: 0, stream, question, is_member: false, caller, actor };
             self.contexts.push((id, model));
             return;
         }
@@ -252,10 +272,13 @@ impl World {
         let Some(idx) = self.pick() else { return };
         let id = self.contexts[idx].0;
         let is_empty = self.contexts[idx].1.tokens.is_empty();
+        if self.n_evictions_in_100 > 0 && self.random.below(100) < self.n_evictions_in_100 {
+            return self.evict(idx);
+        }
         match choice {
             14..34 => {
                 let n = 1 + self.random.below(40);
-                let n = n.min(N_POSITIONS - self.contexts[idx].1.tokens.len());
+                let n = n.min(self.contexts[idx].1.n_free());
                 let tokens = self.tokens(n);
                 let model = &mut self.contexts[idx].1;
                 model.tokens.extend(tokens);
@@ -267,7 +290,7 @@ impl World {
             34..44 => {
                 let n = self.random.below(self.contexts[idx].1.tokens.len() + 1);
                 let model = &mut self.contexts[idx].1;
-                model.tokens.truncate(n);
+                model.truncate(n);
                 model.n_synced = model.n_synced.min(n);
                 let edit = Self::edit(model);
                 self.apply(Operation::Edit { id, edit });
@@ -278,6 +301,7 @@ impl World {
                 let edit = Self::edit(model);
                 let forked = Model {
                     tokens: model.tokens.clone(),
+                    past: model.past.clone(),
                     n_synced: model.tokens.len(),
                     stream: None,
                     question: None,
@@ -306,12 +330,13 @@ impl World {
 
     fn ask(&mut self, idx: usize) {
         let seed = self.random.next();
-        let n_free = N_POSITIONS - self.contexts[idx].1.tokens.len();
+        let n_free = self.contexts[idx].1.n_free();
         let n = self.random.below(30).min(n_free);
         let continuation = self.tokens(n);
         let n_guess_max = verify::n_guess_max(&self.scheduler, n_free);
-        let prefix = hash(&self.contexts[idx].1.tokens);
-        let guess = verify::guess(&mut self.random, prefix, seed, n_guess_max);
+        let chain = self.contexts[idx].1.chain();
+        let prefix = chain.last;
+        let guess = verify::guess(&mut self.random, chain, seed, n_guess_max);
         let kind = self.random.below(7);
         // Of what was asked about, a guest may append all, some, or something else.
         let n_appended = if n_free > 0 { self.random.below(2 * n_free.min(20)) } else { 0 };
@@ -332,12 +357,12 @@ impl World {
                 (Ask::Scores(continuation), Answer::Scores(scores))
             }
             4 => {
-                let mut before = prefix;
+                let mut before = chain;
                 let (mut scores, mut tops) = (Vec::new(), Vec::new());
                 for &token in &continuation {
-                    scores.push(score(before, token));
-                    tops.push(Top { candidates: ranked(before, 2), entropy: score(before, 0) });
-                    before = extend_hash(before, token);
+                    scores.push(score(before.last, token));
+                    tops.push(Top { candidates: ranked(before.last, 2), entropy: score(before.last, 0) });
+                    before = before.extend(token);
                 }
                 if seed & 64 == 0 {
                     (Ask::Continuation(continuation), Answer::Scores(scores))
@@ -345,7 +370,7 @@ impl World {
                     (Ask::Tops { continuation, n: 2 }, Answer::Tops(tops))
                 }
             }
-            5 if n_free > 0 => verify::question(prefix, seed, guess),
+            5 if n_free > 0 => verify::question(chain, seed, guess),
             _ => (Ask::Full, Answer::Full(vec![score(prefix, 7)])),
         };
         let then = match (&ask, &expected) {
@@ -443,11 +468,12 @@ impl World {
         let mut holders = HashMap::new();
         let mut bundles: HashMap<_, Vec<Arc<Account>>> = HashMap::new();
         for context in self.scheduler.contexts.values() {
-            let n_blocks_max = context.n_tokens_expected().div_ceil(PAGE_LEN);
+            let n_blocks_max = context.kv.n_blocks_until(context.n_tokens_expected());
             assert!(context.kv.blocks().len() <= n_blocks_max, "a page that no token needs");
         }
         for kv in self.kvs() {
-            assert!(kv.n_computed <= kv.tokens.len() && kv.blocks().len() * PAGE_LEN >= kv.n_computed);
+            assert!(kv.n_computed <= kv.tokens.len());
+            assert!(kv.blocks().len() >= kv.n_blocks_to(kv.n_computed));
             let Holdings { account, bundled, single } = kv.holdings(&self.scheduler.pages);
             for &block in single {
                 *holders.entry(block).or_insert(0) += 1;
@@ -462,7 +488,7 @@ impl World {
         }
         self.scheduler.pages.check(&holders);
         self.scheduler.pages.check_bundles(&bundles);
-        self.scheduler.pages.tokens.check(self.kvs().map(|kv| &kv.tokens));
+        self.scheduler.pages.tokens.check(self.kvs().flat_map(Sequence::lists));
         let n_charged: u64 = self.users.iter().map(|user| user.used(Resource::Pages)).sum();
         let n_held: usize = holders.keys().map(|&block| self.scheduler.pages.n_payers(block)).sum();
         assert_eq!(n_charged, n_held as u64, "every held page is charged once to each user who holds it");

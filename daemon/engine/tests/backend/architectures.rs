@@ -14,7 +14,7 @@ use crate::support::{forward, full, options, row};
 /// seen, and a wrong term is off by 1e-2.
 const TOLERANCE: f64 = 1e-4;
 
-fn base() -> ModelConfig {
+pub(crate) fn base() -> ModelConfig {
     ModelConfig {
         architecture: Architecture::Llama,
         vocab_size: 101,

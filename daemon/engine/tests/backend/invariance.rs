@@ -88,6 +88,7 @@ fn check(mut backend: CpuBackend, n_contexts: usize) {
             n_same_pages: 0,
             outputs: Requests::from_iter([OutputRequest { position: ends[c] - 1, kind: OutputKind::Full }]),
             input: Input::Known,
+            evicted: None,
         });
         let outputs = forward(&mut backend, rows.collect());
         for (&c, output) in moving.iter().zip(outputs) {
@@ -140,6 +141,7 @@ fn fork_by_page_copy() {
         n_same_pages: 0,
         outputs: Requests::from_iter([OutputRequest { position: tokens.len() - 1, kind: OutputKind::Full }]),
         input: Input::Known,
+        evicted: None,
     };
     let copies = [PageCopy { src: PageId(102), dst: PageId(200) }];
     let batch = Batch {

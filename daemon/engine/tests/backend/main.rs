@@ -1,6 +1,7 @@
 //! The CPU backend from outside: against Hugging Face, against a plain reimplementation, against itself.
 
 mod architectures;
+mod evictions;
 mod golden;
 mod invariance;
 mod reference;

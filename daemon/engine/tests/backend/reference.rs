@@ -17,6 +17,19 @@ pub(crate) struct Reference<'a> {
 impl Reference<'_> {
     /// Final hidden states and log-probabilities of every position.
     pub(crate) fn run(&self, tokens: &[Token]) -> Vec<(Vec<f64>, Vec<f64>)> {
+        self.run_seeing(tokens, |layer_idx, position| {
+            let window = self.config.windows[layer_idx];
+            let first = window.map_or(0, |window| (position + 1).saturating_sub(window));
+            (first..=position).map(|seen| (seen, position - seen)).collect()
+        })
+    }
+
+    /// The same, where a token in a layer sees those of these indices, each so many positions back.
+    pub(crate) fn run_seeing(
+        &self,
+        tokens: &[Token],
+        seen: impl Fn(usize, usize) -> Vec<(usize, usize)>,
+    ) -> Vec<(Vec<f64>, Vec<f64>)> {
         let c = self.config;
         let embedding = self.tensor("model.embed_tokens.weight");
         let mut hidden: Vec<Vec<f64>> = tokens
@@ -28,32 +41,36 @@ impl Reference<'_> {
             let normed: Vec<_> =
                 hidden.iter().map(|x| self.norm(x, &name("input_layernorm.weight"))).collect();
             let heads = |projection: &str, n_heads: usize, norm: Option<&str>| -> Vec<Vec<Vec<f64>>> {
-                let project = |(position, x): (usize, &Vec<f64>)| {
+                let project = |x: &Vec<f64>| {
                     let y = self.linear(x, &name(projection));
                     assert_eq!(y.len(), n_heads * c.head_dim);
                     let heads = y.chunks(c.head_dim).map(|head| match norm {
-                        Some(norm) if c.qk_norm => self.turn(&self.norm(head, &name(norm)), position),
-                        Some(_) => self.turn(head, position),
-                        None => head.to_vec(),
+                        Some(norm) if c.qk_norm => self.norm(head, &name(norm)),
+                        _ => head.to_vec(),
                     });
                     heads.collect()
                 };
-                normed.iter().enumerate().map(project).collect()
+                normed.iter().map(project).collect()
             };
             let q = heads("self_attn.q_proj", c.n_heads, Some("self_attn.q_norm.weight"));
             let k = heads("self_attn.k_proj", c.n_kv_heads, Some("self_attn.k_norm.weight"));
             let v = heads("self_attn.v_proj", c.n_kv_heads, None);
             for position in 0..tokens.len() {
-                let first = c.windows[layer_idx].map_or(0, |window| (position + 1).saturating_sub(window));
+                let seen = seen(layer_idx, position);
                 let mut attended = Vec::new();
                 for (head_idx, query) in q[position].iter().enumerate() {
                     let kv_head_idx = head_idx * c.n_kv_heads / c.n_heads;
-                    let scores: Vec<f64> = (first..=position)
-                        .map(|p| dot(query, &k[p][kv_head_idx]) / (c.head_dim as f64).sqrt())
+                    // What counts between a query and a key is how far they are apart.
+                    let scores: Vec<f64> = seen
+                        .iter()
+                        .map(|&(p, n_back)| {
+                            let query = self.turn(query, n_back);
+                            dot(&query, &k[p][kv_head_idx]) / (c.head_dim as f64).sqrt()
+                        })
                         .collect();
                     let weights = log_softmax(&scores);
                     let mut sums = vec![0.0; c.head_dim];
-                    for (p, weight) in (first..=position).zip(&weights) {
+                    for (&(p, _), weight) in seen.iter().zip(&weights) {
                         let values = v[p][kv_head_idx].iter().map(|value| weight.exp() * value);
                         add(&mut sums, &values.collect::<Vec<_>>());
                     }

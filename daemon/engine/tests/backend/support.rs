@@ -48,6 +48,7 @@ pub(crate) fn row<'a>(
         n_same_pages: 0,
         outputs: outputs.into_iter().map(|(position, kind)| OutputRequest { position, kind }).collect(),
         input: Input::Known,
+        evicted: None,
     }
 }
 

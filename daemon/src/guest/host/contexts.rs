@@ -8,7 +8,7 @@ use wasmtime::component::Resource;
 
 use super::convert::{count, invalid};
 use super::types::{GuestContext, GuestModel, HostError};
-use crate::guest::bindings::trellis::host::contexts::{Host, HostContext};
+use crate::guest::bindings::trellis::host::contexts::{Host, HostContext, Positions};
 use crate::guest::bindings::trellis::host::models::SpecialTokens;
 use crate::guest::bindings::trellis::host::types::{Error as ApiError, UnknownName};
 use crate::guest::store::GuestState;
@@ -113,6 +113,20 @@ impl HostContext for GuestState {
 
     async fn truncate(&mut self, context: Resource<GuestContext>, n_tokens: u32) -> Result<(), HostError> {
         Ok(self.lock_context(&context)?.truncate(n_tokens as usize).await?)
+    }
+
+    async fn evict(
+        &mut self,
+        context: Resource<GuestContext>,
+        start: u32,
+        end: u32,
+        positions: Positions,
+    ) -> Result<(), HostError> {
+        let positions = match positions {
+            Positions::Keep => trellis_engine::Positions::Keep,
+            Positions::CloseUp => trellis_engine::Positions::CloseUp,
+        };
+        Ok(self.lock_context(&context)?.evict(start as usize, end as usize, positions).await?)
     }
 
     fn length(&mut self, context: Resource<GuestContext>) -> wasmtime::Result<u32> {

@@ -89,6 +89,29 @@ impl From<EngineError> for HostError {
             EngineError::TooLong { n_tokens, length } => {
                 return invalid("n-tokens", n_tokens, format!("at most {length}, the length of the context"));
             }
+            EngineError::NotThere { start, end, length } => {
+                return invalid(
+                    "end",
+                    format!("{start}..{end}"),
+                    format!("tokens within the {length} there are"),
+                );
+            }
+            EngineError::CannotEvict => {
+                return invalid("context", text, "one of a model and on a device that can");
+            }
+            EngineError::TooManyStretches { n_stretches, n_stretches_max } => {
+                let stretches = format!("{n_stretches} stretches of tokens");
+                return invalid(
+                    "positions",
+                    stretches,
+                    format!("at most {n_stretches_max} between closed holes"),
+                );
+            }
+            EngineError::EvictsConstrained { start, end, first } => {
+                let expected =
+                    format!("tokens before {first}, from where on the context keeps to a constraint");
+                return invalid("end", format!("{start}..{end}"), expected);
+            }
             EngineError::GuessTooLong { n_tokens, n_tokens_max } => {
                 return invalid("guess", format!("{n_tokens} tokens"), format!("at most {n_tokens_max}"));
             }

@@ -12,6 +12,7 @@ use crate::guest::bindings::trellis::host::beams::{
     BeamSettings, FinishedHypothesis, KeptHypothesis, LiveHypothesis,
 };
 use crate::guest::bindings::trellis::host::constraints::{Beginning, Grammar};
+use crate::guest::bindings::trellis::host::contexts::Positions;
 use crate::guest::bindings::trellis::host::decoding::{
     Distribution, LogprobsRequest, ScoreRequest, SpeculateRequest, StepRequest,
 };
@@ -161,6 +162,9 @@ taped!(contexts::HostContext, "context." {
     ) -> Result<u32, HostError>;
     async fn fork(context: Resource<GuestContext>) -> Result<Resource<GuestContext>, HostError>;
     async fn truncate(context: Resource<GuestContext>, n_tokens: u32) -> Result<(), HostError>;
+    async fn evict(
+        context: Resource<GuestContext>, start: u32, end: u32, positions: Positions
+    ) -> Result<(), HostError>;
     fn length(context: Resource<GuestContext>) -> wasmtime::Result<u32>;
     fn capacity(context: Resource<GuestContext>) -> wasmtime::Result<u32>;
     fn tokens(context: Resource<GuestContext>, start: u32, end: u32) -> wasmtime::Result<Vec<u32>>;

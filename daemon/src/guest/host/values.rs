@@ -4,6 +4,7 @@ use wasmtime::component::Resource;
 
 use super::types::HostError;
 use crate::guest::bindings::trellis::host::constraints::{Beginning, Grammar, JsonSchema, Whitespace};
+use crate::guest::bindings::trellis::host::contexts::Positions;
 use crate::guest::bindings::trellis::host::decoding::{
     Distribution, LogprobsRequest, ScoreRequest, SpeculateRequest, StepRequest,
 };
@@ -407,6 +408,7 @@ cases! {
     Inbox { NothingYet, Closed; Message }
     Keep { Tokens, Text }
     LogLevel { Debug, Info, Warn, Error }
+    Positions { Keep, CloseUp }
     SpecialTokens { Parse, AsText }
     Whitespace { Compact, Free }
 }

@@ -5,9 +5,9 @@ use std::time::Duration;
 use trellis_guest::programs::{BiasId, Definition, MaskId, Source, TokenBias};
 use trellis_guest::{
     Beginning, Candidate, Chat, ChatEnd, Constraint, Context, Error, FinishReason, Inbox, LogLevel, Model,
-    Sampler, Token, TokenMask, call_bytes, embedding_all, emit, emit_json, emit_tokens, forget, full_all,
-    generate_all, log, logprobs_all, receive, receive_json, receive_within, score_all, seed, speculate_all,
-    step_all, time_left, top_all, tops_all, try_receive, usage,
+    Positions, Sampler, Token, TokenMask, call_bytes, embedding_all, emit, emit_json, emit_tokens, forget,
+    full_all, generate_all, log, logprobs_all, receive, receive_json, receive_within, score_all, seed,
+    speculate_all, step_all, time_left, top_all, tops_all, try_receive, usage,
 };
 
 use crate::{Outcome, beams};
@@ -19,6 +19,7 @@ pub(crate) fn call_everything() -> Outcome {
     let model = Model::open_default()?;
     let vocabulary = models(&model)?;
     let prompt = contexts(&model)?;
+    evicted(&prompt)?;
     raw(&prompt)?;
     drawn(&prompt)?;
     masked(&model, &prompt, &vocabulary)?;
@@ -27,6 +28,52 @@ pub(crate) fn call_everything() -> Outcome {
     generated(&model, &prompt)?;
     beams::searched(&model, &prompt)?;
     session()
+}
+
+/// Tokens go from the middle, for all that comes after, and come back with what was before the hole.
+fn evicted(prompt: &Context) -> Outcome {
+    let whole = prompt.fork()?;
+    whole
+        .append(&prompt.model().encode("one two three four five six seven eight nine ten eleven twelve")?)?;
+    let (tokens, length) = (whole.tokens(), whole.length());
+    let expected = [&tokens[..2], &tokens[5..]].concat();
+    let mut drawn = Vec::new();
+    for (positions, is_computed) in [
+        (Positions::Keep, true),
+        (Positions::Keep, false),
+        (Positions::CloseUp, true),
+        (Positions::CloseUp, false),
+    ] {
+        let context = whole.fork()?;
+        if is_computed {
+            context.prefill()?;
+        }
+        context.evict(2, 5, positions)?;
+        assert_eq!(context.tokens(), expected);
+        let logprob = context.step(&Sampler::greedy())?.logprob;
+        let fork = context.fork()?;
+        fork.truncate(2)?;
+        fork.append(&tokens[2..])?;
+        assert!(is_near(fork.top(1)?.candidates[0].logprob, whole.fork()?.top(1)?.candidates[0].logprob));
+        drawn.push(logprob);
+    }
+    assert!(drawn[0] == drawn[1] && drawn[2] == drawn[3] && drawn[0] != drawn[2], "{drawn:?}");
+    let context = whole.fork()?;
+    context.evict(length - 3, length, Positions::Keep)?;
+    assert_eq!(context.length(), length - 3, "to the end that is a truncation");
+    for (start, end) in [(3, 2), (0, length)] {
+        let refused = context.evict(start, end, Positions::Keep);
+        assert!(matches!(refused, Err(Error::InvalidArgument { .. })), "{start}..{end}: {refused:?}");
+    }
+    let mut n_holes = 0;
+    let refused = loop {
+        match whole.evict(n_holes + 1, n_holes + 2, Positions::CloseUp) {
+            Ok(()) => n_holes += 1,
+            Err(error) => break error,
+        }
+    };
+    assert!(matches!(refused, Error::InvalidArgument { .. }) && n_holes == 7, "{n_holes} holes: {refused:?}");
+    Ok(())
 }
 
 /// Programs draw what their formulas say, and what they keep follows forks and truncations.

@@ -184,6 +184,7 @@ fn limits(n_rows_max: usize, n_steps_under_way: usize) -> Limits {
         n_steps_under_way,
         n_slots: 2 * n_rows_max,
         n_states: 0,
+        n_stretches_max: 0,
         logits_tokens: 1.0,
         asks: AskLimits::NONE,
     }

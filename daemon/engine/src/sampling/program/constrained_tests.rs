@@ -53,9 +53,9 @@ impl Case {
     fn under(&self) -> Drawn {
         let sampler = Sampler { seed: 7, program: Some(Box::new(self.put_on.clone())), ..Sampler::greedy() };
         let (start, within) = (self.put_on.start, Some(&*self.constraint));
-        let n_tokens = self.history.len();
+        let before = self.history.len().into();
         let scratch = &mut Scratch::default();
-        sample_by_program(&self.logits, &self.history, n_tokens, &sampler, start, within, scratch)
+        sample_by_program(&self.logits, &self.history, before, &sampler, start, within, scratch)
             .map(|(candidate, left)| (candidate.token, left.next.numbers, left.reports))
     }
 

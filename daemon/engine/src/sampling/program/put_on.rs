@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use super::{Machine, N_HANDLES_MAX, N_PARAMETERS_MAX, N_REPORTS_MAX, Outcome, Place, Program, ProgramState};
 use crate::batch::{OutputFault, Token};
 use crate::port::{shared, shared_list_of, shared_option};
-use crate::sampling::{Bias, SamplerError, TokenMask};
+use crate::sampling::{Before, Bias, SamplerError, TokenMask};
 
 /// A program that draws in the place of the fixed chain.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -118,13 +118,13 @@ impl PutOn {
     }
 
     fn place<'a>(&'a self, logits: &'a [f32], history: &'a [Token], draw: DrawPlace<'a>) -> Place<'a> {
-        let DrawPlace { n_tokens, seed, start, within } = draw;
+        let DrawPlace { before, seed, start, within } = draw;
         Place {
             logits,
             members: &[],
             history,
-            n_tokens,
-            position: n_tokens as u64,
+            n_tokens: before.n_tokens,
+            position: before.position(),
             n_drawn: start.n_drawn,
             seed,
             parameters: &self.parameters,
@@ -148,7 +148,7 @@ impl PutOn {
 #[derive(Clone, Copy, Debug)]
 pub struct DrawPlace<'a> {
     /// Tokens before the one that is drawn.
-    pub n_tokens: usize,
+    pub before: Before,
     /// Key of the noise.
     pub seed: u64,
     /// Where the program starts.

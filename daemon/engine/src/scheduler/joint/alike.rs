@@ -50,7 +50,12 @@ impl Scheduler {
     /// For each member, the one of the first and the last before it with which it has most in common.
     pub(super) fn who_begin_alike(&self, members: &Members) -> Vec<Option<Alike>> {
         let alike = |id: ContextId, member: ContextId| {
-            let [tokens, others] = [id, member].map(|id| self.contexts[&id].kv.view(&self.pages));
+            let both = [id, member].map(|id| &self.contexts[&id].kv);
+            if both.iter().any(|kv| kv.is_holed()) {
+                // The same tokens may have seen others.
+                return Alike { member, n_blocks: 0 };
+            }
+            let [tokens, others] = both.map(|kv| kv.view(&self.pages));
             let n_full = tokens.len().min(others.len()).saturating_sub(1);
             Alike { member, n_blocks: tokens.n_common(others).min(n_full) / PAGE_LEN }
         };

@@ -26,6 +26,34 @@ pub(crate) fn hash(tokens: &[Token]) -> u64 {
     tokens.iter().fold(0, |hash, &token| extend_hash(hash, token))
 }
 
+/// What the KV of the next token follows from: the KV before it, and where tokens were evicted all that the token sees.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Chain {
+    /// The KV of the last token.
+    pub(crate) last: u64,
+    /// All that are seen, summed, where tokens were evicted.
+    sum: Option<u64>,
+}
+
+impl From<u64> for Chain {
+    fn from(last: u64) -> Self {
+        Self { last, sum: None }
+    }
+}
+
+impl Chain {
+    /// After tokens of these KVs, with holes between them.
+    pub(crate) fn holed(kvs: &[u64]) -> Self {
+        let sum = kvs.iter().fold(0, |sum: u64, kv| sum.wrapping_add(*kv));
+        Self { last: kvs.last().copied().unwrap_or(0), sum: Some(sum) }
+    }
+
+    pub(crate) fn extend(self, token: Token) -> Self {
+        let last = extend_hash(self.last ^ self.sum.unwrap_or(0), token);
+        Self { last, sum: self.sum.map(|sum| sum.wrapping_add(last)) }
+    }
+}
+
 pub(crate) fn drawn(prefix_hash: u64, seed: u64) -> Candidate {
     Candidate { token: (mix(prefix_hash ^ seed) % VOCAB) as Token, logprob: -((prefix_hash % 97) as f32) }
 }
@@ -76,6 +104,8 @@ pub(crate) struct HashBackend {
     /// Rows whose token only the backend knew, and those of them that began a page.
     pub(crate) n_drawn_rows: usize,
     pub(crate) n_drawn_rows_on_new_pages: usize,
+    /// Times that tokens of several pages were copied into one.
+    pub(crate) n_packs: usize,
 }
 
 struct LateDraw {
@@ -104,6 +134,7 @@ impl HashBackend {
             n_told_again: 0,
             n_drawn_rows: 0,
             n_drawn_rows_on_new_pages: 0,
+            n_packs: 0,
         }
     }
 
@@ -127,9 +158,28 @@ impl HashBackend {
             assert!(batch.copies.iter().all(|other| other.dst != copy.src), "a source is no destination");
             self.pages[copy.dst.0 as usize] = self.pages[copy.src.0 as usize];
         }
+        for pack in batch.rows.iter().filter_map(|row| row.evicted.as_ref()).flat_map(|evicted| evicted.packs)
+        {
+            let cells = pack.from.iter().flat_map(|&(from, bits)| {
+                (0..PAGE_LEN).filter(move |slot| bits >> slot & 1 == 1).map(move |slot| (from, slot))
+            });
+            let kvs: Vec<u64> = cells.map(|(from, slot)| self.pages[from.0 as usize][slot]).collect();
+            assert!(kvs.len() <= PAGE_LEN && pack.from.iter().all(|(from, _)| *from != pack.to));
+            self.pages[pack.to.0 as usize] = [GARBAGE; PAGE_LEN];
+            self.pages[pack.to.0 as usize][..kvs.len()].copy_from_slice(&kvs);
+            self.n_packs += 1;
+        }
         let tokens: Vec<Vec<Token>> = batch.rows.iter().map(|row| self.tokens(row)).collect();
         // All rows are written before any is checked: a page shared in error would be seen.
         for (row, tokens) in batch.rows.iter().zip(&tokens) {
+            if let Some(evicted) = &row.evicted {
+                for (idx, &token) in tokens[row.start..].iter().enumerate() {
+                    let cell = evicted.cell + idx;
+                    let kv = self.kv_among_holes(row, cell, token);
+                    self.pages[row.pages[cell / PAGE_LEN].0 as usize][cell % PAGE_LEN] = kv;
+                }
+                continue;
+            }
             let mut prefix = hash(&tokens[..row.start]);
             for (position, &token) in tokens.iter().enumerate().skip(row.start) {
                 prefix = extend_hash(prefix, token);
@@ -145,18 +195,22 @@ impl HashBackend {
                     self.check_pages(row, tokens);
                     self.n_heads_with_pages += 1;
                 }
-                assert_eq!(self.states.get(&row.slot), Some(&hash(tokens)), "the state of the last token");
+                let prefix = match &row.evicted {
+                    Some(_) => self.states[&row.slot],
+                    None => hash(tokens),
+                };
+                assert_eq!(self.states.get(&row.slot), Some(&prefix), "the state of the last token");
                 self.n_rows_of_head += 1;
-                let prefix = hash(tokens);
                 outputs
                     .extend(row.outputs.iter().map(|request| self.output(row.slot, prefix, &request.kind)));
                 continue;
             }
-            assert_eq!(row.pages.len(), row.end().div_ceil(PAGE_LEN), "a page for each token and no more");
+            let n_cells = row.evicted.map_or(row.end(), |evicted| evicted.cell + row.end() - row.start);
+            assert_eq!(row.pages.len(), n_cells.div_ceil(PAGE_LEN), "a page for each token and no more");
             self.check_pages(row, tokens);
             for request in &row.outputs {
                 assert!((row.start..row.end()).contains(&request.position));
-                let prefix = hash(&tokens[..=request.position]);
+                let prefix = self.prefix(row, tokens, request.position);
                 outputs.push(self.output(row.slot, prefix, &request.kind));
                 if request.position + 1 == row.end() {
                     self.states.insert(row.slot, prefix);
@@ -166,7 +220,43 @@ impl HashBackend {
         outputs
     }
 
+    /// The KV of a token that sees the cells before its own that the row says.
+    fn kv_among_holes(&self, row: &Row<'_>, cell: usize, token: Token) -> u64 {
+        let evicted = row.evicted.as_ref().expect("tokens were evicted");
+        let seen = |page_idx: usize| {
+            let bits = evicted.seen_in(page_idx, cell);
+            let cells = (0..PAGE_LEN).filter(move |slot| bits >> slot & 1 == 1);
+            cells.map(move |slot| page_idx * PAGE_LEN + slot).filter(|&seen| seen != cell)
+        };
+        let cells = (0..=cell / PAGE_LEN).flat_map(seen);
+        let kvs: Vec<u64> = cells
+            .map(|seen| self.pages[row.pages[seen / PAGE_LEN].0 as usize][seen % PAGE_LEN])
+            .inspect(|&kv| assert_ne!(kv, GARBAGE, "a cell that nothing is in"))
+            .collect();
+        let before = match evicted.n_evicted {
+            0 => kvs.last().copied().unwrap_or(0).into(),
+            _ => Chain::holed(&kvs),
+        };
+        before.extend(token).last
+    }
+
+    /// The KV of a token of a row.
+    fn prefix(&self, row: &Row<'_>, tokens: &[Token], position: usize) -> u64 {
+        match &row.evicted {
+            None => hash(&tokens[..=position]),
+            Some(evicted) => self.kv_among_holes(row, evicted.cell + position - row.start, tokens[position]),
+        }
+    }
+
     fn check_pages(&self, row: &Row<'_>, tokens: &[Token]) {
+        if let Some(evicted) = &row.evicted {
+            for (idx, &token) in tokens[row.start..].iter().enumerate() {
+                let cell = evicted.cell + idx;
+                let stored = self.pages[row.pages[cell / PAGE_LEN].0 as usize][cell % PAGE_LEN];
+                assert_eq!(stored, self.kv_among_holes(row, cell, token), "KV of cell {cell}");
+            }
+            return;
+        }
         let mut prefix = 0;
         for (position, &token) in tokens.iter().enumerate() {
             prefix = extend_hash(prefix, token);
@@ -229,11 +319,15 @@ impl HashBackend {
             if let OutputKind::Masked { sampler, mask: None } = request.kind {
                 // Nobody may begin with what was drawn before.
                 self.drawn.remove(&row.slot);
+                let prefix = match row.start == row.end() && row.evicted.is_some() {
+                    true => self.states[&row.slot],
+                    false => self.prefix(row, tokens, request.position),
+                };
                 self.late.push(LateDraw {
                     row_idx,
                     output_idx: output_idx + idx,
                     slot: row.slot,
-                    prefix: hash(&tokens[..=request.position]),
+                    prefix,
                     seed: sampler.seed,
                 });
             }
@@ -295,7 +389,8 @@ impl HashBackend {
         }
         self.states.retain(|slot, _| batch.rows.iter().all(|row| row.slot != *slot));
         let rows = batch.rows.iter().filter(|row| row.start < row.end());
-        let written = rows.flat_map(|row| &row.pages[row.start / PAGE_LEN..]);
+        let first = |row: &&Row<'_>| row.evicted.map_or(row.start, |evicted| evicted.cell) / PAGE_LEN;
+        let written = rows.flat_map(|row| &row.pages[first(&row)..]);
         for page in written.chain(batch.copies.iter().map(|copy| &copy.dst)) {
             self.pages[page.0 as usize] = [GARBAGE; PAGE_LEN];
         }

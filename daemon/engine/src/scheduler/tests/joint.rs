@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::hash_backend::{drawn, hash};
 use super::verify::House;
-use super::{Model, N_POSITIONS, Plan, World};
+use super::{Model, Plan, World};
 use crate::account::Resource;
 use crate::backend::PAGE_LEN;
 use crate::batch::{Candidate, Token};
@@ -73,7 +73,7 @@ impl Model {
 
 impl World {
     fn is_room_for_one_more(model: &Model) -> bool {
-        !model.tokens.is_empty() && model.tokens.len() < N_POSITIONS
+        !model.tokens.is_empty() && model.n_free() > 0
     }
 
     /// Draws after this context and another of its guest's, if there is one.
@@ -92,12 +92,21 @@ impl World {
         let mut expected = Vec::new();
         let members = [idx, other].map(|idx| {
             let (id, model) = &mut self.contexts[idx];
-            expected.push(drawn(hash(&model.tokens), seed));
+            expected.push(drawn(model.chain().last, seed));
             model.is_member = true;
             (*id, Self::edit(model))
         });
         let n_pages = n_pages_together([idx, other].map(|idx| self.contexts[idx].1.tokens.as_slice()));
         self.apply(Operation::DrawTogether { members: members.to_vec(), sampler, tag });
+        let has_holes = |id: &ContextId| self.scheduler.contexts[id].kv.is_holed();
+        let n_blocks = |id: &ContextId| {
+            let kv = &self.scheduler.contexts[id].kv;
+            kv.n_blocks_until(kv.tokens.len())
+        };
+        let n_pages = match ids.iter().any(has_holes) {
+            true => ids.iter().map(n_blocks).sum(),
+            false => n_pages,
+        };
         self.jobs.push(Job { members: ids, place, expected, n_pages, is_disturbed: false });
         let spoiled = self.random.below(2);
         match self.random.below(16) {

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::hash_backend::{VOCAB, drawn, drawn_under, extend_hash, hash, mix};
+use super::hash_backend::{VOCAB, drawn, drawn_under, mix};
 use super::{Stream, World};
 use crate::batch::{Candidate, Token};
 use crate::command::Operation;
@@ -35,7 +35,7 @@ impl World {
         let (id, model) = &mut self.contexts[idx];
         let Some(stream) = model.stream.as_mut().filter(|stream| stream.is_masked) else { return };
         let (id, tag, position) = (*id, stream.queue.tag(), model.tokens.len());
-        let prefix = hash(&model.tokens);
+        let prefix = model.past.chain(&model.tokens);
         stream.n_masked = position + 1;
         let position = match stray {
             // One that came too late, and one that comes twice.
@@ -44,13 +44,13 @@ impl World {
             _ => position,
         };
         if stray < 2 {
-            let mask = mask_after(extend_hash(prefix, 1));
+            let mask = mask_after(prefix.extend(1).last);
             self.apply(Operation::Mask { id, tag, position, mask });
         }
         let position = self.contexts[idx].1.tokens.len();
-        self.apply(Operation::Mask { id, tag, position, mask: mask_after(prefix) });
+        self.apply(Operation::Mask { id, tag, position, mask: mask_after(prefix.last) });
         if stray == 2 {
-            let mask = mask_after(extend_hash(prefix, 1));
+            let mask = mask_after(prefix.extend(1).last);
             self.apply(Operation::Mask { id, tag, position, mask });
         }
     }

@@ -53,6 +53,7 @@ impl House {
             n_steps_under_way: 2,
             n_slots: 1 << 16,
             n_states: 0,
+            n_stretches_max: 0,
             logits_tokens: 1.0,
             asks: AskLimits::NONE,
         };

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use super::{N_PAGES_MIN, World};
+use super::World;
 use crate::kv::BlockId;
 use crate::scheduler::{Move, Scheduler, Taking};
 
@@ -22,7 +22,7 @@ impl World {
         if !self.under_way.is_empty() {
             return;
         }
-        let n_pages = N_PAGES_MIN + self.random.below(self.backend.n_pages() - N_PAGES_MIN + 1);
+        let n_pages = self.n_pages_min + self.random.below(self.backend.n_pages() - self.n_pages_min + 1);
         if n_pages >= self.scheduler.limits.n_pages {
             return self.scheduler.grow(n_pages);
         }

@@ -1,9 +1,6 @@
-//! Contexts that are saved and opened, among random operations.
+//! Contexts that are saved, opened and forgotten, among random operations.
 
-use super::{Model, World, context_id};
-use crate::command::{ModelId, Operation};
-use crate::completion::Done;
-use crate::line::Standing;
+use super::*;
 
 impl World {
     pub(super) fn save_or_open(&mut self, idx: usize) {
@@ -15,7 +12,7 @@ impl World {
             0 => {
                 let (id, model) = &mut self.contexts[idx];
                 let (id, edit) = (*id, Self::edit(model));
-                self.saved.insert(key, model.tokens.clone());
+                self.saved.insert(key, (model.tokens.clone(), model.past.clone()));
                 let save = |place: &Standing| Operation::Save { id, edit, name, tag: place.tag() };
                 let done = guests.ask_at_once(scheduler, caller, save);
                 assert!(matches!(done, Done::Kept(Ok(()))), "within every budget: {done:?}");
@@ -26,11 +23,15 @@ impl World {
                 let open = |place: &Standing| Operation::Open { id, caller, name, tag: place.tag() };
                 let done = guests.ask_at_once(scheduler, caller, open);
                 let Done::Opened(found) = done else { panic!("{done:?}") };
-                assert_eq!(found.as_ref().ok(), self.saved.get(&key));
-                if let Ok(tokens) = found {
+                let found = found.ok().map(|opened| (opened.tokens, opened.evictions.unwrap_or_default()));
+                let saved = self.saved.get(&key).cloned();
+                let expected = saved.as_ref().map(|(tokens, past)| (tokens.clone(), past.evictions.clone()));
+                assert_eq!(found, expected);
+                if let Some((tokens, past)) = saved {
                     let n_synced = tokens.len();
                     let (stream, question) = (None, None);
-                    let model = Model { tokens, n_synced, stream, question, is_member: false, caller, actor };
+                    let model =
+                        Model { tokens, past, n_synced, stream, question, is_member: false, caller, actor };
                     self.contexts.push((id, model));
                 }
             }

@@ -56,6 +56,7 @@ fn streams_of_one_user_do_not_keep_the_prompts_of_another_waiting() {
             n_steps_under_way: 1,
             n_slots: 0,
             n_states: 0,
+            n_stretches_max: 0,
             logits_tokens: 1.0,
             asks: AskLimits::NONE,
         };

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::Random;
 use super::context_id;
 use super::guest::Guests;
-use super::hash_backend::{HashBackend, VOCAB, drawn, extend_hash, fails, hash};
+use super::hash_backend::{Chain, HashBackend, VOCAB, drawn, fails, hash};
 use crate::account::{Account, ActorId, Budget, GuestId, Owner, Resource, SessionId};
 use crate::backend::{AskLimits, Limits, PAGE_LEN};
 use crate::batch::{Candidate, Output, Token};
@@ -25,16 +25,17 @@ pub(super) fn n_guess_max(scheduler: &Scheduler, n_free: usize) -> usize {
 }
 
 /// What is drawn after a prefix, step by step, up to the first draw that fails.
-fn steps(mut prefix: u64, seed: u64) -> impl Iterator<Item = Candidate> {
+fn steps(prefix: impl Into<Chain>, seed: u64) -> impl Iterator<Item = Candidate> {
+    let mut prefix = prefix.into();
     std::iter::from_fn(move || {
-        let candidate = (!fails(prefix, seed)).then(|| drawn(prefix, seed))?;
-        prefix = extend_hash(prefix, candidate.token);
+        let candidate = (!fails(prefix.last, seed)).then(|| drawn(prefix.last, seed))?;
+        prefix = prefix.extend(candidate.token);
         Some(candidate)
     })
 }
 
 /// A guess of any length: right to the end, or wrong at some place and often right again after it.
-pub(super) fn guess(random: &mut Random, prefix: u64, seed: u64, n_max: usize) -> Vec<Token> {
+pub(super) fn guess(random: &mut Random, prefix: Chain, seed: u64, n_max: usize) -> Vec<Token> {
     let n = random.below(n_max + 1);
     let mut guess: Vec<Token> = steps(prefix, seed).map(|drawn| drawn.token).take(n).collect();
     if !guess.is_empty() && random.below(3) > 0 {
@@ -45,9 +46,10 @@ pub(super) fn guess(random: &mut Random, prefix: u64, seed: u64, n_max: usize) -
 }
 
 /// A verification and its answer.
-pub(super) fn question(prefix: u64, seed: u64, guess: Vec<Token>) -> (Ask, Answer) {
+pub(super) fn question(prefix: impl Into<Chain>, seed: u64, guess: Vec<Token>) -> (Ask, Answer) {
+    let prefix = prefix.into();
     // The first draw never fails; others may.
-    let seed = if fails(prefix, seed) { seed & !7 } else { seed };
+    let seed = if fails(prefix.last, seed) { seed & !7 } else { seed };
     let n_right = steps(prefix, seed).zip(&guess).take_while(|(drawn, guess)| drawn.token == **guess).count();
     let answer = Answer::Verified(steps(prefix, seed).take(n_right + 1).map(Drawn::from).collect());
     let sampler = Arc::new(Sampler { seed, ..Sampler::greedy() });
@@ -80,6 +82,7 @@ impl House {
             n_steps_under_way: 2,
             n_slots: 1 << 16,
             n_states: 1 << 16,
+            n_stretches_max: 8,
             logits_tokens: 1.0,
             asks: AskLimits::NONE,
         };

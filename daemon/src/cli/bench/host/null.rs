@@ -41,6 +41,7 @@ impl NullBackend {
             n_steps_under_way: 1,
             n_slots: 0,
             n_states: 0,
+            n_stretches_max: 0,
             logits_tokens: config.logits_tokens(),
             asks: AskLimits::NONE,
         };

@@ -102,7 +102,7 @@ impl Speculation {
         if let Some(drawn) = context.take_verified(key)? {
             return Ok(Pull::Token(drawn));
         }
-        let n_free = context.capacity() - context.tokens().len();
+        let n_free = context.n_free();
         let n_max = self.n_max.min(n_left.unwrap_or(usize::MAX).min(n_free).saturating_sub(1));
         if n_free > 0 && n_max > 0 && self.pays() {
             let settings = settings();
@@ -187,7 +187,7 @@ pub(super) async fn pull_guessed(
     settings: &RunSettings,
     mut guess: Vec<Token>,
 ) -> Result<Pull, EngineError> {
-    let n_free = context.capacity() - context.tokens().len();
+    let n_free = context.n_free();
     if n_free == 0 {
         return Ok(Pull::Finished(Finish::ContextFull));
     }

@@ -1,0 +1,139 @@
+//! Contexts out of whose middle tokens are taken, among random operations.
+
+use super::hash_backend::{Chain, hash};
+use super::{Model, N_PAGES_MIN, N_POSITIONS, World};
+use crate::batch::Token;
+use crate::command::Operation;
+use crate::kv::{Evictions, N_STRETCHES_MAX, Positions};
+
+/// Pages that closed holes may leave half empty, beside those of a context without.
+const N_PAGES_OF_HOLES: usize = 2 * N_STRETCHES_MAX;
+
+/// What a model without pages knows of a context's holes.
+#[derive(Clone, Default)]
+pub(super) struct Past {
+    pub(super) evictions: Evictions,
+    /// The KV of the first tokens, as it was computed before the last eviction.
+    kvs: Vec<u64>,
+    /// Tokens before each hole.
+    holes: Vec<usize>,
+}
+
+impl Past {
+    /// What the KV of the next token follows from.
+    pub(super) fn chain(&self, tokens: &[Token]) -> Chain {
+        if self.holes.is_empty() {
+            return hash(tokens).into();
+        }
+        let first = Chain::holed(&self.kvs);
+        tokens[self.kvs.len()..].iter().fold(first, |chain, &token| chain.extend(token))
+    }
+
+    fn truncate(&mut self, n_tokens: usize) {
+        self.evictions.truncate(n_tokens);
+        // What was computed before an eviction and is last now is computed after it.
+        self.kvs.truncate(n_tokens.saturating_sub(1));
+        self.holes.retain(|&hole| hole < n_tokens);
+        if self.holes.is_empty() {
+            *self = Self::default();
+        }
+    }
+
+    fn evict(&mut self, start: usize, end: usize, tokens: &[Token], positions: Positions) -> bool {
+        if self.evictions.evict(start..end, tokens.len(), positions, N_POSITIONS).is_err() {
+            return false;
+        }
+        let mut chain = match self.holes.is_empty() {
+            true => Chain::from(0),
+            false => Chain::holed(&self.kvs),
+        };
+        for &token in &tokens[self.kvs.len()..tokens.len() - 1] {
+            chain = chain.extend(token);
+            self.kvs.push(chain.last);
+        }
+        self.kvs.drain(start..end);
+        self.holes.retain(|hole| !(start..=end).contains(hole));
+        self.holes.iter_mut().filter(|hole| **hole > end).for_each(|hole| *hole -= end - start);
+        self.holes.push(start);
+        true
+    }
+}
+
+impl Model {
+    /// What the KV of the next token follows from.
+    pub(super) fn chain(&self) -> Chain {
+        self.past.chain(&self.tokens)
+    }
+
+    pub(super) fn truncate(&mut self, n_tokens: usize) {
+        self.tokens.truncate(n_tokens);
+        self.past.truncate(n_tokens);
+    }
+
+    /// How many more tokens fit.
+    pub(super) fn n_free(&self) -> usize {
+        let n_kept = self.past.evictions.n_evicted() - self.past.evictions.n_closed_up();
+        N_POSITIONS - self.tokens.len() - n_kept
+    }
+}
+
+impl World {
+    /// Takes tokens out of a context.
+    pub(super) fn evict(&mut self, idx: usize) {
+        let n_tokens = self.contexts[idx].1.tokens.len();
+        if n_tokens < 2 {
+            return;
+        }
+        // Mostly the oldest behind some that stay, sometimes whatever.
+        let start =
+            if self.random.below(3) > 0 { n_tokens.min(6) - 2 } else { self.random.below(n_tokens - 1) };
+        let n = 1 + self.random.below((n_tokens - 1 - start).min(40));
+        let end = start + n;
+        let positions = [Positions::Keep, Positions::CloseUp][self.random.below(2)];
+        let (id, model) = &mut self.contexts[idx];
+        let id = *id;
+        if !model.past.evict(start, end, &model.tokens, positions) {
+            return;
+        }
+        let edit = Self::edit(model);
+        model.tokens.drain(start..end);
+        model.n_synced = model.tokens.len();
+        self.n_evicted += n;
+        self.apply(Operation::Evict { id, edit, start, end, positions });
+    }
+}
+
+#[test]
+fn holes_are_what_a_model_without_pages_makes_of_them() {
+    let (mut n_evicted, mut n_answers, mut n_pulled, mut n_again, mut n_swaps) = (0, 0, 0, 0, 0);
+    let (mut n_verified, mut n_in_vain, mut n_packs) = (0, 0, 0);
+    for seed in 20_000..20_150 {
+        let mut world = World::with_pages(seed, N_PAGES_MIN + N_PAGES_OF_HOLES);
+        world.n_evictions_in_100 = 12;
+        for n_acts in 0..500 {
+            world.act();
+            if n_acts % 8 == 0 {
+                world.kvs().for_each(|kv| kv.check_keys(&world.scheduler.pages));
+            }
+            if world.random.below(3) == 0 {
+                world.step();
+            }
+        }
+        let world = world.finish();
+        n_evicted += world.n_evicted;
+        n_answers += world.n_answers;
+        n_pulled += world.n_tokens_pulled;
+        n_verified += world.n_verified;
+        n_packs += world.backend.n_packs;
+        let stats = world.scheduler.stats();
+        n_again += stats.n_tokens_again;
+        n_swaps += stats.n_swaps_out;
+        n_in_vain += stats.n_rows_in_vain;
+    }
+    assert!(
+        n_evicted > 20_000 && n_answers > 4_000 && n_pulled > 4_000,
+        "{n_evicted} {n_answers} {n_pulled}"
+    );
+    assert!(n_again > 500 && n_swaps > 500 && n_in_vain > 200, "{n_again} {n_swaps} {n_in_vain}");
+    assert!(n_verified > 300 && n_packs > 100, "{n_verified} {n_packs}");
+}
