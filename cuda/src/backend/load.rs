@@ -214,6 +214,7 @@ impl CudaBackend {
                 n_slots: N_SLOTS,
                 n_states: limits.n_states,
                 logits_tokens: config.logits_tokens(),
+                n_stretches_max: 0,
                 asks: AskLimits {
                     whole_bytes: whole_bytes(config.vocab_size),
                     n_top_max: N_TOP_MAX,
@@ -249,7 +250,6 @@ fn step_limits(card: &Card, config: &ModelConfig, dtype: Dtype, options: &CudaOp
         n_logits_rows: options.n_rows_max.min(options.n_tokens_max).min(n_logits_rows(card, config)),
         n_pages: n_pages(CudaBackend::page_bytes(config, dtype), kv_bytes),
         n_states: (N_STATES_PER_ROW * options.n_rows_max).min(n_states_fitting),
-        n_stretches_max: 0,
     }
 }
 

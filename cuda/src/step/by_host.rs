@@ -38,8 +38,8 @@ pub(super) fn output_of(
         }
         OutputKind::Masked { mask: None, .. } => Ok(Output::SatOut),
         OutputKind::Ranked { sampler, within, n } => {
-            let (looked_at, n_tokens) = (looked_at(sampler, history), history.len());
-            rank(logits, &looked_at, n_tokens, sampler, within.map(|mask| &**mask), *n, scratch)
+            let (looked_at, before) = (looked_at(sampler, history), history.len().into());
+            rank(logits, &looked_at, before, sampler, within.map(|mask| &**mask), *n, scratch)
                 .map(Output::Ranked)
         }
         OutputKind::Top { n } => Distribution::new(logits).map(|distribution| Output::Top {

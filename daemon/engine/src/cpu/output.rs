@@ -158,9 +158,9 @@ fn answer_one(
             Ok(Output::Top { candidates: distribution.top(n), entropy: distribution.entropy() })
         }
         OutputKind::Ranked { sampler, within, n } => {
-            let (history, n_tokens) = (looked_at(question, sampler), question.history.len());
+            let (history, before) = (looked_at(question, sampler), question.before());
             let within = within.map(|mask| &**mask);
-            rank(logits, &history, n_tokens, sampler, within, n, scratch).map(Output::Ranked)
+            rank(logits, &history, before, sampler, within, n, scratch).map(Output::Ranked)
         }
         OutputKind::Scores(tokens) => {
             let distribution = Distribution::new(logits)?;

@@ -3,7 +3,7 @@
 //! As Hugging Face does it: the log-softmax of the logits goes through the processors, and nothing is normalised again. The
 //! chain does its steps 1 to 4 to it; a program takes it for the logits and ends in the row. The constraint's mask comes last.
 
-use super::draw::{Scratch, apply_mask};
+use super::draw::{Before, Scratch, apply_mask};
 use super::program::DrawPlace;
 use super::select::{Entry, keep_largest};
 use super::{Distribution, Sampler, SamplerError, TokenMask};
@@ -16,7 +16,7 @@ use crate::batch::{Candidate, OutputFault, Token};
 pub fn rank(
     logits: &[f32],    // [vocab_size]
     history: &[Token], // the last tokens, at least as many as the sampler looks at
-    n_tokens: usize,
+    before: Before,
     sampler: &Sampler,
     within: Option<&TokenMask>,
     n: usize,
@@ -26,7 +26,7 @@ pub fn rank(
     let mut row = match &sampler.program {
         Some(put_on) => {
             let start = put_on.program.first();
-            let draw = DrawPlace { n_tokens, seed: sampler.seed, start, within };
+            let draw = DrawPlace { before, seed: sampler.seed, start, within };
             put_on.row(scratch.machine(), &logprobs, history, draw)?
         }
         None => scratch.adjusted(logprobs, history, sampler),

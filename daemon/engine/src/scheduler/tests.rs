@@ -21,7 +21,7 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
 use self::guest::Guests;
-use self::hash_backend::{HashBackend, VOCAB, drawn, extend_hash, fails, hash, mix, ranked, score};
+use self::hash_backend::{HashBackend, VOCAB, drawn, fails, mix, ranked, score};
 use super::{Plan, Scheduler, SchedulerSettings};
 use crate::account::{Account, ActorId, Budget, GuestId, Owner, Resource, SessionId};
 use crate::backend::{AskLimits, Limits, PAGE_LEN};
