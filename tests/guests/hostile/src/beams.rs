@@ -57,7 +57,8 @@ pub(crate) fn searched(model: &Model, prompt: &Context) -> Outcome {
 
     // A sampler has its say, and a constraint the last word.
     let words = ["left", "right", "up", "down"];
-    let sampler = Sampler::seeded(0).constraint(&Constraint::choice(model, words)?).build()?;
+    let sampler =
+        Sampler::seeded(0).temperature(0.0).constraint(&Constraint::choice(model, words)?).build()?;
     let chosen = prompt.beams(4).by(&sampler).run(4)?;
     assert!(!chosen.is_empty(), "a word is found");
     for finished in chosen {
