@@ -160,6 +160,8 @@ struct Shared {
 // Behind it are sources of noise, sums, selections and registers of the program, and as much of the row as there is room for.
 constexpr int REST_BYTES = SHARED_BYTES - (int)sizeof(Shared);
 static_assert(sizeof(Shared) % 16 == 0 && sizeof(Selections) % 16 == 0 && sizeof(Sums) % 16 == 0, "aligned");
+static_assert(REST_BYTES - (int)(N_OPERATIONS * sizeof(NoiseSource) + sizeof(Sums) + sizeof(Selections)) >= 4 * TILE * N_REGISTERS,
+              "a warp runs, whatever the program needs");
 
 // What a thread knows of its row.
 struct Run {

@@ -6,11 +6,11 @@
 //! whole multiprocessor for each block, many share them.
 
 use trellis_engine::batch::OutputFault;
-use trellis_engine::sampling::program::{N_REPORTS_MAX, N_STATE_MAX};
+use trellis_engine::sampling::program::{N_OPERATIONS_MAX, N_REPORTS_MAX, N_STATE_MAX};
 
 use super::common::{PAGE_LEN, expect, expect_i32};
 use super::logits::{FAULT_NONE, FAULT_NOTHING_TO_DRAW, NOWHERE, TOKEN_BITS, VOCAB_SIZE_MAX, Wants};
-use super::program_code::{CODES, PLACES};
+use super::program_code::{CODES, N_REGISTERS, PLACES};
 use super::program_encode::{HAS_SELECTIONS, HAS_SUMS, WITHIN_LIST};
 use super::program_plan::{N_GATHERED, N_HEADER, N_NUMBERS, N_PLANES_MAX, N_SUMS, NO_NUMBER};
 use crate::driver::params;
@@ -96,6 +96,8 @@ pub fn source(capability: (i32, i32)) -> Source {
         .with("N_GATHERED", N_GATHERED)
         .with("N_SUMS", N_SUMS)
         .with("N_NUMBERS", N_NUMBERS)
+        .with("N_REGISTERS", N_REGISTERS)
+        .with("N_OPERATIONS", N_OPERATIONS_MAX)
         .with("WITHIN_LIST", WITHIN_LIST)
         .with("HAS_SUMS", HAS_SUMS)
         .with("HAS_SELECTIONS", HAS_SELECTIONS)

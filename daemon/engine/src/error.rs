@@ -80,6 +80,12 @@ pub enum EngineError {
         /// The most of one context.
         n_stretches_max: usize,
     },
+    /// Beam searches go on from contexts of which nothing was taken out.
+    #[error("no beam search begins in a context out of which {n_evicted} tokens were evicted")]
+    SearchesEvicted {
+        /// Those that were taken out.
+        n_evicted: usize,
+    },
     /// The tokens to be taken out are what a constraint is kept to.
     #[error("tokens from {start} to {end} cannot be evicted: the constraint has those from {first} on")]
     EvictsConstrained {

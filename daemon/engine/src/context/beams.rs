@@ -49,6 +49,9 @@ impl BeamSearch {
         if n_prompt == 0 {
             return Err(EngineError::EmptyContext);
         }
+        if !context.evictions.is_empty() {
+            return Err(EngineError::SearchesEvicted { n_evicted: context.evictions.n_evicted() });
+        }
         let n_tokens = n_prompt.saturating_add(settings.n_tokens_max);
         if n_tokens > n_positions {
             return Err(EngineError::ContextFull { n_tokens, n_positions });

@@ -57,7 +57,7 @@ impl Decoder {
         activations.begin(config, weights, frequencies, &plan.places);
         // Where all is asked about states that were kept, there are no tokens.
         for (layer_idx, layer) in weights.layers.iter().enumerate().filter(|_| !plan.places.is_empty()) {
-            activations.attend(config, layer, layer_idx, frequencies, &gemm, &plan.places, kv);
+            activations.attend(config, (layer_idx, layer), frequencies, &gemm, &plan.places, kv);
             activations.think(config, layer, &gemm);
         }
         activations.answer(config, weights, &gemm, plan)
@@ -90,8 +90,7 @@ impl Activations {
     fn attend(
         &mut self,
         config: &ModelConfig,
-        layer: &LayerWeights,
-        layer_idx: usize,
+        (layer_idx, layer): (usize, &LayerWeights),
         frequencies: &[f32], // [head_dim / 2]
         gemm: &Gemm,
         places: &[Place<'_>],

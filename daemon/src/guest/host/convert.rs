@@ -112,6 +112,10 @@ impl From<EngineError> for HostError {
                     format!("tokens before {first}, from where on the context keeps to a constraint");
                 return invalid("end", format!("{start}..{end}"), expected);
             }
+            EngineError::SearchesEvicted { n_evicted } => {
+                let found = format!("one out of which {n_evicted} tokens were evicted");
+                return invalid("context", found, "one with all its tokens".to_owned());
+            }
             EngineError::GuessTooLong { n_tokens, n_tokens_max } => {
                 return invalid("guess", format!("{n_tokens} tokens"), format!("at most {n_tokens_max}"));
             }

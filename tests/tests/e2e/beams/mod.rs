@@ -295,6 +295,11 @@ fn what_the_guest_makes_of_hypotheses_is_what_goes_on() {
             let expected = scores[0] - place as f32;
             assert!((live.logprob - expected).abs() < TOLERANCE, "{live:?} for {expected}");
         }
+        // No search begins where tokens are gone. A device that does not evict says so before.
+        if context.evict(1, 3, trellis_engine::Positions::Keep).await.is_ok() {
+            let refused = BeamSearch::open(&mut context, plain.clone(), None, None).await;
+            assert!(matches!(refused.err(), Some(EngineError::SearchesEvicted { n_evicted: 2 })));
+        }
         edited.keep(&[]).expect("in order");
         assert!(edited.is_over());
         edited.go_on(None).await.expect("nothing is left to do");

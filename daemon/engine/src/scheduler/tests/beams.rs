@@ -1,7 +1,7 @@
 //! Beam searches among random operations.
 
-use super::hash_backend::{VOCAB, extend_hash, hash, ranked};
-use super::{N_POSITIONS, Random, World};
+use super::hash_backend::{Chain, VOCAB, ranked};
+use super::{Random, World};
 use crate::batch::{Candidate, Token};
 use crate::command::{Answer, ContextId, Edit, Operation, SearchBeams};
 use crate::completion::{CallerId, Done};
@@ -73,16 +73,16 @@ fn settings(random: &mut Random, n_tokens_max: usize) -> BeamSettings {
 }
 
 /// What a search finds that knows no contexts.
-fn found(mut search: Search, prompt: &[Token]) -> Vec<Finished> {
-    let mut rows: Vec<u64> = Vec::new();
+fn found(mut search: Search, prompt: Chain) -> Vec<Finished> {
+    let mut rows: Vec<Chain> = Vec::new();
     while !search.is_over() {
         let of_row = |row: &&crate::sampling::beams::Row| {
-            let before = row.parent.map_or_else(|| hash(prompt), |parent| rows[parent]);
-            row.appended.iter().fold(before, |hash, &token| extend_hash(hash, token))
+            let before = row.parent.map_or(prompt, |parent| rows[parent]);
+            row.appended.iter().fold(before, |chain, &token| chain.extend(token))
         };
         rows = search.rows().iter().map(of_row).collect();
         let n = search.n_top(VOCAB as usize);
-        let tops: Vec<Vec<Candidate>> = rows.iter().map(|&prefix| ranked(prefix, n)).collect();
+        let tops: Vec<Vec<Candidate>> = rows.iter().map(|chain| ranked(chain.last, n)).collect();
         search.advance(&tops.iter().map(Vec::as_slice).collect::<Vec<_>>());
     }
     search.best(usize::MAX)
@@ -91,8 +91,9 @@ fn found(mut search: Search, prompt: &[Token]) -> Vec<Finished> {
 impl World {
     /// Searches for what comes after a context.
     pub(super) fn search(&mut self, idx: usize) {
-        let n_free = N_POSITIONS - self.contexts[idx].1.tokens.len();
-        if n_free == 0 || self.searches.len() == 3 {
+        let n_free = self.contexts[idx].1.n_free();
+        let is_whole = self.contexts[idx].1.past.evictions.is_empty();
+        if n_free == 0 || self.searches.len() == 3 || !is_whole {
             return;
         }
         let n_tokens_max = 1 + self.random.below(n_free.min(24));
@@ -102,16 +103,16 @@ impl World {
             (self.new_id(), (0..settings.n_beams).map(|_| self.new_id()).collect::<Vec<_>>());
         let (id, model) = &mut self.contexts[idx];
         let (id, caller, edit) = (*id, model.caller, Self::edit(model));
-        let prompt = model.tokens.clone();
+        let (prompt, n_prompt) = (model.chain(), model.tokens.len());
         self.apply(Operation::Fork { id, edit, child: base });
         for &id in &contexts {
             self.apply(Operation::Create { id, caller });
         }
         let search = Search::new(settings);
-        let expected = found(search.clone(), &prompt);
+        let expected = found(search.clone(), prompt);
         let (place, is_disturbed) = (self.guests.stand(caller), false);
         let searched = Searched { base, caller, contexts, place, search, n_steps, expected, is_disturbed };
-        self.go_on(searched, prompt.len());
+        self.go_on(searched, n_prompt);
     }
 
     fn go_on(&mut self, mut searched: Searched, n_prompt: usize) {
@@ -144,7 +145,7 @@ impl World {
                 self.searches.push(searched);
                 continue;
             };
-            let n_prompt = self.scheduler.contexts[&searched.base].kv.tokens.len();
+            let n_prompt = self.scheduler.contexts[&searched.base].kv.n_kept();
             let Done::Answer(answer) = done else { panic!("{done:?}") };
             match answer {
                 Ok(Answer::Beams { search, order }) => {

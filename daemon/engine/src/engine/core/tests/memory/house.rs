@@ -16,7 +16,7 @@ use crate::handle::DESK;
 use crate::model::Dtype;
 use crate::run::{Finish, RunEvent};
 use crate::sampling::Sampler;
-use crate::scheduler::tests::hash_backend::{HashBackend, VOCAB, drawn, hash, mix, score};
+use crate::scheduler::tests::hash_backend::{HashBackend, VOCAB, drawn, hash, mix, ranked, score};
 use crate::scheduler::{Move, SchedulerSettings};
 use crate::stats::EngineStats;
 
@@ -409,7 +409,7 @@ impl House {
         let prefix = hash(&talk.tokens);
         match done {
             Done::Answer(answer) => {
-                let expected = Answer::Top { candidates: vec![drawn(prefix, 0)], entropy: score(prefix, 0) };
+                let expected = Answer::Top { candidates: ranked(prefix, 1), entropy: score(prefix, 0) };
                 assert_eq!(answer.expect("it fits"), expected);
                 talk.waits = Waits::Nothing;
                 self.n_answers += 1;
