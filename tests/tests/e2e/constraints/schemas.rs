@@ -37,7 +37,7 @@ const SCHEMAS: [(&str, &str); 10] = [
     ),
     (
         "recursion",
-        r##"{"$defs":{"tree":{"anyOf":[{"type":"integer","minimum":0,"maximum":9},{"$ref":"#/$defs/node"}]},"node":{"type":
+        r##"{"$defs":{"tree":{"anyOf":[{"type":"integer","minimum":0,"maximum":9999},{"$ref":"#/$defs/node"}]},"node":{"type":
         "object","properties":{"l":{"$ref":"#/$defs/leaf"},"r":{"$ref":"#/$defs/tree"}},"required":["l","r"],
         "additionalProperties":false},"leaf":{"enum":["a","b","c","d"]}},"$ref":"#/$defs/node"}"##,
     ),
