@@ -3,7 +3,7 @@
 use super::distribution::{Distribution, largest, position_of};
 use super::gumbel::{Words, draw_dense, draw_sparse};
 use super::maths::{exp, exp_all, of_parts, parts, share_of};
-use super::program::{DrawPlace, DrawState, Left, Machine};
+use super::program::{DrawPlace, Left, Machine};
 use super::select::{Entry, keep_largest, keep_weight};
 use super::{Sampler, TokenMask};
 use crate::batch::{Candidate, OutputFault, Token};
@@ -19,7 +19,7 @@ pub struct Scratch {
     machine: Machine,
 }
 
-/// Draws by the sampler's program, a token that `within` allows. A program that does not ask for the constraint's mask sees
+/// Draws by the sampler's program, a token that `draw.within` allows. A program that does not ask for the constraint's mask sees
 /// no others: they are as little there for its truncations as for its draw.
 ///
 /// # Errors
@@ -30,16 +30,14 @@ pub struct Scratch {
 pub fn sample_by_program(
     logits: &[f32],    // [vocab_size]
     history: &[Token], // the last tokens, at least as many as the program looks at
-    n_tokens: usize,
     sampler: &Sampler,
-    start: DrawState,
-    within: Option<&TokenMask>,
+    draw: DrawPlace<'_>,
     scratch: &mut Scratch,
 ) -> Result<(Candidate, Left), OutputFault> {
     let distribution = Distribution::new(logits)?;
     let put_on = sampler.program.as_ref().expect("the sampler has a program");
     let Scratch { machine, logits: masked, .. } = scratch;
-    let seen = match within {
+    let seen = match draw.within {
         Some(mask) if !put_on.program.asks_for_constraint() => {
             masked.clear();
             masked.extend_from_slice(logits);
@@ -48,7 +46,6 @@ pub fn sample_by_program(
         }
         _ => logits,
     };
-    let draw = DrawPlace { n_tokens, seed: sampler.seed, start, within };
     let (token, left) = put_on.draw(machine, seen, history, draw)?;
     Ok((Candidate { token, logprob: distribution.logprob(token) }, left))
 }

@@ -1,4 +1,4 @@
-//! Jobs over several contexts whose draws are made in one step.
+//! Jobs over several contexts whose rows ride together: draws that are made in one step, and mixtures (`mixture`).
 //!
 //! A job is admitted to pages as a whole, so that two of them never hold what the other waits for. Its members compute what
 //! leads up to their last tokens as prompts do. When all are there, their last tokens get rows in one step: a job that
@@ -6,6 +6,7 @@
 //! the job. Members that begin alike share the pages of that, also where they have lost them (`joint/alike`).
 
 mod alike;
+mod taken;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -17,16 +18,18 @@ use self::alike::{Alike, Found};
 use super::asked::Asked;
 use super::bounds::N_ROWS_PER_PREFILL;
 use super::cost::StepWork;
+use super::mixture::Next;
 use super::plan::{N_BLOCKS_FOUND_MAX, Placed};
-use super::{ContextState, Plan, Scheduler, Source};
+use super::{ContextState, Plan, Scheduler, Source, UnderWay};
 use crate::account::Resource;
 use crate::backend::PAGE_LEN;
 use crate::batch::{Candidate, Output};
 use crate::command::{Answer, ContextId, Edit};
 use crate::completion::{Done, Reply, Tag};
 use crate::error::EngineError;
-use crate::job::{JobId, JointWork, Stage, Work};
+use crate::job::{JobId, JointWork, Membership, Stage, Work};
 use crate::kv::BlockId;
+use crate::run::RunEvent;
 use crate::sampling::Sampler;
 
 pub(super) type Members = SmallVec<[ContextId; 2]>;
@@ -35,10 +38,20 @@ pub(super) type Members = SmallVec<[ContextId; 2]>;
 struct Job {
     /// Contexts of one guest. The first stands in the line for all.
     members: Members,
-    reply: Reply,
-    drawn: Vec<Option<Output>>,
+    wants: Wants,
     /// For each member, one before it that begins alike.
     alike: Vec<Option<Alike>>,
+    /// The last step that its rows were planned for.
+    last_step: Option<u64>,
+}
+
+/// What a job wants.
+#[derive(Debug)]
+pub(super) enum Wants {
+    /// A draw after each member; what was drawn so far.
+    Draws { reply: Reply, drawn: Vec<Option<Output>> },
+    /// The tokens of a run, which its first member has; what that one drew, until the rows of the others are taken in.
+    Run { drawn: Option<Output> },
 }
 
 /// Jobs over several contexts that are not done.
@@ -62,8 +75,34 @@ impl Jobs {
         self.jobs.is_empty() && self.waiting.is_empty()
     }
 
+    /// Those that want a draw of each member.
+    #[cfg(test)]
+    pub(super) fn n_draws(&self) -> usize {
+        self.jobs.values().filter(|job| matches!(job.wants, Wants::Draws { .. })).count()
+    }
+
     pub(super) fn members(&self, job: JobId) -> Members {
         self.jobs.get(&job).map_or_else(Members::new, |job| job.members.clone())
+    }
+
+    /// The first member.
+    pub(super) fn first(&self, job: JobId) -> Option<ContextId> {
+        self.jobs.get(&job)?.members.first().copied()
+    }
+
+    /// Takes a job out; returns its members.
+    pub(super) fn remove(&mut self, job: JobId) -> Members {
+        self.waiting.retain(|&waiting| waiting != job);
+        self.jobs.remove(&job).map_or_else(Members::new, |job| job.members)
+    }
+
+    fn is_run(&self, job: JobId) -> bool {
+        matches!(self.jobs.get(&job), Some(Job { wants: Wants::Run { .. }, .. }))
+    }
+
+    /// Whether a job's rows are in the plan of this step.
+    fn are_placed(&self, job: JobId, step: u64) -> bool {
+        self.jobs.get(&job).is_some_and(|job| job.last_step == Some(step))
     }
 
     fn wait(&mut self, job: JobId) {
@@ -73,11 +112,12 @@ impl Jobs {
     }
 }
 
-/// How much a plan held before the rows of a job.
+/// How much a plan held before the rows of a job, and what was under way of its members.
 struct Before {
     n_rows: usize,
     n_copies: usize,
     work: StepWork,
+    under_way: SmallVec<[Option<UnderWay>; 2]>,
 }
 
 impl Scheduler {
@@ -91,23 +131,41 @@ impl Scheduler {
         if members.iter().any(|id| !self.contexts.contains_key(id)) {
             return reply.send(Done::Answer(Err(EngineError::JobDisturbed)));
         }
-        let n_rows_for_all = self.limits.n_rows_max - self.limits.n_rows_max / N_ROWS_PER_PREFILL;
-        let (n_rows, n_rows_max) = (members.len(), n_rows_for_all.min(self.settings.n_step_tokens));
-        if n_rows > n_rows_max {
-            return reply.send(Done::Answer(Err(EngineError::JobTooLarge { n_rows, n_rows_max })));
+        if let Err(error) = self.check_job_size(members.len()) {
+            return reply.send(Done::Answer(Err(error)));
         }
+        for id in &members {
+            self.returns.note_asked(self.contexts[id].owner.guest, self.commons.are_late);
+        }
+        let wants = Wants::Draws { reply, drawn: vec![None; members.len()] };
+        self.begin_job(&members, wants, |member| Work::Joint(JointWork::new(member, sampler.clone(), tag)));
+    }
+
+    /// Whether a step takes so many rows of one job.
+    pub(super) fn check_job_size(&self, n_rows: usize) -> Result<(), EngineError> {
+        let n_rows_for_all = self.limits.n_rows_max - self.limits.n_rows_max / N_ROWS_PER_PREFILL;
+        let n_rows_max = n_rows_for_all.min(self.settings.n_step_tokens);
+        if n_rows > n_rows_max { Err(EngineError::JobTooLarge { n_rows, n_rows_max }) } else { Ok(()) }
+    }
+
+    /// Begins a job over contexts that exist and do nothing; `work` is asked for each in their order.
+    pub(super) fn begin_job(
+        &mut self,
+        members: &Members,
+        wants: Wants,
+        mut work: impl FnMut(Membership) -> Work,
+    ) {
         let job = JobId(self.jobs.n_made);
         self.jobs.n_made += 1;
-        for id in &members {
-            let Some(context) = self.contexts.get_mut(id) else { continue };
-            self.returns.note_asked(context.owner.guest, self.commons.are_late);
+        for id in members {
+            let context = self.contexts.get_mut(id).expect("a member exists");
             context.kv.rewind(context.kv.tokens.len() - 1, &mut self.pages);
             context.kv.forget_shared_unwritten(&mut self.pages);
-            context.work = Some(Work::Joint(JointWork::new(job, sampler.clone(), tag)));
+            context.work = Some(work(Membership::new(job)));
         }
-        let (drawn, alike) = (vec![None; n_rows], self.who_begin_alike(&members));
-        self.jobs.jobs.insert(job, Job { members: members.clone(), reply, drawn, alike });
-        members.into_iter().for_each(|id| self.enqueue(id));
+        let alike = self.who_begin_alike(members);
+        self.jobs.jobs.insert(job, Job { members: members.clone(), wants, alike, last_step: None });
+        members.iter().for_each(|&id| self.enqueue(id));
     }
 
     /// The job that a context's work is part of.
@@ -115,26 +173,41 @@ impl Scheduler {
         self.contexts.get(&id).and_then(|context| context.job())
     }
 
-    /// Ends a job and the work of all its members.
-    pub(super) fn end_job(&mut self, job: JobId, answer: Result<Answer, EngineError>) {
-        let Some(Job { members, reply, .. }) = self.jobs.jobs.remove(&job) else { return };
+    /// Takes a job out, and the work of all its members; a run of its ends with this event.
+    fn take_job(&mut self, job: JobId, event: impl FnOnce() -> RunEvent) -> Option<Wants> {
+        let Job { members, wants, .. } = self.jobs.jobs.remove(&job)?;
         self.jobs.waiting.retain(|&waiting| waiting != job);
+        let mut run = None;
         for id in members {
             // The one whose work has ended already may have other work by now.
             if self.job_of(id) == Some(job) {
                 self.leave_by_id(id);
-                if let Some(context) = self.contexts.get_mut(&id) {
-                    context.take_work();
+                let Some(context) = self.contexts.get_mut(&id) else { continue };
+                // A page for what was being drawn is not the guest's to pay for.
+                context.kv.forget_unwritten(&mut self.pages);
+                if let Some(Work::Run(of_first)) = context.take_work() {
+                    run = Some(of_first);
                 }
             }
         }
-        reply.send(Done::Answer(answer));
+        if let Some(mut run) = run {
+            run.queue.push(event());
+        }
+        Some(wants)
+    }
+
+    /// Ends a job and the work of all its members with an error.
+    pub(super) fn end_job(&mut self, job: JobId, error: &EngineError) {
+        let wants = self.take_job(job, || RunEvent::Failed(error.clone()));
+        if let Some(Wants::Draws { reply, .. }) = wants {
+            reply.send(Done::Answer(Err(error.clone())));
+        }
     }
 
     /// Ends all jobs.
     pub(super) fn end_all_jobs(&mut self, error: &EngineError) {
         let jobs: Vec<JobId> = self.jobs.jobs.keys().copied().collect();
-        jobs.into_iter().for_each(|job| self.end_job(job, Err(error.clone())));
+        jobs.into_iter().for_each(|job| self.end_job(job, error));
     }
 
     /// A job cannot go on; it ends after the plan being made.
@@ -148,21 +221,18 @@ impl Scheduler {
             let has_row = |plan: &Plan| plan.rows.iter().any(|row| self.job_of(row.id) == Some(job));
             match plan.is_some_and(has_row) {
                 true => self.jobs.failed.push((job, error)),
-                false => self.end_job(job, Err(error)),
+                false => self.end_job(job, &error),
             }
         }
     }
 
-    /// Takes in what was drawn for a member; the job is done with the last of them.
-    pub(super) fn take_drawn(&mut self, job: JobId, id: ContextId, output: Output) {
-        let Some(Job { members, drawn, .. }) = self.jobs.jobs.get_mut(&job) else { return };
-        let idx = members.iter().position(|&member| member == id).expect("it draws for a member");
-        drawn[idx] = Some(output);
-        if drawn.iter().any(Option::is_none) {
-            return;
-        }
-        let drawn = std::mem::take(drawn).into_iter().flatten();
+    /// Answers a job that has all its draws, the last of them for this member.
+    fn take_drawn(&mut self, job: JobId, id: ContextId) {
+        let wants = self.take_job(job, || unreachable!("it has no run"));
+        let Some(Wants::Draws { reply, drawn }) = wants else { unreachable!("it wants draws") };
         let drawn: Result<Vec<Candidate>, EngineError> = drawn
+            .into_iter()
+            .flatten()
             .map(|output| match output {
                 Output::Sampled(candidate) | Output::Programmed(candidate, _) => Ok(candidate),
                 Output::Failed(fault) => Err(fault.into()),
@@ -172,7 +242,7 @@ impl Scheduler {
         if let Some(context) = self.contexts.get(&id) {
             self.returns.note_answered(context.owner.guest);
         }
-        self.end_job(job, drawn.map(Answer::Together));
+        reply.send(Done::Answer(drawn.map(Answer::Together)));
     }
 
     /// Jobs that found no room in the last step go before everybody in this one.
@@ -203,9 +273,27 @@ impl Scheduler {
         if has_failed {
             return Some(Placed::Nothing);
         }
+        if self.jobs.are_placed(job, plan.step) {
+            return Some(Placed::UnderWay);
+        }
+        let is_under_way = members.iter().any(|id| self.contexts[id].under_way.is_some());
+        let are_led_up = members.iter().all(|id| self.contexts[id].is_led_up());
+        if self.jobs.is_run(job) && are_led_up {
+            match self.next_of_mixture(&members) {
+                Next::Draw => {}
+                Next::UnderWay => return Some(Placed::UnderWay),
+                Next::Nothing => {
+                    // One that stands in line is ended or admitted when its turn comes.
+                    self.rest(&members);
+                    return Some(Placed::Nothing);
+                }
+            }
+        }
         match self.admit_job(job, &members) {
             Ok(true) => {}
             Ok(false) => return Some(Placed::Nothing),
+            // A run may be at its end with what is under way.
+            Err(_) if is_under_way => return Some(Placed::UnderWay),
             Err(error) => {
                 self.fail_job(job, error);
                 return Some(Placed::Nothing);
@@ -217,8 +305,10 @@ impl Scheduler {
                 Found::Later => Some(Placed::UnderWay),
             };
         }
+        // What is drawn next in a mixture can be planned behind what it draws now.
         let is_ready = |id| {
-            self.contexts.get(id).is_some_and(|context| context.is_led_up() && context.under_way.is_none())
+            let context: &ContextState = &self.contexts[id];
+            context.is_led_up() && (context.under_way.is_none() || context.n_draws_under_way() > 0)
         };
         if !members.iter().all(is_ready) {
             // Whoever is the last to be there is looked at then.
@@ -227,16 +317,24 @@ impl Scheduler {
         }
         let placed = match self.place_all(&members, n_rows_max, n_tokens_max, plan) {
             Ok(placed) => placed,
+            Err(_) if is_under_way => return Some(Placed::UnderWay),
             Err(error) => {
                 self.fail_job(job, error);
                 return Some(Placed::Nothing);
             }
         };
-        if let Placed::Waits = placed {
-            self.jobs.wait(job);
-            return Some(Placed::UnderWay);
+        match placed {
+            // It is looked at again when that has come.
+            Placed::Waits if is_under_way => {}
+            Placed::Waits => self.jobs.wait(job),
+            Placed::Row { .. } => {
+                let placed = self.jobs.jobs.get_mut(&job).expect("it has rows");
+                placed.last_step = Some(plan.step);
+                return Some(Placed::Row { n_tokens: members.len() });
+            }
+            Placed::UnderWay | Placed::Nothing => {}
         }
-        Some(placed)
+        Some(Placed::UnderWay)
     }
 
     /// Members that wait for what others compute look for it again.
@@ -264,9 +362,15 @@ impl Scheduler {
         if n_rows > n_rows_max || n_rows > n_tokens_max || plan.n_blocks_found >= N_BLOCKS_FOUND_MAX {
             return Ok(Placed::Waits);
         }
+        let before = Before {
+            n_rows: plan.rows.len(),
+            n_copies: plan.copies.len(),
+            work: plan.work,
+            under_way: members.iter().map(|id| self.contexts[id].under_way).collect(),
+        };
         self.set_stage(members, Stage::Rides);
         let asked = plan.asked.with(self.asked_of_job(members, plan), &self.limits.asks);
-        self.set_stage(members, Stage::LeadsUp);
+        self.reset_stage(members, &before);
         let Some(asked) = asked else { return Ok(Placed::Waits) };
         let needed = self.pages_of_job(members)?;
         let Some(n_needed) = needed else { return Ok(Placed::UnderWay) };
@@ -276,15 +380,14 @@ impl Scheduler {
         if !self.bring_all_back(members, plan) {
             return Ok(Placed::Waits);
         }
-        let before = Before { n_rows: plan.rows.len(), n_copies: plan.copies.len(), work: plan.work };
         self.set_stage(members, Stage::Rides);
         for &id in members {
             let mut context = self.contexts.remove(&id).expect("a member exists");
             let placed = self.place_context(&mut context, id, 1, plan);
             self.contexts.insert(id, context);
             if !matches!(placed, Ok(Placed::Row { .. })) {
-                self.take_back(plan, &before);
-                self.set_stage(members, Stage::LeadsUp);
+                self.take_back(members, plan, &before);
+                self.reset_stage(members, &before);
                 return placed.map(|_| Placed::Waits);
             }
         }
@@ -296,7 +399,7 @@ impl Scheduler {
     fn asked_of_job(&self, members: &Members, plan: &Plan) -> Asked {
         members.iter().fold(Asked::default(), |sum, id| {
             let context = self.contexts.get(id).expect("a member exists");
-            let n_tokens = context.kv.tokens.len();
+            let n_tokens = context.n_tokens_expected();
             let requests = context.work.as_ref().map(|work| work.outputs(n_tokens - 1, n_tokens, n_tokens));
             sum.plus(Asked::of(&requests.unwrap_or_default(), &self.limits, &plan.given))
         })
@@ -304,22 +407,29 @@ impl Scheduler {
 
     fn set_stage(&mut self, members: &Members, to: Stage) {
         for id in members {
-            if let Some(Work::Joint(work)) =
-                self.contexts.get_mut(id).and_then(|context| context.work.as_mut())
-            {
-                work.stage = to;
+            let work = self.contexts.get_mut(id).and_then(|context| context.work.as_mut());
+            if let Some(member) = work.and_then(Work::member_mut) {
+                member.stage = to;
             }
         }
     }
 
+    /// As it was before the rows of a job were planned: those before them ride, if there are any.
+    fn reset_stage(&mut self, members: &Members, before: &Before) {
+        if before.under_way.iter().all(Option::is_none) {
+            self.set_stage(members, Stage::LeadsUp);
+        }
+    }
+
     /// Takes the rows of a job out of a plan again.
-    fn take_back(&mut self, plan: &mut Plan, before: &Before) {
+    fn take_back(&mut self, members: &Members, plan: &mut Plan, before: &Before) {
         let has_copies = plan.copies.len() > before.n_copies;
         plan.copies.truncate(before.n_copies);
         let mut losers = Members::new();
         for row in plan.rows.drain(before.n_rows..) {
             let context = self.contexts.get_mut(&row.id).expect("a context with a row exists");
-            context.under_way = None;
+            let idx = members.iter().position(|&id| id == row.id).expect("they are the job's");
+            context.under_way = before.under_way[idx];
             context.owner.account.release(Resource::Tokens, row.n_charged);
             self.stats.n_tokens -= (row.end - row.start) as u64;
             self.stats.n_tokens_again -= row.n_again() as u64;
@@ -347,7 +457,7 @@ impl Scheduler {
             let is_away = |&block: &BlockId| held.insert(block) && self.pages.page(block).is_none();
             n_away += blocks.iter().copied().filter(is_away).count();
             let n_found = blocks.len().max(context.n_blocks_found());
-            n_new += context.kv.tokens.len().div_ceil(PAGE_LEN).saturating_sub(n_found);
+            n_new += context.n_tokens_expected().div_ceil(PAGE_LEN).saturating_sub(n_found);
             let written = blocks.get(context.start() / PAGE_LEN..).unwrap_or_default();
             let n = written.iter().filter(|&&block| self.pages.is_shared(block)).count();
             n_copied += n;
@@ -462,7 +572,7 @@ impl ContextState {
     }
 
     /// Whether all before its last token is computed, or will be by rows under way.
-    fn is_led_up(&self) -> bool {
+    pub(super) fn is_led_up(&self) -> bool {
         self.start() + 1 >= self.kv.tokens.len()
     }
 }

@@ -303,7 +303,9 @@ impl Scheduler {
         let has_no_slot = n_draws > 0 && context.slot.0 as usize >= self.limits.n_slots;
         let is_full = n_draws > 0 && n_tokens >= self.limits.n_positions_max;
         let is_next_token = target.saturating_sub(start) <= 1;
-        if has_no_slot || is_full || is_next_token && !work.wants_more(context.window, n_draws) {
+        // Of a job that was found out before its rows are placed.
+        let wants_more = work.member().is_some() || work.wants_more(context.window, n_draws);
+        if has_no_slot || is_full || is_next_token && !wants_more {
             return Ok(later);
         }
         let class = context.class();
@@ -374,13 +376,16 @@ impl Scheduler {
         self.stats.n_tokens += (end - start) as u64;
         self.stats.n_tokens_again += n_again as u64;
         self.charge_row(context, class, start..end, n_again, plan);
-        let draws = end == n_tokens && end == target && matches!(context.work, Some(Work::Run(_)));
+        let draws = end == n_tokens && end == target && context.work.as_ref().is_some_and(Work::goes_on);
         let waits_for_mask = draws && context.lacks_mask();
         plan.waits_for_masks |= waits_for_mask;
         let before = context.under_way.map_or(0, |under_way| under_way.n_rows);
         let n_draws_now = n_draws + usize::from(draws);
         context.under_way = Some(UnderWay { n_rows: before + 1, end, n_draws: n_draws_now, waits_for_mask });
-        let input = if n_draws > 0 { Input::Drawn } else { Input::Known };
+        let input = match n_draws {
+            0 => Input::Known,
+            _ => Input::Drawn(self.drawing_slot(context)),
+        };
         let epoch = context.epoch;
         let work = context.work.as_ref().expect("a placed context has work");
         let n_outputs = work.outputs(start, end, n_tokens).len();
@@ -562,7 +567,7 @@ impl Scheduler {
                 false => kv.tell_pages(row.end.div_ceil(PAGE_LEN), &self.pages),
             };
             let mut outputs = work.outputs(row.start, row.end, row.n_tokens);
-            if row.input == Input::Drawn {
+            if row.input != Input::Known {
                 outputs.iter_mut().for_each(|request| request.kind.starts_after_a_draw());
             }
             Row {

@@ -31,7 +31,7 @@ impl Scheduler {
             Operation::Edit { id, edit }
             | Operation::Ask { id, edit, .. }
             | Operation::Run { id, edit, .. } => base + self.edit_ns(*id, edit),
-            Operation::DrawTogether { members, .. } => {
+            Operation::DrawTogether { members, .. } | Operation::Mix { members, .. } => {
                 members.iter().map(|(id, edit)| base + self.edit_ns(*id, edit)).sum()
             }
             Operation::Save { id, edit, .. } => {
@@ -63,6 +63,7 @@ impl Scheduler {
             Operation::Ask { .. }
             | Operation::Run { .. }
             | Operation::DrawTogether { .. }
+            | Operation::Mix { .. }
             | Operation::Create { .. }
             | Operation::Open { .. }
             | Operation::Forget { .. }

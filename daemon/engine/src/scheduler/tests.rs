@@ -6,15 +6,19 @@ mod guest;
 pub(crate) mod hash_backend;
 mod joint;
 mod late;
+mod mixture;
 mod progress;
 mod pull;
 mod resize;
+mod saved;
 mod shares;
 mod steps;
 mod verify;
 mod victims;
 
+use std::cell::RefCell;
 use std::collections::{HashMap, VecDeque};
+use std::rc::Rc;
 use std::sync::Arc;
 
 use self::guest::Guests;
@@ -67,6 +71,8 @@ struct Model {
     n_synced: usize,
     stream: Option<Stream>,
     question: Option<Question>,
+    /// The mixture that it is part of.
+    mixed: Option<Rc<RefCell<mixture::Mixing>>>,
     /// Whether it is a member of a job that is not done.
     is_member: bool,
     caller: CallerId,
@@ -105,6 +111,7 @@ struct World {
     contexts: Vec<(ContextId, Model)>,
     jobs: Vec<joint::Job>,
     n_jobs: joint::Seen,
+    n_mixed: mixture::Seen,
     saved: HashMap<(ActorId, String), Vec<Token>>,
     next_id: u64,
     n_answers: usize,
@@ -165,6 +172,7 @@ impl World {
             contexts: Vec::new(),
             jobs: Vec::new(),
             n_jobs: joint::Seen::default(),
+            n_mixed: mixture::Seen::default(),
             saved: HashMap::new(),
             next_id: 0,
             n_answers: 0,
@@ -206,11 +214,17 @@ impl World {
         (0..n).map(|i| (mix(text * 1000 + i as u64) % VOCAB) as Token).collect()
     }
 
-    fn edit(model: &mut Model) -> Edit {
+    fn edit(model: &mut Model, seen: &mut mixture::Seen) -> Edit {
         let appended = model.tokens[model.n_synced..].to_vec();
         let n_kept = std::mem::replace(&mut model.n_synced, model.tokens.len());
-        let n_pulled = model.stream.take().map_or(0, |stream| stream.queue.n_pulled());
+        let n_pulled = Self::end_run(model, seen);
         Edit { n_kept, appended, n_pulled }
+    }
+
+    /// Ends what a context decodes; returns how many tokens of it were pulled.
+    fn end_run(model: &mut Model, seen: &mut mixture::Seen) -> usize {
+        let mixed = model.end_mixing(seen);
+        model.stream.take().map_or(mixed.unwrap_or(0), |stream| stream.queue.n_pulled())
     }
 
     /// A context without an open question, if there is one.
@@ -230,17 +244,18 @@ impl World {
             let actor = owner.actor;
             let caller = self.guests.enter(&mut self.scheduler, owner);
             self.apply(Operation::Create { id, caller });
-            let (tokens, stream, question) = (Vec::new(), None, None);
-            let model = Model { tokens, n_synced: 0, stream, question, is_member: false, caller, actor };
+            let (tokens, stream, question, mixed) = (Vec::new(), None, None, None);
+            let model =
+                Model { tokens, n_synced: 0, stream, question, mixed, is_member: false, caller, actor };
             self.contexts.push((id, model));
             return;
         }
         if choice < 14 {
             // Also in the middle of a question: the guest was killed.
             let idx = self.random.below(self.contexts.len());
-            let (id, model) = self.contexts.swap_remove(idx);
+            let (id, mut model) = self.contexts.swap_remove(idx);
             self.disturb(id);
-            let n_pulled = model.stream.map_or(0, |stream| stream.queue.n_pulled());
+            let n_pulled = Self::end_run(&mut model, &mut self.n_mixed);
             return self.apply(Operation::Release { id, n_pulled });
         }
         let Some(idx) = self.pick() else { return };
@@ -253,8 +268,8 @@ impl World {
                 let tokens = self.tokens(n);
                 let model = &mut self.contexts[idx].1;
                 model.tokens.extend(tokens);
-                if model.stream.is_some() {
-                    let edit = Self::edit(model);
+                if model.stream.is_some() || model.mixed.is_some() {
+                    let edit = Self::edit(model, &mut self.n_mixed);
                     self.apply(Operation::Edit { id, edit });
                 }
             }
@@ -263,18 +278,19 @@ impl World {
                 let model = &mut self.contexts[idx].1;
                 model.tokens.truncate(n);
                 model.n_synced = model.n_synced.min(n);
-                let edit = Self::edit(model);
+                let edit = Self::edit(model, &mut self.n_mixed);
                 self.apply(Operation::Edit { id, edit });
             }
             44..54 if self.contexts.len() < 12 => {
                 let child = self.new_id();
                 let model = &mut self.contexts[idx].1;
-                let edit = Self::edit(model);
+                let edit = Self::edit(model, &mut self.n_mixed);
                 let forked = Model {
                     tokens: model.tokens.clone(),
                     n_synced: model.tokens.len(),
                     stream: None,
                     question: None,
+                    mixed: None,
                     is_member: false,
                     caller: model.caller,
                     actor: model.actor,
@@ -286,8 +302,13 @@ impl World {
             72..75 if !is_empty => self.draw_together(idx),
             75..80 => self.save_or_open(idx),
             _ if !is_empty => {
+                let is_mixed = choice >= 92;
                 for _ in 0..1 + self.random.below(8) {
-                    self.pull(idx);
+                    if is_mixed {
+                        self.pull_mixed(idx);
+                    } else {
+                        self.pull(idx);
+                    }
                     if self.random.below(2) == 0 {
                         self.step();
                     }
@@ -350,7 +371,7 @@ impl World {
             }
             _ => Vec::new(),
         };
-        let edit = Self::edit(model);
+        let edit = Self::edit(model, &mut self.n_mixed);
         let (id, place) = (*id, self.guests.stand(model.caller));
         let tag = place.tag();
         // Now and then the caller loses interest before the engine begins.
@@ -359,48 +380,6 @@ impl World {
         self.apply(Operation::Ask { id, edit, ask, tag });
         if !is_wanted {
             self.apply(Operation::Cancel { id, tag });
-        }
-    }
-
-    fn save_or_open(&mut self, idx: usize) {
-        let name = format!("n{}", self.random.below(2));
-        let (caller, actor) = (self.contexts[idx].1.caller, self.contexts[idx].1.actor);
-        let key = (actor, name.clone());
-        let (guests, scheduler) = (&self.guests, &mut self.scheduler);
-        match self.random.below(3) {
-            0 => {
-                let (id, model) = &mut self.contexts[idx];
-                let (id, edit) = (*id, Self::edit(model));
-                self.saved.insert(key, model.tokens.clone());
-                let save = |place: &Standing| Operation::Save { id, edit, name, tag: place.tag() };
-                let done = guests.ask_at_once(scheduler, caller, save);
-                assert!(matches!(done, Done::Kept(Ok(()))), "within every budget: {done:?}");
-            }
-            1 if self.contexts.len() < 12 => {
-                self.next_id += 1;
-                let id = context_id(self.next_id);
-                let open = |place: &Standing| Operation::Open { id, caller, name, tag: place.tag() };
-                let done = guests.ask_at_once(scheduler, caller, open);
-                let Done::Opened(found) = done else { panic!("{done:?}") };
-                assert_eq!(found.as_ref().ok(), self.saved.get(&key));
-                if let Ok(tokens) = found {
-                    let n_synced = tokens.len();
-                    let (stream, question) = (None, None);
-                    let model = Model { tokens, n_synced, stream, question, is_member: false, caller, actor };
-                    self.contexts.push((id, model));
-                }
-            }
-            _ => {
-                let forget = |place: &Standing| Operation::Forget {
-                    model: ModelId::default(),
-                    caller,
-                    name,
-                    tag: place.tag(),
-                };
-                let done = guests.ask_at_once(scheduler, caller, forget);
-                let Done::Kept(forgotten) = done else { panic!("{done:?}") };
-                assert_eq!(forgotten.is_ok(), self.saved.remove(&key).is_some());
-            }
         }
     }
 
@@ -418,6 +397,7 @@ impl World {
             assert!(n_tokens <= self.scheduler.limits.n_tokens_max);
             assert!(plan.has_rows() || batch.copies.is_empty(), "without rows nothing is copied");
             let outputs = self.backend.run(&plan.moves, &batch);
+            Self::check_mixtures(&batch, &mut self.n_mixed);
             drop(batch);
             self.check_jobs(&plan);
             if !plan.has_rows() {
@@ -522,6 +502,7 @@ impl World {
             self.step();
         }
         self.check();
+        assert!(self.scheduler.jobs.is_empty(), "no mixture is forgotten");
         let stats = self.scheduler.stats();
         assert_eq!(stats.n_pages_free + stats.n_pages_cached, stats.n_pages, "every page came back");
         assert_eq!((stats.n_pages_on_host, stats.n_contexts, stats.n_saved), (0, 0, 0));
@@ -534,7 +515,7 @@ fn random_operations_give_what_a_model_without_pages_gives() {
     let (mut n_answers, mut n_tokens, mut n_swaps, mut n_recomputed, mut n_cached) = (0, 0, 0, 0, 0);
     let (mut n_over_budget, mut n_faults, mut n_drawn_rows, mut n_on_new_pages, mut n_in_vain) =
         (0, 0, 0, 0, 0);
-    let mut n_jobs = joint::Seen::default();
+    let (mut n_jobs, mut n_mixed) = (joint::Seen::default(), mixture::Seen::default());
     let (mut n_verified, mut n_rows_of_head, mut n_moved_within) = (0, 0, 0);
     let (mut n_masks_late, mut n_sat_out, mut n_heads_with_pages, mut n_told_again) = (0, 0, 0, 0);
     let mut n_parted = [0; 4];
@@ -566,6 +547,7 @@ fn random_operations_give_what_a_model_without_pages_gives() {
         n_taken_apart += world.scheduler.pages.n_bundles_taken_apart();
         n_segments_shared += world.n_segments_shared;
         n_jobs.add(&world.n_jobs);
+        n_mixed.add(&world.n_mixed);
         n_drawn_rows += world.backend.n_drawn_rows;
         n_on_new_pages += world.backend.n_drawn_rows_on_new_pages;
         let stats = world.scheduler.stats();
@@ -588,6 +570,7 @@ fn random_operations_give_what_a_model_without_pages_gives() {
     assert!(n_drawn_rows > 3_000 && n_on_new_pages > 100, "{n_drawn_rows} {n_on_new_pages}");
     assert!(n_in_vain > 300, "{n_in_vain} rows in vain");
     n_jobs.check();
+    n_mixed.check();
     assert!(n_masks_late > 300 && n_sat_out > 300, "{n_masks_late} {n_sat_out}");
     assert!(
         n_swaps > 1_000 && n_recomputed > 100 && n_cached > 10_000,

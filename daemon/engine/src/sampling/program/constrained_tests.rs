@@ -55,7 +55,8 @@ impl Case {
         let (start, within) = (self.put_on.start, Some(&*self.constraint));
         let n_tokens = self.history.len();
         let scratch = &mut Scratch::default();
-        sample_by_program(&self.logits, &self.history, n_tokens, &sampler, start, within, scratch)
+        let draw = DrawPlace { members: &[], n_tokens, seed: sampler.seed, start, within };
+        sample_by_program(&self.logits, &self.history, &sampler, draw, scratch)
             .map(|(candidate, left)| (candidate.token, left.next.numbers, left.reports))
     }
 

@@ -76,10 +76,10 @@ impl PutOn {
         history: &[Token], // the last tokens, at least as many as the program looks at
         draw: DrawPlace<'_>,
     ) -> Result<(Token, Left), OutputFault> {
-        let DrawPlace { n_tokens, seed, start, within } = draw;
+        let DrawPlace { members, n_tokens, seed, start, within } = draw;
         let place = Place {
             logits,
-            members: &[],
+            members,
             history,
             n_tokens,
             position: n_tokens as u64,
@@ -111,6 +111,8 @@ impl PutOn {
 /// What a draw of a program depends on besides the logits and the tokens before it.
 #[derive(Clone, Copy, Debug)]
 pub struct DrawPlace<'a> {
+    /// The logits of the other members of a mixture.
+    pub members: &'a [&'a [f32]], // [vocab_size] each
     /// Tokens before the one that is drawn.
     pub n_tokens: usize,
     /// Key of the noise.
