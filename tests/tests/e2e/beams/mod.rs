@@ -296,8 +296,9 @@ fn what_the_guest_makes_of_hypotheses_is_what_goes_on() {
             assert!((live.logprob - expected).abs() < TOLERANCE, "{live:?} for {expected}");
         }
         // No search begins where tokens are gone. A device that does not evict says so before.
-        if context.evict(1, 3, trellis_engine::Positions::Keep).await.is_ok() {
-            let refused = BeamSearch::open(&mut context, plain.clone(), None, None).await;
+        let mut holed = context.fork().await.expect("forked");
+        if holed.evict(1, 3, trellis_engine::Positions::Keep).await.is_ok() {
+            let refused = BeamSearch::open(&mut holed, plain.clone(), None, None).await;
             assert!(matches!(refused.err(), Some(EngineError::SearchesEvicted { n_evicted: 2 })));
         }
         edited.keep(&[]).expect("in order");
