@@ -301,6 +301,7 @@ fn what_the_guest_makes_of_hypotheses_is_what_goes_on() {
             let refused = BeamSearch::open(&mut holed, plain.clone(), None, None).await;
             assert!(matches!(refused.err(), Some(EngineError::SearchesEvicted { n_evicted: 2 })));
         }
+        drop(holed);
         edited.keep(&[]).expect("in order");
         assert!(edited.is_over());
         edited.go_on(None).await.expect("nothing is left to do");
