@@ -81,8 +81,8 @@ impl CudaBackend {
         if has_drawn && (is_on_host || self.steps.may_draw_on_host(&rows, batch.copies)) {
             // The host can draw only after tokens that it knows.
             self.wait_for_all();
-            for row in batch.rows.iter().filter(|row| row.input == Input::Drawn) {
-                if let Some(Output::Programmed(_, left)) = self.drawn_before(row) {
+            for row in batch.rows.iter().filter(|row| row.input == Input::Drawn(row.slot)) {
+                if let Some(Output::Programmed(_, left)) = self.drawn_before(row.slot) {
                     let next = left.next;
                     self.steps.note_left(row.slot, next);
                 }
@@ -116,8 +116,8 @@ impl CudaBackend {
     /// The row's tokens, with the one that the step before drew for it.
     fn known_tokens(&self, row: &Row<'_>) -> Vec<Token> {
         let mut tokens = row.tokens.to_vec();
-        if row.input == Input::Drawn {
-            let drawn = match self.drawn_before(row) {
+        if let Input::Drawn(slot) = row.input {
+            let drawn = match self.drawn_before(slot) {
                 Some(Output::Sampled(candidate) | Output::Programmed(candidate, _)) => Some(candidate.token),
                 _ => None,
             };
@@ -127,10 +127,10 @@ impl CudaBackend {
         tokens
     }
 
-    /// What the step before gave last for the row's slot, if it is done.
-    fn drawn_before(&self, row: &Row<'_>) -> Option<&Output> {
+    /// What the step before gave last for a slot, if it is done.
+    fn drawn_before(&self, drawn_for: SlotId) -> Option<&Output> {
         let UnderWay::Done(Ok(collected)) = self.under_way.back()? else { return None };
-        let &(_, output_idx) = self.draws.back()?.iter().find(|&&(slot, _)| slot == row.slot)?;
+        let &(_, output_idx) = self.draws.back()?.iter().find(|&&(slot, _)| slot == drawn_for)?;
         collected.outputs.get(output_idx)
     }
 
@@ -275,6 +275,8 @@ mod beside_tests;
 mod fault_tests;
 #[cfg(test)]
 mod late_tests;
+#[cfg(test)]
+mod mixture_tests;
 #[cfg(test)]
 mod program_tests;
 #[cfg(test)]

@@ -34,14 +34,15 @@ impl<'a> Stream<'a> {
         let mut random = Random(4);
         let contexts = (0..N_CONTEXTS).map(|_| tokens(&mut random, N_PROMPT, 100_000)).collect();
         let mut stream = Self { backend, contexts, last: Instant::now(), gaps: Vec::new() };
-        stream.submit(Input::Known, 0);
+        stream.submit(|_| Input::Known, 0);
         stream
     }
 
     /// Submits a step of all contexts, from a position on or, at most, with their last token.
-    fn submit(&mut self, input: Input, start: usize) {
+    fn submit(&mut self, input: fn(SlotId) -> Input, start: usize) {
         let greedy = Sampler::greedy();
         let rows = self.contexts.iter().enumerate().map(|(idx, tokens)| {
+            let input = input(SlotId(idx as u32));
             let last = tokens.len() - usize::from(input == Input::Known);
             let asked = vec![(last, OutputKind::Sample(&greedy))];
             Row { input, ..row(idx as u32, tokens, start.min(last), idx * N_CONTEXT_PAGES, asked) }
@@ -63,7 +64,7 @@ impl<'a> Stream<'a> {
         if self.contexts[0].len() + 4 >= N_CONTEXT_PAGES * PAGE_LEN {
             self.backend.collect().expect("it runs");
             self.contexts.iter_mut().for_each(|tokens| tokens.truncate(N_PROMPT));
-            self.submit(Input::Known, usize::MAX);
+            self.submit(|_| Input::Known, usize::MAX);
         }
     }
 

@@ -79,7 +79,10 @@ fn late_masks_draw_what_masks_in_time_draw_and_rows_without_sit_out() {
             let masked = contexts[1].clone();
             let next = [(0, &free), (1, &masked)].map(|(idx, tokens)| {
                 let asked = vec![(last + 1, OutputKind::Sample(&sampler))];
-                Row { input: Input::Drawn, ..row(idx, tokens, last + 1, idx as usize * 8, asked) }
+                Row {
+                    input: Input::Drawn(SlotId(idx)),
+                    ..row(idx, tokens, last + 1, idx as usize * 8, asked)
+                }
             });
             backend.submit(&Batch { copies: &[], rows: next.into() }).expect("it is submitted");
             let found = backend.collect().expect("it ran").outputs;

@@ -58,7 +58,7 @@ fn samplers(model: &Model) -> Vec<Sampler> {
 /// A draw by a sampler's program.
 fn draw(sampler: &Sampler, start: Start) -> OutputKind<'_> {
     let put_on = sampler.program.as_ref().expect("it draws by a program");
-    OutputKind::Program { sampler, start, within: put_on.within.as_ref().into() }
+    OutputKind::Program { sampler, start, within: put_on.within.as_ref().into(), n_others: 0 }
 }
 
 /// Tokens, log-probabilities and what is left, to the bit.
@@ -90,7 +90,8 @@ fn decoded(backend: &mut CudaBackend, samplers: &[Sampler], prompts: &[Vec<Token
             let next = contexts.iter().zip(samplers).enumerate().map(|(idx, (tokens, sampler))| {
                 let kind = draw(sampler, Start::Drawn);
                 let n = tokens.len();
-                Row { input: Input::Drawn, ..row(idx as u32, tokens, n, idx * N_PAGES, vec![(n, kind)]) }
+                let row = row(idx as u32, tokens, n, idx * N_PAGES, vec![(n, kind)]);
+                Row { input: Input::Drawn(row.slot), ..row }
             });
             let next = next.collect();
             backend.submit(&Batch { copies: &[], rows: next }).expect("it is submitted");
@@ -239,7 +240,7 @@ fn programs_keep_to_masks_that_are_late() {
         let mask = Arc::new(mask);
         for (idx, sampler) in samplers.iter().enumerate() {
             let start = Start::At(sampler.start());
-            let kind = |within| OutputKind::Program { sampler, start, within };
+            let kind = |within| OutputKind::Program { sampler, start, within, n_others: 0 };
             let asked = |within| vec![row(0, &prompt, 0, 0, vec![(39, kind(within))])];
             let in_time = Batch { copies: &[], rows: asked(Within::Mask(&mask)) };
             let in_time = backend.forward(&in_time).expect("it runs");

@@ -393,7 +393,7 @@ impl Decoding {
             let asked = |position| vec![(position, OutputKind::Sample(sampler))];
             if under_way.contains(&idx) {
                 let row = row(idx as u32, tokens, tokens.len(), idx * 10, asked(tokens.len()));
-                Row { input: Input::Drawn, ..row }
+                Row { input: Input::Drawn(row.slot), ..row }
             } else {
                 row(idx as u32, tokens, *n_computed, idx * 10, asked(tokens.len() - 1))
             }
@@ -521,20 +521,22 @@ fn speed() {
             let mut contexts: Vec<Vec<Token>> =
                 (0..n_rows).map(|_| tokens(&mut random, n_prompt, 128_000)).collect();
             for is_ahead in [true, false] {
-                let submit = |backend: &mut CudaBackend, contexts: &[Vec<Token>], input| {
-                    let rows = contexts.iter().enumerate().map(|(idx, tokens)| {
-                        let last = tokens.len() - usize::from(input == Input::Known);
-                        let asked = vec![(last, OutputKind::Sample(&greedy))];
-                        let row = row(idx as u32, tokens, last, idx * (n_prompt / PAGE_LEN + 12), asked);
-                        Row { input, ..row }
-                    });
-                    let batch = Batch { copies: &[], rows: rows.collect() };
-                    backend.submit(&batch).expect("it runs");
-                };
+                let submit =
+                    |backend: &mut CudaBackend, contexts: &[Vec<Token>], input: fn(SlotId) -> Input| {
+                        let rows = contexts.iter().enumerate().map(|(idx, tokens)| {
+                            let input = input(SlotId(idx as u32));
+                            let last = tokens.len() - usize::from(input == Input::Known);
+                            let asked = vec![(last, OutputKind::Sample(&greedy))];
+                            let row = row(idx as u32, tokens, last, idx * (n_prompt / PAGE_LEN + 12), asked);
+                            Row { input, ..row }
+                        });
+                        let batch = Batch { copies: &[], rows: rows.collect() };
+                        backend.submit(&batch).expect("it runs");
+                    };
                 let mut started = Instant::now();
                 let (n_warm, n_timed) = (20, 60);
                 let mut busy = backend.steps.busy();
-                submit(&mut backend, &contexts, Input::Known);
+                submit(&mut backend, &contexts, |_| Input::Known);
                 for step in 0..n_warm + n_timed {
                     if step == n_warm {
                         started = Instant::now();
@@ -549,7 +551,7 @@ fn speed() {
                         tokens.push(drawn.token);
                     }
                     if !is_ahead {
-                        submit(&mut backend, &contexts, Input::Known);
+                        submit(&mut backend, &contexts, |_| Input::Known);
                     }
                 }
                 let seconds = started.elapsed().as_secs_f64();

@@ -4,7 +4,7 @@ use trellis_engine::sampling::program::Definition;
 use trellis_programs::library::{self, Chain, Dry, KgwKey, Penalties};
 use trellis_programs::{Builder, Row, Source, Token as Drawn};
 
-/// By name. Those with penalties look at the history, and one at another member.
+/// By name. Those with penalties look at the history, and mixtures at other members.
 pub(crate) fn library_programs() -> Vec<(&'static str, Definition)> {
     fn drawn(row: impl for<'b> Fn(&'b Builder, Row<'b>) -> Row<'b>) -> Definition {
         Definition::build(|b| row(b, b.logits()).draw(Source::SEED))
@@ -38,6 +38,10 @@ pub(crate) fn library_programs() -> Vec<(&'static str, Definition)> {
         ("xtc", drawn(|_, x| library::xtc(x, 0.5, 0.01))),
         ("plausible", drawn(|_, x| library::plausible(x, 0.1))),
         ("contrastive", drawn(|b, x| library::contrastive(x, b.member(0), 0.1, 0.5))),
+        ("guidance", drawn(|b, x| library::guidance(x, b.member(0), 1.5))),
+        ("experts", drawn(|b, x| library::experts(x, b.member(0), b.member(1), 0.5))),
+        ("ensemble", drawn(|b, x| library::ensemble(x, b.member(0), 0.25))),
+        ("product", drawn(|b, x| library::product(x, b.member(0), 0.25))),
         ("mirostat", token(|b| library::mirostat(b.logits(), 5.0, 5.0, 0.1))),
         ("repetition", drawn(|_, x| library::repetition(x, Some(64), 1.2))),
         ("frequency, presence", drawn(|_, x| library::frequency_presence(x, None, 0.3, 0.2))),

@@ -1,36 +1,37 @@
 //! What no kernel works out: draws for which a step has no room, and programs before their kernel is ready.
 
 use trellis_engine::batch::{Output, OutputKind, Token, Tokens};
-use trellis_engine::sampling::program::DrawState;
+use trellis_engine::sampling::program::{DrawPlace, DrawState};
 use trellis_engine::sampling::{
     Distribution, Sampler, Scratch, rank, sample, sample_by_program, sample_under,
 };
 
+/// A row of logits, and those of the others of a mixture.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Logits<'a> {
+    pub(super) own: &'a [f32],          // [vocab_size]
+    pub(super) others: &'a [&'a [f32]], // [vocab_size] each
+}
+
 /// What the definition says of a row of logits; a program starts here.
 pub(super) fn output_of(
     kind: &OutputKind<'_>,
-    logits: &[f32],
+    logits: Logits<'_>,
     history: Tokens<'_>,
     start: DrawState,
     scratch: &mut Scratch,
 ) -> Output {
+    let Logits { own: logits, others } = logits;
     let output = match kind {
         OutputKind::Sample(sampler) => {
             let (history, position) = (looked_at(sampler, history), history.len() as u64);
             sample(logits, &history, position, sampler, scratch).map(Output::Sampled)
         }
         OutputKind::Program { sampler, within, .. } => {
-            let (looked_at, n_tokens) = (looked_at(sampler, history), history.len());
-            sample_by_program(
-                logits,
-                &looked_at,
-                n_tokens.into(),
-                sampler,
-                start,
-                within.mask().map(|mask| &**mask),
-                scratch,
-            )
-            .map(|(candidate, left)| Output::Programmed(candidate, Box::new(left)))
+            let (before, within) = (history.len().into(), within.mask().map(|mask| &**mask));
+            let draw = DrawPlace { members: others, before, seed: sampler.seed, start, within };
+            let drawn = sample_by_program(logits, &looked_at(sampler, history), sampler, draw, scratch);
+            drawn.map(|(candidate, left)| Output::Programmed(candidate, Box::new(left)))
         }
         OutputKind::Masked { sampler, mask: Some(mask) } => {
             let (history, position) = (looked_at(sampler, history), history.len() as u64);

@@ -76,6 +76,9 @@ struct ByProgram<'a> {
     sampler: &'a Sampler,
     start: Start,
     within: Within<'a>,
+    /// Of the group; those of the others of its mixture are behind it.
+    logits_row: usize,
+    n_others: usize,
 }
 
 /// All requests of a step.
@@ -101,6 +104,8 @@ pub(crate) struct Outputs {
     pub(crate) programs: Programs,
     /// Where those start that the host makes, by request, as far as it is known before.
     pub(super) host_starts: Vec<(usize, DrawState)>,
+    /// Rows to come that are mixed into the draw before them, which the host makes.
+    n_mixed_by_host: usize,
     /// Rows taken in.
     n_rows: usize,
     /// Biases and masks.
@@ -154,6 +159,7 @@ impl Outputs {
         self.n_whole_words = 0;
         self.readings.clear();
         self.late.clear();
+        self.n_mixed_by_host = 0;
         self.n_rows = 0;
         self.tail.clear();
         self.n_token_words = 0;
@@ -186,7 +192,8 @@ impl Outputs {
                 is_of_head || (row.start..row.end()).contains(&position),
                 "output at {position} of a row"
             );
-            let group_idx = self.group_for(requests.len().min(room.n_group_rows), room);
+            let n_others: usize = requests.iter().map(|&it| row.requests[it].kind.n_others()).sum();
+            let group_idx = self.group_for(requests.len().min(room.n_group_rows), n_others, room);
             let logits_row = self.groups[group_idx].n_logits_rows;
             self.groups[group_idx].n_logits_rows += 1;
             let slot = row.slot.0 as i32;
@@ -201,13 +208,14 @@ impl Outputs {
             for &request_idx in requests {
                 let request = &row.requests[request_idx];
                 let output = match &request.kind {
-                    &OutputKind::Program { sampler, start, within } => {
-                        let by = ByProgram { sampler, start, within };
+                    &OutputKind::Program { sampler, start, within, n_others } => {
+                        let by = ByProgram { sampler, start, within, logits_row, n_others };
                         let output = match fits_device {
                             true => self.programmed(row, request.position, by, room, &mut place),
                             false => None,
                         };
                         if output.is_none() && !request.kind.is_late() {
+                            self.n_mixed_by_host = n_others;
                             let start = self.programs.leave_to_host(row.slot, start);
                             self.host_starts.extend(start.map(|start| (first_place + request_idx, start)));
                         }
@@ -222,6 +230,7 @@ impl Outputs {
                         logits_row,
                         start: self.bring(group_idx, RowOf::Hidden, room),
                     },
+                    (OutputKind::Mixed, _) => self.place_mixed(group_idx, logits_row),
                     (kind, Some(output)) if kind.is_late() => {
                         self.place_late(group_idx, output, first_place + request_idx)
                     }
@@ -242,10 +251,11 @@ impl Outputs {
         self.n_rows += 1;
     }
 
-    /// The group that takes a row of logits and so many output rows.
-    fn group_for(&mut self, n_outputs: usize, room: Room) -> usize {
+    /// The group that takes a row of logits, so many behind it that are mixed into its draw, and so many output rows.
+    fn group_for(&mut self, n_outputs: usize, n_others: usize, room: Room) -> usize {
         let is_room = self.groups.last().is_some_and(|group| {
-            group.n_logits_rows < room.n_group_rows && group.n_outputs + n_outputs <= room.n_group_rows
+            group.n_logits_rows + n_others < room.n_group_rows
+                && group.n_outputs + n_outputs <= room.n_group_rows
         });
         if !is_room {
             self.programs.begin_group();
@@ -324,6 +334,17 @@ impl Outputs {
         }
     }
 
+    /// Gives a place to a row of logits that is mixed into the draw of one before it.
+    fn place_mixed(&mut self, group_idx: usize, logits_row: usize) -> Place {
+        match self.n_mixed_by_host.checked_sub(1) {
+            None => Place::Mixed,
+            Some(n_left) => {
+                self.n_mixed_by_host = n_left;
+                Place::MixedByHost { group_idx, logits_row }
+            }
+        }
+    }
+
     /// Gives a place to a draw of the row being taken in that waits for its mask.
     fn place_late(&mut self, group_idx: usize, output: OutputRow, request_idx: usize) -> Place {
         let output_idx = self.rows.len();
@@ -391,7 +412,7 @@ impl Outputs {
         room: Room,
         place: &mut TablePlace<'_>,
     ) -> Option<OutputRow> {
-        let ByProgram { sampler, start, within } = by;
+        let ByProgram { sampler, start, within, logits_row, n_others } = by;
         let is_possible = self.has_room(room)
             && room.n_plane_sets > 0
             && (row.slot.0 as usize) < N_SLOTS
@@ -406,6 +427,8 @@ impl Outputs {
             slot: row.slot,
             start,
             n_tokens: end,
+            logits_row,
+            n_others,
             table_start,
             states_start: room.program_states,
             output_row: self.rows.len() - group.outputs_start,

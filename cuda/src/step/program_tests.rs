@@ -40,7 +40,7 @@ fn at(numbers: [f32; 8], n_drawn: u32) -> Start {
 
 fn asks<'a>(sampler: &'a Sampler, from: usize, starts: &[Start]) -> Vec<(usize, OutputKind<'a>)> {
     let kind = |(idx, &start): (usize, &Start)| {
-        (from + idx, OutputKind::Program { sampler, start, within: Within::All })
+        (from + idx, OutputKind::Program { sampler, start, within: Within::All, n_others: 0 })
     };
     starts.iter().enumerate().map(kind).collect()
 }
@@ -96,7 +96,7 @@ fn a_draw_after_one_of_the_device_takes_its_state_from_the_slot() {
     let first = [row(1, &tokens, 19, asks(&sampler, 19, &[at([1.0; 8], 4)]))];
     let mut lists = fill(&[StepRow::of(&first[0])]);
     let mut next = row(1, &tokens, 20, asks(&sampler, 20, &[Start::Drawn]));
-    next.input = Input::Drawn;
+    next.input = Input::Drawn(next.slot);
     fill_again(&mut lists, &[StepRow::of(&next)]);
     let (rows, ..) = written(&mut lists);
     assert_eq!((rows[0].state_in, rows[0].state_out), (STATES as u32 + 8, STATES as u32 + 8));
@@ -185,4 +185,53 @@ fn without_the_kernel_the_host_draws_from_where_the_context_stands() {
     assert!(lists.outputs.places.iter().all(|place| matches!(place, Place::Host { .. })));
     assert_eq!(lists.outputs.host_starts, [(0, state)]);
     assert!(!lists.can_be_captured());
+}
+
+/// A draw that takes the rows of others into account.
+fn mixed() -> Sampler {
+    sampler(Definition::build(|b| library::experts(b.logits(), b.member(0), b.member(1), 0.5).argmax()))
+}
+
+#[test]
+fn a_mixture_names_the_rows_of_logits_behind_its_own_and_stays_in_one_group() {
+    let (mixed, alone) = (mixed(), plain());
+    let tokens: Vec<Token> = (0..20).collect();
+    let draw = |sampler, n_others| OutputKind::Program {
+        sampler,
+        start: at([0.0; 8], 0),
+        within: Within::All,
+        n_others,
+    };
+    // Groups are of four rows of logits.
+    let kinds = [draw(&alone, 0), draw(&alone, 0), draw(&mixed, 2), OutputKind::Mixed, OutputKind::Mixed];
+    let batch: Vec<_> =
+        kinds.into_iter().zip(0..).map(|(kind, slot)| row(slot, &tokens, 19, vec![(19, kind)])).collect();
+    let rows: Vec<StepRow<'_>> = batch.iter().map(StepRow::of).collect();
+    let mut lists = StepLists::new(&[None]);
+    fill_in(&mut lists, &rows, ROOM);
+    let groups: Vec<_> = lists.outputs.groups.iter().map(|it| (it.n_logits_rows, it.n_outputs)).collect();
+    assert_eq!(groups, [(2, 2), (3, 1)]);
+    assert_eq!(lists.outputs.places[3..], [Place::Mixed; 2]);
+    let (rows, _, memory) = written(&mut lists);
+    assert_eq!((rows[1].n_members, rows[2].n_members), (0, 2));
+    let first = rows[2].members_start as usize - N_SLOTS;
+    assert_eq!(memory[first..first + 2], [1, 2]);
+
+    // What the host draws needs the others' rows too.
+    let rows: Vec<StepRow<'_>> = batch.iter().map(StepRow::of).collect();
+    fill_in(&mut lists, &rows, Room { n_plane_sets: 0, ..ROOM });
+    let by_host = |logits_row| Place::MixedByHost { group_idx: 1, logits_row };
+    assert_eq!(lists.outputs.places[3..], [1, 2].map(by_host));
+    assert!(lists.outputs.groups[1].has_host_work);
+}
+
+#[test]
+fn the_rows_of_a_mixture_begin_with_what_its_first_member_draws() {
+    let sampler = mixed();
+    let tokens: Vec<Token> = (0..20).collect();
+    let mut first = row(6, &tokens, 20, asks(&sampler, 20, &[Start::Drawn]));
+    let mut other = row(7, &tokens[..9], 9, vec![(9, OutputKind::Mixed)]);
+    (first.input, other.input) = (Input::Drawn(SlotId(6)), Input::Drawn(SlotId(6)));
+    let words = [&first, &other].map(|row| StepRow::of(row).words(row.start, row.end()).collect::<Vec<_>>());
+    assert_eq!(words, [[-7], [-7]]);
 }

@@ -3,17 +3,22 @@
 //! Draws of which each takes on what the one before it left are a chain, which one cluster works out in order. So are draws
 //! that share planes of the history, of which there are fewer sets than rows.
 
+use smallvec::SmallVec;
 use trellis_engine::batch::{SlotId, Start};
 use trellis_engine::sampling::Sampler;
-use trellis_engine::sampling::program::{DrawState, N_HANDLES_MAX, N_PARAMETERS_MAX, N_STATE_MAX};
+use trellis_engine::sampling::program::{
+    DrawState, N_HANDLES_MAX, N_MEMBERS_MAX, N_PARAMETERS_MAX, N_STATE_MAX,
+};
 
 use super::given::Places;
 use super::words::to_words;
 use crate::ops::logits::NOWHERE;
 use crate::ops::program::ProgramRow;
 
-/// Words that a draw brings at most besides what is kept: parameters, places of masks and biases, the state.
-pub(super) const N_DRAW_WORDS_MAX: usize = 1 + N_PARAMETERS_MAX + 3 * N_HANDLES_MAX + N_STATE_MAX;
+/// Words that a draw brings at most besides what is kept: parameters, places of masks and biases, rows of the others of a
+/// mixture, the state.
+pub(super) const N_DRAW_WORDS_MAX: usize =
+    1 + N_PARAMETERS_MAX + 3 * N_HANDLES_MAX + N_MEMBERS_MAX + N_STATE_MAX;
 
 /// The draws of programs in a step.
 #[derive(Debug, Default)]
@@ -59,6 +64,10 @@ pub(super) struct DrawPlace {
     pub(super) start: Start,
     /// Tokens before the one that is drawn.
     pub(super) n_tokens: usize,
+    /// Its row of logits in the group. Those of the others of its mixture are behind it.
+    pub(super) logits_row: usize,
+    /// How many others there are.
+    pub(super) n_others: usize,
     /// First word of the page table.
     pub(super) table_start: usize,
     /// First number of the states of slots.
@@ -135,7 +144,9 @@ impl Programs {
         tail: &mut Vec<u32>,
     ) -> u32 {
         let put_on = sampler.program.as_ref().expect("it draws by a program");
-        let DrawPlace { slot, n_tokens, states_start, group_start, .. } = at;
+        let DrawPlace { slot, n_tokens, logits_row, n_others, states_start, group_start, .. } = at;
+        let others: SmallVec<[u32; N_MEMBERS_MAX]> =
+            (0..n_others).map(|idx| (logits_row + 1 + idx) as u32).collect();
         let of_slot = (states_start + 8 * slot.0 as usize) as u32;
         let (n_drawn, state) = match (at.start, self.ended(slot)) {
             (Start::At(start), _) | (_, Some(Ended::OnHost(start))) => (start.n_drawn, Some(start.numbers)),
@@ -154,8 +165,6 @@ impl Programs {
             output_row: at.output_row as u32,
             next: NOWHERE,
             planes: 0,
-            members_start: 0,
-            n_members: 0,
             seed: halves(sampler.seed),
             position: halves(n_tokens as u64),
             n_tokens: n_tokens as u32,
@@ -169,6 +178,8 @@ impl Programs {
             n_parameters: put_on.parameters.len() as u32,
             masks_start: bring(&given.masks),
             n_masks: given.masks.len() as u32,
+            members_start: bring(&others),
+            n_members: n_others as u32,
             state_in: state.map_or(NOWHERE, |numbers| bring(to_words(&numbers))),
             state_out: of_slot,
         };
@@ -218,6 +229,7 @@ impl Programs {
             row.biases_start = (row.biases_start + tail_start) / 2;
             row.parameters_start += tail_start;
             row.masks_start += tail_start;
+            row.members_start += tail_start;
             row.state_in = if row.state_in == NOWHERE { row.state_out } else { row.state_in + tail_start };
         }
     }

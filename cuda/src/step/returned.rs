@@ -37,12 +37,22 @@ pub(crate) enum Place {
     Hidden { group_idx: usize, logits_row: usize, start: Option<usize> },
     /// Logits that the host has to look at.
     Host { group_idx: usize, logits_row: usize },
+    /// Nothing: the logits are mixed into a draw.
+    Mixed,
+    /// Nothing: the logits are mixed into a draw that the host makes.
+    MixedByHost { group_idx: usize, logits_row: usize },
 }
 
 impl Place {
     /// Whether the host fetches something for it while the step is launched, which then waits for the device.
     pub(crate) fn is_fetched(self) -> bool {
-        matches!(self, Self::Host { .. } | Self::Hidden { start: None, .. } | Self::Full { start: None, .. })
+        self.is_drawn_from()
+            || matches!(self, Self::Hidden { start: None, .. } | Self::Full { start: None, .. })
+    }
+
+    /// Whether the host draws from its logits.
+    pub(crate) fn is_drawn_from(self) -> bool {
+        matches!(self, Self::Host { .. } | Self::MixedByHost { .. })
     }
 }
 

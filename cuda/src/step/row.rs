@@ -8,8 +8,8 @@ pub(crate) struct StepRow<'a> {
     pub(crate) slot: SlotId,
     /// Tokens of the context that the host knows.
     known: Tokens<'a>,
-    /// Whether one more token follows them: the one that the step before this one draws for the slot.
-    has_drawn: bool,
+    /// The slot for which the step before this one draws one more token that follows them, if it does.
+    drawn_for: Option<SlotId>,
     /// Position of the first token to compute.
     pub(crate) start: usize,
     pub(crate) pages: &'a [PageId],
@@ -24,7 +24,10 @@ impl<'a> StepRow<'a> {
         Self {
             slot: row.slot,
             known: row.tokens,
-            has_drawn: row.input == Input::Drawn,
+            drawn_for: match row.input {
+                Input::Known => None,
+                Input::Drawn(slot) => Some(slot),
+            },
             start: row.start,
             pages: row.pages,
             n_same_pages: row.n_same_pages,
@@ -34,17 +37,17 @@ impl<'a> StepRow<'a> {
 
     /// A row of a batch, where every token has become known.
     pub(crate) fn known(row: &'a Row<'_>, tokens: &'a [Token]) -> Self {
-        Self { known: tokens.into(), has_drawn: false, ..Self::of(row) }
+        Self { known: tokens.into(), drawn_for: None, ..Self::of(row) }
     }
 
     /// Whether its last token is one that only the device knows.
     pub(crate) fn has_drawn(&self) -> bool {
-        self.has_drawn
+        self.drawn_for.is_some()
     }
 
     /// Position after the last token.
     pub(crate) fn end(&self) -> usize {
-        self.known.len() + usize::from(self.has_drawn)
+        self.known.len() + usize::from(self.has_drawn())
     }
 
     /// Tokens to compute.
@@ -55,7 +58,7 @@ impl<'a> StepRow<'a> {
     /// The tokens `start..end` as the device reads them: a negative one names the slot that holds it.
     pub(crate) fn words(&self, start: usize, end: usize) -> impl Iterator<Item = i32> + use<'a> {
         let n_known = self.known.len();
-        let drawn = (end > n_known).then_some(-1 - self.slot.0 as i32);
+        let drawn = self.drawn_for.filter(|_| end > n_known).map(|slot| -1 - slot.0 as i32);
         let known = self.known.iter_range(start.min(n_known)..end.min(n_known));
         known.map(|token| token as i32).chain(drawn)
     }

@@ -401,6 +401,7 @@ impl Steps {
                 Place::Hidden { start: None, .. } | Place::Host { .. } => {
                     Ok(by_host.expect("worked out with the step"))
                 }
+                Place::Mixed | Place::MixedByHost { .. } => Ok(Output::Mixed),
                 Place::SatOut => Ok(Output::SatOut),
                 Place::Late { .. } => unreachable!("a step is let draw before it is waited for"),
                 Place::Unset => unreachable!("every request has a place"),
@@ -509,14 +510,13 @@ impl Steps {
                 keeps_hidden: group.keeps_hidden(),
             };
             llama.logits(stream, asked, &self.activations)?;
-            let fetched =
-                self.fetch(stream, llama, group_idx, |place| matches!(place, Place::Host { .. }))?;
+            let fetched = self.fetch(stream, llama, group_idx, Place::is_drawn_from)?;
             if group.n_outputs > 0 {
                 let rows = layout.output_rows(memory, group.outputs_start, group.n_outputs);
                 self.launch_outputs(stream, llama, layout, group_idx, &group, rows)?;
             }
             self.bring_whole(stream, buffers_idx, &group)?;
-            let rest = |place: Place| place.is_fetched() && !matches!(place, Place::Host { .. });
+            let rest = |place: Place| place.is_fetched() && !place.is_drawn_from();
             let rest = self.fetch(stream, llama, group_idx, rest)?;
             self.outputs_by_host(rows, group_idx, &fetched, &rest, &mut by_host);
         }

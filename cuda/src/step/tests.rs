@@ -225,7 +225,8 @@ fn a_mixed_step_is_written_where_the_kernels_look() {
 fn a_row_names_the_token_that_only_the_device_knows() {
     let tokens: Vec<Token> = (10..27).collect();
     let sampler = Sampler { presence_penalty: 0.5, ..Sampler::greedy() };
-    let drawn = Row { input: Input::Drawn, ..row(3, &tokens, 17, vec![(17, OutputKind::Sample(&sampler))]) };
+    let asked = vec![(17, OutputKind::Sample(&sampler))];
+    let drawn = Row { input: Input::Drawn(SlotId(3)), ..row(3, &tokens, 17, asked) };
     let after = StepRow::of(&drawn);
     assert_eq!((after.start, after.end(), after.n_tokens()), (17, 18, 1));
     assert_eq!(after.words(15, 18).collect::<Vec<_>>(), [25, 26, -4]);

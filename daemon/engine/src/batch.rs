@@ -141,15 +141,16 @@ pub fn reused<'b>(mut rows: Vec<Row<'_>>) -> Vec<Row<'b>> {
 pub enum Input {
     /// The last of its tokens.
     Known,
-    /// One token more: the one that the step before draws for this slot. It is the only one that the row computes.
-    Drawn,
+    /// One token more: the one that the step before draws for this slot, which is the row's own or, in a mixture, that of
+    /// its first member. It is the only one that the row computes.
+    Drawn(SlotId),
 }
 
 impl Row<'_> {
     /// Position after the last token that the row computes.
     #[must_use]
     pub fn end(&self) -> usize {
-        self.tokens.len() + usize::from(self.input == Input::Drawn)
+        self.tokens.len() + usize::from(self.input != Input::Known)
     }
 }
 
@@ -194,7 +195,12 @@ pub enum OutputKind<'a> {
         start: Start,
         /// What may be drawn, whatever the program says.
         within: Within<'a>,
+        /// The other members, in the order in which the program names them: as many rows behind this one, each of which asks
+        /// for [`Self::Mixed`] at its end. Such a draw does not wait for its mask.
+        n_others: usize,
     },
+    /// Nothing: the logits are for the program that draws for the first member of a mixture.
+    Mixed,
     /// The `n` most probable tokens and the entropy.
     Top {
         /// How many.
@@ -253,6 +259,12 @@ impl OutputKind<'_> {
         matches!(self, Self::Masked { mask: None, .. } | Self::Program { within: Within::Late, .. })
     }
 
+    /// Rows behind its own that it sees: the others of a mixture.
+    #[must_use]
+    pub fn n_others(&self) -> usize {
+        if let Self::Program { n_others, .. } = self { *n_others } else { 0 }
+    }
+
     /// The token before it is one that the step before draws.
     pub(crate) fn starts_after_a_draw(&mut self) {
         if let Self::Program { start, .. } = self {
@@ -304,6 +316,8 @@ pub enum Output {
     Sampled(Candidate),
     /// For [`OutputKind::Program`].
     Programmed(Candidate, Box<Left>),
+    /// For [`OutputKind::Mixed`].
+    Mixed,
     /// For [`OutputKind::Masked`]: the mask did not come, and nothing was drawn.
     SatOut,
     /// For [`OutputKind::Ranked`]: most probable first, ties by lower token.

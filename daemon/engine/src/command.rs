@@ -40,7 +40,7 @@ impl ContextId {
 pub(crate) struct Edit {
     pub(crate) n_kept: usize,
     pub(crate) appended: Vec<Token>,
-    /// Tokens that the guest has had of the run that this ends.
+    /// Tokens that the guest has had of the run that this ends, which may be that of a mixture.
     pub(crate) n_pulled: usize,
 }
 
@@ -232,6 +232,13 @@ pub(crate) enum Operation {
         tag: Tag,
     },
     SearchBeams(Box<SearchBeams>),
+    /// Decode the first of these contexts, by a program that is given the logits of the others as well; each of them gets
+    /// every token.
+    Mix {
+        members: Vec<(ContextId, Edit)>,
+        settings: RunSettings,
+        tag: Tag,
+    },
     /// The answer to a question is no longer wanted; of several contexts, the first is named, of a beam search the base.
     Cancel {
         id: ContextId,
@@ -328,7 +335,7 @@ impl Operation {
             | Self::Mask { id, .. }
             | Self::EndRun { id, .. }
             | Self::Release { id, .. } => id.model,
-            Self::DrawTogether { members, .. } => {
+            Self::DrawTogether { members, .. } | Self::Mix { members, .. } => {
                 members.first().map_or(ContextId::LEAST, |(id, _)| *id).model
             }
             Self::SearchBeams(asked) => asked.base.model,

@@ -4,6 +4,7 @@ mod beams;
 mod evict;
 mod history;
 mod keeps;
+mod mixture;
 mod segments;
 mod states;
 mod together;
@@ -15,7 +16,8 @@ use smallvec::SmallVec;
 
 pub use self::beams::BeamSearch;
 use self::history::History;
-use self::keeps::{Foreseen, Keeping};
+use self::keeps::{Foreseen, Keeping, MasksOfRun};
+use self::mixture::Mixed;
 use self::states::{Leaves, States};
 use self::verified::Verified;
 use crate::account::{Owner, Resource};
@@ -52,6 +54,8 @@ pub struct Context {
     /// The engine has `tokens[..n_synced]`, and past them at most what a run decoded ahead.
     n_synced: usize,
     run: Option<Run>,
+    /// Its part in the run of another context.
+    mixed: Option<Mixed>,
     verified: Option<Verified>,
     n_truncations: u64,
     /// What it draws under.
@@ -162,7 +166,7 @@ impl Context {
         account.charge(Resource::Contexts, 1)?;
         let (id, model, n_synced) = (model.note_opened(), model.clone(), tokens.len());
         let (states, reports) = (States::default(), Reports::default());
-        let (run, verified, n_truncations) = (None, None, 0);
+        let (run, mixed, verified, n_truncations) = (None, None, None, 0);
         Ok(Self {
             id,
             model,
@@ -174,6 +178,7 @@ impl Context {
             footprint,
             n_synced,
             run,
+            mixed,
             verified,
             n_truncations,
             rule: None,
@@ -399,6 +404,11 @@ impl Context {
         settings: impl FnOnce() -> RunSettings,
     ) -> Result<Pull, EngineError> {
         self.start(key, settings).await?;
+        self.pull_started().await
+    }
+
+    /// The next token of the run that was started.
+    async fn pull_started(&mut self) -> Result<Pull, EngineError> {
         // Before a token is taken that there would be no room for.
         let leaves = self.run.as_ref().and_then(|run| run.leaves);
         self.footprint.set_with(self.tokens.len() + 1, self.n_bytes_with(leaves, 1))?;
@@ -475,34 +485,45 @@ impl Context {
     }
 
     async fn start_run(&mut self, key: RunKey, mut settings: RunSettings) -> Result<(), EngineError> {
+        let masks = self.prepare_run(&mut settings)?;
+        let room = self.model.room(&self.caller).await?;
+        let queue = RunQueue::new(self.caller.stand());
+        let leaves = Leaves::of(&settings.sampler);
+        let (id, edit, tag) = (self.id, self.take_edit(), queue.tag());
+        self.model.post_into(room, Operation::Run { id, edit, settings, tag })?;
+        self.note_run(Run { key, queue, leaves }, masks);
+        Ok(())
+    }
+
+    /// Checks the settings of a run and has its program go on where it left off; returns what works out its masks.
+    fn prepare_run(&mut self, settings: &mut RunSettings) -> Result<Option<MasksOfRun>, EngineError> {
         if self.tokens.is_empty() {
             return Err(EngineError::EmptyContext);
         }
         settings.sampler.validate(self.model.limits().vocab_size)?;
         self.states.carry_on(&mut settings.sampler);
-        let leaves = Leaves::of(&settings.sampler);
         let masks = self.masks_of_run(&settings.sampler)?;
         if masks.is_some() {
             settings.masks = MaskSource::Caller;
         }
-        let room = self.model.room(&self.caller).await?;
-        let queue = RunQueue::new(self.caller.stand());
-        let (id, edit, tag) = (self.id, self.take_edit(), queue.tag());
-        self.model.post_into(room, Operation::Run { id, edit, settings, tag })?;
-        if let Some(masks) = masks {
-            let watch = masks.watch(&self.model, self.caller.id(), id, tag);
-            queue.watch(watch.clone());
-            watch.begin();
-        }
-        self.run = Some(Run { key, queue, leaves });
-        Ok(())
+        Ok(masks)
     }
 
-    /// Room for the command that ends a run, if there is a run.
+    /// The engine has been told of a run.
+    fn note_run(&mut self, run: Run, masks: Option<MasksOfRun>) {
+        if let Some(masks) = masks {
+            let watch = masks.watch(&self.model, self.caller.id(), self.id, run.queue.tag());
+            run.queue.watch(watch.clone());
+            watch.begin();
+        }
+        self.run = Some(run);
+    }
+
+    /// Room for the command that ends a run, if there is a run, or one that it is part of.
     async fn room_to_stop_run(&self) -> Result<Option<Room>, EngineError> {
-        match self.run {
-            Some(_) => Ok(Some(self.model.room(&self.caller).await?)),
-            None => Ok(None),
+        match (&self.run, &self.mixed) {
+            (None, None) => Ok(None),
+            _ => Ok(Some(self.model.room(&self.caller).await?)),
         }
     }
 
@@ -526,7 +547,8 @@ impl Context {
 
     /// Forgets the run; returns how many of its tokens were taken.
     fn end_run(&mut self) -> usize {
-        self.run.take().map_or(0, |run| run.queue.n_pulled())
+        let of_another = self.mixed.take().map_or(0, |mixed| mixed.n_pulled());
+        self.run.take().map_or(of_another, |run| run.queue.n_pulled())
     }
 }
 

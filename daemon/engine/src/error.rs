@@ -46,6 +46,17 @@ pub enum EngineError {
     /// A job over contexts of different guests or models.
     #[error("the contexts of one job belong to one guest and one model")]
     JobMixed,
+    /// A mixture whose sampler has no program: nothing else sees the logits of the others.
+    #[error("a mixture draws by a logit program, and the sampler has none")]
+    MixtureWithoutProgram,
+    /// A mixture of more contexts than a program can name.
+    #[error("a mixture of {n_others} contexts beside the first: a program names {n_others_max}")]
+    MixtureTooLarge {
+        /// Contexts beside the first.
+        n_others: usize,
+        /// The most there may be.
+        n_others_max: usize,
+    },
     /// A job one of whose contexts was changed or dropped meanwhile.
     #[error("a context of the job was changed before the job was done")]
     JobDisturbed,

@@ -15,7 +15,11 @@ pub fn step_all<'a>(
 ) -> Result<Vec<Candidate>> {
     let requests: Vec<_> = requests
         .into_iter()
-        .map(|(context, sampler)| raw::StepRequest { context: context.raw(), sampler: sampler.raw() })
+        .map(|(context, sampler)| raw::StepRequest {
+            context: context.raw(),
+            sampler: sampler.raw(),
+            others: Vec::new(),
+        })
         .collect();
     Ok(raw::step(&requests)?)
 }

@@ -27,6 +27,7 @@ pub struct Generate<'a> {
     keep: raw::Keep,
     emit: raw::Emit,
     guesses: Option<Guesses<'a>>,
+    others: Vec<&'a Context>,
 }
 
 impl<'a> Generate<'a> {
@@ -34,7 +35,14 @@ impl<'a> Generate<'a> {
         let stop_tokens = context.model().info().stop_tokens.clone();
         let (keep, emit) = (raw::Keep::Tokens, raw::Emit::Nothing);
         let (seed, max_tokens, stop_texts) = (None, None, Vec::new());
-        Self { context, sampler, seed, max_tokens, stop_tokens, stop_texts, keep, emit, guesses: None }
+        let (guesses, others) = (None, Vec::new());
+        Self { context, sampler, seed, max_tokens, stop_tokens, stop_texts, keep, emit, guesses, others }
+    }
+
+    /// Of a mixture with these others.
+    pub(crate) fn mixed_with(mut self, others: Vec<&'a Context>) -> Self {
+        self.others = others;
+        self
     }
 
     /// Draws with this seed, in place of the sampler's.
@@ -111,6 +119,7 @@ pub fn generate_all<'a>(requests: impl IntoIterator<Item = Generate<'a>>) -> Res
             keep: request.keep,
             emit: request.emit,
             speculation: request.guesses.map(Guesses::into_raw),
+            others: request.others.into_iter().map(Context::raw).collect(),
         })
         .collect();
     Ok(raw::generate(&requests)?)

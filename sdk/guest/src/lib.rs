@@ -66,6 +66,7 @@ mod decoding;
 mod error;
 mod generate;
 mod guesses;
+mod mixtures;
 mod model;
 mod particles;
 pub mod programs;
@@ -87,6 +88,7 @@ pub use decoding::{
 pub use error::{Error, Result};
 pub use generate::{Completion, Generate, generate_all};
 pub use guesses::Guesses;
+pub use mixtures::{Mixture, step_mixtures};
 pub use model::{ChatEnd, Model, ModelInfo, TextDecoder};
 pub use particles::{Particle, Particles};
 pub use sampler::{Sampler, SamplerBuilder, TokenMask};

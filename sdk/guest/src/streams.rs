@@ -14,12 +14,19 @@ pub struct StreamOptions<'a> {
     max_tokens: Option<u32>,
     stop_tokens: Vec<Token>,
     guesses: Option<Guesses<'a>>,
+    others: Vec<&'a Context>,
 }
 
 impl<'a> StreamOptions<'a> {
     pub(crate) fn new(context: &'a Context, sampler: &'a Sampler) -> Self {
         let stop_tokens = context.model().info().stop_tokens.clone();
-        Self { context, sampler, max_tokens: None, stop_tokens, guesses: None }
+        Self { context, sampler, max_tokens: None, stop_tokens, guesses: None, others: Vec::new() }
+    }
+
+    /// Of a mixture with these others.
+    pub(crate) fn mixed_with(mut self, others: Vec<&'a Context>) -> Self {
+        self.others = others;
+        self
     }
 
     /// The most tokens that the stream gives; as many as fit unless set.
@@ -51,6 +58,7 @@ impl<'a> StreamOptions<'a> {
             max_tokens: self.max_tokens,
             stop_tokens: self.stop_tokens.clone(),
             speculation: self.guesses.map(Guesses::into_raw),
+            others: self.others.into_iter().map(Context::raw).collect(),
         };
         let raw = raw::Stream::open(self.context.raw(), self.sampler.raw(), &options)?;
         Ok(TokenStream { raw, stop_tokens: self.stop_tokens, has_failed: false })

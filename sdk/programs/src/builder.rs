@@ -110,7 +110,7 @@ impl Builder {
         Row::new(self, Operation::Logits)
     }
 
-    /// The logits of another member of the job, counted from 0.
+    /// The logits of another member of the mixture, counted from 0.
     pub fn member(&self, idx: u8) -> Row<'_> {
         Row::new(self, Operation::Member(idx))
     }

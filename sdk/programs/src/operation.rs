@@ -153,7 +153,7 @@ pub enum Reduction {
 pub enum Operation {
     /// Row: the logits.
     Logits,
-    /// Row: the logits of another member of the job, counted from 0.
+    /// Row: the logits of another member of the mixture, counted from 0; a NaN in them counts as −∞.
     Member(u8),
     /// Row: x − ln Σ eˣ of a row.
     LogSoftmax(Value),

@@ -62,6 +62,7 @@ examples! {
     "chat" => chat,
     "complete" => complete,
     "constrained" => constrained,
+    "guidance" => guidance,
     "json-fields" => json_fields,
     "probe" => probe,
     "samplers" => samplers,
@@ -197,6 +198,7 @@ mod check {
     use super::*;
     pub(crate) use crate::constraints::guest::constrained;
     pub(crate) use crate::evictions::streaming_llm;
+    pub(crate) use crate::mixtures::guest::guidance;
 
     pub(crate) async fn chat(name: &str) {
         let answer = run(name, &["What is 37 + 48?"]).await.well();

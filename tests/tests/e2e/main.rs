@@ -19,6 +19,7 @@ mod late;
 mod leaving;
 mod loads;
 mod mixes;
+mod mixtures;
 mod old;
 mod paces;
 mod parity;

@@ -10,7 +10,7 @@ use super::{InFlight, Steps};
 use crate::driver::check;
 use crate::model::Llama;
 use crate::ops::common::Dtype;
-use crate::step::by_host::output_of;
+use crate::step::by_host::{Logits, output_of};
 use crate::step::whole::{Reading, RowOf, Whole};
 use crate::step::{Group, Place, StepRow};
 use crate::{CudaError, Stream};
@@ -64,6 +64,7 @@ impl Steps {
         for &place in self.lists.outputs.places.iter().filter(|place| is_wanted(**place)) {
             match place {
                 Place::Host { group_idx, logits_row }
+                | Place::MixedByHost { group_idx, logits_row }
                 | Place::Full { group_idx, logits_row, start: None, .. }
                     if group_idx == group =>
                 {
@@ -141,8 +142,11 @@ impl Steps {
                     let start = known.map(|&(_, start)| start);
                     // Else the host has made the draw before it, just now.
                     let start = start.or_else(|| outputs.programs.left_on_host(row.slot)).unwrap_or_default();
-                    let output =
-                        output_of(&request.kind, &raw[&(0, logits_row)], history, start, &mut scratch);
+                    let row_of = |idx: usize| raw[&(0, idx)].as_slice();
+                    let others: Vec<&[f32]> =
+                        (1..=request.kind.n_others()).map(|idx| row_of(logits_row + idx)).collect();
+                    let logits = Logits { own: row_of(logits_row), others: &others };
+                    let output = output_of(&request.kind, logits, history, start, &mut scratch);
                     if let Output::Programmed(_, it_left) = &output {
                         outputs.programs.note_left(row.slot, it_left.next);
                     }

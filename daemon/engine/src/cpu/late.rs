@@ -5,7 +5,7 @@ use std::sync::Arc;
 use rayon::prelude::*;
 
 use crate::batch::{LateMask, Output, OutputFault, Token};
-use crate::sampling::program::DrawState;
+use crate::sampling::program::{DrawPlace, DrawState};
 use crate::sampling::{Before, Sampler, Scratch, TokenMask, sample_by_program, sample_under};
 
 /// A draw of the step under way, with all that it needs but the mask.
@@ -37,7 +37,9 @@ impl LateDraw {
                 sample_under(Some(mask), logits, history, position, sampler, scratch).map(Output::Sampled)
             }
             By::Program(sampler, start) => {
-                sample_by_program(logits, history, *before, sampler, *start, Some(mask), scratch)
+                let (before, seed, start) = (*before, sampler.seed, *start);
+                let draw = DrawPlace { members: &[], before, seed, start, within: Some(mask) };
+                sample_by_program(logits, history, sampler, draw, scratch)
                     .map(|(candidate, left)| Output::Programmed(candidate, Box::new(left)))
             }
         }

@@ -10,6 +10,7 @@ mod decoder;
 mod elementwise;
 mod late;
 mod linear;
+mod mixed;
 mod output;
 mod pages;
 mod plan;

@@ -4,9 +4,10 @@ use rayon::prelude::*;
 
 use super::late::{By, LateDraw};
 use super::linear::{Gemm, Linear};
+use super::mixed::Mixtures;
 use super::plan::{Plan, Question};
 use crate::batch::{Output, OutputFault, OutputKind, Start, Token, Within};
-use crate::sampling::program::DrawState;
+use crate::sampling::program::{DrawPlace, DrawState};
 use crate::sampling::{Distribution, Sampler, Scratch, rank, sample, sample_by_program, sample_under};
 
 /// Rows of logits in memory at once; enough to use every weight that is read many times.
@@ -32,6 +33,7 @@ pub(super) fn answer(
     let mut outputs = vec![Output::Failed(OutputFault::NotANumber); plan.n_outputs];
     let mut late = Vec::new();
     let mut scratch = Scratch::default();
+    let mut mixtures = Mixtures::default();
     if plan.questions.is_empty() {
         return Answers { outputs, late };
     }
@@ -67,7 +69,9 @@ pub(super) fn answer(
         }
         for (question, logits) in questions.iter().zip(logits.chunks_exact(vocab_size)) {
             late.extend(late_draws(question, logits));
+            mixtures.take(question, logits);
         }
+        mixtures.draw(&mut outputs);
     }
     Answers { outputs, late }
 }
@@ -75,7 +79,7 @@ pub(super) fn answer(
 /// Draws of programs that start where the draw before them in their row ended, one after the other.
 fn chained_draws(question: &Question<'_>, logits: &[f32], outputs: &mut [Output], scratch: &mut Scratch) {
     for &(output_idx, kind) in &question.requests {
-        let OutputKind::Program { sampler, start: Start::Before, within } = *kind else { continue };
+        let OutputKind::Program { sampler, start: Start::Before, within, .. } = *kind else { continue };
         let guessed = question.history.len() - 1;
         let is_guessed = |token: Token| question.history.copy_of(guessed..guessed + 1) == [token];
         outputs[output_idx] = match &outputs[output_idx - 1] {
@@ -102,8 +106,9 @@ fn program_draw(
         Within::Mask(mask) => Some(&**mask),
         Within::Late => return Ok(Output::SatOut),
     };
-    let (history, before) = (looked_at(question, sampler), question.before());
-    let (candidate, left) = sample_by_program(logits, &history, before, sampler, start, within, scratch)?;
+    let (before, seed) = (question.before(), sampler.seed);
+    let draw = DrawPlace { members: &[], before, seed, start, within };
+    let (candidate, left) = sample_by_program(logits, &looked_at(question, sampler), sampler, draw, scratch)?;
     Ok(Output::Programmed(candidate, Box::new(left)))
 }
 
@@ -114,7 +119,7 @@ fn late_draws(question: &Question<'_>, logits: &[f32]) -> impl Iterator<Item = L
             OutputKind::Masked { sampler, mask: None } => {
                 (looked_at(question, sampler), By::Chain(sampler.clone()))
             }
-            OutputKind::Program { sampler, start: Start::At(start), within: Within::Late } => {
+            OutputKind::Program { sampler, start: Start::At(start), within: Within::Late, .. } => {
                 (looked_at(question, sampler), By::Program(Box::new(sampler.clone()), start))
             }
             _ => return None,
@@ -125,7 +130,7 @@ fn late_draws(question: &Question<'_>, logits: &[f32]) -> impl Iterator<Item = L
 }
 
 /// The tokens that a draw looks at.
-fn looked_at(question: &Question<'_>, sampler: &Sampler) -> Vec<Token> {
+pub(super) fn looked_at(question: &Question<'_>, sampler: &Sampler) -> Vec<Token> {
     let n_tokens = question.history.len();
     question.history.copy_of(n_tokens - sampler.n_history(n_tokens)..n_tokens)
 }
@@ -142,7 +147,10 @@ fn answer_one(
             let (history, position) = (looked_at(question, sampler), question.before().position());
             sample(logits, &history, position, sampler, scratch).map(Output::Sampled)
         }
-        OutputKind::Program { sampler, start: Start::At(start), within } => {
+        // Once the rows of the others are there.
+        OutputKind::Program { n_others: 1.., .. } => Err(OutputFault::NotANumber),
+        OutputKind::Mixed => Ok(Output::Mixed),
+        OutputKind::Program { sampler, start: Start::At(start), within, .. } => {
             program_draw(question, sampler, start, within, logits, scratch)
         }
         // Once the draw before it is there.

@@ -53,6 +53,10 @@ impl Gone {
             },
             Operation::SearchBeams(asked) => (asked.base, asked.tag, Done::Answer(Err(error()))),
             Operation::Ask { id, tag, .. } => (id, tag, Done::Answer(Err(error()))),
+            Operation::Mix { members, tag, .. } => match members.first() {
+                Some(&(id, _)) => (id, tag, Done::Run { event: RunEvent::Failed(error()), n_ahead: 0 }),
+                None => return,
+            },
             Operation::Run { id, tag, .. } => {
                 (id, tag, Done::Run { event: RunEvent::Failed(error()), n_ahead: 0 })
             }

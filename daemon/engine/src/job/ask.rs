@@ -109,7 +109,9 @@ impl AskWork {
                 }
                 (Output::Full(row), _) => answer = Some(Answer::Full(row)),
                 (Output::Embedding(state), _) => answer = Some(Answer::Embedding(state)),
-                (Output::SatOut, _) => unreachable!("a question waits for no mask"),
+                (Output::SatOut | Output::Mixed, _) => {
+                    unreachable!("a question waits for no mask and mixes nothing")
+                }
                 (Output::Ranked(_), _) => unreachable!("a search asks for that"),
             }
         }

@@ -1,4 +1,4 @@
-//! What is asked about several contexts that ride together: their rows are in one step, all of them or none.
+//! Jobs over several contexts that ride together: their rows are in one step, all of them or none.
 //!
 //! What leads up to the last token of each is an ordinary prompt. This is a member's part; the job itself is the
 //! scheduler's.
@@ -12,16 +12,29 @@ use crate::sampling::{Sampler, TokenMask};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct JobId(pub(crate) u64);
 
-/// What is wanted of one member.
-#[derive(Debug)]
-pub(crate) struct JointWork {
+/// A context's part in a job.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Membership {
     pub(crate) job: JobId,
-    pub(super) wanted: Wanted,
-    pub(super) tag: Tag,
     pub(crate) stage: Stage,
     /// Blocks from the first on for which it needs no pages: it holds them, or finds them with another member that holds
     /// them, or computes them before it.
     pub(crate) n_blocks_found: usize,
+}
+
+impl Membership {
+    /// In a job that begins.
+    pub(crate) fn new(job: JobId) -> Self {
+        Self { job, stage: Stage::LeadsUp, n_blocks_found: 0 }
+    }
+}
+
+/// What is asked after each member.
+#[derive(Debug)]
+pub(crate) struct JointWork {
+    pub(crate) member: Membership,
+    pub(super) wanted: Wanted,
+    pub(super) tag: Tag,
 }
 
 /// What a row of a member is for.
@@ -40,12 +53,12 @@ pub(crate) enum Wanted {
 pub(crate) enum Stage {
     /// It computes what comes before its last token, or has, and waits for the others.
     LeadsUp,
-    /// Its last token has a row, beside those of the others.
+    /// Its last token has a row, beside those of the others, or what is drawn next will have.
     Rides,
 }
 
 impl JointWork {
-    pub(crate) fn new(job: JobId, wanted: Wanted, tag: Tag) -> Self {
-        Self { job, wanted, tag, stage: Stage::LeadsUp, n_blocks_found: 0 }
+    pub(crate) fn new(member: Membership, wanted: Wanted, tag: Tag) -> Self {
+        Self { member, wanted, tag }
     }
 }

@@ -6,12 +6,14 @@
 mod ask;
 mod joint;
 mod masks;
+mod mixture;
 mod run;
 mod verify;
 
 pub(crate) use ask::{AskWork, Part, Progress};
-pub(crate) use joint::{JobId, JointWork, Stage, Wanted};
+pub(crate) use joint::{JobId, JointWork, Membership, Stage, Wanted};
 pub(crate) use masks::LateMasks;
+pub(crate) use mixture::{MixedWork, Mixture};
 pub(crate) use run::RunWork;
 pub use verify::N_GUESS_MAX;
 pub(crate) use verify::VerifyWork;
@@ -32,11 +34,13 @@ use crate::sampling::{Sampler, TokenMask};
 /// 128,256 tokens takes 0.9 to 1.6.
 const READING_SHARE: f32 = 0.3;
 
-/// A draw by a sampler's chain, or by its program from this start.
-fn draw(sampler: &Sampler, start: Start) -> OutputKind<'_> {
+/// A draw by a sampler's chain, or by its program from this start, which sees so many rows of others.
+fn draw(sampler: &Sampler, start: Start, n_others: usize) -> OutputKind<'_> {
     match &sampler.program {
         None => OutputKind::Sample(sampler),
-        Some(put_on) => OutputKind::Program { sampler, start, within: put_on.within.as_ref().into() },
+        Some(put_on) => {
+            OutputKind::Program { sampler, start, within: put_on.within.as_ref().into(), n_others }
+        }
     }
 }
 
@@ -45,10 +49,14 @@ fn draw_under<'a>(
     sampler: &'a Arc<Sampler>,
     mask: Option<&'a Arc<TokenMask>>,
     start: Start,
+    n_others: usize,
 ) -> OutputKind<'a> {
     match sampler.program {
         None => OutputKind::Masked { sampler, mask },
-        Some(_) => OutputKind::Program { sampler, start, within: mask.map_or(Within::Late, Within::Mask) },
+        Some(_) => {
+            let within = mask.map_or(Within::Late, Within::Mask);
+            OutputKind::Program { sampler, start, within, n_others }
+        }
     }
 }
 
@@ -59,6 +67,7 @@ pub(crate) enum Work {
     Verify(VerifyWork),
     Run(RunWork),
     Joint(JointWork),
+    Mixed(MixedWork),
 }
 
 impl Work {
@@ -69,6 +78,7 @@ impl Work {
             Self::Verify(work) => work.reply.tag(),
             Self::Run(run) => run.queue.tag(),
             Self::Joint(work) => work.tag,
+            Self::Mixed(work) => work.tag,
         }
     }
 
@@ -76,8 +86,8 @@ impl Work {
     pub(crate) fn is_question(&self) -> bool {
         match self {
             Self::Ask(_) | Self::Verify(_) => true,
-            Self::Joint(work) => work.stage == Stage::Rides,
-            Self::Run(_) => false,
+            Self::Joint(work) => work.member.stage == Stage::Rides,
+            Self::Run(_) | Self::Mixed(_) => false,
         }
     }
 
@@ -86,13 +96,46 @@ impl Work {
         match self {
             Self::Ask(work) => work.n_base,
             Self::Verify(work) => work.n_base,
-            Self::Run(_) | Self::Joint(_) => n_tokens,
+            Self::Run(_) | Self::Joint(_) | Self::Mixed(_) => n_tokens,
+        }
+    }
+
+    /// Its part in a job over several contexts.
+    pub(crate) fn member(&self) -> Option<&Membership> {
+        match self {
+            Self::Ask(_) | Self::Verify(_) => None,
+            Self::Run(run) => run.mixture.as_ref().map(|mixture| &mixture.member),
+            Self::Joint(work) => Some(&work.member),
+            Self::Mixed(work) => Some(&work.member),
+        }
+    }
+
+    /// As [`Self::member`].
+    pub(crate) fn member_mut(&mut self) -> Option<&mut Membership> {
+        match self {
+            Self::Ask(_) | Self::Verify(_) => None,
+            Self::Run(run) => run.mixture.as_mut().map(|mixture| &mut mixture.member),
+            Self::Joint(work) => Some(&mut work.member),
+            Self::Mixed(work) => Some(&mut work.member),
         }
     }
 
     /// The job that it is a part of.
     pub(crate) fn job(&self) -> Option<JobId> {
-        if let Self::Joint(work) = self { Some(work.job) } else { None }
+        self.member().map(|member| member.job)
+    }
+
+    /// Members whose next tokens ride with its own.
+    pub(crate) fn n_members(&self) -> usize {
+        match self {
+            Self::Run(run) => run.mixture.as_ref().map_or(1, |mixture| 1 + mixture.n_others),
+            Self::Ask(_) | Self::Verify(_) | Self::Joint(_) | Self::Mixed(_) => 1,
+        }
+    }
+
+    /// Whether it goes on token by token, each of which its context gets.
+    pub(crate) fn goes_on(&self) -> bool {
+        matches!(self, Self::Run(_) | Self::Mixed(_))
     }
 
     /// Tells whoever waits for it that it has failed.
@@ -102,7 +145,7 @@ impl Work {
             Self::Verify(work) => work.answer(Err(error)),
             Self::Run(mut run) => run.queue.push(RunEvent::Failed(error)),
             // The job tells its caller, once.
-            Self::Joint(_) => {}
+            Self::Joint(_) | Self::Mixed(_) => {}
         }
     }
 
@@ -111,7 +154,7 @@ impl Work {
         match self {
             Self::Verify(work) => start >= work.first_draw(),
             Self::Ask(work) => work.part == Part::Head || n_pending <= 1,
-            Self::Run(_) | Self::Joint(_) => n_pending <= 1,
+            Self::Run(_) | Self::Joint(_) | Self::Mixed(_) => n_pending <= 1,
         }
     }
 
@@ -125,7 +168,9 @@ impl Work {
     pub(crate) fn end(&self, start: usize, target: usize, n_tokens_max: usize) -> Option<usize> {
         match self {
             Self::Verify(work) => work.end(start, n_tokens_max),
-            Self::Ask(_) | Self::Run(_) | Self::Joint(_) => Some(target.min(start + n_tokens_max)),
+            Self::Ask(_) | Self::Run(_) | Self::Joint(_) | Self::Mixed(_) => {
+                Some(target.min(start + n_tokens_max))
+            }
         }
     }
 
@@ -135,9 +180,14 @@ impl Work {
     pub(crate) fn target(&self, n_tokens: usize) -> usize {
         match self {
             Self::Ask(AskWork { ask: Ask::Prefill, .. }) => n_tokens - 1,
-            Self::Joint(JointWork { stage: Stage::LeadsUp, .. }) => n_tokens - 1,
-            Self::Ask(_) | Self::Verify(_) | Self::Run(_) | Self::Joint(_) => n_tokens,
+            _ if self.leads_up() => n_tokens - 1,
+            Self::Ask(_) | Self::Verify(_) | Self::Run(_) | Self::Joint(_) | Self::Mixed(_) => n_tokens,
         }
+    }
+
+    /// Whether it is part of a job whose rows do not ride yet.
+    fn leads_up(&self) -> bool {
+        self.member().is_some_and(|member| member.stage == Stage::LeadsUp)
     }
 
     /// The first position whose output is wanted, or the end of a prefill.
@@ -145,7 +195,7 @@ impl Work {
         match self {
             Self::Ask(work) => work.n_base - 1,
             Self::Verify(work) => work.first_draw(),
-            Self::Run(_) | Self::Joint(_) => n_tokens - 1,
+            Self::Run(_) | Self::Joint(_) | Self::Mixed(_) => n_tokens - 1,
         }
     }
 
@@ -153,7 +203,7 @@ impl Work {
     /// enough ahead of its guest, or at its end with them.
     pub(crate) fn wants_more(&mut self, window: AheadWindow, n_under_way: usize) -> bool {
         match self {
-            Self::Ask(_) | Self::Verify(_) | Self::Joint(_) => true,
+            Self::Ask(_) | Self::Verify(_) | Self::Joint(_) | Self::Mixed(_) => true,
             Self::Run(run) => {
                 let is_last = run.settings.n_tokens_max.is_some_and(|n| n <= run.n_given + n_under_way);
                 !is_last
@@ -171,7 +221,7 @@ impl Work {
         let Range { start, end } = tokens;
         let is_last = end == n_tokens;
         let n_rows = match self {
-            Self::Run(_) | Self::Joint(JointWork { wanted: Wanted::Draw(_), .. }) => 0.0,
+            Self::Run(_) | Self::Mixed(_) | Self::Joint(JointWork { wanted: Wanted::Draw(_), .. }) => 0.0,
             Self::Joint(JointWork { wanted: Wanted::Top { .. }, .. }) => f32::from(is_last as u8),
             // It may have to leave the device.
             Self::Joint(_) => 4.0 * f32::from(is_last as u8),
@@ -201,7 +251,7 @@ impl Work {
             Self::Verify(work) => {
                 (work.sampler(), tokens.end.saturating_sub(tokens.start.max(work.first_draw())))
             }
-            Self::Joint(_) | Self::Ask(_) => return 0,
+            Self::Joint(_) | Self::Ask(_) | Self::Mixed(_) => return 0,
         };
         match &sampler.program {
             Some(put_on) if tokens.end == n_tokens => {
@@ -220,12 +270,14 @@ impl Work {
             if end > position { smallvec![OutputRequest { position, kind }] } else { Requests::new() }
         };
         match self {
+            _ if self.leads_up() => Requests::new(),
             Self::Run(run) if end == n_tokens => {
                 smallvec![run.draw(n_tokens)]
             }
-            Self::Run(_) | Self::Joint(JointWork { stage: Stage::LeadsUp, .. }) => Requests::new(),
+            Self::Run(_) => Requests::new(),
+            Self::Mixed(_) => last(OutputKind::Mixed),
             Self::Joint(work) => last(match &work.wanted {
-                Wanted::Draw(sampler) => draw(sampler, Start::At(sampler.start())),
+                Wanted::Draw(sampler) => draw(sampler, Start::At(sampler.start()), 0),
                 Wanted::Top { n } => OutputKind::Top { n: *n },
                 Wanted::Ranked { sampler, within, n } => {
                     OutputKind::Ranked { sampler, within: within.as_ref(), n: *n }
@@ -235,7 +287,7 @@ impl Work {
             Self::Ask(work) => match &work.ask {
                 // A verification is work of its own kind.
                 Ask::Prefill | Ask::Verify { .. } => Requests::new(),
-                Ask::Sample(sampler) => last(draw(sampler, Start::At(sampler.start()))),
+                Ask::Sample(sampler) => last(draw(sampler, Start::At(sampler.start()), 0)),
                 Ask::Top { n } => last(OutputKind::Top { n: *n }),
                 Ask::Scores(tokens) => last(OutputKind::Scores(tokens)),
                 Ask::Full => last(OutputKind::Full),

@@ -1,6 +1,6 @@
 //! Decoding token by token, ahead of the guest that pulls.
 
-use super::LateMasks;
+use super::{LateMasks, Mixture};
 use super::{draw, draw_under};
 use crate::batch::{OutputRequest, Start};
 use crate::command::{MaskSource, RunSettings};
@@ -16,6 +16,8 @@ pub(crate) struct RunWork {
     pub(crate) next: DrawState,
     /// For a run whose masks come from its caller.
     pub(crate) masks: Option<LateMasks>,
+    /// For the run of a mixture.
+    pub(crate) mixture: Option<Mixture>,
 }
 
 impl RunWork {
@@ -25,15 +27,16 @@ impl RunWork {
             MaskSource::Caller => Some(LateMasks::default()),
         };
         let next = settings.sampler.start();
-        Self { settings, queue, n_given: 0, next, masks }
+        Self { settings, queue, n_given: 0, next, masks, mixture: None }
     }
 
     /// The draw after a context's last token, of `n_tokens`.
     pub(super) fn draw(&self, n_tokens: usize) -> OutputRequest<'_> {
         let sampler = &self.settings.sampler;
+        let n_others = self.mixture.as_ref().map_or(0, |mixture| mixture.n_others);
         let kind = match &self.masks {
-            None => draw(sampler, Start::At(self.next)),
-            Some(masks) => draw_under(sampler, masks.get(n_tokens), Start::At(self.next)),
+            None => draw(sampler, Start::At(self.next), n_others),
+            Some(masks) => draw_under(sampler, masks.get(n_tokens), Start::At(self.next), n_others),
         };
         OutputRequest { position: n_tokens - 1, kind }
     }

@@ -75,9 +75,9 @@ impl VerifyWork {
             let is_first = position == self.first_draw();
             let start = if is_first { Start::At(self.sampler.start()) } else { Start::Before };
             let kind = match &self.guess {
-                Guess::Chain(_) => draw(&self.sampler, start),
+                Guess::Chain(_) => draw(&self.sampler, start, 0),
                 Guess::Masked { masks, .. } => {
-                    draw_under(&self.sampler, Some(&masks[position - self.first_draw()]), start)
+                    draw_under(&self.sampler, Some(&masks[position - self.first_draw()]), start, 0)
                 }
             };
             OutputRequest { position, kind }

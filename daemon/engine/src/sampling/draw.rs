@@ -1,9 +1,11 @@
 //! One draw from a row of logits, in the order that the parent module defines.
 
+use smallvec::SmallVec;
+
 use super::distribution::{Distribution, largest, position_of};
 use super::gumbel::{Words, draw_dense, draw_sparse};
 use super::maths::{exp, exp_all, of_parts, parts, share_of};
-use super::program::{DrawPlace, DrawState, Left, Machine};
+use super::program::{DrawPlace, Left, Machine};
 use super::select::{Entry, keep_largest, keep_weight};
 use super::{Sampler, TokenMask};
 use crate::batch::{Candidate, OutputFault, Token};
@@ -16,6 +18,7 @@ pub struct Scratch {
     counts: Vec<u32>,  // [vocab_size], 0 between draws
     seen: Vec<Token>,
     kept: Vec<Entry>,
+    others: Vec<Vec<f32>>, // [vocab_size] each
     machine: Machine,
 }
 
@@ -56,8 +59,8 @@ impl From<usize> for Before {
     }
 }
 
-/// Draws by the sampler's program, a token that `within` allows. A program that does not ask for the constraint's mask sees
-/// no others: they are as little there for its truncations as for its draw.
+/// Draws by the sampler's program, a token that `draw.within` allows. A program that does not ask for the constraint's mask
+/// sees no others, in no row of logits: they are as little there for its truncations as for its draw.
 ///
 /// # Errors
 /// The logits hold a NaN, or the program leaves no token to draw.
@@ -67,26 +70,29 @@ impl From<usize> for Before {
 pub fn sample_by_program(
     logits: &[f32],    // [vocab_size]
     history: &[Token], // the last tokens, at least as many as the program looks at
-    before: Before,
     sampler: &Sampler,
-    start: DrawState,
-    within: Option<&TokenMask>,
+    draw: DrawPlace<'_>,
     scratch: &mut Scratch,
 ) -> Result<(Candidate, Left), OutputFault> {
     let distribution = Distribution::new(logits)?;
     let put_on = sampler.program.as_ref().expect("the sampler has a program");
-    let Scratch { machine, logits: masked, .. } = scratch;
-    let seen = match within {
+    let Scratch { machine, logits: masked, others, .. } = scratch;
+    let (token, left) = match draw.within {
         Some(mask) if !put_on.program.asks_for_constraint() => {
-            masked.clear();
-            masked.extend_from_slice(logits);
-            apply_mask(mask, masked);
-            masked
+            others.resize_with(draw.members.len().max(others.len()), Vec::new);
+            let rows = std::iter::once((logits, masked)).chain(draw.members.iter().copied().zip(others));
+            let seen: SmallVec<[&[f32]; 4]> = rows
+                .map(|(row, masked)| {
+                    masked.clear();
+                    masked.extend_from_slice(row);
+                    apply_mask(mask, masked);
+                    masked.as_slice()
+                })
+                .collect();
+            put_on.draw(machine, seen[0], history, DrawPlace { members: &seen[1..], ..draw })?
         }
-        _ => logits,
+        _ => put_on.draw(machine, logits, history, draw)?,
     };
-    let draw = DrawPlace { before, seed: sampler.seed, start, within };
-    let (token, left) = put_on.draw(machine, seen, history, draw)?;
     Ok((Candidate { token, logprob: distribution.logprob(token) }, left))
 }
 

@@ -26,7 +26,7 @@ pub fn rank(
     let mut row = match &sampler.program {
         Some(put_on) => {
             let start = put_on.program.first();
-            let draw = DrawPlace { before, seed: sampler.seed, start, within };
+            let draw = DrawPlace { members: &[], before, seed: sampler.seed, start, within };
             put_on.row(scratch.machine(), &logprobs, history, draw)?
         }
         None => scratch.adjusted(logprobs, history, sampler),

@@ -10,6 +10,7 @@
 //! pages that users, their sessions and their guests were given, so that nobody gets more of the memory by asking more
 //! often.
 
+use rustc_hash::FxHashSet;
 use smallvec::SmallVec;
 
 use super::waits::WaitsFor;
@@ -84,7 +85,7 @@ impl ContextState {
     fn target(&self) -> usize {
         match (&self.work, self.n_draws_under_way()) {
             // A job is admitted for its draws, whatever leads up to them.
-            (Some(Work::Joint(_)), _) => self.kv.tokens.len(),
+            (Some(work), _) if work.member().is_some() => self.n_tokens_expected(),
             (Some(work), 0) => work.target(self.kv.tokens.len()),
             _ => self.n_tokens_expected(),
         }
@@ -101,7 +102,7 @@ impl ContextState {
     /// Tokens that it may still decode before it makes room; none for a question.
     fn n_term_tokens_left(&self) -> usize {
         match (self.standing, &self.work) {
-            (Standing::Admitted(term), Some(Work::Run(_))) => term.n_tokens_left,
+            (Standing::Admitted(term), Some(work)) if work.goes_on() => term.n_tokens_left,
             _ => 0,
         }
     }
@@ -155,7 +156,7 @@ impl ContextState {
     /// Whether it has decoded what it was admitted for; a question is never done before its answer.
     pub(super) fn has_had_its_term(&self) -> bool {
         let Standing::Admitted(term) = self.standing else { return false };
-        matches!(self.work, Some(Work::Run(_)))
+        self.work.as_ref().is_some_and(Work::goes_on)
             && term.n_tokens_left == 0
             && self.kv.n_computed + 1 >= self.kv.tokens.len()
     }
@@ -178,7 +179,7 @@ impl Scheduler {
         let n_away = context.kv.locate(&self.pages);
         let kv = &context.kv;
         let target = context.target();
-        let is_run = matches!(context.work, Some(Work::Run(_)));
+        let is_run = context.work.as_ref().is_some_and(Work::goes_on);
         let n_term =
             N_TERM_TOKENS.max(kv.n_lost()).max(n_away / self.n_moves_per_step().min(N_MOVED_PAGES_PER_STEP));
         let end = match kept {
@@ -226,12 +227,7 @@ impl Scheduler {
 
     /// Admits all of these contexts, if there is room for them together; otherwise says how many pages that takes.
     pub(super) fn admit_all(&mut self, ids: &[ContextId]) -> Result<(), usize> {
-        let mut needs: SmallVec<[Need; 2]> = SmallVec::new();
-        for id in ids {
-            let mut context = self.contexts.remove(id).expect("a member of a job exists");
-            needs.push(self.need(&mut context, Kept::Term));
-            self.contexts.insert(*id, context);
-        }
+        let needs = self.needs(ids);
         let n_pages: usize = needs.iter().map(|need| need.n_pages).sum();
         let is_at_hand = self.has_at_hand(n_pages);
         if self.line.count.is_some() || !is_at_hand {
@@ -265,14 +261,33 @@ impl Scheduler {
         Ok(())
     }
 
-    /// The first of these contexts stands in the line for all.
-    pub(super) fn enter_line(&mut self, ids: &[ContextId]) {
-        let mut n_blocks = 0;
+    /// What the members of a job need. A mixture that would not fit the device with a whole term is admitted for its next
+    /// token, as far as the pages of that go.
+    fn needs(&mut self, ids: &[ContextId]) -> SmallVec<[Need; 2]> {
+        let of_term = self.needs_for(ids, Kept::Term);
+        let n_to_get: usize = of_term.iter().map(|need| need.n_to_get).sum();
+        let blocks = ids.iter().flat_map(|id| self.contexts[id].kv.blocks());
+        let is_a_run = |id| self.contexts[id].work.as_ref().is_some_and(Work::goes_on);
+        let fits = || blocks.collect::<FxHashSet<_>>().len() + n_to_get <= self.n_pages_most;
+        match ids.len() > 1 && ids.iter().any(is_a_run) && !fits() {
+            true => self.needs_for(ids, Kept::NextPage),
+            false => of_term,
+        }
+    }
+
+    fn needs_for(&mut self, ids: &[ContextId], kept: Kept) -> SmallVec<[Need; 2]> {
+        let mut needs = SmallVec::new();
         for id in ids {
             let mut context = self.contexts.remove(id).expect("a member of a job exists");
-            n_blocks += self.need(&mut context, Kept::Term).n_blocks;
+            needs.push(self.need(&mut context, kept));
             self.contexts.insert(*id, context);
         }
+        needs
+    }
+
+    /// The first of these contexts stands in the line for all.
+    pub(super) fn enter_line(&mut self, ids: &[ContextId]) {
+        let n_blocks = self.needs(ids).iter().map(|need| need.n_blocks).sum();
         let first = self.contexts.get_mut(&ids[0]).expect("a member of a job exists");
         self.line.enter(ids[0], &first.owner, n_blocks);
         first.standing = Standing::InLine;
@@ -312,12 +327,13 @@ impl Scheduler {
             None => SmallVec::from_slice(&[first]),
         };
         self.line.forget_count();
+        let needs = self.needs(&members);
         let Count { n_promised, marking, .. } = self.count(None);
         let mut n_pages = n_promised;
-        for id in members {
-            let mut context = self.contexts.remove(&id)?;
+        for (id, need) in members.into_iter().zip(needs) {
+            let context = self.contexts.remove(&id)?;
             if context.work.is_some() {
-                n_pages += self.need(&mut context, Kept::Term).n_to_get;
+                n_pages += need.n_to_get;
                 n_pages += self.mark_away(&context, marking);
             }
             self.contexts.insert(id, context);

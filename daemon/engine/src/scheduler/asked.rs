@@ -79,7 +79,7 @@ impl Asked {
             OutputKind::Sample(sampler) => draw(sampler, of_mask, 0),
             OutputKind::Masked { sampler, mask: Some(_) } => draw(sampler, of_mask, 0),
             OutputKind::Masked { sampler, mask: None } => draw(sampler, 0, of_mask),
-            OutputKind::Program { within: Within::All, .. } => Self::default(),
+            OutputKind::Program { within: Within::All, .. } | OutputKind::Mixed => Self::default(),
             OutputKind::Program { within: Within::Mask(_), .. } => {
                 Self { mask_bytes: of_mask, ..Self::default() }
             }
@@ -237,7 +237,8 @@ mod tests {
         let (first, second) = (bias(1.0), bias(2.0));
         let [one, same, other] = [&first, &first, &second].map(program);
         let draw = |sampler| {
-            let kind = OutputKind::Program { sampler, start: Start::Before, within: Within::All };
+            let kind =
+                OutputKind::Program { sampler, start: Start::Before, within: Within::All, n_others: 0 };
             [OutputRequest { position: 0, kind }]
         };
         let mut given = Given::default();

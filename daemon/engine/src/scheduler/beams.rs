@@ -12,12 +12,12 @@
 use std::sync::Arc;
 
 use super::Scheduler;
-use super::joint::Members;
+use super::joint::{Members, Wants};
 use crate::batch::{Candidate, Output, OutputFault};
 use crate::command::{Answer, ContextId, SearchBeams};
-use crate::completion::{Done, Tag};
+use crate::completion::{Done, Reply, Tag};
 use crate::error::EngineError;
-use crate::job::{JobId, Wanted};
+use crate::job::{JointWork, Wanted, Work};
 use crate::kv::Told;
 use crate::sampling::beams::{Row, Search};
 use crate::sampling::{Sampler, TokenMask};
@@ -39,22 +39,27 @@ pub(super) struct Searching {
     sampler: Option<Arc<Sampler>>,
     /// What may come in the first step, by row; nothing is said where there are none.
     masks: Vec<Arc<TokenMask>>,
-    tag: Tag,
+    reply: Reply,
 }
 
 impl Searching {
     /// Whether it is the one that was asked for so.
     pub(super) fn is_of(&self, base: ContextId, tag: Tag) -> bool {
-        self.base == base && self.tag == tag
+        self.base == base && self.reply.tag() == tag
     }
 
     fn is_over(&self) -> bool {
         self.search.is_over() || self.n_steps_left == Some(0)
     }
 
-    fn answer(self) -> Answer {
+    /// Hands the search back to whoever asked.
+    fn answer(self) {
         let order = self.contexts.into_iter().map(|(_, place)| place).collect();
-        Answer::Beams { search: Box::new(self.search), order }
+        self.reply.send(Done::Answer(Ok(Answer::Beams { search: Box::new(self.search), order })));
+    }
+
+    pub(super) fn fail(self, error: EngineError) {
+        self.reply.send(Done::Answer(Err(error)));
     }
 }
 
@@ -78,16 +83,18 @@ impl Scheduler {
             n_term_steps_left: 0,
             sampler,
             masks,
-            tag,
+            reply,
         };
-        let job = self.make_job(reply, Some(Box::new(searching)));
-        self.go_on(job);
+        self.go_on(Box::new(searching));
     }
 
     /// Takes in the candidates of all rows of a step.
-    pub(super) fn take_ranked(&mut self, job: JobId, outputs: Vec<Output>) {
+    pub(super) fn take_ranked(
+        &mut self,
+        mut searching: Box<Searching>,
+        outputs: impl Iterator<Item = Output>,
+    ) {
         let tops: Result<Vec<Vec<Candidate>>, EngineError> = outputs
-            .into_iter()
             .map(|output| match output {
                 Output::Top { candidates, .. } | Output::Ranked(candidates) => Ok(candidates),
                 // Nothing can follow: that one ends, the others go on.
@@ -96,32 +103,31 @@ impl Scheduler {
                 other => unreachable!("a search asks for candidates, not for {other:?}"),
             })
             .collect();
-        let tops = match tops {
-            Ok(tops) => tops,
-            Err(error) => return self.end_job(job, Err(error)),
-        };
-        self.end_step(job);
-        if let Some(Some(searching)) = self.search_of_job(job) {
-            searching.search.advance(&tops.iter().map(Vec::as_slice).collect::<Vec<_>>());
-            searching.n_steps_left = searching.n_steps_left.map(|n| n - 1);
+        match tops {
+            Ok(tops) => {
+                searching.search.advance(&tops.iter().map(Vec::as_slice).collect::<Vec<_>>());
+                searching.n_steps_left = searching.n_steps_left.map(|n| n - 1);
+                self.go_on(searching);
+            }
+            Err(error) => searching.fail(error),
         }
-        self.go_on(job);
     }
 
     /// Has the rows of what lives ride in the next step, or answers.
-    fn go_on(&mut self, job: JobId) {
-        let Some(mut searching) = self.search_of_job(job).and_then(Option::take) else { return };
+    fn go_on(&mut self, mut searching: Box<Searching>) {
         if searching.is_over() {
             if let Some(base) = self.contexts.get(&searching.base) {
                 self.returns.note_answered(base.owner.guest);
             }
-            return self.end_job(job, Ok(searching.answer()));
+            return searching.answer();
         }
         let Some(members) = self.arrange(&mut searching) else {
-            return self.end_job(job, Err(EngineError::JobDisturbed));
+            return searching.fail(EngineError::JobDisturbed);
         };
-        let n = searching.search.n_top(self.limits.vocab_size);
-        let (sampler, masks) = (searching.sampler.clone(), std::mem::take(&mut searching.masks));
+        let (n, n_term_steps_left) =
+            (searching.search.n_top(self.limits.vocab_size), searching.n_term_steps_left);
+        let (sampler, masks, tag) =
+            (searching.sampler.clone(), std::mem::take(&mut searching.masks), searching.reply.tag());
         let wanted = |idx: usize| match (&sampler, masks.get(idx)) {
             (None, None) => Wanted::Top { n },
             (sampler, within) => {
@@ -129,15 +135,14 @@ impl Scheduler {
                 Wanted::Ranked { sampler, within: within.cloned(), n }
             }
         };
-        self.begin_step(job, members.clone(), wanted, searching.tag);
+        let wants = Wants::Search { search: searching, ranked: vec![None; members.len()] };
+        let job = self
+            .begin_job(&members, wants, |idx, member| Work::Joint(JointWork::new(member, wanted(idx), tag)));
         self.line.forget_count();
-        let is_within_term = searching.n_term_steps_left > 0
-            && self.fit_job(job, &members).is_ok()
-            && self.admit_all(&members).is_ok();
-        searching.n_term_steps_left =
-            if is_within_term { searching.n_term_steps_left - 1 } else { N_TERM_STEPS };
-        if let Some(search) = self.search_of_job(job) {
-            *search = Some(searching);
+        let is_within_term =
+            n_term_steps_left > 0 && self.fit_job(job, &members).is_ok() && self.admit_all(&members).is_ok();
+        if let Some(searching) = self.jobs.search_mut(job) {
+            searching.n_term_steps_left = if is_within_term { n_term_steps_left - 1 } else { N_TERM_STEPS };
         }
         self.enqueue_job(&members);
     }

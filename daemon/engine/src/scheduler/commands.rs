@@ -54,6 +54,7 @@ impl Scheduler {
             }
             Operation::DrawTogether { members, sampler, tag } => self.draw_together(members, sampler, tag),
             Operation::SearchBeams(asked) => self.search_beams(*asked),
+            Operation::Mix { members, settings, tag } => self.mix(members, settings, tag),
             Operation::Cancel { id, tag } => self.cancel(id, tag),
             Operation::Run { id, edit, settings, tag } => {
                 if let Some(reply) = self.reply(id, tag) {
@@ -92,7 +93,7 @@ impl Scheduler {
     /// A question that nobody waits for any more is not computed.
     fn cancel(&mut self, id: ContextId, tag: Tag) {
         if let Some(job) = self.jobs.search_of(id, tag) {
-            return self.end_job(job, Err(EngineError::JobDisturbed));
+            return self.end_job(job, &EngineError::JobDisturbed);
         }
         let Some(context) = self.contexts.get(&id) else { return };
         let work = context.work.as_ref().filter(|work| work.tag() == tag);
@@ -184,18 +185,28 @@ impl Scheduler {
     /// Ends what the context does; its guest has had so many tokens of a run.
     fn stop_work(&mut self, id: ContextId, n_pulled: usize) {
         self.leave_by_id(id);
+        if self.is_mixed(id) {
+            return self.interrupt_mixture(id, n_pulled);
+        }
         let Some(context) = self.contexts.get_mut(&id) else { return };
         match context.take_work() {
-            Some(Work::Run(mut run)) => {
-                run.queue.note_pulled(n_pulled, false);
-                let n_in_vain = run.queue.n_unread();
-                context.window.note_interrupted(run.n_given - n_in_vain);
-                context.owner.account.note_in_vain(n_in_vain as u64);
-                self.stats.n_tokens_in_vain += n_in_vain as u64;
+            Some(Work::Run(run)) => {
+                self.interrupt_run(id, run, n_pulled);
             }
-            Some(Work::Joint(work)) => self.end_job(work.job, Err(EngineError::JobDisturbed)),
-            Some(Work::Ask(_) | Work::Verify(_)) | None => {}
+            Some(Work::Joint(work)) => self.end_job(work.member.job, &EngineError::JobDisturbed),
+            Some(Work::Ask(_) | Work::Verify(_) | Work::Mixed(_)) | None => {}
         }
+    }
+
+    /// Takes note of a run that ends early, of which its guest has had so many tokens; returns how many are in vain.
+    pub(super) fn interrupt_run(&mut self, id: ContextId, mut run: RunWork, n_pulled: usize) -> usize {
+        run.queue.note_pulled(n_pulled, false);
+        let n_in_vain = run.queue.n_unread();
+        let context = self.contexts.get_mut(&id).expect("it had the run");
+        context.window.note_interrupted(run.n_given - n_in_vain);
+        context.owner.account.note_in_vain(n_in_vain as u64);
+        self.stats.n_tokens_in_vain += n_in_vain as u64;
+        n_in_vain
     }
 
     fn fork(&mut self, id: ContextId, edit: Edit, child: ContextId) {

@@ -39,7 +39,7 @@ impl Scheduler {
                 row_outputs.for_each(drop);
                 self.stats.n_rows_in_vain += 1;
                 // A guest pays for a prompt that it gave up, not for a token that the scheduler took for certain.
-                if row.input == Input::Drawn
+                if row.input != Input::Known
                     && let Some(context) = self.contexts.get(&row.id)
                 {
                     context.owner.account.release(Resource::Tokens, row.n_charged);
@@ -60,11 +60,8 @@ impl Scheduler {
             }
             let context = self.contexts.get_mut(&row.id).expect("it has a row");
             let work = context.work.as_mut().expect("a row of this epoch has its work");
-            if let Work::Joint(work) = work
-                && let Some(output) = row_outputs.next()
-            {
-                let job = work.job;
-                self.take_drawn(job, row.id, output);
+            if let Some(job) = work.job() {
+                self.take_member(job, row.id, row_outputs.next());
                 continue;
             }
             let is_last = row.end == work.target(row.n_tokens);
@@ -92,13 +89,8 @@ impl Scheduler {
                         self.spares.note(row.id, context, n_base);
                     }
                 }
-                Work::Joint(work) => {
-                    let job = work.job;
-                    self.enqueue_prompts(job);
-                    self.enqueue(row.id);
-                    continue;
-                }
                 Work::Verify(_) => {}
+                Work::Joint(_) | Work::Mixed(_) => unreachable!("they are parts of jobs"),
                 Work::Run(_) => {
                     for _ in 0..row.n_outputs {
                         let output = row_outputs.next().expect("the backend leaves out no output");
@@ -148,7 +140,7 @@ impl ContextState {
         n_in_vain
     }
 
-    fn take_run_output(&mut self, output: Output, n_positions_max: usize, pages: &mut PageTable) {
+    pub(super) fn take_run_output(&mut self, output: Output, n_positions_max: usize, pages: &mut PageTable) {
         let Some(Work::Run(run)) = &mut self.work else { return };
         let (candidate, left) = match output {
             Output::Sampled(candidate) => (candidate, None),

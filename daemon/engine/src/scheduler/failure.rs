@@ -68,7 +68,7 @@ impl Scheduler {
             self.leave_by_id(row.id);
         }
         for job in jobs {
-            self.end_job(job, Err(error.clone()));
+            self.end_job(job, error);
         }
         self.end_failed_jobs(None);
         self.lose_moves(&plan.moves[n_moved..]);

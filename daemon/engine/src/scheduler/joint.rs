@@ -1,4 +1,4 @@
-//! Jobs over several contexts whose draws are made in one step.
+//! Jobs over several contexts whose rows ride together: draws that are made in one step, and mixtures (`mixture`).
 //!
 //! A job is admitted to pages as a whole, so that two of them never hold what the other waits for. Its members compute what
 //! leads up to their last tokens as prompts do. When all are there, their last tokens get rows in one step: a job that
@@ -6,6 +6,7 @@
 //! the job. Members that begin alike share the pages of that, also where they have lost them (`joint/alike`).
 
 mod alike;
+mod taken;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -18,16 +19,18 @@ use super::asked::Asked;
 use super::beams::Searching;
 use super::bounds::N_ROWS_PER_PREFILL;
 use super::cost::StepWork;
+use super::mixture::Next;
 use super::plan::{N_BLOCKS_FOUND_MAX, Placed};
-use super::{ContextState, Plan, Scheduler, Source};
+use super::{ContextState, Plan, Scheduler, Source, UnderWay};
 use crate::account::Resource;
 use crate::backend::PAGE_LEN;
 use crate::batch::{Candidate, Output};
 use crate::command::{Answer, ContextId, Edit};
 use crate::completion::{Done, Reply, Tag};
 use crate::error::EngineError;
-use crate::job::{JobId, JointWork, Stage, Wanted, Work};
+use crate::job::{JobId, JointWork, Membership, Stage, Wanted, Work};
 use crate::kv::BlockId;
+use crate::run::RunEvent;
 use crate::sampling::Sampler;
 
 pub(super) type Members = SmallVec<[ContextId; 2]>;
@@ -36,12 +39,22 @@ pub(super) type Members = SmallVec<[ContextId; 2]>;
 struct Job {
     /// Contexts of one guest. The first stands in the line for all.
     members: Members,
-    reply: Reply,
-    drawn: Vec<Option<Output>>,
+    wants: Wants,
     /// For each member, one before it that begins alike.
     alike: Vec<Option<Alike>>,
-    /// What a beam search goes on with after this step.
-    search: Option<Box<Searching>>,
+    /// The last step that its rows were planned for.
+    last_step: Option<u64>,
+}
+
+/// What a job wants.
+#[derive(Debug)]
+pub(super) enum Wants {
+    /// A draw after each member; what was drawn so far.
+    Draws { reply: Reply, drawn: Vec<Option<Output>> },
+    /// The tokens of a run, which its first member has; what that one drew, until the rows of the others are taken in.
+    Run { drawn: Option<Output> },
+    /// The candidates of each row of a beam search, which goes on with them in another job; those that have come.
+    Search { search: Box<Searching>, ranked: Vec<Option<Output>> },
 }
 
 /// Jobs over several contexts that are not done.
@@ -67,12 +80,45 @@ impl Jobs {
 
     /// The search over this context that was asked for with the tag.
     pub(super) fn search_of(&self, base: ContextId, tag: Tag) -> Option<JobId> {
-        let is_it = |job: &Job| job.search.as_ref().is_some_and(|search| search.is_of(base, tag));
+        let is_it = |job: &Job| matches!(&job.wants, Wants::Search { search, .. } if search.is_of(base, tag));
         self.jobs.iter().find(|(_, job)| is_it(job)).map(|(&id, _)| id)
+    }
+
+    pub(super) fn search_mut(&mut self, job: JobId) -> Option<&mut Searching> {
+        match &mut self.jobs.get_mut(&job)?.wants {
+            Wants::Search { search, .. } => Some(search),
+            Wants::Draws { .. } | Wants::Run { .. } => None,
+        }
+    }
+
+    /// Those that want a draw of each member.
+    #[cfg(test)]
+    pub(super) fn n_draws(&self) -> usize {
+        self.jobs.values().filter(|job| matches!(job.wants, Wants::Draws { .. })).count()
     }
 
     pub(super) fn members(&self, job: JobId) -> Members {
         self.jobs.get(&job).map_or_else(Members::new, |job| job.members.clone())
+    }
+
+    /// The first member.
+    pub(super) fn first(&self, job: JobId) -> Option<ContextId> {
+        self.jobs.get(&job)?.members.first().copied()
+    }
+
+    /// Takes a job out; returns its members.
+    pub(super) fn remove(&mut self, job: JobId) -> Members {
+        self.waiting.retain(|&waiting| waiting != job);
+        self.jobs.remove(&job).map_or_else(Members::new, |job| job.members)
+    }
+
+    fn is_run(&self, job: JobId) -> bool {
+        matches!(self.jobs.get(&job), Some(Job { wants: Wants::Run { .. }, .. }))
+    }
+
+    /// Whether a job's rows are in the plan of this step.
+    fn are_placed(&self, job: JobId, step: u64) -> bool {
+        self.jobs.get(&job).is_some_and(|job| job.last_step == Some(step))
     }
 
     fn wait(&mut self, job: JobId) {
@@ -82,11 +128,12 @@ impl Jobs {
     }
 }
 
-/// How much a plan held before the rows of a job.
-struct Before {
+/// How much a plan held before the rows of a job, and what was under way of its members.
+struct PlanMark {
     n_rows: usize,
     n_copies: usize,
     work: StepWork,
+    under_way: SmallVec<[Option<UnderWay>; 2]>,
 }
 
 impl Scheduler {
@@ -104,11 +151,12 @@ impl Scheduler {
             return reply.send(Done::Answer(Err(error)));
         }
         for id in &members {
-            let guest = self.contexts[id].owner.guest;
-            self.returns.note_asked(guest, self.commons.are_late);
+            self.returns.note_asked(self.contexts[id].owner.guest, self.commons.are_late);
         }
-        let job = self.make_job(reply, None);
-        self.begin_step(job, members.clone(), |_| Wanted::Draw(sampler.clone()), tag);
+        let wants = Wants::Draws { reply, drawn: vec![None; members.len()] };
+        self.begin_job(&members, wants, |_, member| {
+            Work::Joint(JointWork::new(member, Wanted::Draw(sampler.clone()), tag))
+        });
         members.into_iter().for_each(|id| self.enqueue(id));
     }
 
@@ -119,37 +167,25 @@ impl Scheduler {
         if n_rows > n_rows_max { Err(EngineError::JobTooLarge { n_rows, n_rows_max }) } else { Ok(()) }
     }
 
-    /// A job without members yet.
-    pub(super) fn make_job(&mut self, reply: Reply, search: Option<Box<Searching>>) -> JobId {
+    /// Begins a job over contexts that exist and do nothing; `work` is asked for each by its place. The caller puts them into
+    /// the queue.
+    pub(super) fn begin_job(
+        &mut self,
+        members: &Members,
+        wants: Wants,
+        mut work: impl FnMut(usize, Membership) -> Work,
+    ) -> JobId {
         let job = JobId(self.jobs.n_made);
         self.jobs.n_made += 1;
-        let (members, drawn, alike) = (Members::new(), Vec::new(), Vec::new());
-        self.jobs.jobs.insert(job, Job { members, reply, drawn, alike, search });
-        job
-    }
-
-    /// Gives a job these members, whose last tokens ride in the next step of it, for what is wanted of each by its place.
-    pub(super) fn begin_step(
-        &mut self,
-        id: JobId,
-        members: Members,
-        wanted: impl Fn(usize) -> Wanted,
-        tag: Tag,
-    ) {
-        for (idx, member) in members.iter().enumerate() {
-            let Some(context) = self.contexts.get_mut(member) else { continue };
+        for (idx, id) in members.iter().enumerate() {
+            let context = self.contexts.get_mut(id).expect("a member exists");
             context.kv.rewind(context.kv.tokens.len() - 1, &mut self.pages);
             context.kv.forget_shared_unwritten(&mut self.pages);
-            context.work = Some(Work::Joint(JointWork::new(id, wanted(idx), tag)));
+            context.work = Some(work(idx, Membership::new(job)));
         }
-        let alike = self.who_begin_alike(&members);
-        let job = self.jobs.jobs.get_mut(&id).expect("a job that was made");
-        (job.drawn, job.alike, job.members) = (vec![None; members.len()], alike, members);
-    }
-
-    /// What a beam search goes on with.
-    pub(super) fn search_of_job(&mut self, id: JobId) -> Option<&mut Option<Box<Searching>>> {
-        self.jobs.jobs.get_mut(&id).map(|job| &mut job.search)
+        let alike = self.who_begin_alike(members);
+        self.jobs.jobs.insert(job, Job { members: members.clone(), wants, alike, last_step: None });
+        job
     }
 
     /// The job that a context's work is part of.
@@ -157,33 +193,43 @@ impl Scheduler {
         self.contexts.get(&id).and_then(|context| context.job())
     }
 
-    /// Ends a job and the work of all its members.
-    pub(super) fn end_job(&mut self, job: JobId, answer: Result<Answer, EngineError>) {
-        self.end_step(job);
-        let Some(Job { reply, .. }) = self.jobs.jobs.remove(&job) else { return };
-        reply.send(Done::Answer(answer));
-    }
-
-    /// Ends the work of all members of a job, which has none then.
-    pub(super) fn end_step(&mut self, job: JobId) {
-        let Some(Job { members, .. }) = self.jobs.jobs.get_mut(&job) else { return };
-        let members = std::mem::take(members);
+    /// Takes a job out, and the work of all its members; a run of its ends with this event.
+    fn take_job(&mut self, job: JobId, event: impl FnOnce() -> RunEvent) -> Option<Wants> {
+        let Job { members, wants, .. } = self.jobs.jobs.remove(&job)?;
         self.jobs.waiting.retain(|&waiting| waiting != job);
+        let mut run = None;
         for id in members {
             // The one whose work has ended already may have other work by now.
             if self.job_of(id) == Some(job) {
                 self.leave_by_id(id);
-                if let Some(context) = self.contexts.get_mut(&id) {
-                    context.take_work();
+                let Some(context) = self.contexts.get_mut(&id) else { continue };
+                // A page for what was being drawn is not the guest's to pay for.
+                context.kv.forget_unwritten(&mut self.pages);
+                if let Some(Work::Run(of_first)) = context.take_work() {
+                    run = Some(of_first);
                 }
             }
+        }
+        if let Some(mut run) = run {
+            run.queue.push(event());
+        }
+        Some(wants)
+    }
+
+    /// Ends a job and the work of all its members with an error.
+    pub(super) fn end_job(&mut self, job: JobId, error: &EngineError) {
+        match self.take_job(job, || RunEvent::Failed(error.clone())) {
+            Some(Wants::Draws { reply, .. }) => reply.send(Done::Answer(Err(error.clone()))),
+            Some(Wants::Search { search, .. }) => search.fail(error.clone()),
+            // The run's last event says it.
+            Some(Wants::Run { .. }) | None => {}
         }
     }
 
     /// Ends all jobs.
     pub(super) fn end_all_jobs(&mut self, error: &EngineError) {
         let jobs: Vec<JobId> = self.jobs.jobs.keys().copied().collect();
-        jobs.into_iter().for_each(|job| self.end_job(job, Err(error.clone())));
+        jobs.into_iter().for_each(|job| self.end_job(job, error));
     }
 
     /// A job cannot go on; it ends after the plan being made.
@@ -197,24 +243,23 @@ impl Scheduler {
             let has_row = |plan: &Plan| plan.rows.iter().any(|row| self.job_of(row.id) == Some(job));
             match plan.is_some_and(has_row) {
                 true => self.jobs.failed.push((job, error)),
-                false => self.end_job(job, Err(error)),
+                false => self.end_job(job, &error),
             }
         }
     }
 
-    /// Takes in what was drawn for a member; the job is done with the last of them.
-    pub(super) fn take_drawn(&mut self, job: JobId, id: ContextId, output: Output) {
-        let Some(Job { members, drawn, search, .. }) = self.jobs.jobs.get_mut(&job) else { return };
-        let idx = members.iter().position(|&member| member == id).expect("it draws for a member");
-        drawn[idx] = Some(output);
-        if drawn.iter().any(Option::is_none) {
-            return;
-        }
-        let drawn = std::mem::take(drawn).into_iter().flatten();
-        if search.is_some() {
-            return self.take_ranked(job, drawn.collect());
-        }
+    /// Answers a job that has what it wants of all its members, the last of it of this one; a search goes on.
+    fn take_all(&mut self, job: JobId, id: ContextId) {
+        let (reply, drawn) = match self.take_job(job, || unreachable!("it has no run")) {
+            Some(Wants::Draws { reply, drawn }) => (reply, drawn),
+            Some(Wants::Search { search, ranked }) => {
+                return self.take_ranked(search, ranked.into_iter().flatten());
+            }
+            Some(Wants::Run { .. }) | None => unreachable!("a run goes on from token to token"),
+        };
         let drawn: Result<Vec<Candidate>, EngineError> = drawn
+            .into_iter()
+            .flatten()
             .map(|output| match output {
                 Output::Sampled(candidate) | Output::Programmed(candidate, _) => Ok(candidate),
                 Output::Failed(fault) => Err(fault.into()),
@@ -224,7 +269,7 @@ impl Scheduler {
         if let Some(context) = self.contexts.get(&id) {
             self.returns.note_answered(context.owner.guest);
         }
-        self.end_job(job, drawn.map(Answer::Together));
+        reply.send(Done::Answer(drawn.map(Answer::Together)));
     }
 
     /// Jobs that found no room in the last step go before everybody in this one.
@@ -255,9 +300,27 @@ impl Scheduler {
         if has_failed {
             return Some(Placed::Nothing);
         }
+        if self.jobs.are_placed(job, plan.step) {
+            return Some(Placed::UnderWay);
+        }
+        let is_under_way = members.iter().any(|id| self.contexts[id].under_way.is_some());
+        let are_led_up = members.iter().all(|id| self.contexts[id].is_led_up());
+        if self.jobs.is_run(job) && are_led_up {
+            match self.next_of_mixture(&members) {
+                Next::Draw => {}
+                Next::UnderWay => return Some(Placed::UnderWay),
+                Next::Nothing => {
+                    // One that stands in line is ended or admitted when its turn comes.
+                    self.rest(&members);
+                    return Some(Placed::Nothing);
+                }
+            }
+        }
         match self.admit_job(job, &members) {
             Ok(true) => {}
             Ok(false) => return Some(Placed::Nothing),
+            // A run may be at its end with what is under way.
+            Err(_) if is_under_way => return Some(Placed::UnderWay),
             Err(error) => {
                 self.fail_job(job, error);
                 return Some(Placed::Nothing);
@@ -269,8 +332,10 @@ impl Scheduler {
                 Found::Later => Some(Placed::UnderWay),
             };
         }
+        // What is drawn next in a mixture can be planned behind what it draws now.
         let is_ready = |id| {
-            self.contexts.get(id).is_some_and(|context| context.is_led_up() && context.under_way.is_none())
+            let context: &ContextState = &self.contexts[id];
+            context.is_led_up() && (context.under_way.is_none() || context.n_draws_under_way() > 0)
         };
         if !members.iter().all(is_ready) {
             // Whoever is the last to be there is looked at then.
@@ -279,16 +344,24 @@ impl Scheduler {
         }
         let placed = match self.place_all(&members, n_rows_max, n_tokens_max, plan) {
             Ok(placed) => placed,
+            Err(_) if is_under_way => return Some(Placed::UnderWay),
             Err(error) => {
                 self.fail_job(job, error);
                 return Some(Placed::Nothing);
             }
         };
-        if let Placed::Waits = placed {
-            self.jobs.wait(job);
-            return Some(Placed::UnderWay);
+        match placed {
+            // It is looked at again when that has come.
+            Placed::Waits if is_under_way => {}
+            Placed::Waits => self.jobs.wait(job),
+            Placed::Row { .. } => {
+                let placed = self.jobs.jobs.get_mut(&job).expect("it has rows");
+                placed.last_step = Some(plan.step);
+                return Some(Placed::Row { n_tokens: members.len() });
+            }
+            Placed::UnderWay | Placed::Nothing => {}
         }
-        Some(placed)
+        Some(Placed::UnderWay)
     }
 
     /// Members that wait for what others compute look for it again.
@@ -316,9 +389,15 @@ impl Scheduler {
         if n_rows > n_rows_max || n_rows > n_tokens_max || plan.n_blocks_found >= N_BLOCKS_FOUND_MAX {
             return Ok(Placed::Waits);
         }
+        let before = PlanMark {
+            n_rows: plan.rows.len(),
+            n_copies: plan.copies.len(),
+            work: plan.work,
+            under_way: members.iter().map(|id| self.contexts[id].under_way).collect(),
+        };
         self.set_stage(members, Stage::Rides);
         let asked = plan.asked.with(self.asked_of_job(members, plan), &self.limits.asks);
-        self.set_stage(members, Stage::LeadsUp);
+        self.reset_stage(members, &before);
         let Some(asked) = asked else { return Ok(Placed::Waits) };
         let needed = self.pages_of_job(members)?;
         let Some(n_needed) = needed else { return Ok(Placed::UnderWay) };
@@ -328,15 +407,14 @@ impl Scheduler {
         if !self.bring_all_back(members, plan) {
             return Ok(Placed::Waits);
         }
-        let before = Before { n_rows: plan.rows.len(), n_copies: plan.copies.len(), work: plan.work };
         self.set_stage(members, Stage::Rides);
         for &id in members {
             let mut context = self.contexts.remove(&id).expect("a member exists");
             let placed = self.place_context(&mut context, id, 1, plan);
             self.contexts.insert(id, context);
             if !matches!(placed, Ok(Placed::Row { .. })) {
-                self.take_back(plan, &before);
-                self.set_stage(members, Stage::LeadsUp);
+                self.take_back(members, plan, &before);
+                self.reset_stage(members, &before);
                 return placed.map(|_| Placed::Waits);
             }
         }
@@ -348,7 +426,7 @@ impl Scheduler {
     fn asked_of_job(&self, members: &Members, plan: &Plan) -> Asked {
         members.iter().fold(Asked::default(), |sum, id| {
             let context = self.contexts.get(id).expect("a member exists");
-            let n_tokens = context.kv.tokens.len();
+            let n_tokens = context.n_tokens_expected();
             let requests = context.work.as_ref().map(|work| work.outputs(n_tokens - 1, n_tokens, n_tokens));
             sum.plus(Asked::of(&requests.unwrap_or_default(), &self.limits, &plan.given))
         })
@@ -356,22 +434,29 @@ impl Scheduler {
 
     fn set_stage(&mut self, members: &Members, to: Stage) {
         for id in members {
-            if let Some(Work::Joint(work)) =
-                self.contexts.get_mut(id).and_then(|context| context.work.as_mut())
-            {
-                work.stage = to;
+            let work = self.contexts.get_mut(id).and_then(|context| context.work.as_mut());
+            if let Some(member) = work.and_then(Work::member_mut) {
+                member.stage = to;
             }
         }
     }
 
+    /// As it was before the rows of a job were planned: those before them ride, if there are any.
+    fn reset_stage(&mut self, members: &Members, before: &PlanMark) {
+        if before.under_way.iter().all(Option::is_none) {
+            self.set_stage(members, Stage::LeadsUp);
+        }
+    }
+
     /// Takes the rows of a job out of a plan again.
-    fn take_back(&mut self, plan: &mut Plan, before: &Before) {
+    fn take_back(&mut self, members: &Members, plan: &mut Plan, before: &PlanMark) {
         let has_copies = plan.copies.len() > before.n_copies;
         plan.copies.truncate(before.n_copies);
         let mut losers = Members::new();
         for row in plan.rows.drain(before.n_rows..) {
             let context = self.contexts.get_mut(&row.id).expect("a context with a row exists");
-            context.under_way = None;
+            let idx = members.iter().position(|&id| id == row.id).expect("they are the job's");
+            context.under_way = before.under_way[idx];
             context.owner.account.release(Resource::Tokens, row.n_charged);
             self.stats.n_tokens -= (row.end - row.start) as u64;
             self.stats.n_tokens_again -= row.n_again() as u64;
@@ -399,7 +484,7 @@ impl Scheduler {
             let is_away = |&block: &BlockId| held.insert(block) && self.pages.page(block).is_none();
             n_away += blocks.iter().copied().filter(is_away).count();
             let n_found = blocks.len().max(context.n_blocks_found());
-            n_new += context.kv.n_blocks_until(context.kv.tokens.len()).saturating_sub(n_found);
+            n_new += context.kv.n_blocks_until(context.n_tokens_expected()).saturating_sub(n_found);
             let written = blocks.get(context.kv.block_of(context.start())..).unwrap_or_default();
             let n = written.iter().filter(|&&block| self.pages.is_shared(block)).count();
             n_copied += n;

@@ -65,7 +65,9 @@ impl Scheduler {
         if !matches!(&context.work, Some(Work::Run(run)) if run.queue.tag() == tag && is_next) {
             return;
         }
+        let job = context.job();
         context.end_run(end.map_or_else(RunEvent::Failed, RunEvent::Finished), &mut self.pages);
+        job.into_iter().for_each(|job| self.end_mixture(job));
         self.leave_by_id(id);
         self.enqueue(id);
     }

@@ -8,8 +8,8 @@
 //!
 //! What comes when: `commands` takes operations in, at the price that `price` says. For a step, `admission` and `room` see
 //! to pages (`holders`, `spares`: who has some to give; `packs`: what evictions left in them), `joint` to jobs that ride
-//! together, `beams` to those that search, `late` to masks, `slots` to hidden states, `fair` says who is next, `bounds`,
-//! `asked` and `moves` what one step has room for, `cost` how long it
+//! together, `mixture` to those that go on from token to token, `beams` to those that search, `late` to masks, `slots` to
+//! hidden states, `fair` says who is next, `bounds`, `asked` and `moves` what one step has room for, `cost` how long it
 //! takes and `charges` who pays; `plan` puts it together, `complete` or `failure` takes it in, `returns` and `waits` note
 //! who came back and who waited. `parts` and `resize` give memory to other models and take it.
 //!
@@ -39,6 +39,7 @@ mod holders;
 mod joint;
 mod late;
 mod line;
+mod mixture;
 mod moves;
 mod packs;
 mod parts;
@@ -407,9 +408,15 @@ impl Scheduler {
     /// Puts a context that has work into the queue, unless it stands in the line for pages.
     fn enqueue(&mut self, id: ContextId) {
         let Some(context) = self.contexts.get_mut(&id) else { return };
-        if context.work.is_none() {
-            return;
-        }
+        let n_members = match &context.work {
+            None => return,
+            // Its next row comes with those of all.
+            Some(Work::Mixed(work)) if context.is_led_up() => {
+                let first = self.jobs.first(work.member.job);
+                return first.into_iter().for_each(|first| self.enqueue(first));
+            }
+            Some(work) => work.n_members(),
+        };
         context.ready_since.get_or_insert(self.commons.step);
         if context.is_queued || context.is_in_line() {
             return;
@@ -418,8 +425,8 @@ impl Scheduler {
         self.holders.note_changed(id, &mut context.listing);
         let class = context.class();
         let n_rows = match class {
-            // As many as it has tokens, if that is a verification.
-            Class::Decode => context.n_pending().max(1),
+            // As many as it has tokens, if that is a verification, or its mixture has members.
+            Class::Decode => context.n_pending().max(n_members),
             Class::Prompt => 1,
         };
         self.commons.queue.push(&context.seat, Lane::of(self.settings.place, class), id, n_rows);

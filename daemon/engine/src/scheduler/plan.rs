@@ -303,7 +303,9 @@ impl Scheduler {
         let has_no_slot = n_draws > 0 && context.slot.0 as usize >= self.limits.n_slots;
         let is_full = n_draws > 0 && n_tokens >= context.kv.n_tokens_most(self.limits.n_positions_max);
         let is_next_token = target.saturating_sub(start) <= 1;
-        if has_no_slot || is_full || is_next_token && !work.wants_more(context.window, n_draws) {
+        // Of a job that was found out before its rows are placed.
+        let wants_more = work.member().is_some() || work.wants_more(context.window, n_draws);
+        if has_no_slot || is_full || is_next_token && !wants_more {
             return Ok(later);
         }
         let class = context.class();
@@ -377,13 +379,17 @@ impl Scheduler {
         self.stats.n_tokens += (end - start) as u64;
         self.stats.n_tokens_again += n_again as u64;
         self.charge_row(context, class, start..end, n_again, plan);
-        let draws = end == n_tokens && end == work_target && matches!(context.work, Some(Work::Run(_)));
+        let goes_on = context.work.as_ref().is_some_and(Work::goes_on);
+        let draws = end == n_tokens && end == work_target && goes_on;
         let waits_for_mask = draws && context.lacks_mask();
         plan.waits_for_masks |= waits_for_mask;
         let before = context.under_way.map_or(0, |under_way| under_way.n_rows);
         let n_draws_now = n_draws + usize::from(draws);
         context.under_way = Some(UnderWay { n_rows: before + 1, end, n_draws: n_draws_now, waits_for_mask });
-        let input = if n_draws > 0 { Input::Drawn } else { Input::Known };
+        let input = match n_draws {
+            0 => Input::Known,
+            _ => Input::Drawn(self.drawing_slot(context)),
+        };
         let epoch = context.epoch;
         let work = context.work.as_ref().expect("a placed context has work");
         let n_outputs = work.outputs(start, end, n_tokens).len();
@@ -569,7 +575,7 @@ impl Scheduler {
             let mut outputs = work.outputs(row.start, row.end, row.n_tokens);
             let start = kv.row_index(row.start);
             outputs.iter_mut().for_each(|request| request.position -= row.start - start);
-            if row.input == Input::Drawn {
+            if row.input != Input::Known {
                 outputs.iter_mut().for_each(|request| request.kind.starts_after_a_draw());
             }
             Row {

@@ -37,7 +37,7 @@ impl Scheduler {
             Operation::Edit { id, edit }
             | Operation::Ask { id, edit, .. }
             | Operation::Run { id, edit, .. } => base + self.edit_ns(*id, edit),
-            Operation::DrawTogether { members, .. } => {
+            Operation::DrawTogether { members, .. } | Operation::Mix { members, .. } => {
                 members.iter().map(|(id, edit)| base + self.edit_ns(*id, edit)).sum()
             }
             Operation::SearchBeams(asked) => {
@@ -74,6 +74,7 @@ impl Scheduler {
             | Operation::Run { .. }
             | Operation::DrawTogether { .. }
             | Operation::SearchBeams(_)
+            | Operation::Mix { .. }
             | Operation::Create { .. }
             | Operation::Open { .. }
             | Operation::Forget { .. }

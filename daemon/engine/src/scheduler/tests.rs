@@ -8,6 +8,7 @@ mod guest;
 pub(crate) mod hash_backend;
 mod joint;
 mod late;
+mod mixture;
 mod progress;
 mod pull;
 mod resize;
@@ -17,7 +18,9 @@ mod steps;
 mod verify;
 mod victims;
 
+use std::cell::RefCell;
 use std::collections::{HashMap, VecDeque};
+use std::rc::Rc;
 use std::sync::Arc;
 
 use self::guest::Guests;
@@ -72,6 +75,8 @@ struct Model {
     n_synced: usize,
     stream: Option<Stream>,
     question: Option<Question>,
+    /// The mixture that it is part of.
+    mixed: Option<Rc<RefCell<mixture::Mixing>>>,
     /// Whether it is a member of a job that is not done.
     is_member: bool,
     caller: CallerId,
@@ -112,6 +117,7 @@ struct World {
     contexts: Vec<(ContextId, Model)>,
     jobs: Vec<joint::Job>,
     n_jobs: joint::Seen,
+    n_mixed: mixture::Seen,
     searches: Vec<beams::Searched>,
     n_searches: beams::Seen,
     saved: HashMap<(ActorId, String), (Vec<Token>, evict::Past)>,
@@ -185,6 +191,7 @@ impl World {
             contexts: Vec::new(),
             jobs: Vec::new(),
             n_jobs: joint::Seen::default(),
+            n_mixed: mixture::Seen::default(),
             searches: Vec::new(),
             n_searches: beams::Seen::default(),
             saved: HashMap::new(),
@@ -230,11 +237,17 @@ impl World {
         (0..n).map(|i| (mix(text * 1000 + i as u64) % VOCAB) as Token).collect()
     }
 
-    fn edit(model: &mut Model) -> Edit {
+    fn edit(model: &mut Model, seen: &mut mixture::Seen) -> Edit {
         let appended = model.tokens[model.n_synced..].to_vec();
         let n_kept = std::mem::replace(&mut model.n_synced, model.tokens.len());
-        let n_pulled = model.stream.take().map_or(0, |stream| stream.queue.n_pulled());
+        let n_pulled = Self::end_run(model, seen);
         Edit { n_kept, appended, n_pulled }
+    }
+
+    /// Ends what a context decodes; returns how many tokens of it were pulled.
+    fn end_run(model: &mut Model, seen: &mut mixture::Seen) -> usize {
+        let mixed = model.end_mixing(seen);
+        model.stream.take().map_or(mixed.unwrap_or(0), |stream| stream.queue.n_pulled())
     }
 
     /// A context without an open question, if there is one.
@@ -254,19 +267,19 @@ impl World {
             let actor = owner.actor;
             let caller = self.guests.enter(&mut self.scheduler, owner);
             self.apply(Operation::Create { id, caller });
-            let (tokens, stream, question) = (Vec::new(), None, None);
+            let (tokens, stream, question, mixed) = (Vec::new(), None, None, None);
             let past = evict::Past::default();
             let model =
-                Model { tokens, past, n_synced: 0, stream, question, is_member: false, caller, actor };
+                Model { tokens, past, n_synced: 0, stream, question, mixed, is_member: false, caller, actor };
             self.contexts.push((id, model));
             return;
         }
         if choice < 14 {
             // Also in the middle of a question: the guest was killed.
             let idx = self.random.below(self.contexts.len());
-            let (id, model) = self.contexts.swap_remove(idx);
+            let (id, mut model) = self.contexts.swap_remove(idx);
             self.disturb(id);
-            let n_pulled = model.stream.map_or(0, |stream| stream.queue.n_pulled());
+            let n_pulled = Self::end_run(&mut model, &mut self.n_mixed);
             return self.apply(Operation::Release { id, n_pulled });
         }
         let Some(idx) = self.pick() else { return };
@@ -282,8 +295,8 @@ impl World {
                 let tokens = self.tokens(n);
                 let model = &mut self.contexts[idx].1;
                 model.tokens.extend(tokens);
-                if model.stream.is_some() {
-                    let edit = Self::edit(model);
+                if model.stream.is_some() || model.mixed.is_some() {
+                    let edit = Self::edit(model, &mut self.n_mixed);
                     self.apply(Operation::Edit { id, edit });
                 }
             }
@@ -292,19 +305,20 @@ impl World {
                 let model = &mut self.contexts[idx].1;
                 model.truncate(n);
                 model.n_synced = model.n_synced.min(n);
-                let edit = Self::edit(model);
+                let edit = Self::edit(model, &mut self.n_mixed);
                 self.apply(Operation::Edit { id, edit });
             }
             44..54 if self.contexts.len() < 12 => {
                 let child = self.new_id();
                 let model = &mut self.contexts[idx].1;
-                let edit = Self::edit(model);
+                let edit = Self::edit(model, &mut self.n_mixed);
                 let forked = Model {
                     tokens: model.tokens.clone(),
                     past: model.past.clone(),
                     n_synced: model.tokens.len(),
                     stream: None,
                     question: None,
+                    mixed: None,
                     is_member: false,
                     caller: model.caller,
                     actor: model.actor,
@@ -317,8 +331,13 @@ impl World {
             75..80 => self.save_or_open(idx),
             80..82 if !is_empty => self.search(idx),
             _ if !is_empty => {
+                let is_mixed = choice >= 92;
                 for _ in 0..1 + self.random.below(8) {
-                    self.pull(idx);
+                    if is_mixed {
+                        self.pull_mixed(idx);
+                    } else {
+                        self.pull(idx);
+                    }
                     if self.random.below(2) == 0 {
                         self.step();
                     }
@@ -382,7 +401,7 @@ impl World {
             }
             _ => Vec::new(),
         };
-        let edit = Self::edit(model);
+        let edit = Self::edit(model, &mut self.n_mixed);
         let (id, place) = (*id, self.guests.stand(model.caller));
         let tag = place.tag();
         // Now and then the caller loses interest before the engine begins.
@@ -408,6 +427,7 @@ impl World {
             assert!(n_tokens <= self.scheduler.limits.n_tokens_max);
             assert!(plan.has_rows() || batch.copies.is_empty(), "without rows nothing is copied");
             let outputs = self.backend.run(&plan.moves, &batch);
+            Self::check_mixtures(&batch, &mut self.n_mixed);
             drop(batch);
             self.check_jobs(&plan);
             if !plan.has_rows() {
@@ -519,6 +539,7 @@ impl World {
             self.step();
         }
         self.check();
+        assert!(self.scheduler.jobs.is_empty(), "no mixture is forgotten");
         let stats = self.scheduler.stats();
         assert_eq!(stats.n_pages_free + stats.n_pages_cached, stats.n_pages, "every page came back");
         assert_eq!((stats.n_pages_on_host, stats.n_contexts, stats.n_saved), (0, 0, 0));
@@ -532,6 +553,7 @@ fn random_operations_give_what_a_model_without_pages_gives() {
     let (mut n_over_budget, mut n_faults, mut n_drawn_rows, mut n_on_new_pages, mut n_in_vain) =
         (0, 0, 0, 0, 0);
     let (mut n_jobs, mut n_searches) = (joint::Seen::default(), beams::Seen::default());
+    let mut n_mixed = mixture::Seen::default();
     let (mut n_verified, mut n_rows_of_head, mut n_moved_within) = (0, 0, 0);
     let (mut n_masks_late, mut n_sat_out, mut n_heads_with_pages, mut n_told_again) = (0, 0, 0, 0);
     let mut n_parted = [0; 4];
@@ -564,6 +586,7 @@ fn random_operations_give_what_a_model_without_pages_gives() {
         n_segments_shared += world.n_segments_shared;
         n_jobs.add(&world.n_jobs);
         n_searches.add(&world.n_searches);
+        n_mixed.add(&world.n_mixed);
         n_drawn_rows += world.backend.n_drawn_rows;
         n_on_new_pages += world.backend.n_drawn_rows_on_new_pages;
         let stats = world.scheduler.stats();
@@ -587,6 +610,7 @@ fn random_operations_give_what_a_model_without_pages_gives() {
     assert!(n_in_vain > 300, "{n_in_vain} rows in vain");
     n_jobs.check();
     n_searches.check();
+    n_mixed.check();
     assert!(n_masks_late > 300 && n_sat_out > 300, "{n_masks_late} {n_sat_out}");
     assert!(
         n_swaps > 1_000 && n_recomputed > 100 && n_cached > 10_000,

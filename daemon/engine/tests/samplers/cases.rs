@@ -115,6 +115,31 @@ fn rows_are_those_of_the_sources() {
                 Reference { row, ..cut }
             },
         ),
+        (
+            "guidance",
+            Definition::build_row(|b| library::guidance(b.logits(), b.member(0), 1.5)),
+            |x, setting| mixed(x, setting, |x, other| other + 1.5 * (x - other)),
+        ),
+        (
+            "experts",
+            // A member that is not there is the first.
+            Definition::build_row(|b| library::experts(b.logits(), b.member(0), b.member(1), 0.75)),
+            |x, setting| mixed(x, setting, |x, expert| x + 0.75 * (expert - x)),
+        ),
+        (
+            "product of experts",
+            Definition::build_row(|b| library::product(b.logits(), b.member(0), 0.25)),
+            |x, setting| mixed(x, setting, |x, other| 0.75 * x + 0.25 * other),
+        ),
+        (
+            "ensemble",
+            Definition::build_row(|b| library::ensemble(b.logits(), b.member(0), 0.25)),
+            |x, setting| {
+                let other: Vec<f64> = setting.amateur.iter().map(|&x| f64::from(x)).collect();
+                let both = softmax(x).into_iter().zip(softmax(&other));
+                Reference::uncut(both.map(|(p, q)| (0.75 * p + 0.25 * q).ln()).collect())
+            },
+        ),
         ("plausible", Definition::build_row(|b| library::plausible(b.logits(), 0.1)), |x, _| {
             Reference::at_least(x, x, max(x) + f64::from(0.1f32).ln())
         }),
@@ -164,6 +189,12 @@ fn rows_are_those_of_the_sources() {
         println!("{name}: total variation {worst:.1e}, {n_near_a_cut} of {N_ROWS} rows differ near a cut");
         assert!(n_near_a_cut * 100 <= N_ROWS, "{name}: {n_near_a_cut} of {N_ROWS} rows differ near a cut");
     }
+}
+
+/// Token by token, of the row and that of another.
+fn mixed(x: &[f64], setting: &Setting, formula: impl Fn(f64, f64) -> f64) -> Reference {
+    let both = x.iter().zip(&setting.amateur);
+    Reference::uncut(both.map(|(&x, &other)| formula(x, f64::from(other))).collect())
 }
 
 fn dry_settings(window: u32) -> Dry {

@@ -122,6 +122,16 @@ impl From<EngineError> for HostError {
             EngineError::JobTooLarge { n_rows, n_rows_max } => {
                 return invalid("contexts", n_rows, format!("at most {n_rows_max} at once"));
             }
+            EngineError::MixtureTooLarge { n_others, n_others_max } => {
+                return invalid("others", n_others, format!("at most {n_others_max}"));
+            }
+            EngineError::MixtureWithoutProgram => {
+                return invalid(
+                    "sampler",
+                    "one that draws by the chain",
+                    "a program, which alone sees the others",
+                );
+            }
             EngineError::JobMixed | EngineError::JobDisturbed => {
                 return invalid("contexts", "a job over several", text);
             }

@@ -148,6 +148,9 @@ impl Host for GuestState {
     }
 
     async fn step(&mut self, requests: Vec<StepRequest>) -> Result<Vec<Candidate>, HostError> {
+        if requests.iter().any(|request| !request.others.is_empty()) {
+            return self.step_mixed(requests).await;
+        }
         let mut contexts = self.lock_contexts(requests.iter().map(|request| &request.context))?;
         let samplers = requests
             .iter()

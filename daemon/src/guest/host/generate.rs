@@ -6,9 +6,10 @@ use futures_util::future::try_join_all;
 use tokio::sync::OwnedMutexGuard;
 use trellis_engine::batch::{Candidate, Token};
 use trellis_engine::model::{DecodeStream, SpecialText};
-use trellis_engine::{Ahead, Context, MaskSource, Pull, RunKey, RunSettings};
+use trellis_engine::{Ahead, Context, EngineError, MaskSource, Pull, RunKey, RunSettings};
 
 use super::convert::{check_stop_tokens, count, finish_reason, invalid};
+use super::mixtures::{Members, borrowed, no_guesses};
 use super::session::send_text;
 use super::speculation::Speculation;
 use super::stop_texts::{Scanned, StopTexts};
@@ -32,8 +33,10 @@ struct Client {
 /// One generation in progress.
 struct Generation {
     context: OwnedMutexGuard<Context>,
-    /// Tokens of the context before the generation.
-    n_before: usize,
+    /// The others of a mixture.
+    others: Vec<OwnedMutexGuard<Context>>,
+    /// Tokens of the context and of the others before the generation.
+    n_before: Vec<usize>,
     key: RunKey,
     settings: RunSettings,
     speculation: Option<Speculation>,
@@ -58,11 +61,12 @@ impl GuestState {
         &mut self,
         requests: Vec<GenerateRequest>,
     ) -> Result<Vec<Completion>, HostError> {
-        let contexts = self.lock_contexts(requests.iter().map(|request| &request.context))?;
+        let contexts =
+            self.lock_members(requests.iter().map(|request| (&request.context, &request.others)))?;
         let mut generations = requests
             .into_iter()
             .zip(contexts)
-            .map(|(request, context)| self.prepare(request, context))
+            .map(|(request, members)| self.prepare(request, members))
             .collect::<Result<Vec<_>, _>>()?;
         let finishes = try_join_all(generations.iter_mut().map(Generation::run)).await;
         match finishes {
@@ -70,23 +74,24 @@ impl GuestState {
                 Ok(generations.into_iter().zip(finishes).map(|(one, finish)| one.complete(finish)).collect())
             }
             Err(error) => {
-                for Generation { context, n_before, .. } in &mut generations {
+                for generation in &mut generations {
                     // What went wrong first is what the guest is told. The others are as they were all the same.
-                    let _ = context.truncate(*n_before).await;
+                    let _ = generation.keep_tokens(0).await;
                 }
                 Err(error)
             }
         }
     }
 
-    fn prepare(
-        &mut self,
-        request: GenerateRequest,
-        mut context: OwnedMutexGuard<Context>,
-    ) -> Result<Generation, HostError> {
+    fn prepare(&mut self, request: GenerateRequest, members: Members) -> Result<Generation, HostError> {
+        let Members { first: mut context, others } = members;
         let mut sampler = self.settings_for(&request.sampler, &context)?;
         if let Some(seed) = request.seed {
             Arc::make_mut(&mut sampler).seed = seed;
+        }
+        self.check_members(&context, &others, &sampler)?;
+        if !others.is_empty() && request.speculation.is_some() {
+            return Err(no_guesses());
         }
         check_stop_tokens(context.model(), &request.stop_tokens)?;
         context.keep_to(self.table.get(&request.sampler)?.given.rule());
@@ -102,8 +107,12 @@ impl GuestState {
         let is_free = request.stop_texts.is_empty() && client.is_none() && speculation.is_none();
         let ahead = if is_free { Ahead::Unbounded } else { Ahead::Adaptive };
         Ok(Generation {
-            n_before: context.tokens().len(),
+            n_before: std::iter::once(&context)
+                .chain(&others)
+                .map(|context| context.tokens().len())
+                .collect(),
             context,
+            others,
             key: self.next_run_key(),
             settings: RunSettings {
                 sampler,
@@ -148,9 +157,18 @@ impl Generation {
         };
         // The engine knows nothing of stop texts: this makes it forget what it decoded ahead as well.
         if n_kept < self.tokens.len() || matches!(finish, FinishReason::StopText(_)) {
-            self.context.truncate(self.n_before + n_kept).await?;
+            self.keep_tokens(n_kept).await?;
         }
         Ok(finish)
+    }
+
+    /// Keeps so many of the tokens that were drawn.
+    async fn keep_tokens(&mut self, n_kept: usize) -> Result<(), EngineError> {
+        let members = std::iter::once(&mut self.context).chain(&mut self.others);
+        for (context, n_before) in members.zip(&self.n_before) {
+            context.truncate(n_before + n_kept).await?;
+        }
+        Ok(())
     }
 
     async fn decode(&mut self) -> Result<FinishReason, HostError> {
@@ -162,7 +180,8 @@ impl Generation {
             let settings = || RunSettings { n_tokens_max: n_left, ..self.settings.clone() };
             let pulled = match &mut self.speculation {
                 Some(speculation) => speculation.pull(&mut self.context, self.key, n_left, settings).await?,
-                None => self.context.pull(self.key, settings).await?,
+                None if self.others.is_empty() => self.context.pull(self.key, settings).await?,
+                None => self.context.pull_mixed(&mut borrowed(&mut self.others), self.key, settings).await?,
             };
             let Candidate { token, logprob } = match pulled {
                 Pull::Token(drawn) => drawn.candidate,

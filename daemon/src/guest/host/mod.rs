@@ -6,6 +6,7 @@ mod contexts;
 mod convert;
 mod decoding;
 mod generate;
+mod mixtures;
 mod models;
 mod programs;
 mod samplers;

@@ -6,6 +6,7 @@ use wasmtime::component::Resource;
 
 use super::contexts::lock;
 use super::convert::{candidate, check_stop_tokens, check_tokens, finish_reason, invalid};
+use super::mixtures::{borrowed, check_apart, check_sampler, no_guesses};
 use super::speculation::{N_GUESS_MAX, pull_guessed};
 use super::types::{GuestContext, GuestSampler, GuestStream, HostError};
 use crate::guest::bindings::trellis::host::streams::{
@@ -33,6 +34,11 @@ impl HostStream for GuestState {
         let settings = self.settings_for(&sampler, &context)?;
         let given = self.table.get(&sampler)?.given.clone();
         check_stop_tokens(context.model(), &options.stop_tokens)?;
+        let others = self.check_others(&options.others, &context, &settings)?;
+        check_apart([cell.clone()].iter().chain(&others))?;
+        if !others.is_empty() && options.speculation.is_some() {
+            return Err(no_guesses());
+        }
         let speculation = self.speculation(options.speculation, &context)?;
         drop(context);
         let key = self.next_run_key();
@@ -47,6 +53,7 @@ impl HostStream for GuestState {
             n_given: 0,
             stop_tokens: options.stop_tokens.into(),
             speculation,
+            others,
             guess: Vec::new(),
             finish: (n_tokens_max == Some(0)).then_some(FinishReason::MaxTokens),
         })
@@ -69,7 +76,11 @@ impl HostStream for GuestState {
             masks: MaskSource::Sampler,
         };
         let guess = std::mem::take(&mut stream.guess);
+        let mut others: Vec<_> = stream.others.iter().map(lock).collect();
         let pulled = match &mut stream.speculation {
+            _ if !others.is_empty() => {
+                context.pull_mixed(&mut borrowed(&mut others), stream.key, settings).await?
+            }
             _ if !guess.is_empty() => {
                 pull_guessed(&mut context, stream.key, n_left, &settings(), guess).await?
             }
@@ -104,7 +115,9 @@ impl HostStream for GuestState {
         stream: Resource<GuestStream>,
         sampler: Resource<GuestSampler>,
     ) -> Result<(), HostError> {
-        let settings = self.settings_for(&sampler, &lock(&self.table.get(&stream)?.cell))?;
+        let GuestStream { cell, others, .. } = self.table.get(&stream)?;
+        let settings = self.settings_for(&sampler, &lock(cell))?;
+        check_sampler(&settings, others.len())?;
         let given = self.table.get(&sampler)?.given.clone();
         let key = self.next_run_key();
         let stream = self.table.get_mut(&stream)?;
@@ -118,6 +131,9 @@ impl HostStream for GuestState {
             return Err(invalid("tokens", tokens.len(), format!("at most {N_GUESS_MAX}")));
         }
         let stream = self.table.get_mut(&stream)?;
+        if !stream.others.is_empty() {
+            return Err(no_guesses());
+        }
         check_tokens(lock(&stream.cell).model(), &tokens)?;
         stream.guess = tokens;
         Ok(())

@@ -135,7 +135,8 @@ impl Guest {
         sampler: &Resource<GuestSampler>,
         max_tokens: Option<u32>,
     ) -> Resource<GuestStream> {
-        let options = StreamOptions { max_tokens, stop_tokens: Vec::new(), speculation: None };
+        let options =
+            StreamOptions { max_tokens, stop_tokens: Vec::new(), speculation: None, others: Vec::new() };
         HostStream::open(&mut self.state, again(context), again(sampler), options).expect("a stream")
     }
 
@@ -144,7 +145,7 @@ impl Guest {
     }
 
     async fn step(&mut self, context: &Resource<GuestContext>, sampler: &Resource<GuestSampler>) -> u32 {
-        let request = StepRequest { context: again(context), sampler: again(sampler) };
+        let request = StepRequest { context: again(context), sampler: again(sampler), others: Vec::new() };
         self.state.step(vec![request]).await.expect("a token")[0].token
     }
 
@@ -163,6 +164,7 @@ impl Guest {
             keep: Keep::Tokens,
             emit: Emit::Nothing,
             speculation: None,
+            others: Vec::new(),
         }
     }
 }
@@ -306,7 +308,8 @@ async fn a_stream_counts_its_tokens_and_stays_ended() {
         guest.step(&fork, &sampler).await;
         guest.step(&fork, &sampler).await
     };
-    let options = StreamOptions { max_tokens: None, stop_tokens: vec![stop], speculation: None };
+    let options =
+        StreamOptions { max_tokens: None, stop_tokens: vec![stop], speculation: None, others: Vec::new() };
     let stream =
         HostStream::open(&mut guest.state, again(&context), again(&sampler), options).expect("a stream");
     let mut last = None;
@@ -438,7 +441,7 @@ async fn mistakes_are_typed_errors_with_value_and_limit() {
     let ApiError::TokenOutOfRange(range) = error else { panic!("{error:?}") };
     assert_eq!((range.token, range.vocab_size), (vocab_size, vocab_size));
     guest.state.set_bias(again(&sampler), vec![(vocab_size, 1.0)]).expect("checked when it is used");
-    let request = StepRequest { context: again(&context), sampler: again(&sampler) };
+    let request = StepRequest { context: again(&context), sampler: again(&sampler), others: Vec::new() };
     assert!(matches!(refused(guest.state.step(vec![request]).await), ApiError::TokenOutOfRange(_)));
 
     let capacity = guest.state.capacity(again(&context)).expect("a context");
@@ -475,7 +478,7 @@ async fn mistakes_are_typed_errors_with_value_and_limit() {
     let mask = HostTokenMask::allow(&mut guest.state, again(&draft), vec![1]).expect("a mask");
     let masked = guest.sampler(1, 1.0);
     guest.state.set_mask(again(&masked), Some(mask)).expect("set");
-    let request = StepRequest { context: again(&context), sampler: masked };
+    let request = StepRequest { context: again(&context), sampler: masked, others: Vec::new() };
     assert!(matches!(refused(guest.state.step(vec![request]).await), ApiError::ModelMismatch(_)));
 
     let missing = refused(HostContext::open(&mut guest.state, again(&draft), "nothing".to_owned()).await);

@@ -143,6 +143,8 @@ pub struct GuestStream {
     pub(crate) n_given: usize,
     pub(crate) stop_tokens: Arc<[Token]>,
     pub(crate) speculation: Option<Speculation>,
+    /// The others of a mixture.
+    pub(crate) others: Vec<Arc<Mutex<Context>>>,
     /// What the guest expects next.
     pub(crate) guess: Vec<Token>,
     pub(crate) finish: Option<FinishReason>,

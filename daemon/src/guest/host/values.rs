@@ -345,7 +345,9 @@ records! {
     Completion { tokens, logprobs, text, finish }
     ContextLimit { n_tokens, n_positions }
     Distribution { candidates, entropy }
-    GenerateRequest { context, sampler, seed, max_tokens, stop_tokens, stop_texts, keep, emit, speculation }
+    GenerateRequest {
+        context, sampler, seed, max_tokens, stop_tokens, stop_texts, keep, emit, speculation, others,
+    }
     GrammarExit { position, token }
     GrammarRefusal { place, reason }
     JsonSchema { schema, whitespace }
@@ -359,8 +361,8 @@ records! {
     ScoreRequest { context, continuation }
     SpeculateRequest { context, sampler, guess }
     Speculation { source, max_guess }
-    StepRequest { context, sampler }
-    StreamOptions { max_tokens, stop_tokens, speculation }
+    StepRequest { context, sampler, others }
+    StreamOptions { max_tokens, stop_tokens, speculation, others }
     TokenRange { token, vocab_size }
     UnknownName { name, known }
     Usage { tokens, pages, contexts, tokens_in_vain, tokens_cached, tokens_guessed, tokens_accepted }

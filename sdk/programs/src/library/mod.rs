@@ -15,6 +15,7 @@
 
 mod chain;
 mod mirostat;
+mod mixtures;
 mod penalties;
 mod temperature;
 mod truncation;
@@ -22,6 +23,7 @@ mod watermarks;
 
 pub use chain::{Chain, Penalties, chain};
 pub use mirostat::mirostat;
+pub use mixtures::{ensemble, experts, guidance, product};
 pub use penalties::{
     Dry, bias_over, dry, frequency_presence, maximum_length, minimum_length, no_repeat_ngram, repetition,
 };

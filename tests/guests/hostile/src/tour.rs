@@ -2,10 +2,11 @@
 
 use std::time::Duration;
 
-use trellis_guest::programs::{BiasId, Definition, MaskId, Source, TokenBias};
+use trellis_guest::programs::{BiasId, Definition, MaskId, Source, TokenBias, library};
 use trellis_guest::{
-    Beginning, Candidate, Chat, ChatEnd, Constraint, Context, Error, FinishReason, Inbox, LogLevel, Model,
-    Positions, Sampler, Token, TokenMask, call_bytes, embedding_all, emit, emit_json, emit_tokens, forget,
+    Beginning, Candidate, Chat, ChatEnd, Constraint, Context, Error, FinishReason, Inbox, LogLevel, Mixture,
+    Model, Positions, Sampler, Token, TokenMask, call_bytes, embedding_all, emit, emit_json, emit_tokens,
+    forget,
     full_all, generate_all, log, logprobs_all, receive, receive_json, receive_within, score_all, seed,
     speculate_all, step_all, time_left, top_all, tops_all, try_receive, usage,
 };
@@ -24,6 +25,7 @@ pub(crate) fn call_everything() -> Outcome {
     drawn(&prompt)?;
     masked(&model, &prompt, &vocabulary)?;
     programmed(&model, &prompt)?;
+    mixed(&model, &prompt)?;
     constrained(&model, &prompt)?;
     generated(&model, &prompt)?;
     beams::searched(&model, &prompt)?;
@@ -113,6 +115,62 @@ fn programmed(model: &Model, prompt: &Context) -> Outcome {
         }
         other => panic!("{other:?}"),
     }
+    Ok(())
+}
+
+/// A mixture is the same step by step, streamed and to its end, and its others get what the first does.
+fn mixed(model: &Model, prompt: &Context) -> Outcome {
+    let guided = model.program(&Definition::build(|b| {
+        let x = library::guidance(b.logits(), b.member(0), b.parameter(0));
+        library::temperature(x, 0.7).draw(Source::SEED)
+    }))?;
+    let sampler = Sampler::by_program(&guided, 3)?;
+    sampler.set_parameters(&[1.5])?;
+    let bare = model.context()?;
+    bare.append_text("Once")?;
+    let pair = || Ok::<_, Error>([prompt.fork()?, bare.fork()?]);
+
+    let [first, other] = pair()?;
+    let whole = Mixture::of(&first, [&other]).generate(&sampler).max_tokens(12).run()?;
+    assert_eq!(other.tokens_from(bare.length()), whole.tokens);
+    let [first, other] = pair()?;
+    let two = Mixture::of(&first, [&other]);
+    let tokens: Vec<Token> =
+        whole.tokens.iter().map(|_| two.step(&sampler).map(|drawn| drawn.token)).collect::<Result<_, _>>()?;
+    assert_eq!(tokens, whole.tokens);
+    assert_eq!(other.tokens_from(bare.length()), whole.tokens);
+    let [first, other] = pair()?;
+    let mut stream = Mixture::of(&first, [&other]).stream(&sampler).max_tokens(12).open()?;
+    for &token in &whole.tokens {
+        assert_eq!(stream.next().expect("a token")?.token, token);
+    }
+    assert!(matches!(stream.guess(&[20]), Err(Error::InvalidArgument { .. })));
+
+    // Without weight the other changes nothing.
+    sampler.set_parameters(&[1.0])?;
+    let [first, other] = pair()?;
+    let drawn = Mixture::of(&first, [&other]).step(&sampler)?;
+    let plain = Sampler::by_program(
+        &model.program(&Definition::build(|b| library::temperature(b.logits(), 0.7).draw(Source::SEED)))?,
+        3,
+    )?;
+    assert_eq!(prompt.fork()?.step(&plain)?.token, drawn.token);
+
+    let word = Constraint::choice(model, ["left", "right"])?;
+    sampler.set_constraint(Some(&word), &Beginning::FirstDraw)?;
+    let [first, other] = pair()?;
+    let text = Mixture::of(&first, [&other]).generate(&sampler).run()?.text;
+    assert!(["left", "right"].contains(&text.as_str()), "{text}");
+    sampler.set_constraint(None, &Beginning::FirstDraw)?;
+
+    let twice = Mixture::of(&first, [&other, &other]).step(&sampler);
+    assert!(matches!(twice, Err(Error::InvalidArgument { .. })), "{twice:?}");
+    let by_chain = Mixture::of(&first, [&other]).step(&Sampler::greedy());
+    assert!(matches!(by_chain, Err(Error::InvalidArgument { .. })), "{by_chain:?}");
+    let stranger = Model::open("draft")?.context()?;
+    stranger.append_text("Once")?;
+    let of_two = Mixture::of(&first, [&stranger]).step(&sampler);
+    assert!(matches!(of_two, Err(Error::ModelMismatch { .. })), "{of_two:?}");
     Ok(())
 }
 

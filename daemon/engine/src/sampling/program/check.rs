@@ -3,8 +3,8 @@
 use trellis_programs::{BiasId, Definition, End, Kind, MaskId, Operation, Source, Value};
 
 use super::{
-    DEPTH_MAX, N_ALIVE_MAX, N_APART_MAX, N_HANDLES_MAX, N_OPERATIONS_MAX, N_PARAMETERS_MAX, N_REPORTS_MAX,
-    N_STATE_MAX, ProgramError,
+    DEPTH_MAX, N_ALIVE_MAX, N_APART_MAX, N_HANDLES_MAX, N_MEMBERS_MAX, N_OPERATIONS_MAX, N_PARAMETERS_MAX,
+    N_REPORTS_MAX, N_STATE_MAX, ProgramError,
 };
 
 /// The most tokens whose hash keys noise, and the longest run of [`Operation::Ngrams`].
@@ -121,7 +121,9 @@ fn numbers(idx: usize, operation: &Operation, n_state: usize) -> Result<(), Prog
         Operation::NoiseRow { source: from, .. } | Operation::Uniform(from) | Operation::Draw(_, from) => {
             source(from)
         }
-        Operation::Member(id) => check(*id < 8, "the member", f64::from(*id), "a number below 8"),
+        Operation::Member(id) => {
+            check(usize::from(*id) < N_MEMBERS_MAX, "the member", f64::from(*id), "a number below 8")
+        }
         _ => Ok(()),
     }
 }

@@ -16,6 +16,7 @@ type Drawn = Result<(Token, ProgramState, [f32; N_REPORTS_MAX]), OutputFault>;
 struct Case {
     put_on: PutOn,
     logits: Vec<f32>,
+    members: Vec<Vec<f32>>,
     history: Vec<Token>,
     constraint: Arc<TokenMask>,
 }
@@ -29,10 +30,13 @@ impl Case {
             (0..N).for_each(|token| mask.set(token, words(1000 * which + token)[0].is_multiple_of(n)));
             Arc::new(mask)
         };
-        let logits = |token: u32| match words(token)[1] % 16 {
-            0 => f32::NEG_INFINITY,
-            1 => 2.0,
-            x => x as f32 / 2.0 - 4.0 + (words(token)[2] % 1000) as f32 / 800.0,
+        let logits = |which: u32| {
+            let logit = |token: u32| match words(1000 * which + token)[1] % 16 {
+                0 => f32::NEG_INFINITY,
+                1 => 2.0,
+                x => x as f32 / 2.0 - 4.0 + (words(1000 * which + token)[2] % 1000) as f32 / 800.0,
+            };
+            (0..N).map(logit).collect::<Vec<f32>>()
         };
         let dense = (0..N).map(|token| (words(token)[3] % 100) as f32 / 30.0).collect();
         let put_on = PutOn {
@@ -43,10 +47,15 @@ impl Case {
         };
         Some(Self {
             put_on,
-            logits: (0..N).map(logits).collect(),
+            logits: logits(0),
+            members: (0..seed % 4).map(|which| logits(10 + which)).collect(),
             history: (0..40).map(|idx| words(idx)[2] % 9).collect(),
             constraint: mask(1, 1 + seed % 40),
         })
+    }
+
+    fn members(&self) -> Vec<&[f32]> {
+        self.members.iter().map(Vec::as_slice).collect()
     }
 
     /// As the engine draws under a constraint.
@@ -55,7 +64,8 @@ impl Case {
         let (start, within) = (self.put_on.start, Some(&*self.constraint));
         let before = self.history.len().into();
         let scratch = &mut Scratch::default();
-        sample_by_program(&self.logits, &self.history, before, &sampler, start, within, scratch)
+        let draw = DrawPlace { members: &self.members(), before, seed: sampler.seed, start, within };
+        sample_by_program(&self.logits, &self.history, &sampler, draw, scratch)
             .map(|(candidate, left)| (candidate.token, left.next.numbers, left.reports))
     }
 
@@ -65,7 +75,7 @@ impl Case {
         let n_tokens = self.history.len();
         let place = Place {
             logits: &self.logits,
-            members: &[],
+            members: &self.members(),
             history: &self.history,
             n_tokens,
             position: n_tokens as u64,

@@ -20,7 +20,7 @@ use crate::sampling::{Bias, TokenMask};
 pub struct Place<'a> {
     /// The logits: numbers or −∞.
     pub logits: &'a [f32], // [vocab_size]
-    /// Those of the other members of the job.
+    /// Those of the other members of the job; a NaN counts as −∞, what is above the largest number as that.
     pub members: &'a [&'a [f32]], // [vocab_size] each
     /// The last tokens of the context, at least as many as the program looks at.
     pub history: &'a [Token],
@@ -280,9 +280,13 @@ impl<'a> Run<'_, 'a> {
     fn evaluate(&mut self, operation: &Operation) -> Result<Held<'a>, OutputFault> {
         Ok(match *operation {
             Operation::Logits => Held::Row(Cow::Borrowed(self.place.logits)),
-            Operation::Member(idx) => Held::Row(Cow::Borrowed(
-                self.place.members.get(usize::from(idx)).copied().unwrap_or(self.place.logits),
-            )),
+            Operation::Member(idx) => match self.place.members.get(usize::from(idx)) {
+                None => Held::Row(Cow::Borrowed(self.place.logits)),
+                Some(row) if row.iter().any(|&x| x.is_nan() || x > f32::MAX) => {
+                    self.row_of(|_, copy| copy.iter_mut().zip(*row).for_each(|(copy, &x)| *copy = in_row(x)))
+                }
+                Some(row) => Held::Row(Cow::Borrowed(row)),
+            },
             Operation::LogSoftmax(x) => {
                 let mut copy = self.zeros();
                 copy.copy_from_slice(self.row(x));

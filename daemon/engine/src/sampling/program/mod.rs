@@ -53,6 +53,8 @@ pub const N_STATE_MAX: usize = 8;
 pub const N_REPORTS_MAX: usize = 4;
 /// The most masks that a program is given, and the most biases.
 pub const N_HANDLES_MAX: usize = 16;
+/// Contexts beside the first that a mixture may have: members that a program can name.
+pub const N_MEMBERS_MAX: usize = 8;
 /// Reductions that may depend on one another.
 pub const DEPTH_MAX: usize = 8;
 /// Operations over the history, whose rows or sets are made apart, and as many over other members.

@@ -118,10 +118,10 @@ impl PutOn {
     }
 
     fn place<'a>(&'a self, logits: &'a [f32], history: &'a [Token], draw: DrawPlace<'a>) -> Place<'a> {
-        let DrawPlace { before, seed, start, within } = draw;
+        let DrawPlace { members, before, seed, start, within } = draw;
         Place {
             logits,
-            members: &[],
+            members,
             history,
             n_tokens: before.n_tokens,
             position: before.position(),
@@ -147,6 +147,8 @@ impl PutOn {
 /// What a draw of a program depends on besides the logits and the tokens before it.
 #[derive(Clone, Copy, Debug)]
 pub struct DrawPlace<'a> {
+    /// The logits of the other members of a mixture.
+    pub members: &'a [&'a [f32]], // [vocab_size] each
     /// Tokens before the one that is drawn.
     pub before: Before,
     /// Key of the noise.

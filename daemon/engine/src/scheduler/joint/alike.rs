@@ -31,12 +31,12 @@ pub(super) enum Found {
 impl ContextState {
     /// Blocks from the first on for which a member of a job needs no pages, those that it holds aside.
     pub(in crate::scheduler) fn n_blocks_found(&self) -> usize {
-        if let Some(Work::Joint(work)) = &self.work { work.n_blocks_found } else { 0 }
+        self.work.as_ref().and_then(Work::member).map_or(0, |member| member.n_blocks_found)
     }
 
     fn set_blocks_found(&mut self, n_blocks: usize) {
-        if let Some(Work::Joint(work)) = &mut self.work {
-            work.n_blocks_found = n_blocks;
+        if let Some(member) = self.work.as_mut().and_then(Work::member_mut) {
+            member.n_blocks_found = n_blocks;
         }
     }
 

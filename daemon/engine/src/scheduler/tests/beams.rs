@@ -102,7 +102,7 @@ impl World {
         let (base, contexts) =
             (self.new_id(), (0..settings.n_beams).map(|_| self.new_id()).collect::<Vec<_>>());
         let (id, model) = &mut self.contexts[idx];
-        let (id, caller, edit) = (*id, model.caller, Self::edit(model));
+        let (id, caller, edit) = (*id, model.caller, Self::edit(model, &mut self.n_mixed));
         let (prompt, n_prompt) = (model.chain(), model.tokens.len());
         self.apply(Operation::Fork { id, edit, child: base });
         for &id in &contexts {

@@ -95,7 +95,7 @@ impl World {
         if !model.past.evict(start, end, &model.tokens, positions) {
             return;
         }
-        let edit = Self::edit(model);
+        let edit = Self::edit(model, &mut self.n_mixed);
         model.tokens.drain(start..end);
         model.n_synced = model.tokens.len();
         self.n_evicted += n;

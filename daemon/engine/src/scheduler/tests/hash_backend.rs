@@ -7,6 +7,7 @@ use crate::batch::{
     Batch, Candidate, Input, LateMask, Output, OutputFault, OutputKind, PageId, Row, SlotId, Token,
 };
 use crate::sampling::TokenMask;
+use crate::sampling::program::{DrawState, Left, N_REPORTS_MAX};
 use crate::scheduler::Move;
 
 /// Entries of its vocabulary.
@@ -56,6 +57,21 @@ impl Chain {
 
 pub(crate) fn drawn(prefix_hash: u64, seed: u64) -> Candidate {
     Candidate { token: (mix(prefix_hash ^ seed) % VOCAB) as Token, logprob: -((prefix_hash % 97) as f32) }
+}
+
+/// The draw of a mixture of contexts.
+pub(crate) fn mixed_drawn(prefixes: &[u64], seed: u64) -> Candidate {
+    drawn(prefixes.iter().fold(0, |sum, prefix| mix(sum ^ prefix)), seed)
+}
+
+/// That the rows behind the first of a mixture are those of its others.
+fn check_others(members: &[Row<'_>]) {
+    let input = |row: &Row<'_>| row.input;
+    for other in &members[1..] {
+        let [asked] = &other.outputs[..] else { panic!("one output of a member") };
+        assert!(matches!(asked.kind, OutputKind::Mixed) && asked.position + 1 == other.end());
+        assert_eq!(input(other), input(&members[0]), "what the first one drew");
+    }
 }
 
 /// The draw under a mask: the first token allowed from the one on that would be drawn without.
@@ -141,10 +157,10 @@ impl HashBackend {
     /// The row's tokens, the drawn one included.
     fn tokens(&mut self, row: &Row<'_>) -> Vec<Token> {
         let mut tokens = row.tokens.to_vec();
-        if row.input == Input::Drawn {
+        if let Input::Drawn(slot) = row.input {
             assert_eq!(row.start, tokens.len(), "a drawn token is the row's only one");
             // Where the draw failed, what was there before.
-            tokens.push(self.drawn.get(&row.slot).copied().unwrap_or(0));
+            tokens.push(self.drawn.get(&slot).copied().unwrap_or(0));
             self.n_drawn_rows += 1;
             self.n_drawn_rows_on_new_pages += usize::from(row.start.is_multiple_of(PAGE_LEN));
         }
@@ -187,7 +203,8 @@ impl HashBackend {
             }
         }
         let mut outputs = Vec::new();
-        for (row_idx, (row, tokens)) in batch.rows.iter().zip(&tokens).enumerate() {
+        let all_tokens = &tokens;
+        for (row_idx, (row, tokens)) in batch.rows.iter().zip(all_tokens).enumerate() {
             self.note_late(row_idx, row, tokens, outputs.len());
             self.take_table(row);
             if row.start == row.end() {
@@ -211,7 +228,19 @@ impl HashBackend {
             for request in &row.outputs {
                 assert!((row.start..row.end()).contains(&request.position));
                 let prefix = self.prefix(row, tokens, request.position);
-                outputs.push(self.output(row.slot, prefix, &request.kind));
+                outputs.push(match request.kind {
+                    OutputKind::Program { sampler, n_others, .. } => {
+                        let members = row_idx..=row_idx + n_others;
+                        let rows = &batch.rows[members.clone()];
+                        check_others(rows);
+                        let prefix_of =
+                            |(row, tokens): (&Row<'_>, &Vec<Token>)| self.prefix(row, tokens, row.end() - 1);
+                        let prefixes: Vec<u64> =
+                            rows.iter().zip(&all_tokens[members]).map(prefix_of).collect();
+                        self.mixed(row.slot, &prefixes, sampler.seed)
+                    }
+                    _ => self.output(row.slot, prefix, &request.kind),
+                });
                 if request.position + 1 == row.end() {
                     self.states.insert(row.slot, prefix);
                 }
@@ -281,7 +310,10 @@ impl HashBackend {
 
     fn output(&mut self, slot: SlotId, prefix: u64, kind: &OutputKind<'_>) -> Output {
         match kind {
-            OutputKind::Program { .. } => unreachable!("no test here puts a program on"),
+            OutputKind::Program { .. } => {
+                unreachable!("programs draw for mixtures alone, after rows with tokens")
+            }
+            OutputKind::Mixed => Output::Mixed,
             OutputKind::Sample(sampler) if fails(prefix, sampler.seed) => {
                 Output::Failed(OutputFault::NothingToDraw)
             }
@@ -304,6 +336,16 @@ impl HashBackend {
             OutputKind::Full => Output::Full(vec![score(prefix, 7)]),
             OutputKind::Embedding => Output::Embedding(vec![score(prefix, 8)]),
         }
+    }
+
+    fn mixed(&mut self, slot: SlotId, prefixes: &[u64], seed: u64) -> Output {
+        if fails(prefixes[0], seed) {
+            return Output::Failed(OutputFault::NothingToDraw);
+        }
+        let candidate = mixed_drawn(prefixes, seed);
+        self.drawn.insert(slot, candidate.token);
+        let next = DrawState::default();
+        Output::Programmed(candidate, Box::new(Left { next, reports: [0.0; N_REPORTS_MAX] }))
     }
 
     fn draw_under(&mut self, mask: &TokenMask, slot: SlotId, prefix: u64, seed: u64) -> Output {

@@ -94,7 +94,7 @@ impl World {
             let (id, model) = &mut self.contexts[idx];
             expected.push(drawn(model.chain().last, seed));
             model.is_member = true;
-            (*id, Self::edit(model))
+            (*id, Self::edit(model, &mut self.n_mixed))
         });
         let n_pages = n_pages_together([idx, other].map(|idx| self.contexts[idx].1.tokens.as_slice()));
         self.apply(Operation::DrawTogether { members: members.to_vec(), sampler, tag });
@@ -146,7 +146,7 @@ impl World {
 
     fn riding(&self, id: ContextId) -> Option<JobId> {
         match self.scheduler.contexts[&id].work.as_ref()? {
-            Work::Joint(work) if work.stage == Stage::Rides => Some(work.job),
+            Work::Joint(work) if work.member.stage == Stage::Rides => Some(work.member.job),
             _ => None,
         }
     }
@@ -156,7 +156,10 @@ impl World {
         // Rows of what the contexts did before are nobody's.
         let is_of_job = |row: &PlannedRow| {
             let context = self.scheduler.contexts.get(&row.id);
-            context.is_some_and(|context| context.epoch == row.epoch && context.job().is_some())
+            context.is_some_and(|context| {
+                let is_joint = matches!(context.work, Some(Work::Joint(_)));
+                context.epoch == row.epoch && is_joint
+            })
         };
         let has_row = |id: &ContextId| plan.rows.iter().any(|row| row.id == *id && is_of_job(row));
         (0..self.jobs.len()).filter(|&idx| self.jobs[idx].members.iter().any(has_row)).collect()
@@ -212,6 +215,7 @@ impl World {
             }
             self.free_members(job.members);
         }
+        assert_eq!(self.jobs.len(), self.scheduler.jobs.n_draws(), "no job is forgotten");
     }
 }
 

@@ -10,7 +10,7 @@ impl World {
         let (id, model) = &mut self.contexts[idx];
         let id = *id;
         if model.stream.as_ref().is_none_or(|stream| stream.has_ended) {
-            let edit = Self::edit(model);
+            let edit = Self::edit(model, &mut self.n_mixed);
             let queue = self.guests.queue(model.caller);
             let tag = queue.tag();
             let settings = RunSettings {

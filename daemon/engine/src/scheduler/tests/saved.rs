@@ -1,8 +1,9 @@
-//! Contexts that are saved, opened and forgotten, among random operations.
+//! Contexts that are kept under names, among random operations.
 
 use super::*;
 
 impl World {
+    /// Saves a context under a name, opens what is kept under it, or forgets that.
     pub(super) fn save_or_open(&mut self, idx: usize) {
         let name = format!("n{}", self.random.below(2));
         let (caller, actor) = (self.contexts[idx].1.caller, self.contexts[idx].1.actor);
@@ -11,7 +12,7 @@ impl World {
         match self.random.below(3) {
             0 => {
                 let (id, model) = &mut self.contexts[idx];
-                let (id, edit) = (*id, Self::edit(model));
+                let (id, edit) = (*id, Self::edit(model, &mut self.n_mixed));
                 self.saved.insert(key, (model.tokens.clone(), model.past.clone()));
                 let save = |place: &Standing| Operation::Save { id, edit, name, tag: place.tag() };
                 let done = guests.ask_at_once(scheduler, caller, save);
@@ -29,9 +30,9 @@ impl World {
                 assert_eq!(found, expected);
                 if let Some((tokens, past)) = saved {
                     let n_synced = tokens.len();
-                    let (stream, question) = (None, None);
+                    let (stream, question, mixed, is_member) = (None, None, None, false);
                     let model =
-                        Model { tokens, past, n_synced, stream, question, is_member: false, caller, actor };
+                        Model { tokens, past, n_synced, stream, question, mixed, is_member, caller, actor };
                     self.contexts.push((id, model));
                 }
             }

@@ -19,12 +19,13 @@ macro_rules! builtin {
 }
 
 /// In the order in which they are listed.
-pub(super) const BUILTIN: [Builtin; 13] = builtin![
+pub(super) const BUILTIN: [Builtin; 14] = builtin![
     "prompts-beside-streams",
     "one-long",
     "stepping",
     "speculation",
     "constrained",
+    "guidance",
     "runs-end",
     "clients-256",
     "penalties",

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use trellis_engine::Ahead;
 use trellis_engine::sampling::Sampler;
+use trellis_engine::sampling::program::N_MEMBERS_MAX;
 
 use super::error::{MixError, nearest};
 use super::fields::Fields;
@@ -47,6 +48,9 @@ pub(super) struct Streams {
     pub(super) sampler: Arc<Sampler>,
     /// The JSON schema that they keep to.
     pub(super) schema: Option<String>,
+    /// Contexts of each that guide it: then it draws the most probable token under guidance by the first of them, whatever
+    /// the sampler.
+    pub(super) n_others: usize,
 }
 
 /// How long runs are.
@@ -140,7 +144,15 @@ impl Load {
 
     /// Rows that it has in a step at most, prompts aside.
     pub(super) fn n_rows(&self) -> usize {
-        if self.is_decoding() { self.count } else { 0 }
+        if self.is_decoding() { self.n_contexts() } else { 0 }
+    }
+
+    /// Contexts that it has at once.
+    pub(super) fn n_contexts(&self) -> usize {
+        match &self.kind {
+            Kind::Streams(streams) => self.count * (1 + streams.n_others),
+            _ => self.count,
+        }
     }
 
     /// Guests in the daemon.
@@ -210,7 +222,8 @@ impl Streams {
         };
         let sampler = sampler(fields, load)?;
         let schema = fields.text("schema")?.map(str::to_owned);
-        Ok(Self { user: user(fields)?, wrap_tokens, runs, ahead, sampler, schema })
+        let n_others = fields.count("others", 0..=N_MEMBERS_MAX)?.unwrap_or(0);
+        Ok(Self { user: user(fields)?, wrap_tokens, runs, ahead, sampler, schema, n_others })
     }
 }
 

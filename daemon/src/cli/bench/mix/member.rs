@@ -10,9 +10,11 @@ use trellis_engine::account::Owner;
 use trellis_engine::batch::Token;
 use trellis_engine::constraint::{Begins, Constraint, ConstraintLimits, Grammar, Rule, Whitespace};
 use trellis_engine::sampling::Sampler;
+use trellis_engine::sampling::program::{Definition, Program, PutOn, RowShape};
 use trellis_engine::{
     Ahead, Answer, Ask, Context, Finish, Guess, MaskSource, ModelHandle, Pull, RunKey, RunSettings,
 };
+use trellis_programs::library;
 
 use super::load::{Runs, Speculation, Streams};
 use super::tally::Marks;
@@ -20,6 +22,9 @@ use crate::cli::bench::{BenchError, engine};
 
 /// Prompts that must not be found in the prefix cache are numbered from here on.
 const FRESH_RUN: usize = 1 << 32;
+
+/// Those of contexts that guide others, by their places.
+const OTHER_RUN: usize = 1 << 24;
 
 /// A member's place in its phase.
 #[derive(Clone, Debug)]
@@ -80,6 +85,11 @@ impl Member {
 
     /// Decodes without end, run after run.
     pub(super) async fn stream(mut self, load: Streams) -> Result<Infallible, BenchError> {
+        let mut others = Vec::with_capacity(load.n_others);
+        for idx in 0..load.n_others {
+            others.push(self.other(idx).await?);
+        }
+        let sampler = if others.is_empty() { load.sampler.clone() } else { self.guided() };
         let mut context = self.context().await?;
         if let Some(schema) = &load.schema {
             let grammar = Grammar::JsonSchema { schema: schema.clone(), whitespace: Whitespace::Compact };
@@ -91,20 +101,28 @@ impl Member {
         let mut key = RunKey(0);
         loop {
             let n_left = self.room(&mut context).await?;
+            for other in &mut others {
+                other.truncate(context.tokens().len()).await?;
+            }
             let n_run = match load.runs {
                 Runs::Endless => n_left,
                 Runs::Staggered(n_tokens) if key.0 == 0 => 1 + self.idx % n_tokens,
                 Runs::Even(n_tokens) | Runs::Staggered(n_tokens) => n_tokens,
             };
             let settings = || RunSettings {
-                sampler: load.sampler.clone(),
+                sampler: sampler.clone(),
                 stop_tokens: [].into(),
                 n_tokens_max: Some(n_run.min(n_left)),
                 ahead: load.ahead,
                 masks: MaskSource::Sampler,
             };
+            let mut members: Vec<&mut Context> = others.iter_mut().collect();
             let finish = loop {
-                match context.pull(key, settings).await? {
+                let pulled = match members.is_empty() {
+                    true => context.pull(key, settings).await?,
+                    false => context.pull_mixed(&mut members, key, settings).await?,
+                };
+                match pulled {
                     Pull::Token(_) => self.seat.marks.token(),
                     Pull::Finished(finish) => break finish,
                 }
@@ -115,6 +133,25 @@ impl Member {
                 self.seat.marks.pause();
             }
         }
+    }
+
+    /// A context that guides this one, with a prompt of its own.
+    async fn other(&self, idx: usize) -> Result<Context, BenchError> {
+        let mut other = Context::create(&self.model, self.owner.clone()).await?;
+        let run = self.run + (idx + 1) * OTHER_RUN;
+        other.append(&engine::unseen(&self.model, self.n_prompt, run)).await?;
+        other.ask(Ask::Prefill).await?.answer().await?;
+        Ok(other)
+    }
+
+    /// Takes the most probable token under guidance.
+    fn guided(&self) -> Arc<Sampler> {
+        let definition = Definition::build(|b| library::guidance(b.logits(), b.member(0), 1.5).argmax());
+        let limits = self.model.limits();
+        let shape = RowShape { vocab_size: limits.vocab_size, n_positions: limits.n_positions_max };
+        let program =
+            Arc::new(Program::new(definition, shape).expect("a program of the library is in order"));
+        Arc::new(Sampler { program: Some(Box::new(PutOn::new(program))), ..Sampler::greedy() })
     }
 
     /// Looks at the most probable tokens, appends the best, and again.

@@ -95,7 +95,7 @@ impl Stage<'_> {
             let load = &self.mix.loads[idx];
             let n_tokens = load.n_prompt + load.n_growth(limits.n_positions_max)?;
             if !matches!(load.kind, Kind::Loads(_)) {
-                needed += load.count * n_tokens.div_ceil(PAGE_LEN);
+                needed += load.n_contexts() * n_tokens.div_ceil(PAGE_LEN);
             }
         }
         if needed > limits.n_pages {

@@ -74,7 +74,6 @@ macro_rules! records {
 records! {
     old -> new: decoding::ScoreRequest { context, continuation }
     old -> new: decoding::SpeculateRequest { context, sampler, guess }
-    old -> new: decoding::StepRequest { context, sampler }
     old -> new: models::ChatMessage { role, content }
     new -> old: decoding::Distribution { candidates, entropy }
     new -> old: session::Meter { used, limit }
@@ -122,6 +121,13 @@ cases! {
     }
 }
 
+impl Convert<new::decoding::StepRequest> for old::decoding::StepRequest {
+    fn convert(self) -> new::decoding::StepRequest {
+        let Self { context, sampler } = self;
+        new::decoding::StepRequest { context, sampler, others: Vec::new() }
+    }
+}
+
 impl Convert<new::streams::GenerateRequest> for old::streams::GenerateRequest {
     fn convert(self) -> new::streams::GenerateRequest {
         let Self { context, sampler, max_tokens, stop_tokens, stop_strings, emit } = self;
@@ -135,6 +141,7 @@ impl Convert<new::streams::GenerateRequest> for old::streams::GenerateRequest {
             keep: new::streams::Keep::Tokens,
             emit: emit.convert(),
             speculation: None,
+            others: Vec::new(),
         }
     }
 }
@@ -150,7 +157,7 @@ impl Convert<old::session::Usage> for new::session::Usage {
 impl Convert<new::streams::StreamOptions> for old::streams::StreamOptions {
     fn convert(self) -> new::streams::StreamOptions {
         let Self { max_tokens, stop_tokens } = self;
-        new::streams::StreamOptions { max_tokens, stop_tokens, speculation: None }
+        new::streams::StreamOptions { max_tokens, stop_tokens, speculation: None, others: Vec::new() }
     }
 }
 

@@ -16,14 +16,15 @@ fn refused(text: &str) -> String {
 fn a_mix_is_read() {
     let text = format!(
         "about = \"x\"\nwarm_up_s = 0.5\nmeasure_s = 3\nwindows = 6\n[engine]\nstep_rows = 16\nstep_tokens = 64\nlatency_multiple = 1.8\n\
-         {STREAMS}run_tokens = 8\nstagger = true\nahead = \"unbounded\"\nuser = 3\nwrap_tokens = 100\nschema = '{{}}'\n\
+         {STREAMS}run_tokens = 8\nstagger = true\nahead = \"unbounded\"\nuser = 3\nwrap_tokens = 100\nschema = '{{}}'\nothers = 1\n\
          [load.sampler]\ntemperature = 0.8\nrepetition_penalty = 1.5\n{PROMPTS}"
     );
     let mix = Mix::parse(&text).expect("valid");
     assert_eq!((mix.warm_up, mix.measure), (Duration::from_millis(500), Duration::from_secs(3)));
     assert_eq!((mix.n_windows, mix.step_rows, mix.step_tokens), (6, Some(16), Some(64)));
     assert_eq!(mix.latency_multiple, Some(1.8));
-    let Kind::Streams(Streams { user, wrap_tokens, runs, ahead, sampler, schema }) = &mix.loads[0].kind
+    let Kind::Streams(Streams { user, wrap_tokens, runs, ahead, sampler, schema, n_others }) =
+        &mix.loads[0].kind
     else {
         panic!("{:?}", mix.loads[0])
     };
@@ -33,7 +34,7 @@ fn a_mix_is_read() {
     let names: Vec<&str> = mix.phases.iter().map(|phase| phase.name.as_str()).collect();
     assert_eq!(names, ["streams alone", "prompts alone", "together"]);
     assert_eq!(mix.phases[2].loads, [0, 1]);
-    assert_eq!((mix.n_rows(), mix.n_guests()), (8, 0));
+    assert_eq!((*n_others, mix.n_rows(), mix.n_guests()), (1, 16, 0));
 }
 
 #[test]
