@@ -97,6 +97,11 @@ impl Jobs {
         self.jobs.values().filter(|job| matches!(job.wants, Wants::Draws { .. })).count()
     }
 
+    #[cfg(test)]
+    pub(super) fn n_searches(&self) -> usize {
+        self.jobs.values().filter(|job| matches!(job.wants, Wants::Search { .. })).count()
+    }
+
     pub(super) fn members(&self, job: JobId) -> Members {
         self.jobs.get(&job).map_or_else(Members::new, |job| job.members.clone())
     }

@@ -453,9 +453,9 @@ impl World {
         self.guests.deliver(&self.scheduler, self.port);
         self.take_drawn();
         self.take_found();
-        // One that was just cancelled has ended, and its caller has not looked.
-        let n_jobs = self.jobs.len() + self.searches.iter().filter(|search| !search.is_disturbed()).count();
-        assert_eq!(n_jobs == 0, self.scheduler.jobs.is_empty(), "no job is forgotten");
+        // One that was just cancelled or refused has ended, and its caller has not looked.
+        let n_searches = self.searches.iter().filter(|search| !search.is_disturbed()).count();
+        assert!(self.scheduler.jobs.n_searches() <= n_searches, "no search is forgotten");
         for (_, model) in &mut self.contexts {
             let Some(Question { place, expected, then }) = &mut model.question else { continue };
             match place.try_take() {
@@ -606,7 +606,7 @@ fn random_operations_give_what_a_model_without_pages_gives() {
     assert!(n_heads_with_pages > 300 && n_heads_with_pages < n_rows_of_head, "{n_heads_with_pages}");
     assert!(n_told_again < 10_000, "{n_told_again} pages were told again as they were");
     assert!(n_over_budget > 500 && n_faults > 100, "{n_over_budget} {n_faults}");
-    assert!(n_drawn_rows > 3_000 && n_on_new_pages > 100, "{n_drawn_rows} {n_on_new_pages}");
+    assert!(n_drawn_rows > 3_000 && n_on_new_pages > 50, "{n_drawn_rows} {n_on_new_pages}");
     assert!(n_in_vain > 300, "{n_in_vain} rows in vain");
     n_jobs.check();
     n_searches.check();
