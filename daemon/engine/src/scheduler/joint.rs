@@ -6,17 +6,18 @@
 //! the job. Members that begin alike share the pages of that, also where they have lost them (`joint/alike`).
 
 mod alike;
+mod jobs;
 mod taken;
 
-use std::collections::VecDeque;
 use std::sync::Arc;
 
-use rustc_hash::{FxHashMap, FxHashSet};
+use rustc_hash::FxHashSet;
 use smallvec::SmallVec;
 
-use self::alike::{Alike, Found};
+use self::alike::Found;
+use self::jobs::Job;
+pub(super) use self::jobs::{Jobs, Wants};
 use super::asked::Asked;
-use super::beams::Searching;
 use super::bounds::N_ROWS_PER_PREFILL;
 use super::cost::StepWork;
 use super::mixture::Next;
@@ -26,7 +27,7 @@ use crate::account::Resource;
 use crate::backend::PAGE_LEN;
 use crate::batch::{Candidate, Output};
 use crate::command::{Answer, ContextId, Edit};
-use crate::completion::{Done, Reply, Tag};
+use crate::completion::{Done, Tag};
 use crate::error::EngineError;
 use crate::job::{JobId, JointWork, Membership, Stage, Wanted, Work};
 use crate::kv::BlockId;
@@ -34,104 +35,6 @@ use crate::run::RunEvent;
 use crate::sampling::Sampler;
 
 pub(super) type Members = SmallVec<[ContextId; 2]>;
-
-#[derive(Debug)]
-struct Job {
-    /// Contexts of one guest. The first stands in the line for all.
-    members: Members,
-    wants: Wants,
-    /// For each member, one before it that begins alike.
-    alike: Vec<Option<Alike>>,
-    /// The last step that its rows were planned for.
-    last_step: Option<u64>,
-}
-
-/// What a job wants.
-#[derive(Debug)]
-pub(super) enum Wants {
-    /// A draw after each member; what was drawn so far.
-    Draws { reply: Reply, drawn: Vec<Option<Output>> },
-    /// The tokens of a run, which its first member has; what that one drew, until the rows of the others are taken in.
-    Run { drawn: Option<Output> },
-    /// The candidates of each row of a beam search, which goes on with them in another job; those that have come.
-    Search { search: Box<Searching>, ranked: Vec<Option<Output>> },
-}
-
-/// Jobs over several contexts that are not done.
-#[derive(Debug, Default)]
-pub(super) struct Jobs {
-    jobs: FxHashMap<JobId, Job>,
-    n_made: u64,
-    /// Those whose members are all ready, and that found no room in the last step.
-    waiting: VecDeque<JobId>,
-    /// Those that failed while a step was planned that may have rows of theirs: they end once it is on its way.
-    failed: Vec<(JobId, EngineError)>,
-}
-
-impl Jobs {
-    pub(super) fn have_waiting(&self) -> bool {
-        !self.waiting.is_empty()
-    }
-
-    #[cfg(test)]
-    pub(super) fn is_empty(&self) -> bool {
-        self.jobs.is_empty() && self.waiting.is_empty()
-    }
-
-    /// The search over this context that was asked for with the tag.
-    pub(super) fn search_of(&self, base: ContextId, tag: Tag) -> Option<JobId> {
-        let is_it = |job: &Job| matches!(&job.wants, Wants::Search { search, .. } if search.is_of(base, tag));
-        self.jobs.iter().find(|(_, job)| is_it(job)).map(|(&id, _)| id)
-    }
-
-    pub(super) fn search_mut(&mut self, job: JobId) -> Option<&mut Searching> {
-        match &mut self.jobs.get_mut(&job)?.wants {
-            Wants::Search { search, .. } => Some(search),
-            Wants::Draws { .. } | Wants::Run { .. } => None,
-        }
-    }
-
-    /// Those that want a draw of each member.
-    #[cfg(test)]
-    pub(super) fn n_draws(&self) -> usize {
-        self.jobs.values().filter(|job| matches!(job.wants, Wants::Draws { .. })).count()
-    }
-
-    #[cfg(test)]
-    pub(super) fn n_searches(&self) -> usize {
-        self.jobs.values().filter(|job| matches!(job.wants, Wants::Search { .. })).count()
-    }
-
-    pub(super) fn members(&self, job: JobId) -> Members {
-        self.jobs.get(&job).map_or_else(Members::new, |job| job.members.clone())
-    }
-
-    /// The first member.
-    pub(super) fn first(&self, job: JobId) -> Option<ContextId> {
-        self.jobs.get(&job)?.members.first().copied()
-    }
-
-    /// Takes a job out; returns its members.
-    pub(super) fn remove(&mut self, job: JobId) -> Members {
-        self.waiting.retain(|&waiting| waiting != job);
-        self.jobs.remove(&job).map_or_else(Members::new, |job| job.members)
-    }
-
-    fn is_run(&self, job: JobId) -> bool {
-        matches!(self.jobs.get(&job), Some(Job { wants: Wants::Run { .. }, .. }))
-    }
-
-    /// Whether a job's rows are in the plan of this step.
-    fn are_placed(&self, job: JobId, step: u64) -> bool {
-        self.jobs.get(&job).is_some_and(|job| job.last_step == Some(step))
-    }
-
-    fn wait(&mut self, job: JobId) {
-        if !self.waiting.contains(&job) {
-            self.waiting.push_back(job);
-        }
-    }
-}
 
 /// How much a plan held before the rows of a job, and what was under way of its members.
 struct PlanMark {

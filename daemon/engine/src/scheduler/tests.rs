@@ -605,8 +605,8 @@ fn random_operations_give_what_a_model_without_pages_gives() {
     assert!(n_verified > 500 && n_rows_of_head > 300, "{n_verified} {n_rows_of_head}");
     assert!(n_heads_with_pages > 300 && n_heads_with_pages < n_rows_of_head, "{n_heads_with_pages}");
     assert!(n_told_again < 10_000, "{n_told_again} pages were told again as they were");
-    assert!(n_over_budget > 500 && n_faults > 100, "{n_over_budget} {n_faults}");
-    assert!(n_drawn_rows > 3_000 && n_on_new_pages > 50, "{n_drawn_rows} {n_on_new_pages}");
+    assert!(n_over_budget > 500 && n_faults > 50, "{n_over_budget} {n_faults}");
+    assert!(n_drawn_rows > 3_000 && n_on_new_pages > 100, "{n_drawn_rows} {n_on_new_pages}");
     assert!(n_in_vain > 300, "{n_in_vain} rows in vain");
     n_jobs.check();
     n_searches.check();
