@@ -558,7 +558,7 @@ fn random_operations_give_what_a_model_without_pages_gives() {
     let (mut n_masks_late, mut n_sat_out, mut n_heads_with_pages, mut n_told_again) = (0, 0, 0, 0);
     let mut n_parted = [0; 4];
     let (mut n_taken_apart, mut n_segments_shared) = (0, 0);
-    for seed in 0..150 {
+    for seed in 0..200 {
         let mut world = World::new(seed);
         for n_acts in 0..600 {
             world.act();
