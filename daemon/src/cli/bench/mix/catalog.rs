@@ -19,12 +19,14 @@ macro_rules! builtin {
 }
 
 /// In the order in which they are listed.
-pub(super) const BUILTIN: [Builtin; 13] = builtin![
+pub(super) const BUILTIN: [Builtin; 15] = builtin![
     "prompts-beside-streams",
     "one-long",
     "stepping",
     "speculation",
     "constrained",
+    "beams",
+    "wide-beams",
     "runs-end",
     "clients-256",
     "penalties",
