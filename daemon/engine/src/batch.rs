@@ -204,7 +204,7 @@ pub enum OutputKind<'a> {
     /// them.
     Ranked {
         /// What is made of the row.
-        sampler: &'a Sampler,
+        sampler: &'a Arc<Sampler>,
         /// What may come, whatever the sampler says; all tokens when `None`.
         within: Option<&'a Arc<TokenMask>>,
         /// How many.
