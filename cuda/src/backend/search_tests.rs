@@ -108,6 +108,7 @@ fn row<'a>(
         start,
         pages,
         n_same_pages: 0,
+        n_pages_alike: 0,
         outputs: kind.into_iter().map(|kind| OutputRequest { position, kind }).collect(),
         input: Input::Known,
         evicted: None,
