@@ -282,6 +282,8 @@ mod program_tests;
 #[cfg(test)]
 mod resize_tests;
 #[cfg(test)]
+mod search_tests;
+#[cfg(test)]
 mod slot_tests;
 #[cfg(test)]
 mod tests;

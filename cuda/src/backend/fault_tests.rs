@@ -75,6 +75,7 @@ impl Talk {
             start: self.n_computed,
             pages: &self.pages[..=self.tokens.len() / PAGE_LEN],
             n_same_pages: 0,
+            n_pages_alike: 0,
             outputs,
             input: Input::Known,
             evicted: None,

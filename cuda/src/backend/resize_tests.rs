@@ -57,6 +57,7 @@ impl Talks {
                 start: *n_computed,
                 pages: &pages[..=tokens.len() / PAGE_LEN],
                 n_same_pages: 0,
+                n_pages_alike: 0,
                 outputs: [OutputRequest { position, kind: OutputKind::Sample(&greedy) }]
                     .into_iter()
                     .collect(),

@@ -139,6 +139,7 @@ impl World {
                 start,
                 pages: if has_pages { pages } else { &[] },
                 n_same_pages: if has_pages { *n_told } else { 0 },
+                n_pages_alike: 0,
                 outputs: [request(OutputKind::Sample(&samplers[sampler])), request(OutputKind::Top { n: 3 })]
                     .into_iter()
                     .collect(),

@@ -97,7 +97,13 @@ impl BenchContexts {
         for (n_row_tokens, context_len) in step.rows() {
             assert!((1..=context_len).contains(&n_row_tokens), "{step:?} has tokens and positions");
             let position = context_len - n_row_tokens;
-            rows.push(RowSpan { token: n_tokens, n_tokens: n_row_tokens, position, entries: n_entries });
+            rows.push(RowSpan {
+                token: n_tokens,
+                n_tokens: n_row_tokens,
+                position,
+                entries: n_entries,
+                n_pages_alike: 0,
+            });
             n_tokens += n_row_tokens;
             n_entries += context_len.div_ceil(PAGE_LEN);
         }
@@ -123,7 +129,7 @@ impl BenchContexts {
 
         let mut plan = AttentionPlan::new(&[config.windows.first().copied().flatten()]);
         plan.plan(&rows, &kernels.attention.cuttings());
-        let [single, few, prompt] = Form::ALL.map(|form| List::upload(gpu, stream, &plan, form));
+        let [single, few, prompt, shared, own] = Form::ALL.map(|form| List::upload(gpu, stream, &plan, form));
         let arrivals = gpu.allocate("measuring kernels", kernels.attention.arrivals_bytes())?;
         arrivals.slice().fill(stream, 0)?;
         Ok(Self {
@@ -137,7 +143,7 @@ impl BenchContexts {
             entries: upload_to(gpu, stream, &entries)?,
             page_pairs: upload_to(gpu, stream, &page_pairs)?,
             copies_count: upload_to(gpu, stream, &[n_rows as i32])?,
-            lists: [single?, few?, prompt?],
+            lists: [single?, few?, prompt?, shared?, own?],
             partial_bytes: kernels.attention.partial_bytes(),
             arrivals,
             rows,
@@ -181,7 +187,7 @@ impl BenchContexts {
 
     /// What attention works through.
     pub(super) fn work(&self) -> AttentionWork {
-        AttentionWork { lists: [0, 1, 2].map(|idx: usize| self.lists[idx].as_ref().map(List::on_device)) }
+        AttentionWork { lists: Form::ALL.map(|form| self.lists[form as usize].as_ref().map(List::on_device)) }
     }
 
     pub(super) fn workspace(&self, partial: Slice) -> Workspace {

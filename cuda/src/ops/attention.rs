@@ -123,22 +123,27 @@ pub enum Form {
     Few,
     /// More: a part of a prompt.
     Prompt,
+    /// The pages that rows of one token have in common, read once for as many of them as a tile of a prompt has tokens.
+    Shared,
+    /// What such rows have for themselves.
+    Own,
 }
 
 /// How many there are.
-pub const N_FORMS: usize = 3;
+pub const N_FORMS: usize = 5;
 
 /// Tokens that a row of few tokens has at most.
 pub const N_FEW_TOKENS_MAX: usize = 16;
 
 impl Form {
     /// Every form, in the order of their numbers.
-    pub const ALL: [Self; N_FORMS] = [Self::Single, Self::Few, Self::Prompt];
+    pub const ALL: [Self; N_FORMS] = [Self::Single, Self::Few, Self::Prompt, Self::Shared, Self::Own];
 
-    /// Whether a launch of its own sums the shares of tiles that were cut; the kernel for single queries does it itself.
+    /// Whether a launch of its own sums the shares of tiles that were cut; the kernel for single queries does it itself. What
+    /// is shared is summed with what rows have for themselves.
     #[must_use]
     pub fn sums_apart(self) -> bool {
-        self != Self::Single
+        matches!(self, Self::Few | Self::Prompt | Self::Shared)
     }
 }
 
@@ -179,7 +184,8 @@ impl Cuttings {
         match (form, self.tiles) {
             (Form::Single, _) => self.single,
             (Form::Few, Some([few, _])) => few,
-            (Form::Prompt, Some([_, prompt])) => prompt,
+            (Form::Prompt | Form::Shared, Some([_, prompt])) => prompt,
+            (Form::Own, Some(_)) => Cutting { tile_tokens: 1, ..self.single },
             (_, None) => panic!("no row is of the form {form:?}"),
         }
     }
@@ -240,7 +246,8 @@ impl Attention {
     #[must_use]
     pub fn partial_bytes(&self) -> usize {
         let of_tiles = self.tiles.as_ref().map_or(0, AttentionTiles::partial_bytes);
-        self.decode.partial_bytes().max(of_tiles)
+        let of_own = self.tiles.as_ref().map_or(0, |_| self.decode.own_bytes());
+        self.decode.partial_bytes().max(of_own + of_tiles)
     }
 
     /// Bytes of [`Workspace::arrivals`].
@@ -263,7 +270,7 @@ impl Attention {
         work: &AttentionWork,
         workspace: Workspace,
     ) -> Result<(), CudaError> {
-        let [single, few, prompt] = work.lists;
+        let [single, few, prompt, shared, own] = work.lists;
         if let Some(list) = single {
             self.decode.run(stream, inputs, list, workspace)?;
         }
@@ -272,6 +279,14 @@ impl Attention {
                 let tiles = self.tiles.as_ref().expect("tiles only where the shape has them");
                 tiles.run(stream, form, inputs, list, workspace.partial)?;
             }
+        }
+        if let (Some(shared), Some(own)) = (shared, own) {
+            let tiles = self.tiles.as_ref().expect("rows share pages only where the shape has tiles");
+            let (partial, n_own) = (workspace.partial, self.decode.own_bytes());
+            let own_partial =
+                self.decode.run_apart(stream, inputs, own, partial.part(0, n_own), workspace.arrivals)?;
+            let partial = partial.part(n_own, partial.n_bytes - n_own);
+            tiles.run_shared(stream, inputs, shared, partial, own_partial)?;
         }
         Ok(())
     }

@@ -88,7 +88,7 @@ fn spans(rows: &[(usize, usize)], random: &mut Random) -> Vec<RowSpan> {
     let mut token = 0;
     let mut spans = Vec::new();
     for &(n_tokens, position) in rows {
-        spans.push(RowSpan { token, n_tokens, position, entries: 0 });
+        spans.push(RowSpan { token, n_tokens, position, entries: 0, n_pages_alike: 0 });
         token += n_tokens;
     }
     let mut order: Vec<usize> = (0..spans.len()).collect();
@@ -136,9 +136,25 @@ fn n_pages_used(entries: &[PageEntry]) -> usize {
 impl Case {
     /// Random numbers for rows of (tokens, position of the first).
     pub(crate) fn new(shape: AttentionShape, rows: &[(usize, usize)], window: Option<usize>) -> Self {
+        Self::sharing(shape, rows, window, 0, 0)
+    }
+
+    /// The same, where the first rows have as many first pages in common.
+    pub(crate) fn sharing(
+        shape: AttentionShape,
+        rows: &[(usize, usize)],
+        window: Option<usize>,
+        n_alike: usize,
+        n_pages_alike: usize,
+    ) -> Self {
         let mut random = Random(rows.len() as u64 + 1000 * shape.head_dim as u64);
-        let spans = spans(rows, &mut random);
-        let entries = page_tables(&spans, &mut random);
+        let mut spans = spans(rows, &mut random);
+        let mut entries = page_tables(&spans, &mut random);
+        let first = spans[0].entries;
+        for span in spans[..n_alike].iter_mut().skip(1) {
+            entries.copy_within(first..first + n_pages_alike, span.entries);
+            span.n_pages_alike = n_pages_alike;
+        }
         // Scores of a spread of about 1.5, so that the weights are neither equal nor one.
         let q: Vec<f32> = random
             .normals((n_tokens(&spans) + 1) * shape.n_heads * shape.head_dim)
@@ -358,7 +374,7 @@ impl Uploaded {
                 cuts: list.cuts.rows(),
             })
         };
-        let work = AttentionWork { lists: [0, 1, 2].map(list) };
+        let work = AttentionWork { lists: [0, 1, 2, 3, 4].map(list) };
         let workspace = Workspace { arrivals: self.arrivals.slice(), partial: self.partial.slice() };
         attention.run(&test.stream, &inputs, &work, workspace).expect("the launches");
     }

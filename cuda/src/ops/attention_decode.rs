@@ -4,10 +4,11 @@ use super::attention::{
     AttentionInputs, AttentionShape, DeviceShares, PAGE_LEN, PartialResults, Workspace, grid_workers,
     n_kv_heads, source,
 };
+use super::cascade::N_OWN_MAX;
 use super::common::{Dtype, expect_i32};
 use super::shares::{Cutting, N_SHARES_MAX};
 use crate::driver::params;
-use crate::{CudaError, Kernel, Launch, Module, Pointer, Source, Stream};
+use crate::{CudaError, Kernel, Launch, Module, Pointer, Slice, Source, Stream};
 
 /// As in `attention_decode.cu`.
 #[derive(Clone, Copy, Debug)]
@@ -39,7 +40,7 @@ pub struct AttentionDecode {
 }
 
 /// Queries of a block: the columns of a product.
-const N_COLUMNS: usize = 8;
+pub(super) const N_COLUMNS: usize = 8;
 
 /// Warps of a block: as many as the largest heads leave shared memory for.
 fn n_warps(shape: &AttentionShape) -> usize {
@@ -133,6 +134,36 @@ impl AttentionDecode {
         PartialResults::n_bytes(self.n_partial_queries(), self.shape.head_dim)
     }
 
+    /// Bytes of the results that [`Self::run_apart`] leaves.
+    #[must_use]
+    pub fn own_bytes(&self) -> usize {
+        PartialResults::n_bytes(self.n_own_queries(), self.shape.head_dim)
+    }
+
+    fn n_own_queries(&self) -> usize {
+        N_OWN_MAX * n_blocks_of_share(&self.shape) * N_COLUMNS
+    }
+
+    /// Leaves the results of shares that are put together with others: at most [`N_OWN_MAX`]. Returns where they lie.
+    ///
+    /// # Errors
+    /// The driver refused the launch.
+    ///
+    /// # Panics
+    /// A slice is too short.
+    pub(super) fn run_apart(
+        &self,
+        stream: &Stream,
+        inputs: &AttentionInputs,
+        list: DeviceShares,
+        partial: Slice,
+        arrivals: Slice,
+    ) -> Result<PartialResults, CudaError> {
+        let partial = PartialResults::of(partial, self.n_own_queries(), self.shape.head_dim);
+        self.launch(stream, inputs, list, partial, arrivals)?;
+        Ok(partial)
+    }
+
     fn n_partial_queries(&self) -> usize {
         self.cutting().n_partials_max() * n_blocks_of_share(&self.shape) * N_COLUMNS
     }
@@ -151,12 +182,23 @@ impl AttentionDecode {
         list: DeviceShares,
         workspace: Workspace,
     ) -> Result<(), CudaError> {
+        let partial = PartialResults::of(workspace.partial, self.n_partial_queries(), self.shape.head_dim);
+        self.launch(stream, inputs, list, partial, workspace.arrivals)
+    }
+
+    fn launch(
+        &self,
+        stream: &Stream,
+        inputs: &AttentionInputs,
+        list: DeviceShares,
+        partial: PartialResults,
+        arrivals: Slice,
+    ) -> Result<(), CudaError> {
         if list.workers.n_max == 0 {
             return Ok(());
         }
         let shape = &self.shape;
-        expect_i32("arrivals", workspace.arrivals, self.arrivals_bytes() / 4);
-        let partial = PartialResults::of(workspace.partial, self.n_partial_queries(), shape.head_dim);
+        expect_i32("arrivals", arrivals, self.arrivals_bytes() / 4);
         let params = AttentionDecodeParams {
             out: inputs.out.into(),
             q: inputs.q.into(),
@@ -166,7 +208,7 @@ impl AttentionDecode {
             n_workers: list.workers.n.into(),
             partial_acc: partial.acc.into(),
             partial_ml: partial.ml.into(),
-            arrivals: workspace.arrivals.into(),
+            arrivals: arrivals.into(),
             n_kv_heads: n_kv_heads(shape),
             page_stride: inputs.page_stride(),
             window: inputs.window(),

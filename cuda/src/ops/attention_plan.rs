@@ -4,6 +4,7 @@
 //! which all layers of that window use.
 
 use super::attention::{Cuttings, Form, N_FORMS, PAGE_LEN};
+use super::cascade::{self, Alike};
 use super::shares::{ListSize, RowSpan, ShareList, Tile};
 use crate::blas::bucket;
 
@@ -14,6 +15,8 @@ pub struct AttentionPlan {
     windows: Vec<Option<usize>>,
     lists: Vec<[ShareList; N_FORMS]>,
     tiles: [Vec<Tile>; N_FORMS],
+    /// Those of [`Form::Own`], with the places of their results.
+    own: Vec<(Tile, u16)>,
 }
 
 /// The most that the lists of any window have, by [`Form`].
@@ -26,17 +29,29 @@ impl AttentionPlan {
     pub fn new(windows: &[Option<usize>]) -> Self {
         let windows = distinct(windows);
         let lists = windows.iter().map(|_| Default::default()).collect();
-        Self { windows, lists, tiles: Default::default() }
+        Self { windows, lists, tiles: Default::default(), own: Vec::new() }
     }
 
     /// Plans the rows of a step, all windows of it.
     pub fn plan(&mut self, rows: &[RowSpan], cuttings: &Cuttings) {
         for (&window, lists) in self.windows.iter().zip(&mut self.lists) {
             self.tiles.iter_mut().for_each(Vec::clear);
-            for row in rows.iter().filter(|row| row.n_tokens > 0) {
-                let form = cuttings.form(row.n_tokens);
-                let tile_tokens = cuttings.of(form).tile_tokens;
-                row.tiles(tile_tokens, window, PAGE_LEN, &mut self.tiles[form as usize]);
+            self.own.clear();
+            let mut rest = rows;
+            while let [row, behind @ ..] = rest {
+                let shared = &mut self.tiles[Form::Shared as usize];
+                let alike = Alike::first_of(rest, window, cuttings, shared.len());
+                if let Some(alike) = alike {
+                    alike.tiles(cuttings, shared, &mut self.own);
+                    rest = &rest[alike.rows.len()..];
+                    continue;
+                }
+                if row.n_tokens > 0 {
+                    let form = cuttings.form(row.n_tokens);
+                    let tile_tokens = cuttings.of(form).tile_tokens;
+                    row.tiles(tile_tokens, window, PAGE_LEN, &mut self.tiles[form as usize]);
+                }
+                rest = behind;
             }
             for form in Form::ALL {
                 match &self.tiles[form as usize][..] {
@@ -44,6 +59,8 @@ impl AttentionPlan {
                     tiles => lists[form as usize].plan(tiles, cuttings.of(form)),
                 }
             }
+            lists[Form::Shared as usize].leave_apart();
+            lists[Form::Own as usize].plan_apart(&self.own);
         }
     }
 
@@ -86,7 +103,9 @@ impl PlanSize {
     #[must_use]
     pub fn most(n_tokens: usize, cuttings: &Cuttings) -> Self {
         Self(Form::ALL.map(|form| match (form, cuttings.tiles) {
-            (Form::Few | Form::Prompt, None) => ListSize::NONE,
+            (Form::Few | Form::Prompt | Form::Shared | Form::Own, None) => ListSize::NONE,
+            (Form::Shared, Some(_)) => cascade::shared_most(n_tokens, cuttings),
+            (Form::Own, Some(_)) => cascade::own_most(n_tokens),
             // A tile has a token at least.
             _ => ListSize::most(n_tokens, cuttings.of(form)).of(form),
         }))
@@ -130,7 +149,7 @@ mod tests {
     }
 
     fn row(token: usize, n_tokens: usize, position: usize) -> RowSpan {
-        RowSpan { token, n_tokens, position, entries: 100 * token }
+        RowSpan { token, n_tokens, position, entries: 100 * token, n_pages_alike: 0 }
     }
 
     #[test]
@@ -159,7 +178,7 @@ mod tests {
         };
         assert_eq!((pages(0), pages(1)), (63, 5), "a window's pages and no more");
         let (size, most) = (plan.size(), PlanSize::most(112, &cuttings));
-        for (size, most) in size.0.iter().zip(most.0) {
+        for (size, most) in size.0.iter().zip(most.0).take(3) {
             assert!(size.n_shares > 0 && size.n_shares <= most.n_shares && size.n_cuts <= most.n_cuts);
         }
         for (form, (exact, bucketed)) in size.0.iter().zip(size.bucketed(128, &cuttings).0).enumerate() {
@@ -170,7 +189,7 @@ mod tests {
             assert!(exact.n_shares <= bucketed.n_shares && exact.n_cuts <= bucketed.n_cuts, "{form}");
         }
         plan.plan(&rows[..1], &cuttings);
-        assert_eq!(plan.size().0[1..], [ListSize::NONE; 2], "nothing is left of the step before");
+        assert_eq!(plan.size().0[1..], [ListSize::NONE; 4], "nothing is left of the step before");
     }
 
     #[test]
@@ -180,7 +199,7 @@ mod tests {
         plan.plan(&[row(0, 40, 0)], &cuttings);
         let shares = &plan.list(0, Form::Single).shares;
         assert_eq!(shares.iter().map(|share| u32::from(share.n_tokens)).max(), Some(1));
-        assert_eq!(plan.size().0[1..], [ListSize::NONE; 2]);
-        assert_eq!(PlanSize::most(40, &cuttings).0[1..], [ListSize::NONE; 2]);
+        assert_eq!(plan.size().0[1..], [ListSize::NONE; 4]);
+        assert_eq!(PlanSize::most(40, &cuttings).0[1..], [ListSize::NONE; 4]);
     }
 }

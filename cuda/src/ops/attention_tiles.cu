@@ -21,8 +21,10 @@
 // keys and values once, 4 * HEAD_DIM for each key of a KV head; for few tokens they bound it, and come from memory.
 // attention_combine sums the shares of the tiles that were cut, in their order. Grid: (n_kv_heads, queries of a tile / 8,
 // most cut tiles), a warp for each query. Bytes: 4 * HEAD_DIM for each query and share, most of them from L2.
-// Sources: FlashAttention-2 (arXiv 2307.08691), stream-K (arXiv 2301.03598); fragments: PTX ISA, mma.m16n8k16 and
-// ldmatrix.
+// attention_join does so for tiles of rows that have their first pages in common, and puts to it what each row has for
+// itself.
+// Sources: FlashAttention-2 (arXiv 2307.08691), stream-K (arXiv 2301.03598), Hydragen (arXiv 2402.05099); fragments:
+// PTX ISA, mma.m16n8k16 and ldmatrix.
 
 constexpr int WARPS = 4;
 constexpr int THREADS = 32 * WARPS;
@@ -373,9 +375,17 @@ struct AttentionCombineParams {
 static_assert(sizeof(AttentionCombineParams) == 48, "as in attention_tiles.rs");
 
 constexpr int COMBINE_WARPS = ATTN_COMBINE_WARPS; // a query each
+constexpr int OWN_BLOCKS = (GROUP + ATTN_OWN_COLUMNS - 1) / ATTN_OWN_COLUMNS; // of a KV head, in attention_decode
 constexpr int UNDER_WAY = 8;     // shares whose loads are under way together
 
-extern "C" __global__ void __launch_bounds__(32 * COMBINE_WARPS, 4) attention_combine(const AttentionCombineParams p) {
+// A result of each row of a tile for itself, as attention_decode leaves it; the rows' places are those of the tiles, in
+// their order.
+struct Own {
+    const float* acc;
+    const float2* ml;
+};
+
+template <bool HAS_OWN> __device__ __forceinline__ void sum_shares(const AttentionCombineParams& p, const Own& own) {
     const uint4 words = load16(p.cuts + blockIdx.z); // there is memory for as many as there are blocks
     if ((int)blockIdx.z >= *p.n_cuts) return;
     const Cut cut = {words.x, words.y, words.z, words.w};
@@ -396,12 +406,23 @@ extern "C" __global__ void __launch_bounds__(32 * COMBINE_WARPS, 4) attention_co
         m = fmaxf(m, ml.x);
     }
     m = warp_max(m);
+    size_t own_place = 0;
+    float2 own_ml = make_float2(ATTN_NEG_INF, 0.f);
+    if (HAS_OWN) {
+        const int head = query % GROUP, tile_tokens = p.tile_queries / GROUP;
+        const size_t row = (size_t)blockIdx.z * tile_tokens + query / GROUP;
+        own_place = ((row * p.n_kv_heads + kv_head) * OWN_BLOCKS + head / ATTN_OWN_COLUMNS) * ATTN_OWN_COLUMNS +
+                    head % ATTN_OWN_COLUMNS;
+        own_ml = own.ml[own_place];
+        m = fmaxf(m, own_ml.x);
+    }
+    const float own_weight = HAS_OWN ? exp2_fast(own_ml.x - m) : 0.f;
 #pragma unroll
     for (int i = 0; i < SHARES_MAX / 32; i++) {
         weight[i] = exp2_fast(weight[i] - m); // some share has the query's own position: m is finite
         l += weight[i] * sums[i];
     }
-    const float inverse = 1.f / warp_sum(l);
+    const float inverse = 1.f / (warp_sum(l) + own_weight * own_ml.y);
 
     T* out = p.out + query_start(cut.token, query, kv_head, p.n_kv_heads);
 #pragma unroll
@@ -410,6 +431,7 @@ extern "C" __global__ void __launch_bounds__(32 * COMBINE_WARPS, 4) attention_co
         const bool exists = d < HEAD_DIM;
         const float* acc = p.partial_acc + first * HEAD_DIM + (exists ? d : 0);
         float4 sum = make_float4(0.f, 0.f, 0.f, 0.f);
+        if (HAS_OWN && exists) add_weighted(sum, own_weight, load4(own.acc + own_place * HEAD_DIM + d));
 #pragma unroll
         for (int i = 0; i < SHARES_MAX / 32; i++) {
             for (int j = 0; j < 32 && i * 32 + j < n_shares; j += UNDER_WAY) {
@@ -426,4 +448,27 @@ extern "C" __global__ void __launch_bounds__(32 * COMBINE_WARPS, 4) attention_co
         }
         if (exists) store4(out + d, make_float4(sum.x * inverse, sum.y * inverse, sum.z * inverse, sum.w * inverse));
     }
+}
+
+extern "C" __global__ void __launch_bounds__(32 * COMBINE_WARPS, 4) attention_combine(const AttentionCombineParams p) {
+    sum_shares<false>(p, Own{});
+}
+
+struct AttentionJoinParams {
+    T* out;
+    const Cut* cuts;
+    const int* n_cuts;
+    const float* partial_acc;
+    const float2* partial_ml;
+    const float* own_acc;
+    const float2* own_ml;
+    int n_kv_heads;
+    int tile_queries;
+};
+static_assert(sizeof(AttentionJoinParams) == 64, "as in attention_tiles.rs");
+
+extern "C" __global__ void __launch_bounds__(32 * COMBINE_WARPS, 4) attention_join(const AttentionJoinParams p) {
+    const AttentionCombineParams shares = {p.out,        p.cuts,       p.n_cuts,      p.partial_acc,
+                                           p.partial_ml, p.n_kv_heads, p.tile_queries};
+    sum_shares<true>(shares, Own{p.own_acc, p.own_ml});
 }

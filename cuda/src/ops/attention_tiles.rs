@@ -4,6 +4,7 @@ use super::attention::{
     AttentionInputs, AttentionShape, DeviceShares, N_FEW_TOKENS_MAX, PAGE_LEN, PartialResults, grid_workers,
     n_kv_heads, source,
 };
+use super::attention_decode::N_COLUMNS;
 use super::common::{Dtype, i32_of};
 use super::shares::Cutting;
 use crate::driver::params;
@@ -42,12 +43,29 @@ struct AttentionCombineParams {
 }
 params!(AttentionCombineParams, 48);
 
+/// As in `attention_tiles.cu`.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+struct AttentionJoinParams {
+    out: Pointer,
+    cuts: Pointer,
+    n_cuts: Pointer,
+    partial_acc: Pointer,
+    partial_ml: Pointer,
+    own_acc: Pointer,
+    own_ml: Pointer,
+    n_kv_heads: i32,
+    tile_queries: i32,
+}
+params!(AttentionJoinParams, 64);
+
 /// Softmax attention of many queries of a context; see `attention_tiles.cu`.
 #[derive(Clone, Debug)]
 pub struct AttentionTiles {
     few: TileKernel,
     prompt: TileKernel,
     combine: Kernel<AttentionCombineParams>,
+    join: Kernel<AttentionJoinParams>,
     shape: AttentionShape,
 }
 
@@ -140,6 +158,7 @@ impl AttentionTiles {
             .with("ATTN_PROMPT_RESIDENT", TileForm::Prompt.n_resident_blocks(shape))
             .with("ATTN_PROMPT_SHARED_BYTES", TileForm::Prompt.shared_bytes(shape))
             .with("ATTN_COMBINE_WARPS", N_COMBINE_WARPS)
+            .with("ATTN_OWN_COLUMNS", N_COLUMNS)
     }
 
     /// Finds the kernels in the module of [`AttentionTiles::source`] for the same shape.
@@ -158,6 +177,7 @@ impl AttentionTiles {
             few: tiles(TileForm::Few, "attention_few")?,
             prompt: tiles(TileForm::Prompt, "attention_prompt")?,
             combine: module.kernel("attention_combine")?,
+            join: module.kernel("attention_join")?,
             shape,
         })
     }
@@ -207,11 +227,63 @@ impl AttentionTiles {
         list: DeviceShares,
         partial: Slice,
     ) -> Result<(), CudaError> {
+        let partial = PartialResults::of(partial, self.n_partial_queries(form), self.shape.head_dim);
+        self.launch(stream, form, inputs, list, partial)?;
+        self.sum(stream, form, inputs, list, partial)
+    }
+
+    /// Works out what the rows of the tiles in the list have in common, and puts it together with what each of them has for
+    /// itself, which [`AttentionDecode::run_apart`] has left.
+    ///
+    /// [`AttentionDecode::run_apart`]: super::attention_decode::AttentionDecode::run_apart
+    ///
+    /// # Errors
+    /// The driver refused a launch.
+    ///
+    /// # Panics
+    /// A slice is too short, or there are more than 65,535 workers or tiles.
+    pub(super) fn run_shared(
+        &self,
+        stream: &Stream,
+        inputs: &AttentionInputs,
+        list: DeviceShares,
+        partial: Slice,
+        own: PartialResults,
+    ) -> Result<(), CudaError> {
+        let (form, shape) = (TileForm::Prompt, &self.shape);
+        let partial = PartialResults::of(partial, self.n_partial_queries(form), shape.head_dim);
+        self.launch(stream, form, inputs, list, partial)?;
+        if list.cuts.n_max == 0 {
+            return Ok(());
+        }
+        let tile_queries = form.tile_queries(shape);
+        let params = AttentionJoinParams {
+            out: inputs.out.into(),
+            cuts: list.cut_list.into(),
+            n_cuts: list.cuts.n.into(),
+            partial_acc: partial.acc.into(),
+            partial_ml: partial.ml.into(),
+            own_acc: own.acc.into(),
+            own_ml: own.ml.into(),
+            n_kv_heads: n_kv_heads(shape),
+            tile_queries: i32_of(tile_queries),
+        };
+        // SAFETY: as in `sum`; the rows' own results were left by a launch before, a place for each row of each tile.
+        unsafe { self.summing(list, form).run(stream, &self.join, &params) }
+    }
+
+    fn launch(
+        &self,
+        stream: &Stream,
+        form: TileForm,
+        inputs: &AttentionInputs,
+        list: DeviceShares,
+        partial: PartialResults,
+    ) -> Result<(), CudaError> {
         if list.workers.n_max == 0 {
             return Ok(());
         }
         let shape = &self.shape;
-        let partial = PartialResults::of(partial, self.n_partial_queries(form), shape.head_dim);
         let params = AttentionTilesParams {
             out: inputs.out.into(),
             q: inputs.q.into(),
@@ -233,8 +305,7 @@ impl AttentionTiles {
         };
         // SAFETY: lengths were checked; the caller keeps tokens, page tables and page ids of the shares inside what
         // they index, and partial results below the most that the cutting leads to.
-        unsafe { launch.run(stream, &self.kernel(form).kernel, &params) }?;
-        self.sum(stream, form, inputs, list, partial)
+        unsafe { launch.run(stream, &self.kernel(form).kernel, &params) }
     }
 
     /// Sums the shares of the tiles that were cut.
@@ -260,14 +331,19 @@ impl AttentionTiles {
             n_kv_heads: n_kv_heads(shape),
             tile_queries: i32_of(tile_queries),
         };
+        // SAFETY: as above; the partial results of cut tiles were written by the launch before.
+        unsafe { self.summing(list, form).run(stream, &self.combine, &params) }
+    }
+
+    /// A warp for each query of the tiles that were cut.
+    fn summing(&self, list: DeviceShares, form: TileForm) -> Launch {
         let n_cuts = u16::try_from(list.cuts.n_max).expect("a grid has up to 65,535 cut tiles");
-        let launch = Launch {
-            grid: (shape.n_kv_heads as u32, (tile_queries / N_COMBINE_WARPS) as u32, u32::from(n_cuts)),
+        let n_blocks = form.tile_queries(&self.shape) / N_COMBINE_WARPS;
+        Launch {
+            grid: (self.shape.n_kv_heads as u32, n_blocks as u32, u32::from(n_cuts)),
             block: (32 * N_COMBINE_WARPS as u32, 1, 1),
             shared_bytes: 0,
-        };
-        // SAFETY: as above; the partial results of cut tiles were written by the launch before.
-        unsafe { launch.run(stream, &self.combine, &params) }
+        }
     }
 }
 

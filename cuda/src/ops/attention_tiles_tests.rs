@@ -140,12 +140,39 @@ fn many_launches_give_the_same_bits() {
     let test = &modules.test;
     let case = Case::new(attention.shape(), &[(9, 4000), (70, 3000), (1, 2000)], None);
     let device = case.upload(test, &attention, &attention.cuttings());
-    assert_eq!(device.forms(), Form::ALL);
+    assert_eq!(device.forms(), [Form::Single, Form::Few, Form::Prompt]);
     device.run(test, &attention);
     let first = device.out_bits(test);
     for _ in 0..50 {
         device.run(test, &attention);
         assert_eq!(device.out_bits(test), first);
+    }
+}
+
+/// Hypotheses of two searches, with what they share read once, beside streams and a prompt.
+#[test]
+fn what_rows_share_is_read_once_for_them() {
+    let Some(mut modules) = gpu().map(Modules::new) else { return };
+    let alone = (0..3).map(|idx| (1, 700 + 50 * idx));
+    let alike = (0..41).map(|idx| (1, 1290 + 3 * idx));
+    let rows: Vec<(usize, usize)> = alike.chain(alone).chain([(70, 100)]).collect();
+    for dtype in DTYPES {
+        for heads in [(8, 2, 128), (32, 8, 64), (8, 1, 64), (6, 2, 80), (7, 1, 16), (4, 2, 256), (12, 1, 64)]
+        {
+            let attention = modules.get(shape(dtype, heads.0, heads.1, heads.2));
+            let test = &modules.test;
+            // A number of pages that is no multiple of a key tile's.
+            let case = Case::sharing(attention.shape(), &rows, None, 41, 77);
+            for n_workers in [7, 33, 1000] {
+                let device = case.upload(test, &attention, &with_workers(&attention, n_workers));
+                assert!(device.forms().ends_with(&[Form::Shared, Form::Own]), "{heads:?}");
+                device.run(test, &attention);
+                case.assert_outputs(test, &device);
+                let first = device.out_bits(test);
+                device.run(test, &attention);
+                assert_eq!(device.out_bits(test), first);
+            }
+        }
     }
 }
 

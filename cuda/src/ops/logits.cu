@@ -80,6 +80,57 @@ __device__ __forceinline__ void count_history(const unsigned* __restrict__ table
     }
 }
 
+// What adjusting a chunk reads, and where in shared memory it does so.
+struct Adjusting {
+    const BiasPair* biases;
+    const unsigned* masks;
+    const unsigned* tables;
+    const int* page_tokens;
+    float* values;    // [CHUNK]
+    unsigned* counts; // [CHUNK]
+    Best* best;       // [THREADS / 32]
+};
+
+// Steps 1 to 4 over a chunk of a row, of which each thread has its values; writes what comes of it to its place in `out`,
+// and returns the largest, in every thread.
+__device__ __forceinline__ Best adjust(const Adjusting& a, const OutputRow& asked, int chunk, int vocab,
+                                       const float (&values)[VALUES], float* out) {
+    int base = chunk * CHUNK;
+    int n = min(CHUNK, vocab - base);
+    const unsigned* mask = a.masks + 2 * (size_t)asked.mask_start;
+#pragma unroll
+    for (int g = 0; g < GROUPS; g++) {
+        int first = group_start(chunk, g);
+        // Four tokens never straddle a word.
+        unsigned allowed = asked.mask_start == NONE || first >= vocab ? 15u : mask[first / 32] >> (first % 32);
+#pragma unroll
+        for (int lane = 0; lane < 4; lane++) {
+            a.values[first - base + lane] = (allowed >> lane) & 1u ? values[4 * g + lane] : minus_infinity();
+            a.counts[first - base + lane] = 0;
+        }
+    }
+    __syncthreads();
+    apply_bias(a.biases + asked.bias_start, asked.n_bias, base, n, a.values);
+    if (penalizes(asked)) count_history(a.tables + asked.table_start, a.page_tokens, asked, base, n, a.counts);
+    __syncthreads();
+    Best best = {minus_infinity(), NONE};
+#pragma unroll
+    for (int g = 0; g < GROUPS; g++) {
+        int first = group_start(chunk, g);
+#pragma unroll
+        for (int lane = 0; lane < 4; lane++) {
+            int offset = first - base + lane;
+            float value = a.values[offset];
+            if (a.counts[offset] > 0) value = penalized(value, a.counts[offset], asked);
+            if (first + lane < vocab) {
+                out[first + lane] = value;
+                best = better(best, Best{value, (unsigned)(first + lane)});
+            }
+        }
+    }
+    return block_best(best, a.best);
+}
+
 struct LogitsScanParams {
     const float* logits;
     const OutputRow* rows;
@@ -168,43 +219,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, SCAN_RESIDENT) logits_scan
 
     Best drawn = best;
     if (adjusts(asked)) {
-        int base = chunk * CHUNK;
-        int n = min(CHUNK, vocab - base);
-        const unsigned* mask = masks + 2 * (size_t)asked.mask_start;
-#pragma unroll
-        for (int g = 0; g < GROUPS; g++) {
-            int first = group_start(chunk, g);
-            // Four tokens never straddle a word.
-            unsigned allowed = asked.mask_start == NONE || first >= vocab ? 15u : mask[first / 32] >> (first % 32);
-#pragma unroll
-            for (int lane = 0; lane < 4; lane++) {
-                values_shared[first - base + lane] = (allowed >> lane) & 1u ? values[4 * g + lane] : minus_infinity();
-                counts[first - base + lane] = 0;
-            }
-        }
-        __syncthreads();
-        apply_bias(biases + asked.bias_start, asked.n_bias, base, n, values_shared);
-        if (penalizes(asked)) {
-            count_history(p.tables + asked.table_start, p.page_tokens, asked, base, n, counts);
-        }
-        __syncthreads();
-        drawn = Best{minus_infinity(), NONE};
-        float* out = adjusted + (size_t)row * vocab;
-#pragma unroll
-        for (int g = 0; g < GROUPS; g++) {
-            int first = group_start(chunk, g);
-#pragma unroll
-            for (int lane = 0; lane < 4; lane++) {
-                int offset = first - base + lane;
-                float value = values_shared[offset];
-                if (counts[offset] > 0) value = penalized(value, counts[offset], asked);
-                if (first + lane < vocab) {
-                    out[first + lane] = value;
-                    drawn = better(drawn, Best{value, (unsigned)(first + lane)});
-                }
-            }
-        }
-        drawn = block_best(drawn, best_shared);
+        Adjusting adjusting = {biases, masks, p.tables, p.page_tokens, values_shared, counts, best_shared};
+        drawn = adjust(adjusting, asked, chunk, vocab, values, adjusted + (size_t)row * vocab);
     }
     if (threadIdx.x == 0) {
         Part part = {best.value, sum, weighted, best.token, drawn.value, drawn.token, has_nan ? 1u : 0u, 0u};
@@ -299,6 +315,53 @@ logits_finish(const __grid_constant__ LogitsFinishParams p) {
         for (unsigned i = threadIdx.x; i < asked.n_scores; i += FINISH_THREADS) {
             scores[asked.score_start + i] = values[score_tokens[asked.score_start + i]] - log_sum_exp;
         }
+    }
+}
+
+struct LogitsRankedParams {
+    const float* logits;
+    const OutputRow* rows;
+    const unsigned* n_rows;
+    const unsigned* tables;
+    const int* page_tokens;
+    const BiasPair* biases;
+    const unsigned* masks;
+    const RowOutput* outputs;
+    float* adjusted;
+    Part* parts;
+    int vocab;
+    int unused;
+};
+static_assert(sizeof(LogitsRankedParams) == 88, "as in logits_params.rs");
+
+// Grid (n_chunks, rows of the bucket), THREADS threads. For rows whose most probable tokens are wanted after what a sampler
+// makes of them: steps 1 to 4 over the log-probabilities (trellis_engine::sampling::rank), to the scratch rows. Runs after
+// logits_finish; rows of which no number came are passed over. Moves 8 * vocab bytes a row.
+extern "C" __global__ void __launch_bounds__(THREADS) logits_ranked(const __grid_constant__ LogitsRankedParams p) {
+    const OutputRow* __restrict__ rows = p.rows;
+    const int vocab = p.vocab;
+    __shared__ float values_shared[CHUNK];
+    __shared__ unsigned counts[CHUNK];
+    __shared__ Best best_shared[THREADS / 32];
+    int chunk = blockIdx.x, row = blockIdx.y;
+    if (row >= *p.n_rows) return;
+    const OutputRow& asked = rows[row];
+    if (!(asked.wants & WANTS_RANKED) || p.outputs[row].fault == FAULT_NOT_A_NUMBER) return;
+    const float log_sum_exp = p.outputs[row].log_sum_exp;
+    float values[VALUES];
+#pragma unroll
+    for (int g = 0; g < GROUPS; g++) {
+        int first = group_start(chunk, g);
+        load4(p.logits + (size_t)asked.logits_row * vocab, first, vocab, values + 4 * g);
+#pragma unroll
+        for (int lane = 0; lane < 4; lane++) values[4 * g + lane] = __fsub_rn(values[4 * g + lane], log_sum_exp);
+    }
+    Adjusting adjusting = {p.biases, p.masks, p.tables, p.page_tokens, values_shared, counts, best_shared};
+    Best best = adjust(adjusting, asked, chunk, vocab, values, p.adjusted + (size_t)row * vocab);
+    if (threadIdx.x == 0) {
+        Part& part = p.parts[(size_t)row * gridDim.x + chunk];
+        part.adjusted_max = best.value;
+        part.adjusted_argmax = best.token;
     }
 }
 

@@ -9,8 +9,8 @@ use trellis_engine::batch::OutputFault;
 
 use super::common::PAGE_LEN;
 use super::logits_params::{
-    LogitsFinishParams, LogitsFullParams, LogitsScanParams, SampleBinsParams, SampleDrawParams,
-    SampleTruncateParams, TopNParams,
+    LogitsFinishParams, LogitsFullParams, LogitsRankedParams, LogitsScanParams, SampleBinsParams,
+    SampleDrawParams, SampleTruncateParams, TopNParams,
 };
 use crate::{CudaError, Kernel, Launch, Module, Plain, Slice, Source, Stream};
 
@@ -64,6 +64,7 @@ fn source(file: &'static str, text: &'static str) -> Source {
         .with("WANTS_SCORES", Wants::SCORES.0)
         .with("WANTS_FULL", Wants::FULL.0)
         .with("WANTS_PROGRAM", Wants::PROGRAM.0)
+        .with("WANTS_RANKED", Wants::RANKED.0)
         .with("FAULT_NONE", FAULT_NONE)
         .with("FAULT_NOT_A_NUMBER", FAULT_NOT_A_NUMBER)
         .with("FAULT_NOTHING_TO_DRAW", FAULT_NOTHING_TO_DRAW)
@@ -133,6 +134,9 @@ impl Wants {
     pub const FULL: Self = Self(8);
     /// The token that a program has drawn from the row.
     pub const PROGRAM: Self = Self(16);
+    /// The most probable tokens after what the settings of the row make of its log-probabilities, as
+    /// [`rank`](trellis_engine::sampling::rank) has them.
+    pub const RANKED: Self = Self(32);
 
     /// Both.
     #[must_use]
@@ -371,6 +375,8 @@ pub struct Stages {
     pub draw: bool,
     /// Some row wants [`Wants::TOP`].
     pub top: bool,
+    /// Some row wants [`Wants::RANKED`].
+    pub ranked: bool,
     /// Some row wants [`Wants::FULL`].
     pub full: bool,
 }
@@ -383,7 +389,8 @@ impl Stages {
         Self {
             truncate: rows.iter().any(|row| draws(row) && (row.top_k > 0 || row.top_p < 1.0)),
             draw: rows.iter().any(draws),
-            top: rows.iter().any(|row| row.wants.include(Wants::TOP)),
+            top: rows.iter().any(|row| row.wants.include(Wants::TOP) || row.wants.include(Wants::RANKED)),
+            ranked: rows.iter().any(|row| row.wants.include(Wants::RANKED)),
             full: rows.iter().any(|row| row.wants.include(Wants::FULL)),
         }
     }
@@ -391,7 +398,7 @@ impl Stages {
     /// Everything, for a graph that has to serve any rows.
     #[must_use]
     pub fn all() -> Self {
-        Self { truncate: true, draw: true, top: true, full: true }
+        Self { truncate: true, draw: true, top: true, ranked: true, full: true }
     }
 }
 
@@ -403,6 +410,7 @@ pub struct LogitsKernels {
     truncate: Kernel<SampleTruncateParams>,
     draw: Kernel<SampleDrawParams>,
     finish: Kernel<LogitsFinishParams>,
+    ranked: Kernel<LogitsRankedParams>,
     top: Kernel<TopNParams>,
     full: Kernel<LogitsFullParams>,
 }
@@ -421,6 +429,7 @@ impl LogitsKernels {
             truncate: truncate.kernel("sample_truncate")?,
             draw: sample.kernel("sample_draw")?,
             finish: scan.kernel("logits_finish")?,
+            ranked: scan.kernel("logits_ranked")?,
             top: top?.kernel("top_n")?,
             full: scan.kernel("logits_full")?,
         })
@@ -539,9 +548,27 @@ impl LogitsKernels {
         };
         // SAFETY: as above.
         unsafe { by_row(FINISH_THREADS).run(stream, &self.finish, &finish)? };
+        if stages.ranked {
+            let ranked = LogitsRankedParams {
+                logits,
+                rows,
+                n_rows,
+                tables: buffers.tables.into(),
+                page_tokens: buffers.page_tokens.into(),
+                biases: buffers.biases.into(),
+                masks: buffers.masks.into(),
+                outputs,
+                adjusted,
+                parts,
+                vocab,
+                unused,
+            };
+            // SAFETY: as above.
+            unsafe { by_chunk.run(stream, &self.ranked, &ranked)? };
+        }
         if stages.top {
-            let top =
-                TopNParams { logits, rows, n_rows, parts, outputs, top: buffers.top.into(), vocab, n_chunks };
+            let top = buffers.top.into();
+            let top = TopNParams { logits, adjusted, rows, n_rows, parts, outputs, top, vocab, n_chunks };
             // SAFETY: as above.
             unsafe { by_row(N_BINS).run(stream, &self.top, &top)? };
         }

@@ -32,6 +32,8 @@ pub(super) struct Request {
     pub(super) position: u64,
     pub(super) history: Vec<Token>,
     pub(super) n_top: usize,
+    /// Whether the list is of what the sampler makes of the row, in place of a draw.
+    pub(super) is_ranked: bool,
     pub(super) score_tokens: Vec<Token>,
     pub(super) full: bool,
 }
@@ -101,13 +103,17 @@ impl Host {
             }
             None => OutputRow::default(),
         };
+        if request.is_ranked {
+            (row.wants, row.drawn_slot) = (Wants::NOTHING, NOWHERE);
+        }
         row.logits_row = request.logits_row as u32;
         row.top_start = self.n_top as u32;
         row.n_top = request.n_top as u32;
         row.score_start = self.score_tokens.len() as u32;
         row.n_scores = request.score_tokens.len() as u32;
         for (wants, is_wanted) in [
-            (Wants::TOP, request.n_top > 0),
+            (Wants::TOP, request.n_top > 0 && !request.is_ranked),
+            (Wants::RANKED, request.n_top > 0 && request.is_ranked),
             (Wants::SCORES, !request.score_tokens.is_empty()),
             (Wants::FULL, request.full),
         ] {

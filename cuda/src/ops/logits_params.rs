@@ -91,11 +91,31 @@ pub(super) struct LogitsFinishParams {
 }
 params!(LogitsFinishParams, 88);
 
+/// As in `logits.cu`.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub(super) struct LogitsRankedParams {
+    pub(super) logits: Pointer,
+    pub(super) rows: Pointer,
+    pub(super) n_rows: Pointer,
+    pub(super) tables: Pointer,
+    pub(super) page_tokens: Pointer,
+    pub(super) biases: Pointer,
+    pub(super) masks: Pointer,
+    pub(super) outputs: Pointer,
+    pub(super) adjusted: Pointer,
+    pub(super) parts: Pointer,
+    pub(super) vocab: i32,
+    pub(super) unused: i32,
+}
+params!(LogitsRankedParams, 88);
+
 /// As in `topn.cu`.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub(super) struct TopNParams {
     pub(super) logits: Pointer,
+    pub(super) adjusted: Pointer,
     pub(super) rows: Pointer,
     pub(super) n_rows: Pointer,
     pub(super) parts: Pointer,
@@ -104,7 +124,7 @@ pub(super) struct TopNParams {
     pub(super) vocab: i32,
     pub(super) n_chunks: i32,
 }
-params!(TopNParams, 56);
+params!(TopNParams, 64);
 
 /// As in `logits.cu`.
 #[derive(Clone, Copy, Debug)]

@@ -12,6 +12,7 @@ pub mod attention_decode;
 pub mod attention_plan;
 pub mod attention_tiles;
 pub mod bias;
+mod cascade;
 pub mod common;
 pub mod edits;
 pub mod embedding;

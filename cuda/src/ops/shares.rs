@@ -68,7 +68,7 @@ pub struct Share {
     pub next: u32,
     /// As of the tile.
     pub n_tokens: u16,
-    /// Shares of the tile.
+    /// Shares of the tile; 0 where its one result is left to be put together with others.
     pub n_shares: u16,
     /// Which of them.
     pub share_idx: u16,
@@ -126,6 +126,8 @@ pub struct RowSpan {
     pub position: usize,
     /// Where the context's page table begins.
     pub entries: usize,
+    /// Pages from the first on that are those of the row before it too, and may be read once for both.
+    pub n_pages_alike: usize,
 }
 
 impl RowSpan {
@@ -236,7 +238,7 @@ impl ListSize {
 
 impl Cutting {
     /// Equal spans at most: a tile may go through all of them.
-    fn n_spans_max(self) -> usize {
+    pub(super) fn n_spans_max(self) -> usize {
         self.n_workers.clamp(1, N_SHARES_MAX)
     }
 
@@ -268,6 +270,38 @@ impl ShareList {
         }
         self.cut(tiles, cutting);
         self.deal();
+    }
+
+    /// Has what was planned left for another launch to put together with others, also of tiles that were not cut. The tiles are
+    /// then listed in the order of their tokens.
+    ///
+    /// # Panics
+    /// There are more tiles than spans.
+    pub fn leave_apart(&mut self) {
+        for share in self.shares.iter_mut().filter(|share| share.n_shares == 1) {
+            let partial = self.n_partials;
+            (share.n_shares, share.partial) = (0, u16::try_from(partial).expect("few tiles"));
+            self.cuts.push(Cut {
+                token: share.token,
+                partial: partial as u32,
+                n_tokens: u32::from(share.n_tokens),
+                n_shares: 1,
+            });
+            self.n_partials += 1;
+        }
+        self.cuts.sort_unstable_by_key(|cut| cut.token);
+    }
+
+    /// Deals tiles to a worker each, whole, whose results are left at these places.
+    pub fn plan_apart(&mut self, tiles: &[(Tile, u16)]) {
+        self.clear();
+        self.n_workers = tiles.len();
+        let share = |&(tile, partial): &(Tile, u16)| Share {
+            n_shares: 0,
+            partial,
+            ..Share::of(&tile, tile.page_begin, tile.page_end)
+        };
+        self.shares.extend(tiles.iter().map(share));
     }
 
     /// Leaves nothing to do.

@@ -21,8 +21,10 @@ unsafe impl Plain for Ranked {}
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use trellis_engine::batch::{OutputFault, Token};
-    use trellis_engine::sampling::{Distribution, Sampler};
+    use trellis_engine::sampling::{Distribution, Sampler, Scratch, TokenMask, rank};
 
     use super::super::logits_case::{Case, Request, run};
     use super::N_TOP_MAX;
@@ -91,6 +93,79 @@ mod tests {
                 });
             }
             compare(&Case { vocab_size, logits, requests });
+        }
+    }
+
+    /// What a beam search ranks by: penalties, biases and masks over log-probabilities, against the CPU's.
+    #[test]
+    fn ranked_lists_are_those_of_the_cpu() {
+        let Some(gpu) = gpu() else { return };
+        for (seed, vocab_size) in [33, 4096, 20_011, 128_256].into_iter().enumerate() {
+            let mut random = Random(300 + seed as u64);
+            let mut logits: Vec<Vec<f32>> = (0..2).map(|_| random.normals(vocab_size)).collect();
+            logits[0].iter_mut().for_each(|l| *l *= 3.0);
+            logits.push(vec![0.25; vocab_size]);
+            let mut mask = TokenMask::none(vocab_size);
+            (0..vocab_size).for_each(|token| mask.set(token as Token, random.below(3) == 0));
+            let none = TokenMask::none(vocab_size);
+            let penalties = Sampler {
+                repetition_penalty: 1.3,
+                frequency_penalty: 0.2,
+                presence_penalty: 0.1,
+                ..Sampler::greedy()
+            };
+            let bias = (0..9).map(|i| (i * 31 % vocab_size as u32, i as f32 - 4.0)).collect();
+            let samplers = [
+                Sampler::greedy(),
+                penalties.clone(),
+                Sampler { bias, mask: Some(Arc::new(mask)), ..penalties },
+                Sampler { mask: Some(Arc::new(none)), ..Sampler::greedy() },
+            ];
+            let sizes = [1, 5, 20, 131, N_TOP_MAX].into_iter();
+            let requests =
+                sizes.flat_map(|n_top| samplers.iter().map(move |sampler| (n_top, sampler.clone())));
+            let requests = requests.enumerate().map(|(idx, (n_top, sampler))| Request {
+                logits_row: idx % 3,
+                history: (0..90).map(|_| random.below(vocab_size) as Token).collect(),
+                sampler: Some(sampler),
+                n_top,
+                is_ranked: true,
+                ..Request::default()
+            });
+            let case = Case { vocab_size, requests: requests.collect(), logits };
+            for (request, answer) in case.requests.iter().zip(run(&gpu, &case)) {
+                let about =
+                    format!("vocabulary {vocab_size} {} of row {}", request.n_top, request.logits_row);
+                let (logits, history) = (&case.logits[request.logits_row], &request.history);
+                let sampler = request.sampler.as_ref().expect("it has one");
+                let all = |n| {
+                    let before = history.len().into();
+                    rank(logits, history, before, sampler, None, n, &mut Scratch::default()).expect("numbers")
+                };
+                let (want, of_token) = (all(request.n_top), all(vocab_size));
+                assert_eq!(answer.output.n_top as usize, want.len(), "{about}");
+                let mut values = vec![None; vocab_size];
+                of_token.iter().for_each(|it| values[it.token as usize] = Some(it.logprob));
+                for (got, want) in answer.top.iter().zip(&want) {
+                    // Rounding may put two that are nearly alike the other way round.
+                    let own = values[got.token as usize]
+                        .unwrap_or_else(|| panic!("{} is barred {about}", got.token));
+                    assert!((got.logprob - own).abs() <= TOLERANCE, "{got:?} {own} {about}");
+                    assert!((got.logprob - want.logprob).abs() <= TOLERANCE, "{got:?} {want:?} {about}");
+                    let is_one_value = request.logits_row == 2
+                        && sampler.bias.is_empty()
+                        && sampler.repetition_penalty == 1.0;
+                    assert!(
+                        !is_one_value || got.token == want.token,
+                        "ties to the lower: {got:?} {want:?} {about}"
+                    );
+                }
+                let is_falling = |pair: &[super::Ranked]| {
+                    pair[0].logprob > pair[1].logprob
+                        || pair[0].logprob == pair[1].logprob && pair[0].token < pair[1].token
+                };
+                assert!(answer.top[..want.len()].windows(2).all(is_falling), "{about}");
+            }
         }
     }
 

@@ -77,7 +77,8 @@ impl StepLists {
             self.tokens.extend(row.words(start, end));
             self.positions.extend(start as i32..end as i32);
             self.kv_pages.extend((start..end).map(|position| row.pages[position / PAGE_LEN].0 as i32));
-            self.rows.push(RowSpan { token, n_tokens: row.n_tokens(), position: start, entries });
+            let (n_tokens, n_pages_alike) = (row.n_tokens(), row.n_pages_alike);
+            self.rows.push(RowSpan { token, n_tokens, position: start, entries, n_pages_alike });
         }
         for (to, words) in given.brought().parts() {
             self.edits.bring(to, words);

@@ -4,6 +4,8 @@
 //! gets an output row. A list that no kernel makes, or that is too long, the host reads out of a row that comes back whole.
 //! What there is no room for is worked out on the host from the logits, and the step waits for the device.
 
+use std::borrow::Cow;
+
 use trellis_engine::batch::{OutputKind, OutputRequest, Start, Within};
 use trellis_engine::sampling::program::DrawState;
 use trellis_engine::sampling::{Sampler, TokenMask};
@@ -236,11 +238,19 @@ impl Outputs {
                     }
                     (kind, None) if kind.is_late() => Place::SatOut,
                     (_, Some(output)) if output.wants == Wants::FULL => {
-                        self.readings
-                            .extend(Reading::of(&request.kind).map(|it| (first_place + request_idx, it)));
+                        let reading = Reading::of(&request.kind, None);
+                        self.readings.extend(reading.map(|it| (first_place + request_idx, it)));
                         *whole.get_or_insert_with(|| self.place_whole(group_idx, output, room))
                     }
                     (_, Some(output)) => self.place(group_idx, output),
+                    (OutputKind::Ranked { .. }, None) => match self.bring(group_idx, RowOf::Logits, room) {
+                        Some(start) => {
+                            let reading = Reading::of(&request.kind, row.known_before(request.position + 1));
+                            self.readings.extend(reading.map(|it| (first_place + request_idx, it)));
+                            Place::Raw { start }
+                        }
+                        None => Place::Host { group_idx, logits_row },
+                    },
                     (_, None) => Place::Host { group_idx, logits_row },
                 };
                 self.groups[group_idx].has_host_work |= place.is_fetched();
@@ -312,6 +322,7 @@ impl Outputs {
             truncate: group.stages.truncate || of_row.truncate,
             draw: group.stages.draw || of_row.draw,
             top: group.stages.top || of_row.top,
+            ranked: group.stages.ranked || of_row.ranked,
             full: group.stages.full || of_row.full,
         };
         group.n_outputs += 1;
@@ -329,6 +340,7 @@ impl Outputs {
                 }
             }
             Wants::TOP => Place::Top { output_idx },
+            Wants::RANKED => Place::Ranked { output_idx },
             Wants::SCORES => Place::Scores { output_idx },
             _ => Place::Drawn { output_idx },
         }
@@ -379,10 +391,15 @@ impl Outputs {
             OutputKind::Masked { sampler, mask } => {
                 self.draw(row, request.position, sampler, mask.map(|mask| &**mask), place)
             }
-            OutputKind::Top { n } if *n <= N_TOP_MAX && self.n_top_entries + n <= N_TOP_ENTRIES_MAX => {
-                let top_start = self.n_top_entries as u32;
-                self.n_top_entries += n;
-                Some(OutputRow { wants: Wants::TOP, top_start, n_top: *n as u32, ..OutputRow::default() })
+            OutputKind::Top { n } if self.has_room_for_list(*n) => {
+                Some(self.list(*n, OutputRow { wants: Wants::TOP, ..OutputRow::default() }))
+            }
+            OutputKind::Ranked { sampler, within, n }
+                if sampler.program.is_none() && self.has_room_for_list(*n) =>
+            {
+                let mask = both(sampler.mask.as_deref(), within.map(|mask| &**mask));
+                let drawn = self.draw(row, request.position, sampler, mask.as_deref(), place)?;
+                Some(self.list(*n, OutputRow { wants: Wants::RANKED, drawn_slot: NOWHERE, ..drawn }))
             }
             OutputKind::Scores(tokens) if self.score_tokens.len() + tokens.len() <= N_SCORES_MAX => {
                 let score_start = self.score_tokens.len() as u32;
@@ -395,6 +412,18 @@ impl Outputs {
             }
             _ => None,
         }
+    }
+
+    /// Whether a list of so many tokens is one that a kernel makes, and there is room for it.
+    fn has_room_for_list(&self, n: usize) -> bool {
+        n <= N_TOP_MAX && self.n_top_entries + n <= N_TOP_ENTRIES_MAX
+    }
+
+    /// Gives an output row a list of so many tokens.
+    fn list(&mut self, n: usize, row: OutputRow) -> OutputRow {
+        let top_start = self.n_top_entries as u32;
+        self.n_top_entries += n;
+        OutputRow { top_start, n_top: n as u32, ..row }
     }
 
     /// Whether there is an output row left.
@@ -480,6 +509,10 @@ impl Outputs {
                 OutputKind::Program { sampler, within, .. } => {
                     (*sampler, N_DRAW_WORDS_MAX + n_mask_words(within.mask().map(|mask| &**mask)))
                 }
+                OutputKind::Ranked { sampler, within, .. } if sampler.program.is_none() => (
+                    &***sampler,
+                    n_draw_words(sampler, within.map(|mask| &**mask).or(sampler.mask.as_deref())),
+                ),
                 _ => return 0,
             };
             let end = request.position + 1;
@@ -561,6 +594,14 @@ impl Outputs {
 /// Words of biases and mask that a draw needs.
 fn n_draw_words(sampler: &Sampler, mask: Option<&TokenMask>) -> usize {
     2 * sampler.bias.len() + n_mask_words(mask)
+}
+
+/// What both masks allow.
+fn both<'a>(one: Option<&'a TokenMask>, other: Option<&'a TokenMask>) -> Option<Cow<'a, TokenMask>> {
+    match (one, other) {
+        (Some(one), Some(other)) => Some(Cow::Owned(one.clone().and(other))),
+        (one, other) => one.or(other).map(Cow::Borrowed),
+    }
 }
 
 fn n_mask_words(mask: Option<&TokenMask>) -> usize {

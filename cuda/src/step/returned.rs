@@ -28,11 +28,16 @@ pub(crate) enum Place {
     SatOut,
     /// A list of the most probable tokens.
     Top { output_idx: usize },
+    /// The same after what a sampler makes of the row.
+    Ranked { output_idx: usize },
     /// Scores of given tokens.
     Scores { output_idx: usize },
     /// Log-probabilities, in the place of the logits; the first word among those of rows that come back whole, where there
     /// was room.
     Full { output_idx: usize, group_idx: usize, logits_row: usize, start: Option<usize> },
+    /// Logits as they are, of which the host makes what was asked once they are there; their first word among rows that
+    /// come back whole.
+    Raw { start: usize },
     /// The hidden state after the final norm, likewise.
     Hidden { group_idx: usize, logits_row: usize, start: Option<usize> },
     /// Logits that the host has to look at.
@@ -115,12 +120,21 @@ impl Returned<'_> {
 
     /// The list of the most probable tokens of an output row.
     pub(crate) fn top(&self, output_idx: usize, row: &OutputRow) -> Result<Output, OutputFault> {
+        let entropy = self.output(output_idx).entropy;
+        Ok(Output::Top { candidates: self.list(output_idx, row)?, entropy })
+    }
+
+    /// The same after what a sampler makes of the row.
+    pub(crate) fn ranked(&self, output_idx: usize, row: &OutputRow) -> Result<Output, OutputFault> {
+        Ok(Output::Ranked(self.list(output_idx, row)?))
+    }
+
+    fn list(&self, output_idx: usize, row: &OutputRow) -> Result<Vec<Candidate>, OutputFault> {
         self.check(output_idx)?;
         let output = self.output(output_idx);
         let start = self.starts.extra + row.top_start as usize * 2;
         let ranked: &[Ranked] = from_words(self.words, start, output.n_top as usize);
-        let candidates = ranked.iter().map(|&Ranked { token, logprob }| Candidate { token, logprob });
-        Ok(Output::Top { candidates: candidates.collect(), entropy: output.entropy })
+        Ok(ranked.iter().map(|&Ranked { token, logprob }| Candidate { token, logprob }).collect())
     }
 
     /// The scores of an output row.

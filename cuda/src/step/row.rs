@@ -15,6 +15,8 @@ pub(crate) struct StepRow<'a> {
     pub(crate) pages: &'a [PageId],
     /// Pages from the first on that are those of the row before this one for the slot.
     pub(crate) n_same_pages: usize,
+    /// Pages from the first on that are those of the row before this one in the step too, which may be read once for both.
+    pub(crate) n_pages_alike: usize,
     pub(crate) requests: &'a [OutputRequest<'a>],
 }
 
@@ -31,6 +33,7 @@ impl<'a> StepRow<'a> {
             start: row.start,
             pages: row.pages,
             n_same_pages: row.n_same_pages,
+            n_pages_alike: row.n_pages_alike,
             requests: &row.outputs,
         }
     }

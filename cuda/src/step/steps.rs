@@ -14,6 +14,7 @@ use cudarc::driver::result;
 use trellis_engine::backend::Collected;
 use trellis_engine::batch::{Output, OutputKind, PageCopy, PageId, SlotId};
 use trellis_engine::model::ModelConfig;
+use trellis_engine::sampling::Scratch;
 use trellis_engine::sampling::program::DrawState;
 
 use self::graphs::GraphKey;
@@ -374,6 +375,7 @@ impl Steps {
         let returned = Returned { words: &host.output, starts: step.starts };
         let places = std::mem::take(&mut step.places);
         let mut readings: HashMap<usize, Reading> = std::mem::take(&mut step.readings).into_iter().collect();
+        let mut scratch = Scratch::default();
         let mut output = |(request_idx, place): (usize, Place)| {
             let by_host = step.by_host.remove(&request_idx);
             let output = match place {
@@ -382,15 +384,21 @@ impl Steps {
                     returned.programmed(output_idx, program_idx, n_drawn)
                 }
                 Place::Top { output_idx } => returned.top(output_idx, &step.rows[output_idx]),
+                Place::Ranked { output_idx } => returned.ranked(output_idx, &step.rows[output_idx]),
                 Place::Scores { output_idx } => returned.scores(output_idx, &step.rows[output_idx]),
                 Place::Full { output_idx, start: Some(start), .. } => {
                     returned.check(output_idx).and_then(|()| {
                         let row: &[f32] = from_words(&host.whole, start, self.row_words.logits);
                         match readings.remove(&request_idx) {
-                            Some(reading) => reading.read(row),
+                            Some(reading) => reading.read(row, &mut scratch),
                             None => Ok(Output::Full(row.to_vec())),
                         }
                     })
+                }
+                Place::Raw { start } => {
+                    let row: &[f32] = from_words(&host.whole, start, self.row_words.logits);
+                    let reading = readings.remove(&request_idx).expect("it says what is made of the row");
+                    reading.read(row, &mut scratch)
                 }
                 Place::Hidden { start: Some(start), .. } => {
                     hidden_state(&host.whole[start..], self.hidden_size, self.dtype).map(Output::Embedding)

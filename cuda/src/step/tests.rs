@@ -66,6 +66,7 @@ pub(super) fn row<'a>(
         start,
         pages: consecutive(100 * slot as usize, tokens.len() / 16 + 1),
         n_same_pages: 0,
+        n_pages_alike: 0,
         outputs: outputs.into_iter().map(|(position, kind)| OutputRequest { position, kind }).collect(),
         input: Input::Known,
         evicted: None,
@@ -120,7 +121,7 @@ fn lists_lie_behind_each_other() {
     let dims = Dims {
         n_tokens: 5,
         n_windows: 2,
-        lists: PlanSize([size(1), size(2), ListSize::NONE]),
+        lists: PlanSize([size(1), size(2), ListSize::NONE, size(1), ListSize::NONE]),
         n_logits_rows: 3,
         n_outputs: 4,
         n_programs: 3,
@@ -129,7 +130,9 @@ fn lists_lie_behind_each_other() {
     let layout = Layout::of(dims);
     let mut ends = vec![(layout.tokens, 5), (layout.positions, 5), (layout.kv_pages, 5)];
     for window_idx in 0..2 {
-        for (form, n) in [(Form::Single, 1), (Form::Few, 2), (Form::Prompt, 0)] {
+        for (form, n) in
+            [(Form::Single, 1), (Form::Few, 2), (Form::Prompt, 0), (Form::Shared, 1), (Form::Own, 0)]
+        {
             let [shares, cuts] = layout.list(window_idx, form);
             ends.extend([(shares, 3 * n * SHARE_WORDS), (cuts, n * CUT_WORDS)]);
         }
@@ -150,7 +153,7 @@ fn lists_lie_behind_each_other() {
         .chain([Count::Tokens, Count::Copies, Count::LogitsRows { group_idx: 0 }])
         .map(|count| layout.word(count))
         .collect();
-    assert_eq!(counts.len(), 15, "a word for each count");
+    assert_eq!(counts.len(), 23, "a word for each count");
 }
 
 #[test]

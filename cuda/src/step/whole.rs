@@ -1,8 +1,10 @@
 //! Rows that come back whole with a step: rows of logits, or of what became of them, and hidden states.
 
+use std::sync::Arc;
+
 use half::{bf16, f16};
-use trellis_engine::batch::{Output, OutputFault, OutputKind, Token};
-use trellis_engine::sampling::Distribution;
+use trellis_engine::batch::{Output, OutputFault, OutputKind, Token, Tokens};
+use trellis_engine::sampling::{Distribution, Sampler, Scratch, TokenMask, rank};
 
 use super::words::from_words;
 use crate::ops::common::Dtype;
@@ -58,32 +60,59 @@ impl RowWords {
 }
 
 /// What the host reads out of a row of log-probabilities.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Reading {
     /// A longer list than the device makes.
     Top(usize),
     /// More scores than the device returns.
     Scores(Box<[Token]>),
+    /// The most probable tokens after what a program makes of the row, of which it is the logits.
+    Ranked(Box<ByProgram>),
+}
+
+/// What a program ranks by.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct ByProgram {
+    sampler: Arc<Sampler>,
+    within: Option<Arc<TokenMask>>,
+    /// The last tokens, as many as the program looks at.
+    history: Vec<Token>,
+    n_tokens: usize,
+    n: usize,
 }
 
 impl Reading {
-    /// Of what was asked; `None` where the row itself was.
-    pub(crate) fn of(kind: &OutputKind<'_>) -> Option<Self> {
+    /// Of what was asked of the row that follows `before`; `None` where the row itself was.
+    pub(crate) fn of(kind: &OutputKind<'_>, before: Option<Tokens<'_>>) -> Option<Self> {
         match kind {
+            OutputKind::Ranked { sampler, within, n } => {
+                let before = before.expect("a search knows what it goes on with");
+                let n_tokens = before.len();
+                let sampler = Arc::clone(sampler);
+                let history = before.copy_of(n_tokens - sampler.n_history(n_tokens)..n_tokens);
+                let within = within.cloned();
+                Some(Self::Ranked(Box::new(ByProgram { sampler, within, history, n_tokens, n: *n })))
+            }
             OutputKind::Top { n } => Some(Self::Top(*n)),
             OutputKind::Scores(tokens) => Some(Self::Scores((*tokens).into())),
             _ => None,
         }
     }
 
-    pub(crate) fn read(self, logprobs: &[f32]) -> Result<Output, OutputFault> {
+    /// Of log-probabilities, or logits.
+    pub(crate) fn read(self, row: &[f32], scratch: &mut Scratch) -> Result<Output, OutputFault> {
         match self {
+            Self::Ranked(by) => {
+                let ByProgram { sampler, within, history, n_tokens, n } = *by;
+                rank(row, &history, n_tokens.into(), &sampler, within.as_deref(), n, scratch)
+                    .map(Output::Ranked)
+            }
             Self::Top(n) => {
-                let distribution = Distribution::new(logprobs)?;
+                let distribution = Distribution::new(row)?;
                 Ok(Output::Top { candidates: distribution.top(n), entropy: distribution.entropy() })
             }
             Self::Scores(tokens) => {
-                Ok(Output::Scores(tokens.iter().map(|&token| logprobs[token as usize]).collect()))
+                Ok(Output::Scores(tokens.iter().map(|&token| row[token as usize]).collect()))
             }
         }
     }

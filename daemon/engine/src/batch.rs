@@ -65,6 +65,9 @@ pub struct Row<'a> {
     /// Pages from the first on that are those of the row before this one for the slot, as far as that one had them. Rows
     /// without pages do not count, and after a step that failed none are said to be the same.
     pub n_same_pages: usize,
+    /// Pages from the first on that are those of the row before this one in the batch too, where both are hypotheses of one
+    /// beam search, which may be read once for all of them. Elsewhere 0.
+    pub n_pages_alike: usize,
     /// What to return for this row.
     pub outputs: Requests<'a>,
     /// For a context from which tokens were evicted. `tokens`, `start` and the positions of outputs then count those that
@@ -210,7 +213,7 @@ pub enum OutputKind<'a> {
     /// them.
     Ranked {
         /// What is made of the row.
-        sampler: &'a Sampler,
+        sampler: &'a Arc<Sampler>,
         /// What may come, whatever the sampler says; all tokens when `None`.
         within: Option<&'a Arc<TokenMask>>,
         /// How many.

@@ -41,6 +41,7 @@ impl Contexts {
             start,
             pages: &self.pages[context][..end.div_ceil(PAGE_LEN)],
             n_same_pages: 0,
+            n_pages_alike: 0,
             outputs,
             input: Input::Known,
             evicted: None,

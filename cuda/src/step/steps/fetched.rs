@@ -124,7 +124,8 @@ impl Steps {
             let output = match place {
                 Place::Full { group_idx, logits_row, start: None, .. } if group_idx == group => {
                     let row = &after[&(0, logits_row)];
-                    let read = Reading::of(&request.kind).map(|reading| reading.read(row));
+                    let reading = Reading::of(&request.kind, None);
+                    let read = reading.map(|reading| reading.read(row, &mut scratch));
                     read.map_or_else(|| Output::Full(row.clone()), |read| read.unwrap_or_else(Output::Failed))
                 }
                 Place::Hidden { group_idx, logits_row, start: None } if group_idx == group => {

@@ -138,6 +138,19 @@ impl Work {
         matches!(self, Self::Run(_) | Self::Mixed(_))
     }
 
+    /// The beam search of which it is a hypothesis, in the step in which those ride together.
+    pub(crate) fn search(&self) -> Option<JobId> {
+        match self {
+            Self::Joint(JointWork {
+                job,
+                wanted: Wanted::Top { .. } | Wanted::Ranked { .. },
+                stage: Stage::Rides,
+                ..
+            }) => Some(*job),
+            _ => None,
+        }
+    }
+
     /// Tells whoever waits for it that it has failed.
     pub(crate) fn fail(self, error: EngineError) {
         match self {
@@ -223,6 +236,11 @@ impl Work {
         let n_rows = match self {
             Self::Run(_) | Self::Mixed(_) | Self::Joint(JointWork { wanted: Wanted::Draw(_), .. }) => 0.0,
             Self::Joint(JointWork { wanted: Wanted::Top { .. }, .. }) => f32::from(is_last as u8),
+            Self::Joint(JointWork { wanted: Wanted::Ranked { sampler, .. }, .. })
+                if sampler.program.is_none() =>
+            {
+                f32::from(is_last as u8)
+            }
             // It may have to leave the device.
             Self::Joint(_) => 4.0 * f32::from(is_last as u8),
             // By itself it is so many rows of decoding.

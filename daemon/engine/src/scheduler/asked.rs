@@ -90,6 +90,12 @@ impl Asked {
             OutputKind::Scores(tokens) if tokens.len() <= asks.n_scores => {
                 Self { n_scores: tokens.len(), ..Self::default() }
             }
+            OutputKind::Ranked { sampler, within, n }
+                if *n <= asks.n_top_max && sampler.program.is_none() =>
+            {
+                let is_masked = within.is_some() || sampler.mask.is_some();
+                Self { n_top_entries: *n, ..draw(sampler, if is_masked { of_mask } else { 0 }, 0) }
+            }
             OutputKind::Top { .. } | OutputKind::Ranked { .. } | OutputKind::Scores(_) | OutputKind::Full => {
                 row
             }
@@ -247,6 +253,21 @@ mod tests {
         assert_eq!(sum.given_bytes, 4000);
         assert_eq!(sum.with(Asked::of(&draw(&same), &limits, &given), &asks), Some(sum), "it is there");
         assert_eq!(sum.with(Asked::of(&draw(&other), &limits, &given), &asks), None);
+
+        let search = Arc::new(Sampler { mask: masked.mask.clone(), ..Sampler::greedy() });
+        let ranked = of(OutputKind::Ranked { sampler: &search, within: None, n: 7 });
+        assert_eq!(
+            ranked,
+            Asked { n_top_entries: 7, mask_bytes: 125, ..nothing },
+            "a list is made on the device"
+        );
+        let one = Arc::new(one);
+        let of_program = of(OutputKind::Ranked { sampler: &one, within: None, n: 7 });
+        assert_eq!(
+            of_program,
+            Asked { whole_bytes: 4000, ..nothing },
+            "a program's row is looked at on the host"
+        );
 
         let narrow = AskLimits { whole_bytes: 1, ..asks };
         assert!(nothing.with(of(OutputKind::Full), &narrow).is_some(), "nobody else asks for a row");

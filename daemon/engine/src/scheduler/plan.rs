@@ -12,7 +12,7 @@ use crate::backend::PAGE_LEN;
 use crate::batch::{self, Batch, Evicted, HostPageId, Input, PageCopy, PageId, Row};
 use crate::command::{Answer, ContextId};
 use crate::error::EngineError;
-use crate::job::Work;
+use crate::job::{JobId, Work};
 use crate::kv::{PageTable, Sequence};
 
 /// Pages that one plan looks up in the prefix cache, or as many as one context finds: nobody's next token waits for the
@@ -564,6 +564,7 @@ impl Scheduler {
     /// The plan as the backend sees it, in memory of an earlier one.
     pub(crate) fn batch<'a>(&'a self, plan: &'a Plan, memory: Vec<Row<'_>>) -> Batch<'a> {
         let mut rows = batch::reused(memory);
+        let mut before: Option<(JobId, &[PageId])> = None;
         rows.extend(plan.rows.iter().map(|row| {
             let context = &self.contexts[&row.id];
             let kv = &context.kv;
@@ -571,6 +572,13 @@ impl Scheduler {
             let (pages, n_same_pages) = match row.is_of_head() {
                 true => kv.tell_pages_there(&self.pages),
                 false => kv.tell_pages(kv.n_blocks_to(row.end), &self.pages),
+            };
+            let search = work.search().map(|job| (job, pages));
+            let n_pages_alike = match (search, std::mem::replace(&mut before, search)) {
+                (Some((job, pages)), Some((other, others))) if job == other => {
+                    pages.iter().zip(others).take_while(|(page, other)| page == other).count()
+                }
+                _ => 0,
             };
             let mut outputs = work.outputs(row.start, row.end, row.n_tokens);
             let start = kv.row_index(row.start);
@@ -585,6 +593,7 @@ impl Scheduler {
                 start,
                 pages,
                 n_same_pages,
+                n_pages_alike,
                 outputs,
                 evicted: kv.evicted(row.start).map(|evicted| match row.is_of_head() {
                     true => Evicted { packs: &[], ..evicted },

@@ -46,6 +46,7 @@ pub(crate) fn row<'a>(
         start,
         pages: consecutive(first_page, n_pages(tokens.len())),
         n_same_pages: 0,
+        n_pages_alike: 0,
         outputs: outputs.into_iter().map(|(position, kind)| OutputRequest { position, kind }).collect(),
         input: Input::Known,
         evicted: None,

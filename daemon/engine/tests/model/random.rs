@@ -160,6 +160,7 @@ fn the_cpu_runs_a_random_model() {
             start: 0,
             pages: &(0..tokens.len().div_ceil(PAGE_LEN) as u32).map(PageId).collect::<Vec<_>>(),
             n_same_pages: 0,
+            n_pages_alike: 0,
             outputs: Requests::from_iter([OutputRequest { position: 49, kind: OutputKind::Full }]),
             input: Input::Known,
             evicted: None,

@@ -37,6 +37,12 @@ const N_ENDS_ROWS: usize = 256;
 const N_ENDS_RUN_TOKENS: usize = 32;
 const N_ENDS_STEPS: usize = 1_000;
 
+/// Beams of a search, and the prompt that it is over.
+const SEARCHES: [(usize, usize); 3] = [(4, 128), (16, 128), (128, 2_048)];
+/// Tokens of each hypothesis, and steps that count.
+const N_SEARCH_TOKENS: usize = 256;
+const N_SEARCH_STEPS: usize = 1_000;
+
 /// Measures and prints.
 ///
 /// # Errors
@@ -62,6 +68,7 @@ async fn measure(args: &BenchArgs, format: Format) -> Result<HostReport, CliErro
         clock_us: micros(clock::reading_time()),
         busy_percent: load::busy_percent().await,
         cases: Vec::new(),
+        searches: Vec::new(),
         ends: None,
         fork: None,
     };
@@ -70,6 +77,9 @@ async fn measure(args: &BenchArgs, format: Format) -> Result<HostReport, CliErro
             let case = steps(n_rows as usize, length as usize, &progress).await?;
             report.cases.push(case);
         }
+    }
+    for (n_beams, length) in SEARCHES {
+        report.searches.push(search(n_beams, length, &progress).await?);
     }
     report.ends = Some(ends(&progress).await?);
     progress.update("measuring forks", Unit::Items, 0, 0);
@@ -96,6 +106,22 @@ async fn steps(n_rows: usize, length: usize, progress: &Progress) -> Result<Case
     let is_whole = |step: &&Between| step.n_rows == n_rows && step.n_tokens == n_rows;
     let whole: Vec<f64> = steps.iter().filter(is_whole).map(|step| micros(step.host)).collect();
     Case::of(n_rows, length, whole, steps.len()).ok_or(BenchError::NoSteps { n_rows, length })
+}
+
+/// One search, of which all beams are in every step save the first of each search.
+async fn search(n_beams: usize, length: usize, progress: &Progress) -> Result<Case, BenchError> {
+    // A step has rows left for prompts beside those of a search.
+    let mut rig = Rig::new(2 * n_beams, 2 * length + 2 * n_beams * (N_SEARCH_TOKENS + 32))?;
+    let context = contexts(&rig, 1, length, progress).await?.remove(0);
+    let first = rig.desk.n_steps();
+    rig.search(context, n_beams, N_SEARCH_TOKENS);
+    let title = format!("measuring {n_beams} beams after {length}");
+    let shown = |done| progress.update(&title, Unit::Items, done as u64, N_SEARCH_STEPS as u64);
+    let steps = rig.steps(first + N_WARM_UP_STEPS, N_SEARCH_STEPS, PATIENCE, shown).await?;
+    end(rig).await;
+    let whole: Vec<f64> =
+        steps.iter().filter(|step| step.n_rows == n_beams).map(|step| micros(step.host)).collect();
+    Case::of(n_beams, length, whole, steps.len()).ok_or(BenchError::NoSteps { n_rows: n_beams, length })
 }
 
 /// Runs end and begin in every step.
@@ -175,6 +201,15 @@ mod tests {
         assert!(whole >= 50, "{whole} of {}", steps.len());
         assert!(steps.iter().all(|step| step.host > Duration::ZERO), "the engine does something");
         end(rig).await;
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn all_beams_of_a_search_are_in_its_steps() {
+        let case = search(3, 40, &Progress::new(Format::Json)).await.expect("a search");
+        assert_eq!((case.n_rows, case.context_len), (3, 40));
+        // Those of the prompt, and the step after it where two rows have most of what goes on.
+        assert!(case.n_steps * 10 > case.n_steps_seen * 9, "{case:?}");
+        assert!(case.median_us > 0.0, "the engine does something");
     }
 
     #[tokio::test(flavor = "multi_thread")]

@@ -53,11 +53,21 @@ impl NullBackend {
         (mixed(place) % self.limits.vocab_size as u64) as Token
     }
 
+    /// Different tokens, each less probable than the one before it, by steps that differ from row to row.
+    fn candidates(&self, row: &Row<'_>, position: usize, n: usize) -> Vec<Candidate> {
+        let first = u64::from(self.token(row, position));
+        let step = 0.01 + (first % 64) as f32 * 0.01;
+        let token = |idx: usize| ((first + idx as u64) % self.limits.vocab_size as u64) as Token;
+        (0..n).map(|idx| Candidate { token: token(idx), logprob: -1.0 - step * idx as f32 }).collect()
+    }
+
     fn output(&self, row: &Row<'_>, position: usize, kind: &OutputKind<'_>) -> Output {
         let candidate = Candidate { token: self.token(row, position), logprob: -1.0 };
         match kind {
             OutputKind::Sample(_) => Output::Sampled(candidate),
-            OutputKind::Top { n } => Output::Top { candidates: vec![candidate; *n], entropy: 1.0 },
+            OutputKind::Top { n } => {
+                Output::Top { candidates: self.candidates(row, position, *n), entropy: 1.0 }
+            }
             OutputKind::Scores(tokens) => Output::Scores(vec![-1.0; tokens.len()]),
             OutputKind::Full => Output::Full(vec![-1.0; self.limits.vocab_size]),
             OutputKind::Embedding => Output::Embedding(vec![0.0; self.limits.hidden_size]),

@@ -71,6 +71,8 @@ pub(super) struct HostReport {
     pub(super) clock_us: f64,
     pub(super) busy_percent: Option<f64>,
     pub(super) cases: Vec<Case>,
+    /// One beam search each, whose steps wait for one another: all of it is between two steps.
+    pub(super) searches: Vec<Case>,
     pub(super) ends: Option<Ends>,
     pub(super) fork: Option<Fork>,
 }
@@ -114,6 +116,12 @@ impl HostReport {
             ]);
         }
         text.push_str(&format!("\n{}", table.render()));
+        for Case { n_rows, context_len, median_us, p99_us, .. } in &self.searches {
+            text.push_str(&format!(
+                "\n{n_rows} beams after {context_len}: {median_us:.1} µs between two steps in the median, {p99_us:.1} at p99"
+            ));
+        }
+        text.push('\n');
         if let Some(Ends { case, run_tokens, mean_rows, allocations_per_step }) = &self.ends {
             let allocations = allocations_per_step.map_or(
                 "calls of the allocator: not counted, build with --features count-allocations".to_owned(),
@@ -147,11 +155,13 @@ mod tests {
             clock_us: 0.25,
             busy_percent: None,
             cases: vec![case(1_000, 99.0), case(100_000, 149.0)],
+            searches: vec![case(2_048, 70.0)],
             ends: None,
             fork: None,
         };
         let text = report.render();
         assert!(text.contains("100.0") && text.contains("1.50 x") && text.contains("0.25 µs"), "{text}");
+        assert!(text.contains("32 beams after 2048: 71.0 µs"), "{text}");
         assert!(Case::of(1, 1, Vec::new(), 0).is_none());
     }
 }

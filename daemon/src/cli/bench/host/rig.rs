@@ -9,9 +9,10 @@ use trellis_engine::account::{Account, ActorId, Budget, GuestId, Owner, SessionI
 use trellis_engine::backend::PAGE_LEN;
 use trellis_engine::model::{Dtype, Model, ModelConfig, shape};
 use trellis_engine::sampling::Sampler;
+use trellis_engine::sampling::beams::{BeamSettings, EarlyStopping};
 use trellis_engine::{
-    Ahead, Ask, Context, EngineError, EngineSettings, MaskSource, ModelHandle, OneModel, PrefixScope, Pull,
-    RunKey, RunSettings,
+    Ahead, Ask, BeamSearch, Context, EngineError, EngineSettings, MaskSource, ModelHandle, OneModel,
+    PrefixScope, Pull, RunKey, RunSettings,
 };
 
 use super::desk::{self, Between, Desk};
@@ -122,6 +123,11 @@ impl Rig {
         }
     }
 
+    /// A guest that searches what comes after a context, so many tokens far, again and again until the end.
+    pub(super) fn search(&mut self, context: Context, n_beams: usize, n_tokens: usize) {
+        self.guests.spawn(search(context, n_beams, n_tokens));
+    }
+
     /// Waits until there are so many steps, or the time is over, and tells `progress` how many there are. Returns the
     /// steps from `first` on.
     ///
@@ -151,6 +157,21 @@ impl Rig {
         let mut steps = self.desk.steps_from(first);
         steps.truncate(n_steps);
         Ok(steps)
+    }
+}
+
+async fn search(mut context: Context, n_beams: usize, n_tokens: usize) -> Result<Infallible, EngineError> {
+    let settings = BeamSettings {
+        n_beams,
+        n_groups: 1,
+        diversity_penalty: 0.0,
+        length_penalty: 1.0,
+        early_stopping: EarlyStopping::Heuristic,
+        n_tokens_max: n_tokens,
+        stop_tokens: Vec::new(),
+    };
+    loop {
+        BeamSearch::open(&mut context, settings.clone(), None, None).await?.go_on(None).await?;
     }
 }
 

@@ -19,13 +19,15 @@ macro_rules! builtin {
 }
 
 /// In the order in which they are listed.
-pub(super) const BUILTIN: [Builtin; 14] = builtin![
+pub(super) const BUILTIN: [Builtin; 16] = builtin![
     "prompts-beside-streams",
     "one-long",
     "stepping",
     "speculation",
     "constrained",
     "guidance",
+    "beams",
+    "wide-beams",
     "runs-end",
     "clients-256",
     "penalties",

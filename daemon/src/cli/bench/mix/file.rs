@@ -169,6 +169,11 @@ impl Load {
     pub(super) fn is_decoding(&self) -> bool {
         !matches!(self.kind, Kind::Prompts(_) | Kind::Loads(_))
     }
+
+    /// Whether its tokens are counted where they are pulled; those of others are counted as the engine computes them.
+    pub(super) fn is_pulled(&self) -> bool {
+        self.is_decoding() && !matches!(self.kind, Kind::Beams(_))
+    }
 }
 
 #[cfg(test)]

@@ -3,7 +3,9 @@
 use std::sync::Arc;
 
 use trellis_engine::Ahead;
+use trellis_engine::backend::PAGE_LEN;
 use trellis_engine::sampling::Sampler;
+use trellis_engine::sampling::beams::N_BEAMS_MAX;
 use trellis_engine::sampling::program::N_MEMBERS_MAX;
 
 use super::error::{MixError, nearest};
@@ -32,6 +34,8 @@ pub(super) enum Kind {
     Stepping(Stepping),
     /// Contexts that guess what they draw next and have it verified.
     Speculation(Speculation),
+    /// Beam searches, one after the other.
+    Beams(Beams),
     /// Guests that send every token to a client of their own, over a socket.
     Clients(Clients),
     /// A second model that is loaded, used and unloaded, again and again.
@@ -90,6 +94,18 @@ pub(super) struct Speculation {
 }
 
 #[derive(Clone, Debug, PartialEq)]
+pub(super) struct Beams {
+    pub(super) user: u32,
+    /// Tokens of each hypothesis; then the next search begins.
+    pub(super) wrap_tokens: Option<usize>,
+    pub(super) n_beams: usize,
+    /// Steps one token at a time, and drops what is so many nats behind the best; goes on by itself when absent.
+    pub(super) prune_nats: Option<f32>,
+    /// What hypotheses are ranked by; the model's own probabilities when absent.
+    pub(super) sampler: Option<Arc<Sampler>>,
+}
+
+#[derive(Clone, Debug, PartialEq)]
 pub(super) struct Loads {
     /// A bundled model, a folder, or `shape:NAME`.
     pub(super) model: String,
@@ -102,7 +118,7 @@ pub(super) struct Clients {
     pub(super) wrap_tokens: Option<usize>,
 }
 
-const KINDS: [&str; 6] = ["streams", "prompts", "stepping", "speculation", "clients", "loads"];
+const KINDS: [&str; 7] = ["streams", "prompts", "stepping", "speculation", "beams", "clients", "loads"];
 
 /// Where a context goes back to its prompt if the file does not say.
 const WRAP_TOKENS: usize = 4096;
@@ -128,6 +144,7 @@ impl Load {
                 n_top: fields.count("top", 1..=1024)?.unwrap_or(8),
             }),
             "speculation" => Kind::Speculation(Speculation::read(&mut fields, &name)?),
+            "beams" => Kind::Beams(Beams::read(&mut fields, &name)?),
             "clients" => Kind::Clients(Clients { wrap_tokens: wrap_tokens(&mut fields)? }),
             "loads" => Kind::Loads(Loads {
                 model: fields.text("model")?.unwrap_or("draft").to_owned(),
@@ -151,7 +168,29 @@ impl Load {
     pub(super) fn n_contexts(&self) -> usize {
         match &self.kind {
             Kind::Streams(streams) => self.count * (1 + streams.n_others),
+            _ => self.n_streams(),
+        }
+    }
+
+    /// What makes a token in each step that it has: members, or their hypotheses.
+    pub(super) fn n_streams(&self) -> usize {
+        match &self.kind {
+            Kind::Beams(beams) => self.count * beams.n_beams,
             _ => self.count,
+        }
+    }
+
+    /// Pages that its contexts hold at most, which grow by so many tokens.
+    pub(super) fn n_pages(&self, n_growth: usize) -> usize {
+        match &self.kind {
+            // Hypotheses share the prompt, all but its last page.
+            Kind::Beams(beams) => {
+                let n_beyond = beams.n_beams * (n_growth.div_ceil(PAGE_LEN) + 1);
+                self.count * (self.n_prompt.div_ceil(PAGE_LEN) + n_beyond)
+            }
+            // It has a model of its own.
+            Kind::Loads(_) => 0,
+            _ => self.n_contexts() * (self.n_prompt + n_growth).div_ceil(PAGE_LEN),
         }
     }
 
@@ -170,6 +209,7 @@ impl Load {
             Kind::Streams(Streams { wrap_tokens, .. })
             | Kind::Stepping(Stepping { wrap_tokens, .. })
             | Kind::Speculation(Speculation { wrap_tokens, .. })
+            | Kind::Beams(Beams { wrap_tokens, .. })
             | Kind::Clients(Clients { wrap_tokens }) => *wrap_tokens,
             // The token that shows that the prompt is computed.
             Kind::Prompts(_) => Some(1),
@@ -240,6 +280,28 @@ impl Speculation {
             n_guesses: fields.count("guesses", 0..=15)?.unwrap_or(4),
             right,
             sampler: sampler(fields, load)?,
+        })
+    }
+}
+
+impl Beams {
+    fn read(fields: &mut Fields<'_>, load: &str) -> Result<Self, MixError> {
+        let prune_nats = fields.number("prune_nats")?.map(|nats| nats as f32);
+        let sampler = match fields.table("sampler")? {
+            Some(fields) => Some(Arc::new(read_sampler(fields)?)),
+            None => None,
+        };
+        if let Some(sampler) = &sampler {
+            // The vocabulary is not known yet; nothing here names a token.
+            let validated = sampler.validate_for_search(0);
+            validated.map_err(|source| MixError::Sampler { load: load.to_owned(), source })?;
+        }
+        Ok(Self {
+            user: user(fields)?,
+            wrap_tokens: wrap_tokens(fields)?,
+            n_beams: fields.count("beams", 1..=N_BEAMS_MAX)?.unwrap_or(4),
+            prune_nats,
+            sampler,
         })
     }
 }

@@ -64,7 +64,7 @@ impl Member {
     }
 
     /// A context that has its prompt and has computed it.
-    async fn context(&mut self) -> Result<Context, BenchError> {
+    pub(super) async fn context(&mut self) -> Result<Context, BenchError> {
         let mut context = Context::create(&self.model, self.owner.clone()).await?;
         context.append(&self.prompt()).await?;
         context.ask(Ask::Prefill).await?.answer().await?;

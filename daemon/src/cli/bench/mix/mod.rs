@@ -12,6 +12,7 @@ mod loads;
 mod member;
 mod phase;
 mod report;
+mod search;
 mod tally;
 
 use std::sync::Arc;

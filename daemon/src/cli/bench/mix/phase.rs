@@ -8,7 +8,6 @@ use std::time::{Duration, Instant};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 use trellis_engine::account::{Account, ActorId, Budget, GuestId, Owner, Resource, SessionId};
-use trellis_engine::backend::PAGE_LEN;
 use trellis_engine::batch::Token;
 use trellis_engine::{EngineStats, ModelHandle};
 
@@ -93,10 +92,7 @@ impl Stage<'_> {
         let mut needed = 0;
         for &idx in &phase.loads {
             let load = &self.mix.loads[idx];
-            let n_tokens = load.n_prompt + load.n_growth(limits.n_positions_max)?;
-            if !matches!(load.kind, Kind::Loads(_)) {
-                needed += load.n_contexts() * n_tokens.div_ceil(PAGE_LEN);
-            }
+            needed += load.n_pages(load.n_growth(limits.n_positions_max)?);
         }
         if needed > limits.n_pages {
             return Err(MixError::TooFewPages { phase: phase.name.clone(), needed, n_pages: limits.n_pages });
@@ -194,6 +190,10 @@ impl Stage<'_> {
                     let (member, load) = (member(load.user), load.clone());
                     tasks.spawn(async move { Ok(member.speculate(load).await?) });
                 }
+                Kind::Beams(beams) => {
+                    let (member, beams) = (member(beams.user), beams.clone());
+                    tasks.spawn(async move { Ok(member.search(beams).await?) });
+                }
                 Kind::Prompts(prompts) => {
                     let (member, n_sent) = (member(prompts.user), n_sent.clone());
                     tasks.spawn(async move { Ok(member.prompts(n_sent).await?) });
@@ -252,7 +252,7 @@ impl Stage<'_> {
     fn seen(&self, running: &Running, bounds: &[Instant], computed: &[u64]) -> Result<LoadSeen, CliError> {
         let load = &self.mix.loads[running.idx];
         let marks: Vec<Mark> = running.marks.iter().flat_map(|marks| marks.all()).collect();
-        let rates = if load.is_decoding() { rates(&marks, bounds) } else { counter_rates(computed, bounds) };
+        let rates = if load.is_pulled() { rates(&marks, bounds) } else { counter_rates(computed, bounds) };
         let tokens_per_s = pace(&rates, load.is_decoding());
         let (begin, end) = (bounds[0], bounds[bounds.len() - 1]);
         if rates.iter().sum::<f64>() <= 0.0 {
@@ -264,7 +264,7 @@ impl Stage<'_> {
             idx: running.idx,
             rates,
             tokens_per_s,
-            n_pulled: load.is_decoding().then_some(n_pulled),
+            n_pulled: load.is_pulled().then_some(n_pulled),
             gaps: Gaps::of(&marks, begin, end),
         })
     }

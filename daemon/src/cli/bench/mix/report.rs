@@ -48,11 +48,11 @@ pub(super) struct LoadReport {
     /// All members together: of decoding the median over the windows, of prompts the mean.
     pub(super) tokens_per_s: f64,
     tokens_per_s_of_windows: Vec<f64>,
-    /// From one token of a member to its next, or of a prompt to the next of its tokens.
+    /// From one token of a member, or of a hypothesis, to its next, or of a prompt to the next of its tokens.
     ms_per_token: f64,
     /// Between tokens where they are pulled; of prompts, from sending one to the token after it.
     pub(super) gaps: Option<Gaps>,
-    /// A member's rate over that of a member of its measure alone.
+    /// A member's or a hypothesis's rate over that of one of its measure alone.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) share: Option<f64>,
     /// The median gap over that of its measure alone.
@@ -138,6 +138,7 @@ impl Load {
             Kind::Prompts(_) => "prompts",
             Kind::Stepping(_) => "stepping",
             Kind::Speculation(_) => "speculation",
+            Kind::Beams(_) => "beams",
             Kind::Clients(_) => "clients",
             Kind::Loads(_) => "loads",
         }
@@ -187,8 +188,8 @@ fn report(load: &LoadSeen, mix: &Mix, all: &[Seen], seen: &Seen) -> LoadReport {
     });
     let measure = measure.map(|other| &other.loads[0]);
     let medians = measure.and_then(|measure| Some((load.gaps?, measure.gaps?)));
-    let n_members = if mix.loads[load.idx].is_decoding() { *count } else { 1 };
-    let pace = |load: &LoadSeen| load.tokens_per_s / mix.loads[load.idx].count as f64;
+    let n_streams = if mix.loads[load.idx].is_decoding() { mix.loads[load.idx].n_streams() } else { 1 };
+    let pace = |load: &LoadSeen| load.tokens_per_s / mix.loads[load.idx].n_streams() as f64;
     LoadReport {
         name: name.clone(),
         kind: mix.loads[load.idx].kind_name(),
@@ -196,7 +197,7 @@ fn report(load: &LoadSeen, mix: &Mix, all: &[Seen], seen: &Seen) -> LoadReport {
         n_prompt: *n_prompt,
         tokens_per_s: load.tokens_per_s,
         tokens_per_s_of_windows: load.rates.clone(),
-        ms_per_token: n_members as f64 * 1e3 / load.tokens_per_s,
+        ms_per_token: n_streams as f64 * 1e3 / load.tokens_per_s,
         gaps: load.gaps,
         share: measure.map(|measure| pace(load) / pace(measure)),
         gap_ratio: medians.map(|(own, measure)| own.p50_ms / measure.p50_ms),

@@ -140,6 +140,39 @@ async fn guesses_are_right_as_often_as_asked_for() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn every_hypothesis_of_a_search_counts_as_a_stream() {
+    let beams = |name: &str, more: &str| {
+        format!(
+            "[[load]]\nkind = \"beams\"\nname = \"{name}\"\nbeams = 3\nprompt = 20\nwrap_tokens = 30\n{more}\n"
+        )
+    };
+    let text = format!(
+        "together = false\n[[load]]\nkind = \"streams\"\nprompt = 20\nwrap_tokens = 30\n{}{}{}",
+        beams("whole", "against = \"streams\""),
+        beams("stepped", "prune_nats = 2"),
+        beams("penalised", "[load.sampler]\nrepetition_penalty = 1.2"),
+    );
+    let searches = |phases: &[Value]| phases[1..].to_vec();
+    let are_counted = |phases: &[Value]| {
+        searches(phases).iter().all(|phase| is_positive(&phase["loads"][0]["tokens_per_s"]))
+    };
+    let (_, json) = run_long_enough(&text, are_counted).await;
+    let phases = json["phases"].as_array().expect("phases");
+    assert!(are_counted(phases), "{json}");
+    for phase in searches(phases) {
+        let (load, engine) = (&phase["loads"][0], &phase["engine"]);
+        let ms =
+            load["ms_per_token"].as_f64().expect("a number") * load["tokens_per_s"].as_f64().expect("one");
+        assert!((ms - 3000.0).abs() < 1e-6, "three hypotheses in each step: {load}");
+        let rows = engine["rows_per_step"].as_f64().expect("a number");
+        assert!(rows > 1.0 && rows <= 3.0, "{engine}");
+        assert!(engine["computed_per_pulled"].is_null(), "the engine counts");
+    }
+    assert!(is_positive(&phases[1]["loads"][0]["share"]));
+    assert!(phases[1]["loads"][0]["gaps"].is_null() && is_positive(&phases[2]["loads"][0]["gaps"]["p50_ms"]));
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn shares_of_one_device_have_a_sum() {
     let (_, json) = run_long_enough(
         "[[load]]\nkind = \"streams\"\nname = \"a\"\nprompt = 20\nuser = 1\n\

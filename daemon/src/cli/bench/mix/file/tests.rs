@@ -3,9 +3,10 @@ use std::time::Duration;
 use trellis_engine::Ahead;
 
 use super::*;
-use crate::cli::bench::mix::load::{Runs, Streams};
+use crate::cli::bench::mix::load::{Beams, Runs, Streams};
 
 const STREAMS: &str = "[[load]]\nkind = \"streams\"\ncount = 8\nprompt = 128\n";
+const BEAMS: &str = "[[load]]\nkind = \"beams\"\ncount = 2\nprompt = 100\n";
 const PROMPTS: &str = "[[load]]\nkind = \"prompts\"\nprompt = 512\n";
 
 fn refused(text: &str) -> String {
@@ -84,11 +85,26 @@ fn what_has_no_meaning_is_refused() {
         (format!("{STREAMS}[[phase]]\nname = \"x\"\n"), "lacks the field \"loads\""),
         (format!("[engine]\nstep_rows = 64\nstep_tokens = 64\n{STREAMS}"), "more than step_rows, 64"),
         (format!("measure_s = inf\n{STREAMS}"), "from 0 to 3600"),
+        (format!("{BEAMS}beams = 513\n"), "from 1 to 512"),
+        (
+            format!("{BEAMS}[load.sampler]\ntemperature = 1\n"),
+            "temperature is 1, expected none in a beam search",
+        ),
     ];
     for (text, expected) in cases {
         let error = refused(&text);
         assert!(error.contains(expected), "{expected} in {error}");
     }
+}
+
+#[test]
+fn a_search_has_a_row_for_each_beam_and_shares_its_prompt() {
+    let mix = Mix::parse(&format!("{BEAMS}beams = 3\nprune_nats = 4\nwrap_tokens = 20\n")).expect("valid");
+    let Kind::Beams(Beams { n_beams, prune_nats, wrap_tokens, .. }) = &mix.loads[0].kind else {
+        panic!("{:?}", mix.loads[0])
+    };
+    assert_eq!((*n_beams, *prune_nats, *wrap_tokens), (3, Some(4.0), Some(20)));
+    assert_eq!((mix.n_rows(), mix.loads[0].n_pages(20)), (6, 2 * (7 + 3 * 3)));
 }
 
 #[test]
