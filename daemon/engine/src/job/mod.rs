@@ -142,9 +142,8 @@ impl Work {
     pub(crate) fn search(&self) -> Option<JobId> {
         match self {
             Self::Joint(JointWork {
-                job,
+                member: Membership { job, stage: Stage::Rides, .. },
                 wanted: Wanted::Top { .. } | Wanted::Ranked { .. },
-                stage: Stage::Rides,
                 ..
             }) => Some(*job),
             _ => None,
