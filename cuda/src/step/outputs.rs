@@ -198,8 +198,16 @@ impl Outputs {
             });
             // A row of logits becomes one of log-probabilities once.
             let mut whole = None;
+            // The output row of a draw here that waits for nothing.
+            let mut drawn = None;
             for &request_idx in requests {
                 let request = &row.requests[request_idx];
+                if let (&OutputKind::Top { n }, Some(output_idx)) = (&request.kind, drawn)
+                    && let Some(place) = self.top_beside_draw(group_idx, output_idx, n)
+                {
+                    self.places[first_place + request_idx] = place;
+                    continue;
+                }
                 let output = match &request.kind {
                     &OutputKind::Program { sampler, start, within } => {
                         let by = ByProgram { sampler, start, within };
@@ -235,6 +243,9 @@ impl Outputs {
                     (_, None) => Place::Host { group_idx, logits_row },
                 };
                 self.groups[group_idx].has_host_work |= place.is_fetched();
+                if let Place::Drawn { output_idx } | Place::Programmed { output_idx, .. } = place {
+                    drawn = Some(output_idx);
+                }
                 self.places[first_place + request_idx] = place;
             }
         }
@@ -324,6 +335,26 @@ impl Outputs {
         }
     }
 
+    /// Has the output row of a draw return the most probable tokens too, so that its logits are looked through once; `None`
+    /// where the list is too long, or there is no room.
+    fn top_beside_draw(&mut self, group_idx: usize, output_idx: usize, n: usize) -> Option<Place> {
+        let top_start = self.top_list(n)?;
+        let output = &mut self.rows[output_idx];
+        *output = OutputRow { wants: output.wants.and(Wants::TOP), top_start, n_top: n as u32, ..*output };
+        self.groups[group_idx].stages.top = true;
+        Some(Place::Top { output_idx })
+    }
+
+    /// The first entry of a list of the most probable tokens, if the device makes it.
+    fn top_list(&mut self, n: usize) -> Option<u32> {
+        let start = self.n_top_entries;
+        let is_made = n <= N_TOP_MAX && start + n <= N_TOP_ENTRIES_MAX;
+        is_made.then(|| {
+            self.n_top_entries += n;
+            start as u32
+        })
+    }
+
     /// Gives a place to a draw of the row being taken in that waits for its mask.
     fn place_late(&mut self, group_idx: usize, output: OutputRow, request_idx: usize) -> Place {
         let output_idx = self.rows.len();
@@ -358,18 +389,19 @@ impl Outputs {
             OutputKind::Masked { sampler, mask } => {
                 self.draw(row, request.position, sampler, mask.map(|mask| &**mask), place)
             }
-            OutputKind::Top { n } if *n <= N_TOP_MAX && self.n_top_entries + n <= N_TOP_ENTRIES_MAX => {
-                let top_start = self.n_top_entries as u32;
-                self.n_top_entries += n;
-                Some(OutputRow { wants: Wants::TOP, top_start, n_top: *n as u32, ..OutputRow::default() })
-            }
+            OutputKind::Top { n } => Some(match self.top_list(*n) {
+                Some(top_start) => {
+                    OutputRow { wants: Wants::TOP, top_start, n_top: *n as u32, ..OutputRow::default() }
+                }
+                None => OutputRow { wants: Wants::FULL, ..OutputRow::default() },
+            }),
             OutputKind::Scores(tokens) if self.score_tokens.len() + tokens.len() <= N_SCORES_MAX => {
                 let score_start = self.score_tokens.len() as u32;
                 self.score_tokens.extend(tokens.iter().map(|&token| token as i32));
                 let n_scores = tokens.len() as u32;
                 Some(OutputRow { wants: Wants::SCORES, score_start, n_scores, ..OutputRow::default() })
             }
-            OutputKind::Top { .. } | OutputKind::Scores(_) | OutputKind::Full => {
+            OutputKind::Scores(_) | OutputKind::Full => {
                 Some(OutputRow { wants: Wants::FULL, ..OutputRow::default() })
             }
             _ => None,

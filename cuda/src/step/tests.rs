@@ -1,6 +1,6 @@
 //! Steps written out, without a device.
 
-use std::sync::LazyLock;
+use std::sync::{Arc, LazyLock};
 
 use trellis_engine::backend::PAGE_LEN;
 use trellis_engine::batch::{
@@ -219,6 +219,30 @@ fn a_mixed_step_is_written_where_the_kernels_look() {
     assert_eq!((draw.table_start, draw.history_end), (single.entries, 33));
     let bias = 2 * draw.bias_start as usize - N_SLOTS;
     assert_eq!(words(bias, 4), [2, (-1f32).to_bits(), 9, 1f32.to_bits()]);
+}
+
+#[test]
+fn a_list_beside_a_draw_takes_its_output_row_unless_the_draw_may_sit_out() {
+    let tokens: Vec<Token> = (10..27).collect();
+    let sampler = Arc::new(Sampler::greedy());
+    let beside = |kind| vec![(16, kind), (16, OutputKind::Top { n: 4 })];
+    let rows = [
+        row(3, &tokens, 16, beside(OutputKind::Sample(&sampler))),
+        row(4, &tokens, 16, beside(OutputKind::Masked { sampler: &sampler, mask: None })),
+    ];
+    let rows: Vec<StepRow<'_>> = rows.iter().map(StepRow::of).collect();
+    let mut lists = lists(&rows, &[]);
+    assert!(lists.can_be_captured() && lists.outputs.groups[0].stages.top);
+    let places =
+        [Place::Drawn { output_idx: 0 }, Place::Top { output_idx: 0 }, Place::Late { output_idx: 1 }];
+    assert_eq!(lists.outputs.places[..3], places);
+    assert_eq!(lists.outputs.places[3], Place::Top { output_idx: 2 });
+    assert_eq!((lists.outputs.n_top_entries, lists.dims().n_outputs), (8, 3));
+    let [both, late, list] = &lists.outputs.rows[..] else { panic!("three rows") };
+    assert_eq!((both.wants, both.top_start, both.n_top), (Wants::SAMPLE.and(Wants::TOP), 0, 4));
+    assert_eq!((late.wants, list.wants, list.top_start), (Wants::SAMPLE, Wants::TOP, 4));
+    lists.outputs.sit_out();
+    assert_eq!((lists.outputs.rows[1].wants, lists.outputs.rows[2].wants), (Wants::NOTHING, Wants::TOP));
 }
 
 #[test]

@@ -247,6 +247,12 @@ impl<'a> From<Option<&'a Arc<TokenMask>>> for Within<'a> {
 }
 
 impl OutputKind<'_> {
+    /// Whether it draws a token.
+    #[must_use]
+    pub fn draws(&self) -> bool {
+        matches!(self, Self::Sample(_) | Self::Masked { .. } | Self::Program { .. })
+    }
+
     /// Whether it waits for its mask.
     #[must_use]
     pub fn is_late(&self) -> bool {
@@ -279,11 +285,29 @@ pub struct Drawn {
     pub candidate: Candidate,
     /// What the program that drew it left.
     pub left: Option<Box<Left>>,
+    /// What was looked at in its place.
+    pub seen: Option<Box<Seen>>,
+}
+
+/// What was looked at in the place of a draw, as the sampler's [`Looks`](crate::sampling::Looks) say.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Seen {
+    /// The most probable tokens.
+    pub top: Option<Top>,
+}
+
+/// What may come at one place.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Top {
+    /// Most probable first, ties by lower token.
+    pub candidates: Vec<Candidate>,
+    /// Of the whole distribution, in nats.
+    pub entropy: f32,
 }
 
 impl From<Candidate> for Drawn {
     fn from(candidate: Candidate) -> Self {
-        Self { candidate, left: None }
+        Self { candidate, left: None, seen: None }
     }
 }
 

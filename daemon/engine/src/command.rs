@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use crate::batch::{Candidate, Drawn, Token};
+use crate::batch::{Candidate, Drawn, Token, Top};
 use crate::completion::{CallerId, Tag};
 use crate::error::EngineError;
 use crate::kv::Positions;
@@ -105,15 +105,6 @@ impl Guess {
             Self::Chain(tokens) | Self::Masked { tokens, .. } => tokens,
         }
     }
-}
-
-/// What may come at one place of a continuation.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Top {
-    /// Most probable first, ties by lower token.
-    pub candidates: Vec<Candidate>,
-    /// Of the whole distribution, in nats.
-    pub entropy: f32,
 }
 
 /// The answer to an [`Ask`].

@@ -1,7 +1,7 @@
 //! A question about the end of a context.
 
-use crate::batch::{Drawn, Output, Token};
-use crate::command::{Answer, Ask, Top};
+use crate::batch::{Drawn, Output, Token, Top};
+use crate::command::{Answer, Ask};
 use crate::completion::{Done, Reply};
 use crate::error::EngineError;
 
@@ -99,7 +99,7 @@ impl AskWork {
                 (Output::Scores(scores), _) => answer = Some(Answer::Scores(scores)),
                 (Output::Sampled(candidate), _) => answer = Some(Answer::Sampled(candidate.into())),
                 (Output::Programmed(candidate, left), _) => {
-                    answer = Some(Answer::Sampled(Drawn { candidate, left: Some(left) }));
+                    answer = Some(Answer::Sampled(Drawn { candidate, left: Some(left), seen: None }));
                 }
                 (Output::Top { candidates, entropy }, Ask::Tops { .. }) => {
                     self.tops.push(Top { candidates, entropy });

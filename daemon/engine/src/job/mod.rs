@@ -5,6 +5,7 @@
 
 mod ask;
 mod joint;
+mod looks;
 mod masks;
 mod run;
 mod verify;
@@ -171,13 +172,20 @@ impl Work {
         let Range { start, end } = tokens;
         let is_last = end == n_tokens;
         let n_rows = match self {
-            Self::Run(_) | Self::Joint(JointWork { wanted: Wanted::Draw(_), .. }) => 0.0,
+            Self::Run(run) => f32::from(is_last as u8) * run.settings.sampler.looks.n_rows(),
+            Self::Joint(JointWork { wanted: Wanted::Draw(_), .. }) => 0.0,
             Self::Joint(JointWork { wanted: Wanted::Top { .. }, .. }) => f32::from(is_last as u8),
             // It may have to leave the device.
             Self::Joint(_) => 4.0 * f32::from(is_last as u8),
-            // By itself it is so many rows of decoding.
-            Self::Verify(work) if start >= work.first_draw() => 0.0,
-            Self::Verify(work) => end.saturating_sub(work.n_base) as f32,
+            Self::Verify(work) => {
+                let n_draws = end.saturating_sub(start.max(work.first_draw())) as f32;
+                let of_looks = n_draws * work.sampler().looks.n_rows();
+                match start >= work.first_draw() {
+                    // By itself it is so many rows of decoding.
+                    true => of_looks,
+                    false => of_looks + end.saturating_sub(work.n_base) as f32,
+                }
+            }
             Self::Ask(work) => match &work.ask {
                 Ask::Prefill | Ask::Sample(_) | Ask::Verify { .. } => 0.0,
                 Ask::Continuation(_) | Ask::Tops { .. } => (end - start.max(work.n_base - 1).min(end)) as f32,
@@ -220,9 +228,7 @@ impl Work {
             if end > position { smallvec![OutputRequest { position, kind }] } else { Requests::new() }
         };
         match self {
-            Self::Run(run) if end == n_tokens => {
-                smallvec![run.draw(n_tokens)]
-            }
+            Self::Run(run) if end == n_tokens => run.outputs(n_tokens),
             Self::Run(_) | Self::Joint(JointWork { stage: Stage::LeadsUp, .. }) => Requests::new(),
             Self::Joint(work) => last(match &work.wanted {
                 Wanted::Draw(sampler) => draw(sampler, Start::At(sampler.start())),

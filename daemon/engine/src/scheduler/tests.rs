@@ -25,15 +25,15 @@ use self::hash_backend::{HashBackend, VOCAB, drawn, fails, mix, ranked, score};
 use super::{Plan, Scheduler, SchedulerSettings};
 use crate::account::{Account, ActorId, Budget, GuestId, Owner, Resource, SessionId};
 use crate::backend::{AskLimits, Limits, PAGE_LEN};
-use crate::batch::{Output, Token};
-use crate::command::{Ahead, Answer, Ask, ContextId, Edit, MaskSource, ModelId, Operation, RunSettings, Top};
+use crate::batch::{Output, Seen, Token, Top};
+use crate::command::{Ahead, Answer, Ask, ContextId, Edit, MaskSource, ModelId, Operation, RunSettings};
 use crate::completion::{CallerId, Done, Outbox};
 use crate::error::EngineError;
 use crate::kv::{Holdings, PrefixScope, SegmentLengths, Sequence};
 use crate::line::Standing;
 use crate::port::Port;
 use crate::run::{Finish, Progress, RunEvent, RunQueue};
-use crate::sampling::Sampler;
+use crate::sampling::{Looks, Sampler};
 
 const N_POSITIONS: usize = 200;
 

@@ -259,6 +259,7 @@ taped!(streams::HostStream, "stream." {
         stream: Resource<GuestStream>, sampler: Resource<GuestSampler>
     ) -> Result<(), HostError>;
     fn guess(stream: Resource<GuestStream>, tokens: Vec<u32>) -> Result<(), HostError>;
+    fn top(stream: Resource<GuestStream>) -> wasmtime::Result<Option<Distribution>>;
     fn finish(stream: Resource<GuestStream>) -> wasmtime::Result<Option<FinishReason>>;
     fn drop(stream: Resource<GuestStream>) -> wasmtime::Result<()>;
 });

@@ -342,10 +342,12 @@ records! {
     BudgetLimit { what, used, requested, limit }
     Candidate { token, logprob }
     ChatMessage { role, content }
-    Completion { tokens, logprobs, text, finish }
+    Completion { tokens, logprobs, tops, text, finish }
     ContextLimit { n_tokens, n_positions }
     Distribution { candidates, entropy }
-    GenerateRequest { context, sampler, seed, max_tokens, stop_tokens, stop_texts, keep, emit, speculation }
+    GenerateRequest {
+        context, sampler, seed, max_tokens, stop_tokens, stop_texts, keep, emit, top, speculation,
+    }
     GrammarExit { position, token }
     GrammarRefusal { place, reason }
     JsonSchema { schema, whitespace }
@@ -360,7 +362,7 @@ records! {
     SpeculateRequest { context, sampler, guess }
     Speculation { source, max_guess }
     StepRequest { context, sampler }
-    StreamOptions { max_tokens, stop_tokens, speculation }
+    StreamOptions { max_tokens, stop_tokens, top, speculation }
     TokenRange { token, vocab_size }
     UnknownName { name, known }
     Usage { tokens, pages, contexts, tokens_in_vain, tokens_cached, tokens_guessed, tokens_accepted }
