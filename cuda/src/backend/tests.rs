@@ -339,6 +339,13 @@ fn mixed_steps_agree_with_the_cpu() {
                     // More than the kernel lists: the host answers.
                     outputs.push((last, OutputKind::Top { n: 2000 }));
                 }
+                if idx == 5 {
+                    let last_layer = model.config.n_layers;
+                    let layers = [0, 1, last_layer - 1, last_layer];
+                    outputs.extend(layers.map(|n_layers| (last, OutputKind::Hidden { n_layers })));
+                    let hidden = |position| (position, OutputKind::Hidden { n_layers: 2 });
+                    outputs.extend((start..last).map(hidden));
+                }
                 if idx == 4 {
                     outputs.extend((start..last).map(|position| (position, OutputKind::Scores(&wide[..3]))));
                 }

@@ -15,6 +15,7 @@ use super::returned::Place;
 use super::row::StepRow;
 use super::slots::{EditList, PAGE_EDIT_WORDS, Slots};
 use super::steps::sit_out;
+use super::taps::Taps;
 use super::whole::{Reading, RowOf, RowWords, Whole};
 use super::words::to_words;
 use crate::ops::logits::{NOWHERE, OutputRow, Stages, Wants};
@@ -101,6 +102,8 @@ pub(crate) struct Outputs {
     pub(crate) programs: Programs,
     /// Where those start that the host makes, by request, as far as it is known before.
     pub(super) host_starts: Vec<(usize, DrawState)>,
+    /// Hidden states between layers.
+    pub(crate) taps: Taps,
     /// Rows taken in.
     n_rows: usize,
     /// Biases and masks.
@@ -120,6 +123,8 @@ pub(crate) struct Room {
     pub(crate) n_outputs: usize,
     /// Slots that keep hidden states.
     pub(crate) n_states: usize,
+    /// Layers of the model.
+    pub(crate) n_layers: usize,
     /// Words of rows that come back whole with a step.
     pub(crate) n_whole_words: usize,
     /// Of one such row.
@@ -154,6 +159,7 @@ impl Outputs {
         self.n_whole_words = 0;
         self.readings.clear();
         self.late.clear();
+        self.taps.clear();
         self.n_rows = 0;
         self.tail.clear();
         self.n_token_words = 0;
@@ -170,7 +176,8 @@ impl Outputs {
         // Requests of one position share its logits. They come in any order; mostly they are sorted already.
         let mut order = std::mem::take(&mut self.order);
         order.clear();
-        order.extend(0..row.requests.len());
+        let is_tap = |request: &OutputRequest<'_>| matches!(request.kind, OutputKind::Hidden { n_layers } if n_layers < room.n_layers);
+        order.extend((0..row.requests.len()).filter(|&idx| !is_tap(&row.requests[idx])));
         let position_of = |&request_idx: &usize| row.requests[request_idx].position;
         // The host makes all draws of a row's program or none: it would not know where the device's ended.
         let n_words = Self::n_tail_words(std::slice::from_ref(row), 0, place.slots);
@@ -179,6 +186,10 @@ impl Outputs {
         order.sort_unstable_by_key(|request_idx| (position_of(request_idx), *request_idx));
         let first_place = self.places.len();
         self.places.resize(first_place + row.requests.len(), Place::Unset);
+        let Self { taps, places, .. } = self;
+        taps.push(row.requests, room.n_layers, (row.start, first_token_idx), |request_idx, state| {
+            places[first_place + request_idx] = Place::Tapped { state };
+        });
         for requests in order.chunk_by(|a, b| position_of(a) == position_of(b)) {
             let position = position_of(&requests[0]);
             let is_of_head = row.is_of_head() && position + 1 == row.end();
@@ -225,7 +236,7 @@ impl Outputs {
                 };
                 let output = output.map(|output| OutputRow { logits_row: logits_row as u32, ..output });
                 let place = match (&request.kind, output) {
-                    (OutputKind::Embedding, _) => Place::Hidden {
+                    (OutputKind::Embedding | OutputKind::Hidden { .. }, _) => Place::Hidden {
                         group_idx,
                         logits_row,
                         start: self.bring(group_idx, RowOf::Hidden, room),

@@ -216,6 +216,13 @@ pub enum OutputKind<'a> {
     Full,
     /// The hidden state after the final norm.
     Embedding,
+    /// The hidden state after so many layers: 0 is the embedding of the token, that after the last layer is also after the
+    /// final norm, as `output_hidden_states` of Hugging Face has them. Only of tokens that the row computes, and the slot keeps
+    /// no state for it.
+    Hidden {
+        /// How many.
+        n_layers: usize,
+    },
 }
 
 /// What a program may draw, whatever it says.
@@ -294,6 +301,8 @@ pub struct Drawn {
 pub struct Seen {
     /// The most probable tokens.
     pub top: Option<Top>,
+    /// Hidden states of the token before the draw, in the order in which they are asked for.
+    pub hidden: Vec<Vec<f32>>, // [n_states, hidden_size]
 }
 
 /// What may come at one place.
@@ -343,7 +352,7 @@ pub enum Output {
     Scores(Vec<f32>),
     /// For [`OutputKind::Full`].
     Full(Vec<f32>), // [vocab_size]
-    /// For [`OutputKind::Embedding`].
+    /// For [`OutputKind::Embedding`] and [`OutputKind::Hidden`].
     Embedding(Vec<f32>), // [hidden_size]
     /// The logits held a NaN, or a mask left no token to draw.
     Failed(OutputFault),

@@ -14,13 +14,14 @@ pub struct StreamOptions<'a> {
     max_tokens: Option<u32>,
     stop_tokens: Vec<Token>,
     top: u32,
+    hidden: Vec<u32>,
     guesses: Option<Guesses<'a>>,
 }
 
 impl<'a> StreamOptions<'a> {
     pub(crate) fn new(context: &'a Context, sampler: &'a Sampler) -> Self {
         let stop_tokens = context.model().info().stop_tokens.clone();
-        Self { context, sampler, max_tokens: None, stop_tokens, top: 0, guesses: None }
+        Self { context, sampler, max_tokens: None, stop_tokens, top: 0, hidden: Vec::new(), guesses: None }
     }
 
     /// The most tokens that the stream gives; as many as fit unless set.
@@ -42,6 +43,13 @@ impl<'a> StreamOptions<'a> {
         self
     }
 
+    /// Also looks at the hidden states of these layers before each token, at most 8 of them: [`TokenStream::hidden`]. 0 is the
+    /// embedding of the token, the model's `n_layers` what is left after the final norm.
+    pub fn hidden(mut self, layers: &[u32]) -> Self {
+        self.hidden = layers.to_vec();
+        self
+    }
+
     /// Guesses at what comes, which the model verifies several at a time. The tokens stay the same.
     pub fn guess_by(mut self, guesses: Guesses<'a>) -> Self {
         self.guesses = Some(guesses);
@@ -59,6 +67,7 @@ impl<'a> StreamOptions<'a> {
             max_tokens: self.max_tokens,
             stop_tokens: self.stop_tokens.clone(),
             top: self.top,
+            hidden: self.hidden,
             speculation: self.guesses.map(Guesses::into_raw),
         };
         let raw = raw::Stream::open(self.context.raw(), self.sampler.raw(), &options)?;
@@ -93,6 +102,12 @@ impl TokenStream {
     /// in its place, and the entropy. None before the first token.
     pub fn top(&self) -> Option<Distribution> {
         self.raw.top()
+    }
+
+    /// The hidden states from which the last token was drawn, where the stream was opened with [`StreamOptions::hidden`]: of each
+    /// layer one, `[hidden_size]`. None before the first token.
+    pub fn hidden(&self) -> Vec<Vec<f32>> {
+        self.raw.hidden()
     }
 
     /// Changes how all further tokens are drawn.

@@ -3,21 +3,25 @@
 use crate::batch::{Output, OutputFault, OutputKind, OutputRequest, Seen, Top};
 use crate::sampling::Looks;
 
+/// What a hidden state costs that leaves the device, in rows of logits.
+pub(super) const STATE_ROWS: f32 = 0.25;
+
 impl Looks {
     /// Things that are asked in each place.
     pub(crate) fn n_asked(&self) -> usize {
-        usize::from(self.n_top > 0)
+        usize::from(self.n_top > 0) + self.hidden.len()
     }
 
     /// What that costs, in rows of logits.
     pub(super) fn n_rows(&self) -> f32 {
-        self.n_asked() as f32
+        f32::from(self.n_top > 0) + STATE_ROWS * self.hidden.len() as f32
     }
 
     /// What is asked beside a draw after this position.
     pub(super) fn requests(&self, position: usize) -> impl Iterator<Item = OutputRequest<'_>> {
         let top = (self.n_top > 0).then_some(OutputKind::Top { n: self.n_top });
-        top.into_iter().map(move |kind| OutputRequest { position, kind })
+        let hidden = self.hidden.iter().map(|&n_layers| OutputKind::Hidden { n_layers });
+        top.into_iter().chain(hidden).map(move |kind| OutputRequest { position, kind })
     }
 
     /// Takes what came of it, and no more; `None` where nothing is looked at.
@@ -33,6 +37,7 @@ impl Looks {
         for output in outputs.take(self.n_asked()) {
             match output {
                 Output::Top { candidates, entropy } => seen.top = Some(Top { candidates, entropy }),
+                Output::Embedding(state) => seen.hidden.push(state),
                 Output::Failed(failed) => fault = Some(failed),
                 other => unreachable!("nobody looks for {other:?}"),
             }

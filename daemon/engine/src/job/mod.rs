@@ -8,10 +8,12 @@ mod joint;
 mod looks;
 mod masks;
 mod run;
+mod states;
 mod verify;
 
 pub(crate) use ask::{AskWork, Part, Progress};
 pub(crate) use joint::{JobId, JointWork, Stage, Wanted};
+use looks::STATE_ROWS;
 pub(crate) use masks::LateMasks;
 pub(crate) use run::RunWork;
 pub use verify::N_GUESS_MAX;
@@ -116,6 +118,11 @@ impl Work {
         }
     }
 
+    /// Whether what it asks leaves the state of the context's last token on the device.
+    pub(crate) fn leaves_state(&self) -> bool {
+        !matches!(self, Self::Ask(AskWork { ask: Ask::Hidden { .. }, .. }))
+    }
+
     /// Whether it asks the head alone.
     pub(crate) fn is_of_head(&self) -> bool {
         matches!(self, Self::Ask(AskWork { part: Part::Head, .. }))
@@ -126,7 +133,8 @@ impl Work {
     pub(crate) fn end(&self, start: usize, target: usize, n_tokens_max: usize) -> Option<usize> {
         match self {
             Self::Verify(work) => work.end(start, n_tokens_max),
-            Self::Ask(_) | Self::Run(_) | Self::Joint(_) => Some(target.min(start + n_tokens_max)),
+            Self::Ask(work) => Some(work.end(start, target, n_tokens_max)),
+            Self::Run(_) | Self::Joint(_) => Some(target.min(start + n_tokens_max)),
         }
     }
 
@@ -144,7 +152,7 @@ impl Work {
     /// The first position whose output is wanted, or the end of a prefill.
     pub(crate) fn first_output(&self, n_tokens: usize) -> usize {
         match self {
-            Self::Ask(work) => work.n_base - 1,
+            Self::Ask(work) => work.first_output(),
             Self::Verify(work) => work.first_draw(),
             Self::Run(_) | Self::Joint(_) => n_tokens - 1,
         }
@@ -190,6 +198,10 @@ impl Work {
                 Ask::Prefill | Ask::Sample(_) | Ask::Verify { .. } => 0.0,
                 Ask::Continuation(_) | Ask::Tops { .. } => (end - start.max(work.n_base - 1).min(end)) as f32,
                 Ask::Top { .. } | Ask::Scores(_) | Ask::Embedding => f32::from(is_last as u8),
+                Ask::Hidden { n_layers, .. } => {
+                    let n_tokens = end.saturating_sub(start.max(work.first_output()));
+                    STATE_ROWS * (n_tokens * n_layers.len()) as f32
+                }
                 // It leaves the device and is copied again for the guest.
                 Ask::Full => 4.0 * f32::from(is_last as u8),
             },
@@ -246,6 +258,12 @@ impl Work {
                 Ask::Scores(tokens) => last(OutputKind::Scores(tokens)),
                 Ask::Full => last(OutputKind::Full),
                 Ask::Embedding => last(OutputKind::Embedding),
+                Ask::Hidden { n_layers, .. } => (start.max(work.first_output())..end)
+                    .flat_map(|position| {
+                        let kinds = n_layers.iter().map(|&n_layers| OutputKind::Hidden { n_layers });
+                        kinds.map(move |kind| OutputRequest { position, kind })
+                    })
+                    .collect(),
                 Ask::Continuation(tokens) => (0..tokens.len())
                     .map(|idx| (work.n_base - 1 + idx, &tokens[idx..=idx]))
                     .filter(|(position, _)| (start..end).contains(position))

@@ -6,6 +6,7 @@ mod evict;
 mod failing;
 mod guest;
 pub(crate) mod hash_backend;
+mod hidden;
 mod joint;
 mod late;
 mod progress;
@@ -337,7 +338,7 @@ impl World {
         let chain = self.contexts[idx].1.chain();
         let prefix = chain.last;
         let guess = verify::guess(&mut self.random, chain, seed, n_guess_max);
-        let kind = self.random.below(7);
+        let kind = self.random.below(8);
         // Of what was asked about, a guest may append all, some, or something else.
         let n_appended = if n_free > 0 { self.random.below(2 * n_free.min(20)) } else { 0 };
         let (id, model) = &mut self.contexts[idx];
@@ -371,6 +372,7 @@ impl World {
                 }
             }
             5 if n_free > 0 => verify::question(chain, seed, guess),
+            _ if seed & 96 > 0 => model.hidden_question(seed),
             _ => (Ask::Full, Answer::Full(vec![score(prefix, 7)])),
         };
         let then = match (&ask, &expected) {

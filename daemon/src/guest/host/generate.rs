@@ -94,7 +94,7 @@ impl GuestState {
         if let Some(seed) = request.seed {
             Arc::make_mut(&mut sampler).seed = seed;
         }
-        looks::put_on(&mut sampler, request.top)?;
+        looks::put_on(&mut sampler, context.model(), request.top, Vec::new())?;
         check_stop_tokens(context.model(), &request.stop_tokens)?;
         context.keep_to(self.table.get(&request.sampler)?.given.rule());
         check_stop_texts(&request.stop_texts)?;

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use trellis_engine::ModelHandle;
 use trellis_engine::account::{Account, BudgetExceeded};
 use trellis_engine::batch::{Candidate, Seen};
 use trellis_engine::sampling::{Looks, Sampler};
@@ -17,15 +18,35 @@ const N_TOP_MAX: u32 = 20;
 /// What a place takes of host memory beside its candidates.
 const PLACE_BYTES: usize = 32;
 
-/// Has what draws by a sampler report what is looked at.
+/// The most layers of one question, and of one stream.
+const N_LAYERS_MAX: usize = 8;
+
+/// Layers as the engine counts them.
 ///
 /// # Errors
-/// More candidates than there may be.
-pub(super) fn put_on(sampler: &mut Arc<Sampler>, n_top: u32) -> Result<(), HostError> {
+/// More than there may be.
+pub(super) fn layers(layers: Vec<u32>) -> Result<Vec<usize>, HostError> {
+    if layers.len() > N_LAYERS_MAX {
+        return Err(invalid("layers", layers.len(), format!("at most {N_LAYERS_MAX}")));
+    }
+    Ok(layers.into_iter().map(|n_layers| n_layers as usize).collect())
+}
+
+/// Has what draws by a sampler report what is looked at: so many candidates, and the hidden states of these layers.
+///
+/// # Errors
+/// More candidates or layers than there may be.
+pub(super) fn put_on(
+    sampler: &mut Arc<Sampler>,
+    model: &ModelHandle,
+    n_top: u32,
+    hidden: Vec<u32>,
+) -> Result<(), HostError> {
     if n_top > N_TOP_MAX {
         return Err(invalid("top", n_top, format!("at most {N_TOP_MAX}")));
     }
-    let looks = Looks { n_top: n_top as usize };
+    let looks = Looks { n_top: n_top as usize, hidden: layers(hidden)? };
+    model.check_layers(&looks.hidden)?;
     if sampler.looks != looks {
         Arc::make_mut(sampler).looks = looks;
     }

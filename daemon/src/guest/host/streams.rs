@@ -35,7 +35,7 @@ impl HostStream for GuestState {
         let (cell, model) = (cell.clone(), model.clone());
         let context = lock(&cell);
         let mut settings = self.settings_for(&sampler, &context)?;
-        looks::put_on(&mut settings, options.top)?;
+        looks::put_on(&mut settings, context.model(), options.top, options.hidden)?;
         let given = self.table.get(&sampler)?.given.clone();
         check_stop_tokens(context.model(), &options.stop_tokens)?;
         let speculation = self.speculation(options.speculation, &context)?;
@@ -107,6 +107,10 @@ impl HostStream for GuestState {
 
     fn top(&mut self, stream: Resource<GuestStream>) -> wasmtime::Result<Option<Distribution>> {
         Ok(looks::top_of(self.table.get(&stream)?.seen.clone()))
+    }
+
+    fn hidden(&mut self, stream: Resource<GuestStream>) -> wasmtime::Result<Vec<Vec<f32>>> {
+        Ok(self.table.get(&stream)?.seen.as_ref().map_or_else(Vec::new, |seen| seen.hidden.clone()))
     }
 
     fn set_sampler(

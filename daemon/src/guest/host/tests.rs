@@ -135,7 +135,13 @@ impl Guest {
         sampler: &Resource<GuestSampler>,
         max_tokens: Option<u32>,
     ) -> Resource<GuestStream> {
-        let options = StreamOptions { max_tokens, stop_tokens: Vec::new(), top: 0, speculation: None };
+        let options = StreamOptions {
+            max_tokens,
+            stop_tokens: Vec::new(),
+            top: 0,
+            hidden: Vec::new(),
+            speculation: None,
+        };
         HostStream::open(&mut self.state, again(context), again(sampler), options).expect("a stream")
     }
 
@@ -309,7 +315,13 @@ async fn a_stream_counts_its_tokens_and_stays_ended() {
         guest.step(&fork, &sampler).await;
         guest.step(&fork, &sampler).await
     };
-    let options = StreamOptions { max_tokens: None, stop_tokens: vec![stop], top: 0, speculation: None };
+    let options = StreamOptions {
+        max_tokens: None,
+        stop_tokens: vec![stop],
+        top: 0,
+        hidden: Vec::new(),
+        speculation: None,
+    };
     let stream =
         HostStream::open(&mut guest.state, again(&context), again(&sampler), options).expect("a stream");
     let mut last = None;

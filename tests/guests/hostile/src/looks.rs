@@ -1,7 +1,9 @@
 //! Looking at what is computed, in the tour: beside draws, and at texts that are there.
 
 use trellis_guest::programs::{Definition, Source};
-use trellis_guest::{Constraint, Context, Distribution, Error, Guesses, Model, Sampler, Token};
+use trellis_guest::{
+    Constraint, Context, Distribution, Error, Guesses, Model, Pooling, Positions, Sampler, Token, hidden_all,
+};
 
 use crate::Outcome;
 
@@ -9,7 +11,9 @@ use crate::Outcome;
 const TOLERANCE: f32 = 1e-4;
 
 pub(crate) fn looked_at(model: &Model, prompt: &Context) -> Outcome {
-    beside_draws(model, prompt)
+    beside_draws(model, prompt)?;
+    states(model, prompt)?;
+    prompts(prompt)
 }
 
 /// What is seen beside a draw is what is seen by who asks in its place, and changes no draw.
@@ -56,6 +60,82 @@ fn beside_draws(model: &Model, prompt: &Context) -> Outcome {
     assert!(matches!(many, Err(Error::InvalidArgument { .. })), "{many:?}");
     let many = context.generate(&hot).max_tokens(1).top(21).run();
     assert!(matches!(many, Err(Error::InvalidArgument { .. })), "{many:?}");
+    Ok(())
+}
+
+/// Hidden states are the same however they are asked for.
+fn states(model: &Model, prompt: &Context) -> Outcome {
+    let n_layers = model.info().n_layers;
+    let layers = [0, n_layers / 2, n_layers];
+    let last = prompt.hidden(&layers, Pooling::Last)?;
+    assert!(last.iter().all(|state| state.len() == model.info().hidden_size as usize));
+    assert_eq!(last[2], prompt.embedding()?);
+    let other = prompt.fork()?;
+    other.append(&[100])?;
+    let both = hidden_all([prompt, &other], &layers[..2], Pooling::MeanFrom(1))?;
+    assert_eq!(prompt.hidden(&layers[..2], Pooling::MeanFrom(1))?, both[0], "in any batch");
+
+    // A mean is over what those see who stand there.
+    let mut sums = [0.0_f64; 2];
+    for n_tokens in 2..=other.length() {
+        let part = other.fork()?;
+        part.truncate(n_tokens)?;
+        for (sum, state) in sums.iter_mut().zip(part.hidden(&layers[..2], Pooling::Last)?) {
+            *sum += f64::from(state[7]);
+        }
+    }
+    for (sum, mean) in sums.iter().zip(&both[1]) {
+        assert!(is_near((sum / f64::from(other.length() - 1)) as f32, mean[7]), "{sums:?}");
+    }
+    let embedded = model.embed(["One.", "Another one."], Pooling::MeanFrom(1))?;
+    assert!(embedded.len() == 2 && embedded[0] != embedded[1]);
+
+    let context = prompt.fork()?;
+    let (hot, digits) = (Sampler::seeded(3).temperature(0.8).build()?, Constraint::regex(model, "[0-9]{9}")?);
+    let digits = Sampler::seeded(3).temperature(0.8).constraint(&digits).build()?;
+    for sampler in [&hot, &digits] {
+        context.truncate(prompt.length())?;
+        let mut stream =
+            context.stream(sampler).stop_tokens(&[]).max_tokens(5).hidden(&layers).top(2).open()?;
+        assert!(stream.hidden().is_empty());
+        while let Some(drawn) = stream.next() {
+            drawn?;
+            let before = context.fork()?;
+            before.truncate(context.length() - 1)?;
+            assert_eq!(stream.hidden(), before.hidden(&layers, Pooling::Last)?);
+            assert_eq!(stream.top(), Some(before.top(2)?));
+            if context.length() == prompt.length() + 2 {
+                stream.guess(&[9, 9])?;
+            }
+        }
+        assert_eq!(context.length(), prompt.length() + 5);
+    }
+
+    let refused = [
+        prompt.hidden(&[n_layers + 1], Pooling::Last).map(drop),
+        prompt.hidden(&[0; 9], Pooling::Last).map(drop),
+        prompt.hidden(&[0], Pooling::MeanFrom(prompt.length())).map(drop),
+        context.stream(&hot).hidden(&[n_layers + 1]).open().map(drop),
+    ];
+    assert!(refused.iter().all(|it| matches!(it, Err(Error::InvalidArgument { .. }))), "{refused:?}");
+    context.evict(1, 2, Positions::Keep)?;
+    let refused = context.hidden(&[0], Pooling::MeanFrom(0));
+    assert!(matches!(refused, Err(Error::InvalidArgument { .. })), "{refused:?}");
+    context.hidden(&[1], Pooling::Last)?;
+    Ok(())
+}
+
+/// A prompt that is there is scored as one that comes.
+fn prompts(prompt: &Context) -> Outcome {
+    let tokens = prompt.tokens();
+    let first = prompt.fork()?;
+    first.truncate(1)?;
+    let (scores, tops) = (first.score(&tokens[1..])?, first.tops(&tokens[1..], 3)?);
+    assert_eq!(prompt.prompt_logprobs(1)?, scores);
+    are_alike(&prompt.prompt_tops(1, 3)?, &tops);
+    assert_eq!(prompt.tokens(), tokens);
+    let nothing = prompt.prompt_logprobs(prompt.length());
+    assert!(matches!(nothing, Err(Error::InvalidArgument { .. })), "{nothing:?}");
     Ok(())
 }
 

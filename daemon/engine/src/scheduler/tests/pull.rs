@@ -3,16 +3,27 @@
 use super::*;
 use crate::batch::Drawn;
 
-/// The sampler of this seed, which also says what is looked at: nothing, one token or two.
+/// The sampler of this seed, which also says what is looked at: nothing, one token or two, and hidden states of some layers.
 pub(super) fn looking_sampler(seed: u64) -> Sampler {
-    Sampler { seed, looks: Looks { n_top: (seed % 3) as usize }, ..Sampler::greedy() }
+    let looks = Looks { n_top: (seed % 3) as usize, hidden: layers_looked_at(seed) };
+    Sampler { seed, looks, ..Sampler::greedy() }
+}
+
+fn layers_looked_at(seed: u64) -> Vec<usize> {
+    match seed / 3 % 5 {
+        0 => vec![2],
+        1 => vec![1, 4],
+        _ => Vec::new(),
+    }
 }
 
 /// What is seen where it draws.
 pub(super) fn expected_seen(prefix: u64, seed: u64) -> Option<Box<Seen>> {
-    let n_top = (seed % 3) as usize;
+    let Looks { n_top, hidden } = looking_sampler(seed).looks;
     let top = Top { candidates: ranked(prefix, n_top), entropy: score(prefix, 0) };
-    (n_top > 0).then(|| Box::new(Seen { top: Some(top) }))
+    let top = (n_top > 0).then_some(top);
+    let hidden: Vec<_> = hidden.iter().map(|&n_layers| vec![score(prefix, n_layers as Token)]).collect();
+    (top.is_some() || !hidden.is_empty()).then(|| Box::new(Seen { top, hidden }))
 }
 
 impl World {

@@ -60,7 +60,9 @@ impl NullBackend {
             OutputKind::Top { n } => Output::Top { candidates: vec![candidate; *n], entropy: 1.0 },
             OutputKind::Scores(tokens) => Output::Scores(vec![-1.0; tokens.len()]),
             OutputKind::Full => Output::Full(vec![-1.0; self.limits.vocab_size]),
-            OutputKind::Embedding => Output::Embedding(vec![0.0; self.limits.hidden_size]),
+            OutputKind::Embedding | OutputKind::Hidden { .. } => {
+                Output::Embedding(vec![0.0; self.limits.hidden_size])
+            }
             other => unreachable!("nobody here asks for {other:?}"),
         }
     }

@@ -12,7 +12,7 @@ fn draft(guest: &mut Guest, n_max: u32) -> Option<Speculation> {
 }
 
 fn options(speculation: Option<Speculation>) -> StreamOptions {
-    StreamOptions { max_tokens: None, stop_tokens: Vec::new(), top: 0, speculation }
+    StreamOptions { max_tokens: None, stop_tokens: Vec::new(), top: 0, hidden: Vec::new(), speculation }
 }
 
 fn usage(guest: &mut Guest) -> [u64; 2] {

@@ -151,7 +151,7 @@ impl Convert<old::session::Usage> for new::session::Usage {
 impl Convert<new::streams::StreamOptions> for old::streams::StreamOptions {
     fn convert(self) -> new::streams::StreamOptions {
         let Self { max_tokens, stop_tokens } = self;
-        new::streams::StreamOptions { max_tokens, stop_tokens, top: 0, speculation: None }
+        new::streams::StreamOptions { max_tokens, stop_tokens, top: 0, hidden: Vec::new(), speculation: None }
     }
 }
 
