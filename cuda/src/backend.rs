@@ -96,11 +96,14 @@ impl CudaBackend {
         drop(completed);
         self.under_way.push_back(UnderWay::InStream(in_flight));
         // What each row drew last, in the order of the requests.
-        let ends = batch.rows.iter().scan(0, |n, row| {
-            *n += row.outputs.len();
-            Some((row.slot, *n))
+        let mut n_before = 0;
+        let draws = batch.rows.iter().filter_map(|row| {
+            let last = row.outputs.iter().rposition(|request| request.kind.draws());
+            let draw = last.map(|idx| (row.slot, n_before + idx));
+            n_before += row.outputs.len();
+            draw
         });
-        self.draws.push_back(ends.filter(|&(_, end)| end > 0).map(|(slot, end)| (slot, end - 1)).collect());
+        self.draws.push_back(draws.collect());
         Ok(())
     }
 

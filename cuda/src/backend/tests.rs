@@ -340,6 +340,13 @@ fn mixed_steps_agree_with_the_cpu() {
                     // More than the kernel lists: the host answers.
                     outputs.push((last, OutputKind::Top { n: 2000 }));
                 }
+                if idx == 5 {
+                    let last_layer = model.config.n_layers;
+                    let layers = [0, 1, last_layer - 1, last_layer];
+                    outputs.extend(layers.map(|n_layers| (last, OutputKind::Hidden { n_layers })));
+                    let hidden = |position| (position, OutputKind::Hidden { n_layers: 2 });
+                    outputs.extend((start..last).map(hidden));
+                }
                 if idx == 4 {
                     outputs.extend((start..last).map(|position| (position, OutputKind::Scores(&wide[..3]))));
                 }
@@ -391,7 +398,9 @@ impl Decoding {
     fn submit(&self, backend: &mut impl Backend, who: &[usize], under_way: &[usize]) {
         let rows = who.iter().map(|&idx| {
             let (tokens, n_computed, sampler) = &self.contexts[idx];
-            let asked = |position| vec![(position, OutputKind::Sample(sampler))];
+            let asked = |position| {
+                vec![(position, OutputKind::Sample(sampler)), (position, OutputKind::Top { n: 5 })]
+            };
             if under_way.contains(&idx) {
                 let row = row(idx as u32, tokens, tokens.len(), idx * 10, asked(tokens.len()));
                 Row { input: Input::Drawn(row.slot), ..row }
@@ -406,8 +415,13 @@ impl Decoding {
     fn collect(&mut self, backend: &mut impl Backend, who: &[usize]) -> Vec<(Token, f32)> {
         let outputs = backend.collect().expect("the backend runs").outputs;
         let mut drawn = Vec::new();
-        for (&idx, output) in who.iter().zip(outputs) {
-            let Output::Sampled(candidate) = output else { panic!("{output:?}") };
+        for (&idx, outputs) in who.iter().zip(outputs.chunks_exact(2)) {
+            let [Output::Sampled(candidate), Output::Top { candidates, .. }] = outputs else {
+                panic!("{outputs:?}")
+            };
+            // What is looked at beside a draw is of the same row.
+            let seen = candidates.iter().find(|seen| seen.token == candidate.token);
+            assert!(seen.is_none_or(|seen| (seen.logprob - candidate.logprob).abs() <= 1e-3), "{outputs:?}");
             let (tokens, n_computed, _) = &mut self.contexts[idx];
             *n_computed = tokens.len();
             tokens.push(candidate.token);

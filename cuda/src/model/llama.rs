@@ -141,7 +141,8 @@ impl Llama {
         Linear { matrix: self.weights.lm_head, bias: None, n_out: vocab_size, n_in: hidden_size }
     }
 
-    /// Computes the tokens and stores their keys and values; the residual stream holds the result.
+    /// Computes the tokens and stores their keys and values; the residual stream holds the result. Before each layer, `between`
+    /// is told how many are behind it: the residual stream holds what they made.
     ///
     /// # Errors
     /// The driver refused a launch.
@@ -150,6 +151,7 @@ impl Llama {
         stream: &Stream,
         step: &LayerInputs,
         a: &Activations,
+        mut between: impl FnMut(usize) -> Result<(), CudaError>,
     ) -> Result<(), CudaError> {
         if step.tokens.n_max == 0 {
             return Ok(());
@@ -160,6 +162,7 @@ impl Llama {
         let places = TokenPlaces { positions, pages, page_tokens };
         self.kernels.embedding.run(stream, step.tokens, hidden_size, step.ids, places, table, a.residual)?;
         for (layer_idx, weights) in self.weights.layers.iter().enumerate() {
+            between(layer_idx)?;
             let layer = Layer { stream, step, activations: a, weights, layer_idx };
             match step.tokens.n_max {
                 0..=gemv::N_ROWS_MAX => self.decode_layer(layer)?,

@@ -124,7 +124,9 @@ impl StepLists {
     /// Whether a captured launch can serve the step: rows of few tokens whose logits are in memory together, and nothing
     /// for the host to answer.
     pub(crate) fn can_be_captured(&self) -> bool {
-        self.can_be_held() && self.rows.iter().all(|row| row.n_tokens <= N_FEW_TOKENS_MAX)
+        self.can_be_held()
+            && self.outputs.taps.is_empty()
+            && self.rows.iter().all(|row| row.n_tokens <= N_FEW_TOKENS_MAX)
     }
 
     /// Whether the logits can wait for masks: they are in memory together, and there is nothing for the host to answer.

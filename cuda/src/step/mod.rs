@@ -16,6 +16,7 @@ mod returned;
 mod row;
 mod slots;
 mod steps;
+mod taps;
 mod whole;
 mod words;
 

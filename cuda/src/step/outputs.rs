@@ -17,6 +17,7 @@ use super::returned::Place;
 use super::row::StepRow;
 use super::slots::{EditList, PAGE_EDIT_WORDS, Slots};
 use super::steps::sit_out;
+use super::taps::Taps;
 use super::whole::{Reading, RowOf, RowWords, Whole};
 use super::words::to_words;
 use crate::ops::logits::{NOWHERE, OutputRow, Stages, Wants};
@@ -108,6 +109,8 @@ pub(crate) struct Outputs {
     pub(super) host_starts: Vec<(usize, DrawState)>,
     /// Rows to come that are mixed into the draw before them, which the host makes.
     n_mixed_by_host: usize,
+    /// Hidden states between layers.
+    pub(crate) taps: Taps,
     /// Rows taken in.
     n_rows: usize,
     /// Biases and masks.
@@ -127,6 +130,8 @@ pub(crate) struct Room {
     pub(crate) n_outputs: usize,
     /// Slots that keep hidden states.
     pub(crate) n_states: usize,
+    /// Layers of the model.
+    pub(crate) n_layers: usize,
     /// Words of rows that come back whole with a step.
     pub(crate) n_whole_words: usize,
     /// Of one such row.
@@ -162,6 +167,7 @@ impl Outputs {
         self.readings.clear();
         self.late.clear();
         self.n_mixed_by_host = 0;
+        self.taps.clear();
         self.n_rows = 0;
         self.tail.clear();
         self.n_token_words = 0;
@@ -178,7 +184,8 @@ impl Outputs {
         // Requests of one position share its logits. They come in any order; mostly they are sorted already.
         let mut order = std::mem::take(&mut self.order);
         order.clear();
-        order.extend(0..row.requests.len());
+        let is_tap = |request: &OutputRequest<'_>| matches!(request.kind, OutputKind::Hidden { n_layers } if n_layers < room.n_layers);
+        order.extend((0..row.requests.len()).filter(|&idx| !is_tap(&row.requests[idx])));
         let position_of = |&request_idx: &usize| row.requests[request_idx].position;
         // The host makes all draws of a row's program or none: it would not know where the device's ended.
         let n_words = Self::n_tail_words(std::slice::from_ref(row), 0, place.slots);
@@ -187,6 +194,10 @@ impl Outputs {
         order.sort_unstable_by_key(|request_idx| (position_of(request_idx), *request_idx));
         let first_place = self.places.len();
         self.places.resize(first_place + row.requests.len(), Place::Unset);
+        let Self { taps, places, .. } = self;
+        taps.push(row.requests, room.n_layers, (row.start, first_token_idx), |request_idx, state| {
+            places[first_place + request_idx] = Place::Tapped { state };
+        });
         for requests in order.chunk_by(|a, b| position_of(a) == position_of(b)) {
             let position = position_of(&requests[0]);
             let is_of_head = row.is_of_head() && position + 1 == row.end();
@@ -207,8 +218,16 @@ impl Outputs {
             });
             // A row of logits becomes one of log-probabilities once.
             let mut whole = None;
+            // The output row of a draw here that waits for nothing.
+            let mut drawn = None;
             for &request_idx in requests {
                 let request = &row.requests[request_idx];
+                if let (&OutputKind::Top { n }, Some(output_idx)) = (&request.kind, drawn)
+                    && let Some(place) = self.top_beside_draw(group_idx, output_idx, n)
+                {
+                    self.places[first_place + request_idx] = place;
+                    continue;
+                }
                 let output = match &request.kind {
                     &OutputKind::Program { sampler, start, within, n_others } => {
                         let by = ByProgram { sampler, start, within, logits_row, n_others };
@@ -227,7 +246,7 @@ impl Outputs {
                 };
                 let output = output.map(|output| OutputRow { logits_row: logits_row as u32, ..output });
                 let place = match (&request.kind, output) {
-                    (OutputKind::Embedding, _) => Place::Hidden {
+                    (OutputKind::Embedding | OutputKind::Hidden { .. }, _) => Place::Hidden {
                         group_idx,
                         logits_row,
                         start: self.bring(group_idx, RowOf::Hidden, room),
@@ -254,6 +273,9 @@ impl Outputs {
                     (_, None) => Place::Host { group_idx, logits_row },
                 };
                 self.groups[group_idx].has_host_work |= place.is_fetched();
+                if let Place::Drawn { output_idx } | Place::Programmed { output_idx, .. } = place {
+                    drawn = Some(output_idx);
+                }
                 self.places[first_place + request_idx] = place;
             }
         }
@@ -357,6 +379,19 @@ impl Outputs {
         }
     }
 
+    /// Has the output row of a draw return the most probable tokens too, so that its logits are looked through once; `None`
+    /// where the list is too long, or there is no room.
+    fn top_beside_draw(&mut self, group_idx: usize, output_idx: usize, n: usize) -> Option<Place> {
+        if !self.has_room_for_list(n) {
+            return None;
+        }
+        let drawn = self.rows[output_idx];
+        let wants = drawn.wants.and(Wants::TOP);
+        self.rows[output_idx] = self.list(n, OutputRow { wants, ..drawn });
+        self.groups[group_idx].stages.top = true;
+        Some(Place::Top { output_idx })
+    }
+
     /// Gives a place to a draw of the row being taken in that waits for its mask.
     fn place_late(&mut self, group_idx: usize, output: OutputRow, request_idx: usize) -> Place {
         let output_idx = self.rows.len();
@@ -407,7 +442,7 @@ impl Outputs {
                 let n_scores = tokens.len() as u32;
                 Some(OutputRow { wants: Wants::SCORES, score_start, n_scores, ..OutputRow::default() })
             }
-            OutputKind::Top { .. } | OutputKind::Scores(_) | OutputKind::Full => {
+            OutputKind::Scores(_) | OutputKind::Full => {
                 Some(OutputRow { wants: Wants::FULL, ..OutputRow::default() })
             }
             _ => None,

@@ -40,6 +40,8 @@ pub(crate) enum Place {
     Raw { start: usize },
     /// The hidden state after the final norm, likewise.
     Hidden { group_idx: usize, logits_row: usize, start: Option<usize> },
+    /// A hidden state between layers: which of those that come back.
+    Tapped { state: usize },
     /// Logits that the host has to look at.
     Host { group_idx: usize, logits_row: usize },
     /// Nothing: the logits are mixed into a draw.

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use cudarc::driver::result;
 use trellis_engine::backend::Collected;
-use trellis_engine::batch::{Output, OutputKind, PageCopy, PageId, SlotId};
+use trellis_engine::batch::{Output, OutputFault, OutputKind, PageCopy, PageId, SlotId};
 use trellis_engine::model::ModelConfig;
 use trellis_engine::sampling::Scratch;
 use trellis_engine::sampling::program::DrawState;
@@ -48,6 +48,9 @@ use crate::{Buffer, Card, CudaError, Event, Pinned, Slice, Stream, Timing};
 
 /// Steps whose copies to and from the host have memory of their own: those that can be under way.
 pub(crate) const N_UNDER_WAY: usize = 2;
+
+/// Hidden states between layers that one step brings back at least: eight of each token of a verification.
+const N_TAPS_MIN: usize = 8 * 16;
 
 /// Captured steps that are kept: there are a few for each bucket of rows, and half of the memory that a model leaves free
 /// beside its pages may be theirs.
@@ -105,6 +108,8 @@ struct HostBuffers {
     late: Pinned<u32>,
     /// Rows that come back whole.
     whole: Pinned<u32>,
+    /// Hidden states between layers.
+    states: Pinned<f32>, // [.., hidden_size]
     begun: Event,
     /// The layers are done of a step that waits for masks, and the draws begin.
     layered: Event,
@@ -193,6 +198,7 @@ impl Steps {
                 output: gpu.pinned(n_output_words(limits))?,
                 late: gpu.pinned(regions.tables - regions.late)?,
                 whole: gpu.pinned(n_whole_words)?,
+                states: gpu.pinned(n_whole_words.max(N_TAPS_MIN * hidden_size))?,
                 begun: Event::new(gpu, Timing::On)?,
                 layered: Event::new(gpu, Timing::On)?,
                 drawing: Event::new(gpu, Timing::On)?,
@@ -271,7 +277,9 @@ impl Steps {
         let n_words = starts.extra + written.n_extra_words;
         let mut held = None;
         match (is_captured, holds) {
-            (_, true) => held = Some(Box::new(self.run_layers(&stream, llama, kv, &layout, n_words)?)),
+            (_, true) => {
+                held = Some(Box::new(self.run_layers(&stream, llama, kv, &layout, n_words, buffers_idx)?));
+            }
             (true, false) => {
                 self.run_whole(&stream, llama, kv, &layout)?;
                 let group = self.group_of(&layout);
@@ -403,6 +411,13 @@ impl Steps {
                 Place::Hidden { start: Some(start), .. } => {
                     hidden_state(&host.whole[start..], self.hidden_size, self.dtype).map(Output::Embedding)
                 }
+                Place::Tapped { state } => {
+                    let state = &host.states[state * self.hidden_size..][..self.hidden_size];
+                    match state.iter().any(|x| x.is_nan()) {
+                        true => Err(OutputFault::NotANumber),
+                        false => Ok(Output::Embedding(state.to_vec())),
+                    }
+                }
                 Place::Full { output_idx, start: None, .. } => {
                     returned.check(output_idx).map(|()| by_host.expect("fetched with the step"))
                 }
@@ -432,6 +447,7 @@ impl Steps {
             n_group_rows: n_logits_rows,
             n_outputs: n_outputs_max(self.limits),
             n_states,
+            n_layers: llama.config.n_layers,
             n_whole_words: self.ring[0].whole.len(),
             row_words: self.row_words,
             n_plane_sets: if self.has_program_kernel { self.n_plane_sets } else { 0 },
@@ -505,7 +521,7 @@ impl Steps {
         rows: &[StepRow<'_>],
         buffers_idx: usize,
     ) -> Result<HashMap<usize, Output>, CudaError> {
-        llama.layers(stream, &self.tensors(kv, layout), &self.activations)?;
+        self.launch_tapped_layers(stream, llama, kv, layout, buffers_idx)?;
         let mut by_host = HashMap::new();
         for group_idx in 0..self.lists.outputs.groups.len() {
             let group = self.lists.outputs.groups[group_idx].clone();

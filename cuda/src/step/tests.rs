@@ -1,6 +1,6 @@
 //! Steps written out, without a device.
 
-use std::sync::LazyLock;
+use std::sync::{Arc, LazyLock};
 
 use trellis_engine::backend::PAGE_LEN;
 use trellis_engine::batch::{
@@ -10,6 +10,7 @@ use trellis_engine::sampling::Sampler;
 
 use super::given::Given;
 use super::lists::Written;
+use super::taps::Tap;
 use super::whole::{Reading, RowOf, RowWords, Whole, hidden_state};
 use super::words::from_words;
 use super::*;
@@ -27,6 +28,7 @@ pub(super) const ROOM: Room = Room {
     n_group_rows: 4,
     n_outputs: 64,
     n_states: 8,
+    n_layers: 4,
     n_whole_words: 2 * ROW_WORDS.logits,
     row_words: ROW_WORDS,
     n_plane_sets: 2,
@@ -222,6 +224,52 @@ fn a_mixed_step_is_written_where_the_kernels_look() {
     assert_eq!((draw.table_start, draw.history_end), (single.entries, 33));
     let bias = 2 * draw.bias_start as usize - N_SLOTS;
     assert_eq!(words(bias, 4), [2, (-1f32).to_bits(), 9, 1f32.to_bits()]);
+}
+
+#[test]
+fn a_list_beside_a_draw_takes_its_output_row_unless_the_draw_may_sit_out() {
+    let tokens: Vec<Token> = (10..27).collect();
+    let sampler = Arc::new(Sampler::greedy());
+    let beside = |kind| vec![(16, kind), (16, OutputKind::Top { n: 4 })];
+    let rows = [
+        row(3, &tokens, 16, beside(OutputKind::Sample(&sampler))),
+        row(4, &tokens, 16, beside(OutputKind::Masked { sampler: &sampler, mask: None })),
+    ];
+    let rows: Vec<StepRow<'_>> = rows.iter().map(StepRow::of).collect();
+    let mut lists = lists(&rows, &[]);
+    assert!(lists.can_be_captured() && lists.outputs.groups[0].stages.top);
+    let places =
+        [Place::Drawn { output_idx: 0 }, Place::Top { output_idx: 0 }, Place::Late { output_idx: 1 }];
+    assert_eq!(lists.outputs.places[..3], places);
+    assert_eq!(lists.outputs.places[3], Place::Top { output_idx: 2 });
+    assert_eq!((lists.outputs.n_top_entries, lists.dims().n_outputs), (8, 3));
+    let [both, late, list] = &lists.outputs.rows[..] else { panic!("three rows") };
+    assert_eq!((both.wants, both.top_start, both.n_top), (Wants::SAMPLE.and(Wants::TOP), 0, 4));
+    assert_eq!((late.wants, list.wants, list.top_start), (Wants::SAMPLE, Wants::TOP, 4));
+    lists.outputs.sit_out();
+    assert_eq!((lists.outputs.rows[1].wants, lists.outputs.rows[2].wants), (Wants::NOTHING, Wants::TOP));
+}
+
+#[test]
+fn hidden_states_between_layers_take_no_logits() {
+    let prompt: Vec<Token> = (0..40).collect();
+    let sampler = Sampler::greedy();
+    let hidden = |n_layers| OutputKind::Hidden { n_layers };
+    let asked = (30..33).flat_map(|position| [(position, hidden(2)), (position, hidden(0))]).collect();
+    let beside = vec![(39, OutputKind::Sample(&sampler)), (39, hidden(1)), (39, hidden(ROOM.n_layers))];
+    let rows = [row(1, &prompt, 20, asked), row(2, &prompt, 39, beside)];
+    let rows: Vec<StepRow<'_>> = rows.iter().map(StepRow::of).collect();
+    let lists = lists(&rows, &[]);
+    assert!(!lists.can_be_captured() && lists.can_be_held());
+    // Token by token within a layer, in the order of the layers within a row.
+    let tap = |n_layers, token, n_tokens, state| Tap { n_layers, token, n_tokens, state };
+    assert_eq!(lists.outputs.taps.taps, [tap(0, 10, 3, 0), tap(2, 10, 3, 3), tap(1, 20, 1, 6)]);
+    assert_eq!(lists.outputs.taps.after(2).count(), 1);
+    let states = [3, 0, 4, 1, 5, 2].map(|state| Place::Tapped { state });
+    assert_eq!(lists.outputs.places[..6], states);
+    assert_eq!(lists.outputs.places[6..8], [Place::Drawn { output_idx: 0 }, Place::Tapped { state: 6 }]);
+    assert_eq!(lists.outputs.places[8], Place::Hidden { group_idx: 0, logits_row: 0, start: Some(0) });
+    assert_eq!((lists.dims().n_logits_rows, lists.outputs.taps.n_states()), (1, 7));
 }
 
 #[test]

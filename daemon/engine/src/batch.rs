@@ -225,6 +225,13 @@ pub enum OutputKind<'a> {
     Full,
     /// The hidden state after the final norm.
     Embedding,
+    /// The hidden state after so many layers: 0 is the embedding of the token, that after the last layer is also after the
+    /// final norm, as `output_hidden_states` of Hugging Face has them. Only of tokens that the row computes, and the slot keeps
+    /// no state for it.
+    Hidden {
+        /// How many.
+        n_layers: usize,
+    },
 }
 
 /// What a program may draw, whatever it says.
@@ -256,6 +263,12 @@ impl<'a> From<Option<&'a Arc<TokenMask>>> for Within<'a> {
 }
 
 impl OutputKind<'_> {
+    /// Whether it draws a token.
+    #[must_use]
+    pub fn draws(&self) -> bool {
+        matches!(self, Self::Sample(_) | Self::Masked { .. } | Self::Program { .. })
+    }
+
     /// Whether it waits for its mask.
     #[must_use]
     pub fn is_late(&self) -> bool {
@@ -294,11 +307,31 @@ pub struct Drawn {
     pub candidate: Candidate,
     /// What the program that drew it left.
     pub left: Option<Box<Left>>,
+    /// What was looked at in its place.
+    pub seen: Option<Box<Seen>>,
+}
+
+/// What was looked at in the place of a draw, as the sampler's [`Looks`](crate::sampling::Looks) say.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Seen {
+    /// The most probable tokens.
+    pub top: Option<Top>,
+    /// Hidden states of the token before the draw, in the order in which they are asked for.
+    pub hidden: Vec<Vec<f32>>, // [n_states, hidden_size]
+}
+
+/// What may come at one place.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Top {
+    /// Most probable first, ties by lower token.
+    pub candidates: Vec<Candidate>,
+    /// Of the whole distribution, in nats.
+    pub entropy: f32,
 }
 
 impl From<Candidate> for Drawn {
     fn from(candidate: Candidate) -> Self {
-        Self { candidate, left: None }
+        Self { candidate, left: None, seen: None }
     }
 }
 
@@ -336,7 +369,7 @@ pub enum Output {
     Scores(Vec<f32>),
     /// For [`OutputKind::Full`].
     Full(Vec<f32>), // [vocab_size]
-    /// For [`OutputKind::Embedding`].
+    /// For [`OutputKind::Embedding`] and [`OutputKind::Hidden`].
     Embedding(Vec<f32>), // [hidden_size]
     /// The logits held a NaN, or a mask left no token to draw.
     Failed(OutputFault),

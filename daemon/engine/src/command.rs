@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use crate::batch::{Candidate, Drawn, Token};
+use crate::batch::{Candidate, Drawn, Token, Top};
 use crate::completion::{CallerId, Tag};
 use crate::error::EngineError;
 use crate::kv::Positions;
@@ -79,6 +79,22 @@ pub enum Ask {
     Full,
     /// The hidden state of the last token.
     Embedding,
+    /// Hidden states of the context's tokens, pooled.
+    Hidden {
+        /// After so many layers each; see [`OutputKind::Hidden`](crate::batch::OutputKind::Hidden).
+        n_layers: Vec<usize>,
+        /// Of which tokens.
+        pooling: Pooling,
+    },
+}
+
+/// How the hidden states of tokens become one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Pooling {
+    /// That of the last token.
+    Last,
+    /// The mean over the tokens from this one on.
+    MeanFrom(usize),
 }
 
 /// What a context may draw next.
@@ -107,15 +123,6 @@ impl Guess {
     }
 }
 
-/// What may come at one place of a continuation.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Top {
-    /// Most probable first, ties by lower token.
-    pub candidates: Vec<Candidate>,
-    /// Of the whole distribution, in nats.
-    pub entropy: f32,
-}
-
 /// The answer to an [`Ask`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Answer {
@@ -141,6 +148,8 @@ pub enum Answer {
     Full(Vec<f32>), // [vocab_size]
     /// The hidden state.
     Embedding(Vec<f32>), // [hidden_size]
+    /// Pooled hidden states, in the order asked.
+    Hidden(Vec<Vec<f32>>), // [n_states, hidden_size]
     /// The tokens that were drawn together, one for each context in the order in which they were named.
     Together(Vec<Candidate>),
     /// A beam search that is over, or has made the steps that it was to make.

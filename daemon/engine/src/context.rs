@@ -22,7 +22,7 @@ use self::states::{Leaves, States};
 use self::verified::Verified;
 use crate::account::{Owner, Resource};
 use crate::batch::{Drawn, Token, Tokens};
-use crate::command::{Answer, Ask, ContextId, Edit, Guess, MaskSource, Operation, RunSettings};
+use crate::command::{Answer, Ask, ContextId, Edit, Guess, MaskSource, Operation, Pooling, RunSettings};
 use crate::completion::{CallerId, Done};
 use crate::constraint::Rule;
 use crate::error::EngineError;
@@ -266,6 +266,18 @@ impl Context {
         }
     }
 
+    /// Checks the first token of a mean, for which all tokens from there on are computed.
+    fn check_mean(&self, first: usize) -> Result<(), EngineError> {
+        let (length, n_evicted) = (self.tokens.len(), self.evictions.n_evicted());
+        if first >= length {
+            return Err(EngineError::NotThere { start: first, end: length, length });
+        }
+        match n_evicted {
+            0 => Ok(()),
+            _ => Err(EngineError::LooksAtEvicted { n_evicted }),
+        }
+    }
+
     fn check_continuation(&self, tokens: &[Token]) -> Result<(), EngineError> {
         self.check_tokens(tokens)?;
         let (n_free, n_positions) = (self.n_free(), self.capacity());
@@ -369,6 +381,7 @@ impl Context {
             }
             Ask::Verify { sampler, guess: Guess::Chain(tokens) } => {
                 sampler.validate(vocab_size)?;
+                self.model.check_layers(&sampler.looks.hidden)?;
                 self.states.carry_on(sampler);
                 self.check_guess(tokens)?;
             }
@@ -378,6 +391,12 @@ impl Context {
             Ask::Scores(tokens) => self.check_tokens(tokens)?,
             Ask::Verify { guess: Guess::Masked { .. }, .. } => {
                 unreachable!("what a context keeps to, it works out itself")
+            }
+            Ask::Hidden { n_layers, pooling } => {
+                self.model.check_layers(n_layers)?;
+                if let Pooling::MeanFrom(first) = *pooling {
+                    self.check_mean(first)?;
+                }
             }
             Ask::Prefill | Ask::Top { .. } | Ask::Full | Ask::Embedding => {}
         }
@@ -501,6 +520,7 @@ impl Context {
             return Err(EngineError::EmptyContext);
         }
         settings.sampler.validate(self.model.limits().vocab_size)?;
+        self.model.check_layers(&settings.sampler.looks.hidden)?;
         self.states.carry_on(&mut settings.sampler);
         let masks = self.masks_of_run(&settings.sampler)?;
         if masks.is_some() {

@@ -97,6 +97,20 @@ pub enum EngineError {
         /// Those that were taken out.
         n_evicted: usize,
     },
+    /// A mean of hidden states is of contexts of which nothing was taken out: what was seen by their tokens is gone.
+    #[error("no mean of hidden states in a context out of which {n_evicted} tokens were evicted")]
+    LooksAtEvicted {
+        /// Those that were taken out.
+        n_evicted: usize,
+    },
+    /// A hidden state behind the last layer.
+    #[error("no hidden state after {n_layers} layers: the model has {n_layers_max}")]
+    NoSuchLayer {
+        /// Layers before it.
+        n_layers: usize,
+        /// Layers of the model.
+        n_layers_max: usize,
+    },
     /// The tokens to be taken out are what a constraint is kept to.
     #[error("tokens from {start} to {end} cannot be evicted: the constraint has those from {first} on")]
     EvictsConstrained {

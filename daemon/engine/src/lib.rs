@@ -26,7 +26,7 @@ pub mod sampling;
 mod scheduler;
 mod stats;
 
-pub use command::{Ahead, Answer, Ask, Guess, MaskSource, RunSettings, Top};
+pub use command::{Ahead, Answer, Ask, Guess, MaskSource, Pooling, RunSettings};
 pub use context::{BeamSearch, Context, Pending, Pull, RunKey};
 pub use engine::{Engine, EngineSettings, KvBounds, OneModel};
 pub use error::{EngineError, EngineFailure};

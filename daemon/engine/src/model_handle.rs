@@ -213,6 +213,18 @@ impl ModelHandle {
         let _ = self.0.n_holders.subscribe().wait_for(|&n_holders| n_holders == 0).await;
     }
 
+    /// Checks that there are hidden states after so many layers each.
+    ///
+    /// # Errors
+    /// The first that there is not.
+    pub fn check_layers(&self, n_layers: &[usize]) -> Result<(), EngineError> {
+        let n_layers_max = self.model().config.n_layers;
+        match n_layers.iter().find(|&&n_layers| n_layers > n_layers_max) {
+            Some(&n_layers) => Err(EngineError::NoSuchLayer { n_layers, n_layers_max }),
+            None => Ok(()),
+        }
+    }
+
     /// As [`crate::Engine::remove`].
     pub(crate) async fn remove(&self) -> Result<Box<dyn Backend>, EngineError> {
         self.end();

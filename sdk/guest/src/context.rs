@@ -5,7 +5,8 @@ pub use crate::bindings::trellis::host::contexts::Positions;
 use crate::bindings::trellis::host::models::SpecialTokens;
 use crate::session::check_call;
 use crate::{
-    Beams, Candidate, Chat, ChatEnd, Distribution, Generate, Model, Result, Sampler, StreamOptions, Token,
+    Beams, Candidate, Chat, ChatEnd, Distribution, Generate, Model, Pooling, Result, Sampler, StreamOptions,
+    Token,
 };
 use crate::{decoding, streams};
 
@@ -274,6 +275,46 @@ impl Context {
     /// [`EmptyContext`](crate::Error::EmptyContext).
     pub fn embedding(&self) -> Result<Vec<f32>> {
         decoding::embedding_all([self]).map(only)
+    }
+
+    /// Hidden states of these layers, at most 8, each `[hidden_size]`: 0 is the embedding of the tokens, the model's `n_layers`
+    /// what is left after the final norm, as `output_hidden_states` of Hugging Face transformers has them. Of the last token,
+    /// or the mean over many, which are computed for it. For many contexts at once see [`hidden_all`](crate::hidden_all).
+    ///
+    /// # Errors
+    /// [`InvalidArgument`](crate::Error::InvalidArgument) for more layers or one that the model does not have, for a mean from the
+    /// end of the context on, and for one over a context out of which tokens were evicted.
+    pub fn hidden(&self, layers: &[u32], pooling: Pooling) -> Result<Vec<Vec<f32>>> {
+        decoding::hidden_all([self], layers, pooling).map(only)
+    }
+
+    /// The log-probability of each token from position `start` on, at least 1, given all before it: of a prompt that is there.
+    /// Computes those tokens, in a fork. A prompt that is not there yet is better scored from its first token on
+    /// ([`score`](Self::score)), and then appended: that computes it once.
+    ///
+    /// # Errors
+    /// [`InvalidArgument`](crate::Error::InvalidArgument) when no token is left from `start` on; those of [`fork`](Self::fork)
+    /// and [`score`](Self::score).
+    pub fn prompt_logprobs(&self, start: u32) -> Result<Vec<f32>> {
+        let (beginning, rest) = self.cut_at(start)?;
+        beginning.score(&rest)
+    }
+
+    /// The `n` most probable tokens in the place of each token from position `start` on, as
+    /// [`prompt_logprobs`](Self::prompt_logprobs).
+    ///
+    /// # Errors
+    /// Those of [`prompt_logprobs`](Self::prompt_logprobs) and [`tops`](Self::tops).
+    pub fn prompt_tops(&self, start: u32, n: u32) -> Result<Vec<Distribution>> {
+        let (beginning, rest) = self.cut_at(start)?;
+        beginning.tops(&rest, n)
+    }
+
+    /// A fork of what is before a position, and the tokens after it.
+    fn cut_at(&self, start: u32) -> Result<(Self, Vec<Token>)> {
+        let beginning = self.fork()?;
+        beginning.truncate(start)?;
+        Ok((beginning, self.tokens_from(start)))
     }
 }
 

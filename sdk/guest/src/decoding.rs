@@ -4,7 +4,7 @@ use crate::bindings::trellis::host::decoding as raw;
 use crate::{Context, Result, Sampler, Token};
 
 pub use crate::bindings::trellis::host::types::Candidate;
-pub use raw::Distribution;
+pub use raw::{Distribution, Pooling};
 
 /// Draws a token for each context and appends it. A context may be named once only.
 ///
@@ -103,6 +103,20 @@ pub fn full_all<'a>(contexts: impl IntoIterator<Item = &'a Context>) -> Result<V
 pub fn embedding_all<'a>(contexts: impl IntoIterator<Item = &'a Context>) -> Result<Vec<Vec<f32>>> {
     let contexts: Vec<_> = contexts.into_iter().map(Context::raw).collect();
     Ok(raw::embedding(&contexts)?)
+}
+
+/// Hidden states of each context: of each layer one, `[hidden_size]`. 0 is the embedding of the tokens, the model's `n_layers`
+/// what is left after the final norm.
+///
+/// # Errors
+/// Those of [`Context::hidden`]; [`InvalidArgument`](crate::Error::InvalidArgument) for more than 1024 states in all.
+pub fn hidden_all<'a>(
+    contexts: impl IntoIterator<Item = &'a Context>,
+    layers: &[u32],
+    pooling: Pooling,
+) -> Result<Vec<Vec<Vec<f32>>>> {
+    let contexts: Vec<_> = contexts.into_iter().map(Context::raw).collect();
+    Ok(raw::hidden(&contexts, layers, pooling)?)
 }
 
 fn score_requests<'a>(

@@ -26,6 +26,7 @@ pub struct Generate<'a> {
     stop_texts: Vec<String>,
     keep: raw::Keep,
     emit: raw::Emit,
+    top: u32,
     guesses: Option<Guesses<'a>>,
     others: Vec<&'a Context>,
 }
@@ -35,8 +36,8 @@ impl<'a> Generate<'a> {
         let stop_tokens = context.model().info().stop_tokens.clone();
         let (keep, emit) = (raw::Keep::Tokens, raw::Emit::Nothing);
         let (seed, max_tokens, stop_texts) = (None, None, Vec::new());
-        let (guesses, others) = (None, Vec::new());
-        Self { context, sampler, seed, max_tokens, stop_tokens, stop_texts, keep, emit, guesses, others }
+        let (top, guesses, others) = (0, None, Vec::new());
+        Self { context, sampler, seed, max_tokens, stop_tokens, stop_texts, keep, emit, top, guesses, others }
     }
 
     /// Of a mixture with these others.
@@ -82,6 +83,13 @@ impl<'a> Generate<'a> {
         self
     }
 
+    /// Also looks at the `n` most probable tokens in the place of each token, at most 20: [`Completion::tops`]. They are the
+    /// model's own, whatever the sampler makes of them, and come with the tokens, without a step more.
+    pub fn top(mut self, n: u32) -> Self {
+        self.top = n;
+        self
+    }
+
     /// Guesses at what comes, which the model verifies several at a time. The tokens stay the same.
     pub fn guess_by(mut self, guesses: Guesses<'a>) -> Self {
         self.guesses = Some(guesses);
@@ -91,7 +99,7 @@ impl<'a> Generate<'a> {
     /// Runs the generation. After an error the context is as it was, though text may have been sent.
     ///
     /// # Errors
-    /// [`InvalidArgument`](crate::Error::InvalidArgument) for too many stop tokens or stop texts, for a stop text that is too
+    /// [`InvalidArgument`](crate::Error::InvalidArgument) for too many stop tokens, stop texts or tokens to look at, for a stop text that is too
     /// long or empty, for guesses that are not as they may be, and for a context that is named twice; [`TokenOutOfRange`](crate::Error::TokenOutOfRange) for a stop
     /// token or one of the sampler's bias; [`ModelMismatch`](crate::Error::ModelMismatch) for what the sampler was given of
     /// another model, and for a draft with another tokenizer; [`EmptyContext`](crate::Error::EmptyContext), [`NoToken`](crate::Error::NoToken),
@@ -118,6 +126,7 @@ pub fn generate_all<'a>(requests: impl IntoIterator<Item = Generate<'a>>) -> Res
             stop_texts: request.stop_texts,
             keep: request.keep,
             emit: request.emit,
+            top: request.top,
             speculation: request.guesses.map(Guesses::into_raw),
             others: request.others.into_iter().map(Context::raw).collect(),
         })

@@ -5,7 +5,7 @@ use std::rc::Rc;
 
 use crate::bindings::trellis::host::models as raw;
 use crate::session::check_call;
-use crate::{Chat, Context, Error, Result, Token};
+use crate::{Chat, Context, Error, Pooling, Result, Token, hidden_all};
 
 pub use raw::{ChatEnd, ModelInfo};
 
@@ -65,6 +65,29 @@ impl Model {
     /// [`Error::BudgetExceeded`] when the guest holds too many contexts; [`Error::ModelLeaving`].
     pub fn context(&self) -> Result<Context> {
         Context::create(self)
+    }
+
+    /// Hidden states of texts after the final norm, each `[hidden_size]`: of the last token, or the mean over all from a position
+    /// on, of which the first is the token that begins a text, where the model has one. Each text takes a context while it is
+    /// computed, all in one batch.
+    ///
+    /// # Errors
+    /// Those of [`context`](Self::context), [`Context::append_text`] and [`Context::hidden`];
+    /// [`Error::EmptyContext`] for a text without tokens.
+    pub fn embed<'a>(
+        &self,
+        texts: impl IntoIterator<Item = &'a str>,
+        pooling: Pooling,
+    ) -> Result<Vec<Vec<f32>>> {
+        let contexts = texts.into_iter().map(|text| {
+            let context = self.context()?;
+            context.append(self.info().bos_token.as_slice())?;
+            context.append_text(text)?;
+            Ok(context)
+        });
+        let contexts = contexts.collect::<Result<Vec<_>>>()?;
+        let states = hidden_all(&contexts, &[self.info().n_layers], pooling)?;
+        Ok(states.into_iter().flatten().collect())
     }
 
     /// A copy of the context that a guest of the same user saved under this name.

@@ -1,7 +1,7 @@
 //! Tokens one at a time, decoded ahead of the guest.
 
 use crate::bindings::trellis::host::streams as raw;
-use crate::{Candidate, Context, Guesses, Result, Sampler, TextDecoder, Token};
+use crate::{Candidate, Context, Distribution, Guesses, Result, Sampler, TextDecoder, Token};
 
 pub use raw::FinishReason;
 
@@ -13,6 +13,8 @@ pub struct StreamOptions<'a> {
     sampler: &'a Sampler,
     max_tokens: Option<u32>,
     stop_tokens: Vec<Token>,
+    top: u32,
+    hidden: Vec<u32>,
     guesses: Option<Guesses<'a>>,
     others: Vec<&'a Context>,
 }
@@ -20,7 +22,8 @@ pub struct StreamOptions<'a> {
 impl<'a> StreamOptions<'a> {
     pub(crate) fn new(context: &'a Context, sampler: &'a Sampler) -> Self {
         let stop_tokens = context.model().info().stop_tokens.clone();
-        Self { context, sampler, max_tokens: None, stop_tokens, guesses: None, others: Vec::new() }
+        let (max_tokens, top, hidden, guesses, others) = (None, 0, Vec::new(), None, Vec::new());
+        Self { context, sampler, max_tokens, stop_tokens, top, hidden, guesses, others }
     }
 
     /// Of a mixture with these others.
@@ -41,6 +44,20 @@ impl<'a> StreamOptions<'a> {
         self
     }
 
+    /// Also looks at the `n` most probable tokens in the place of each token, at most 20: [`TokenStream::top`]. They are the
+    /// model's own, whatever the sampler makes of them, and are decoded ahead with the tokens.
+    pub fn top(mut self, n: u32) -> Self {
+        self.top = n;
+        self
+    }
+
+    /// Also looks at the hidden states of these layers before each token, at most 8 of them: [`TokenStream::hidden`]. 0 is the
+    /// embedding of the token, the model's `n_layers` what is left after the final norm.
+    pub fn hidden(mut self, layers: &[u32]) -> Self {
+        self.hidden = layers.to_vec();
+        self
+    }
+
     /// Guesses at what comes, which the model verifies several at a time. The tokens stay the same.
     pub fn guess_by(mut self, guesses: Guesses<'a>) -> Self {
         self.guesses = Some(guesses);
@@ -50,13 +67,15 @@ impl<'a> StreamOptions<'a> {
     /// The stream, token by token.
     ///
     /// # Errors
-    /// [`InvalidArgument`](crate::Error::InvalidArgument) for stop tokens or guesses that are not as they may be,
-    /// [`TokenOutOfRange`](crate::Error::TokenOutOfRange), [`ModelMismatch`](crate::Error::ModelMismatch),
+    /// [`InvalidArgument`](crate::Error::InvalidArgument) for stop tokens, tokens to look at or guesses that are not as they
+    /// may be, [`TokenOutOfRange`](crate::Error::TokenOutOfRange), [`ModelMismatch`](crate::Error::ModelMismatch),
     /// [`BudgetExceeded`](crate::Error::BudgetExceeded).
     pub fn open(self) -> Result<TokenStream> {
         let options = raw::StreamOptions {
             max_tokens: self.max_tokens,
             stop_tokens: self.stop_tokens.clone(),
+            top: self.top,
+            hidden: self.hidden,
             speculation: self.guesses.map(Guesses::into_raw),
             others: self.others.into_iter().map(Context::raw).collect(),
         };
@@ -88,6 +107,18 @@ pub struct TokenStream {
 }
 
 impl TokenStream {
+    /// What else the last token could have been, where the stream was opened with [`StreamOptions::top`]: the most probable tokens
+    /// in its place, and the entropy. None before the first token.
+    pub fn top(&self) -> Option<Distribution> {
+        self.raw.top()
+    }
+
+    /// The hidden states from which the last token was drawn, where the stream was opened with [`StreamOptions::hidden`]: of each
+    /// layer one, `[hidden_size]`. None before the first token.
+    pub fn hidden(&self) -> Vec<Vec<f32>> {
+        self.raw.hidden()
+    }
+
     /// Changes how all further tokens are drawn.
     ///
     /// # Errors

@@ -62,6 +62,7 @@ examples! {
     "chat" => chat,
     "complete" => complete,
     "constrained" => constrained,
+    "cot-decoding" => cot_decoding,
     "guidance" => guidance,
     "json-fields" => json_fields,
     "probe" => probe,
@@ -100,7 +101,7 @@ fn daemon() -> &'static Daemon {
     daemon.get_or_init(|| daemons::start_over(port(), &daemons::config(exe())))
 }
 
-fn model() -> &'static ModelHandle {
+pub(crate) fn model() -> &'static ModelHandle {
     static DIRECT: OnceLock<ModelHandle> = OnceLock::new();
     static ENCODED: OnceLock<ModelHandle> = OnceLock::new();
     let model = match port() {
@@ -119,7 +120,7 @@ pub(crate) async fn run(name: &str, arguments: &[&str]) -> Ended {
     run_with(name, with(arguments)).await
 }
 
-fn decode(tokens: &[u32]) -> String {
+pub(crate) fn decode(tokens: &[u32]) -> String {
     model().model().tokenizer.decode(tokens, SpecialText::Skip)
 }
 
@@ -135,7 +136,7 @@ fn golden(part: &str) -> Case {
 }
 
 /// The prompt of a question, in the model's chat template.
-fn question(text: &str) -> String {
+pub(crate) fn question(text: &str) -> String {
     format!("<|begin_of_text|><|user|>\n{text}<|end|>\n<|assistant|>\n")
 }
 
@@ -198,6 +199,7 @@ mod check {
     use super::*;
     pub(crate) use crate::constraints::guest::constrained;
     pub(crate) use crate::evictions::streaming_llm;
+    pub(crate) use crate::looks::cot_decoding;
     pub(crate) use crate::mixtures::guest::guidance;
 
     pub(crate) async fn chat(name: &str) {

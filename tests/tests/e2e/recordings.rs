@@ -27,6 +27,7 @@ const RUNS: &[(&str, &[&str], &str)] = &[
     ("constrained", &["--choice", "yes|no", "Is 12 a prime number?"], ""),
     ("constrained", &["--schema", "{\"not\": {}}", "x"], ""),
     ("guidance", &["--off", "A sad story.", "--max-tokens", "20", "Once upon a time"], ""),
+    ("cot-decoding", &["--branches", "4", "--max-tokens", "12", "What is 37 + 48?"], ""),
     ("json-fields", &["Ada, a pilot from Oslo, is 36."], ""),
     ("probe", &["stream", "20", "Once upon a time"], ""),
     ("probe", &["tokens", "20", "0"], ""),

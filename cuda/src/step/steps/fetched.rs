@@ -12,8 +12,8 @@ use crate::model::Llama;
 use crate::ops::common::Dtype;
 use crate::step::by_host::{Logits, output_of};
 use crate::step::whole::{Reading, RowOf, Whole};
-use crate::step::{Group, Place, StepRow};
-use crate::{CudaError, Stream};
+use crate::step::{Group, Layout, Place, StepRow};
+use crate::{CudaError, Slice, Stream};
 
 /// Rows that are fetched for requests of one place: logits (0) or hidden states (1), by row.
 pub(super) type Fetched = HashMap<(usize, usize), Vec<f32>>;
@@ -49,6 +49,32 @@ impl Steps {
             })?;
         }
         Ok(())
+    }
+
+    /// Launches the layers of a step that is not captured, and the copies of hidden states between them.
+    pub(super) fn launch_tapped_layers(
+        &mut self,
+        stream: &Stream,
+        llama: &Llama,
+        kv: Slice,
+        layout: &Layout,
+        buffers_idx: usize,
+    ) -> Result<(), CudaError> {
+        let tensors = self.tensors(kv, layout);
+        let Self { ring, activations, lists, .. } = self;
+        let (taps, states) = (&lists.outputs.taps, &mut ring[buffers_idx].states);
+        let width = llama.config.hidden_size;
+        assert!(taps.n_states() * width <= states.len(), "more hidden states than a step brings back");
+        llama.layers(stream, &tensors, activations, |n_layers| {
+            taps.after(n_layers).try_for_each(|tap| {
+                let rows = activations.residual.part(4 * tap.token * width, 4 * tap.n_tokens * width);
+                // SAFETY: as in `bring_back`.
+                check("cuMemcpyDtoHAsync", || unsafe {
+                    let to = &mut states[tap.state * width..(tap.state + tap.n_tokens) * width];
+                    result::memcpy_dtoh_async(to, rows.address, stream.raw())
+                })
+            })
+        })
     }
 
     /// Brings rows of logits or hidden states of a group to the host, for the places that are wanted.

@@ -106,7 +106,18 @@ impl Steps {
         layout: &Layout,
         logits_of: LogitsOf,
     ) -> Result<(), CudaError> {
-        llama.layers(stream, &self.tensors(kv, layout), &self.activations)?;
+        llama.layers(stream, &self.tensors(kv, layout), &self.activations, |_| Ok(()))?;
+        self.launch_head(stream, llama, layout, logits_of)
+    }
+
+    /// Launches the head over what the layers made.
+    pub(super) fn launch_head(
+        &self,
+        stream: &Stream,
+        llama: &Llama,
+        layout: &Layout,
+        logits_of: LogitsOf,
+    ) -> Result<(), CudaError> {
         let memory = self.memory.slice();
         let n_rows = layout.dims.n_logits_rows;
         let rows = layout.count(memory, Count::LogitsRows { group_idx: 0 }, n_rows);

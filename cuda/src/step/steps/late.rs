@@ -57,11 +57,15 @@ impl Steps {
         kv: Slice,
         layout: &Layout,
         n_words: usize,
+        buffers_idx: usize,
     ) -> Result<Held, CudaError> {
         let is_captured = self.lists.can_be_captured();
         match is_captured {
             true => self.run_to_logits(stream, llama, kv, layout)?,
-            false => self.launch_layers(stream, llama, kv, layout, self.lists.logits_of())?,
+            false => {
+                self.launch_tapped_layers(stream, llama, kv, layout, buffers_idx)?;
+                self.launch_head(stream, llama, layout, self.lists.logits_of())?;
+            }
         }
         let late = std::mem::take(&mut self.lists.outputs.late);
         let (group, hold) = (self.group_of(layout), self.card.hold());

@@ -9,6 +9,7 @@ use super::output::{self, Answers};
 use super::pages::KvPages;
 use super::plan::{Hidden, Place, Plan};
 use super::weights::{LayerWeights, Weights};
+use crate::batch::Output;
 use crate::model::{ModelConfig, inverse_frequencies};
 
 /// Rows that one task takes at least, where a row is a few microseconds of work.
@@ -50,17 +51,29 @@ impl Decoder {
         }
     }
 
+    pub(super) fn n_layers(&self) -> usize {
+        self.config.n_layers
+    }
+
     /// Computes the tokens of the plan, stores their keys and values, and answers its questions.
     pub(super) fn run(&mut self, plan: &Plan<'_>, kv: &mut KvPages) -> Answers {
         let gemm = Gemm::new();
         let Self { config, weights, frequencies, activations } = self;
         activations.begin(config, weights, frequencies, &plan.places);
+        let mut taps = plan.taps.iter().copied().peekable();
+        let mut tapped = Vec::with_capacity(plan.taps.len());
         // Where all is asked about states that were kept, there are no tokens.
         for (layer_idx, layer) in weights.layers.iter().enumerate().filter(|_| !plan.places.is_empty()) {
+            while let Some(tap) = taps.next_if(|tap| tap.n_layers == layer_idx) {
+                let state = &activations.hidden[tap.token_idx * config.hidden_size..][..config.hidden_size];
+                tapped.push((tap.output_idx, output::hidden_state(state).unwrap_or_else(Output::Failed)));
+            }
             activations.attend(config, (layer_idx, layer), frequencies, &gemm, &plan.places, kv);
             activations.think(config, layer, &gemm);
         }
-        activations.answer(config, weights, &gemm, plan)
+        let mut answers = activations.answer(config, weights, &gemm, plan);
+        tapped.into_iter().for_each(|(output_idx, output)| answers.outputs[output_idx] = output);
+        answers
     }
 }
 

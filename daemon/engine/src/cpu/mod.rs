@@ -187,7 +187,7 @@ impl Backend for CpuBackend {
         {
             self.kv.pack(pack);
         }
-        let plan = Plan::new(batch, &self.limits);
+        let plan = Plan::new(batch, &self.limits, self.decoder.n_layers());
         if plan.places.is_empty() && plan.questions.is_empty() {
             self.done = Some(Collected::default());
             return Ok(());

@@ -135,6 +135,14 @@ pub(super) fn looked_at(question: &Question<'_>, sampler: &Sampler) -> Vec<Token
     question.history.copy_of(n_tokens - sampler.n_history(n_tokens)..n_tokens)
 }
 
+/// A hidden state, of `hidden_size` numbers, as it is returned.
+pub(super) fn hidden_state(state: &[f32]) -> Result<Output, OutputFault> {
+    match state.iter().any(|x| x.is_nan()) {
+        true => Err(OutputFault::NotANumber),
+        false => Ok(Output::Embedding(state.to_vec())),
+    }
+}
+
 fn answer_one(
     question: &Question<'_>,
     kind: &OutputKind<'_>,
@@ -175,7 +183,6 @@ fn answer_one(
             Ok(Output::Scores(tokens.iter().map(|&token| distribution.logprob(token)).collect()))
         }
         OutputKind::Full => Ok(Output::Full(Distribution::new(logits)?.logprobs())),
-        OutputKind::Embedding if hidden.iter().any(|x| x.is_nan()) => Err(OutputFault::NotANumber),
-        OutputKind::Embedding => Ok(Output::Embedding(hidden.to_vec())),
+        OutputKind::Embedding | OutputKind::Hidden { .. } => hidden_state(hidden),
     }
 }

@@ -56,13 +56,28 @@ impl Question<'_> {
     }
 
     pub(super) fn needs_logits(&self) -> bool {
-        self.requests.iter().any(|(_, kind)| !matches!(kind, OutputKind::Embedding))
+        self.requests
+            .iter()
+            .any(|(_, kind)| !matches!(kind, OutputKind::Embedding | OutputKind::Hidden { .. }))
     }
+}
+
+/// A hidden state that is asked for between layers.
+#[derive(Clone, Copy)]
+pub(super) struct Tap {
+    /// Layers before it.
+    pub(super) n_layers: usize,
+    /// Index of the token among those of the step.
+    pub(super) token_idx: usize,
+    /// Its place among all outputs of the step.
+    pub(super) output_idx: usize,
 }
 
 /// The tokens of a batch and the questions about them.
 pub(super) struct Plan<'a> {
     pub(super) places: Vec<Place<'a>>,
+    /// In the order of their layers.
+    pub(super) taps: Vec<Tap>,
     /// In the order of their tokens; one for each token that is asked about.
     pub(super) questions: Vec<Question<'a>>,
     pub(super) n_outputs: usize,
@@ -71,9 +86,9 @@ pub(super) struct Plan<'a> {
 impl<'a> Plan<'a> {
     /// # Panics
     /// The batch breaks its own rules or the limits, which is the scheduler's fault.
-    pub(super) fn new(batch: &'a Batch<'_>, limits: &Limits) -> Self {
+    pub(super) fn new(batch: &'a Batch<'_>, limits: &Limits, n_layers_max: usize) -> Self {
         assert!(batch.rows.len() <= limits.n_rows_max, "{} rows", batch.rows.len());
-        let mut plan = Self { places: Vec::new(), questions: Vec::new(), n_outputs: 0 };
+        let mut plan = Self { places: Vec::new(), taps: Vec::new(), questions: Vec::new(), n_outputs: 0 };
         for (row_idx, row) in batch.rows.iter().enumerate() {
             check_row(row, limits);
             let first_idx = plan.places.len();
@@ -96,8 +111,17 @@ impl<'a> Plan<'a> {
                     _ => panic!("output at position {position} of {}..{n_tokens}", row.start),
                 };
                 let questions = &mut plan.questions[first_question..];
-                let asked = (plan.n_outputs, &request.kind);
+                let output_idx = plan.n_outputs;
                 plan.n_outputs += 1;
+                // That after all layers comes with the others.
+                if let OutputKind::Hidden { n_layers } = request.kind
+                    && n_layers < n_layers_max
+                {
+                    let Hidden::Computed(token_idx) = hidden else { panic!("no state of a layer is kept") };
+                    plan.taps.push(Tap { n_layers, token_idx, output_idx });
+                    continue;
+                }
+                let asked = (output_idx, &request.kind);
                 let history = row.tokens.first(position + 1);
                 match questions.binary_search_by_key(&history.len(), |question| question.history.len()) {
                     Ok(idx) => questions[idx].requests.push(asked),
@@ -112,6 +136,7 @@ impl<'a> Plan<'a> {
                 }
             }
         }
+        plan.taps.sort_by_key(|tap| tap.n_layers);
         assert!(plan.places.len() <= limits.n_tokens_max, "{} tokens", plan.places.len());
         plan
     }

@@ -1,7 +1,8 @@
 //! A question about the end of a context.
 
-use crate::batch::{Drawn, Output, Token};
-use crate::command::{Answer, Ask, Top};
+use super::states::PooledStates;
+use crate::batch::{Drawn, Output, Token, Top};
+use crate::command::{Answer, Ask, Pooling};
 use crate::completion::{Done, Reply};
 use crate::error::EngineError;
 
@@ -14,6 +15,10 @@ pub(crate) struct AskWork {
     /// What is known of the places of the continuation so far, as far as it was asked for.
     scores: Vec<f32>,
     tops: Vec<Top>,
+    /// For hidden states.
+    states: PooledStates,
+    /// Hidden states that a step brings back beside each other.
+    n_states_max: usize,
     /// What has to be computed for it.
     pub(crate) part: Part,
 }
@@ -28,16 +33,23 @@ pub(crate) enum Part {
 }
 
 impl AskWork {
-    /// A question to a context of `n_base` tokens; `has_state` if the device keeps the state of the last one.
-    pub(crate) fn new(ask: Ask, reply: Reply, n_base: usize, has_state: bool) -> Self {
+    /// A question to a context of `n_base` tokens; `has_state` if the device keeps the state of the last one. A step brings
+    /// back `n_states_max` hidden states, or those of one token.
+    pub(crate) fn new(ask: Ask, reply: Reply, n_base: usize, has_state: bool, n_states_max: usize) -> Self {
         let part = match ask {
-            Ask::Prefill | Ask::Continuation(_) | Ask::Tops { .. } | Ask::Verify { .. } => Part::Tokens,
+            // What the device keeps is the state after all layers.
+            Ask::Prefill
+            | Ask::Continuation(_)
+            | Ask::Tops { .. }
+            | Ask::Verify { .. }
+            | Ask::Hidden { .. } => Part::Tokens,
             Ask::Sample(_) | Ask::Top { .. } | Ask::Scores(_) | Ask::Full | Ask::Embedding if has_state => {
                 Part::Head
             }
             Ask::Sample(_) | Ask::Top { .. } | Ask::Scores(_) | Ask::Full | Ask::Embedding => Part::Tokens,
         };
-        Self { ask, reply, n_base, scores: Vec::new(), tops: Vec::new(), part }
+        let (scores, tops, states) = (Vec::new(), Vec::new(), PooledStates::default());
+        Self { ask, reply, n_base, scores, tops, states, n_states_max, part }
     }
 
     pub(crate) fn answer(self, answer: Result<Answer, EngineError>) {
@@ -54,11 +66,33 @@ impl AskWork {
         }
     }
 
+    /// The first position whose output is wanted.
+    pub(super) fn first_output(&self) -> usize {
+        match self.ask {
+            Ask::Hidden { pooling: Pooling::MeanFrom(first), .. } => first,
+            _ => self.n_base - 1,
+        }
+    }
+
+    /// Where a row from `start` on ends that may have `n_tokens_max` tokens, of those up to `target`.
+    pub(super) fn end(&self, start: usize, target: usize, n_tokens_max: usize) -> usize {
+        let n_tokens_max = match &self.ask {
+            Ask::Hidden { n_layers, pooling: Pooling::MeanFrom(first) } => match first.checked_sub(start) {
+                None | Some(0) => n_tokens_max.min((self.n_states_max / n_layers.len()).max(1)),
+                // What comes before brings nothing back.
+                Some(n_before) => n_tokens_max.min(n_before),
+            },
+            _ => n_tokens_max,
+        };
+        target.min(start + n_tokens_max)
+    }
+
     /// Answers at once what needs no computation.
     pub(crate) fn is_trivial(&self) -> bool {
         match &self.ask {
             Ask::Prefill => self.n_base == 0,
             Ask::Continuation(tokens) | Ask::Tops { continuation: tokens, .. } => tokens.is_empty(),
+            Ask::Hidden { n_layers, .. } => n_layers.is_empty(),
             _ => false,
         }
     }
@@ -67,6 +101,7 @@ impl AskWork {
         match &self.ask {
             Ask::Continuation(_) => Answer::Scores(Vec::new()),
             Ask::Tops { .. } => Answer::Tops(Vec::new()),
+            Ask::Hidden { .. } => Answer::Hidden(Vec::new()),
             _ => Answer::Prefilled,
         }
     }
@@ -84,6 +119,16 @@ pub(crate) enum Progress {
 impl AskWork {
     /// Takes in what the backend returned for the tokens from `start` on; `is_last` when all are computed.
     pub(crate) fn take_outputs(&mut self, start: usize, outputs: Vec<Output>, is_last: bool) -> Progress {
+        if let Ask::Hidden { n_layers, .. } = &self.ask {
+            let first = self.first_output();
+            if let Err(fault) = self.states.take(first, start, n_layers.len(), outputs) {
+                return Progress::Finished(Err(fault.into()));
+            }
+            return match is_last {
+                true => Progress::Finished(Ok(Answer::Hidden(self.states.means(n_layers.len())))),
+                false => Progress::Unfinished,
+            };
+        }
         // KV that was forgotten in between is computed again, and with it outputs that were there already.
         let n_places = (start + 1).saturating_sub(self.n_base);
         self.scores.truncate(n_places);
@@ -99,7 +144,7 @@ impl AskWork {
                 (Output::Scores(scores), _) => answer = Some(Answer::Scores(scores)),
                 (Output::Sampled(candidate), _) => answer = Some(Answer::Sampled(candidate.into())),
                 (Output::Programmed(candidate, left), _) => {
-                    answer = Some(Answer::Sampled(Drawn { candidate, left: Some(left) }));
+                    answer = Some(Answer::Sampled(Drawn { candidate, left: Some(left), seen: None }));
                 }
                 (Output::Top { candidates, entropy }, Ask::Tops { .. }) => {
                     self.tops.push(Top { candidates, entropy });

@@ -5,13 +5,16 @@
 
 mod ask;
 mod joint;
+mod looks;
 mod masks;
 mod mixture;
 mod run;
+mod states;
 mod verify;
 
 pub(crate) use ask::{AskWork, Part, Progress};
 pub(crate) use joint::{JobId, JointWork, Membership, Stage, Wanted};
+use looks::STATE_ROWS;
 pub(crate) use masks::LateMasks;
 pub(crate) use mixture::{MixedWork, Mixture};
 pub(crate) use run::RunWork;
@@ -170,6 +173,11 @@ impl Work {
         }
     }
 
+    /// Whether what it asks leaves the state of the context's last token on the device.
+    pub(crate) fn leaves_state(&self) -> bool {
+        !matches!(self, Self::Ask(AskWork { ask: Ask::Hidden { .. }, .. }))
+    }
+
     /// Whether it asks the head alone.
     pub(crate) fn is_of_head(&self) -> bool {
         matches!(self, Self::Ask(AskWork { part: Part::Head, .. }))
@@ -180,9 +188,8 @@ impl Work {
     pub(crate) fn end(&self, start: usize, target: usize, n_tokens_max: usize) -> Option<usize> {
         match self {
             Self::Verify(work) => work.end(start, n_tokens_max),
-            Self::Ask(_) | Self::Run(_) | Self::Joint(_) | Self::Mixed(_) => {
-                Some(target.min(start + n_tokens_max))
-            }
+            Self::Ask(work) => Some(work.end(start, target, n_tokens_max)),
+            Self::Run(_) | Self::Joint(_) | Self::Mixed(_) => Some(target.min(start + n_tokens_max)),
         }
     }
 
@@ -205,7 +212,7 @@ impl Work {
     /// The first position whose output is wanted, or the end of a prefill.
     pub(crate) fn first_output(&self, n_tokens: usize) -> usize {
         match self {
-            Self::Ask(work) => work.n_base - 1,
+            Self::Ask(work) => work.first_output(),
             Self::Verify(work) => work.first_draw(),
             Self::Run(_) | Self::Joint(_) | Self::Mixed(_) => n_tokens - 1,
         }
@@ -233,7 +240,8 @@ impl Work {
         let Range { start, end } = tokens;
         let is_last = end == n_tokens;
         let n_rows = match self {
-            Self::Run(_) | Self::Mixed(_) | Self::Joint(JointWork { wanted: Wanted::Draw(_), .. }) => 0.0,
+            Self::Run(run) => f32::from(is_last as u8) * run.settings.sampler.looks.n_rows(),
+            Self::Mixed(_) | Self::Joint(JointWork { wanted: Wanted::Draw(_), .. }) => 0.0,
             Self::Joint(JointWork { wanted: Wanted::Top { .. }, .. }) => f32::from(is_last as u8),
             Self::Joint(JointWork { wanted: Wanted::Ranked { sampler, .. }, .. })
                 if sampler.program.is_none() =>
@@ -242,13 +250,23 @@ impl Work {
             }
             // It may have to leave the device.
             Self::Joint(_) => 4.0 * f32::from(is_last as u8),
-            // By itself it is so many rows of decoding.
-            Self::Verify(work) if start >= work.first_draw() => 0.0,
-            Self::Verify(work) => end.saturating_sub(work.n_base) as f32,
+            Self::Verify(work) => {
+                let n_draws = end.saturating_sub(start.max(work.first_draw())) as f32;
+                let of_looks = n_draws * work.sampler().looks.n_rows();
+                match start >= work.first_draw() {
+                    // By itself it is so many rows of decoding.
+                    true => of_looks,
+                    false => of_looks + end.saturating_sub(work.n_base) as f32,
+                }
+            }
             Self::Ask(work) => match &work.ask {
                 Ask::Prefill | Ask::Sample(_) | Ask::Verify { .. } => 0.0,
                 Ask::Continuation(_) | Ask::Tops { .. } => (end - start.max(work.n_base - 1).min(end)) as f32,
                 Ask::Top { .. } | Ask::Scores(_) | Ask::Embedding => f32::from(is_last as u8),
+                Ask::Hidden { n_layers, .. } => {
+                    let n_tokens = end.saturating_sub(start.max(work.first_output()));
+                    STATE_ROWS * (n_tokens * n_layers.len()) as f32
+                }
                 // It leaves the device and is copied again for the guest.
                 Ask::Full => 4.0 * f32::from(is_last as u8),
             },
@@ -288,9 +306,7 @@ impl Work {
         };
         match self {
             _ if self.leads_up() => Requests::new(),
-            Self::Run(run) if end == n_tokens => {
-                smallvec![run.draw(n_tokens)]
-            }
+            Self::Run(run) if end == n_tokens => run.outputs(n_tokens),
             Self::Run(_) => Requests::new(),
             Self::Mixed(_) => last(OutputKind::Mixed),
             Self::Joint(work) => last(match &work.wanted {
@@ -309,6 +325,12 @@ impl Work {
                 Ask::Scores(tokens) => last(OutputKind::Scores(tokens)),
                 Ask::Full => last(OutputKind::Full),
                 Ask::Embedding => last(OutputKind::Embedding),
+                Ask::Hidden { n_layers, .. } => (start.max(work.first_output())..end)
+                    .flat_map(|position| {
+                        let kinds = n_layers.iter().map(|&n_layers| OutputKind::Hidden { n_layers });
+                        kinds.map(move |kind| OutputRequest { position, kind })
+                    })
+                    .collect(),
                 Ask::Continuation(tokens) => (0..tokens.len())
                     .map(|idx| (work.n_base - 1 + idx, &tokens[idx..=idx]))
                     .filter(|(position, _)| (start..end).contains(position))

@@ -2,7 +2,7 @@
 
 use super::{LateMasks, Mixture};
 use super::{draw, draw_under};
-use crate::batch::{OutputRequest, Start};
+use crate::batch::{OutputRequest, Requests, Start};
 use crate::command::{MaskSource, RunSettings};
 use crate::run::RunReply;
 use crate::sampling::program::DrawState;
@@ -30,8 +30,13 @@ impl RunWork {
         Self { settings, queue, n_given: 0, next, masks, mixture: None }
     }
 
-    /// The draw after a context's last token, of `n_tokens`.
-    pub(super) fn draw(&self, n_tokens: usize) -> OutputRequest<'_> {
+    /// The draw after a context's last token, of `n_tokens`, then what is looked at beside it.
+    pub(super) fn outputs(&self, n_tokens: usize) -> Requests<'_> {
+        let looks = self.settings.sampler.looks.requests(n_tokens - 1);
+        std::iter::once(self.draw(n_tokens)).chain(looks).collect()
+    }
+
+    fn draw(&self, n_tokens: usize) -> OutputRequest<'_> {
         let sampler = &self.settings.sampler;
         let n_others = self.mixture.as_ref().map_or(0, |mixture| mixture.n_others);
         let kind = match &self.masks {

@@ -69,7 +69,7 @@ impl VerifyWork {
         }
     }
 
-    /// A draw at each place from the context's last token on.
+    /// A draw at each place from the context's last token on, then what is looked at beside them.
     pub(crate) fn outputs(&self, end: usize) -> Requests<'_> {
         let request = |position| {
             let is_first = position == self.first_draw();
@@ -82,21 +82,29 @@ impl VerifyWork {
             };
             OutputRequest { position, kind }
         };
-        (self.first_draw()..end).map(request).collect()
+        let places = self.first_draw()..end;
+        let looks = places.clone().flat_map(|position| self.sampler.looks.requests(position));
+        places.map(request).chain(looks).collect()
     }
 
     /// Accepts the guess as far as the draws equal it.
     pub(crate) fn take_outputs(&self, outputs: Vec<Output>) -> Result<Verified, EngineError> {
-        let mut verified = Verified { drawn: Vec::with_capacity(outputs.len()), n_accepted: 0 };
-        for (idx, output) in outputs.into_iter().enumerate() {
+        let n_draws = self.guess().len() + 1;
+        let mut outputs = outputs.into_iter();
+        let draws: Vec<Output> = outputs.by_ref().take(n_draws).collect();
+        let mut verified = Verified { drawn: Vec::with_capacity(n_draws), n_accepted: 0 };
+        for (idx, output) in draws.into_iter().enumerate() {
+            let seen = self.sampler.looks.take(&mut outputs);
             let drawn = match output {
                 Output::Sampled(candidate) => Drawn::from(candidate),
-                Output::Programmed(candidate, left) => Drawn { candidate, left: Some(left) },
+                Output::Programmed(candidate, left) => Drawn { left: Some(left), ..candidate.into() },
                 // What was drawn before it stands; who goes on from there comes upon the fault.
                 Output::Failed(_) if idx > 0 => break,
                 Output::Failed(fault) => return Err(fault.into()),
                 other => unreachable!("a verification asks for draws, not for {other:?}"),
             };
+            // Of what is no number nothing was drawn either.
+            let drawn = Drawn { seen: seen?, ..drawn };
             let token = drawn.candidate.token;
             verified.drawn.push(drawn);
             if self.guess().get(idx) != Some(&token) {

@@ -51,4 +51,4 @@ pub use draw::{Before, Scratch, sample, sample_by_program, sample_under};
 pub use mask::TokenMask;
 pub use philox::philox4x32;
 pub use rank::rank;
-pub use settings::{Sampler, SamplerError};
+pub use settings::{Looks, Sampler, SamplerError};

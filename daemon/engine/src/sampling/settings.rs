@@ -37,6 +37,17 @@ pub struct Sampler {
     pub seed: u64,
     /// Draws in the place of all the settings above but the seed.
     pub program: Option<Box<PutOn>>,
+    /// What is reported with each token that a run or a verification draws. It changes no draw.
+    pub looks: Looks,
+}
+
+/// What is looked at in the place of a draw.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Looks {
+    /// How many of the most probable tokens, under the model, before any sampler setting.
+    pub n_top: usize,
+    /// Hidden states of the token before the draw, each after so many layers; see [`OutputKind::Hidden`](crate::batch::OutputKind::Hidden).
+    pub hidden: Vec<usize>,
 }
 
 impl Default for Sampler {
@@ -92,6 +103,7 @@ impl Sampler {
             mask: None,
             seed: 0,
             program: None,
+            looks: Looks::default(),
         }
     }
 

@@ -99,7 +99,7 @@ impl Asked {
             OutputKind::Top { .. } | OutputKind::Ranked { .. } | OutputKind::Scores(_) | OutputKind::Full => {
                 row
             }
-            OutputKind::Embedding => {
+            OutputKind::Embedding | OutputKind::Hidden { .. } => {
                 Self { whole_bytes: limits.hidden_size * size_of::<f32>(), ..Self::default() }
             }
         }

@@ -235,7 +235,9 @@ impl Scheduler {
                 Work::Verify(work)
             }
             ask => {
-                let work = AskWork::new(ask, reply, n_tokens, context.kv.has_state());
+                let n_states_max =
+                    self.limits.asks.whole_bytes / (self.limits.hidden_size * size_of::<f32>());
+                let work = AskWork::new(ask, reply, n_tokens, context.kv.has_state(), n_states_max);
                 if work.is_trivial() {
                     let answer = work.trivial_answer();
                     return work.answer(Ok(answer));

@@ -61,7 +61,7 @@ impl Scheduler {
             let context = self.contexts.get_mut(&row.id).expect("it has a row");
             let work = context.work.as_mut().expect("a row of this epoch has its work");
             if let Some(job) = work.job() {
-                self.take_member(job, row.id, row_outputs.next());
+                self.take_member(job, row.id, row_outputs.collect());
                 continue;
             }
             let is_last = row.end == work.target(row.n_tokens);
@@ -92,10 +92,11 @@ impl Scheduler {
                 Work::Verify(_) => {}
                 Work::Joint(_) | Work::Mixed(_) => unreachable!("they are parts of jobs"),
                 Work::Run(_) => {
-                    for _ in 0..row.n_outputs {
-                        let output = row_outputs.next().expect("the backend leaves out no output");
+                    if let Some(output) = row_outputs.next() {
                         self.stats.n_rows_sat_out += u64::from(output == Output::SatOut);
-                        context.take_run_output(output, self.limits.n_positions_max, &mut self.pages);
+                        let n_positions_max = self.limits.n_positions_max;
+                        context.take_run_output(output, &mut row_outputs, n_positions_max, &mut self.pages);
+                        row_outputs.for_each(drop);
                     }
                 }
             }
@@ -140,7 +141,14 @@ impl ContextState {
         n_in_vain
     }
 
-    pub(super) fn take_run_output(&mut self, output: Output, n_positions_max: usize, pages: &mut PageTable) {
+    /// Takes in what a run drew, and what was looked at beside it.
+    pub(super) fn take_run_output(
+        &mut self,
+        output: Output,
+        looked: &mut impl Iterator<Item = Output>,
+        n_positions_max: usize,
+        pages: &mut PageTable,
+    ) {
         let Some(Work::Run(run)) = &mut self.work else { return };
         let (candidate, left) = match output {
             Output::Sampled(candidate) => (candidate, None),
@@ -149,13 +157,17 @@ impl ContextState {
             Output::Failed(fault) => return self.end_run(RunEvent::Failed(fault.into()), pages),
             other => unreachable!("a run asks for a draw, not for {other:?}"),
         };
+        let seen = match run.settings.sampler.looks.take(looked) {
+            Ok(seen) => seen,
+            Err(fault) => return self.end_run(RunEvent::Failed(fault.into()), pages),
+        };
         self.kv.push(candidate.token, pages);
         run.n_given += 1;
         run.masks.iter_mut().for_each(LateMasks::note_drawn);
         if let Some(left) = &left {
             run.next = left.next;
         }
-        run.queue.push(RunEvent::Token(Drawn { candidate, left }));
+        run.queue.push(RunEvent::Token(Drawn { candidate, left, seen }));
         self.window.note_taken(run.n_given - run.queue.n_unread());
         if let Standing::Admitted(term) = &mut self.standing {
             term.note_decoded();

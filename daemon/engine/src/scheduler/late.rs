@@ -137,7 +137,9 @@ impl Scheduler {
             // It sat out.
             (0, false) => Some(waits),
             (0, true) if context.under_way.is_some() => Some(waits),
-            (0, true) if context.kv.has_state() => Some(self.place_of_head(context, id, plan)),
+            (0, true) if context.kv.has_state() && context.asks_state_kept() => {
+                Some(self.place_of_head(context, id, plan))
+            }
             (0, true) => {
                 context.kv.rewind(n_tokens - 1, &mut self.pages);
                 context.kv.forget_shared_unwritten(&mut self.pages);
@@ -155,6 +157,14 @@ impl ContextState {
         match &self.work {
             Some(Work::Run(run)) => run.masks.as_ref(),
             _ => None,
+        }
+    }
+
+    /// Whether what it asks comes of the state that the device keeps, that after all layers.
+    fn asks_state_kept(&self) -> bool {
+        match &self.work {
+            Some(Work::Run(run)) => run.settings.sampler.looks.hidden.is_empty(),
+            _ => true,
         }
     }
 

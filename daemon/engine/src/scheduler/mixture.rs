@@ -4,6 +4,8 @@
 //! masks, what its program leaves. While a step of it is under way the next one can be planned: the rows of all members begin
 //! with what the first one draws. Whatever ends the run, or the work of one of the others, ends the mixture.
 
+use smallvec::SmallVec;
+
 use super::admission::Standing;
 use super::joint::{Members, Wants};
 use super::{ContextState, Scheduler};
@@ -56,7 +58,7 @@ impl Scheduler {
             run.mixture = Some(Mixture { member, n_others });
             Work::Run(run)
         });
-        self.begin_job(&members, Wants::Run { drawn: None }, |_, member| match first.take() {
+        self.begin_job(&members, Wants::Run { drawn: SmallVec::new() }, |_, member| match first.take() {
             Some(first) => first(member),
             None => Work::Mixed(MixedWork::new(member, tag)),
         });
@@ -108,8 +110,10 @@ impl Scheduler {
     }
 
     /// Takes in that the rows of a mixture's draw are there: each member gets the token.
-    pub(super) fn take_mixed(&mut self, job: JobId, output: Output) {
+    pub(super) fn take_mixed(&mut self, job: JobId, outputs: SmallVec<[Output; 1]>) {
         let members = self.jobs.members(job);
+        let mut outputs = outputs.into_iter();
+        let output = outputs.next().expect("the first member's row came first");
         let token = match &output {
             Output::Sampled(candidate) | Output::Programmed(candidate, _) => Some(candidate.token),
             _ => None,
@@ -124,7 +128,7 @@ impl Scheduler {
             is_full |= context.kv.end_position() >= n_positions_max;
         }
         let first = self.contexts.get_mut(&members[0]).expect("a member exists");
-        first.take_run_output(output, n_positions_max, &mut self.pages);
+        first.take_run_output(output, &mut outputs, n_positions_max, &mut self.pages);
         if is_full && first.work.is_some() {
             first.end_run(RunEvent::Finished(Finish::ContextFull), &mut self.pages);
         }

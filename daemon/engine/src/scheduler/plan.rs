@@ -395,10 +395,11 @@ impl Scheduler {
         let n_outputs = work.outputs(start, end, n_tokens).len();
         // What it overwrites is not known until it is taken in.
         context.kv.set_state(None);
-        if n_outputs > 0 && !is_waiting {
+        let leaves_state = n_outputs > 0 && work.leaves_state();
+        if leaves_state && !is_waiting {
             self.lend_state(id, context);
         }
-        let keeps_state = n_outputs > 0 && self.slots.keeps_state(context.slot);
+        let keeps_state = leaves_state && self.slots.keeps_state(context.slot);
         plan.rows.push(PlannedRow {
             id,
             start,

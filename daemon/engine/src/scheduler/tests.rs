@@ -6,6 +6,7 @@ mod evict;
 mod failing;
 mod guest;
 pub(crate) mod hash_backend;
+mod hidden;
 mod joint;
 mod late;
 mod mixture;
@@ -28,15 +29,15 @@ use self::hash_backend::{HashBackend, VOCAB, drawn, fails, mix, ranked, score};
 use super::{Plan, Scheduler, SchedulerSettings};
 use crate::account::{Account, ActorId, Budget, GuestId, Owner, Resource, SessionId};
 use crate::backend::{AskLimits, Limits, PAGE_LEN};
-use crate::batch::{Output, Token};
-use crate::command::{Ahead, Answer, Ask, ContextId, Edit, MaskSource, ModelId, Operation, RunSettings, Top};
+use crate::batch::{Output, Seen, Token, Top};
+use crate::command::{Ahead, Answer, Ask, ContextId, Edit, MaskSource, ModelId, Operation, RunSettings};
 use crate::completion::{CallerId, Done, Outbox};
 use crate::error::EngineError;
 use crate::kv::{Holdings, PrefixScope, SegmentLengths, Sequence};
 use crate::line::Standing;
 use crate::port::Port;
 use crate::run::{Finish, Progress, RunEvent, RunQueue};
-use crate::sampling::Sampler;
+use crate::sampling::{Looks, Sampler};
 
 const N_POSITIONS: usize = 200;
 
@@ -356,7 +357,7 @@ impl World {
         let chain = self.contexts[idx].1.chain();
         let prefix = chain.last;
         let guess = verify::guess(&mut self.random, chain, seed, n_guess_max);
-        let kind = self.random.below(7);
+        let kind = self.random.below(8);
         // Of what was asked about, a guest may append all, some, or something else.
         let n_appended = if n_free > 0 { self.random.below(2 * n_free.min(20)) } else { 0 };
         let (id, model) = &mut self.contexts[idx];
@@ -390,6 +391,7 @@ impl World {
                 }
             }
             5 if n_free > 0 => verify::question(chain, seed, guess),
+            _ if seed & 96 > 0 => model.hidden_question(seed),
             _ => (Ask::Full, Answer::Full(vec![score(prefix, 7)])),
         };
         let then = match (&ask, &expected) {

@@ -112,7 +112,10 @@ impl From<EngineError> for HostError {
                     format!("tokens before {first}, from where on the context keeps to a constraint");
                 return invalid("end", format!("{start}..{end}"), expected);
             }
-            EngineError::SearchesEvicted { n_evicted } => {
+            EngineError::NoSuchLayer { n_layers, n_layers_max } => {
+                return invalid("layers", n_layers, format!("at most {n_layers_max}"));
+            }
+            EngineError::SearchesEvicted { n_evicted } | EngineError::LooksAtEvicted { n_evicted } => {
                 let found = format!("one out of which {n_evicted} tokens were evicted");
                 return invalid("context", found, "one with all its tokens".to_owned());
             }

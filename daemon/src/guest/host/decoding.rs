@@ -11,9 +11,10 @@ use trellis_engine::{Answer, Ask, Context, Guess};
 use wasmtime::component::Resource;
 
 use super::convert::{candidate, invalid};
+use super::looks;
 use super::types::{GuestContext, HostError};
 use crate::guest::bindings::trellis::host::decoding::{
-    Distribution, Host, LogprobsRequest, ScoreRequest, SpeculateRequest, StepRequest,
+    Distribution, Host, LogprobsRequest, Pooling, ScoreRequest, SpeculateRequest, StepRequest,
 };
 use crate::guest::bindings::trellis::host::types::Candidate;
 use crate::guest::store::GuestState;
@@ -30,6 +31,9 @@ const N_LOGPROBS_MAX: usize = 1024;
 
 /// The most rows of one `full`, which leave the device whole and are held for the guest until it has them all.
 const N_FULL_MAX: usize = 16;
+
+/// The most hidden states of one call, which are held for the guest until it has them all.
+const N_STATES_MAX: usize = 1024;
 
 /// Entries of a full row that count as one computed token.
 const N_ENTRIES_PER_TOKEN: usize = 1024;
@@ -251,6 +255,31 @@ impl Host for GuestState {
         let hidden = |answer| match answer {
             Answer::Embedding(hidden) => hidden,
             other => unreachable!("asked for an embedding, answered with {other:?}"),
+        };
+        Ok(ask_all(&mut contexts, asks).await?.into_iter().map(hidden).collect())
+    }
+
+    async fn hidden(
+        &mut self,
+        contexts: Vec<Resource<GuestContext>>,
+        layers: Vec<u32>,
+        pooling: Pooling,
+    ) -> Result<Vec<Vec<Vec<f32>>>, HostError> {
+        let n_layers = looks::layers(layers)?;
+        let n_states = contexts.len() * n_layers.len();
+        if n_states > N_STATES_MAX {
+            return Err(invalid("layers", format!("{n_states} states"), format!("at most {N_STATES_MAX}")));
+        }
+        let pooling = match pooling {
+            Pooling::Last => trellis_engine::Pooling::Last,
+            Pooling::MeanFrom(first) => trellis_engine::Pooling::MeanFrom(first as usize),
+        };
+        let mut contexts = self.lock_contexts(contexts.iter())?;
+        let ask = |_: &OwnedMutexGuard<Context>| Ask::Hidden { n_layers: n_layers.clone(), pooling };
+        let asks = contexts.iter().map(ask).collect();
+        let hidden = |answer| match answer {
+            Answer::Hidden(states) => states,
+            other => unreachable!("asked for hidden states, answered with {other:?}"),
         };
         Ok(ask_all(&mut contexts, asks).await?.into_iter().map(hidden).collect())
     }

@@ -4,17 +4,20 @@ use std::sync::Arc;
 
 use futures_util::future::try_join_all;
 use tokio::sync::OwnedMutexGuard;
-use trellis_engine::batch::{Candidate, Token};
+use trellis_engine::batch::{Candidate, Drawn, Token};
 use trellis_engine::model::{DecodeStream, SpecialText};
 use trellis_engine::{Ahead, Context, EngineError, MaskSource, Pull, RunKey, RunSettings};
 
 use super::convert::{check_stop_tokens, count, finish_reason, invalid};
+use super::looks;
 use super::mixtures::{Members, borrowed, no_guesses};
 use super::session::send_text;
 use super::speculation::Speculation;
 use super::stop_texts::{Scanned, StopTexts};
 use super::types::HostError;
+use crate::guest::bindings::trellis::host::decoding::Distribution;
 use crate::guest::bindings::trellis::host::streams::{Completion, Emit, FinishReason, GenerateRequest, Keep};
+use crate::guest::charge::HostCharge;
 use crate::guest::io::OutputSender;
 use crate::guest::store::GuestState;
 
@@ -46,6 +49,9 @@ struct Generation {
     keep: Keep,
     tokens: Vec<Token>,
     logprobs: Vec<f32>,
+    /// What was looked at in their places, and its bytes.
+    tops: Vec<Distribution>,
+    _charge: Option<HostCharge>,
     /// Bytes of all text that was drawn.
     n_text_bytes: usize,
     /// How many they were after each token; none where it ends within a character.
@@ -93,6 +99,7 @@ impl GuestState {
         if !others.is_empty() && request.speculation.is_some() {
             return Err(no_guesses());
         }
+        looks::put_on(&mut sampler, context.model(), request.top, Vec::new())?;
         check_stop_tokens(context.model(), &request.stop_tokens)?;
         context.keep_to(self.table.get(&request.sampler)?.given.rule());
         check_stop_texts(&request.stop_texts)?;
@@ -105,6 +112,8 @@ impl GuestState {
         // Decoding runs free to the end only where nothing but the engine can end or delay it.
         let speculation = self.speculation(request.speculation, &context)?;
         let is_free = request.stop_texts.is_empty() && client.is_none() && speculation.is_none();
+        let n_left = request.max_tokens.map_or(usize::MAX, |n| n as usize).min(context.n_free());
+        let charge = looks::charge(&self.owner.account, &sampler.looks, n_left)?;
         let ahead = if is_free { Ahead::Unbounded } else { Ahead::Adaptive };
         Ok(Generation {
             n_before: std::iter::once(&context)
@@ -128,6 +137,8 @@ impl GuestState {
             keep: request.keep,
             tokens: Vec::new(),
             logprobs: Vec::new(),
+            tops: Vec::new(),
+            _charge: charge,
             n_text_bytes: 0,
             ends: Vec::new(),
             text: String::new(),
@@ -183,12 +194,13 @@ impl Generation {
                 None if self.others.is_empty() => self.context.pull(self.key, settings).await?,
                 None => self.context.pull_mixed(&mut borrowed(&mut self.others), self.key, settings).await?,
             };
-            let Candidate { token, logprob } = match pulled {
-                Pull::Token(drawn) => drawn.candidate,
+            let Drawn { candidate: Candidate { token, logprob }, seen, .. } = match pulled {
+                Pull::Token(drawn) => drawn,
                 Pull::Finished(finish) => break finish_reason(finish),
             };
             self.tokens.push(token);
             self.logprobs.push(logprob);
+            self.tops.extend(looks::top_of(seen));
             if self.settings.stop_tokens.contains(&token) {
                 break FinishReason::StopToken(token);
             }
@@ -242,8 +254,8 @@ impl Generation {
     }
 
     fn complete(self, finish: FinishReason) -> Completion {
-        let Self { tokens, logprobs, text, .. } = self;
-        Completion { tokens, logprobs, text, finish }
+        let Self { tokens, logprobs, tops, text, .. } = self;
+        Completion { tokens, logprobs, tops, text, finish }
     }
 }
 

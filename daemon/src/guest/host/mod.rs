@@ -6,6 +6,7 @@ mod contexts;
 mod convert;
 mod decoding;
 mod generate;
+mod looks;
 mod mixtures;
 mod models;
 mod programs;

@@ -83,6 +83,7 @@ impl HostModel for GuestState {
             vocab_size: count(limits.vocab_size),
             n_positions: count(limits.n_positions_max),
             hidden_size: count(limits.hidden_size),
+            n_layers: count(model.config.n_layers),
             bos_token: model.bos_token,
             stop_tokens: model.stop_tokens.clone(),
             special_tokens: model.tokenizer.special_tokens().collect(),

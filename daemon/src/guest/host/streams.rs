@@ -1,14 +1,18 @@
 //! `streams`: one token at a time. `generate` is in its own file.
 
-use trellis_engine::batch::Token;
+use std::sync::Arc;
+
+use trellis_engine::batch::{Drawn, Token};
 use trellis_engine::{Ahead, MaskSource, Pull, RunSettings};
 use wasmtime::component::Resource;
 
 use super::contexts::lock;
 use super::convert::{candidate, check_stop_tokens, check_tokens, finish_reason, invalid};
+use super::looks;
 use super::mixtures::{borrowed, check_apart, check_sampler, no_guesses};
 use super::speculation::{N_GUESS_MAX, pull_guessed};
 use super::types::{GuestContext, GuestSampler, GuestStream, HostError};
+use crate::guest::bindings::trellis::host::decoding::Distribution;
 use crate::guest::bindings::trellis::host::streams::{
     Completion, FinishReason, GenerateRequest, Host, HostStream, StreamOptions,
 };
@@ -31,7 +35,8 @@ impl HostStream for GuestState {
         let GuestContext { cell, model } = self.table.get(&context)?;
         let (cell, model) = (cell.clone(), model.clone());
         let context = lock(&cell);
-        let settings = self.settings_for(&sampler, &context)?;
+        let mut settings = self.settings_for(&sampler, &context)?;
+        looks::put_on(&mut settings, context.model(), options.top, options.hidden)?;
         let given = self.table.get(&sampler)?.given.clone();
         check_stop_tokens(context.model(), &options.stop_tokens)?;
         let others = self.check_others(&options.others, &context, &settings)?;
@@ -55,6 +60,7 @@ impl HostStream for GuestState {
             speculation,
             others,
             guess: Vec::new(),
+            seen: None,
             finish: (n_tokens_max == Some(0)).then_some(FinishReason::MaxTokens),
         })
     }
@@ -91,8 +97,8 @@ impl HostStream for GuestState {
             },
         };
         match pulled {
-            Pull::Token(drawn) => {
-                let token = drawn.candidate;
+            Pull::Token(Drawn { candidate: token, seen, .. }) => {
+                stream.seen = seen;
                 stream.n_given += 1;
                 // Decided here and not by the engine alone: whatever happens to the context from now on, the
                 // stream has ended.
@@ -110,17 +116,28 @@ impl HostStream for GuestState {
         }
     }
 
+    fn top(&mut self, stream: Resource<GuestStream>) -> wasmtime::Result<Option<Distribution>> {
+        Ok(looks::top_of(self.table.get(&stream)?.seen.clone()))
+    }
+
+    fn hidden(&mut self, stream: Resource<GuestStream>) -> wasmtime::Result<Vec<Vec<f32>>> {
+        Ok(self.table.get(&stream)?.seen.as_ref().map_or_else(Vec::new, |seen| seen.hidden.clone()))
+    }
+
     fn set_sampler(
         &mut self,
         stream: Resource<GuestStream>,
         sampler: Resource<GuestSampler>,
     ) -> Result<(), HostError> {
         let GuestStream { cell, others, .. } = self.table.get(&stream)?;
-        let settings = self.settings_for(&sampler, &lock(cell))?;
+        let mut settings = self.settings_for(&sampler, &lock(cell))?;
         check_sampler(&settings, others.len())?;
         let given = self.table.get(&sampler)?.given.clone();
         let key = self.next_run_key();
         let stream = self.table.get_mut(&stream)?;
+        if settings.looks != stream.settings.looks {
+            Arc::make_mut(&mut settings).looks = stream.settings.looks.clone();
+        }
         // A new key makes the engine forget what it decoded ahead with the old settings.
         (stream.settings, stream.given, stream.key) = (settings, given, key);
         Ok(())

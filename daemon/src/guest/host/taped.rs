@@ -14,7 +14,7 @@ use crate::guest::bindings::trellis::host::beams::{
 use crate::guest::bindings::trellis::host::constraints::{Beginning, Grammar};
 use crate::guest::bindings::trellis::host::contexts::Positions;
 use crate::guest::bindings::trellis::host::decoding::{
-    Distribution, LogprobsRequest, ScoreRequest, SpeculateRequest, StepRequest,
+    Distribution, LogprobsRequest, Pooling, ScoreRequest, SpeculateRequest, StepRequest,
 };
 use crate::guest::bindings::trellis::host::models::{ChatEnd, ChatMessage, ModelInfo, SpecialTokens};
 use crate::guest::bindings::trellis::host::programs::Definition;
@@ -244,6 +244,9 @@ taped!(decoding::Host, "decoding." {
     async fn logprobs(requests: Vec<LogprobsRequest>) -> Result<Vec<Vec<f32>>, HostError>;
     async fn full(contexts: Vec<Resource<GuestContext>>) -> Result<Vec<Vec<f32>>, HostError>;
     async fn embedding(contexts: Vec<Resource<GuestContext>>) -> Result<Vec<Vec<f32>>, HostError>;
+    async fn hidden(
+        contexts: Vec<Resource<GuestContext>>, layers: Vec<u32>, pooling: Pooling
+    ) -> Result<Vec<Vec<Vec<f32>>>, HostError>;
 });
 
 taped!(streams::Host, "streams." {
@@ -259,6 +262,8 @@ taped!(streams::HostStream, "stream." {
         stream: Resource<GuestStream>, sampler: Resource<GuestSampler>
     ) -> Result<(), HostError>;
     fn guess(stream: Resource<GuestStream>, tokens: Vec<u32>) -> Result<(), HostError>;
+    fn top(stream: Resource<GuestStream>) -> wasmtime::Result<Option<Distribution>>;
+    fn hidden(stream: Resource<GuestStream>) -> wasmtime::Result<Vec<Vec<f32>>>;
     fn finish(stream: Resource<GuestStream>) -> wasmtime::Result<Option<FinishReason>>;
     fn drop(stream: Resource<GuestStream>) -> wasmtime::Result<()>;
 });

@@ -18,7 +18,7 @@ use super::types::{GuestContext, GuestModel, GuestSampler, GuestStream, HostErro
 use crate::guest::beside::Beside;
 use crate::guest::bindings::trellis::host::contexts::{Host as _, HostContext};
 use crate::guest::bindings::trellis::host::decoding::{
-    Host as _, LogprobsRequest, ScoreRequest, SpeculateRequest, StepRequest,
+    Host as DecodingHost, LogprobsRequest, ScoreRequest, SpeculateRequest, StepRequest,
 };
 use crate::guest::bindings::trellis::host::models::{ChatEnd, ChatMessage, HostModel, SpecialTokens};
 use crate::guest::bindings::trellis::host::samplers::{HostSampler, HostTokenMask};
@@ -135,8 +135,14 @@ impl Guest {
         sampler: &Resource<GuestSampler>,
         max_tokens: Option<u32>,
     ) -> Resource<GuestStream> {
-        let options =
-            StreamOptions { max_tokens, stop_tokens: Vec::new(), speculation: None, others: Vec::new() };
+        let options = StreamOptions {
+            max_tokens,
+            stop_tokens: Vec::new(),
+            top: 0,
+            hidden: Vec::new(),
+            speculation: None,
+            others: Vec::new(),
+        };
         HostStream::open(&mut self.state, again(context), again(sampler), options).expect("a stream")
     }
 
@@ -163,6 +169,7 @@ impl Guest {
             stop_texts: Vec::new(),
             keep: Keep::Tokens,
             emit: Emit::Nothing,
+            top: 0,
             speculation: None,
             others: Vec::new(),
         }
@@ -237,7 +244,9 @@ async fn follow_steps(
                         HostContext::drop(&mut guest.state, fork).expect("there");
                     }
                     Meanwhile::Ask => {
-                        guest.state.top(vec![again(context)], 3).await.expect("a distribution");
+                        DecodingHost::top(&mut guest.state, vec![again(context)], 3)
+                            .await
+                            .expect("a distribution");
                     }
                     Meanwhile::OtherStream => {
                         let other = guest.stream(context, &sampler, Some(2));
@@ -308,8 +317,14 @@ async fn a_stream_counts_its_tokens_and_stays_ended() {
         guest.step(&fork, &sampler).await;
         guest.step(&fork, &sampler).await
     };
-    let options =
-        StreamOptions { max_tokens: None, stop_tokens: vec![stop], speculation: None, others: Vec::new() };
+    let options = StreamOptions {
+        max_tokens: None,
+        stop_tokens: vec![stop],
+        top: 0,
+        hidden: Vec::new(),
+        speculation: None,
+        others: Vec::new(),
+    };
     let stream =
         HostStream::open(&mut guest.state, again(&context), again(&sampler), options).expect("a stream");
     let mut last = None;
@@ -455,8 +470,14 @@ async fn mistakes_are_typed_errors_with_value_and_limit() {
     ));
 
     let twice = vec![again(&context), again(&context)];
-    assert!(matches!(refused(guest.state.top(twice, 3).await), ApiError::InvalidArgument(_)));
-    assert!(matches!(refused(guest.state.top(vec![again(&context)], 0).await), ApiError::InvalidArgument(_)));
+    assert!(matches!(
+        refused(DecodingHost::top(&mut guest.state, twice, 3).await),
+        ApiError::InvalidArgument(_)
+    ));
+    assert!(matches!(
+        refused(DecodingHost::top(&mut guest.state, vec![again(&context)], 0).await),
+        ApiError::InvalidArgument(_)
+    ));
     let empty = vec![ScoreRequest { context: again(&context), continuation: Vec::new() }];
     assert!(matches!(refused(guest.state.score(empty).await), ApiError::InvalidArgument(_)));
 

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use tokio::sync::{Mutex, MutexGuard};
-use trellis_engine::batch::Token;
+use trellis_engine::batch::{Seen, Token};
 use trellis_engine::constraint::{Constraint, Rule};
 use trellis_engine::model::DecodeStream;
 use trellis_engine::sampling::program::Program;
@@ -148,6 +148,8 @@ pub struct GuestStream {
     /// What the guest expects next.
     pub(crate) guess: Vec<Token>,
     pub(crate) finish: Option<FinishReason>,
+    /// What was looked at in the place of the last token.
+    pub(crate) seen: Option<Box<Seen>>,
 }
 
 /// `beam-search`

@@ -6,7 +6,7 @@ use super::types::HostError;
 use crate::guest::bindings::trellis::host::constraints::{Beginning, Grammar, JsonSchema, Whitespace};
 use crate::guest::bindings::trellis::host::contexts::Positions;
 use crate::guest::bindings::trellis::host::decoding::{
-    Distribution, LogprobsRequest, ScoreRequest, SpeculateRequest, StepRequest,
+    Distribution, LogprobsRequest, Pooling, ScoreRequest, SpeculateRequest, StepRequest,
 };
 use crate::guest::bindings::trellis::host::models::{ChatEnd, ChatMessage, ModelInfo, SpecialTokens};
 use crate::guest::bindings::trellis::host::session::{Inbox, LogLevel, Meter, Usage};
@@ -342,11 +342,11 @@ records! {
     BudgetLimit { what, used, requested, limit }
     Candidate { token, logprob }
     ChatMessage { role, content }
-    Completion { tokens, logprobs, text, finish }
+    Completion { tokens, logprobs, tops, text, finish }
     ContextLimit { n_tokens, n_positions }
     Distribution { candidates, entropy }
     GenerateRequest {
-        context, sampler, seed, max_tokens, stop_tokens, stop_texts, keep, emit, speculation, others,
+        context, sampler, seed, max_tokens, stop_tokens, stop_texts, keep, emit, top, speculation, others,
     }
     GrammarExit { position, token }
     GrammarRefusal { place, reason }
@@ -354,15 +354,15 @@ records! {
     LogprobsRequest { context, tokens }
     Meter { used, limit }
     ModelInfo {
-        name, architecture, vocab_size, n_positions, hidden_size, bos_token, stop_tokens, special_tokens, tokenizer,
-        device, dtype,
+        name, architecture, vocab_size, n_positions, hidden_size, n_layers, bos_token, stop_tokens, special_tokens,
+        tokenizer, device, dtype,
     }
     ModelPair { left, right }
     ScoreRequest { context, continuation }
     SpeculateRequest { context, sampler, guess }
     Speculation { source, max_guess }
     StepRequest { context, sampler, others }
-    StreamOptions { max_tokens, stop_tokens, speculation, others }
+    StreamOptions { max_tokens, stop_tokens, top, hidden, speculation, others }
     TokenRange { token, vocab_size }
     UnknownName { name, known }
     Usage { tokens, pages, contexts, tokens_in_vain, tokens_cached, tokens_guessed, tokens_accepted }
@@ -410,6 +410,7 @@ cases! {
     Inbox { NothingYet, Closed; Message }
     Keep { Tokens, Text }
     LogLevel { Debug, Info, Warn, Error }
+    Pooling { Last; MeanFrom }
     Positions { Keep, CloseUp }
     SpecialTokens { Parse, AsText }
     Whitespace { Compact, Free }

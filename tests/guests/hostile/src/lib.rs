@@ -2,6 +2,7 @@
 
 mod attacks;
 mod beams;
+mod looks;
 mod mistakes;
 mod neighbour;
 mod posterior;

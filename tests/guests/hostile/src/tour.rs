@@ -11,7 +11,7 @@ use trellis_guest::{
     speculate_all, step_all, time_left, top_all, tops_all, try_receive, usage,
 };
 
-use crate::{Outcome, beams};
+use crate::{Outcome, beams, looks};
 
 /// The greatest difference of two log-probabilities that are one.
 const TOLERANCE: f32 = 1e-4;
@@ -28,6 +28,7 @@ pub(crate) fn call_everything() -> Outcome {
     mixed(&model, &prompt)?;
     constrained(&model, &prompt)?;
     generated(&model, &prompt)?;
+    looks::looked_at(&model, &prompt)?;
     beams::searched(&model, &prompt)?;
     session()
 }

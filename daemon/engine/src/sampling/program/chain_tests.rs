@@ -89,7 +89,7 @@ fn the_chain_draws_what_its_program_draws() {
             },
             mask: is_on(8).then(|| Arc::new(mask)),
             seed: u64::from(seed),
-            program: None,
+            ..Sampler::greedy()
         };
         let history: Vec<Token> = (0..seed % 9).map(|idx| words(idx, seed)[1] % vocab_size).collect();
         let position = u64::from(seed) << 20;

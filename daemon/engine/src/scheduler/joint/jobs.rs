@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 
 use rustc_hash::FxHashMap;
+use smallvec::SmallVec;
 
 use super::Members;
 use super::alike::Alike;
@@ -29,8 +30,9 @@ pub(super) struct Job {
 pub(in crate::scheduler) enum Wants {
     /// A draw after each member; what was drawn so far.
     Draws { reply: Reply, drawn: Vec<Option<Output>> },
-    /// The tokens of a run, which its first member has; what that one drew, until the rows of the others are taken in.
-    Run { drawn: Option<Output> },
+    /// The tokens of a run, which its first member has; what that one drew and looked at, until the rows of the others are
+    /// taken in.
+    Run { drawn: SmallVec<[Output; 1]> },
     /// The candidates of each row of a beam search, which goes on with them in another job; those that have come.
     Search { search: Box<Searching>, ranked: Vec<Option<Output>> },
 }

@@ -1,36 +1,43 @@
 //! What comes back for the members of a job.
 
+use smallvec::SmallVec;
+
 use super::{Job, Scheduler, Wants};
 use crate::batch::Output;
 use crate::command::ContextId;
 use crate::job::JobId;
 
 impl Scheduler {
-    /// Takes in the row of a member, with what it asked for.
-    pub(in crate::scheduler) fn take_member(&mut self, job: JobId, id: ContextId, output: Option<Output>) {
-        let Some(output) = output else {
+    /// Takes in the row of a member, with what it asked for: one thing, and behind the draw of a run what is looked at.
+    pub(in crate::scheduler) fn take_member(
+        &mut self,
+        job: JobId,
+        id: ContextId,
+        mut outputs: SmallVec<[Output; 1]>,
+    ) {
+        if outputs.is_empty() {
             // It has computed a part of what leads up.
             self.enqueue_prompts(job);
             return self.enqueue(id);
-        };
+        }
         let Some(Job { members, wants, .. }) = self.jobs.jobs.get_mut(&job) else { return };
         let (idx, n_members) = (members.iter().position(|&member| member == id), members.len());
         let idx = idx.expect("it is of a member");
         match wants {
             Wants::Draws { drawn, .. } | Wants::Search { ranked: drawn, .. } => {
-                drawn[idx] = Some(output);
+                drawn[idx] = outputs.pop();
                 if drawn.iter().all(Option::is_some) {
                     self.take_all(job, id);
                 }
             }
             Wants::Run { drawn } => {
                 if idx == 0 {
-                    *drawn = Some(output);
+                    *drawn = outputs;
                 }
                 // The rows of a job lie in the order of its members.
                 if idx + 1 == n_members {
-                    let output = drawn.take().expect("the first member's row came first");
-                    self.take_mixed(job, output);
+                    let outputs = std::mem::take(drawn);
+                    self.take_mixed(job, outputs);
                 }
             }
         }

@@ -335,6 +335,7 @@ impl HashBackend {
             }
             OutputKind::Full => Output::Full(vec![score(prefix, 7)]),
             OutputKind::Embedding => Output::Embedding(vec![score(prefix, 8)]),
+            OutputKind::Hidden { n_layers } => Output::Embedding(vec![score(prefix, *n_layers as Token)]),
         }
     }
 

@@ -3,6 +3,29 @@
 use super::*;
 use crate::batch::Drawn;
 
+/// The sampler of this seed, which also says what is looked at: nothing, one token or two, and hidden states of some layers.
+pub(super) fn looking_sampler(seed: u64) -> Sampler {
+    let looks = Looks { n_top: (seed % 3) as usize, hidden: layers_looked_at(seed) };
+    Sampler { seed, looks, ..Sampler::greedy() }
+}
+
+fn layers_looked_at(seed: u64) -> Vec<usize> {
+    match seed / 3 % 5 {
+        0 => vec![2],
+        1 => vec![1, 4],
+        _ => Vec::new(),
+    }
+}
+
+/// What is seen where it draws.
+pub(super) fn expected_seen(prefix: u64, seed: u64) -> Option<Box<Seen>> {
+    let Looks { n_top, hidden } = looking_sampler(seed).looks;
+    let top = Top { candidates: ranked(prefix, n_top), entropy: score(prefix, 0) };
+    let top = (n_top > 0).then_some(top);
+    let hidden: Vec<_> = hidden.iter().map(|&n_layers| vec![score(prefix, n_layers as Token)]).collect();
+    (top.is_some() || !hidden.is_empty()).then(|| Box::new(Seen { top, hidden }))
+}
+
 impl World {
     /// Pulls one token of a context's stream, which is opened if need be.
     pub(super) fn pull(&mut self, idx: usize) {
@@ -14,7 +37,7 @@ impl World {
             let queue = self.guests.queue(model.caller);
             let tag = queue.tag();
             let settings = RunSettings {
-                sampler: Arc::new(Sampler { seed, ..Sampler::greedy() }),
+                sampler: Arc::new(looking_sampler(seed)),
                 stop_tokens: Arc::new([3]),
                 n_tokens_max: Some(n_left),
                 ahead: if seed.is_multiple_of(4) { Ahead::Unbounded } else { Ahead::Adaptive },
@@ -31,12 +54,10 @@ impl World {
         let progress = if event.is_some() { stream.queue.progress() } else { stream.queue.wait() };
         let (tag, is_waiting) = (stream.queue.tag(), event.is_none());
         match event {
-            Some(RunEvent::Token(Drawn { candidate, .. })) => {
-                assert_eq!(
-                    candidate,
-                    stream.expected(model.past.chain(&model.tokens).last),
-                    "as if decoded step by step"
-                );
+            Some(RunEvent::Token(Drawn { candidate, seen, .. })) => {
+                let prefix = model.past.chain(&model.tokens).last;
+                assert_eq!(candidate, stream.expected(prefix), "as if decoded step by step");
+                assert_eq!(seen, expected_seen(prefix, stream.seed));
                 assert!(stream.n_left > 0);
                 stream.n_left -= 1;
                 model.tokens.push(candidate.token);

@@ -7,6 +7,7 @@ use super::Random;
 use super::context_id;
 use super::guest::Guests;
 use super::hash_backend::{Chain, HashBackend, VOCAB, drawn, fails, hash};
+use super::pull::{expected_seen, looking_sampler};
 use crate::account::{Account, ActorId, Budget, GuestId, Owner, Resource, SessionId};
 use crate::backend::{AskLimits, Limits, PAGE_LEN};
 use crate::batch::{Candidate, Output, Token};
@@ -51,8 +52,14 @@ pub(super) fn question(prefix: impl Into<Chain>, seed: u64, guess: Vec<Token>) -
     // The first draw never fails; others may.
     let seed = if fails(prefix.last, seed) { seed & !7 } else { seed };
     let n_right = steps(prefix, seed).zip(&guess).take_while(|(drawn, guess)| drawn.token == **guess).count();
-    let answer = Answer::Verified(steps(prefix, seed).take(n_right + 1).map(Drawn::from).collect());
-    let sampler = Arc::new(Sampler { seed, ..Sampler::greedy() });
+    let mut before = prefix;
+    let drawn = steps(prefix, seed).take(n_right + 1).map(|candidate| {
+        let seen = expected_seen(before.last, seed);
+        before = before.extend(candidate.token);
+        Drawn { seen, ..candidate.into() }
+    });
+    let answer = Answer::Verified(drawn.collect());
+    let sampler = Arc::new(looking_sampler(seed));
     (Ask::Verify { sampler, guess: Guess::Chain(guess) }, answer)
 }
 

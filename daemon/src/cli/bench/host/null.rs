@@ -70,7 +70,9 @@ impl NullBackend {
             }
             OutputKind::Scores(tokens) => Output::Scores(vec![-1.0; tokens.len()]),
             OutputKind::Full => Output::Full(vec![-1.0; self.limits.vocab_size]),
-            OutputKind::Embedding => Output::Embedding(vec![0.0; self.limits.hidden_size]),
+            OutputKind::Embedding | OutputKind::Hidden { .. } => {
+                Output::Embedding(vec![0.0; self.limits.hidden_size])
+            }
             other => unreachable!("nobody here asks for {other:?}"),
         }
     }

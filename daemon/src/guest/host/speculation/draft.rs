@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use trellis_engine::account::Owner;
 use trellis_engine::batch::{Token, Tokens};
-use trellis_engine::sampling::Sampler;
+use trellis_engine::sampling::{Looks, Sampler};
 use trellis_engine::{Ahead, Context, EngineError, MaskSource, Pull, RunKey, RunSettings};
 
 use crate::guest::held::HeldModel;
@@ -57,6 +57,11 @@ impl Draft {
         (self.n_same, self.n_truncations) = (tokens.len(), n_truncations);
         self.n_runs += 1;
         let key = RunKey(self.n_runs);
+        // What the draft would look at nobody wants.
+        let sampler = match sampler.looks == Looks::default() {
+            true => sampler.clone(),
+            false => Arc::new(Sampler { looks: Looks::default(), ..(**sampler).clone() }),
+        };
         let settings = || RunSettings {
             sampler: sampler.clone(),
             // What ends an answer is guessed like any other token.

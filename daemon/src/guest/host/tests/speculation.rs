@@ -12,7 +12,8 @@ fn draft(guest: &mut Guest, n_max: u32) -> Option<Speculation> {
 }
 
 fn options(speculation: Option<Speculation>) -> StreamOptions {
-    StreamOptions { max_tokens: None, stop_tokens: Vec::new(), speculation, others: Vec::new() }
+    let (stop_tokens, hidden, others) = (Vec::new(), Vec::new(), Vec::new());
+    StreamOptions { max_tokens: None, stop_tokens, top: 0, hidden, speculation, others }
 }
 
 fn usage(guest: &mut Guest) -> [u64; 2] {

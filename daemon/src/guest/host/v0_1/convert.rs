@@ -140,6 +140,7 @@ impl Convert<new::streams::GenerateRequest> for old::streams::GenerateRequest {
             stop_texts: stop_strings,
             keep: new::streams::Keep::Tokens,
             emit: emit.convert(),
+            top: 0,
             speculation: None,
             others: Vec::new(),
         }
@@ -157,7 +158,8 @@ impl Convert<old::session::Usage> for new::session::Usage {
 impl Convert<new::streams::StreamOptions> for old::streams::StreamOptions {
     fn convert(self) -> new::streams::StreamOptions {
         let Self { max_tokens, stop_tokens } = self;
-        new::streams::StreamOptions { max_tokens, stop_tokens, speculation: None, others: Vec::new() }
+        let (top, hidden, speculation, others) = (0, Vec::new(), None, Vec::new());
+        new::streams::StreamOptions { max_tokens, stop_tokens, top, hidden, speculation, others }
     }
 }
 
@@ -187,7 +189,7 @@ impl Convert<String> for new::types::GrammarExit {
 
 impl Convert<old::streams::Completion> for new::streams::Completion {
     fn convert(self) -> old::streams::Completion {
-        let Self { tokens, logprobs, text, finish } = self;
+        let Self { tokens, logprobs, tops: _, text, finish } = self;
         let logprob = logprobs.into_iter().map(f64::from).sum::<f64>() as f32;
         old::streams::Completion { tokens, text, logprob, finish: finish.convert() }
     }

@@ -1,0 +1,47 @@
+//! What is looked at in the places of draws: asked beside them, in the same rows.
+
+use crate::batch::{Output, OutputFault, OutputKind, OutputRequest, Seen, Top};
+use crate::sampling::Looks;
+
+/// What a hidden state costs that leaves the device, in rows of logits.
+pub(super) const STATE_ROWS: f32 = 0.25;
+
+impl Looks {
+    /// Things that are asked in each place.
+    pub(crate) fn n_asked(&self) -> usize {
+        usize::from(self.n_top > 0) + self.hidden.len()
+    }
+
+    /// What that costs, in rows of logits.
+    pub(super) fn n_rows(&self) -> f32 {
+        f32::from(self.n_top > 0) + STATE_ROWS * self.hidden.len() as f32
+    }
+
+    /// What is asked beside a draw after this position.
+    pub(super) fn requests(&self, position: usize) -> impl Iterator<Item = OutputRequest<'_>> {
+        let top = (self.n_top > 0).then_some(OutputKind::Top { n: self.n_top });
+        let hidden = self.hidden.iter().map(|&n_layers| OutputKind::Hidden { n_layers });
+        top.into_iter().chain(hidden).map(move |kind| OutputRequest { position, kind })
+    }
+
+    /// Takes what came of it, and no more; `None` where nothing is looked at.
+    pub(crate) fn take(
+        &self,
+        outputs: &mut impl Iterator<Item = Output>,
+    ) -> Result<Option<Box<Seen>>, OutputFault> {
+        if self.n_asked() == 0 {
+            return Ok(None);
+        }
+        let mut seen = Seen::default();
+        let mut fault = None;
+        for output in outputs.take(self.n_asked()) {
+            match output {
+                Output::Top { candidates, entropy } => seen.top = Some(Top { candidates, entropy }),
+                Output::Embedding(state) => seen.hidden.push(state),
+                Output::Failed(failed) => fault = Some(failed),
+                other => unreachable!("nobody looks for {other:?}"),
+            }
+        }
+        fault.map_or(Ok(Some(Box::new(seen))), Err)
+    }
+}

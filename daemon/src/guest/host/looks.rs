@@ -1,0 +1,77 @@
+//! What is looked at in the places of draws, for streams and generations.
+
+use std::sync::Arc;
+
+use trellis_engine::ModelHandle;
+use trellis_engine::account::{Account, BudgetExceeded};
+use trellis_engine::batch::{Candidate, Seen};
+use trellis_engine::sampling::{Looks, Sampler};
+
+use super::convert::{candidate, invalid};
+use super::types::HostError;
+use crate::guest::bindings::trellis::host::decoding::Distribution;
+use crate::guest::charge::HostCharge;
+
+/// The most candidates in the place of one token: as many as clients of completions are given anywhere.
+const N_TOP_MAX: u32 = 20;
+
+/// What a place takes of host memory beside its candidates.
+const PLACE_BYTES: usize = 32;
+
+/// The most layers of one question, and of one stream.
+const N_LAYERS_MAX: usize = 8;
+
+/// Layers as the engine counts them.
+///
+/// # Errors
+/// More than there may be.
+pub(super) fn layers(layers: Vec<u32>) -> Result<Vec<usize>, HostError> {
+    if layers.len() > N_LAYERS_MAX {
+        return Err(invalid("layers", layers.len(), format!("at most {N_LAYERS_MAX}")));
+    }
+    Ok(layers.into_iter().map(|n_layers| n_layers as usize).collect())
+}
+
+/// Has what draws by a sampler report what is looked at: so many candidates, and the hidden states of these layers.
+///
+/// # Errors
+/// More candidates or layers than there may be.
+pub(super) fn put_on(
+    sampler: &mut Arc<Sampler>,
+    model: &ModelHandle,
+    n_top: u32,
+    hidden: Vec<u32>,
+) -> Result<(), HostError> {
+    if n_top > N_TOP_MAX {
+        return Err(invalid("top", n_top, format!("at most {N_TOP_MAX}")));
+    }
+    let looks = Looks { n_top: n_top as usize, hidden: layers(hidden)? };
+    model.check_layers(&looks.hidden)?;
+    if sampler.looks != looks {
+        Arc::make_mut(sampler).looks = looks;
+    }
+    Ok(())
+}
+
+/// The host memory of what is looked at in so many places, if it is anything.
+///
+/// # Errors
+/// There is not so much left.
+pub(super) fn charge(
+    account: &Arc<Account>,
+    looks: &Looks,
+    n_places: usize,
+) -> Result<Option<HostCharge>, BudgetExceeded> {
+    if looks.n_top == 0 {
+        return Ok(None);
+    }
+    let n_bytes = (looks.n_top * size_of::<Candidate>() + PLACE_BYTES) * n_places;
+    HostCharge::new(account, n_bytes as u64).map(Some)
+}
+
+/// The most probable tokens that were seen.
+pub(super) fn top_of(seen: Option<Box<Seen>>) -> Option<Distribution> {
+    let top = seen?.top?;
+    let candidates = top.candidates.into_iter().map(candidate).collect();
+    Some(Distribution { candidates, entropy: top.entropy })
+}
