@@ -43,8 +43,10 @@ pub enum EngineError {
         /// The most of one job in a step.
         n_rows_max: usize,
     },
-    /// A job over contexts of different guests or models.
-    #[error("the contexts of one job belong to one guest and one model")]
+    /// A job over contexts of different guests or models, or a mixture of different vocabularies.
+    #[error(
+        "the contexts of one job belong to one guest and one model, those of a mixture to one vocabulary"
+    )]
     JobMixed,
     /// A mixture whose sampler has no program: nothing else sees the logits of the others.
     #[error("a mixture draws by a logit program, and the sampler has none")]

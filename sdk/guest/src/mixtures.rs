@@ -23,7 +23,9 @@ use crate::{Candidate, Context, Generate, Result, Sampler, StreamOptions};
 /// # Ok(text) }
 /// ```
 ///
-/// All are contexts of one model. Each is named once only; streams and generations of a mixture take no guesses.
+/// All are contexts of one model, or of several with one tokenizer: an expert and an amateur, say. Those of one model ride
+/// in one step and are decoded ahead; of several, each token waits for a step of each model and for whole rows of logits to
+/// leave the device. Each is named once only; streams and generations of a mixture take no guesses.
 #[derive(Clone, Debug)]
 pub struct Mixture<'a> {
     first: &'a Context,
@@ -40,7 +42,8 @@ impl<'a> Mixture<'a> {
     ///
     /// # Errors
     /// Those of [`Context::step`]; [`InvalidArgument`](crate::Error::InvalidArgument) for more than 8 others, for a sampler
-    /// without a program, and for a context that is named twice; [`ModelMismatch`](crate::Error::ModelMismatch).
+    /// without a program, and for a context that is named twice; [`ModelMismatch`](crate::Error::ModelMismatch) for models with
+    /// different tokenizers.
     pub fn step(&self, sampler: &Sampler) -> Result<Candidate> {
         step_mixtures([(self, sampler)]).map(only)
     }

@@ -3,13 +3,14 @@
 //! The first context of a mixture has the run. Whatever is done with any of them ends it: the next pull begins anew with what
 //! they hold then.
 
-use std::sync::Arc;
+mod by_rows;
 
 use super::{Context, Leaves, Pull, Run, RunKey};
 use crate::command::{Operation, RunSettings};
 use crate::completion::Tag;
 use crate::error::EngineError;
 use crate::run::RunQueue;
+use crate::sampling::Sampler;
 use crate::sampling::program::N_MEMBERS_MAX;
 
 /// A part in the run of another context.
@@ -32,8 +33,11 @@ impl Context {
     /// are drawn as of this one (its seed, positions, history, state, rule and log-probability) and appended to all. Like any
     /// other run it is decoded ahead, as long as nothing else is done with any of them.
     ///
+    /// Others may be of other models with the same vocabulary. Then nothing is decoded ahead: each token takes a step of each
+    /// model, and a whole row of each context that leaves the device.
+    ///
     /// # Errors
-    /// As for [`Self::pull`]; the sampler has no program; the contexts are not of one guest and one model, or are more than a
+    /// As for [`Self::pull`]; the sampler has no program; the contexts are not of one guest and one vocabulary, or are more than a
     /// program names or a step takes.
     pub async fn pull_mixed(
         &mut self,
@@ -41,6 +45,9 @@ impl Context {
         key: RunKey,
         settings: impl FnOnce() -> RunSettings,
     ) -> Result<Pull, EngineError> {
+        if self.is_of_several_models(others) {
+            return self.pull_by_rows(others, settings()).await;
+        }
         self.start_mixed(others, key, settings).await?;
         for other in &mut *others {
             // Before a token is taken that there would be no room for.
@@ -73,6 +80,9 @@ impl Context {
         key: RunKey,
         settings: impl FnOnce() -> RunSettings,
     ) -> Result<(), EngineError> {
+        if self.is_of_several_models(others) {
+            return self.check_mixture(others, &settings().sampler);
+        }
         let goes_on = self.run.as_ref().is_some_and(|run| {
             let tag = run.queue.tag();
             let is_part = |other: &Self| other.mixed.as_ref().is_some_and(|mixed| mixed.tag == tag);
@@ -82,21 +92,7 @@ impl Context {
             return Ok(());
         }
         let mut settings = settings();
-        let (n_others, n_others_max) = (others.len(), N_MEMBERS_MAX);
-        if n_others > n_others_max {
-            return Err(EngineError::MixtureTooLarge { n_others, n_others_max });
-        }
-        if settings.sampler.program.is_none() {
-            return Err(EngineError::MixtureWithoutProgram);
-        }
-        for other in &*others {
-            if !Arc::ptr_eq(&other.caller, &self.caller) || other.id.model != self.id.model {
-                return Err(EngineError::JobMixed);
-            }
-            if other.tokens.is_empty() {
-                return Err(EngineError::EmptyContext);
-            }
-        }
+        self.check_mixture(others, &settings.sampler)?;
         let masks = self.prepare_run(&mut settings)?;
         let room = self.model.room(&self.caller).await?;
         let queue = RunQueue::new(self.caller.stand());
@@ -111,5 +107,32 @@ impl Context {
         }
         self.note_run(Run { key, queue, leaves }, masks);
         Ok(())
+    }
+
+    fn is_of_several_models(&self, others: &[&mut Self]) -> bool {
+        others.iter().any(|other| other.id.model != self.id.model)
+    }
+
+    /// That these contexts can be mixed by this sampler.
+    fn check_mixture(&self, others: &[&mut Self], sampler: &Sampler) -> Result<(), EngineError> {
+        let (n_others, n_others_max) = (others.len(), N_MEMBERS_MAX);
+        if n_others > n_others_max {
+            return Err(EngineError::MixtureTooLarge { n_others, n_others_max });
+        }
+        if sampler.program.is_none() {
+            return Err(EngineError::MixtureWithoutProgram);
+        }
+        let vocab_size = |context: &Self| context.model.limits().vocab_size;
+        for other in others {
+            if other.caller.owner().guest != self.caller.owner().guest
+                || vocab_size(other) != vocab_size(self)
+            {
+                return Err(EngineError::JobMixed);
+            }
+            if other.tokens.is_empty() {
+                return Err(EngineError::EmptyContext);
+            }
+        }
+        if self.tokens.is_empty() { Err(EngineError::EmptyContext) } else { Ok(()) }
     }
 }

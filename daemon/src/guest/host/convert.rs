@@ -50,8 +50,19 @@ pub(super) fn check_same_model(left: &ModelHandle, right: &ModelHandle) -> Resul
     if std::sync::Arc::ptr_eq(left.model(), right.model()) {
         return Ok(());
     }
+    Err(model_mismatch(left, right))
+}
+
+/// That the tokens of one model mean the same to another.
+pub(super) fn check_same_vocabulary(left: &ModelHandle, right: &ModelHandle) -> Result<(), HostError> {
+    let of =
+        |model: &ModelHandle| (model.model().tokenizer.fingerprint().to_owned(), model.limits().vocab_size);
+    if of(left) == of(right) { Ok(()) } else { Err(model_mismatch(left, right)) }
+}
+
+fn model_mismatch(left: &ModelHandle, right: &ModelHandle) -> HostError {
     let pair = ModelPair { left: left.model().name.clone(), right: right.model().name.clone() };
-    Err(ApiError::ModelMismatch(pair).into())
+    ApiError::ModelMismatch(pair).into()
 }
 
 /// Why decoding ended, where the engine ended it.

@@ -4,15 +4,16 @@
 
 use std::sync::Arc;
 
+use futures_util::future::try_join_all;
 use tokio::sync::{Mutex, OwnedMutexGuard};
 use trellis_engine::sampling::Sampler;
 use trellis_engine::sampling::program::N_MEMBERS_MAX;
 use trellis_engine::{
-    Ahead, Answer, Ask, Context, EngineError, Finish, MaskSource, Pull, RunKey, RunSettings,
+    Ahead, Answer, Ask, Context, EngineError, Finish, MaskSource, Pending, Pull, RunKey, RunSettings,
 };
 use wasmtime::component::Resource;
 
-use super::convert::{candidate, check_same_model, invalid};
+use super::convert::{candidate, check_same_vocabulary, invalid};
 use super::types::{GuestContext, HostError};
 use crate::guest::bindings::trellis::host::decoding::StepRequest;
 use crate::guest::bindings::trellis::host::types::{Candidate, Error as ApiError};
@@ -90,7 +91,7 @@ impl GuestState {
         sampler: &Sampler,
     ) -> Result<(), HostError> {
         check_sampler(sampler, others.len())?;
-        others.iter().try_for_each(|other| check_same_model(first.model(), other.model()))
+        others.iter().try_for_each(|other| check_same_vocabulary(first.model(), other.model()))
     }
 
     /// The others of a stream's mixture.
@@ -105,7 +106,7 @@ impl GuestState {
             .iter()
             .map(|other| {
                 let GuestContext { cell, model } = self.table.get(other)?;
-                check_same_model(first.model(), model)?;
+                check_same_vocabulary(first.model(), model)?;
                 Ok(cell.clone())
             })
             .collect()
@@ -165,27 +166,30 @@ async fn draw_all(draws: &mut [Draw]) -> Result<Vec<Candidate>, HostError> {
             }
         });
     }
-    let mut drawn = Vec::with_capacity(draws.len());
-    for (Draw { members: Members { first, others }, key, settings, .. }, asked) in draws.iter_mut().zip(asked)
-    {
+    // Those over several models ask for their rows here: all of them before the first is waited for.
+    try_join_all(draws.iter_mut().zip(asked).map(|(draw, asked)| draw.take(asked))).await
+}
+
+impl Draw {
+    /// What was drawn, once it is there.
+    async fn take(&mut self, asked: Option<Pending>) -> Result<Candidate, HostError> {
+        let Self { members: Members { first, others }, key, settings, .. } = self;
         let Some(pending) = asked else {
             let mut others = borrowed(others);
-            drawn.push(match first.pull_mixed(&mut others, *key, || settings.clone()).await? {
-                Pull::Token(drawn) => candidate(drawn.candidate),
+            return match first.pull_mixed(&mut others, *key, || settings.clone()).await? {
+                Pull::Token(drawn) => Ok(candidate(drawn.candidate)),
                 Pull::Finished(Finish::Complete) => {
-                    return Err(ApiError::NoToken("the constraint is complete".to_owned()).into());
+                    Err(ApiError::NoToken("the constraint is complete".to_owned()).into())
                 }
-                Pull::Finished(_) => return Err(full(first, &others)),
-            });
-            continue;
+                Pull::Finished(_) => Err(full(first, &others)),
+            };
         };
         let Answer::Sampled(of_one) = pending.answer().await? else {
             unreachable!("it was asked for a token")
         };
         first.append_drawn(std::slice::from_ref(&of_one), &settings.sampler).await?;
-        drawn.push(candidate(of_one.candidate));
+        Ok(candidate(of_one.candidate))
     }
-    Ok(drawn)
 }
 
 /// One of these contexts is full.

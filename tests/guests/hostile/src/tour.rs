@@ -6,9 +6,8 @@ use trellis_guest::programs::{BiasId, Definition, MaskId, Source, TokenBias, lib
 use trellis_guest::{
     Beginning, Candidate, Chat, ChatEnd, Constraint, Context, Error, FinishReason, Inbox, LogLevel, Mixture,
     Model, Positions, Sampler, Token, TokenMask, call_bytes, embedding_all, emit, emit_json, emit_tokens,
-    forget,
-    full_all, generate_all, log, logprobs_all, receive, receive_json, receive_within, score_all, seed,
-    speculate_all, step_all, time_left, top_all, tops_all, try_receive, usage,
+    forget, full_all, generate_all, log, logprobs_all, receive, receive_json, receive_within, score_all,
+    seed, speculate_all, step_all, time_left, top_all, tops_all, try_receive, usage,
 };
 
 use crate::{Outcome, beams, looks};
@@ -168,10 +167,22 @@ fn mixed(model: &Model, prompt: &Context) -> Outcome {
     assert!(matches!(twice, Err(Error::InvalidArgument { .. })), "{twice:?}");
     let by_chain = Mixture::of(&first, [&other]).step(&Sampler::greedy());
     assert!(matches!(by_chain, Err(Error::InvalidArgument { .. })), "{by_chain:?}");
-    let stranger = Model::open("draft")?.context()?;
-    stranger.append_text("Once")?;
-    let of_two = Mixture::of(&first, [&stranger]).step(&sampler);
-    assert!(matches!(of_two, Err(Error::ModelMismatch { .. })), "{of_two:?}");
+    // A model with the same tokenizer.
+    let small = Model::open("draft")?.context()?;
+    small.append_text("Once")?;
+    let n_before = small.length();
+    sampler.set_parameters(&[1.5])?;
+    let whole = Mixture::of(&prompt.fork()?, [&small.fork()?]).generate(&sampler).max_tokens(6).run()?;
+    let (first, other) = (prompt.fork()?, small.fork()?);
+    let mut stream = Mixture::of(&first, [&other]).stream(&sampler).max_tokens(6).open()?;
+    for &token in &whole.tokens {
+        assert_eq!(stream.next().expect("a token")?.token, token);
+    }
+    assert!(stream.next().is_none());
+    assert_eq!(other.tokens_from(n_before), whole.tokens);
+    sampler.set_constraint(Some(&word), &Beginning::FirstDraw)?;
+    let text = Mixture::of(&prompt.fork()?, [&small]).generate(&sampler).run()?.text;
+    assert!(["left", "right"].contains(&text.as_str()), "{text}");
     Ok(())
 }
 

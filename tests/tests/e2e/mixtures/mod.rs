@@ -83,7 +83,10 @@ async fn by_rows(
     sampler: &Sampler,
     n_tokens: usize,
 ) -> Vec<(Token, f32)> {
-    let mut members = contexts(model, 99, prompts).await;
+    by_rows_of(contexts(model, 99, prompts).await, sampler, n_tokens).await
+}
+
+async fn by_rows_of(mut members: Vec<Context>, sampler: &Sampler, n_tokens: usize) -> Vec<(Token, f32)> {
     let (mut machine, mut drawn) = (Machine::default(), Vec::new());
     let put_on = sampler.program.as_ref().expect("a program");
     let mut start: DrawState = sampler.start();
@@ -234,6 +237,51 @@ fn a_mixture_goes_on_with_what_its_contexts_hold() {
             }
             check(&found, &by_rows(model, &held, &sampler, 5).await, &format!("round {round}"));
         }
+    });
+}
+
+/// The tokens of each are those of the formula over the rows of both models, at any place of the one or the other.
+#[test]
+fn models_of_one_vocabulary_are_mixed() {
+    let engines = ["tiny", "draft"].map(|name| engine(name, Sizes::default()));
+    block_on(async {
+        let [large, small] = engines.each_ref().map(|engine| engine.handle());
+        let mut random = Random(9);
+        for seed in 0..4 {
+            let all = prompts(large, &mut random, 3);
+            let sampler = sampler(large, expert, [0.7, 0.8], seed);
+            let members = async |number| {
+                let mut members = contexts(large, number, &all[..2]).await;
+                members.splice(1..1, contexts(small, number, &all[2..]).await);
+                members
+            };
+            let expected = by_rows_of(members(99).await, &sampler, N_TOKENS).await;
+            let mut mixture = members(1).await;
+            let found = mixed(&mut mixture, &sampler, N_TOKENS, Ahead::Adaptive).await;
+            check(&found, &expected, &format!("seed {seed}"));
+            let tokens: Vec<Token> = found.iter().map(|it| it.0).collect();
+            let n_before = [&all[0], &all[2], &all[1]].map(Vec::len);
+            for (member, n_before) in mixture.iter().zip(n_before) {
+                assert_eq!(member.tokens().copy_of(n_before..member.tokens().len()), tokens, "all get them");
+            }
+            assert_eq!(mixture[0].reports(), [(N_TOKENS - 1) as f32], "the first has the state");
+        }
+        // They end where one of them is full.
+        let n_positions = small.limits().n_positions_max;
+        let mut members = contexts(large, 1, &[vec![20, 21]]).await;
+        members.extend(contexts(small, 1, &[vec![20; n_positions - 3]]).await);
+        let sampler = guidance(large, 1.5, 0.8, 1);
+        let (first, others) = members.split_first_mut().expect("a member");
+        let mut others: Vec<&mut Context> = others.iter_mut().collect();
+        let mut n_drawn = 0;
+        let finish = loop {
+            let run = || settings(&sampler, 100, Ahead::Adaptive);
+            match first.pull_mixed(&mut others, RunKey(1), run).await.expect("a token") {
+                Pull::Token(_) => n_drawn += 1,
+                Pull::Finished(finish) => break finish,
+            }
+        };
+        assert_eq!((finish, n_drawn), (Finish::ContextFull, 3));
     });
 }
 

@@ -12,16 +12,15 @@ use std::time::{Duration, Instant};
 
 pub(super) use trellis_engine::N_GUESS_MAX;
 use trellis_engine::batch::{Drawn, Token};
-use trellis_engine::{Context, EngineError, Finish, ModelHandle, Pull, RunKey, RunSettings};
+use trellis_engine::{Context, EngineError, Finish, Pull, RunKey, RunSettings};
 use wasmtime::component::Resource;
 
 use self::draft::Draft;
 use self::lookup::Lookup;
 use self::pace::{Pace, Round};
-use super::convert::{check_tokens, invalid};
+use super::convert::{check_same_vocabulary, check_tokens, invalid};
 use super::types::{GuestModel, HostError};
 use crate::guest::bindings::trellis::host::streams::{GuessSource, Speculation as Options};
-use crate::guest::bindings::trellis::host::types::{Error as ApiError, ModelPair};
 use crate::guest::charge::HostCharge;
 use crate::guest::store::GuestState;
 
@@ -77,12 +76,7 @@ impl GuestState {
 
     fn draft(&mut self, model: &Resource<GuestModel>, context: &Context) -> Result<Draft, HostError> {
         let draft = self.table.get(model)?.model.clone();
-        let (ours, theirs) = (context.model(), &*draft);
-        let tokenizer = |model: &ModelHandle| model.model().tokenizer.fingerprint().to_owned();
-        if tokenizer(ours) != tokenizer(theirs) || ours.limits().vocab_size != theirs.limits().vocab_size {
-            let (left, right) = (ours.model().name.clone(), theirs.model().name.clone());
-            return Err(ApiError::ModelMismatch(ModelPair { left, right }).into());
-        }
+        check_same_vocabulary(context.model(), &draft)?;
         Ok(Draft::new(draft, self.owner.clone()))
     }
 }

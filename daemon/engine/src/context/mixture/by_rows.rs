@@ -1,0 +1,86 @@
+//! Mixtures of contexts of several models.
+//!
+//! The steps of two models are not one: no device has the rows of both. So each context is asked for its whole row, all of
+//! them at once, and the draw is made of the rows on the threads that work out masks. Nothing is decoded ahead.
+
+use std::sync::Arc;
+
+use tokio::sync::oneshot;
+
+use super::super::{Context, Pull};
+use crate::batch::Drawn;
+use crate::command::{Answer, Ask, RunSettings};
+use crate::error::EngineError;
+use crate::run::Finish;
+use crate::sampling::program::DrawPlace;
+use crate::sampling::{Before, Sampler, Scratch, sample_by_program};
+
+impl Context {
+    /// As [`Self::pull_mixed`] for one token, where the others are of other models.
+    pub(super) async fn pull_by_rows(
+        &mut self,
+        others: &mut [&mut Self],
+        settings: RunSettings,
+    ) -> Result<Pull, EngineError> {
+        let mut sampler = settings.sampler;
+        self.check_mixture(others, &sampler)?;
+        sampler.validate(self.model.limits().vocab_size)?;
+        if settings.n_tokens_max == Some(0) {
+            return Ok(Pull::Finished(Finish::MaxTokens));
+        }
+        if self.n_free() == 0 || others.iter().any(|other| other.n_free() == 0) {
+            return Ok(Pull::Finished(Finish::ContextFull));
+        }
+        if self.up_to_completion(Vec::new()).await?.is_none() {
+            return Ok(Pull::Finished(Finish::Complete));
+        }
+        self.states.carry_on(&mut sampler);
+        let Ask::Sample(sampler) = self.constrained(Ask::Sample(sampler)).await? else {
+            unreachable!("a draw under a constraint is a draw")
+        };
+        let mut asked = vec![self.ask(Ask::Full).await?];
+        for other in &mut *others {
+            asked.push(other.ask(Ask::Full).await?);
+        }
+        let mut rows = Vec::with_capacity(asked.len());
+        for pending in asked {
+            match pending.answer().await? {
+                Answer::Full(row) => rows.push(row),
+                other => unreachable!("asked for a row, answered with {other:?}"),
+            }
+        }
+        let drawn = self.draw_from(rows, sampler.clone()).await?;
+        // What a program leaves is the first one's.
+        let chain = Arc::new(Sampler::greedy());
+        let samplers: Vec<Arc<Sampler>> =
+            std::iter::once(sampler).chain(others.iter().map(|_| chain.clone())).collect();
+        let of_others = vec![Drawn::from(drawn.candidate)];
+        let tokens: Vec<Vec<Drawn>> =
+            std::iter::once(vec![drawn.clone()]).chain(others.iter().map(|_| of_others.clone())).collect();
+        let mut all: Vec<&mut Self> =
+            std::iter::once(self).chain(others.iter_mut().map(|other| &mut **other)).collect();
+        Self::append_drawn_to_all(&mut all, &tokens, &samplers).await?;
+        Ok(Pull::Token(drawn))
+    }
+
+    /// A draw of the sampler's program after this context, from these rows, of which the first is its own.
+    async fn draw_from(&self, rows: Vec<Vec<f32>>, sampler: Arc<Sampler>) -> Result<Drawn, EngineError> {
+        let n_tokens = self.tokens.len();
+        let history = self.tokens().copy_of(n_tokens - sampler.n_history(n_tokens)..n_tokens);
+        let before = Before { n_tokens, n_evicted: self.evictions.n_evicted() };
+        let (to, drawn) = oneshot::channel();
+        self.model.masks().run(self.caller.id(), move || {
+            // Nobody may want it any more.
+            if to.is_closed() {
+                return;
+            }
+            let members: Vec<&[f32]> = rows[1..].iter().map(Vec::as_slice).collect();
+            let within = sampler.program.as_ref().and_then(|put_on| put_on.within.as_deref());
+            let (seed, start) = (sampler.seed, sampler.start());
+            let draw = DrawPlace { members: &members, before, seed, start, within };
+            let drawn = sample_by_program(&rows[0], &history, &sampler, draw, &mut Scratch::default());
+            let _ = to.send(drawn.map(|(candidate, left)| Drawn { candidate, left: Some(Box::new(left)) }));
+        });
+        Ok(drawn.await.map_err(|_| EngineError::Stopped)??)
+    }
+}
