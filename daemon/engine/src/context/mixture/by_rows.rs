@@ -8,12 +8,12 @@ use std::sync::Arc;
 use tokio::sync::oneshot;
 
 use super::super::{Context, Pull};
-use crate::batch::Drawn;
-use crate::command::{Answer, Ask, RunSettings};
+use crate::batch::{Drawn, OutputFault, Seen, Top};
+use crate::command::{Answer, Ask, Pooling, RunSettings};
 use crate::error::EngineError;
 use crate::run::Finish;
 use crate::sampling::program::DrawPlace;
-use crate::sampling::{Before, Sampler, Scratch, sample_by_program};
+use crate::sampling::{Before, Distribution, Looks, Sampler, Scratch, sample_by_program};
 
 impl Context {
     /// As [`Self::pull_mixed`] for one token, where the others are of other models.
@@ -25,6 +25,7 @@ impl Context {
         let mut sampler = settings.sampler;
         self.check_mixture(others, &sampler)?;
         sampler.validate(self.model.limits().vocab_size)?;
+        self.model.check_layers(&sampler.looks.hidden)?;
         if settings.n_tokens_max == Some(0) {
             return Ok(Pull::Finished(Finish::MaxTokens));
         }
@@ -49,7 +50,12 @@ impl Context {
                 other => unreachable!("asked for a row, answered with {other:?}"),
             }
         }
-        let drawn = self.draw_from(rows, sampler.clone()).await?;
+        let mut drawn = self.draw_from(rows, sampler.clone()).await?;
+        if let Some(seen) = &mut drawn.seen
+            && !sampler.looks.hidden.is_empty()
+        {
+            seen.hidden = self.look_at_hidden(sampler.looks.hidden.clone()).await?;
+        }
         // What a program leaves is the first one's.
         let chain = Arc::new(Sampler::greedy());
         let samplers: Vec<Arc<Sampler>> =
@@ -61,6 +67,15 @@ impl Context {
             std::iter::once(self).chain(others.iter_mut().map(|other| &mut **other)).collect();
         Self::append_drawn_to_all(&mut all, &tokens, &samplers).await?;
         Ok(Pull::Token(drawn))
+    }
+
+    /// The hidden states of the last token after so many layers each.
+    async fn look_at_hidden(&mut self, n_layers: Vec<usize>) -> Result<Vec<Vec<f32>>, EngineError> {
+        let ask = Ask::Hidden { n_layers, pooling: Pooling::Last };
+        match self.ask(ask).await?.answer().await? {
+            Answer::Hidden(states) => Ok(states),
+            other => unreachable!("asked for hidden states, answered with {other:?}"),
+        }
     }
 
     /// A draw of the sampler's program after this context, from these rows, of which the first is its own.
@@ -79,8 +94,23 @@ impl Context {
             let (seed, start) = (sampler.seed, sampler.start());
             let draw = DrawPlace { members: &members, before, seed, start, within };
             let drawn = sample_by_program(&rows[0], &history, &sampler, draw, &mut Scratch::default());
-            let _ = to.send(drawn.map(|(candidate, left)| Drawn { candidate, left: Some(Box::new(left)) }));
+            let drawn = drawn.and_then(|(candidate, left)| {
+                let seen = seen(&rows[0], &sampler.looks)?;
+                Ok(Drawn { candidate, left: Some(Box::new(left)), seen })
+            });
+            let _ = to.send(drawn);
         });
         Ok(drawn.await.map_err(|_| EngineError::Stopped)??)
     }
+}
+
+/// What a row of logits says of what is looked at, if anything is.
+fn seen(logits: &[f32], looks: &Looks) -> Result<Option<Box<Seen>>, OutputFault> {
+    if looks.n_asked() == 0 {
+        return Ok(None);
+    }
+    let distribution = Distribution::new(logits)?;
+    let top = (looks.n_top > 0)
+        .then(|| Top { candidates: distribution.top(looks.n_top), entropy: distribution.entropy() });
+    Ok(Some(Box::new(Seen { top, hidden: Vec::new() })))
 }
