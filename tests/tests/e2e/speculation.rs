@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use trellis::config::Device;
 use trellis_engine::account::Resource;
 use trellis_engine::batch::{Candidate, Drawn};
-use trellis_engine::sampling::{Sampler, TokenMask};
+use trellis_engine::sampling::{Looks, Sampler, TokenMask};
 use trellis_engine::{
     Ahead, Answer, Ask, Context, EngineError, Guess, MaskSource, ModelHandle, Pull, RunKey, RunSettings,
 };
@@ -66,6 +66,7 @@ fn sampler(random: &mut Random, vocab_size: usize) -> Sampler {
         mask: (random.below(3) == 0).then(|| Arc::new(mask)),
         seed: random.draw(),
         program: None,
+        looks: Looks::default(),
     }
 }
 
