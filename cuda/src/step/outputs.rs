@@ -442,7 +442,7 @@ impl Outputs {
                 let n_scores = tokens.len() as u32;
                 Some(OutputRow { wants: Wants::SCORES, score_start, n_scores, ..OutputRow::default() })
             }
-            OutputKind::Scores(_) | OutputKind::Full => {
+            OutputKind::Top { .. } | OutputKind::Scores(_) | OutputKind::Full => {
                 Some(OutputRow { wants: Wants::FULL, ..OutputRow::default() })
             }
             _ => None,

@@ -5,6 +5,8 @@
 
 mod by_rows;
 
+use std::sync::Arc;
+
 use super::{Context, Leaves, Pull, Run, RunKey};
 use crate::command::{Operation, RunSettings};
 use crate::completion::Tag;
@@ -109,8 +111,11 @@ impl Context {
         Ok(())
     }
 
+    /// Whether some are not where one job could have them all.
     fn is_of_several_models(&self, others: &[&mut Self]) -> bool {
-        others.iter().any(|other| other.id.model != self.id.model)
+        others
+            .iter()
+            .any(|other| !Arc::ptr_eq(&other.caller, &self.caller) || other.id.model != self.id.model)
     }
 
     /// That these contexts can be mixed by this sampler.

@@ -339,7 +339,9 @@ fn no_sampler_draws_what_a_grammar_refuses() {
         let (_, knows) = samplers(model, 1).pop().expect("it is the last");
         let mut context = context(model, &rule).await;
         let answer = context.ask(Ask::Sample(knows)).await.expect("asked").answer().await;
-        let Ok(Answer::Sampled(Drawn { left: Some(left), candidate, .. })) = answer else { panic!("{answer:?}") };
+        let Ok(Answer::Sampled(Drawn { left: Some(left), candidate, .. })) = answer else {
+            panic!("{answer:?}")
+        };
         let answer = context.ask(Ask::Scores(vec![candidate.token])).await.expect("asked").answer().await;
         let Ok(Answer::Scores(scores)) = answer else { panic!("{answer:?}") };
         assert!(
