@@ -126,6 +126,8 @@ pub struct RowSpan {
     pub position: usize,
     /// Where the context's page table begins.
     pub entries: usize,
+    /// Whether tokens were evicted from the context: positions are then cells of its pages.
+    pub has_holes: bool,
 }
 
 impl RowSpan {

@@ -59,6 +59,8 @@ pub(super) struct DrawPlace {
     pub(super) start: Start,
     /// Tokens before the one that is drawn.
     pub(super) n_tokens: usize,
+    /// Tokens that were evicted, which the position counts too.
+    pub(super) n_evicted: usize,
     /// First word of the page table.
     pub(super) table_start: usize,
     /// First number of the states of slots.
@@ -135,7 +137,7 @@ impl Programs {
         tail: &mut Vec<u32>,
     ) -> u32 {
         let put_on = sampler.program.as_ref().expect("it draws by a program");
-        let DrawPlace { slot, n_tokens, states_start, group_start, .. } = at;
+        let DrawPlace { slot, n_tokens, n_evicted, states_start, group_start, .. } = at;
         let of_slot = (states_start + 8 * slot.0 as usize) as u32;
         let (n_drawn, state) = match (at.start, self.ended(slot)) {
             (Start::At(start), _) | (_, Some(Ended::OnHost(start))) => (start.n_drawn, Some(start.numbers)),
@@ -157,7 +159,7 @@ impl Programs {
             members_start: 0,
             n_members: 0,
             seed: halves(sampler.seed),
-            position: halves(n_tokens as u64),
+            position: halves((n_tokens + n_evicted) as u64),
             n_tokens: n_tokens as u32,
             n_drawn,
             table_start: at.table_start as u32,

@@ -141,8 +141,14 @@ impl Steps {
                     let start = known.map(|&(_, start)| start);
                     // Else the host has made the draw before it, just now.
                     let start = start.or_else(|| outputs.programs.left_on_host(row.slot)).unwrap_or_default();
-                    let output =
-                        output_of(&request.kind, &raw[&(0, logits_row)], history, start, &mut scratch);
+                    let output = output_of(
+                        &request.kind,
+                        &raw[&(0, logits_row)],
+                        history,
+                        row.n_evicted(),
+                        start,
+                        &mut scratch,
+                    );
                     if let Output::Programmed(_, it_left) = &output {
                         outputs.programs.note_left(row.slot, it_left.next);
                     }
