@@ -275,6 +275,8 @@ impl Backend for CudaBackend {
 #[cfg(test)]
 mod beside_tests;
 #[cfg(test)]
+mod evict_tests;
+#[cfg(test)]
 mod fault_tests;
 #[cfg(test)]
 mod late_tests;

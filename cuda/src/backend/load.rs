@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::path::Path;
 use std::thread;
 
+use trellis_engine::N_STRETCHES_MAX;
 use trellis_engine::backend::{AskLimits, Limits, PAGE_LEN};
 use trellis_engine::model::{Dtype, Model, ModelConfig, ModelError};
 
@@ -33,6 +34,9 @@ const STATES_BYTES_MAX: usize = 32 << 20;
 
 /// Positions that a context has to have room for, unless the model has fewer.
 const N_POSITIONS_MIN: usize = 2048;
+
+/// Pages of a model at most: kernels count their cells in 32 bits.
+const N_PAGES_MAX: u64 = (u32::MAX as u64) / PAGE_LEN as u64;
 
 /// Sizes of a CUDA backend.
 #[derive(Clone, Debug)]
@@ -214,7 +218,10 @@ impl CudaBackend {
                 n_slots: N_SLOTS,
                 n_states: limits.n_states,
                 logits_tokens: config.logits_tokens(),
-                n_stretches_max: 0,
+                n_stretches_max: match config.windows.iter().any(Option::is_some) {
+                    true => 0,
+                    false => N_STRETCHES_MAX,
+                },
                 asks: AskLimits {
                     whole_bytes: whole_bytes(config.vocab_size),
                     n_top_max: N_TOP_MAX,
@@ -336,9 +343,9 @@ impl Pages {
     }
 }
 
-/// A row of a page table, and the kernels, count pages in 31 bits.
+/// Kernels count the cells of all pages in 32 bits.
 fn n_pages(page_bytes: u64, kv_bytes: u64) -> usize {
-    (kv_bytes / page_bytes).clamp(1, i32::MAX as u64) as usize
+    (kv_bytes / page_bytes).clamp(1, N_PAGES_MAX) as usize
 }
 
 /// The most rows of logits that are in memory at once.
@@ -423,7 +430,7 @@ mod tests {
         // One granule, or all where that is less.
         assert_eq!(pages(0, 9950), (99, 10));
         assert_eq!(pages(0, 720), (7, 7));
-        assert_eq!(pages(u64::MAX, 0), (i32::MAX as usize, i32::MAX as usize));
+        assert_eq!(pages(u64::MAX, 0), (N_PAGES_MAX as usize, N_PAGES_MAX as usize));
         assert_eq!(Pages::all(&needs, 2599), Pages { n_max: 25, n_first: 25, n_granule: 25 });
     }
 }

@@ -24,7 +24,7 @@ pub(super) struct BenchContexts {
     page_bytes: usize,
     kv: Buffer,
     pub(super) positions: Buffer, // i32 [tokens]
-    pub(super) kv_pages: Buffer,  // i32 [tokens]
+    pub(super) kv_cells: Buffer,  // u32 [tokens]
     page_tokens: Buffer,          // i32 [pages, PAGE_LEN]
     entries: Buffer,              // page tables
     page_pairs: Buffer,           // i32 [rows, 2]
@@ -103,6 +103,7 @@ impl BenchContexts {
                 position,
                 entries: n_entries,
                 n_pages_alike: 0,
+                has_holes: false,
             });
             n_tokens += n_row_tokens;
             n_entries += context_len.div_ceil(PAGE_LEN);
@@ -122,14 +123,18 @@ impl BenchContexts {
             rows.iter().flat_map(|row| (row.position..row.position + row.n_tokens).map(move |at| (row, at)))
         };
         let positions: Vec<i32> = tokens().map(|(_, position)| position as i32).collect();
-        let kv_pages: Vec<i32> = tokens().map(|(row, position)| page(row, position)).collect();
+        let cell = |(row, position): (&RowSpan, usize)| {
+            page(row, position) as u32 * PAGE_LEN as u32 + (position % PAGE_LEN) as u32
+        };
+        let kv_cells: Vec<u32> = tokens().map(cell).collect();
         let last_page = |row: &RowSpan| page(row, row.position + row.n_tokens - 1);
         let page_pairs: Vec<i32> =
             rows.iter().zip(n_entries..).flat_map(|(row, copy)| [last_page(row), copy as i32]).collect();
 
         let mut plan = AttentionPlan::new(&[config.windows.first().copied().flatten()]);
         plan.plan(&rows, &kernels.attention.cuttings());
-        let [single, few, prompt, shared, own] = Form::ALL.map(|form| List::upload(gpu, stream, &plan, form));
+        let [single, few, prompt, shared, own, holed] =
+            Form::ALL.map(|form| List::upload(gpu, stream, &plan, form));
         let arrivals = gpu.allocate("measuring kernels", kernels.attention.arrivals_bytes())?;
         arrivals.slice().fill(stream, 0)?;
         Ok(Self {
@@ -138,12 +143,12 @@ impl BenchContexts {
             page_bytes: n_layers * layer_len * shape.dtype.n_bytes(),
             kv,
             positions: upload_to(gpu, stream, &positions)?,
-            kv_pages: upload_to(gpu, stream, &kv_pages)?,
+            kv_cells: upload_to(gpu, stream, &kv_cells)?,
             page_tokens,
             entries: upload_to(gpu, stream, &entries)?,
             page_pairs: upload_to(gpu, stream, &page_pairs)?,
             copies_count: upload_to(gpu, stream, &[n_rows as i32])?,
-            lists: [single?, few?, prompt?, shared?, own?],
+            lists: [single?, few?, prompt?, shared?, own?, holed?],
             partial_bytes: kernels.attention.partial_bytes(),
             arrivals,
             rows,
@@ -187,7 +192,7 @@ impl BenchContexts {
 
     /// What attention works through.
     pub(super) fn work(&self) -> AttentionWork {
-        AttentionWork { lists: Form::ALL.map(|form| self.lists[form as usize].as_ref().map(List::on_device)) }
+        AttentionWork { lists: self.lists.each_ref().map(|list| list.as_ref().map(List::on_device)) }
     }
 
     pub(super) fn workspace(&self, partial: Slice) -> Workspace {

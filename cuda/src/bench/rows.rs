@@ -27,11 +27,8 @@ impl Bench<'_> {
         let residual = self.activations.residual;
         // No id is negative, so that no slot is read.
         let slots = self.tokens.slice();
-        let places = TokenPlaces {
-            positions: self.contexts.positions.slice(),
-            pages: self.contexts.kv_pages.slice(),
-            page_tokens: self.contexts.page_tokens(),
-        };
+        let places =
+            TokenPlaces { cells: self.contexts.kv_cells.slice(), page_tokens: self.contexts.page_tokens() };
         self.time(speeds, ("embedding", "embedding"), 1, work, |_| {
             self.kernels.embedding.run(
                 self.stream,
@@ -115,7 +112,7 @@ impl Bench<'_> {
         let tensors = HeadTensors {
             qkv: self.activations.qkv,
             positions: self.contexts.positions.slice(),
-            kv_pages: self.contexts.kv_pages.slice(),
+            kv_cells: self.contexts.kv_cells.slice(),
             q: self.activations.q,
             kv: self.contexts.kv(),
         };
@@ -149,6 +146,7 @@ impl Bench<'_> {
             kv: self.contexts.layer(idx),
             entries: self.contexts.entries(),
             window,
+            holes: None,
         };
         let (attention, work_lists) = (&self.kernels.attention, self.contexts.work());
         let workspace = self.contexts.workspace(self.activations.partial);

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// A structure: its fields in order, each with its bytes.
-type Fields = Vec<(String, usize)>;
+/// A structure: its fields in order, each with the bytes of an element, and how many it has.
+type Fields = Vec<(String, usize, usize)>;
 
 fn files(folder: &Path, found: &mut Vec<PathBuf>) {
     for entry in fs::read_dir(folder).expect("the folder can be read") {
@@ -21,7 +21,7 @@ fn files(folder: &Path, found: &mut Vec<PathBuf>) {
 /// The structures of a text whose names end in `Params`: name, fields, and what comes behind them.
 fn structures(
     text: &str,
-    field: impl Fn(&str) -> (String, usize),
+    field: impl Fn(&str) -> (String, usize, usize),
 ) -> impl Iterator<Item = (String, Fields, &str)> {
     text.match_indices("struct ").filter_map(move |(at, _)| {
         let (name, rest) = text[at + "struct ".len()..].split_once(" {\n")?;
@@ -33,35 +33,40 @@ fn structures(
     })
 }
 
-fn rust_field(line: &str) -> (String, usize) {
+fn rust_field(line: &str) -> (String, usize, usize) {
     let (name, kind) = line
         .trim_end_matches(',')
         .trim_start_matches("pub(super) ")
         .split_once(": ")
         .expect("a name and a type");
+    let list =
+        kind.strip_prefix('[').and_then(|kind| kind.strip_suffix(']')).and_then(|kind| kind.split_once("; "));
+    let (kind, n) = list.map_or((kind, 1), |(kind, n)| (kind, n.parse().expect("a number")));
     let n_bytes = match kind {
         "Pointer" | "u64" => 8,
         "i32" | "u32" | "f32" => 4,
         _ => panic!("a kernel takes no {kind}"),
     };
-    (name.to_owned(), n_bytes)
+    (name.to_owned(), n_bytes, n)
 }
 
-fn cuda_field(line: &str) -> (String, usize) {
+fn cuda_field(line: &str) -> (String, usize, usize) {
     let (kind, name) = line.trim_end_matches(';').rsplit_once(' ').expect("a type and a name");
+    let list = name.strip_suffix(']').and_then(|name| name.split_once('['));
+    let (name, n) = list.map_or((name, 1), |(name, n)| (name, n.parse().expect("a number")));
     let n_bytes = match kind.trim_start_matches("const ") {
         "int" | "unsigned" | "float" => 4,
         "u64" | "unsigned long long" => 8,
         pointer if pointer.ends_with('*') => 8,
         _ => panic!("a launcher has no {kind}"),
     };
-    (name.to_owned(), n_bytes)
+    (name.to_owned(), n_bytes, n)
 }
 
 fn n_bytes_without_padding(name: &str, fields: &Fields) -> usize {
-    let end = fields.iter().fold(0, |at, (field, n_bytes)| {
+    let end = fields.iter().fold(0, |at, (field, n_bytes, n)| {
         assert_eq!(at % n_bytes, 0, "padding before {field} of {name}");
-        at + n_bytes
+        at + n_bytes * n
     });
     assert_eq!(end % 8, 0, "padding at the end of {name}");
     end

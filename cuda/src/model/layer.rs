@@ -6,6 +6,7 @@ use super::weights::{LayerWeights, Linear};
 use super::{Activations, LayerInputs, Llama};
 use crate::blas::Update;
 use crate::ops::attention::{AttentionInputs, KvLayer};
+use crate::ops::attention_holes::HolesInputs;
 use crate::ops::common::{Element, Rows};
 use crate::ops::gemv::{GemvInput, GemvOutput, GemvShape, GemvWeights};
 use crate::ops::norm::NormWeights;
@@ -81,8 +82,8 @@ impl Llama {
         let shape = HeadShape { n_heads, n_kv_heads, head_dim, page_stride: self.page_len(), layer_idx };
         let norm = w.head_norms.map(|norms| HeadNorm { q_weight: norms.query, k_weight: norms.key, eps });
         let weights = HeadWeights { bias: w.qkv.bias, norm, inv_freq: self.inv_freq.slice() };
-        let LayerInputs { positions, kv_pages, kv, .. } = *step;
-        let tensors = HeadTensors { qkv: a.qkv, positions, kv_pages, q: a.q, kv };
+        let LayerInputs { positions, kv_cells, kv, .. } = *step;
+        let tensors = HeadTensors { qkv: a.qkv, positions, kv_cells, q: a.q, kv };
         self.kernels.rope.run(stream, step.tokens, shape, weights, tensors)
     }
 
@@ -96,6 +97,7 @@ impl Llama {
             kv: KvLayer { pages: step.kv, page_stride: self.page_len(), layer_idx },
             entries: step.entries,
             window: self.config.windows[layer_idx],
+            holes: step.holes.map(|places| HolesInputs { places, inv_freq: self.inv_freq.slice() }),
         };
         let work = &step.attention[self.window_indices[layer_idx]];
         self.kernels.attention.run(stream, &inputs, work, step.workspace)

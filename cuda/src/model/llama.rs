@@ -37,12 +37,16 @@ pub(crate) struct Llama {
 pub(crate) struct LayerInputs {
     pub(crate) tokens: Rows,
     pub(crate) ids: TokenIds,
+    /// What each is rotated by.
     pub(crate) positions: Slice,
-    pub(crate) kv_pages: Slice,
+    /// Which cell takes each; cells count from the first of page 0.
+    pub(crate) kv_cells: Slice,
     /// The tokens of all pages.
     pub(crate) page_tokens: Slice,
     /// Page tables.
     pub(crate) entries: Slice,
+    /// Where the holes of their contexts are described, if there are any.
+    pub(crate) holes: Option<Slice>,
     /// What attention works through, for each window that layers have.
     pub(crate) attention: Vec<AttentionWork>,
     /// Where it puts shares together.
@@ -158,8 +162,7 @@ impl Llama {
         }
         let hidden_size = self.config.hidden_size;
         let table = self.weights.embedding;
-        let LayerInputs { positions, kv_pages: pages, page_tokens, .. } = *step;
-        let places = TokenPlaces { positions, pages, page_tokens };
+        let places = TokenPlaces { cells: step.kv_cells, page_tokens: step.page_tokens };
         self.kernels.embedding.run(stream, step.tokens, hidden_size, step.ids, places, table, a.residual)?;
         for (layer_idx, weights) in self.weights.layers.iter().enumerate() {
             between(layer_idx)?;

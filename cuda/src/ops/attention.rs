@@ -7,6 +7,7 @@
 //! The KV cache is page-major: inside a page lie `[n_layers][K, V][n_kv_heads][PAGE_LEN][head_dim]` of the model's type.
 
 use super::attention_decode::AttentionDecode;
+use super::attention_holes::{AttentionHoles, HolesInputs};
 use super::attention_tiles::{AttentionTiles, TileForm};
 use super::common::{Dtype, Rows, expect, expect_i32, expect_rows, i32_of, type_name};
 use super::shares::{CUT_WORDS, Cutting, N_SHARES_MAX, SHARE_WORDS};
@@ -83,6 +84,8 @@ pub struct AttentionInputs {
     pub entries: Slice,
     /// Positions that a query attends to, its own included; `None` for all up to its own.
     pub window: Option<usize>,
+    /// For the rows of [`Form::Holed`].
+    pub holes: Option<HolesInputs>,
 }
 
 /// A [`ShareList`](super::shares::ShareList) on the device.
@@ -127,20 +130,23 @@ pub enum Form {
     Shared,
     /// What such rows have for themselves.
     Own,
+    /// Any number of tokens of a context from which some were evicted.
+    Holed,
 }
 
 /// How many there are.
-pub const N_FORMS: usize = 5;
+pub const N_FORMS: usize = 6;
 
 /// Tokens that a row of few tokens has at most.
 pub const N_FEW_TOKENS_MAX: usize = 16;
 
 impl Form {
     /// Every form, in the order of their numbers.
-    pub const ALL: [Self; N_FORMS] = [Self::Single, Self::Few, Self::Prompt, Self::Shared, Self::Own];
+    pub const ALL: [Self; N_FORMS] =
+        [Self::Single, Self::Few, Self::Prompt, Self::Shared, Self::Own, Self::Holed];
 
-    /// Whether a launch of its own sums the shares of tiles that were cut; the kernel for single queries does it itself. What
-    /// is shared is summed with what rows have for themselves.
+    /// Whether a launch of its own sums the shares of tiles that were cut; the kernels for single queries do it themselves.
+    /// What is shared is summed with what rows have for themselves.
     #[must_use]
     pub fn sums_apart(self) -> bool {
         matches!(self, Self::Few | Self::Prompt | Self::Shared)
@@ -156,10 +162,12 @@ pub struct Cuttings {
     pub tiles: Option<[Cutting; 2]>,
     /// Tokens of a row of [`Form::Single`] at most, when there are tiles.
     pub n_single_tokens_max: usize,
+    /// Of [`Form::Holed`].
+    pub holed: Cutting,
 }
 
 impl Cuttings {
-    /// The form of a row.
+    /// The form of a row, in a context without holes.
     #[must_use]
     pub fn form(&self, n_tokens: usize) -> Form {
         match n_tokens {
@@ -183,10 +191,13 @@ impl Cuttings {
     pub fn of(&self, form: Form) -> Cutting {
         match (form, self.tiles) {
             (Form::Single, _) => self.single,
+            (Form::Holed, _) => self.holed,
             (Form::Few, Some([few, _])) => few,
             (Form::Prompt | Form::Shared, Some([_, prompt])) => prompt,
             (Form::Own, Some(_)) => Cutting { tile_tokens: 1, ..self.single },
-            (_, None) => panic!("no row is of the form {form:?}"),
+            (Form::Few | Form::Prompt | Form::Shared | Form::Own, None) => {
+                panic!("no row is of the form {form:?}")
+            }
         }
     }
 }
@@ -195,20 +206,21 @@ impl Cuttings {
 #[derive(Clone, Debug)]
 pub struct Attention {
     decode: AttentionDecode,
+    holed: AttentionHoles,
     tiles: Option<AttentionTiles>,
     shape: AttentionShape,
 }
 
 impl Attention {
-    /// The sources that hold the kernels for a shape: the first for single queries, the second, if the shape has it,
-    /// for tiles.
+    /// The sources that hold the kernels for a shape: the first for single queries, the second for them among holes, the
+    /// third, if the shape has it, for tiles.
     ///
     /// # Panics
     /// The shape is none that the kernels take.
     #[must_use]
     pub fn sources(shape: &AttentionShape) -> Vec<Source> {
         let tiles = AttentionTiles::supports(shape).then(|| AttentionTiles::source(shape));
-        [AttentionDecode::source(shape)].into_iter().chain(tiles).collect()
+        [AttentionDecode::source(shape), AttentionHoles::source(shape)].into_iter().chain(tiles).collect()
     }
 
     /// Finds the kernels in the modules of [`Attention::sources`] for the same shape.
@@ -218,7 +230,8 @@ impl Attention {
     pub fn new(modules: &[Module], shape: AttentionShape) -> Result<Self, CudaError> {
         Ok(Self {
             decode: AttentionDecode::new(&modules[0], shape)?,
-            tiles: modules.get(1).map(|module| AttentionTiles::new(module, shape)).transpose()?,
+            holed: AttentionHoles::new(&modules[1], shape)?,
+            tiles: modules.get(2).map(|module| AttentionTiles::new(module, shape)).transpose()?,
             shape,
         })
     }
@@ -239,6 +252,7 @@ impl Attention {
             tiles,
             // More heads than a product has columns go through tiles, which read keys and values once for all of them.
             n_single_tokens_max: AttentionDecode::n_tokens_max(&self.shape).unwrap_or(0),
+            holed: self.holed.cutting(),
         }
     }
 
@@ -247,13 +261,13 @@ impl Attention {
     pub fn partial_bytes(&self) -> usize {
         let of_tiles = self.tiles.as_ref().map_or(0, AttentionTiles::partial_bytes);
         let of_own = self.tiles.as_ref().map_or(0, |_| self.decode.own_bytes());
-        self.decode.partial_bytes().max(of_own + of_tiles)
+        self.decode.partial_bytes().max(self.holed.partial_bytes()).max(of_own + of_tiles)
     }
 
     /// Bytes of [`Workspace::arrivals`].
     #[must_use]
     pub fn arrivals_bytes(&self) -> usize {
-        self.decode.arrivals_bytes()
+        self.decode.arrivals_bytes().max(self.holed.arrivals_bytes())
     }
 
     /// Writes the outputs of the tokens that the lists name, and no others. The same lists give the same bits.
@@ -262,7 +276,7 @@ impl Attention {
     /// The driver refused a launch.
     ///
     /// # Panics
-    /// A slice is too short, or there is work of a form that the shape does not have.
+    /// A slice is too short, or there is work of a form that the shape or the inputs do not have.
     pub fn run(
         &self,
         stream: &Stream,
@@ -270,9 +284,13 @@ impl Attention {
         work: &AttentionWork,
         workspace: Workspace,
     ) -> Result<(), CudaError> {
-        let [single, few, prompt, shared, own] = work.lists;
+        let [single, few, prompt, shared, own, holed] = work.lists;
         if let Some(list) = single {
             self.decode.run(stream, inputs, list, workspace)?;
+        }
+        if let Some(list) = holed {
+            let holes = inputs.holes.expect("they are described where there are any");
+            self.holed.run(stream, inputs, holes, list, workspace)?;
         }
         for (form, list) in [(TileForm::Few, few), (TileForm::Prompt, prompt)] {
             if let Some(list) = list {

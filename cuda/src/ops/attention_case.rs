@@ -3,10 +3,14 @@
 use std::collections::HashMap;
 use std::time::Instant;
 
+use trellis_engine::N_STRETCHES_MAX;
+use trellis_engine::batch::{Evicted, Stretch};
+
 use super::attention::{
     Attention, AttentionInputs, AttentionShape, AttentionWork, Cuttings, DeviceShares, Form, KvLayer,
     PAGE_LEN, Workspace,
 };
+use super::attention_holes::{Holes, HolesInputs};
 use super::attention_plan::AttentionPlan;
 use super::common::Dtype;
 use super::common::check::{Count, download, download_as, poisoned, rounded, rounding, upload, upload_as};
@@ -59,7 +63,58 @@ pub(crate) struct Case {
     spans: Vec<RowSpan>,
     q: Vec<f32>,  // [n_tokens + 1, n_heads, head_dim]
     kv: Vec<f32>, // [n_pages, layers, 2, n_kv_heads, PAGE_LEN, head_dim]
+    /// Page tables; behind them, where tokens were evicted, what describes the holes of rows.
     entries: Vec<PageEntry>,
+    /// Of each row, where tokens were evicted from all of them.
+    holes: Vec<RowHoles>,
+    /// Where they are described, for each token.
+    hole_places: Vec<u32>,
+    inv_freq: Vec<f32>, // [head_dim / 2]
+}
+
+/// Which cells of a context have a token, and how their keys were rotated.
+struct RowHoles {
+    live: Vec<u16>,
+    open: usize,
+    stretches: Vec<Stretch>,
+}
+
+impl RowHoles {
+    /// Of a row that begins in this cell.
+    fn random(cell: usize, random: &mut Random) -> Self {
+        let open = random.below(cell + 1);
+        // Pages that are full, that have some cells left, that have one.
+        let live = (0..open.div_ceil(PAGE_LEN)).map(|_| match random.below(4) {
+            0 => u16::MAX,
+            1 => 1 << random.below(PAGE_LEN),
+            _ => random.next() as u16,
+        });
+        let live = live.collect();
+        let n_stretches = 1 + random.below(N_STRETCHES_MAX);
+        let mut firsts: Vec<usize> = (0..n_stretches).map(|_| random.below(cell + 1)).collect();
+        firsts.sort_unstable();
+        firsts.dedup();
+        let n_stretches = firsts.len();
+        let stretches = firsts.into_iter().enumerate().map(|(idx, first_cell)| Stretch {
+            first_cell,
+            turn: if idx + 1 == n_stretches { 0 } else { random.below(3000) as i64 - 2000 },
+        });
+        Self { live, open, stretches: stretches.collect() }
+    }
+
+    fn evicted(&self, cell: usize) -> Evicted<'_> {
+        let Self { live, open, stretches } = self;
+        Evicted { n_evicted: 0, rotation: 0, cell, live, open: *open, stretches, packs: &[] }
+    }
+
+    fn sees(&self, cell: usize) -> bool {
+        self.evicted(cell).seen_in(cell / PAGE_LEN, cell) >> (cell % PAGE_LEN) & 1 == 1
+    }
+
+    fn turn(&self, cell: usize) -> i64 {
+        let stretch = self.stretches.iter().rev().find(|stretch| stretch.first_cell <= cell);
+        stretch.unwrap_or(&self.stretches[0]).turn
+    }
 }
 
 /// A case on the device, with one token, a worker and a cut tile past the counts, which no launch may touch.
@@ -71,6 +126,8 @@ pub(crate) struct Uploaded {
     out: Buffer,
     kv: Buffer,
     entries: Buffer,
+    hole_places: Buffer,
+    inv_freq: Buffer,
     lists: [Option<UploadedList>; Form::ALL.len()],
     arrivals: Buffer,
     partial: Buffer,
@@ -88,7 +145,7 @@ fn spans(rows: &[(usize, usize)], random: &mut Random) -> Vec<RowSpan> {
     let mut token = 0;
     let mut spans = Vec::new();
     for &(n_tokens, position) in rows {
-        spans.push(RowSpan { token, n_tokens, position, entries: 0, n_pages_alike: 0 });
+        spans.push(RowSpan { token, n_tokens, position, entries: 0, n_pages_alike: 0, has_holes: false });
         token += n_tokens;
     }
     let mut order: Vec<usize> = (0..spans.len()).collect();
@@ -148,8 +205,38 @@ impl Case {
         n_pages_alike: usize,
     ) -> Self {
         let mut random = Random(rows.len() as u64 + 1000 * shape.head_dim as u64);
-        let mut spans = spans(rows, &mut random);
-        let mut entries = page_tables(&spans, &mut random);
+        Self::with(shape, rows, window, Vec::new(), [n_alike, n_pages_alike], &mut random)
+    }
+
+    /// The same for rows of (tokens, cell of the first), from whose contexts tokens were evicted.
+    pub(crate) fn among_holes(shape: AttentionShape, rows: &[(usize, usize)]) -> Self {
+        let mut random = Random(rows.len() as u64 + 2000 * shape.head_dim as u64);
+        let holes: Vec<RowHoles> =
+            rows.iter().map(|&(_, cell)| RowHoles::random(cell, &mut random)).collect();
+        let mut case = Self::with(shape, rows, None, holes, [0, 0], &mut random);
+        let mut described = Holes::default();
+        let first = case.entries.len();
+        for (span, holes) in case.spans.iter_mut().zip(&case.holes) {
+            span.has_holes = true;
+            let place = first + described.push(&holes.evicted(span.position));
+            case.hole_places.resize(span.token + span.n_tokens, place as u32);
+        }
+        // One more for the token past the last.
+        case.hole_places.push(u32::MAX);
+        case.entries.extend(described.words().iter().map(|&word| PageEntry(word)));
+        case
+    }
+
+    fn with(
+        shape: AttentionShape,
+        rows: &[(usize, usize)],
+        window: Option<usize>,
+        holes: Vec<RowHoles>,
+        [n_alike, n_pages_alike]: [usize; 2],
+        random: &mut Random,
+    ) -> Self {
+        let mut spans = spans(rows, random);
+        let mut entries = page_tables(&spans, random);
         let first = spans[0].entries;
         for span in spans[..n_alike].iter_mut().skip(1) {
             entries.copy_within(first..first + n_pages_alike, span.entries);
@@ -163,11 +250,17 @@ impl Case {
             .collect();
         let kv = vec![f32::NAN; n_pages_used(&entries) * N_LAYERS * shape.layer_len()];
         let q = rounded(shape.dtype, &q);
-        let mut case = Self { shape, window, spans, q, kv, entries };
+        let frequency = |i: usize| 10_000f32.powf(-2.0 * i as f32 / shape.head_dim as f32);
+        let inv_freq = (0..shape.head_dim / 2).map(frequency).collect();
+        let hole_places = Vec::new();
+        let mut case = Self { shape, window, spans, q, kv, entries, holes, hole_places, inv_freq };
         for row_idx in 0..case.spans.len() {
             let span = case.spans[row_idx];
             let first = case.first(span.position);
             for position in first..span.position + span.n_tokens {
+                if !case.sees(row_idx, position) {
+                    continue;
+                }
                 for part in 0..2 * shape.n_kv_heads {
                     let start = case.kv_start(row_idx, position, part);
                     let values = rounded(shape.dtype, &random.normals(shape.head_dim));
@@ -184,6 +277,26 @@ impl Case {
         self.window.map_or(0, |window| (position + 1).saturating_sub(window))
     }
 
+    /// Whether the later queries of a row attend to a position.
+    fn sees(&self, row_idx: usize, position: usize) -> bool {
+        self.holes.get(row_idx).is_none_or(|holes| holes.sees(position))
+    }
+
+    /// A query as it is turned for the key in a cell.
+    fn turned(&self, row_idx: usize, cell: usize, q: &[f32]) -> Vec<f32> {
+        let turn = self.holes.get(row_idx).map_or(0, |holes| holes.turn(cell));
+        if turn == 0 {
+            return q.to_vec();
+        }
+        let half = q.len() / 2;
+        let turned = (0..q.len()).map(|i| {
+            let (sin, cos) = f64::from(turn as f32 * self.inv_freq[i % half]).sin_cos();
+            let (own, other) = (f64::from(q[i]), f64::from(q[(i + half) % q.len()]));
+            if i < half { (own * cos - other * sin) as f32 } else { (own * cos + other * sin) as f32 }
+        });
+        rounded(self.shape.dtype, &turned.collect::<Vec<_>>())
+    }
+
     /// Where a key (`part` is its head) or a value (`part` is `n_kv_heads` more) begins.
     fn kv_start(&self, row_idx: usize, position: usize, part: usize) -> usize {
         let page = self.entries[self.spans[row_idx].entries + position / PAGE_LEN].0 as usize;
@@ -198,9 +311,15 @@ impl Case {
         let token = self.spans[row_idx].token + offset;
         let q = &self.q[(token * n_heads + head) * head_dim..][..head_dim];
         let kv_head = head / self.shape.group_len();
-        let scores: Vec<f64> = (self.first(position)..=position)
-            .map(|position| {
+        let seen: Vec<usize> =
+            (self.first(position)..=position).filter(|&position| self.sees(row_idx, position)).collect();
+        let mut of_turn = HashMap::new();
+        let scores: Vec<f64> = seen
+            .iter()
+            .map(|&position| {
                 let k = &self.kv[self.kv_start(row_idx, position, kv_head)..][..head_dim];
+                let turn = self.holes.get(row_idx).map_or(0, |holes| holes.turn(position));
+                let q = of_turn.entry(turn).or_insert_with(|| self.turned(row_idx, position, q));
                 let dot: f64 = q.iter().zip(k).map(|(&q, &k)| f64::from(q) * f64::from(k)).sum();
                 dot * f64::from(scale)
             })
@@ -208,7 +327,7 @@ impl Case {
         let top = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
         let sum: f64 = scores.iter().map(|score| (score - top).exp()).sum();
         let mut out = vec![(0.0, 0.0); head_dim];
-        for (position, score) in (self.first(position)..=position).zip(&scores) {
+        for (&position, score) in seen.iter().zip(&scores) {
             let weight = (score - top).exp() / sum;
             let v = &self.kv[self.kv_start(row_idx, position, n_kv_heads + kv_head)..][..head_dim];
             for (out, &v) in out.iter_mut().zip(v) {
@@ -226,6 +345,10 @@ impl Case {
         let entries = &self.entries;
         let mut device = Uploaded::new(test, attention, cuttings, &self.spans, self.window, kv, entries);
         device.q = upload_as(test, dtype, &self.q);
+        if !self.holes.is_empty() {
+            device.hole_places = upload(test, &self.hole_places);
+            device.inv_freq = upload(test, &self.inv_freq);
+        }
         device
     }
 
@@ -346,6 +469,8 @@ impl Uploaded {
             out: poisoned(test, n_bytes),
             kv,
             entries: upload(test, entries),
+            hole_places: poisoned(test, 16),
+            inv_freq: poisoned(test, 16),
             lists: Form::ALL.map(|form| UploadedList::new(test, &plan, form)),
             arrivals: upload(test, &vec![0u8; attention.arrivals_bytes()]),
             partial: poisoned(test, attention.partial_bytes()),
@@ -365,16 +490,17 @@ impl Uploaded {
             },
             entries: self.entries.slice(),
             window: self.window,
+            holes: self.lists[Form::Holed as usize]
+                .is_some()
+                .then(|| HolesInputs { places: self.hole_places.slice(), inv_freq: self.inv_freq.slice() }),
         };
-        let list = |idx: usize| {
-            self.lists[idx].as_ref().map(|list| DeviceShares {
-                shares: list.shares.slice(),
-                workers: list.workers.rows(),
-                cut_list: list.cut_list.slice(),
-                cuts: list.cuts.rows(),
-            })
+        let on_device = |list: &UploadedList| DeviceShares {
+            shares: list.shares.slice(),
+            workers: list.workers.rows(),
+            cut_list: list.cut_list.slice(),
+            cuts: list.cuts.rows(),
         };
-        let work = AttentionWork { lists: [0, 1, 2, 3, 4].map(list) };
+        let work = AttentionWork { lists: self.lists.each_ref().map(|list| list.as_ref().map(on_device)) };
         let workspace = Workspace { arrivals: self.arrivals.slice(), partial: self.partial.slice() };
         attention.run(&test.stream, &inputs, &work, workspace).expect("the launches");
     }

@@ -45,6 +45,16 @@ struct AttentionDecodeParams {
 };
 static_assert(sizeof(AttentionDecodeParams) == 88, "as in attention_decode.rs");
 
+// The kernel for contexts with holes is of the same text; nothing of what it does besides is in the other.
+#if ATTN_HOLES
+typedef AttentionHolesParams Params;
+typedef Turned<COLUMNS, THREADS> TurnedQueries;
+#define KERNEL attention_holes
+#else
+typedef AttentionDecodeParams Params;
+#define KERNEL attention_decode
+#endif
+
 // What the warps of a block have, to be merged.
 struct Merge {
     float acc[WARPS][COLUMNS][HEAD_DIM]; // not divided by l
@@ -62,6 +72,9 @@ struct alignas(16) Shared {
 #if !ATTN_IS_F32
     T keys[WARPS][STEP_PAGES * HEAD_PAGE];
     T values[WARPS][STEP_PAGES * HEAD_PAGE];
+#endif
+#if ATTN_HOLES
+    TurnedQueries turned;
 #endif
     union {
         Merge merge;
@@ -81,10 +94,10 @@ struct Queries {
 
 // Plain f32: lanes hold 16-byte chunks of the head, the products are summed over the warp. For exactness, not speed.
 struct Pipeline {
-    __device__ __forceinline__ Pipeline(const AttentionDecodeParams&, Shared&, const Share&, const T*) {}
+    __device__ __forceinline__ Pipeline(const Params&, Shared&, const Share&, const T*) {}
 };
 
-__device__ __forceinline__ void fold_share(Pipeline&, const AttentionDecodeParams& p, Shared& shared, const Share& share,
+__device__ __forceinline__ void fold_share(Pipeline&, const Params& p, Shared& shared, const Share& share,
                                            const T* kv_head_keys, int kv_head, const Queries& queries) {
     constexpr int N = (HEAD_CHUNKS + 31) / 32, KEYS = 4;
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
@@ -106,8 +119,15 @@ __device__ __forceinline__ void fold_share(Pipeline&, const AttentionDecodeParam
             query[c][n] = c < queries.n && chunk < HEAD_CHUNKS ? load4(q + chunk * 4) : acc[c][n];
         }
     }
+#if ATTN_HOLES
+    const Holes* holes = holes_of(p, share);
+    int stretch = -1; // that the queries are turned for
+#endif
     for (int page_idx = share.page_begin + warp; page_idx < (int)share.page_end; page_idx += WARPS) {
         const T* keys = head_page(kv_head_keys, p.entries[share.entries + page_idx].page, p.page_stride);
+#if ATTN_HOLES
+        const unsigned seen = holes->seen_in(page_idx);
+#endif
         for (int key0 = 0; key0 < PAGE_LEN; key0 += KEYS) {
             float4 k[KEYS][N], v[KEYS][N];
             bool counts[KEYS];
@@ -115,6 +135,9 @@ __device__ __forceinline__ void fold_share(Pipeline&, const AttentionDecodeParam
             for (int i = 0; i < KEYS; i++) {
                 const int position = page_idx * PAGE_LEN + key0 + i;
                 counts[i] = position >= first && position < end;
+#if ATTN_HOLES
+                counts[i] = counts[i] && (seen >> (key0 + i) & 1);
+#endif
 #pragma unroll
                 for (int n = 0; n < N; n++) {
                     const int chunk = n * 32 + lane;
@@ -129,6 +152,17 @@ __device__ __forceinline__ void fold_share(Pipeline&, const AttentionDecodeParam
             for (int i = 0; i < KEYS; i++) {
                 if (!counts[i]) continue;
                 const int position = page_idx * PAGE_LEN + key0 + i;
+#if ATTN_HOLES
+                if (const int met = shared.turned.holes.stretch_of(position); met != stretch) {
+                    stretch = met;
+#pragma unroll
+                    for (int c = 0; c < COLUMNS; c++)
+#pragma unroll
+                        for (int n = 0; n < N; n++)
+                            if (c < queries.n && n * 32 + lane < HEAD_CHUNKS)
+                                query[c][n] = load4(&shared.turned.q[stretch][c][(n * 32 + lane) * 4]);
+                }
+#endif
 #pragma unroll
                 for (int c = 0; c < COLUMNS; c++) {
                     if (c >= queries.n) break;
@@ -206,11 +240,14 @@ struct Step {
     unsigned page[STEP_PAGES];
     int position;   // of the first key
     int first, end; // positions that count; none when end is 0
+#if ATTN_HOLES
+    unsigned seen[STEP_PAGES]; // cells of each page
+#endif
 };
 
 // The steps of a warp over all shares of its worker, ahead of what is computed.
 struct Pipeline {
-    const AttentionDecodeParams& p;
+    const Params& p;
     T* keys;
     T* values;
     const T* kv_head_keys; // of this layer and KV head, in page 0
@@ -218,7 +255,7 @@ struct Pipeline {
     int page_idx;
     Step step; // the one to be copied next
 
-    __device__ __forceinline__ Pipeline(const AttentionDecodeParams& params, Shared& shared, const Share& first,
+    __device__ __forceinline__ Pipeline(const Params& params, Shared& shared, const Share& first,
                                         const T* kv_head_keys)
         : p(params), keys(shared.keys[threadIdx.x >> 5]), values(shared.values[threadIdx.x >> 5]),
           kv_head_keys(kv_head_keys), share(first), page_idx(first_page(first)) {
@@ -248,6 +285,10 @@ struct Pipeline {
 #pragma unroll
         for (int i = 0; i < STEP_PAGES; i++)
             step.page[i] = page_idx + i < (int)share.page_end ? p.entries[share.entries + page_idx + i].page : 0u;
+#if ATTN_HOLES
+#pragma unroll
+        for (int i = 0; i < STEP_PAGES; i++) step.seen[i] = holes_of(p, share)->seen_in(page_idx + i);
+#endif
         page_idx += STRIDE;
     }
 
@@ -263,7 +304,10 @@ struct Pipeline {
                 for (int j = 0; j < (N + 31) / 32; j++) {
                     const int idx = j * 32 + lane, key = i * PAGE_LEN + idx / HEAD_CHUNKS;
                     const int position = step.position + key;
-                    const int n_bytes = position >= step.first && position < step.end ? 16 : 0;
+                    int n_bytes = position >= step.first && position < step.end ? 16 : 0;
+#if ATTN_HOLES
+                    if (!(step.seen[i] >> (idx / HEAD_CHUNKS) & 1)) n_bytes = 0;
+#endif
                     if (N % 32 == 0 || idx < N)
                         cp_async16(to + chunk_place(key, idx % HEAD_CHUNKS) * 8, page + idx * 8, n_bytes);
                 }
@@ -275,16 +319,24 @@ struct Pipeline {
     __device__ __forceinline__ void copy_values() { copy(values, kv_head_keys + (size_t)p.n_kv_heads * HEAD_PAGE); }
 };
 
-__device__ __forceinline__ void fold_share(Pipeline& pipeline, const AttentionDecodeParams& p, Shared& shared,
+__device__ __forceinline__ void fold_share(Pipeline& pipeline, const Params& p, Shared& shared,
                                            const Share& share, const T*, int kv_head, const Queries& queries) {
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, g = lane >> 2, t = lane & 3;
     uint4 query[K_PIECES];
-    const T* q = p.q + query_start(share.token, queries.first + g, kv_head, p.n_kv_heads);
+    auto load_query = [&](const T* q) {
 #pragma unroll
-    for (int n = 0; n < K_PIECES; n++) {
-        const bool exists = g < queries.n && n * 4 + t < HEAD_CHUNKS;
-        query[n] = exists ? load16(q + (n * 4 + t) * 8) : make_uint4(0u, 0u, 0u, 0u);
-    }
+        for (int n = 0; n < K_PIECES; n++) {
+            const bool exists = g < queries.n && n * 4 + t < HEAD_CHUNKS;
+            query[n] = exists ? load16(q + (n * 4 + t) * 8) : make_uint4(0u, 0u, 0u, 0u);
+        }
+    };
+#if ATTN_HOLES
+    const Holes* all_holes = holes_of(p, share);
+    const Holes& holes = shared.turned.holes;
+    int stretch = -1; // that the queries are turned for
+#else
+    load_query(p.q + query_start(share.token, queries.first + g, kv_head, p.n_kv_heads));
+#endif
     // Of columns 2t and 2t + 1: positions that count, the maximum, and this lane's part of the sum.
     int first[2], last[2];
     float m[2] = {ATTN_NEG_INF, ATTN_NEG_INF}, l[2] = {0.f, 0.f};
@@ -306,18 +358,41 @@ __device__ __forceinline__ void fold_share(Pipeline& pipeline, const AttentionDe
         cp_async_wait<1>(); // the keys are here, the values may be under way
         __syncwarp();
         float s[STEP_PAGES][4]; // keys g (0, 1) and g + 8 (2, 3), columns 2t (0, 2) and 2t + 1 (1, 3)
+        auto score = [&](float(&s)[STEP_PAGES][4]) {
 #pragma unroll
-        for (int i = 0; i < STEP_PAGES; i++) {
+            for (int i = 0; i < STEP_PAGES; i++) {
 #pragma unroll
-            for (int x = 0; x < 4; x++) s[i][x] = 0.f;
+                for (int x = 0; x < 4; x++) s[i][x] = 0.f;
 #pragma unroll
-            for (int n = 0; n < K_PIECES; n++) {
-                const uint4 k0 = load_chunk(pipeline.keys, i * PAGE_LEN + g, n * 4 + t);
-                const uint4 k1 = load_chunk(pipeline.keys, i * PAGE_LEN + g + 8, n * 4 + t);
-                mma_16x8x16<T>(s[i], k0.x, k1.x, k0.y, k1.y, query[n].x, query[n].y);
-                mma_16x8x16<T>(s[i], k0.z, k1.z, k0.w, k1.w, query[n].z, query[n].w);
+                for (int n = 0; n < K_PIECES; n++) {
+                    const uint4 k0 = load_chunk(pipeline.keys, i * PAGE_LEN + g, n * 4 + t);
+                    const uint4 k1 = load_chunk(pipeline.keys, i * PAGE_LEN + g + 8, n * 4 + t);
+                    mma_16x8x16<T>(s[i], k0.x, k1.x, k0.y, k1.y, query[n].x, query[n].y);
+                    mma_16x8x16<T>(s[i], k0.z, k1.z, k0.w, k1.w, query[n].z, query[n].w);
+                }
             }
+        };
+#if ATTN_HOLES
+        // Where stretches meet within these pages, the keys are scored once for each.
+        const int cell0 = page_idx * PAGE_LEN, cell_last = min(cell0 + STEP_PAGES * PAGE_LEN, end_position(share)) - 1;
+        const int met_first = holes.stretch_of(cell0), met_last = holes.stretch_of(cell_last);
+        for (int met = met_first; met <= met_last; met++) {
+            if (met != stretch) {
+                stretch = met;
+                load_query(shared.turned.q[stretch][g]);
+            }
+            float of_stretch[STEP_PAGES][4];
+            score(of_stretch);
+            const int first_cell = met == met_first ? cell0 : holes.first_cell[met];
+#pragma unroll
+            for (int i = 0; i < STEP_PAGES; i++)
+#pragma unroll
+                for (int x = 0; x < 4; x++)
+                    if (cell0 + i * PAGE_LEN + g + 8 * (x >> 1) >= first_cell) s[i][x] = of_stretch[i][x];
         }
+#else
+        score(s);
+#endif
         __syncwarp(); // every lane has read the keys
         pipeline.copy_keys();
 
@@ -327,7 +402,10 @@ __device__ __forceinline__ void fold_share(Pipeline& pipeline, const AttentionDe
 #pragma unroll
             for (int x = 0; x < 4; x++) {
                 const int position = (page_idx + i) * PAGE_LEN + g + 8 * (x >> 1);
-                const bool counts = position >= first[x & 1] && position <= last[x & 1];
+                bool counts = position >= first[x & 1] && position <= last[x & 1];
+#if ATTN_HOLES
+                counts = counts && (all_holes->seen_in(page_idx + i) >> (position % PAGE_LEN) & 1);
+#endif
                 s[i][x] = counts ? s[i][x] * p.scale_log2 : ATTN_NEG_INF;
                 m_new[x & 1] = fmaxf(m_new[x & 1], s[i][x]);
             }
@@ -409,7 +487,7 @@ __device__ __forceinline__ size_t partial_place(const Share& share, int share_id
 }
 
 // Merges what the warps have: the output, or one partial result of several.
-__device__ __forceinline__ void merge_warps(const AttentionDecodeParams& p, const Merge& merge, const Share& share,
+__device__ __forceinline__ void merge_warps(const Params& p, const Merge& merge, const Share& share,
                                             int kv_head, const Queries& queries) {
     const size_t partial = partial_place(share, share.share_idx());
     for (int idx = threadIdx.x; idx < queries.n * HEAD_FOURS; idx += THREADS) {
@@ -446,7 +524,7 @@ __device__ __forceinline__ unsigned arrive(unsigned* count) {
 
 // Whether this block's share is the last of its tile to be there. By all threads: the barriers carry what the others
 // wrote to the arrival, and what the arrival saw to the others.
-__device__ __forceinline__ bool arrives_last(const AttentionDecodeParams& p, Shared& shared, const Share& share) {
+__device__ __forceinline__ bool arrives_last(const Params& p, Shared& shared, const Share& share) {
     __syncthreads();
     if (threadIdx.x == 0) {
         unsigned* count = &p.arrivals[(size_t)share.partial() * gridDim.x + blockIdx.x];
@@ -460,7 +538,7 @@ __device__ __forceinline__ bool arrives_last(const AttentionDecodeParams& p, Sha
 
 // Sums the shares of a tile in their order: four values a thread, where there are threads enough in as many parts as
 // there are threads for, and several shares' loads under way at once.
-__device__ __forceinline__ void combine_shares(const AttentionDecodeParams& p, Combine& combine, const Share& share,
+__device__ __forceinline__ void combine_shares(const Params& p, Combine& combine, const Share& share,
                                                int kv_head, const Queries& queries) {
     constexpr int UNDER_WAY = 8;
     const int lane = threadIdx.x & 31, n_shares = share.n_shares(), n_fours = queries.n * HEAD_FOURS;
@@ -531,7 +609,7 @@ __device__ __forceinline__ void combine_shares(const AttentionDecodeParams& p, C
     }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, ATTN_RESIDENT) attention_decode(const AttentionDecodeParams p) {
+extern "C" __global__ void __launch_bounds__(THREADS, ATTN_RESIDENT) KERNEL(const Params p) {
     extern __shared__ __align__(16) unsigned char shared_bytes[];
     Shared& shared = *reinterpret_cast<Shared*>(shared_bytes);
     // Read before the count is known, which saves a latency: there is memory for as many as there are blocks.
@@ -547,6 +625,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, ATTN_RESIDENT) attention_d
         Queries queries;
         queries.first = blockIdx.x % COLUMN_BLOCKS * COLUMNS;
         queries.n = min(COLUMNS, share.n_tokens() * GROUP - queries.first);
+#if ATTN_HOLES
+        shared.turned.turn(p, share, kv_head, queries.first, queries.n);
+#endif
         fold_share(pipeline, p, shared, share, kv_head_keys, kv_head, queries);
         __syncthreads();
         merge_warps(p, shared.merge, share, kv_head, queries);

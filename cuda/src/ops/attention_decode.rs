@@ -7,7 +7,7 @@ use super::attention::{
 use super::cascade::N_OWN_MAX;
 use super::common::{Dtype, expect_i32};
 use super::shares::{Cutting, N_SHARES_MAX};
-use crate::driver::params;
+use crate::driver::{Params, params};
 use crate::{CudaError, Kernel, Launch, Module, Pointer, Slice, Source, Stream};
 
 /// As in `attention_decode.cu`.
@@ -42,36 +42,97 @@ pub struct AttentionDecode {
 /// Queries of a block: the columns of a product.
 pub(super) const N_COLUMNS: usize = 8;
 
-/// Warps of a block: as many as the largest heads leave shared memory for.
-fn n_warps(shape: &AttentionShape) -> usize {
-    if shape.head_dim <= 128 { 8 } else { 4 }
+/// How the blocks of a kernel of single queries are laid out for a shape.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Blocks {
+    shape: AttentionShape,
+    pub(super) n_warps: usize,
+    /// Blocks of a multiprocessor that registers are shared out for.
+    pub(super) n_resident: usize,
+    /// `struct Shared` of the kernel.
+    pub(super) shared_bytes: usize,
+}
+
+impl Blocks {
+    /// For contexts without holes: as many warps as the largest heads leave shared memory for.
+    fn whole(shape: &AttentionShape) -> Self {
+        let n_warps = if shape.head_dim <= 128 { 8 } else { 4 };
+        // Plain f32 needs all registers for one block.
+        let n_resident = if shape.head_dim <= 128 && shape.dtype != Dtype::F32 { 2 } else { 1 };
+        Self::of(shape, n_warps, n_resident, 0)
+    }
+
+    /// With so many bytes of shared memory besides what all have.
+    pub(super) fn of(
+        shape: &AttentionShape,
+        n_warps: usize,
+        n_resident: usize,
+        n_bytes_besides: usize,
+    ) -> Self {
+        let head_dim = shape.head_dim;
+        let steps = match shape.dtype {
+            Dtype::F32 => 0,
+            dtype => 2 * n_warps * n_step_pages(shape) * PAGE_LEN * head_dim * dtype.n_bytes(),
+        };
+        let merge = 4 * n_warps * N_COLUMNS * (head_dim + 2);
+        let combine = 4 * N_COLUMNS * N_SHARES_MAX + 16 * 32 * n_warps;
+        let shared_bytes = steps + merge.max(combine).next_multiple_of(16) + 16 + n_bytes_besides;
+        Self { shape: *shape, n_warps, n_resident, shared_bytes }
+    }
+
+    /// Tells the kernel's source.
+    pub(super) fn define(&self, source: Source) -> Source {
+        source
+            .with("ATTN_WARPS", self.n_warps)
+            .with("ATTN_STEP_PAGES", n_step_pages(&self.shape))
+            .with("ATTN_RESIDENT", self.n_resident)
+            .with("ATTN_SHARED_BYTES", self.shared_bytes)
+    }
+
+    /// How many are resident on the device together.
+    pub(super) fn n_on_device<P: Params>(&self, kernel: &Kernel<P>) -> Result<usize, CudaError> {
+        kernel.allow_shared_bytes(self.shared_bytes)?;
+        kernel.n_resident_blocks(32 * self.n_warps, self.shared_bytes)
+    }
+
+    /// How the kernel wants its work, where so many blocks are resident together.
+    pub(super) fn cutting(&self, n_on_device: usize) -> Cutting {
+        Cutting {
+            tile_tokens: AttentionDecode::n_tokens_max(&self.shape).unwrap_or(1),
+            n_workers: (n_on_device / self.n_of_share()).max(1),
+            // Less would leave warps of a block without a page.
+            quantum_pages: self.n_warps * n_step_pages(&self.shape),
+        }
+    }
+
+    /// Blocks of one share.
+    fn n_of_share(&self) -> usize {
+        self.shape.n_kv_heads * self.shape.group_len().div_ceil(N_COLUMNS)
+    }
+
+    /// Bytes of [`Workspace::arrivals`].
+    pub(super) fn arrivals_bytes(&self, cutting: Cutting) -> usize {
+        4 * cutting.n_partials_max() * self.n_of_share()
+    }
+
+    /// Queries of partial results.
+    pub(super) fn n_partial_queries(&self, cutting: Cutting) -> usize {
+        cutting.n_partials_max() * self.n_of_share() * N_COLUMNS
+    }
+
+    /// A launch for a list.
+    pub(super) fn launch(&self, list: DeviceShares) -> Launch {
+        Launch {
+            grid: (self.n_of_share() as u32, grid_workers(list.workers), 1),
+            block: (32 * self.n_warps as u32, 1, 1),
+            shared_bytes: self.shared_bytes as u32,
+        }
+    }
 }
 
 /// Pages that a warp has in shared memory: about 4 KiB of keys.
 fn n_step_pages(shape: &AttentionShape) -> usize {
     if shape.head_dim <= 64 { 2 } else { 1 }
-}
-
-/// Blocks of a multiprocessor that registers are shared out for; plain f32 needs all of them for one.
-fn n_resident_blocks(shape: &AttentionShape) -> usize {
-    if shape.head_dim <= 128 && shape.dtype != Dtype::F32 { 2 } else { 1 }
-}
-
-/// `struct Shared` of the kernel.
-fn shared_bytes(shape: &AttentionShape) -> usize {
-    let (n_warps, head_dim) = (n_warps(shape), shape.head_dim);
-    let steps = match shape.dtype {
-        Dtype::F32 => 0,
-        dtype => 2 * n_warps * n_step_pages(shape) * PAGE_LEN * head_dim * dtype.n_bytes(),
-    };
-    let merge = 4 * n_warps * N_COLUMNS * (head_dim + 2);
-    let combine = 4 * N_COLUMNS * N_SHARES_MAX + 16 * 32 * n_warps;
-    steps + merge.max(combine).next_multiple_of(16) + 16
-}
-
-/// Blocks of one share.
-fn n_blocks_of_share(shape: &AttentionShape) -> usize {
-    shape.n_kv_heads * shape.group_len().div_ceil(N_COLUMNS)
 }
 
 impl AttentionDecode {
@@ -86,11 +147,7 @@ impl AttentionDecode {
             include_str!("attention.cuh"),
             include_str!("attention_decode.cu")
         );
-        source(shape, "attention_decode.cu", text)
-            .with("ATTN_WARPS", n_warps(shape))
-            .with("ATTN_STEP_PAGES", n_step_pages(shape))
-            .with("ATTN_RESIDENT", n_resident_blocks(shape))
-            .with("ATTN_SHARED_BYTES", shared_bytes(shape))
+        Blocks::whole(shape).define(source(shape, "attention_decode.cu", text)).with("ATTN_HOLES", 0)
     }
 
     /// Finds the kernel in the module of [`AttentionDecode::source`] for the same shape.
@@ -99,9 +156,7 @@ impl AttentionDecode {
     /// The driver refused, or the device has too little shared memory.
     pub fn new(module: &Module, shape: AttentionShape) -> Result<Self, CudaError> {
         let kernel: Kernel<AttentionDecodeParams> = module.kernel("attention_decode")?;
-        let shared_bytes = shared_bytes(&shape);
-        kernel.allow_shared_bytes(shared_bytes)?;
-        let n_resident = kernel.n_resident_blocks(32 * n_warps(&shape), shared_bytes)?;
+        let n_resident = Blocks::whole(&shape).n_on_device(&kernel)?;
         Ok(Self { kernel, shape, n_resident })
     }
 
@@ -114,18 +169,13 @@ impl AttentionDecode {
     /// How the kernel wants its work.
     #[must_use]
     pub fn cutting(&self) -> Cutting {
-        Cutting {
-            tile_tokens: Self::n_tokens_max(&self.shape).unwrap_or(1),
-            n_workers: (self.n_resident / n_blocks_of_share(&self.shape)).max(1),
-            // Less would leave warps of a block without a page.
-            quantum_pages: n_warps(&self.shape) * n_step_pages(&self.shape),
-        }
+        Blocks::whole(&self.shape).cutting(self.n_resident)
     }
 
     /// Bytes of [`Workspace::arrivals`].
     #[must_use]
     pub fn arrivals_bytes(&self) -> usize {
-        4 * self.cutting().n_partials_max() * n_blocks_of_share(&self.shape)
+        Blocks::whole(&self.shape).arrivals_bytes(self.cutting())
     }
 
     /// Bytes of [`Workspace::partial`].
@@ -141,7 +191,7 @@ impl AttentionDecode {
     }
 
     fn n_own_queries(&self) -> usize {
-        N_OWN_MAX * n_blocks_of_share(&self.shape) * N_COLUMNS
+        N_OWN_MAX * Blocks::whole(&self.shape).n_of_share() * N_COLUMNS
     }
 
     /// Leaves the results of shares that are put together with others: at most [`N_OWN_MAX`]. Returns where they lie.
@@ -165,7 +215,7 @@ impl AttentionDecode {
     }
 
     fn n_partial_queries(&self) -> usize {
-        self.cutting().n_partials_max() * n_blocks_of_share(&self.shape) * N_COLUMNS
+        Blocks::whole(&self.shape).n_partial_queries(self.cutting())
     }
 
     /// Writes the outputs of the tokens in the list, and no others. The same list gives the same bits.
@@ -214,11 +264,7 @@ impl AttentionDecode {
             window: inputs.window(),
             scale_log2: shape.scale_log2(),
         };
-        let launch = Launch {
-            grid: (n_blocks_of_share(shape) as u32, grid_workers(list.workers), 1),
-            block: (32 * n_warps(shape) as u32, 1, 1),
-            shared_bytes: shared_bytes(shape) as u32,
-        };
+        let launch = Blocks::whole(shape).launch(list);
         // SAFETY: lengths were checked; the caller keeps tokens, page tables and page ids of the shares inside what
         // they index, and partial results below the most that the cutting leads to.
         unsafe { launch.run(stream, &self.kernel, &params) }

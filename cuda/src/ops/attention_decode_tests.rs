@@ -21,7 +21,8 @@ fn blocks_fit_the_smallest_devices() {
     for dtype in DTYPES {
         for head_dim in (8..=256).step_by(8) {
             // What a block may ask for on sm_86 and sm_89.
-            assert!(shared_bytes(&shape(dtype, 8, 2, head_dim)) <= 99 << 10, "{dtype:?}, {head_dim}");
+            let n_bytes = Blocks::whole(&shape(dtype, 8, 2, head_dim)).shared_bytes;
+            assert!(n_bytes <= 99 << 10, "{dtype:?}, {head_dim}");
         }
     }
 }
@@ -29,7 +30,7 @@ fn blocks_fit_the_smallest_devices() {
 /// Everything through the kernel for single queries, with so many workers.
 fn singles(attention: &Attention, n_workers: usize) -> Cuttings {
     let single = Cutting { n_workers, ..attention.cuttings().single };
-    Cuttings { single, tiles: None, n_single_tokens_max: usize::MAX }
+    Cuttings { single, tiles: None, n_single_tokens_max: usize::MAX, ..attention.cuttings() }
 }
 
 fn check(

@@ -47,7 +47,7 @@ impl AttentionPlan {
                     continue;
                 }
                 if row.n_tokens > 0 {
-                    let form = cuttings.form(row.n_tokens);
+                    let form = if row.has_holes { Form::Holed } else { cuttings.form(row.n_tokens) };
                     let tile_tokens = cuttings.of(form).tile_tokens;
                     row.tiles(tile_tokens, window, PAGE_LEN, &mut self.tiles[form as usize]);
                 }
@@ -149,24 +149,30 @@ mod tests {
     }
 
     fn row(token: usize, n_tokens: usize, position: usize) -> RowSpan {
-        RowSpan { token, n_tokens, position, entries: 100 * token, n_pages_alike: 0 }
+        RowSpan { token, n_tokens, position, entries: 100 * token, n_pages_alike: 0, has_holes: false }
+    }
+
+    fn tokens_of(plan: &AttentionPlan, window_idx: usize, form: Form) -> Vec<u32> {
+        let mut tokens: Vec<u32> =
+            plan.list(window_idx, form).shares.iter().map(|share| share.token).collect();
+        tokens.sort_unstable();
+        tokens.dedup();
+        tokens
     }
 
     #[test]
     fn rows_go_to_their_forms_in_every_window() {
-        let cuttings =
-            Cuttings { single: cutting(2), tiles: Some([cutting(16), cutting(32)]), n_single_tokens_max: 2 };
+        let cuttings = Cuttings {
+            single: cutting(2),
+            tiles: Some([cutting(16), cutting(32)]),
+            n_single_tokens_max: 2,
+            holed: cutting(2),
+        };
         let mut plan = AttentionPlan::new(&[None, Some(64), None, Some(64)]);
         let rows = [row(0, 1, 999), row(1, 2, 500), row(3, 9, 40), row(12, 100, 0), row(112, 0, 5)];
         plan.plan(&rows, &cuttings);
         assert_eq!(plan.n_windows(), 2);
-        let tokens = |window_idx, form| {
-            let mut tokens: Vec<u32> =
-                plan.list(window_idx, form).shares.iter().map(|share| share.token).collect();
-            tokens.sort_unstable();
-            tokens.dedup();
-            tokens
-        };
+        let tokens = |window_idx, form| tokens_of(&plan, window_idx, form);
         for window_idx in 0..2 {
             assert_eq!(tokens(window_idx, Form::Single), [0, 1]);
             assert_eq!(tokens(window_idx, Form::Few), [3]);
@@ -178,7 +184,8 @@ mod tests {
         };
         assert_eq!((pages(0), pages(1)), (63, 5), "a window's pages and no more");
         let (size, most) = (plan.size(), PlanSize::most(112, &cuttings));
-        for (size, most) in size.0.iter().zip(most.0).take(3) {
+        assert_eq!(size.0[Form::Holed as usize], ListSize::NONE);
+        for (size, most) in size.0[..3].iter().zip(most.0) {
             assert!(size.n_shares > 0 && size.n_shares <= most.n_shares && size.n_cuts <= most.n_cuts);
         }
         for (form, (exact, bucketed)) in size.0.iter().zip(size.bucketed(128, &cuttings).0).enumerate() {
@@ -189,17 +196,32 @@ mod tests {
             assert!(exact.n_shares <= bucketed.n_shares && exact.n_cuts <= bucketed.n_cuts, "{form}");
         }
         plan.plan(&rows[..1], &cuttings);
-        assert_eq!(plan.size().0[1..], [ListSize::NONE; 4], "nothing is left of the step before");
+        assert_eq!(plan.size().0[1..], [ListSize::NONE; 5], "nothing is left of the step before");
+        // Whatever its length, a row among holes has a form of its own.
+        let holed = [
+            row(0, 1, 99),
+            RowSpan { has_holes: true, ..row(1, 1, 50) },
+            RowSpan { has_holes: true, ..row(2, 40, 9) },
+        ];
+        plan.plan(&holed, &cuttings);
+        for window_idx in 0..2 {
+            assert_eq!(tokens_of(&plan, window_idx, Form::Single), [0]);
+            assert_eq!(
+                tokens_of(&plan, window_idx, Form::Holed),
+                (1..42).filter(|token| *token == 1 || token % 2 == 0).collect::<Vec<_>>()
+            );
+        }
     }
 
     #[test]
     fn without_tiles_every_token_is_single() {
-        let cuttings = Cuttings { single: cutting(1), tiles: None, n_single_tokens_max: 1 };
+        let cuttings =
+            Cuttings { single: cutting(1), tiles: None, n_single_tokens_max: 1, holed: cutting(1) };
         let mut plan = AttentionPlan::new(&[None]);
         plan.plan(&[row(0, 40, 0)], &cuttings);
         let shares = &plan.list(0, Form::Single).shares;
         assert_eq!(shares.iter().map(|share| u32::from(share.n_tokens)).max(), Some(1));
-        assert_eq!(plan.size().0[1..], [ListSize::NONE; 4]);
-        assert_eq!(PlanSize::most(40, &cuttings).0[1..], [ListSize::NONE; 4]);
+        assert_eq!(plan.size().0[1..], [ListSize::NONE; 5]);
+        assert_eq!(PlanSize::most(40, &cuttings).0[1..5], [ListSize::NONE; 4]);
     }
 }

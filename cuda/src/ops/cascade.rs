@@ -108,7 +108,8 @@ mod tests {
 
     fn cuttings(n_workers: usize) -> Cuttings {
         let cutting = |tile_tokens| Cutting { tile_tokens, n_workers, quantum_pages: 8 };
-        Cuttings { single: cutting(2), tiles: Some([cutting(16), cutting(32)]), n_single_tokens_max: 2 }
+        let tiles = Some([cutting(16), cutting(32)]);
+        Cuttings { single: cutting(2), holed: cutting(2), tiles, n_single_tokens_max: 2 }
     }
 
     /// Hypotheses after a prompt, then streams, then hypotheses of another search.
@@ -119,6 +120,7 @@ mod tests {
             position,
             entries: 1000 * idx,
             n_pages_alike,
+            has_holes: false,
         };
         let first = (0..70).map(|idx| row(idx, 1000 + idx, if idx == 0 { 0 } else { 62 }));
         let streams = (70..75).map(|idx| row(idx, 900, 0));

@@ -2,7 +2,7 @@
 // table: T [vocab, hidden]; tokens: i32 [n_tokens]; x: f32 [n_tokens, hidden]. A negative token -1 - s stands for
 // slots[s]: one that a step before this one drew, and that the host has not seen.
 // The token is also noted beside its page, where whoever looks back at a context finds it:
-// page_tokens[pages[t], positions[t] % PAGE_LEN] = token; page_tokens: i32 [n_pages, PAGE_LEN].
+// page_tokens[cells[t]] = token; page_tokens: i32 [n_pages, PAGE_LEN], the cells of all pages one behind the other.
 // Grid (n_tokens_max, parts of a row), N_THREADS threads; four values a thread at a time. Nothing is accumulated.
 // Bytes: n_tokens * (hidden * (sizeof T + 4) + 4).
 
@@ -10,15 +10,14 @@ struct EmbedParams {
     const int* tokens;
     const int* n_tokens;
     const int* slots;
-    const int* positions;
-    const int* pages;
+    const unsigned* cells;
     int* page_tokens;
     const T* table;
     float* x;
     int hidden;
     int unused;
 };
-static_assert(sizeof(EmbedParams) == 72, "as in embedding.rs");
+static_assert(sizeof(EmbedParams) == 64, "as in embedding.rs");
 
 extern "C" __global__ void __launch_bounds__(N_THREADS) embed(const __grid_constant__ EmbedParams p) {
     const int t = blockIdx.x;
@@ -28,7 +27,7 @@ extern "C" __global__ void __launch_bounds__(N_THREADS) embed(const __grid_const
     const int named = tokens[t];
     const int token = named >= 0 ? named : slots[-1 - named];
     if (blockIdx.y == 0 && threadIdx.x == 0) {
-        p.page_tokens[(size_t)p.pages[t] * PAGE_LEN + p.positions[t] % PAGE_LEN] = token;
+        p.page_tokens[p.cells[t]] = token;
     }
     const T* __restrict__ row = p.table + (size_t)token * p.hidden;
     float* __restrict__ out = p.x + (size_t)t * p.hidden;

@@ -20,15 +20,14 @@ struct EmbedParams {
     tokens: Pointer,
     n_tokens: Pointer,
     slots: Pointer,
-    positions: Pointer,
-    pages: Pointer,
+    cells: Pointer,
     page_tokens: Pointer,
     table: Pointer,
     x: Pointer,
     hidden: i32,
     unused: i32,
 }
-params!(EmbedParams, 72);
+params!(EmbedParams, 64);
 
 /// Tokens as the host names them.
 #[derive(Clone, Copy, Debug)]
@@ -42,10 +41,8 @@ pub struct TokenIds {
 /// Where tokens are noted: beside the pages of their keys and values.
 #[derive(Clone, Copy, Debug)]
 pub struct TokenPlaces {
-    /// Position of each in its context.
-    pub positions: Slice, // i32 [tokens]
-    /// Page of each.
-    pub pages: Slice, // i32 [tokens]
+    /// Cell of each, counted from the first of page 0.
+    pub cells: Slice, // u32 [tokens]
     /// The tokens of all pages.
     pub page_tokens: Slice, // i32 [n_pages, PAGE_LEN]
 }
@@ -67,7 +64,7 @@ impl Embedding {
     }
 
     /// Writes the embeddings of the tokens, and each token beside its page. Every token is below the length of the table,
-    /// every page among those that have room for their tokens.
+    /// every cell in one of the pages that have room for their tokens.
     ///
     /// # Errors
     /// The driver refused the launch.
@@ -90,8 +87,7 @@ impl Embedding {
         }
         expect_rows(tokens);
         expect_i32("ids", ids.ids, tokens.n_max);
-        expect_i32("positions", places.positions, tokens.n_max);
-        expect_i32("pages", places.pages, tokens.n_max);
+        expect_i32("cells", places.cells, tokens.n_max);
         expect_i32("page_tokens", places.page_tokens, PAGE_LEN);
         expect("table", table, hidden_size, self.dtype.n_bytes());
         expect("x", x, tokens.n_max * hidden_size, 4);
@@ -99,8 +95,7 @@ impl Embedding {
             tokens: ids.ids.into(),
             n_tokens: tokens.n.into(),
             slots: ids.slots.into(),
-            positions: places.positions.into(),
-            pages: places.pages.into(),
+            cells: places.cells.into(),
             page_tokens: places.page_tokens.into(),
             table: table.into(),
             x: x.into(),
@@ -108,7 +103,7 @@ impl Embedding {
             unused: 0,
         };
         // SAFETY: lengths were checked above; the caller keeps the ids inside the table, or inside the slots, the
-        // pages inside `page_tokens`, and the count at most `n_max`.
+        // cells inside `page_tokens`, and the count at most `n_max`.
         unsafe { over_rows(tokens, hidden_size).run(stream, &self.kernel, &params) }
     }
 }
@@ -145,22 +140,18 @@ mod tests {
                 let count = Count::new(&test, n_max, n);
                 let ids_there = TokenIds { ids: d_ids.slice(), slots: d_slots.slice() };
                 // A page of its own for each token, in the opposite order.
-                let positions: Vec<i32> = (0..n_max).map(|_| random.below(1000) as i32).collect();
-                let pages: Vec<i32> = (0..n_max as i32).rev().collect();
-                let (d_positions, d_pages) = (upload(&test, &positions), upload(&test, &pages));
+                let cells: Vec<u32> =
+                    (0..n_max).rev().map(|page| (page * PAGE_LEN + random.below(PAGE_LEN)) as u32).collect();
+                let d_cells = upload(&test, &cells);
                 let page_tokens = upload(&test, &vec![-7i32; n_max * PAGE_LEN]);
-                let places = TokenPlaces {
-                    positions: d_positions.slice(),
-                    pages: d_pages.slice(),
-                    page_tokens: page_tokens.slice(),
-                };
+                let places = TokenPlaces { cells: d_cells.slice(), page_tokens: page_tokens.slice() };
                 let (table_there, rows) = (d_table.slice(), count.rows());
                 embedding
                     .run(&test.stream, rows, hidden_size, ids_there, places, table_there, x.slice())
                     .expect("a launch");
                 let mut noted = vec![-7; n_max * PAGE_LEN];
                 for (t, &id) in ids[..n].iter().enumerate() {
-                    noted[pages[t] as usize * PAGE_LEN + positions[t] as usize % PAGE_LEN] = id;
+                    noted[cells[t] as usize] = id;
                 }
                 assert_eq!(download(&test, page_tokens.slice(), noted.len(), 0i32), noted);
                 let got = download_as(&test, Dtype::F32, x.slice(), n_max * hidden_size);

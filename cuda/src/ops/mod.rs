@@ -9,6 +9,7 @@ pub mod attention;
 #[cfg(test)]
 mod attention_case;
 pub mod attention_decode;
+pub mod attention_holes;
 pub mod attention_plan;
 pub mod attention_tiles;
 pub mod bias;

@@ -34,3 +34,29 @@ extern "C" __global__ void __launch_bounds__(N_THREADS) copy_pages(const __grid_
         }
     }
 }
+
+// Copies of single cells: their keys and values in every layer and head. No cell is written twice, none both read and
+// written. kv: pages of page_len 16-byte words, which are heads of PAGE_LEN cells of cell_len words each.
+// moves: pairs of cells, from and to, counted from the first of page 0; they are few, and come with the launch.
+// Grid (parts of a cell, n_moves), N_THREADS threads. Bytes: 2 * 16 * page_len / PAGE_LEN a move.
+
+struct MoveCellsParams {
+    uint4* kv;
+    unsigned long long page_len;
+    unsigned cell_len;
+    unsigned n_moves;
+    unsigned moves[960];
+};
+static_assert(sizeof(MoveCellsParams) == 3864, "as in pages.rs");
+
+extern "C" __global__ void __launch_bounds__(N_THREADS) move_cells(const __grid_constant__ MoveCellsParams p) {
+    if (blockIdx.y >= p.n_moves) return;
+    const unsigned from = p.moves[2 * blockIdx.y], to = p.moves[2 * blockIdx.y + 1];
+    const uint4* source = p.kv + (size_t)(from / PAGE_LEN) * p.page_len + from % PAGE_LEN * p.cell_len;
+    uint4* target = p.kv + (size_t)(to / PAGE_LEN) * p.page_len + to % PAGE_LEN * p.cell_len;
+    const unsigned n_words = (unsigned)(p.page_len / PAGE_LEN);
+    for (unsigned i = blockIdx.x * N_THREADS + threadIdx.x; i < n_words; i += gridDim.x * N_THREADS) {
+        const size_t word = (size_t)(i / p.cell_len) * PAGE_LEN * p.cell_len + i % p.cell_len;
+        target[word] = load16_once(source + word);
+    }
+}

@@ -1,4 +1,6 @@
-//! Copies of whole KV pages, and of the tokens beside them, within the device.
+//! Copies of whole KV pages, and of the tokens beside them, and of single cells of pages, within the device.
+
+use trellis_engine::batch::{Pack, PageId};
 
 use super::common::{PAGE_LEN, ROW_THREADS, Rows, expect, expect_i32, expect_rows};
 use crate::driver::params;
@@ -28,6 +30,45 @@ struct CopyPagesParams {
 }
 params!(CopyPagesParams, 40);
 
+/// As in `pages.cu`.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+struct MoveCellsParams {
+    kv: Pointer,
+    page_len: u64,
+    cell_len: u32,
+    n_moves: u32,
+    moves: [u32; 960],
+}
+params!(MoveCellsParams, 3864);
+
+/// Moves of one launch: what its parameters have room for.
+const N_MOVES_MAX: usize = 480;
+
+/// A cell that is copied to another; both count from the first of page 0.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CellMove {
+    /// Where the keys and values come from.
+    pub from: u32,
+    /// Where they go.
+    pub to: u32,
+}
+
+/// A cell of a page, counted from the first of page 0.
+#[must_use]
+pub fn cell_of(page: PageId, cell: usize) -> u32 {
+    page.0 * PAGE_LEN as u32 + cell as u32
+}
+
+/// What a pack moves. Those of a step move at once: what one fills no other takes from.
+pub fn moves(pack: &Pack) -> impl Iterator<Item = CellMove> {
+    let cells = pack.from.iter().flat_map(|&(page, bits)| {
+        (0..PAGE_LEN).filter(move |cell| bits >> cell & 1 == 1).map(move |cell| cell_of(page, cell))
+    });
+    let to = pack.to;
+    cells.zip(0..PAGE_LEN).map(move |(from, cell)| CellMove { from, to: cell_of(to, cell) })
+}
+
 /// Pairs that fit into one launch: the grid's second dimension.
 pub const N_PAIRS_MAX: usize = 65_535;
 
@@ -35,6 +76,7 @@ pub const N_PAIRS_MAX: usize = 65_535;
 #[derive(Clone, Debug)]
 pub struct CopyPages {
     kernel: Kernel<CopyPagesParams>,
+    cells: Kernel<MoveCellsParams>,
 }
 
 impl CopyPages {
@@ -43,7 +85,7 @@ impl CopyPages {
     /// # Errors
     /// The driver refused.
     pub fn new(module: &Module) -> Result<Self, CudaError> {
-        Ok(Self { kernel: module.kernel("copy_pages")? })
+        Ok(Self { kernel: module.kernel("copy_pages")?, cells: module.kernel("move_cells")? })
     }
 
     /// For each pair, copies its first page over its second. No page is written twice, none both read and
@@ -88,10 +130,60 @@ impl CopyPages {
         // `n_max`.
         unsafe { launch.run(stream, &self.kernel, &params) }
     }
+
+    /// Copies cells, keys and values in every layer; the tokens beside their pages stay behind. No cell is written twice, none
+    /// both read and written, and all lie inside `kv`.
+    ///
+    /// # Errors
+    /// The driver refused a launch.
+    ///
+    /// # Panics
+    /// A slice is too short, or a cell of a head is not a multiple of 16 bytes.
+    pub fn pack(
+        &self,
+        stream: &Stream,
+        moves: &[CellMove],
+        page_bytes: usize,
+        head_bytes: usize,
+        kv: Slice, // [n_pages, heads of all layers, PAGE_LEN, head_bytes]
+    ) -> Result<(), CudaError> {
+        if moves.is_empty() {
+            return Ok(());
+        }
+        assert!(
+            head_bytes.is_multiple_of(16) && page_bytes.is_multiple_of(PAGE_LEN * head_bytes),
+            "{head_bytes}"
+        );
+        expect("kv", kv, page_bytes, 1);
+        let n_cell_words = page_bytes / PAGE_LEN / 16;
+        let n_blocks = n_cell_words.div_ceil(ROW_THREADS as usize).clamp(1, 64);
+        for moves in moves.chunks(N_MOVES_MAX) {
+            let mut params = MoveCellsParams {
+                kv: kv.into(),
+                page_len: (page_bytes / 16) as u64,
+                cell_len: (head_bytes / 16) as u32,
+                n_moves: moves.len() as u32,
+                moves: [0; 960],
+            };
+            for (words, cell) in params.moves.chunks_exact_mut(2).zip(moves) {
+                words.copy_from_slice(&[cell.from, cell.to]);
+            }
+            let launch = Launch {
+                grid: (n_blocks as u32, moves.len() as u32, 1),
+                block: (ROW_THREADS, 1, 1),
+                shared_bytes: 0,
+            };
+            // SAFETY: lengths were checked above; the caller keeps the cells inside `kv`.
+            unsafe { launch.run(stream, &self.cells, &params) }?;
+        }
+        Ok(())
+    }
 }
 
 #[cfg(test)]
 mod tests {
+    use smallvec::smallvec;
+
     use super::*;
     use crate::ops::common::check::*;
     use crate::testing::{Random, gpu};
@@ -99,6 +191,47 @@ mod tests {
     #[test]
     fn compiles() {
         assert_compiles(source());
+    }
+
+    #[test]
+    fn a_pack_moves_its_cells_to_the_first_of_another_page() {
+        let pack =
+            Pack { from: smallvec![(PageId(3), 0b1000_0000_0000_0101), (PageId(9), 0b10)], to: PageId(1) };
+        let found: Vec<_> = moves(&pack).map(|CellMove { from, to }| (from, to)).collect();
+        assert_eq!(found, [(48, 16), (50, 17), (63, 18), (145, 19)]);
+    }
+
+    #[test]
+    fn moves_cells() {
+        let Some(test) = gpu() else { return };
+        let copy = CopyPages::new(&test.module(source())).expect("the kernel");
+        let mut random = Random(8);
+        for (n_pages, n_moves, n_heads, head_bytes) in
+            [(2, 1, 1, 16), (9, 40, 6, 48), (80, 479, 4, 256), (80, 481, 2, 128), (130, 1000, 32, 256)]
+        {
+            let page_bytes = n_heads * PAGE_LEN * head_bytes;
+            let before: Vec<u8> = (0..n_pages * page_bytes).map(|_| random.next() as u8).collect();
+            // From the lower half of the pages; each cell of the upper half once.
+            let half = n_pages / 2 * PAGE_LEN;
+            let moves: Vec<CellMove> = (0..n_moves)
+                .map(|idx| CellMove { from: random.below(half) as u32, to: (half + idx) as u32 })
+                .collect();
+            let kv = upload(&test, &before);
+            copy.pack(&test.stream, &moves, page_bytes, head_bytes, kv.slice()).expect("a launch");
+            let mut expected = before.clone();
+            for CellMove { from, to } in moves {
+                let start = |cell: u32, head: usize| {
+                    let (page, cell) = (cell as usize / PAGE_LEN, cell as usize % PAGE_LEN);
+                    page * page_bytes + (head * PAGE_LEN + cell) * head_bytes
+                };
+                for head in 0..n_heads {
+                    let from = start(from, head);
+                    expected.copy_within(from..from + head_bytes, start(to, head));
+                }
+            }
+            let got = download(&test, kv.slice(), expected.len(), 0u8);
+            assert!(got == expected, "{n_moves} cells of {n_heads} heads of {head_bytes} bytes");
+        }
     }
 
     #[test]

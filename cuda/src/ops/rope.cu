@@ -3,7 +3,8 @@
 //   out[i] = h[i] cos a_i - h[i + half] sin a_i, out[i + half] = h[i + half] cos a_i + h[i] sin a_i,
 //   half = head_dim / 2, a_i = position * inv_freq[i].
 // qkv: T [n_tokens, n_heads + 2 n_kv_heads, head_dim]; bias: T, a token's shape, or null;
-// q_norm, k_norm: T [head_dim] or null; inv_freq: f32 [half]; positions, kv_page: i32 [n_tokens];
+// q_norm, k_norm: T [head_dim] or null; inv_freq: f32 [half]; positions: i32 [n_tokens]; kv_cells: u32 [n_tokens], the cell
+// that takes a token, counted from the first of page 0;
 // q: T [n_tokens, n_heads, head_dim]; kv: T, pages of [n_layers][K, V][n_kv_heads][PAGE_LEN][head_dim].
 // Grid (n_tokens_max, shares of the heads), N_WARPS warps: one for each head, two pairs a lane at a time. f32.
 // Shared memory: cosines and sines, 8 half bytes. sincosf is the exact one: angles reach 10^5.
@@ -17,7 +18,7 @@ struct RopeParams {
     const T* k_norm;
     const float* inv_freq;
     const int* positions;
-    const int* kv_page;
+    const unsigned* kv_cells;
     const int* n_tokens;
     T* q;
     T* kv;
@@ -85,9 +86,10 @@ extern "C" __global__ void __launch_bounds__(32 * N_WARPS) rope(const __grid_con
     const T* __restrict__ token = p.qkv + wide(t, n_all_heads * head_dim);
     T* __restrict__ token_q = p.q + wide(t, n_heads * head_dim);
     // Within a layer of a page, the V heads follow the K heads as they do in the projection.
-    T* __restrict__ token_kv = p.kv + (size_t)p.kv_page[t] * p.page_stride +
+    const unsigned cell = p.kv_cells[t];
+    T* __restrict__ token_kv = p.kv + (size_t)(cell / PAGE_LEN) * p.page_stride +
                                (size_t)p.layer * 2 * n_kv_heads * PAGE_LEN * head_dim +
-                               (size_t)(position % PAGE_LEN) * head_dim;
+                               (size_t)(cell % PAGE_LEN) * head_dim;
     for (int head = blockIdx.y * N_WARPS + warp; head < n_all_heads; head += gridDim.y * N_WARPS) {
         const T* low = token + head * head_dim;
         const T* high = low + half;

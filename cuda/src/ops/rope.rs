@@ -26,7 +26,7 @@ struct RopeParams {
     k_norm: Pointer,
     inv_freq: Pointer,
     positions: Pointer,
-    kv_page: Pointer,
+    kv_cells: Pointer,
     n_tokens: Pointer,
     q: Pointer,
     kv: Pointer,
@@ -90,8 +90,8 @@ pub struct HeadTensors {
     pub qkv: Slice, // T [tokens, n_heads + 2 * n_kv_heads, head_dim]
     /// Position of each token.
     pub positions: Slice, // i32 [tokens]
-    /// Page that holds each token's position.
-    pub kv_pages: Slice, // i32 [tokens], each inside `kv`
+    /// Cell that takes each token, counted from the first of page 0.
+    pub kv_cells: Slice, // u32 [tokens], each inside `kv`
     /// Rotated queries.
     pub q: Slice, // T [tokens, n_heads, head_dim]
     /// All pages.
@@ -141,7 +141,7 @@ impl Rope {
             k_norm: weights.norm.map(|norm| norm.k_weight).into(),
             inv_freq: weights.inv_freq.into(),
             positions: tensors.positions.into(),
-            kv_page: tensors.kv_pages.into(),
+            kv_cells: tensors.kv_cells.into(),
             n_tokens: tokens.n.into(),
             q: tensors.q.into(),
             kv: tensors.kv.into(),
@@ -161,7 +161,7 @@ impl Rope {
             // Pairs of rotations are read 16 bytes at a time, also the last one of an odd half.
             shared_bytes: ((head_dim / 2).div_ceil(2) * 16) as u32,
         };
-        // SAFETY: lengths were checked above; the caller keeps the pages of the tokens inside `kv`, and the count at most
+        // SAFETY: lengths were checked above; the caller keeps the cells of the tokens inside `kv`, and the count at most
         // `n_max`.
         unsafe { launch.run(stream, &self.kernel, &params) }
     }
@@ -179,7 +179,7 @@ impl Rope {
         let n_values = tokens.n_max * shape.n_all_heads() * head_dim;
         expect("qkv", tensors.qkv, n_values, element_bytes);
         expect_i32("positions", tensors.positions, tokens.n_max);
-        expect_i32("kv_pages", tensors.kv_pages, tokens.n_max);
+        expect_i32("kv_cells", tensors.kv_cells, tokens.n_max);
         expect("q", tensors.q, tokens.n_max * shape.n_heads * head_dim, element_bytes);
         expect("kv", tensors.kv, shape.page_stride, element_bytes);
         expect("inv_freq", weights.inv_freq, head_dim / 2, 4);
@@ -256,14 +256,16 @@ mod tests {
         // The largest position has a first angle past 105,615, where sincosf changes its method.
         let positions: Vec<i32> =
             (0..n_max).map(|t| if t == 0 { 131_071 } else { random.below(9000) as i32 }).collect();
-        // Every token in a page of its own.
-        let pages: Vec<i32> = (0..n_max).map(|t| (5 * t + random.below(5)) as i32).collect();
+        // Every token in a page of its own, in any cell of it: tokens may have been evicted before it.
+        let cells: Vec<u32> = (0..n_max)
+            .map(|t| ((5 * t + random.below(5)) * PAGE_LEN + random.below(PAGE_LEN)) as u32)
+            .collect();
 
         let d_qkv = upload_as(test, dtype, &qkv);
         let d_bias = upload_as(test, dtype, &bias);
         let d_weights = [0, 1].map(|i| upload_as(test, dtype, &weights[i]));
         let d_inv_freq = upload(test, &inv_freq);
-        let (d_positions, d_pages) = (upload(test, &positions), upload(test, &pages));
+        let (d_positions, d_cells) = (upload(test, &positions), upload(test, &cells));
         let d_q = poisoned(test, n_max * n_heads * head_dim * dtype.n_bytes());
         let d_kv = poisoned(test, n_pages * page_stride * dtype.n_bytes());
         let count = Count::new(test, n_max, n);
@@ -277,7 +279,7 @@ mod tests {
         let tensors = HeadTensors {
             qkv: d_qkv.slice(),
             positions: d_positions.slice(),
-            kv_pages: d_pages.slice(),
+            kv_cells: d_cells.slice(),
             q: d_q.slice(),
             kv: d_kv.slice(),
         };
@@ -300,10 +302,11 @@ mod tests {
                 let got = if head < n_heads {
                     got_q[(t * n_heads + head) * head_dim..][..head_dim].to_vec()
                 } else {
-                    // [page][layer][K, V][kv head][position in the page][head_dim]
-                    let start = pages[t] as usize * page_stride
+                    // [page][layer][K, V][kv head][cell of the page][head_dim]
+                    let cell = cells[t] as usize;
+                    let start = cell / PAGE_LEN * page_stride
                         + layer_idx * layer_len
-                        + ((head - n_heads) * PAGE_LEN + positions[t] as usize % PAGE_LEN) * head_dim;
+                        + ((head - n_heads) * PAGE_LEN + cell % PAGE_LEN) * head_dim;
                     let values = got_kv[start..start + head_dim].to_vec();
                     got_kv[start..start + head_dim].fill(f32::NAN);
                     values

@@ -128,6 +128,8 @@ pub struct RowSpan {
     pub entries: usize,
     /// Pages from the first on that are those of the row before it too, and may be read once for both.
     pub n_pages_alike: usize,
+    /// Whether tokens were evicted from the context: positions are then cells of its pages.
+    pub has_holes: bool,
 }
 
 impl RowSpan {

@@ -178,7 +178,8 @@ fn equal_contexts_stay_whole_where_that_ends_as_early() {
 fn few_tiles_over_many_keys_fill_the_device() {
     // 200 queries against 16,384 keys, in tiles of 32 tokens.
     let mut tiles = Vec::new();
-    let row = RowSpan { token: 0, n_tokens: 200, position: 16_184, entries: 3, n_pages_alike: 0 };
+    let row =
+        RowSpan { token: 0, n_tokens: 200, position: 16_184, entries: 3, n_pages_alike: 0, has_holes: false };
     row.tiles(32, None, PAGE_LEN, &mut tiles);
     assert_eq!(tiles.len(), 7);
     let list = plan(&tiles, Cutting { tile_tokens: 32, n_workers: 33, quantum_pages: 4 });
@@ -190,7 +191,8 @@ fn few_tiles_over_many_keys_fill_the_device() {
 
 #[test]
 fn rows_are_cut_into_tiles_of_the_pages_they_attend_to() {
-    let row = RowSpan { token: 7, n_tokens: 40, position: 100, entries: 30, n_pages_alike: 0 };
+    let row =
+        RowSpan { token: 7, n_tokens: 40, position: 100, entries: 30, n_pages_alike: 0, has_holes: false };
     let mut tiles = Vec::new();
     row.tiles(16, None, PAGE_LEN, &mut tiles);
     let listed: Vec<_> =

@@ -3,7 +3,7 @@
 use trellis_engine::batch::{Output, OutputKind, Token, Tokens};
 use trellis_engine::sampling::program::{DrawPlace, DrawState};
 use trellis_engine::sampling::{
-    Distribution, Sampler, Scratch, rank, sample, sample_by_program, sample_under,
+    Before, Distribution, Sampler, Scratch, rank, sample, sample_by_program, sample_under,
 };
 
 /// A row of logits, and those of the others of a mixture.
@@ -13,33 +13,35 @@ pub(super) struct Logits<'a> {
     pub(super) others: &'a [&'a [f32]], // [vocab_size] each
 }
 
-/// What the definition says of a row of logits; a program starts here.
+/// What the definition says of a row of logits, in a context from which so many tokens were evicted; a program starts here.
 pub(super) fn output_of(
     kind: &OutputKind<'_>,
     logits: Logits<'_>,
     history: Tokens<'_>,
+    n_evicted: usize,
     start: DrawState,
     scratch: &mut Scratch,
 ) -> Output {
     let Logits { own: logits, others } = logits;
+    let before = Before { n_tokens: history.len(), n_evicted };
     let output = match kind {
         OutputKind::Sample(sampler) => {
-            let (history, position) = (looked_at(sampler, history), history.len() as u64);
+            let (history, position) = (looked_at(sampler, history), before.position());
             sample(logits, &history, position, sampler, scratch).map(Output::Sampled)
         }
         OutputKind::Program { sampler, within, .. } => {
-            let (before, within) = (history.len().into(), within.mask().map(|mask| &**mask));
+            let within = within.mask().map(|mask| &**mask);
             let draw = DrawPlace { members: others, before, seed: sampler.seed, start, within };
             let drawn = sample_by_program(logits, &looked_at(sampler, history), sampler, draw, scratch);
             drawn.map(|(candidate, left)| Output::Programmed(candidate, Box::new(left)))
         }
         OutputKind::Masked { sampler, mask: Some(mask) } => {
-            let (history, position) = (looked_at(sampler, history), history.len() as u64);
+            let (history, position) = (looked_at(sampler, history), before.position());
             sample_under(Some(mask), logits, &history, position, sampler, scratch).map(Output::Sampled)
         }
         OutputKind::Masked { mask: None, .. } => Ok(Output::SatOut),
         OutputKind::Ranked { sampler, within, n } => {
-            let (looked_at, before) = (looked_at(sampler, history), history.len().into());
+            let looked_at = looked_at(sampler, history);
             rank(logits, &looked_at, before, sampler, within.map(|mask| &**mask), *n, scratch)
                 .map(Output::Ranked)
         }

@@ -1,7 +1,7 @@
 //! Where everything lies in the memory that the host fills for a step.
 //!
 //! Words of 32 bits: first a token for each slot, which only the device writes; then what one copy brings: counts, the
-//! tokens with their positions and pages, the work of attention, what is asked for, and a tail of what the samplers need
+//! tokens with their positions and cells, the work of attention, what is asked for, and a tail of what the samplers need
 //! and of edits; then what late masks bring; then the page tables, which stay. All places but those in the tail follow from
 //! [`Dims`] alone, so that a captured launch finds them again.
 
@@ -40,13 +40,23 @@ pub(crate) struct Dims {
     pub(crate) n_groups: usize,
 }
 
+impl Dims {
+    /// Whether tokens were evicted from any of the contexts.
+    pub(crate) fn has_holes(&self) -> bool {
+        self.lists.0[Form::Holed as usize].n_workers > 0
+    }
+}
+
 /// Places as offsets in words from the start of what is copied.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Layout {
     pub(crate) dims: Dims,
     pub(crate) tokens: usize,
     pub(crate) positions: usize,
-    pub(crate) kv_pages: usize,
+    /// Which cell takes each token.
+    pub(crate) kv_cells: usize,
+    /// Where the holes of its context are described; none where no context has holes.
+    pub(crate) holes: usize,
     lists: usize,
     /// For each row of logits, where its hidden state comes from.
     pub(crate) gather: usize,
@@ -85,7 +95,8 @@ impl Layout {
             dims,
             tokens: take(dims.n_tokens),
             positions: take(dims.n_tokens),
-            kv_pages: take(dims.n_tokens),
+            kv_cells: take(dims.n_tokens),
+            holes: take(if dims.has_holes() { dims.n_tokens } else { 0 }),
             lists: take(dims.n_windows * dims.lists.0.into_iter().map(list_words).sum::<usize>()),
             gather: take(dims.n_logits_rows),
             keeps: take(dims.n_logits_rows),

@@ -10,7 +10,9 @@ use super::slots::{EditList, Slots, TablesFull};
 use super::words::to_words;
 use crate::model::LogitsOf;
 use crate::ops::attention::{Cuttings, Form, N_FEW_TOKENS_MAX, PAGE_LEN};
+use crate::ops::attention_holes::Holes;
 use crate::ops::attention_plan::AttentionPlan;
+use crate::ops::pages::{CellMove, cell_of, moves};
 use crate::ops::shares::RowSpan;
 
 /// The lists of one step; kept from step to step for their memory.
@@ -18,7 +20,13 @@ use crate::ops::shares::RowSpan;
 pub(crate) struct StepLists {
     tokens: Vec<i32>,
     positions: Vec<i32>,
-    kv_pages: Vec<i32>,
+    kv_cells: Vec<u32>,
+    /// For each token where the holes of its context are described, in words from the first; for one without holes nothing
+    /// looks.
+    hole_places: Vec<u32>,
+    holes: Holes,
+    /// Cells that are copied together before all else.
+    moves: Vec<CellMove>,
     /// Where the page table of each row begins.
     tables: Vec<Option<usize>>,
     /// What the slots are told.
@@ -35,7 +43,10 @@ impl StepLists {
         Self {
             tokens: Vec::new(),
             positions: Vec::new(),
-            kv_pages: Vec::new(),
+            kv_cells: Vec::new(),
+            hole_places: Vec::new(),
+            holes: Holes::default(),
+            moves: Vec::new(),
             tables: Vec::new(),
             edits: EditList::default(),
             rows: Vec::new(),
@@ -55,15 +66,19 @@ impl StepLists {
         cuttings: &Cuttings,
         room: Room,
     ) {
-        slots.copy(copies);
+        slots.begin_step(copies, rows);
         // Before anything else, since all of it may have to be done anew.
         if self.place_tables(rows, slots).is_err() {
             slots.forget_tables();
             self.place_tables(rows, slots).expect("there is room for the tables of a whole step");
         }
-        for list in [&mut self.tokens, &mut self.positions, &mut self.kv_pages] {
-            list.clear();
-        }
+        self.tokens.clear();
+        self.positions.clear();
+        self.kv_cells.clear();
+        self.hole_places.clear();
+        self.holes.clear();
+        self.moves.clear();
+        self.moves.extend(rows.iter().flat_map(StepRow::packs).flat_map(moves));
         self.rows.clear();
         self.copies.clear();
         self.outputs.clear(room);
@@ -74,11 +89,23 @@ impl StepLists {
             let table = self.tables[row_idx];
             self.outputs.push(row, token, room, TablePlace { table, slots, given, edits: &mut self.edits });
             let Some(entries) = table.filter(|_| !row.is_of_head()) else { continue };
+            let (n_tokens, rotation, first_cell) = (row.n_tokens(), row.rotation(), row.first_cell());
             self.tokens.extend(row.words(start, end));
-            self.positions.extend(start as i32..end as i32);
-            self.kv_pages.extend((start..end).map(|position| row.pages[position / PAGE_LEN].0 as i32));
-            let (n_tokens, n_pages_alike) = (row.n_tokens(), row.n_pages_alike);
-            self.rows.push(RowSpan { token, n_tokens, position: start, entries, n_pages_alike });
+            self.positions.extend(rotation as i32..(rotation + n_tokens) as i32);
+            let cell = |cell: usize| cell_of(row.pages[cell / PAGE_LEN], cell % PAGE_LEN);
+            self.kv_cells.extend((first_cell..first_cell + n_tokens).map(cell));
+            let holes = row.evicted.map_or(0, |evicted| self.holes.push(evicted) as u32);
+            self.hole_places.resize(self.tokens.len(), holes);
+            let has_holes = row.evicted.is_some();
+            let n_pages_alike = row.n_pages_alike;
+            self.rows.push(RowSpan {
+                token,
+                n_tokens,
+                position: first_cell,
+                entries,
+                n_pages_alike,
+                has_holes,
+            });
         }
         for (to, words) in given.brought().parts() {
             self.edits.bring(to, words);
@@ -102,6 +129,11 @@ impl StepLists {
 
     pub(crate) fn n_edits(&self) -> usize {
         self.edits.len()
+    }
+
+    /// Cells that are copied together, after the page copies.
+    pub(crate) fn moves(&self) -> &[CellMove] {
+        &self.moves
     }
 
     pub(crate) fn n_copies(&self) -> usize {
@@ -159,7 +191,7 @@ impl StepLists {
         }
         put(layout.tokens, to_words(&self.tokens));
         put(layout.positions, to_words(&self.positions));
-        put(layout.kv_pages, to_words(&self.kv_pages));
+        put(layout.kv_cells, &self.kv_cells);
         put(layout.gather, to_words(&self.outputs.gather));
         put(layout.keeps, to_words(&self.outputs.keeps));
         let mut end = layout.tail;
@@ -173,8 +205,16 @@ impl StepLists {
         put(layout.chains, &self.outputs.programs.chains);
         put(end, &self.copies);
         let copies = end;
+        end += self.copies.len();
+        if layout.dims.has_holes() {
+            let first = (N_SLOTS + end) as u32;
+            self.hole_places.iter_mut().for_each(|place| *place += first);
+            put(layout.holes, &self.hole_places);
+            put(end, self.holes.words());
+            end += self.holes.words().len();
+        }
         // Edits are read 16 bytes at a time.
-        end = (end + self.copies.len()).next_multiple_of(4);
+        end = end.next_multiple_of(4);
         let edits = end;
         for words in self.edits.finish(N_SLOTS + edits) {
             put(end, words);
@@ -206,7 +246,13 @@ impl StepLists {
     pub(crate) fn n_words_max(dims: Dims, n_rows: usize, n_entries: usize, n_given: usize) -> usize {
         let n_tail_words = super::N_SCORES_MAX + super::outputs::N_TAIL_WORDS_MAX + n_given;
         // A row has one page copied at most.
-        Layout::of(dims).tail + n_tail_words + 2 * n_rows + EditList::n_words_max(n_rows, n_entries) + 12
+        let n_holes = Holes::n_words_max(n_rows, n_entries);
+        Layout::of(dims).tail
+            + n_tail_words
+            + 2 * n_rows
+            + n_holes
+            + EditList::n_words_max(n_rows, n_entries)
+            + 12
     }
 }
 

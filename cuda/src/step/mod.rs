@@ -8,6 +8,7 @@
 mod by_host;
 mod captured;
 mod given;
+mod histories;
 mod layout;
 mod lists;
 mod outputs;
@@ -21,6 +22,7 @@ mod whole;
 mod words;
 
 pub(crate) use given::given_bytes;
+pub(crate) use histories::N_COPIED_PAGES;
 pub(crate) use layout::{Count, Dims, Layout, N_SLOTS};
 pub(crate) use lists::StepLists;
 pub(crate) use outputs::{Group, MASK_BYTES_MAX, N_SCORES_MAX, N_TOP_ENTRIES_MAX, Room};

@@ -11,6 +11,7 @@ use trellis_engine::sampling::program::DrawState;
 use trellis_engine::sampling::{Sampler, TokenMask};
 
 use super::given::{Given, Keeps};
+use super::histories::n_copied_pages;
 use super::layout::N_SLOTS;
 use super::programs::{DrawPlace, N_DRAW_WORDS_MAX, Programs};
 use super::returned::Place;
@@ -493,6 +494,7 @@ impl Outputs {
             n_tokens: end,
             logits_row,
             n_others,
+            n_evicted: row.n_evicted(),
             table_start,
             states_start: room.program_states,
             output_row: self.rows.len() - group.outputs_start,
@@ -527,29 +529,25 @@ impl Outputs {
         if n_window == 0 {
             return Some(0);
         }
-        let table_start = place.table?;
-        place.slots.bring_tokens(row, n_window, end, place.edits);
+        let table_start = place.slots.bring_tokens(row, place.table, n_window, end, place.edits)?;
         self.n_token_words += n_token_words;
         Some(table_start)
+    }
+
+    /// Pages of tokens that the draws of these rows look at, where tokens were evicted.
+    pub(super) fn n_copied_pages(rows: &[StepRow<'_>]) -> usize {
+        let n_pages = |row: &StepRow<'_>, request: &OutputRequest<'_>| {
+            let end = request.position + 1;
+            draw_of(request).map_or(0, |(sampler, _)| n_copied_pages(row, sampler.n_history(end), end))
+        };
+        let holed = rows.iter().filter(|row| row.evicted.is_some());
+        holed.map(|row| row.requests.iter().map(|request| n_pages(row, request)).sum::<usize>()).sum()
     }
 
     /// Words that the draws of these rows need at most, behind so many page copies.
     pub(super) fn n_tail_words(rows: &[StepRow<'_>], n_copies: usize, slots: &Slots) -> usize {
         let n_words = |row: &StepRow<'_>, request: &OutputRequest<'_>| {
-            let (sampler, n_words) = match &request.kind {
-                OutputKind::Sample(sampler) => (*sampler, n_draw_words(sampler, sampler.mask.as_deref())),
-                OutputKind::Masked { sampler, mask } => {
-                    (&***sampler, n_draw_words(sampler, mask.map(|mask| &**mask)))
-                }
-                OutputKind::Program { sampler, within, .. } => {
-                    (*sampler, N_DRAW_WORDS_MAX + n_mask_words(within.mask().map(|mask| &**mask)))
-                }
-                OutputKind::Ranked { sampler, within, .. } if sampler.program.is_none() => (
-                    &***sampler,
-                    n_draw_words(sampler, within.map(|mask| &**mask).or(sampler.mask.as_deref())),
-                ),
-                _ => return 0,
-            };
+            let Some((sampler, n_words)) = draw_of(request) else { return 0 };
             let end = request.position + 1;
             n_words + slots.n_token_words(row, sampler.n_history(end), end)
         };
@@ -578,7 +576,7 @@ impl Outputs {
             n_bias: sampler.bias.len() as u32,
             // Places in words of the tail; `finish` makes them places in the step's memory.
             bias_start: self.tail.len() as u32,
-            ..OutputRow::draw(sampler, end as u64)
+            ..OutputRow::draw(sampler, (end + row.n_evicted()) as u64)
         };
         if !sampler.bias.is_empty() {
             self.tail.extend_from_slice(to_words(&ordered_biases(&sampler.bias)));
@@ -623,6 +621,24 @@ impl Outputs {
             0 => self.score_tokens.len(),
             n => 2 * (self.top_start() + n),
         }
+    }
+}
+
+/// The sampler of a request that draws, and the words that it needs besides the history.
+fn draw_of<'a>(request: &'a OutputRequest<'_>) -> Option<(&'a Sampler, usize)> {
+    match &request.kind {
+        OutputKind::Sample(sampler) => Some((*sampler, n_draw_words(sampler, sampler.mask.as_deref()))),
+        OutputKind::Masked { sampler, mask } => {
+            Some((&***sampler, n_draw_words(sampler, mask.map(|mask| &**mask))))
+        }
+        OutputKind::Program { sampler, within, .. } => {
+            Some((*sampler, N_DRAW_WORDS_MAX + n_mask_words(within.mask().map(|mask| &**mask))))
+        }
+        OutputKind::Ranked { sampler, within, .. } if sampler.program.is_none() => {
+            let mask = within.map(|mask| &**mask).or(sampler.mask.as_deref());
+            Some((&***sampler, n_draw_words(sampler, mask)))
+        }
+        _ => None,
     }
 }
 

@@ -68,6 +68,8 @@ pub(super) struct DrawPlace {
     pub(super) logits_row: usize,
     /// How many others there are.
     pub(super) n_others: usize,
+    /// Tokens that were evicted, which the position counts too.
+    pub(super) n_evicted: usize,
     /// First word of the page table.
     pub(super) table_start: usize,
     /// First number of the states of slots.
@@ -144,7 +146,7 @@ impl Programs {
         tail: &mut Vec<u32>,
     ) -> u32 {
         let put_on = sampler.program.as_ref().expect("it draws by a program");
-        let DrawPlace { slot, n_tokens, logits_row, n_others, states_start, group_start, .. } = at;
+        let DrawPlace { slot, n_tokens, n_evicted, logits_row, n_others, states_start, group_start, .. } = at;
         let others: SmallVec<[u32; N_MEMBERS_MAX]> =
             (0..n_others).map(|idx| (logits_row + 1 + idx) as u32).collect();
         let of_slot = (states_start + 8 * slot.0 as usize) as u32;
@@ -166,7 +168,7 @@ impl Programs {
             next: NOWHERE,
             planes: 0,
             seed: halves(sampler.seed),
-            position: halves(n_tokens as u64),
+            position: halves((n_tokens + n_evicted) as u64),
             n_tokens: n_tokens as u32,
             n_drawn,
             table_start: at.table_start as u32,

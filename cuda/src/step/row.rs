@@ -1,6 +1,7 @@
 //! Rows of a step. The last token of a row may be one that only the device knows.
 
-use trellis_engine::batch::{Input, OutputRequest, PageId, Row, SlotId, Token, Tokens};
+use trellis_engine::backend::PAGE_LEN;
+use trellis_engine::batch::{Evicted, Input, OutputRequest, Pack, PageId, Row, SlotId, Token, Tokens};
 
 /// Consecutive tokens of one context.
 #[derive(Clone, Debug)]
@@ -18,6 +19,8 @@ pub(crate) struct StepRow<'a> {
     /// Pages from the first on that are those of the row before this one in the step too, which may be read once for both.
     pub(crate) n_pages_alike: usize,
     pub(crate) requests: &'a [OutputRequest<'a>],
+    /// Where its tokens lie, in a context from which some were evicted.
+    pub(crate) evicted: Option<&'a Evicted<'a>>,
 }
 
 impl<'a> StepRow<'a> {
@@ -35,6 +38,7 @@ impl<'a> StepRow<'a> {
             n_same_pages: row.n_same_pages,
             n_pages_alike: row.n_pages_alike,
             requests: &row.outputs,
+            evicted: row.evicted.as_ref(),
         }
     }
 
@@ -56,6 +60,31 @@ impl<'a> StepRow<'a> {
     /// Tokens to compute.
     pub(crate) fn n_tokens(&self) -> usize {
         self.end() - self.start
+    }
+
+    /// Tokens that were evicted: the positions of draws count them too.
+    pub(crate) fn n_evicted(&self) -> usize {
+        self.evicted.map_or(0, |evicted| evicted.n_evicted)
+    }
+
+    /// What is copied together before all else with the row.
+    pub(crate) fn packs(&self) -> impl Iterator<Item = &'a Pack> + use<'a> {
+        self.evicted.into_iter().flat_map(|evicted| evicted.packs)
+    }
+
+    /// What the first token to compute is rotated by; those after it follow.
+    pub(crate) fn rotation(&self) -> usize {
+        self.evicted.map_or(self.start, |evicted| evicted.rotation)
+    }
+
+    /// Cells of its pages before the one that takes the first token to compute.
+    pub(crate) fn first_cell(&self) -> usize {
+        self.evicted.map_or(self.start, |evicted| evicted.cell)
+    }
+
+    /// Pages from the first on in which its tokens lie.
+    pub(crate) fn n_pages(&self) -> usize {
+        (self.first_cell() + self.n_tokens()).div_ceil(PAGE_LEN)
     }
 
     /// The tokens `start..end` as the device reads them: a negative one names the slot that holds it.

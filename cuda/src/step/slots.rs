@@ -14,6 +14,7 @@ use std::ops::Range;
 
 use trellis_engine::batch::{PageCopy, PageId};
 
+use super::histories::{Histories, n_copied_pages};
 use super::row::StepRow;
 use super::words::to_words;
 use crate::ops::attention::PAGE_LEN;
@@ -41,6 +42,8 @@ pub(crate) struct Slots {
     known: Vec<u64>,
     /// How often pages have lost their bit.
     n_lost: u64,
+    /// What draws look at where tokens were evicted.
+    histories: Histories,
 }
 
 /// The page table of a slot.
@@ -66,15 +69,31 @@ pub(super) struct TablesFull;
 #[derive(Debug, Default)]
 pub(super) struct EditList {
     edits: Vec<Edit>,
+    /// Edits that write words of the memory of steps itself.
+    moves: Vec<Edit>,
     words: Vec<u32>,
 }
 
 impl Slots {
     /// For tables in so many words from word `start` on of the memory of steps. They have room for the longest tables of a
-    /// whole step.
-    pub(crate) fn new(start: usize, n_words: usize, n_entries_max: usize, n_pages: usize) -> Self {
+    /// whole step. The table of what is copied of histories begins at word `copied`.
+    pub(crate) fn new(
+        start: usize,
+        n_words: usize,
+        n_entries_max: usize,
+        n_pages: usize,
+        copied: usize,
+    ) -> Self {
         let known = vec![0; n_pages.div_ceil(64)];
-        Self { start, n_words, n_used: 0, n_entries_max, tables: Vec::new(), known, n_lost: 0 }
+        let histories = Histories::new(copied, n_pages);
+        Self { start, n_words, n_used: 0, n_entries_max, tables: Vec::new(), known, n_lost: 0, histories }
+    }
+
+    /// Begins a step: the page copies, which are made before everything else, then what rows pack.
+    pub(super) fn begin_step(&mut self, copies: &[PageCopy], rows: &[StepRow<'_>]) {
+        self.histories.begin_step();
+        self.copy(copies);
+        self.lose_tokens(rows.iter().flat_map(StepRow::packs).map(|pack| pack.to));
     }
 
     /// Words of the tables of steps of so many rows.
@@ -103,8 +122,8 @@ impl Slots {
         }
     }
 
-    /// Takes in the page copies of a step, which are made before everything else.
-    pub(super) fn copy(&mut self, copies: &[PageCopy]) {
+    /// Takes in page copies.
+    fn copy(&mut self, copies: &[PageCopy]) {
         for &PageCopy { src, dst } in copies {
             match self.knows(src) {
                 true => self.note_known(dst),
@@ -118,7 +137,7 @@ impl Slots {
     /// # Errors
     /// There is no place left; the row has changed nothing then.
     pub(super) fn place(&mut self, row: &StepRow<'_>, edits: &mut EditList) -> Result<usize, TablesFull> {
-        let n_entries = row.end().div_ceil(PAGE_LEN);
+        let n_entries = row.n_pages();
         let slot = row.slot.0 as usize;
         if slot >= self.tables.len() {
             self.tables.resize(slot + 1, Table::default());
@@ -143,7 +162,7 @@ impl Slots {
         table.n_entries = table.n_entries.max(n_entries);
         let start = table.start;
         // What is written from its beginning is known in full.
-        let first_whole = row.start.div_ceil(PAGE_LEN);
+        let first_whole = row.first_cell().div_ceil(PAGE_LEN);
         for &page in &row.pages[first_whole.min(n_entries)..n_entries] {
             self.note_known(page);
         }
@@ -152,17 +171,28 @@ impl Slots {
 
     /// Words that bringing the last `n_tokens` tokens before `end` beside their pages takes.
     pub(super) fn n_token_words(&self, row: &StepRow<'_>, n_tokens: usize, end: usize) -> usize {
-        PAGE_EDIT_WORDS * self.unknown(row, n_tokens, end).count()
+        match row.evicted {
+            None => PAGE_EDIT_WORDS * self.unknown(row, n_tokens, end).count(),
+            Some(_) if n_tokens == 0 => 0,
+            // One more for a token that only the device has.
+            Some(_) => PAGE_EDIT_WORDS * (n_copied_pages(row, n_tokens, end) + 1),
+        }
     }
 
-    /// Brings those tokens beside the pages of a row that has a table.
+    /// Brings those tokens, at least one, to where a draw finds them by a page table; returns where that begins. `table` is
+    /// that of the row's pages. Nothing where it has none, or where there is no room.
     pub(super) fn bring_tokens(
         &mut self,
         row: &StepRow<'_>,
+        table: Option<usize>,
         n_tokens: usize,
         end: usize,
         edits: &mut EditList,
-    ) {
+    ) -> Option<usize> {
+        if row.evicted.is_some() {
+            return self.histories.bring(row, n_tokens, end, edits);
+        }
+        let table_start = table?;
         let missing: Vec<usize> = self.unknown(row, n_tokens, end).collect();
         for page_idx in missing {
             let (page, start) = (row.pages[page_idx], page_idx * PAGE_LEN);
@@ -180,6 +210,7 @@ impl Slots {
             false => looked_at,
         };
         table.n_lost = self.n_lost;
+        Some(table_start)
     }
 
     /// Which pages of a row lack tokens among those.
@@ -211,6 +242,7 @@ impl Slots {
 impl EditList {
     pub(super) fn clear(&mut self) {
         self.edits.clear();
+        self.moves.clear();
         self.words.clear();
     }
 
@@ -219,7 +251,7 @@ impl EditList {
     }
 
     /// Has `words` written from word `to` on.
-    fn push(&mut self, into: Target, to: usize, words: impl Iterator<Item = u32>) {
+    pub(super) fn push(&mut self, into: Target, to: usize, words: impl Iterator<Item = u32>) {
         let first = self.words.len();
         self.words.extend(words);
         for start in (first..self.words.len()).step_by(N_WORDS_MAX) {
@@ -227,6 +259,12 @@ impl EditList {
             let to = u32::try_from(to + start - first).expect("tables and tokens are counted in 32 bits");
             self.edits.push(Edit { from: start as u32, to, n_words, into });
         }
+    }
+
+    /// Has a word of the memory of steps written to word `to`.
+    pub(super) fn move_word(&mut self, from: usize, into: Target, to: usize) {
+        let [from, to] = [from, to].map(|word| u32::try_from(word).expect("words are counted in 32 bits"));
+        self.moves.push(Edit { from, to, n_words: 1, into });
     }
 
     /// Has words written that stay in the memory of steps, from word `to` on.
@@ -241,8 +279,9 @@ impl EditList {
 
     /// The edits and behind them what they write, where the first lies at word `start` of the memory of steps.
     pub(super) fn finish(&mut self, start: usize) -> [&[u32]; 2] {
-        let words = start + self.edits.len() * EDIT_WORDS;
+        let words = start + (self.edits.len() + self.moves.len()) * EDIT_WORDS;
         self.edits.iter_mut().for_each(|edit| edit.from += words as u32);
+        self.edits.append(&mut self.moves);
         [to_words(&self.edits), &self.words]
     }
 

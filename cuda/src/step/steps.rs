@@ -28,6 +28,7 @@ use self::sizes::{
 };
 use super::captured::{Captured, CapturedLimits};
 use super::given::{Given, Keeps};
+use super::histories::{self, N_COPIED_PAGES};
 use super::outputs::{N_TAIL_WORDS_MAX, Outputs};
 use super::whole::{Reading, RowWords, hidden_state};
 use super::words::from_words;
@@ -180,13 +181,16 @@ impl Steps {
         let page_tokens = gpu.allocate("tokens of pages", page_tokens_bytes(limits))?;
         page_tokens.slice().fill(stream, 0)?;
         let n_table_words = regions.program_states - regions.tables;
-        let slots = Slots::new(regions.tables, n_table_words, n_entries_max(limits), limits.n_pages);
+        let slots =
+            Slots::new(regions.tables, n_table_words, n_entries_max(limits), limits.n_pages, regions.copied);
         let n_plane_sets = n_plane_sets(config, limits);
         let planes = gpu.allocate("rows of the history", planes_bytes(n_plane_sets, config.vocab_size))?;
         planes.slice().fill(stream, 0)?;
         let arrivals = gpu.allocate(what, attention.arrivals_bytes())?;
         arrivals.slice().fill(stream, 0)?;
         memory.slice().fill(stream, 0)?;
+        let table = histories::table(limits.n_pages);
+        memory.slice().part(4 * regions.copied, 4 * table.len()).upload(stream, &table)?;
         // The stream of the steps does not wait for this one.
         stream.synchronize()?;
         let (vocab_size, hidden_size, dtype) =
@@ -209,7 +213,7 @@ impl Steps {
         Ok(Self {
             limits,
             memory,
-            given: Given::new(regions.given..regions.end, config.vocab_size),
+            given: Given::new(regions.given..regions.copied, config.vocab_size),
             all_given: true,
             has_program_kernel: false,
             regions,
@@ -269,6 +273,7 @@ impl Steps {
         Layout::slice(memory, 0, written.n_words).upload(&stream, &host.input[..written.n_words])?;
         host.begun.record(&stream)?;
         self.copy_pages(&stream, llama, kv, &layout, written.copies)?;
+        self.pack(&stream, llama, kv)?;
         let n_edits = self.lists.n_edits();
         let edits = Layout::slice(memory, written.edits, n_edits * EDIT_WORDS);
         llama.kernels().edits.run(&stream, n_edits, edits, memory, self.page_tokens.slice())?;
@@ -342,7 +347,9 @@ impl Steps {
     /// Whether the device may have no room for what the draws of a step need, so that the host would draw, which it can
     /// only after tokens that it knows.
     pub(crate) fn may_draw_on_host(&self, rows: &[StepRow<'_>], copies: &[PageCopy]) -> bool {
-        !self.all_given || Outputs::n_tail_words(rows, copies.len(), &self.slots) > N_TAIL_WORDS_MAX
+        !self.all_given
+            || Outputs::n_tail_words(rows, copies.len(), &self.slots) > N_TAIL_WORDS_MAX
+            || Outputs::n_copied_pages(rows) > N_COPIED_PAGES
     }
 
     /// Notes where the last draw of a slot by a program ended, which the device may not know.
@@ -491,6 +498,13 @@ impl Steps {
         let count = layout.count(memory, Count::Copies, n_copies);
         let page_bytes = llama.page_len() * llama.dtype.n_bytes();
         llama.kernels().pages.run(stream, count, page_bytes, kv, self.page_tokens.slice(), pairs)
+    }
+
+    /// Copies the cells together that rows pack.
+    fn pack(&self, stream: &Stream, llama: &Llama, kv: Slice) -> Result<(), CudaError> {
+        let head_bytes = llama.config.head_dim * llama.dtype.n_bytes();
+        let page_bytes = llama.page_len() * llama.dtype.n_bytes();
+        llama.kernels().pages.pack(stream, self.lists.moves(), page_bytes, head_bytes, kv)
     }
 
     /// Draws that the host has made.

@@ -2,9 +2,11 @@
 
 use std::sync::{Arc, LazyLock};
 
+use smallvec::smallvec;
 use trellis_engine::backend::PAGE_LEN;
 use trellis_engine::batch::{
-    Input, Output, OutputFault, OutputKind, OutputRequest, PageCopy, PageId, Row, SlotId, Token,
+    Evicted, Input, Output, OutputFault, OutputKind, OutputRequest, Pack, PageCopy, PageId, Row, SlotId,
+    Stretch, Token,
 };
 use trellis_engine::sampling::program::{Definition, Program, PutOn, RowShape};
 use trellis_engine::sampling::{Sampler, Scratch, TokenMask};
@@ -41,6 +43,8 @@ const GIVEN: usize = 1 << 23;
 /// First word of the page tables, far behind the lists of a step.
 const TABLES: usize = 1 << 24;
 const N_PAGES: usize = 1 << 20;
+/// First word of the table of histories that are copied.
+const COPIED: usize = 1 << 26;
 const OUTPUT_WORDS: usize = size_of::<OutputRow>() / 4;
 const PROGRAM_WORDS: usize = size_of::<ProgramRow>() / 4;
 
@@ -48,8 +52,12 @@ const fn cutting(tile_tokens: usize) -> Cutting {
     Cutting { tile_tokens, n_workers: 4, quantum_pages: 2 }
 }
 
-const CUTTINGS: Cuttings =
-    Cuttings { single: cutting(1), tiles: Some([cutting(16), cutting(64)]), n_single_tokens_max: 1 };
+const CUTTINGS: Cuttings = Cuttings {
+    single: cutting(1),
+    tiles: Some([cutting(16), cutting(64)]),
+    n_single_tokens_max: 1,
+    holed: cutting(1),
+};
 
 /// A page table of consecutive pages.
 fn consecutive(first: usize, n: usize) -> &'static [PageId] {
@@ -104,13 +112,17 @@ fn given() -> Given {
 }
 
 fn slots() -> Slots {
-    Slots::new(TABLES, 1 << 20, 1 << 16, N_PAGES)
+    Slots::new(TABLES, 1 << 20, 1 << 16, N_PAGES, COPIED)
 }
 
 /// What the edits of a step write: where, and what.
 fn edits(written: &Written, lists: &StepLists, memory: &[u32]) -> Vec<(Target, usize, Vec<u32>)> {
     let edits: &[Edit] = from_words(memory, written.edits, lists.n_edits());
-    let words = |edit: &Edit| memory[edit.from as usize - N_SLOTS..][..edit.n_words as usize].to_vec();
+    // What lies in a slot stands for itself.
+    let words = |edit: &Edit| match (edit.from as usize).checked_sub(N_SLOTS) {
+        Some(start) => memory[start..start + edit.n_words as usize].to_vec(),
+        None => vec![edit.from],
+    };
     edits.iter().map(|edit| (edit.into, edit.to as usize, words(edit))).collect()
 }
 
@@ -124,18 +136,17 @@ fn lists_lie_behind_each_other() {
     let dims = Dims {
         n_tokens: 5,
         n_windows: 2,
-        lists: PlanSize([size(1), size(2), ListSize::NONE, size(1), ListSize::NONE]),
+        lists: PlanSize([size(1), size(2), ListSize::NONE, size(1), ListSize::NONE, size(1)]),
         n_logits_rows: 3,
         n_outputs: 4,
         n_programs: 3,
         n_groups: 2,
     };
     let layout = Layout::of(dims);
-    let mut ends = vec![(layout.tokens, 5), (layout.positions, 5), (layout.kv_pages, 5)];
+    let mut ends = vec![(layout.tokens, 5), (layout.positions, 5), (layout.kv_cells, 5), (layout.holes, 5)];
     for window_idx in 0..2 {
-        for (form, n) in
-            [(Form::Single, 1), (Form::Few, 2), (Form::Prompt, 0), (Form::Shared, 1), (Form::Own, 0)]
-        {
+        let of_forms = [1, 2, 0, 1, 0, 1];
+        for (form, n) in Form::ALL.into_iter().zip(of_forms) {
             let [shares, cuts] = layout.list(window_idx, form);
             ends.extend([(shares, 3 * n * SHARE_WORDS), (cuts, n * CUT_WORDS)]);
         }
@@ -156,7 +167,7 @@ fn lists_lie_behind_each_other() {
         .chain([Count::Tokens, Count::Copies, Count::LogitsRows { group_idx: 0 }])
         .map(|count| layout.word(count))
         .collect();
-    assert_eq!(counts.len(), 23, "a word for each count");
+    assert_eq!(counts.len(), 27, "a word for each count");
 }
 
 #[test]
@@ -180,18 +191,23 @@ fn a_mixed_step_is_written_where_the_kernels_look() {
     assert!(!lists.can_be_captured());
     let dims = lists.dims();
     assert_eq!((dims.n_tokens, dims.n_windows), (21, 1));
-    assert_eq!(dims.lists.0.map(|list| list.n_workers), [1, 0, 1, 0, 0]);
+    assert_eq!(dims.lists.0.map(|list| list.n_workers), [1, 0, 1, 0, 0, 0]);
     assert_eq!((dims.n_logits_rows, dims.n_outputs, dims.n_groups), (2, 3, 1));
     let layout = Layout::of(dims);
     let mut memory = vec![u32::MAX; n_words_max(dims)];
     let written = lists.write(&layout, &mut memory);
     let words = |start: usize, n: usize| memory[start..start + n].to_vec();
-    assert_eq!(words(0, 8), [21, 1, 1, 0, 0, 0, 1, 0], "tokens, copies, workers and cut tiles of each form");
+    assert_eq!(
+        words(0, 10),
+        [21, 1, 1, 0, 0, 0, 1, 0, 0, 0],
+        "tokens, copies, workers and cut tiles of each form"
+    );
     assert_eq!(words(layout.tokens + 19, 2), [39, 532]);
     assert_eq!(words(layout.positions, 2), [20, 21]);
     assert_eq!(words(layout.positions + 20, 1), [32]);
-    assert_eq!(words(layout.kv_pages + 11, 2), [101, 102]);
-    assert_eq!(words(layout.kv_pages + 20, 1), [202]);
+    assert_eq!(words(layout.kv_cells + 11, 2), [101 * 16 + 15, 102 * 16]);
+    assert_eq!(words(layout.kv_cells + 20, 1), [202 * 16]);
+    assert!(!dims.has_holes());
     let [singles, _] = layout.list(0, Form::Single);
     let single: &Share = &from_words(&memory, singles, 1)[0];
     assert_eq!((single.token, single.position, single.n_shares), (20, 32, 1));
@@ -351,7 +367,7 @@ fn the_device_is_told_only_what_has_changed() {
 fn tables_that_fill_their_memory_are_laid_out_anew() {
     let tokens: Vec<Token> = (0..300).collect();
     // Room for the tables of two contexts of 20 pages.
-    let mut slots = Slots::new(TABLES, 64, 32, N_PAGES);
+    let mut slots = Slots::new(TABLES, 64, 32, N_PAGES, COPIED);
     let long = |slot| Row { n_same_pages: 20, ..row(slot, &tokens, 299, vec![]) };
     for slot in [0, 1, 0, 1] {
         assert!(told(&mut slots, &[long(slot)], &[]).len() <= 1);
@@ -600,4 +616,97 @@ fn what_a_step_uploads_does_not_follow_the_longest_context() {
     lists.fill(&rows, &[], &mut slots, &mut given(), &CUTTINGS, room);
     let written = lists.write(&Layout::of(lists.dims()), &mut memory);
     assert!(written.n_words <= 110 * n_words_a_row, "{} words", written.n_words);
+}
+
+/// A context out of which tokens were evicted: its first cells, and where the rest begins.
+fn holed<'a>(live: &'a [u16], stretches: &'a [Stretch], cell: usize) -> Evicted<'a> {
+    Evicted { n_evicted: 10, rotation: 40, cell, live, open: 21, stretches, packs: &[] }
+}
+
+#[test]
+fn a_row_among_holes_says_where_its_cells_lie_and_how_queries_are_turned() {
+    let (tokens, others): (Vec<Token>, Vec<Token>) = ((0..33).collect(), (500..533).collect());
+    let sampler = Sampler { temperature: 1.0, seed: 8, ..Sampler::greedy() };
+    let live = [0x00ff, 0x0001];
+    let stretches = [Stretch { first_cell: 0, turn: -10 }, Stretch { first_cell: 16, turn: 0 }];
+    let whole = row(1, &others, 32, vec![(32, OutputKind::Sample(&sampler))]);
+    let first = row(2, &tokens, 30, vec![(32, OutputKind::Sample(&sampler))]);
+    let first = Row { evicted: Some(holed(&live, &stretches, 22)), ..first };
+    let rows = [&whole, &first].map(StepRow::of);
+    let mut lists = lists(&rows, &[]);
+    let dims = lists.dims();
+    assert!(dims.has_holes() && lists.can_be_captured());
+    let layout = Layout::of(dims);
+    let mut memory = vec![0; n_words_max(dims)];
+    lists.write(&layout, &mut memory);
+    let words = |start: usize, n: usize| memory[start..start + n].to_vec();
+    assert_eq!(words(layout.positions, 4), [32, 40, 41, 42]);
+    assert_eq!(words(layout.kv_cells, 4), [102 * 16, 201 * 16 + 6, 201 * 16 + 7, 201 * 16 + 8]);
+    let [shares, _] = layout.list(0, Form::Holed);
+    let share: &Share = &from_words(&memory, shares, 1)[0];
+    assert_eq!((share.token, share.position, share.page_begin, share.page_end), (1, 22, 0, 2));
+    // Where the kernel looks, its words count from the first of the slots.
+    let holes: Vec<usize> =
+        words(layout.holes + 1, 3).into_iter().map(|place| place as usize - N_SLOTS).collect();
+    assert!(holes[0] == holes[1] && holes[1] == holes[2]);
+    assert_eq!(words(holes[0], 4), [2, 2, 0, 16]);
+    assert_eq!(words(holes[0] + 10, 2), [-10i32 as u32, 0]);
+    assert_eq!(words(holes[0] + 18, 1), [0xffe1_00ff], "cells from the open one on are seen");
+    // The draw's position counts what is gone.
+    let outputs: &[OutputRow] = from_words(&memory, layout.output_rows, 2);
+    assert_eq!(outputs[1].position[0] - outputs[0].position[0], 10);
+}
+
+#[test]
+fn what_draws_look_at_among_holes_is_brought_and_the_token_that_only_the_device_knows_is_moved_there() {
+    let tokens: Vec<Token> = (100..133).collect();
+    let sampler = Sampler { repetition_penalty: 1.5, penalty_last_n: Some(5), ..Sampler::greedy() };
+    let stretches = [Stretch { first_cell: 0, turn: 0 }];
+    let live = [0x00ff, 0x0001];
+    let asked = |position| vec![(position, OutputKind::Sample(&sampler))];
+    let drawn = Row {
+        input: Input::Drawn(SlotId(3)),
+        evicted: Some(holed(&live, &stretches, 25)),
+        ..row(7, &tokens, 33, asked(33))
+    };
+    let mut slots = slots();
+    let told_ahead = told(&mut slots, std::slice::from_ref(&drawn), &[]);
+    let table = (Target::MEMORY, TABLES, vec![700, 701]);
+    // The last five of 34 tokens begin in the second page of tokens.
+    let copied = (Target::PAGE_TOKENS, N_PAGES * PAGE_LEN, (116..133).collect());
+    let moved = (Target::PAGE_TOKENS, N_PAGES * PAGE_LEN + 17, vec![7]);
+    assert_eq!(told_ahead, [table, copied, moved], "the last one out of the slot");
+    let mut lists = StepLists::new(&[None]);
+    lists.fill(&[StepRow::of(&drawn)], &[], &mut slots, &mut given(), &CUTTINGS, ROOM);
+    let layout = Layout::of(lists.dims());
+    let mut memory = vec![0; n_words_max(lists.dims())];
+    lists.write(&layout, &mut memory);
+    let output: &OutputRow = &from_words(&memory, layout.output_rows, 1)[0];
+    assert_eq!((output.n_history, output.history_end), (5, 34));
+    // Entry 1 of the row's table is the first of those of the copies.
+    assert_eq!(output.table_start as usize, COPIED - 1);
+}
+
+#[test]
+fn packs_are_moves_and_what_they_fill_has_no_tokens_beside_it() {
+    let tokens: Vec<Token> = (0..60).collect();
+    let sampler = Sampler { presence_penalty: 0.5, ..Sampler::greedy() };
+    let mut slots = slots();
+    let prompt = row(0, &tokens, 0, vec![]);
+    told(&mut slots, &[prompt], &[]);
+    let packs = [Pack { from: smallvec![(PageId(1), 0b11), (PageId(2), 0b100)], to: PageId(50) }];
+    let stretches = [Stretch { first_cell: 0, turn: 0 }];
+    let live = [u16::MAX, 0b111, 0xff];
+    let pages = [PageId(0), PageId(50), PageId(3)];
+    let evicted = Evicted { open: 40, packs: &packs, ..holed(&live, &stretches, 40) };
+    let packed =
+        Row { pages: &pages, n_same_pages: 1, evicted: Some(evicted), ..row(0, &tokens[..28], 27, vec![]) };
+    let mut lists = StepLists::new(&[None]);
+    lists.fill(&[StepRow::of(&packed)], &[], &mut slots, &mut given(), &CUTTINGS, ROOM);
+    let moves: Vec<_> = lists.moves().iter().map(|cell| (cell.from, cell.to)).collect();
+    assert_eq!(moves, [(16, 800), (17, 801), (34, 802)]);
+    // Cut back to what comes before the hole, the context is told the tokens of that page.
+    let outputs = vec![(18, OutputKind::Sample(&sampler))];
+    let cut = Row { pages: &pages[..2], n_same_pages: 2, ..row(0, &tokens[..19], 18, outputs) };
+    assert_eq!(told(&mut slots, &[cut], &[]), [(Target::PAGE_TOKENS, 50 * PAGE_LEN, (16..19).collect())]);
 }

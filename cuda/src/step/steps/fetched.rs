@@ -173,7 +173,8 @@ impl Steps {
                     let others: Vec<&[f32]> =
                         (1..=request.kind.n_others()).map(|idx| row_of(logits_row + idx)).collect();
                     let logits = Logits { own: row_of(logits_row), others: &others };
-                    let output = output_of(&request.kind, logits, history, start, &mut scratch);
+                    let n_evicted = row.n_evicted();
+                    let output = output_of(&request.kind, logits, history, n_evicted, start, &mut scratch);
                     if let Output::Programmed(_, it_left) = &output {
                         outputs.programs.note_left(row.slot, it_left.next);
                     }

@@ -20,10 +20,11 @@ impl Steps {
             tokens: layout.count(memory, Count::Tokens, n_tokens),
             ids: TokenIds { ids: slice(layout.tokens, n_tokens), slots: Layout::slots(memory) },
             positions: slice(layout.positions, n_tokens),
-            kv_pages: slice(layout.kv_pages, n_tokens),
+            kv_cells: slice(layout.kv_cells, n_tokens),
             page_tokens: self.page_tokens.slice(),
             // Shares say where in the steps' memory a context's page table begins.
             entries: memory,
+            holes: layout.dims.has_holes().then(|| slice(layout.holes, n_tokens)),
             attention: (0..layout.dims.n_windows).map(|idx| layout.attention(memory, idx)).collect(),
             workspace: Workspace { arrivals: self.arrivals.slice(), partial: self.activations.partial },
             kv,

@@ -1,5 +1,6 @@
 //! How much memory steps take, and what lies where in it.
 
+use trellis_engine::N_STRETCHES_MAX;
 use trellis_engine::model::ModelConfig;
 use trellis_engine::sampling::program::N_STATE_MAX;
 
@@ -10,7 +11,9 @@ use crate::ops::attention_plan::{PlanSize, distinct};
 use crate::ops::logits::OutputRow;
 use crate::ops::program::planes_bytes;
 use crate::step::given::{n_brought_words, n_kept_words};
-use crate::step::{Dims, N_SCORES_MAX, N_SLOTS, N_TOP_ENTRIES_MAX, ReturnedStarts, Slots, StepLists};
+use crate::step::{
+    Dims, N_COPIED_PAGES, N_SCORES_MAX, N_SLOTS, N_TOP_ENTRIES_MAX, ReturnedStarts, Slots, StepLists,
+};
 
 /// Bytes of rows of the history for programs.
 const PLANES_BYTES_MAX: usize = 64 << 20;
@@ -38,6 +41,8 @@ pub(super) struct Regions {
     /// Eight numbers for each slot.
     pub(super) program_states: usize,
     pub(super) given: usize,
+    /// The table of copied histories.
+    pub(super) copied: usize,
     pub(super) end: usize,
 }
 
@@ -48,7 +53,8 @@ impl Regions {
         let tables = late + n_late_words(limits);
         let program_states = (tables + n_table_words).next_multiple_of(4);
         let given = program_states + N_STATE_MAX * N_SLOTS;
-        Self { late, tables, program_states, given, end: given + n_kept_words(config.vocab_size) }
+        let copied = (given + n_kept_words(config.vocab_size)).next_multiple_of(4);
+        Self { late, tables, program_states, given, copied, end: copied + N_COPIED_PAGES }
     }
 }
 
@@ -75,13 +81,15 @@ pub(super) fn n_input_words(attention: &Attention, config: &ModelConfig, limits:
     StepLists::n_words_max(dims, limits.n_rows_max, n_entries, n_given).next_multiple_of(4)
 }
 
-/// Entries of the longest page table.
+/// Entries of the longest page table. Tokens that were evicted and whose positions were kept count as positions, so that a
+/// page with any of them has room in their number; and where positions closed up, which is before each stretch but the
+/// first at most, two pages are there in part.
 pub(super) fn n_entries_max(limits: StepLimits) -> usize {
-    limits.n_positions_max.div_ceil(PAGE_LEN)
+    limits.n_positions_max.div_ceil(PAGE_LEN) + 2 * N_STRETCHES_MAX
 }
 
 pub(super) fn page_tokens_bytes(limits: StepLimits) -> usize {
-    limits.n_pages * PAGE_LEN * 4
+    (limits.n_pages + N_COPIED_PAGES) * PAGE_LEN * 4
 }
 
 pub(super) fn states_bytes(config: &ModelConfig, limits: StepLimits) -> usize {

@@ -3,9 +3,11 @@
 use crate::backend::PAGE_LEN;
 use std::collections::HashMap;
 
+use super::N_PAGES_MIN;
 use crate::batch::{
     Batch, Candidate, Input, LateMask, Output, OutputFault, OutputKind, PageId, Row, SlotId, Token,
 };
+use crate::kv::N_STRETCHES_MAX;
 use crate::sampling::TokenMask;
 use crate::sampling::program::{DrawState, Left, N_REPORTS_MAX};
 use crate::scheduler::Move;
@@ -224,6 +226,9 @@ impl HashBackend {
             }
             let n_cells = row.evicted.map_or(row.end(), |evicted| evicted.cell + row.end() - row.start);
             assert_eq!(row.pages.len(), n_cells.div_ceil(PAGE_LEN), "a page for each token and no more");
+            // What page tables of a device have room for.
+            let n_pages_most = N_PAGES_MIN + 2 * N_STRETCHES_MAX;
+            assert!(row.evicted.is_none() || row.pages.len() <= n_pages_most, "{} pages", row.pages.len());
             self.check_pages(row, tokens);
             for request in &row.outputs {
                 assert!((row.start..row.end()).contains(&request.position));
