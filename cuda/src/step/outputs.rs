@@ -176,7 +176,10 @@ impl Outputs {
         // Requests of one position share its logits. They come in any order; mostly they are sorted already.
         let mut order = std::mem::take(&mut self.order);
         order.clear();
-        let is_tap = |request: &OutputRequest<'_>| matches!(request.kind, OutputKind::Hidden { n_layers } if n_layers < room.n_layers);
+        let is_tap = |request: &OutputRequest<'_>| match request.kind {
+            OutputKind::Hidden { n_layers } => n_layers < room.n_layers,
+            _ => false,
+        };
         order.extend((0..row.requests.len()).filter(|&idx| !is_tap(&row.requests[idx])));
         let position_of = |&request_idx: &usize| row.requests[request_idx].position;
         // The host makes all draws of a row's program or none: it would not know where the device's ended.
@@ -346,8 +349,8 @@ impl Outputs {
         }
     }
 
-    /// Has the output row of a draw return the most probable tokens too, so that its logits are looked through once; `None`
-    /// where the list is too long, or there is no room.
+    /// Has the output row of a draw return the most probable tokens too, so that its logits are looked through once;
+    /// `None` where the list is too long, or there is no room.
     fn top_beside_draw(&mut self, group_idx: usize, output_idx: usize, n: usize) -> Option<Place> {
         let top_start = self.top_list(n)?;
         let output = &mut self.rows[output_idx];

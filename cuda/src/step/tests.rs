@@ -375,7 +375,11 @@ fn a_row_of_the_head_reads_the_state_that_its_slot_kept() {
     let rows = [&head, &other].map(StepRow::of);
     let lists = lists(&rows, &[]);
     let dims = lists.dims();
-    assert_eq!((dims.n_tokens, dims.n_logits_rows, dims.n_outputs), (1, 2, 3));
+    assert_eq!(
+        (dims.n_tokens, dims.n_logits_rows, dims.n_outputs),
+        (1, 2, 2),
+        "the draw and the list share a row"
+    );
     assert_eq!(lists.outputs.gather, [-4, 0]);
     assert_eq!(lists.outputs.keeps, [-1, -1], "the head's stays, and slot 9 keeps none");
     assert_eq!((lists.outputs.rows[0].n_history, lists.outputs.rows[0].history_end), (40, 40));
