@@ -145,8 +145,8 @@ impl Llama {
         Linear { matrix: self.weights.lm_head, bias: None, n_out: vocab_size, n_in: hidden_size }
     }
 
-    /// Computes the tokens and stores their keys and values; the residual stream holds the result. Before each layer, `between`
-    /// is told how many are behind it: the residual stream holds what they made.
+    /// Computes the tokens and stores their keys and values; the residual stream holds the result. Before each layer,
+    /// `between` is told how many are behind it: the residual stream holds what they made.
     ///
     /// # Errors
     /// The driver refused a launch.

@@ -185,7 +185,10 @@ impl Outputs {
         // Requests of one position share its logits. They come in any order; mostly they are sorted already.
         let mut order = std::mem::take(&mut self.order);
         order.clear();
-        let is_tap = |request: &OutputRequest<'_>| matches!(request.kind, OutputKind::Hidden { n_layers } if n_layers < room.n_layers);
+        let is_tap = |request: &OutputRequest<'_>| match request.kind {
+            OutputKind::Hidden { n_layers } => n_layers < room.n_layers,
+            _ => false,
+        };
         order.extend((0..row.requests.len()).filter(|&idx| !is_tap(&row.requests[idx])));
         let position_of = |&request_idx: &usize| row.requests[request_idx].position;
         // The host makes all draws of a row's program or none: it would not know where the device's ended.

@@ -1,7 +1,7 @@
 //! Hidden states between layers, copied to the host while a step is launched: each layer's are gone with the next one.
 //!
-//! A step with such copies is launched call by call. Nobody waits for them; the stream comes to each behind its layer, some
-//! thousandths of a millisecond for a state.
+//! A step with such copies is launched call by call. Nobody waits for them; the stream comes to each behind its layer,
+//! some thousandths of a millisecond for a state.
 
 use trellis_engine::batch::{OutputKind, OutputRequest};
 
@@ -41,9 +41,9 @@ impl Taps {
         self.n_states
     }
 
-    /// Takes in what the requests of a row ask for between layers, of which there are `n_layers_max`: those of each layer lie
-    /// behind each other. The token at position `start` is the step's `first_token`-th. Says for each request which state
-    /// that is.
+    /// Takes in what the requests of a row ask for between layers, of which there are `n_layers_max`: those of each
+    /// layer lie behind each other. The token at position `start` is the step's `first_token`-th. Says for each request
+    /// which state that is.
     pub(crate) fn push(
         &mut self,
         requests: &[OutputRequest<'_>],

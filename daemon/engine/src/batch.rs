@@ -225,9 +225,9 @@ pub enum OutputKind<'a> {
     Full,
     /// The hidden state after the final norm.
     Embedding,
-    /// The hidden state after so many layers: 0 is the embedding of the token, that after the last layer is also after the
-    /// final norm, as `output_hidden_states` of Hugging Face has them. Only of tokens that the row computes, and the slot keeps
-    /// no state for it.
+    /// The hidden state after so many layers: 0 is the embedding of the token, that after the last layer is also after
+    /// the final norm, as `output_hidden_states` of Hugging Face has them. Only of tokens that the row computes, and
+    /// the slot keeps no state for it.
     Hidden {
         /// How many.
         n_layers: usize,

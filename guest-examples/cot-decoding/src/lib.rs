@@ -1,15 +1,16 @@
-//! Goes on greedily from each of the k most probable first tokens, and keeps the answer whose tokens were least in doubt: by how
-//! far apart, on average, the two most probable tokens in each place were.
+//! Goes on greedily from each of the k most probable first tokens, and keeps the answer whose tokens were least in
+//! doubt: by how far apart, on average, the two most probable tokens in each place were.
 //!
-//! X. Wang and D. Zhou, "Chain-of-Thought Reasoning Without Prompting" (2024): what a model answers first is often not the way
-//! that it is surest of. There only the tokens of the final answer count; here all that are drawn do.
+//! X. Wang and D. Zhou, "Chain-of-Thought Reasoning Without Prompting" (2024): what a model answers first is often not
+//! the way that it is surest of. There only the tokens of the final answer count; here all that are drawn do.
 //!
 //! ```text
 //! trellis run cot-decoding --branches 10 "What is 37 + 48?"
 //! trellis run cot-decoding --json "What is 37 + 48?"
 //! ```
 //!
-//! The prompt is computed once, all branches are decoded in one batch, and what else each token could have been comes with it.
+//! The prompt is computed once, all branches are decoded in one batch, and what else each token could have been comes
+//! with it.
 
 use serde::Serialize;
 use trellis_guest::{

@@ -277,24 +277,25 @@ impl Context {
         decoding::embedding_all([self]).map(only)
     }
 
-    /// Hidden states of these layers, at most 8, each `[hidden_size]`: 0 is the embedding of the tokens, the model's `n_layers`
-    /// what is left after the final norm, as `output_hidden_states` of Hugging Face transformers has them. Of the last token,
-    /// or the mean over many, which are computed for it. For many contexts at once see [`hidden_all`](crate::hidden_all).
+    /// Hidden states of these layers, at most 8, each `[hidden_size]`: 0 is the embedding of the tokens, the model's
+    /// `n_layers` what is left after the final norm, as `output_hidden_states` of Hugging Face transformers has them.
+    /// Of the last token, or the mean over many, which are computed for it. For many contexts at once see
+    /// [`hidden_all`](crate::hidden_all).
     ///
     /// # Errors
-    /// [`InvalidArgument`](crate::Error::InvalidArgument) for more layers or one that the model does not have, for a mean from the
-    /// end of the context on, and for one over a context out of which tokens were evicted.
+    /// [`InvalidArgument`](crate::Error::InvalidArgument) for more layers or one that the model does not have, for a
+    /// mean from the end of the context on, and for one over a context out of which tokens were evicted.
     pub fn hidden(&self, layers: &[u32], pooling: Pooling) -> Result<Vec<Vec<f32>>> {
         decoding::hidden_all([self], layers, pooling).map(only)
     }
 
-    /// The log-probability of each token from position `start` on, at least 1, given all before it: of a prompt that is there.
-    /// Computes those tokens, in a fork. A prompt that is not there yet is better scored from its first token on
+    /// The log-probability of each token from position `start` on, at least 1, given all before it: of a prompt that is
+    /// there. Computes those tokens, in a fork. A prompt that is not there yet is better scored from its first token on
     /// ([`score`](Self::score)), and then appended: that computes it once.
     ///
     /// # Errors
-    /// [`InvalidArgument`](crate::Error::InvalidArgument) when no token is left from `start` on; those of [`fork`](Self::fork)
-    /// and [`score`](Self::score).
+    /// [`InvalidArgument`](crate::Error::InvalidArgument) when no token is left from `start` on; those of
+    /// [`fork`](Self::fork) and [`score`](Self::score).
     pub fn prompt_logprobs(&self, start: u32) -> Result<Vec<f32>> {
         let (beginning, rest) = self.cut_at(start)?;
         beginning.score(&rest)

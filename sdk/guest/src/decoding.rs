@@ -105,8 +105,8 @@ pub fn embedding_all<'a>(contexts: impl IntoIterator<Item = &'a Context>) -> Res
     Ok(raw::embedding(&contexts)?)
 }
 
-/// Hidden states of each context: of each layer one, `[hidden_size]`. 0 is the embedding of the tokens, the model's `n_layers`
-/// what is left after the final norm.
+/// Hidden states of each context: of each layer one, `[hidden_size]`. 0 is the embedding of the tokens, the model's
+/// `n_layers` what is left after the final norm.
 ///
 /// # Errors
 /// Those of [`Context::hidden`]; [`InvalidArgument`](crate::Error::InvalidArgument) for more than 1024 states in all.

@@ -83,8 +83,8 @@ impl<'a> Generate<'a> {
         self
     }
 
-    /// Also looks at the `n` most probable tokens in the place of each token, at most 20: [`Completion::tops`]. They are the
-    /// model's own, whatever the sampler makes of them, and come with the tokens, without a step more.
+    /// Also looks at the `n` most probable tokens in the place of each token, at most 20: [`Completion::tops`]. They
+    /// are the model's own, whatever the sampler makes of them, and come with the tokens, without a step more.
     pub fn top(mut self, n: u32) -> Self {
         self.top = n;
         self
@@ -99,10 +99,11 @@ impl<'a> Generate<'a> {
     /// Runs the generation. After an error the context is as it was, though text may have been sent.
     ///
     /// # Errors
-    /// [`InvalidArgument`](crate::Error::InvalidArgument) for too many stop tokens, stop texts or tokens to look at, for a stop text that is too
-    /// long or empty, for guesses that are not as they may be, and for a context that is named twice; [`TokenOutOfRange`](crate::Error::TokenOutOfRange) for a stop
-    /// token or one of the sampler's bias; [`ModelMismatch`](crate::Error::ModelMismatch) for what the sampler was given of
-    /// another model, and for a draft with another tokenizer; [`EmptyContext`](crate::Error::EmptyContext), [`NoToken`](crate::Error::NoToken),
+    /// [`InvalidArgument`](crate::Error::InvalidArgument) for too many stop tokens, stop texts or tokens to look at,
+    /// for a stop text that is too long or empty, for guesses that are not as they may be, and for a context that is
+    /// named twice; [`TokenOutOfRange`](crate::Error::TokenOutOfRange) for a stop token or one of the sampler's bias;
+    /// [`ModelMismatch`](crate::Error::ModelMismatch) for what the sampler was given of another model, and for a draft
+    /// with another tokenizer; [`EmptyContext`](crate::Error::EmptyContext), [`NoToken`](crate::Error::NoToken),
     /// [`BudgetExceeded`](crate::Error::BudgetExceeded), [`Cancelled`](crate::Error::Cancelled),
     /// [`EngineFailed`](crate::Error::EngineFailed).
     pub fn run(self) -> Result<Completion> {

@@ -67,9 +67,9 @@ impl Model {
         Context::create(self)
     }
 
-    /// Hidden states of texts after the final norm, each `[hidden_size]`: of the last token, or the mean over all from a position
-    /// on, of which the first is the token that begins a text, where the model has one. Each text takes a context while it is
-    /// computed, all in one batch.
+    /// Hidden states of texts after the final norm, each `[hidden_size]`: of the last token, or the mean over all from
+    /// a position on, of which the first is the token that begins a text, where the model has one. Each text takes a
+    /// context while it is computed, all in one batch.
     ///
     /// # Errors
     /// Those of [`context`](Self::context), [`Context::append_text`] and [`Context::hidden`];

@@ -44,15 +44,15 @@ impl<'a> StreamOptions<'a> {
         self
     }
 
-    /// Also looks at the `n` most probable tokens in the place of each token, at most 20: [`TokenStream::top`]. They are the
-    /// model's own, whatever the sampler makes of them, and are decoded ahead with the tokens.
+    /// Also looks at the `n` most probable tokens in the place of each token, at most 20: [`TokenStream::top`]. They
+    /// are the model's own, whatever the sampler makes of them, and are decoded ahead with the tokens.
     pub fn top(mut self, n: u32) -> Self {
         self.top = n;
         self
     }
 
-    /// Also looks at the hidden states of these layers before each token, at most 8 of them: [`TokenStream::hidden`]. 0 is the
-    /// embedding of the token, the model's `n_layers` what is left after the final norm.
+    /// Also looks at the hidden states of these layers before each token, at most 8 of them: [`TokenStream::hidden`]. 0
+    /// is the embedding of the token, the model's `n_layers` what is left after the final norm.
     pub fn hidden(mut self, layers: &[u32]) -> Self {
         self.hidden = layers.to_vec();
         self
@@ -67,8 +67,8 @@ impl<'a> StreamOptions<'a> {
     /// The stream, token by token.
     ///
     /// # Errors
-    /// [`InvalidArgument`](crate::Error::InvalidArgument) for stop tokens, tokens to look at or guesses that are not as they
-    /// may be, [`TokenOutOfRange`](crate::Error::TokenOutOfRange), [`ModelMismatch`](crate::Error::ModelMismatch),
+    /// [`InvalidArgument`](crate::Error::InvalidArgument) for stop tokens, tokens to look at or guesses that are not as
+    /// they may be, [`TokenOutOfRange`](crate::Error::TokenOutOfRange), [`ModelMismatch`](crate::Error::ModelMismatch),
     /// [`BudgetExceeded`](crate::Error::BudgetExceeded).
     pub fn open(self) -> Result<TokenStream> {
         let options = raw::StreamOptions {
@@ -107,14 +107,14 @@ pub struct TokenStream {
 }
 
 impl TokenStream {
-    /// What else the last token could have been, where the stream was opened with [`StreamOptions::top`]: the most probable tokens
-    /// in its place, and the entropy. None before the first token.
+    /// What else the last token could have been, where the stream was opened with [`StreamOptions::top`]: the most
+    /// probable tokens in its place, and the entropy. None before the first token.
     pub fn top(&self) -> Option<Distribution> {
         self.raw.top()
     }
 
-    /// The hidden states from which the last token was drawn, where the stream was opened with [`StreamOptions::hidden`]: of each
-    /// layer one, `[hidden_size]`. None before the first token.
+    /// The hidden states from which the last token was drawn, where the stream was opened with
+    /// [`StreamOptions::hidden`]: of each layer one, `[hidden_size]`. None before the first token.
     pub fn hidden(&self) -> Vec<Vec<f32>> {
         self.raw.hidden()
     }

@@ -33,8 +33,8 @@ pub(crate) enum Part {
 }
 
 impl AskWork {
-    /// A question to a context of `n_base` tokens; `has_state` if the device keeps the state of the last one. A step brings
-    /// back `n_states_max` hidden states, or those of one token.
+    /// A question to a context of `n_base` tokens; `has_state` if the device keeps the state of the last one. A step
+    /// brings back `n_states_max` hidden states, or those of one token.
     pub(crate) fn new(ask: Ask, reply: Reply, n_base: usize, has_state: bool, n_states_max: usize) -> Self {
         let part = match ask {
             // What the device keeps is the state after all layers.

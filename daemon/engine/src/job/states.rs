@@ -2,7 +2,8 @@
 
 use crate::batch::{Output, OutputFault};
 
-/// Sums of hidden states, in the order of their tokens: however the tokens are cut into rows, the mean is the same to the bit.
+/// Sums of hidden states, in the order of their tokens: however the tokens are cut into rows, the mean is the same to
+/// the bit.
 #[derive(Debug, Default)]
 pub(super) struct PooledStates {
     sums: Vec<f64>, // [n_layers, hidden_size]
@@ -10,8 +11,8 @@ pub(super) struct PooledStates {
 }
 
 impl PooledStates {
-    /// Takes in what a row from `start` on brought, with `n_layers` states of each token from position `first` on. Tokens that
-    /// were computed again count once.
+    /// Takes in what a row from `start` on brought, with `n_layers` states of each token from position `first` on.
+    /// Tokens that were computed again count once.
     pub(super) fn take(
         &mut self,
         first: usize,

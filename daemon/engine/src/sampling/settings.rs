@@ -46,7 +46,8 @@ pub struct Sampler {
 pub struct Looks {
     /// How many of the most probable tokens, under the model, before any sampler setting.
     pub n_top: usize,
-    /// Hidden states of the token before the draw, each after so many layers; see [`OutputKind::Hidden`](crate::batch::OutputKind::Hidden).
+    /// Hidden states of the token before the draw, each after so many layers; see
+    /// [`OutputKind::Hidden`](crate::batch::OutputKind::Hidden).
     pub hidden: Vec<usize>,
 }
 

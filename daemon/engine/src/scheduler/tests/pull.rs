@@ -3,7 +3,8 @@
 use super::*;
 use crate::batch::Drawn;
 
-/// The sampler of this seed, which also says what is looked at: nothing, one token or two, and hidden states of some layers.
+/// The sampler of this seed, which also says what is looked at: nothing, one token or two, and hidden states of some
+/// layers.
 pub(super) fn looking_sampler(seed: u64) -> Sampler {
     let looks = Looks { n_top: (seed % 3) as usize, hidden: layers_looked_at(seed) };
     Sampler { seed, looks, ..Sampler::greedy() }
