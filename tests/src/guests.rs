@@ -100,7 +100,8 @@ fn build(workspace: &Path) -> BTreeMap<String, Vec<u8>> {
     if let Some(folder) = pack::folder() {
         return components(&folder.join("guests"));
     }
-    let target_dir = workspace.join("target");
+    // One for all workspaces: most of what guests are made of is the same.
+    let target_dir = root().join("guest-examples/target");
     fs::create_dir_all(&target_dir).expect("the target folder can be made");
     // Test binaries may run side by side; the first one builds, the others find it done.
     let turn = File::create(target_dir.join("tests.lock")).expect("the lock file can be made");
@@ -112,6 +113,8 @@ fn build(workspace: &Path) -> BTreeMap<String, Vec<u8>> {
         .args(["build", "--release", "--locked", "--workspace", "--quiet", "--target", TARGET])
         .arg("--manifest-path")
         .arg(workspace.join("Cargo.toml"))
+        .arg("--target-dir")
+        .arg(&target_dir)
         .current_dir(workspace);
     let output = clean(&mut command).output().expect("cargo runs");
     let errors = String::from_utf8_lossy(&output.stderr);
