@@ -248,8 +248,14 @@ impl Scheduler {
         };
         if !work.is_of_head() {
             // The output of a position comes out of computing it, so its KV is computed once more if need be.
-            context.kv.rewind(work.first_output(context.kv.tokens.len()), &mut self.pages);
-            context.kv.forget_shared_unwritten(&mut self.pages);
+            let n_tokens = context.kv.tokens.len();
+            let first = work.first_output(n_tokens);
+            context.kv.rewind(first, &mut self.pages);
+            // Of many tokens that are computed once more, others may have come to share any block.
+            match first + 1 < work.n_base(n_tokens) {
+                true => context.kv.forget_unwritten(&mut self.pages),
+                false => context.kv.forget_shared_unwritten(&mut self.pages),
+            }
         }
         context.work = Some(work);
         self.enqueue(id);
