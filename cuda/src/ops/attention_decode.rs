@@ -145,6 +145,7 @@ impl AttentionDecode {
         let text = concat!(
             include_str!("common.cuh"),
             include_str!("attention.cuh"),
+            include_str!("attention_fold.cuh"),
             include_str!("attention_decode.cu")
         );
         Blocks::whole(shape).define(source(shape, "attention_decode.cu", text)).with("ATTN_HOLES", 0)

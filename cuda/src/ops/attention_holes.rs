@@ -134,6 +134,7 @@ impl AttentionHoles {
             include_str!("common.cuh"),
             include_str!("attention.cuh"),
             include_str!("attention_holes.cuh"),
+            include_str!("attention_fold.cuh"),
             include_str!("attention_decode.cu")
         );
         blocks(shape)

@@ -1,5 +1,8 @@
 //! Steps written out, without a device.
 
+mod holed;
+mod whole;
+
 use std::sync::{Arc, LazyLock};
 
 use smallvec::smallvec;
@@ -505,94 +508,6 @@ fn rows_of_few_tokens_are_captured_like_rows_of_one() {
 }
 
 #[test]
-fn rows_come_back_whole_with_a_captured_step_as_far_as_there_is_room() {
-    let (tokens, sampler): (Vec<Token>, _) = ((0..60).collect(), Sampler::greedy());
-    let drawn = row(0, &tokens, 59, vec![(59, OutputKind::Sample(&sampler))]);
-    let full = |slot| row(slot, &tokens[..20], 19, vec![(19, OutputKind::Full)]);
-    let rows = [drawn, full(1), full(2), full(3)];
-    let rows: Vec<StepRow<'_>> = rows.iter().map(StepRow::of).collect();
-    let starts = |lists: &StepLists| -> Vec<Option<usize>> {
-        let of = |place: &Place| match place {
-            Place::Full { start, .. } | Place::Hidden { start, .. } => Some(*start),
-            _ => None,
-        };
-        lists.outputs.places.iter().filter_map(of).collect()
-    };
-    let fitting = lists(&rows[..3], &[]);
-    assert!(fitting.can_be_captured());
-    assert_eq!(starts(&fitting), [Some(0), Some(100)]);
-    let whole = |of, row, n_rows, start| Whole { of, row, n_rows, start };
-    assert_eq!(fitting.outputs.groups[0].wholes, [whole(RowOf::Logits, 1, 2, 0)], "in one copy");
-    let too_many = lists(&rows, &[]);
-    assert!(!too_many.can_be_captured(), "the host fetches the third");
-    assert_eq!(starts(&too_many), [Some(0), Some(100), None]);
-    // Hidden states between them.
-    let hidden = |slot| row(slot, &tokens[..20], 19, vec![(19, OutputKind::Embedding)]);
-    let rows = [hidden(1), hidden(2), full(3), hidden(4)];
-    let rows: Vec<StepRow<'_>> = rows.iter().map(StepRow::of).collect();
-    let mixed = lists(&rows, &[]);
-    assert!(mixed.can_be_captured());
-    let wholes =
-        [whole(RowOf::Hidden, 0, 2, 0), whole(RowOf::Logits, 2, 1, 16), whole(RowOf::Hidden, 3, 1, 116)];
-    assert_eq!(mixed.outputs.groups[0].wholes, wholes);
-}
-
-#[test]
-fn a_row_that_came_back_whole_is_read_as_what_was_asked() {
-    let logprobs: Vec<f32> = [0.5f32, 0.125, 0.25, 0.125].map(f32::ln).into();
-    let mut scratch = Scratch::default();
-    let Ok(Output::Top { candidates, entropy }) = Reading::Top(2).read(&logprobs, &mut scratch) else {
-        panic!("a list")
-    };
-    assert_eq!(candidates.iter().map(|it| it.token).collect::<Vec<_>>(), [0, 2]);
-    assert!((candidates[1].logprob - 0.25f32.ln()).abs() < 1e-6, "{candidates:?}");
-    assert!((entropy - 1.75 * 2f32.ln()).abs() < 1e-6, "{entropy}");
-    let scores = Reading::Scores([2, 0].into()).read(&logprobs, &mut scratch);
-    assert_eq!(scores, Ok(Output::Scores(vec![logprobs[2], logprobs[0]])));
-
-    let halves = [1.5f32, -2.0, 0.25].map(|x| u32::from(half::bf16::from_f32(x).to_bits()));
-    let words = [halves[0] | halves[1] << 16, halves[2]];
-    assert_eq!(hidden_state(&words, 3, Dtype::Bf16), Ok(vec![1.5, -2.0, 0.25]));
-    let nan = [u32::from(half::f16::NAN.to_bits())];
-    assert_eq!(hidden_state(&nan, 1, Dtype::F16), Err(OutputFault::NotANumber));
-}
-
-#[test]
-fn what_a_sampler_ranks_is_listed_and_what_a_program_ranks_comes_back() {
-    let tokens: Vec<Token> = (0..20).collect();
-    let mask = |allowed: [Token; 2]| {
-        let mut mask = TokenMask::none(100);
-        allowed.into_iter().for_each(|token| mask.set(token, true));
-        Arc::new(mask)
-    };
-    let (own, within) = (mask([1, 3]), mask([1, 2]));
-    let chain = Arc::new(Sampler { mask: Some(own), repetition_penalty: 1.5, ..Sampler::greedy() });
-    let shape = RowShape { vocab_size: 100, n_positions: 64 };
-    let program = Program::new(Definition::build_row(|b| b.logits() * -1.0), shape).expect("it is in order");
-    let put_on = Some(Box::new(PutOn::new(Arc::new(program))));
-    let program = Arc::new(Sampler { program: put_on, ..Sampler::greedy() });
-    let rows = [
-        row(1, &tokens, 19, vec![(19, OutputKind::Ranked { sampler: &chain, within: Some(&within), n: 5 })]),
-        row(2, &tokens, 19, vec![(19, OutputKind::Ranked { sampler: &program, within: None, n: 3 })]),
-    ];
-    let rows: Vec<StepRow<'_>> = rows.iter().map(StepRow::of).collect();
-    let mut lists = lists(&rows, &[]);
-    assert!(lists.can_be_captured());
-    let outputs = &mut lists.outputs;
-    assert_eq!(outputs.places, [Place::Ranked { output_idx: 0 }, Place::Raw { start: 0 }]);
-    let listed = outputs.rows[0];
-    assert_eq!((listed.wants, listed.n_top, listed.drawn_slot), (Wants::RANKED, 5, NOWHERE));
-    let tail = outputs.finish(0).to_vec();
-    assert_eq!(tail[2 * outputs.rows[0].mask_start as usize], 1 << 1, "what both masks allow");
-
-    let (request_idx, reading) = outputs.readings.remove(0);
-    assert_eq!((request_idx, outputs.readings.len()), (1, 0));
-    let logits: Vec<f32> = (0..100).map(|idx| idx as f32).collect();
-    let Ok(Output::Ranked(found)) = reading.read(&logits, &mut Scratch::default()) else { panic!("a list") };
-    assert_eq!(found.iter().map(|it| it.token).collect::<Vec<_>>(), [0, 1, 2]);
-}
-
-#[test]
 fn what_a_step_uploads_does_not_follow_the_longest_context() {
     let sampler = Sampler::greedy();
     let long: Vec<Token> = vec![1; 16_000];
@@ -616,97 +531,4 @@ fn what_a_step_uploads_does_not_follow_the_longest_context() {
     lists.fill(&rows, &[], &mut slots, &mut given(), &CUTTINGS, room);
     let written = lists.write(&Layout::of(lists.dims()), &mut memory);
     assert!(written.n_words <= 110 * n_words_a_row, "{} words", written.n_words);
-}
-
-/// A context out of which tokens were evicted: its first cells, and where the rest begins.
-fn holed<'a>(live: &'a [u16], stretches: &'a [Stretch], cell: usize) -> Evicted<'a> {
-    Evicted { n_evicted: 10, rotation: 40, cell, live, open: 21, stretches, packs: &[] }
-}
-
-#[test]
-fn a_row_among_holes_says_where_its_cells_lie_and_how_queries_are_turned() {
-    let (tokens, others): (Vec<Token>, Vec<Token>) = ((0..33).collect(), (500..533).collect());
-    let sampler = Sampler { temperature: 1.0, seed: 8, ..Sampler::greedy() };
-    let live = [0x00ff, 0x0001];
-    let stretches = [Stretch { first_cell: 0, turn: -10 }, Stretch { first_cell: 16, turn: 0 }];
-    let whole = row(1, &others, 32, vec![(32, OutputKind::Sample(&sampler))]);
-    let first = row(2, &tokens, 30, vec![(32, OutputKind::Sample(&sampler))]);
-    let first = Row { evicted: Some(holed(&live, &stretches, 22)), ..first };
-    let rows = [&whole, &first].map(StepRow::of);
-    let mut lists = lists(&rows, &[]);
-    let dims = lists.dims();
-    assert!(dims.has_holes() && lists.can_be_captured());
-    let layout = Layout::of(dims);
-    let mut memory = vec![0; n_words_max(dims)];
-    lists.write(&layout, &mut memory);
-    let words = |start: usize, n: usize| memory[start..start + n].to_vec();
-    assert_eq!(words(layout.positions, 4), [32, 40, 41, 42]);
-    assert_eq!(words(layout.kv_cells, 4), [102 * 16, 201 * 16 + 6, 201 * 16 + 7, 201 * 16 + 8]);
-    let [shares, _] = layout.list(0, Form::Holed);
-    let share: &Share = &from_words(&memory, shares, 1)[0];
-    assert_eq!((share.token, share.position, share.page_begin, share.page_end), (1, 22, 0, 2));
-    // Where the kernel looks, its words count from the first of the slots.
-    let holes: Vec<usize> =
-        words(layout.holes + 1, 3).into_iter().map(|place| place as usize - N_SLOTS).collect();
-    assert!(holes[0] == holes[1] && holes[1] == holes[2]);
-    assert_eq!(words(holes[0], 4), [2, 2, 0, 16]);
-    assert_eq!(words(holes[0] + 10, 2), [-10i32 as u32, 0]);
-    assert_eq!(words(holes[0] + 18, 1), [0xffe1_00ff], "cells from the open one on are seen");
-    // The draw's position counts what is gone.
-    let outputs: &[OutputRow] = from_words(&memory, layout.output_rows, 2);
-    assert_eq!(outputs[1].position[0] - outputs[0].position[0], 10);
-}
-
-#[test]
-fn what_draws_look_at_among_holes_is_brought_and_the_token_that_only_the_device_knows_is_moved_there() {
-    let tokens: Vec<Token> = (100..133).collect();
-    let sampler = Sampler { repetition_penalty: 1.5, penalty_last_n: Some(5), ..Sampler::greedy() };
-    let stretches = [Stretch { first_cell: 0, turn: 0 }];
-    let live = [0x00ff, 0x0001];
-    let asked = |position| vec![(position, OutputKind::Sample(&sampler))];
-    let drawn = Row {
-        input: Input::Drawn(SlotId(3)),
-        evicted: Some(holed(&live, &stretches, 25)),
-        ..row(7, &tokens, 33, asked(33))
-    };
-    let mut slots = slots();
-    let told_ahead = told(&mut slots, std::slice::from_ref(&drawn), &[]);
-    let table = (Target::MEMORY, TABLES, vec![700, 701]);
-    // The last five of 34 tokens begin in the second page of tokens.
-    let copied = (Target::PAGE_TOKENS, N_PAGES * PAGE_LEN, (116..133).collect());
-    let moved = (Target::PAGE_TOKENS, N_PAGES * PAGE_LEN + 17, vec![7]);
-    assert_eq!(told_ahead, [table, copied, moved], "the last one out of the slot");
-    let mut lists = StepLists::new(&[None]);
-    lists.fill(&[StepRow::of(&drawn)], &[], &mut slots, &mut given(), &CUTTINGS, ROOM);
-    let layout = Layout::of(lists.dims());
-    let mut memory = vec![0; n_words_max(lists.dims())];
-    lists.write(&layout, &mut memory);
-    let output: &OutputRow = &from_words(&memory, layout.output_rows, 1)[0];
-    assert_eq!((output.n_history, output.history_end), (5, 34));
-    // Entry 1 of the row's table is the first of those of the copies.
-    assert_eq!(output.table_start as usize, COPIED - 1);
-}
-
-#[test]
-fn packs_are_moves_and_what_they_fill_has_no_tokens_beside_it() {
-    let tokens: Vec<Token> = (0..60).collect();
-    let sampler = Sampler { presence_penalty: 0.5, ..Sampler::greedy() };
-    let mut slots = slots();
-    let prompt = row(0, &tokens, 0, vec![]);
-    told(&mut slots, &[prompt], &[]);
-    let packs = [Pack { from: smallvec![(PageId(1), 0b11), (PageId(2), 0b100)], to: PageId(50) }];
-    let stretches = [Stretch { first_cell: 0, turn: 0 }];
-    let live = [u16::MAX, 0b111, 0xff];
-    let pages = [PageId(0), PageId(50), PageId(3)];
-    let evicted = Evicted { open: 40, packs: &packs, ..holed(&live, &stretches, 40) };
-    let packed =
-        Row { pages: &pages, n_same_pages: 1, evicted: Some(evicted), ..row(0, &tokens[..28], 27, vec![]) };
-    let mut lists = StepLists::new(&[None]);
-    lists.fill(&[StepRow::of(&packed)], &[], &mut slots, &mut given(), &CUTTINGS, ROOM);
-    let moves: Vec<_> = lists.moves().iter().map(|cell| (cell.from, cell.to)).collect();
-    assert_eq!(moves, [(16, 800), (17, 801), (34, 802)]);
-    // Cut back to what comes before the hole, the context is told the tokens of that page.
-    let outputs = vec![(18, OutputKind::Sample(&sampler))];
-    let cut = Row { pages: &pages[..2], n_same_pages: 2, ..row(0, &tokens[..19], 18, outputs) };
-    assert_eq!(told(&mut slots, &[cut], &[]), [(Target::PAGE_TOKENS, 50 * PAGE_LEN, (16..19).collect())]);
 }

@@ -16,7 +16,7 @@ use trellis_engine::{Ahead, Context, MaskSource, ModelHandle, Port, Pull, RunKey
 use trellis_tests::daemons::{self, Ended, with};
 use trellis_tests::device::says_the_same;
 use trellis_tests::engines::{block_on, encode, owner};
-use trellis_tests::goldens::{self, Beams, Case};
+use trellis_tests::goldens::{self, Case};
 use trellis_tests::guests;
 
 use crate::exe;
@@ -26,7 +26,7 @@ tokio::task_local! {
     static PORT: Port;
 }
 
-fn port() -> Port {
+pub(crate) fn port() -> Port {
     PORT.try_with(|port| *port).unwrap_or_default()
 }
 
@@ -91,7 +91,7 @@ fn every_example_explains_itself_when_it_is_asked_for_nonsense() {
     });
 }
 
-fn daemon() -> &'static Daemon {
+pub(crate) fn daemon() -> &'static Daemon {
     static DIRECT: OnceLock<Daemon> = OnceLock::new();
     static ENCODED: OnceLock<Daemon> = OnceLock::new();
     let daemon = match port() {
@@ -124,7 +124,7 @@ pub(crate) fn decode(tokens: &[u32]) -> String {
     model().model().tokenizer.decode(tokens, SpecialText::Skip)
 }
 
-fn is_stop(token: u32) -> bool {
+pub(crate) fn is_stop(token: u32) -> bool {
     model().model().stop_tokens.contains(&token)
 }
 
@@ -161,42 +161,9 @@ async fn draw(prompt: &str, sampler: Sampler, n_max: usize) -> (Vec<u32>, f32) {
     (tokens, mean)
 }
 
-/// A beam search through the guest, compared with Hugging Face.
-async fn compare_beams(client: &trellis_client::Client, case: &Case, beams: &Beams) {
-    let early_stopping = match &beams.early_stopping {
-        Value::Bool(value) => value.to_string(),
-        Value::String(value) => value.clone(),
-        other => panic!("early_stopping is {other}"),
-    };
-    let (n, penalty) = (beams.num_beams.to_string(), beams.length_penalty.to_string());
-    let arguments = [
-        ["--beams", &n, "--length-penalty", &penalty, "--early-stopping", &early_stopping].as_slice(),
-        &["--max-tokens", "40", "--raw", "--json", "--", &case.prompt],
-    ]
-    .concat();
-    let ended = daemons::run(client, &guests::example("beam"), with(&arguments)).await.well();
-    let report = &ended.json[0];
-    let sequences: Vec<Vec<u32>> = serde_json::from_value(report["sequences"].clone()).expect("tokens");
-    let scores: Vec<f64> = serde_json::from_value(report["scores"].clone()).expect("numbers");
-
-    // Hugging Face pads to the longest hypothesis; a hypothesis ends with its stop token.
-    let expected: Vec<Vec<u32>> = beams
-        .sequences
-        .iter()
-        .map(|sequence| {
-            let n = sequence.iter().position(|&token| is_stop(token)).map_or(sequence.len(), |idx| idx + 1);
-            sequence[..n].to_vec()
-        })
-        .collect();
-    assert_eq!(sequences, expected, "{arguments:?}");
-    assert_eq!(scores.len(), beams.scores.len());
-    for (found, expected) in scores.iter().zip(&beams.scores) {
-        assert!((found - expected).abs() <= 1e-3, "{found} for {expected}: {arguments:?}");
-    }
-}
-
 mod check {
     use super::*;
+    pub(crate) use crate::beams::guest::beam;
     pub(crate) use crate::constraints::guest::constrained;
     pub(crate) use crate::evictions::streaming_llm;
     pub(crate) use crate::looks::cot_decoding;
@@ -258,30 +225,6 @@ mod check {
         }
         let ended = run(name, &["--guess", "nobody", "x"]).await;
         assert!(ended.reason().message.contains("nobody"), "{ended:?}");
-    }
-
-    pub(crate) async fn beam(name: &str) {
-        let client = daemon().connect().await.expect("connected");
-        let mut n_main = 0;
-        for case in &goldens::load("tiny").cases {
-            for beams in &case.beams {
-                compare_beams(&client, case, beams).await;
-                n_main += usize::from((beams.num_beams, beams.length_penalty) == (4, 1.0));
-            }
-        }
-        assert_eq!(n_main, 8, "the four-beam golden of each case");
-
-        // Of what is far behind, nothing is pruned; what is settled is shown.
-        let told = ["--json", "--raw", "--max-tokens", "20", "Once upon a time"];
-        let pruned = run(name, &[&["--prune", "1e9"], &told[..]].concat()).await.well();
-        assert_eq!(pruned.json, run(name, &told).await.well().json);
-        let shown = run(name, &["--prune", "3", "What is 37 + 48?"]).await.well().text;
-        assert!(shown.starts_with("85"), "{shown}");
-
-        let answer = run(name, &["--n-best", "1", "What is 37 + 48?"]).await.well().text;
-        let (score, text) = answer.trim().split_once(' ').expect("a score and a text");
-        assert!(score.parse::<f32>().expect("a number") <= 0.0);
-        assert_eq!(text.trim(), "85");
     }
 
     pub(crate) async fn best_of_n(name: &str) {
@@ -584,19 +527,4 @@ mod check {
         let ended = run(name, &["tokens", "20", "0"]).await;
         assert!(ended.reason().message.contains("length of a prompt"), "{ended:?}");
     }
-}
-
-#[test]
-fn beam_of_the_other_model() {
-    block_on(async {
-        let config = Config { models: vec!["draft".to_owned()], ..daemons::config(exe()) };
-        let daemon = daemons::start_over(port(), &config);
-        let client = daemon.connect().await.expect("connected");
-        for case in &goldens::load("draft").cases {
-            let main = |beams: &&Beams| beams.num_beams == 4 && beams.length_penalty == 1.0;
-            compare_beams(&client, case, case.beams.iter().find(main).expect("the four-beam golden")).await;
-        }
-        drop(client);
-        daemons::nothing_is_held(&daemon).await;
-    });
 }

@@ -1,6 +1,7 @@
 //! Beam searches of the engine against Hugging Face.
 
 mod given;
+pub(crate) mod guest;
 
 use serde::Deserialize;
 use serde_json::Value;

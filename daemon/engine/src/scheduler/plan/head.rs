@@ -1,0 +1,61 @@
+//! Rows that ask the head alone, of the state that the device keeps.
+
+use super::{Placed, PlannedRow};
+use crate::batch::Input;
+use crate::command::ContextId;
+use crate::job::Work;
+use crate::scheduler::{ContextState, Plan, Scheduler, UnderWay};
+
+impl Scheduler {
+    /// Gives a context a row that asks the head alone. None of its tokens is computed, and no page is brought for it.
+    pub(in crate::scheduler) fn place_of_head(
+        &mut self,
+        context: &mut ContextState,
+        id: ContextId,
+        plan: &mut Plan,
+    ) -> Placed {
+        if context.under_way.is_some() {
+            return Placed::UnderWay;
+        }
+        if context.work.is_none() {
+            return Placed::Nothing;
+        }
+        let n_tokens = context.kv.tokens.len();
+        let Some(asked) = self.asked_with(context, n_tokens..n_tokens, n_tokens, plan) else {
+            return Placed::Waits;
+        };
+        if let Some(work) = &context.work {
+            plan.take_asked(asked, || work.outputs(n_tokens, n_tokens, n_tokens));
+        }
+        context.kv.locate(&self.pages);
+        if plan.victims.is_some() {
+            self.pin(context);
+        }
+        self.note_placed(id, context);
+        let work = context.work.as_ref().expect("it has work");
+        let draws = matches!(work, Work::Run(_));
+        plan.rows.push(PlannedRow {
+            id,
+            start: n_tokens,
+            end: n_tokens,
+            input: Input::Known,
+            n_tokens,
+            n_outputs: work.outputs(n_tokens, n_tokens, n_tokens).len(),
+            draws,
+            waits_for_mask: false,
+            keeps_state: true,
+            n_charged: 0,
+            epoch: context.epoch,
+        });
+        context.under_way =
+            Some(UnderWay { n_rows: 1, end: n_tokens, n_draws: usize::from(draws), waits_for_mask: false });
+        let n_outputs_tokens = work.outputs_cost(n_tokens - 1..n_tokens, n_tokens, self.limits.logits_tokens);
+        let n_head_tokens = n_outputs_tokens.max(self.limits.logits_tokens as usize) + 1;
+        plan.work.n_head_tokens += n_head_tokens;
+        let n_thousandths = work.programs_cost(n_tokens - 1..n_tokens, n_tokens, self.limits.logits_tokens);
+        plan.work.n_program_thousandths += n_thousandths;
+        let cost = self.costs.tokens_ns(n_head_tokens) + self.costs.thousandths_ns(n_thousandths);
+        self.commons.queue.charge(&context.seat, cost);
+        Placed::Row { n_tokens: 0 }
+    }
+}
