@@ -185,7 +185,7 @@ impl AttentionDecode {
         PartialResults::n_bytes(self.n_partial_queries(), self.shape.head_dim)
     }
 
-    /// Bytes of the results that [`Self::run_apart`] leaves.
+    /// Bytes of the results of shares that are put together with others.
     #[must_use]
     pub fn own_bytes(&self) -> usize {
         PartialResults::n_bytes(self.n_own_queries(), self.shape.head_dim)

@@ -288,7 +288,8 @@ impl Outputs {
     fn group_for(&mut self, n_outputs: usize, n_others: usize, room: Room) -> usize {
         let is_room = self.groups.last().is_some_and(|group| {
             group.n_logits_rows + n_others < room.n_group_rows
-                && group.n_outputs + n_outputs <= room.n_group_rows
+                // Those that are mixed find no group without room for an output row, which they do not take.
+                && group.n_outputs + n_outputs + n_others.min(1) <= room.n_group_rows
         });
         if !is_room {
             self.programs.begin_group();

@@ -226,6 +226,32 @@ fn a_mixture_names_the_rows_of_logits_behind_its_own_and_stays_in_one_group() {
 }
 
 #[test]
+fn a_mixture_stays_in_one_group_where_others_take_several_output_rows() {
+    let (mixed, plain) = (mixed(), Sampler::greedy());
+    let tokens: Vec<Token> = (0..20).collect();
+    let asked = |kind| vec![(19, kind)];
+    // Three output rows of two rows of logits, in a group of four.
+    let lists_of_top = vec![(19, OutputKind::Top { n: 2 }), (19, OutputKind::Scores(&tokens[..2]))];
+    let draw = OutputKind::Program {
+        sampler: &mixed,
+        start: Start::At(mixed.start()),
+        within: Within::All,
+        n_others: 1,
+    };
+    let rows = [
+        row(0, &tokens, 19, lists_of_top),
+        row(1, &tokens, 19, asked(OutputKind::Sample(&plain))),
+        row(2, &tokens, 19, asked(draw)),
+        row(3, &tokens, 19, asked(OutputKind::Mixed)),
+    ];
+    let rows: Vec<StepRow<'_>> = rows.iter().map(StepRow::of).collect();
+    let mut lists = StepLists::new(&[None]);
+    fill_in(&mut lists, &rows, ROOM);
+    let n_logits_rows: Vec<usize> = lists.outputs.groups.iter().map(|group| group.n_logits_rows).collect();
+    assert_eq!(n_logits_rows, [2, 2]);
+}
+
+#[test]
 fn the_rows_of_a_mixture_begin_with_what_its_first_member_draws() {
     let sampler = mixed();
     let tokens: Vec<Token> = (0..20).collect();

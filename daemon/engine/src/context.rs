@@ -18,6 +18,7 @@ pub use self::beams::BeamSearch;
 use self::history::History;
 use self::keeps::{Foreseen, Keeping, MasksOfRun};
 use self::mixture::Mixed;
+pub use self::mixture::N_ENTRIES_PER_TOKEN;
 use self::states::{Leaves, States};
 use self::verified::Verified;
 use crate::account::{Owner, Resource};

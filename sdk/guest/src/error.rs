@@ -148,11 +148,11 @@ pub enum Error {
 }
 
 impl Error {
-    /// Whether the same call may work another time: the device failed or the model was unloaded, and nothing
-    /// was wrong with what was asked.
+    /// Whether the same call may work another time: the device failed or the model is being unloaded, and
+    /// nothing was wrong with what was asked.
     #[must_use]
     pub fn is_retryable(&self) -> bool {
-        matches!(self, Self::EngineFailed { .. })
+        matches!(self, Self::EngineFailed { .. } | Self::ModelLeaving { .. })
     }
 }
 

@@ -114,7 +114,7 @@ impl TokenStream {
     }
 
     /// The hidden states from which the last token was drawn, where the stream was opened with
-    /// [`StreamOptions::hidden`]: of each layer one, `[hidden_size]`. None before the first token.
+    /// [`StreamOptions::hidden`]: of each layer one, `[hidden_size]`. Empty before the first token.
     pub fn hidden(&self) -> Vec<Vec<f32>> {
         self.raw.hidden()
     }

@@ -5,6 +5,8 @@
 
 mod by_rows;
 
+pub use by_rows::N_ENTRIES_PER_TOKEN;
+
 use std::sync::Arc;
 
 use super::{Context, Leaves, Pull, Run, RunKey};

@@ -27,7 +27,7 @@ use std::sync::Arc;
 use smallvec::smallvec;
 
 use crate::batch::{OutputKind, OutputRequest, Requests, Start, Within};
-use crate::command::{Ahead, Ask};
+use crate::command::{Ahead, Ask, Pooling};
 use crate::completion::Tag;
 use crate::error::EngineError;
 use crate::run::{AheadWindow, RunEvent};
@@ -176,6 +176,11 @@ impl Work {
     /// Whether what it asks leaves the state of the context's last token on the device.
     pub(crate) fn leaves_state(&self) -> bool {
         !matches!(self, Self::Ask(AskWork { ask: Ask::Hidden { .. }, .. }))
+    }
+
+    /// Whether something comes back for each of many tokens, by as many as there is room for.
+    pub(crate) fn asks_of_each(&self) -> bool {
+        matches!(self, Self::Ask(AskWork { ask: Ask::Hidden { pooling: Pooling::MeanFrom(_), .. }, .. }))
     }
 
     /// Whether it asks the head alone.

@@ -160,7 +160,8 @@ impl Scheduler {
     }
 
     /// Where a row of a context ends for which the step carries what it asks, and what is asked with it. A prompt is computed
-    /// up to the token whose output it is for: that one then decodes, and has its turn among those.
+    /// up to the token whose output it is for: that one then decodes, and has its turn among those. A mean over hidden states is
+    /// made of as many as the step still brings back.
     pub(super) fn end_asking(
         &self,
         context: &ContextState,
@@ -173,6 +174,14 @@ impl Scheduler {
             return Some((end, asked));
         }
         let work = context.work.as_ref()?;
+        // Of tokens that all ask for something, as many as the step still carries.
+        if work.asks_of_each() {
+            let shorter = std::iter::successors(Some(end - start), |n| Some(n / 2)).skip(1);
+            return shorter.take_while(|&n| n > 0).find_map(|n| {
+                let asked = self.asked_with(context, start..start + n, n_tokens, plan)?;
+                Some((start + n, asked))
+            });
+        }
         let asks_nothing = end - 1 > start && work.outputs(start, end - 1, n_tokens).is_empty();
         asks_nothing.then_some((end - 1, plan.asked))
     }

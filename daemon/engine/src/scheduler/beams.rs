@@ -69,7 +69,13 @@ impl Scheduler {
         let SearchBeams { base, edit, contexts, search, n_steps, sampler, masks, tag } = asked;
         self.edit(base, edit);
         let Some(reply) = self.reply(base, tag) else { return };
-        if let Err(error) = self.check_job_rows(search.settings().n_beams) {
+        let n_beams = search.settings().n_beams;
+        let has_program = sampler.as_ref().is_some_and(|sampler| sampler.program.is_some());
+        let checked = self.check_job_rows(n_beams).and_then(|()| match has_program {
+            true => self.check_whole_rows(n_beams),
+            false => Ok(()),
+        });
+        if let Err(error) = checked {
             return reply.send(Done::Answer(Err(error)));
         }
         let guest = self.contexts[&base].owner.guest;
@@ -86,6 +92,12 @@ impl Scheduler {
             reply,
         };
         self.go_on(Box::new(searching));
+    }
+
+    /// Whether a step brings back so many whole rows of logits: what does not come back with it, all would wait for.
+    fn check_whole_rows(&self, n_rows: usize) -> Result<(), EngineError> {
+        let n_rows_max = (self.limits.asks.whole_bytes / (4 * self.limits.vocab_size)).max(1);
+        if n_rows > n_rows_max { Err(EngineError::JobTooLarge { n_rows, n_rows_max }) } else { Ok(()) }
     }
 
     /// Takes in the candidates of all rows of a step.

@@ -7,7 +7,7 @@ use tokio::sync::OwnedMutexGuard;
 use trellis_engine::account::Resource as Metered;
 use trellis_engine::batch::Drawn;
 use trellis_engine::sampling::Sampler;
-use trellis_engine::{Answer, Ask, Context, Guess};
+use trellis_engine::{Answer, Ask, Context, Guess, N_ENTRIES_PER_TOKEN};
 use wasmtime::component::Resource;
 
 use super::convert::{candidate, invalid};
@@ -34,9 +34,6 @@ const N_FULL_MAX: usize = 16;
 
 /// The most hidden states of one call, which are held for the guest until it has them all.
 const N_STATES_MAX: usize = 1024;
-
-/// Entries of a full row that count as one computed token.
-const N_ENTRIES_PER_TOKEN: usize = 1024;
 
 impl GuestState {
     /// The contexts of one call; each may stand there once only.

@@ -15,6 +15,9 @@ use crate::guest::charge::HostCharge;
 /// The most candidates in the place of one token: as many as clients of completions are given anywhere.
 const N_TOP_MAX: u32 = 20;
 
+/// Places in which a stream holds what it saw: 16 decoded ahead, 16 of a guess, and the last.
+const N_PLACES_AHEAD: usize = 33;
+
 /// What a place takes of host memory beside its candidates.
 const PLACE_BYTES: usize = 32;
 
@@ -67,6 +70,24 @@ pub(super) fn charge(
     }
     let n_bytes = (looks.n_top * size_of::<Candidate>() + PLACE_BYTES) * n_places;
     HostCharge::new(account, n_bytes as u64).map(Some)
+}
+
+/// The host memory of what a stream looks at: in the places that are decoded ahead, in those of a guess, and in the one that
+/// its guest looks at.
+///
+/// # Errors
+/// There is not so much left.
+pub(super) fn charge_ahead(
+    account: &Arc<Account>,
+    looks: &Looks,
+    hidden_size: usize,
+) -> Result<Option<HostCharge>, BudgetExceeded> {
+    if looks.n_top == 0 && looks.hidden.is_empty() {
+        return Ok(None);
+    }
+    let state_bytes = hidden_size * size_of::<f32>();
+    let of_place = PLACE_BYTES + looks.n_top * size_of::<Candidate>() + looks.hidden.len() * state_bytes;
+    HostCharge::new(account, (N_PLACES_AHEAD * of_place) as u64).map(Some)
 }
 
 /// The most probable tokens that were seen.

@@ -17,6 +17,7 @@ use super::convert::{candidate, check_same_vocabulary, invalid};
 use super::types::{GuestContext, HostError};
 use crate::guest::bindings::trellis::host::decoding::StepRequest;
 use crate::guest::bindings::trellis::host::types::{Candidate, Error as ApiError};
+use crate::guest::held::HeldModel;
 use crate::guest::store::GuestState;
 
 /// A context, and the others of its mixture, for as long as a call takes.
@@ -100,14 +101,14 @@ impl GuestState {
         others: &[Resource<GuestContext>],
         first: &Context,
         sampler: &Sampler,
-    ) -> Result<Vec<Arc<Mutex<Context>>>, HostError> {
+    ) -> Result<Vec<(Arc<Mutex<Context>>, HeldModel)>, HostError> {
         check_sampler(sampler, others.len())?;
         others
             .iter()
             .map(|other| {
                 let GuestContext { cell, model } = self.table.get(other)?;
                 check_same_vocabulary(first.model(), model)?;
-                Ok(cell.clone())
+                Ok((cell.clone(), model.clone()))
             })
             .collect()
     }

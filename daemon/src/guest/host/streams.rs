@@ -40,11 +40,13 @@ impl HostStream for GuestState {
         let given = self.table.get(&sampler)?.given.clone();
         check_stop_tokens(context.model(), &options.stop_tokens)?;
         let others = self.check_others(&options.others, &context, &settings)?;
-        check_apart([cell.clone()].iter().chain(&others))?;
+        check_apart(std::iter::once(&cell).chain(others.iter().map(|(other, _)| other)))?;
         if !others.is_empty() && options.speculation.is_some() {
             return Err(no_guesses());
         }
         let speculation = self.speculation(options.speculation, &context)?;
+        let hidden_size = context.model().model().config.hidden_size;
+        let charge = looks::charge_ahead(&self.owner.account, &settings.looks, hidden_size)?;
         drop(context);
         let key = self.next_run_key();
         let n_tokens_max = options.max_tokens.map(|n| n as usize);
@@ -61,6 +63,7 @@ impl HostStream for GuestState {
             others,
             guess: Vec::new(),
             seen: None,
+            charge,
             finish: (n_tokens_max == Some(0)).then_some(FinishReason::MaxTokens),
         })
     }
@@ -82,7 +85,7 @@ impl HostStream for GuestState {
             masks: MaskSource::Sampler,
         };
         let guess = std::mem::take(&mut stream.guess);
-        let mut others: Vec<_> = stream.others.iter().map(lock).collect();
+        let mut others: Vec<_> = stream.others.iter().map(|(other, _)| lock(other)).collect();
         let pulled = match &mut stream.speculation {
             _ if !others.is_empty() => {
                 context.pull_mixed(&mut borrowed(&mut others), stream.key, settings).await?

@@ -143,13 +143,15 @@ pub struct GuestStream {
     pub(crate) n_given: usize,
     pub(crate) stop_tokens: Arc<[Token]>,
     pub(crate) speculation: Option<Speculation>,
-    /// The others of a mixture.
-    pub(crate) others: Vec<Arc<Mutex<Context>>>,
+    /// The others of a mixture, with their models: the stream may be all that its guest has of them.
+    pub(crate) others: Vec<(Arc<Mutex<Context>>, HeldModel)>,
     /// What the guest expects next.
     pub(crate) guess: Vec<Token>,
     pub(crate) finish: Option<FinishReason>,
     /// What was looked at in the place of the last token.
     pub(crate) seen: Option<Box<Seen>>,
+    #[expect(dead_code, reason = "it is paid for until it is dropped")]
+    pub(crate) charge: Option<HostCharge>,
 }
 
 /// `beam-search`

@@ -8,12 +8,40 @@ use std::sync::Arc;
 use tokio::sync::oneshot;
 
 use super::super::{Context, Pull};
+use crate::account::{Account, Resource};
 use crate::batch::{Drawn, OutputFault, Seen, Top};
 use crate::command::{Answer, Ask, Pooling, RunSettings};
 use crate::error::EngineError;
 use crate::run::Finish;
 use crate::sampling::program::DrawPlace;
 use crate::sampling::{Before, Distribution, Looks, Sampler, Scratch, sample_by_program};
+
+/// Entries of a row that leaves the device for which as much is charged as for a token.
+pub const N_ENTRIES_PER_TOKEN: usize = 1024;
+
+/// Host memory of whole rows, while they are there.
+struct RowsCharge {
+    account: Arc<Account>,
+    n_bytes: u64,
+}
+
+impl RowsCharge {
+    /// Charges so many rows of a context's vocabulary: their memory until this is dropped, and tokens for good.
+    fn new(context: &Context, n_rows: usize) -> Result<Self, EngineError> {
+        let (account, vocab_size) = (&context.caller.owner().account, context.model.limits().vocab_size);
+        let n_bytes = (n_rows * vocab_size * size_of::<f32>()) as u64;
+        account.charge(Resource::HostBytes, n_bytes)?;
+        let charge = Self { account: account.clone(), n_bytes };
+        account.charge(Resource::Tokens, (n_rows * vocab_size.div_ceil(N_ENTRIES_PER_TOKEN)) as u64)?;
+        Ok(charge)
+    }
+}
+
+impl Drop for RowsCharge {
+    fn drop(&mut self) {
+        self.account.release(Resource::HostBytes, self.n_bytes);
+    }
+}
 
 impl Context {
     /// As [`Self::pull_mixed`] for one token, where the others are of other models.
@@ -39,6 +67,7 @@ impl Context {
         let Ask::Sample(sampler) = self.constrained(Ask::Sample(sampler)).await? else {
             unreachable!("a draw under a constraint is a draw")
         };
+        let _charge = RowsCharge::new(self, 1 + others.len())?;
         let mut asked = vec![self.ask(Ask::Full).await?];
         for other in &mut *others {
             asked.push(other.ask(Ask::Full).await?);
