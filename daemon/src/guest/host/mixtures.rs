@@ -14,10 +14,9 @@ use trellis_engine::{
 use wasmtime::component::Resource;
 
 use super::convert::{candidate, check_same_vocabulary, invalid};
-use super::types::{GuestContext, HostError};
+use super::types::{GuestContext, HostError, Other};
 use crate::guest::bindings::trellis::host::decoding::StepRequest;
 use crate::guest::bindings::trellis::host::types::{Candidate, Error as ApiError};
-use crate::guest::held::HeldModel;
 use crate::guest::store::GuestState;
 
 /// A context, and the others of its mixture, for as long as a call takes.
@@ -101,7 +100,7 @@ impl GuestState {
         others: &[Resource<GuestContext>],
         first: &Context,
         sampler: &Sampler,
-    ) -> Result<Vec<(Arc<Mutex<Context>>, HeldModel)>, HostError> {
+    ) -> Result<Vec<Other>, HostError> {
         check_sampler(sampler, others.len())?;
         others
             .iter()

@@ -130,6 +130,9 @@ pub struct GuestSampler {
     pub(crate) given: Given,
 }
 
+/// A context whose model is held with it.
+pub(crate) type Other = (Arc<Mutex<Context>>, HeldModel);
+
 /// `stream`
 pub struct GuestStream {
     pub(crate) cell: Arc<Mutex<Context>>,
@@ -144,7 +147,7 @@ pub struct GuestStream {
     pub(crate) stop_tokens: Arc<[Token]>,
     pub(crate) speculation: Option<Speculation>,
     /// The others of a mixture, with their models: the stream may be all that its guest has of them.
-    pub(crate) others: Vec<(Arc<Mutex<Context>>, HeldModel)>,
+    pub(crate) others: Vec<Other>,
     /// What the guest expects next.
     pub(crate) guess: Vec<Token>,
     pub(crate) finish: Option<FinishReason>,
