@@ -73,10 +73,7 @@ fn states(model: &Model, prompt: &Context) -> Outcome {
     let other = prompt.fork()?;
     other.append(&[100])?;
     let both = hidden_all([prompt, &other], &layers[..2], Pooling::MeanFrom(1))?;
-    let alone = prompt.hidden(&layers[..2], Pooling::MeanFrom(1))?;
-    assert_eq!(alone.len(), both[0].len());
-    let mut pairs = alone.iter().flatten().zip(both[0].iter().flatten());
-    assert!(pairs.all(|(a, b)| is_near(*a, *b)), "in any batch");
+    are_near(&prompt.hidden(&layers[..2], Pooling::MeanFrom(1))?, &both[0]);
 
     // A mean is over what those see who stand there.
     let mut sums = [0.0_f64; 2];
@@ -105,8 +102,8 @@ fn states(model: &Model, prompt: &Context) -> Outcome {
             drawn?;
             let before = context.fork()?;
             before.truncate(context.length() - 1)?;
-            assert_eq!(stream.hidden(), before.hidden(&layers, Pooling::Last)?);
-            assert_eq!(stream.top(), Some(before.top(2)?));
+            are_near(&stream.hidden(), &before.hidden(&layers, Pooling::Last)?);
+            are_alike(stream.top().as_slice(), &[before.top(2)?]);
             if context.length() == prompt.length() + 2 {
                 stream.guess(&[9, 9])?;
             }
@@ -134,7 +131,7 @@ fn prompts(prompt: &Context) -> Outcome {
     let first = prompt.fork()?;
     first.truncate(1)?;
     let (scores, tops) = (first.score(&tokens[1..])?, first.tops(&tokens[1..], 3)?);
-    assert_eq!(prompt.prompt_logprobs(1)?, scores);
+    are_near(&[prompt.prompt_logprobs(1)?], &[scores]);
     are_alike(&prompt.prompt_tops(1, 3)?, &tops);
     assert_eq!(prompt.tokens(), tokens);
     let nothing = prompt.prompt_logprobs(prompt.length());
@@ -153,6 +150,15 @@ fn are_alike(found: &[Distribution], expected: &[Distribution]) {
     }
 }
 
+/// As near as a device rounds that computes rows in other company.
+fn are_near(found: &[Vec<f32>], expected: &[Vec<f32>]) {
+    assert_eq!(found.len(), expected.len());
+    for (found, expected) in found.iter().zip(expected) {
+        assert_eq!(found.len(), expected.len());
+        assert!(found.iter().zip(expected).all(|(a, b)| is_near(*a, *b)), "{found:?}, not {expected:?}");
+    }
+}
+
 fn is_near(a: f32, b: f32) -> bool {
-    (a - b).abs() <= TOLERANCE
+    (a - b).abs() <= TOLERANCE * (1.0 + b.abs())
 }
