@@ -7,7 +7,8 @@ use trellis_guest::{
 
 use crate::Outcome;
 
-/// The greatest difference of two numbers that are one.
+/// The greatest difference of two numbers that are one, by their size and 1: a device rounds rows by the company they are in,
+/// in every layer.
 const TOLERANCE: f32 = 1e-4;
 
 pub(crate) fn looked_at(model: &Model, prompt: &Context) -> Outcome {
