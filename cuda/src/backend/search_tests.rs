@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use trellis_engine::batch::{Input, OutputKind, OutputRequest, PageCopy, PageId, Row, SlotId, Token};
 use trellis_engine::model::Dtype;
-use trellis_engine::sampling::beams::{BeamSettings, EarlyStopping, Finished, Search};
+use trellis_engine::sampling::beams::{BeamSettings, Finished, Search};
 use trellis_engine::sampling::{Sampler, TokenMask};
 
 use trellis_engine::backend::PAGE_LEN;
@@ -140,15 +140,7 @@ fn searches_find_what_they_find_on_the_cpu() {
     let mut on_card = load_on(&card, &model, Dtype::F32);
     let mut on_cpu = cpu(&model);
     for (by, n_beams) in all.iter().zip([16, 4, 7, 4]) {
-        let settings = BeamSettings {
-            n_beams,
-            n_groups: 1,
-            diversity_penalty: 0.0,
-            length_penalty: 1.0,
-            early_stopping: EarlyStopping::Heuristic,
-            n_tokens_max: 16,
-            stop_tokens: vec![1, 2],
-        };
+        let settings = BeamSettings { stop_tokens: vec![1, 2], ..BeamSettings::of(n_beams, 16) };
         let found = search(&mut on_card, &prompt, &settings, by, vocab_size);
         let expected = search(&mut on_cpu, &prompt, &settings, by, vocab_size);
         assert_eq!(found.len(), expected.len());

@@ -19,13 +19,9 @@ const PROMPT: &str = "<|begin_of_text|>Once upon a time";
 
 fn settings(model: &ModelHandle, n_beams: usize, n_tokens_max: usize) -> BeamSettings {
     BeamSettings {
-        n_beams,
-        n_groups: 1,
-        diversity_penalty: 0.0,
-        length_penalty: 1.0,
         early_stopping: EarlyStopping::Never,
-        n_tokens_max,
         stop_tokens: model.model().stop_tokens.to_vec(),
+        ..BeamSettings::of(n_beams, n_tokens_max)
     }
 }
 

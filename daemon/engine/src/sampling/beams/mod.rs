@@ -73,6 +73,20 @@ pub struct BeamSettings {
 }
 
 impl BeamSettings {
+    /// So many beams in one group, for so many tokens that nothing ends before, scored as Hugging Face scores them unless told.
+    #[must_use]
+    pub fn of(n_beams: usize, n_tokens_max: usize) -> Self {
+        Self {
+            n_beams,
+            n_groups: 1,
+            diversity_penalty: 0.0,
+            length_penalty: 1.0,
+            early_stopping: EarlyStopping::default(),
+            n_tokens_max,
+            stop_tokens: Vec::new(),
+        }
+    }
+
     /// Beams of one group.
     #[must_use]
     pub fn n_group_beams(&self) -> usize {

@@ -9,7 +9,7 @@ use trellis_engine::account::{Account, ActorId, Budget, GuestId, Owner, SessionI
 use trellis_engine::backend::PAGE_LEN;
 use trellis_engine::model::{Dtype, Model, ModelConfig, shape};
 use trellis_engine::sampling::Sampler;
-use trellis_engine::sampling::beams::{BeamSettings, EarlyStopping};
+use trellis_engine::sampling::beams::BeamSettings;
 use trellis_engine::{
     Ahead, Ask, BeamSearch, Context, EngineError, EngineSettings, MaskSource, ModelHandle, OneModel,
     PrefixScope, Pull, RunKey, RunSettings,
@@ -161,15 +161,7 @@ impl Rig {
 }
 
 async fn search(mut context: Context, n_beams: usize, n_tokens: usize) -> Result<Infallible, EngineError> {
-    let settings = BeamSettings {
-        n_beams,
-        n_groups: 1,
-        diversity_penalty: 0.0,
-        length_penalty: 1.0,
-        early_stopping: EarlyStopping::Heuristic,
-        n_tokens_max: n_tokens,
-        stop_tokens: Vec::new(),
-    };
+    let settings = BeamSettings::of(n_beams, n_tokens);
     loop {
         BeamSearch::open(&mut context, settings.clone(), None, None).await?.go_on(None).await?;
     }

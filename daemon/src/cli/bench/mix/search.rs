@@ -3,7 +3,7 @@
 use std::convert::Infallible;
 
 use trellis_engine::BeamSearch;
-use trellis_engine::sampling::beams::{BeamSettings, EarlyStopping, Kept};
+use trellis_engine::sampling::beams::{BeamSettings, Kept};
 
 use super::load::Beams;
 use super::member::Member;
@@ -14,15 +14,7 @@ impl Member {
     /// in every step save the first of a search.
     pub(super) async fn search(mut self, load: Beams) -> Result<Infallible, BenchError> {
         let mut context = self.context().await?;
-        let settings = BeamSettings {
-            n_beams: load.n_beams,
-            n_groups: 1,
-            diversity_penalty: 0.0,
-            length_penalty: 1.0,
-            early_stopping: EarlyStopping::Heuristic,
-            n_tokens_max: self.n_growth,
-            stop_tokens: Vec::new(),
-        };
+        let settings = BeamSettings::of(load.n_beams, self.n_growth);
         loop {
             let mut search =
                 BeamSearch::open(&mut context, settings.clone(), load.sampler.clone(), None).await?;
