@@ -1,7 +1,12 @@
 //! Beam searches among random operations.
 
+use std::sync::Arc;
+
 use super::hash_backend::{Chain, VOCAB, ranked};
+use super::mixture::by_program;
+use super::verify::House;
 use super::{Random, World};
+use crate::backend::AskLimits;
 use crate::batch::{Candidate, Token};
 use crate::command::{Answer, ContextId, Edit, Operation, SearchBeams};
 use crate::completion::{CallerId, Done};
@@ -183,4 +188,27 @@ impl World {
             self.release_search(&searched);
         }
     }
+}
+
+/// What does not come back with a step all others would wait for.
+#[test]
+fn a_search_by_a_program_has_no_more_beams_than_rows_come_back() {
+    let mut house = House::new(64, u64::MAX);
+    house.scheduler.limits.asks =
+        AskLimits { whole_bytes: 2 * size_of::<f32>() * VOCAB as usize, ..AskLimits::NONE };
+    let (base, contexts) = (house.create(), vec![house.create(), house.create(), house.create()]);
+    let place = house.guests.stand(house.caller);
+    let asked = SearchBeams {
+        base,
+        edit: Edit { appended: vec![1, 2], ..Edit::default() },
+        contexts,
+        search: Search::new(BeamSettings::of(3, 4)),
+        n_steps: None,
+        sampler: Some(Arc::new(by_program(8))),
+        masks: Vec::new(),
+        tag: place.tag(),
+    };
+    house.scheduler.apply(Operation::SearchBeams(Box::new(asked)));
+    let refused = house.try_answer(&place).expect("at once");
+    assert!(matches!(refused, Err(EngineError::JobTooLarge { n_rows: 3, n_rows_max: 2 })), "{refused:?}");
 }

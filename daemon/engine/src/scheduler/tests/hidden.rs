@@ -1,8 +1,13 @@
 //! Questions about hidden states.
 
+use std::sync::Arc;
+
 use super::hash_backend::score;
+use super::verify::House;
 use super::{Answer, Ask, Model, Token};
-use crate::command::Pooling;
+use crate::backend::AskLimits;
+use crate::command::{Ahead, Edit, MaskSource, Operation, Pooling, RunSettings};
+use crate::sampling::{Looks, Sampler};
 
 impl Model {
     /// A question about hidden states, of the last token or of many, and its answer.
@@ -28,4 +33,35 @@ impl Model {
         let states = n_layers.iter().map(|&n_layers| state(n_layers)).collect();
         (Ask::Hidden { n_layers, pooling }, Answer::Hidden(states))
     }
+}
+
+/// A stream brings back a state in each step, and a step no more than eight.
+#[test]
+fn a_mean_goes_on_beside_a_stream_that_looks_at_hidden_states() {
+    let mut house = House::new(64, u64::MAX);
+    house.scheduler.limits.asks = AskLimits { whole_bytes: 8 * size_of::<f32>(), ..AskLimits::NONE };
+    let (streaming, asked) = (house.create(), house.create());
+    let looks = Looks { n_top: 0, hidden: vec![1] };
+    let settings = RunSettings {
+        sampler: Arc::new(Sampler { seed: 8, looks, ..Sampler::greedy() }),
+        stop_tokens: Arc::new([]),
+        n_tokens_max: None,
+        ahead: Ahead::Unbounded,
+        masks: MaskSource::Sampler,
+    };
+    let queue = house.guests.queue(house.caller);
+    let edit = Edit { appended: vec![1, 2], ..Edit::default() };
+    house.scheduler.apply(Operation::Run { id: streaming, edit, settings, tag: queue.tag() });
+    let tokens: Vec<Token> = (0..100).map(|token| token % 40).collect();
+    let ask = Ask::Hidden { n_layers: vec![2], pooling: Pooling::MeanFrom(0) };
+    let place = house.ask(asked, 0, &tokens, ask);
+    for _ in 0..100 {
+        let (plan, outputs) = house.submit();
+        house.scheduler.complete(plan, outputs, 1_000_000);
+        if let Some(answer) = house.try_answer(&place) {
+            assert!(matches!(answer, Ok(Answer::Hidden(states)) if states.len() == 1));
+            return;
+        }
+    }
+    panic!("the mean starves");
 }
