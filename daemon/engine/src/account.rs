@@ -1,11 +1,14 @@
 //! Budgets that nest: what a user, a session and a guest may use.
 
+mod host_charge;
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use serde::{Deserialize, Serialize};
 use tokio::sync::Semaphore;
 
+pub use self::host_charge::HostCharge;
 use crate::port::{Name, names};
 
 /// Something that is counted and bounded.

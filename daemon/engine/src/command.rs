@@ -44,6 +44,9 @@ pub(crate) struct Edit {
     pub(crate) n_pulled: usize,
 }
 
+/// Entries of a whole row of logits that count as one computed token.
+pub const N_ENTRIES_PER_TOKEN: usize = 1024;
+
 /// A question about the end of a context.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum Ask {

@@ -16,15 +16,14 @@ use smallvec::SmallVec;
 
 pub use self::beams::BeamSearch;
 use self::history::History;
-use self::keeps::{Foreseen, Keeping, MasksOfRun};
+use self::keeps::{Foreseen, Keeping};
 use self::mixture::Mixed;
-pub use self::mixture::N_ENTRIES_PER_TOKEN;
 use self::states::{Leaves, States};
 use self::verified::Verified;
 use crate::account::{Owner, Resource};
 use crate::batch::{Drawn, Token, Tokens};
 use crate::command::{Answer, Ask, ContextId, Edit, Guess, MaskSource, Operation, Pooling, RunSettings};
-use crate::completion::{CallerId, Done};
+use crate::completion::{CallerId, Done, Tag};
 use crate::constraint::Rule;
 use crate::error::EngineError;
 use crate::handle::{Caller, Room};
@@ -504,19 +503,23 @@ impl Context {
         self.model.post(&self.caller, Operation::Mask { id, tag, position, mask }).await
     }
 
-    async fn start_run(&mut self, key: RunKey, mut settings: RunSettings) -> Result<(), EngineError> {
-        let masks = self.prepare_run(&mut settings)?;
-        let room = self.model.room(&self.caller).await?;
-        let queue = RunQueue::new(self.caller.stand());
-        let leaves = Leaves::of(&settings.sampler);
-        let (id, edit, tag) = (self.id, self.take_edit(), queue.tag());
-        self.model.post_into(room, Operation::Run { id, edit, settings, tag })?;
-        self.note_run(Run { key, queue, leaves }, masks);
-        Ok(())
+    async fn start_run(&mut self, key: RunKey, settings: RunSettings) -> Result<(), EngineError> {
+        self.post_run(key, settings, |context, settings, tag| Operation::Run {
+            id: context.id,
+            edit: context.take_edit(),
+            settings,
+            tag,
+        })
+        .await
     }
 
-    /// Checks the settings of a run and has its program go on where it left off; returns what works out its masks.
-    fn prepare_run(&mut self, settings: &mut RunSettings) -> Result<Option<MasksOfRun>, EngineError> {
+    /// Checks the settings of a run, has its program go on where it left off, and posts the operation that begins it.
+    async fn post_run(
+        &mut self,
+        key: RunKey,
+        mut settings: RunSettings,
+        operation: impl FnOnce(&mut Self, RunSettings, Tag) -> Operation,
+    ) -> Result<(), EngineError> {
         if self.tokens.is_empty() {
             return Err(EngineError::EmptyContext);
         }
@@ -527,17 +530,18 @@ impl Context {
         if masks.is_some() {
             settings.masks = MaskSource::Caller;
         }
-        Ok(masks)
-    }
-
-    /// The engine has been told of a run.
-    fn note_run(&mut self, run: Run, masks: Option<MasksOfRun>) {
+        let room = self.model.room(&self.caller).await?;
+        let queue = RunQueue::new(self.caller.stand());
+        let (leaves, tag) = (Leaves::of(&settings.sampler), queue.tag());
+        let operation = operation(self, settings, tag);
+        self.model.post_into(room, operation)?;
         if let Some(masks) = masks {
-            let watch = masks.watch(&self.model, self.caller.id(), self.id, run.queue.tag());
-            run.queue.watch(watch.clone());
+            let watch = masks.watch(&self.model, self.caller.id(), self.id, tag);
+            queue.watch(watch.clone());
             watch.begin();
         }
-        self.run = Some(run);
+        self.run = Some(Run { key, queue, leaves });
+        Ok(())
     }
 
     /// Room for the command that ends a run, if there is a run, or one that it is part of.

@@ -26,8 +26,8 @@ pub mod sampling;
 mod scheduler;
 mod stats;
 
-pub use command::{Ahead, Answer, Ask, Guess, MaskSource, Pooling, RunSettings};
-pub use context::{BeamSearch, Context, N_ENTRIES_PER_TOKEN, Pending, Pull, RunKey};
+pub use command::{Ahead, Answer, Ask, Guess, MaskSource, N_ENTRIES_PER_TOKEN, Pooling, RunSettings};
+pub use context::{BeamSearch, Context, Pending, Pull, RunKey};
 pub use engine::{Engine, EngineSettings, KvBounds, OneModel};
 pub use error::{EngineError, EngineFailure};
 pub use handle::{EngineState, EngineWatch};

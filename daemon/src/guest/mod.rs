@@ -7,7 +7,6 @@
 mod beside;
 mod bindings;
 mod cache;
-mod charge;
 mod compile;
 mod component;
 mod cpu;

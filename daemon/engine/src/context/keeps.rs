@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use tokio::sync::oneshot;
 
 use super::Context;
-use crate::account::{Account, BudgetExceeded, Resource};
+use crate::account::{BudgetExceeded, HostCharge};
 use crate::batch::Token;
 use crate::command::{Ask, ContextId, Guess, Operation};
 use crate::completion::{CallerId, Tag};
@@ -26,7 +26,7 @@ pub(super) struct Keeping {
     /// From where on tokens count.
     pub(super) first: usize,
     walk: Arc<Walk>,
-    charge: WalkCharge,
+    charge: HostCharge,
 }
 
 /// What may come after one hypothesis is being worked out.
@@ -60,27 +60,10 @@ impl Keeping {
     }
 }
 
-/// Host memory that is charged for a matcher.
-#[derive(Debug)]
-struct WalkCharge(Arc<Account>);
-
-impl WalkCharge {
-    fn new(account: &Arc<Account>) -> Result<Self, BudgetExceeded> {
-        account.charge(Resource::HostBytes, WALK_BYTES)?;
-        Ok(Self(account.clone()))
-    }
-}
-
-impl Drop for WalkCharge {
-    fn drop(&mut self) {
-        self.0.release(Resource::HostBytes, WALK_BYTES);
-    }
-}
-
 impl Keeping {
     /// The same for a fork.
     pub(super) fn fork(&self) -> Result<Self, BudgetExceeded> {
-        let charge = WalkCharge::new(&self.charge.0)?;
+        let charge = self.charge.again()?;
         Ok(Self { rule: self.rule.clone(), first: self.first, walk: Arc::new(self.walk.fork()), charge })
     }
 }
@@ -179,7 +162,7 @@ impl Context {
     fn keeping(&mut self) -> Result<(Arc<Rule>, usize, Arc<Walk>), BudgetExceeded> {
         let rule = self.rule.as_ref().expect("there is a rule");
         if self.keeping.as_ref().is_none_or(|keeping| keeping.rule.id() != rule.id()) {
-            let charge = WalkCharge::new(&self.caller.owner().account)?;
+            let charge = HostCharge::new(&self.caller.owner().account, WALK_BYTES)?;
             let first = rule.first(self.tokens.len());
             self.keeping = Some(Keeping { rule: rule.clone(), first, walk: Arc::default(), charge });
         }

@@ -5,15 +5,12 @@
 
 mod by_rows;
 
-pub use by_rows::N_ENTRIES_PER_TOKEN;
-
 use std::sync::Arc;
 
-use super::{Context, Leaves, Pull, Run, RunKey};
+use super::{Context, Pull, RunKey};
 use crate::command::{Operation, RunSettings};
 use crate::completion::Tag;
 use crate::error::EngineError;
-use crate::run::RunQueue;
 use crate::sampling::Sampler;
 use crate::sampling::program::N_MEMBERS_MAX;
 
@@ -95,22 +92,17 @@ impl Context {
         if goes_on {
             return Ok(());
         }
-        let mut settings = settings();
+        let settings = settings();
         self.check_mixture(others, &settings.sampler)?;
-        let masks = self.prepare_run(&mut settings)?;
-        let room = self.model.room(&self.caller).await?;
-        let queue = RunQueue::new(self.caller.stand());
-        let leaves = Leaves::of(&settings.sampler);
-        let tag = queue.tag();
-        let members = std::iter::once((self.id, self.take_edit()))
-            .chain(others.iter_mut().map(|other| (other.id, other.take_edit())))
-            .collect();
-        self.model.post_into(room, Operation::Mix { members, settings, tag })?;
-        for other in others {
-            other.mixed = Some(Mixed { tag, n_pulled: 0 });
-        }
-        self.note_run(Run { key, queue, leaves }, masks);
-        Ok(())
+        self.post_run(key, settings, |first, settings, tag| {
+            let mut members = vec![(first.id, first.take_edit())];
+            for other in others {
+                members.push((other.id, other.take_edit()));
+                other.mixed = Some(Mixed { tag, n_pulled: 0 });
+            }
+            Operation::Mix { members, settings, tag }
+        })
+        .await
     }
 
     /// Whether some are not where one job could have them all.

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use futures_util::future::try_join_all;
 use tokio::sync::OwnedMutexGuard;
+use trellis_engine::account::HostCharge;
 use trellis_engine::batch::{Candidate, Drawn, Token};
 use trellis_engine::model::{DecodeStream, SpecialText};
 use trellis_engine::{Ahead, Context, EngineError, MaskSource, Pull, RunKey, RunSettings};
@@ -17,7 +18,6 @@ use super::stop_texts::{Scanned, StopTexts};
 use super::types::HostError;
 use crate::guest::bindings::trellis::host::decoding::Distribution;
 use crate::guest::bindings::trellis::host::streams::{Completion, Emit, FinishReason, GenerateRequest, Keep};
-use crate::guest::charge::HostCharge;
 use crate::guest::io::OutputSender;
 use crate::guest::store::GuestState;
 

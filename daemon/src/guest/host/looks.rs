@@ -3,14 +3,13 @@
 use std::sync::Arc;
 
 use trellis_engine::ModelHandle;
-use trellis_engine::account::{Account, BudgetExceeded};
+use trellis_engine::account::{Account, BudgetExceeded, HostCharge};
 use trellis_engine::batch::{Candidate, Seen};
 use trellis_engine::sampling::{Looks, Sampler};
 
 use super::convert::{candidate, invalid};
 use super::types::HostError;
 use crate::guest::bindings::trellis::host::decoding::Distribution;
-use crate::guest::charge::HostCharge;
 
 /// The most candidates in the place of one token: as many as clients of completions are given anywhere.
 const N_TOP_MAX: u32 = 20;

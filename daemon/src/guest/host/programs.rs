@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use trellis_engine::account::HostCharge;
 use trellis_engine::sampling::program::{Definition, End, Operation, Program, ProgramError, RowShape};
 use trellis_engine::sampling::{Bias, SamplerError};
 use trellis_programs::{BiasId, Binary, Comparison, MaskId, Noise, Reduction, Source, Unary, Value};
@@ -11,7 +12,6 @@ use super::convert::invalid;
 use super::types::{GuestBias, GuestModel, GuestProgram, HeldBias, HostError};
 use crate::guest::bindings::trellis::host::programs as wit;
 use crate::guest::bindings::trellis::host::programs::{Host, HostProgram, HostTokenBias};
-use crate::guest::charge::HostCharge;
 use crate::guest::store::GuestState;
 
 /// Host memory that a checked program takes, at most: 128 operations with what was found out about them.

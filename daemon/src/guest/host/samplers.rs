@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use trellis_engine::ModelHandle;
+use trellis_engine::account::HostCharge;
 use trellis_engine::sampling::program::{N_HANDLES_MAX, N_PARAMETERS_MAX, PutOn};
 use trellis_engine::sampling::{Sampler, TokenMask};
 use wasmtime::component::Resource;
@@ -13,7 +14,6 @@ use super::types::{
 };
 use crate::guest::bindings::trellis::host::constraints::Beginning;
 use crate::guest::bindings::trellis::host::samplers::{Host, HostSampler, HostTokenMask};
-use crate::guest::charge::HostCharge;
 use crate::guest::held::HeldModel;
 use crate::guest::store::GuestState;
 

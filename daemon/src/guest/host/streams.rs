@@ -3,14 +3,14 @@
 use std::sync::Arc;
 
 use trellis_engine::batch::{Drawn, Token};
-use trellis_engine::{Ahead, MaskSource, Pull, RunSettings};
+use trellis_engine::{Ahead, MaskSource, N_GUESS_MAX, Pull, RunSettings};
 use wasmtime::component::Resource;
 
 use super::contexts::lock;
 use super::convert::{candidate, check_stop_tokens, check_tokens, finish_reason, invalid};
 use super::looks;
 use super::mixtures::{borrowed, check_apart, check_sampler, no_guesses};
-use super::speculation::{N_GUESS_MAX, pull_guessed};
+use super::speculation::pull_guessed;
 use super::types::{GuestContext, GuestSampler, GuestStream, HostError};
 use crate::guest::bindings::trellis::host::decoding::Distribution;
 use crate::guest::bindings::trellis::host::streams::{

@@ -4,6 +4,7 @@
 use std::sync::Arc;
 
 use tokio::sync::{Mutex, MutexGuard};
+use trellis_engine::account::HostCharge;
 use trellis_engine::batch::{Seen, Token};
 use trellis_engine::constraint::{Constraint, Rule};
 use trellis_engine::model::DecodeStream;
@@ -14,7 +15,6 @@ use trellis_engine::{BeamSearch, Context, RunKey};
 use super::speculation::Speculation;
 use crate::guest::bindings::trellis::host::streams::FinishReason;
 use crate::guest::bindings::trellis::host::types::{Error as ApiError, Host};
-use crate::guest::charge::HostCharge;
 use crate::guest::held::HeldModel;
 use crate::guest::store::GuestState;
 

@@ -8,40 +8,13 @@ use std::sync::Arc;
 use tokio::sync::oneshot;
 
 use super::super::{Context, Pull};
-use crate::account::{Account, Resource};
+use crate::account::{BudgetExceeded, HostCharge, Resource};
 use crate::batch::{Drawn, OutputFault, Seen, Top};
-use crate::command::{Answer, Ask, Pooling, RunSettings};
+use crate::command::{Answer, Ask, N_ENTRIES_PER_TOKEN, Pooling, RunSettings};
 use crate::error::EngineError;
 use crate::run::Finish;
 use crate::sampling::program::DrawPlace;
 use crate::sampling::{Before, Distribution, Looks, Sampler, Scratch, sample_by_program};
-
-/// Entries of a row that leaves the device for which as much is charged as for a token.
-pub const N_ENTRIES_PER_TOKEN: usize = 1024;
-
-/// Host memory of whole rows, while they are there.
-struct RowsCharge {
-    account: Arc<Account>,
-    n_bytes: u64,
-}
-
-impl RowsCharge {
-    /// Charges so many rows of a context's vocabulary: their memory until this is dropped, and tokens for good.
-    fn new(context: &Context, n_rows: usize) -> Result<Self, EngineError> {
-        let (account, vocab_size) = (&context.caller.owner().account, context.model.limits().vocab_size);
-        let n_bytes = (n_rows * vocab_size * size_of::<f32>()) as u64;
-        account.charge(Resource::HostBytes, n_bytes)?;
-        let charge = Self { account: account.clone(), n_bytes };
-        account.charge(Resource::Tokens, (n_rows * vocab_size.div_ceil(N_ENTRIES_PER_TOKEN)) as u64)?;
-        Ok(charge)
-    }
-}
-
-impl Drop for RowsCharge {
-    fn drop(&mut self) {
-        self.account.release(Resource::HostBytes, self.n_bytes);
-    }
-}
 
 impl Context {
     /// As [`Self::pull_mixed`] for one token, where the others are of other models.
@@ -67,7 +40,7 @@ impl Context {
         let Ask::Sample(sampler) = self.constrained(Ask::Sample(sampler)).await? else {
             unreachable!("a draw under a constraint is a draw")
         };
-        let _charge = RowsCharge::new(self, 1 + others.len())?;
+        let _charge = self.charge_rows(1 + others.len())?;
         let mut asked = vec![self.ask(Ask::Full).await?];
         for other in &mut *others {
             asked.push(other.ask(Ask::Full).await?);
@@ -96,6 +69,14 @@ impl Context {
             std::iter::once(self).chain(others.iter_mut().map(|other| &mut **other)).collect();
         Self::append_drawn_to_all(&mut all, &tokens, &samplers).await?;
         Ok(Pull::Token(drawn))
+    }
+
+    /// Charges so many whole rows: their memory until what is returned is dropped, and tokens for good.
+    fn charge_rows(&self, n_rows: usize) -> Result<HostCharge, BudgetExceeded> {
+        let (account, vocab_size) = (&self.caller.owner().account, self.model.limits().vocab_size);
+        let charge = HostCharge::new(account, (n_rows * vocab_size * size_of::<f32>()) as u64)?;
+        account.charge(Resource::Tokens, (n_rows * vocab_size.div_ceil(N_ENTRIES_PER_TOKEN)) as u64)?;
+        Ok(charge)
     }
 
     /// The hidden states of the last token after so many layers each.

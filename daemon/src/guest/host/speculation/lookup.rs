@@ -4,6 +4,7 @@
 
 use std::sync::Arc;
 
+use trellis_engine::N_GUESS_MAX;
 use trellis_engine::batch::{Token, Tokens};
 
 /// Tokens that have to stand there twice before anything is guessed.
@@ -72,7 +73,7 @@ impl Lookup {
             }
             self.n_right += 0.25 * (self.n_pending_right as f64 - self.n_right);
         }
-        (self.pending, self.n_pending_right) = (self.guess(tokens, super::N_GUESS_MAX), 0);
+        (self.pending, self.n_pending_right) = (self.guess(tokens, N_GUESS_MAX), 0);
     }
 
     /// So many of a guess were right.

@@ -10,9 +10,9 @@ mod pace;
 
 use std::time::{Duration, Instant};
 
-pub(super) use trellis_engine::N_GUESS_MAX;
+use trellis_engine::account::HostCharge;
 use trellis_engine::batch::{Drawn, Token};
-use trellis_engine::{Context, EngineError, Finish, Pull, RunKey, RunSettings};
+use trellis_engine::{Context, EngineError, Finish, N_GUESS_MAX, Pull, RunKey, RunSettings};
 use wasmtime::component::Resource;
 
 use self::draft::Draft;
@@ -21,7 +21,6 @@ use self::pace::{Pace, Round};
 use super::convert::{check_same_vocabulary, check_tokens, invalid};
 use super::types::{GuestModel, HostError};
 use crate::guest::bindings::trellis::host::streams::{GuessSource, Speculation as Options};
-use crate::guest::charge::HostCharge;
 use crate::guest::store::GuestState;
 
 /// Tokens of all texts that one lookup is given.

@@ -1,0 +1,37 @@
+//! Host memory that somebody pays for as long as it is held.
+
+use std::sync::Arc;
+
+use super::{Account, BudgetExceeded, Resource};
+
+/// Bytes of host memory on an account, until this is dropped.
+#[derive(Debug)]
+pub struct HostCharge {
+    account: Arc<Account>,
+    n_bytes: u64,
+}
+
+impl HostCharge {
+    /// Charges so many bytes.
+    ///
+    /// # Errors
+    /// The account, or what it is of, has not so much left.
+    pub fn new(account: &Arc<Account>, n_bytes: u64) -> Result<Self, BudgetExceeded> {
+        account.charge(Resource::HostBytes, n_bytes)?;
+        Ok(Self { account: account.clone(), n_bytes })
+    }
+
+    /// As many bytes again.
+    ///
+    /// # Errors
+    /// As for [`Self::new`].
+    pub fn again(&self) -> Result<Self, BudgetExceeded> {
+        Self::new(&self.account, self.n_bytes)
+    }
+}
+
+impl Drop for HostCharge {
+    fn drop(&mut self) {
+        self.account.release(Resource::HostBytes, self.n_bytes);
+    }
+}
