@@ -511,15 +511,17 @@ impl Context {
             tag,
         })
         .await
+        .map(drop)
     }
 
-    /// Checks the settings of a run, has its program go on where it left off, and posts the operation that begins it.
+    /// Checks the settings of a run, has its program go on where it left off, and posts the operation that begins it;
+    /// returns what its tokens come under.
     async fn post_run(
         &mut self,
         key: RunKey,
         mut settings: RunSettings,
         operation: impl FnOnce(&mut Self, RunSettings, Tag) -> Operation,
-    ) -> Result<(), EngineError> {
+    ) -> Result<Tag, EngineError> {
         if self.tokens.is_empty() {
             return Err(EngineError::EmptyContext);
         }
@@ -541,7 +543,7 @@ impl Context {
             watch.begin();
         }
         self.run = Some(Run { key, queue, leaves });
-        Ok(())
+        Ok(tag)
     }
 
     /// Room for the command that ends a run, if there is a run, or one that it is part of.

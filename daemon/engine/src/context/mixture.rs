@@ -94,15 +94,17 @@ impl Context {
         }
         let settings = settings();
         self.check_mixture(others, &settings.sampler)?;
-        self.post_run(key, settings, |first, settings, tag| {
-            let mut members = vec![(first.id, first.take_edit())];
-            for other in others {
-                members.push((other.id, other.take_edit()));
-                other.mixed = Some(Mixed { tag, n_pulled: 0 });
-            }
-            Operation::Mix { members, settings, tag }
-        })
-        .await
+        let tag = self
+            .post_run(key, settings, |first, settings, tag| {
+                let others = others.iter_mut().map(|other| (other.id, other.take_edit()));
+                let members = std::iter::once((first.id, first.take_edit())).chain(others).collect();
+                Operation::Mix { members, settings, tag }
+            })
+            .await?;
+        for other in others {
+            other.mixed = Some(Mixed { tag, n_pulled: 0 });
+        }
+        Ok(())
     }
 
     /// Whether some are not where one job could have them all.
