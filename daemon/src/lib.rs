@@ -1,5 +1,6 @@
 //! The Trellis daemon: guests, sessions and the socket around the engine.
 
+mod allocator;
 pub mod bundled;
 pub mod cli;
 pub mod config;

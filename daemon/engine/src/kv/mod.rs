@@ -15,6 +15,7 @@ mod holders;
 mod pages;
 mod prefix;
 mod sequence;
+mod shared;
 mod tokens;
 
 pub(crate) use evictions::Evictions;

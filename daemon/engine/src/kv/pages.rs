@@ -251,6 +251,12 @@ impl PageTable {
         self.block(id).holders.n() > 1
     }
 
+    /// Whether the prefix cache may give the block.
+    #[cfg(test)]
+    pub(crate) fn has_key(&self, id: BlockId) -> bool {
+        self.block(id).key.is_some()
+    }
+
     /// The block's device page, if it is on the device.
     pub(crate) fn page(&self, id: BlockId) -> Option<PageId> {
         match self.block(id).place {

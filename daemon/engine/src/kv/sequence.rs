@@ -4,7 +4,8 @@ mod evicted;
 
 use self::evicted::Holed;
 use super::bundles::BundleId;
-use super::tokens::{TokenList, push_with_room};
+use super::shared::Shared;
+use super::tokens::TokenList;
 use super::{BlockId, PageTable, PrefixKey};
 use crate::account::Account;
 use crate::backend::PAGE_LEN;
@@ -33,7 +34,10 @@ pub(crate) struct Sequence {
     /// All that it has had, those that were evicted included: what is called a number of tokens here counts them.
     pub(crate) tokens: TokenList,
     pub(crate) n_computed: usize,
-    blocks: Vec<BlockId>,
+    blocks: Shared<BlockId>,
+    /// Blocks from this one on are held by nobody else and under no key, as far as is known: a decoded token is written to
+    /// the last, and what says so of each block, which lies far from all else that a row touches, is not looked at.
+    own_from: usize,
     /// What the first blocks are held through.
     bundles: Vec<BundleId>,
     /// Where the blocks are, as far as [`Sequence::locate`] has looked.
@@ -53,9 +57,9 @@ pub(crate) struct Sequence {
 }
 
 /// The pages of a sequence's blocks. They are looked up again only after blocks of anybody's have moved.
-#[derive(Clone, Debug, Default)]
+#[derive(Debug, Default)]
 struct Places {
-    table: Vec<PageId>,
+    table: Shared<PageId>,
     /// Blocks from the first on that are the ones that were looked up.
     n_same: usize,
     /// Blocks in host memory among those that were looked up; their entries in the table mean nothing.
@@ -70,12 +74,10 @@ struct Places {
 
 impl Places {
     /// Those of the first `n_blocks` blocks, for another context that holds the same.
-    fn beginning(&self, n_blocks: usize) -> Self {
+    fn beginning(&mut self, n_blocks: usize) -> Self {
         let n_same = self.n_same.min(n_blocks);
         match self.n_away {
-            0 => {
-                Self { table: copy(&self.table[..n_same]), n_same, n_moves: self.n_moves, ..Self::default() }
-            }
+            0 => Self { table: self.table.fork(n_same), n_same, n_moves: self.n_moves, ..Self::default() },
             _ => Self::default(),
         }
     }
@@ -90,13 +92,13 @@ impl Places {
             let page = pages.page(block);
             self.n_away += usize::from(page.is_none());
             let page = page.unwrap_or(PageId(u32::MAX));
-            match self.table.get_mut(block_idx) {
-                Some(entry) if *entry == page => {}
-                Some(entry) => {
-                    *entry = page;
+            match self.table.get(block_idx) {
+                Some(&known) if known == page => {}
+                Some(_) => {
+                    self.table.own()[block_idx] = page;
                     self.keep_told(block_idx);
                 }
-                None => push_with_room(&mut self.table, page, N_MORE),
+                None => self.table.push(page),
             }
         }
         self.n_same = blocks.len();
@@ -116,15 +118,13 @@ impl Places {
 #[derive(Debug)]
 pub(crate) struct Told(Places);
 
-/// Blocks that a list has room for at first, or beyond those that it is made of: a few thousand tokens.
-const N_MORE: usize = 256;
-
 impl Sequence {
     pub(crate) fn new(root: PrefixKey, account: Arc<Account>) -> Self {
         Self {
             tokens: TokenList::default(),
             n_computed: 0,
-            blocks: Vec::new(),
+            blocks: Shared::default(),
+            own_from: 0,
             bundles: Vec::new(),
             places: Places::default(),
             n_once_computed: 0,
@@ -139,7 +139,7 @@ impl Sequence {
     /// The same tokens over the same blocks, as far as anything is in them, for an account of the same user.
     ///
     /// For the same account that is a count for each segment of the tokens and for each bundle of blocks; for another one,
-    /// which may come to pay, each block is held.
+    /// which may come to pay, each block is held. Long lists of blocks are copied when either side changes its own.
     pub(crate) fn fork(&mut self, account: Arc<Account>, pages: &mut PageTable) -> Self {
         self.bundle_up(pages);
         let n_blocks = self.n_blocks_written();
@@ -148,10 +148,12 @@ impl Sequence {
             pages.hold_bundle(bundle, blocks, &account);
         }
         rest.iter().for_each(|&block| pages.hold(block, &account));
+        self.own_from = self.own_from.max(n_blocks);
         Self {
             tokens: self.tokens.fork(&mut pages.tokens),
             n_computed: self.n_computed,
-            blocks: copy(&self.blocks[..n_blocks]),
+            blocks: self.blocks.fork(n_blocks),
+            own_from: n_blocks,
             bundles: self.bundles.clone(),
             places: self.places.beginning(n_blocks),
             // What was lost is computed again at the cost of whoever lost it, once.
@@ -273,14 +275,28 @@ impl Sequence {
 
     /// Adds a block for the tokens that follow.
     pub(crate) fn push_block(&mut self, block: BlockId) {
-        push_with_room(&mut self.blocks, block, N_MORE);
+        self.own_from = self.own_from.min(self.blocks.len());
+        self.blocks.push(block);
+    }
+
+    /// Blocks from this one on are held by nobody else, and under no key.
+    pub(crate) fn own_from(&self) -> usize {
+        self.own_from
+    }
+
+    /// Notes that nobody else holds the block, and that it is under no key.
+    pub(crate) fn note_own(&mut self, block_idx: usize) {
+        if self.own_from.min(self.blocks.len()) == block_idx + 1 {
+            self.own_from = block_idx;
+        }
     }
 
     /// Puts another block in a block's place; the caller lets go of the one that is returned.
     pub(crate) fn replace_block(&mut self, block_idx: usize, block: BlockId) -> BlockId {
         debug_assert!(block_idx >= self.block_of(self.n_computed), "what is full is not written to");
         self.places.n_same = self.places.n_same.min(block_idx);
-        std::mem::replace(&mut self.blocks[block_idx], block)
+        self.note_own(block_idx);
+        std::mem::replace(&mut self.blocks.own()[block_idx], block)
     }
 
     /// Keeps the first `n_tokens` tokens and lets go of the blocks past them.
@@ -333,9 +349,10 @@ impl Sequence {
 
     /// Lets go of the blocks past the first `n_blocks`, none of which is in a bundle.
     fn release_single(&mut self, n_blocks: usize, pages: &mut PageTable) {
-        for block in self.blocks.drain(n_blocks..).rev() {
+        for &block in self.blocks[n_blocks..].iter().rev() {
             pages.release(block, &self.account);
         }
+        self.blocks.truncate(n_blocks);
     }
 
     /// Blocks with anything in them.
@@ -429,7 +446,7 @@ impl Sequence {
             let Some(block) = pages.adopt(&key, &self.account) else { break };
             // What is found takes the place of a block that nothing is in.
             self.forget_unwritten(pages);
-            push_with_room(&mut self.blocks, block, N_MORE);
+            self.blocks.push(block);
             self.note_key(key, pages);
             self.n_computed += PAGE_LEN;
         }
@@ -449,7 +466,7 @@ impl Sequence {
             let key = other.tokens.key(block_idx, &pages.tokens);
             debug_assert!(key == self.next_key(pages), "the tokens of both are the same");
             pages.hold(other.blocks[block_idx], &self.account);
-            push_with_room(&mut self.blocks, other.blocks[block_idx], N_MORE);
+            self.blocks.push(other.blocks[block_idx]);
             self.note_key(key, pages);
             self.n_computed += PAGE_LEN;
         }
@@ -484,6 +501,7 @@ impl Sequence {
     fn note_key(&mut self, key: PrefixKey, pages: &mut PageTable) {
         self.tokens.note_key(self.n_keys, key, &mut pages.tokens);
         self.n_keys += 1;
+        self.own_from = self.own_from.max(self.n_keys);
     }
 
     /// Checks that the keys that it knows are those of its tokens.
@@ -494,6 +512,14 @@ impl Sequence {
         for (idx, page) in self.view(pages).to_vec().chunks(PAGE_LEN).take(self.n_keys).enumerate() {
             key = key.next(page);
             assert_eq!(self.tokens.key(idx, &pages.tokens), key, "the key of page {idx}");
+        }
+    }
+
+    /// Checks that what it takes for its own is.
+    #[cfg(test)]
+    pub(crate) fn check_own(&self, pages: &PageTable) {
+        for (idx, &block) in self.blocks.iter().enumerate().skip(self.own_from) {
+            assert!(!pages.is_shared(block) && !pages.has_key(block), "block {idx} of {}", self.blocks.len());
         }
     }
 
@@ -513,11 +539,4 @@ pub(crate) struct Holdings<'a> {
     pub(crate) account: &'a Arc<Account>,
     pub(crate) bundled: Vec<(BundleId, &'a [BlockId])>,
     pub(crate) single: &'a [BlockId],
-}
-
-/// A copy that has room for the few more that mostly follow.
-fn copy<T: Copy>(list: &[T]) -> Vec<T> {
-    let mut copy = Vec::with_capacity(list.len() + N_MORE);
-    copy.extend_from_slice(list);
-    copy
 }

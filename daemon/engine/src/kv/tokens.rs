@@ -4,7 +4,10 @@
 //! to them since: a fork counts holders and copies nothing. Who writes into a segment that others hold takes a copy of it
 //! first. Memory of segments is used again.
 
+use std::cell::Cell;
+
 use super::PrefixKey;
+use super::shared::push_with_room;
 use crate::backend::PAGE_LEN;
 use crate::batch::{Token, Tokens};
 
@@ -47,6 +50,9 @@ pub(crate) struct TokenStore {
 pub(crate) struct TokenList {
     segments: Vec<SegmentId>, // n_tokens over the length of a segment, rounded up
     n_tokens: usize,
+    /// The last segment while nobody else holds it, as far as is known: a decoded token is written there, and what says
+    /// who holds which segment is not looked at, since it lies far from all else that a row touches.
+    own_last: Cell<Option<SegmentId>>,
 }
 
 impl Segment {
@@ -160,6 +166,9 @@ impl TokenStore {
         let mut n_holders = vec![0; self.segments.len()];
         for list in lists {
             assert_eq!(list.segments.len(), list.n_tokens.div_ceil(self.n_segment_tokens()));
+            if let Some(own) = list.own_last.get() {
+                assert_eq!((Some(&own), self.n_holders[own.0 as usize]), (list.segments.last(), 1));
+            }
             list.segments.iter().for_each(|id| n_holders[id.0 as usize] += 1);
         }
         for &id in self.spare.iter().chain(&self.bare) {
@@ -187,7 +196,8 @@ impl TokenList {
         for id in &self.segments {
             store.n_holders[id.0 as usize] += 1;
         }
-        Self { segments: self.segments.clone(), n_tokens: self.n_tokens }
+        self.own_last.set(None);
+        Self { segments: self.segments.clone(), n_tokens: self.n_tokens, own_last: Cell::default() }
     }
 
     /// All of them.
@@ -203,14 +213,10 @@ impl TokenList {
     pub(crate) fn extend(&mut self, mut tokens: &[Token], store: &mut TokenStore) {
         while !tokens.is_empty() {
             let (_, offset) = store.place_of(self.n_tokens);
-            match self.segments.last_mut() {
-                Some(last) if offset > 0 => store.own(last, offset),
-                _ => {
-                    let next = store.take();
-                    push_with_room(&mut self.segments, next, N_LISTED_MIN);
-                }
-            }
-            let last = *self.segments.last().expect("there is one by now");
+            let last = match self.own_last.get() {
+                Some(own) if offset > 0 => own,
+                _ => self.own_last(offset, store),
+            };
             let n = tokens.len().min(store.n_segment_tokens() - offset);
             let (first, rest) = tokens.split_at(n);
             store.segment_mut(last).tokens[offset..offset + n].copy_from_slice(first);
@@ -219,11 +225,28 @@ impl TokenList {
         }
     }
 
+    /// A segment of its own for the token that comes next, at this place in it.
+    fn own_last(&mut self, offset: usize, store: &mut TokenStore) -> SegmentId {
+        match self.segments.last_mut() {
+            Some(last) if offset > 0 => store.own(last, offset),
+            _ => {
+                let next = store.take();
+                push_with_room(&mut self.segments, next, N_LISTED_MIN);
+            }
+        }
+        let last = self.segments.last().copied();
+        self.own_last.set(last);
+        last.expect("there is one by now")
+    }
+
     /// Keeps the first `n_tokens`, if there are more.
     pub(crate) fn truncate(&mut self, n_tokens: usize, store: &mut TokenStore) {
         self.n_tokens = self.n_tokens.min(n_tokens);
         let (n_full, n_over) = store.place_of(self.n_tokens);
         let n_segments = n_full + usize::from(n_over > 0);
+        if n_segments < self.segments.len() {
+            self.own_last.set(None);
+        }
         self.segments.drain(n_segments..).for_each(|id| store.release(id));
     }
 
@@ -245,15 +268,6 @@ impl TokenList {
         let (idx, offset) = store.place_of(page_idx * PAGE_LEN);
         store.segment_mut(self.segments[idx]).keys[offset / PAGE_LEN] = key;
     }
-}
-
-/// Appends to a list that has room for a few items from the first on, and for as many again when it grows: so that what
-/// is decoded seldom asks for memory.
-pub(super) fn push_with_room<T>(list: &mut Vec<T>, item: T, n_min: usize) {
-    if list.len() == list.capacity() {
-        list.reserve_exact(n_min.max(list.len()));
-    }
-    list.push(item);
 }
 
 #[cfg(test)]

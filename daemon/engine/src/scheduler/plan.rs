@@ -442,7 +442,8 @@ impl Scheduler {
         let n_held = context.kv.blocks().len();
         let first_written = context.kv.block_of(start);
         let keeps_beginning = context.kv.n_before_in_block(start) > 0;
-        let written = first_written.min(n_held)..n_blocks.min(n_held);
+        let written = first_written.min(n_held);
+        let written = written..n_blocks.min(n_held).min(context.kv.own_from()).max(written);
         let n_shared = |pages: &PageTable, kv: &Sequence| {
             kv.blocks()[written.clone()].iter().filter(|&&block| pages.is_shared(block)).count()
         };
@@ -490,6 +491,7 @@ impl Scheduler {
             let block = context.kv.blocks()[block_idx];
             if !self.pages.is_shared(block) {
                 self.pages.forget_key(block);
+                context.kv.note_own(block_idx);
                 continue;
             }
             let own = self.pages.allocate(account).expect("room was made");

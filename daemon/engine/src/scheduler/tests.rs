@@ -499,7 +499,10 @@ fn random_operations_give_what_a_model_without_pages_gives() {
         for n_acts in 0..600 {
             world.act();
             if n_acts % 8 == 0 {
-                world.kvs().for_each(|kv| kv.check_keys(&world.scheduler.pages));
+                world.kvs().for_each(|kv| {
+                    kv.check_keys(&world.scheduler.pages);
+                    kv.check_own(&world.scheduler.pages);
+                });
             }
             world.n_segments_shared += world.scheduler.pages.tokens.n_shared();
             if world.random.below(3) == 0 {

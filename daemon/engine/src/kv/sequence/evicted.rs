@@ -313,7 +313,9 @@ impl Sequence {
         holed.cells.pack(blocks.clone());
         holed.find_stretches();
         self.places.n_same = self.places.n_same.min(blocks.start);
-        for block in self.blocks.splice(blocks, [own]).collect::<Vec<_>>() {
+        let gone: Vec<BlockId> = self.blocks.own().splice(blocks, [own]).collect();
+        self.own_from = self.blocks.len();
+        for block in gone {
             pages.pin(block);
             pages.release(block, &self.account);
         }
@@ -328,10 +330,11 @@ impl Sequence {
         self.places.n_same = self.places.n_same.min(first);
         let gone: Vec<BlockId> = indices.iter().map(|&idx| self.blocks[idx]).collect();
         let mut idx = 0;
-        self.blocks.retain(|_| {
+        self.blocks.own().retain(|_| {
             idx += 1;
             indices.binary_search(&(idx - 1)).is_err()
         });
+        self.own_from = self.blocks.len();
         gone.into_iter().rev().for_each(|block| pages.release(block, &self.account));
     }
 

@@ -113,7 +113,10 @@ fn holes_are_what_a_model_without_pages_makes_of_them() {
         for n_acts in 0..500 {
             world.act();
             if n_acts % 8 == 0 {
-                world.kvs().for_each(|kv| kv.check_keys(&world.scheduler.pages));
+                world.kvs().for_each(|kv| {
+                    kv.check_keys(&world.scheduler.pages);
+                    kv.check_own(&world.scheduler.pages);
+                });
             }
             if world.random.below(3) == 0 {
                 world.step();

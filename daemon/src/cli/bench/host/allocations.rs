@@ -1,16 +1,13 @@
 //! Calls of the allocator by the engine's thread, in a build with the feature `count-allocations`.
 //!
-//! Counting takes an allocator of its own around the system's, which other builds do without.
+//! Counting takes an allocator around the daemon's, which other builds do without.
 
 #[cfg(feature = "count-allocations")]
 mod counted {
     use std::cell::RefCell;
     use std::sync::LazyLock;
 
-    use alloc_tracker::{Allocator, Operation, Session, ThreadSpan};
-
-    #[global_allocator]
-    static ALLOCATOR: Allocator<std::alloc::System> = Allocator::system();
+    use alloc_tracker::{Operation, Session, ThreadSpan};
 
     /// The name under which they are counted.
     const ENGINE: &str = "engine";
