@@ -4,7 +4,7 @@ use std::path::Path;
 
 use serde::Serialize;
 
-use super::error::{MixError, nearest};
+use super::error::{MixError, hint};
 use super::file::Mix;
 use crate::cli::table::{Align, Table};
 
@@ -49,8 +49,8 @@ pub(super) fn read(name: &str) -> Result<String, MixError> {
     let path = Path::new(name);
     let is_path = path.exists() || name.ends_with(".toml") || name.contains(std::path::MAIN_SEPARATOR);
     if !is_path {
-        let nearest = nearest(name, BUILTIN.iter().map(|(name, _)| *name));
-        return Err(MixError::UnknownMix { name: name.to_owned(), nearest });
+        let hint = hint(name, BUILTIN.iter().map(|(name, _)| *name));
+        return Err(MixError::UnknownMix { name: name.to_owned(), hint });
     }
     std::fs::read_to_string(path).map_err(|source| MixError::Read { path: path.to_owned(), source })
 }
@@ -101,6 +101,8 @@ mod tests {
     fn a_name_that_is_nearly_right_is_suggested() {
         let error = read("one-lnog").expect_err("no such mix");
         assert!(error.to_string().contains("did you mean \"one-long\""), "{error}");
+        let error = read("nosuch").expect_err("no such mix");
+        assert!(!error.to_string().contains("did you mean"), "{error}");
         assert!(matches!(read("./no-such.toml"), Err(MixError::Read { .. })));
         assert!(read("wide").is_ok());
     }

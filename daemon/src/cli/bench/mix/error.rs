@@ -1,34 +1,33 @@
 //! What can be wrong with a mix file, and with running it here.
 
+use std::fmt;
 use std::io;
 use std::path::PathBuf;
 
 /// Why a mix cannot be run.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum MixError {
-    #[error(
-        "no mix is named {name:?}, nor is there such a file; did you mean {nearest:?}? `--mix list` lists all"
-    )]
-    UnknownMix { name: String, nearest: &'static str },
+    #[error("no mix is named {name:?}, nor is there such a file (`--mix list` lists all){hint}")]
+    UnknownMix { name: String, hint: Hint },
     #[error("{path}: {source}", path = .path.display())]
     Read { path: PathBuf, source: io::Error },
     #[error("{source}")]
     Parse { source: Box<toml::de::Error> },
-    #[error("{place} has a field {key:?} that nothing is known about; did you mean {nearest:?}?")]
-    UnknownKey { place: String, key: String, nearest: String },
+    #[error("{place} has a field {key:?} that nothing is known about{hint}")]
+    UnknownKey { place: String, key: String, hint: Hint },
     #[error("{place}: {key} is {found}, expected {expected}")]
     Value { place: String, key: &'static str, expected: String, found: String },
     #[error("{place} lacks the field {key:?}")]
     Missing { place: String, key: &'static str },
-    #[error("{place}: no kind of load is named {kind:?}; did you mean {nearest:?}?")]
-    UnknownKind { place: String, kind: String, nearest: &'static str },
+    #[error("{place}: no kind of load is named {kind:?}{hint}")]
+    UnknownKind { place: String, kind: String, hint: Hint },
     /// The engine cannot do this yet.
     #[error("a mix needs a load: add a table [[load]]")]
     NoLoads,
     #[error("two loads are named {name:?}: give each a name of its own")]
     SameName { name: String },
-    #[error("{place} names the load {name:?}, which there is not; did you mean {nearest:?}?")]
-    UnknownLoad { place: String, name: String, nearest: String },
+    #[error("{place} names the load {name:?}, which there is not{hint}")]
+    UnknownLoad { place: String, name: String, hint: Hint },
     #[error("{place} names the load {name:?} twice")]
     LoadTwice { place: String, name: String },
     #[error("{field} says which loads run together, and so do the tables [[phase]]: leave one of them out")]
@@ -55,11 +54,37 @@ pub(crate) enum MixError {
     Silent { load: String, seconds: f64 },
 }
 
-/// The name that is nearest to what somebody wrote.
-///
-/// # Panics
-/// There are no names.
-pub(super) fn nearest<'a>(written: &str, names: impl IntoIterator<Item = &'a str>) -> &'a str {
-    let distance = |name: &&str| strsim::damerau_levenshtein(written, name);
-    names.into_iter().min_by_key(distance).expect("there are names")
+/// The end of an error: the right name that is near to what somebody wrote, if there is one.
+#[derive(Debug)]
+pub(crate) struct Hint(Option<String>);
+
+impl fmt::Display for Hint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.as_ref().map_or(Ok(()), |name| write!(f, "; did you mean {name:?}?"))
+    }
+}
+
+/// The nearest of these names, if it takes no more than an edit for every three letters to come by it.
+pub(super) fn hint<'a>(written: &str, names: impl IntoIterator<Item = &'a str>) -> Hint {
+    let near = names.into_iter().filter_map(|name| {
+        let n_edits = strsim::damerau_levenshtein(written, name);
+        (3 * n_edits <= written.chars().count().max(3)).then_some((n_edits, name))
+    });
+    Hint(near.min_by_key(|&(n_edits, _)| n_edits).map(|(_, name)| name.to_owned()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_is_near_is_suggested() {
+        let names = ["one-long", "wide", "chat"];
+        assert_eq!(hint("one-lnog", names).to_string(), "; did you mean \"one-long\"?");
+        assert_eq!(hint("widr", names).to_string(), "; did you mean \"wide\"?");
+        for far in ["nosuch", "long", "house", ""] {
+            assert_eq!(hint(far, names).to_string(), "", "{far}");
+        }
+        assert_eq!(hint("wide", []).to_string(), "");
+    }
 }

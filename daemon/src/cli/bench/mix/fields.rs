@@ -1,11 +1,11 @@
-//! Tables of a mix file, read field by field: what nobody asked for is refused with the nearest right name.
+//! Tables of a mix file, read field by field: what nobody asked for is refused, with the right name that is near to it.
 
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use toml::{Table, Value};
 
-use super::error::{MixError, nearest};
+use super::error::{MixError, hint};
 
 /// One table of the file.
 #[derive(Debug)]
@@ -146,7 +146,7 @@ impl<'a> Fields<'a> {
         Err(MixError::UnknownKey {
             place: self.place,
             key: key.clone(),
-            nearest: nearest(key, self.asked.iter().copied()).to_owned(),
+            hint: hint(key, self.asked.iter().copied()),
         })
     }
 }

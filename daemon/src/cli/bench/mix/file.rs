@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use toml::Table;
 
-use super::error::{MixError, nearest};
+use super::error::{MixError, hint};
 use super::fields::Fields;
 use super::load::{Kind, Load};
 
@@ -123,7 +123,7 @@ fn find(loads: &[Load], place: &str, name: &str) -> Result<usize, MixError> {
     loads.iter().position(|load| load.name == name).ok_or_else(|| MixError::UnknownLoad {
         place: place.to_owned(),
         name: name.to_owned(),
-        nearest: nearest(name, loads.iter().map(|load| load.name.as_str())).to_owned(),
+        hint: hint(name, loads.iter().map(|load| load.name.as_str())),
     })
 }
 

@@ -8,7 +8,7 @@ use trellis_engine::sampling::Sampler;
 use trellis_engine::sampling::beams::N_BEAMS_MAX;
 use trellis_engine::sampling::program::N_MEMBERS_MAX;
 
-use super::error::{MixError, nearest};
+use super::error::{MixError, hint};
 use super::fields::Fields;
 
 /// What one kind of user does, several times at once.
@@ -151,8 +151,8 @@ impl Load {
                 n_tokens: fields.count("tokens", 1..=1 << 16)?.unwrap_or(32),
             }),
             other => {
-                let nearest = nearest(other, KINDS);
-                return Err(MixError::UnknownKind { place, kind: other.to_owned(), nearest });
+                let hint = hint(other, KINDS);
+                return Err(MixError::UnknownKind { place, kind: other.to_owned(), hint });
             }
         };
         fields.finish()?;
