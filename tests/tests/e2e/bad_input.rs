@@ -59,6 +59,11 @@ fn mistakes_in_the_host_api() {
         ("NaN frequency penalty", "is NaN, expected"),
         ("NaN bias", "is NaN, expected"),
         ("bias out of range", "token 4103 does not exist; the vocabulary has 4096 entries"),
+        ("infinite parameter", "parameters is inf at 1, expected finite numbers"),
+        (
+            "groups of beams that do not come out even",
+            "n-groups is 3, expected a divisor of n-beams, which is 4",
+        ),
         ("mask out of range", "token 4096 does not exist; the vocabulary has 4096 entries"),
         ("mask of nothing", "no token can be drawn: "),
         ("mask of another model", "one argument belongs to the model \"tiny\", the other to \"draft\""),

@@ -178,6 +178,22 @@ pub enum SamplerError {
         #[serde(with = "names")]
         expected: Name,
     },
+    /// A parameter of a program that is no number to reckon with.
+    #[error("parameter {idx} is {value}, expected a finite number")]
+    Parameter {
+        /// Which, from 0 on.
+        idx: usize,
+        /// Its value.
+        value: f32,
+    },
+    /// Beams that come in no such number of groups of one size.
+    #[error("n-groups is {n_groups}, expected a divisor of n-beams, which is {n_beams}")]
+    Groups {
+        /// Groups that were asked for.
+        n_groups: usize,
+        /// Beams of all groups.
+        n_beams: usize,
+    },
     /// A biased token that the model does not have.
     #[error("token {token} is out of range: the vocabulary has {vocab_size} entries")]
     TokenOutOfRange {

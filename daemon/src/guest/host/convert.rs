@@ -188,6 +188,12 @@ impl From<SamplerError> for HostError {
     fn from(error: SamplerError) -> Self {
         match error {
             SamplerError::OutOfRange { name, value, expected } => invalid(name, value, expected),
+            SamplerError::Parameter { idx, value } => {
+                invalid("parameters", format!("{value} at {idx}"), "finite numbers")
+            }
+            SamplerError::Groups { n_groups, n_beams } => {
+                invalid("n-groups", n_groups, format!("a divisor of n-beams, which is {n_beams}"))
+            }
             SamplerError::TokenOutOfRange { token, vocab_size } => {
                 token_out_of_range(token, vocab_size).into()
             }

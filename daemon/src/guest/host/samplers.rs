@@ -5,7 +5,7 @@ use std::sync::Arc;
 use trellis_engine::ModelHandle;
 use trellis_engine::account::HostCharge;
 use trellis_engine::sampling::program::{N_HANDLES_MAX, N_PARAMETERS_MAX, PutOn};
-use trellis_engine::sampling::{Sampler, TokenMask};
+use trellis_engine::sampling::{Sampler, SamplerError, TokenMask};
 use wasmtime::component::Resource;
 
 use super::convert::{check_same_model, check_tokens, invalid};
@@ -178,8 +178,8 @@ impl HostSampler for GuestState {
         parameters: Vec<f32>,
     ) -> Result<(), HostError> {
         check_n("parameters", parameters.len(), N_PARAMETERS_MAX)?;
-        if let Some(value) = parameters.iter().find(|value| !value.is_finite()) {
-            return Err(invalid("parameters", value, "finite numbers"));
+        if let Some((idx, &value)) = parameters.iter().enumerate().find(|(_, value)| !value.is_finite()) {
+            return Err(SamplerError::Parameter { idx, value }.into());
         }
         self.put_on(&sampler)?.0.parameters = parameters;
         Ok(())

@@ -2,6 +2,7 @@
 
 use serde::Serialize;
 use trellis_guest::bindings::trellis::host::session;
+use trellis_guest::programs::{Definition, Source};
 use trellis_guest::{
     Chat, ChatEnd, Context, Error, Model, Result, Sampler, TokenMask, emit_json, forget, generate_all,
     score_all, speculate_all, step_all, top_all,
@@ -35,7 +36,7 @@ pub(crate) fn make_all() -> Outcome {
 
 type Mistake = fn(&Model, &Context, &Context) -> Result;
 
-const MISTAKES: [(&str, Mistake); 38] = [
+const MISTAKES: [(&str, Mistake); 40] = [
     ("unknown model", |_, _, _| Model::open("gpt-17").map(drop)),
     ("token out of range", |model, context, _| context.append(&[5, model.info().vocab_size])),
     ("too long", |_, context, _| context.append(&vec![5; context.capacity() as usize])),
@@ -53,6 +54,13 @@ const MISTAKES: [(&str, Mistake); 38] = [
     ("bias out of range", |model, context, _| {
         let sampler = Sampler::seeded(1).bias([(model.info().vocab_size + 7, 1.0)]).build()?;
         context.step(&sampler).map(drop)
+    }),
+    ("infinite parameter", |model, _, _| {
+        let program = model.program(&Definition::build(|b| b.logits().draw(Source::SEED)))?;
+        Sampler::by_program(&program, 1)?.set_parameters(&[1.0, f32::INFINITY])
+    }),
+    ("groups of beams that do not come out even", |_, context, _| {
+        context.beams(4).groups(3, 0.5).max_tokens(2).run(1).map(drop)
     }),
     ("mask out of range", |model, _, _| TokenMask::allow(model, &[model.info().vocab_size]).map(drop)),
     ("mask of nothing", |model, context, _| {

@@ -103,7 +103,7 @@ impl BeamSettings {
             return refuse("n-beams", self.n_beams as f32, "1 to 512");
         }
         if self.n_groups == 0 || !self.n_beams.is_multiple_of(self.n_groups) {
-            return refuse("n-groups", self.n_groups as f32, "a divisor of n-beams");
+            return Err(SamplerError::Groups { n_groups: self.n_groups, n_beams: self.n_beams });
         }
         if !(self.diversity_penalty.is_finite() && self.diversity_penalty >= 0.0) {
             return refuse("diversity-penalty", self.diversity_penalty, "finite, at least 0");

@@ -348,14 +348,17 @@ fn settings_are_checked() {
     for (wrong, name) in [
         (BeamSettings { n_beams: 0, ..plain.clone() }, "n-beams"),
         (BeamSettings { n_beams: 513, ..plain.clone() }, "n-beams"),
-        (BeamSettings { n_groups: 0, ..plain.clone() }, "n-groups"),
-        (BeamSettings { n_groups: 3, ..plain.clone() }, "n-groups"),
         (BeamSettings { diversity_penalty: -0.1, ..plain.clone() }, "diversity-penalty"),
         (BeamSettings { length_penalty: f64::NAN, ..plain.clone() }, "length-penalty"),
         (BeamSettings { n_tokens_max: 0, ..plain.clone() }, "max-tokens"),
     ] {
         let refused = wrong.validate(40);
         assert!(matches!(refused, Err(SamplerError::OutOfRange { name: found, .. }) if found == name));
+    }
+    for n_groups in [0, 3] {
+        let error = BeamSettings { n_groups, ..plain.clone() }.validate(40).expect_err("4 beams have no such groups");
+        let expected = format!("n-groups is {n_groups}, expected a divisor of n-beams, which is 4");
+        assert_eq!(error.to_string(), expected);
     }
     let many = BeamSettings { stop_tokens: vec![0; 257], ..plain.clone() };
     assert!(matches!(many.validate(40), Err(SamplerError::TooMany { n: 257, .. })));

@@ -71,8 +71,8 @@ impl PutOn {
         if let Some(&(what, n, max)) = n_given.iter().find(|(_, n, max)| n > max) {
             return Err(SamplerError::TooMany { what, n, max });
         }
-        if let Some(&value) = self.parameters.iter().find(|value| !value.is_finite()) {
-            return Err(SamplerError::OutOfRange { name: "parameter", value, expected: "a finite number" });
+        if let Some((idx, &value)) = self.parameters.iter().enumerate().find(|(_, value)| !value.is_finite()) {
+            return Err(SamplerError::Parameter { idx, value });
         }
         match self.masks.iter().chain(&self.within).find(|mask| mask.vocab_size() != vocab_size) {
             Some(mask) => Err(SamplerError::MaskSize { n_tokens: mask.vocab_size(), vocab_size }),
