@@ -223,7 +223,8 @@ impl Context {
     /// [`top_all`](crate::top_all).
     ///
     /// # Errors
-    /// [`InvalidArgument`](crate::Error::InvalidArgument) when `n` is 0 or more than the host gives.
+    /// [`InvalidArgument`](crate::Error::InvalidArgument) when `n` is 0 or more than the host gives;
+    /// [`EmptyContext`](crate::Error::EmptyContext).
     pub fn top(&self, n: u32) -> Result<Distribution> {
         decoding::top_all([self], n).map(only)
     }
@@ -234,7 +235,7 @@ impl Context {
     ///
     /// # Errors
     /// [`InvalidArgument`](crate::Error::InvalidArgument) when the continuation is empty,
-    /// [`ContextFull`](crate::Error::ContextFull).
+    /// [`EmptyContext`](crate::Error::EmptyContext) when the context is, [`ContextFull`](crate::Error::ContextFull).
     pub fn score(&self, continuation: &[Token]) -> Result<Vec<f32>> {
         decoding::score_all([(self, continuation)]).map(only)
     }
@@ -294,8 +295,9 @@ impl Context {
     /// ([`score`](Self::score)), and then appended: that computes it once.
     ///
     /// # Errors
-    /// [`InvalidArgument`](crate::Error::InvalidArgument) when no token is left from `start` on; those of
-    /// [`fork`](Self::fork) and [`score`](Self::score).
+    /// [`InvalidArgument`](crate::Error::InvalidArgument) when no token is left from `start` on, as in an empty context;
+    /// [`EmptyContext`](crate::Error::EmptyContext) when `start` is 0: nothing is given before the first token, which has no
+    /// log-probability. Those of [`fork`](Self::fork) and [`score`](Self::score).
     pub fn prompt_logprobs(&self, start: u32) -> Result<Vec<f32>> {
         let (beginning, rest) = self.cut_at(start)?;
         beginning.score(&rest)

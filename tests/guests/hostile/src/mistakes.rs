@@ -36,7 +36,7 @@ pub(crate) fn make_all() -> Outcome {
 
 type Mistake = fn(&Model, &Context, &Context) -> Result;
 
-const MISTAKES: [(&str, Mistake); 40] = [
+const MISTAKES: [(&str, Mistake); 42] = [
     ("unknown model", |_, _, _| Model::open("gpt-17").map(drop)),
     ("token out of range", |model, context, _| context.append(&[5, model.info().vocab_size])),
     ("too long", |_, context, _| context.append(&vec![5; context.capacity() as usize])),
@@ -77,6 +77,10 @@ const MISTAKES: [(&str, Mistake); 40] = [
     ("top of an empty context", |_, _, empty| empty.top(1).map(drop)),
     ("step of an empty context", |_, _, empty| empty.step(&Sampler::greedy()).map(drop)),
     ("score after an empty context", |_, _, empty| score_all([(empty, &[5][..])]).map(drop)),
+    ("log-probabilities of an empty prompt", |_, _, empty| empty.prompt_logprobs(0).map(drop)),
+    ("log-probabilities of a prompt from its first token on", |_, context, _| {
+        context.prompt_logprobs(0).map(drop)
+    }),
     ("one empty context of two", |_, context, empty| {
         let sampler = Sampler::greedy();
         step_all([(context, &sampler), (empty, &sampler)]).map(drop)
