@@ -43,8 +43,8 @@ pub struct Limits {
     /// Contexts with a slot below this keep the hidden state of the last token that was asked about, so that a row of no
     /// tokens can ask about it again.
     pub n_states: usize,
-    /// The most stretches of a context from which tokens were evicted that attention tells apart; none where the device does
-    /// not compute such contexts.
+    /// The most stretches of a context from which tokens were evicted that attention tells apart; none where the model's
+    /// layers see windows of positions.
     pub n_stretches_max: usize,
     /// What a row of logits costs, in tokens: the output projection beside all layers.
     pub logits_tokens: f32,

@@ -80,10 +80,8 @@ pub enum EngineError {
         /// Tokens there are.
         length: usize,
     },
-    /// The model or its device computes no contexts from which tokens were evicted.
-    #[error(
-        "this model cannot evict tokens: its layers see windows of positions, or its device does not compute it"
-    )]
+    /// The model computes no contexts from which tokens were evicted.
+    #[error("this model cannot evict tokens: its layers see windows of positions")]
     CannotEvict,
     /// Closing up the hole would cut the context into too many stretches, which queries see with rotations of their own.
     #[error("closing up the hole would leave {n_stretches} stretches of tokens: at most {n_stretches_max}")]

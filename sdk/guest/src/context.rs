@@ -131,8 +131,8 @@ impl Context {
     /// [`SlidingWindow`](crate::SlidingWindow) for a context that goes on for ever.
     ///
     /// # Errors
-    /// [`InvalidArgument`](crate::Error::InvalidArgument) for tokens that are not there or that a constraint has, for a model or
-    /// a device that cannot, and where closing up would leave more than 8 stretches of tokens between holes;
+    /// [`InvalidArgument`](crate::Error::InvalidArgument) for tokens that are not there or that a constraint has, for a model
+    /// whose layers see windows of positions, and where closing up would leave more than 8 stretches of tokens between holes;
     /// [`BudgetExceeded`](crate::Error::BudgetExceeded).
     pub fn evict(&self, start: u32, end: u32, positions: Positions) -> Result {
         Ok(self.raw.evict(start, end, positions)?)

@@ -108,7 +108,7 @@ impl From<EngineError> for HostError {
                 );
             }
             EngineError::CannotEvict => {
-                return invalid("context", text, "one of a model and on a device that can");
+                return invalid("context", text, "one of a model whose layers see all positions");
             }
             EngineError::TooManyStretches { n_stretches, n_stretches_max } => {
                 let stretches = format!("{n_stretches} stretches of tokens");
