@@ -31,6 +31,12 @@ fn run() -> Result {
     let off: Option<String> = args.option("--off")?;
     let temperature: f32 = args.option("--temperature")?.unwrap_or(0.8);
     let max_tokens = args.option("--max-tokens")?.unwrap_or(60);
+    if !scale.is_finite() {
+        return Err(args.mistake(format!("--scale is {scale}, and has to be finite")));
+    }
+    if !(temperature.is_finite() && temperature >= 0.0) {
+        return Err(args.mistake(format!("--temperature is {temperature}, and has to be finite and at least 0")));
+    }
     let text = args.text()?;
 
     let model = Model::open_default()?;

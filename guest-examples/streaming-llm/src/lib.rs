@@ -39,11 +39,20 @@ struct Report {
 fn run() -> Result {
     let mut args = Args::of_session(USAGE);
     let json = args.flag("--json");
-    let n_window = args.option("--window")?.unwrap_or(256u32).max(2);
-    let n_sinks = args.option("--sinks")?.unwrap_or(4u32).min(n_window - 2);
-    let n_piece = args.option("--piece")?.unwrap_or(1u32).clamp(1, n_window - n_sinks - 1);
+    let n_window: u32 = args.option("--window")?.unwrap_or(256);
+    let n_sinks: u32 = args.option("--sinks")?.unwrap_or(4);
+    let n_piece: u32 = args.option("--piece")?.unwrap_or(1);
     let max_tokens: usize = args.option("--max-tokens")?.unwrap_or(2000);
     let temperature = args.option("--temperature")?.unwrap_or(0.8);
+    // A token that may go, and the last one, which stays.
+    if n_window < 2 || n_sinks > n_window - 2 {
+        let least = "and has to have two tokens more than there are --sinks";
+        return Err(args.mistake(format!("--window is {n_window}, {least}, {n_sinks}")));
+    }
+    let n_piece_max = n_window - n_sinks - 1;
+    if !(1..=n_piece_max).contains(&n_piece) {
+        return Err(args.mistake(format!("--piece is {n_piece}, and has to be from 1 to {n_piece_max}")));
+    }
     let text = args.text()?;
 
     let model = Model::open_default()?;

@@ -32,4 +32,13 @@ pub(crate) async fn guidance(name: &str) {
     assert!(gaps[2] > gaps[0], "{gaps:?}");
     let text = run(name, &["--max-tokens", "8", TEXT]).await.well().text;
     assert!(text.starts_with(TEXT) && text.len() > TEXT.len() + 1, "{text:?}");
+    for (option, value, told) in [
+        ("--temperature", "-1", "--temperature is -1, and has to be finite and at least 0"),
+        ("--temperature", "NaN", "--temperature is NaN, and has to be finite and at least 0"),
+        ("--scale", "inf", "--scale is inf, and has to be finite"),
+    ] {
+        let ended = run(name, &[option, value, TEXT]).await;
+        let message = &ended.reason().message;
+        assert!(message.contains(told) && message.contains("usage: guidance"), "{message}");
+    }
 }
