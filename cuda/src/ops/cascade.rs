@@ -38,7 +38,9 @@ impl<'a> Alike<'a> {
         let cutting = cuttings.of(Form::Shared);
         let n_rows_max = (n_tiles_max(cuttings) - n_tiles_before) * cutting.tile_tokens;
         let (mut n_rows, mut n_pages) = (1, first.position / PAGE_LEN);
-        for row in others.iter().take_while(|row| row.n_tokens == 1 && row.n_pages_alike > 0) {
+        // The kernels of what is shared see all cells of a page: a row with holes goes by itself.
+        let may_share = |row: &&RowSpan| row.n_tokens == 1 && row.n_pages_alike > 0 && !row.has_holes;
+        for row in others.iter().take_while(may_share) {
             if n_rows >= n_rows_max {
                 break;
             }
@@ -48,7 +50,7 @@ impl<'a> Alike<'a> {
         // Keys that only some of the queries see would take a mask.
         let n_pages = n_pages / cutting.quantum_pages * cutting.quantum_pages;
         let is_worth_it = (n_rows - 1) * n_pages >= N_PAGES_SPARED_MIN && n_rows <= n_rows_max;
-        is_worth_it.then_some(Self { rows: &rows[..n_rows], n_pages })
+        (is_worth_it && !first.has_holes).then_some(Self { rows: &rows[..n_rows], n_pages })
     }
 
     /// Adds what they share, in tiles, and what each has for itself, with the place of its result.
@@ -183,11 +185,17 @@ mod tests {
     #[test]
     fn rows_that_have_little_in_common_are_read_one_by_one() {
         let (rows, cuttings) = (rows(), cuttings(33));
-        let first_of = |rows| Alike::first_of(rows, None, &cuttings, 0).map(|alike| alike.rows.len());
+        let first_of = |rows: &[RowSpan]| Alike::first_of(rows, None, &cuttings, 0).map(|alike| alike.rows.len());
         assert_eq!((first_of(&rows), first_of(&rows[1..])), (Some(70), Some(69)));
         assert_eq!(first_of(&rows[..19]), None, "18 times 56 pages are not enough");
         assert_eq!(first_of(&rows[..20]), Some(20));
         assert_eq!(first_of(&rows[70..]), None, "a stream shares nothing");
+        let with_holes_in = |idx: usize| {
+            let mut rows = rows.clone();
+            rows[idx].has_holes = true;
+            first_of(&rows)
+        };
+        assert_eq!((with_holes_in(0), with_holes_in(30)), (None, Some(30)), "holes are not shared");
         assert!(Alike::first_of(&rows, None, &cuttings, n_tiles_max(&cuttings)).is_none(), "no room");
         let without_tiles = Cuttings { tiles: None, ..cuttings };
         assert!(Alike::first_of(&rows, None, &without_tiles, 0).is_none());
