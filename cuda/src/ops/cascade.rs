@@ -185,7 +185,8 @@ mod tests {
     #[test]
     fn rows_that_have_little_in_common_are_read_one_by_one() {
         let (rows, cuttings) = (rows(), cuttings(33));
-        let first_of = |rows: &[RowSpan]| Alike::first_of(rows, None, &cuttings, 0).map(|alike| alike.rows.len());
+        let first_of =
+            |rows: &[RowSpan]| Alike::first_of(rows, None, &cuttings, 0).map(|alike| alike.rows.len());
         assert_eq!((first_of(&rows), first_of(&rows[1..])), (Some(70), Some(69)));
         assert_eq!(first_of(&rows[..19]), None, "18 times 56 pages are not enough");
         assert_eq!(first_of(&rows[..20]), Some(20));

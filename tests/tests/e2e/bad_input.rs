@@ -71,7 +71,10 @@ fn mistakes_in_the_host_api() {
         ("top of an empty context", "the context is empty; append at least one token first"),
         ("step of an empty context", "the context is empty; append at least one token first"),
         ("score after an empty context", "the context is empty; append at least one token first"),
-        ("log-probabilities of an empty prompt", "continuation is empty in request 0, expected at least one token"),
+        (
+            "log-probabilities of an empty prompt",
+            "continuation is empty in request 0, expected at least one token",
+        ),
         (
             "log-probabilities of a prompt from its first token on",
             "the context is empty; append at least one token first",

@@ -356,7 +356,8 @@ fn settings_are_checked() {
         assert!(matches!(refused, Err(SamplerError::OutOfRange { name: found, .. }) if found == name));
     }
     for n_groups in [0, 3] {
-        let error = BeamSettings { n_groups, ..plain.clone() }.validate(40).expect_err("4 beams have no such groups");
+        let error =
+            BeamSettings { n_groups, ..plain.clone() }.validate(40).expect_err("4 beams have no such groups");
         let expected = format!("n-groups is {n_groups}, expected a divisor of n-beams, which is 4");
         assert_eq!(error.to_string(), expected);
     }

@@ -71,7 +71,8 @@ impl PutOn {
         if let Some(&(what, n, max)) = n_given.iter().find(|(_, n, max)| n > max) {
             return Err(SamplerError::TooMany { what, n, max });
         }
-        if let Some((idx, &value)) = self.parameters.iter().enumerate().find(|(_, value)| !value.is_finite()) {
+        if let Some((idx, &value)) = self.parameters.iter().enumerate().find(|(_, value)| !value.is_finite())
+        {
             return Err(SamplerError::Parameter { idx, value });
         }
         match self.masks.iter().chain(&self.within).find(|mask| mask.vocab_size() != vocab_size) {
