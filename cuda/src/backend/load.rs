@@ -214,6 +214,7 @@ impl CudaBackend {
                 n_positions_max: config.n_positions.min(pages.n_first * PAGE_LEN),
                 vocab_size: config.vocab_size,
                 hidden_size: config.hidden_size,
+                n_layers: config.n_layers,
                 n_steps_under_way: 2,
                 n_slots: N_SLOTS,
                 n_states: limits.n_states,

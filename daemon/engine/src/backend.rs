@@ -36,6 +36,8 @@ pub struct Limits {
     pub vocab_size: usize,
     /// Length of a hidden state.
     pub hidden_size: usize,
+    /// Layers of the model. A hidden state after all of them has a row of logits made with it.
+    pub n_layers: usize,
     /// Steps that can be under way at once: with two, the next one is planned before the last is taken in.
     pub n_steps_under_way: usize,
     /// Contexts with a slot below this keep what was drawn for them last, so that a row can begin with it.
@@ -100,6 +102,7 @@ impl Limits {
             n_positions_max: 1 << 17,
             vocab_size: 1000,
             hidden_size: 1,
+            n_layers: 6,
             n_steps_under_way: 2,
             n_slots: 1 << 16,
             n_states: 0,

@@ -40,6 +40,7 @@ fn engine() -> (ModelHandle, Served) {
         n_positions_max: 100,
         vocab_size: 100,
         hidden_size: 1,
+        n_layers: 6,
         n_steps_under_way: 1,
         n_slots: 0,
         n_states: 0,

@@ -3,8 +3,15 @@
 use crate::batch::{Output, OutputFault, OutputKind, OutputRequest, Seen, Top};
 use crate::sampling::Looks;
 
-/// What a hidden state costs that leaves the device, in rows of logits.
-pub(super) const STATE_ROWS: f32 = 0.25;
+/// What a hidden state costs that leaves the device, in rows of logits: one from between layers, or one beside a draw, whose
+/// row of logits there is.
+const STATE_ROWS: f32 = 0.25;
+
+/// What the states of one token cost, where nothing is drawn, in rows of logits. One after all layers of the model costs a row
+/// itself: the device gathers it for the output projection, and gives back what went in.
+pub(super) fn states_rows(n_layers: &[usize], n_layers_max: usize) -> f32 {
+    n_layers.iter().map(|&n_layers| if n_layers == n_layers_max { 1.0 } else { STATE_ROWS }).sum()
+}
 
 impl Looks {
     /// Things that are asked in each place.

@@ -14,7 +14,7 @@ mod verify;
 
 pub(crate) use ask::{AskWork, Part, Progress};
 pub(crate) use joint::{JobId, JointWork, Membership, Stage, Wanted};
-use looks::STATE_ROWS;
+use looks::states_rows;
 pub(crate) use masks::LateMasks;
 pub(crate) use mixture::{MixedWork, Mixture};
 pub(crate) use run::RunWork;
@@ -26,6 +26,7 @@ use std::sync::Arc;
 
 use smallvec::smallvec;
 
+use crate::backend::Limits;
 use crate::batch::{OutputKind, OutputRequest, Requests, Start, Within};
 use crate::command::{Ahead, Ask, Pooling};
 use crate::completion::Tag;
@@ -239,9 +240,8 @@ impl Work {
         }
     }
 
-    /// What the outputs of the tokens at these places cost, in tokens, where a row of logits costs `logits_tokens`. The
-    /// one row of a draw is part of decoding.
-    pub(crate) fn outputs_cost(&self, tokens: Range<usize>, n_tokens: usize, logits_tokens: f32) -> usize {
+    /// What the outputs of the tokens at these places cost, in tokens. The one row of a draw is part of decoding.
+    pub(crate) fn outputs_cost(&self, tokens: Range<usize>, n_tokens: usize, limits: &Limits) -> usize {
         let Range { start, end } = tokens;
         let is_last = end == n_tokens;
         let n_rows = match self {
@@ -270,13 +270,13 @@ impl Work {
                 Ask::Top { .. } | Ask::Scores(_) | Ask::Embedding => f32::from(is_last as u8),
                 Ask::Hidden { n_layers, .. } => {
                     let n_tokens = end.saturating_sub(start.max(work.first_output()));
-                    STATE_ROWS * (n_tokens * n_layers.len()) as f32
+                    states_rows(n_layers, limits.n_layers) * n_tokens as f32
                 }
                 // It leaves the device and is copied again for the guest.
                 Ask::Full => 4.0 * f32::from(is_last as u8),
             },
         };
-        (n_rows * logits_tokens) as usize
+        (n_rows * limits.logits_tokens) as usize
     }
 
     /// What the programs cost that draw at the end of these tokens, in thousandths of a token, where a row of logits costs

@@ -23,7 +23,7 @@ impl Scheduler {
             false => work.programs_cost(tokens.clone(), n_all, self.limits.logits_tokens),
         };
         plan.work.n_program_thousandths += n_thousandths;
-        let n_outputs_tokens = work.outputs_cost(tokens, n_all, self.limits.logits_tokens);
+        let n_outputs_tokens = work.outputs_cost(tokens, n_all, &self.limits);
         let cost = if class == Class::Decode {
             plan.work.n_decode_rows += n_tokens;
             // A verification is as many rows as it has tokens, and reads its pages once.

@@ -165,6 +165,7 @@ impl World {
             n_positions_max: N_POSITIONS,
             vocab_size: VOCAB as usize,
             hidden_size: 1,
+            n_layers: 6,
             n_steps_under_way: 1 + random.below(2),
             n_slots: 1 << 16,
             n_states: [0, 5, 1 << 16][random.below(3)],

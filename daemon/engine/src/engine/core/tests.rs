@@ -181,6 +181,7 @@ fn limits(n_rows_max: usize, n_steps_under_way: usize) -> Limits {
         n_positions_max: 1000,
         vocab_size: VOCAB,
         hidden_size: 1,
+        n_layers: 6,
         n_steps_under_way,
         n_slots: 2 * n_rows_max,
         n_states: 0,

@@ -49,7 +49,7 @@ impl Scheduler {
         });
         context.under_way =
             Some(UnderWay { n_rows: 1, end: n_tokens, n_draws: usize::from(draws), waits_for_mask: false });
-        let n_outputs_tokens = work.outputs_cost(n_tokens - 1..n_tokens, n_tokens, self.limits.logits_tokens);
+        let n_outputs_tokens = work.outputs_cost(n_tokens - 1..n_tokens, n_tokens, &self.limits);
         let n_head_tokens = n_outputs_tokens.max(self.limits.logits_tokens as usize) + 1;
         plan.work.n_head_tokens += n_head_tokens;
         let n_thousandths = work.programs_cost(n_tokens - 1..n_tokens, n_tokens, self.limits.logits_tokens);

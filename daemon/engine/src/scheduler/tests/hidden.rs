@@ -65,3 +65,24 @@ fn a_mean_goes_on_beside_a_stream_that_looks_at_hidden_states() {
     }
     panic!("the mean starves");
 }
+
+/// Between layers a state is copied; after all of them it goes through the output projection.
+#[test]
+fn a_state_after_all_layers_costs_a_row_of_logits() {
+    let n_prompt_tokens = |ask: Ask| {
+        let mut house = House::new(64, u64::MAX);
+        house.scheduler.limits.logits_tokens = 4.0;
+        house.scheduler.limits.n_layers = 6;
+        let asked = house.create();
+        house.ask(asked, 0, &[1, 2, 3, 4, 5, 6, 7, 8], ask);
+        let (plan, _) = house.submit();
+        plan.work.n_prompt_tokens
+    };
+    let mean =
+        |n_layers: &[usize]| Ask::Hidden { n_layers: n_layers.to_vec(), pooling: Pooling::MeanFrom(0) };
+    assert_eq!(n_prompt_tokens(mean(&[5])), 8 + 8);
+    assert_eq!(n_prompt_tokens(mean(&[6])), 8 + 8 * 4);
+    assert_eq!(n_prompt_tokens(mean(&[0, 5, 6])), 8 + 8 * (1 + 1 + 4));
+    let last = Ask::Hidden { n_layers: vec![6], pooling: Pooling::Last };
+    assert_eq!(n_prompt_tokens(last), n_prompt_tokens(Ask::Embedding));
+}

@@ -53,6 +53,7 @@ fn streams_of_one_user_do_not_keep_the_prompts_of_another_waiting() {
             n_positions_max: N_POSITIONS,
             vocab_size: VOCAB as usize,
             hidden_size: 1,
+            n_layers: 6,
             n_steps_under_way: 1,
             n_slots: 0,
             n_states: 0,

@@ -86,6 +86,7 @@ impl House {
             n_positions_max: 800,
             vocab_size: VOCAB as usize,
             hidden_size: 1,
+            n_layers: 6,
             n_steps_under_way: 2,
             n_slots: 1 << 16,
             n_states: 1 << 16,

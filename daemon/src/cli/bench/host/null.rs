@@ -38,6 +38,7 @@ impl NullBackend {
             n_positions_max: config.n_positions,
             vocab_size: config.vocab_size,
             hidden_size: config.hidden_size,
+            n_layers: config.n_layers,
             n_steps_under_way: 1,
             n_slots: 0,
             n_states: 0,
