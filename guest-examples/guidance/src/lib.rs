@@ -35,7 +35,8 @@ fn run() -> Result {
         return Err(args.mistake(format!("--scale is {scale}, and has to be finite")));
     }
     if !(temperature.is_finite() && temperature >= 0.0) {
-        return Err(args.mistake(format!("--temperature is {temperature}, and has to be finite and at least 0")));
+        let problem = format!("--temperature is {temperature}, and has to be finite and at least 0");
+        return Err(args.mistake(problem));
     }
     let text = args.text()?;
 
