@@ -66,6 +66,7 @@ examples! {
     "cot-decoding" => cot_decoding,
     "guidance" => guidance,
     "json-fields" => json_fields,
+    "power-sampling" => power_sampling,
     "probe" => probe,
     "samplers" => samplers,
     "self-consistency" => self_consistency,
@@ -169,7 +170,7 @@ mod check {
     pub(crate) use crate::evictions::streaming_llm;
     pub(crate) use crate::looks::cot_decoding;
     pub(crate) use crate::mixtures::guest::guidance;
-    pub(crate) use crate::posteriors::awrs;
+    pub(crate) use crate::posteriors::{awrs, power_sampling};
 
     pub(crate) async fn chat(name: &str) {
         let answer = run(name, &["What is 37 + 48?"]).await.well();

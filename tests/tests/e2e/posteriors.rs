@@ -2,6 +2,7 @@
 //! which the model is asked one by one.
 
 use std::collections::HashMap;
+use std::f64::consts::PI;
 
 use serde_json::Value;
 use trellis_client::StartOptions;
@@ -9,7 +10,7 @@ use trellis_engine::{Answer, Ask, Context};
 use trellis_tests::daemons::with;
 use trellis_tests::engines::{encode, owner};
 
-use crate::guests::{decode, is_stop, model, run, run_with};
+use crate::guests::{decode, is_stop, model, question, run, run_with};
 
 /// What the model says in one place, of its most probable tokens.
 #[derive(Clone, Debug)]
@@ -82,6 +83,14 @@ fn total_variation(a: &Shares, b: &Shares) -> f64 {
     0.5 * (in_a + only_in_b)
 }
 
+/// What the total variation of `n` independent draws from a distribution exceeds once in a million times: its mean, in the
+/// normal approximation, and what one draw changes, at most 1/n, by the inequality of bounded differences.
+fn variation_of_draws(shares: &Shares, n: usize) -> f64 {
+    let n = n as f64;
+    let deviations = shares.values().map(|p| (2.0 * p * (1.0 - p) / (PI * n)).sqrt());
+    0.5 * deviations.sum::<f64>() + (1e6f64.ln() / (2.0 * n)).sqrt()
+}
+
 fn tokens_of(value: &Value) -> Vec<u32> {
     serde_json::from_value(value["tokens"].clone()).expect("tokens")
 }
@@ -152,5 +161,58 @@ pub(crate) async fn awrs(name: &str) {
     for bad in ["0", "-1", "NaN", "inf"] {
         let ended = run(name, &["--temperature", bad, "x"]).await;
         assert!(ended.reason().message.contains("usage: awrs"), "{ended:?}");
+    }
+}
+
+pub(crate) async fn power_sampling(name: &str) {
+    check_powers(name).await;
+}
+
+/// Chains stand for the power of the model's distribution over whole texts, long and short ones. Drawing at that temperature,
+/// token by token, is far from it.
+async fn check_powers(name: &str) {
+    const ALPHA: f64 = 2.0;
+    const N_RUNS: u64 = 12;
+    const N_CHAINS: usize = 64;
+    let all = texts(&encode(model(), &question("word")), 2, 5).await;
+    let power = |logprob: &f64| (ALPHA * logprob).exp();
+    let (expected, _) = shares(&all, |(_, places), position, idx| power(&places[position].logprobs[idx]));
+    let (by_token, _) = shares(&all, |(_, places), position, idx| {
+        let logprobs = &places[position].logprobs;
+        power(&logprobs[idx]) / logprobs.iter().map(power).sum::<f64>()
+    });
+    let mut found = Shares::new();
+    let mut n_accepted = 0;
+    for seed in 0..N_RUNS {
+        let arguments =
+            ["--alpha", "2", "--chains", "64", "--top-k", "2", "--max-tokens", "5", "--block", "3"];
+        let arguments = [&arguments[..], &["--moves", "16", "--json", "word"]].concat();
+        let report = report(name, &arguments, seed).await;
+        let answers = report.as_array().expect("a list");
+        assert_eq!(answers.len(), N_CHAINS);
+        for answer in answers {
+            let tokens = tokens_of(answer);
+            assert_eq!(answer["text"], decode(&tokens));
+            *found.entry(tokens).or_default() += 1.0 / (N_RUNS as usize * N_CHAINS) as f64;
+            n_accepted += answer["n_accepted"].as_u64().expect("a number");
+        }
+    }
+    let most = variation_of_draws(&expected, N_RUNS as usize * N_CHAINS);
+    let [distance, of_tokens] = [&found, &by_token].map(|shares| total_variation(&expected, shares));
+    let n_whole =
+        all.iter().filter(|(tokens, _)| tokens.len() < 5).map(|(tokens, _)| expected[tokens]).sum::<f64>();
+    println!(
+        "{name}: total variation {distance:.4} of at most {most:.4}, token by token {of_tokens:.4}; {n_whole:.2} end early; \
+         {n_accepted} moves of {}",
+        N_RUNS as usize * N_CHAINS * 32
+    );
+    assert!(distance <= most && of_tokens >= 2.0 * most, "{distance}, {of_tokens}, {most}");
+    assert!((0.2..0.8).contains(&n_whole), "{n_whole}");
+
+    let text = run(name, &["What is 37 + 48?"]).await.well().text;
+    assert_eq!(text, "85\n");
+    for bad in [["--alpha", "0"], ["--alpha", "inf"], ["--block", "0"], ["--top-k", "0"]] {
+        let ended = run(name, &[&bad[..], &["x"]].concat()).await;
+        assert!(ended.reason().message.contains(&format!("usage: {name}")), "{ended:?}");
     }
 }
