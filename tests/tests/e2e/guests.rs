@@ -64,6 +64,7 @@ examples! {
     "complete" => complete,
     "constrained" => constrained,
     "cot-decoding" => cot_decoding,
+    "entropy-cut" => entropy_cut,
     "guidance" => guidance,
     "json-fields" => json_fields,
     "power-sampling" => power_sampling,
@@ -170,7 +171,7 @@ mod check {
     pub(crate) use crate::evictions::streaming_llm;
     pub(crate) use crate::looks::cot_decoding;
     pub(crate) use crate::mixtures::guest::guidance;
-    pub(crate) use crate::posteriors::{awrs, power_sampling};
+    pub(crate) use crate::posteriors::{awrs, entropy_cut, power_sampling};
 
     pub(crate) async fn chat(name: &str) {
         let answer = run(name, &["What is 37 + 48?"]).await.well();

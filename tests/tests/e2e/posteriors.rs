@@ -168,6 +168,29 @@ pub(crate) async fn power_sampling(name: &str) {
     check_powers(name).await;
 }
 
+pub(crate) async fn entropy_cut(name: &str) {
+    check_powers(name).await;
+    // The cuts are where the entropies rise.
+    let report = report(name, &["--moves", "0", "--max-tokens", "24", "--json", "What is 37 + 48?"], 7).await;
+    let (tokens, prompt) = (tokens_of(&report[0]), encode(model(), &question("What is 37 + 48?")));
+    let mut context = Context::create(model(), owner(u32::MAX)).await.expect("created");
+    context.append(&prompt).await.expect("fits");
+    let ask = Ask::Tops { continuation: tokens.clone(), n: 1 };
+    let answer = context.ask(ask).await.expect("asked").answer().await;
+    let Ok(Answer::Tops(tops)) = answer else { panic!("{answer:?}") };
+    let mut before = 0.0;
+    let rises = tops.iter().map(|top| (top.entropy - std::mem::replace(&mut before, top.entropy)).max(0.0));
+    let rises: Vec<f64> = rises.map(|rise| f64::from(rise).powi(4)).collect();
+    let sum: f64 = rises.iter().sum();
+    let cuts: Vec<f64> = serde_json::from_value(report[0]["cuts"].clone()).expect("numbers");
+    assert_eq!(cuts.len(), tokens.len());
+    for (cut, rise) in cuts.iter().zip(rises) {
+        assert!((cut - rise / sum).abs() <= 1e-3, "{cuts:?}: {tops:?}");
+    }
+    let ended = run(name, &["--sharpness", "0", "x"]).await;
+    assert!(ended.reason().message.contains("usage: entropy-cut"), "{ended:?}");
+}
+
 /// Chains stand for the power of the model's distribution over whole texts, long and short ones. Drawing at that temperature,
 /// token by token, is far from it.
 async fn check_powers(name: &str) {
