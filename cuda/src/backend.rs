@@ -273,6 +273,8 @@ impl Backend for CudaBackend {
 }
 
 #[cfg(test)]
+mod beside_cpu;
+#[cfg(test)]
 mod beside_tests;
 #[cfg(test)]
 mod evict_tests;

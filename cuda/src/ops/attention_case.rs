@@ -23,6 +23,10 @@ pub(crate) fn shape(dtype: Dtype, n_heads: usize, n_kv_heads: usize, head_dim: u
     AttentionShape { dtype, n_heads, n_kv_heads, head_dim, scale: 1.0 / (head_dim as f32).sqrt() }
 }
 
+/// Heads, KV heads and length of a head: groups of one to twelve queries, and lengths from the least to the largest.
+pub(crate) const HEADS: [(usize, usize, usize); 7] =
+    [(4, 4, 64), (8, 2, 128), (8, 1, 64), (6, 2, 80), (12, 1, 128), (5, 1, 256), (2, 1, 8)];
+
 /// A device, and the kernels of each shape compiled once.
 pub(crate) struct Modules {
     pub(crate) test: TestGpu,

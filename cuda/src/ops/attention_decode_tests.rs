@@ -1,7 +1,7 @@
 //! Single queries on the device against the reference in f64.
 
 use super::super::attention::{Attention, AttentionShape, Cuttings, Form};
-use super::super::attention_case::{Case, Modules, shape};
+use super::super::attention_case::{Case, HEADS, Modules, shape};
 use super::super::shares::Cutting;
 use super::*;
 use crate::ops::common::check::{DTYPES, assert_compiles};
@@ -60,9 +60,7 @@ const MIXED: [(usize, usize); 10] =
 fn agrees_with_the_reference() {
     let Some(mut modules) = gpu().map(Modules::new) else { return };
     for dtype in DTYPES {
-        for (n_heads, n_kv_heads, head_dim) in
-            [(4, 4, 64), (8, 2, 128), (8, 1, 64), (6, 2, 80), (12, 1, 128), (5, 1, 256), (2, 1, 8)]
-        {
+        for (n_heads, n_kv_heads, head_dim) in HEADS {
             let shape = shape(dtype, n_heads, n_kv_heads, head_dim);
             check(&mut modules, shape, &MIXED, None, &[1, 2, 7, 128]);
         }

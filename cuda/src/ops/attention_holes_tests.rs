@@ -3,7 +3,7 @@
 use trellis_engine::batch::Stretch;
 
 use super::super::attention::{Attention, Cuttings, Form};
-use super::super::attention_case::{Case, Modules, shape};
+use super::super::attention_case::{Case, HEADS, Modules, shape};
 use super::*;
 use crate::ops::common::check::{DTYPES, assert_compiles};
 use crate::testing::gpu;
@@ -92,9 +92,7 @@ const MIXED: [(usize, usize); 12] = [
 fn agrees_with_the_reference() {
     let Some(mut modules) = gpu().map(Modules::new) else { return };
     for dtype in DTYPES {
-        for (n_heads, n_kv_heads, head_dim) in
-            [(4, 4, 64), (8, 2, 128), (8, 1, 64), (6, 2, 80), (12, 1, 128), (5, 1, 256), (2, 1, 8)]
-        {
+        for (n_heads, n_kv_heads, head_dim) in HEADS {
             let shape = shape(dtype, n_heads, n_kv_heads, head_dim);
             check(&mut modules, shape, &MIXED, &[1, 2, 7, 1000]);
         }

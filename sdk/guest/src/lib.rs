@@ -70,6 +70,7 @@ mod mixtures;
 mod model;
 mod particles;
 pub mod programs;
+mod random;
 mod sampler;
 mod session;
 mod streams;
@@ -91,6 +92,7 @@ pub use guesses::Guesses;
 pub use mixtures::{Mixture, step_mixtures};
 pub use model::{ChatEnd, Model, ModelInfo, TextDecoder};
 pub use particles::{Particle, Particles};
+pub use random::Random;
 pub use sampler::{Sampler, SamplerBuilder, TokenMask};
 pub use session::{
     Inbox, LogLevel, Meter, Usage, call_bytes, emit, emit_json, emit_tokens, log, messages, receive,

@@ -2,7 +2,7 @@
 
 use std::ops::{Index, IndexMut};
 
-use crate::{Candidate, Context, Result, Sampler, step_all};
+use crate::{Candidate, Context, Random, Result, Sampler, step_all};
 
 /// A context that stands for a part of a distribution over texts.
 #[derive(Debug)]
@@ -43,7 +43,7 @@ pub struct Particles {
     particles: Vec<Particle>,
     /// Of the weights that resampling has taken away.
     log_evidence: f64,
-    random: SplitMix,
+    random: Random,
 }
 
 impl Particles {
@@ -56,7 +56,7 @@ impl Particles {
         let forks = prompt.forks(n, sampler)?.into_iter();
         let particles =
             forks.map(|(context, sampler)| Particle { context, log_weight: 0.0, sampler }).collect();
-        Ok(Self { particles, log_evidence: 0.0, random: SplitMix(sampler.seed()) })
+        Ok(Self { particles, log_evidence: 0.0, random: Random::new(sampler.seed()) })
     }
 
     /// How many there are.
@@ -131,15 +131,8 @@ impl Particles {
 
     /// One particle, as likely as its share says; none where all are out.
     pub fn draw(&mut self) -> Option<&Particle> {
-        let u = self.random.uniform();
-        let mut below = 0.0;
-        let shares = self.shares();
-        let last = shares.iter().rposition(|&share| share > 0.0)?;
-        let idx = shares.iter().position(|share| {
-            below += share;
-            u < below
-        });
-        self.particles.get(idx.unwrap_or(last))
+        let idx = self.random.choose(&self.shares())?;
+        self.particles.get(idx)
     }
 
     /// All of them.
@@ -197,25 +190,6 @@ fn systematic(shares: &[f64], u: f64) -> Option<Vec<usize>> {
     Some((0..shares.len()).map(place).collect())
 }
 
-/// G. L. Steele and others, "Fast Splittable Pseudorandom Number Generators" (2014).
-#[derive(Debug)]
-struct SplitMix(u64);
-
-impl SplitMix {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    /// From 0 up to, and without, 1.
-    fn uniform(&mut self) -> f64 {
-        (self.next() >> 11) as f64 / (1u64 << 53) as f64
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -226,7 +200,7 @@ mod tests {
         assert_eq!(systematic(&[0.0, 1.0, 0.0], 0.99), Some(vec![1, 1, 1]));
         assert_eq!(systematic(&[0.0; 3], 0.5), None);
         let shares = [0.1, 0.0, 0.42, 0.03, 0.45];
-        let (mut random, n_runs) = (SplitMix(3), 20_000);
+        let (mut random, n_runs) = (Random::new(3), 20_000);
         let mut counts = [0usize; 5];
         for _ in 0..n_runs {
             let places = systematic(&shares, random.uniform()).expect("there is weight");

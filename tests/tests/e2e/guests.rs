@@ -56,6 +56,7 @@ macro_rules! examples {
 }
 
 examples! {
+    "awrs" => awrs,
     "beam" => beam,
     "best-of-n" => best_of_n,
     "calculator" => calculator,
@@ -63,8 +64,10 @@ examples! {
     "complete" => complete,
     "constrained" => constrained,
     "cot-decoding" => cot_decoding,
+    "entropy-cut" => entropy_cut,
     "guidance" => guidance,
     "json-fields" => json_fields,
+    "power-sampling" => power_sampling,
     "probe" => probe,
     "samplers" => samplers,
     "self-consistency" => self_consistency,
@@ -111,7 +114,7 @@ pub(crate) fn model() -> &'static ModelHandle {
     model.get_or_init(|| daemon().model(None).expect("a model is loaded"))
 }
 
-async fn run_with(name: &str, options: StartOptions) -> Ended {
+pub(crate) async fn run_with(name: &str, options: StartOptions) -> Ended {
     let client = daemon().connect().await.expect("connected");
     daemons::run(&client, &guests::example(name), options).await
 }
@@ -168,6 +171,7 @@ mod check {
     pub(crate) use crate::evictions::streaming_llm;
     pub(crate) use crate::looks::cot_decoding;
     pub(crate) use crate::mixtures::guest::guidance;
+    pub(crate) use crate::posteriors::{awrs, entropy_cut, power_sampling};
 
     pub(crate) async fn chat(name: &str) {
         let answer = run(name, &["What is 37 + 48?"]).await.well();

@@ -26,6 +26,7 @@ mod old;
 mod paces;
 mod parity;
 mod particles;
+mod posteriors;
 mod programs;
 mod queues;
 mod recordings;

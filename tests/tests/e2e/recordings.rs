@@ -15,6 +15,7 @@ use crate::exe;
 
 /// Runs of every example: its name, its arguments, and the lines that its user types.
 const RUNS: &[(&str, &[&str], &str)] = &[
+    ("awrs", &["--particles", "6", "--max-tokens", "12", "Once upon a time"], ""),
     ("beam", &["--beams", "4", "--max-tokens", "20", "Once upon a time"], ""),
     ("best-of-n", &["--n", "4", "--max-tokens", "16", "What is 37 + 48?"], ""),
     ("calculator", &["What is 12 * 7 + 5?"], ""),
@@ -27,8 +28,10 @@ const RUNS: &[(&str, &[&str], &str)] = &[
     ("constrained", &["--choice", "yes|no", "Is 12 a prime number?"], ""),
     ("constrained", &["--schema", "{\"not\": {}}", "x"], ""),
     ("cot-decoding", &["--branches", "4", "--max-tokens", "12", "What is 37 + 48?"], ""),
+    ("entropy-cut", &["--chains", "2", "--moves", "3", "--max-tokens", "24", "What is 37 + 48?"], ""),
     ("guidance", &["--off", "A sad story.", "--max-tokens", "20", "Once upon a time"], ""),
     ("json-fields", &["Ada, a pilot from Oslo, is 36."], ""),
+    ("power-sampling", &["--chains", "2", "--moves", "3", "--max-tokens", "24", "What is 37 + 48?"], ""),
     ("probe", &["stream", "20", "Once upon a time"], ""),
     ("probe", &["tokens", "20", "0"], ""),
     ("samplers", &["--json", "--max-tokens", "12", "Once upon a time"], ""),

@@ -17,9 +17,13 @@ const SUITE: &str = include_str!("../../../golden/json-schema-test-suite/draft20
 /// Orders of keys that are tried for one instance: a grammar has its keys in one order.
 const N_ORDERS_MAX: usize = 5_040;
 
-/// Files whose valid instances are not all accepted, with why. An instance that is accepted and not valid is never excused.
-const EXCUSED: [(&str, &str); 1] =
-    [("format", "the draft takes a format for a remark, and here it is kept to: stricter than it has to be")];
+/// Files whose valid instances are not all accepted, and how many are not. An instance that is accepted and not valid is never
+/// excused.
+///
+/// The draft takes `format` for a remark, so its suite has for each format a string that is none and is valid all the same:
+/// "2962" for an e-mail address. Here a format is kept to, as who asks for an address wants one, and there are ten of them. The
+/// formats beside these are refused.
+const EXCUSED: [(&str, usize); 1] = [("format", 10)];
 
 #[derive(serde::Deserialize)]
 struct Group {
@@ -186,5 +190,6 @@ fn what_compiles_accepts_what_is_valid_and_nothing_else() {
         groups.len()
     );
     println!("refused by: {refusals:?}");
+    assert_eq!(n_excused, EXCUSED.iter().map(|(_, n)| n).sum::<usize>(), "valid and not accepted");
     assert!(wrong.is_empty(), "{} wrong:\n{}", wrong.len(), wrong.join("\n"));
 }

@@ -1,0 +1,82 @@
+//! Random numbers of a guest's own.
+
+/// Numbers that depend on the seed alone, on every machine the same (G. L. Steele and others, "Fast Splittable Pseudorandom
+/// Number Generators", 2014): for what a guest decides by chance beside the draws of a [`Sampler`](crate::Sampler), which
+/// have noise of their own. Not for secrets.
+///
+/// ```
+/// use trellis_guest::Random;
+///
+/// assert_eq!(Random::new(7).uniform(), Random::new(7).uniform());
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Random(u64);
+
+impl Random {
+    /// Numbers of this seed.
+    pub fn new(seed: u64) -> Self {
+        Self(seed)
+    }
+
+    /// 64 bits, for the seed of a sampler or a generation for one.
+    pub fn bits(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    /// From 0 up to, and without, 1.
+    pub fn uniform(&mut self) -> f64 {
+        (self.bits() >> 11) as f64 / (1u64 << 53) as f64
+    }
+
+    /// An index into weights, each as likely as its share in their sum. None where no weight is above 0.
+    ///
+    /// ```
+    /// let mut random = trellis_guest::Random::new(7);
+    /// assert_eq!(random.choose(&[0.0, 2.5, 0.0]), Some(1));
+    /// assert_eq!(random.choose(&[0.0, 0.0]), None);
+    /// ```
+    pub fn choose(&mut self, weights: &[f64]) -> Option<usize> {
+        let u = self.uniform();
+        let last = weights.iter().rposition(|&weight| weight > 0.0)?;
+        let below = u * weights.iter().sum::<f64>();
+        let mut sum = 0.0;
+        let idx = weights.iter().position(|weight| {
+            sum += weight;
+            below < sum
+        });
+        // Rounding may leave a little past the last of them.
+        Some(idx.unwrap_or(last))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_numbers_are_those_of_splitmix64() {
+        // The first of seed 1234567, as https://prng.di.unimi.it/splitmix64.c gives them.
+        let mut random = Random::new(1_234_567);
+        let first = [(); 3].map(|()| random.bits());
+        assert_eq!(first, [6_457_827_717_110_365_317, 3_203_168_211_198_807_973, 9_817_491_932_198_370_423]);
+    }
+
+    #[test]
+    fn indices_are_as_likely_as_their_weights() {
+        let (weights, n) = ([1.0, 0.0, 5.0, 2.0], 100_000);
+        let mut random = Random::new(3);
+        let mut counts = [0u32; 4];
+        for _ in 0..n {
+            counts[random.choose(&weights).expect("there is weight")] += 1;
+        }
+        for (count, weight) in counts.into_iter().zip(weights) {
+            let share = f64::from(count) / f64::from(n);
+            assert!((share - weight / 8.0).abs() < 0.01, "{share} of {weight}");
+        }
+        assert_eq!(counts[1], 0);
+    }
+}
