@@ -6,6 +6,12 @@ use crate::sampling::Looks;
 /// What a hidden state costs that leaves the device, in rows of logits.
 pub(super) const STATE_ROWS: f32 = 0.25;
 
+/// What the attention of so many layers over so many tokens costs, in rows of logits: launches of its own in each layer, and
+/// all keys for each query head.
+pub(super) fn attention_rows(n_layers: usize, n_tokens: usize) -> f32 {
+    STATE_ROWS * n_layers as f32 * (1.0 + n_tokens as f32 / 65_536.0)
+}
+
 impl Looks {
     /// Things that are asked in each place.
     pub(crate) fn n_asked(&self) -> usize {
