@@ -64,6 +64,7 @@ examples! {
     "constrained" => constrained,
     "cot-decoding" => cot_decoding,
     "guidance" => guidance,
+    "h2o" => h2o,
     "json-fields" => json_fields,
     "probe" => probe,
     "samplers" => samplers,
@@ -165,7 +166,7 @@ mod check {
     use super::*;
     pub(crate) use crate::beams::guest::beam;
     pub(crate) use crate::constraints::guest::constrained;
-    pub(crate) use crate::evictions::streaming_llm;
+    pub(crate) use crate::evictions::{h2o, streaming_llm};
     pub(crate) use crate::looks::cot_decoding;
     pub(crate) use crate::mixtures::guest::guidance;
 

@@ -28,6 +28,7 @@ const RUNS: &[(&str, &[&str], &str)] = &[
     ("constrained", &["--schema", "{\"not\": {}}", "x"], ""),
     ("cot-decoding", &["--branches", "4", "--max-tokens", "12", "What is 37 + 48?"], ""),
     ("guidance", &["--off", "A sad story.", "--max-tokens", "20", "Once upon a time"], ""),
+    ("h2o", &["--budget", "12", "--max-tokens", "20", "Once upon a time"], ""),
     ("json-fields", &["Ada, a pilot from Oslo, is 36."], ""),
     ("probe", &["stream", "20", "Once upon a time"], ""),
     ("probe", &["tokens", "20", "0"], ""),
