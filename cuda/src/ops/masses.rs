@@ -144,7 +144,7 @@ impl Masses {
                 params.cells[n] = fits(cell);
                 params.tables[n] = fits(table);
                 params.places[n] = fits(place);
-                params.flags[n] = if is_first { IS_FIRST } else { 0 } | if has_holes { HAS_HOLES } else { 0 };
+                params.flags[n] = u32::from(is_first) * IS_FIRST + u32::from(has_holes) * HAS_HOLES;
                 params.weights[n] = 1.0 / (shape.n_heads * n_layers) as f32;
                 if !has_holes {
                     expect_i32("masses", out, place + cell + 1);
