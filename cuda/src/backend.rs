@@ -283,6 +283,8 @@ mod fault_tests;
 #[cfg(test)]
 mod late_tests;
 #[cfg(test)]
+mod mass_tests;
+#[cfg(test)]
 mod mixture_tests;
 #[cfg(test)]
 mod program_tests;

@@ -254,6 +254,9 @@ impl World {
             let position = talk.held.len() - 1;
             let drawn = OutputRequest { position, kind: OutputKind::Sample(&samplers[sampler]) };
             let full = is_full.then_some(OutputRequest { position, kind: OutputKind::Full });
+            // The slot keeps no query.
+            let attention = (is_full && start <= position)
+                .then_some(OutputRequest { position, kind: OutputKind::Attention { layers: &[1, 0] } });
             let evicted = talk.evicted(start);
             Row {
                 slot: SlotId(talk_idx as u32),
@@ -262,7 +265,7 @@ impl World {
                 pages: &talk.pages,
                 n_same_pages: talk.n_told,
                 n_pages_alike: 0,
-                outputs: [drawn].into_iter().chain(full).collect(),
+                outputs: [drawn].into_iter().chain(full).chain(attention).collect(),
                 input: Input::Known,
                 evicted: evicted.map(|evicted| match start > position {
                     true => Evicted { packs: &[], ..evicted },

@@ -294,7 +294,7 @@ pub(super) fn assert_same(found: &Output, expected: &Output, about: &str) {
         (Output::Scores(a), Output::Scores(b)) | (Output::Full(a), Output::Full(b)) => {
             a.len() == b.len() && a.iter().zip(b).all(|(a, b)| close(*a, *b))
         }
-        (Output::Embedding(a), Output::Embedding(b)) => {
+        (Output::Embedding(a), Output::Embedding(b)) | (Output::Attention(a), Output::Attention(b)) => {
             a.len() == b.len() && a.iter().zip(b).all(|(a, b)| close(*a, *b))
         }
         (a, b) => a == b,

@@ -12,6 +12,7 @@ use crate::ops::embedding::Embedding;
 use crate::ops::gather::Gather;
 use crate::ops::gemv::Gemv;
 use crate::ops::logits::LogitsKernels;
+use crate::ops::masses::Masses;
 use crate::ops::norm::Norm;
 use crate::ops::pages::CopyPages;
 use crate::ops::rope::Rope;
@@ -33,6 +34,7 @@ pub(crate) struct Kernels {
     pub(crate) edits: Edits,
     pub(crate) gemv: Gemv,
     pub(crate) attention: Attention,
+    pub(crate) masses: Masses,
     pub(crate) logits: LogitsKernels,
 }
 
@@ -86,6 +88,7 @@ impl Kernels {
             let edits = compile(edits::source());
             let gemv = compile(gemv::source(dtype, gpu.compute_capability()));
             let attention: Vec<_> = Attention::sources(&attention_shape).into_iter().map(compile).collect();
+            let masses = compile(Masses::source(&attention_shape));
             let logits = logits::sources().map(compile);
             let load = |cubin: Compiling<'_>| {
                 let cubin = cubin.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
@@ -103,6 +106,7 @@ impl Kernels {
                 edits: Edits::new(&load(edits)?)?,
                 gemv: Gemv::new(gpu, &load(gemv)?, dtype)?,
                 attention: Attention::new(&attention, attention_shape)?,
+                masses: Masses::new(&load(masses)?, attention_shape)?,
                 logits: LogitsKernels::new(logits.map(load))?,
             })
         })
@@ -130,6 +134,7 @@ fn other_sources(config: &ModelConfig, dtype: Dtype, capability: (i32, i32)) -> 
         pages::source(),
         edits::source(),
         gemv::source(dtype, capability),
+        Masses::source(&attention_shape(config, dtype)),
     ];
     sources.extend(has_bias(config).then(|| bias::source(dtype)));
     sources.extend(logits::sources());

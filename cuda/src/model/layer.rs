@@ -99,6 +99,12 @@ impl Llama {
             window: self.config.windows[layer_idx],
             holes: step.holes.map(|places| HolesInputs { places, inv_freq: self.inv_freq.slice() }),
         };
+        if !step.masses.queries.is_empty() {
+            // Before the attention of these tokens, whose outputs it writes over.
+            let of_layer = step.masses.queries.iter().filter(|(_, layers)| layers.contains(&layer_idx));
+            let queries = of_layer.map(|(query, layers)| (query, layers.iter().all(|&it| it >= layer_idx)));
+            self.kernels.masses.run(stream, &inputs, queries, step.masses.out)?;
+        }
         let work = &step.attention[self.window_indices[layer_idx]];
         self.kernels.attention.run(stream, &inputs, work, step.workspace)
     }

@@ -14,6 +14,7 @@ use crate::ops::common::{Element, Rows};
 use crate::ops::embedding::{TokenIds, TokenPlaces};
 use crate::ops::gather::Kept;
 use crate::ops::gemv::{self, GemvOutput};
+use crate::ops::masses::MassQuery;
 use crate::{Buffer, CudaError, Gpu, Slice, Stream};
 
 /// Matrices smaller than this are not worth the time to find their fastest product.
@@ -53,6 +54,17 @@ pub(crate) struct LayerInputs {
     pub(crate) workspace: Workspace,
     /// All KV pages.
     pub(crate) kv: Slice,
+    /// Tokens whose attention is asked for, in a step that is not captured.
+    pub(crate) masses: StepMasses,
+}
+
+/// Tokens whose attention is asked for.
+#[derive(Clone, Debug)]
+pub(crate) struct StepMasses {
+    /// Each with its layers.
+    pub(crate) queries: Vec<(MassQuery, Vec<usize>)>,
+    /// Where the numbers go.
+    pub(crate) out: Slice, // f32
 }
 
 /// Which tokens have rows of logits.

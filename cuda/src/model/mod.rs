@@ -15,5 +15,5 @@ pub(crate) mod weights;
 
 pub(crate) use activations::{ActivationSizes, Activations};
 pub(crate) use kernels::Kernels;
-pub(crate) use llama::{LayerInputs, Llama, LogitsOf, LogitsRows};
+pub(crate) use llama::{LayerInputs, Llama, LogitsOf, LogitsRows, StepMasses};
 pub(crate) use weights::Weights;

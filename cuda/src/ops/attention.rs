@@ -336,6 +336,16 @@ impl AttentionInputs {
     /// Checks lengths; returns where the layer begins.
     #[track_caller]
     pub(super) fn check(&self, shape: &AttentionShape, list: DeviceShares) -> Pointer {
+        expect("shares", list.shares, SHARE_WORDS * list.workers.n_max, 4);
+        expect("cut tiles", list.cut_list, CUT_WORDS * list.cuts.n_max, 4);
+        expect_rows(list.workers);
+        expect_rows(list.cuts);
+        self.layer(shape)
+    }
+
+    /// The same without lists.
+    #[track_caller]
+    pub(super) fn layer(&self, shape: &AttentionShape) -> Pointer {
         let n_bytes = shape.dtype.n_bytes();
         let q_len = self.n_tokens_max * shape.n_heads * shape.head_dim;
         let layer_start = self.kv.layer_idx * shape.layer_len();
@@ -345,10 +355,6 @@ impl AttentionInputs {
         assert!(layer_start + shape.layer_len() <= self.kv.page_stride, "layer {}", self.kv.layer_idx);
         assert!((self.kv.page_stride * n_bytes).is_multiple_of(16), "pages are aligned to 16 bytes");
         expect_i32("entries", self.entries, 1);
-        expect("shares", list.shares, SHARE_WORDS * list.workers.n_max, 4);
-        expect("cut tiles", list.cut_list, CUT_WORDS * list.cuts.n_max, 4);
-        expect_rows(list.workers);
-        expect_rows(list.cuts);
         let pages = self.kv.pages;
         let start = layer_start * n_bytes;
         pages.part(start, pages.n_bytes - start).into()

@@ -308,9 +308,28 @@ impl Case {
         layer + (part * PAGE_LEN + position % PAGE_LEN) * self.shape.head_dim
     }
 
-    /// One output, and the sum of the weighted magnitudes that it is made of.
-    fn reference(&self, row_idx: usize, offset: usize, head: usize) -> Vec<(f64, f64)> {
-        let AttentionShape { n_heads, n_kv_heads, head_dim, scale, .. } = self.shape;
+    /// Rows as the step has them.
+    pub(crate) fn spans(&self) -> &[RowSpan] {
+        &self.spans
+    }
+
+    /// What a query puts on each token up to itself, the mean of its heads: 0 before its window.
+    pub(crate) fn masses(&self, row_idx: usize, offset: usize) -> Vec<f64> {
+        let position = self.spans[row_idx].position + offset;
+        let there: Vec<usize> = (0..=position).filter(|&position| self.sees(row_idx, position)).collect();
+        let mut masses = vec![0.0; there.len()];
+        for head in 0..self.shape.n_heads {
+            for (position, weight) in self.weights(row_idx, offset, head) {
+                let idx = there.binary_search(&position).expect("what is seen is there");
+                masses[idx] += weight / self.shape.n_heads as f64;
+            }
+        }
+        masses
+    }
+
+    /// What a query's head sees, and how much that weighs.
+    fn weights(&self, row_idx: usize, offset: usize, head: usize) -> Vec<(usize, f64)> {
+        let AttentionShape { n_heads, head_dim, scale, .. } = self.shape;
         let position = self.spans[row_idx].position + offset;
         let token = self.spans[row_idx].token + offset;
         let q = &self.q[(token * n_heads + head) * head_dim..][..head_dim];
@@ -330,9 +349,15 @@ impl Case {
             .collect();
         let top = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
         let sum: f64 = scores.iter().map(|score| (score - top).exp()).sum();
+        seen.into_iter().zip(scores.into_iter().map(|score| (score - top).exp() / sum)).collect()
+    }
+
+    /// One output, and the sum of the weighted magnitudes that it is made of.
+    fn reference(&self, row_idx: usize, offset: usize, head: usize) -> Vec<(f64, f64)> {
+        let AttentionShape { n_kv_heads, head_dim, .. } = self.shape;
+        let kv_head = head / self.shape.group_len();
         let mut out = vec![(0.0, 0.0); head_dim];
-        for (&position, score) in seen.iter().zip(&scores) {
-            let weight = (score - top).exp() / sum;
+        for (position, weight) in self.weights(row_idx, offset, head) {
             let v = &self.kv[self.kv_start(row_idx, position, n_kv_heads + kv_head)..][..head_dim];
             for (out, &v) in out.iter_mut().zip(v) {
                 out.0 += weight * f64::from(v);
@@ -481,9 +506,9 @@ impl Uploaded {
         }
     }
 
-    /// Puts the launches into the stream.
-    pub(crate) fn launch(&self, test: &TestGpu, attention: &Attention) {
-        let inputs = AttentionInputs {
+    /// What the kernels work on.
+    pub(crate) fn inputs(&self) -> AttentionInputs {
+        AttentionInputs {
             n_tokens_max: self.n_tokens + 1,
             q: self.q.slice(),
             out: self.out.slice(),
@@ -497,7 +522,12 @@ impl Uploaded {
             holes: self.lists[Form::Holed as usize]
                 .is_some()
                 .then(|| HolesInputs { places: self.hole_places.slice(), inv_freq: self.inv_freq.slice() }),
-        };
+        }
+    }
+
+    /// Puts the launches into the stream.
+    pub(crate) fn launch(&self, test: &TestGpu, attention: &Attention) {
+        let inputs = self.inputs();
         let on_device = |list: &UploadedList| DeviceShares {
             shares: list.shares.slice(),
             workers: list.workers.rows(),

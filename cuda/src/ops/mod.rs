@@ -23,6 +23,7 @@ pub mod logits;
 #[cfg(test)]
 mod logits_case;
 mod logits_params;
+pub mod masses;
 pub mod norm;
 pub mod pages;
 pub mod program;

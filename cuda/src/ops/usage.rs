@@ -3,17 +3,19 @@
 use super::attention::{Attention, AttentionShape};
 use super::common::Dtype;
 use super::common::check::DTYPES;
+use super::masses::Masses;
 use super::{bias, embedding, gather, gemv, logits, norm, pages, program, rope, stream, swiglu};
 use crate::compile::usage;
 use crate::testing::{gpu, include_dir};
 use crate::{Arg, Compiler, Module, Source};
 
 /// Kernels that may keep values in local memory: their name, bytes of a thread, and why.
-const LOCAL_BYTES_MAX: [(&str, u32, &str); 5] = [
+const LOCAL_BYTES_MAX: [(&str, u32, &str); 6] = [
     ("attention_decode", 40, "its launch bounds give up registers, so that more blocks are resident"),
     ("attention_holes", 96, "as for decode; besides, the method for the sines of large angles has a list"),
     ("attention_few", 96, "as for decode, and for prompts where a KV head has many query heads"),
     ("attention_prompt", 96, "it takes all the registers that a thread can have; 16 bytes on sm_90"),
+    ("masses", 32, "the method for the sines of large angles has a list"),
     ("logit_programs", 48, "what is the same for a block, as its launch bounds give up registers"),
 ];
 
@@ -39,6 +41,7 @@ fn sources(capability: (i32, i32)) -> Vec<Source> {
     let of_type = |dtype: Dtype| {
         let shape = |head_dim| AttentionShape { dtype, n_heads: 8, n_kv_heads: 2, head_dim, scale: 1.0 };
         let attention = [64, 128].map(|head_dim| Attention::sources(&shape(head_dim))).concat();
+        let masses = [64, 128].map(|head_dim| Masses::source(&shape(head_dim)));
         let of_rows = [
             bias::source(dtype),
             embedding::source(dtype),
@@ -47,7 +50,7 @@ fn sources(capability: (i32, i32)) -> Vec<Source> {
             rope::source(dtype),
             swiglu::source(dtype),
         ];
-        of_rows.into_iter().chain(attention)
+        of_rows.into_iter().chain(attention).chain(masses)
     };
     let of_any_type = [gather::source(), pages::source(), program::source(capability), stream::source()];
     DTYPES.into_iter().flat_map(of_type).chain(of_any_type).chain(logits::sources()).collect()

@@ -158,6 +158,7 @@ impl StepLists {
     pub(crate) fn can_be_captured(&self) -> bool {
         self.can_be_held()
             && self.outputs.taps.is_empty()
+            && self.outputs.masses.is_empty()
             && self.rows.iter().all(|row| row.n_tokens <= N_FEW_TOKENS_MAX)
     }
 

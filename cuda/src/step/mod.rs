@@ -11,6 +11,7 @@ mod given;
 mod histories;
 mod layout;
 mod lists;
+mod masses;
 mod outputs;
 mod programs;
 mod returned;

@@ -12,6 +12,7 @@ use trellis_engine::sampling::program::DrawState;
 
 use self::draws::both;
 use super::given::Given;
+use super::masses::Masses;
 use super::programs::Programs;
 use super::returned::Place;
 use super::row::StepRow;
@@ -109,6 +110,8 @@ pub(crate) struct Outputs {
     n_mixed_by_host: usize,
     /// Hidden states between layers.
     pub(crate) taps: Taps,
+    /// Attention within them.
+    pub(crate) masses: Masses,
     /// Rows taken in.
     n_rows: usize,
     /// Biases and masks.
@@ -166,6 +169,7 @@ impl Outputs {
         self.late.clear();
         self.n_mixed_by_host = 0;
         self.taps.clear();
+        self.masses.clear();
         self.n_rows = 0;
         self.tail.clear();
         self.n_token_words = 0;
@@ -182,11 +186,12 @@ impl Outputs {
         // Requests of one position share its logits. They come in any order; mostly they are sorted already.
         let mut order = std::mem::take(&mut self.order);
         order.clear();
-        let is_tap = |request: &OutputRequest<'_>| match request.kind {
+        let is_of_layers = |request: &OutputRequest<'_>| match request.kind {
             OutputKind::Hidden { n_layers } => n_layers < room.n_layers,
+            OutputKind::Attention { .. } => true,
             _ => false,
         };
-        order.extend((0..row.requests.len()).filter(|&idx| !is_tap(&row.requests[idx])));
+        order.extend((0..row.requests.len()).filter(|&idx| !is_of_layers(&row.requests[idx])));
         let position_of = |&request_idx: &usize| row.requests[request_idx].position;
         // The host makes all draws of a row's program or none: it would not know where the device's ended.
         let n_words = Self::n_tail_words(std::slice::from_ref(row), 0, place.slots);
@@ -199,6 +204,14 @@ impl Outputs {
         taps.push(row.requests, room.n_layers, (row.start, first_token_idx), |request_idx, state| {
             places[first_place + request_idx] = Place::Tapped { state };
         });
+        for (request_idx, request) in row.requests.iter().enumerate() {
+            if let OutputKind::Attention { layers } = request.kind {
+                self.places[first_place + request_idx] =
+                    self.masses.push(row, request.position, layers, first_token_idx, place.table);
+                let n_entries = self.n_top_entries + self.masses.n_entries();
+                assert!(n_entries <= N_TOP_ENTRIES_MAX, "more attention than a step brings back");
+            }
+        }
         for requests in order.chunk_by(|a, b| position_of(a) == position_of(b)) {
             let position = position_of(&requests[0]);
             let is_of_head = row.is_of_head() && position + 1 == row.end();
@@ -453,7 +466,7 @@ impl Outputs {
 
     /// Whether a list of so many tokens is one that a kernel makes, and there is room for it.
     fn has_room_for_list(&self, n: usize) -> bool {
-        n <= N_TOP_MAX && self.n_top_entries + n <= N_TOP_ENTRIES_MAX
+        n <= N_TOP_MAX && self.n_top_entries + self.masses.n_entries() + n <= N_TOP_ENTRIES_MAX
     }
 
     /// Gives an output row a list of so many tokens.
@@ -492,6 +505,11 @@ impl Outputs {
 
     /// Words that come back behind the output rows.
     pub(super) fn n_extra_words(&self) -> usize {
+        self.n_list_words() + self.masses.n_words()
+    }
+
+    /// Those of scores and lists, before those of attention.
+    pub(super) fn n_list_words(&self) -> usize {
         match self.n_top_entries {
             0 => self.score_tokens.len(),
             n => 2 * (self.top_start() + n),

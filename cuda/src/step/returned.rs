@@ -42,6 +42,8 @@ pub(crate) enum Place {
     Hidden { group_idx: usize, logits_row: usize, start: Option<usize> },
     /// A hidden state between layers: which of those that come back.
     Tapped { state: usize },
+    /// Attention: the first of its numbers among those that come back, and how many.
+    Attention { start: usize, n: usize },
     /// Logits that the host has to look at.
     Host { group_idx: usize, logits_row: usize },
     /// Nothing: the logits are mixed into a draw.

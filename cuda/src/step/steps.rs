@@ -124,6 +124,8 @@ struct HostBuffers {
 pub(crate) struct InFlight {
     buffers_idx: usize,
     starts: ReturnedStarts,
+    /// Where the numbers of attention begin.
+    masses: usize,
     /// Where the output for each request lies.
     places: Vec<Place>,
     rows: Vec<OutputRow>,
@@ -299,6 +301,7 @@ impl Steps {
         let outputs = &mut self.lists.outputs;
         let (places, rows) = (std::mem::take(&mut outputs.places), std::mem::take(&mut outputs.rows));
         let readings = std::mem::take(&mut outputs.readings);
+        let masses = starts.extra + outputs.n_list_words();
         #[cfg(test)]
         {
             self.n_by_host += by_host.len();
@@ -306,7 +309,7 @@ impl Steps {
         // A step that failed leaves its buffers to the next one: the others are those of the step before.
         self.next_idx = (buffers_idx + 1) % self.ring.len();
         let was_held = held.is_some();
-        Ok(InFlight { buffers_idx, starts, places, rows, readings, by_host, held, was_held })
+        Ok(InFlight { buffers_idx, starts, masses, places, rows, readings, by_host, held, was_held })
     }
 
     /// Puts the copy of what a step returns into the stream.
@@ -423,6 +426,13 @@ impl Steps {
                     match state.iter().any(|x| x.is_nan()) {
                         true => Err(OutputFault::NotANumber),
                         false => Ok(Output::Embedding(state.to_vec())),
+                    }
+                }
+                Place::Attention { start, n } => {
+                    let masses: &[f32] = from_words(&host.output, step.masses + start, n);
+                    match masses.iter().any(|x| x.is_nan()) {
+                        true => Err(OutputFault::NotANumber),
+                        false => Ok(Output::Attention(masses.to_vec())),
                     }
                 }
                 Place::Full { output_idx, start: None, .. } => {

@@ -293,6 +293,29 @@ fn hidden_states_between_layers_take_no_logits() {
 }
 
 #[test]
+fn attention_takes_no_logits_and_comes_back_behind_the_lists() {
+    let prompt: Vec<Token> = (0..40).collect();
+    let attention = |layers| OutputKind::Attention { layers };
+    let asked = vec![(39, attention(&[3, 1])), (30, attention(&[0]))];
+    let beside = vec![(39, OutputKind::Top { n: 5 }), (39, attention(&[2])), (39, OutputKind::Scores(&[7]))];
+    let rows = [row(1, &prompt, 20, asked), row(2, &prompt, 39, beside)];
+    let rows: Vec<StepRow<'_>> = rows.iter().map(StepRow::of).collect();
+    let lists = lists(&rows, &[]);
+    assert!(!lists.can_be_captured() && lists.can_be_held());
+    let [first, second, third] = &lists.outputs.masses.queries[..] else { panic!("three of them") };
+    assert_eq!((first.0.token, first.0.cell, first.0.place, first.0.n_layers), (19, 39, 0, 2));
+    assert_eq!((second.0.token, second.0.cell, second.0.place), (10, 30, 40));
+    assert_eq!((third.0.token, third.0.cell, third.0.place), (20, 39, 71));
+    assert!(first.0.table == second.0.table && first.0.table != third.0.table && !first.0.has_holes);
+    assert_eq!([&first.1[..], &second.1, &third.1], [&[3, 1][..], &[0], &[2]]);
+    let places = [(0, 40), (40, 31), (71, 40)].map(|(start, n)| Place::Attention { start, n });
+    assert_eq!(lists.outputs.places[..2], places[..2]);
+    assert_eq!(lists.outputs.places[3], places[2]);
+    assert_eq!(lists.dims().n_logits_rows, 1);
+    assert_eq!(lists.outputs.n_extra_words(), lists.outputs.n_list_words() + 111);
+}
+
+#[test]
 fn a_row_names_the_token_that_only_the_device_knows() {
     let tokens: Vec<Token> = (10..27).collect();
     let sampler = Sampler { presence_penalty: 0.5, ..Sampler::greedy() };

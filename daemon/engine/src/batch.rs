@@ -232,6 +232,12 @@ pub enum OutputKind<'a> {
         /// How many.
         n_layers: usize,
     },
+    /// The attention that the position puts on each token up to itself: the softmax over them, the mean over the query heads of
+    /// these layers; 0 outside a layer's window. Only of a token that the row computes, and the slot keeps no state for it.
+    Attention {
+        /// Layers, counted from 0: at least one, each once.
+        layers: &'a [usize],
+    },
 }
 
 /// What a program may draw, whatever it says.
@@ -371,6 +377,8 @@ pub enum Output {
     Full(Vec<f32>), // [vocab_size]
     /// For [`OutputKind::Embedding`] and [`OutputKind::Hidden`].
     Embedding(Vec<f32>), // [hidden_size]
+    /// For [`OutputKind::Attention`]; they sum to 1.
+    Attention(Vec<f32>), // [position + 1]
     /// The logits held a NaN, or a mask left no token to draw.
     Failed(OutputFault),
 }

@@ -47,6 +47,9 @@ pub(crate) struct Edit {
 /// Entries of a whole row of logits that count as one computed token.
 pub const N_ENTRIES_PER_TOKEN: usize = 1024;
 
+/// Tokens of the longest context whose attention can be asked for: 1 MiB.
+pub const N_ATTENTION_TOKENS_MAX: usize = 1 << 18;
+
 /// A question about the end of a context.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum Ask {
@@ -88,6 +91,11 @@ pub enum Ask {
         n_layers: Vec<usize>,
         /// Of which tokens.
         pooling: Pooling,
+    },
+    /// The attention that the last token puts on each token of the context.
+    Attention {
+        /// In these layers; see [`OutputKind::Attention`](crate::batch::OutputKind::Attention).
+        layers: Vec<usize>,
     },
 }
 
@@ -153,6 +161,8 @@ pub enum Answer {
     Embedding(Vec<f32>), // [hidden_size]
     /// Pooled hidden states, in the order asked.
     Hidden(Vec<Vec<f32>>), // [n_states, hidden_size]
+    /// The mean attention on each token, in their order; it sums to 1.
+    Attention(Vec<f32>), // [n_tokens]
     /// The tokens that were drawn together, one for each context in the order in which they were named.
     Together(Vec<Candidate>),
     /// A beam search that is over, or has made the steps that it was to make.

@@ -398,6 +398,7 @@ impl Context {
                     self.check_mean(first)?;
                 }
             }
+            Ask::Attention { layers } => self.model.check_attention(layers, self.tokens.len())?,
             Ask::Prefill | Ask::Top { .. } | Ask::Full | Ask::Embedding => {}
         }
         let ask = self.constrained(ask).await?;

@@ -111,6 +111,31 @@ pub enum EngineError {
         /// Layers of the model.
         n_layers_max: usize,
     },
+    /// Attention is asked for in no layer.
+    #[error("attention is asked for in no layer: at least one")]
+    NoLayers,
+    /// Attention in a layer that is not there.
+    #[error("no attention in layer {layer}: the model has {n_layers}, counted from 0")]
+    NoAttentionIn {
+        /// The layer.
+        layer: usize,
+        /// Layers of the model.
+        n_layers: usize,
+    },
+    /// A layer counts once into a mean.
+    #[error("layer {layer} is named twice")]
+    LayerTwice {
+        /// The layer.
+        layer: usize,
+    },
+    /// Attention over more tokens than are brought back.
+    #[error("no attention over {n_tokens} tokens: at most {n_tokens_max}")]
+    AttentionTooLong {
+        /// Tokens of the context.
+        n_tokens: usize,
+        /// The most.
+        n_tokens_max: usize,
+    },
     /// The tokens to be taken out are what a constraint is kept to.
     #[error("tokens from {start} to {end} cannot be evicted: the constraint has those from {first} on")]
     EvictsConstrained {

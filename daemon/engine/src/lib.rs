@@ -26,7 +26,9 @@ pub mod sampling;
 mod scheduler;
 mod stats;
 
-pub use command::{Ahead, Answer, Ask, Guess, MaskSource, N_ENTRIES_PER_TOKEN, Pooling, RunSettings};
+pub use command::{
+    Ahead, Answer, Ask, Guess, MaskSource, N_ATTENTION_TOKENS_MAX, N_ENTRIES_PER_TOKEN, Pooling, RunSettings,
+};
 pub use context::{BeamSearch, Context, Pending, Pull, RunKey};
 pub use engine::{Engine, EngineSettings, KvBounds, OneModel};
 pub use error::{EngineError, EngineFailure};

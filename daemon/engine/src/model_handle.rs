@@ -7,7 +7,7 @@ use tokio::sync::{oneshot, watch};
 
 use crate::account::Owner;
 use crate::backend::{Backend, Limits, WeightsInfo};
-use crate::command::{ContextId, ModelId, Operation};
+use crate::command::{ContextId, ModelId, N_ATTENTION_TOKENS_MAX, Operation};
 use crate::completion::{CallerId, Done, Tag};
 use crate::constraint::{ConstraintError, Vocabulary};
 use crate::error::{EngineError, EngineFailure};
@@ -223,6 +223,30 @@ impl ModelHandle {
             Some(&n_layers) => Err(EngineError::NoSuchLayer { n_layers, n_layers_max }),
             None => Ok(()),
         }
+    }
+
+    /// Checks that the attention in these layers can be asked for, over so many tokens.
+    ///
+    /// # Errors
+    /// There is no layer, the first that is not there or there before, or too many tokens.
+    pub fn check_attention(&self, layers: &[usize], n_tokens: usize) -> Result<(), EngineError> {
+        let n_layers = self.model().config.n_layers;
+        if layers.is_empty() {
+            return Err(EngineError::NoLayers);
+        }
+        let mut seen = vec![false; n_layers];
+        for &layer in layers {
+            match seen.get_mut(layer) {
+                None => return Err(EngineError::NoAttentionIn { layer, n_layers }),
+                Some(true) => return Err(EngineError::LayerTwice { layer }),
+                Some(is_seen) => *is_seen = true,
+            }
+        }
+        let n_tokens_max = N_ATTENTION_TOKENS_MAX;
+        if n_tokens > n_tokens_max {
+            return Err(EngineError::AttentionTooLong { n_tokens, n_tokens_max });
+        }
+        Ok(())
     }
 
     /// As [`crate::Engine::remove`].

@@ -33,6 +33,7 @@ wasmtime::component::bindgen!({
         "trellis:host/decoding.full": async | trappable,
         "trellis:host/decoding.embedding": async | trappable,
         "trellis:host/decoding.hidden": async | trappable,
+        "trellis:host/decoding.attention": async | trappable,
         "trellis:host/streams.[method]stream.next": async | trappable,
         "trellis:host/streams.generate": async | trappable,
         "trellis:host/session.emit-text": async | trappable,

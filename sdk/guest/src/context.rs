@@ -290,6 +290,18 @@ impl Context {
         decoding::hidden_all([self], layers, pooling).map(only)
     }
 
+    /// The attention that the last token puts on each token of the context, `[length]`: the mean over the query heads of these
+    /// layers, counted from 0. The numbers sum to 1. By it H2O, SnapKV and TOVA choose what to [`evict`](Self::evict). The last
+    /// token is computed for it. For many contexts at once see [`attention_all`](crate::attention_all).
+    ///
+    /// # Errors
+    /// [`EmptyContext`](crate::Error::EmptyContext); [`InvalidArgument`](crate::Error::InvalidArgument) for no layer, for one
+    /// that the model does not have or that is named twice, and for more than 262144 tokens;
+    /// [`BudgetExceeded`](crate::Error::BudgetExceeded).
+    pub fn attention(&self, layers: &[u32]) -> Result<Vec<f32>> {
+        decoding::attention_all([self], layers).map(only)
+    }
+
     /// The log-probability of each token from position `start` on, at least 1, given all before it: of a prompt that is
     /// there. Computes those tokens, in a fork. A prompt that is not there yet is better scored from its first token on
     /// ([`score`](Self::score)), and then appended: that computes it once.

@@ -119,6 +119,19 @@ pub fn hidden_all<'a>(
     Ok(raw::hidden(&contexts, layers, pooling)?)
 }
 
+/// The attention that the last token of each context puts on each of its tokens: the mean over the query heads of these layers,
+/// counted from 0.
+///
+/// # Errors
+/// Those of [`Context::attention`], where the tokens of all contexts count together.
+pub fn attention_all<'a>(
+    contexts: impl IntoIterator<Item = &'a Context>,
+    layers: &[u32],
+) -> Result<Vec<Vec<f32>>> {
+    let contexts: Vec<_> = contexts.into_iter().map(Context::raw).collect();
+    Ok(raw::attention(&contexts, layers)?)
+}
+
 fn score_requests<'a>(
     requests: impl IntoIterator<Item = (&'a Context, &'a [Token])>,
 ) -> Vec<raw::ScoreRequest<'a>> {

@@ -83,8 +83,8 @@ pub use chat::{Chat, ChatMessage};
 pub use constraints::{Beginning, Constraint, Whitespace};
 pub use context::{Context, Positions, forget};
 pub use decoding::{
-    Candidate, Distribution, Pooling, embedding_all, full_all, hidden_all, logprobs_all, score_all,
-    speculate_all, step_all, top_all, tops_all,
+    Candidate, Distribution, Pooling, attention_all, embedding_all, full_all, hidden_all, logprobs_all,
+    score_all, speculate_all, step_all, top_all, tops_all,
 };
 pub use error::{Error, Result};
 pub use generate::{Completion, Generate, generate_all};

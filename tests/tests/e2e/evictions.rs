@@ -1,6 +1,14 @@
 //! Contexts out of whose middle tokens are taken, as guests have them.
 
-use crate::guests::run;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use serde_json::json;
+use trellis_engine::sampling::Sampler;
+use trellis_engine::{Answer, Ask, Context, Positions};
+use trellis_tests::engines::{encode, owner};
+
+use crate::guests::{model, run};
 
 /// A text without end in a window: each token is computed once, the pages are those of the window, and what is written is
 /// about as probable as with all of it in sight.
@@ -31,4 +39,61 @@ pub(crate) async fn streaming_llm(name: &str) {
         let message = &ended.reason().message;
         assert!(message.contains(&told) && message.contains("usage: streaming-llm"), "{message}");
     }
+}
+
+/// What is written and what stays is what comes of asking the engine step by step; the pages are those of the budget.
+pub(crate) async fn h2o(name: &str) {
+    let (n_budget, n_recent, n_tokens) = (40, 16, 120);
+    let [budget, recent, max] = [n_budget, n_recent, n_tokens].map(|n: usize| n.to_string());
+    let told =
+        ["--budget", &budget, "--recent", &recent, "--max-tokens", &max, "--temperature", "0", "--json"];
+    let text = "Once upon a time";
+    let ended = run(name, &[&told[..], &[text]].concat()).await.well();
+    let report = &ended.json[0];
+    println!("{report}");
+
+    let mut context = Context::create(model(), owner(u32::MAX)).await.expect("created");
+    context.append(model().model().bos_token.as_slice()).await.expect("fits");
+    context.append(&encode(model(), text)).await.expect("fits");
+    let layers: Vec<usize> = (0..model().model().config.n_layers).collect();
+    let greedy = Sampler::greedy();
+    // By the index in the whole text.
+    let mut sums: BTreeMap<usize, f64> = BTreeMap::new();
+    let (mut n_all, mut written) = (context.tokens().len(), Vec::new());
+    let mut kept: Vec<usize> = (0..n_all).collect();
+    for _ in 0..n_tokens {
+        let ask = Ask::Attention { layers: layers.clone() };
+        let answer = context.ask(ask).await.expect("asked").answer().await;
+        let Ok(Answer::Attention(masses)) = answer else { panic!("{answer:?}") };
+        assert_eq!(masses.len(), kept.len());
+        for (idx, mass) in kept.iter().zip(&masses) {
+            *sums.entry(*idx).or_default() += f64::from(*mass);
+        }
+        while kept.len() >= n_budget {
+            let others = kept[..kept.len() - n_recent].iter().enumerate();
+            let least = others.min_by(|(_, a), (_, b)| sums[*a].total_cmp(&sums[*b]));
+            let (place, _) = least.expect("the budget is larger than what is recent");
+            context.evict(place, place + 1, Positions::Keep).await.expect("the model can");
+            kept.remove(place);
+        }
+        let ask = Ask::Sample(Arc::new(greedy.clone()));
+        let answer = context.ask(ask).await.expect("asked").answer().await;
+        let Ok(Answer::Sampled(drawn)) = answer else { panic!("{answer:?}") };
+        written.push(drawn.candidate.token);
+        context.append(&[drawn.candidate.token]).await.expect("fits");
+        kept.push(n_all);
+        n_all += 1;
+    }
+    kept.pop(); // drawn last, and not looked at
+    assert_eq!(report["tokens"], json!(written));
+    assert_eq!(report["kept"], json!(kept));
+    let recent: Vec<usize> = (n_all - n_recent..n_all - 1).collect();
+    assert!(kept.ends_with(&recent), "{kept:?}");
+    assert!(kept[0] < 4 && kept[..kept.len() - n_recent].iter().any(|&idx| idx > 8), "{kept:?}");
+
+    let number = |name: &str| report[name].as_f64().expect("a number");
+    // A page that is less than half live is packed with others.
+    assert!(number("n_pages_most") <= 2.0 * n_budget as f64 / 16.0 + 2.0, "{report}");
+    let share = number("perplexity_of_all") / number("perplexity");
+    assert!((0.2..5.0).contains(&share), "{report}");
 }

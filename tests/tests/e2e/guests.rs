@@ -66,6 +66,7 @@ examples! {
     "cot-decoding" => cot_decoding,
     "entropy-cut" => entropy_cut,
     "guidance" => guidance,
+    "h2o" => h2o,
     "json-fields" => json_fields,
     "power-sampling" => power_sampling,
     "probe" => probe,
@@ -168,7 +169,7 @@ mod check {
     use super::*;
     pub(crate) use crate::beams::guest::beam;
     pub(crate) use crate::constraints::guest::constrained;
-    pub(crate) use crate::evictions::streaming_llm;
+    pub(crate) use crate::evictions::{h2o, streaming_llm};
     pub(crate) use crate::looks::cot_decoding;
     pub(crate) use crate::mixtures::guest::guidance;
     pub(crate) use crate::posteriors::{awrs, entropy_cut, power_sampling};

@@ -1,7 +1,7 @@
 //! What a step's launches take: where its parts lie in the memory of steps.
 
 use super::Steps;
-use crate::model::{LayerInputs, Llama};
+use crate::model::{LayerInputs, Llama, StepMasses};
 use crate::ops::attention::Workspace;
 use crate::ops::common::Rows;
 use crate::ops::embedding::TokenIds;
@@ -28,7 +28,17 @@ impl Steps {
             attention: (0..layout.dims.n_windows).map(|idx| layout.attention(memory, idx)).collect(),
             workspace: Workspace { arrivals: self.arrivals.slice(), partial: self.activations.partial },
             kv,
+            masses: self.masses(layout),
         }
+    }
+
+    /// Tokens whose attention is asked for; it comes back behind the lists.
+    fn masses(&self, layout: &Layout) -> StepMasses {
+        let outputs = &self.lists.outputs;
+        let start = ReturnedStarts::of(layout.dims.n_outputs, layout.dims.n_programs).extra;
+        let n = outputs.masses.n_words();
+        let out = self.returned.slice().part(4 * (start + outputs.n_list_words()), 4 * n);
+        StepMasses { queries: outputs.masses.queries.clone(), out }
     }
 
     /// Where rows of logits come from, and which slots keep their hidden states.

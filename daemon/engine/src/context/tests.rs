@@ -10,7 +10,7 @@ use super::*;
 use crate::account::{Account, ActorId, Budget, GuestId, N_OPERATIONS_MAX, SessionId};
 use crate::backend::{AskLimits, Backend, BackendError, Collected, Limits, WeightsInfo};
 use crate::batch::{Batch, HostPageId, LateMask, PageId};
-use crate::command::{Ahead, MaskSource, ModelId};
+use crate::command::{Ahead, MaskSource, ModelId, N_ATTENTION_TOKENS_MAX};
 use crate::handle::{Link, Message, Served};
 use crate::model::{Dtype, Model, ModelSource};
 use crate::port::Port;
@@ -231,4 +231,36 @@ fn where_one_context_cannot_take_what_was_drawn_none_does() {
             Err(error) => panic!("{error}"),
         }
     }
+}
+
+#[test]
+fn attention_is_asked_for_in_layers_that_are_there_each_once() {
+    let (engine, _served) = engine();
+    let mut context = now(Context::create(&engine, owner(Budget::UNLIMITED)));
+    let n_layers = engine.model().config.n_layers;
+    let mut ask = |tokens: &[Token], layers: &[usize]| {
+        now(context.append(tokens));
+        match poll(context.ask(Ask::Attention { layers: layers.to_vec() })) {
+            Poll::Ready(Err(error)) => error.to_string(),
+            other => panic!("{layers:?}: {:?}", other.is_ready()),
+        }
+    };
+    assert_eq!(ask(&[], &[0]), EngineError::EmptyContext.to_string());
+    assert_eq!(ask(&[1, 2, 3], &[]), EngineError::NoLayers.to_string());
+    let layer = n_layers;
+    assert_eq!(ask(&[], &[0, layer]), EngineError::NoAttentionIn { layer, n_layers }.to_string());
+    assert_eq!(
+        ask(&[], &[usize::MAX]),
+        EngineError::NoAttentionIn { layer: usize::MAX, n_layers }.to_string()
+    );
+    assert_eq!(ask(&[], &[1, 0, 1]), EngineError::LayerTwice { layer: 1 }.to_string());
+    assert_eq!(ask(&[], &vec![0; 1 << 20]), EngineError::LayerTwice { layer: 0 }.to_string());
+
+    let n_tokens_max = N_ATTENTION_TOKENS_MAX;
+    let all: Vec<usize> = (0..n_layers).rev().collect();
+    engine.check_attention(&all, n_tokens_max).expect("as many as there may be");
+    let n_tokens = n_tokens_max + 1;
+    let too_long = EngineError::AttentionTooLong { n_tokens, n_tokens_max };
+    let refused = engine.check_attention(&all, n_tokens).map_err(|error| error.to_string());
+    assert_eq!(refused, Err(too_long.to_string()));
 }

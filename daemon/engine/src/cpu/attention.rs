@@ -38,19 +38,38 @@ impl Attention<'_> {
         weights: &mut Vec<f32>,
         out: &mut [f32], // [n_queries, head_dim]
     ) {
+        let seen = self.weigh(weights);
+        out.fill(0.0);
+        WeightedValues { attention: &self, seen: &seen, weights, out }.dispatch();
+    }
+
+    /// Adds the weights of all query heads to those of the context's tokens.
+    pub(super) fn add_weights(
+        &self,
+        weights: &mut Vec<f32>,
+        sums: &mut [f32], // [n_tokens]
+    ) {
+        let seen = self.weigh(weights);
+        for weights in weights.chunks_exact(seen.pages.len() * PAGE_LEN) {
+            let weights = &weights[seen.start % PAGE_LEN..seen.n_slots_to_end()];
+            sums[seen.start..seen.end].iter_mut().zip(weights).for_each(|(sum, weight)| *sum += weight);
+        }
+    }
+
+    /// Works out the weights of each query head, of every slot of the pages that hold what it sees: 0 outside.
+    fn weigh(&self, weights: &mut Vec<f32>) -> Seen<'_> {
         let end = self.cell + 1;
         let start = self.window.map_or(0, |window| end.saturating_sub(window));
         let seen = Seen { start, end, pages: &self.pages[start / PAGE_LEN..end.div_ceil(PAGE_LEN)] };
         let n_slots = seen.pages.len() * PAGE_LEN;
         weights.resize(self.queries.len() / self.head_dim * n_slots, 0.0);
-        Scores { attention: &self, seen: &seen, out: weights }.dispatch();
+        Scores { attention: self, seen: &seen, out: weights }.dispatch();
         for weights in weights.chunks_exact_mut(n_slots) {
             weights[..seen.start % PAGE_LEN].fill(f32::NEG_INFINITY);
             weights[seen.n_slots_to_end()..].fill(f32::NEG_INFINITY);
             Softmax::new_mut(weights).dispatch();
         }
-        out.fill(0.0);
-        WeightedValues { attention: &self, seen: &seen, weights, out }.dispatch();
+        seen
     }
 }
 

@@ -5,6 +5,7 @@ use rayon::prelude::*;
 use super::attention::{Attention, HolesScratch};
 use super::elementwise::{gated_silu, rms_norm, rms_norm_mut, rotate};
 use super::linear::Gemm;
+use super::masses::{Masses, Queries};
 use super::output::{self, Answers};
 use super::pages::KvPages;
 use super::plan::{Hidden, Place, Plan};
@@ -62,6 +63,7 @@ impl Decoder {
         activations.begin(config, weights, frequencies, &plan.places);
         let mut taps = plan.taps.iter().copied().peekable();
         let mut tapped = Vec::with_capacity(plan.taps.len());
+        let mut masses = Masses::of(&plan.weighed);
         // Where all is asked about states that were kept, there are no tokens.
         for (layer_idx, layer) in weights.layers.iter().enumerate().filter(|_| !plan.places.is_empty()) {
             while let Some(tap) = taps.next_if(|tap| tap.n_layers == layer_idx) {
@@ -69,10 +71,15 @@ impl Decoder {
                 tapped.push((tap.output_idx, output::hidden_state(state).unwrap_or_else(Output::Failed)));
             }
             activations.attend(config, (layer_idx, layer), frequencies, &gemm, &plan.places, kv);
+            masses.add(config, layer_idx, Queries { qkv: &activations.qkv, frequencies, plan, kv });
             activations.think(config, layer, &gemm);
         }
         let mut answers = activations.answer(config, weights, &gemm, plan);
-        tapped.into_iter().for_each(|(output_idx, output)| answers.outputs[output_idx] = output);
+        let weighed = masses.outputs(config);
+        tapped
+            .into_iter()
+            .chain(weighed)
+            .for_each(|(output_idx, output)| answers.outputs[output_idx] = output);
         answers
     }
 }

@@ -10,6 +10,7 @@ mod decoder;
 mod elementwise;
 mod late;
 mod linear;
+mod masses;
 mod mixed;
 mod output;
 mod pages;

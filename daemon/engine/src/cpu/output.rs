@@ -184,5 +184,6 @@ fn answer_one(
         }
         OutputKind::Full => Ok(Output::Full(Distribution::new(logits)?.logprobs())),
         OutputKind::Embedding | OutputKind::Hidden { .. } => hidden_state(hidden),
+        OutputKind::Attention { .. } => unreachable!("layers answer that"),
     }
 }

@@ -73,11 +73,24 @@ pub(super) struct Tap {
     pub(super) output_idx: usize,
 }
 
+/// The attention of a token that is asked for.
+#[derive(Clone, Copy)]
+pub(super) struct Weighed<'a> {
+    /// Index of the token among those of the step.
+    pub(super) token_idx: usize,
+    /// Tokens that it sees where no layer has a window.
+    pub(super) n_tokens: usize,
+    pub(super) layers: &'a [usize],
+    /// Its place among all outputs of the step.
+    pub(super) output_idx: usize,
+}
+
 /// The tokens of a batch and the questions about them.
 pub(super) struct Plan<'a> {
     pub(super) places: Vec<Place<'a>>,
     /// In the order of their layers.
     pub(super) taps: Vec<Tap>,
+    pub(super) weighed: Vec<Weighed<'a>>,
     /// In the order of their tokens; one for each token that is asked about.
     pub(super) questions: Vec<Question<'a>>,
     pub(super) n_outputs: usize,
@@ -88,7 +101,8 @@ impl<'a> Plan<'a> {
     /// The batch breaks its own rules or the limits, which is the scheduler's fault.
     pub(super) fn new(batch: &'a Batch<'_>, limits: &Limits, n_layers_max: usize) -> Self {
         assert!(batch.rows.len() <= limits.n_rows_max, "{} rows", batch.rows.len());
-        let mut plan = Self { places: Vec::new(), taps: Vec::new(), questions: Vec::new(), n_outputs: 0 };
+        let (taps, weighed) = (Vec::new(), Vec::new());
+        let mut plan = Self { places: Vec::new(), taps, weighed, questions: Vec::new(), n_outputs: 0 };
         for (row_idx, row) in batch.rows.iter().enumerate() {
             check_row(row, limits);
             let first_idx = plan.places.len();
@@ -119,6 +133,11 @@ impl<'a> Plan<'a> {
                 {
                     let Hidden::Computed(token_idx) = hidden else { panic!("no state of a layer is kept") };
                     plan.taps.push(Tap { n_layers, token_idx, output_idx });
+                    continue;
+                }
+                if let OutputKind::Attention { layers } = request.kind {
+                    let Hidden::Computed(token_idx) = hidden else { panic!("no query is kept") };
+                    plan.weighed.push(Weighed { token_idx, n_tokens: position + 1, layers, output_idx });
                     continue;
                 }
                 let asked = (output_idx, &request.kind);

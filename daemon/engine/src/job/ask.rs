@@ -37,12 +37,13 @@ impl AskWork {
     /// brings back `n_states_max` hidden states, or those of one token.
     pub(crate) fn new(ask: Ask, reply: Reply, n_base: usize, has_state: bool, n_states_max: usize) -> Self {
         let part = match ask {
-            // What the device keeps is the state after all layers.
+            // What the device keeps is the state after all layers, and no query.
             Ask::Prefill
             | Ask::Continuation(_)
             | Ask::Tops { .. }
             | Ask::Verify { .. }
-            | Ask::Hidden { .. } => Part::Tokens,
+            | Ask::Hidden { .. }
+            | Ask::Attention { .. } => Part::Tokens,
             Ask::Sample(_) | Ask::Top { .. } | Ask::Scores(_) | Ask::Full | Ask::Embedding if has_state => {
                 Part::Head
             }
@@ -154,6 +155,7 @@ impl AskWork {
                 }
                 (Output::Full(row), _) => answer = Some(Answer::Full(row)),
                 (Output::Embedding(state), _) => answer = Some(Answer::Embedding(state)),
+                (Output::Attention(masses), _) => answer = Some(Answer::Attention(masses)),
                 (Output::SatOut | Output::Mixed, _) => {
                     unreachable!("a question waits for no mask and mixes nothing")
                 }

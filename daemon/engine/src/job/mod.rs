@@ -14,7 +14,7 @@ mod verify;
 
 pub(crate) use ask::{AskWork, Part, Progress};
 pub(crate) use joint::{JobId, JointWork, Membership, Stage, Wanted};
-use looks::states_rows;
+use looks::{attention_rows, states_rows};
 pub(crate) use masks::LateMasks;
 pub(crate) use mixture::{MixedWork, Mixture};
 pub(crate) use run::RunWork;
@@ -176,7 +176,7 @@ impl Work {
 
     /// Whether what it asks leaves the state of the context's last token on the device.
     pub(crate) fn leaves_state(&self) -> bool {
-        !matches!(self, Self::Ask(AskWork { ask: Ask::Hidden { .. }, .. }))
+        !matches!(self, Self::Ask(AskWork { ask: Ask::Hidden { .. } | Ask::Attention { .. }, .. }))
     }
 
     /// Whether something comes back for each of many tokens, by as many as there is room for.
@@ -272,6 +272,9 @@ impl Work {
                     let n_tokens = end.saturating_sub(start.max(work.first_output()));
                     states_rows(n_layers, limits.n_layers) * n_tokens as f32
                 }
+                Ask::Attention { layers } => {
+                    f32::from(is_last as u8) * attention_rows(layers.len(), n_tokens)
+                }
                 // It leaves the device and is copied again for the guest.
                 Ask::Full => 4.0 * f32::from(is_last as u8),
             },
@@ -330,6 +333,7 @@ impl Work {
                 Ask::Scores(tokens) => last(OutputKind::Scores(tokens)),
                 Ask::Full => last(OutputKind::Full),
                 Ask::Embedding => last(OutputKind::Embedding),
+                Ask::Attention { layers } => last(OutputKind::Attention { layers }),
                 Ask::Hidden { n_layers, .. } => (start.max(work.first_output())..end)
                     .flat_map(|position| {
                         let kinds = n_layers.iter().map(|&n_layers| OutputKind::Hidden { n_layers });

@@ -63,10 +63,10 @@ impl Asked {
     pub(super) fn of(requests: &[OutputRequest<'_>], limits: &Limits, given: &Given) -> Self {
         let given_bytes = given.n_bytes_besides(requests);
         let first = Self { given_bytes, ..Self::default() };
-        requests.iter().fold(first, |sum, request| sum.plus(Self::of_one(&request.kind, limits)))
+        requests.iter().fold(first, |sum, request| sum.plus(Self::of_one(request, limits)))
     }
 
-    fn of_one(kind: &OutputKind<'_>, limits: &Limits) -> Self {
+    fn of_one(request: &OutputRequest<'_>, limits: &Limits) -> Self {
         let (vocab_size, asks) = (limits.vocab_size, limits.asks);
         let row = Self { whole_bytes: vocab_size * size_of::<f32>(), ..Self::default() };
         let of_mask = vocab_size.div_ceil(N_MASK_TOKENS_PER_BYTE);
@@ -74,7 +74,7 @@ impl Asked {
             let mask_bytes = mask_bytes + sampler.bias.len() * BIAS_BYTES;
             Self { mask_bytes, late_mask_bytes, ..Self::default() }
         };
-        match kind {
+        match &request.kind {
             OutputKind::Sample(sampler) if sampler.mask.is_none() => draw(sampler, 0, 0),
             OutputKind::Sample(sampler) => draw(sampler, of_mask, 0),
             OutputKind::Masked { sampler, mask: Some(_) } => draw(sampler, of_mask, 0),
@@ -101,6 +101,10 @@ impl Asked {
             }
             OutputKind::Embedding | OutputKind::Hidden { .. } => {
                 Self { whole_bytes: limits.hidden_size * size_of::<f32>(), ..Self::default() }
+            }
+            // They come back beside the lists, of whose entries each is half as long.
+            OutputKind::Attention { .. } => {
+                Self { n_top_entries: (request.position + 1).div_ceil(2), ..Self::default() }
             }
         }
     }

@@ -2,7 +2,7 @@
 //! lie.
 
 use trellis_engine::backend::PAGE_LEN;
-use trellis_engine::batch::{Evicted, OutputKind, PageId, Row, Stretch, Token};
+use trellis_engine::batch::{Evicted, Output, OutputKind, PageId, Row, Stretch, Token};
 use trellis_engine::cpu::CpuBackend;
 use trellis_engine::model::ModelConfig;
 use trellis_engine::sampling::philox4x32;
@@ -12,22 +12,23 @@ use crate::reference::Reference;
 use crate::support::{consecutive, forward, full, row};
 
 /// Tokens that are computed before any is taken out, and those of them that are.
-const N_BEFORE: usize = 45;
-const GONE: std::ops::Range<usize> = 5..23;
-const N_TOKENS: usize = 60;
+pub(crate) const N_BEFORE: usize = 45;
+pub(crate) const GONE: std::ops::Range<usize> = 5..23;
+pub(crate) const N_TOKENS: usize = 60;
 
-fn tokens(config: &ModelConfig) -> Vec<Token> {
+pub(crate) fn tokens(config: &ModelConfig) -> Vec<Token> {
     (0..N_TOKENS).map(|i| philox4x32([i as u32, 0, 0, 0], [3, 0])[0] % config.vocab_size as u32).collect()
 }
 
-/// What the last tokens are followed by, where the tokens lie from a cell on and are computed in pieces after the hole.
-fn after_hole(
+/// What is asked of each of the last tokens, where the tokens lie from a cell on and are computed in pieces after the hole.
+pub(crate) fn after_hole(
     backend: &mut CpuBackend,
     tokens: &[Token],
     first_cell: usize,
     turn: i64,
     n_piece: usize,
-) -> Vec<Vec<f32>> {
+    kind: impl Fn() -> OutputKind<'static>,
+) -> Vec<Output> {
     let pages: &[PageId] = consecutive(100, (first_cell + N_TOKENS).div_ceil(PAGE_LEN));
     let none = vec![0; first_cell.div_ceil(PAGE_LEN)];
     let whole = [Stretch { first_cell: 0, turn: 0 }];
@@ -75,13 +76,32 @@ fn after_hole(
             stretches: &stretches,
             packs: &[],
         };
-        let asked = (start - GONE.len()..end - GONE.len()).map(|position| (position, OutputKind::Full));
+        let asked = (start - GONE.len()..end - GONE.len()).map(|position| (position, kind()));
         let row = row(&left[..end - GONE.len()], start - GONE.len(), 0, asked.collect());
         let outputs = forward(backend, vec![Row { pages: &pages, evicted: Some(evicted), ..row }]);
-        rows.extend(outputs.into_iter().map(full));
+        rows.extend(outputs);
         start = end;
     }
     rows
+}
+
+fn rows_after_hole(
+    backend: &mut CpuBackend,
+    tokens: &[Token],
+    first_cell: usize,
+    turn: i64,
+    n_piece: usize,
+) -> Vec<Vec<f32>> {
+    let rows = after_hole(backend, tokens, first_cell, turn, n_piece, || OutputKind::Full);
+    rows.into_iter().map(full).collect()
+}
+
+/// What a token sees at a distance, with that, where so many tokens were closed up behind the hole.
+pub(crate) fn seen_after_hole(position: usize, n_closed: usize) -> Vec<(usize, usize)> {
+    let is_after = position >= N_BEFORE;
+    let seen = (0..=position).filter(|seen| !is_after || !GONE.contains(seen));
+    let n_back = |seen| position - seen - if is_after && seen < GONE.start { n_closed } else { 0 };
+    seen.map(|seen| (seen, n_back(seen))).collect()
 }
 
 #[test]
@@ -91,13 +111,9 @@ fn tokens_that_are_gone_are_not_seen_and_positions_are_kept_or_closed_up() {
     let mut backend = backend(&config, &weights);
     let tokens = tokens(&config);
     for n_closed in [0, GONE.len()] {
-        let expected = Reference { config: &config, tensors: &weights }.run_seeing(&tokens, |_, position| {
-            let is_after = position >= N_BEFORE;
-            let seen = (0..=position).filter(|seen| !is_after || !GONE.contains(seen));
-            let n_back = |seen| position - seen - if is_after && seen < GONE.start { n_closed } else { 0 };
-            seen.map(|seen| (seen, n_back(seen))).collect()
-        });
-        let found = after_hole(&mut backend, &tokens, 0, -(n_closed as i64), N_TOKENS);
+        let expected = Reference { config: &config, tensors: &weights }
+            .run_seeing(&tokens, |_, position| seen_after_hole(position, n_closed));
+        let found = rows_after_hole(&mut backend, &tokens, 0, -(n_closed as i64), N_TOKENS);
         assert_eq!(found.len(), N_TOKENS - N_BEFORE);
         for (position, (found, (_, expected))) in found.iter().zip(&expected[N_BEFORE..]).enumerate() {
             for (found, expected) in found.iter().zip(expected) {
@@ -110,7 +126,7 @@ fn tokens_that_are_gone_are_not_seen_and_positions_are_kept_or_closed_up() {
         }
         let elsewhere = [(3, 1), (11, 4), (16, 7), (29, N_TOKENS)];
         for (first_cell, n_piece) in elsewhere {
-            let again = after_hole(&mut backend, &tokens, first_cell, -(n_closed as i64), n_piece);
+            let again = rows_after_hole(&mut backend, &tokens, first_cell, -(n_closed as i64), n_piece);
             assert_eq!(again, found, "from cell {first_cell} on, {n_piece} at a time");
         }
     }

@@ -4,6 +4,7 @@ mod architectures;
 mod evictions;
 mod golden;
 mod invariance;
+mod masses;
 mod reference;
 mod speed;
 mod support;

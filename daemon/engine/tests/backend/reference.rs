@@ -30,6 +30,16 @@ impl Reference<'_> {
         tokens: &[Token],
         seen: impl Fn(usize, usize) -> Vec<(usize, usize)>,
     ) -> Vec<(Vec<f64>, Vec<f64>)> {
+        self.run_watching(tokens, seen, |_, _, _| {})
+    }
+
+    /// The same, where each head's attention is told: of this layer and position, to what it sees in that order.
+    pub(crate) fn run_watching(
+        &self,
+        tokens: &[Token],
+        seen: impl Fn(usize, usize) -> Vec<(usize, usize)>,
+        mut watch: impl FnMut(usize, usize, &[f64]),
+    ) -> Vec<(Vec<f64>, Vec<f64>)> {
         let c = self.config;
         let embedding = self.tensor("model.embed_tokens.weight");
         let mut hidden: Vec<Vec<f64>> = tokens
@@ -69,6 +79,7 @@ impl Reference<'_> {
                         })
                         .collect();
                     let weights = log_softmax(&scores);
+                    watch(layer_idx, position, &weights.iter().map(|it| it.exp()).collect::<Vec<_>>());
                     let mut sums = vec![0.0; c.head_dim];
                     for (&(p, _), weight) in seen.iter().zip(&weights) {
                         let values = v[p][kv_head_idx].iter().map(|value| weight.exp() * value);

@@ -126,6 +126,16 @@ impl From<EngineError> for HostError {
             EngineError::NoSuchLayer { n_layers, n_layers_max } => {
                 return invalid("layers", n_layers, format!("at most {n_layers_max}"));
             }
+            EngineError::NoLayers => return invalid("layers", "none", "at least one"),
+            EngineError::NoAttentionIn { layer, n_layers } => {
+                return invalid("layers", layer, format!("less than {n_layers}"));
+            }
+            EngineError::LayerTwice { layer } => {
+                return invalid("layers", format!("{layer} again"), "each layer once");
+            }
+            EngineError::AttentionTooLong { n_tokens, n_tokens_max } => {
+                return invalid("contexts", format!("{n_tokens} tokens"), format!("at most {n_tokens_max}"));
+            }
             EngineError::SearchesEvicted { n_evicted } | EngineError::LooksAtEvicted { n_evicted } => {
                 let found = format!("one out of which {n_evicted} tokens were evicted");
                 return invalid("context", found, "one with all its tokens".to_owned());

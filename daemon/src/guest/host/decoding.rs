@@ -7,7 +7,7 @@ use tokio::sync::OwnedMutexGuard;
 use trellis_engine::account::Resource as Metered;
 use trellis_engine::batch::Drawn;
 use trellis_engine::sampling::Sampler;
-use trellis_engine::{Answer, Ask, Context, Guess, N_ENTRIES_PER_TOKEN};
+use trellis_engine::{Answer, Ask, Context, EngineError, Guess, N_ATTENTION_TOKENS_MAX, N_ENTRIES_PER_TOKEN};
 use wasmtime::component::Resource;
 
 use super::convert::{candidate, invalid};
@@ -279,6 +279,33 @@ impl Host for GuestState {
             other => unreachable!("asked for hidden states, answered with {other:?}"),
         };
         Ok(ask_all(&mut contexts, asks).await?.into_iter().map(hidden).collect())
+    }
+
+    async fn attention(
+        &mut self,
+        contexts: Vec<Resource<GuestContext>>,
+        layers: Vec<u32>,
+    ) -> Result<Vec<Vec<f32>>, HostError> {
+        let mut contexts = self.lock_contexts(contexts.iter())?;
+        let layers: Vec<usize> = layers.into_iter().map(|layer| layer as usize).collect();
+        for context in &contexts {
+            context.model().check_attention(&layers, context.tokens().len())?;
+        }
+        // They are held for the guest until it has them all.
+        let n_tokens = contexts.iter().map(|context| context.tokens().len()).sum();
+        if n_tokens > N_ATTENTION_TOKENS_MAX {
+            let n_tokens_max = N_ATTENTION_TOKENS_MAX;
+            return Err(EngineError::AttentionTooLong { n_tokens, n_tokens_max }.into());
+        }
+        let n_charged: usize =
+            contexts.iter().map(|context| context.tokens().len().div_ceil(N_ENTRIES_PER_TOKEN)).sum();
+        self.owner.account.charge(Metered::Tokens, n_charged as u64)?;
+        let asks = contexts.iter().map(|_| Ask::Attention { layers: layers.clone() }).collect();
+        let masses = |answer| match answer {
+            Answer::Attention(masses) => masses,
+            other => unreachable!("asked for attention, answered with {other:?}"),
+        };
+        Ok(ask_all(&mut contexts, asks).await?.into_iter().map(masses).collect())
     }
 }
 

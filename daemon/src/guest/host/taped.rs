@@ -247,6 +247,9 @@ taped!(decoding::Host, "decoding." {
     async fn hidden(
         contexts: Vec<Resource<GuestContext>>, layers: Vec<u32>, pooling: Pooling
     ) -> Result<Vec<Vec<Vec<f32>>>, HostError>;
+    async fn attention(
+        contexts: Vec<Resource<GuestContext>>, layers: Vec<u32>
+    ) -> Result<Vec<Vec<f32>>, HostError>;
 });
 
 taped!(streams::Host, "streams." {

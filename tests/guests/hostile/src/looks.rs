@@ -2,7 +2,8 @@
 
 use trellis_guest::programs::{Definition, Source};
 use trellis_guest::{
-    Constraint, Context, Distribution, Error, Guesses, Model, Pooling, Positions, Sampler, Token, hidden_all,
+    Constraint, Context, Distribution, Error, Guesses, Model, Pooling, Positions, Sampler, Token,
+    attention_all, hidden_all,
 };
 
 use crate::Outcome;
@@ -14,6 +15,7 @@ const TOLERANCE: f32 = 1e-4;
 pub(crate) fn looked_at(model: &Model, prompt: &Context) -> Outcome {
     beside_draws(model, prompt)?;
     states(model, prompt)?;
+    attention(model, prompt)?;
     prompts(prompt)
 }
 
@@ -123,6 +125,45 @@ fn states(model: &Model, prompt: &Context) -> Outcome {
     let refused = context.hidden(&[0], Pooling::MeanFrom(0));
     assert!(matches!(refused, Err(Error::InvalidArgument { .. })), "{refused:?}");
     context.hidden(&[1], Pooling::Last)?;
+    Ok(())
+}
+
+/// Attention is a mean over layers, also after tokens were taken out, and who asks changes nothing.
+fn attention(model: &Model, prompt: &Context) -> Outcome {
+    let n_layers = model.info().n_layers;
+    let layers: Vec<u32> = (0..n_layers).collect();
+    let other = prompt.fork()?;
+    other.append(&[100, 101])?;
+    let top = other.top(5)?;
+    for positions in [None, Some(Positions::Keep), Some(Positions::CloseUp)] {
+        let context = other.fork()?;
+        if let Some(positions) = positions {
+            context.evict(1, 3, positions)?;
+        }
+        let masses = attention_all([prompt, &context], &layers)?;
+        for (masses, context) in masses.iter().zip([prompt, &context]) {
+            assert_eq!(masses.len(), context.length() as usize);
+            assert!(masses.iter().all(|&mass| (0.0..=1.0).contains(&mass)), "{masses:?}");
+            assert!(is_near(masses.iter().sum(), 1.0), "{masses:?}");
+        }
+        let mut mean = vec![0.0; masses[1].len()];
+        for &layer in &layers {
+            let of_layer = context.attention(&[layer])?;
+            mean.iter_mut().zip(&of_layer).for_each(|(mean, mass)| *mean += mass / n_layers as f32);
+        }
+        are_near(&masses[1..], &[mean]);
+    }
+    are_alike(&[other.top(5)?], &[top]);
+
+    let first = prompt.fork()?;
+    first.truncate(1)?;
+    are_near(&[first.attention(&[0])?], &[vec![1.0]]);
+    let refused = [&[][..], &[n_layers], &[0, 0], &[u32::MAX]].map(|layers| prompt.attention(layers));
+    assert!(refused.iter().all(|it| matches!(it, Err(Error::InvalidArgument { .. }))), "{refused:?}");
+    let many = prompt.attention(&vec![0; 1 << 16]);
+    assert!(matches!(many, Err(Error::InvalidArgument { .. })), "{many:?}");
+    let empty = model.context()?.attention(&[0]);
+    assert!(matches!(empty, Err(Error::EmptyContext)), "{empty:?}");
     Ok(())
 }
 

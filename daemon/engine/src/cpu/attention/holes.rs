@@ -33,6 +33,34 @@ impl Attention<'_> {
         scratch: &mut HolesScratch,
         out: &mut [f32], // [n_queries, head_dim]
     ) {
+        self.weigh_among_holes(evicted, frequencies, scratch);
+        let HolesScratch { cells, weights, .. } = scratch;
+        out.fill(0.0);
+        WeightedCells { attention: &self, cells, weights, out }.dispatch();
+    }
+
+    /// As [`Attention::add_weights`], where tokens were evicted.
+    pub(in crate::cpu) fn add_weights_among_holes(
+        &self,
+        evicted: &Evicted<'_>,
+        frequencies: &[f32], // [head_dim / 2]
+        scratch: &mut HolesScratch,
+        sums: &mut [f32], // [n_tokens]
+    ) {
+        self.weigh_among_holes(evicted, frequencies, scratch);
+        assert_eq!(scratch.cells.len(), sums.len(), "a cell for each token");
+        for weights in scratch.weights.chunks_exact(sums.len()) {
+            sums.iter_mut().zip(weights).for_each(|(sum, weight)| *sum += weight);
+        }
+    }
+
+    /// Finds the cells that are seen, and the weights of each query head for them.
+    fn weigh_among_holes(
+        &self,
+        evicted: &Evicted<'_>,
+        frequencies: &[f32], // [head_dim / 2]
+        scratch: &mut HolesScratch,
+    ) {
         let HolesScratch { cells, turned, turns, scores, weights } = scratch;
         cells.clear();
         for page_idx in 0..=self.cell / PAGE_LEN {
@@ -65,7 +93,7 @@ impl Attention<'_> {
             let n_slots = pages.len() * PAGE_LEN;
             scores.resize(weights.len() / n_cells * n_slots, 0.0);
             let seen = Seen { start: 0, end: n_slots, pages };
-            let attention = Attention { queries: turned, ..self };
+            let attention = Attention { queries: turned, ..*self };
             Scores { attention: &attention, seen: &seen, out: scores }.dispatch();
             for (weights, scores) in weights.chunks_exact_mut(n_cells).zip(scores.chunks_exact(n_slots)) {
                 for (weight, &cell) in weights[first..end].iter_mut().zip(&cells[first..end]) {
@@ -76,8 +104,6 @@ impl Attention<'_> {
         weights.chunks_exact_mut(n_cells).for_each(|weights| {
             Softmax::new_mut(weights).dispatch();
         });
-        out.fill(0.0);
-        WeightedCells { attention: &self, cells, weights, out }.dispatch();
     }
 }
 

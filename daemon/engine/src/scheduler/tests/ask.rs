@@ -46,6 +46,7 @@ impl World {
                 }
             }
             5 if n_free > 0 => verify::question(chain, seed, guess),
+            7 if seed & 12 == 0 => model.attention_question(seed),
             _ if seed & 96 > 0 => model.hidden_question(seed),
             _ => (Ask::Full, Answer::Full(vec![score(prefix, 7)])),
         };

@@ -341,6 +341,9 @@ impl HashBackend {
             OutputKind::Full => Output::Full(vec![score(prefix, 7)]),
             OutputKind::Embedding => Output::Embedding(vec![score(prefix, 8)]),
             OutputKind::Hidden { n_layers } => Output::Embedding(vec![score(prefix, *n_layers as Token)]),
+            OutputKind::Attention { layers } => {
+                Output::Attention(layers.iter().map(|&layer| score(prefix, layer as Token)).collect())
+            }
         }
     }
 

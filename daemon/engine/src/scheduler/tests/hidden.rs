@@ -1,4 +1,4 @@
-//! Questions about hidden states.
+//! Questions about hidden states, and about attention.
 
 use std::sync::Arc;
 
@@ -32,6 +32,14 @@ impl Model {
         };
         let states = n_layers.iter().map(|&n_layers| state(n_layers)).collect();
         (Ask::Hidden { n_layers, pooling }, Answer::Hidden(states))
+    }
+
+    /// A question about attention, and its answer.
+    pub(super) fn attention_question(&self, seed: u64) -> (Ask, Answer) {
+        let layers = vec![(seed / 16 % 3) as usize, 4];
+        let prefix = self.chain().last;
+        let masses = layers.iter().map(|&layer| score(prefix, layer as Token)).collect();
+        (Ask::Attention { layers }, Answer::Attention(masses))
     }
 }
 

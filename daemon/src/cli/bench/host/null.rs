@@ -71,6 +71,7 @@ impl NullBackend {
             }
             OutputKind::Scores(tokens) => Output::Scores(vec![-1.0; tokens.len()]),
             OutputKind::Full => Output::Full(vec![-1.0; self.limits.vocab_size]),
+            OutputKind::Attention { .. } => Output::Attention(vec![0.0; position + 1]),
             OutputKind::Embedding | OutputKind::Hidden { .. } => {
                 Output::Embedding(vec![0.0; self.limits.hidden_size])
             }

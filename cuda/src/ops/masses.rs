@@ -1,0 +1,176 @@
+//! How much attention tokens put on those of their contexts, where it is asked for: beside the attention of the layers, which
+//! goes on as it does.
+
+use trellis_engine::N_STRETCHES_MAX;
+
+use super::attention::{AttentionInputs, AttentionShape, n_kv_heads, source};
+use super::common::expect_i32;
+use crate::driver::params;
+use crate::{CudaError, Kernel, Launch, Module, Pointer, Slice, Source, Stream};
+
+/// Threads of a block; cells that it weighs.
+const N_THREADS: usize = 256;
+
+/// Queries of one launch.
+const N_QUERIES: usize = 32;
+
+/// Bits of a query's flags.
+const IS_FIRST: u32 = 1;
+const HAS_HOLES: u32 = 2;
+
+/// As in `masses.cu`.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+struct MassesParams {
+    q: Pointer,
+    kv: Pointer,
+    entries: Pointer,
+    holes: Pointer,
+    inv_freq: Pointer,
+    stats: Pointer,
+    out: Pointer,
+    n_kv_heads: i32,
+    page_stride: u32,
+    window: i32,
+    scale_log2: f32,
+    tokens: [u32; 32],
+    cells: [u32; 32],
+    tables: [u32; 32],
+    places: [u32; 32],
+    flags: [u32; 32],
+    weights: [f32; 32],
+}
+params!(MassesParams, 840);
+
+/// One token whose attention is asked for.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct MassQuery {
+    /// Which of the step's tokens it is.
+    pub token: usize,
+    /// The cell that it lies in: it sees those up to it.
+    pub cell: usize,
+    /// Where its context's page table begins, in entries.
+    pub table: usize,
+    /// The first of its numbers in the output: one for each token of the context up to it.
+    pub place: usize,
+    /// Whether tokens were evicted from its context.
+    pub has_holes: bool,
+    /// Layers whose mean is asked for.
+    pub n_layers: usize,
+}
+
+/// Writes attention out; see `masses.cu`.
+#[derive(Clone, Debug)]
+pub struct Masses {
+    stats: Kernel<MassesParams>,
+    masses: Kernel<MassesParams>,
+    shape: AttentionShape,
+}
+
+impl Masses {
+    /// The source that holds the kernels for a shape.
+    ///
+    /// # Panics
+    /// The shape is none that the kernels of attention take.
+    #[must_use]
+    pub fn source(shape: &AttentionShape) -> Source {
+        let text = concat!(
+            include_str!("common.cuh"),
+            include_str!("attention.cuh"),
+            include_str!("attention_holes.cuh"),
+            include_str!("masses.cu")
+        );
+        source(shape, "masses.cu", text)
+            .with("ATTN_STRETCHES_MAX", N_STRETCHES_MAX)
+            .with("N_THREADS", N_THREADS)
+            .with("MASSES_IS_FIRST", IS_FIRST)
+            .with("MASSES_HAS_HOLES", HAS_HOLES)
+    }
+
+    /// Finds the kernels in the module of [`Masses::source`] for the same shape.
+    ///
+    /// # Errors
+    /// The driver refused.
+    pub fn new(module: &Module, shape: AttentionShape) -> Result<Self, CudaError> {
+        Ok(Self { stats: module.kernel("masses_stats")?, masses: module.kernel("masses")?, shape })
+    }
+
+    /// Adds what the queries put on each token in this layer, the first of theirs where it `is_first`, to `out`: f32. Writes
+    /// over the rows of their tokens in the outputs of attention, which has not been run for them yet. The same queries give
+    /// the same bits.
+    ///
+    /// # Errors
+    /// The driver refused a launch.
+    ///
+    /// # Panics
+    /// A slice is too short.
+    pub fn run<'a>(
+        &self,
+        stream: &Stream,
+        inputs: &AttentionInputs,
+        queries: impl IntoIterator<Item = (&'a MassQuery, bool)>,
+        out: Slice,
+    ) -> Result<(), CudaError> {
+        let shape = &self.shape;
+        let holes = inputs.holes;
+        let mut params = MassesParams {
+            q: inputs.q.into(),
+            kv: inputs.layer(shape),
+            entries: inputs.entries.into(),
+            holes: holes.map(|holes| holes.places).into(),
+            inv_freq: holes.map(|holes| holes.inv_freq).into(),
+            stats: inputs.out.into(),
+            out: out.into(),
+            n_kv_heads: n_kv_heads(shape),
+            page_stride: inputs.page_stride(),
+            window: inputs.window(),
+            scale_log2: shape.scale_log2(),
+            tokens: [0; N_QUERIES],
+            cells: [0; N_QUERIES],
+            tables: [0; N_QUERIES],
+            places: [0; N_QUERIES],
+            flags: [0; N_QUERIES],
+            weights: [0.0; N_QUERIES],
+        };
+        let mut queries = queries.into_iter();
+        loop {
+            let (mut n, mut n_cells) = (0, 0);
+            for (query, is_first) in queries.by_ref().take(N_QUERIES) {
+                let MassQuery { token, cell, table, place, has_holes, n_layers } = *query;
+                assert!(token < inputs.n_tokens_max, "token {token}");
+                assert!(!has_holes || (holes.is_some() && inputs.window.is_none()), "holes are described");
+                let fits = |n: usize| u32::try_from(n).expect("kernels count in 32 bits");
+                params.tokens[n] = fits(token);
+                params.cells[n] = fits(cell);
+                params.tables[n] = fits(table);
+                params.places[n] = fits(place);
+                params.flags[n] = u32::from(is_first) * IS_FIRST + u32::from(has_holes) * HAS_HOLES;
+                params.weights[n] = 1.0 / (shape.n_heads * n_layers) as f32;
+                if !has_holes {
+                    expect_i32("masses", out, place + cell + 1);
+                }
+                n += 1;
+                n_cells = n_cells.max(cell + 1);
+            }
+            if n == 0 {
+                return Ok(());
+            }
+            let launch = |n_blocks: usize| Launch {
+                grid: (n_blocks as u32, n as u32, 1),
+                block: (N_THREADS as u32, 1, 1),
+                shared_bytes: 0,
+            };
+            // SAFETY: lengths were checked above, as for attention; the caller keeps pages below their number, what is
+            // described of holes behind the entries, and a number in `out` for each cell with a token. The statistics of a
+            // query are eight bytes a head, and the row of its token has sixteen at least.
+            unsafe {
+                launch(shape.n_heads).run(stream, &self.stats, &params)?;
+                launch(n_cells.div_ceil(N_THREADS)).run(stream, &self.masses, &params)?;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+#[path = "masses_tests.rs"]
+mod tests;
