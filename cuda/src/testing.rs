@@ -4,7 +4,8 @@ use std::cell::RefCell;
 use std::path::PathBuf;
 use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
-use crate::{Compiler, Gpu, Module, Source, Stream};
+use crate::driver::Graph;
+use crate::{Compiler, CudaError, Event, Gpu, Module, Source, Stream, Timing};
 
 /// Tests share the device, but for those that count its memory.
 static DEVICE: RwLock<()> = RwLock::new(());
@@ -65,6 +66,31 @@ impl TestGpu {
         let compiler = Compiler::new(self.gpu.compute_capability(), include_dir(), None);
         let cubin = compiler.cubin(&source).unwrap_or_else(|error| panic!("{error}"));
         Module::load(&self.gpu, &cubin).expect("the module loads")
+    }
+
+    /// Microseconds of what is launched, in a captured graph as in the engine's steps: the median of 200 launches, ten of
+    /// which follow each other.
+    pub(crate) fn median_us(&self, mut launch: impl FnMut()) -> f32 {
+        const N_LAUNCHES: usize = 10;
+        // The first launch loads the kernel, which cannot be captured.
+        launch();
+        self.stream.synchronize().expect("no failure");
+        let launches = || {
+            (0..N_LAUNCHES).for_each(|_| launch());
+            Ok::<(), CudaError>(())
+        };
+        let graph = Graph::capture(&self.stream, launches).expect("a graph");
+        let [begin, end] = [(); 2].map(|()| Event::new(&self.gpu, Timing::On).expect("a mark"));
+        let replay = || {
+            begin.record(&self.stream).expect("a mark");
+            graph.launch(&self.stream).expect("launched");
+            end.record(&self.stream).expect("a mark");
+            end.synchronize().expect("no failure");
+            begin.elapsed_ms(&end).expect("a time") * 1e3 / N_LAUNCHES as f32
+        };
+        let mut times: Vec<f32> = (0..21).map(|_| replay()).skip(1).collect();
+        times.sort_by(f32::total_cmp);
+        times[times.len() / 2]
     }
 }
 

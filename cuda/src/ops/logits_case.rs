@@ -127,6 +127,17 @@ impl Host {
 
 /// Uploads a case, runs everything over a bucket with room to spare, and brings the results back.
 pub(super) fn run(gpu: &TestGpu, case: &Case) -> Vec<Answer> {
+    answers(gpu, case, |launch| launch())
+}
+
+/// Microseconds of all launches over a case, as [`TestGpu::median_us`] has them.
+pub(super) fn median_us(gpu: &TestGpu, case: &Case) -> f32 {
+    let mut time = 0.0;
+    answers(gpu, case, |launch| time = gpu.median_us(launch));
+    time
+}
+
+fn answers(gpu: &TestGpu, case: &Case, launch: impl FnOnce(&mut dyn FnMut())) -> Vec<Answer> {
     let kernels = kernels(gpu);
     let mut host = Host::default();
     case.requests.iter().for_each(|request| host.push(request));
@@ -167,9 +178,11 @@ pub(super) fn run(gpu: &TestGpu, case: &Case) -> Vec<Answer> {
         program_outputs: outputs.slice(),
     };
     let stages = Stages::of(&host.rows[..n_rows]);
-    // SAFETY: `Host` put every place inside its buffer; the rows past `n_rows` are not read; the downloads below
-    // wait for the stream.
-    unsafe { kernels.run(&gpu.stream, &buffers, bucket, case.vocab_size, stages) }.expect("launched");
+    launch(&mut || {
+        // SAFETY: `Host` put every place inside its buffer; the rows past `n_rows` are not read; the downloads below
+        // wait for the stream.
+        unsafe { kernels.run(&gpu.stream, &buffers, bucket, case.vocab_size, stages) }.expect("launched");
+    });
 
     let outputs: Vec<RowOutput> = download(gpu, &outputs, bucket);
     assert!(

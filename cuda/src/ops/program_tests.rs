@@ -10,7 +10,6 @@ use super::super::program_case::{
 use super::super::program_library::library_programs;
 use super::super::program_plan::Plan;
 use super::*;
-use crate::driver::{Event, Timing};
 use crate::testing::{Random, gpu};
 
 /// Rows of one launch.
@@ -169,7 +168,6 @@ fn selections_end_whatever_the_row_is() {
 #[ignore = "times launches"]
 fn speed() {
     const VOCAB_SIZE: usize = 128_256;
-    const N_LAUNCHES: usize = 200;
     let Some(gpu) = gpu() else { return };
     // 12 operations.
     let two_reductions = Definition::build(|b| {
@@ -190,7 +188,6 @@ fn speed() {
     let mut random = Random(1);
     let normal = plain_logits(&mut random, VOCAB_SIZE);
     let kernel = kernel(&gpu);
-    let [begin, end] = [(); 2].map(|()| Event::new(&gpu.gpu, Timing::On).expect("a mark"));
     println!("{:<30} {:>5} {:>14} {:>14} {:>14} {:>14}", "us", "cost", "1", "1, equal", "256", "256, equal");
     for (name, definition) in programs {
         let program = Program::new(definition, shape(VOCAB_SIZE)).expect("it is in order");
@@ -201,18 +198,8 @@ fn speed() {
                 let row = |idx| CaseRow::plain(program.clone(), logits.clone(), idx as u64);
                 let rows: Vec<CaseRow> = (0..n_rows).map(row).collect();
                 let launched = Launched::new(&gpu, &Host::of(&rows, 1), VOCAB_SIZE);
-                let mut times: Vec<f32> = (0..N_LAUNCHES + 10)
-                    .map(|_| {
-                        begin.record(&gpu.stream).expect("a mark");
-                        launched.run(&gpu, &kernel, VOCAB_SIZE);
-                        end.record(&gpu.stream).expect("a mark");
-                        end.synchronize().expect("no failure");
-                        begin.elapsed_ms(&end).expect("a time") * 1e3
-                    })
-                    .skip(10)
-                    .collect();
-                times.sort_by(f32::total_cmp);
-                line += &format!(" {:>14.1}", times[N_LAUNCHES / 2]);
+                let time = gpu.median_us(|| launched.run(&gpu, &kernel, VOCAB_SIZE));
+                line += &format!(" {time:>14.1}");
             }
         }
         println!("{line}");

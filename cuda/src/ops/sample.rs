@@ -46,7 +46,7 @@ mod tests {
     use trellis_engine::batch::{Candidate, OutputFault};
     use trellis_engine::sampling::{Scratch, TokenMask, sample};
 
-    use super::super::logits_case::{Case, Request, run};
+    use super::super::logits_case::{Case, Request, median_us, run};
     use super::*;
     use crate::testing::{Random, gpu};
 
@@ -295,5 +295,40 @@ mod tests {
             pairs.iter().map(|p| (p.token, p.value)).collect::<Vec<_>>(),
             [(1, 2.0), (3, 1.0), (3, 0.5)]
         );
+    }
+
+    /// How long draws take, in captured graphs: medians.
+    #[test]
+    #[ignore = "a table of times: --ignored --nocapture on a machine with a GPU"]
+    fn speed() {
+        const VOCAB_SIZE: usize = 128_256;
+        let Some(gpu) = gpu() else { return };
+        let at_0_8 = Sampler { temperature: 0.8, ..seeded(1) };
+        let samplers = [
+            ("greedy", Sampler::greedy()),
+            ("temperature", at_0_8.clone()),
+            ("top-k 50, top-p 0.95", Sampler { top_k: Some(50), top_p: Some(0.95), ..at_0_8 }),
+        ];
+        let mut random = Random(1);
+        let normal: Vec<f32> = random.normals(VOCAB_SIZE).iter().map(|x| x * 2.5).collect();
+        println!("{:<30} {:>14} {:>14} {:>14} {:>14}", "us", "1", "1, equal", "256", "256, equal");
+        for (name, sampler) in samplers {
+            let mut line = format!("{name:<30}");
+            for n_rows in [1, 256] {
+                for logits in [&normal, &vec![0.5; VOCAB_SIZE]] {
+                    let request = |row| Request {
+                        logits_row: row,
+                        sampler: Some(sampler.clone()),
+                        position: row as u64,
+                        ..Request::default()
+                    };
+                    let requests = (0..n_rows).map(request).collect();
+                    let case =
+                        Case { vocab_size: VOCAB_SIZE, logits: vec![logits.clone(); n_rows], requests };
+                    line += &format!(" {:>14.1}", median_us(&gpu, &case));
+                }
+            }
+            println!("{line}");
+        }
     }
 }
