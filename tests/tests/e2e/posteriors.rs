@@ -195,7 +195,7 @@ pub(crate) async fn entropy_cut(name: &str) {
 /// token by token, is far from it.
 async fn check_powers(name: &str) {
     const ALPHA: f64 = 2.0;
-    const N_RUNS: u64 = 6;
+    const N_RUNS: u64 = 12;
     const N_CHAINS: usize = 64;
     let all = texts(&encode(model(), &question("word")), 2, 5).await;
     let power = |logprob: &f64| (ALPHA * logprob).exp();
@@ -208,8 +208,8 @@ async fn check_powers(name: &str) {
     let mut n_accepted = 0;
     for seed in 0..N_RUNS {
         let arguments =
-            ["--alpha", "2", "--chains", "64", "--top-k", "2", "--max-tokens", "5", "--block", "5"];
-        let arguments = [&arguments[..], &["--moves", "80", "--json", "word"]].concat();
+            ["--alpha", "2", "--chains", "64", "--top-k", "2", "--max-tokens", "5", "--block", "3"];
+        let arguments = [&arguments[..], &["--moves", "16", "--json", "word"]].concat();
         let report = report(name, &arguments, seed).await;
         let answers = report.as_array().expect("a list");
         assert_eq!(answers.len(), N_CHAINS);
@@ -227,7 +227,7 @@ async fn check_powers(name: &str) {
     println!(
         "{name}: total variation {distance:.4} of at most {most:.4}, token by token {of_tokens:.4}; {n_whole:.2} end early; \
          {n_accepted} moves of {}",
-        N_RUNS as usize * N_CHAINS * 80
+        N_RUNS as usize * N_CHAINS * 32
     );
     assert!(distance <= most && of_tokens >= 2.0 * most, "{distance}, {of_tokens}, {most}");
     assert!((0.2..0.8).contains(&n_whole), "{n_whole}");
