@@ -241,8 +241,10 @@ struct LogitsFinishParams {
     const ProgramOutput* program_outputs;
     int vocab;
     int n_chunks;
+    int n_drawn;
+    int unused;
 };
-static_assert(sizeof(LogitsFinishParams) == 88, "as in logits_params.rs");
+static_assert(sizeof(LogitsFinishParams) == 96, "as in logits_params.rs");
 
 // Grid (rows of the bucket), FINISH_THREADS threads. Gathers the parts and the draws of a row, or takes what a program has
 // drawn, and writes its result and the scores that were asked for. Moves 40 bytes a chunk.
@@ -275,8 +277,10 @@ logits_finish(const __grid_constant__ LogitsFinishParams p) {
             sum += part.sum * scale;
             weighted += (part.weighted + shift * part.sum) * scale;
         }
-        if (draws(asked)) {
-            Drawn d = drawn[(size_t)row * n_chunks + chunk];
+    }
+    if (draws(asked)) {
+        for (int block = threadIdx.x % 32; block < p.n_drawn; block += 32) {
+            Drawn d = drawn[(size_t)row * n_chunks + block];
             best = better(best, Best{d.score, d.token});
         }
     }

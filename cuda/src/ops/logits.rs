@@ -24,6 +24,10 @@ const CHUNK: usize = THREADS * 4 * GROUPS;
 pub(super) const N_BINS: usize = 1024;
 /// Blocks that look at chunks and are resident together: reading logits takes all the threads that there can be.
 const SCAN_RESIDENT: usize = 4;
+/// As many blocks that draw from chunks.
+const DRAW_RESIDENT: usize = 4;
+/// About as many blocks draw: twice those that an H100 has at once. What a block knows of its row it works out once.
+const DRAW_BLOCKS: usize = 1024;
 /// Loads of tokens of a history that a thread has under way: as many as leave room for that.
 const HISTORY_LOADS: usize = 2;
 /// Threads of a block that finishes a row.
@@ -54,6 +58,7 @@ fn source(file: &'static str, text: &'static str) -> Source {
         .with("PAGE_LEN", PAGE_LEN)
         .with("HISTORY_LOADS", HISTORY_LOADS)
         .with("SCAN_RESIDENT", SCAN_RESIDENT)
+        .with("DRAW_RESIDENT", DRAW_RESIDENT)
         .with("FINISH_THREADS", FINISH_THREADS)
         .with("TOKEN_BITS", TOKEN_BITS)
         .with("PART_BYTES", PART_BYTES)
@@ -473,6 +478,8 @@ impl LogitsKernels {
             block: (threads as u32, 1, 1),
             shared_bytes: 0,
         };
+        let n_each = (n_chunks * n_rows).div_ceil(DRAW_BLOCKS);
+        let n_drawn = n_chunks.div_ceil(n_each.max(1)) as i32;
         let (vocab, n_chunks, unused) = (vocab_size as i32, n_chunks as i32, 0);
         let (logits, rows, n_rows) = (buffers.logits.into(), buffers.rows.into(), buffers.n_rows.into());
         let outputs = buffers.outputs.into();
@@ -528,9 +535,10 @@ impl LogitsKernels {
         }
         if stages.draw {
             let draw =
-                SampleDrawParams { logits, adjusted, rows, n_rows, parts, cutoffs, drawn, vocab, unused };
+                SampleDrawParams { logits, adjusted, rows, n_rows, parts, cutoffs, drawn, vocab, n_chunks };
+            let launch = Launch { grid: (n_drawn as u32, by_chunk.grid.1, 1), ..by_chunk };
             // SAFETY: as above.
-            unsafe { by_chunk.run(stream, &self.draw, &draw)? };
+            unsafe { launch.run(stream, &self.draw, &draw)? };
         }
         let finish = LogitsFinishParams {
             logits,
@@ -545,6 +553,8 @@ impl LogitsKernels {
             program_outputs: buffers.program_outputs.into(),
             vocab,
             n_chunks,
+            n_drawn,
+            unused,
         };
         // SAFETY: as above.
         unsafe { by_row(FINISH_THREADS).run(stream, &self.finish, &finish)? };

@@ -68,7 +68,7 @@ pub(super) struct SampleDrawParams {
     pub(super) cutoffs: Pointer,
     pub(super) drawn: Pointer,
     pub(super) vocab: i32,
-    pub(super) unused: i32,
+    pub(super) n_chunks: i32,
 }
 params!(SampleDrawParams, 64);
 
@@ -88,8 +88,10 @@ pub(super) struct LogitsFinishParams {
     pub(super) program_outputs: Pointer,
     pub(super) vocab: i32,
     pub(super) n_chunks: i32,
+    pub(super) n_drawn: i32,
+    pub(super) unused: i32,
 }
-params!(LogitsFinishParams, 88);
+params!(LogitsFinishParams, 96);
 
 /// As in `logits.cu`.
 #[derive(Clone, Copy, Debug)]

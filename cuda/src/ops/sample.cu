@@ -3,17 +3,25 @@
 //   x[t] = (l[t] - max l) / temperature      kept = top-k, then top-p, then min-p      argmax over kept of x[t] + g[t]
 //   g = -ln(-ln u),  u = ((w >> 9) + 1/2) * 2^-23,  w from Philox 4x32-10
 //
-// The logarithms of g are those of the definition, but only for tokens that faster ones cannot tell apart from the best.
+// As -ln u >= 1 - u, g is at most -ln(1 - u): one fast logarithm for each token tells which few can be the best, and only
+// those are worked out as the definition has it.
 
 __device__ __forceinline__ uint4 words_of(const OutputRow& p, unsigned block_idx) {
     return philox(make_uint4(block_idx, 0, p.position_low, p.position_high), make_uint2(p.seed_low, p.seed_high));
 }
 
-__device__ __forceinline__ float gumbel_about(unsigned word) { return -logf(-logf(uniform(word))); }
+// -ln(1 - u), about: at least g.
+__device__ __forceinline__ float gumbel_bound(unsigned word) {
+    // 1 + (w >> 9) * 2^-23, so that what is left up to 2 - 2^-24 is exact.
+    const float above = __int_as_float((int)(word >> 9 | 0x3f800000u));
+    float log2;
+    asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(log2) : "f"((2.0f - above) - 5.9604644775390625e-8f));
+    return log2 * -0.693147180559945309f;
+}
 
-// Twice the most that x + gumbel_about and x + gumbel lie apart: logf errs by 1 ulp and log_exact by 2, so one g by under
-// 4e-6 and the other by under 8e-6 at its largest, and rounding the sums, which lie between -3 and 17 for any token that
-// can win, adds 2e-6.
+// More than a score may lie above the bound that was worked out for it: the fast logarithm errs by 2^-22 of itself, at most
+// 4e-6; x by 3 ulp, as it is multiplied by what 1 / temperature is about, for x above -20, without which no token can win;
+// g by under 8e-6 (maths.cuh); and the sums by 2e-6 each.
 constexpr float SCORE_SLACK = 3e-5f;
 
 struct SampleDrawParams {
@@ -25,76 +33,115 @@ struct SampleDrawParams {
     const u64* cutoffs;
     Drawn* drawn;
     int vocab;
-    int unused;
+    int n_chunks;
 };
 static_assert(sizeof(SampleDrawParams) == 64, "as in logits_params.rs");
 
-// Grid (n_chunks, rows of the bucket), THREADS threads. The best token of each chunk. Reads 4 * vocab bytes a row,
-// less the chunks in which no token can win.
-// drawn Drawn [n_rows, n_chunks]; -inf where no token of the chunk is in the running.
-extern "C" __global__ void __launch_bounds__(THREADS) sample_draw(const __grid_constant__ SampleDrawParams p) {
-    const OutputRow* __restrict__ rows = p.rows;
-    const float* __restrict__ logits = p.logits;
-    const float* __restrict__ adjusted = p.adjusted;
-    const Part* __restrict__ parts = p.parts;
-    const u64* __restrict__ cutoffs = p.cutoffs;
-    Drawn* __restrict__ drawn = p.drawn;
-    const int vocab = p.vocab;
-    __shared__ Best best_shared[THREADS / 32];
-    int chunk = blockIdx.x, row = blockIdx.y, n_chunks = gridDim.x;
-    if (row >= *p.n_rows) return;
-    const OutputRow& asked = rows[row];
-    if (!draws(asked)) return;
-    const Part* mine = parts + (size_t)row * n_chunks;
-    Row whole = warp_row(mine, n_chunks);
-    if (whole.is_bad || whole.adjusted.value == minus_infinity()) return;
+// What all threads of a block need to know of their row, and what they find.
+struct DrawShared {
+    float max;    // -inf where nothing is drawn
+    float floor;  // some token has this score
+    float least;  // no token is kept of which x, about, is less
+    u64 cutoff;   // the last rank that top-k and top-p keep
+    u64 best;     // (score, token), ranked; 0 where there is none
+};
 
+// By one warp.
+__device__ __forceinline__ void describe_row(const SampleDrawParams& p, const OutputRow& asked, DrawShared& s) {
+    const Row whole = warp_row(p.parts + (size_t)blockIdx.y * p.n_chunks, p.n_chunks);
     // The most probable token, for which x is 0, is always kept: its score is one to beat.
-    unsigned mode = whole.adjusted.token;
-    float floor = gumbel_about(lane_of(words_of(asked, mode / 4), mode % 4)) - SCORE_SLACK;
-    float max = whole.adjusted.value;
-    Best best = {minus_infinity(), NONE};
-    // The same for the whole block: it depends on the chunk alone.
-    if (tempered(mine[chunk].adjusted_max, max, asked.temperature) + GUMBEL_MAX >= floor) {
-        const float* source =
-            adjusts(asked) ? adjusted + (size_t)row * vocab : logits + (size_t)asked.logits_row * vocab;
-        u64 cutoff = truncates(asked) ? cutoffs[row] : 0;
-        float scores[VALUES], values[VALUES];
-        unsigned noise[VALUES];
-        Best about = {minus_infinity(), NONE};
+    const unsigned mode = whole.adjusted.token;
+    const float floor = gumbel(lane_of(words_of(asked, mode / 4), mode % 4));
+    if (threadIdx.x != 0) return;
+    s.max = whole.is_bad ? minus_infinity() : whole.adjusted.value;
+    s.cutoff = truncates(asked) && s.max > minus_infinity() ? p.cutoffs[blockIdx.y] : 0;
+    const float least = fmaxf(s.cutoff > 0 ? value_of(s.cutoff) : minus_infinity(), asked.min_logit);
+    // What x is about errs by less, also where both are denormal.
+    s.least = least - (fabsf(least) * 1e-6f + 1e-36f);
+    s.floor = floor;
+    s.best = 0;
+}
+
+// The score of a token by the definition, ranked; 0 if it is not kept.
+__device__ __forceinline__ u64 score_of(const OutputRow& asked, const float* source, const DrawShared& s, unsigned token) {
+    const float x = tempered(source[token], s.max, asked.temperature);
+    if (!(x >= asked.min_logit) || ranked(x, token) < s.cutoff || x == minus_infinity()) return 0;
+    return ranked(x + gumbel(lane_of(words_of(asked, token / 4), token % 4)), token);
+}
+
+// Grid (blocks that share a row, rows of the bucket), THREADS threads; a block takes chunks one after the other. The best
+// token of its chunks. Reads 4 * vocab bytes a row.
+// drawn Drawn [n_rows, n_chunks], of which it writes those of its blocks; -inf where no token of theirs is in the running.
+extern "C" __global__ void __launch_bounds__(THREADS, DRAW_RESIDENT) sample_draw(const __grid_constant__ SampleDrawParams p) {
+    const int vocab = p.vocab, row = blockIdx.y;
+    __shared__ DrawShared s;
+    if (row >= *p.n_rows) return;
+    const OutputRow& asked = p.rows[row];
+    if (!draws(asked)) return;
+    const float* __restrict__ source =
+        adjusts(asked) ? p.adjusted + (size_t)row * vocab : p.logits + (size_t)asked.logits_row * vocab;
+    int chunk = blockIdx.x;
+    float values[VALUES];
+    auto load = [&] {
 #pragma unroll
-        for (int g = 0; g < GROUPS; g++) {
-            int first = group_start(chunk, g);
-            float x[4];
-            load4(source, first, vocab, x);
-            bool in_reach = false;
-#pragma unroll
-            for (int lane = 0; lane < 4; lane++) {
-                x[lane] = tempered(x[lane], max, asked.temperature);
-                bool kept = x[lane] >= asked.min_logit && ranked(x[lane], (unsigned)(first + lane)) >= cutoff;
-                if (!kept) x[lane] = minus_infinity();
-                in_reach |= x[lane] + GUMBEL_MAX >= floor;
-            }
-            uint4 words = make_uint4(0, 0, 0, 0);
-            if (in_reach) words = words_of(asked, (unsigned)first / 4);
-#pragma unroll
-            for (int lane = 0; lane < 4; lane++) {
-                int i = 4 * g + lane;
-                values[i] = x[lane];
-                noise[i] = lane_of(words, lane);
-                scores[i] = in_reach ? x[lane] + gumbel_about(noise[i]) : minus_infinity();
-                about = better(about, Best{scores[i], (unsigned)(first + lane)});
-            }
-        }
-        about = block_best(about, best_shared);
+        for (int g = 0; g < GROUPS; g++) load4(source, group_start(chunk, g), vocab, values + 4 * g);
+    };
+    load();
+    if (threadIdx.x < 32) describe_row(p, asked, s);
+    __syncthreads();
+    const float max = s.max, least = s.least;
+    if (max == minus_infinity()) chunk = p.n_chunks;
+    const float scale = fminf(1.0f / asked.temperature, 3.40282346638528859812e38f);
+    float floor = s.floor - SCORE_SLACK;
+    while (chunk < p.n_chunks) {
+        float highest_x = minus_infinity();
 #pragma unroll
         for (int i = 0; i < VALUES; i++) {
-            if (scores[i] >= about.value - SCORE_SLACK && scores[i] > minus_infinity()) {
-                unsigned token = (unsigned)(group_start(chunk, i / 4) + i % 4);
-                best = better(best, Best{values[i] + gumbel(noise[i]), token});
+            const float x = (values[i] - max) * scale;
+            values[i] = x >= least ? x : minus_infinity();
+            highest_x = fmaxf(highest_x, values[i]);
+        }
+        if (__any_sync(LANES_ALL, highest_x + GUMBEL_MAX >= floor)) {
+            float top = minus_infinity();
+            int top_idx = 0;
+#pragma unroll
+            for (int g = 0; g < GROUPS; g++) {
+                const uint4 words = words_of(asked, (unsigned)group_start(chunk, g) / 4);
+#pragma unroll
+                for (int lane = 0; lane < 4; lane++) {
+                    const int i = 4 * g + lane;
+                    values[i] += gumbel_bound(lane_of(words, lane));
+                    if (values[i] > top) top = values[i], top_idx = i;
+                }
+            }
+            if (__any_sync(LANES_ALL, top >= floor)) {
+                auto token = [&](int i) { return (unsigned)(group_start(chunk, i / 4) + i % 4); };
+                // First the most hopeful token of each thread, for a higher score to beat; most others fall short of it.
+                u64 best = top >= floor && top > minus_infinity() ? score_of(asked, source, s, token(top_idx)) : 0;
+                const unsigned highest = __reduce_max_sync(LANES_ALL, (unsigned)(best >> TOKEN_BITS));
+                if (highest != 0) floor = fmaxf(floor, value_of((u64)highest << TOKEN_BITS) - SCORE_SLACK);
+                unsigned hopeful = 0;
+#pragma unroll
+                for (int i = 0; i < VALUES; i++)
+                    if (values[i] >= floor && values[i] > minus_infinity() && i != top_idx) hopeful |= 1u << i;
+                for (; hopeful != 0; hopeful &= hopeful - 1) {
+                    const u64 other = score_of(asked, source, s, token(__ffs(hopeful) - 1));
+                    best = other > best ? other : best;
+                }
+                if (best != 0) atomicMax(&s.best, best);
             }
         }
-        best = block_best(best, best_shared);
+        chunk += gridDim.x;
+        if (chunk >= p.n_chunks) break;
+        load();
+        // What other warps have found.
+        const u64 found = *(volatile u64*)&s.best;
+        if (found != 0) floor = fmaxf(floor, value_of(found) - SCORE_SLACK);
     }
-    if (threadIdx.x == 0) drawn[(size_t)row * n_chunks + chunk] = Drawn{best.value, best.token};
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        const u64 best = s.best;
+        p.drawn[(size_t)row * p.n_chunks + blockIdx.x] =
+            best == 0 ? Drawn{minus_infinity(), NONE} : Drawn{value_of(best), token_of(best)};
+    }
 }
