@@ -11,9 +11,7 @@
 //! ```
 
 use serde::Serialize;
-use trellis_guest::{
-    Args, Context, Model, Positions, Result, Sampler, Token, emit, emit_json, seed, usage,
-};
+use trellis_guest::{Args, Context, Model, Positions, Result, Sampler, Token, emit, emit_json, seed, usage};
 
 trellis_guest::main!(run);
 
