@@ -311,4 +311,6 @@ fn report_arrival(report: &SyncSender<u64>, n_bytes: u64) -> bool {
 }
 
 #[cfg(test)]
+mod speed_tests;
+#[cfg(test)]
 mod tests;

@@ -48,7 +48,10 @@ async fn texts(prompt: &[u32], n: usize, n_tokens: usize) -> Vec<Text> {
             }
             let next = place(&[prompt, &tokens].concat(), n).await;
             for &token in &next.tokens {
-                longer.push(([&tokens[..], &[token]].concat(), [&places[..], &[next.clone()]].concat()));
+                longer.push((
+                    [&tokens[..], &[token]].concat(),
+                    [&places[..], std::slice::from_ref(&next)].concat(),
+                ));
             }
         }
         texts = longer;

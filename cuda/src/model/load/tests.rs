@@ -2,7 +2,6 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
 
 use half::{bf16, f16};
 use trellis_engine::model::ModelSource;
@@ -85,7 +84,7 @@ fn tiny() -> Checkpoint {
 }
 
 /// All tensors, one behind the other in the order of their names, with a gap between them.
-fn places(checkpoint: &Checkpoint, dtype: Dtype, address: u64) -> (Vec<Part>, usize) {
+pub(super) fn places(checkpoint: &Checkpoint, dtype: Dtype, address: u64) -> (Vec<Part>, usize) {
     let mut end = 0;
     let mut parts = Vec::new();
     for (name, info) in checkpoint.tensors() {
@@ -105,7 +104,7 @@ fn expected(checkpoint: &Checkpoint, tensor: &str, dtype: Dtype) -> Vec<u8> {
     bytes_of(dtype, &values)
 }
 
-fn silent(_done: u64, _total: u64) {}
+pub(super) fn silent(_done: u64, _total: u64) {}
 
 /// Loads into host memory and compares every byte, those between the tensors as well.
 fn check(checkpoint: &Checkpoint, dtype: Dtype, sizes: Sizes) {
@@ -282,85 +281,6 @@ fn the_card_holds_the_bundled_model_in_every_type() {
             let mut found = vec![0u8; part.destination.n_bytes];
             part.destination.download(&test.stream, &mut found).expect("it comes back");
             assert!(found == expected(&checkpoint, &part.tensor, dtype), "{} as {dtype:?}", part.tensor);
-        }
-    }
-}
-
-/// Bytes a second of one large pinned copy: what no way of loading can beat.
-fn link_rate(test: &crate::testing::TestGpu, destination: Slice) -> f64 {
-    let source = test.gpu.pinned::<u8>(256 << 20).expect("pinned memory");
-    let mut best = Duration::MAX;
-    for _ in 0..5 {
-        let start = Instant::now();
-        destination.upload(&test.stream, &source).expect("a copy");
-        test.stream.synchronize().expect("a copy");
-        best = best.min(start.elapsed());
-    }
-    source.len() as f64 / best.as_secs_f64()
-}
-
-#[test]
-#[ignore = "writes 16 GiB of temporary files and measures"]
-fn the_rate_of_loading() {
-    const N_TENSORS: usize = 128;
-    const TENSOR_BYTES: usize = 128 << 20;
-    let Some(test) = gpu() else { return };
-    let folder = tempfile::tempdir().expect("a folder");
-    let mut random = Random(32);
-    let fields: Vec<_> = (0..N_TENSORS)
-        .map(|idx| {
-            let (start, end) = (idx * TENSOR_BYTES, (idx + 1) * TENSOR_BYTES);
-            let n = TENSOR_BYTES / 2;
-            format!(r#""t{idx:02}":{{"dtype":"BF16","shape":[{n}],"data_offsets":[{start},{end}]}}"#)
-        })
-        .collect();
-    let header = format!("{{{}}}", fields.join(","));
-    let mut file = fs::File::create(folder.path().join("model.safetensors")).expect("a file");
-    let mut put = |bytes: &[u8]| std::io::Write::write_all(&mut file, bytes).expect("there is room");
-    put(&(header.len() as u64).to_le_bytes());
-    put(header.as_bytes());
-    let mut numbers = vec![0u64; TENSOR_BYTES / 8];
-    numbers.iter_mut().for_each(|number| *number = random.next());
-    for idx in 0..N_TENSORS {
-        numbers[idx] = idx as u64;
-        put(bytes_mut(&mut numbers));
-    }
-    let checkpoint = Checkpoint::open(&ModelSource::Folder(folder.path().to_owned())).expect("a checkpoint");
-    let (_, n_bytes) = places(&checkpoint, Dtype::Bf16, 0);
-    let buffer = test.gpu.allocate("a test", n_bytes).expect("device memory");
-    let (parts, _) = places(&checkpoint, Dtype::Bf16, buffer.slice().address);
-    let link = link_rate(&test, buffer.slice());
-    println!("{}: link {:.1} GB/s", test.gpu.name(), link / 1e9);
-    let sizes = |n_workers, n_buffers, buffer_kib: usize| Sizes {
-        n_workers,
-        n_buffers,
-        buffer_bytes: buffer_kib << 10,
-    };
-    let others = [
-        sizes(12, 3, 1024),
-        sizes(8, 3, 1024),
-        sizes(10, 2, 1024),
-        sizes(12, 2, 1024),
-        sizes(8, 2, 2048),
-        sizes(8, 2, 4096),
-    ];
-    for sizes in [MOST, MOST, BESIDE_STEPS].into_iter().chain(others) {
-        buffer.slice().fill(&test.stream, POISON).expect("filled");
-        test.stream.synchronize().expect("filled");
-        let start = Instant::now();
-        load_with(&test.gpu, &checkpoint, Dtype::Bf16, &parts, sizes, &|| false, &silent).expect("it loads");
-        let elapsed_s = start.elapsed().as_secs_f64();
-        let rate = (N_TENSORS * TENSOR_BYTES) as f64 / elapsed_s;
-        println!(
-            "{sizes:?}: {elapsed_s:.3} s, {:.1} GB/s, {:.0}% of the link",
-            rate / 1e9,
-            100.0 * rate / link
-        );
-        let (mut found, mut wanted) = (vec![0u64; TENSOR_BYTES / 8], vec![0u64; TENSOR_BYTES / 8]);
-        for part in [&parts[0], &parts[N_TENSORS / 2], &parts[N_TENSORS - 1]] {
-            part.destination.download(&test.stream, &mut found).expect("it comes back");
-            checkpoint.read_bytes(&part.tensor, bytes_mut(&mut wanted)).expect("it can be read");
-            assert!(found == wanted, "{}", part.tensor);
         }
     }
 }
