@@ -211,6 +211,7 @@ impl CudaBackend {
                 n_tokens_max: options.n_tokens_max,
                 n_tile_tokens: llama.kernels().attention.cuttings().prompt_tokens(),
                 n_block_tokens: if dtype == Dtype::F32 { 1 } else { BLOCK_TOKENS },
+                n_queries_per_key: config.n_heads / config.n_kv_heads,
                 n_positions_max: config.n_positions.min(pages.n_first * PAGE_LEN),
                 vocab_size: config.vocab_size,
                 hidden_size: config.hidden_size,

@@ -2,9 +2,10 @@
 //   out[query, j] (+)= weight * sum_h softmax_j(scale * q[h] . k[j, h / GROUP]),
 //   over the cells j that the query sees, in the order of their tokens; 0 for those before its window.
 // q: T [n_tokens, n_heads, HEAD_DIM], rotated; kv: T, pages of [n_layers][K, V][n_kv_heads][PAGE_LEN][HEAD_DIM], from the layer
-// on. stats: for each query, in the row of its token, (maximum, 1 / sum) for each head: float2 [n_heads]; rows are as long as q's.
-// out: f32. The first layer of a query writes, the others add: one thread for each cell, the heads in their order.
-// Two launches. masses_stats: grid (n_heads, n_queries), the softmax of one head. masses: grid (cells / N_THREADS, n_queries).
+// on. stats: for each query, in the row of its token, (maximum, sum) for each part of each head: float2 [n_heads, N_PARTS]; rows
+// are as long as q's. out: f32. The first layer of a query writes, the others add: one thread for each cell, the heads in their
+// order. Two launches. masses_stats: grid (n_heads, n_queries, N_PARTS), the softmax of one head over a part of the cells; masses:
+// grid (cells / N_THREADS, n_queries).
 // f32. Bytes: the keys of the context twice for each query head, mostly out of L2; few ask.
 // Among holes, see attention_holes.cuh: queries are turned and rounded to T as there.
 // Source: H2O (arXiv 2306.14048), which names the sums; the softmax in one pass is that of arXiv 1805.02867.
@@ -31,6 +32,8 @@ struct MassesParams {
 static_assert(sizeof(MassesParams) == 840, "as in masses.rs");
 
 constexpr unsigned IS_FIRST = MASSES_IS_FIRST, HAS_HOLES = MASSES_HAS_HOLES; // bits of flags
+constexpr int N_PARTS = MASSES_N_PARTS; // of a query's cells, so that a long context has the whole device; at most 32
+static_assert(N_PARTS * sizeof(float2) <= HEAD_DIM * sizeof(T), "statistics lie in rows of q's length");
 
 // The query of one head, for each stretch of its context, in shared memory.
 struct alignas(16) Query {
@@ -50,9 +53,19 @@ struct Masses {
           all_holes(p.flags[idx] & HAS_HOLES ? (const Holes*)((const unsigned*)p.entries + p.holes[p.tokens[idx]])
                                              : nullptr) {}
 
-    __device__ __forceinline__ float2* stats() const {
+    // Of the parts of a head.
+    __device__ __forceinline__ float2* stats(int head) const {
         const size_t row_len = (size_t)p.n_kv_heads * (GROUP * HEAD_DIM);
-        return (float2*)(p.stats + p.tokens[idx] * row_len);
+        return (float2*)(p.stats + p.tokens[idx] * row_len) + head * N_PARTS;
+    }
+
+    // Maximum and 1 / sum of a head, out of its parts in their order: by each warp for itself. Some part has the query's own
+    // cell.
+    __device__ __forceinline__ float2 softmax(int head) const {
+        const int part = threadIdx.x & 31;
+        const float2 own = part < N_PARTS ? stats(head)[part] : make_float2(ATTN_NEG_INF, 0.f);
+        const float top = warp_max(own.x);
+        return make_float2(top, 1.f / warp_sum(own.y * exp2f(own.x - top)));
     }
 
     // Brings a head's query, turned for each stretch, by all threads; the last one's is no longer in use.
@@ -117,20 +130,25 @@ __device__ __forceinline__ float block_max(float x, float* scratch) {
 extern "C" __global__ void __launch_bounds__(N_THREADS) masses_stats(const __grid_constant__ MassesParams p) {
     __shared__ Query shared;
     __shared__ float scratch[32];
-    const int head = blockIdx.x;
+    const int head = blockIdx.x, part = blockIdx.z;
     const Masses masses(p, blockIdx.y);
-    masses.load(shared, head);
+    const int n_cells = masses.cell + 1 - masses.first;
+    const int part_len = (n_cells + N_PARTS * N_THREADS - 1) / (N_PARTS * N_THREADS) * N_THREADS;
+    const int begin = masses.first + part * part_len, end = min(begin + part_len, masses.cell + 1);
     float top = ATTN_NEG_INF, sum = 0.f;
-    for (int c = masses.first + threadIdx.x; c <= masses.cell; c += N_THREADS) {
-        if (!masses.is_live(c)) continue;
-        const float score = masses.score(shared, head, c);
-        const float higher = fmaxf(top, score);
-        sum = sum * exp2f(top - higher) + exp2f(score - higher);
-        top = higher;
+    if (begin < end) { // the same for all threads
+        masses.load(shared, head);
+        for (int c = begin + threadIdx.x; c < end; c += N_THREADS) {
+            if (!masses.is_live(c)) continue;
+            const float score = masses.score(shared, head, c);
+            const float higher = fmaxf(top, score);
+            sum = sum * exp2f(top - higher) + exp2f(score - higher);
+            top = higher;
+        }
     }
     const float all_top = block_max(top, scratch);
-    const float all_sum = block_sum(sum * exp2f(top - all_top), scratch);
-    if (threadIdx.x == 0) masses.stats()[head] = make_float2(all_top, 1.f / all_sum);
+    const float all_sum = block_sum(sum * exp2f(top - shift_of(all_top)), scratch);
+    if (threadIdx.x == 0) masses.stats(head)[part] = make_float2(all_top, all_sum);
 }
 
 extern "C" __global__ void __launch_bounds__(N_THREADS) masses(const __grid_constant__ MassesParams p) {
@@ -156,10 +174,9 @@ extern "C" __global__ void __launch_bounds__(N_THREADS) masses(const __grid_cons
     if (begin + N_THREADS > masses.first) { // the same for all threads
         for (int head = 0; head < p.n_kv_heads * GROUP; head++) {
             masses.load(shared, head);
-            if (is_live && c >= masses.first) {
-                const float2 stats = masses.stats()[head];
-                sum += exp2f(masses.score(shared, head, c) - stats.x) * stats.y;
-            }
+            const float2 softmax = masses.softmax(head);
+            if (is_live && c >= masses.first)
+                sum += exp2f(masses.score(shared, head, c) - softmax.x) * softmax.y;
         }
     }
     if (is_live) {

@@ -14,6 +14,12 @@ const N_THREADS: usize = 256;
 /// Queries of one launch.
 const N_QUERIES: usize = 32;
 
+/// Parts of a query's cells that the softmax of a head is worked out in: as many as there is room for in the place of the
+/// head's output, and a warp puts together.
+fn n_parts(shape: &AttentionShape) -> usize {
+    (shape.head_dim * shape.dtype.n_bytes() / 8).min(32)
+}
+
 /// Bits of a query's flags.
 const IS_FIRST: u32 = 1;
 const HAS_HOLES: u32 = 2;
@@ -83,6 +89,7 @@ impl Masses {
         source(shape, "masses.cu", text)
             .with("ATTN_STRETCHES_MAX", N_STRETCHES_MAX)
             .with("N_THREADS", N_THREADS)
+            .with("MASSES_N_PARTS", n_parts(shape))
             .with("MASSES_IS_FIRST", IS_FIRST)
             .with("MASSES_HAS_HOLES", HAS_HOLES)
     }
@@ -155,17 +162,17 @@ impl Masses {
             if n == 0 {
                 return Ok(());
             }
-            let launch = |n_blocks: usize| Launch {
-                grid: (n_blocks as u32, n as u32, 1),
+            let launch = |n_blocks: usize, n_parts: usize| Launch {
+                grid: (n_blocks as u32, n as u32, n_parts as u32),
                 block: (N_THREADS as u32, 1, 1),
                 shared_bytes: 0,
             };
             // SAFETY: lengths were checked above, as for attention; the caller keeps pages below their number, what is
             // described of holes behind the entries, and a number in `out` for each cell with a token. The statistics of a
-            // query are eight bytes a head, and the row of its token has sixteen at least.
+            // query are as many bytes a head as the row of its token has, or fewer.
             unsafe {
-                launch(shape.n_heads).run(stream, &self.stats, &params)?;
-                launch(n_cells.div_ceil(N_THREADS)).run(stream, &self.masses, &params)?;
+                launch(shape.n_heads, n_parts(shape)).run(stream, &self.stats, &params)?;
+                launch(n_cells.div_ceil(N_THREADS), 1).run(stream, &self.masses, &params)?;
             }
         }
     }

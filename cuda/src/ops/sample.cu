@@ -89,11 +89,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, DRAW_RESIDENT) sample_draw
     load();
     if (threadIdx.x < 32) describe_row(p, asked, s);
     __syncthreads();
-    const float max = s.max, least = s.least;
-    if (max == minus_infinity()) chunk = p.n_chunks;
+    if (s.max == minus_infinity()) chunk = p.n_chunks;
     const float scale = fminf(1.0f / asked.temperature, 3.40282346638528859812e38f);
     float floor = s.floor - SCORE_SLACK;
     while (chunk < p.n_chunks) {
+        // Read anew for each chunk: registers are for values.
+        const float max = s.max, least = s.least;
         float highest_x = minus_infinity();
 #pragma unroll
         for (int i = 0; i < VALUES; i++) {

@@ -30,6 +30,8 @@ pub struct Limits {
     pub n_tile_tokens: usize,
     /// The layers of a step take as long as for the next multiple of so many tokens, over all rows.
     pub n_block_tokens: usize,
+    /// Query heads that share keys and values.
+    pub n_queries_per_key: usize,
     /// The most positions of one context.
     pub n_positions_max: usize,
     /// Entries of the vocabulary.
@@ -99,6 +101,7 @@ impl Limits {
             n_tokens_max: 1 << 21,
             n_tile_tokens: 1,
             n_block_tokens: 1,
+            n_queries_per_key: 1,
             n_positions_max: 1 << 17,
             vocab_size: 1000,
             hidden_size: 1,

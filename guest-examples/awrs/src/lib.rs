@@ -72,7 +72,7 @@ fn run() -> Result {
     };
     let ends = |tokens: &[Token]| tokens.last().is_some_and(|&token| model.is_stop(token));
     let (mut n_resampled, mut n_tokens, mut n_tested) = (0, 0, 0);
-    for _ in 0..max_tokens {
+    for _ in 0..max_tokens.min(prompt.capacity() - n_before) {
         let tokens: Vec<_> = particles.iter().map(|it| it.context.tokens_from(n_before)).collect();
         let goes_on = |idx: &usize| particles[*idx].log_weight > f64::NEG_INFINITY && !ends(&tokens[*idx]);
         let going: Vec<usize> = (0..particles.len()).filter(goes_on).collect();

@@ -37,6 +37,7 @@ fn engine() -> (ModelHandle, Served) {
         n_tokens_max: 1,
         n_tile_tokens: 1,
         n_block_tokens: 1,
+        n_queries_per_key: 1,
         n_positions_max: 100,
         vocab_size: 100,
         hidden_size: 1,

@@ -136,6 +136,7 @@ impl CpuBackend {
                 n_tokens_max: options.n_tokens_max,
                 n_tile_tokens: 1,
                 n_block_tokens: 1,
+                n_queries_per_key: config.n_heads / config.n_kv_heads,
                 n_positions_max: config.n_positions,
                 vocab_size: config.vocab_size,
                 hidden_size: config.hidden_size,

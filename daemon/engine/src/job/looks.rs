@@ -13,10 +13,10 @@ pub(super) fn states_rows(n_layers: &[usize], n_layers_max: usize) -> f32 {
     n_layers.iter().map(|&n_layers| if n_layers == n_layers_max { 1.0 } else { STATE_ROWS }).sum()
 }
 
-/// What the attention of so many layers over so many tokens costs, in rows of logits: launches of its own in each layer, and
-/// all keys for each query head.
-pub(super) fn attention_rows(n_layers: usize, n_tokens: usize) -> f32 {
-    STATE_ROWS * n_layers as f32 * (1.0 + n_tokens as f32 / 65_536.0)
+/// What the launches of attention as an output cost in so many layers, in rows of logits. The keys that they read are priced as
+/// pages ([`Work::n_pages_beside`](super::Work::n_pages_beside)).
+pub(super) fn attention_rows(n_layers: usize) -> f32 {
+    STATE_ROWS * n_layers as f32
 }
 
 impl Looks {

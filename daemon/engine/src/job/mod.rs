@@ -240,8 +240,9 @@ impl Work {
         }
     }
 
-    /// What the outputs of the tokens at these places cost, in tokens. The one row of a draw is part of decoding.
-    pub(crate) fn outputs_cost(&self, tokens: Range<usize>, n_tokens: usize, limits: &Limits) -> usize {
+    /// What the outputs of the tokens at these places cost, in thousandths of a token. The one row of a draw is part of
+    /// decoding.
+    pub(crate) fn outputs_cost(&self, tokens: Range<usize>, n_tokens: usize, limits: &Limits) -> u64 {
         let Range { start, end } = tokens;
         let is_last = end == n_tokens;
         let n_rows = match self {
@@ -272,14 +273,24 @@ impl Work {
                     let n_tokens = end.saturating_sub(start.max(work.first_output()));
                     states_rows(n_layers, limits.n_layers) * n_tokens as f32
                 }
-                Ask::Attention { layers } => {
-                    f32::from(is_last as u8) * attention_rows(layers.len(), n_tokens)
-                }
+                Ask::Attention { layers } => f32::from(is_last as u8) * attention_rows(layers.len()),
                 // It leaves the device and is copied again for the guest.
                 Ask::Full => 4.0 * f32::from(is_last as u8),
             },
         };
-        (n_rows * limits.logits_tokens) as usize
+        (n_rows * limits.logits_tokens * 1000.0) as u64
+    }
+
+    /// What is read beside the row's own attention for the outputs of tokens up to `end`, of a context with so many pages, in
+    /// pages over all layers: attention as an output reads the keys twice for each query head.
+    pub(crate) fn n_pages_beside(&self, end: usize, n_tokens: usize, n_pages: usize, limits: &Limits) -> u64 {
+        match self {
+            Self::Ask(AskWork { ask: Ask::Attention { layers }, .. }) if end == n_tokens => {
+                let of_all_layers = n_pages * limits.n_queries_per_key;
+                (of_all_layers * layers.len()).div_ceil(limits.n_layers) as u64
+            }
+            _ => 0,
+        }
     }
 
     /// What the programs cost that draw at the end of these tokens, in thousandths of a token, where a row of logits costs

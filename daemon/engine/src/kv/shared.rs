@@ -4,7 +4,11 @@ use std::ops::Deref;
 use std::sync::Arc;
 
 /// Entries up to which a fork copies: below, the copy costs less than what sharing costs both sides later.
+#[cfg(not(test))]
 const N_COPIED_MAX: usize = 1024;
+/// Few, so that lists are shared in the short contexts of random worlds too.
+#[cfg(test)]
+const N_COPIED_MAX: usize = 2;
 
 /// Entries that a list has room for at first, or beyond those that it is copied from: so that what is decoded seldom asks
 /// for memory.

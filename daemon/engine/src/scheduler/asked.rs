@@ -159,7 +159,11 @@ impl Scheduler {
         if context.job().is_some() {
             return Some(plan.asked);
         }
-        let row = Asked::of(&work.outputs(tokens.start, tokens.end, n_tokens), &self.limits, &plan.given);
+        let mut requests = work.outputs(tokens.start, tokens.end, n_tokens);
+        // As the device counts: without what was evicted before the row.
+        let n_evicted = tokens.start - context.kv.row_index(tokens.start);
+        requests.iter_mut().for_each(|request| request.position -= n_evicted);
+        let row = Asked::of(&requests, &self.limits, &plan.given);
         plan.asked.with(row, &self.limits.asks)
     }
 

@@ -22,18 +22,22 @@ impl Scheduler {
             true => 0,
             false => work.programs_cost(tokens.clone(), n_all, self.limits.logits_tokens),
         };
-        plan.work.n_program_thousandths += n_thousandths;
-        let n_outputs_tokens = work.outputs_cost(tokens, n_all, &self.limits);
-        let cost = if class == Class::Decode {
+        let n_pages = context.kv.blocks().len();
+        let n_pages_beside = work.n_pages_beside(tokens.end, n_all, n_pages, &self.limits);
+        let of_outputs = work.outputs_cost(tokens, n_all, &self.limits);
+        let (cost, n_thousandths) = if class == Class::Decode {
             plan.work.n_decode_rows += n_tokens;
             // A verification is as many rows as it has tokens, and reads its pages once.
-            let row_ns = self.costs.decode_row_ns(context.kv.blocks().len() / n_tokens);
-            row_ns * n_tokens as u64 + self.costs.tokens_ns(n_outputs_tokens)
+            let row_ns = self.costs.decode_row_ns(n_pages / n_tokens);
+            (row_ns * n_tokens as u64, n_thousandths + of_outputs)
         } else {
+            let n_outputs_tokens = (of_outputs / 1000) as usize;
             plan.work.n_prompt_tokens += n_tokens + n_outputs_tokens;
-            self.costs.tokens_ns(n_tokens - n_again + n_outputs_tokens)
+            (self.costs.tokens_ns(n_tokens - n_again + n_outputs_tokens), n_thousandths)
         };
-        let of_programs = self.costs.thousandths_ns(n_thousandths);
-        self.commons.queue.charge(&context.seat, cost + of_programs);
+        plan.work.n_thousandths_beside += n_thousandths;
+        plan.work.n_pages_beside += n_pages_beside;
+        let beside = self.costs.thousandths_ns(n_thousandths) + self.costs.pages_ns(n_pages_beside);
+        self.commons.queue.charge(&context.seat, cost + beside);
     }
 }

@@ -34,14 +34,16 @@ pub(super) struct StepWork {
     pub(super) n_prompt_tokens: usize,
     /// What rows without tokens ask of the head, in tokens.
     pub(super) n_head_tokens: usize,
-    /// What programs read to draw, in thousandths of a token.
-    pub(super) n_program_thousandths: u64,
+    /// What programs read to draw, and what decode rows ask beside their draws, in thousandths of a token.
+    pub(super) n_thousandths_beside: u64,
+    /// Pages that are read beside the attention of rows, over all layers.
+    pub(super) n_pages_beside: u64,
 }
 
 impl StepWork {
     /// What it has besides decode rows and prompts, in tokens.
     fn n_tokens_beside(&self) -> f64 {
-        self.n_head_tokens as f64 + self.n_program_thousandths as f64 / 1000.0
+        self.n_head_tokens as f64 + self.n_thousandths_beside as f64 / 1000.0
     }
 }
 
@@ -85,8 +87,7 @@ impl Costs {
     /// Learns from a step that took so long.
     pub(super) fn learn(&mut self, work: StepWork, elapsed_ns: u64) {
         // Neither decoding nor prompts are to blame for it.
-        let (elapsed, beside_ns) =
-            (elapsed_ns as f64, self.token_ns().unwrap_or(0.0) * work.n_tokens_beside());
+        let (elapsed, beside_ns) = (elapsed_ns as f64, self.beside_ns(work));
         let elapsed = elapsed - beside_ns.min(elapsed * SHARE_BESIDE_MOST);
         if work.n_decode_rows > 0 {
             self.n_decode_rows = work.n_decode_rows;
@@ -115,8 +116,26 @@ impl Costs {
             0 => 0.0,
             n_rows => self.decode.ns(n_rows)?,
         };
-        let n_tokens = work.n_prompt_tokens as f64 + work.n_tokens_beside();
-        Some((decoding + self.token_ns().unwrap_or(0.0) * n_tokens) as u64)
+        let of_prompts = self.token_ns().unwrap_or(0.0) * work.n_prompt_tokens as f64;
+        Some((decoding + of_prompts + self.beside_ns(work)) as u64)
+    }
+
+    /// What a step has besides decode rows and prompts.
+    fn beside_ns(&self, work: StepWork) -> f64 {
+        self.token_ns().unwrap_or(0.0) * work.n_tokens_beside() + self.page_ns() * work.n_pages_beside as f64
+    }
+
+    /// How long a page takes to be read over all layers: a step of decode rows takes as long as what it reads. 0 where it is
+    /// not known what the weights take of that.
+    fn page_ns(&self) -> f64 {
+        let n_pages = self.weight_pages + self.n_decode_rows as f64 * self.row_pages;
+        let is_known = self.weight_pages > 0.0;
+        self.decode.ns(self.n_decode_rows).filter(|_| is_known).map_or(0.0, |alone| alone / n_pages)
+    }
+
+    /// Pages that are read beside the attention of rows, over all layers.
+    pub(super) fn pages_ns(&self, n_pages: u64) -> u64 {
+        (self.page_ns() * n_pages as f64) as u64
     }
 
     /// Whether a step without prompts is due, to see how long those take by now.
@@ -152,7 +171,7 @@ impl Costs {
         (self.token_ns().unwrap_or(0.0) * n_tokens as f64) as u64 + n_tokens as u64
     }
 
-    /// What programs read, in thousandths of a token.
+    /// What programs read and what is asked beside draws, in thousandths of a token.
     pub(super) fn thousandths_ns(&self, n_thousandths: u64) -> u64 {
         (self.token_ns().unwrap_or(0.0) * n_thousandths as f64 / 1000.0) as u64
     }
@@ -246,7 +265,7 @@ mod tests {
         let plain = StepWork { n_decode_rows: 32, ..StepWork::default() };
         let with_prompt = StepWork { n_prompt_tokens: 100, ..plain };
         // 10 µs for a token; programs that read as much as 200 of them.
-        let with_programs = StepWork { n_program_thousandths: 200_000, ..plain };
+        let with_programs = StepWork { n_thousandths_beside: 200_000, ..plain };
         costs.learn(plain, 4_000_000);
         (0..50).for_each(|_| costs.learn(with_prompt, 5_000_000));
         assert_eq!(costs.step_ns(with_programs), Some(6_000_000));

@@ -115,7 +115,7 @@ impl Scheduler {
                 }
             }
         }
-        plan.work.n_program_thousandths += n_thousandths_of_all;
+        plan.work.n_thousandths_beside += n_thousandths_of_all;
     }
 
     /// What becomes of a run that cannot have an ordinary row now because of its masks; `None` if it can.

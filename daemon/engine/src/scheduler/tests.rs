@@ -162,6 +162,7 @@ impl World {
             n_tokens_max: 1 + random.below(64),
             n_tile_tokens: [1, 4, 100][random.below(3)],
             n_block_tokens: [1, 8, 100][random.below(3)],
+            n_queries_per_key: 4,
             n_positions_max: N_POSITIONS,
             vocab_size: VOCAB as usize,
             hidden_size: 1,

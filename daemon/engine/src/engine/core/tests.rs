@@ -178,6 +178,7 @@ fn limits(n_rows_max: usize, n_steps_under_way: usize) -> Limits {
         n_tokens_max: 8 * n_rows_max,
         n_tile_tokens: 1,
         n_block_tokens: 1,
+        n_queries_per_key: 1,
         n_positions_max: 1000,
         vocab_size: VOCAB,
         hidden_size: 1,

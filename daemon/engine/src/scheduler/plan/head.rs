@@ -49,11 +49,11 @@ impl Scheduler {
         });
         context.under_way =
             Some(UnderWay { n_rows: 1, end: n_tokens, n_draws: usize::from(draws), waits_for_mask: false });
-        let n_outputs_tokens = work.outputs_cost(n_tokens - 1..n_tokens, n_tokens, &self.limits);
-        let n_head_tokens = n_outputs_tokens.max(self.limits.logits_tokens as usize) + 1;
+        let of_outputs = work.outputs_cost(n_tokens - 1..n_tokens, n_tokens, &self.limits);
+        let n_head_tokens = ((of_outputs / 1000) as usize).max(self.limits.logits_tokens as usize) + 1;
         plan.work.n_head_tokens += n_head_tokens;
         let n_thousandths = work.programs_cost(n_tokens - 1..n_tokens, n_tokens, self.limits.logits_tokens);
-        plan.work.n_program_thousandths += n_thousandths;
+        plan.work.n_thousandths_beside += n_thousandths;
         let cost = self.costs.tokens_ns(n_head_tokens) + self.costs.thousandths_ns(n_thousandths);
         self.commons.queue.charge(&context.seat, cost);
         Placed::Row { n_tokens: 0 }

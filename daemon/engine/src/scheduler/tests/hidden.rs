@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use super::super::cost::{Costs, StepWork};
 use super::hash_backend::score;
 use super::verify::House;
 use super::{Answer, Ask, Model, Token};
@@ -72,6 +73,35 @@ fn a_mean_goes_on_beside_a_stream_that_looks_at_hidden_states() {
         }
     }
     panic!("the mean starves");
+}
+
+/// It reads all keys twice for each query head; what the row itself costs is paid by every row.
+#[test]
+fn attention_as_an_output_costs_what_it_reads() {
+    let n_ns = |layers: Vec<usize>, n_tokens: usize| {
+        let mut house = House::new(400, u64::MAX);
+        (house.scheduler.limits.n_layers, house.scheduler.limits.n_queries_per_key) = (4, 8);
+        // 100 pages of weights take 1 ms.
+        house.scheduler.costs = Costs::new(100.0);
+        let decode = StepWork { n_decode_rows: 1, ..StepWork::default() };
+        (0..50).for_each(|_| house.scheduler.costs.learn(decode, 1_000_000));
+        let asked = house.create();
+        let tokens: Vec<Token> = (0..n_tokens as Token).map(|token| token % 40).collect();
+        let place = house.ask(asked, 0, &tokens, Ask::Prefill);
+        assert!(house.answer(place).0.is_ok());
+        house.ask(asked, n_tokens, &[], Ask::Attention { layers });
+        let (plan, _) = house.submit();
+        assert_eq!(plan.work.n_decode_rows, 1);
+        house.scheduler.costs.step_ns(plan.work).expect("it is known")
+    };
+    let plain = n_ns(vec![], 320);
+    let all = n_ns(vec![0, 1, 2, 3], 320) - plain;
+    // 20 pages for each of eight query heads, at a little less than 10 µs a page: the row reads pages too.
+    assert!((1_500_000..1_600_000).contains(&all), "{all}");
+    let half = n_ns(vec![0, 3], 320) - plain;
+    assert!((all / 2 - 20_000..all / 2 + 20_000).contains(&half), "{half}");
+    let short = n_ns(vec![0, 1, 2, 3], 31) - plain;
+    assert!((150_000..170_000).contains(&short), "{short}");
 }
 
 /// Between layers a state is copied; after all of them it goes through the output projection.

@@ -47,6 +47,7 @@ impl House {
             n_tokens_max: n_step_tokens,
             n_tile_tokens: 1,
             n_block_tokens: 1,
+            n_queries_per_key: 1,
             n_positions_max: n_pages * PAGE_LEN,
             vocab_size: VOCAB as usize,
             hidden_size: 1,

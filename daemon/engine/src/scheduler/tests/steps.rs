@@ -50,6 +50,7 @@ fn streams_of_one_user_do_not_keep_the_prompts_of_another_waiting() {
             n_tokens_max: n_rows_max + 8,
             n_tile_tokens: 1,
             n_block_tokens: 1,
+            n_queries_per_key: 1,
             n_positions_max: N_POSITIONS,
             vocab_size: VOCAB as usize,
             hidden_size: 1,

@@ -35,6 +35,7 @@ impl NullBackend {
             n_tokens_max: N_TOKENS_MAX,
             n_tile_tokens: 1,
             n_block_tokens: 1,
+            n_queries_per_key: config.n_heads / config.n_kv_heads,
             n_positions_max: config.n_positions,
             vocab_size: config.vocab_size,
             hidden_size: config.hidden_size,
