@@ -179,6 +179,36 @@ mod tests {
         }
     }
 
+    /// More rows than have a block for each chunk: blocks go on from one chunk to the next.
+    #[test]
+    fn draws_of_many_rows_are_those_of_the_cpu() {
+        for (vocab_size, n_rows) in [(20_011, 1024), (128_256, 256)] {
+            let mut random = Random(11 + n_rows as u64);
+            let mut rows: Vec<_> = (0..4).map(|_| logits(&mut random, vocab_size)).collect();
+            // The largest that a model may have, once and twice.
+            for n_largest in [1, 2] {
+                let mut row = logits(&mut random, vocab_size);
+                (0..n_largest).for_each(|_| row[random.below(vocab_size)] = 1e38);
+                row[random.below(vocab_size)] = -1e38;
+                rows.push(row);
+            }
+            let mut one = TokenMask::none(vocab_size);
+            one.set(vocab_size as Token - 3, true);
+            let mut settings = samplers(&mut random, vocab_size);
+            settings.push(Sampler { mask: Some(Arc::new(one)), ..seeded(8) });
+            settings.push(Sampler { temperature: f32::MIN_POSITIVE / 4.0, ..seeded(9) });
+            let requests = (0..n_rows)
+                .map(|i| Request {
+                    logits_row: i % rows.len(),
+                    sampler: Some(settings[i / rows.len() % settings.len()].clone()),
+                    position: random.next(),
+                    ..Request::default()
+                })
+                .collect();
+            compare(&Case { vocab_size, logits: rows, requests });
+        }
+    }
+
     /// Many draws over a small vocabulary: near ties of scores, and every token comes at some time.
     #[test]
     fn many_draws_are_those_of_the_cpu() {
