@@ -29,7 +29,7 @@ use crate::error::EngineError;
 use crate::handle::{Caller, Room};
 use crate::job::N_GUESS_MAX;
 use crate::kv::{Evictions, Footprint};
-use crate::line::Standing;
+use crate::mailbox::Ticket;
 use crate::model_handle::ModelHandle;
 use crate::run::{Finish, Progress, RunEvent, RunQueue};
 use crate::sampling::program::N_REPORTS_MAX;
@@ -92,7 +92,7 @@ pub enum Pull {
 /// An answer that is on its way. Dropping it cancels the question.
 #[derive(Debug)]
 pub struct Pending {
-    place: Standing,
+    place: Ticket,
     model: ModelHandle,
     caller: CallerId,
     /// The context that was asked about, while the answer is wanted.
@@ -145,7 +145,7 @@ impl Context {
     pub async fn open(model: &ModelHandle, owner: Owner, name: &str) -> Result<Self, EngineError> {
         model.check_open()?;
         let mut context = Self::charged(model, model.caller(&owner)?, History::default())?;
-        let place = context.caller.stand();
+        let place = context.caller.ticket();
         let (id, caller, tag) = (context.id, context.caller.id(), place.tag());
         model.post(&context.caller, Operation::Open { id, caller, name: name.to_owned(), tag }).await?;
         let opened = match place.take().await {
@@ -354,7 +354,7 @@ impl Context {
     /// The user's budget of contexts is used up, or the engine has failed or stopped.
     pub async fn save(&mut self, name: &str) -> Result<(), EngineError> {
         let room = self.model.room(&self.caller).await?;
-        let place = self.caller.stand();
+        let place = self.caller.ticket();
         let (id, edit, name, tag) = (self.id, self.take_edit(), name.to_owned(), place.tag());
         self.model.post_into(room, Operation::Save { id, edit, name, tag })?;
         match place.take().await {
@@ -403,7 +403,7 @@ impl Context {
         }
         let ask = self.constrained(ask).await?;
         let room = self.model.room(&self.caller).await?;
-        let place = self.caller.stand();
+        let place = self.caller.ticket();
         let (id, edit, tag) = (self.id, self.take_edit(), place.tag());
         self.model.post_into(room, Operation::Ask { id, edit, ask, tag })?;
         Ok(Pending { place, model: self.model.clone(), caller: self.caller.id(), asked: Some(id) })
@@ -534,7 +534,7 @@ impl Context {
             settings.masks = MaskSource::Caller;
         }
         let room = self.model.room(&self.caller).await?;
-        let queue = RunQueue::new(self.caller.stand());
+        let queue = RunQueue::new(self.caller.ticket());
         let (leaves, tag) = (Leaves::of(&settings.sampler), queue.tag());
         let operation = operation(self, settings, tag);
         self.model.post_into(room, operation)?;

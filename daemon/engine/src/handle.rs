@@ -12,7 +12,7 @@ use crate::command::{ModelId, Operation};
 use crate::completion::{CallerId, Done, Tag};
 use crate::engine::Newcomer;
 use crate::error::{EngineError, EngineFailure};
-use crate::line::{Line, Standing};
+use crate::mailbox::{Mailbox, Ticket};
 use crate::mask_threads::MaskThreads;
 use crate::model_handle::ModelHandle;
 use crate::port::Port;
@@ -22,8 +22,8 @@ pub(crate) const DESK: CallerId = CallerId(0);
 
 /// What goes to the engine's thread.
 pub(crate) enum Message {
-    /// A guest that asks from now on, and its line.
-    Enter { caller: CallerId, owner: Owner, line: Arc<Line> },
+    /// A guest that asks from now on, and its mailbox.
+    Enter { caller: CallerId, owner: Owner, mailbox: Arc<Mailbox> },
     /// A guest that has asked its last.
     Leave { caller: CallerId },
     /// What a guest asks.
@@ -59,12 +59,12 @@ pub(crate) struct Room {
     permit: OwnedSemaphorePermit,
 }
 
-/// A guest as this engine knows it: who it is and its line. The engine forgets it when this is dropped.
+/// A guest as this engine knows it: who it is and its mailbox. The engine forgets it when this is dropped.
 #[derive(Debug)]
 pub(crate) struct Caller {
     id: CallerId,
     owner: Owner,
-    line: Arc<Line>,
+    mailbox: Arc<Mailbox>,
     engine: Weak<Link>,
 }
 
@@ -77,9 +77,9 @@ impl Caller {
         &self.owner
     }
 
-    /// Takes a place on its line.
-    pub(crate) fn stand(&self) -> Standing {
-        self.line.stand()
+    /// A ticket for one more question.
+    pub(crate) fn ticket(&self) -> Ticket {
+        self.mailbox.ticket()
     }
 }
 
@@ -146,7 +146,7 @@ impl EngineWatch {
 pub(crate) struct Served {
     pub(crate) messages: mpsc::UnboundedReceiver<Posted>,
     pub(crate) state: watch::Sender<EngineState>,
-    pub(crate) desk: Arc<Line>,
+    pub(crate) desk: Arc<Mailbox>,
 }
 
 /// The way to one engine, which the models on it share.
@@ -157,7 +157,7 @@ pub(crate) struct Link {
     room: Arc<Semaphore>,
     /// Where masks are worked out.
     masks: MaskThreads,
-    desk: Arc<Line>,
+    desk: Arc<Mailbox>,
     port: Port,
     /// The guests that have something here, by their accounts.
     callers: Mutex<FxHashMap<usize, Weak<Caller>>>,
@@ -169,7 +169,7 @@ impl Link {
     pub(crate) fn new(port: Port) -> (Arc<Self>, Served) {
         let (messages, receiver) = mpsc::unbounded_channel();
         let (sender, state) = watch::channel(EngineState::Running);
-        let desk = Arc::<Line>::default();
+        let desk = Arc::<Mailbox>::default();
         let served = Served { messages: receiver, state: sender, desk: desk.clone() };
         let link = Self {
             messages,
@@ -227,7 +227,7 @@ impl Link {
 
     /// Asks something in nobody's name.
     pub(crate) async fn ask(&self, operation: impl FnOnce(Tag) -> Operation) -> Result<Done, EngineError> {
-        let place = self.desk.stand();
+        let place = self.desk.ticket();
         let room = self.take_room(DESK, &self.room).await?;
         self.post_into(room, operation(place.tag()))?;
         place.take().await.ok_or_else(|| self.ended())
@@ -238,7 +238,7 @@ impl Link {
         self: &Arc<Self>,
         kv_bytes: u64,
     ) -> Result<impl Future<Output = Result<(), EngineError>> + use<>, EngineError> {
-        let (link, place) = (self.clone(), self.desk.stand());
+        let (link, place) = (self.clone(), self.desk.ticket());
         self.post_message(Message::Share { kv_bytes, tag: place.tag() })?;
         Ok(async move {
             match place.take().await {
@@ -260,9 +260,9 @@ impl Link {
             return Ok(caller);
         }
         let id = CallerId(self.n_callers.fetch_add(1, Ordering::Relaxed) + 1);
-        let line = Arc::<Line>::default();
-        self.post_message(Message::Enter { caller: id, owner: owner.clone(), line: line.clone() })?;
-        let caller = Arc::new(Caller { id, owner: owner.clone(), line, engine: Arc::downgrade(self) });
+        let mailbox = Arc::<Mailbox>::default();
+        self.post_message(Message::Enter { caller: id, owner: owner.clone(), mailbox: mailbox.clone() })?;
+        let caller = Arc::new(Caller { id, owner: owner.clone(), mailbox, engine: Arc::downgrade(self) });
         *known = Arc::downgrade(&caller);
         Ok(caller)
     }

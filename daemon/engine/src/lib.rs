@@ -16,7 +16,7 @@ mod error;
 mod handle;
 mod job;
 mod kv;
-mod line;
+mod mailbox;
 mod mask_threads;
 pub mod model;
 mod model_handle;

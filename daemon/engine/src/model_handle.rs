@@ -266,7 +266,7 @@ impl ModelHandle {
     /// Nothing is saved under the name, the model was unloaded, or the engine has failed or stopped.
     pub async fn forget(&self, owner: &Owner, name: &str) -> Result<(), EngineError> {
         let caller = self.caller(owner)?;
-        let place = caller.stand();
+        let place = caller.ticket();
         let (model, caller_id, tag) = (self.0.id, caller.id(), place.tag());
         self.post(&caller, Operation::Forget { model, caller: caller_id, name: name.to_owned(), tag })
             .await?;

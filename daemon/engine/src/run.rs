@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use crate::batch::Drawn;
 use crate::completion::{Done, Reply, Tag};
 use crate::error::EngineError;
-use crate::line::{Standing, Watch};
+use crate::mailbox::{Ticket, Watch};
 
 /// Tokens decoded ahead of a stream until it is known how far its guest runs.
 const N_AHEAD_DEFAULT: usize = 4;
@@ -125,7 +125,7 @@ impl RunReply {
 /// The guest's end of a run: takes tokens, and says how far it has come as seldom as keeps the engine going.
 #[derive(Debug)]
 pub(crate) struct RunQueue {
-    place: Standing,
+    place: Ticket,
     n_pulled: usize,
     n_said: usize,
     /// How far ahead the engine decoded when it gave the last token.
@@ -140,7 +140,7 @@ pub(crate) struct Progress {
 }
 
 impl RunQueue {
-    pub(crate) fn new(place: Standing) -> Self {
+    pub(crate) fn new(place: Ticket) -> Self {
         // For the first token the engine knows that the guest waits.
         Self { place, n_pulled: 0, n_said: 0, n_ahead: usize::MAX }
     }
@@ -204,7 +204,7 @@ mod tests {
     use super::*;
     use crate::batch::Candidate;
     use crate::completion::{CallerId, Completion, Outbox};
-    use crate::line::Line;
+    use crate::mailbox::Mailbox;
 
     #[test]
     fn the_window_follows_how_far_a_guest_runs() {
@@ -221,14 +221,14 @@ mod tests {
 
     /// A run between an engine and a guest that hear of each other at once.
     fn ends() -> (RunReply, RunQueue, impl Fn()) {
-        let (outbox, line) = (Outbox::default(), Arc::new(Line::default()));
-        let queue = RunQueue::new(line.stand());
+        let (outbox, mailbox) = (Outbox::default(), Arc::new(Mailbox::default()));
+        let queue = RunQueue::new(mailbox.ticket());
         let reply = RunReply::new(outbox.to(CallerId(0), queue.tag()), 0);
         let deliver = move || {
             let mut completions = Vec::new();
             outbox.take(&mut completions);
             for Completion { tag, done, .. } in completions {
-                assert!(line.deliver(tag, done).is_none(), "nobody waits in this test");
+                assert!(mailbox.deliver(tag, done).is_none(), "nobody waits in this test");
             }
         };
         (reply, queue, deliver)

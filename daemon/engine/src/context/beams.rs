@@ -116,7 +116,7 @@ impl BeamSearch {
     ) -> Result<(), EngineError> {
         let Self { base, contexts, search, .. } = self;
         let room = base.model.room(&base.caller).await?;
-        let place = base.caller.stand();
+        let place = base.caller.ticket();
         let asked = SearchBeams {
             base: base.id,
             edit: base.take_edit(),

@@ -11,7 +11,7 @@ use crate::command::{Ask, ContextId, Guess, Operation};
 use crate::completion::{CallerId, Tag};
 use crate::constraint::{ConstraintError, Next, Rule, Walk};
 use crate::error::EngineError;
-use crate::line::Watch;
+use crate::mailbox::Watch;
 use crate::model_handle::ModelHandle;
 use crate::run::Finish;
 use crate::sampling::{Sampler, TokenMask};

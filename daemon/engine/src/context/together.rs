@@ -55,7 +55,7 @@ impl Context {
             context.check_continuation(&[0])?; // room for the token that is drawn
         }
         let room = model.room(&caller).await?;
-        let place = caller.stand();
+        let place = caller.ticket();
         let members = contexts.iter_mut().map(|context| (context.id, context.take_edit())).collect();
         model.post_into(room, Operation::DrawTogether { members, sampler, tag: place.tag() })?;
         Ok(Pending { place, model, caller: caller.id(), asked: Some(id) })

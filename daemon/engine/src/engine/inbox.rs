@@ -14,7 +14,7 @@ use crate::command::ModelId;
 use crate::completion::CallerId;
 use crate::error::EngineFailure;
 use crate::handle::{DESK, Message, Posted};
-use crate::line::Line;
+use crate::mailbox::Mailbox;
 
 /// A wait for guests that takes longer than this is made of naps.
 const SPINS_MAX: Duration = Duration::from_micros(300);
@@ -35,7 +35,7 @@ pub(super) struct Inbox {
     awaited: Option<Posted>,
     held: Held,
     spent: Spent,
-    pub(super) lines: FxHashMap<CallerId, Arc<Line>>,
+    pub(super) mailboxes: FxHashMap<CallerId, Arc<Mailbox>>,
     /// Where the backends of models go that are about to leave.
     leavers: FxHashMap<ModelId, oneshot::Sender<Box<dyn Backend>>>,
     /// Where it is said that a model has failed.
@@ -146,11 +146,11 @@ impl Inputs for Taken<'_> {
 
 impl Inbox {
     /// One for the guests that will enter, and for what is asked in nobody's name.
-    pub(super) fn new(messages: mpsc::UnboundedReceiver<Posted>, desk: Arc<Line>) -> Self {
-        let lines = FxHashMap::from_iter([(DESK, desk)]);
+    pub(super) fn new(messages: mpsc::UnboundedReceiver<Posted>, desk: Arc<Mailbox>) -> Self {
+        let mailboxes = FxHashMap::from_iter([(DESK, desk)]);
         let (leavers, watched) = (FxHashMap::default(), FxHashMap::default());
         let (held, spent) = (Held::default(), Spent::default());
-        Self { messages, awaited: None, held, spent, lines, leavers, watched }
+        Self { messages, awaited: None, held, spent, mailboxes, leavers, watched }
     }
 
     /// What has come in by now and no more: guests that ask faster than they are answered would keep everybody from
@@ -185,12 +185,12 @@ impl Inbox {
 
     fn input(&mut self, message: Message) -> Input {
         match message {
-            Message::Enter { caller, owner, line } => {
-                self.lines.insert(caller, line);
+            Message::Enter { caller, owner, mailbox } => {
+                self.mailboxes.insert(caller, mailbox);
                 Input::Enter(caller, owner)
             }
             Message::Leave { caller } => {
-                self.lines.remove(&caller);
+                self.mailboxes.remove(&caller);
                 Input::Leave(caller)
             }
             Message::Operation(operation) => Input::Operation(operation),
@@ -269,7 +269,7 @@ impl Inbox {
         self.messages.close();
         let mut inputs = self.inputs();
         while inputs.next(0).is_some() {}
-        self.lines.values().for_each(|line| line.close());
+        self.mailboxes.values().for_each(|mailbox| mailbox.close());
     }
 }
 

@@ -14,7 +14,7 @@ use super::inbox::Inbox;
 use crate::completion::{CallerId, Completion, Done};
 use crate::error::EngineFailure;
 use crate::handle::{EngineState, Served};
-use crate::line::Line;
+use crate::mailbox::Mailbox;
 use crate::port::Port;
 
 /// The thread's whole life. However it ends, that is said before anything is let go of, so that whoever finds it gone
@@ -89,16 +89,16 @@ impl Post {
         for (model, failure) in core.take_failed() {
             inbox.note_failed(model, failure);
         }
-        self.deliver(&inbox.lines, port);
+        self.deliver(&inbox.mailboxes, port);
         next
     }
 
-    fn deliver(&mut self, lines: &FxHashMap<CallerId, Arc<Line>>, port: Port) {
+    fn deliver(&mut self, mailboxes: &FxHashMap<CallerId, Arc<Mailbox>>, port: Port) {
         for completion in self.completions.drain(..) {
             let Completion { caller, tag, done } = port.carry(completion);
             let wakers = if matches!(done, Done::Answer(_)) { &mut self.first } else { &mut self.wakers };
             // A guest that has gone is given nothing.
-            let waker = lines.get(&caller).and_then(|line| line.deliver(tag, done));
+            let waker = mailboxes.get(&caller).and_then(|mailbox| mailbox.deliver(tag, done));
             if let Some(waker) = waker
                 && !wakers.last().is_some_and(|last| last.will_wake(&waker))
             {
@@ -115,7 +115,7 @@ mod tests {
     use std::task::{Context, Poll, Wake};
 
     use super::*;
-    use crate::line::Standing;
+    use crate::mailbox::Ticket;
 
     #[derive(Default)]
     struct Alarm(AtomicUsize);
@@ -129,14 +129,14 @@ mod tests {
     #[test]
     fn a_guest_is_woken_once_for_all_that_a_turn_brought() {
         let callers = [CallerId(1), CallerId(2)];
-        let lines: FxHashMap<_, _> =
-            callers.map(|caller| (caller, Arc::<Line>::default())).into_iter().collect();
+        let mailboxes: FxHashMap<_, _> =
+            callers.map(|caller| (caller, Arc::<Mailbox>::default())).into_iter().collect();
         let alarms = [Arc::<Alarm>::default(), Arc::<Alarm>::default()];
-        let mut places: Vec<(CallerId, Standing)> = Vec::new();
+        let mut places: Vec<(CallerId, Ticket)> = Vec::new();
         for (caller, alarm) in callers.iter().zip(&alarms) {
             let waker = Waker::from(alarm.clone());
             for _ in 0..50 {
-                let place = lines[caller].stand();
+                let place = mailboxes[caller].ticket();
                 {
                     let mut waiting = std::pin::pin!(place.take());
                     assert!(waiting.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
@@ -146,13 +146,13 @@ mod tests {
         }
         let mut post = Post::default();
         let done = Done::Kept(Ok(()));
-        let brought = |(caller, place): &(CallerId, Standing)| Completion {
+        let brought = |(caller, place): &(CallerId, Ticket)| Completion {
             caller: *caller,
             tag: place.tag(),
             done: done.clone(),
         };
         post.completions.extend(places.iter().map(brought));
-        post.deliver(&lines, Port::Encoded);
+        post.deliver(&mailboxes, Port::Encoded);
         for alarm in &alarms {
             assert_eq!(alarm.0.load(Ordering::Relaxed), 1);
         }

@@ -35,7 +35,7 @@ use crate::command::{Ahead, Answer, Ask, ContextId, Edit, MaskSource, ModelId, O
 use crate::completion::{CallerId, Done, Outbox};
 use crate::error::EngineError;
 use crate::kv::{Holdings, PrefixScope, SegmentLengths, Sequence};
-use crate::line::Standing;
+use crate::mailbox::Ticket;
 use crate::port::Port;
 use crate::run::{Finish, Progress, RunEvent, RunQueue};
 use crate::sampling::{Looks, Sampler};
@@ -86,7 +86,7 @@ struct Model {
 }
 
 struct Question {
-    place: Standing,
+    place: Ticket,
     expected: Answer,
     /// What is appended once it is answered.
     then: Vec<Token>,
@@ -470,7 +470,7 @@ impl World {
         for ((actor, name), _) in std::mem::take(&mut self.saved) {
             let owner = Owner { actor, ..self.owner() };
             let caller = self.guests.enter(&mut self.scheduler, owner);
-            let tag = self.guests.stand(caller).tag();
+            let tag = self.guests.ticket(caller).tag();
             self.apply(Operation::Forget { model: ModelId::default(), caller, name, tag });
         }
         while !self.under_way.is_empty() {

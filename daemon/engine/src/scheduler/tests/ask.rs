@@ -60,7 +60,7 @@ impl World {
             _ => Vec::new(),
         };
         let edit = Self::edit(model, &mut self.n_mixed);
-        let (id, place) = (*id, self.guests.stand(model.caller));
+        let (id, place) = (*id, self.guests.ticket(model.caller));
         let tag = place.tag();
         // Now and then the caller loses interest before the engine begins.
         let is_wanted = !seed.is_multiple_of(16);

@@ -11,7 +11,7 @@ use crate::batch::{Candidate, Token};
 use crate::command::{Answer, ContextId, Edit, Operation, SearchBeams};
 use crate::completion::{CallerId, Done};
 use crate::error::EngineError;
-use crate::line::Standing;
+use crate::mailbox::Ticket;
 use crate::sampling::beams::{BeamSettings, EarlyStopping, Finished, Search};
 
 /// A search that its caller waits for.
@@ -20,7 +20,7 @@ pub(super) struct Searched {
     caller: CallerId,
     /// In the order of the last answer.
     contexts: Vec<ContextId>,
-    place: Standing,
+    place: Ticket,
     /// As it was when it was asked for.
     search: Search,
     n_steps: Option<usize>,
@@ -115,13 +115,13 @@ impl World {
         }
         let search = Search::new(settings);
         let expected = found(search.clone(), prompt);
-        let (place, is_disturbed) = (self.guests.stand(caller), false);
+        let (place, is_disturbed) = (self.guests.ticket(caller), false);
         let searched = Searched { base, caller, contexts, place, search, n_steps, expected, is_disturbed };
         self.go_on(searched, n_prompt);
     }
 
     fn go_on(&mut self, mut searched: Searched, n_prompt: usize) {
-        searched.place = self.guests.stand(searched.caller);
+        searched.place = self.guests.ticket(searched.caller);
         let Searched { base, contexts, search, n_steps, .. } = &searched;
         let (base, tag) = (*base, searched.place.tag());
         let edit = Edit { n_kept: n_prompt, ..Edit::default() };
@@ -197,7 +197,7 @@ fn a_search_by_a_program_has_no_more_beams_than_rows_come_back() {
     house.scheduler.limits.asks =
         AskLimits { whole_bytes: 2 * size_of::<f32>() * VOCAB as usize, ..AskLimits::NONE };
     let (base, contexts) = (house.create(), vec![house.create(), house.create(), house.create()]);
-    let place = house.guests.stand(house.caller);
+    let place = house.guests.ticket(house.caller);
     let asked = SearchBeams {
         base,
         edit: Edit { appended: vec![1, 2], ..Edit::default() },

@@ -53,7 +53,7 @@ fn of_verifications() {
                 *appended = vec![step as Token];
                 let guess = Guess::Chain(vec![5; 8]);
                 let ask = Ask::Verify { sampler: Arc::new(Sampler::greedy()), guess };
-                Operation::Ask { id: *id, edit, ask, tag: guests.stand(*caller).tag() }
+                Operation::Ask { id: *id, edit, ask, tag: guests.ticket(*caller).tag() }
             });
             let asks: Vec<_> = asks.collect();
             let begun = Instant::now();

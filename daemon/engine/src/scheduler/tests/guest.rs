@@ -6,7 +6,7 @@ use std::sync::Arc;
 use crate::account::Owner;
 use crate::command::Operation;
 use crate::completion::{CallerId, Completion, Done};
-use crate::line::{Line, Standing};
+use crate::mailbox::{Mailbox, Ticket};
 use crate::port::Port;
 use crate::run::RunQueue;
 use crate::scheduler::Scheduler;
@@ -14,24 +14,24 @@ use crate::scheduler::Scheduler;
 /// Guests of one scheduler, and what came back for them.
 #[derive(Default)]
 pub(super) struct Guests {
-    lines: HashMap<CallerId, Arc<Line>>,
+    mailboxes: HashMap<CallerId, Arc<Mailbox>>,
 }
 
 impl Guests {
     /// A guest that the scheduler knows from now on.
     pub(super) fn enter(&mut self, scheduler: &mut Scheduler, owner: Owner) -> CallerId {
-        let caller = CallerId(self.lines.len() as u64 + 1);
-        self.lines.insert(caller, Arc::default());
+        let caller = CallerId(self.mailboxes.len() as u64 + 1);
+        self.mailboxes.insert(caller, Arc::default());
         scheduler.commons.enter(caller, owner);
         caller
     }
 
-    pub(super) fn stand(&self, caller: CallerId) -> Standing {
-        self.lines[&caller].stand()
+    pub(super) fn ticket(&self, caller: CallerId) -> Ticket {
+        self.mailboxes[&caller].ticket()
     }
 
     pub(super) fn queue(&self, caller: CallerId) -> RunQueue {
-        RunQueue::new(self.stand(caller))
+        RunQueue::new(self.ticket(caller))
     }
 
     /// Hands over what the scheduler has given back.
@@ -40,7 +40,7 @@ impl Guests {
         scheduler.outbox.take(&mut completions);
         for completion in completions {
             let Completion { caller, tag, done } = port.carry(completion);
-            assert!(self.lines[&caller].deliver(tag, done).is_none(), "nobody waits in these tests");
+            assert!(self.mailboxes[&caller].deliver(tag, done).is_none(), "nobody waits in these tests");
         }
     }
 
@@ -49,9 +49,9 @@ impl Guests {
         &self,
         scheduler: &mut Scheduler,
         caller: CallerId,
-        operation: impl FnOnce(&Standing) -> Operation,
+        operation: impl FnOnce(&Ticket) -> Operation,
     ) -> Done {
-        let place = self.stand(caller);
+        let place = self.ticket(caller);
         scheduler.apply(operation(&place));
         self.deliver(scheduler, Port::Encoded);
         place.try_take().expect("answered at once")

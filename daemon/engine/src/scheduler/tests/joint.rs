@@ -12,7 +12,7 @@ use crate::command::{Answer, Ask, ContextId, Edit, Operation};
 use crate::completion::Done;
 use crate::error::EngineError;
 use crate::job::{JobId, Stage, Work};
-use crate::line::Standing;
+use crate::mailbox::Ticket;
 use crate::sampling::Sampler;
 use crate::scheduler::Taking;
 use crate::scheduler::plan::PlannedRow;
@@ -20,7 +20,7 @@ use crate::scheduler::plan::PlannedRow;
 /// A job that its caller waits for.
 pub(super) struct Job {
     members: [ContextId; 2],
-    place: Standing,
+    place: Ticket,
     expected: Vec<Candidate>,
     /// Pages that it takes when its members share what they can.
     n_pages: usize,
@@ -86,7 +86,7 @@ impl World {
         let Some(other) = other.filter(|_| Self::is_room_for_one_more(&self.contexts[idx].1)) else { return };
         let seed = self.random.next() & !7; // one that never fails
         let sampler = Arc::new(Sampler { seed, ..Sampler::greedy() });
-        let place = self.guests.stand(caller);
+        let place = self.guests.ticket(caller);
         let tag = place.tag();
         let ids = [idx, other].map(|idx| self.contexts[idx].0);
         let mut expected = Vec::new();
@@ -229,7 +229,7 @@ fn a_job_that_is_refused_half_way_leaves_nothing_half_written() {
         let prompt = house.ask(base, 0, &tokens, Ask::Top { n: 1 });
         house.answer(prompt).0.expect("it fits");
         let members = [house.fork(base, 20), house.fork(base, 20)];
-        let place = house.guests.stand(house.caller);
+        let place = house.guests.ticket(house.caller);
         let sampler = Arc::new(Sampler { seed: 8, ..Sampler::greedy() });
         let edits = members.map(|id| (id, Edit { n_kept: 20, ..Edit::default() }));
         let (members_of_job, tag) = (edits.to_vec(), place.tag());
@@ -260,7 +260,7 @@ fn members_that_begin_alike_hold_and_compute_that_once() {
     let tokens: Vec<Token> = (0..11 * PAGE_LEN as Token).map(|token| token % 40).collect();
     let texts = [&tokens[..], &tokens[..10 * PAGE_LEN + 5]];
     let (place, sampler) =
-        (house.guests.stand(house.caller), Arc::new(Sampler { seed: 8, ..Sampler::greedy() }));
+        (house.guests.ticket(house.caller), Arc::new(Sampler { seed: 8, ..Sampler::greedy() }));
     let members = texts.map(|text| (house.create(), Edit { appended: text.to_vec(), ..Edit::default() }));
     let (members, tag) = (members.to_vec(), place.tag());
     house.scheduler.apply(Operation::DrawTogether { members, sampler, tag });

@@ -13,7 +13,7 @@ use crate::backend::{AskLimits, Limits, PAGE_LEN};
 use crate::batch::{Output, Token};
 use crate::command::{Ahead, Ask, ContextId, Edit, MaskSource, Operation, RunSettings};
 use crate::completion::{CallerId, Done};
-use crate::line::Standing;
+use crate::mailbox::Ticket;
 use crate::port::Port;
 use crate::run::{RunEvent, RunQueue};
 use crate::sampling::Sampler;
@@ -95,7 +95,7 @@ impl House {
     }
 
     pub(super) fn ask_after(&mut self, id: ContextId, edit: Edit) -> Question {
-        let place = self.guests.stand(self.callers[&id]);
+        let place = self.guests.ticket(self.callers[&id]);
         self.scheduler.apply(Operation::Ask { id, edit, ask: Ask::Top { n: 1 }, tag: place.tag() });
         Question { place, is_answered: false }
     }
@@ -159,7 +159,7 @@ impl House {
 
 /// A question on its way.
 pub(super) struct Question {
-    place: Standing,
+    place: Ticket,
     is_answered: bool,
 }
 

@@ -14,14 +14,14 @@ impl World {
                 let (id, model) = &mut self.contexts[idx];
                 let (id, edit) = (*id, Self::edit(model, &mut self.n_mixed));
                 self.saved.insert(key, (model.tokens.clone(), model.past.clone()));
-                let save = |place: &Standing| Operation::Save { id, edit, name, tag: place.tag() };
+                let save = |place: &Ticket| Operation::Save { id, edit, name, tag: place.tag() };
                 let done = guests.ask_at_once(scheduler, caller, save);
                 assert!(matches!(done, Done::Kept(Ok(()))), "within every budget: {done:?}");
             }
             1 if self.contexts.len() < 12 => {
                 self.next_id += 1;
                 let id = context_id(self.next_id);
-                let open = |place: &Standing| Operation::Open { id, caller, name, tag: place.tag() };
+                let open = |place: &Ticket| Operation::Open { id, caller, name, tag: place.tag() };
                 let done = guests.ask_at_once(scheduler, caller, open);
                 let Done::Opened(found) = done else { panic!("{done:?}") };
                 let found = found.ok().map(|opened| (opened.tokens, opened.evictions.unwrap_or_default()));
@@ -37,7 +37,7 @@ impl World {
                 }
             }
             _ => {
-                let forget = |place: &Standing| Operation::Forget {
+                let forget = |place: &Ticket| Operation::Forget {
                     model: ModelId::default(),
                     caller,
                     name,

@@ -11,7 +11,7 @@ use crate::backend::Limits;
 use crate::batch::{Candidate, Output};
 use crate::command::{Ask, ContextId, Edit, Guess, Operation};
 use crate::completion::CallerId;
-use crate::line::Standing;
+use crate::mailbox::Ticket;
 use crate::port::Port;
 use crate::sampling::Sampler;
 use crate::scheduler::{Plan, Scheduler, SchedulerSettings};
@@ -72,7 +72,7 @@ struct House {
 struct Asked {
     guest_idx: usize,
     ids: Vec<ContextId>,
-    place: Standing,
+    place: Ticket,
 }
 
 impl House {
@@ -107,7 +107,7 @@ impl House {
             if guest.kind == Kind::Streams {
                 let edit = Edit { appended: vec![1], ..Edit::default() };
                 let settings = endless();
-                let tag = self.guests.stand(caller).tag();
+                let tag = self.guests.ticket(caller).tag();
                 self.scheduler.apply(Operation::Run { id, edit, settings, tag });
             }
         }
@@ -121,7 +121,7 @@ impl House {
 
     fn ask(&mut self, guest_idx: usize, ids: Vec<ContextId>) {
         let (guest, caller, ..) = self.of_guests[guest_idx];
-        let place = self.guests.stand(caller);
+        let place = self.guests.ticket(caller);
         let (tag, sampler) = (place.tag(), Arc::new(Sampler::greedy()));
         // Always the same one.
         let edit = Edit { appended: vec![1], ..Edit::default() };

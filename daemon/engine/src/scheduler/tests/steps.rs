@@ -10,7 +10,7 @@ use crate::account::{Account, ActorId, Budget, GuestId, Owner, SessionId};
 use crate::backend::{AskLimits, Limits};
 use crate::batch::{Candidate, Output, OutputKind, Token};
 use crate::command::{Ahead, Ask, Edit, Guess, MaskSource, Operation, RunSettings};
-use crate::line::Standing;
+use crate::mailbox::Ticket;
 use crate::port::Port;
 use crate::sampling::Sampler;
 use crate::scheduler::{Privilege, Scheduler, SchedulerSettings};
@@ -77,10 +77,10 @@ fn streams_of_one_user_do_not_keep_the_prompts_of_another_waiting() {
             scheduler.apply(Operation::Create { id, caller: greedy });
             let settings = endless();
             let edit = Edit { appended: vec![id.number as Token % VOCAB as Token], ..Edit::default() };
-            let tag = guests.stand(greedy).tag();
+            let tag = guests.ticket(greedy).tag();
             scheduler.apply(Operation::Run { id, edit, settings, tag });
         }
-        let answer = guests.stand(patient);
+        let answer = guests.ticket(patient);
         let id = context_id(1000);
         scheduler.apply(Operation::Create { id, caller: patient });
         let edit = Edit { appended: vec![1; 33], ..Edit::default() };
@@ -108,7 +108,7 @@ fn a_question_after_a_prompt_is_answered_beside_as_many_as_steps_carry() {
         guests.enter(&mut scheduler, Owner { actor, session, guest, account })
     });
     let ask = |scheduler: &mut Scheduler, guests: &mut Guests, caller, number: u64, edit: Edit| {
-        let answer = guests.stand(caller);
+        let answer = guests.ticket(caller);
         let (id, ask) = (context_id(number), Ask::Full);
         scheduler.apply(Operation::Ask { id, edit, ask, tag: answer.tag() });
         answer
@@ -151,7 +151,7 @@ fn a_stream_does_not_keep_the_prompts_of_its_own_user_waiting_beside_those_of_ot
         let caller = guests.enter(scheduler, Owner { actor, session, guest, account });
         let id = context_id(number);
         scheduler.apply(Operation::Create { id, caller });
-        (id, guests.stand(caller))
+        (id, guests.ticket(caller))
     };
     let (id, stream) = enter(&mut scheduler, &mut guests, 1);
     let edit = Edit { appended: vec![1], ..Edit::default() };
@@ -168,18 +168,17 @@ fn a_stream_does_not_keep_the_prompts_of_its_own_user_waiting_beside_those_of_ot
     };
     // Another user has prompts without end.
     let mut others: Vec<_> = (0..4).map(|_| prompt(&mut scheduler, &mut guests, 2, 2_000)).collect();
-    let go_on =
-        |scheduler: &mut Scheduler,
-         guests: &mut Guests,
-         others: &mut Vec<Standing>,
-         prompt: &mut dyn FnMut(&mut Scheduler, &mut Guests, u32, usize) -> Standing| {
-            step(scheduler, guests);
-            for other in others.iter_mut() {
-                if other.try_take().is_some() {
-                    *other = prompt(scheduler, guests, 2, 2_000);
-                }
+    let go_on = |scheduler: &mut Scheduler,
+                 guests: &mut Guests,
+                 others: &mut Vec<Ticket>,
+                 prompt: &mut dyn FnMut(&mut Scheduler, &mut Guests, u32, usize) -> Ticket| {
+        step(scheduler, guests);
+        for other in others.iter_mut() {
+            if other.try_take().is_some() {
+                *other = prompt(scheduler, guests, 2, 2_000);
             }
-        };
+        }
+    };
     for _ in 0..500 {
         go_on(&mut scheduler, &mut guests, &mut others, &mut prompt);
     }
@@ -207,7 +206,7 @@ fn verifications_that_fill_each_step_do_not_keep_prompts_waiting() {
         let [verifying, prompting] = callers;
         let sampler = Arc::new(Sampler::greedy());
         let verify = |scheduler: &mut Scheduler, guests: &mut Guests, number: u64, n_kept: usize| {
-            let (id, answer) = (context_id(number), guests.stand(verifying));
+            let (id, answer) = (context_id(number), guests.ticket(verifying));
             let appended = if n_kept == 0 { vec![number as Token] } else { Vec::new() };
             let ask = Ask::Verify { sampler: sampler.clone(), guess: Guess::Chain(vec![1; N_GUESSED]) };
             let edit = Edit { n_kept, appended, n_pulled: 0 };
@@ -219,7 +218,7 @@ fn verifications_that_fill_each_step_do_not_keep_prompts_waiting() {
             scheduler.apply(Operation::Create { id: context_id(number), caller: verifying });
             verified.push(verify(&mut scheduler, &mut guests, number, 0));
         }
-        let (id, answer) = (context_id(100), guests.stand(prompting));
+        let (id, answer) = (context_id(100), guests.ticket(prompting));
         scheduler.apply(Operation::Create { id, caller: prompting });
         let edit = Edit { appended: vec![1; 41], ..Edit::default() };
         scheduler.apply(Operation::Ask { id, edit, ask: Ask::Prefill, tag: answer.tag() });
@@ -255,7 +254,7 @@ fn a_guest_that_drops_a_fork_for_each_token_is_waited_for_all_the_same() {
     scheduler.apply(Operation::Create { id, caller });
     for round in 1..=3 {
         let child = context_id(round);
-        let (n_tokens, answer) = (round as usize, guests.stand(caller));
+        let (n_tokens, answer) = (round as usize, guests.ticket(caller));
         let edit = Edit { n_kept: n_tokens - 1, appended: vec![1], n_pulled: 0 };
         scheduler.apply(Operation::Fork { id, edit, child });
         let edit = Edit { n_kept: n_tokens, ..Edit::default() };
@@ -285,7 +284,7 @@ fn prompts_are_cut_where_the_device_takes_no_longer_than_for_less() {
         let id = context_id(number);
         scheduler.apply(Operation::Create { id, caller });
         let edit = Edit { appended: vec![number as Token; 101], ..Edit::default() };
-        let tag = guests.stand(caller).tag();
+        let tag = guests.ticket(caller).tag();
         scheduler.apply(Operation::Ask { id, edit, ask: Ask::Prefill, tag });
     }
     let mut chunks = Vec::new();
@@ -315,13 +314,13 @@ fn whole_rows_that_a_step_does_not_carry_wait_for_the_next_and_nobody_else_does(
         let id = context_id(number);
         scheduler.apply(Operation::Create { id, caller });
         let edit = Edit { appended: vec![number as Token; 3], ..Edit::default() };
-        let answer = guests.stand(caller);
+        let answer = guests.ticket(caller);
         // Lists that are too long count as rows.
         let ask = if number % 2 == 0 { Ask::Full } else { Ask::Top { n: 101 } };
         scheduler.apply(Operation::Ask { id, edit, ask, tag: answer.tag() });
         answers.push(answer);
     }
-    let (stream, tag) = (context_id(10), guests.stand(caller).tag());
+    let (stream, tag) = (context_id(10), guests.ticket(caller).tag());
     scheduler.apply(Operation::Create { id: stream, caller });
     let edit = Edit { appended: vec![1], ..Edit::default() };
     scheduler.apply(Operation::Run { id: stream, edit, settings: endless(), tag });
@@ -361,7 +360,7 @@ fn chunks_beside(n_streams: u64, n_short_prompts: u64, n_block_tokens: usize) ->
         let caller = guests.enter(scheduler, Owner { actor, session, guest, account });
         let id = context_id(number);
         scheduler.apply(Operation::Create { id, caller });
-        (id, guests.stand(caller).tag())
+        (id, guests.ticket(caller).tag())
     };
     for number in 0..n_streams {
         let (id, tag) = enter(&mut scheduler, &mut guests, number);

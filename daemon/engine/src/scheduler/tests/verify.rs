@@ -15,7 +15,7 @@ use crate::command::{Ahead, Answer, Ask, ContextId, Edit, Guess, MaskSource, Ope
 use crate::completion::{CallerId, Done};
 use crate::error::EngineError;
 use crate::job::N_GUESS_MAX;
-use crate::line::Standing;
+use crate::mailbox::Ticket;
 use crate::port::Port;
 use crate::sampling::{Sampler, TokenMask};
 use crate::scheduler::{Plan, Scheduler, SchedulerSettings};
@@ -122,14 +122,14 @@ impl House {
     }
 
     /// Asks about a context after telling what it holds past its first `n_kept` tokens.
-    pub(super) fn ask(&mut self, id: ContextId, n_kept: usize, appended: &[Token], ask: Ask) -> Standing {
-        let place = self.guests.stand(self.caller);
+    pub(super) fn ask(&mut self, id: ContextId, n_kept: usize, appended: &[Token], ask: Ask) -> Ticket {
+        let place = self.guests.ticket(self.caller);
         let edit = Edit { n_kept, appended: appended.to_vec(), n_pulled: 0 };
         self.scheduler.apply(Operation::Ask { id, edit, ask, tag: place.tag() });
         place
     }
 
-    pub(super) fn try_answer(&self, place: &Standing) -> Option<Result<Answer, EngineError>> {
+    pub(super) fn try_answer(&self, place: &Ticket) -> Option<Result<Answer, EngineError>> {
         self.guests.deliver(&self.scheduler, Port::Encoded);
         place.try_take().map(|done| match done {
             Done::Answer(answer) => answer,
@@ -144,7 +144,7 @@ impl House {
     }
 
     /// Steps until there is an answer; returns it with the tokens that were computed for it.
-    pub(super) fn answer(&mut self, place: Standing) -> (Result<Answer, EngineError>, u64) {
+    pub(super) fn answer(&mut self, place: Ticket) -> (Result<Answer, EngineError>, u64) {
         let n_before = self.scheduler.stats().n_tokens;
         loop {
             if let Some(answer) = self.try_answer(&place) {
@@ -364,7 +364,7 @@ fn a_guest_pays_for_what_it_has_the_host_do() {
     let edit = Edit { appended: vec![1; 700], ..Edit::default() };
     assert_eq!(paid(&mut house, Operation::Edit { id, edit }), 1_000, "by the token");
     let mask = Arc::new(TokenMask::none(1 << 17));
-    let tag = house.guests.stand(house.caller).tag();
+    let tag = house.guests.ticket(house.caller).tag();
     assert_eq!(paid(&mut house, Operation::Mask { id, tag, position: 700, mask }), 1_024, "by the byte");
     let question = house.ask(id, 700, &[], Ask::Top { n: 1 });
     house.answer(question).0.expect("it fits");

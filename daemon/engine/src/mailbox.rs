@@ -1,0 +1,150 @@
+//! The guest's end of what comes back from an engine: one mailbox for each guest.
+//!
+//! A guest takes a ticket for each question, and the tag of the ticket travels with the question. What comes back is put
+//! into the ticket's place in the mailbox; the guest is woken once all that a step brought is there.
+
+use std::collections::VecDeque;
+use std::future::poll_fn;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Poll, Waker};
+
+use crate::batch::Token;
+use crate::completion::{Done, Tag};
+use crate::run::RunEvent;
+
+/// What wants to hear of each token of a run as soon as it is there, whether or not its guest takes it. Told on the engine's
+/// thread, which it must not hold up.
+pub(crate) trait Watch: std::fmt::Debug + Send + Sync {
+    /// The next token was drawn.
+    fn note_drawn(self: Arc<Self>, token: Token);
+}
+
+/// What has come back for one guest and is not taken.
+#[derive(Debug, Default)]
+pub(crate) struct Mailbox(Mutex<Compartments>);
+
+#[derive(Debug, Default)]
+struct Compartments {
+    all: Vec<Compartment>,
+    /// Those without a ticket.
+    free: Vec<u32>,
+    is_closed: bool,
+}
+
+/// Where the answers to one ticket are put.
+#[derive(Debug, Default)]
+struct Compartment {
+    /// How many tickets it has had: completions for an earlier one are dropped.
+    turn: u32,
+    done: VecDeque<Done>,
+    waker: Option<Waker>,
+    watch: Option<Arc<dyn Watch>>,
+}
+
+impl Compartments {
+    fn get(&mut self, tag: Tag) -> Option<&mut Compartment> {
+        self.all.get_mut(tag.place()).filter(|compartment| compartment.turn == tag.turn())
+    }
+}
+
+impl Mailbox {
+    fn lock(&self) -> MutexGuard<'_, Compartments> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A ticket for one more question.
+    pub(crate) fn ticket(self: &Arc<Self>) -> Ticket {
+        let mut compartments = self.lock();
+        let idx = compartments.free.pop().unwrap_or_else(|| {
+            compartments.all.push(Compartment::default());
+            u32::try_from(compartments.all.len() - 1).expect("a guest asks less than 2³² things at once")
+        });
+        let tag = Tag::new(idx, compartments.all[idx as usize].turn);
+        Ticket { mailbox: self.clone(), tag }
+    }
+
+    /// Puts what came for a ticket into its place; returns the waker of the guest's task that waits for it.
+    pub(crate) fn deliver(&self, tag: Tag, done: Done) -> Option<Waker> {
+        let mut compartments = self.lock();
+        let compartment = compartments.get(tag)?;
+        let drawn = match &done {
+            Done::Run { event: RunEvent::Token(drawn), .. } => Some(drawn.candidate.token),
+            _ => None,
+        };
+        let told = drawn.zip(compartment.watch.clone());
+        compartment.done.push_back(done);
+        let waker = compartment.waker.take();
+        drop(compartments);
+        if let Some((token, watch)) = told {
+            watch.note_drawn(token);
+        }
+        waker
+    }
+
+    /// Nothing more will come.
+    pub(crate) fn close(&self) {
+        let mut compartments = self.lock();
+        compartments.is_closed = true;
+        let wakers: Vec<Waker> =
+            compartments.all.iter_mut().filter_map(|compartment| compartment.waker.take()).collect();
+        drop(compartments);
+        wakers.into_iter().for_each(Waker::wake);
+    }
+}
+
+/// A place in a mailbox, kept until this is dropped.
+#[derive(Debug)]
+pub(crate) struct Ticket {
+    mailbox: Arc<Mailbox>,
+    tag: Tag,
+}
+
+impl Ticket {
+    pub(crate) fn tag(&self) -> Tag {
+        self.tag
+    }
+
+    /// Has the tokens of a run told to this from now on.
+    pub(crate) fn watch(&self, watch: Arc<dyn Watch>) {
+        self.mailbox.lock().get(self.tag).expect("the place is taken").watch = Some(watch);
+    }
+
+    /// What has come, if anything has.
+    pub(crate) fn try_take(&self) -> Option<Done> {
+        self.mailbox.lock().get(self.tag)?.done.pop_front()
+    }
+
+    /// What comes next; `None` when the engine has ended and nothing will.
+    pub(crate) async fn take(&self) -> Option<Done> {
+        poll_fn(|cx| {
+            let mut compartments = self.mailbox.lock();
+            let is_closed = compartments.is_closed;
+            let compartment = compartments.get(self.tag).expect("the place is taken");
+            match compartment.done.pop_front() {
+                Some(done) => Poll::Ready(Some(done)),
+                None if is_closed => Poll::Ready(None),
+                None => {
+                    match &mut compartment.waker {
+                        Some(waker) => waker.clone_from(cx.waker()),
+                        waker => *waker = Some(cx.waker().clone()),
+                    }
+                    Poll::Pending
+                }
+            }
+        })
+        .await
+    }
+}
+
+impl Drop for Ticket {
+    fn drop(&mut self) {
+        let mut compartments = self.mailbox.lock();
+        if let Some(compartment) = compartments.get(self.tag) {
+            compartment.turn = compartment.turn.wrapping_add(1);
+            compartment.done.clear();
+            compartment.waker = None;
+            compartment.watch = None;
+            compartments.free.push(self.tag.place() as u32);
+        }
+    }
+}
