@@ -23,7 +23,7 @@ pub(super) struct Victims {
     /// Those that may have pages to move, the least deserving first, as far as anybody asked.
     list: Vec<Listed>,
     /// Whether those in line are in the list: they come between those that wait for nothing and those that are queued.
-    line: Line,
+    line: LineState,
     /// The last in the list that holds pages freely.
     last_holder: Option<Holder>,
     /// The first whose pages may still move, and how many of its blocks were not looked at yet.
@@ -40,7 +40,7 @@ enum Listed {
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-enum Line {
+enum LineState {
     #[default]
     Ahead,
     Listed,
@@ -112,8 +112,8 @@ impl Scheduler {
     fn list_victims(&mut self, victims: &mut Victims, idx: usize) -> bool {
         while victims.list.len() <= idx {
             let next = self.next_holder(victims.last_holder.as_ref());
-            if victims.line == Line::Ahead && next.as_ref().is_none_or(|next| next.does == Does::Queues) {
-                victims.line = Line::Listed;
+            if victims.line == LineState::Ahead && next.as_ref().is_none_or(|next| next.does == Does::Queues) {
+                victims.line = LineState::Listed;
                 let last_first = self.line.last_first().into_iter();
                 victims.list.extend(last_first.map(|id| Listed::InLine(Victim::Context(id))));
                 continue;
