@@ -269,22 +269,22 @@ enum Leaves {
 
 /// A row that an instruction takes.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Input {
+enum RowOperand {
     Logits,
-    /// What a line makes.
-    Line(usize),
+    /// What the instruction with this index makes.
+    Made(usize),
 }
 
 /// One instruction in order, with what it takes.
-struct Line {
+struct Instruction {
     makes: Makes,
     code: Code,
-    /// Operands; a row by what it is when the line runs.
+    /// Operands; a row by what it is when the instruction runs.
     operands: [Taken; 3],
-    inputs: [Option<Input>; 3],
+    inputs: [Option<RowOperand>; 3],
 }
 
-/// What comes of a line.
+/// What comes of an instruction.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Makes {
     /// A row.
@@ -298,7 +298,7 @@ struct Writer<'a> {
     leaves: Leaves,
     needs: Vec<usize>,
     made: Vec<Option<usize>>,
-    lines: Vec<Line>,
+    instructions: Vec<Instruction>,
 }
 
 impl<'a> Writer<'a> {
@@ -313,10 +313,10 @@ impl<'a> Writer<'a> {
             let least = usize::from(!element.is_some_and(|element| element.code == Code::Logits));
             needs.push(need.max(least));
         }
-        Self { elements, leaves, needs, made: vec![None; elements.len()], lines: Vec::new() }
+        Self { elements, leaves, needs, made: vec![None; elements.len()], instructions: Vec::new() }
     }
 
-    fn line(&mut self, makes: Makes, code: Code, mut operands: [Taken; 3]) -> usize {
+    fn write_instruction(&mut self, makes: Makes, code: Code, mut operands: [Taken; 3]) -> usize {
         // What is made last is at hand as the first operand.
         let is_symmetric = matches!(code, Code::Add | Code::Mul | Code::And | Code::Or);
         let need = |needs: &[usize], operand: Taken| match operand {
@@ -334,63 +334,63 @@ impl<'a> Writer<'a> {
                 inputs[idx] = Some(self.make(row));
             }
         }
-        self.lines.push(Line { makes, code, operands, inputs });
-        self.lines.len() - 1
+        self.instructions.push(Instruction { makes, code, operands, inputs });
+        self.instructions.len() - 1
     }
 
-    /// The line that makes a row, written where it is not there yet.
-    fn make(&mut self, row: u8) -> Input {
+    /// The instruction that makes a row, written where it is not there yet.
+    fn make(&mut self, row: u8) -> RowOperand {
         let idx = usize::from(row);
-        if let Some(line) = self.made[idx] {
-            return Input::Line(line);
+        if let Some(written) = self.made[idx] {
+            return RowOperand::Made(written);
         }
         let element = self.elements[idx].expect("a row is made of something");
         if element.code == Code::Logits {
-            return Input::Logits;
+            return RowOperand::Logits;
         }
-        let line = self.line(Makes::Row, element.code, element.operands);
+        let written = self.write_instruction(Makes::Row, element.code, element.operands);
         if self.leaves == Leaves::Kept || !element.is_leaf() {
-            self.made[idx] = Some(line);
+            self.made[idx] = Some(written);
         }
-        Input::Line(line)
+        RowOperand::Made(written)
     }
 
     fn write(mut self, roots: &[Root]) -> Option<(Vec<Entry>, usize)> {
         for root in roots {
-            self.line(Makes::Result(root.result), root.code, root.operands);
+            self.write_instruction(Makes::Result(root.result), root.code, root.operands);
         }
-        if self.lines.len() > N_CODE_MAX {
+        if self.instructions.len() > N_CODE_MAX {
             return None;
         }
-        // Which operands are in the accumulator when they are taken; the last use of each line that is in a register.
-        let mut at_hand = Vec::with_capacity(self.lines.len());
-        let mut last_uses: Vec<Option<usize>> = vec![None; self.lines.len()];
+        // Which operands are in the accumulator when they are taken; the last use of each instruction that is in a register.
+        let mut at_hand = Vec::with_capacity(self.instructions.len());
+        let mut last_uses: Vec<Option<usize>> = vec![None; self.instructions.len()];
         let mut accumulator = None;
-        for (idx, line) in self.lines.iter().enumerate() {
-            let mut is_there = line.inputs.map(|input| input.is_some() && input == accumulator);
+        for (idx, written) in self.instructions.iter().enumerate() {
+            let mut is_there = written.inputs.map(|input| input.is_some() && input == accumulator);
             // The accumulator takes the first operand before the third is fetched, or before any other of a root.
-            is_there[1] &= is_there[0] || line.makes == Makes::Row;
+            is_there[1] &= is_there[0] || written.makes == Makes::Row;
             is_there[2] &= is_there[0];
             at_hand.push(is_there);
-            for (input, is_there) in line.inputs.into_iter().zip(is_there) {
-                if let (Some(Input::Line(made)), false) = (input, is_there) {
+            for (input, is_there) in written.inputs.into_iter().zip(is_there) {
+                if let (Some(RowOperand::Made(made)), false) = (input, is_there) {
                     last_uses[made] = Some(idx);
                 }
             }
-            accumulator = match line.makes {
-                Makes::Row => Some(Input::Line(idx)),
-                Makes::Result(_) => line.inputs[0],
+            accumulator = match written.makes {
+                Makes::Row => Some(RowOperand::Made(idx)),
+                Makes::Result(_) => written.inputs[0],
             };
         }
-        let mut registers = vec![NO_REGISTER; self.lines.len()];
+        let mut registers = vec![NO_REGISTER; self.instructions.len()];
         let mut free: Vec<u8> = (0..N_REGISTERS as u8).rev().collect();
         let mut n_registers = 0;
-        let mut entries = Vec::with_capacity(self.lines.len());
-        for (idx, line) in self.lines.iter().enumerate() {
-            let operands = [0, 1, 2].map(|i| match (line.operands[i], line.inputs[i]) {
+        let mut entries = Vec::with_capacity(self.instructions.len());
+        for (idx, written) in self.instructions.iter().enumerate() {
+            let operands = [0, 1, 2].map(|i| match (written.operands[i], written.inputs[i]) {
                 (Taken::Row(_), Some(_)) if at_hand[idx][i] => Operand::Accumulator,
-                (Taken::Row(_), Some(Input::Logits)) => Operand::Logits,
-                (Taken::Row(_), Some(Input::Line(made))) => Operand::Register(registers[made]),
+                (Taken::Row(_), Some(RowOperand::Logits)) => Operand::Logits,
+                (Taken::Row(_), Some(RowOperand::Made(made))) => Operand::Register(registers[made]),
                 (Taken::Row(row), None) => unreachable!("row {row} is made before"),
                 (Taken::Number(number), _) => Operand::Number(number),
                 (Taken::Immediate(word), _) => Operand::Immediate(word),
@@ -401,7 +401,7 @@ impl<'a> Writer<'a> {
                 }
             }
             // An instruction reads before it writes: its result may take the place of an operand.
-            let result = match line.makes {
+            let result = match written.makes {
                 Makes::Result(result) => result,
                 Makes::Row if last_uses[idx].is_some() => {
                     registers[idx] = free.pop()?;
@@ -410,7 +410,7 @@ impl<'a> Writer<'a> {
                 }
                 Makes::Row => NO_REGISTER,
             };
-            entries.push(instruction(line.code, result, operands));
+            entries.push(instruction(written.code, result, operands));
         }
         entries.last_mut()?.0[0] |= LAST;
         Some((entries, n_registers))
