@@ -7,14 +7,14 @@ use crate::testing::Random;
 
 /// Hands out adjacent blocks, so that ranges of two blocks touch; never the same addresses twice.
 #[derive(Debug)]
-struct Line {
+struct NumberLine {
     limit_bytes: usize,
     next: u64,
     blocks: BTreeMap<u64, usize>,
     n_calls: u64,
 }
 
-impl Line {
+impl NumberLine {
     fn new(limit_bytes: usize) -> Self {
         Self { limit_bytes, next: 1 << 32, blocks: BTreeMap::new(), n_calls: 0 }
     }
@@ -24,7 +24,7 @@ impl Line {
     }
 }
 
-impl Driver for Line {
+impl Driver for NumberLine {
     fn allocate(&mut self, n_bytes: usize) -> Result<Option<u64>, CudaError> {
         if self.taken_bytes().saturating_add(n_bytes) > self.limit_bytes {
             return Ok(None);
@@ -41,18 +41,18 @@ impl Driver for Line {
     }
 }
 
-fn pool(limit_bytes: usize) -> Pool<Line> {
-    Pool::new(Line::new(limit_bytes), Caching::On)
+fn pool(limit_bytes: usize) -> Pool<NumberLine> {
+    Pool::new(NumberLine::new(limit_bytes), Caching::On)
 }
 
-fn take(pool: &mut Pool<Line>, n_bytes: usize) -> Slice {
+fn take(pool: &mut Pool<NumberLine>, n_bytes: usize) -> Slice {
     pool.allocate(n_bytes).expect("no failure").expect("there is enough")
 }
 
 /// What is handed out, by address.
 type Live = BTreeMap<u64, Slice>;
 
-fn check(pool: &Pool<Line>, live: &Live, peak_bytes: usize, n_allocations: u64) {
+fn check(pool: &Pool<NumberLine>, live: &Live, peak_bytes: usize, n_allocations: u64) {
     let mut end = 0;
     for slice in live.values() {
         assert!(slice.address >= end, "{slice:?} overlaps the range before, which ends at {end:#x}");
@@ -204,7 +204,7 @@ fn requests_beyond_all_memory_are_refused() {
 
 #[test]
 fn without_caching_lengths_are_exact() {
-    let mut pool = Pool::new(Line::new(usize::MAX), Caching::Off);
+    let mut pool = Pool::new(NumberLine::new(usize::MAX), Caching::Off);
     for n_bytes in [1, 100, 3 << 20] {
         let slice = take(&mut pool, n_bytes);
         assert_eq!(slice.n_bytes, n_bytes);

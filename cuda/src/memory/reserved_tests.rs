@@ -12,14 +12,14 @@ const MIB: usize = 1 << 20;
 
 /// Memory of so many bytes, and where it is.
 #[derive(Debug)]
-struct Line {
+struct MappedMemory {
     limit_bytes: usize,
     pieces: BTreeMap<u64, (usize, bool)>, // length, whether it may be read and written
     refuses_to_allow: bool,
     refuses_to_unmap: bool,
 }
 
-impl Line {
+impl MappedMemory {
     fn mapped_bytes(&self) -> usize {
         self.pieces.values().map(|(n_bytes, _)| n_bytes).sum()
     }
@@ -29,7 +29,7 @@ fn refusal(code: CUresult) -> CudaError {
     CudaError::Call { call: "a test", code: Some(code), reason: String::new() }
 }
 
-impl Mapper for Line {
+impl Mapper for MappedMemory {
     fn map(&mut self, at: Slice) -> Result<(), CudaError> {
         if self.mapped_bytes() + at.n_bytes > self.limit_bytes {
             return Err(refusal(CUresult::CUDA_ERROR_OUT_OF_MEMORY));
@@ -69,9 +69,13 @@ impl Mapper for Line {
     }
 }
 
-fn granules(granule_bytes: usize, range_bytes: usize, limit_bytes: usize) -> Granules<Line> {
-    let line =
-        Line { limit_bytes, pieces: BTreeMap::new(), refuses_to_allow: false, refuses_to_unmap: false };
+fn granules(granule_bytes: usize, range_bytes: usize, limit_bytes: usize) -> Granules<MappedMemory> {
+    let line = MappedMemory {
+        limit_bytes,
+        pieces: BTreeMap::new(),
+        refuses_to_allow: false,
+        refuses_to_unmap: false,
+    };
     Granules::new(line, Slice { address: 1 << 40, n_bytes: range_bytes }, granule_bytes)
 }
 
