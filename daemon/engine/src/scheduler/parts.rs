@@ -141,17 +141,17 @@ impl Scheduler {
             last = self.next_holder(Some(&holder));
         }
         let mut nearest: Option<Turn> = None;
-        let in_line = self.line.last_first().into_iter().map(|id| (id, Standing::InLine));
-        let over = self.over().into_iter().map(|id| (id, Standing::Over));
-        for (id, standing) in in_line.chain(over).collect::<Vec<_>>() {
+        let in_line = self.line.last_first().into_iter().map(|id| (id, Giver::InLine));
+        let over = self.over().into_iter().map(|id| (id, Giver::Over));
+        for (id, giver) in in_line.chain(over).collect::<Vec<_>>() {
             let context = &self.contexts[&id];
             let of = self.commons.queue.turn_of(&context.seat);
             if turn.is_some_and(|turn| of.compare(turn).is_le()) {
                 continue;
             }
-            n_found += match standing {
-                Standing::InLine => self.mark_held(&Victim::Context(id), marking),
-                Standing::Over => context.kv.n_alone(&self.pages) + context.n_promised(),
+            n_found += match giver {
+                Giver::InLine => self.mark_held(&Victim::Context(id), marking),
+                Giver::Over => context.kv.n_alone(&self.pages) + context.n_promised(),
             };
             nearest = nearest.filter(|nearest| nearest.compare(&of).is_le()).or(Some(of));
             if n_found >= n_pages {
@@ -196,9 +196,9 @@ impl Scheduler {
     }
 }
 
-/// Where work stands that may lose its pages.
+/// Work that may have to give its pages up.
 #[derive(Clone, Copy, Debug)]
-enum Standing {
+enum Giver {
     InLine,
     /// It is admitted and has had its term.
     Over,
