@@ -31,7 +31,7 @@ use crate::job::N_GUESS_MAX;
 use crate::kv::{Evictions, Footprint};
 use crate::mailbox::Ticket;
 use crate::model_handle::ModelHandle;
-use crate::run::{Finish, Progress, RunEvent, RunQueue};
+use crate::run::{Finish, PullReport, RunEvent, RunQueue};
 use crate::sampling::program::N_REPORTS_MAX;
 use crate::sampling::{Sampler, SamplerError, TokenMask};
 
@@ -434,8 +434,8 @@ impl Context {
         self.footprint.set_with(self.tokens.len() + 1, self.n_bytes_with(leaves, 1))?;
         let (id, model, caller) = (self.id, &self.model, self.caller.id());
         let queue = &mut self.run.as_mut().expect("a run was just started").queue;
-        let tell = |queue: &RunQueue, progress: Option<Progress>| match progress {
-            Some(Progress { n_tokens, is_waiting }) => {
+        let tell = |queue: &RunQueue, progress: Option<PullReport>| match progress {
+            Some(PullReport { n_tokens, is_waiting }) => {
                 model.post_unbounded(caller, Operation::Pulled { id, tag: queue.tag(), n_tokens, is_waiting })
             }
             None => Ok(()),

@@ -134,7 +134,7 @@ pub(crate) struct RunQueue {
 
 /// What the engine has to be told of a run: tokens pulled, and whether the guest waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Progress {
+pub(crate) struct PullReport {
     pub(crate) n_tokens: usize,
     pub(crate) is_waiting: bool,
 }
@@ -166,19 +166,19 @@ impl RunQueue {
 
     /// What the engine has to be told of tokens that were taken. Half a window goes unsaid: the engine is not held up by
     /// that, and hears of a run once in a few tokens.
-    pub(crate) fn progress(&mut self) -> Option<Progress> {
+    pub(crate) fn progress(&mut self) -> Option<PullReport> {
         let is_due = self.n_ahead > 0 && self.n_pulled - self.n_said >= self.n_ahead.div_ceil(2);
         is_due.then(|| self.say(false))
     }
 
     /// What the engine has to be told before the next token is waited for: where nothing is decoded ahead, that it is.
-    pub(crate) fn wait(&mut self) -> Option<Progress> {
+    pub(crate) fn wait(&mut self) -> Option<PullReport> {
         (self.n_ahead == 0).then(|| self.say(true))
     }
 
-    fn say(&mut self, is_waiting: bool) -> Progress {
+    fn say(&mut self, is_waiting: bool) -> PullReport {
         self.n_said = self.n_pulled;
-        Progress { n_tokens: self.n_pulled, is_waiting }
+        PullReport { n_tokens: self.n_pulled, is_waiting }
     }
 
     /// What comes next, once it is there; `None` when the engine has ended.
@@ -245,7 +245,7 @@ mod tests {
         assert!(matches!(queue.try_pull(), Some(RunEvent::Token(_))));
         assert_eq!(queue.progress(), None);
         assert!(queue.try_pull().is_none());
-        assert_eq!(queue.wait(), Some(Progress { n_tokens: 1, is_waiting: true }));
+        assert_eq!(queue.wait(), Some(PullReport { n_tokens: 1, is_waiting: true }));
         reply.note_pulled(1, true);
         assert!(reply.wants_more(0, 0));
     }
@@ -264,7 +264,7 @@ mod tests {
                 loop {
                     let event = queue.try_pull();
                     let progress = if event.is_some() { queue.progress() } else { queue.wait() };
-                    if let Some(Progress { n_tokens, is_waiting }) = progress {
+                    if let Some(PullReport { n_tokens, is_waiting }) = progress {
                         n_told += 1;
                         reply.note_pulled(n_tokens, is_waiting);
                     }

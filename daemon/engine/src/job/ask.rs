@@ -110,7 +110,7 @@ impl AskWork {
 
 /// What became of an ask after one step.
 #[derive(Debug)]
-pub(crate) enum Progress {
+pub(crate) enum AskOutcome {
     /// There is more to compute.
     Unfinished,
     /// The answer.
@@ -119,15 +119,15 @@ pub(crate) enum Progress {
 
 impl AskWork {
     /// Takes in what the backend returned for the tokens from `start` on; `is_last` when all are computed.
-    pub(crate) fn take_outputs(&mut self, start: usize, outputs: Vec<Output>, is_last: bool) -> Progress {
+    pub(crate) fn take_outputs(&mut self, start: usize, outputs: Vec<Output>, is_last: bool) -> AskOutcome {
         if let Ask::Hidden { n_layers, .. } = &self.ask {
             let first = self.first_output();
             if let Err(fault) = self.states.take(first, start, n_layers.len(), outputs) {
-                return Progress::Finished(Err(fault.into()));
+                return AskOutcome::Finished(Err(fault.into()));
             }
             return match is_last {
-                true => Progress::Finished(Ok(Answer::Hidden(self.states.means(n_layers.len())))),
-                false => Progress::Unfinished,
+                true => AskOutcome::Finished(Ok(Answer::Hidden(self.states.means(n_layers.len())))),
+                false => AskOutcome::Unfinished,
             };
         }
         // KV that was forgotten in between is computed again, and with it outputs that were there already.
@@ -140,7 +140,7 @@ impl AskWork {
         };
         for output in outputs {
             match (output, &self.ask) {
-                (Output::Failed(fault), _) => return Progress::Finished(Err(fault.into())),
+                (Output::Failed(fault), _) => return AskOutcome::Finished(Err(fault.into())),
                 (Output::Scores(scores), Ask::Continuation(_)) => self.scores.extend(scores),
                 (Output::Scores(scores), _) => answer = Some(Answer::Scores(scores)),
                 (Output::Sampled(candidate), _) => answer = Some(Answer::Sampled(candidate.into())),
@@ -170,10 +170,10 @@ impl AskWork {
             }
         }
         match answer {
-            Some(answer) => Progress::Finished(Ok(answer)),
+            Some(answer) => AskOutcome::Finished(Ok(answer)),
             None => {
                 assert!(!is_last, "the backend left out an output");
-                Progress::Unfinished
+                AskOutcome::Unfinished
             }
         }
     }

@@ -12,7 +12,7 @@ mod run;
 mod states;
 mod verify;
 
-pub(crate) use ask::{AskWork, Part, Progress};
+pub(crate) use ask::{AskOutcome, AskWork, Part};
 pub(crate) use joint::{JobId, JointWork, Membership, Stage, Wanted};
 use looks::{attention_rows, states_rows};
 pub(crate) use masks::LateMasks;

@@ -8,7 +8,7 @@ use super::{ContextState, Plan, Scheduler, StepUnderWay};
 use crate::account::Resource;
 use crate::batch::{Drawn, Input, Output};
 use crate::command::Answer;
-use crate::job::{LateMasks, Progress, RunWork, VerifyWork, Work};
+use crate::job::{AskOutcome, LateMasks, RunWork, VerifyWork, Work};
 use crate::kv::PageTable;
 use crate::run::{Finish, RunEvent};
 
@@ -69,7 +69,7 @@ impl Scheduler {
                 Work::Ask(ask) => {
                     let row_outputs: Vec<Output> = row_outputs.collect();
                     assert_eq!(row_outputs.len(), row.n_outputs, "the backend left out an output");
-                    if let Progress::Finished(answer) = ask.take_outputs(row.start, row_outputs, is_last) {
+                    if let AskOutcome::Finished(answer) = ask.take_outputs(row.start, row_outputs, is_last) {
                         let n_base = ask.n_base;
                         if let Some(Work::Ask(ask)) = context.take_work() {
                             self.returns.note_answered(context.owner.guest);

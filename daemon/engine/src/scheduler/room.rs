@@ -112,7 +112,8 @@ impl Scheduler {
     fn list_victims(&mut self, victims: &mut Victims, idx: usize) -> bool {
         while victims.list.len() <= idx {
             let next = self.next_holder(victims.last_holder.as_ref());
-            if victims.line == LineState::Ahead && next.as_ref().is_none_or(|next| next.does == Does::Queues) {
+            if victims.line == LineState::Ahead && next.as_ref().is_none_or(|next| next.does == Does::Queues)
+            {
                 victims.line = LineState::Listed;
                 let last_first = self.line.last_first().into_iter();
                 victims.list.extend(last_first.map(|id| Listed::InLine(Victim::Context(id))));

@@ -37,7 +37,7 @@ use crate::error::EngineError;
 use crate::kv::{Holdings, PrefixScope, SegmentLengths, Sequence};
 use crate::mailbox::Ticket;
 use crate::port::Port;
-use crate::run::{Finish, Progress, RunEvent, RunQueue};
+use crate::run::{Finish, PullReport, RunEvent, RunQueue};
 use crate::sampling::{Looks, Sampler};
 
 const N_POSITIONS: usize = 200;

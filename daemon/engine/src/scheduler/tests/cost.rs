@@ -145,7 +145,7 @@ fn cost(n_rows: usize, n_tokens: usize, n_under_way: usize) -> (Duration, Durati
         for (id, run) in &mut runs {
             while run.try_pull().is_some() {}
             let progress = run.progress();
-            if let Some(Progress { n_tokens, is_waiting }) = progress {
+            if let Some(PullReport { n_tokens, is_waiting }) = progress {
                 scheduler.apply(Operation::Pulled { id: *id, tag: run.tag(), n_tokens, is_waiting });
             }
         }

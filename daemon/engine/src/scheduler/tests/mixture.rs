@@ -9,7 +9,7 @@ use super::{Model, N_POSITIONS, World};
 use crate::batch::{Batch, Candidate, Drawn, Input, OutputKind};
 use crate::command::{Ahead, ContextId, MaskSource, Operation, RunSettings};
 use crate::error::EngineError;
-use crate::run::{Finish, Progress, RunEvent, RunQueue};
+use crate::run::{Finish, PullReport, RunEvent, RunQueue};
 use crate::sampling::Sampler;
 use crate::sampling::program::{Definition, Program, PutOn, RowShape};
 
@@ -119,7 +119,7 @@ impl World {
             }
             None => {}
         }
-        if let Some(Progress { n_tokens, is_waiting }) = progress {
+        if let Some(PullReport { n_tokens, is_waiting }) = progress {
             self.apply(Operation::Pulled { id, tag, n_tokens, is_waiting });
         }
         let is_served = mixing.is_over || self.scheduler.has_work() || !self.under_way.is_empty();

@@ -89,7 +89,7 @@ impl World {
             Some(RunEvent::Failed(error)) => panic!("{error}"),
             None => {}
         }
-        if let Some(Progress { n_tokens, is_waiting }) = progress {
+        if let Some(PullReport { n_tokens, is_waiting }) = progress {
             self.apply(Operation::Pulled { id, tag, n_tokens, is_waiting });
         }
         if self.random.below(2) == 0 {
