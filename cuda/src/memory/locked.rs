@@ -35,7 +35,7 @@ struct HostMemory {
     start: *mut u8,
     n_bytes: usize,
     piece_bytes: usize,
-    progress: Mutex<Progress>,
+    state: Mutex<LockState>,
     changed: Condvar,
     /// Where `start` points to.
     _allocation: Vec<u8>,
@@ -47,7 +47,7 @@ unsafe impl Send for HostMemory {}
 unsafe impl Sync for HostMemory {}
 
 #[derive(Debug, Default)]
-struct Progress {
+struct LockState {
     /// Pieces from the start that are locked.
     n_locked: usize,
     /// No more will be.
@@ -80,14 +80,14 @@ impl HostMemory {
             start: unsafe { start.add(to_alignment) },
             n_bytes,
             piece_bytes,
-            progress: Mutex::default(),
+            state: Mutex::default(),
             changed: Condvar::new(),
             _allocation: allocation,
         })
     }
 
-    fn progress(&self) -> MutexGuard<'_, Progress> {
-        self.progress.lock().unwrap_or_else(PoisonError::into_inner)
+    fn state(&self) -> MutexGuard<'_, LockState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn n_pieces(&self) -> usize {
@@ -103,9 +103,9 @@ impl HostMemory {
         for idx in 0..self.n_pieces() {
             let begun = Instant::now();
             let locked = gpu.make_current().and_then(|()| self.lock_piece(idx));
-            let mut progress = self.progress();
+            let mut state = self.state();
             match locked {
-                Ok(Outcome::Locked) => progress.n_locked += 1,
+                Ok(Outcome::Locked) => state.n_locked += 1,
                 Ok(Outcome::Ended) => break,
                 Err(error) => {
                     let (locked_bytes, n_bytes) = (self.piece(idx).start, self.n_bytes);
@@ -116,8 +116,8 @@ impl HostMemory {
             self.changed.notify_all();
             // The driver's locks, and the memory's bandwidth, are for others as long again.
             let pause = begun.elapsed();
-            drop(self.wait_while(progress, pause, |progress| !progress.is_over && progress.n_waiting == 0));
-            if self.progress().is_over {
+            drop(self.wait_while(state, pause, |state| !state.is_over && state.n_waiting == 0));
+            if self.state().is_over {
                 break;
             }
         }
@@ -126,18 +126,18 @@ impl HostMemory {
 
     fn wait_while<'a>(
         &self,
-        progress: MutexGuard<'a, Progress>,
+        state: MutexGuard<'a, LockState>,
         at_most: Duration,
-        mut goes_on: impl FnMut(&Progress) -> bool,
-    ) -> MutexGuard<'a, Progress> {
-        let waited = self.changed.wait_timeout_while(progress, at_most, |progress| goes_on(progress));
+        mut goes_on: impl FnMut(&LockState) -> bool,
+    ) -> MutexGuard<'a, LockState> {
+        let waited = self.changed.wait_timeout_while(state, at_most, |state| goes_on(state));
         waited.unwrap_or_else(PoisonError::into_inner).0
     }
 
     fn lock_piece(&self, idx: usize) -> Result<Outcome, CudaError> {
         let Range { start, end } = self.piece(idx);
         for offset in (start..end).step_by(HOST_PAGE_BYTES) {
-            if offset.is_multiple_of(ALIGNMENT) && self.progress().is_over {
+            if offset.is_multiple_of(ALIGNMENT) && self.state().is_over {
                 return Ok(Outcome::Ended);
             }
             // SAFETY: inside of the allocation, and of a piece that nobody has been given yet. What is touched here does
@@ -160,7 +160,7 @@ impl HostMemory {
     }
 
     fn end(&self) {
-        self.progress().is_over = true;
+        self.state().is_over = true;
         self.changed.notify_all();
     }
 }
@@ -203,16 +203,15 @@ impl Locked {
         let memory = &*self.memory;
         assert!(range.start <= range.end && range.end <= memory.n_bytes, "{range:?} of {}", memory.n_bytes);
         let n_needed = range.end.div_ceil(memory.piece_bytes);
-        let mut progress = memory.progress();
-        if progress.n_locked < n_needed && !progress.is_over {
-            progress.n_waiting += 1;
+        let mut state = memory.state();
+        if state.n_locked < n_needed && !state.is_over {
+            state.n_waiting += 1;
             memory.changed.notify_all();
-            let is_missing = |progress: &mut Progress| progress.n_locked < n_needed && !progress.is_over;
-            progress =
-                memory.changed.wait_while(progress, is_missing).unwrap_or_else(PoisonError::into_inner);
-            progress.n_waiting -= 1;
+            let is_missing = |state: &mut LockState| state.n_locked < n_needed && !state.is_over;
+            state = memory.changed.wait_while(state, is_missing).unwrap_or_else(PoisonError::into_inner);
+            state.n_waiting -= 1;
         }
-        drop(progress);
+        drop(state);
         // SAFETY: inside of the allocation.
         unsafe { memory.start.add(range.start) }
     }
@@ -243,7 +242,7 @@ impl Drop for Locked {
             std::mem::forget(self.memory.clone());
             return;
         }
-        for idx in 0..self.memory.progress().n_locked {
+        for idx in 0..self.memory.state().n_locked {
             // SAFETY: locked by us at this place, undone once, and no copy is left.
             let undone = unsafe {
                 sys::cuMemHostUnregister(self.memory.start.add(self.memory.piece(idx).start).cast())
@@ -292,7 +291,7 @@ mod tests {
         for idx in [0, 4, 2] {
             let range = locked.memory.piece(idx);
             locked.at(&range);
-            assert!(locked.memory.progress().n_locked > idx, "piece {idx}");
+            assert!(locked.memory.state().n_locked > idx, "piece {idx}");
         }
         // One that is dropped at once ends its thread.
         drop(Locked::new(&test.gpu, 64 * PIECE_BYTES).expect("addresses"));
@@ -308,8 +307,8 @@ mod tests {
         locked.memory.lock(&test.gpu);
         faults::clear();
         let (n_locked, is_over) = {
-            let progress = locked.memory.progress();
-            (progress.n_locked, progress.is_over)
+            let state = locked.memory.state();
+            (state.n_locked, state.is_over)
         };
         assert_eq!((n_locked, is_over), (2, true));
         locked.at(&(0..4 * piece_bytes));

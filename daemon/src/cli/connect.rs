@@ -8,7 +8,7 @@ use trellis_client::{Client, ErrorCode, ModelInfo};
 
 use super::error::CliError;
 use super::output::{Format, note};
-use super::progress::{Progress, Unit};
+use super::progress::{ProgressDisplay, Unit};
 use crate::bundled;
 use crate::config::{Config, Device, DtypeChoice};
 use crate::daemon::{Daemon, LoadProgress, Seams};
@@ -202,7 +202,7 @@ fn pick(choice: &str, models: &[ModelInfo]) -> Result<String, String> {
 /// # Errors
 /// A model, the device or the sandbox cannot be used.
 pub(crate) async fn start(config: &Config, format: Format) -> Result<Daemon, CliError> {
-    let progress = Arc::new(Progress::new(format));
+    let progress = Arc::new(ProgressDisplay::new(format));
     progress.update("starting", Unit::Items, 0, 0);
     let (config, reports) = (config.clone(), progress.clone());
     let mut starting = tokio::task::spawn_blocking(move || {

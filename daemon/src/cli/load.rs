@@ -7,7 +7,7 @@ use super::connect::SocketArgs;
 use super::error::CliError;
 use super::interrupt::Interrupts;
 use super::output::{self, Format, escaped_line};
-use super::progress::{Progress, Unit};
+use super::progress::{ProgressDisplay, Unit};
 use crate::bundled;
 use crate::config::Device;
 
@@ -55,7 +55,7 @@ pub(crate) async fn load(args: LoadArgs, format: Format) -> Result<(), CliError>
             .to_string(),
         false => model,
     };
-    let progress = Progress::new(format);
+    let progress = ProgressDisplay::new(format);
     let device = device.map(String::from);
     let title = format!("loading {model}");
     let loading = client.load_model(&model, device.as_deref(), |done, total| {

@@ -15,7 +15,7 @@ const TICK: Duration = Duration::from_millis(100);
 
 /// At most one bar at a time, drawn on standard error once its work has taken a second.
 #[derive(Debug)]
-pub(crate) struct Progress {
+pub(crate) struct ProgressDisplay {
     is_drawn: bool,
     delay: Duration,
     bar: Mutex<Option<Bar>>,
@@ -35,7 +35,7 @@ pub(crate) enum Unit {
     Items,
 }
 
-impl Progress {
+impl ProgressDisplay {
     pub(crate) fn new(format: Format) -> Self {
         let is_drawn = format == Format::Text && std::io::stderr().is_terminal();
         Self { is_drawn, delay: DELAY, bar: Mutex::new(None) }
@@ -101,7 +101,7 @@ impl Progress {
     }
 }
 
-impl Drop for Progress {
+impl Drop for ProgressDisplay {
     fn drop(&mut self) {
         self.finish();
     }
@@ -149,8 +149,8 @@ fn uncounted(unit: Unit) -> ProgressStyle {
 mod tests {
     use super::*;
 
-    fn drawn() -> Progress {
-        Progress { is_drawn: true, delay: 3_600 * DELAY, bar: Mutex::new(None) }
+    fn drawn() -> ProgressDisplay {
+        ProgressDisplay { is_drawn: true, delay: 3_600 * DELAY, bar: Mutex::new(None) }
     }
 
     #[test]
@@ -173,7 +173,7 @@ mod tests {
 
     #[test]
     fn nothing_is_kept_when_nobody_looks() {
-        let progress = Progress::new(Format::Json);
+        let progress = ProgressDisplay::new(Format::Json);
         progress.stage(&Stage::Upload, 10, 100);
         assert!(progress.lock().is_none());
     }

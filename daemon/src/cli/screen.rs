@@ -7,13 +7,13 @@ use trellis_client::{ErrorBody, Event, GuestUsage, LogLevel};
 
 use super::error::CliError;
 use super::output::{Format, for_stream, remark, to_json};
-use super::progress::Progress;
+use super::progress::ProgressDisplay;
 
 /// Shows the events of one guest: its output on standard output, everything about it on standard error.
 #[derive(Debug)]
 pub(crate) struct Screen {
     format: Format,
-    progress: Progress,
+    progress: ProgressDisplay,
     is_at_line_start: bool,
 }
 
@@ -53,7 +53,7 @@ pub(crate) enum Extent {
 
 impl Screen {
     pub(crate) fn new(format: Format) -> Self {
-        Self { format, progress: Progress::new(format), is_at_line_start: true }
+        Self { format, progress: ProgressDisplay::new(format), is_at_line_start: true }
     }
 
     /// Waits until a progress bar is due, and draws it.

@@ -20,7 +20,7 @@ use crate::shares::Needs;
 use crate::tasks::{blocking, joined};
 
 /// Hears how many bytes of a model are loaded, and how many there are.
-type Progress = Box<dyn Fn(u64, u64) + Send + Sync>;
+type ProgressFn = Box<dyn Fn(u64, u64) + Send + Sync>;
 
 /// A model whose place on a device is kept while it is read. There is one of a name.
 pub(super) struct Coming {
@@ -77,7 +77,7 @@ impl Loader {
         &self,
         choice: String,
         device: Option<Device>,
-        progress: Progress,
+        progress: ProgressFn,
         given_up: CancellationToken,
     ) -> Result<ModelHandle, DaemonError> {
         let (config, path) = (self.config.clone(), choice.clone());
@@ -256,7 +256,7 @@ fn read(
     model: &Model,
     config: &Config,
     seams: &Seams,
-    progress: &Progress,
+    progress: &ProgressFn,
     unwanted: &CancellationToken,
 ) -> Result<Box<dyn Backend>, DaemonError> {
     let heard = |done_bytes, total_bytes| {

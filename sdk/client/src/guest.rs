@@ -26,12 +26,12 @@ pub struct Guest {
     window_bytes: usize,
     /// Bytes read and not yet given back as credit.
     n_read_bytes: usize,
-    progress: Progress,
+    state: StreamState,
     usage: Option<GuestUsage>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Progress {
+enum StreamState {
     Running,
     Over,
 }
@@ -74,7 +74,7 @@ impl Client {
             news,
             window_bytes,
             n_read_bytes: 0,
-            progress: Progress::Running,
+            state: StreamState::Running,
             usage: None,
         })
     }
@@ -170,7 +170,7 @@ impl Stream for Guest {
     type Item = Result<Event, Error>;
 
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-        if self.progress == Progress::Over {
+        if self.state == StreamState::Over {
             return Poll::Ready(None);
         }
         let next = self.news.poll_recv(cx);
@@ -184,12 +184,12 @@ impl Stream for Guest {
                 Poll::Ready(Some(Ok(event)))
             }
             Some(News::End { result, usage }) => {
-                self.progress = Progress::Over;
+                self.state = StreamState::Over;
                 self.usage = usage;
                 Poll::Ready(result.err().map(Err))
             }
             None => {
-                self.progress = Progress::Over;
+                self.state = StreamState::Over;
                 Poll::Ready(Some(Err(Error::ConnectionLost(Lost::Closed))))
             }
         }

@@ -11,7 +11,7 @@ use super::{BenchArgs, BenchError, compare, engine, load, probe_component};
 use crate::cli::connect;
 use crate::cli::error::CliError;
 use crate::cli::output::Format;
-use crate::cli::progress::{Progress, Unit};
+use crate::cli::progress::{ProgressDisplay, Unit};
 use crate::config::{Config, Device};
 
 /// The model and the contexts that the targets are for.
@@ -32,7 +32,7 @@ const N_LAUNCHES: usize = 101;
 pub(super) async fn measure(args: &BenchArgs, format: Format) -> Result<Report, CliError> {
     let component = probe_component(args.guest_wasm.as_deref(), format).await?;
 
-    let progress = Progress::of_long_work(format);
+    let progress = ProgressDisplay::of_long_work(format);
     let step = |done, title: &str| progress.update(title, Unit::Items, done, 0);
     let n_tokens = args.tokens.unwrap_or(N_TOKENS) as usize;
     let n_runs = args.repeat.unwrap_or(N_RUNS) as usize;

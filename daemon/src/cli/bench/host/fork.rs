@@ -8,7 +8,7 @@ use super::report::Fork;
 use super::rig::{self, Rig, Runs};
 use crate::cli::bench::BenchError;
 use crate::cli::bench::samples::median;
-use crate::cli::progress::{Progress, Unit};
+use crate::cli::progress::{ProgressDisplay, Unit};
 
 const N_FORKS: usize = 101;
 /// The stream whose steps the forks come between.
@@ -19,13 +19,17 @@ const N_WARM_UP_STEPS: usize = 64;
 ///
 /// # Errors
 /// The engine stopped.
-pub(super) async fn measure(progress: &Progress) -> Result<Fork, BenchError> {
+pub(super) async fn measure(progress: &ProgressDisplay) -> Result<Fork, BenchError> {
     of(rig::config().n_positions, N_FORKS, progress).await
 }
 
 /// Holds the device up, forks, lets it go on: the engine carries the fork out before the next step, which takes so much
 /// longer than one without.
-pub(super) async fn of(n_tokens: usize, n_forks: usize, progress: &Progress) -> Result<Fork, BenchError> {
+pub(super) async fn of(
+    n_tokens: usize,
+    n_forks: usize,
+    progress: &ProgressDisplay,
+) -> Result<Fork, BenchError> {
     // Steps go by as long as this task is not awake: the stream has room for all that a context may hold.
     let mut rig = Rig::new(2, n_tokens + rig::config().n_positions)?;
     let ticker = rig.context(0, N_TICKER_TOKENS).await?;

@@ -19,7 +19,7 @@ use self::rig::{Rig, Runs};
 use super::{BenchArgs, BenchError, load};
 use crate::cli::error::CliError;
 use crate::cli::output::{self, Format};
-use crate::cli::progress::{Progress, Unit};
+use crate::cli::progress::{ProgressDisplay, Unit};
 
 /// Rows of a step: one person, a few, a service, a large one.
 const ROWS: [u32; 4] = [1, 32, 256, 1024];
@@ -63,7 +63,7 @@ async fn measure(args: &BenchArgs, format: Format) -> Result<HostReport, CliErro
             return Err(BenchError::TooManyTokens { n_prompt, n_tokens, n_positions }.into());
         }
     }
-    let progress = Progress::of_long_work(format);
+    let progress = ProgressDisplay::of_long_work(format);
     let mut report = HostReport {
         clock_us: micros(clock::reading_time()),
         busy_percent: load::busy_percent().await,
@@ -94,7 +94,7 @@ fn n_tokens_decoded() -> usize {
 
 /// Plain decoding: contexts of this length and a few more, so that as many cross into a new page in each step as in any
 /// other.
-async fn steps(n_rows: usize, length: usize, progress: &Progress) -> Result<Case, BenchError> {
+async fn steps(n_rows: usize, length: usize, progress: &ProgressDisplay) -> Result<Case, BenchError> {
     let mut rig = Rig::new(n_rows, n_rows * (length + 2 * n_tokens_decoded()))?;
     let contexts = contexts(&rig, n_rows, length, progress).await?;
     let warm = rig.desk.n_steps() + N_WARM_UP_STEPS;
@@ -109,7 +109,7 @@ async fn steps(n_rows: usize, length: usize, progress: &Progress) -> Result<Case
 }
 
 /// One search, of which all beams are in every step save the first of each search.
-async fn search(n_beams: usize, length: usize, progress: &Progress) -> Result<Case, BenchError> {
+async fn search(n_beams: usize, length: usize, progress: &ProgressDisplay) -> Result<Case, BenchError> {
     // A step has rows left for prompts beside those of a search.
     let mut rig = Rig::new(2 * n_beams, 2 * length + 2 * n_beams * (N_SEARCH_TOKENS + 32))?;
     let context = contexts(&rig, 1, length, progress).await?.remove(0);
@@ -125,7 +125,7 @@ async fn search(n_beams: usize, length: usize, progress: &Progress) -> Result<Ca
 }
 
 /// Runs end and begin in every step.
-async fn ends(progress: &Progress) -> Result<Ends, BenchError> {
+async fn ends(progress: &ProgressDisplay) -> Result<Ends, BenchError> {
     let (n_rows, length) = (N_ENDS_ROWS, CONTEXTS[0] as usize);
     let mut rig = Rig::new(n_rows, n_rows * (length + 2 * n_tokens_decoded()))?;
     let contexts = contexts(&rig, n_rows, length, progress).await?;
@@ -153,7 +153,7 @@ async fn contexts(
     rig: &Rig,
     n_rows: usize,
     length: usize,
-    progress: &Progress,
+    progress: &ProgressDisplay,
 ) -> Result<Vec<trellis_engine::Context>, BenchError> {
     let title = format!("building {n_rows} contexts of {length}");
     let mut contexts = Vec::with_capacity(n_rows);
@@ -180,7 +180,7 @@ mod tests {
     #[tokio::test(flavor = "multi_thread")]
     async fn every_row_is_in_every_step() {
         const N_STEPS: usize = 60;
-        let progress = Progress::new(Format::Json);
+        let progress = ProgressDisplay::new(Format::Json);
         // However late a guest takes its token, and with room for all steps in which one has not begun yet.
         let mut rig = Rig::with_patience(4, 4 * 100_000, PATIENCE).expect("a rig");
         let contexts = contexts(&rig, 4, 100, &progress).await.expect("contexts");
@@ -205,7 +205,7 @@ mod tests {
 
     #[tokio::test(flavor = "multi_thread")]
     async fn all_beams_of_a_search_are_in_its_steps() {
-        let case = search(3, 40, &Progress::new(Format::Json)).await.expect("a search");
+        let case = search(3, 40, &ProgressDisplay::new(Format::Json)).await.expect("a search");
         assert_eq!((case.n_rows, case.context_len), (3, 40));
         // Those of the prompt, and the step after it where two rows have most of what goes on.
         assert!(case.n_steps * 10 > case.n_steps_seen * 9, "{case:?}");
@@ -214,7 +214,7 @@ mod tests {
 
     #[tokio::test(flavor = "multi_thread")]
     async fn a_fork_is_seen_on_both_sides() {
-        let progress = Progress::new(Format::Json);
+        let progress = ProgressDisplay::new(Format::Json);
         let fork = fork::of(1_000, 5, &progress).await.expect("forks");
         assert_eq!((fork.n_tokens, fork.n_forks), (1_000, 5));
         assert!(fork.caller_us > 0.0 && fork.engine_us.is_finite(), "{fork:?}");

@@ -30,7 +30,7 @@ use super::{BenchArgs, BenchError, engine, probe_component};
 use crate::cli::connect;
 use crate::cli::error::CliError;
 use crate::cli::output::{self, Format};
-use crate::cli::progress::{Progress, Unit};
+use crate::cli::progress::{ProgressDisplay, Unit};
 use crate::config::{Config, SharedBudget, Sizes};
 use crate::daemon::Daemon;
 
@@ -81,7 +81,7 @@ async fn measure_on(
     format: Format,
 ) -> Result<MixReport, CliError> {
     let model = daemon.model(None).expect("a daemon has a model");
-    let progress = Progress::of_long_work(format);
+    let progress = ProgressDisplay::of_long_work(format);
     let prompt = engine::prompt(&model)?;
     progress.update("decoding what is compared later", Unit::Items, 0, 0);
     let reference = Reference {

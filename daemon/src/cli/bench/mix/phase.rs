@@ -21,7 +21,7 @@ use super::tally::{Gaps, Mark, Marks, counter_rates, pace, rates};
 use crate::cli::bench::speed::{Tolerance, check_streams};
 use crate::cli::bench::{BenchError, engine};
 use crate::cli::error::CliError;
-use crate::cli::progress::{Progress, Unit};
+use crate::cli::progress::{ProgressDisplay, Unit};
 
 /// How often progress is shown.
 const TICK: Duration = Duration::from_millis(100);
@@ -35,7 +35,7 @@ pub(super) struct Stage<'a> {
     /// Who loads and unloads models, if the mix wants that.
     pub(super) operator: Option<&'a Operator>,
     pub(super) clients: Option<&'a Clients>,
-    pub(super) progress: &'a Progress,
+    pub(super) progress: &'a ProgressDisplay,
     pub(super) reference: &'a Reference,
 }
 

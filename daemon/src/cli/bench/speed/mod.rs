@@ -26,7 +26,7 @@ use super::{BenchArgs, BenchError, engine, probe_component};
 use crate::cli::connect;
 use crate::cli::error::CliError;
 use crate::cli::output::{self, Format};
-use crate::cli::progress::{Progress, Unit};
+use crate::cli::progress::{ProgressDisplay, Unit};
 use crate::config::{Config, Device, DtypeChoice, Sizes};
 use crate::daemon::{DaemonError, SHAPE_PREFIX, cache_dir};
 use crate::device::{self, Chosen};
@@ -98,7 +98,7 @@ async fn measure(args: &BenchArgs, format: Format) -> Result<SpeedReport, CliErr
     // The widest batch is known before the model is: only prompts depend on it.
     let n_contexts = args.speed.sizes(usize::MAX).batches.into_iter().max().unwrap_or(1);
     let config = config(args, n_contexts);
-    let progress = Progress::of_long_work(format);
+    let progress = ProgressDisplay::of_long_work(format);
     let limits = match choose(&config)? {
         Some(card) => {
             progress.update("measuring the device's limits", Unit::Items, 0, 0);
@@ -164,7 +164,7 @@ struct Run<'a> {
     n_tokens: usize,
     n_runs: usize,
     tolerance: Tolerance,
-    progress: &'a Progress,
+    progress: &'a ProgressDisplay,
 }
 
 impl Run<'_> {

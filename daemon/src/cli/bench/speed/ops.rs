@@ -11,7 +11,7 @@ use super::{SpeedArgs, choose, config};
 use crate::cli::bench::{BenchArgs, BenchError};
 use crate::cli::error::CliError;
 use crate::cli::output::Format;
-use crate::cli::progress::{Progress, Unit};
+use crate::cli::progress::{ProgressDisplay, Unit};
 use crate::cli::table::{Align, Table};
 use crate::config::DtypeChoice;
 use crate::daemon::open_model;
@@ -119,7 +119,7 @@ pub(super) async fn measure(args: &BenchArgs, format: Format) -> Result<OpsRepor
     let model = open_model(&config.models[0], &config).map_err(Box::new)?;
     let dtype = args.speed.dtype.map(DtypeChoice::from).and_then(DtypeChoice::chosen).unwrap_or(model.dtype);
     let steps = steps(&args.speed, model.config.n_positions);
-    let progress = Arc::new(Progress::of_long_work(format));
+    let progress = Arc::new(ProgressDisplay::of_long_work(format));
     let measuring = tokio::task::spawn_blocking(move || -> Result<_, BenchError> {
         progress.update("measuring the device's limits", Unit::Items, 0, 0);
         let limits = DeviceLimits::measure(&card)?;
