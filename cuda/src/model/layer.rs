@@ -25,7 +25,7 @@ pub(super) struct Layer<'a> {
 
 /// The input of a product of a few rows.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Input {
+pub(super) enum ProductInput {
     /// It is there.
     Plain(Slice),
     /// The RMSNorm of the residual stream, computed on the way; or in a launch of its own, into `normed`, where the shared
@@ -47,15 +47,15 @@ impl Llama {
     pub(super) fn decode_layer(&self, layer: Layer<'_>) -> Result<(), CudaError> {
         let Layer { stream, step, activations: a, weights: w, .. } = layer;
         let tokens = step.tokens;
-        let x = Input::Normed { residual: a.residual, weight: w.input_norm, normed: a.normed };
+        let x = ProductInput::Normed { residual: a.residual, weight: w.input_norm, normed: a.normed };
         self.gemv(stream, tokens, x, without_bias(w.qkv), GemvOutput::Model(a.qkv))?;
         self.rotate(layer)?;
         self.attend(layer)?;
-        let x = Input::Plain(a.attended);
+        let x = ProductInput::Plain(a.attended);
         self.gemv(stream, tokens, x, w.attention_output, GemvOutput::AddF32(a.residual))?;
-        let x = Input::Normed { residual: a.residual, weight: w.mlp_norm, normed: a.mlp_normed };
+        let x = ProductInput::Normed { residual: a.residual, weight: w.mlp_norm, normed: a.mlp_normed };
         self.gemv(stream, tokens, x, w.gate_up, GemvOutput::SwiGlu(a.inner))?;
-        let x = Input::Plain(a.inner);
+        let x = ProductInput::Plain(a.inner);
         self.gemv(stream, tokens, x, w.down, GemvOutput::AddF32(a.residual))
     }
 
@@ -127,7 +127,7 @@ impl Llama {
         &self,
         stream: &Stream,
         rows: Rows,
-        x: Input,
+        x: ProductInput,
         linear: Linear,
         y: GemvOutput,
     ) -> Result<(), CudaError> {
@@ -139,11 +139,13 @@ impl Llama {
         let shape = GemvShape { n_rows: rows.n_max, n_out, n_in: linear.n_in };
         let weights = GemvWeights { matrix: linear.matrix, bias: linear.bias };
         let x = match x {
-            Input::Plain(x) => GemvInput::Plain(x),
-            Input::Normed { residual, weight, .. } if self.kernels.gemv.has_room_for_norm(shape, y) => {
+            ProductInput::Plain(x) => GemvInput::Plain(x),
+            ProductInput::Normed { residual, weight, .. }
+                if self.kernels.gemv.has_room_for_norm(shape, y) =>
+            {
                 GemvInput::RmsNorm { residual, weight, eps: self.config.rms_norm_eps }
             }
-            Input::Normed { residual, weight, normed } => {
+            ProductInput::Normed { residual, weight, normed } => {
                 self.norm(stream, rows, residual, weight, normed)?;
                 GemvInput::Plain(normed)
             }

@@ -4,7 +4,7 @@
 
 use trellis_engine::model::{Dtype, ModelConfig, inverse_frequencies};
 
-use super::layer::{Input, Layer};
+use super::layer::{Layer, ProductInput};
 use super::weights::Linear;
 use super::{Activations, Kernels, Weights};
 use crate::blas::{Blas, MatmulShape, Update, buckets};
@@ -210,9 +210,9 @@ impl Llama {
         }
         let x = if keeps_hidden {
             self.norm(stream, rows, states, norm, a.hidden)?;
-            Input::Plain(a.hidden)
+            ProductInput::Plain(a.hidden)
         } else {
-            Input::Normed { residual: states, weight: norm, normed: a.hidden }
+            ProductInput::Normed { residual: states, weight: norm, normed: a.hidden }
         };
         self.gemv(stream, rows, x, head, GemvOutput::F32(a.logits))
     }

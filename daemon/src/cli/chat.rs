@@ -8,7 +8,7 @@ use trellis_client::StartOptions;
 use super::connect::HomeArgs;
 use super::error::CliError;
 use super::output::{Format, note};
-use super::run::{self, Input};
+use super::run::{self, UserInput};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -49,8 +49,8 @@ fn temperature(text: &str) -> Result<f32, String> {
 }
 
 pub(crate) async fn chat(args: ChatArgs, format: Format) -> Result<(), CliError> {
-    let input = if args.prompt.is_empty() { Input::Lines } else { Input::Nothing };
-    if input == Input::Lines && io::stdin().is_terminal() {
+    let input = if args.prompt.is_empty() { UserInput::Lines } else { UserInput::Nothing };
+    if input == UserInput::Lines && io::stdin().is_terminal() {
         note(format, "type a message and press Enter; Ctrl-D ends the conversation");
     }
     let options = StartOptions { arguments: arguments(&args), seed: args.seed, ..StartOptions::default() };

@@ -57,7 +57,7 @@ pub(crate) struct RunArgs {
 
 /// What a guest gets to hear from its user.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Input {
+pub(crate) enum UserInput {
     /// The lines of standard input.
     Lines,
     /// Nothing.
@@ -69,7 +69,7 @@ pub(crate) async fn run(args: RunArgs, format: Format) -> Result<(), CliError> {
     let arguments = words.split_off(1);
     let is_recorded = record.is_some();
     let options = StartOptions { arguments, seed, deadline: timeout, is_recorded, ..StartOptions::default() };
-    let input = if no_stdin { Input::Nothing } else { Input::Lines };
+    let input = if no_stdin { UserInput::Nothing } else { UserInput::Lines };
     start(&words[0], &home, options, input, record, format).await
 }
 
@@ -81,7 +81,7 @@ pub(crate) async fn start(
     word: &str,
     home: &HomeArgs,
     options: StartOptions,
-    input: Input,
+    input: UserInput,
     record: Option<PathBuf>,
     format: Format,
 ) -> Result<(), CliError> {
@@ -149,7 +149,7 @@ async fn unknown_guest(name: &str, client: Option<&Client>) -> CliError {
 /// on, up to that end.
 async fn drive(
     mut guest: Guest,
-    input: Input,
+    input: UserInput,
     mut recording: Option<Recording>,
     screen: &mut Screen,
     interrupts: &Interrupts,
@@ -163,8 +163,8 @@ async fn drive(
     let (sender, stopper) = (guest.sender(), guest.sender());
     let mut messages = pin!(async move {
         match input {
-            Input::Lines => input::send_lines(sender).await,
-            Input::Nothing => input::send_nothing(sender).await,
+            UserInput::Lines => input::send_lines(sender).await,
+            UserInput::Nothing => input::send_nothing(sender).await,
         }
     });
     let (mut has_messages, mut is_interrupted, mut has_started) = (true, false, false);
@@ -231,7 +231,7 @@ mod tests {
         let start = async |word: &str| {
             let home =
                 HomeArgs { local: true, models: vec!["/no/such/model".to_owned()], ..HomeArgs::default() };
-            start(word, &home, StartOptions::default(), Input::Nothing, None, Format::Text).await
+            start(word, &home, StartOptions::default(), UserInput::Nothing, None, Format::Text).await
         };
         let error = start("no-such-guest").await.expect_err("no name");
         assert!(matches!(&error, CliError::UnknownGuest { name, .. } if name == "no-such-guest"), "{error}");

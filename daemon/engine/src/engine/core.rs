@@ -28,7 +28,7 @@ use crate::scheduler::{Commons, Plan, Scheduler, SchedulerSettings, Turn};
 
 /// What comes in.
 #[derive(Debug)]
-pub(super) enum Input {
+pub(super) enum EngineInput {
     /// A guest that asks from now on.
     Enter(CallerId, Owner),
     /// A guest that has asked its last.
@@ -48,11 +48,11 @@ pub(super) enum Input {
 /// What has come in, taken one by one.
 pub(super) trait Inputs {
     /// The next one, after the last one cost the engine's thread so much.
-    fn next(&mut self, price_ns: u64) -> Option<Input>;
+    fn next(&mut self, price_ns: u64) -> Option<EngineInput>;
 }
 
-impl<I: Iterator<Item = Input>> Inputs for I {
-    fn next(&mut self, _: u64) -> Option<Input> {
+impl<I: Iterator<Item = EngineInput>> Inputs for I {
+    fn next(&mut self, _: u64) -> Option<EngineInput> {
         Iterator::next(self)
     }
 }
@@ -150,13 +150,13 @@ impl Core {
         while let Some(input) = inputs.next(price_ns) {
             price_ns = 0;
             match input {
-                Input::Enter(caller, owner) => self.commons.enter(caller, owner),
-                Input::Leave(caller) => self.leave_for_good(caller),
-                Input::Operation(operation) => price_ns = self.apply(operation),
-                Input::Add(newcomer) => self.add(newcomer),
-                Input::Share { kv_bytes, tag } => self.note_share(kv_bytes, tag),
-                Input::Remove(model) => self.note_remove(model),
-                Input::Shutdown => return Ok(Next::Stop),
+                EngineInput::Enter(caller, owner) => self.commons.enter(caller, owner),
+                EngineInput::Leave(caller) => self.leave_for_good(caller),
+                EngineInput::Operation(operation) => price_ns = self.apply(operation),
+                EngineInput::Add(newcomer) => self.add(newcomer),
+                EngineInput::Share { kv_bytes, tag } => self.note_share(kv_bytes, tag),
+                EngineInput::Remove(model) => self.note_remove(model),
+                EngineInput::Shutdown => return Ok(Next::Stop),
             }
         }
         if let Some(collected) = collected {

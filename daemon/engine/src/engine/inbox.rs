@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use rustc_hash::FxHashMap;
 use tokio::sync::{mpsc, oneshot, watch};
 
-use super::core::{Input, Inputs};
+use super::core::{EngineInput, Inputs};
 use crate::backend::Backend;
 use crate::command::ModelId;
 use crate::completion::CallerId;
@@ -136,7 +136,7 @@ pub(super) struct Taken<'a> {
 }
 
 impl Inputs for Taken<'_> {
-    fn next(&mut self, price_ns: u64) -> Option<Input> {
+    fn next(&mut self, price_ns: u64) -> Option<EngineInput> {
         self.inbox.spent.add(self.last, price_ns);
         let posted = self.inbox.next(&mut self.n_left)?;
         self.last = posted.from;
@@ -183,27 +183,27 @@ impl Inbox {
         next
     }
 
-    fn input(&mut self, message: Message) -> Input {
+    fn input(&mut self, message: Message) -> EngineInput {
         match message {
             Message::Enter { caller, owner, mailbox } => {
                 self.mailboxes.insert(caller, mailbox);
-                Input::Enter(caller, owner)
+                EngineInput::Enter(caller, owner)
             }
             Message::Leave { caller } => {
                 self.mailboxes.remove(&caller);
-                Input::Leave(caller)
+                EngineInput::Leave(caller)
             }
-            Message::Operation(operation) => Input::Operation(operation),
+            Message::Operation(operation) => EngineInput::Operation(operation),
             Message::Add { newcomer, failure } => {
                 self.watched.insert(newcomer.id, failure);
-                Input::Add(newcomer)
+                EngineInput::Add(newcomer)
             }
-            Message::Share { kv_bytes, tag } => Input::Share { kv_bytes, tag },
+            Message::Share { kv_bytes, tag } => EngineInput::Share { kv_bytes, tag },
             Message::Remove { model, to } => {
                 self.leavers.insert(model, to);
-                Input::Remove(model)
+                EngineInput::Remove(model)
             }
-            Message::Shutdown => Input::Shutdown,
+            Message::Shutdown => EngineInput::Shutdown,
         }
     }
 
@@ -294,7 +294,7 @@ mod tests {
         let (mut inputs, mut numbers, mut last_ns) = (inbox.inputs(), Vec::new(), 0);
         while let Some(input) = inputs.next(last_ns) {
             last_ns = price_ns;
-            let Input::Operation(Operation::Mask { position, .. }) = input else { panic!("a command") };
+            let EngineInput::Operation(Operation::Mask { position, .. }) = input else { panic!("a command") };
             numbers.push(position);
         }
         numbers

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use super::{Core, Input, KvBounds, Newcomer, Next};
+use super::{Core, EngineInput, KvBounds, Newcomer, Next};
 use crate::account::{Account, ActorId, Budget, GuestId, Owner, SessionId};
 use crate::backend::{AskLimits, Backend, BackendError, Collected, Damage, Limits, WeightsInfo};
 use crate::batch::{Batch, Candidate, Drawn, HostPageId, LateMask, Output, OutputKind, PageId, Token};
@@ -213,7 +213,7 @@ fn run_settings(masks: MaskSource) -> RunSettings {
 struct House {
     core: Core,
     told: Arc<Told>,
-    inputs: Vec<Input>,
+    inputs: Vec<EngineInput>,
     /// What the masked run and the plain one gave.
     masked: Vec<Token>,
     plain: Vec<Token>,
@@ -231,12 +231,12 @@ impl House {
         let newcomer = newcomer(limits(8, 2), &told);
         let account = Account::new("guest", Budget::UNLIMITED, None);
         let owner = Owner { actor: ActorId(1), session: SessionId(1), guest: GuestId(1), account };
-        let mut inputs = vec![Input::Add(newcomer), Input::Enter(CALLER, owner)];
+        let mut inputs = vec![EngineInput::Add(newcomer), EngineInput::Enter(CALLER, owner)];
         for (id, masks) in [(MASKED, MaskSource::Caller), (PLAIN, MaskSource::Sampler)] {
-            inputs.push(Input::Operation(Operation::Create { id, caller: CALLER }));
+            inputs.push(EngineInput::Operation(Operation::Create { id, caller: CALLER }));
             let settings = run_settings(masks);
             let edit = Edit { appended: vec![1, 2, 3], ..Edit::default() };
-            inputs.push(Input::Operation(Operation::Run { id, edit, settings, tag: tag(id) }));
+            inputs.push(EngineInput::Operation(Operation::Run { id, edit, settings, tag: tag(id) }));
         }
         let (masked, plain, failures) = (Vec::new(), Vec::new(), Vec::new());
         Self { core, told, inputs, masked, plain, failures }
@@ -246,7 +246,7 @@ impl House {
     fn send_mask(&mut self, token: Token) {
         let (position, mask) = (3 + self.masked.len(), Arc::new(only(token)));
         let mask = Operation::Mask { id: MASKED, tag: tag(MASKED), position, mask };
-        self.inputs.push(Input::Operation(mask));
+        self.inputs.push(EngineInput::Operation(mask));
     }
 
     fn turn(&mut self) -> Next {
@@ -351,7 +351,7 @@ fn what_nobody_wants_any_more_is_not_waited_for() {
     house.core.wait();
     assert_eq!(house.run(), Next::InputOrLayers);
     house.calls();
-    house.inputs.push(Input::Operation(Operation::Release { id: MASKED, n_pulled: 1 }));
+    house.inputs.push(EngineInput::Operation(Operation::Release { id: MASKED, n_pulled: 1 }));
     assert_eq!(house.run(), Next::Device);
     assert_eq!(house.calls(), [Call::Supply { n_masks: 0 }, Call::Submit { n_rows: 1, n_late: 0 }]);
 }

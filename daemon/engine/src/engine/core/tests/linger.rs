@@ -40,18 +40,18 @@ impl World {
     ) -> Seen {
         let (told, now) = (Arc::<Told>::default(), Instant::now());
         let n_rows = usize::try_from(n_guests + n_streams).expect("few");
-        let mut inputs = vec![Input::Add(newcomer(limits(2 * n_rows, n_steps_under_way), &told))];
+        let mut inputs = vec![EngineInput::Add(newcomer(limits(2 * n_rows, n_steps_under_way), &told))];
         let account = Account::new("guest", Budget::UNLIMITED, None);
         for number in 0..n_guests + n_streams {
             let (caller, guest) = (CallerId(number), GuestId(number));
             let owner = Owner { actor: ActorId(1), session: SessionId(1), guest, account: account.clone() };
             let id = ContextId { model: MODEL, number };
-            inputs.push(Input::Enter(caller, owner));
-            inputs.push(Input::Operation(Operation::Create { id, caller }));
+            inputs.push(EngineInput::Enter(caller, owner));
+            inputs.push(EngineInput::Operation(Operation::Create { id, caller }));
             if number >= n_guests {
                 let edit = Edit { appended: vec![1], ..Edit::default() };
                 let settings = run_settings(MaskSource::Sampler);
-                inputs.push(Input::Operation(Operation::Run { id, edit, settings, tag: tag(id) }));
+                inputs.push(EngineInput::Operation(Operation::Run { id, edit, settings, tag: tag(id) }));
             }
         }
         let mut world = Self {
@@ -92,13 +92,13 @@ impl World {
         }
     }
 
-    fn turn(&mut self, mut inputs: Vec<Input>) -> Next {
+    fn turn(&mut self, mut inputs: Vec<EngineInput>) -> Next {
         let now = self.now;
         for (_, number) in self.questions.extract_if(.., |(at, _)| *at <= now) {
             let id = ContextId { model: MODEL, number };
             let ask = Ask::Sample(Arc::new(Sampler::greedy()));
             let edit = Edit { appended: vec![1], ..Edit::default() };
-            inputs.push(Input::Operation(Operation::Ask { id, edit, ask, tag: tag(id) }));
+            inputs.push(EngineInput::Operation(Operation::Ask { id, edit, ask, tag: tag(id) }));
         }
         let mut completions = Vec::new();
         let next = self.core.turn(now, inputs.into_iter(), &mut completions).expect("the engine lives");

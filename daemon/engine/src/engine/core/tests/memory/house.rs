@@ -10,7 +10,7 @@ use crate::batch::{Batch, Drawn, HostPageId, LateMask, Output, PageId, Token};
 use crate::command::{Ahead, Answer, Ask, ContextId, Edit, MaskSource, ModelId, Operation, RunSettings};
 use crate::completion::{CallerId, Completion, Done, Tag};
 use crate::engine::KvBounds;
-use crate::engine::core::{Core, Input, Newcomer, Next};
+use crate::engine::core::{Core, EngineInput, Newcomer, Next};
 use crate::error::EngineError;
 use crate::handle::DESK;
 use crate::model::Dtype;
@@ -183,7 +183,7 @@ pub(super) enum Waits {
 pub(super) struct House {
     core: Core,
     ledger: Arc<Mutex<Ledger>>,
-    pub(super) inputs: Vec<Input>,
+    pub(super) inputs: Vec<EngineInput>,
     pub(super) talks: Vec<Talk>,
     n_asked: u32,
     /// What came of jobs.
@@ -252,13 +252,13 @@ impl House {
         let bounds = KvBounds { n_pages_min: n_longest, n_pages_max: 1 << 10 };
         let settings = SchedulerSettings { place, ..SchedulerSettings::alone(256) };
         let id = ModelId { place: place as u16, turn: 0 };
-        self.inputs.push(Input::Add(Newcomer { id, settings, bounds, backend: Box::new(device) }));
+        self.inputs.push(EngineInput::Add(Newcomer { id, settings, bounds, backend: Box::new(device) }));
         self.settle();
     }
 
     /// Takes a model off.
     pub(super) fn remove(&mut self, place: usize) {
-        self.inputs.push(Input::Remove(ModelId { place: place as u16, turn: 0 }));
+        self.inputs.push(EngineInput::Remove(ModelId { place: place as u16, turn: 0 }));
         self.settle();
         assert_eq!(self.core.take_departed().len(), 1);
         let mut ledger = self.ledger();
@@ -271,7 +271,7 @@ impl House {
 
     pub(super) fn share(&mut self, kv_bytes: u64) {
         self.ledger().budget = kv_bytes;
-        self.inputs.push(Input::Share { kv_bytes, tag: Tag::new(0, 0) });
+        self.inputs.push(EngineInput::Share { kv_bytes, tag: Tag::new(0, 0) });
     }
 
     pub(super) fn n_pages(&mut self, place: usize) -> usize {
@@ -289,7 +289,11 @@ impl House {
 
     pub(super) fn stats(&mut self, place: usize) -> EngineStats {
         let model = ModelId { place: place as u16, turn: 0 };
-        self.inputs.push(Input::Operation(Operation::Stats { model, caller: DESK, tag: Tag::new(1, 0) }));
+        self.inputs.push(EngineInput::Operation(Operation::Stats {
+            model,
+            caller: DESK,
+            tag: Tag::new(1, 0),
+        }));
         self.turn();
         self.stats.take().expect("answered at once")
     }
@@ -302,8 +306,8 @@ impl House {
         let owner = Owner { actor: ActorId(actor), session, guest, account };
         let model = ModelId { place: place as u16, turn: 0 };
         let id = ContextId { model, number: self.n_callers };
-        self.inputs.push(Input::Enter(caller, owner));
-        self.inputs.push(Input::Operation(Operation::Create { id, caller }));
+        self.inputs.push(EngineInput::Enter(caller, owner));
+        self.inputs.push(EngineInput::Operation(Operation::Create { id, caller }));
         let (tokens, tag) = (Vec::new(), Tag::new(0, 0));
         self.talks.push(Talk { id, caller, tokens, tag, waits: Waits::Nothing });
         self.talks.len() - 1
@@ -325,7 +329,7 @@ impl House {
         let Talk { id, tag, waits, .. } = &mut self.talks[talk];
         *waits = Waits::ForAnswer;
         let ask = Operation::Ask { id: *id, edit, ask: Ask::Top { n: 1 }, tag: *tag };
-        self.inputs.push(Input::Operation(ask));
+        self.inputs.push(EngineInput::Operation(ask));
     }
 
     pub(super) fn run(&mut self, talk: usize, n_tokens: usize, n_tokens_max: Option<usize>) {
@@ -339,7 +343,7 @@ impl House {
             ahead: Ahead::Unbounded,
             masks: MaskSource::Sampler,
         };
-        self.inputs.push(Input::Operation(Operation::Run { id: *id, edit, settings, tag: *tag }));
+        self.inputs.push(EngineInput::Operation(Operation::Run { id: *id, edit, settings, tag: *tag }));
     }
 
     /// So many contexts of one guest of the first model.
@@ -348,7 +352,7 @@ impl House {
         let Talk { caller, id, .. } = self.talks[first];
         let others = (1..n as u64).map(|n| ContextId { number: id.number + 1000 * n, ..id });
         for id in others.clone() {
-            self.inputs.push(Input::Operation(Operation::Create { id, caller }));
+            self.inputs.push(EngineInput::Operation(Operation::Create { id, caller }));
         }
         [id].into_iter().chain(others).collect()
     }
@@ -367,7 +371,7 @@ impl House {
         let edit = |id| Edit { n_kept, appended: text(id).collect(), ..Edit::default() };
         let members = ids.iter().map(|&id| (id, edit(id))).collect();
         let sampler = Arc::new(Sampler::greedy());
-        self.inputs.push(Input::Operation(Operation::DrawTogether { members, sampler, tag }));
+        self.inputs.push(EngineInput::Operation(Operation::DrawTogether { members, sampler, tag }));
         tag
     }
 
@@ -379,8 +383,8 @@ impl House {
 
     pub(super) fn release(&mut self, talk: usize) {
         let Talk { id, caller, .. } = self.talks.swap_remove(talk);
-        self.inputs.push(Input::Operation(Operation::Release { id, n_pulled: 0 }));
-        self.inputs.push(Input::Leave(caller));
+        self.inputs.push(EngineInput::Operation(Operation::Release { id, n_pulled: 0 }));
+        self.inputs.push(EngineInput::Leave(caller));
     }
 
     fn turn(&mut self) -> Next {
