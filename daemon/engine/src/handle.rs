@@ -31,7 +31,7 @@ pub(crate) enum Message {
     /// A model that was loaded, and where to say that it has failed.
     Add { newcomer: Newcomer, failure: watch::Sender<Option<EngineFailure>> },
     /// All models together are to have so many bytes of KV memory.
-    Share { kv_bytes: u64, tag: Tag },
+    SetKvBytes { kv_bytes: u64, tag: Tag },
     /// A model is to go, and its backend to whoever asked for that.
     Remove { model: ModelId, to: oneshot::Sender<Box<dyn Backend>> },
     /// The end.
@@ -239,7 +239,7 @@ impl Link {
         kv_bytes: u64,
     ) -> Result<impl Future<Output = Result<(), EngineError>> + use<>, EngineError> {
         let (link, place) = (self.clone(), self.desk.ticket());
-        self.post_message(Message::Share { kv_bytes, tag: place.tag() })?;
+        self.post_message(Message::SetKvBytes { kv_bytes, tag: place.tag() })?;
         Ok(async move {
             match place.take().await {
                 Some(Done::Shared(shared)) => shared,

@@ -25,9 +25,9 @@ pub(crate) struct Quota {
     n_by_uid: Mutex<HashMap<u32, usize>>,
 }
 
-/// One of a user's share; given back when dropped.
+/// Permission to have one of them; given back when dropped.
 #[derive(Debug)]
-pub(crate) struct Share {
+pub(crate) struct QuotaPermit {
     quota: Arc<Quota>,
     uid: u32,
 }
@@ -38,14 +38,14 @@ impl Quota {
     }
 
     /// One more for the actor, unless it has all that it may have.
-    pub(crate) fn take(self: &Arc<Self>, actor: Actor) -> Option<Share> {
+    pub(crate) fn take(self: &Arc<Self>, actor: Actor) -> Option<QuotaPermit> {
         let mut n_by_uid = self.n_by_uid.lock().unwrap_or_else(PoisonError::into_inner);
         let n = n_by_uid.entry(actor.uid).or_insert(0);
         if *n == self.n_max {
             return None;
         }
         *n += 1;
-        Some(Share { quota: self.clone(), uid: actor.uid })
+        Some(QuotaPermit { quota: self.clone(), uid: actor.uid })
     }
 
     pub(crate) fn n_max(&self) -> u64 {
@@ -53,10 +53,10 @@ impl Quota {
     }
 }
 
-impl Drop for Share {
+impl Drop for QuotaPermit {
     fn drop(&mut self) {
         let mut n_by_uid = self.quota.n_by_uid.lock().unwrap_or_else(PoisonError::into_inner);
-        let n = n_by_uid.get_mut(&self.uid).expect("counted when the share was taken");
+        let n = n_by_uid.get_mut(&self.uid).expect("counted when the permit was taken");
         *n -= 1;
         if *n == 0 {
             n_by_uid.remove(&self.uid);
@@ -72,10 +72,10 @@ mod tests {
     fn each_user_has_its_own_share() {
         let quota = Quota::new(2);
         let [a, b] = [1, 2].map(|uid| Actor { uid, gid: 0 });
-        let shares = [quota.take(a).unwrap(), quota.take(a).unwrap()];
+        let permits = [quota.take(a).unwrap(), quota.take(a).unwrap()];
         assert!(quota.take(Actor { uid: 1, gid: 9 }).is_none());
         assert!(quota.take(b).is_some());
-        drop(shares);
+        drop(permits);
         assert!(quota.take(a).is_some());
         assert!(quota.n_by_uid.lock().unwrap().is_empty());
     }

@@ -113,7 +113,7 @@ impl<S: Service> Sessions<S> {
         T: AsyncRead + AsyncWrite + Send + Unpin,
     {
         let (reader, mut writer) = tokio::io::split(stream);
-        let Some(_share) = self.connections.take(actor) else {
+        let Some(_permit) = self.connections.take(actor) else {
             let error = SessionError::TooManyConnections { uid: actor.uid, limit: self.connections.n_max() };
             // Whoever connects this often gets no task to wait in: these few bytes fit in any socket or are lost.
             let _ = say_hello_and(&mut writer, Some(&error)).now_or_never();

@@ -38,7 +38,7 @@ pub(super) enum EngineInput {
     /// A model that was loaded.
     Add(Newcomer),
     /// All models together are to have so many bytes of KV memory.
-    Share { kv_bytes: u64, tag: Tag },
+    SetKvBytes { kv_bytes: u64, tag: Tag },
     /// A model is to go.
     Remove(ModelId),
     /// The end.
@@ -154,7 +154,7 @@ impl Core {
                 EngineInput::Leave(caller) => self.leave_for_good(caller),
                 EngineInput::Operation(operation) => price_ns = self.apply(operation),
                 EngineInput::Add(newcomer) => self.add(newcomer),
-                EngineInput::Share { kv_bytes, tag } => self.note_share(kv_bytes, tag),
+                EngineInput::SetKvBytes { kv_bytes, tag } => self.note_kv_bytes(kv_bytes, tag),
                 EngineInput::Remove(model) => self.note_remove(model),
                 EngineInput::Shutdown => return Ok(Next::Stop),
             }

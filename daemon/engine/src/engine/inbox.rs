@@ -198,7 +198,7 @@ impl Inbox {
                 self.watched.insert(newcomer.id, failure);
                 EngineInput::Add(newcomer)
             }
-            Message::Share { kv_bytes, tag } => EngineInput::Share { kv_bytes, tag },
+            Message::SetKvBytes { kv_bytes, tag } => EngineInput::SetKvBytes { kv_bytes, tag },
             Message::Remove { model, to } => {
                 self.leavers.insert(model, to);
                 EngineInput::Remove(model)

@@ -17,7 +17,7 @@ use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
 use self::node::{Node, NodeId};
-pub(crate) use self::shares::Share;
+pub(crate) use self::shares::DuePart;
 use crate::account::Owner;
 
 /// What is waited for.

@@ -72,7 +72,7 @@ impl Pool {
 }
 
 impl Core {
-    pub(super) fn note_share(&mut self, kv_bytes: u64, tag: Tag) {
+    pub(super) fn note_kv_bytes(&mut self, kv_bytes: u64, tag: Tag) {
         let staying = self.residents.iter().flatten().filter(|resident| resident.change != Change::Leave);
         let needed_bytes = staying.map(Resident::kv_bytes_min).sum();
         if kv_bytes < needed_bytes {

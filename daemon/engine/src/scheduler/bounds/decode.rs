@@ -14,7 +14,7 @@
 //! of as many rows as the guest has that keeps steps short, or of more than steps have.
 
 use super::super::cost::{Look, next_told_apart};
-use super::super::fair::{Class, Share};
+use super::super::fair::{Class, DuePart};
 use super::super::{Plan, Scheduler};
 use super::N_STEPS_RECENT;
 
@@ -45,7 +45,7 @@ pub(in crate::scheduler) enum DecodeBound {
 #[derive(Debug, Default)]
 pub(in crate::scheduler) struct Pace {
     /// The guests that did in the last steps, and the numbers of those. One that is a moment late still decodes.
-    recent: [Option<(Share, u64)>; N_STEPS_RECENT as usize],
+    recent: [Option<(DuePart, u64)>; N_STEPS_RECENT as usize],
     /// By how much steps were longer than they were to be: what is planned whole may be many rows. Below 0 by how much they
     /// were shorter: that may be worth a row more.
     over_ns: f64,
@@ -106,7 +106,7 @@ impl Scheduler {
     }
 
     /// The guest that least may wait for a step of all rows, if that could be too long for any.
-    fn least_patient(&mut self, n_all: usize) -> Option<Share> {
+    fn least_patient(&mut self, n_all: usize) -> Option<DuePart> {
         let lane = self.lane(Class::Decode);
         if n_all <= 1 {
             return None;
@@ -115,12 +115,12 @@ impl Scheduler {
         let queue = &self.commons.queue;
         let times = self.costs.decode();
         // A step of twice the rows lasts twice as long at most, whatever they cost.
-        let may_wait = |share: &Share| PARTS_IN_HUNDRED * n_all <= 100 * share.n_parts * share.n_rows;
-        let patience = |share: &Share| match times.is_known(share.n_rows) {
+        let may_wait = |share: &DuePart| PARTS_IN_HUNDRED * n_all <= 100 * share.n_parts * share.n_rows;
+        let patience = |share: &DuePart| match times.is_known(share.n_rows) {
             true => times.ns(share.n_rows).unwrap_or(0.0) * share.n_parts as f64,
             false => 0.0,
         };
-        let least = |shares: &mut dyn Iterator<Item = Share>| {
+        let least = |shares: &mut dyn Iterator<Item = DuePart>| {
             shares
                 .filter(|share| !may_wait(share))
                 .map(|share| (patience(&share), share))

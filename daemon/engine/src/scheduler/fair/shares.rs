@@ -7,7 +7,7 @@ use super::{FairQueue, Lane, ROOT};
 
 /// A guest that waits, and what it is due.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Share {
+pub(crate) struct DuePart {
     guest: NodeId,
     /// It is due one part in so many: users share alike, then the sessions of one user, then the guests of one session.
     pub(crate) n_parts: usize,
@@ -22,7 +22,7 @@ impl<T> FairQueue<T> {
     }
 
     /// What each guest is due that waits in a lane. Takes time in proportion to them.
-    pub(crate) fn shares(&self, lane: Lane) -> impl Iterator<Item = Share> + '_ {
+    pub(crate) fn shares(&self, lane: Lane) -> impl Iterator<Item = DuePart> + '_ {
         let mut above: SmallVec<[_; 3]> = SmallVec::new();
         above.push((1, self.node(ROOT).listed(lane)));
         std::iter::from_fn(move || {
@@ -39,14 +39,14 @@ impl<T> FairQueue<T> {
                 if waiting.items.is_empty() {
                     above.push((n_parts, node.listed(lane)));
                 } else {
-                    return Some(Share { guest: id, n_parts, n_rows: waiting.n_rows });
+                    return Some(DuePart { guest: id, n_parts, n_rows: waiting.n_rows });
                 }
             }
         })
     }
 
     /// What a guest would be due that waited a moment ago, if it does not wait now.
-    pub(crate) fn share_if_back(&self, share: Share, lane: Lane) -> Option<Share> {
+    pub(crate) fn share_if_back(&self, share: DuePart, lane: Lane) -> Option<DuePart> {
         let (mut id, mut n_parts) = (share.guest, 1);
         let n_items = |id| self.node(id).lane(lane).map_or(0, |waiting| waiting.n_items);
         if n_items(id) > 0 {
@@ -57,7 +57,7 @@ impl<T> FairQueue<T> {
             n_parts *= self.n_busy(parent, lane) + usize::from(n_items(id) == 0);
             id = parent;
         }
-        Some(Share { n_parts, ..share })
+        Some(DuePart { n_parts, ..share })
     }
 
     fn n_busy(&self, id: NodeId, lane: Lane) -> usize {

@@ -246,7 +246,7 @@ fn models_share_less_and_more_when_the_desk_says_so() {
     assert!(matches!(house.shared.pop(), Some(Ok(()))));
     assert!(house.ledger().total() <= 3700);
     let least = (N_LONGEST * (128 + 64)) as u64;
-    house.inputs.push(EngineInput::Share { kv_bytes: least - 1, tag: Tag::new(0, 0) });
+    house.inputs.push(EngineInput::SetKvBytes { kv_bytes: least - 1, tag: Tag::new(0, 0) });
     house.settle();
     let refused = house.shared.pop();
     assert!(

@@ -271,7 +271,7 @@ impl House {
 
     pub(super) fn share(&mut self, kv_bytes: u64) {
         self.ledger().budget = kv_bytes;
-        self.inputs.push(EngineInput::Share { kv_bytes, tag: Tag::new(0, 0) });
+        self.inputs.push(EngineInput::SetKvBytes { kv_bytes, tag: Tag::new(0, 0) });
     }
 
     pub(super) fn n_pages(&mut self, place: usize) -> usize {
