@@ -13,7 +13,9 @@ use super::attention::{
 use super::attention_holes::{Holes, HolesInputs};
 use super::attention_plan::AttentionPlan;
 use super::common::Dtype;
-use super::common::check::{Count, download, download_as, poisoned, rounded, rounding, upload, upload_as};
+use super::common::check::{
+    DeviceCount, download, download_as, poisoned, rounded, rounding, upload, upload_as,
+};
 use super::shares::{Cut, PageEntry, RowSpan, Share};
 use crate::testing::{Random, TestGpu};
 use crate::{Buffer, Module, Slice};
@@ -139,9 +141,9 @@ pub(crate) struct Uploaded {
 
 struct UploadedList {
     shares: Buffer,
-    workers: Count,
+    workers: DeviceCount,
     cut_list: Buffer,
-    cuts: Count,
+    cuts: DeviceCount,
 }
 
 /// The tokens of rows, their page tables in random order with something before each.
@@ -468,9 +470,9 @@ impl UploadedList {
         let cuts = [&list.cuts[..n_cuts], &[far_cut]].concat();
         Some(Self {
             shares: upload(test, &shares),
-            workers: Count::new(test, list.n_workers + 1, list.n_workers),
+            workers: DeviceCount::new(test, list.n_workers + 1, list.n_workers),
             cut_list: upload(test, &cuts),
-            cuts: Count::new(test, if n_cuts == 0 { 0 } else { n_cuts + 1 }, n_cuts),
+            cuts: DeviceCount::new(test, if n_cuts == 0 { 0 } else { n_cuts + 1 }, n_cuts),
         })
     }
 }

@@ -93,7 +93,7 @@ mod tests {
                 let y = random.normals(n_max * n_out);
                 let bias = rounded(dtype, &random.normals(n_out));
                 let (d_y, d_bias) = (upload(&test, &y), upload_as(&test, dtype, &bias));
-                let count = Count::new(&test, n_max, n);
+                let count = DeviceCount::new(&test, n_max, n);
                 add_bias
                     .run(&test.stream, count.rows(), n_out, d_y.slice(), d_bias.slice())
                     .expect("a launch");

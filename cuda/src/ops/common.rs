@@ -169,12 +169,12 @@ pub(crate) mod check {
     }
 
     /// A count on the device, to be kept until the launch is done.
-    pub(crate) struct Count {
+    pub(crate) struct DeviceCount {
         n_max: usize,
         n: Buffer,
     }
 
-    impl Count {
+    impl DeviceCount {
         pub(crate) fn new(test: &TestGpu, n_max: usize, n: usize) -> Self {
             Self { n_max, n: upload(test, &[n as i32]) }
         }

@@ -137,7 +137,7 @@ mod tests {
                 let named: Vec<i32> = ids.iter().enumerate().map(named).collect();
                 let (d_table, d_ids) = (upload_as(&test, dtype, &table), upload(&test, &named));
                 let d_slots = upload(&test, &slots);
-                let count = Count::new(&test, n_max, n);
+                let count = DeviceCount::new(&test, n_max, n);
                 let ids_there = TokenIds { ids: d_ids.slice(), slots: d_slots.slice() };
                 // A page of its own for each token, in the opposite order.
                 let cells: Vec<u32> =

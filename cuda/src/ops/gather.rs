@@ -139,7 +139,7 @@ mod tests {
             for has_y in [true, false] {
                 let d_states = upload(&test, &states);
                 let d_y = poisoned(&test, n_max * row_bytes);
-                let count = Count::new(&test, n_max, n);
+                let count = DeviceCount::new(&test, n_max, n);
                 let kept =
                     Kept { indices: d_indices.slice(), keeps: d_keeps.slice(), states: d_states.slice() };
                 gather

@@ -135,7 +135,7 @@ mod tests {
         let weight = rounded(dtype, &random.normals(hidden_size));
         let (d_x, d_weight) = (upload(test, &x), upload_as(test, dtype, &weight));
         let d_y = poisoned(test, n_values * dtype.n_bytes());
-        let count = Count::new(test, n_max, n);
+        let count = DeviceCount::new(test, n_max, n);
         let weights = NormWeights { hidden_size, weight: d_weight.slice(), eps: EPS };
         norm.run(&test.stream, count.rows(), weights, d_x.slice(), d_y.slice()).expect("a launch");
 

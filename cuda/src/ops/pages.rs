@@ -253,7 +253,7 @@ mod tests {
                 .flat_map(|j| [random.below(half) as i32, (half + j % (n_pages - half)) as i32])
                 .collect();
             let (kv, d_pairs) = (upload(&test, &before), upload(&test, &pairs));
-            let count = Count::new(&test, n_max, n);
+            let count = DeviceCount::new(&test, n_max, n);
             let mut tokens: Vec<i32> = (0..(n_pages * PAGE_LEN) as i32).collect();
             let d_tokens = upload(&test, &tokens);
             let (kv_there, tokens_there) = (kv.slice(), d_tokens.slice());

@@ -268,7 +268,7 @@ mod tests {
         let (d_positions, d_cells) = (upload(test, &positions), upload(test, &cells));
         let d_q = poisoned(test, n_max * n_heads * head_dim * dtype.n_bytes());
         let d_kv = poisoned(test, n_pages * page_stride * dtype.n_bytes());
-        let count = Count::new(test, n_max, n);
+        let count = DeviceCount::new(test, n_max, n);
         let shape = HeadShape { n_heads, n_kv_heads, head_dim, page_stride, layer_idx };
         let norm = HeadNorm { q_weight: d_weights[0].slice(), k_weight: d_weights[1].slice(), eps: EPS };
         let head_weights = HeadWeights {

@@ -109,7 +109,7 @@ mod tests {
                 let bias = rounded(dtype, &random.normals(2 * size));
                 let (d_gate_up, d_bias) = (upload_as(&test, dtype, &gate_up), upload_as(&test, dtype, &bias));
                 let d_y = poisoned(&test, n_max * size * dtype.n_bytes());
-                let count = Count::new(&test, n_max, n);
+                let count = DeviceCount::new(&test, n_max, n);
                 let bias_slice = has_bias.then(|| d_bias.slice());
                 swiglu
                     .run(&test.stream, count.rows(), size, d_gate_up.slice(), bias_slice, d_y.slice())

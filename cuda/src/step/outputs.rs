@@ -19,7 +19,7 @@ use super::row::StepRow;
 use super::slots::{EditList, Slots};
 use super::steps::sit_out;
 use super::taps::Taps;
-use super::whole::{Reading, RowOf, RowWords, Whole};
+use super::whole::{Reading, RowOf, RowWords, WholeRows};
 use crate::ops::logits::{NOWHERE, OutputRow, Stages, Wants};
 use crate::ops::topn::N_TOP_MAX;
 
@@ -52,7 +52,7 @@ pub(crate) struct Group {
     /// Whether the host fetches something of it before the next group's logits take its place.
     pub(crate) has_host_work: bool,
     /// Rows that come back whole.
-    pub(crate) wholes: Vec<Whole>,
+    pub(crate) wholes: Vec<WholeRows>,
 }
 
 impl Group {
@@ -341,7 +341,7 @@ impl Outputs {
             {
                 last.n_rows += 1;
             }
-            _ => group.wholes.push(Whole { of, row, n_rows: 1, start }),
+            _ => group.wholes.push(WholeRows { of, row, n_rows: 1, start }),
         }
         Some(start)
     }

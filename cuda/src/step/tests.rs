@@ -17,7 +17,7 @@ use trellis_engine::sampling::{Sampler, Scratch, TokenMask};
 use super::given::Given;
 use super::lists::Written;
 use super::taps::Tap;
-use super::whole::{Reading, RowOf, RowWords, Whole, hidden_state};
+use super::whole::{Reading, RowOf, RowWords, WholeRows, hidden_state};
 use super::words::from_words;
 use super::*;
 use crate::model::LogitsOf;

@@ -29,7 +29,7 @@ pub(crate) enum RowOf {
 
 /// Rows one behind the other, on the device as on the host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Whole {
+pub(crate) struct WholeRows {
     pub(crate) of: RowOf,
     /// The first one's row of logits.
     pub(crate) row: usize,

@@ -11,7 +11,7 @@ use crate::driver::check;
 use crate::model::Llama;
 use crate::ops::common::Dtype;
 use crate::step::by_host::{Logits, output_of};
-use crate::step::whole::{Reading, RowOf, Whole};
+use crate::step::whole::{Reading, RowOf, WholeRows};
 use crate::step::{Group, Layout, Place, StepRow};
 use crate::{CudaError, Slice, Stream};
 
@@ -35,7 +35,7 @@ impl Steps {
         group: &Group,
     ) -> Result<(), CudaError> {
         let Self { ring, activations, row_words, .. } = self;
-        for &Whole { of, row, n_rows, start } in &group.wholes {
+        for &WholeRows { of, row, n_rows, start } in &group.wholes {
             let n = row_words.of(of);
             let rows = match of {
                 RowOf::Logits => activations.logits,

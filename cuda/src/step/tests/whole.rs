@@ -19,7 +19,7 @@ fn rows_come_back_whole_with_a_captured_step_as_far_as_there_is_room() {
     let fitting = lists(&rows[..3], &[]);
     assert!(fitting.can_be_captured());
     assert_eq!(starts(&fitting), [Some(0), Some(100)]);
-    let whole = |of, row, n_rows, start| Whole { of, row, n_rows, start };
+    let whole = |of, row, n_rows, start| WholeRows { of, row, n_rows, start };
     assert_eq!(fitting.outputs.groups[0].wholes, [whole(RowOf::Logits, 1, 2, 0)], "in one copy");
     let too_many = lists(&rows, &[]);
     assert!(!too_many.can_be_captured(), "the host fetches the third");

@@ -52,7 +52,7 @@ pub(super) struct Term {
 /// Pages that admitted contexts neither hold nor have been promised, at one point of one step's plan. What several of them
 /// hold counts once, on the device or in host memory.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Count {
+pub(super) struct PageCount {
     pub(super) n_left: isize,
     /// Pages that have been promised, of those that several wait for in host memory one.
     n_promised: usize,
@@ -138,7 +138,7 @@ impl ContextState {
     }
 
     /// Counts what it holds and is to get, if it is admitted; returns what it lacks by itself.
-    fn count(&self, count: &mut Count, pages: &mut PageTable, n_pages_most: usize) -> usize {
+    fn count(&self, count: &mut PageCount, pages: &mut PageTable, n_pages_most: usize) -> usize {
         let Standing::Admitted(term) = self.standing else { return 0 };
         self.hide_what_it_writes(pages);
         let mut n_lacking = self.n_to_get(term.n_blocks, pages, n_pages_most);
@@ -231,7 +231,7 @@ impl Scheduler {
         let n_pages: usize = needs.iter().map(|need| need.n_pages).sum();
         let is_at_hand = self.has_at_hand(n_pages);
         if self.line.count.is_some() || !is_at_hand {
-            let Count { n_left, n_promised, marking } = self.count(None);
+            let PageCount { n_left, n_promised, marking } = self.count(None);
             let n_to_get: usize = needs.iter().map(|need| need.n_to_get).sum();
             let (mut n_held, mut n_away) = (0, 0);
             for id in ids {
@@ -250,7 +250,7 @@ impl Scheduler {
                 self.line.forget_count();
                 return Err(n_needed);
             }
-            self.line.count = Some(Count { n_left: n_left - n_needed as isize, n_promised, marking });
+            self.line.count = Some(PageCount { n_left: n_left - n_needed as isize, n_promised, marking });
         }
         for (id, need) in ids.iter().zip(needs) {
             let mut context = self.contexts.remove(id).expect("a member of a job exists");
@@ -328,7 +328,7 @@ impl Scheduler {
         };
         self.line.forget_count();
         let needs = self.needs(&members);
-        let Count { n_promised, marking, .. } = self.count(None);
+        let PageCount { n_promised, marking, .. } = self.count(None);
         let mut n_pages = n_promised;
         for (id, need) in members.into_iter().zip(needs) {
             let context = self.contexts.remove(&id)?;
@@ -369,7 +369,7 @@ impl Scheduler {
     /// Takes what a context holds and needs out of the pages that are left, if they are enough; otherwise says how many that
     /// takes.
     fn take_from_count(&mut self, need: Need, context: &ContextState) -> Result<(), usize> {
-        let Count { n_left, n_promised, marking } = self.count(None);
+        let PageCount { n_left, n_promised, marking } = self.count(None);
         let is_own = |&&block: &&BlockId| !self.pages.is_marked(block, marking);
         let own = context.kv.blocks().iter().filter(is_own);
         let n_own = own.clone().count();
@@ -382,20 +382,20 @@ impl Scheduler {
             self.pages.mark(block, marking);
         }
         let n_promised = n_promised + need.n_to_get + n_own_away;
-        self.line.count = Some(Count { n_left: n_left - n_taken as isize, n_promised, marking });
+        self.line.count = Some(PageCount { n_left: n_left - n_taken as isize, n_promised, marking });
         Ok(())
     }
 
     /// Counts the pages that admitted contexts hold and are to get, and marks those that they hold. What they are promised
     /// is from then on what each of them lacks by itself.
-    pub(super) fn count(&mut self, placed: Option<&ContextState>) -> Count {
+    pub(super) fn count(&mut self, placed: Option<&ContextState>) -> PageCount {
         if let Some(count) = self.line.count {
             return count;
         }
         self.n_markings += 1;
         let marking = self.n_markings;
         let Self { contexts, pages, line, limits, .. } = self;
-        let mut count = Count { n_left: limits.n_pages as isize, n_promised: 0, marking };
+        let mut count = PageCount { n_left: limits.n_pages as isize, n_promised: 0, marking };
         line.n_promised = 0;
         for id in &line.admitted {
             // One that is being placed is out of the table.

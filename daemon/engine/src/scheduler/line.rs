@@ -3,7 +3,7 @@
 
 use rustc_hash::{FxHashMap, FxHashSet};
 
-use super::admission::Count;
+use super::admission::PageCount;
 use super::fair::{FairQueue, Lane, Seat, Turn};
 use crate::account::Owner;
 use crate::command::ContextId;
@@ -29,7 +29,7 @@ pub(super) struct Line {
     pub(super) n_promised: usize,
     pub(super) admitted: FxHashSet<ContextId>,
     /// The count of pages, once it was made for the step being planned.
-    pub(super) count: Option<Count>,
+    pub(super) count: Option<PageCount>,
 }
 
 impl Line {

@@ -1,6 +1,6 @@
 //! More pages, or fewer: a device's memory follows what is asked of its models.
 
-use super::admission::Count;
+use super::admission::PageCount;
 use super::{Move, Plan, Scheduler};
 use crate::backend::Limits;
 use crate::command::ContextId;
@@ -34,7 +34,7 @@ impl Scheduler {
         self.set_n_pages(n_pages);
         let marking = match taking {
             Taking::Spare => {
-                let Count { n_left, marking, .. } = self.count(None);
+                let PageCount { n_left, marking, .. } = self.count(None);
                 assert!(n_left >= 0, "what admitted contexts have stays with them");
                 marking
             }
