@@ -11,29 +11,29 @@ use crate::{Compiler, CudaError, Event, Gpu, Module, Source, Stream, Timing};
 static DEVICE: RwLock<()> = RwLock::new(());
 
 #[expect(dead_code, reason = "held until the test's thread ends")]
-enum Held {
+enum DeviceGuard {
     Shared(RwLockReadGuard<'static, ()>),
     Alone(RwLockWriteGuard<'static, ()>),
 }
 
 thread_local! {
-    /// The thread of a test asks once: who asked again could wait for itself.
-    static HELD: RefCell<Option<Held>> = const { RefCell::new(None) };
+    /// A test thread takes the lock of the device once: taking it twice could wait for itself.
+    static HELD: RefCell<Option<DeviceGuard>> = const { RefCell::new(None) };
 }
 
 /// A device for tests; `None`, with a line that says so, on a machine without one. With `TRELLIS_REQUIRE_CUDA=1`
 /// that is a failure instead.
 pub(crate) fn gpu() -> Option<TestGpu> {
-    let share = || Held::Shared(DEVICE.read().unwrap_or_else(PoisonError::into_inner));
+    let share = || DeviceGuard::Shared(DEVICE.read().unwrap_or_else(PoisonError::into_inner));
     HELD.with_borrow_mut(|held| _ = held.get_or_insert_with(share));
     open()
 }
 
 /// As [`gpu`], while no other test has it.
 pub(crate) fn gpu_alone() -> Option<TestGpu> {
-    let take = || Held::Alone(DEVICE.write().unwrap_or_else(PoisonError::into_inner));
+    let take = || DeviceGuard::Alone(DEVICE.write().unwrap_or_else(PoisonError::into_inner));
     HELD.with_borrow_mut(|held| {
-        assert!(!matches!(held, Some(Held::Shared(_))), "the test shares the device already");
+        assert!(!matches!(held, Some(DeviceGuard::Shared(_))), "the test shares the device already");
         held.get_or_insert_with(take);
     });
     open()

@@ -19,7 +19,7 @@ const N_TALK_TOKENS_MAX: usize = 250;
 
 /// A token that is there.
 #[derive(Clone, Copy, Debug)]
-struct Held {
+struct LiveToken {
     token: Token,
     /// Tokens before it that there have been: what it is rotated by.
     number: usize,
@@ -31,7 +31,7 @@ struct Held {
 /// A context as an engine would keep it.
 #[derive(Default)]
 struct Talk {
-    held: Vec<Held>,
+    held: Vec<LiveToken>,
     pages: Vec<PageId>,
     /// Pages from the first on that the device was told and that are as they were.
     n_told: usize,
@@ -237,7 +237,7 @@ impl World {
             for token in tokens(&mut self.random, n, 12.min(vocab_size)) {
                 let talk = &self.talks[talk_idx];
                 let closed_up = talk.held.last().map_or(0, |last| last.closed_up);
-                let held = Held { token, number: talk.next_number(), cell: talk.next_cell(), closed_up };
+                let held = LiveToken { token, number: talk.next_number(), cell: talk.next_cell(), closed_up };
                 if held.cell / PAGE_LEN == talk.pages.len() {
                     let page = self.take_page();
                     self.talks[talk_idx].pages.push(page);
@@ -350,7 +350,8 @@ fn submitting_ahead_among_holes_changes_nothing() {
             .map(|idx| {
                 let prompt = tokens(&mut random, 60 + 7 * idx, model.config.vocab_size);
                 let held = prompt.into_iter().enumerate();
-                let held = held.map(|(number, token)| Held { token, number, cell: number, closed_up: 0 });
+                let held =
+                    held.map(|(number, token)| LiveToken { token, number, cell: number, closed_up: 0 });
                 let pages = (0..N_PAGES).map(|page| PageId((idx * N_PAGES + page) as u32)).collect();
                 let mut talk = Talk { held: held.collect(), pages, ..Talk::default() };
                 talk.prepare(0);
@@ -383,7 +384,7 @@ fn submitting_ahead_among_holes_changes_nothing() {
                 let Output::Sampled(candidate) = output else { panic!("{output:?}") };
                 drawn.push((candidate.token, candidate.logprob));
                 let closed_up = talk.held.last().map_or(0, |last| last.closed_up);
-                let held = Held {
+                let held = LiveToken {
                     token: candidate.token,
                     number: talk.next_number(),
                     cell: talk.next_cell(),

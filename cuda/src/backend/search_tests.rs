@@ -27,7 +27,7 @@ struct By {
 
 /// A hypothesis, or the prompt, with its pages.
 #[derive(Clone)]
-struct Held {
+struct Hypothesis {
     tokens: Vec<Token>,
     pages: Vec<PageId>,
 }
@@ -48,9 +48,9 @@ fn search(
     let pages: Vec<PageId> = (0..=prompt.len() / PAGE_LEN).map(|_| page()).collect();
     let lead = row(SlotId(60), &prompt[..prompt.len() - 1], 0, &pages, None);
     backend.forward(&Batch { copies: &[], rows: vec![lead] }).expect("it runs");
-    let root = Held { tokens: prompt.to_vec(), pages };
+    let root = Hypothesis { tokens: prompt.to_vec(), pages };
     let mut search = Search::new(settings.clone());
-    let mut rows: Vec<Held> = Vec::new();
+    let mut rows: Vec<Hypothesis> = Vec::new();
     while !search.is_over() {
         let (mut copies, mut next) = (Vec::new(), Vec::new());
         for asked in search.rows() {

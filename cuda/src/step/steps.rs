@@ -18,8 +18,8 @@ use trellis_engine::sampling::Scratch;
 use trellis_engine::sampling::program::DrawState;
 
 use self::graphs::GraphKey;
-use self::late::Held;
 pub(crate) use self::late::LATE_MASK_BYTES_MAX;
+use self::late::WaitingStep;
 pub(super) use self::late::sit_out;
 pub(crate) use self::sizes::StepLimits;
 use self::sizes::{
@@ -134,7 +134,7 @@ pub(crate) struct InFlight {
     /// Outputs that the host worked out, by request.
     by_host: HashMap<usize, Output>,
     /// What is left to launch, for a step that waits for masks.
-    held: Option<Box<Held>>,
+    held: Option<Box<WaitingStep>>,
     /// Whether its layers and its draws were launched apart.
     was_held: bool,
 }

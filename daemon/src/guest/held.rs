@@ -16,13 +16,13 @@ pub(crate) struct Holds(Arc<watch::Sender<Holding>>);
 #[derive(Debug, Default)]
 struct Holding {
     /// In the order in which the guest came to hold them.
-    now: Vec<Held>,
+    now: Vec<ModelUse>,
     /// Those that were lost while the guest held them, and that it has let go since: maybe because they were.
     lost: Vec<ModelHandle>,
 }
 
 #[derive(Debug)]
-struct Held {
+struct ModelUse {
     lease: ModelLease,
     /// Things of the model: handles, contexts, streams, masks, ...
     n_things: usize,
@@ -86,7 +86,7 @@ impl Holds {
                 false
             }
             None => {
-                holding.now.push(Held { lease: model.lease(), n_things: 1 });
+                holding.now.push(ModelUse { lease: model.lease(), n_things: 1 });
                 true
             }
         });

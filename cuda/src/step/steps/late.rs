@@ -25,7 +25,7 @@ const OUTPUT_ROW_WORDS: usize = size_of::<OutputRow>() / 4;
 
 /// The rest of a step that waits for masks.
 #[derive(Debug)]
-pub(super) struct Held {
+pub(super) struct WaitingStep {
     layout: Layout,
     group: Group,
     /// Whether it is captured; one with prompts in it is not.
@@ -58,7 +58,7 @@ impl Steps {
         layout: &Layout,
         n_words: usize,
         buffers_idx: usize,
-    ) -> Result<Held, CudaError> {
+    ) -> Result<WaitingStep, CudaError> {
         let is_captured = self.lists.can_be_captured();
         match is_captured {
             true => self.run_to_logits(stream, llama, kv, layout)?,
@@ -69,7 +69,7 @@ impl Steps {
         }
         let late = std::mem::take(&mut self.lists.outputs.late);
         let (group, hold) = (self.group_of(layout), self.card.hold());
-        Ok(Held { layout: *layout, group, is_captured, late, n_words, _hold: hold })
+        Ok(WaitingStep { layout: *layout, group, is_captured, late, n_words, _hold: hold })
     }
 
     /// Launches the draws of a step that waits for masks, those without a mask left out; any other has done so, and all of
@@ -85,7 +85,7 @@ impl Steps {
     ) -> Result<Vec<usize>, CudaError> {
         let Some(held) = step.held.take() else { return Ok(masks.iter().map(|mask| mask.row_idx).collect()) };
         let mut sat_out = Vec::new();
-        let Held { layout, group, is_captured, late, n_words, _hold } = *held;
+        let WaitingStep { layout, group, is_captured, late, n_words, _hold } = *held;
         let (late_start, buffers_idx) = (self.regions.late - N_SLOTS, step.buffers_idx);
         let words = &mut self.ring[buffers_idx].late;
         let mut end = (step.rows.len() * OUTPUT_ROW_WORDS).next_multiple_of(2);

@@ -33,7 +33,7 @@ pub(super) struct Inbox {
     messages: mpsc::UnboundedReceiver<Posted>,
     /// One that was waited for.
     awaited: Option<Posted>,
-    held: Held,
+    deferred: Deferred,
     spent: Spent,
     pub(super) mailboxes: FxHashMap<CallerId, Arc<Mailbox>>,
     /// Where the backends of models go that are about to leave.
@@ -47,7 +47,7 @@ const N_QUEUES: usize = 64;
 const N_HELD: usize = 16;
 
 /// Commands that have to wait for another turn, by guest.
-struct Held {
+struct Deferred {
     queues: FxHashMap<CallerId, VecDeque<Posted>>,
     /// Guests with such commands; the first is served first.
     order: VecDeque<CallerId>,
@@ -57,7 +57,7 @@ struct Held {
     spare: Vec<VecDeque<Posted>>,
 }
 
-impl Default for Held {
+impl Default for Deferred {
     fn default() -> Self {
         Self {
             queues: FxHashMap::with_capacity_and_hasher(N_QUEUES, rustc_hash::FxBuildHasher),
@@ -68,7 +68,7 @@ impl Default for Held {
     }
 }
 
-impl Held {
+impl Deferred {
     fn push(&mut self, posted: Posted) {
         let queue = self.queues.entry(posted.from).or_insert_with(|| self.spare.pop().unwrap_or_default());
         if queue.is_empty() {
@@ -149,21 +149,21 @@ impl Inbox {
     pub(super) fn new(messages: mpsc::UnboundedReceiver<Posted>, desk: Arc<Mailbox>) -> Self {
         let mailboxes = FxHashMap::from_iter([(DESK, desk)]);
         let (leavers, watched) = (FxHashMap::default(), FxHashMap::default());
-        let (held, spent) = (Held::default(), Spent::default());
-        Self { messages, awaited: None, held, spent, mailboxes, leavers, watched }
+        let (deferred, spent) = (Deferred::default(), Spent::default());
+        Self { messages, awaited: None, deferred, spent, mailboxes, leavers, watched }
     }
 
     /// What has come in by now and no more: guests that ask faster than they are answered would keep everybody from
     /// being computed.
     pub(super) fn inputs(&mut self) -> Taken<'_> {
         self.spent.clear();
-        self.held.n_due = self.held.order.len();
+        self.deferred.n_due = self.deferred.order.len();
         let n_left = self.messages.len();
         Taken { inbox: self, n_left, last: DESK }
     }
 
     fn next(&mut self, n_left: &mut usize) -> Option<Posted> {
-        let mut next = self.held.pop(|caller| self.spent.may_go_on(caller));
+        let mut next = self.deferred.pop(|caller| self.spent.may_go_on(caller));
         while next.is_none() {
             let posted = match self.awaited.take() {
                 Some(posted) => posted,
@@ -174,8 +174,8 @@ impl Inbox {
                 }
             };
             let caller = posted.from;
-            if self.held.queues.contains_key(&caller) || !self.spent.may_go_on(caller) {
-                self.held.push(posted);
+            if self.deferred.queues.contains_key(&caller) || !self.spent.may_go_on(caller) {
+                self.deferred.push(posted);
             } else {
                 next = Some(posted);
             }
@@ -225,7 +225,7 @@ impl Inbox {
 
     /// Whether there are commands that have to wait for another turn.
     pub(super) fn holds_back(&self) -> bool {
-        !self.held.order.is_empty()
+        !self.deferred.order.is_empty()
     }
 
     fn is_empty(&self) -> bool {
@@ -315,7 +315,7 @@ mod tests {
         assert_eq!(turn(&mut inbox, PRICE_NS), [4, 5, 6, 7, 101]);
         assert!(!inbox.is_empty());
         assert_eq!(turn(&mut inbox, PRICE_NS), [8, 9, 10]);
-        assert!(inbox.is_empty() && inbox.held.queues.is_empty());
+        assert!(inbox.is_empty() && inbox.deferred.queues.is_empty());
     }
 
     #[test]

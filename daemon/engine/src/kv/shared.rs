@@ -16,10 +16,10 @@ const N_MORE: usize = 256;
 
 /// A list of which a long fork is a count. Whichever side changes first takes a copy, unless the other has gone by then.
 #[derive(Debug)]
-pub(super) struct Shared<T>(Held<T>);
+pub(super) struct Shared<T>(Storage<T>);
 
 #[derive(Debug)]
-enum Held<T> {
+enum Storage<T> {
     Own(Vec<T>),
     /// The first so many entries of a list.
     Beginning(Arc<Vec<T>>, usize),
@@ -27,7 +27,7 @@ enum Held<T> {
 
 impl<T> Default for Shared<T> {
     fn default() -> Self {
-        Self(Held::Own(Vec::new()))
+        Self(Storage::Own(Vec::new()))
     }
 }
 
@@ -36,8 +36,8 @@ impl<T> Deref for Shared<T> {
 
     fn deref(&self) -> &[T] {
         match &self.0 {
-            Held::Own(list) => list,
-            Held::Beginning(list, len) => &list[..*len],
+            Storage::Own(list) => list,
+            Storage::Beginning(list, len) => &list[..*len],
         }
     }
 }
@@ -46,21 +46,21 @@ impl<T: Copy> Shared<T> {
     /// The first `n` entries, for another holder.
     pub(super) fn fork(&mut self, n: usize) -> Self {
         if n <= N_COPIED_MAX {
-            return Self(Held::Own(copy(&self[..n])));
+            return Self(Storage::Own(copy(&self[..n])));
         }
-        if let Held::Own(own) = &mut self.0 {
+        if let Storage::Own(own) = &mut self.0 {
             let len = own.len();
-            self.0 = Held::Beginning(Arc::new(std::mem::take(own)), len);
+            self.0 = Storage::Beginning(Arc::new(std::mem::take(own)), len);
         }
         match &self.0 {
-            Held::Beginning(list, _) => Self(Held::Beginning(list.clone(), n)),
-            Held::Own(_) => unreachable!("it is shared by now"),
+            Storage::Beginning(list, _) => Self(Storage::Beginning(list.clone(), n)),
+            Storage::Own(_) => unreachable!("it is shared by now"),
         }
     }
 
     /// The list, to be changed.
     pub(super) fn own(&mut self) -> &mut Vec<T> {
-        if let Held::Beginning(list, len) = &mut self.0 {
+        if let Storage::Beginning(list, len) = &mut self.0 {
             let own = match Arc::get_mut(list) {
                 Some(list) => {
                     list.truncate(*len);
@@ -68,11 +68,11 @@ impl<T: Copy> Shared<T> {
                 }
                 None => copy(&list[..*len]),
             };
-            self.0 = Held::Own(own);
+            self.0 = Storage::Own(own);
         }
         match &mut self.0 {
-            Held::Own(list) => list,
-            Held::Beginning(..) => unreachable!("it is the holder's own by now"),
+            Storage::Own(list) => list,
+            Storage::Beginning(..) => unreachable!("it is the holder's own by now"),
         }
     }
 
@@ -84,9 +84,9 @@ impl<T: Copy> Shared<T> {
     /// Keeps the first `n` entries, if there are more.
     pub(super) fn truncate(&mut self, n: usize) {
         match &mut self.0 {
-            Held::Own(list) => list.truncate(n),
-            Held::Beginning(..) if n == 0 => *self = Self::default(),
-            Held::Beginning(_, len) => *len = n.min(*len),
+            Storage::Own(list) => list.truncate(n),
+            Storage::Beginning(..) if n == 0 => *self = Self::default(),
+            Storage::Beginning(_, len) => *len = n.min(*len),
         }
     }
 }
