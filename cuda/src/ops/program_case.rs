@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use trellis_engine::batch::{OutputFault, Token};
-use trellis_engine::sampling::program::{Machine, Outcome, Place, Program, ProgramState};
+use trellis_engine::sampling::program::{DrawInputs, Machine, Outcome, Program, ProgramState};
 use trellis_engine::sampling::{Bias, TokenMask};
 
 use super::common::PAGE_LEN;
@@ -101,7 +101,7 @@ impl CaseRow {
     /// The CPU's answer.
     pub(super) fn expected(&self, machine: &mut Machine) -> Result<Outcome<Token>, OutputFault> {
         let members: Vec<&[f32]> = self.members.iter().map(Vec::as_slice).collect();
-        let place = Place {
+        let place = DrawInputs {
             logits: &self.logits,
             members: &members,
             history: &self.history,

@@ -9,13 +9,13 @@ use crate::kv::{SegmentId, TokenStore};
 /// The tokens of a context, or of its beginning. A view, as a slice is one; they lie in pieces.
 #[derive(Clone, Copy)]
 pub struct Tokens<'a> {
-    place: Place<'a>,
+    backing: Backing<'a>,
     n_tokens: usize,
 }
 
 /// Where they lie.
 #[derive(Clone, Copy)]
-enum Place<'a> {
+enum Backing<'a> {
     /// In one piece.
     Slice(&'a [Token]),
     /// In the segments of an engine.
@@ -26,13 +26,13 @@ enum Place<'a> {
 
 impl<'a> Tokens<'a> {
     pub(crate) fn stored(store: &'a TokenStore, segments: &'a [SegmentId], n_tokens: usize) -> Self {
-        Self { place: Place::Store { store, segments }, n_tokens }
+        Self { backing: Backing::Store { store, segments }, n_tokens }
     }
 
     /// Segments of so many tokens each, and what follows them.
     pub(crate) fn shared(segments: &'a [Arc<[Token]>], tail: &'a [Token], n_segment_tokens: usize) -> Self {
         let n_tokens = segments.len() * n_segment_tokens + tail.len();
-        Self { place: Place::Shared { segments, tail, n_segment_tokens }, n_tokens }
+        Self { backing: Backing::Shared { segments, tail, n_segment_tokens }, n_tokens }
     }
 
     /// How many there are.
@@ -130,10 +130,10 @@ impl<'a> Tokens<'a> {
 
     /// What lies in one piece from a position on; it may go past the last token.
     fn piece(self, start: usize) -> &'a [Token] {
-        match self.place {
-            Place::Slice(tokens) => &tokens[start..],
-            Place::Store { store, segments } => store.piece(segments, start),
-            Place::Shared { segments, tail, n_segment_tokens } => {
+        match self.backing {
+            Backing::Slice(tokens) => &tokens[start..],
+            Backing::Store { store, segments } => store.piece(segments, start),
+            Backing::Shared { segments, tail, n_segment_tokens } => {
                 let (idx, offset) = (start / n_segment_tokens, start % n_segment_tokens);
                 match segments.get(idx) {
                     Some(segment) => &segment[offset..],
@@ -146,7 +146,7 @@ impl<'a> Tokens<'a> {
 
 impl<'a> From<&'a [Token]> for Tokens<'a> {
     fn from(tokens: &'a [Token]) -> Self {
-        Self { place: Place::Slice(tokens), n_tokens: tokens.len() }
+        Self { backing: Backing::Slice(tokens), n_tokens: tokens.len() }
     }
 }
 

@@ -8,7 +8,7 @@ use super::linear::Gemm;
 use super::masses::{Masses, Queries};
 use super::output::{self, Answers};
 use super::pages::KvPages;
-use super::plan::{Hidden, Place, Plan};
+use super::plan::{Hidden, PlacedToken, Plan};
 use super::weights::{LayerWeights, Weights};
 use crate::batch::Output;
 use crate::model::{ModelConfig, inverse_frequencies};
@@ -86,7 +86,13 @@ impl Decoder {
 
 impl Activations {
     /// Embeds the tokens and works out their rotations.
-    fn begin(&mut self, config: &ModelConfig, weights: &Weights, frequencies: &[f32], places: &[Place<'_>]) {
+    fn begin(
+        &mut self,
+        config: &ModelConfig,
+        weights: &Weights,
+        frequencies: &[f32],
+        places: &[PlacedToken<'_>],
+    ) {
         let ModelConfig { hidden_size, intermediate_size, n_heads, n_kv_heads, head_dim, .. } = *config;
         let n_tokens = places.len();
         self.hidden.clear();
@@ -113,7 +119,7 @@ impl Activations {
         (layer_idx, layer): (usize, &LayerWeights),
         frequencies: &[f32], // [head_dim / 2]
         gemm: &Gemm,
-        places: &[Place<'_>],
+        places: &[PlacedToken<'_>],
         kv: &mut KvPages,
     ) {
         let ModelConfig { hidden_size, n_heads, n_kv_heads, head_dim, rms_norm_eps: eps, .. } = *config;

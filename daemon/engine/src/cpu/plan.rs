@@ -6,7 +6,7 @@ use crate::sampling::Before;
 
 /// One token to compute.
 #[derive(Clone, Copy)]
-pub(super) struct Place<'a> {
+pub(super) struct PlacedToken<'a> {
     pub(super) token: Token,
     /// What its key and its queries are rotated by.
     pub(super) rotation: usize,
@@ -18,7 +18,7 @@ pub(super) struct Place<'a> {
     pub(super) evicted: Option<&'a Evicted<'a>>,
 }
 
-impl Place<'_> {
+impl PlacedToken<'_> {
     /// The page that takes it, and where in that.
     pub(super) fn page(&self) -> (PageId, usize) {
         (self.pages[self.cell / PAGE_LEN], self.cell % PAGE_LEN)
@@ -87,7 +87,7 @@ pub(super) struct Weighed<'a> {
 
 /// The tokens of a batch and the questions about them.
 pub(super) struct Plan<'a> {
-    pub(super) places: Vec<Place<'a>>,
+    pub(super) places: Vec<PlacedToken<'a>>,
     /// In the order of their layers.
     pub(super) taps: Vec<Tap>,
     pub(super) weighed: Vec<Weighed<'a>>,
@@ -109,7 +109,7 @@ impl<'a> Plan<'a> {
             let evicted = row.evicted.as_ref();
             let (rotation, cell) = evicted.map_or((row.start, row.start), |it| (it.rotation, it.cell));
             let tokens = row.tokens.iter_range(row.start..row.tokens.len()).enumerate();
-            plan.places.extend(tokens.map(|(idx, token)| Place {
+            plan.places.extend(tokens.map(|(idx, token)| PlacedToken {
                 token,
                 rotation: rotation + idx,
                 cell: cell + idx,

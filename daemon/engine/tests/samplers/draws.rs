@@ -99,7 +99,7 @@ fn mirostat_keeps_the_state_of_its_source_and_the_surprise_it_is_told() {
         Definition::build(|b| library::mirostat(b.logits(), 3.0, b.parameter(0), b.parameter(1)));
     let program_of = |setting: &Setting, state| {
         setting.with(&definition, |machine, program, place| {
-            let place = trellis_engine::sampling::program::Place { state, ..*place };
+            let place = trellis_engine::sampling::program::DrawInputs { state, ..*place };
             machine.draw(program, &place).expect("a token is left")
         })
     };

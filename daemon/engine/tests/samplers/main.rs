@@ -8,7 +8,7 @@ mod watermarks;
 use std::sync::Arc;
 
 use trellis_engine::batch::Token;
-use trellis_engine::sampling::program::{Definition, Machine, Outcome, Place, Program, RowShape};
+use trellis_engine::sampling::program::{Definition, DrawInputs, Machine, Outcome, Program, RowShape};
 use trellis_engine::sampling::{Bias, TokenMask};
 
 /// Numbers that depend on a seed alone.
@@ -76,12 +76,12 @@ impl Setting {
     fn with<T>(
         &self,
         definition: &Definition,
-        run: impl FnOnce(&mut Machine, &Program, &Place<'_>) -> T,
+        run: impl FnOnce(&mut Machine, &Program, &DrawInputs<'_>) -> T,
     ) -> T {
         let program =
             Program::new(definition.clone(), shape(self.logits.len())).expect("the program is in order");
         let members: [&[f32]; 1] = [&self.amateur];
-        let place = Place {
+        let place = DrawInputs {
             logits: &self.logits,
             members: &members,
             history: &self.history,

@@ -33,7 +33,7 @@ fn drawn(logits: &[f32], history: &[Token], position: u64, sampler: &Sampler) ->
     let program = Program::new(definition(sampler), shape).expect("it is in order");
     let masks: Vec<Arc<TokenMask>> = sampler.mask.iter().cloned().collect();
     let bias = Bias::sparse(sampler.bias.clone(), logits.len()).expect("it is in order");
-    let place = Place {
+    let place = DrawInputs {
         logits,
         members: &[],
         history,

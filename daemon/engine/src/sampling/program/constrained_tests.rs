@@ -73,7 +73,7 @@ impl Case {
     fn written_out(&self) -> Drawn {
         let program = self.put_on.program.constrained();
         let n_tokens = self.history.len();
-        let place = Place {
+        let place = DrawInputs {
             logits: &self.logits,
             members: &self.members(),
             history: &self.history,

@@ -17,7 +17,7 @@ use crate::sampling::{Bias, TokenMask};
 
 /// What a draw is made of, besides the program.
 #[derive(Clone, Copy, Debug)]
-pub struct Place<'a> {
+pub struct DrawInputs<'a> {
     /// The logits: numbers or −∞.
     pub logits: &'a [f32], // [vocab_size]
     /// Those of the other members of the job; a NaN counts as −∞, what is above the largest number as that.
@@ -101,7 +101,7 @@ impl Machine {
     ///
     /// # Panics
     /// The program does not end in a token.
-    pub fn draw(&mut self, program: &Program, place: &Place<'_>) -> Result<Outcome<Token>, OutputFault> {
+    pub fn draw(&mut self, program: &Program, place: &DrawInputs<'_>) -> Result<Outcome<Token>, OutputFault> {
         self.run(program, place, |held| match held {
             Held::Token(token) => *token,
             other => unreachable!("the program ends in {other:?}"),
@@ -115,7 +115,11 @@ impl Machine {
     ///
     /// # Panics
     /// The program does not end in a row.
-    pub fn row(&mut self, program: &Program, place: &Place<'_>) -> Result<Outcome<Vec<f32>>, OutputFault> {
+    pub fn row(
+        &mut self,
+        program: &Program,
+        place: &DrawInputs<'_>,
+    ) -> Result<Outcome<Vec<f32>>, OutputFault> {
         self.run(program, place, |held| match held {
             Held::Row(row) => row.to_vec(),
             other => unreachable!("the program ends in {other:?}"),
@@ -125,7 +129,7 @@ impl Machine {
     fn run<T>(
         &mut self,
         program: &Program,
-        place: &Place<'_>,
+        place: &DrawInputs<'_>,
         end: impl FnOnce(&Held<'_>) -> T,
     ) -> Result<Outcome<T>, OutputFault> {
         let definition = program.definition();
@@ -165,7 +169,7 @@ impl Machine {
 /// A run under way.
 struct Run<'m, 'a> {
     machine: &'m mut Machine,
-    place: &'m Place<'a>,
+    place: &'m DrawInputs<'a>,
     values: Vec<Held<'a>>,
 }
 

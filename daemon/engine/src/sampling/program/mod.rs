@@ -40,7 +40,7 @@ use serde::{Deserialize, Serialize};
 pub use trellis_programs::{Definition, End, Kind, Operation};
 
 pub use self::error::ProgramError;
-pub use self::interpreter::{Machine, Outcome, Place};
+pub use self::interpreter::{DrawInputs, Machine, Outcome};
 pub use self::put_on::{DrawPlace, DrawState, Left, PutOn};
 
 /// The most operations of a program.

@@ -4,7 +4,9 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use super::{Machine, N_HANDLES_MAX, N_PARAMETERS_MAX, N_REPORTS_MAX, Outcome, Place, Program, ProgramState};
+use super::{
+    DrawInputs, Machine, N_HANDLES_MAX, N_PARAMETERS_MAX, N_REPORTS_MAX, Outcome, Program, ProgramState,
+};
 use crate::batch::{OutputFault, Token};
 use crate::port::{shared, shared_list_of, shared_option};
 use crate::sampling::{Before, Bias, SamplerError, TokenMask};
@@ -118,9 +120,9 @@ impl PutOn {
         Ok(machine.row(&self.program, &place)?.end)
     }
 
-    fn place<'a>(&'a self, logits: &'a [f32], history: &'a [Token], draw: DrawPlace<'a>) -> Place<'a> {
+    fn place<'a>(&'a self, logits: &'a [f32], history: &'a [Token], draw: DrawPlace<'a>) -> DrawInputs<'a> {
         let DrawPlace { members, before, seed, start, within } = draw;
-        Place {
+        DrawInputs {
             logits,
             members,
             history,

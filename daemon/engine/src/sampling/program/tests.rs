@@ -11,8 +11,8 @@ use crate::sampling::{Bias, TokenMask};
 const SHAPE: RowShape = RowShape { vocab_size: 37, n_positions: 512 };
 const INFINITY: f32 = f32::INFINITY;
 
-fn place<'a>(logits: &'a [f32], history: &'a [Token]) -> Place<'a> {
-    Place {
+fn place<'a>(logits: &'a [f32], history: &'a [Token]) -> DrawInputs<'a> {
+    DrawInputs {
         logits,
         members: &[],
         history,
@@ -121,7 +121,7 @@ fn state_is_what_the_token_before_left() {
     let program = Program::new(definition, SHAPE).expect("it is in order");
     let mut state = program.first_state();
     for expected in [3.0, 4.0, 5.0] {
-        let place = Place { state, ..place(&[0.0, 1.0], &[]) };
+        let place = DrawInputs { state, ..place(&[0.0, 1.0], &[]) };
         let outcome = Machine::default().draw(&program, &place).expect("a token is left");
         assert_eq!(outcome.reports[..2], [expected, 7.0]);
         state = outcome.state;
@@ -296,7 +296,7 @@ fn random_programs_run_and_every_operation_is_among_them() {
         let logits = hard_logits(seed, SHAPE.vocab_size);
         let other = hard_logits(seed + 1, SHAPE.vocab_size);
         let history: Vec<Token> = (0..seed % 60).map(|idx| ((idx * seed) % 5) as Token).collect();
-        let place = Place {
+        let place = DrawInputs {
             members: &[&other, &logits],
             state: program.first_state(),
             parameters: &[0.9, 3.0],
