@@ -89,7 +89,7 @@ pub(crate) struct Home {
 
 /// Where guests are to run.
 #[derive(Debug)]
-pub(crate) enum Place {
+pub(crate) enum Found {
     /// In the running daemon.
     There(Home),
     /// Inside this process, for this reason.
@@ -116,28 +116,28 @@ impl HomeArgs {
     /// # Errors
     /// A daemon is running and cannot be talked to, or is unloading the model, or does not have it and was named; or the
     /// arguments contradict each other.
-    pub(crate) async fn find(&self, format: Format) -> Result<Place, CliError> {
+    pub(crate) async fn find(&self, format: Format) -> Result<Found, CliError> {
         let is_named = self.socket.socket.is_some();
         if is_named && self.models.len() > 1 {
             return Err(CliError::SeveralModels);
         }
         if self.stays_inside() {
-            return Ok(Place::Here("as asked for"));
+            return Ok(Found::Here("as asked for"));
         }
         let client = match self.socket.connect().await {
             Ok(client) => client,
             // Who names a socket wants the daemon that listens there.
             Err(CliError::Client(trellis_client::Error::NotRunning { .. })) if !is_named => {
-                return Ok(Place::Here("no daemon is running"));
+                return Ok(Found::Here("no daemon is running"));
             }
             Err(error) => return Err(error),
         };
         let Some(choice) = self.models.first() else {
-            return Ok(Place::There(Home { client, model: None, _inside: None }));
+            return Ok(Found::There(Home { client, model: None, _inside: None }));
         };
         let models = client.models().await?;
         match pick(choice, &models) {
-            Ok(name) => Ok(Place::There(Home { client, model: Some(name), _inside: None })),
+            Ok(name) => Ok(Found::There(Home { client, model: Some(name), _inside: None })),
             Err(lacking) => {
                 let socket = client.socket().map(|path| path.display().to_string()).unwrap_or_default();
                 if models.iter().any(|model| model.name == *choice) {
@@ -148,7 +148,7 @@ impl HomeArgs {
                     return Err(CliError::NoSuchModel { lacking });
                 }
                 note(format, &format!("{lacking}; loading it inside this process"));
-                Ok(Place::Here("the daemon does not have it"))
+                Ok(Found::Here("the daemon does not have it"))
             }
         }
     }

@@ -7,7 +7,7 @@ use clap::Args;
 use serde::Serialize;
 use trellis_client::socket::default_socket;
 use trellis_cuda::Card;
-use trellis_cuda::probe::{self, FoundBy, Library, Place, Probe};
+use trellis_cuda::probe::{self, FoundBy, Library, Probe, ProbedFolder};
 use trellis_engine::model::Model;
 
 use super::connect::SocketArgs;
@@ -283,7 +283,7 @@ fn library(text: &mut String, library: &Library, release: Option<&str>) {
     }
 }
 
-fn looked_in(text: &mut String, places: &[Place]) {
+fn looked_in(text: &mut String, places: &[ProbedFolder]) {
     for place in places {
         let absent = if place.is_there { "" } else { ", not there" };
         line(text, "", &format!("looked in {} ({}{absent})", place.path.display(), place.named_by));

@@ -9,7 +9,7 @@ use tokio_util::task::AbortOnDropHandle;
 use trellis_client::{Client, Error, ErrorBody, ErrorCode, Event, Guest, Program, StartOptions};
 
 use super::cargo;
-use super::connect::{HomeArgs, Place, read_component};
+use super::connect::{Found, HomeArgs, read_component};
 use super::error::CliError;
 use super::input;
 use super::interrupt::Interrupts;
@@ -91,9 +91,9 @@ pub(crate) async fn start(
         .stop(async {
             let program = program(&named, format).await?;
             let home = match (home.find(format).await?, &named) {
-                (Place::There(home), _) => home,
-                (Place::Here(_), Named::Registered(name)) => return Err(unknown_guest(name, None).await),
-                (Place::Here(why), _) => home.make(why, format).await?,
+                (Found::There(home), _) => home,
+                (Found::Here(_), Named::Registered(name)) => return Err(unknown_guest(name, None).await),
+                (Found::Here(why), _) => home.make(why, format).await?,
             };
             Ok((home, program))
         })

@@ -37,7 +37,7 @@ impl Coming {
 }
 
 /// Where a model is read to.
-struct Place {
+struct Destination {
     chosen: Chosen,
     kv: Kv,
 }
@@ -105,7 +105,7 @@ impl Loader {
         model: Model,
         device: Option<Device>,
         given_up: &CancellationToken,
-    ) -> Result<(Place, Candidate), DaemonError> {
+    ) -> Result<(Destination, Candidate), DaemonError> {
         let device = device.filter(|&device| device != Device::Auto).unwrap_or(self.config.device);
         let name = model.name.clone();
         let mut model = Some((choice, model));
@@ -224,7 +224,7 @@ impl OpenDevice {
         &mut self,
         coming: &mut Option<(String, Model)>,
         config: &Config,
-    ) -> Result<Option<(Place, Candidate)>, DaemonError> {
+    ) -> Result<Option<(Destination, Candidate)>, DaemonError> {
         let (choice, model) = coming.take().expect("it has no place yet");
         let needs = self.chosen.needs(&model, config, self.kv_bytes_max(config))?;
         let mut candidates = [Candidate { choice, model, needs }];
@@ -246,13 +246,13 @@ impl OpenDevice {
         let made = self.share(self.kv_bytes_of_tenants(config)).await;
         made.map_err(|source| DaemonError::Engine { name, source })?;
         let kv = Kv { n_pages, kv_bytes_max: self.kv_bytes_max(config) };
-        Ok(Some((Place { chosen: self.chosen.clone(), kv }, candidate)))
+        Ok(Some((Destination { chosen: self.chosen.clone(), kv }, candidate)))
     }
 }
 
 /// Reads a model onto its device. Once it is unwanted, that ends with the tensor, or the part of one, that is being read.
 fn read(
-    place: &Place,
+    place: &Destination,
     model: &Model,
     config: &Config,
     seams: &Seams,

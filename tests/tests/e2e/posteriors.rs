@@ -14,23 +14,23 @@ use crate::guests::{decode, is_stop, model, question, run, run_with};
 
 /// What the model says in one place, of its most probable tokens.
 #[derive(Clone, Debug)]
-struct Place {
+struct Candidates {
     tokens: Vec<u32>,
     /// Among these tokens alone.
     logprobs: Vec<f64>,
 }
 
 /// A text, and what the model says in the place of each of its tokens.
-type Text = (Vec<u32>, Vec<Place>);
+type Text = (Vec<u32>, Vec<Candidates>);
 
-async fn place(tokens: &[u32], n: usize) -> Place {
+async fn place(tokens: &[u32], n: usize) -> Candidates {
     let mut context = Context::create(model(), owner(u32::MAX)).await.expect("created");
     context.append(tokens).await.expect("fits");
     let answer = context.ask(Ask::Top { n }).await.expect("asked").answer().await;
     let Ok(Answer::Top { candidates, .. }) = answer else { panic!("{answer:?}") };
     let logprobs: Vec<f64> = candidates.iter().map(|candidate| f64::from(candidate.logprob)).collect();
     let sum = logprobs.iter().map(|logprob| logprob.exp()).sum::<f64>().ln();
-    Place {
+    Candidates {
         tokens: candidates.iter().map(|candidate| candidate.token).collect(),
         logprobs: logprobs.into_iter().map(|logprob| logprob - sum).collect(),
     }
@@ -114,7 +114,7 @@ pub(crate) async fn awrs(name: &str) {
         decode(tokens).split(|c: char| !c.is_alphabetic()).all(|word| word.chars().count() <= N_LETTERS)
     };
     let all = texts(&encode(model(), "<|begin_of_text|>Ownership is"), 4, 4).await;
-    let probability = |place: &Place, idx: usize| {
+    let probability = |place: &Candidates, idx: usize| {
         let power = |logprob: &f64| (logprob / TEMPERATURE).exp();
         power(&place.logprobs[idx]) / place.logprobs.iter().map(power).sum::<f64>()
     };

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use libloading::Library as Opened;
 use serde::{Serialize, Serializer};
 
-use super::places::Place;
+use super::places::ProbedFolder;
 
 /// A version of CUDA.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -99,7 +99,7 @@ impl Spec<'_> {
     /// `dlopen` of a name without a slash takes a library that is loaded already and has that name as its soname
     /// (`_dl_map_object` in glibc's `elf/dl-load.c`), so that whatever is loaded here, from wherever it lies, is what
     /// later requests for `libNAME.so.MAJOR` get.
-    pub(super) fn find(self, places: &[Place]) -> (Library, Option<Opened>) {
+    pub(super) fn find(self, places: &[ProbedFolder]) -> (Library, Option<Opened>) {
         let Self { name, candidates, preferred, functions, version } = self;
         let mut refused = Vec::new();
         let folder = preferred.iter().find_map(|name| preload(name, places, &mut refused));
@@ -134,7 +134,7 @@ impl Spec<'_> {
 
 /// Loads the library of this name for the rest of the process: from where the loader finds it, or else from one of
 /// the places.
-fn preload(name: &str, places: &[Place], refused: &mut Vec<Refused>) -> Option<FoundBy> {
+fn preload(name: &str, places: &[ProbedFolder], refused: &mut Vec<Refused>) -> Option<FoundBy> {
     if let Ok(opened) = open(Path::new(name)) {
         keep(opened);
         return Some(FoundBy::Loader);
@@ -282,7 +282,7 @@ mod tests {
     fn what_is_not_a_library_is_refused_with_the_reason() {
         let folder = tempfile::tempdir().expect("a folder");
         fs::write(folder.path().join("libnosuch.so.1"), "text").expect("written");
-        let place = Place { path: folder.path().to_owned(), named_by: "the test", is_there: true };
+        let place = ProbedFolder { path: folder.path().to_owned(), named_by: "the test", is_there: true };
         let spec = Spec {
             name: "nothing",
             candidates: vec!["libnosuch.so.1".to_owned()],

@@ -18,7 +18,7 @@ use serde::Serialize;
 
 pub use driver::{Device, Driver, Failure, driver};
 pub use library::{FoundBy, Library, Loaded, Refused, Version};
-pub use places::Place;
+pub use places::ProbedFolder;
 pub use problem::Problem;
 pub use prove::prove;
 
@@ -50,9 +50,9 @@ pub struct Probe {
     /// The folder of the headers that kernels include.
     pub include_dir: Option<PathBuf>,
     /// Where libraries were looked for besides the system's loader.
-    pub library_places: Vec<Place>,
+    pub library_places: Vec<ProbedFolder>,
     /// Where headers were looked for.
-    pub header_places: Vec<Place>,
+    pub header_places: Vec<ProbedFolder>,
 }
 
 /// Looks for everything, once in a process, and leaves loaded what it finds.
@@ -107,7 +107,7 @@ fn nvrtc() -> &'static (Library, Option<Library>) {
     NVRTC.get_or_init(|| find_nvrtc(&places::of_libraries()))
 }
 
-fn find_nvrtc(places: &[Place]) -> (Library, Option<Library>) {
+fn find_nvrtc(places: &[ProbedFolder]) -> (Library, Option<Library>) {
     let spec = Spec {
         name: "NVRTC",
         candidates: cudarc::get_lib_name_candidates("nvrtc"),
@@ -120,12 +120,12 @@ fn find_nvrtc(places: &[Place]) -> (Library, Option<Library>) {
     let builtins = nvrtc.loaded.as_ref().and_then(|loaded| loaded.version).map(|version| {
         // NVRTC asks the loader for this very name.
         let name = format!("libnvrtc-builtins.so.{version}");
-        let beside = path_of(&nvrtc).and_then(Path::parent).map(|path| Place {
+        let beside = path_of(&nvrtc).and_then(Path::parent).map(|path| ProbedFolder {
             path: path.to_owned(),
             named_by: "the folder of NVRTC",
             is_there: true,
         });
-        let places: Vec<Place> = beside.into_iter().chain(places.iter().cloned()).collect();
+        let places: Vec<ProbedFolder> = beside.into_iter().chain(places.iter().cloned()).collect();
         let spec = Spec {
             name: "NVRTC's builtins",
             candidates: vec![name.clone()],
@@ -144,8 +144,8 @@ fn path_of(library: &Library) -> Option<&Path> {
     library.loaded.as_ref()?.path.as_deref()
 }
 
-fn headers_in(places: &[Place]) -> Option<PathBuf> {
-    let has_all = |folder: &&Place| HEADERS.iter().all(|header| folder.path.join(header).is_file());
+fn headers_in(places: &[ProbedFolder]) -> Option<PathBuf> {
+    let has_all = |folder: &&ProbedFolder| HEADERS.iter().all(|header| folder.path.join(header).is_file());
     places.iter().find(has_all).map(|place| place.path.clone())
 }
 

@@ -9,7 +9,7 @@ use serde::Serialize;
 
 /// A folder that was looked into, or would have been were it there.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Place {
+pub struct ProbedFolder {
     /// The folder; a `*` stands in a path that matched nothing.
     pub path: PathBuf,
     /// What names it: an environment variable, or the habit of an installer.
@@ -33,8 +33,8 @@ const WHEEL_HEADERS: [&str; 2] = ["nvidia/cu13/include", "nvidia/cuda_runtime/in
 
 /// Where libraries are looked for, in this order, when the system's loader does not find them.
 #[must_use]
-pub(super) fn of_libraries() -> Vec<Place> {
-    let mut places = Places::default();
+pub(super) fn of_libraries() -> Vec<ProbedFolder> {
+    let mut places = ProbedFolders::default();
     for folder in env::var_os("LD_LIBRARY_PATH").iter().flat_map(env::split_paths) {
         places.add("LD_LIBRARY_PATH", folder);
     }
@@ -50,8 +50,8 @@ pub(super) fn of_libraries() -> Vec<Place> {
 
 /// Where headers are looked for, in this order; first beside the NVRTC that was loaded, whose version they have.
 #[must_use]
-pub(super) fn of_headers(nvrtc: Option<&Path>) -> Vec<Place> {
-    let mut places = Places::default();
+pub(super) fn of_headers(nvrtc: Option<&Path>) -> Vec<ProbedFolder> {
+    let mut places = ProbedFolders::default();
     // `lib/libnvrtc.so.13` beside `include`.
     if let Some(root) = nvrtc.and_then(Path::parent).and_then(Path::parent) {
         places.add("the folder of NVRTC", root.join("include"));
@@ -62,11 +62,11 @@ pub(super) fn of_headers(nvrtc: Option<&Path>) -> Vec<Place> {
     places.0
 }
 
-/// Places, each once.
+/// Folders, each once.
 #[derive(Default)]
-struct Places(Vec<Place>);
+struct ProbedFolders(Vec<ProbedFolder>);
 
-impl Places {
+impl ProbedFolders {
     /// A path whose components may end in `*`.
     fn add(&mut self, named_by: &'static str, pattern: impl AsRef<Path>) {
         let pattern = pattern.as_ref();
@@ -79,7 +79,7 @@ impl Places {
         let paths = if is_there { matched } else { vec![pattern.to_owned()] };
         for path in paths {
             if !self.0.iter().any(|place| place.path == path) {
-                self.0.push(Place { path, named_by, is_there });
+                self.0.push(ProbedFolder { path, named_by, is_there });
             }
         }
     }

@@ -80,13 +80,13 @@ impl KvBounds {
 pub struct Engine {
     link: Arc<Link>,
     settings: EngineSettings,
-    places: Mutex<Places>,
+    places: Mutex<ModelPlaces>,
     thread: Option<JoinHandle<()>>,
 }
 
 /// Places of models on the device.
 #[derive(Debug, Default)]
-struct Places {
+struct ModelPlaces {
     /// The turns of the places that are free.
     free: Vec<ModelId>,
     n: u16,
@@ -177,7 +177,7 @@ impl Engine {
         })
     }
 
-    fn places(&self) -> std::sync::MutexGuard<'_, Places> {
+    fn places(&self) -> std::sync::MutexGuard<'_, ModelPlaces> {
         self.places.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -19,14 +19,14 @@ use crate::batch::{HostPageId, PageId};
 pub(crate) struct BlockId(u32);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Place {
+enum Location {
     Device(PageId),
     Host(HostPageId),
 }
 
 #[derive(Debug)]
 struct Block {
-    place: Place,
+    place: Location,
     holders: Holders,
     key: Option<PrefixKey>,
     /// The last marking that reached it.
@@ -136,7 +136,7 @@ impl PageTable {
     pub(crate) fn is_stray(&self, id: BlockId) -> bool {
         let block = self.blocks[id.0 as usize].as_ref();
         block.is_some_and(
-            |block| matches!(block.place, Place::Device(page) if page.0 as usize >= self.n_pages),
+            |block| matches!(block.place, Location::Device(page) if page.0 as usize >= self.n_pages),
         )
     }
 
@@ -144,7 +144,7 @@ impl PageTable {
     pub(crate) fn move_within(&mut self, id: BlockId) -> Option<(PageId, PageId)> {
         let from = self.page(id)?;
         let to = self.free_pages.take()?;
-        self.block_mut(id).place = Place::Device(to);
+        self.block_mut(id).place = Location::Device(to);
         self.n_moves += 1;
         self.give_page(from);
         Some((from, to))
@@ -162,7 +162,7 @@ impl PageTable {
     pub(crate) fn allocate(&mut self, account: &Arc<Account>) -> Option<BlockId> {
         let page = self.free_pages.take()?;
         let block = Block {
-            place: Place::Device(page),
+            place: Location::Device(page),
             holders: Holders::one(account),
             key: None,
             marked_in: 0,
@@ -195,7 +195,7 @@ impl PageTable {
         if !block.holders.is_empty() {
             return;
         }
-        let is_cached = block.key.is_some() && matches!(block.place, Place::Device(_));
+        let is_cached = block.key.is_some() && matches!(block.place, Location::Device(_));
         if is_cached {
             block.idle_since = now;
             self.now = now;
@@ -209,9 +209,9 @@ impl PageTable {
         self.forget_key(id);
         let block = self.blocks[id.0 as usize].take().expect("a freed block exists");
         match block.place {
-            Place::Device(page) if block.pinned_in == self.plan => self.freed_later.push(page),
-            Place::Device(page) => self.give_page(page),
-            Place::Host(page) => self.free_host_pages.push(page),
+            Location::Device(page) if block.pinned_in == self.plan => self.freed_later.push(page),
+            Location::Device(page) => self.give_page(page),
+            Location::Host(page) => self.free_host_pages.push(page),
         }
         self.free_blocks.push(id);
     }
@@ -260,8 +260,8 @@ impl PageTable {
     /// The block's device page, if it is on the device.
     pub(crate) fn page(&self, id: BlockId) -> Option<PageId> {
         match self.block(id).place {
-            Place::Device(page) => Some(page),
-            Place::Host(_) => None,
+            Location::Device(page) => Some(page),
+            Location::Host(_) => None,
         }
     }
 
@@ -315,7 +315,7 @@ impl PageTable {
     pub(crate) fn move_out(&mut self, id: BlockId) -> Option<(PageId, HostPageId)> {
         let page = self.page(id)?;
         let host_page = self.free_host_pages.pop()?;
-        self.block_mut(id).place = Place::Host(host_page);
+        self.block_mut(id).place = Location::Host(host_page);
         self.n_moves += 1;
         self.give_page(page);
         Some((page, host_page))
@@ -323,9 +323,9 @@ impl PageTable {
 
     /// Moves a block back to a free device page; `None` when none is free or the block is there already.
     pub(crate) fn move_in(&mut self, id: BlockId) -> Option<(HostPageId, PageId)> {
-        let Place::Host(host_page) = self.block(id).place else { return None };
+        let Location::Host(host_page) = self.block(id).place else { return None };
         let page = self.free_pages.take()?;
-        self.block_mut(id).place = Place::Device(page);
+        self.block_mut(id).place = Location::Device(page);
         self.n_moves += 1;
         self.free_host_pages.push(host_page);
         Some((host_page, page))
@@ -335,8 +335,8 @@ impl PageTable {
     /// the blocks that are returned has to let go of it.
     pub(crate) fn lose(&mut self, pages: &[PageId], host_pages: &[HostPageId]) -> BTreeSet<BlockId> {
         let is_lost = |block: &Block| match block.place {
-            Place::Device(page) => pages.contains(&page),
-            Place::Host(page) => host_pages.contains(&page),
+            Location::Device(page) => pages.contains(&page),
+            Location::Host(page) => host_pages.contains(&page),
         };
         let blocks = self.blocks.iter().enumerate();
         let lost = blocks.filter(|(_, block)| block.as_ref().is_some_and(is_lost));
@@ -417,8 +417,8 @@ impl PageTable {
                 assert_eq!(self.by_key.get(key), Some(&id));
             }
             match block.place {
-                Place::Device(page) => pages.push(page),
-                Place::Host(page) => host_pages.push(page),
+                Location::Device(page) => pages.push(page),
+                Location::Host(page) => host_pages.push(page),
             }
         }
         pages.sort_unstable();

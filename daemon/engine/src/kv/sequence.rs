@@ -41,7 +41,7 @@ pub(crate) struct Sequence {
     /// What the first blocks are held through.
     bundles: Vec<BundleId>,
     /// Where the blocks are, as far as [`Sequence::locate`] has looked.
-    places: Places,
+    places: BlockPages,
     /// Tokens from the first on whose KV was computed once. Those past `n_computed` lost it for want of room:
     /// computing them again is charged to nobody.
     n_once_computed: usize,
@@ -58,7 +58,7 @@ pub(crate) struct Sequence {
 
 /// The pages of a sequence's blocks. They are looked up again only after blocks of anybody's have moved.
 #[derive(Debug, Default)]
-struct Places {
+struct BlockPages {
     table: Shared<PageId>,
     /// Blocks from the first on that are the ones that were looked up.
     n_same: usize,
@@ -72,7 +72,7 @@ struct Places {
     n_moves: u64,
 }
 
-impl Places {
+impl BlockPages {
     /// Those of the first `n_blocks` blocks, for another context that holds the same.
     fn beginning(&mut self, n_blocks: usize) -> Self {
         let n_same = self.n_same.min(n_blocks);
@@ -116,7 +116,7 @@ impl Places {
 
 /// What the backend was told of a slot's pages.
 #[derive(Debug)]
-pub(crate) struct Told(Places);
+pub(crate) struct Told(BlockPages);
 
 impl Sequence {
     pub(crate) fn new(root: PrefixKey, account: Arc<Account>) -> Self {
@@ -126,7 +126,7 @@ impl Sequence {
             blocks: Shared::default(),
             own_from: 0,
             bundles: Vec::new(),
-            places: Places::default(),
+            places: BlockPages::default(),
             n_once_computed: 0,
             n_to_state: None,
             account,
