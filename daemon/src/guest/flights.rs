@@ -108,7 +108,7 @@ where
     }
 
     /// Waits for the work on a component with all others who do; the first to ask begins it with `work`, which has its
-    /// place once the [`Turn`] has come and as long as it keeps it.
+    /// place once the [`PendingPermit`] is granted and as long as it keeps the [`Permit`].
     ///
     /// # Errors
     /// The work would be one more in a full queue.
@@ -117,7 +117,7 @@ where
         hash: blake3::Hash,
         actor: ActorId,
         progress: P,
-        work: impl FnOnce(Turn<T, P>, watch::Sender<P>) -> W,
+        work: impl FnOnce(PendingPermit<T, P>, watch::Sender<P>) -> W,
     ) -> Result<Joined<T, P>, QueueFull>
     where
         W: Future<Output = T> + Send + 'static,
@@ -131,8 +131,8 @@ where
             let number = state.n_begun;
             let (queued, told) = oneshot::channel();
             let (sender, progress) = watch::channel(progress);
-            let turn = Turn { told, place: Place { flights: self.clone(), number } };
-            let work = work(turn, sender).boxed().shared();
+            let permit = PendingPermit { told, permit: Permit { flights: self.clone(), number } };
+            let work = work(permit, sender).boxed().shared();
             let waiting = HashMap::from([(actor, 0)]);
             state.flights.insert(hash, Flight { number, work, progress, waiting, queued: Some(queued) });
             state.admit(self.n_places);
@@ -189,18 +189,18 @@ where
 }
 
 /// What a piece of work waits for before it begins.
-pub(crate) struct Turn<T, P>
+pub(crate) struct PendingPermit<T, P>
 where
     T: Clone + Send + Sync + 'static,
     P: Clone + Send + Sync + 'static,
 {
     told: oneshot::Receiver<()>,
-    /// Given back even if the turn has come and the work never learns of it.
-    place: Place<T, P>,
+    /// Given back even if the permit was granted and the work never learns of it.
+    permit: Permit<T, P>,
 }
 
-/// The place of a piece of work; the next one gets it when this is dropped.
-pub(crate) struct Place<T, P>
+/// Permission for a piece of work to run; the next one gets it when this is dropped.
+pub(crate) struct Permit<T, P>
 where
     T: Clone + Send + Sync + 'static,
     P: Clone + Send + Sync + 'static,
@@ -209,20 +209,20 @@ where
     number: u64,
 }
 
-impl<T, P> Turn<T, P>
+impl<T, P> PendingPermit<T, P>
 where
     T: Clone + Send + Sync + 'static,
     P: Clone + Send + Sync + 'static,
 {
-    /// Waits for the place.
-    pub(crate) async fn come(self) -> Place<T, P> {
-        let Self { told, place } = self;
-        told.await.expect("the queue keeps what somebody waits for");
-        place
+    /// Waits for the permit.
+    pub(crate) async fn granted(self) -> Permit<T, P> {
+        let Self { told, permit } = self;
+        told.await.expect("the queue keeps what is waited for");
+        permit
     }
 }
 
-impl<T, P> Drop for Place<T, P>
+impl<T, P> Drop for Permit<T, P>
 where
     T: Clone + Send + Sync + 'static,
     P: Clone + Send + Sync + 'static,
@@ -319,11 +319,11 @@ mod tests {
 
         fn join(&self, user: u32, component: u8) -> Result<Joined<u8, u32>, QueueFull> {
             let (ends, n_begun, n_over) = (self.ends.clone(), self.n_begun.clone(), self.n_over.clone());
-            self.flights.join(hash(component), ActorId(user), 0, |turn, progress| {
+            self.flights.join(hash(component), ActorId(user), 0, |permit, progress| {
                 let over = Over(n_over);
                 async move {
                     let _over = over;
-                    let _place = turn.come().await;
+                    let _permit = permit.granted().await;
                     n_begun.fetch_add(1, Ordering::Relaxed);
                     progress.send_replace(7);
                     ends.acquire().await.expect("never closed").forget();

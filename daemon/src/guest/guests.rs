@@ -22,7 +22,7 @@ use super::compile::{CompileProgress, Compiler, ProgramSource};
 use super::component::{Program, check_kind};
 use super::cpu::CpuClock;
 use super::error::{GuestEnd, GuestError};
-use super::flights::{Flights, Joined, QueueFull, Turn};
+use super::flights::{Flights, Joined, PendingPermit, QueueFull};
 use super::guest_models::GuestModels;
 use super::io::GuestIo;
 use super::limits::GuestLimits;
@@ -282,11 +282,11 @@ impl GuestHost {
             return Some((program, ProgramSource::Memory));
         }
         let host = self.clone();
-        let loading = self.loads.join(hash, actor, (), |turn, _| async move {
-            let place = turn.come().await;
+        let loading = self.loads.join(hash, actor, (), |permit, _| async move {
+            let permit = permit.granted().await;
             let load = move || {
-                // A file that is being read cannot be let go: it keeps its place until it is.
-                let _place = place;
+                // A file that is being read cannot be let go: it keeps its permit until it is.
+                let _permit = permit;
                 host.load(&hash)
             };
             blocking(load).await
@@ -295,7 +295,7 @@ impl GuestHost {
     }
 
     fn load(&self, hash: &blake3::Hash) -> Option<(Program, ProgramSource)> {
-        // It may have come into memory while this waited for its place.
+        // It may have come into memory while this waited for its permit.
         if let Some(program) = self.programs().get(hash) {
             return Some((program, ProgramSource::Memory));
         }
@@ -325,8 +325,8 @@ impl GuestHost {
             return Ok(program);
         }
         let host = self.clone();
-        let joined = self.compiles.join(hash, actor, CompileProgress::Queued, |turn, progress| {
-            host.compile_once(actor, hash, wasm, turn, progress)
+        let joined = self.compiles.join(hash, actor, CompileProgress::Queued, |permit, progress| {
+            host.compile_once(actor, hash, wasm, permit, progress)
         });
         let full = |QueueFull { n_queued, limit }| GuestError::CompileQueueFull { n_queued, limit };
         follow(joined.map_err(full)?, progress).await
@@ -337,10 +337,10 @@ impl GuestHost {
         actor: ActorId,
         hash: blake3::Hash,
         wasm: Bytes,
-        turn: Turn<Compiled, CompileProgress>,
+        permit: PendingPermit<Compiled, CompileProgress>,
         progress: watch::Sender<CompileProgress>,
     ) -> Compiled {
-        let place = turn.come().await;
+        let permit = permit.granted().await;
         // Someone else may have had the same component compiled meanwhile.
         if let Some(found) = self.locate(actor, hash).await {
             return Ok(found);
@@ -350,7 +350,7 @@ impl GuestHost {
         };
         let code = self.compiler.compile(&wasm, &mut report).await?;
         let load = move || {
-            let _place = place;
+            let _permit = permit;
             let program = Program::load(&self.runtime, &self.limits, hash, &code)?;
             if let Err(error) = self.cache.store(&hash, &code) {
                 // The program is there; only the next start of the daemon pays for this.

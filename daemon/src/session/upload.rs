@@ -1,4 +1,4 @@
-//! The life of one upload: its turn, its bytes, its end.
+//! The life of one upload: its wait, its bytes, its end.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,7 +15,7 @@ use super::actor::Actor;
 use super::call::{Ending, panicked, stopped};
 use super::control::Control;
 use super::service::Service;
-use super::uploads::{Turn, Uploads};
+use super::uploads::{Uploads, WaitOutcome};
 
 /// What an upload needs of its connection.
 #[derive(Debug)]
@@ -101,12 +101,12 @@ impl Desk {
         mut chunks: mpsc::UnboundedReceiver<Vec<u8>>,
     ) -> Result<(), ErrorBody> {
         let (actor, hash) = (self.actor, upload.hash);
-        let turn = self.uploads.enter(actor, hash)?;
-        let place = tokio::select! {
+        let waiting = self.uploads.enter(actor, hash)?;
+        let permit = tokio::select! {
             biased;
-            turn = turn => match turn {
-                Ok(Turn::Send(place)) => place,
-                Ok(Turn::Stored) => return Ok(()),
+            outcome = waiting => match outcome {
+                Ok(WaitOutcome::Send(permit)) => permit,
+                Ok(WaitOutcome::Stored) => return Ok(()),
                 Err(_) => unreachable!("the queue keeps who waits until it has answered"),
             },
             Some(_) = chunks.recv() => {
@@ -115,7 +115,7 @@ impl Desk {
             }
         };
         if service.has_component(actor, &hash) {
-            place.stored();
+            permit.stored();
             return Ok(());
         }
         let wanted = self.outbox.push(&ServerMessage::Event { id: self.id, event: Event::Wanted });
@@ -130,11 +130,11 @@ impl Desk {
                 break;
             }
         }
-        // A task of its own, so that the service can neither hold up the connection nor take it down. The place is
+        // A task of its own, so that the service can neither hold up the connection nor take it down. The permit is
         // held until the component is stored, because its bytes are.
         let store = tokio::spawn(async move {
             service.store_component(actor, hash, Bytes::from(upload.bytes)).await?;
-            place.stored();
+            permit.stored();
             Ok(())
         });
         AbortOnDropHandle::new(store).await.unwrap_or_else(|_| Err(panicked()))

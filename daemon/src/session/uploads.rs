@@ -28,35 +28,35 @@ struct User {
 #[derive(Debug)]
 struct Waiting {
     hash: ComponentHash,
-    turn: oneshot::Sender<Turn>,
+    outcome: oneshot::Sender<WaitOutcome>,
 }
 
-/// What an upload waits for.
+/// What ends an upload's wait.
 #[derive(Debug)]
-pub(crate) enum Turn {
-    /// It is this upload's turn to send.
-    Send(Place),
+pub(crate) enum WaitOutcome {
+    /// This upload may send.
+    Send(UploadPermit),
     /// Another upload has brought the component.
     Stored,
 }
 
-/// The place of an upload that may send. Dropping it lets the next one have its turn, one of the same component
+/// Permission to send one component. Dropping it passes the permission to the next upload, one of the same component
 /// included.
 #[derive(Debug)]
-pub(crate) struct Place {
+pub(crate) struct UploadPermit {
     uploads: Arc<Uploads>,
     uid: u32,
     hash: ComponentHash,
     end: End,
 }
 
-/// Turns that have come, told outside the lock: one that nobody takes is given back, which takes the lock again.
-type Told = Vec<(oneshot::Sender<Turn>, Turn)>;
+/// Waits that have ended, told outside the lock: a permit whose request is over is dropped, which takes the lock again.
+type Told = Vec<(oneshot::Sender<WaitOutcome>, WaitOutcome)>;
 
 fn tell(told: Told) {
-    for (turn, what) in told {
+    for (sender, outcome) in told {
         // The request may be over.
-        drop(turn.send(what));
+        drop(sender.send(outcome));
     }
 }
 
@@ -69,7 +69,7 @@ impl Uploads {
         self.users.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Queues an upload for its turn. Dropping the receiver leaves the queue.
+    /// Queues an upload until it may send. Dropping the receiver leaves the queue.
     ///
     /// # Errors
     /// As many uploads of this user wait as may.
@@ -77,12 +77,12 @@ impl Uploads {
         self: &Arc<Self>,
         actor: Actor,
         hash: ComponentHash,
-    ) -> Result<oneshot::Receiver<Turn>, ErrorBody> {
-        let (turn, receiver) = oneshot::channel();
+    ) -> Result<oneshot::Receiver<WaitOutcome>, ErrorBody> {
+        let (outcome, receiver) = oneshot::channel();
         let mut users = self.lock();
         let user = users.entry(actor.uid).or_default();
-        user.waiting.retain(|waiting| !waiting.turn.is_closed());
-        user.waiting.push_back(Waiting { hash, turn });
+        user.waiting.retain(|waiting| !waiting.outcome.is_closed());
+        user.waiting.push_back(Waiting { hash, outcome });
         let told = self.admit(actor.uid, user);
         let n_waiting = user.waiting.len();
         let has_room = n_waiting <= self.n_waiting_max;
@@ -102,27 +102,29 @@ impl Uploads {
     fn admit(self: &Arc<Self>, uid: u32, user: &mut User) -> Told {
         let mut told = Vec::new();
         while user.sending.len() < self.n_max {
-            user.waiting.retain(|waiting| !waiting.turn.is_closed());
+            user.waiting.retain(|waiting| !waiting.outcome.is_closed());
             let next = user.waiting.iter().position(|waiting| !user.sending.contains(&waiting.hash));
-            let Some(Waiting { hash, turn }) = next.and_then(|idx| user.waiting.remove(idx)) else { break };
+            let Some(Waiting { hash, outcome }) = next.and_then(|idx| user.waiting.remove(idx)) else {
+                break;
+            };
             user.sending.insert(hash);
-            let place = Place { uploads: self.clone(), uid, hash, end: End::Failed };
-            told.push((turn, Turn::Send(place)));
+            let permit = UploadPermit { uploads: self.clone(), uid, hash, end: End::Failed };
+            told.push((outcome, WaitOutcome::Send(permit)));
         }
         told
     }
 
-    /// Takes a place away and says to whom it goes; after a success, those who wait for the same component are done.
+    /// Takes a permit back and passes it on; after a success, those who wait for the same component are done.
     fn leave(self: &Arc<Self>, uid: u32, hash: ComponentHash, end: End) {
         let mut users = self.lock();
-        let user = users.get_mut(&uid).expect("a user with a place is there");
+        let user = users.get_mut(&uid).expect("a user with a permit is there");
         user.sending.remove(&hash);
         let mut told = Vec::new();
         if end == End::Stored {
             let (done, waiting) = user.waiting.drain(..).partition(|waiting| waiting.hash == hash);
             user.waiting = waiting;
             let done: VecDeque<Waiting> = done;
-            told.extend(done.into_iter().map(|waiting| (waiting.turn, Turn::Stored)));
+            told.extend(done.into_iter().map(|waiting| (waiting.outcome, WaitOutcome::Stored)));
         }
         told.extend(self.admit(uid, user));
         if user.sending.is_empty() && user.waiting.is_empty() {
@@ -132,7 +134,7 @@ impl Uploads {
         tell(told);
     }
 
-    /// Uploads that have a place, of all users.
+    /// Uploads that may send, of all users.
     pub(crate) fn n_sending(&self) -> usize {
         self.lock().values().map(|user| user.sending.len()).sum()
     }
@@ -144,14 +146,14 @@ enum End {
     Failed,
 }
 
-impl Place {
+impl UploadPermit {
     /// The component is there: those who wait for the same one have nothing left to send.
     pub(crate) fn stored(mut self) {
         self.end = End::Stored;
     }
 }
 
-impl Drop for Place {
+impl Drop for UploadPermit {
     fn drop(&mut self) {
         self.uploads.leave(self.uid, self.hash, self.end);
     }
@@ -169,10 +171,10 @@ mod tests {
         Actor { uid, gid: 0 }
     }
 
-    fn place(receiver: &mut oneshot::Receiver<Turn>) -> Place {
+    fn permit(receiver: &mut oneshot::Receiver<WaitOutcome>) -> UploadPermit {
         match receiver.try_recv().expect("its turn has come") {
-            Turn::Send(place) => place,
-            Turn::Stored => panic!("nobody stored it"),
+            WaitOutcome::Send(permit) => permit,
+            WaitOutcome::Stored => panic!("nobody stored it"),
         }
     }
 
@@ -182,14 +184,14 @@ mod tests {
         let enter = || uploads.enter(actor(1), hash(1)).expect("room");
         let [mut first, mut second, mut third] = [enter(), enter(), enter()];
         let mut of_another_user = uploads.enter(actor(2), hash(1)).expect("room");
-        let sending = place(&mut first);
-        let _theirs = place(&mut of_another_user);
+        let sending = permit(&mut first);
+        let _theirs = permit(&mut of_another_user);
         assert!(second.try_recv().is_err() && third.try_recv().is_err());
         drop(sending);
-        let sending = place(&mut second);
+        let sending = permit(&mut second);
         assert!(third.try_recv().is_err(), "one takes over");
         sending.stored();
-        assert!(matches!(third.try_recv(), Ok(Turn::Stored)));
+        assert!(matches!(third.try_recv(), Ok(WaitOutcome::Stored)));
         assert_eq!(uploads.lock().len(), 1, "a user without uploads is forgotten");
     }
 
@@ -208,9 +210,9 @@ mod tests {
         );
         drop(gone);
         let mut fifth = enter(5).expect("who has left the queue leaves room");
-        drop(place(&mut first));
-        drop(place(&mut third));
-        drop(place(&mut fifth));
+        drop(permit(&mut first));
+        drop(permit(&mut third));
+        drop(permit(&mut fifth));
     }
 
     #[test]
@@ -219,10 +221,10 @@ mod tests {
         let mut first = uploads.enter(actor(1), hash(1)).expect("room");
         let second = uploads.enter(actor(1), hash(2)).expect("waits");
         let mut third = uploads.enter(actor(1), hash(3)).expect("waits");
-        let sending = place(&mut first);
+        let sending = permit(&mut first);
         drop(second);
         drop(sending);
-        drop(place(&mut third));
+        drop(permit(&mut third));
         drop(uploads.enter(actor(1), hash(1)).expect("room"));
         assert_eq!(uploads.n_sending(), 0);
         assert!(uploads.lock().is_empty());
