@@ -22,16 +22,16 @@ pub(crate) struct Beside {
 #[derive(Debug)]
 struct Queue {
     n_free: usize,
-    waiting: BTreeMap<ActorId, VecDeque<oneshot::Sender<Slot>>>,
+    waiting: BTreeMap<ActorId, VecDeque<oneshot::Sender<ThreadPermit>>>,
     /// Users with something in the queue, the next one first.
     order: VecDeque<ActorId>,
 }
 
 /// A thread that may be used; the next in the queue gets it when this is dropped.
 #[derive(Debug)]
-struct Slot(Beside);
+struct ThreadPermit(Beside);
 
-impl Drop for Slot {
+impl Drop for ThreadPermit {
     fn drop(&mut self) {
         self.0.lock().n_free += 1;
         self.0.serve();
@@ -73,10 +73,10 @@ impl Beside {
             waiting.push_back(sender);
         }
         self.serve();
-        let slot = turn.await.expect("the queue keeps what somebody waits for");
+        let permit = turn.await.expect("the queue keeps what is waited for");
         let clock = clock.clone();
         blocking(move || {
-            let _slot = slot;
+            let _permit = permit;
             clock.measure(work)
         })
         .await
@@ -85,13 +85,13 @@ impl Beside {
     /// Gives free threads to those who wait.
     fn serve(&self) {
         while let Some(next) = self.next() {
-            // A slot that nobody takes any more comes back when it is dropped.
-            let _ = next.send(Slot(self.clone()));
+            // A permit whose receiver is gone comes back when it is dropped.
+            let _ = next.send(ThreadPermit(self.clone()));
         }
     }
 
     /// Whose turn it is, if a thread is free: it is taken then.
-    fn next(&self) -> Option<oneshot::Sender<Slot>> {
+    fn next(&self) -> Option<oneshot::Sender<ThreadPermit>> {
         let queue = &mut *self.lock();
         while queue.n_free > 0 {
             let actor = queue.order.pop_front()?;

@@ -8,7 +8,7 @@ use tokio::sync::{Notify, oneshot, watch};
 use trellis_wire::{Call, ComponentHash, DaemonInfo, GuestInfo, ModelInfo, Room, VERSION_OF_MODELS, Value};
 
 use crate::client::Client;
-use crate::connection::{Connection, Slot};
+use crate::connection::{Connection, Recipient};
 use crate::error::{Error, Lost};
 
 impl Client {
@@ -135,7 +135,7 @@ pub(crate) struct Reply {
 impl Reply {
     pub(crate) fn to(connection: &Arc<Connection>, call: Call) -> Result<Self, Error> {
         let (reply, receiver) = oneshot::channel();
-        let id = connection.request(call, Slot::Call(reply))?;
+        let id = connection.request(call, Recipient::Call(reply))?;
         Ok(Self { connection: connection.clone(), id, receiver })
     }
 
@@ -146,7 +146,7 @@ impl Reply {
     ) -> Result<(Self, watch::Receiver<(u64, u64)>), Error> {
         let (reply, receiver) = oneshot::channel();
         let (progress, states) = watch::channel((0, 0));
-        let id = connection.request(call, Slot::Long { reply, progress })?;
+        let id = connection.request(call, Recipient::Long { reply, progress })?;
         Ok((Self { connection: connection.clone(), id, receiver }, states))
     }
 
@@ -158,8 +158,8 @@ impl Reply {
     ) -> Result<(Self, Arc<Notify>), Error> {
         let (reply, receiver) = oneshot::channel();
         let wanted = Arc::new(Notify::new());
-        let slot = Slot::Upload { reply, wanted: wanted.clone() };
-        let id = connection.request(Call::Upload { hash, n_bytes }, slot)?;
+        let recipient = Recipient::Upload { reply, wanted: wanted.clone() };
+        let id = connection.request(Call::Upload { hash, n_bytes }, recipient)?;
         Ok((Self { connection: connection.clone(), id, receiver }, wanted))
     }
 

@@ -25,13 +25,13 @@ pub(crate) struct Connection {
 #[derive(Debug)]
 struct State {
     next_id: u64,
-    requests: HashMap<u64, Slot>,
+    requests: HashMap<u64, Recipient>,
     lost: Option<Lost>,
 }
 
 /// Where the answers to a request go.
 #[derive(Debug)]
-pub(crate) enum Slot {
+pub(crate) enum Recipient {
     Call(oneshot::Sender<Result<Value, Error>>),
     /// A call that tells how far it is: units done, units in all.
     Long {
@@ -73,7 +73,7 @@ impl Connection {
     ///
     /// Which request runs a guest, and whether its client still wants it, change under this lock alone: a cancel is
     /// either seen here, and the guest is not asked for, or finds the request that is about to leave.
-    pub(crate) fn request(&self, call: Call, slot: Slot) -> Result<u64, Error> {
+    pub(crate) fn request(&self, call: Call, recipient: Recipient) -> Result<u64, Error> {
         let mut state = self.lock();
         if let Some(lost) = &state.lost {
             return Err(Error::ConnectionLost(lost.clone()));
@@ -81,7 +81,7 @@ impl Connection {
         let id = state.next_id;
         // An id is used up even if the request does not fit in a frame: nothing else may ever be taken for it.
         state.next_id += 1;
-        if let Slot::Guest { news, launch } = &slot {
+        if let Recipient::Guest { news, launch } = &recipient {
             if launch.is_cancelled() || news.is_closed() {
                 return Err(cancelled());
             }
@@ -89,7 +89,7 @@ impl Connection {
         }
         let request = ClientMessage::Request { id, call };
         self.outbox.push(&request).map_err(|error| Error::Request(Arc::new(error)))?;
-        state.requests.insert(id, slot);
+        state.requests.insert(id, recipient);
         Ok(id)
     }
 
@@ -106,8 +106,8 @@ impl Connection {
     pub(crate) fn forget_guest(&self, launch: &Launch) {
         let mut state = self.lock();
         if let Some(id) = launch.request_id() {
-            let slot = state.requests.remove(&id);
-            if slot.is_some() {
+            let recipient = state.requests.remove(&id);
+            if recipient.is_some() {
                 self.send(&ClientMessage::Cancel { id });
             }
         }
@@ -154,8 +154,8 @@ impl Connection {
         let requests = std::mem::take(&mut state.requests);
         state.lost = Some(lost.clone());
         drop(state);
-        for slot in requests.into_values() {
-            end(slot, Err(Error::ConnectionLost(lost.clone())), None);
+        for recipient in requests.into_values() {
+            end(recipient, Err(Error::ConnectionLost(lost.clone())), None);
         }
     }
 
@@ -172,7 +172,7 @@ impl Connection {
         match message {
             ServerMessage::Event { id, event } => {
                 match self.lock().requests.get(&id) {
-                    Some(Slot::Guest { news, launch }) => {
+                    Some(Recipient::Guest { news, launch }) => {
                         if matches!(event, Event::Started { .. }) {
                             launch.started(id);
                             // The daemon may not have known the request when it was told.
@@ -183,23 +183,23 @@ impl Connection {
                         // Who dropped the receiver is about to cancel.
                         let _ = news.send(News::Event(event));
                     }
-                    Some(Slot::Upload { wanted, .. }) if event == Event::Wanted => wanted.notify_one(),
-                    Some(Slot::Long { progress, .. }) => {
+                    Some(Recipient::Upload { wanted, .. }) if event == Event::Wanted => wanted.notify_one(),
+                    Some(Recipient::Long { progress, .. }) => {
                         if let Event::Progress { done, total, .. } = event {
                             progress.send_replace((done, total));
                         }
                     }
-                    Some(Slot::Upload { .. } | Slot::Call(_)) | None => {}
+                    Some(Recipient::Upload { .. } | Recipient::Call(_)) | None => {}
                 }
             }
             ServerMessage::End { id, outcome, usage } => {
-                let slot = self.lock().requests.remove(&id)?;
+                let recipient = self.lock().requests.remove(&id)?;
                 let result = match outcome {
                     Outcome::Ok { value } => Ok(value),
                     Outcome::Error { error } => Err(Error::Daemon(Box::new(error))),
                     Outcome::Unknown => Err(Error::UnknownAnswer),
                 };
-                self.finish(slot, result, usage);
+                self.finish(recipient, result, usage);
             }
             ServerMessage::Fault { error } => return Some(Lost::Fault(Box::new(error))),
             ServerMessage::Unknown => {}
@@ -207,15 +207,20 @@ impl Connection {
         None
     }
 
-    fn finish(self: &Arc<Self>, slot: Slot, result: Result<Value, Error>, usage: Option<GuestUsage>) {
-        if let (Slot::Guest { news, launch }, Err(error)) = (&slot, &result) {
+    fn finish(
+        self: &Arc<Self>,
+        recipient: Recipient,
+        result: Result<Value, Error>,
+        usage: Option<GuestUsage>,
+    ) {
+        if let (Recipient::Guest { news, launch }, Err(error)) = (&recipient, &result) {
             let is_unknown = error.code() == Some(&ErrorCode::UnknownComponent);
             if is_unknown && let Some(component) = launch.take_component() {
                 tokio::spawn(upload::upload_and_start(self.clone(), component, news.clone(), launch.clone()));
                 return;
             }
         }
-        end(slot, result, usage);
+        end(recipient, result, usage);
     }
 }
 
@@ -225,12 +230,12 @@ pub(crate) fn cancelled() -> Error {
 }
 
 /// Tells who waits for a request that it is over; nobody may be left to hear it.
-pub(crate) fn end(slot: Slot, result: Result<Value, Error>, usage: Option<GuestUsage>) {
-    match slot {
-        Slot::Call(reply) | Slot::Long { reply, .. } | Slot::Upload { reply, .. } => {
+pub(crate) fn end(recipient: Recipient, result: Result<Value, Error>, usage: Option<GuestUsage>) {
+    match recipient {
+        Recipient::Call(reply) | Recipient::Long { reply, .. } | Recipient::Upload { reply, .. } => {
             let _ = reply.send(result);
         }
-        Slot::Guest { news, launch } => {
+        Recipient::Guest { news, launch } => {
             launch.ended();
             let _ = news.send(News::End { result: result.map(|_| ()), usage });
         }

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use tokio::sync::{Notify, mpsc, watch};
 use trellis_wire::{Call, Start};
 
-use crate::connection::{Connection, News, Slot};
+use crate::connection::{Connection, News, Recipient};
 use crate::error::Error;
 use crate::upload::Component;
 
@@ -59,8 +59,8 @@ impl Launch {
         connection: &Connection,
         news: &mpsc::UnboundedSender<News>,
     ) -> Result<(), Error> {
-        let slot = Slot::Guest { news: news.clone(), launch: self.clone() };
-        connection.request(Call::Start(self.start.clone()), slot).map(|_| ())
+        let recipient = Recipient::Guest { news: news.clone(), launch: self.clone() };
+        connection.request(Call::Start(self.start.clone()), recipient).map(|_| ())
     }
 
     pub(crate) fn take_component(&self) -> Option<Component> {

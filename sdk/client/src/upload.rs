@@ -7,7 +7,7 @@ use tokio::sync::mpsc;
 use trellis_wire::{CHUNK_BYTES_MAX, ClientMessage, ComponentHash, Event, Room, Stage};
 
 use crate::calls::{Reply, done};
-use crate::connection::{Connection, News, Slot, cancelled, end};
+use crate::connection::{Connection, News, Recipient, cancelled, end};
 use crate::error::Error;
 use crate::launch::Launch;
 
@@ -38,7 +38,7 @@ pub(crate) async fn upload_and_start(
     };
     let result = result.and_then(|()| launch.start(&connection, &news));
     if let Err(error) = result {
-        end(Slot::Guest { news, launch }, Err(error), None);
+        end(Recipient::Guest { news, launch }, Err(error), None);
     }
 }
 
