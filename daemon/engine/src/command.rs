@@ -18,8 +18,8 @@ use crate::sampling::{Sampler, TokenMask};
 pub(crate) struct ModelId {
     /// Among the models that are there with it.
     pub(crate) place: u16,
-    /// Counts those who have had the place.
-    pub(crate) turn: u32,
+    /// How many models have had the place before it.
+    pub(crate) generation: u32,
 }
 
 /// A context, unique while the engine runs.
@@ -30,7 +30,7 @@ pub(crate) struct ContextId {
 }
 
 impl ContextId {
-    pub(crate) const LEAST: Self = Self { model: ModelId { place: 0, turn: 0 }, number: 0 };
+    pub(crate) const LEAST: Self = Self { model: ModelId { place: 0, generation: 0 }, number: 0 };
 }
 
 /// Brings the engine's tokens of a context to the caller's: keep the first `n_kept`, then append.

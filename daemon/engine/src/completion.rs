@@ -21,15 +21,15 @@ pub(crate) struct CallerId(pub(crate) u64);
 pub(crate) struct Tag(u64);
 
 impl Tag {
-    pub(crate) fn new(place: u32, turn: u32) -> Self {
-        Self(u64::from(turn) << 32 | u64::from(place))
+    pub(crate) fn new(place: u32, generation: u32) -> Self {
+        Self(u64::from(generation) << 32 | u64::from(place))
     }
 
     pub(crate) fn place(self) -> usize {
         self.0 as u32 as usize
     }
 
-    pub(crate) fn turn(self) -> u32 {
+    pub(crate) fn generation(self) -> u32 {
         (self.0 >> 32) as u32
     }
 }

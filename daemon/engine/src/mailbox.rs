@@ -35,7 +35,7 @@ struct Compartments {
 #[derive(Debug, Default)]
 struct Compartment {
     /// How many tickets it has had: completions for an earlier one are dropped.
-    turn: u32,
+    generation: u32,
     done: VecDeque<Done>,
     waker: Option<Waker>,
     watch: Option<Arc<dyn Watch>>,
@@ -43,7 +43,7 @@ struct Compartment {
 
 impl Compartments {
     fn get(&mut self, tag: Tag) -> Option<&mut Compartment> {
-        self.all.get_mut(tag.place()).filter(|compartment| compartment.turn == tag.turn())
+        self.all.get_mut(tag.place()).filter(|compartment| compartment.generation == tag.generation())
     }
 }
 
@@ -59,7 +59,7 @@ impl Mailbox {
             compartments.all.push(Compartment::default());
             u32::try_from(compartments.all.len() - 1).expect("a guest asks less than 2³² things at once")
         });
-        let tag = Tag::new(idx, compartments.all[idx as usize].turn);
+        let tag = Tag::new(idx, compartments.all[idx as usize].generation);
         Ticket { mailbox: self.clone(), tag }
     }
 
@@ -140,7 +140,7 @@ impl Drop for Ticket {
     fn drop(&mut self) {
         let mut compartments = self.mailbox.lock();
         if let Some(compartment) = compartments.get(self.tag) {
-            compartment.turn = compartment.turn.wrapping_add(1);
+            compartment.generation = compartment.generation.wrapping_add(1);
             compartment.done.clear();
             compartment.waker = None;
             compartment.watch = None;

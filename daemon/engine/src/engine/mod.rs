@@ -87,7 +87,7 @@ pub struct Engine {
 /// Places of models on the device.
 #[derive(Debug, Default)]
 struct ModelPlaces {
-    /// The turns of the places that are free.
+    /// The next models of places that are free.
     free: Vec<ModelId>,
     n: u16,
 }
@@ -158,8 +158,8 @@ impl Engine {
     /// It was unloaded before, or the engine has failed or stopped.
     pub async fn remove(&self, model: &ModelHandle) -> Result<Box<dyn Backend>, EngineError> {
         let backend = model.remove().await?;
-        let ModelId { place, turn } = model.id();
-        self.places().free.push(ModelId { place, turn: turn + 1 });
+        let ModelId { place, generation } = model.id();
+        self.places().free.push(ModelId { place, generation: generation + 1 });
         Ok(backend)
     }
 
@@ -173,7 +173,7 @@ impl Engine {
         let mut places = self.places();
         places.free.pop().unwrap_or_else(|| {
             places.n += 1;
-            ModelId { place: places.n - 1, turn: 0 }
+            ModelId { place: places.n - 1, generation: 0 }
         })
     }
 

@@ -23,7 +23,7 @@ const VOCAB: usize = 64;
 /// How long each step takes.
 const STEP: Duration = Duration::from_millis(2);
 const CALLER: CallerId = CallerId(1);
-const MODEL: ModelId = ModelId { place: 0, turn: 0 };
+const MODEL: ModelId = ModelId { place: 0, generation: 0 };
 const MASKED: ContextId = ContextId { model: MODEL, number: 1 };
 const PLAIN: ContextId = ContextId { model: MODEL, number: 2 };
 

@@ -251,14 +251,14 @@ impl House {
         let device = Device { place, limits, n_pages, hash, under_way, ledger: self.ledger.clone() };
         let bounds = KvBounds { n_pages_min: n_longest, n_pages_max: 1 << 10 };
         let settings = SchedulerSettings { place, ..SchedulerSettings::alone(256) };
-        let id = ModelId { place: place as u16, turn: 0 };
+        let id = ModelId { place: place as u16, generation: 0 };
         self.inputs.push(EngineInput::Add(Newcomer { id, settings, bounds, backend: Box::new(device) }));
         self.settle();
     }
 
     /// Takes a model off.
     pub(super) fn remove(&mut self, place: usize) {
-        self.inputs.push(EngineInput::Remove(ModelId { place: place as u16, turn: 0 }));
+        self.inputs.push(EngineInput::Remove(ModelId { place: place as u16, generation: 0 }));
         self.settle();
         assert_eq!(self.core.take_departed().len(), 1);
         let mut ledger = self.ledger();
@@ -288,7 +288,7 @@ impl House {
     }
 
     pub(super) fn stats(&mut self, place: usize) -> EngineStats {
-        let model = ModelId { place: place as u16, turn: 0 };
+        let model = ModelId { place: place as u16, generation: 0 };
         self.inputs.push(EngineInput::Operation(Operation::Stats {
             model,
             caller: DESK,
@@ -304,7 +304,7 @@ impl House {
         let account = Account::new("guest", Budget::UNLIMITED, None);
         let (session, guest) = (SessionId(self.n_callers), GuestId(self.n_callers));
         let owner = Owner { actor: ActorId(actor), session, guest, account };
-        let model = ModelId { place: place as u16, turn: 0 };
+        let model = ModelId { place: place as u16, generation: 0 };
         let id = ContextId { model, number: self.n_callers };
         self.inputs.push(EngineInput::Enter(caller, owner));
         self.inputs.push(EngineInput::Operation(Operation::Create { id, caller }));
@@ -403,7 +403,7 @@ impl House {
             Done::Stats(stats) => return self.stats = Some(*stats.expect("it is there")),
             _ => {}
         }
-        if tag.turn() == 8
+        if tag.generation() == 8
             && let Done::Answer(answer) = done
         {
             return self.drawn.push((tag, answer));
