@@ -121,7 +121,10 @@ impl Talk {
         let last = self.held.last().map_or(0, |held| held.closed_up);
         let runs = self.held.chunk_by(|a, b| a.closed_up == b.closed_up);
         self.stretches = runs
-            .map(|run| Stretch { first_cell: run[0].cell, turn: run[0].closed_up as i64 - last as i64 })
+            .map(|run| Stretch {
+                first_cell: run[0].cell,
+                extra_rotation: run[0].closed_up as i64 - last as i64,
+            })
             .collect();
         let all = std::mem::take(&mut self.held);
         self.held = all[..n_before].to_vec();

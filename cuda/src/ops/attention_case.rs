@@ -103,7 +103,7 @@ impl RowHoles {
         let n_stretches = firsts.len();
         let stretches = firsts.into_iter().enumerate().map(|(idx, first_cell)| Stretch {
             first_cell,
-            turn: if idx + 1 == n_stretches { 0 } else { random.below(3000) as i64 - 2000 },
+            extra_rotation: if idx + 1 == n_stretches { 0 } else { random.below(3000) as i64 - 2000 },
         });
         Self { live, open, stretches: stretches.collect() }
     }
@@ -119,7 +119,7 @@ impl RowHoles {
 
     fn turn(&self, cell: usize) -> i64 {
         let stretch = self.stretches.iter().rev().find(|stretch| stretch.first_cell <= cell);
-        stretch.unwrap_or(&self.stretches[0]).turn
+        stretch.unwrap_or(&self.stretches[0]).extra_rotation
     }
 }
 

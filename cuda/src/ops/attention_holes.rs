@@ -78,7 +78,7 @@ impl Holes {
         // Before the first stretch there is nothing.
         let first_cell = |idx: usize| if idx == 0 { 0 } else { evicted.stretches[idx].first_cell as u32 };
         self.words.extend(of_stretches(&first_cell));
-        self.words.extend(of_stretches(&|idx| evicted.stretches[idx].turn as i32 as u32));
+        self.words.extend(of_stretches(&|idx| evicted.stretches[idx].extra_rotation as i32 as u32));
         let seen = |page_idx| match page_idx < n_pages {
             true => u32::from(evicted.seen_in(page_idx, (page_idx + 1) * PAGE_LEN - 1)),
             false => 0,

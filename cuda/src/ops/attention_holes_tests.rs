@@ -31,7 +31,8 @@ fn blocks_fit_the_smallest_devices() {
 
 #[test]
 fn holes_are_described_word_by_word() {
-    let stretches = [Stretch { first_cell: 5, turn: -7 }, Stretch { first_cell: 18, turn: 0 }];
+    let stretches =
+        [Stretch { first_cell: 5, extra_rotation: -7 }, Stretch { first_cell: 18, extra_rotation: 0 }];
     let live = [0b1111_0000, 0xffff, 0b11];
     let evicted = Evicted {
         n_evicted: 3,

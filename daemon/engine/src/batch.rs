@@ -112,7 +112,7 @@ pub struct Stretch {
     /// The first, which is before or at the row's first.
     pub first_cell: usize,
     /// How much further than by its rotary position a query is rotated for their keys; 0 for the last stretch.
-    pub turn: i64,
+    pub extra_rotation: i64,
 }
 
 impl Evicted<'_> {

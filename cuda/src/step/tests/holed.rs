@@ -12,7 +12,8 @@ fn a_row_among_holes_says_where_its_cells_lie_and_how_queries_are_turned() {
     let (tokens, others): (Vec<Token>, Vec<Token>) = ((0..33).collect(), (500..533).collect());
     let sampler = Sampler { temperature: 1.0, seed: 8, ..Sampler::greedy() };
     let live = [0x00ff, 0x0001];
-    let stretches = [Stretch { first_cell: 0, turn: -10 }, Stretch { first_cell: 16, turn: 0 }];
+    let stretches =
+        [Stretch { first_cell: 0, extra_rotation: -10 }, Stretch { first_cell: 16, extra_rotation: 0 }];
     let whole = row(1, &others, 32, vec![(32, OutputKind::Sample(&sampler))]);
     let first = row(2, &tokens, 30, vec![(32, OutputKind::Sample(&sampler))]);
     let first = Row { evicted: Some(holed(&live, &stretches, 22)), ..first };
@@ -45,7 +46,7 @@ fn a_row_among_holes_says_where_its_cells_lie_and_how_queries_are_turned() {
 fn what_draws_look_at_among_holes_is_brought_and_the_token_that_only_the_device_knows_is_moved_there() {
     let tokens: Vec<Token> = (100..133).collect();
     let sampler = Sampler { repetition_penalty: 1.5, penalty_last_n: Some(5), ..Sampler::greedy() };
-    let stretches = [Stretch { first_cell: 0, turn: 0 }];
+    let stretches = [Stretch { first_cell: 0, extra_rotation: 0 }];
     let live = [0x00ff, 0x0001];
     let asked = |position| vec![(position, OutputKind::Sample(&sampler))];
     let drawn = Row {
@@ -79,7 +80,7 @@ fn packs_are_moves_and_what_they_fill_has_no_tokens_beside_it() {
     let prompt = row(0, &tokens, 0, vec![]);
     told(&mut slots, &[prompt], &[]);
     let packs = [Pack { from: smallvec![(PageId(1), 0b11), (PageId(2), 0b100)], to: PageId(50) }];
-    let stretches = [Stretch { first_cell: 0, turn: 0 }];
+    let stretches = [Stretch { first_cell: 0, extra_rotation: 0 }];
     let live = [u16::MAX, 0b111, 0xff];
     let pages = [PageId(0), PageId(50), PageId(3)];
     let evicted = Evicted { open: 40, packs: &packs, ..holed(&live, &stretches, 40) };

@@ -25,13 +25,13 @@ pub(crate) fn after_hole(
     backend: &mut CpuBackend,
     tokens: &[Token],
     first_cell: usize,
-    turn: i64,
+    extra_rotation: i64,
     n_piece: usize,
     kind: impl Fn() -> OutputKind<'static>,
 ) -> Vec<Output> {
     let pages: &[PageId] = consecutive(100, (first_cell + N_TOKENS).div_ceil(PAGE_LEN));
     let none = vec![0; first_cell.div_ceil(PAGE_LEN)];
-    let whole = [Stretch { first_cell: 0, turn: 0 }];
+    let whole = [Stretch { first_cell: 0, extra_rotation: 0 }];
     let before = Evicted {
         n_evicted: 0,
         rotation: 0,
@@ -60,8 +60,10 @@ pub(crate) fn after_hole(
     let at = |cell: usize| cell - n_left_out(cell) * PAGE_LEN;
     let pages: Vec<PageId> = kept.iter().map(|&page_idx| pages[page_idx]).collect();
     let live: Vec<u16> = kept.iter().map(|&page_idx| live[page_idx]).collect();
-    let stretches =
-        [Stretch { first_cell: 0, turn }, Stretch { first_cell: at(first_cell + GONE.end), turn: 0 }];
+    let stretches = [
+        Stretch { first_cell: 0, extra_rotation },
+        Stretch { first_cell: at(first_cell + GONE.end), extra_rotation: 0 },
+    ];
     let left: Vec<Token> = [&tokens[..GONE.start], &tokens[GONE.end..]].concat();
     let mut rows = Vec::new();
     let mut start = N_BEFORE;
@@ -89,10 +91,10 @@ fn rows_after_hole(
     backend: &mut CpuBackend,
     tokens: &[Token],
     first_cell: usize,
-    turn: i64,
+    extra_rotation: i64,
     n_piece: usize,
 ) -> Vec<Vec<f32>> {
-    let rows = after_hole(backend, tokens, first_cell, turn, n_piece, || OutputKind::Full);
+    let rows = after_hole(backend, tokens, first_cell, extra_rotation, n_piece, || OutputKind::Full);
     rows.into_iter().map(full).collect()
 }
 

@@ -80,10 +80,10 @@ impl Attention<'_> {
             }
             turned.clear();
             turned.extend_from_slice(self.queries);
-            if stretch.turn != 0 {
+            if stretch.extra_rotation != 0 {
                 turns.clear();
                 turns.extend(frequencies.iter().map(|frequency| {
-                    let (sin, cos) = (stretch.turn as f32 * frequency).sin_cos();
+                    let (sin, cos) = (stretch.extra_rotation as f32 * frequency).sin_cos();
                     [cos, sin]
                 }));
                 turned.chunks_exact_mut(self.head_dim).for_each(|query| rotate(query, turns));

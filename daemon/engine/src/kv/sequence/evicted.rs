@@ -97,7 +97,7 @@ impl Holed {
         stretches.clear();
         stretches.extend(gaps.stretches().iter().map(|stretch| Stretch {
             first_cell: cells.cell_of(gaps.index_of(stretch.first)),
-            turn: last.turned_back as i64 - last.closed_up as i64 + stretch.closed_up as i64
+            extra_rotation: last.turned_back as i64 - last.closed_up as i64 + stretch.closed_up as i64
                 - stretch.turned_back as i64,
         }));
     }
