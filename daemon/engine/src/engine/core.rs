@@ -24,7 +24,7 @@ use crate::batch::Row;
 use crate::command::{ModelId, Operation};
 use crate::completion::{CallerId, Completion, Outbox, Tag};
 use crate::error::{EngineError, EngineFailure};
-use crate::scheduler::{Commons, Plan, Scheduler, SchedulerSettings, Turn};
+use crate::scheduler::{Commons, Plan, Scheduler, SchedulerSettings, VirtualTimes};
 
 /// What comes in.
 #[derive(Debug)]
@@ -369,7 +369,7 @@ impl Core {
 
     /// The place of the model whose step is next: whose users are furthest behind, or that waits longest.
     fn next_place(&mut self, passed: &[usize]) -> Option<usize> {
-        let mut next: Option<(Turn, u64, usize)> = None;
+        let mut next: Option<(VirtualTimes, u64, usize)> = None;
         for (place, resident) in self.residents.iter().enumerate() {
             let Some(resident) = resident else { continue };
             if passed.contains(&place) || !resident.may_step() {
@@ -383,12 +383,12 @@ impl Core {
             if resident.scheduler.has_returning_guests(last.map(|(_, plan)| plan)) {
                 continue;
             }
-            let turn = resident.scheduler.next_turn(&mut self.commons);
+            let times = resident.scheduler.next_virtual_times(&mut self.commons);
             let is_first = next.as_ref().is_none_or(|(first, last_planned, _)| {
-                turn.compare(first).then(resident.last_planned.cmp(last_planned)).is_lt()
+                times.compare(first).then(resident.last_planned.cmp(last_planned)).is_lt()
             });
             if is_first {
-                next = Some((turn, resident.last_planned, place));
+                next = Some((times, resident.last_planned, place));
             }
         }
         next.map(|(.., place)| place)

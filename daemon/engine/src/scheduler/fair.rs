@@ -50,9 +50,9 @@ pub(crate) struct Seat(NodeId);
 
 /// How far a user, a session and a guest have come. In its order as a value, for lists, nobody has come as far as another.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Turn(SmallVec<[(u64, NodeId); 3]>);
+pub(crate) struct VirtualTimes(SmallVec<[(u64, NodeId); 3]>);
 
-impl Turn {
+impl VirtualTimes {
     /// Whose turn comes first: the users decide, then the sessions of one user, then the guests of one session.
     pub(crate) fn compare(&self, other: &Self) -> Ordering {
         for ((vtime, id), (other_vtime, other_id)) in self.0.iter().zip(&other.0) {
@@ -239,24 +239,24 @@ impl<T> FairQueue<T> {
     }
 
     /// How far those have come whose item of this lane comes next.
-    pub(crate) fn turn(&mut self, lane: Lane) -> Option<Turn> {
-        let (mut id, mut turn) = (ROOT, Turn::default());
+    pub(crate) fn virtual_times(&mut self, lane: Lane) -> Option<VirtualTimes> {
+        let (mut id, mut times) = (ROOT, VirtualTimes::default());
         while let Some((vtime, child)) = self.first(id, lane) {
-            turn.0.push((vtime, child));
+            times.0.push((vtime, child));
             id = child;
         }
-        (!turn.0.is_empty()).then_some(turn)
+        (!times.0.is_empty()).then_some(times)
     }
 
     /// How far a guest and those above it have come.
-    pub(crate) fn turn_of(&self, seat: &Seat) -> Turn {
-        let (mut id, mut turn) = (seat.0, Turn::default());
+    pub(crate) fn virtual_times_of(&self, seat: &Seat) -> VirtualTimes {
+        let (mut id, mut times) = (seat.0, VirtualTimes::default());
         while id != ROOT {
-            turn.0.push((self.node(id).vtime, id));
+            times.0.push((self.node(id).vtime, id));
             id = self.node(id).parent;
         }
-        turn.0.reverse();
-        turn
+        times.0.reverse();
+        times
     }
 
     /// The virtual times of a user, a session and a guest by their names. Who was forgotten was ahead of nobody.

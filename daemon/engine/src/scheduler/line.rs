@@ -4,7 +4,7 @@
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::admission::PageCount;
-use super::fair::{FairQueue, Lane, Seat, Turn};
+use super::fair::{FairQueue, Lane, Seat, VirtualTimes};
 use crate::account::Owner;
 use crate::command::ContextId;
 
@@ -82,8 +82,8 @@ impl Line {
     /// Those in line, the last first.
     pub(super) fn last_first(&self) -> Vec<ContextId> {
         let place = |(&id, waiter): (&ContextId, &Waiter)| {
-            let turn: Turn = self.queue.turn_of(&waiter.seat);
-            (turn, waiter.number, id)
+            let times: VirtualTimes = self.queue.virtual_times_of(&waiter.seat);
+            (times, waiter.number, id)
         };
         let mut places: Vec<_> = self.waiting.iter().map(place).collect();
         places.sort_unstable_by(|a, b| b.cmp(a));

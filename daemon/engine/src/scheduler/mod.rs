@@ -70,7 +70,7 @@ use crate::stats::EngineStats;
 use admission::Standing;
 use bounds::Pace;
 use cost::Costs;
-pub(crate) use fair::Turn;
+pub(crate) use fair::VirtualTimes;
 use fair::{Class, FairQueue, Lane, Seat};
 use holders::{Holders, Listing};
 use joint::Jobs;
@@ -342,12 +342,12 @@ impl Scheduler {
 
     /// How far those have come whose work for the model comes next; whoever is first in line for pages, if nobody else
     /// waits.
-    pub(crate) fn next_turn(&self, commons: &mut Commons) -> Turn {
-        let turns = [Class::Decode, Class::Prompt].map(|class| commons.queue.turn(self.lane(class)));
-        let first = turns.into_iter().flatten().min_by(Turn::compare);
+    pub(crate) fn next_virtual_times(&self, commons: &mut Commons) -> VirtualTimes {
+        let times = [Class::Decode, Class::Prompt].map(|class| commons.queue.virtual_times(self.lane(class)));
+        let first = times.into_iter().flatten().min_by(VirtualTimes::compare);
         let in_line = || {
             let id = self.line.first()?;
-            Some(commons.queue.turn_of(&self.contexts.get(&id)?.seat))
+            Some(commons.queue.virtual_times_of(&self.contexts.get(&id)?.seat))
         };
         first.or_else(in_line).unwrap_or_default()
     }

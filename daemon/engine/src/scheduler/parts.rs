@@ -11,7 +11,7 @@ use smallvec::SmallVec;
 use super::holders::{Come, Does};
 use super::resize::Taking;
 use super::room::Victim;
-use super::{Plan, Scheduler, Turn};
+use super::{Plan, Scheduler, VirtualTimes};
 use crate::command::ContextId;
 use crate::kv::Sequence;
 
@@ -33,7 +33,7 @@ pub(crate) struct Want {
     /// Who that is.
     pub(crate) first: ContextId,
     /// How far its guest has come.
-    pub(crate) turn: Turn,
+    pub(crate) times: VirtualTimes,
 }
 
 /// The most that is given up for some pages: what is missed least comes first.
@@ -46,7 +46,7 @@ pub(crate) enum Sacrifice {
     /// Pages of an idle context that was served last in this step of the device, and whose guest has come this far.
     Idle { come: Come, step: u64 },
     /// Pages of work that waits in line, or of a run that has had its term, whose guest has come this far.
-    Work(Turn),
+    Work(VirtualTimes),
 }
 
 impl Sacrifice {
@@ -58,7 +58,7 @@ impl Sacrifice {
             (Self::Idle { come, step }, Self::Idle { come: other, step: other_step }) => {
                 other.cmp(come).then(step.cmp(other_step))
             }
-            (Self::Work(turn), Self::Work(other)) => other.compare(turn),
+            (Self::Work(times), Self::Work(other)) => other.compare(times),
             _ => self.rank().cmp(&other.rank()),
         }
     }
@@ -88,13 +88,13 @@ impl Scheduler {
     /// What the first in line lacks, if it lacks anything.
     pub(crate) fn want(&mut self) -> Option<Want> {
         let (n_pages, first) = self.lack_of_first()?;
-        let turn = self.commons.queue.turn_of(&self.contexts.get(&first)?.seat);
-        Some(Want { n_pages, first, turn })
+        let times = self.commons.queue.virtual_times_of(&self.contexts.get(&first)?.seat);
+        Some(Want { n_pages, first, times })
     }
 
-    /// What has to be given up for `n_pages` that another model gets, for a guest that has come as far as `turn`; `None`
+    /// What has to be given up for `n_pages` that another model gets, for a guest that has come as far as `times`; `None`
     /// if there are not as many but at the cost of work that is admitted, or that deserves them more.
-    pub(crate) fn sacrifice(&mut self, n_pages: usize, turn: Option<&Turn>) -> Option<Sacrifice> {
+    pub(crate) fn sacrifice(&mut self, n_pages: usize, times: Option<&VirtualTimes>) -> Option<Sacrifice> {
         // What was promised will be taken.
         let n_missing = (n_pages + self.line.n_promised).saturating_sub(self.pages.n_free());
         if n_missing == 0 {
@@ -103,7 +103,7 @@ impl Scheduler {
         if let Some(step) = self.pages.idle_since(n_missing) {
             return Some(Sacrifice::Cached { step });
         }
-        self.sacrifice_of_held(n_missing - self.pages.n_idle(), turn, &[])
+        self.sacrifice_of_held(n_missing - self.pages.n_idle(), times, &[])
     }
 
     /// As [`Self::sacrifice`], for what the model's own first in line lacks.
@@ -116,11 +116,11 @@ impl Scheduler {
         self.sacrifice_of_held(want.n_pages, None, &members)
     }
 
-    /// What has to be given up of what is held; whoever is not behind `turn` keeps what it holds, and so do these.
+    /// What has to be given up of what is held; whoever is not behind `times` keeps what it holds, and so do these.
     fn sacrifice_of_held(
         &mut self,
         n_pages: usize,
-        turn: Option<&Turn>,
+        times: Option<&VirtualTimes>,
         kept: &[ContextId],
     ) -> Option<Sacrifice> {
         // What admitted contexts hold is marked, and so is what has been counted.
@@ -140,13 +140,13 @@ impl Scheduler {
             }
             last = self.next_holder(Some(&holder));
         }
-        let mut nearest: Option<Turn> = None;
+        let mut nearest: Option<VirtualTimes> = None;
         let in_line = self.line.last_first().into_iter().map(|id| (id, Giver::InLine));
         let over = self.over().into_iter().map(|id| (id, Giver::Over));
         for (id, giver) in in_line.chain(over).collect::<Vec<_>>() {
             let context = &self.contexts[&id];
-            let of = self.commons.queue.turn_of(&context.seat);
-            if turn.is_some_and(|turn| of.compare(turn).is_le()) {
+            let of = self.commons.queue.virtual_times_of(&context.seat);
+            if times.is_some_and(|times| of.compare(times).is_le()) {
                 continue;
             }
             n_found += match giver {
@@ -172,17 +172,17 @@ impl Scheduler {
         blocks.iter().filter(|&&block| pages.mark(block, marking) && pages.page(block).is_some()).count()
     }
 
-    /// Gives up all pages from `n_pages` on, for a guest that has come as far as `turn`, at the cost that
+    /// Gives up all pages from `n_pages` on, for a guest that has come as far as `times`, at the cost that
     /// [`Self::sacrifice`] tells; `None` if that cannot be any more. No step may be under way.
-    pub(crate) fn part_with(&mut self, n_pages: usize, turn: Option<&Turn>) -> Option<Plan> {
+    pub(crate) fn part_with(&mut self, n_pages: usize, times: Option<&VirtualTimes>) -> Option<Plan> {
         let n_given = self.limits.n_pages - n_pages;
-        self.sacrifice(n_given, turn)?;
+        self.sacrifice(n_given, times)?;
         let mut over = self.over().into_iter();
         while self.n_left() < n_given as isize {
             // It could as well stand at the end of the line by now.
             let id = over.next()?;
-            let of = self.commons.queue.turn_of(&self.contexts[&id].seat);
-            if turn.is_none_or(|turn| of.compare(turn).is_gt()) {
+            let of = self.commons.queue.virtual_times_of(&self.contexts[&id].seat);
+            if times.is_none_or(|times| of.compare(times).is_gt()) {
                 self.leave_by_id(id);
             }
         }

@@ -208,7 +208,7 @@ impl Core {
                 wants.extend(could_get.then_some((place, want)));
             }
         }
-        wants.sort_by(|(_, a), (_, b)| a.turn.compare(&b.turn));
+        wants.sort_by(|(_, a), (_, b)| a.times.compare(&b.times));
         for (place, want) in wants {
             if self.help(place, &want)? {
                 return Ok(());
@@ -264,7 +264,7 @@ impl Core {
                 if found_bytes < granule_bytes {
                     continue;
                 }
-                let Some(sacrifice) = giver.lend(commons).sacrifice(n_given, Some(&want.turn)) else {
+                let Some(sacrifice) = giver.lend(commons).sacrifice(n_given, Some(&want.times)) else {
                     continue;
                 };
                 // Work is not sent away for what would not do.
@@ -354,7 +354,7 @@ impl Core {
         let Self { residents, commons, .. } = self;
         let giver = residents[from].as_mut().expect("it is there");
         let plan = match taking {
-            Taking::Spare => giver.lend(commons).part_with(n_pages, want.as_ref().map(|want| &want.turn)),
+            Taking::Spare => giver.lend(commons).part_with(n_pages, want.as_ref().map(|want| &want.times)),
             Taking::Any => Some(giver.lend(commons).vacate(n_pages, taking)),
         };
         let Some(plan) = plan else { return Ok(()) };
