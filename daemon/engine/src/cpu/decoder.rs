@@ -8,7 +8,7 @@ use super::linear::Gemm;
 use super::masses::{Masses, Queries};
 use super::output::{self, Answers};
 use super::pages::KvPages;
-use super::plan::{Hidden, PlacedToken, Plan};
+use super::plan::{Hidden, PlacedToken, TokenLayout};
 use super::weights::{LayerWeights, Weights};
 use crate::batch::Output;
 use crate::model::{ModelConfig, inverse_frequencies};
@@ -57,7 +57,7 @@ impl Decoder {
     }
 
     /// Computes the tokens of the plan, stores their keys and values, and answers its questions.
-    pub(super) fn run(&mut self, plan: &Plan<'_>, kv: &mut KvPages) -> Answers {
+    pub(super) fn run(&mut self, plan: &TokenLayout<'_>, kv: &mut KvPages) -> Answers {
         let gemm = Gemm::new();
         let Self { config, weights, frequencies, activations } = self;
         activations.begin(config, weights, frequencies, &plan.places);
@@ -186,7 +186,13 @@ impl Activations {
     }
 
     /// The final norm and the outputs, for the tokens that are asked about.
-    fn answer(&mut self, config: &ModelConfig, weights: &Weights, gemm: &Gemm, plan: &Plan<'_>) -> Answers {
+    fn answer(
+        &mut self,
+        config: &ModelConfig,
+        weights: &Weights,
+        gemm: &Gemm,
+        plan: &TokenLayout<'_>,
+    ) -> Answers {
         let hidden_size = config.hidden_size;
         self.normed.resize(plan.questions.len() * hidden_size, 0.0);
         for (question, normed) in plan.questions.iter().zip(self.normed.chunks_exact_mut(hidden_size)) {

@@ -5,7 +5,7 @@ use rayon::prelude::*;
 
 use super::attention::{Attention, HolesScratch};
 use super::pages::KvPages;
-use super::plan::{Plan, Weighed};
+use super::plan::{TokenLayout, Weighed};
 use crate::batch::{Output, OutputFault};
 use crate::model::ModelConfig;
 
@@ -19,7 +19,7 @@ pub(super) struct Masses<'a> {
 pub(super) struct Queries<'a> {
     pub(super) qkv: &'a [f32],         // [n_tokens, n_heads + 2 n_kv_heads, head_dim]
     pub(super) frequencies: &'a [f32], // [head_dim / 2]
-    pub(super) plan: &'a Plan<'a>,
+    pub(super) plan: &'a TokenLayout<'a>,
     pub(super) kv: &'a KvPages,
 }
 

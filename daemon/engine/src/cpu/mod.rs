@@ -25,7 +25,7 @@ use self::decoder::Decoder;
 use self::late::LateDraw;
 use self::output::Answers;
 use self::pages::{KvPages, N_GRANULE_PAGES, PageLayout};
-use self::plan::Plan;
+use self::plan::TokenLayout;
 use self::threads::Threads;
 use self::weights::Weights;
 use crate::backend::{AskLimits, Backend, BackendError, Collected, Damage, Limits, WeightsInfo};
@@ -190,7 +190,7 @@ impl Backend for CpuBackend {
         {
             self.kv.pack(pack);
         }
-        let plan = Plan::new(batch, &self.limits, self.decoder.n_layers());
+        let plan = TokenLayout::new(batch, &self.limits, self.decoder.n_layers());
         if plan.places.is_empty() && plan.questions.is_empty() {
             self.done = Some(Collected::default());
             return Ok(());

@@ -5,7 +5,7 @@ use rayon::prelude::*;
 use super::late::{By, LateDraw};
 use super::linear::{Gemm, Linear};
 use super::mixed::Mixtures;
-use super::plan::{Plan, Question};
+use super::plan::{Question, TokenLayout};
 use crate::batch::{Output, OutputFault, OutputKind, Start, Token, Within};
 use crate::sampling::program::{DrawPlace, DrawState};
 use crate::sampling::{Distribution, Sampler, Scratch, rank, sample, sample_by_program, sample_under};
@@ -24,7 +24,7 @@ pub(super) struct Answers {
 
 /// Answers every question of the plan.
 pub(super) fn answer(
-    plan: &Plan<'_>,
+    plan: &TokenLayout<'_>,
     gemm: &Gemm,
     lm_head: &Linear,
     hidden: &[f32], // [n_questions, hidden_size], after the final norm

@@ -86,7 +86,7 @@ pub(super) struct Weighed<'a> {
 }
 
 /// The tokens of a batch and the questions about them.
-pub(super) struct Plan<'a> {
+pub(super) struct TokenLayout<'a> {
     pub(super) places: Vec<PlacedToken<'a>>,
     /// In the order of their layers.
     pub(super) taps: Vec<Tap>,
@@ -96,7 +96,7 @@ pub(super) struct Plan<'a> {
     pub(super) n_outputs: usize,
 }
 
-impl<'a> Plan<'a> {
+impl<'a> TokenLayout<'a> {
     /// # Panics
     /// The batch breaks its own rules or the limits, which is the scheduler's fault.
     pub(super) fn new(batch: &'a Batch<'_>, limits: &Limits, n_layers_max: usize) -> Self {
