@@ -13,7 +13,7 @@ use super::program::{
     ProgramBias, ProgramBuffers, ProgramKernel, ProgramOutput, ProgramRow, planes_bytes, source,
 };
 use super::program_code::Entry;
-use super::program_plan::Plan;
+use super::program_plan::EncodedProgram;
 use super::shares::PageEntry;
 use crate::testing::{Random, TestGpu};
 use crate::{Buffer, Plain};
@@ -22,7 +22,7 @@ use crate::{Buffer, Plain};
 #[derive(Debug)]
 pub(super) struct CaseRow {
     pub(super) program: Program,
-    pub(super) plan: Plan,
+    pub(super) plan: EncodedProgram,
     pub(super) logits: Vec<f32>,       // [vocab_size]
     pub(super) members: Vec<Vec<f32>>, // [vocab_size] each
     pub(super) history: Vec<Token>,
@@ -39,7 +39,7 @@ pub(super) struct CaseRow {
 impl CaseRow {
     /// A row with nothing but logits, at a position that the seed decides.
     pub(super) fn plain(program: Program, logits: Vec<f32>, seed: u64) -> Self {
-        let plan = Plan::new(&program).expect("it fits");
+        let plan = EncodedProgram::new(&program).expect("it fits");
         let state = program.first_state();
         Self {
             program,
@@ -59,7 +59,7 @@ impl CaseRow {
     }
 
     /// A row that has everything, with logits that are hard.
-    pub(super) fn full(program: Program, plan: Plan, vocab_size: usize, seed: u64) -> Self {
+    pub(super) fn full(program: Program, plan: EncodedProgram, vocab_size: usize, seed: u64) -> Self {
         let mut random = Random(seed);
         let mask = |random: &mut Random, n: usize| {
             let mut mask = TokenMask::none(vocab_size);

@@ -3,7 +3,7 @@
 use trellis_programs::Source;
 
 use super::program_code::{Code, Element, Entry, N_REGISTERS, Root, Taken, TooLarge, code, source_entry};
-use super::program_plan::{N_GATHERED, N_HEADER, N_SUMS, NO_NUMBER, Plan, PlanError};
+use super::program_plan::{EncodedProgram, N_GATHERED, N_HEADER, N_SUMS, NO_NUMBER, PlanError};
 
 /// What is gathered, and where it goes.
 #[derive(Clone, Copy)]
@@ -75,7 +75,7 @@ pub(super) struct Ends {
 }
 
 impl Parts {
-    pub(super) fn encode(&self, ends: &Ends) -> Result<Plan, PlanError> {
+    pub(super) fn encode(&self, ends: &Ends) -> Result<EncodedProgram, PlanError> {
         let scalars = self.scalars.iter().map(|&(stage, _)| stage);
         let passes = self.gathers.iter().map(|gather| gather.pass);
         let n_stages = scalars.chain(passes).chain(self.selections.iter().map(|s| s.pass)).max().unwrap_or(0);
@@ -120,7 +120,7 @@ impl Parts {
         entries.extend(list.steps);
         entries.extend(list.code);
         entries.extend(self.sources.iter().map(|&source| source_entry(source)));
-        Ok(Plan { entries, n_planes: self.n_planes, n_passes: list.n_passes })
+        Ok(EncodedProgram { entries, n_planes: self.n_planes, n_passes: list.n_passes })
     }
 
     fn encode_numbers(&self, list: &mut List, stage: usize) -> Result<(), PlanError> {

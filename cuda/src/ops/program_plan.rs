@@ -69,13 +69,13 @@ pub enum PlanError {
 
 /// A program as the device runs it.
 #[derive(Clone, Debug)]
-pub struct Plan {
+pub struct EncodedProgram {
     pub(super) entries: Vec<Entry>,
     pub(super) n_planes: usize,
     pub(super) n_passes: usize,
 }
 
-impl Plan {
+impl EncodedProgram {
     /// Plans a program.
     ///
     /// # Errors

@@ -8,9 +8,9 @@ use super::*;
 
 const SHAPE: RowShape = RowShape { vocab_size: 128_256, n_positions: 8192 };
 
-fn plan(definition: Definition) -> Plan {
+fn plan(definition: Definition) -> EncodedProgram {
     let program = Program::new(definition, SHAPE).expect("it is in order");
-    Plan::new(&program).expect("it fits")
+    EncodedProgram::new(&program).expect("it fits")
 }
 
 #[test]
@@ -31,7 +31,7 @@ fn nearly_all_random_programs_fit() {
         let Ok(program) = Program::new(definition, SHAPE) else { continue };
         for program in [program.constrained(), program] {
             n += 1;
-            match Plan::new(&program) {
+            match EncodedProgram::new(&program) {
                 Ok(_) => n_fit += 1,
                 Err(error) => writeln!(refused, "{seed}: {error}").expect("a text takes lines"),
             }
@@ -61,7 +61,7 @@ fn numbers_of_a_long_chain_are_worked_out_once() {
     });
     let program = Program::new(definition, SHAPE).expect("it is in order");
     for program in [program.constrained(), program] {
-        let plan = Plan::new(&program).expect("it fits");
+        let plan = EncodedProgram::new(&program).expect("it fits");
         assert!(plan.n_passes() <= 5, "{}", plan.n_passes());
     }
 }
@@ -128,9 +128,9 @@ fn what_does_not_fit_is_refused() {
         Program::new(add(n_rows), SHAPE)
     };
     let most = rows(N_PLANES_MAX as u32).expect("it is in order");
-    assert!(Plan::new(&most).is_ok());
+    assert!(EncodedProgram::new(&most).is_ok());
     assert!(rows(N_PLANES_MAX as u32 + 1).is_err());
     let row = Program::new(Definition::build_row(|b| b.logits()), SHAPE).expect("it is in order");
-    let error = Plan::new(&row).expect_err("a row");
+    let error = EncodedProgram::new(&row).expect_err("a row");
     assert_eq!(error, PlanError::EndsInRow);
 }

@@ -8,7 +8,7 @@ use super::super::program_case::{
     CaseRow, Host, Launched, difference, hard_logits, kernel, plain_logits, run,
 };
 use super::super::program_library::library_programs;
-use super::super::program_plan::Plan;
+use super::super::program_plan::EncodedProgram;
 use super::*;
 use crate::testing::{Random, gpu};
 
@@ -80,7 +80,7 @@ fn random_programs_are_those_of_the_cpu() {
                 let definition = random::definition(seed, 8 + seed as usize % 121);
                 let Ok(program) = Program::new(definition, shape(vocab_size)) else { continue };
                 let program = if seed % 3 == 0 { program.constrained() } else { program };
-                let Ok(plan) = Plan::new(&program) else {
+                let Ok(plan) = EncodedProgram::new(&program) else {
                     n_refused += 1;
                     continue;
                 };

@@ -20,7 +20,7 @@ use super::slots::EditList;
 use super::words::to_words;
 use crate::ops::logits::{BiasPair, NOWHERE};
 use crate::ops::program::ProgramBias;
-use crate::ops::program_plan::Plan;
+use crate::ops::program_plan::EncodedProgram;
 
 /// Words that places are multiples of: the widest access.
 const ALIGNMENT: usize = 4;
@@ -178,8 +178,8 @@ impl Given {
                 return None;
             }
             let planned = match keeps {
-                Keeps::ToNothing => Plan::new(program),
-                Keeps::ToMask => Plan::new(&program.constrained()),
+                Keeps::ToNothing => EncodedProgram::new(program),
+                Keeps::ToMask => EncodedProgram::new(&program.constrained()),
             };
             let Ok(plan) = planned else {
                 if this.refused.len() == N_REFUSED_MAX {
