@@ -8,7 +8,7 @@ use crate::blas::fill_with_numbers;
 use crate::model::Kernels;
 use crate::ops::attention::{AttentionWork, DeviceShares, Form, KvLayer, PAGE_LEN, Workspace};
 use crate::ops::attention_plan::AttentionPlan;
-use crate::ops::common::{Dtype, Rows};
+use crate::ops::common::{Dtype, RowCount};
 use crate::ops::shares::{PageEntry, RowSpan};
 use crate::{Buffer, CudaError, Gpu, Slice, Stream};
 
@@ -65,7 +65,7 @@ impl List {
     }
 
     fn on_device(&self) -> DeviceShares {
-        let count = |idx: usize, n_max| Rows { n_max, n: self.counts.slice().part(4 * idx, 4) };
+        let count = |idx: usize, n_max| RowCount { n_max, n: self.counts.slice().part(4 * idx, 4) };
         DeviceShares {
             shares: self.shares.slice(),
             workers: count(0, self.n_workers),
@@ -200,8 +200,8 @@ impl BenchContexts {
     }
 
     /// Copies of the last page of each context.
-    pub(super) fn copies(&self) -> (Rows, Slice) {
-        (Rows { n_max: self.rows.len(), n: self.copies_count.slice() }, self.page_pairs.slice())
+    pub(super) fn copies(&self) -> (RowCount, Slice) {
+        (RowCount { n_max: self.rows.len(), n: self.copies_count.slice() }, self.page_pairs.slice())
     }
 
     /// Pairs of queries and keys that attend to each other, over all rows, and keys that are read, of one KV head.

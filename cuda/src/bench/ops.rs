@@ -8,7 +8,7 @@ use super::products::Products;
 use super::timer::Timer;
 use crate::blas::fill_with_numbers;
 use crate::model::{ActivationSizes, Activations, Kernels};
-use crate::ops::common::Rows;
+use crate::ops::common::RowCount;
 use crate::{Buffer, Card, CudaError, Gpu, Plain, Stream};
 
 /// Launches that are timed together.
@@ -253,12 +253,12 @@ impl<'a> Bench<'a> {
         })
     }
 
-    pub(super) fn tokens(&self) -> Rows {
-        Rows { n_max: self.step.n_tokens(), n: self.tokens.slice() }
+    pub(super) fn tokens(&self) -> RowCount {
+        RowCount { n_max: self.step.n_tokens(), n: self.tokens.slice() }
     }
 
-    pub(super) fn logits_rows(&self) -> Rows {
-        Rows { n_max: n_logits_rows(self.step), n: self.logits_rows.slice() }
+    pub(super) fn logits_rows(&self) -> RowCount {
+        RowCount { n_max: n_logits_rows(self.step), n: self.logits_rows.slice() }
     }
 
     /// Times one kernel.

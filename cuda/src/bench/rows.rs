@@ -9,7 +9,7 @@ use super::products::{NormPlace, Projection, Target};
 use super::{OpSpeed, OpStep};
 use crate::CudaError;
 use crate::ops::attention::AttentionInputs;
-use crate::ops::common::Rows;
+use crate::ops::common::RowCount;
 use crate::ops::embedding::{TokenIds, TokenPlaces};
 use crate::ops::gemv::N_ROWS_MAX;
 use crate::ops::logits::{LogitsBuffers, OutputRow, RowOutput, Stages};
@@ -177,7 +177,7 @@ impl Bench<'_> {
         sampler: &Sampler,
     ) -> Result<(), CudaError> {
         let vocab_size = self.config.vocab_size;
-        let Rows { n_max: n_rows, n } = self.logits_rows();
+        let RowCount { n_max: n_rows, n } = self.logits_rows();
         let rows: Vec<OutputRow> = (0..n_rows)
             .map(|row| OutputRow { logits_row: row as u32, ..OutputRow::draw(sampler, row as u64) })
             .collect();

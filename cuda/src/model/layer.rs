@@ -7,7 +7,7 @@ use super::{Activations, LayerInputs, Llama};
 use crate::blas::Update;
 use crate::ops::attention::{AttentionInputs, KvLayer};
 use crate::ops::attention_holes::HolesInputs;
-use crate::ops::common::{Element, Rows};
+use crate::ops::common::{Element, RowCount};
 use crate::ops::gemv::{GemvInput, GemvOutput, GemvShape, GemvWeights};
 use crate::ops::norm::NormWeights;
 use crate::ops::rope::{HeadNorm, HeadShape, HeadTensors, HeadWeights};
@@ -113,7 +113,7 @@ impl Llama {
     pub(super) fn norm(
         &self,
         stream: &Stream,
-        rows: Rows,
+        rows: RowCount,
         x: Slice,
         weight: Slice,
         y: Slice,
@@ -126,7 +126,7 @@ impl Llama {
     pub(super) fn gemv(
         &self,
         stream: &Stream,
-        rows: Rows,
+        rows: RowCount,
         x: ProductInput,
         linear: Linear,
         y: GemvOutput,
@@ -157,7 +157,7 @@ impl Llama {
     fn multiply(
         &self,
         stream: &Stream,
-        tokens: Rows,
+        tokens: RowCount,
         x: Slice,
         linear: Linear,
         y: Slice,
@@ -170,7 +170,7 @@ impl Llama {
     fn add_product(
         &self,
         stream: &Stream,
-        tokens: Rows,
+        tokens: RowCount,
         x: Slice,
         linear: Linear,
         residual: Slice,

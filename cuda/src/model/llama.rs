@@ -10,7 +10,7 @@ use super::{Activations, Kernels, Weights};
 use crate::blas::{Blas, MatmulShape, Update, buckets};
 use crate::ops::attention::{AttentionWork, Workspace};
 use crate::ops::attention_plan::distinct;
-use crate::ops::common::{Element, Rows};
+use crate::ops::common::{Element, RowCount};
 use crate::ops::embedding::{TokenIds, TokenPlaces};
 use crate::ops::gather::Kept;
 use crate::ops::gemv::{self, GemvOutput};
@@ -36,7 +36,7 @@ pub(crate) struct Llama {
 /// The tokens of a step and their contexts, on the device.
 #[derive(Clone, Debug)]
 pub(crate) struct LayerInputs {
-    pub(crate) tokens: Rows,
+    pub(crate) tokens: RowCount,
     pub(crate) ids: TokenIds,
     /// What each is rotated by.
     pub(crate) positions: Slice,
@@ -79,7 +79,7 @@ pub(crate) enum LogitsOf {
 /// Where the rows of logits come from.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct LogitsRows {
-    pub(crate) rows: Rows,
+    pub(crate) rows: RowCount,
     /// Where each comes from, and which slots keep its hidden state.
     pub(crate) kept: Kept,
     pub(crate) logits_of: LogitsOf,

@@ -9,7 +9,7 @@
 use super::attention_decode::AttentionDecode;
 use super::attention_holes::{AttentionHoles, HolesInputs};
 use super::attention_tiles::{AttentionTiles, TileForm};
-use super::common::{Dtype, Rows, expect, expect_i32, expect_rows, i32_of, type_name};
+use super::common::{Dtype, RowCount, expect, expect_i32, expect_rows, i32_of, type_name};
 use super::shares::{CUT_WORDS, Cutting, N_SHARES_MAX, SHARE_WORDS};
 use crate::{CudaError, Module, Pointer, Slice, Source, Stream};
 
@@ -94,11 +94,11 @@ pub struct DeviceShares {
     /// The shares; at least as many as the workers that there can be.
     pub shares: Slice,
     /// Workers that have work.
-    pub workers: Rows,
+    pub workers: RowCount,
     /// Tiles that were cut.
     pub cut_list: Slice,
     /// How many.
-    pub cuts: Rows,
+    pub cuts: RowCount,
 }
 
 /// What is launched for a step, the same in every layer of a window; `None` where a form has no rows.
@@ -388,7 +388,7 @@ pub(super) fn source(shape: &AttentionShape, file: &'static str, text: &'static 
 
 /// The number of workers, as a grid has it.
 #[track_caller]
-pub(super) fn grid_workers(workers: Rows) -> u32 {
+pub(super) fn grid_workers(workers: RowCount) -> u32 {
     u32::from(u16::try_from(workers.n_max).expect("a grid has up to 65,535 workers"))
 }
 

@@ -1,6 +1,6 @@
 //! The bias of a projection, where no later kernel takes it along.
 
-use super::common::{Dtype, ROW_THREADS, Rows, expect, expect_rows, i32_of, over_rows, source_for};
+use super::common::{Dtype, ROW_THREADS, RowCount, expect, expect_rows, i32_of, over_rows, source_for};
 use crate::driver::params;
 use crate::{CudaError, Kernel, Module, Pointer, Slice, Source, Stream};
 
@@ -49,7 +49,7 @@ impl AddBias {
     pub fn run(
         &self,
         stream: &Stream,
-        rows: Rows,
+        rows: RowCount,
         n_out: usize,
         y: Slice,    // f32 [rows, n_out]
         bias: Slice, // T [n_out]

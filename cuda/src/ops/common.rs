@@ -53,7 +53,7 @@ pub(crate) fn type_name(dtype: Dtype) -> &'static str {
 /// How many rows a launch works on. The grid is laid out for `n_max`; the blocks past `*n` end at once, so that
 /// a captured launch serves every smaller batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Rows {
+pub struct RowCount {
     /// The most there can be.
     pub n_max: usize,
     /// The number of this step: one `i32` on the device, at most `n_max`.
@@ -86,7 +86,7 @@ pub(crate) fn i32_of(n: usize) -> i32 {
 
 /// Panics unless the count is one.
 #[track_caller]
-pub(crate) fn expect_rows(rows: Rows) {
+pub(crate) fn expect_rows(rows: RowCount) {
     expect_i32("the count of rows", rows.n, 1);
     assert!(rows.n_max <= i32::MAX as usize, "{} rows", rows.n_max);
 }
@@ -101,7 +101,7 @@ pub(crate) const ROW_THREADS: u32 = 256;
 
 /// A launch over rows of `n` values, four a thread: one block a row when there are rows enough to fill the device, else
 /// as many as the row has work for.
-pub(crate) fn over_rows(rows: Rows, n: usize) -> Launch {
+pub(crate) fn over_rows(rows: RowCount, n: usize) -> Launch {
     let most = n.div_ceil(4 * ROW_THREADS as usize).clamp(1, 64);
     let wanted = 1024usize.div_ceil(rows.n_max.max(1));
     let grid = (rows.n_max as u32, most.min(wanted) as u32, 1);
@@ -114,7 +114,7 @@ pub(crate) mod check {
 
     use half::{bf16, f16};
 
-    use super::{Dtype, Rows};
+    use super::{Dtype, RowCount};
     use crate::ops::usage::assert_registers_suffice;
     use crate::testing::{TestGpu, include_dir};
     use crate::{Buffer, Compiler, CudaError, Plain, Slice, Source};
@@ -179,8 +179,8 @@ pub(crate) mod check {
             Self { n_max, n: upload(test, &[n as i32]) }
         }
 
-        pub(crate) fn rows(&self) -> Rows {
-            Rows { n_max: self.n_max, n: self.n.slice() }
+        pub(crate) fn rows(&self) -> RowCount {
+            RowCount { n_max: self.n_max, n: self.n.slice() }
         }
     }
 

@@ -1,7 +1,7 @@
 //! Token embeddings into the residual stream, and tokens beside their pages.
 
 use super::common::{
-    Dtype, PAGE_LEN, ROW_THREADS, Rows, expect, expect_i32, expect_rows, i32_of, over_rows, source_for,
+    Dtype, PAGE_LEN, ROW_THREADS, RowCount, expect, expect_i32, expect_rows, i32_of, over_rows, source_for,
 };
 use crate::driver::params;
 use crate::{CudaError, Kernel, Module, Pointer, Slice, Source, Stream};
@@ -75,7 +75,7 @@ impl Embedding {
     pub fn run(
         &self,
         stream: &Stream,
-        tokens: Rows,
+        tokens: RowCount,
         hidden_size: usize,
         ids: TokenIds,
         places: TokenPlaces,

@@ -1,6 +1,6 @@
 //! Rows by index: those that need logits, of which some are kept for a later step.
 
-use super::common::{ROW_THREADS, Rows, expect, expect_i32, expect_rows, i32_of};
+use super::common::{ROW_THREADS, RowCount, expect, expect_i32, expect_rows, i32_of};
 use crate::driver::params;
 use crate::{CudaError, Kernel, Launch, Module, Pointer, Slice, Source, Stream};
 
@@ -65,7 +65,7 @@ impl Gather {
     pub fn run(
         &self,
         stream: &Stream,
-        rows: Rows,
+        rows: RowCount,
         row_bytes: usize,
         x: Slice, // [.., row_bytes]
         kept: Kept,

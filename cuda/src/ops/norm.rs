@@ -1,6 +1,6 @@
 //! RMSNorm of the residual stream.
 
-use super::common::{Dtype, Rows, expect, expect_rows, i32_of, type_name};
+use super::common::{Dtype, RowCount, expect, expect_rows, i32_of, type_name};
 use crate::driver::params;
 use crate::{CudaError, Kernel, Launch, Module, Pointer, Slice, Source, Stream};
 
@@ -71,7 +71,7 @@ impl Norm {
     pub fn run(
         &self,
         stream: &Stream,
-        rows: Rows,
+        rows: RowCount,
         weights: NormWeights,
         x: Slice, // f32 [rows, hidden_size]
         y: Slice, // T [rows, hidden_size]

@@ -2,7 +2,7 @@
 
 use trellis_engine::batch::{Pack, PageId};
 
-use super::common::{PAGE_LEN, ROW_THREADS, Rows, expect, expect_i32, expect_rows};
+use super::common::{PAGE_LEN, ROW_THREADS, RowCount, expect, expect_i32, expect_rows};
 use crate::driver::params;
 use crate::{CudaError, Kernel, Launch, Module, Pointer, Slice, Source, Stream};
 
@@ -99,7 +99,7 @@ impl CopyPages {
     pub fn run(
         &self,
         stream: &Stream,
-        pairs: Rows,
+        pairs: RowCount,
         page_bytes: usize,
         kv: Slice,          // [n_pages, page_bytes]
         page_tokens: Slice, // i32 [n_pages, PAGE_LEN]

@@ -1,6 +1,6 @@
 //! Rotary position embedding of the fused Q, K and V projection, and the write of K and V into their pages.
 
-use super::common::{Dtype, PAGE_LEN, Rows, expect, expect_i32, expect_rows, i32_of, type_name};
+use super::common::{Dtype, PAGE_LEN, RowCount, expect, expect_i32, expect_rows, i32_of, type_name};
 use crate::driver::params;
 use crate::{CudaError, Kernel, Launch, Module, Pointer, Slice, Source, Stream};
 
@@ -124,7 +124,7 @@ impl Rope {
     pub fn run(
         &self,
         stream: &Stream,
-        tokens: Rows,
+        tokens: RowCount,
         shape: HeadShape,
         weights: HeadWeights,
         tensors: HeadTensors,
@@ -166,7 +166,7 @@ impl Rope {
         unsafe { launch.run(stream, &self.kernel, &params) }
     }
 
-    fn check(&self, tokens: Rows, shape: HeadShape, weights: HeadWeights, tensors: HeadTensors) {
+    fn check(&self, tokens: RowCount, shape: HeadShape, weights: HeadWeights, tensors: HeadTensors) {
         let (head_dim, element_bytes) = (shape.head_dim, self.dtype.n_bytes());
         assert!(head_dim.is_multiple_of(2) && head_dim <= 1024, "heads of {head_dim}");
         let layer_len = 2 * shape.n_kv_heads * PAGE_LEN * head_dim;

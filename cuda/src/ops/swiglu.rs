@@ -1,6 +1,6 @@
 //! The gated activation of the MLP.
 
-use super::common::{Dtype, ROW_THREADS, Rows, expect, expect_rows, i32_of, over_rows, source_for};
+use super::common::{Dtype, ROW_THREADS, RowCount, expect, expect_rows, i32_of, over_rows, source_for};
 use crate::driver::params;
 use crate::{CudaError, Kernel, Module, Pointer, Slice, Source, Stream};
 
@@ -50,7 +50,7 @@ impl SwiGlu {
     pub fn run(
         &self,
         stream: &Stream,
-        tokens: Rows,
+        tokens: RowCount,
         intermediate_size: usize,
         gate_up: Slice,      // T [tokens, 2, intermediate_size]
         bias: Option<Slice>, // T [2, intermediate_size]

@@ -8,7 +8,7 @@
 use crate::Slice;
 use crate::ops::attention::{AttentionWork, DeviceShares, Form, N_FORMS};
 use crate::ops::attention_plan::PlanSize;
-use crate::ops::common::Rows;
+use crate::ops::common::RowCount;
 use crate::ops::logits::OutputRow;
 use crate::ops::program::ProgramRow;
 use crate::ops::shares::{CUT_WORDS, ListSize, SHARE_WORDS};
@@ -133,8 +133,8 @@ impl Layout {
     }
 
     /// A count on the device, with the most that it can be.
-    pub(crate) fn count(&self, memory: Slice, count: Count, n_max: usize) -> Rows {
-        Rows { n_max, n: Self::slice(memory, self.word(count), 1) }
+    pub(crate) fn count(&self, memory: Slice, count: Count, n_max: usize) -> RowCount {
+        RowCount { n_max, n: Self::slice(memory, self.word(count), 1) }
     }
 
     /// Where the shares of a list and its cut tiles begin.

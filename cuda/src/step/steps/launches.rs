@@ -3,7 +3,7 @@
 use super::Steps;
 use crate::model::{LayerInputs, Llama, StepMasses};
 use crate::ops::attention::Workspace;
-use crate::ops::common::Rows;
+use crate::ops::common::RowCount;
 use crate::ops::embedding::TokenIds;
 use crate::ops::gather::Kept;
 use crate::ops::logits::{LogitsBuffers, RowOutput};
@@ -71,7 +71,7 @@ impl Steps {
         if group.n_programs > 0 {
             self.launch_programs(stream, llama, layout, group_idx, group, output_rows, program_outputs)?;
         }
-        let Rows { n: n_rows, .. } = layout.count(memory, Count::Outputs { group_idx }, n);
+        let RowCount { n: n_rows, .. } = layout.count(memory, Count::Outputs { group_idx }, n);
         let buffers = LogitsBuffers {
             logits: self.activations.logits,
             rows: output_rows,
