@@ -99,7 +99,7 @@ pub struct Account {
 }
 
 /// Operations of one guest that engines have not read. Enough for every context of a large batch to have one on its way;
-/// past that the guest waits, and nobody else.
+/// past that this guest waits, and no other.
 pub(crate) const N_OPERATIONS_MAX: usize = 1024;
 
 impl Account {

@@ -555,7 +555,7 @@ impl Context {
         }
     }
 
-    /// Ends a run, so that the engine does not go on with what nobody will pull.
+    /// Ends a run, so that the engine does not go on with tokens that will not be pulled.
     fn stop_run(&mut self, room: Option<Room>) -> Result<(), EngineError> {
         let Some(room) = room else { return Ok(()) };
         let edit = self.take_edit();

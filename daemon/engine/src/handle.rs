@@ -32,13 +32,13 @@ pub(crate) enum Message {
     Add { newcomer: Newcomer, failure: watch::Sender<Option<EngineFailure>> },
     /// All models together are to have so many bytes of KV memory.
     SetKvBytes { kv_bytes: u64, tag: Tag },
-    /// A model is to go, and its backend to whoever asked for that.
+    /// A model is to go, and its backend to the caller that asked for that.
     Remove { model: ModelId, to: oneshot::Sender<Box<dyn Backend>> },
     /// The end.
     Shutdown,
 }
 
-/// A message, who sends it and, if it counts against the bound, the room it takes until the engine has read it.
+/// A message, its sender and, if it counts against the bound, the room it takes until the engine has read it.
 pub(crate) struct Posted {
     pub(crate) from: CallerId,
     pub(crate) message: Message,
@@ -59,7 +59,7 @@ pub(crate) struct Room {
     permit: OwnedSemaphorePermit,
 }
 
-/// A guest as this engine knows it: who it is and its mailbox. The engine forgets it when this is dropped.
+/// A guest as this engine knows it: its id, its owner and its mailbox. The engine forgets it when this is dropped.
 #[derive(Debug)]
 pub(crate) struct Caller {
     id: CallerId,
@@ -93,7 +93,7 @@ impl Drop for Caller {
                 callers.remove(&key);
             }
             drop(callers);
-            // A stopped engine knows nobody.
+            // A stopped engine has forgotten it.
             let _ = engine.post_from(self.id, Message::Leave { caller: self.id });
         }
     }
@@ -153,7 +153,7 @@ pub(crate) struct Served {
 #[derive(Debug)]
 pub(crate) struct Link {
     messages: mpsc::UnboundedSender<Posted>,
-    /// For what is asked in nobody's name.
+    /// For what the handle itself asks.
     room: Arc<Semaphore>,
     /// Where masks are worked out.
     masks: MaskThreads,
@@ -225,7 +225,7 @@ impl Link {
         self.failure().map_or(EngineError::Stopped, EngineError::Failed)
     }
 
-    /// Asks something in nobody's name.
+    /// Asks something of the handle itself, not of a guest.
     pub(crate) async fn ask(&self, operation: impl FnOnce(Tag) -> Operation) -> Result<Done, EngineError> {
         let place = self.desk.ticket();
         let room = self.take_room(DESK, &self.room).await?;
@@ -292,7 +292,7 @@ impl Link {
         self.post_from(from, Message::Operation(self.port.carry(operation)))
     }
 
-    /// Sends what nobody's guest has asked.
+    /// Sends a message of the handle itself, not of a guest.
     pub(crate) fn post_message(&self, message: Message) -> Result<(), EngineError> {
         self.post_from(DESK, message)
     }

@@ -17,8 +17,8 @@ const SLOW: Duration = Duration::from_millis(5);
 /// Addresses for a thread's stack. Regular expressions are worked on as deep as they nest.
 const STACK_BYTES: usize = 16 << 20;
 
-/// The threads of one engine. Guests take turns, a mask each; those whose last mask was slow are never on all threads at once,
-/// so that they wait for each other and nobody for them.
+/// The threads of one engine. They serve guests round robin, a mask each; those whose last mask was slow are never on all
+/// threads at once, so that they wait for each other and no other guest for them.
 #[derive(Debug)]
 pub(crate) struct MaskThreads(Arc<Shared>);
 
@@ -135,7 +135,7 @@ impl Shared {
             queue.n_on_slow += usize::from(was_slow);
             drop(queue);
             let begun = Instant::now();
-            // Whoever waits for it finds that it has gone.
+            // The receiver finds that the sender has gone.
             if catch_unwind(AssertUnwindSafe(work)).is_err() {
                 tracing::error!("a mask was not worked out");
             }

@@ -37,13 +37,13 @@ struct Loaded {
     failure: watch::Receiver<Option<EngineFailure>>,
     /// Whether it is about to be unloaded.
     is_closed: AtomicBool,
-    /// Whether it was, or is gone for everybody but its engine.
+    /// Whether it was, or is gone for all but its engine.
     is_unloaded: watch::Sender<bool>,
     /// Whether its engine was told.
     is_removed: AtomicBool,
 }
 
-/// Somebody who has opened a model, until it is dropped. Whoever unloads the model waits for them, if not for ever.
+/// A holder of an open model, until it is dropped. Unloading the model waits for all of them, if not for ever.
 #[derive(Debug)]
 pub struct ModelLease(ModelHandle);
 
@@ -98,7 +98,7 @@ impl ModelHandle {
         &self.0.model
     }
 
-    /// What constraints need of its tokens. The first who asks waits until it is worked out.
+    /// What constraints need of its tokens. The first call works it out.
     pub(crate) fn vocabulary(&self) -> Result<Arc<Vocabulary>, ConstraintError> {
         self.0.vocabulary.get_or_init(|| Vocabulary::of(self.model()).map(Arc::new)).clone()
     }
@@ -194,21 +194,21 @@ impl ModelHandle {
         self.0.is_closed.load(Ordering::Relaxed)
     }
 
-    /// Ends it for everybody: guests are told that it was unloaded, and whatever is asked of it is refused. Its memory
+    /// Ends it for all guests: they are told that it was unloaded, and whatever is asked of it is refused. Its memory
     /// comes back with [`crate::Engine::remove`].
     pub fn end(&self) {
         self.close();
         self.0.is_unloaded.send_replace(true);
     }
 
-    /// Holds the model as somebody who may open contexts.
+    /// Holds the model open, so that contexts may be opened.
     #[must_use]
     pub fn lease(&self) -> ModelLease {
         self.0.n_holders.send_modify(|n_holders| *n_holders += 1);
         ModelLease(self.clone())
     }
 
-    /// Waits until nobody has a context open, or a lease. Saved contexts do not count.
+    /// Waits until no context is open and no lease held. Saved contexts do not count.
     pub async fn idle(&self) {
         let _ = self.0.n_holders.subscribe().wait_for(|&n_holders| n_holders == 0).await;
     }

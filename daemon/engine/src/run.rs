@@ -1,4 +1,4 @@
-//! Tokens decoded ahead of whoever pulls them.
+//! Tokens decoded ahead of the guest that pulls them.
 
 use std::sync::Arc;
 

@@ -39,7 +39,7 @@ pub struct EngineStats {
     pub n_swaps_in: u64,
     /// Pages whose KV was given up, host memory being full.
     pub n_pages_given_up: u64,
-    /// Tokens computed again because their KV had been given up. They are among `n_tokens` and on nobody's account.
+    /// Tokens computed again because their KV had been given up. They are among `n_tokens` and on no account.
     pub n_tokens_again: u64,
     /// Steps of the device, those of other models included, that went by while a context could decode and had no row,
     /// summed over contexts.

@@ -1,4 +1,4 @@
-//! Host memory that somebody pays for as long as it is held.
+//! Host memory that an account pays for as long as it is held.
 
 use std::sync::Arc;
 

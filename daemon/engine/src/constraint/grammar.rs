@@ -295,7 +295,7 @@ impl Grammar {
     }
 }
 
-/// The text of an error of the library, without what is of no use to whoever wrote the grammar.
+/// The text of an error of the library, without what is of no use to the author of the grammar.
 pub(super) fn reason_of(error: &impl Display) -> String {
     error.to_string().replace("<non-verbose/>", "").trim_end().to_owned()
 }

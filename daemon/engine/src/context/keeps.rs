@@ -51,7 +51,7 @@ impl Keeping {
         let (rule, first, walk) = (self.rule.clone(), self.first, self.walk.clone());
         let (to, nexts) = oneshot::channel();
         prompt.model.masks().run(prompt.caller.id(), move || {
-            // Nobody may want it any more.
+            // The receiver may be gone.
             if !to.is_closed() {
                 let _ = to.send(walk.next(&rule, first, n_tokens, &counted, &[]));
             }
@@ -129,7 +129,7 @@ impl Context {
         let (to, nexts) = oneshot::channel();
         let guessed = guess.to_vec();
         self.model.masks().run(self.caller.id(), move || {
-            // Nobody may want it any more.
+            // The receiver may be gone.
             if !to.is_closed() {
                 let _ = to.send(walk.next(&rule, first, n_tokens, &tokens, &guessed));
             }

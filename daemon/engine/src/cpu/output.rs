@@ -87,7 +87,7 @@ fn chained_draws(question: &Question<'_>, logits: &[f32], outputs: &mut [Output]
                 program_draw(question, sampler, left.next, within, logits, scratch)
                     .unwrap_or_else(Output::Failed)
             }
-            // Nobody asks for what comes after a draw that failed, or that was not what was guessed.
+            // What comes after a draw that failed, or that was not what was guessed, is not used.
             _ => Output::Failed(OutputFault::NothingToDraw),
         };
     }

@@ -1,7 +1,7 @@
 //! The engine as a value: operations go in, the device works, completions come out. It has no thread, waits for nothing and
 //! reads no clock.
 //!
-//! Whoever drives it calls [`Core::turn`] with what has come in, and does what the turn asks for before the next one.
+//! The loop around it calls [`Core::turn`] with what has come in, and does what the turn asks for before the next one.
 //! Models come and go; a step is of the one whose users are furthest behind.
 
 mod late;
@@ -88,7 +88,7 @@ pub(super) enum Next {
     Stop,
 }
 
-/// The models of a device, what is computed for them, and for whom.
+/// The models of a device, what is computed for them, and for which contexts.
 #[derive(Default)]
 pub(super) struct Core {
     /// By their places.

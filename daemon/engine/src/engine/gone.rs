@@ -1,5 +1,5 @@
-//! Contexts of models that were unloaded or have failed, as long as their guests have not let go of them: whoever asks
-//! about one is told.
+//! Contexts of models that were unloaded or have failed, as long as their guests have not let go of them: a guest that
+//! asks about one is told.
 
 use rustc_hash::FxHashMap;
 

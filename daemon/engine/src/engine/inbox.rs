@@ -145,7 +145,7 @@ impl Inputs for Taken<'_> {
 }
 
 impl Inbox {
-    /// One for the guests that will enter, and for what is asked in nobody's name.
+    /// One for the guests that will enter, and for what the handle itself asks.
     pub(super) fn new(messages: mpsc::UnboundedReceiver<Posted>, desk: Arc<Mailbox>) -> Self {
         let mailboxes = FxHashMap::from_iter([(DESK, desk)]);
         let (leavers, watched) = (FxHashMap::default(), FxHashMap::default());
@@ -153,8 +153,8 @@ impl Inbox {
         Self { messages, awaited: None, deferred, spent, mailboxes, leavers, watched }
     }
 
-    /// What has come in by now and no more: guests that ask faster than they are answered would keep everybody from
-    /// being computed.
+    /// What has come in by now and no more: guests that ask faster than they are answered would keep the engine from
+    /// computing.
     pub(super) fn inputs(&mut self) -> Taken<'_> {
         self.spent.clear();
         self.deferred.n_due = self.deferred.order.len();
@@ -214,11 +214,11 @@ impl Inbox {
         }
     }
 
-    /// Gives a backend to whoever asked for its model to go: letting go of it here would hold up everybody else.
+    /// Gives a backend to the caller that asked for its model to go: letting go of it here would hold up all guests.
     pub(super) fn see_off(&mut self, model: ModelId, backend: Box<dyn Backend>) {
         self.watched.remove(&model);
         if let Some(to) = self.leavers.remove(&model) {
-            // Where nobody takes it any more it is dropped here.
+            // Where the caller is gone it is dropped here.
             let _ = to.send(backend);
         }
     }
@@ -240,8 +240,8 @@ impl Inbox {
         Ok(())
     }
 
-    /// Waits until something comes in, the device is done or that moment, at first without going to sleep: most who come,
-    /// come at once.
+    /// Waits until something comes in, the device is done or that moment, at first without going to sleep: most of what comes
+    /// in comes at once.
     pub(super) fn wait_until(&mut self, until: Instant, mut is_done: impl FnMut() -> bool) {
         let begun = Instant::now();
         while self.is_empty() {
@@ -257,14 +257,14 @@ impl Inbox {
     }
 
     /// Waits until something comes in or the device is done with what it does, which is in a part of a step: waiting for
-    /// the device alone keeps a core busy as well. Others who need the core get it.
+    /// the device alone keeps a core busy as well. Other threads that need the core get it.
     pub(super) fn wait_unless(&mut self, mut is_done: impl FnMut() -> bool) {
         while self.is_empty() && !is_done() {
             std::thread::yield_now();
         }
     }
 
-    /// Says to all guests that nothing more will come, also to those who have only just entered.
+    /// Says to all guests that nothing more will come, also to those that have only just entered.
     pub(super) fn close(mut self) {
         self.messages.close();
         let mut inputs = self.inputs();

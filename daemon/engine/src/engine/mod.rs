@@ -33,12 +33,12 @@ use crate::scheduler::SchedulerSettings;
 /// How an engine schedules.
 #[derive(Clone, Debug)]
 pub struct EngineSettings {
-    /// Who may find whose prompts in the prefix cache.
+    /// Between which guests the prefix cache shares prompts.
     pub prefix_scope: PrefixScope,
-    /// Tokens in one step at most. Longer steps compute prompts faster and make everybody's next token wait
+    /// Tokens in one step at most. Longer steps compute prompts faster and make the next token of every stream wait
     /// longer.
     pub n_step_tokens: usize,
-    /// The latency target: how many times as long a step may last, while anybody decodes, as it would without prompts.
+    /// The latency target: how many times as long a step may last, while contexts decode, as it would without prompts.
     /// At least 1.
     pub latency_multiple: f64,
     /// How what guests ask, and are answered, travels.
@@ -108,8 +108,8 @@ impl Engine {
         Self { link, settings, places: Mutex::default(), thread: Some(thread) }
     }
 
-    /// Puts a model on it whose backend computes on the engine's device. It keeps the pages that it has, as long as nobody
-    /// needs them more.
+    /// Puts a model on it whose backend computes on the engine's device. It keeps the pages that it has, as long as no other
+    /// model needs them more.
     ///
     /// # Errors
     /// The engine has failed or stopped.
@@ -136,8 +136,8 @@ impl Engine {
     }
 
     /// Gives all models together so many bytes of KV memory. As long as they have more, parts of it are given up, of what
-    /// is missed least; what is left is given out. Who has how much follows from then on what guests ask. A step is never
-    /// held up for longer than some megabytes take to move.
+    /// is missed least; what is left is given out. How much each model has follows from then on what guests ask. A step is
+    /// never held up for longer than some megabytes take to move.
     ///
     /// The models are told at once; what is returned waits until that is done. Of two that are under way the later one
     /// counts.
@@ -151,7 +151,7 @@ impl Engine {
         self.link.share(kv_bytes)
     }
 
-    /// Unloads a model: everything that anybody has of it ends with [`EngineError::Unloaded`], and saved contexts are
+    /// Unloads a model: everything that guests have of it ends with [`EngineError::Unloaded`], and saved contexts are
     /// forgotten. Returns the backend; letting go of it gives its memory back, and may take long.
     ///
     /// # Errors
@@ -163,7 +163,7 @@ impl Engine {
         Ok(backend)
     }
 
-    /// For those who want to know whether it works.
+    /// Tells whether it works, and when it ends.
     #[must_use]
     pub fn watch(&self) -> EngineWatch {
         EngineWatch::new(self.link.clone())
@@ -194,7 +194,7 @@ impl Drop for Engine {
     }
 }
 
-/// An engine with one model, for whoever needs no more.
+/// An engine with one model, for callers that need no more.
 #[derive(Debug)]
 pub struct OneModel {
     handle: ModelHandle,

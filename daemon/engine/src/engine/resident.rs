@@ -1,4 +1,4 @@
-//! A model on a device: its backend, and what is computed for whom.
+//! A model on a device: its backend, and what is computed for which contexts.
 
 use std::ops::{Deref, DerefMut};
 
@@ -31,7 +31,7 @@ pub(super) struct Resident {
     bounds: KvBounds,
     /// Steps for which it keeps the pages that it got from another model.
     pub(super) n_steps_kept: u64,
-    /// For whom it got them.
+    /// The context for which it got them.
     pub(super) helped: Option<ContextId>,
 }
 

@@ -17,8 +17,8 @@ use crate::handle::{EngineState, Served};
 use crate::mailbox::Mailbox;
 use crate::port::Port;
 
-/// The thread's whole life. However it ends, that is said before anything is let go of, so that whoever finds it gone
-/// finds out why.
+/// The thread's whole life. However it ends, the reason is said before anything is let go of, so that callers that find it
+/// gone find out why.
 pub(super) fn live(served: Served, port: Port) {
     let Served { messages, state, desk } = served;
     let mut inbox = Inbox::new(messages, desk);
@@ -71,7 +71,7 @@ fn serve(core: &mut Core, inbox: &mut Inbox, port: Port) -> Result<(), EngineFai
 #[derive(Default)]
 pub(super) struct Post {
     completions: Vec<Completion>,
-    /// Of guests whose questions were answered, who may be waited for.
+    /// Of guests whose questions were answered: the next step may wait for them.
     first: Vec<Waker>,
     wakers: Vec<Waker>,
 }
@@ -85,7 +85,7 @@ impl Post {
         port: Port,
     ) -> Result<Next, EngineFailure> {
         let next = core.turn(Instant::now(), inbox.inputs(), &mut self.completions);
-        // Before anybody is told an error of it.
+        // Before any guest is told an error of it.
         for (model, failure) in core.take_failed() {
             inbox.note_failed(model, failure);
         }

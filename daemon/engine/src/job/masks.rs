@@ -89,7 +89,7 @@ mod tests {
     fn who_is_late_twice_in_a_row_is_waited_for_and_then_tried_again() {
         let mut masks = LateMasks::default();
         for _ in 0..3 {
-            // Late once, in time once: nobody is waited for.
+            // Late once, in time once: a mask may still be late.
             masks.note_sat_out();
             masks.note_drawn();
             assert!(masks.may_be_late());

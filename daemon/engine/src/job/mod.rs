@@ -154,7 +154,7 @@ impl Work {
         }
     }
 
-    /// Tells whoever waits for it that it has failed.
+    /// Tells the caller that waits for it that it has failed.
     pub(crate) fn fail(self, error: EngineError) {
         match self {
             Self::Ask(work) => work.answer(Err(error)),
@@ -201,7 +201,7 @@ impl Work {
 
     /// Where the tokens to compute end, for a context of `n_tokens` tokens (a continuation included).
     ///
-    /// A prefill leaves out the last token: whoever asks for what comes next computes it again anyway.
+    /// A prefill leaves out the last token: asking for what comes next computes it again anyway.
     pub(crate) fn target(&self, n_tokens: usize) -> usize {
         match self {
             Self::Ask(AskWork { ask: Ask::Prefill, .. }) => n_tokens - 1,

@@ -98,7 +98,7 @@ impl VerifyWork {
             let drawn = match output {
                 Output::Sampled(candidate) => Drawn::from(candidate),
                 Output::Programmed(candidate, left) => Drawn { left: Some(left), ..candidate.into() },
-                // What was drawn before it stands; who goes on from there comes upon the fault.
+                // What was drawn before it stands; the next draw from there comes upon the fault.
                 Output::Failed(_) if idx > 0 => break,
                 Output::Failed(fault) => return Err(fault.into()),
                 other => unreachable!("a verification asks for draws, not for {other:?}"),

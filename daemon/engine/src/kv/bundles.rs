@@ -1,9 +1,9 @@
 //! Runs of blocks that contexts with a common beginning hold together.
 //!
 //! An account holds each block of a bundle once, however many of its contexts share the bundle: one more or one less of
-//! them is one count, and no block is touched. So who pays for a block, and since when, is what it would be without
-//! bundles. Which blocks are in a bundle its holders know, all of them the same. Nothing is written to them: who is about
-//! to, or lets go of a part of them, holds each by itself first.
+//! them is one count, and no block is touched. So bundles change neither which account pays for a block nor since when. Which
+//! blocks are in a bundle its holders know, all of them the same. Nothing is written to them: a context that is about to
+//! write to one, or to let go of a part of them, holds each by itself first.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! Who holds something, through which accounts, and who of them pays.
+//! The holders of something: through which accounts they hold it, and which of these pays.
 
 use std::sync::Arc;
 
@@ -42,7 +42,7 @@ impl Holders {
         self.0.iter().any(|holder| is_same_user(&holder.account, account))
     }
 
-    /// One holder more. Who pays is the caller's to see to.
+    /// One holder more. The caller charges the account that pays.
     pub(super) fn add(&mut self, account: &Arc<Account>) {
         match self.0.iter_mut().find(|holder| Arc::ptr_eq(&holder.account, account)) {
             Some(holder) => holder.n += 1,
@@ -50,7 +50,7 @@ impl Holders {
         }
     }
 
-    /// One holder less. Who pays is the caller's to see to.
+    /// One holder less. The caller charges the account that pays then.
     ///
     /// # Panics
     /// The account does not hold it.

@@ -1,5 +1,5 @@
-//! The KV cache as the scheduler sees it: which blocks hold the keys and values of which tokens, who holds them, where
-//! they are, and under which key the prefix cache can give them again.
+//! The KV cache as the scheduler sees it: which blocks hold the keys and values of which tokens, which contexts hold them,
+//! where they are, and under which key the prefix cache can give them again.
 //!
 //! `evictions` says which tokens of a context are gone and where the others stand, `cells` where they lie.
 //!

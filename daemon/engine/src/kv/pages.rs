@@ -1,7 +1,7 @@
-//! KV pages: who holds which, where they are, and which the prefix cache can give again.
+//! KV pages: which contexts hold which, where they are, and which the prefix cache can give again.
 //!
 //! Contexts hold *blocks*. A block is sixteen positions of KV with a count of its holders and a place: a page
-//! of the device or of host memory. Moving a block moves it for all who hold it. A full block can be entered
+//! of the device or of host memory. Moving a block moves it for all its holders. A full block can be entered
 //! in the prefix cache under its key; when its last holder lets go, it stays until its page is needed.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -14,7 +14,7 @@ use super::{PrefixKey, SegmentLengths, TokenStore};
 use crate::account::{Account, Resource};
 use crate::batch::{HostPageId, PageId};
 
-/// A block, while anybody holds it or the prefix cache remembers it.
+/// A block, while a context holds it or the prefix cache remembers it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct BlockId(u32);
 
@@ -33,11 +33,11 @@ struct Block {
     marked_in: u64,
     /// The last plan in which it has to stay where it is.
     pinned_in: u64,
-    /// Its place in the order of the cached blocks nobody holds.
+    /// Its place in the order of the cached blocks without a holder.
     idle_since: IdleSince,
 }
 
-/// When a cached block was let go of by the last who held it: the device's step, and which it was of those let go of.
+/// When the last holder let go of a cached block: the device's step, and its number among the blocks let go of.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 struct IdleSince {
     step: u64,
@@ -52,13 +52,13 @@ pub(crate) struct PageTable {
     blocks: Vec<Option<Block>>,
     free_blocks: Vec<BlockId>,
     free_pages: FreePages,
-    /// Pages of pinned blocks that nobody holds any more: they come free when the plan is done.
+    /// Pages of pinned blocks that have lost their last holder: they come free when the plan is done.
     freed_later: Vec<PageId>,
     free_host_pages: Vec<HostPageId>,
     n_pages: usize,
     n_host_pages: usize,
     by_key: HashMap<PrefixKey, BlockId>,
-    /// Cached blocks that nobody holds, all on the device, least recently held first.
+    /// Cached blocks without a holder, all on the device, least recently held first.
     idle: BTreeMap<IdleSince, BlockId>,
     /// When what is let go of now is let go of.
     now: IdleSince,
@@ -177,7 +177,7 @@ impl PageTable {
         Some(id)
     }
 
-    /// One holder more. An account of a user who holds the block already pays nothing; another is charged, also past its
+    /// One holder more. An account of a user that holds the block already pays nothing; another is charged, also past its
     /// limits, since what it holds is there.
     pub(crate) fn hold(&mut self, id: BlockId, account: &Arc<Account>) {
         let holders = &mut self.block_mut(id).holders;
@@ -246,7 +246,7 @@ impl PageTable {
         }
     }
 
-    /// Whether writing to the block, which is in no bundle of who asks, would be seen by another holder.
+    /// Whether another holder would see what is written to the block, which is in no bundle of the writer's.
     pub(crate) fn is_shared(&self, id: BlockId) -> bool {
         self.block(id).holders.n() > 1
     }
@@ -331,8 +331,8 @@ impl PageTable {
         Some((host_page, page))
     }
 
-    /// Forgets what these places should have got and never did: the prefix cache no longer gives it, and who holds one of
-    /// the blocks that are returned has to let go of it.
+    /// Forgets what these places should have got and never did: the prefix cache no longer gives it, and holders of the
+    /// blocks that are returned have to let go of them.
     pub(crate) fn lose(&mut self, pages: &[PageId], host_pages: &[HostPageId]) -> BTreeSet<BlockId> {
         let is_lost = |block: &Block| match block.place {
             Location::Device(page) => pages.contains(&page),
@@ -354,7 +354,7 @@ impl PageTable {
         lost
     }
 
-    /// Gives everybody back what they were charged for blocks: the table is about to go.
+    /// Gives all accounts back what they were charged for blocks: the table is about to go.
     pub(crate) fn refund(&mut self) {
         for block in self.blocks.iter_mut().flatten() {
             let holders = std::mem::take(&mut block.holders);
@@ -370,7 +370,7 @@ impl PageTable {
         self.free_pages.len()
     }
 
-    /// Cached blocks that nobody holds.
+    /// Cached blocks without a holder.
     pub(crate) fn n_idle(&self) -> usize {
         self.idle.len()
     }

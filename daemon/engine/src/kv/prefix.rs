@@ -9,10 +9,10 @@ use crate::batch::Token;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) struct PrefixKey([u8; 32]);
 
-/// Who may find whose prompts in the prefix cache.
+/// Between which guests the prefix cache shares prompts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum PrefixScope {
-    /// A user finds only what its own guests computed, so that nobody can time another user's prompts.
+    /// A user finds only what its own guests computed, so that no user can time another's prompts.
     #[default]
     Actor,
     /// All users share one cache.

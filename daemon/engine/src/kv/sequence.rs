@@ -35,19 +35,19 @@ pub(crate) struct Sequence {
     pub(crate) tokens: TokenList,
     pub(crate) n_computed: usize,
     blocks: Shared<BlockId>,
-    /// Blocks from this one on are held by nobody else and under no key, as far as is known: a decoded token is written to
-    /// the last, and what says so of each block, which lies far from all else that a row touches, is not looked at.
+    /// Blocks from this one on have no other holder and no key, as far as is known. A decoded token is written to the last of
+    /// them without a look at what says so of each block, which lies far from all else that a row touches.
     own_from: usize,
     /// What the first blocks are held through.
     bundles: Vec<BundleId>,
     /// Where the blocks are, as far as [`Sequence::locate`] has looked.
     places: BlockPages,
     /// Tokens from the first on whose KV was computed once. Those past `n_computed` lost it for want of room:
-    /// computing them again is charged to nobody.
+    /// computing them again is charged to no account.
     n_once_computed: usize,
     /// The number of tokens up to the one whose hidden state the device keeps for the context.
     n_to_state: Option<usize>,
-    /// Who pays for the blocks.
+    /// The account that pays for the blocks.
     account: Arc<Account>,
     /// Full blocks from the first on whose keys are known.
     n_keys: usize, // at most n_computed / PAGE_LEN
@@ -56,7 +56,7 @@ pub(crate) struct Sequence {
     holed: Option<Box<Holed>>,
 }
 
-/// The pages of a sequence's blocks. They are looked up again only after blocks of anybody's have moved.
+/// The pages of a sequence's blocks. They are looked up again only after blocks of any context have moved.
 #[derive(Debug, Default)]
 struct BlockPages {
     table: Shared<PageId>,
@@ -156,7 +156,7 @@ impl Sequence {
             own_from: n_blocks,
             bundles: self.bundles.clone(),
             places: self.places.beginning(n_blocks),
-            // What was lost is computed again at the cost of whoever lost it, once.
+            // What was lost is computed again at the cost of the context that lost it, once.
             n_once_computed: self.n_computed,
             n_to_state: None,
             account,
@@ -183,7 +183,7 @@ impl Sequence {
     }
 
     /// Holds full blocks through bundles, as far as they make some. The last token is left out: it is the one that is
-    /// computed again where somebody asks for its output.
+    /// computed again when its output is asked for.
     fn bundle_up(&mut self, pages: &mut PageTable) {
         // Pages of a context with evictions may come to be let go of one by one.
         while !self.is_holed()
@@ -279,12 +279,12 @@ impl Sequence {
         self.blocks.push(block);
     }
 
-    /// Blocks from this one on are held by nobody else, and under no key.
+    /// Blocks from this one on have no other holder and no key.
     pub(crate) fn own_from(&self) -> usize {
         self.own_from
     }
 
-    /// Notes that nobody else holds the block, and that it is under no key.
+    /// Notes that the block has no other holder and no key.
     pub(crate) fn note_own(&mut self, block_idx: usize) {
         if self.own_from.min(self.blocks.len()) == block_idx + 1 {
             self.own_from = block_idx;
@@ -416,8 +416,8 @@ impl Sequence {
         self.lose_after(self.blocks.len().saturating_sub(1), pages);
     }
 
-    /// Gives up the blocks past the first `n_blocks`, because nobody knows any more what is in them; their KV is computed
-    /// again when it is needed. Where it was computed before an eviction, so is all from the first hole on.
+    /// Gives up the blocks past the first `n_blocks`, because what is in them is unknown; their KV is computed again when it
+    /// is needed. Where it was computed before an eviction, so is all from the first hole on.
     pub(crate) fn lose_after(&mut self, n_blocks: usize, pages: &mut PageTable) {
         let n_blocks = match self.is_holed() {
             true => self.lose_holed(n_blocks, pages),

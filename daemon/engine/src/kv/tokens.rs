@@ -1,8 +1,8 @@
 //! Where the tokens of an engine's contexts lie, and the keys of their pages.
 //!
-//! They lie in segments of a fixed length. Contexts that began as one hold the same segments as far as nobody has written
-//! to them since: a fork counts holders and copies nothing. Who writes into a segment that others hold takes a copy of it
-//! first. Memory of segments is used again.
+//! They lie in segments of a fixed length. Contexts that began as one hold the same segments as far as none has written
+//! to them since: a fork counts holders and copies nothing. A context that writes into a segment that others hold takes a
+//! copy of it first. Memory of segments is used again.
 
 use std::cell::Cell;
 
@@ -17,7 +17,7 @@ const N_LAID_OUT_MAX: usize = 4096;
 /// Segments that a list has room for at first.
 const N_LISTED_MIN: usize = 16;
 
-/// A segment, while anybody holds it.
+/// A segment, while a context holds it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct SegmentId(u32);
 
@@ -34,10 +34,10 @@ struct Segment {
 pub(crate) struct TokenStore {
     /// Tokens in one segment: whole pages, and a power of two. They are looked up for every token.
     n_segment_bits: u32,
-    /// Without memory where nobody has needed it yet, or not for long.
+    /// Without memory where none was needed yet, or not for long.
     segments: Vec<Segment>,
     n_holders: Vec<u32>,
-    /// Segments that nobody holds and that have memory.
+    /// Segments without a holder that have memory.
     spare: Vec<SegmentId>,
     /// Segments without memory.
     bare: Vec<SegmentId>,
@@ -50,8 +50,8 @@ pub(crate) struct TokenStore {
 pub(crate) struct TokenList {
     segments: Vec<SegmentId>, // n_tokens over the length of a segment, rounded up
     n_tokens: usize,
-    /// The last segment while nobody else holds it, as far as is known: a decoded token is written there, and what says
-    /// who holds which segment is not looked at, since it lies far from all else that a row touches.
+    /// The last segment while it has no other holder, as far as is known. A decoded token is written there without a look at
+    /// the counts of holders, which lie far from all else that a row touches.
     own_last: Cell<Option<SegmentId>>,
 }
 
@@ -132,7 +132,7 @@ impl TokenStore {
         if *n_holders > 0 {
             return;
         }
-        // As many are kept as are in use: who comes and goes finds memory, and what a rush left behind goes.
+        // At most as many spare segments are kept as are used; the memory of the rest is freed.
         let n_used = self.segments.len() - self.spare.len() - self.bare.len();
         if self.spare.len() < self.n_laid_out.max(n_used) {
             self.spare.push(id);
@@ -263,7 +263,7 @@ impl TokenList {
         store.segments[self.segments[idx].0 as usize].keys[offset / PAGE_LEN]
     }
 
-    /// Notes the key of a page. Whoever else holds the segment, and has these tokens, has the same key for them.
+    /// Notes the key of a page. Other contexts that hold the segment and have these tokens have the same key for them.
     pub(crate) fn note_key(&mut self, page_idx: usize, key: PrefixKey, store: &mut TokenStore) {
         let (idx, offset) = store.place_of(page_idx * PAGE_LEN);
         store.segment_mut(self.segments[idx]).keys[offset / PAGE_LEN] = key;

@@ -15,7 +15,7 @@ use crate::batch::Token;
 const MESSAGE_OVERHEAD_BYTES: usize = 4 << 10;
 const OVERHEAD_BYTES: usize = 64 << 10;
 
-/// Who speaks.
+/// The speaker of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Role {
     /// Instructions to the model.
@@ -31,7 +31,7 @@ pub enum Role {
 /// One turn of a chat.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Message {
-    /// Who speaks.
+    /// Its speaker.
     pub role: Role,
     /// What is said; never read as special tokens.
     pub content: String,

@@ -90,7 +90,7 @@ impl TensorInfo {
         self.n_bytes / self.dtype.n_bytes()
     }
 
-    /// Which file it is in, and where: who reads tensors in this order reads each file from front to back.
+    /// Which file it is in, and where: read in this order, tensors come from each file front to back.
     pub fn place(&self) -> (usize, u64) {
         (self.shard_idx, self.offset)
     }

@@ -1,4 +1,4 @@
-//! Weights that nobody trained: any range of them can be had at once, and no file holds them.
+//! Weights that are not trained but generated: any range of them can be had at once, and no file holds them.
 
 use super::checkpoint::Dtype;
 

@@ -61,7 +61,7 @@ impl ModelSource {
             Self::Folder(folder) => {
                 let path = folder.join(name);
                 let fail = |source| ModelError::Io { file: self.describe(name), source };
-                // Before it is opened: opening a pipe waits for whoever writes to it.
+                // Before it is opened: opening a pipe waits for its writer.
                 if std::fs::metadata(&path).is_ok_and(|metadata| !metadata.is_file()) {
                     return Err(fail(io::Error::other("not a regular file")));
                 }

@@ -21,7 +21,7 @@ const N_FINGERPRINT_DIGITS: usize = 32;
 pub enum SpecialTokens {
     /// The special token: for text that the caller wrote.
     Parse,
-    /// Plain characters: for text that comes from someone else.
+    /// Plain characters: for text that is not the guest's own.
     AsText,
 }
 

@@ -1,8 +1,8 @@
-//! Who may take pages when there are not enough for everybody.
+//! Which contexts may take pages when there are not enough for all.
 //!
 //! A context with work is *admitted* when all the pages that its work needs fit beside what the others that are admitted
-//! hold and have been promised. Until then it stands in a line and takes none. So whoever is admitted comes to the end of
-//! what it was admitted for, whatever arrives later: a question to its answer, a run to the end of its *term*.
+//! hold and have been promised. Until then it stands in a line and takes none. So a context that is admitted comes to the
+//! end of what it was admitted for, whatever arrives later: a question to its answer, a run to the end of its *term*.
 //!
 //! A run that has had its term makes room for the head of the line and stands at its end. A term lasts for 32 tokens, and
 //! for as long as it took to bring the context back: so pages move at most once in 32 steps, and without host memory at
@@ -45,7 +45,7 @@ pub(super) struct Term {
     n_promised: usize,
     /// Tokens that a run may still decode before it makes room.
     n_tokens_left: usize,
-    /// Who was admitted first makes room first.
+    /// The context that was admitted first makes room first.
     number: u64,
 }
 
@@ -128,7 +128,8 @@ impl ContextState {
         self.kv.blocks().get(self.kv.block_of(self.start())..).unwrap_or_default()
     }
 
-    /// Nobody finds from now on what it is to write to: that would take a copy for which nobody looked for a page.
+    /// Takes the blocks that it will write to out of the prefix cache: if another context shared one, writing would need a
+    /// copy for which no page is reserved.
     fn hide_what_it_writes(&self, pages: &mut PageTable) {
         for &block in self.blocks_to_write() {
             if !pages.is_shared(block) {
@@ -463,8 +464,8 @@ impl Scheduler {
         self.line.admitted.iter().filter_map(|&id| Some((id, self.contexts.get(&id)?.as_ref())))
     }
 
-    /// That those who are known to be admitted are, and nobody else is; that each was promised what it lacks; and that the
-    /// device has what all of them hold and are to get.
+    /// That just those are admitted that are known to be; that each was promised what it lacks; and that the device has what
+    /// all of them hold and are to get.
     #[cfg(test)]
     pub(super) fn check_admitted(&self) {
         let n_admitted = self.contexts.values().filter(|context| context.is_admitted()).count();

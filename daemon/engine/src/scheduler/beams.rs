@@ -6,8 +6,8 @@
 //! context of what is gone. That moves holdings of pages, and copies none: a page that several are to write to is copied when
 //! they do, as everywhere.
 //!
-//! In its term of so many steps a search goes before those who stand in line for pages, as a run does: its pages do not come
-//! and go with every token.
+//! In its term of so many steps a search goes before the contexts that stand in line for pages, as a run does: its pages do
+//! not come and go with every token.
 
 use std::sync::Arc;
 
@@ -52,7 +52,7 @@ impl Searching {
         self.search.is_over() || self.n_steps_left == Some(0)
     }
 
-    /// Hands the search back to whoever asked.
+    /// Hands the search back to the caller that asked.
     fn answer(self) {
         let order = self.contexts.into_iter().map(|(_, place)| place).collect();
         self.reply.send(Done::Answer(Ok(Answer::Beams { search: Box::new(self.search), order })));
@@ -177,7 +177,7 @@ impl Scheduler {
                 *place = Some(parent);
             }
         }
-        // What is gone lets go of its pages before anybody needs some.
+        // Hypotheses that are gone let go of their pages before others need some.
         let free: Vec<usize> = (0..contexts.len()).filter(|&place| !is_taken[place]).collect();
         let let_go = |place: usize| {
             let context = self.contexts.get_mut(&contexts[place].0).expect("it is there");

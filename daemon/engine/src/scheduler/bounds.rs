@@ -1,4 +1,4 @@
-//! What a step has room for: tokens of prompts, rows that are kept for them, and who is left out.
+//! What a step has room for: tokens of prompts, rows that are kept for them, and which rows are left out.
 
 mod decode;
 
@@ -12,7 +12,7 @@ use crate::job::N_GUESS_MAX;
 /// Rows of which one is kept for prompts that wait.
 pub(super) const N_ROWS_PER_PREFILL: usize = 16;
 
-/// Steps of the target length by which a user may be ahead of others who wait before its decode rows are left out.
+/// Steps of the target length by which a user may be ahead of others that wait before its decode rows are left out.
 const N_STEPS_LEAD: u64 = 4;
 
 /// Tokens of which one is kept for prompts that wait.
@@ -21,8 +21,8 @@ const N_TOKENS_PER_PREFILL: usize = 16;
 /// Steps for which the length of steps stays bounded after the last decode row.
 const N_STEPS_RECENT: u64 = 4;
 
-/// Steps of which one begins with the prompt whose owners it is the turn of. A user that decodes is ahead of those who only
-/// have prompts, for as long as it does: its prompts would never be computed.
+/// Steps of which one begins with the next owner's prompt round robin, even if that owner decodes. An owner that decodes
+/// stays ahead of those that only have prompts: by virtual time alone its prompts would starve.
 const N_STEPS_IN_TURN: u64 = 8;
 
 impl Scheduler {
@@ -66,7 +66,7 @@ impl Scheduler {
         class == Class::Decode && has_its_decode_rows || self.is_too_far_ahead(class, plan)
     }
 
-    /// Whether whoever comes next has had so much more than another user, whose prompts wait, that it is left out.
+    /// Whether the next owner has had so much more than a user with waiting prompts that its row is left out.
     fn is_too_far_ahead(&mut self, class: Class, plan: &Plan) -> bool {
         if class == Class::Prompt || self.n_queued(Class::Prompt) == 0 {
             return false;
@@ -78,17 +78,17 @@ impl Scheduler {
         target.is_some_and(|target_ns| lead() > N_STEPS_LEAD.saturating_mul(target_ns))
     }
 
-    /// Whether anybody has decoded so lately that it is taken to decode still: a stream whose guest is a moment late does.
+    /// Whether a context has decoded so lately that it is taken to decode still: a stream whose guest is a moment late does.
     pub(super) fn has_decoded_lately(&self) -> bool {
         self.step - self.last_decode_step <= N_STEPS_RECENT
     }
 
-    /// Tokens of prompts that the step has room for. While anybody decodes, also when left out of this step, its length
+    /// Tokens of prompts that the step has room for. While contexts decode, also when left out of this step, its length
     /// is bounded.
     pub(super) fn n_prompt_tokens(&self, plan: &Plan) -> usize {
         let n_late = if self.has_decoded_lately() { self.costs.n_decode_rows() } else { 0 };
         let n_left_out = self.n_queued(Class::Decode).max(n_late).min(plan.decode_bound.n_rows());
-        // Who was to decode may have lost what its step needs, and have got a part of a prompt instead.
+        // A context that was to decode may have lost what its step needs, and have got a part of a prompt instead.
         let n_tokens_max = self.settings.n_step_tokens - plan.n_tokens();
         let multiple = self.settings.latency_multiple;
         let moves_ns = self.moves_ns(plan);
@@ -96,7 +96,7 @@ impl Scheduler {
         let of_moves =
             |n_rows| self.costs.target_ns(n_rows, 1.0).map_or(0.0, |ns| moves_ns / ns.max(1) as f64);
         match (plan.work.n_decode_rows, n_left_out) {
-            // Who decodes with another model on the device waits for this step as well.
+            // Contexts that decode with another model on the device wait for this step as well.
             (0, 0) => match self.commons.decode_ns_beside(self.settings.place) {
                 Some(ns) => {
                     let ns = (ns as f64 * multiple - moves_ns).max(0.0) as u64;
@@ -120,7 +120,7 @@ impl Scheduler {
     }
 
     /// Rows that decoding leaves to the prompts that wait: a user with as many streams as there are rows would
-    /// otherwise keep everybody else's prompts from ever being computed. Where rows are few, every second step.
+    /// otherwise keep the prompts of all others from ever being computed. Where rows are few, every second step.
     pub(super) fn n_rows_for_prefills(&self) -> usize {
         (self.limits.n_rows_max / N_ROWS_PER_PREFILL)
             .max((self.step % 2) as usize)

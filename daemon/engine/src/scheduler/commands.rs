@@ -16,7 +16,7 @@ use crate::kv::{Evictions, Footprint};
 use crate::run::{AheadWindow, Finish, RunEvent, RunReply};
 
 impl Scheduler {
-    /// Carries out one operation. Those about contexts that are gone, or of callers who never entered, do nothing.
+    /// Carries out one operation. Those about contexts that are gone, or of callers that never entered, do nothing.
     ///
     /// Returns what it costs the engine's thread, in nanoseconds.
     pub(crate) fn apply(&mut self, operation: Operation) -> u64 {
@@ -90,7 +90,7 @@ impl Scheduler {
         self.contexts.get(&id).map(|context| self.outbox.to(context.caller, tag))
     }
 
-    /// A question that nobody waits for any more is not computed.
+    /// A question whose caller has stopped waiting is not computed.
     fn cancel(&mut self, id: ContextId, tag: Tag) {
         if let Some(job) = self.jobs.search_of(id, tag) {
             return self.end_job(job, &EngineError::JobDisturbed);

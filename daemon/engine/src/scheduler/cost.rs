@@ -10,7 +10,7 @@ pub(super) use self::decode::{DecodeTimes, Look, next_told_apart};
 /// The share of a new measurement in a running mean.
 const WEIGHT: f64 = 0.125;
 
-/// Before anything was measured, a step in which somebody decodes takes this share of a full step's prompt tokens.
+/// Before anything was measured, a step with decode rows takes one part in so many of a full step's prompt tokens.
 const SHARE_UNMEASURED: usize = 8;
 
 /// A step has room for this share of a full step's prompt tokens at least.

@@ -100,7 +100,7 @@ impl Scheduler {
             }
         }
         for id in losers {
-            // It was admitted for less than it needs now. Whoever stands in line is asked for its needs in its turn.
+            // It was admitted for less than it needs now. Contexts in line are asked for their needs once they come first.
             if self.contexts[&id].is_admitted() {
                 self.leave_by_id(id);
                 self.enqueue(id);
@@ -131,7 +131,7 @@ impl Scheduler {
         (gone, commons)
     }
 
-    /// Ends everything: whoever waits for something finds the engine gone, and the accounts, which live on, get back
+    /// Ends everything: callers that wait for something find the engine gone, and the accounts, which live on, get back
     /// what they were charged for. Relies on nothing that a panic may have left half done.
     pub(crate) fn dissolve(mut self) {
         self.pages.refund();

@@ -1,8 +1,8 @@
 //! Fair shares for users, then their sessions, then their guests, by virtual time.
 //!
 //! P. Goyal, H. Vin and H. Cheng, "Start-time Fair Queuing" (1996): each owner carries the work done for it as its
-//! virtual time, and who is furthest behind goes first. Who comes back after having had nothing to ask for starts
-//! where those are who still wait, so that idleness earns no credit; what it was charged beyond that stays with it.
+//! virtual time, and the owner furthest behind goes first. An owner that comes back after having had nothing to ask for
+//! starts where those are that still wait, so that idleness earns no credit; what it was charged beyond that stays with it.
 //!
 //! Owners stand in heaps that are put in order when they are read: an owner's virtual time only grows, so an entry that
 //! is out of date comes up too early, is seen, and is put where it belongs. Serving an owner that is put back at once
@@ -48,12 +48,12 @@ impl Lane {
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Seat(NodeId);
 
-/// How far a user, a session and a guest have come. In its order as a value, for lists, nobody has come as far as another.
+/// How far a user, a session and a guest have come. In its order as a value, for lists, ties are broken by node id.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct VirtualTimes(SmallVec<[(u64, NodeId); 3]>);
 
 impl VirtualTimes {
-    /// Whose turn comes first: the users decide, then the sessions of one user, then the guests of one session.
+    /// Which is further behind: the users decide, then the sessions of one user, then the guests of one session.
     pub(crate) fn compare(&self, other: &Self) -> Ordering {
         for ((vtime, id), (other_vtime, other_id)) in self.0.iter().zip(&other.0) {
             let order = vtime.cmp(other_vtime);
@@ -108,7 +108,7 @@ impl<T> FairQueue<T> {
         Seat(seat.0)
     }
 
-    /// Gives a place back. What still waits there keeps its turn.
+    /// Gives a place back. What still waits there is served as if it were kept.
     pub(crate) fn vacate(&mut self, seat: Seat) {
         let mut id = seat.0;
         while id != ROOT {
@@ -173,8 +173,8 @@ impl<T> FairQueue<T> {
         self.node(id).lane(lane)?.items.front().map(|(item, _)| item)
     }
 
-    /// An item of a lane whose owners it is the turn of, however far they are ahead: users in turn, and so their sessions and
-    /// guests.
+    /// The next item of a lane round robin, however far its owners are ahead: users one after the other, and so their
+    /// sessions and guests.
     pub(crate) fn pop_in_turn(&mut self, lane: Lane) -> Option<T> {
         let mut id = ROOT;
         loop {
@@ -196,7 +196,7 @@ impl<T> FairQueue<T> {
         Some(item)
     }
 
-    /// Takes an item out of what its guest waits for, out of turn.
+    /// Takes an item out of what its guest waits for, wherever it stands.
     ///
     /// # Panics
     /// It does not wait there.
@@ -259,7 +259,8 @@ impl<T> FairQueue<T> {
         times
     }
 
-    /// The virtual times of a user, a session and a guest by their names. Who was forgotten was ahead of nobody.
+    /// The virtual times of a user, a session and a guest by their names. A forgotten owner was at or behind the current
+    /// virtual time.
     pub(crate) fn vtimes(&self, names: [u64; 3]) -> [u64; 3] {
         let mut id = Some(ROOT);
         names.map(|name| {
@@ -320,7 +321,7 @@ impl<T> FairQueue<T> {
     /// Idleness earns no credit.
     fn catch_up(&mut self, id: NodeId) {
         let node = self.node(id);
-        // Who was served a moment ago is as far as that, and has not been idle: nothing is ever later than `last`.
+        // An owner at `last` was served just now and was not idle; none is ever beyond it.
         if node.n_items == 0 && node.vtime < self.node(node.parent).last {
             let now = self.now(self.node(id).parent);
             let node = self.node_mut(id);
@@ -333,7 +334,7 @@ impl<T> FairQueue<T> {
         loop {
             let (vtime, child_id) = self.node(id).listed_first(lane)?;
             let child = self.node_mut(child_id);
-            // Also one without items, which was served a moment ago: most are back before its turn comes again.
+            // Also one without items, which was served a moment ago: most have items again before they would be served.
             if child.vtime > vtime {
                 let vtime = child.vtime;
                 self.node_mut(id).relist_first(lane, vtime);
@@ -357,14 +358,14 @@ impl<T> FairQueue<T> {
         now
     }
 
-    /// Forgets children without tenants that are ahead of nobody.
+    /// Forgets children without tenants that are at or behind `now`.
     fn forget_rested(&mut self, id: NodeId, now: u64) {
         while let Some(child_id) = self.node_mut(id).pop_rested(now) {
             let child = self.node_mut(child_id);
             if child.n_tenants > 0 {
                 child.is_resting = false;
             } else if child.vtime > now || child.n_items > 0 {
-                // It was back in between, and came to rest once more; or what it left behind has not had its turn.
+                // It was back in between, and came to rest once more; or items that it left behind are not served yet.
                 let vtime = child.vtime.max(now + 1);
                 self.node_mut(id).rest(vtime, child_id);
             } else {

@@ -1,9 +1,9 @@
-//! Contexts and saved contexts that may lose pages without asking for them again at once: who waits for nothing, and who
-//! stands in the queue with pages that it was not admitted for. Those come first whose user has come furthest in virtual
-//! time, then session, then guest, by whole seconds of the device; among such as have come as far, whoever was served
+//! Contexts and saved contexts that may lose pages without asking for them again at once: those that wait for nothing, and
+//! those in the queue with pages that they were not admitted for. Those come first whose user has come furthest in virtual
+//! time, then session, then guest, by whole seconds of the device; among such as have come as far, the one that was served
 //! longest ago: a moment's lead does not undo what was used last.
 //!
-//! While somebody stands in line it is asked at each step who could make room; there may be thousands who wait for
+//! While contexts stand in line, each step asks which others could make room; there may be thousands that wait for
 //! nothing. So their order is kept. What changes about a context is only noted, once, and looked at when the order is
 //! read, as is how far guests have come: as long as nobody reads it, it costs nothing. Those that are found to have nothing
 //! on the device are put aside until they change, or until a page that several hold comes back.
@@ -21,7 +21,7 @@ use crate::account::{ActorId, GuestId, Owner, SessionId};
 use crate::command::ContextId;
 use crate::kv::Sequence;
 
-/// What somebody does who holds pages freely. Those who wait for nothing lose theirs first.
+/// State of a context whose pages may be taken. Those that wait for nothing lose theirs first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Does {
     Nothing,
@@ -42,7 +42,7 @@ pub(super) struct Holder {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Come([u64; 3]);
 
-/// Nanoseconds of virtual time within which nobody has come further than another.
+/// Nanoseconds of virtual time within which owners count as having come equally far.
 const COME_NS: u64 = 1_000_000_000;
 
 /// A guest, in its session, of its user.
@@ -63,7 +63,7 @@ pub(super) struct Listing {
     is_changed: bool,
 }
 
-/// Who holds pages freely.
+/// The contexts whose pages may be taken.
 #[derive(Debug, Default)]
 pub(super) struct Holders {
     order: BTreeSet<Holder>,
@@ -157,7 +157,7 @@ impl Scheduler {
         self.holders.changed = changed;
     }
 
-    /// Whoever follows in the order and has anything on the device.
+    /// The next in the order that has anything on the device.
     pub(super) fn next_holder(&mut self, after: Option<&Holder>) -> Option<Holder> {
         loop {
             let holder = self.holders.next(after)?.clone();
@@ -169,7 +169,7 @@ impl Scheduler {
         }
     }
 
-    /// Whoever follows among those that hold something and have nothing of it on the device, as far as they may be asked.
+    /// The next of those that hold something and have nothing of it on the device, as far as they may be asked.
     pub(super) fn next_aside(
         &mut self,
         after: Option<&Holder>,
@@ -230,7 +230,7 @@ impl Scheduler {
         self.holders.order.len() + self.holders.changed.len()
     }
 
-    /// That everybody who holds pages freely stands in its place, or is known to have changed, and nobody else does.
+    /// That the order holds just the contexts whose pages may be taken, each in its place or known to have changed.
     #[cfg(test)]
     pub(super) fn check_holders(&self) {
         let Holders { order, aside, guests, changed } = &self.holders;

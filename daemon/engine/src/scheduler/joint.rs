@@ -2,8 +2,8 @@
 //!
 //! A job is admitted to pages as a whole, so that two of them never hold what the other waits for. Its members compute what
 //! leads up to their last tokens as prompts do. When all are there, their last tokens get rows in one step: a job that
-//! finds no room for all of them is looked at before anybody else in the next one. Whatever ends the work of one member ends
-//! the job. Members that begin alike share the pages of that, also where they have lost them (`joint/alike`).
+//! finds no room for all of them is looked at before all other work in the next one. Whatever ends the work of one member
+//! ends the job. Members that begin alike share the pages of that, also where they have lost them (`joint/alike`).
 
 mod alike;
 mod jobs;
@@ -180,7 +180,7 @@ impl Scheduler {
         reply.send(Done::Answer(drawn.map(Answer::Together)));
     }
 
-    /// Jobs that found no room in the last step go before everybody in this one.
+    /// Jobs that found no room in the last step go before all other work in this one.
     pub(super) fn place_waiting_jobs(&mut self, n_rows_max: usize, plan: &mut Plan) {
         for job in std::mem::take(&mut self.jobs.waiting) {
             let n_tokens_max = self.settings.n_step_tokens - plan.work.n_decode_rows;
@@ -246,7 +246,7 @@ impl Scheduler {
             context.is_led_up() && (context.under_way.is_none() || context.n_draws_under_way() > 0)
         };
         if !members.iter().all(is_ready) {
-            // Whoever is the last to be there is looked at then.
+            // The job is looked at when its last member is there.
             members.iter().for_each(|&id| self.enqueue_prompt(id));
             return Some(Placed::UnderWay);
         }

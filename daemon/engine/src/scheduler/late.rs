@@ -2,7 +2,8 @@
 //!
 //! A row is planned before its mask has come. Nothing that follows from its draw is planned before it is known to draw:
 //! it sits out when the mask is not there by the end of the layers. Then it is asked again once the mask has come, by the
-//! head alone where the device kept the state of its token. Until then its run stands nowhere: nobody waits for a caller.
+//! head alone where the device kept the state of its token. Until its mask comes, a run is not queued: no other work waits
+//! for a caller.
 
 use std::sync::Arc;
 
@@ -76,7 +77,7 @@ impl Scheduler {
     pub(crate) fn masks_of(&self, plan: &Plan) -> MasksOfStep<'_> {
         let mut found = MasksOfStep { masks: Vec::new(), n_missing: 0 };
         for (row_idx, row) in plan.late_rows() {
-            // Nobody wants what comes of a row whose work has ended.
+            // What comes of a row whose work has ended is dropped.
             let Some(context) = self.contexts.get(&row.id).filter(|context| context.epoch == row.epoch)
             else {
                 continue;

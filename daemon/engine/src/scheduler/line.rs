@@ -1,4 +1,4 @@
-//! The line of those who wait for pages: fair to users, then their sessions, then their guests, by virtual time over the
+//! The line of contexts that wait for pages: fair to users, then their sessions, then their guests, by virtual time over the
 //! pages that they were given out of it.
 
 use rustc_hash::{FxHashMap, FxHashSet};
@@ -8,7 +8,7 @@ use super::fair::{FairQueue, Lane, Seat, VirtualTimes};
 use crate::account::Owner;
 use crate::command::ContextId;
 
-/// Whoever has a place in the line.
+/// A context's place in the line.
 #[derive(Debug)]
 struct Waiter {
     seat: Seat,
@@ -49,7 +49,7 @@ impl Line {
         self.note_first();
     }
 
-    /// A place is given up: nobody got what it was for.
+    /// A place is given up without its pages.
     pub(super) fn give_up(&mut self, id: ContextId) {
         let Waiter { seat, .. } = self.waiting.remove(&id).expect("it stands in line");
         self.queue.withdraw(&seat, Lane::ONLY, &id);
@@ -74,7 +74,7 @@ impl Line {
         self.waiting.is_empty()
     }
 
-    /// Who is first in line.
+    /// The first in line.
     pub(super) fn first(&self) -> Option<ContextId> {
         self.first
     }

@@ -1,7 +1,7 @@
 //! Decides what each step computes. Pure: no I/O, no clock, no threads.
 //!
-//! There is one for each model of a device. What models share, so that it is fair who is served whatever model they ask,
-//! is [`Commons`]: it is lent to the model whose turn it is.
+//! There is one for each model of a device. What models share, so that users are served fairly whatever model they ask,
+//! is [`Commons`]: it is lent to one model at a time.
 //!
 //! [`Scheduler::apply`] takes operations in, [`Scheduler::plan`] makes the next step, [`Scheduler::batch`] shows
 //! it to the backend, [`Scheduler::complete`] takes the outputs and answers.
@@ -96,7 +96,7 @@ pub(crate) struct SchedulerSettings {
     pub(crate) prefix_scope: PrefixScope,
     /// Tokens in one step at most; prompts are cut to it.
     pub(crate) n_step_tokens: usize,
-    /// How much longer a step may last, while anybody decodes, than it would without prompts.
+    /// How much longer a step may last, while contexts decode, than it would without prompts.
     pub(crate) latency_multiple: f64,
     /// What contexts with a common beginning share as a whole.
     pub(crate) segments: SegmentLengths,
@@ -179,7 +179,7 @@ struct Saved {
 pub(crate) struct Commons {
     /// Contexts that could be computed now.
     queue: FairQueue<ContextId>,
-    /// Those who may ask for something.
+    /// Callers that have entered and not left.
     callers: FxHashMap<CallerId, Owner>,
     /// The number of the last step of any model that was planned.
     step: u64,
@@ -190,11 +190,11 @@ pub(crate) struct Commons {
     link: Link,
     /// By the models' places.
     decoding: Vec<Option<LastDecode>>,
-    /// Whether who asks now, having been answered by the last step, comes too late for a device that stands still.
+    /// Whether a guest that was answered by the last step and asks now comes too late for a device that stands still.
     are_late: bool,
 }
 
-/// The last step of a model in which anybody decoded.
+/// The last step of a model with decode rows.
 #[derive(Clone, Copy, Debug)]
 struct LastDecode {
     step: u64,
@@ -202,7 +202,7 @@ struct LastDecode {
     alone_ns: u64,
 }
 
-/// Steps of all models for which somebody who decoded is taken to decode still.
+/// Steps of all models for which a model that decoded is taken to decode still.
 const N_STEPS_BESIDE: u64 = 16;
 
 impl Commons {
@@ -216,17 +216,17 @@ impl Commons {
         self.callers.insert(caller, owner);
     }
 
-    /// A guest that has asked its last; returns who it was.
+    /// A guest that has asked its last; returns which it was.
     pub(crate) fn leave_for_good(&mut self, caller: CallerId) -> Option<GuestId> {
         self.callers.remove(&caller).map(|owner| owner.guest)
     }
 
-    /// Whether who asks from now on comes too late for a device that stands still.
+    /// Whether a guest that asks from now on comes too late for a device that stands still.
     pub(crate) fn set_late(&mut self, are_late: bool) {
         self.are_late = are_late;
     }
 
-    /// How long a decode step of another model than the one at this place takes, if anybody decodes there.
+    /// How long a decode step of another model than the one at this place takes, if there is one that decodes.
     fn decode_ns_beside(&self, place: usize) -> Option<u64> {
         let others = self.decoding.iter().enumerate().filter(|&(other, _)| other != place);
         let recent =
@@ -336,12 +336,12 @@ impl Scheduler {
     /// Takes what the models share, or gives it back.
     pub(crate) fn exchange(&mut self, commons: &mut Commons) {
         std::mem::swap(&mut self.commons, commons);
-        // Pages that are let go of from now on. While it is nobody's turn, nothing is let go of.
+        // Pages that are let go of from now on are let go of in this step. Without the commons a model lets go of none.
         self.pages.note_step(self.commons.step);
     }
 
-    /// How far those have come whose work for the model comes next; whoever is first in line for pages, if nobody else
-    /// waits.
+    /// How far the owners have come whose work for the model comes next; where none waits, those of the first in line for
+    /// pages.
     pub(crate) fn next_virtual_times(&self, commons: &mut Commons) -> VirtualTimes {
         let times = [Class::Decode, Class::Prompt].map(|class| commons.queue.virtual_times(self.lane(class)));
         let first = times.into_iter().flatten().min_by(VirtualTimes::compare);

@@ -1,6 +1,6 @@
-//! How many pages a plan moves between the device and host memory. Copies go before the rows of their step, and whoever
-//! decodes waits for them: they are bounded by time, as prompts are. What is half moved stays so, its pages kept for whom
-//! they are, and goes on in the next plan.
+//! How many pages a plan moves between the device and host memory. Copies go before the rows of their step, and the step's
+//! decode rows wait for them: so they are bounded by time, as prompts are. A partial move keeps its pages reserved for its
+//! context and continues in the next plan.
 
 use super::fair::Class;
 use super::{Commons, ContextState, Move, Plan, Scheduler};
@@ -62,7 +62,7 @@ impl Plan {
 }
 
 impl Scheduler {
-    /// How long the decode rows of whoever would wait for moves take, if anybody decodes on the device.
+    /// How long the decode rows that would wait for moves take, if there are any on the device.
     fn decoding_ns(&self) -> Option<u64> {
         let n_rows = match self.n_queued(Class::Decode) {
             0 if self.has_decoded_lately() => self.costs.n_decode_rows(),
@@ -112,8 +112,8 @@ impl Scheduler {
         (plan.moves.len() * self.limits.page_bytes) as f64 * self.commons.link.ns_per_byte
     }
 
-    /// How long the next moves are to wait for those of this plan, which has no rows: whoever decodes, and asks meanwhile,
-    /// waits for one plan's moves at most. None where nobody decodes.
+    /// How long the next moves are to wait for those of this plan, which has no rows: a decode row that is asked for
+    /// meanwhile waits for one plan's moves at most. None where no context decodes.
     pub(crate) fn pause_after_ns(&self, plan: &Plan) -> Option<u64> {
         self.decoding_ns().map(|_| self.moves_ns(plan) as u64)
     }

@@ -1,8 +1,9 @@
 //! What a model lacks of the device's memory, and what it would have to give up for another.
 //!
 //! One order says whose pages go, over all models of a device: those that are free; those that the prefix cache alone
-//! holds; those of idle contexts, of whoever has come furthest, and then whoever was served longest ago first (`holders`);
-//! those at the ends of lines, whoever is furthest ahead in virtual time first. What is admitted stays: see [`Scheduler::sacrifice`].
+//! holds; those of idle contexts, of the owner furthest ahead in virtual time first, then of the context that was served
+//! longest ago (`holders`); those at the ends of lines, of the owner furthest ahead first. What is admitted stays: see
+//! [`Scheduler::sacrifice`].
 
 use std::cmp::Ordering;
 
@@ -21,7 +22,7 @@ pub(crate) enum Source {
     /// The model's own victims.
     #[default]
     Own,
-    /// Other models are asked first: who lacks pages stands in line until they have been.
+    /// Other models are asked first: a context that lacks pages stands in line until they have been.
     Others,
 }
 
@@ -30,7 +31,7 @@ pub(crate) enum Source {
 pub(crate) struct Want {
     /// Pages, beside those that are free or cached.
     pub(crate) n_pages: usize,
-    /// Who that is.
+    /// The first in line.
     pub(crate) first: ContextId,
     /// How far its guest has come.
     pub(crate) times: VirtualTimes,
@@ -54,7 +55,7 @@ impl Sacrifice {
     pub(crate) fn compare(&self, other: &Self) -> Ordering {
         match (self, other) {
             (Self::Cached { step }, Self::Cached { step: other }) => step.cmp(other),
-            // Whoever has had more goes first.
+            // The guest that has had more gives its pages first.
             (Self::Idle { come, step }, Self::Idle { come: other, step: other_step }) => {
                 other.cmp(come).then(step.cmp(other_step))
             }
@@ -116,7 +117,8 @@ impl Scheduler {
         self.sacrifice_of_held(want.n_pages, None, &members)
     }
 
-    /// What has to be given up of what is held; whoever is not behind `times` keeps what it holds, and so do these.
+    /// What has to be given up of what is held. Work of guests that are not ahead of `times` keeps what it holds, and so do
+    /// the contexts in `kept`.
     fn sacrifice_of_held(
         &mut self,
         n_pages: usize,

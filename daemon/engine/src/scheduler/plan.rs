@@ -1,4 +1,4 @@
-//! The next step: decode rows first, then chunks of prompts, within the step's tokens and, while anybody decodes,
+//! The next step: decode rows first, then chunks of prompts, within the step's tokens and, while contexts decode,
 //! within its length.
 
 mod head;
@@ -17,7 +17,7 @@ use crate::error::EngineError;
 use crate::job::{JobId, Work};
 use crate::kv::{PageTable, Sequence};
 
-/// Pages that one plan looks up in the prefix cache, or as many as one context finds: nobody's next token waits for the
+/// Pages that one plan looks up in the prefix cache, or as many as one context finds: decoding does not wait for the
 /// hashing of many prompts.
 pub(super) const N_BLOCKS_FOUND_MAX: usize = 1024;
 
@@ -32,7 +32,7 @@ pub(crate) struct Plan {
     pub(super) rows: Vec<PlannedRow>,
     pub(super) work: StepWork,
     pub(super) decode_bound: DecodeBound,
-    /// Whose pages may go, once somebody had to be asked for some.
+    /// Whose pages may go, once some had to be taken from other contexts.
     pub(super) victims: Option<Victims>,
     /// Pages that it may move; none where all that has to move does.
     pub(super) n_moves_max: Option<usize>,
@@ -165,7 +165,7 @@ impl Scheduler {
             self.commons.n_under_way += 1;
         }
         if !plan.moves.is_empty() {
-            // Those of other rows did not, but nobody has looked since.
+            // Pages of other rows did not move, but were not looked up since.
             for row in &plan.rows {
                 let context = self.contexts.get_mut(&row.id).expect("a context with a row exists");
                 context.kv.locate(&self.pages);
@@ -374,7 +374,7 @@ impl Scheduler {
         self.pack(context);
         context.kv.locate(&self.pages);
         if plan.victims.is_some() {
-            // Room is being made in this plan: not here. Before, nobody's pages were looked for.
+            // This plan takes pages from contexts: not from this one. Rows from before it began to were pinned when it did.
             self.pin(context);
         }
         self.note_placed(id, context);
@@ -499,7 +499,7 @@ impl Scheduler {
             if block_idx == first_written && keeps_beginning {
                 let page = |id| self.pages.page(id).expect("brought to the device above");
                 plan.copies.push(PageCopy { src: page(block), dst: page(own) });
-                // Whoever else holds it: nothing may be copied to it in the same step.
+                // Others may hold it too: nothing may be copied to it in the same step.
                 self.pages.pin(block);
             }
             context.kv.replace_block(block_idx, own);

@@ -56,7 +56,7 @@ impl Scheduler {
     }
 
     /// Charges an operation that stands for itself to its guest's virtual time: what leads to a row is a small part of that.
-    /// Opening is charged where it is known who has the context.
+    /// Opening is charged where the account that gets the context is known.
     pub(super) fn charge_operation(&mut self, operation: &Operation, price_ns: u64) {
         let of_mask = match operation {
             Operation::Mask { mask, .. } => size_of_val(mask.words()) as u64 / MASK_BYTES_PER_NS,

@@ -10,7 +10,7 @@ use crate::command::ContextId;
 pub(crate) enum Taking {
     /// Whatever admitted contexts neither hold nor were promised.
     Spare,
-    /// Anything: whoever is admitted has to ask again.
+    /// Anything: contexts that are admitted have to ask again.
     Any,
 }
 
@@ -61,7 +61,7 @@ impl Scheduler {
         plan
     }
 
-    /// What was promised is not there any more. Whoever still needs pages asks again.
+    /// What was promised is not there any more. Contexts that still need pages ask again.
     fn dismiss_all(&mut self) {
         let admitted: Vec<ContextId> = self.admitted().map(|(id, _)| id).collect();
         for id in admitted {

@@ -4,7 +4,7 @@
 //! served in every third step. A guest earns two privileges by coming back in time, and loses them by coming late:
 //!
 //! - [`Privilege::Soon`]: while the device computes a step, the next one is not planned before such guests have asked. That
-//!   costs nobody anything: they are served in every second step.
+//!   costs no time: they are served in every second step.
 //! - [`Privilege::AtOnce`]: behind a step that answers such guests none is planned ahead, and the next one is held for a
 //!   moment. The device stands still meanwhile: they are served in every step.
 
@@ -17,7 +17,7 @@ use crate::job::Work;
 /// Times in a row that a guest has to come back in time before it is waited for.
 const N_IN_TIME_MIN: u8 = 2;
 
-/// Times in time that are remembered: who has come in time for long may be late once.
+/// Cap on the count of timely returns: a guest at the cap may be late once.
 const N_IN_TIME_MAX: u8 = 8;
 
 /// What a guest is waited for with.
@@ -42,8 +42,8 @@ pub(super) struct Returns {
 struct Habit {
     /// Times in time, by privilege.
     n_in_time: [u8; 2],
-    /// Answers that it got and has not followed by a question: who asks about many contexts at once is there when all of
-    /// them have been asked about.
+    /// Answers that it got and has not followed by a question: a guest that asks about many contexts at once is back when it
+    /// has asked about all of them.
     n_out: u32,
     /// Whether it has asked since it was answered.
     has_asked: bool,
@@ -63,7 +63,7 @@ impl Habit {
         self.n_out > 0 && self.has(privilege)
     }
 
-    /// Waiting for it was in vain. Who has asked less than it was answered is there.
+    /// Waiting for it was in vain. A guest that has asked anything since it was answered is not late.
     fn note_late(&mut self, privilege: Privilege) {
         if !self.has_asked {
             let n = &mut self.n_in_time[privilege as usize];
@@ -116,7 +116,7 @@ impl Returns {
         });
     }
 
-    /// Those who are out were waited for with a privilege, in vain.
+    /// Guests that were answered and did not ask again were waited for with a privilege, in vain.
     pub(super) fn note_late(&mut self, privilege: Privilege) {
         for habit in self.guests.values_mut().filter(|habit| habit.is_awaited(privilege)) {
             habit.note_late(privilege);
@@ -127,7 +127,7 @@ impl Returns {
         self.count_anew();
     }
 
-    /// Those who are out have missed the step that is being taken in.
+    /// Guests that were answered and did not ask again have missed the step that is being taken in.
     pub(super) fn note_missed(&mut self) {
         self.guests.retain(|_, habit| {
             if std::mem::take(&mut habit.n_out) > 0 {
@@ -171,7 +171,7 @@ impl Scheduler {
                 && context.n_pending() == 0
                 && self.returns.has(context.owner.guest, Privilege::AtOnce)
         };
-        // Mostly nobody does.
+        // Mostly no guest does.
         !self.returns.guests.is_empty() && plan.is_some_and(|plan| plan.rows.iter().any(answers))
     }
 

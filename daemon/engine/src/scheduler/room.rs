@@ -1,8 +1,9 @@
 //! Finding device pages when none are free.
 //!
-//! In this order: cached pages that nobody holds; pages of contexts that wait for nothing, of whoever has come furthest in
-//! virtual time and then the longest idle first (`holders`); pages of contexts that stand in the line, its end first. They leave from the tail of a context, as few as needed, and go to
-//! host memory; when that is full, the KV in the tail of the least deserving is given up and computed again later.
+//! In this order: cached pages without a holder; pages of contexts that wait for nothing, of the owner furthest ahead in
+//! virtual time first, then of the longest idle (`holders`); pages of contexts that stand in the line, its end first. They
+//! leave from the tail of a context, as few as needed, and go to host memory; when that is full, the KV in the tail of the
+//! least deserving is given up and computed again later.
 //! Contexts that are admitted, and those of the step being planned, keep theirs.
 
 use super::holders::{Does, Holder};
@@ -20,7 +21,7 @@ pub(super) enum Victim {
 /// Whose pages may go in the plan of one step, and how far that has come.
 #[derive(Debug, Default)]
 pub(super) struct Victims {
-    /// Those that may have pages to move, the least deserving first, as far as anybody asked.
+    /// Those that may have pages to move, the least deserving first, as far as the list was needed.
     list: Vec<Listed>,
     /// Whether those in line are in the list: they come between those that wait for nothing and those that are queued.
     line: LineState,
@@ -171,8 +172,8 @@ impl Scheduler {
         }
     }
 
-    /// Gives up the last block of the least deserving that holds one which nobody is to keep: of one that has nothing on the
-    /// device and deserves no more than the last of the list that may, or of one in the list.
+    /// Frees the last block of the least deserving victim that holds one which is neither marked nor pinned: of one that has
+    /// nothing on the device and deserves no more than the last of the list that may, or of one in the list.
     fn give_up_one(&mut self, victims: &mut Victims, last_idx: usize, marking: u64) -> bool {
         let (mut aside, mut idx) = std::mem::take(&mut victims.giving_up);
         let found = loop {

@@ -1,8 +1,9 @@
-//! Slots of contexts on the device, and who has one of those for which it keeps hidden states.
+//! Slots of contexts on the device, and which contexts have one of those for which it keeps hidden states.
 //!
-//! There are fewer of these than there may be contexts. One that is asked and has none takes that of a context that has
-//! waited for nothing for some steps, which computes a row more when it is asked again. A hand goes round, a few places for
-//! each who wants one, and who was served longest ago of those that it passes gives its own.
+//! There are fewer of these than there may be contexts. A context that is asked and has none takes that of one that has
+//! waited for nothing for some steps, which computes a row more when it is asked again. Which one, the clock algorithm says:
+//! a hand goes round, a few slots for each state that is wanted, and of the contexts that it passes the one that was served
+//! longest ago gives its state up.
 
 use super::{ContextState, Scheduler};
 use crate::batch::SlotId;
@@ -12,7 +13,7 @@ use crate::job::Work;
 /// Steps of the device for which a context keeps a state at least, once it waits for nothing.
 pub(super) const N_STEPS_KEPT: u64 = 32;
 
-/// Slots that are looked at for one who wants a state.
+/// Slots that are looked at for a context that wants a state.
 const N_LOOKED_AT: usize = 8;
 
 #[derive(Debug)]
@@ -22,7 +23,7 @@ pub(super) struct Slots {
     n_slots: u32,
     /// Whose the slots with states are, as far as they were ever taken.
     holders: Vec<Option<ContextId>>,
-    /// Those that nobody has, with states and without.
+    /// Those without a context, with states and without.
     free: [Vec<SlotId>; 2],
     hand: usize,
 }

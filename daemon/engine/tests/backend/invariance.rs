@@ -164,7 +164,7 @@ fn swap_out_and_in_elsewhere() {
     let host = |i| HostPageId(15 - i);
     let out: Vec<_> = (0..3).map(|i| (PageId(10 + i), host(i))).collect();
     backend.swap_out(&out).expect("swapping is a copy");
-    // Somebody else takes the pages meanwhile.
+    // Another context takes the pages meanwhile.
     forward(&mut backend, vec![row(&tokens[1..], 0, 10, vec![])]);
     let back: Vec<_> = (0..3).map(|i| (host(i), PageId(50 + i))).collect();
     backend.swap_in(&back).expect("swapping is a copy");

@@ -10,8 +10,8 @@ use crate::scheduler::{Privilege, Scheduler};
 const PARTS: u32 = 33;
 const MAX: Duration = Duration::from_micros(250);
 
-/// And for one part in so many where all rows are those of such guests: who waits for others gains by it, since they are
-/// waited for as well.
+/// And for one part in so many, which is more, where every row belongs to such a guest: each gains from the wait, since the
+/// others are waited for as well.
 const PARTS_AMONG: u32 = 4;
 
 /// While the device computes a step, the next is planned after one part in so many of it at the latest.
@@ -43,7 +43,7 @@ impl Linger {
         }
     }
 
-    /// Whether who asks by now has come too late for a device that stands still.
+    /// Whether the time to return to a device that stands still is over.
     pub(super) fn is_over(&self, now: Instant) -> bool {
         match self.still {
             Still::AtMost(_) => false,
@@ -74,7 +74,7 @@ impl Core {
         self.linger.ahead_since = (!self.under_way.is_empty()).then_some(now);
     }
 
-    /// Until when the next step is not planned, for guests that were just answered: their rows and everybody's then ride
+    /// Until when the next step is not planned, for guests that were just answered: their rows and all others then ride
     /// together.
     pub(super) fn lingers_until(&mut self, now: Instant) -> Option<Instant> {
         if self.under_way.is_empty() { self.stands_still_until(now) } else { self.plans_late_until(now) }
@@ -114,7 +114,7 @@ impl Core {
         None
     }
 
-    /// Whether the oldest step under way is done: then the next one is planned, whoever is awaited.
+    /// Whether the oldest step under way is done: then the next one is planned, whichever guests are awaited.
     pub(in crate::engine) fn is_done(&mut self) -> bool {
         let Some(&(place, _)) = self.under_way.front() else { return false };
         let is_done = self.resident(place).backend.is_done();

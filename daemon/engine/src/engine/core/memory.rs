@@ -1,9 +1,9 @@
 //! The memory of a device's pages, and how it goes from one model to another.
 //!
-//! All models together have so many bytes for their pages. Whoever stands in line for pages of a model gets a part: of what
-//! no model has; or of another model, where less is missed by that than its own model would have to give up, in the order
-//! of [`Sacrifice`]. What no model has and nobody waits for goes to the model that has least. No model has less than its
-//! longest context needs, so that whatever fits it alone comes to its end whatever others do.
+//! All models together have so many bytes for their pages. For a context that stands in line for pages its model gets a part:
+//! of what no model has; or of another model, where less is missed by that than its own model would have to give up, in the
+//! order of [`Sacrifice`]. What no model has and no context waits for goes to the model that has least. No model has less
+//! than its longest context needs, so that whatever fits it alone comes to its end whatever others do.
 //!
 //! A part changes hands between two steps. The model that gives it is not planned until its steps are taken in: nothing
 //! loses its memory that a step could read. A model that got a part from another keeps what it has until it has been
@@ -38,7 +38,7 @@ pub(super) struct Pool {
     /// Where to say that they have no more than that, and that nothing is left to give out.
     asked: Option<Tag>,
     transfer: Option<Transfer>,
-    /// The device's step from which on it is looked again who lacks pages.
+    /// The device's step from which on it is looked again which models lack pages.
     looks_from: u64,
 }
 
@@ -80,7 +80,7 @@ impl Core {
             return self.outbox.to(DESK, tag).send(Done::Shared(Err(error)));
         }
         self.pool.kv_bytes = Some(kv_bytes);
-        // Whoever asked before is told that it has come as far as it has.
+        // The caller that asked before is told that it is done as far as it is.
         self.answer_share(Ok(()));
         self.pool.asked = Some(tag);
     }
@@ -102,7 +102,7 @@ impl Core {
             let is_under_way = self.is_under_way(of);
             let Self { residents, commons, .. } = self;
             let Some(resident) = &mut residents[of] else { continue };
-            // Who cannot be served would keep it for ever.
+            // A model without work that can be planned would otherwise keep it for ever.
             let stands_still = !is_under_way && !resident.scheduler.waits_for_plan_among(commons);
             if place == Some(of) || stands_still {
                 resident.n_steps_kept = resident.n_steps_kept.saturating_sub(1);
@@ -162,8 +162,8 @@ impl Core {
         self.most_bytes().saturating_sub(self.kv_bytes())
     }
 
-    /// What changes hands between two steps: half of what may move there, since who gives a page may have to move another
-    /// to host memory for it.
+    /// What changes hands between two steps: half of what may move there, since the model that gives a page may have to move
+    /// another to host memory for it.
     fn part_bytes(&mut self) -> u64 {
         let Self { residents, commons, .. } = self;
         let of = |resident: &mut Resident| resident.lend(commons).n_move_bytes_per_step() as u64 / 2;
@@ -191,7 +191,7 @@ impl Core {
         self.under_way.is_empty() || self.pool.looks_from <= self.commons.step()
     }
 
-    /// Looks who lacks pages, and finds a part for the first of them by virtual time that others can help.
+    /// Looks which models lack pages, and finds a part for the first of them by virtual time that others can help.
     fn look(&mut self) -> Result<(), EngineFailure> {
         self.pool.looks_from = self.commons.step() + 1;
         let mut wants: SmallVec<[(usize, Want); 2]> = SmallVec::new();
@@ -343,7 +343,7 @@ impl Core {
         }
         self.pool.transfer = None;
         self.resident(from).change = Change::None;
-        // Whoever it was for may have found pages meanwhile, or be gone.
+        // The context that it was for may have found pages meanwhile, or be gone.
         let want = to.and_then(|to| self.settled(to).is_some().then_some(to)).and_then(|to| {
             let Self { residents, commons, .. } = self;
             residents[to].as_mut()?.lend(commons).want()
@@ -408,7 +408,7 @@ impl Core {
             Ok(()) => Ok(true),
             Err(error) if error.damage() == Damage::Device => Err(EngineFailure::Device(error)),
             Err(error) => {
-                // Somebody else has it. It is not tried again before the device is shared anew.
+                // Another process has it. It is not tried again before the device is shared anew.
                 let kv_bytes = self.kv_bytes();
                 self.pool.kv_bytes = Some(kv_bytes);
                 tracing::warn!(%error, kv_bytes, "models go on with the pages that they have");

@@ -8,7 +8,7 @@ use crate::backend::{Backend, BackendError, Collected, Limits, WeightsInfo};
 use crate::batch::{Batch, Candidate, HostPageId, LateMask, Output, PageId, Token};
 use crate::model::Dtype;
 
-/// Lists for the outputs of steps, which the engine keeps. Whoever measures the engine fills this up meanwhile.
+/// Lists for the outputs of steps, which the engine keeps. The measurement keeps this filled.
 #[derive(Clone, Default)]
 pub(super) struct Stock(Arc<Mutex<Vec<Vec<Output>>>>);
 

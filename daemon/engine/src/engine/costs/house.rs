@@ -1,4 +1,4 @@
-//! An engine and its guests, who take turns on one thread.
+//! An engine and its guests, one after the other on one thread.
 
 use std::collections::VecDeque;
 use std::path::PathBuf;
@@ -88,7 +88,7 @@ pub(super) struct House {
     user: Arc<Account>,
     stock: Stock,
     n_rows: usize,
-    // The engine has failed once nobody can hear of it.
+    // The engine has failed once no receiver is left.
     _state: watch::Sender<EngineState>,
 }
 

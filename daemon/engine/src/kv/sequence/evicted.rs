@@ -415,7 +415,7 @@ impl Sequence {
         holed.cells = Cells::whole(n_whole * PAGE_LEN);
         holed.list_from(n_whole * PAGE_LEN, &self.tokens, &mut pages.tokens);
         holed.find_stretches();
-        // Nobody asks about its last token before the holes are there again.
+        // Its last token is not asked about before the holes are there again.
         self.n_to_state = None;
         self.n_computed = n_whole * PAGE_LEN;
         n_whole

@@ -6,7 +6,7 @@ use super::{Program, ProgramId, check};
 
 impl Program {
     /// A program that draws by itself what this one draws where only some tokens may be drawn: it asks for the constraint's
-    /// mask, and needs nobody to see to it. For devices, which take programs as they are written.
+    /// mask, and its caller need not apply it. For devices, which take programs as they are written.
     ///
     /// Every row that is drawn from is −∞ outside of the mask, and so are the logits, of other members too, where the program
     /// does not ask for the mask; a token that comes from elsewhere is drawn from a row that has it alone. It may be longer

@@ -3,7 +3,7 @@
 //! A guest is due one part of the device in so many: users share alike, then the sessions of a user, then the guests of a
 //! session. A step's decode rows last no longer than gives each guest at least its part of the pace that it would have
 //! alone: a guest whose rows alone would last `t` and that is due one part in `n` may wait `n · t` for its next tokens.
-//! Rows beyond that are left for the next step, whoever is furthest ahead in virtual time first; so where rows ride with
+//! Rows beyond that are left for the next step, those furthest ahead in virtual time first; so where rows ride with
 //! others for next to nothing none are left out, and where each costs its time, a guest with many has the rest of the
 //! device.
 //!

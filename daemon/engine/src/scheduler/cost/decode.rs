@@ -16,9 +16,9 @@ const N_TIMES_KNOWN: u64 = 16;
 /// When a number of rows is to be seen anew.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::scheduler) enum Look {
-    /// Somebody waits because of what was seen.
+    /// Rows are left out because of what was seen.
     Often,
-    /// Nobody does.
+    /// None are.
     Rarely,
 }
 

@@ -148,7 +148,7 @@ impl<T> Node<T> {
         self.resting.push(Reverse((vtime, child)));
     }
 
-    /// A resting child that was ahead of nobody at this time when it came to rest.
+    /// A resting child that was at or behind this virtual time when it came to rest.
     pub(super) fn pop_rested(&mut self, now: u64) -> Option<NodeId> {
         let first = self.resting.peek_mut()?;
         let Reverse((vtime, child)) = *first;

@@ -2,8 +2,8 @@
 //!
 //! The full pages of what two of them have in common are held once: forks share them from the start, and what a member has
 //! lost, or never had, it takes from the other. So a job needs no more pages for having lost some. A member that is to find
-//! pages that another has yet to compute waits for it: always for one before it in the list, so that there is one that waits
-//! for nobody.
+//! pages that another has yet to compute waits for it: always for one before it in the list, so that there is one that does
+//! not wait.
 
 use rustc_hash::FxHashMap;
 
@@ -67,7 +67,7 @@ impl Scheduler {
         members.iter().enumerate().map(of).map(|alike| alike.filter(|alike| alike.n_blocks > 0)).collect()
     }
 
-    /// The pairs of a job that begin alike: who comes later, and the one before it.
+    /// The pairs of a job that begin alike: the later member, and the one before it.
     fn pairs(&self, job: JobId) -> Vec<(ContextId, Alike)> {
         let Some(job) = self.jobs.jobs.get(&job) else { return Vec::new() };
         job.members.iter().zip(&job.alike).filter_map(|(&id, &alike)| Some((id, alike?))).collect()

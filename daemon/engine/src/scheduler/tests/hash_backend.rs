@@ -134,7 +134,7 @@ struct LateDraw {
     seed: u64,
 }
 
-/// What is in memory that nobody should read.
+/// What is in memory that must not be read.
 const GARBAGE: u64 = u64::MAX;
 
 impl HashBackend {
@@ -368,7 +368,7 @@ impl HashBackend {
     fn note_late(&mut self, row_idx: usize, row: &Row<'_>, tokens: &[Token], output_idx: usize) {
         for (idx, request) in row.outputs.iter().enumerate() {
             if let OutputKind::Masked { sampler, mask: None } = request.kind {
-                // Nobody may begin with what was drawn before.
+                // No row may begin with what was drawn before.
                 self.drawn.remove(&row.slot);
                 let prefix = match row.start == row.end() && row.evicted.is_some() {
                     true => self.states[&row.slot],
@@ -427,7 +427,7 @@ impl HashBackend {
         }
     }
 
-    /// Fails a step after so many of its moves: nobody knows what is in the pages that it would have written.
+    /// Fails a step after so many of its moves: what is in the pages that it would have written is unknown.
     pub(crate) fn fail(&mut self, moves: &[Move], n_moved: usize, batch: &Batch<'_>) {
         self.make(&moves[..n_moved]);
         for planned in &moves[n_moved..] {

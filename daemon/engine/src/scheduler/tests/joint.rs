@@ -153,7 +153,7 @@ impl World {
 
     /// The places in the list of the jobs that have rows in a step.
     pub(super) fn jobs_in(&self, plan: &Plan) -> Vec<usize> {
-        // Rows of what the contexts did before are nobody's.
+        // Rows of what the contexts did before belong to no job.
         let is_of_job = |row: &PlannedRow| {
             let context = self.scheduler.contexts.get(&row.id);
             context.is_some_and(|context| {

@@ -29,7 +29,7 @@ impl Stream {
 }
 
 impl World {
-    /// Supplies the next mask of a context's stream, if that is of the kind, and now and then one that nobody wants.
+    /// Supplies the next mask of a context's stream, if that is of the kind, and now and then one that was not asked for.
     pub(super) fn supply_mask(&mut self, idx: usize) {
         let stray = self.random.below(12);
         let (id, model) = &mut self.contexts[idx];

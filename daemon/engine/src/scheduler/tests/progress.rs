@@ -198,7 +198,7 @@ fn prompts_that_each_fill_the_pool_all_end_whatever_arrives_later() {
             let n_steps_max = 4 * 3 * n_tokens.div_ceil(n_step_tokens) + 400;
             while !prompts.iter_mut().fold(true, |all, (answer, _)| answer.is_answered() && all) {
                 assert!(house.n_steps < n_steps_max, "{n_pages} pages, {n_host_pages} on the host");
-                // Somebody asks something short in between, again and again, and never leaves.
+                // Other guests ask something short in between, again and again, and never leave.
                 if house.n_steps.is_multiple_of(4) && others.len() < 50 {
                     let (id, _) = house.create(2 + random.below(3) as u32);
                     let n = 1 + random.below(3 * PAGE_LEN);

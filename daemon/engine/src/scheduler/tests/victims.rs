@@ -113,7 +113,7 @@ fn a_stream_that_its_guest_does_not_pull_leaves_its_state_to_others() {
     let pulled = |streams: &mut [RunQueue]| {
         streams.iter_mut().map(|stream| std::iter::from_fn(|| stream.try_pull()).count()).collect::<Vec<_>>()
     };
-    // They decode as far ahead as they may, and nobody comes.
+    // They decode as far ahead as they may, and no token is taken.
     for _ in 0..=N_STEPS_KEPT + 4 {
         let question = house.ask_after(asked, edit(&house, asked));
         house.wait_for(question);

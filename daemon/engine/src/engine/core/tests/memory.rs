@@ -114,7 +114,7 @@ fn endless_work_of_two_models_moves_a_part_at_most_once_in_32_steps() {
         }
         assert!(house.talks.iter().all(|talk| talk.waits == Waits::ForTokens && talk.tokens.len() > 400));
         let mut gains = std::mem::take(&mut house.ledger().gains);
-        // What is free at first costs nobody anything.
+        // What is free at first is given out at no cost.
         gains.retain(|&(at, _)| at > 100);
         let follows = gains.len() > 5 && [0, 1].iter().all(|place| gains.iter().any(|gain| gain.1 == *place));
         assert!(follows, "memory follows who has had least: {gains:?}");
@@ -123,7 +123,7 @@ fn endless_work_of_two_models_moves_a_part_at_most_once_in_32_steps() {
     }
 }
 
-/// Where somebody decodes, the next pages move once those have that were asked for before.
+/// While contexts decode, the next pages move once those have that were asked for before.
 #[test]
 fn pages_that_move_while_no_step_runs_leave_room_for_one() {
     for decodes in [true, false] {

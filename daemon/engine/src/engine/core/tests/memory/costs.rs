@@ -1,4 +1,4 @@
-//! What it costs the host that contexts wait for nothing while somebody stands in line for pages. Times are printed, not
+//! What it costs the host that contexts wait for nothing while another stands in line for pages. Times are printed, not
 //! asserted: the machine decides them.
 //!
 //! ```text

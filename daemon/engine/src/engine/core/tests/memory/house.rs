@@ -219,7 +219,7 @@ impl House {
             n_pauses: 0,
         };
         kinds.iter().for_each(|&kind| house.add(kind, n_under_way));
-        // As long as nobody has said what they have together, each has what it came with.
+        // As long as no budget was set for all together, each has what it came with.
         assert!(house.ledger().gains.is_empty());
         let budget = house.ledger().total();
         house.share(budget);
