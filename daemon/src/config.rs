@@ -23,7 +23,7 @@ pub struct Config {
     pub device: Device,
     /// Type of weights, activations and KV cache.
     pub dtype: DtypeChoice,
-    /// Bytes of KV cache for all models on a device together; who has how much of it follows what guests ask.
+    /// Bytes of KV cache for all models on a device together; how much of it each has follows what guests ask.
     /// When absent: on the CPU, which takes memory from the system as it is used, for each model 256 MiB or one context,
     /// whichever is more, up to 4 GiB; on a GPU what the weights leave. The longest context of each has to fit in it.
     pub kv_bytes: Option<u64>,
@@ -34,7 +34,7 @@ pub struct Config {
     pub n_step_tokens: Option<usize>,
     /// Contexts that one step computes at most; when absent 128 on the CPU, 1024 on a GPU.
     pub n_step_rows: Option<usize>,
-    /// The latency target: how many times as long a step may last, while anybody decodes, as it would without prompts;
+    /// The latency target: how many times as long a step may last, while contexts decode, as it would without prompts;
     /// at least 1. More computes prompts faster and makes streams wait longer for each token.
     pub latency_multiple: f64,
     /// Whether users share the prefix cache. One user could then tell by timing what another has asked.

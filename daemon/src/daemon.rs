@@ -74,7 +74,7 @@ pub enum DaemonError {
         /// What was asked for.
         name: String,
     },
-    /// Random weights of a shape that nobody knows.
+    /// Random weights of a shape that is not known.
     #[error("no shape is named {name:?}; known are {}", SHAPES.join(", "))]
     UnknownShape {
         /// What was asked for.
@@ -155,7 +155,7 @@ pub enum DaemonError {
         /// How long that was waited for.
         waited: Duration,
     },
-    /// Nobody waits any more for the model to be loaded.
+    /// The caller has stopped waiting for the model to be loaded.
     #[error("the load was cancelled")]
     GivenUp,
     /// No model of that name is there to be unloaded.
@@ -229,7 +229,7 @@ pub enum LoadProgress {
         model: String,
         /// Bytes of its weights that are on the device.
         done_bytes: u64,
-        /// Bytes in all; 0 as long as nobody knows.
+        /// Bytes in all; 0 as long as that is not known.
         total_bytes: u64,
     },
     /// All models are loaded.
@@ -333,7 +333,7 @@ impl Daemon {
         Client::over(near).await
     }
 
-    /// Serves clients until [`Daemon::shutdown`] is cancelled, by whoever holds it or by a client that may; then
+    /// Serves clients until [`Daemon::shutdown`] is cancelled, by a holder of the token or by a client that may; then
     /// stops the guests and lets the sessions say so. When the device fails, does the same, unless the settings want it
     /// opened again and that works.
     ///

@@ -35,7 +35,7 @@ pub(crate) enum Chosen {
     Cuda { ordinal: usize, card: Card },
 }
 
-/// Chooses the device. Compiled kernels are kept in `cache_dir`, which nobody else may write to.
+/// Chooses the device. Compiled kernels are kept in `cache_dir`, which only the daemon's user may write to.
 ///
 /// # Errors
 /// A GPU was asked for or found, and cannot be used.
@@ -249,7 +249,7 @@ fn needs_cuda(card: &Card, model: &Model, config: &Config, kv_bytes_max: u64) ->
     let needs =
         needs.map_err(|source| DaemonError::Load { name: model.name.clone(), source: Box::new(source) })?;
     Ok(Needs {
-        // Models may come to share what they compute in, or not: that depends on who came first.
+        // Models may come to share what they compute in, or not: that depends on which was loaded first.
         fixed_bytes: needs.weight_bytes + needs.step_bytes + needs.all_activation_bytes,
         page_bytes: needs.page_bytes,
         n_granule_pages: (needs.granule_bytes / needs.page_bytes) as usize,

@@ -10,7 +10,7 @@ use trellis_engine::ModelHandle;
 
 use crate::daemon::DaemonError;
 
-/// The end of a model, for all who wait for it.
+/// The end of a model, for all calls that wait for it.
 pub(crate) type Gone = Shared<BoxFuture<'static, Result<(), Arc<DaemonError>>>>;
 
 /// Those that guests do not find any more and that are not gone.
@@ -28,7 +28,7 @@ pub(crate) struct Leaver {
 
 impl Leaving {
     /// The end of the model of this name, which comes no later than that. If it is not on its way out, `begin` sends it
-    /// there: nobody comes between.
+    /// there: no other call comes between.
     pub(crate) fn hurry_or(
         &self,
         name: &str,
@@ -65,7 +65,7 @@ impl Leaving {
     }
 }
 
-/// Waits until nobody has anything of the model, or the time is over.
+/// Waits until no guest has anything of the model, or the time is over.
 pub(crate) async fn drained(model: &ModelHandle, mut until: watch::Receiver<Instant>) {
     let mut idle = pin!(model.idle());
     loop {

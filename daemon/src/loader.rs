@@ -33,14 +33,14 @@ pub(crate) struct Loader {
     seams: Seams,
     /// As guests find them.
     models: Models,
-    /// The name of the model that guests get who name none.
+    /// The name of the model that guests get when they name none.
     default: String,
     leaving: Leaving,
     totals: Totals,
     /// Held while something is done to a device, and not while a model is read.
     devices: Mutex<Vec<OpenDevice>>,
-    /// How often a model has come to the place that was kept for it, or has failed to, or has gone: whoever waits for room
-    /// looks again.
+    /// How often a model has come to the place that was kept for it, or has failed to, or has gone: loads that wait for room
+    /// look again.
     changes: watch::Sender<u64>,
     /// Ends loads with the daemon.
     ending: CancellationToken,
@@ -130,7 +130,7 @@ impl Loader {
     /// Stops all engines, and loads as soon as they can be.
     pub(crate) fn stop(&self) {
         self.ending.cancel();
-        // Whoever holds the devices lets go of the loader soon, and they go with it.
+        // A task that holds the devices lets go of the loader soon, and they go with it.
         if let Ok(mut devices) = self.devices.try_lock() {
             devices.clear();
         }
@@ -349,7 +349,7 @@ fn handles(devices: &[OpenDevice]) -> Vec<ModelHandle> {
     devices.iter().flat_map(|open| &open.tenants).map(|tenant| tenant.handle.clone()).collect()
 }
 
-/// The devices as those see them who want to know whether they work.
+/// The devices, as watched for whether they work.
 fn watches(devices: &[OpenDevice]) -> Vec<DeviceWatch> {
     let watch = |open: &OpenDevice| DeviceWatch {
         device: open.device.into(),

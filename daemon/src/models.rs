@@ -19,7 +19,7 @@ pub struct DeviceFailure {
     pub failure: EngineFailure,
 }
 
-/// A device in use, for those who want to know whether it works. Nothing of the device is held through this.
+/// Tells whether a device in use works. Nothing of the device is held through this.
 #[derive(Clone, Debug)]
 pub(crate) struct DeviceWatch {
     /// As the settings would name it.
@@ -154,7 +154,7 @@ impl Models {
     }
 
     /// After these devices were opened again: puts models that were loaded again in the place of those that were lost.
-    /// Returns those that nobody wants any more, because what they replace was sent off meanwhile.
+    /// Returns those that are not wanted any more, because what they replace was sent off meanwhile.
     pub(crate) fn renew(
         &self,
         renewed: Vec<(ModelHandle, ModelHandle)>,

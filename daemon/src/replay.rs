@@ -53,7 +53,7 @@ impl Replay {
         };
         let own = &config.limits;
         let limits = GuestLimits {
-            // What a guest can tell, but no more than it would get here: anybody may have written the recording.
+            // What a guest can tell, but no more than it would get here: the recording may be forged.
             memory_bytes: begin.limits.memory_bytes.min(own.memory_bytes),
             n_memories: begin.limits.n_memories.min(own.n_memories),
             n_tables: begin.limits.n_tables.min(own.n_tables),

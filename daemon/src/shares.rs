@@ -1,4 +1,4 @@
-//! What models need of a device, whether they fit it together, and what they begin with. Who has how much of the KV memory
+//! What models need of a device, whether they fit it together, and what they begin with. How much of the KV memory each has
 //! later follows what guests ask: that is the engine's.
 
 /// What a model needs of a device.

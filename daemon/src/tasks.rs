@@ -1,11 +1,11 @@
-//! Tasks that somebody waits for.
+//! Tasks whose ends are awaited.
 
 use std::panic::resume_unwind;
 
 use tokio::task::JoinHandle;
 
 /// What comes of a task that is not aborted. A panic in it goes on here. The end of the runtime cancels tasks, and then
-/// whoever waits for one is dropped as well: this waits for that.
+/// the waiting task is dropped as well: this waits for that.
 pub(crate) async fn joined<T>(task: JoinHandle<T>) -> T {
     match task.await {
         Ok(result) => result,

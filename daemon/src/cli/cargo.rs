@@ -76,7 +76,7 @@ fn component_in(line: &str, manifest: &Path) -> Option<PathBuf> {
     message.filenames.into_iter().find(|file| file.extension().is_some_and(|extension| extension == "wasm"))
 }
 
-/// Shows what a tool says of a crate, whose author may be anybody. Cargo sums up even when there was nothing to do; all
+/// Shows what a tool says of a crate, whose author is not trusted. Cargo sums up even when there was nothing to do; all
 /// else is worth showing.
 pub(super) async fn pass_on(stderr: impl AsyncRead + Unpin) -> io::Result<()> {
     let mut lines = BufReader::new(stderr).split(b'\n');

@@ -126,7 +126,7 @@ impl HomeArgs {
         }
         let client = match self.socket.connect().await {
             Ok(client) => client,
-            // Who names a socket wants the daemon that listens there.
+            // A socket that is named means the daemon that listens there.
             Err(CliError::Client(trellis_client::Error::NotRunning { .. })) if !is_named => {
                 return Ok(Found::Here("no daemon is running"));
             }

@@ -45,7 +45,7 @@ pub(crate) enum CliError {
     Guest(Box<ErrorBody>),
     #[error("interrupted")]
     Interrupted,
-    /// Whoever read the output has gone away, which is theirs to do.
+    /// The reader of the output has gone away, which it may.
     #[error("nobody reads the output any more")]
     OutputClosed,
     #[error(

@@ -24,7 +24,7 @@ impl Interrupts {
             signals.next().await;
             token.cancel();
             signals.next().await;
-            // The command may be stuck in a write that nobody reads; nothing can be cleaned up any more.
+            // The command may be stuck in a write that is never read; nothing can be cleaned up any more.
             std::process::exit(i32::from(INTERRUPTED));
         });
         Ok(Self(first))

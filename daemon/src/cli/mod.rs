@@ -101,7 +101,7 @@ pub fn main() -> ExitCode {
     let result = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
         Ok(runtime) => {
             let result = runtime.block_on(dispatch(command, format));
-            // A guest's end has been awaited; what is left, such as a read of a terminal, nobody needs.
+            // A guest's end has been awaited; what is left, such as a read of a terminal, is not needed.
             runtime.shutdown_background();
             result
         }

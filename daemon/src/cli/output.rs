@@ -12,17 +12,17 @@ use serde::Serialize;
 
 use super::error::CliError;
 
-/// For whom a command writes.
+/// The reader for which a command writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Format {
     Text,
     Json,
 }
 
-/// Writes one line to standard output. Whoever stopped reading needs no more of it.
+/// Writes one line to standard output.
 ///
 /// # Errors
-/// [`CliError::OutputClosed`] when nobody reads.
+/// [`CliError::OutputClosed`] when its reader is gone, which needs no more of it.
 pub(crate) fn print_line(line: &str) -> Result<(), CliError> {
     let mut out = io::stdout().lock();
     writeln!(out, "{line}").and_then(|()| out.flush()).map_err(CliError::from_output)
@@ -31,7 +31,7 @@ pub(crate) fn print_line(line: &str) -> Result<(), CliError> {
 /// Writes one value to standard output: as JSON in one line, or as the text that `to_text` makes of it.
 ///
 /// # Errors
-/// [`CliError::OutputClosed`] when nobody reads.
+/// [`CliError::OutputClosed`] when its reader is gone.
 pub(crate) fn print<T: Serialize + ?Sized>(
     format: Format,
     value: &T,
@@ -52,7 +52,7 @@ pub(crate) fn to_json<T: Serialize + ?Sized>(value: &T) -> String {
     replaced(&json, is_obeyed, |c| format!("\\u{:04x}", u32::from(c))).into_owned()
 }
 
-/// Writes a remark to standard error, unless nobody can read it: that is no reason to end.
+/// Writes a remark to standard error. That its reader is gone is no reason to end.
 pub(crate) fn remark(text: &str) {
     let _ = writeln!(io::stderr().lock(), "{}", contained(text));
 }

@@ -64,7 +64,7 @@ impl ProgressDisplay {
         self.update(title, unit, done, total);
     }
 
-    /// How far some work is; a new title is new work. A `total` of 0 means that nobody knows.
+    /// How far some work is; a new title is new work. A `total` of 0 means that it is not known.
     pub(crate) fn update(&self, title: &str, unit: Unit, done: u64, total: u64) {
         if !self.is_drawn {
             return;

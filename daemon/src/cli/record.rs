@@ -9,7 +9,7 @@ use tempfile::NamedTempFile;
 use super::error::CliError;
 use crate::recording::{Head, write_head};
 
-/// A recording that is being written. Prompts and answers are in it: nobody but its user reads it.
+/// A recording that is being written. Prompts and answers are in it: only its user may read it.
 ///
 /// What is there under its name stays until something has come of the recording.
 #[derive(Debug)]

@@ -145,8 +145,8 @@ async fn unknown_guest(name: &str, client: Option<&Client>) -> CliError {
     CliError::UnknownGuest { name: name.to_owned(), known }
 }
 
-/// Shows a guest's events until its end. Where nobody reads them any more the guest is stopped, and only its recording goes
-/// on, up to that end.
+/// Shows a guest's events until its end. Where their reader is gone the guest is stopped, and only its recording goes on, up
+/// to that end.
 async fn drive(
     mut guest: Guest,
     input: UserInput,

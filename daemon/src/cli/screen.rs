@@ -64,7 +64,7 @@ impl Screen {
     /// Shows one event.
     ///
     /// # Errors
-    /// Nobody reads the output.
+    /// The reader of the output is gone.
     pub(crate) fn show(&mut self, event: &Event) -> Result<(), CliError> {
         if self.format == Format::Json {
             return write(|out| writeln!(out, "{}", to_json(event)));
@@ -114,7 +114,7 @@ impl Screen {
     /// The guest has ended.
     ///
     /// # Errors
-    /// Nobody reads the output.
+    /// The reader of the output is gone.
     pub(crate) fn end(
         &mut self,
         error: Option<&ErrorBody>,
@@ -126,7 +126,7 @@ impl Screen {
     /// A replayed guest did all as it was recorded, up to this end of the recorded run.
     ///
     /// # Errors
-    /// Nobody reads the output.
+    /// The reader of the output is gone.
     pub(crate) fn end_as_recorded(
         &mut self,
         error: Option<&ErrorBody>,
@@ -153,7 +153,7 @@ fn write(write: impl FnOnce(&mut io::StdoutLock<'static>) -> io::Result<()>) -> 
     write(&mut out).and_then(|()| out.flush()).map_err(CliError::from_output)
 }
 
-/// A line of a guest's log, which nobody is to take for an error of this program.
+/// A line of a guest's log, which must not look like an error of this program.
 fn logged(level: &LogLevel, line: &str) -> String {
     let level = match level {
         LogLevel::Warn => "warning",

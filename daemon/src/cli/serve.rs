@@ -111,7 +111,7 @@ pub(crate) async fn serve(args: ServeArgs, format: Format) -> Result<(), CliErro
     Ok(())
 }
 
-/// A user's own directory is nobody else's; the machine's has to let the socket's group in.
+/// A user's own directory is closed to all others; the machine's has to let the socket's group in.
 fn directory_mode(socket: &Path) -> u32 {
     if socket == Path::new(SYSTEM_SOCKET) { 0o755 } else { 0o700 }
 }

@@ -41,7 +41,7 @@ pub(crate) struct UnloadArgs {
 #[derive(Serialize)]
 struct Unloaded {
     unloaded: String,
-    /// The model that guests get from now on who name none.
+    /// The model that guests get from now on when they name none.
     default_model: Option<String>,
 }
 

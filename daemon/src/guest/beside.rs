@@ -11,14 +11,14 @@ use trellis_engine::account::ActorId;
 use super::cpu::CpuClock;
 use crate::tasks::blocking;
 
-/// Runs long work of guests on threads of its own, as many at once as there are processors. Users take turns: nobody waits
-/// for more than the work that is under way and one piece of each other user's.
+/// Runs long work of guests on threads of its own, as many at once as there are processors. Users are served round robin: no
+/// user waits for more than the work that is under way and one piece of each other user's.
 #[derive(Clone, Debug)]
 pub(crate) struct Beside {
     queue: Arc<Mutex<Queue>>,
 }
 
-/// Who waits for a thread.
+/// Work that waits for a thread.
 #[derive(Debug)]
 struct Queue {
     n_free: usize,
@@ -82,7 +82,7 @@ impl Beside {
         .await
     }
 
-    /// Gives free threads to those who wait.
+    /// Gives free threads to the work that waits.
     fn serve(&self) {
         while let Some(next) = self.next() {
             // A permit whose receiver is gone comes back when it is dropped.
@@ -90,13 +90,13 @@ impl Beside {
         }
     }
 
-    /// Whose turn it is, if a thread is free: it is taken then.
+    /// The work that comes next, if a thread is free: it is taken then.
     fn next(&self) -> Option<oneshot::Sender<ThreadPermit>> {
         let queue = &mut *self.lock();
         while queue.n_free > 0 {
             let actor = queue.order.pop_front()?;
             let waiting = queue.waiting.get_mut(&actor).expect("a user in the order waits");
-            // Those who have gone cost their user no turn.
+            // Work whose future was dropped costs its user nothing.
             while waiting.front().is_some_and(oneshot::Sender::is_closed) {
                 waiting.pop_front();
             }

@@ -1,4 +1,4 @@
-//! Compiled components on disk, in a folder that nobody but the daemon's user can touch.
+//! Compiled components on disk, in a folder that only the daemon's user can touch.
 
 use std::fs;
 use std::hash::{Hash as _, Hasher};

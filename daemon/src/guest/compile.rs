@@ -174,7 +174,7 @@ mod tests {
     #[cfg(unix)]
     #[tokio::test]
     async fn a_compiler_that_dies_or_hangs_is_an_error() {
-        // Who dies has time to; who hangs does so whatever its time.
+        // A compiler that dies is given ample time; one that hangs uses up whatever it is given.
         let compile = |exe: &str, compile_ms| {
             let limits = GuestLimits { compile_ms, ..GuestLimits::default() };
             let compiler = Compiler::new(exe.into(), Arc::new(limits));

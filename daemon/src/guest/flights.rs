@@ -21,11 +21,11 @@ pub(crate) struct Flights<T: Clone, P> {
 }
 
 struct State<T: Clone, P> {
-    /// Each has at least one user who waits for it.
+    /// Each has at least one user that waits for it.
     flights: HashMap<blake3::Hash, Flight<T, P>>,
-    /// For whom the places are taken, by the flights' numbers; at most `n_places`.
+    /// The users for which the places are taken, by the flights' numbers; at most `n_places`.
     running: HashMap<u64, ActorId>,
-    /// When each user had a place last; only of those who wait for something or have a place.
+    /// When each user had a place last; only of users that wait for something or have a place.
     last_turns: HashMap<ActorId, u64>,
     n_begun: u64,
     n_turns: u64,
@@ -107,7 +107,7 @@ where
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits for the work on a component with all others who do; the first to ask begins it with `work`, which has its
+    /// Waits for the work on a component, together with all others that do; the first call begins it with `work`, which has its
     /// place once the [`PendingPermit`] is granted and as long as it keeps the [`Permit`].
     ///
     /// # Errors
@@ -150,12 +150,12 @@ where
         let flight = state.flights.get_mut(&hash).expect("it was there or has been added");
         *flight.waiting.entry(actor).or_insert(0) += 1;
         let (work, progress) = (Some(flight.work.clone()), flight.progress.clone());
-        // A user who has nothing under way may bring forward what another one has queued.
+        // A user that has nothing under way may bring forward what another one has queued.
         state.admit(self.n_places);
         Ok(Joined { flights: self.clone(), hash, actor, work, progress })
     }
 
-    /// One who waited has gone. The last one takes the work along; it is returned to be dropped outside the lock.
+    /// A [`Joined`] was dropped. The last one takes the work along; it is returned to be dropped outside the lock.
     #[must_use]
     fn leave(&self, hash: &blake3::Hash, actor: ActorId) -> Option<Work<T>> {
         let mut state = self.lock();
@@ -169,7 +169,7 @@ where
         flight.waiting.remove(&actor);
         let work = match flight.waiting.keys().next() {
             Some(&heir) => {
-                // The place counts for somebody who still wants it.
+                // The place counts for a user that still waits for the work.
                 if let Some(owner) = running.get_mut(&flight.number).filter(|owner| **owner == actor) {
                     *owner = heir;
                 }
@@ -234,7 +234,7 @@ where
     }
 }
 
-/// One who waits for a piece of work. The work is dropped with the last of them.
+/// A future that waits for a piece of work. The work is dropped with the last of them.
 pub(crate) struct Joined<T, P>
 where
     T: Clone + Send + Sync + 'static,
@@ -345,7 +345,7 @@ mod tests {
         blake3::hash(&[component])
     }
 
-    /// Whether the work of one who waits has its place; it is polled for that.
+    /// Whether the work that is waited for has its place; it is polled for that.
     fn is_running(joined: &mut Joined<u8, u32>) -> bool {
         assert!(joined.now_or_never().is_none(), "nothing was let go");
         *joined.progress().borrow() == 7
@@ -393,14 +393,14 @@ mod tests {
         assert_eq!(running, [true, true, false, false, false]);
         let mut other = world.join(2, 10).expect("room");
         assert!(is_running(&mut other));
-        // The next free place goes to whoever has fewest, in turns among equals.
+        // The next free place goes to the user that has fewest, round robin among equals.
         let [mut second, mut third] = [world.join(2, 11).expect("room"), world.join(3, 12).expect("room")];
         drop(greedy.remove(0));
         assert!(is_running(&mut third) && !is_running(&mut second) && !is_running(&mut greedy[1]));
         drop(third);
         let now = (is_running(&mut second), is_running(&mut greedy[1]));
         assert_eq!(now, (false, true), "the other user had a turn last");
-        // What one user has queued is brought forward by another who wants it, too.
+        // What one user has queued is brought forward by another that wants it, too.
         let mut shared = world.join(4, 4).expect("room");
         drop(other);
         assert!(is_running(&mut shared) && !is_running(&mut second));

@@ -83,8 +83,8 @@ impl GuestModels {
         *self.refused.lock().unwrap_or_else(PoisonError::into_inner) = Some(name.to_owned());
     }
 
-    /// How the guest has ended, given what it looks like: whoever was stopped, or gave up over an error, may have done so
-    /// because a device failed, or because a model that the guest held failed, was unloaded, or refused it more.
+    /// How the guest has ended, given what it looks like: a guest that was stopped, or gave up over an error, may have done
+    /// so because a device failed, or because a model that it held failed, was unloaded, or refused it more.
     pub(crate) fn cause_of(&self, end: GuestEnd) -> GuestEnd {
         let loss = match end {
             GuestEnd::Failed { .. } | GuestEnd::Exited { .. } => self.loss().or_else(|| self.refusal()),

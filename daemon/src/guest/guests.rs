@@ -84,7 +84,7 @@ pub struct Launch {
     pub program: Program,
     /// What people call it.
     pub name: String,
-    /// Who asks.
+    /// The user that asks.
     pub actor: ActorId,
     /// On which connection.
     pub session: SessionId,
@@ -165,7 +165,7 @@ pub struct GuestInfo {
     pub name: String,
     /// The BLAKE3 hash of its component.
     pub hash: blake3::Hash,
-    /// Who started it.
+    /// The user that started it.
     pub actor: ActorId,
     /// On which connection.
     pub session: SessionId,
@@ -230,7 +230,7 @@ impl GuestHost {
         Ok(Arc::new(Self {
             compiler: Compiler::new(exe, limits.clone()),
             programs: Mutex::new(Programs::new(limits.n_programs, limits.program_bytes)),
-            // Who waits for a load is bounded by the requests in flight.
+            // How many wait for a load is bounded by the requests in flight.
             loads: Flights::new(N_LOADS, usize::MAX, usize::MAX),
             compiles: Flights::new(
                 limits.n_compiles,
@@ -267,7 +267,7 @@ impl GuestHost {
         self.running.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The program of a component that was compiled before, from memory or from the cache. Who asks for one that is
+    /// The program of a component that was compiled before, from memory or from the cache. A call for one that is
     /// being loaded waits for the same load.
     pub async fn find(self: &Arc<Self>, actor: ActorId, hash: blake3::Hash) -> Option<Program> {
         self.locate(actor, hash).await.map(|(program, _)| program)
@@ -306,8 +306,8 @@ impl GuestHost {
     }
 
     /// Makes a component of this user ready to start: from memory, from the cache, or by compiling it in a
-    /// process of its own. Who asks for one that is being compiled waits for the same process; when the last of
-    /// them drops the future, the process is killed.
+    /// process of its own. A call for one that is being compiled waits for the same process; when the last
+    /// future of these calls is dropped, the process is killed.
     ///
     /// # Errors
     /// The component is none, is broken, does not fit the host, or is too much to compile; or too many
@@ -341,7 +341,7 @@ impl GuestHost {
         progress: watch::Sender<CompileProgress>,
     ) -> Compiled {
         let permit = permit.granted().await;
-        // Someone else may have had the same component compiled meanwhile.
+        // Another call may have had the same component compiled meanwhile.
         if let Some(found) = self.locate(actor, hash).await {
             return Ok(found);
         }

@@ -28,7 +28,7 @@ struct ModelUse {
     n_things: usize,
 }
 
-/// A model, for one thing that a guest has of it. Whoever unloads the model waits for the last of them, if not for ever.
+/// A model, for one thing that a guest has of it. Unloading the model waits for the last of them, if not for ever.
 #[derive(Debug)]
 pub struct HeldModel {
     model: ModelHandle,
@@ -51,8 +51,8 @@ impl Clone for HeldModel {
 
 impl Drop for HeldModel {
     fn drop(&mut self) {
-        // The lease goes outside the lock, and once the guest is seen to hold nothing: a model that ends because nobody
-        // holds it any more is no loss.
+        // The lease goes outside the lock, and once the guest is seen to hold nothing: a model that ends because its last
+        // holder let go of it is no loss.
         drop(self.holds.let_go(&self.model));
     }
 }

@@ -8,8 +8,8 @@ use tokio::sync::{Mutex, Semaphore, mpsc};
 /// What a message costs beside its bytes.
 const OVERHEAD_BYTES: usize = 64;
 
-/// Bytes of messages that nobody has received, of one session or of one user. Charges go to every enclosing budget or
-/// to none.
+/// Bytes of messages that guests have not received yet, of one session or of one user. Charges go to every enclosing budget
+/// or to none.
 #[derive(Debug)]
 pub struct InboxBudget {
     level: &'static str,

@@ -32,9 +32,9 @@ pub enum GuestOutput {
 /// How much a log line matters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum LogLevel {
-    /// For who writes the guest.
+    /// For the guest's author.
     Debug,
-    /// For who runs it.
+    /// For the user that runs it.
     Info,
     /// Something unexpected that the guest went around.
     Warn,

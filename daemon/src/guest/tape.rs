@@ -345,7 +345,7 @@ impl Replayer {
 
     fn send(&self, sent: Vec<Sent>) {
         for Sent(output) in sent {
-            // Nobody is left to see it.
+            // The client may be gone.
             let _ = self.output.try_send(output);
         }
     }

@@ -18,7 +18,7 @@ pub(crate) const TAG_ERROR: u8 = 1;
 /// Length of the answer before its payload.
 pub(crate) const ANSWER_HEADER_BYTES: usize = 9;
 
-/// By how much compiling gives way to those who use the daemon at that moment.
+/// By how much compiling gives way to the daemon's other work.
 #[cfg(unix)]
 const NICENESS: i32 = 10;
 

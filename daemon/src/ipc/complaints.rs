@@ -49,7 +49,7 @@ impl Complaints {
 
     /// A connection has ended so.
     pub(super) fn note_ended(&self, actor: Actor, pid: Option<i32>, error: &SessionError) {
-        // That somebody leaves in the middle of a word is their own business.
+        // A client may leave in the middle of a frame.
         let told = match error.is_departure() {
             true => None,
             false => tell(&self.ended),

@@ -76,7 +76,7 @@ fn with_pid(pid: Option<u32>) -> String {
     pid.map(|pid| format!(", process {pid}")).unwrap_or_default()
 }
 
-/// Who made a connection.
+/// The user and process at the other end of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Peer {
     /// Its user and group.
@@ -85,7 +85,7 @@ pub struct Peer {
     pub pid: Option<i32>,
 }
 
-/// A daemon's socket, which nobody else can listen on as long as this lives. The socket is removed when it is dropped.
+/// A daemon's socket, on which no other daemon can listen as long as this lives. The socket is removed when it is dropped.
 #[derive(Debug)]
 pub struct Listener {
     socket: local::Listener,
@@ -130,7 +130,7 @@ impl Listener {
         &self.path
     }
 
-    /// The next connection, and who made it. Dropping the future loses nothing.
+    /// The next connection, and its peer. Dropping the future loses nothing.
     ///
     /// # Errors
     /// The connection is gone already, or the system is out of something.

@@ -1,4 +1,4 @@
-//! The local socket: where it is, who may use it, and the loop that accepts connections.
+//! The local socket: where it is, which users may use it, and the loop that accepts connections.
 
 mod complaints;
 mod listener;

@@ -1,5 +1,5 @@
 //! How a model comes to those that are there: it gets its place on a device, is read, and is put there. Only the first and
-//! the last hold the devices: what is read may lie where nothing answers, and must keep nobody else waiting.
+//! the last hold the devices: what is read may lie where nothing answers, and must keep no other load waiting.
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
@@ -42,12 +42,12 @@ struct Destination {
     kv: Kv,
 }
 
-/// Unwinds out of a load that nobody waits for.
+/// Unwinds out of a load whose caller has stopped waiting.
 struct Unwanted;
 
 impl Loader {
-    /// Loads a model while others go on. They give up KV memory for its longest context; who has more follows from then on
-    /// what guests ask. If nobody waits for this any more, no more of the model is read and all that it took comes back.
+    /// Loads a model while others go on. They give up KV memory for its longest context; which has more follows from then on
+    /// what guests ask. If the future is dropped, no more of the model is read and all that it took comes back.
     ///
     /// # Errors
     /// The model or the device cannot be used, or the model does not fit.

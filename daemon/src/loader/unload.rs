@@ -17,8 +17,8 @@ use crate::tasks::{blocking, joined};
 
 impl Loader {
     /// Unloads a model: no new contexts are opened, those that are there have so much time to come to their end, then
-    /// they end. One that is on its way out already goes by the sooner of both times. Once begun it goes on, whoever
-    /// waits for it.
+    /// they end. One that is on its way out already goes by the sooner of both times. Once begun it goes on, even if the
+    /// future is dropped.
     ///
     /// Returns the name of the model that is the default now.
     ///
@@ -73,7 +73,7 @@ impl Loader {
                     let (name, message) = (leaver.model().name.clone(), panic_message(panic.as_ref()));
                     Err(Arc::new(DaemonError::Panicked { name, message }))
                 }
-                // The runtime ends, and whoever waits with it.
+                // The runtime ends, and this task with it.
                 Err(Err(_)) => std::future::pending().await,
             }
         });
@@ -131,7 +131,7 @@ impl Loader {
     }
 }
 
-/// A model that was just loaded, as long as nobody has heard of it: then it goes again.
+/// A model that was just loaded and not handed over yet: it is unloaded if this is dropped.
 pub(super) struct Fresh {
     pub(super) loader: Arc<Loader>,
     pub(super) handle: Option<ModelHandle>,
@@ -148,7 +148,7 @@ impl Drop for Fresh {
         // At the end of the runtime the engines stop as well.
         let (Some(handle), Ok(_)) = (self.handle.take(), Handle::try_current()) else { return };
         self.loader.leaving.begin(|| {
-            // Nobody finds it from here on. If somebody else has sent it off meanwhile, it goes already.
+            // It is not found from here on. If another call has sent it off meanwhile, it goes already.
             let model = self.loader.models.send_off_this(&handle)?;
             tracing::info!(model = model.model().name, "a load was cancelled");
             Some(self.loader.see_off(model, Instant::now()))

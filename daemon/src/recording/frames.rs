@@ -17,7 +17,7 @@ const SEAL_BYTES: usize = 8;
 /// The longest payload. No call passes more than this to its host or back.
 const PAYLOAD_BYTES_MAX: usize = 256 << 20;
 
-/// How deep values lie in a payload, and how many there are. Who makes a recording up seals it as well.
+/// Bounds for the nesting and the number of values in a payload: a forged recording has a valid seal as well.
 const SHAPE_MAX: Shape = Shape { depth: 64, n_values: 16 << 20 };
 
 type Seal = [u8; SEAL_BYTES];

@@ -9,12 +9,12 @@ use trellis_wire::{ComponentHash, ErrorBody};
 /// What all users keep together, in shares of one user.
 const N_SHARES_MAX: usize = 4;
 
-/// The most recently uploaded components of each user. Once one has been compiled, its code is what is kept; who asks
-/// for one that is gone is told to upload it again.
+/// The most recently uploaded components of each user. Once one has been compiled, its code is what is kept; a client that
+/// asks for one that is gone is told to upload it again.
 pub(super) struct Components {
     /// What one user may keep.
     n_bytes_max: usize,
-    /// Who has used theirs least recently comes first.
+    /// The user that has used its own least recently comes first.
     users: Mutex<VecDeque<Kept>>,
 }
 

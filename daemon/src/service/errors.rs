@@ -17,7 +17,7 @@ pub(super) fn unknown_guest(guest_id: u64) -> ErrorBody {
     ErrorBody::new(ErrorCode::UnknownGuest, format!("no guest {guest_id} of yours runs")).with_value(guest_id)
 }
 
-/// Nobody is left to learn of it.
+/// The client is gone and does not see it.
 pub(super) fn session_ended() -> ErrorBody {
     ErrorBody::new(ErrorCode::Cancelled, "the connection has ended")
 }

@@ -36,7 +36,7 @@ use crate::session::{
 
 /// How long the guests of a model that is unloaded have to come to their ends, unless the request says.
 const DRAIN: Duration = Duration::from_secs(30);
-/// No drain lasts longer: whoever wants to wait for ever can ask later.
+/// No drain lasts longer: an operator that wants to wait for ever can ask later.
 const DRAIN_MAX: Duration = Duration::from_secs(24 * 3600);
 
 /// The service of a whole daemon.
@@ -327,7 +327,7 @@ fn is_operator(actor: Actor) -> bool {
     may_manage(actor, ActorId(Actor::this_process().uid))
 }
 
-/// Some things are for the user who runs the daemon, and for root.
+/// Refuses what is for the daemon's own user and root only.
 fn check_operator(actor: Actor, what: &str) -> Result<(), ErrorBody> {
     if is_operator(actor) {
         return Ok(());
@@ -377,7 +377,7 @@ fn usage(account: &Account) -> GuestUsage {
 
 fn model_info(loaded: &ModelHandle, stats: &EngineStats, actor: Actor) -> ModelInfo {
     let model = loaded.model();
-    // Where somebody keeps their files is nobody else's business.
+    // Only the operator sees where files are kept.
     let folder = model.folder.as_ref().filter(|_| is_operator(actor));
     ModelInfo {
         name: model.name.clone(),
@@ -416,7 +416,7 @@ fn model_info(loaded: &ModelHandle, stats: &EngineStats, actor: Actor) -> ModelI
     }
 }
 
-/// Pages that are to be had: one that only the prefix cache remembers is given up for whoever needs one.
+/// Pages that are to be had: one that only the prefix cache remembers is given up for a context that needs one.
 fn n_pages_free(stats: &EngineStats) -> u64 {
     (stats.n_pages_free + stats.n_pages_cached) as u64
 }

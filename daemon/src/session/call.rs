@@ -72,7 +72,7 @@ where
     loop {
         tokio::select! {
             biased;
-            // First: the last state is told also of a call that is over before anybody looks.
+            // First: the last state is told also of a call that is over before this is polled.
             Ok(()) = states.changed() => {
                 let progress = states.borrow_and_update().clone();
                 if let Some(Progress { stage, done, total }) = progress

@@ -29,7 +29,7 @@ use crate::guest::{InboxBudget, InboxBudgetExceeded, InboxSender, inbox};
 /// Messages of one client after which other tasks have their turn.
 const N_MESSAGES_PER_TURN: u32 = 64;
 
-/// Who is at the other end, and what was agreed.
+/// The client at the other end, and what was agreed.
 pub(super) struct ConnectedClient {
     pub(super) actor: Actor,
     pub(super) version: u16,
@@ -148,7 +148,7 @@ impl<S: Service> Connection<S> {
         let limit = self.sessions.limits.stop_timeout;
         let say = async {
             if let Some(error) = last_word {
-                // Who does not take it in time does without.
+                // A client that does not take it in time does without.
                 let _ = tokio::time::timeout(limit, say_last(&self.outbox, error, &mut writer)).await;
             }
         };

@@ -119,10 +119,10 @@ pub struct LoadRequest {
     pub device: Option<String>,
 }
 
-/// What to run, for whom.
+/// What to run, and for which user.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StartRequest {
-    /// Who asks.
+    /// The user that asks.
     pub actor: Actor,
     /// The connection that asks.
     pub session_id: u64,
@@ -165,8 +165,8 @@ pub struct GuestEnd {
     pub usage: GuestUsage,
 }
 
-/// Stops a guest, once; at the latest when it is dropped, which says that nobody waits for it any more. Stopping one
-/// that has ended does nothing.
+/// Stops a guest, once; at the latest when it is dropped, which says that its request is over. Stopping one that has ended
+/// does nothing.
 pub struct StopHandle(Option<Box<dyn FnOnce(StopReason) + Send>>);
 
 impl StopHandle {
@@ -215,7 +215,7 @@ pub struct Progress {
     pub stage: Stage,
     /// Units done.
     pub done: u64,
-    /// Units in all; 0 when nobody knows.
+    /// Units in all; 0 when that is not known.
     pub total: u64,
 }
 

@@ -1,4 +1,4 @@
-//! The sessions of a daemon: who may have one, how it begins, and what all of them share.
+//! The sessions of a daemon: how many a user may have, how one begins, and what all of them share.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -115,7 +115,7 @@ impl<S: Service> Sessions<S> {
         let (reader, mut writer) = tokio::io::split(stream);
         let Some(_permit) = self.connections.take(actor) else {
             let error = SessionError::TooManyConnections { uid: actor.uid, limit: self.connections.n_max() };
-            // Whoever connects this often gets no task to wait in: these few bytes fit in any socket or are lost.
+            // A user that connects this often gets no task to wait in: these few bytes fit in any socket or are lost.
             let _ = say_hello_and(&mut writer, Some(&error)).now_or_never();
             return Err(error);
         };
@@ -165,7 +165,7 @@ impl<S: Service> Drop for Ended<'_, S> {
     }
 }
 
-/// Even who is turned away learns the versions that this daemon speaks, and the reason in a frame.
+/// Even a client that is turned away learns the versions that this daemon speaks, and the reason in a frame.
 async fn say_hello_and<W>(writer: &mut W, error: Option<&SessionError>) -> Result<(), WireError>
 where
     W: AsyncWrite + Unpin,

@@ -87,7 +87,7 @@ impl Lane {
         started.unwrap_or_else(|_| Err(panicked())).map_err(Unstarted::Refused)
     }
 
-    /// Ends a start that nobody waits for any more. The guest may have begun in that moment: then its end is awaited,
+    /// Ends a start whose request is cancelled. The guest may have begun in that moment: then its end is awaited,
     /// since the end of the request says that all is free.
     async fn give_up(&self, reason: StopReason, mut start: Starting) -> Ending {
         start.abort();

@@ -24,7 +24,7 @@ struct User {
     waiting: VecDeque<Waiting>,
 }
 
-/// An upload in the queue; its request is over if nobody listens any more.
+/// An upload in the queue; its request is over if the receiver is gone.
 #[derive(Debug)]
 struct Waiting {
     hash: ComponentHash,
@@ -98,7 +98,7 @@ impl Uploads {
         }
     }
 
-    /// Gives free places to those who have waited longest for a component that nobody else sends.
+    /// Gives free permits to the uploads that have waited longest for a component that no other upload sends.
     fn admit(self: &Arc<Self>, uid: u32, user: &mut User) -> Told {
         let mut told = Vec::new();
         while user.sending.len() < self.n_max {
@@ -114,7 +114,7 @@ impl Uploads {
         told
     }
 
-    /// Takes a permit back and passes it on; after a success, those who wait for the same component are done.
+    /// Takes a permit back and passes it on; after a success, uploads that wait for the same component are done.
     fn leave(self: &Arc<Self>, uid: u32, hash: ComponentHash, end: End) {
         let mut users = self.lock();
         let user = users.get_mut(&uid).expect("a user with a permit is there");
@@ -147,7 +147,7 @@ enum End {
 }
 
 impl UploadPermit {
-    /// The component is there: those who wait for the same one have nothing left to send.
+    /// The component is there: uploads that wait for the same one have nothing left to send.
     pub(crate) fn stored(mut self) {
         self.end = End::Stored;
     }

@@ -26,8 +26,8 @@ const N_SHORT_MAX: usize = 4 << 10;
 const MESSAGE_FRAME_BYTES: usize = 32;
 
 impl GuestState {
-    /// Does work whose time grows with `length`, of bytes or tokens: here if that is short, otherwise where it
-    /// holds nobody up.
+    /// Does work whose time grows with `length`, of bytes or tokens: here if that is short, otherwise on a thread beside
+    /// those that guests share, where it holds up no other guest.
     async fn work<T: Send + 'static>(
         &mut self,
         length: usize,

@@ -40,7 +40,7 @@ impl Stalled {
         timeout(PATIENCE, self.begun.recv()).await.expect("it reads").expect("it is there");
     }
 
-    /// Nobody waits for it any more, and then nothing holds it up.
+    /// Its caller stops waiting, and then nothing holds it up.
     async fn give_up(self) {
         self.loading.abort();
         assert!(self.loading.await.expect_err("it was aborted").is_cancelled());
@@ -107,7 +107,7 @@ async fn a_load_that_reads_holds_up_nobody_and_one_that_is_given_up_reads_no_mor
     assert!(of_draft > 0 && of_both + of_draft <= 48 << 20, "{of_both} and {of_draft} bytes");
     unload(&loader, "other").await;
 
-    // Who wants the same model has it once the first is given up.
+    // A second load of the same model gets it once the first is given up.
     let second = Stalled::begin(&loader, "draft");
     while loader.changes.receiver_count() == 0 {
         tokio::task::yield_now().await;

@@ -21,7 +21,7 @@ pub(crate) struct Fake {
     pub(crate) components: Mutex<HashMap<ComponentHash, Bytes>>,
     pub(crate) n_stored: AtomicUsize,
     pub(crate) stop_reasons: Arc<Mutex<Vec<StopReason>>>,
-    /// What a request to shut down cancels; without it, nobody may.
+    /// What a request to shut down cancels; without it, no client may.
     pub(crate) shutdown: OnceLock<CancellationToken>,
     guests: Mutex<HashMap<u64, CancellationToken>>,
     n_guests: AtomicU64,

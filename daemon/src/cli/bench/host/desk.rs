@@ -9,7 +9,7 @@ use super::clock::thread_time;
 /// How often a waiting device looks around. It uses no processor time that is measured.
 const POLL: Duration = Duration::from_micros(50);
 
-/// How long a device should wait for guests that do not come: a token that nobody wants any more is never taken.
+/// How long a device should wait for guests that do not come: a token that is not wanted any more is never taken.
 pub(super) const PATIENCE: Duration = Duration::from_millis(100);
 
 /// A step as the device sees it when it is called.
@@ -141,7 +141,7 @@ impl Desk {
         }
     }
 
-    /// The device waits for nobody any more.
+    /// The device waits for no guest any more.
     pub(super) fn end(&self) {
         self.is_over.store(true, Ordering::SeqCst);
     }

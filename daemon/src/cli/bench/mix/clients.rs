@@ -27,7 +27,7 @@ const TRIES_APART: Duration = Duration::from_millis(10);
 /// Tokens that are compared before anything is measured.
 const N_VERIFIED: usize = 16;
 
-/// The guest, and the daemon's socket; nobody listens there once this is dropped.
+/// The guest, and the daemon's socket; the daemon stops listening there once this is dropped.
 #[derive(Debug)]
 pub(super) struct Clients {
     component: Bytes,

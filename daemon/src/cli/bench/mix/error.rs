@@ -54,7 +54,7 @@ pub(crate) enum MixError {
     Silent { load: String, seconds: f64 },
 }
 
-/// The end of an error: the right name that is near to what somebody wrote, if there is one.
+/// The end of an error: the right name that is near to what the file has, if there is one.
 #[derive(Debug)]
 pub(crate) struct Hint(Option<String>);
 

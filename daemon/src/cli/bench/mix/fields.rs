@@ -1,4 +1,4 @@
-//! Tables of a mix file, read field by field: what nobody asked for is refused, with the right name that is near to it.
+//! Tables of a mix file, read field by field: a field that is not known is refused, with the right name that is near to it.
 
 use std::ops::RangeInclusive;
 use std::time::Duration;

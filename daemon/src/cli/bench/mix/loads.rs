@@ -13,7 +13,7 @@ use crate::cli::bench::{BenchError, engine};
 use crate::cli::error::CliError;
 use crate::daemon::Daemon;
 
-/// Who loads and unloads.
+/// The client that loads and unloads.
 #[derive(Clone)]
 pub(super) struct Operator {
     client: Client,

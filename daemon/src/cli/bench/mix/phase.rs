@@ -32,7 +32,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 pub(super) struct Stage<'a> {
     pub(super) model: &'a ModelHandle,
     pub(super) mix: &'a Mix,
-    /// Who loads and unloads models, if the mix wants that.
+    /// The client that loads and unloads models, if the mix wants that.
     pub(super) operator: Option<&'a Operator>,
     pub(super) clients: Option<&'a Clients>,
     pub(super) progress: &'a ProgressDisplay,

@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use crate::cli::bench::samples::{median, quantile, sorted};
 
-/// A token that somebody pulled, or a prompt that was done.
+/// A token that was pulled, or a prompt that was done.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Mark {
     pub(super) at: Instant,

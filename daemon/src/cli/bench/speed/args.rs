@@ -89,8 +89,8 @@ impl SpeedArgs {
         std::fs::write(path, text).map_err(CliError::io(format!("write {}", path.display())))
     }
 
-    /// The sizes for a model whose contexts have up to `n_positions`. Who asks for batches or for prompts gets those;
-    /// who asks for neither gets both.
+    /// The sizes for a model whose contexts have up to `n_positions`: the batches or the prompts that were asked for, both where
+    /// neither was.
     pub(super) fn sizes(&self, n_positions: usize) -> Sizes {
         let is_open = self.batch.is_empty() && self.prompt.is_empty();
         let numbers = |asked: &[u32], usual: &[u32]| -> Vec<usize> {

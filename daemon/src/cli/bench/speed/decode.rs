@@ -98,7 +98,7 @@ pub(super) fn together(decoded: &[Decoded], n_prompt: usize) -> Option<Together>
         let last = context.arrivals.iter().rposition(|arrival| arrival <= end)?;
         (last >= first + 4).then(|| (first, last, context.arrivals[last] - context.arrivals[first]))
     };
-    // All take part in the same steps; who saw most of them is timed.
+    // All take part in the same steps; the stream that saw most of them is timed.
     let (first, last, elapsed) =
         decoded.iter().filter_map(inside).max_by_key(|(first, last, _)| last - first)?;
     // The step that brings token i reads the prompt and the i tokens before, of which the last is new to it.

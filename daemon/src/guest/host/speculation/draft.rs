@@ -57,7 +57,7 @@ impl Draft {
         (self.n_same, self.n_truncations) = (tokens.len(), n_truncations);
         self.n_runs += 1;
         let key = RunKey(self.n_runs);
-        // What the draft would look at nobody wants.
+        // What the sampler looks at is wanted of the target only, not of the draft.
         let sampler = match sampler.looks == Looks::default() {
             true => sampler.clone(),
             false => Arc::new(Sampler { looks: Looks::default(), ..(**sampler).clone() }),

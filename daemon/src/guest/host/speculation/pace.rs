@@ -1,6 +1,6 @@
 //! Whether guessing pays, and how far to guess: from how long tokens took with guesses and without.
 //!
-//! Tokens are drawn without guesses at first, then with some for a few rounds. Whoever was faster goes on; guesses that lost
+//! Tokens are drawn without guesses at first, then with some for a few rounds. The faster way goes on; guesses that lost
 //! are tried again after a while, each time four times as long.
 
 use std::time::Duration;

@@ -7,7 +7,7 @@ use super::*;
 use crate::guest::bindings::trellis::host::models::HostTextDecoder;
 use crate::guest::error::GuestEnd;
 
-/// Whether whoever unloads the model would have to wait for a guest.
+/// Whether unloading the model would have to wait for a guest.
 fn is_waited_for(model: &ModelHandle) -> bool {
     model.idle().now_or_never().is_none()
 }
