@@ -1,4 +1,15 @@
 //! The command line: one file for each command.
+//!
+//! - Comes in: arguments, standard input as messages to a guest (`input`), signals (`interrupt`), the answers and events of a
+//!   daemon.
+//! - Goes out: results on standard output, as text for people or with `--json` for programs (`output`, `table`, `screen`);
+//!   remarks, progress and errors on standard error; an exit status (`error`), which is part of the interface.
+//! - Most commands are clients of a daemon. `connect` finds the one that runs, or starts one inside this process; `resolve`
+//!   says what a word means as a guest, and `cargo` and `toolchain` build it. `serve` is the daemon; `doctor` and `bench`
+//!   look at the machine itself.
+//! - Must not happen: a way to guests or engines past the client, but for `replay` and `bench`; text of a guest or a model on a
+//!   terminal unescaped, where it could pass for ours; a bar or a remark on standard output; a command without an example in
+//!   its help.
 
 mod bench;
 mod build;

@@ -3,6 +3,21 @@
 //! A guest is hostile until proven otherwise. It is compiled in a process of its own ([`GuestHost::compile`]),
 //! linked to the host API and to a WASI that reaches nothing, and runs as one task whose every resource is
 //! bounded by [`GuestLimits`]. However it ends, its store is dropped with all that it held.
+//!
+//! - Comes in: the bytes of a component; a [`Launch`], which says what to run, for which user, on which account; messages of
+//!   the client (`inbox`).
+//! - Goes out: a [`RunningGuest`]; what the guest sends, under the credit of its client (`io`); how it ended, as a [`GuestEnd`];
+//!   its recording, if one is wanted (`tape`).
+//! - On the way: `compile` and `worker` make code of a component, `cache` and `programs` keep it on disk and in memory,
+//!   `flights` sees to it that each component is compiled and loaded once at a time and that users are served fairly;
+//!   `component` checks and links it, `run` lives one guest's life in its `store`, `host` answers its calls. `held` and
+//!   `guest_models` know which models it holds and what it sees when one is lost; `beside` has threads for long work.
+//! - Bounds: `memory` over all instances of the guest, `cpu` and `ticker` for processor time, `log` and `io` for output, the
+//!   account for everything that the engine and the host keep for it.
+//! - Must not happen: guest code in the daemon before it went through the compiling process; code from anywhere but the
+//!   daemon's own folder; a file, a socket, an environment or a precise clock within a guest's reach; a store that is used
+//!   again after a trap; a guest that holds up another or the threads of the sessions; a panic of the host API that ends more
+//!   than the guest that called.
 
 mod beside;
 mod bindings;

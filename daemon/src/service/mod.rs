@@ -1,4 +1,15 @@
 //! What sessions ask for, done by the house of guests and the engines.
+//!
+//! - Comes in: what a client asks, as calls of [`Service`] with the actor that asks; the ends of sessions.
+//! - Goes out: guests that run, with their output in the hands of the session; lists of guests, models and the daemon's
+//!   state as one actor may see them; errors with a code and with the value and limit that they are about (`errors`).
+//! - Behind it are the [`GuestHost`], which compiles and runs, and the [`Loader`], which loads and unloads. The service itself
+//!   keeps what lies between: components that were uploaded and are not compiled yet (`components`), the files of guests
+//!   that have names (`registry`), the accounts of users and sessions, in which those of guests lie (`accounts`).
+//! - A call is dropped when its client cancels or leaves, at any await; what it had begun is undone by what is dropped with it.
+//! - Must not happen: an answer about another user's guests, but to root; a load, an unload or a stop for another actor than
+//!   the daemon's own user or root; a path on the disk of the machine that leaves it to another actor than these; a wait for
+//!   the device in [`Service::has_component`]; bytes or frames of the wire, which are the session's.
 
 mod accounts;
 mod components;

@@ -1,4 +1,16 @@
 //! Model folders in the Hugging Face layout.
+//!
+//! - Comes in: a [`ModelSource`], which is a folder or files that are part of the executable; or the name of a published
+//!   [`shape()`], for random weights.
+//! - Goes out: a [`Model`]: what the decoder looks like (`config`), its weights as ranges to be read (`checkpoint`,
+//!   `generated`), text to tokens and back (`tokenizer`, `decode_stream`), messages to the tokens of a chat (`chat`), and a
+//!   fingerprint by which caches tell models apart. Or a [`ModelError`] with the file, what was expected in it and what was
+//!   found.
+//! - Files are checked once, on the way in, and against each other (`tensors`); what is made of them cannot be wrong any more.
+//!   A file is data from a stranger: no length or offset in it is believed, none is read past its limit, and a template may
+//!   neither run for ever nor pass a message's text for a special token (`shield`).
+//! - Must not happen: weights in memory (a backend reads them, range by range, and nothing is mapped); a device, a KV page or
+//!   a guest in here; a clock (the date of a template is passed in); a default where transformers has another one.
 
 mod added_tokens;
 mod chat;

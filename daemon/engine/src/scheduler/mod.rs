@@ -7,21 +7,22 @@
 //! it to the backend, [`Scheduler::complete`] takes the outputs and answers.
 //!
 //! What comes when: `commands` takes operations in, at the price that `price` says. For a step, `admission` and `room` see
-//! to pages (`holders`, `spares`: who has some to give; `packs`: what evictions left in them), `joint` to jobs that ride
-//! together, `mixture` to those that go on from token to token, `beams` to those that search, `late` to masks, `slots` to
-//! hidden states, `fair` says who is next, `bounds`, `asked` and `moves` what one step has room for, `cost` how long it
-//! takes and `charges` who pays; `plan` puts it together, `complete` or `failure` takes it in, `returns` and `waits` note
-//! who came back and who waited. `parts` and `resize` give memory to other models and take it.
+//! to pages (`holders`, `spares`: which contexts have some to give; `packs`: what evictions left in them), `joint` to jobs
+//! that ride together, `mixture` to those that go on from token to token, `beams` to those that search, `late` to masks,
+//! `slots` to hidden states, `fair` says which owner is next, `bounds`, `asked` and `moves` what one step has room for, `cost`
+//! how long it takes and `charges` which account pays; `plan` puts it together, `complete` or `failure` takes it in, `returns`
+//! and `waits` note which guests came back and which contexts waited. `parts` and `resize` give memory to other models and
+//! take it.
 //!
 //! A context with work waits in the queue (`fair`) until a plan looks at it, and in the line (`line`) as long as there
 //! are not pages for all that it needs. What is said of its pages:
 //!
 //! | a page is | because | until | so that |
 //! |---|---|---|---|
-//! | promised | a context was admitted for it and has not taken it | it is taken, or the context leaves | nobody else is admitted for it |
+//! | promised | a context was admitted for it and has not taken it | it is taken, or the context leaves | no other is admitted for it |
 //! | marked | admitted contexts hold it, in the count of one plan | the next count | room is not made at their cost |
 //! | pinned | a row of this plan or one under way needs it, or a copy reads it | the plan is done | it neither moves nor is given again |
-//! | idle | nobody holds it and the prefix cache knows it | it is found or reclaimed | it is the first to go |
+//! | idle | it has no holder and the prefix cache knows it | it is found or reclaimed | it is the first to go |
 //! | a victim's | its context waits for nothing, or stands at the line's end | room was made | tails of the least deserving go first |
 //! | spare | a question left it past the tokens of its context | an edit, or want of pages | what is appended is not computed again |
 
