@@ -124,7 +124,7 @@ impl CudaBackend {
                 Some(Output::Sampled(candidate) | Output::Programmed(candidate, _)) => Some(candidate.token),
                 _ => None,
             };
-            // Where nothing was drawn nobody will look at what comes of the row.
+            // Where nothing was drawn the row's result is not used.
             tokens.push(drawn.unwrap_or(0));
         }
         tokens

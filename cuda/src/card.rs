@@ -176,7 +176,7 @@ impl Drop for Hold {
     }
 }
 
-/// The shortest that is long enough, of those that somebody holds.
+/// The shortest that is long enough, of those that a model holds.
 fn smallest(shared: &[Weak<Reserved>], n_bytes: usize) -> Option<Arc<Reserved>> {
     let held = shared.iter().filter_map(Weak::upgrade);
     held.filter(|memory| memory.slice().n_bytes >= n_bytes).min_by_key(|memory| memory.slice().n_bytes)

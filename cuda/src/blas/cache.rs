@@ -49,7 +49,7 @@ impl CacheFile {
 
     fn merge(&self, known: &HashMap<MatmulShape, Algorithm>) -> io::Result<()> {
         self.path.parent().map_or(Ok(()), fs::create_dir_all)?;
-        // Never removed: whoever waits for it would then hold one that nobody else finds. It is free when it is closed.
+        // The lock file is never deleted: a waiter could lock an unlinked file. Closing it releases the lock.
         let turn = File::create(self.path.with_extension("lock"))?;
         turn.lock()?;
         let mut all = self.load();

@@ -1,4 +1,4 @@
-//! Lets calls of the driver fail, for tests: those that this thread makes from now on, and nobody else's.
+//! Lets calls of the driver fail, for tests: those that this thread makes from now on, and no other's.
 
 use std::cell::RefCell;
 

@@ -1,7 +1,7 @@
 //! Host memory that is page-locked piece by piece while it is already in use.
 //!
-//! Locking takes the better part of a second for a few GiB, and nobody who starts wants to wait for it: a thread does it
-//! from the first byte on, and whoever needs a piece waits for that piece. Where the system does not lock as much, the
+//! Locking takes the better part of a second for a few GiB, and a start should not wait for it: a thread does it
+//! from the first byte on, and a copy that needs a piece waits for that piece. Where the system does not lock as much, the
 //! rest stays ordinary memory: copies of it work, but the host waits for them.
 
 use std::ops::Range;
@@ -140,7 +140,7 @@ impl HostMemory {
             if offset.is_multiple_of(ALIGNMENT) && self.state().is_over {
                 return Ok(Outcome::Ended);
             }
-            // SAFETY: inside of the allocation, and of a piece that nobody has been given yet. What is touched here does
+            // SAFETY: inside of the allocation, and of a piece that was not given out yet. What is touched here does
             // not have to be made while the driver holds its locks.
             unsafe { self.start.add(offset).write_volatile(0) };
         }

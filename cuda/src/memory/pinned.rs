@@ -19,7 +19,7 @@ impl Gpu {
         Ok(pinned)
     }
 
-    /// As [`Self::pinned`], of whatever the driver left there: for whom a pass over it is too much.
+    /// As [`Self::pinned`], but with what the driver left there: for callers for which a pass over it is too much.
     ///
     /// # Errors
     /// The driver refused.

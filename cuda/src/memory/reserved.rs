@@ -257,8 +257,8 @@ impl Drop for Reserved {
     }
 }
 
-/// Memory of a device, mapped by the driver; its context has to be current. The cache is locked for each call: who measures
-/// what something takes of the device keeps others from taking and giving meanwhile.
+/// Memory of a device, mapped by the driver; its context has to be current. The cache is locked for each call: while one
+/// thread measures what something takes of the device, no other takes or gives memory.
 #[derive(Debug)]
 struct Mapped(Gpu);
 
@@ -368,7 +368,7 @@ pub(crate) fn map_unit_bytes(device: sys::CUdevice) -> Result<Option<usize>, Cud
             );
             return Ok(None);
         }
-        // There is none left at this moment, or worse: whoever takes some will hear of it.
+        // There is none left at this moment, or worse: the next call that takes some will say so.
         Err(_) => {}
     }
     Ok(Some(unit_bytes))

@@ -42,7 +42,7 @@ const PAUSE: Duration = Duration::from_millis(1);
 const WORKER_BYTES_MIN: usize = 16 << 20;
 
 /// How long a worker looks whether a buffer was copied before it sleeps, and how long it does nothing between two looks:
-/// who looks keeps the driver from others.
+/// a look keeps the driver from other threads.
 const LOOKS_MAX: Duration = Duration::from_micros(300);
 const N_HINTS: usize = 100;
 
@@ -299,7 +299,7 @@ impl Job<'_> {
 }
 
 impl Job<'_> {
-    /// Whether there is something to do that nobody has begun.
+    /// Whether there is something to do that no worker has begun.
     fn is_left(&self) -> bool {
         !self.is_stopped.load(Ordering::Relaxed) && self.next.load(Ordering::Relaxed) < self.ranges.len()
     }

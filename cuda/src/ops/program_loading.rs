@@ -16,7 +16,7 @@ pub(crate) struct ProgramLoading {
 
 #[derive(Debug, Default)]
 enum Making {
-    /// Nobody has asked for it.
+    /// It was not asked for yet.
     #[default]
     NotYet,
     UnderWay(JoinHandle<()>),
@@ -40,7 +40,7 @@ impl ProgramLoading {
         ready
     }
 
-    /// Waits until the kernel is ready, if somebody has asked for it.
+    /// Waits until the kernel is ready, if it was asked for.
     pub(crate) fn wait(&self) {
         let mut making = self.making.lock().unwrap_or_else(PoisonError::into_inner);
         if matches!(*making, Making::NotYet) {

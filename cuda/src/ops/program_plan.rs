@@ -158,7 +158,7 @@ struct Planner {
     within: Vec<Option<u8>>,
     numbers: Vec<u8>,
     n_numbers: usize,
-    /// For each row the number of its largest entry and the stage at which it is there, once anybody needed them.
+    /// For each row the number of its largest entry and the stage at which it is there, once they were needed.
     largest: Vec<Option<(u8, usize)>>,
     parts: Parts,
 }

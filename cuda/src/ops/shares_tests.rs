@@ -122,7 +122,7 @@ fn every_page_is_dealt_once_and_workers_end_together() {
             let most = part + 2 * cutting.quantum_pages.max(part / SPAN_PARTS) + 3 * SHARE_PAGES;
             assert!(longest <= most, "world {world}: {longest}, not {most}, {cutting:?} {costs:?}");
         } else {
-            // Whole tiles go to whoever is free, the longest first.
+            // Whole tiles go to the worker that is free, the longest first.
             let mut ends = vec![0usize; n_spans];
             for cost in costs {
                 let end = ends.iter_mut().min().expect("a worker");

@@ -101,7 +101,7 @@ impl Slots {
         n_rows_max * n_entries_max.max(N_ENTRIES_MIN)
     }
 
-    /// Forgets all that the device has: nobody knows any more.
+    /// Forgets all that the device has, because it is not known any more.
     pub(crate) fn forget(&mut self) {
         self.forget_tables();
         self.known.fill(0);

@@ -384,7 +384,7 @@ impl Steps {
         let host = &self.ring[step.buffers_idx];
         host.done.synchronize()?;
         let elapsed_ms = match step.was_held {
-            // What it waited for masks was nobody's work.
+            // The time that it waited for masks was no work.
             true => host.begun.elapsed_ms(&host.layered)? + host.drawing.elapsed_ms(&host.computed)?,
             false => host.begun.elapsed_ms(&host.computed)?,
         };

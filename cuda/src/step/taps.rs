@@ -1,7 +1,7 @@
 //! Hidden states between layers, copied to the host while a step is launched: each layer's are gone with the next one.
 //!
-//! A step with such copies is launched call by call. Nobody waits for them; the stream comes to each behind its layer,
-//! some thousandths of a millisecond for a state.
+//! A step with such copies is launched call by call. The host does not wait for them; the stream comes to each behind its
+//! layer, some thousandths of a millisecond for a state.
 
 use trellis_engine::batch::{OutputKind, OutputRequest};
 

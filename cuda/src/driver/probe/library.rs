@@ -85,7 +85,7 @@ pub(super) struct Spec<'a> {
     pub(super) name: &'static str,
     /// Names as the code that uses it asks the loader for them, in its order.
     pub(super) candidates: Vec<String>,
-    /// Names with a version that fits, the best first. One is loaded before anybody asks for a candidate.
+    /// Names with a version that fits, the best first. One is loaded before that code asks for a candidate.
     pub(super) preferred: Vec<String>,
     /// Functions that are needed.
     pub(super) functions: &'a [&'static str],

@@ -141,7 +141,7 @@ impl Steps {
     }
 }
 
-/// Has a row passed over, also by whoever keeps what it drew.
+/// Has a row passed over: it is asked for nothing, and what it drew is not kept.
 pub(in crate::step) fn sit_out(row: &mut OutputRow) {
     (row.wants, row.drawn_slot) = (Wants::NOTHING, NOWHERE);
 }

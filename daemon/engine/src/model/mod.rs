@@ -10,7 +10,7 @@
 //!   A file is data from a stranger: no length or offset in it is believed, none is read past its limit, and a template may
 //!   neither run for ever nor pass a message's text for a special token (`shield`).
 //! - Must not happen: weights in memory (a backend reads them, range by range, and nothing is mapped); a device, a KV page or
-//!   a guest in here; a clock (the date of a template is passed in); a default where transformers has another one.
+//!   a guest in here; a clock (the date of a template is passed in); a default that differs from that of transformers.
 
 mod added_tokens;
 mod chat;
