@@ -174,7 +174,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, ATTN_RESIDENT) KERNEL(cons
         if (share.n_shares() > 1 && arrives_last(p, shared, share))
             combine_shares(p, shared.combine, share, kv_head, queries);
         if (share.next == 0) return;
-        __syncthreads(); // nobody reads what the next share's warps write
+        __syncthreads(); // all warps have read what the next share's warps write
         share = next;
     }
 }

@@ -1,7 +1,7 @@
 // Embedding: x[t, i] = table[tokens[t], i].
 // table: T [vocab, hidden]; tokens: i32 [n_tokens]; x: f32 [n_tokens, hidden]. A negative token -1 - s stands for
 // slots[s]: one that a step before this one drew, and that the host has not seen.
-// The token is also noted beside its page, where whoever looks back at a context finds it:
+// The token is also noted beside its page, where kernels that look back at a context find it:
 // page_tokens[cells[t]] = token; page_tokens: i32 [n_pages, PAGE_LEN], the cells of all pages one behind the other.
 // Grid (n_tokens_max, parts of a row), N_THREADS threads; four values a thread at a time. Nothing is accumulated.
 // Bytes: n_tokens * (hidden * (sizeof T + 4) + 4).

@@ -434,7 +434,7 @@ __device__ __forceinline__ void run_row(const ProgramParams& p, Shared& s, unsig
     wait_for_row(r, r.n_kept);
     const unsigned n_planes = (s.header.y >> 8) & 255;
     if (n_planes > 0) {
-        // Nobody reads the planes any more.
+        // Until all blocks have read the planes.
         cluster_sync();
         clear_planes(r, n_planes);
     }

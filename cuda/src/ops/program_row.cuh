@@ -163,7 +163,7 @@ __device__ __forceinline__ Four leaf4(const Run& r, unsigned code, unsigned oper
         const float* row =
             is_there ? r.p.logits + (size_t)r.p.members[r.row.members_start + operand] * r.vocab : r.s.logits;
         Four out = load4(row, first, r.vocab);
-        // Nobody has looked whether they are numbers.
+        // It was not checked whether they are numbers.
 #pragma unroll
         for (int lane = 0; lane < 4; lane++) out.v[lane] = in_row(out.v[lane]);
         return out;
