@@ -83,6 +83,7 @@ impl Blocks {
     /// Tells the kernel's source.
     pub(super) fn define(&self, source: Source) -> Source {
         source
+            .with("ATTN_COLUMNS", N_COLUMNS)
             .with("ATTN_WARPS", self.n_warps)
             .with("ATTN_STEP_PAGES", n_step_pages(&self.shape))
             .with("ATTN_RESIDENT", self.n_resident)

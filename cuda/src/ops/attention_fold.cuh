@@ -1,7 +1,7 @@
 // What a warp does with the keys and values of a share: scores, weights, sums. Part of attention_decode.cu, which says how
 // all of it goes together.
 
-constexpr int COLUMNS = 8; // queries of a block: the columns of an mma
+constexpr int COLUMNS = ATTN_COLUMNS; // queries of a block: the columns of an mma
 constexpr int COLUMN_BLOCKS = (GROUP + COLUMNS - 1) / COLUMNS;
 constexpr int WARPS = ATTN_WARPS;
 constexpr int THREADS = 32 * WARPS;

@@ -13,7 +13,7 @@
 //   shares       worker w begins with share w, and goes on as the shares say; n_workers is read from device memory
 //   partial_acc  [partial results, n_kv_heads, queries of a tile, HEAD_DIM] of f32, not divided by the sum of weights
 //   partial_ml   the same without the last dimension: maximum in units of log2, sum of weights
-// Grid: (n_kv_heads, most workers), 128 threads. A warp has 32 queries of a prompt's tile, 16 of few tokens', and the
+// Grid: (n_kv_heads, most workers), THREADS threads. A warp has 32 queries of a prompt's tile, 16 of few tokens', and the
 // block passes over 64 keys at a time (half of both where the head is longer than 128): scores (m16n8k16, f32), online
 // softmax in f32 with exp2, weights rounded to T, product with V (f32). While one product runs, the copy of the other's
 // tile is under way. Shared rows are padded by 16 bytes, so that the eight rows of a matrix load lie in different banks.
@@ -26,13 +26,13 @@
 // Sources: FlashAttention-2 (arXiv 2307.08691), stream-K (arXiv 2301.03598), Hydragen (arXiv 2402.05099); fragments:
 // PTX ISA, mma.m16n8k16 and ldmatrix.
 
-constexpr int WARPS = 4;
+constexpr int WARPS = ATTN_TILE_WARPS;
 constexpr int THREADS = 32 * WARPS;
 constexpr int TILE_KEYS = ATTN_TILE_KEYS;
 constexpr int TILE_PAGES = TILE_KEYS / PAGE_LEN;
 constexpr int KEY_BLOCKS = TILE_KEYS / 8; // of 8 keys: the columns of an mma
 constexpr int DIM_BLOCKS = HEAD_DIM / 8;  // of 8 dimensions
-constexpr int PITCH = HEAD_DIM + 8;       // elements of a row in shared memory
+constexpr int PITCH = ATTN_TILE_PITCH;    // elements of a row in shared memory
 
 struct AttentionTilesParams {
     T* out;
@@ -199,7 +199,7 @@ __device__ __forceinline__ void attend(const AttentionTilesParams& p, Shared<QUE
             warp_query < n_queries && key0 <= warp_last && key0 + TILE_KEYS > warp_first - window + 1;
 
         cp_async_wait<0>();
-        __syncthreads(); // the keys are here, and nobody reads the previous values any more
+        __syncthreads(); // the keys are here, and all warps have read the previous values
         copy_key_tile(shared.v, values, shared, keys, key_tile, thread);
         copy_page_ids(shared, keys, key_tile + 1, thread);
         cp_async_commit();
@@ -232,7 +232,7 @@ __device__ __forceinline__ void attend(const AttentionTilesParams& p, Shared<QUE
         }
 
         cp_async_wait<0>();
-        __syncthreads(); // the values and the next page ids are here, and nobody reads the keys any more
+        __syncthreads(); // the values and the next page ids are here, and all warps have read the keys
         if (key_tile + 1 < key_tile_end) copy_key_tile(shared.k, 0, shared, keys, key_tile + 1, thread);
         cp_async_commit();
         if (!has_work) continue;
@@ -340,7 +340,7 @@ template <int QUERY_BLOCKS> __device__ __forceinline__ void work(const Attention
     while (true) {
         attend(p, shared, share, blockIdx.x);
         if (share.next == 0) return;
-        __syncthreads(); // nobody reads what the next share is copied to
+        __syncthreads(); // all warps have read what the next share is copied to
         share = load_share(p.shares, share.next);
     }
 }

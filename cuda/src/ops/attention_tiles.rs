@@ -85,15 +85,22 @@ pub enum TileForm {
     Prompt,
 }
 
-const N_THREADS: u32 = 128;
+/// Of a block of the kernels that fold shares.
+const N_WARPS: usize = 4;
+const N_THREADS: usize = 32 * N_WARPS;
 /// Queries that a block has in one block of 16 for each of its warps.
-const BLOCK_QUERIES: usize = 64;
+const BLOCK_QUERIES: usize = 16 * N_WARPS;
 /// Of a block of the kernel that sums shares; a query each.
 const N_COMBINE_WARPS: usize = 8;
 
 /// Keys in shared memory.
 fn tile_keys(head_dim: usize) -> usize {
     if head_dim <= 128 { 64 } else { 32 }
+}
+
+/// Elements of a row in shared memory: padded by 16 bytes, so that the eight rows of a matrix load lie in different banks.
+fn pitch(head_dim: usize) -> usize {
+    head_dim + 8
 }
 
 impl TileForm {
@@ -115,7 +122,7 @@ impl TileForm {
     fn shared_bytes(self, shape: &AttentionShape) -> usize {
         let n_keys = tile_keys(shape.head_dim);
         let rows = self.tile_queries(shape) + 2 * n_keys;
-        rows * (shape.head_dim + 8) * 2 + 2 * (n_keys / PAGE_LEN) * 4
+        rows * pitch(shape.head_dim) * 2 + 2 * (n_keys / PAGE_LEN) * 4
     }
 
     /// Blocks of a multiprocessor that registers are shared out for.
@@ -150,7 +157,9 @@ impl AttentionTiles {
             include_str!("attention_tiles.cu")
         );
         source(shape, "attention_tiles.cu", text)
+            .with("ATTN_TILE_WARPS", N_WARPS)
             .with("ATTN_TILE_KEYS", tile_keys(shape.head_dim))
+            .with("ATTN_TILE_PITCH", pitch(shape.head_dim))
             .with("ATTN_FEW_BLOCKS", TileForm::Few.n_query_blocks(shape))
             .with("ATTN_FEW_RESIDENT", TileForm::Few.n_resident_blocks(shape))
             .with("ATTN_FEW_SHARED_BYTES", TileForm::Few.shared_bytes(shape))
@@ -170,7 +179,7 @@ impl AttentionTiles {
             let kernel: Kernel<AttentionTilesParams> = module.kernel(name)?;
             let shared_bytes = form.shared_bytes(&shape);
             kernel.allow_shared_bytes(shared_bytes)?;
-            let n_resident = kernel.n_resident_blocks(N_THREADS as usize, shared_bytes)?;
+            let n_resident = kernel.n_resident_blocks(N_THREADS, shared_bytes)?;
             Ok(TileKernel { kernel, n_resident })
         };
         Ok(Self {
@@ -300,7 +309,7 @@ impl AttentionTiles {
         };
         let launch = Launch {
             grid: (shape.n_kv_heads as u32, grid_workers(list.workers), 1),
-            block: (N_THREADS, 1, 1),
+            block: (N_THREADS as u32, 1, 1),
             shared_bytes: form.shared_bytes(shape) as u32,
         };
         // SAFETY: lengths were checked; the caller keeps tokens, page tables and page ids of the shares inside what
