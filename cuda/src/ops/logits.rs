@@ -6,6 +6,7 @@
 //! that a launch can be captured in a graph.
 
 use trellis_engine::batch::OutputFault;
+use trellis_engine::sampling::GUMBEL_MAX;
 
 use super::common::PAGE_LEN;
 use super::logits_params::{
@@ -63,6 +64,7 @@ fn source(file: &'static str, text: &'static str) -> Source {
         .with("TOKEN_BITS", TOKEN_BITS)
         .with("PART_BYTES", PART_BYTES)
         .with("DRAWN_BYTES", DRAWN_BYTES)
+        .with("GUMBEL_MAX", format!("{GUMBEL_MAX:?}f"))
         .with("NONE", format!("{NOWHERE}u"))
         .with("WANTS_SAMPLE", Wants::SAMPLE.0)
         .with("WANTS_TOP", Wants::TOP.0)

@@ -1,4 +1,5 @@
 // Noise as trellis_engine::sampling::program defines it: Philox 4x32-10 by block of four tokens, and what is made of a word.
+// The launcher defines GUMBEL_MAX, a bound above the largest Gumbel noise.
 
 // Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3" (SC 2011).
 __device__ __forceinline__ uint4 philox(uint4 counter, uint2 key) {
@@ -21,6 +22,3 @@ __device__ __forceinline__ unsigned lane_of(uint4 words, int lane) {
 __device__ __forceinline__ float uniform(unsigned word) { return ((float)(word >> 9) + 0.5f) * (1.0f / 8388608.0f); }
 
 __device__ __forceinline__ float gumbel(unsigned word) { return -log_exact(-log_exact(uniform(word))); }
-
-// Above the largest g there is, which belongs to u = 1 - 2^-24.
-constexpr float GUMBEL_MAX = 16.64f;

@@ -6,6 +6,7 @@
 //! whole multiprocessor for each block, many share them.
 
 use trellis_engine::batch::OutputFault;
+use trellis_engine::sampling::GUMBEL_MAX;
 use trellis_engine::sampling::program::{N_OPERATIONS_MAX, N_REPORTS_MAX, N_STATE_MAX};
 
 use super::common::{PAGE_LEN, expect, expect_i32};
@@ -93,6 +94,7 @@ pub fn source(capability: (i32, i32)) -> Source {
         .with("CHAINS_AT_ONCE", N_CHAINS_AT_ONCE)
         .with("N_PLAN", N_PLAN)
         .with("TOKEN_BITS", TOKEN_BITS)
+        .with("GUMBEL_MAX", format!("{GUMBEL_MAX:?}f"))
         .with("N_GATHERED", N_GATHERED)
         .with("N_SUMS", N_SUMS)
         .with("N_NUMBERS", N_NUMBERS)

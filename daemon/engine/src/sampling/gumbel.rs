@@ -7,8 +7,8 @@ use crate::batch::Token;
 /// Tokens that share one Philox block.
 const TOKENS_PER_BLOCK: usize = 4;
 
-/// Above the largest `g` there is, which belongs to `u = 1 − 2⁻²⁴`.
-const NOISE_MAX: f32 = 16.64;
+/// Above the largest Gumbel noise there is, which belongs to `u = 1 − 2⁻²⁴`.
+pub const GUMBEL_MAX: f32 = 16.64;
 
 /// Room for the rounding of `l + g` when a token is passed over on a bound, where the logits that can win are below this.
 const BOUND_SLACK: f32 = 1.0 + 1e-4;
@@ -96,7 +96,7 @@ impl Leader {
 
     /// Whether no word could carry a token of this logit past the leader.
     fn is_out_of_reach(&self, logit: f32) -> bool {
-        logit + NOISE_MAX < self.score
+        logit + GUMBEL_MAX < self.score
     }
 
     fn challenge(&mut self, token: Token, logit: f32, word: u32) {
@@ -151,7 +151,7 @@ mod tests {
     fn uniform_never_reaches_its_ends() {
         assert_eq!(uniform(0), 2f32.powi(-24));
         assert_eq!(uniform(u32::MAX), 1.0 - 2f32.powi(-24));
-        assert!(gumbel(u32::MAX) < NOISE_MAX, "{}", gumbel(u32::MAX));
+        assert!(gumbel(u32::MAX) < GUMBEL_MAX, "{}", gumbel(u32::MAX));
         assert!(gumbel(0).is_finite());
     }
 

@@ -48,6 +48,7 @@ mod tests;
 pub use bias::Bias;
 pub use distribution::Distribution;
 pub use draw::{Before, Scratch, sample, sample_by_program, sample_under};
+pub use gumbel::GUMBEL_MAX;
 pub use mask::TokenMask;
 pub use philox::philox4x32;
 pub use rank::rank;
