@@ -22,10 +22,10 @@ pub struct Source {
 }
 
 impl Source {
-    /// A text out of a file.
+    /// A text out of a file. What every kernel needs is defined: `LANES_ALL`, the mask of all lanes of a warp.
     #[must_use]
     pub fn new(file: &'static str, text: &'static str) -> Self {
-        Self { file, text, definitions: Vec::new() }
+        Self { file, text, definitions: vec![("LANES_ALL", format!("{:#x}u", u32::MAX))] }
     }
 
     /// Defines a number that launcher and kernel share, or the type that the kernel is for.

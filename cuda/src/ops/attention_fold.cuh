@@ -394,7 +394,7 @@ __device__ __forceinline__ void fold_share(Pipeline& pipeline, const Params& p, 
         for (int c = 0; c < 2; c++) {
 #pragma unroll
             for (int mask = 4; mask < 32; mask *= 2)
-                m_new[c] = fmaxf(m_new[c], __shfl_xor_sync(ALL_LANES, m_new[c], mask));
+                m_new[c] = fmaxf(m_new[c], __shfl_xor_sync(LANES_ALL, m_new[c], mask));
             shift[c] = shift_of(m_new[c]);
             decay[c] = exp2_fast(m[c] - shift[c]);
             m[c] = m_new[c];
@@ -441,7 +441,7 @@ __device__ __forceinline__ void fold_share(Pipeline& pipeline, const Params& p, 
 #pragma unroll
     for (int c = 0; c < 2; c++) {
 #pragma unroll
-        for (int mask = 4; mask < 32; mask *= 2) l[c] += __shfl_xor_sync(ALL_LANES, l[c], mask);
+        for (int mask = 4; mask < 32; mask *= 2) l[c] += __shfl_xor_sync(LANES_ALL, l[c], mask);
         const int column = 2 * t + c;
         if (column >= queries.n) continue;
         if (g == 0) {

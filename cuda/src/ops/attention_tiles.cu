@@ -149,7 +149,7 @@ __device__ __forceinline__ void attend(const AttentionTilesParams& p, Shared<QUE
 
     const int thread = thread_idx(), lane = thread & 31, g = lane >> 2, t = lane & 3;
     // Through a shuffle, so that the compiler knows that a warp's branches go one way.
-    const int warp = __shfl_sync(ALL_LANES, thread >> 5, 0);
+    const int warp = __shfl_sync(LANES_ALL, thread >> 5, 0);
     const int warp_query = warp * WARP_QUERIES;
     // Positions of the warp's first and last query.
     const int warp_first = share.position + warp_query / GROUP;
@@ -257,8 +257,8 @@ __device__ __forceinline__ void attend(const AttentionTilesParams& p, Shared<QUE
                 float top = m[b][r];
 #pragma unroll
                 for (int n = 0; n < KEY_BLOCKS; n++) top = fmaxf(top, fmaxf(s[b][n][2 * r], s[b][n][2 * r + 1]));
-                top = fmaxf(top, __shfl_xor_sync(ALL_LANES, top, 1));
-                top = fmaxf(top, __shfl_xor_sync(ALL_LANES, top, 2));
+                top = fmaxf(top, __shfl_xor_sync(LANES_ALL, top, 1));
+                top = fmaxf(top, __shfl_xor_sync(LANES_ALL, top, 2));
                 // No pair so far (a window that begins later): the weights have to be 0, not NaN.
                 const float shift = shift_of(top * scale_log2);
                 const float decay = exp2_fast(m[b][r] * scale_log2 - shift);
@@ -301,8 +301,8 @@ __device__ __forceinline__ void attend(const AttentionTilesParams& p, Shared<QUE
 #pragma unroll
         for (int r = 0; r < 2; r++) {
             float sum = l[b][r];
-            sum += __shfl_xor_sync(ALL_LANES, sum, 1);
-            sum += __shfl_xor_sync(ALL_LANES, sum, 2);
+            sum += __shfl_xor_sync(LANES_ALL, sum, 1);
+            sum += __shfl_xor_sync(LANES_ALL, sum, 2);
             const int query = warp_query + b * 16 + g + r * 8;
             if (is_whole) {
                 // Through the warp's own part of the query tile, so that the stores have 16 bytes.
@@ -443,7 +443,7 @@ template <bool HAS_OWN> __device__ __forceinline__ void sum_shares(const Attenti
                 }
 #pragma unroll
                 for (int x = 0; x < UNDER_WAY; x++)
-                    add_weighted(sum, __shfl_sync(ALL_LANES, weight[i], j + x), v[x]);
+                    add_weighted(sum, __shfl_sync(LANES_ALL, weight[i], j + x), v[x]);
             }
         }
         if (exists) store4(out + d, make_float4(sum.x * inverse, sum.y * inverse, sum.z * inverse, sum.w * inverse));

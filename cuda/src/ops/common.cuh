@@ -8,8 +8,6 @@ typedef __nv_bfloat16 bf16;
 typedef __half f16;
 typedef float f32;
 
-constexpr unsigned ALL_LANES = 0xffffffffu;
-
 // ---- number types: everything is computed in f32 ----
 
 __device__ __forceinline__ float to_f32(float x) { return x; }
@@ -137,13 +135,13 @@ template <typename T> __device__ __forceinline__ void store4_of_row(T* row, int 
 
 __device__ __forceinline__ float warp_sum(float x) {
 #pragma unroll
-    for (int offset = 16; offset > 0; offset >>= 1) x += __shfl_xor_sync(ALL_LANES, x, offset);
+    for (int offset = 16; offset > 0; offset >>= 1) x += __shfl_xor_sync(LANES_ALL, x, offset);
     return x;
 }
 
 __device__ __forceinline__ float warp_max(float x) {
 #pragma unroll
-    for (int offset = 16; offset > 0; offset >>= 1) x = fmaxf(x, __shfl_xor_sync(ALL_LANES, x, offset));
+    for (int offset = 16; offset > 0; offset >>= 1) x = fmaxf(x, __shfl_xor_sync(LANES_ALL, x, offset));
     return x;
 }
 

@@ -8,7 +8,6 @@
 
 typedef unsigned long long u64;
 
-constexpr unsigned LANES_ALL = 0xffffffffu;
 constexpr int VALUES = 4 * GROUPS;
 constexpr int CHUNK = THREADS * VALUES;
 

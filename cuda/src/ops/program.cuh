@@ -4,7 +4,6 @@
 
 namespace SPACE {
 
-constexpr unsigned LANES_ALL = 0xffffffffu;
 constexpr int WARPS = THREADS / 32;
 // Tokens that a thread looks at together, in groups of four. A warp's are a tile: a group is 128 tokens of it.
 constexpr int EACH = 4 * GROUPS;
