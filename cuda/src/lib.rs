@@ -19,5 +19,5 @@ pub use backend::{CudaBackend, CudaOptions, LoadError, Needs};
 pub use bench::{DeviceLimits, OpSpeed, OpStep, ops as op_speeds};
 pub use card::Card;
 pub use compile::{Compiler, Kernel, Module, Source};
-pub use driver::{Arg, CudaError, Event, Gpu, Launch, Params, Stream, Timing, probe, reset};
+pub use driver::{CudaError, Event, Gpu, Launch, Params, Stream, Timing, probe, reset};
 pub use memory::{Buffer, MemoryStats, Pinned, Plain, Pointer, Slice};

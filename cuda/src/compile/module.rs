@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use cudarc::driver::{result, sys};
 
-use crate::driver::{Arg, CudaError, Gpu, Params, check};
+use crate::driver::{CudaError, Gpu, Params, check};
 
 /// A loaded module. Cheap to clone.
 #[derive(Clone, Debug)]
@@ -25,18 +25,18 @@ unsafe impl Sync for Loaded {}
 
 /// A kernel of a module, which takes a `P`.
 #[derive(Debug)]
-pub struct Kernel<P: ?Sized = [Arg]> {
+pub struct Kernel<P> {
     raw: sys::CUfunction,
     module: Module,
     params: PhantomData<fn(&P)>,
 }
 
 // SAFETY: a CUfunction may be used from any thread.
-unsafe impl<P: ?Sized> Send for Kernel<P> {}
+unsafe impl<P> Send for Kernel<P> {}
 // SAFETY: it is never changed; what is set for its launches the driver guards by itself.
-unsafe impl<P: ?Sized> Sync for Kernel<P> {}
+unsafe impl<P> Sync for Kernel<P> {}
 
-impl<P: ?Sized> Clone for Kernel<P> {
+impl<P> Clone for Kernel<P> {
     fn clone(&self) -> Self {
         Self { raw: self.raw, module: self.module.clone(), params: PhantomData }
     }
@@ -61,7 +61,13 @@ impl Module {
     ///
     /// # Panics
     /// It does not take one parameter of the length of a `P`.
-    pub fn kernel<P: Params + ?Sized>(&self, name: &str) -> Result<Kernel<P>, CudaError> {
+    pub fn kernel<P: Params>(&self, name: &str) -> Result<Kernel<P>, CudaError> {
+        let raw = self.function(name)?;
+        assert_eq!(n_param_bytes(raw)?, P::N_BYTES, "bytes of the parameters of {name}");
+        Ok(Kernel { raw, module: self.clone(), params: PhantomData })
+    }
+
+    fn function(&self, name: &str) -> Result<sys::CUfunction, CudaError> {
         let c_name = CString::new(name).expect("kernel names hold no zero byte");
         // SAFETY: the module is loaded for as long as the kernel holds it.
         let found =
@@ -76,10 +82,23 @@ impl Module {
         // standing still for it.
         // SAFETY: the function belongs to a loaded module.
         check("cuFuncLoad", || unsafe { sys::cuFuncLoad(raw) }.result())?;
-        if let Some(n_bytes) = P::N_BYTES {
-            assert_eq!(n_param_bytes(raw)?, n_bytes, "bytes of the parameters of {name}");
-        }
-        Ok(Kernel { raw, module: self.clone(), params: PhantomData })
+        Ok(raw)
+    }
+
+    /// Registers and bytes of local memory of a thread of a kernel.
+    #[cfg(test)]
+    pub(crate) fn usage(&self, name: &str) -> Result<(u32, u32), CudaError> {
+        use sys::CUfunction_attribute_enum as Attribute;
+        let raw = self.function(name)?;
+        let attribute = |attribute| {
+            check("cuFuncGetAttribute", || {
+                // SAFETY: the function belongs to a loaded module.
+                unsafe { result::function::get_function_attribute(raw, attribute) }
+            })
+            .map(|value| value as u32)
+        };
+        let n_registers = attribute(Attribute::CU_FUNC_ATTRIBUTE_NUM_REGS)?;
+        Ok((n_registers, attribute(Attribute::CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES)?))
     }
 }
 
@@ -93,7 +112,7 @@ fn n_param_bytes(kernel: sys::CUfunction) -> Result<usize, CudaError> {
     Ok(n_bytes)
 }
 
-impl<P: ?Sized> Kernel<P> {
+impl<P> Kernel<P> {
     pub(crate) fn raw(&self) -> sys::CUfunction {
         self.raw
     }
@@ -102,21 +121,6 @@ impl<P: ?Sized> Kernel<P> {
     #[must_use]
     pub fn module(&self) -> &Module {
         &self.module
-    }
-
-    /// Registers and bytes of local memory of a thread.
-    #[cfg(test)]
-    pub(crate) fn usage(&self) -> Result<(u32, u32), CudaError> {
-        use sys::CUfunction_attribute_enum as Attribute;
-        let attribute = |attribute| {
-            check("cuFuncGetAttribute", || {
-                // SAFETY: the function belongs to a loaded module.
-                unsafe { result::function::get_function_attribute(self.raw, attribute) }
-            })
-            .map(|value| value as u32)
-        };
-        let n_registers = attribute(Attribute::CU_FUNC_ATTRIBUTE_NUM_REGS)?;
-        Ok((n_registers, attribute(Attribute::CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES)?))
     }
 
     /// Blocks that the whole device has room for at once.

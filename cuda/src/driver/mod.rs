@@ -20,4 +20,4 @@ pub use device::{Event, Gpu, Stream, Timing, reset};
 pub use error::CudaError;
 pub(crate) use graph::Graph;
 pub(crate) use launch::params;
-pub use launch::{Arg, Launch, Params};
+pub use launch::{Launch, Params};
