@@ -65,7 +65,7 @@ pub fn hostile() -> Vec<u8> {
     built["hostile"].clone()
 }
 
-/// The same component as nobody has seen it, and larger: with a number in it that changes its hash, and bytes that
+/// The same component with a hash of its own, and larger: with a number in it that changes its hash, and bytes that
 /// change nothing else.
 ///
 /// # Panics

@@ -8,7 +8,7 @@
 //!                                          are computed, waits for a message, then sends each token as it comes
 //! ```
 //!
-//! A guest has no precise clock, on purpose: it could time its neighbours. Whoever wants to know how long
+//! A guest has no precise clock, on purpose: it could time its neighbours. A client that wants to know how long
 //! something takes measures outside, and subtracts a run that does less of it.
 
 use std::hint::black_box;

@@ -6,7 +6,7 @@ use trellis_guest::Token;
 /// Decides which tokens are green. Where the paper shuffles the vocabulary and takes the first part, this
 /// tosses a coin for each token, which asks for no list.
 pub(crate) struct Rule {
-    /// Shared by the sampler and the detector, and by nobody else.
+    /// A secret of the sampler and the detector.
     pub(crate) key: u64,
     /// Share of the vocabulary that is green, in (0, 1).
     pub(crate) gamma: f64,

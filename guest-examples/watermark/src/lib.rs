@@ -8,7 +8,7 @@
 //! ```
 //!
 //! The token before decides which tokens are green. The sampler adds `--delta` to their logits, so the text
-//! holds more green tokens than chance would have it; `z` says by how many standard deviations. Whoever has
+//! holds more green tokens than chance would have it; `z` says by how many standard deviations. A holder of
 //! the `--key` can measure it without the model's probabilities. Text that could hardly be otherwise, such as
 //! a sum, cannot be marked. Shows the raw speed: the guest takes the distribution and draws by its own rule.
 

@@ -96,7 +96,7 @@ impl Client {
         }
     }
 
-    /// Stops a guest, whoever of this user started it.
+    /// Stops a guest of this user, whichever connection started it.
     ///
     /// # Errors
     /// There is no such guest, the daemon refused, or the connection is lost.

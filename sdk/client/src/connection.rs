@@ -1,5 +1,4 @@
-//! The connection that all handles of one client share: one task reads and writes, everybody else pushes into
-//! its outbox.
+//! The connection that all handles of one client share: one task reads and writes, all others push into its outbox.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -131,7 +130,7 @@ impl Connection {
         self.unused.notify_one();
     }
 
-    /// Reads and writes until the connection ends or nobody uses it any more.
+    /// Reads and writes until the connection ends or its last user is gone.
     pub(crate) async fn drive<T: AsyncRead + AsyncWrite>(self: Arc<Self>, stream: T) {
         let (reader, mut writer) = tokio::io::split(stream);
         let mut frames = FrameReader::new(reader, FRAME_BYTES_MAX);
@@ -180,7 +179,7 @@ impl Connection {
                                 self.send(&ClientMessage::Cancel { id });
                             }
                         }
-                        // Who dropped the receiver is about to cancel.
+                        // A task that dropped the receiver is about to cancel.
                         let _ = news.send(News::Event(event));
                     }
                     Some(Recipient::Upload { wanted, .. }) if event == Event::Wanted => wanted.notify_one(),
@@ -229,7 +228,7 @@ pub(crate) fn cancelled() -> Error {
     Error::Daemon(Box::new(ErrorBody::new(ErrorCode::Cancelled, "cancelled before the guest started")))
 }
 
-/// Tells who waits for a request that it is over; nobody may be left to hear it.
+/// Tells the task that waits for a request that it is over; the task may be gone.
 pub(crate) fn end(recipient: Recipient, result: Result<Value, Error>, usage: Option<GuestUsage>) {
     match recipient {
         Recipient::Call(reply) | Recipient::Long { reply, .. } | Recipient::Upload { reply, .. } => {

@@ -1,5 +1,5 @@
 //! A client that gives a guest up, at every moment between its start and the guest's: the daemon, played by hand, is left
-//! with no request that nobody wants.
+//! with no request of it.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};

@@ -64,7 +64,7 @@ impl Args {
     /// What is left, joined by spaces.
     ///
     /// # Errors
-    /// [`Error::Usage`] when nothing is left, or an option that nobody asked for.
+    /// [`Error::Usage`] when nothing is left, or an option that the guest did not take.
     pub fn text(self) -> Result<String> {
         let usage = self.usage;
         self.optional_text()?
@@ -74,7 +74,7 @@ impl Args {
     /// What is left, joined by spaces; none when nothing is.
     ///
     /// # Errors
-    /// [`Error::Usage`] when an option is left that nobody asked for.
+    /// [`Error::Usage`] when an option is left that the guest did not take.
     pub fn optional_text(self) -> Result<Option<String>> {
         if let Some(option) = self.before_dashes.iter().find(|argument| argument.starts_with("--")) {
             return Err(self.mistake(format!("there is no option {option}")));

@@ -156,7 +156,7 @@ impl Error {
     }
 }
 
-/// Whoever names no model lacks one only where there is none.
+/// A guest that names no model lacks one only where there is none.
 fn unknown_model(name: &str, known: &[String]) -> String {
     match (name, known) {
         ("", []) => "no model is loaded".to_owned(),

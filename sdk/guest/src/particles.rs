@@ -174,7 +174,8 @@ fn log_mean(log_weights: impl Iterator<Item = f64> + Clone) -> f64 {
     most + (log_weights.map(|weight| (weight - most).exp()).sum::<f64>() / n).ln()
 }
 
-/// Who goes on in each place, in rising order: places are `(i + u) / n` along the shares. None where there are no shares.
+/// The particle that goes on in each place, in rising order: places are `(i + u) / n` along the shares. None where there are
+/// no shares.
 fn systematic(shares: &[f64], u: f64) -> Option<Vec<usize>> {
     let last = shares.iter().rposition(|&share| share > 0.0)?;
     let n = shares.len() as f64;

@@ -47,7 +47,7 @@ open_enum! {
         GuestTrapped = "guest_trapped",
         /// The client cancelled the request.
         Cancelled = "cancelled",
-        /// Somebody stopped the guest.
+        /// A user stopped the guest.
         Stopped = "stopped",
         /// The daemon is going down.
         ShuttingDown = "shutting_down",
@@ -68,8 +68,8 @@ open_enum! {
 }
 
 impl ErrorCode {
-    /// Whether the same request may succeed another time, with nothing changed by who made it: it met a daemon that
-    /// was about to end, a device that failed, or a model that was on its way out.
+    /// Whether the same request, unchanged, may succeed another time: it met a daemon that was about to end, a device that
+    /// failed, or a model that was on its way out.
     #[must_use]
     pub fn is_retryable(&self) -> bool {
         matches!(

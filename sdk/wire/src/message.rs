@@ -226,7 +226,7 @@ pub enum Event {
         stage: Stage,
         /// Units done.
         done: u64,
-        /// Units in all; 0 when nobody knows.
+        /// Units in all; 0 when that is not known.
         total: u64,
     },
     /// The guest runs.
@@ -294,9 +294,9 @@ impl Event {
 open_enum! {
     /// How much a log line matters.
     pub enum LogLevel {
-        /// For who writes the guest.
+        /// For the guest's author.
         Debug = "debug",
-        /// For who runs it.
+        /// For the user that runs it.
         Info = "info",
         /// Something unexpected that the guest went around.
         Warn = "warn",
@@ -337,7 +337,7 @@ pub enum Value {
     },
     /// A model was unloaded.
     Unloaded {
-        /// The model that guests get from now on who name none, if there is any.
+        /// The model that guests get from now on when they name none, if there is any.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         default_model: Option<String>,
     },

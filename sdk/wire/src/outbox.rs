@@ -54,8 +54,8 @@ impl Outbox {
         Self { state: Mutex::new(state), room: Notify::new() }
     }
 
-    /// Adds a message, whether or not there is room: bulk waits for [`Self::room`] first, and so does who takes up
-    /// requests that will be answered. What is left is bounded by the requests in flight.
+    /// Adds a message, whether or not there is room: bulk waits for [`Self::room`] first, and so does the task that takes
+    /// requests in. What is left is bounded by the requests in flight.
     ///
     /// # Errors
     /// The message is larger than a frame.

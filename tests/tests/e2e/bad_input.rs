@@ -1,4 +1,4 @@
-//! Mistakes get errors that name the value and the limit, and harm nobody but who made them.
+//! Mistakes get errors that name the value and the limit, and harm no client but the one that made them.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -396,7 +396,7 @@ fn connections_that_do_not_speak_the_protocol() {
             assert_eq!(body.code.as_str(), "protocol", "{body:?}");
             assert!(body.message.contains(part), "{body:?}");
         }
-        // Who hangs up in mid hello is no trouble.
+        // A client that hangs up in the middle of its hello is no trouble.
         for n in [0, 1, 8, 16] {
             let mut stream = socket.connect().await;
             stream.write_all(&Hello::ours().encode()[..n]).await.expect("written");
@@ -448,7 +448,7 @@ fn broken_frames() {
             assert_eq!(body.limit, limit, "{what}: {body:?}");
             assert!(!body.message.is_empty(), "{what}");
         }
-        // A connection that ends inside a frame has nobody left to tell.
+        // A connection that ends inside a frame is not answered.
         let bytes = info(1);
         for n in 1..bytes.len() {
             let mut stream = socket.greeted().await;

@@ -60,7 +60,7 @@ impl Storm {
     fn program(&self, random: &mut Random) -> Program {
         let number = self.n_starts.fetch_add(1, Ordering::Relaxed);
         match random.below(10) {
-            // A new component: several who start it meet in its upload, its compile and its load.
+            // A new component: several starts of it meet in its upload, its compile and its load.
             0..3 => Program::wasm(guests::hostile_anew(number / N_STARTS_PER_COMPONENT)),
             _ => Program::wasm(guests::hostile()),
         }
@@ -163,7 +163,7 @@ impl Storm {
             client.info().await.expect("the daemon answers").n_sessions == 1
         })
         .await;
-        // Whoever comes now finds all places free.
+        // A new start finds all places free.
         let anew = guests::hostile_anew(u64::MAX);
         let ended = daemons::run(&client, &anew, with(&["exit-well"])).await.well();
         assert!(ended.usage.is_some());

@@ -61,7 +61,7 @@ fn signal(pid: u32, signal: Signal) {
     kill_process(pid, signal).expect("it runs");
 }
 
-/// Waits until a pipe that nobody reads is full. A piece that does not fit into the rest of a page goes to the next one,
+/// Waits until a pipe without a reader is full. A piece that does not fit into the rest of a page goes to the next one,
 /// so a full pipe may hold little more than half of its size; but it takes no more.
 fn fills(pipe: impl AsFd) {
     let n_bytes_min = fcntl_getpipe_size(&pipe).expect("it is a pipe") as u64 / 2;

@@ -1,4 +1,4 @@
-//! Devices that fail: whose work ends, with what, and who goes on.
+//! Devices that fail: whose work ends, with what, and which guests go on.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -82,7 +82,7 @@ async fn decode(
     Ok((tokens, n_failed))
 }
 
-/// For [`decode`] where one may have ended before another begins: a barrier at which nobody waits.
+/// For [`decode`] where one may have ended before another begins: a barrier at which none waits.
 const APART: usize = 1;
 
 /// All four continuations; so many of them are together.
@@ -338,7 +338,7 @@ fn an_embedded_daemon_shows_that_its_device_failed() {
             let failure = daemon.failed().await;
             assert_eq!(failure.device, String::from(device()));
             assert_eq!(daemon.failure().expect("it stays so").to_string(), failure.to_string());
-            // Who comes later hears it at once, and those who ask how the daemon is can see it.
+            // Later starts hear it at once, and clients that ask how the daemon is can see it.
             let refused = complete(&client).await;
             assert_eq!(refused.reason().code, ErrorCode::DeviceFailed, "{refused:?}");
             let info = client.info().await.expect("it answers");

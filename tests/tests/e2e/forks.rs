@@ -15,7 +15,7 @@ use trellis_tests::models;
 const N_FORKS: usize = 64;
 const N_ROUNDS: usize = 21;
 
-/// The most that a fork may take, for who asks and for the engine.
+/// The most that a fork may take, for the guest and for the engine.
 const FORK_TIME_MAX: Duration = Duration::from_micros(10);
 
 fn median(times: &mut [Duration]) -> Duration {

@@ -265,7 +265,7 @@ fn late_masks_slow_nobody() {
         let mut paces: BTreeMap<&str, Vec<f64>> = BTreeMap::new();
         for turn in 0..N_TURNS {
             let plain = pace(model, async |_| {}).await;
-            // One that the engine could draw without anybody: what one more stream costs.
+            // One that the engine draws without masks: what one more stream costs.
             let one_more = pace(model, async |stop| {
                 let sampler = sampler(7);
                 let mut context = context(model, 99, &prompt).await;

@@ -48,7 +48,7 @@ impl Gate {
         let (says, wait, n_loads) = (Mutex::new(says), Mutex::new(wait), AtomicUsize::new(0));
         let wrap: BackendWrap = Arc::new(move |name, backend| {
             if n_loads.fetch_add(1, Ordering::Relaxed) >= n_free {
-                // Where the test has ended nobody listens, and nothing is held up.
+                // Where the test has ended there is no receiver, and nothing is held up.
                 let _ = says.lock().expect("no panic").send(name.to_owned());
                 let _ = wait.lock().expect("no panic").recv();
             }
@@ -112,7 +112,7 @@ fn a_device_that_fails_while_its_only_model_drains_is_seen() {
         let error = unloading.await.expect("no panic").expect_err("it cannot be taken off");
         assert!(error.is_retryable(), "{error}");
         assert!(names(&client).await.is_empty());
-        // Also when the model is gone, for all who ask and for all who want to start something.
+        // Also when the model is gone, for clients that ask and for clients that start something.
         assert_eq!(daemon.failure().expect("it stays so").to_string(), seen.to_string());
         assert_eq!(client.info().await.expect("it answers").failure, Some(seen.to_string()));
         let refused = complete(&client, None).await;
@@ -214,7 +214,7 @@ fn a_load_that_was_given_up_is_found_by_no_guest_while_another_has_its_turn() {
         let given_up = load("draft");
         assert_eq!(gate.begun().await, "draft");
         let second = load(&other_path);
-        // Nobody can see that the second is opened and stands behind the first; here it is opened several times meanwhile.
+        // That the second is opened and stands behind the first cannot be seen; here it is opened several times meanwhile.
         for _ in 0..5 {
             let source = ModelSource::Folder(other_path.clone().into());
             let _ = Model::open("other", &source).expect("a whole model");
@@ -363,7 +363,7 @@ fn a_default_model_that_has_failed_makes_way_for_one_that_works() {
         let defaults: Vec<_> =
             models.iter().filter(|model| model.is_default).map(|model| model.name.as_str()).collect();
         assert_eq!(defaults, ["draft"]);
-        // Whoever names it hears what is the matter, as does whoever finds no other.
+        // A start that names it hears what is the matter, as does one that finds no other.
         assert_eq!(complete(&client, Some("tiny")).await.reason().code, ErrorCode::EngineFailed);
         client.unload_model("draft", AT_ONCE).await.expect("it goes");
         let ended = complete(&client, None).await;

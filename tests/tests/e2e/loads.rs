@@ -315,7 +315,7 @@ fn a_model_that_drains_is_shown_and_can_be_hurried() {
         until("it drains", async || state().await.as_deref() == Some("draining")).await;
         let refused = client.load_model("draft", None, |_, _| {}).await.expect_err("it is not gone");
         assert_eq!(refused.code(), Some(&ErrorCode::ModelLeaving), "{refused}");
-        // A longer time changes nothing, a shorter one does, for all who wait.
+        // A longer time changes nothing, a shorter one does, for all calls that wait.
         let longer = unload(2 * hour);
         tokio::time::sleep(Duration::from_millis(50)).await;
         assert!(!first.is_finished() && !longer.is_finished());
@@ -419,7 +419,7 @@ fn what_cannot_be_loaded_or_unloaded_is_said() {
         let _ = complete(&client, None).await.well();
         nothing_is_held(&daemon).await;
 
-        // Somebody else may look and no more.
+        // Another user may look and no more.
         let (near, far) = tokio::io::duplex(64 << 10);
         let actor = Actor { uid: 4711, ..Actor::this_process() };
         let (sessions, shutdown) = (daemon.sessions().clone(), daemon.shutdown().clone());

@@ -1,4 +1,4 @@
-//! What the daemon holds for those who do not take it.
+//! What the daemon holds for clients that do not take it.
 
 use std::time::Duration;
 

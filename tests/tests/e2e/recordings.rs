@@ -173,7 +173,7 @@ fn a_run_whose_output_nobody_reads_any_more_is_stopped_and_its_recording_is_whol
     writeln!(input, "What is 37 + 48?").expect("it reads");
     std::io::Read::read_exact(&mut shown, &mut [0]).expect("it answers");
     drop(shown);
-    // Its answer finds nobody who reads it.
+    // Its answer finds no reader.
     writeln!(input, "What is 3 + 4?").expect("it reads");
     assert_eq!(daemons::wait(&mut child).code(), Some(0));
     let again = folder.replay(&file, None);

@@ -1,4 +1,4 @@
-//! What users are shown of a daemon: counters that never shrink, KV memory in bytes, who uses which model.
+//! What users are shown of a daemon: counters that never shrink, KV memory in bytes, which guests use which model.
 
 use std::time::Duration;
 
@@ -33,7 +33,7 @@ fn what_was_computed_stays_counted_when_a_model_goes() {
         complete(&client, "draft").await;
         let first = info(&client).await.computed;
         assert!(first.n_tokens > 0 && first.n_rows > 0 && first.n_steps > 0, "{first:?}");
-        // Nobody looks between this and the end of the model.
+        // Nothing is asked of the daemon between this and the end of the model.
         complete(&client, "draft").await;
         client.unload_model("draft", Some(Duration::ZERO)).await.expect("it goes");
         let second = info(&client).await.computed;

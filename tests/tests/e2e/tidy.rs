@@ -1,4 +1,4 @@
-//! The house stays as it was drawn: who knows whom, how long files are, where `unsafe` stands, what is documented.
+//! The house stays as it was drawn: which crate uses which, how long files are, where `unsafe` stands, what is documented.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -191,7 +191,7 @@ fn unsafe_stands_where_it_may_and_says_why() {
         let lines: Vec<&str> = text.lines().collect();
         let code = lines.iter().enumerate().filter(|(_, line)| !line.trim_start().starts_with("//"));
         for (idx, line) in code {
-            // Who opens a block says why it holds; who declares a function says what the caller has to see to.
+            // An unsafe block says why it holds; an unsafe function says what its caller has to see to.
             let why = match (has_one(line, &promised), has_one(line, &demanded)) {
                 (true, _) => "SAFETY:",
                 (_, true) => "# Safety",

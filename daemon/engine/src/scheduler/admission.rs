@@ -7,7 +7,7 @@
 //! A run that has had its term makes room for the head of the line and stands at its end. A term lasts for 32 tokens, and
 //! for as long as it took to bring the context back: so pages move at most once in 32 steps, and without host memory at
 //! most one token is computed again for each that is decoded. The line (`line`) is in the order of virtual time over the
-//! pages that users, their sessions and their guests were given, so that nobody gets more of the memory by asking more
+//! pages that users, their sessions and their guests were given, so that no user gets more of the memory by asking more
 //! often.
 
 use rustc_hash::FxHashSet;

@@ -5,7 +5,7 @@
 //!
 //! While contexts stand in line, each step asks which others could make room; there may be thousands that wait for
 //! nothing. So their order is kept. What changes about a context is only noted, once, and looked at when the order is
-//! read, as is how far guests have come: as long as nobody reads it, it costs nothing. Those that are found to have nothing
+//! read, as is how far guests have come: as long as it is not read, it costs nothing. Those that are found to have nothing
 //! on the device are put aside until they change, or until a page that several hold comes back.
 
 use std::cmp::Reverse;

@@ -19,7 +19,7 @@ pub(crate) fn looked_at(model: &Model, prompt: &Context) -> Outcome {
     prompts(prompt)
 }
 
-/// What is seen beside a draw is what is seen by who asks in its place, and changes no draw.
+/// What is seen beside a draw is what a question in its place gets, and changes no draw.
 fn beside_draws(model: &Model, prompt: &Context) -> Outcome {
     let hot = Sampler::seeded(11).temperature(0.9).build()?;
     let by_program = model.program(&Definition::build(|b| b.logits().draw(Source::SEED)))?;
@@ -78,7 +78,7 @@ fn states(model: &Model, prompt: &Context) -> Outcome {
     let both = hidden_all([prompt, &other], &layers[..2], Pooling::MeanFrom(1))?;
     are_near(&prompt.hidden(&layers[..2], Pooling::MeanFrom(1))?, &both[0]);
 
-    // A mean is over what those see who stand there.
+    // A mean is over what questions at each place get.
     let mut sums = [0.0_f64; 2];
     for n_tokens in 2..=other.length() {
         let part = other.fork()?;
@@ -128,7 +128,7 @@ fn states(model: &Model, prompt: &Context) -> Outcome {
     Ok(())
 }
 
-/// Attention is a mean over layers, also after tokens were taken out, and who asks changes nothing.
+/// Attention is a mean over layers, also after tokens were taken out, and asking changes nothing.
 fn attention(model: &Model, prompt: &Context) -> Outcome {
     let n_layers = model.info().n_layers;
     let layers: Vec<u32> = (0..n_layers).collect();

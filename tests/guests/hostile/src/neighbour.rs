@@ -1,4 +1,4 @@
-//! Well-behaved work, to be compared with what it is when nobody disturbs it.
+//! Well-behaved work, to be compared with what it is undisturbed.
 
 use trellis_guest::{
     Context, Model, Sampler, emit, emit_tokens, generate_all, messages, receive, seed, step_all,

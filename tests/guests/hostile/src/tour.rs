@@ -337,7 +337,7 @@ fn raw(prompt: &Context) -> Outcome {
             assert!(among.is_none_or(|next| is_near(next.logprob, score)), "{token}: {among:?}, {score}");
             assert!(place.candidates.is_sorted_by(|a, b| a.logprob >= b.logprob) && place.entropy >= 0.0);
         }
-        // Each place is what is seen by who stands there.
+        // Each place is what a question there gets.
         let walker = contexts[idx].fork()?;
         for (place, &token) in places[idx].iter().zip(&continuation) {
             let top = walker.top(3)?;

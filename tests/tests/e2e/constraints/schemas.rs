@@ -1,4 +1,4 @@
-//! Generations under schemas at a high temperature: each is whole, and valid to a validator that nobody here wrote.
+//! Generations under schemas at a high temperature: each is whole, and valid to a validator that is not ours.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;

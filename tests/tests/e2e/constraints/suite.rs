@@ -21,8 +21,8 @@ const N_ORDERS_MAX: usize = 5_040;
 /// excused.
 ///
 /// The draft takes `format` for a remark, so its suite has for each format a string that is none and is valid all the same:
-/// "2962" for an e-mail address. Here a format is kept to, as who asks for an address wants one, and there are ten of them. The
-/// formats beside these are refused.
+/// "2962" for an e-mail address. Here a format is kept to, as a guest that asks for an address wants one, and there are ten of
+/// them. The formats beside these are refused.
 const EXCUSED: [(&str, usize); 1] = [("format", 10)];
 
 #[derive(serde::Deserialize)]

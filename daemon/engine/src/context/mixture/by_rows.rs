@@ -95,7 +95,7 @@ impl Context {
         let before = Before { n_tokens, n_evicted: self.evictions.n_evicted() };
         let (to, drawn) = oneshot::channel();
         self.model.masks().run(self.caller.id(), move || {
-            // Nobody may want it any more.
+            // The receiver may be gone.
             if to.is_closed() {
                 return;
             }

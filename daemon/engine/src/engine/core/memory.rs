@@ -8,8 +8,8 @@
 //! A part changes hands between two steps. The model that gives it is not planned until its steps are taken in: nothing
 //! loses its memory that a step could read. A model that got a part from another keeps what it has until it has been
 //! served for 32 steps, and for as long as it took to move the pages that were in the way: so memory does not go back
-//! before it was used. Until then it gets no more at the cost of work either, unless the part was not enough for whom it
-//! was.
+//! before it was used. Until then it gets no more at the cost of work either, unless the part was not enough for the
+//! context that it was for.
 
 use smallvec::SmallVec;
 

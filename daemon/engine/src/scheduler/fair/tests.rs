@@ -1,4 +1,4 @@
-//! Shares under load, after pauses, across classes; what is forgotten of those who left.
+//! Shares under load, after pauses, across classes; what is forgotten of owners that left.
 
 use super::*;
 use crate::account::{Account, ActorId, Budget, GuestId, SessionId};
