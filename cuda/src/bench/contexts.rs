@@ -133,7 +133,7 @@ impl BenchContexts {
 
         let mut plan = AttentionPlan::new(&[config.windows.first().copied().flatten()]);
         plan.plan(&rows, &kernels.attention.cuttings());
-        let [single, few, prompt, shared, own, holed] =
+        let [single, few, prompt, shared, own, holed, many] =
             Form::ALL.map(|form| List::upload(gpu, stream, &plan, form));
         let arrivals = gpu.allocate("measuring kernels", kernels.attention.arrivals_bytes())?;
         arrivals.slice().fill(stream, 0)?;
@@ -148,7 +148,7 @@ impl BenchContexts {
             entries: upload_to(gpu, stream, &entries)?,
             page_pairs: upload_to(gpu, stream, &page_pairs)?,
             copies_count: upload_to(gpu, stream, &[n_rows as i32])?,
-            lists: [single?, few?, prompt?, shared?, own?, holed?],
+            lists: [single?, few?, prompt?, shared?, own?, holed?, many?],
             partial_bytes: kernels.attention.partial_bytes(),
             arrivals,
             rows,

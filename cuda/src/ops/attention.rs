@@ -6,7 +6,7 @@
 //!
 //! The KV cache is page-major: inside a page lie `[n_layers][K, V][n_kv_heads][PAGE_LEN][head_dim]` of the model's type.
 
-use super::attention_decode::AttentionDecode;
+use super::attention_decode::{AttentionDecode, Blocks};
 use super::attention_holes::{AttentionHoles, HolesInputs};
 use super::attention_tiles::{AttentionTiles, TileForm};
 use super::common::{Dtype, RowCount, expect, expect_i32, expect_rows, i32_of, type_name};
@@ -132,10 +132,12 @@ pub enum Form {
     Own,
     /// Any number of tokens of a context from which some were evicted.
     Holed,
+    /// As [`Form::Single`], where there are so many that blocks have them one after the other.
+    Many,
 }
 
 /// How many there are.
-pub const N_FORMS: usize = 6;
+pub const N_FORMS: usize = 7;
 
 /// Tokens that a row of few tokens has at most.
 pub const N_FEW_TOKENS_MAX: usize = 16;
@@ -143,7 +145,7 @@ pub const N_FEW_TOKENS_MAX: usize = 16;
 impl Form {
     /// Every form, in the order of their numbers.
     pub const ALL: [Self; N_FORMS] =
-        [Self::Single, Self::Few, Self::Prompt, Self::Shared, Self::Own, Self::Holed];
+        [Self::Single, Self::Few, Self::Prompt, Self::Shared, Self::Own, Self::Holed, Self::Many];
 
     /// Whether a launch of its own sums the shares of tiles that were cut; the kernels for single queries do it themselves.
     /// What is shared is summed with what rows have for themselves.
@@ -164,6 +166,8 @@ pub struct Cuttings {
     pub n_single_tokens_max: usize,
     /// Of [`Form::Holed`].
     pub holed: Cutting,
+    /// Of [`Form::Many`]; `None` where that is no form of its own.
+    pub many: Option<Cutting>,
 }
 
 impl Cuttings {
@@ -175,6 +179,12 @@ impl Cuttings {
             _ if n_tokens <= N_FEW_TOKENS_MAX => Form::Few,
             _ => Form::Prompt,
         }
+    }
+
+    /// Whether so many tiles of single queries are many: half more than one for each worker.
+    #[must_use]
+    pub fn are_many(&self, n_tiles: usize) -> bool {
+        self.many.is_some_and(|many| n_tiles > many.n_workers + many.n_workers / 2)
     }
 
     /// Tokens of a prompt that fill whole tiles.
@@ -192,6 +202,7 @@ impl Cuttings {
         match (form, self.tiles) {
             (Form::Single, _) => self.single,
             (Form::Holed, _) => self.holed,
+            (Form::Many, _) => self.many.expect("a form of its own"),
             (Form::Few, Some([few, _])) => few,
             (Form::Prompt | Form::Shared, Some([_, prompt])) => prompt,
             (Form::Own, Some(_)) => Cutting { tile_tokens: 1, ..self.single },
@@ -206,21 +217,24 @@ impl Cuttings {
 #[derive(Clone, Debug)]
 pub struct Attention {
     decode: AttentionDecode,
+    many: Option<AttentionDecode>,
     holed: AttentionHoles,
     tiles: Option<AttentionTiles>,
     shape: AttentionShape,
 }
 
 impl Attention {
-    /// The sources that hold the kernels for a shape: the first for single queries, the second for them among holes, the
-    /// third, if the shape has it, for tiles.
+    /// The sources that hold the kernels for a shape: for single queries, for them among holes, and, where the shape has them,
+    /// for many of them and for tiles.
     ///
     /// # Panics
     /// The shape is none that the kernels take.
     #[must_use]
     pub fn sources(shape: &AttentionShape) -> Vec<Source> {
+        let many = Blocks::many(shape).map(AttentionDecode::source);
         let tiles = AttentionTiles::supports(shape).then(|| AttentionTiles::source(shape));
-        [AttentionDecode::source(shape), AttentionHoles::source(shape)].into_iter().chain(tiles).collect()
+        let single = AttentionDecode::source(Blocks::whole(shape));
+        [single, AttentionHoles::source(shape)].into_iter().chain(many).chain(tiles).collect()
     }
 
     /// Finds the kernels in the modules of [`Attention::sources`] for the same shape.
@@ -228,10 +242,16 @@ impl Attention {
     /// # Errors
     /// The driver refused, or the device has too little shared memory.
     pub fn new(modules: &[Module], shape: AttentionShape) -> Result<Self, CudaError> {
+        let [single, holed, rest @ ..] = modules else { panic!("{} modules of attention", modules.len()) };
+        let mut rest = rest.iter();
+        let mut next = || rest.next().expect("a module for each source");
         Ok(Self {
-            decode: AttentionDecode::new(&modules[0], shape)?,
-            holed: AttentionHoles::new(&modules[1], shape)?,
-            tiles: modules.get(2).map(|module| AttentionTiles::new(module, shape)).transpose()?,
+            decode: AttentionDecode::new(single, Blocks::whole(&shape))?,
+            holed: AttentionHoles::new(holed, shape)?,
+            many: Blocks::many(&shape).map(|blocks| AttentionDecode::new(next(), blocks)).transpose()?,
+            tiles: AttentionTiles::supports(&shape)
+                .then(|| AttentionTiles::new(next(), shape))
+                .transpose()?,
             shape,
         })
     }
@@ -253,6 +273,7 @@ impl Attention {
             // More heads than a product has columns go through tiles, which read keys and values once for all of them.
             n_single_tokens_max: AttentionDecode::n_tokens_max(&self.shape).unwrap_or(0),
             holed: self.holed.cutting(),
+            many: self.many.as_ref().map(AttentionDecode::cutting),
         }
     }
 
@@ -261,13 +282,15 @@ impl Attention {
     pub fn partial_bytes(&self) -> usize {
         let of_tiles = self.tiles.as_ref().map_or(0, AttentionTiles::partial_bytes);
         let of_own = self.tiles.as_ref().map_or(0, |_| self.decode.own_bytes());
-        self.decode.partial_bytes().max(self.holed.partial_bytes()).max(of_own + of_tiles)
+        let of_many = self.many.as_ref().map_or(0, AttentionDecode::partial_bytes);
+        self.decode.partial_bytes().max(of_many).max(self.holed.partial_bytes()).max(of_own + of_tiles)
     }
 
     /// Bytes of [`Workspace::arrivals`].
     #[must_use]
     pub fn arrivals_bytes(&self) -> usize {
-        self.decode.arrivals_bytes().max(self.holed.arrivals_bytes())
+        let of_many = self.many.as_ref().map_or(0, AttentionDecode::arrivals_bytes);
+        self.decode.arrivals_bytes().max(of_many).max(self.holed.arrivals_bytes())
     }
 
     /// Writes the outputs of the tokens that the lists name, and no others. The same lists give the same bits.
@@ -284,9 +307,13 @@ impl Attention {
         work: &AttentionWork,
         workspace: Workspace,
     ) -> Result<(), CudaError> {
-        let [single, few, prompt, shared, own, holed] = work.lists;
+        let [single, few, prompt, shared, own, holed, many] = work.lists;
         if let Some(list) = single {
             self.decode.run(stream, inputs, list, workspace)?;
+        }
+        if let Some(list) = many {
+            let kernel = self.many.as_ref().expect("many only where the shape has them");
+            kernel.run(stream, inputs, list, workspace)?;
         }
         if let Some(list) = holed {
             let holes = inputs.holes.expect("they are described where there are any");

@@ -34,7 +34,7 @@ params!(AttentionDecodeParams, 88);
 #[derive(Clone, Debug)]
 pub struct AttentionDecode {
     kernel: Kernel<AttentionDecodeParams>,
-    shape: AttentionShape,
+    blocks: Blocks,
     /// Blocks that are resident together.
     n_resident: usize,
 }
@@ -55,11 +55,18 @@ pub(super) struct Blocks {
 
 impl Blocks {
     /// For contexts without holes: as many warps as the largest heads leave shared memory for.
-    fn whole(shape: &AttentionShape) -> Self {
+    pub(super) fn whole(shape: &AttentionShape) -> Self {
         let n_warps = if shape.head_dim <= 128 { 8 } else { 4 };
         // Plain f32 needs all registers for one block.
         let n_resident = if shape.head_dim <= 128 && shape.dtype != Dtype::F32 { 2 } else { 1 };
         Self::of(shape, n_warps, n_resident, 0)
+    }
+
+    /// For so many contexts that blocks have them one after the other: half of the warps in twice as many blocks, so that
+    /// short contexts have work for all of them. None where blocks are as small anyway.
+    pub(super) fn many(shape: &AttentionShape) -> Option<Self> {
+        let whole = Self::whole(shape);
+        (whole.n_resident > 1).then(|| Self::of(shape, whole.n_warps / 2, 2 * whole.n_resident, 0))
     }
 
     /// With so many bytes of shared memory besides what all have.
@@ -137,29 +144,29 @@ fn n_step_pages(shape: &AttentionShape) -> usize {
 }
 
 impl AttentionDecode {
-    /// The source that holds the kernel for a shape.
+    /// The source that holds the kernel, for blocks of a shape.
     ///
     /// # Panics
     /// The shape is none that the kernel takes.
     #[must_use]
-    pub fn source(shape: &AttentionShape) -> Source {
+    pub(super) fn source(blocks: Blocks) -> Source {
         let text = concat!(
             include_str!("common.cuh"),
             include_str!("attention.cuh"),
             include_str!("attention_fold.cuh"),
             include_str!("attention_decode.cu")
         );
-        Blocks::whole(shape).define(source(shape, "attention_decode.cu", text)).with("ATTN_HOLES", 0)
+        blocks.define(source(&blocks.shape, "attention_decode.cu", text)).with("ATTN_HOLES", 0)
     }
 
-    /// Finds the kernel in the module of [`AttentionDecode::source`] for the same shape.
+    /// Finds the kernel in the module of [`AttentionDecode::source`] for the same blocks.
     ///
     /// # Errors
     /// The driver refused, or the device has too little shared memory.
-    pub fn new(module: &Module, shape: AttentionShape) -> Result<Self, CudaError> {
+    pub(super) fn new(module: &Module, blocks: Blocks) -> Result<Self, CudaError> {
         let kernel: Kernel<AttentionDecodeParams> = module.kernel("attention_decode")?;
-        let n_resident = Blocks::whole(&shape).n_on_device(&kernel)?;
-        Ok(Self { kernel, shape, n_resident })
+        let n_resident = blocks.n_on_device(&kernel)?;
+        Ok(Self { kernel, blocks, n_resident })
     }
 
     /// Tokens that fill the columns of a product; `None` where one token's heads are more than that.
@@ -171,29 +178,29 @@ impl AttentionDecode {
     /// How the kernel wants its work.
     #[must_use]
     pub fn cutting(&self) -> Cutting {
-        Blocks::whole(&self.shape).cutting(self.n_resident)
+        self.blocks.cutting(self.n_resident)
     }
 
     /// Bytes of [`Workspace::arrivals`].
     #[must_use]
     pub fn arrivals_bytes(&self) -> usize {
-        Blocks::whole(&self.shape).arrivals_bytes(self.cutting())
+        self.blocks.arrivals_bytes(self.cutting())
     }
 
     /// Bytes of [`Workspace::partial`].
     #[must_use]
     pub fn partial_bytes(&self) -> usize {
-        PartialResults::n_bytes(self.n_partial_queries(), self.shape.head_dim)
+        PartialResults::n_bytes(self.n_partial_queries(), self.blocks.shape.head_dim)
     }
 
     /// Bytes of the results of shares that are put together with others.
     #[must_use]
     pub fn own_bytes(&self) -> usize {
-        PartialResults::n_bytes(self.n_own_queries(), self.shape.head_dim)
+        PartialResults::n_bytes(self.n_own_queries(), self.blocks.shape.head_dim)
     }
 
     fn n_own_queries(&self) -> usize {
-        N_OWN_MAX * Blocks::whole(&self.shape).n_of_share() * N_COLUMNS
+        N_OWN_MAX * self.blocks.n_of_share() * N_COLUMNS
     }
 
     /// Leaves the results of shares that are put together with others: at most [`N_OWN_MAX`]. Returns where they lie.
@@ -211,13 +218,13 @@ impl AttentionDecode {
         partial: Slice,
         arrivals: Slice,
     ) -> Result<PartialResults, CudaError> {
-        let partial = PartialResults::of(partial, self.n_own_queries(), self.shape.head_dim);
+        let partial = PartialResults::of(partial, self.n_own_queries(), self.blocks.shape.head_dim);
         self.launch(stream, inputs, list, partial, arrivals)?;
         Ok(partial)
     }
 
     fn n_partial_queries(&self) -> usize {
-        Blocks::whole(&self.shape).n_partial_queries(self.cutting())
+        self.blocks.n_partial_queries(self.cutting())
     }
 
     /// Writes the outputs of the tokens in the list, and no others. The same list gives the same bits.
@@ -234,7 +241,8 @@ impl AttentionDecode {
         list: DeviceShares,
         workspace: Workspace,
     ) -> Result<(), CudaError> {
-        let partial = PartialResults::of(workspace.partial, self.n_partial_queries(), self.shape.head_dim);
+        let partial =
+            PartialResults::of(workspace.partial, self.n_partial_queries(), self.blocks.shape.head_dim);
         self.launch(stream, inputs, list, partial, workspace.arrivals)
     }
 
@@ -249,7 +257,7 @@ impl AttentionDecode {
         if list.workers.n_max == 0 {
             return Ok(());
         }
-        let shape = &self.shape;
+        let shape = &self.blocks.shape;
         expect_i32("arrivals", arrivals, self.arrivals_bytes() / 4);
         let params = AttentionDecodeParams {
             out: inputs.out.into(),
@@ -266,7 +274,7 @@ impl AttentionDecode {
             window: inputs.window(),
             scale_log2: shape.scale_log2(),
         };
-        let launch = Blocks::whole(shape).launch(list);
+        let launch = self.blocks.launch(list);
         // SAFETY: lengths were checked; the caller keeps tokens, page tables and page ids of the shares inside what
         // they index, and partial results below the most that the cutting leads to.
         unsafe { launch.run(stream, &self.kernel, &params) }

@@ -12,7 +12,9 @@ fn compiles() {
     for (dtype, head_dim) in
         [(Dtype::Bf16, 128), (Dtype::F16, 64), (Dtype::F32, 64), (Dtype::F32, 256), (Dtype::Bf16, 256)]
     {
-        assert_compiles(AttentionDecode::source(&shape(dtype, 8, 2, head_dim)));
+        let shape = shape(dtype, 8, 2, head_dim);
+        let blocks = [Some(Blocks::whole(&shape)), Blocks::many(&shape)];
+        blocks.into_iter().flatten().for_each(|blocks| assert_compiles(AttentionDecode::source(blocks)));
     }
 }
 
@@ -21,8 +23,10 @@ fn blocks_fit_the_smallest_devices() {
     for dtype in DTYPES {
         for head_dim in (8..=256).step_by(8) {
             // What a block may ask for on sm_86 and sm_89.
-            let n_bytes = Blocks::whole(&shape(dtype, 8, 2, head_dim)).shared_bytes;
-            assert!(n_bytes <= 99 << 10, "{dtype:?}, {head_dim}");
+            let shape = shape(dtype, 8, 2, head_dim);
+            for blocks in [Some(Blocks::whole(&shape)), Blocks::many(&shape)].into_iter().flatten() {
+                assert!(blocks.shared_bytes <= 99 << 10, "{dtype:?}, {head_dim}");
+            }
         }
     }
 }
@@ -30,7 +34,7 @@ fn blocks_fit_the_smallest_devices() {
 /// Everything through the kernel for single queries, with so many workers.
 fn singles(attention: &Attention, n_workers: usize) -> Cuttings {
     let single = Cutting { n_workers, ..attention.cuttings().single };
-    Cuttings { single, tiles: None, n_single_tokens_max: usize::MAX, ..attention.cuttings() }
+    Cuttings { single, tiles: None, n_single_tokens_max: usize::MAX, many: None, ..attention.cuttings() }
 }
 
 fn check(
@@ -63,6 +67,29 @@ fn agrees_with_the_reference() {
         for (n_heads, n_kv_heads, head_dim) in HEADS {
             let shape = shape(dtype, n_heads, n_kv_heads, head_dim);
             check(&mut modules, shape, &MIXED, None, &[1, 2, 7, 128]);
+        }
+    }
+}
+
+/// Contexts by the hundred, one of them long, and so few workers that most are cut.
+#[test]
+fn many_contexts_agree() {
+    let Some(mut modules) = gpu().map(Modules::new) else { return };
+    for (dtype, head_dim) in [(Dtype::Bf16, 64), (Dtype::F16, 128)] {
+        let shape = shape(dtype, 8, 2, head_dim);
+        let attention = modules.get(shape);
+        let many = attention.cuttings().many.expect("a form of its own");
+        for (n_workers, n_rows) in [(many.n_workers, 2 * many.n_workers), (7, 40)] {
+            let rows: Vec<_> =
+                (0..n_rows).map(|idx| (1, if idx == 5 { 3000 } else { idx * 7 % 200 })).collect();
+            for window in [None, Some(50)] {
+                let case = Case::new(shape, &rows, window);
+                let cuttings = Cuttings { many: Some(Cutting { n_workers, ..many }), ..attention.cuttings() };
+                let device = case.upload(&modules.test, &attention, &cuttings);
+                assert_eq!(device.forms(), [Form::Many]);
+                device.run(&modules.test, &attention);
+                case.assert_outputs(&modules.test, &device);
+            }
         }
     }
 }

@@ -53,6 +53,9 @@ impl AttentionPlan {
                 }
                 rest = behind;
             }
+            if cuttings.are_many(self.tiles[Form::Single as usize].len()) {
+                self.tiles.swap(Form::Single as usize, Form::Many as usize);
+            }
             for form in Form::ALL {
                 match &self.tiles[form as usize][..] {
                     [] => lists[form as usize].clear(),
@@ -104,6 +107,7 @@ impl PlanSize {
     pub fn most(n_tokens: usize, cuttings: &Cuttings) -> Self {
         Self(Form::ALL.map(|form| match (form, cuttings.tiles) {
             (Form::Few | Form::Prompt | Form::Shared | Form::Own, None) => ListSize::NONE,
+            (Form::Many, _) if cuttings.many.is_none() => ListSize::NONE,
             (Form::Shared, Some(_)) => cascade::shared_most(n_tokens, cuttings),
             (Form::Own, Some(_)) => cascade::own_most(n_tokens),
             // A tile has a token at least.
@@ -167,6 +171,7 @@ mod tests {
             tiles: Some([cutting(16), cutting(32)]),
             n_single_tokens_max: 2,
             holed: cutting(2),
+            many: None,
         };
         let mut plan = AttentionPlan::new(&[None, Some(64), None, Some(64)]);
         let rows = [row(0, 1, 999), row(1, 2, 500), row(3, 9, 40), row(12, 100, 0), row(112, 0, 5)];
@@ -196,7 +201,7 @@ mod tests {
             assert!(exact.n_shares <= bucketed.n_shares && exact.n_cuts <= bucketed.n_cuts, "{form}");
         }
         plan.plan(&rows[..1], &cuttings);
-        assert_eq!(plan.size().0[1..], [ListSize::NONE; 5], "nothing is left of the step before");
+        assert_eq!(plan.size().0[1..], [ListSize::NONE; 6], "nothing is left of the step before");
         // Whatever its length, a row among holes has a form of its own.
         let holed = [
             row(0, 1, 99),
@@ -215,13 +220,38 @@ mod tests {
 
     #[test]
     fn without_tiles_every_token_is_single() {
-        let cuttings =
-            Cuttings { single: cutting(1), tiles: None, n_single_tokens_max: 1, holed: cutting(1) };
+        let cuttings = Cuttings {
+            single: cutting(1),
+            tiles: None,
+            n_single_tokens_max: 1,
+            holed: cutting(1),
+            many: None,
+        };
         let mut plan = AttentionPlan::new(&[None]);
         plan.plan(&[row(0, 40, 0)], &cuttings);
         let shares = &plan.list(0, Form::Single).shares;
         assert_eq!(shares.iter().map(|share| u32::from(share.n_tokens)).max(), Some(1));
-        assert_eq!(plan.size().0[1..], [ListSize::NONE; 5]);
-        assert_eq!(PlanSize::most(40, &cuttings).0[1..5], [ListSize::NONE; 4]);
+        assert_eq!(plan.size().0[1..], [ListSize::NONE; 6]);
+        let most = PlanSize::most(40, &cuttings).0;
+        assert_eq!((&most[1..5], most[Form::Many as usize]), (&[ListSize::NONE; 4][..], ListSize::NONE));
+    }
+
+    #[test]
+    fn many_rows_are_a_form_of_their_own() {
+        let many = Some(Cutting { n_workers: 66, quantum_pages: 4, ..cutting(2) });
+        let cuttings =
+            Cuttings { single: cutting(2), tiles: None, n_single_tokens_max: 2, holed: cutting(2), many };
+        let mut plan = AttentionPlan::new(&[None]);
+        for (n_rows, form, other) in
+            [(99, Form::Single, Form::Many), (100, Form::Many, Form::Single), (99, Form::Single, Form::Many)]
+        {
+            let rows: Vec<_> = (0..n_rows).map(|idx| row(idx, 1, 100 + idx)).collect();
+            plan.plan(&rows, &cuttings);
+            assert_eq!(tokens_of(&plan, 0, form), (0..n_rows as u32).collect::<Vec<_>>());
+            assert_eq!(plan.size().0[other as usize], ListSize::NONE);
+            let (exact, most) =
+                (plan.size().0[form as usize], PlanSize::most(n_rows, &cuttings).0[form as usize]);
+            assert!(exact.n_shares <= most.n_shares && exact.n_workers <= most.n_workers);
+        }
     }
 }

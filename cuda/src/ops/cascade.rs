@@ -111,7 +111,7 @@ mod tests {
     fn cuttings(n_workers: usize) -> Cuttings {
         let cutting = |tile_tokens| Cutting { tile_tokens, n_workers, quantum_pages: 8 };
         let tiles = Some([cutting(16), cutting(32)]);
-        Cuttings { single: cutting(2), holed: cutting(2), tiles, n_single_tokens_max: 2 }
+        Cuttings { single: cutting(2), holed: cutting(2), tiles, n_single_tokens_max: 2, many: None }
     }
 
     /// Hypotheses after a prompt, then streams, then hypotheses of another search.

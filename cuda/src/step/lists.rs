@@ -168,6 +168,11 @@ impl StepLists {
         !group.has_host_work
     }
 
+    /// Whether a row has several tokens.
+    pub(crate) fn has_longer_rows(&self) -> bool {
+        self.rows.iter().any(|row| row.n_tokens > 1)
+    }
+
     /// Where the rows of logits come from.
     pub(crate) fn logits_of(&self) -> LogitsOf {
         let is_same = |(idx, &token_idx): (usize, &i32)| idx == token_idx as usize;

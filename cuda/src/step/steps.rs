@@ -476,7 +476,9 @@ impl Steps {
 
     /// What a captured step of about that size takes: so few sizes that each is captured once.
     fn bucketed(&self, llama: &Llama, exact: Dims) -> Dims {
-        let n_logits_rows = bucket(exact.n_logits_rows).min(self.limits.n_logits_rows);
+        // Verifications: each row of logits is computed, and there are several for a row of the step.
+        let bucket_of_rows = if self.lists.has_longer_rows() { token_bucket } else { bucket };
+        let n_logits_rows = bucket_of_rows(exact.n_logits_rows).min(self.limits.n_logits_rows);
         let n_tokens = match self.lists.logits_of() {
             _ if exact.n_tokens == 0 => 0,
             LogitsOf::EachToken => n_logits_rows,

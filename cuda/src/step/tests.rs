@@ -60,6 +60,7 @@ const CUTTINGS: Cuttings = Cuttings {
     tiles: Some([cutting(16), cutting(64)]),
     n_single_tokens_max: 1,
     holed: cutting(1),
+    many: None,
 };
 
 /// A page table of consecutive pages.
@@ -139,7 +140,7 @@ fn lists_lie_behind_each_other() {
     let dims = Dims {
         n_tokens: 5,
         n_windows: 2,
-        lists: PlanSize([size(1), size(2), ListSize::NONE, size(1), ListSize::NONE, size(1)]),
+        lists: PlanSize([size(1), size(2), ListSize::NONE, size(1), ListSize::NONE, size(1), size(1)]),
         n_logits_rows: 3,
         n_outputs: 4,
         n_programs: 3,
@@ -148,7 +149,7 @@ fn lists_lie_behind_each_other() {
     let layout = Layout::of(dims);
     let mut ends = vec![(layout.tokens, 5), (layout.positions, 5), (layout.kv_cells, 5), (layout.holes, 5)];
     for window_idx in 0..2 {
-        let of_forms = [1, 2, 0, 1, 0, 1];
+        let of_forms = [1, 2, 0, 1, 0, 1, 1];
         for (form, n) in Form::ALL.into_iter().zip(of_forms) {
             let [shares, cuts] = layout.list(window_idx, form);
             ends.extend([(shares, 3 * n * SHARE_WORDS), (cuts, n * CUT_WORDS)]);
@@ -170,7 +171,7 @@ fn lists_lie_behind_each_other() {
         .chain([Count::Tokens, Count::Copies, Count::LogitsRows { group_idx: 0 }])
         .map(|count| layout.word(count))
         .collect();
-    assert_eq!(counts.len(), 27, "a word for each count");
+    assert_eq!(counts.len(), 31, "a word for each count");
 }
 
 #[test]
@@ -194,7 +195,7 @@ fn a_mixed_step_is_written_where_the_kernels_look() {
     assert!(!lists.can_be_captured());
     let dims = lists.dims();
     assert_eq!((dims.n_tokens, dims.n_windows), (21, 1));
-    assert_eq!(dims.lists.0.map(|list| list.n_workers), [1, 0, 1, 0, 0, 0]);
+    assert_eq!(dims.lists.0.map(|list| list.n_workers), [1, 0, 1, 0, 0, 0, 0]);
     assert_eq!((dims.n_logits_rows, dims.n_outputs, dims.n_groups), (2, 3, 1));
     let layout = Layout::of(dims);
     let mut memory = vec![u32::MAX; n_words_max(dims)];
