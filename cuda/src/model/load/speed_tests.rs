@@ -16,7 +16,7 @@ const TENSOR_BYTES: usize = 128 << 20;
 const N_BYTES: usize = N_TENSORS * TENSOR_BYTES;
 
 /// Settings are measured by turns: neighbours on the machine's memory come and go.
-const N_ROUNDS: usize = 5;
+const N_ROUNDS: usize = 3;
 
 /// No tensor is made of it.
 const POISON: u8 = 0xa5;
@@ -124,15 +124,8 @@ fn the_rate_of_loading() {
         n_buffers,
         buffer_bytes: buffer_kib << 10,
     };
-    let settings = [
-        MOST,
-        sizes(12, 3, 1024),
-        sizes(12, 2, 2048),
-        sizes(8, 2, 2048),
-        sizes(8, 2, 4096),
-        sizes(14, 2, 1024),
-        BESIDE_STEPS,
-    ];
+    let settings = [MOST, sizes(12, 3, 1024), sizes(8, 2, 2048), sizes(8, 2, 4096), sizes(14, 2, 1024)];
+    let (mut found, mut wanted) = (vec![0u64; TENSOR_BYTES / 8], vec![0u64; TENSOR_BYTES / 8]);
     let mut rates = settings.map(|_| [const { Vec::new() }; 3]);
     for _ in 0..N_ROUNDS {
         for (&sizes, [read, copied, loaded]) in settings.iter().zip(&mut rates) {
@@ -142,8 +135,7 @@ fn the_rate_of_loading() {
                 load_with(&test.gpu, &checkpoint, Dtype::Bf16, &parts, sizes, &|| false, &silent)
                     .expect("it loads");
             }));
-            let (mut found, mut wanted) = (vec![0u64; TENSOR_BYTES / 8], vec![0u64; TENSOR_BYTES / 8]);
-            for part in [&parts[0], &parts[N_TENSORS / 2], &parts[N_TENSORS - 1]] {
+            for part in [&parts[0], &parts[N_TENSORS - 1]] {
                 part.destination.download(&test.stream, &mut found).expect("it comes back");
                 checkpoint.read_bytes(&part.tensor, bytes_mut(&mut wanted)).expect("it can be read");
                 assert!(found == wanted, "{}", part.tensor);
