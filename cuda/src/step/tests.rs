@@ -85,6 +85,7 @@ pub(super) fn row<'a>(
         outputs: outputs.into_iter().map(|(position, kind)| OutputRequest { position, kind }).collect(),
         input: Input::Known,
         evicted: None,
+        steered: None,
     }
 }
 
