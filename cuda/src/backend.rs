@@ -77,7 +77,7 @@ impl CudaBackend {
             None => false,
         };
         let has_drawn = rows.iter().any(StepRow::has_drawn);
-        self.steps.begin(&rows);
+        self.steps.begin(&rows, self.llama.config.n_layers);
         if has_drawn && (is_on_host || self.steps.may_draw_on_host(&rows, batch.copies)) {
             // The host can draw only after tokens that it knows.
             self.wait_for_all();
@@ -294,5 +294,7 @@ mod resize_tests;
 mod search_tests;
 #[cfg(test)]
 mod slot_tests;
+#[cfg(test)]
+mod steer_tests;
 #[cfg(test)]
 mod tests;

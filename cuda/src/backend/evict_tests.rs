@@ -274,6 +274,7 @@ impl World {
                     true => Evicted { packs: &[], ..evicted },
                     false => evicted,
                 }),
+                steered: None,
             }
         };
         let about = format!("{asked:?}");
@@ -378,6 +379,7 @@ fn submitting_ahead_among_holes_changes_nothing() {
                         .collect(),
                     input: if is_known { Input::Known } else { Input::Drawn(SlotId(idx as u32)) },
                     evicted: talk.evicted(start),
+                    steered: None,
                 }
             });
             backend.submit(&Batch { copies: &[], rows: rows.collect() }).expect("a step");
@@ -408,6 +410,7 @@ fn submitting_ahead_among_holes_changes_nothing() {
                 outputs: smallvec![],
                 input: Input::Known,
                 evicted: None,
+                steered: None,
             };
             backend.forward(&Batch { copies: &[], rows: vec![row] }).expect("a prompt");
         }

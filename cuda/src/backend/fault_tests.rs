@@ -79,6 +79,7 @@ impl Talk {
             outputs,
             input: Input::Known,
             evicted: None,
+            steered: None,
         }
     }
 }

@@ -63,6 +63,7 @@ impl Talks {
                     .collect(),
                 input: Input::Known,
                 evicted: None,
+                steered: None,
             }
         });
         let batch = Batch { copies: &[], rows: rows.collect() };

@@ -112,6 +112,7 @@ fn row<'a>(
         outputs: kind.into_iter().map(|kind| OutputRequest { position, kind }).collect(),
         input: Input::Known,
         evicted: None,
+        steered: None,
     }
 }
 

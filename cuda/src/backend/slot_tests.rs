@@ -146,6 +146,7 @@ impl World {
                     .collect(),
                 input: Input::Known,
                 evicted: None,
+                steered: None,
             }
         };
         let about = format!("{asked:?}");

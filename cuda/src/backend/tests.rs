@@ -167,6 +167,7 @@ pub(super) fn row<'a>(
         outputs: outputs.into_iter().map(|(position, kind)| OutputRequest { position, kind }).collect(),
         input: Input::Known,
         evicted: None,
+        steered: None,
     }
 }
 
@@ -183,8 +184,7 @@ fn full(output: &Output) -> &[f32] {
 
 /// Log-probabilities of every position of a prompt, cut into chunks.
 fn all_positions(backend: &mut impl Backend, tokens: &[Token], chunks: &[usize]) -> Vec<Vec<f32>> {
-    let mut rows = Vec::new();
-    let mut start = 0;
+    let (mut rows, mut start) = (Vec::new(), 0);
     for &n in chunks.iter().cycle() {
         let end = (start + n).min(tokens.len());
         let asked = (start..end).map(|position| (position, OutputKind::Full)).collect();

@@ -16,8 +16,9 @@ use crate::ops::masses::Masses;
 use crate::ops::norm::Norm;
 use crate::ops::pages::CopyPages;
 use crate::ops::rope::Rope;
+use crate::ops::steer::Steer;
 use crate::ops::swiglu::SwiGlu;
-use crate::ops::{bias, edits, embedding, gather, gemv, logits, norm, pages, rope, swiglu};
+use crate::ops::{bias, edits, embedding, gather, gemv, logits, norm, pages, rope, steer, swiglu};
 use crate::{Card, CudaError, Module, Source};
 
 /// The kernels, loaded.
@@ -35,6 +36,7 @@ pub(crate) struct Kernels {
     pub(crate) gemv: Gemv,
     pub(crate) attention: Attention,
     pub(crate) masses: Masses,
+    pub(crate) steer: Steer,
     pub(crate) logits: LogitsKernels,
 }
 
@@ -89,6 +91,7 @@ impl Kernels {
             let gemv = compile(gemv::source(dtype, gpu.compute_capability()));
             let attention: Vec<_> = Attention::sources(&attention_shape).into_iter().map(compile).collect();
             let masses = compile(Masses::source(&attention_shape));
+            let steer = compile(steer::source());
             let logits = logits::sources().map(compile);
             let load = |cubin: Compiling<'_>| {
                 let cubin = cubin.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
@@ -107,6 +110,7 @@ impl Kernels {
                 gemv: Gemv::new(gpu, &load(gemv)?, dtype)?,
                 attention: Attention::new(&attention, attention_shape)?,
                 masses: Masses::new(&load(masses)?, attention_shape)?,
+                steer: Steer::new(&load(steer)?)?,
                 logits: LogitsKernels::new(logits.map(load))?,
             })
         })
@@ -135,6 +139,7 @@ fn other_sources(config: &ModelConfig, dtype: Dtype, capability: (i32, i32)) -> 
         edits::source(),
         gemv::source(dtype, capability),
         Masses::source(&attention_shape(config, dtype)),
+        steer::source(),
     ];
     sources.extend(has_bias(config).then(|| bias::source(dtype)));
     sources.extend(logits::sources());

@@ -15,6 +15,7 @@ use crate::ops::embedding::{TokenIds, TokenPlaces};
 use crate::ops::gather::Kept;
 use crate::ops::gemv::{self, GemvOutput};
 use crate::ops::masses::MassQuery;
+use crate::ops::steer::SteeringPlaces;
 use crate::{Buffer, CudaError, Gpu, Slice, Stream};
 
 /// Matrices smaller than this are not worth the time to find their fastest product.
@@ -56,6 +57,8 @@ pub(crate) struct LayerInputs {
     pub(crate) kv: Slice,
     /// Tokens whose attention is asked for, in a step that is not captured.
     pub(crate) masses: StepMasses,
+    /// What is added to tokens between layers, if anything is.
+    pub(crate) steering: Option<SteeringPlaces>,
 }
 
 /// Tokens whose attention is asked for.
@@ -158,7 +161,7 @@ impl Llama {
     }
 
     /// Computes the tokens and stores their keys and values; the residual stream holds the result. Before each layer,
-    /// `between` is told how many are behind it: the residual stream holds what they made.
+    /// `between` is told how many are behind it: the residual stream holds what they made, and what was added to it.
     ///
     /// # Errors
     /// The driver refused a launch.
@@ -177,6 +180,7 @@ impl Llama {
         let places = TokenPlaces { cells: step.kv_cells, page_tokens: step.page_tokens };
         self.kernels.embedding.run(stream, step.tokens, hidden_size, step.ids, places, table, a.residual)?;
         for (layer_idx, weights) in self.weights.layers.iter().enumerate() {
+            self.steer(stream, step, a, layer_idx)?;
             between(layer_idx)?;
             let layer = Layer { stream, step, activations: a, weights, layer_idx };
             match step.tokens.n_max {
@@ -184,7 +188,19 @@ impl Llama {
                 _ => self.prompt_layer(layer)?,
             }
         }
-        Ok(())
+        self.steer(stream, step, a, self.weights.layers.len())
+    }
+
+    /// Adds to the residual stream of steered tokens, behind so many layers. A step without them launches nothing.
+    fn steer(
+        &self,
+        stream: &Stream,
+        step: &LayerInputs,
+        a: &Activations,
+        n_layers: usize,
+    ) -> Result<(), CudaError> {
+        let Some(steering) = step.steering else { return Ok(()) };
+        self.kernels.steer.run(stream, step.tokens, self.config.hidden_size, n_layers, steering, a.residual)
     }
 
     /// Logits of the asked rows.

@@ -38,6 +38,7 @@ pub mod program_plan;
 pub mod rope;
 pub mod sample;
 pub mod shares;
+pub mod steer;
 pub mod stream;
 pub mod swiglu;
 pub mod topn;

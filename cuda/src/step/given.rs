@@ -1,7 +1,7 @@
-//! What programs are given and do not change from token to token: plans, masks, biases. It stays on the device while there is
-//! room.
+//! What rows are given and does not change from token to token: plans, masks and biases of programs, and what is added to
+//! tokens. It stays on the device while there is room.
 //!
-//! - Comes in: what the rows of a step draw with.
+//! - Comes in: what the rows of a step draw with, and are steered by.
 //! - Goes out: where it lies in the memory of steps, and the words that have to be brought there before the step.
 //! - Must not happen: words brought that are there; a place given away that the same step reads.
 //!
@@ -12,6 +12,7 @@ use std::ops::Range;
 use std::sync::{Arc, Weak};
 
 use smallvec::SmallVec;
+use trellis_engine::Steering;
 use trellis_engine::batch::Within;
 use trellis_engine::sampling::program::{ProgramId, PutOn};
 use trellis_engine::sampling::{Bias, TokenMask};
@@ -21,6 +22,7 @@ use super::words::to_words;
 use crate::ops::logits::{BiasPair, NOWHERE};
 use crate::ops::program::ProgramBias;
 use crate::ops::program_plan::EncodedProgram;
+use crate::ops::steer;
 
 /// Words that places are multiples of: the widest access.
 const ALIGNMENT: usize = 4;
@@ -38,7 +40,7 @@ pub(crate) fn n_brought_words(vocab_size: usize) -> usize {
     N_ROWS_BROUGHT * vocab_size.next_multiple_of(ALIGNMENT) + N_WORDS_BESIDES
 }
 
-/// Bytes of masks and biases that one step brings at most; the rest of what it may bring is plans.
+/// Bytes of masks, biases and vectors that one step brings at most; the rest of what it may bring is plans and tables.
 pub(crate) fn given_bytes(vocab_size: usize) -> usize {
     N_ROWS_BROUGHT * vocab_size * 4
 }
@@ -89,6 +91,7 @@ enum Thing {
     /// Its address: see [`Kept::_owner`].
     Mask(usize),
     Bias(usize),
+    Steering([u8; 32]),
 }
 
 #[derive(Debug)]
@@ -105,7 +108,7 @@ struct Kept {
 #[derive(Debug)]
 #[expect(dead_code, reason = "what is held keeps an address from being used again")]
 enum Owner {
-    /// A plan is told by its program's contents.
+    /// A plan is told by its program's contents, a steering by its own.
     None,
     Mask(Weak<TokenMask>),
     Bias(Weak<Bias>),
@@ -226,6 +229,39 @@ impl Given {
             masks: put_on.masks.iter().map(|it| mask(self, it)).collect::<Option<_>>()?,
             biases: put_on.biases.iter().map(|it| bias(self, it)).collect::<Option<_>>()?,
         })
+    }
+
+    /// Gives steerings a place and has them brought if they are not there, for a model of so many layers. What a step is given
+    /// before all else has room: where what is left of other steps lies in the way, all of that goes.
+    ///
+    /// # Panics
+    /// They are more than [`given_bytes`].
+    pub(super) fn place_steerings<'a>(
+        &mut self,
+        steerings: impl Iterator<Item = &'a Steering> + Clone,
+        n_layers: usize,
+    ) {
+        let place_all = |this: &mut Self| {
+            steerings.clone().all(|steering| this.place_steering(steering, n_layers).is_some())
+        };
+        if place_all(self) {
+            return;
+        }
+        self.forget();
+        self.begin_step();
+        assert!(place_all(self), "the engine gives a step no more than it brings");
+    }
+
+    fn place_steering(&mut self, steering: &Steering, n_layers: usize) -> Option<(usize, usize)> {
+        self.put(Thing::Steering(*steering.fingerprint()), |this| {
+            steer::write(steering, n_layers, &mut this.brought.words);
+            Some((0, Owner::None))
+        })
+    }
+
+    /// Where a steering lies that the step was given, in words.
+    pub(super) fn steering(&self, steering: &Steering) -> Option<u32> {
+        self.places.get(&Thing::Steering(*steering.fingerprint())).map(|&start| start as u32)
     }
 
     /// Where a thing begins, which `write` appends to what is brought if it is not there.
@@ -390,6 +426,37 @@ mod tests {
         }
         assert!(n_placed > 5000, "{n_placed}");
         assert!(n_full < 700, "{n_full} of {n_placed}");
+    }
+
+    /// A step is full of small things; what it is steered by finds room all the same.
+    #[test]
+    fn what_tokens_are_steered_by_goes_before_what_lies_in_the_way() {
+        const N_LAYERS: usize = 3;
+        let steering = |n: usize, value: f32| {
+            Steering::new(vec![(1, vec![value; n])], N_LAYERS, n).expect("it fits").expect("it is some")
+        };
+        let mut given = given(3 * VOCAB_SIZE);
+        let small: Vec<Steering> = (0..20).map(|i| steering(50, 1.0 + i as f32)).collect();
+        given.begin_step();
+        given.place_steerings(small.iter(), N_LAYERS);
+        let known: Vec<Option<u32>> = small.iter().map(|steering| given.steering(steering)).collect();
+        assert!(known.iter().all(Option::is_some));
+        // Beside every second of them there is no place for it.
+        let large = steering(2 * VOCAB_SIZE, 0.5);
+        given.begin_step();
+        let all = || small.iter().step_by(2).chain([&large]);
+        given.place_steerings(all(), N_LAYERS);
+        let mut memory = vec![u32::MAX; 4 + 3 * VOCAB_SIZE];
+        given.brought().parts().for_each(|(to, words)| memory[to..to + words.len()].copy_from_slice(words));
+        for steering in all() {
+            let start = given.steering(steering).expect("it has a place") as usize;
+            let vector = steering.after(1).expect("it has a vector");
+            assert_eq!(memory[start..start + 4], [0, 4, 0, 0]);
+            assert_eq!(memory[start + 4..start + 4 + vector.len()], to_words(vector)[..]);
+        }
+        given.begin_step();
+        given.place_steerings(all(), N_LAYERS);
+        assert_eq!(given.brought().parts().count(), 0, "it is there");
     }
 
     #[test]

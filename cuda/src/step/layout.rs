@@ -38,6 +38,14 @@ pub(crate) struct Dims {
     /// Those of them that programs draw for.
     pub(crate) n_programs: usize,
     pub(crate) n_groups: usize,
+    pub(crate) steering: Steers,
+}
+
+/// Whether something is added to any token of a step between layers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Steers {
+    None,
+    Some,
 }
 
 impl Dims {
@@ -57,6 +65,8 @@ pub(crate) struct Layout {
     pub(crate) kv_cells: usize,
     /// Where the holes of its context are described; none where no context has holes.
     pub(crate) holes: usize,
+    /// Where what is added to each token lies; nothing where no token is steered.
+    pub(crate) steering: usize,
     lists: usize,
     /// For each row of logits, where its hidden state comes from.
     pub(crate) gather: usize,
@@ -97,6 +107,7 @@ impl Layout {
             positions: take(dims.n_tokens),
             kv_cells: take(dims.n_tokens),
             holes: take(if dims.has_holes() { dims.n_tokens } else { 0 }),
+            steering: take(if dims.steering == Steers::Some { dims.n_tokens } else { 0 }),
             lists: take(dims.n_windows * dims.lists.0.into_iter().map(list_words).sum::<usize>()),
             gather: take(dims.n_logits_rows),
             keeps: take(dims.n_logits_rows),

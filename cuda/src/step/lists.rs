@@ -3,7 +3,7 @@
 use trellis_engine::batch::PageCopy;
 
 use super::given::Given;
-use super::layout::{Count, Dims, Layout, N_SLOTS};
+use super::layout::{Count, Dims, Layout, N_SLOTS, Steers};
 use super::outputs::{Outputs, Room, TablePlace};
 use super::row::StepRow;
 use super::slots::{EditList, Slots, TablesFull};
@@ -14,6 +14,7 @@ use crate::ops::attention_holes::Holes;
 use crate::ops::attention_plan::AttentionPlan;
 use crate::ops::pages::{CellMove, cell_of, moves};
 use crate::ops::shares::RowSpan;
+use crate::ops::steer::NOWHERE;
 
 /// The lists of one step; kept from step to step for their memory.
 #[derive(Debug)]
@@ -25,6 +26,8 @@ pub(crate) struct StepLists {
     /// looks.
     hole_places: Vec<u32>,
     holes: Holes,
+    /// For each token up to the last steered one where what is added to it lies.
+    steering: Vec<u32>,
     /// Cells that are copied together before all else.
     moves: Vec<CellMove>,
     /// Where the page table of each row begins.
@@ -46,6 +49,7 @@ impl StepLists {
             kv_cells: Vec::new(),
             hole_places: Vec::new(),
             holes: Holes::default(),
+            steering: Vec::new(),
             moves: Vec::new(),
             tables: Vec::new(),
             edits: EditList::default(),
@@ -77,6 +81,7 @@ impl StepLists {
         self.kv_cells.clear();
         self.hole_places.clear();
         self.holes.clear();
+        self.steering.clear();
         self.moves.clear();
         self.moves.extend(rows.iter().flat_map(StepRow::packs).flat_map(moves));
         self.rows.clear();
@@ -96,6 +101,12 @@ impl StepLists {
             self.kv_cells.extend((first_cell..first_cell + n_tokens).map(cell));
             let holes = row.evicted.map_or(0, |evicted| self.holes.push(evicted) as u32);
             self.hole_places.resize(self.tokens.len(), holes);
+            if let Some(steered) = &row.steered {
+                let n_before = steered.from.saturating_sub(start);
+                self.steering.resize(token + n_before, NOWHERE);
+                let place = given.steering(steered.steering).expect("it was given a place before");
+                self.steering.resize(self.tokens.len(), place);
+            }
             let has_holes = row.evicted.is_some();
             let n_pages_alike = row.n_pages_alike;
             self.rows.push(RowSpan {
@@ -150,6 +161,7 @@ impl StepLists {
             n_outputs: self.outputs.rows.len(),
             n_programs: self.outputs.programs.rows.len(),
             n_groups: self.outputs.groups.len(),
+            steering: if self.steering.is_empty() { Steers::None } else { Steers::Some },
         }
     }
 
@@ -198,6 +210,10 @@ impl StepLists {
         put(layout.tokens, to_words(&self.tokens));
         put(layout.positions, to_words(&self.positions));
         put(layout.kv_cells, &self.kv_cells);
+        if layout.dims.steering == Steers::Some {
+            self.steering.resize(self.tokens.len(), NOWHERE);
+            put(layout.steering, &self.steering);
+        }
         put(layout.gather, to_words(&self.outputs.gather));
         put(layout.keeps, to_words(&self.outputs.keeps));
         let mut end = layout.tail;

@@ -24,7 +24,7 @@ mod words;
 
 pub(crate) use given::given_bytes;
 pub(crate) use histories::N_COPIED_PAGES;
-pub(crate) use layout::{Count, Dims, Layout, N_SLOTS};
+pub(crate) use layout::{Count, Dims, Layout, N_SLOTS, Steers};
 pub(crate) use lists::StepLists;
 pub(crate) use outputs::{Group, MASK_BYTES_MAX, N_SCORES_MAX, N_TOP_ENTRIES_MAX, Room};
 pub(crate) use returned::{Place, Returned, ReturnedStarts};

@@ -1,5 +1,6 @@
 //! Rows of a step. The last token of a row may be one that only the device knows.
 
+use trellis_engine::Steered;
 use trellis_engine::backend::PAGE_LEN;
 use trellis_engine::batch::{Evicted, Input, OutputRequest, Pack, PageId, Row, SlotId, Token, Tokens};
 
@@ -21,6 +22,8 @@ pub(crate) struct StepRow<'a> {
     pub(crate) requests: &'a [OutputRequest<'a>],
     /// Where its tokens lie, in a context from which some were evicted.
     pub(crate) evicted: Option<&'a Evicted<'a>>,
+    /// What is added to its tokens.
+    pub(crate) steered: Option<Steered<'a>>,
 }
 
 impl<'a> StepRow<'a> {
@@ -39,6 +42,7 @@ impl<'a> StepRow<'a> {
             n_pages_alike: row.n_pages_alike,
             requests: &row.outputs,
             evicted: row.evicted.as_ref(),
+            steered: row.steered.filter(|steered| steered.from < row.end()),
         }
     }
 

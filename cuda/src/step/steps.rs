@@ -325,9 +325,12 @@ impl Steps {
         host.done.record(stream)
     }
 
-    /// Begins a step: gives what its programs are given a place on the device, as far as there is room.
-    pub(crate) fn begin(&mut self, rows: &[StepRow<'_>]) {
+    /// Begins a step: gives what is added to its tokens a place on the device, then what its programs are given, as far as
+    /// there is room.
+    pub(crate) fn begin(&mut self, rows: &[StepRow<'_>], n_layers: usize) {
         self.given.begin_step();
+        let steered = rows.iter().filter(|row| !row.is_of_head()).filter_map(|row| row.steered);
+        self.given.place_steerings(steered.map(|steered| steered.steering), n_layers);
         (self.all_given, self.has_program_kernel) = (true, false);
         let card = self.card.clone();
         for request in rows.iter().flat_map(|row| row.requests) {

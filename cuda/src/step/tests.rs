@@ -1,6 +1,7 @@
 //! Steps written out, without a device.
 
 mod holed;
+mod steered;
 mod whole;
 
 use std::sync::{Arc, LazyLock};
@@ -85,6 +86,7 @@ pub(super) fn row<'a>(
         outputs: outputs.into_iter().map(|(position, kind)| OutputRequest { position, kind }).collect(),
         input: Input::Known,
         evicted: None,
+        steered: None,
     }
 }
 
@@ -145,9 +147,11 @@ fn lists_lie_behind_each_other() {
         n_outputs: 4,
         n_programs: 3,
         n_groups: 2,
+        steering: Steers::Some,
     };
     let layout = Layout::of(dims);
     let mut ends = vec![(layout.tokens, 5), (layout.positions, 5), (layout.kv_cells, 5), (layout.holes, 5)];
+    ends.push((layout.steering, 5));
     for window_idx in 0..2 {
         let of_forms = [1, 2, 0, 1, 0, 1, 1];
         for (form, n) in Form::ALL.into_iter().zip(of_forms) {

@@ -12,6 +12,7 @@ use smallvec::SmallVec;
 use crate::backend::PAGE_LEN;
 use crate::sampling::program::{DrawState, Left};
 use crate::sampling::{Sampler, TokenMask};
+use crate::steering::Steered;
 
 /// A token of the model's vocabulary.
 pub type Token = u32;
@@ -73,6 +74,8 @@ pub struct Row<'a> {
     /// For a context from which tokens were evicted. `tokens`, `start` and the positions of outputs then count those that
     /// are there, and tokens lie and are rotated as this says.
     pub evicted: Option<Evicted<'a>>,
+    /// What is added to its tokens between layers, where any token of the context up to the row's end is steered.
+    pub steered: Option<Steered<'a>>,
 }
 
 /// Where the tokens of a context lie from which some were evicted.

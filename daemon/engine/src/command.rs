@@ -12,6 +12,7 @@ use crate::port::{shared, shared_list, shared_list_of, shared_option};
 use crate::run::Finish;
 use crate::sampling::beams::Search;
 use crate::sampling::{Sampler, TokenMask};
+use crate::steering::Steering;
 
 /// A model on a device, unique while the engine runs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -235,6 +236,14 @@ pub(crate) enum Operation {
         end: usize,
         positions: Positions,
     },
+    /// The tokens from this index on are steered, or none.
+    Steer {
+        id: ContextId,
+        edit: Edit,
+        #[serde(with = "shared_option")]
+        steering: Option<Arc<Steering>>,
+        from: usize,
+    },
     Fork {
         id: ContextId,
         edit: Edit,
@@ -348,6 +357,7 @@ impl Operation {
             | Self::Open { id, .. }
             | Self::Edit { id, .. }
             | Self::Evict { id, .. }
+            | Self::Steer { id, .. }
             | Self::Fork { id, .. }
             | Self::Ask { id, .. }
             | Self::Cancel { id, .. }

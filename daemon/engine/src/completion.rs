@@ -65,6 +65,8 @@ pub(crate) enum Done {
 pub(crate) struct Opened {
     pub(crate) tokens: Vec<Token>,
     pub(crate) evictions: Option<Evictions>,
+    /// Bytes of what is added to its tokens.
+    pub(crate) steering_bytes: u64,
 }
 
 /// What is to be given back after this turn, in the order in which it came about. Its memory is reused. All that the

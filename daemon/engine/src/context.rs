@@ -7,6 +7,7 @@ mod keeps;
 mod mixture;
 mod segments;
 mod states;
+mod steer;
 mod together;
 mod verified;
 
@@ -20,7 +21,7 @@ use self::keeps::{Foreseen, Keeping};
 use self::mixture::Mixed;
 use self::states::{Leaves, States};
 use self::verified::Verified;
-use crate::account::{Owner, Resource};
+use crate::account::{HostCharge, Owner, Resource};
 use crate::batch::{Drawn, Token, Tokens};
 use crate::command::{Answer, Ask, ContextId, Edit, Guess, MaskSource, Operation, Pooling, RunSettings};
 use crate::completion::{CallerId, Done, Tag};
@@ -47,6 +48,8 @@ pub struct Context {
     tokens: History,
     /// What was taken out of the tokens.
     evictions: Evictions,
+    /// The memory of what is added to the tokens.
+    steering: Option<Arc<HostCharge>>,
     states: States,
     /// What the program of the last draw reported.
     reports: Reports,
@@ -154,6 +157,7 @@ impl Context {
             None => return Err(model.ended()),
         };
         context.evictions = opened.evictions.unwrap_or_default();
+        context.steering = context.charge_steering(opened.steering_bytes)?;
         context.footprint.set_with(opened.tokens.len(), context.n_bytes_beside())?;
         context.tokens = opened.tokens.into();
         context.n_synced = context.tokens.len();
@@ -173,6 +177,7 @@ impl Context {
             caller,
             tokens,
             evictions: Evictions::default(),
+            steering: None,
             states,
             reports,
             footprint,
@@ -340,6 +345,7 @@ impl Context {
         let mut child = Self::charged(&self.model, self.caller.clone(), self.tokens.fork())?;
         child.footprint.set_with(child.tokens.len(), self.n_bytes_beside())?;
         child.evictions = self.evictions.clone();
+        child.steering = self.steering.clone();
         child.states = self.states.fork();
         child.reports.clone_from(&self.reports);
         child.keeping = self.keeping.as_ref().map(Keeping::fork).transpose()?;

@@ -7,6 +7,7 @@ use crate::backend::BackendError;
 use crate::batch::{OutputFault, Token};
 use crate::constraint::ConstraintError;
 use crate::sampling::SamplerError;
+use crate::steering::SteeringError;
 
 /// Why the engine did not do what it was asked.
 #[derive(Clone, Debug, Serialize, Deserialize, thiserror::Error)]
@@ -163,6 +164,9 @@ pub enum EngineError {
     /// A sampler setting out of range.
     #[error(transparent)]
     Sampler(#[from] SamplerError),
+    /// A context is not steered so.
+    #[error(transparent)]
+    Steering(#[from] SteeringError),
     /// The tokens of a context and its constraint do not go together.
     #[error(transparent)]
     Constraint(#[from] ConstraintError),

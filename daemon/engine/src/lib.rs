@@ -25,6 +25,7 @@ mod run;
 pub mod sampling;
 mod scheduler;
 mod stats;
+mod steering;
 
 pub use command::{
     Ahead, Answer, Ask, Guess, MaskSource, N_ATTENTION_TOKENS_MAX, N_ENTRIES_PER_TOKEN, Pooling, RunSettings,
@@ -39,3 +40,4 @@ pub use model_handle::{ModelHandle, ModelLease};
 pub use port::Port;
 pub use run::Finish;
 pub use stats::EngineStats;
+pub use steering::{Steered, Steering, SteeringError};

@@ -17,6 +17,7 @@ wasmtime::component::bindgen!({
         "trellis:host/contexts.[method]context.fork": async | trappable,
         "trellis:host/contexts.[method]context.truncate": async | trappable,
         "trellis:host/contexts.[method]context.evict": async | trappable,
+        "trellis:host/contexts.[method]context.steer": async | trappable,
         "trellis:host/contexts.[method]context.prefill": async | trappable,
         "trellis:host/contexts.[method]context.save": async | trappable,
         "trellis:host/constraints.[static]constraint.compile": async | trappable,

@@ -5,8 +5,8 @@ pub use crate::bindings::trellis::host::contexts::Positions;
 use crate::bindings::trellis::host::models::SpecialTokens;
 use crate::session::check_call;
 use crate::{
-    Beams, Candidate, Chat, ChatEnd, Distribution, Generate, Model, Pooling, Result, Sampler, StreamOptions,
-    Token,
+    Beams, Candidate, Chat, ChatEnd, Distribution, Generate, Model, Pooling, Result, Sampler, Steering,
+    StreamOptions, Token,
 };
 use crate::{decoding, streams};
 
@@ -136,6 +136,30 @@ impl Context {
     /// [`BudgetExceeded`](crate::Error::BudgetExceeded).
     pub fn evict(&self, start: u32, end: u32, positions: Positions) -> Result {
         Ok(self.raw.evict(start, end, positions)?)
+    }
+
+    /// Steers the tokens from position `start` on, those included that come later: what a [`Steering`] holds is added to what
+    /// layers make of them, in the place of what was added before. Tokens before `start` stay as they are; what was computed
+    /// otherwise from there on is computed anew. The next token is drawn from the last one: to steer an answer, `start` is
+    /// one less than the length of its prompt.
+    ///
+    /// ```no_run
+    /// # use trellis_guest::{Context, Pooling, Result, Steering, hidden_all};
+    /// # fn f(prompt: &Context, joy: &Context, grief: &Context) -> Result<()> {
+    /// let states = hidden_all([joy, grief], &[4], Pooling::MeanFrom(1))?;
+    /// let brighter = Steering::difference(&[4], &states[0], &states[1]).times(2.0);
+    /// prompt.steer(&brighter, prompt.length() - 1)?;
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// [`InvalidArgument`](crate::Error::InvalidArgument) for a layer that the model does not have, a vector of another length
+    /// than its hidden states, a number that is not finite, a `start` past the end, and a context out of which tokens were
+    /// evicted; [`BudgetExceeded`](crate::Error::BudgetExceeded) for host memory, for what one call takes, and for what a step
+    /// brings to the device.
+    pub fn steer(&self, steering: &Steering, start: u32) -> Result {
+        check_call(steering.n_bytes())?;
+        Ok(self.raw.steer(steering.raw(), start)?)
     }
 
     /// How many tokens there are.

@@ -73,6 +73,7 @@ pub mod programs;
 mod random;
 mod sampler;
 mod session;
+mod steering;
 mod streams;
 mod window;
 
@@ -98,6 +99,7 @@ pub use session::{
     Inbox, LogLevel, Meter, Usage, call_bytes, emit, emit_json, emit_tokens, log, messages, receive,
     receive_json, receive_within, seed, time_left, try_receive, usage,
 };
+pub use steering::Steering;
 pub use streams::{FinishReason, StreamOptions, TextStream, TokenStream};
 pub use window::SlidingWindow;
 

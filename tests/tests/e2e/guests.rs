@@ -74,6 +74,7 @@ examples! {
     "self-consistency" => self_consistency,
     "smc" => smc,
     "speculate" => speculate,
+    "steering" => steering,
     "streaming-llm" => streaming_llm,
     "watermark" => watermark,
 }
@@ -173,6 +174,7 @@ mod check {
     pub(crate) use crate::looks::cot_decoding;
     pub(crate) use crate::mixtures::guest::guidance;
     pub(crate) use crate::posteriors::{awrs, entropy_cut, power_sampling};
+    pub(crate) use crate::steering::steering;
 
     pub(crate) async fn chat(name: &str) {
         let answer = run(name, &["What is 37 + 48?"]).await.well();

@@ -35,6 +35,7 @@ mod shares;
 mod shown;
 mod soak;
 mod speculation;
+mod steering;
 mod streams;
 mod swaps;
 mod tidy;

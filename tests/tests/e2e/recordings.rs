@@ -39,6 +39,7 @@ const RUNS: &[(&str, &[&str], &str)] = &[
     ("self-consistency", &["What is 37 + 48?"], ""),
     ("smc", &["--particles", "6", "--max-tokens", "12", "Once upon a time"], ""),
     ("speculate", &["--max-tokens", "30", "Write the days of the week three times."], ""),
+    ("steering", &["--max-tokens", "20", "--json", "The"], ""),
     ("streaming-llm", &["--window", "24", "--piece", "4", "--max-tokens", "40", "Once upon a time"], ""),
     ("watermark", &["--max-tokens", "60", "Ownership is"], ""),
 ];

@@ -45,6 +45,7 @@ impl Contexts {
             outputs,
             input: Input::Known,
             evicted: None,
+            steered: None,
         }
     }
 

@@ -8,7 +8,8 @@ use crate::ops::embedding::TokenIds;
 use crate::ops::gather::Kept;
 use crate::ops::logits::{LogitsBuffers, RowOutput};
 use crate::ops::program::{ProgramBuffers, ProgramOutput};
-use crate::step::{Count, Group, Layout, N_SCORES_MAX, ReturnedStarts};
+use crate::ops::steer::SteeringPlaces;
+use crate::step::{Count, Group, Layout, N_SCORES_MAX, ReturnedStarts, Steers};
 use crate::{CudaError, Slice, Stream};
 
 impl Steps {
@@ -29,6 +30,8 @@ impl Steps {
             workspace: Workspace { arrivals: self.arrivals.slice(), partial: self.activations.partial },
             kv,
             masses: self.masses(layout),
+            steering: (layout.dims.steering == Steers::Some)
+                .then(|| SteeringPlaces { places: slice(layout.steering, n_tokens), memory }),
         }
     }
 

@@ -12,7 +12,7 @@ use crate::ops::logits::OutputRow;
 use crate::ops::program::planes_bytes;
 use crate::step::given::{n_brought_words, n_kept_words};
 use crate::step::{
-    Dims, N_COPIED_PAGES, N_SCORES_MAX, N_SLOTS, N_TOP_ENTRIES_MAX, ReturnedStarts, Slots, StepLists,
+    Dims, N_COPIED_PAGES, N_SCORES_MAX, N_SLOTS, N_TOP_ENTRIES_MAX, ReturnedStarts, Slots, Steers, StepLists,
 };
 
 /// Bytes of rows of the history for programs.
@@ -74,6 +74,7 @@ pub(super) fn n_input_words(attention: &Attention, config: &ModelConfig, limits:
         n_outputs: n_outputs_max(limits),
         n_programs: n_outputs_max(limits),
         n_groups: n_outputs_max(limits),
+        steering: Steers::Some,
     };
     let n_entries = limits.n_rows_max * n_entries_max(limits);
     // What follows them begins as aligned as they do.

@@ -66,6 +66,7 @@ impl Decoder {
         let mut masses = Masses::of(&plan.weighed);
         // Where all is asked about states that were kept, there are no tokens.
         for (layer_idx, layer) in weights.layers.iter().enumerate().filter(|_| !plan.places.is_empty()) {
+            activations.steer(layer_idx, &plan.places);
             while let Some(tap) = taps.next_if(|tap| tap.n_layers == layer_idx) {
                 let state = &activations.hidden[tap.token_idx * config.hidden_size..][..config.hidden_size];
                 tapped.push((tap.output_idx, output::hidden_state(state).unwrap_or_else(Output::Failed)));
@@ -74,6 +75,7 @@ impl Decoder {
             masses.add(config, layer_idx, Queries { qkv: &activations.qkv, frequencies, plan, kv });
             activations.think(config, layer, &gemm);
         }
+        activations.steer(weights.layers.len(), &plan.places);
         let mut answers = activations.answer(config, weights, &gemm, plan);
         let weighed = masses.outputs(config);
         tapped
@@ -110,6 +112,16 @@ impl Activations {
         self.attended.resize(n_tokens * n_heads * head_dim, 0.0);
         self.gate_up.resize(n_tokens * 2 * intermediate_size, 0.0);
         self.inner.resize(n_tokens * intermediate_size, 0.0);
+    }
+
+    /// Adds to the hidden states of steered tokens, behind so many layers.
+    fn steer(&mut self, n_layers: usize, places: &[PlacedToken<'_>]) {
+        let Some(hidden_size) = self.hidden.len().checked_div(places.len()) else { return };
+        for (place, hidden) in places.iter().zip(self.hidden.chunks_exact_mut(hidden_size)) {
+            if let Some(vector) = place.steering.and_then(|steering| steering.after(n_layers)) {
+                hidden.iter_mut().zip(vector).for_each(|(hidden, value)| *hidden += value);
+            }
+        }
     }
 
     /// The attention block, added to the hidden states.

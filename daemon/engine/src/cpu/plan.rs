@@ -3,6 +3,7 @@
 use crate::backend::{Limits, PAGE_LEN};
 use crate::batch::{Batch, Evicted, Input, OutputKind, PageId, Row, SlotId, Token, Tokens};
 use crate::sampling::Before;
+use crate::steering::Steering;
 
 /// One token to compute.
 #[derive(Clone, Copy)]
@@ -16,6 +17,8 @@ pub(super) struct PlacedToken<'a> {
     pub(super) pages: &'a [PageId],
     /// For a context from which tokens were evicted.
     pub(super) evicted: Option<&'a Evicted<'a>>,
+    /// What is added to what layers make of it.
+    pub(super) steering: Option<&'a Steering>,
 }
 
 impl PlacedToken<'_> {
@@ -109,12 +112,16 @@ impl<'a> TokenLayout<'a> {
             let evicted = row.evicted.as_ref();
             let (rotation, cell) = evicted.map_or((row.start, row.start), |it| (it.rotation, it.cell));
             let tokens = row.tokens.iter_range(row.start..row.tokens.len()).enumerate();
+            let steering_of = |position: usize| {
+                row.steered.filter(|steered| position >= steered.from).map(|steered| steered.steering)
+            };
             plan.places.extend(tokens.map(|(idx, token)| PlacedToken {
                 token,
                 rotation: rotation + idx,
                 cell: cell + idx,
                 pages: row.pages,
                 evicted,
+                steering: steering_of(row.start + idx),
             }));
             let first_question = plan.questions.len();
             for request in &row.outputs {

@@ -34,6 +34,7 @@ impl Gone {
             }
             Operation::Edit { .. }
             | Operation::Evict { .. }
+            | Operation::Steer { .. }
             | Operation::Cancel { .. }
             | Operation::Pulled { .. }
             | Operation::Mask { .. }

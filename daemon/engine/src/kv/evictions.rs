@@ -212,6 +212,12 @@ impl Hole {
 }
 
 impl Evictions {
+    /// As [`Gaps::index_of`].
+    #[cfg(test)]
+    pub(crate) fn index_of(&self, number: usize) -> usize {
+        self.gaps.index_of(number)
+    }
+
     /// Host memory for them and for the tokens that are gone, on both sides, in bytes.
     pub(crate) fn n_bytes_held(&self) -> u64 {
         let Self { list, gaps } = self;

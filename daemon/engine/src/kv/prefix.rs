@@ -5,7 +5,7 @@ use crate::backend::PAGE_LEN;
 use crate::batch::Token;
 
 /// Names the KV of one full page: a 256-bit hash over everything that determines its bytes, that is the model,
-/// all tokens up to the end of the page (and with them its position), and the scope.
+/// all tokens up to the end of the page (and with them its position), what is added to them, and the scope.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) struct PrefixKey([u8; 32]);
 
@@ -41,6 +41,13 @@ impl PrefixKey {
         }
         Self(*blake3::hash(&bytes).as_bytes())
     }
+
+    /// The key of the same page where its tokens from this number on are steered.
+    pub(crate) fn steered(&self, fingerprint: &[u8; 32], start: usize) -> Self {
+        let mut hasher = blake3::Hasher::new_derive_key("trellis prefix cache 1: steered");
+        hasher.update(&self.0).update(fingerprint).update(&(start as u64).to_le_bytes());
+        Self(*hasher.finalize().as_bytes())
+    }
 }
 
 #[cfg(test)]
@@ -62,5 +69,10 @@ mod tests {
         other[PAGE_LEN - 1] += 1;
         assert_ne!(base, key(1, PrefixScope::Actor, 1, &other));
         assert_ne!(base.next(&tokens), base);
+        let steered = base.steered(&[1; 32], 3);
+        assert_eq!(steered, base.steered(&[1; 32], 3));
+        for other in [base, base.steered(&[2; 32], 3), base.steered(&[1; 32], 4)] {
+            assert_ne!(steered, other);
+        }
     }
 }

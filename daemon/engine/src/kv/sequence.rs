@@ -1,8 +1,10 @@
 //! The tokens of one context and the blocks that hold their KV.
 
 mod evicted;
+mod steered;
 
 use self::evicted::Holed;
+use self::steered::SteeredFrom;
 use super::bundles::BundleId;
 use super::shared::Shared;
 use super::tokens::TokenList;
@@ -52,6 +54,7 @@ pub(crate) struct Sequence {
     /// Full blocks from the first on whose keys are known.
     n_keys: usize, // at most n_computed / PAGE_LEN
     root: PrefixKey,
+    steered: Option<SteeredFrom>,
     /// What there is to know once tokens were evicted.
     holed: Option<Box<Holed>>,
 }
@@ -132,6 +135,7 @@ impl Sequence {
             account,
             n_keys: 0,
             root,
+            steered: None,
             holed: None,
         }
     }
@@ -162,6 +166,7 @@ impl Sequence {
             account,
             n_keys: self.n_keys,
             root: self.root,
+            steered: self.steered.clone(),
             holed: self.fork_holed(pages),
         }
     }
@@ -495,7 +500,13 @@ impl Sequence {
 
     fn next_key(&self, pages: &PageTable) -> PrefixKey {
         let before = self.n_keys.checked_sub(1).map(|idx| self.tokens.key(idx, &pages.tokens));
-        before.as_ref().unwrap_or(&self.root).next(self.tokens.page(self.n_keys, &pages.tokens))
+        let key = before.as_ref().unwrap_or(&self.root).next(self.tokens.page(self.n_keys, &pages.tokens));
+        self.key_of_page(self.n_keys, key)
+    }
+
+    /// The key of a page, of the one that its tokens have where they are not steered.
+    fn key_of_page(&self, page_idx: usize, key: PrefixKey) -> PrefixKey {
+        self.steered.as_ref().map_or(key, |steered| steered.of_page(page_idx, key))
     }
 
     fn note_key(&mut self, key: PrefixKey, pages: &mut PageTable) {
@@ -510,7 +521,7 @@ impl Sequence {
         assert!(self.n_keys * PAGE_LEN <= self.n_computed, "the keys of full pages");
         let mut key = self.root;
         for (idx, page) in self.view(pages).to_vec().chunks(PAGE_LEN).take(self.n_keys).enumerate() {
-            key = key.next(page);
+            key = self.key_of_page(idx, key.next(page));
             assert_eq!(self.tokens.key(idx, &pages.tokens), key, "the key of page {idx}");
         }
     }

@@ -3,12 +3,15 @@
 
 use std::collections::HashSet;
 use std::ops::Range;
+use std::ptr;
 use std::sync::Arc;
 
 use super::{ContextState, Plan, Scheduler};
 use crate::backend::{AskLimits, Limits};
 use crate::batch::{OutputKind, OutputRequest, Requests, Within};
+use crate::job::Stage;
 use crate::sampling::Sampler;
+use crate::steering::Steered;
 
 /// Bytes of a bias, and of the mask's part for so many tokens.
 const BIAS_BYTES: usize = 8;
@@ -25,7 +28,8 @@ pub(super) struct Asked {
     given_bytes: usize,
 }
 
-/// What the programs of a step are given: their masks and biases, by address. A device brings each of them once.
+/// What the rows of a step are given: masks and biases of programs, and what is added to tokens, by address. A device brings
+/// each of them once.
 #[derive(Debug, Default)]
 pub(super) struct Given(HashSet<usize>);
 
@@ -34,34 +38,45 @@ impl Given {
         self.0.clear();
     }
 
-    /// Bytes of what a row's program is given and no row before it was.
-    fn n_bytes_besides(&self, requests: &[OutputRequest<'_>]) -> usize {
-        let things = things_of(requests).filter(|(address, _)| !self.0.contains(address));
+    /// Bytes of what a row is given and no row before it was.
+    fn n_bytes_besides(&self, requests: &[OutputRequest<'_>], steered: Option<Steered<'_>>) -> usize {
+        let things = things_of(requests, steered).filter(|(address, _)| !self.0.contains(address));
         things.map(|(_, n_bytes)| n_bytes).sum()
     }
 
-    fn take(&mut self, requests: &[OutputRequest<'_>]) {
-        self.0.extend(things_of(requests).map(|(address, _)| address));
+    fn take(&mut self, requests: &[OutputRequest<'_>], steered: Option<Steered<'_>>) {
+        self.0.extend(things_of(requests, steered).map(|(address, _)| address));
     }
 }
 
-/// What the program of a row is given, with its bytes. All draws of a row are by one sampler.
-fn things_of(requests: &[OutputRequest<'_>]) -> impl Iterator<Item = (usize, usize)> {
+/// What a row is given, with its bytes. All draws of a row are by one sampler.
+fn things_of(
+    requests: &[OutputRequest<'_>],
+    steered: Option<Steered<'_>>,
+) -> impl Iterator<Item = (usize, usize)> {
     let put_on = requests.iter().find_map(|request| match &request.kind {
         OutputKind::Program { sampler, .. } => sampler.program.as_deref(),
         _ => None,
     });
-    put_on.into_iter().flat_map(|put_on| {
+    let of_program = put_on.into_iter().flat_map(|put_on| {
         let masks = put_on.masks.iter();
         let masks = masks.map(|mask| (Arc::as_ptr(mask) as usize, size_of_val(mask.words())));
         masks.chain(put_on.biases.iter().map(|bias| (Arc::as_ptr(bias) as usize, bias.n_bytes())))
-    })
+    });
+    let added =
+        steered.map(|Steered { steering, .. }| (ptr::from_ref(steering) as usize, steering.n_bytes()));
+    of_program.chain(added)
 }
 
 impl Asked {
-    /// What one row asks for, of a step whose programs are given so much.
-    pub(super) fn of(requests: &[OutputRequest<'_>], limits: &Limits, given: &Given) -> Self {
-        let given_bytes = given.n_bytes_besides(requests);
+    /// What one row asks for, of a step that is given so much.
+    pub(super) fn of(
+        requests: &[OutputRequest<'_>],
+        steered: Option<Steered<'_>>,
+        limits: &Limits,
+        given: &Given,
+    ) -> Self {
+        let given_bytes = given.n_bytes_besides(requests, steered);
         let first = Self { given_bytes, ..Self::default() };
         requests.iter().fold(first, |sum, request| sum.plus(Self::of_one(request, limits)))
     }
@@ -136,18 +151,23 @@ impl Asked {
 
 impl Plan {
     /// Takes in what a row asks, which was found to fit.
-    pub(super) fn take_asked<'a>(&mut self, asked: Asked, requests: impl FnOnce() -> Requests<'a>) {
+    pub(super) fn take_asked<'a>(
+        &mut self,
+        asked: Asked,
+        steered: Option<Steered<'_>>,
+        requests: impl FnOnce() -> Requests<'a>,
+    ) {
         let gives_more = asked.given_bytes > self.asked.given_bytes;
         self.asked = asked;
         if gives_more {
-            self.given.take(&requests());
+            self.given.take(&requests(), steered);
         }
     }
 }
 
 impl Scheduler {
-    /// What the step asks for with a row of a context that has work; `None` if it does not carry so much. Of a job it is
-    /// known beforehand.
+    /// What the step asks for with a row of a context that has work; `None` if it does not carry so much. Of a job whose rows
+    /// ride it is known beforehand.
     pub(super) fn asked_with(
         &self,
         context: &ContextState,
@@ -156,14 +176,18 @@ impl Scheduler {
         plan: &Plan,
     ) -> Option<Asked> {
         let work = context.work.as_ref()?;
-        if context.job().is_some() {
+        if work.member().is_some_and(|member| member.stage == Stage::Rides) {
             return Some(plan.asked);
         }
         let mut requests = work.outputs(tokens.start, tokens.end, n_tokens);
         // As the device counts: without what was evicted before the row.
         let n_evicted = tokens.start - context.kv.row_index(tokens.start);
         requests.iter_mut().for_each(|request| request.position -= n_evicted);
-        let row = Asked::of(&requests, &self.limits, &plan.given);
+        let steered = match tokens.is_empty() {
+            true => None,
+            false => context.kv.steered(tokens.start, tokens.end),
+        };
+        let row = Asked::of(&requests, steered, &self.limits, &plan.given);
         plan.asked.with(row, &self.limits.asks)
     }
 
@@ -191,7 +215,8 @@ impl Scheduler {
             });
         }
         let asks_nothing = end - 1 > start && work.outputs(start, end - 1, n_tokens).is_empty();
-        asks_nothing.then_some((end - 1, plan.asked))
+        let asked = asks_nothing.then(|| self.asked_with(context, start..end - 1, n_tokens, plan))?;
+        asked.map(|asked| (end - 1, asked))
     }
 }
 
@@ -218,7 +243,7 @@ mod tests {
         let limits = Limits { asks, hidden_size: 16, ..Limits::of_nothing(4, 16) };
         let (few, many) = (vec![0; 60], vec![0; 101]);
         let given = Given::default();
-        let of = |kind| Asked::of(&[OutputRequest { position: 0, kind }], &limits, &given);
+        let of = |kind| Asked::of(&[OutputRequest { position: 0, kind }], None, &limits, &given);
         let with = |sum: Asked, kind| sum.with(of(kind), &asks);
         let nothing = Asked::default();
 
@@ -265,11 +290,11 @@ mod tests {
             [OutputRequest { position: 0, kind }]
         };
         let mut given = Given::default();
-        let sum = nothing.with(Asked::of(&draw(&one), &limits, &given), &asks).expect("it fits");
-        given.take(&draw(&one));
+        let sum = nothing.with(Asked::of(&draw(&one), None, &limits, &given), &asks).expect("it fits");
+        given.take(&draw(&one), None);
         assert_eq!(sum.given_bytes, 4000);
-        assert_eq!(sum.with(Asked::of(&draw(&same), &limits, &given), &asks), Some(sum), "it is there");
-        assert_eq!(sum.with(Asked::of(&draw(&other), &limits, &given), &asks), None);
+        assert_eq!(sum.with(Asked::of(&draw(&same), None, &limits, &given), &asks), Some(sum), "it is there");
+        assert_eq!(sum.with(Asked::of(&draw(&other), None, &limits, &given), &asks), None);
 
         let search = Arc::new(Sampler { mask: masked.mask.clone(), ..Sampler::greedy() });
         let ranked = of(OutputKind::Ranked { sampler: &search, within: None, n: 7 });

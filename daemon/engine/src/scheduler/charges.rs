@@ -22,6 +22,7 @@ impl Scheduler {
             true => 0,
             false => work.programs_cost(tokens.clone(), n_all, self.limits.logits_tokens),
         };
+        let n_thousandths = n_thousandths + self.steering_cost(context, tokens.start, tokens.end);
         let n_pages = context.kv.blocks().len();
         let n_pages_beside = work.n_pages_beside(tokens.end, n_all, n_pages, &self.limits);
         let of_outputs = work.outputs_cost(tokens, n_all, &self.limits);

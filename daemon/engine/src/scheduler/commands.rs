@@ -46,6 +46,12 @@ impl Scheduler {
                     context.kv.evict(start..end, positions, n_positions, &mut self.pages);
                 }
             }
+            Operation::Steer { id, edit, steering, from } => {
+                self.edit(id, edit);
+                if let Some(context) = self.contexts.get_mut(&id) {
+                    context.kv.steer(steering, from, &mut self.pages);
+                }
+            }
             Operation::Fork { id, edit, child } => self.fork(id, edit, child),
             Operation::Ask { id, edit, ask, tag } => {
                 if let Some(reply) = self.reply(id, tag) {
@@ -166,7 +172,11 @@ impl Scheduler {
         saved.last_step = self.commons.step;
         self.holders.note_saved(&key, &mut saved.listing);
         let kv = saved.kv.fork(owner.account.clone(), &mut self.pages);
-        let opened = Opened { tokens: kv.kept(&self.pages), evictions: kv.evictions().cloned() };
+        let opened = Opened {
+            tokens: kv.kept(&self.pages),
+            evictions: kv.evictions().cloned(),
+            steering_bytes: kv.steering_bytes(),
+        };
         let seat = self.commons.queue.seat(&owner);
         self.commons.queue.charge(&seat, price_ns);
         self.insert(id, caller, owner, seat, kv, AheadWindow::default());
@@ -287,8 +297,8 @@ impl Scheduler {
         let owner = Owner { account: context.owner.account.root().clone(), ..context.owner.clone() };
         let key = (owner.actor, name);
         let mut footprint = Footprint::new(&owner.account, 0)?;
-        let n_bytes_beside = context.kv.evictions().map_or(0, Evictions::n_bytes_held);
-        footprint.set_with(context.kv.n_kept(), n_bytes_beside)?;
+        let of_evictions = context.kv.evictions().map_or(0, Evictions::n_bytes_held);
+        footprint.set_with(context.kv.n_kept(), of_evictions + context.kv.steering_bytes())?;
         if let Some(mut earlier) = self.saved.remove(&key) {
             earlier.kv.forget(&mut self.pages);
             self.holders.forget(Victim::Saved(key.clone()), &earlier.owner, earlier.listing);

@@ -34,7 +34,8 @@ pub(super) struct StepWork {
     pub(super) n_prompt_tokens: usize,
     /// What rows without tokens ask of the head, in tokens.
     pub(super) n_head_tokens: usize,
-    /// What programs read to draw, and what decode rows ask beside their draws, in thousandths of a token.
+    /// What programs read to draw, what decode rows ask beside their draws, and what is added to steered tokens, in thousandths
+    /// of a token.
     pub(super) n_thousandths_beside: u64,
     /// Pages that are read beside the attention of rows, over all layers.
     pub(super) n_pages_beside: u64,

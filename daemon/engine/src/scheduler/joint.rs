@@ -9,6 +9,7 @@ mod alike;
 mod jobs;
 mod taken;
 
+use std::ptr;
 use std::sync::Arc;
 
 use rustc_hash::FxHashSet;
@@ -33,6 +34,7 @@ use crate::job::{JobId, JointWork, Membership, Stage, Wanted, Work};
 use crate::kv::BlockId;
 use crate::run::RunEvent;
 use crate::sampling::Sampler;
+use crate::steering::Steering;
 
 pub(super) type Members = SmallVec<[ContextId; 2]>;
 
@@ -55,7 +57,8 @@ impl Scheduler {
         if members.iter().any(|id| !self.contexts.contains_key(id)) {
             return reply.send(Done::Answer(Err(EngineError::JobDisturbed)));
         }
-        if let Err(error) = self.check_job_rows(members.len()) {
+        let checked = self.check_job_rows(members.len()).and_then(|()| self.check_steering(&members));
+        if let Err(error) = checked {
             return reply.send(Done::Answer(Err(error)));
         }
         for id in &members {
@@ -332,11 +335,16 @@ impl Scheduler {
 
     /// What all members ask for when they ride.
     fn asked_of_job(&self, members: &Members, plan: &Plan) -> Asked {
+        let mut added = SmallVec::<[&Steering; 2]>::new();
         members.iter().fold(Asked::default(), |sum, id| {
             let context = self.contexts.get(id).expect("a member exists");
             let n_tokens = context.n_tokens_expected();
             let requests = context.work.as_ref().map(|work| work.outputs(n_tokens - 1, n_tokens, n_tokens));
-            sum.plus(Asked::of(&requests.unwrap_or_default(), &self.limits, &plan.given))
+            let steered = context.kv.steered(n_tokens - 1, n_tokens);
+            let steered =
+                steered.filter(|steered| !added.iter().any(|other| ptr::eq(*other, steered.steering)));
+            added.extend(steered.map(|steered| steered.steering));
+            sum.plus(Asked::of(&requests.unwrap_or_default(), steered, &self.limits, &plan.given))
         })
     }
 

@@ -43,7 +43,8 @@ impl Scheduler {
         if members.iter().any(|id| !self.contexts.contains_key(id)) {
             return queue.push(RunEvent::Failed(EngineError::JobDisturbed));
         }
-        if let Err(error) = self.check_job_rows(members.len()) {
+        let checked = self.check_job_rows(members.len()).and_then(|()| self.check_steering(&members));
+        if let Err(error) = checked {
             return queue.push(RunEvent::Failed(error));
         }
         if settings.n_tokens_max == Some(0) {

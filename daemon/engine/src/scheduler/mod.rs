@@ -51,6 +51,7 @@ mod returns;
 mod room;
 mod slots;
 mod spares;
+mod steered;
 #[cfg(test)]
 pub(crate) mod tests;
 mod waits;

@@ -369,7 +369,7 @@ impl Scheduler {
             Brought::InLine => return Ok(Placed::Nothing),
         }
         if let Some(work) = &context.work {
-            plan.take_asked(asked, || work.outputs(start, end, n_tokens));
+            plan.take_asked(asked, context.kv.steered(start, end), || work.outputs(start, end, n_tokens));
         }
         self.pack(context);
         context.kv.locate(&self.pages);
@@ -552,6 +552,7 @@ impl Scheduler {
                     true => Evicted { packs: &[], ..evicted },
                     false => evicted,
                 }),
+                steered: kv.steered(row.start, row.end),
             }
         }));
         Batch { copies: &plan.copies, rows }

@@ -34,6 +34,15 @@ impl Scheduler {
                 let n_tokens = n_after as u64 + edit.appended.len() as u64;
                 base + self.edit_ns(*id, edit) + NS_PER_TOKEN * n_tokens + NS_PER_PAGE * self.n_pages_of(*id)
             }
+            Operation::Steer { id, edit, from, .. } => {
+                let n_after = self.contexts.get(id).map_or(0, |context| match context.kv.steering() {
+                    None => context.kv.tokens.len().saturating_sub(*from),
+                    // From where on it was steered before may come first.
+                    Some(_) => context.kv.tokens.len(),
+                });
+                let n_after = (n_after + edit.appended.len()) as u64;
+                base + self.edit_ns(*id, edit) + NS_PER_TOKEN * n_after + NS_PER_PAGE * self.n_pages_of(*id)
+            }
             Operation::Edit { id, edit }
             | Operation::Ask { id, edit, .. }
             | Operation::Run { id, edit, .. } => base + self.edit_ns(*id, edit),
@@ -65,6 +74,7 @@ impl Scheduler {
         let id = match operation {
             Operation::Edit { id, .. }
             | Operation::Evict { id, .. }
+            | Operation::Steer { id, .. }
             | Operation::Fork { id, .. }
             | Operation::Mask { id, .. }
             | Operation::Save { id, .. }

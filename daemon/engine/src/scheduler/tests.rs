@@ -16,6 +16,7 @@ mod pull;
 mod resize;
 mod saved;
 mod shares;
+mod steered;
 mod steps;
 mod verify;
 mod victims;
@@ -135,6 +136,9 @@ struct World {
     n_evicted: usize,
     /// Share of operations that take tokens out, of 100.
     n_evictions_in_100: usize,
+    /// Times that contexts were steered, and the share of operations that do so, of 100.
+    n_steered: usize,
+    n_steers_in_100: usize,
     /// Times that pages were given up, by what was missed most.
     n_parted: [usize; 4],
     /// Segments of tokens that were shared, summed over all that was done.
@@ -209,6 +213,8 @@ impl World {
             n_moved_within: 0,
             n_evicted: 0,
             n_evictions_in_100: 0,
+            n_steered: 0,
+            n_steers_in_100: 0,
             n_parted: [0; 4],
             n_segments_shared: 0,
         }
@@ -291,6 +297,9 @@ impl World {
         let is_empty = self.contexts[idx].1.tokens.is_empty();
         if self.n_evictions_in_100 > 0 && self.random.below(100) < self.n_evictions_in_100 {
             return self.evict(idx);
+        }
+        if self.n_steers_in_100 > 0 && self.random.below(100) < self.n_steers_in_100 {
+            return self.steer(idx);
         }
         match choice {
             14..34 => {

@@ -90,6 +90,7 @@ fn check(mut backend: CpuBackend, n_contexts: usize) {
             outputs: Requests::from_iter([OutputRequest { position: ends[c] - 1, kind: OutputKind::Full }]),
             input: Input::Known,
             evicted: None,
+            steered: None,
         });
         let outputs = forward(&mut backend, rows.collect());
         for (&c, output) in moving.iter().zip(outputs) {
@@ -144,6 +145,7 @@ fn fork_by_page_copy() {
         outputs: Requests::from_iter([OutputRequest { position: tokens.len() - 1, kind: OutputKind::Full }]),
         input: Input::Known,
         evicted: None,
+        steered: None,
     };
     let copies = [PageCopy { src: PageId(102), dst: PageId(200) }];
     let batch = Batch {

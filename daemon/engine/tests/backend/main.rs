@@ -7,4 +7,5 @@ mod invariance;
 mod masses;
 mod reference;
 mod speed;
+mod steering;
 mod support;

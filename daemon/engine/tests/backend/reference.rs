@@ -17,11 +17,23 @@ pub(crate) struct Reference<'a> {
 impl Reference<'_> {
     /// Final hidden states and log-probabilities of every position.
     pub(crate) fn run(&self, tokens: &[Token]) -> Vec<(Vec<f64>, Vec<f64>)> {
-        self.run_seeing(tokens, |layer_idx, position| {
-            let window = self.config.windows[layer_idx];
-            let first = window.map_or(0, |window| (position + 1).saturating_sub(window));
-            (first..=position).map(|seen| (seen, position - seen)).collect()
-        })
+        self.run_seeing(tokens, |layer_idx, position| self.seen_in_windows(layer_idx, position))
+    }
+
+    /// The same, where a vector is added to a token behind so many layers, by its position.
+    pub(crate) fn run_steered<'a>(
+        &self,
+        tokens: &[Token],
+        added: impl Fn(usize, usize) -> Option<&'a [f32]>,
+    ) -> Vec<(Vec<f64>, Vec<f64>)> {
+        let seen = |layer_idx, position| self.seen_in_windows(layer_idx, position);
+        self.run_changing(tokens, seen, |_, _, _| {}, added)
+    }
+
+    fn seen_in_windows(&self, layer_idx: usize, position: usize) -> Vec<(usize, usize)> {
+        let window = self.config.windows[layer_idx];
+        let first = window.map_or(0, |window| (position + 1).saturating_sub(window));
+        (first..=position).map(|seen| (seen, position - seen)).collect()
     }
 
     /// The same, where a token in a layer sees those of these indices, each so many positions back.
@@ -38,8 +50,25 @@ impl Reference<'_> {
         &self,
         tokens: &[Token],
         seen: impl Fn(usize, usize) -> Vec<(usize, usize)>,
-        mut watch: impl FnMut(usize, usize, &[f64]),
+        watch: impl FnMut(usize, usize, &[f64]),
     ) -> Vec<(Vec<f64>, Vec<f64>)> {
+        self.run_changing(tokens, seen, watch, |_, _| None)
+    }
+
+    fn run_changing<'a>(
+        &self,
+        tokens: &[Token],
+        seen: impl Fn(usize, usize) -> Vec<(usize, usize)>,
+        mut watch: impl FnMut(usize, usize, &[f64]),
+        added: impl Fn(usize, usize) -> Option<&'a [f32]>,
+    ) -> Vec<(Vec<f64>, Vec<f64>)> {
+        let steer = |n_layers: usize, hidden: &mut [Vec<f64>]| {
+            for (position, x) in hidden.iter_mut().enumerate() {
+                if let Some(vector) = added(n_layers, position) {
+                    add(x, &vector.iter().copied().map(f64::from).collect::<Vec<_>>());
+                }
+            }
+        };
         let c = self.config;
         let embedding = self.tensor("model.embed_tokens.weight");
         let mut hidden: Vec<Vec<f64>> = tokens
@@ -47,6 +76,7 @@ impl Reference<'_> {
             .map(|&token| embedding[token as usize * c.hidden_size..][..c.hidden_size].to_vec())
             .collect();
         for layer_idx in 0..c.n_layers {
+            steer(layer_idx, &mut hidden);
             let name = |suffix: &str| format!("model.layers.{layer_idx}.{suffix}");
             let normed: Vec<_> =
                 hidden.iter().map(|x| self.norm(x, &name("input_layernorm.weight"))).collect();
@@ -97,6 +127,7 @@ impl Reference<'_> {
                 add(x, &self.linear(&inner, &name("mlp.down_proj")));
             }
         }
+        steer(c.n_layers, &mut hidden);
         let head = if c.tied_embeddings { "model.embed_tokens" } else { "lm_head" };
         let finish = |x: &Vec<f64>| {
             let normed = self.norm(x, "model.norm.weight");

@@ -50,6 +50,7 @@ pub(crate) fn row<'a>(
         outputs: outputs.into_iter().map(|(position, kind)| OutputRequest { position, kind }).collect(),
         input: Input::Known,
         evicted: None,
+        steered: None,
     }
 }
 

@@ -164,6 +164,7 @@ fn the_cpu_runs_a_random_model() {
             outputs: Requests::from_iter([OutputRequest { position: 49, kind: OutputKind::Full }]),
             input: Input::Known,
             evicted: None,
+            steered: None,
         };
         let outputs = backend.forward(&Batch { copies: &[], rows: vec![row] }).unwrap();
         let [Output::Full(logprobs)] = &outputs[..] else { panic!("{outputs:?}") };

@@ -8,7 +8,7 @@ use wasmtime::component::Resource;
 
 use super::convert::{count, invalid};
 use super::types::{GuestContext, GuestModel, HostError};
-use crate::guest::bindings::trellis::host::contexts::{Host, HostContext, Positions};
+use crate::guest::bindings::trellis::host::contexts::{Host, HostContext, Positions, SteeringVector};
 use crate::guest::bindings::trellis::host::models::SpecialTokens;
 use crate::guest::bindings::trellis::host::types::{Error as ApiError, UnknownName};
 use crate::guest::store::GuestState;
@@ -127,6 +127,16 @@ impl HostContext for GuestState {
             Positions::CloseUp => trellis_engine::Positions::CloseUp,
         };
         Ok(self.lock_context(&context)?.evict(start as usize, end as usize, positions).await?)
+    }
+
+    async fn steer(
+        &mut self,
+        context: Resource<GuestContext>,
+        vectors: Vec<SteeringVector>,
+        start: u32,
+    ) -> Result<(), HostError> {
+        let vectors = vectors.into_iter().map(|SteeringVector { layer, values }| (layer as usize, values));
+        Ok(self.lock_context(&context)?.steer(vectors.collect(), start as usize).await?)
     }
 
     fn length(&mut self, context: Resource<GuestContext>) -> wasmtime::Result<u32> {

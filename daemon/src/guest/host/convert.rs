@@ -2,7 +2,7 @@
 
 use trellis_engine::batch::{Candidate, OutputFault, Token};
 use trellis_engine::sampling::SamplerError;
-use trellis_engine::{EngineError, Finish, ModelHandle};
+use trellis_engine::{EngineError, Finish, ModelHandle, SteeringError};
 
 use super::types::HostError;
 use crate::guest::bindings::trellis::host::streams::FinishReason;
@@ -173,6 +173,7 @@ impl From<EngineError> for HostError {
                 limit: n_pages as u64,
             }),
             EngineError::Sampler(error) => return error.into(),
+            EngineError::Steering(error) => return error.into(),
             EngineError::Constraint(error) => return error.into(),
             EngineError::Output(OutputFault::NothingToDraw) => ApiError::NoToken(text),
             EngineError::Output(OutputFault::NotANumber) => ApiError::NotANumber(text),
@@ -191,6 +192,38 @@ impl From<EngineError> for HostError {
 impl From<trellis_engine::account::BudgetExceeded> for HostError {
     fn from(exceeded: trellis_engine::account::BudgetExceeded) -> Self {
         EngineError::from(exceeded).into()
+    }
+}
+
+impl From<SteeringError> for HostError {
+    fn from(error: SteeringError) -> Self {
+        match error {
+            SteeringError::NoSuchLayer { n_layers, n_layers_max } => {
+                invalid("layer", n_layers, format!("at most {n_layers_max}"))
+            }
+            SteeringError::LayerTwice { n_layers } => {
+                invalid("layer", format!("{n_layers} again"), "each layer once")
+            }
+            SteeringError::Length { n_layers, length, hidden_size } => {
+                let found = format!("{length} numbers for layer {n_layers}");
+                invalid("values", found, format!("{hidden_size}, as a hidden state has"))
+            }
+            SteeringError::NotFinite { n_layers, idx, value } => {
+                invalid("values", format!("{value} at {idx} for layer {n_layers}"), "finite numbers")
+            }
+            SteeringError::TooLarge { n_bytes, n_bytes_max } => {
+                let (what, used) = ("bytes that a step brings to the device".to_owned(), 0);
+                let (requested, limit) = (n_bytes as u64, n_bytes_max as u64);
+                ApiError::BudgetExceeded(BudgetLimit { what, used, requested, limit }).into()
+            }
+            SteeringError::PastEnd { from, length } => {
+                invalid("start", from, format!("at most {length}, the length of the context"))
+            }
+            SteeringError::Evicted { n_evicted } => {
+                let found = format!("one out of which {n_evicted} tokens were evicted");
+                invalid("context", found, "one with all its tokens")
+            }
+        }
     }
 }
 

@@ -12,7 +12,7 @@ use crate::guest::bindings::trellis::host::beams::{
     BeamSettings, FinishedHypothesis, KeptHypothesis, LiveHypothesis,
 };
 use crate::guest::bindings::trellis::host::constraints::{Beginning, Grammar};
-use crate::guest::bindings::trellis::host::contexts::Positions;
+use crate::guest::bindings::trellis::host::contexts::{Positions, SteeringVector};
 use crate::guest::bindings::trellis::host::decoding::{
     Distribution, LogprobsRequest, Pooling, ScoreRequest, SpeculateRequest, StepRequest,
 };
@@ -164,6 +164,9 @@ taped!(contexts::HostContext, "context." {
     async fn truncate(context: Resource<GuestContext>, n_tokens: u32) -> Result<(), HostError>;
     async fn evict(
         context: Resource<GuestContext>, start: u32, end: u32, positions: Positions
+    ) -> Result<(), HostError>;
+    async fn steer(
+        context: Resource<GuestContext>, vectors: Vec<SteeringVector>, start: u32
     ) -> Result<(), HostError>;
     fn length(context: Resource<GuestContext>) -> wasmtime::Result<u32>;
     fn capacity(context: Resource<GuestContext>) -> wasmtime::Result<u32>;

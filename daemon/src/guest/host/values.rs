@@ -4,7 +4,7 @@ use wasmtime::component::Resource;
 
 use super::types::HostError;
 use crate::guest::bindings::trellis::host::constraints::{Beginning, Grammar, JsonSchema, Whitespace};
-use crate::guest::bindings::trellis::host::contexts::Positions;
+use crate::guest::bindings::trellis::host::contexts::{Positions, SteeringVector};
 use crate::guest::bindings::trellis::host::decoding::{
     Distribution, LogprobsRequest, Pooling, ScoreRequest, SpeculateRequest, StepRequest,
 };
@@ -360,6 +360,7 @@ records! {
     ModelPair { left, right }
     ScoreRequest { context, continuation }
     SpeculateRequest { context, sampler, guess }
+    SteeringVector { layer, values }
     Speculation { source, max_guess }
     StepRequest { context, sampler, others }
     StreamOptions { max_tokens, stop_tokens, top, hidden, speculation, others }

@@ -5,9 +5,9 @@ use std::time::Duration;
 use trellis_guest::programs::{BiasId, Definition, MaskId, Source, TokenBias, library};
 use trellis_guest::{
     Beginning, Candidate, Chat, ChatEnd, Constraint, Context, Error, FinishReason, Inbox, LogLevel, Mixture,
-    Model, Positions, Sampler, Token, TokenMask, call_bytes, embedding_all, emit, emit_json, emit_tokens,
-    forget, full_all, generate_all, log, logprobs_all, receive, receive_json, receive_within, score_all,
-    seed, speculate_all, step_all, time_left, top_all, tops_all, try_receive, usage,
+    Model, Positions, Sampler, Steering, Token, TokenMask, call_bytes, embedding_all, emit, emit_json,
+    emit_tokens, forget, full_all, generate_all, log, logprobs_all, receive, receive_json, receive_within,
+    score_all, seed, speculate_all, step_all, time_left, top_all, tops_all, try_receive, usage,
 };
 
 use crate::{Outcome, beams, looks};
@@ -20,6 +20,7 @@ pub(crate) fn call_everything() -> Outcome {
     let vocabulary = models(&model)?;
     let prompt = contexts(&model)?;
     evicted(&prompt)?;
+    steered(&model, &prompt)?;
     raw(&prompt)?;
     drawn(&prompt)?;
     masked(&model, &prompt, &vocabulary)?;
@@ -76,6 +77,46 @@ fn evicted(prompt: &Context) -> Outcome {
         }
     };
     assert!(matches!(refused, Error::InvalidArgument { .. }) && n_holes == 7, "{n_holes} holes: {refused:?}");
+    Ok(())
+}
+
+/// What is added to tokens changes what comes after them, follows forks and saved copies, and goes as it came.
+fn steered(model: &Model, prompt: &Context) -> Outcome {
+    let (n_layers, hidden_size) = (model.info().n_layers, model.info().hidden_size as usize);
+    let logprob = |context: &Context| Ok::<f32, Error>(context.logprobs(&[100])?[0]);
+    let plain = logprob(&prompt.fork()?)?;
+    let vector = |value: f32| (0..hidden_size).map(|i| value * (i % 5) as f32).collect::<Vec<f32>>();
+    let added = Steering::none().and(1, vector(0.5)).and(n_layers, vector(-0.25));
+    let context = prompt.fork()?;
+    context.steer(&Steering::none().and(1, vector(0.0)), 0)?;
+    assert!(is_near(logprob(&context)?, plain), "zeros change nothing");
+    context.steer(&added, 1)?;
+    let moved = logprob(&context)?;
+    assert!(!is_near(moved, plain), "{moved}");
+    context.save("steered")?;
+    let opened = model.saved_context("steered")?;
+    forget("steered")?;
+    for copy in [context.fork()?, opened] {
+        let last = copy.tokens().pop().expect("a token");
+        copy.truncate(copy.length() - 1)?;
+        copy.append(&[last])?;
+        assert!(is_near(logprob(&copy)?, moved));
+    }
+    context.steer(&Steering::none(), 0)?;
+    assert!(is_near(logprob(&context)?, plain), "it was taken off");
+
+    let gone = prompt.fork()?;
+    gone.evict(1, 2, Positions::Keep)?;
+    let refused = [
+        context.steer(&Steering::none().and(n_layers + 1, vector(1.0)), 0),
+        context.steer(&Steering::none().and(0, vec![1.0]), 0),
+        context.steer(&Steering::none().and(0, vector(f32::NAN)), 0),
+        context.steer(&added, context.length() + 1),
+        gone.steer(&added, 0),
+    ];
+    for refused in refused {
+        assert!(matches!(refused, Err(Error::InvalidArgument { .. })), "{refused:?}");
+    }
     Ok(())
 }
 

@@ -51,8 +51,8 @@ impl Scheduler {
     pub(super) fn who_begin_alike(&self, members: &Members) -> Vec<Option<Alike>> {
         let alike = |id: ContextId, member: ContextId| {
             let both = [id, member].map(|id| &self.contexts[&id].kv);
-            if both.iter().any(|kv| kv.is_holed()) {
-                // The same tokens may have seen others.
+            if both.iter().any(|kv| kv.is_holed()) || !both[0].is_steered_as(both[1]) {
+                // The same tokens may have seen others, or be steered otherwise.
                 return Alike { member, n_blocks: 0 };
             }
             let [tokens, others] = both.map(|kv| kv.view(&self.pages));

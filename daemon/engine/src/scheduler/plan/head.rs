@@ -25,7 +25,7 @@ impl Scheduler {
             return Placed::Waits;
         };
         if let Some(work) = &context.work {
-            plan.take_asked(asked, || work.outputs(n_tokens, n_tokens, n_tokens));
+            plan.take_asked(asked, None, || work.outputs(n_tokens, n_tokens, n_tokens));
         }
         context.kv.locate(&self.pages);
         if plan.victims.is_some() {

@@ -1,13 +1,13 @@
 //! Contexts out of whose middle tokens are taken, among random operations.
 
-use super::hash_backend::{Chain, hash};
+use super::hash_backend::Chain;
 use super::{Model, N_PAGES_MIN, N_POSITIONS, World};
 use crate::batch::Token;
 use crate::command::Operation;
 use crate::kv::{Evictions, N_STRETCHES_MAX, Positions};
 
 /// Pages that closed holes may leave half empty, beside those of a context without.
-const N_PAGES_OF_HOLES: usize = 2 * N_STRETCHES_MAX;
+pub(super) const N_PAGES_OF_HOLES: usize = 2 * N_STRETCHES_MAX;
 
 /// What a model without pages knows of a context's holes.
 #[derive(Clone, Default)]
@@ -17,16 +17,25 @@ pub(super) struct Past {
     kvs: Vec<u64>,
     /// Tokens before each hole.
     holes: Vec<usize>,
+    /// What is added to its tokens from this one on, those that are gone counted too.
+    pub(super) steered: Option<(u64, usize)>,
 }
 
 impl Past {
     /// What the KV of the next token follows from.
     pub(super) fn chain(&self, tokens: &[Token]) -> Chain {
-        if self.holes.is_empty() {
-            return hash(tokens).into();
-        }
-        let first = Chain::holed(&self.kvs);
-        tokens[self.kvs.len()..].iter().fold(first, |chain, &token| chain.extend(token))
+        let first = match self.holes.is_empty() {
+            true => self.steer(Chain::from(0), 0),
+            false => self.steer(Chain::holed(&self.kvs), self.kvs.len()),
+        };
+        let n_known = if self.holes.is_empty() { 0 } else { self.kvs.len() };
+        tokens[n_known..].iter().fold(first, |chain, &token| chain.extend(token))
+    }
+
+    /// The chain of so many tokens that are there, to be extended by what is steered.
+    fn steer(&self, chain: Chain, n_tokens: usize) -> Chain {
+        let from = |(digest, number): (u64, usize)| (digest, self.evictions.index_of(number));
+        chain.steered(self.steered.map(from), n_tokens)
     }
 
     fn truncate(&mut self, n_tokens: usize) {
@@ -35,18 +44,18 @@ impl Past {
         self.kvs.truncate(n_tokens.saturating_sub(1));
         self.holes.retain(|&hole| hole < n_tokens);
         if self.holes.is_empty() {
-            *self = Self::default();
+            *self = Self { steered: self.steered, ..Self::default() };
         }
     }
 
     fn evict(&mut self, start: usize, end: usize, tokens: &[Token], positions: Positions) -> bool {
+        let mut chain = match self.holes.is_empty() {
+            true => self.steer(Chain::from(0), 0),
+            false => self.steer(Chain::holed(&self.kvs), self.kvs.len()),
+        };
         if self.evictions.evict(start..end, tokens.len(), positions, N_POSITIONS).is_err() {
             return false;
         }
-        let mut chain = match self.holes.is_empty() {
-            true => Chain::from(0),
-            false => Chain::holed(&self.kvs),
-        };
         for &token in &tokens[self.kvs.len()..tokens.len() - 1] {
             chain = chain.extend(token);
             self.kvs.push(chain.last);

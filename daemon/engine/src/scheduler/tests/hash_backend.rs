@@ -11,6 +11,7 @@ use crate::kv::N_STRETCHES_MAX;
 use crate::sampling::TokenMask;
 use crate::sampling::program::{DrawState, Left, N_REPORTS_MAX};
 use crate::scheduler::Move;
+use crate::steering::Steering;
 
 /// Entries of its vocabulary.
 pub(crate) const VOCAB: u64 = 50;
@@ -29,6 +30,29 @@ pub(crate) fn hash(tokens: &[Token]) -> u64 {
     tokens.iter().fold(0, |hash, &token| extend_hash(hash, token))
 }
 
+/// What tells a steering apart.
+pub(crate) fn digest(steering: &Steering) -> u64 {
+    u64::from_le_bytes(steering.fingerprint()[..8].try_into().expect("there are eight"))
+}
+
+/// The KV of a token to which something was added.
+fn steered(kv: u64, digest: u64) -> u64 {
+    mix(kv ^ digest)
+}
+
+/// The KV of a row's token, which follows from that of the token before it.
+fn extend_row(row: &Row<'_>, before: u64, position: usize, token: Token) -> u64 {
+    let kv = extend_hash(before, token);
+    let added = row.steered.filter(|steered| position >= steered.from);
+    added.map_or(kv, |added| steered(kv, digest(added.steering)))
+}
+
+/// The KV of the last of these tokens of a row.
+fn hash_row(row: &Row<'_>, tokens: &[Token]) -> u64 {
+    let tokens = tokens.iter().enumerate();
+    tokens.fold(0, |before, (position, &token)| extend_row(row, before, position, token))
+}
+
 /// What the KV of the next token follows from: the KV before it, and where tokens were evicted all that the token sees.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Chain {
@@ -36,11 +60,14 @@ pub(crate) struct Chain {
     pub(crate) last: u64,
     /// All that are seen, summed, where tokens were evicted.
     sum: Option<u64>,
+    /// What is added from which token on, and how many there are before the next one.
+    steered: Option<(u64, usize)>,
+    n_tokens: usize,
 }
 
 impl From<u64> for Chain {
     fn from(last: u64) -> Self {
-        Self { last, sum: None }
+        Self { last, sum: None, steered: None, n_tokens: 0 }
     }
 }
 
@@ -48,12 +75,20 @@ impl Chain {
     /// After tokens of these KVs, with holes between them.
     pub(crate) fn holed(kvs: &[u64]) -> Self {
         let sum = kvs.iter().fold(0, |sum: u64, kv| sum.wrapping_add(*kv));
-        Self { last: kvs.last().copied().unwrap_or(0), sum: Some(sum) }
+        Self { sum: Some(sum), ..kvs.last().copied().unwrap_or(0).into() }
     }
 
     pub(crate) fn extend(self, token: Token) -> Self {
-        let last = extend_hash(self.last ^ self.sum.unwrap_or(0), token);
-        Self { last, sum: self.sum.map(|sum| sum.wrapping_add(last)) }
+        let kv = extend_hash(self.last ^ self.sum.unwrap_or(0), token);
+        let added = self.steered.filter(|&(_, from)| self.n_tokens >= from);
+        let last = added.map_or(kv, |(digest, _)| steered(kv, digest));
+        let sum = self.sum.map(|sum| sum.wrapping_add(last));
+        Self { last, sum, n_tokens: self.n_tokens + 1, ..self }
+    }
+
+    /// The same, after so many tokens, where this is added to those from an index on.
+    pub(crate) fn steered(self, steered: Option<(u64, usize)>, n_tokens: usize) -> Self {
+        Self { steered, n_tokens, ..self }
     }
 }
 
@@ -198,9 +233,9 @@ impl HashBackend {
                 }
                 continue;
             }
-            let mut prefix = hash(&tokens[..row.start]);
+            let mut prefix = hash_row(row, &tokens[..row.start]);
             for (position, &token) in tokens.iter().enumerate().skip(row.start) {
-                prefix = extend_hash(prefix, token);
+                prefix = extend_row(row, prefix, position, token);
                 self.pages[row.pages[position / PAGE_LEN].0 as usize][position % PAGE_LEN] = prefix;
             }
         }
@@ -216,7 +251,7 @@ impl HashBackend {
                 }
                 let prefix = match &row.evicted {
                     Some(_) => self.states[&row.slot],
-                    None => hash(tokens),
+                    None => hash_row(row, tokens),
                 };
                 assert_eq!(self.states.get(&row.slot), Some(&prefix), "the state of the last token");
                 self.n_rows_of_head += 1;
@@ -271,13 +306,14 @@ impl HashBackend {
             0 => kvs.last().copied().unwrap_or(0).into(),
             _ => Chain::holed(&kvs),
         };
-        before.extend(token).last
+        let added = row.steered.map(|steered| (digest(steered.steering), steered.from));
+        before.steered(added, row.start + cell - evicted.cell).extend(token).last
     }
 
     /// The KV of a token of a row.
     fn prefix(&self, row: &Row<'_>, tokens: &[Token], position: usize) -> u64 {
         match &row.evicted {
-            None => hash(&tokens[..=position]),
+            None => hash_row(row, &tokens[..=position]),
             Some(evicted) => self.kv_among_holes(row, evicted.cell + position - row.start, tokens[position]),
         }
     }
@@ -293,7 +329,7 @@ impl HashBackend {
         }
         let mut prefix = 0;
         for (position, &token) in tokens.iter().enumerate() {
-            prefix = extend_hash(prefix, token);
+            prefix = extend_row(row, prefix, position, token);
             let stored = self.pages[row.pages[position / PAGE_LEN].0 as usize][position % PAGE_LEN];
             assert_eq!(stored, prefix, "KV of position {position}");
         }
