@@ -6,6 +6,7 @@
 pub mod account;
 pub mod backend;
 pub mod batch;
+mod causes;
 mod command;
 mod completion;
 pub mod constraint;
@@ -26,6 +27,7 @@ pub mod sampling;
 mod scheduler;
 mod stats;
 
+pub use causes::{Cause, Causes};
 pub use command::{
     Ahead, Answer, Ask, Guess, MaskSource, N_ATTENTION_TOKENS_MAX, N_ENTRIES_PER_TOKEN, Pooling, RunSettings,
 };

@@ -6,13 +6,12 @@ use super::holders::Listing;
 use super::room::Victim;
 use super::{ContextState, Saved, Scheduler};
 use crate::account::{ActorId, Owner, Resource};
+use crate::causes::{Cause, Causes};
 use crate::command::{Ahead, Ask, ContextId, Edit, Operation, RunSettings};
 use crate::completion::{CallerId, Done, Opened, Reply, Tag};
 use crate::error::EngineError;
 use crate::job::{AskWork, N_GUESS_MAX, RunWork, VerifyWork, Work};
-use crate::kv::PrefixKey;
-use crate::kv::Sequence;
-use crate::kv::{Evictions, Footprint};
+use crate::kv::{Evictions, Footprint, PageTable, PrefixKey, Sequence};
 use crate::run::{AheadWindow, Finish, RunEvent, RunReply};
 
 impl Scheduler {
@@ -189,7 +188,7 @@ impl Scheduler {
             return self.interrupt_mixture(id, n_pulled);
         }
         let Some(context) = self.contexts.get_mut(&id) else { return };
-        match context.take_work() {
+        match context.end_work(Cause::RowsGivenUp, &mut self.stats.causes) {
             Some(Work::Run(run)) => {
                 self.interrupt_run(id, run, n_pulled);
             }
@@ -204,8 +203,7 @@ impl Scheduler {
         let n_in_vain = run.queue.n_unread();
         let context = self.contexts.get_mut(&id).expect("it had the run");
         context.window.note_interrupted(run.n_given - n_in_vain);
-        context.owner.account.note_in_vain(n_in_vain as u64);
-        self.stats.n_tokens_in_vain += n_in_vain as u64;
+        context.note(Cause::TokensGivenUp, n_in_vain as u64, &mut self.stats.causes);
         n_in_vain
     }
 
@@ -329,8 +327,8 @@ impl Scheduler {
 
 impl ContextState {
     /// Ends the context's work with an error.
-    pub(super) fn fail(&mut self, error: EngineError, pages: &mut crate::kv::PageTable) {
-        if let Some(work) = self.take_work() {
+    pub(super) fn fail(&mut self, error: EngineError, pages: &mut PageTable, causes: &mut Causes) {
+        if let Some(work) = self.end_work(Cause::RowsFailed, causes) {
             self.kv.truncate(work.n_base(self.kv.tokens.len()), pages);
             work.fail(error);
         }
