@@ -15,6 +15,7 @@ pub mod cpu;
 mod engine;
 mod error;
 mod handle;
+mod history;
 mod job;
 mod kv;
 mod mailbox;
@@ -25,6 +26,7 @@ mod port;
 mod run;
 pub mod sampling;
 mod scheduler;
+mod segments;
 mod stats;
 
 pub use causes::{Cause, Causes};

@@ -1,5 +1,7 @@
 //! What each command does.
 
+use std::sync::Arc;
+
 use super::admission::Standing;
 use super::fair::Seat;
 use super::holders::Listing;
@@ -10,6 +12,7 @@ use crate::causes::{Cause, Causes};
 use crate::command::{Ahead, Ask, ContextId, Edit, Operation, RunSettings};
 use crate::completion::{CallerId, Done, Opened, Reply, Tag};
 use crate::error::EngineError;
+use crate::history::History;
 use crate::job::{AskWork, N_GUESS_MAX, RunWork, VerifyWork, Work};
 use crate::kv::{Evictions, Footprint, PageTable, PrefixKey, Sequence};
 use crate::run::{AheadWindow, Finish, RunEvent, RunReply};
@@ -65,9 +68,9 @@ impl Scheduler {
             }
             Operation::Mask { id, tag, position, mask } => self.take_mask(id, tag, position, mask),
             Operation::EndRun { id, tag, position, end } => self.end_run_at(id, tag, position, end),
-            Operation::Save { id, edit, name, tag } => {
+            Operation::Save { id, edit, name, tokens, tag } => {
                 self.edit(id, edit);
-                let saved = self.save(id, name);
+                let saved = self.save(id, name, tokens);
                 if let Some(reply) = self.reply(id, tag) {
                     reply.send(Done::Kept(saved));
                 }
@@ -165,7 +168,7 @@ impl Scheduler {
         saved.last_step = self.commons.step;
         self.holders.note_saved(&key, &mut saved.listing);
         let kv = saved.kv.fork(owner.account.clone(), &mut self.pages);
-        let opened = Opened { tokens: kv.kept(&self.pages), evictions: kv.evictions().cloned() };
+        let opened = Opened { tokens: saved.tokens.clone(), evictions: kv.evictions().cloned() };
         let seat = self.commons.queue.seat(&owner);
         self.commons.queue.charge(&seat, price_ns);
         self.insert(id, caller, owner, seat, kv, AheadWindow::default());
@@ -280,8 +283,9 @@ impl Scheduler {
         self.enqueue(id);
     }
 
-    fn save(&mut self, id: ContextId, name: String) -> Result<(), EngineError> {
+    fn save(&mut self, id: ContextId, name: String, tokens: Arc<History>) -> Result<(), EngineError> {
         let Some(context) = self.contexts.get_mut(&id) else { return Err(EngineError::Stopped) };
+        debug_assert_eq!(tokens.len(), context.kv.n_kept(), "both sides have the same");
         let owner = Owner { account: context.owner.account.root().clone(), ..context.owner.clone() };
         let key = (owner.actor, name);
         let mut footprint = Footprint::new(&owner.account, 0)?;
@@ -297,7 +301,7 @@ impl Scheduler {
         let mut listing = Listing::default();
         self.holders.note_saved(&key, &mut listing);
         let last_step = self.commons.step;
-        self.saved.insert(key, Saved { kv, _footprint: footprint, owner, last_step, listing });
+        self.saved.insert(key, Saved { kv, tokens, _footprint: footprint, owner, last_step, listing });
         Ok(())
     }
 

@@ -56,6 +56,7 @@ pub(crate) mod tests;
 mod waits;
 
 use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
 
 use rustc_hash::FxHashMap;
 
@@ -65,6 +66,7 @@ use crate::batch::SlotId;
 use crate::causes::{Cause, Causes};
 use crate::command::ContextId;
 use crate::completion::{CallerId, Outbox};
+use crate::history::History;
 use crate::job::Work;
 use crate::kv::{Footprint, PageTable, PrefixScope, SegmentLengths, Sequence};
 use crate::run::AheadWindow;
@@ -169,6 +171,8 @@ struct StepUnderWay {
 #[derive(Debug)]
 struct Saved {
     kv: Sequence,
+    /// As its caller had them.
+    tokens: Arc<History>,
     _footprint: Footprint,
     owner: Owner,
     /// The device's step when it was saved or last opened.

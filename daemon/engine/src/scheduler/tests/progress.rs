@@ -13,7 +13,8 @@ use crate::backend::{AskLimits, Limits, PAGE_LEN};
 use crate::batch::{Output, Token};
 use crate::causes::Cause;
 use crate::command::{Ahead, Ask, ContextId, Edit, MaskSource, Operation, RunSettings};
-use crate::completion::{CallerId, Done};
+use crate::completion::{CallerId, Done, Opened};
+use crate::history::History;
 use crate::mailbox::Ticket;
 use crate::port::Port;
 use crate::run::{RunEvent, RunQueue};
@@ -150,6 +151,27 @@ impl House {
     pub(super) fn wait_for(&mut self, mut question: Question) {
         while !question.is_answered() {
             self.step();
+        }
+    }
+
+    /// Returns the price, in nanoseconds.
+    pub(super) fn save(&mut self, id: ContextId, edit: Edit, name: &str, tokens: Arc<History>) -> u64 {
+        let (place, name) = (self.guests.ticket(self.callers[&id]), name.to_owned());
+        let price = self.scheduler.apply(Operation::Save { id, edit, name, tokens, tag: place.tag() });
+        self.guests.deliver(&self.scheduler, Port::Direct);
+        assert!(matches!(place.try_take(), Some(Done::Kept(Ok(())))), "it is within every budget");
+        price
+    }
+
+    /// Opens what was saved for the guest of another context; also returns the price, in nanoseconds.
+    pub(super) fn open(&mut self, id: ContextId, beside: ContextId, name: &str) -> (Opened, u64) {
+        let caller = self.callers[&beside];
+        let (place, name) = (self.guests.ticket(caller), name.to_owned());
+        let price = self.scheduler.apply(Operation::Open { id, caller, name, tag: place.tag() });
+        self.guests.deliver(&self.scheduler, Port::Direct);
+        match place.try_take() {
+            Some(Done::Opened(Ok(opened))) => (opened, price),
+            other => panic!("{other:?}"),
         }
     }
 
