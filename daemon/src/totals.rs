@@ -2,7 +2,7 @@
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use trellis_engine::{EngineStats, ModelHandle};
+use trellis_engine::{Cause, Causes, EngineStats, ModelHandle};
 use trellis_wire::Computed;
 
 /// Counters of all models, those that are gone included. They never shrink.
@@ -12,9 +12,9 @@ pub(crate) struct Totals(Mutex<Sums>);
 #[derive(Debug, Default)]
 struct Sums {
     /// Of those that are gone.
-    gone: Computed,
+    gone: EngineStats,
     /// As last seen, of those that are there.
-    there: Vec<(ModelHandle, Computed)>,
+    there: Vec<(ModelHandle, EngineStats)>,
 }
 
 /// What a model's counters are at one moment.
@@ -22,32 +22,41 @@ pub(crate) fn computed(stats: &EngineStats) -> Computed {
     Computed {
         n_steps: stats.n_steps,
         n_rows: stats.n_rows,
-        n_rows_in_vain: stats.n_rows_in_vain,
-        n_rows_sat_out: stats.n_rows_sat_out,
+        n_rows_in_vain: stats.causes.n_rows_in_vain(),
         n_tokens: stats.n_tokens,
         n_tokens_cached: stats.n_tokens_cached,
-        n_tokens_in_vain: stats.n_tokens_in_vain,
+        n_tokens_in_vain: stats.causes.n_tokens_in_vain(),
         n_tokens_again: stats.n_tokens_again,
-        n_steps_waited_to_decode: stats.n_steps_waited_to_decode,
-        n_steps_waited_with_prompt: stats.n_steps_waited_with_prompt,
-        n_steps_waited_for_pages: stats.n_steps_waited_for_pages,
+        causes: by_cause(&stats.causes),
     }
 }
 
-/// Both, counter by counter.
-fn combined(a: &Computed, b: &Computed, combine: fn(u64, u64) -> u64) -> Computed {
-    Computed {
+/// As clients are told them.
+pub(crate) fn by_cause(causes: &Causes) -> trellis_wire::Causes {
+    trellis_wire::Causes {
+        n_rows_given_up: causes[Cause::RowsGivenUp],
+        n_rows_past_end: causes[Cause::RowsPastEnd],
+        n_rows_failed: causes[Cause::RowsFailed],
+        n_rows_sat_out: causes[Cause::RowsSatOut],
+        n_tokens_given_up: causes[Cause::TokensGivenUp],
+        n_tokens_guessed_wrong: causes[Cause::TokensGuessedWrong],
+        n_steps_waited_to_decode: causes[Cause::StepsToDecode],
+        n_steps_waited_with_prompt: causes[Cause::StepsWithPrompt],
+        n_steps_waited_for_pages: causes[Cause::StepsForPages],
+        n_steps_waited_for_masks: causes[Cause::StepsForMasks],
+    }
+}
+
+/// Both, counter by counter; gauges are left out.
+fn combined(a: &EngineStats, b: &EngineStats, combine: fn(u64, u64) -> u64) -> EngineStats {
+    EngineStats {
         n_steps: combine(a.n_steps, b.n_steps),
         n_rows: combine(a.n_rows, b.n_rows),
-        n_rows_in_vain: combine(a.n_rows_in_vain, b.n_rows_in_vain),
-        n_rows_sat_out: combine(a.n_rows_sat_out, b.n_rows_sat_out),
         n_tokens: combine(a.n_tokens, b.n_tokens),
         n_tokens_cached: combine(a.n_tokens_cached, b.n_tokens_cached),
-        n_tokens_in_vain: combine(a.n_tokens_in_vain, b.n_tokens_in_vain),
         n_tokens_again: combine(a.n_tokens_again, b.n_tokens_again),
-        n_steps_waited_to_decode: combine(a.n_steps_waited_to_decode, b.n_steps_waited_to_decode),
-        n_steps_waited_with_prompt: combine(a.n_steps_waited_with_prompt, b.n_steps_waited_with_prompt),
-        n_steps_waited_for_pages: combine(a.n_steps_waited_for_pages, b.n_steps_waited_for_pages),
+        causes: a.causes.combined(&b.causes, combine),
+        ..EngineStats::default()
     }
 }
 
@@ -72,8 +81,8 @@ impl Totals {
             sums.note(model, stats);
         }
         if let Some(idx) = sums.there.iter().position(|(other, _)| other.is_same(model)) {
-            let (_, computed) = sums.there.swap_remove(idx);
-            sums.gone = combined(&sums.gone, &computed, u64::saturating_add);
+            let (_, stats) = sums.there.swap_remove(idx);
+            sums.gone = combined(&sums.gone, &stats, u64::saturating_add);
         }
     }
 
@@ -81,18 +90,17 @@ impl Totals {
     pub(crate) fn all(&self) -> Computed {
         let sums = self.lock();
         let add =
-            |sum: Computed, (_, computed): &(_, Computed)| combined(&sum, computed, u64::saturating_add);
-        sums.there.iter().fold(sums.gone.clone(), add)
+            |sum: EngineStats, (_, stats): &(_, EngineStats)| combined(&sum, stats, u64::saturating_add);
+        computed(&sums.there.iter().fold(sums.gone.clone(), add))
     }
 }
 
 impl Sums {
     fn note(&mut self, model: &ModelHandle, stats: &EngineStats) {
-        let seen = computed(stats);
         match self.there.iter_mut().find(|(other, _)| other.is_same(model)) {
             // Answers may overtake each other.
-            Some((_, computed)) => *computed = combined(computed, &seen, u64::max),
-            None => self.there.push((model.clone(), seen)),
+            Some((_, seen)) => *seen = combined(seen, stats, u64::max),
+            None => self.there.push((model.clone(), stats.clone())),
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use trellis_engine::Steering;
 
-use super::common::{ROW_THREADS, Rows, expect, expect_i32, expect_rows, i32_of, over_rows};
+use super::common::{ROW_THREADS, RowCount, expect, expect_i32, expect_rows, i32_of, over_rows};
 use crate::driver::params;
 use crate::{CudaError, Kernel, Module, Pointer, Slice, Source, Stream};
 
@@ -85,7 +85,7 @@ impl Steer {
     pub fn run(
         &self,
         stream: &Stream,
-        tokens: Rows,
+        tokens: RowCount,
         hidden_size: usize,
         n_layers: usize,
         steering: SteeringPlaces,
@@ -160,7 +160,7 @@ mod tests {
             // Where nothing is added, a negative zero stays one.
             x.iter_mut().step_by(7).for_each(|value| *value = -0.0);
             let (d_places, d_words, d_x) = (upload(&test, &places), upload(&test, &words), upload(&test, &x));
-            let count = Count::new(&test, n_max, n);
+            let count = DeviceCount::new(&test, n_max, n);
             for n_layers in 0..=N_LAYERS {
                 let steering = SteeringPlaces { places: d_places.slice(), memory: d_words.slice() };
                 kernel

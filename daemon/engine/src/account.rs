@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::Semaphore;
 
 pub use self::host_charge::HostCharge;
+use crate::causes::{Cause, Causes, Tally};
 use crate::port::{Name, names};
 
 /// Something that is counted and bounded.
@@ -89,11 +90,10 @@ pub struct Account {
     pages: Meter,
     contexts: Meter,
     host_bytes: Meter,
-    n_tokens_in_vain: AtomicU64,
+    causes: Tally,
     n_tokens_cached: AtomicU64,
     n_tokens_guessed: AtomicU64,
     n_tokens_guessed_right: AtomicU64,
-    n_steps_waited: AtomicU64,
     /// Room for operations that no engine has read.
     operations: Arc<Semaphore>,
 }
@@ -114,11 +114,10 @@ impl Account {
             pages: meter(budget.n_pages),
             contexts: meter(budget.n_contexts),
             host_bytes: meter(budget.host_bytes),
-            n_tokens_in_vain: AtomicU64::new(0),
+            causes: Tally::default(),
             n_tokens_cached: AtomicU64::new(0),
             n_tokens_guessed: AtomicU64::new(0),
             n_tokens_guessed_right: AtomicU64::new(0),
-            n_steps_waited: AtomicU64::new(0),
             operations: Arc::new(Semaphore::new(N_OPERATIONS_MAX)),
         })
     }
@@ -195,9 +194,9 @@ impl Account {
         self.meter(resource).limit.min(above)
     }
 
-    /// Counts tokens that were decoded ahead and forgotten.
-    pub fn note_in_vain(&self, n: u64) {
-        self.n_tokens_in_vain.fetch_add(n, Ordering::Relaxed);
+    /// Counts what was computed in vain or waited for.
+    pub(crate) fn note(&self, cause: Cause, n: u64) {
+        self.causes.add(cause, n);
     }
 
     /// Counts tokens that the prefix cache held already.
@@ -211,21 +210,10 @@ impl Account {
         self.n_tokens_guessed_right.fetch_add(n_right, Ordering::Relaxed);
     }
 
-    /// Counts steps of a device that went by without a context that could have been in them.
-    pub fn note_steps_waited(&self, n: u64) {
-        self.n_steps_waited.fetch_add(n, Ordering::Relaxed);
-    }
-
-    /// Steps of devices that went by without a context that could have been in them, summed over contexts.
+    /// What was computed in vain for it and what it waited for, by cause.
     #[must_use]
-    pub fn n_steps_waited(&self) -> u64 {
-        self.n_steps_waited.load(Ordering::Relaxed)
-    }
-
-    /// Tokens that were decoded ahead and forgotten.
-    #[must_use]
-    pub fn n_tokens_in_vain(&self) -> u64 {
-        self.n_tokens_in_vain.load(Ordering::Relaxed)
+    pub fn causes(&self) -> Causes {
+        self.causes.now()
     }
 
     /// Tokens that the prefix cache held already.

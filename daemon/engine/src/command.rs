@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 use crate::batch::{Candidate, Drawn, Token, Top};
 use crate::completion::{CallerId, Tag};
 use crate::error::EngineError;
+use crate::history::History;
 use crate::kv::Positions;
 use crate::port::{shared, shared_list, shared_list_of, shared_option};
 use crate::run::Finish;
@@ -307,6 +308,9 @@ pub(crate) enum Operation {
         id: ContextId,
         edit: Edit,
         name: String,
+        /// All of the context's, for whoever opens it.
+        #[serde(with = "shared")]
+        tokens: Arc<History>,
         tag: Tag,
     },
     Forget {

@@ -2,13 +2,15 @@
 
 use std::cell::RefCell;
 use std::rc::Rc;
+use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use crate::batch::Token;
 use crate::command::Answer;
 use crate::error::EngineError;
+use crate::history::History;
 use crate::kv::Evictions;
+use crate::port::shared;
 use crate::run::RunEvent;
 use crate::stats::EngineStats;
 
@@ -63,7 +65,8 @@ pub(crate) enum Done {
 /// What its guest has to know of a context that was saved.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Opened {
-    pub(crate) tokens: Vec<Token>,
+    #[serde(with = "shared")]
+    pub(crate) tokens: Arc<History>,
     pub(crate) evictions: Option<Evictions>,
     /// Bytes of what is added to its tokens.
     pub(crate) steering_bytes: u64,

@@ -2,10 +2,8 @@
 
 mod beams;
 mod evict;
-mod history;
 mod keeps;
 mod mixture;
-mod segments;
 mod states;
 mod steer;
 mod together;
@@ -16,7 +14,6 @@ use std::sync::Arc;
 use smallvec::SmallVec;
 
 pub use self::beams::BeamSearch;
-use self::history::History;
 use self::keeps::{Foreseen, Keeping};
 use self::mixture::Mixed;
 use self::states::{Leaves, States};
@@ -28,6 +25,7 @@ use crate::completion::{CallerId, Done, Tag};
 use crate::constraint::Rule;
 use crate::error::EngineError;
 use crate::handle::{Caller, Room};
+use crate::history::History;
 use crate::job::N_GUESS_MAX;
 use crate::kv::{Evictions, Footprint};
 use crate::mailbox::Ticket;
@@ -159,7 +157,7 @@ impl Context {
         context.evictions = opened.evictions.unwrap_or_default();
         context.steering = context.charge_steering(opened.steering_bytes)?;
         context.footprint.set_with(opened.tokens.len(), context.n_bytes_beside())?;
-        context.tokens = opened.tokens.into();
+        context.tokens = opened.tokens.fork();
         context.n_synced = context.tokens.len();
         Ok(context)
     }
@@ -362,7 +360,8 @@ impl Context {
         let room = self.model.room(&self.caller).await?;
         let place = self.caller.ticket();
         let (id, edit, name, tag) = (self.id, self.take_edit(), name.to_owned(), place.tag());
-        self.model.post_into(room, Operation::Save { id, edit, name, tag })?;
+        let tokens = Arc::new(self.tokens.fork());
+        self.model.post_into(room, Operation::Save { id, edit, name, tokens, tag })?;
         match place.take().await {
             Some(Done::Kept(saved)) => saved,
             Some(other) => unreachable!("asked to save, answered with {other:?}"),

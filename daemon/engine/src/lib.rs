@@ -6,6 +6,7 @@
 pub mod account;
 pub mod backend;
 pub mod batch;
+mod causes;
 mod command;
 mod completion;
 pub mod constraint;
@@ -14,6 +15,7 @@ pub mod cpu;
 mod engine;
 mod error;
 mod handle;
+mod history;
 mod job;
 mod kv;
 mod mailbox;
@@ -24,9 +26,11 @@ mod port;
 mod run;
 pub mod sampling;
 mod scheduler;
+mod segments;
 mod stats;
 mod steering;
 
+pub use causes::{Cause, Causes};
 pub use command::{
     Ahead, Answer, Ask, Guess, MaskSource, N_ATTENTION_TOKENS_MAX, N_ENTRIES_PER_TOKEN, Pooling, RunSettings,
 };

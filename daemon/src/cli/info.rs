@@ -1,7 +1,7 @@
 //! `trellis info`: the daemon as a whole.
 
 use clap::Args;
-use trellis_client::{DaemonInfo, DeviceInfo, ModelInfo};
+use trellis_client::{Computed, DaemonInfo, DeviceInfo, ModelInfo};
 
 use super::connect::SocketArgs;
 use super::error::CliError;
@@ -12,11 +12,12 @@ Examples:
   trellis info
   trellis info --json | jq .resident_bytes
 
-Rows in vain were computed when their work ended meanwhile, rows that sat out waited for their masks; tokens in vain
-were decoded ahead or guessed and not wanted, tokens again were computed twice for want of pages. What waited are contexts
-whose work could have been in a step and was not, counted once for each step: others were served before them, the prompt
-would have made the step too long, or they stood in line for KV pages. All of this is counted from the daemon's start, for
-models that are gone as well; `trellis models --json` has it by model, `trellis ps` some by guest. KV memory is that of all
+Rows in vain were computed when their work ended meanwhile: its guest gave it up, the draw before was its last, or a step
+failed. Rows that sat out waited for their masks. Tokens in vain were decoded ahead and given up, or guessed wrongly; tokens
+again were computed twice for want of pages. What waited are contexts whose work could have been in a step and was not,
+counted once for each step: others were served before them, the prompt would have made the step too long, they stood in
+line for KV pages, or they had no mask. All of this is counted from the daemon's start, for models that are gone as well;
+`trellis models --json` has it by model, `trellis ps --json` by guest. KV memory is that of all
 models; `trellis models` shows each one's pages.";
 
 /// Show what the daemon is and how it is doing
@@ -61,6 +62,7 @@ fn programs(names: &[String]) -> String {
 
 fn lines(info: &DaemonInfo, models: &[ModelInfo]) -> String {
     let state = info.failure.as_ref().map_or("running".to_owned(), |failure| format!("FAILED: {failure}"));
+    let Computed { causes, .. } = &info.computed;
     let computed = &info.computed;
     let lines = [
         ("build", info.build.clone()),
@@ -74,16 +76,24 @@ fn lines(info: &DaemonInfo, models: &[ModelInfo]) -> String {
         (
             "rows",
             format!(
-                "{} in {} steps, {} in vain, {} sat out",
-                computed.n_rows, computed.n_steps, computed.n_rows_in_vain, computed.n_rows_sat_out
+                "{} in {} steps, {} in vain ({} given up, {} past an end, {} failed), {} sat out",
+                computed.n_rows,
+                computed.n_steps,
+                computed.n_rows_in_vain,
+                causes.n_rows_given_up,
+                causes.n_rows_past_end,
+                causes.n_rows_failed,
+                causes.n_rows_sat_out
             ),
         ),
         (
             "tokens",
             format!(
-                "{}, {} in vain, {} again, {} from the prefix cache",
+                "{}, {} in vain ({} given up, {} guessed wrong), {} again, {} from the prefix cache",
                 computed.n_tokens,
                 computed.n_tokens_in_vain,
+                causes.n_tokens_given_up,
+                causes.n_tokens_guessed_wrong,
                 computed.n_tokens_again,
                 computed.n_tokens_cached
             ),
@@ -91,10 +101,11 @@ fn lines(info: &DaemonInfo, models: &[ModelInfo]) -> String {
         (
             "waited",
             format!(
-                "{} steps to decode, {} with prompts, {} for KV pages",
-                computed.n_steps_waited_to_decode,
-                computed.n_steps_waited_with_prompt,
-                computed.n_steps_waited_for_pages
+                "{} steps to decode, {} with prompts, {} for KV pages, {} for masks",
+                causes.n_steps_waited_to_decode,
+                causes.n_steps_waited_with_prompt,
+                causes.n_steps_waited_for_pages,
+                causes.n_steps_waited_for_masks
             ),
         ),
         ("memory", output::bytes(info.resident_bytes)),
@@ -110,7 +121,7 @@ fn lines(info: &DaemonInfo, models: &[ModelInfo]) -> String {
 
 #[cfg(test)]
 mod tests {
-    use trellis_client::Computed;
+    use trellis_client::Causes;
 
     use super::*;
 
@@ -135,10 +146,20 @@ mod tests {
             n_rows: 120,
             n_steps: 60,
             n_rows_in_vain: 9,
-            n_rows_sat_out: 3,
             n_tokens: 150,
-            n_steps_waited_to_decode: 21,
-            n_steps_waited_for_pages: 6,
+            n_tokens_in_vain: 7,
+            causes: Causes {
+                n_rows_given_up: 4,
+                n_rows_past_end: 3,
+                n_rows_failed: 2,
+                n_rows_sat_out: 8,
+                n_tokens_given_up: 1,
+                n_tokens_guessed_wrong: 6,
+                n_steps_waited_to_decode: 21,
+                n_steps_waited_for_pages: 16,
+                n_steps_waited_for_masks: 5,
+                ..Causes::default()
+            },
             ..Computed::default()
         };
         let info = DaemonInfo {
@@ -153,9 +174,9 @@ mod tests {
             "models    draft (f32, draining), big (f32, failed), tiny (f32, default)\n",
             "programs  none by name\n",
             "computed  cuda:1 busy for 25 % of 1 min 0 s\n",
-            "rows      120 in 60 steps, 9 in vain, 3 sat out\n",
-            "tokens    150, 0 in vain, 0 again, 0 from the prefix cache\n",
-            "waited    21 steps to decode, 0 with prompts, 6 for KV pages\n",
+            "rows      120 in 60 steps, 9 in vain (4 given up, 3 past an end, 2 failed), 8 sat out\n",
+            "tokens    150, 7 in vain (1 given up, 6 guessed wrong), 0 again, 0 from the prefix cache\n",
+            "waited    21 steps to decode, 0 with prompts, 16 for KV pages, 5 for masks\n",
             "KV memory 12.0 MB of 48.0 MB free\n",
         ] {
             assert!(shown.contains(line), "{line:?} in {shown}");

@@ -15,7 +15,7 @@ Examples:
 
 MODEL is what the guest holds something of, a context for one; - is a guest that has nothing of a model at this moment. IN
 VAIN are tokens that were decoded ahead or guessed and not wanted, CACHED those that the prefix cache spared, WAITED the
-steps that went by while a context could have been in them.";
+steps that went by while a context could have been in them; --json has them by cause.";
 
 /// List your running guests
 #[derive(Debug, Args)]

@@ -13,8 +13,8 @@ use bytes::Bytes;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio_util::sync::{CancellationToken, DropGuard};
-use trellis_engine::ModelHandle;
 use trellis_engine::account::{Account, ActorId, GuestId, Resource, SessionId};
+use trellis_engine::{Causes, ModelHandle};
 
 use super::beside::Beside;
 use super::cache::CodeCache;
@@ -179,18 +179,35 @@ pub struct GuestInfo {
     pub cpu_ms: u64,
     /// Linear memory.
     pub memory_bytes: u64,
-    /// Tokens computed for it.
-    pub n_tokens: u64,
-    /// Of those, tokens decoded ahead, or guessed, in vain.
-    pub n_tokens_in_vain: u64,
-    /// Tokens of prompts that the prefix cache held already.
-    pub n_tokens_cached: u64,
-    /// Steps that went by while a context of it could have been in them.
-    pub n_steps_waited: u64,
+    /// What was computed for it.
+    pub used: Used,
     /// KV pages that its contexts hold.
     pub n_pages: u64,
     /// Contexts that it has open.
     pub n_contexts: u64,
+}
+
+/// What was computed for a guest, at one moment.
+#[derive(Clone, Copy, Debug)]
+pub struct Used {
+    /// Tokens, those decoded ahead, or guessed, in vain included.
+    pub n_tokens: u64,
+    /// Tokens of prompts that the prefix cache held already.
+    pub n_tokens_cached: u64,
+    /// What was in vain and what it waited for, by cause.
+    pub causes: Causes,
+}
+
+impl Used {
+    /// That of the guest with this account.
+    #[must_use]
+    pub fn of(account: &Account) -> Self {
+        Self {
+            n_tokens: account.used(Resource::Tokens),
+            n_tokens_cached: account.n_tokens_cached(),
+            causes: account.causes(),
+        }
+    }
 }
 
 /// Takes a guest off the list when dropped.
@@ -497,10 +514,7 @@ fn info(vitals: &Vitals) -> GuestInfo {
         elapsed_ms: vitals.started.elapsed().as_millis() as u64,
         cpu_ms: vitals.cpu.used().as_millis() as u64,
         memory_bytes: vitals.memory.n_bytes(),
-        n_tokens: vitals.account.used(Resource::Tokens),
-        n_tokens_in_vain: vitals.account.n_tokens_in_vain(),
-        n_tokens_cached: vitals.account.n_tokens_cached(),
-        n_steps_waited: vitals.account.n_steps_waited(),
+        used: Used::of(&vitals.account),
         n_pages: vitals.account.used(Resource::Pages),
         n_contexts: vitals.account.used(Resource::Contexts),
     }

@@ -51,7 +51,7 @@ pub use component::Program;
 pub(crate) use component::check_format;
 pub use error::{GuestEnd, GuestError};
 pub use guests::{
-    GuestActivity, GuestEnding, GuestHost, GuestHostConfig, GuestInfo, GuestStop, Launch, RunningGuest,
+    GuestActivity, GuestEnding, GuestHost, GuestHostConfig, GuestInfo, GuestStop, Launch, RunningGuest, Used,
 };
 pub use inbox::{
     InboxBudget, InboxBudgetExceeded, InboxCharge, InboxClosed, InboxReceiver, InboxSender, Received, inbox,

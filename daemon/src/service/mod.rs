@@ -23,7 +23,7 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use tokio_util::sync::CancellationToken;
-use trellis_engine::account::{Account, ActorId, GuestId, Resource, SessionId};
+use trellis_engine::account::{ActorId, GuestId, SessionId};
 use trellis_engine::{EngineStats, ModelHandle};
 use trellis_wire::{
     ComponentHash, DaemonInfo, DeviceInfo, ErrorBody, ErrorCode, GuestInfo, GuestUsage, ModelInfo,
@@ -37,13 +37,14 @@ use self::registry::Registry;
 use crate::config::{Budgets, Device};
 use crate::guest::{
     CompileProgress, GuestActivity, GuestEnd as Ending, GuestHost, GuestIo, Launch, Program,
-    RunningGuest as Started,
+    RunningGuest as Started, Used,
 };
 use crate::loader::Loader;
 use crate::models::{self, DeviceWatch, names};
 use crate::session::{
     Actor, GuestEnd, LoadRequest, ProgressSink, RunningGuest, Service, StartRequest, StopHandle,
 };
+use crate::totals;
 
 /// How long the guests of a model that is unloaded have to come to their ends, unless the request says.
 const DRAIN: Duration = Duration::from_secs(30);
@@ -181,7 +182,7 @@ impl Service for HostService {
                 ending => Err(errors::ended(&ending)),
             };
             let elapsed_us = u64::try_from(begun.elapsed().as_micros()).unwrap_or(u64::MAX);
-            GuestEnd { result, usage: GuestUsage { elapsed_us, ..usage(&account) } }
+            GuestEnd { result, usage: GuestUsage { elapsed_us, ..usage(&Used::of(&account)) } }
         });
         Ok(RunningGuest { guest_id: id.0, end, stop: StopHandle::new(move |_| stop.stop()) })
     }
@@ -256,14 +257,7 @@ impl Service for HostService {
             n_pages: guest.n_pages,
             memory_bytes: guest.memory_bytes,
             elapsed_ms: guest.elapsed_ms,
-            usage: GuestUsage {
-                n_tokens: guest.n_tokens,
-                n_tokens_in_vain: guest.n_tokens_in_vain,
-                n_tokens_cached: guest.n_tokens_cached,
-                n_steps_waited: guest.n_steps_waited,
-                elapsed_us: guest.elapsed_ms * 1000,
-                ..GuestUsage::default()
-            },
+            usage: GuestUsage { elapsed_us: guest.elapsed_ms * 1000, ..usage(&guest.used) },
         });
         Ok(info.collect())
     }
@@ -376,12 +370,13 @@ fn random_seed() -> Result<u64, ErrorBody> {
     Ok(u64::from_le_bytes(bytes))
 }
 
-fn usage(account: &Account) -> GuestUsage {
+fn usage(used: &Used) -> GuestUsage {
     GuestUsage {
-        n_tokens: account.used(Resource::Tokens),
-        n_tokens_in_vain: account.n_tokens_in_vain(),
-        n_tokens_cached: account.n_tokens_cached(),
-        n_steps_waited: account.n_steps_waited(),
+        n_tokens: used.n_tokens,
+        n_tokens_in_vain: used.causes.n_tokens_in_vain(),
+        n_tokens_cached: used.n_tokens_cached,
+        n_steps_waited: used.causes.n_steps_waited(),
+        causes: totals::by_cause(&used.causes),
         ..GuestUsage::default()
     }
 }
@@ -411,17 +406,7 @@ fn model_info(loaded: &ModelHandle, stats: &EngineStats, actor: Actor) -> ModelI
         n_pages_free: n_pages_free(stats),
         page_bytes: loaded.limits().page_bytes as u64,
         n_contexts: stats.n_contexts as u64,
-        n_steps: stats.n_steps,
-        n_rows: stats.n_rows,
-        n_rows_in_vain: stats.n_rows_in_vain,
-        n_rows_sat_out: stats.n_rows_sat_out,
-        n_tokens: stats.n_tokens,
-        n_tokens_cached: stats.n_tokens_cached,
-        n_tokens_in_vain: stats.n_tokens_in_vain,
-        n_tokens_again: stats.n_tokens_again,
-        n_steps_waited_to_decode: stats.n_steps_waited_to_decode,
-        n_steps_waited_with_prompt: stats.n_steps_waited_with_prompt,
-        n_steps_waited_for_pages: stats.n_steps_waited_for_pages,
+        computed: totals::computed(stats),
         busy_ms: whole_ms(stats.device_busy),
         failure: loaded.failure().map(|failure| failure.to_string()),
     }

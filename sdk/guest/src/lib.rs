@@ -96,7 +96,7 @@ pub use particles::{Particle, Particles};
 pub use random::Random;
 pub use sampler::{Sampler, SamplerBuilder, TokenMask};
 pub use session::{
-    Inbox, LogLevel, Meter, Usage, call_bytes, emit, emit_json, emit_tokens, log, messages, receive,
+    Causes, Inbox, LogLevel, Meter, Usage, call_bytes, emit, emit_json, emit_tokens, log, messages, receive,
     receive_json, receive_within, seed, time_left, try_receive, usage,
 };
 pub use steering::Steering;

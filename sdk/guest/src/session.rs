@@ -8,7 +8,7 @@ use serde::de::DeserializeOwned;
 use crate::bindings::trellis::host::session as raw;
 use crate::{Error, Result, Token};
 
-pub use raw::{Inbox, LogLevel, Meter, Usage};
+pub use raw::{Causes, Inbox, LogLevel, Meter, Usage};
 
 /// Bytes that every host takes in one call, unless it was told to take less.
 const PIECE_BYTES: usize = 64 << 10;

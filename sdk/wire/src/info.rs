@@ -35,29 +35,9 @@ pub struct ModelInfo {
     pub page_bytes: u64,
     /// Open contexts.
     pub n_contexts: u64,
-    /// Steps computed since it was loaded.
-    pub n_steps: u64,
-    /// Rows of those steps.
-    pub n_rows: u64,
-    /// Rows computed in vain: their work ended while they were under way.
-    pub n_rows_in_vain: u64,
-    /// Rows that drew nothing because their masks had not come.
-    pub n_rows_sat_out: u64,
-    /// Tokens computed.
-    pub n_tokens: u64,
-    /// Tokens of prompts that the prefix cache already held.
-    pub n_tokens_cached: u64,
-    /// Tokens decoded ahead, or guessed, in vain.
-    pub n_tokens_in_vain: u64,
-    /// Tokens computed again, after their KV had been given up for want of pages.
-    pub n_tokens_again: u64,
-    /// Steps of its device, those of other models included, that went by while a context could decode and had no row in
-    /// them, summed over contexts.
-    pub n_steps_waited_to_decode: u64,
-    /// As above, while a context had a prompt to compute: steps had no room for it within their length.
-    pub n_steps_waited_with_prompt: u64,
-    /// As above, while a context stood in line for KV pages.
-    pub n_steps_waited_for_pages: u64,
+    /// What was computed since it was loaded.
+    #[serde(flatten)]
+    pub computed: Computed,
     /// Milliseconds that the device has computed for it.
     pub busy_ms: u64,
     /// Why nothing more is computed for it; absent while it works.
@@ -99,13 +79,16 @@ pub struct GuestInfo {
 pub struct GuestUsage {
     /// Tokens computed for it, those decoded ahead in vain included.
     pub n_tokens: u64,
-    /// Tokens decoded ahead of a stream and then forgotten.
+    /// Tokens decoded ahead of a stream and then forgotten, or guessed wrongly.
     pub n_tokens_in_vain: u64,
     /// Tokens of prompts that the prefix cache already held; not part of `n_tokens`.
     pub n_tokens_cached: u64,
     /// Steps of devices that went by while a context of it could have been in them, summed over contexts: others were
-    /// served, or it stood in line for KV pages.
+    /// served, it stood in line for KV pages, or it had no mask.
     pub n_steps_waited: u64,
+    /// What was in vain and what it waited for, by cause.
+    #[serde(flatten)]
+    pub causes: Causes,
     /// Bytes of its output that the client was sent, as credit counts them.
     pub output_bytes: u64,
     /// Microseconds from its start to its end.
@@ -126,8 +109,7 @@ pub struct DeviceInfo {
     pub busy_ms: u64,
 }
 
-/// What was computed since the daemon started, for models that are gone as well: these counters never shrink. Each is as
-/// in [`ModelInfo`].
+/// What was computed.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Computed {
@@ -135,24 +117,46 @@ pub struct Computed {
     pub n_steps: u64,
     /// Rows of those steps.
     pub n_rows: u64,
-    /// Rows computed in vain.
+    /// Rows computed in vain: their work ended while they were under way.
     pub n_rows_in_vain: u64,
-    /// Rows that drew nothing because their masks had not come.
-    pub n_rows_sat_out: u64,
     /// Tokens computed.
     pub n_tokens: u64,
     /// Tokens of prompts that the prefix cache already held.
     pub n_tokens_cached: u64,
     /// Tokens decoded ahead, or guessed, in vain.
     pub n_tokens_in_vain: u64,
-    /// Tokens computed again.
+    /// Tokens computed again, after their KV had been given up for want of pages.
     pub n_tokens_again: u64,
-    /// Steps that went by while a context could decode.
+    /// What was in vain and what was waited for, by cause.
+    #[serde(flatten)]
+    pub causes: Causes,
+}
+
+/// What was computed in vain and what was waited for, by cause.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Causes {
+    /// Rows in vain: their guest gave up what they were computed for while they were under way.
+    pub n_rows_given_up: u64,
+    /// Rows in vain: the draw before them was the last of its run, by a stop token for one.
+    pub n_rows_past_end: u64,
+    /// Rows in vain: of a step that failed, or under way for work that failed.
+    pub n_rows_failed: u64,
+    /// Rows that drew nothing because their masks had not come.
+    pub n_rows_sat_out: u64,
+    /// Tokens in vain: decoded ahead of a guest that did something else then.
+    pub n_tokens_given_up: u64,
+    /// Tokens in vain: guessed wrongly.
+    pub n_tokens_guessed_wrong: u64,
+    /// Steps of the device, those of other models included, that went by while a context could decode and had no row in
+    /// them, summed over contexts.
     pub n_steps_waited_to_decode: u64,
-    /// Steps that went by while a context had a prompt to compute.
+    /// As above, while a context had a prompt to compute: steps had no room for it within their length.
     pub n_steps_waited_with_prompt: u64,
-    /// Steps that went by while a context stood in line for KV pages.
+    /// As above, while a context stood in line for KV pages.
     pub n_steps_waited_for_pages: u64,
+    /// As above, while a context had no mask for its next draw.
+    pub n_steps_waited_for_masks: u64,
 }
 
 /// The daemon as a whole.
@@ -179,7 +183,7 @@ pub struct DaemonInfo {
     pub kv_bytes: u64,
     /// Bytes of it that nothing holds.
     pub kv_bytes_free: u64,
-    /// What was computed since the daemon started.
+    /// What was computed since the daemon started, for models that are gone as well: these counters never shrink.
     pub computed: Computed,
     /// Running guests, of all users.
     pub n_guests: u64,

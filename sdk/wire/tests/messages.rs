@@ -5,9 +5,9 @@ use std::collections::BTreeMap;
 use proptest::prelude::*;
 use serde::{Deserialize, Serialize};
 use trellis_wire::{
-    CHUNK_BYTES_MAX, Call, ClientMessage, ComponentHash, ErrorBody, ErrorCode, Event, FRAME_BYTES_MAX,
-    FrameBuffer, FrameReader, GuestUsage, LogLevel, Outcome, Program, ServerMessage, Stage, Start, Value,
-    WireError, decode,
+    CHUNK_BYTES_MAX, Call, Causes, ClientMessage, ComponentHash, ErrorBody, ErrorCode, Event,
+    FRAME_BYTES_MAX, FrameBuffer, FrameReader, GuestUsage, LogLevel, Outcome, Program, ServerMessage, Stage,
+    Start, Value, WireError, decode,
 };
 
 fn client_message() -> impl Strategy<Value = ClientMessage> {
@@ -74,7 +74,12 @@ fn server_message() -> impl Strategy<Value = ServerMessage> {
     prop_oneof![
         (any::<u64>(), event).prop_map(|(id, event)| ServerMessage::Event { id, event }),
         (any::<u64>(), outcome, any::<Option<u64>>()).prop_map(|(id, outcome, n_tokens)| {
-            let usage = n_tokens.map(|n_tokens| GuestUsage { n_tokens, ..GuestUsage::default() });
+            let causes = |n_rows_sat_out| Causes { n_rows_sat_out, ..Causes::default() };
+            let usage = n_tokens.map(|n_tokens| GuestUsage {
+                n_tokens,
+                causes: causes(n_tokens / 2),
+                ..GuestUsage::default()
+            });
             ServerMessage::End { id, outcome, usage }
         }),
         error.prop_map(|error| ServerMessage::Fault { error }),

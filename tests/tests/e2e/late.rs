@@ -9,7 +9,7 @@ use trellis::config::Device;
 use trellis_engine::batch::{Candidate, Drawn, Token};
 use trellis_engine::sampling::{Sampler, TokenMask};
 use trellis_engine::{
-    Ahead, Answer, Ask, Context, EngineError, MaskSource, ModelHandle, Pull, RunKey, RunSettings,
+    Ahead, Answer, Ask, Cause, Context, EngineError, MaskSource, ModelHandle, Pull, RunKey, RunSettings,
 };
 use trellis_tests::device::{Nat, device};
 use trellis_tests::engines::{Random, Sizes, block_on, engine, owner};
@@ -143,7 +143,7 @@ fn masks_that_never_come_hold_up_nobody() {
         let stats = engine.handle().stats().await.expect("it runs");
         assert_eq!(stats.n_contexts, 0);
         assert_eq!(stats.n_pages_free + stats.n_pages_cached, stats.n_pages);
-        assert!(stats.n_rows_sat_out <= 1, "{stats:?}");
+        assert!(stats.causes[Cause::RowsSatOut] <= 1, "{stats:?}");
     });
 }
 
@@ -300,7 +300,7 @@ fn late_masks_slow_nobody() {
                     "turn {turn}, {name}: {:.0} tokens/s of 8 streams, {} masked tokens, {} of {} rows sat out",
                     beside,
                     n_drawn.load(Ordering::Relaxed),
-                    after.n_rows_sat_out - before.n_rows_sat_out,
+                    after.causes[Cause::RowsSatOut] - before.causes[Cause::RowsSatOut],
                     after.n_rows - before.n_rows,
                 );
             }

@@ -380,7 +380,10 @@ fn what_a_device_has_computed_is_told_also_for_models_that_are_gone() {
         let _ = complete(&client, Some("draft")).await.well();
         let models = client.models().await.expect("it answers");
         let draft = models.iter().find(|model| model.name == "draft").expect("it is loaded");
-        assert!(draft.n_steps > 0 && draft.busy_ms > 0 && draft.n_tokens >= 20, "{draft:?}");
+        assert!(
+            draft.computed.n_steps > 0 && draft.busy_ms > 0 && draft.computed.n_tokens >= 20,
+            "{draft:?}"
+        );
         let device = async || {
             let mut info = client.info().await.expect("it answers");
             assert_eq!(info.devices.len(), 1, "{info:?}");

@@ -237,7 +237,7 @@ async fn soak(model: &ModelHandle, n_steps: u64, gpu: Option<&Gpu>) -> EngineSta
     assert_eq!((stats.n_contexts, stats.n_saved), (0, 0), "{stats:?}");
     assert_eq!(stats.n_pages_free + stats.n_pages_cached, stats.n_pages, "to the page: {stats:?}");
     assert_eq!(stats.n_pages_on_host, 0, "{stats:?}");
-    assert!(stats.n_tokens_in_vain > 0 && stats.n_tokens_cached > 0, "{stats:?}");
+    assert!(stats.causes.n_tokens_in_vain() > 0 && stats.n_tokens_cached > 0, "{stats:?}");
     stats
 }
 

@@ -8,7 +8,8 @@ use trellis_engine::account::Resource;
 use trellis_engine::batch::{Candidate, Drawn};
 use trellis_engine::sampling::{Looks, Sampler, TokenMask};
 use trellis_engine::{
-    Ahead, Answer, Ask, Context, EngineError, Guess, MaskSource, ModelHandle, Pull, RunKey, RunSettings,
+    Ahead, Answer, Ask, Cause, Context, EngineError, Guess, MaskSource, ModelHandle, Pull, RunKey,
+    RunSettings,
 };
 use trellis_tests::device::{Nat, device};
 use trellis_tests::engines::{Random, Sizes, block_on, encode, engine, owner};
@@ -159,7 +160,7 @@ fn guesses_end_where_the_context_does_and_wrong_ones_are_counted() {
         let wrong = [steps(model, &prompt[..40], &sampler, 1).await[0].token ^ 1; 7];
         assert_eq!(verify(&mut context, &sampler, &wrong).await.expect("drawn").len(), 1);
         assert_eq!(guest.account.used(Resource::Tokens) - used, 8, "the last token and the guess");
-        assert_eq!(guest.account.n_tokens_in_vain(), 7);
+        assert_eq!(guest.account.causes()[Cause::TokensGuessedWrong], 7);
 
         for (guess, expected) in
             [(vec![1; 16], "16 tokens: at most 15"), (vec![1, 4096], "4096 is out of range")]

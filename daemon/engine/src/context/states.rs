@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use super::segments::Segments;
 use crate::sampling::Sampler;
 use crate::sampling::program::{DrawState, ProgramId};
+use crate::segments::Segments;
 
 /// Entries that forks share as a whole.
 const N_SEGMENT_ENTRIES: usize = 64;

@@ -13,8 +13,8 @@
 use rustc_hash::FxHashSet;
 use smallvec::SmallVec;
 
-use super::waits::WaitsFor;
 use super::{ContextState, Scheduler, Source};
+use crate::causes::Cause;
 use crate::command::ContextId;
 use crate::job::Work;
 use crate::kv::{BlockId, PageTable};
@@ -222,7 +222,7 @@ impl Scheduler {
         let need = self.need(context, Kept::Term);
         self.line.enter(id, &context.owner, need.n_blocks);
         context.standing = Standing::InLine;
-        self.note_waited(context, WaitsFor::Row(context.class()));
+        context.note_waited_for_row(self.commons.step, &mut self.stats.causes);
         false
     }
 
@@ -447,7 +447,7 @@ impl Scheduler {
                 self.line.leave(id);
                 self.begin_term(id, &mut context, need);
                 self.holders.note_changed(id, &mut context.listing);
-                self.note_waited(&mut context, WaitsFor::Pages);
+                context.note_waited(Cause::StepsForPages, self.commons.step, &mut self.stats.causes);
             }
             self.contexts.insert(id, context);
             match taken {

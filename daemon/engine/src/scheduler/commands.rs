@@ -1,18 +1,20 @@
 //! What each command does.
 
+use std::sync::Arc;
+
 use super::admission::Standing;
 use super::fair::Seat;
 use super::holders::Listing;
 use super::room::Victim;
 use super::{ContextState, Saved, Scheduler};
 use crate::account::{ActorId, Owner, Resource};
+use crate::causes::{Cause, Causes};
 use crate::command::{Ahead, Ask, ContextId, Edit, Operation, RunSettings};
 use crate::completion::{CallerId, Done, Opened, Reply, Tag};
 use crate::error::EngineError;
+use crate::history::History;
 use crate::job::{AskWork, N_GUESS_MAX, RunWork, VerifyWork, Work};
-use crate::kv::PrefixKey;
-use crate::kv::Sequence;
-use crate::kv::{Evictions, Footprint};
+use crate::kv::{Evictions, Footprint, PageTable, PrefixKey, Sequence};
 use crate::run::{AheadWindow, Finish, RunEvent, RunReply};
 
 impl Scheduler {
@@ -72,9 +74,9 @@ impl Scheduler {
             }
             Operation::Mask { id, tag, position, mask } => self.take_mask(id, tag, position, mask),
             Operation::EndRun { id, tag, position, end } => self.end_run_at(id, tag, position, end),
-            Operation::Save { id, edit, name, tag } => {
+            Operation::Save { id, edit, name, tokens, tag } => {
                 self.edit(id, edit);
-                let saved = self.save(id, name);
+                let saved = self.save(id, name, tokens);
                 if let Some(reply) = self.reply(id, tag) {
                     reply.send(Done::Kept(saved));
                 }
@@ -173,7 +175,7 @@ impl Scheduler {
         self.holders.note_saved(&key, &mut saved.listing);
         let kv = saved.kv.fork(owner.account.clone(), &mut self.pages);
         let opened = Opened {
-            tokens: kv.kept(&self.pages),
+            tokens: saved.tokens.clone(),
             evictions: kv.evictions().cloned(),
             steering_bytes: kv.steering_bytes(),
         };
@@ -199,7 +201,7 @@ impl Scheduler {
             return self.interrupt_mixture(id, n_pulled);
         }
         let Some(context) = self.contexts.get_mut(&id) else { return };
-        match context.take_work() {
+        match context.end_work(Cause::RowsGivenUp, &mut self.stats.causes) {
             Some(Work::Run(run)) => {
                 self.interrupt_run(id, run, n_pulled);
             }
@@ -214,8 +216,7 @@ impl Scheduler {
         let n_in_vain = run.queue.n_unread();
         let context = self.contexts.get_mut(&id).expect("it had the run");
         context.window.note_interrupted(run.n_given - n_in_vain);
-        context.owner.account.note_in_vain(n_in_vain as u64);
-        self.stats.n_tokens_in_vain += n_in_vain as u64;
+        context.note(Cause::TokensGivenUp, n_in_vain as u64, &mut self.stats.causes);
         n_in_vain
     }
 
@@ -292,8 +293,9 @@ impl Scheduler {
         self.enqueue(id);
     }
 
-    fn save(&mut self, id: ContextId, name: String) -> Result<(), EngineError> {
+    fn save(&mut self, id: ContextId, name: String, tokens: Arc<History>) -> Result<(), EngineError> {
         let Some(context) = self.contexts.get_mut(&id) else { return Err(EngineError::Stopped) };
+        debug_assert_eq!(tokens.len(), context.kv.n_kept(), "both sides have the same");
         let owner = Owner { account: context.owner.account.root().clone(), ..context.owner.clone() };
         let key = (owner.actor, name);
         let mut footprint = Footprint::new(&owner.account, 0)?;
@@ -309,7 +311,7 @@ impl Scheduler {
         let mut listing = Listing::default();
         self.holders.note_saved(&key, &mut listing);
         let last_step = self.commons.step;
-        self.saved.insert(key, Saved { kv, _footprint: footprint, owner, last_step, listing });
+        self.saved.insert(key, Saved { kv, tokens, _footprint: footprint, owner, last_step, listing });
         Ok(())
     }
 
@@ -339,8 +341,8 @@ impl Scheduler {
 
 impl ContextState {
     /// Ends the context's work with an error.
-    pub(super) fn fail(&mut self, error: EngineError, pages: &mut crate::kv::PageTable) {
-        if let Some(work) = self.take_work() {
+    pub(super) fn fail(&mut self, error: EngineError, pages: &mut PageTable, causes: &mut Causes) {
+        if let Some(work) = self.end_work(Cause::RowsFailed, causes) {
             self.kv.truncate(work.n_base(self.kv.tokens.len()), pages);
             work.fail(error);
         }

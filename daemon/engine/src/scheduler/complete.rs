@@ -7,6 +7,7 @@ use super::plan::PlannedRow;
 use super::{ContextState, Plan, Scheduler, StepUnderWay};
 use crate::account::Resource;
 use crate::batch::{Drawn, Input, Output};
+use crate::causes::{Cause, Causes};
 use crate::command::Answer;
 use crate::job::{AskOutcome, LateMasks, RunWork, VerifyWork, Work};
 use crate::kv::PageTable;
@@ -37,7 +38,6 @@ impl Scheduler {
             let Some(context) = context else {
                 // Its work ended while it was under way.
                 row_outputs.for_each(drop);
-                self.stats.n_rows_in_vain += 1;
                 // A guest pays for a prompt that it gave up, not for a token that the scheduler took for certain.
                 if row.input != Input::Known
                     && let Some(context) = self.contexts.get(&row.id)
@@ -84,8 +84,7 @@ impl Scheduler {
                         let row_outputs: Vec<Output> = row_outputs.collect();
                         assert_eq!(row_outputs.len(), row.n_outputs, "the backend left out an output");
                         let n_base = verify.n_base;
-                        let n_in_vain = context.take_verified(verify, row_outputs, &mut self.pages);
-                        self.stats.n_tokens_in_vain += n_in_vain as u64;
+                        context.take_verified(verify, row_outputs, &mut self.pages, &mut self.stats.causes);
                         self.spares.note(row.id, context, n_base);
                     }
                 }
@@ -93,9 +92,9 @@ impl Scheduler {
                 Work::Joint(_) | Work::Mixed(_) => unreachable!("they are parts of jobs"),
                 Work::Run(_) => {
                     if let Some(output) = row_outputs.next() {
-                        self.stats.n_rows_sat_out += u64::from(output == Output::SatOut);
                         let n_positions_max = self.limits.n_positions_max;
-                        context.take_run_output(output, &mut row_outputs, n_positions_max, &mut self.pages);
+                        let (pages, causes) = (&mut self.pages, &mut self.stats.causes);
+                        context.take_run_output(output, &mut row_outputs, n_positions_max, pages, causes);
                         row_outputs.for_each(drop);
                     }
                 }
@@ -128,17 +127,20 @@ impl ContextState {
         }
     }
 
-    /// Answers a verification; returns how many of its tokens were computed in vain. The KV of those that were accepted
-    /// stays for the edit that appends them.
-    fn take_verified(&mut self, work: VerifyWork, outputs: Vec<Output>, pages: &mut PageTable) -> usize {
+    /// Answers a verification. The KV of tokens that were accepted stays for the edit that appends them.
+    fn take_verified(
+        &mut self,
+        work: VerifyWork,
+        outputs: Vec<Output>,
+        pages: &mut PageTable,
+        causes: &mut Causes,
+    ) {
         let verified = work.take_outputs(outputs);
         let n_accepted = verified.as_ref().map_or(0, |verified| verified.n_accepted);
-        let n_in_vain = work.guess().len() - n_accepted;
         self.owner.account.note_guessed(work.guess().len() as u64, n_accepted as u64);
-        self.owner.account.note_in_vain(n_in_vain as u64);
+        self.note(Cause::TokensGuessedWrong, (work.guess().len() - n_accepted) as u64, causes);
         self.kv.truncate(work.n_base + n_accepted, pages);
         work.answer(verified.map(|verified| Answer::Verified(verified.drawn)));
-        n_in_vain
     }
 
     /// Takes in what a run drew, and what was looked at beside it.
@@ -148,18 +150,22 @@ impl ContextState {
         looked: &mut impl Iterator<Item = Output>,
         n_positions_max: usize,
         pages: &mut PageTable,
+        causes: &mut Causes,
     ) {
+        if output == Output::SatOut {
+            self.note(Cause::RowsSatOut, 1, causes);
+        }
         let Some(Work::Run(run)) = &mut self.work else { return };
         let (candidate, left) = match output {
             Output::Sampled(candidate) => (candidate, None),
             Output::Programmed(candidate, left) => (candidate, Some(left)),
             Output::SatOut => return run.masks.iter_mut().for_each(LateMasks::note_sat_out),
-            Output::Failed(fault) => return self.end_run(RunEvent::Failed(fault.into()), pages),
+            Output::Failed(fault) => return self.end_run(RunEvent::Failed(fault.into()), pages, causes),
             other => unreachable!("a run asks for a draw, not for {other:?}"),
         };
         let seen = match run.settings.sampler.looks.take(looked) {
             Ok(seen) => seen,
-            Err(fault) => return self.end_run(RunEvent::Failed(fault.into()), pages),
+            Err(fault) => return self.end_run(RunEvent::Failed(fault.into()), pages, causes),
         };
         self.kv.push(candidate.token, pages);
         run.n_given += 1;
@@ -173,14 +179,14 @@ impl ContextState {
             term.note_decoded();
         }
         if let Some(finish) = finish(run, candidate.token, self.kv.end_position(), n_positions_max) {
-            self.end_run(RunEvent::Finished(finish), pages);
+            self.end_run(RunEvent::Finished(finish), pages, causes);
         }
     }
 
-    pub(super) fn end_run(&mut self, event: RunEvent, pages: &mut PageTable) {
+    pub(super) fn end_run(&mut self, event: RunEvent, pages: &mut PageTable, causes: &mut Causes) {
         // Nothing follows: a page for what would have is not the guest's to pay for.
         self.kv.forget_unwritten(pages);
-        if let Some(Work::Run(mut run)) = self.take_work() {
+        if let Some(Work::Run(mut run)) = self.end_work(Cause::RowsPastEnd, causes) {
             run.queue.push(event);
         }
     }

@@ -48,7 +48,7 @@ impl Scheduler {
                     }
                     (Some(_), Some(job)) => jobs.push(job),
                     (Some(_), None) => {
-                        context.fail(error.clone(), &mut self.pages);
+                        context.fail(error.clone(), &mut self.pages, &mut self.stats.causes);
                         self.leave_by_id(row.id);
                     }
                 }
@@ -63,7 +63,7 @@ impl Scheduler {
             }
             match context.job() {
                 Some(job) => jobs.push(job),
-                None => context.fail(error.clone(), &mut self.pages),
+                None => context.fail(error.clone(), &mut self.pages, &mut self.stats.causes),
             }
             self.leave_by_id(row.id);
         }
@@ -112,7 +112,7 @@ impl Scheduler {
     pub(crate) fn fail_all(&mut self, error: &EngineError) {
         self.end_all_jobs(error);
         for context in self.contexts.values_mut() {
-            context.fail(error.clone(), &mut self.pages);
+            context.fail(error.clone(), &mut self.pages, &mut self.stats.causes);
         }
     }
 

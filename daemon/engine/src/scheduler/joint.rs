@@ -27,6 +27,7 @@ use super::{ContextState, Plan, Scheduler, Source, UnderWay};
 use crate::account::Resource;
 use crate::backend::PAGE_LEN;
 use crate::batch::{Candidate, Output};
+use crate::causes::Cause;
 use crate::command::{Answer, ContextId, Edit};
 use crate::completion::{Done, Tag};
 use crate::error::EngineError;
@@ -104,8 +105,8 @@ impl Scheduler {
         self.contexts.get(&id).and_then(|context| context.job())
     }
 
-    /// Takes a job out, and the work of all its members; a run of its ends with this event.
-    fn take_job(&mut self, job: JobId, event: impl FnOnce() -> RunEvent) -> Option<Wants> {
+    /// Takes a job out, and the work of all its members for this cause; a run of its ends with this event.
+    fn take_job(&mut self, job: JobId, cause: Cause, event: impl FnOnce() -> RunEvent) -> Option<Wants> {
         let Job { members, wants, .. } = self.jobs.jobs.remove(&job)?;
         self.jobs.waiting.retain(|&waiting| waiting != job);
         let mut run = None;
@@ -116,7 +117,7 @@ impl Scheduler {
                 let Some(context) = self.contexts.get_mut(&id) else { continue };
                 // A page for what was being drawn is not the guest's to pay for.
                 context.kv.forget_unwritten(&mut self.pages);
-                if let Some(Work::Run(of_first)) = context.take_work() {
+                if let Some(Work::Run(of_first)) = context.end_work(cause, &mut self.stats.causes) {
                     run = Some(of_first);
                 }
             }
@@ -129,7 +130,11 @@ impl Scheduler {
 
     /// Ends a job and the work of all its members with an error.
     pub(super) fn end_job(&mut self, job: JobId, error: &EngineError) {
-        match self.take_job(job, || RunEvent::Failed(error.clone())) {
+        let cause = match error {
+            EngineError::JobDisturbed => Cause::RowsGivenUp,
+            _ => Cause::RowsFailed,
+        };
+        match self.take_job(job, cause, || RunEvent::Failed(error.clone())) {
             Some(Wants::Draws { reply, .. }) => reply.send(Done::Answer(Err(error.clone()))),
             Some(Wants::Search { search, .. }) => search.fail(error.clone()),
             // The run's last event says it.
@@ -161,7 +166,7 @@ impl Scheduler {
 
     /// Answers a job that has what it wants of all its members, the last of it of this one; a search goes on.
     fn take_all(&mut self, job: JobId, id: ContextId) {
-        let (reply, drawn) = match self.take_job(job, || unreachable!("it has no run")) {
+        let (reply, drawn) = match self.take_job(job, Cause::RowsGivenUp, || unreachable!("it has no run")) {
             Some(Wants::Draws { reply, drawn }) => (reply, drawn),
             Some(Wants::Search { search, ranked }) => {
                 return self.take_ranked(search, ranked.into_iter().flatten());
@@ -220,9 +225,9 @@ impl Scheduler {
             match self.next_of_mixture(&members) {
                 Next::Draw => {}
                 Next::UnderWay => return Some(Placed::UnderWay),
-                Next::Nothing => {
+                next @ (Next::LacksMask | Next::Nothing) => {
                     // One that stands in line is ended or admitted when its turn comes.
-                    self.rest(&members);
+                    self.rest(&members, next);
                     return Some(Placed::Nothing);
                 }
             }
@@ -270,7 +275,7 @@ impl Scheduler {
                 placed.last_step = Some(plan.step);
                 return Some(Placed::Row { n_tokens: members.len() });
             }
-            Placed::UnderWay | Placed::Nothing => {}
+            Placed::UnderWay | Placed::LacksMask | Placed::Nothing => {}
         }
         Some(Placed::UnderWay)
     }

@@ -10,10 +10,11 @@ use std::sync::Arc;
 use super::plan::{Placed, PlannedRow};
 use super::{ContextState, Plan, Scheduler};
 use crate::batch::LateMask;
+use crate::causes::Cause;
 use crate::command::ContextId;
 use crate::completion::Tag;
 use crate::error::EngineError;
-use crate::job::{LateMasks, Work};
+use crate::job::{LateMasks, RunWork, Work};
 use crate::run::{Finish, RunEvent};
 use crate::sampling::TokenMask;
 
@@ -43,12 +44,16 @@ impl Scheduler {
         // Its guest counts the tokens that are there.
         let position = position + context.kv.n_evicted();
         let is_next = position == context.kv.tokens.len();
+        let is_held_up = context.is_held_up_by_mask();
         if let Some(Work::Run(run)) = &mut context.work
             && run.queue.tag() == tag
             && let Some(masks) = &mut run.masks
             && is_next
         {
             masks.put(position, mask);
+            if is_held_up {
+                context.note_waited(Cause::StepsForMasks, self.commons.step, &mut self.stats.causes);
+            }
             self.enqueue(id);
         }
     }
@@ -67,7 +72,8 @@ impl Scheduler {
             return;
         }
         let job = context.job();
-        context.end_run(end.map_or_else(RunEvent::Failed, RunEvent::Finished), &mut self.pages);
+        let event = end.map_or_else(RunEvent::Failed, RunEvent::Finished);
+        context.end_run(event, &mut self.pages, &mut self.stats.causes);
         job.into_iter().for_each(|job| self.end_mixture(job));
         self.leave_by_id(id);
         self.enqueue(id);
@@ -133,11 +139,11 @@ impl Scheduler {
         let n_tokens = context.n_tokens_expected();
         let is_here = masks.get(n_tokens).is_some();
         let (may_be_late, n_left) = (masks.may_be_late(), n_tokens - context.start());
-        let waits = if context.under_way.is_some() { Placed::UnderWay } else { Placed::Nothing };
+        let is_under_way = context.under_way.is_some();
         match (n_left, is_here) {
             // It sat out.
-            (0, false) => Some(waits),
-            (0, true) if context.under_way.is_some() => Some(waits),
+            (0, false) => Some(context.without_mask()),
+            (0, true) if is_under_way => Some(Placed::UnderWay),
             (0, true) if context.kv.has_state() && context.asks_state_kept() => {
                 Some(self.place_of_head(context, id, plan))
             }
@@ -146,7 +152,7 @@ impl Scheduler {
                 context.kv.forget_shared_unwritten(&mut self.pages);
                 None
             }
-            (1, false) if !may_be_late => Some(waits),
+            (1, false) if !may_be_late => Some(context.without_mask()),
             _ => None,
         }
     }
@@ -159,6 +165,30 @@ impl ContextState {
             Some(Work::Run(run)) => run.masks.as_ref(),
             _ => None,
         }
+    }
+
+    /// What becomes of its next draw, whose mask has not come.
+    fn without_mask(&mut self) -> Placed {
+        let window = self.window;
+        match &mut self.work {
+            _ if self.under_way.is_some() => Placed::UnderWay,
+            Some(work) => {
+                if work.wants_more(window, 0) {
+                    Placed::LacksMask
+                } else {
+                    Placed::Nothing
+                }
+            }
+            None => Placed::Nothing,
+        }
+    }
+
+    /// Whether its next draw waits for its mask and for nothing else: it sat out, or is not planned before the mask is there.
+    fn is_held_up_by_mask(&self) -> bool {
+        let Some(Work::Run(RunWork { masks: Some(masks), mixture, .. })) = &self.work else { return false };
+        let n_left = self.n_tokens_expected() - self.start();
+        let is_planned_behind = !masks.may_be_late() || mixture.is_some();
+        self.under_way.is_none() && (n_left == 0 || n_left == 1 && is_planned_behind) && self.lacks_mask()
     }
 
     /// Whether what it asks comes of the state that the device keeps, that after all layers.

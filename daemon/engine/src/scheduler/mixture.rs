@@ -10,6 +10,7 @@ use super::admission::Standing;
 use super::joint::{Members, Wants};
 use super::{ContextState, Scheduler};
 use crate::batch::{Output, SlotId, Token};
+use crate::causes::Cause;
 use crate::command::{Ahead, ContextId, Edit, RunSettings};
 use crate::completion::Tag;
 use crate::error::EngineError;
@@ -23,7 +24,9 @@ pub(super) enum Next {
     Draw,
     /// First something has to come of the step under way.
     UnderWay,
-    /// Nothing, until its guest or a mask has come.
+    /// Nothing, until the mask of its next draw has come.
+    LacksMask,
+    /// Nothing, until its guest has come.
     Nothing,
 }
 
@@ -99,14 +102,21 @@ impl Scheduler {
         let lacks_mask = first.lacks_mask();
         let (window, n_draws) = (first.window, first.n_draws_under_way());
         let wants_more = first.work.as_mut().is_some_and(|work| work.wants_more(window, n_draws));
-        if wants_more && !lacks_mask { Next::Draw } else { waits }
+        match (wants_more, lacks_mask) {
+            (true, false) => Next::Draw,
+            (true, true) if !is_under_way => Next::LacksMask,
+            _ => waits,
+        }
     }
 
     /// Gives up what a mixture that is not under way was admitted for: others may have its pages until it goes on.
-    pub(super) fn rest(&mut self, members: &Members) {
-        for id in members {
+    pub(super) fn rest(&mut self, members: &Members, next: Next) {
+        for (idx, id) in members.iter().enumerate() {
             self.leave_by_id(*id);
-            self.contexts.get_mut(id).expect("a member exists").ready_since = None;
+            // The first one is ready but for its mask, and stands for all.
+            if idx > 0 || next != Next::LacksMask {
+                self.contexts.get_mut(id).expect("a member exists").ready_since = None;
+            }
         }
     }
 
@@ -129,9 +139,10 @@ impl Scheduler {
             is_full |= context.kv.end_position() >= n_positions_max;
         }
         let first = self.contexts.get_mut(&members[0]).expect("a member exists");
-        first.take_run_output(output, &mut outputs, n_positions_max, &mut self.pages);
+        let (pages, causes) = (&mut self.pages, &mut self.stats.causes);
+        first.take_run_output(output, &mut outputs, n_positions_max, pages, causes);
         if is_full && first.work.is_some() {
-            first.end_run(RunEvent::Finished(Finish::ContextFull), &mut self.pages);
+            first.end_run(RunEvent::Finished(Finish::ContextFull), pages, causes);
         }
         if first.work.is_none() {
             self.leave_by_id(members[0]);
@@ -155,7 +166,7 @@ impl Scheduler {
                 self.leave_by_id(id);
                 if let Some(context) = self.contexts.get_mut(&id) {
                     context.kv.forget_unwritten(&mut self.pages);
-                    context.take_work();
+                    context.end_work(Cause::RowsPastEnd, &mut self.stats.causes);
                 }
             }
         }
@@ -171,7 +182,7 @@ impl Scheduler {
         for &member in &members {
             self.leave_by_id(member);
             let Some(context) = self.contexts.get_mut(&member) else { continue };
-            if let Some(Work::Run(mut run)) = context.take_work() {
+            if let Some(Work::Run(mut run)) = context.end_work(Cause::RowsGivenUp, &mut self.stats.causes) {
                 if id != first {
                     run.queue.push(RunEvent::Failed(EngineError::JobDisturbed));
                 }

@@ -57,14 +57,17 @@ pub(crate) mod tests;
 mod waits;
 
 use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
 
 use rustc_hash::FxHashMap;
 
 use crate::account::{ActorId, GuestId, Owner};
 use crate::backend::Limits;
 use crate::batch::SlotId;
+use crate::causes::{Cause, Causes};
 use crate::command::ContextId;
 use crate::completion::{CallerId, Outbox};
+use crate::history::History;
 use crate::job::Work;
 use crate::kv::{Footprint, PageTable, PrefixScope, SegmentLengths, Sequence};
 use crate::run::AheadWindow;
@@ -169,6 +172,8 @@ struct StepUnderWay {
 #[derive(Debug)]
 struct Saved {
     kv: Sequence,
+    /// As its caller had them.
+    tokens: Arc<History>,
     _footprint: Footprint,
     owner: Owner,
     /// The device's step when it was saved or last opened.
@@ -462,7 +467,14 @@ impl ContextState {
         target.saturating_sub(self.start())
     }
 
-    /// Ends its work: rows that are under way for it are in vain.
+    /// Ends its work for this cause: rows that are under way for it are in vain.
+    fn end_work(&mut self, cause: Cause, causes: &mut Causes) -> Option<Work> {
+        let n_rows = self.under_way.map_or(0, |under_way| under_way.n_rows);
+        self.note(cause, n_rows as u64, causes);
+        self.take_work()
+    }
+
+    /// Ends its work, which is done, or whose rows have been counted.
     fn take_work(&mut self) -> Option<Work> {
         self.epoch += 1;
         self.under_way = None;

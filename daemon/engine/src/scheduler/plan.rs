@@ -119,6 +119,8 @@ pub(super) enum Placed {
     Waits,
     /// What comes next depends on rows that are under way.
     UnderWay,
+    /// The mask of its next draw has not come.
+    LacksMask,
     /// It stands in the line for pages, has nothing to do, or its work has failed.
     Nothing,
 }
@@ -232,7 +234,7 @@ impl Scheduler {
                     waiting.push(id);
                     n_waits += 1;
                 }
-                Placed::UnderWay | Placed::Nothing => {}
+                Placed::UnderWay | Placed::LacksMask | Placed::Nothing => {}
             }
         }
     }
@@ -260,15 +262,15 @@ impl Scheduler {
         let placed = placed.unwrap_or_else(|error| {
             match job {
                 Some(job) => failure = Some((job, error)),
-                None => context.fail(error, &mut self.pages),
+                None => context.fail(error, &mut self.pages, &mut self.stats.causes),
             }
             Placed::Nothing
         });
         if matches!(placed, Placed::Nothing | Placed::UnderWay) && !context.is_in_line() {
             context.ready_since = None;
         }
-        if matches!(placed, Placed::Nothing) && !context.is_in_line() && job.is_none() {
-            // It has come to its end, or is far enough ahead of its guest.
+        if matches!(placed, Placed::Nothing | Placed::LacksMask) && !context.is_in_line() && job.is_none() {
+            // It has come to its end, is far enough ahead of its guest, or has no mask.
             self.leave(id, &mut context);
         }
         self.contexts.insert(id, context);

@@ -2,9 +2,11 @@
 //! is a fixed measure, so that the same operations cost the same on a machine that is busy. The figures are those of a
 //! processor of 2023 whose caches hold none of it.
 
-use super::Scheduler;
+use super::{Saved, Scheduler};
+use crate::account::ActorId;
 use crate::backend::PAGE_LEN;
 use crate::command::{ContextId, Edit, Operation};
+use crate::kv::Sequence;
 
 /// An operation, whatever it touches.
 const NS_PER_OPERATION: u64 = 300;
@@ -13,8 +15,21 @@ const NS_PER_TOKEN: u64 = 1;
 /// A page that changes its holders, and one of a fork, whose holders are counted together.
 const NS_PER_PAGE: u64 = 50;
 const NS_PER_SHARED_PAGE: u64 = 1;
+/// An eviction of a context that is copied: some ten numbers of each.
+const NS_PER_EVICTION: u64 = 10;
 /// Bytes of a mask that are copied for the device in a nanosecond.
 const MASK_BYTES_PER_NS: u64 = 16;
+
+/// What it takes to have the pages of a sequence held once more, at so much for each; where tokens were evicted, what is
+/// known of its pages and of each eviction is written down.
+fn copy_ns(kv: &Sequence, ns_per_page: u64) -> u64 {
+    let n_pages = kv.blocks().len() as u64;
+    let of_evictions = match kv.n_evictions() as u64 {
+        0 => 0,
+        n => NS_PER_TOKEN * n_pages + NS_PER_EVICTION * n,
+    };
+    ns_per_page * n_pages + of_evictions
+}
 
 impl Scheduler {
     /// Nanoseconds.
@@ -26,7 +41,8 @@ impl Scheduler {
             Operation::Pulled { .. } | Operation::Mask { .. } | Operation::EndRun { .. } => 0,
             Operation::Create { .. } | Operation::Cancel { .. } | Operation::Stats { .. } => base,
             Operation::Fork { id, edit, .. } => {
-                base + self.edit_ns(*id, edit) + NS_PER_SHARED_PAGE * self.n_pages_of(*id)
+                let kv = self.contexts.get(id).map(|context| &context.kv);
+                base + self.edit_ns(*id, edit) + kv.map_or(0, |kv| copy_ns(kv, NS_PER_SHARED_PAGE))
             }
             Operation::Evict { id, edit, start, .. } => {
                 let n_after =
@@ -52,14 +68,19 @@ impl Scheduler {
             Operation::SearchBeams(asked) => {
                 base * (1 + asked.contexts.len() as u64) + self.edit_ns(asked.base, &asked.edit)
             }
-            Operation::Save { id, edit, .. } => {
-                base + self.edit_ns(*id, edit) + NS_PER_PAGE * self.n_pages_of(*id)
+            Operation::Save { id, edit, name, .. } => {
+                let context = self.contexts.get(id);
+                let replaced = context.and_then(|context| self.saved_by(context.owner.actor, name));
+                let n_let_go = replaced.map_or(0, |saved| saved.kv.blocks().len() as u64);
+                let own_ns = context.map_or(0, |context| copy_ns(&context.kv, NS_PER_PAGE));
+                base + self.edit_ns(*id, edit) + own_ns + NS_PER_PAGE * n_let_go
             }
             Operation::Release { id, .. } => base + NS_PER_PAGE * self.n_pages_of(*id),
+            // The tokens are shared.
             Operation::Open { caller, name, .. } | Operation::Forget { caller, name, .. } => {
                 let actor = self.commons.callers.get(caller).map(|owner| owner.actor);
-                let saved = actor.and_then(|actor| self.saved.get(&(actor, name.clone())));
-                base + NS_PER_PAGE * saved.map_or(0, |saved| saved.kv.blocks().len() as u64)
+                let saved = actor.and_then(|actor| self.saved_by(actor, name));
+                base + saved.map_or(0, |saved| copy_ns(&saved.kv, NS_PER_PAGE))
             }
         }
     }
@@ -95,6 +116,10 @@ impl Scheduler {
         if let Some(context) = id.and_then(|id| self.contexts.get(&id)) {
             self.commons.queue.charge(&context.seat, price_ns + of_mask);
         }
+    }
+
+    fn saved_by(&self, actor: ActorId, name: &str) -> Option<&Saved> {
+        self.saved.get(&(actor, name.to_owned()))
     }
 
     fn n_pages_of(&self, id: ContextId) -> u64 {

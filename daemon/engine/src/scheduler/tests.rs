@@ -2,6 +2,7 @@
 
 mod ask;
 mod beams;
+mod causes;
 mod cost;
 mod evict;
 mod failing;
@@ -32,6 +33,7 @@ use super::{Plan, Scheduler, SchedulerSettings};
 use crate::account::{Account, ActorId, Budget, GuestId, Owner, Resource, SessionId};
 use crate::backend::{AskLimits, Limits, PAGE_LEN};
 use crate::batch::{Output, Seen, Token, Top};
+use crate::causes::Cause;
 use crate::command::{Ahead, Answer, Ask, ContextId, Edit, MaskSource, ModelId, Operation, RunSettings};
 use crate::completion::{CallerId, Done, Outbox};
 use crate::error::EngineError;
@@ -543,8 +545,8 @@ fn random_operations_give_what_a_model_without_pages_gives() {
         n_swaps += stats.n_swaps_out;
         n_recomputed += stats.n_tokens_again;
         n_cached += stats.n_tokens_cached;
-        n_in_vain += stats.n_rows_in_vain;
-        n_sat_out += stats.n_rows_sat_out;
+        n_in_vain += stats.causes.n_rows_in_vain();
+        n_sat_out += stats.causes[Cause::RowsSatOut];
     }
     // The test is worth nothing if the schedules never reach these paths.
     assert!(n_answers > 5_000 && n_tokens > 5_000, "{n_answers} answers, {n_tokens} tokens");

@@ -2,16 +2,8 @@
 
 use super::fair::Class;
 use super::{ContextState, Scheduler};
+use crate::causes::{Cause, Causes};
 use crate::command::ContextId;
-
-/// What work waits for that could be computed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum WaitsFor {
-    /// A row: others were served first, or with other models.
-    Row(Class),
-    /// Its turn in the line for pages.
-    Pages,
-}
 
 impl Scheduler {
     /// The number of the step that is planned now.
@@ -19,25 +11,38 @@ impl Scheduler {
         self.commons.step + 1
     }
 
-    /// A context has waited long enough for what it waited for, in the plan that is being made; from now on it waits for
-    /// something else, or for nothing any more.
-    pub(super) fn note_waited(&mut self, context: &mut ContextState, waited_for: WaitsFor) {
-        let Some(since) = context.ready_since.replace(self.commons.step) else { return };
-        let n_steps = self.commons.step - since;
-        context.owner.account.note_steps_waited(n_steps);
-        let total = match waited_for {
-            WaitsFor::Row(Class::Decode) => &mut self.stats.n_steps_waited_to_decode,
-            WaitsFor::Row(Class::Prompt) => &mut self.stats.n_steps_waited_with_prompt,
-            WaitsFor::Pages => &mut self.stats.n_steps_waited_for_pages,
-        };
-        *total += n_steps;
-    }
-
-    /// As [`Self::note_waited`], of a context that gets a row.
+    /// A context has waited long enough for a row: it gets one.
     pub(super) fn note_placed(&mut self, id: ContextId, context: &mut ContextState) {
         context.last_step = self.step_planned();
         self.holders.note_changed(id, &mut context.listing);
-        self.note_waited(context, WaitsFor::Row(context.class()));
+        context.note_waited_for_row(self.commons.step, &mut self.stats.causes);
         context.ready_since = None;
+    }
+}
+
+impl ContextState {
+    /// It has waited long enough for what it waited for, up to this step of the device; from now on it waits for something
+    /// else, or for nothing any more.
+    pub(super) fn note_waited(&mut self, waited_for: Cause, step: u64, causes: &mut Causes) {
+        if let Some(since) = self.ready_since.replace(step) {
+            self.note(waited_for, step - since, causes);
+        }
+    }
+
+    /// As [`Self::note_waited`]: others were served first, or with other models.
+    pub(super) fn note_waited_for_row(&mut self, step: u64, causes: &mut Causes) {
+        let waited_for = match self.class() {
+            Class::Decode => Cause::StepsToDecode,
+            Class::Prompt => Cause::StepsWithPrompt,
+        };
+        self.note_waited(waited_for, step, causes);
+    }
+
+    /// Counts what was computed in vain for it or what it waited for, for the model and for its guest.
+    pub(super) fn note(&self, cause: Cause, n: u64, causes: &mut Causes) {
+        if n > 0 {
+            causes.add(cause, n);
+            self.owner.account.note(cause, n);
+        }
     }
 }

@@ -3,11 +3,12 @@
 use std::time::{Duration, Instant};
 
 use serde::de::IgnoredAny;
+use trellis_engine::Cause;
 use trellis_engine::account::Resource;
 
 use super::convert::invalid;
 use super::types::HostError;
-use crate::guest::bindings::trellis::host::session::{Host, Inbox, LogLevel, Meter, Usage};
+use crate::guest::bindings::trellis::host::session::{Causes, Host, Inbox, LogLevel, Meter, Usage};
 use crate::guest::bindings::trellis::host::types::{BudgetLimit, Error as ApiError};
 use crate::guest::inbox::Received;
 use crate::guest::io::{self, GuestOutput, OutputClosed, OutputSender};
@@ -101,15 +102,28 @@ impl Host for GuestState {
 
     fn get_usage(&mut self) -> wasmtime::Result<Usage> {
         let account = &self.owner.account;
+        let causes = account.causes();
         let meter = |resource| Meter { used: account.used(resource), limit: account.limit(resource) };
         Ok(Usage {
             tokens: meter(Resource::Tokens),
             pages: meter(Resource::Pages),
             contexts: meter(Resource::Contexts),
-            tokens_in_vain: account.n_tokens_in_vain(),
+            tokens_in_vain: causes.n_tokens_in_vain(),
             tokens_cached: account.n_tokens_cached(),
             tokens_guessed: account.n_tokens_guessed(),
             tokens_accepted: account.n_tokens_guessed_right(),
+            causes: Causes {
+                rows_given_up: causes[Cause::RowsGivenUp],
+                rows_past_end: causes[Cause::RowsPastEnd],
+                rows_failed: causes[Cause::RowsFailed],
+                rows_sat_out: causes[Cause::RowsSatOut],
+                tokens_given_up: causes[Cause::TokensGivenUp],
+                tokens_guessed_wrong: causes[Cause::TokensGuessedWrong],
+                steps_waited_to_decode: causes[Cause::StepsToDecode],
+                steps_waited_with_prompt: causes[Cause::StepsWithPrompt],
+                steps_waited_for_pages: causes[Cause::StepsForPages],
+                steps_waited_for_masks: causes[Cause::StepsForMasks],
+            },
         })
     }
 

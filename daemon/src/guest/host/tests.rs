@@ -281,7 +281,7 @@ async fn speculate_draws_what_steps_draw_for_many_contexts_at_once() {
     for _ in &guesses {
         contexts.push(guest.context("Once upon a time").await);
     }
-    let before = guest.state.get_usage().expect("usage").tokens_in_vain;
+    let before = guest.state.get_usage().expect("usage");
     let requests = contexts.iter().zip(&guesses).map(|(context, guess)| SpeculateRequest {
         context: again(context),
         sampler: again(&sampler),
@@ -294,7 +294,10 @@ async fn speculate_draws_what_steps_draw_for_many_contexts_at_once() {
         assert_eq!(drawn[..n.min(6)], tokens[..n.min(6)]);
         assert!(guest.tokens(context).ends_with(&drawn));
     }
-    assert_eq!(guest.state.get_usage().expect("usage").tokens_in_vain - before, 6 + 4);
+    let after = guest.state.get_usage().expect("usage");
+    assert_eq!(after.tokens_in_vain - before.tokens_in_vain, 6 + 4);
+    assert_eq!(after.causes.tokens_guessed_wrong - before.causes.tokens_guessed_wrong, 6 + 4);
+    assert_eq!(after.causes.tokens_given_up, before.causes.tokens_given_up);
 }
 
 #[tokio::test]

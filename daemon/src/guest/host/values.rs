@@ -9,7 +9,7 @@ use crate::guest::bindings::trellis::host::decoding::{
     Distribution, LogprobsRequest, Pooling, ScoreRequest, SpeculateRequest, StepRequest,
 };
 use crate::guest::bindings::trellis::host::models::{ChatEnd, ChatMessage, ModelInfo, SpecialTokens};
-use crate::guest::bindings::trellis::host::session::{Inbox, LogLevel, Meter, Usage};
+use crate::guest::bindings::trellis::host::session::{Causes, Inbox, LogLevel, Meter, Usage};
 use crate::guest::bindings::trellis::host::streams::{
     Completion, Emit, FinishReason, GenerateRequest, GuessSource, Keep, Speculation, StreamOptions,
 };
@@ -341,6 +341,10 @@ records! {
     Argument { name, value, expected }
     BudgetLimit { what, used, requested, limit }
     Candidate { token, logprob }
+    Causes {
+        rows_given_up, rows_past_end, rows_failed, rows_sat_out, tokens_given_up, tokens_guessed_wrong,
+        steps_waited_to_decode, steps_waited_with_prompt, steps_waited_for_pages, steps_waited_for_masks,
+    }
     ChatMessage { role, content }
     Completion { tokens, logprobs, tops, text, finish }
     ContextLimit { n_tokens, n_positions }
@@ -366,7 +370,7 @@ records! {
     StreamOptions { max_tokens, stop_tokens, top, hidden, speculation, others }
     TokenRange { token, vocab_size }
     UnknownName { name, known }
-    Usage { tokens, pages, contexts, tokens_in_vain, tokens_cached, tokens_guessed, tokens_accepted }
+    Usage { tokens, pages, contexts, tokens_in_vain, tokens_cached, tokens_guessed, tokens_accepted, causes }
 }
 
 /// Enums and variants, by the names of their cases.

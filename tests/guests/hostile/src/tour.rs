@@ -540,6 +540,8 @@ fn session() -> Outcome {
     assert!(time_left() > Duration::ZERO && call_bytes() > 0);
     let tokens = usage().tokens;
     assert!(0 < tokens.used && tokens.used <= tokens.limit);
+    let (in_vain, causes) = (usage().tokens_in_vain, usage().causes);
+    assert_eq!(in_vain, causes.tokens_given_up + causes.tokens_guessed_wrong);
     log(LogLevel::Info, "all was called");
     assert!(matches!(try_receive()?, Inbox::NothingYet));
     assert!(matches!(receive_within(Duration::from_millis(20))?, Inbox::NothingYet));

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use jsonschema::Validator;
 use serde_json::Value;
-use trellis_engine::{Ahead, Finish, ModelHandle, Pull};
+use trellis_engine::{Ahead, Cause, Finish, ModelHandle, Pull};
 use trellis_tests::engines::{Sizes, block_on_for, engine};
 
 use super::{context, hot, pull, rule, schema, text};
@@ -144,7 +144,12 @@ fn check(n: usize) {
             assert!(n_distinct * 1000 >= n * 300, "{name}: {n_distinct} different texts of {n}");
         }
         let stats = engine.handle().stats().await.expect("it runs");
-        println!("{} rows, {} sat out, {} in vain", stats.n_rows, stats.n_rows_sat_out, stats.n_rows_in_vain);
+        println!(
+            "{} rows, {} sat out, {} in vain",
+            stats.n_rows,
+            stats.causes[Cause::RowsSatOut],
+            stats.causes.n_rows_in_vain()
+        );
     });
 }
 
@@ -209,6 +214,11 @@ fn of_constrained_streams() {
             );
         }
         let stats = model.stats().await.expect("it runs");
-        println!("{} rows, {} sat out, {} in vain", stats.n_rows, stats.n_rows_sat_out, stats.n_rows_in_vain);
+        println!(
+            "{} rows, {} sat out, {} in vain",
+            stats.n_rows,
+            stats.causes[Cause::RowsSatOut],
+            stats.causes.n_rows_in_vain()
+        );
     });
 }

@@ -140,16 +140,9 @@ impl Sequence {
         if self.is_holed() { 0 } else { start / PAGE_LEN }
     }
 
-    /// The tokens that are there.
-    pub(crate) fn kept(&self, pages: &PageTable) -> Vec<Token> {
-        let (all, n_tokens) = (self.view(pages), self.tokens.len());
-        match &self.holed {
-            None => all.to_vec(),
-            Some(holed) => {
-                let kept = holed.evictions.gaps().kept_within(0..n_tokens);
-                kept.flat_map(|numbers| all.iter_range(numbers)).collect()
-            }
-        }
+    /// Evictions that it keeps.
+    pub(crate) fn n_evictions(&self) -> usize {
+        self.evictions().map_or(0, |evictions| evictions.list().len())
     }
 
     /// Tokens from the first on, those that are gone included, up to the end of the first `n_kept` that are there.

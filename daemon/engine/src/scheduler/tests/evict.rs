@@ -140,7 +140,7 @@ fn holes_are_what_a_model_without_pages_makes_of_them() {
         let stats = world.scheduler.stats();
         n_again += stats.n_tokens_again;
         n_swaps += stats.n_swaps_out;
-        n_in_vain += stats.n_rows_in_vain;
+        n_in_vain += stats.causes.n_rows_in_vain();
     }
     assert!(
         n_evicted > 20_000 && n_answers > 4_000 && n_pulled > 4_000,

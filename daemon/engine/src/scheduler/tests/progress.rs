@@ -11,8 +11,10 @@ use super::hash_backend::{HashBackend, VOCAB};
 use crate::account::{Account, ActorId, Budget, GuestId, Owner, Resource, SessionId};
 use crate::backend::{AskLimits, Limits, PAGE_LEN};
 use crate::batch::{Output, Token};
+use crate::causes::Cause;
 use crate::command::{Ahead, Ask, ContextId, Edit, MaskSource, Operation, RunSettings};
-use crate::completion::{CallerId, Done};
+use crate::completion::{CallerId, Done, Opened};
+use crate::history::History;
 use crate::mailbox::Ticket;
 use crate::port::Port;
 use crate::run::{RunEvent, RunQueue};
@@ -149,6 +151,27 @@ impl House {
     pub(super) fn wait_for(&mut self, mut question: Question) {
         while !question.is_answered() {
             self.step();
+        }
+    }
+
+    /// Returns the price, in nanoseconds.
+    pub(super) fn save(&mut self, id: ContextId, edit: Edit, name: &str, tokens: Arc<History>) -> u64 {
+        let (place, name) = (self.guests.ticket(self.callers[&id]), name.to_owned());
+        let price = self.scheduler.apply(Operation::Save { id, edit, name, tokens, tag: place.tag() });
+        self.guests.deliver(&self.scheduler, Port::Direct);
+        assert!(matches!(place.try_take(), Some(Done::Kept(Ok(())))), "it is within every budget");
+        price
+    }
+
+    /// Opens what was saved for the guest of another context; also returns the price, in nanoseconds.
+    pub(super) fn open(&mut self, id: ContextId, beside: ContextId, name: &str) -> (Opened, u64) {
+        let caller = self.callers[&beside];
+        let (place, name) = (self.guests.ticket(caller), name.to_owned());
+        let price = self.scheduler.apply(Operation::Open { id, caller, name, tag: place.tag() });
+        self.guests.deliver(&self.scheduler, Port::Direct);
+        match place.try_take() {
+            Some(Done::Opened(Ok(opened))) => (opened, price),
+            other => panic!("{other:?}"),
         }
     }
 
@@ -387,11 +410,11 @@ fn steps_that_go_by_without_a_context_are_counted_by_what_it_waits_for() {
     let n_of_first = house.scheduler.stats().n_steps;
     house.wait_for(question);
     let stats = house.scheduler.stats();
-    let waited = stats.n_steps_waited_for_pages;
+    let waited = stats.causes[Cause::StepsForPages];
     assert!((n_of_first - 3..=n_of_first).contains(&waited), "{stats:?}");
-    assert_eq!(stats.n_steps_waited_to_decode, 0);
-    let n_waited = [&of_first.1, &of_second].map(|account| account.n_steps_waited());
-    let n_all = stats.n_steps_waited_for_pages + stats.n_steps_waited_with_prompt;
+    assert_eq!(stats.causes[Cause::StepsToDecode], 0);
+    let n_waited = [&of_first.1, &of_second].map(|account| account.causes().n_steps_waited());
+    let n_all = stats.causes[Cause::StepsForPages] + stats.causes[Cause::StepsWithPrompt];
     assert_eq!(n_waited, [0, n_all], "{stats:?}");
 
     // Two prompts of which each fills a step take turns: each waits while the other is served.
@@ -405,7 +428,7 @@ fn steps_that_go_by_without_a_context_are_counted_by_what_it_waits_for() {
         account
     });
     let stats = house.scheduler.stats();
-    assert_eq!((stats.n_steps_waited_for_pages, stats.n_steps_waited_to_decode), (0, 0), "{stats:?}");
-    let n_waited = second.n_steps_waited();
+    assert_eq!((stats.causes[Cause::StepsForPages], stats.causes[Cause::StepsToDecode]), (0, 0), "{stats:?}");
+    let n_waited = second.causes().n_steps_waited();
     assert!((stats.n_steps / 2 - 3..stats.n_steps).contains(&n_waited), "{n_waited} {stats:?}");
 }

@@ -62,7 +62,7 @@ fn steering_is_what_a_model_without_pages_makes_of_it() {
         n_cached += stats.n_tokens_cached;
         n_again += stats.n_tokens_again;
         n_swaps += stats.n_swaps_out;
-        n_in_vain += stats.n_rows_in_vain;
+        n_in_vain += stats.causes.n_rows_in_vain();
     }
     assert!(n_steered > 2_000 && n_evicted > 2_000, "{n_steered} {n_evicted}");
     assert!(n_answers > 3_000 && n_pulled > 2_000 && n_verified > 200, "{n_answers} {n_pulled} {n_verified}");

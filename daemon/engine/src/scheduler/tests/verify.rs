@@ -11,6 +11,7 @@ use super::pull::{expected_seen, looking_sampler};
 use crate::account::{Account, ActorId, Budget, GuestId, Owner, Resource, SessionId};
 use crate::backend::{AskLimits, Limits, PAGE_LEN};
 use crate::batch::{Candidate, Output, Token};
+use crate::causes::Cause;
 use crate::command::{Ahead, Answer, Ask, ContextId, Edit, Guess, MaskSource, Operation, RunSettings};
 use crate::completion::{CallerId, Done};
 use crate::error::EngineError;
@@ -197,7 +198,7 @@ fn a_verification_computes_what_was_guessed_and_one_token_more() {
             n_synced = context.len();
             context.extend(tokens(&answer));
         }
-        assert_eq!(house.account.n_tokens_in_vain(), n_in_vain as u64);
+        assert_eq!(house.account.causes()[Cause::TokensGuessedWrong], n_in_vain as u64);
     }
 }
 

@@ -1,6 +1,7 @@
 //! What a mix showed, for people and for programs.
 
 use serde::Serialize;
+use trellis_engine::Cause;
 
 use super::file::Mix;
 use super::load::{Kind, Load};
@@ -79,12 +80,14 @@ struct EngineReport {
     n_swaps_out: u64,
     rows_per_step: f64,
     n_rows_in_vain: u64,
+    n_rows_sat_out: u64,
     device_idle_share: f64,
 }
 
 impl EngineReport {
     fn of(seen: &Seen) -> Self {
         let EngineDelta { elapsed, begin, end } = &seen.stats;
+        let causes = end.causes.combined(&begin.causes, |end, begin| end - begin);
         let n_steps = end.n_steps - begin.n_steps;
         let n_tokens = end.n_tokens - begin.n_tokens;
         let n_pulled: Option<usize> = seen.loads.iter().map(|load| load.n_pulled).sum();
@@ -99,11 +102,12 @@ impl EngineReport {
                 .filter(|&n_pulled| n_pulled > 0)
                 .map(|n_pulled| n_tokens as f64 / n_pulled as f64),
             n_tokens_cached: end.n_tokens_cached - begin.n_tokens_cached,
-            n_tokens_in_vain: end.n_tokens_in_vain - begin.n_tokens_in_vain,
+            n_tokens_in_vain: causes.n_tokens_in_vain(),
             n_tokens_again: end.n_tokens_again - begin.n_tokens_again,
             n_swaps_out: end.n_swaps_out - begin.n_swaps_out,
             rows_per_step: per_step((end.n_rows - begin.n_rows) as f64),
-            n_rows_in_vain: end.n_rows_in_vain - begin.n_rows_in_vain,
+            n_rows_in_vain: causes.n_rows_in_vain(),
+            n_rows_sat_out: causes[Cause::RowsSatOut],
             // A step may begin before the measured time and be counted within it.
             device_idle_share: {
                 let busy = (end.device_busy - begin.device_busy).as_secs_f64();
@@ -115,7 +119,7 @@ impl EngineReport {
     fn render(&self) -> String {
         format!(
             "engine    {} steps of {} ms, {:.1} tokens each{}; tokens in vain {}, cached {}; again {}, pages \
-             moved out {}\n          rows a step {:.1}; rows in vain {}; device idle {:.1}%\n",
+             moved out {}\n          rows a step {:.1}; rows in vain {}, sat out {}; device idle {:.1}%\n",
             self.n_steps,
             ms(self.ms_per_step),
             self.tokens_per_step,
@@ -126,6 +130,7 @@ impl EngineReport {
             self.n_swaps_out,
             self.rows_per_step,
             self.n_rows_in_vain,
+            self.n_rows_sat_out,
             self.device_idle_share * 100.0,
         )
     }
@@ -245,5 +250,30 @@ impl PhaseReport {
             sum.unwrap_or_default(),
             self.engine.render()
         )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use trellis_engine::{Causes, EngineStats};
+
+    use super::*;
+
+    #[test]
+    fn rows_in_vain_and_rows_that_sat_out_are_those_of_the_measured_time() {
+        let stats = |n_rows, n_in_vain, n_sat_out| {
+            let mut causes = Causes::default();
+            causes.add(Cause::RowsPastEnd, n_in_vain);
+            causes.add(Cause::RowsSatOut, n_sat_out);
+            EngineStats { n_rows, causes, ..EngineStats::default() }
+        };
+        let (begin, end) = (stats(100, 30, 50), stats(200, 33, 57));
+        let stats = EngineDelta { elapsed: Duration::from_secs(1), begin, end };
+        let report = EngineReport::of(&Seen { loads: Vec::new(), stats, n_equal: 0 });
+        let json = serde_json::to_value(&report).expect("JSON");
+        assert_eq!((&json["n_rows_in_vain"], &json["n_rows_sat_out"]), (&3.into(), &7.into()), "{json}");
+        assert!(report.render().contains("rows in vain 3, sat out 7;"), "{}", report.render());
     }
 }

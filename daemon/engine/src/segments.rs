@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 /// Entries in full segments that forks share, and a tail of the list's own: a fork counts the segments and copies the tail,
 /// however long the list is.
-#[derive(Debug)]
-pub(super) struct Segments<T, const N: usize> {
+#[derive(Debug, PartialEq)]
+pub(crate) struct Segments<T, const N: usize> {
     segments: Vec<Arc<[T]>>, // of N entries each
     tail: Vec<T>,            // fewer than N
 }
@@ -17,44 +17,43 @@ impl<T, const N: usize> Default for Segments<T, N> {
 }
 
 impl<T: Copy, const N: usize> Segments<T, N> {
-    pub(super) fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.segments.len() * N + self.tail.len()
     }
 
-    pub(super) fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    pub(super) fn segments(&self) -> &[Arc<[T]>] {
+    pub(crate) fn segments(&self) -> &[Arc<[T]>] {
         &self.segments
     }
 
-    pub(super) fn tail(&self) -> &[T] {
+    pub(crate) fn tail(&self) -> &[T] {
         &self.tail
     }
 
-    pub(super) fn last(&self) -> Option<&T> {
+    pub(crate) fn last(&self) -> Option<&T> {
         self.tail.last().or_else(|| self.segments.last()?.last())
     }
 
-    #[cfg(test)]
-    pub(super) fn iter(&self) -> impl Iterator<Item = &T> {
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &T> {
         self.segments.iter().flat_map(|segment| segment.iter()).chain(&self.tail)
     }
 
     /// The same entries, for another context.
-    pub(super) fn fork(&self) -> Self {
+    pub(crate) fn fork(&self) -> Self {
         Self { segments: self.segments.clone(), tail: self.tail.clone() }
     }
 
-    pub(super) fn push(&mut self, entry: T) {
+    pub(crate) fn push(&mut self, entry: T) {
         self.tail.push(entry);
         if self.tail.len() == N {
             self.seal();
         }
     }
 
-    pub(super) fn append(&mut self, mut entries: &[T]) {
+    pub(crate) fn append(&mut self, mut entries: &[T]) {
         while !entries.is_empty() {
             let (first, rest) = entries.split_at(entries.len().min(N - self.tail.len()));
             self.tail.extend_from_slice(first);
@@ -71,7 +70,7 @@ impl<T: Copy, const N: usize> Segments<T, N> {
     }
 
     /// Keeps the first `n`, if there are more.
-    pub(super) fn truncate(&mut self, n: usize) {
+    pub(crate) fn truncate(&mut self, n: usize) {
         let n_segments = n / N;
         if n_segments >= self.segments.len() {
             return self.tail.truncate(n - self.segments.len() * N);
