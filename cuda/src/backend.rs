@@ -5,11 +5,14 @@ mod load;
 use std::collections::VecDeque;
 
 use trellis_engine::backend::{Backend, BackendError, Collected, Damage, Limits, WeightsInfo};
-use trellis_engine::batch::{Batch, HostPageId, Input, LateMask, Output, PageId, Row, SlotId, Token};
+use trellis_engine::batch::{
+    Batch, CellMove, HostPageId, Input, LateMask, Output, PageId, Row, SlotId, Token,
+};
 
 pub use self::load::{CudaOptions, LoadError, Needs};
 use crate::memory::{HostPages, Reserved, move_pages};
 use crate::model::Llama;
+use crate::ops::pages::in_launches;
 use crate::step::{InFlight, StepRow, Steps};
 use crate::{Card, CudaError, Event, Gpu, Stream};
 
@@ -262,6 +265,18 @@ impl Backend for CudaBackend {
         self.copy(|this, stream| move_pages(stream, this.kv.slice(), page_bytes, moves))
     }
 
+    fn move_cells(&mut self, moves: &[CellMove]) -> Result<(), BackendError> {
+        self.steps.lose_tokens(moves.iter().map(|it| it.dst.page));
+        self.copy(|this, stream| {
+            let Self { llama, kv, .. } = this;
+            let head_bytes = llama.config.head_dim * llama.dtype.n_bytes();
+            let page_bytes = llama.page_len() * llama.dtype.n_bytes();
+            in_launches(moves).try_for_each(|moves| {
+                llama.kernels().pages.pack(stream, &moves, page_bytes, head_bytes, kv.slice())
+            })
+        })
+    }
+
     fn swap_out(&mut self, moves: &[(PageId, HostPageId)]) -> Result<(), BackendError> {
         self.copy(|this, stream| this.host_pages.swap_out(stream, this.kv.slice(), moves))
     }
@@ -298,3 +313,5 @@ mod slot_tests;
 mod steer_tests;
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod tree_tests;

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use trellis::daemon::BackendWrap;
 use trellis_engine::backend::{Backend, BackendError, Collected, Damage, Limits, WeightsInfo};
-use trellis_engine::batch::{Batch, HostPageId, LateMask, PageId};
+use trellis_engine::batch::{Batch, CellMove, HostPageId, LateMask, PageId};
 
 /// Tells [`wrap_from_environment`] what is to fail: `MODEL N_BEFORE FAULT`, as in `tiny 3 device`.
 pub const ENVIRONMENT: &str = "TRELLIS_TEST_FAULT";
@@ -162,6 +162,11 @@ impl Backend for Faulty {
     fn move_pages(&mut self, moves: &[(PageId, PageId)]) -> Result<(), BackendError> {
         self.faults.call("move_pages")?;
         self.backend.move_pages(moves)
+    }
+
+    fn move_cells(&mut self, moves: &[CellMove]) -> Result<(), BackendError> {
+        self.faults.call("move_cells")?;
+        self.backend.move_cells(moves)
     }
 
     fn swap_out(&mut self, moves: &[(PageId, HostPageId)]) -> Result<(), BackendError> {

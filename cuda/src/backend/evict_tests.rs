@@ -139,6 +139,7 @@ impl Talk {
             n_evicted: self.n_evicted(),
             rotation: first.map_or(self.next_number(), |held| held.number),
             cell: first.map_or(self.next_cell(), |held| held.cell),
+            n_whole: None,
             live: &self.live,
             open: self.open,
             stretches: &self.stretches,

@@ -17,12 +17,12 @@ use crate::testing::Random;
 const N_STEPS: usize = 12;
 const N_SAMPLERS: usize = 32;
 /// Tokens of a prompt: those of all samplers fit one step.
-const N_PROMPT: usize = 15;
+pub(super) const N_PROMPT: usize = 15;
 /// Pages of a context.
 const N_PAGES: usize = 6;
 
 /// Each sampler of the library, with parameters, masks and biases that change with the row; every third is kept to a mask.
-fn samplers(model: &Model) -> Vec<Sampler> {
+pub(super) fn samplers(model: &Model) -> Vec<Sampler> {
     let shape = RowShape { vocab_size: model.config.vocab_size, n_positions: model.config.n_positions };
     let mut random = Random(4);
     let mut definitions = library_programs();
@@ -56,13 +56,13 @@ fn samplers(model: &Model) -> Vec<Sampler> {
 }
 
 /// A draw by a sampler's program.
-fn draw(sampler: &Sampler, start: Start) -> OutputKind<'_> {
+pub(super) fn draw(sampler: &Sampler, start: Start) -> OutputKind<'_> {
     let put_on = sampler.program.as_ref().expect("it draws by a program");
     OutputKind::Program { sampler, start, within: put_on.within.as_ref().into(), n_others: 0 }
 }
 
 /// Tokens, log-probabilities and what is left, to the bit.
-fn bits(outputs: &[Output]) -> Vec<(Token, u32, Vec<u32>, u32)> {
+pub(super) fn bits(outputs: &[Output]) -> Vec<(Token, u32, Vec<u32>, u32)> {
     let bits_of = |output: &Output| {
         let Output::Programmed(candidate, left) = output else { panic!("{output:?}") };
         let Left { next: DrawState { numbers, n_drawn }, reports } = **left;
@@ -74,7 +74,11 @@ fn bits(outputs: &[Output]) -> Vec<(Token, u32, Vec<u32>, u32)> {
 
 /// Decodes with each sampler in a context of its own: the first draws start where the host says, the next where the device
 /// left off, two steps under way, and every fourth step anew.
-fn decoded(backend: &mut CudaBackend, samplers: &[Sampler], prompts: &[Vec<Token>]) -> Vec<Vec<Output>> {
+pub(super) fn decoded(
+    backend: &mut CudaBackend,
+    samplers: &[Sampler],
+    prompts: &[Vec<Token>],
+) -> Vec<Vec<Output>> {
     let mut contexts = prompts.to_vec();
     let mut lefts: Vec<DrawState> = samplers.iter().map(Sampler::start).collect();
     let mut outputs = Vec::new();

@@ -80,6 +80,7 @@ pub(crate) struct Case {
 
 /// Which cells of a context have a token, and how their keys were rotated.
 struct RowHoles {
+    n_whole: usize,
     live: Vec<u16>,
     open: usize,
     stretches: Vec<Stretch>,
@@ -90,7 +91,9 @@ impl RowHoles {
     fn random(cell: usize, random: &mut Random) -> Self {
         let open = random.below(cell + 1);
         // Pages that are full, that have some cells left, that have one.
-        let live = (0..open.div_ceil(PAGE_LEN)).map(|_| match random.below(4) {
+        let n_pages = open.div_ceil(PAGE_LEN);
+        let n_whole = random.below(2) * random.below(n_pages + 1);
+        let live = (n_whole..n_pages).map(|_| match random.below(4) {
             0 => u16::MAX,
             1 => 1 << random.below(PAGE_LEN),
             _ => random.next() as u16,
@@ -105,12 +108,13 @@ impl RowHoles {
             first_cell,
             extra_rotation: if idx + 1 == n_stretches { 0 } else { random.below(3000) as i64 - 2000 },
         });
-        Self { live, open, stretches: stretches.collect() }
+        Self { n_whole, live, open, stretches: stretches.collect() }
     }
 
     fn evicted(&self, cell: usize) -> Evicted<'_> {
-        let Self { live, open, stretches } = self;
-        Evicted { n_evicted: 0, rotation: 0, cell, live, open: *open, stretches, packs: &[] }
+        let Self { n_whole, live, open, stretches } = self;
+        let (n_whole, open) = (Some(*n_whole), *open);
+        Evicted { n_evicted: 0, rotation: 0, cell, n_whole, live, open, stretches, packs: &[] }
     }
 
     fn sees(&self, cell: usize) -> bool {

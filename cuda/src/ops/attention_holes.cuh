@@ -1,5 +1,5 @@
-// Contexts from which tokens were evicted, for attention_decode.cu: which cells of their pages are seen, and how queries
-// are rotated for the keys in them. Positions of shares count cells there, and no layer has a window.
+// Contexts from which tokens were evicted, and nodes of trees of guesses, for attention_decode.cu: which cells of their pages
+// are seen, and how queries are rotated for the keys in them. Positions of shares count cells there, and no layer has a window.
 //   scores of a cell in stretch s: q rotated on by turn[s], as rope.cu rotates; q is rotated by its position already.
 // The turned queries of a block lie in shared memory, for each stretch that its share meets: rounded to T as q is. Work:
 // HEAD_DIM / 2 sines and cosines a stretch and block, over all threads. Bytes: a half word more for each page.
@@ -26,10 +26,11 @@ static_assert(sizeof(AttentionHolesParams) == 104, "as in attention_holes.rs");
 
 constexpr int STRETCHES_MAX = ATTN_STRETCHES_MAX;
 
-// As in attention_holes.rs; behind it half words: a bit for each cell of each of the first pages.
+// As in attention_holes.rs; behind it half words: a bit for each cell of each of the pages from n_whole on.
 struct Holes {
     int n_stretches;
-    int n_pages;                    // with bits; in later ones every cell is seen
+    int n_whole;                    // first pages in which every cell is seen
+    int n_pages;                    // with bits, behind those; in later ones every cell is seen
     int first_cell[STRETCHES_MAX];  // ascending; the first is 0
     int turn[STRETCHES_MAX];        // by how many positions a query is rotated on
 
@@ -41,7 +42,8 @@ struct Holes {
     }
     __device__ __forceinline__ unsigned seen_in(int page_idx) const {
         const unsigned short* bits = (const unsigned short*)(this + 1);
-        return page_idx < n_pages ? bits[page_idx] : 0xffffu;
+        const int idx = page_idx - n_whole;
+        return 0 <= idx && idx < n_pages ? bits[idx] : 0xffffu;
     }
 };
 

@@ -1,8 +1,8 @@
-//! Attention in contexts from which tokens were evicted: the kernel for single queries, which looks at the cells that are
+//! Attention in contexts from which tokens were evicted, and of the nodes of trees of guesses: the kernel for single queries, which looks at the cells that are
 //! seen and turns the queries for the keys of each stretch. All rows of such contexts go through it.
 
-use trellis_engine::N_STRETCHES_MAX;
 use trellis_engine::batch::Evicted;
+use trellis_engine::{N_STRETCHES_MAX, N_TREE_NODES_MAX};
 
 use super::attention::{
     AttentionInputs, AttentionShape, DeviceShares, PAGE_LEN, PartialResults, Workspace, n_kv_heads, source,
@@ -45,7 +45,10 @@ pub struct HolesInputs {
 }
 
 /// Words before the bits of [`Holes`].
-const N_HEADER_WORDS: usize = 2 + 2 * N_STRETCHES_MAX;
+const N_HEADER_WORDS: usize = 3 + 2 * N_STRETCHES_MAX;
+
+/// Pages that the nodes of a tree lie in at most.
+const N_TREE_PAGES_MAX: usize = N_TREE_NODES_MAX.div_ceil(PAGE_LEN) + 1;
 
 /// Which cells of contexts are seen, and how their keys were rotated, as the kernel reads it; kept for its memory.
 #[derive(Debug, Default)]
@@ -68,8 +71,9 @@ impl Holes {
         let n_stretches = evicted.stretches.len();
         assert!((1..=N_STRETCHES_MAX).contains(&n_stretches), "{n_stretches} stretches");
         // From the first open cell on all are seen.
-        let n_pages = evicted.open.div_ceil(PAGE_LEN);
-        self.words.extend([n_stretches as u32, n_pages as u32]);
+        let n_whole = evicted.n_whole.unwrap_or(0);
+        let n_pages = evicted.open.div_ceil(PAGE_LEN).saturating_sub(n_whole);
+        self.words.extend([n_stretches as u32, n_whole as u32, n_pages as u32]);
         let of_stretches = |of: &dyn Fn(usize) -> u32| {
             let mut words = [0; N_STRETCHES_MAX];
             (0..n_stretches).for_each(|idx| words[idx] = of(idx));
@@ -79,12 +83,11 @@ impl Holes {
         let first_cell = |idx: usize| if idx == 0 { 0 } else { evicted.stretches[idx].first_cell as u32 };
         self.words.extend(of_stretches(&first_cell));
         self.words.extend(of_stretches(&|idx| evicted.stretches[idx].extra_rotation as i32 as u32));
-        let seen = |page_idx| match page_idx < n_pages {
-            true => u32::from(evicted.seen_in(page_idx, (page_idx + 1) * PAGE_LEN - 1)),
+        let seen = |idx: usize| match idx < n_pages {
+            true => u32::from(evicted.seen_in(n_whole + idx, (n_whole + idx + 1) * PAGE_LEN - 1)),
             false => 0,
         };
-        let pages = (0..n_pages).step_by(2);
-        self.words.extend(pages.map(|page_idx| seen(page_idx) | seen(page_idx + 1) << 16));
+        self.words.extend((0..n_pages).step_by(2).map(|idx| seen(idx) | seen(idx + 1) << 16));
         start
     }
 
@@ -94,10 +97,10 @@ impl Holes {
         &self.words
     }
 
-    /// Words of so many contexts with so many pages in all, at most.
+    /// Words of so many contexts and nodes of trees, at most, where the contexts have so many pages in all.
     #[must_use]
-    pub fn n_words_max(n_contexts: usize, n_pages: usize) -> usize {
-        n_contexts * (N_HEADER_WORDS + 1) + n_pages / 2
+    pub fn n_words_max(n_rows: usize, n_pages: usize) -> usize {
+        n_rows * (N_HEADER_WORDS + N_TREE_PAGES_MAX.div_ceil(2)) + n_pages / 2
     }
 }
 

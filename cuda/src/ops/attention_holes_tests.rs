@@ -38,6 +38,7 @@ fn holes_are_described_word_by_word() {
         n_evicted: 3,
         rotation: 9,
         cell: 40,
+        n_whole: None,
         live: &live,
         open: 34,
         stretches: &stretches,
@@ -48,11 +49,24 @@ fn holes_are_described_word_by_word() {
     assert_eq!(holes.push(&evicted), 1);
     let words = &holes.words()[1..];
     assert_eq!(words.len(), N_HEADER_WORDS + 2);
-    assert_eq!(words[..4], [2, 3, 0, 18], "stretches and pages; the first stretch begins with the context");
-    assert_eq!(words[10..12], [-7i32 as u32, 0]);
+    assert_eq!(
+        words[..5],
+        [2, 0, 3, 0, 18],
+        "stretches and pages; the first stretch begins with the context"
+    );
+    assert_eq!(words[11..13], [-7i32 as u32, 0]);
     // Cells from the open one on are all seen.
     assert_eq!(words[N_HEADER_WORDS..], [0xffff_00f0, 0xffff]);
     assert!(holes.words().len() <= 1 + Holes::n_words_max(1, 3));
+    // Of pages in which every cell is seen there is nothing to say.
+    holes.clear();
+    holes.push(&Evicted { n_whole: Some(2), live: &[0b11], ..evicted });
+    assert_eq!(holes.words()[..3], [2, 2, 1]);
+    assert_eq!(holes.words()[N_HEADER_WORDS..], [0xffff]);
+    // The last node of a tree that begins in the last cell of a page.
+    holes.clear();
+    holes.push(&Evicted { n_whole: Some(1000), live: &[1; 5], open: 16_078, cell: 16_078, ..evicted });
+    assert!(holes.words().len() <= Holes::n_words_max(1, 0), "{} words", holes.words().len());
 }
 
 /// As the kernel wants it, but with at most so many workers.

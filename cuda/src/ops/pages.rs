@@ -1,6 +1,6 @@
 //! Copies of whole KV pages, and of the tokens beside them, and of single cells of pages, within the device.
 
-use trellis_engine::batch::{Pack, PageId};
+use trellis_engine::batch::{self, Pack, PageId};
 
 use super::common::{PAGE_LEN, ROW_THREADS, RowCount, expect, expect_i32, expect_rows};
 use crate::driver::params;
@@ -67,6 +67,22 @@ pub fn moves(pack: &Pack) -> impl Iterator<Item = CellMove> {
     });
     let to = pack.to;
     cells.zip(0..PAGE_LEN).map(move |(from, cell)| CellMove { from, to: cell_of(to, cell) })
+}
+
+/// Moves that are made one after the other, in launches of as many as can be made at once: none of them fills what another
+/// takes from, or fills too.
+pub fn in_launches(moves: &[batch::CellMove]) -> impl Iterator<Item = Vec<CellMove>> {
+    let cell = |cell: batch::Cell| cell_of(cell.page, cell.idx);
+    let mut moves = moves.iter().map(move |it| CellMove { from: cell(it.src), to: cell(it.dst) }).peekable();
+    std::iter::from_fn(move || {
+        let mut launch: Vec<CellMove> = Vec::new();
+        while let Some(next) = moves.next_if(|next| {
+            launch.iter().all(|it| it.to != next.to && it.to != next.from && it.from != next.to)
+        }) {
+            launch.push(next);
+        }
+        (!launch.is_empty()).then_some(launch)
+    })
 }
 
 /// Pairs that fit into one launch: the grid's second dimension.
@@ -199,6 +215,19 @@ mod tests {
             Pack { from: smallvec![(PageId(3), 0b1000_0000_0000_0101), (PageId(9), 0b10)], to: PageId(1) };
         let found: Vec<_> = moves(&pack).map(|CellMove { from, to }| (from, to)).collect();
         assert_eq!(found, [(48, 16), (50, 17), (63, 18), (145, 19)]);
+    }
+
+    #[test]
+    fn moves_of_one_launch_do_not_depend_on_each_other() {
+        let cell = |idx: usize| batch::Cell { page: PageId(2), idx };
+        let it = |src: usize, dst: usize| batch::CellMove { src: cell(src), dst: cell(dst) };
+        // As a branch closes up: 5 is read before it is filled.
+        let moves = [it(3, 2), it(5, 3), it(6, 4), it(9, 5), it(10, 6)];
+        let found: Vec<Vec<[u32; 2]>> = in_launches(&moves)
+            .map(|launch| launch.iter().map(|it| [it.from - 32, it.to - 32]).collect())
+            .collect();
+        assert_eq!(found, [vec![[3, 2]], vec![[5, 3], [6, 4]], vec![[9, 5], [10, 6]]]);
+        assert_eq!(in_launches(&[]).count(), 0);
     }
 
     #[test]

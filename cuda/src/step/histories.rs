@@ -1,4 +1,4 @@
-//! The tokens that draws look at in contexts from which some were evicted.
+//! The tokens that draws look at in contexts from which some were evicted, and behind the nodes of trees of guesses.
 //!
 //! Elsewhere the tokens of a context lie beside its pages, page by page. Where tokens are gone, what is left does not: a step
 //! that draws there brings the tokens that are looked at, into pages of tokens that belong to no page of keys. They have a
@@ -31,6 +31,8 @@ pub(super) struct Histories {
 #[derive(Clone, Copy, Debug)]
 struct Copied {
     slot: SlotId,
+    /// Where the row begins: the nodes of a tree are rows of one slot, each with tokens of its own.
+    first_cell: usize,
     /// The first page of its tokens that was copied, and where it went.
     page_idx: usize,
     place: usize,
@@ -59,6 +61,11 @@ impl Histories {
         (self.n_used, self.last) = (0, None);
     }
 
+    /// Pages that are not taken.
+    pub(super) fn n_left(&self) -> usize {
+        N_COPIED_PAGES - self.n_used
+    }
+
     /// Brings the last `n_tokens` tokens before `end`, at least one; returns where the table begins in which they have their
     /// places, or nothing where there is no room.
     pub(super) fn bring(
@@ -69,7 +76,9 @@ impl Histories {
         edits: &mut EditList,
     ) -> Option<usize> {
         let page_idx = (end - n_tokens) / PAGE_LEN;
-        let is_there = |copied: &Copied| copied.slot == row.slot && copied.page_idx <= page_idx;
+        let is_there = |copied: &Copied| {
+            (copied.slot, copied.first_cell) == (row.slot, row.first_cell()) && copied.page_idx <= page_idx
+        };
         let copied = match self.last.filter(is_there) {
             Some(copied) => copied,
             None => self.copy(row, page_idx, n_copied_pages(row, n_tokens, end), edits)?,
@@ -96,7 +105,7 @@ impl Histories {
             // The step before has left it with the slot.
             edits.move_word(row.slot.0 as usize, Target::PAGE_TOKENS, to + row.end() - 1 - start);
         }
-        let copied = Copied { slot: row.slot, page_idx, place };
+        let copied = Copied { slot: row.slot, first_cell: row.first_cell(), page_idx, place };
         self.last = Some(copied);
         Some(copied)
     }

@@ -92,7 +92,17 @@ impl StepLists {
             let (start, end) = (row.start, row.end());
             let token = self.tokens.len();
             let table = self.tables[row_idx];
-            self.outputs.push(row, token, room, TablePlace { table, slots, given, edits: &mut self.edits });
+            let n_nodes = match row.is_node() {
+                true => 0,
+                false => rows[row_idx + 1..].iter().take_while(|row| row.is_node()).count(),
+            };
+            let of_tree = &rows[row_idx..=row_idx + n_nodes];
+            self.outputs.push(
+                of_tree,
+                token,
+                room,
+                TablePlace { table, slots, given, edits: &mut self.edits },
+            );
             let Some(entries) = table.filter(|_| !row.is_of_head()) else { continue };
             let (n_tokens, rotation, first_cell) = (row.n_tokens(), row.rotation(), row.first_cell());
             self.tokens.extend(row.words(start, end));

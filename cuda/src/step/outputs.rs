@@ -175,14 +175,16 @@ impl Outputs {
         self.n_token_words = 0;
     }
 
-    /// Adds what a row asks for; its first token is the step's `first_token_idx`-th.
+    /// Adds what the first of these rows asks for; its first token is the step's `first_token_idx`-th. The others are the nodes
+    /// of the tree of guesses behind it.
     pub(super) fn push(
         &mut self,
-        row: &StepRow<'_>,
+        rows: &[StepRow<'_>],
         first_token_idx: usize,
         room: Room,
         mut place: TablePlace<'_>,
     ) {
+        let row = &rows[0];
         // Requests of one position share its logits. They come in any order; mostly they are sorted already.
         let mut order = std::mem::take(&mut self.order);
         order.clear();
@@ -193,10 +195,12 @@ impl Outputs {
         };
         order.extend((0..row.requests.len()).filter(|&idx| !is_of_layers(&row.requests[idx])));
         let position_of = |&request_idx: &usize| row.requests[request_idx].position;
-        // The host makes all draws of a row's program or none: it would not know where the device's ended.
-        let n_words = Self::n_tail_words(std::slice::from_ref(row), 0, place.slots);
+        // The host makes all draws of a row's program or none, and so of a tree's: it would not know where the device's ended.
+        let n_words = Self::n_tail_words(rows, 0, place.slots);
+        let n_requests: usize = rows.iter().map(|row| row.requests.len()).sum();
         let fits_device = self.tail.len() + self.n_token_words + n_words <= N_TAIL_WORDS_MAX
-            && self.rows.len() + row.requests.len() <= room.n_outputs;
+            && self.rows.len() + n_requests <= room.n_outputs
+            && (rows.len() == 1 || Self::n_copied_pages(rows) <= place.slots.n_copied_pages_left());
         order.sort_unstable_by_key(|request_idx| (position_of(request_idx), *request_idx));
         let first_place = self.places.len();
         self.places.resize(first_place + row.requests.len(), Place::Unset);
@@ -224,7 +228,8 @@ impl Outputs {
             let logits_row = self.groups[group_idx].n_logits_rows;
             self.groups[group_idx].n_logits_rows += 1;
             let slot = row.slot.0 as i32;
-            let is_kept = position + 1 == row.end() && !is_of_head && (slot as usize) < room.n_states;
+            let is_kept =
+                position + 1 == row.end() && !is_of_head && !row.is_node() && (slot as usize) < room.n_states;
             self.keeps.push(if is_kept { slot } else { -1 });
             self.gather.push(match is_of_head {
                 true => -1 - slot,

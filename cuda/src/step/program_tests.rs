@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use trellis_engine::batch::{Input, OutputKind, SlotId, Start, Token, Within};
+use trellis_engine::batch::{Evicted, Input, OutputKind, Row, SlotId, Start, Stretch, Token, Within};
 use trellis_engine::sampling::program::{Definition, DrawState, Program, PutOn, RowShape};
 use trellis_engine::sampling::{Bias, Sampler, TokenMask};
 use trellis_programs::{Source, library};
@@ -127,6 +127,45 @@ fn guesses_of_a_program_with_a_state_are_a_chain_and_others_are_not() {
     assert_eq!(chains, [0, 3, 4]);
     assert_eq!(rows.iter().map(|row| row.next).collect::<Vec<_>>(), [1, 2, NOWHERE, NOWHERE, NOWHERE]);
     assert_eq!((rows[1].state_in, rows[1].state_out), (STATES as u32, STATES as u32));
+}
+
+#[test]
+fn draws_of_a_tree_start_where_the_ones_before_them_ended() {
+    let sampler = mirostat();
+    let tokens: Vec<Token> = (0..24).collect();
+    // Behind 21 tokens one guess and another beside it, then one behind the first.
+    let places: [(usize, usize, [u16; 1], usize); 3] =
+        [(21, 22, [0b11_1111], 1), (22, 22, [0b101_1111], 2), (23, 23, [0b1011_1111], 2)];
+    let stretches = [Stretch { first_cell: 0, extra_rotation: 0 }];
+    let mut batch = vec![row(0, &tokens[..21], 20, asks(&sampler, 20, &[at([0.5; 8], 1)]))];
+    for &(cell, end, ref live, n_rows) in &places {
+        let evicted = Evicted {
+            n_evicted: 0,
+            rotation: end - 1,
+            cell,
+            n_whole: Some(1),
+            live,
+            open: cell,
+            stretches: &stretches,
+            packs: &[],
+        };
+        let node = row(0, &tokens[..end], end - 1, asks(&sampler, end - 1, &[Start::After { n_rows }]));
+        batch.push(Row { evicted: Some(evicted), ..node });
+    }
+    let rows: Vec<StepRow<'_>> = batch.iter().map(StepRow::of).collect();
+    let mut lists = fill(&rows);
+    let drawn_slots: Vec<u32> = lists.outputs.rows.iter().map(|row| row.drawn_slot).collect();
+    assert_eq!(drawn_slots, [0, NOWHERE, NOWHERE, NOWHERE], "the slot keeps nothing of the nodes");
+    let (rows, chains, memory) = written(&mut lists);
+    assert_eq!(rows.iter().map(|row| row.n_drawn).collect::<Vec<_>>(), [1, 2, 2, 3]);
+    assert_eq!(chains, [0], "one after the other");
+    assert_eq!(rows.iter().map(|row| row.next).collect::<Vec<_>>(), [1, 2, 3, NOWHERE]);
+    assert_eq!(f32::from_bits(memory[rows[0].state_in as usize - N_SLOTS]), 0.5);
+    assert_eq!([rows[1].state_in, rows[2].state_in], [rows[0].state_out; 2]);
+    assert_eq!(rows[3].state_in, rows[1].state_out);
+    let mut states: Vec<u32> = rows.iter().map(|row| row.state_out).collect();
+    states.sort_unstable();
+    assert!(states.windows(2).all(|pair| pair[0] + 8 <= pair[1]), "each has a place of its own: {states:?}");
 }
 
 #[test]

@@ -1,7 +1,8 @@
 //! The draws of a step that programs make, as the kernel of logit programs reads them.
 //!
-//! Draws of which each takes on what the one before it left are a chain, which one cluster works out in order. So are draws
-//! that share planes of the history, of which there are fewer sets than rows.
+//! Draws of which each takes on what the one before it left are a chain, which one cluster works out in order; so are those of
+//! a tree, of which each leaves its state in a place of its own. So are draws that share planes of the history, of which there
+//! are fewer sets than rows.
 
 use smallvec::SmallVec;
 use trellis_engine::batch::{SlotId, Start};
@@ -38,6 +39,22 @@ pub(crate) struct Programs {
     last: Option<(SlotId, usize)>,
     /// Where the last draw of each slot ended.
     ends: Vec<Option<Ended>>, // by slot
+    /// Where the draws of this step end, by the rows of the step that they are of, in their order.
+    row_ends: Vec<RowEnd>,
+    /// Rows that start where one ended that left its state in the slot, and not in the tail.
+    starts_in_slot: Vec<usize>,
+    /// Rows that leave their state in the tail.
+    ends_in_tail: Vec<usize>,
+}
+
+/// Where a draw of this step ends.
+#[derive(Clone, Copy, Debug)]
+struct RowEnd {
+    row_idx: usize,
+    /// Where its state lies, in numbers of the memory of steps, or in words of the tail.
+    state: u32,
+    is_in_tail: bool,
+    n_drawn: u32,
 }
 
 /// Where the last draw of a slot by a program ended.
@@ -61,6 +78,8 @@ struct Chain {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct DrawPlace {
     pub(super) slot: SlotId,
+    /// Which row of the step it is of.
+    pub(super) row_idx: usize,
     pub(super) start: Start,
     /// Tokens before the one that is drawn.
     pub(super) n_tokens: usize,
@@ -84,6 +103,9 @@ impl Programs {
     pub(super) fn begin_step(&mut self, n_sets: usize) {
         self.rows.clear();
         self.chains.clear();
+        self.row_ends.clear();
+        self.starts_in_slot.clear();
+        self.ends_in_tail.clear();
         self.n_sets = n_sets;
         self.begin_group();
     }
@@ -104,9 +126,19 @@ impl Programs {
         }
     }
 
-    /// Whether the device can start a draw there.
-    pub(super) fn can_start(&self, slot: SlotId, start: Start) -> bool {
-        matches!(start, Start::At(_)) || !matches!(self.ended(slot), None | Some(Ended::WithStep))
+    /// Whether the device can start a draw there, of a row of the step.
+    pub(super) fn can_start(&self, slot: SlotId, row_idx: usize, start: Start) -> bool {
+        match start {
+            Start::At(_) => true,
+            Start::After { n_rows } => self.end_of(row_idx - n_rows).is_some(),
+            Start::Before | Start::Drawn => !matches!(self.ended(slot), None | Some(Ended::WithStep)),
+        }
+    }
+
+    /// Where the first draw of a row of this step ends, if the device makes it.
+    fn end_of(&self, row_idx: usize) -> Option<RowEnd> {
+        let idx = self.row_ends.partition_point(|end| end.row_idx < row_idx);
+        self.row_ends.get(idx).copied().filter(|end| end.row_idx == row_idx)
     }
 
     fn ended(&self, slot: SlotId) -> Option<Ended> {
@@ -126,6 +158,7 @@ impl Programs {
         let start = match start {
             Start::At(start) => Some(start),
             Start::Before | Start::Drawn => self.left_on_host(slot),
+            Start::After { .. } => None,
         };
         self.note(slot, Ended::WithStep);
         self.last = None;
@@ -150,7 +183,12 @@ impl Programs {
         let others: SmallVec<[u32; N_MEMBERS_MAX]> =
             (0..n_others).map(|idx| (logits_row + 1 + idx) as u32).collect();
         let of_slot = (states_start + 8 * slot.0 as usize) as u32;
+        let after = match at.start {
+            Start::After { n_rows } => Some(self.end_of(at.row_idx - n_rows).expect("it can start")),
+            _ => None,
+        };
         let (n_drawn, state) = match (at.start, self.ended(slot)) {
+            (Start::After { .. }, _) => (after.map_or(0, |end| end.n_drawn), None),
             (Start::At(start), _) | (_, Some(Ended::OnHost(start))) => (start.n_drawn, Some(start.numbers)),
             (_, Some(Ended::OnDevice { n_drawn })) => (n_drawn, None),
             (_, ended) => unreachable!("a draw that {ended:?} starts on the host"),
@@ -162,6 +200,17 @@ impl Programs {
         };
         let halves = |word: u64| [word as u32, (word >> 32) as u32];
         let (row_idx, n_history) = (self.rows.len(), put_on.program.n_history(n_tokens));
+        let (state_in, state_out) = match after {
+            None => (state.map_or(NOWHERE, |numbers| bring(to_words(&numbers))), of_slot),
+            Some(end) => {
+                if !end.is_in_tail {
+                    self.starts_in_slot.push(row_idx);
+                }
+                self.ends_in_tail.push(row_idx);
+                // The slot's would be written over before another that starts there has read it.
+                (end.state, bring(&[0; N_STATE_MAX]))
+            }
+        };
         let row = ProgramRow {
             program: given.plan,
             output_row: at.output_row as u32,
@@ -182,16 +231,19 @@ impl Programs {
             n_masks: given.masks.len() as u32,
             members_start: bring(&others),
             n_members: n_others as u32,
-            state_in: state.map_or(NOWHERE, |numbers| bring(to_words(&numbers))),
-            state_out: of_slot,
+            state_in,
+            state_out,
         };
         self.rows.push(row);
+        let n_drawn_after = n_drawn.saturating_add(1);
+        let is_in_tail = after.is_some();
+        let end = RowEnd { row_idx: at.row_idx, state: state_out, is_in_tail, n_drawn: n_drawn_after };
+        self.row_ends.push(end);
         // What follows, pairs of words, begins as evenly as this did.
         tail.resize(tail.len().next_multiple_of(2), 0);
-        self.note(slot, Ended::OnDevice { n_drawn: n_drawn.saturating_add(1) });
-        let before = self
-            .last
-            .filter(|&(of, _)| of == slot && at.start == Start::Before && put_on.program.carries_on());
+        self.note(slot, Ended::OnDevice { n_drawn: n_drawn_after });
+        let goes_on = matches!(at.start, Start::Before | Start::After { .. }) && put_on.program.carries_on();
+        let before = self.last.filter(|&(of, _)| of == slot && goes_on);
         let chain_idx = match (before, given.n_planes) {
             (Some((_, chain_idx)), _) => self.append(chain_idx, row_idx, group_start),
             (None, 0) => self.open(row_idx, group_start, None),
@@ -227,12 +279,20 @@ impl Programs {
     /// Tells the rows where the tail begins, in words of the memory of steps; it is even.
     pub(super) fn finish(&mut self, tail_start: usize) {
         let tail_start = tail_start as u32;
-        for row in &mut self.rows {
+        for &row_idx in &self.ends_in_tail {
+            self.rows[row_idx].state_out += tail_start;
+        }
+        let mut in_slot = self.starts_in_slot.iter().peekable();
+        for (row_idx, row) in self.rows.iter_mut().enumerate() {
             row.biases_start = (row.biases_start + tail_start) / 2;
             row.parameters_start += tail_start;
             row.masks_start += tail_start;
             row.members_start += tail_start;
-            row.state_in = if row.state_in == NOWHERE { row.state_out } else { row.state_in + tail_start };
+            row.state_in = match row.state_in {
+                NOWHERE => row.state_out,
+                state if in_slot.next_if(|&&idx| idx == row_idx).is_some() => state,
+                state => state + tail_start,
+            };
         }
     }
 }

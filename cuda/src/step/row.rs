@@ -20,7 +20,7 @@ pub(crate) struct StepRow<'a> {
     /// Pages from the first on that are those of the row before this one in the step too, which may be read once for both.
     pub(crate) n_pages_alike: usize,
     pub(crate) requests: &'a [OutputRequest<'a>],
-    /// Where its tokens lie, in a context from which some were evicted.
+    /// Where its tokens lie, in a context from which some were evicted, and for a node of a tree of guesses.
     pub(crate) evicted: Option<&'a Evicted<'a>>,
     /// What is added to its tokens.
     pub(crate) steered: Option<Steered<'a>>,
@@ -64,6 +64,12 @@ impl<'a> StepRow<'a> {
     /// Tokens to compute.
     pub(crate) fn n_tokens(&self) -> usize {
         self.end() - self.start
+    }
+
+    /// Whether it is a node of a tree of guesses. Those of a tree lie behind the row of the token before them, for its slot, which
+    /// keeps nothing of them.
+    pub(crate) fn is_node(&self) -> bool {
+        self.evicted.is_some_and(|evicted| evicted.n_whole.is_some())
     }
 
     /// Tokens that were evicted: the positions of draws count them too.

@@ -213,6 +213,11 @@ impl Slots {
         Some(table_start)
     }
 
+    /// Pages of tokens that draws among holes may still look at in this step.
+    pub(super) fn n_copied_pages_left(&self) -> usize {
+        self.histories.n_left()
+    }
+
     /// Which pages of a row lack tokens among those.
     fn unknown<'a>(
         &'a self,

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::batch::{Batch, HostPageId, LateMask, Output, PageId};
+use crate::batch::{Batch, CellMove, HostPageId, LateMask, Output, PageId};
 use crate::model::Dtype;
 use crate::port::{Name, names};
 
@@ -208,6 +208,13 @@ pub trait Backend: Send {
     /// # Errors
     /// The copies failed. The contents of the destinations are then undefined.
     fn move_pages(&mut self, moves: &[(PageId, PageId)]) -> Result<(), BackendError>;
+
+    /// Copies tokens of pages, one after the other, in order with steps and with the other moves: a cell may be read by one
+    /// and written by a later one. The tokens beside the pages that are written to are no longer known.
+    ///
+    /// # Errors
+    /// The copies failed. The contents of the pages that are written to are then undefined.
+    fn move_cells(&mut self, moves: &[CellMove]) -> Result<(), BackendError>;
 
     /// Copies device pages to host pages.
     ///

@@ -38,12 +38,32 @@ pub struct PageCopy {
     pub dst: PageId,
 }
 
+/// A token of a page: its keys and values in every layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Cell {
+    /// The page.
+    pub page: PageId,
+    /// Its place in the page.
+    pub idx: usize, // below PAGE_LEN
+}
+
+/// A copy of one token on the device. The tokens beside pages stay behind.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CellMove {
+    /// Where the keys and values come from.
+    pub src: Cell,
+    /// Where they go.
+    pub dst: Cell,
+}
+
 /// The work of one step.
 #[derive(Debug, Default)]
 pub struct Batch<'a> {
     /// Page copies, run first; no page is both a source and a destination.
     pub copies: &'a [PageCopy],
-    /// Rows of different contexts.
+    /// Rows of different contexts. But for trees of guesses: there a row is the last token of the context, and those behind it,
+    /// for the same slot, are the nodes, each after the one that it follows. They come with [`Evicted`], so that a node sees
+    /// the context and its own path, itself included, and no other node. Nothing that the slot keeps after them is read.
     pub rows: Vec<Row<'a>>,
 }
 
@@ -71,8 +91,8 @@ pub struct Row<'a> {
     pub n_pages_alike: usize,
     /// What to return for this row.
     pub outputs: Requests<'a>,
-    /// For a context from which tokens were evicted. `tokens`, `start` and the positions of outputs then count those that
-    /// are there, and tokens lie and are rotated as this says.
+    /// For a context from which tokens were evicted, and for a node of a tree of guesses. `tokens`, `start` and the positions of
+    /// outputs then count those that are there, and tokens lie and are rotated as this says.
     pub evicted: Option<Evicted<'a>>,
     /// What is added to its tokens between layers, where any token of the context up to the row's end is steered.
     pub steered: Option<Steered<'a>>,
@@ -90,7 +110,9 @@ pub struct Evicted<'a> {
     pub rotation: usize,
     /// The cell that takes the first token to compute; cells count from the first of the first page.
     pub cell: usize,
-    /// A bit for each cell of each page, the lowest for the first.
+    /// Of a node of a tree of guesses, pages from the first on whose cells are all seen. Elsewhere `live` says so of each.
+    pub n_whole: Option<usize>,
+    /// A bit for each cell of each page behind those, the lowest for the first.
     pub live: &'a [u16],
     /// The first cell that the bits say nothing of.
     pub open: usize,
@@ -126,7 +148,11 @@ impl Evicted<'_> {
             let n = end.saturating_sub(page_idx * PAGE_LEN).min(PAGE_LEN);
             ((1u32 << n) - 1) as u16
         };
-        let known = self.live.get(page_idx).copied().unwrap_or(0) & bits_below(self.open);
+        let bits = match page_idx.checked_sub(self.n_whole.unwrap_or(0)) {
+            None => u16::MAX,
+            Some(idx) => self.live.get(idx).copied().unwrap_or(0),
+        };
+        let known = bits & bits_below(self.open);
         (known | !bits_below(self.open)) & bits_below(cell + 1)
     }
 }
@@ -305,6 +331,12 @@ pub enum Start {
     At(DrawState),
     /// Where the request before it in the row ends, which is such a draw too.
     Before,
+    /// Where the first request ends of the row that is so many before this one in the step, which is such a draw too: that of
+    /// the token before it, in a tree of guesses.
+    After {
+        /// How many.
+        n_rows: usize,
+    },
     /// Where the step before ended that drew the token with which the row begins.
     Drawn,
 }

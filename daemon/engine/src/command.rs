@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 use crate::batch::{Candidate, Drawn, Token, Top};
 use crate::completion::{CallerId, Tag};
 use crate::error::EngineError;
+use crate::guess::Guess;
 use crate::history::History;
 use crate::kv::Positions;
 use crate::port::{shared, shared_list, shared_list_of, shared_option};
@@ -108,32 +109,6 @@ pub enum Pooling {
     Last,
     /// The mean over the tokens from this one on.
     MeanFrom(usize),
-}
-
-/// What a context may draw next.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Guess {
-    /// One token after the other.
-    Chain(Vec<Token>),
-    /// The same, with a mask for each place where a token is drawn, in the place of the sampler's: one more than there are
-    /// tokens.
-    Masked {
-        /// The tokens.
-        tokens: Vec<Token>,
-        /// What may be drawn in their places, and after the last of them.
-        #[serde(with = "shared_list_of")]
-        masks: Vec<Arc<TokenMask>>,
-    },
-}
-
-impl Guess {
-    /// The guessed tokens.
-    #[must_use]
-    pub fn tokens(&self) -> &[Token] {
-        match self {
-            Self::Chain(tokens) | Self::Masked { tokens, .. } => tokens,
-        }
-    }
 }
 
 /// The answer to an [`Ask`].

@@ -20,13 +20,13 @@ use self::states::{Leaves, States};
 use self::verified::Verified;
 use crate::account::{HostCharge, Owner, Resource};
 use crate::batch::{Drawn, Token, Tokens};
-use crate::command::{Answer, Ask, ContextId, Edit, Guess, MaskSource, Operation, Pooling, RunSettings};
+use crate::command::{Answer, Ask, ContextId, Edit, MaskSource, Operation, Pooling, RunSettings};
 use crate::completion::{CallerId, Done, Tag};
 use crate::constraint::Rule;
 use crate::error::EngineError;
+use crate::guess::{Guess, N_GUESS_MAX};
 use crate::handle::{Caller, Room};
 use crate::history::History;
-use crate::job::N_GUESS_MAX;
 use crate::kv::{Evictions, Footprint};
 use crate::mailbox::Ticket;
 use crate::model_handle::ModelHandle;
@@ -293,14 +293,14 @@ impl Context {
     }
 
     /// Checks a guess, and cuts off what there would be no room for: drawing would end there, whatever was guessed.
-    fn check_guess(&self, tokens: &mut Vec<Token>) -> Result<(), EngineError> {
-        if tokens.len() > N_GUESS_MAX {
-            let (n_tokens, n_tokens_max) = (tokens.len(), N_GUESS_MAX);
-            return Err(EngineError::GuessTooLong { n_tokens, n_tokens_max });
+    fn check_guess(&self, guess: &mut Guess) -> Result<(), EngineError> {
+        let n_tokens = guess.tokens().len();
+        if guess.tree().is_none() && n_tokens > N_GUESS_MAX {
+            return Err(EngineError::GuessTooLong { n_tokens, n_tokens_max: N_GUESS_MAX });
         }
-        self.check_tokens(tokens)?;
+        self.check_tokens(guess.tokens())?;
         self.check_continuation(&[0])?; // room for the token that is drawn
-        tokens.truncate(self.n_free() - 1);
+        guess.cut(self.n_free() - 1);
         Ok(())
     }
 
@@ -384,19 +384,16 @@ impl Context {
                 self.states.carry_on(sampler);
                 self.check_continuation(&[0])?; // room for the token that is drawn
             }
-            Ask::Verify { sampler, guess: Guess::Chain(tokens) } => {
+            Ask::Verify { sampler, guess } => {
                 sampler.validate(vocab_size)?;
                 self.model.check_layers(&sampler.looks.hidden)?;
                 self.states.carry_on(sampler);
-                self.check_guess(tokens)?;
+                self.check_guess(guess)?;
             }
             Ask::Continuation(tokens) | Ask::Tops { continuation: tokens, .. } => {
                 self.check_continuation(tokens)?;
             }
             Ask::Scores(tokens) => self.check_tokens(tokens)?,
-            Ask::Verify { guess: Guess::Masked { .. }, .. } => {
-                unreachable!("what a context keeps to, it works out itself")
-            }
             Ask::Hidden { n_layers, pooling } => {
                 self.model.check_layers(n_layers)?;
                 if let Pooling::MeanFrom(first) = *pooling {

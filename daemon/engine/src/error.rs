@@ -6,6 +6,7 @@ use crate::account::BudgetExceeded;
 use crate::backend::BackendError;
 use crate::batch::{OutputFault, Token};
 use crate::constraint::ConstraintError;
+use crate::guess::GuessTreeError;
 use crate::sampling::SamplerError;
 use crate::steering::SteeringError;
 
@@ -36,6 +37,9 @@ pub enum EngineError {
         /// The most that one step verifies.
         n_tokens_max: usize,
     },
+    /// Guesses that make no tree.
+    #[error(transparent)]
+    GuessTree(#[from] GuessTreeError),
     /// A job whose rows have to ride together and are more than a step takes.
     #[error("{n_rows} rows that ride together: a step takes {n_rows_max}")]
     JobTooLarge {

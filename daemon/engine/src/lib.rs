@@ -14,6 +14,7 @@ mod context;
 pub mod cpu;
 mod engine;
 mod error;
+mod guess;
 mod handle;
 mod history;
 mod job;
@@ -32,13 +33,13 @@ mod steering;
 
 pub use causes::{Cause, Causes};
 pub use command::{
-    Ahead, Answer, Ask, Guess, MaskSource, N_ATTENTION_TOKENS_MAX, N_ENTRIES_PER_TOKEN, Pooling, RunSettings,
+    Ahead, Answer, Ask, MaskSource, N_ATTENTION_TOKENS_MAX, N_ENTRIES_PER_TOKEN, Pooling, RunSettings,
 };
 pub use context::{BeamSearch, Context, Pending, Pull, RunKey};
 pub use engine::{Engine, EngineSettings, KvBounds, OneModel};
 pub use error::{EngineError, EngineFailure};
+pub use guess::{Guess, GuessNode, GuessTree, GuessTreeError, N_GUESS_MAX, N_TREE_NODES_MAX};
 pub use handle::{EngineState, EngineWatch};
-pub use job::N_GUESS_MAX;
 pub use kv::{N_STRETCHES_MAX, Positions, PrefixScope};
 pub use model_handle::{ModelHandle, ModelLease};
 pub use port::Port;

@@ -29,6 +29,7 @@ wasmtime::component::bindgen!({
         "trellis:host/decoding.tops": async | trappable,
         "trellis:host/decoding.step": async | trappable,
         "trellis:host/decoding.speculate": async | trappable,
+        "trellis:host/decoding.speculate-tree": async | trappable,
         "trellis:host/decoding.score": async | trappable,
         "trellis:host/decoding.logprobs": async | trappable,
         "trellis:host/decoding.full": async | trappable,

@@ -1,6 +1,6 @@
 //! Guesses of a smaller model.
 
-use trellis_guest::{Candidate, Context, Error, Model, Result, Sampler, Token};
+use trellis_guest::{Candidate, Context, Error, GuessTree, Model, Result, Sampler, Token};
 
 /// A context of the smaller model that holds the same tokens as the larger one's. It draws with the same sampler at the
 /// same positions: so it often draws the same, at any temperature.
@@ -21,14 +21,29 @@ impl Draft {
         Ok(Self { context: guesses, sampler: sampler.with_seed(trellis_guest::seed()), guess: Vec::new() })
     }
 
-    pub(crate) fn guess(&mut self, n: usize) -> Result<Vec<Token>> {
+    /// What it draws, and in the place of each token what else it finds likely, `width` tokens in all.
+    pub(crate) fn guess(&mut self, n: usize, width: usize) -> Result<GuessTree> {
         let n_free = self.context.capacity() - self.context.length();
-        self.guess = match n_free.min(n as u32) {
-            0 => Vec::new(),
-            // What ends an answer is guessed like any other token.
-            n => self.context.generate(&self.sampler).stop_tokens(&[]).max_tokens(n).run()?.tokens,
-        };
-        Ok(self.guess.clone())
+        let mut tree = GuessTree::new();
+        self.guess.clear();
+        let n = n_free.min(n as u32);
+        if n == 0 {
+            return Ok(tree);
+        }
+        // What ends an answer is guessed like any other token.
+        let drawn = self.context.generate(&self.sampler).stop_tokens(&[]).max_tokens(n);
+        let drawn = if width > 1 { drawn.top(width as u32).run()? } else { drawn.run()? };
+        let mut behind = None;
+        for (idx, &token) in drawn.tokens.iter().enumerate() {
+            let next = tree.add(behind, token);
+            let others = drawn.tops.get(idx).into_iter().flat_map(|top| &top.candidates);
+            for other in others.filter(|other| other.token != token).take(width - 1) {
+                tree.add(behind, other.token);
+            }
+            behind = Some(next);
+        }
+        self.guess = drawn.tokens;
+        Ok(tree)
     }
 
     pub(crate) fn follow(&mut self, drawn: &[Candidate]) -> Result {

@@ -5,7 +5,12 @@
 //! trellis run speculate "Write the days of the week three times."
 //! trellis run --model tiny --model draft speculate --draft draft "Think step by step: what is 468 + 275?"
 //! trellis run --model tiny --model draft speculate --draft draft --temperature 0.7 "Tell me a short story."
+//! trellis run --model tiny --model draft speculate --draft draft --width 3 --raw "Ownership is"
 //! ```
+//!
+//! With `--width` the guesses are a tree: beside each token of the draft what it finds as likely, so that a step goes one token
+//! further where the draft's second choice is the model's first (Miao and others, "SpecInfer", arXiv 2305.09781; Cai and others,
+//! "Medusa", arXiv 2401.10774).
 //!
 //! Without `--draft` the guess is what followed the last tokens when they stood in the text before. `--raw` takes the
 //! prompt as it is, special tokens included, in place of a chat message. `--json` prints what was decoded and at what
@@ -18,16 +23,19 @@ use draft::Draft;
 use lookup::Lookup;
 use serde::Serialize;
 use trellis_guest::{
-    Args, Candidate, Chat, LogLevel, Model, Result, Sampler, Token, emit, emit_json, log, seed,
+    Args, Candidate, Chat, GuessTree, LogLevel, Model, Result, Sampler, emit, emit_json, log, seed,
 };
 
 trellis_guest::main!(run);
 
-const USAGE: &str = "speculate [--draft MODEL] [--guesses N] [--temperature T] [--top-p P] [--max-tokens N] [--raw] \
-                     [--json] PROMPT";
+const USAGE: &str = "speculate [--draft MODEL] [--guesses N] [--width N] [--temperature T] [--top-p P] [--max-tokens N] \
+                     [--raw] [--json] PROMPT";
 
 /// Guesses in one step at most: what the host takes.
 const N_GUESSES_MAX: usize = 15;
+
+/// Alternatives in one place at most: with 15 places they are as many guesses as the host takes.
+const WIDTH_MAX: usize = 4;
 
 /// Where guesses come from.
 enum Guesser {
@@ -36,11 +44,15 @@ enum Guesser {
 }
 
 impl Guesser {
-    /// At most `n` tokens that may come next.
-    fn guess(&mut self, n: usize) -> Result<Vec<Token>> {
+    /// What may come next: at most `n` tokens one after the other, and `width` in each place.
+    fn guess(&mut self, n: usize, width: usize) -> Result<GuessTree> {
         match self {
-            Self::Draft(draft) => draft.guess(n),
-            Self::Lookup(lookup) => Ok(lookup.guess(n)),
+            Self::Draft(draft) => draft.guess(n, width),
+            Self::Lookup(lookup) => {
+                let mut tree = GuessTree::new();
+                tree.add_chain(None, &lookup.guess(n));
+                Ok(tree)
+            }
         }
     }
 
@@ -77,6 +89,10 @@ fn run() -> Result {
     if n_guesses > N_GUESSES_MAX {
         return Err(args.mistake(format!("--guesses cannot be {n_guesses}: at most {N_GUESSES_MAX}")));
     }
+    let width = args.option("--width")?.unwrap_or(1);
+    if !(1..=WIDTH_MAX).contains(&width) {
+        return Err(args.mistake(format!("--width cannot be {width}: 1 to {WIDTH_MAX}")));
+    }
     let temperature = args.option("--temperature")?.unwrap_or(0.0);
     let top_p = args.option("--top-p")?.unwrap_or(1.0);
     let max_tokens: usize = args.option("--max-tokens")?.unwrap_or(200);
@@ -106,12 +122,11 @@ fn run() -> Result {
     while !has_stopped && (context.length() as usize) < n_end {
         // The last token is drawn without a guess.
         let n_left = n_end - context.length() as usize;
-        let guess = guesser.guess(n_guesses.min(n_left - 1))?;
-        let drawn = context.speculate(&sampler, &guess)?;
+        let guess = guesser.guess(n_guesses.min(n_left - 1), width)?;
+        let drawn = context.speculate_tree(&sampler, &guess)?;
         report.steps += 1;
         report.guessed += guess.len();
-        report.accepted +=
-            guess.iter().zip(&drawn).take_while(|(guess, drawn)| **guess == drawn.token).count();
+        report.accepted += guess.n_right(&drawn);
         for drawn in &drawn {
             report.tokens += 1;
             has_stopped = model.is_stop(drawn.token);

@@ -15,7 +15,7 @@ wit_bindgen::generate!({
     additional_derives: [PartialEq],
     // Those that borrow: handles are not compared.
     additional_derives_ignore: [
-        "generate-request", "guess-source", "logprobs-request", "score-request", "speculate-request", "speculation",
-        "step-request", "stream-options",
+        "generate-request", "guess-source", "logprobs-request", "score-request", "speculate-request",
+        "speculate-tree-request", "speculation", "step-request", "stream-options",
     ],
 });

@@ -5,8 +5,8 @@ pub use crate::bindings::trellis::host::contexts::Positions;
 use crate::bindings::trellis::host::models::SpecialTokens;
 use crate::session::check_call;
 use crate::{
-    Beams, Candidate, Chat, ChatEnd, Distribution, Generate, Model, Pooling, Result, Sampler, Steering,
-    StreamOptions, Token,
+    Beams, Candidate, Chat, ChatEnd, Distribution, Generate, GuessTree, Model, Pooling, Result, Sampler,
+    Steering, StreamOptions, Token,
 };
 use crate::{decoding, streams};
 
@@ -241,6 +241,20 @@ impl Context {
     /// [`InvalidArgument`](crate::Error::InvalidArgument) for more than 15 tokens.
     pub fn speculate(&self, sampler: &Sampler, guess: &[Token]) -> Result<Vec<Candidate>> {
         decoding::speculate_all([(self, sampler, guess)]).map(only)
+    }
+
+    /// As [`speculate`](Self::speculate), with alternatives: what is drawn goes from guess to guess as long as there is one
+    /// with its token. For many contexts at once see [`speculate_tree_all`](crate::speculate_tree_all).
+    ///
+    /// Each guess is computed as a token of its own, which reads the context for itself: of long contexts a chain that is right
+    /// as often costs less.
+    ///
+    /// # Errors
+    /// Those of [`step`](Self::step); [`TokenOutOfRange`](crate::Error::TokenOutOfRange), and
+    /// [`InvalidArgument`](crate::Error::InvalidArgument) for more than 64 guesses, and for one that is more than 15 tokens
+    /// behind the context.
+    pub fn speculate_tree(&self, sampler: &Sampler, tree: &GuessTree) -> Result<Vec<Candidate>> {
+        decoding::speculate_tree_all([(self, sampler, tree)]).map(only)
     }
 
     /// The `n` most probable next tokens, best first. For many contexts at once see

@@ -1,7 +1,7 @@
 //! Single steps over many contexts. The contexts of one call are computed in one batch.
 
 use crate::bindings::trellis::host::decoding as raw;
-use crate::{Context, Result, Sampler, Token};
+use crate::{Context, GuessTree, Result, Sampler, Token};
 
 pub use crate::bindings::trellis::host::types::Candidate;
 pub use raw::{Distribution, Pooling};
@@ -41,6 +41,24 @@ pub fn speculate_all<'a>(
         })
         .collect();
     Ok(raw::speculate(&requests)?)
+}
+
+/// As [`speculate_all`], with alternatives. A context may be named once only.
+///
+/// # Errors
+/// Those of [`Context::speculate_tree`]; one mistake and no context is changed.
+pub fn speculate_tree_all<'a>(
+    requests: impl IntoIterator<Item = (&'a Context, &'a Sampler, &'a GuessTree)>,
+) -> Result<Vec<Vec<Candidate>>> {
+    let requests: Vec<_> = requests
+        .into_iter()
+        .map(|(context, sampler, tree)| raw::SpeculateTreeRequest {
+            context: context.raw(),
+            sampler: sampler.raw(),
+            guesses: tree.raw().to_vec(),
+        })
+        .collect();
+    Ok(raw::speculate_tree(&requests)?)
 }
 
 /// The `n` most probable next tokens of each context, best first. A context may be named once only.

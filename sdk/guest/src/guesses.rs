@@ -1,7 +1,8 @@
 //! Guesses at what comes next.
 
+use crate::bindings::trellis::host::decoding::Guess;
 use crate::bindings::trellis::host::streams as raw;
-use crate::{Model, Token};
+use crate::{Candidate, Model, Token};
 
 /// Where a stream or a generation takes guesses at its next tokens from. The model verifies several of them in one step; what
 /// is drawn is the same as without, token for token, at any temperature. The host guesses where it pays.
@@ -59,5 +60,83 @@ impl<'a> Guesses<'a> {
             Source::Draft(model) => raw::GuessSource::Draft(model.raw()),
         };
         raw::Speculation { source, max_guess: self.max_guess }
+    }
+}
+
+/// Alternatives of what comes next: tokens of which each may come after the context or after another. At most 64, none more than
+/// 15 tokens behind the context.
+///
+/// ```no_run
+/// # use trellis_guest::{Context, GuessTree, Result, Sampler};
+/// # fn f(context: &Context, sampler: &Sampler, likely: &[u32], other: u32) -> Result<()> {
+/// let mut tree = GuessTree::new();
+/// tree.add_chain(None, likely);
+/// // In the place of the first of them.
+/// tree.add(None, other);
+/// let drawn = context.speculate_tree(sampler, &tree)?;
+/// # Ok(()) }
+/// ```
+#[derive(Clone, Debug, Default)]
+pub struct GuessTree {
+    guesses: Vec<Guess>,
+}
+
+/// A guess of a [`GuessTree`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Guessed(u32);
+
+impl GuessTree {
+    /// A tree without guesses.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Adds a token behind a guess, or behind the context; where it is there already, it stays. What was added first in its place
+    /// counts for more where only one can be looked at.
+    pub fn add(&mut self, behind: Option<Guessed>, token: Token) -> Guessed {
+        let parent = behind.map(|Guessed(idx)| idx);
+        let idx = self.find(parent, token).unwrap_or_else(|| {
+            self.guesses.push(Guess { token, parent });
+            self.guesses.len() - 1
+        });
+        Guessed(u32::try_from(idx).expect("as many guesses as 32 bits tell apart"))
+    }
+
+    /// Adds tokens, each behind the one before it; returns the last of them.
+    pub fn add_chain(&mut self, behind: Option<Guessed>, tokens: &[Token]) -> Option<Guessed> {
+        tokens.iter().fold(behind, |behind, &token| Some(self.add(behind, token)))
+    }
+
+    /// How many guesses there are.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.guesses.len()
+    }
+
+    /// Whether there are none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.guesses.is_empty()
+    }
+
+    /// How many of these tokens, which came after the context, were guessed in their places.
+    #[must_use]
+    pub fn n_right(&self, drawn: &[Candidate]) -> usize {
+        let mut parent = None;
+        let found = drawn.iter().map_while(|drawn| {
+            let found = self.find(parent, drawn.token)?;
+            parent = Some(found as u32);
+            parent
+        });
+        found.count()
+    }
+
+    fn find(&self, parent: Option<u32>, token: Token) -> Option<usize> {
+        self.guesses.iter().position(|guess| (guess.parent, guess.token) == (parent, token))
+    }
+
+    pub(crate) fn raw(&self) -> &[Guess] {
+        &self.guesses
     }
 }

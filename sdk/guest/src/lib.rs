@@ -85,11 +85,11 @@ pub use constraints::{Beginning, Constraint, Whitespace};
 pub use context::{Context, Positions, forget};
 pub use decoding::{
     Candidate, Distribution, Pooling, attention_all, embedding_all, full_all, hidden_all, logprobs_all,
-    score_all, speculate_all, step_all, top_all, tops_all,
+    score_all, speculate_all, speculate_tree_all, step_all, top_all, tops_all,
 };
 pub use error::{Error, Result};
 pub use generate::{Completion, Generate, generate_all};
-pub use guesses::Guesses;
+pub use guesses::{GuessTree, Guessed, Guesses};
 pub use mixtures::{Mixture, step_mixtures};
 pub use model::{ChatEnd, Model, ModelInfo, TextDecoder};
 pub use particles::{Particle, Particles};

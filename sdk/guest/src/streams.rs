@@ -1,7 +1,7 @@
 //! Tokens one at a time, decoded ahead of the guest.
 
 use crate::bindings::trellis::host::streams as raw;
-use crate::{Candidate, Context, Distribution, Guesses, Result, Sampler, TextDecoder, Token};
+use crate::{Candidate, Context, Distribution, GuessTree, Guesses, Result, Sampler, TextDecoder, Token};
 
 pub use raw::FinishReason;
 
@@ -134,6 +134,15 @@ impl TokenStream {
     /// [`InvalidArgument`](crate::Error::InvalidArgument) for more tokens, [`TokenOutOfRange`](crate::Error::TokenOutOfRange).
     pub fn guess(&mut self, tokens: &[Token]) -> Result {
         Ok(self.raw.guess(tokens)?)
+    }
+
+    /// The same with alternatives, in the place of a [`guess`](Self::guess).
+    ///
+    /// # Errors
+    /// [`InvalidArgument`](crate::Error::InvalidArgument) for more than 64 guesses, and for one that is more than 15 tokens
+    /// behind the context; [`TokenOutOfRange`](crate::Error::TokenOutOfRange).
+    pub fn guess_tree(&mut self, tree: &GuessTree) -> Result {
+        Ok(self.raw.guess_tree(tree.raw())?)
     }
 
     /// Why the stream ended; none while it has not.

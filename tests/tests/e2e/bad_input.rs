@@ -89,6 +89,12 @@ fn mistakes_in_the_host_api() {
         ("empty continuation", "continuation is empty in request 0, expected at least one token"),
         ("guess too long", "guess is 16 tokens, expected at most 15"),
         ("guess out of range", "token 4096 does not exist; the vocabulary has 4096 entries"),
+        ("tree of too many guesses", "guesses is 65, expected at most 64"),
+        (
+            "tree too deep",
+            "guesses is number 15, 16 tokens behind the context, expected at most 15 tokens behind it",
+        ),
+        ("tree of a token that there is not", "token 4096 does not exist; the vocabulary has 4096 entries"),
         ("guess after an empty context", "the context is empty; append at least one token first"),
         (
             "guess twice after one context",

@@ -1,6 +1,6 @@
 //! Each example does what it says.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::fs;
 use std::path::Path;
 use std::sync::{Arc, OnceLock};
@@ -421,6 +421,8 @@ mod check {
             for how in [
                 &["--draft", "draft"][..],
                 &["--draft", "draft", "--guesses", "15"],
+                &["--draft", "draft", "--guesses", "15", "--width", "4"],
+                &["--draft", "draft", "--guesses", "5", "--width", "3"],
                 &["--guesses", "0"],
                 &[],
             ] {
@@ -437,12 +439,20 @@ mod check {
         let prose =
             ["Ownership is a set of rules", "The `Vec` type", "A program", "In this chapter", "The compiler"];
         let draft = ["--draft", "draft"];
-        let cases: [(&str, &[&str], &[&str], f64); 5] = [
+        let mut steps_of = HashMap::new();
+        let cases: [(&str, &[&str], &[&str], f64); 7] = [
             ("sums, 0", &["--temperature", "0"], &sums, 0.75),
             ("sums, 1", &["--temperature", "1"], &sums, 0.75),
             ("stories, 0.7", &["--temperature", "0.7"], &stories, 0.70),
             ("prose, 0", &["--temperature", "0", "--raw", "--max-tokens", "100"], &prose, 0.20),
             ("prose, 0.7", &["--temperature", "0.7", "--raw", "--max-tokens", "100"], &prose, 0.20),
+            ("prose, 0, tree", &["--width", "4", "--raw", "--max-tokens", "100"], &prose, 0.30),
+            (
+                "prose, 0.7, tree",
+                &["--width", "4", "--temperature", "0.7", "--raw", "--max-tokens", "100"],
+                &prose,
+                0.30,
+            ),
         ];
         for (what, how, prompts, least) in cases {
             let (mut tokens, mut steps) = (0.0, 0.0);
@@ -457,6 +467,13 @@ mod check {
             let saved = 1.0 - steps / tokens;
             println!("{what}: {tokens} tokens in {steps} steps of the target, {saved:.3} saved by 4 guesses");
             assert!(saved >= least, "{what}: {saved}");
+            steps_of.insert(what, steps);
+        }
+        // Of a tree that is as deep as the chain more is right, and the text is the same.
+        for (tree, chain) in [("prose, 0, tree", "prose, 0"), ("prose, 0.7, tree", "prose, 0.7")] {
+            let share = steps_of[tree] / steps_of[chain];
+            println!("{tree}: {share:.3} of the steps of a chain");
+            assert!(share <= 0.95, "{tree}: {share}");
         }
 
         // What followed before is guessed. Little is in vain where nothing repeats.

@@ -30,7 +30,7 @@ impl Outputs {
         let is_possible = self.has_room(room)
             && room.n_plane_sets > 0
             && (row.slot.0 as usize) < N_SLOTS
-            && self.programs.can_start(row.slot, start);
+            && self.programs.can_start(row.slot, self.n_rows, start);
         let put_on = sampler.program.as_ref()?;
         let given = place.given.place(put_on, Keeps::to(within)).filter(|_| is_possible)?;
         let end = position + 1;
@@ -39,6 +39,7 @@ impl Outputs {
         let group = self.groups.last().expect("the row has a group");
         let at = DrawPlace {
             slot: row.slot,
+            row_idx: self.n_rows,
             start,
             n_tokens: end,
             logits_row,
@@ -53,7 +54,7 @@ impl Outputs {
         self.programs.push(sampler, at, &given, &mut self.tail);
         Some(OutputRow {
             wants: Wants::PROGRAM,
-            drawn_slot: if end == row.end() { row.slot.0 } else { NOWHERE },
+            drawn_slot: if end == row.end() && !row.is_node() { row.slot.0 } else { NOWHERE },
             program_row,
             mask_start: within.mask().map_or(NOWHERE, |mask| self.push_mask(mask)),
             ..OutputRow::default()
@@ -116,7 +117,7 @@ impl Outputs {
         let end = position + 1;
         let table_start = self.bring_history(row, sampler, end, n_draw_words(sampler, mask), place)?;
         let n_window = sampler.n_penalized(end);
-        let is_last = end == row.end() && (row.slot.0 as usize) < N_SLOTS;
+        let is_last = end == row.end() && !row.is_node() && (row.slot.0 as usize) < N_SLOTS;
         let mut output = OutputRow {
             drawn_slot: if is_last { row.slot.0 } else { NOWHERE },
             table_start: table_start as u32,

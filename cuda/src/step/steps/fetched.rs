@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use cudarc::driver::result;
-use trellis_engine::batch::{Output, OutputFault};
+use trellis_engine::batch::{Output, OutputFault, OutputKind, Start};
 use trellis_engine::sampling::Scratch;
 
 use super::{InFlight, Steps};
@@ -145,8 +145,18 @@ impl Steps {
     ) {
         let Self { lists, .. } = self;
         let mut scratch = Scratch::default();
-        let requests = rows.iter().flat_map(|row| row.requests.iter().map(move |request| (row, request)));
-        for (request_idx, ((row, request), place)) in requests.zip(lists.outputs.places.clone()).enumerate() {
+        let first_requests = rows.iter().scan(0, |n_before, row| {
+            let first = *n_before;
+            *n_before += row.requests.len();
+            Some(first)
+        });
+        let first_requests: Vec<usize> = first_requests.collect();
+        let rows = rows.iter().enumerate();
+        let requests =
+            rows.flat_map(|(row_idx, row)| row.requests.iter().map(move |request| (row_idx, row, request)));
+        for (request_idx, ((row_idx, row, request), place)) in
+            requests.zip(lists.outputs.places.clone()).enumerate()
+        {
             let output = match place {
                 Place::Full { group_idx, logits_row, start: None, .. } if group_idx == group => {
                     let row = &after[&(0, logits_row)];
@@ -168,7 +178,16 @@ impl Steps {
                     let known = outputs.host_starts.iter().find(|(idx, _)| *idx == request_idx);
                     let start = known.map(|&(_, start)| start);
                     // Else the host has made the draw before it, just now.
-                    let start = start.or_else(|| outputs.programs.left_on_host(row.slot)).unwrap_or_default();
+                    let start = start.or_else(|| match request.kind {
+                        OutputKind::Program { start: Start::After { n_rows }, .. } => {
+                            match by_host.get(&first_requests[row_idx - n_rows]) {
+                                Some(Output::Programmed(_, left)) => Some(left.next),
+                                _ => None,
+                            }
+                        }
+                        _ => outputs.programs.left_on_host(row.slot),
+                    });
+                    let start = start.unwrap_or_default();
                     let row_of = |idx: usize| raw[&(0, idx)].as_slice();
                     let others: Vec<&[f32]> =
                         (1..=request.kind.n_others()).map(|idx| row_of(logits_row + idx)).collect();

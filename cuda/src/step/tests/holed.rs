@@ -4,7 +4,7 @@ use super::*;
 
 /// A context out of which tokens were evicted: its first cells, and where the rest begins.
 fn holed<'a>(live: &'a [u16], stretches: &'a [Stretch], cell: usize) -> Evicted<'a> {
-    Evicted { n_evicted: 10, rotation: 40, cell, live, open: 21, stretches, packs: &[] }
+    Evicted { n_evicted: 10, rotation: 40, cell, n_whole: None, live, open: 21, stretches, packs: &[] }
 }
 
 #[test]
@@ -34,9 +34,9 @@ fn a_row_among_holes_says_where_its_cells_lie_and_how_queries_are_turned() {
     let holes: Vec<usize> =
         words(layout.holes + 1, 3).into_iter().map(|place| place as usize - N_SLOTS).collect();
     assert!(holes[0] == holes[1] && holes[1] == holes[2]);
-    assert_eq!(words(holes[0], 4), [2, 2, 0, 16]);
-    assert_eq!(words(holes[0] + 10, 2), [-10i32 as u32, 0]);
-    assert_eq!(words(holes[0] + 18, 1), [0xffe1_00ff], "cells from the open one on are seen");
+    assert_eq!(words(holes[0], 5), [2, 0, 2, 0, 16]);
+    assert_eq!(words(holes[0] + 11, 2), [-10i32 as u32, 0]);
+    assert_eq!(words(holes[0] + 19, 1), [0xffe1_00ff], "cells from the open one on are seen");
     // The draw's position counts what is gone.
     let outputs: &[OutputRow] = from_words(&memory, layout.output_rows, 2);
     assert_eq!(outputs[1].position[0] - outputs[0].position[0], 10);

@@ -10,7 +10,10 @@ use crate::kv::{SegmentId, TokenStore};
 #[derive(Clone, Copy)]
 pub struct Tokens<'a> {
     backing: Backing<'a>,
-    n_tokens: usize,
+    /// Those that lie there.
+    n_there: usize,
+    /// What comes after them.
+    behind: &'a [Token],
 }
 
 /// Where they lie.
@@ -26,31 +29,41 @@ enum Backing<'a> {
 
 impl<'a> Tokens<'a> {
     pub(crate) fn stored(store: &'a TokenStore, segments: &'a [SegmentId], n_tokens: usize) -> Self {
-        Self { backing: Backing::Store { store, segments }, n_tokens }
+        Self { backing: Backing::Store { store, segments }, n_there: n_tokens, behind: &[] }
     }
 
     /// Segments of so many tokens each, and what follows them.
     pub(crate) fn shared(segments: &'a [Arc<[Token]>], tail: &'a [Token], n_segment_tokens: usize) -> Self {
-        let n_tokens = segments.len() * n_segment_tokens + tail.len();
-        Self { backing: Backing::Shared { segments, tail, n_segment_tokens }, n_tokens }
+        let n_there = segments.len() * n_segment_tokens + tail.len();
+        Self { backing: Backing::Shared { segments, tail, n_segment_tokens }, n_there, behind: &[] }
+    }
+
+    /// With others behind them.
+    ///
+    /// # Panics
+    /// There are some already.
+    #[must_use]
+    pub fn followed_by(self, behind: &'a [Token]) -> Self {
+        assert!(self.behind.is_empty(), "{} tokens behind others", self.behind.len());
+        Self { behind, ..self }
     }
 
     /// How many there are.
     #[must_use]
     pub fn len(self) -> usize {
-        self.n_tokens
+        self.n_there + self.behind.len()
     }
 
     /// Whether there are none.
     #[must_use]
     pub fn is_empty(self) -> bool {
-        self.n_tokens == 0
+        self.len() == 0
     }
 
     /// The token at a position.
     #[must_use]
     pub fn get(self, idx: usize) -> Option<Token> {
-        (idx < self.n_tokens).then(|| self.piece(idx)[0])
+        (idx < self.len()).then(|| self.piece(idx)[0])
     }
 
     /// The first `n_tokens` of them.
@@ -59,8 +72,9 @@ impl<'a> Tokens<'a> {
     /// There are fewer.
     #[must_use]
     pub fn first(self, n_tokens: usize) -> Self {
-        assert!(n_tokens <= self.n_tokens, "{n_tokens} of {} tokens", self.n_tokens);
-        Self { n_tokens, ..self }
+        assert!(n_tokens <= self.len(), "{n_tokens} of {} tokens", self.len());
+        let n_there = self.n_there.min(n_tokens);
+        Self { n_there, behind: &self.behind[..n_tokens - n_there], ..self }
     }
 
     /// The tokens of a range, piece by piece; no piece is empty.
@@ -68,8 +82,8 @@ impl<'a> Tokens<'a> {
     /// # Panics
     /// The range goes past the last token.
     pub fn pieces(self, range: Range<usize>) -> impl Iterator<Item = &'a [Token]> + Clone {
-        let is_within = range.start <= range.end && range.end <= self.n_tokens;
-        assert!(is_within, "{range:?} of {} tokens", self.n_tokens);
+        let is_within = range.start <= range.end && range.end <= self.len();
+        assert!(is_within, "{range:?} of {} tokens", self.len());
         let Range { mut start, end } = range;
         std::iter::from_fn(move || {
             let n_left = end.checked_sub(start).filter(|&n| n > 0)?;
@@ -90,13 +104,13 @@ impl<'a> Tokens<'a> {
 
     /// All of them, one by one.
     pub fn iter(self) -> impl Iterator<Item = Token> + Clone + use<'a> {
-        self.iter_range(0..self.n_tokens)
+        self.iter_range(0..self.len())
     }
 
     /// How many from the first on are the same as those of another view.
     #[must_use]
     pub fn n_common(self, other: Tokens<'_>) -> usize {
-        let n_most = self.n_tokens.min(other.n_tokens);
+        let n_most = self.len().min(other.len());
         let mut n = 0;
         while n < n_most {
             let (own, others) = (self.piece(n), other.piece(n));
@@ -125,11 +139,20 @@ impl<'a> Tokens<'a> {
     /// A copy of all.
     #[must_use]
     pub fn to_vec(self) -> Vec<Token> {
-        self.copy_of(0..self.n_tokens)
+        self.copy_of(0..self.len())
     }
 
-    /// What lies in one piece from a position on; it may go past the last token.
+    /// What lies in one piece from a position on.
     fn piece(self, start: usize) -> &'a [Token] {
+        if start >= self.n_there {
+            return &self.behind[start - self.n_there..];
+        }
+        let piece = self.piece_there(start);
+        // What lies past them there is not what comes behind them.
+        &piece[..piece.len().min(self.n_there - start)]
+    }
+
+    fn piece_there(self, start: usize) -> &'a [Token] {
         match self.backing {
             Backing::Slice(tokens) => &tokens[start..],
             Backing::Store { store, segments } => store.piece(segments, start),
@@ -146,7 +169,7 @@ impl<'a> Tokens<'a> {
 
 impl<'a> From<&'a [Token]> for Tokens<'a> {
     fn from(tokens: &'a [Token]) -> Self {
-        Self { backing: Backing::Slice(tokens), n_tokens: tokens.len() }
+        Self { backing: Backing::Slice(tokens), n_there: tokens.len(), behind: &[] }
     }
 }
 
@@ -164,7 +187,7 @@ impl std::fmt::Debug for Tokens<'_> {
 
 impl PartialEq for Tokens<'_> {
     fn eq(&self, other: &Self) -> bool {
-        self.n_tokens == other.n_tokens && self.iter().eq(other.iter())
+        self.len() == other.len() && self.iter().eq(other.iter())
     }
 }
 
@@ -176,7 +199,11 @@ mod tests {
     fn a_range_over_pieces_is_the_range_of_the_whole() {
         let all: Vec<Token> = (0..23).collect();
         let segments: Vec<Arc<[Token]>> = all[..20].chunks(5).map(Arc::from).collect();
-        let views = [Tokens::from(&all), Tokens::shared(&segments, &all[20..], 5)];
+        let views = [
+            Tokens::from(&all),
+            Tokens::shared(&segments, &all[20..], 5),
+            Tokens::shared(&segments, &[], 5).first(13).followed_by(&all[13..]),
+        ];
         for n_same in 0..=all.len() {
             let mut other = all.clone();
             other[n_same..].iter_mut().for_each(|token| *token += 100);

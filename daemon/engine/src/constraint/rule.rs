@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use super::walker::{Left, Next, Walker};
 use super::{Begins, Constraint, ConstraintError};
 use crate::batch::Token;
+use crate::guess::GuessTree;
 use crate::sampling::TokenMask;
 
 /// Tells rules apart: one that is made anew begins anew.
@@ -88,12 +89,55 @@ impl Walk {
         tokens: &[Token],
         guess: &[Token],
     ) -> Result<Vec<Next>, ConstraintError> {
+        self.walked(rule, |walker| nexts(walker, rule, first, n_tokens, tokens, guess))
+    }
+
+    /// As [`Self::next`], after the context and then after each node of a tree; none where the rule does not allow the node, or
+    /// one that it follows.
+    ///
+    /// # Errors
+    /// As for [`Self::next`].
+    pub(crate) fn next_in_tree(
+        &self,
+        rule: &Rule,
+        first: usize,
+        n_tokens: usize,
+        tokens: &[Token],
+        tree: &GuessTree,
+    ) -> Result<Vec<Option<Next>>, ConstraintError> {
+        self.walked(rule, |walker| {
+            let mut found: Vec<Option<Next>> = Vec::with_capacity(tree.n_nodes() + 1);
+            found.push(nexts(walker, rule, first, n_tokens, tokens, &[])?.pop());
+            for node in 0..tree.n_nodes() {
+                let is_refused = |parent: usize| found[parent + 1].is_none();
+                if tree.parent(node).is_some_and(is_refused) {
+                    found.push(None);
+                    continue;
+                }
+                let path = tree.path(node);
+                let n_not_counted = first.saturating_sub(n_tokens).min(path.len());
+                let with_path = [tokens, &path[n_not_counted..]].concat();
+                let next = match next_at(walker, rule, first, n_tokens + path.len(), &with_path)? {
+                    Ok(Next::Ended) | Err(Left(_)) => None,
+                    Ok(next) => Some(next),
+                };
+                found.push(next);
+            }
+            Ok(found)
+        })
+    }
+
+    fn walked<T>(
+        &self,
+        rule: &Rule,
+        walk: impl FnOnce(&mut Walker) -> Result<T, ConstraintError>,
+    ) -> Result<T, ConstraintError> {
         let mut held = self.walker.lock().unwrap_or_else(PoisonError::into_inner);
         let mut walker = held.take().unwrap_or_else(|| self.walker(rule));
-        let next = nexts(&mut walker, rule, first, n_tokens, tokens, guess)?;
+        let found = walk(&mut walker)?;
         // After an error the next one begins with a new matcher.
         *held = Some(walker);
-        Ok(next)
+        Ok(found)
     }
 
     /// A matcher to begin with.
@@ -113,7 +157,6 @@ fn nexts(
     tokens: &[Token],
     guess: &[Token],
 ) -> Result<Vec<Next>, ConstraintError> {
-    let tokenizer = rule.constraint.tokenizer();
     let mut nexts = Vec::with_capacity(guess.len() + 1);
     let with_guess: Vec<Token>;
     let (n_given, tokens) = match guess {
@@ -126,18 +169,12 @@ fn nexts(
     };
     for n_guessed in 0..=guess.len() {
         let position = n_tokens + n_guessed;
-        let is_due = position >= first;
         let tokens = &tokens[..n_given + position.saturating_sub(first.max(n_tokens))];
-        let Some(n_before) = rule.begins.n_before(tokens, tokenizer).filter(|_| is_due) else {
-            nexts.push(Next::Mask(TokenMask::clone(&rule.all)));
-            continue;
-        };
-        match walker.seek(&tokens[n_before..])? {
-            Ok(()) => nexts.push(walker.next()?),
+        match next_at(walker, rule, first, position, tokens)? {
+            Ok(next) => nexts.push(next),
             // What was guessed is cut there; the place before it has its mask.
             Err(Left(_)) if n_guessed > 0 => break,
             Err(Left(idx)) => {
-                let idx = n_before + idx;
                 return Err(ConstraintError::Left { position: first + idx, token: tokens[idx] });
             }
         }
@@ -147,4 +184,23 @@ fn nexts(
         }
     }
     Ok(nexts)
+}
+
+/// What may come at a position, after the tokens from `first` on.
+fn next_at(
+    walker: &mut Walker,
+    rule: &Rule,
+    first: usize,
+    position: usize,
+    tokens: &[Token],
+) -> Result<Result<Next, Left>, ConstraintError> {
+    let is_due = position >= first;
+    let tokenizer = rule.constraint.tokenizer();
+    let Some(n_before) = rule.begins.n_before(tokens, tokenizer).filter(|_| is_due) else {
+        return Ok(Ok(Next::Mask(TokenMask::clone(&rule.all))));
+    };
+    match walker.seek(&tokens[n_before..])? {
+        Ok(()) => walker.next().map(Ok),
+        Err(Left(idx)) => Ok(Err(Left(n_before + idx))),
+    }
 }

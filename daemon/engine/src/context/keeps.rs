@@ -7,10 +7,11 @@ use tokio::sync::oneshot;
 use super::Context;
 use crate::account::{BudgetExceeded, HostCharge};
 use crate::batch::Token;
-use crate::command::{Ask, ContextId, Guess, Operation};
+use crate::command::{Ask, ContextId, Operation};
 use crate::completion::{CallerId, Tag};
 use crate::constraint::{ConstraintError, Next, Rule, Walk};
 use crate::error::EngineError;
+use crate::guess::Guess;
 use crate::mailbox::Watch;
 use crate::model_handle::ModelHandle;
 use crate::run::Finish;
@@ -37,7 +38,7 @@ pub(super) struct MaskOfRow {
 
 impl MaskOfRow {
     pub(super) async fn there(self, vocab_size: usize) -> Result<Arc<TokenMask>, EngineError> {
-        let next = self.nexts.there().await?.remove(0);
+        let next = self.nexts.there().await?.remove(0).expect("what may come after a hypothesis");
         Ok(Arc::new(mask_for(next, &self.rule, vocab_size)))
     }
 }
@@ -53,7 +54,8 @@ impl Keeping {
         prompt.model.masks().run(prompt.caller.id(), move || {
             // The receiver may be gone.
             if !to.is_closed() {
-                let _ = to.send(walk.next(&rule, first, n_tokens, &counted, &[]));
+                let nexts = walk.next(&rule, first, n_tokens, &counted, &[]);
+                let _ = to.send(nexts.map(|nexts| nexts.into_iter().map(Some).collect()));
             }
         });
         MaskOfRow { rule: self.rule.clone(), nexts: Nexts::OnTheirWay(nexts) }
@@ -72,18 +74,21 @@ impl Keeping {
 #[derive(Debug)]
 pub(super) struct Foreseen {
     n_tokens: usize,
-    guess: Vec<Token>,
+    guess: Guess,
     nexts: Nexts,
 }
 
+/// After the context, then after each guessed token; none where the rule does not allow it. Of a chain they end there.
+type OfPlaces = Vec<Option<Next>>;
+
 #[derive(Debug)]
 enum Nexts {
-    OnTheirWay(oneshot::Receiver<Result<Vec<Next>, ConstraintError>>),
-    There(Vec<Next>),
+    OnTheirWay(oneshot::Receiver<Result<OfPlaces, ConstraintError>>),
+    There(OfPlaces),
 }
 
 impl Nexts {
-    async fn there(self) -> Result<Vec<Next>, EngineError> {
+    async fn there(self) -> Result<OfPlaces, EngineError> {
         match self {
             Self::OnTheirWay(nexts) => Ok(nexts.await.map_err(|_| EngineError::Stopped)??),
             Self::There(nexts) => Ok(nexts),
@@ -112,8 +117,8 @@ impl Context {
     /// There is no host memory left for a matcher.
     pub fn foresee(&mut self, ask: &Ask) -> Result<(), EngineError> {
         let guess = match ask {
-            Ask::Sample(_) => &[],
-            Ask::Verify { guess, .. } => guess.tokens(),
+            Ask::Sample(_) => Guess::NOTHING,
+            Ask::Verify { guess, .. } => guess.clone(),
             _ => return Ok(()),
         };
         if self.rule.is_some() && !self.tokens.is_empty() {
@@ -122,38 +127,41 @@ impl Context {
         Ok(())
     }
 
-    fn look_ahead(&mut self, guess: &[Token]) -> Result<Foreseen, EngineError> {
+    fn look_ahead(&mut self, guess: Guess) -> Result<Foreseen, EngineError> {
         let (rule, first, walk) = self.keeping()?;
         let n_tokens = self.tokens.len();
         let tokens = self.tokens().copy_of(first.min(n_tokens)..n_tokens);
         let (to, nexts) = oneshot::channel();
-        let guessed = guess.to_vec();
+        let guessed = guess.clone();
         self.model.masks().run(self.caller.id(), move || {
             // The receiver may be gone.
             if !to.is_closed() {
-                let _ = to.send(walk.next(&rule, first, n_tokens, &tokens, &guessed));
+                let _ = to.send(match guessed.tree() {
+                    Some(tree) => walk.next_in_tree(&rule, first, n_tokens, &tokens, tree),
+                    None => walk
+                        .next(&rule, first, n_tokens, &tokens, guessed.tokens())
+                        .map(|nexts| nexts.into_iter().map(Some).collect()),
+                });
             }
         });
-        Ok(Foreseen { n_tokens, guess: guess.to_vec(), nexts: Nexts::OnTheirWay(nexts) })
+        Ok(Foreseen { n_tokens, guess, nexts: Nexts::OnTheirWay(nexts) })
     }
 
     /// As much of a guess as comes before the place where its constraint is complete; `None` where it is so now: a stream
     /// draws no end there.
-    pub(super) async fn up_to_completion(
-        &mut self,
-        mut guess: Vec<Token>,
-    ) -> Result<Option<Vec<Token>>, EngineError> {
+    pub(super) async fn up_to_completion(&mut self, guess: Guess) -> Result<Option<Guess>, EngineError> {
         if self.rule.is_none() || self.tokens.is_empty() {
             return Ok(Some(guess));
         }
-        let mut nexts = self.look_ahead(&guess)?.nexts.there().await?;
-        let n_before = nexts.iter().take_while(|next| matches!(next, Next::Mask(_))).count();
-        if n_before == 0 {
+        let mut nexts = self.look_ahead(guess.clone())?.nexts.there().await?;
+        for next in &mut nexts {
+            *next = next.take().filter(|next| matches!(next, Next::Mask(_)));
+        }
+        if nexts[0].is_none() {
             return Ok(None);
         }
-        nexts.truncate(n_before);
-        guess.truncate(n_before - 1);
-        let n_tokens = self.tokens.len();
+        let (guess, nexts) = guess.keep_places(nexts);
+        let (n_tokens, nexts) = (self.tokens.len(), nexts.into_iter().map(Some).collect());
         self.foreseen = Some(Foreseen { n_tokens, guess: guess.clone(), nexts: Nexts::There(nexts) });
         Ok(Some(guess))
     }
@@ -177,18 +185,20 @@ impl Context {
             return Ok(ask);
         }
         let guess = match &ask {
-            Ask::Sample(_) => &[],
-            Ask::Verify { guess, .. } => guess.tokens(),
+            Ask::Sample(_) => Guess::NOTHING,
+            Ask::Verify { guess, .. } => guess.clone(),
             _ => return Ok(ask),
         };
         let fits = |foreseen: &Foreseen| foreseen.n_tokens == self.tokens.len() && foreseen.guess == guess;
         let foreseen = match foreseen.filter(fits) {
             Some(foreseen) => foreseen,
-            None => self.look_ahead(guess)?,
+            None => self.look_ahead(guess.clone())?,
         };
         let nexts = foreseen.nexts.there().await?;
         let rule = self.rule.clone().expect("there is a rule");
         let vocab_size = self.model.limits().vocab_size;
+        // What the grammar does not have cannot be drawn: it is not computed.
+        let (guess, nexts) = guess.keep_places(nexts);
         let mut masks = nexts.into_iter().map(|next| mask_for(next, &rule, vocab_size));
         Ok(match ask {
             Ask::Sample(mut sampler) => {
@@ -200,12 +210,9 @@ impl Context {
                 }
                 Ask::Sample(sampler)
             }
-            Ask::Verify { sampler, guess } => {
-                let masks: Vec<Arc<TokenMask>> =
-                    masks.map(|mask| Arc::new(within(mask, sampler.mask.as_deref()))).collect();
-                // What the grammar does not have cannot be drawn: it is not computed.
-                let tokens = guess.tokens()[..masks.len() - 1].to_vec();
-                Ask::Verify { sampler, guess: Guess::Masked { tokens, masks } }
+            Ask::Verify { sampler, .. } => {
+                let masks = masks.map(|mask| Arc::new(within(mask, sampler.mask.as_deref()))).collect();
+                Ask::Verify { sampler, guess: guess.under(masks) }
             }
             other => other,
         })

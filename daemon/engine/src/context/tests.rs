@@ -9,7 +9,7 @@ use tokio::sync::watch;
 use super::*;
 use crate::account::{Account, ActorId, Budget, GuestId, N_OPERATIONS_MAX, SessionId};
 use crate::backend::{AskLimits, Backend, BackendError, Collected, Limits, WeightsInfo};
-use crate::batch::{Batch, HostPageId, LateMask, PageId};
+use crate::batch::{Batch, CellMove, HostPageId, LateMask, PageId};
 use crate::command::{Ahead, MaskSource, ModelId, N_ATTENTION_TOKENS_MAX};
 use crate::handle::{Link, Message, Served};
 use crate::model::{Dtype, Model, ModelSource};
@@ -99,6 +99,10 @@ impl Backend for Idle {
     }
 
     fn move_pages(&mut self, _: &[(PageId, PageId)]) -> Result<(), BackendError> {
+        unreachable!("there is no engine")
+    }
+
+    fn move_cells(&mut self, _: &[CellMove]) -> Result<(), BackendError> {
         unreachable!("there is no engine")
     }
 

@@ -5,9 +5,10 @@ use std::sync::Arc;
 
 use super::states::Leaves;
 use super::{Context, RunKey};
-use crate::batch::{Drawn, Token};
-use crate::command::{Answer, Ask, Guess};
+use crate::batch::Drawn;
+use crate::command::{Answer, Ask};
 use crate::error::EngineError;
+use crate::guess::Guess;
 use crate::sampling::Sampler;
 
 /// What was drawn, in the order in which it is pulled.
@@ -29,11 +30,11 @@ impl Context {
         &mut self,
         key: RunKey,
         sampler: &Arc<Sampler>,
-        guess: Vec<Token>,
+        guess: Guess,
     ) -> Result<Option<usize>, EngineError> {
         let Some(guess) = self.up_to_completion(guess).await? else { return Ok(None) };
         let leaves = Leaves::of(sampler);
-        let ask = Ask::Verify { sampler: sampler.clone(), guess: Guess::Chain(guess) };
+        let ask = Ask::Verify { sampler: sampler.clone(), guess };
         let drawn = match self.ask(ask).await?.answer().await? {
             Answer::Verified(drawn) => VecDeque::from(drawn),
             other => unreachable!("asked for a verification, answered with {other:?}"),

@@ -29,7 +29,7 @@ use self::plan::TokenLayout;
 use self::threads::Threads;
 use self::weights::Weights;
 use crate::backend::{AskLimits, Backend, BackendError, Collected, Damage, Limits, WeightsInfo};
-use crate::batch::{Batch, HostPageId, LateMask, PageId};
+use crate::batch::{Batch, CellMove, HostPageId, LateMask, PageId};
 use crate::kv::N_STRETCHES_MAX;
 use crate::model::{Dtype, Model, ModelConfig, ModelError, tensors};
 
@@ -240,6 +240,11 @@ impl Backend for CpuBackend {
 
     fn move_pages(&mut self, moves: &[(PageId, PageId)]) -> Result<(), BackendError> {
         moves.iter().for_each(|&(src, dst)| self.kv.copy(src, dst));
+        Ok(())
+    }
+
+    fn move_cells(&mut self, moves: &[CellMove]) -> Result<(), BackendError> {
+        moves.iter().for_each(|cell| self.kv.move_cell(cell.src, cell.dst));
         Ok(())
     }
 

@@ -65,7 +65,7 @@ pub(super) fn answer(
             outputs[output_idx] = output;
         }
         for (question, logits) in questions.iter().zip(logits.chunks_exact(vocab_size)) {
-            chained_draws(question, logits, &mut outputs, &mut scratch);
+            chained_draws(plan, question, logits, &mut outputs, &mut scratch);
         }
         for (question, logits) in questions.iter().zip(logits.chunks_exact(vocab_size)) {
             late.extend(late_draws(question, logits));
@@ -76,13 +76,24 @@ pub(super) fn answer(
     Answers { outputs, late }
 }
 
-/// Draws of programs that start where the draw before them in their row ended, one after the other.
-fn chained_draws(question: &Question<'_>, logits: &[f32], outputs: &mut [Output], scratch: &mut Scratch) {
+/// Draws of programs that start where one before them ended, in their row or in another, one after the other.
+fn chained_draws(
+    plan: &TokenLayout<'_>,
+    question: &Question<'_>,
+    logits: &[f32],
+    outputs: &mut [Output],
+    scratch: &mut Scratch,
+) {
     for &(output_idx, kind) in &question.requests {
-        let OutputKind::Program { sampler, start: Start::Before, within, .. } = *kind else { continue };
+        let OutputKind::Program { sampler, start, within, .. } = *kind else { continue };
+        let before_idx = match start {
+            Start::Before => output_idx - 1,
+            Start::After { n_rows } => plan.first_outputs[question.row_idx - n_rows],
+            Start::At(_) | Start::Drawn => continue,
+        };
         let guessed = question.history.len() - 1;
         let is_guessed = |token: Token| question.history.copy_of(guessed..guessed + 1) == [token];
-        outputs[output_idx] = match &outputs[output_idx - 1] {
+        outputs[output_idx] = match &outputs[before_idx] {
             Output::Programmed(candidate, left) if is_guessed(candidate.token) => {
                 program_draw(question, sampler, left.next, within, logits, scratch)
                     .unwrap_or_else(Output::Failed)
@@ -162,7 +173,9 @@ fn answer_one(
             program_draw(question, sampler, start, within, logits, scratch)
         }
         // Once the draw before it is there.
-        OutputKind::Program { start: Start::Before, .. } => Err(OutputFault::NotANumber),
+        OutputKind::Program { start: Start::Before | Start::After { .. }, .. } => {
+            Err(OutputFault::NotANumber)
+        }
         OutputKind::Program { start: Start::Drawn, .. } => unreachable!("one step is under way at a time"),
         OutputKind::Masked { mask: None, .. } => Ok(Output::SatOut),
         OutputKind::Masked { sampler, mask: Some(mask) } => {

@@ -7,7 +7,7 @@ use memmap2::MmapMut;
 use zerocopy::FromBytes;
 
 use crate::backend::PAGE_LEN;
-use crate::batch::{HostPageId, Pack, PageId};
+use crate::batch::{Cell, HostPageId, Pack, PageId};
 use crate::model::ModelConfig;
 
 /// Elements of a head that values keep together.
@@ -151,21 +151,22 @@ impl KvPages {
             let source = &self.device[granule_of(from)][self.in_granule(from)];
             let heads = page.chunks_exact_mut(layout.head_len()).zip(source.chunks_exact(layout.head_len()));
             for (head, source) in heads {
-                let (keys, values) = head.split_at_mut(layout.keys_len());
-                let (source_keys, source_values) = source.split_at(layout.keys_len());
-                for (column, source) in
-                    keys.chunks_exact_mut(PAGE_LEN).zip(source_keys.chunks_exact(PAGE_LEN))
-                {
-                    column[to_slot] = source[slot];
-                }
-                let blocks = values.chunks_exact_mut(PAGE_LEN * BLOCK_LEN);
-                for (block, source) in blocks.zip(source_values.chunks_exact(PAGE_LEN * BLOCK_LEN)) {
-                    let source = &source[slot * BLOCK_LEN..][..BLOCK_LEN];
-                    block[to_slot * BLOCK_LEN..][..BLOCK_LEN].copy_from_slice(source);
-                }
+                copy_slot(layout, (source, slot), (head, to_slot));
             }
         }
         self.device[granule_of(pack.to)][to].copy_from_slice(&page);
+    }
+
+    /// Copies one token.
+    pub(super) fn move_cell(&mut self, src: Cell, dst: Cell) {
+        let layout = self.layout;
+        let source = self.device[granule_of(src.page)][self.in_granule(src.page)].to_vec();
+        let to = self.in_granule(dst.page);
+        let target = &mut self.device[granule_of(dst.page)][to];
+        let heads = target.chunks_exact_mut(layout.head_len()).zip(source.chunks_exact(layout.head_len()));
+        for (head, source) in heads {
+            copy_slot(layout, (source, src.idx), (head, dst.idx));
+        }
     }
 
     pub(super) fn swap_out(&mut self, src: PageId, dst: HostPageId) {
@@ -192,6 +193,20 @@ impl KvPages {
         let PageLayout { n_layers, n_kv_heads, .. } = self.layout;
         let layer = page.0 as usize % N_GRANULE_PAGES * n_layers + layer_idx;
         (layer * n_kv_heads + kv_head_idx) * self.layout.head_len()
+    }
+}
+
+/// Copies the key and the value of a head from a slot of one page to a slot of another.
+fn copy_slot(layout: PageLayout, (source, slot): (&[f32], usize), (head, to_slot): (&mut [f32], usize)) {
+    let (keys, values) = head.split_at_mut(layout.keys_len());
+    let (source_keys, source_values) = source.split_at(layout.keys_len());
+    for (column, source) in keys.chunks_exact_mut(PAGE_LEN).zip(source_keys.chunks_exact(PAGE_LEN)) {
+        column[to_slot] = source[slot];
+    }
+    let blocks = values.chunks_exact_mut(PAGE_LEN * BLOCK_LEN);
+    for (block, source) in blocks.zip(source_values.chunks_exact(PAGE_LEN * BLOCK_LEN)) {
+        let source = &source[slot * BLOCK_LEN..][..BLOCK_LEN];
+        block[to_slot * BLOCK_LEN..][..BLOCK_LEN].copy_from_slice(source);
     }
 }
 

@@ -15,7 +15,7 @@ pub(super) struct PlacedToken<'a> {
     pub(super) cell: usize,
     /// Pages of its context.
     pub(super) pages: &'a [PageId],
-    /// For a context from which tokens were evicted.
+    /// For a context from which tokens were evicted, and for a node of a tree of guesses.
     pub(super) evicted: Option<&'a Evicted<'a>>,
     /// What is added to what layers make of it.
     pub(super) steering: Option<&'a Steering>,
@@ -97,6 +97,8 @@ pub(super) struct TokenLayout<'a> {
     /// In the order of their tokens; one for each token that is asked about.
     pub(super) questions: Vec<Question<'a>>,
     pub(super) n_outputs: usize,
+    /// The place of each row's first output among all of the step.
+    pub(super) first_outputs: Vec<usize>,
 }
 
 impl<'a> TokenLayout<'a> {
@@ -105,9 +107,12 @@ impl<'a> TokenLayout<'a> {
     pub(super) fn new(batch: &'a Batch<'_>, limits: &Limits, n_layers_max: usize) -> Self {
         assert!(batch.rows.len() <= limits.n_rows_max, "{} rows", batch.rows.len());
         let (taps, weighed) = (Vec::new(), Vec::new());
-        let mut plan = Self { places: Vec::new(), taps, weighed, questions: Vec::new(), n_outputs: 0 };
+        let first_outputs = Vec::with_capacity(batch.rows.len());
+        let mut plan =
+            Self { places: Vec::new(), taps, weighed, questions: Vec::new(), n_outputs: 0, first_outputs };
         for (row_idx, row) in batch.rows.iter().enumerate() {
             check_row(row, limits);
+            plan.first_outputs.push(plan.n_outputs);
             let first_idx = plan.places.len();
             let evicted = row.evicted.as_ref();
             let (rotation, cell) = evicted.map_or((row.start, row.start), |it| (it.rotation, it.cell));

@@ -20,7 +20,7 @@ use super::gone::Gone;
 use super::resident::{Change, Health, Resident};
 use crate::account::Owner;
 use crate::backend::{Backend, BackendError, Collected, Damage, Limits};
-use crate::batch::Row;
+use crate::batch::{CellMove, Row};
 use crate::command::{ModelId, Operation};
 use crate::completion::{CallerId, Completion, Outbox, Tag};
 use crate::error::{EngineError, EngineFailure};
@@ -160,7 +160,7 @@ impl Core {
             }
         }
         if let Some(collected) = collected {
-            self.take_in(now, collected);
+            self.take_in(now, collected)?;
             return Ok(Next::Turn);
         }
         if let Some(next) = self.attend_to_masks()? {
@@ -302,7 +302,7 @@ impl Core {
         self.under_way.pop_front().expect("what was collected was under way")
     }
 
-    fn take_in(&mut self, now: Instant, collected: Collected) {
+    fn take_in(&mut self, now: Instant, collected: Collected) -> Result<(), EngineFailure> {
         let Collected { outputs, elapsed } = collected;
         let (place, plan) = self.oldest();
         let Self { residents, commons, .. } = self;
@@ -316,8 +316,22 @@ impl Core {
             scheduler.learn_of_moves(&plan, as_ns(of_moves));
         }
         scheduler.complete(plan, outputs, as_ns(elapsed));
+        let cells = scheduler.take_cell_moves();
         drop(scheduler);
         self.note_taken_in(now, elapsed);
+        self.move_cells(place, &cells)
+    }
+
+    /// Has tokens copied, before any other step or move of their model.
+    fn move_cells(&mut self, place: usize, cells: &[CellMove]) -> Result<(), EngineFailure> {
+        if cells.is_empty() {
+            return Ok(());
+        }
+        let Self { residents, commons, .. } = self;
+        let resident = residents[place].as_mut().expect("a model whose step was taken in is there");
+        let Err(error) = resident.backend.move_cells(cells) else { return Ok(()) };
+        resident.lend(commons).lose_cells(cells);
+        self.note_failed(place, &Plan::default(), 0, error)
     }
 
     /// Plans and submits as many steps as the device takes.

@@ -18,7 +18,6 @@ use looks::{attention_rows, states_rows};
 pub(crate) use masks::LateMasks;
 pub(crate) use mixture::{MixedWork, Mixture};
 pub(crate) use run::RunWork;
-pub use verify::N_GUESS_MAX;
 pub(crate) use verify::VerifyWork;
 
 use std::ops::Range;
@@ -31,6 +30,7 @@ use crate::batch::{OutputKind, OutputRequest, Requests, Start, Within};
 use crate::command::{Ahead, Ask, Pooling};
 use crate::completion::Tag;
 use crate::error::EngineError;
+use crate::guess::GuessTree;
 use crate::run::{AheadWindow, RunEvent};
 use crate::sampling::{Sampler, TokenMask};
 
@@ -174,9 +174,16 @@ impl Work {
         }
     }
 
-    /// Whether what it asks leaves the state of the context's last token on the device.
+    /// Whether what it asks leaves the state of the context's last token on the device. Of a tree there is no last token.
     pub(crate) fn leaves_state(&self) -> bool {
-        !matches!(self, Self::Ask(AskWork { ask: Ask::Hidden { .. } | Ask::Attention { .. }, .. }))
+        let is_of_layers =
+            matches!(self, Self::Ask(AskWork { ask: Ask::Hidden { .. } | Ask::Attention { .. }, .. }));
+        !is_of_layers && self.tree().is_none()
+    }
+
+    /// The tree of guesses that it verifies.
+    pub(crate) fn tree(&self) -> Option<&GuessTree> {
+        if let Self::Verify(work) = self { work.tree() } else { None }
     }
 
     /// Whether something comes back for each of many tokens, by as many as there is room for.

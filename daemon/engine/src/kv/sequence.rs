@@ -1,5 +1,6 @@
 //! The tokens of one context and the blocks that hold their KV.
 
+mod branch;
 mod evicted;
 mod steered;
 

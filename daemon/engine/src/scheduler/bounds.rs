@@ -7,7 +7,7 @@ pub(super) use self::decode::{DecodeBound, Pace};
 use super::fair::Class;
 use super::{Plan, Scheduler};
 use crate::command::ContextId;
-use crate::job::N_GUESS_MAX;
+use crate::guess::N_GUESS_MAX;
 
 /// Rows of which one is kept for prompts that wait.
 pub(super) const N_ROWS_PER_PREFILL: usize = 16;
@@ -16,7 +16,7 @@ pub(super) const N_ROWS_PER_PREFILL: usize = 16;
 const N_STEPS_LEAD: u64 = 4;
 
 /// Tokens of which one is kept for prompts that wait.
-const N_TOKENS_PER_PREFILL: usize = 16;
+pub(super) const N_TOKENS_PER_PREFILL: usize = 16;
 
 /// Steps for which the length of steps stays bounded after the last decode row.
 const N_STEPS_RECENT: u64 = 4;

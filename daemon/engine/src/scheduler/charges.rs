@@ -28,8 +28,9 @@ impl Scheduler {
         let of_outputs = work.outputs_cost(tokens, n_all, &self.limits);
         let (cost, n_thousandths) = if class == Class::Decode {
             plan.work.n_decode_rows += n_tokens;
-            // A verification is as many rows as it has tokens, and reads its pages once.
-            let row_ns = self.costs.decode_row_ns(n_pages / n_tokens);
+            // A verification is as many rows as it has tokens, and reads its pages once; the nodes of a tree each for itself.
+            let n_reads = work.tree().map_or(1, |_| n_tokens);
+            let row_ns = self.costs.decode_row_ns(n_pages * n_reads / n_tokens);
             (row_ns * n_tokens as u64, n_thousandths + of_outputs)
         } else {
             let n_outputs_tokens = (of_outputs / 1000) as usize;

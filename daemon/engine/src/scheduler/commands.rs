@@ -13,7 +13,7 @@ use crate::command::{Ahead, Ask, ContextId, Edit, Operation, RunSettings};
 use crate::completion::{CallerId, Done, Opened, Reply, Tag};
 use crate::error::EngineError;
 use crate::history::History;
-use crate::job::{AskWork, N_GUESS_MAX, RunWork, VerifyWork, Work};
+use crate::job::{AskWork, RunWork, VerifyWork, Work};
 use crate::kv::{Evictions, Footprint, PageTable, PrefixKey, Sequence};
 use crate::run::{AheadWindow, Finish, RunEvent, RunReply};
 
@@ -231,17 +231,17 @@ impl Scheduler {
 
     fn ask(&mut self, id: ContextId, edit: Edit, ask: Ask, reply: Reply) {
         self.edit(id, edit);
+        let guesses = self.guess_limits();
         let Some(context) = self.contexts.get_mut(&id) else { return };
         self.returns.note_asked(context.owner.guest, self.commons.are_late);
         let n_tokens = context.kv.tokens.len();
         let work = match ask {
             Ask::Verify { sampler, guess } => {
+                let guess = match guesses.fitting(guess, &context.kv) {
+                    Ok(guess) => guess,
+                    Err(error) => return reply.send(Done::Answer(Err(error))),
+                };
                 let work = VerifyWork::new(sampler, guess, reply, n_tokens);
-                let n_tokens_max = N_GUESS_MAX.min(self.settings.n_step_tokens - 1);
-                if work.guess().len() > n_tokens_max {
-                    let n_tokens = work.guess().len();
-                    return work.answer(Err(EngineError::GuessTooLong { n_tokens, n_tokens_max }));
-                }
                 context.kv.append(work.guess(), &mut self.pages);
                 Work::Verify(work)
             }

@@ -6,7 +6,7 @@ use super::admission::Standing;
 use super::plan::PlannedRow;
 use super::{ContextState, Plan, Scheduler, StepUnderWay};
 use crate::account::Resource;
-use crate::batch::{Drawn, Input, Output};
+use crate::batch::{CellMove, Drawn, Input, Output};
 use crate::causes::{Cause, Causes};
 use crate::command::Answer;
 use crate::job::{AskOutcome, LateMasks, RunWork, VerifyWork, Work};
@@ -49,7 +49,7 @@ impl Scheduler {
             context.note_taken_in(&row);
             if !row.is_of_head() {
                 let n_blocks = context.kv.blocks().len();
-                context.kv.advance(row.end, &mut self.pages);
+                context.kv.advance(row.end_in_order(), &mut self.pages);
                 let n_let_go = n_blocks - context.kv.blocks().len();
                 // A row behind it has written over what it left.
                 let is_last_row = context.under_way.is_none();
@@ -84,7 +84,8 @@ impl Scheduler {
                         let row_outputs: Vec<Output> = row_outputs.collect();
                         assert_eq!(row_outputs.len(), row.n_outputs, "the backend left out an output");
                         let n_base = verify.n_base;
-                        context.take_verified(verify, row_outputs, &mut self.pages, &mut self.stats.causes);
+                        let (pages, cell_moves) = (&mut self.pages, &mut self.cell_moves);
+                        context.take_verified(verify, row_outputs, pages, cell_moves, &mut self.stats.causes);
                         self.spares.note(row.id, context, n_base);
                     }
                 }
@@ -133,13 +134,19 @@ impl ContextState {
         work: VerifyWork,
         outputs: Vec<Output>,
         pages: &mut PageTable,
+        cell_moves: &mut Vec<CellMove>,
         causes: &mut Causes,
     ) {
         let verified = work.take_outputs(outputs);
         let n_accepted = verified.as_ref().map_or(0, |verified| verified.n_accepted);
         self.owner.account.note_guessed(work.guess().len() as u64, n_accepted as u64);
         self.note(Cause::TokensGuessedWrong, (work.guess().len() - n_accepted) as u64, causes);
-        self.kv.truncate(work.n_base + n_accepted, pages);
+        match (&verified, work.tree()) {
+            (Ok(verified), Some(_)) => {
+                self.kv.keep_branch(work.n_base, &verified.branch, pages, cell_moves);
+            }
+            _ => self.kv.truncate(work.n_base + n_accepted, pages),
+        }
         work.answer(verified.map(|verified| Answer::Verified(verified.drawn)));
     }
 

@@ -75,7 +75,7 @@ impl Scheduler {
     }
 
     /// Gives up what pages would have held that never came where the plan had them.
-    fn lose_moves(&mut self, moves: &[Move]) {
+    pub(super) fn lose_moves(&mut self, moves: &[Move]) {
         if moves.is_empty() {
             return;
         }

@@ -194,7 +194,7 @@ impl Scheduler {
             let n_tokens_max = self.settings.n_step_tokens - plan.work.n_decode_rows;
             if let Some(&first) = self.jobs.members(job).first() {
                 // A member whose KV was given up meanwhile goes on as a prompt.
-                let n_rows_max = n_rows_max - plan.rows.len();
+                let n_rows_max = n_rows_max - plan.n_batch_rows();
                 if self.place_member(job, first, n_rows_max, n_tokens_max, plan).is_none() {
                     self.enqueue(first);
                 }

@@ -32,8 +32,14 @@ impl Plan {
         self.waits_for_masks
     }
 
+    /// With their numbers among the rows as the backend has them.
     fn late_rows(&self) -> impl Iterator<Item = (usize, &PlannedRow)> {
-        self.rows.iter().enumerate().filter(|(_, row)| row.waits_for_mask)
+        let numbers = self.rows.iter().scan(0, |n_before, row| {
+            let number = *n_before;
+            *n_before += row.n_rows();
+            Some(number)
+        });
+        numbers.zip(&self.rows).filter(|(_, row)| row.waits_for_mask)
     }
 }
 

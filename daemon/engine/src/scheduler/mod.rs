@@ -8,8 +8,8 @@
 //!
 //! What comes when: `commands` takes operations in, at the price that `price` says. For a step, `admission` and `room` see
 //! to pages (`holders`, `spares`: which contexts have some to give; `packs`: what evictions left in them), `joint` to jobs
-//! that ride together, `mixture` to those that go on from token to token, `beams` to those that search, `late` to masks,
-//! `slots` to hidden states, `fair` says which owner is next, `bounds`, `asked` and `moves` what one step has room for, `cost`
+//! that ride together, `mixture` to those that go on from token to token, `beams` to those that search, `guesses` to trees
+//! that are verified, `late` to masks, `slots` to hidden states, `fair` says which owner is next, `bounds`, `asked` and `moves` what one step has room for, `cost`
 //! how long it takes and `charges` which account pays; `plan` puts it together, `complete` or `failure` takes it in, `returns`
 //! and `waits` note which guests came back and which contexts waited. `parts` and `resize` give memory to other models and
 //! take it.
@@ -36,6 +36,7 @@ mod complete;
 mod cost;
 mod failure;
 mod fair;
+mod guesses;
 mod holders;
 mod joint;
 mod late;
@@ -63,7 +64,7 @@ use rustc_hash::FxHashMap;
 
 use crate::account::{ActorId, GuestId, Owner};
 use crate::backend::Limits;
-use crate::batch::SlotId;
+use crate::batch::{CellMove, SlotId};
 use crate::causes::{Cause, Causes};
 use crate::command::ContextId;
 use crate::completion::{CallerId, Outbox};
@@ -295,6 +296,8 @@ pub(crate) struct Scheduler {
     spare_plans: Vec<Plan>,
     /// Of steps that were taken in, for their memory.
     spare_ids: Vec<Vec<ContextId>>,
+    /// What is to be copied before any other step or move: branches of trees that were accepted.
+    cell_moves: Vec<CellMove>,
     stats: EngineStats,
     outbox: Outbox,
 }
@@ -333,6 +336,7 @@ impl Scheduler {
             steps_under_way: VecDeque::new(),
             spare_plans: Vec::new(),
             spare_ids: Vec::new(),
+            cell_moves: Vec::new(),
             stats: EngineStats::default(),
             outbox,
             limits,
@@ -459,6 +463,16 @@ impl ContextState {
     /// Tokens, those included that are being drawn.
     fn n_tokens_expected(&self) -> usize {
         self.kv.tokens.len() + self.n_draws_under_way()
+    }
+
+    /// Rows that the tree of guesses takes which its work verifies next, where all before it is computed.
+    fn n_tree_rows(&self) -> Option<usize> {
+        match &self.work {
+            Some(Work::Verify(work)) if self.start() >= work.first_draw() => {
+                work.tree().map(|tree| 1 + tree.n_nodes())
+            }
+            _ => None,
+        }
     }
 
     /// Known tokens that its work has to compute and that no row computes yet.

@@ -2,7 +2,9 @@
 //! within its length.
 
 mod head;
+mod tree;
 
+use self::tree::{PlannedTree, TreeCells, TreeRows};
 use super::asked::{Asked, Given};
 use super::bounds::DecodeBound;
 use super::cost::{Costs, StepWork};
@@ -42,6 +44,8 @@ pub(crate) struct Plan {
     pub(super) asked: Asked,
     /// What their programs are given.
     pub(super) given: Given,
+    /// Where the nodes of its trees see tokens, in the pages from each tree's first on.
+    pub(super) trees: TreeCells,
     /// Whether the step has draws whose masks are late, and has not been let draw.
     pub(super) waits_for_masks: bool,
     /// The number of the step.
@@ -72,6 +76,8 @@ pub(super) struct PlannedRow {
     /// Whether the device keeps the state of its last token.
     pub(super) keeps_state: bool,
     pub(super) n_charged: u64,
+    /// Its last tokens are the nodes of a tree, which are rows of their own to the backend.
+    pub(super) tree: Option<PlannedTree>,
     /// Of the context, when the row was planned.
     pub(super) epoch: u64,
 }
@@ -80,6 +86,16 @@ impl PlannedRow {
     /// Whether it asks the head alone.
     pub(super) fn is_of_head(&self) -> bool {
         self.start == self.end
+    }
+
+    /// Rows of the step that it comes to.
+    pub(super) fn n_rows(&self) -> usize {
+        1 + self.tree.map_or(0, |tree| tree.n_nodes)
+    }
+
+    /// Position after the last of its tokens that follow each other.
+    pub(super) fn end_in_order(&self) -> usize {
+        self.end - self.tree.map_or(0, |tree| tree.n_nodes)
     }
 
     /// Tokens whose KV had been computed before.
@@ -98,6 +114,12 @@ impl Plan {
         (self.n_blocks_found, self.n_moves_max, self.waits_for_masks, self.step) = (0, None, false, 0);
         self.asked = Asked::default();
         self.given.clear();
+        self.trees.clear();
+    }
+
+    /// Rows as the backend has them.
+    pub(super) fn n_batch_rows(&self) -> usize {
+        self.rows.len() + self.trees.n_nodes()
     }
 
     /// Tokens of all rows.
@@ -137,6 +159,7 @@ enum Brought {
 impl Scheduler {
     /// Plans the next step.
     pub(crate) fn plan(&mut self) -> Plan {
+        assert!(self.cell_moves.is_empty(), "what is to be copied comes before any step");
         self.step += 1;
         self.pages.note_step(self.step_planned());
         self.end_failed_jobs(None);
@@ -205,7 +228,7 @@ impl Scheduler {
             if n_waits == N_WAITS_MAX {
                 return;
             }
-            if plan.rows.len() == n_rows_max || n_tokens_left == 0 || self.is_full(class, plan) {
+            if plan.n_batch_rows() >= n_rows_max || n_tokens_left == 0 || self.is_full(class, plan) {
                 return;
             }
             let Some(id) = self.pop_next(class, idx == 0) else { return };
@@ -226,7 +249,7 @@ impl Scheduler {
                 self.contexts.insert(id, context);
                 return waiting.push(id);
             }
-            match self.place(context, id, n_rows_max - plan.rows.len(), n_tokens_max, plan) {
+            match self.place(context, id, n_rows_max - plan.n_batch_rows(), n_tokens_max, plan) {
                 Placed::Row { n_tokens } => {
                     n_tokens_left -= n_tokens;
                 }
@@ -257,7 +280,10 @@ impl Scheduler {
             let Some(found) = self.contexts.remove(&id) else { return Placed::Nothing };
             context = found;
         }
-        let placed = self.place_context(&mut context, id, n_tokens_max, plan);
+        let placed = match context.n_tree_rows().is_some_and(|n_rows| n_rows > n_rows_max) {
+            true => Ok(Placed::Waits),
+            false => self.place_context(&mut context, id, n_tokens_max, plan),
+        };
         let mut failure = None;
         let placed = placed.unwrap_or_else(|error| {
             match job {
@@ -397,6 +423,7 @@ impl Scheduler {
         let epoch = context.epoch;
         let work = context.work.as_ref().expect("a placed context has work");
         let n_outputs = work.outputs(start, end, n_tokens).len();
+        let tree = work.tree().filter(|_| n_outputs > 0).map(|tree| plan.trees.take(tree, n_tokens));
         // What it overwrites is not known until it is taken in.
         context.kv.set_state(None);
         let leaves_state = n_outputs > 0 && work.leaves_state();
@@ -415,6 +442,7 @@ impl Scheduler {
             waits_for_mask,
             keeps_state,
             n_charged,
+            tree,
             epoch,
         });
         Ok(Placed::Row { n_tokens: end - start })
@@ -520,7 +548,7 @@ impl Scheduler {
     pub(crate) fn batch<'a>(&'a self, plan: &'a Plan, memory: Vec<Row<'_>>) -> Batch<'a> {
         let mut rows = batch::reused(memory);
         let mut before: Option<(JobId, &[PageId])> = None;
-        rows.extend(plan.rows.iter().map(|row| {
+        for row in &plan.rows {
             let context = &self.contexts[&row.id];
             let kv = &context.kv;
             let work = context.work.as_ref().expect("a planned context has work");
@@ -528,6 +556,16 @@ impl Scheduler {
                 true => kv.tell_pages_there(&self.pages),
                 false => kv.tell_pages(kv.n_blocks_to(row.end), &self.pages),
             };
+            if let Some(planned) = row.tree {
+                let tree = work.tree().expect("its nodes were planned");
+                let behind = kv.row_tokens(row.end_in_order(), &self.pages);
+                let outputs = work.outputs(row.start, row.end, row.n_tokens);
+                let (slot, steered) = (context.slot, kv.steered(row.start, row.end));
+                let of_tree = TreeRows { slot, steered, pages, n_same_pages, behind, tree, planned };
+                of_tree.put(&plan.trees, outputs, &mut rows);
+                before = None;
+                continue;
+            }
             let search = work.search().map(|job| (job, pages));
             let n_pages_alike = match (search, std::mem::replace(&mut before, search)) {
                 (Some((job, pages)), Some((other, others))) if job == other => {
@@ -541,7 +579,7 @@ impl Scheduler {
             if row.input != Input::Known {
                 outputs.iter_mut().for_each(|request| request.kind.starts_after_a_draw());
             }
-            Row {
+            rows.push(Row {
                 slot: context.slot,
                 tokens: kv.row_tokens(row.end, &self.pages),
                 input: row.input,
@@ -555,8 +593,8 @@ impl Scheduler {
                     false => evicted,
                 }),
                 steered: kv.steered(row.start, row.end),
-            }
-        }));
+            });
+        }
         Batch { copies: &plan.copies, rows }
     }
 }

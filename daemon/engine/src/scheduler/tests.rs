@@ -19,6 +19,7 @@ mod saved;
 mod shares;
 mod steered;
 mod steps;
+mod trees;
 mod verify;
 mod victims;
 
@@ -132,6 +133,7 @@ struct World {
     n_over_budget: usize,
     n_faults: usize,
     n_verified: usize,
+    n_trees: usize,
     n_masks_late: usize,
     n_moved_within: usize,
     /// Tokens that were taken out of contexts.
@@ -211,6 +213,7 @@ impl World {
             n_over_budget: 0,
             n_faults: 0,
             n_verified: 0,
+            n_trees: 0,
             n_masks_late: 0,
             n_moved_within: 0,
             n_evicted: 0,
@@ -393,6 +396,7 @@ impl World {
         if !is_held_up && let Some((plan, outputs)) = self.under_way.pop_front() {
             let elapsed_ns = 1_000_000 + self.random.below(1_000_000) as u64;
             self.scheduler.complete(plan, outputs, elapsed_ns);
+            self.backend.move_cells(&self.scheduler.take_cell_moves());
         }
         self.check();
         self.take_answers();
@@ -504,6 +508,7 @@ fn random_operations_give_what_a_model_without_pages_gives() {
     let (mut n_jobs, mut n_searches) = (joint::Seen::default(), beams::Seen::default());
     let mut n_mixed = mixture::Seen::default();
     let (mut n_verified, mut n_rows_of_head, mut n_moved_within) = (0, 0, 0);
+    let (mut n_trees, mut n_cells_moved) = (0, 0);
     let (mut n_masks_late, mut n_sat_out, mut n_heads_with_pages, mut n_told_again) = (0, 0, 0, 0);
     let mut n_parted = [0; 4];
     let (mut n_taken_apart, mut n_segments_shared) = (0, 0);
@@ -528,6 +533,8 @@ fn random_operations_give_what_a_model_without_pages_gives() {
         n_over_budget += world.n_over_budget;
         n_faults += world.n_faults;
         n_verified += world.n_verified;
+        n_trees += world.n_trees;
+        n_cells_moved += world.backend.n_cells_moved;
         n_moved_within += world.n_moved_within;
         n_parted.iter_mut().zip(world.n_parted).for_each(|(sum, n)| *sum += n);
         n_rows_of_head += world.backend.n_rows_of_head;
@@ -555,6 +562,10 @@ fn random_operations_give_what_a_model_without_pages_gives() {
     assert!(n_taken_apart > 300, "{n_taken_apart} bundles that others shared");
     assert!(n_segments_shared > 100_000, "{n_segments_shared} segments of tokens shared for a while");
     assert!(n_verified > 500 && n_rows_of_head > 300, "{n_verified} {n_rows_of_head}");
+    assert!(
+        n_trees > 500 && n_cells_moved > 100,
+        "{n_trees} trees, {n_cells_moved} tokens of branches copied"
+    );
     assert!(n_heads_with_pages > 300 && n_heads_with_pages < n_rows_of_head, "{n_heads_with_pages}");
     assert!(n_told_again < 10_000, "{n_told_again} pages were told again as they were");
     assert!(n_over_budget > 500 && n_faults > 50, "{n_over_budget} {n_faults}");

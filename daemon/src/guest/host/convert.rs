@@ -2,9 +2,12 @@
 
 use trellis_engine::batch::{Candidate, OutputFault, Token};
 use trellis_engine::sampling::SamplerError;
-use trellis_engine::{EngineError, Finish, ModelHandle, SteeringError};
+use trellis_engine::{
+    EngineError, Finish, Guess, GuessNode, GuessTree, GuessTreeError, ModelHandle, SteeringError,
+};
 
 use super::types::HostError;
+use crate::guest::bindings::trellis::host::decoding::Guess as GuestGuess;
 use crate::guest::bindings::trellis::host::streams::FinishReason;
 use crate::guest::bindings::trellis::host::types::{
     Argument, BudgetLimit, Candidate as ApiCandidate, ContextLimit, Error as ApiError, ModelPair, TokenRange,
@@ -143,6 +146,7 @@ impl From<EngineError> for HostError {
             EngineError::GuessTooLong { n_tokens, n_tokens_max } => {
                 return invalid("guess", format!("{n_tokens} tokens"), format!("at most {n_tokens_max}"));
             }
+            EngineError::GuessTree(error) => return no_tree(error),
             EngineError::JobTooLarge { n_rows, n_rows_max } => {
                 return invalid("contexts", n_rows, format!("at most {n_rows_max} at once"));
             }
@@ -251,6 +255,35 @@ impl From<SamplerError> for HostError {
             SamplerError::MaskSize { n_tokens, vocab_size } => {
                 invalid("mask", format!("of {n_tokens} tokens"), format!("one of {vocab_size} tokens"))
             }
+        }
+    }
+}
+
+/// A guest's tree of guesses.
+///
+/// # Errors
+/// The list is no tree.
+pub(super) fn guess_tree(guesses: &[GuestGuess]) -> Result<Guess, HostError> {
+    let node = |guess: &GuestGuess| GuessNode { token: guess.token, parent: guess.parent };
+    let nodes: Vec<GuessNode> = guesses.iter().map(node).collect();
+    GuessTree::new(&nodes).map(Guess::from).map_err(no_tree)
+}
+
+fn no_tree(error: GuessTreeError) -> HostError {
+    match error {
+        GuessTreeError::TooLarge { n_nodes, n_nodes_max } => {
+            invalid("guesses", n_nodes, format!("at most {n_nodes_max}"))
+        }
+        GuessTreeError::TooDeep { node, depth, depth_max } => {
+            let found = format!("number {node}, {depth} tokens behind the context");
+            invalid("guesses", found, format!("at most {depth_max} tokens behind it"))
+        }
+        GuessTreeError::NotBefore { node, parent } => {
+            invalid("guesses", format!("number {node} behind number {parent}"), "behind one before it")
+        }
+        GuessTreeError::Twice { first, second, token } => {
+            let found = format!("token {token} twice in one place, as number {first} and {second}");
+            invalid("guesses", found, "each token once")
         }
     }
 }

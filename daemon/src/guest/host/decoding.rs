@@ -10,11 +10,12 @@ use trellis_engine::sampling::Sampler;
 use trellis_engine::{Answer, Ask, Context, EngineError, Guess, N_ATTENTION_TOKENS_MAX, N_ENTRIES_PER_TOKEN};
 use wasmtime::component::Resource;
 
-use super::convert::{candidate, invalid};
+use super::convert::{candidate, guess_tree, invalid};
 use super::looks;
-use super::types::{GuestContext, HostError};
+use super::types::{GuestContext, GuestSampler, HostError};
 use crate::guest::bindings::trellis::host::decoding::{
-    Distribution, Host, LogprobsRequest, Pooling, ScoreRequest, SpeculateRequest, StepRequest,
+    Distribution, Host, LogprobsRequest, Pooling, ScoreRequest, SpeculateRequest, SpeculateTreeRequest,
+    StepRequest,
 };
 use crate::guest::bindings::trellis::host::types::Candidate;
 use crate::guest::store::GuestState;
@@ -55,6 +56,34 @@ impl GuestState {
                 self.lock_context(context)
             })
             .collect()
+    }
+
+    /// Draws for each context as long as it draws what is guessed, and appends the tokens.
+    async fn verify(
+        &mut self,
+        guessed: Vec<(Resource<GuestContext>, Resource<GuestSampler>, Guess)>,
+    ) -> Result<Vec<Vec<Candidate>>, HostError> {
+        let mut contexts = self.lock_contexts(guessed.iter().map(|(context, ..)| context))?;
+        let samplers = guessed
+            .iter()
+            .zip(&contexts)
+            .map(|((_, sampler, _), context)| self.settings_for(sampler, context))
+            .collect::<Result<Vec<_>, HostError>>()?;
+        for (context, (_, sampler, _)) in contexts.iter_mut().zip(&guessed) {
+            context.keep_to(self.table.get(sampler)?.given.rule());
+        }
+        let guesses = guessed.into_iter().map(|(.., guess)| guess);
+        let asks =
+            guesses.zip(&samplers).map(|(guess, sampler)| Ask::Verify { sampler: sampler.clone(), guess });
+        let answers = ask_all(&mut contexts, asks.collect()).await?;
+        let drawn = answers.into_iter().map(|answer| match answer {
+            Answer::Verified(drawn) => drawn,
+            other => unreachable!("asked for a verification, answered with {other:?}"),
+        });
+        let drawn: Vec<Vec<Drawn>> = drawn.collect();
+        append_to_all(&mut contexts, &drawn, &samplers).await?;
+        let candidates = |drawn: Vec<Drawn>| drawn.into_iter().map(|drawn| candidate(drawn.candidate));
+        Ok(drawn.into_iter().map(|drawn| candidates(drawn).collect()).collect())
     }
 
     /// The settings of a sampler for a draw from this context.
@@ -173,29 +202,20 @@ impl Host for GuestState {
     }
 
     async fn speculate(&mut self, requests: Vec<SpeculateRequest>) -> Result<Vec<Vec<Candidate>>, HostError> {
-        let mut contexts = self.lock_contexts(requests.iter().map(|request| &request.context))?;
-        let samplers = requests
-            .iter()
-            .zip(&contexts)
-            .map(|(request, context)| self.settings_for(&request.sampler, context))
-            .collect::<Result<Vec<_>, HostError>>()?;
-        for (context, request) in contexts.iter_mut().zip(&requests) {
-            context.keep_to(self.table.get(&request.sampler)?.given.rule());
-        }
-        let ask = |(request, sampler): (SpeculateRequest, &Arc<Sampler>)| Ask::Verify {
-            sampler: sampler.clone(),
-            guess: Guess::Chain(request.guess),
-        };
-        let asks = requests.into_iter().zip(&samplers).map(ask).collect();
-        let answers = ask_all(&mut contexts, asks).await?;
-        let drawn = answers.into_iter().map(|answer| match answer {
-            Answer::Verified(drawn) => drawn,
-            other => unreachable!("asked for a verification, answered with {other:?}"),
+        let guessed = requests
+            .into_iter()
+            .map(|SpeculateRequest { context, sampler, guess }| (context, sampler, Guess::Chain(guess)));
+        self.verify(guessed.collect()).await
+    }
+
+    async fn speculate_tree(
+        &mut self,
+        requests: Vec<SpeculateTreeRequest>,
+    ) -> Result<Vec<Vec<Candidate>>, HostError> {
+        let guessed = requests.into_iter().map(|SpeculateTreeRequest { context, sampler, guesses }| {
+            Ok((context, sampler, guess_tree(&guesses)?))
         });
-        let drawn: Vec<Vec<Drawn>> = drawn.collect();
-        append_to_all(&mut contexts, &drawn, &samplers).await?;
-        let candidates = |drawn: Vec<Drawn>| drawn.into_iter().map(|drawn| candidate(drawn.candidate));
-        Ok(drawn.into_iter().map(|drawn| candidates(drawn).collect()).collect())
+        self.verify(guessed.collect::<Result<_, HostError>>()?).await
     }
 
     async fn score(&mut self, requests: Vec<ScoreRequest>) -> Result<Vec<Vec<f32>>, HostError> {

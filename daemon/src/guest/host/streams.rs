@@ -3,16 +3,16 @@
 use std::sync::Arc;
 
 use trellis_engine::batch::{Drawn, Token};
-use trellis_engine::{Ahead, MaskSource, N_GUESS_MAX, Pull, RunSettings};
+use trellis_engine::{Ahead, Guess, MaskSource, N_GUESS_MAX, Pull, RunSettings};
 use wasmtime::component::Resource;
 
 use super::contexts::lock;
-use super::convert::{candidate, check_stop_tokens, check_tokens, finish_reason, invalid};
+use super::convert::{candidate, check_stop_tokens, check_tokens, finish_reason, guess_tree, invalid};
 use super::looks;
 use super::mixtures::{borrowed, check_apart, check_sampler, no_guesses};
 use super::speculation::pull_guessed;
 use super::types::{GuestContext, GuestSampler, GuestStream, HostError};
-use crate::guest::bindings::trellis::host::decoding::Distribution;
+use crate::guest::bindings::trellis::host::decoding::{Distribution, Guess as GuestGuess};
 use crate::guest::bindings::trellis::host::streams::{
     Completion, FinishReason, GenerateRequest, Host, HostStream, StreamOptions,
 };
@@ -22,6 +22,22 @@ use crate::guest::store::GuestState;
 impl Host for GuestState {
     async fn generate(&mut self, requests: Vec<GenerateRequest>) -> Result<Vec<Completion>, HostError> {
         self.generate_all(requests).await
+    }
+}
+
+fn nothing() -> Guess {
+    Guess::Chain(Vec::new())
+}
+
+impl GuestStream {
+    /// Notes what its guest expects next.
+    fn expect(&mut self, guess: Guess) -> Result<(), HostError> {
+        if !self.others.is_empty() {
+            return Err(no_guesses());
+        }
+        check_tokens(lock(&self.cell).model(), guess.tokens())?;
+        self.guess = guess;
+        Ok(())
     }
 }
 
@@ -61,7 +77,7 @@ impl HostStream for GuestState {
             stop_tokens: options.stop_tokens.into(),
             speculation,
             others,
-            guess: Vec::new(),
+            guess: nothing(),
             seen: None,
             charge,
             finish: (n_tokens_max == Some(0)).then_some(FinishReason::MaxTokens),
@@ -84,13 +100,13 @@ impl HostStream for GuestState {
             ahead: Ahead::Adaptive,
             masks: MaskSource::Sampler,
         };
-        let guess = std::mem::take(&mut stream.guess);
+        let guess = std::mem::replace(&mut stream.guess, nothing());
         let mut others: Vec<_> = stream.others.iter().map(|(other, _)| lock(other)).collect();
         let pulled = match &mut stream.speculation {
             _ if !others.is_empty() => {
                 context.pull_mixed(&mut borrowed(&mut others), stream.key, settings).await?
             }
-            _ if !guess.is_empty() => {
+            _ if !guess.tokens().is_empty() => {
                 pull_guessed(&mut context, stream.key, n_left, &settings(), guess).await?
             }
             Some(speculation) => speculation.pull(&mut context, stream.key, n_left, settings).await?,
@@ -150,13 +166,15 @@ impl HostStream for GuestState {
         if tokens.len() > N_GUESS_MAX {
             return Err(invalid("tokens", tokens.len(), format!("at most {N_GUESS_MAX}")));
         }
-        let stream = self.table.get_mut(&stream)?;
-        if !stream.others.is_empty() {
-            return Err(no_guesses());
-        }
-        check_tokens(lock(&stream.cell).model(), &tokens)?;
-        stream.guess = tokens;
-        Ok(())
+        self.table.get_mut(&stream)?.expect(Guess::Chain(tokens))
+    }
+
+    fn guess_tree(
+        &mut self,
+        stream: Resource<GuestStream>,
+        guesses: Vec<GuestGuess>,
+    ) -> Result<(), HostError> {
+        self.table.get_mut(&stream)?.expect(guess_tree(&guesses)?)
     }
 
     fn finish(&mut self, stream: Resource<GuestStream>) -> wasmtime::Result<Option<FinishReason>> {

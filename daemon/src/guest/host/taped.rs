@@ -14,7 +14,8 @@ use crate::guest::bindings::trellis::host::beams::{
 use crate::guest::bindings::trellis::host::constraints::{Beginning, Grammar};
 use crate::guest::bindings::trellis::host::contexts::{Positions, SteeringVector};
 use crate::guest::bindings::trellis::host::decoding::{
-    Distribution, LogprobsRequest, Pooling, ScoreRequest, SpeculateRequest, StepRequest,
+    Distribution, Guess, LogprobsRequest, Pooling, ScoreRequest, SpeculateRequest, SpeculateTreeRequest,
+    StepRequest,
 };
 use crate::guest::bindings::trellis::host::models::{ChatEnd, ChatMessage, ModelInfo, SpecialTokens};
 use crate::guest::bindings::trellis::host::programs::Definition;
@@ -243,6 +244,7 @@ taped!(decoding::Host, "decoding." {
     async fn tops(requests: Vec<ScoreRequest>, n: u32) -> Result<Vec<Vec<Distribution>>, HostError>;
     async fn step(requests: Vec<StepRequest>) -> Result<Vec<Candidate>, HostError>;
     async fn speculate(requests: Vec<SpeculateRequest>) -> Result<Vec<Vec<Candidate>>, HostError>;
+    async fn speculate_tree(requests: Vec<SpeculateTreeRequest>) -> Result<Vec<Vec<Candidate>>, HostError>;
     async fn score(requests: Vec<ScoreRequest>) -> Result<Vec<Vec<f32>>, HostError>;
     async fn logprobs(requests: Vec<LogprobsRequest>) -> Result<Vec<Vec<f32>>, HostError>;
     async fn full(contexts: Vec<Resource<GuestContext>>) -> Result<Vec<Vec<f32>>, HostError>;
@@ -268,6 +270,7 @@ taped!(streams::HostStream, "stream." {
         stream: Resource<GuestStream>, sampler: Resource<GuestSampler>
     ) -> Result<(), HostError>;
     fn guess(stream: Resource<GuestStream>, tokens: Vec<u32>) -> Result<(), HostError>;
+    fn guess_tree(stream: Resource<GuestStream>, guesses: Vec<Guess>) -> Result<(), HostError>;
     fn top(stream: Resource<GuestStream>) -> wasmtime::Result<Option<Distribution>>;
     fn hidden(stream: Resource<GuestStream>) -> wasmtime::Result<Vec<Vec<f32>>>;
     fn finish(stream: Resource<GuestStream>) -> wasmtime::Result<Option<FinishReason>>;

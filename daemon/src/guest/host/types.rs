@@ -10,7 +10,7 @@ use trellis_engine::constraint::{Constraint, Rule};
 use trellis_engine::model::DecodeStream;
 use trellis_engine::sampling::program::Program;
 use trellis_engine::sampling::{Bias, Sampler, TokenMask};
-use trellis_engine::{BeamSearch, Context, RunKey};
+use trellis_engine::{BeamSearch, Context, Guess, RunKey};
 
 use super::speculation::Speculation;
 use crate::guest::bindings::trellis::host::streams::FinishReason;
@@ -149,7 +149,7 @@ pub struct GuestStream {
     /// The others of a mixture, with their models: the stream may be all that its guest has of them.
     pub(crate) others: Vec<Other>,
     /// What the guest expects next.
-    pub(crate) guess: Vec<Token>,
+    pub(crate) guess: Guess,
     pub(crate) finish: Option<FinishReason>,
     /// What was looked at in the place of the last token.
     pub(crate) seen: Option<Box<Seen>>,

@@ -6,7 +6,8 @@ use super::types::HostError;
 use crate::guest::bindings::trellis::host::constraints::{Beginning, Grammar, JsonSchema, Whitespace};
 use crate::guest::bindings::trellis::host::contexts::{Positions, SteeringVector};
 use crate::guest::bindings::trellis::host::decoding::{
-    Distribution, LogprobsRequest, Pooling, ScoreRequest, SpeculateRequest, StepRequest,
+    Distribution, Guess, LogprobsRequest, Pooling, ScoreRequest, SpeculateRequest, SpeculateTreeRequest,
+    StepRequest,
 };
 use crate::guest::bindings::trellis::host::models::{ChatEnd, ChatMessage, ModelInfo, SpecialTokens};
 use crate::guest::bindings::trellis::host::session::{Causes, Inbox, LogLevel, Meter, Usage};
@@ -349,6 +350,7 @@ records! {
     Completion { tokens, logprobs, tops, text, finish }
     ContextLimit { n_tokens, n_positions }
     Distribution { candidates, entropy }
+    Guess { token, parent }
     GenerateRequest {
         context, sampler, seed, max_tokens, stop_tokens, stop_texts, keep, emit, top, speculation, others,
     }
@@ -364,6 +366,7 @@ records! {
     ModelPair { left, right }
     ScoreRequest { context, continuation }
     SpeculateRequest { context, sampler, guess }
+    SpeculateTreeRequest { context, sampler, guesses }
     SteeringVector { layer, values }
     Speculation { source, max_guess }
     StepRequest { context, sampler, others }

@@ -4,8 +4,8 @@ use serde::Serialize;
 use trellis_guest::bindings::trellis::host::session;
 use trellis_guest::programs::{Definition, Source};
 use trellis_guest::{
-    Chat, ChatEnd, Context, Error, Model, Result, Sampler, TokenMask, emit_json, forget, generate_all,
-    score_all, speculate_all, step_all, top_all,
+    Chat, ChatEnd, Context, Error, GuessTree, Model, Result, Sampler, TokenMask, emit_json, forget,
+    generate_all, score_all, speculate_all, step_all, top_all,
 };
 
 use crate::Outcome;
@@ -95,6 +95,23 @@ const MISTAKES: [(&str, Mistake); 42] = [
     ("guess too long", |_, context, _| context.speculate(&Sampler::greedy(), &[5; 16]).map(drop)),
     ("guess out of range", |model, context, _| {
         context.speculate(&Sampler::greedy(), &[5, model.info().vocab_size]).map(drop)
+    }),
+    ("tree of too many guesses", |_, context, _| {
+        let mut tree = GuessTree::new();
+        for token in 0..65 {
+            tree.add(None, token);
+        }
+        context.speculate_tree(&Sampler::greedy(), &tree).map(drop)
+    }),
+    ("tree too deep", |_, context, _| {
+        let mut tree = GuessTree::new();
+        tree.add_chain(None, &[5; 16]);
+        context.speculate_tree(&Sampler::greedy(), &tree).map(drop)
+    }),
+    ("tree of a token that there is not", |model, context, _| {
+        let mut tree = GuessTree::new();
+        tree.add_chain(None, &[5, model.info().vocab_size]);
+        context.speculate_tree(&Sampler::greedy(), &tree).map(drop)
     }),
     ("guess after an empty context", |_, _, empty| empty.speculate(&Sampler::greedy(), &[]).map(drop)),
     ("guess twice after one context", |_, context, _| {

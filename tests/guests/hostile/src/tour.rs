@@ -4,10 +4,11 @@ use std::time::Duration;
 
 use trellis_guest::programs::{BiasId, Definition, MaskId, Source, TokenBias, library};
 use trellis_guest::{
-    Beginning, Candidate, Chat, ChatEnd, Constraint, Context, Error, FinishReason, Inbox, LogLevel, Mixture,
-    Model, Positions, Sampler, Steering, Token, TokenMask, call_bytes, embedding_all, emit, emit_json,
-    emit_tokens, forget, full_all, generate_all, log, logprobs_all, receive, receive_json, receive_within,
-    score_all, seed, speculate_all, step_all, time_left, top_all, tops_all, try_receive, usage,
+    Beginning, Candidate, Chat, ChatEnd, Constraint, Context, Error, FinishReason, GuessTree, Inbox,
+    LogLevel, Mixture, Model, Positions, Sampler, Steering, Token, TokenMask, call_bytes, embedding_all, emit,
+    emit_json, emit_tokens, forget, full_all, generate_all, log, logprobs_all, receive, receive_json,
+    receive_within, score_all, seed, speculate_all, speculate_tree_all, step_all, time_left, top_all,
+    tops_all, try_receive, usage,
 };
 
 use crate::{Outcome, beams, looks};
@@ -407,6 +408,24 @@ fn drawn(prompt: &Context) -> Outcome {
     let all = speculate_all([(&guessed, &sampler, &tokens[..3])])?.remove(0);
     assert_eq!(all.iter().map(|drawn| drawn.token).collect::<Vec<_>>(), tokens);
 
+    // What is right stands behind what is not, and beside it.
+    let mut tree = GuessTree::new();
+    tree.add_chain(None, &[tokens[0] ^ 1, tokens[1]]);
+    let first = tree.add(None, tokens[0]);
+    tree.add_chain(Some(first), &[tokens[1] ^ 1, tokens[2]]);
+    tree.add_chain(Some(first), &tokens[1..3]);
+    assert_eq!((tree.len(), tree.add(None, tokens[0]), tree.is_empty()), (7, first, false));
+    let forks = [prompt.fork()?, prompt.fork()?];
+    let all = speculate_tree_all(forks.iter().map(|fork| (fork, &sampler, &tree)))?;
+    for (fork, drawn) in forks.iter().zip(&all) {
+        assert_eq!(drawn.iter().map(|drawn| drawn.token).collect::<Vec<_>>(), tokens);
+        assert_eq!(tree.n_right(drawn), 3);
+        assert_eq!(fork.tokens(), stepped.tokens());
+        // The KV of the branch is in its place.
+        let [found, expected] = [fork.top(1)?, stepped.top(1)?].map(|top| top.candidates[0].logprob);
+        assert!((found - expected).abs() <= TOLERANCE, "{found} {expected}");
+    }
+
     let stream = streamed.stream(&sampler).stop_tokens(&tokens[3..]).open()?;
     let pulled: Vec<Token> = stream.map(|drawn| drawn.map(|drawn| drawn.token)).collect::<Result<_, _>>()?;
     let n_stop = tokens.iter().position(|&token| token == tokens[3]).expect("it is there");
@@ -423,6 +442,7 @@ fn drawn(prompt: &Context) -> Outcome {
     let greedy = Sampler::greedy();
     stream.set_sampler(&greedy)?;
     stream.guess(&[tokens[0]])?;
+    stream.guess_tree(&tree)?;
     let best = streamed.top(1)?.candidates[0].token;
     assert_eq!(stream.next().transpose()?.map(|drawn| drawn.token), Some(best));
     assert_eq!((stream.next().is_none(), stream.finish()), (true, Some(FinishReason::MaxTokens)));

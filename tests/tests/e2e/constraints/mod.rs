@@ -187,7 +187,12 @@ async fn interrupted(
                         let n = context.tokens().len();
                         let mut guess: Vec<Token> = expected.iter().skip(n).take(n_right).copied().collect();
                         guess.extend([300, 301]);
-                        if context.verify(key, sampler, guess).await.expect("verified").is_none() {
+                        if context
+                            .verify(key, sampler, trellis_engine::Guess::Chain(guess))
+                            .await
+                            .expect("verified")
+                            .is_none()
+                        {
                             return context.tokens().copy_of(n_before..n);
                         }
                         continue;

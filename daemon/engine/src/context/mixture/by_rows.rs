@@ -12,6 +12,7 @@ use crate::account::{BudgetExceeded, HostCharge, Resource};
 use crate::batch::{Drawn, OutputFault, Seen, Top};
 use crate::command::{Answer, Ask, N_ENTRIES_PER_TOKEN, Pooling, RunSettings};
 use crate::error::EngineError;
+use crate::guess::Guess;
 use crate::run::Finish;
 use crate::sampling::program::DrawPlace;
 use crate::sampling::{Before, Distribution, Looks, Sampler, Scratch, sample_by_program};
@@ -33,7 +34,7 @@ impl Context {
         if self.n_free() == 0 || others.iter().any(|other| other.n_free() == 0) {
             return Ok(Pull::Finished(Finish::ContextFull));
         }
-        if self.up_to_completion(Vec::new()).await?.is_none() {
+        if self.up_to_completion(Guess::NOTHING).await?.is_none() {
             return Ok(Pull::Finished(Finish::Complete));
         }
         self.states.carry_on(&mut sampler);

@@ -1,7 +1,7 @@
-//! Attention in a context from which tokens were evicted.
+//! Attention in a context from which tokens were evicted, and of the nodes of trees of guesses.
 //!
 //! Scores, weights and sums are formed over the cells that are seen, in the order of their tokens: where the tokens lie makes
-//! no difference to a bit. Queries are rotated on for the keys of each stretch but the last.
+//! no difference to a bit. Nor does it that there are holes: weights are as wide as whole pages would be. Queries are rotated on for the keys of each stretch but the last.
 
 use rten_simd::ops::{BitOps, NumOps};
 use rten_simd::{Isa, SimdOp};
@@ -21,7 +21,7 @@ pub(in crate::cpu) struct HolesScratch {
     turned: Vec<f32>,     // [n_queries, head_dim]
     turns: Vec<[f32; 2]>, // [head_dim / 2]
     scores: Vec<f32>,     // [n_queries, cells of some pages]
-    weights: Vec<f32>,    // [n_queries, n_cells]
+    weights: Vec<f32>,    // [n_queries, n_slots], of which the last are no cells'
 }
 
 impl Attention<'_> {
@@ -49,7 +49,7 @@ impl Attention<'_> {
     ) {
         self.weigh_among_holes(evicted, frequencies, scratch);
         assert_eq!(scratch.cells.len(), sums.len(), "a cell for each token");
-        for weights in scratch.weights.chunks_exact(sums.len()) {
+        for weights in scratch.weights.chunks_exact(n_slots_for(sums.len())) {
             sums.iter_mut().zip(weights).for_each(|(sum, weight)| *sum += weight);
         }
     }
@@ -69,8 +69,9 @@ impl Attention<'_> {
                 (0..PAGE_LEN).filter(|slot| bits >> slot & 1 == 1).map(|slot| page_idx * PAGE_LEN + slot),
             );
         }
-        let n_cells = cells.len();
-        weights.resize(self.queries.len() / self.head_dim * n_cells, 0.0);
+        let n_weights = n_slots_for(cells.len());
+        weights.clear();
+        weights.resize(self.queries.len() / self.head_dim * n_weights, f32::NEG_INFINITY);
         let ends = evicted.stretches[1..].iter().map(|stretch| stretch.first_cell).chain([self.cell + 1]);
         for (stretch, end) in evicted.stretches.iter().zip(ends) {
             let first = cells.partition_point(|&cell| cell < stretch.first_cell);
@@ -91,27 +92,32 @@ impl Attention<'_> {
             let (first_page, last_page) = (cells[first] / PAGE_LEN, cells[end - 1] / PAGE_LEN);
             let pages = &self.pages[first_page..=last_page];
             let n_slots = pages.len() * PAGE_LEN;
-            scores.resize(weights.len() / n_cells * n_slots, 0.0);
+            scores.resize(weights.len() / n_weights * n_slots, 0.0);
             let seen = Seen { start: 0, end: n_slots, pages };
             let attention = Attention { queries: turned, ..*self };
             Scores { attention: &attention, seen: &seen, out: scores }.dispatch();
-            for (weights, scores) in weights.chunks_exact_mut(n_cells).zip(scores.chunks_exact(n_slots)) {
+            for (weights, scores) in weights.chunks_exact_mut(n_weights).zip(scores.chunks_exact(n_slots)) {
                 for (weight, &cell) in weights[first..end].iter_mut().zip(&cells[first..end]) {
                     *weight = scores[cell - first_page * PAGE_LEN];
                 }
             }
         }
-        weights.chunks_exact_mut(n_cells).for_each(|weights| {
+        weights.chunks_exact_mut(n_weights).for_each(|weights| {
             Softmax::new_mut(weights).dispatch();
         });
     }
+}
+
+/// Slots of the pages that so many tokens fill.
+fn n_slots_for(n_cells: usize) -> usize {
+    n_cells.next_multiple_of(PAGE_LEN)
 }
 
 /// Adds the values of every cell that is seen, weighted.
 struct WeightedCells<'a> {
     attention: &'a Attention<'a>,
     cells: &'a [usize],
-    weights: &'a [f32], // [n_queries, n_cells]
+    weights: &'a [f32], // [n_queries, n_slots]
     out: &'a mut [f32], // [n_queries, head_dim]
 }
 
@@ -125,7 +131,7 @@ impl SimdOp for WeightedCells<'_> {
         let mut n_before = 0;
         for cells in self.cells.chunk_by(|a, b| a / PAGE_LEN == b / PAGE_LEN) {
             let (_, blocks) = kv.head(pages[cells[0] / PAGE_LEN], layer_idx, kv_head_idx);
-            let all = self.weights.chunks_exact(self.cells.len());
+            let all = self.weights.chunks_exact(n_slots_for(self.cells.len()));
             for (out, weights) in self.out.chunks_exact_mut(head_dim).zip(all) {
                 let weights = &weights[n_before..n_before + cells.len()];
                 for (out, block) in out.chunks_mut(BLOCK_LEN).zip(blocks) {

@@ -10,7 +10,9 @@ use std::time::{Duration, Instant};
 use super::{Core, EngineInput, KvBounds, Newcomer, Next};
 use crate::account::{Account, ActorId, Budget, GuestId, Owner, SessionId};
 use crate::backend::{AskLimits, Backend, BackendError, Collected, Damage, Limits, WeightsInfo};
-use crate::batch::{Batch, Candidate, Drawn, HostPageId, LateMask, Output, OutputKind, PageId, Token};
+use crate::batch::{
+    Batch, Candidate, CellMove, Drawn, HostPageId, LateMask, Output, OutputKind, PageId, Token,
+};
 use crate::command::{Ahead, ContextId, Edit, MaskSource, ModelId, Operation, RunSettings};
 use crate::completion::{CallerId, Completion, Done, Tag};
 use crate::error::EngineError;
@@ -156,6 +158,10 @@ impl Backend for Device {
     }
 
     fn move_pages(&mut self, _: &[(PageId, PageId)]) -> Result<(), BackendError> {
+        Ok(())
+    }
+
+    fn move_cells(&mut self, _: &[CellMove]) -> Result<(), BackendError> {
         Ok(())
     }
 

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use crate::backend::{Backend, BackendError, Collected, Limits, WeightsInfo};
-use crate::batch::{Batch, Candidate, HostPageId, LateMask, Output, PageId, Token};
+use crate::batch::{Batch, Candidate, CellMove, HostPageId, LateMask, Output, PageId, Token};
 use crate::model::Dtype;
 
 /// Lists for the outputs of steps, which the engine keeps. The measurement keeps this filled.
@@ -82,6 +82,10 @@ impl Backend for Device {
 
     fn move_pages(&mut self, _: &[(PageId, PageId)]) -> Result<(), BackendError> {
         unreachable!("there are pages for all")
+    }
+
+    fn move_cells(&mut self, _: &[CellMove]) -> Result<(), BackendError> {
+        unreachable!("nobody guesses")
     }
 
     fn swap_out(&mut self, _: &[(PageId, HostPageId)]) -> Result<(), BackendError> {

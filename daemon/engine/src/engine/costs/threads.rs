@@ -14,7 +14,7 @@ use super::house;
 use super::median;
 use crate::account::{Account, ActorId, Budget, GuestId, Owner, SessionId};
 use crate::backend::{Backend, BackendError, Collected, Limits, PAGE_LEN, WeightsInfo};
-use crate::batch::{Batch, HostPageId, LateMask, PageId, Token};
+use crate::batch::{Batch, CellMove, HostPageId, LateMask, PageId, Token};
 use crate::command::{Ahead, Ask, MaskSource, RunSettings};
 use crate::context::{Context, Pull, RunKey};
 use crate::engine::{EngineSettings, OneModel};
@@ -97,6 +97,10 @@ impl Backend for Watched {
 
     fn move_pages(&mut self, moves: &[(PageId, PageId)]) -> Result<(), BackendError> {
         self.device.move_pages(moves)
+    }
+
+    fn move_cells(&mut self, moves: &[CellMove]) -> Result<(), BackendError> {
+        self.device.move_cells(moves)
     }
 
     fn swap_out(&mut self, moves: &[(PageId, HostPageId)]) -> Result<(), BackendError> {

@@ -209,6 +209,7 @@ impl Sequence {
             n_evicted: holed.gaps.n_evicted(),
             rotation: start - holed.gaps.last_stretch().turned_back,
             cell: holed.cell_ahead(start.max(self.n_computed), self.n_computed),
+            n_whole: None,
             live: holed.cells.live(),
             open: holed.cells.open(),
             stretches: &holed.stretches,

@@ -45,6 +45,7 @@ impl Scheduler {
             waits_for_mask: false,
             keeps_state: true,
             n_charged: 0,
+            tree: None,
             epoch: context.epoch,
         });
         context.under_way =

@@ -12,6 +12,8 @@ impl World {
         let chain = self.contexts[idx].1.chain();
         let prefix = chain.last;
         let guess = verify::guess(&mut self.random, chain, seed, n_guess_max);
+        let n_tree_nodes = trees::n_nodes_max(&self.scheduler, n_free);
+        let tree = trees::tree(&mut self.random, chain, seed, n_tree_nodes);
         let kind = self.random.below(8);
         // Of what was asked about, a guest may append all, some, or something else.
         let n_appended = if n_free > 0 { self.random.below(2 * n_free.min(20)) } else { 0 };
@@ -44,6 +46,11 @@ impl World {
                 } else {
                     (Ask::Tops { continuation, n: 2 }, Answer::Tops(tops))
                 }
+            }
+            // Behind a context with holes a tree is its first branch.
+            5 if n_free > 0 && seed & 256 == 0 && self.n_evictions_in_100 == 0 => {
+                self.n_trees += 1;
+                trees::question(chain, seed, tree)
             }
             5 if n_free > 0 => verify::question(chain, seed, guess),
             7 if seed & 12 == 0 => model.attention_question(seed),

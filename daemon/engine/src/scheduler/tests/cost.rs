@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use super::context_id;
 use super::*;
 use crate::batch::Candidate;
-use crate::command::Guess;
+use crate::guess::Guess;
 
 /// `cargo test --release -p trellis-engine --lib -- --ignored --nocapture scheduler::tests::cost`
 #[test]

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 
 use super::N_PAGES_MIN;
 use crate::batch::{
-    Batch, Candidate, Input, LateMask, Output, OutputFault, OutputKind, PageId, Row, SlotId, Token,
+    Batch, Candidate, CellMove, Input, LateMask, Output, OutputFault, OutputKind, PageId, Row, SlotId, Token,
 };
 use crate::kv::N_STRETCHES_MAX;
 use crate::sampling::TokenMask;
@@ -159,6 +159,8 @@ pub(crate) struct HashBackend {
     pub(crate) n_drawn_rows_on_new_pages: usize,
     /// Times that tokens of several pages were copied into one.
     pub(crate) n_packs: usize,
+    /// Tokens of branches of trees that were copied.
+    pub(crate) n_cells_moved: usize,
 }
 
 struct LateDraw {
@@ -188,6 +190,7 @@ impl HashBackend {
             n_drawn_rows: 0,
             n_drawn_rows_on_new_pages: 0,
             n_packs: 0,
+            n_cells_moved: 0,
         }
     }
 
@@ -302,6 +305,14 @@ impl HashBackend {
             .map(|seen| self.pages[row.pages[seen / PAGE_LEN].0 as usize][seen % PAGE_LEN])
             .inspect(|&kv| assert_ne!(kv, GARBAGE, "a cell that nothing is in"))
             .collect();
+        if evicted.n_whole.is_some() {
+            // Of a node of a tree all that it sees is its context and its path.
+            let path = row.tokens.iter().enumerate().scan(0, |hash, (position, token)| {
+                *hash = extend_row(row, *hash, position, token);
+                Some(*hash)
+            });
+            assert!(path.take(kvs.len()).eq(kvs.iter().copied()), "cell {cell} sees its own path");
+        }
         let before = match evicted.n_evicted {
             0 => kvs.last().copied().unwrap_or(0).into(),
             _ => Chain::holed(&kvs),
@@ -433,6 +444,18 @@ impl HashBackend {
             let draw = late.iter().find(|draw| draw.row_idx == row_idx).expect("the row makes a late draw");
             outputs[draw.output_idx] = self.draw_under(mask, draw.slot, draw.prefix, draw.seed);
         }
+    }
+
+    pub(crate) fn move_cells(&mut self, moves: &[CellMove]) {
+        for CellMove { src, dst } in moves {
+            self.pages[dst.page.0 as usize][dst.idx] = self.pages[src.page.0 as usize][src.idx];
+            self.n_cells_moved += 1;
+        }
+    }
+
+    /// Copies of tokens that fail: nobody knows what is in the pages that they would have written to.
+    pub(crate) fn lose_cells(&mut self, moves: &[CellMove]) {
+        moves.iter().for_each(|it| self.pages[it.dst.page.0 as usize] = [GARBAGE; PAGE_LEN]);
     }
 
     pub(crate) fn n_pages(&self) -> usize {

@@ -12,10 +12,10 @@ use crate::account::{Account, ActorId, Budget, GuestId, Owner, Resource, Session
 use crate::backend::{AskLimits, Limits, PAGE_LEN};
 use crate::batch::{Candidate, Output, Token};
 use crate::causes::Cause;
-use crate::command::{Ahead, Answer, Ask, ContextId, Edit, Guess, MaskSource, Operation, RunSettings};
+use crate::command::{Ahead, Answer, Ask, ContextId, Edit, MaskSource, Operation, RunSettings};
 use crate::completion::{CallerId, Done};
 use crate::error::EngineError;
-use crate::job::N_GUESS_MAX;
+use crate::guess::{Guess, N_GUESS_MAX};
 use crate::mailbox::Ticket;
 use crate::port::Port;
 use crate::sampling::{Sampler, TokenMask};
@@ -66,7 +66,9 @@ pub(super) fn question(prefix: impl Into<Chain>, seed: u64, guess: Vec<Token>) -
 
 pub(super) struct House {
     pub(super) scheduler: Scheduler,
-    backend: HashBackend,
+    pub(super) backend: HashBackend,
+    /// The next copies of tokens fail.
+    pub(super) lose_next_cells: bool,
     pub(super) guests: Guests,
     pub(super) caller: CallerId,
     pub(super) account: Arc<Account>,
@@ -75,12 +77,16 @@ pub(super) struct House {
 
 impl House {
     pub(super) fn new(n_step_tokens: usize, n_pages: u64) -> Self {
+        Self::with_rows(n_step_tokens, n_pages, 8)
+    }
+
+    pub(super) fn with_rows(n_step_tokens: usize, n_pages: u64, n_rows_max: usize) -> Self {
         let limits = Limits {
             n_pages: 100,
             n_granule_pages: 1,
             n_host_pages: 0,
             page_bytes: 128,
-            n_rows_max: 8,
+            n_rows_max,
             n_tokens_max: n_step_tokens,
             n_tile_tokens: 1,
             n_block_tokens: 1,
@@ -104,7 +110,8 @@ impl House {
         let mut scheduler = Scheduler::alone(limits, settings);
         let mut guests = Guests::default();
         let caller = guests.enter(&mut scheduler, owner);
-        Self { scheduler, backend: HashBackend::new(100, 0), guests, caller, account, next_id: 0 }
+        let backend = HashBackend::new(100, 0);
+        Self { scheduler, backend, lose_next_cells: false, guests, caller, account, next_id: 0 }
     }
 
     pub(super) fn create(&mut self) -> ContextId {
@@ -154,16 +161,28 @@ impl House {
             let (plan, outputs) = self.submit();
             if plan.has_rows() {
                 self.scheduler.complete(plan, outputs, 1_000_000);
+                self.move_cells();
             }
+        }
+    }
+
+    fn move_cells(&mut self) {
+        let cells = self.scheduler.take_cell_moves();
+        match !cells.is_empty() && std::mem::take(&mut self.lose_next_cells) {
+            true => {
+                self.backend.lose_cells(&cells);
+                self.scheduler.lose_cells(&cells);
+            }
+            false => self.backend.move_cells(&cells),
         }
     }
 }
 
-fn text(random: &mut Random, n: usize) -> Vec<Token> {
+pub(super) fn text(random: &mut Random, n: usize) -> Vec<Token> {
     (0..n).map(|_| random.below(VOCAB as usize) as Token).collect()
 }
 
-fn tokens(answer: &Answer) -> Vec<Token> {
+pub(super) fn tokens(answer: &Answer) -> Vec<Token> {
     let Answer::Verified(drawn) = answer else { panic!("{answer:?}") };
     drawn.iter().map(|drawn| drawn.candidate.token).collect()
 }

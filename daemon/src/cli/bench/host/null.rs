@@ -4,7 +4,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use trellis_engine::backend::{AskLimits, Backend, BackendError, Collected, Limits, PAGE_LEN, WeightsInfo};
-use trellis_engine::batch::{Batch, Candidate, HostPageId, LateMask, Output, OutputKind, PageId, Row, Token};
+use trellis_engine::batch::{
+    Batch, Candidate, CellMove, HostPageId, LateMask, Output, OutputKind, PageId, Row, Token,
+};
 use trellis_engine::model::{Dtype, ModelConfig};
 
 use super::allocations;
@@ -136,6 +138,10 @@ impl Backend for NullBackend {
     }
 
     fn move_pages(&mut self, _moves: &[(PageId, PageId)]) -> Result<(), BackendError> {
+        Ok(())
+    }
+
+    fn move_cells(&mut self, _moves: &[CellMove]) -> Result<(), BackendError> {
         Ok(())
     }
 

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use trellis_engine::account::HostCharge;
 use trellis_engine::batch::{Drawn, Token};
-use trellis_engine::{Context, EngineError, Finish, N_GUESS_MAX, Pull, RunKey, RunSettings};
+use trellis_engine::{Context, EngineError, Finish, Guess, N_GUESS_MAX, Pull, RunKey, RunSettings};
 use wasmtime::component::Resource;
 
 use self::draft::Draft;
@@ -157,7 +157,7 @@ impl Speculation {
         guessing: Duration,
     ) -> Result<Pull, EngineError> {
         let (n_guessed, begun) = (guess.len(), Instant::now());
-        let Some(n_drawn) = context.verify(key, &settings.sampler, guess).await? else {
+        let Some(n_drawn) = context.verify(key, &settings.sampler, Guess::Chain(guess)).await? else {
             return Ok(Pull::Finished(Finish::Complete));
         };
         let n_right = n_drawn - 1;
@@ -178,13 +178,13 @@ pub(super) async fn pull_guessed(
     key: RunKey,
     n_left: Option<usize>,
     settings: &RunSettings,
-    mut guess: Vec<Token>,
+    guess: Guess,
 ) -> Result<Pull, EngineError> {
     let n_free = context.n_free();
     if n_free == 0 {
         return Ok(Pull::Finished(Finish::ContextFull));
     }
-    guess.truncate(n_left.unwrap_or(usize::MAX).min(n_free).saturating_sub(1));
+    let guess = guess.at_most(n_left.unwrap_or(usize::MAX).min(n_free).saturating_sub(1));
     match context.verify(key, &settings.sampler, guess).await? {
         Some(_) => Ok(Pull::Token(taken(context, key)?)),
         None => Ok(Pull::Finished(Finish::Complete)),

@@ -1,6 +1,7 @@
 //! Streams and generations that guess.
 
 use super::*;
+use crate::guest::bindings::trellis::host::decoding::{Guess, SpeculateTreeRequest};
 use crate::guest::bindings::trellis::host::streams::{GuessSource, Speculation};
 
 fn lookup(texts: Vec<Vec<u32>>) -> Option<Speculation> {
@@ -94,6 +95,68 @@ async fn a_guess_of_the_guest_counts_for_the_next_token_alone() {
     assert_eq!(drawn, expected);
     assert_eq!(usage(&mut guest), [6 + 3, 6 + 1]);
     assert_eq!(guest.tokens(&streamed), guest.tokens(&stepped));
+}
+
+#[tokio::test]
+async fn a_tree_of_the_guest_changes_nothing_and_counts_for_the_next_token_alone() {
+    let mut guest = guest();
+    let sampler = guest.sampler(5, 0.8);
+    let stepped = guest.context("Once upon a time").await;
+    let mut expected = Vec::new();
+    for _ in 0..20 {
+        expected.push(guest.step(&stepped, &sampler).await);
+    }
+    // What comes, each token behind one that does not come in its place.
+    let tree = |comes: &[u32]| {
+        let mut guesses: Vec<Guess> = Vec::new();
+        let mut parent = None;
+        for &token in comes {
+            guesses.extend([Guess { token: token ^ 1, parent }, Guess { token, parent }]);
+            parent = Some(guesses.len() as u32 - 1);
+        }
+        guesses
+    };
+    let streamed = guest.context("Once upon a time").await;
+    let stream = guest.stream(&streamed, &sampler, Some(20));
+    guest.state.guess_tree(again(&stream), tree(&expected[..6])).expect("a guess");
+    let mut drawn = Vec::new();
+    while let Some(token) = guest.next(&stream).await {
+        drawn.push(token);
+        match drawn.len() {
+            // Past the end of the stream.
+            18 => guest
+                .state
+                .guess_tree(again(&stream), tree(&[expected[18], expected[19], 7, 8]))
+                .expect("a guess"),
+            // In the place of a chain.
+            9 => {
+                guest.state.guess(again(&stream), vec![1, 2]).expect("a guess");
+                guest.state.guess_tree(again(&stream), tree(&[expected[9], 3])).expect("a guess");
+            }
+            _ => {}
+        }
+    }
+    assert_eq!(drawn, expected);
+    // Twelve of which six were right, four of which one, and of the last those that the stream had room for.
+    assert_eq!(usage(&mut guest), [12 + 4 + 2, 6 + 1 + 1]);
+    assert_eq!(guest.tokens(&streamed), guest.tokens(&stepped));
+
+    // In one call, beside a chain's context.
+    let context = guest.context("Once upon a time").await;
+    let request = SpeculateTreeRequest {
+        context: again(&context),
+        sampler: again(&sampler),
+        guesses: tree(&expected[..10]),
+    };
+    let [found] = guest.state.speculate_tree(vec![request]).await.expect("tokens").try_into().expect("one");
+    let found: Vec<u32> = found.into_iter().map(|drawn| drawn.token).collect();
+    assert_eq!(found, expected[..11]);
+    assert!(guest.tokens(&context).ends_with(&found));
+    let error = refused(guest.state.guess_tree(again(&stream), vec![Guess { token: 1, parent: Some(0) }]));
+    assert!(matches!(error, ApiError::InvalidArgument(_)), "{error:?}");
+    let error =
+        refused(guest.state.guess_tree(again(&stream), vec![Guess { token: u32::MAX, parent: None }]));
+    assert!(matches!(error, ApiError::TokenOutOfRange(_)), "{error:?}");
 }
 
 #[tokio::test]

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use crate::account::{Account, ActorId, Budget, GuestId, Owner, SessionId};
 use crate::backend::{Backend, BackendError, Collected, Limits, PAGE_LEN, WeightsInfo};
-use crate::batch::{Batch, Drawn, HostPageId, LateMask, Output, PageId, Token};
+use crate::batch::{Batch, CellMove, Drawn, HostPageId, LateMask, Output, PageId, Token};
 use crate::command::{Ahead, Answer, Ask, ContextId, Edit, MaskSource, ModelId, Operation, RunSettings};
 use crate::completion::{CallerId, Completion, Done, Tag};
 use crate::engine::KvBounds;
@@ -137,6 +137,10 @@ impl Backend for Device {
     fn move_pages(&mut self, moves: &[(PageId, PageId)]) -> Result<(), BackendError> {
         self.make(moves.iter().map(|&(from, to)| Move::Within(from, to)));
         Ok(())
+    }
+
+    fn move_cells(&mut self, _: &[CellMove]) -> Result<(), BackendError> {
+        unreachable!("nobody guesses")
     }
 
     fn swap_out(&mut self, moves: &[(PageId, HostPageId)]) -> Result<(), BackendError> {

@@ -1,0 +1,78 @@
+//! What is verified of a guess, and what becomes of a tree whose draws are known.
+
+use super::bounds::{N_ROWS_PER_PREFILL, N_TOKENS_PER_PREFILL};
+use super::{Move, Scheduler};
+use crate::backend::PAGE_LEN;
+use crate::batch::CellMove;
+use crate::error::EngineError;
+use crate::guess::{Guess, N_GUESS_MAX, N_TREE_NODES_MAX};
+use crate::kv::Sequence;
+
+/// What a step takes of guesses.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct GuessLimits {
+    n_chain_tokens: usize,
+    n_tree_nodes: usize,
+    /// Tokens that all pages hold.
+    n_tokens: usize,
+    /// Whether attention tells the cells of a page apart: where layers see windows it does not.
+    tells_cells_apart: bool,
+}
+
+impl GuessLimits {
+    #[cfg(test)]
+    pub(super) fn n_tree_nodes(self) -> usize {
+        self.n_tree_nodes
+    }
+
+    /// The form in which a guess is verified behind a context. Behind one with holes, and by layers with windows, a tree is its
+    /// first branch.
+    ///
+    /// # Errors
+    /// It is more than a step takes.
+    pub(super) fn fitting(self, guess: Guess, kv: &Sequence) -> Result<Guess, EngineError> {
+        let Self { n_chain_tokens, n_tree_nodes, n_tokens, tells_cells_apart } = self;
+        let of_tree = guess.tree().map(|tree| tree.n_nodes());
+        let n_tokens_max = if of_tree.is_some() { n_tree_nodes } else { n_chain_tokens };
+        let n_guessed = guess.tokens().len();
+        if n_guessed > n_tokens_max {
+            return Err(EngineError::GuessTooLong { n_tokens: n_guessed, n_tokens_max });
+        }
+        if of_tree.is_none() {
+            return Ok(guess);
+        }
+        // Alone on the device a context is decoded to the last page; no guess may keep it from that.
+        let guess = guess.within(n_tokens.saturating_sub(kv.tokens.len()));
+        let is_chain = guess.tree().is_some_and(|tree| tree.is_chain());
+        match is_chain || !tells_cells_apart || kv.is_holed() {
+            true => Ok(guess.into_chain().first(n_chain_tokens)),
+            false => Ok(guess),
+        }
+    }
+}
+
+impl Scheduler {
+    /// Nodes of a tree find room in some step, whoever waits beside it: each is a row, and so is the token before them.
+    pub(super) fn guess_limits(&self) -> GuessLimits {
+        let (n_rows, n_tokens) = (self.limits.n_rows_max, self.settings.n_step_tokens);
+        let n_kept = if n_tokens < 2 * N_GUESS_MAX { 0 } else { n_tokens / N_TOKENS_PER_PREFILL };
+        let n_rows_most = (n_rows - n_rows / N_ROWS_PER_PREFILL).min(n_tokens - n_kept);
+        GuessLimits {
+            n_chain_tokens: N_GUESS_MAX.min(n_tokens - 1),
+            n_tree_nodes: N_TREE_NODES_MAX.min(n_rows_most - 1),
+            n_tokens: self.limits.n_pages * PAGE_LEN,
+            tells_cells_apart: self.limits.n_stretches_max > 0,
+        }
+    }
+
+    /// What has to be copied now, before any other step or move.
+    pub(crate) fn take_cell_moves(&mut self) -> Vec<CellMove> {
+        std::mem::take(&mut self.cell_moves)
+    }
+
+    /// Those copies have failed: nobody knows what is in the pages that they write to.
+    pub(crate) fn lose_cells(&mut self, moves: &[CellMove]) {
+        let lost: Vec<Move> = moves.iter().map(|it| Move::Within(it.src.page, it.dst.page)).collect();
+        self.lose_moves(&lost);
+    }
+}
