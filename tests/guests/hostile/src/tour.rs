@@ -5,8 +5,8 @@ use std::time::Duration;
 use trellis_guest::programs::{BiasId, Definition, MaskId, Source, TokenBias, library};
 use trellis_guest::{
     Beginning, Candidate, Chat, ChatEnd, Constraint, Context, Error, FinishReason, GuessTree, Inbox,
-    LogLevel, Mixture, Model, Positions, Sampler, Steering, Token, TokenMask, call_bytes, embedding_all, emit,
-    emit_json, emit_tokens, forget, full_all, generate_all, log, logprobs_all, receive, receive_json,
+    LogLevel, Mixture, Model, Positions, Sampler, Steering, Token, TokenMask, call_bytes, embedding_all,
+    emit, emit_json, emit_tokens, forget, full_all, generate_all, log, logprobs_all, receive, receive_json,
     receive_within, score_all, seed, speculate_all, speculate_tree_all, step_all, time_left, top_all,
     tops_all, try_receive, usage,
 };

@@ -5,8 +5,9 @@
 //! depth behind the context.
 
 use crate::backend::PAGE_LEN;
-use crate::batch::{Evicted, Input, OutputRequest, PageId, Requests, Row, SlotId, Steered, Stretch, Tokens};
+use crate::batch::{Evicted, Input, OutputRequest, PageId, Requests, Row, SlotId, Stretch, Tokens};
 use crate::guess::GuessTree;
+use crate::steering::Steered;
 
 /// Keys in front of a node were rotated by their positions, as its query is.
 const STRETCHES: &[Stretch] = &[Stretch { first_cell: 0, extra_rotation: 0 }];

@@ -5,7 +5,7 @@ use super::steps::endless;
 use super::*;
 use crate::batch::Candidate;
 use crate::causes::Causes;
-use crate::command::Guess;
+use crate::guess::Guess;
 
 /// A model with one guest, whose rows draw what tests say.
 struct Desk {
