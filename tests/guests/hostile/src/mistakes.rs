@@ -36,7 +36,7 @@ pub(crate) fn make_all() -> Outcome {
 
 type Mistake = fn(&Model, &Context, &Context) -> Result;
 
-const MISTAKES: [(&str, Mistake); 42] = [
+const MISTAKES: [(&str, Mistake); 45] = [
     ("unknown model", |_, _, _| Model::open("gpt-17").map(drop)),
     ("token out of range", |model, context, _| context.append(&[5, model.info().vocab_size])),
     ("too long", |_, context, _| context.append(&vec![5; context.capacity() as usize])),
