@@ -130,7 +130,7 @@ fn tree(comes: &[Token], vocab_size: usize, round: usize) -> GuessTree {
     for n in 0..1 + random(round, 0) % N_TREE_NODES_MAX {
         let parent = (random(round, 2 * n + 1) % (nodes.len() + 1)).checked_sub(1);
         // Mostly behind the newest, so that branches grow long.
-        let parent = if random(round, 5 * n) % 3 > 0 { nodes.len().checked_sub(1) } else { parent };
+        let parent = if random(round, 5 * n).is_multiple_of(3) { parent } else { nodes.len().checked_sub(1) };
         let depth = parent.map_or(0, |parent| depths[parent]);
         let wrong = (random(round, 2 * n + 2) % vocab_size) as Token;
         let token = match random(round, 3 * n) % 3 {
