@@ -28,12 +28,13 @@ pub(crate) struct Part {
     pub(crate) destination: Slice,
 }
 
-/// Eight workers ask for about what a link takes, and their buffers are 32 MiB: page-locking more takes longer than it saves.
-const MOST: Sizes = Sizes { n_workers: 8, n_buffers: 4, buffer_bytes: 1 << 20 };
+/// Eight workers ask for about what a link takes. Between copies the link idles, so that shorter ones take more of it; and
+/// together the buffers are 32 MiB: page-locking more takes longer than it saves.
+const MOST: Sizes = Sizes { n_workers: 8, n_buffers: 2, buffer_bytes: 2 << 20 };
 
 /// What is used of that while the steps of a model share the link. Their small copies queue behind ours: 4 MiB under way
 /// keep the link from idling, and cost a step 80 µs (PCIe 5).
-const BESIDE_STEPS: Sizes = Sizes { n_workers: 2, n_buffers: 2, ..MOST };
+const BESIDE_STEPS: Sizes = Sizes { n_workers: 1, n_buffers: 2, ..MOST };
 
 /// How long a worker that is too many beside steps waits before it looks again.
 const PAUSE: Duration = Duration::from_millis(1);

@@ -124,7 +124,7 @@ fn the_rate_of_loading() {
         n_buffers,
         buffer_bytes: buffer_kib << 10,
     };
-    let settings = [MOST, sizes(12, 3, 1024), sizes(8, 2, 2048), sizes(8, 2, 4096), sizes(14, 2, 1024)];
+    let settings = [MOST, sizes(8, 4, 1024), sizes(12, 3, 1024), sizes(8, 2, 4096), sizes(14, 2, 1024)];
     let (mut found, mut wanted) = (vec![0u64; TENSOR_BYTES / 8], vec![0u64; TENSOR_BYTES / 8]);
     let mut rates = settings.map(|_| [const { Vec::new() }; 3]);
     for _ in 0..N_ROUNDS {
