@@ -9,6 +9,7 @@ mod segments;
 mod states;
 mod together;
 mod verified;
+mod watch;
 
 use std::sync::Arc;
 
@@ -20,6 +21,7 @@ use self::keeps::{Foreseen, Keeping};
 use self::mixture::Mixed;
 use self::states::{Leaves, States};
 use self::verified::Verified;
+use self::watch::Foresight;
 use crate::account::{Owner, Resource};
 use crate::batch::{Drawn, Token, Tokens};
 use crate::command::{Answer, Ask, ContextId, Edit, Guess, MaskSource, Operation, Pooling, RunSettings};
@@ -501,11 +503,12 @@ impl Context {
         }
         let Some(run) = &self.run else { return Ok(()) };
         let (id, tag, position) = (self.id, run.queue.tag(), self.tokens.len());
-        self.model.post(&self.caller, Operation::Mask { id, tag, position, mask }).await
+        let mask = Operation::Mask { id, tag, position, turn: 0, mask, expected: None };
+        self.model.post(&self.caller, mask).await
     }
 
     async fn start_run(&mut self, key: RunKey, settings: RunSettings) -> Result<(), EngineError> {
-        self.post_run(key, settings, |context, settings, tag| Operation::Run {
+        self.post_run(key, settings, Foresight::Expected, |context, settings, tag| Operation::Run {
             id: context.id,
             edit: context.take_edit(),
             settings,
@@ -521,6 +524,7 @@ impl Context {
         &mut self,
         key: RunKey,
         mut settings: RunSettings,
+        foresight: Foresight,
         operation: impl FnOnce(&mut Self, RunSettings, Tag) -> Operation,
     ) -> Result<Tag, EngineError> {
         if self.tokens.is_empty() {
@@ -529,7 +533,7 @@ impl Context {
         settings.sampler.validate(self.model.limits().vocab_size)?;
         self.model.check_layers(&settings.sampler.looks.hidden)?;
         self.states.carry_on(&mut settings.sampler);
-        let masks = self.masks_of_run(&settings.sampler)?;
+        let masks = self.masks_of_run(&settings.sampler, foresight)?;
         if masks.is_some() {
             settings.masks = MaskSource::Caller;
         }

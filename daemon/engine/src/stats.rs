@@ -31,6 +31,8 @@ pub struct EngineStats {
     pub n_rows_in_vain: u64,
     /// Rows that drew nothing because their masks had not come.
     pub n_rows_sat_out: u64,
+    /// Tokens that were drawn in one row with others because they were expected, and the step of each was spared.
+    pub n_tokens_expected: u64,
     /// Tokens decoded ahead and forgotten.
     pub n_tokens_in_vain: u64,
     /// Pages moved to host memory since the start.

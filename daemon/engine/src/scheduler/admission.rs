@@ -163,6 +163,11 @@ impl ContextState {
 }
 
 impl Term {
+    /// Blocks that it may hold.
+    pub(super) fn n_blocks(self) -> usize {
+        self.n_blocks
+    }
+
     /// Counts pages that were let go of and may be needed again.
     pub(super) fn note_let_go(&mut self, n_pages: usize) {
         self.n_promised += n_pages;

@@ -2,11 +2,13 @@
 
 use std::time::Duration;
 
+use smallvec::SmallVec;
+
 use super::admission::Standing;
 use super::plan::PlannedRow;
 use super::{ContextState, Plan, Scheduler, StepUnderWay};
 use crate::account::Resource;
-use crate::batch::{Drawn, Input, Output};
+use crate::batch::{Drawn, Input, Output, Token};
 use crate::command::Answer;
 use crate::job::{LateMasks, Progress, RunWork, VerifyWork, Work};
 use crate::kv::PageTable;
@@ -39,10 +41,14 @@ impl Scheduler {
                 row_outputs.for_each(drop);
                 self.stats.n_rows_in_vain += 1;
                 // A guest pays for a prompt that it gave up, not for a token that the scheduler took for certain.
-                if row.input != Input::Known
+                let n_certain = match row.input {
+                    Input::Known => row.n_charged.min(row.n_expected as u64),
+                    Input::Drawn(_) => row.n_charged,
+                };
+                if n_certain > 0
                     && let Some(context) = self.contexts.get(&row.id)
                 {
-                    context.owner.account.release(Resource::Tokens, row.n_charged);
+                    context.owner.account.release(Resource::Tokens, n_certain);
                 }
                 continue;
             };
@@ -91,16 +97,36 @@ impl Scheduler {
                 }
                 Work::Verify(_) => {}
                 Work::Joint(_) | Work::Mixed(_) => unreachable!("they are parts of jobs"),
-                Work::Run(_) => {
-                    if let Some(output) = row_outputs.next() {
+                Work::Run(run) => {
+                    let (n_draws, n_given) = (run.n_draws(), run.n_given);
+                    let draws: SmallVec<[Output; 1]> = row_outputs.by_ref().take(n_draws).collect();
+                    let n_blocks = context.kv.blocks().len();
+                    for output in draws {
                         self.stats.n_rows_sat_out += u64::from(output == Output::SatOut);
                         let n_positions_max = self.limits.n_positions_max;
-                        context.take_run_output(output, &mut row_outputs, n_positions_max, &mut self.pages);
-                        row_outputs.for_each(drop);
+                        let n_in_vain = context.take_run_output(
+                            output,
+                            &mut row_outputs,
+                            n_positions_max,
+                            &mut self.pages,
+                        );
+                        self.stats.n_tokens_in_vain += n_in_vain as u64;
+                        if n_in_vain > 0 {
+                            break;
+                        }
+                    }
+                    row_outputs.for_each(drop);
+                    if let Some(Work::Run(run)) = &context.work {
+                        self.stats.n_tokens_expected += (run.n_given - n_given).saturating_sub(1) as u64;
+                    }
+                    // What was not drawn after all may have taken a page that comes free now, and is needed again.
+                    let n_let_go = n_blocks.saturating_sub(context.kv.blocks().len());
+                    if n_let_go > 0 && context.work.is_some() {
+                        self.note_let_go(row.id, n_let_go);
                     }
                 }
             }
-            if context.work.is_none() {
+            if self.contexts.get(&row.id).is_some_and(|context| context.work.is_none()) {
                 self.leave_by_id(row.id);
             }
             self.enqueue(row.id);
@@ -141,29 +167,39 @@ impl ContextState {
         n_in_vain
     }
 
-    /// Takes in what a run drew, and what was looked at beside it.
+    /// Takes in what a run drew, and what was looked at beside it; returns how many tokens were expected to follow and do
+    /// not.
     pub(super) fn take_run_output(
         &mut self,
         output: Output,
         looked: &mut impl Iterator<Item = Output>,
         n_positions_max: usize,
         pages: &mut PageTable,
-    ) {
-        let Some(Work::Run(run)) = &mut self.work else { return };
-        let (candidate, left) = match output {
-            Output::Sampled(candidate) => (candidate, None),
-            Output::Programmed(candidate, left) => (candidate, Some(left)),
-            Output::SatOut => return run.masks.iter_mut().for_each(LateMasks::note_sat_out),
-            Output::Failed(fault) => return self.end_run(RunEvent::Failed(fault.into()), pages),
+    ) -> usize {
+        let Some(Work::Run(run)) = &mut self.work else { return 0 };
+        let drawn = match output {
+            Output::Sampled(candidate) => Ok((candidate, None)),
+            Output::Programmed(candidate, left) => Ok((candidate, Some(left))),
+            Output::SatOut => {
+                run.masks.iter_mut().for_each(LateMasks::note_sat_out);
+                return 0;
+            }
+            Output::Failed(fault) => Err(fault),
             other => unreachable!("a run asks for a draw, not for {other:?}"),
         };
-        let seen = match run.settings.sampler.looks.take(looked) {
-            Ok(seen) => seen,
-            Err(fault) => return self.end_run(RunEvent::Failed(fault.into()), pages),
+        let drawn = drawn.and_then(|drawn| Ok((drawn, run.settings.sampler.looks.take(looked)?)));
+        let ((candidate, left), seen) = match drawn {
+            Ok(drawn) => drawn,
+            Err(fault) => {
+                let n_in_vain = run.n_expected;
+                self.end_run(RunEvent::Failed(fault.into()), pages);
+                return n_in_vain;
+            }
         };
-        self.kv.push(candidate.token, pages);
+        let n_in_vain = self.take_drawn(candidate.token, pages);
+        let Some(Work::Run(run)) = &mut self.work else { unreachable!("a run stays one") };
         run.n_given += 1;
-        run.masks.iter_mut().for_each(LateMasks::note_drawn);
+        run.masks.iter_mut().for_each(|masks| masks.note_drawn(candidate.token));
         if let Some(left) = &left {
             run.next = left.next;
         }
@@ -172,12 +208,41 @@ impl ContextState {
         if let Standing::Admitted(term) = &mut self.standing {
             term.note_decoded();
         }
-        if let Some(finish) = finish(run, candidate.token, self.kv.end_position(), n_positions_max) {
-            self.end_run(RunEvent::Finished(finish), pages);
+        let end_position = self.kv.end_position() - run.n_expected;
+        let ended = finish(run, candidate.token, end_position, n_positions_max).map(RunEvent::Finished);
+        let ended = ended.or_else(|| {
+            let end = run.masks.as_mut()?.take_end()?;
+            Some(end.map_or_else(RunEvent::Failed, RunEvent::Finished))
+        });
+        if let Some(event) = ended {
+            self.end_run(event, pages);
         }
+        n_in_vain
+    }
+
+    /// The context gets a token that its run drew. Where another was expected, that one and those behind it go; returns how
+    /// many there were.
+    fn take_drawn(&mut self, token: Token, pages: &mut PageTable) -> usize {
+        let n_tokens = self.kv.tokens.len();
+        let n_expected = self.work.as_ref().map_or(0, Work::n_expected);
+        let place = n_tokens - n_expected;
+        let expected = self.kv.view(pages).iter_range(place..n_tokens).next();
+        let Some(Work::Run(run)) = &mut self.work else { unreachable!("a run drew it") };
+        if expected == Some(token) {
+            run.n_expected -= 1;
+            return 0;
+        }
+        run.n_expected = 0;
+        if n_expected > 0 {
+            self.owner.account.note_in_vain(n_expected as u64);
+            self.kv.truncate(place, pages);
+        }
+        self.kv.push(token, pages);
+        n_expected
     }
 
     pub(super) fn end_run(&mut self, event: RunEvent, pages: &mut PageTable) {
+        self.forget_expected(pages);
         // Nothing follows: a page for what would have is not the guest's to pay for.
         self.kv.forget_unwritten(pages);
         if let Some(Work::Run(mut run)) = self.take_work() {

@@ -8,8 +8,8 @@
 //!
 //! What comes when: `commands` takes operations in, at the price that `price` says. For a step, `admission` and `room` see
 //! to pages (`holders`, `spares`: who has some to give; `packs`: what evictions left in them), `joint` to jobs that ride
-//! together, `mixture` to those that go on from token to token, `beams` to those that search, `late` to masks, `slots` to
-//! hidden states, `fair` says who is next, `bounds`, `asked` and `moves` what one step has room for, `cost` how long it
+//! together, `mixture` to those that go on from token to token, `beams` to those that search, `late` to masks, `expected` to
+//! tokens that are as good as drawn, `slots` to hidden states, `fair` says who is next, `bounds`, `asked` and `moves` what one step has room for, `cost` how long it
 //! takes and `charges` who pays; `plan` puts it together, `complete` or `failure` takes it in, `returns` and `waits` note
 //! who came back and who waited. `parts` and `resize` give memory to other models and take it.
 //!
@@ -33,6 +33,7 @@ mod charges;
 mod commands;
 mod complete;
 mod cost;
+mod expected;
 mod failure;
 mod fair;
 mod holders;

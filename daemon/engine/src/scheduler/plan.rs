@@ -67,6 +67,8 @@ pub(super) struct PlannedRow {
     pub(super) n_tokens: usize,
     pub(super) n_outputs: usize,
     pub(super) draws: bool,
+    /// Tokens at its end that a run is expected to draw.
+    pub(super) n_expected: usize,
     /// Whether the mask of its draw has not come.
     pub(super) waits_for_mask: bool,
     /// Whether the device keeps the state of its last token.
@@ -290,6 +292,27 @@ impl Scheduler {
         if let Some(placed) = self.place_masked(context, id, plan) {
             return Ok(placed);
         }
+        let n_expected = self.expect_tokens(context, n_tokens_max, plan);
+        let placed = self.place_known(context, id, n_tokens_max, plan);
+        if n_expected == 0 || matches!(placed, Ok(Placed::Row { .. })) {
+            return placed;
+        }
+        context.forget_expected(&mut self.pages);
+        match placed {
+            // The next draw alone may still be within its guest's budgets.
+            Err(_) => self.place_known(context, id, n_tokens_max, plan),
+            placed => placed,
+        }
+    }
+
+    /// Gives the context a row of the tokens that it has, all of them if it can.
+    fn place_known(
+        &mut self,
+        context: &mut ContextState,
+        id: ContextId,
+        n_tokens_max: usize,
+        plan: &mut Plan,
+    ) -> Result<Placed, EngineError> {
         let (n_draws, n_tokens, start) =
             (context.n_draws_under_way(), context.n_tokens_expected(), context.start());
         if context.work.as_ref().is_some_and(Work::is_of_head) {
@@ -394,7 +417,7 @@ impl Scheduler {
         };
         let epoch = context.epoch;
         let work = context.work.as_ref().expect("a placed context has work");
-        let n_outputs = work.outputs(start, end, n_tokens).len();
+        let (n_outputs, n_expected) = (work.outputs(start, end, n_tokens).len(), work.n_expected());
         // What it overwrites is not known until it is taken in.
         context.kv.set_state(None);
         let leaves_state = n_outputs > 0 && work.leaves_state();
@@ -410,6 +433,7 @@ impl Scheduler {
             n_tokens,
             n_outputs,
             draws,
+            n_expected,
             waits_for_mask,
             keeps_state,
             n_charged,

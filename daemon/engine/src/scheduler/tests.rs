@@ -64,9 +64,11 @@ struct Stream {
     seed: u64,
     n_left: usize,
     has_ended: bool,
-    /// Whether its caller supplies the masks, and for how many tokens of the context that was done.
+    /// Whether its caller supplies the masks, and what it expected in the places for which it did.
     is_masked: bool,
-    n_masked: usize,
+    masked: VecDeque<Option<Token>>,
+    /// How often something else was drawn.
+    n_turns: u32,
 }
 
 /// What the caller knows of a context.
@@ -130,6 +132,8 @@ struct World {
     n_faults: usize,
     n_verified: usize,
     n_masks_late: usize,
+    n_masks_ahead: usize,
+    n_turns: usize,
     n_moved_within: usize,
     /// Tokens that were taken out of contexts.
     n_evicted: usize,
@@ -206,6 +210,8 @@ impl World {
             n_faults: 0,
             n_verified: 0,
             n_masks_late: 0,
+            n_masks_ahead: 0,
+            n_turns: 0,
             n_moved_within: 0,
             n_evicted: 0,
             n_evictions_in_100: 0,
@@ -493,6 +499,7 @@ fn random_operations_give_what_a_model_without_pages_gives() {
     let (mut n_jobs, mut n_searches) = (joint::Seen::default(), beams::Seen::default());
     let mut n_mixed = mixture::Seen::default();
     let (mut n_verified, mut n_rows_of_head, mut n_moved_within) = (0, 0, 0);
+    let (mut n_masks_ahead, mut n_turns, mut n_expected) = (0, 0, 0);
     let (mut n_masks_late, mut n_sat_out, mut n_heads_with_pages, mut n_told_again) = (0, 0, 0, 0);
     let mut n_parted = [0; 4];
     let (mut n_taken_apart, mut n_segments_shared) = (0, 0);
@@ -523,6 +530,8 @@ fn random_operations_give_what_a_model_without_pages_gives() {
         n_heads_with_pages += world.backend.n_heads_with_pages;
         n_told_again += world.backend.n_told_again;
         n_masks_late += world.n_masks_late;
+        n_masks_ahead += world.n_masks_ahead;
+        n_turns += world.n_turns;
         n_taken_apart += world.scheduler.pages.n_bundles_taken_apart();
         n_segments_shared += world.n_segments_shared;
         n_jobs.add(&world.n_jobs);
@@ -536,6 +545,7 @@ fn random_operations_give_what_a_model_without_pages_gives() {
         n_cached += stats.n_tokens_cached;
         n_in_vain += stats.n_rows_in_vain;
         n_sat_out += stats.n_rows_sat_out;
+        n_expected += stats.n_tokens_expected;
     }
     // The test is worth nothing if the schedules never reach these paths.
     assert!(n_answers > 5_000 && n_tokens > 5_000, "{n_answers} answers, {n_tokens} tokens");
@@ -552,6 +562,10 @@ fn random_operations_give_what_a_model_without_pages_gives() {
     n_jobs.check();
     n_searches.check();
     n_mixed.check();
+    assert!(
+        n_masks_ahead > 1_000 && n_turns > 100 && n_expected > 300,
+        "{n_masks_ahead} {n_turns} {n_expected}"
+    );
     assert!(n_masks_late > 300 && n_sat_out > 300, "{n_masks_late} {n_sat_out}");
     assert!(
         n_swaps > 1_000 && n_recomputed > 100 && n_cached > 10_000,
