@@ -192,6 +192,7 @@ impl ContextState {
             Ok(drawn) => drawn,
             Err(fault) => {
                 let n_in_vain = run.n_expected;
+                self.owner.account.release(Resource::Tokens, n_in_vain as u64);
                 self.end_run(RunEvent::Failed(fault.into()), pages);
                 return n_in_vain;
             }
@@ -234,7 +235,8 @@ impl ContextState {
         }
         run.n_expected = 0;
         if n_expected > 0 {
-            self.owner.account.note_in_vain(n_expected as u64);
+            // The scheduler took them for drawn; the guest has not asked for them.
+            self.owner.account.release(Resource::Tokens, n_expected as u64);
             self.kv.truncate(place, pages);
         }
         self.kv.push(token, pages);
