@@ -1,5 +1,6 @@
 //! What keeps to a grammar: whatever draws, however decoding is cut, undone and guessed.
 
+mod forced;
 pub(crate) mod guest;
 mod schemas;
 mod suite;
@@ -30,6 +31,9 @@ const LIST: &str = r#"{"type":"array","minItems":3,"maxItems":6,"items":
 
 const SUM: &str =
     "start: sum\nsum: sum \"+\" term | term\nterm: NUMBER | \"(\" sum \")\"\nNUMBER: /[0-9]{1,3}/";
+
+/// Most of it is forced.
+const LETTER: &str = r"(Dear customer, |~\^@~\^@~\^@)your order [0-9]{2} has been shipped\.( Thank you\.)?";
 
 fn schema(text: &str) -> Grammar {
     Grammar::JsonSchema { schema: text.to_owned(), whitespace: Whitespace::Compact }
@@ -220,7 +224,10 @@ fn streams_guesses_forks_and_what_is_undone_give_what_steps_give() {
     block_on(async {
         let engine = engine("tiny", Sizes::default());
         let model = engine.handle();
-        for (idx, grammar) in [schema(LIST), Grammar::Lark(SUM.to_owned())].iter().enumerate() {
+        for (idx, grammar) in [schema(LIST), Grammar::Lark(SUM.to_owned()), Grammar::Regex(LETTER.to_owned())]
+            .iter()
+            .enumerate()
+        {
             for seed in 0..4 {
                 let sampler = match seed {
                     0 => Arc::new(Sampler { frequency_penalty: 0.4, ..Sampler::clone(&hot(seed)) }),
