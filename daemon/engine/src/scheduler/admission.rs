@@ -129,7 +129,7 @@ impl ContextState {
     }
 
     /// Nobody finds from now on what it is to write to: that would take a copy for which nobody looked for a page.
-    fn hide_what_it_writes(&self, pages: &mut PageTable) {
+    pub(super) fn hide_what_it_writes(&self, pages: &mut PageTable) {
         for &block in self.blocks_to_write() {
             if !pages.is_shared(block) {
                 pages.forget_key(block);

@@ -238,6 +238,8 @@ impl ContextState {
             // The scheduler took them for drawn; the guest has not asked for them.
             self.owner.account.release(Resource::Tokens, n_expected as u64);
             self.kv.truncate(place, pages);
+            // With those tokens its last page may have been full, and entered in the prefix cache.
+            self.hide_what_it_writes(pages);
         }
         self.kv.push(token, pages);
         n_expected

@@ -36,7 +36,8 @@ impl Scheduler {
         let n_tokens_most = context.kv.n_tokens_most(self.limits.n_positions_max);
         let window = context.window;
         let Some(Work::Run(run)) = &mut context.work else { return 0 };
-        let Some(masks) = run.masks.as_ref().filter(|_| run.mixture.is_none()) else { return 0 };
+        let is_alone = run.mixture.is_none() && run.n_expected == 0;
+        let Some(masks) = run.masks.as_ref().filter(|_| is_alone) else { return 0 };
         let n_left = run.settings.n_tokens_max.map_or(usize::MAX, |n| n - run.n_given);
         let n_ahead = match run.settings.ahead {
             Ahead::Adaptive => N_TIMES_AHEAD * window.n(),

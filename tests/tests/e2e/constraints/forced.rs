@@ -155,7 +155,7 @@ fn what_ends_a_run_ends_it_within_what_is_forced() {
         assert!(matches!(finish, Err(EngineError::Output(_))), "{finish:?}");
         // A budget of tokens ends it at the token for which there is none, not before.
         let (n_prompt, n_most) = (story(model).len() as u64, 13);
-        let budget = Budget { tokens: n_prompt + n_most - 1, ..Budget::UNLIMITED };
+        let budget = Budget { n_tokens: n_prompt + n_most - 1, ..Budget::UNLIMITED };
         let guest =
             trellis_engine::account::Owner { account: Account::new("guest", budget, None), ..owner(9) };
         let mut poor = Context::create(model, guest).await.expect("created");
