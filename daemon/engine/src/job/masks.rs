@@ -96,8 +96,14 @@ impl LateMasks {
         self.end.is_some() && place == self.place + self.coming.len()
     }
 
-    /// The mask of the token at a place, if it has come.
+    /// The mask of the token at a place, if it has come and all tokens before are known. Behind a draw that is under way there
+    /// is none: it may give something else than what the next mask was made for.
     pub(crate) fn get(&self, position: usize) -> Option<&Arc<TokenMask>> {
+        self.get_expected(position).filter(|_| position == self.place)
+    }
+
+    /// The mask of the token at a place, if those that are expected come before it.
+    pub(crate) fn get_expected(&self, position: usize) -> Option<&Arc<TokenMask>> {
         self.coming.get(position.checked_sub(self.place)?).map(|coming| &coming.mask)
     }
 
@@ -171,6 +177,8 @@ mod tests {
             masks.put(position, 0, mask.clone(), Some(token));
         }
         assert_eq!(expected(&masks, 0), [1, 2], "the mask behind the third has not come");
+        // The token at 5 may still be another.
+        assert!(masks.get(5).is_some() && masks.get(6).is_none() && masks.get_expected(6).is_some());
         assert!(masks.put_end(8, 0, Ok(Finish::Complete)).is_none(), "there are draws before it");
         assert!(masks.ends_at(8) && !masks.ends_at(7));
         masks.put(8, 0, mask.clone(), None);

@@ -54,7 +54,10 @@ impl RunWork {
         let start = if is_first { Start::At(self.next) } else { Start::Before };
         let kind = match &self.masks {
             None => draw(sampler, start, n_others),
-            Some(masks) => draw_under(sampler, masks.get(place), start, n_others),
+            Some(masks) => {
+                let mask = if is_first { masks.get(place) } else { masks.get_expected(place) };
+                draw_under(sampler, mask, start, n_others)
+            }
         };
         OutputRequest { position: place - 1, kind }
     }

@@ -83,7 +83,8 @@ impl TokenMask {
     pub fn allowed(&self) -> impl Iterator<Item = Token> {
         let words = self.words.iter().enumerate();
         words.flat_map(|(idx, &word)| {
-            let rests = std::iter::successors(Some(word), |rest| Some(rest & (rest - 1)));
+            let rests =
+                std::iter::successors(Some(word), |&rest| rest.checked_sub(1).map(|less| rest & less));
             let bits = rests.take_while(|&rest| rest != 0).map(u64::trailing_zeros);
             bits.map(move |bit| (64 * idx) as Token + bit)
         })

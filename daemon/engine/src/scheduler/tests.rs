@@ -563,7 +563,7 @@ fn random_operations_give_what_a_model_without_pages_gives() {
     n_searches.check();
     n_mixed.check();
     assert!(
-        n_masks_ahead > 1_000 && n_turns > 100 && n_expected > 300,
+        n_masks_ahead > 1_000 && n_turns > 50 && n_expected > 300,
         "{n_masks_ahead} {n_turns} {n_expected}"
     );
     assert!(n_masks_late > 300 && n_sat_out > 300, "{n_masks_late} {n_sat_out}");
