@@ -141,7 +141,7 @@ impl Scheduler {
         if context.under_way.is_some() && (masks.ends_at(n_tokens) || self.pays_to_wait(context)) {
             return Some(Placed::UnderWay);
         }
-        let is_here = masks.get(n_tokens).is_some();
+        let is_here = !context.lacks_mask();
         let (may_be_late, n_left) = (masks.may_be_late(), n_tokens - context.start());
         let waits = if context.under_way.is_some() { Placed::UnderWay } else { Placed::Nothing };
         match (n_left, is_here) {
@@ -179,8 +179,10 @@ impl ContextState {
         }
     }
 
-    /// Whether the mask of the draw after all its tokens is to come.
+    /// Whether the mask of its next draw is to come: the one after all its tokens, where none of those is only expected.
     pub(super) fn lacks_mask(&self) -> bool {
-        self.masks().is_some_and(|masks| masks.get(self.n_tokens_expected()).is_none())
+        let n_expected = self.work.as_ref().map_or(0, Work::n_expected);
+        let place = self.n_tokens_expected() - n_expected;
+        self.masks().is_some_and(|masks| masks.get(place).is_none())
     }
 }
