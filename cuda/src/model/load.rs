@@ -28,8 +28,8 @@ pub(crate) struct Part {
     pub(crate) destination: Slice,
 }
 
-/// Eight workers ask for about what a link takes. Between copies the link idles, so that shorter ones take more of it; and
-/// together the buffers are 32 MiB: page-locking more takes longer than it saves.
+/// Eight workers ask for about what a link takes. The link idles between two copies, which long ones make rare; together the
+/// buffers are 32 MiB: page-locking more takes longer than it saves.
 const MOST: Sizes = Sizes { n_workers: 8, n_buffers: 2, buffer_bytes: 2 << 20 };
 
 /// What is used of that while the steps of a model share the link. Their small copies queue behind ours: 4 MiB under way
