@@ -55,7 +55,7 @@ pub fn write(steering: &Steering, n_layers_max: usize, words: &mut Vec<u32>) {
 pub struct SteeringPlaces {
     /// Where the table for each token begins in `memory`, in words, or [`NOWHERE`]; a multiple of 4.
     pub places: Slice, // u32 [n_tokens]
-    /// What [`write`] has written.
+    /// What [`write()`] has written.
     pub memory: Slice,
 }
 

@@ -11,6 +11,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cudarc::driver::result;
+use trellis_engine::N_TREE_NODES_MAX;
 use trellis_engine::backend::Collected;
 use trellis_engine::batch::{Output, OutputFault, OutputKind, PageCopy, PageId, SlotId};
 use trellis_engine::model::ModelConfig;
@@ -50,8 +51,8 @@ use crate::{Buffer, Card, CudaError, Event, Pinned, Slice, Stream, Timing};
 /// Steps whose copies to and from the host have memory of their own: those that can be under way.
 pub(crate) const N_UNDER_WAY: usize = 2;
 
-/// Hidden states between layers that one step brings back at least: eight of each token of a verification.
-const N_TAPS_MIN: usize = 8 * 16;
+/// Hidden states between layers that one step brings back at least: eight of each place of a verification.
+const N_TAPS_MIN: usize = 8 * (1 + N_TREE_NODES_MAX);
 
 /// Captured steps that are kept: there are a few for each bucket of rows, and half of the memory that a model leaves free
 /// beside its pages may be theirs.

@@ -3,7 +3,7 @@
 //! - Comes in: what a client asks, as calls of [`Service`] with the actor that asks; the ends of sessions.
 //! - Goes out: guests that run, with their output in the hands of the session; lists of guests, models and the daemon's
 //!   state as one actor may see them; errors with a code and with the value and limit that they are about (`errors`).
-//! - Behind it are the [`GuestHost`], which compiles and runs, and the [`Loader`], which loads and unloads. The service itself
+//! - Behind it are the [`GuestHost`], which compiles and runs, and the loader, which loads and unloads. The service itself
 //!   keeps what lies between: components that were uploaded and are not compiled yet (`components`), the files of guests
 //!   that have names (`registry`), the accounts of users and sessions, in which those of guests lie (`accounts`).
 //! - A call is dropped when its client cancels or leaves, at any await; what it had begun is undone by what is dropped with it.

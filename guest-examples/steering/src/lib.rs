@@ -7,7 +7,7 @@
 //!
 //! ```text
 //! trellis run steering "The"                                              # towards a story, away from the Rust book
-//! trellis run steering --to "I am so happy!" --from "I am so sad." --layer 12 --strength 4 "Today"
+//! trellis run steering --to "I am so happy!" --from "I am so sad." --layer 4 --strength 4 "Today"
 //! trellis run steering --strength -1 --json "The"
 //! ```
 

@@ -1,27 +1,24 @@
 //! The next step: decode rows first, then chunks of prompts, within the step's tokens and, while contexts decode,
 //! within its length.
 
+mod cached;
 mod head;
 mod tree;
 
+pub(super) use self::cached::N_BLOCKS_FOUND_MAX;
 use self::tree::{PlannedTree, TreeCells, TreeRows};
 use super::asked::{Asked, Given};
 use super::bounds::DecodeBound;
-use super::cost::{Costs, StepWork};
+use super::cost::StepWork;
 use super::fair::Class;
 use super::room::Victims;
 use super::{ContextState, Scheduler, StepUnderWay, UnderWay};
 use crate::account::Resource;
-use crate::backend::PAGE_LEN;
 use crate::batch::{self, Batch, Evicted, HostPageId, Input, PageCopy, PageId, Row};
 use crate::command::{Answer, ContextId};
 use crate::error::EngineError;
 use crate::job::{JobId, Work};
 use crate::kv::{PageTable, Sequence};
-
-/// Pages that one plan looks up in the prefix cache, or as many as one context finds: decoding does not wait for the
-/// hashing of many prompts.
-pub(super) const N_BLOCKS_FOUND_MAX: usize = 1024;
 
 /// Contexts that one plan looks at in vain: the fair order brings them first in the next one.
 const N_WAITS_MAX: usize = 1024;
@@ -339,18 +336,8 @@ impl Scheduler {
             return Ok(later);
         }
         let class = context.class();
-        if !is_waiting {
-            if plan.n_blocks_found >= N_BLOCKS_FOUND_MAX {
-                return Ok(Placed::Waits);
-            }
-            let n_cached = context.kv.adopt_prefix(first_output, &mut self.pages);
-            if n_cached > 0 {
-                let n_blocks = n_cached / PAGE_LEN;
-                plan.n_blocks_found += n_blocks;
-                self.commons.queue.charge(&context.seat, Costs::found_ns(n_blocks));
-                context.owner.account.note_cached(n_cached as u64);
-                self.stats.n_tokens_cached += n_cached as u64;
-            }
+        if !is_waiting && !self.adopt_cached(context, first_output, plan) {
+            return Ok(Placed::Waits);
         }
         if self.has_no_room_for_copy(context, target) {
             context.kv.lose_after(context.kv.block_of(context.start()), &mut self.pages);

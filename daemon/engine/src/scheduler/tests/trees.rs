@@ -135,6 +135,39 @@ fn a_branch_whose_copy_fails_is_computed_again() {
     assert_eq!(n_tokens, context.len() as u64 - 16);
 }
 
+/// What leads up to a tree is found in the prefix cache while a step is planned: from then on it is as many rows as it has
+/// places.
+#[test]
+fn trees_behind_cached_prompts_leave_steps_their_rows() {
+    const N_ROWS: usize = 40;
+    let mut house = House::with_rows(256, u64::MAX, N_ROWS);
+    let prompt = text(&mut Random(5), PAGE_LEN + 1);
+    let first = house.create();
+    let reply = house.ask(first, 0, &prompt, Ask::Full);
+    assert!(house.answer(reply).0.is_ok());
+    let roots: Vec<GuessNode> = (0..30).map(|token| GuessNode { token, parent: None }).collect();
+    let asked: Vec<_> = (0..4)
+        .map(|seed| {
+            let tree = GuessTree::new(&roots).expect("a tree");
+            let (ask, expected) = question(hash(&prompt), 8 * seed, tree);
+            let id = house.create();
+            (house.ask(id, 0, &prompt, ask), expected)
+        })
+        .collect();
+    for _ in 0..20 {
+        let (plan, outputs) = house.submit();
+        assert!(plan.n_batch_rows() <= N_ROWS, "{} rows", plan.n_batch_rows());
+        if plan.has_rows() {
+            house.scheduler.complete(plan, outputs, 1_000_000);
+            house.move_cells();
+        }
+    }
+    assert_eq!(house.scheduler.stats().n_tokens_cached, 4 * PAGE_LEN as u64);
+    for (reply, expected) in asked {
+        assert_eq!(house.try_answer(&reply).expect("an answer").expect("it was drawn"), expected);
+    }
+}
+
 #[test]
 fn a_tree_that_no_step_has_room_for_is_refused_with_both_numbers() {
     let node = |token| GuessNode { token, parent: None };

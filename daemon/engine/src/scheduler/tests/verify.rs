@@ -166,7 +166,7 @@ impl House {
         }
     }
 
-    fn move_cells(&mut self) {
+    pub(super) fn move_cells(&mut self) {
         let cells = self.scheduler.take_cell_moves();
         match !cells.is_empty() && std::mem::take(&mut self.lose_next_cells) {
             true => {

@@ -1,0 +1,37 @@
+//! What a context finds in the prefix cache.
+
+use super::Plan;
+use crate::backend::PAGE_LEN;
+use crate::scheduler::cost::Costs;
+use crate::scheduler::fair::Class;
+use crate::scheduler::{ContextState, Scheduler};
+
+/// Pages that one plan looks up in the prefix cache, or as many as one context finds: decoding does not wait for the
+/// hashing of many prompts.
+pub(in crate::scheduler) const N_BLOCKS_FOUND_MAX: usize = 1024;
+
+impl Scheduler {
+    /// Takes over the pages in front of its first output that are in the prefix cache. Whether it can have a row of this class
+    /// then.
+    pub(super) fn adopt_cached(
+        &mut self,
+        context: &mut ContextState,
+        first_output: usize,
+        plan: &mut Plan,
+    ) -> bool {
+        if plan.n_blocks_found >= N_BLOCKS_FOUND_MAX {
+            return false;
+        }
+        let class = context.class();
+        let n_cached = context.kv.adopt_prefix(first_output, &mut self.pages);
+        if n_cached > 0 {
+            let n_blocks = n_cached / PAGE_LEN;
+            plan.n_blocks_found += n_blocks;
+            self.commons.queue.charge(&context.seat, Costs::found_ns(n_blocks));
+            context.owner.account.note_cached(n_cached as u64);
+            self.stats.n_tokens_cached += n_cached as u64;
+        }
+        // A tree whose context is there now is as many rows as it has places, and decodes.
+        class == Class::Decode || context.n_tree_rows().is_none()
+    }
+}
