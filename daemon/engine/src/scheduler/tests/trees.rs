@@ -141,10 +141,15 @@ fn a_branch_whose_copy_fails_is_computed_again() {
 fn trees_behind_cached_prompts_leave_steps_their_rows() {
     const N_ROWS: usize = 40;
     let mut house = House::with_rows(256, u64::MAX, N_ROWS);
-    let prompt = text(&mut Random(5), PAGE_LEN + 1);
-    let first = house.create();
-    let reply = house.ask(first, 0, &prompt, Ask::Full);
-    assert!(house.answer(reply).0.is_ok());
+    let mut random = Random(5);
+    let prompt = text(&mut random, PAGE_LEN + 1);
+    // So many steps of prompts that those that follow are not kept short for what decodes.
+    for n in 0..10 {
+        let other = text(&mut random, 2 * PAGE_LEN);
+        let id = house.create();
+        let reply = house.ask(id, 0, if n == 0 { &prompt } else { &other }, Ask::Full);
+        assert!(house.answer(reply).0.is_ok());
+    }
     let roots: Vec<GuessNode> = (0..30).map(|token| GuessNode { token, parent: None }).collect();
     let asked: Vec<_> = (0..4)
         .map(|seed| {
