@@ -66,15 +66,24 @@ async fn what_repeats_is_guessed_and_generations_stay_the_same() {
     assert!(usage(&mut guest)[1] > 0, "something was right");
 }
 
+/// A context with twenty tokens that were drawn one by one, and those.
+async fn drawn_one_by_one(
+    guest: &mut Guest,
+    sampler: &Resource<GuestSampler>,
+) -> (Resource<GuestContext>, Vec<u32>) {
+    let context = guest.context("Once upon a time").await;
+    let mut drawn = Vec::new();
+    for _ in 0..20 {
+        drawn.push(guest.step(&context, sampler).await);
+    }
+    (context, drawn)
+}
+
 #[tokio::test]
 async fn a_guess_of_the_guest_counts_for_the_next_token_alone() {
     let mut guest = guest();
     let sampler = guest.sampler(5, 0.8);
-    let stepped = guest.context("Once upon a time").await;
-    let mut expected = Vec::new();
-    for _ in 0..20 {
-        expected.push(guest.step(&stepped, &sampler).await);
-    }
+    let (stepped, expected) = drawn_one_by_one(&mut guest, &sampler).await;
     let streamed = guest.context("Once upon a time").await;
     let stream = guest.stream(&streamed, &sampler, Some(20));
     guest.state.guess(again(&stream), expected[..6].to_vec()).expect("a guess");
@@ -101,11 +110,7 @@ async fn a_guess_of_the_guest_counts_for_the_next_token_alone() {
 async fn a_tree_of_the_guest_changes_nothing_and_counts_for_the_next_token_alone() {
     let mut guest = guest();
     let sampler = guest.sampler(5, 0.8);
-    let stepped = guest.context("Once upon a time").await;
-    let mut expected = Vec::new();
-    for _ in 0..20 {
-        expected.push(guest.step(&stepped, &sampler).await);
-    }
+    let (stepped, expected) = drawn_one_by_one(&mut guest, &sampler).await;
     // What comes, each token behind one that does not come in its place.
     let tree = |comes: &[u32]| {
         let mut guesses: Vec<Guess> = Vec::new();

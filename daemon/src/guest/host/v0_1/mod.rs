@@ -232,7 +232,7 @@ fn only<T>(taped: &Taped<'_>, answers: Vec<T>) -> Result<T, HostError> {
     }
 }
 
-/// An answer of a shape that today's function does not give to what it was asked: it is from a recording that was changed.
+/// An answer of a shape that the function does not give to what it was asked: it is from a recording that was changed.
 fn never_answered(taped: &Taped<'_>) -> HostError {
     match &taped.0.tape {
         Some(tape) => HostError::Fault(tape.refuse_answer()),
