@@ -46,14 +46,14 @@ pub enum Update {
 }
 
 impl MatmulShape {
-    /// The shape with its tokens rounded up to the next bucket: what is tuned.
+    /// The shape with its tokens rounded up to the next that are tuned.
     #[must_use]
     pub fn bucketed(self) -> Self {
-        Self { n_tokens: bucket(self.n_tokens), ..self }
+        Self { n_tokens: tuned(self.n_tokens), ..self }
     }
 }
 
-/// Token counts that share an algorithm end at powers of two and, from 16 on, halfway between.
+/// Sizes that share a captured step end at powers of two and, from 16 on, halfway between.
 #[must_use]
 pub fn bucket(n_tokens: usize) -> usize {
     let power = n_tokens.next_power_of_two();
@@ -61,16 +61,19 @@ pub fn bucket(n_tokens: usize) -> usize {
     if power > 16 && n_tokens <= halfway { halfway } else { power }
 }
 
-/// The buckets that hold `1..=n_tokens_max`.
+/// Token counts that share an algorithm end where buckets do, and between 256 and 512 every 32: there a product turns from
+/// moving its matrix to computing, and a tile that suits 288 tokens (guesses of 8 for 32 contexts) leaves out a quarter of
+/// what one for 384 computes.
 #[must_use]
-pub fn buckets(n_tokens_max: usize) -> Vec<usize> {
-    let mut buckets = vec![];
-    let mut n_tokens = 1;
-    while n_tokens <= n_tokens_max {
-        buckets.push(bucket(n_tokens));
-        n_tokens = bucket(n_tokens) + 1;
-    }
-    buckets
+fn tuned(n_tokens: usize) -> usize {
+    if (257..=512).contains(&n_tokens) { n_tokens.next_multiple_of(32) } else { bucket(n_tokens) }
+}
+
+/// The token counts that are tuned for `1..=n_tokens_max`.
+#[must_use]
+pub fn all_tuned(n_tokens_max: usize) -> Vec<usize> {
+    let first = (n_tokens_max > 0).then(|| tuned(1));
+    std::iter::successors(first, |&last| (last < n_tokens_max).then(|| tuned(last + 1))).collect()
 }
 
 /// cuBLASLt on one device, for one stream at a time.

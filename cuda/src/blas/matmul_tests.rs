@@ -13,14 +13,20 @@ fn every_count_is_in_a_bucket_that_is_little_larger() {
         assert!(2 * n_tokens > bucket, "{n_tokens} in {bucket}");
         assert!(n_tokens <= 16 || 3 * n_tokens > 2 * bucket, "{n_tokens} in {bucket}");
         assert_eq!(super::bucket(bucket), bucket);
+        let tuned = tuned(n_tokens);
+        assert!(
+            (n_tokens..=bucket).contains(&tuned) && super::tuned(tuned) == tuned,
+            "{n_tokens} as {tuned}"
+        );
     }
 }
 
 #[test]
-fn buckets_up_to_a_count() {
-    assert_eq!(buckets(100), [1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128]);
-    assert_eq!(buckets(1), [1]);
-    assert!(buckets(0).is_empty());
+fn counts_that_are_tuned() {
+    assert_eq!(all_tuned(100), [1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128]);
+    assert_eq!(all_tuned(600)[12..], [256, 288, 320, 352, 384, 416, 448, 480, 512, 768]);
+    assert_eq!(all_tuned(1), [1]);
+    assert!(all_tuned(0).is_empty());
 }
 
 fn workspace(test: &TestGpu) -> Buffer {

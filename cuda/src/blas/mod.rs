@@ -11,5 +11,5 @@ mod matmul;
 mod problem;
 mod tune;
 
-pub use matmul::{BLOCK_TOKENS, Blas, MatmulShape, Update, bucket, buckets};
+pub use matmul::{BLOCK_TOKENS, Blas, MatmulShape, Update, all_tuned, bucket};
 pub(crate) use tune::fill_with_numbers;

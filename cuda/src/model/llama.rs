@@ -7,7 +7,7 @@ use trellis_engine::model::{Dtype, ModelConfig, inverse_frequencies};
 use super::layer::{Layer, ProductInput};
 use super::weights::Linear;
 use super::{Activations, Kernels, Weights};
-use crate::blas::{Blas, MatmulShape, Update, buckets};
+use crate::blas::{Blas, MatmulShape, Update, all_tuned};
 use crate::ops::attention::{AttentionWork, Workspace};
 use crate::ops::attention_plan::distinct;
 use crate::ops::common::{Element, RowCount};
@@ -139,7 +139,7 @@ impl Llama {
             [model(layer.qkv), added(layer.attention_output), model(layer.gate_up), added(layer.down), head];
         let large = products.into_iter().filter(|(linear, ..)| linear.matrix.n_bytes >= TUNED_BYTES_MIN);
         let shapes = large.flat_map(|(linear, out, update, n_max)| {
-            let bucketed = buckets(n_max).into_iter().filter(|&n| n > gemv::N_ROWS_MAX);
+            let bucketed = all_tuned(n_max).into_iter().filter(|&n| n > gemv::N_ROWS_MAX);
             bucketed.map(move |n| self.product(n, linear, out, update))
         });
         self.blas.tune(stream, &shapes.collect::<Vec<_>>(), is_disturbed)
