@@ -6,6 +6,8 @@
 //! trellis run probe stream 256 "A text"    a greedy stream, piece by piece, then its tokens
 //! trellis run probe tokens 256 64          the same, after so many tokens that the seed makes up: sends a text once they
 //!                                          are computed, waits for a message, then sends each token as it comes
+//! trellis run probe search 256 64 4        a beam search in the place of the stream, stepped and pruned: sends the best
+//!                                          hypothesis' last token after each step
 //! ```
 //!
 //! A guest has no precise clock, on purpose: it could time its neighbours. A client that wants to know how long
@@ -13,11 +15,14 @@
 
 use std::hint::black_box;
 
-use trellis_guest::{Args, Model, Result, Sampler, Token, emit, emit_tokens, receive, seed};
+use trellis_guest::{Args, Context, Kept, Model, Result, Sampler, Token, emit, emit_tokens, receive, seed};
 
 trellis_guest::main!(run);
 
-const USAGE: &str = "probe first | probe idle N | probe stream N TEXT | probe tokens N N_PROMPT";
+const USAGE: &str = "probe first | probe idle N | probe stream N TEXT | probe tokens N N_PROMPT | probe search N N_PROMPT N_BEAMS";
+
+/// More than hypotheses differ by: a search is pruned, and keeps all.
+const PRUNED_NATS: f32 = 1000.0;
 
 fn run() -> Result {
     let args = Args::of_session(USAGE);
@@ -33,6 +38,15 @@ fn run() -> Result {
             Some(Ok(n_prompt)) if n_prompt > 0 => tokens(n, n_prompt),
             _ => Err(Args::new(USAGE, Vec::new()).mistake("tokens needs the length of a prompt".to_owned())),
         },
+        ("search", n) if n > 0 => {
+            let numbers: Option<Vec<u32>> =
+                words.next().map(|rest| rest.split(' ').flat_map(str::parse).collect());
+            match numbers.as_deref() {
+                Some(&[n_prompt, n_beams]) if n_prompt > 0 => search(n, n_prompt.into(), n_beams),
+                _ => Err(Args::new(USAGE, Vec::new())
+                    .mistake("search needs the length of a prompt and a number of beams".to_owned())),
+            }
+        }
         _ => Err(Args::new(USAGE, Vec::new()).mistake(format!("there is no {text:?}"))),
     }
 }
@@ -61,16 +75,38 @@ fn stream(n: u32, text: &str) -> Result {
 
 /// Sends each of `n` tokens by itself. No token stops the stream.
 fn tokens(n: u32, n_prompt: u64) -> Result {
+    let context = computed(n_prompt)?;
+    for drawn in context.stream(&Sampler::greedy()).stop_tokens(&[]).max_tokens(n).open()? {
+        emit_tokens(&[drawn?.token])?;
+    }
+    Ok(())
+}
+
+/// Sends the last token of the best hypothesis after each of `n` steps.
+fn search(n: u32, n_prompt: u64, n_beams: u32) -> Result {
+    let context = computed(n_prompt)?;
+    let search = context.beams(n_beams).stop_tokens(&[]).max_tokens(n).open()?;
+    loop {
+        let live = search.step()?;
+        let Some(best) = live.iter().max_by(|a, b| a.logprob.total_cmp(&b.logprob)) else { break };
+        emit_tokens(best.token.as_slice())?;
+        let near = live.iter().enumerate().filter(|(_, one)| one.logprob >= best.logprob - PRUNED_NATS);
+        search.keep(near.map(|(idx, one)| Kept::live(idx, one.logprob)))?;
+    }
+    // In the last step all have come to their end.
+    let best = search.best(1);
+    emit_tokens(best.first().and_then(|finished| finished.tokens.last()).map_or(&[], std::slice::from_ref))
+}
+
+/// A context of so many tokens, once they are computed and the client says so.
+fn computed(n_prompt: u64) -> Result<Context> {
     let model = Model::open_default()?;
     let context = model.context()?;
     context.append(&prompt(n_prompt, model.info().vocab_size))?;
     context.prefill()?;
     emit(".")?;
     receive()?;
-    for drawn in context.stream(&Sampler::greedy()).stop_tokens(&[]).max_tokens(n).open()? {
-        emit_tokens(&[drawn?.token])?;
-    }
-    Ok(())
+    Ok(context)
 }
 
 /// Tokens without meaning; those of two seeds have no beginning in common.

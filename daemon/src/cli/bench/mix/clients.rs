@@ -27,6 +27,15 @@ const TRIES_APART: Duration = Duration::from_millis(10);
 /// Tokens that are compared before anything is measured.
 const N_VERIFIED: usize = 16;
 
+/// What a guest decodes, with no token to stop at.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Does {
+    /// Beams of a search that it steps and prunes; it pulls a greedy stream when absent.
+    pub(super) n_beams: Option<usize>,
+    pub(super) n_tokens: usize,
+    pub(super) n_prompt: usize,
+}
+
 /// The guest, and the daemon's socket; the daemon stops listening there once this is dropped.
 #[derive(Debug)]
 pub(super) struct Clients {
@@ -64,7 +73,7 @@ impl Clients {
         let _ = (&mut self.serving).await;
     }
 
-    /// Compiles the guest, and checks that it gives what the engine gives.
+    /// Compiles the guest, and checks that its stream, or its search with one beam, gives what the engine gives.
     ///
     /// # Errors
     /// It does not run, or gives other tokens.
@@ -72,9 +81,11 @@ impl Clients {
         &self,
         handle: &ModelHandle,
         n_prompt: usize,
+        is_search: bool,
         tolerance: Tolerance,
     ) -> Result<(), CliError> {
-        let mut guest = Guest::start(&self.socket, &self.component, 0, N_VERIFIED, n_prompt).await?;
+        let does = Does { n_beams: is_search.then_some(1), n_tokens: N_VERIFIED, n_prompt };
+        let mut guest = Guest::start(&self.socket, &self.component, 0, does).await?;
         let mut found = Vec::new();
         while let Some(event) = guest.next().await? {
             match event {
@@ -90,16 +101,15 @@ impl Clients {
         Ok(())
     }
 
-    /// One member: a guest that decodes `n_growth` tokens after its prompt, and then another one.
+    /// One member: a guest that decodes after its prompt, and then another one.
     pub(super) fn member(
         &self,
         idx: usize,
-        n_prompt: usize,
-        n_growth: usize,
+        does: Does,
         seat: Seat,
     ) -> impl Future<Output = Result<Infallible, CliError>> + Send + 'static {
         let (socket, component) = (self.socket.clone(), self.component.clone());
-        async move { member(&socket, &component, idx, n_prompt, n_growth, seat).await }
+        async move { member(&socket, &component, idx, does, seat).await }
     }
 }
 
@@ -107,13 +117,12 @@ async fn member(
     socket: &Path,
     component: &Bytes,
     idx: usize,
-    n_prompt: usize,
-    n_growth: usize,
+    does: Does,
     mut seat: Seat,
 ) -> Result<Infallible, CliError> {
     let mut is_first = true;
     loop {
-        let mut guest = Guest::start(socket, component, idx as u64, n_growth, n_prompt).await?;
+        let mut guest = Guest::start(socket, component, idx as u64, does).await?;
         while let Some(event) = guest.next().await? {
             match event {
                 Event::Tokens { .. } => seat.marks.token(),
@@ -169,15 +178,13 @@ struct Guest {
 }
 
 impl Guest {
-    async fn start(
-        socket: &Path,
-        component: &Bytes,
-        seed: u64,
-        n_tokens: usize,
-        n_prompt: usize,
-    ) -> Result<Self, CliError> {
+    async fn start(socket: &Path, component: &Bytes, seed: u64, does: Does) -> Result<Self, CliError> {
+        let Does { n_beams, n_tokens, n_prompt } = does;
         let client = connect(socket).await?;
-        let arguments = vec!["tokens".to_owned(), n_tokens.to_string(), n_prompt.to_string()];
+        let mode = if n_beams.is_some() { "search" } else { "tokens" };
+        let numbers = [n_tokens, n_prompt].into_iter().chain(n_beams);
+        let arguments =
+            std::iter::once(mode.to_owned()).chain(numbers.map(|number| number.to_string())).collect();
         let options = StartOptions { arguments, seed: Some(seed), ..StartOptions::default() };
         let guest = client.start(Program::Wasm(component.clone()), options).await?;
         Ok(Self { guest, _client: client })

@@ -116,6 +116,8 @@ pub(super) struct Loads {
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Clients {
     pub(super) wrap_tokens: Option<usize>,
+    /// Beams of the search that each guest steps and prunes; it pulls a stream when absent.
+    pub(super) n_beams: Option<usize>,
 }
 
 const KINDS: [&str; 7] = ["streams", "prompts", "stepping", "speculation", "beams", "clients", "loads"];
@@ -145,7 +147,10 @@ impl Load {
             }),
             "speculation" => Kind::Speculation(Speculation::read(&mut fields, &name)?),
             "beams" => Kind::Beams(Beams::read(&mut fields, &name)?),
-            "clients" => Kind::Clients(Clients { wrap_tokens: wrap_tokens(&mut fields)? }),
+            "clients" => Kind::Clients(Clients {
+                wrap_tokens: wrap_tokens(&mut fields)?,
+                n_beams: fields.count("beams", 1..=N_BEAMS_MAX)?,
+            }),
             "loads" => Kind::Loads(Loads {
                 model: fields.text("model")?.unwrap_or("draft").to_owned(),
                 n_tokens: fields.count("tokens", 1..=1 << 16)?.unwrap_or(32),
@@ -174,22 +179,28 @@ impl Load {
 
     /// What makes a token in each step that it has: members, or their hypotheses.
     pub(super) fn n_streams(&self) -> usize {
+        self.count * self.n_beams().unwrap_or(1)
+    }
+
+    /// Beams of each search, if they are searches.
+    fn n_beams(&self) -> Option<usize> {
         match &self.kind {
-            Kind::Beams(beams) => self.count * beams.n_beams,
-            _ => self.count,
+            Kind::Beams(beams) => Some(beams.n_beams),
+            Kind::Clients(clients) => clients.n_beams,
+            _ => None,
         }
     }
 
     /// Pages that its contexts hold at most, which grow by so many tokens.
     pub(super) fn n_pages(&self, n_growth: usize) -> usize {
-        match &self.kind {
+        match (&self.kind, self.n_beams()) {
             // Hypotheses share the prompt, all but its last page.
-            Kind::Beams(beams) => {
-                let n_beyond = beams.n_beams * (n_growth.div_ceil(PAGE_LEN) + 1);
+            (_, Some(n_beams)) => {
+                let n_beyond = n_beams * (n_growth.div_ceil(PAGE_LEN) + 1);
                 self.count * (self.n_prompt.div_ceil(PAGE_LEN) + n_beyond)
             }
             // It has a model of its own.
-            Kind::Loads(_) => 0,
+            (Kind::Loads(_), _) => 0,
             _ => self.n_contexts() * (self.n_prompt + n_growth).div_ceil(PAGE_LEN),
         }
     }
@@ -210,7 +221,7 @@ impl Load {
             | Kind::Stepping(Stepping { wrap_tokens, .. })
             | Kind::Speculation(Speculation { wrap_tokens, .. })
             | Kind::Beams(Beams { wrap_tokens, .. })
-            | Kind::Clients(Clients { wrap_tokens }) => *wrap_tokens,
+            | Kind::Clients(Clients { wrap_tokens, .. }) => *wrap_tokens,
             // The token that shows that the prompt is computed.
             Kind::Prompts(_) => Some(1),
             // It has a model of its own.

@@ -22,6 +22,7 @@ use trellis_engine::model::Dtype;
 use self::clients::Clients;
 pub(crate) use self::error::MixError;
 use self::file::Mix;
+use self::load::Kind;
 use self::loads::Operator;
 use self::phase::{Reference, Seen, Stage, needs_guests, needs_operator};
 use self::report::MixReport;
@@ -131,10 +132,12 @@ async fn run_phases(stage: &Stage<'_>) -> Result<Vec<Seen>, CliError> {
     for phase in &stage.mix.phases {
         stage.check(phase).map_err(BenchError::from)?;
     }
-    let with_guests = stage.mix.loads.iter().find(|load| load.n_guests() > 0);
-    if let (Some(clients), Some(load)) = (stage.clients, with_guests) {
-        stage.progress.update("compiling the guest", Unit::Items, 0, 0);
-        clients.verify(stage.model, load.n_prompt, stage.reference.tolerance).await?;
+    for load in &stage.mix.loads {
+        if let (Some(clients), Kind::Clients(of)) = (stage.clients, &load.kind) {
+            stage.progress.update("what a guest gives", Unit::Items, 0, 0);
+            let is_search = of.n_beams.is_some();
+            clients.verify(stage.model, load.n_prompt, is_search, stage.reference.tolerance).await?;
+        }
     }
     let mut seen = Vec::new();
     for phase in &stage.mix.phases {

@@ -11,7 +11,7 @@ use trellis_engine::account::{Account, ActorId, Budget, GuestId, Owner, Resource
 use trellis_engine::batch::Token;
 use trellis_engine::{EngineStats, ModelHandle};
 
-use super::clients::Clients;
+use super::clients::{Clients, Does};
 use super::error::MixError;
 use super::file::{Mix, Phase};
 use super::load::{Kind, Load};
@@ -202,9 +202,10 @@ impl Stage<'_> {
                     let operator = self.operator.expect("a mix with loads has somebody who loads").clone();
                     tasks.spawn(operator.run(member(0), load.clone()));
                 }
-                Kind::Clients(_) => {
+                Kind::Clients(of) => {
                     let clients = self.clients.expect("a mix with clients has a guest for them");
-                    tasks.spawn(clients.member(member_idx, load.n_prompt, n_growth, seat));
+                    let does = Does { n_beams: of.n_beams, n_tokens: n_growth, n_prompt: load.n_prompt };
+                    tasks.spawn(clients.member(member_idx, does, seat));
                 }
             }
         }
@@ -252,14 +253,19 @@ impl Stage<'_> {
     fn seen(&self, running: &Running, bounds: &[Instant], computed: &[u64]) -> Result<LoadSeen, CliError> {
         let load = &self.mix.loads[running.idx];
         let marks: Vec<Mark> = running.marks.iter().flat_map(|marks| marks.all()).collect();
-        let rates = if load.is_pulled() { rates(&marks, bounds) } else { counter_rates(computed, bounds) };
+        // A mark of a guest's search stands for a step of all its beams.
+        let n_of_mark = if let Kind::Clients(of) = &load.kind { of.n_beams.unwrap_or(1) } else { 1 };
+        let rates: Vec<f64> = match load.is_pulled() {
+            true => rates(&marks, bounds).into_iter().map(|rate| rate * n_of_mark as f64).collect(),
+            false => counter_rates(computed, bounds),
+        };
         let tokens_per_s = pace(&rates, load.is_decoding());
         let (begin, end) = (bounds[0], bounds[bounds.len() - 1]);
         if rates.iter().sum::<f64>() <= 0.0 {
             let seconds = (end - begin).as_secs_f64();
             return Err(BenchError::from(MixError::Silent { load: load.name.clone(), seconds }).into());
         }
-        let n_pulled = marks.iter().filter(|mark| mark.at >= begin && mark.at < end).count();
+        let n_pulled = n_of_mark * marks.iter().filter(|mark| mark.at >= begin && mark.at < end).count();
         Ok(LoadSeen {
             idx: running.idx,
             rates,
