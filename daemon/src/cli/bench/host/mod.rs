@@ -43,6 +43,9 @@ const SEARCHES: [(usize, usize); 3] = [(4, 128), (16, 128), (128, 2_048)];
 const N_SEARCH_TOKENS: usize = 256;
 const N_SEARCH_STEPS: usize = 1_000;
 
+/// Contexts that have guesses verified, their guesses, and their length.
+const VERIFICATIONS: [(usize, usize, usize); 2] = [(8, 8, 128), (32, 8, 128)];
+
 /// Measures and prints.
 ///
 /// # Errors
@@ -69,6 +72,7 @@ async fn measure(args: &BenchArgs, format: Format) -> Result<HostReport, CliErro
         busy_percent: load::busy_percent().await,
         cases: Vec::new(),
         searches: Vec::new(),
+        verifications: Vec::new(),
         ends: None,
         fork: None,
     };
@@ -80,6 +84,9 @@ async fn measure(args: &BenchArgs, format: Format) -> Result<HostReport, CliErro
     }
     for (n_beams, length) in SEARCHES {
         report.searches.push(search(n_beams, length, &progress).await?);
+    }
+    for (n_rows, n_guesses, length) in VERIFICATIONS {
+        report.verifications.push(verifications(n_rows, n_guesses, length, &progress).await?);
     }
     report.ends = Some(ends(&progress).await?);
     progress.update("measuring forks", Unit::Items, 0, 0);
@@ -122,6 +129,26 @@ async fn search(n_beams: usize, length: usize, progress: &ProgressDisplay) -> Re
     let whole: Vec<f64> =
         steps.iter().filter(|step| step.n_rows == n_beams).map(|step| micros(step.host)).collect();
     Case::of(n_beams, length, whole, steps.len()).ok_or(BenchError::NoSteps { n_rows: n_beams, length })
+}
+
+/// Guesses that are wrong: every step waits for what guests do with the one before.
+async fn verifications(
+    n_rows: usize,
+    n_guesses: usize,
+    length: usize,
+    progress: &ProgressDisplay,
+) -> Result<Case, BenchError> {
+    let mut rig = Rig::new(n_rows, 2 * n_rows * (length + N_SEARCH_TOKENS + 32))?;
+    let contexts = contexts(&rig, n_rows, length, progress).await?;
+    let first = rig.desk.n_steps();
+    rig.verify(contexts, n_guesses, N_SEARCH_TOKENS);
+    let title = format!("measuring {n_rows} verifications of {n_guesses}");
+    let shown = |done| progress.update(&title, Unit::Items, done as u64, N_SEARCH_STEPS as u64);
+    let steps = rig.steps(first + N_WARM_UP_STEPS, N_SEARCH_STEPS, PATIENCE, shown).await?;
+    end(rig).await;
+    let whole: Vec<f64> =
+        steps.iter().filter(|step| step.n_rows == n_rows).map(|step| micros(step.host)).collect();
+    Case::of(n_rows, length, whole, steps.len()).ok_or(BenchError::NoSteps { n_rows, length })
 }
 
 /// Runs end and begin in every step.

@@ -17,6 +17,9 @@ use crate::cli::bench::engine::mixed;
 /// Far more than a prompt, so that a context of any length is there after one step.
 const N_TOKENS_MAX: usize = 1 << 20;
 
+/// What a step is said to have taken: long enough for the next to wait for guests that were just answered.
+const STEP: Duration = Duration::from_millis(2);
+
 /// Answers as a function of slot and position. It tells the desk what the engine's thread did between two calls.
 pub(super) struct NullBackend {
     limits: Limits,
@@ -118,7 +121,7 @@ impl Backend for NullBackend {
 
     fn collect(&mut self) -> Result<Collected, BackendError> {
         let outputs = self.outputs.take().expect("a step is under way");
-        Ok(Collected { outputs, elapsed: Duration::ZERO })
+        Ok(Collected { outputs, elapsed: STEP })
     }
 
     fn supply(&mut self, masks: &[LateMask<'_>]) -> Result<Vec<usize>, BackendError> {

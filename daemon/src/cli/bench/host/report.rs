@@ -73,6 +73,8 @@ pub(super) struct HostReport {
     pub(super) cases: Vec<Case>,
     /// One beam search each, whose steps wait for one another: all of it is between two steps.
     pub(super) searches: Vec<Case>,
+    /// Guests that verify guesses, whose steps wait for one another as well.
+    pub(super) verifications: Vec<Case>,
     pub(super) ends: Option<Ends>,
     pub(super) fork: Option<Fork>,
 }
@@ -121,6 +123,11 @@ impl HostReport {
                 "\n{n_rows} beams after {context_len}: {median_us:.1} µs between two steps in the median, {p99_us:.1} at p99"
             ));
         }
+        for Case { n_rows, context_len, median_us, p99_us, .. } in &self.verifications {
+            text.push_str(&format!(
+                "\n{n_rows} verifications after {context_len}: {median_us:.1} µs between two steps in the median, {p99_us:.1} at p99"
+            ));
+        }
         text.push('\n');
         if let Some(Ends { case, run_tokens, mean_rows, allocations_per_step }) = &self.ends {
             let allocations = allocations_per_step.map_or(
@@ -156,6 +163,7 @@ mod tests {
             busy_percent: None,
             cases: vec![case(1_000, 99.0), case(100_000, 149.0)],
             searches: vec![case(2_048, 70.0)],
+            verifications: vec![case(128, 90.0)],
             ends: None,
             fork: None,
         };

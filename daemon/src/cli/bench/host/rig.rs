@@ -7,12 +7,13 @@ use std::time::{Duration, Instant};
 use tokio::task::JoinSet;
 use trellis_engine::account::{Account, ActorId, Budget, GuestId, Owner, SessionId};
 use trellis_engine::backend::PAGE_LEN;
+use trellis_engine::batch::Token;
 use trellis_engine::model::{Dtype, Model, ModelConfig, shape};
 use trellis_engine::sampling::Sampler;
 use trellis_engine::sampling::beams::BeamSettings;
 use trellis_engine::{
-    Ahead, Ask, BeamSearch, Context, EngineError, EngineSettings, MaskSource, ModelHandle, OneModel,
-    PrefixScope, Pull, RunKey, RunSettings,
+    Ahead, Answer, Ask, BeamSearch, Context, EngineError, EngineSettings, Guess, MaskSource, ModelHandle,
+    OneModel, PrefixScope, Pull, RunKey, RunSettings,
 };
 
 use super::desk::{self, Between, Desk};
@@ -128,6 +129,14 @@ impl Rig {
         self.guests.spawn(search(context, n_beams, n_tokens));
     }
 
+    /// Guests that have so many wrong guesses verified after these contexts, which they grow by a token each time until they
+    /// are `n_growth` longer.
+    pub(super) fn verify(&mut self, contexts: Vec<Context>, n_guesses: usize, n_growth: usize) {
+        for context in contexts {
+            self.guests.spawn(verify(context, n_guesses, n_growth, self.desk.clone()));
+        }
+    }
+
     /// Waits until there are so many steps, or the time is over, and tells `progress` how many there are. Returns the
     /// steps from `first` on.
     ///
@@ -164,6 +173,33 @@ async fn search(mut context: Context, n_beams: usize, n_tokens: usize) -> Result
     let settings = BeamSettings::of(n_beams, n_tokens);
     loop {
         BeamSearch::open(&mut context, settings.clone(), None, None).await?.go_on(None).await?;
+    }
+}
+
+async fn verify(
+    mut context: Context,
+    n_guesses: usize,
+    n_growth: usize,
+    desk: Arc<Desk>,
+) -> Result<Infallible, EngineError> {
+    let sampler = Arc::new(Sampler::greedy());
+    let (n_prompt, mut n_drawn) = (context.tokens().len(), 0);
+    loop {
+        // Tokens that the device is not likely to draw.
+        let guess = Guess::Chain((1..=n_guesses as Token).collect());
+        let asked = context.ask(Ask::Verify { sampler: sampler.clone(), guess }).await?;
+        // Only now, so that the device goes on when all guests have asked again.
+        (0..n_drawn).for_each(|_| desk.take());
+        let Answer::Verified(drawn) = asked.answer().await? else {
+            unreachable!("a verification is answered with what was drawn")
+        };
+        // What was wrong included.
+        n_drawn = 1 + n_guesses;
+        let tokens: Vec<Token> = drawn.iter().map(|drawn| drawn.candidate.token).collect();
+        if context.tokens().len() >= n_prompt + n_growth {
+            context.truncate(n_prompt).await?;
+        }
+        context.append(&tokens).await?;
     }
 }
 
