@@ -61,10 +61,14 @@ pub(crate) struct TestGpu {
 }
 
 impl TestGpu {
+    /// A compiler that keeps nothing.
+    pub(crate) fn compiler(&self) -> Compiler {
+        Compiler::new(self.gpu.compute_capability(), include_dir(), None)
+    }
+
     /// Compiles and loads a source.
     pub(crate) fn module(&self, source: Source) -> Module {
-        let compiler = Compiler::new(self.gpu.compute_capability(), include_dir(), None);
-        let cubin = compiler.cubin(&source).unwrap_or_else(|error| panic!("{error}"));
+        let cubin = self.compiler().cubin(&source).unwrap_or_else(|error| panic!("{error}"));
         Module::load(&self.gpu, &cubin).expect("the module loads")
     }
 

@@ -8,9 +8,11 @@
 mod compiler;
 #[cfg(test)]
 mod cubin;
+mod deferred;
 mod module;
 
 pub use compiler::{Compiler, Source};
 #[cfg(test)]
 pub(crate) use cubin::usage;
+pub(crate) use deferred::Deferred;
 pub use module::{Kernel, Module};

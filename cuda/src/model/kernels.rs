@@ -6,6 +6,7 @@ use std::thread::{self, ScopedJoinHandle};
 use trellis_engine::model::{Dtype, ModelConfig};
 
 use crate::ops::attention::{Attention, AttentionShape};
+use crate::ops::attention_holes::AttentionHoles;
 use crate::ops::bias::AddBias;
 use crate::ops::edits::Edits;
 use crate::ops::embedding::Embedding;
@@ -18,7 +19,7 @@ use crate::ops::pages::CopyPages;
 use crate::ops::rope::Rope;
 use crate::ops::steer::Steer;
 use crate::ops::swiglu::SwiGlu;
-use crate::ops::{bias, edits, embedding, gather, gemv, logits, norm, pages, rope, steer, swiglu};
+use crate::ops::{bias, edits, embedding, gather, gemv, logits, norm, pages, rope, swiglu};
 use crate::{Card, CudaError, Module, Source};
 
 /// The kernels, loaded.
@@ -64,11 +65,12 @@ impl Kernels {
                 Module::load(gpu, &cubin?)
             };
             let modules = attention.into_iter().map(load).collect::<Result<Vec<_>, _>>()?;
-            Attention::new(&modules, shape)
+            Attention::new(&modules, AttentionHoles::new(gpu, compiler, shape), shape)
         })
     }
 
-    /// Compiles what the model needs and no earlier start has left behind, all sources side by side, and loads it.
+    /// Compiles what the model needs and no earlier start has left behind, all sources side by side, and loads it. What only
+    /// some steps need is compiled behind that, and loaded when one does.
     ///
     /// # Errors
     /// NVRTC is missing, or the driver refused.
@@ -90,15 +92,14 @@ impl Kernels {
             let edits = compile(edits::source());
             let gemv = compile(gemv::source(dtype, gpu.compute_capability()));
             let attention: Vec<_> = Attention::sources(&attention_shape).into_iter().map(compile).collect();
-            let masses = compile(Masses::source(&attention_shape));
-            let steer = compile(steer::source());
             let logits = logits::sources().map(compile);
             let load = |cubin: Compiling<'_>| {
                 let cubin = cubin.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
                 Module::load(gpu, &cubin?)
             };
             let attention = attention.into_iter().map(load).collect::<Result<Vec<_>, _>>()?;
-            Ok(Self {
+            let holed = AttentionHoles::new(gpu, compiler, attention_shape);
+            let kernels = Self {
                 embedding: Embedding::new(&load(embedding)?, dtype)?,
                 norm: Norm::new(&load(norm)?, dtype)?,
                 rope: Rope::new(&load(rope)?, dtype)?,
@@ -108,11 +109,16 @@ impl Kernels {
                 pages: CopyPages::new(&load(pages)?)?,
                 edits: Edits::new(&load(edits)?)?,
                 gemv: Gemv::new(gpu, &load(gemv)?, dtype)?,
-                attention: Attention::new(&attention, attention_shape)?,
-                masses: Masses::new(&load(masses)?, attention_shape)?,
-                steer: Steer::new(&load(steer)?)?,
+                attention: Attention::new(&attention, holed, attention_shape)?,
+                masses: Masses::new(gpu, compiler, attention_shape),
+                steer: Steer::new(gpu, compiler),
                 logits: LogitsKernels::new(logits.map(load))?,
-            })
+            };
+            // Behind all that the first step needs.
+            kernels.attention.begin_holed();
+            kernels.masses.begin();
+            kernels.steer.begin();
+            Ok(kernels)
         })
     }
 }
@@ -127,7 +133,7 @@ fn has_bias(config: &ModelConfig) -> bool {
     config.attention_output_bias || config.mlp_bias
 }
 
-/// Of all kernels but those of attention.
+/// Of all kernels that every model needs but those of attention.
 fn other_sources(config: &ModelConfig, dtype: Dtype, capability: (i32, i32)) -> Vec<Source> {
     let mut sources = vec![
         embedding::source(dtype),
@@ -138,8 +144,6 @@ fn other_sources(config: &ModelConfig, dtype: Dtype, capability: (i32, i32)) -> 
         pages::source(),
         edits::source(),
         gemv::source(dtype, capability),
-        Masses::source(&attention_shape(config, dtype)),
-        steer::source(),
     ];
     sources.extend(has_bias(config).then(|| bias::source(dtype)));
     sources.extend(logits::sources());

@@ -224,8 +224,8 @@ pub struct Attention {
 }
 
 impl Attention {
-    /// The sources that hold the kernels for a shape: for single queries, for them among holes, and, where the shape has them,
-    /// for many of them and for tiles.
+    /// The sources of the kernels that every model needs, for a shape: for single queries, and, where the shape has them, for
+    /// many of them and for tiles.
     ///
     /// # Panics
     /// The shape is none that the kernels take.
@@ -234,20 +234,21 @@ impl Attention {
         let many = Blocks::many(shape).map(AttentionDecode::source);
         let tiles = AttentionTiles::supports(shape).then(|| AttentionTiles::source(shape));
         let single = AttentionDecode::source(Blocks::whole(shape));
-        [single, AttentionHoles::source(shape)].into_iter().chain(many).chain(tiles).collect()
+        [single].into_iter().chain(many).chain(tiles).collect()
     }
 
-    /// Finds the kernels in the modules of [`Attention::sources`] for the same shape.
+    /// Finds the kernels in the modules of [`Attention::sources`] for the same shape, and takes the one for contexts with
+    /// holes.
     ///
     /// # Errors
     /// The driver refused, or the device has too little shared memory.
-    pub fn new(modules: &[Module], shape: AttentionShape) -> Result<Self, CudaError> {
-        let [single, holed, rest @ ..] = modules else { panic!("{} modules of attention", modules.len()) };
+    pub fn new(modules: &[Module], holed: AttentionHoles, shape: AttentionShape) -> Result<Self, CudaError> {
+        let [single, rest @ ..] = modules else { panic!("no modules of attention") };
         let mut rest = rest.iter();
         let mut next = || rest.next().expect("a module for each source");
         Ok(Self {
             decode: AttentionDecode::new(single, Blocks::whole(&shape))?,
-            holed: AttentionHoles::new(holed, shape)?,
+            holed,
             many: Blocks::many(&shape).map(|blocks| AttentionDecode::new(next(), blocks)).transpose()?,
             tiles: AttentionTiles::supports(&shape)
                 .then(|| AttentionTiles::new(next(), shape))
@@ -260,6 +261,19 @@ impl Attention {
     #[must_use]
     pub fn shape(&self) -> AttentionShape {
         self.shape
+    }
+
+    /// Has a thread compile the kernel for contexts with holes.
+    pub fn begin_holed(&self) {
+        self.holed.begin();
+    }
+
+    /// Loads the kernel for contexts with holes if it is not there yet.
+    ///
+    /// # Errors
+    /// As [`AttentionHoles::load`].
+    pub fn load_holed(&self) -> Result<(), CudaError> {
+        self.holed.load()
     }
 
     /// How the kernels want their work.

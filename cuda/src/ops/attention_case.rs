@@ -10,7 +10,7 @@ use super::attention::{
     Attention, AttentionInputs, AttentionShape, AttentionWork, Cuttings, DeviceShares, Form, KvLayer,
     PAGE_LEN, Workspace,
 };
-use super::attention_holes::{Holes, HolesInputs};
+use super::attention_holes::{AttentionHoles, Holes, HolesInputs};
 use super::attention_plan::AttentionPlan;
 use super::common::Dtype;
 use super::common::check::{
@@ -45,7 +45,8 @@ impl Modules {
         let load = || {
             let modules: Vec<Module> =
                 Attention::sources(&shape).into_iter().map(|source| test.module(source)).collect();
-            Attention::new(&modules, shape).expect("the kernels")
+            let holed = AttentionHoles::new(&test.gpu, &test.compiler(), shape);
+            Attention::new(&modules, holed, shape).expect("the kernels")
         };
         self.loaded.entry(format!("{shape:?}")).or_insert_with(load).clone()
     }

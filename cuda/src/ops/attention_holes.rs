@@ -1,6 +1,8 @@
 //! Attention in contexts from which tokens were evicted, and of the nodes of trees of guesses: the kernel for single queries, which looks at the cells that are
 //! seen and turns the queries for the keys of each stretch. All rows of such contexts go through it.
 
+use std::sync::Arc;
+
 use trellis_engine::batch::Evicted;
 use trellis_engine::{N_STRETCHES_MAX, N_TREE_NODES_MAX};
 
@@ -10,8 +12,9 @@ use super::attention::{
 use super::attention_decode::{Blocks, N_COLUMNS};
 use super::common::{Dtype, expect, expect_i32};
 use super::shares::Cutting;
+use crate::compile::Deferred;
 use crate::driver::params;
-use crate::{CudaError, Kernel, Module, Pointer, Slice, Source, Stream};
+use crate::{Compiler, CudaError, Gpu, Kernel, Module, Pointer, Slice, Source, Stream};
 
 /// As in `attention_holes.cuh`.
 #[derive(Clone, Copy, Debug)]
@@ -107,9 +110,9 @@ impl Holes {
 /// Softmax attention where tokens were evicted; see `attention_holes.cuh`.
 #[derive(Clone, Debug)]
 pub struct AttentionHoles {
-    kernel: Kernel<AttentionHolesParams>,
+    kernel: Arc<Deferred<Kernel<AttentionHolesParams>>>,
     shape: AttentionShape,
-    /// Blocks that are resident together.
+    /// Blocks that are resident together, at least.
     n_resident: usize,
 }
 
@@ -146,14 +149,30 @@ impl AttentionHoles {
             .with("ATTN_STRETCHES_MAX", N_STRETCHES_MAX)
     }
 
-    /// Finds the kernel in the module of [`AttentionHoles::source`] for the same shape.
+    /// The kernel for a shape, not compiled yet: few contexts have holes.
+    #[must_use]
+    pub fn new(gpu: &Gpu, compiler: &Compiler, shape: AttentionShape) -> Self {
+        let find = move |module: &Module| {
+            let kernel = module.kernel("attention_holes")?;
+            kernel.allow_shared_bytes(blocks(&shape).shared_bytes)?;
+            Ok(kernel)
+        };
+        let kernel = Deferred::new(gpu, compiler, Self::source(&shape), find);
+        let n_resident = blocks(&shape).n_resident * gpu.n_multiprocessors();
+        Self { kernel: Arc::new(kernel), shape, n_resident }
+    }
+
+    /// Has a thread compile the kernel.
+    pub fn begin(&self) {
+        self.kernel.begin();
+    }
+
+    /// Loads the kernel if it is not there yet.
     ///
     /// # Errors
-    /// The driver refused, or the device has too little shared memory.
-    pub fn new(module: &Module, shape: AttentionShape) -> Result<Self, CudaError> {
-        let kernel: Kernel<AttentionHolesParams> = module.kernel("attention_holes")?;
-        let n_resident = blocks(&shape).n_on_device(&kernel)?;
-        Ok(Self { kernel, shape, n_resident })
+    /// It does not compile, the driver refused it, or the device has too little shared memory.
+    pub fn load(&self) -> Result<(), CudaError> {
+        self.kernel.get().map(|_| ())
     }
 
     /// How the kernel wants its work.
@@ -222,7 +241,7 @@ impl AttentionHoles {
         };
         // SAFETY: as for single queries in contexts without holes; the caller keeps what is described of holes behind the
         // entries.
-        unsafe { blocks(shape).launch(list).run(stream, &self.kernel, &params) }
+        unsafe { blocks(shape).launch(list).run(stream, self.kernel.get()?, &params) }
     }
 }
 

@@ -1,12 +1,15 @@
 //! How much attention tokens put on those of their contexts, where it is asked for: beside the attention of the layers, which
 //! goes on as it does.
 
+use std::sync::Arc;
+
 use trellis_engine::N_STRETCHES_MAX;
 
 use super::attention::{AttentionInputs, AttentionShape, n_kv_heads, source};
 use super::common::expect_i32;
+use crate::compile::Deferred;
 use crate::driver::params;
-use crate::{CudaError, Kernel, Launch, Module, Pointer, Slice, Source, Stream};
+use crate::{Compiler, CudaError, Gpu, Kernel, Launch, Module, Pointer, Slice, Source, Stream};
 
 /// Threads of a block; cells that it weighs.
 const N_THREADS: usize = 256;
@@ -65,11 +68,16 @@ pub struct MassQuery {
     pub n_layers: usize,
 }
 
+#[derive(Debug)]
+struct MassesKernels {
+    stats: Kernel<MassesParams>,
+    masses: Kernel<MassesParams>,
+}
+
 /// Writes attention out; see `masses.cu`.
 #[derive(Clone, Debug)]
 pub struct Masses {
-    stats: Kernel<MassesParams>,
-    masses: Kernel<MassesParams>,
+    kernels: Arc<Deferred<MassesKernels>>,
     shape: AttentionShape,
 }
 
@@ -94,12 +102,18 @@ impl Masses {
             .with("MASSES_HAS_HOLES", HAS_HOLES)
     }
 
-    /// Finds the kernels in the module of [`Masses::source`] for the same shape.
-    ///
-    /// # Errors
-    /// The driver refused.
-    pub fn new(module: &Module, shape: AttentionShape) -> Result<Self, CudaError> {
-        Ok(Self { stats: module.kernel("masses_stats")?, masses: module.kernel("masses")?, shape })
+    /// The kernels for a shape, not compiled yet: attention is seldom asked for.
+    #[must_use]
+    pub fn new(gpu: &Gpu, compiler: &Compiler, shape: AttentionShape) -> Self {
+        let find = |module: &Module| {
+            Ok(MassesKernels { stats: module.kernel("masses_stats")?, masses: module.kernel("masses")? })
+        };
+        Self { kernels: Arc::new(Deferred::new(gpu, compiler, Self::source(&shape), find)), shape }
+    }
+
+    /// Has a thread compile the kernels.
+    pub fn begin(&self) {
+        self.kernels.begin();
     }
 
     /// Adds what the queries put on each token in this layer, the first of theirs where it `is_first`, to `out`: f32. Writes
@@ -118,7 +132,7 @@ impl Masses {
         queries: impl IntoIterator<Item = (&'a MassQuery, bool)>,
         out: Slice,
     ) -> Result<(), CudaError> {
-        let shape = &self.shape;
+        let (shape, kernels) = (&self.shape, self.kernels.get()?);
         let holes = inputs.holes;
         let mut params = MassesParams {
             q: inputs.q.into(),
@@ -171,8 +185,8 @@ impl Masses {
             // described of holes behind the entries, and a number in `out` for each cell with a token. The statistics of a
             // query are as many bytes a head as the row of its token has, or fewer.
             unsafe {
-                launch(shape.n_heads, n_parts(shape)).run(stream, &self.stats, &params)?;
-                launch(n_cells.div_ceil(N_THREADS), 1).run(stream, &self.masses, &params)?;
+                launch(shape.n_heads, n_parts(shape)).run(stream, &kernels.stats, &params)?;
+                launch(n_cells.div_ceil(N_THREADS), 1).run(stream, &kernels.masses, &params)?;
             }
         }
     }

@@ -56,7 +56,7 @@ fn run(modules: &Modules, masses: &Masses, device: &Uploaded, asked: &[Asked], n
 
 fn check(modules: &mut Modules, shape: AttentionShape, case: &Case, has_holes: bool) {
     let attention = modules.get(shape);
-    let masses = Masses::new(&modules.test.module(Masses::source(&shape)), shape).expect("the kernels");
+    let masses = Masses::new(&modules.test.gpu, &modules.test.compiler(), shape);
     let device = case.upload(&modules.test, &attention, &attention.cuttings());
     let asked = asked(case, has_holes);
     let n = asked.last().map_or(0, |last| last.query.place + last.expected.len() + N_SPARE);

@@ -1,10 +1,13 @@
 //! What is added to the residual stream of steered tokens, between layers.
 
+use std::sync::Arc;
+
 use trellis_engine::Steering;
 
 use super::common::{ROW_THREADS, RowCount, expect, expect_i32, expect_rows, i32_of, over_rows};
+use crate::compile::Deferred;
 use crate::driver::params;
-use crate::{CudaError, Kernel, Module, Pointer, Slice, Source, Stream};
+use crate::{Compiler, CudaError, Gpu, Kernel, Pointer, Slice, Source, Stream};
 
 /// The place of what is added to a token that is not steered.
 pub const NOWHERE: u32 = u32::MAX;
@@ -15,7 +18,7 @@ const ALIGNMENT: usize = 4;
 /// As in `steer.cu`.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
-struct SteerParams {
+pub(crate) struct SteerParams {
     x: Pointer,
     places: Pointer,
     memory: Pointer,
@@ -62,16 +65,27 @@ pub struct SteeringPlaces {
 /// Adds vectors to rows; see `steer.cu`.
 #[derive(Clone, Debug)]
 pub struct Steer {
-    kernel: Kernel<SteerParams>,
+    kernel: Arc<Deferred<Kernel<SteerParams>>>,
 }
 
 impl Steer {
-    /// Finds the kernel in the module of [`source`].
+    /// The kernel, not compiled yet: few contexts are steered.
+    #[must_use]
+    pub fn new(gpu: &Gpu, compiler: &Compiler) -> Self {
+        Self { kernel: Arc::new(Deferred::new(gpu, compiler, source(), |module| module.kernel("steer"))) }
+    }
+
+    /// Has a thread compile the kernel.
+    pub fn begin(&self) {
+        self.kernel.begin();
+    }
+
+    /// Loads the kernel if it is not there yet.
     ///
     /// # Errors
-    /// The driver refused.
-    pub fn new(module: &Module) -> Result<Self, CudaError> {
-        Ok(Self { kernel: module.kernel("steer")? })
+    /// It does not compile, or the driver refused it.
+    pub fn load(&self) -> Result<(), CudaError> {
+        self.kernel.get().map(|_| ())
     }
 
     /// Adds to the rows of steered tokens what is added after so many layers. Every place is that of a table for more layers,
@@ -108,7 +122,7 @@ impl Steer {
         };
         // SAFETY: lengths were checked above; the caller keeps the count at most `n_max`, and places those of tables that
         // `write` has written for the model, inside `memory`.
-        unsafe { over_rows(tokens, hidden_size).run(stream, &self.kernel, &params) }
+        unsafe { over_rows(tokens, hidden_size).run(stream, self.kernel.get()?, &params) }
     }
 }
 
@@ -144,7 +158,7 @@ mod tests {
     #[test]
     fn agrees_with_the_reference() {
         let Some(test) = gpu() else { return };
-        let kernel = Steer::new(&test.module(source())).expect("the kernel");
+        let kernel = Steer::new(&test.gpu, &test.compiler());
         let mut random = Random(11);
         for (n_max, n, hidden_size) in [(1, 1, 1), (3, 2, 35), (9, 8, 4096), (40, 33, 96), (2, 2, 8190)] {
             let steerings = [&[0, 2, 5][..], &[2], &[0]].map(|it| steering(&mut random, it, hidden_size));

@@ -1,10 +1,11 @@
 //! Registers and local memory of every kernel, for tests.
 
 use super::attention::{Attention, AttentionShape};
+use super::attention_holes::AttentionHoles;
 use super::common::Dtype;
 use super::common::check::DTYPES;
 use super::masses::Masses;
-use super::{bias, embedding, gather, gemv, logits, norm, pages, program, rope, stream, swiglu};
+use super::{bias, embedding, gather, gemv, logits, norm, pages, program, rope, steer, stream, swiglu};
 use crate::compile::usage;
 use crate::testing::{gpu, include_dir};
 use crate::{Compiler, Module, Source};
@@ -40,6 +41,7 @@ fn sources(capability: (i32, i32)) -> Vec<Source> {
     let of_type = |dtype: Dtype| {
         let shape = |head_dim| AttentionShape { dtype, n_heads: 8, n_kv_heads: 2, head_dim, scale: 1.0 };
         let attention = [64, 128].map(|head_dim| Attention::sources(&shape(head_dim))).concat();
+        let holes = [64, 128].map(|head_dim| AttentionHoles::source(&shape(head_dim)));
         let masses = [64, 128].map(|head_dim| Masses::source(&shape(head_dim)));
         let of_rows = [
             bias::source(dtype),
@@ -49,9 +51,10 @@ fn sources(capability: (i32, i32)) -> Vec<Source> {
             rope::source(dtype),
             swiglu::source(dtype),
         ];
-        of_rows.into_iter().chain(attention).chain(masses)
+        of_rows.into_iter().chain(attention).chain(holes).chain(masses)
     };
-    let of_any_type = [gather::source(), pages::source(), program::source(capability), stream::source()];
+    let of_any_type =
+        [gather::source(), pages::source(), program::source(capability), steer::source(), stream::source()];
     DTYPES.into_iter().flat_map(of_type).chain(of_any_type).chain(logits::sources()).collect()
 }
 

@@ -34,7 +34,7 @@ use super::outputs::{N_TAIL_WORDS_MAX, Outputs};
 use super::whole::{Reading, RowWords, hidden_state};
 use super::words::from_words;
 use super::{
-    Count, Dims, Layout, N_SLOTS, Place, Returned, ReturnedStarts, Room, Slots, StepLists, StepRow,
+    Count, Dims, Layout, N_SLOTS, Place, Returned, ReturnedStarts, Room, Slots, Steers, StepLists, StepRow,
     whole_bytes,
 };
 use crate::blas::bucket;
@@ -262,6 +262,13 @@ impl Steps {
         let exact = self.lists.dims();
         let is_captured = self.lists.can_be_captured();
         let dims = if is_captured { self.bucketed(llama, exact) } else { exact };
+        // Nothing is loaded while a step is captured.
+        if dims.has_holes() {
+            llama.kernels().attention.load_holed()?;
+        }
+        if dims.steering == Steers::Some {
+            llama.kernels().steer.load()?;
+        }
         let layout = Layout::of(dims);
         let buffers_idx = self.next_idx;
 
