@@ -85,9 +85,13 @@ impl Loader {
         seams: Seams,
         progress: &(dyn Fn(LoadProgress) + Sync),
     ) -> Result<Self, DaemonError> {
-        // All models are opened before any of them is loaded, which may take long.
-        let models = open_models(&config.models, &config)?;
-        let mut first = open_device(config.device, &config, &cache_dir, &seams)?;
+        // All models are opened before any of them is loaded, which may take long. A driver takes about as long to begin.
+        let (models, first) = std::thread::scope(|scope| {
+            let opening = scope.spawn(|| open_device(config.device, &config, &cache_dir, &seams));
+            let models = open_models(&config.models, &config);
+            (models, opening.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+        });
+        let (models, mut first) = (models?, first?);
         // A GPU that is lost is not to be replaced by the processor without a word.
         config.device = first.device;
         fill(&mut first, models, &config, &seams, progress)?;

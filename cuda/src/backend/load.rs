@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::path::Path;
 use std::thread;
+use std::time::Instant;
 
 use trellis_engine::N_STRETCHES_MAX;
 use trellis_engine::backend::{AskLimits, Limits, PAGE_LEN};
@@ -152,6 +153,8 @@ impl CudaBackend {
         check_supported(config)?;
         check_sizes(config, options)?;
         let dtype = options.dtype.unwrap_or(model.dtype);
+        let begun = Instant::now();
+        let note = |what| tracing::debug!(model = model.name, elapsed = ?begun.elapsed(), "{what}");
         let gpu = card.gpu();
         gpu.make_current()?;
         // Nothing of a load goes through the stream of the steps, or waits for it.
@@ -161,6 +164,7 @@ impl CudaBackend {
             let blas =
                 scope.spawn(|| Blas::new(gpu, card.blas_workspace(), card.cache_dir().map(Path::to_owned)));
             let kernels = Kernels::load(card, config, dtype)?;
+            note("kernels are loaded");
             let needs = needs(card, config, dtype, options, &kernels.attention);
             let pages = match gpu.map_unit_bytes() {
                 Some(_) => Pages::of(&needs, options.kv_bytes, options.kv_bytes_max),
@@ -181,10 +185,12 @@ impl CudaBackend {
             });
             let is_shared = || card.is_computing();
             weights_files::load(gpu, &model.checkpoint, dtype, &parts, &is_shared, progress)?;
+            note("weights are loaded");
             let blas = blas.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
             let kv = kv.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
             Ok::<_, LoadError>((kernels, blas, weights, kv, needs, pages))
         })?;
+        note("pages and cuBLASLt are there");
         let page_bytes = needs.page_bytes as usize;
         let llama = Llama::new(gpu, &stream, config, kernels, weights, blas, dtype)?;
         let limits = StepLimits { n_pages: pages.n_max, ..step_limits(card, config, dtype, options) };
@@ -199,7 +205,9 @@ impl CudaBackend {
             // What was taken to time products in.
             gpu.trim()?;
         }
+        note("matrix products are tuned");
         let steps = Steps::new(card, &stream, &llama, limits)?;
+        note("steps have their memory");
         let n_host_pages = (options.kv_host_bytes / needs.page_bytes) as usize;
         Ok(Self {
             limits: Limits {
