@@ -94,6 +94,7 @@ pub struct Account {
     n_tokens_cached: AtomicU64,
     n_tokens_guessed: AtomicU64,
     n_tokens_guessed_right: AtomicU64,
+    n_tokens_forced: AtomicU64,
     /// Room for operations that no engine has read.
     operations: Arc<Semaphore>,
 }
@@ -118,6 +119,7 @@ impl Account {
             n_tokens_cached: AtomicU64::new(0),
             n_tokens_guessed: AtomicU64::new(0),
             n_tokens_guessed_right: AtomicU64::new(0),
+            n_tokens_forced: AtomicU64::new(0),
             operations: Arc::new(Semaphore::new(N_OPERATIONS_MAX)),
         })
     }
@@ -210,6 +212,11 @@ impl Account {
         self.n_tokens_guessed_right.fetch_add(n_right, Ordering::Relaxed);
     }
 
+    /// Counts tokens that a constraint forced, or nearly, and that each spared a step.
+    pub(crate) fn note_forced(&self, n: u64) {
+        self.n_tokens_forced.fetch_add(n, Ordering::Relaxed);
+    }
+
     /// What was computed in vain for it and what it waited for, by cause.
     #[must_use]
     pub fn causes(&self) -> Causes {
@@ -232,6 +239,12 @@ impl Account {
     #[must_use]
     pub fn n_tokens_guessed_right(&self) -> u64 {
         self.n_tokens_guessed_right.load(Ordering::Relaxed)
+    }
+
+    /// Tokens that a constraint forced, or nearly, and that were drawn in one row with what follows them.
+    #[must_use]
+    pub fn n_tokens_forced(&self) -> u64 {
+        self.n_tokens_forced.load(Ordering::Relaxed)
     }
 
     /// The outermost enclosing account: the user's.

@@ -264,19 +264,23 @@ pub(crate) enum Operation {
         n_tokens: usize,
         is_waiting: bool,
     },
-    /// The mask of the token that a run draws for this place.
+    /// The mask of the token that a run draws for this place, and the token that is expected there, if one is. It was made
+    /// after so many draws that did not give what was expected.
     Mask {
         id: ContextId,
         tag: Tag,
         position: usize,
+        turn: u32,
         #[serde(with = "shared")]
         mask: Arc<TokenMask>,
+        expected: Option<Token>,
     },
     /// There is no mask for this place: the run ends before it.
     EndRun {
         id: ContextId,
         tag: Tag,
         position: usize,
+        turn: u32,
         end: Result<Finish, EngineError>,
     },
     Save {

@@ -8,6 +8,7 @@ mod states;
 mod steer;
 mod together;
 mod verified;
+mod watch;
 
 use std::sync::Arc;
 
@@ -18,6 +19,7 @@ use self::keeps::{Foreseen, Keeping};
 use self::mixture::Mixed;
 use self::states::{Leaves, States};
 use self::verified::Verified;
+use self::watch::{Foresight, Watching};
 use crate::account::{HostCharge, Owner, Resource};
 use crate::batch::{Drawn, Token, Tokens};
 use crate::command::{Answer, Ask, ContextId, Edit, MaskSource, Operation, Pooling, RunSettings};
@@ -75,6 +77,8 @@ struct Run {
     queue: RunQueue,
     /// What its program leaves.
     leaves: Option<Leaves>,
+    /// For a run under a rule.
+    _watching: Option<Watching>,
 }
 
 /// Tells the streams over one context apart, and the settings of one stream before and after a change.
@@ -503,11 +507,12 @@ impl Context {
         }
         let Some(run) = &self.run else { return Ok(()) };
         let (id, tag, position) = (self.id, run.queue.tag(), self.tokens.len());
-        self.model.post(&self.caller, Operation::Mask { id, tag, position, mask }).await
+        let mask = Operation::Mask { id, tag, position, turn: 0, mask, expected: None };
+        self.model.post(&self.caller, mask).await
     }
 
     async fn start_run(&mut self, key: RunKey, settings: RunSettings) -> Result<(), EngineError> {
-        self.post_run(key, settings, |context, settings, tag| Operation::Run {
+        self.post_run(key, settings, Foresight::Expected, |context, settings, tag| Operation::Run {
             id: context.id,
             edit: context.take_edit(),
             settings,
@@ -523,6 +528,7 @@ impl Context {
         &mut self,
         key: RunKey,
         mut settings: RunSettings,
+        foresight: Foresight,
         operation: impl FnOnce(&mut Self, RunSettings, Tag) -> Operation,
     ) -> Result<Tag, EngineError> {
         if self.tokens.is_empty() {
@@ -531,7 +537,7 @@ impl Context {
         settings.sampler.validate(self.model.limits().vocab_size)?;
         self.model.check_layers(&settings.sampler.looks.hidden)?;
         self.states.carry_on(&mut settings.sampler);
-        let masks = self.masks_of_run(&settings.sampler)?;
+        let masks = self.masks_of_run(&settings.sampler, foresight)?;
         if masks.is_some() {
             settings.masks = MaskSource::Caller;
         }
@@ -540,12 +546,8 @@ impl Context {
         let (leaves, tag) = (Leaves::of(&settings.sampler), queue.tag());
         let operation = operation(self, settings, tag);
         self.model.post_into(room, operation)?;
-        if let Some(masks) = masks {
-            let watch = masks.watch(&self.model, self.caller.id(), self.id, tag);
-            queue.watch(watch.clone());
-            watch.begin();
-        }
-        self.run = Some(Run { key, queue, leaves });
+        let _watching = masks.map(|masks| masks.begin(&self.model, self.caller.id(), self.id, &queue));
+        self.run = Some(Run { key, queue, leaves, _watching });
         Ok(tag)
     }
 

@@ -29,6 +29,8 @@ pub struct EngineStats {
     pub n_tokens: u64,
     /// Tokens that the prefix cache spared.
     pub n_tokens_cached: u64,
+    /// Tokens that a constraint forced, or nearly, and that were drawn in one row with what follows them: each spared a step.
+    pub n_tokens_forced: u64,
     /// Pages moved to host memory since the start.
     pub n_swaps_out: u64,
     /// Pages moved back since the start.

@@ -181,7 +181,8 @@ impl Constraint {
         &self.model.tokenizer
     }
 
-    pub(super) fn vocab_size(&self) -> usize {
+    /// Tokens of the vocabulary.
+    pub(crate) fn vocab_size(&self) -> usize {
         self.vocabulary.vocab_size
     }
 

@@ -14,6 +14,7 @@
 
 mod begins;
 mod error;
+mod expected;
 mod grammar;
 mod keywords;
 mod rule;
@@ -24,6 +25,7 @@ mod walker;
 
 pub use self::begins::Begins;
 pub use self::error::ConstraintError;
+pub(crate) use self::expected::Expected;
 pub use self::grammar::{Constraint, ConstraintLimits, Grammar, Whitespace};
 pub use self::rule::Rule;
 pub(crate) use self::rule::Walk;

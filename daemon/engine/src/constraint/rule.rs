@@ -1,6 +1,6 @@
 //! A constraint and where it begins, and what is kept of it for one context.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::walker::{Left, Next, Walker};
@@ -21,7 +21,16 @@ pub struct Rule {
     begins: Begins,
     /// What may come before it begins.
     all: Arc<TokenMask>,
+    /// How many of the tokens that its masks nearly forced were drawn, lately: the bits of a number from 0 to 1.
+    trust: AtomicU32,
 }
+
+/// Of a rule that nothing is known of.
+const TRUST_FIRST: f32 = 0.9;
+/// Below it nothing is computed for a token that is only nearly forced.
+const TRUST_LEAST: f32 = 0.75;
+/// The share of one draw in it.
+const TRUST_WEIGHT: f32 = 0.25;
 
 impl Rule {
     /// A rule of its own: a context that kept to another one with the same constraint begins anew.
@@ -30,13 +39,30 @@ impl Rule {
         static N_RULES: AtomicU64 = AtomicU64::new(0);
         let id = RuleId(N_RULES.fetch_add(1, Ordering::Relaxed));
         let all = Arc::new(TokenMask::all(constraint.vocab_size()));
-        Self { id, constraint, begins, all }
+        let trust = AtomicU32::new(TRUST_FIRST.to_bits());
+        Self { id, constraint, begins, all, trust }
     }
 
     /// The constraint.
     #[must_use]
     pub fn constraint(&self) -> &Arc<Constraint> {
         &self.constraint
+    }
+
+    fn trust(&self) -> f32 {
+        f32::from_bits(self.trust.load(Ordering::Relaxed))
+    }
+
+    /// Whether tokens that masks nearly force are drawn mostly.
+    pub(crate) fn trusts(&self) -> bool {
+        self.trust() >= TRUST_LEAST
+    }
+
+    /// Whether such a token was drawn. Of two at once one may be lost, which changes nothing but what is guessed.
+    pub(crate) fn note_nearly_forced(&self, was_drawn: bool) {
+        let trust = self.trust();
+        let trust = trust + TRUST_WEIGHT * (f32::from(u8::from(was_drawn)) - trust);
+        self.trust.store(trust.to_bits(), Ordering::Relaxed);
     }
 
     pub(crate) fn id(&self) -> RuleId {

@@ -69,6 +69,33 @@ fn accepts(rule: &Rule, text: &str) -> bool {
 }
 
 #[test]
+fn what_is_forced_is_certain_where_it_is_spelled_in_one_way_and_else_the_longest() {
+    let expected = |grammar: &Grammar, before: &str| {
+        let rule = rule(grammar);
+        match next(&rule, &encode(before)).expect("it is in the grammar") {
+            Next::Mask(mask) => {
+                let found = rule.constraint().expected(&mask);
+                assert_eq!(mask.allowed().count(), mask.n_allowed());
+                assert!(mask.allowed().all(|token| mask.allows(token)));
+                found.map(|it| (model().tokenizer.decode(&[it.token], SpecialText::Keep), it.is_certain))
+            }
+            other => panic!("{other:?}"),
+        }
+    };
+    let told = |text: &str, is_certain| Some((text.to_owned(), is_certain));
+    let choice = |texts: &[&str]| Grammar::Choice(texts.iter().map(|&text| text.to_owned()).collect());
+    // The vocabulary has no longer token that begins so.
+    assert_eq!(expected(&choice(&["~@"]), ""), told("~", true));
+    assert_eq!(expected(&choice(&["~@"]), "~"), told("@", true));
+    assert_eq!(expected(&choice(&["name: 7"]), ""), told("name", false));
+    assert_eq!(expected(&choice(&["yes", "no"]), ""), None);
+    assert_eq!(expected(&Grammar::Regex("[0-9]{1,3}".to_owned()), "1"), None, "it may also end there");
+    let schema = schema(r#"{"type":"object","properties":{"name":{"type":"string"}},"required":["name"]}"#);
+    assert_eq!(expected(&schema, "{\""), told("name", false));
+    assert_eq!(expected(&schema, "{\"name\":\""), None, "any letter");
+}
+
+#[test]
 fn each_kind_of_grammar_has_its_texts_and_no_others() {
     let person = r#"{"type":"object","properties":{"name":{"type":"string"},"age":{"type":"integer"}},
         "required":["name","age"],"additionalProperties":false}"#;

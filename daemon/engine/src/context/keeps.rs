@@ -1,20 +1,17 @@
 //! What a context keeps to: the rule that it draws under, and what may come next by it.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use tokio::sync::oneshot;
 
 use super::Context;
+use super::watch::{Foresight, MasksOfRun};
 use crate::account::{BudgetExceeded, HostCharge};
 use crate::batch::Token;
-use crate::command::{Ask, ContextId, Operation};
-use crate::completion::{CallerId, Tag};
+use crate::command::Ask;
 use crate::constraint::{ConstraintError, Next, Rule, Walk};
 use crate::error::EngineError;
 use crate::guess::Guess;
-use crate::mailbox::Watch;
-use crate::model_handle::ModelHandle;
-use crate::run::Finish;
 use crate::sampling::{Sampler, TokenMask};
 
 /// Memory of a matcher in a grammar of many rules, some hundred tokens into it.
@@ -233,7 +230,11 @@ impl Context {
     }
 
     /// What works out the masks of a run, from its first draw on.
-    pub(super) fn masks_of_run(&mut self, sampler: &Sampler) -> Result<Option<MasksOfRun>, EngineError> {
+    pub(super) fn masks_of_run(
+        &mut self,
+        sampler: &Sampler,
+        foresight: Foresight,
+    ) -> Result<Option<MasksOfRun>, EngineError> {
         if self.rule.is_none() {
             return Ok(None);
         }
@@ -241,7 +242,8 @@ impl Context {
         let n_tokens = self.tokens.len();
         let tokens = self.tokens().copy_of(first.min(n_tokens)..n_tokens);
         let sampler_mask = if sampler.program.is_some() { None } else { sampler.mask.clone() };
-        Ok(Some(MasksOfRun { rule, first, walk, sampler_mask, n_tokens, tokens }))
+        let account = self.caller.owner().account.clone();
+        Ok(Some(MasksOfRun { rule, first, walk, sampler_mask, n_tokens, tokens, foresight, account }))
     }
 }
 
@@ -258,94 +260,9 @@ fn mask_for(next: Next, rule: &Rule, vocab_size: usize) -> TokenMask {
     }
 }
 
-fn within(mask: TokenMask, other: Option<&TokenMask>) -> TokenMask {
+pub(super) fn within(mask: TokenMask, other: Option<&TokenMask>) -> TokenMask {
     match other {
         Some(other) => mask.and(other),
         None => mask,
-    }
-}
-
-/// What the masks of a run follow from.
-pub(super) struct MasksOfRun {
-    rule: Arc<Rule>,
-    first: usize,
-    walk: Arc<Walk>,
-    sampler_mask: Option<Arc<TokenMask>>,
-    n_tokens: usize,
-    tokens: Vec<Token>,
-}
-
-impl MasksOfRun {
-    /// What is to be told of each token that is drawn.
-    pub(super) fn watch(
-        self,
-        model: &ModelHandle,
-        caller: CallerId,
-        id: ContextId,
-        tag: Tag,
-    ) -> Arc<RunWatch> {
-        let Self { rule, first, walk, sampler_mask, n_tokens, tokens } = self;
-        let (model, so_far) = (model.clone(), Mutex::new((n_tokens, tokens)));
-        Arc::new(RunWatch { model, caller, id, tag, rule, first, walk, sampler_mask, so_far })
-    }
-}
-
-/// Works out the mask of each draw of a run once the token before it is known, on the threads that do so.
-#[derive(Debug)]
-pub(super) struct RunWatch {
-    model: ModelHandle,
-    caller: CallerId,
-    id: ContextId,
-    tag: Tag,
-    rule: Arc<Rule>,
-    first: usize,
-    walk: Arc<Walk>,
-    sampler_mask: Option<Arc<TokenMask>>,
-    /// Tokens of the context, and those of them from `first` on. One mask is worked out at a time: the next token is drawn
-    /// under it.
-    so_far: Mutex<(usize, Vec<Token>)>,
-}
-
-impl Watch for RunWatch {
-    fn note_drawn(self: Arc<Self>, token: Token) {
-        self.go_on(Some(token));
-    }
-}
-
-impl RunWatch {
-    /// Has the mask of the first draw worked out.
-    pub(super) fn begin(self: Arc<Self>) {
-        self.go_on(None);
-    }
-
-    fn go_on(self: Arc<Self>, drawn: Option<Token>) {
-        let watch = self.clone();
-        self.model.masks().run(self.caller, move || watch.work_out(drawn));
-    }
-
-    fn work_out(&self, drawn: Option<Token>) {
-        let mut so_far = self.so_far.lock().unwrap_or_else(PoisonError::into_inner);
-        let (n_tokens, tokens) = &mut *so_far;
-        if let Some(token) = drawn {
-            if *n_tokens >= self.first {
-                tokens.push(token);
-            }
-            *n_tokens += 1;
-        }
-        let (id, tag, position) = (self.id, self.tag, *n_tokens);
-        let next =
-            self.walk.next(&self.rule, self.first, *n_tokens, tokens, &[]).map(|mut nexts| nexts.remove(0));
-        let operation = match next {
-            Ok(Next::Mask(mask)) => {
-                let mask = Arc::new(within(mask, self.sampler_mask.as_deref()));
-                Operation::Mask { id, tag, position, mask }
-            }
-            Ok(Next::Complete | Next::Ended) => {
-                Operation::EndRun { id, tag, position, end: Ok(Finish::Complete) }
-            }
-            Err(error) => Operation::EndRun { id, tag, position, end: Err(error.into()) },
-        };
-        // An engine that has ended tells the guest itself.
-        let _ = self.model.post_unbounded(self.caller, operation);
     }
 }

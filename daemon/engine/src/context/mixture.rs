@@ -7,6 +7,7 @@ mod by_rows;
 
 use std::sync::Arc;
 
+use super::watch::Foresight;
 use super::{Context, Pull, RunKey};
 use crate::command::{Operation, RunSettings};
 use crate::completion::Tag;
@@ -95,7 +96,7 @@ impl Context {
         let settings = settings();
         self.check_mixture(others, &settings.sampler)?;
         let tag = self
-            .post_run(key, settings, |first, settings, tag| {
+            .post_run(key, settings, Foresight::None, |first, settings, tag| {
                 let others = others.iter_mut().map(|other| (other.id, other.take_edit()));
                 let members = std::iter::once((first.id, first.take_edit())).chain(others).collect();
                 Operation::Mix { members, settings, tag }

@@ -284,8 +284,8 @@ mod tests {
     /// A guest's command with a number.
     fn command(from: u64, number: usize) -> Posted {
         let (id, tag) = (ContextId::LEAST, Tag::new(0, 0));
-        let operation =
-            Operation::Mask { id, tag, position: number, mask: Arc::new(crate::sampling::TokenMask::all(1)) };
+        let mask = Arc::new(crate::sampling::TokenMask::all(1));
+        let operation = Operation::Mask { id, tag, position: number, turn: 0, mask, expected: None };
         Posted::new(CallerId(from), Message::Operation(operation))
     }
 

@@ -95,12 +95,13 @@ impl Work {
         }
     }
 
-    /// Tokens of the context itself, of `n_tokens` that it has with those that a question puts after them.
+    /// Tokens of the context itself, of `n_tokens` that it has with those that its work puts after them.
     pub(crate) fn n_base(&self, n_tokens: usize) -> usize {
         match self {
             Self::Ask(work) => work.n_base,
             Self::Verify(work) => work.n_base,
-            Self::Run(_) | Self::Joint(_) | Self::Mixed(_) => n_tokens,
+            Self::Run(run) => n_tokens - run.n_expected,
+            Self::Joint(_) | Self::Mixed(_) => n_tokens,
         }
     }
 
@@ -137,6 +138,11 @@ impl Work {
         }
     }
 
+    /// Tokens at the end of the context that a run is expected to draw.
+    pub(crate) fn n_expected(&self) -> usize {
+        if let Self::Run(run) = self { run.n_expected } else { 0 }
+    }
+
     /// Whether it goes on token by token, each of which its context gets.
     pub(crate) fn goes_on(&self) -> bool {
         matches!(self, Self::Run(_) | Self::Mixed(_))
@@ -170,7 +176,8 @@ impl Work {
         match self {
             Self::Verify(work) => start >= work.first_draw(),
             Self::Ask(work) => work.part == Part::Head || n_pending <= 1,
-            Self::Run(_) | Self::Joint(_) | Self::Mixed(_) => n_pending <= 1,
+            Self::Run(run) => n_pending <= run.n_draws(),
+            Self::Joint(_) | Self::Mixed(_) => n_pending <= 1,
         }
     }
 
@@ -227,7 +234,8 @@ impl Work {
         match self {
             Self::Ask(work) => work.first_output(),
             Self::Verify(work) => work.first_draw(),
-            Self::Run(_) | Self::Joint(_) | Self::Mixed(_) => n_tokens - 1,
+            Self::Run(run) => n_tokens - run.n_draws(),
+            Self::Joint(_) | Self::Mixed(_) => n_tokens - 1,
         }
     }
 
@@ -253,7 +261,9 @@ impl Work {
         let Range { start, end } = tokens;
         let is_last = end == n_tokens;
         let n_rows = match self {
-            Self::Run(run) => f32::from(is_last as u8) * run.settings.sampler.looks.n_rows(),
+            Self::Run(run) => {
+                f32::from(is_last as u8) * run.n_draws() as f32 * run.settings.sampler.looks.n_rows()
+            }
             Self::Mixed(_) | Self::Joint(JointWork { wanted: Wanted::Draw(_), .. }) => 0.0,
             Self::Joint(JointWork { wanted: Wanted::Top { .. }, .. }) => f32::from(is_last as u8),
             Self::Joint(JointWork { wanted: Wanted::Ranked { sampler, .. }, .. })
@@ -304,7 +314,7 @@ impl Work {
     /// `logits_tokens`.
     pub(crate) fn programs_cost(&self, tokens: Range<usize>, n_tokens: usize, logits_tokens: f32) -> u64 {
         let (sampler, n_draws) = match self {
-            Self::Run(run) => (&run.settings.sampler, 1),
+            Self::Run(run) => (&run.settings.sampler, run.n_draws()),
             Self::Joint(JointWork {
                 wanted: Wanted::Draw(sampler) | Wanted::Ranked { sampler, .. }, ..
             }) => (sampler, 1),

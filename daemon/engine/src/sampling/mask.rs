@@ -79,6 +79,17 @@ impl TokenMask {
         self.words.iter().map(|w| w.count_ones() as usize).sum()
     }
 
+    /// The tokens that may be drawn, in order.
+    pub fn allowed(&self) -> impl Iterator<Item = Token> {
+        let words = self.words.iter().enumerate();
+        words.flat_map(|(idx, &word)| {
+            let rests =
+                std::iter::successors(Some(word), |&rest| rest.checked_sub(1).map(|less| rest & less));
+            let bits = rests.take_while(|&rest| rest != 0).map(u64::trailing_zeros);
+            bits.map(move |bit| (64 * idx) as Token + bit)
+        })
+    }
+
     /// The bits, 64 tokens a word, lowest bit first.
     #[must_use]
     pub fn words(&self) -> &[u64] {

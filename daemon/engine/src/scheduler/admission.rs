@@ -40,7 +40,7 @@ pub(super) enum Standing {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Term {
     /// Blocks that it may hold.
-    n_blocks: usize,
+    pub(super) n_blocks: usize,
     /// Pages that are kept for it and that it has not taken yet.
     n_promised: usize,
     /// Tokens that a run may still decode before it makes room.
@@ -130,7 +130,7 @@ impl ContextState {
 
     /// Takes the blocks that it will write to out of the prefix cache: if another context shared one, writing would need a
     /// copy for which no page is reserved.
-    fn hide_what_it_writes(&self, pages: &mut PageTable) {
+    pub(super) fn hide_what_it_writes(&self, pages: &mut PageTable) {
         for &block in self.blocks_to_write() {
             if !pages.is_shared(block) {
                 pages.forget_key(block);

@@ -72,8 +72,12 @@ impl Scheduler {
             Operation::Pulled { id, tag, n_tokens, is_waiting } => {
                 self.note_pulled(id, tag, n_tokens, is_waiting);
             }
-            Operation::Mask { id, tag, position, mask } => self.take_mask(id, tag, position, mask),
-            Operation::EndRun { id, tag, position, end } => self.end_run_at(id, tag, position, end),
+            Operation::Mask { id, tag, position, turn, mask, expected } => {
+                self.take_mask((id, tag), position, turn, mask, expected);
+            }
+            Operation::EndRun { id, tag, position, turn, end } => {
+                self.end_run_at((id, tag), position, turn, end);
+            }
             Operation::Save { id, edit, name, tokens, tag } => {
                 self.edit(id, edit);
                 let saved = self.save(id, name, tokens);
@@ -289,7 +293,7 @@ impl Scheduler {
         }
         context.kv.rewind(n_tokens - 1, &mut self.pages);
         context.kv.forget_shared_unwritten(&mut self.pages);
-        context.work = Some(Work::Run(RunWork::new(settings, queue)));
+        context.work = Some(Work::Run(RunWork::new(settings, queue, n_tokens)));
         self.enqueue(id);
     }
 

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use smallvec::SmallVec;
+
 use super::admission::Standing;
 use super::plan::PlannedRow;
 use super::{ContextState, Plan, Scheduler, StepUnderWay};
@@ -38,11 +40,15 @@ impl Scheduler {
             let Some(context) = context else {
                 // Its work ended while it was under way.
                 row_outputs.for_each(drop);
-                // A guest pays for a prompt that it gave up, not for a token that the scheduler took for certain.
-                if row.input != Input::Known
+                // A guest pays for a prompt that it gave up, not for tokens that the scheduler took for certain.
+                let n_free = match row.input {
+                    Input::Known => row.n_charged.min(row.n_expected as u64),
+                    Input::Drawn(_) => row.n_charged,
+                };
+                if n_free > 0
                     && let Some(context) = self.contexts.get(&row.id)
                 {
-                    context.owner.account.release(Resource::Tokens, row.n_charged);
+                    context.owner.account.release(Resource::Tokens, n_free);
                 }
                 continue;
             };
@@ -91,16 +97,29 @@ impl Scheduler {
                 }
                 Work::Verify(_) => {}
                 Work::Joint(_) | Work::Mixed(_) => unreachable!("they are parts of jobs"),
-                Work::Run(_) => {
-                    if let Some(output) = row_outputs.next() {
+                Work::Run(run) => {
+                    let draws: SmallVec<[Output; 1]> = row_outputs.by_ref().take(run.n_draws()).collect();
+                    let n_blocks = context.kv.blocks().len();
+                    let mut n_forced = 0;
+                    for draw in draws {
                         let n_positions_max = self.limits.n_positions_max;
                         let (pages, causes) = (&mut self.pages, &mut self.stats.causes);
-                        context.take_run_output(output, &mut row_outputs, n_positions_max, pages, causes);
-                        row_outputs.for_each(drop);
+                        if !context.take_run_output(draw, &mut row_outputs, n_positions_max, pages, causes) {
+                            break;
+                        }
+                        n_forced += 1;
+                    }
+                    row_outputs.for_each(drop);
+                    self.stats.n_tokens_forced += n_forced;
+                    context.owner.account.note_forced(n_forced);
+                    // What was not drawn after all may have taken a page that comes free now, and is needed again.
+                    let n_let_go = n_blocks.saturating_sub(context.kv.blocks().len());
+                    if n_let_go > 0 && context.work.is_some() {
+                        self.note_let_go(row.id, n_let_go);
                     }
                 }
             }
-            if context.work.is_none() {
+            if self.contexts.get(&row.id).is_some_and(|context| context.work.is_none()) {
                 self.leave_by_id(row.id);
             }
             self.enqueue(row.id);
@@ -150,7 +169,7 @@ impl ContextState {
         work.answer(verified.map(|verified| Answer::Verified(verified.drawn)));
     }
 
-    /// Takes in what a run drew, and what was looked at beside it.
+    /// Takes in what a run drew, and what was looked at beside it; whether the next draw of the row was made behind that.
     pub(super) fn take_run_output(
         &mut self,
         output: Output,
@@ -158,25 +177,34 @@ impl ContextState {
         n_positions_max: usize,
         pages: &mut PageTable,
         causes: &mut Causes,
-    ) {
+    ) -> bool {
         if output == Output::SatOut {
             self.note(Cause::RowsSatOut, 1, causes);
         }
-        let Some(Work::Run(run)) = &mut self.work else { return };
-        let (candidate, left) = match output {
-            Output::Sampled(candidate) => (candidate, None),
-            Output::Programmed(candidate, left) => (candidate, Some(left)),
-            Output::SatOut => return run.masks.iter_mut().for_each(LateMasks::note_sat_out),
-            Output::Failed(fault) => return self.end_run(RunEvent::Failed(fault.into()), pages, causes),
+        let Some(Work::Run(run)) = &mut self.work else { return false };
+        let drawn = match output {
+            Output::Sampled(candidate) => Ok((candidate, None)),
+            Output::Programmed(candidate, left) => Ok((candidate, Some(left))),
+            Output::SatOut => {
+                run.masks.iter_mut().for_each(LateMasks::note_sat_out);
+                return false;
+            }
+            Output::Failed(fault) => Err(fault),
             other => unreachable!("a run asks for a draw, not for {other:?}"),
         };
-        let seen = match run.settings.sampler.looks.take(looked) {
-            Ok(seen) => seen,
-            Err(fault) => return self.end_run(RunEvent::Failed(fault.into()), pages, causes),
+        let drawn = drawn.and_then(|drawn| Ok((drawn, run.settings.sampler.looks.take(looked)?)));
+        let ((candidate, left), seen) = match drawn {
+            Ok(drawn) => drawn,
+            Err(fault) => {
+                self.give_up_expected(pages, causes);
+                self.end_run(RunEvent::Failed(fault.into()), pages, causes);
+                return false;
+            }
         };
-        self.kv.push(candidate.token, pages);
+        let was_expected = self.take_drawn(candidate.token, pages, causes);
+        let Some(Work::Run(run)) = &mut self.work else { unreachable!("a run stays one") };
         run.n_given += 1;
-        run.masks.iter_mut().for_each(LateMasks::note_drawn);
+        run.masks.iter_mut().for_each(|masks| masks.note_drawn(candidate.token));
         if let Some(left) = &left {
             run.next = left.next;
         }
@@ -185,9 +213,17 @@ impl ContextState {
         if let Standing::Admitted(term) = &mut self.standing {
             term.note_decoded();
         }
-        if let Some(finish) = finish(run, candidate.token, self.kv.end_position(), n_positions_max) {
-            self.end_run(RunEvent::Finished(finish), pages, causes);
+        let end_position = self.kv.end_position() - run.n_expected;
+        let ended = finish(run, candidate.token, end_position, n_positions_max).map(RunEvent::Finished);
+        let ended = ended.or_else(|| {
+            let end = run.masks.as_mut()?.take_end()?;
+            Some(end.map_or_else(RunEvent::Failed, RunEvent::Finished))
+        });
+        if let Some(event) = ended {
+            self.end_run(event, pages, causes);
+            return false;
         }
+        was_expected
     }
 
     pub(super) fn end_run(&mut self, event: RunEvent, pages: &mut PageTable, causes: &mut Causes) {

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use super::plan::{Placed, PlannedRow};
 use super::{ContextState, Plan, Scheduler};
-use crate::batch::LateMask;
+use crate::batch::{LateMask, Token};
 use crate::causes::Cause;
 use crate::command::ContextId;
 use crate::completion::Tag;
@@ -44,19 +44,25 @@ impl Plan {
 }
 
 impl Scheduler {
-    /// Takes in the mask of a run's next draw. One for another place comes too late: the run was interrupted.
-    pub(super) fn take_mask(&mut self, id: ContextId, tag: Tag, position: usize, mask: Arc<TokenMask>) {
+    /// Takes in the mask of a run's next draw, or of one behind those that have theirs. One for another place comes too
+    /// late: the run was interrupted, or its draws have gone another way.
+    pub(super) fn take_mask(
+        &mut self,
+        (id, tag): (ContextId, Tag),
+        position: usize,
+        turn: u32,
+        mask: Arc<TokenMask>,
+        expected: Option<Token>,
+    ) {
         let Some(context) = self.contexts.get_mut(&id) else { return };
         // Its guest counts the tokens that are there.
         let position = position + context.kv.n_evicted();
-        let is_next = position == context.kv.tokens.len();
         let is_held_up = context.is_held_up_by_mask();
         if let Some(Work::Run(run)) = &mut context.work
             && run.queue.tag() == tag
             && let Some(masks) = &mut run.masks
-            && is_next
+            && masks.put(position, turn, mask, expected)
         {
-            masks.put(position, mask);
             if is_held_up {
                 context.note_waited(Cause::StepsForMasks, self.commons.step, &mut self.stats.causes);
             }
@@ -64,19 +70,21 @@ impl Scheduler {
         }
     }
 
-    /// Ends a run whose next draw has no mask. A row of it that is under way is thrown away.
+    /// Ends a run where it comes to a draw that has no mask. A row of it that is under way then is thrown away.
     pub(super) fn end_run_at(
         &mut self,
-        id: ContextId,
-        tag: Tag,
+        (id, tag): (ContextId, Tag),
         position: usize,
+        turn: u32,
         end: Result<Finish, EngineError>,
     ) {
         let Some(context) = self.contexts.get_mut(&id) else { return };
-        let is_next = position == context.kv.n_kept();
-        if !matches!(&context.work, Some(Work::Run(run)) if run.queue.tag() == tag && is_next) {
-            return;
-        }
+        let position = position + context.kv.n_evicted();
+        let masks = match &mut context.work {
+            Some(Work::Run(run)) if run.queue.tag() == tag => run.masks.as_mut(),
+            _ => None,
+        };
+        let Some(end) = masks.and_then(|masks| masks.put_end(position, turn, end)) else { return };
         let job = context.job();
         let event = end.map_or_else(RunEvent::Failed, RunEvent::Finished);
         context.end_run(event, &mut self.pages, &mut self.stats.causes);
@@ -143,7 +151,10 @@ impl Scheduler {
             return Some(Placed::UnderWay);
         }
         let n_tokens = context.n_tokens_expected();
-        let is_here = masks.get(n_tokens).is_some();
+        if context.under_way.is_some() && (masks.ends_at(n_tokens) || self.pays_to_wait(context)) {
+            return Some(Placed::UnderWay);
+        }
+        let is_here = !context.lacks_mask();
         let (may_be_late, n_left) = (masks.may_be_late(), n_tokens - context.start());
         let is_under_way = context.under_way.is_some();
         match (n_left, is_here) {
@@ -166,7 +177,7 @@ impl Scheduler {
 
 impl ContextState {
     /// The masks of its run, if they come from the run's caller.
-    fn masks(&self) -> Option<&LateMasks> {
+    pub(super) fn masks(&self) -> Option<&LateMasks> {
         match &self.work {
             Some(Work::Run(run)) => run.masks.as_ref(),
             _ => None,
@@ -205,8 +216,9 @@ impl ContextState {
         }
     }
 
-    /// Whether the mask of the draw after all its tokens is to come.
+    /// Whether the mask of its next draw is to come: the one after all its tokens, where none of those is only expected.
     pub(super) fn lacks_mask(&self) -> bool {
-        self.masks().is_some_and(|masks| masks.get(self.n_tokens_expected()).is_none())
+        let n_expected = self.work.as_ref().map_or(0, Work::n_expected);
+        self.masks().is_some_and(|masks| masks.get(self.n_tokens_expected() - n_expected).is_none())
     }
 }

@@ -57,7 +57,7 @@ impl Scheduler {
             return queue.push(RunEvent::Finished(Finish::ContextFull));
         }
         let n_others = members.len() - 1;
-        let mut run = RunWork::new(settings, queue);
+        let mut run = RunWork::new(settings, queue, self.contexts[&members[0]].kv.tokens.len());
         let mut first = Some(|member| {
             run.mixture = Some(Mixture { member, n_others });
             Work::Run(run)

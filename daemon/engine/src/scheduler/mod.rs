@@ -9,10 +9,10 @@
 //! What comes when: `commands` takes operations in, at the price that `price` says. For a step, `admission` and `room` see
 //! to pages (`holders`, `spares`: which contexts have some to give; `packs`: what evictions left in them), `joint` to jobs
 //! that ride together, `mixture` to those that go on from token to token, `beams` to those that search, `guesses` to trees
-//! that are verified, `late` to masks, `slots` to hidden states, `fair` says which owner is next, `bounds`, `asked` and `moves` what one step has room for, `cost`
-//! how long it takes and `charges` which account pays; `plan` puts it together, `complete` or `failure` takes it in, `returns`
-//! and `waits` note which guests came back and which contexts waited. `parts` and `resize` give memory to other models and
-//! take it.
+//! that are verified, `late` to masks, `expected` to tokens that masks force, `slots` to hidden states, `fair` says which
+//! owner is next, `bounds`, `asked` and `moves` what one step has room for, `cost` how long it takes and `charges` which
+//! account pays; `plan` puts it together, `complete` or `failure` takes it in, `returns` and `waits` note which guests came
+//! back and which contexts waited. `parts` and `resize` give memory to other models and take it.
 //!
 //! A context with work waits in the queue (`fair`) until a plan looks at it, and in the line (`line`) as long as there
 //! are not pages for all that it needs. What is said of its pages:
@@ -34,6 +34,7 @@ mod charges;
 mod commands;
 mod complete;
 mod cost;
+mod expected;
 mod failure;
 mod fair;
 mod guesses;

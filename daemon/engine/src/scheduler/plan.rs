@@ -68,6 +68,8 @@ pub(super) struct PlannedRow {
     pub(super) n_tokens: usize,
     pub(super) n_outputs: usize,
     pub(super) draws: bool,
+    /// Tokens at its end that a run is expected to draw.
+    pub(super) n_expected: usize,
     /// Whether the mask of its draw has not come.
     pub(super) waits_for_mask: bool,
     /// Whether the device keeps the state of its last token.
@@ -312,9 +314,21 @@ impl Scheduler {
         n_tokens_max: usize,
         plan: &mut Plan,
     ) -> Result<Placed, EngineError> {
-        if let Some(placed) = self.place_masked(context, id, plan) {
-            return Ok(placed);
+        let placed = self.place_masked(context, id, plan);
+        match placed.or_else(|| self.place_expecting(context, id, n_tokens_max, plan)) {
+            Some(placed) => Ok(placed),
+            None => self.place_known(context, id, n_tokens_max, plan),
         }
+    }
+
+    /// Gives the context a row of the tokens that it has, all of them if it can.
+    pub(super) fn place_known(
+        &mut self,
+        context: &mut ContextState,
+        id: ContextId,
+        n_tokens_max: usize,
+        plan: &mut Plan,
+    ) -> Result<Placed, EngineError> {
         let (n_draws, n_tokens, start) =
             (context.n_draws_under_way(), context.n_tokens_expected(), context.start());
         if context.work.as_ref().is_some_and(Work::is_of_head) {
@@ -410,6 +424,7 @@ impl Scheduler {
         let epoch = context.epoch;
         let work = context.work.as_ref().expect("a placed context has work");
         let n_outputs = work.outputs(start, end, n_tokens).len();
+        let n_expected = end.saturating_sub(n_tokens - work.n_expected());
         let tree = work.tree().filter(|_| n_outputs > 0).map(|tree| plan.trees.take(tree, n_tokens));
         // What it overwrites is not known until it is taken in.
         context.kv.set_state(None);
@@ -426,6 +441,7 @@ impl Scheduler {
             n_tokens,
             n_outputs,
             draws,
+            n_expected,
             waits_for_mask,
             keeps_state,
             n_charged,
@@ -433,16 +449,6 @@ impl Scheduler {
             epoch,
         });
         Ok(Placed::Row { n_tokens: end - start })
-    }
-
-    /// Whether a context would fill the device but for a page that it shares and is to write: there is no room for the
-    /// page and its copy, so what it has in it is computed again.
-    pub(super) fn has_no_room_for_copy(&self, context: &ContextState, target: usize) -> bool {
-        let blocks = context.kv.blocks();
-        let n_blocks = context.kv.n_blocks_until(target).max(blocks.len());
-        let is_copied =
-            || blocks.get(context.kv.block_of(context.start())).is_some_and(|&b| self.pages.is_shared(b));
-        n_blocks >= self.limits.n_pages && context.under_way.is_none() && is_copied()
     }
 
     /// Sees to it that all pages up to `end` are on the device and that those from `start` on are the context's

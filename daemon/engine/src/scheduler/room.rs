@@ -65,6 +65,16 @@ impl Listed {
 }
 
 impl Scheduler {
+    /// Whether a context would fill the device but for a page that it shares and is to write: there is no room for the
+    /// page and its copy, so what it has in it is computed again.
+    pub(super) fn has_no_room_for_copy(&self, context: &ContextState, target: usize) -> bool {
+        let blocks = context.kv.blocks();
+        let n_blocks = context.kv.n_blocks_until(target).max(blocks.len());
+        let is_copied =
+            || blocks.get(context.kv.block_of(context.start())).is_some_and(|&b| self.pages.is_shared(b));
+        n_blocks >= self.limits.n_pages && context.under_way.is_none() && is_copied()
+    }
+
     /// Sees to it that `n` pages are free for a context, which is out of the table, if that is possible.
     pub(super) fn make_room(&mut self, n: usize, context: &ContextState, plan: &mut Plan) -> bool {
         while self.pages.n_free() < n && self.pages.reclaim_one() {}

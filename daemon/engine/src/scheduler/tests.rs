@@ -6,6 +6,7 @@ mod causes;
 mod cost;
 mod evict;
 mod failing;
+mod forced;
 mod guest;
 pub(crate) mod hash_backend;
 mod hidden;
@@ -42,7 +43,7 @@ use crate::kv::{Holdings, PrefixScope, SegmentLengths, Sequence};
 use crate::mailbox::Ticket;
 use crate::port::Port;
 use crate::run::{Finish, PullReport, RunEvent, RunQueue};
-use crate::sampling::{Looks, Sampler};
+use crate::sampling::{Looks, Sampler, TokenMask};
 
 const N_POSITIONS: usize = 200;
 
@@ -68,9 +69,11 @@ struct Stream {
     seed: u64,
     n_left: usize,
     has_ended: bool,
-    /// Whether its caller supplies the masks, and for how many tokens of the context that was done.
+    /// Whether its caller supplies the masks, and what it expected in the places for which it did.
     is_masked: bool,
-    n_masked: usize,
+    masked: VecDeque<Option<Token>>,
+    /// How often something else was drawn.
+    n_turns: u32,
 }
 
 /// What the caller knows of a context.
@@ -135,6 +138,8 @@ struct World {
     n_verified: usize,
     n_trees: usize,
     n_masks_late: usize,
+    n_masks_ahead: usize,
+    n_turns: usize,
     n_moved_within: usize,
     /// Tokens that were taken out of contexts.
     n_evicted: usize,
@@ -215,6 +220,8 @@ impl World {
             n_verified: 0,
             n_trees: 0,
             n_masks_late: 0,
+            n_masks_ahead: 0,
+            n_turns: 0,
             n_moved_within: 0,
             n_evicted: 0,
             n_evictions_in_100: 0,
@@ -509,6 +516,7 @@ fn random_operations_give_what_a_model_without_pages_gives() {
     let mut n_mixed = mixture::Seen::default();
     let (mut n_verified, mut n_rows_of_head, mut n_moved_within) = (0, 0, 0);
     let (mut n_trees, mut n_cells_moved) = (0, 0);
+    let (mut n_masks_ahead, mut n_turns, mut n_forced) = (0, 0, 0);
     let (mut n_masks_late, mut n_sat_out, mut n_heads_with_pages, mut n_told_again) = (0, 0, 0, 0);
     let mut n_parted = [0; 4];
     let (mut n_taken_apart, mut n_segments_shared) = (0, 0);
@@ -541,6 +549,8 @@ fn random_operations_give_what_a_model_without_pages_gives() {
         n_heads_with_pages += world.backend.n_heads_with_pages;
         n_told_again += world.backend.n_told_again;
         n_masks_late += world.n_masks_late;
+        n_masks_ahead += world.n_masks_ahead;
+        n_turns += world.n_turns;
         n_taken_apart += world.scheduler.pages.n_bundles_taken_apart();
         n_segments_shared += world.n_segments_shared;
         n_jobs.add(&world.n_jobs);
@@ -554,6 +564,7 @@ fn random_operations_give_what_a_model_without_pages_gives() {
         n_cached += stats.n_tokens_cached;
         n_in_vain += stats.causes.n_rows_in_vain();
         n_sat_out += stats.causes[Cause::RowsSatOut];
+        n_forced += stats.n_tokens_forced;
     }
     // The test is worth nothing if the schedules never reach these paths.
     assert!(n_answers > 5_000 && n_tokens > 5_000, "{n_answers} answers, {n_tokens} tokens");
@@ -574,6 +585,7 @@ fn random_operations_give_what_a_model_without_pages_gives() {
     n_jobs.check();
     n_searches.check();
     n_mixed.check();
+    assert!(n_masks_ahead > 1_000 && n_turns > 50 && n_forced > 300, "{n_masks_ahead} {n_turns} {n_forced}");
     assert!(n_masks_late > 300 && n_sat_out > 300, "{n_masks_late} {n_sat_out}");
     assert!(
         n_swaps > 1_000 && n_recomputed > 100 && n_cached > 10_000,

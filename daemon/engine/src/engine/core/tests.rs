@@ -251,7 +251,7 @@ impl House {
     /// The mask of the masked run's next token, which allows one.
     fn send_mask(&mut self, token: Token) {
         let (position, mask) = (3 + self.masked.len(), Arc::new(only(token)));
-        let mask = Operation::Mask { id: MASKED, tag: tag(MASKED), position, mask };
+        let mask = Operation::Mask { id: MASKED, tag: tag(MASKED), position, turn: 0, mask, expected: None };
         self.inputs.push(EngineInput::Operation(mask));
     }
 

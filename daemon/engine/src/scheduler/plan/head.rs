@@ -42,6 +42,7 @@ impl Scheduler {
             n_tokens,
             n_outputs: work.outputs(n_tokens, n_tokens, n_tokens).len(),
             draws,
+            n_expected: 0,
             waits_for_mask: false,
             keeps_state: true,
             n_charged: 0,

@@ -41,6 +41,15 @@ impl Desk {
         (id, queue)
     }
 
+    /// Masks of a run from a place on, after so many turns, each with what is expected there.
+    fn supply(&mut self, id: ContextId, queue: &RunQueue, first: usize, turn: u32, expected: &[Token]) {
+        for (position, &token) in (first..).zip(expected) {
+            let (tag, mask) = (queue.tag(), late::mask_after(0));
+            let expected = Some(token);
+            self.scheduler.apply(Operation::Mask { id, tag, position, turn, mask, expected });
+        }
+    }
+
     /// Takes in a step of which each row draws this.
     fn take_in(&mut self, plan: Plan, output: &Output) {
         let n_outputs = plan.rows.iter().map(|row| row.n_outputs).sum();
@@ -113,6 +122,31 @@ fn what_was_guessed_wrongly_is_told_apart() {
 }
 
 #[test]
+fn what_a_mask_was_wrong_to_force_is_told_and_charged_to_nobody() {
+    let mut desk = Desk::new();
+    let (id, mut queue) = desk.run(1, RunSettings { masks: MaskSource::Caller, ..endless() });
+    desk.supply(id, &queue, 1, 0, &[7, 7, 9, 7]);
+    let plan = desk.scheduler.plan();
+    assert_eq!((plan.rows.len(), plan.n_tokens(), plan.rows[0].n_outputs), (1, 4, 4));
+    assert!(!desk.scheduler.plan().has_rows(), "what follows depends on those draws");
+    desk.take_in(plan, &token(7));
+    desk.check(&[(Cause::TokensGuessedWrong, 1)]);
+    let n_given = std::iter::from_fn(|| queue.try_pull()).count();
+    assert_eq!((n_given, desk.scheduler.stats().n_tokens_forced, desk.account.n_tokens_forced()), (3, 2, 2));
+    // Those before each draw.
+    assert_eq!(desk.account.used(Resource::Tokens), 3);
+    // A guest that does something else while such a row is under way.
+    desk.supply(id, &queue, 4, 1, &[7, 7, 7, 7]);
+    let plan = desk.scheduler.plan();
+    assert_eq!(plan.n_tokens(), 4);
+    let edit = Edit { n_kept: 4, appended: vec![7], n_pulled: queue.n_pulled() };
+    desk.scheduler.apply(Operation::Edit { id, edit });
+    desk.take_in(plan, &token(7));
+    assert_eq!(desk.account.used(Resource::Tokens), 4);
+    desk.check(&[(Cause::TokensGuessedWrong, 1), (Cause::RowsGivenUp, 1)]);
+}
+
+#[test]
 fn a_step_that_fails_takes_the_row_behind_it_along() {
     let mut desk = Desk::new();
     let (_, mut queue) = desk.run(1, endless());
@@ -141,7 +175,14 @@ fn steps_go_by_while_a_run_that_sat_out_has_no_mask() {
         desk.take_in(plan, &token(7));
     }
     let mask = late::mask_after(0);
-    desk.scheduler.apply(Operation::Mask { id, tag: queue.tag(), position: 1, mask });
+    desk.scheduler.apply(Operation::Mask {
+        id,
+        tag: queue.tag(),
+        position: 1,
+        turn: 0,
+        mask,
+        expected: None,
+    });
     let plan = desk.scheduler.plan();
     assert!(plan.rows.iter().any(|row| row.id == id && row.draws));
     desk.take_in(plan, &token(7));

@@ -26,6 +26,16 @@ impl Stream {
             false => drawn(prefix, self.seed),
         }
     }
+
+    /// Takes note of a draw; whether it was not what was expected.
+    pub(super) fn note_drawn(&mut self, token: Token) -> bool {
+        let is_turn = self.masked.pop_front().flatten().is_some_and(|expected| expected != token);
+        if is_turn {
+            self.masked.clear();
+            self.n_turns += 1;
+        }
+        is_turn
+    }
 }
 
 impl World {
@@ -35,31 +45,42 @@ impl World {
         let (id, model) = &mut self.contexts[idx];
         let Some(stream) = model.stream.as_mut().filter(|stream| stream.is_masked) else { return };
         let (id, tag, position) = (*id, stream.queue.tag(), model.tokens.len());
-        let prefix = model.past.chain(&model.tokens);
-        stream.n_masked = position + 1;
-        let position = match stray {
-            // One that came too late, and one that comes twice.
-            0 => position.saturating_sub(1),
-            1 => position + 1,
-            _ => position,
+        let (mut prefix, turn, seed) = (model.past.chain(&model.tokens), stream.n_turns, stream.seed);
+        let wrong = mask_after(prefix.extend(1).last);
+        let mut masks = Vec::new();
+        let mut send = |position, turn, mask, expected| {
+            masks.push(Operation::Mask { id, tag, position, turn, mask, expected });
         };
-        if stray < 2 {
-            let mask = mask_after(prefix.extend(1).last);
-            self.apply(Operation::Mask { id, tag, position, mask });
+        match stray {
+            // One that came too late, one that comes too early, and one for another way.
+            0 => send(position.saturating_sub(1), turn, wrong.clone(), None),
+            1 => send(position + 1, turn, wrong.clone(), None),
+            2 => send(position, turn + 1, wrong.clone(), Some(1)),
+            _ => {}
         }
-        let position = self.contexts[idx].1.tokens.len();
-        self.apply(Operation::Mask { id, tag, position, mask: mask_after(prefix.last) });
-        if stray == 2 {
-            let mask = mask_after(prefix.extend(1).last);
-            self.apply(Operation::Mask { id, tag, position, mask });
+        let n_masks = if self.random.below(3) == 0 { 1 + self.random.below(20) } else { 1 };
+        for n_ahead in 0..n_masks {
+            let mask = mask_after(prefix.last);
+            let next = drawn_under(&mask, prefix.last, seed).expect("the mask allows something").token;
+            // Mostly it is right.
+            let expected = if self.random.below(8) == 0 { (next + 1) % VOCAB as Token } else { next };
+            let is_last = n_ahead + 1 == n_masks;
+            send(position + n_ahead, turn, mask, (!is_last).then_some(expected));
+            if stray == 3 {
+                send(position + n_ahead, turn, wrong.clone(), None);
+            }
+            stream.masked.push_back((!is_last).then_some(expected));
+            prefix = prefix.extend(expected);
         }
+        self.n_masks_ahead += n_masks - 1;
+        masks.into_iter().for_each(|mask| self.apply(mask));
     }
 
     /// Callers come with their masks, some of them.
     pub(super) fn supply_some_masks(&mut self) {
         for idx in 0..self.contexts.len() {
             let model = &self.contexts[idx].1;
-            let is_due = |stream: &Stream| stream.is_masked && stream.n_masked <= model.tokens.len();
+            let is_due = |stream: &Stream| stream.is_masked && stream.masked.is_empty();
             if model.stream.as_ref().is_some_and(is_due) && self.random.below(3) == 0 {
                 self.supply_mask(idx);
             }

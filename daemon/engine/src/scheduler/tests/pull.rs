@@ -45,8 +45,9 @@ impl World {
                 masks: if seed % 32 < 8 && seed % 8 != 1 { MaskSource::Caller } else { MaskSource::Sampler },
             };
             // Those never fail: their seeds are others.
-            let (is_masked, n_masked) = (settings.masks == MaskSource::Caller, 0);
-            model.stream = Some(Stream { queue, seed, n_left, has_ended: false, is_masked, n_masked });
+            let (is_masked, masked) = (settings.masks == MaskSource::Caller, VecDeque::new());
+            let (has_ended, n_turns) = (false, 0);
+            model.stream = Some(Stream { queue, seed, n_left, has_ended, is_masked, masked, n_turns });
             self.apply(Operation::Run { id, edit, settings, tag });
         }
         let model = &mut self.contexts[idx].1;
@@ -61,6 +62,7 @@ impl World {
                 assert_eq!(seen, expected_seen(prefix, stream.seed));
                 assert!(stream.n_left > 0);
                 stream.n_left -= 1;
+                self.n_turns += usize::from(stream.note_drawn(candidate.token));
                 model.tokens.push(candidate.token);
                 model.n_synced += 1;
                 self.n_tokens_pulled += 1;
@@ -97,7 +99,7 @@ impl World {
         }
         let model = &self.contexts[idx].1;
         let stream = model.stream.as_ref().expect("opened above");
-        let is_held_up = stream.is_masked && stream.n_masked <= model.tokens.len();
+        let is_held_up = stream.is_masked && stream.masked.is_empty();
         let is_served =
             stream.has_ended || is_held_up || self.scheduler.has_work() || !self.under_way.is_empty();
         assert!(!is_waiting || is_served, "the engine and a guest wait for each other");

@@ -385,7 +385,8 @@ fn a_guest_pays_for_what_it_has_the_host_do() {
     assert_eq!(paid(&mut house, Operation::Edit { id, edit }), 1_000, "by the token");
     let mask = Arc::new(TokenMask::none(1 << 17));
     let tag = house.guests.ticket(house.caller).tag();
-    assert_eq!(paid(&mut house, Operation::Mask { id, tag, position: 700, mask }), 1_024, "by the byte");
+    let mask = Operation::Mask { id, tag, position: 700, turn: 0, mask, expected: None };
+    assert_eq!(paid(&mut house, mask), 1_024, "by the byte");
     let question = house.ask(id, 700, &[], Ask::Top { n: 1 });
     house.answer(question).0.expect("it fits");
     let edit = Edit::default();
