@@ -107,6 +107,30 @@ impl Context {
         self.rule = rule.cloned();
     }
 
+    /// What is drawn from now on keeps to what another context keeps to, whose tokens this one has, from the same place on: a
+    /// draft guesses under the constraint of what it guesses for. Both models have one vocabulary.
+    ///
+    /// # Errors
+    /// There is no host memory left for a matcher.
+    ///
+    /// # Panics
+    /// The constraint was compiled for a vocabulary of another size.
+    pub fn keep_as(&mut self, other: &Self) -> Result<(), EngineError> {
+        self.rule.clone_from(&other.rule);
+        let Some(rule) = &self.rule else { return Ok(()) };
+        let (n_words, vocab_size) = (rule.constraint().vocab_size(), self.model.limits().vocab_size);
+        assert_eq!(n_words, vocab_size, "the constraint of another vocabulary");
+        let of_rule = |keeping: &&Keeping| keeping.rule.id() == rule.id();
+        let others = other.keeping.as_ref().filter(of_rule);
+        let first = others.map_or_else(|| rule.first(other.tokens.len()), |keeping| keeping.first);
+        if self.keeping.as_ref().filter(of_rule).is_none_or(|keeping| keeping.first != first) {
+            let charge = HostCharge::new(&self.caller.owner().account, WALK_BYTES)?;
+            let walk = others.map_or_else(Walk::default, |keeping| keeping.walk.fork());
+            self.keeping = Some(Keeping { rule: rule.clone(), first, walk: Arc::new(walk), charge });
+        }
+        Ok(())
+    }
+
     /// Has worked out what a draw may give that is about to be asked for, for each of its places. Contexts of which this is
     /// asked before the first question is posted do not wait for each other.
     ///

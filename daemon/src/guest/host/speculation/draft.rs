@@ -1,4 +1,4 @@
-//! Guesses of another model: what it draws with the same sampler at the same positions.
+//! Guesses of another model: what it draws with the same sampler at the same positions, under the same constraint.
 //!
 //! Y. Leviathan and others, "Fast Inference from Transformers via Speculative Decoding" (2023); what agrees is accepted
 //! because both draw with the noise of their position.
@@ -6,7 +6,7 @@
 use std::sync::Arc;
 
 use trellis_engine::account::Owner;
-use trellis_engine::batch::{Token, Tokens};
+use trellis_engine::batch::Token;
 use trellis_engine::sampling::{Looks, Sampler};
 use trellis_engine::{Ahead, Context, EngineError, MaskSource, Pull, RunKey, RunSettings};
 
@@ -28,17 +28,17 @@ impl Draft {
         Self { model, owner, context: None, n_same: 0, n_truncations: 0, n_runs: 0 }
     }
 
-    /// At most `n` tokens that may follow those of a context, which has lost tokens so many times.
+    /// At most `n` tokens that may follow those of a context.
     ///
     /// # Errors
     /// A budget is used up, or the engine has failed or stopped.
     pub(super) async fn guess(
         &mut self,
-        tokens: Tokens<'_>,
-        n_truncations: u64,
+        guessed_for: &Context,
         sampler: &Arc<Sampler>,
         n: usize,
     ) -> Result<Vec<Token>, EngineError> {
+        let (tokens, n_truncations) = (guessed_for.tokens(), guessed_for.n_truncations());
         if self.context.is_none() {
             self.context = Some(Context::create(&self.model, self.owner.clone()).await?);
         }
@@ -54,6 +54,7 @@ impl Draft {
         }
         context.truncate(n_same).await?;
         context.append(&tokens.copy_of(n_same..tokens.len())).await?;
+        context.keep_as(guessed_for)?;
         (self.n_same, self.n_truncations) = (tokens.len(), n_truncations);
         self.n_runs += 1;
         let key = RunKey(self.n_runs);
@@ -76,7 +77,7 @@ impl Draft {
                 Ok(Pull::Token(drawn)) => guess.push(drawn.candidate.token),
                 Ok(Pull::Finished(_)) => break,
                 // Where it cannot draw there is nothing to guess.
-                Err(EngineError::Output(_)) => break,
+                Err(EngineError::Output(_) | EngineError::Constraint(_)) => break,
                 Err(error) => return Err(error),
             }
         }

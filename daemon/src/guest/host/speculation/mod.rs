@@ -128,7 +128,7 @@ impl Speculation {
             Source::Lookup(lookup) => Ok(lookup.guess(context.tokens(), n_max)),
             Source::Draft(draft) => {
                 let n = self.pace.depth(n_max);
-                draft.guess(context.tokens(), context.n_truncations(), &settings.sampler, n).await
+                draft.guess(context, &settings.sampler, n).await
             }
         }
     }

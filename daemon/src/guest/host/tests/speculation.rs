@@ -1,6 +1,7 @@
 //! Streams and generations that guess.
 
 use super::*;
+use crate::guest::bindings::trellis::host::constraints::{Beginning, Grammar, HostConstraint};
 use crate::guest::bindings::trellis::host::decoding::{Guess, SpeculateTreeRequest};
 use crate::guest::bindings::trellis::host::streams::{GuessSource, Speculation};
 
@@ -186,4 +187,26 @@ async fn what_cannot_be_guessed_by_is_refused_with_the_reason() {
     let stream = guest.stream(&context, &sampler, None);
     let error = refused(guest.state.guess(again(&stream), vec![1; 16]));
     assert!(matches!(error, ApiError::InvalidArgument(_)), "{error:?}");
+}
+
+#[tokio::test]
+async fn a_draft_guesses_under_the_constraint_of_what_it_guesses_for() {
+    let mut guest = guest();
+    let model = guest.model("tiny");
+    // Neither model would write this.
+    let grammar = Grammar::Regex("[qz]{80}".to_owned());
+    let constraint = HostConstraint::compile(&mut guest.state, model, grammar).await.expect("a grammar");
+    let sampler = guest.sampler(4, 1.0);
+    guest.state.constrain(&sampler, Some(constraint), Beginning::FirstDraw).expect("put on");
+    let plain = guest.context("Once upon a time").await;
+    let request = guest.request(&plain, &sampler);
+    let [expected] = guest.state.generate(vec![request]).await.expect("a text").try_into().expect("one");
+    let speculation = draft(&mut guest, 6);
+    let context = guest.context("Once upon a time").await;
+    let request = GenerateRequest { speculation, ..guest.request(&context, &sampler) };
+    let [found] = guest.state.generate(vec![request]).await.expect("a text").try_into().expect("one");
+    assert_eq!((found.tokens, found.finish), (expected.tokens, expected.finish));
+    assert_eq!(found.logprobs, expected.logprobs);
+    let [n_guessed, n_accepted] = usage(&mut guest);
+    assert!(n_accepted > 0, "{n_accepted} of {n_guessed}: what a grammar refuses would never be right");
 }
