@@ -112,6 +112,7 @@ impl Host for GuestState {
             tokens_cached: account.n_tokens_cached(),
             tokens_guessed: account.n_tokens_guessed(),
             tokens_accepted: account.n_tokens_guessed_right(),
+            tokens_forced: account.n_tokens_forced(),
             causes: Causes {
                 rows_given_up: causes[Cause::RowsGivenUp],
                 rows_past_end: causes[Cause::RowsPastEnd],

@@ -373,7 +373,9 @@ records! {
     StreamOptions { max_tokens, stop_tokens, top, hidden, speculation, others }
     TokenRange { token, vocab_size }
     UnknownName { name, known }
-    Usage { tokens, pages, contexts, tokens_in_vain, tokens_cached, tokens_guessed, tokens_accepted, causes }
+    Usage {
+        tokens, pages, contexts, tokens_in_vain, tokens_cached, tokens_guessed, tokens_accepted, tokens_forced, causes,
+    }
 }
 
 /// Enums and variants, by the names of their cases.
