@@ -1,5 +1,6 @@
 //! The host API called as the generated bindings call it.
 
+mod forced;
 mod held;
 mod speculation;
 mod v0_1;
