@@ -22,7 +22,7 @@ pub enum Cause {
     RowsSatOut,
     /// Tokens in vain: decoded ahead of a guest that did something else then.
     TokensGivenUp,
-    /// Tokens in vain: guessed wrongly.
+    /// Tokens in vain: guessed wrongly, or expected of a constraint and not drawn. The latter are charged to nobody.
     TokensGuessedWrong,
     /// Steps of the device, those of other models included, that went by while a context could decode and had no row,
     /// summed over contexts.
