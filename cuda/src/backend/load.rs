@@ -18,8 +18,8 @@ use crate::ops::attention::Attention;
 use crate::ops::topn::N_TOP_MAX;
 use crate::ops::{attention, logits, norm};
 use crate::step::{
-    LATE_MASK_BYTES_MAX, MASK_BYTES_MAX, N_SCORES_MAX, N_SLOTS, N_TOP_ENTRIES_MAX, StepLimits, Steps,
-    given_bytes, whole_bytes,
+    LATE_MASK_BYTES_MAX, MASK_BYTES_MAX, N_COPIED_PAGES, N_SCORES_MAX, N_SLOTS, N_TOP_ENTRIES_MAX,
+    StepLimits, Steps, given_bytes, whole_bytes,
 };
 use crate::{Card, CudaError, Event, Timing};
 
@@ -240,6 +240,7 @@ impl CudaBackend {
                     mask_bytes: MASK_BYTES_MAX,
                     late_mask_bytes: LATE_MASK_BYTES_MAX,
                     given_bytes: given_bytes(config.vocab_size),
+                    n_history_pages: N_COPIED_PAGES,
                 },
             },
             device: gpu.name().to_owned(),

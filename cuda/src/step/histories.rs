@@ -5,14 +5,15 @@
 //! table, which says of each entry that its page is the next one; a row's tokens lie as the table of a whole context would
 //! have them, and it begins that much before.
 
-use trellis_engine::backend::PAGE_LEN;
+use trellis_engine::backend::{PAGE_LEN, n_history_pages};
 use trellis_engine::batch::SlotId;
 
 use super::row::StepRow;
 use super::slots::EditList;
 use crate::ops::edits::Target;
 
-/// Pages of tokens that the draws of a step look at in such contexts: 256K tokens. What needs more the host draws.
+/// Pages of tokens that the draws of a step look at in such contexts: 256K tokens. The engine plans no step with more; of a
+/// row that needs more alone, the host draws.
 pub(crate) const N_COPIED_PAGES: usize = 1 << 14;
 
 /// Where the tokens of a step's rows were put.
@@ -45,10 +46,7 @@ pub(crate) fn table(n_pages: usize) -> Vec<u32> {
 
 /// Pages that have the last `n_tokens` tokens before `end`, and those of the row behind them.
 pub(super) fn n_copied_pages(row: &StepRow<'_>, n_tokens: usize, end: usize) -> usize {
-    match n_tokens {
-        0 => 0,
-        n => row.end().div_ceil(PAGE_LEN) - (end - n) / PAGE_LEN,
-    }
+    n_history_pages(n_tokens, end, row.end())
 }
 
 impl Histories {

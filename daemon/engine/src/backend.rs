@@ -73,6 +73,19 @@ pub struct AskLimits {
     pub late_mask_bytes: usize,
     /// Bytes of masks and biases that programs are given, each counted once.
     pub given_bytes: usize,
+    /// Pages of tokens, as [`n_history_pages`] counts them, that draws look at apart from the pages of their contexts: behind
+    /// the nodes of trees of guesses, each for itself, and where tokens were evicted. A tree that needs more alone is cut.
+    pub n_history_pages: usize,
+}
+
+/// Pages from the one with the first of the last `n_tokens` tokens before `end` up to the end of their row, as they lie in a
+/// context from which nothing is gone; none where a draw looks at no tokens.
+#[must_use]
+pub fn n_history_pages(n_tokens: usize, end: usize, row_end: usize) -> usize {
+    match n_tokens {
+        0 => 0,
+        n => row_end.div_ceil(PAGE_LEN) - (end - n) / PAGE_LEN,
+    }
 }
 
 impl AskLimits {
@@ -85,6 +98,7 @@ impl AskLimits {
         mask_bytes: usize::MAX,
         late_mask_bytes: usize::MAX,
         given_bytes: usize::MAX,
+        n_history_pages: usize::MAX,
     };
 }
 

@@ -304,6 +304,16 @@ impl OutputKind<'_> {
         matches!(self, Self::Sample(_) | Self::Masked { .. } | Self::Program { .. })
     }
 
+    /// What draws, or what the row is ranked by.
+    #[must_use]
+    pub fn sampler(&self) -> Option<&Sampler> {
+        match self {
+            Self::Sample(sampler) | Self::Program { sampler, .. } => Some(*sampler),
+            Self::Masked { sampler, .. } | Self::Ranked { sampler, .. } => Some(&***sampler),
+            _ => None,
+        }
+    }
+
     /// Whether it waits for its mask.
     #[must_use]
     pub fn is_late(&self) -> bool {

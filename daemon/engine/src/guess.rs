@@ -340,7 +340,7 @@ impl GuessTree {
     }
 
     /// The first node behind the context, the first one behind that, and so on.
-    fn first_branch(&self) -> Vec<usize> {
+    pub(crate) fn first_branch(&self) -> Vec<usize> {
         let mut branch: Vec<usize> = Vec::new();
         for node in 0..self.n_nodes() {
             if self.parents[node] == branch.last().copied() {

@@ -84,14 +84,15 @@ impl Outputs {
         Some(table_start)
     }
 
-    /// Pages of tokens that the draws of these rows look at, where tokens were evicted.
+    /// Pages of tokens that the draws of these rows look at, where tokens were evicted. What the draw of a row looks at that
+    /// looks back furthest is there for its others.
     pub(in crate::step) fn n_copied_pages(rows: &[StepRow<'_>]) -> usize {
         let n_pages = |row: &StepRow<'_>, request: &OutputRequest<'_>| {
             let end = request.position + 1;
             draw_of(request).map_or(0, |(sampler, _)| n_copied_pages(row, sampler.n_history(end), end))
         };
         let holed = rows.iter().filter(|row| row.evicted.is_some());
-        holed.map(|row| row.requests.iter().map(|request| n_pages(row, request)).sum::<usize>()).sum()
+        holed.filter_map(|row| row.requests.iter().map(|request| n_pages(row, request)).max()).sum()
     }
 
     /// Words that the draws of these rows need at most, behind so many page copies.

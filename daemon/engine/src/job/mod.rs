@@ -193,6 +193,11 @@ impl Work {
         if let Self::Verify(work) = self { work.tree() } else { None }
     }
 
+    /// How what is guessed is drawn, if it verifies guesses.
+    pub(crate) fn verifies_by(&self) -> Option<&Sampler> {
+        if let Self::Verify(work) = self { Some(work.sampler()) } else { None }
+    }
+
     /// Whether something comes back for each of many tokens, by as many as there is room for.
     pub(crate) fn asks_of_each(&self) -> bool {
         matches!(self, Self::Ask(AskWork { ask: Ask::Hidden { pooling: Pooling::MeanFrom(_), .. }, .. }))

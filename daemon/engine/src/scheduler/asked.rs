@@ -6,6 +6,7 @@ use std::ops::Range;
 use std::ptr;
 use std::sync::Arc;
 
+use super::histories::n_history_pages_of;
 use super::{ContextState, Plan, Scheduler};
 use crate::backend::{AskLimits, Limits};
 use crate::batch::{OutputKind, OutputRequest, Requests, Within};
@@ -26,6 +27,7 @@ pub(super) struct Asked {
     mask_bytes: usize,
     late_mask_bytes: usize,
     given_bytes: usize,
+    n_history_pages: usize,
 }
 
 /// What the rows of a step are given: masks and biases of programs, and what is added to tokens, by address. A device brings
@@ -124,6 +126,11 @@ impl Asked {
         }
     }
 
+    /// The same with draws that look at so many pages of tokens beside those of their contexts.
+    pub(super) fn looking_at(self, n_history_pages: usize) -> Self {
+        Self { n_history_pages, ..self }
+    }
+
     pub(super) fn plus(self, other: Self) -> Self {
         Self {
             whole_bytes: self.whole_bytes + other.whole_bytes,
@@ -132,6 +139,7 @@ impl Asked {
             mask_bytes: self.mask_bytes + other.mask_bytes,
             late_mask_bytes: self.late_mask_bytes + other.late_mask_bytes,
             given_bytes: self.given_bytes + other.given_bytes,
+            n_history_pages: self.n_history_pages + other.n_history_pages,
         }
     }
 
@@ -144,7 +152,8 @@ impl Asked {
             && fits(both.n_scores, row.n_scores, limits.n_scores)
             && fits(both.mask_bytes, row.mask_bytes, limits.mask_bytes)
             && fits(both.late_mask_bytes, row.late_mask_bytes, limits.late_mask_bytes)
-            && fits(both.given_bytes, row.given_bytes, limits.given_bytes);
+            && fits(both.given_bytes, row.given_bytes, limits.given_bytes)
+            && fits(both.n_history_pages, row.n_history_pages, limits.n_history_pages);
         all_fit.then_some(both)
     }
 }
@@ -179,6 +188,7 @@ impl Scheduler {
         if work.member().is_some_and(|member| member.stage == Stage::Rides) {
             return Some(plan.asked);
         }
+        let n_history_pages = n_history_pages_of(context, &tokens, n_tokens);
         let mut requests = work.outputs(tokens.start, tokens.end, n_tokens);
         // As the device counts: without what was evicted before the row.
         let n_evicted = tokens.start - context.kv.row_index(tokens.start);
@@ -187,7 +197,7 @@ impl Scheduler {
             true => None,
             false => context.kv.steered(tokens.start, tokens.end),
         };
-        let row = Asked::of(&requests, steered, &self.limits, &plan.given);
+        let row = Asked::of(&requests, steered, &self.limits, &plan.given).looking_at(n_history_pages);
         plan.asked.with(row, &self.limits.asks)
     }
 
@@ -239,6 +249,7 @@ mod tests {
             mask_bytes: 130,
             late_mask_bytes: 130,
             given_bytes: 5000,
+            n_history_pages: 30,
         };
         let limits = Limits { asks, hidden_size: 16, ..Limits::of_nothing(4, 16) };
         let (few, many) = (vec![0; 60], vec![0; 101]);
@@ -310,6 +321,10 @@ mod tests {
             Asked { whole_bytes: 4000, ..nothing },
             "a program's row is looked at on the host"
         );
+
+        let apart = nothing.with(nothing.looking_at(40), &asks).expect("nothing else looks at tokens apart");
+        assert_eq!(apart.with(nothing.looking_at(1), &asks), None);
+        assert_eq!(apart.with(nothing, &asks), Some(apart));
 
         let narrow = AskLimits { whole_bytes: 1, ..asks };
         assert!(nothing.with(of(OutputKind::Full), &narrow).is_some(), "nobody else asks for a row");

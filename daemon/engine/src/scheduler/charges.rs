@@ -2,7 +2,9 @@
 
 use std::ops::Range;
 
+use super::cost::Costs;
 use super::fair::Class;
+use super::histories::n_history_pages_of;
 use super::{ContextState, Plan, Scheduler};
 
 impl Scheduler {
@@ -25,7 +27,7 @@ impl Scheduler {
         let n_thousandths = n_thousandths + self.steering_cost(context, tokens.start, tokens.end);
         let n_pages = context.kv.blocks().len();
         let n_pages_beside = work.n_pages_beside(tokens.end, n_all, n_pages, &self.limits);
-        let of_outputs = work.outputs_cost(tokens, n_all, &self.limits);
+        let of_outputs = work.outputs_cost(tokens.clone(), n_all, &self.limits);
         let (cost, n_thousandths) = if class == Class::Decode {
             plan.work.n_decode_rows += n_tokens;
             // A verification is as many rows as it has tokens, and reads its pages once; the nodes of a tree each for itself.
@@ -39,7 +41,10 @@ impl Scheduler {
         };
         plan.work.n_thousandths_beside += n_thousandths;
         plan.work.n_pages_beside += n_pages_beside;
-        let beside = self.costs.thousandths_ns(n_thousandths) + self.costs.pages_ns(n_pages_beside);
+        let n_history_pages = n_history_pages_of(context, &tokens, n_all);
+        let beside = Costs::histories_ns(n_history_pages)
+            + self.costs.thousandths_ns(n_thousandths)
+            + self.costs.pages_ns(n_pages_beside);
         self.commons.queue.charge(&context.seat, cost + beside);
     }
 }

@@ -241,7 +241,7 @@ impl Scheduler {
         let n_tokens = context.kv.tokens.len();
         let work = match ask {
             Ask::Verify { sampler, guess } => {
-                let guess = match guesses.fitting(guess, &context.kv) {
+                let guess = match guesses.fitting(guess, &sampler, &context.kv) {
                     Ok(guess) => guess,
                     Err(error) => return reply.send(Done::Answer(Err(error))),
                 };

@@ -22,6 +22,9 @@ const SHARE_BESIDE_MOST: f64 = 0.5;
 /// Steps with prompts in a row before one is left without.
 const N_STEPS_MIXED: usize = 64;
 
+/// A page of tokens that is brought for a draw: the host puts them into what a step brings.
+const HISTORY_PAGE_NS: u64 = 40;
+
 /// A page that is looked up in the prefix cache: its tokens are hashed.
 const FOUND_BLOCK_NS: u64 = 400;
 
@@ -180,6 +183,11 @@ impl Costs {
     /// So many pages found in the prefix cache.
     pub(super) fn found_ns(n_blocks: usize) -> u64 {
         FOUND_BLOCK_NS * n_blocks as u64
+    }
+
+    /// So many pages of tokens brought for draws.
+    pub(super) fn histories_ns(n_pages: usize) -> u64 {
+        HISTORY_PAGE_NS * n_pages as u64
     }
 
     /// How long a step of so many decode rows may last, when it may last `multiple` times as long as without prompts.

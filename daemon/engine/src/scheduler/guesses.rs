@@ -1,12 +1,14 @@
 //! What is verified of a guess, and what becomes of a tree whose draws are known.
 
 use super::bounds::{N_ROWS_PER_PREFILL, N_TOKENS_PER_PREFILL};
+use super::histories::n_nodes_within;
 use super::{Move, Scheduler};
 use crate::backend::PAGE_LEN;
 use crate::batch::CellMove;
 use crate::error::EngineError;
 use crate::guess::{Guess, N_GUESS_MAX, N_TREE_NODES_MAX};
 use crate::kv::Sequence;
+use crate::sampling::Sampler;
 
 /// What a step takes of guesses.
 #[derive(Clone, Copy, Debug)]
@@ -15,6 +17,8 @@ pub(super) struct GuessLimits {
     n_tree_nodes: usize,
     /// Tokens that all pages hold.
     n_tokens: usize,
+    /// Pages of tokens that the draws behind the nodes of a tree look at.
+    n_history_pages: usize,
     /// Whether attention tells the cells of a page apart: where layers see windows it does not.
     tells_cells_apart: bool,
 }
@@ -26,12 +30,17 @@ impl GuessLimits {
     }
 
     /// The form in which a guess is verified behind a context. Behind one with holes, and by layers with windows, a tree is its
-    /// first branch.
+    /// first branch; of one whose draws look at more tokens than a step brings, the first nodes are left.
     ///
     /// # Errors
     /// It is more than a step takes.
-    pub(super) fn fitting(self, guess: Guess, kv: &Sequence) -> Result<Guess, EngineError> {
-        let Self { n_chain_tokens, n_tree_nodes, n_tokens, tells_cells_apart } = self;
+    pub(super) fn fitting(
+        self,
+        guess: Guess,
+        sampler: &Sampler,
+        kv: &Sequence,
+    ) -> Result<Guess, EngineError> {
+        let Self { n_chain_tokens, n_tree_nodes, n_tokens, n_history_pages, tells_cells_apart } = self;
         let of_tree = guess.tree().map(|tree| tree.n_nodes());
         let n_tokens_max = if of_tree.is_some() { n_tree_nodes } else { n_chain_tokens };
         let n_guessed = guess.tokens().len();
@@ -43,10 +52,13 @@ impl GuessLimits {
         }
         // Alone on the device a context is decoded to the last page; no guess may keep it from that.
         let guess = guess.within(n_tokens.saturating_sub(kv.tokens.len()));
-        let is_chain = guess.tree().is_some_and(|tree| tree.is_chain());
-        match is_chain || !tells_cells_apart || kv.is_holed() {
+        let Some(tree) = guess.tree() else { return Ok(guess) };
+        // The draws of a chain find all that they look at beside the pages: it goes further than so few nodes.
+        let n_nodes = n_nodes_within(tree, sampler, kv.tokens.len(), n_history_pages);
+        let is_cut_short = n_nodes < tree.n_nodes() && n_nodes <= tree.first_branch().len();
+        match is_cut_short || tree.is_chain() || !tells_cells_apart || kv.is_holed() {
             true => Ok(guess.into_chain().first(n_chain_tokens)),
-            false => Ok(guess),
+            false => Ok(guess.within(n_nodes)),
         }
     }
 }
@@ -61,6 +73,7 @@ impl Scheduler {
             n_chain_tokens: N_GUESS_MAX.min(n_tokens - 1),
             n_tree_nodes: N_TREE_NODES_MAX.min(n_rows_most - 1),
             n_tokens: self.limits.n_pages * PAGE_LEN,
+            n_history_pages: self.limits.asks.n_history_pages,
             tells_cells_apart: self.limits.n_stretches_max > 0,
         }
     }

@@ -21,6 +21,7 @@ pub(super) use self::jobs::{Jobs, Wants};
 use super::asked::Asked;
 use super::bounds::N_ROWS_PER_PREFILL;
 use super::cost::StepWork;
+use super::histories::n_history_pages_of;
 use super::mixture::Next;
 use super::plan::{N_BLOCKS_FOUND_MAX, Placed};
 use super::{ContextState, Plan, Scheduler, Source, UnderWay};
@@ -349,7 +350,9 @@ impl Scheduler {
             let steered =
                 steered.filter(|steered| !added.iter().any(|other| ptr::eq(*other, steered.steering)));
             added.extend(steered.map(|steered| steered.steering));
-            sum.plus(Asked::of(&requests.unwrap_or_default(), steered, &self.limits, &plan.given))
+            let of_member = Asked::of(&requests.unwrap_or_default(), steered, &self.limits, &plan.given);
+            let n_history_pages = n_history_pages_of(context, &(n_tokens - 1..n_tokens), n_tokens);
+            sum.plus(of_member.looking_at(n_history_pages))
         })
     }
 

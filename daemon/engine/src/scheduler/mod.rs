@@ -38,6 +38,7 @@ mod expected;
 mod failure;
 mod fair;
 mod guesses;
+mod histories;
 mod holders;
 mod joint;
 mod late;

@@ -196,6 +196,75 @@ fn a_tree_that_no_step_has_room_for_is_refused_with_both_numbers() {
     }
 }
 
+/// So many alternatives for one token.
+fn roots(n: Token) -> GuessTree {
+    let nodes: Vec<GuessNode> = (0..n).map(|token| GuessNode { token, parent: None }).collect();
+    GuessTree::new(&nodes).expect("a tree")
+}
+
+#[test]
+fn of_a_tree_whose_draws_look_far_back_as_much_is_verified_as_a_step_brings_tokens_for() {
+    let penalizing =
+        |last_n| Arc::new(Sampler { repetition_penalty: 1.5, penalty_last_n: last_n, ..Sampler::greedy() });
+    let context = text(&mut Random(35), 100);
+    let behind = |idx: u32| idx.checked_sub(1).filter(|_| idx < 11);
+    let deep: Vec<GuessNode> = (0..12).map(|idx| GuessNode { token: idx, parent: behind(idx) }).collect();
+    let deep = GuessTree::new(&deep).expect("a tree");
+    for (sampler, tree, n_nodes) in [
+        (Arc::new(Sampler::greedy()), roots(20), 20),
+        // One page each, or two.
+        (penalizing(Some(4)), roots(20), 20),
+        // Seven pages each.
+        (penalizing(None), roots(20), 5),
+        // A branch of eleven tokens, whose draws need nothing, before five nodes.
+        (penalizing(None), deep, 11),
+    ] {
+        let mut house = House::with_rows(128, u64::MAX, 80);
+        house.scheduler.limits.asks.n_history_pages = 40;
+        let id = house.create();
+        let ask = Ask::Verify { sampler, guess: tree.into() };
+        let reply = house.ask(id, 0, &context, ask);
+        let (answer, n_tokens) = house.answer(reply);
+        assert!(!tokens(&answer.expect("it was drawn")).is_empty());
+        assert_eq!(n_tokens, context.len() as u64 + n_nodes);
+    }
+}
+
+#[test]
+fn trees_whose_draws_look_far_back_ride_one_after_the_other() {
+    let mut random = Random(36);
+    let mut house = House::with_rows(256, u64::MAX, 200);
+    house.scheduler.limits.asks.n_history_pages = 80;
+    let sampler = Arc::new(Sampler { repetition_penalty: 1.5, ..Sampler::greedy() });
+    let contexts: Vec<_> = (0..3).map(|_| (house.create(), text(&mut random, 100))).collect();
+    let mut n_trees_most = 0;
+    // It is learnt step by step how many rows a step may have.
+    for round in 0..40 {
+        let mut replies: Vec<_> = contexts
+            .iter()
+            .map(|(id, context)| {
+                let ask = Ask::Verify { sampler: sampler.clone(), guess: roots(5).into() };
+                let n_there = if round == 0 { 0 } else { 99 };
+                house.ask(*id, n_there, &context[n_there..], ask)
+            })
+            .collect();
+        while !replies.is_empty() {
+            let (plan, outputs) = house.submit();
+            // Seven pages for each node.
+            let n_trees = plan.rows.iter().filter(|row| row.n_outputs > 0).count();
+            assert!(35 * n_trees <= 80, "{n_trees} trees");
+            n_trees_most = n_trees_most.max(n_trees);
+            house.scheduler.complete(plan, outputs, 1_000_000);
+            house.move_cells();
+            replies.retain(|reply| match house.try_answer(reply) {
+                Some(answer) => answer.map(|_| false).expect("it was drawn"),
+                None => true,
+            });
+        }
+    }
+    assert_eq!(n_trees_most, 2);
+}
+
 #[test]
 fn where_attention_has_windows_a_tree_is_its_first_branch() {
     let mut random = Random(33);
