@@ -44,6 +44,12 @@ impl VerifyWork {
         Self { sampler, guess, reply, n_base }
     }
 
+    /// Leaves so many of the guessed tokens.
+    pub(crate) fn cut_guess(&mut self, n_tokens: usize) {
+        let guess = std::mem::replace(&mut self.guess, Guess::NOTHING);
+        self.guess = guess.within(n_tokens).first(n_tokens);
+    }
+
     /// How it draws.
     pub(super) fn sampler(&self) -> &Arc<Sampler> {
         &self.sampler

@@ -2,11 +2,15 @@
 
 use super::bounds::{N_ROWS_PER_PREFILL, N_TOKENS_PER_PREFILL};
 use super::histories::n_nodes_within;
-use super::{Move, Scheduler};
+use super::plan::Placed;
+use super::{ContextState, Move, Plan, Scheduler};
+use crate::account::{BudgetExceeded, Resource};
 use crate::backend::PAGE_LEN;
 use crate::batch::CellMove;
+use crate::command::ContextId;
 use crate::error::EngineError;
 use crate::guess::{Guess, N_GUESS_MAX, N_TREE_NODES_MAX};
+use crate::job::Work;
 use crate::kv::Sequence;
 use crate::sampling::Sampler;
 
@@ -63,7 +67,55 @@ impl GuessLimits {
     }
 }
 
+/// Of a context whose guess lies behind it, how many guessed tokens there is room for after this refusal; `None` where guesses
+/// are not what it lacks room for.
+fn n_guessed_within(refusal: &EngineError, n_base: usize, kv: &Sequence) -> Option<usize> {
+    let n_guessed = kv.tokens.len() - n_base;
+    let behind_pages = |n_lacking: usize| {
+        let n_blocks = kv.n_blocks_to(kv.tokens.len());
+        let n_fit = (0..n_guessed).rev().find(|n| kv.n_blocks_to(n_base + n) + n_lacking <= n_blocks);
+        n_fit.unwrap_or(0)
+    };
+    match refusal {
+        EngineError::Budget(BudgetExceeded { what, used, requested, limit, .. }) => {
+            let n_lacking = (used + requested).saturating_sub(*limit) as usize;
+            // Some go in any case: what lacks may be room for a copy.
+            let n_most = n_guessed.checked_sub(1)?;
+            match *what == Resource::Tokens.name() {
+                true => Some(n_guessed.saturating_sub(n_lacking).min(n_most)),
+                false => Some(behind_pages(n_lacking).min(n_most)),
+            }
+        }
+        EngineError::NoPages { n_needed, n_pages } => {
+            let n_most = n_guessed.checked_sub(1)?;
+            Some(behind_pages(n_needed - n_pages).min(n_most))
+        }
+        _ => None,
+    }
+}
+
 impl Scheduler {
+    /// As [`Self::place_context`]. Of guesses, as many are verified as a budget and the device have room for: only what a
+    /// context is refused without them is an error.
+    pub(super) fn place_guessing(
+        &mut self,
+        context: &mut ContextState,
+        id: ContextId,
+        n_tokens_max: usize,
+        plan: &mut Plan,
+    ) -> Result<Placed, EngineError> {
+        loop {
+            let placed = self.place_context(context, id, n_tokens_max, plan);
+            let (Err(refusal), Some(Work::Verify(work))) = (&placed, &mut context.work) else {
+                return placed;
+            };
+            let Some(n_guessed) = n_guessed_within(refusal, work.n_base, &context.kv) else { return placed };
+            work.cut_guess(n_guessed);
+            context.kv.truncate(work.n_base, &mut self.pages);
+            context.kv.append(work.guess(), &mut self.pages);
+        }
+    }
+
     /// Nodes of a tree find room in some step, whoever waits beside it: each is a row, and so is the token before them.
     pub(super) fn guess_limits(&self) -> GuessLimits {
         let (n_rows, n_tokens) = (self.limits.n_rows_max, self.settings.n_step_tokens);

@@ -281,7 +281,7 @@ impl Scheduler {
         }
         let placed = match context.n_tree_rows().is_some_and(|n_rows| n_rows > n_rows_max) {
             true => Ok(Placed::Waits),
-            false => self.place_context(&mut context, id, n_tokens_max, plan),
+            false => self.place_guessing(&mut context, id, n_tokens_max, plan),
         };
         let mut failure = None;
         let placed = placed.unwrap_or_else(|error| {

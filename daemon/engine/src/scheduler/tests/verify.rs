@@ -15,7 +15,7 @@ use crate::causes::Cause;
 use crate::command::{Ahead, Answer, Ask, ContextId, Edit, MaskSource, Operation, RunSettings};
 use crate::completion::{CallerId, Done};
 use crate::error::EngineError;
-use crate::guess::{Guess, N_GUESS_MAX};
+use crate::guess::{Guess, GuessNode, GuessTree, N_GUESS_MAX};
 use crate::mailbox::Ticket;
 use crate::port::Port;
 use crate::sampling::{Sampler, TokenMask};
@@ -64,6 +64,21 @@ pub(super) fn question(prefix: impl Into<Chain>, seed: u64, guess: Vec<Token>) -
     (Ask::Verify { sampler, guess: Guess::Chain(guess) }, answer)
 }
 
+/// Whether an answer has the beginning of what was to be drawn, as where a budget has no room for the rest of a guess.
+pub(super) fn is_cut(answer: &Answer, expected: &Answer) -> bool {
+    match (answer, expected) {
+        (Answer::Verified(drawn), Answer::Verified(all)) => {
+            (1..all.len()).contains(&drawn.len()) && all.starts_with(drawn)
+        }
+        _ => false,
+    }
+}
+
+/// Whether an account may come to an end of its tokens or pages.
+pub(super) fn is_bounded(account: &Account) -> bool {
+    [Resource::Tokens, Resource::Pages].iter().any(|&what| account.limit(what) < u64::MAX)
+}
+
 pub(super) struct House {
     pub(super) scheduler: Scheduler,
     pub(super) backend: HashBackend,
@@ -81,6 +96,10 @@ impl House {
     }
 
     pub(super) fn with_rows(n_step_tokens: usize, n_pages: u64, n_rows_max: usize) -> Self {
+        Self::within(Budget { n_pages, ..Budget::UNLIMITED }, n_step_tokens, n_rows_max)
+    }
+
+    pub(super) fn within(budget: Budget, n_step_tokens: usize, n_rows_max: usize) -> Self {
         let limits = Limits {
             n_pages: 100,
             n_granule_pages: 1,
@@ -103,7 +122,6 @@ impl House {
             asks: AskLimits::NONE,
         };
         let settings = SchedulerSettings::alone(n_step_tokens);
-        let budget = Budget { n_pages, ..Budget::UNLIMITED };
         let account = Account::new("guest", budget, None);
         let owner =
             Owner { actor: ActorId(1), session: SessionId(1), guest: GuestId(1), account: account.clone() };
@@ -322,6 +340,51 @@ fn a_guess_that_no_step_has_room_for_is_refused_with_both_numbers() {
                     assert_eq!((found, most), (n_tokens, n_tokens_max));
                 }
                 other => panic!("{other:?}"),
+            }
+        }
+    }
+}
+
+#[test]
+fn of_guesses_as_many_are_verified_as_a_budget_has_room_for() {
+    let mut random = Random(8);
+    let context = text(&mut random, 40);
+    let right: Vec<Token> = steps(hash(&context), 8).map(|drawn| drawn.token).take(15).collect();
+    let tree = |branch: &[Token]| {
+        let behind = |idx: usize| (idx > 0).then(|| idx as u32 - 1);
+        let mut nodes: Vec<GuessNode> =
+            branch.iter().enumerate().map(|(idx, &token)| GuessNode { token, parent: behind(idx) }).collect();
+        nodes.push(GuessNode { token: (branch[0] + 1) % VOCAB as Token, parent: None });
+        Guess::from(GuessTree::new(&nodes).expect("a tree"))
+    };
+    let pages = |n_pages| Budget { n_pages, ..Budget::UNLIMITED };
+    let tokens_of = |n_tokens| Budget { n_tokens, ..Budget::UNLIMITED };
+    for guess in [Guess::Chain(right.clone()), tree(&right)] {
+        let n_guessed = guess.tokens().len();
+        // Three pages hold 48 tokens, of which the last that is drawn need not be computed.
+        for (budget, n_fit, has_room_after) in [
+            (Budget::UNLIMITED, n_guessed, true),
+            (pages(4), n_guessed, true),
+            (pages(3), 8, false),
+            (tokens_of(45), 5, false),
+            (tokens_of(40), 0, false),
+        ] {
+            let mut house = House::within(budget, 64, 40);
+            let id = house.create();
+            let sampler = Arc::new(Sampler { seed: 8, ..Sampler::greedy() });
+            let ask = Ask::Verify { sampler: sampler.clone(), guess: guess.clone() };
+            let reply = house.ask(id, 0, &context, ask);
+            let (answer, n_tokens) = house.answer(reply);
+            let drawn = tokens(&answer.expect("without guesses there is room"));
+            assert_eq!(drawn.len(), 1 + n_fit.min(right.len()), "{budget:?}");
+            assert_eq!(n_tokens, 40 + n_fit as u64, "{budget:?}");
+            // What plain decoding has no room for is refused.
+            let ask = Ask::Verify { sampler, guess: Guess::Chain(vec![1; 4]) };
+            let reply = house.ask(id, context.len(), &drawn, ask);
+            let answer = house.answer(reply).0;
+            match has_room_after {
+                true => assert!(answer.is_ok(), "{budget:?}: {answer:?}"),
+                false => assert!(matches!(answer, Err(EngineError::Budget(_))), "{budget:?}: {answer:?}"),
             }
         }
     }
