@@ -1,6 +1,6 @@
 //! Steered contexts against the CPU: in prompts, decoded in captured steps, looked at between layers, and beside others.
 
-use trellis_engine::batch::OutputKind;
+use trellis_engine::batch::{Output, OutputFault, OutputKind};
 use trellis_engine::model::{Dtype, ModelConfig};
 use trellis_engine::sampling::Sampler;
 use trellis_engine::{Steered, Steering};
@@ -95,5 +95,36 @@ fn neighbours_of_steered_contexts_get_the_bits_that_they_get_beside_others() {
         assert_eq!(plain[0], beside[0], "the neighbour");
         assert_ne!(plain[1], beside[1], "the steered one");
         assert_eq!(plain, again);
+    }
+}
+
+/// As on the CPU: what overflows is told, and nothing of it stays in pages or slots.
+#[test]
+fn a_residual_that_overflows_is_not_a_number() {
+    let Some(card) = card() else { return };
+    let model = bundled("tiny");
+    let ModelConfig { vocab_size, hidden_size, n_layers, .. } = model.config;
+    let mut random = Random(33);
+    let texts = [20, 33].map(|n| tokens(&mut random, n, vocab_size));
+    let greedy = Sampler::greedy();
+    let fault = Output::Failed(OutputFault::NotANumber);
+    for dtype in [Dtype::F32, Dtype::F16] {
+        let mut device = load_on(&card, &model, dtype);
+        for after in [0, 2, n_layers] {
+            let added = Steering::new(vec![(after, vec![1e38; hidden_size])], n_layers, hidden_size);
+            let added = added.expect("it fits").expect("it is some");
+            let mut run = |steered: Option<Steered<'_>>| {
+                let rows = texts.iter().enumerate().map(|(idx, text)| {
+                    let last = text.len() - 1;
+                    let asked = vec![(last, OutputKind::Sample(&greedy)), (last, OutputKind::Full)];
+                    Row { steered: steered.filter(|_| idx == 1), ..row(idx as u32, text, 0, idx * 30, asked) }
+                });
+                device.forward(&Batch { copies: &[], rows: rows.collect() }).expect("a step")
+            };
+            let plain = run(None);
+            let beside = run(Some(Steered { steering: &added, from: 3 }));
+            assert_eq!(beside[2..], [fault.clone(), fault.clone()], "after {after} layers");
+            assert_eq!((&beside[..2], run(None)), (&plain[..2], plain.clone()), "the neighbour");
+        }
     }
 }

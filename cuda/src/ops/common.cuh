@@ -158,6 +158,12 @@ __device__ __forceinline__ float block_sum(float x, float* scratch) {
 
 // ---- functions ----
 
+// What a norm scales a row of n numbers by, from the sum of their squares. Not a number where that overflows: scaled by 0,
+// such a row would look like one that says nothing about any token.
+__device__ __forceinline__ float rms_scale(float squares, int n, float eps) {
+    return squares - squares == 0.f ? rsqrtf(squares / n + eps) : squares - squares;
+}
+
 __device__ __forceinline__ float silu(float x) { return x / (1.f + expf(-x)); }
 
 // ---- asynchronous copies to shared memory (sm_80) ----

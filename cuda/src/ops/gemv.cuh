@@ -53,7 +53,7 @@ __device__ __forceinline__ void rms_scales(const float* __restrict__ x, int n, i
     __syncthreads();
     if (warp < n) {
         const float sum = warp_sum(lane < N_WARPS ? scratch[warp * N_WARPS + lane] : 0.f);
-        if (lane == 0) scales[warp] = rsqrtf(sum / n_in + eps);
+        if (lane == 0) scales[warp] = rms_scale(sum, n_in, eps);
     }
     __syncthreads();
 }

@@ -1,7 +1,7 @@
 // RMSNorm: y[r, i] = weight[i] * x[r, i] / sqrt(mean(x[r]^2) + eps)
 // x: f32 [n_rows, hidden]; weight: T [hidden]; y: T [n_rows, hidden].
 // Grid n_rows_max; a block of up to N_THREADS_MAX threads holds a row in registers, N_KEPT groups of four values a
-// thread. f32 sums.
+// thread. f32 sums; y is not a number where the sum of the squares overflows.
 // Bytes a row: hidden * (4 + sizeof T).
 // Source: Zhang and Sennrich 2019, arXiv:1910.07467; LlamaRMSNorm of transformers.
 
@@ -32,7 +32,7 @@ extern "C" __global__ void __launch_bounds__(N_THREADS_MAX) rms_norm(const __gri
     for (int j = 0; j < N_KEPT; j++) {
         squares += (v[j].x * v[j].x + v[j].y * v[j].y) + (v[j].z * v[j].z + v[j].w * v[j].w);
     }
-    const float scale = rsqrtf(block_sum(squares, scratch) / hidden + p.eps);
+    const float scale = rms_scale(block_sum(squares, scratch), hidden, p.eps);
 #pragma unroll
     for (int j = 0; j < N_KEPT; j++) {
         const int i = 4 * (j * (int)blockDim.x + (int)threadIdx.x);

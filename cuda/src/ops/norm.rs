@@ -150,6 +150,21 @@ mod tests {
     }
 
     #[test]
+    fn a_row_whose_squares_overflow_is_not_a_number() {
+        let Some(test) = gpu() else { return };
+        let norm = Norm::new(&test.module(source(Dtype::F32)), Dtype::F32).expect("the kernel");
+        let x = [[2e19f32; 8], [1.0; 8], [f32::MAX; 8]].concat();
+        let (d_x, d_weight) = (upload(&test, &x), upload(&test, &[1f32; 8]));
+        let d_y = poisoned(&test, x.len() * 4);
+        let count = DeviceCount::new(&test, 3, 3);
+        let weights = NormWeights { hidden_size: 8, weight: d_weight.slice(), eps: EPS };
+        norm.run(&test.stream, count.rows(), weights, d_x.slice(), d_y.slice()).expect("a launch");
+        let got = download(&test, d_y.slice(), x.len(), 0f32);
+        assert!(got[..8].iter().chain(&got[16..]).all(|y| y.is_nan()), "{got:?}");
+        assert!(got[8..16].iter().all(|y| y.is_finite()), "{got:?}");
+    }
+
+    #[test]
     fn agrees_with_the_reference() {
         let Some(test) = gpu() else { return };
         let mut random = Random(2);

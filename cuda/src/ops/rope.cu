@@ -107,7 +107,7 @@ extern "C" __global__ void __launch_bounds__(32 * N_WARPS) rope(const __grid_con
                 const float2 a = read2(low, low_bias, i, half), b = read2(high, high_bias, i, half);
                 squares += (a.x * a.x + a.y * a.y) + (b.x * b.x + b.y * b.y);
             }
-            scale = rsqrtf(warp_sum(squares) / head_dim + p.eps);
+            scale = rms_scale(warp_sum(squares), head_dim, p.eps);
         }
         for (int i = 2 * lane; i < half; i += 64) {
             float2 a = read2(low, low_bias, i, half), b = read2(high, high_bias, i, half);

@@ -19,8 +19,10 @@ pub(super) fn rms_norm_mut(x: &mut [f32], weight: &[f32], eps: f32) {
     }
 }
 
+/// Not a number where the squares overflow: scaled by 0, such a row would look like one that says nothing about any token.
 fn rms_scale(x: &[f32], eps: f32) -> f32 {
-    1.0 / (SumSquare::new(x).dispatch() / x.len() as f32 + eps).sqrt()
+    let squares = SumSquare::new(x).dispatch();
+    if squares.is_finite() { 1.0 / (squares / x.len() as f32 + eps).sqrt() } else { f32::NAN }
 }
 
 /// `out = silu(gate) · up`.

@@ -1,9 +1,9 @@
 //! Steered tokens, against the plain f64 implementation, and beside tokens that are not steered.
 
-use trellis_engine::batch::{Output, OutputKind, Row, SlotId, Token};
+use trellis_engine::batch::{Output, OutputFault, OutputKind, Row, SlotId, Token};
 use trellis_engine::cpu::CpuBackend;
 use trellis_engine::model::{Architecture, ModelConfig};
-use trellis_engine::sampling::philox4x32;
+use trellis_engine::sampling::{Sampler, philox4x32};
 use trellis_engine::{Steered, Steering};
 
 use crate::architectures::{backend, base, random_tensors};
@@ -111,6 +111,37 @@ fn neighbours_of_a_steered_row_get_the_same_bits() {
     assert_eq!((&plain[..2], &plain[4..]), (&beside[..2], &beside[4..]));
     assert!(plain[2] != beside[2] && plain[3] != beside[3], "the steered one");
     assert_eq!(run(None), plain);
+}
+
+/// What overflows is told, in place of a row that says nothing about any token; pages and neighbours are as good as before.
+#[test]
+fn a_residual_that_overflows_is_not_a_number() {
+    let config = bundled_model("tiny").config;
+    let mut backend = bundled("tiny");
+    let greedy = Sampler::greedy();
+    let texts = [30, 50].map(|n| tokens(&config, n));
+    let fault = Output::Failed(OutputFault::NotANumber);
+    for after in [0, 2, config.n_layers] {
+        let added = vec![(after, vec![1e38; config.hidden_size])];
+        let steering = Steering::new(added, config.n_layers, config.hidden_size);
+        let steering = steering.expect("it fits the model").expect("it is not zero");
+        let mut run = |steered: Option<Steered<'_>>| {
+            let rows = texts.iter().enumerate().map(|(idx, text)| {
+                let last = text.len() - 1;
+                let asked = vec![
+                    (last, OutputKind::Full),
+                    (last, OutputKind::Sample(&greedy)),
+                    (last, OutputKind::Embedding),
+                ];
+                let row = row(text, 0, idx * 20, asked);
+                Row { slot: SlotId(idx as u32), steered: steered.filter(|_| idx == 1), ..row }
+            });
+            forward(&mut backend, rows.collect())
+        };
+        let (plain, beside) = (run(None), run(Some(Steered { steering: &steering, from: 4 })));
+        assert_eq!(beside[3..], [fault.clone(), fault.clone(), fault.clone()], "after {after} layers");
+        assert_eq!((&beside[..3], run(None)), (&plain[..3], plain.clone()));
+    }
 }
 
 /// A hidden state has what was added before it.
