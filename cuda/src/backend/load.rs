@@ -6,7 +6,7 @@ use std::thread;
 use std::time::Instant;
 
 use trellis_engine::N_STRETCHES_MAX;
-use trellis_engine::backend::{AskLimits, Limits, PAGE_LEN};
+use trellis_engine::backend::{AskLimits, Limits, PAGE_LEN, SteeringTimes};
 use trellis_engine::model::{Dtype, Model, ModelConfig, ModelError};
 
 use super::{CudaBackend, TrimmedAfter};
@@ -28,6 +28,12 @@ use crate::{Card, CudaError, Event, Timing};
 const N_LOGITS_ROWS_FEWEST: usize = 256;
 const N_LOGITS_ROWS_MOST: usize = 1024;
 const LOGITS_SHARE: usize = 128;
+
+/// A launch that adds what tokens are steered by, between two others that wait for one another: a step has one behind each
+/// layer, and one before them.
+const STEER_LAUNCH_NS: u64 = 2_000;
+/// What is brought with a step is written down by the host, then copied over the link.
+const BROUGHT_KIB_NS: u64 = 100;
 
 /// Contexts that keep a hidden state for each row of a step, as long as all of them are not too long.
 const N_STATES_PER_ROW: usize = 4;
@@ -231,6 +237,10 @@ impl CudaBackend {
                 n_stretches_max: match config.windows.iter().any(Option::is_some) {
                     true => 0,
                     false => N_STRETCHES_MAX,
+                },
+                steering: SteeringTimes {
+                    step_ns: STEER_LAUNCH_NS * (config.n_layers as u64 + 1),
+                    kib_ns: BROUGHT_KIB_NS,
                 },
                 asks: AskLimits {
                     whole_bytes: whole_bytes(config.vocab_size),

@@ -52,8 +52,24 @@ pub struct Limits {
     pub n_stretches_max: usize,
     /// What a row of logits costs, in tokens: the output projection beside all layers.
     pub logits_tokens: f32,
+    /// What steering takes beside the additions themselves.
+    pub steering: SteeringTimes,
     /// What may be asked of one batch.
     pub asks: AskLimits,
+}
+
+/// What it takes to add vectors to tokens between layers, whatever the tokens and the vectors.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SteeringTimes {
+    /// Nanoseconds by which a step with steered tokens is longer.
+    pub step_ns: u64,
+    /// Nanoseconds that it takes to bring 1,024 bytes of vectors to the device.
+    pub kib_ns: u64,
+}
+
+impl SteeringTimes {
+    /// Those of a device that adds where it computes the layers, from where the vectors are.
+    pub const NONE: Self = Self { step_ns: 0, kib_ns: 0 };
 }
 
 /// What the rows of one batch may ask for together. What a single row asks may be more, if no other asks for the like.
@@ -125,6 +141,7 @@ impl Limits {
             n_states: 0,
             n_stretches_max: 0,
             logits_tokens: 1.0,
+            steering: SteeringTimes::NONE,
             asks: AskLimits::NONE,
         }
     }

@@ -8,7 +8,7 @@ use tokio::sync::watch;
 
 use super::*;
 use crate::account::{Account, ActorId, Budget, GuestId, N_OPERATIONS_MAX, SessionId};
-use crate::backend::{AskLimits, Backend, BackendError, Collected, Limits, WeightsInfo};
+use crate::backend::{AskLimits, Backend, BackendError, Collected, Limits, SteeringTimes, WeightsInfo};
 use crate::batch::{Batch, CellMove, HostPageId, LateMask, PageId};
 use crate::command::{Ahead, MaskSource, ModelId, N_ATTENTION_TOKENS_MAX};
 use crate::handle::{Link, Message, Served};
@@ -47,6 +47,7 @@ fn engine() -> (ModelHandle, Served) {
         n_states: 0,
         n_stretches_max: 0,
         logits_tokens: 1.0,
+        steering: SteeringTimes::NONE,
         asks: AskLimits::NONE,
     };
     let weights = WeightsInfo { dtype: Dtype::F32, n_bytes: 0 };

@@ -28,7 +28,9 @@ use self::pages::{KvPages, N_GRANULE_PAGES, PageLayout};
 use self::plan::TokenLayout;
 use self::threads::Threads;
 use self::weights::Weights;
-use crate::backend::{AskLimits, Backend, BackendError, Collected, Damage, Limits, WeightsInfo};
+use crate::backend::{
+    AskLimits, Backend, BackendError, Collected, Damage, Limits, SteeringTimes, WeightsInfo,
+};
 use crate::batch::{Batch, CellMove, HostPageId, LateMask, PageId};
 use crate::kv::N_STRETCHES_MAX;
 use crate::model::{Dtype, Model, ModelConfig, ModelError, tensors};
@@ -149,6 +151,7 @@ impl CpuBackend {
                     false => N_STRETCHES_MAX,
                 },
                 logits_tokens: config.logits_tokens(),
+                steering: SteeringTimes::NONE,
                 asks: AskLimits::NONE,
             },
             weights: WeightsInfo { dtype: Dtype::F32, n_bytes: (n_weights * size_of::<f32>()) as u64 },

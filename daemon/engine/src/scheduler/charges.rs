@@ -11,7 +11,7 @@ impl Scheduler {
     /// Charges a row to its owner's virtual time: what it adds to the step, computing again aside.
     pub(super) fn charge_row(
         &mut self,
-        context: &ContextState,
+        context: &mut ContextState,
         class: Class,
         tokens: Range<usize>,
         n_again: usize,
@@ -39,12 +39,13 @@ impl Scheduler {
             plan.work.n_prompt_tokens += n_tokens + n_outputs_tokens;
             (self.costs.tokens_ns(n_tokens - n_again + n_outputs_tokens), n_thousandths)
         };
+        let steering_ns = self.note_steered_row(context, tokens.start, tokens.end, plan);
         plan.work.n_thousandths_beside += n_thousandths;
         plan.work.n_pages_beside += n_pages_beside;
         let n_history_pages = n_history_pages_of(context, &tokens, n_all);
         let beside = Costs::histories_ns(n_history_pages)
             + self.costs.thousandths_ns(n_thousandths)
             + self.costs.pages_ns(n_pages_beside);
-        self.commons.queue.charge(&context.seat, cost + beside);
+        self.commons.queue.charge(&context.seat, cost + beside + steering_ns);
     }
 }

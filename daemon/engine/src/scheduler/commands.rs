@@ -151,6 +151,7 @@ impl Scheduler {
             window,
             is_queued: false,
             last_step: self.commons.step,
+            steered_in: None,
             ready_since: None,
             standing: Standing::default(),
             under_way: None,

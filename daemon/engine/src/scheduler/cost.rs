@@ -42,6 +42,10 @@ pub(super) struct StepWork {
     pub(super) n_thousandths_beside: u64,
     /// Pages that are read beside the attention of rows, over all layers.
     pub(super) n_pages_beside: u64,
+    /// Rows with steered tokens.
+    pub(super) n_steered_rows: usize,
+    /// What those take beside the additions, in nanoseconds.
+    pub(super) steering_ns: u64,
 }
 
 impl StepWork {
@@ -60,6 +64,8 @@ pub(super) struct Costs {
     added_ns: f64,
     /// Decode rows of the last step that had any.
     n_decode_rows: usize,
+    /// Rows with steered tokens of the last step that had any.
+    n_steered_rows: usize,
     /// The weights, in pages: every step reads them once. 0 where that is not known.
     weight_pages: f64,
     /// Pages that a decode row reads, lately.
@@ -82,6 +88,7 @@ impl Costs {
             n_tokens: 0.0,
             added_ns: 0.0,
             n_decode_rows: 1,
+            n_steered_rows: 1,
             weight_pages,
             row_pages: 0.0,
             n_steps_mixed: N_STEPS_MIXED,
@@ -95,6 +102,9 @@ impl Costs {
         let elapsed = elapsed - beside_ns.min(elapsed * SHARE_BESIDE_MOST);
         if work.n_decode_rows > 0 {
             self.n_decode_rows = work.n_decode_rows;
+        }
+        if work.n_steered_rows > 0 {
+            self.n_steered_rows = work.n_steered_rows;
         }
         if work.n_prompt_tokens == 0 {
             if work.n_decode_rows > 0 {
@@ -126,7 +136,8 @@ impl Costs {
 
     /// What a step has besides decode rows and prompts.
     fn beside_ns(&self, work: StepWork) -> f64 {
-        self.token_ns().unwrap_or(0.0) * work.n_tokens_beside() + self.page_ns() * work.n_pages_beside as f64
+        let of_tokens = self.token_ns().unwrap_or(0.0) * work.n_tokens_beside();
+        of_tokens + self.page_ns() * work.n_pages_beside as f64 + work.steering_ns as f64
     }
 
     /// How long a page takes to be read over all layers: a step of decode rows takes as long as what it reads. 0 where it is
@@ -155,6 +166,11 @@ impl Costs {
     /// Decode rows of the last step that had any.
     pub(super) fn n_decode_rows(&self) -> usize {
         self.n_decode_rows
+    }
+
+    /// The share of a row of what all steered rows of a step take together.
+    pub(super) fn steered_row_ns(&self, step_ns: u64) -> u64 {
+        step_ns / self.n_steered_rows as u64
     }
 
     /// The share of its step of a decode row that reads so many pages. A step takes as long as what it reads: the weights

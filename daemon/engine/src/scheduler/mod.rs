@@ -139,6 +139,8 @@ struct ContextState {
     is_queued: bool,
     /// The device's last step that computed something for it.
     last_step: u64,
+    /// The device's last step in which tokens of it were steered.
+    steered_in: Option<u64>,
     /// The device's last step before it could be computed, while it could and has no row.
     ready_since: Option<u64>,
     standing: Standing,

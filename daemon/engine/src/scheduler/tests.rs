@@ -33,7 +33,7 @@ use self::guest::Guests;
 use self::hash_backend::{HashBackend, VOCAB, drawn, fails, mix, ranked, score};
 use super::{Plan, Scheduler, SchedulerSettings};
 use crate::account::{Account, ActorId, Budget, GuestId, Owner, Resource, SessionId};
-use crate::backend::{AskLimits, Limits, PAGE_LEN};
+use crate::backend::{AskLimits, Limits, PAGE_LEN, SteeringTimes};
 use crate::batch::{Output, Seen, Token, Top};
 use crate::causes::Cause;
 use crate::command::{Ahead, Answer, Ask, ContextId, Edit, MaskSource, ModelId, Operation, RunSettings};
@@ -185,6 +185,7 @@ impl World {
             n_states: [0, 5, 1 << 16][random.below(3)],
             n_stretches_max: 8,
             logits_tokens: 1.0,
+            steering: SteeringTimes::NONE,
             asks: AskLimits::NONE,
         };
         let settings = SchedulerSettings {

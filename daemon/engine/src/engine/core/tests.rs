@@ -9,7 +9,9 @@ use std::time::{Duration, Instant};
 
 use super::{Core, EngineInput, KvBounds, Newcomer, Next};
 use crate::account::{Account, ActorId, Budget, GuestId, Owner, SessionId};
-use crate::backend::{AskLimits, Backend, BackendError, Collected, Damage, Limits, WeightsInfo};
+use crate::backend::{
+    AskLimits, Backend, BackendError, Collected, Damage, Limits, SteeringTimes, WeightsInfo,
+};
 use crate::batch::{
     Batch, Candidate, CellMove, Drawn, HostPageId, LateMask, Output, OutputKind, PageId, Token,
 };
@@ -194,6 +196,7 @@ fn limits(n_rows_max: usize, n_steps_under_way: usize) -> Limits {
         n_states: 0,
         n_stretches_max: 0,
         logits_tokens: 1.0,
+        steering: SteeringTimes::NONE,
         asks: AskLimits::NONE,
     }
 }

@@ -9,7 +9,7 @@ use super::context_id;
 use super::guest::Guests;
 use super::hash_backend::{HashBackend, VOCAB};
 use crate::account::{Account, ActorId, Budget, GuestId, Owner, Resource, SessionId};
-use crate::backend::{AskLimits, Limits, PAGE_LEN};
+use crate::backend::{AskLimits, Limits, PAGE_LEN, SteeringTimes};
 use crate::batch::{Output, Token};
 use crate::causes::Cause;
 use crate::command::{Ahead, Ask, ContextId, Edit, MaskSource, Operation, RunSettings};
@@ -59,6 +59,7 @@ impl House {
             n_states: 0,
             n_stretches_max: 0,
             logits_tokens: 1.0,
+            steering: SteeringTimes::NONE,
             asks: AskLimits::NONE,
         };
         let settings = SchedulerSettings::alone(n_step_tokens);

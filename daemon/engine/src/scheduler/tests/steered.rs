@@ -1,10 +1,14 @@
 //! Contexts whose tokens are steered, among random operations.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use super::hash_backend::digest;
+use super::verify::House;
 use super::{N_PAGES_MIN, World};
-use crate::command::Operation;
+use crate::backend::SteeringTimes;
+use crate::command::{Ask, ContextId, Edit, Operation};
+use crate::sampling::Sampler;
 use crate::steering::Steering;
 
 impl World {
@@ -30,6 +34,61 @@ impl World {
         self.n_steered += usize::from(steering.is_some());
         self.apply(Operation::Steer { id, edit, steering: steering.map(Arc::new), from });
     }
+}
+
+/// The first of them brings the vectors, and so does one that comes back to them later; rows that are steered in one step bear
+/// together what that makes it longer.
+#[test]
+fn steered_rows_bear_what_they_take() {
+    const STEP_NS: u64 = 60_000;
+    let mut house = House::new(64, u64::MAX);
+    house.scheduler.limits.hidden_size = 1024;
+    house.scheduler.limits.steering = SteeringTimes { step_ns: STEP_NS, kib_ns: 100 };
+    let steering = Steering::new(vec![(2, vec![1.0; 1024])], 6, 1024).expect("it fits").map(Arc::new);
+    let [plain, one, other] = [None, steering.clone(), steering].map(|steering| {
+        let id = house.create();
+        let edit = Edit { appended: vec![1], ..Edit::default() };
+        house.scheduler.apply(Operation::Steer { id, edit, steering, from: 0 });
+        id
+    });
+    let vtime = |house: &House| house.scheduler.commons.queue.vtimes([1, 1, 1])[2];
+    let mut n_asked = HashMap::from([plain, one, other].map(|id| (id, 0)));
+    // What a step with a token of each takes beside the additions, and what their guest pays for all of it.
+    let mut step = |house: &mut House, ids: &[ContextId]| {
+        let asked: Vec<_> = ids
+            .iter()
+            .map(|id| {
+                let n_asked = n_asked.get_mut(id).expect("it was made");
+                let (n_tokens, appended) = if *n_asked == 0 { (1, &[][..]) } else { (*n_asked, &[1][..]) };
+                *n_asked += 1;
+                house.ask(*id, n_tokens, appended, Ask::Sample(Arc::new(Sampler::greedy())))
+            })
+            .collect();
+        let before = vtime(house);
+        let (plan, outputs) = house.submit();
+        let (steering_ns, paid) = (plan.work.steering_ns, vtime(house) - before);
+        assert_eq!((plan.work.n_decode_rows, plan.work.n_prompt_tokens), (ids.len(), 0));
+        house.scheduler.complete(plan, outputs, 1_000_000);
+        assert!(asked.iter().all(|reply| house.try_answer(reply).is_some_and(|answer| answer.is_ok())));
+        (steering_ns, paid)
+    };
+    step(&mut house, &[plain]);
+    let (of_plain, row) = step(&mut house, &[plain]);
+    assert_eq!(of_plain, 0);
+    // 4,096 bytes take 400 ns.
+    let (of_first, first) = step(&mut house, &[one]);
+    assert_eq!(of_first, STEP_NS + 400);
+    assert!((first - row).abs_diff(STEP_NS + 400) < 20, "{first}, and {row} for a row that is not steered");
+    assert_eq!(step(&mut house, &[one]).0, STEP_NS, "they are there");
+    (0..4).for_each(|_| assert_eq!(step(&mut house, &[plain]).0, 0));
+    assert_eq!(step(&mut house, &[one]).0, STEP_NS + 400, "they may have gone");
+    assert_eq!(house.scheduler.costs.steered_row_ns(STEP_NS), STEP_NS);
+    assert_eq!(
+        step(&mut house, &[one, plain, other]).0,
+        STEP_NS + 400,
+        "one has them, the other brings them"
+    );
+    assert_eq!(house.scheduler.costs.steered_row_ns(STEP_NS), STEP_NS / 2);
 }
 
 #[test]

@@ -7,7 +7,7 @@ use super::context_id;
 use super::guest::Guests;
 use super::hash_backend::{HashBackend, VOCAB};
 use crate::account::{Account, ActorId, Budget, GuestId, Owner, SessionId};
-use crate::backend::{AskLimits, Limits};
+use crate::backend::{AskLimits, Limits, SteeringTimes};
 use crate::batch::{Candidate, Output, OutputKind, Token};
 use crate::command::{Ahead, Ask, Edit, MaskSource, Operation, RunSettings};
 use crate::guess::Guess;
@@ -61,6 +61,7 @@ fn streams_of_one_user_do_not_keep_the_prompts_of_another_waiting() {
             n_states: 0,
             n_stretches_max: 0,
             logits_tokens: 1.0,
+            steering: SteeringTimes::NONE,
             asks: AskLimits::NONE,
         };
         let settings = SchedulerSettings::alone(limits.n_tokens_max);

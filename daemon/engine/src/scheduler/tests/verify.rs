@@ -9,7 +9,7 @@ use super::guest::Guests;
 use super::hash_backend::{Chain, HashBackend, VOCAB, drawn, fails, hash};
 use super::pull::{expected_seen, looking_sampler};
 use crate::account::{Account, ActorId, Budget, GuestId, Owner, Resource, SessionId};
-use crate::backend::{AskLimits, Limits, PAGE_LEN};
+use crate::backend::{AskLimits, Limits, PAGE_LEN, SteeringTimes};
 use crate::batch::{Candidate, Output, Token};
 use crate::causes::Cause;
 use crate::command::{Ahead, Answer, Ask, ContextId, Edit, MaskSource, Operation, RunSettings};
@@ -119,6 +119,7 @@ impl House {
             n_states: 1 << 16,
             n_stretches_max: 8,
             logits_tokens: 1.0,
+            steering: SteeringTimes::NONE,
             asks: AskLimits::NONE,
         };
         let settings = SchedulerSettings::alone(n_step_tokens);

@@ -3,7 +3,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use trellis_engine::backend::{AskLimits, Backend, BackendError, Collected, Limits, PAGE_LEN, WeightsInfo};
+use trellis_engine::backend::{
+    AskLimits, Backend, BackendError, Collected, Limits, PAGE_LEN, SteeringTimes, WeightsInfo,
+};
 use trellis_engine::batch::{
     Batch, Candidate, CellMove, HostPageId, LateMask, Output, OutputKind, PageId, Row, Token,
 };
@@ -50,6 +52,7 @@ impl NullBackend {
             n_states: 0,
             n_stretches_max: 0,
             logits_tokens: config.logits_tokens(),
+            steering: SteeringTimes::NONE,
             asks: AskLimits::NONE,
         };
         Self { limits, desk, outputs: None }
