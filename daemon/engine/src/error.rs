@@ -48,6 +48,14 @@ pub enum EngineError {
         /// The most of one job in a step.
         n_rows_max: usize,
     },
+    /// A beam search whose beams are more than a step takes.
+    #[error("a search of {n_beams} beams, which ride together: a step takes {n_beams_max}")]
+    TooManyBeams {
+        /// Its beams.
+        n_beams: usize,
+        /// The most of one search in a step.
+        n_beams_max: usize,
+    },
     /// A job over contexts of different guests or models, or a mixture of different vocabularies.
     #[error(
         "the contexts of one job belong to one guest and one model, those of a mixture to one vocabulary"
@@ -157,6 +165,14 @@ pub enum EngineError {
     /// A budget is used up.
     #[error(transparent)]
     Budget(#[from] BudgetExceeded),
+    /// A beam search for which a budget has no room.
+    #[error("a search of {n_beams} beams: {exceeded}")]
+    BeamsOverBudget {
+        /// Its beams.
+        n_beams: usize,
+        /// The budget.
+        exceeded: BudgetExceeded,
+    },
     /// One context alone needs more pages than the device has.
     #[error("{n_needed} KV pages needed, the device has {n_pages}")]
     NoPages {

@@ -53,7 +53,7 @@ pub struct GuestLimits {
     pub call_bytes: usize,
     /// Bytes of the arguments of a launch.
     pub argument_bytes: usize,
-    /// Contexts that a guest has open.
+    /// Contexts that a guest has open; a beam search has one for each beam and one besides.
     pub n_contexts: u64,
     /// Bytes of host memory for the token lists of its contexts, ten a token, for its masks, an eighth for each token of the
     /// vocabulary, and for its grammars.
@@ -109,7 +109,7 @@ impl Default for GuestLimits {
             n_handles: 1024,
             call_bytes: 2 << 20,
             argument_bytes: 256 << 10,
-            n_contexts: 256,
+            n_contexts: 1024,
             host_bytes: 64 << 20,
             constraint_bytes: 256 << 10,
             constraint_symbols: 100_000,
@@ -160,7 +160,18 @@ impl GuestLimits {
 
 #[cfg(test)]
 mod tests {
+    use trellis_engine::sampling::beams::N_BEAMS_MAX;
+
     use super::*;
+
+    #[test]
+    fn the_widest_search_fits_beside_other_contexts() {
+        let GuestLimits { n_contexts, host_bytes, .. } = GuestLimits::default();
+        let n_beams = N_BEAMS_MAX as u64;
+        assert!(n_contexts > 1 + n_beams + 256);
+        // With 1,000 tokens each, and what the search writes down of them.
+        assert!(n_beams * 1_000 * (36 + 10) < host_bytes);
+    }
 
     #[test]
     fn a_number_for_each_token_of_a_large_vocabulary_fits_a_call() {

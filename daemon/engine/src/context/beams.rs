@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use super::keeps::Keeping;
 use super::{Context, Pending};
+use crate::account::Resource;
 use crate::batch::Token;
 use crate::command::{Answer, Operation, SearchBeams};
 use crate::constraint::Rule;
@@ -42,6 +43,16 @@ impl BeamSearch {
         sampler: Option<Arc<Sampler>>,
         rule: Option<&Arc<Rule>>,
     ) -> Result<Self, EngineError> {
+        let n_beams = settings.n_beams;
+        Self::open_within(context, settings, sampler, rule).await.map_err(|error| about(n_beams, error))
+    }
+
+    async fn open_within(
+        context: &mut Context,
+        settings: BeamSettings,
+        sampler: Option<Arc<Sampler>>,
+        rule: Option<&Arc<Rule>>,
+    ) -> Result<Self, EngineError> {
         let vocab_size = context.model.limits().vocab_size;
         settings.validate(vocab_size)?;
         sampler.as_ref().map_or(Ok(()), |sampler| sampler.validate_for_search(vocab_size))?;
@@ -56,6 +67,10 @@ impl BeamSearch {
         if n_tokens > n_positions {
             return Err(EngineError::ContextFull { n_tokens, n_positions });
         }
+        // All at once, so that a refusal says how many that is.
+        let (account, n_contexts) = (&context.caller.owner().account, 1 + settings.n_beams as u64);
+        account.charge(Resource::Contexts, n_contexts)?;
+        account.release(Resource::Contexts, n_contexts);
         let mut base = context.fork().await?;
         base.keep_to(rule);
         base.footprint.set_with(n_prompt, base.states.n_bytes() + Search::n_bytes_max(&settings))?;
@@ -74,6 +89,11 @@ impl BeamSearch {
     /// # Errors
     /// What the engine found wrong. The search is then as it was after the last step.
     pub async fn go_on(&mut self, n_steps: Option<usize>) -> Result<(), EngineError> {
+        let n_beams = self.search.settings().n_beams;
+        self.go_on_within(n_steps).await.map_err(|error| about(n_beams, error))
+    }
+
+    async fn go_on_within(&mut self, n_steps: Option<usize>) -> Result<(), EngineError> {
         if self.base.keeps_to_a_rule() {
             let mut n_left = n_steps;
             while !self.search.is_over() && n_left != Some(0) {
@@ -190,5 +210,13 @@ impl BeamSearch {
         let mut context = self.base.fork().await?;
         context.append(tokens).await?;
         Ok(context)
+    }
+}
+
+/// What a budget has no room for is a search, of so many beams.
+fn about(n_beams: usize, error: EngineError) -> EngineError {
+    match error {
+        EngineError::Budget(exceeded) => EngineError::BeamsOverBudget { n_beams, exceeded },
+        other => other,
     }
 }

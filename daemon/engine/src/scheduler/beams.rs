@@ -71,12 +71,12 @@ impl Scheduler {
         let Some(reply) = self.reply(base, tag) else { return };
         let n_beams = search.settings().n_beams;
         let has_program = sampler.as_ref().is_some_and(|sampler| sampler.program.is_some());
-        let checked = self.check_job_rows(n_beams).and_then(|()| match has_program {
-            true => self.check_whole_rows(n_beams),
-            false => Ok(()),
-        });
-        if let Err(error) = checked {
-            return reply.send(Done::Answer(Err(error)));
+        let n_beams_max = match has_program {
+            true => self.n_job_rows_max().min(self.n_whole_rows_max()),
+            false => self.n_job_rows_max(),
+        };
+        if n_beams > n_beams_max {
+            return reply.send(Done::Answer(Err(EngineError::TooManyBeams { n_beams, n_beams_max })));
         }
         let guest = self.contexts[&base].owner.guest;
         self.returns.note_asked(guest, self.commons.are_late);
@@ -94,10 +94,9 @@ impl Scheduler {
         self.go_on(Box::new(searching));
     }
 
-    /// Whether a step brings back so many whole rows of logits: what does not come back with it, all would wait for.
-    fn check_whole_rows(&self, n_rows: usize) -> Result<(), EngineError> {
-        let n_rows_max = (self.limits.asks.whole_bytes / (4 * self.limits.vocab_size)).max(1);
-        if n_rows > n_rows_max { Err(EngineError::JobTooLarge { n_rows, n_rows_max }) } else { Ok(()) }
+    /// Whole rows of logits that a step brings back: what does not come back with it, all would wait for.
+    fn n_whole_rows_max(&self) -> usize {
+        (self.limits.asks.whole_bytes / (4 * self.limits.vocab_size)).max(1)
     }
 
     /// Takes in the candidates of all rows of a step.

@@ -75,9 +75,14 @@ impl Scheduler {
 
     /// Whether a step takes so many rows of one job.
     pub(super) fn check_job_rows(&self, n_rows: usize) -> Result<(), EngineError> {
-        let n_rows_for_all = self.limits.n_rows_max - self.limits.n_rows_max / N_ROWS_PER_PREFILL;
-        let n_rows_max = n_rows_for_all.min(self.settings.n_step_tokens);
+        let n_rows_max = self.n_job_rows_max();
         if n_rows > n_rows_max { Err(EngineError::JobTooLarge { n_rows, n_rows_max }) } else { Ok(()) }
+    }
+
+    /// Rows of one job that a step takes.
+    pub(super) fn n_job_rows_max(&self) -> usize {
+        let n_rows_for_all = self.limits.n_rows_max - self.limits.n_rows_max / N_ROWS_PER_PREFILL;
+        n_rows_for_all.min(self.settings.n_step_tokens)
     }
 
     /// Begins a job over contexts that exist and do nothing; `work` is asked for each by its place. The caller puts them into

@@ -1,5 +1,6 @@
 //! Engine errors and values as the host API has them.
 
+use trellis_engine::account::BudgetExceeded;
 use trellis_engine::batch::{Candidate, OutputFault, Token};
 use trellis_engine::sampling::SamplerError;
 use trellis_engine::{
@@ -150,6 +151,9 @@ impl From<EngineError> for HostError {
             EngineError::JobTooLarge { n_rows, n_rows_max } => {
                 return invalid("contexts", n_rows, format!("at most {n_rows_max} at once"));
             }
+            EngineError::TooManyBeams { n_beams, n_beams_max } => {
+                return invalid("n-beams", n_beams, format!("at most {n_beams_max} in one step"));
+            }
             EngineError::MixtureTooLarge { n_others, n_others_max } => {
                 return invalid("others", n_others, format!("at most {n_others_max}"));
             }
@@ -164,12 +168,10 @@ impl From<EngineError> for HostError {
                 return invalid("contexts", "a job over several", text);
             }
             EngineError::EmptyContext => ApiError::EmptyContext,
-            EngineError::Budget(exceeded) => ApiError::BudgetExceeded(BudgetLimit {
-                what: format!("{} of the {}", exceeded.what, exceeded.level),
-                used: exceeded.used,
-                requested: exceeded.requested,
-                limit: exceeded.limit,
-            }),
+            EngineError::Budget(exceeded) => over_budget(&exceeded, ""),
+            EngineError::BeamsOverBudget { n_beams, exceeded } => {
+                over_budget(&exceeded, &format!(", for a search of {n_beams} beams"))
+            }
             EngineError::NoPages { n_needed, n_pages } => ApiError::BudgetExceeded(BudgetLimit {
                 what: "pages of the device".to_owned(),
                 used: 0,
@@ -193,8 +195,17 @@ impl From<EngineError> for HostError {
     }
 }
 
-impl From<trellis_engine::account::BudgetExceeded> for HostError {
-    fn from(exceeded: trellis_engine::account::BudgetExceeded) -> Self {
+fn over_budget(exceeded: &BudgetExceeded, for_what: &str) -> ApiError {
+    ApiError::BudgetExceeded(BudgetLimit {
+        what: format!("{} of the {}{for_what}", exceeded.what, exceeded.level),
+        used: exceeded.used,
+        requested: exceeded.requested,
+        limit: exceeded.limit,
+    })
+}
+
+impl From<BudgetExceeded> for HostError {
+    fn from(exceeded: BudgetExceeded) -> Self {
         EngineError::from(exceeded).into()
     }
 }

@@ -245,13 +245,21 @@ fn a_search_is_charged_and_gives_back_what_it_took() {
         ] {
             let poor = owner_of(budget);
             let refused = search(model, poor.clone(), &golden.prompt_ids, plain(4), Driven::Natively).await;
-            assert!(matches!(refused, Err(EngineError::Budget(_))), "{budget:?}: {refused:?}");
+            let Err(EngineError::BeamsOverBudget { n_beams: 4, exceeded }) = refused else {
+                panic!("{budget:?}: {refused:?}");
+            };
+            // Of contexts it says how many it takes.
+            let n_contexts = if exceeded.what == Resource::Contexts.name() { 5 } else { exceeded.requested };
+            assert!(exceeded.requested == n_contexts && exceeded.requested + exceeded.used > exceeded.limit);
             for what in [Resource::Contexts, Resource::HostBytes] {
                 assert_eq!(poor.account.used(what), 0, "{what:?}");
             }
         }
         let rows = search(model, owner(1), &golden.prompt_ids, plain(125), Driven::Natively).await;
-        assert!(matches!(rows, Err(EngineError::JobTooLarge { n_rows: 125, n_rows_max: 120 })), "{rows:?}");
+        assert!(
+            matches!(rows, Err(EngineError::TooManyBeams { n_beams: 125, n_beams_max: 120 })),
+            "{rows:?}"
+        );
 
         let again =
             search(model, free.clone(), &golden.prompt_ids, plain(4), Driven::Natively).await.expect("found");

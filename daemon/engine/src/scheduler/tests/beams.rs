@@ -174,8 +174,8 @@ impl World {
                     assert!(searched.is_disturbed, "nobody did anything with its contexts");
                     self.n_searches.n_disturbed += 1;
                 }
-                Err(EngineError::JobTooLarge { n_rows, n_rows_max }) => {
-                    assert!(n_rows == searched.contexts.len() && n_rows > n_rows_max);
+                Err(EngineError::TooManyBeams { n_beams, n_beams_max }) => {
+                    assert!(n_beams == searched.contexts.len() && n_beams > n_beams_max);
                     self.n_searches.n_too_large += 1;
                 }
                 Err(EngineError::NoPages { n_needed, n_pages }) => {
@@ -210,5 +210,5 @@ fn a_search_by_a_program_has_no_more_beams_than_rows_come_back() {
     };
     house.scheduler.apply(Operation::SearchBeams(Box::new(asked)));
     let refused = house.try_answer(&place).expect("at once");
-    assert!(matches!(refused, Err(EngineError::JobTooLarge { n_rows: 3, n_rows_max: 2 })), "{refused:?}");
+    assert!(matches!(refused, Err(EngineError::TooManyBeams { n_beams: 3, n_beams_max: 2 })), "{refused:?}");
 }
