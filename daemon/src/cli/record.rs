@@ -20,8 +20,8 @@ pub(crate) struct Recording {
 
 #[derive(Debug)]
 enum Stage {
-    /// Nothing has come. A file beside the path, which its user alone may read, as files of this kind are.
-    Waiting(NamedTempFile, Head),
+    /// Nothing has come, and there is no file: a command that is killed leaves none behind.
+    Waiting(Head),
     /// At the path.
     Writing(BufWriter<File>),
     /// It could not be written.
@@ -43,9 +43,9 @@ impl Recording {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(failed(error)),
             Ok(_) | Err(_) => {}
         }
-        let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-        let file = NamedTempFile::new_in(folder).map_err(failed)?;
-        Ok(Self { path, stage: Stage::Waiting(file, head) })
+        // One without a name, which goes with the command.
+        tempfile::tempfile_in(folder_of(&path)).map_err(failed)?;
+        Ok(Self { path, stage: Stage::Waiting(head) })
     }
 
     /// Adds what the daemon sent of it.
@@ -57,16 +57,18 @@ impl Recording {
     }
 
     fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
-        if let Stage::Waiting(..) = self.stage
-            && let Stage::Waiting(file, head) = std::mem::replace(&mut self.stage, Stage::Failed)
+        if let Stage::Waiting(_) = self.stage
+            && let Stage::Waiting(head) = std::mem::replace(&mut self.stage, Stage::Failed)
         {
+            // A new file, which its user alone may read, as files of this kind are.
+            let file = NamedTempFile::new_in(folder_of(&self.path))?;
             let mut file = BufWriter::new(file.persist(&self.path).map_err(|error| error.error)?);
             file.write_all(&write_head(&head))?;
             self.stage = Stage::Writing(file);
         }
         match &mut self.stage {
             Stage::Writing(file) => file.write_all(bytes),
-            Stage::Waiting(..) | Stage::Failed => Err(io::Error::other("an earlier write failed")),
+            Stage::Waiting(_) | Stage::Failed => Err(io::Error::other("an earlier write failed")),
         }
     }
 
@@ -77,11 +79,42 @@ impl Recording {
     pub(crate) fn finish(mut self) -> Result<(), CliError> {
         match &mut self.stage {
             Stage::Writing(file) => file.flush().map_err(|source| self.failed(source)),
-            Stage::Waiting(..) | Stage::Failed => Err(CliError::NotRecorded),
+            Stage::Waiting(_) | Stage::Failed => Err(CliError::NotRecorded),
         }
     }
 
     fn failed(&self, source: io::Error) -> CliError {
         CliError::Io { doing: format!("write {}", self.path.display()), source }
+    }
+}
+
+fn folder_of(path: &Path) -> &Path {
+    path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_command_that_is_killed_before_anything_has_come_leaves_nothing_behind() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let names = || {
+            let entries = std::fs::read_dir(folder.path()).expect("it is read");
+            entries.map(|entry| entry.expect("an entry").file_name()).collect::<Vec<_>>()
+        };
+        let path = folder.path().join("out.rec");
+        let head = || Head { guest: "chat".to_owned(), component: None };
+        // What is killed drops nothing.
+        std::mem::forget(Recording::create(path.clone(), head()).expect("it can be written"));
+        assert!(names().is_empty(), "{:?}", names());
+        std::fs::write(&path, "an earlier one").expect("written");
+        let mut recording = Recording::create(path.clone(), head()).expect("it can be written");
+        assert_eq!(std::fs::read(&path).expect("it is there"), b"an earlier one");
+        recording.add(b"more").expect("it can be written");
+        recording.finish().expect("it can be written");
+        assert!(std::fs::read(&path).expect("it is there").ends_with(b"more"));
+        assert_eq!(names(), ["out.rec"]);
+        assert!(Recording::create(folder.path().join("none/out.rec"), head()).is_err());
     }
 }
