@@ -89,10 +89,15 @@ fn run() -> Result {
     if n_guesses > N_GUESSES_MAX {
         return Err(args.mistake(format!("--guesses cannot be {n_guesses}: at most {N_GUESSES_MAX}")));
     }
-    let width = args.option("--width")?.unwrap_or(1);
-    if !(1..=WIDTH_MAX).contains(&width) {
+    let width: Option<usize> = args.option("--width")?;
+    if let Some(width) = width.filter(|width| !(1..=WIDTH_MAX).contains(width)) {
         return Err(args.mistake(format!("--width cannot be {width}: 1 to {WIDTH_MAX}")));
     }
+    if width.is_some() && draft.is_none() {
+        return Err(args
+            .mistake("--width is for the guesses of a --draft: the text has one for each place".to_owned()));
+    }
+    let width = width.unwrap_or(1);
     let temperature = args.option("--temperature")?.unwrap_or(0.0);
     let top_p = args.option("--top-p")?.unwrap_or(1.0);
     let max_tokens: usize = args.option("--max-tokens")?.unwrap_or(200);
@@ -138,7 +143,8 @@ fn run() -> Result {
         guesser.follow(&drawn)?;
     }
     piece(&mut report, decoder.finish())?;
-    report.saved = 1.0 - report.steps as f64 / report.tokens.max(1) as f64;
+    // Of no tokens nothing is saved.
+    report.saved = 1.0 - report.steps.max(1) as f64 / report.tokens.max(1) as f64;
     if json {
         return emit_json(&report);
     }

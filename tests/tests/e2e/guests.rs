@@ -412,6 +412,11 @@ mod check {
         let daemon = daemons::start_over(port(), &config);
         let client = daemon.connect().await.expect("connected");
         let wasm = guests::example(name);
+        let told = |words: &'static [&'static str]| daemons::run(&client, &wasm, with(words));
+        let refused = told(&["--width", "2", "Tell me"]).await;
+        assert!(refused.reason().message.contains("--width is for the guesses of a --draft"), "{refused:?}");
+        let none = told(&["--json", "--max-tokens", "0", "Tell me"]).await.well();
+        assert_eq!((&none.json[0]["tokens"], &none.json[0]["saved"]), (&0.into(), &0.0.into()));
         // What was decoded is what would be without guesses.
         for (seed, temperature) in [(7, "0"), (8, "0.7"), (9, "1.3")] {
             let arguments = ["--temperature", temperature, "--max-tokens", "60", "Tell me a short story."];
