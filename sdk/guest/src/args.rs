@@ -1,5 +1,6 @@
 //! The arguments that a guest was started with.
 
+use std::any::TypeId;
 use std::str::FromStr;
 
 use crate::{Error, Result, session};
@@ -47,8 +48,8 @@ impl Args {
     /// The value of this option.
     ///
     /// # Errors
-    /// [`Error::Usage`] when the value is missing or does not parse.
-    pub fn option<T: FromStr>(&mut self, name: &str) -> Result<Option<T>> {
+    /// [`Error::Usage`] when the value is missing or does not parse; of a number it says which there are.
+    pub fn option<T: FromStr + 'static>(&mut self, name: &str) -> Result<Option<T>> {
         let is_it = |argument: &String| argument.split('=').next() == Some(name);
         let Some(idx) = self.before_dashes.iter().position(is_it) else { return Ok(None) };
         let argument = self.before_dashes.remove(idx);
@@ -57,7 +58,10 @@ impl Args {
             None if idx < self.before_dashes.len() => self.before_dashes.remove(idx),
             None => return Err(self.mistake(format!("{name} needs a value"))),
         };
-        let parsed = value.parse().map_err(|_| self.mistake(format!("{name} cannot be {value:?}")))?;
+        let parsed = value.parse().map_err(|_| {
+            let range = range_of::<T>().map(|range| format!(": {range}")).unwrap_or_default();
+            self.mistake(format!("{name} cannot be {value:?}{range}"))
+        })?;
         Ok(Some(parsed))
     }
 
@@ -87,6 +91,20 @@ impl Args {
     pub fn mistake(&self, problem: String) -> Error {
         Error::Usage { problem, usage: self.usage }
     }
+}
+
+/// What there is of a kind of number.
+fn range_of<T: 'static>() -> Option<String> {
+    macro_rules! whole {
+        ($($number:ty),*) => {
+            $(if TypeId::of::<T>() == TypeId::of::<$number>() {
+                return Some(format!("a whole number from {} to {}", <$number>::MIN, <$number>::MAX));
+            })*
+        };
+    }
+    whole!(u8, u16, u32, u64, usize, i8, i16, i32, i64, isize);
+    let is_of = [TypeId::of::<f32>(), TypeId::of::<f64>()].contains(&TypeId::of::<T>());
+    is_of.then(|| "a number".to_owned())
 }
 
 #[cfg(test)]
@@ -120,8 +138,15 @@ mod tests {
         let problem = |error: Error| error.to_string();
         assert_eq!(
             problem(args(&["--beams", "many", "x"]).option::<u32>("--beams").unwrap_err()),
-            "--beams cannot be \"many\"\nusage: beam [--beams N] [--json] PROMPT"
+            "--beams cannot be \"many\": a whole number from 0 to 4294967295\n\
+             usage: beam [--beams N] [--json] PROMPT"
         );
+        let many = args(&["--beams", "300"]).option::<u8>("--beams").unwrap_err();
+        assert!(problem(many).contains("\"300\": a whole number from 0 to 255"));
+        let hot = args(&["--beams", "hot"]).option::<f32>("--beams").unwrap_err();
+        assert!(problem(hot).contains("\"hot\": a number\n"));
+        let open = args(&["--beams", "open"]).option::<bool>("--beams").unwrap_err();
+        assert!(problem(open).contains("\"open\"\n"));
         assert!(problem(args(&["--beams"]).option::<u32>("--beams").unwrap_err()).contains("needs a value"));
         assert!(problem(args(&["--bems", "3"]).text().unwrap_err()).contains("there is no option --bems"));
         assert!(problem(args(&[]).text().unwrap_err()).contains("an argument is missing"));
