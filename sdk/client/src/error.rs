@@ -69,10 +69,13 @@ impl Error {
 
 impl Error {
     /// Whether the same request may succeed another time, with nothing changed by the caller: the device failed under
-    /// it, or the daemon was about to end.
+    /// it, the daemon was about to end, or it has gone without a word.
     #[must_use]
     pub fn is_retryable(&self) -> bool {
-        self.code().is_some_and(ErrorCode::is_retryable)
+        match self {
+            Self::ConnectionLost(lost) => lost.is_retryable(),
+            error => error.code().is_some_and(ErrorCode::is_retryable),
+        }
     }
 }
 
@@ -88,6 +91,17 @@ pub enum Lost {
     /// It failed, or the daemon broke the protocol.
     #[error("{0}")]
     Wire(Arc<WireError>),
+}
+
+impl Lost {
+    /// As [`Error::is_retryable`]. A daemon that is killed closes its sockets and says nothing.
+    fn is_retryable(&self) -> bool {
+        match self {
+            Self::Closed => true,
+            Self::Fault(body) => body.code.is_retryable(),
+            Self::Wire(error) => matches!(**error, WireError::Io(_)),
+        }
+    }
 }
 
 /// A place where no daemon answered.
@@ -112,4 +126,25 @@ impl fmt::Display for Tried {
 
 fn join(tried: &[Tried]) -> String {
     tried.iter().map(Tried::to_string).collect::<Vec<_>>().join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_daemon_that_has_gone_may_come_again() {
+        let reset = WireError::from(io::Error::from(io::ErrorKind::ConnectionReset));
+        let broken = WireError::FrameTooLarge { n_bytes: 2, limit: 1 };
+        let fault = |code| Lost::Fault(Box::new(ErrorBody::new(code, "no")));
+        for (lost, is_retryable) in [
+            (Lost::Closed, true),
+            (Lost::Wire(Arc::new(reset)), true),
+            (fault(ErrorCode::ShuttingDown), true),
+            (Lost::Wire(Arc::new(broken)), false),
+            (fault(ErrorCode::Other("protocol".to_owned())), false),
+        ] {
+            assert_eq!(Error::ConnectionLost(lost.clone()).is_retryable(), is_retryable, "{lost:?}");
+        }
+    }
 }

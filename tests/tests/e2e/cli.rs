@@ -210,6 +210,24 @@ fn a_second_daemon_is_refused_and_a_terminated_one_leaves_nothing() {
 }
 
 #[test]
+fn clients_of_a_daemon_that_is_killed_may_try_again() {
+    let mut served = Served::start(exe());
+    let (_folder, path) = hostile();
+    let mut client = served.trellis(&["run", "--no-stdin", &path, "loop"]);
+    let mut client = client.stderr(Stdio::piped()).spawn().expect("it runs");
+    let begun = Instant::now();
+    while done(&mut served.trellis(&["ps", "--json"])).trim() == "[]" {
+        assert!(begun.elapsed() < daemons::PATIENCE, "the guest does not come up");
+    }
+    signal(served.pid(), Signal::KILL);
+    served.wait();
+    assert_eq!(wait(&mut client).code(), Some(75), "as where the daemon goes down");
+    let mut said = String::new();
+    client.stderr.take().expect("piped").read_to_string(&mut said).expect("it is text");
+    assert!(said.starts_with("error: ") && said.contains("the connection to the daemon is lost"), "{said}");
+}
+
+#[test]
 fn an_interrupt_cancels_cleanly() {
     let served = Served::start(exe());
     let (_folder, path) = hostile();
