@@ -9,6 +9,7 @@ use super::connect::HomeArgs;
 use super::error::CliError;
 use super::output::{Format, note};
 use super::run::{self, UserInput};
+use super::seed::seed;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -33,7 +34,7 @@ pub(crate) struct ChatArgs {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     max_tokens: Option<u32>,
     /// The seed; the same seed gives the same answers
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = seed, allow_negative_numbers = true)]
     seed: Option<u64>,
     #[command(flatten)]
     home: HomeArgs,

@@ -32,6 +32,7 @@ mod resolve;
 mod run;
 mod screen;
 mod seconds;
+mod seed;
 mod serve;
 mod stop;
 mod table;
@@ -175,6 +176,21 @@ mod tests {
         assert!(parse("trellis --json ps").expect("valid").json);
         assert!(parse("trellis ps --json").expect("valid").json);
         assert!(parse("trellis run --json chat").expect("valid").json);
+    }
+
+    #[test]
+    fn a_number_that_is_no_seed_is_told_which_are() {
+        for line in [
+            "trellis run --seed -1 chat",
+            "trellis run --seed=18446744073709551616 chat",
+            "trellis chat --seed -1",
+            "trellis chat --seed x",
+        ] {
+            let said = parse(line).expect_err(line).to_string();
+            assert!(said.contains("--seed <N>"), "{line}: {said}");
+            assert!(said.contains("from 0 to 18446744073709551615"), "{line}: {said}");
+            assert!(!said.contains("tip:"), "{line}: {said}");
+        }
     }
 
     #[test]

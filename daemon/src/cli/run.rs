@@ -18,6 +18,7 @@ use super::record::Recording;
 use super::resolve::{self, Named};
 use super::screen::Screen;
 use super::seconds::some_seconds;
+use super::seed::seed;
 use crate::guest::check_format;
 use crate::recording::Head;
 
@@ -37,7 +38,7 @@ What the guest sends goes to standard output byte for byte, but to a terminal wi
 #[command(after_help = EXAMPLES)]
 pub(crate) struct RunArgs {
     /// The seed that the guest sees; the same seed gives the same text
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = seed, allow_negative_numbers = true)]
     pub(crate) seed: Option<u64>,
     /// Stop the guest after so many seconds
     #[arg(long, value_name = "SECONDS", value_parser = some_seconds)]
