@@ -330,13 +330,14 @@ fn only_reason(reason: &str) -> String {
 }
 
 fn json_schema(text: &str, whitespace: Whitespace) -> Result<TopLevelGrammar, Complaint> {
-    let schema: Value = serde_json::from_str(text).map_err(|error| {
+    let mut schema: Value = serde_json::from_str(text).map_err(|error| {
         complaint(
             format!("line {}, column {}", error.line(), error.column()),
             format!("this is not JSON: {error}"),
         )
     })?;
     keywords::check(&schema).map_err(|(place, reason)| complaint(place, reason))?;
+    keywords::drop_descriptions(&mut schema);
     let mut schema = match schema {
         Value::Object(schema) => Value::Object(schema),
         Value::Bool(true) => Value::Object(serde_json::Map::new()),

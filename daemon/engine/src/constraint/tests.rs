@@ -137,6 +137,44 @@ fn each_kind_of_grammar_has_its_texts_and_no_others() {
 }
 
 #[test]
+fn a_format_is_kept_to_unless_the_schema_names_a_draft_by_which_it_describes() {
+    let drafts = |year: &str| format!("https://json-schema.org/draft/{year}/schema");
+    let (day, other) = (r#"{"format":"2026-11-25"}"#, r#"{"format":"2962"}"#);
+    for (draft, is_kept) in [
+        (None, true),
+        (Some("http://json-schema.org/draft-07/schema#".to_owned()), true),
+        (Some(drafts("2020-12")), false),
+        (Some(drafts("2020-12") + "#"), false),
+        (Some(drafts("2019-09")), false),
+    ] {
+        // A property of that name is no keyword, nor is a member of a constant.
+        let mut whole = serde_json::json!({
+            "type": "object",
+            "properties": {"format": {"anyOf": [{"$ref": "#/$defs/day"}]}},
+            "required": ["format"],
+            "additionalProperties": false,
+            "$defs": {"day": {"type": "string", "format": "date"}},
+        });
+        if let Some(draft) = &draft {
+            whole["$schema"] = draft.clone().into();
+        }
+        let of_text = rule(&schema(&whole.to_string()));
+        assert!(accepts(&of_text, day), "{draft:?}");
+        assert_eq!(accepts(&of_text, other), !is_kept, "{draft:?}");
+        assert!(!accepts(&of_text, "{}") && !accepts(&of_text, r#"{"format":3}"#), "{draft:?}");
+        // One that is not known is nothing that could be kept to.
+        whole["$defs"]["day"]["format"] = "uint32".into();
+        assert_eq!(compile(&schema(&whole.to_string())).is_err(), is_kept, "{draft:?}");
+        let mut constant = serde_json::json!({"const": {"format": "date"}});
+        if let Some(draft) = &draft {
+            constant["$schema"] = draft.clone().into();
+        }
+        let of_constant = rule(&schema(&constant.to_string()));
+        assert!(accepts(&of_constant, r#"{"format":"date"}"#) && !accepts(&of_constant, "{}"), "{draft:?}");
+    }
+}
+
+#[test]
 fn a_grammar_that_is_refused_is_told_where_and_why() {
     let nested = r#"{"type":"object","properties":{"a~/b":{"items":[{"not":{}}]}}}"#;
     let cases: [(Grammar, &str, &str); 19] = [
