@@ -3,9 +3,9 @@
 
 use trellis_engine::backend::PAGE_LEN;
 use trellis_engine::batch::{Cell, Evicted, OutputKind, OutputRequest, Row, Start, Stretch, Token, Tokens};
-use trellis_engine::model::Dtype;
+use trellis_engine::model::{Dtype, ModelConfig};
 use trellis_engine::sampling::Sampler;
-use trellis_engine::{GuessNode, GuessTree, N_GUESS_MAX};
+use trellis_engine::{GuessNode, GuessTree, N_GUESS_MAX, Steered, Steering};
 
 use super::beside_cpu::compare;
 use super::program_tests::{N_PROMPT, bits, decoded, draw, samplers};
@@ -75,6 +75,12 @@ fn pages(first: usize, n: usize) -> &'static [PageId] {
     &PAGES[first..first + n]
 }
 
+/// The same, of a context that is steered.
+fn with_steering<'a>(steered: Option<Steered<'a>>, rows: Vec<Row<'a>>) -> Vec<Row<'a>> {
+    let of_row = |row: &Row<'a>| steered.filter(|steered| steered.from < row.end());
+    rows.into_iter().map(|row| Row { steered: of_row(&row), ..row }).collect()
+}
+
 fn random_tree(random: &mut Random, n_nodes: usize, vocab_size: usize) -> GuessTree {
     let mut nodes: Vec<GuessNode> = Vec::new();
     let mut depths: Vec<usize> = Vec::new();
@@ -102,14 +108,25 @@ fn nodes_see_their_paths_and_a_branch_stays_where_it_was_copied() {
         let (mut device, mut host) = (load_on(&card, &model, Dtype::F32), cpu(&model));
         let plain = Sampler { temperature: 0.8, seed: 5, ..Sampler::greedy() };
         let penalized = Sampler { repetition_penalty: 1.3, frequency_penalty: 0.2, ..plain.clone() };
-        for (round, n_base) in [1, 17, 32, 31, 23].into_iter().enumerate() {
-            let (first_page, n_nodes) = (10 * round, [1, 9, 16, 12, 24][round]);
+        let ModelConfig { hidden_size, n_layers, .. } = model.config;
+        let vectors = [0, n_layers / 2].map(|after| {
+            (after, random.normals(hidden_size).iter().map(|value| 0.3 * value).collect::<Vec<f32>>())
+        });
+        let added =
+            Steering::new(vectors.to_vec(), n_layers, hidden_size).expect("it fits").expect("it is some");
+        // The last two lie on five pages each.
+        let sizes = [(1, 1), (17, 9), (32, 16), (31, 12), (23, 24), (15, 64), (25, 64)];
+        for (round, (n_base, n_nodes)) in sizes.into_iter().enumerate() {
+            let first_page = 10 * round;
+            // Every second context is steered, from its middle on.
+            let steered = round.is_multiple_of(2).then_some(Steered { steering: &added, from: n_base / 2 });
             let base = tokens(&mut random, n_base, vocab_size);
             let tree = random_tree(&mut random, n_nodes, vocab_size);
             let about = format!("{n_nodes} nodes behind {n_base} tokens of {}", model.name);
             if n_base > 1 {
-                let prompt = || vec![row(0, &base[..n_base - 1], 0, first_page, Vec::new())];
-                compare(&mut device, &mut host, Batch { copies: &[], rows: prompt() }, &about);
+                let rows =
+                    with_steering(steered, vec![row(0, &base[..n_base - 1], 0, first_page, Vec::new())]);
+                compare(&mut device, &mut host, Batch { copies: &[], rows }, &about);
             }
             let seen = seen(&tree, n_base);
             let asked = |place: usize| match place % 3 {
@@ -117,7 +134,7 @@ fn nodes_see_their_paths_and_a_branch_stays_where_it_was_copied() {
                 1 => vec![OutputKind::Sample(&penalized)],
                 _ => vec![OutputKind::Sample(&penalized), OutputKind::Top { n: 5 }],
             };
-            let rows = rows(&base, &tree, &seen, first_page, asked);
+            let rows = with_steering(steered, rows(&base, &tree, &seen, first_page, asked));
             n_other_draws += compare(&mut device, &mut host, Batch { copies: &[], rows }, &about);
             // The branch that leads to the last node.
             let mut branch: Vec<usize> =
@@ -139,7 +156,7 @@ fn nodes_see_their_paths_and_a_branch_stays_where_it_was_copied() {
             all.push(random.below(vocab_size) as Token);
             let last = all.len() - 1;
             let asked = || vec![(last, OutputKind::Full), (last, OutputKind::Sample(&penalized))];
-            let rows = vec![row(0, &all, last, first_page, asked())];
+            let rows = with_steering(steered, vec![row(0, &all, last, first_page, asked())]);
             n_other_draws += compare(&mut device, &mut host, Batch { copies: &[], rows }, &about);
         }
     }

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use trellis_engine::account::{Account, ActorId, Budget, GuestId, Owner, SessionId};
+use trellis_engine::backend::PAGE_LEN;
 use trellis_engine::batch::{Drawn, Token};
 use trellis_engine::constraint::{Begins, Constraint, ConstraintLimits, Grammar, Rule, Whitespace};
 use trellis_engine::cpu::{CpuBackend, CpuOptions};
@@ -95,6 +96,12 @@ fn all_draws(model: &ModelHandle, account: &Arc<Account>) -> Vec<Draws> {
     free.chain(kept).collect()
 }
 
+/// A vector that moves what is drawn, and leaves it a text.
+fn noise(model: &ModelHandle, seed: usize) -> Vec<f32> {
+    let number = |idx: usize| random(idx, 1_000 + seed) as f32 / u32::MAX as f32;
+    (0..model.limits().hidden_size).map(|idx| 0.2 * (number(idx) - 0.5)).collect()
+}
+
 async fn context(
     model: &ModelHandle,
     account: &Arc<Account>,
@@ -108,6 +115,11 @@ async fn context(
     let tokens = model.model().tokenizer.encode(text, SpecialTokens::Parse).expect("the text encodes");
     context.append(&tokens).await.expect("it fits");
     context.keep_to(rule);
+    if idx % 3 == 1 {
+        // From the middle of the text on, or from what is drawn on.
+        let from = if idx.is_multiple_of(2) { tokens.len() / 2 } else { tokens.len() };
+        context.steer(vec![(0, noise(model, 1)), (3, noise(model, 2))], from).await.expect("the model can");
+    }
     context
 }
 
@@ -239,4 +251,79 @@ fn trees_change_no_draw_of_any_sampler_program_or_constraint() {
 #[test]
 fn nor_where_pages_are_so_few_that_contexts_push_each_other_out() {
     block_on(guesses_change_nothing(48, 24));
+}
+
+/// So many alternatives in each of 15 places, and others where there is room for more nodes: what comes stands last in its place,
+/// so that its nodes lie on all pages of the tree.
+fn full_tree(comes: &[Token], vocab_size: usize) -> GuessTree {
+    const N_BESIDE: usize = 3;
+    let mut nodes: Vec<GuessNode> = Vec::new();
+    let mut behind = None;
+    let mut add = |token: Token, parent: Option<u32>| {
+        nodes.push(GuessNode { token, parent });
+        Some(nodes.len() as u32 - 1)
+    };
+    let beside = |token: Token, n: usize| (token + 1 + n as Token) % vocab_size as Token;
+    for (depth, &token) in comes[..N_GUESS_MAX].iter().enumerate() {
+        // Of 64 nodes 15 are the branch.
+        let n_beside = if depth < 4 { N_BESIDE + 1 } else { N_BESIDE };
+        for n in 0..n_beside {
+            add(beside(token, n), behind);
+        }
+        behind = add(token, behind);
+    }
+    GuessTree::new(&nodes).expect("a tree")
+}
+
+/// Wherever it begins on a page, beside others, of contexts that are steered and such that are not.
+#[test]
+fn trees_of_64_nodes_over_five_pages_change_no_draw() {
+    block_on(async {
+        let engine = engine(1024, 0);
+        let model = engine.handle();
+        let vocab_size = model.limits().vocab_size;
+        let account = Account::new("guest", Budget::UNLIMITED, None);
+        let shape = RowShape { vocab_size, n_positions: model.limits().n_positions_max };
+        let program = Definition::build(|b| library::mirostat(b.logits(), 4.0, 4.0, 0.3));
+        let put_on = PutOn::new(Arc::new(Program::new(program, shape).expect("a program")));
+        let samplers = [
+            Sampler::greedy(),
+            Sampler { seed: 3, temperature: 0.9, repetition_penalty: 1.3, ..Sampler::greedy() },
+            Sampler { seed: 4, program: Some(Box::new(put_on)), ..Sampler::greedy() },
+        ]
+        .map(Arc::new);
+        let mut contexts = Vec::new();
+        for offset in 1..PAGE_LEN {
+            let sampler = samplers[offset % 3].clone();
+            let mut twins = Vec::new();
+            for _ in 0..2 {
+                let mut context = context(model, &account, offset, None).await;
+                let n_tokens = context.tokens().len() / PAGE_LEN * PAGE_LEN - PAGE_LEN + offset;
+                context.truncate(n_tokens).await.expect("it has as many");
+                twins.push(context);
+            }
+            let (mut context, mut plain) = (twins.remove(0), twins.remove(0));
+            let expected = step_by_step(&mut plain, &sampler).await;
+            let comes: Vec<Token> = expected.iter().map(|drawn| drawn.candidate.token).collect();
+            let tree = full_tree(&comes, vocab_size);
+            assert_eq!(tree.n_nodes(), N_TREE_NODES_MAX);
+            let n_first = context.tokens().len();
+            assert_eq!((n_first + N_TREE_NODES_MAX).div_ceil(PAGE_LEN) - n_first / PAGE_LEN, 5);
+            let ask = Ask::Verify { sampler: sampler.clone(), guess: tree.into() };
+            let pending = context.ask(ask).await.expect("a question");
+            contexts.push((context, sampler, expected, pending));
+        }
+        for (mut context, sampler, expected, pending) in contexts {
+            let Answer::Verified(drawn) = pending.answer().await.expect("nothing is wrong") else {
+                panic!("it verifies");
+            };
+            let all = |drawn: &[Drawn]| drawn.iter().map(|it| bits(it, &sampler, false)).collect::<Vec<_>>();
+            assert_eq!(all(&drawn), all(&expected[..N_GUESS_MAX + 1]), "all of the branch is right");
+            context.append_drawn(&drawn, &sampler).await.expect("it fits");
+            // What was copied together is what would be there.
+            let rest = step_by_step(&mut context, &sampler).await;
+            let (rest, expected) = (all(&rest), all(&expected[drawn.len()..]));
+            assert_eq!(rest[..expected.len()], expected);
+        }
+    });
 }
