@@ -5,6 +5,7 @@ use std::ffi::{CStr, CString, c_char};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
 
 use cudarc::nvrtc::{result as nvrtc, sys as nvrtc_sys};
 
@@ -87,7 +88,9 @@ impl Compiler {
         if let Some(cubin) = path.as_ref().and_then(|path| read_stored(path)) {
             return Ok(cubin);
         }
+        let begun = Instant::now();
         let cubin = self.compile(source)?;
+        tracing::debug!(source.file, elapsed = ?begun.elapsed(), "compiled");
         if let Some(path) = &path {
             store(path, &cubin);
         }
