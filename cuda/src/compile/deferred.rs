@@ -34,8 +34,12 @@ impl<K> Deferred<K> {
     /// Has a thread compile it, so that later it is only loaded.
     pub(crate) fn begin(&self) {
         let (compiler, source) = (self.compiler.clone(), self.source.clone());
-        // An error is found again when it is needed.
-        let compiling = thread::spawn(move || drop(compiler.cubin(&source)));
+        let compiling = thread::spawn(move || {
+            // It is found again by the step that needs the kernel.
+            if let Err(error) = compiler.cubin(&source) {
+                tracing::warn!(%error, "a kernel that few steps need does not compile");
+            }
+        });
         *self.lock() = Some(compiling);
     }
 
