@@ -1,11 +1,16 @@
-//! Kernels that few steps need: compiled behind the start of a model, and loaded when the first step needs them.
+//! Kernels that few steps need: compiled some time after the start of a model, and loaded when the first step needs them.
 
 use std::fmt;
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::mpsc::{self, RecvTimeoutError, Sender};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::{self, JoinHandle};
+use std::time::Duration;
 
 use super::{Compiler, Module, Source};
 use crate::driver::{CudaError, Gpu};
+
+/// After the start: a process that ends before does not wait for a compiler.
+const AFTER: Duration = Duration::from_secs(2);
 
 type Find<K> = dyn Fn(&Module) -> Result<K, CudaError> + Send + Sync;
 
@@ -15,8 +20,14 @@ pub(crate) struct Deferred<K> {
     compiler: Compiler,
     source: Source,
     find: Box<Find<K>>,
-    compiling: Mutex<Option<JoinHandle<()>>>,
+    compiling: Mutex<Option<Compiling>>,
     found: OnceLock<K>,
+}
+
+struct Compiling {
+    thread: JoinHandle<()>,
+    /// The thread ends when this is dropped before it has begun.
+    waiting: Sender<()>,
 }
 
 impl<K> Deferred<K> {
@@ -31,19 +42,23 @@ impl<K> Deferred<K> {
         Self { gpu, compiler, source, find, compiling: Mutex::default(), found: OnceLock::new() }
     }
 
-    /// Has a thread compile it, so that later it is only loaded.
+    /// Has a thread compile it after a while, so that later it is only loaded.
     pub(crate) fn begin(&self) {
         let (compiler, source) = (self.compiler.clone(), self.source.clone());
-        let compiling = thread::spawn(move || {
+        let (waiting, given_up) = mpsc::channel();
+        let thread = thread::spawn(move || {
+            if given_up.recv_timeout(AFTER) != Err(RecvTimeoutError::Timeout) {
+                return;
+            }
             // It is found again by the step that needs the kernel.
             if let Err(error) = compiler.cubin(&source) {
                 tracing::warn!(%error, "a kernel that few steps need does not compile");
             }
         });
-        *self.lock() = Some(compiling);
+        *self.lock() = Some(Compiling { thread, waiting });
     }
 
-    /// It; the first call waits for the compiler and loads it.
+    /// It; the first call compiles it, or waits for the thread that does, and loads it.
     ///
     /// # Errors
     /// It does not compile, or the driver refused it.
@@ -51,17 +66,19 @@ impl<K> Deferred<K> {
         if let Some(found) = self.found.get() {
             return Ok(found);
         }
-        self.wait();
+        self.give_up();
         let found = (self.find)(&Module::load(&self.gpu, &self.compiler.cubin(&self.source)?)?)?;
         Ok(self.found.get_or_init(|| found))
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, Option<JoinHandle<()>>> {
+    fn lock(&self) -> MutexGuard<'_, Option<Compiling>> {
         self.compiling.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn wait(&self) {
-        if let Some(thread) = self.lock().take() {
+    /// Ends the thread, at once if the compiler has not begun.
+    fn give_up(&self) {
+        if let Some(Compiling { thread, waiting }) = self.lock().take() {
+            drop(waiting);
             // Its panic has been reported where it happened.
             drop(thread.join());
         }
@@ -71,7 +88,7 @@ impl<K> Deferred<K> {
 impl<K> Drop for Deferred<K> {
     fn drop(&mut self) {
         // The compiler's library does not like a process that ends under it.
-        self.wait();
+        self.give_up();
     }
 }
 

@@ -70,7 +70,7 @@ impl Kernels {
     }
 
     /// Compiles what the model needs and no earlier start has left behind, all sources side by side, and loads it. What only
-    /// some steps need is compiled behind that, and loaded when one does.
+    /// some steps need is compiled some time after that, and loaded when one does.
     ///
     /// # Errors
     /// NVRTC is missing, or the driver refused.
