@@ -9,11 +9,7 @@
 // "Online normalizer calculation for softmax", 2018).
 
 // e^x to 3 ulp and |x| / 2^24; a scan computes it for each token, and is bound by its instructions.
-__device__ __forceinline__ float exp_fast(float x) {
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x * 1.44269504088896340736f));
-    return y;
-}
+__device__ __forceinline__ float exp_fast(float x) { return exp2_fast(x * LOG2_E); }
 
 // The new value of a logit: -inf stays, and only the mask and a bias of -inf lead there.
 __device__ __forceinline__ float saturate(float old, float value) {
@@ -88,13 +84,12 @@ struct Adjusting {
     const int* page_tokens;
     float* values;    // [CHUNK]
     unsigned* counts; // [CHUNK]
-    Best* best;       // [THREADS / 32]
 };
 
-// Steps 1 to 4 over a chunk of a row, of which each thread has its values; writes what comes of it to its place in `out`,
-// and returns the largest, in every thread.
-__device__ __forceinline__ Best adjust(const Adjusting& a, const OutputRow& asked, int chunk, int vocab,
-                                       const float (&values)[VALUES], float* out) {
+// Steps 1 to 4 over a chunk of a row, of which each thread has its values and gets what comes of them, which is also written
+// to its place in `out`.
+__device__ __forceinline__ void adjust(const Adjusting& a, const OutputRow& asked, int chunk, int vocab,
+                                       float (&values)[VALUES], float* out) {
     int base = chunk * CHUNK;
     int n = min(CHUNK, vocab - base);
     const unsigned* mask = a.masks + 2 * (size_t)asked.mask_start;
@@ -113,22 +108,17 @@ __device__ __forceinline__ Best adjust(const Adjusting& a, const OutputRow& aske
     apply_bias(a.biases + asked.bias_start, asked.n_bias, base, n, a.values);
     if (penalizes(asked)) count_history(a.tables + asked.table_start, a.page_tokens, asked, base, n, a.counts);
     __syncthreads();
-    Best best = {minus_infinity(), NONE};
-#pragma unroll
-    for (int g = 0; g < GROUPS; g++) {
-        int first = group_start(chunk, g);
-#pragma unroll
-        for (int lane = 0; lane < 4; lane++) {
-            int offset = first - base + lane;
-            float value = a.values[offset];
-            if (a.counts[offset] > 0) value = penalized(value, a.counts[offset], asked);
-            if (first + lane < vocab) {
-                out[first + lane] = value;
-                best = better(best, Best{value, (unsigned)(first + lane)});
-            }
-        }
+    // Not unrolled: a division is long.
+#pragma unroll 1
+    for (int i = 0; i < VALUES; i++) {
+        const int offset = group_start(0, i / 4) + i % 4;
+        if (base + offset >= vocab) break;
+        float value = a.values[offset];
+        if (a.counts[offset] > 0) value = a.values[offset] = penalized(value, a.counts[offset], asked);
+        out[base + offset] = value;
     }
-    return block_best(best, a.best);
+#pragma unroll
+    for (int i = 0; i < VALUES; i++) values[i] = a.values[group_start(0, i / 4) + i % 4];
 }
 
 struct LogitsScanParams {
@@ -141,67 +131,66 @@ struct LogitsScanParams {
     const unsigned* masks;
     float* adjusted;
     Part* parts;
+    unsigned* hopeful;
+    float* spans;
     unsigned* bin_counts;
     u64* bin_weights;
     int vocab;
     int unused;
 };
-static_assert(sizeof(LogitsScanParams) == 96, "as in logits_params.rs");
+static_assert(sizeof(LogitsScanParams) == 112, "as in logits_params.rs");
+
+// Worked out where it is needed: registers are for values.
+__device__ __forceinline__ size_t place_of_chunk() {
+    unsigned chunk, row;
+    asm volatile("mov.u32 %0, %%ctaid.x; mov.u32 %1, %%ctaid.y;" : "=r"(chunk), "=r"(row));
+    return (size_t)row * gridDim.x + chunk;
+}
+
+__device__ __forceinline__ Part& part_of(const LogitsScanParams& p) { return p.parts[place_of_chunk()]; }
+
+__device__ __forceinline__ float* spans_of(const LogitsScanParams& p, const OutputRow& asked) {
+    return chooses(asked) ? p.spans + place_of_chunk() * SPANS : nullptr;
+}
 
 // Grid (n_chunks, rows of the bucket), THREADS threads. Reads 4 * vocab bytes a row; a row with a mask, a bias or
 // penalties also writes them, adjusted, and each of its blocks reads the history once.
 //
 // The history of a row is the n_history tokens before position history_end of its context; that of position i is
 // page_tokens[tables[table_start + i / PAGE_LEN], i % PAGE_LEN]. bias: pairs in order of token, pairs of one token in order
-// of application; masks: bit t % 64 of word t / 64 allows token t. bin_counts and bin_weights, which sample_bins adds to, are cleared.
+// of application; masks: bit t % 64 of word t / 64 allows token t. hopeful unsigned [n_rows, n_chunks, HOPEFUL_MAX]: tokens
+// that could be drawn; spans f32 [n_rows, n_chunks * SPANS]: the largest of each. bin_counts and bin_weights, which
+// sample_bins adds to, are cleared.
 extern "C" __global__ void __launch_bounds__(THREADS, SCAN_RESIDENT) logits_scan(const __grid_constant__ LogitsScanParams p) {
-    const OutputRow* __restrict__ rows = p.rows;
-    const float* __restrict__ logits = p.logits;
-    const BiasPair* __restrict__ biases = p.biases;
-    const unsigned* __restrict__ masks = p.masks;
-    float* __restrict__ adjusted = p.adjusted;
-    Part* __restrict__ parts = p.parts;
-    unsigned* __restrict__ bin_counts = p.bin_counts;
-    u64* __restrict__ bin_weights = p.bin_weights;
     const int vocab = p.vocab;
     __shared__ float values_shared[CHUNK];
     __shared__ unsigned counts[CHUNK];
-    __shared__ Best best_shared[THREADS / 32];
-    __shared__ float sums[2][THREADS / 32];
-    int chunk = blockIdx.x, row = blockIdx.y;
+    __shared__ Largest largest_shared;
+    __shared__ float sums[2][SPANS];
+    __shared__ int tops[SPANS];
+    __shared__ unsigned n_hopeful;
+    const int chunk = blockIdx.x, row = blockIdx.y;
     if (row >= *p.n_rows) return;
-    const OutputRow& asked = rows[row];
+    const OutputRow& asked = p.rows[row];
     if (asked.wants == 0) return;
-    if (truncates(asked)) {
-        for (int bin = chunk * THREADS + threadIdx.x; bin < BINS; bin += gridDim.x * THREADS) {
-            bin_counts[(size_t)row * BINS + bin] = 0;
-            bin_weights[(size_t)row * BINS + bin] = 0;
-        }
-    }
-
     float values[VALUES];
-    int has_nan = 0;
-    Best best = {minus_infinity(), NONE};
+    const float* source = p.logits + (size_t)asked.logits_row * vocab;
 #pragma unroll
-    for (int g = 0; g < GROUPS; g++) {
-        int first = group_start(chunk, g);
-        load4(logits + (size_t)asked.logits_row * vocab, first, vocab, values + 4 * g);
-#pragma unroll
-        for (int lane = 0; lane < 4; lane++) {
-            float value = values[4 * g + lane];
-            has_nan |= value != value;
-            // A thread meets its tokens in their order: the lower one keeps a tie.
-            if (value > best.value) best = Best{value, (unsigned)(first + lane)};
+    for (int g = 0; g < GROUPS; g++) load4(source, group_start(chunk, g), vocab, values + 4 * g);
+
+    if (searches(asked)) {
+        for (int bin = chunk * THREADS + threadIdx.x; bin < BINS; bin += gridDim.x * THREADS) {
+            p.bin_counts[(size_t)row * BINS + bin] = 0;
+            p.bin_weights[(size_t)row * BINS + bin] = 0;
         }
     }
-    has_nan = __syncthreads_or(has_nan);
-    best = block_best(best, best_shared);
+    float largest = largest_of_chunk(chunk, values, largest_shared, spans_of(p, asked));
 
     float sum = 0.0f, weighted = 0.0f;
 #pragma unroll
     for (int i = 0; i < VALUES; i++) {
         // Far above -1e4 e^x is 0, and 0 * -inf stays out of the sum; so does the NaN of a row of -inf.
-        float x = fmaxf(values[i] - best.value, -1e4f);
+        float x = fmaxf(values[i] - largest, -1e4f);
         float e = exp_fast(x);
         sum += e;
         weighted = fmaf(x, e, weighted);
@@ -212,113 +201,35 @@ extern "C" __global__ void __launch_bounds__(THREADS, SCAN_RESIDENT) logits_scan
         sums[0][threadIdx.x / 32] = sum;
         sums[1][threadIdx.x / 32] = weighted;
     }
+    if (threadIdx.x == 0) n_hopeful = 0;
     __syncthreads();
-    unsigned lane32 = threadIdx.x % 32;
-    sum = warp_sum(lane32 < THREADS / 32 ? sums[0][lane32] : 0.0f);
-    weighted = warp_sum(lane32 < THREADS / 32 ? sums[1][lane32] : 0.0f);
+    if (threadIdx.x < 32) {
+        sum = warp_sum(threadIdx.x < SPANS ? sums[0][threadIdx.x] : 0.0f);
+        weighted = warp_sum(threadIdx.x < SPANS ? sums[1][threadIdx.x] : 0.0f);
+        if (threadIdx.x == 0) {
+            const unsigned token = largest_shared.token;
+            part_of(p) = Part{largest, sum, weighted, token, largest, token, 0u, 0u};
+        }
+    }
 
-    Best drawn = best;
     if (adjusts(asked)) {
-        Adjusting adjusting = {biases, masks, p.tables, p.page_tokens, values_shared, counts, best_shared};
-        drawn = adjust(adjusting, asked, chunk, vocab, values, adjusted + (size_t)row * vocab);
-    }
-    if (threadIdx.x == 0) {
-        Part part = {best.value, sum, weighted, best.token, drawn.value, drawn.token, has_nan ? 1u : 0u, 0u};
-        parts[(size_t)row * gridDim.x + chunk] = part;
-    }
-}
-
-struct LogitsFinishParams {
-    const float* logits;
-    const OutputRow* rows;
-    const unsigned* n_rows;
-    const Part* parts;
-    const Drawn* drawn;
-    const int* score_tokens;
-    int* slots;
-    RowOutput* outputs;
-    float* scores;
-    const ProgramOutput* program_outputs;
-    int vocab;
-    int n_chunks;
-    int n_drawn;
-    int unused;
-};
-static_assert(sizeof(LogitsFinishParams) == 96, "as in logits_params.rs");
-
-// Grid (rows of the bucket), FINISH_THREADS threads. Gathers the parts and the draws of a row, or takes what a program has
-// drawn, and writes its result and the scores that were asked for. Moves 40 bytes a chunk.
-extern "C" __global__ void __launch_bounds__(FINISH_THREADS)
-logits_finish(const __grid_constant__ LogitsFinishParams p) {
-    const OutputRow* __restrict__ rows = p.rows;
-    const float* __restrict__ logits = p.logits;
-    const Part* __restrict__ parts = p.parts;
-    const Drawn* __restrict__ drawn = p.drawn;
-    const int* __restrict__ score_tokens = p.score_tokens;
-    RowOutput* __restrict__ outputs = p.outputs;
-    float* __restrict__ scores = p.scores;
-    const int vocab = p.vocab, n_chunks = p.n_chunks;
-    int row = blockIdx.x;
-    if (row >= *p.n_rows) return;
-    const OutputRow& asked = rows[row];
-    if (asked.wants == 0) return;
-    const float* values = logits + (size_t)asked.logits_row * vocab;
-    const Part* mine = parts + (size_t)row * n_chunks;
-
-    // Every warp does the same, so that no barrier is needed.
-    Row whole = warp_row(mine, n_chunks);
-    float sum = 0.0f, weighted = 0.0f;
-    Best best = {minus_infinity(), NONE};
-    for (int chunk = threadIdx.x % 32; chunk < n_chunks; chunk += 32) {
-        Part part = mine[chunk];
-        float shift = part.max - whole.max;
-        if (shift > -1e4f) {
-            float scale = expf(shift);
-            sum += part.sum * scale;
-            weighted += (part.weighted + shift * part.sum) * scale;
+        const Adjusting adjusting = {p.biases, p.masks, p.tables, p.page_tokens, values_shared, counts};
+        adjust(adjusting, asked, chunk, vocab, values, p.adjusted + (size_t)row * vocab);
+        largest = largest_of_chunk(chunk, values, largest_shared, spans_of(p, asked));
+        __syncthreads();
+        if (threadIdx.x == 0) {
+            Part& part = part_of(p);
+            part.adjusted_max = largest;
+            part.adjusted_argmax = largest_shared.token;
         }
     }
-    if (draws(asked)) {
-        for (int block = threadIdx.x % 32; block < p.n_drawn; block += 32) {
-            Drawn d = drawn[(size_t)row * n_chunks + block];
-            best = better(best, Best{d.score, d.token});
-        }
-    }
-    sum = warp_sum(sum);
-    weighted = warp_sum(weighted);
-    best = draws(asked) ? warp_best(best) : whole.adjusted;
-
-    float log_sum = logf(sum);
-    float log_sum_exp = whole.max + log_sum;
-    unsigned fault = whole.is_bad ? FAULT_NOT_A_NUMBER : FAULT_NONE;
-    bool has_token = (asked.wants & (WANTS_SAMPLE | WANTS_PROGRAM)) && fault == FAULT_NONE;
-    if (has_token && (asked.wants & WANTS_PROGRAM)) {
-        const ProgramOutput& by_program = p.program_outputs[asked.program_row];
-        fault = by_program.fault;
-        has_token = fault == FAULT_NONE;
-        best.token = by_program.token;
-    } else if (has_token && whole.adjusted.value == minus_infinity()) {
-        fault = FAULT_NOTHING_TO_DRAW;
-        has_token = false;
-    }
-    if (threadIdx.x == 0) {
-        RowOutput out = {0u, 0.0f, fault, 0.0f, 0.0f, 0u};
-        if (has_token) {
-            out.token = best.token;
-            out.logprob = values[best.token] - log_sum_exp;
-        }
-        if (!whole.is_bad) {
-            out.log_sum_exp = log_sum_exp;
-            out.entropy = fmaxf(log_sum - weighted / sum, 0.0f);
-        }
-        outputs[row] = out;
-        // After a fault token 0: the step that reads it computes nothing of use, but stays inside the vocabulary.
-        if ((asked.wants & (WANTS_SAMPLE | WANTS_PROGRAM)) && asked.drawn_slot != NONE) p.slots[asked.drawn_slot] = (int)out.token;
-    }
-    if ((asked.wants & WANTS_SCORES) && !whole.is_bad) {
-        for (unsigned i = threadIdx.x; i < asked.n_scores; i += FINISH_THREADS) {
-            scores[asked.score_start + i] = values[score_tokens[asked.score_start + i]] - log_sum_exp;
-        }
+    if (lists(asked) && largest > minus_infinity()) {
+        each_hopeful(asked, chunk, largest, __fdividef(LOG2_E, asked.temperature), values, tops, [&](unsigned token) {
+            const unsigned place = atomicAdd(&n_hopeful, 1u);
+            if (place < HOPEFUL_MAX) p.hopeful[place_of_chunk() * HOPEFUL_MAX + place] = token;
+        });
+        __syncthreads();
+        if (threadIdx.x == 0) part_of(p).n_hopeful = n_hopeful;
     }
 }
 
@@ -346,7 +257,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) logits_ranked(const __grid
     const int vocab = p.vocab;
     __shared__ float values_shared[CHUNK];
     __shared__ unsigned counts[CHUNK];
-    __shared__ Best best_shared[THREADS / 32];
+    __shared__ Largest largest_shared;
     int chunk = blockIdx.x, row = blockIdx.y;
     if (row >= *p.n_rows) return;
     const OutputRow& asked = rows[row];
@@ -360,12 +271,14 @@ extern "C" __global__ void __launch_bounds__(THREADS) logits_ranked(const __grid
 #pragma unroll
         for (int lane = 0; lane < 4; lane++) values[4 * g + lane] = __fsub_rn(values[4 * g + lane], log_sum_exp);
     }
-    Adjusting adjusting = {p.biases, p.masks, p.tables, p.page_tokens, values_shared, counts, best_shared};
-    Best best = adjust(adjusting, asked, chunk, vocab, values, p.adjusted + (size_t)row * vocab);
+    const Adjusting adjusting = {p.biases, p.masks, p.tables, p.page_tokens, values_shared, counts};
+    adjust(adjusting, asked, chunk, vocab, values, p.adjusted + (size_t)row * vocab);
+    const float largest = largest_of_chunk(chunk, values, largest_shared, nullptr);
+    __syncthreads();
     if (threadIdx.x == 0) {
         Part& part = p.parts[(size_t)row * gridDim.x + chunk];
-        part.adjusted_max = best.value;
-        part.adjusted_argmax = best.token;
+        part.adjusted_max = largest;
+        part.adjusted_argmax = largest_shared.token;
     }
 }
 

@@ -1,33 +1,52 @@
-// What the kernels over rows of logits share: the layout of requests, reading a chunk, reductions. The launcher defines
-// THREADS, GROUPS, BINS (of the histogram of a row, and threads of a block that looks at a whole row), TOKEN_BITS, what a
-// row may want, faults, and NONE, a place that is nowhere.
+// What the kernels over rows of logits share: the layout of requests, which steps a row takes, reading a chunk, reductions.
+// The launcher defines THREADS, GROUPS, BINS (of the histogram of a row, and threads of a block that looks at a whole row),
+// TOKEN_BITS, TOP_K_MAX, HOPEFUL_MAX, what a row may want, faults, and NONE, a place that is nowhere.
 //
 // A row of logits is cut into chunks of CHUNK tokens, one block each. A thread holds VALUES tokens of its chunk
 // in groups of 4, so that one 16-byte load and one Philox block serve a group:
 // token = chunk * CHUNK + (g * THREADS + thread) * 4 + lane.
+// The tokens of a warp are a span of the row; there are SPANS in a chunk.
 
 typedef unsigned long long u64;
 
 constexpr int VALUES = 4 * GROUPS;
 constexpr int CHUNK = THREADS * VALUES;
+constexpr int SPANS = THREADS / 32;
 
-// What one block knows about its chunk; `weighted` is the sum of (l - max) * exp(l - max).
+// What one block knows about its chunk; `weighted` is the sum of (l - max) * exp(l - max). `max` is NaN where some value is.
 struct Part {
     float max, sum, weighted;
     unsigned argmax;
     float adjusted_max;
     unsigned adjusted_argmax;
-    unsigned has_nan;
+    unsigned n_hopeful;  // tokens that could be drawn, of a row that lists them; those past HOPEFUL_MAX are not listed
     unsigned unused;
 };
 static_assert(sizeof(Part) == PART_BYTES, "as in logits.rs");
 
-// The best token of one chunk.
-struct Drawn {
-    float score;
-    unsigned token;
+// How a row stands that chooses among few tokens.
+enum Stand : unsigned {
+    STAND_DRAWN,  // the token is there
+    STAND_TIES,   // the tokens above some value are listed, and those with this value are still to be drawn from
+    STAND_OPEN,   // they were not few
 };
-static_assert(sizeof(Drawn) == DRAWN_BYTES, "as in logits.rs");
+
+// What choosing leaves of a row.
+struct Chosen {
+    unsigned stand;
+    // With STAND_TIES: the logits that tie, x for those, tokens above, and their weight.
+    float low, high, value;
+    unsigned n_above;
+    unsigned unused;
+    u64 weight_above;
+};
+static_assert(sizeof(Chosen) == CHOSEN_BYTES, "as in logits.rs");
+
+// A token above the ties, in order of rank, and what those before it weigh.
+struct Above {
+    u64 rank, before;
+};
+static_assert(sizeof(Above) == ABOVE_BYTES, "as in logits.rs");
 
 // As in logits.rs.
 struct RowOutput {
@@ -51,23 +70,39 @@ __device__ __forceinline__ float plus_infinity() { return __uint_as_float(0x7f80
 
 // ---- which steps a row takes ----
 
+// Without branches, so that what is read of the row is read at once.
+
 __device__ __forceinline__ bool penalizes(const OutputRow& p) {
-    return p.n_history > 0 && (p.repetition != 1.0f || p.frequency != 0.0f || p.presence != 0.0f);
+    return (p.n_history > 0) & ((p.repetition != 1.0f) | (p.frequency != 0.0f) | (p.presence != 0.0f));
 }
 
 // Whether the row that is drawn from differs from the logits; it then lies in the scratch rows.
 __device__ __forceinline__ bool adjusts(const OutputRow& p) {
-    return (p.wants & WANTS_SAMPLE) && (p.mask_start != NONE || p.n_bias > 0 || penalizes(p));
+    return ((p.wants & WANTS_SAMPLE) != 0) & ((p.mask_start != NONE) | (p.n_bias > 0) | penalizes(p));
 }
 
-__device__ __forceinline__ bool draws(const OutputRow& p) {
-    return (p.wants & WANTS_SAMPLE) && p.temperature != 0.0f;
+__device__ __forceinline__ bool draws(const OutputRow& p) { return ((p.wants & WANTS_SAMPLE) != 0) & (p.temperature != 0.0f); }
+
+// Whether only a part of the row may be drawn.
+__device__ __forceinline__ bool truncates(const OutputRow& p) { return (p.top_k > 0) | (p.top_p < 1.0f); }
+
+// A row is drawn from in one of three ways.
+//
+// Where nothing is truncated, the scan lists the few tokens of each chunk that could be drawn. Far from the ends of f32
+// quotients by the temperature are as exact as f32 has them, which that counts on.
+__device__ __forceinline__ bool lists(const OutputRow& p) {
+    const bool is_plain = (p.temperature > 1e-30f) & (p.temperature < 1e30f);
+    return draws(p) & !truncates(p) & (p.min_logit == minus_infinity()) & is_plain;
 }
 
-// Whether a cutoff has to be searched for; min-p alone needs none.
-__device__ __forceinline__ bool truncates(const OutputRow& p) {
-    return draws(p) && (p.top_k > 0 || p.top_p < 1.0f);
+// With a small top-k, or min-p alone, the tokens that may be kept are chosen by the largest of each span.
+__device__ __forceinline__ bool chooses(const OutputRow& p) {
+    const bool is_small = (p.top_k > 0) & (p.top_k <= TOP_K_MAX), has_min_p = p.min_logit > minus_infinity();
+    return draws(p) & (truncates(p) ? is_small : has_min_p);
 }
+
+// Else blocks go through the row again, after the cutoff is found if there is one.
+__device__ __forceinline__ bool searches(const OutputRow& p) { return draws(p) & truncates(p) & !chooses(p); }
 
 // Step 5. Adding zero makes -0 into +0: the two are equal, and their bits have to be.
 __device__ __forceinline__ float tempered(float logit, float max, float temperature) {
@@ -89,6 +124,15 @@ __device__ __forceinline__ unsigned token_of(u64 rank) { return (unsigned)(TOKEN
 __device__ __forceinline__ float value_of(u64 rank) {
     unsigned key = (unsigned)(rank >> TOKEN_BITS);
     return __uint_as_float((key & 0x80000000u) ? key & 0x7fffffffu : ~key);
+}
+
+__device__ __forceinline__ u64 larger(u64 a, u64 b) { return a > b ? a : b; }
+
+// The largest of a warp, in every lane.
+__device__ __forceinline__ u64 warp_max(u64 value) {
+    const unsigned high = (unsigned)(value >> 32);
+    const unsigned highest = __reduce_max_sync(LANES_ALL, high);
+    return ((u64)highest << 32) | __reduce_max_sync(LANES_ALL, high == highest ? (unsigned)value : 0u);
 }
 
 // ---- reading ----
@@ -138,15 +182,48 @@ __device__ __forceinline__ float warp_sum(float value) {
     return value;
 }
 
-// The best of a block of THREADS threads, in every thread. `shared` holds THREADS / 32 entries.
-__device__ __forceinline__ Best block_best(Best best, Best* shared) {
-    best = warp_best(best);
+// The order of numbers as that of integers; NaN as the hardware makes it is above all. -0 is below 0.
+__device__ __forceinline__ int order_key(float value) {
+    const int bits = __float_as_int(value);
+    return bits >= 0 ? bits : bits ^ 0x7fffffff;
+}
+
+__device__ __forceinline__ float of_order_key(int key) { return __int_as_float(key >= 0 ? key : key ^ 0x7fffffff); }
+
+// What a block shares to find its largest value.
+struct Largest {
+    int keys[SPANS];
+    unsigned token;
+};
+
+// The largest value of a block's chunk, NaN if any is, in every thread; behind the next barrier `s.token` is the lowest token
+// that has it. Each warp leaves the largest of its span in `spans`, the
+// chunk's place, unless that is null.
+__device__ __forceinline__ float largest_of_chunk(int chunk, const float (&values)[VALUES], Largest& s, float* spans) {
+    float top = values[0];
+#pragma unroll
+    for (int i = 1; i < VALUES; i++) asm("max.NaN.f32 %0, %0, %1;" : "+f"(top) : "f"(values[i]));
+    // NaN becomes the one that the hardware makes, -0 becomes 0.
+    const int key = order_key(top + 0.0f);
+    const int of_span = __reduce_max_sync(LANES_ALL, key);
+    const unsigned lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    if (threadIdx.x == 0) s.token = NONE;
+    if (lane == 0) {
+        s.keys[warp] = of_span;
+        if (spans != nullptr) spans[warp] = of_order_key(of_span);
+    }
     __syncthreads();
-    if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = best;
-    __syncthreads();
-    unsigned lane = threadIdx.x % 32;
-    Best nothing = {minus_infinity(), NONE};
-    return warp_best(lane < THREADS / 32 ? shared[lane] : nothing);
+    const int of_chunk = __reduce_max_sync(LANES_ALL, s.keys[lane % SPANS]);
+    const float largest = of_order_key(of_chunk);
+    if (of_span == of_chunk) {
+        unsigned token = NONE;
+#pragma unroll
+        for (int i = VALUES - 1; i >= 0; i--)
+            if (values[i] == largest) token = (unsigned)(group_start(chunk, i / 4) + i % 4);
+        token = __reduce_min_sync(LANES_ALL, token);
+        if (lane == 0) atomicMin(&s.token, token);
+    }
+    return largest;
 }
 
 // What a whole row comes to; made by each warp that calls it, the same in every lane.
@@ -161,9 +238,9 @@ __device__ __forceinline__ Row warp_row(const Part* parts, int n_chunks) {
     bool has_nan = false;
     for (int chunk = threadIdx.x % 32; chunk < n_chunks; chunk += 32) {
         Part part = parts[chunk];
+        has_nan |= part.max != part.max;
         raw = better(raw, Best{part.max, part.argmax});
         adjusted = better(adjusted, Best{part.adjusted_max, part.adjusted_argmax});
-        has_nan |= part.has_nan != 0;
     }
     raw = warp_best(raw);
     Row row;
@@ -171,4 +248,10 @@ __device__ __forceinline__ Row warp_row(const Part* parts, int n_chunks) {
     row.adjusted = warp_best(adjusted);
     row.is_bad = __any_sync(LANES_ALL, has_nan) || raw.value == plus_infinity() || raw.value == minus_infinity();
     return row;
+}
+
+// Where the row that is drawn from lies.
+__device__ __forceinline__ const float* drawn_from(const float* logits, const float* adjusted, const OutputRow& p, int row,
+                                                   int vocab) {
+    return adjusts(p) ? adjusted + (size_t)row * vocab : logits + (size_t)p.logits_row * vocab;
 }

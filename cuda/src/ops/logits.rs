@@ -6,38 +6,22 @@
 //! that a launch can be captured in a graph.
 
 use trellis_engine::batch::OutputFault;
-use trellis_engine::sampling::GUMBEL_MAX;
 
-use super::common::PAGE_LEN;
 use super::logits_params::{
-    LogitsFinishParams, LogitsFullParams, LogitsRankedParams, LogitsScanParams, SampleBinsParams,
-    SampleDrawParams, SampleTruncateParams, TopNParams,
+    ChooseParams, LogitsFinishParams, LogitsFullParams, LogitsRankedParams, LogitsScanParams,
+    SampleBinsParams, SampleDrawParams, SampleTruncateParams, TopNParams,
 };
-use crate::{CudaError, Kernel, Launch, Module, Plain, Slice, Source, Stream};
+pub(super) use super::logits_sources::N_BINS;
+pub use super::logits_sources::sources;
+use super::logits_sources::{
+    ABOVE_BYTES, CHOOSE_THREADS, CHOSEN_BYTES, CHUNK, DRAW_BLOCKS, FINISH_THREADS, HOPEFUL_MAX, PART_BYTES,
+    SPANS, THREADS, TOP_K_MAX,
+};
+pub use super::logits_stages::Stages;
+use crate::{CudaError, Kernel, Launch, Module, Plain, Slice, Stream};
 
-/// Threads of a block that looks at a chunk of a row.
-const THREADS: usize = 512;
-/// Groups of four tokens of a chunk that a thread holds.
-const GROUPS: usize = 2;
-/// Tokens of a row that one block looks at.
-const CHUNK: usize = THREADS * 4 * GROUPS;
-/// Bins of the histogram of a row, and threads of a block that looks at a whole row.
-pub(super) const N_BINS: usize = 1024;
-/// Blocks that look at chunks and are resident together: reading logits takes all the threads that there can be.
-const SCAN_RESIDENT: usize = 4;
-/// As many blocks that draw from chunks.
-const DRAW_RESIDENT: usize = 4;
-/// About as many blocks draw: twice those that an H100 has at once. What a block knows of its row it works out once.
-const DRAW_BLOCKS: usize = 1024;
-/// Loads of tokens of a history that a thread has under way: as many as leave room for that.
-const HISTORY_LOADS: usize = 2;
-/// Threads of a block that finishes a row.
-const FINISH_THREADS: usize = 128;
 /// Bits of a token in the order that selection works on.
 pub(super) const TOKEN_BITS: u32 = 18;
-const PART_BYTES: usize = 32;
-const DRAWN_BYTES: usize = 8;
-const CUTOFF_BYTES: usize = 8;
 const ALIGNMENT: usize = 256;
 
 /// Most entries of a vocabulary.
@@ -47,81 +31,8 @@ pub const NOWHERE: u32 = u32::MAX;
 
 /// Why an output row has no result.
 pub(super) const FAULT_NONE: u32 = 0;
-const FAULT_NOT_A_NUMBER: u32 = 1;
+pub(super) const FAULT_NOT_A_NUMBER: u32 = 1;
 pub(super) const FAULT_NOTHING_TO_DRAW: u32 = 2;
-
-/// A source that begins with `logits.cuh`.
-fn source(file: &'static str, text: &'static str) -> Source {
-    Source::new(file, text)
-        .with("THREADS", THREADS)
-        .with("GROUPS", GROUPS)
-        .with("BINS", N_BINS)
-        .with("PAGE_LEN", PAGE_LEN)
-        .with("HISTORY_LOADS", HISTORY_LOADS)
-        .with("SCAN_RESIDENT", SCAN_RESIDENT)
-        .with("DRAW_RESIDENT", DRAW_RESIDENT)
-        .with("FINISH_THREADS", FINISH_THREADS)
-        .with("TOKEN_BITS", TOKEN_BITS)
-        .with("PART_BYTES", PART_BYTES)
-        .with("DRAWN_BYTES", DRAWN_BYTES)
-        .with("GUMBEL_MAX", format!("{GUMBEL_MAX:?}f"))
-        .with("NONE", format!("{NOWHERE}u"))
-        .with("WANTS_SAMPLE", Wants::SAMPLE.0)
-        .with("WANTS_TOP", Wants::TOP.0)
-        .with("WANTS_SCORES", Wants::SCORES.0)
-        .with("WANTS_FULL", Wants::FULL.0)
-        .with("WANTS_PROGRAM", Wants::PROGRAM.0)
-        .with("WANTS_RANKED", Wants::RANKED.0)
-        .with("FAULT_NONE", FAULT_NONE)
-        .with("FAULT_NOT_A_NUMBER", FAULT_NOT_A_NUMBER)
-        .with("FAULT_NOTHING_TO_DRAW", FAULT_NOTHING_TO_DRAW)
-}
-
-fn scan_source() -> Source {
-    let text = concat!(include_str!("rows.cuh"), include_str!("logits.cuh"), include_str!("logits.cu"));
-    source("logits.cu", text)
-}
-
-fn sample_source() -> Source {
-    source(
-        "sample.cu",
-        concat!(
-            include_str!("maths.cuh"),
-            include_str!("noise.cuh"),
-            include_str!("rows.cuh"),
-            include_str!("logits.cuh"),
-            include_str!("sample.cu")
-        ),
-    )
-}
-
-fn truncate_source() -> Source {
-    let text = concat!(
-        include_str!("maths.cuh"),
-        include_str!("rows.cuh"),
-        include_str!("logits.cuh"),
-        include_str!("select.cuh"),
-        include_str!("truncate.cu")
-    );
-    source("truncate.cu", text)
-}
-
-fn top_source() -> Source {
-    let text = concat!(
-        include_str!("maths.cuh"),
-        include_str!("rows.cuh"),
-        include_str!("logits.cuh"),
-        include_str!("select.cuh"),
-        include_str!("topn.cu")
-    );
-    source("topn.cu", text)
-}
-
-/// The sources of all kernels here.
-#[must_use]
-pub fn sources() -> [Source; 4] {
-    [scan_source(), sample_source(), truncate_source(), top_source()]
-}
 
 /// What an output row returns; several may be asked of one row.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -333,21 +244,31 @@ pub struct LogitsBuffers {
 
 /// The parts of the scratch memory.
 struct Scratch {
-    adjusted: Slice, // f32 [n_rows, vocab_size]
-    parts: Slice,    // [n_rows, n_chunks]
-    drawn: Slice,    // [n_rows, n_chunks]
-    cutoffs: Slice,  // u64 [n_rows]
-    counts: Slice,   // u32 [n_rows, N_BINS]
-    weights: Slice,  // u64 [n_rows, N_BINS]
+    adjusted: Slice,   // f32 [n_rows, vocab_size]
+    parts: Slice,      // [n_rows, n_chunks]
+    hopeful: Slice,    // u32 [n_rows, n_chunks, HOPEFUL_MAX]
+    spans: Slice,      // f32 [n_rows, n_chunks, SPANS]
+    chosen: Slice,     // [n_rows]
+    above: Slice,      // [n_rows, TOP_K_MAX]
+    drawn: Slice,      // u64 [n_rows, n_chunks]
+    tie_counts: Slice, // u32 [n_rows, n_chunks]
+    cutoffs: Slice,    // u64 [n_rows]
+    counts: Slice,     // u32 [n_rows, N_BINS]
+    weights: Slice,    // u64 [n_rows, N_BINS]
 }
 
-fn scratch_sizes(n_rows: usize, vocab_size: usize) -> [usize; 6] {
+fn scratch_sizes(n_rows: usize, vocab_size: usize) -> [usize; 11] {
     let n_parts = n_rows * vocab_size.div_ceil(CHUNK);
     let sizes = [
         n_rows * vocab_size * 4,
         n_parts * PART_BYTES,
-        n_parts * DRAWN_BYTES,
-        n_rows * CUTOFF_BYTES,
+        n_parts * HOPEFUL_MAX * 4,
+        n_parts * SPANS * 4,
+        n_rows * CHOSEN_BYTES,
+        n_rows * TOP_K_MAX * ABOVE_BYTES,
+        n_parts * 8,
+        n_parts * 4,
+        n_rows * 8,
         n_rows * N_BINS * 4,
         n_rows * N_BINS * 8,
     ];
@@ -364,48 +285,13 @@ impl Scratch {
     fn cut(all: Slice, n_rows: usize, vocab_size: usize) -> Self {
         assert!(all.address.is_multiple_of(ALIGNMENT as u64), "scratch memory is aligned");
         let mut start = 0;
-        let [adjusted, parts, drawn, cutoffs, counts, weights] =
-            scratch_sizes(n_rows, vocab_size).map(|n_bytes| {
-                start += n_bytes;
-                all.part(start - n_bytes, n_bytes)
-            });
-        Self { adjusted, parts, drawn, cutoffs, counts, weights }
-    }
-}
-
-/// The kernels that the rows of a step need; a launch that no row needs only costs time.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub struct Stages {
-    /// Some row has top-k or top-p and a temperature.
-    pub truncate: bool,
-    /// Some row has a temperature.
-    pub draw: bool,
-    /// Some row wants [`Wants::TOP`].
-    pub top: bool,
-    /// Some row wants [`Wants::RANKED`].
-    pub ranked: bool,
-    /// Some row wants [`Wants::FULL`].
-    pub full: bool,
-}
-
-impl Stages {
-    /// What these rows need.
-    #[must_use]
-    pub fn of(rows: &[OutputRow]) -> Self {
-        let draws = |row: &OutputRow| row.wants.include(Wants::SAMPLE) && row.temperature != 0.0;
-        Self {
-            truncate: rows.iter().any(|row| draws(row) && (row.top_k > 0 || row.top_p < 1.0)),
-            draw: rows.iter().any(draws),
-            top: rows.iter().any(|row| row.wants.include(Wants::TOP) || row.wants.include(Wants::RANKED)),
-            ranked: rows.iter().any(|row| row.wants.include(Wants::RANKED)),
-            full: rows.iter().any(|row| row.wants.include(Wants::FULL)),
-        }
-    }
-
-    /// Everything, for a graph that has to serve any rows.
-    #[must_use]
-    pub fn all() -> Self {
-        Self { truncate: true, draw: true, top: true, ranked: true, full: true }
+        let parts = scratch_sizes(n_rows, vocab_size).map(|n_bytes| {
+            start += n_bytes;
+            all.part(start - n_bytes, n_bytes)
+        });
+        let [adjusted, parts, hopeful, spans, chosen, above, drawn, tie_counts, cutoffs, counts, weights] =
+            parts;
+        Self { adjusted, parts, hopeful, spans, chosen, above, drawn, tie_counts, cutoffs, counts, weights }
     }
 }
 
@@ -413,6 +299,7 @@ impl Stages {
 #[derive(Debug)]
 pub struct LogitsKernels {
     scan: Kernel<LogitsScanParams>,
+    choose: Kernel<ChooseParams>,
     bins: Kernel<SampleBinsParams>,
     truncate: Kernel<SampleTruncateParams>,
     draw: Kernel<SampleDrawParams>,
@@ -427,15 +314,16 @@ impl LogitsKernels {
     ///
     /// # Errors
     /// A module was not loaded, or the driver refused.
-    pub fn new(modules: [Result<Module, CudaError>; 4]) -> Result<Self, CudaError> {
-        let [scan, sample, truncate, top] = modules;
-        let (scan, sample, truncate) = (scan?, sample?, truncate?);
+    pub fn new(modules: [Result<Module, CudaError>; 6]) -> Result<Self, CudaError> {
+        let [scan, finish, sample, choose, truncate, top] = modules;
+        let (scan, truncate) = (scan?, truncate?);
         Ok(Self {
             scan: scan.kernel("logits_scan")?,
+            choose: choose?.kernel("sample_choose")?,
             bins: truncate.kernel("sample_bins")?,
             truncate: truncate.kernel("sample_truncate")?,
-            draw: sample.kernel("sample_draw")?,
-            finish: scan.kernel("logits_finish")?,
+            draw: sample?.kernel("sample_draw")?,
+            finish: finish?.kernel("logits_finish")?,
             ranked: scan.kernel("logits_ranked")?,
             top: top?.kernel("top_n")?,
             full: scan.kernel("logits_full")?,
@@ -486,8 +374,10 @@ impl LogitsKernels {
         let (logits, rows, n_rows) = (buffers.logits.into(), buffers.rows.into(), buffers.n_rows.into());
         let outputs = buffers.outputs.into();
         let (adjusted, parts, drawn) = (scratch.adjusted.into(), scratch.parts.into(), scratch.drawn.into());
+        let (hopeful, spans) = (scratch.hopeful.into(), scratch.spans.into());
+        let (chosen, above) = (scratch.chosen.into(), scratch.above.into());
         let (bin_counts, bin_weights) = (scratch.counts.into(), scratch.weights.into());
-        let cutoffs = scratch.cutoffs.into();
+        let (cutoffs, tie_counts) = (scratch.cutoffs.into(), scratch.tie_counts.into());
 
         let scan = LogitsScanParams {
             logits,
@@ -499,6 +389,8 @@ impl LogitsKernels {
             masks: buffers.masks.into(),
             adjusted,
             parts,
+            hopeful,
+            spans,
             bin_counts,
             bin_weights,
             vocab,
@@ -506,7 +398,7 @@ impl LogitsKernels {
         };
         // SAFETY: lengths were checked above or are the caller's promise.
         unsafe { by_chunk.run(stream, &self.scan, &scan)? };
-        if stages.truncate {
+        if stages.search {
             let bins = SampleBinsParams {
                 logits,
                 adjusted,
@@ -535,18 +427,51 @@ impl LogitsKernels {
             // SAFETY: as above.
             unsafe { by_row(N_BINS).run(stream, &self.truncate, &truncate)? };
         }
+        if stages.choose {
+            let choose = ChooseParams {
+                logits,
+                adjusted,
+                rows,
+                n_rows,
+                parts,
+                spans,
+                chosen,
+                above,
+                drawn,
+                vocab,
+                n_chunks,
+            };
+            // SAFETY: as above.
+            unsafe { by_row(CHOOSE_THREADS).run(stream, &self.choose, &choose)? };
+        }
         if stages.draw {
-            let draw =
-                SampleDrawParams { logits, adjusted, rows, n_rows, parts, cutoffs, drawn, vocab, n_chunks };
+            let draw = SampleDrawParams {
+                logits,
+                adjusted,
+                rows,
+                n_rows,
+                parts,
+                cutoffs,
+                chosen,
+                drawn,
+                tie_counts,
+                vocab,
+                n_chunks,
+            };
             let launch = Launch { grid: (n_drawn as u32, by_chunk.grid.1, 1), ..by_chunk };
             // SAFETY: as above.
             unsafe { launch.run(stream, &self.draw, &draw)? };
         }
         let finish = LogitsFinishParams {
             logits,
+            adjusted,
             rows,
             n_rows,
             parts,
+            hopeful,
+            chosen,
+            above,
+            tie_counts,
             drawn,
             score_tokens: buffers.score_tokens.into(),
             slots: buffers.slots.into(),

@@ -16,12 +16,32 @@ pub(super) struct LogitsScanParams {
     pub(super) masks: Pointer,
     pub(super) adjusted: Pointer,
     pub(super) parts: Pointer,
+    pub(super) hopeful: Pointer,
+    pub(super) spans: Pointer,
     pub(super) bin_counts: Pointer,
     pub(super) bin_weights: Pointer,
     pub(super) vocab: i32,
     pub(super) unused: i32,
 }
-params!(LogitsScanParams, 96);
+params!(LogitsScanParams, 112);
+
+/// As in `choose.cu`.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub(super) struct ChooseParams {
+    pub(super) logits: Pointer,
+    pub(super) adjusted: Pointer,
+    pub(super) rows: Pointer,
+    pub(super) n_rows: Pointer,
+    pub(super) parts: Pointer,
+    pub(super) spans: Pointer,
+    pub(super) chosen: Pointer,
+    pub(super) above: Pointer,
+    pub(super) drawn: Pointer,
+    pub(super) vocab: i32,
+    pub(super) n_chunks: i32,
+}
+params!(ChooseParams, 80);
 
 /// As in `truncate.cu`.
 #[derive(Clone, Copy, Debug)]
@@ -66,20 +86,27 @@ pub(super) struct SampleDrawParams {
     pub(super) n_rows: Pointer,
     pub(super) parts: Pointer,
     pub(super) cutoffs: Pointer,
+    pub(super) chosen: Pointer,
     pub(super) drawn: Pointer,
+    pub(super) tie_counts: Pointer,
     pub(super) vocab: i32,
     pub(super) n_chunks: i32,
 }
-params!(SampleDrawParams, 64);
+params!(SampleDrawParams, 80);
 
-/// As in `logits.cu`.
+/// As in `finish.cu`.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub(super) struct LogitsFinishParams {
     pub(super) logits: Pointer,
+    pub(super) adjusted: Pointer,
     pub(super) rows: Pointer,
     pub(super) n_rows: Pointer,
     pub(super) parts: Pointer,
+    pub(super) hopeful: Pointer,
+    pub(super) chosen: Pointer,
+    pub(super) above: Pointer,
+    pub(super) tie_counts: Pointer,
     pub(super) drawn: Pointer,
     pub(super) score_tokens: Pointer,
     pub(super) slots: Pointer,
@@ -91,7 +118,7 @@ pub(super) struct LogitsFinishParams {
     pub(super) n_drawn: i32,
     pub(super) unused: i32,
 }
-params!(LogitsFinishParams, 96);
+params!(LogitsFinishParams, 136);
 
 /// As in `logits.cu`.
 #[derive(Clone, Copy, Debug)]

@@ -59,6 +59,9 @@ constexpr float PARTS = 35184372088832.0f;
 
 __device__ __forceinline__ unsigned long long parts(float weight) { return __float2ull_rz(__fmul_rn(weight, PARTS)); }
 
+// e^x, for x of at most 0, in parts.
+__device__ __forceinline__ unsigned long long weight_of(float x) { return parts(exp_exact(x)); }
+
 // A sum of parts as a number.
 __device__ __forceinline__ float of_parts(unsigned long long sum) {
     return __fmul_rn(__ull2float_rn(sum), 1.0f / 35184372088832.0f);

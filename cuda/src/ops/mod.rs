@@ -23,6 +23,8 @@ pub mod logits;
 #[cfg(test)]
 mod logits_case;
 mod logits_params;
+mod logits_sources;
+mod logits_stages;
 pub mod masses;
 pub mod norm;
 pub mod pages;

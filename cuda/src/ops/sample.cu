@@ -3,21 +3,11 @@
 //   x[t] = (l[t] - max l) / temperature      kept = top-k, then top-p, then min-p      argmax over kept of x[t] + g[t]
 //   g = -ln(-ln u),  u = ((w >> 9) + 1/2) * 2^-23,  w from Philox 4x32-10
 //
-// As -ln u >= 1 - u, g is at most -ln(1 - u): one fast logarithm for each token tells which few can be the best, and only
-// those are worked out as the definition has it.
-
-__device__ __forceinline__ uint4 words_of(const OutputRow& p, unsigned block_idx) {
-    return philox(make_uint4(block_idx, 0, p.position_low, p.position_high), make_uint2(p.seed_low, p.seed_high));
-}
+// For rows that neither the scan lists tokens of nor choosing has drawn from. As -ln u >= 1 - u, g is at most -ln(1 - u): one
+// fast logarithm for each token tells which few can be the best, and only those are worked out as the definition has it.
 
 // -ln(1 - u), about: at least g.
-__device__ __forceinline__ float gumbel_bound(unsigned word) {
-    // 1 + (w >> 9) * 2^-23, so that what is left up to 2 - 2^-24 is exact.
-    const float above = __int_as_float((int)(word >> 9 | 0x3f800000u));
-    float log2;
-    asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(log2) : "f"((2.0f - above) - 5.9604644775390625e-8f));
-    return log2 * -0.693147180559945309f;
-}
+__device__ __forceinline__ float gumbel_bound(unsigned word) { return log2_fast(rest_of(word)) * -0.693147180559945309f; }
 
 // More than a score may lie above the bound that was worked out for it: the fast logarithm errs by 2^-22 of itself, at most
 // 4e-6; x by 3 ulp, as it is multiplied by what 1 / temperature is about, for x above -20, without which no token can win;
@@ -31,11 +21,13 @@ struct SampleDrawParams {
     const unsigned* n_rows;
     const Part* parts;
     const u64* cutoffs;
-    Drawn* drawn;
+    const Chosen* chosen;
+    u64* drawn;
+    unsigned* tie_counts;
     int vocab;
     int n_chunks;
 };
-static_assert(sizeof(SampleDrawParams) == 64, "as in logits_params.rs");
+static_assert(sizeof(SampleDrawParams) == 80, "as in logits_params.rs");
 
 // What all threads of a block need to know of their row, and what they find.
 struct DrawShared {
@@ -54,7 +46,7 @@ __device__ __forceinline__ void describe_row(const SampleDrawParams& p, const Ou
     const float floor = gumbel(lane_of(words_of(asked, mode / 4), mode % 4));
     if (threadIdx.x != 0) return;
     s.max = whole.is_bad ? minus_infinity() : whole.adjusted.value;
-    s.cutoff = truncates(asked) && s.max > minus_infinity() ? p.cutoffs[blockIdx.y] : 0;
+    s.cutoff = searches(asked) && s.max > minus_infinity() ? p.cutoffs[blockIdx.y] : 0;
     const float least = fmaxf(s.cutoff > 0 ? value_of(s.cutoff) : minus_infinity(), asked.min_logit);
     // What x is about errs by less, also where both are denormal.
     s.least = least - (fabsf(least) * 1e-6f + 1e-36f);
@@ -63,23 +55,58 @@ __device__ __forceinline__ void describe_row(const SampleDrawParams& p, const Ou
 }
 
 // The score of a token by the definition, ranked; 0 if it is not kept.
-__device__ __forceinline__ u64 score_of(const OutputRow& asked, const float* source, const DrawShared& s, unsigned token) {
+__device__ __forceinline__ u64 score_of_kept(const OutputRow& asked, const float* source, const DrawShared& s, unsigned token) {
     const float x = tempered(source[token], s.max, asked.temperature);
-    if (!(x >= asked.min_logit) || ranked(x, token) < s.cutoff || x == minus_infinity()) return 0;
-    return ranked(x + gumbel(lane_of(words_of(asked, token / 4), token % 4)), token);
+    return x >= asked.min_logit && ranked(x, token) >= s.cutoff ? score_of(asked, x, token) : 0;
+}
+
+// Of each chunk how many tokens tie with the last that top-k keeps, and the best of them: the one with the best noise.
+__device__ __forceinline__ void draw_ties(const SampleDrawParams& p, const OutputRow& asked, const float* source) {
+    __shared__ int tops[SPANS];
+    __shared__ u64 best;
+    __shared__ unsigned n_ties;
+    const Chosen& chosen = p.chosen[blockIdx.y];
+    for (int chunk = blockIdx.x; chunk < p.n_chunks; chunk += gridDim.x) {
+        if (threadIdx.x == 0) best = 0, n_ties = 0;
+        const float low = chosen.low, high = chosen.high;
+        float values[VALUES];
+        unsigned n_mine = 0;
+#pragma unroll
+        for (int g = 0; g < GROUPS; g++) load4(source, group_start(chunk, g), p.vocab, values + 4 * g);
+#pragma unroll
+        for (int i = 0; i < VALUES; i++) {
+            const bool is_tie = values[i] >= low && values[i] <= high;
+            n_mine += is_tie ? 1u : 0u;
+            values[i] = is_tie ? 0.0f : minus_infinity();
+        }
+        n_mine = __reduce_add_sync(LANES_ALL, n_mine);
+        __syncthreads();
+        if (threadIdx.x % 32 == 0) atomicAdd(&n_ties, n_mine);
+        each_hopeful(asked, chunk, 0.0f, LOG2_E, values, tops,
+                     [&](unsigned token) { atomicMax(&best, score_of(asked, chosen.value, token)); });
+        __syncthreads();
+        if (threadIdx.x == 0) {
+            p.drawn[(size_t)blockIdx.y * p.n_chunks + chunk] = best;
+            p.tie_counts[(size_t)blockIdx.y * p.n_chunks + chunk] = n_ties;
+        }
+    }
 }
 
 // Grid (blocks that share a row, rows of the bucket), THREADS threads; a block takes chunks one after the other. The best
-// token of its chunks. Reads 4 * vocab bytes a row.
-// drawn Drawn [n_rows, n_chunks], of which it writes those of its blocks; -inf where no token of theirs is in the running.
+// token of its chunks, of rows of which the scan lists none and that are not drawn from yet. Reads 4 * vocab bytes a row.
+// drawn u64 [n_rows, n_chunks], of which it writes those of its blocks, or of its chunks where tokens tie: (score, token),
+// ranked, 0 where no token of theirs is in the running. tie_counts unsigned [n_rows, n_chunks].
 extern "C" __global__ void __launch_bounds__(THREADS, DRAW_RESIDENT) sample_draw(const __grid_constant__ SampleDrawParams p) {
     const int vocab = p.vocab, row = blockIdx.y;
     __shared__ DrawShared s;
     if (row >= *p.n_rows) return;
     const OutputRow& asked = p.rows[row];
-    if (!draws(asked)) return;
-    const float* __restrict__ source =
-        adjusts(asked) ? p.adjusted + (size_t)row * vocab : p.logits + (size_t)asked.logits_row * vocab;
+    if (!draws(asked) || lists(asked)) return;
+    const float* __restrict__ source = drawn_from(p.logits, p.adjusted, asked, row, vocab);
+    if (chooses(asked) && p.chosen[row].stand != STAND_OPEN) {
+        if (p.chosen[row].stand == STAND_TIES) draw_ties(p, asked, source);
+        return;
+    }
     int chunk = blockIdx.x;
     float values[VALUES];
     auto load = [&] {
@@ -118,7 +145,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, DRAW_RESIDENT) sample_draw
             if (__any_sync(LANES_ALL, top >= floor)) {
                 auto token = [&](int i) { return (unsigned)(group_start(chunk, i / 4) + i % 4); };
                 // First the most hopeful token of each thread, for a higher score to beat; most others fall short of it.
-                u64 best = top >= floor && top > minus_infinity() ? score_of(asked, source, s, token(top_idx)) : 0;
+                u64 best = top >= floor && top > minus_infinity() ? score_of_kept(asked, source, s, token(top_idx)) : 0;
                 const unsigned highest = __reduce_max_sync(LANES_ALL, (unsigned)(best >> TOKEN_BITS));
                 if (highest != 0) floor = fmaxf(floor, value_of((u64)highest << TOKEN_BITS) - SCORE_SLACK);
                 unsigned hopeful = 0;
@@ -126,7 +153,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, DRAW_RESIDENT) sample_draw
                 for (int i = 0; i < VALUES; i++)
                     if (values[i] >= floor && values[i] > minus_infinity() && i != top_idx) hopeful |= 1u << i;
                 for (; hopeful != 0; hopeful &= hopeful - 1) {
-                    const u64 other = score_of(asked, source, s, token(__ffs(hopeful) - 1));
+                    const u64 other = score_of_kept(asked, source, s, token(__ffs(hopeful) - 1));
                     best = other > best ? other : best;
                 }
                 if (best != 0) atomicMax(&s.best, best);
@@ -140,9 +167,5 @@ extern "C" __global__ void __launch_bounds__(THREADS, DRAW_RESIDENT) sample_draw
         if (found != 0) floor = fmaxf(floor, value_of(found) - SCORE_SLACK);
     }
     __syncthreads();
-    if (threadIdx.x == 0) {
-        const u64 best = s.best;
-        p.drawn[(size_t)row * p.n_chunks + blockIdx.x] =
-            best == 0 ? Drawn{minus_infinity(), NONE} : Drawn{value_of(best), token_of(best)};
-    }
+    if (threadIdx.x == 0) p.drawn[(size_t)row * p.n_chunks + blockIdx.x] = s.best;
 }

@@ -260,6 +260,57 @@ mod tests {
         }
     }
 
+    /// Rows that bounds by the largest of parts of a row say little of: the largest side by side, or more equal ones than there
+    /// is room for, above or below the k-th; and rows at the ends of f32.
+    #[test]
+    fn rows_of_any_shape_are_drawn_from_as_by_the_cpu() {
+        for vocab_size in [33, 4096, 20_011, 128_256] {
+            let mut random = Random(21);
+            let mut rows: Vec<Vec<f32>> = vec![
+                (0..vocab_size).map(|i| if i < 3000 { 5.0 } else { -5.0 } + random.normal()).collect(),
+                (0..vocab_size).map(|i| 10.0 - i as f32 * (20.0 / vocab_size as f32)).collect(),
+                (0..vocab_size).map(|i| if i < 6000 { 4.0 } else { 3.0 + 0.01 * random.normal() }).collect(),
+                (0..vocab_size).map(|_| if random.below(100) == 0 { -0.0 } else { 0.0 }).collect(),
+                (0..vocab_size).map(|_| 1e-40 * random.below(50) as f32).collect(),
+                (0..vocab_size).map(|_| 1000.0 * random.normal()).collect(),
+                vec![f32::MAX; vocab_size],
+                vec![f32::MIN; vocab_size],
+            ];
+            for (below, above, n_above) in [(-20.0, 2.0, 30), (-2.0, 0.5, 200), (0.0, 25.0, 1)] {
+                let mut row = vec![below; vocab_size];
+                (0..n_above).for_each(|_| row[random.below(vocab_size)] = above);
+                rows.push(row);
+            }
+            let at = |temperature, seed| Sampler { temperature, ..seeded(seed) };
+            let settings = [
+                at(1.0, 1),
+                at(1e-38, 2),
+                at(1e-20, 3),
+                at(1e25, 4),
+                at(f32::MAX, 5),
+                Sampler { top_k: Some(50), top_p: Some(0.95), ..at(0.8, 6) },
+                Sampler { top_k: Some(256), ..seeded(7) },
+                Sampler { top_k: Some(256), top_p: Some(1e-6), ..seeded(8) },
+                Sampler { top_k: Some(257), top_p: Some(0.9), ..seeded(9) },
+                Sampler { top_k: Some(64), top_p: Some(0.3), min_p: Some(0.1), ..at(3.0, 10) },
+                Sampler { top_k: Some(20), top_p: Some(0.9), ..at(1e-28, 11) },
+                Sampler { top_k: Some(50), top_p: Some(0.5), ..at(f32::MAX, 12) },
+                Sampler { min_p: Some(0.5), ..at(20.0, 13) },
+                Sampler { min_p: Some(1e-30), ..at(1e-3, 14) },
+                Sampler { top_k: Some(30), mask: Some(mask(&mut random, vocab_size)), ..seeded(15) },
+            ];
+            let requests = (0..rows.len() * settings.len())
+                .map(|i| Request {
+                    logits_row: i % rows.len(),
+                    sampler: Some(settings[i / rows.len()].clone()),
+                    position: random.next(),
+                    ..Request::default()
+                })
+                .collect();
+            compare(&Case { vocab_size, logits: rows, requests });
+        }
+    }
+
     #[test]
     fn faults_are_those_of_the_cpu() {
         for vocab_size in [1, 33, 4097, 9000] {

@@ -14,8 +14,6 @@ constexpr int LIST = 4096;
 constexpr int LAST_DIGIT = 40;
 constexpr float BINS_PER_NAT = 32.0f;
 
-__device__ __forceinline__ u64 weight_of(float value) { return parts(exp_exact(value)); }
-
 struct Place {
     int bin;
     u64 above;  // in the bins before it
@@ -35,6 +33,36 @@ struct Amounts {
     }
 
     __device__ __forceinline__ u64 get(int bin) const { return ((u64)high[bin] << 32) | low[bin]; }
+};
+
+// Adds to bins for one thread, at once what comes for one bin after the other: where logits are equal atomics would queue up.
+struct Adding {
+    Amounts& amounts;
+    int bin = 0;
+    u64 pending = 0;
+
+    __device__ __forceinline__ void add(int to, u64 amount) {
+        if (to != bin) flush();
+        bin = to;
+        pending += amount;
+    }
+
+    __device__ __forceinline__ void flush() {
+        amounts.add(bin, pending);
+        pending = 0;
+    }
+
+    // By all lanes of a warp, at the end.
+    __device__ __forceinline__ void finish() {
+        int is_one_bin;
+        __match_all_sync(LANES_ALL, bin, &is_one_bin);
+        if (is_one_bin) {
+#pragma unroll
+            for (int step = 16; step > 0; step >>= 1) pending += __shfl_xor_sync(LANES_ALL, pending, step);
+            if (threadIdx.x % 32 != 0) pending = 0;
+        }
+        flush();
+    }
 };
 
 struct Shared {
@@ -106,37 +134,6 @@ template <bool TEMPERED> struct Values {
     }
 };
 
-// Sums over the threads before and including this one.
-__device__ __forceinline__ u64 block_prefix(u64 value, u64* shared) {
-    unsigned lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-#pragma unroll
-    for (int step = 1; step < 32; step <<= 1) {
-        u64 other = __shfl_up_sync(LANES_ALL, value, step);
-        if (lane >= step) value += other;
-    }
-    __syncthreads();
-    if (lane == 31) shared[warp] = value;
-    __syncthreads();
-    u64 total = shared[lane];
-#pragma unroll
-    for (int step = 1; step < 32; step <<= 1) {
-        u64 other = __shfl_up_sync(LANES_ALL, total, step);
-        if (lane >= step) total += other;
-    }
-    u64 before = __shfl_sync(LANES_ALL, total, (warp + 31) % 32);
-    return value + (warp > 0 ? before : 0);
-}
-
-__device__ __forceinline__ u64 block_sum(u64 value, u64* shared) {
-    u64 prefix = block_prefix(value, shared);
-    __syncthreads();
-    if (threadIdx.x == BINS - 1) shared[0] = prefix;
-    __syncthreads();
-    u64 total = shared[0];
-    __syncthreads();
-    return total;
-}
-
 // The bin that a thread looks after: the first thread has the largest values.
 __device__ __forceinline__ int my_bin() { return BINS - 1 - (int)threadIdx.x; }
 
@@ -152,7 +149,7 @@ __device__ __forceinline__ unsigned from_bin(int bin, unsigned mine, Shared& s) 
 // The bin in which the running sum over falling bins reaches `target`, which is at least 1 and at most the sum of
 // all. `amount` is what the thread's bin holds.
 __device__ __forceinline__ Place find_place(u64 amount, u64 target, Shared& s) {
-    u64 prefix = block_prefix(amount, s.scan);
+    u64 prefix = block_prefix<BINS>(amount, s.scan);
     if (prefix >= target && prefix - amount < target) s.place = Place{my_bin(), prefix - amount};
     __syncthreads();
     Place place = s.place;
@@ -169,14 +166,16 @@ __device__ __forceinline__ void clear_bins(Shared& s) {
 // How many tokens of the row the thread's bin holds.
 template <bool TEMPERED> __device__ __forceinline__ unsigned count_bins(const Values<TEMPERED>& values, Shared& s) {
     clear_bins(s);
-    // Far below the largest value everything is in the last bin, where atomics would queue up.
+    // Far below the largest value everything is in the last bin.
     unsigned n_last = 0;
+    Adding adding = {s.amounts};
     values.each([&](unsigned token, float value) {
         int bin = values.bin(value);
         if (bin == 0) n_last++;
-        else atomicAdd(&s.amounts.low[bin], 1u);
+        else adding.add(bin, 1);
     });
-    u64 n_in_last = block_sum(n_last, s.scan);
+    adding.finish();
+    u64 n_in_last = block_sum<BINS>(n_last, s.scan);
     unsigned count = my_bin() == 0 ? (unsigned)n_in_last : s.amounts.low[my_bin()];
     __syncthreads();
     return count;
@@ -219,13 +218,15 @@ __device__ __forceinline__ u64 find_rank(const Bucket<TEMPERED>& bucket, u64 lea
     u64 found = 0;
     for (int shift = LAST_DIGIT; shift >= (TIES == Ties::KEEP ? 10 : 0); shift -= 10) {
         clear_bins(s);
+        Adding adding = {s.amounts};
         bucket.each([&](u64 rank) {
             if (rank < least) return;
             u64 amount = MEASURE == Measure::WEIGHTS ? weight_of(value_of(rank)) : 1;
             if (TIES == Ties::KEEP) rank &= ~TOKEN_MASK;
             u64 digits = rank >> shift;
-            if (digits >> 10 == found) s.amounts.add((int)(digits & (BINS - 1)), amount);
+            if (digits >> 10 == found) adding.add((int)(digits & (BINS - 1)), amount);
         });
+        adding.finish();
         __syncthreads();
         Place place = find_place(s.amounts.get(my_bin()), target, s);
         found = (found << 10) | (u64)place.bin;

@@ -21,28 +21,6 @@ struct TopNParams {
 };
 static_assert(sizeof(TopNParams) == 64, "as in logits_params.rs");
 
-// Sorts so many entries, a power of two, the largest first, in a bitonic network. By all threads.
-__device__ __forceinline__ void sort(u64* list, unsigned size) {
-    __syncthreads();
-    for (unsigned length = 2; length <= size; length <<= 1) {
-        for (unsigned stride = length / 2; stride > 0; stride >>= 1) {
-            // Entries that are less than 64 apart in both steps are those of one warp.
-            if (stride >= 32) __syncthreads();
-            else __syncwarp();
-            for (unsigned pair = threadIdx.x; pair < size / 2; pair += BINS) {
-                unsigned i = 2 * pair - pair % stride, j = i + stride;
-                u64 a = list[i], b = list[j];
-                bool falling = (i & length) == 0;
-                if ((a < b) == falling) {
-                    list[i] = b;
-                    list[j] = a;
-                }
-            }
-        }
-    }
-    __syncthreads();
-}
-
 // Lists the ranks from the n-th on, of at least n, in no order.
 __device__ __forceinline__ void list_largest(const Values<false>& values, unsigned n, Shared& s) {
     unsigned my_count = count_bins(values, s);
@@ -85,11 +63,11 @@ extern "C" __global__ void __launch_bounds__(BINS) top_n(const __grid_constant__
         largest = rank > largest ? rank : largest;
         n_mine++;
     });
-    u64 n_tokens = block_sum(n_mine, s.scan);
+    u64 n_tokens = block_sum<BINS>(n_mine, s.scan);
     unsigned n = min(min(asked.n_top, (unsigned)BINS), (unsigned)n_tokens);
     s.list[threadIdx.x] = largest;
     if (threadIdx.x == 0) s.n_listed = 0;
-    sort(s.list, BINS);
+    sort<BINS>(s.list, BINS);
     u64 least = s.list[n - 1];
     __syncthreads();
     values.each([&](unsigned token, float value) {
@@ -108,7 +86,7 @@ extern "C" __global__ void __launch_bounds__(BINS) top_n(const __grid_constant__
     unsigned size = 2;
     while (size < n_listed) size <<= 1;
     for (unsigned i = n_listed + threadIdx.x; i < size; i += BINS) s.list[i] = 0;
-    sort(s.list, size);
+    sort<BINS>(s.list, size);
 
     float shift = is_adjusted ? 0.0f : outputs[row].log_sum_exp;
     if (threadIdx.x < n) {

@@ -359,14 +359,7 @@ impl Outputs {
 
     fn place(&mut self, group_idx: usize, output: OutputRow) -> Place {
         let group = &mut self.groups[group_idx];
-        let of_row = Stages::of(&[output]);
-        group.stages = Stages {
-            truncate: group.stages.truncate || of_row.truncate,
-            draw: group.stages.draw || of_row.draw,
-            top: group.stages.top || of_row.top,
-            ranked: group.stages.ranked || of_row.ranked,
-            full: group.stages.full || of_row.full,
-        };
+        group.stages = group.stages.and(Stages::of(&[output]));
         group.n_outputs += 1;
         let output_idx = self.rows.len();
         self.rows.push(output);

@@ -1,0 +1,204 @@
+// Results of rows of logits: what is reported of the unmodified row, and the token that comes of all that was drawn from it;
+// formulas are those of logits.cu and sample.cu.
+
+// The score of a token that may be drawn is more than this below what is worked out for it by fast logarithms nowhere; see
+// HOPEFUL_SLACK.
+constexpr float BOUND_SLACK = 1e-4f;
+
+// The best of a chunk's tokens, ranked; `x_of(logit)` makes x of a logit, -inf for what may not be drawn. By all threads, which
+// have a token each at a time.
+template <class F>
+__device__ __forceinline__ u64 best_of_chunk(const OutputRow& asked, const float* source, int vocab, int chunk, u64 best,
+                                             F x_of) {
+    for (int start = 0; start < CHUNK; start += FINISH_THREADS) {
+        const int token = chunk * CHUNK + start + (int)threadIdx.x;
+        const float x = x_of(token < vocab ? source[token] : minus_infinity());
+        if (x == minus_infinity()) continue;
+        const unsigned word = lane_of(words_of(asked, (unsigned)token / 4), token % 4);
+        const float bound = fmaf(log2_fast(rest_of(word)), -0.6931472f, x);
+        if (best == 0 || bound >= value_of(best) - BOUND_SLACK) best = larger(best, score_of(asked, x, (unsigned)token));
+    }
+    return best;
+}
+
+// The best of the tokens that the scan has listed, for each thread its own; where they were too many, of the whole chunk.
+__device__ __forceinline__ u64 best_listed(const OutputRow& asked, const float* source, int vocab, const Part* parts,
+                                           const unsigned* hopeful, int n_chunks, float max) {
+    u64 best = 0;
+    // The first of all chunks before the second of any: a warp has work for all lanes or for none.
+    for (int i = threadIdx.x; i < n_chunks * HOPEFUL_MAX; i += FINISH_THREADS) {
+        const int chunk = i % n_chunks, place = i / n_chunks;
+        if (place >= parts[chunk].n_hopeful) continue;
+        const unsigned token = hopeful[chunk * HOPEFUL_MAX + place];
+        best = larger(best, score_of(asked, tempered(source[token], max, asked.temperature), token));
+    }
+    for (int start = 0; start < n_chunks; start += 32) {
+        const int mine = start + (int)threadIdx.x % 32;
+        unsigned crowded = __ballot_sync(LANES_ALL, mine < n_chunks && parts[mine].n_hopeful > HOPEFUL_MAX);
+        for (; crowded != 0; crowded &= crowded - 1) {
+            best = best_of_chunk(asked, source, vocab, start + __ffs((int)crowded) - 1, best,
+                                 [&](float logit) { return tempered(logit, max, asked.temperature); });
+        }
+    }
+    return best;
+}
+
+// The best of a row of which many tokens tie with the last that top-k keeps: steps 7 to 9 over the tokens above them, which
+// are listed, and as many of the ties, in order of token, as reach the share. Of those each chunk has its best; the one that
+// has the last of them is looked through again.
+__device__ __forceinline__ u64 best_with_ties(const OutputRow& asked, const float* source, int vocab, const Chosen& chosen,
+                                              const Above* above, const u64* drawn, const unsigned* tie_counts, int n_chunks,
+                                              unsigned* counts) {
+    unsigned n_ties = 0;
+    for (int chunk = threadIdx.x % 32; chunk < n_chunks; chunk += 32) n_ties += tie_counts[chunk];
+    n_ties = __reduce_add_sync(LANES_ALL, n_ties);
+    u64 target = ~0ull;
+    unsigned n_kept = n_ties;
+    if (asked.top_p < 1.0f) {
+        const u64 weight = weight_of(chosen.value);
+        target = share_of(asked.top_p, chosen.weight_above + n_ties * weight);
+        // As many as reach it; they do, as all of them reach all.
+        n_kept = 0;
+        for (unsigned step = 1u << TOKEN_BITS; step > 0; step >>= 1)
+            if (chosen.weight_above + (n_kept + step) * weight < target) n_kept += step;
+        n_kept += chosen.weight_above < target ? 1 : 0;
+    }
+    if (!(chosen.value >= asked.min_logit)) n_kept = 0;
+
+    u64 best = 0;
+    for (unsigned i = threadIdx.x; i < chosen.n_above; i += FINISH_THREADS) {
+        const Above one = above[i];
+        const float x = value_of(one.rank);
+        if (one.before < target && x >= asked.min_logit) best = larger(best, score_of(asked, x, token_of(one.rank)));
+    }
+    for (int chunk = 0; chunk < n_chunks && n_kept > 0; chunk++) {
+        const unsigned n_here = tie_counts[chunk];
+        if (n_here <= n_kept) {
+            best = larger(best, drawn[chunk]);
+            n_kept -= n_here;
+            continue;
+        }
+        unsigned n_before = 0;
+        best = best_of_chunk(asked, source, vocab, chunk, best, [&](float logit) {
+            const bool is_tie = logit >= chosen.low && logit <= chosen.high;
+            const unsigned ties = __ballot_sync(LANES_ALL, is_tie), lanes_before = (1u << threadIdx.x % 32) - 1;
+            __syncthreads();
+            if (threadIdx.x % 32 == 0) counts[threadIdx.x / 32] = __popc(ties);
+            __syncthreads();
+            unsigned place = n_before + __popc(ties & lanes_before);
+#pragma unroll
+            for (int warp = 0; warp < FINISH_THREADS / 32; warp++) {
+                place += warp < threadIdx.x / 32 ? counts[warp] : 0;
+                n_before += counts[warp];
+            }
+            return is_tie && place < n_kept ? chosen.value : minus_infinity();
+        });
+        n_kept = 0;
+    }
+    return best;
+}
+
+struct LogitsFinishParams {
+    const float* logits;
+    const float* adjusted;
+    const OutputRow* rows;
+    const unsigned* n_rows;
+    const Part* parts;
+    const unsigned* hopeful;
+    const Chosen* chosen;
+    const Above* above;
+    const unsigned* tie_counts;
+    const u64* drawn;
+    const int* score_tokens;
+    int* slots;
+    RowOutput* outputs;
+    float* scores;
+    const ProgramOutput* program_outputs;
+    int vocab;
+    int n_chunks;
+    int n_drawn;
+    int unused;
+};
+static_assert(sizeof(LogitsFinishParams) == 136, "as in logits_params.rs");
+
+// Grid (rows of the bucket), FINISH_THREADS threads. Gathers the parts and the draws of a row, or takes what a program has
+// drawn, and writes its result and the scores that were asked for. Moves 40 bytes a chunk, and 32 for each token that could be
+// drawn.
+extern "C" __global__ void __launch_bounds__(FINISH_THREADS)
+logits_finish(const __grid_constant__ LogitsFinishParams p) {
+    __shared__ u64 bests[FINISH_THREADS / 32];
+    __shared__ unsigned counts[FINISH_THREADS / 32];
+    const int vocab = p.vocab, n_chunks = p.n_chunks;
+    const int row = blockIdx.x;
+    if (row >= *p.n_rows) return;
+    const OutputRow& asked = p.rows[row];
+    if (asked.wants == 0) return;
+    const float* values = p.logits + (size_t)asked.logits_row * vocab;
+    const Part* mine = p.parts + (size_t)row * n_chunks;
+
+    // Every warp does the same, so that no barrier is needed.
+    const Row whole = warp_row(mine, n_chunks);
+    unsigned token = whole.adjusted.token;
+    if (draws(asked) && !whole.is_bad && whole.adjusted.value > minus_infinity()) {
+        const float* source = drawn_from(p.logits, p.adjusted, asked, row, vocab);
+        const u64* drawn = p.drawn + (size_t)row * n_chunks;
+        u64 best = 0;
+        if (lists(asked)) {
+            const unsigned* hopeful = p.hopeful + (size_t)row * n_chunks * HOPEFUL_MAX;
+            best = best_listed(asked, source, vocab, mine, hopeful, n_chunks, whole.adjusted.value);
+        } else if (chooses(asked) && p.chosen[row].stand == STAND_TIES) {
+            best = best_with_ties(asked, source, vocab, p.chosen[row], p.above + (size_t)row * TOP_K_MAX, drawn,
+                                  p.tie_counts + (size_t)row * n_chunks, n_chunks, counts);
+        } else {
+            const int n_drawn = chooses(asked) && p.chosen[row].stand == STAND_DRAWN ? 1 : p.n_drawn;
+            for (int block = threadIdx.x; block < n_drawn; block += FINISH_THREADS) best = larger(best, drawn[block]);
+        }
+        token = token_of(block_max<FINISH_THREADS>(best, bests));
+    }
+
+    float sum = 0.0f, weighted = 0.0f;
+    for (int chunk = threadIdx.x % 32; chunk < n_chunks; chunk += 32) {
+        Part part = mine[chunk];
+        float shift = part.max - whole.max;
+        if (shift > -1e4f) {
+            float scale = expf(shift);
+            sum += part.sum * scale;
+            weighted += (part.weighted + shift * part.sum) * scale;
+        }
+    }
+    sum = warp_sum(sum);
+    weighted = warp_sum(weighted);
+    float log_sum = logf(sum);
+    float log_sum_exp = whole.max + log_sum;
+    unsigned fault = whole.is_bad ? FAULT_NOT_A_NUMBER : FAULT_NONE;
+    bool has_token = (asked.wants & (WANTS_SAMPLE | WANTS_PROGRAM)) && fault == FAULT_NONE;
+    if (has_token && (asked.wants & WANTS_PROGRAM)) {
+        const ProgramOutput& by_program = p.program_outputs[asked.program_row];
+        fault = by_program.fault;
+        has_token = fault == FAULT_NONE;
+        token = by_program.token;
+    } else if (has_token && whole.adjusted.value == minus_infinity()) {
+        fault = FAULT_NOTHING_TO_DRAW;
+        has_token = false;
+    }
+    if (threadIdx.x == 0) {
+        RowOutput out = {0u, 0.0f, fault, 0.0f, 0.0f, 0u};
+        if (has_token) {
+            out.token = token;
+            out.logprob = values[token] - log_sum_exp;
+        }
+        if (!whole.is_bad) {
+            out.log_sum_exp = log_sum_exp;
+            out.entropy = fmaxf(log_sum - weighted / sum, 0.0f);
+        }
+        p.outputs[row] = out;
+        // After a fault token 0: the step that reads it computes nothing of use, but stays inside the vocabulary.
+        const bool is_drawn = (asked.wants & (WANTS_SAMPLE | WANTS_PROGRAM)) != 0;
+        if (is_drawn && asked.drawn_slot != NONE) p.slots[asked.drawn_slot] = (int)out.token;
+    }
+    if ((asked.wants & WANTS_SCORES) && !whole.is_bad) {
+        for (unsigned i = threadIdx.x; i < asked.n_scores; i += FINISH_THREADS) {
+            p.scores[asked.score_start + i] = values[p.score_tokens[asked.score_start + i]] - log_sum_exp;
+        }
+    }
+}
