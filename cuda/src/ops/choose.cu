@@ -20,8 +20,8 @@ constexpr int N_SPANS_MAX = (1 << TOKEN_BITS) / SPAN_LEN;
 constexpr int N_DEPTHS = (N_SPANS_MAX + CHOOSE_THREADS - 1) / CHOOSE_THREADS;
 constexpr int N_LISTED_MAX = 4096;
 constexpr int N_WARPS = CHOOSE_THREADS / 32;
-// Spans that a warp reads at once.
-constexpr int AHEAD = 4;
+// Spans that a warp reads at once: 32 values of a thread.
+constexpr int AHEAD = 32 / VALUES;
 static_assert(TOP_K_MAX <= CHOOSE_THREADS && TOP_K_MAX <= N_LISTED_MAX, "a thread for each of the largest");
 
 struct ChooseParams {
@@ -56,21 +56,22 @@ struct Reach {
 };
 
 // How many spans have a largest value of at most this depth. By all threads.
-__device__ __forceinline__ int count_within(const int (&depths)[N_DEPTHS], int depth) {
-    int n = 0;
+__device__ __forceinline__ int count_within(const int (&depths)[N_DEPTHS], int n_spans, int depth) {
+    int n = __syncthreads_count(depths[0] <= depth);
 #pragma unroll
-    for (int i = 0; i < N_DEPTHS; i++) n += __syncthreads_count(depths[i] <= depth);
+    for (int i = 1; i < N_DEPTHS; i++)
+        if (i * CHOOSE_THREADS < n_spans) n += __syncthreads_count(depths[i] <= depth);
     return n;
 }
 
 // From the top bit down, until the spans are few, or the depth is that of the k-th.
-__device__ __forceinline__ Reach reach_of(const int (&depths)[N_DEPTHS], int k) {
+__device__ __forceinline__ Reach reach_of(const int (&depths)[N_DEPTHS], int n_spans, int k) {
     int depth = DEEPEST, base = 0;
-    int n = count_within(depths, depth);
+    int n = count_within(depths, n_spans, depth);
     const int n_enough = k + k / 8 + 8;
     for (int bit = 30; bit >= 0 && n > n_enough; bit--) {
         const int trial = base | ((1 << bit) - 1);
-        const int n_within = count_within(depths, trial);
+        const int n_within = count_within(depths, n_spans, trial);
         if (n_within >= k) depth = trial, n = n_within;
         else base |= 1 << bit;
     }
@@ -162,14 +163,16 @@ __device__ __forceinline__ u64 draw_listed(const OutputRow& asked, unsigned n, C
 
 // The least logit of which x lies at most so deep, up to that of key `end`, in whole numbers: x never falls as logits grow.
 __device__ __forceinline__ int least_within(int depth, float max, float temperature, int end) {
-    unsigned low = 0, high = (unsigned)end - (unsigned)order_key(-FLOAT_MAX);
+    // Counted from the least of all in unsigned numbers: the whole range is too long for signed ones.
+    const unsigned first = (unsigned)order_key(-FLOAT_MAX);
+    unsigned low = 0, high = (unsigned)end - first;
     while (low < high) {
         const unsigned middle = low + (high - low) / 2;
-        const float logit = of_order_key(order_key(-FLOAT_MAX) + (int)middle);
+        const float logit = of_order_key((int)(first + middle));
         if (depth_of(tempered(logit, max, temperature)) <= depth) high = middle;
         else low = middle + 1;
     }
-    return order_key(-FLOAT_MAX) + (int)low;
+    return (int)(first + low);
 }
 
 // Leaves a row, of which the tokens above the ties are listed in order, to sample_draw and logits_finish.
@@ -219,7 +222,7 @@ sample_choose(const __grid_constant__ ChooseParams p) {
 #pragma unroll
     for (int i = 0; i < N_DEPTHS; i++) depths[i] = depth_of(tempered(largest[i], max, asked.temperature));
     const float* source = drawn_from(p.logits, p.adjusted, asked, row, vocab);
-    Reach reach = asked.top_k > 0 ? reach_of(depths, (int)asked.top_k) : Reach{depth_of(asked.min_logit), false};
+    Reach reach = asked.top_k > 0 ? reach_of(depths, n_spans, (int)asked.top_k) : Reach{depth_of(asked.min_logit), false};
     unsigned n;
     while ((n = list_tokens(asked, source, vocab, max, depths, reach.depth, s)) > N_LISTED_MAX) {
         if (asked.top_k == 0) {

@@ -21,24 +21,39 @@ __device__ __forceinline__ u64 best_of_chunk(const OutputRow& asked, const float
     return best;
 }
 
+constexpr int N_HOPEFUL_MAX = ((1 << TOKEN_BITS) + CHUNK - 1) / CHUNK * HOPEFUL_MAX;
+static_assert(HOPEFUL_MAX % 4 == 0, "lists are read four tokens at a time");
+
 // The best of the tokens that the scan has listed, for each thread its own; where they were too many, of the whole chunk.
+// Chunks list few tokens each, so that they are first brought together: a warp has work for all lanes or for none.
 __device__ __forceinline__ u64 best_listed(const OutputRow& asked, const float* source, int vocab, const Part* parts,
                                            const unsigned* hopeful, int n_chunks, float max) {
-    u64 best = 0;
-    // The first of all chunks before the second of any: a warp has work for all lanes or for none.
-    for (int i = threadIdx.x; i < n_chunks * HOPEFUL_MAX; i += FINISH_THREADS) {
-        const int chunk = i % n_chunks, place = i / n_chunks;
-        if (place >= parts[chunk].n_hopeful) continue;
-        const unsigned token = hopeful[chunk * HOPEFUL_MAX + place];
-        best = larger(best, score_of(asked, tempered(source[token], max, asked.temperature), token));
-    }
-    for (int start = 0; start < n_chunks; start += 32) {
-        const int mine = start + (int)threadIdx.x % 32;
-        unsigned crowded = __ballot_sync(LANES_ALL, mine < n_chunks && parts[mine].n_hopeful > HOPEFUL_MAX);
-        for (; crowded != 0; crowded &= crowded - 1) {
-            best = best_of_chunk(asked, source, vocab, start + __ffs((int)crowded) - 1, best,
-                                 [&](float logit) { return tempered(logit, max, asked.temperature); });
+    __shared__ unsigned listed[N_HOPEFUL_MAX];
+    __shared__ unsigned n_listed;
+    if (threadIdx.x == 0) n_listed = 0;
+    __syncthreads();
+    bool is_crowded = false;
+    for (int chunk = threadIdx.x; chunk < n_chunks; chunk += FINISH_THREADS) {
+        const uint4* list = (const uint4*)(hopeful + chunk * HOPEFUL_MAX);
+        uint4 four = list[0];
+        unsigned n = parts[chunk].n_hopeful;
+        if (n > HOPEFUL_MAX) is_crowded = true, n = 0;
+        unsigned place = atomicAdd(&n_listed, n);
+        for (unsigned i = 0; i < n; i++, place++) {
+            if (i > 0 && i % 4 == 0) four = list[i / 4];
+            listed[place] = lane_of(four, i % 4);
         }
+    }
+    is_crowded = __syncthreads_or(is_crowded);
+    u64 best = 0;
+    for (unsigned i = threadIdx.x; i < n_listed; i += FINISH_THREADS)
+        best = larger(best, score_of(asked, tempered(source[listed[i]], max, asked.temperature), listed[i]));
+    if (!is_crowded) return best;
+    best = warp_max(best);
+    for (int chunk = 0; chunk < n_chunks; chunk++) {
+        if (parts[chunk].n_hopeful <= HOPEFUL_MAX) continue;
+        best = best_of_chunk(asked, source, vocab, chunk, best,
+                             [&](float logit) { return tempered(logit, max, asked.temperature); });
     }
     return best;
 }
@@ -138,24 +153,6 @@ logits_finish(const __grid_constant__ LogitsFinishParams p) {
 
     // Every warp does the same, so that no barrier is needed.
     const Row whole = warp_row(mine, n_chunks);
-    unsigned token = whole.adjusted.token;
-    if (draws(asked) && !whole.is_bad && whole.adjusted.value > minus_infinity()) {
-        const float* source = drawn_from(p.logits, p.adjusted, asked, row, vocab);
-        const u64* drawn = p.drawn + (size_t)row * n_chunks;
-        u64 best = 0;
-        if (lists(asked)) {
-            const unsigned* hopeful = p.hopeful + (size_t)row * n_chunks * HOPEFUL_MAX;
-            best = best_listed(asked, source, vocab, mine, hopeful, n_chunks, whole.adjusted.value);
-        } else if (chooses(asked) && p.chosen[row].stand == STAND_TIES) {
-            best = best_with_ties(asked, source, vocab, p.chosen[row], p.above + (size_t)row * TOP_K_MAX, drawn,
-                                  p.tie_counts + (size_t)row * n_chunks, n_chunks, counts);
-        } else {
-            const int n_drawn = chooses(asked) && p.chosen[row].stand == STAND_DRAWN ? 1 : p.n_drawn;
-            for (int block = threadIdx.x; block < n_drawn; block += FINISH_THREADS) best = larger(best, drawn[block]);
-        }
-        token = token_of(block_max<FINISH_THREADS>(best, bests));
-    }
-
     float sum = 0.0f, weighted = 0.0f;
     for (int chunk = threadIdx.x % 32; chunk < n_chunks; chunk += 32) {
         Part part = mine[chunk];
@@ -166,8 +163,33 @@ logits_finish(const __grid_constant__ LogitsFinishParams p) {
             weighted += (part.weighted + shift * part.sum) * scale;
         }
     }
-    sum = warp_sum(sum);
-    weighted = warp_sum(weighted);
+    const float both = warp_sums(sum, weighted);
+    sum = __shfl_sync(LANES_ALL, both, 0);
+    weighted = __shfl_sync(LANES_ALL, both, 16);
+
+    unsigned token = whole.adjusted.token;
+    if (draws(asked) && !whole.is_bad && whole.adjusted.value > minus_infinity()) {
+        const float* source = drawn_from(p.logits, p.adjusted, asked, row, vocab);
+        const u64* drawn = p.drawn + (size_t)row * n_chunks;
+        const unsigned stand = chooses(asked) ? p.chosen[row].stand : STAND_OPEN;
+        if (stand == STAND_DRAWN) {
+            token = token_of(drawn[0]);
+        } else {
+            u64 best = 0;
+            if (lists(asked)) {
+                const unsigned* hopeful = p.hopeful + (size_t)row * n_chunks * HOPEFUL_MAX;
+                best = best_listed(asked, source, vocab, mine, hopeful, n_chunks, whole.adjusted.value);
+            } else if (stand == STAND_TIES) {
+                best = best_with_ties(asked, source, vocab, p.chosen[row], p.above + (size_t)row * TOP_K_MAX, drawn,
+                                      p.tie_counts + (size_t)row * n_chunks, n_chunks, counts);
+            } else {
+                for (int block = threadIdx.x; block < p.n_drawn; block += FINISH_THREADS) best = larger(best, drawn[block]);
+            }
+            best = block_max<FINISH_THREADS>(best, bests);
+            if (best != 0) token = token_of(best);
+        }
+    }
+
     float log_sum = logf(sum);
     float log_sum_exp = whole.max + log_sum;
     unsigned fault = whole.is_bad ? FAULT_NOT_A_NUMBER : FAULT_NONE;

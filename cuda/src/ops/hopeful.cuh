@@ -24,6 +24,11 @@ __device__ __forceinline__ float exp2_fast(float x) {
 }
 
 constexpr float LOG2_E = 1.44269504088896340736f;
+constexpr float LN_2 = 0.693147180559945309417f;
+
+// (1 - u) * 2^32, exactly.
+__device__ __forceinline__ float rest_scaled(unsigned word) { return __uint2float_rn((~word & 0xfffffe00u) | 0x100u); }
+constexpr float REST_BITS = 32.0f;
 
 // 1 - u, exactly: with ~(w >> 9) in the place of a fraction of 1 it is that less 1 - 2^-24.
 __device__ __forceinline__ float rest_of(unsigned word) {
@@ -32,28 +37,28 @@ __device__ __forceinline__ float rest_of(unsigned word) {
 
 // More than, between two tokens of a row, what was worked out here may differ from the definition. Only tokens with x above
 // -20 can be drawn, as the row's largest has a score above -2.82 and no noise is above 16.64; for those, in nats: a fast
-// logarithm errs by 2^-22 of itself, or by that below 1, so by 4e-6; x here by 2^-21 of itself, as the scale is good to 2 ulp,
-// so by 1e-5, and by 2^-23 of itself in the definition; g by under 8e-6 (maths.cuh), and the sums by 2e-6 each. That is under
-// 3e-5 for a token, and under 1e-4 in units of ln 2 for two.
+// logarithm errs by 2^-22 of itself, which is at most 32 in units of ln 2, so by 6e-6; x here by 2^-21 of itself, as the scale
+// is good to 2 ulp, so by 1e-5, and by 2^-23 of itself in the definition; g by under 8e-6 (maths.cuh), and the sums by 2e-6
+// each. That is under 4e-5 for a token, and under 1.2e-4 in units of ln 2 for two.
 constexpr float HOPEFUL_SLACK = 2e-4f;
 
 // The least score that goes with the largest bound b = x + b' of a chunk. As x is at most 0, b' is at least b, and what the
 // bound is too high by, ln(-ln u / (1 - u)), falls with b': the score is at least the one of u = 1 - e^-b at x = 0. Near u = 1
 // it is taken from -ln u <= (1 - u) / sqrt(u), where -ln u would lose its digits. That u is a little less covers what
-// e^-b errs by where b is small and all of it noise; where x is far below 0 the true score is far above this one. No u is less
+// b errs by where it is small and all of it noise; where x is far below 0 the true score is far above this one. No u is less
 // than 2^-24.
 __device__ __forceinline__ float score_of_bound(float bound) {
-    const float u = fmaxf(1.0f - exp2_fast(-bound) - 1e-6f, 5.9e-8f);
+    const float u = fmaxf(1.0f - exp2_fast(-bound) - 2e-5f, 5.9e-8f);
     const float log = log2_fast(u);
     return u < 0.9f ? -log2_fast(log * -0.6931472f) : fmaf(0.5f, log, bound);
 }
 
 // Calls `f(token)` for the tokens of a block's chunk that could have its highest score; of those, that is, whose value is
-// above -inf. `values` are done with. `largest` is the largest of them and `scale` log2 e / temperature. By all threads of the
-// block; `tops` holds SPANS entries, which are read until the next barrier.
+// above -inf. `values` are logits less the largest of them, and done with; `scale` is log2 e / temperature. By all threads of
+// the block; `tops` holds SPANS entries, which are read until the next barrier.
 template <class F>
-__device__ __forceinline__ void each_hopeful(const OutputRow& p, int chunk, float largest, float scale,
-                                             float (&values)[VALUES], int* tops, F f) {
+__device__ __forceinline__ void each_hopeful(const OutputRow& p, int chunk, float scale, float (&values)[VALUES], int* tops,
+                                             F f) {
     float top = minus_infinity();
 #pragma unroll
     for (int g = 0; g < GROUPS; g++) {
@@ -61,7 +66,7 @@ __device__ __forceinline__ void each_hopeful(const OutputRow& p, int chunk, floa
 #pragma unroll
         for (int lane = 0; lane < 4; lane++) {
             const int i = 4 * g + lane;
-            values[i] = fmaf(values[i] - largest, scale, -log2_fast(rest_of(lane_of(words, lane))));
+            values[i] = fmaf(values[i], scale, -log2_fast(rest_scaled(lane_of(words, lane))));
             top = fmaxf(top, values[i]);
         }
     }
@@ -69,7 +74,7 @@ __device__ __forceinline__ void each_hopeful(const OutputRow& p, int chunk, floa
     if (threadIdx.x % 32 == 0) tops[threadIdx.x / 32] = of_warp;
     __syncthreads();
     const float of_chunk = of_order_key(__reduce_max_sync(LANES_ALL, tops[threadIdx.x % SPANS]));
-    const float floor = score_of_bound(of_chunk) - HOPEFUL_SLACK;
+    const float floor = score_of_bound(of_chunk + REST_BITS) - HOPEFUL_SLACK - REST_BITS;
     if (!(top >= floor)) return;
 #pragma unroll
     for (int i = 0; i < VALUES; i++)

@@ -8,9 +8,6 @@
 // Sums are f32, in a tree that depends on the vocabulary alone; merged by chunk maxima (Milakov and Gimelshein,
 // "Online normalizer calculation for softmax", 2018).
 
-// e^x to 3 ulp and |x| / 2^24; a scan computes it for each token, and is bound by its instructions.
-__device__ __forceinline__ float exp_fast(float x) { return exp2_fast(x * LOG2_E); }
-
 // The new value of a logit: -inf stays, and only the mask and a bias of -inf lead there.
 __device__ __forceinline__ float saturate(float old, float value) {
     const float LARGEST = 3.40282346638528859812e38f;
@@ -149,10 +146,6 @@ __device__ __forceinline__ size_t place_of_chunk() {
 
 __device__ __forceinline__ Part& part_of(const LogitsScanParams& p) { return p.parts[place_of_chunk()]; }
 
-__device__ __forceinline__ float* spans_of(const LogitsScanParams& p, const OutputRow& asked) {
-    return chooses(asked) ? p.spans + place_of_chunk() * SPANS : nullptr;
-}
-
 // Grid (n_chunks, rows of the bucket), THREADS threads. Reads 4 * vocab bytes a row; a row with a mask, a bias or
 // penalties also writes them, adjusted, and each of its blocks reads the history once.
 //
@@ -168,63 +161,78 @@ extern "C" __global__ void __launch_bounds__(THREADS, SCAN_RESIDENT) logits_scan
     __shared__ Largest largest_shared;
     __shared__ float sums[2][SPANS];
     __shared__ int tops[SPANS];
-    __shared__ unsigned n_hopeful;
+    __shared__ unsigned n_hopeful, steps_shared;
+    static_assert(SPANS <= 16, "half a warp sums over spans");
     const int chunk = blockIdx.x, row = blockIdx.y;
     if (row >= *p.n_rows) return;
     const OutputRow& asked = p.rows[row];
     if (asked.wants == 0) return;
     float values[VALUES];
     const float* source = p.logits + (size_t)asked.logits_row * vocab;
-#pragma unroll
-    for (int g = 0; g < GROUPS; g++) load4(source, group_start(chunk, g), vocab, values + 4 * g);
+    load_chunk(source, chunk, vocab, values);
+    if (threadIdx.x == THREADS - 1) steps_shared = steps_of(asked);
+    const unsigned lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    Tops largest = largest_of_chunk(chunk, values, largest_shared);
+    const unsigned steps = steps_shared;
 
-    if (searches(asked)) {
+    // e^x as 2^y, and sums of y for those of x.
+    float sum = 0.0f, weighted = 0.0f;
+#pragma unroll
+    for (int i = 0; i < VALUES; i++) {
+        values[i] = values[i] - largest.of_chunk;
+        const float y = values[i] * LOG2_E, e = exp2_fast(y);
+        sum += e;
+        weighted = fmaf(y, e, weighted);
+    }
+    if (weighted != weighted) {
+        // Far above -1e4 e^x is 0, and 0 * -inf stays out of the sum; so does the NaN of a row of -inf.
+        sum = weighted = 0.0f;
+#pragma unroll
+        for (int i = 0; i < VALUES; i++) {
+            const float y = fmaxf(values[i] * LOG2_E, -1e4f), e = exp2_fast(y);
+            sum += e;
+            weighted = fmaf(y, e, weighted);
+        }
+    }
+    const float of_warp = warp_sums(sum, weighted);
+    if (lane % 16 == 0) sums[lane / 16][warp] = of_warp;
+    if (threadIdx.x == 0) n_hopeful = 0;
+    if (steps & CHOOSES && lane == 0) p.spans[place_of_chunk() * SPANS + warp] = largest.of_span;
+    if (steps & SEARCHES) {
         for (int bin = chunk * THREADS + threadIdx.x; bin < BINS; bin += gridDim.x * THREADS) {
             p.bin_counts[(size_t)row * BINS + bin] = 0;
             p.bin_weights[(size_t)row * BINS + bin] = 0;
         }
     }
-    float largest = largest_of_chunk(chunk, values, largest_shared, spans_of(p, asked));
-
-    float sum = 0.0f, weighted = 0.0f;
-#pragma unroll
-    for (int i = 0; i < VALUES; i++) {
-        // Far above -1e4 e^x is 0, and 0 * -inf stays out of the sum; so does the NaN of a row of -inf.
-        float x = fmaxf(values[i] - largest, -1e4f);
-        float e = exp_fast(x);
-        sum += e;
-        weighted = fmaf(x, e, weighted);
-    }
-    sum = warp_sum(sum);
-    weighted = warp_sum(weighted);
-    if (threadIdx.x % 32 == 0) {
-        sums[0][threadIdx.x / 32] = sum;
-        sums[1][threadIdx.x / 32] = weighted;
-    }
-    if (threadIdx.x == 0) n_hopeful = 0;
     __syncthreads();
     if (threadIdx.x < 32) {
-        sum = warp_sum(threadIdx.x < SPANS ? sums[0][threadIdx.x] : 0.0f);
-        weighted = warp_sum(threadIdx.x < SPANS ? sums[1][threadIdx.x] : 0.0f);
+        float of_chunk = lane % 16 < SPANS ? sums[lane / 16][lane % 16] : 0.0f;
+#pragma unroll
+        for (int step = 8; step > 0; step >>= 1) of_chunk += __shfl_xor_sync(LANES_ALL, of_chunk, step);
+        weighted = __shfl_sync(LANES_ALL, of_chunk, 16) * LN_2;
         if (threadIdx.x == 0) {
             const unsigned token = largest_shared.token;
-            part_of(p) = Part{largest, sum, weighted, token, largest, token, 0u, 0u};
+            part_of(p) = Part{largest.of_chunk, of_chunk, weighted, token, largest.of_chunk, token, 0u, 0u};
         }
     }
 
-    if (adjusts(asked)) {
+    if (steps & ADJUSTS) {
         const Adjusting adjusting = {p.biases, p.masks, p.tables, p.page_tokens, values_shared, counts};
+        load_chunk(source, chunk, vocab, values);
         adjust(adjusting, asked, chunk, vocab, values, p.adjusted + (size_t)row * vocab);
-        largest = largest_of_chunk(chunk, values, largest_shared, spans_of(p, asked));
+        largest = largest_of_chunk(chunk, values, largest_shared);
+        if (steps & CHOOSES && lane == 0) p.spans[place_of_chunk() * SPANS + warp] = largest.of_span;
         __syncthreads();
         if (threadIdx.x == 0) {
             Part& part = part_of(p);
-            part.adjusted_max = largest;
+            part.adjusted_max = largest.of_chunk;
             part.adjusted_argmax = largest_shared.token;
         }
+#pragma unroll
+        for (int i = 0; i < VALUES; i++) values[i] = values[i] - largest.of_chunk;
     }
-    if (lists(asked) && largest > minus_infinity()) {
-        each_hopeful(asked, chunk, largest, __fdividef(LOG2_E, asked.temperature), values, tops, [&](unsigned token) {
+    if (steps & LISTS && largest.of_chunk > minus_infinity()) {
+        each_hopeful(asked, chunk, __fdividef(LOG2_E, asked.temperature), values, tops, [&](unsigned token) {
             const unsigned place = atomicAdd(&n_hopeful, 1u);
             if (place < HOPEFUL_MAX) p.hopeful[place_of_chunk() * HOPEFUL_MAX + place] = token;
         });
@@ -273,7 +281,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) logits_ranked(const __grid
     }
     const Adjusting adjusting = {p.biases, p.masks, p.tables, p.page_tokens, values_shared, counts};
     adjust(adjusting, asked, chunk, vocab, values, p.adjusted + (size_t)row * vocab);
-    const float largest = largest_of_chunk(chunk, values, largest_shared, nullptr);
+    const float largest = largest_of_chunk(chunk, values, largest_shared).of_chunk;
     __syncthreads();
     if (threadIdx.x == 0) {
         Part& part = p.parts[(size_t)row * gridDim.x + chunk];

@@ -14,7 +14,7 @@ constexpr int CHUNK = THREADS * VALUES;
 constexpr int SPANS = THREADS / 32;
 
 // What one block knows about its chunk; `weighted` is the sum of (l - max) * exp(l - max). `max` is NaN where some value is.
-struct Part {
+struct alignas(16) Part {
     float max, sum, weighted;
     unsigned argmax;
     float adjusted_max;
@@ -104,6 +104,13 @@ __device__ __forceinline__ bool chooses(const OutputRow& p) {
 // Else blocks go through the row again, after the cutoff is found if there is one.
 __device__ __forceinline__ bool searches(const OutputRow& p) { return draws(p) & truncates(p) & !chooses(p); }
 
+// All of that in one word, which one thread makes for its block.
+constexpr unsigned ADJUSTS = 1, LISTS = 2, CHOOSES = 4, SEARCHES = 8;
+
+__device__ __forceinline__ unsigned steps_of(const OutputRow& p) {
+    return (adjusts(p) ? ADJUSTS : 0) | (lists(p) ? LISTS : 0) | (chooses(p) ? CHOOSES : 0) | (searches(p) ? SEARCHES : 0);
+}
+
 // Step 5. Adding zero makes -0 into +0: the two are equal, and their bits have to be.
 __device__ __forceinline__ float tempered(float logit, float max, float temperature) {
     return __fadd_rn(__fdiv_rn(__fsub_rn(logit, max), temperature), 0.0f);
@@ -154,6 +161,22 @@ __device__ __forceinline__ int group_start(int chunk, int group) {
     return chunk * CHUNK + (group * THREADS + (int)threadIdx.x) * 4;
 }
 
+// A thread's tokens of a chunk.
+__device__ __forceinline__ void load_chunk(const float* row, int chunk, int vocab, float (&values)[VALUES]) {
+    if ((vocab & 3) == 0 && (chunk + 1) * CHUNK <= vocab) {
+        // Nearly all chunks: nothing is asked for each load.
+        const float4* mine = (const float4*)(row + group_start(chunk, 0));
+#pragma unroll
+        for (int g = 0; g < GROUPS; g++) {
+            const float4 v = mine[g * THREADS];
+            values[4 * g] = v.x, values[4 * g + 1] = v.y, values[4 * g + 2] = v.z, values[4 * g + 3] = v.w;
+        }
+    } else {
+#pragma unroll
+        for (int g = 0; g < GROUPS; g++) load4(row, group_start(chunk, g), vocab, values + 4 * g);
+    }
+}
+
 // ---- reductions, each in one fixed order ----
 
 struct Best {
@@ -176,6 +199,16 @@ __device__ __forceinline__ Best warp_best(Best best) {
     return best;
 }
 
+// Two sums at once: lanes below 16 get the first, the others the second.
+__device__ __forceinline__ float warp_sums(float first, float second) {
+    const bool is_upper = threadIdx.x % 32 >= 16;
+    float mine = is_upper ? second : first;
+    mine += __shfl_xor_sync(LANES_ALL, is_upper ? first : second, 16);
+#pragma unroll
+    for (int step = 8; step > 0; step >>= 1) mine += __shfl_xor_sync(LANES_ALL, mine, step);
+    return mine;
+}
+
 __device__ __forceinline__ float warp_sum(float value) {
 #pragma unroll
     for (int step = 16; step > 0; step >>= 1) value += __shfl_xor_sync(LANES_ALL, value, step);
@@ -196,10 +229,13 @@ struct Largest {
     unsigned token;
 };
 
-// The largest value of a block's chunk, NaN if any is, in every thread; behind the next barrier `s.token` is the lowest token
-// that has it. Each warp leaves the largest of its span in `spans`, the
-// chunk's place, unless that is null.
-__device__ __forceinline__ float largest_of_chunk(int chunk, const float (&values)[VALUES], Largest& s, float* spans) {
+struct Tops {
+    float of_chunk, of_span;
+};
+
+// The largest values of a block's chunk and of the warp's span, NaN if any is, in every thread; behind the next barrier
+// `s.token` is the lowest token that has that of the chunk.
+__device__ __forceinline__ Tops largest_of_chunk(int chunk, const float (&values)[VALUES], Largest& s) {
     float top = values[0];
 #pragma unroll
     for (int i = 1; i < VALUES; i++) asm("max.NaN.f32 %0, %0, %1;" : "+f"(top) : "f"(values[i]));
@@ -208,10 +244,7 @@ __device__ __forceinline__ float largest_of_chunk(int chunk, const float (&value
     const int of_span = __reduce_max_sync(LANES_ALL, key);
     const unsigned lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     if (threadIdx.x == 0) s.token = NONE;
-    if (lane == 0) {
-        s.keys[warp] = of_span;
-        if (spans != nullptr) spans[warp] = of_order_key(of_span);
-    }
+    if (lane == 0) s.keys[warp] = of_span;
     __syncthreads();
     const int of_chunk = __reduce_max_sync(LANES_ALL, s.keys[lane % SPANS]);
     const float largest = of_order_key(of_chunk);
@@ -223,7 +256,7 @@ __device__ __forceinline__ float largest_of_chunk(int chunk, const float (&value
         token = __reduce_min_sync(LANES_ALL, token);
         if (lane == 0) atomicMin(&s.token, token);
     }
-    return largest;
+    return Tops{largest, of_order_key(of_span)};
 }
 
 // What a whole row comes to; made by each warp that calls it, the same in every lane.

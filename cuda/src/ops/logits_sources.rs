@@ -24,8 +24,8 @@ const DRAW_RESIDENT: usize = 4;
 pub(super) const DRAW_BLOCKS: usize = 1024;
 /// Loads of tokens of a history that a thread has under way: as many as leave room for that.
 const HISTORY_LOADS: usize = 2;
-/// Tokens of a chunk that could be drawn of which there is a list: mostly one, rarely two.
-pub(super) const HOPEFUL_MAX: usize = 8;
+/// Tokens of a chunk that could be drawn of which there is a list: mostly one, rarely ten.
+pub(super) const HOPEFUL_MAX: usize = 32;
 /// The largest top-k that is chosen for among few tokens.
 pub(super) const TOP_K_MAX: usize = 256;
 /// Threads of a block that chooses among the tokens of a row.

@@ -82,7 +82,7 @@ __device__ __forceinline__ void draw_ties(const SampleDrawParams& p, const Outpu
         n_mine = __reduce_add_sync(LANES_ALL, n_mine);
         __syncthreads();
         if (threadIdx.x % 32 == 0) atomicAdd(&n_ties, n_mine);
-        each_hopeful(asked, chunk, 0.0f, LOG2_E, values, tops,
+        each_hopeful(asked, chunk, LOG2_E, values, tops,
                      [&](unsigned token) { atomicMax(&best, score_of(asked, chosen.value, token)); });
         __syncthreads();
         if (threadIdx.x == 0) {

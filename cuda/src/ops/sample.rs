@@ -276,7 +276,7 @@ mod tests {
                 vec![f32::MAX; vocab_size],
                 vec![f32::MIN; vocab_size],
             ];
-            for (below, above, n_above) in [(-20.0, 2.0, 30), (-2.0, 0.5, 200), (0.0, 25.0, 1)] {
+            for (below, above, n_above) in [(-20.0, 2.0, 30), (-2.0, 0.5, 200), (0.0, 25.0, 1), (2.5, 3.0, 30)] {
                 let mut row = vec![below; vocab_size];
                 (0..n_above).for_each(|_| row[random.below(vocab_size)] = above);
                 rows.push(row);
@@ -289,6 +289,7 @@ mod tests {
                 at(1e25, 4),
                 at(f32::MAX, 5),
                 Sampler { top_k: Some(50), top_p: Some(0.95), ..at(0.8, 6) },
+                Sampler { top_k: Some(40), ..at(0.01, 16) },
                 Sampler { top_k: Some(256), ..seeded(7) },
                 Sampler { top_k: Some(256), top_p: Some(1e-6), ..seeded(8) },
                 Sampler { top_k: Some(257), top_p: Some(0.9), ..seeded(9) },
