@@ -7,17 +7,17 @@ use super::logits::{FAULT_NONE, FAULT_NOT_A_NUMBER, FAULT_NOTHING_TO_DRAW, NOWHE
 use crate::Source;
 
 /// Threads of a block that looks at a chunk of a row.
-pub(super) const THREADS: usize = 512;
+pub(super) const THREADS: usize = 256;
 /// Groups of four tokens of a chunk that a thread holds.
-const GROUPS: usize = 2;
+const GROUPS: usize = 4;
 /// Tokens of a row that one block looks at.
 pub(super) const CHUNK: usize = THREADS * 4 * GROUPS;
 /// Spans of a chunk, the largest value of each of which is kept where tokens are chosen: those of a warp.
 pub(super) const SPANS: usize = THREADS / 32;
 /// Bins of the histogram of a row, and threads of a block that looks at a whole row.
 pub(super) const N_BINS: usize = 1024;
-/// Blocks that look at chunks and are resident together: reading logits takes all the threads that there can be.
-const SCAN_RESIDENT: usize = 4;
+/// Blocks that look at chunks and are resident together: as many as leave registers for the values of a chunk.
+const SCAN_RESIDENT: usize = 5;
 /// As many blocks that draw from chunks.
 const DRAW_RESIDENT: usize = 4;
 /// About as many blocks draw: twice those that an H100 has at once. What a block knows of its row it works out once.

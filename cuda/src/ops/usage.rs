@@ -11,11 +11,12 @@ use crate::testing::{gpu, include_dir};
 use crate::{Compiler, Module, Source};
 
 /// Kernels that may keep values in local memory: their name, bytes of a thread, and why.
-const LOCAL_BYTES_MAX: [(&str, u32, &str); 6] = [
+const LOCAL_BYTES_MAX: [(&str, u32, &str); 7] = [
     ("attention_decode", 40, "its launch bounds give up registers, so that more blocks are resident"),
     ("attention_holes", 96, "as for decode; besides, the method for the sines of large angles has a list"),
     ("attention_few", 96, "as for decode, and for prompts where a KV head has many query heads"),
     ("attention_prompt", 96, "it takes all the registers that a thread can have; 16 bytes on sm_90"),
+    ("logits_scan", 8, "as for decode, on sm_80; none on sm_90"),
     ("masses", 32, "the method for the sines of large angles has a list"),
     ("logit_programs", 48, "what is the same for a block, as its launch bounds give up registers"),
 ];
