@@ -17,7 +17,7 @@ use crate::testing::{Random, gpu, gpu_alone};
 
 const N_PAGES: usize = 640;
 const N_TOKENS_MAX: usize = 512;
-const N_ROWS_MAX: usize = 64;
+const N_ROWS_MAX: usize = 80;
 
 /// The checkout, also when the tests run on another machine from its root.
 pub(super) fn root() -> PathBuf {
