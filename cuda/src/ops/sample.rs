@@ -276,7 +276,9 @@ mod tests {
                 vec![f32::MAX; vocab_size],
                 vec![f32::MIN; vocab_size],
             ];
-            for (below, above, n_above) in [(-20.0, 2.0, 30), (-2.0, 0.5, 200), (0.0, 25.0, 1), (2.5, 3.0, 30)] {
+            for (below, above, n_above) in
+                [(-20.0, 2.0, 30), (-2.0, 0.5, 200), (0.0, 25.0, 1), (2.5, 3.0, 30)]
+            {
                 let mut row = vec![below; vocab_size];
                 (0..n_above).for_each(|_| row[random.below(vocab_size)] = above);
                 rows.push(row);

@@ -44,17 +44,21 @@ struct Guest {
     _engines: Vec<OneModel>,
 }
 
-fn engine(name: &str) -> OneModel {
+fn engine(name: &str, settings: EngineSettings) -> OneModel {
     let source = crate::bundled::source(name).expect("bundled");
     let model = Arc::new(Model::open(name, &source).expect("a whole model"));
     let options =
         CpuOptions { n_pages: 1024, n_host_pages: 64, n_threads: None, n_rows_max: 64, n_tokens_max: 512 };
     let backend = CpuBackend::new(&model, &options).expect("a backend");
-    OneModel::start(model, Box::new(backend), EngineSettings::default())
+    OneModel::start(model, Box::new(backend), settings)
 }
 
 fn guest_with(limits: GuestLimits) -> Guest {
-    let engines = vec![engine("tiny"), engine("draft")];
+    guest_of(limits, EngineSettings::default())
+}
+
+fn guest_of(limits: GuestLimits, settings: EngineSettings) -> Guest {
+    let engines = vec![engine("tiny", settings.clone()), engine("draft", settings)];
     let limits = Arc::new(limits);
     let (output, client) = output_channel(limits.output_bytes_in_flight);
     let log = Arc::new(LogSink::new(output.clone(), limits.log_bytes));

@@ -153,11 +153,19 @@ impl Speculation {
         context: &mut Context,
         key: RunKey,
         settings: &RunSettings,
-        guess: Vec<Token>,
+        mut guess: Vec<Token>,
         guessing: Duration,
     ) -> Result<Pull, EngineError> {
-        let (n_guessed, begun) = (guess.len(), Instant::now());
-        let Some(n_drawn) = context.verify(key, &settings.sampler, Guess::Chain(guess)).await? else {
+        let (mut n_guessed, begun) = (guess.len(), Instant::now());
+        let mut verified = context.verify(key, &settings.sampler, Guess::Chain(guess.clone())).await;
+        if let Err(EngineError::GuessTooLong { n_tokens_max, .. }) = verified {
+            // Steps take fewer, which is no matter of the guest's.
+            self.n_max = n_tokens_max;
+            guess.truncate(n_tokens_max);
+            n_guessed = guess.len();
+            verified = context.verify(key, &settings.sampler, Guess::Chain(guess)).await;
+        }
+        let Some(n_drawn) = verified? else {
             return Ok(Pull::Finished(Finish::Complete));
         };
         let n_right = n_drawn - 1;

@@ -67,6 +67,25 @@ async fn what_repeats_is_guessed_and_generations_stay_the_same() {
     assert!(usage(&mut guest)[1] > 0, "something was right");
 }
 
+/// What steps take is no matter of a guest's that only names a source.
+#[tokio::test]
+async fn a_draft_guesses_no_more_than_steps_take() {
+    let small = EngineSettings { n_step_tokens: 4, ..EngineSettings::default() };
+    let mut guest = guest_of(GuestLimits::default(), small);
+    let sampler = guest.sampler(0, 0.0);
+    let text = "one two three four one two three four one two three";
+    let mut texts = Vec::new();
+    for speculation in [None, draft(&mut guest, 15)] {
+        let context = guest.context(text).await;
+        let request =
+            GenerateRequest { max_tokens: Some(60), speculation, ..guest.request(&context, &sampler) };
+        let [found] = guest.state.generate(vec![request]).await.expect("a text").try_into().expect("one");
+        texts.push(found.tokens);
+    }
+    assert_eq!(texts[0], texts[1]);
+    assert!(usage(&mut guest)[0] > 0, "something was guessed");
+}
+
 /// A context with twenty tokens that were drawn one by one, and those.
 async fn drawn_one_by_one(
     guest: &mut Guest,
