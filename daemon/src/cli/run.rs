@@ -41,7 +41,7 @@ pub(crate) struct RunArgs {
     #[arg(long, value_name = "N", value_parser = seed, allow_negative_numbers = true)]
     pub(crate) seed: Option<u64>,
     /// Stop the guest after so many seconds
-    #[arg(long, value_name = "SECONDS", value_parser = some_seconds)]
+    #[arg(long, value_name = "SECONDS", value_parser = some_seconds, allow_negative_numbers = true)]
     timeout: Option<Duration>,
     /// Leave standard input alone; otherwise its lines are messages to the guest
     #[arg(long)]

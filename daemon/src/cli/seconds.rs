@@ -5,7 +5,8 @@ use std::time::Duration;
 /// A number of seconds, with a fraction if need be.
 pub(crate) fn seconds(text: &str) -> Result<Duration, String> {
     let seconds: f64 = text.parse().map_err(|_| format!("{text:?} is not a number of seconds"))?;
-    Duration::try_from_secs_f64(seconds).map_err(|_| format!("{seconds} is not a time"))
+    Duration::try_from_secs_f64(seconds)
+        .map_err(|_| format!("{text} is no time: seconds are 0 to {}", u64::MAX))
 }
 
 /// As [`seconds`], and long enough for something to happen.

@@ -32,7 +32,7 @@ pub(crate) struct UnloadArgs {
     #[arg(value_name = "NAME")]
     model: String,
     /// How many seconds its guests have to come to their ends
-    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
+    #[arg(long, value_name = "SECONDS", value_parser = seconds, allow_negative_numbers = true)]
     drain: Option<Duration>,
     #[command(flatten)]
     socket: SocketArgs,

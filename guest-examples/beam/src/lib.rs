@@ -47,6 +47,11 @@ fn run() -> Result {
         Some(other) => return Err(args.mistake(format!("--early-stopping cannot be {other}"))),
     };
     let prune: Option<f32> = args.option("--prune")?;
+    if let Some(nats) = prune
+        && (nats.is_nan() || nats < 0.0)
+    {
+        return Err(args.mistake(format!("--prune is {nats}, expected at least 0")));
+    }
     let prompt = args.text()?;
 
     let model = Model::open_default()?;
