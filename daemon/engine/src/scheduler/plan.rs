@@ -381,6 +381,10 @@ impl Scheduler {
         let Some((end, asked)) = self.end_asking(context, start..end, n_tokens, plan) else {
             return Ok(Placed::Waits);
         };
+        if end < n_tokens && context.forget_expected(&mut self.pages) > 0 {
+            // The draws of a row lie within it: one that does not come to the last of them draws none ahead.
+            return self.place_known(context, id, n_tokens_max, plan);
+        }
         let n_again = context.kv.n_computed_again(start, end);
         // Charged before anything is planned: a copy without its row would never be made.
         let n_charged = (end - start - n_again) as u64;

@@ -103,3 +103,55 @@ fn who_is_forced_holds_up_nobody_in_its_step() {
     }
     assert!(pair.n_given[0] > 1_000, "{:?}", pair.n_given);
 }
+
+#[test]
+fn a_row_that_is_cut_before_its_last_expected_token_asks_for_no_draws_ahead() {
+    const N_PAGES: usize = 3;
+    let limits = Limits { n_steps_under_way: 1, ..Limits::of_nothing(4, N_PAGES) };
+    let mut scheduler = Scheduler::alone(limits, SchedulerSettings::alone(PAGE_LEN - 2));
+    let mut guests = Guests::default();
+    let account = Account::new("guest", Budget::UNLIMITED, None);
+    let owner = Owner { actor: ActorId(1), session: SessionId(1), guest: GuestId(1), account };
+    let caller = guests.enter(&mut scheduler, owner);
+    let [id, child] = [0, 1].map(context_id);
+    scheduler.apply(Operation::Create { id, caller });
+    // All but the last four places of the device, of which the last page is shared.
+    let n_tokens = N_PAGES * PAGE_LEN - 4;
+    let place = guests.ticket(caller);
+    let edit = Edit { appended: vec![5; n_tokens], ..Edit::default() };
+    scheduler.apply(Operation::Ask { id, edit, ask: Ask::Prefill, tag: place.tag() });
+    let edit = || Edit { n_kept: n_tokens, ..Edit::default() };
+    let mut queue = None;
+    let (mut n_given, mut n_again) = (0, 0);
+    for _ in 0..40 {
+        let plan = scheduler.plan();
+        for row in &scheduler.batch(&plan, Vec::new()).rows {
+            let mut positions = row.outputs.iter().map(|request| request.position);
+            assert!(positions.all(|position| (row.start..row.tokens.len()).contains(&position)));
+        }
+        if queue.is_some() {
+            n_again += plan.rows.iter().map(|row| row.n_again()).sum::<usize>();
+        }
+        let n_outputs = plan.rows.iter().map(|row| row.n_outputs).sum();
+        let drawn = Output::Sampled(Candidate { token: FORCED, logprob: -1.0 });
+        if plan.has_rows() {
+            scheduler.complete(plan, vec![drawn; n_outputs], 1_000);
+        }
+        guests.deliver(&scheduler, Port::Direct);
+        if queue.is_none() && place.try_take().is_some() {
+            scheduler.apply(Operation::Fork { id, edit: edit(), child });
+            let run = guests.queue(caller);
+            let (edit, tag) = (edit(), run.tag());
+            let settings = RunSettings { masks: MaskSource::Caller, ..endless() };
+            scheduler.apply(Operation::Run { id, edit, settings, tag });
+            for position in n_tokens..n_tokens + 4 {
+                let (mask, expected) = (Arc::new(TokenMask::all(1000)), Some(FORCED));
+                scheduler.apply(Operation::Mask { id, tag, position, turn: 0, mask, expected });
+            }
+            queue = Some(run);
+        }
+        n_given += queue.iter_mut().flat_map(|queue| std::iter::from_fn(|| queue.try_pull())).count();
+    }
+    assert!(n_again > 0, "what the page held had to be computed again");
+    assert!(n_given >= 4, "{n_given}: those that have masks");
+}
