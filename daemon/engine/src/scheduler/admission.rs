@@ -541,19 +541,6 @@ impl Scheduler {
         }
     }
 
-    /// Takes note of pages that an admitted context has let go of, and may need again on its way. Where others hold them
-    /// too, there may be no room for that.
-    pub(super) fn note_let_go(&mut self, id: ContextId, n_pages: usize) {
-        let Some(context) = self.contexts.get_mut(&id) else { return };
-        let Standing::Admitted(term) = &mut context.standing else { return };
-        term.note_let_go(n_pages);
-        self.line.n_promised += n_pages;
-        self.line.forget_count();
-        if self.count(None).n_left < 0 {
-            self.leave_by_id(id);
-        }
-    }
-
     /// Takes note of promised pages that are on the device again.
     pub(super) fn note_back(&mut self, context: &mut ContextState, n_pages: usize) {
         if let Standing::Admitted(term) = &mut context.standing {

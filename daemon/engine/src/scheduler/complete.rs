@@ -10,7 +10,7 @@ use super::{ContextState, Plan, Scheduler, StepUnderWay};
 use crate::account::Resource;
 use crate::batch::{CellMove, Drawn, Input, Output};
 use crate::causes::{Cause, Causes};
-use crate::command::Answer;
+use crate::command::{Answer, ContextId};
 use crate::job::{AskOutcome, LateMasks, RunWork, VerifyWork, Work};
 use crate::kv::PageTable;
 use crate::run::{Finish, RunEvent};
@@ -34,6 +34,7 @@ impl Scheduler {
         self.returns.note_missed();
         self.end_failed_jobs(None);
         let mut outputs = outputs.into_iter();
+        let mut let_go: SmallVec<[ContextId; 4]> = SmallVec::new();
         for row in plan.rows.drain(..) {
             let mut row_outputs = outputs.by_ref().take(row.n_outputs);
             let context = self.contexts.get_mut(&row.id).filter(|context| context.epoch == row.epoch);
@@ -62,6 +63,7 @@ impl Scheduler {
                 context.kv.set_state((row.keeps_state && is_last_row).then_some(row.end));
                 if n_let_go > 0 {
                     self.note_let_go(row.id, n_let_go);
+                    let_go.push(row.id);
                 }
             }
             let context = self.contexts.get_mut(&row.id).expect("it has a row");
@@ -116,6 +118,7 @@ impl Scheduler {
                     let n_let_go = n_blocks.saturating_sub(context.kv.blocks().len());
                     if n_let_go > 0 && context.work.is_some() {
                         self.note_let_go(row.id, n_let_go);
+                        let_go.push(row.id);
                     }
                 }
             }
@@ -125,6 +128,7 @@ impl Scheduler {
             self.enqueue(row.id);
         }
         assert!(outputs.next().is_none(), "the backend returned more than was asked");
+        self.check_room_after(&let_go);
         plan.clear();
         self.spare_plans.push(plan);
     }

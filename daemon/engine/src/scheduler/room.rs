@@ -6,6 +6,7 @@
 //! least deserving is given up and computed again later.
 //! Contexts that are admitted, and those of the step being planned, keep theirs.
 
+use super::admission::Standing;
 use super::holders::{Does, Holder};
 use super::{ContextState, Move, Plan, SavedKey, Scheduler};
 use crate::command::ContextId;
@@ -73,6 +74,28 @@ impl Scheduler {
         let is_copied =
             || blocks.get(context.kv.block_of(context.start())).is_some_and(|&b| self.pages.is_shared(b));
         n_blocks >= self.limits.n_pages && context.under_way.is_none() && is_copied()
+    }
+
+    /// Takes note of pages that an admitted context has let go of, and may need again on its way.
+    pub(super) fn note_let_go(&mut self, id: ContextId, n_pages: usize) {
+        let Some(context) = self.contexts.get_mut(&id) else { return };
+        let Standing::Admitted(term) = &mut context.standing else { return };
+        term.note_let_go(n_pages);
+        self.line.n_promised += n_pages;
+        self.line.forget_count();
+    }
+
+    /// Ends the right to pages of contexts that have let go of some, as long as there is no room for them all: others may hold
+    /// what they let go of. Where there is room, that takes one count, of however many contexts.
+    pub(super) fn check_room_after(&mut self, let_go: &[ContextId]) {
+        for &id in let_go {
+            if self.count(None).n_left >= 0 {
+                return;
+            }
+            if self.contexts.get(&id).is_some_and(|context| context.is_admitted()) {
+                self.leave_by_id(id);
+            }
+        }
     }
 
     /// Sees to it that `n` pages are free for a context, which is out of the table, if that is possible.

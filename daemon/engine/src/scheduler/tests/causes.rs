@@ -188,3 +188,19 @@ fn steps_go_by_while_a_run_that_sat_out_has_no_mask() {
     desk.take_in(plan, &token(7));
     desk.check(&[(Cause::RowsSatOut, 1), (Cause::StepsForMasks, N_STEPS)]);
 }
+
+#[test]
+fn contexts_that_let_go_of_pages_in_one_step_are_counted_once() {
+    let mut desk = Desk::new();
+    let (ids, _queues): (Vec<ContextId>, Vec<RunQueue>) =
+        (1..=4).map(|number| desk.run(number, endless())).unzip();
+    let plan = desk.scheduler.plan();
+    assert_eq!(plan.rows.len(), ids.len());
+    desk.take_in(plan, &token(7));
+    let before = desk.scheduler.n_markings;
+    ids.iter().for_each(|&id| desk.scheduler.note_let_go(id, 1));
+    desk.scheduler.check_room_after(&ids);
+    assert_eq!(desk.scheduler.n_markings, before + 1);
+    assert_eq!(desk.scheduler.admitted().count(), ids.len(), "there is room for all");
+    desk.scheduler.check_admitted();
+}
