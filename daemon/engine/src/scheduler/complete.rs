@@ -46,11 +46,7 @@ impl Scheduler {
                     Input::Known => row.n_charged.min(row.n_expected as u64),
                     Input::Drawn(_) => row.n_charged,
                 };
-                if n_free > 0
-                    && let Some(context) = self.contexts.get(&row.id)
-                {
-                    context.owner.account.release(Resource::Tokens, n_free);
-                }
+                row.account.release(Resource::Tokens, n_free);
                 continue;
             };
             context.note_taken_in(&row);

@@ -29,8 +29,8 @@ impl Scheduler {
         self.pages.note_tellings_lost();
         let mut jobs = Vec::new();
         for row in &plan.rows {
+            row.account.release(Resource::Tokens, row.n_charged);
             let Some(context) = self.contexts.get_mut(&row.id) else { continue };
-            context.owner.account.release(Resource::Tokens, row.n_charged);
             let n_kept = context.kv.n_blocks_untouched(row.start);
             if context.epoch != row.epoch {
                 // Work that has ended since knows nothing of the step. What came after it may build on a page that was to

@@ -386,7 +386,7 @@ impl Scheduler {
             let context = self.contexts.get_mut(&row.id).expect("a context with a row exists");
             let idx = members.iter().position(|&id| id == row.id).expect("they are the job's");
             context.under_way = before.under_way[idx];
-            context.owner.account.release(Resource::Tokens, row.n_charged);
+            row.account.release(Resource::Tokens, row.n_charged);
             self.stats.n_tokens -= (row.end - row.start) as u64;
             self.stats.n_tokens_again -= row.n_again() as u64;
             if has_copies {

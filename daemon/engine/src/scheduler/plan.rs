@@ -3,7 +3,10 @@
 
 mod cached;
 mod head;
+mod row;
 mod tree;
+
+use std::sync::Arc;
 
 pub(super) use self::cached::N_BLOCKS_FOUND_MAX;
 use self::tree::{PlannedTree, TreeCells, TreeRows};
@@ -13,7 +16,7 @@ use super::cost::StepWork;
 use super::fair::Class;
 use super::room::Victims;
 use super::{ContextState, Scheduler, StepUnderWay, UnderWay};
-use crate::account::Resource;
+use crate::account::{Account, Resource};
 use crate::batch::{self, Batch, Evicted, HostPageId, Input, PageCopy, PageId, Row};
 use crate::command::{Answer, ContextId};
 use crate::error::EngineError;
@@ -58,7 +61,7 @@ pub(crate) enum Move {
 }
 
 /// The tokens `start..end` of a context; none where the head alone is asked.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct PlannedRow {
     pub(super) id: ContextId,
     pub(super) start: usize,
@@ -75,32 +78,12 @@ pub(super) struct PlannedRow {
     /// Whether the device keeps the state of its last token.
     pub(super) keeps_state: bool,
     pub(super) n_charged: u64,
+    /// Whom its tokens were charged to: its context may be gone before it is taken in.
+    pub(super) account: Arc<Account>,
     /// Its last tokens are the nodes of a tree, which are rows of their own to the backend.
     pub(super) tree: Option<PlannedTree>,
     /// Of the context, when the row was planned.
     pub(super) epoch: u64,
-}
-
-impl PlannedRow {
-    /// Whether it asks the head alone.
-    pub(super) fn is_of_head(&self) -> bool {
-        self.start == self.end
-    }
-
-    /// Rows of the step that it comes to.
-    pub(super) fn n_rows(&self) -> usize {
-        1 + self.tree.map_or(0, |tree| tree.n_nodes)
-    }
-
-    /// Position after the last of its tokens that follow each other.
-    pub(super) fn end_in_order(&self) -> usize {
-        self.end - self.tree.map_or(0, |tree| tree.n_nodes)
-    }
-
-    /// Tokens whose KV had been computed before.
-    pub(super) fn n_again(&self) -> usize {
-        self.end - self.start - self.n_charged as usize
-    }
 }
 
 impl Plan {
@@ -449,6 +432,7 @@ impl Scheduler {
             waits_for_mask,
             keeps_state,
             n_charged,
+            account: context.owner.account.clone(),
             tree,
             epoch,
         });

@@ -46,6 +46,7 @@ impl Scheduler {
             waits_for_mask: false,
             keeps_state: true,
             n_charged: 0,
+            account: context.owner.account.clone(),
             tree: None,
             epoch: context.epoch,
         });

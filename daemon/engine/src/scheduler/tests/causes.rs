@@ -204,3 +204,21 @@ fn contexts_that_let_go_of_pages_in_one_step_are_counted_once() {
     assert_eq!(desk.scheduler.admitted().count(), ids.len(), "there is room for all");
     desk.scheduler.check_admitted();
 }
+
+#[test]
+fn expected_tokens_of_a_context_that_is_dropped_are_given_back() {
+    for fails in [false, true] {
+        let mut desk = Desk::new();
+        let (id, queue) = desk.run(1, RunSettings { masks: MaskSource::Caller, ..endless() });
+        desk.supply(id, &queue, 1, 0, &[7, 7, 7, 7]);
+        let plan = desk.scheduler.plan();
+        assert_eq!((plan.n_tokens(), desk.account.used(Resource::Tokens)), (4, 4));
+        desk.scheduler.apply(Operation::Release { id, n_pulled: 0 });
+        match fails {
+            true => desk.scheduler.fail_step(&plan, 0, &EngineError::Stopped),
+            false => desk.take_in(plan, &token(7)),
+        }
+        // Its prompt was asked for.
+        assert_eq!(desk.account.used(Resource::Tokens), u64::from(!fails));
+    }
+}
