@@ -189,6 +189,13 @@ impl Account {
         self.meter(resource).used.load(Ordering::Relaxed)
     }
 
+    /// Whether at least half would be free with so many more in use, here and in every enclosing account.
+    pub(crate) fn is_half_free_beside(&self, resource: Resource, n: u64) -> bool {
+        let Meter { used, limit } = self.meter(resource);
+        used.load(Ordering::Relaxed).saturating_add(n) <= limit / 2
+            && self.parent.as_ref().is_none_or(|parent| parent.is_half_free_beside(resource, n))
+    }
+
     /// The most that may be in use, here and in every enclosing account.
     #[must_use]
     pub fn limit(&self, resource: Resource) -> u64 {
@@ -299,7 +306,12 @@ mod tests {
         let outer = b.charge(Resource::Pages, 4).expect_err("past the user's");
         assert_eq!((outer.level, outer.used, outer.limit), ("user", 7, 10));
         assert_eq!(b.used(Resource::Pages), 0);
-        a.release(Resource::Pages, 7);
+        let is_half_free = |guest: &Account, n| guest.is_half_free_beside(Resource::Pages, n);
+        assert!(!is_half_free(&a, 0) && !is_half_free(&b, 0), "more than half of the user's is in use");
+        a.release(Resource::Pages, 4);
+        assert!(is_half_free(&a, 1) && !is_half_free(&a, 2), "of the guest's own");
+        assert!(is_half_free(&b, 2) && !is_half_free(&b, 3), "of the user's");
+        a.release(Resource::Pages, 3);
         assert_eq!(user.used(Resource::Pages), 0);
         assert_eq!(a.limit(Resource::Pages), 8);
     }

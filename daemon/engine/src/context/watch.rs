@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::keeps::within;
-use crate::account::{Account, HostCharge};
+use crate::account::{Account, HostCharge, Resource};
 use crate::batch::Token;
 use crate::command::{ContextId, Operation};
 use crate::completion::{CallerId, Tag};
@@ -137,10 +137,15 @@ impl Watch for RunWatch {
 }
 
 impl Standing {
-    /// Whether masks may be held before they are needed. Where its guest has no memory left for them they come one by one.
+    /// Whether masks may be held before they are needed. They spare steps, but a guest whose own work takes the memory would
+    /// fail: they come one by one where less than half of it would stay free.
     fn has_room(&mut self, mask: &TokenMask, account: &Arc<Account>) -> bool {
+        let n_bytes = (N_MASKS_AHEAD * size_of_val(mask.words())) as u64;
+        let n_more = if self.charge.is_none() { n_bytes } else { 0 };
+        if !account.is_half_free_beside(Resource::HostBytes, n_more) {
+            return false;
+        }
         if self.charge.is_none() {
-            let n_bytes = (N_MASKS_AHEAD * size_of_val(mask.words())) as u64;
             self.charge = HostCharge::new(account, n_bytes).ok();
         }
         self.charge.is_some()
@@ -177,6 +182,9 @@ impl Standing {
                 true
             }
         };
+        if self.expected.is_empty() {
+            self.charge = None;
+        }
         if goes_on {
             self.work = Work::UnderWay;
         }
