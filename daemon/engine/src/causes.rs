@@ -13,7 +13,7 @@ pub enum Cause {
     /// way.
     RowsGivenUp,
     /// Rows in vain: the draw before them was the last of its run, by a stop token, by its rule, or because nothing could
-    /// be drawn. Their tokens are charged to nobody.
+    /// be drawn. Their tokens are charged to no budget.
     RowsPastEnd,
     /// Rows in vain: of a step that failed, or under way for work that one ended, or that ran out of a budget.
     RowsFailed,
@@ -22,7 +22,8 @@ pub enum Cause {
     RowsSatOut,
     /// Tokens in vain: decoded ahead of a guest that did something else then.
     TokensGivenUp,
-    /// Tokens in vain: guessed wrongly, or expected of a constraint and not drawn. The latter are charged to nobody.
+    /// Tokens in vain: guessed wrongly, or expected of a constraint and not drawn. The latter are charged to no budget, but
+    /// to the turn of their guest among others.
     TokensGuessedWrong,
     /// Steps of the device, those of other models included, that went by while a context could decode and had no row,
     /// summed over contexts.
