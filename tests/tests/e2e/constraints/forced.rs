@@ -283,7 +283,9 @@ fn what_is_dropped_or_given_up_while_forced_tokens_ride_is_given_back() {
             context.keep_to(Some(&rule));
             for drawn in &expected[..n_pulled] {
                 let pulled = pull(&mut context, &sampler, 1, Ahead::Unbounded).await.expect("pulled");
-                assert!(matches!(pulled, Pull::Token(found) if found.candidate == drawn.candidate));
+                assert!(
+                    matches!(pulled, Pull::Token(found) if found.candidate.token == drawn.candidate.token)
+                );
             }
             let fork = context.fork().await.expect("forked");
             context.truncate(context.tokens().len() - 1).await.expect("there");

@@ -54,8 +54,13 @@ impl Draft {
         }
         context.truncate(n_same).await?;
         context.append(&tokens.copy_of(n_same..tokens.len())).await?;
-        context.keep_as(guessed_for)?;
         (self.n_same, self.n_truncations) = (tokens.len(), n_truncations);
+        match context.keep_as(guessed_for) {
+            Ok(()) => {}
+            // What is guessed for does without: its own tokens come one by one.
+            Err(EngineError::Budget(_)) => return Ok(Vec::new()),
+            Err(error) => return Err(error),
+        }
         self.n_runs += 1;
         let key = RunKey(self.n_runs);
         // What the sampler looks at is wanted of the target only, not of the draft.

@@ -1,5 +1,7 @@
 //! Streams and generations that guess.
 
+use trellis_engine::account::HostCharge;
+
 use super::*;
 use crate::guest::bindings::trellis::host::constraints::{Beginning, Grammar, HostConstraint};
 use crate::guest::bindings::trellis::host::decoding::{Guess, SpeculateTreeRequest};
@@ -228,4 +230,28 @@ async fn a_draft_guesses_under_the_constraint_of_what_it_guesses_for() {
     assert_eq!(found.logprobs, expected.logprobs);
     let [n_guessed, n_accepted] = usage(&mut guest);
     assert!(n_accepted > 0, "{n_accepted} of {n_guessed}: what a grammar refuses would never be right");
+}
+
+#[tokio::test]
+async fn a_draft_without_memory_for_a_matcher_guesses_nothing() {
+    let host_bytes = 4 << 20;
+    let mut guest = guest_with(GuestLimits { host_bytes, ..GuestLimits::default() });
+    let model = guest.model("tiny");
+    let grammar = Grammar::Regex("[qz]{80}".to_owned());
+    let constraint = HostConstraint::compile(&mut guest.state, model, grammar).await.expect("a grammar");
+    let sampler = guest.sampler(4, 1.0);
+    guest.state.constrain(&sampler, Some(constraint), Beginning::FirstDraw).expect("put on");
+    let plain = guest.context("Once upon a time").await;
+    let request = GenerateRequest { max_tokens: Some(20), ..guest.request(&plain, &sampler) };
+    let [expected] = guest.state.generate(vec![request]).await.expect("a text").try_into().expect("one");
+    let speculation = draft(&mut guest, 6);
+    let context = guest.context("Once upon a time").await;
+    let account = guest.state.owner.account.clone();
+    // For the matcher of the context, and not for another one beside it.
+    let rest = host_bytes - account.used(Metered::HostBytes) - (28 << 10);
+    let _rest = HostCharge::new(&account, rest).expect("there is more");
+    let request = GenerateRequest { max_tokens: Some(20), speculation, ..guest.request(&context, &sampler) };
+    let [found] = guest.state.generate(vec![request]).await.expect("a text").try_into().expect("one");
+    assert_eq!(found.tokens, expected.tokens);
+    assert_eq!(usage(&mut guest)[0], 0);
 }
