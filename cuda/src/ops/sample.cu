@@ -41,7 +41,6 @@ struct DrawShared {
 // By one warp.
 __device__ __forceinline__ void describe_row(const SampleDrawParams& p, const OutputRow& asked, DrawShared& s) {
     const Row whole = warp_row(p.parts + (size_t)blockIdx.y * p.n_chunks, p.n_chunks);
-    // The most probable token, for which x is 0, is always kept: its score is one to beat.
     const unsigned mode = whole.adjusted.token;
     const float floor = gumbel(lane_of(words_of(asked, mode / 4), mode % 4));
     if (threadIdx.x != 0) return;
@@ -50,7 +49,9 @@ __device__ __forceinline__ void describe_row(const SampleDrawParams& p, const Ou
     const float least = fmaxf(s.cutoff > 0 ? value_of(s.cutoff) : minus_infinity(), asked.min_logit);
     // What x is about errs by less, also where both are denormal.
     s.least = least - (fabsf(least) * 1e-6f + 1e-36f);
-    s.floor = floor;
+    // The score of the most probable token, for which x is 0, is one to beat, unless top-p leaves it out: at the largest
+    // temperatures x is 0 for others too.
+    s.floor = ranked(0.0f, mode) >= s.cutoff ? floor : minus_infinity();
     s.best = 0;
 }
 

@@ -298,6 +298,7 @@ mod tests {
                 Sampler { top_k: Some(64), top_p: Some(0.3), min_p: Some(0.1), ..at(3.0, 10) },
                 Sampler { top_k: Some(20), top_p: Some(0.9), ..at(1e-28, 11) },
                 Sampler { top_k: Some(50), top_p: Some(0.5), ..at(f32::MAX, 12) },
+                Sampler { top_p: Some(0.5), ..at(f32::MAX, 17) },
                 Sampler { min_p: Some(0.5), ..at(20.0, 13) },
                 Sampler { min_p: Some(1e-30), ..at(1e-3, 14) },
                 Sampler { top_k: Some(30), mask: Some(mask(&mut random, vocab_size)), ..seeded(15) },
