@@ -1,7 +1,7 @@
 // What a block makes of numbers that its N_THREADS threads have each.
 
-// Sums over the threads before and including this one. `shared` holds an entry for each warp.
-template <int N_THREADS> __device__ __forceinline__ u64 block_prefix(u64 value, u64* shared) {
+// Sums over the threads before and including this one, and over all. `shared` holds an entry for each warp.
+template <int N_THREADS> __device__ __forceinline__ u64 block_prefix(u64 value, u64* shared, u64& sum) {
     unsigned lane = threadIdx.x % 32, warp = threadIdx.x / 32;
 #pragma unroll
     for (int step = 1; step < 32; step <<= 1) {
@@ -17,19 +17,21 @@ template <int N_THREADS> __device__ __forceinline__ u64 block_prefix(u64 value, 
         u64 other = __shfl_up_sync(LANES_ALL, total, step);
         if (lane >= step) total += other;
     }
+    sum = __shfl_sync(LANES_ALL, total, 31);
     u64 before = __shfl_sync(LANES_ALL, total, (warp + 31) % 32);
     return value + (warp > 0 ? before : 0);
 }
 
+template <int N_THREADS> __device__ __forceinline__ u64 block_prefix(u64 value, u64* shared) {
+    u64 sum;
+    return block_prefix<N_THREADS>(value, shared, sum);
+}
+
 // The sum, in every thread.
 template <int N_THREADS> __device__ __forceinline__ u64 block_sum(u64 value, u64* shared) {
-    u64 prefix = block_prefix<N_THREADS>(value, shared);
-    __syncthreads();
-    if (threadIdx.x == N_THREADS - 1) shared[0] = prefix;
-    __syncthreads();
-    u64 total = shared[0];
-    __syncthreads();
-    return total;
+    u64 sum;
+    block_prefix<N_THREADS>(value, shared, sum);
+    return sum;
 }
 
 // The largest, in every thread.

@@ -7,22 +7,29 @@
 //
 // Where spans hold so many that there is no room, the k-th of those that were met is a better bound, and only what is above it
 // is listed from then on; so it is if many spans tie with the bound. If fewer than k tokens are above it, those that tie with it
-// are all kept by top-k, and sample_draw looks through the row for them, in many blocks.
+// are all kept by top-k: the row is read again for the best of them, and once before where top-p has to know their number.
 //
 // Grid (rows of the bucket), CHOOSE_THREADS threads. Reads 4 bytes a span, and the spans that reach the bound: for top-k 50
-// of 128256 equally distributed tokens about 55 of 501.
-// spans f32 [n_rows, n_chunks * SPANS]; chosen Chosen [n_rows]; above Above [n_rows, TOP_K_MAX]; drawn u64
-// [n_rows, n_chunks], of which it writes the first of a row.
+// of 128256 equally distributed tokens about 55 of 251. Where many tie, 4 * vocab bytes once or twice.
+// spans f32 [n_rows, n_chunks * SPANS]; stands Stand [n_rows]; drawn u64 [n_rows, n_chunks], of which it writes the first of
+// a row.
 // Source: LightSeq (arXiv 2010.13887), which bounds the candidates of beams by the maxima of groups.
 
 constexpr int SPAN_LEN = 32 * VALUES;
 constexpr int N_SPANS_MAX = (1 << TOKEN_BITS) / SPAN_LEN;
 constexpr int N_DEPTHS = (N_SPANS_MAX + CHOOSE_THREADS - 1) / CHOOSE_THREADS;
 constexpr int N_LISTED_MAX = 4096;
+// As many entries are sorted by counting.
+constexpr int N_COUNTED_MAX = 256;
 constexpr int N_WARPS = CHOOSE_THREADS / 32;
 // Spans that a warp reads at once: 32 values of a thread.
 constexpr int AHEAD = 32 / VALUES;
+// Tokens that a block reads in one go, one group for each thread, and so many of those at once.
+constexpr int STRIP = 4 * CHOOSE_THREADS;
+constexpr int STRIPS_AHEAD = 8;  // a bit for each token of a thread
+constexpr int N_STRIPS_MAX = (1 << TOKEN_BITS) / STRIP;
 static_assert(TOP_K_MAX <= CHOOSE_THREADS && TOP_K_MAX <= N_LISTED_MAX, "a thread for each of the largest");
+static_assert(N_COUNTED_MAX <= CHOOSE_THREADS && N_STRIPS_MAX <= CHOOSE_THREADS, "a thread for each");
 
 struct ChooseParams {
     const float* logits;
@@ -31,19 +38,21 @@ struct ChooseParams {
     const unsigned* n_rows;
     const Part* parts;
     const float* spans;
-    Chosen* chosen;
-    Above* above;
+    unsigned* stands;
     u64* drawn;
     int vocab;
     int n_chunks;
 };
-static_assert(sizeof(ChooseParams) == 80, "as in logits_params.rs");
+static_assert(sizeof(ChooseParams) == 72, "as in logits_params.rs");
 
 struct ChooseShared {
     u64 list[N_LISTED_MAX];
     u64 scan[32];
     unsigned spans[N_SPANS_MAX];
     unsigned n_spans, n_listed;
+    unsigned n_ties[N_STRIPS_MAX];  // of each strip
+    float low, high;                // the logits that tie
+    unsigned strip, n_left, last;   // the last tie that is kept: its strip, its place there, and itself
 };
 
 // x is at most 0. How far below it is, as a whole number: that of -inf is above all others.
@@ -78,6 +87,11 @@ __device__ __forceinline__ Reach reach_of(const int (&depths)[N_DEPTHS], int n_s
     return n > n_enough ? Reach{depth - 1, true} : Reach{depth, false};
 }
 
+// The first token of a lane in a span.
+__device__ __forceinline__ int first_of(unsigned span) {
+    return (int)(span / SPANS) * CHUNK + ((int)(span % SPANS) * 32 + (int)threadIdx.x % 32) * 4;
+}
+
 // Lists the tokens within reach, ranked, in no order; those past N_LISTED_MAX are not listed. Returns their number.
 __device__ __forceinline__ unsigned list_tokens(const OutputRow& asked, const float* source, int vocab, float max,
                                                 const int (&depths)[N_DEPTHS], int depth, ChooseShared& s) {
@@ -88,43 +102,56 @@ __device__ __forceinline__ unsigned list_tokens(const OutputRow& asked, const fl
     for (int i = 0; i < N_DEPTHS; i++)
         if (depths[i] <= depth) s.spans[atomicAdd(&s.n_spans, 1u)] = i * CHOOSE_THREADS + threadIdx.x;
     __syncthreads();
-    const int n_spans = s.n_spans, lane = threadIdx.x % 32;
+    const int n_spans = s.n_spans;
     // Spares most tokens the division. A quotient errs by 2^-24 of itself, or by 2^-150 where that is more.
     // What is infinitely far below is never kept.
     const float farthest = __int_as_float(depth > 0 ? depth : 0) * asked.temperature * 1.000002f;
     const float reach = fminf(farthest + asked.temperature * 3e-45f + 3e-45f, FLOAT_MAX);
     for (int start = threadIdx.x / 32; start < n_spans; start += N_WARPS * AHEAD) {
         float values[AHEAD * VALUES];
-        int firsts[AHEAD];
 #pragma unroll
         for (int i = 0; i < AHEAD; i++) {
             const int idx = start + i * N_WARPS;
-            const int span = idx < n_spans ? (int)s.spans[idx] : -1;
-            firsts[i] = span / SPANS * CHUNK + (span % SPANS * 32 + lane) * 4;
+            const int first = idx < n_spans ? first_of(s.spans[idx]) : vocab;
 #pragma unroll
             for (int g = 0; g < GROUPS; g++)
-                load4(source, span < 0 ? vocab : firsts[i] + g * THREADS * 4, vocab, values + i * VALUES + 4 * g);
+                load4(source, first + g * THREADS * 4, vocab, values + i * VALUES + 4 * g);
         }
+        unsigned hits = 0;
 #pragma unroll
-        for (int i = 0; i < AHEAD; i++) {
-            unsigned hits = 0;
-#pragma unroll
-            for (int j = 0; j < VALUES; j++) hits |= max - values[i * VALUES + j] <= reach ? 1u << j : 0u;
-            for (; hits != 0; hits &= hits - 1) {
-                const int j = __ffs((int)hits) - 1;
-                const int token = firsts[i] + j / 4 * THREADS * 4 + j % 4;
-                const float x = tempered(source[token], max, asked.temperature);
-                if (depth_of(x) > depth) continue;
-                const unsigned place = atomicAdd(&s.n_listed, 1u);
-                if (place < N_LISTED_MAX) s.list[place] = ranked(x, (unsigned)token);
-            }
+        for (int j = 0; j < AHEAD * VALUES; j++) hits |= max - values[j] <= reach ? 1u << j : 0u;
+#pragma unroll 1
+        for (; hits != 0; hits &= hits - 1) {
+            const int j = __ffs((int)hits) - 1;
+            const int first = first_of(s.spans[start + j / VALUES * N_WARPS]);
+            const int token = first + j % VALUES / 4 * THREADS * 4 + j % 4;
+            const float x = tempered(source[token], max, asked.temperature);
+            if (depth_of(x) > depth) continue;
+            const unsigned place = atomicAdd(&s.n_listed, 1u);
+            if (place < N_LISTED_MAX) s.list[place] = ranked(x, (unsigned)token);
         }
     }
     __syncthreads();
     return s.n_listed;
 }
 
+// The largest first. By all threads.
 __device__ __forceinline__ void sort_list(ChooseShared& s, unsigned n) {
+    if (n <= N_COUNTED_MAX) {
+        // No two are equal: each goes behind as many as are larger, which threads side by side count together.
+        unsigned share = 8;
+        while (share * n > CHOOSE_THREADS) share /= 2;
+        const unsigned mine = threadIdx.x / share;
+        const u64 rank = mine < n ? s.list[mine] : 0;
+        unsigned place = 0;
+        if (mine < n)
+            for (unsigned i = threadIdx.x % share; i < n; i += share) place += s.list[i] > rank ? 1 : 0;
+        for (unsigned step = share / 2; step > 0; step /= 2) place += __shfl_xor_sync(LANES_ALL, place, step);
+        __syncthreads();
+        if (mine < n) s.list[place] = rank;
+        __syncthreads();
+        return;
+    }
     unsigned size = 2;
     while (size < n) size <<= 1;
     for (unsigned i = n + threadIdx.x; i < size; i += CHOOSE_THREADS) s.list[i] = 0;
@@ -134,29 +161,26 @@ __device__ __forceinline__ void sort_list(ChooseShared& s, unsigned n) {
 // Steps 6 to 9 over a sorted list: the best score, ranked, in every thread.
 __device__ __forceinline__ u64 draw_listed(const OutputRow& asked, unsigned n, ChooseShared& s) {
     const float least = asked.top_k > 0 && asked.top_k <= n ? value_of(s.list[asked.top_k - 1]) : minus_infinity();
+    const unsigned n_each = (n + CHOOSE_THREADS - 1) / CHOOSE_THREADS;
+    const unsigned first = threadIdx.x * n_each, end = first + n_each < n ? first + n_each : n;
     const bool has_top_p = asked.top_p < 1.0f;
-    u64 target = 0;
+    u64 before = 0, target = ~0ull;
     if (has_top_p) {
-        u64 weight = 0;
-        for (unsigned i = threadIdx.x; i < n; i += CHOOSE_THREADS) {
+        u64 weight = 0, sum;
+        for (unsigned i = first; i < end; i++) {
             const float x = value_of(s.list[i]);
             weight += x >= least ? weight_of(x) : 0;
         }
-        target = share_of(asked.top_p, block_sum<CHOOSE_THREADS>(weight, s.scan));
+        before = block_prefix<CHOOSE_THREADS>(weight, s.scan, sum) - weight;
+        target = share_of(asked.top_p, sum);
     }
-    u64 best = 0, before = 0;
-    for (unsigned start = 0; start < n; start += CHOOSE_THREADS) {
-        const unsigned i = start + threadIdx.x;
-        const u64 rank = i < n ? s.list[i] : 0;
-        const float x = i < n ? value_of(rank) : minus_infinity();
-        bool is_kept = i < n && x >= least;
-        if (has_top_p) {
-            const u64 weight = is_kept ? weight_of(x) : 0;
-            const u64 through = before + block_prefix<CHOOSE_THREADS>(weight, s.scan);
-            is_kept = is_kept && through - weight < target;
-            if (start + CHOOSE_THREADS < n) before += block_sum<CHOOSE_THREADS>(weight, s.scan);
-        }
-        if (is_kept && x >= asked.min_logit) best = larger(best, score_of(asked, x, token_of(rank)));
+    const float lowest = fmaxf(least, asked.min_logit);
+    u64 best = 0;
+    for (unsigned i = first; i < end && before < target; i++) {
+        const float x = value_of(s.list[i]);
+        if (!(x >= lowest)) break;
+        best = larger(best, score_of(asked, x, token_of(s.list[i])));
+        if (has_top_p) before += weight_of(x);
     }
     return block_max<CHOOSE_THREADS>(best, s.scan);
 }
@@ -175,47 +199,137 @@ __device__ __forceinline__ int least_within(int depth, float max, float temperat
     return (int)(first + low);
 }
 
-// Leaves a row, of which the tokens above the ties are listed in order, to sample_draw and logits_finish.
-__device__ __forceinline__ void leave_ties(const OutputRow& asked, float max, Reach reach, unsigned n, ChooseShared& s,
-                                           Chosen& chosen, Above* above) {
-    const u64 rank = threadIdx.x < n ? s.list[threadIdx.x] : 0;
-    const u64 weight = threadIdx.x < n ? weight_of(value_of(rank)) : 0;
-    const u64 through = block_prefix<CHOOSE_THREADS>(weight, s.scan);
-    if (threadIdx.x < n) above[threadIdx.x] = Above{rank, through - weight};
-    if (threadIdx.x == CHOOSE_THREADS - 1) chosen.weight_above = through;
-    if (threadIdx.x >= 32) return;
-    // One lane finds the least logit that ties, another the least one that is above.
-    const int last = order_key(max);
-    const int key = least_within(reach.depth + 1 - (int)threadIdx.x % 2, max, asked.temperature, last + (int)threadIdx.x % 2);
-    const int above_ties = __shfl_sync(LANES_ALL, key, 1);
-    if (threadIdx.x != 0) return;
-    chosen.low = of_order_key(key);
-    chosen.high = of_order_key(above_ties - 1);
-    chosen.value = 0.0f - __int_as_float(reach.depth + 1);
-    chosen.n_above = n;
-    chosen.stand = STAND_TIES;
+// Calls `f(strip, first token, which of its four tie)` for each group of a thread.
+template <class F>
+__device__ __forceinline__ void each_tie(const float* source, int vocab, float low, float high, F f) {
+    for (int start = 0; start < vocab; start += STRIP * STRIPS_AHEAD) {
+        float values[4 * STRIPS_AHEAD];
+#pragma unroll
+        for (int i = 0; i < STRIPS_AHEAD; i++)
+            load4(source, start + i * STRIP + 4 * (int)threadIdx.x, vocab, values + 4 * i);
+        unsigned ties = 0;
+#pragma unroll
+        for (int i = 0; i < 4 * STRIPS_AHEAD; i++) ties |= values[i] >= low && values[i] <= high ? 1u << i : 0u;
+#pragma unroll 1
+        for (int i = 0; i < STRIPS_AHEAD; i++, ties >>= 4)
+            f(start / STRIP + i, start + i * STRIP + 4 * (int)threadIdx.x, ties & 15);
+    }
+}
+
+// The last of the first n_kept ties, of which the number in each strip is known. By all threads.
+__device__ __forceinline__ unsigned last_kept(const float* source, int vocab, unsigned n_kept, ChooseShared& s) {
+    const unsigned n_here = threadIdx.x < N_STRIPS_MAX ? s.n_ties[threadIdx.x] : 0;
+    const unsigned through = (unsigned)block_prefix<CHOOSE_THREADS>(n_here, s.scan);
+    if (through >= n_kept && through - n_here < n_kept) s.strip = threadIdx.x, s.n_left = n_kept - (through - n_here);
+    __syncthreads();
+    const int token = (int)s.strip * STRIP + 4 * (int)threadIdx.x;
+    float values[4];
+    load4(source, token, vocab, values);
+    unsigned n_mine = 0;
+#pragma unroll
+    for (int lane = 0; lane < 4; lane++) n_mine += values[lane] >= s.low && values[lane] <= s.high ? 1 : 0;
+    unsigned place = (unsigned)block_prefix<CHOOSE_THREADS>(n_mine, s.scan) - n_mine;
+#pragma unroll
+    for (int lane = 0; lane < 4; lane++)
+        if (values[lane] >= s.low && values[lane] <= s.high && ++place == s.n_left) s.last = token + lane;
+    __syncthreads();
+    return s.last;
+}
+
+// The best of the ties up to token `last`, for each thread its own. Their x is the same, so that noise decides: that of the
+// largest u, but for those so near that rounding may have it otherwise. Near u = 1, where g grows least with u, it grows as
+// 1 - u falls, by as much in nats as ln(1 - u): it is good to 1e-4, and all that is further from the least 1 - u is out of the
+// running.
+__device__ __forceinline__ u64 best_tie(const OutputRow& asked, const float* source, int vocab, float value, unsigned last,
+                                        const ChooseShared& s) {
+    u64 best = 0;
+    unsigned reach = NONE;  // in parts of 2^-23, as ~(w >> 9) has 1 - u
+    each_tie(source, vocab, s.low, s.high, [&](int strip, int first, unsigned ties) {
+        if (!__any_sync(LANES_ALL, ties != 0)) return;
+        const uint4 words = words_of(asked, (unsigned)first / 4);
+        unsigned rests[4], least = NONE;
+#pragma unroll
+        for (int lane = 0; lane < 4; lane++) {
+            const bool is_kept = (ties >> lane & 1) != 0 && (unsigned)(first + lane) <= last;
+            rests[lane] = is_kept ? ~lane_of(words, lane) >> 9 : NONE;
+            least = rests[lane] < least ? rests[lane] : least;
+        }
+        least = __reduce_min_sync(LANES_ALL, least);
+        if (least == NONE || least > reach) return;
+        const unsigned nearest = least + least / 8192 + 1;
+        reach = nearest < reach ? nearest : reach;
+        unsigned hopeful = 0;
+#pragma unroll
+        for (int lane = 0; lane < 4; lane++) hopeful |= rests[lane] <= reach ? 1u << lane : 0u;
+        for (; hopeful != 0; hopeful &= hopeful - 1)
+            best = larger(best, score_of(asked, value, (unsigned)(first + __ffs((int)hopeful) - 1)));
+    });
+    return best;
+}
+
+// Steps 6 to 9 over a row of which the tokens above the ties are listed in order, and all ties are kept by top-k: the best
+// score, ranked, in every thread.
+__device__ __forceinline__ u64 draw_ties(const OutputRow& asked, const float* source, int vocab, float max, Reach reach,
+                                         unsigned n, ChooseShared& s) {
+    const float value = 0.0f - __int_as_float(reach.depth + 1);
+    if (threadIdx.x < 32) {
+        // One lane finds the least logit that ties, another the least one that is above.
+        const int last = order_key(max);
+        const int key = least_within(reach.depth + 1 - (int)threadIdx.x % 2, max, asked.temperature, last + (int)threadIdx.x % 2);
+        if (threadIdx.x == 0) s.low = of_order_key(key);
+        if (threadIdx.x == 1) s.high = of_order_key(key - 1);
+    }
+    if (threadIdx.x < N_STRIPS_MAX) s.n_ties[threadIdx.x] = 0;
+    const float x = threadIdx.x < n ? value_of(s.list[threadIdx.x]) : minus_infinity();
+    const u64 weight = threadIdx.x < n ? weight_of(x) : 0;
+    u64 above, target = ~0ull;
+    const u64 before = block_prefix<CHOOSE_THREADS>(weight, s.scan, above) - weight;
+    unsigned last = NONE;
+    // The row's largest has a score above -2.82, and no noise is above 16.64.
+    bool has_ties = value >= asked.min_logit && value >= -20.0f;
+    if (asked.top_p < 1.0f) {
+        each_tie(source, vocab, s.low, s.high, [&](int strip, int, unsigned ties) {
+            const unsigned n_here = __reduce_add_sync(LANES_ALL, (unsigned)__popc(ties));
+            if (n_here > 0 && threadIdx.x % 32 == 0) atomicAdd(&s.n_ties[strip], n_here);
+        });
+        __syncthreads();
+        const u64 each = weight_of(value);
+        const unsigned n_ties = (unsigned)block_sum<CHOOSE_THREADS>(threadIdx.x < N_STRIPS_MAX ? s.n_ties[threadIdx.x] : 0, s.scan);
+        target = share_of(asked.top_p, above + n_ties * each);
+        // As many as reach it; they do, as all of them reach all.
+        unsigned n_kept = 0;
+        for (unsigned step = 1u << TOKEN_BITS; step > 0; step >>= 1)
+            if (above + (n_kept + step) * each < target) n_kept += step;
+        n_kept += above < target ? 1 : 0;
+        has_ties &= n_kept > 0;
+        if (has_ties && n_kept < n_ties) last = last_kept(source, vocab, n_kept, s);
+    }
+    const bool is_kept = threadIdx.x < n && before < target && x >= asked.min_logit;
+    u64 best = is_kept ? score_of(asked, x, token_of(s.list[threadIdx.x])) : 0;
+    if (has_ties) best = larger(best, best_tie(asked, source, vocab, value, last, s));
+    return block_max<CHOOSE_THREADS>(best, s.scan);
 }
 
 extern "C" __global__ void __launch_bounds__(CHOOSE_THREADS, CHOOSE_RESIDENT)
 sample_choose(const __grid_constant__ ChooseParams p) {
     __shared__ ChooseShared s;
     const int vocab = p.vocab, n_chunks = p.n_chunks, row = blockIdx.x;
-    if (row >= *p.n_rows) return;
     const OutputRow& asked = p.rows[row];
-    if (!chooses(asked)) return;
     const int n_spans = n_chunks * SPANS;
+    // What a row needs is read before it is known whether it needs it: one read after the other would take longer.
     float largest[N_DEPTHS];
 #pragma unroll
     for (int i = 0; i < N_DEPTHS; i++) {
         const int span = i * CHOOSE_THREADS + (int)threadIdx.x;
         largest[i] = span < n_spans ? p.spans[(size_t)row * n_spans + span] : minus_infinity();
     }
+    if (((unsigned)row >= *p.n_rows) | !chooses(asked)) return;
     const Row whole = warp_row(p.parts + (size_t)row * n_chunks, n_chunks);
-    Chosen& chosen = p.chosen[row];
+    unsigned& stand = p.stands[row];
     u64& drawn = p.drawn[(size_t)row * n_chunks];
     const float max = whole.adjusted.value;
     if (whole.is_bad || max == minus_infinity()) {
-        if (threadIdx.x == 0) chosen.stand = STAND_DRAWN, drawn = 0;
+        if (threadIdx.x == 0) stand = STAND_DRAWN, drawn = 0;
         return;
     }
     int depths[N_DEPTHS];
@@ -226,17 +340,14 @@ sample_choose(const __grid_constant__ ChooseParams p) {
     unsigned n;
     while ((n = list_tokens(asked, source, vocab, max, depths, reach.depth, s)) > N_LISTED_MAX) {
         if (asked.top_k == 0) {
-            if (threadIdx.x == 0) chosen.stand = STAND_OPEN;
+            if (threadIdx.x == 0) stand = STAND_OPEN;
             return;
         }
         sort_list(s, N_LISTED_MAX);
         reach = Reach{depth_of(value_of(s.list[asked.top_k - 1])) - 1, true};
     }
     sort_list(s, n);
-    if (reach.has_ties && n < asked.top_k) {
-        leave_ties(asked, max, reach, n, s, chosen, p.above + (size_t)row * TOP_K_MAX);
-        return;
-    }
-    const u64 best = draw_listed(asked, n, s);
-    if (threadIdx.x == 0) chosen.stand = STAND_DRAWN, drawn = best;
+    const bool has_ties = reach.has_ties && n < asked.top_k;
+    const u64 best = has_ties ? draw_ties(asked, source, vocab, max, reach, n, s) : draw_listed(asked, n, s);
+    if (threadIdx.x == 0) stand = STAND_DRAWN, drawn = best;
 }

@@ -58,61 +58,6 @@ __device__ __forceinline__ u64 best_listed(const OutputRow& asked, const float* 
     return best;
 }
 
-// The best of a row of which many tokens tie with the last that top-k keeps: steps 7 to 9 over the tokens above them, which
-// are listed, and as many of the ties, in order of token, as reach the share. Of those each chunk has its best; the one that
-// has the last of them is looked through again.
-__device__ __forceinline__ u64 best_with_ties(const OutputRow& asked, const float* source, int vocab, const Chosen& chosen,
-                                              const Above* above, const u64* drawn, const unsigned* tie_counts, int n_chunks,
-                                              unsigned* counts) {
-    unsigned n_ties = 0;
-    for (int chunk = threadIdx.x % 32; chunk < n_chunks; chunk += 32) n_ties += tie_counts[chunk];
-    n_ties = __reduce_add_sync(LANES_ALL, n_ties);
-    u64 target = ~0ull;
-    unsigned n_kept = n_ties;
-    if (asked.top_p < 1.0f) {
-        const u64 weight = weight_of(chosen.value);
-        target = share_of(asked.top_p, chosen.weight_above + n_ties * weight);
-        // As many as reach it; they do, as all of them reach all.
-        n_kept = 0;
-        for (unsigned step = 1u << TOKEN_BITS; step > 0; step >>= 1)
-            if (chosen.weight_above + (n_kept + step) * weight < target) n_kept += step;
-        n_kept += chosen.weight_above < target ? 1 : 0;
-    }
-    if (!(chosen.value >= asked.min_logit)) n_kept = 0;
-
-    u64 best = 0;
-    for (unsigned i = threadIdx.x; i < chosen.n_above; i += FINISH_THREADS) {
-        const Above one = above[i];
-        const float x = value_of(one.rank);
-        if (one.before < target && x >= asked.min_logit) best = larger(best, score_of(asked, x, token_of(one.rank)));
-    }
-    for (int chunk = 0; chunk < n_chunks && n_kept > 0; chunk++) {
-        const unsigned n_here = tie_counts[chunk];
-        if (n_here <= n_kept) {
-            best = larger(best, drawn[chunk]);
-            n_kept -= n_here;
-            continue;
-        }
-        unsigned n_before = 0;
-        best = best_of_chunk(asked, source, vocab, chunk, best, [&](float logit) {
-            const bool is_tie = logit >= chosen.low && logit <= chosen.high;
-            const unsigned ties = __ballot_sync(LANES_ALL, is_tie), lanes_before = (1u << threadIdx.x % 32) - 1;
-            __syncthreads();
-            if (threadIdx.x % 32 == 0) counts[threadIdx.x / 32] = __popc(ties);
-            __syncthreads();
-            unsigned place = n_before + __popc(ties & lanes_before);
-#pragma unroll
-            for (int warp = 0; warp < FINISH_THREADS / 32; warp++) {
-                place += warp < threadIdx.x / 32 ? counts[warp] : 0;
-                n_before += counts[warp];
-            }
-            return is_tie && place < n_kept ? chosen.value : minus_infinity();
-        });
-        n_kept = 0;
-    }
-    return best;
-}
-
 struct LogitsFinishParams {
     const float* logits;
     const float* adjusted;
@@ -120,9 +65,7 @@ struct LogitsFinishParams {
     const unsigned* n_rows;
     const Part* parts;
     const unsigned* hopeful;
-    const Chosen* chosen;
-    const Above* above;
-    const unsigned* tie_counts;
+    const unsigned* stands;
     const u64* drawn;
     const int* score_tokens;
     int* slots;
@@ -134,7 +77,7 @@ struct LogitsFinishParams {
     int n_drawn;
     int unused;
 };
-static_assert(sizeof(LogitsFinishParams) == 136, "as in logits_params.rs");
+static_assert(sizeof(LogitsFinishParams) == 120, "as in logits_params.rs");
 
 // Grid (rows of the bucket), FINISH_THREADS threads. Gathers the parts and the draws of a row, or takes what a program has
 // drawn, and writes its result and the scores that were asked for. Moves 40 bytes a chunk, and 32 for each token that could be
@@ -142,12 +85,10 @@ static_assert(sizeof(LogitsFinishParams) == 136, "as in logits_params.rs");
 extern "C" __global__ void __launch_bounds__(FINISH_THREADS)
 logits_finish(const __grid_constant__ LogitsFinishParams p) {
     __shared__ u64 bests[FINISH_THREADS / 32];
-    __shared__ unsigned counts[FINISH_THREADS / 32];
     const int vocab = p.vocab, n_chunks = p.n_chunks;
     const int row = blockIdx.x;
-    if (row >= *p.n_rows) return;
     const OutputRow& asked = p.rows[row];
-    if (asked.wants == 0) return;
+    if (((unsigned)row >= *p.n_rows) | (asked.wants == 0)) return;
     const float* values = p.logits + (size_t)asked.logits_row * vocab;
     const Part* mine = p.parts + (size_t)row * n_chunks;
 
@@ -171,7 +112,7 @@ logits_finish(const __grid_constant__ LogitsFinishParams p) {
     if (draws(asked) && !whole.is_bad && whole.adjusted.value > minus_infinity()) {
         const float* source = drawn_from(p.logits, p.adjusted, asked, row, vocab);
         const u64* drawn = p.drawn + (size_t)row * n_chunks;
-        const unsigned stand = chooses(asked) ? p.chosen[row].stand : STAND_OPEN;
+        const unsigned stand = chooses(asked) ? p.stands[row] : STAND_OPEN;
         if (stand == STAND_DRAWN) {
             token = token_of(drawn[0]);
         } else {
@@ -179,9 +120,6 @@ logits_finish(const __grid_constant__ LogitsFinishParams p) {
             if (lists(asked)) {
                 const unsigned* hopeful = p.hopeful + (size_t)row * n_chunks * HOPEFUL_MAX;
                 best = best_listed(asked, source, vocab, mine, hopeful, n_chunks, whole.adjusted.value);
-            } else if (stand == STAND_TIES) {
-                best = best_with_ties(asked, source, vocab, p.chosen[row], p.above + (size_t)row * TOP_K_MAX, drawn,
-                                      p.tie_counts + (size_t)row * n_chunks, n_chunks, counts);
             } else {
                 for (int block = threadIdx.x; block < p.n_drawn; block += FINISH_THREADS) best = larger(best, drawn[block]);
             }

@@ -164,11 +164,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, SCAN_RESIDENT) logits_scan
     __shared__ unsigned n_hopeful, steps_shared;
     static_assert(SPANS <= 16, "half a warp sums over spans");
     const int chunk = blockIdx.x, row = blockIdx.y;
-    if (row >= *p.n_rows) return;
     const OutputRow& asked = p.rows[row];
-    if (asked.wants == 0) return;
+    // Read at once, not one after the other.
+    const unsigned n_rows = *p.n_rows, wants = asked.wants, logits_row = asked.logits_row;
+    if (((unsigned)row >= n_rows) | (wants == 0)) return;
     float values[VALUES];
-    const float* source = p.logits + (size_t)asked.logits_row * vocab;
+    const float* source = p.logits + (size_t)logits_row * vocab;
     load_chunk(source, chunk, vocab, values);
     if (threadIdx.x == THREADS - 1) steps_shared = steps_of(asked);
     const unsigned lane = threadIdx.x % 32, warp = threadIdx.x / 32;

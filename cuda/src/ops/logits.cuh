@@ -27,26 +27,8 @@ static_assert(sizeof(Part) == PART_BYTES, "as in logits.rs");
 // How a row stands that chooses among few tokens.
 enum Stand : unsigned {
     STAND_DRAWN,  // the token is there
-    STAND_TIES,   // the tokens above some value are listed, and those with this value are still to be drawn from
     STAND_OPEN,   // they were not few
 };
-
-// What choosing leaves of a row.
-struct Chosen {
-    unsigned stand;
-    // With STAND_TIES: the logits that tie, x for those, tokens above, and their weight.
-    float low, high, value;
-    unsigned n_above;
-    unsigned unused;
-    u64 weight_above;
-};
-static_assert(sizeof(Chosen) == CHOSEN_BYTES, "as in logits.rs");
-
-// A token above the ties, in order of rank, and what those before it weigh.
-struct Above {
-    u64 rank, before;
-};
-static_assert(sizeof(Above) == ABOVE_BYTES, "as in logits.rs");
 
 // As in logits.rs.
 struct RowOutput {

@@ -14,8 +14,7 @@ use super::logits_params::{
 pub(super) use super::logits_sources::N_BINS;
 pub use super::logits_sources::sources;
 use super::logits_sources::{
-    ABOVE_BYTES, CHOOSE_THREADS, CHOSEN_BYTES, CHUNK, DRAW_BLOCKS, FINISH_THREADS, HOPEFUL_MAX, PART_BYTES,
-    SPANS, THREADS, TOP_K_MAX,
+    CHOOSE_THREADS, CHUNK, DRAW_BLOCKS, FINISH_THREADS, HOPEFUL_MAX, PART_BYTES, SPANS, THREADS,
 };
 pub use super::logits_stages::Stages;
 use crate::{CudaError, Kernel, Launch, Module, Plain, Slice, Stream};
@@ -244,30 +243,26 @@ pub struct LogitsBuffers {
 
 /// The parts of the scratch memory.
 struct Scratch {
-    adjusted: Slice,   // f32 [n_rows, vocab_size]
-    parts: Slice,      // [n_rows, n_chunks]
-    hopeful: Slice,    // u32 [n_rows, n_chunks, HOPEFUL_MAX]
-    spans: Slice,      // f32 [n_rows, n_chunks, SPANS]
-    chosen: Slice,     // [n_rows]
-    above: Slice,      // [n_rows, TOP_K_MAX]
-    drawn: Slice,      // u64 [n_rows, n_chunks]
-    tie_counts: Slice, // u32 [n_rows, n_chunks]
-    cutoffs: Slice,    // u64 [n_rows]
-    counts: Slice,     // u32 [n_rows, N_BINS]
-    weights: Slice,    // u64 [n_rows, N_BINS]
+    adjusted: Slice, // f32 [n_rows, vocab_size]
+    parts: Slice,    // [n_rows, n_chunks]
+    hopeful: Slice,  // u32 [n_rows, n_chunks, HOPEFUL_MAX]
+    spans: Slice,    // f32 [n_rows, n_chunks, SPANS]
+    stands: Slice,   // u32 [n_rows]
+    drawn: Slice,    // u64 [n_rows, n_chunks]
+    cutoffs: Slice,  // u64 [n_rows]
+    counts: Slice,   // u32 [n_rows, N_BINS]
+    weights: Slice,  // u64 [n_rows, N_BINS]
 }
 
-fn scratch_sizes(n_rows: usize, vocab_size: usize) -> [usize; 11] {
+fn scratch_sizes(n_rows: usize, vocab_size: usize) -> [usize; 9] {
     let n_parts = n_rows * vocab_size.div_ceil(CHUNK);
     let sizes = [
         n_rows * vocab_size * 4,
         n_parts * PART_BYTES,
         n_parts * HOPEFUL_MAX * 4,
         n_parts * SPANS * 4,
-        n_rows * CHOSEN_BYTES,
-        n_rows * TOP_K_MAX * ABOVE_BYTES,
+        n_rows * 4,
         n_parts * 8,
-        n_parts * 4,
         n_rows * 8,
         n_rows * N_BINS * 4,
         n_rows * N_BINS * 8,
@@ -289,9 +284,8 @@ impl Scratch {
             start += n_bytes;
             all.part(start - n_bytes, n_bytes)
         });
-        let [adjusted, parts, hopeful, spans, chosen, above, drawn, tie_counts, cutoffs, counts, weights] =
-            parts;
-        Self { adjusted, parts, hopeful, spans, chosen, above, drawn, tie_counts, cutoffs, counts, weights }
+        let [adjusted, parts, hopeful, spans, stands, drawn, cutoffs, counts, weights] = parts;
+        Self { adjusted, parts, hopeful, spans, stands, drawn, cutoffs, counts, weights }
     }
 }
 
@@ -375,9 +369,8 @@ impl LogitsKernels {
         let outputs = buffers.outputs.into();
         let (adjusted, parts, drawn) = (scratch.adjusted.into(), scratch.parts.into(), scratch.drawn.into());
         let (hopeful, spans) = (scratch.hopeful.into(), scratch.spans.into());
-        let (chosen, above) = (scratch.chosen.into(), scratch.above.into());
         let (bin_counts, bin_weights) = (scratch.counts.into(), scratch.weights.into());
-        let (cutoffs, tie_counts) = (scratch.cutoffs.into(), scratch.tie_counts.into());
+        let (cutoffs, stands) = (scratch.cutoffs.into(), scratch.stands.into());
 
         let scan = LogitsScanParams {
             logits,
@@ -428,19 +421,8 @@ impl LogitsKernels {
             unsafe { by_row(N_BINS).run(stream, &self.truncate, &truncate)? };
         }
         if stages.choose {
-            let choose = ChooseParams {
-                logits,
-                adjusted,
-                rows,
-                n_rows,
-                parts,
-                spans,
-                chosen,
-                above,
-                drawn,
-                vocab,
-                n_chunks,
-            };
+            let choose =
+                ChooseParams { logits, adjusted, rows, n_rows, parts, spans, stands, drawn, vocab, n_chunks };
             // SAFETY: as above.
             unsafe { by_row(CHOOSE_THREADS).run(stream, &self.choose, &choose)? };
         }
@@ -452,9 +434,8 @@ impl LogitsKernels {
                 n_rows,
                 parts,
                 cutoffs,
-                chosen,
+                stands,
                 drawn,
-                tie_counts,
                 vocab,
                 n_chunks,
             };
@@ -469,9 +450,7 @@ impl LogitsKernels {
             n_rows,
             parts,
             hopeful,
-            chosen,
-            above,
-            tie_counts,
+            stands,
             drawn,
             score_tokens: buffers.score_tokens.into(),
             slots: buffers.slots.into(),

@@ -35,13 +35,12 @@ pub(super) struct ChooseParams {
     pub(super) n_rows: Pointer,
     pub(super) parts: Pointer,
     pub(super) spans: Pointer,
-    pub(super) chosen: Pointer,
-    pub(super) above: Pointer,
+    pub(super) stands: Pointer,
     pub(super) drawn: Pointer,
     pub(super) vocab: i32,
     pub(super) n_chunks: i32,
 }
-params!(ChooseParams, 80);
+params!(ChooseParams, 72);
 
 /// As in `truncate.cu`.
 #[derive(Clone, Copy, Debug)]
@@ -86,13 +85,12 @@ pub(super) struct SampleDrawParams {
     pub(super) n_rows: Pointer,
     pub(super) parts: Pointer,
     pub(super) cutoffs: Pointer,
-    pub(super) chosen: Pointer,
+    pub(super) stands: Pointer,
     pub(super) drawn: Pointer,
-    pub(super) tie_counts: Pointer,
     pub(super) vocab: i32,
     pub(super) n_chunks: i32,
 }
-params!(SampleDrawParams, 80);
+params!(SampleDrawParams, 72);
 
 /// As in `finish.cu`.
 #[derive(Clone, Copy, Debug)]
@@ -104,9 +102,7 @@ pub(super) struct LogitsFinishParams {
     pub(super) n_rows: Pointer,
     pub(super) parts: Pointer,
     pub(super) hopeful: Pointer,
-    pub(super) chosen: Pointer,
-    pub(super) above: Pointer,
-    pub(super) tie_counts: Pointer,
+    pub(super) stands: Pointer,
     pub(super) drawn: Pointer,
     pub(super) score_tokens: Pointer,
     pub(super) slots: Pointer,
@@ -118,7 +114,7 @@ pub(super) struct LogitsFinishParams {
     pub(super) n_drawn: i32,
     pub(super) unused: i32,
 }
-params!(LogitsFinishParams, 136);
+params!(LogitsFinishParams, 120);
 
 /// As in `logits.cu`.
 #[derive(Clone, Copy, Debug)]

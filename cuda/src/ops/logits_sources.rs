@@ -35,8 +35,6 @@ const CHOOSE_RESIDENT: usize = 2;
 /// Threads of a block that finishes a row.
 pub(super) const FINISH_THREADS: usize = 128;
 pub(super) const PART_BYTES: usize = 32;
-pub(super) const CHOSEN_BYTES: usize = 32;
-pub(super) const ABOVE_BYTES: usize = 16;
 
 fn source(file: &'static str, text: &'static str) -> Source {
     Source::new(file, text)
@@ -50,8 +48,6 @@ fn source(file: &'static str, text: &'static str) -> Source {
         .with("FINISH_THREADS", FINISH_THREADS)
         .with("TOKEN_BITS", TOKEN_BITS)
         .with("PART_BYTES", PART_BYTES)
-        .with("CHOSEN_BYTES", CHOSEN_BYTES)
-        .with("ABOVE_BYTES", ABOVE_BYTES)
         .with("HOPEFUL_MAX", HOPEFUL_MAX)
         .with("TOP_K_MAX", TOP_K_MAX)
         .with("CHOOSE_THREADS", CHOOSE_THREADS)

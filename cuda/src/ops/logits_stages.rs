@@ -27,7 +27,12 @@ impl Stages {
         Self {
             choose: rows.iter().any(|row| row.way() == Some(Way::Choose)),
             search: rows.iter().any(|row| row.way() == Some(Way::Search)),
-            draw: rows.iter().any(|row| !matches!(row.way(), None | Some(Way::List))),
+            draw: rows.iter().any(|row| match row.way() {
+                None | Some(Way::List) => false,
+                // Those within reach of min-p may not be few.
+                Some(Way::Choose) => row.top_k == 0,
+                Some(Way::Search | Way::Read) => true,
+            }),
             top: rows.iter().any(|row| row.wants.include(Wants::TOP) || row.wants.include(Wants::RANKED)),
             ranked: rows.iter().any(|row| row.wants.include(Wants::RANKED)),
             full: rows.iter().any(|row| row.wants.include(Wants::FULL)),

@@ -21,13 +21,12 @@ struct SampleDrawParams {
     const unsigned* n_rows;
     const Part* parts;
     const u64* cutoffs;
-    const Chosen* chosen;
+    const unsigned* stands;
     u64* drawn;
-    unsigned* tie_counts;
     int vocab;
     int n_chunks;
 };
-static_assert(sizeof(SampleDrawParams) == 80, "as in logits_params.rs");
+static_assert(sizeof(SampleDrawParams) == 72, "as in logits_params.rs");
 
 // What all threads of a block need to know of their row, and what they find.
 struct DrawShared {
@@ -61,53 +60,17 @@ __device__ __forceinline__ u64 score_of_kept(const OutputRow& asked, const float
     return x >= asked.min_logit && ranked(x, token) >= s.cutoff ? score_of(asked, x, token) : 0;
 }
 
-// Of each chunk how many tokens tie with the last that top-k keeps, and the best of them: the one with the best noise.
-__device__ __forceinline__ void draw_ties(const SampleDrawParams& p, const OutputRow& asked, const float* source) {
-    __shared__ int tops[SPANS];
-    __shared__ u64 best;
-    __shared__ unsigned n_ties;
-    const Chosen& chosen = p.chosen[blockIdx.y];
-    for (int chunk = blockIdx.x; chunk < p.n_chunks; chunk += gridDim.x) {
-        if (threadIdx.x == 0) best = 0, n_ties = 0;
-        const float low = chosen.low, high = chosen.high;
-        float values[VALUES];
-        unsigned n_mine = 0;
-#pragma unroll
-        for (int g = 0; g < GROUPS; g++) load4(source, group_start(chunk, g), p.vocab, values + 4 * g);
-#pragma unroll
-        for (int i = 0; i < VALUES; i++) {
-            const bool is_tie = values[i] >= low && values[i] <= high;
-            n_mine += is_tie ? 1u : 0u;
-            values[i] = is_tie ? 0.0f : minus_infinity();
-        }
-        n_mine = __reduce_add_sync(LANES_ALL, n_mine);
-        __syncthreads();
-        if (threadIdx.x % 32 == 0) atomicAdd(&n_ties, n_mine);
-        each_hopeful(asked, chunk, LOG2_E, values, tops,
-                     [&](unsigned token) { atomicMax(&best, score_of(asked, chosen.value, token)); });
-        __syncthreads();
-        if (threadIdx.x == 0) {
-            p.drawn[(size_t)blockIdx.y * p.n_chunks + chunk] = best;
-            p.tie_counts[(size_t)blockIdx.y * p.n_chunks + chunk] = n_ties;
-        }
-    }
-}
-
 // Grid (blocks that share a row, rows of the bucket), THREADS threads; a block takes chunks one after the other. The best
 // token of its chunks, of rows of which the scan lists none and that are not drawn from yet. Reads 4 * vocab bytes a row.
-// drawn u64 [n_rows, n_chunks], of which it writes those of its blocks, or of its chunks where tokens tie: (score, token),
-// ranked, 0 where no token of theirs is in the running. tie_counts unsigned [n_rows, n_chunks].
+// stands Stand [n_rows], of rows that choose; drawn u64 [n_rows, n_chunks], of which it writes those of its blocks:
+// (score, token), ranked, 0 where no token of theirs is in the running.
 extern "C" __global__ void __launch_bounds__(THREADS, DRAW_RESIDENT) sample_draw(const __grid_constant__ SampleDrawParams p) {
     const int vocab = p.vocab, row = blockIdx.y;
     __shared__ DrawShared s;
     if (row >= *p.n_rows) return;
     const OutputRow& asked = p.rows[row];
-    if (!draws(asked) || lists(asked)) return;
+    if (!draws(asked) || lists(asked) || (chooses(asked) && p.stands[row] != STAND_OPEN)) return;
     const float* __restrict__ source = drawn_from(p.logits, p.adjusted, asked, row, vocab);
-    if (chooses(asked) && p.chosen[row].stand != STAND_OPEN) {
-        if (p.chosen[row].stand == STAND_TIES) draw_ties(p, asked, source);
-        return;
-    }
     int chunk = blockIdx.x;
     float values[VALUES];
     auto load = [&] {
