@@ -3,7 +3,7 @@
 use std::fs;
 use std::io::Read as _;
 use std::os::fd::AsFd;
-use std::process::{Command, Output, Stdio};
+use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use rustix::io::ioctl_fionread;
@@ -83,6 +83,18 @@ fn hostile() -> (TempDir, String) {
     fs::write(&path, guests::hostile()).expect("written");
     let path = path.to_str().expect("UTF-8").to_owned();
     (folder, path)
+}
+
+/// The client of a guest that computes without end, once it is there.
+fn computing(served: &Served) -> Child {
+    let (_folder, path) = hostile();
+    let mut client = served.trellis(&["run", "--no-stdin", &path, "loop"]);
+    let client = client.stderr(Stdio::piped()).spawn().expect("it runs");
+    let begun = Instant::now();
+    while done(&mut served.trellis(&["ps", "--json"])).trim() == "[]" {
+        assert!(begun.elapsed() < daemons::PATIENCE, "the guest does not come up");
+    }
+    client
 }
 
 #[test]
@@ -193,13 +205,7 @@ fn a_second_daemon_is_refused_and_a_terminated_one_leaves_nothing() {
     done(&mut served.trellis(&["info"]));
 
     // A guest that computes does not hold the daemon up, and its client hears why it ended.
-    let (_folder, path) = hostile();
-    let mut client = served.trellis(&["run", "--no-stdin", &path, "loop"]);
-    let mut client = client.stderr(Stdio::piped()).spawn().expect("it runs");
-    let begun = Instant::now();
-    while done(&mut served.trellis(&["ps", "--json"])).trim() == "[]" {
-        assert!(begun.elapsed() < daemons::PATIENCE, "the guest does not come up");
-    }
+    let mut client = computing(&served);
     signal(served.pid(), Signal::TERM);
     assert_eq!(served.wait().code(), Some(0));
     assert!(!served.socket().exists());
@@ -212,13 +218,7 @@ fn a_second_daemon_is_refused_and_a_terminated_one_leaves_nothing() {
 #[test]
 fn clients_of_a_daemon_that_is_killed_may_try_again() {
     let mut served = Served::start(exe());
-    let (_folder, path) = hostile();
-    let mut client = served.trellis(&["run", "--no-stdin", &path, "loop"]);
-    let mut client = client.stderr(Stdio::piped()).spawn().expect("it runs");
-    let begun = Instant::now();
-    while done(&mut served.trellis(&["ps", "--json"])).trim() == "[]" {
-        assert!(begun.elapsed() < daemons::PATIENCE, "the guest does not come up");
-    }
+    let mut client = computing(&served);
     signal(served.pid(), Signal::KILL);
     served.wait();
     assert_eq!(wait(&mut client).code(), Some(75), "as where the daemon goes down");

@@ -25,7 +25,7 @@ use crate::guest::bindings::trellis::host::models::{ChatEnd, ChatMessage, HostMo
 use crate::guest::bindings::trellis::host::samplers::{HostSampler, HostTokenMask};
 use crate::guest::bindings::trellis::host::session::Host as _;
 use crate::guest::bindings::trellis::host::streams::{
-    Emit, FinishReason, GenerateRequest, Host as _, HostStream, Keep, StreamOptions,
+    Completion, Emit, FinishReason, GenerateRequest, Host as _, HostStream, Keep, StreamOptions,
 };
 use crate::guest::bindings::trellis::host::types::Error as ApiError;
 use crate::guest::guest_models::GuestModels;
@@ -114,6 +114,10 @@ fn refused<T: std::fmt::Debug>(result: Result<T, HostError>) -> ApiError {
 impl Guest {
     fn model(&mut self, name: &str) -> Resource<GuestModel> {
         HostModel::open(&mut self.state, Some(name.to_owned())).expect("loaded")
+    }
+
+    async fn text(&mut self, request: GenerateRequest) -> Completion {
+        self.state.generate(vec![request]).await.expect("a text").remove(0)
     }
 
     async fn context(&mut self, text: &str) -> Resource<GuestContext> {

@@ -38,7 +38,7 @@ async fn what_ends_or_drops_a_text_within_what_is_forced_leaves_nothing_of_it() 
         let n_before = guest.tokens(&context).len();
         let request =
             GenerateRequest { stop_texts: vec!["@~^@".to_owned()], ..guest.request(&context, &sampler) };
-        let [text] = guest.state.generate(vec![request]).await.expect("a text").try_into().expect("one");
+        let text = guest.text(request).await;
         assert_eq!((text.finish, text.text.as_str()), (FinishReason::StopText(0), "~^"));
         let kept = guest.tokens(&context).split_off(n_before);
         assert!(expected.starts_with(&kept) && kept == text.tokens, "{kept:?}");
@@ -47,7 +47,7 @@ async fn what_ends_or_drops_a_text_within_what_is_forced_leaves_nothing_of_it() 
         for n_max in [1, 7, 33] {
             let context = guest.context("Once upon a time").await;
             let request = GenerateRequest { max_tokens: Some(n_max), ..guest.request(&context, &sampler) };
-            let [text] = guest.state.generate(vec![request]).await.expect("a text").try_into().expect("one");
+            let text = guest.text(request).await;
             assert_eq!(
                 (text.finish, &text.tokens[..]),
                 (FinishReason::MaxTokens, &expected[..n_max as usize])

@@ -53,7 +53,7 @@ async fn what_repeats_is_guessed_and_generations_stay_the_same() {
     };
     let plain = guest.context(&text).await;
     let request = generate(&guest, &plain, None);
-    let [expected] = guest.state.generate(vec![request]).await.expect("a text").try_into().expect("one");
+    let expected = guest.text(request).await;
     // What repeats in the context is the model's affair; the text that it is to draw is found in any case.
     let mut sources = vec![(lookup(Vec::new()), false), (lookup(vec![expected.tokens.clone()]), true)];
     sources.push((draft(&mut guest, 15), true));
@@ -61,7 +61,7 @@ async fn what_repeats_is_guessed_and_generations_stay_the_same() {
         let before = usage(&mut guest);
         let context = guest.context(&text).await;
         let request = generate(&guest, &context, speculation);
-        let [found] = guest.state.generate(vec![request]).await.expect("a text").try_into().expect("one");
+        let found = guest.text(request).await;
         assert_eq!((found.tokens, found.finish), (expected.tokens.clone(), expected.finish));
         assert_eq!(guest.tokens(&context), guest.tokens(&plain));
         assert!(!guesses || usage(&mut guest)[0] > before[0], "something was guessed");
@@ -81,7 +81,7 @@ async fn a_draft_guesses_no_more_than_steps_take() {
         let context = guest.context(text).await;
         let request =
             GenerateRequest { max_tokens: Some(60), speculation, ..guest.request(&context, &sampler) };
-        let [found] = guest.state.generate(vec![request]).await.expect("a text").try_into().expect("one");
+        let found = guest.text(request).await;
         texts.push(found.tokens);
     }
     assert_eq!(texts[0], texts[1]);
@@ -210,22 +210,27 @@ async fn what_cannot_be_guessed_by_is_refused_with_the_reason() {
     assert!(matches!(error, ApiError::InvalidArgument(_)), "{error:?}");
 }
 
-#[tokio::test]
-async fn a_draft_guesses_under_the_constraint_of_what_it_guesses_for() {
-    let mut guest = guest();
+/// A sampler under a constraint that allows what neither model would write.
+async fn unlikely(guest: &mut Guest) -> Resource<GuestSampler> {
     let model = guest.model("tiny");
-    // Neither model would write this.
     let grammar = Grammar::Regex("[qz]{80}".to_owned());
     let constraint = HostConstraint::compile(&mut guest.state, model, grammar).await.expect("a grammar");
     let sampler = guest.sampler(4, 1.0);
     guest.state.constrain(&sampler, Some(constraint), Beginning::FirstDraw).expect("put on");
+    sampler
+}
+
+#[tokio::test]
+async fn a_draft_guesses_under_the_constraint_of_what_it_guesses_for() {
+    let mut guest = guest();
+    let sampler = unlikely(&mut guest).await;
     let plain = guest.context("Once upon a time").await;
     let request = guest.request(&plain, &sampler);
-    let [expected] = guest.state.generate(vec![request]).await.expect("a text").try_into().expect("one");
+    let expected = guest.text(request).await;
     let speculation = draft(&mut guest, 6);
     let context = guest.context("Once upon a time").await;
     let request = GenerateRequest { speculation, ..guest.request(&context, &sampler) };
-    let [found] = guest.state.generate(vec![request]).await.expect("a text").try_into().expect("one");
+    let found = guest.text(request).await;
     assert_eq!((found.tokens, found.finish), (expected.tokens, expected.finish));
     assert_eq!(found.logprobs, expected.logprobs);
     let [n_guessed, n_accepted] = usage(&mut guest);
@@ -236,14 +241,10 @@ async fn a_draft_guesses_under_the_constraint_of_what_it_guesses_for() {
 async fn a_draft_without_memory_for_a_matcher_guesses_nothing() {
     let host_bytes = 4 << 20;
     let mut guest = guest_with(GuestLimits { host_bytes, ..GuestLimits::default() });
-    let model = guest.model("tiny");
-    let grammar = Grammar::Regex("[qz]{80}".to_owned());
-    let constraint = HostConstraint::compile(&mut guest.state, model, grammar).await.expect("a grammar");
-    let sampler = guest.sampler(4, 1.0);
-    guest.state.constrain(&sampler, Some(constraint), Beginning::FirstDraw).expect("put on");
+    let sampler = unlikely(&mut guest).await;
     let plain = guest.context("Once upon a time").await;
     let request = GenerateRequest { max_tokens: Some(20), ..guest.request(&plain, &sampler) };
-    let [expected] = guest.state.generate(vec![request]).await.expect("a text").try_into().expect("one");
+    let expected = guest.text(request).await;
     let speculation = draft(&mut guest, 6);
     let context = guest.context("Once upon a time").await;
     let account = guest.state.owner.account.clone();
@@ -251,7 +252,7 @@ async fn a_draft_without_memory_for_a_matcher_guesses_nothing() {
     let rest = host_bytes - account.used(Metered::HostBytes) - (28 << 10);
     let _rest = HostCharge::new(&account, rest).expect("there is more");
     let request = GenerateRequest { max_tokens: Some(20), speculation, ..guest.request(&context, &sampler) };
-    let [found] = guest.state.generate(vec![request]).await.expect("a text").try_into().expect("one");
+    let found = guest.text(request).await;
     assert_eq!(found.tokens, expected.tokens);
     assert_eq!(usage(&mut guest)[0], 0);
 }
