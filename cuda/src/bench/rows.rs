@@ -182,6 +182,7 @@ impl Bench<'_> {
             .map(|row| OutputRow { logits_row: row as u32, ..OutputRow::draw(sampler, row as u64) })
             .collect();
         let stages = Stages::of(&rows);
+        self.kernels.logits.load(stages)?;
         let rows = upload(self.card, self.stream, &rows)?;
         let outputs = upload(self.card, self.stream, &vec![RowOutput::default(); n_rows])?;
         let zeros = upload(self.card, self.stream, &[0u64; 2])?;

@@ -112,12 +112,13 @@ impl Kernels {
                 attention: Attention::new(&attention, holed, attention_shape)?,
                 masses: Masses::new(gpu, compiler, attention_shape),
                 steer: Steer::new(gpu, compiler),
-                logits: LogitsKernels::new(logits.map(load))?,
+                logits: LogitsKernels::new(gpu, compiler, logits.map(load))?,
             };
             // Behind all that the first step needs.
             kernels.attention.begin_holed();
             kernels.masses.begin();
             kernels.steer.begin();
+            kernels.logits.begin();
             Ok(kernels)
         })
     }

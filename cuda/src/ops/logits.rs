@@ -12,12 +12,13 @@ use super::logits_params::{
     SampleBinsParams, SampleDrawParams, SampleTruncateParams, TopNParams,
 };
 pub(super) use super::logits_sources::N_BINS;
-pub use super::logits_sources::sources;
 use super::logits_sources::{
     CHOOSE_THREADS, CHUNK, DRAW_BLOCKS, FINISH_THREADS, HOPEFUL_MAX, PART_BYTES, SPANS, THREADS,
 };
+pub use super::logits_sources::{search_source, sources, top_source};
 pub use super::logits_stages::Stages;
-use crate::{CudaError, Kernel, Launch, Module, Plain, Slice, Stream};
+use crate::compile::Deferred;
+use crate::{Compiler, CudaError, Gpu, Kernel, Launch, Module, Plain, Slice, Stream};
 
 /// Bits of a token in the order that selection works on.
 pub(super) const TOKEN_BITS: u32 = 18;
@@ -289,18 +290,24 @@ impl Scratch {
     }
 }
 
-/// The kernels, loaded.
+/// The kernels: those that most steps need are loaded, the others when a step needs them.
 #[derive(Debug)]
 pub struct LogitsKernels {
     scan: Kernel<LogitsScanParams>,
     choose: Kernel<ChooseParams>,
-    bins: Kernel<SampleBinsParams>,
-    truncate: Kernel<SampleTruncateParams>,
+    search: Deferred<SearchKernels>,
     draw: Kernel<SampleDrawParams>,
     finish: Kernel<LogitsFinishParams>,
     ranked: Kernel<LogitsRankedParams>,
-    top: Kernel<TopNParams>,
+    top: Deferred<Kernel<TopNParams>>,
     full: Kernel<LogitsFullParams>,
+}
+
+/// What searches a cutoff: for a top-p alone, or a large top-k.
+#[derive(Debug)]
+struct SearchKernels {
+    bins: Kernel<SampleBinsParams>,
+    truncate: Kernel<SampleTruncateParams>,
 }
 
 impl LogitsKernels {
@@ -308,20 +315,47 @@ impl LogitsKernels {
     ///
     /// # Errors
     /// A module was not loaded, or the driver refused.
-    pub fn new(modules: [Result<Module, CudaError>; 6]) -> Result<Self, CudaError> {
-        let [scan, finish, sample, choose, truncate, top] = modules;
-        let (scan, truncate) = (scan?, truncate?);
+    pub fn new(
+        gpu: &Gpu,
+        compiler: &Compiler,
+        modules: [Result<Module, CudaError>; 4],
+    ) -> Result<Self, CudaError> {
+        let [scan, finish, sample, choose] = modules;
+        let scan = scan?;
+        let search = |module: &Module| {
+            let (bins, truncate) = (module.kernel("sample_bins")?, module.kernel("sample_truncate")?);
+            Ok(SearchKernels { bins, truncate })
+        };
         Ok(Self {
             scan: scan.kernel("logits_scan")?,
             choose: choose?.kernel("sample_choose")?,
-            bins: truncate.kernel("sample_bins")?,
-            truncate: truncate.kernel("sample_truncate")?,
+            search: Deferred::new(gpu, compiler, search_source(), search),
             draw: sample?.kernel("sample_draw")?,
             finish: finish?.kernel("logits_finish")?,
             ranked: scan.kernel("logits_ranked")?,
-            top: top?.kernel("top_n")?,
+            top: Deferred::new(gpu, compiler, top_source(), |module| module.kernel("top_n")),
             full: scan.kernel("logits_full")?,
         })
+    }
+
+    /// Has threads compile what is not loaded yet.
+    pub fn begin(&self) {
+        self.search.begin();
+        self.top.begin();
+    }
+
+    /// Loads what `stages` needs, if it is not loaded yet: before a step that is captured.
+    ///
+    /// # Errors
+    /// A kernel does not compile, or the driver refused it.
+    pub fn load(&self, stages: Stages) -> Result<(), CudaError> {
+        if stages.search {
+            self.search.get()?;
+        }
+        if stages.top {
+            self.top.get()?;
+        }
+        Ok(())
     }
 
     /// Launches what `stages` says over a bucket of `n_rows` output rows.
@@ -392,6 +426,7 @@ impl LogitsKernels {
         // SAFETY: lengths were checked above or are the caller's promise.
         unsafe { by_chunk.run(stream, &self.scan, &scan)? };
         if stages.search {
+            let search = self.search.get()?;
             let bins = SampleBinsParams {
                 logits,
                 adjusted,
@@ -404,7 +439,7 @@ impl LogitsKernels {
                 unused,
             };
             // SAFETY: as above.
-            unsafe { by_chunk.run(stream, &self.bins, &bins)? };
+            unsafe { by_chunk.run(stream, &search.bins, &bins)? };
             let truncate = SampleTruncateParams {
                 logits,
                 adjusted,
@@ -418,7 +453,7 @@ impl LogitsKernels {
                 n_chunks,
             };
             // SAFETY: as above.
-            unsafe { by_row(N_BINS).run(stream, &self.truncate, &truncate)? };
+            unsafe { by_row(N_BINS).run(stream, &search.truncate, &truncate)? };
         }
         if stages.choose {
             let choose =
@@ -486,7 +521,7 @@ impl LogitsKernels {
             let top = buffers.top.into();
             let top = TopNParams { logits, adjusted, rows, n_rows, parts, outputs, top, vocab, n_chunks };
             // SAFETY: as above.
-            unsafe { by_row(N_BINS).run(stream, &self.top, &top)? };
+            unsafe { by_row(N_BINS).run(stream, self.top.get()?, &top)? };
         }
         if stages.full {
             let full = LogitsFullParams { logits, rows, n_rows, outputs, vocab, unused };

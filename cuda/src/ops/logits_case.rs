@@ -7,7 +7,7 @@ use trellis_engine::sampling::Sampler;
 
 use super::logits::{
     BiasPair, LogitsBuffers, LogitsKernels, NOWHERE, OutputRow, RowOutput, Stages, Wants, scratch_bytes,
-    sources,
+    search_source, sources, top_source,
 };
 use super::sample::ordered_biases;
 use super::topn::Ranked;
@@ -209,7 +209,9 @@ fn kernels(gpu: &TestGpu) -> MutexGuard<'static, LogitsKernels> {
     static KERNELS: OnceLock<Mutex<LogitsKernels>> = OnceLock::new();
     let load = || {
         let modules = sources().map(|source| Ok(gpu.module(source)));
-        Mutex::new(LogitsKernels::new(modules).expect("the kernels"))
+        let kernels = LogitsKernels::new(&gpu.gpu, &gpu.compiler(), modules).expect("the kernels");
+        kernels.load(Stages::all()).expect("the others");
+        Mutex::new(kernels)
     };
     KERNELS.get_or_init(load).lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -228,5 +230,5 @@ fn download<T: Plain + Default>(gpu: &TestGpu, buffer: &Buffer, n: usize) -> Vec
 
 #[test]
 fn sources_compile_for_every_architecture() {
-    sources().into_iter().for_each(assert_compiles);
+    sources().into_iter().chain([search_source(), top_source()]).for_each(assert_compiles);
 }

@@ -78,15 +78,25 @@ macro_rules! text {
     };
 }
 
-/// The sources of all kernels over rows of logits.
+/// The sources of the kernels over rows of logits that most steps need.
 #[must_use]
-pub fn sources() -> [Source; 6] {
+pub fn sources() -> [Source; 4] {
     [
         source("logits.cu", text!("hopeful.cuh", "logits.cu")),
         source("finish.cu", text!("hopeful.cuh", "block.cuh", "finish.cu")),
         source("sample.cu", text!("hopeful.cuh", "sample.cu")),
         source("choose.cu", text!("hopeful.cuh", "block.cuh", "choose.cu")),
-        source("truncate.cu", text!("block.cuh", "select.cuh", "truncate.cu")),
-        source("topn.cu", text!("block.cuh", "select.cuh", "topn.cu")),
     ]
+}
+
+/// The source of the kernels that search cutoffs.
+#[must_use]
+pub fn search_source() -> Source {
+    source("truncate.cu", text!("block.cuh", "select.cuh", "truncate.cu"))
+}
+
+/// The source of the kernel that lists the largest values.
+#[must_use]
+pub fn top_source() -> Source {
+    source("topn.cu", text!("block.cuh", "select.cuh", "topn.cu"))
 }

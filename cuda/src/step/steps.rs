@@ -269,6 +269,8 @@ impl Steps {
         if dims.steering == Steers::Some {
             llama.kernels().steer.load()?;
         }
+        let groups = &self.lists.outputs.groups;
+        groups.iter().try_for_each(|group| llama.kernels().logits.load(group.stages))?;
         let layout = Layout::of(dims);
         let buffers_idx = self.next_idx;
 
