@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
+use crate::batch::Token;
 use crate::command::Answer;
 use crate::error::EngineError;
 use crate::history::History;
@@ -60,6 +61,16 @@ pub(crate) enum Done {
         event: RunEvent,
         n_ahead: usize,
     },
+}
+
+impl Done {
+    /// The token of a run, if it is one.
+    pub(crate) fn token(&self) -> Option<Token> {
+        match self {
+            Self::Run { event: RunEvent::Token(drawn), .. } => Some(drawn.candidate.token),
+            _ => None,
+        }
+    }
 }
 
 /// What its guest has to know of a context that was saved.

@@ -10,7 +10,6 @@ use std::task::{Poll, Waker};
 
 use crate::batch::Token;
 use crate::completion::{Done, Tag};
-use crate::run::RunEvent;
 
 /// What wants to hear of each token of a run as soon as it is there, whether or not its guest takes it. Told on the engine's
 /// thread, which it must not hold up.
@@ -67,11 +66,7 @@ impl Mailbox {
     pub(crate) fn deliver(&self, tag: Tag, done: Done) -> Option<Waker> {
         let mut compartments = self.lock();
         let compartment = compartments.get(tag)?;
-        let drawn = match &done {
-            Done::Run { event: RunEvent::Token(drawn), .. } => Some(drawn.candidate.token),
-            _ => None,
-        };
-        let told = drawn.zip(compartment.watch.clone());
+        let told = done.token().zip(compartment.watch.clone());
         compartment.done.push_back(done);
         let waker = compartment.waker.take();
         drop(compartments);
@@ -112,6 +107,13 @@ impl Ticket {
     /// What has come, if anything has.
     pub(crate) fn try_take(&self) -> Option<Done> {
         self.mailbox.lock().get(self.tag)?.done.pop_front()
+    }
+
+    /// The tokens of a run that have come and were not taken.
+    pub(crate) fn tokens(&self) -> Vec<Token> {
+        let mut compartments = self.mailbox.lock();
+        let done = compartments.get(self.tag).map(|compartment| compartment.done.iter());
+        done.into_iter().flatten().filter_map(Done::token).collect()
     }
 
     /// What comes next; `None` when the engine has ended and nothing will.

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use crate::batch::Drawn;
+use crate::batch::{Drawn, Token};
 use crate::completion::{Done, Reply, Tag};
 use crate::error::EngineError;
 use crate::mailbox::{Ticket, Watch};
@@ -157,6 +157,11 @@ impl RunQueue {
     /// Tokens taken.
     pub(crate) fn n_pulled(&self) -> usize {
         self.n_pulled
+    }
+
+    /// The tokens that are there and were not taken.
+    pub(crate) fn ahead(&self) -> Vec<Token> {
+        self.place.tokens()
     }
 
     /// Takes what comes next, if it is there.

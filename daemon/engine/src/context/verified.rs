@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::states::Leaves;
 use super::{Context, RunKey};
-use crate::batch::Drawn;
+use crate::batch::{Drawn, Token};
 use crate::command::{Answer, Ask};
 use crate::error::EngineError;
 use crate::guess::Guess;
@@ -62,6 +62,19 @@ impl Context {
         self.tokens.push(drawn.candidate.token);
         self.note_left(self.tokens.len(), &drawn, leaves);
         Ok(Some(drawn))
+    }
+
+    /// What was drawn under this key, has come and was not pulled: by a verification, or else ahead. Under other settings it
+    /// is a guess, which a verification keeps as far as they agree.
+    #[must_use]
+    pub fn ahead(&self, key: RunKey) -> Vec<Token> {
+        let verified = self.verified.as_ref().filter(|verified| verified.key == key);
+        let run = self.run.as_ref().filter(|run| run.key == key);
+        match (verified, run) {
+            (Some(verified), _) => verified.drawn.iter().map(|drawn| drawn.candidate.token).collect(),
+            (None, Some(run)) => run.queue.ahead(),
+            (None, None) => Vec::new(),
+        }
     }
 
     /// How often tokens were taken away from the end: as long as it stays the same, those that were there are.

@@ -10,7 +10,7 @@ use super::contexts::lock;
 use super::convert::{candidate, check_stop_tokens, check_tokens, finish_reason, guess_tree, invalid};
 use super::looks;
 use super::mixtures::{borrowed, check_apart, check_sampler, no_guesses};
-use super::speculation::pull_guessed;
+use super::speculation::{pull_changed, pull_guessed};
 use super::types::{GuestContext, GuestSampler, GuestStream, HostError};
 use crate::guest::bindings::trellis::host::decoding::{Distribution, Guess as GuestGuess};
 use crate::guest::bindings::trellis::host::streams::{
@@ -72,6 +72,8 @@ impl HostStream for GuestState {
             settings,
             given,
             key,
+            key_before: None,
+            changed_at: 0,
             n_tokens_max,
             n_given: 0,
             stop_tokens: options.stop_tokens.into(),
@@ -101,6 +103,7 @@ impl HostStream for GuestState {
             masks: MaskSource::Sampler,
         };
         let guess = std::mem::replace(&mut stream.guess, nothing());
+        let ahead = stream.key_before.take().map_or_else(Vec::new, |key| context.ahead(key));
         let mut others: Vec<_> = stream.others.iter().map(|(other, _)| lock(other)).collect();
         let pulled = match &mut stream.speculation {
             _ if !others.is_empty() => {
@@ -108,6 +111,9 @@ impl HostStream for GuestState {
             }
             _ if !guess.tokens().is_empty() => {
                 pull_guessed(&mut context, stream.key, n_left, &settings(), guess).await?
+            }
+            _ if !ahead.is_empty() => {
+                pull_changed(&mut context, stream.key, n_left, &settings(), ahead).await?
             }
             Some(speculation) => speculation.pull(&mut context, stream.key, n_left, settings).await?,
             None => match context.take_verified(stream.key)? {
@@ -157,7 +163,12 @@ impl HostStream for GuestState {
         if settings.looks != stream.settings.looks {
             Arc::make_mut(&mut settings).looks = stream.settings.looks.clone();
         }
-        // A new key makes the engine forget what it decoded ahead with the old settings.
+        // A new key makes the engine forget what it decoded ahead with the old settings. The next token is pulled with that
+        // as a guess, but where a guest changes its settings at each token: of several that agree, one would be taken.
+        if stream.n_given - stream.changed_at > 1 {
+            stream.key_before = Some(stream.key);
+        }
+        stream.changed_at = stream.n_given;
         (stream.settings, stream.given, stream.key) = (settings, given, key);
         Ok(())
     }

@@ -142,6 +142,10 @@ pub struct GuestStream {
     /// The stream may be all that draws with it.
     pub(crate) given: Given,
     pub(crate) key: RunKey,
+    /// The key under which what came ahead is a guess for the next token: that of the settings before they changed.
+    pub(crate) key_before: Option<RunKey>,
+    /// Tokens that it had given when they last changed.
+    pub(crate) changed_at: usize,
     pub(crate) n_tokens_max: Option<usize>,
     pub(crate) n_given: usize,
     pub(crate) stop_tokens: Arc<[Token]>,

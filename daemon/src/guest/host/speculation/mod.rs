@@ -153,19 +153,15 @@ impl Speculation {
         context: &mut Context,
         key: RunKey,
         settings: &RunSettings,
-        mut guess: Vec<Token>,
+        guess: Vec<Token>,
         guessing: Duration,
     ) -> Result<Pull, EngineError> {
-        let (mut n_guessed, begun) = (guess.len(), Instant::now());
-        let mut verified = context.verify(key, &settings.sampler, Guess::Chain(guess.clone())).await;
-        if let Err(EngineError::GuessTooLong { n_tokens_max, .. }) = verified {
-            // Steps take fewer, which is no matter of the guest's.
-            self.n_max = n_tokens_max;
-            guess.truncate(n_tokens_max);
-            n_guessed = guess.len();
-            verified = context.verify(key, &settings.sampler, Guess::Chain(guess)).await;
+        let (n_wanted, begun) = (guess.len(), Instant::now());
+        let (n_guessed, n_drawn) = verify_fitting(context, key, settings, guess).await?;
+        if n_guessed < n_wanted {
+            self.n_max = n_guessed;
         }
-        let Some(n_drawn) = verified? else {
+        let Some(n_drawn) = n_drawn else {
             return Ok(Pull::Finished(Finish::Complete));
         };
         let n_right = n_drawn - 1;
@@ -197,6 +193,44 @@ pub(super) async fn pull_guessed(
         Some(_) => Ok(Pull::Token(taken(context, key)?)),
         None => Ok(Pull::Finished(Finish::Complete)),
     }
+}
+
+/// Pulls the first token under other settings than those with which the engine decoded ahead: what it drew there is a guess.
+///
+/// # Errors
+/// What the engine found wrong.
+pub(super) async fn pull_changed(
+    context: &mut Context,
+    key: RunKey,
+    n_left: Option<usize>,
+    settings: &RunSettings,
+    mut ahead: Vec<Token>,
+) -> Result<Pull, EngineError> {
+    let n_free = context.n_free();
+    if n_free == 0 {
+        return Ok(Pull::Finished(Finish::ContextFull));
+    }
+    ahead.truncate(n_left.unwrap_or(usize::MAX).min(n_free).saturating_sub(1).min(N_GUESS_MAX));
+    match verify_fitting(context, key, settings, ahead).await? {
+        (_, Some(_)) => Ok(Pull::Token(taken(context, key)?)),
+        (_, None) => Ok(Pull::Finished(Finish::Complete)),
+    }
+}
+
+/// Has as much of a guess verified as steps take, which is no matter of the guest's. Returns how much that was, and how many
+/// tokens were drawn; none where the constraint of the context is complete.
+async fn verify_fitting(
+    context: &mut Context,
+    key: RunKey,
+    settings: &RunSettings,
+    mut guess: Vec<Token>,
+) -> Result<(usize, Option<usize>), EngineError> {
+    let verified = context.verify(key, &settings.sampler, Guess::Chain(guess.clone())).await;
+    let Err(EngineError::GuessTooLong { n_tokens_max, .. }) = verified else {
+        return Ok((guess.len(), verified?));
+    };
+    guess.truncate(n_tokens_max);
+    Ok((guess.len(), context.verify(key, &settings.sampler, Guess::Chain(guess)).await?))
 }
 
 fn taken(context: &mut Context, key: RunKey) -> Result<Drawn, EngineError> {

@@ -1,6 +1,7 @@
 //! Streams and generations against steps.
 
 use super::*;
+use crate::guest::host::contexts::lock;
 
 #[tokio::test]
 async fn a_stream_counts_its_tokens_and_stays_ended() {
@@ -128,4 +129,51 @@ async fn a_failed_generation_leaves_every_context_as_it_was() {
     let error = refused(guest.state.generate(requests).await);
     assert!(matches!(error, ApiError::NoToken(_)), "{error:?}");
     assert_eq!([guest.tokens(&good), guest.tokens(&bad)], before);
+}
+
+/// What has come for the stream and was not pulled, once it is so much.
+async fn ahead(guest: &Guest, stream: &Resource<GuestStream>, n_tokens: usize) -> Vec<u32> {
+    let stream = guest.state.table.get(stream).expect("there");
+    loop {
+        let ahead = lock(&stream.cell).ahead(stream.key);
+        if ahead.len() >= n_tokens {
+            return ahead;
+        }
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+}
+
+#[tokio::test]
+async fn what_came_ahead_is_a_guess_under_changed_settings() {
+    let mut guest = guest();
+    let sampler = guest.sampler(3, 1.0);
+    let context = guest.context("Once upon a time").await;
+    let stream = guest.stream(&context, &sampler, None);
+    let guesses = |guest: &mut Guest| {
+        let usage = guest.state.get_usage().expect("usage");
+        (usage.tokens_guessed, usage.tokens_accepted)
+    };
+    for _ in 0..4 {
+        guest.next(&stream).await.expect("no end yet");
+    }
+    let ahead = ahead(&guest, &stream, 3).await;
+    // Another sampler, which draws the same.
+    let same = guest.sampler(3, 1.0);
+    guest.state.set_sampler(again(&stream), again(&same)).expect("changed");
+    for &token in &ahead {
+        assert_eq!(guest.next(&stream).await, Some(token));
+    }
+    let n_ahead = ahead.len() as u64;
+    assert_eq!(guesses(&mut guest), (n_ahead, n_ahead));
+    // Of a change at each token nothing is guessed but the first time.
+    for _ in 0..3 {
+        guest.state.set_sampler(again(&stream), again(&same)).expect("changed");
+        guest.next(&stream).await.expect("no end yet");
+    }
+    let (n_guessed, _) = guesses(&mut guest);
+    for _ in 0..6 {
+        guest.state.set_sampler(again(&stream), again(&same)).expect("changed");
+        guest.next(&stream).await.expect("no end yet");
+    }
+    assert_eq!(guesses(&mut guest).0, n_guessed);
 }
