@@ -44,7 +44,8 @@ impl Goldens {
     }
 }
 
-async fn hidden(context: &mut Context, pooling: Pooling) -> Vec<Vec<f32>> {
+/// The states after so many layers, from the embedding on.
+pub(crate) async fn hidden(context: &mut Context, pooling: Pooling) -> Vec<Vec<f32>> {
     let n_layers = (0..=context.model().model().config.n_layers).collect();
     match context.ask(Ask::Hidden { n_layers, pooling }).await.expect("asked").answer().await {
         Ok(Answer::Hidden(states)) => states,

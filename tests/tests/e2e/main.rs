@@ -36,6 +36,7 @@ mod shown;
 mod soak;
 mod speculation;
 mod steering;
+mod steering_goldens;
 mod streams;
 mod swaps;
 mod tidy;

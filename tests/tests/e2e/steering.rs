@@ -27,7 +27,7 @@ async fn context(model: &ModelHandle, tokens: &[Token]) -> Context {
 }
 
 /// The log-probabilities of the whole vocabulary.
-async fn full(context: &mut Context) -> Vec<f32> {
+pub(crate) async fn full(context: &mut Context) -> Vec<f32> {
     match context.ask(Ask::Full).await.expect("asked").answer().await {
         Ok(Answer::Full(row)) => row,
         other => panic!("{other:?}"),
