@@ -30,9 +30,10 @@ pub struct Config {
     /// Bytes of host memory for the KV of contexts that had to make room, for each model; when absent 256 MiB on the
     /// CPU, and 1 GiB, locked in memory, with a GPU.
     pub kv_host_bytes: Option<u64>,
-    /// Tokens that one step computes at most; when absent 256 on the CPU, 2048 on a GPU.
+    /// Tokens up to which prompts and guesses fill a step; when absent 256 on the CPU, 2048 on a GPU. Contexts that decode
+    /// may be more, and leave as many tokens to prompts as they are.
     pub n_step_tokens: Option<usize>,
-    /// Contexts that one step computes at most; when absent 128 on the CPU, 1024 on a GPU.
+    /// Contexts that one step computes at most; when absent 1024.
     pub n_step_rows: Option<usize>,
     /// The latency target: how many times as long a step may last, while contexts decode, as it would without prompts;
     /// at least 1. More computes prompts faster and makes streams wait longer for each token.
@@ -234,17 +235,24 @@ pub enum OnDeviceFailure {
 pub struct Sizes {
     /// Bytes of host memory to move KV to, for each model.
     pub kv_host_bytes: u64,
-    /// Tokens in one step.
+    /// Tokens up to which prompts and guesses fill a step.
     pub n_step_tokens: usize,
     /// Contexts in one step.
     pub n_step_rows: usize,
 }
 
 impl Sizes {
-    /// For the processor: a step of 256 tokens of a small model takes about as long as people wait for a token.
-    pub const CPU: Self = Self { kv_host_bytes: 256 << 20, n_step_tokens: 256, n_step_rows: 128 };
+    /// For the processor: a step of 256 tokens of a small model takes about as long as people wait for a token. Memory for more
+    /// rows is taken when they come.
+    pub const CPU: Self = Self { kv_host_bytes: 256 << 20, n_step_tokens: 256, n_step_rows: 1024 };
     /// For a GPU: products are bound by arithmetic from a few hundred tokens on.
     pub const CUDA: Self = Self { kv_host_bytes: 1 << 30, n_step_tokens: 2048, n_step_rows: 1024 };
+
+    /// Tokens in one step at most: decode rows go first, and a step of nothing but those has to leave tokens for prompts.
+    #[must_use]
+    pub fn n_tokens_max(&self) -> usize {
+        self.n_step_tokens.max(self.n_step_rows.saturating_mul(2))
+    }
 }
 
 impl Default for Config {
@@ -316,13 +324,10 @@ impl Config {
     }
 
     fn check(&self) -> Result<(), ConfigError> {
-        // Decode rows go first; a step of nothing but decode rows has to leave tokens for prompts.
-        let n_tokens_min = self.n_step_rows.map_or(2, |n_rows| n_rows.saturating_add(1));
         let least = [
             ("models", Some(self.models.len()), 1, "at least 1"),
             ("n_step_rows", self.n_step_rows, 1, "at least 1"),
             ("n_step_tokens", self.n_step_tokens, 2, "at least 2"),
-            ("n_step_tokens", self.n_step_tokens, n_tokens_min, "more than n_step_rows"),
         ];
         for (field, value, least, expected) in least {
             if let Some(value) = value.filter(|&value| value < least) {
@@ -339,18 +344,14 @@ impl Config {
         Ok(())
     }
 
-    /// The sizes, with those of the device where the settings say nothing. A step always has more tokens than
-    /// contexts.
+    /// The sizes, with those of the device where the settings say nothing.
     #[must_use]
     pub fn sizes(&self, device: Sizes) -> Sizes {
-        let (n_step_tokens, n_step_rows) = match (self.n_step_tokens, self.n_step_rows) {
-            (Some(n_tokens), Some(n_rows)) => (n_tokens, n_rows),
-            (Some(n_tokens), None) => (n_tokens, device.n_step_rows.min(n_tokens / 2)),
-            (None, Some(n_rows)) => (device.n_step_tokens.max(2 * n_rows), n_rows),
-            (None, None) => (device.n_step_tokens, device.n_step_rows),
-        };
-        let kv_host_bytes = self.kv_host_bytes.unwrap_or(device.kv_host_bytes);
-        Sizes { kv_host_bytes, n_step_tokens, n_step_rows }
+        Sizes {
+            kv_host_bytes: self.kv_host_bytes.unwrap_or(device.kv_host_bytes),
+            n_step_tokens: self.n_step_tokens.unwrap_or(device.n_step_tokens),
+            n_step_rows: self.n_step_rows.unwrap_or(device.n_step_rows),
+        }
     }
 }
 
@@ -378,8 +379,8 @@ mod tests {
         assert_eq!(reopens.on_device_failure, OnDeviceFailure::Reopen);
         assert!(matches!(load("models = []"), Err(ConfigError::OutOfRange { field: "models", .. })));
         assert!(matches!(
-            load("n_step_rows = 256\nn_step_tokens = 256"),
-            Err(ConfigError::OutOfRange { field: "n_step_tokens", value: 256.0, .. })
+            load("n_step_tokens = 1"),
+            Err(ConfigError::OutOfRange { field: "n_step_tokens", value: 1.0, .. })
         ));
         let error = load("latency_multiple = 0.5").expect_err("too small");
         assert_eq!(error.to_string(), "latency_multiple is 0.5, expected at least 1");
@@ -417,9 +418,24 @@ mod tests {
         assert_eq!(sizes(""), Sizes::CPU);
         assert_eq!(load("").expect("valid").sizes(Sizes::CUDA), Sizes::CUDA);
         assert_eq!(sizes("kv_host_bytes = 0").kv_host_bytes, 0);
-        for text in ["n_step_rows = 500", "n_step_tokens = 2", "n_step_tokens = 3000", "n_step_rows = 1"] {
+        for (text, n_rows, n_tokens, n_tokens_max) in [
+            ("n_step_rows = 5000", 5000, 256, 10_000),
+            ("n_step_tokens = 2", 1024, 2, 2048),
+            ("n_step_tokens = 3000", 1024, 3000, 3000),
+            ("n_step_rows = 1", 1, 256, 256),
+            ("n_step_rows = 256\nn_step_tokens = 256", 256, 256, 512),
+        ] {
             let sizes = sizes(text);
-            assert!(sizes.n_step_rows >= 1 && sizes.n_step_tokens > sizes.n_step_rows, "{text}: {sizes:?}");
+            let seen = (sizes.n_step_rows, sizes.n_step_tokens, sizes.n_tokens_max());
+            assert_eq!(seen, (n_rows, n_tokens, n_tokens_max), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_step_of_any_device_takes_the_widest_beams_and_leaves_tokens_for_prompts() {
+        for device in [Sizes::CPU, Sizes::CUDA] {
+            assert_eq!(device.n_step_rows, 1024);
+            assert!(device.n_tokens_max() > device.n_step_rows, "{device:?}");
         }
     }
 

@@ -210,14 +210,14 @@ fn load_cpu(
     progress: &(dyn Fn(u64, u64) + Sync),
 ) -> Result<Box<dyn Backend>, DaemonError> {
     let name = &model.name;
-    let Sizes { kv_host_bytes, n_step_tokens, n_step_rows } = config.sizes(Sizes::CPU);
+    let sizes = config.sizes(Sizes::CPU);
     let page_bytes = CpuBackend::page_bytes(&model.config);
     let options = CpuOptions {
         n_pages: kv.n_pages,
-        n_host_pages: (kv_host_bytes / page_bytes) as usize,
+        n_host_pages: (sizes.kv_host_bytes / page_bytes) as usize,
         n_threads: None,
-        n_rows_max: n_step_rows,
-        n_tokens_max: n_step_tokens,
+        n_rows_max: sizes.n_step_rows,
+        n_tokens_max: sizes.n_tokens_max(),
     };
     let total_bytes = model.n_parameters * size_of::<f32>() as u64;
     let mut done_bytes = 0;
@@ -233,14 +233,14 @@ fn load_cpu(
 }
 
 fn cuda_options(config: &Config, kv_bytes: u64, kv_bytes_max: u64) -> CudaOptions {
-    let Sizes { kv_host_bytes, n_step_tokens, n_step_rows } = config.sizes(Sizes::CUDA);
+    let sizes = config.sizes(Sizes::CUDA);
     CudaOptions {
         dtype: config.dtype.chosen(),
         kv_bytes,
         kv_bytes_max,
-        kv_host_bytes,
-        n_rows_max: n_step_rows,
-        n_tokens_max: n_step_tokens,
+        kv_host_bytes: sizes.kv_host_bytes,
+        n_rows_max: sizes.n_step_rows,
+        n_tokens_max: sizes.n_tokens_max(),
     }
 }
 

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use trellis::config::Device;
+use trellis::config::{self, Device};
 use trellis_cuda::{Card, CudaBackend, CudaOptions, LoadError};
 use trellis_engine::account::{Account, ActorId, Budget, GuestId, Owner, SessionId};
 use trellis_engine::backend::Backend;
@@ -23,8 +23,22 @@ pub struct Sizes {
     pub n_host_pages: usize,
     /// Contexts in one step.
     pub n_step_rows: usize,
-    /// Tokens in one step.
+    /// Tokens up to which prompts and guesses fill a step.
     pub n_step_tokens: usize,
+}
+
+impl Sizes {
+    /// Those that a daemon has on the processor.
+    #[must_use]
+    pub fn of_daemon() -> Self {
+        let config::Sizes { n_step_rows, n_step_tokens, .. } = config::Sizes::CPU;
+        Self { n_step_rows, n_step_tokens, ..Self::default() }
+    }
+
+    fn n_tokens_max(self) -> usize {
+        let Self { n_step_rows, n_step_tokens, .. } = self;
+        config::Sizes { n_step_rows, n_step_tokens, ..config::Sizes::CPU }.n_tokens_max()
+    }
 }
 
 impl Default for Sizes {
@@ -69,7 +83,7 @@ pub fn cpu_backend(model: &Model, sizes: Sizes) -> CpuBackend {
         n_host_pages: sizes.n_host_pages,
         n_threads: None,
         n_rows_max: sizes.n_step_rows,
-        n_tokens_max: sizes.n_step_tokens,
+        n_tokens_max: sizes.n_tokens_max(),
     };
     CpuBackend::new(model, &options).expect("the model loads")
 }
@@ -91,7 +105,7 @@ pub fn cuda_backend(
         kv_bytes_max: sizes.n_pages as u64 * page_bytes,
         kv_host_bytes: sizes.n_host_pages as u64 * page_bytes,
         n_rows_max: sizes.n_step_rows,
-        n_tokens_max: sizes.n_step_tokens,
+        n_tokens_max: sizes.n_tokens_max(),
     };
     CudaBackend::load(card, model, &options, &|_, _| {})
 }

@@ -10,12 +10,20 @@ use std::time::{Duration, Instant};
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::completion::CallerId;
+use crate::constraint::ConstraintError;
 
 /// What takes longer is slow. A mask of an ordinary grammar takes a hundredth of it.
 const SLOW: Duration = Duration::from_millis(5);
 
 /// Addresses for a thread's stack. Regular expressions are worked on as deep as they nest.
 const STACK_BYTES: usize = 16 << 20;
+
+/// Works out what a grammar allows. A panic in that ends it with an error: its run, or question, waits for nothing else.
+pub(crate) fn caught<T>(work: impl FnOnce() -> Result<T, ConstraintError>) -> Result<T, ConstraintError> {
+    let reason = || "working that out panicked".to_owned();
+    catch_unwind(AssertUnwindSafe(work))
+        .unwrap_or_else(|_| Err(ConstraintError::TooComplex { reason: reason() }))
+}
 
 /// The threads of one engine. They serve guests round robin, a mask each; those whose last mask was slow are never on all
 /// threads at once, so that they wait for each other and no other guest for them.
@@ -135,7 +143,7 @@ impl Shared {
             queue.n_on_slow += usize::from(was_slow);
             drop(queue);
             let begun = Instant::now();
-            // The receiver finds that the sender has gone.
+            // What a guest waits for is told before: this is to keep the thread.
             if catch_unwind(AssertUnwindSafe(work)).is_err() {
                 tracing::error!("a mask was not worked out");
             }
@@ -228,5 +236,12 @@ mod tests {
         threads.run(CallerId(1), || panic!("an injected panic"));
         threads.run(CallerId(1), move || done.send(()).expect("it is waited for"));
         assert_eq!(dones.recv_timeout(SOON), Ok(()));
+    }
+
+    #[test]
+    fn who_waits_for_what_panics_is_told() {
+        assert_eq!(caught(|| Ok(7)), Ok(7));
+        let told = caught(|| -> Result<(), _> { panic!("an injected panic") });
+        assert!(matches!(told, Err(ConstraintError::TooComplex { .. })), "{told:?}");
     }
 }

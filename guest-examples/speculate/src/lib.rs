@@ -23,7 +23,7 @@ use draft::Draft;
 use lookup::Lookup;
 use serde::Serialize;
 use trellis_guest::{
-    Args, Candidate, Chat, GuessTree, LogLevel, Model, Result, Sampler, emit, emit_json, log, seed,
+    Args, Candidate, Chat, Error, GuessTree, LogLevel, Model, Result, Sampler, emit, emit_json, log, seed,
 };
 
 trellis_guest::main!(run);
@@ -81,11 +81,16 @@ struct Report {
     saved: f64,
 }
 
+/// About half as many guesses: less deep, or less wide where they are no deeper than that.
+fn fewer(n: usize, width: usize) -> (usize, usize) {
+    if n > width || width == 1 { (n / 2, width) } else { (n, width / 2) }
+}
+
 fn run() -> Result {
     let mut args = Args::of_session(USAGE);
     let (json, raw) = (args.flag("--json"), args.flag("--raw"));
     let draft: Option<String> = args.option("--draft")?;
-    let n_guesses = args.option("--guesses")?.unwrap_or(if draft.is_some() { 4 } else { N_GUESSES_MAX });
+    let mut n_guesses = args.option("--guesses")?.unwrap_or(if draft.is_some() { 4 } else { N_GUESSES_MAX });
     if n_guesses > N_GUESSES_MAX {
         return Err(args.mistake(format!("--guesses cannot be {n_guesses}: at most {N_GUESSES_MAX}")));
     }
@@ -97,7 +102,7 @@ fn run() -> Result {
         return Err(args
             .mistake("--width is for the guesses of a --draft: the text has one for each place".to_owned()));
     }
-    let width = width.unwrap_or(1);
+    let mut width = width.unwrap_or(1);
     let temperature = args.option("--temperature")?.unwrap_or(0.0);
     let top_p = args.option("--top-p")?.unwrap_or(1.0);
     let max_tokens: usize = args.option("--max-tokens")?.unwrap_or(200);
@@ -128,7 +133,15 @@ fn run() -> Result {
         // The last token is drawn without a guess.
         let n_left = n_end - context.length() as usize;
         let guess = guesser.guess(n_guesses.min(n_left - 1), width)?;
-        let drawn = context.speculate_tree(&sampler, &guess)?;
+        let drawn = match context.speculate_tree(&sampler, &guess) {
+            // More than a step of the daemon takes: from now on it is asked less.
+            Err(Error::InvalidArgument { name, .. }) if name == "guess" && !guess.is_empty() => {
+                guesser.follow(&[])?;
+                (n_guesses, width) = fewer(n_guesses, width);
+                continue;
+            }
+            drawn => drawn?,
+        };
         report.steps += 1;
         report.guessed += guess.len();
         report.accepted += guess.n_right(&drawn);

@@ -437,6 +437,17 @@ mod check {
                 assert!(ended.log[0].contains("saved"), "{ended:?}");
             }
         }
+        // It guesses less where steps take less.
+        let narrow = Config { n_step_tokens: Some(4), ..config.clone() };
+        let daemon = daemons::start_over(port(), &narrow);
+        let asking = daemon.connect().await.expect("connected");
+        let expected = decode(&draw(&question("Tell me a short story."), Sampler::greedy(), 60).await.0);
+        for how in [&["--width", "4"][..], &["--width", "2"], &["--guesses", "15"]] {
+            let words = [&["--draft", "draft", "--max-tokens", "60"], how, &["Tell me a short story."]];
+            let ended = daemons::run(&asking, &wasm, with(&words.concat())).await.well();
+            assert_eq!(ended.text, format!("{expected}\n"), "{how:?}");
+        }
+        drop((asking, daemon));
         let sums = ["468 + 275", "37 + 48", "915 + 86", "640 + 333", "78 + 77", "129 + 504"];
         let sums = sums.map(|sum| format!("Think step by step: what is {sum}?"));
         let sums: Vec<&str> = sums.iter().map(String::as_str).collect();

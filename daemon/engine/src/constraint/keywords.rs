@@ -51,6 +51,9 @@ const REMARKS: [&str; 14] = [
     "writeOnly",
 ];
 
+/// Of all these, those whose value is a text.
+const TEXTS: [&str; 7] = ["$anchor", "$id", "$ref", "$schema", "format", "id", "pattern"];
+
 /// The place and the reason of the first keyword that is not understood.
 pub(super) fn check(schema: &Value) -> Result<(), (String, String)> {
     check_at(schema, &mut String::new())
@@ -78,14 +81,18 @@ fn check_at(schema: &Value, place: &mut String) -> Result<(), (String, String)> 
                     within(place, &[keyword, name], |place| check_at(schema, place))?;
                 }
             }
-            it if PLAIN.contains(&it) || REMARKS.contains(&it) => {}
-            unknown => {
-                let reason = format!("the keyword {unknown:?} is not supported");
-                return within(place, &[unknown], |place| Err((shown(place), reason)));
+            it if TEXTS.contains(&it) && !value.is_string() => {
+                return refused(place, it, "takes a text");
             }
+            it if PLAIN.contains(&it) || REMARKS.contains(&it) => {}
+            unknown => return refused(place, unknown, "is not supported"),
         }
     }
     Ok(())
+}
+
+fn refused(place: &mut String, keyword: &str, why: &str) -> Result<(), (String, String)> {
+    within(place, &[keyword], |place| Err((shown(place), format!("the keyword {keyword:?} {why}"))))
 }
 
 /// Drafts by which `format` describes a text and says nothing about what is valid (draft 2020-12, Validation, section 7.2.1).

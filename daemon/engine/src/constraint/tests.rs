@@ -177,13 +177,21 @@ fn a_format_is_kept_to_unless_the_schema_names_a_draft_by_which_it_describes() {
 #[test]
 fn a_grammar_that_is_refused_is_told_where_and_why() {
     let nested = r#"{"type":"object","properties":{"a~/b":{"items":[{"not":{}}]}}}"#;
-    let cases: [(Grammar, &str, &str); 19] = [
+    let cases: [(Grammar, &str, &str); 23] = [
         (schema("{\n \"type\": }"), "line 2, column 10", "this is not JSON"),
         (schema(nested), "/properties/a~0~1b/items/0/not", "\"not\""),
         (schema(r#"{"uniqueItems":true}"#), "/uniqueItems", "\"uniqueItems\""),
         (schema(r#"{"x-guidance":{"lenient":true}}"#), "/x-guidance", "\"x-guidance\""),
         (schema(r#"{"minimun":3}"#), "/minimun", "\"minimun\""),
         (schema(r#"{"anyOf":[{"format":"foo","type":"string"}]}"#), "/anyOf/0/format", "format"),
+        (schema(r#"{"$schema":5}"#), "/$schema", "the keyword \"$schema\" takes a text"),
+        (schema(r#"{"format":7}"#), "/format", "the keyword \"format\" takes a text"),
+        (
+            schema(r#"{"properties":{"a/b":{"pattern":["a"]}}}"#),
+            "/properties/a~1b/pattern",
+            "the keyword \"pattern\" takes a text",
+        ),
+        (schema(r#"{"$ref":{}}"#), "/$ref", "the keyword \"$ref\" takes a text"),
         (schema(r#"{"type":"strin"}"#), "/type", "strin"),
         (schema(r#"{"oneOf":[{"type":"string"},{"minLength":2}]}"#), "/oneOf", "\"oneOf\""),
         (schema(r#"{"type":"string","pattern":"(a"}"#), "/pattern", "pattern"),

@@ -12,6 +12,7 @@ use crate::command::Ask;
 use crate::constraint::{ConstraintError, Next, Rule, Walk};
 use crate::error::EngineError;
 use crate::guess::Guess;
+use crate::mask_threads::caught;
 use crate::sampling::{Sampler, TokenMask};
 
 /// Memory of a matcher in a grammar of many rules, some hundred tokens into it.
@@ -51,7 +52,7 @@ impl Keeping {
         prompt.model.masks().run(prompt.caller.id(), move || {
             // The receiver may be gone.
             if !to.is_closed() {
-                let nexts = walk.next(&rule, first, n_tokens, &counted, &[]);
+                let nexts = caught(|| walk.next(&rule, first, n_tokens, &counted, &[]));
                 let _ = to.send(nexts.map(|nexts| nexts.into_iter().map(Some).collect()));
             }
         });
@@ -157,12 +158,12 @@ impl Context {
         self.model.masks().run(self.caller.id(), move || {
             // The receiver may be gone.
             if !to.is_closed() {
-                let _ = to.send(match guessed.tree() {
+                let _ = to.send(caught(|| match guessed.tree() {
                     Some(tree) => walk.next_in_tree(&rule, first, n_tokens, &tokens, tree),
                     None => walk
                         .next(&rule, first, n_tokens, &tokens, guessed.tokens())
                         .map(|nexts| nexts.into_iter().map(Some).collect()),
-                });
+                }));
             }
         });
         Ok(Foreseen { n_tokens, guess, nexts: Nexts::OnTheirWay(nexts) })

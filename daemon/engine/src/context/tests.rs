@@ -1,5 +1,7 @@
 //! What a context tells the engine, and what it counts.
 
+mod panics;
+
 use std::path::PathBuf;
 use std::pin::pin;
 use std::task::{self, Poll, Waker};

@@ -11,6 +11,7 @@ use crate::completion::{CallerId, Tag};
 use crate::constraint::{Expected, Next, Rule, Walk};
 use crate::guess::N_GUESS_MAX;
 use crate::mailbox::Watch;
+use crate::mask_threads::caught;
 use crate::model_handle::ModelHandle;
 use crate::run::{Finish, RunQueue};
 use crate::sampling::TokenMask;
@@ -220,16 +221,18 @@ impl RunWatch {
             }
             (standing.n_drawn + standing.expected.len(), standing.n_turns)
         };
-        let next = walk.next(rule, *first, position, &path, &[]).map(|mut nexts| match nexts.remove(0) {
-            Next::Mask(mask) => {
-                let mask = Arc::new(within(mask, sampler_mask.as_deref()));
-                let expected = match foresight {
-                    Foresight::None => None,
-                    Foresight::Expected => rule.constraint().expected(&mask),
-                };
-                Some((mask, expected))
-            }
-            Next::Complete | Next::Ended => None,
+        let next = caught(|| {
+            Ok(match walk.next(rule, *first, position, &path, &[])?.remove(0) {
+                Next::Mask(mask) => {
+                    let mask = Arc::new(within(mask, sampler_mask.as_deref()));
+                    let expected = match foresight {
+                        Foresight::None => None,
+                        Foresight::Expected => rule.constraint().expected(&mask),
+                    };
+                    Some((mask, expected))
+                }
+                Next::Complete | Next::Ended => None,
+            })
         });
         let mut standing = self.standing();
         if standing.is_stopped {

@@ -83,13 +83,28 @@ impl Scheduler {
         self.step - self.last_decode_step <= N_STEPS_RECENT
     }
 
+    /// Tokens of prompts that fill a step of so many tokens. Beside many rows that decode prompts get as many as those.
+    fn n_tokens_to_fill(&self, n_tokens: usize) -> usize {
+        self.settings.n_step_tokens.max(2 * n_tokens).min(self.limits.n_tokens_max) - n_tokens
+    }
+
+    /// Tokens that one context gets of those that are left for its class. Guesses fill a step as prompts do; the next token of
+    /// a context finds room beyond that.
+    pub(super) fn n_tokens_of_one(&self, class: Class, n_tokens_left: usize) -> usize {
+        let n_beyond = self.limits.n_tokens_max - self.settings.n_step_tokens;
+        match class {
+            Class::Decode => n_tokens_left.saturating_sub(n_beyond).max(1),
+            Class::Prompt => n_tokens_left,
+        }
+    }
+
     /// Tokens of prompts that the step has room for. While contexts decode, also when left out of this step, its length
     /// is bounded.
     pub(super) fn n_prompt_tokens(&self, plan: &Plan) -> usize {
         let n_late = if self.has_decoded_lately() { self.costs.n_decode_rows() } else { 0 };
         let n_left_out = self.n_queued(Class::Decode).max(n_late).min(plan.decode_bound.n_rows());
         // A context that was to decode may have lost what its step needs, and have got a part of a prompt instead.
-        let n_tokens_max = self.settings.n_step_tokens - plan.n_tokens();
+        let n_tokens_max = self.n_tokens_to_fill(plan.n_tokens());
         let multiple = self.settings.latency_multiple;
         let moves_ns = self.moves_ns(plan);
         // What moves take of a step, in steps of so many decode rows.
@@ -136,6 +151,6 @@ impl Scheduler {
             _ if n_step_tokens < 2 * N_GUESS_MAX => (self.step % 2) as usize,
             _ => n_step_tokens / N_TOKENS_PER_PREFILL,
         };
-        (n_step_tokens - n_kept).saturating_sub(plan.work.n_decode_rows)
+        (self.limits.n_tokens_max - n_kept).saturating_sub(plan.work.n_decode_rows)
     }
 }

@@ -14,8 +14,11 @@ use crate::job::Work;
 use crate::kv::PageTable;
 
 /// Tokens that have to be expected where steps overlap. What follows such a row is planned once it is taken in, so that its
-/// context has no row in the step behind it, and perhaps none in the one before.
-const N_WORTH_A_STEP: usize = 3;
+/// context has no row in the step behind it.
+const N_WORTH_A_STEP: usize = 2;
+
+/// Tokens that have to be expected behind a row that is under way: the context has none in the step behind that either.
+const N_WORTH_TWO_STEPS: usize = 3;
 
 /// Tokens of such a row for each that a stream may be decoded ahead of its guest.
 const N_TIMES_AHEAD: usize = 4;
@@ -89,8 +92,8 @@ impl Scheduler {
             Some(Work::Run(run)) if run.n_expected > 0 => true,
             Some(Work::Run(run)) if run.mixture.is_none() => run.masks.as_ref().is_some_and(|masks| {
                 let n_under_way = context.n_draws_under_way();
-                let n_expected = masks.expected_after(n_under_way).take(N_WORTH_A_STEP).count();
-                n_under_way > 0 && n_expected == N_WORTH_A_STEP
+                let n_expected = masks.expected_after(n_under_way).take(N_WORTH_TWO_STEPS).count();
+                n_under_way > 0 && n_expected == N_WORTH_TWO_STEPS
             }),
             _ => false,
         }

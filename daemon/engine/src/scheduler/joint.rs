@@ -82,7 +82,7 @@ impl Scheduler {
     /// Rows of one job that a step takes.
     pub(super) fn n_job_rows_max(&self) -> usize {
         let n_rows_for_all = self.limits.n_rows_max - self.limits.n_rows_max / N_ROWS_PER_PREFILL;
-        n_rows_for_all.min(self.settings.n_step_tokens)
+        n_rows_for_all.min(self.limits.n_tokens_max)
     }
 
     /// Begins a job over contexts that exist and do nothing; `work` is asked for each by its place. The caller puts them into
@@ -197,7 +197,7 @@ impl Scheduler {
     /// Jobs that found no room in the last step go before all other work in this one.
     pub(super) fn place_waiting_jobs(&mut self, n_rows_max: usize, plan: &mut Plan) {
         for job in std::mem::take(&mut self.jobs.waiting) {
-            let n_tokens_max = self.settings.n_step_tokens - plan.work.n_decode_rows;
+            let n_tokens_max = self.limits.n_tokens_max - plan.work.n_decode_rows;
             if let Some(&first) = self.jobs.members(job).first() {
                 // A member whose KV was given up meanwhile goes on as a prompt.
                 let n_rows_max = n_rows_max - plan.n_batch_rows();

@@ -231,7 +231,7 @@ impl Scheduler {
                 self.contexts.insert(id, context);
                 return waiting.push(id);
             }
-            match self.place(context, id, n_rows_max - plan.n_batch_rows(), n_tokens_max, plan) {
+            match self.place(context, (id, class), n_rows_max - plan.n_batch_rows(), n_tokens_max, plan) {
                 Placed::Row { n_tokens } => {
                     n_tokens_left -= n_tokens;
                 }
@@ -244,11 +244,11 @@ impl Scheduler {
         }
     }
 
-    /// Looks at a context, which is out of the table and goes back into it.
+    /// Looks at a context of a class, which is out of the table and goes back into it.
     fn place(
         &mut self,
         mut context: Box<ContextState>,
-        id: ContextId,
+        (id, class): (ContextId, Class),
         n_rows_max: usize,
         n_tokens_max: usize,
         plan: &mut Plan,
@@ -262,6 +262,7 @@ impl Scheduler {
             let Some(found) = self.contexts.remove(&id) else { return Placed::Nothing };
             context = found;
         }
+        let n_tokens_max = self.n_tokens_of_one(class, n_tokens_max);
         let placed = match context.n_tree_rows().is_some_and(|n_rows| n_rows > n_rows_max) {
             true => Ok(Placed::Waits),
             false => self.place_guessing(&mut context, id, n_tokens_max, plan),

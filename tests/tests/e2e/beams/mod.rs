@@ -219,7 +219,7 @@ fn diverse_groups_are_those_of_hugging_face() {
 
 #[test]
 fn many_beams_find_what_they_find_in_hugging_face() {
-    let sizes = Sizes { n_pages: 2048, n_step_rows: 640, n_step_tokens: 640, ..Sizes::default() };
+    let sizes = Sizes { n_pages: 2048, ..Sizes::of_daemon() };
     compare_diverse(|search| search.num_beams == 512, sizes);
 }
 

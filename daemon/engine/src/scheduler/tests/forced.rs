@@ -105,6 +105,48 @@ fn who_is_forced_holds_up_nobody_in_its_step() {
 }
 
 #[test]
+fn what_is_left_of_a_forced_term_rides_together_where_steps_overlap() {
+    for (n_forced, n_rows_expected) in [(1, 1), (2, 2), (3, 1), (16, 1), (18, 3), (19, 2), (20, 2)] {
+        let mut scheduler = Scheduler::alone(Limits::of_nothing(4, 1000), SchedulerSettings::alone(64));
+        let mut guests = Guests::default();
+        let account = Account::new("guest", Budget::UNLIMITED, None);
+        let owner = Owner { actor: ActorId(1), session: SessionId(1), guest: GuestId(1), account };
+        let caller = guests.enter(&mut scheduler, owner);
+        let (id, mut queue) = (context_id(0), guests.queue(caller));
+        scheduler.apply(Operation::Create { id, caller });
+        let edit = Edit { appended: vec![5], ..Edit::default() };
+        let (settings, tag) = (RunSettings { masks: MaskSource::Caller, ..endless() }, queue.tag());
+        scheduler.apply(Operation::Run { id, edit, settings, tag });
+        let mask = Arc::new(TokenMask::all(1000));
+        for position in 1..=n_forced {
+            let (mask, expected) = (mask.clone(), Some(FORCED));
+            scheduler.apply(Operation::Mask { id, tag, position, turn: 0, mask, expected });
+        }
+        let (position, end) = (n_forced + 1, Ok(Finish::Complete));
+        scheduler.apply(Operation::EndRun { id, tag, position, turn: 0, end });
+        let (mut under_way, mut n_rows, mut n_given) = (VecDeque::new(), 0, 0);
+        loop {
+            while under_way.len() < scheduler.limits.n_steps_under_way {
+                let plan = scheduler.plan();
+                if !plan.has_rows() {
+                    break;
+                }
+                under_way.push_back(plan);
+            }
+            let Some(plan) = under_way.pop_front() else { break };
+            n_rows += plan.rows.len();
+            let n_outputs = plan.rows.iter().map(|row| row.n_outputs).sum();
+            let drawn = Output::Sampled(Candidate { token: FORCED, logprob: -1.0 });
+            scheduler.complete(plan, vec![drawn; n_outputs], 1_000);
+            guests.deliver(&scheduler, Port::Direct);
+            let given = std::iter::from_fn(|| queue.try_pull());
+            n_given += given.filter(|event| matches!(event, RunEvent::Token(_))).count();
+        }
+        assert_eq!((n_given, n_rows), (n_forced, n_rows_expected), "{n_forced} tokens");
+    }
+}
+
+#[test]
 fn a_row_that_is_cut_before_its_last_expected_token_asks_for_no_draws_ahead() {
     const N_PAGES: usize = 3;
     let limits = Limits { n_steps_under_way: 1, ..Limits::of_nothing(4, N_PAGES) };

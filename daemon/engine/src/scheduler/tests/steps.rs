@@ -246,6 +246,61 @@ fn verifications_that_fill_each_step_do_not_keep_prompts_waiting() {
 }
 
 #[test]
+fn contexts_decode_beyond_what_prompts_and_guesses_fill() {
+    const N_FILLED: usize = 16;
+    let limits = Limits { n_tokens_max: 80, n_steps_under_way: 1, ..Limits::of_nothing(40, 1000) };
+    let mut scheduler = Scheduler::alone(limits, SchedulerSettings::alone(N_FILLED));
+    let mut guests = Guests::default();
+    let account = Account::new("guest", Budget::UNLIMITED, None);
+    let (actor, session, guest) = (ActorId(1), SessionId(1), GuestId(1));
+    let caller = guests.enter(&mut scheduler, Owner { actor, session, guest, account });
+    let ask = |scheduler: &mut Scheduler, guests: &mut Guests, number: u64, n_tokens: usize, ask: Ask| {
+        let (id, answer) = (context_id(number), guests.ticket(caller));
+        scheduler.apply(Operation::Create { id, caller });
+        let edit = Edit { appended: vec![1; n_tokens], ..Edit::default() };
+        scheduler.apply(Operation::Ask { id, edit, ask, tag: answer.tag() });
+        answer
+    };
+    let sizes = |scheduler: &mut Scheduler, guests: &mut Guests| {
+        let plan = scheduler.plan();
+        let sizes: Vec<usize> = plan.rows.iter().map(|row| row.end - row.start).collect();
+        let n_drawn = plan.rows.iter().map(|row| row.n_outputs).sum();
+        let drawn = Output::Sampled(Candidate { token: 2, logprob: -1.0 });
+        scheduler.complete(plan, vec![drawn; n_drawn], 1_000_000);
+        guests.deliver(scheduler, Port::Direct);
+        sizes
+    };
+    // A prompt, alone on the device, where nothing has decoded lately.
+    (0..5).for_each(|_| assert!(!scheduler.plan().has_rows()));
+    let prompt = ask(&mut scheduler, &mut guests, 0, 3 * N_FILLED + 1, Ask::Prefill);
+    for _ in 0..3 {
+        assert_eq!(sizes(&mut scheduler, &mut guests), [N_FILLED]);
+    }
+    prompt.try_take().expect("it is computed");
+    // More contexts than that many tokens draw their next ones.
+    let sampler = Arc::new(Sampler::greedy());
+    let drawing: Vec<Ticket> =
+        (1..=35).map(|n| ask(&mut scheduler, &mut guests, n, 1, Ask::Sample(sampler.clone()))).collect();
+    assert_eq!(sizes(&mut scheduler, &mut guests), [1; 35]);
+    drawing.iter().for_each(|answer| assert!(answer.try_take().is_some()));
+    // Guesses fill a step as prompts do, also beside those.
+    let verify = Ask::Verify { sampler: sampler.clone(), guess: Guess::Chain(vec![1; 5]) };
+    let verified: Vec<Ticket> =
+        (36..=40).map(|n| ask(&mut scheduler, &mut guests, n, 1, verify.clone())).collect();
+    let drawing: Vec<Ticket> =
+        (41..=70).map(|n| ask(&mut scheduler, &mut guests, n, 1, Ask::Sample(sampler.clone()))).collect();
+    let rows = sizes(&mut scheduler, &mut guests);
+    let n_of_guesses: usize = rows.iter().filter(|&&n_tokens| n_tokens > 1).sum();
+    assert_eq!((n_of_guesses, rows.len()), (12, 32), "{rows:?}");
+    let mut waiting: Vec<Ticket> = verified.into_iter().chain(drawing).collect();
+    for _ in 0..2 {
+        waiting.retain(|answer| answer.try_take().is_none());
+        sizes(&mut scheduler, &mut guests);
+    }
+    assert!(waiting.iter().all(|answer| answer.try_take().is_some()));
+}
+
+#[test]
 fn a_guest_that_drops_a_fork_for_each_token_is_waited_for_all_the_same() {
     let mut scheduler = Scheduler::alone(Limits::of_nothing(8, 100), SchedulerSettings::alone(64));
     let mut guests = Guests::default();

@@ -40,8 +40,6 @@ pub(crate) enum MixError {
         "{place}: a run of {run_tokens} tokens does not fit before the context goes back to its prompt, after {wrap_tokens}"
     )]
     RunPastWrap { place: String, run_tokens: usize, wrap_tokens: usize },
-    #[error("step_tokens is {step_tokens}, which has to be more than step_rows, {step_rows}")]
-    StepSizes { step_tokens: usize, step_rows: usize },
     #[error(
         "load {load:?}: a prompt of {n_prompt} and {n_tokens} tokens do not fit in a context of {n_positions}"
     )]

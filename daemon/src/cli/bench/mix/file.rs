@@ -59,11 +59,6 @@ impl Mix {
             latency_multiple = engine.number("latency_multiple")?;
             engine.finish()?;
         }
-        if let (Some(step_rows), Some(step_tokens)) = (step_rows, step_tokens)
-            && step_tokens <= step_rows
-        {
-            return Err(MixError::StepSizes { step_tokens, step_rows });
-        }
         let tables = file.tables("load")?;
         let loads: Vec<Load> = tables.into_iter().map(Load::read).collect::<Result<_, _>>()?;
         let phases = file.tables("phase")?;

@@ -32,7 +32,7 @@ use crate::cli::connect;
 use crate::cli::error::CliError;
 use crate::cli::output::{self, Format};
 use crate::cli::progress::{ProgressDisplay, Unit};
-use crate::config::{Config, SharedBudget, Sizes};
+use crate::config::{Config, SharedBudget};
 use crate::daemon::Daemon;
 
 /// What lists the mixes that come with the program.
@@ -153,11 +153,7 @@ fn config(args: &BenchArgs, mix: &Mix) -> Config {
     if let Some(step_rows) = mix.step_rows {
         config.n_step_rows = Some(step_rows);
     }
-    config.n_step_tokens = mix.step_tokens.or_else(|| {
-        let n_rows = config.n_step_rows?;
-        // The smaller of what the devices take by themselves leaves no room for prompts beside many rows.
-        (n_rows >= Sizes::CPU.n_step_tokens).then(|| Sizes::CUDA.n_step_tokens.max(2 * n_rows))
-    });
+    config.n_step_tokens = mix.step_tokens;
     if let Some(multiple) = mix.latency_multiple {
         config.latency_multiple = multiple;
     }

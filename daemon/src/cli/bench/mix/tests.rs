@@ -41,9 +41,8 @@ fn the_engine_has_room_for_the_loads() {
     };
     let sizes = |config: Config| (config.n_step_rows, config.n_step_tokens);
     assert_eq!(sizes(mix(64, "")), (None, None));
-    assert_eq!(sizes(mix(200, "")), (Some(1024), Some(2048)));
-    assert_eq!(sizes(mix(1024, "")), (Some(1024), Some(2048)));
-    assert_eq!(sizes(mix(4000, "")), (Some(4000), Some(8000)));
+    assert_eq!(sizes(mix(1024, "")), (None, None));
+    assert_eq!(sizes(mix(4000, "")), (Some(4000), None));
     assert_eq!(sizes(mix(64, "[engine]\nstep_rows = 16\nstep_tokens = 100")), (Some(16), Some(100)));
 }
 

@@ -70,7 +70,7 @@ pub(super) fn config(args: &BenchArgs, n_contexts: usize) -> Config {
         device: args.device.map_or(usual.device, Device::from),
         dtype: args.speed.dtype.map_or(usual.dtype, DtypeChoice::from),
         // As users have it, unless that is not enough.
-        n_step_rows: (n_contexts > Sizes::CPU.n_step_rows).then_some(n_contexts.max(Sizes::CUDA.n_step_rows)),
+        n_step_rows: (n_contexts > Sizes::CPU.n_step_rows.min(Sizes::CUDA.n_step_rows)).then_some(n_contexts),
         limits,
         ..usual
     }

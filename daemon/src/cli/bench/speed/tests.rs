@@ -22,7 +22,7 @@ fn sizes_come_from_the_command_line() {
     assert_eq!((sizes.batches, sizes.context_len, sizes.prompts), (vec![1, 32], 64, vec![2048]));
     assert_eq!(config(&args, 32).models, ["shape:llama-3.1-8b"]);
     assert_eq!(config(&args, 32).n_step_rows, None);
-    assert_eq!(config(&args, 300).n_step_rows, Some(1024));
+    assert_eq!(config(&args, 1024).n_step_rows, None);
     assert_eq!(config(&args, 1300).n_step_rows, Some(1300));
     assert!(config(&args, 300).limits.n_guests_per_user >= 300);
 

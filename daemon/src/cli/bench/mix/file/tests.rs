@@ -83,7 +83,6 @@ fn what_has_no_meaning_is_refused() {
         (format!("alone = true\n{STREAMS}[[phase]]\nloads = [\"streams\"]\n"), "alone says which"),
         (format!("{STREAMS}[[phase]]\nloads = [\"streams\", \"streams\"]\n"), "twice"),
         (format!("{STREAMS}[[phase]]\nname = \"x\"\n"), "lacks the field \"loads\""),
-        (format!("[engine]\nstep_rows = 64\nstep_tokens = 64\n{STREAMS}"), "more than step_rows, 64"),
         (format!("measure_s = inf\n{STREAMS}"), "from 0 to 3600"),
         (format!("{BEAMS}beams = 513\n"), "from 1 to 512"),
         (
