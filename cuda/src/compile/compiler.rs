@@ -118,6 +118,9 @@ impl Compiler {
         let name = CString::new(source.file).expect("file names hold no zero byte");
         let program = nvrtc::create_program(&text, Some(&name)).map_err(call("nvrtcCreateProgram"))?;
         let mut options = vec![format!("--gpu-architecture={}", self.arch), "--std=c++17".to_owned()];
+        // NVRTC keeps what it compiles in the driver's cache as well, to which all threads that compile would go; cubins are
+        // kept here.
+        options.push("--no-cache".to_owned());
         options.extend(source.options());
         if let Some(dir) = &self.include_dir {
             options.push(format!("--include-path={}", dir.display()));
