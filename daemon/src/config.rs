@@ -30,10 +30,11 @@ pub struct Config {
     /// Bytes of host memory for the KV of contexts that had to make room, for each model; when absent 256 MiB on the
     /// CPU, and 1 GiB, locked in memory, with a GPU.
     pub kv_host_bytes: Option<u64>,
-    /// Tokens up to which prompts and guesses fill a step; when absent 256 on the CPU, 2048 on a GPU. Contexts that decode
+    /// Tokens up to which prompts fill a step, and guesses beside them; when absent 256 on the CPU, 2048 on a GPU. Contexts that decode
     /// may be more, and leave as many tokens to prompts as they are.
     pub n_step_tokens: Option<usize>,
-    /// Contexts that one step computes at most; when absent 1024.
+    /// Contexts that one step computes at most; when absent 1024. On a GPU the memory of a step is laid out for twice as many
+    /// tokens, or for `n_step_tokens` where those are more.
     pub n_step_rows: Option<usize>,
     /// The latency target: how many times as long a step may last, while contexts decode, as it would without prompts;
     /// at least 1. More computes prompts faster and makes streams wait longer for each token.
@@ -235,7 +236,7 @@ pub enum OnDeviceFailure {
 pub struct Sizes {
     /// Bytes of host memory to move KV to, for each model.
     pub kv_host_bytes: u64,
-    /// Tokens up to which prompts and guesses fill a step.
+    /// Tokens up to which prompts fill a step, and guesses beside them.
     pub n_step_tokens: usize,
     /// Contexts in one step.
     pub n_step_rows: usize,

@@ -23,7 +23,7 @@ pub struct Sizes {
     pub n_host_pages: usize,
     /// Contexts in one step.
     pub n_step_rows: usize,
-    /// Tokens up to which prompts and guesses fill a step.
+    /// Tokens up to which prompts fill a step, and guesses beside them.
     pub n_step_tokens: usize,
 }
 

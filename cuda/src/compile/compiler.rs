@@ -11,6 +11,9 @@ use cudarc::nvrtc::{result as nvrtc, sys as nvrtc_sys};
 
 use crate::driver::CudaError;
 
+/// The NVRTC from which on it keeps what it compiles in the driver's cache, by its own guide.
+const CACHES_SINCE: (i32, i32) = (12, 9);
+
 /// A kernel source that is part of this binary.
 #[derive(Clone, Debug)]
 pub struct Source {
@@ -98,9 +101,7 @@ impl Compiler {
     }
 
     fn cache_name(&self, source: &Source) -> String {
-        let (mut major, mut minor) = (0, 0);
-        // SAFETY: both pointers are valid for the call.
-        unsafe { nvrtc_sys::nvrtcVersion(&mut major, &mut minor) };
+        let (major, minor) = version();
         let mut hasher = blake3::Hasher::new();
         hasher.update(source.text.as_bytes());
         source.options().for_each(|option| {
@@ -118,9 +119,10 @@ impl Compiler {
         let name = CString::new(source.file).expect("file names hold no zero byte");
         let program = nvrtc::create_program(&text, Some(&name)).map_err(call("nvrtcCreateProgram"))?;
         let mut options = vec![format!("--gpu-architecture={}", self.arch), "--std=c++17".to_owned()];
-        // NVRTC keeps what it compiles in the driver's cache as well, to which all threads that compile would go; cubins are
-        // kept here.
-        options.push("--no-cache".to_owned());
+        if version() >= CACHES_SINCE {
+            // Cubins are kept here; all threads that compile would go to the driver's cache as well.
+            options.push("--no-cache".to_owned());
+        }
         options.extend(source.options());
         if let Some(dir) = &self.include_dir {
             options.push(format!("--include-path={}", dir.display()));
@@ -137,6 +139,14 @@ impl Compiler {
         unsafe { nvrtc::destroy_program(program) }.map_err(call("nvrtcDestroyProgram"))?;
         outcome
     }
+}
+
+/// NVRTC's, major and minor.
+fn version() -> (i32, i32) {
+    let (mut major, mut minor) = (0, 0);
+    // SAFETY: both pointers are valid for the call.
+    unsafe { nvrtc_sys::nvrtcVersion(&mut major, &mut minor) };
+    (major, minor)
 }
 
 fn cubin_of(program: nvrtc_sys::nvrtcProgram) -> Result<Vec<u8>, CudaError> {

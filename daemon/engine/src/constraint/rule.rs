@@ -103,7 +103,8 @@ impl Walk {
     }
 
     /// What may come after the `n_tokens` tokens of a context, of which those from position `first` on are given, and after
-    /// each of the guessed ones that follow, as far as the rule allows them. Takes as long as the limits of the grammar say.
+    /// each of the guessed ones that follow, as far as the rule allows them and that can be worked out: a draw that comes so far
+    /// finds the error for itself. Takes as long as the limits of the grammar say.
     ///
     /// # Errors
     /// The tokens have left the grammar, or its limits were reached.
@@ -143,9 +144,13 @@ impl Walk {
                 let path = tree.path(node);
                 let n_not_counted = first.saturating_sub(n_tokens).min(path.len());
                 let with_path = [tokens, &path[n_not_counted..]].concat();
-                let next = match next_at(walker, rule, first, n_tokens + path.len(), &with_path)? {
-                    Ok(Next::Ended) | Err(Left(_)) => None,
-                    Ok(next) => Some(next),
+                let next = match next_at(walker, rule, first, n_tokens + path.len(), &with_path) {
+                    Ok(Ok(Next::Ended) | Err(Left(_))) => None,
+                    Ok(Ok(next)) => Some(next),
+                    Err(_) => {
+                        walker.begin_anew();
+                        None
+                    }
                 };
                 found.push(next);
             }
@@ -196,11 +201,16 @@ fn nexts(
     for n_guessed in 0..=guess.len() {
         let position = n_tokens + n_guessed;
         let tokens = &tokens[..n_given + position.saturating_sub(first.max(n_tokens))];
-        match next_at(walker, rule, first, position, tokens)? {
-            Ok(next) => nexts.push(next),
+        match next_at(walker, rule, first, position, tokens) {
+            Ok(Ok(next)) => nexts.push(next),
             // What was guessed is cut there; the place before it has its mask.
-            Err(Left(_)) if n_guessed > 0 => break,
-            Err(Left(idx)) => {
+            Ok(Err(Left(_))) if n_guessed > 0 => break,
+            Err(_) if n_guessed > 0 => {
+                walker.begin_anew();
+                break;
+            }
+            Err(error) => return Err(error),
+            Ok(Err(Left(idx))) => {
                 return Err(ConstraintError::Left { position: first + idx, token: tokens[idx] });
             }
         }

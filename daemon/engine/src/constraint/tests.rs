@@ -8,6 +8,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::account::{Account, Budget, Resource};
 use crate::batch::Token;
+use crate::guess::{GuessNode, GuessTree};
 use crate::model::{Model, ModelSource, SpecialText, SpecialTokens};
 
 fn model() -> &'static Arc<Model> {
@@ -309,6 +310,24 @@ fn what_is_too_large_or_takes_too_long_is_refused_with_its_limit() {
         tokens.push(if random >> 16 & 1 == 0 { a } else { b });
     };
     assert!(matches!(refused, ConstraintError::TooComplex { .. }), "{refused:?}");
+    // A guess that leads there ends before, as a chain and as a tree.
+    let (given, guess) = tokens.split_at(tokens.len() - 3);
+    let come_near = || {
+        let rule = Rule::new(compile_with(&states, narrow).expect("it is short"), Begins::FirstDraw);
+        let walk = Walk::default();
+        for n in 0..given.len() {
+            walk.next(&rule, 0, n, &given[..n], &[]).expect("not there yet");
+        }
+        (rule, walk)
+    };
+    let (rule, walk) = come_near();
+    let nexts = walk.next(&rule, 0, given.len(), given, guess).expect("what the guess follows");
+    assert_eq!(nexts.len(), 3);
+    let chain = guess.iter().zip([None, Some(0), Some(1)]);
+    let nodes: Vec<GuessNode> = chain.map(|(&token, parent)| GuessNode { token, parent }).collect();
+    let ((rule, walk), tree) = (come_near(), GuessTree::new(&nodes).expect("a tree"));
+    let in_tree = walk.next_in_tree(&rule, 0, given.len(), given, &tree).expect("what the tree follows");
+    assert_eq!(in_tree, [nexts.into_iter().map(Some).collect(), vec![None]].concat());
     // Repetitions in repetitions: work for one mask.
     let nested = Grammar::Regex(format!("{}a{}", "(".repeat(20), "{1,9}){1,9}".repeat(20)));
     let short = ConstraintLimits { mask_ms: 1, ..limits };

@@ -55,6 +55,11 @@ impl Walker {
         Self { constraint, parser, tokens: Vec::new(), has_ended: false }
     }
 
+    /// Forgets what it has taken in: after an error it would go on with that.
+    pub(super) fn begin_anew(&mut self) {
+        *self = Self::new(self.constraint.clone());
+    }
+
     /// Takes in just these tokens; stops before the first that the grammar does not have.
     ///
     /// # Errors

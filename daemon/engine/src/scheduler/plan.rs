@@ -38,6 +38,8 @@ pub(crate) struct Plan {
     pub(super) victims: Option<Victims>,
     /// Pages that it may move; none where all that has to move does.
     pub(super) n_moves_max: Option<usize>,
+    /// Tokens of rows that decode beyond one each.
+    pub(super) n_tokens_guessed: usize,
     /// Pages that were found in the prefix cache.
     pub(super) n_blocks_found: usize,
     /// What its rows ask for.
@@ -94,6 +96,7 @@ impl Plan {
         self.rows.clear();
         (self.work, self.decode_bound, self.victims) = (StepWork::default(), DecodeBound::None, None);
         (self.n_blocks_found, self.n_moves_max, self.waits_for_masks, self.step) = (0, None, false, 0);
+        self.n_tokens_guessed = 0;
         self.asked = Asked::default();
         self.given.clear();
         self.trees.clear();
@@ -262,11 +265,14 @@ impl Scheduler {
             let Some(found) = self.contexts.remove(&id) else { return Placed::Nothing };
             context = found;
         }
-        let n_tokens_max = self.n_tokens_of_one(class, n_tokens_max);
+        let n_tokens_max = self.n_tokens_of_one(class, n_tokens_max, plan);
         let placed = match context.n_tree_rows().is_some_and(|n_rows| n_rows > n_rows_max) {
             true => Ok(Placed::Waits),
             false => self.place_guessing(&mut context, id, n_tokens_max, plan),
         };
+        if let (Class::Decode, Ok(Placed::Row { n_tokens })) = (class, &placed) {
+            plan.n_tokens_guessed += n_tokens.saturating_sub(1);
+        }
         let mut failure = None;
         let placed = placed.unwrap_or_else(|error| {
             match job {

@@ -2,6 +2,7 @@
 
 mod ask;
 mod beams;
+mod beside_jobs;
 mod causes;
 mod cost;
 mod evict;
