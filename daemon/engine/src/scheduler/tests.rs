@@ -2,7 +2,6 @@
 
 mod ask;
 mod beams;
-mod beside_jobs;
 mod causes;
 mod cost;
 mod evict;

@@ -1,5 +1,7 @@
 //! Guesses that are verified, and what was computed for a question and is appended after it.
 
+mod beside_jobs;
+
 use crate::batch::Drawn;
 use std::sync::Arc;
 

@@ -1,6 +1,6 @@
 //! Verifications beside jobs that fill each step.
 
-use super::*;
+use super::super::*;
 use crate::Guess;
 use crate::batch::Candidate;
 
