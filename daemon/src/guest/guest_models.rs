@@ -88,8 +88,8 @@ impl GuestModels {
     pub(crate) fn cause_of(&self, end: GuestEnd) -> GuestEnd {
         let loss = match end {
             GuestEnd::Failed { .. } | GuestEnd::Exited { .. } => self.loss().or_else(|| self.refusal()),
-            // To be refused something stops no guest, and makes none go wrong.
-            GuestEnd::Trapped { .. } | GuestEnd::Stopped => self.loss(),
+            // To be refused something stops no guest, and makes none go wrong. A daemon whose device failed hangs up.
+            GuestEnd::Trapped { .. } | GuestEnd::Stopped | GuestEnd::ClientGone => self.loss(),
             _ => None,
         };
         loss.unwrap_or(end)
