@@ -95,9 +95,8 @@ impl Speculation {
         if let Some(drawn) = context.take_verified(key)? {
             return Ok(Pull::Token(drawn));
         }
-        let n_free = context.n_free();
-        let n_max = self.n_max.min(n_left.unwrap_or(usize::MAX).min(n_free).saturating_sub(1));
-        if n_free > 0 && n_max > 0 && self.pays() {
+        let n_max = room_to_guess(context, n_left).map_or(0, |n_room| n_room.min(self.n_max));
+        if n_max > 0 && self.pays() {
             let settings = settings();
             let begun = Instant::now();
             let guess = self.guess(context, &settings, n_max).await?;
@@ -173,6 +172,12 @@ impl Speculation {
     }
 }
 
+/// Tokens that may be guessed where a stream has `n_left` to give, the last of which is drawn; none where the context is full.
+fn room_to_guess(context: &Context, n_left: Option<usize>) -> Option<usize> {
+    let n_free = context.n_free();
+    (n_free > 0).then(|| n_left.unwrap_or(usize::MAX).min(n_free).saturating_sub(1))
+}
+
 /// Pulls with a guess of the guest's own.
 ///
 /// # Errors
@@ -184,11 +189,10 @@ pub(super) async fn pull_guessed(
     settings: &RunSettings,
     guess: Guess,
 ) -> Result<Pull, EngineError> {
-    let n_free = context.n_free();
-    if n_free == 0 {
+    let Some(n_room) = room_to_guess(context, n_left) else {
         return Ok(Pull::Finished(Finish::ContextFull));
-    }
-    let guess = guess.at_most(n_left.unwrap_or(usize::MAX).min(n_free).saturating_sub(1));
+    };
+    let guess = guess.at_most(n_room);
     match context.verify(key, &settings.sampler, guess).await? {
         Some(_) => Ok(Pull::Token(taken(context, key)?)),
         None => Ok(Pull::Finished(Finish::Complete)),
@@ -206,11 +210,10 @@ pub(super) async fn pull_changed(
     settings: &RunSettings,
     mut ahead: Vec<Token>,
 ) -> Result<Pull, EngineError> {
-    let n_free = context.n_free();
-    if n_free == 0 {
+    let Some(n_room) = room_to_guess(context, n_left) else {
         return Ok(Pull::Finished(Finish::ContextFull));
-    }
-    ahead.truncate(n_left.unwrap_or(usize::MAX).min(n_free).saturating_sub(1).min(N_GUESS_MAX));
+    };
+    ahead.truncate(n_room.min(N_GUESS_MAX));
     match verify_fitting(context, key, settings, ahead).await? {
         (_, Some(_)) => Ok(Pull::Token(taken(context, key)?)),
         (_, None) => Ok(Pull::Finished(Finish::Complete)),
