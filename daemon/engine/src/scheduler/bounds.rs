@@ -88,16 +88,10 @@ impl Scheduler {
         self.settings.n_step_tokens.max(2 * n_tokens).min(self.limits.n_tokens_max) - n_tokens
     }
 
-    /// Tokens that one context gets of those that are left for its class. Guesses fill no more of a step than prompts do; the
+    /// Tokens that a context that decodes gets of those that are left. Guesses fill no more of a step than prompts do; the
     /// next token of a context finds room beside them, and they beside all that decodes.
-    pub(super) fn n_tokens_of_one(&self, class: Class, n_tokens_left: usize, plan: &Plan) -> usize {
-        match class {
-            Class::Decode => {
-                let n_guessed_max = self.settings.n_step_tokens.saturating_sub(plan.n_tokens_guessed);
-                n_tokens_left.min(1 + n_guessed_max)
-            }
-            Class::Prompt => n_tokens_left,
-        }
+    pub(super) fn n_tokens_guessing(&self, n_tokens_left: usize, plan: &Plan) -> usize {
+        n_tokens_left.min(1 + self.settings.n_step_tokens.saturating_sub(plan.n_tokens_guessed))
     }
 
     /// Tokens of prompts that the step has room for. While contexts decode, also when left out of this step, its length

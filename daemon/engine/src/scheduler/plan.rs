@@ -38,7 +38,7 @@ pub(crate) struct Plan {
     pub(super) victims: Option<Victims>,
     /// Pages that it may move; none where all that has to move does.
     pub(super) n_moves_max: Option<usize>,
-    /// Tokens of rows that decode beyond one each.
+    /// Tokens beyond one each of contexts that decode: those that were guessed.
     pub(super) n_tokens_guessed: usize,
     /// Pages that were found in the prefix cache.
     pub(super) n_blocks_found: usize,
@@ -226,7 +226,9 @@ impl Scheduler {
                 self.enqueue(id);
                 continue;
             }
+            let is_alone = context.job().is_none();
             let n_tokens_max = match class {
+                Class::Decode if is_alone => self.n_tokens_guessing(n_tokens_left, plan),
                 Class::Decode => n_tokens_left,
                 Class::Prompt => self.chunk_len(context.n_pending(), n_tokens_left, plan),
             };
@@ -234,9 +236,12 @@ impl Scheduler {
                 self.contexts.insert(id, context);
                 return waiting.push(id);
             }
-            match self.place(context, (id, class), n_rows_max - plan.n_batch_rows(), n_tokens_max, plan) {
+            match self.place(context, id, n_rows_max - plan.n_batch_rows(), n_tokens_max, plan) {
                 Placed::Row { n_tokens } => {
                     n_tokens_left -= n_tokens;
+                    if class == Class::Decode && is_alone {
+                        plan.n_tokens_guessed += n_tokens.saturating_sub(1);
+                    }
                 }
                 Placed::Waits => {
                     waiting.push(id);
@@ -247,11 +252,11 @@ impl Scheduler {
         }
     }
 
-    /// Looks at a context of a class, which is out of the table and goes back into it.
+    /// Looks at a context, which is out of the table and goes back into it.
     fn place(
         &mut self,
         mut context: Box<ContextState>,
-        (id, class): (ContextId, Class),
+        id: ContextId,
         n_rows_max: usize,
         n_tokens_max: usize,
         plan: &mut Plan,
@@ -265,14 +270,10 @@ impl Scheduler {
             let Some(found) = self.contexts.remove(&id) else { return Placed::Nothing };
             context = found;
         }
-        let n_tokens_max = self.n_tokens_of_one(class, n_tokens_max, plan);
         let placed = match context.n_tree_rows().is_some_and(|n_rows| n_rows > n_rows_max) {
             true => Ok(Placed::Waits),
             false => self.place_guessing(&mut context, id, n_tokens_max, plan),
         };
-        if let (Class::Decode, Ok(Placed::Row { n_tokens })) = (class, &placed) {
-            plan.n_tokens_guessed += n_tokens.saturating_sub(1);
-        }
         let mut failure = None;
         let placed = placed.unwrap_or_else(|error| {
             match job {
