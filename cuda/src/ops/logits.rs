@@ -12,10 +12,13 @@ use super::logits_params::{
     SampleBinsParams, SampleDrawParams, SampleTruncateParams, TopNParams,
 };
 pub(super) use super::logits_sources::N_BINS;
+#[cfg(test)]
+pub(super) use super::logits_sources::all_sources;
+pub use super::logits_sources::sources;
 use super::logits_sources::{
     CHOOSE_THREADS, CHUNK, DRAW_BLOCKS, FINISH_THREADS, HOPEFUL_MAX, PART_BYTES, SPANS, THREADS,
+    search_source, top_source,
 };
-pub use super::logits_sources::{search_source, sources, top_source};
 pub use super::logits_stages::Stages;
 use crate::compile::Deferred;
 use crate::{Compiler, CudaError, Gpu, Kernel, Launch, Module, Plain, Slice, Stream};

@@ -6,8 +6,8 @@ use trellis_engine::batch::Token;
 use trellis_engine::sampling::Sampler;
 
 use super::logits::{
-    BiasPair, LogitsBuffers, LogitsKernels, NOWHERE, OutputRow, RowOutput, Stages, Wants, scratch_bytes,
-    search_source, sources, top_source,
+    BiasPair, LogitsBuffers, LogitsKernels, NOWHERE, OutputRow, RowOutput, Stages, Wants, all_sources,
+    scratch_bytes, sources,
 };
 use super::sample::ordered_biases;
 use super::topn::Ranked;
@@ -230,5 +230,5 @@ fn download<T: Plain + Default>(gpu: &TestGpu, buffer: &Buffer, n: usize) -> Vec
 
 #[test]
 fn sources_compile_for_every_architecture() {
-    sources().into_iter().chain([search_source(), top_source()]).for_each(assert_compiles);
+    all_sources().for_each(assert_compiles);
 }

@@ -91,12 +91,18 @@ pub fn sources() -> [Source; 4] {
 
 /// The source of the kernels that search cutoffs.
 #[must_use]
-pub fn search_source() -> Source {
+pub(super) fn search_source() -> Source {
     source("truncate.cu", text!("block.cuh", "select.cuh", "truncate.cu"))
 }
 
 /// The source of the kernel that lists the largest values.
 #[must_use]
-pub fn top_source() -> Source {
+pub(super) fn top_source() -> Source {
     source("topn.cu", text!("block.cuh", "select.cuh", "topn.cu"))
+}
+
+/// All of them.
+#[cfg(test)]
+pub(super) fn all_sources() -> impl Iterator<Item = Source> {
+    sources().into_iter().chain([search_source(), top_source()])
 }

@@ -56,8 +56,7 @@ fn sources(capability: (i32, i32)) -> Vec<Source> {
     };
     let of_any_type =
         [gather::source(), pages::source(), program::source(capability), steer::source(), stream::source()];
-    let of_logits = logits::sources().into_iter().chain([logits::search_source(), logits::top_source()]);
-    DTYPES.into_iter().flat_map(of_type).chain(of_any_type).chain(of_logits).collect()
+    DTYPES.into_iter().flat_map(of_type).chain(of_any_type).chain(logits::all_sources()).collect()
 }
 
 /// What the driver says of a kernel once it is loaded, which is what counts.
