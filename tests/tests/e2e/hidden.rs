@@ -53,6 +53,18 @@ pub(crate) async fn hidden(context: &mut Context, pooling: Pooling) -> Vec<Vec<f
     }
 }
 
+/// So many greedy tokens, each with the hidden states after any number of layers and with the most probable tokens.
+pub(crate) fn greedy_looking(model: &ModelHandle, n_top: usize, n_tokens: usize) -> RunSettings {
+    let looks = Looks { n_top, hidden: (0..=model.model().config.n_layers).collect() };
+    RunSettings {
+        sampler: Arc::new(Sampler { looks, ..Sampler::greedy() }),
+        stop_tokens: Arc::new([]),
+        n_tokens_max: Some(n_tokens),
+        ahead: Ahead::Adaptive,
+        masks: MaskSource::Sampler,
+    }
+}
+
 async fn check(model: &ModelHandle, goldens: &Goldens, case: &Case) {
     let mut context = Context::create(model, owner(1)).await.expect("created");
     context.append(&case.prompt_ids).await.expect("fits");
@@ -60,15 +72,7 @@ async fn check(model: &ModelHandle, goldens: &Goldens, case: &Case) {
     goldens.compare(&hidden(&mut context, Pooling::Last).await, &case.last[0], "the last token");
     goldens.compare(&hidden(&mut context, Pooling::MeanFrom(1)).await, &case.mean_from_1, "but the first");
 
-    let looks = Looks { n_top: 3, hidden: (0..=model.model().config.n_layers).collect() };
-    let sampler = Arc::new(Sampler { looks, ..Sampler::greedy() });
-    let settings = || RunSettings {
-        sampler: sampler.clone(),
-        stop_tokens: Arc::new([]),
-        n_tokens_max: Some(case.greedy_ids.len()),
-        ahead: Ahead::Adaptive,
-        masks: MaskSource::Sampler,
-    };
+    let settings = || greedy_looking(model, 3, case.greedy_ids.len());
     for (expected, &token) in case.last.iter().zip(&case.greedy_ids) {
         let Ok(Pull::Token(drawn)) = context.pull(RunKey(0), settings).await else { panic!("a token") };
         assert_eq!(drawn.candidate.token, token);

@@ -1,18 +1,14 @@
 //! Steered contexts of both bundled models against Hugging Face: what may come next, what is decoded, and hidden states.
 
 use std::fs;
-use std::sync::Arc;
 
 use futures_util::future::join_all;
 use serde::Deserialize;
-use trellis_engine::sampling::{Looks, Sampler};
-use trellis_engine::{
-    Ahead, Answer, Ask, Context, MaskSource, ModelHandle, Pooling, Pull, RunKey, RunSettings,
-};
+use trellis_engine::{Answer, Ask, Context, ModelHandle, Pooling, Pull, RunKey};
 use trellis_tests::engines::{Sizes, block_on, engine, owner};
 use trellis_tests::pack;
 
-use crate::hidden::hidden;
+use crate::hidden::{greedy_looking, hidden};
 use crate::steering::full;
 
 /// Float32 on both sides, summed in another order; the goldens have five decimals.
@@ -110,15 +106,8 @@ async fn ask(context: &mut Context, ask: Ask) -> Answer {
 
 /// What is decoded greedily, and the states that it is drawn from.
 async fn check_stream(context: &mut Context, goldens: &Goldens, case: &Case, worst: &mut Worst) {
-    let looks = Looks { n_top: 0, hidden: (0..=context.model().model().config.n_layers).collect() };
-    let sampler = Arc::new(Sampler { looks, ..Sampler::greedy() });
-    let settings = || RunSettings {
-        sampler: sampler.clone(),
-        stop_tokens: Arc::new([]),
-        n_tokens_max: Some(case.greedy_ids.len()),
-        ahead: Ahead::Adaptive,
-        masks: MaskSource::Sampler,
-    };
+    let model = context.model().clone();
+    let settings = || greedy_looking(&model, 0, case.greedy_ids.len());
     for (idx, &token) in case.greedy_ids.iter().enumerate() {
         let about = format!("{}, decoded {idx}", case.about);
         let Ok(Pull::Token(drawn)) = context.pull(RunKey(0), settings).await else { panic!("{about}") };

@@ -100,6 +100,18 @@ fn guest() -> Guest {
     guest_with(GuestLimits::default())
 }
 
+/// A stream that nothing ends, and that looks at nothing.
+fn plain() -> StreamOptions {
+    StreamOptions {
+        max_tokens: None,
+        stop_tokens: Vec::new(),
+        top: 0,
+        hidden: Vec::new(),
+        speculation: None,
+        others: Vec::new(),
+    }
+}
+
 /// Another name for a handle, as the guest has it each time that it passes a borrow.
 fn again<T: 'static>(handle: &Resource<T>) -> Resource<T> {
     Resource::new_borrow(handle.rep())
@@ -146,14 +158,7 @@ impl Guest {
         sampler: &Resource<GuestSampler>,
         max_tokens: Option<u32>,
     ) -> Resource<GuestStream> {
-        let options = StreamOptions {
-            max_tokens,
-            stop_tokens: Vec::new(),
-            top: 0,
-            hidden: Vec::new(),
-            speculation: None,
-            others: Vec::new(),
-        };
+        let options = StreamOptions { max_tokens, ..plain() };
         HostStream::open(&mut self.state, again(context), again(sampler), options).expect("a stream")
     }
 

@@ -16,8 +16,7 @@ fn draft(guest: &mut Guest, n_max: u32) -> Option<Speculation> {
 }
 
 fn options(speculation: Option<Speculation>) -> StreamOptions {
-    let (stop_tokens, hidden, others) = (Vec::new(), Vec::new(), Vec::new());
-    StreamOptions { max_tokens: None, stop_tokens, top: 0, hidden, speculation, others }
+    StreamOptions { speculation, ..plain() }
 }
 
 fn usage(guest: &mut Guest) -> [u64; 2] {

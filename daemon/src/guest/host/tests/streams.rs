@@ -23,14 +23,7 @@ async fn a_stream_counts_its_tokens_and_stays_ended() {
         guest.step(&fork, &sampler).await;
         guest.step(&fork, &sampler).await
     };
-    let options = StreamOptions {
-        max_tokens: None,
-        stop_tokens: vec![stop],
-        top: 0,
-        hidden: Vec::new(),
-        speculation: None,
-        others: Vec::new(),
-    };
+    let options = StreamOptions { stop_tokens: vec![stop], ..plain() };
     let stream =
         HostStream::open(&mut guest.state, again(&context), again(&sampler), options).expect("a stream");
     let mut last = None;
