@@ -30,8 +30,8 @@ pub struct Config {
     /// Bytes of host memory for the KV of contexts that had to make room, for each model; when absent 256 MiB on the
     /// CPU, and 1 GiB, locked in memory, with a GPU.
     pub kv_host_bytes: Option<u64>,
-    /// Tokens up to which prompts fill a step, and guesses beside them; when absent 256 on the CPU, 2048 on a GPU. Contexts that decode
-    /// may be more, and leave as many tokens to prompts as they are.
+    /// Tokens up to which prompts fill a step, and guesses beside them; when absent 256 on the CPU, 2048 on a GPU.
+    /// Contexts that decode may be more, and leave as many tokens to prompts as they are.
     pub n_step_tokens: Option<usize>,
     /// Contexts that one step computes at most; when absent 1024. On a GPU the memory of a step is laid out for twice as many
     /// tokens, or for `n_step_tokens` where those are more.

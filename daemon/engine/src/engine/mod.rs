@@ -35,9 +35,9 @@ use crate::scheduler::SchedulerSettings;
 pub struct EngineSettings {
     /// Between which guests the prefix cache shares prompts.
     pub prefix_scope: PrefixScope,
-    /// Tokens up to which prompts fill a step, and guesses beside them: more compute prompts faster and make the next token of every
-    /// stream wait longer. Contexts that decode may be more, and beside those prompts get as many tokens, as far as the
-    /// backend's limits go.
+    /// Tokens up to which prompts fill a step, and guesses beside them: more compute prompts faster and make the next
+    /// token of every stream wait longer. Contexts that decode may be more, and beside those prompts get as many tokens,
+    /// as far as the backend's limits go.
     pub n_step_tokens: usize,
     /// The latency target: how many times as long a step may last, while contexts decode, as it would without prompts.
     /// At least 1.

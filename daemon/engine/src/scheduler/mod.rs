@@ -102,7 +102,8 @@ pub(crate) struct SchedulerSettings {
     /// Hash of everything that determines the bytes of a page, tokens and position aside.
     pub(crate) model_fingerprint: [u8; 32],
     pub(crate) prefix_scope: PrefixScope,
-    /// Tokens up to which prompts fill a step, and are cut, and guesses beside them; of contexts that decode there may be more.
+    /// Tokens up to which prompts fill a step, and are cut, and guesses beside them; of contexts that decode there may be
+    /// more.
     pub(crate) n_step_tokens: usize,
     /// How much longer a step may last, while contexts decode, than it would without prompts.
     pub(crate) latency_multiple: f64,
