@@ -4,7 +4,7 @@ mod load;
 
 use std::collections::VecDeque;
 
-use trellis_engine::backend::{Backend, BackendError, Collected, Damage, Limits, WeightsInfo};
+use trellis_engine::backend::{Backend, BackendError, Collected, Damage, Limits, OldestStep, WeightsInfo};
 use trellis_engine::batch::{
     Batch, CellMove, HostPageId, Input, LateMask, Output, PageId, Row, SlotId, Token,
 };
@@ -219,11 +219,10 @@ impl Backend for CudaBackend {
         waits.map_err(|error| self.give_up_last(error))
     }
 
-    fn is_done(&mut self) -> bool {
+    fn oldest_step(&mut self) -> OldestStep {
         match self.under_way.front() {
-            Some(UnderWay::InStream(in_flight)) => self.steps.is_done(in_flight),
-            Some(UnderWay::Done(_)) => true,
-            None => false,
+            Some(UnderWay::InStream(in_flight)) if !self.steps.is_done(in_flight) => OldestStep::OnDevice,
+            _ => OldestStep::Done,
         }
     }
 

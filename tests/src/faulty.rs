@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use trellis::daemon::BackendWrap;
-use trellis_engine::backend::{Backend, BackendError, Collected, Damage, Limits, WeightsInfo};
+use trellis_engine::backend::{Backend, BackendError, Collected, Damage, Limits, OldestStep, WeightsInfo};
 use trellis_engine::batch::{Batch, CellMove, HostPageId, LateMask, PageId};
 
 /// Tells [`wrap_from_environment`] what is to fail: `MODEL N_BEFORE FAULT`, as in `tiny 3 device`.
@@ -142,8 +142,8 @@ impl Backend for Faulty {
         self.backend.supply(masks)
     }
 
-    fn is_done(&mut self) -> bool {
-        self.backend.is_done()
+    fn oldest_step(&mut self) -> OldestStep {
+        self.backend.oldest_step()
     }
 
     fn waits_for_masks(&mut self) -> Result<bool, BackendError> {

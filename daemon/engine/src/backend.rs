@@ -198,9 +198,9 @@ pub trait Backend: Send {
     /// The step failed, as for [`Self::submit`]; it is no longer under way.
     fn waits_for_masks(&mut self) -> Result<bool, BackendError>;
 
-    /// Whether it is known that the oldest step under way is done, so that [`Self::collect`] would not wait.
-    fn is_done(&mut self) -> bool {
-        false
+    /// Where the oldest step under way is computed, and whether it is known to be done.
+    fn oldest_step(&mut self) -> OldestStep {
+        OldestStep::ByCaller
     }
 
     /// Waits for the oldest step under way. Its outputs come in the order of the requests: row by row, within a row in
@@ -267,6 +267,17 @@ pub struct Collected {
     pub outputs: Vec<Output>,
     /// How long the device worked on it.
     pub elapsed: Duration,
+}
+
+/// Where the oldest step under way is computed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OldestStep {
+    /// In [`Backend::collect`], by the thread that calls it.
+    ByCaller,
+    /// On a device that works by itself.
+    OnDevice,
+    /// Nowhere: it is known to be done, and [`Backend::collect`] does not wait.
+    Done,
 }
 
 /// How far the damage of a failed call goes.

@@ -19,7 +19,7 @@ use super::KvBounds;
 use super::gone::Gone;
 use super::resident::{Change, Health, Resident};
 use crate::account::Owner;
-use crate::backend::{Backend, BackendError, Collected, Damage, Limits};
+use crate::backend::{Backend, BackendError, Collected, Damage, Limits, OldestStep};
 use crate::batch::{CellMove, Row};
 use crate::command::{ModelId, Operation};
 use crate::completion::{CallerId, Completion, Outbox, Tag};
@@ -78,7 +78,8 @@ pub(super) enum Next {
     Input,
     /// Nothing.
     Turn,
-    /// [`Core::wait`], for the device.
+    /// The device is done with the oldest step, and [`Core::wait`] has taken it. Until then a turn carries out what has
+    /// come in.
     Device,
     /// Something comes in, or the device is done with the layers of the last step: [`Core::is_held_up`].
     InputOrLayers,
@@ -107,6 +108,8 @@ pub(super) struct Core {
     /// What came of the oldest.
     collected: Option<Result<Collected, BackendError>>,
     linger: Linger,
+    /// Whether the last turn left the device at work: guests that ask now are in time.
+    waits_for_device: bool,
     /// What was found while the layers of the last step were waited for; the next turn sees to it.
     layers_failed: Option<BackendError>,
     pool: Pool,
@@ -129,6 +132,7 @@ impl Core {
         completions: &mut Vec<Completion>,
     ) -> Result<Next, EngineFailure> {
         let next = self.go_on(now, inputs);
+        self.waits_for_device = matches!(next, Ok(Next::Device));
         self.outbox.take(completions);
         next
     }
@@ -145,7 +149,8 @@ impl Core {
         };
         self.linger.begin(now);
         // Guests that the step before answered have asked again while the device was waited for, and are in time.
-        self.commons.set_late(collected.is_none() && self.linger.is_over(now));
+        let is_in_time = self.waits_for_device || collected.is_some() || !self.linger.is_over(now);
+        self.commons.set_late(!is_in_time);
         let mut price_ns = 0;
         while let Some(input) = inputs.next(price_ns) {
             price_ns = 0;
@@ -192,6 +197,12 @@ impl Core {
     pub(super) fn wait(&mut self) {
         let &(place, _) = self.under_way.front().expect("a step is under way");
         self.collected = Some(self.resident(place).backend.collect());
+    }
+
+    /// Where the oldest step under way is computed, if there is one.
+    pub(super) fn oldest_step(&mut self) -> Option<OldestStep> {
+        let &(place, _) = self.under_way.front()?;
+        Some(self.resident(place).backend.oldest_step())
     }
 
     /// Whether a step is under way.

@@ -11,7 +11,7 @@
 //! that they were called; nor what the device does, nor the guests.
 
 mod allocations;
-mod device;
+pub(super) mod device;
 mod house;
 mod threads;
 

@@ -20,6 +20,10 @@ use crate::mailbox::Mailbox;
 const SPINS_MAX: Duration = Duration::from_micros(300);
 const NAP: Duration = Duration::from_micros(50);
 
+/// While the device works, what comes in is carried out together, so often at most: a turn for each command would cost
+/// more than the commands.
+const PACE: Duration = Duration::from_micros(100);
+
 /// What a guest's commands may cost before its others wait for the next turn: a question about each row of a large step, or
 /// fifty forks of long contexts. And what those of all guests may before only guests that have had none go on.
 const OF_ONE_NS: u64 = 500_000;
@@ -27,6 +31,13 @@ const OF_ALL_NS: u64 = 1_000_000;
 
 /// The engine is wanted no more: no sender is left.
 pub(super) struct Closed;
+
+/// What came first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Awaited {
+    Device,
+    Input,
+}
 
 /// What has come in, and from which guest.
 pub(super) struct Inbox {
@@ -260,6 +271,21 @@ impl Inbox {
     /// the device alone keeps a core busy as well. Other threads that need the core get it.
     pub(super) fn wait_unless(&mut self, mut is_done: impl FnMut() -> bool) {
         while self.is_empty() && !is_done() {
+            std::thread::yield_now();
+        }
+    }
+
+    /// Waits until the device is done, or something has come in, of which it tells in its pace. Other threads that need
+    /// the core get it.
+    pub(super) fn wait_beside(&mut self, mut is_done: impl FnMut() -> bool) -> Awaited {
+        let begun = Instant::now();
+        loop {
+            if is_done() {
+                return Awaited::Device;
+            }
+            if !self.is_empty() && begun.elapsed() >= PACE {
+                return Awaited::Input;
+            }
             std::thread::yield_now();
         }
     }

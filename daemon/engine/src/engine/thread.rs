@@ -10,7 +10,8 @@ use std::time::Instant;
 use rustc_hash::FxHashMap;
 
 use super::core::{Core, Next};
-use super::inbox::Inbox;
+use super::inbox::{Awaited, Inbox};
+use crate::backend::OldestStep;
 use crate::completion::{CallerId, Completion, Done};
 use crate::error::EngineFailure;
 use crate::handle::{EngineState, Served};
@@ -54,7 +55,10 @@ fn serve(core: &mut Core, inbox: &mut Inbox, port: Port) -> Result<(), EngineFai
             Next::Turn => {}
             // What was held back in this turn is carried out meanwhile.
             Next::Device if inbox.holds_back() && !core.is_done() => {}
-            Next::Device => core.wait(),
+            Next::Device if core.oldest_step() == Some(OldestStep::ByCaller) => core.wait(),
+            // What comes in meanwhile is carried out, and what needs no device is answered.
+            Next::Device if inbox.wait_beside(|| core.is_done()) == Awaited::Device => core.wait(),
+            Next::Device => {}
             Next::InputOrLayers => inbox.wait_unless(|| core.is_held_up()),
             Next::Input => {
                 if inbox.wait().is_err() {
@@ -111,11 +115,21 @@ impl Post {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::{AtomicUsize, Ordering};
-    use std::task::{Context, Poll, Wake};
+    use std::path::PathBuf;
+    use std::pin::pin;
+    use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+    use std::task::{Context as TaskContext, Poll, Wake};
+    use std::time::Duration;
 
     use super::*;
+    use crate::account::{Account, ActorId, Budget, GuestId, Owner, SessionId};
+    use crate::backend::Limits;
+    use crate::command::Ask;
+    use crate::context::Context;
+    use crate::engine::costs::device::Device;
+    use crate::engine::{EngineSettings, OneModel};
     use crate::mailbox::Ticket;
+    use crate::model::{Model, ModelSource};
 
     #[derive(Default)]
     struct Alarm(AtomicUsize);
@@ -124,6 +138,35 @@ mod tests {
         fn wake(self: Arc<Self>) {
             self.0.fetch_add(1, Ordering::Relaxed);
         }
+    }
+
+    #[tokio::test]
+    async fn what_needs_no_device_is_answered_while_it_works() {
+        let gate = Arc::<AtomicBool>::default();
+        let limits = Limits { n_steps_under_way: 2, ..Limits::of_nothing(4, 100) };
+        let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../models/tiny");
+        let model = Model::open("tiny", &ModelSource::Folder(folder)).expect("the bundled model opens");
+        let device = Box::new(Device::behind(gate.clone(), limits));
+        let engine = OneModel::start(Arc::new(model), device, EngineSettings::default());
+        let account = Account::new("guest", Budget::UNLIMITED, None);
+        let owner = Owner { actor: ActorId(0), session: SessionId(0), guest: GuestId(0), account };
+        let mut context = Context::create(engine.handle(), owner).await.expect("a context");
+        context.append(&[1; 40]).await.expect("they fit");
+        let mut prefill = pin!(context.ask(Ask::Prefill).await.expect("asked").answer());
+        // The second question comes when the step is under way for certain.
+        let answered = async {
+            for _ in 0..2 {
+                engine.handle().stats().await.expect("the engine works");
+            }
+        };
+        tokio::select! {
+            biased;
+            _ = &mut prefill => panic!("the device is at work"),
+            () = tokio::time::sleep(Duration::from_secs(20)) => panic!("nothing is answered meanwhile"),
+            () = answered => {}
+        }
+        gate.store(true, Ordering::SeqCst);
+        assert!(prefill.await.is_ok());
     }
 
     #[test]
@@ -138,8 +181,8 @@ mod tests {
             for _ in 0..50 {
                 let place = mailboxes[caller].ticket();
                 {
-                    let mut waiting = std::pin::pin!(place.take());
-                    assert!(waiting.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
+                    let mut waiting = pin!(place.take());
+                    assert!(waiting.as_mut().poll(&mut TaskContext::from_waker(&waker)).is_pending());
                 }
                 places.push((*caller, place));
             }
@@ -158,7 +201,7 @@ mod tests {
         }
         let waker = Waker::from(alarms[0].clone());
         for (_, place) in &places {
-            let taken = std::pin::pin!(place.take()).poll(&mut Context::from_waker(&waker));
+            let taken = pin!(place.take()).poll(&mut TaskContext::from_waker(&waker));
             assert!(matches!(taken, Poll::Ready(Some(Done::Kept(Ok(()))))));
         }
     }

@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use super::Core;
+use crate::backend::OldestStep;
 use crate::scheduler::{Privilege, Scheduler};
 
 /// The device stands still for one part in so many of the step before at most, and for no longer than this. Waking a
@@ -116,8 +117,7 @@ impl Core {
 
     /// Whether the oldest step under way is done: then the next one is planned, whichever guests are awaited.
     pub(in crate::engine) fn is_done(&mut self) -> bool {
-        let Some(&(place, _)) = self.under_way.front() else { return false };
-        let is_done = self.resident(place).backend.is_done();
+        let is_done = self.oldest_step() == Some(OldestStep::Done);
         if is_done {
             self.linger.note_done();
         }

@@ -1,16 +1,17 @@
 //! A device that computes nothing and allocates nothing in a steady state.
 
 use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use crate::backend::{Backend, BackendError, Collected, Limits, WeightsInfo};
+use crate::backend::{Backend, BackendError, Collected, Limits, OldestStep, WeightsInfo};
 use crate::batch::{Batch, Candidate, CellMove, HostPageId, LateMask, Output, PageId, Token};
 use crate::model::Dtype;
 
 /// Lists for the outputs of steps, which the engine keeps. The measurement keeps this filled.
 #[derive(Clone, Default)]
-pub(super) struct Stock(Arc<Mutex<Vec<Vec<Output>>>>);
+pub(in crate::engine) struct Stock(Arc<Mutex<Vec<Vec<Output>>>>);
 
 impl Stock {
     /// Sees to it that there are lists for the next steps, of so many rows.
@@ -26,12 +27,25 @@ impl Stock {
     }
 }
 
-/// Answers at once.
-pub(super) struct Device {
+/// Answers at once, or when it is let.
+pub(in crate::engine) struct Device {
     pub(super) limits: Limits,
     pub(super) stock: Stock,
     /// The outputs of the steps under way.
     pub(super) under_way: VecDeque<Vec<Output>>,
+    /// Whether steps are done; where there is none, they are computed by the caller.
+    gate: Option<Arc<AtomicBool>>,
+}
+
+impl Device {
+    pub(in crate::engine) fn new(limits: Limits, stock: Stock) -> Self {
+        Self { limits, stock, under_way: VecDeque::with_capacity(4), gate: None }
+    }
+
+    /// One whose steps are not done before the gate is opened.
+    pub(in crate::engine) fn behind(gate: Arc<AtomicBool>, limits: Limits) -> Self {
+        Self { gate: Some(gate), ..Self::new(limits, Stock::default()) }
+    }
 }
 
 impl Backend for Device {
@@ -65,6 +79,14 @@ impl Backend for Device {
 
     fn waits_for_masks(&mut self) -> Result<bool, BackendError> {
         unreachable!("no draw is late here")
+    }
+
+    fn oldest_step(&mut self) -> OldestStep {
+        match &self.gate {
+            None => OldestStep::ByCaller,
+            Some(gate) if gate.load(Ordering::SeqCst) => OldestStep::Done,
+            Some(_) => OldestStep::OnDevice,
+        }
     }
 
     fn collect(&mut self) -> Result<Collected, BackendError> {

@@ -1,6 +1,5 @@
 //! An engine and its guests, one after the other on one thread.
 
-use std::collections::VecDeque;
 use std::path::PathBuf;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
@@ -100,7 +99,7 @@ impl House {
         let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../models/tiny");
         let model = Model::open("tiny", &ModelSource::Folder(folder)).expect("the bundled model opens");
         let stock = Stock::default();
-        let device = Device { limits, stock: stock.clone(), under_way: VecDeque::with_capacity(4) };
+        let device = Device::new(limits, stock.clone());
         let (link, Served { messages, state, desk }) = Link::new(Port::Direct);
         let (failure, failed) = watch::channel(None);
         let model = ModelHandle::new(link.clone(), ModelId::default(), Arc::new(model), &device, failed);

@@ -1,7 +1,6 @@
 //! A step of a whole engine: its own thread, guests on others. What counts is the processor time of the engine's thread
 //! between two calls of the device, which is held up until all guests have had what the step before gave.
 
-use std::collections::VecDeque;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -134,7 +133,7 @@ fn of_steps_with_guests_on_other_threads() {
             n_steps_under_way: 1,
             ..Limits::of_nothing(n_rows, n_rows * (n_tokens + 2_000) / PAGE_LEN)
         };
-        let device = Device { limits, stock: Stock::default(), under_way: VecDeque::new() };
+        let device = Device::new(limits, Stock::default());
         let watched = Watched { device, desk: desk.clone(), n_rows, n_drawn: 0, left: Duration::ZERO };
         let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../models/tiny");
         let model = Model::open("tiny", &ModelSource::Folder(folder)).expect("the bundled model opens");
