@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
+use crate::blas::{self, Blas};
 use crate::memory::Reserved;
 use crate::ops::program::ProgramKernel;
 use crate::ops::program_loading::ProgramLoading;
@@ -27,6 +28,8 @@ struct Inner {
     cache_dir: Option<PathBuf>,
     /// All steps of all models go through it, so that they never overlap and one memory serves them all.
     stream: Mutex<Stream>,
+    /// Of all matrix products, once there was one.
+    blas: Mutex<Option<blas::Handle>>,
     /// Of the products in that stream. What is computed elsewhere has a workspace of its own.
     blas_workspace: Buffer,
     /// The one kernel that no model needs.
@@ -60,6 +63,7 @@ impl Card {
             stream,
             programs: ProgramLoading::default(),
             is_held: AtomicBool::new(false),
+            blas: Mutex::default(),
             blas_workspace,
             step_memory: Mutex::default(),
             opened: Instant::now(),
@@ -136,6 +140,21 @@ impl Card {
         let last_ms = self.0.last_step_ms.load(Ordering::Relaxed);
         let now_ms = self.0.opened.elapsed().as_millis() as u64 + 1;
         last_ms > 0 && now_ms < last_ms + COMPUTES_FOR.as_millis() as u64
+    }
+
+    /// Matrix products in the stream.
+    ///
+    /// # Errors
+    /// The library is missing, newer than the driver, or refused to start.
+    pub(crate) fn blas(&self) -> Result<Blas, CudaError> {
+        let handle = {
+            let mut shared = self.0.blas.lock().unwrap_or_else(PoisonError::into_inner);
+            match *shared {
+                Some(handle) => handle,
+                None => *shared.insert(blas::Handle::new(self.gpu())?),
+            }
+        };
+        Blas::new(self.gpu(), handle, self.blas_workspace(), self.0.cache_dir.clone())
     }
 
     /// Where matrix products in the stream may keep what they need on the way.

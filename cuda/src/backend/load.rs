@@ -1,7 +1,6 @@
 //! Loading a model onto a card: what it takes, whether it fits, and all that has to be there before its first step.
 
 use std::collections::VecDeque;
-use std::path::Path;
 use std::thread;
 use std::time::Instant;
 
@@ -10,7 +9,7 @@ use trellis_engine::backend::{AskLimits, Limits, PAGE_LEN, SteeringTimes};
 use trellis_engine::model::{Dtype, Model, ModelConfig, ModelError};
 
 use super::{CudaBackend, TrimmedAfter};
-use crate::blas::{BLOCK_TOKENS, Blas};
+use crate::blas::BLOCK_TOKENS;
 use crate::memory::{HostPages, granule_bytes};
 use crate::model::load as weights_files;
 use crate::model::{Activations, Kernels, Llama, Weights, weights};
@@ -167,8 +166,7 @@ impl CudaBackend {
         let stream = gpu.stream()?;
         let (kernels, blas, weights, kv, needs, pages) = thread::scope(|scope| {
             // The library takes a while to begin.
-            let blas =
-                scope.spawn(|| Blas::new(gpu, card.blas_workspace(), card.cache_dir().map(Path::to_owned)));
+            let blas = scope.spawn(|| card.blas());
             let kernels = Kernels::load(card, config, dtype)?;
             note("kernels are loaded");
             let needs = needs(card, config, dtype, options, &kernels.attention);

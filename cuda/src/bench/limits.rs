@@ -3,7 +3,7 @@
 use cudarc::driver::result;
 
 use super::timer::Timer;
-use crate::blas::{Blas, MatmulShape, Update, fill_with_numbers};
+use crate::blas::{MatmulShape, Update, fill_with_numbers};
 use crate::driver::check;
 use crate::ops::common::{Dtype, Element};
 use crate::ops::stream::{self, StreamRead};
@@ -85,7 +85,7 @@ fn copy_within(stream: &Stream, from: Slice, to: Slice) -> Result<(), CudaError>
 fn product_s(card: &Card, stream: &Stream, timer: &Timer<'_>, memory: &Buffer) -> Result<f64, CudaError> {
     let matrix_bytes = PRODUCT_LEN * PRODUCT_LEN * Dtype::Bf16.n_bytes();
     let y = card.gpu().allocate("measuring limits", matrix_bytes)?;
-    let blas = Blas::new(card.gpu(), card.blas_workspace(), card.cache_dir().map(Into::into))?;
+    let blas = card.blas()?;
     let shape = MatmulShape {
         n_tokens: PRODUCT_LEN,
         n_out: PRODUCT_LEN,

@@ -92,7 +92,7 @@ impl Products {
         let largest = vocab_size.max(2 * intermediate_size) * hidden_size * dtype.n_bytes();
         let matrices = card.gpu().allocate("measuring kernels", largest.max(COLD_BYTES))?;
         fill_with_numbers(stream, matrices.slice(), dtype)?;
-        let blas = Blas::new(card.gpu(), card.blas_workspace(), card.cache_dir().map(Into::into))?;
+        let blas = card.blas()?;
         Ok(Self { matrices, blas })
     }
 

@@ -4,13 +4,10 @@ use std::cell::RefCell;
 use std::collections::HashMap;
 use std::path::PathBuf;
 
-use cudarc::cublaslt::sys as lt;
-use cudarc::driver::sys;
-
 use super::cache::CacheFile;
-use super::problem::{self, Algorithm, Handle, Operands, Problem, is_refusal};
+use super::handle::{Handle, Versions};
+use super::problem::{self, Algorithm, Operands, Problem, is_refusal};
 use super::tune::Bench;
-use crate::driver::check;
 use crate::ops::common::{Dtype, Element, expect};
 use crate::{CudaError, Gpu, Slice, Stream};
 
@@ -90,29 +87,19 @@ pub struct Blas {
 }
 
 impl Blas {
-    /// Finds the library. Algorithms may use `workspace`, which lives as long as the products; 32 MiB is what
-    /// NVIDIA recommends from sm_90 on. Timings are remembered in `cache_dir`.
+    /// Algorithms may use `workspace`, which lives as long as the products; 32 MiB is what NVIDIA recommends from sm_90
+    /// on. Timings are remembered in `cache_dir`.
     ///
     /// # Errors
-    /// The library is missing, newer than the driver, or refused to start.
-    pub fn new(gpu: &Gpu, workspace: Slice, cache_dir: Option<PathBuf>) -> Result<Self, CudaError> {
-        // SAFETY: loads the library, nothing else.
-        if !unsafe { lt::is_culib_present() } {
-            let looked_for = cudarc::get_lib_name_candidates("cublasLt");
-            return Err(CudaError::NoLibrary { library: "cuBLASLt", looked_for });
-        }
+    /// The driver refused.
+    pub fn new(
+        gpu: &Gpu,
+        handle: Handle,
+        workspace: Slice,
+        cache_dir: Option<PathBuf>,
+    ) -> Result<Self, CudaError> {
         gpu.make_current()?;
-        let (library, driver) = versions()?;
-        // 130100 is cuBLASLt 13.1, 13010 a driver for CUDA 13.1.
-        if library / 10_000 > driver / 1000 {
-            let reason = format!(
-                "cuBLASLt {library} is for CUDA {}, the driver only for CUDA {}",
-                library / 10_000,
-                driver / 1000
-            );
-            return Err(CudaError::Call { call: "cublasLtGetVersion", code: None, reason });
-        }
-        let handle = Handle::new()?;
+        let Versions { library, driver } = handle.versions();
         let file = cache_dir.map(|dir| {
             let key = format!(
                 "{}\ndriver {driver}\ncublasLt {library}\nworkspace {}",
@@ -123,7 +110,7 @@ impl Blas {
         });
         let tuned = file.as_ref().map(CacheFile::load).unwrap_or_default();
         let tuned = tuned.into_iter().filter(|(shape, algorithm)| {
-            let accepted = Problem::new(*shape).and_then(|problem| problem.accepts(&handle, algorithm));
+            let accepted = Problem::new(*shape).and_then(|problem| problem.accepts(handle, algorithm));
             accepted.is_ok_and(|workspace_bytes| workspace_bytes <= workspace.n_bytes)
         });
         let tuned = RefCell::new(tuned.collect());
@@ -157,7 +144,7 @@ impl Blas {
         if !is_disturbed() {
             let bench = Bench::new(&self.gpu, stream, &unknown, self.workspace.n_bytes)?;
             for &shape in &unknown {
-                let Some(fastest) = bench.fastest(&self.handle, stream, shape, is_disturbed)? else { break };
+                let Some(fastest) = bench.fastest(self.handle, stream, shape, is_disturbed)? else { break };
                 self.tuned.borrow_mut().insert(shape, fastest);
                 n_timed += 1;
             }
@@ -199,15 +186,15 @@ impl Blas {
         let guessed = self.guessed.borrow().get(&shape).copied();
         let known = guessed.or_else(|| self.tuned.borrow().get(&shape.bucketed()).copied());
         if let Some(algorithm) = known {
-            match problem.run(&self.handle, stream, &algorithm, operands) {
+            match problem.run(self.handle, stream, &algorithm, operands) {
                 Err(status) if guessed.is_none() && is_refusal(status) => {}
                 result => return result.map_err(|status| problem::error("cublasLtMatmul", shape, status)),
             }
         }
-        let algorithm = problem.candidates(&self.handle, self.workspace.n_bytes, 1)?[0];
+        let algorithm = problem.candidates(self.handle, self.workspace.n_bytes, 1)?[0];
         self.guessed.borrow_mut().insert(shape, algorithm);
         problem
-            .run(&self.handle, stream, &algorithm, operands)
+            .run(self.handle, stream, &algorithm, operands)
             .map_err(|status| problem::error("cublasLtMatmul", shape, status))
     }
 
@@ -216,24 +203,6 @@ impl Blas {
     pub fn is_tuned(&self, shape: MatmulShape) -> bool {
         self.tuned.borrow().contains_key(&shape.bucketed())
     }
-}
-
-impl Drop for Blas {
-    fn drop(&mut self) {
-        // The handle belongs to this device's context, and a thread may let go of models on several.
-        if let Err(error) = self.gpu.make_current() {
-            tracing::warn!(%error, "cuCtxSetCurrent");
-        }
-    }
-}
-
-/// Of cuBLASLt and of the driver.
-fn versions() -> Result<(usize, usize), CudaError> {
-    let mut driver = 0;
-    // SAFETY: the pointer is valid for the call.
-    check("cuDriverGetVersion", || unsafe { sys::cuDriverGetVersion(&mut driver) }.result())?;
-    // SAFETY: the library is there.
-    Ok((unsafe { lt::cublasLtGetVersion() }, driver as usize))
 }
 
 #[cfg(test)]

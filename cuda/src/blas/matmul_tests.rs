@@ -70,7 +70,8 @@ fn check_product(test: &TestGpu, blas: &Blas, random: &mut Random, shape: Matmul
 fn agrees_with_the_reference() {
     let Some(test) = gpu() else { return };
     let workspace = workspace(&test);
-    let blas = Blas::new(&test.gpu, workspace.slice(), None).expect("the library");
+    let handle = Handle::new(&test.gpu).expect("the library");
+    let blas = Blas::new(&test.gpu, handle, workspace.slice(), None).expect("the library");
     let mut random = Random(12);
     for dtype in DTYPES {
         for (n_tokens, n_out, n_in) in [(1, 8, 8), (3, 17, 40), (33, 100, 256), (130, 384, 512), (17, 33, 31)]
@@ -91,6 +92,7 @@ fn agrees_with_the_reference() {
 fn timings_are_remembered_and_right() {
     let Some(test) = gpu() else { return };
     let workspace = workspace(&test);
+    let handle = Handle::new(&test.gpu).expect("the library");
     let dir = tempfile::tempdir().expect("a directory");
     let mut random = Random(13);
     let shape =
@@ -100,7 +102,8 @@ fn timings_are_remembered_and_right() {
         shape(48, Dtype::Bf16, Element::F32, Update::Add),
         shape(48, Dtype::F32, Element::Model, Update::Replace),
     ];
-    let open = || Blas::new(&test.gpu, workspace.slice(), Some(dir.path().to_owned())).expect("the library");
+    let open =
+        || Blas::new(&test.gpu, handle, workspace.slice(), Some(dir.path().to_owned())).expect("the library");
     let first = open();
     assert!(!first.is_tuned(shapes[0]));
     first.tune(&test.stream, &shapes, &|| false).expect("timings");

@@ -7,9 +7,11 @@
 //!   is larger than the one there is.
 
 mod cache;
+mod handle;
 mod matmul;
 mod problem;
 mod tune;
 
+pub use handle::Handle;
 pub use matmul::{BLOCK_TOKENS, Blas, MatmulShape, Update, all_tuned, bucket};
 pub(crate) use tune::fill_with_numbers;

@@ -7,6 +7,7 @@ use cudarc::cublaslt::result::{self, CublasError};
 use cudarc::cublaslt::sys as lt;
 use lt::cublasStatus_t as Status;
 
+use super::handle::Handle;
 use super::{MatmulShape, Update};
 use crate::ops::common::{Dtype, Element};
 use crate::{CudaError, Slice, Stream};
@@ -16,33 +17,6 @@ pub(super) type Algorithm = lt::cublasLtMatmulAlgo_t;
 
 /// Every slice starts at a multiple of this.
 const ALIGNMENT_BYTES: u32 = 16;
-
-/// The library's state.
-#[derive(Debug)]
-pub(super) struct Handle(lt::cublasLtHandle_t);
-
-// SAFETY: the library's handle may be used from any thread.
-unsafe impl Send for Handle {}
-
-impl Handle {
-    pub(super) fn new() -> Result<Self, CudaError> {
-        let handle = result::create_handle();
-        handle.map(Self).map_err(|error| CudaError::Call {
-            call: "cublasLtCreate",
-            code: None,
-            reason: error.to_string(),
-        })
-    }
-}
-
-impl Drop for Handle {
-    fn drop(&mut self) {
-        // SAFETY: created by us and destroyed once.
-        if let Err(error) = unsafe { result::destroy_handle(self.0) } {
-            tracing::warn!(%error, "cublasLtDestroy");
-        }
-    }
-}
 
 /// What a launch works on.
 #[derive(Clone, Copy, Debug)]
@@ -155,7 +129,7 @@ impl Problem {
     /// Up to `n_max` algorithms, the most promising first; at least one.
     pub(super) fn candidates(
         &self,
-        handle: &Handle,
+        handle: Handle,
         workspace_bytes: usize,
         n_max: usize,
     ) -> Result<Vec<Algorithm>, CudaError> {
@@ -172,7 +146,7 @@ impl Problem {
         // SAFETY: all descriptors exist, and there is room for n_max results.
         unsafe {
             lt::cublasLtMatmulAlgoGetHeuristic(
-                handle.0,
+                handle.raw(),
                 self.product.0,
                 self.a.0,
                 self.b.0,
@@ -221,12 +195,12 @@ impl Problem {
     }
 
     /// The bytes of workspace that an algorithm from elsewhere needs here.
-    pub(super) fn accepts(&self, handle: &Handle, algorithm: &Algorithm) -> Result<usize, CudaError> {
+    pub(super) fn accepts(&self, handle: Handle, algorithm: &Algorithm) -> Result<usize, CudaError> {
         let mut result = std::mem::MaybeUninit::<lt::cublasLtMatmulHeuristicResult_t>::zeroed();
         // SAFETY: all descriptors exist, and the result has room.
         unsafe {
             lt::cublasLtMatmulAlgoCheck(
-                handle.0,
+                handle.raw(),
                 self.product.0,
                 self.a.0,
                 self.b.0,
@@ -245,7 +219,7 @@ impl Problem {
     /// Puts the product into the stream.
     pub(super) fn run(
         &self,
-        handle: &Handle,
+        handle: Handle,
         stream: &Stream,
         algorithm: &Algorithm,
         operands: Operands,
@@ -260,7 +234,7 @@ impl Problem {
         // alpha and beta before it returns.
         unsafe {
             result::matmul(
-                handle.0,
+                handle.raw(),
                 self.product.0,
                 from_ref(&alpha).cast(),
                 from_ref(&beta).cast(),

@@ -4,7 +4,8 @@ use cudarc::cublaslt::result::CublasError;
 use cudarc::driver::result;
 
 use super::MatmulShape;
-use super::problem::{self, Algorithm, Handle, Operands, Problem};
+use super::handle::Handle;
+use super::problem::{self, Algorithm, Operands, Problem};
 use crate::driver::check;
 use crate::ops::common::Dtype;
 use crate::{Buffer, CudaError, Event, Gpu, Slice, Stream, Timing};
@@ -69,7 +70,7 @@ impl Bench {
     /// Times the candidates; `None` as soon as something disturbs it.
     pub(super) fn fastest(
         &self,
-        handle: &Handle,
+        handle: Handle,
         stream: &Stream,
         shape: MatmulShape,
         is_disturbed: &dyn Fn() -> bool,
@@ -124,7 +125,7 @@ impl Bench {
     /// The mean time of a run.
     fn time_ms(
         &self,
-        handle: &Handle,
+        handle: Handle,
         stream: &Stream,
         problem: &Problem,
         algorithm: &Algorithm,

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use cudarc::driver::{result, sys};
 
 use super::{CudaError, check};
-use crate::memory::{Caching, Driver, Pool, map_unit_bytes};
+use crate::memory::{Caching, Driver, HostDriver, Pool, map_unit_bytes};
 
 /// An open device. Cheap to clone; the context is released with the last clone.
 #[derive(Clone, Debug)]
@@ -22,6 +22,7 @@ struct Device {
     total_bytes: usize,
     map_unit_bytes: Option<usize>,
     pool: Mutex<Pool<Driver>>,
+    pinned: Mutex<Pool<HostDriver>>,
     streams: Mutex<Vec<sys::CUstream>>,
 }
 
@@ -82,6 +83,7 @@ impl Gpu {
             total_bytes,
             map_unit_bytes: None,
             pool: Mutex::new(Pool::new(Driver, caching)),
+            pinned: Mutex::new(Pool::new(HostDriver, caching)),
             streams: Mutex::new(Vec::new()),
         };
         opened.make_current()?;
@@ -145,6 +147,12 @@ impl Gpu {
     pub(crate) fn pool(&self) -> MutexGuard<'_, Pool<Driver>> {
         // A panic under the lock is our bug; giving memory back while unwinding must not make it an abort.
         self.0.pool.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The allocator of page-locked host memory, which needs the context current as well.
+    pub(crate) fn pinned_pool(&self) -> MutexGuard<'_, Pool<HostDriver>> {
+        // As above.
+        self.0.pinned.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Waits for all work in all streams of this device.
@@ -222,7 +230,10 @@ impl Drop for Device {
         // SAFETY: the context is retained until below.
         match unsafe { result::ctx::set_current(self.context) } {
             // Every buffer holds the device, so that all memory was given back.
-            Ok(()) => self.pool.get_mut().unwrap_or_else(PoisonError::into_inner).trim(),
+            Ok(()) => {
+                self.pool.get_mut().unwrap_or_else(PoisonError::into_inner).trim();
+                self.pinned.get_mut().unwrap_or_else(PoisonError::into_inner).trim();
+            }
             Err(error) => tracing::warn!(%error, "cuCtxSetCurrent"),
         }
         // SAFETY: retained once in `open`.

@@ -17,6 +17,7 @@ mod swap;
 pub(crate) use arena::{Tensor, TensorLayout};
 pub(crate) use buffer::Driver;
 pub use buffer::{Buffer, Plain, Pointer, Slice};
+pub(crate) use pinned::HostDriver;
 pub use pinned::Pinned;
 pub use pool::MemoryStats;
 pub(crate) use pool::{Caching, Pool};

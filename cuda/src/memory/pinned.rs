@@ -1,14 +1,23 @@
 //! Page-locked host memory, which the device reads and writes by itself.
+//!
+//! What is given back is kept for the next that asks, as PyTorch's `CachingHostAllocator` does: for each piece that the
+//! driver takes or gives back it holds up every other call for milliseconds, those of the engine's thread too, while
+//! models come and go beside streams.
 
 use std::ops::{Deref, DerefMut};
 
 use cudarc::driver::{result, sys};
 
-use super::Plain;
+use super::pool::Driver;
+use super::{Plain, Slice};
 use crate::driver::{CudaError, Gpu, check};
 
+/// What is kept for the next at most: the buffers of a load, and those of the steps of some models.
+const IDLE_BYTES_MAX: usize = 64 << 20;
+
 impl Gpu {
-    /// Takes page-locked host memory of zeros, cached by the processor.
+    /// Takes page-locked host memory of zeros, cached by the processor. Who drops it has waited for the copies to and
+    /// from it: it is the next one's at once.
     ///
     /// # Errors
     /// The driver refused.
@@ -25,12 +34,45 @@ impl Gpu {
     /// The driver refused.
     pub fn pinned_unset<T: Plain>(&self, n: usize) -> Result<Pinned<T>, CudaError> {
         self.make_current()?;
-        let n_bytes = (n * size_of::<T>()).max(1);
-        // SAFETY: freed in `Drop`. No write-combining: it is slow to read back.
-        let pointer = check("cuMemHostAlloc", || unsafe {
-            result::malloc_host(n_bytes, sys::CU_MEMHOSTALLOC_PORTABLE)
+        let n_bytes = n * size_of::<T>();
+        let place = self.pinned_pool().allocate(n_bytes)?;
+        let place = place.ok_or_else(|| CudaError::Call {
+            call: "cuMemHostAlloc",
+            code: None,
+            reason: format!("there is no host memory for {n_bytes} bytes"),
         })?;
-        Ok(Pinned { pointer: pointer.cast(), n, gpu: self.clone() })
+        Ok(Pinned {
+            pointer: std::ptr::with_exposed_provenance_mut(place.address as usize),
+            n,
+            place,
+            gpu: self.clone(),
+        })
+    }
+}
+
+/// The host memory of the current context's driver.
+#[derive(Debug)]
+pub(crate) struct HostDriver;
+
+impl Driver for HostDriver {
+    fn allocate(&mut self, n_bytes: usize) -> Result<Option<u64>, CudaError> {
+        // SAFETY: freed below. No write-combining: it is slow to read back.
+        let taken = check("cuMemHostAlloc", || unsafe {
+            result::malloc_host(n_bytes, sys::CU_MEMHOSTALLOC_PORTABLE)
+        });
+        match taken {
+            Ok(pointer) => Ok(Some(pointer.expose_provenance() as u64)),
+            Err(error) if error.is_out_of_memory() => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn free(&mut self, address: u64) {
+        let pointer = std::ptr::with_exposed_provenance_mut(address as usize);
+        // SAFETY: the pool frees what it allocated once, and only what was given back, of which no copy is left.
+        if let Err(error) = unsafe { result::free_host(pointer) } {
+            tracing::warn!(%error, "cuMemFreeHost");
+        }
     }
 }
 
@@ -39,6 +81,7 @@ impl Gpu {
 pub struct Pinned<T: Plain> {
     pointer: *mut T,
     n: usize,
+    place: Slice,
     gpu: Gpu,
 }
 
@@ -63,11 +106,36 @@ impl<T: Plain> DerefMut for Pinned<T> {
 
 impl<T: Plain> Drop for Pinned<T> {
     fn drop(&mut self) {
-        if self.gpu.make_current().is_ok() {
-            // SAFETY: allocated by us and freed once.
-            if let Err(error) = unsafe { result::free_host(self.pointer.cast()) } {
-                tracing::warn!(%error, "cuMemFreeHost");
+        let mut pool = self.gpu.pinned_pool();
+        pool.release(self.place);
+        if pool.idle_bytes() > IDLE_BYTES_MAX && self.gpu.make_current().is_ok() {
+            pool.trim();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::gpu;
+
+    #[test]
+    fn what_is_given_back_is_handed_out_again_and_little_is_kept() {
+        let Some(test) = gpu() else { return };
+        let gpu = Gpu::open(test.gpu.device() as usize).expect("the device");
+        let n_taken = || gpu.pinned_pool().stats().n_driver_allocations;
+        let sizes = [1000, 70_000, 3 << 20];
+        for _ in 0..3 {
+            let mut held: Vec<_> =
+                sizes.iter().map(|&n| gpu.pinned::<u32>(n).expect("host memory")).collect();
+            for (pinned, n) in held.iter_mut().zip(sizes) {
+                assert!(pinned.len() == n && pinned.iter().all(|&word| word == 0));
+                pinned.fill(7);
             }
         }
+        // Two small ones share a block.
+        assert_eq!(n_taken(), 2);
+        drop(gpu.pinned_unset::<u8>(IDLE_BYTES_MAX + 1).expect("host memory"));
+        assert_eq!(gpu.pinned_pool().stats().reserved_bytes, 0);
     }
 }
