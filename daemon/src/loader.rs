@@ -18,6 +18,7 @@ use self::load::Coming;
 use crate::config::{Config, Device};
 use crate::daemon::{DaemonError, LoadProgress, Seams, open_model};
 use crate::device::{self, Chosen, Kv};
+use crate::guest_threads::RuntimeThreads;
 use crate::leaving::Leaving;
 use crate::models::{DevicePast, DeviceWatch, Models, names};
 use crate::shares::{Needs, divide};
@@ -291,6 +292,7 @@ fn open_device(
         n_step_tokens: chosen.sizes(config).n_step_tokens,
         latency_multiple: config.latency_multiple,
         port: seams.port,
+        guest_threads: RuntimeThreads::current(),
     };
     Ok(OpenDevice {
         device: chosen.device(),
