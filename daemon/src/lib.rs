@@ -7,7 +7,6 @@ pub mod config;
 pub mod daemon;
 mod device;
 pub mod guest;
-mod guest_threads;
 pub mod ipc;
 mod leaving;
 mod loader;

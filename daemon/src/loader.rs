@@ -18,7 +18,6 @@ use self::load::Coming;
 use crate::config::{Config, Device};
 use crate::daemon::{DaemonError, LoadProgress, Seams, open_model};
 use crate::device::{self, Chosen, Kv};
-use crate::guest_threads::RuntimeThreads;
 use crate::leaving::Leaving;
 use crate::models::{DevicePast, DeviceWatch, Models, names};
 use crate::shares::{Needs, divide};
@@ -292,7 +291,6 @@ fn open_device(
         n_step_tokens: chosen.sizes(config).n_step_tokens,
         latency_multiple: config.latency_multiple,
         port: seams.port,
-        guest_threads: RuntimeThreads::current(),
     };
     Ok(OpenDevice {
         device: chosen.device(),

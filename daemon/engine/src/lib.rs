@@ -36,7 +36,7 @@ pub use command::{
     Ahead, Answer, Ask, MaskSource, N_ATTENTION_TOKENS_MAX, N_ENTRIES_PER_TOKEN, Pooling, RunSettings,
 };
 pub use context::{BeamSearch, Context, Pending, Pull, RunKey};
-pub use engine::{Engine, EngineSettings, GuestThreads, KvBounds, OneModel, Vigil};
+pub use engine::{Engine, EngineSettings, KvBounds, OneModel};
 pub use error::{EngineError, EngineFailure};
 pub use guess::{Guess, GuessNode, GuessTree, GuessTreeError, N_GUESS_MAX, N_TREE_NODES_MAX};
 pub use handle::{EngineState, EngineWatch};

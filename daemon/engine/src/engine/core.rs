@@ -18,7 +18,6 @@ use self::memory::Pool;
 use super::KvBounds;
 use super::gone::Gone;
 use super::resident::{Change, Health, Resident};
-use super::vigil::ExpectedEnd;
 use crate::account::Owner;
 use crate::backend::{Backend, BackendError, Collected, Damage, Limits, OldestStep};
 use crate::batch::{CellMove, Row};
@@ -204,20 +203,6 @@ impl Core {
     pub(super) fn oldest_step(&mut self) -> Option<OldestStep> {
         let &(place, _) = self.under_way.front()?;
         Some(self.resident(place).backend.oldest_step())
-    }
-
-    /// Whether the next turn takes in a step.
-    pub(super) fn has_collected(&self) -> bool {
-        self.collected.is_some()
-    }
-
-    /// When the oldest step under way is expected to end, if it answers guests that ask again at once.
-    pub(super) fn expected_end(&self) -> Option<ExpectedEnd> {
-        let (place, plan) = self.under_way.front()?;
-        let scheduler = &self.residents[*place].as_ref()?.scheduler;
-        let n_guests = Some(scheduler.n_returning_guests(plan)).filter(|&n| n > 0)?;
-        let length = Duration::from_nanos(scheduler.expected_ns(plan)?);
-        Some(ExpectedEnd { begun: self.oldest_since?, length, n_guests })
     }
 
     /// Whether a step is under way.
@@ -420,7 +405,7 @@ impl Core {
             }
             // The next step waits for guests that will have asked again when this one is done.
             let last = self.under_way.iter().rev().find(|&&(of, _)| of == place);
-            if last.is_some_and(|(_, plan)| resident.scheduler.n_returning_guests(plan) > 0) {
+            if resident.scheduler.has_returning_guests(last.map(|(_, plan)| plan)) {
                 continue;
             }
             let times = resident.scheduler.next_virtual_times(&mut self.commons);

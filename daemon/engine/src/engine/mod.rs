@@ -13,7 +13,6 @@ mod gone;
 mod inbox;
 mod resident;
 mod thread;
-mod vigil;
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
@@ -21,7 +20,6 @@ use std::thread::JoinHandle;
 use tokio::sync::watch;
 
 pub(crate) use self::core::Newcomer;
-pub use self::vigil::{GuestThreads, Vigil};
 use crate::backend::{Backend, PAGE_LEN};
 use crate::command::ModelId;
 use crate::error::EngineError;
@@ -46,8 +44,6 @@ pub struct EngineSettings {
     pub latency_multiple: f64,
     /// How what guests ask, and are answered, travels.
     pub port: Port,
-    /// What runs the guests, if some of it may be kept awake for them.
-    pub guest_threads: Option<Arc<dyn GuestThreads>>,
 }
 
 impl Default for EngineSettings {
@@ -57,7 +53,6 @@ impl Default for EngineSettings {
             n_step_tokens: 512,
             latency_multiple: 1.7,
             port: Port::Direct,
-            guest_threads: None,
         }
     }
 }
@@ -106,10 +101,10 @@ impl Engine {
     #[must_use]
     pub fn start(settings: EngineSettings) -> Self {
         let (link, served) = Link::new(settings.port);
-        let (port, guest_threads) = (settings.port, settings.guest_threads.clone());
+        let port = settings.port;
         let thread = std::thread::Builder::new()
             .name("engine".to_owned())
-            .spawn(move || thread::live(served, port, guest_threads))
+            .spawn(move || thread::live(served, port))
             .expect("a thread can be started");
         Self { link, settings, places: Mutex::default(), thread: Some(thread) }
     }

@@ -11,7 +11,6 @@ use rustc_hash::FxHashMap;
 
 use super::core::{Core, Next};
 use super::inbox::{Awaited, Inbox};
-use super::vigil::{GuestThreads, Vigils};
 use crate::backend::OldestStep;
 use crate::completion::{CallerId, Completion, Done};
 use crate::error::EngineFailure;
@@ -21,12 +20,11 @@ use crate::port::Port;
 
 /// The thread's whole life. However it ends, the reason is said before anything is let go of, so that callers that find it
 /// gone find out why.
-pub(super) fn live(served: Served, port: Port, guest_threads: Option<Arc<dyn GuestThreads>>) {
+pub(super) fn live(served: Served, port: Port) {
     let Served { messages, state, desk } = served;
     let mut inbox = Inbox::new(messages, desk);
     let mut core = Core::default();
-    let vigils = Vigils::new(guest_threads);
-    let ended = catch_unwind(AssertUnwindSafe(|| serve(&mut core, &mut inbox, port, vigils)));
+    let ended = catch_unwind(AssertUnwindSafe(|| serve(&mut core, &mut inbox, port)));
     let ended = match ended {
         Ok(Ok(())) => EngineState::Stopped,
         Ok(Err(failure)) => EngineState::Failed(failure),
@@ -46,14 +44,10 @@ fn message(panic: &(dyn Any + Send)) -> String {
     text.unwrap_or("a panic without a message").to_owned()
 }
 
-fn serve(core: &mut Core, inbox: &mut Inbox, port: Port, mut vigils: Vigils) -> Result<(), EngineFailure> {
+fn serve(core: &mut Core, inbox: &mut Inbox, port: Port) -> Result<(), EngineFailure> {
     let mut post = Post::default();
     loop {
-        let takes_in = core.has_collected();
         let next = post.turn(core, inbox, port);
-        if takes_in {
-            vigils.end();
-        }
         for (model, backend) in core.take_departed() {
             inbox.see_off(model, backend);
         }
@@ -63,11 +57,8 @@ fn serve(core: &mut Core, inbox: &mut Inbox, port: Port, mut vigils: Vigils) -> 
             Next::Device if inbox.holds_back() && !core.is_done() => {}
             Next::Device if core.oldest_step() == Some(OldestStep::ByCaller) => core.wait(),
             // What comes in meanwhile is carried out, and what needs no device is answered.
-            Next::Device => {
-                if wait_beside(core, inbox, &mut vigils) == Awaited::Device {
-                    core.wait();
-                }
-            }
+            Next::Device if inbox.wait_beside(|| core.is_done()) == Awaited::Device => core.wait(),
+            Next::Device => {}
             Next::InputOrLayers => inbox.wait_unless(|| core.is_held_up()),
             Next::Input => {
                 if inbox.wait().is_err() {
@@ -78,21 +69,6 @@ fn serve(core: &mut Core, inbox: &mut Inbox, port: Port, mut vigils: Vigils) -> 
             Next::Stop => return Ok(()),
         }
     }
-}
-
-/// Waits until the device is done or something has come in; guests that the step answers will find threads awake.
-fn wait_beside(core: &mut Core, inbox: &mut Inbox, vigils: &mut Vigils) -> Awaited {
-    let end = core.expected_end();
-    let mut begin_at = vigils.begin_at(end);
-    inbox.wait_beside(|| {
-        if let (Some(end), Some(at)) = (end, begin_at)
-            && Instant::now() >= at
-        {
-            vigils.begin(end);
-            begin_at = None;
-        }
-        core.is_done()
-    })
 }
 
 /// What is given back after a turn. Its memory is reused.

@@ -163,19 +163,16 @@ impl Scheduler {
         self.returns.forget(guest);
     }
 
-    /// How often a step will answer guests that ask again at once.
-    pub(crate) fn n_returning_guests(&self, plan: &Plan) -> usize {
-        // Mostly no guest does.
-        if self.returns.guests.is_empty() {
-            return 0;
-        }
+    /// Whether a step will answer guests that ask again at once.
+    pub(crate) fn has_returning_guests(&self, plan: Option<&Plan>) -> bool {
         let answers = |row: &super::plan::PlannedRow| {
             let Some(context) = self.contexts.get(&row.id) else { return false };
             context.work.as_ref().is_some_and(Work::is_question)
                 && context.n_pending() == 0
                 && self.returns.has(context.owner.guest, Privilege::AtOnce)
         };
-        plan.rows.iter().filter(|row| answers(row)).count()
+        // Mostly no guest does.
+        !self.returns.guests.is_empty() && plan.is_some_and(|plan| plan.rows.iter().any(answers))
     }
 
     /// Guests that were just answered, have a privilege, and have not asked again.
