@@ -272,7 +272,7 @@ pub struct Collected {
 /// Where the oldest step under way is computed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OldestStep {
-    /// In [`Backend::collect`], by the thread that calls it.
+    /// By the thread that calls [`Backend::submit`] and [`Backend::collect`], within them.
     ByCaller,
     /// On a device that works by itself.
     OnDevice,

@@ -1,7 +1,7 @@
 //! The engine as a value: operations go in, the device works, completions come out. It has no thread, waits for nothing and
 //! reads no clock.
 //!
-//! The loop around it calls [`Core::turn`] with what has come in, and does what the turn asks for before the next one.
+//! The loop around it calls [`Core::turn`] with what has come in, and does what the turn asks for.
 //! Models come and go; a step is of the one whose users are furthest behind.
 
 mod late;
@@ -71,15 +71,15 @@ impl std::fmt::Debug for Newcomer {
     }
 }
 
-/// What has to happen before the next turn.
+/// What the next turn waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Next {
     /// Something comes in.
     Input,
     /// Nothing.
     Turn,
-    /// The device is done with the oldest step, and [`Core::wait`] has taken it. Until then a turn carries out what has
-    /// come in.
+    /// The device is done with the oldest step, and [`Core::wait`] has taken it. A turn before that carries out what has
+    /// come in, and plans nothing: who asks while the device works rides with all others who do.
     Device,
     /// Something comes in, or the device is done with the layers of the last step: [`Core::is_held_up`].
     InputOrLayers,
@@ -131,13 +131,19 @@ impl Core {
         inputs: impl Inputs,
         completions: &mut Vec<Completion>,
     ) -> Result<Next, EngineFailure> {
-        let next = self.go_on(now, inputs);
+        let is_beside_device = self.waits_for_device && self.collected.is_none();
+        let next = self.go_on(now, inputs, is_beside_device);
         self.waits_for_device = matches!(next, Ok(Next::Device));
         self.outbox.take(completions);
         next
     }
 
-    fn go_on(&mut self, now: Instant, mut inputs: impl Inputs) -> Result<Next, EngineFailure> {
+    fn go_on(
+        &mut self,
+        now: Instant,
+        mut inputs: impl Inputs,
+        is_beside_device: bool, // the last turn left the device at work, and it is still so
+    ) -> Result<Next, EngineFailure> {
         let collected = match self.collected.take() {
             Some(Err(error)) => {
                 let (place, plan) = self.oldest();
@@ -170,6 +176,9 @@ impl Core {
         }
         if let Some(next) = self.attend_to_masks()? {
             return Ok(next);
+        }
+        if is_beside_device && !self.under_way.is_empty() {
+            return Ok(Next::Device);
         }
         self.change_residents()?;
         self.submit_steps(now)?;

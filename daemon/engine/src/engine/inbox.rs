@@ -24,6 +24,9 @@ const NAP: Duration = Duration::from_micros(50);
 /// more than the commands.
 const PACE: Duration = Duration::from_micros(100);
 
+/// Hints between two looks whether the device is done, about a microsecond: a look keeps the driver from other threads.
+const N_HINTS: usize = 32;
+
 /// What a guest's commands may cost before its others wait for the next turn: a question about each row of a large step, or
 /// fifty forks of long contexts. And what those of all guests may before only guests that have had none go on.
 const OF_ONE_NS: u64 = 500_000;
@@ -254,12 +257,12 @@ impl Inbox {
     /// Waits until something comes in, the device is done or that moment, at first without going to sleep: most of what comes
     /// in comes at once.
     pub(super) fn wait_until(&mut self, until: Instant, mut is_done: impl FnMut() -> bool) {
-        let begun = Instant::now();
+        let mut naps_from = None;
         while self.is_empty() {
             let now = Instant::now();
             match until.saturating_duration_since(now) {
                 Duration::ZERO => return,
-                _ if now < begun + SPINS_MAX => std::hint::spin_loop(),
+                _ if now < *naps_from.get_or_insert(now + SPINS_MAX) => std::hint::spin_loop(),
                 // To ask the device at each turn would keep its driver from others.
                 _ if is_done() => return,
                 left => std::thread::sleep(left.min(NAP)),
@@ -275,8 +278,9 @@ impl Inbox {
         }
     }
 
-    /// Waits until the device is done, or something has come in, of which it tells in its pace. Other threads that need
-    /// the core get it.
+    /// Waits until the device is done, or something has come in, of which it tells in its pace. It keeps its core, as the
+    /// driver's own waiting does: a thread that lets a busy one go first gets the core back after a whole slice, and the
+    /// device stands still meanwhile.
     pub(super) fn wait_beside(&mut self, mut is_done: impl FnMut() -> bool) -> Awaited {
         let begun = Instant::now();
         loop {
@@ -286,7 +290,7 @@ impl Inbox {
             if !self.is_empty() && begun.elapsed() >= PACE {
                 return Awaited::Input;
             }
-            std::thread::yield_now();
+            (0..N_HINTS).for_each(|_| std::hint::spin_loop());
         }
     }
 

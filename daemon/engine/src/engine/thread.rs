@@ -53,12 +53,16 @@ fn serve(core: &mut Core, inbox: &mut Inbox, port: Port) -> Result<(), EngineFai
         }
         match next? {
             Next::Turn => {}
-            // What was held back in this turn is carried out meanwhile.
-            Next::Device if inbox.holds_back() && !core.is_done() => {}
-            Next::Device if core.oldest_step() == Some(OldestStep::ByCaller) => core.wait(),
-            // What comes in meanwhile is carried out, and what needs no device is answered.
-            Next::Device if inbox.wait_beside(|| core.is_done()) == Awaited::Device => core.wait(),
-            Next::Device => {}
+            Next::Device => match core.oldest_step() {
+                // What was held back in this turn, and what comes in meanwhile, is carried out, and what needs no device
+                // is answered.
+                Some(OldestStep::OnDevice) if inbox.holds_back() => {}
+                Some(OldestStep::OnDevice) => match inbox.wait_beside(|| core.is_done()) {
+                    Awaited::Device => core.wait(),
+                    Awaited::Input => {}
+                },
+                _ => core.wait(),
+            },
             Next::InputOrLayers => inbox.wait_unless(|| core.is_held_up()),
             Next::Input => {
                 if inbox.wait().is_err() {
@@ -140,33 +144,86 @@ mod tests {
         }
     }
 
-    #[tokio::test]
-    async fn what_needs_no_device_is_answered_while_it_works() {
-        let gate = Arc::<AtomicBool>::default();
-        let limits = Limits { n_steps_under_way: 2, ..Limits::of_nothing(4, 100) };
+    fn engine(device: Device) -> OneModel {
         let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../models/tiny");
         let model = Model::open("tiny", &ModelSource::Folder(folder)).expect("the bundled model opens");
-        let device = Box::new(Device::behind(gate.clone(), limits));
-        let engine = OneModel::start(Arc::new(model), device, EngineSettings::default());
+        OneModel::start(Arc::new(model), Box::new(device), EngineSettings::default())
+    }
+
+    /// A guest's context of so many tokens.
+    async fn context_of(engine: &OneModel, guest: u64, n_tokens: usize) -> Context {
         let account = Account::new("guest", Budget::UNLIMITED, None);
-        let owner = Owner { actor: ActorId(0), session: SessionId(0), guest: GuestId(0), account };
+        let owner = Owner {
+            actor: ActorId(u32::try_from(guest).expect("few guests")),
+            session: SessionId(guest),
+            guest: GuestId(guest),
+            account,
+        };
         let mut context = Context::create(engine.handle(), owner).await.expect("a context");
-        context.append(&[1; 40]).await.expect("they fit");
-        let mut prefill = pin!(context.ask(Ask::Prefill).await.expect("asked").answer());
-        // The second question comes when the step is under way for certain.
-        let answered = async {
-            for _ in 0..2 {
-                engine.handle().stats().await.expect("the engine works");
+        context.append(&vec![1 + guest as u32; n_tokens]).await.expect("they fit");
+        context
+    }
+
+    #[tokio::test]
+    async fn what_needs_no_device_is_answered_while_it_works_and_who_asks_meanwhile_rides_together() {
+        let gate = Arc::<AtomicBool>::default();
+        let limits = Limits { n_steps_under_way: 2, ..Limits::of_nothing(8, 100) };
+        let engine = engine(Device::behind(gate.clone(), limits));
+        let mut contexts = Vec::new();
+        for guest in 0..4 {
+            contexts.push(context_of(&engine, guest, 5).await);
+        }
+        let all = async {
+            let mut asked = Vec::new();
+            for context in &mut contexts {
+                asked.push(context.ask(Ask::Prefill).await.expect("asked"));
+                // The second of them comes when the first context's step is under way for certain.
+                for _ in 0..2 {
+                    engine.handle().stats().await.expect("the engine works");
+                }
+            }
+            gate.store(true, Ordering::SeqCst);
+            for asked in asked {
+                asked.answer().await.expect("it fits");
             }
         };
-        tokio::select! {
-            biased;
-            _ = &mut prefill => panic!("the device is at work"),
-            () = tokio::time::sleep(Duration::from_secs(20)) => panic!("nothing is answered meanwhile"),
-            () = answered => {}
+        tokio::time::timeout(Duration::from_secs(20), all)
+            .await
+            .expect("nothing waits for the device in vain");
+        let stats = engine.handle().stats().await.expect("the engine works");
+        assert_eq!((stats.n_steps, stats.n_rows), (2, 4));
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn a_guest_whose_commands_never_end_keeps_no_step_from_its_end() {
+        let limits = Limits { n_positions_max: 200_000, ..Limits::of_nothing(8, 500_000) };
+        let engine = Arc::new(engine(Device::new(limits, Default::default())));
+        let is_over = Arc::<AtomicBool>::default();
+        let mut floods = Vec::new();
+        for n in 0..16 {
+            let (mut context, is_over) = (context_of(&engine, 7, 100_000).await, is_over.clone());
+            floods.push(tokio::spawn(async move {
+                while !is_over.load(Ordering::SeqCst) {
+                    match n % 2 {
+                        0 => drop(context.fork().await.expect("a fork")),
+                        _ => context.save(&format!("flood {n}")).await.expect("saved"),
+                    }
+                }
+            }));
         }
-        gate.store(true, Ordering::SeqCst);
-        assert!(prefill.await.is_ok());
+        let others = async {
+            for _ in 0..20 {
+                let mut context = context_of(&engine, 1, 4).await;
+                let asked = context.ask(Ask::Prefill).await.expect("asked");
+                asked.answer().await.expect("it fits");
+            }
+        };
+        let answered = tokio::time::timeout(Duration::from_secs(60), others).await;
+        is_over.store(true, Ordering::SeqCst);
+        answered.expect("others are answered meanwhile");
+        for flood in floods {
+            flood.await.expect("no panic");
+        }
     }
 
     #[test]
