@@ -112,11 +112,7 @@ pub(crate) struct Driver;
 impl pool::Driver for Driver {
     fn allocate(&mut self, n_bytes: usize) -> Result<Option<u64>, CudaError> {
         // SAFETY: a plain allocation, never of length 0.
-        match check("cuMemAlloc", || unsafe { result::malloc_sync(n_bytes) }) {
-            Ok(address) => Ok(Some(address)),
-            Err(error) if error.is_out_of_memory() => Ok(None),
-            Err(error) => Err(error),
-        }
+        pool::unless_out_of_memory(check("cuMemAlloc", || unsafe { result::malloc_sync(n_bytes) }))
     }
 
     fn free(&mut self, address: u64) {

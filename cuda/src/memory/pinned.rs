@@ -8,7 +8,7 @@ use std::ops::{Deref, DerefMut};
 
 use cudarc::driver::{result, sys};
 
-use super::pool::Driver;
+use super::pool::{Driver, unless_out_of_memory};
 use super::{Plain, Slice};
 use crate::driver::{CudaError, Gpu, check};
 
@@ -28,7 +28,7 @@ impl Gpu {
         Ok(pinned)
     }
 
-    /// As [`Self::pinned`], but with what the driver left there: for callers for which a pass over it is too much.
+    /// As [`Self::pinned`], but with what the last owner left there: for callers for which a pass over it is too much.
     ///
     /// # Errors
     /// The driver refused.
@@ -44,7 +44,7 @@ impl Gpu {
         Ok(Pinned {
             pointer: std::ptr::with_exposed_provenance_mut(place.address as usize),
             n,
-            place,
+            place: Some(place),
             gpu: self.clone(),
         })
     }
@@ -60,11 +60,7 @@ impl Driver for HostDriver {
         let taken = check("cuMemHostAlloc", || unsafe {
             result::malloc_host(n_bytes, sys::CU_MEMHOSTALLOC_PORTABLE)
         });
-        match taken {
-            Ok(pointer) => Ok(Some(pointer.expose_provenance() as u64)),
-            Err(error) if error.is_out_of_memory() => Ok(None),
-            Err(error) => Err(error),
-        }
+        unless_out_of_memory(taken.map(|pointer| pointer.expose_provenance() as u64))
     }
 
     fn free(&mut self, address: u64) {
@@ -81,8 +77,17 @@ impl Driver for HostDriver {
 pub struct Pinned<T: Plain> {
     pointer: *mut T,
     n: usize,
-    place: Slice,
+    /// Where the pool has it, unless it is lost.
+    place: Option<Slice>,
     gpu: Gpu,
+}
+
+impl<T: Plain> Pinned<T> {
+    /// Never gives it back, for a caller that cannot wait for its copies: lost, and counted as in use, is better than in two
+    /// hands.
+    pub(crate) fn lose(&mut self) {
+        self.place = None;
+    }
 }
 
 // SAFETY: the memory belongs to this value alone, like that of a Vec.
@@ -92,7 +97,7 @@ impl<T: Plain> Deref for Pinned<T> {
     type Target = [T];
 
     fn deref(&self) -> &[T] {
-        // SAFETY: n values; what the driver maps is initialised bytes, and any are a valid `Plain`.
+        // SAFETY: n values; what the driver maps and owners write is initialised bytes, and any are a valid `Plain`.
         unsafe { std::slice::from_raw_parts(self.pointer, self.n) }
     }
 }
@@ -106,11 +111,14 @@ impl<T: Plain> DerefMut for Pinned<T> {
 
 impl<T: Plain> Drop for Pinned<T> {
     fn drop(&mut self) {
-        let mut pool = self.gpu.pinned_pool();
-        pool.release(self.place);
-        if pool.idle_bytes() > IDLE_BYTES_MAX && self.gpu.make_current().is_ok() {
-            pool.trim();
+        let Some(place) = self.place else { return };
+        if let Err(error) = self.gpu.make_current() {
+            tracing::warn!(%error, n_bytes = place.n_bytes, "page-locked memory is not given back");
+            return;
         }
+        let mut pool = self.gpu.pinned_pool();
+        pool.release(place);
+        pool.trim_to(IDLE_BYTES_MAX);
     }
 }
 
@@ -135,7 +143,8 @@ mod tests {
         }
         // Two small ones share a block.
         assert_eq!(n_taken(), 2);
+        // The longest goes.
         drop(gpu.pinned_unset::<u8>(IDLE_BYTES_MAX + 1).expect("host memory"));
-        assert_eq!(gpu.pinned_pool().stats().reserved_bytes, 0);
+        assert_eq!(gpu.pinned_pool().stats().reserved_bytes, (2 + 12) << 20);
     }
 }

@@ -32,6 +32,15 @@ pub(crate) trait Driver {
     fn free(&mut self, address: u64);
 }
 
+/// What a driver gave; `None` where it has not enough memory.
+pub(super) fn unless_out_of_memory<T>(taken: Result<T, CudaError>) -> Result<Option<T>, CudaError> {
+    match taken {
+        Ok(taken) => Ok(Some(taken)),
+        Err(error) if error.is_out_of_memory() => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
 /// What the allocator of a device has done and holds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MemoryStats {
@@ -127,11 +136,23 @@ impl<D: Driver> Pool<D> {
 
     /// Gives all blocks back to the driver of which no part is in use.
     pub(crate) fn trim(&mut self) {
-        for (n_bytes, address) in std::mem::take(&mut self.large) {
+        self.trim_to(0);
+    }
+
+    /// As [`trim`](Self::trim), the longest first, until no more than so many bytes are idle.
+    pub(crate) fn trim_to(&mut self, idle_bytes_max: usize) {
+        let mut idle_bytes = self.idle_bytes();
+        while idle_bytes > idle_bytes_max
+            && let Some((n_bytes, address)) = self.large.pop_last()
+        {
             self.shrink(address, n_bytes);
+            idle_bytes -= n_bytes;
         }
-        for address in self.small.take_idle_blocks() {
+        while idle_bytes > idle_bytes_max
+            && let Some(address) = self.small.take_idle_block()
+        {
             self.shrink(address, GRANULE_BYTES);
+            idle_bytes -= GRANULE_BYTES;
         }
     }
 
@@ -245,14 +266,11 @@ impl Small {
         self.by_length.range((GRANULE_BYTES, 0)..).count()
     }
 
-    fn take_idle_blocks(&mut self) -> Vec<u64> {
-        let idle: Vec<u64> =
-            self.by_length.range((GRANULE_BYTES, 0)..).map(|&(_, address)| address).collect();
-        for &address in &idle {
-            self.remove(address, GRANULE_BYTES);
-            self.blocks.remove(&address);
-        }
-        idle
+    fn take_idle_block(&mut self) -> Option<u64> {
+        let &(_, address) = self.by_length.range((GRANULE_BYTES, 0)..).next()?;
+        self.remove(address, GRANULE_BYTES);
+        self.blocks.remove(&address);
+        Some(address)
     }
 
     fn insert(&mut self, address: u64, n_bytes: usize) {

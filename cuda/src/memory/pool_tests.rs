@@ -76,6 +76,27 @@ fn check(pool: &Pool<NumberLine>, live: &Live, peak_bytes: usize, n_allocations:
 }
 
 #[test]
+fn the_longest_go_first_and_no_more_than_have_to() {
+    const MIB: usize = 1 << 20;
+    let mut pool = pool(usize::MAX);
+    let taken = [8, 2, 30, 16].map(|n_mib| take(&mut pool, n_mib * MIB));
+    let small = take(&mut pool, 1000);
+    taken.into_iter().chain([small]).for_each(|slice| pool.release(slice));
+    let left = |pool: &Pool<NumberLine>| {
+        let mut left: Vec<usize> = pool.driver.blocks.values().map(|n_bytes| n_bytes / MIB).collect();
+        left.sort_unstable();
+        left
+    };
+    pool.trim_to(58 * MIB);
+    assert_eq!(left(&pool), [2, 2, 8, 16, 30]);
+    pool.trim_to(27 * MIB);
+    assert_eq!(left(&pool), [2, 2, 8]);
+    pool.trim_to(2 * MIB);
+    assert_eq!(left(&pool), [2]);
+    assert_eq!((pool.idle_bytes(), pool.stats().reserved_bytes), (2 * MIB, 2 * MIB));
+}
+
+#[test]
 fn random_requests_never_overlap_and_all_comes_back() {
     const MIB: usize = 1 << 20;
     for (seed, limit_bytes) in [(1, usize::MAX), (2, 64 * MIB), (3, 300 * MIB)] {

@@ -2,6 +2,7 @@
 
 mod fetched;
 mod graphs;
+mod host_buffers;
 mod late;
 mod launches;
 mod sizes;
@@ -19,6 +20,7 @@ use trellis_engine::sampling::Scratch;
 use trellis_engine::sampling::program::DrawState;
 
 use self::graphs::GraphKey;
+use self::host_buffers::HostBuffers;
 pub(crate) use self::late::LATE_MASK_BYTES_MAX;
 use self::late::WaitingStep;
 pub(super) use self::late::sit_out;
@@ -46,7 +48,7 @@ use crate::ops::common::Dtype;
 use crate::ops::edits::EDIT_WORDS;
 use crate::ops::logits::OutputRow;
 use crate::ops::program::planes_bytes;
-use crate::{Buffer, Card, CudaError, Event, Pinned, Slice, Stream, Timing};
+use crate::{Buffer, Card, CudaError, Event, Slice, Stream, Timing};
 
 /// Steps whose copies to and from the host have memory of their own: those that can be under way.
 pub(crate) const N_UNDER_WAY: usize = 2;
@@ -99,25 +101,6 @@ pub(crate) struct Steps {
     n_by_host: usize,
     #[cfg(test)]
     leaves_programs: bool,
-}
-
-/// Host memory of one step under way.
-#[derive(Debug)]
-struct HostBuffers {
-    input: Pinned<u32>,
-    output: Pinned<u32>,
-    /// What late masks bring.
-    late: Pinned<u32>,
-    /// Rows that come back whole.
-    whole: Pinned<u32>,
-    /// Hidden states between layers.
-    states: Pinned<f32>, // [.., hidden_size]
-    begun: Event,
-    /// The layers are done of a step that waits for masks, and the draws begin.
-    layered: Event,
-    drawing: Event,
-    computed: Event,
-    done: Event,
 }
 
 /// A step in the stream.
@@ -592,6 +575,7 @@ impl Drop for Steps {
         let waited = self.card.gpu().make_current().and_then(|()| self.card.wait_for_steps());
         if let Err(error) = waited {
             tracing::warn!(%error, "the last step failed");
+            self.ring.iter_mut().for_each(HostBuffers::lose);
         }
     }
 }
