@@ -82,6 +82,8 @@ struct EngineReport {
     n_rows_in_vain: u64,
     n_rows_sat_out: u64,
     device_idle_share: f64,
+    /// What a step takes of the device, without what the device waits for between two.
+    device_ms_per_step: f64,
 }
 
 impl EngineReport {
@@ -92,6 +94,8 @@ impl EngineReport {
         let n_tokens = end.n_tokens - begin.n_tokens;
         let n_pulled: Option<usize> = seen.loads.iter().map(|load| load.n_pulled).sum();
         let per_step = |n: f64| n / n_steps.max(1) as f64;
+        // A step may begin before the measured time and be counted within it.
+        let busy_s = (end.device_busy - begin.device_busy).as_secs_f64();
         Self {
             seconds: elapsed.as_secs_f64(),
             n_steps,
@@ -108,18 +112,15 @@ impl EngineReport {
             rows_per_step: per_step((end.n_rows - begin.n_rows) as f64),
             n_rows_in_vain: causes.n_rows_in_vain(),
             n_rows_sat_out: causes[Cause::RowsSatOut],
-            // A step may begin before the measured time and be counted within it.
-            device_idle_share: {
-                let busy = (end.device_busy - begin.device_busy).as_secs_f64();
-                (1.0 - busy / elapsed.as_secs_f64()).max(0.0)
-            },
+            device_idle_share: (1.0 - busy_s / elapsed.as_secs_f64()).max(0.0),
+            device_ms_per_step: per_step(busy_s * 1e3),
         }
     }
 
     fn render(&self) -> String {
         format!(
             "engine    {} steps of {} ms, {:.1} tokens each{}; tokens in vain {}, cached {}; again {}, pages \
-             moved out {}\n          rows a step {:.1}; rows in vain {}, sat out {}; device idle {:.1}%\n",
+             moved out {}\n          rows a step {:.1}; rows in vain {}, sat out {}; device idle {:.1}%, at work {} ms a step\n",
             self.n_steps,
             ms(self.ms_per_step),
             self.tokens_per_step,
@@ -132,6 +133,7 @@ impl EngineReport {
             self.n_rows_in_vain,
             self.n_rows_sat_out,
             self.device_idle_share * 100.0,
+            ms(self.device_ms_per_step),
         )
     }
 }
@@ -269,11 +271,16 @@ mod tests {
             causes.add(Cause::RowsSatOut, n_sat_out);
             EngineStats { n_rows, causes, ..EngineStats::default() }
         };
-        let (begin, end) = (stats(100, 30, 50), stats(200, 33, 57));
+        let (begin, mut end) = (stats(100, 30, 50), stats(200, 33, 57));
+        (end.n_steps, end.device_busy) = (10, Duration::from_millis(900));
         let stats = EngineDelta { elapsed: Duration::from_secs(1), begin, end };
         let report = EngineReport::of(&Seen { loads: Vec::new(), stats, n_equal: 0 });
         let json = serde_json::to_value(&report).expect("JSON");
         assert_eq!((&json["n_rows_in_vain"], &json["n_rows_sat_out"]), (&3.into(), &7.into()), "{json}");
-        assert!(report.render().contains("rows in vain 3, sat out 7;"), "{}", report.render());
+        let text = report.render();
+        assert!(
+            text.contains("rows in vain 3, sat out 7; device idle 10.0%, at work 90.00 ms a step"),
+            "{text}"
+        );
     }
 }
