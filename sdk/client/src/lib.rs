@@ -6,7 +6,8 @@
 //!
 //! let client = Client::connect().await?;
 //! let options = StartOptions { arguments: vec!["What is 37 + 48?".into()], ..StartOptions::default() };
-//! let mut guest = client.start(Program::named("chat"), options).await?;
+//! let component = std::fs::read("chat.wasm").expect("trellis build chat -o chat.wasm");
+//! let mut guest = client.start(Program::wasm(component), options).await?;
 //! while let Some(event) = guest.next().await {
 //!     if let Event::Text { text } = event? {
 //!         print!("{text}");

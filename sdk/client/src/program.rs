@@ -17,7 +17,8 @@ impl Program {
         Self::Wasm(bytes.into())
     }
 
-    /// The registered program of this name.
+    /// The program that the daemon's configuration has under this name: a file `NAME.wasm` in its `guests_dir`. Without that no
+    /// name is known.
     pub fn named(name: impl Into<String>) -> Self {
         Self::Named(name.into())
     }
