@@ -7,7 +7,7 @@ use crate::driver::check;
 use crate::{CudaError, Gpu};
 
 /// The library's state on one device, for as long as the process lives: `cublasLtDestroy` waits for the whole context,
-/// which must not be while another thread captures a stream in it (the driver crashed so). PyTorch never destroys its
+/// which must not be while another thread captures a stream in it: the driver may crash. PyTorch never destroys its
 /// handles either. A device that is opened again leaves one behind.
 #[derive(Clone, Copy, Debug)]
 pub struct Handle {
