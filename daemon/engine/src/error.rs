@@ -104,12 +104,6 @@ pub enum EngineError {
         /// The most of one context.
         n_stretches_max: usize,
     },
-    /// Beam searches go on from contexts of which nothing was taken out.
-    #[error("no beam search begins in a context out of which {n_evicted} tokens were evicted")]
-    SearchesEvicted {
-        /// Those that were taken out.
-        n_evicted: usize,
-    },
     /// A mean of hidden states is of contexts of which nothing was taken out: what was seen by their tokens is gone.
     #[error("no mean of hidden states in a context out of which {n_evicted} tokens were evicted")]
     LooksAtEvicted {

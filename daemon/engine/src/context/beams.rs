@@ -56,28 +56,27 @@ impl BeamSearch {
         let vocab_size = context.model.limits().vocab_size;
         settings.validate(vocab_size)?;
         sampler.as_ref().map_or(Ok(()), |sampler| sampler.validate_for_search(vocab_size))?;
-        let (n_prompt, n_positions) = (context.tokens.len(), context.capacity());
+        let (n_prompt, n_positions, n_free) = (context.tokens.len(), context.capacity(), context.n_free());
         if n_prompt == 0 {
             return Err(EngineError::EmptyContext);
         }
-        if !context.evictions.is_empty() {
-            return Err(EngineError::SearchesEvicted { n_evicted: context.evictions.n_evicted() });
-        }
-        let n_tokens = n_prompt.saturating_add(settings.n_tokens_max);
-        if n_tokens > n_positions {
+        if settings.n_tokens_max > n_free {
+            // As for tokens that are appended.
+            let n_tokens = (n_positions - n_free).saturating_add(settings.n_tokens_max);
             return Err(EngineError::ContextFull { n_tokens, n_positions });
         }
+        let n_tokens = n_prompt + settings.n_tokens_max;
         // All at once, so that a refusal says how many that is.
         let (account, n_contexts) = (&context.caller.owner().account, 1 + settings.n_beams as u64);
         account.charge(Resource::Contexts, n_contexts)?;
         account.release(Resource::Contexts, n_contexts);
         let mut base = context.fork().await?;
         base.keep_to(rule);
-        base.footprint.set_with(n_prompt, base.states.n_bytes() + Search::n_bytes_max(&settings))?;
+        base.footprint.set_with(n_prompt, base.n_bytes_beside() + Search::n_bytes_max(&settings))?;
         let mut contexts = Vec::with_capacity(settings.n_beams);
         for _ in 0..settings.n_beams {
             let mut beam = Context::create(&base.model, base.caller.owner().clone()).await?;
-            beam.footprint.set(n_tokens)?;
+            beam.footprint.set_with(n_tokens, base.evictions.n_bytes_held())?;
             contexts.push(beam);
         }
         Ok(Self { base, contexts, search: Search::new(settings), sampler, keepings: Vec::new() })

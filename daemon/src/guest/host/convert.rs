@@ -140,7 +140,7 @@ impl From<EngineError> for HostError {
             EngineError::AttentionTooLong { n_tokens, n_tokens_max } => {
                 return invalid("contexts", format!("{n_tokens} tokens"), format!("at most {n_tokens_max}"));
             }
-            EngineError::SearchesEvicted { n_evicted } | EngineError::LooksAtEvicted { n_evicted } => {
+            EngineError::LooksAtEvicted { n_evicted } => {
                 let found = format!("one out of which {n_evicted} tokens were evicted");
                 return invalid("context", found, "one with all its tokens".to_owned());
             }

@@ -7,7 +7,7 @@ use serde::Deserialize;
 use serde_json::Value;
 use trellis_engine::account::{Account, Budget, Owner, Resource};
 use trellis_engine::sampling::beams::{BeamSettings, EarlyStopping, Finished, Kept};
-use trellis_engine::{BeamSearch, Context, EngineError, ModelHandle};
+use trellis_engine::{BeamSearch, Context, EngineError, ModelHandle, Positions};
 use trellis_tests::engines::{Sizes, block_on, engine, owner};
 use trellis_tests::goldens::{self, Beams, Goldens};
 use trellis_tests::pack;
@@ -271,6 +271,45 @@ fn a_search_is_charged_and_gives_back_what_it_took() {
 }
 
 #[test]
+fn a_search_goes_on_from_what_an_eviction_left() {
+    let engine = engine("tiny", Sizes::default());
+    let model = engine.handle();
+    let golden = &goldens::load("tiny").cases[1];
+    block_on(async {
+        for positions in [Positions::Keep, Positions::CloseUp] {
+            let mut whole = Context::create(model, owner(1)).await.expect("created");
+            // Holes that end inside a page and beyond the first.
+            whole.append(&golden.prompt_ids.repeat(3)).await.expect("fits");
+            let mut holed = whole.fork().await.expect("forked");
+            holed.evict(2, 5, positions).await.expect("the model sees all positions");
+            holed.evict(9, 20, positions).await.expect("the model sees all positions");
+            let settings = settings(model, &golden.beams[0]);
+            let settings = BeamSettings { n_tokens_max: 20, stop_tokens: Vec::new(), ..settings };
+            let mut search =
+                BeamSearch::open(&mut holed, settings.clone(), None, None).await.expect("opened");
+            let mut of_whole = BeamSearch::open(&mut whole, settings, None, None).await.expect("opened");
+            for _ in 0..18 {
+                search.go_on(Some(1)).await.expect("a step");
+                of_whole.go_on(Some(1)).await.expect("a step");
+            }
+            assert!(search.live().len() > 1, "{:?}", search.live().collect::<Vec<_>>());
+            let best = |search: &BeamSearch| search.live().next().expect("one lives").logprob;
+            let (of_holed, of_whole) = (best(&search), best(&of_whole));
+            assert!((of_holed - of_whole).abs() > 10.0 * TOLERANCE, "{of_holed}, {of_whole}: it is not seen");
+            for (idx, live) in search.live().enumerate() {
+                let tokens = search.tokens(idx).expect("it lives");
+                let mut alone = holed.fork().await.expect("forked");
+                let ask = trellis_engine::Ask::Continuation(tokens.clone());
+                let answer = alone.ask(ask).await.expect("asked").answer().await.expect("answered");
+                let trellis_engine::Answer::Scores(scores) = answer else { panic!("asked for scores") };
+                let expected: f32 = scores.iter().sum();
+                assert!((live.logprob - expected).abs() < TOLERANCE, "{live:?} for {expected}, {tokens:?}");
+            }
+        }
+    });
+}
+
+#[test]
 fn what_the_guest_makes_of_hypotheses_is_what_goes_on() {
     let engine = engine("tiny", Sizes::default());
     let model = engine.handle();
@@ -304,12 +343,6 @@ fn what_the_guest_makes_of_hypotheses_is_what_goes_on() {
             let expected = scores[0] - place as f32;
             assert!((live.logprob - expected).abs() < TOLERANCE, "{live:?} for {expected}");
         }
-        // No search begins where tokens are gone.
-        let mut holed = context.fork().await.expect("forked");
-        holed.evict(1, 3, trellis_engine::Positions::Keep).await.expect("the model sees all positions");
-        let refused = BeamSearch::open(&mut holed, plain.clone(), None, None).await;
-        assert!(matches!(refused.err(), Some(EngineError::SearchesEvicted { n_evicted: 2 })));
-        drop(holed);
         edited.keep(&[]).expect("in order");
         assert!(edited.is_over());
         edited.go_on(None).await.expect("nothing is left to do");

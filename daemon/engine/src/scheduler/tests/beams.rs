@@ -38,6 +38,8 @@ impl Searched {
 #[derive(Debug, Default)]
 pub(super) struct Seen {
     n_found: usize,
+    /// Of those, from contexts out of which tokens were evicted.
+    pub(super) n_found_holed: usize,
     n_stepped: usize,
     n_disturbed: usize,
     n_too_large: usize,
@@ -48,6 +50,7 @@ pub(super) struct Seen {
 impl Seen {
     pub(super) fn add(&mut self, other: &Self) {
         self.n_found += other.n_found;
+        self.n_found_holed += other.n_found_holed;
         self.n_stepped += other.n_stepped;
         self.n_disturbed += other.n_disturbed;
         self.n_too_large += other.n_too_large;
@@ -97,8 +100,7 @@ impl World {
     /// Searches for what comes after a context.
     pub(super) fn search(&mut self, idx: usize) {
         let n_free = self.contexts[idx].1.n_free();
-        let is_whole = self.contexts[idx].1.past.evictions.is_empty();
-        if n_free == 0 || self.searches.len() == 3 || !is_whole {
+        if n_free == 0 || self.searches.len() == 3 {
             return;
         }
         let n_tokens_max = 1 + self.random.below(n_free.min(24));
@@ -163,6 +165,8 @@ impl World {
                     }
                     assert_eq!(searched.search.best(usize::MAX), searched.expected);
                     self.n_searches.n_found += 1;
+                    let is_holed = self.scheduler.contexts[&searched.base].kv.is_holed();
+                    self.n_searches.n_found_holed += usize::from(is_holed);
                 }
                 Err(EngineError::Step(_)) => {
                     self.n_searches.n_tried_again += 1;

@@ -115,7 +115,7 @@ impl World {
 #[test]
 fn holes_are_what_a_model_without_pages_makes_of_them() {
     let (mut n_evicted, mut n_answers, mut n_pulled, mut n_again, mut n_swaps) = (0, 0, 0, 0, 0);
-    let (mut n_verified, mut n_in_vain, mut n_packs) = (0, 0, 0);
+    let (mut n_verified, mut n_in_vain, mut n_packs, mut n_searched) = (0, 0, 0, 0);
     for seed in 20_000..20_150 {
         let mut world = World::with_pages(seed, N_PAGES_MIN + N_PAGES_OF_HOLES);
         world.n_evictions_in_100 = 12;
@@ -137,6 +137,7 @@ fn holes_are_what_a_model_without_pages_makes_of_them() {
         n_pulled += world.n_tokens_pulled;
         n_verified += world.n_verified;
         n_packs += world.backend.n_packs;
+        n_searched += world.n_searches.n_found_holed;
         let stats = world.scheduler.stats();
         n_again += stats.n_tokens_again;
         n_swaps += stats.n_swaps_out;
@@ -147,5 +148,5 @@ fn holes_are_what_a_model_without_pages_makes_of_them() {
         "{n_evicted} {n_answers} {n_pulled}"
     );
     assert!(n_again > 500 && n_swaps > 200 && n_in_vain > 200, "{n_again} {n_swaps} {n_in_vain}");
-    assert!(n_verified > 300 && n_packs > 20, "{n_verified} {n_packs}");
+    assert!(n_verified > 300 && n_packs > 20 && n_searched > 50, "{n_verified} {n_packs} {n_searched}");
 }
