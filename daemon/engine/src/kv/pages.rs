@@ -31,6 +31,8 @@ struct Block {
     key: Option<PrefixKey>,
     /// The last marking that reached it.
     marked_in: u64,
+    /// The last count of a guest's pages that it was in.
+    counted_in: u64,
     /// The last plan in which it has to stay where it is.
     pinned_in: u64,
     /// Its place in the order of the cached blocks without a holder.
@@ -68,6 +70,8 @@ pub(crate) struct PageTable {
     n_tellings_lost: u64,
     /// Counts the plans of steps, from 1: what was pinned for an earlier one may move.
     plan: u64,
+    /// Numbers the counts of guests' pages.
+    counting: u64,
 }
 
 impl PageTable {
@@ -90,6 +94,7 @@ impl PageTable {
             n_moves: 0,
             n_tellings_lost: 0,
             plan: 1,
+            counting: 0,
         }
     }
 
@@ -166,6 +171,7 @@ impl PageTable {
             holders: Holders::one(account),
             key: None,
             marked_in: 0,
+            counted_in: 0,
             pinned_in: 0,
             idle_since: IdleSince::default(),
         };
@@ -273,6 +279,17 @@ impl PageTable {
     /// Whether this marking has reached the block.
     pub(crate) fn is_marked(&self, id: BlockId, marking: u64) -> bool {
         self.block(id).marked_in == marking
+    }
+
+    /// From now on each block is counted once more.
+    pub(crate) fn count_anew(&mut self) {
+        self.counting += 1;
+    }
+
+    /// Whether the block was not counted since [`Self::count_anew`]; now it is.
+    pub(crate) fn count_once(&mut self, id: BlockId) -> bool {
+        let counting = self.counting;
+        std::mem::replace(&mut self.block_mut(id).counted_in, counting) != counting
     }
 
     /// Keeps the block where it is, and its page from being used again, until the plan being made is done.

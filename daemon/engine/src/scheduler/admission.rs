@@ -8,7 +8,7 @@
 //! for as long as it took to bring the context back: so pages move at most once in 32 steps, and without host memory at
 //! most one token is computed again for each that is decoded. The line (`line`) is in the order of virtual time over the
 //! pages that users, their sessions and their guests were given, so that no user gets more of the memory by asking more
-//! often.
+//! often. Nor does a run make room that is spared (`held`).
 
 use rustc_hash::FxHashSet;
 use smallvec::SmallVec;
@@ -97,6 +97,19 @@ impl ContextState {
 
     pub(super) fn is_in_line(&self) -> bool {
         self.standing == Standing::InLine
+    }
+
+    /// Blocks that it was admitted for and does not hold yet.
+    pub(super) fn n_blocks_to_come(&self) -> usize {
+        match self.standing {
+            Standing::Admitted(term) => term.n_blocks.saturating_sub(self.kv.blocks().len()),
+            _ => 0,
+        }
+    }
+
+    /// Pages that come free at most when its term ends.
+    pub(super) fn n_blocks_and_promised(&self) -> usize {
+        self.kv.blocks().len() + self.n_promised()
     }
 
     /// Tokens that it may still decode before it makes room; none for a question.
@@ -209,13 +222,15 @@ impl Scheduler {
         if context.is_admitted() && !self.needs_more(context) {
             return true;
         }
-        // Within its term a run goes before those in line.
+        // Within its term a run goes before those in line, and for as long as it is spared.
         let n_left = context.n_term_tokens_left();
+        let goes_first = n_left > 0 || context.has_had_its_term() && self.is_spared(id, context);
         self.leave(id, context);
-        if (self.line.is_empty() || n_left > 0)
+        if (self.line.is_empty() || goes_first)
             && let Some(need) = self.find_room(context)
         {
-            let n_tokens = if n_left > 0 { n_left } else { need.n_tokens };
+            // One that is spared has had its term all the same.
+            let n_tokens = if goes_first { n_left } else { need.n_tokens };
             self.begin_term(id, context, Need { n_tokens, ..need });
             return true;
         }
@@ -500,30 +515,25 @@ impl Scheduler {
         over.into_iter().map(|(_, id)| id).collect()
     }
 
-    /// Ends the terms of runs that have had theirs, the first admitted first, until `n_pages` are left; returns whether
-    /// any ended. None does if that would not be enough.
+    /// Ends the terms of runs that have had theirs and are not spared, the first admitted first, until `n_pages` are left for
+    /// the first in line; returns whether any ended. None does if that would not be enough.
     pub(super) fn end_terms(&mut self, n_pages: usize) -> bool {
         let n_missing = n_pages as isize - self.count(None).n_left;
-        let mut over: Vec<(u64, ContextId, usize)> = Vec::new();
-        let mut n_most = 0;
-        for (id, context) in self.admitted() {
-            if let Standing::Admitted(term) = context.standing
-                && context.has_had_its_term()
-            {
-                n_most += context.kv.blocks().len() + term.n_promised;
-                over.push((term.number, id, context.kv.n_alone(&self.pages) + term.n_promised));
-            }
+        let mut over = self.over();
+        if over.is_empty() {
+            return false;
         }
+        self.leave_out_spared(&mut over);
+        let n_most: usize = over.iter().map(|id| self.contexts[id].n_blocks_and_promised()).sum();
         if over.is_empty() || (n_most as isize) < n_missing {
             return false;
         }
-        over.sort_unstable();
         let mut n_found = 0;
-        for (_, id, n) in over {
+        for id in over {
             let Some(mut context) = self.contexts.remove(&id) else { continue };
+            n_found += (context.kv.n_alone(&self.pages) + context.n_promised()) as isize;
             self.leave(id, &mut context);
             self.contexts.insert(id, context);
-            n_found += n as isize;
             if n_found >= n_missing {
                 break;
             }

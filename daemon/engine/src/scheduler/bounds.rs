@@ -66,13 +66,18 @@ impl Scheduler {
         class == Class::Decode && has_its_decode_rows || self.is_too_far_ahead(class, plan)
     }
 
-    /// Whether the next owner has had so much more than a user with waiting prompts that its row is left out.
+    /// Whether the next owner has had so much more than a user with waiting prompts that its row is left out. Where prompts
+    /// fill a step beside decode rows, that would give them nothing.
     fn is_too_far_ahead(&mut self, class: Class, plan: &Plan) -> bool {
         if class == Class::Prompt || self.n_queued(Class::Prompt) == 0 {
             return false;
         }
         let n_rows = self.n_queued(Class::Decode).min(plan.decode_bound.n_rows());
-        let target = self.costs.target_ns(n_rows, self.settings.latency_multiple);
+        let (multiple, n_step_tokens) = (self.settings.latency_multiple, self.settings.n_step_tokens);
+        if self.costs.n_prompt_tokens(n_rows, multiple, n_step_tokens) == n_step_tokens {
+            return false;
+        }
+        let target = self.costs.target_ns(n_rows, multiple);
         let (lane, prompts) = (self.lane(class), self.lane(Class::Prompt));
         let mut lead = || self.commons.queue.lead(lane, prompts);
         target.is_some_and(|target_ns| lead() > N_STEPS_LEAD.saturating_mul(target_ns))

@@ -121,7 +121,7 @@ impl Scheduler {
             if self.contexts.get(&row.id).is_some_and(|context| context.work.is_none()) {
                 self.leave_by_id(row.id);
             }
-            self.enqueue(row.id);
+            self.enqueue_again(row.id);
         }
         assert!(outputs.next().is_none(), "the backend returned more than was asked");
         self.check_room_after(&let_go);

@@ -129,6 +129,16 @@ impl<T> FairQueue<T> {
     /// Puts an item of so many rows at the end of what its guest waits for in a lane.
     pub(crate) fn push(&mut self, seat: &Seat, lane: Lane, item: T, n_rows: usize) {
         self.node_mut(seat.0).lane_mut(lane).items.push_back((item, n_rows));
+        self.note_pushed(seat, lane, n_rows);
+    }
+
+    /// As [`Self::push`], before all that its guest waits for.
+    pub(crate) fn push_first(&mut self, seat: &Seat, lane: Lane, item: T, n_rows: usize) {
+        self.node_mut(seat.0).lane_mut(lane).items.push_front((item, n_rows));
+        self.note_pushed(seat, lane, n_rows);
+    }
+
+    fn note_pushed(&mut self, seat: &Seat, lane: Lane, n_rows: usize) {
         let mut id = seat.0;
         while id != ROOT {
             self.catch_up(id);

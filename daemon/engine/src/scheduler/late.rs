@@ -131,8 +131,8 @@ impl Scheduler {
                     work.programs_cost(row.start..row.end, row.n_tokens, self.limits.logits_tokens);
                 n_thousandths_of_all += n_thousandths;
                 self.commons.queue.charge(&context.seat, self.costs.thousandths_ns(n_thousandths));
-                if self.limits.n_steps_under_way > 1 {
-                    self.enqueue_ahead(row.id);
+                if self.limits.n_steps_under_way > 1 && self.goes_ahead(row.id).is_some() {
+                    self.enqueue(row.id);
                 }
             }
         }

@@ -79,6 +79,12 @@ impl Line {
         self.first
     }
 
+    /// The first in line, and how many blocks it will hold.
+    pub(super) fn first_and_its_blocks(&self) -> Option<(ContextId, usize)> {
+        let first = self.first?;
+        Some((first, self.waiting[&first].n_blocks as usize))
+    }
+
     /// Those in line, the last first.
     pub(super) fn last_first(&self) -> Vec<ContextId> {
         let place = |(&id, waiter): (&ContextId, &Waiter)| {

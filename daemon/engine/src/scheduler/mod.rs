@@ -7,12 +7,13 @@
 //! it to the backend, [`Scheduler::complete`] takes the outputs and answers.
 //!
 //! What comes when: `commands` takes operations in, at the price that `price` says. For a step, `admission` and `room` see
-//! to pages (`holders`, `spares`: which contexts have some to give; `packs`: what evictions left in them), `joint` to jobs
-//! that ride together, `mixture` to those that go on from token to token, `beams` to those that search, `guesses` to trees
-//! that are verified, `late` to masks, `expected` to tokens that masks force, `slots` to hidden states, `fair` says which
-//! owner is next, `bounds`, `asked` and `moves` what one step has room for, `cost` how long it takes and `charges` which
-//! account pays; `plan` puts it together, `complete` or `failure` takes it in, `returns` and `waits` note which guests came
-//! back and which contexts waited. `parts` and `resize` give memory to other models and take it.
+//! to pages (`held`: who makes room for others; `holders`, `spares`: which contexts have some to give; `packs`: what
+//! evictions left in them), `joint` to jobs that ride together, `mixture` to those that go on from token to token, `beams`
+//! to those that search, `guesses` to trees that are verified, `late` to masks, `expected` to tokens that masks force,
+//! `slots` to hidden states, `enqueue` says who waits for a step, `fair` which owner is next, `bounds`, `asked` and `moves`
+//! what one step has room for, `cost` how long it takes and `charges` which account pays; `plan` puts it together,
+//! `complete` or `failure` takes it in, `returns` and `waits` note which guests came back and which contexts waited.
+//! `parts` and `resize` give memory to other models and take it.
 //!
 //! A context with work waits in the queue (`fair`) until a plan looks at it, and in the line (`line`) as long as there
 //! are not pages for all that it needs. What is said of its pages:
@@ -34,10 +35,12 @@ mod charges;
 mod commands;
 mod complete;
 mod cost;
+mod enqueue;
 mod expected;
 mod failure;
 mod fair;
 mod guesses;
+mod held;
 mod histories;
 mod holders;
 mod joint;
@@ -80,6 +83,7 @@ use bounds::Pace;
 use cost::Costs;
 pub(crate) use fair::VirtualTimes;
 use fair::{Class, FairQueue, Lane, Seat};
+use held::Held;
 use holders::{Holders, Listing};
 use joint::Jobs;
 use line::Line;
@@ -281,6 +285,7 @@ pub(crate) struct Scheduler {
     commons: Commons,
     /// Contexts that have to wait for pages.
     line: Line,
+    held: Held,
     holders: Holders,
     source: Source,
     /// Pages that the model can have if others have what they cannot do without.
@@ -327,6 +332,7 @@ impl Scheduler {
             slots: Slots::new(limits.n_states),
             commons: Commons::default(),
             line: Line::default(),
+            held: Held::default(),
             holders: Holders::default(),
             source: Source::default(),
             n_pages_most: limits.n_pages,
@@ -419,33 +425,6 @@ impl Scheduler {
     /// Device pages.
     pub(crate) fn n_pages(&self) -> usize {
         self.pages.n_pages()
-    }
-
-    /// Puts a context that has work into the queue, unless it stands in the line for pages.
-    fn enqueue(&mut self, id: ContextId) {
-        let Some(context) = self.contexts.get_mut(&id) else { return };
-        let n_members = match &context.work {
-            None => return,
-            // Its next row comes with those of all.
-            Some(Work::Mixed(work)) if context.is_led_up() => {
-                let first = self.jobs.first(work.member.job);
-                return first.into_iter().for_each(|first| self.enqueue(first));
-            }
-            Some(work) => work.n_members(),
-        };
-        context.ready_since.get_or_insert(self.commons.step);
-        if context.is_queued || context.is_in_line() {
-            return;
-        }
-        context.is_queued = true;
-        self.holders.note_changed(id, &mut context.listing);
-        let class = context.class();
-        let n_rows = match class {
-            // As many as it has tokens, if that is a verification, or its mixture has members.
-            Class::Decode => context.n_pending().max(n_members),
-            Class::Prompt => 1,
-        };
-        self.commons.queue.push(&context.seat, Lane::of(self.settings.place, class), id, n_rows);
     }
 }
 

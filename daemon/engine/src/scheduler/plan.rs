@@ -149,6 +149,7 @@ impl Scheduler {
         self.pages.note_step(self.step_planned());
         self.end_failed_jobs(None);
         self.line.forget_count();
+        self.held.forget();
         self.admit_from_line();
         let mut plan = self.spare_plans.pop().unwrap_or_default();
         plan.step = self.step;
@@ -165,7 +166,7 @@ impl Scheduler {
         }
         let n_tokens = self.n_prompt_tokens(&plan);
         self.place_class(Class::Prompt, self.limits.n_rows_max, n_tokens, &mut plan, &mut waiting);
-        waiting.into_iter().for_each(|id| self.enqueue(id));
+        self.enqueue_all_again(waiting.into_iter());
         self.note_moved(&plan);
         if plan.has_rows() {
             let mut ids = self.spare_ids.pop().unwrap_or_default();
@@ -184,18 +185,9 @@ impl Scheduler {
         self.pages.unpin_all();
         self.end_failed_jobs(Some(&plan));
         if self.limits.n_steps_under_way > 1 {
-            plan.rows.iter().for_each(|row| self.enqueue_ahead(row.id));
+            self.enqueue_ahead(&plan);
         }
         plan
-    }
-
-    /// Puts a context that has a row in the step just planned into the queue for the next one, which is planned before
-    /// this one is taken in.
-    pub(super) fn enqueue_ahead(&mut self, id: ContextId) {
-        let Some(context) = self.contexts.get(&id) else { return };
-        if context.n_pending() > 0 || context.n_draws_under_way() > 0 {
-            self.enqueue(id);
-        }
     }
 
     /// Gives rows to contexts of a class in the fair order, as long as there are rows and tokens.

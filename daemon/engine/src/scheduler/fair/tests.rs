@@ -226,3 +226,16 @@ fn heaps_that_are_put_in_order_late_give_the_right_order() {
         }
     }
 }
+
+#[test]
+fn what_is_put_first_comes_before_all_else_of_its_guest() {
+    let mut queue = FairQueue::default();
+    let seats = [queue.seat(&owner(1, 1, 1)), queue.seat(&owner(2, 2, 2))];
+    (0..3).for_each(|idx| queue.push(&seats[0], PROMPT, idx, 1));
+    queue.push(&seats[1], PROMPT, 10, 1);
+    queue.push_first(&seats[0], PROMPT, 3, 1);
+    queue.charge(&seats[0], 5);
+    let order: Vec<usize> = std::iter::from_fn(|| queue.pop(PROMPT)).collect();
+    assert_eq!(order, [10, 3, 0, 1, 2]);
+    assert_eq!(queue.len(PROMPT), 0);
+}

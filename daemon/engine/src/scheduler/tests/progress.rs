@@ -17,7 +17,7 @@ use crate::completion::{CallerId, Done, Opened};
 use crate::history::History;
 use crate::mailbox::Ticket;
 use crate::port::Port;
-use crate::run::{RunEvent, RunQueue};
+use crate::run::{Finish, RunEvent, RunQueue};
 use crate::sampling::Sampler;
 use crate::scheduler::{Plan, Scheduler, SchedulerSettings};
 
@@ -85,6 +85,14 @@ impl House {
         let owner = Owner { actor: ActorId(actor), session, guest, account: account.clone() };
         self.create_for(id, owner);
         (id, account)
+    }
+
+    /// A context of this user, session and guest.
+    fn create_of(&mut self, names: [u64; 3]) -> ContextId {
+        self.next_id += 1;
+        let id = context_id(self.next_id);
+        self.create_for(id, owner_of(names));
+        id
     }
 
     pub(super) fn create_for(&mut self, id: ContextId, owner: Owner) {
@@ -432,4 +440,103 @@ fn steps_that_go_by_without_a_context_are_counted_by_what_it_waits_for() {
     assert_eq!((stats.causes[Cause::StepsForPages], stats.causes[Cause::StepsToDecode]), (0, 0), "{stats:?}");
     let n_waited = second.causes().n_steps_waited();
     assert!((stats.n_steps / 2 - 3..stats.n_steps).contains(&n_waited), "{n_waited} {stats:?}");
+}
+
+/// A stream, and how many steps it has gone without a token.
+struct Heard {
+    queue: RunQueue,
+    n_tokens: usize,
+    n_steps_silent: usize,
+}
+
+impl Heard {
+    fn new(queue: RunQueue) -> Self {
+        Self { queue, n_tokens: 0, n_steps_silent: 0 }
+    }
+
+    /// Takes what came in a step.
+    fn listen(&mut self) {
+        self.n_steps_silent += 1;
+        while let Some(event) = self.queue.try_pull() {
+            if matches!(event, RunEvent::Finished(Finish::ContextFull)) {
+                continue;
+            }
+            assert!(matches!(event, RunEvent::Token(_)), "{event:?}");
+            (self.n_tokens, self.n_steps_silent) = (self.n_tokens + 1, 0);
+        }
+    }
+}
+
+/// An owner of whom the user, the session and the guest are given.
+fn owner_of([actor, session, guest]: [u64; 3]) -> Owner {
+    let account = Account::new("guest", Budget::UNLIMITED, None);
+    Owner { actor: ActorId(actor as u32), session: SessionId(session), guest: GuestId(guest), account }
+}
+
+#[test]
+fn a_stream_goes_on_beside_questions_of_others_that_fill_the_pool() {
+    // Of another user, session and guest; of one guest, or of as many as there are questions. Their contexts stay or go.
+    let owners = [[2, 2, 2], [1, 2, 2], [1, 1, 2]];
+    for (owner, n_guests, is_kept) in owners
+        .into_iter()
+        .flat_map(|owner| [(owner, 1, true), (owner, 1, false), (owner, 20, true), (owner, 20, false)])
+    {
+        let mut random = Random(11);
+        let mut house = House::new(200, 400, 64);
+        let stream = house.create_of([1, 1, 1]);
+        let mut stream = Heard::new(house.run(stream, text(&mut random, 20)));
+        let mut questions: Vec<(ContextId, Question)> = Vec::new();
+        let mut n_answered = 0;
+        // As long as the stream has less than half of the pages, or no more than each of the guests beside it.
+        let n_steps = if owner[1] == 1 && n_guests > 1 { 220 } else { 1500 };
+        for step in 0..n_steps {
+            while questions.len() < 20 {
+                let [actor, session, guest] = owner;
+                let id = house.create_of([actor, session, guest + house.next_id % n_guests]);
+                questions.push((id, house.ask(id, text(&mut random, 240))));
+            }
+            house.step();
+            stream.listen();
+            let answered = questions.extract_if(.., |(_, question)| question.is_answered());
+            for (id, _) in answered.collect::<Vec<_>>() {
+                n_answered += 1;
+                if !is_kept {
+                    house.release(id);
+                }
+            }
+            let silent = stream.n_steps_silent;
+            assert!(silent < 16, "{owner:?}, {n_guests} guests, {is_kept}: {silent} steps before {step}");
+        }
+        let n_tokens = stream.n_tokens;
+        assert!(10 * n_tokens > 8 * n_steps && 5 * n_answered > n_steps, "{n_tokens}, {n_answered}");
+    }
+}
+
+#[test]
+fn whoever_waits_for_pages_gets_them_though_others_hold_less() {
+    // What each holds of 200 pages, beside the same user's other stream or another's.
+    for lengths in [[100, 150], [150, 100], [30, 180], [60, 180], [199, 199]] {
+        for n_host_pages in [0, 400] {
+            let mut random = Random(13);
+            let mut house = House::new(200, n_host_pages, 512);
+            let mut streams: Vec<Heard> = Vec::new();
+            // The first of the second user keeps pages that come free by no end of their own.
+            for (owner, n_pages) in [([1, 1, 1], lengths[0]), ([2, 2, 2], 40), ([2, 3, 3], lengths[1])] {
+                let id = house.create_of(owner);
+                streams.push(Heard::new(house.run(id, text(&mut random, (n_pages - 20) * PAGE_LEN))));
+                for _ in 0..20 {
+                    house.step();
+                }
+            }
+            for _ in 0..3000 {
+                house.step();
+                streams.iter_mut().for_each(Heard::listen);
+                if streams.iter().all(|stream| stream.n_tokens > 100) {
+                    break;
+                }
+            }
+            let counts: Vec<usize> = streams.iter().map(|stream| stream.n_tokens).collect();
+            assert!(counts.iter().all(|&n| n > 100), "{lengths:?}, {n_host_pages}: {counts:?}");
+        }
+    }
 }

@@ -195,9 +195,13 @@ fn a_job_that_needs_more_than_its_model_has_waits_for_pages_of_others() {
         }
         let first = house.create_for_job(20, 7);
         let drawn = house.draw_together(&first, pages(10) - 5);
+        let mut n_pages_most = 0;
+        while house.step() {
+            n_pages_most = n_pages_most.max(house.n_pages(0));
+        }
         house.settle();
         assert!(matches!(house.take_drawn(drawn), Ok(Answer::Together(drawn)) if drawn.len() == 7));
-        assert!(house.n_pages(0) >= 70);
+        assert!(n_pages_most >= 70);
         // One that needs what the other cannot do without is refused, with what the model could have.
         let first = house.create_for_job(21, 8);
         let drawn = house.draw_together(&first, pages(10) - 5);
