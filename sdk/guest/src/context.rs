@@ -342,7 +342,9 @@ impl Context {
 
     /// The log-probability of each token from position `start` on, at least 1, given all before it: of a prompt that is
     /// there. Computes those tokens, in a fork. A prompt that is not there yet is better scored from its first token on
-    /// ([`score`](Self::score)), and then appended: that computes it once.
+    /// ([`score`](Self::score)), and then appended: that computes it once. Of a context out of which tokens were
+    /// [evicted](Self::evict), positions are those of the tokens that are left, and what comes from `start` on is scored as if
+    /// none had ever been between them.
     ///
     /// # Errors
     /// [`InvalidArgument`](crate::Error::InvalidArgument) when no token is left from `start` on, as in an empty context;
