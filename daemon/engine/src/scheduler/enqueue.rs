@@ -44,6 +44,7 @@ impl Scheduler {
                 let first = self.jobs.first(work.member.job);
                 return first.into_iter().for_each(|first| self.enqueue_among(first, among));
             }
+            Some(Work::Joint(work)) => self.jobs.n_rows_with_one(work.member.job),
             Some(work) => work.n_members(),
         };
         context.ready_since.get_or_insert(self.commons.step);
@@ -54,7 +55,7 @@ impl Scheduler {
         self.holders.note_changed(id, &mut context.listing);
         let class = context.class();
         let n_rows = match class {
-            // As many as it has tokens, if that is a verification, or its mixture has members.
+            // As many as it has tokens, if that is a verification, or its mixture or its search has members.
             Class::Decode => context.n_pending().max(n_members),
             Class::Prompt => 1,
         };

@@ -91,6 +91,14 @@ impl Jobs {
         self.jobs.get(&job)?.members.first().copied()
     }
 
+    /// Rows that come with that of a member which waits: of a search, one member stands for all.
+    pub(in crate::scheduler) fn n_rows_with_one(&self, job: JobId) -> usize {
+        match self.jobs.get(&job) {
+            Some(Job { wants: Wants::Search { .. }, members, .. }) => members.len(),
+            _ => 1,
+        }
+    }
+
     /// Takes a job out; returns its members.
     pub(in crate::scheduler) fn remove(&mut self, job: JobId) -> Members {
         self.waiting.retain(|&waiting| waiting != job);

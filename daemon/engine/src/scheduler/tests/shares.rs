@@ -8,13 +8,14 @@ use super::steps::endless;
 use super::{Random, context_id};
 use crate::account::{Account, ActorId, Budget, GuestId, Owner, SessionId};
 use crate::backend::Limits;
-use crate::batch::{Candidate, Output};
-use crate::command::{Ask, ContextId, Edit, Operation};
+use crate::batch::{Candidate, Output, OutputKind};
+use crate::command::{Ask, ContextId, Edit, Operation, SearchBeams};
 use crate::completion::CallerId;
 use crate::guess::Guess;
 use crate::mailbox::Ticket;
 use crate::port::Port;
 use crate::sampling::Sampler;
+use crate::sampling::beams::{BeamSettings, EarlyStopping, Search};
 use crate::scheduler::{Plan, Scheduler, SchedulerSettings};
 
 /// How long a step takes: so long, and so much longer for each row, in µs.
@@ -49,6 +50,8 @@ enum Kind {
     LateGuesses(usize),
     /// One job over all contexts, as soon as the last is answered.
     Jobs,
+    /// Beam searches, one after the other: the first context is what they search from, the others their beams.
+    Searches,
 }
 
 const fn streams(actor: u32, session: u64, n_streams: usize) -> Guest {
@@ -116,7 +119,7 @@ impl House {
         match guest.kind {
             Kind::Streams => {}
             Kind::Guesses(_) | Kind::LateGuesses(_) => ids.into_iter().for_each(|id| self.ask(idx, vec![id])),
-            Kind::Jobs => self.ask(idx, ids),
+            Kind::Jobs | Kind::Searches => self.ask(idx, ids),
         }
     }
 
@@ -130,6 +133,22 @@ impl House {
             Kind::Guesses(n) | Kind::LateGuesses(n) => {
                 let ask = Ask::Verify { sampler, guess: Guess::Chain(vec![5; n]) };
                 Operation::Ask { id: ids[0], edit, ask, tag }
+            }
+            Kind::Searches => {
+                let settings = BeamSettings {
+                    n_beams: ids.len() - 1,
+                    n_groups: 1,
+                    diversity_penalty: 0.0,
+                    length_penalty: 1.0,
+                    early_stopping: EarlyStopping::Never,
+                    n_tokens_max: 40,
+                    stop_tokens: Vec::new(),
+                };
+                let (contexts, search) = (ids[1..].to_vec(), Search::new(settings));
+                let (n_steps, sampler, masks) = (None, None, Vec::new());
+                let asked =
+                    SearchBeams { base: ids[0], edit, contexts, search, n_steps, sampler, masks, tag };
+                Operation::SearchBeams(Box::new(asked))
             }
             _ => {
                 let members = ids.iter().map(|&id| (id, edit.clone())).collect();
@@ -161,8 +180,10 @@ impl House {
             n_rows += n_tokens;
             self.of_guests[row.id.number as usize / 10_000].3 += n_tokens as u64;
         }
-        let n_outputs = plan.rows.iter().map(|row| row.n_outputs).sum();
-        let outputs = vec![Output::Sampled(Candidate { token: 1, logprob: -1.0 }); n_outputs];
+        let batch = self.scheduler.batch(&plan, Vec::new());
+        let kinds = batch.rows.iter().flat_map(|row| &row.outputs).map(|request| &request.kind);
+        let outputs: Vec<Output> = kinds.map(answered).collect();
+        drop(batch);
         // No two steps take the same time.
         let us = self.device.step_us + self.device.row_us * n_rows as u64;
         let us = us * (95 + self.random.below(11) as u64) / 100;
@@ -190,6 +211,17 @@ impl House {
         (0..n_steps).for_each(|_| self.step());
         let seconds = (self.us - begun) as f64 / 1e6;
         self.of_guests.iter().zip(before).map(|(of, before)| (of.3 - before) as f64 / seconds).collect()
+    }
+}
+
+/// The same for all.
+fn answered(kind: &OutputKind) -> Output {
+    let candidate = |token: u32| Candidate { token, logprob: -1.0 - token as f32 };
+    match kind {
+        OutputKind::Top { n } => {
+            Output::Top { candidates: (0..*n as u32).map(candidate).collect(), entropy: 1.0 }
+        }
+        _ => Output::Sampled(candidate(1)),
     }
 }
 
@@ -299,4 +331,9 @@ fn verifications_and_jobs_that_are_planned_whole_leave_others_their_part_and_get
     let jobs = Guest { kind: Kind::Jobs, ..streams(2, 2, 64) };
     let parts = parts_of_alone(CPU, &[streams(1, 1, 1), jobs]);
     assert!(parts.iter().all(|&part| part > 0.4), "{parts:?}");
+    for n_beams in [8, 64, 250] {
+        let searches = Guest { kind: Kind::Searches, ..streams(2, 2, 1 + n_beams) };
+        let parts = parts_of_alone(CPU, &[streams(1, 1, 1), searches]);
+        assert!(parts.iter().all(|&part| part > 0.4), "{n_beams} beams: {parts:?}");
+    }
 }
