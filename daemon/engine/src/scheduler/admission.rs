@@ -99,19 +99,6 @@ impl ContextState {
         self.standing == Standing::InLine
     }
 
-    /// Blocks that it was admitted for and does not hold yet.
-    pub(super) fn n_blocks_to_come(&self) -> usize {
-        match self.standing {
-            Standing::Admitted(term) => term.n_blocks.saturating_sub(self.kv.blocks().len()),
-            _ => 0,
-        }
-    }
-
-    /// Pages that come free at most when its term ends.
-    pub(super) fn n_blocks_and_promised(&self) -> usize {
-        self.kv.blocks().len() + self.n_promised()
-    }
-
     /// Tokens that it may still decode before it makes room; none for a question.
     fn n_term_tokens_left(&self) -> usize {
         match (self.standing, &self.work) {
@@ -224,7 +211,7 @@ impl Scheduler {
         }
         // Within its term a run goes before those in line, and for as long as it is spared.
         let n_left = context.n_term_tokens_left();
-        let goes_first = n_left > 0 || context.has_had_its_term() && self.is_spared(id, context);
+        let goes_first = n_left > 0 || self.is_spared(id, context);
         self.leave(id, context);
         if (self.line.is_empty() || goes_first)
             && let Some(need) = self.find_room(context)

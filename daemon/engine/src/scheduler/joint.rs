@@ -493,10 +493,11 @@ impl Scheduler {
         if members.iter().any(|id| self.contexts.get(id).is_some_and(|context| context.is_in_line())) {
             return Ok(false);
         }
+        let goes_first = self.jobs.is_run(job) && self.is_mixture_spared(members);
         members.iter().for_each(|&id| self.leave_by_id(id));
         // What does not fit the device alone would hold others up for nothing.
         self.fit_job(job, members)?;
-        if self.line.is_empty() && self.admit_all(members).is_ok() {
+        if (self.line.is_empty() || goes_first) && self.admit_all(members).is_ok() {
             return Ok(true);
         }
         self.enter_line(members);

@@ -17,7 +17,7 @@ use crate::completion::{CallerId, Done, Opened};
 use crate::history::History;
 use crate::mailbox::Ticket;
 use crate::port::Port;
-use crate::run::{Finish, RunEvent, RunQueue};
+use crate::run::{Finish, PullReport, RunEvent, RunQueue};
 use crate::sampling::Sampler;
 use crate::scheduler::{Plan, Scheduler, SchedulerSettings};
 
@@ -442,27 +442,35 @@ fn steps_that_go_by_without_a_context_are_counted_by_what_it_waits_for() {
     assert!((stats.n_steps / 2 - 3..stats.n_steps).contains(&n_waited), "{n_waited} {stats:?}");
 }
 
-/// A stream, and how many steps it has gone without a token.
+/// A stream whose guest takes each token as soon as it is there, and how many steps it has gone without one.
 struct Heard {
+    id: ContextId,
     queue: RunQueue,
     n_tokens: usize,
     n_steps_silent: usize,
 }
 
 impl Heard {
-    fn new(queue: RunQueue) -> Self {
-        Self { queue, n_tokens: 0, n_steps_silent: 0 }
+    fn new(id: ContextId, queue: RunQueue) -> Self {
+        Self { id, queue, n_tokens: 0, n_steps_silent: 0 }
     }
 
     /// Takes what came in a step.
-    fn listen(&mut self) {
+    fn listen(&mut self, house: &mut House) {
         self.n_steps_silent += 1;
-        while let Some(event) = self.queue.try_pull() {
-            if matches!(event, RunEvent::Finished(Finish::ContextFull)) {
-                continue;
+        loop {
+            let event = self.queue.try_pull();
+            let said = if event.is_some() { self.queue.progress() } else { self.queue.wait() };
+            if let Some(PullReport { n_tokens, is_waiting }) = said {
+                let (id, tag) = (self.id, self.queue.tag());
+                house.scheduler.apply(Operation::Pulled { id, tag, n_tokens, is_waiting });
             }
-            assert!(matches!(event, RunEvent::Token(_)), "{event:?}");
-            (self.n_tokens, self.n_steps_silent) = (self.n_tokens + 1, 0);
+            match event {
+                Some(RunEvent::Token(_)) => (self.n_tokens, self.n_steps_silent) = (self.n_tokens + 1, 0),
+                Some(RunEvent::Finished(Finish::ContextFull)) => {}
+                Some(other) => panic!("{other:?}"),
+                None => return,
+            }
         }
     }
 }
@@ -477,14 +485,18 @@ fn owner_of([actor, session, guest]: [u64; 3]) -> Owner {
 fn a_stream_goes_on_beside_questions_of_others_that_fill_the_pool() {
     // Of another user, session and guest; of one guest, or of as many as there are questions. Their contexts stay or go.
     let owners = [[2, 2, 2], [1, 2, 2], [1, 1, 2]];
-    for (owner, n_guests, is_kept) in owners
-        .into_iter()
-        .flat_map(|owner| [(owner, 1, true), (owner, 1, false), (owner, 20, true), (owner, 20, false)])
-    {
+    let kinds = owners.into_iter().flat_map(|owner| {
+        let kinds = [(1, true), (1, false), (20, true), (20, false)];
+        kinds.into_iter().flat_map(move |(n_guests, is_kept)| {
+            [Ahead::Unbounded, Ahead::Adaptive].map(|ahead| (owner, n_guests, is_kept, ahead))
+        })
+    });
+    for (owner, n_guests, is_kept, ahead) in kinds {
         let mut random = Random(11);
         let mut house = House::new(200, 400, 64);
-        let stream = house.create_of([1, 1, 1]);
-        let mut stream = Heard::new(house.run(stream, text(&mut random, 20)));
+        let id = house.create_of([1, 1, 1]);
+        let edit = Edit { appended: text(&mut random, 20), ..Edit::default() };
+        let mut stream = Heard::new(id, house.stream_after(id, edit, ahead));
         let mut questions: Vec<(ContextId, Question)> = Vec::new();
         let mut n_answered = 0;
         // As long as the stream has less than half of the pages, or no more than each of the guests beside it.
@@ -496,7 +508,7 @@ fn a_stream_goes_on_beside_questions_of_others_that_fill_the_pool() {
                 questions.push((id, house.ask(id, text(&mut random, 240))));
             }
             house.step();
-            stream.listen();
+            stream.listen(&mut house);
             let answered = questions.extract_if(.., |(_, question)| question.is_answered());
             for (id, _) in answered.collect::<Vec<_>>() {
                 n_answered += 1;
@@ -505,7 +517,7 @@ fn a_stream_goes_on_beside_questions_of_others_that_fill_the_pool() {
                 }
             }
             let silent = stream.n_steps_silent;
-            assert!(silent < 16, "{owner:?}, {n_guests} guests, {is_kept}: {silent} steps before {step}");
+            assert!(silent < 16, "{owner:?}, {n_guests} guests, {is_kept}, {ahead:?}: {silent}, {step}");
         }
         let n_tokens = stream.n_tokens;
         assert!(10 * n_tokens > 8 * n_steps && 5 * n_answered > n_steps, "{n_tokens}, {n_answered}");
@@ -523,14 +535,15 @@ fn whoever_waits_for_pages_gets_them_though_others_hold_less() {
             // The first of the second user keeps pages that come free by no end of their own.
             for (owner, n_pages) in [([1, 1, 1], lengths[0]), ([2, 2, 2], 40), ([2, 3, 3], lengths[1])] {
                 let id = house.create_of(owner);
-                streams.push(Heard::new(house.run(id, text(&mut random, (n_pages - 20) * PAGE_LEN))));
+                let queue = house.run(id, text(&mut random, (n_pages - 20) * PAGE_LEN));
+                streams.push(Heard::new(id, queue));
                 for _ in 0..20 {
                     house.step();
                 }
             }
             for _ in 0..3000 {
                 house.step();
-                streams.iter_mut().for_each(Heard::listen);
+                streams.iter_mut().for_each(|stream| stream.listen(&mut house));
                 if streams.iter().all(|stream| stream.n_tokens > 100) {
                     break;
                 }
