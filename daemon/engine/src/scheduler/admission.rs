@@ -4,11 +4,11 @@
 //! hold and have been promised. Until then it stands in a line and takes none. So a context that is admitted comes to the
 //! end of what it was admitted for, whatever arrives later: a question to its answer, a run to the end of its *term*.
 //!
-//! A run that has had its term makes room for the head of the line and stands at its end. A term lasts for 32 tokens, and
+//! A run that has had its term makes room for the head of the line, unless it is spared (`held`), and stands at its end. A term lasts for 32 tokens, and
 //! for as long as it took to bring the context back: so pages move at most once in 32 steps, and without host memory at
 //! most one token is computed again for each that is decoded. The line (`line`) is in the order of virtual time over the
 //! pages that users, their sessions and their guests were given, so that no user gets more of the memory by asking more
-//! often. Nor does a run make room that is spared (`held`).
+//! often.
 
 use rustc_hash::FxHashSet;
 use smallvec::SmallVec;
@@ -448,6 +448,7 @@ impl Scheduler {
             if taken.is_ok() {
                 self.line.leave(id);
                 self.begin_term(id, &mut context, need);
+                self.held.forget();
                 self.holders.note_changed(id, &mut context.listing);
                 context.note_waited(Cause::StepsForPages, self.commons.step, &mut self.stats.causes);
             }
@@ -510,6 +511,7 @@ impl Scheduler {
         if over.is_empty() {
             return false;
         }
+        self.held.note_head(self.line.first(), n_pages);
         self.leave_out_spared(&mut over);
         let n_most: usize = over.iter().map(|id| self.contexts[id].n_blocks_and_promised()).sum();
         if over.is_empty() || (n_most as isize) < n_missing {
@@ -526,6 +528,7 @@ impl Scheduler {
             }
         }
         self.line.forget_count();
+        self.held.forget();
         true
     }
 

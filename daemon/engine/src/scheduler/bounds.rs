@@ -15,6 +15,9 @@ pub(super) const N_ROWS_PER_PREFILL: usize = 16;
 /// Steps of the target length by which a user may be ahead of others that wait before its decode rows are left out.
 const N_STEPS_LEAD: u64 = 4;
 
+/// Of a step, the part that decode rows may take from prompts before it is missed.
+const N_PARTS_MISSED: usize = 16;
+
 /// Tokens of which one is kept for prompts that wait.
 pub(super) const N_TOKENS_PER_PREFILL: usize = 16;
 
@@ -67,20 +70,34 @@ impl Scheduler {
     }
 
     /// Whether the next owner has had so much more than a user with waiting prompts that its row is left out. Where prompts
-    /// fill a step beside decode rows, that would give them nothing.
+    /// as good as fill a step beside decode rows, that would give them nothing: then their user's arrears are forgotten
+    /// beyond that.
     fn is_too_far_ahead(&mut self, class: Class, plan: &Plan) -> bool {
         if class == Class::Prompt || self.n_queued(Class::Prompt) == 0 {
             return false;
         }
-        let n_rows = self.n_queued(Class::Decode).min(plan.decode_bound.n_rows());
-        let (multiple, n_step_tokens) = (self.settings.latency_multiple, self.settings.n_step_tokens);
-        if self.costs.n_prompt_tokens(n_rows, multiple, n_step_tokens) == n_step_tokens {
+        let (lane, prompts) = (self.lane(class), self.lane(Class::Prompt));
+        let n_rows = plan.work.n_decode_rows + self.commons.queue.n_rows(lane);
+        let n_rows = n_rows.min(plan.decode_bound.n_rows());
+        let Some(target_ns) = self.costs.target_ns(n_rows, self.settings.latency_multiple) else {
+            return false;
+        };
+        let lead = N_STEPS_LEAD.saturating_mul(target_ns);
+        if self.prompts_fill_step_beside(n_rows) {
+            self.commons.queue.bound_lead(lane, prompts, lead);
             return false;
         }
-        let target = self.costs.target_ns(n_rows, multiple);
-        let (lane, prompts) = (self.lane(class), self.lane(Class::Prompt));
-        let mut lead = || self.commons.queue.lead(lane, prompts);
-        target.is_some_and(|target_ns| lead() > N_STEPS_LEAD.saturating_mul(target_ns))
+        self.commons.queue.lead(lane, prompts) > lead
+    }
+
+    /// Whether prompts have as good as all of a step beside so many decode rows.
+    fn prompts_fill_step_beside(&self, n_rows: usize) -> bool {
+        if n_rows >= self.limits.n_tokens_max {
+            return false;
+        }
+        let n_tokens_max = self.n_tokens_to_fill(n_rows);
+        let n_tokens = self.costs.n_prompt_tokens(n_rows, self.settings.latency_multiple, n_tokens_max);
+        n_tokens >= self.settings.n_step_tokens - self.settings.n_step_tokens / N_PARTS_MISSED
     }
 
     /// Whether a context has decoded so lately that it is taken to decode still: a stream whose guest is a moment late does.

@@ -1,28 +1,35 @@
 //! Which contexts wait for a plan to look at them, and in which order those of one guest do.
 
 use super::fair::{Class, Lane};
-use super::{Plan, Scheduler};
+use super::{ContextState, Plan, Scheduler};
 use crate::command::ContextId;
 use crate::job::Work;
 
-/// Where a context comes among those that its guest waits for.
+/// Full steps of prompts within which a prompt that goes on before others of its guest has to be done.
+const N_STEPS_BEFORE_OTHERS: usize = 8;
+
+/// Which end of what its guest waits for a context is put at.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Among {
-    First,
-    Last,
+enum End {
+    Front,
+    Back,
 }
 
 impl Scheduler {
     /// Puts a context that has work into the queue, unless it stands in the line for pages.
     pub(super) fn enqueue(&mut self, id: ContextId) {
-        self.enqueue_among(id, Among::Last);
+        self.enqueue_at(id, End::Back);
     }
 
     /// As [`Self::enqueue`], for a context that was just looked at. While others wait for pages, prompts of one guest are
-    /// computed one after the other: the pages of the first come free before the last has begun.
+    /// computed one after the other: the pages of the first come free before the last has begun. A long one takes turns with
+    /// the others until little of it is left.
     pub(super) fn enqueue_again(&mut self, id: ContextId) {
-        let among = if self.line.is_empty() { Among::Last } else { Among::First };
-        self.enqueue_among(id, among);
+        let n_tokens_most = N_STEPS_BEFORE_OTHERS.saturating_mul(self.settings.n_step_tokens);
+        let is_short = |context: &ContextState| context.n_pending() <= n_tokens_most;
+        let is_first =
+            !self.line.is_empty() && self.contexts.get(&id).is_some_and(|context| is_short(context));
+        self.enqueue_at(id, if is_first { End::Front } else { End::Back });
     }
 
     /// As [`Self::enqueue_again`], so that they keep their order.
@@ -35,16 +42,16 @@ impl Scheduler {
         ids.rev().for_each(|id| self.enqueue_again(id));
     }
 
-    fn enqueue_among(&mut self, id: ContextId, among: Among) {
+    fn enqueue_at(&mut self, id: ContextId, end: End) {
         let Some(context) = self.contexts.get_mut(&id) else { return };
         let n_members = match &context.work {
             None => return,
             // Its next row comes with those of all.
             Some(Work::Mixed(work)) if context.is_led_up() => {
                 let first = self.jobs.first(work.member.job);
-                return first.into_iter().for_each(|first| self.enqueue_among(first, among));
+                return first.into_iter().for_each(|first| self.enqueue_at(first, end));
             }
-            Some(Work::Joint(work)) => self.jobs.n_rows_with_one(work.member.job),
+            Some(Work::Joint(work)) => self.jobs.n_rows_with(id, work.member.job),
             Some(work) => work.n_members(),
         };
         context.ready_since.get_or_insert(self.commons.step);
@@ -60,8 +67,8 @@ impl Scheduler {
             Class::Prompt => 1,
         };
         let (seat, lane) = (&context.seat, Lane::of(self.settings.place, class));
-        match (class, among) {
-            (Class::Prompt, Among::First) => self.commons.queue.push_first(seat, lane, id, n_rows),
+        match (class, end) {
+            (Class::Prompt, End::Front) => self.commons.queue.push_first(seat, lane, id, n_rows),
             _ => self.commons.queue.push(seat, lane, id, n_rows),
         }
     }

@@ -243,6 +243,16 @@ impl<T> FairQueue<T> {
         self.vtime(lane).map_or(0, |vtime| vtime.saturating_sub(behind))
     }
 
+    /// Has users with items of another lane come so far that the one whose item of this lane comes next is ahead of them by
+    /// this much at most.
+    pub(crate) fn bound_lead(&mut self, lane: Lane, other: Lane, most: u64) {
+        let Some(vtime) = self.vtime(lane) else { return };
+        let least = vtime.saturating_sub(most);
+        while let Some((_, child)) = self.first(ROOT, other).filter(|&(vtime, _)| vtime < least) {
+            self.node_mut(child).vtime = least;
+        }
+    }
+
     /// The virtual time of the user whose item of this lane comes next.
     pub(crate) fn vtime(&mut self, lane: Lane) -> Option<u64> {
         self.first(ROOT, lane).map(|(vtime, _)| vtime)

@@ -1,10 +1,10 @@
 //! What the guests' admitted contexts hold of the pages and may take: whether it is fair that a run which has had its term
-//! makes room for the first in line, or waits behind it.
+//! makes room for the head of the line, or waits behind it.
 //!
-//! A run is *spared* where its user holds less than the first one's user will with it, and the first fits beside all runs
-//! that have had their terms once everything else has ended: it can wait for questions, which do, and a stream of few pages
-//! does not stand still because others ask for more than there is. Between sessions of one user it is the same, and between
-//! guests of one session; what one guest asks takes turns.
+//! A run is *spared* where its user holds less than that of the head will with it, and the head fits beside all runs once
+//! all else has come to its end: it can wait for that, for questions and searches, and a stream of few pages does not stand
+//! still because others ask for more than there is. Between sessions of one user it is the same, and between guests of one
+//! session; what one guest asks takes turns. Runs that do not fit together take turns as well: they have no end to wait for.
 
 use super::admission::Standing;
 use super::fair::Class;
@@ -13,16 +13,20 @@ use super::{ContextState, Scheduler};
 use crate::account::Owner;
 use crate::command::ContextId;
 use crate::job::Work;
+use crate::kv::PageTable;
 
 /// What each guest holds and may take, as it was counted in one plan.
 #[derive(Debug, Default)]
 pub(super) struct Held {
     is_counted: bool,
+    /// In the order of their names.
     guests: Vec<OfGuest>,
-    /// Pages of runs that have had their terms.
-    n_over: usize,
+    /// Pages of all runs.
+    n_of_runs: usize,
+    /// What the head of the line was last found to take.
+    head: Option<(ContextId, usize)>,
     /// Memory of the count: the admitted contexts, those of one guest side by side.
-    order: Vec<(Names, ContextId)>,
+    admitted: Vec<(Names, ContextId)>,
 }
 
 /// A user, a session and a guest.
@@ -35,38 +39,58 @@ struct OfGuest {
     n_pages: usize,
 }
 
-/// The first in line.
+/// The head of the line.
 #[derive(Clone, Copy, Debug)]
-struct First {
+struct Head {
     names: Names,
-    n_blocks: usize,
+    /// Pages that it takes.
+    n_pages: usize,
 }
 
 impl Held {
-    /// What was counted holds for one plan.
+    /// What was counted holds for one plan at most.
     pub(super) fn forget(&mut self) {
         self.is_counted = false;
     }
 
+    /// The head of the line takes so many pages.
+    pub(super) fn note_head(&mut self, head: Option<ContextId>, n_pages: usize) {
+        self.head = head.map(|head| (head, n_pages));
+    }
+
+    /// Pages of one user, session or guest, by level.
+    fn held_by(&self, names: Names, level: usize) -> usize {
+        let from = self.guests.partition_point(|of| of.names[..=level] < names[..=level]);
+        let of = self.guests[from..].iter().take_while(|of| of.names[..=level] == names[..=level]);
+        of.map(|of| of.n_pages).sum()
+    }
+
     /// Whether a run of this owner that has had its term is spared on a device of so many pages, where it holds, or is to
     /// have, so many beside those that were counted.
-    fn spares(&self, run: Names, n_beside: usize, first: First, n_pages: usize) -> bool {
-        let Some(level) = (0..run.len()).find(|&level| run[level] != first.names[level]) else {
-            return false;
-        };
-        let held_by = |names: Names| -> usize {
-            let of = self.guests.iter().filter(|of| of.names[..=level] == names[..=level]);
-            of.map(|of| of.n_pages).sum()
-        };
-        self.n_over + n_beside + first.n_blocks <= n_pages
-            && held_by(run) + n_beside < held_by(first.names) + first.n_blocks
+    fn spares(&self, run: Names, n_beside: usize, head: Head, n_pages: usize) -> bool {
+        let Some(level) = (0..run.len()).find(|&level| run[level] != head.names[level]) else { return false };
+        self.n_of_runs + n_beside + head.n_pages <= n_pages
+            && self.held_by(run, level) + n_beside < self.held_by(head.names, level) + head.n_pages
+    }
+
+    /// Counts pages of a run that goes on beside those that were counted.
+    fn add_run(&mut self, names: Names, n_pages: usize) {
+        match self.guests.binary_search_by_key(&names, |of| of.names) {
+            Ok(idx) => self.guests[idx].n_pages += n_pages,
+            Err(idx) => self.guests.insert(idx, OfGuest { names, n_pages }),
+        }
+        self.n_of_runs += n_pages;
     }
 }
 
 impl ContextState {
     /// Whether it goes on from token to token, and what comes before the next one is there.
     fn goes_on_decoding(&self) -> bool {
-        self.work.as_ref().is_some_and(Work::goes_on) && self.class() == Class::Decode && !self.is_in_line()
+        self.is_run() && self.class() == Class::Decode && !self.is_in_line()
+    }
+
+    fn is_run(&self) -> bool {
+        self.work.as_ref().is_some_and(Work::goes_on)
     }
 
     /// Blocks that it was admitted for and does not hold yet.
@@ -77,7 +101,13 @@ impl ContextState {
         }
     }
 
-    /// Pages that come free at most when its term ends.
+    /// Blocks that it holds and were not counted yet, and those to come.
+    fn n_counted(&self, pages: &mut PageTable) -> usize {
+        let n_held = self.kv.blocks().iter().filter(|&&block| pages.count_once(block)).count();
+        n_held + self.n_blocks_to_come()
+    }
+
+    /// Pages that come free at most when its term ends; those in host memory count twice.
     pub(super) fn n_blocks_and_promised(&self) -> usize {
         self.kv.blocks().len() + self.n_promised()
     }
@@ -88,8 +118,7 @@ fn names(owner: &Owner) -> Names {
 }
 
 impl Scheduler {
-    /// Whether a run goes on before those in line; if so, it counts as one that has had its term. It is being placed, and may
-    /// be admitted.
+    /// Whether a run that is being placed goes on before those in line. It may be admitted.
     pub(super) fn is_spared(&mut self, id: ContextId, run: &ContextState) -> bool {
         // Its next page, and what it holds already.
         let n_beside = if run.is_admitted() { 1 } else { run.kv.blocks().len() + 1 };
@@ -115,29 +144,28 @@ impl Scheduler {
         n_beside: usize,
         placed: Option<(ContextId, &ContextState)>,
     ) -> bool {
-        let Some(first) = self.first_to_make_room_for().filter(|first| first.names != names) else {
-            return false;
-        };
+        let Some(head) = self.head_of_line().filter(|head| head.names != names) else { return false };
         self.count_held(placed);
-        let is_spared = self.held.spares(names, n_beside, first, self.limits.n_pages);
+        let is_spared = self.held.spares(names, n_beside, head, self.limits.n_pages);
         if is_spared {
-            self.held.guests.push(OfGuest { names, n_pages: n_beside });
-            self.held.n_over += n_beside;
+            self.held.add_run(names, n_beside);
         }
         is_spared
     }
 
-    /// Of runs that have had their terms, leaves those that make room for the first in line.
+    /// Of runs that have had their terms, leaves those that make room for the head of the line.
     pub(super) fn leave_out_spared(&mut self, over: &mut Vec<ContextId>) {
-        let Some(first) = self.first_to_make_room_for() else { return };
+        let Some(head) = self.head_of_line() else { return };
         self.count_held(None);
         let Self { held, contexts, limits, .. } = self;
-        over.retain(|id| !held.spares(names(&contexts[id].owner), 0, first, limits.n_pages));
+        over.retain(|id| !held.spares(names(&contexts[id].owner), 0, head, limits.n_pages));
     }
 
-    fn first_to_make_room_for(&self) -> Option<First> {
+    fn head_of_line(&self) -> Option<Head> {
         let (id, n_blocks) = self.line.first_and_its_blocks()?;
-        Some(First { names: names(&self.contexts.get(&id)?.owner), n_blocks })
+        let noted = self.held.head.filter(|&(head, _)| head == id);
+        let n_pages = noted.map_or(n_blocks, |(_, n_pages)| n_pages);
+        Some(Head { names: names(&self.contexts.get(&id)?.owner), n_pages })
     }
 
     fn count_held(&mut self, placed: Option<(ContextId, &ContextState)>) {
@@ -149,24 +177,21 @@ impl Scheduler {
             let placed = placed.filter(|&(other, _)| other == id).map(|(_, context)| context);
             placed.or_else(|| contexts.get(&id).map(|context| &**context))
         };
-        held.guests.clear();
-        held.n_over = 0;
-        held.order.clear();
-        // Others that are out of the table are members of a job that is being placed.
+        held.admitted.clear();
         let of = |id| context_of(id).map(|context| (names(&context.owner), id));
-        held.order.extend(line.admitted.iter().filter_map(|&id| of(id)));
-        held.order.sort_unstable();
-        for &(names, id) in &held.order {
-            if held.guests.last().is_none_or(|of| of.names != names) {
-                held.guests.push(OfGuest { names, n_pages: 0 });
-                pages.count_anew();
-            }
-            let Some(context) = context_of(id) else { continue };
-            let n_held = context.kv.blocks().iter().filter(|&&block| pages.count_once(block)).count();
-            let n_pages = n_held + context.n_blocks_to_come();
-            held.guests.last_mut().expect("one was pushed").n_pages += n_pages;
-            held.n_over += if context.has_had_its_term() { context.n_blocks_and_promised() } else { 0 };
+        held.admitted.extend(line.admitted.iter().filter_map(|&id| of(id)));
+        held.admitted.sort_unstable();
+        held.guests.clear();
+        for of_guest in held.admitted.chunk_by(|(names, _), (other, _)| names == other) {
+            pages.count_anew();
+            let contexts = of_guest.iter().filter_map(|&(_, id)| context_of(id));
+            let n_pages = contexts.map(|context| context.n_counted(pages)).sum();
+            held.guests.push(OfGuest { names: of_guest[0].0, n_pages });
         }
+        pages.count_anew();
+        let contexts = held.admitted.iter().filter_map(|&(_, id)| context_of(id));
+        let runs = contexts.filter(|context| context.is_run());
+        held.n_of_runs = runs.map(|context| context.n_counted(pages)).sum();
     }
 }
 
@@ -184,8 +209,8 @@ mod tests {
             of([2, 3, 4], 100),
             of([2, 3, 5], 15),
         ];
-        let held = Held { is_counted: true, guests, n_over: 50, order: Vec::new() };
-        let spares = |run, names, n_blocks| held.spares(run, 0, First { names, n_blocks }, 250);
+        let held = Held { is_counted: true, guests, n_of_runs: 50, ..Held::default() };
+        let spares = |run, names, n_blocks| held.spares(run, 0, Head { names, n_pages: n_blocks }, 250);
         // The first user holds 120 in all, the second 115.
         assert!(spares([1, 1, 1], [2, 3, 4], 10) && !spares([1, 1, 1], [2, 3, 4], 5));
         assert!(spares([2, 3, 5], [1, 1, 1], 1));
@@ -194,13 +219,13 @@ mod tests {
         // Guests of one session.
         assert!(spares([1, 1, 1], [1, 1, 2], 1) && !spares([1, 1, 2], [1, 1, 1], 20));
         assert!(!spares([1, 1, 1], [1, 1, 1], 100), "one guest");
-        // What has nothing yet; and what does not fit beside those that have had their terms.
+        // What has nothing yet; and what does not fit beside all runs.
         assert!(spares([1, 1, 1], [3, 4, 6], 200) && !spares([1, 1, 1], [3, 4, 6], 100));
         assert!(!spares([1, 1, 1], [3, 4, 6], 201));
         // One that is not admitted, beside 120 of its user.
         let beside = |n_beside| {
-            let first = First { names: [3, 4, 6], n_blocks: 150 };
-            held.spares([1, 1, 1], n_beside, first, 250)
+            let head = Head { names: [3, 4, 6], n_pages: 150 };
+            held.spares([1, 1, 1], n_beside, head, 250)
         };
         assert!(beside(29) && !beside(30));
     }

@@ -516,6 +516,7 @@ impl Scheduler {
         match self.admit_all(&members) {
             Ok(()) => {
                 self.line.leave(first);
+                self.held.forget();
                 members.into_iter().for_each(|id| self.enqueue(id));
                 true
             }

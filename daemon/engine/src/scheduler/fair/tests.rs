@@ -239,3 +239,20 @@ fn what_is_put_first_comes_before_all_else_of_its_guest() {
     assert_eq!(order, [10, 3, 0, 1, 2]);
     assert_eq!(queue.len(PROMPT), 0);
 }
+
+#[test]
+fn arrears_are_forgotten_beyond_a_bound() {
+    let mut queue = FairQueue::default();
+    let seats = [1, 2, 3].map(|actor| queue.seat(&owner(actor, actor.into(), actor.into())));
+    queue.push(&seats[0], DECODE, 0, 1);
+    (1..3).for_each(|idx| queue.push(&seats[idx], PROMPT, idx, 1));
+    queue.charge(&seats[0], 100);
+    queue.charge(&seats[2], 50);
+    assert_eq!(queue.lead(DECODE, PROMPT), 100);
+    queue.bound_lead(DECODE, PROMPT, 60);
+    assert_eq!(queue.lead(DECODE, PROMPT), 60);
+    queue.bound_lead(DECODE, PROMPT, 30);
+    assert_eq!(queue.lead(DECODE, PROMPT), 30);
+    queue.charge(&seats[1], 1);
+    assert_eq!(queue.pop(PROMPT), Some(2), "both have come as far");
+}

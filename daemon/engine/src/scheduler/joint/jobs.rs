@@ -91,10 +91,10 @@ impl Jobs {
         self.jobs.get(&job)?.members.first().copied()
     }
 
-    /// Rows that come with that of a member which waits: of a search, one member stands for all.
-    pub(in crate::scheduler) fn n_rows_with_one(&self, job: JobId) -> usize {
+    /// Rows that come with that of a member which waits: of a search, the first stands for all.
+    pub(in crate::scheduler) fn n_rows_with(&self, member: ContextId, job: JobId) -> usize {
         match self.jobs.get(&job) {
-            Some(Job { wants: Wants::Search { .. }, members, .. }) => members.len(),
+            Some(Job { wants: Wants::Search { .. }, members, .. }) if members[0] == member => members.len(),
             _ => 1,
         }
     }

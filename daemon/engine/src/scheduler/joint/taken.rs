@@ -18,7 +18,7 @@ impl Scheduler {
         if outputs.is_empty() {
             // It has computed a part of what leads up.
             self.enqueue_prompts(job);
-            return self.enqueue(id);
+            return self.enqueue_again(id);
         }
         let Some(Job { members, wants, .. }) = self.jobs.jobs.get_mut(&job) else { return };
         let (idx, n_members) = (members.iter().position(|&member| member == id), members.len());

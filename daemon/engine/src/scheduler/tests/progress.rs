@@ -32,8 +32,9 @@ pub(super) struct House {
     /// Steps since the last one that moved pages, at the least.
     n_steps_between_moves: usize,
     n_steps_still: usize,
-    /// How long a step takes.
+    /// How long a step takes, and how much longer for each token of a prompt.
     pub(super) step_ns: u64,
+    prompt_token_ns: u64,
     /// The most pages that one plan has moved.
     n_moves_most: usize,
 }
@@ -74,6 +75,7 @@ impl House {
             n_steps_between_moves: usize::MAX,
             n_steps_still: usize::MAX,
             step_ns: 1_000_000,
+            prompt_token_ns: 0,
             n_moves_most: 0,
         }
     }
@@ -151,7 +153,8 @@ impl House {
         }
         self.n_steps += 1;
         if let Some((plan, outputs)) = self.under_way.pop_front() {
-            self.scheduler.complete(plan, outputs, self.step_ns);
+            let ns = self.step_ns + self.prompt_token_ns * plan.work.n_prompt_tokens as u64;
+            self.scheduler.complete(plan, outputs, ns);
         }
         self.guests.deliver(&self.scheduler, Port::Direct);
     }
@@ -551,5 +554,28 @@ fn whoever_waits_for_pages_gets_them_though_others_hold_less() {
             let counts: Vec<usize> = streams.iter().map(|stream| stream.n_tokens).collect();
             assert!(counts.iter().all(|&n| n > 100), "{lengths:?}, {n_host_pages}: {counts:?}");
         }
+    }
+}
+
+#[test]
+fn prompts_that_cost_nothing_run_up_no_claim_on_later_steps() {
+    let mut random = Random(17);
+    let mut house = House::new(1000, 0, 64);
+    let id = house.create_of([1, 1, 1]);
+    let mut stream = Heard::new(id, house.run(id, text(&mut random, 20)));
+    let mut questions: Vec<(ContextId, Question)> = Vec::new();
+    for step in 0..6000 {
+        while questions.len() < 4 {
+            let id = house.create_of([2, 2, 2]);
+            questions.push((id, house.ask(id, text(&mut random, 240))));
+        }
+        // From then on a full step of prompts takes more than seven times as long as one without.
+        house.prompt_token_ns = if step < 4000 { 0 } else { 100_000 };
+        house.step();
+        stream.listen(&mut house);
+        for (id, _) in questions.extract_if(.., |(_, question)| question.is_answered()).collect::<Vec<_>>() {
+            house.release(id);
+        }
+        assert!(stream.n_steps_silent < 16, "{} steps before {step}", stream.n_steps_silent);
     }
 }
