@@ -63,7 +63,7 @@ impl<'a> Beams<'a> {
     }
 
     /// Searches by what a sampler makes of the log-probabilities, by its mask, bias and penalties; each hypothesis keeps to its
-    /// constraint.
+    /// constraint. It draws nothing: one with a temperature other than 0 is refused when the search is opened.
     pub fn by(mut self, sampler: &'a Sampler) -> Self {
         self.sampler = Some(sampler);
         self

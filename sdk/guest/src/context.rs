@@ -126,8 +126,8 @@ impl Context {
         Ok(self.raw.truncate(n_tokens)?)
     }
 
-    /// Takes the tokens `start..end` out of the context: what is computed from now on does not see them, and pages of which
-    /// nothing is left come free. What was computed before has seen them and is not computed again. See
+    /// Takes the tokens `start..end` out of the context: tokens that are appended from now on do not see them, and pages of
+    /// which nothing is left come free. Those that are left, the last one aside, have seen them, computed by then or not. See
     /// [`SlidingWindow`](crate::SlidingWindow) for a context that goes on for ever.
     ///
     /// # Errors
@@ -167,7 +167,8 @@ impl Context {
         self.raw.length()
     }
 
-    /// How many tokens the context can hold.
+    /// How many tokens the context can hold. After an eviction that keeps positions it holds fewer: what is appended goes on
+    /// from the highest position, and positions end here.
     pub fn capacity(&self) -> u32 {
         self.raw.capacity()
     }
