@@ -47,6 +47,8 @@ pub(super) struct Term {
     n_tokens_left: usize,
     /// The context that was admitted first makes room first.
     number: u64,
+    /// Whether it was admitted before others in line.
+    pub(super) has_passed: bool,
 }
 
 /// Pages that admitted contexts neither hold nor have been promised, at one point of one step's plan. What several of them
@@ -61,7 +63,7 @@ pub(super) struct PageCount {
 
 /// What a context's work needs on the device.
 #[derive(Clone, Copy, Debug)]
-struct Need {
+pub(super) struct Need {
     /// Blocks that it will hold at the end of its term.
     n_blocks: usize,
     /// Pages among them that have to be found: for new blocks, for copies, for those in host memory.
@@ -82,7 +84,7 @@ enum Kept {
 
 impl ContextState {
     /// Where the tokens end that its work has to compute, as far as they are known or being drawn.
-    fn target(&self) -> usize {
+    pub(super) fn target(&self) -> usize {
         match (&self.work, self.n_draws_under_way()) {
             // A job is admitted for its draws, whatever leads up to them.
             (Some(work), _) if work.member().is_some() => self.n_tokens_expected(),
@@ -193,6 +195,14 @@ impl Scheduler {
         Need { n_blocks, n_pages: (n_to_get + n_away).min(self.limits.n_pages), n_to_get, n_tokens: n_term }
     }
 
+    /// Admits a context before those in line: a run has what is left of its term.
+    pub(super) fn begin_passing(&mut self, id: ContextId, context: &mut ContextState, need: Need) {
+        self.begin_term(id, context, Need { n_tokens: 0, ..need });
+        if let Standing::Admitted(term) = &mut context.standing {
+            term.has_passed = true;
+        }
+    }
+
     /// Admits a context.
     fn begin_term(&mut self, id: ContextId, context: &mut ContextState, need: Need) {
         assert!(!context.is_admitted(), "what it was promised before is not counted twice");
@@ -201,7 +211,8 @@ impl Scheduler {
         self.line.admitted.insert(id);
         let number = self.line.next_number();
         let Need { n_blocks, n_pages: n_promised, n_tokens: n_tokens_left, .. } = need;
-        context.standing = Standing::Admitted(Term { n_blocks, n_promised, n_tokens_left, number });
+        context.standing =
+            Standing::Admitted(Term { n_blocks, n_promised, n_tokens_left, number, has_passed: false });
     }
 
     /// Admits a context that needs pages now, if there are enough for all its work; otherwise it stands in the line.
@@ -209,16 +220,18 @@ impl Scheduler {
         if context.is_admitted() && !self.needs_more(context) {
             return true;
         }
-        // Within its term a run goes before those in line, and for as long as it is spared.
+        // Within its term a run goes before those in line.
         let n_left = context.n_term_tokens_left();
-        let goes_first = n_left > 0 || self.is_spared(id, context);
+        let passes = n_left == 0 && self.passes_line(id, context);
         self.leave(id, context);
-        if (self.line.is_empty() || goes_first)
+        if (self.line.is_empty() || n_left > 0 || passes)
             && let Some(need) = self.find_room(context)
         {
-            // One that is spared has had its term all the same.
-            let n_tokens = if goes_first { n_left } else { need.n_tokens };
-            self.begin_term(id, context, Need { n_tokens, ..need });
+            match n_left {
+                0 if passes => self.begin_passing(id, context, need),
+                0 => self.begin_term(id, context, need),
+                n_tokens => self.begin_term(id, context, Need { n_tokens, ..need }),
+            }
             return true;
         }
         let need = self.need(context, Kept::Term);
@@ -354,7 +367,7 @@ impl Scheduler {
     }
 
     /// Room for a context beside those that are admitted.
-    fn find_room(&mut self, context: &mut ContextState) -> Option<Need> {
+    pub(super) fn find_room(&mut self, context: &mut ContextState) -> Option<Need> {
         // What is free or cached is at hand. What contexts hold that wait for nothing is counted only if need be.
         let is_back = context.kv.n_lost() > 0 || context.kv.locate(&self.pages) > 0;
         let need = self.need(context, if is_back { Kept::Term } else { Kept::NextPage });
@@ -427,7 +440,7 @@ impl Scheduler {
         while let Some(id) = self.line.first() {
             if let Some(job) = self.job_of(id) {
                 if !self.admit_job_from_line(job, id) {
-                    return;
+                    return self.admit_past_head();
                 }
                 continue;
             }
@@ -442,7 +455,7 @@ impl Scheduler {
             let need = self.need(&mut context, Kept::Term);
             if self.source == Source::Others && !self.has_counted_at_hand(need.n_pages) {
                 self.contexts.insert(id, context);
-                return;
+                return self.admit_past_head();
             }
             let taken = self.take_from_count(need, &context);
             if taken.is_ok() {
@@ -457,7 +470,7 @@ impl Scheduler {
                 Ok(()) => self.enqueue(id),
                 // Alone it gets what there is.
                 Err(n_pages) if self.end_terms(n_pages.min(self.limits.n_pages)) => {}
-                Err(_) => return,
+                Err(_) => return self.admit_past_head(),
             }
         }
     }

@@ -1,8 +1,8 @@
 //! What the guests' admitted contexts hold of the pages and may take: whether it is fair that a run which has had its term
 //! makes room for the head of the line, or waits behind it.
 //!
-//! A run is *spared* where its user holds less than that of the head will with it, and the head fits beside all runs once
-//! all else has come to its end: it can wait for that, for questions and searches, and a stream of few pages does not stand
+//! A run is *spared*, and what asks for pages passes the line, where its user holds less than that of the head will with it, and the head fits beside all runs, and all that passed, once
+//! all else has come to its end: it can wait for that, for questions and searches, and a guest of few pages does not stand
 //! still because others ask for more than there is. Between sessions of one user it is the same, and between guests of one
 //! session; what one guest asks takes turns. Runs that do not fit together take turns as well: they have no end to wait for.
 
@@ -21,13 +21,16 @@ pub(super) struct Held {
     is_counted: bool,
     /// In the order of their names.
     guests: Vec<OfGuest>,
-    /// Pages of all runs.
-    n_of_runs: usize,
+    /// Pages of all runs, and of what passed the line: others may pass in its place.
+    n_staying: usize,
     /// What the head of the line was last found to take.
     head: Option<(ContextId, usize)>,
     /// Memory of the count: the admitted contexts, those of one guest side by side.
     admitted: Vec<(Names, ContextId)>,
 }
+
+/// Contexts in line that are looked at in one plan, whether they pass.
+const N_PASSING_MAX: usize = 64;
 
 /// A user, a session and a guest.
 type Names = [u64; 3];
@@ -65,21 +68,21 @@ impl Held {
         of.map(|of| of.n_pages).sum()
     }
 
-    /// Whether a run of this owner that has had its term is spared on a device of so many pages, where it holds, or is to
-    /// have, so many beside those that were counted.
-    fn spares(&self, run: Names, n_beside: usize, head: Head, n_pages: usize) -> bool {
-        let Some(level) = (0..run.len()).find(|&level| run[level] != head.names[level]) else { return false };
-        self.n_of_runs + n_beside + head.n_pages <= n_pages
-            && self.held_by(run, level) + n_beside < self.held_by(head.names, level) + head.n_pages
+    /// Whether a context of this owner is spared, or passes the line, on a device of so many pages, where it is to have so many
+    /// beside those that were counted.
+    fn spares(&self, of: Names, n_beside: usize, head: Head, n_pages: usize) -> bool {
+        let Some(level) = (0..of.len()).find(|&level| of[level] != head.names[level]) else { return false };
+        self.n_staying + n_beside + head.n_pages <= n_pages
+            && self.held_by(of, level) + n_beside < self.held_by(head.names, level) + head.n_pages
     }
 
-    /// Counts pages of a run that goes on beside those that were counted.
-    fn add_run(&mut self, names: Names, n_pages: usize) {
+    /// Counts pages of what passes the line beside those that were counted.
+    fn add_passing(&mut self, names: Names, n_pages: usize) {
         match self.guests.binary_search_by_key(&names, |of| of.names) {
             Ok(idx) => self.guests[idx].n_pages += n_pages,
             Err(idx) => self.guests.insert(idx, OfGuest { names, n_pages }),
         }
-        self.n_of_runs += n_pages;
+        self.n_staying += n_pages;
     }
 }
 
@@ -93,12 +96,23 @@ impl ContextState {
         self.work.as_ref().is_some_and(Work::goes_on)
     }
 
+    /// Blocks that it was admitted for; none if it is not.
+    fn n_blocks_admitted(&self) -> usize {
+        if let Standing::Admitted(term) = self.standing { term.n_blocks } else { 0 }
+    }
+
     /// Blocks that it was admitted for and does not hold yet.
     fn n_blocks_to_come(&self) -> usize {
-        match self.standing {
-            Standing::Admitted(term) => term.n_blocks.saturating_sub(self.kv.blocks().len()),
-            _ => 0,
-        }
+        self.n_blocks_admitted().saturating_sub(self.kv.blocks().len())
+    }
+
+    /// Blocks for what its work has to compute, and if it goes on for the next token.
+    fn n_blocks_needed(&self) -> usize {
+        self.kv.n_blocks_until(self.target()).max(self.kv.blocks().len()) + usize::from(self.is_run())
+    }
+
+    fn has_passed(&self) -> bool {
+        matches!(self.standing, Standing::Admitted(term) if term.has_passed)
     }
 
     /// Blocks that it holds and were not counted yet, and those to come.
@@ -118,14 +132,36 @@ fn names(owner: &Owner) -> Names {
 }
 
 impl Scheduler {
-    /// Whether a run that is being placed goes on before those in line. It may be admitted.
-    pub(super) fn is_spared(&mut self, id: ContextId, run: &ContextState) -> bool {
-        // Its next page, and what it holds already.
-        let n_beside = if run.is_admitted() { 1 } else { run.kv.blocks().len() + 1 };
-        run.goes_on_decoding() && self.is_owner_spared(names(&run.owner), n_beside, Some((id, run)))
+    /// Whether a context that asks for pages passes those in line, or goes on before them if it is admitted.
+    pub(super) fn passes_line(&mut self, id: ContextId, context: &ContextState) -> bool {
+        let n_needed = context.n_blocks_needed();
+        let n_beside = n_needed.saturating_sub(context.n_blocks_admitted()).max(1);
+        self.is_owner_spared(names(&context.owner), n_beside, Some((id, context)))
     }
 
-    /// As [`Self::is_spared`], for a mixture.
+    /// Admits contexts that pass the head of the line, for which there is no room, and enqueues them.
+    pub(super) fn admit_past_head(&mut self) {
+        let mut in_line = self.line.last_first();
+        // The head itself comes last.
+        in_line.pop();
+        for id in in_line.into_iter().rev().take(N_PASSING_MAX) {
+            if self.job_of(id).is_some() {
+                continue;
+            }
+            let Some(mut context) = self.contexts.remove(&id) else { continue };
+            let need = self.passes_line(id, &context).then(|| self.find_room(&mut context)).flatten();
+            if let Some(need) = need {
+                self.leave(id, &mut context);
+                self.begin_passing(id, &mut context, need);
+            }
+            self.contexts.insert(id, context);
+            if need.is_some() {
+                self.enqueue(id);
+            }
+        }
+    }
+
+    /// As [`Self::passes_line`], for a mixture that goes on.
     pub(super) fn is_mixture_spared(&mut self, members: &Members) -> bool {
         let of_run = members.iter().filter_map(|id| self.contexts.get(id));
         if !of_run.clone().all(|member| member.goes_on_decoding()) {
@@ -148,7 +184,7 @@ impl Scheduler {
         self.count_held(placed);
         let is_spared = self.held.spares(names, n_beside, head, self.limits.n_pages);
         if is_spared {
-            self.held.add_run(names, n_beside);
+            self.held.add_passing(names, n_beside);
         }
         is_spared
     }
@@ -190,8 +226,8 @@ impl Scheduler {
         }
         pages.count_anew();
         let contexts = held.admitted.iter().filter_map(|&(_, id)| context_of(id));
-        let runs = contexts.filter(|context| context.is_run());
-        held.n_of_runs = runs.map(|context| context.n_counted(pages)).sum();
+        let staying = contexts.filter(|context| context.is_run() || context.has_passed());
+        held.n_staying = staying.map(|context| context.n_counted(pages)).sum();
     }
 }
 
@@ -209,7 +245,7 @@ mod tests {
             of([2, 3, 4], 100),
             of([2, 3, 5], 15),
         ];
-        let held = Held { is_counted: true, guests, n_of_runs: 50, ..Held::default() };
+        let held = Held { is_counted: true, guests, n_staying: 50, ..Held::default() };
         let spares = |run, names, n_blocks| held.spares(run, 0, Head { names, n_pages: n_blocks }, 250);
         // The first user holds 120 in all, the second 115.
         assert!(spares([1, 1, 1], [2, 3, 4], 10) && !spares([1, 1, 1], [2, 3, 4], 5));
