@@ -1,10 +1,11 @@
 //! What the guests' admitted contexts hold of the pages and may take: whether it is fair that a run which has had its term
 //! makes room for the head of the line, or waits behind it.
 //!
-//! A run is *spared*, and what asks for pages passes the line, where its user holds less than that of the head will with it, and the head fits beside all runs, and all that passed, once
-//! all else has come to its end: it can wait for that, for questions and searches, and a guest of few pages does not stand
-//! still because others ask for more than there is. Between sessions of one user it is the same, and between guests of one
-//! session; what one guest asks takes turns. Runs that do not fit together take turns as well: they have no end to wait for.
+//! A run is *spared*, and what asks for pages passes the line, where its user holds less than that of the head will with
+//! it, and the head fits beside all runs, and all that passed, once all else has come to its end: it can wait for that, for
+//! questions and searches, and a guest of few pages does not stand still because others ask for more than there is. Between
+//! sessions of one user it is the same, and between guests of one session; what one guest asks takes turns. Runs that do not
+//! fit together take turns as well: they have no end to wait for.
 
 use super::admission::Standing;
 use super::fair::Class;
