@@ -3,20 +3,15 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use bytes::Bytes;
 use clap::{Args, ValueEnum};
-use tokio_util::task::AbortOnDropHandle;
-use trellis_client::{Client, ErrorCode, ModelInfo, Program};
-use trellis_engine::account::ActorId;
+use trellis_client::{Client, ErrorCode, ModelInfo};
 
 use super::error::CliError;
 use super::output::{Format, note};
 use super::progress::{ProgressDisplay, Unit};
 use crate::bundled;
 use crate::config::{Config, Device, DtypeChoice};
-use crate::daemon::{Daemon, LoadProgress, Seams, cache_dir};
-use crate::guest::{GuestHost, GuestHostConfig};
-use crate::models::Models;
+use crate::daemon::{Daemon, LoadProgress, Seams};
 
 /// Which daemon to talk to.
 #[derive(Clone, Debug, Default, Args)]
@@ -158,27 +153,18 @@ impl HomeArgs {
         }
     }
 
-    /// Starts a daemon inside this process for this program and says so. It has no guests that go by name.
+    /// Starts a daemon inside this process and says so. It has no guests that go by name.
     ///
     /// # Errors
     /// It cannot be started.
-    pub(crate) async fn make(&self, why: &str, program: &Program, format: Format) -> Result<Home, CliError> {
+    pub(crate) async fn make(&self, why: &str, format: Format) -> Result<Home, CliError> {
         let mut config = Config::default();
         if !self.models.is_empty() {
             config.models.clone_from(&self.models);
         }
         config.device = self.device.unwrap_or(config.device);
         config.dtype = self.dtype.map_or(config.dtype, DtypeChoice::from);
-        let compiling = match program {
-            Program::Wasm(wasm) => Some(tokio::spawn(compile_ahead(config.clone(), wasm.clone()))),
-            Program::Named(_) => None,
-        };
-        // A daemon that cannot be started waits for no compiler, and leaves none behind.
-        let compiling = compiling.map(AbortOnDropHandle::new);
         let daemon = start(&config, format).await?;
-        if let Some(compiling) = compiling {
-            let _ = compiling.await;
-        }
         note(format, &format!("running inside this process ({why}): {}", describe(&daemon)));
         Ok(Home { client: daemon.connect().await?, model: None, _inside: Some(Inside(daemon)) })
     }
@@ -209,18 +195,6 @@ fn pick(choice: &str, models: &[ModelInfo]) -> Result<String, String> {
         Some((name, None)) => format!("does not say whether its model {name:?} is that of {shown}"),
         None => format!("has no model from {shown} (it has {names})"),
     })
-}
-
-/// Compiles a component into the cache of a daemon that is starting. What is wrong with the component, or the cache, the
-/// daemon finds as well, and says.
-async fn compile_ahead(config: Config, wasm: Bytes) {
-    let Some(cache_dir) = cache_dir(&config) else { return };
-    let Config { limits, compile_exe, .. } = config;
-    let models = Models::new(Vec::new(), Vec::new());
-    let host = GuestHost::for_replays(GuestHostConfig { limits, cache_dir, compile_exe, models });
-    if let Ok(host) = host {
-        let _ = host.compile(ActorId(0), wasm, |_| {}).await;
-    }
 }
 
 /// Starts a daemon inside this process, with a progress bar if it takes long.
@@ -272,7 +246,7 @@ pub(crate) fn describe(daemon: &Daemon) -> String {
 ///
 /// # Errors
 /// The file cannot be read.
-pub(crate) async fn read_component(path: &Path) -> Result<Bytes, CliError> {
+pub(crate) async fn read_component(path: &Path) -> Result<bytes::Bytes, CliError> {
     let bytes = tokio::fs::read(path).await.map_err(CliError::io(format!("read {}", path.display())))?;
     Ok(bytes.into())
 }

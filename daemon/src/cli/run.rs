@@ -94,7 +94,7 @@ pub(crate) async fn start(
             let home = match (home.find(format).await?, &named) {
                 (Found::There(home), _) => home,
                 (Found::Here(_), Named::Registered(name)) => return Err(unknown_guest(name, None).await),
-                (Found::Here(why), _) => home.make(why, &program, format).await?,
+                (Found::Here(why), _) => home.make(why, format).await?,
             };
             Ok((home, program))
         })
