@@ -4,11 +4,11 @@
 //! hold and have been promised. Until then it stands in a line and takes none. So a context that is admitted comes to the
 //! end of what it was admitted for, whatever arrives later: a question to its answer, a run to the end of its *term*.
 //!
-//! A run that has had its term makes room for the head of the line, unless it is spared (`held`), and stands at its end. A term lasts for 32 tokens, and
-//! for as long as it took to bring the context back: so pages move at most once in 32 steps, and without host memory at
-//! most one token is computed again for each that is decoded. The line (`line`) is in the order of virtual time over the
-//! pages that users, their sessions and their guests were given, so that no user gets more of the memory by asking more
-//! often.
+//! A run that has had its term makes room for the head of the line, unless it is spared (`held`), and stands at its end. A
+//! term lasts for 32 tokens, and for as long as it took to bring the context back: so pages move at most once in 32 steps,
+//! and without host memory at most one token is computed again for each that is decoded. The line (`line`) is in the order
+//! of virtual time over the pages that users, their sessions and their guests were given, so that no user gets more of the
+//! memory by asking more often.
 
 use rustc_hash::FxHashSet;
 use smallvec::SmallVec;
@@ -195,7 +195,7 @@ impl Scheduler {
         Need { n_blocks, n_pages: (n_to_get + n_away).min(self.limits.n_pages), n_to_get, n_tokens: n_term }
     }
 
-    /// Admits a context before those in line: a run has what is left of its term.
+    /// Admits a context before those in line: a run without a term, which goes on for as long as it is spared.
     pub(super) fn begin_passing(&mut self, id: ContextId, context: &mut ContextState, need: Need) {
         self.begin_term(id, context, Need { n_tokens: 0, ..need });
         if let Standing::Admitted(term) = &mut context.standing {
