@@ -70,8 +70,8 @@ impl Scheduler {
     }
 
     /// Whether the next owner has had so much more than a user with waiting prompts that its row is left out. Where prompts
-    /// as good as fill a step beside decode rows, that would give them nothing: then their user's arrears are forgotten
-    /// beyond that.
+    /// as good as fill a step beside decode rows, that would give them nothing: then no row is left out, and no more than this
+    /// lead is kept for later.
     fn is_too_far_ahead(&mut self, class: Class, plan: &Plan) -> bool {
         if class == Class::Prompt || self.n_queued(Class::Prompt) == 0 {
             return false;

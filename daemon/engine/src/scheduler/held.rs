@@ -237,7 +237,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_run_is_spared_where_its_owner_holds_less_than_the_first_ones_will() {
+    fn a_run_is_spared_where_its_owner_holds_less_than_that_of_the_head_will() {
         let of = |names, n_pages| OfGuest { names, n_pages };
         let guests = vec![
             of([1, 1, 1], 10),
