@@ -65,7 +65,7 @@ impl Scheduler {
 
     /// Whether the step takes no more rows of a class.
     pub(super) fn is_full(&mut self, class: Class, plan: &Plan) -> bool {
-        let has_its_decode_rows = plan.work.n_decode_rows >= plan.decode_bound.n_rows();
+        let has_its_decode_rows = plan.work.n_decode_rows - plan.n_rows_ahead >= plan.decode_bound.n_rows();
         class == Class::Decode && has_its_decode_rows || self.is_too_far_ahead(class, plan)
     }
 

@@ -174,6 +174,15 @@ impl<T> FairQueue<T> {
         self.take(id, lane)
     }
 
+    /// As [`Self::pop`], of an item that is not served but put back: none of the others has come as far for that.
+    pub(crate) fn pop_unserved(&mut self, lane: Lane) -> Option<T> {
+        let mut id = ROOT;
+        while let Some((_, child)) = self.first(id, lane) {
+            id = child;
+        }
+        self.take(id, lane)
+    }
+
     /// The item that [`Self::pop`] would take.
     pub(crate) fn peek(&mut self, lane: Lane) -> Option<&T> {
         let mut id = ROOT;

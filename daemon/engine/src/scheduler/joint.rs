@@ -194,17 +194,18 @@ impl Scheduler {
         reply.send(Done::Answer(drawn.map(Answer::Together)));
     }
 
-    /// Jobs that found no room in the last step go before all other work in this one.
+    /// Of the jobs that found no room in the last step, the first goes before all other work in this one. The others stand
+    /// in the fair order again, so that rows are left to what does not belong to jobs.
     pub(super) fn place_waiting_jobs(&mut self, n_rows_max: usize, plan: &mut Plan) {
+        let mut is_first = true;
         for job in std::mem::take(&mut self.jobs.waiting) {
-            let n_tokens_max = self.limits.n_tokens_max - plan.work.n_decode_rows;
-            if let Some(&first) = self.jobs.members(job).first() {
-                // A member whose KV was given up meanwhile goes on as a prompt.
-                let n_rows_max = n_rows_max - plan.n_batch_rows();
-                if self.place_member(job, first, n_rows_max, n_tokens_max, plan).is_none() {
-                    self.enqueue(first);
-                }
+            let Some(&first) = self.jobs.members(job).first() else { continue };
+            let n_tokens_max = self.limits.n_tokens_max;
+            // A member whose KV was given up meanwhile goes on as a prompt.
+            if !is_first || self.place_member(job, first, n_rows_max, n_tokens_max, plan).is_none() {
+                self.enqueue(first);
             }
+            is_first = false;
         }
     }
 

@@ -2,6 +2,7 @@
 //! within its length.
 
 mod cached;
+mod decode;
 mod head;
 mod row;
 mod tree;
@@ -34,6 +35,8 @@ pub(crate) struct Plan {
     pub(super) rows: Vec<PlannedRow>,
     pub(super) work: StepWork,
     pub(super) decode_bound: DecodeBound,
+    /// Decode rows of the job that goes before all others.
+    pub(super) n_rows_ahead: usize,
     /// Whose pages may go, once some had to be taken from other contexts.
     pub(super) victims: Option<Victims>,
     /// Pages that it may move; none where all that has to move does.
@@ -96,7 +99,7 @@ impl Plan {
         self.rows.clear();
         (self.work, self.decode_bound, self.victims) = (StepWork::default(), DecodeBound::None, None);
         (self.n_blocks_found, self.n_moves_max, self.waits_for_masks, self.step) = (0, None, false, 0);
-        self.n_tokens_guessed = 0;
+        (self.n_tokens_guessed, self.n_rows_ahead) = (0, 0);
         self.asked = Asked::default();
         self.given.clear();
         self.trees.clear();
@@ -156,10 +159,7 @@ impl Scheduler {
         plan.n_moves_max = Some(self.n_moves_left());
         let mut waiting = Vec::new();
         let n_rows_max = self.limits.n_rows_max - self.n_rows_for_prefills();
-        self.place_waiting_jobs(n_rows_max, &mut plan);
-        plan.decode_bound = self.decode_bound();
-        let n_tokens = self.n_decode_tokens(&plan);
-        self.place_class(Class::Decode, n_rows_max, n_tokens, &mut plan, &mut waiting);
+        self.place_decode(n_rows_max, &mut plan, &mut waiting);
         self.note_decode_rows(&plan);
         if plan.has_rows() {
             self.last_decode_step = self.step;
@@ -207,6 +207,11 @@ impl Scheduler {
             }
             if plan.n_batch_rows() >= n_rows_max || n_tokens_left == 0 || self.is_full(class, plan) {
                 return;
+            }
+            if let Some(id) = self.pop_beyond_look(class, plan) {
+                waiting.push(id);
+                n_waits += 1;
+                continue;
             }
             let Some(id) = self.pop_next(class, idx == 0) else { return };
             let Some(mut context) = self.contexts.remove(&id) else { continue };

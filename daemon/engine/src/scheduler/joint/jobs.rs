@@ -86,6 +86,10 @@ impl Jobs {
         self.jobs.get(&job).map_or_else(Members::new, |job| job.members.clone())
     }
 
+    pub(in crate::scheduler) fn n_members(&self, job: JobId) -> usize {
+        self.jobs.get(&job).map_or(0, |job| job.members.len())
+    }
+
     /// The first member.
     pub(in crate::scheduler) fn first(&self, job: JobId) -> Option<ContextId> {
         self.jobs.get(&job)?.members.first().copied()

@@ -337,3 +337,23 @@ fn verifications_and_jobs_that_are_planned_whole_leave_others_their_part_and_get
         assert!(parts.iter().all(|&part| part > 0.4), "{n_beams} beams: {parts:?}");
     }
 }
+
+#[test]
+fn searches_that_do_not_fit_into_one_step_leave_a_stream_of_their_user_its_part() {
+    let stream = streams(1, 1, 1);
+    let alone = House::new(CPU, &[stream]).paces(300)[0];
+    for (n_under_way, n_searches, n_steps_before) in
+        [(1, 2, 0), (1, 2, 1), (1, 2, 70), (1, 3, 7), (1, 3, 100), (2, 2, 5), (2, 3, 100)]
+    {
+        let of_session = |session| Guest { kind: Kind::Searches, ..streams(1, session, 1 + 512) };
+        let searches: Vec<Guest> = (2..).take(n_searches).map(of_session).collect();
+        let mut house = House::new(Device { n_under_way, ..CPU }, &searches);
+        house.paces(n_steps_before);
+        house.enter(stream);
+        house.paces(100);
+        let part = house.paces(2_000)[n_searches] / alone;
+        let due = 1.0 / (1 + n_searches) as f64;
+        let case = format!("{n_searches} searches, {n_steps_before} steps old, {n_under_way} under way");
+        assert!(part > 0.75 * due, "{case}: {part} of {due}");
+    }
+}
