@@ -90,7 +90,7 @@ impl Kernels {
             let gather = compile(gather::source());
             let pages = compile(pages::source());
             let edits = compile(edits::source());
-            let gemv = compile(gemv::source(dtype, gpu.compute_capability()));
+            let [gemv_plain, gemv_norm] = gemv::sources(dtype, gpu.compute_capability()).map(compile);
             let attention: Vec<_> = Attention::sources(&attention_shape).into_iter().map(compile).collect();
             let logits = logits::sources().map(compile);
             let load = |cubin: Compiling<'_>| {
@@ -108,7 +108,7 @@ impl Kernels {
                 gather: Gather::new(&load(gather)?)?,
                 pages: CopyPages::new(&load(pages)?)?,
                 edits: Edits::new(&load(edits)?)?,
-                gemv: Gemv::new(gpu, &load(gemv)?, dtype)?,
+                gemv: Gemv::new(gpu, &[load(gemv_plain)?, load(gemv_norm)?], dtype)?,
                 attention: Attention::new(&attention, holed, attention_shape)?,
                 masses: Masses::new(gpu, compiler, attention_shape),
                 steer: Steer::new(gpu, compiler),
@@ -144,8 +144,8 @@ fn other_sources(config: &ModelConfig, dtype: Dtype, capability: (i32, i32)) -> 
         gather::source(),
         pages::source(),
         edits::source(),
-        gemv::source(dtype, capability),
     ];
+    sources.extend(gemv::sources(dtype, capability));
     sources.extend(has_bias(config).then(|| bias::source(dtype)));
     sources.extend(logits::sources());
     sources

@@ -62,11 +62,16 @@ __device__ __forceinline__ void rms_scales(const float* __restrict__ x, int n, i
     extern "C" __global__ void __launch_bounds__(32 * N_WARPS, 1) NAME(const __grid_constant__ GemvParams p) {     \
         gemv<MODE, NORM>(p);                                                                                     \
     }
+// The forms are compiled in two halves, side by side: together they would be what a first start waits for longest.
+#if WITH_NORM
+#define GEMV_FORMS                                                                                               \
+    GEMV(gemv_norm_to_model, TO_MODEL, true)                                                                     \
+    GEMV(gemv_norm_to_f32, TO_F32, true)                                                                         \
+    GEMV(gemv_norm_swiglu, SWIGLU, true)
+#else
 #define GEMV_FORMS                                                                                               \
     GEMV(gemv_to_model, TO_MODEL, false)                                                                         \
     GEMV(gemv_to_f32, TO_F32, false)                                                                             \
     GEMV(gemv_add_f32, ADD_F32, false)                                                                           \
-    GEMV(gemv_swiglu, SWIGLU, false)                                                                             \
-    GEMV(gemv_norm_to_model, TO_MODEL, true)                                                                     \
-    GEMV(gemv_norm_to_f32, TO_F32, true)                                                                         \
-    GEMV(gemv_norm_swiglu, SWIGLU, true)
+    GEMV(gemv_swiglu, SWIGLU, false)
+#endif

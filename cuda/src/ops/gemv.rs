@@ -20,9 +20,14 @@ const PARTIAL_STRIDE: usize = 20;
 /// Places for the scales of the norm.
 const N_SCALES: usize = 16;
 
-/// The kernels' source, for a model of type `dtype` on a device of this compute capability.
+/// The kernels' sources, for a model of type `dtype` on a device of this compute capability: those that take X as it is,
+/// those that normalise it.
 #[must_use]
-pub fn source(dtype: Dtype, capability: (i32, i32)) -> Source {
+pub fn sources(dtype: Dtype, capability: (i32, i32)) -> [Source; 2] {
+    [0, 1].map(|with_norm| source(dtype, capability).with("WITH_NORM", with_norm))
+}
+
+fn source(dtype: Dtype, capability: (i32, i32)) -> Source {
     let source = match dtype {
         Dtype::F32 => {
             let text =
@@ -151,20 +156,20 @@ struct Kernels {
 }
 
 impl Kernels {
-    fn of(module: &Module, shared_bytes: usize) -> Result<Self, CudaError> {
-        let kernel = |name: &str| {
+    fn of([plain, norm]: &[Module; 2], shared_bytes: usize) -> Result<Self, CudaError> {
+        let kernel = |module: &Module, name: &str| {
             let kernel = module.kernel(&format!("gemv_{name}"))?;
             kernel.allow_shared_bytes(shared_bytes)?;
             Ok::<_, CudaError>(kernel)
         };
         Ok(Self {
-            to_model: kernel("to_model")?,
-            to_f32: kernel("to_f32")?,
-            add_f32: kernel("add_f32")?,
-            swiglu: kernel("swiglu")?,
-            norm_to_model: kernel("norm_to_model")?,
-            norm_to_f32: kernel("norm_to_f32")?,
-            norm_swiglu: kernel("norm_swiglu")?,
+            to_model: kernel(plain, "to_model")?,
+            to_f32: kernel(plain, "to_f32")?,
+            add_f32: kernel(plain, "add_f32")?,
+            swiglu: kernel(plain, "swiglu")?,
+            norm_to_model: kernel(norm, "norm_to_model")?,
+            norm_to_f32: kernel(norm, "norm_to_f32")?,
+            norm_swiglu: kernel(norm, "norm_swiglu")?,
         })
     }
 }
@@ -188,14 +193,14 @@ fn shared_bytes_max(gpu: &Gpu) -> Result<usize, CudaError> {
 }
 
 impl Gemv {
-    /// Finds the kernels in the module of [`source`] for the same type and device.
+    /// Finds the kernels in the modules of [`sources`] for the same type and device.
     ///
     /// # Errors
     /// The driver refused.
-    pub fn new(gpu: &Gpu, module: &Module, dtype: Dtype) -> Result<Self, CudaError> {
+    pub fn new(gpu: &Gpu, modules: &[Module; 2], dtype: Dtype) -> Result<Self, CudaError> {
         let shared_bytes_max = shared_bytes_max(gpu)?;
         Ok(Self {
-            kernels: Kernels::of(module, shared_bytes_max)?,
+            kernels: Kernels::of(modules, shared_bytes_max)?,
             dtype,
             n_multiprocessors: gpu.n_multiprocessors(),
             ring_steps: ring_steps(gpu.compute_capability()),

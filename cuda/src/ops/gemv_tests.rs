@@ -8,7 +8,8 @@ use crate::testing::{Random, TestGpu, gpu};
 #[test]
 fn compiles() {
     for dtype in DTYPES {
-        [(8, 0), (9, 0)].into_iter().for_each(|capability| assert_compiles(source(dtype, capability)));
+        let sources = [(8, 0), (9, 0)].map(|capability| sources(dtype, capability));
+        sources.into_iter().flatten().for_each(assert_compiles);
     }
 }
 
@@ -23,8 +24,8 @@ enum To {
 const EPS: f32 = 1e-5;
 
 fn gemv(test: &TestGpu, dtype: Dtype) -> Gemv {
-    let module = test.module(source(dtype, test.gpu.compute_capability()));
-    Gemv::new(&test.gpu, &module, dtype).expect("the kernels")
+    let modules = sources(dtype, test.gpu.compute_capability()).map(|source| test.module(source));
+    Gemv::new(&test.gpu, &modules, dtype).expect("the kernels")
 }
 
 /// Fills the memory with the pool, over and over.

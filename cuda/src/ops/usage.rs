@@ -47,12 +47,16 @@ fn sources(capability: (i32, i32)) -> Vec<Source> {
         let of_rows = [
             bias::source(dtype),
             embedding::source(dtype),
-            gemv::source(dtype, capability),
             norm::source(dtype),
             rope::source(dtype),
             swiglu::source(dtype),
         ];
-        of_rows.into_iter().chain(attention).chain(holes).chain(masses)
+        of_rows
+            .into_iter()
+            .chain(gemv::sources(dtype, capability))
+            .chain(attention)
+            .chain(holes)
+            .chain(masses)
     };
     let of_any_type =
         [gather::source(), pages::source(), program::source(capability), steer::source(), stream::source()];
