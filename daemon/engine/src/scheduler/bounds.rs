@@ -65,7 +65,7 @@ impl Scheduler {
 
     /// Whether the step takes no more rows of a class.
     pub(super) fn is_full(&mut self, class: Class, plan: &Plan) -> bool {
-        let has_its_decode_rows = plan.work.n_decode_rows - plan.n_rows_ahead >= plan.decode_bound.n_rows();
+        let has_its_decode_rows = plan.work.n_decode_rows >= n_rows_bound(plan);
         class == Class::Decode && has_its_decode_rows || self.is_too_far_ahead(class, plan)
     }
 
@@ -78,7 +78,7 @@ impl Scheduler {
         }
         let (lane, prompts) = (self.lane(class), self.lane(Class::Prompt));
         let n_rows = plan.work.n_decode_rows + self.commons.queue.n_rows(lane);
-        let n_rows = n_rows.min(plan.decode_bound.n_rows());
+        let n_rows = n_rows.min(n_rows_bound(plan));
         let Some(target_ns) = self.costs.target_ns(n_rows, self.settings.latency_multiple) else {
             return false;
         };
@@ -171,4 +171,9 @@ impl Scheduler {
         };
         (self.limits.n_tokens_max - n_kept).saturating_sub(plan.work.n_decode_rows)
     }
+}
+
+/// The most decode rows of a step, but for those that are planned whole.
+fn n_rows_bound(plan: &Plan) -> usize {
+    plan.decode_bound.n_rows().saturating_add(plan.n_rows_of_waiting_job)
 }

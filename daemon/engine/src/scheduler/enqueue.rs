@@ -3,7 +3,7 @@
 use super::fair::{Class, Lane};
 use super::{ContextState, Plan, Scheduler};
 use crate::command::ContextId;
-use crate::job::Work;
+use crate::job::{JobId, Work};
 
 /// Full steps of prompts within which a prompt that goes on before others of its guest has to be done.
 const N_STEPS_BEFORE_OTHERS: usize = 8;
@@ -27,8 +27,9 @@ impl Scheduler {
     pub(super) fn enqueue_again(&mut self, id: ContextId) {
         let n_tokens_most = N_STEPS_BEFORE_OTHERS.saturating_mul(self.settings.n_step_tokens);
         let is_short = |context: &ContextState| context.n_pending() <= n_tokens_most;
-        let is_first =
-            !self.line.is_empty() && self.contexts.get(&id).is_some_and(|context| is_short(context));
+        let is_prompt = |context: &ContextState| context.class() == Class::Prompt;
+        let is_first = !self.line.is_empty()
+            && self.contexts.get(&id).is_some_and(|context| is_prompt(context) && is_short(context));
         self.enqueue_at(id, if is_first { End::Front } else { End::Back });
     }
 
@@ -54,6 +55,19 @@ impl Scheduler {
             Some(Work::Joint(work)) => self.jobs.n_rows_with(id, work.member.job),
             Some(work) => work.n_members(),
         };
+        self.push(id, end, n_members);
+    }
+
+    /// Puts a job that found no room before what else its guest waits for; its first member stands for all.
+    pub(super) fn enqueue_job_first(&mut self, job: JobId) {
+        if let Some(first) = self.jobs.first(job) {
+            self.push(first, End::Front, self.jobs.n_rows_of(job));
+        }
+    }
+
+    /// Puts a context into the queue that has work, and with whose row so many come.
+    fn push(&mut self, id: ContextId, end: End, n_rows: usize) {
+        let Some(context) = self.contexts.get_mut(&id) else { return };
         context.ready_since.get_or_insert(self.commons.step);
         if context.is_queued || context.is_in_line() {
             return;
@@ -63,13 +77,13 @@ impl Scheduler {
         let class = context.class();
         let n_rows = match class {
             // As many as it has tokens, if that is a verification, or its mixture or its search has members.
-            Class::Decode => context.n_pending().max(n_members),
+            Class::Decode => context.n_pending().max(n_rows),
             Class::Prompt => 1,
         };
         let (seat, lane) = (&context.seat, Lane::of(self.settings.place, class));
-        match (class, end) {
-            (Class::Prompt, End::Front) => self.commons.queue.push_first(seat, lane, id, n_rows),
-            _ => self.commons.queue.push(seat, lane, id, n_rows),
+        match end {
+            End::Front => self.commons.queue.push_first(seat, lane, id, n_rows),
+            End::Back => self.commons.queue.push(seat, lane, id, n_rows),
         }
     }
 

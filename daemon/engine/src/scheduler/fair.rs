@@ -174,22 +174,25 @@ impl<T> FairQueue<T> {
         self.take(id, lane)
     }
 
-    /// As [`Self::pop`], of an item that is not served but put back: none of the others has come as far for that.
+    /// As [`Self::pop`], of an item that is not served but put back: nobody else counts as having come as far as its owner.
     pub(crate) fn pop_unserved(&mut self, lane: Lane) -> Option<T> {
-        let mut id = ROOT;
-        while let Some((_, child)) = self.first(id, lane) {
-            id = child;
-        }
-        self.take(id, lane)
+        let guest = self.next_guest(lane);
+        self.take(guest, lane)
     }
 
     /// The item that [`Self::pop`] would take.
     pub(crate) fn peek(&mut self, lane: Lane) -> Option<&T> {
+        let guest = self.next_guest(lane);
+        self.node(guest).lane(lane)?.items.front().map(|(item, _)| item)
+    }
+
+    /// Whose item comes next: the root, if none does.
+    fn next_guest(&mut self, lane: Lane) -> NodeId {
         let mut id = ROOT;
         while let Some((_, child)) = self.first(id, lane) {
             id = child;
         }
-        self.node(id).lane(lane)?.items.front().map(|(item, _)| item)
+        id
     }
 
     /// The next item of a lane round robin, however far its owners are ahead: users one after the other, and so their

@@ -1,9 +1,9 @@
 //! Jobs over several contexts whose rows ride together: draws that are made in one step, and mixtures (`mixture`).
 //!
 //! A job is admitted to pages as a whole, so that two of them never hold what the other waits for. Its members compute what
-//! leads up to their last tokens as prompts do. When all are there, their last tokens get rows in one step: a job that
-//! finds no room for all of them is looked at before all other work in the next one. Whatever ends the work of one member
-//! ends the job. Members that begin alike share the pages of that, also where they have lost them (`joint/alike`).
+//! leads up to their last tokens as prompts do. When all are there, their last tokens get rows in one step: the first job
+//! that finds no room for all of them is looked at before all other work in the next one. Whatever ends the work of one
+//! member ends the job. Members that begin alike share the pages of that, also where they have lost them (`joint/alike`).
 
 mod alike;
 mod jobs;
@@ -195,17 +195,24 @@ impl Scheduler {
     }
 
     /// Of the jobs that found no room in the last step, the first goes before all other work in this one. The others stand
-    /// in the fair order again, so that rows are left to what does not belong to jobs.
-    pub(super) fn place_waiting_jobs(&mut self, n_rows_max: usize, plan: &mut Plan) {
-        let mut is_first = true;
-        for job in std::mem::take(&mut self.jobs.waiting) {
-            let Some(&first) = self.jobs.members(job).first() else { continue };
-            let n_tokens_max = self.limits.n_tokens_max;
+    /// in the fair order again, before what else their guests wait for, so that rows are left to what belongs to no job.
+    pub(super) fn enqueue_all_jobs_but_first(&mut self) {
+        while self.jobs.waiting.len() > 1
+            && let Some(job) = self.jobs.waiting.pop_back()
+        {
+            self.enqueue_job_first(job);
+        }
+    }
+
+    /// Places the job that found no room in the last step.
+    pub(super) fn place_waiting_job(&mut self, n_rows_max: usize, plan: &mut Plan) {
+        let Some(job) = self.jobs.waiting.pop_front() else { return };
+        let Some(first) = self.jobs.first(job) else { return };
+        let n_rows_max = n_rows_max - plan.n_batch_rows();
+        let n_tokens_max = self.limits.n_tokens_max - plan.work.n_decode_rows;
+        if self.place_member(job, first, n_rows_max, n_tokens_max, plan).is_none() {
             // A member whose KV was given up meanwhile goes on as a prompt.
-            if !is_first || self.place_member(job, first, n_rows_max, n_tokens_max, plan).is_none() {
-                self.enqueue(first);
-            }
-            is_first = false;
+            self.enqueue(first);
         }
     }
 

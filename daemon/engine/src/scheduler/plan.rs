@@ -35,8 +35,8 @@ pub(crate) struct Plan {
     pub(super) rows: Vec<PlannedRow>,
     pub(super) work: StepWork,
     pub(super) decode_bound: DecodeBound,
-    /// Decode rows of the job that goes before all others.
-    pub(super) n_rows_ahead: usize,
+    /// Decode rows of the job that goes before all others, beside which the step takes as many as without it.
+    pub(super) n_rows_of_waiting_job: usize,
     /// Whose pages may go, once some had to be taken from other contexts.
     pub(super) victims: Option<Victims>,
     /// Pages that it may move; none where all that has to move does.
@@ -99,7 +99,7 @@ impl Plan {
         self.rows.clear();
         (self.work, self.decode_bound, self.victims) = (StepWork::default(), DecodeBound::None, None);
         (self.n_blocks_found, self.n_moves_max, self.waits_for_masks, self.step) = (0, None, false, 0);
-        (self.n_tokens_guessed, self.n_rows_ahead) = (0, 0);
+        (self.n_tokens_guessed, self.n_rows_of_waiting_job) = (0, 0);
         self.asked = Asked::default();
         self.given.clear();
         self.trees.clear();
@@ -210,7 +210,6 @@ impl Scheduler {
             }
             if let Some(id) = self.pop_beyond_look(class, plan) {
                 waiting.push(id);
-                n_waits += 1;
                 continue;
             }
             let Some(id) = self.pop_next(class, idx == 0) else { return };

@@ -11,7 +11,8 @@
 //! could have of one part in `n` is `1 / (n · c)` rows in a time, and that is what a step of this length has room for.
 //!
 //! How long rows last was seen. What decides and was not seen lately is looked at in a step of its own, without prompts:
-//! of as many rows as the guest has that keeps steps short, or of more than steps have.
+//! of as many rows as the guest has that keeps steps short, or of more than steps have. What has more rows than that and is
+//! planned whole, such as the beams of a search, is left out of it.
 
 use super::super::cost::{Look, next_told_apart};
 use super::super::fair::{Class, DuePart};
@@ -60,6 +61,15 @@ impl DecodeBound {
         }
     }
 
+    /// The same for a step that is not to show how long decode rows last.
+    pub(in crate::scheduler) fn without_look(self) -> Self {
+        match self {
+            Self::Look { n_rows, ns: Some(ns) } => Self::Within { n_rows, ns },
+            Self::Look { ns: None, .. } => Self::None,
+            Self::None | Self::Within { .. } => self,
+        }
+    }
+
     /// Whether the step is to show how long decode rows last.
     pub(in crate::scheduler) fn is_look(self) -> bool {
         matches!(self, Self::Look { .. })
@@ -79,7 +89,7 @@ impl Scheduler {
     /// How many decode rows the step takes that is planned now.
     pub(in crate::scheduler) fn decode_bound(&mut self) -> DecodeBound {
         let lane = self.lane(Class::Decode);
-        let n_all = self.commons.queue.n_rows(lane);
+        let n_all = self.commons.queue.n_rows(lane) + self.jobs.n_rows_waiting();
         let Some(share) = self.least_patient(n_all) else { return DecodeBound::None };
         let over_ns = self.pace.over_ns;
         let times = self.costs.decode();

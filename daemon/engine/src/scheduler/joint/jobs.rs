@@ -42,7 +42,7 @@ pub(in crate::scheduler) enum Wants {
 pub(in crate::scheduler) struct Jobs {
     pub(super) jobs: FxHashMap<JobId, Job>,
     pub(super) n_made: u64,
-    /// Those whose members are all ready, and that found no room in the last step.
+    /// Those whose members are all ready, and that found no room in a step.
     pub(super) waiting: VecDeque<JobId>,
     /// Those that failed while a step was planned that may have rows of theirs: they end once it is on its way.
     pub(super) failed: Vec<(JobId, EngineError)>,
@@ -86,8 +86,14 @@ impl Jobs {
         self.jobs.get(&job).map_or_else(Members::new, |job| job.members.clone())
     }
 
-    pub(in crate::scheduler) fn n_members(&self, job: JobId) -> usize {
+    /// Rows that a job has in a step.
+    pub(in crate::scheduler) fn n_rows_of(&self, job: JobId) -> usize {
         self.jobs.get(&job).map_or(0, |job| job.members.len())
+    }
+
+    /// Rows of jobs that found no room and stand in no queue.
+    pub(in crate::scheduler) fn n_rows_waiting(&self) -> usize {
+        self.waiting.iter().map(|&job| self.n_rows_of(job)).sum()
     }
 
     /// The first member.

@@ -8,36 +8,36 @@ use crate::scheduler::{Plan, Scheduler};
 impl Scheduler {
     /// Gives rows to contexts that decode: as many as the step takes of them.
     pub(super) fn place_decode(&mut self, n_rows_max: usize, plan: &mut Plan, waiting: &mut Vec<ContextId>) {
+        self.enqueue_all_jobs_but_first();
         plan.decode_bound = self.decode_bound();
         if plan.decode_bound.is_look() {
-            // A job that waits would be all that the step shows.
+            // A job that goes before all others would be what the step shows.
             let n_tokens = self.n_decode_tokens(plan);
             self.place_class(Class::Decode, n_rows_max, n_tokens, plan, waiting);
-            if plan.has_rows() {
+            if plan.work.n_decode_rows > 0 {
                 return;
             }
-            // What the step was to show has no row.
-            plan.decode_bound = DecodeBound::None;
+            // Nothing that waits has as few rows.
+            plan.decode_bound = plan.decode_bound.without_look();
             self.enqueue_all_again(std::mem::take(waiting).into_iter());
         }
-        self.place_waiting_jobs(n_rows_max, plan);
-        plan.n_rows_ahead = plan.work.n_decode_rows;
+        self.place_waiting_job(n_rows_max, plan);
+        plan.n_rows_of_waiting_job = plan.work.n_decode_rows;
         let n_tokens = self.n_decode_tokens(plan);
         self.place_class(Class::Decode, n_rows_max, n_tokens, plan, waiting);
     }
 
-    /// What comes next, if it is left out of a step that shows how long few rows last, having more than that, which come
-    /// together.
+    /// In a look, takes what comes next out of the queue if it alone has more rows than the look.
     pub(super) fn pop_beyond_look(&mut self, class: Class, plan: &Plan) -> Option<ContextId> {
-        if class == Class::Prompt || !plan.decode_bound.is_look() {
+        let DecodeBound::Look { n_rows: n_rows_looked_at, .. } = plan.decode_bound else { return None };
+        if class == Class::Prompt {
             return None;
         }
         let lane = self.lane(class);
         let id = *self.commons.queue.peek(lane)?;
         let context = self.contexts.get_mut(&id)?;
-        let n_members = context.job().map_or(1, |job| self.jobs.n_members(job));
-        let n_rows = n_members.max(context.n_pending());
-        if plan.work.n_decode_rows + n_rows <= plan.decode_bound.n_rows() {
+        let n_rows_of_job = context.job().map_or(1, |job| self.jobs.n_rows_of(job));
+        if n_rows_of_job.max(context.n_pending()) <= n_rows_looked_at {
             return None;
         }
         context.is_queued = false;

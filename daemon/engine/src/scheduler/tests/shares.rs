@@ -1,6 +1,6 @@
 //! What streams get of a device beside those of others, by what rows cost.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
 use super::guest::Guests;
@@ -50,6 +50,8 @@ enum Kind {
     LateGuesses(usize),
     /// One job over all contexts, as soon as the last is answered.
     Jobs,
+    /// As above, a job over each so many of them.
+    JobsOf(usize),
     /// Beam searches, one after the other: the first context is what they search from, the others their beams.
     Searches,
 }
@@ -71,6 +73,8 @@ struct House {
     late: Vec<(usize, Vec<ContextId>)>,
     us: u64,
     n_rows_of_steps: Vec<usize>,
+    /// By the first of the contexts asked.
+    n_answers: HashMap<ContextId, usize>,
 }
 
 struct Asked {
@@ -93,6 +97,7 @@ impl House {
             late: Vec::new(),
             us: 0,
             n_rows_of_steps: Vec::new(),
+            n_answers: HashMap::new(),
         };
         guests.iter().for_each(|&guest| house.enter(guest));
         house
@@ -120,6 +125,7 @@ impl House {
             Kind::Streams => {}
             Kind::Guesses(_) | Kind::LateGuesses(_) => ids.into_iter().for_each(|id| self.ask(idx, vec![id])),
             Kind::Jobs | Kind::Searches => self.ask(idx, ids),
+            Kind::JobsOf(n_members) => ids.chunks(n_members).for_each(|ids| self.ask(idx, ids.to_vec())),
         }
     }
 
@@ -197,6 +203,7 @@ impl House {
         for idx in (0..self.asked.len()).rev() {
             if self.asked[idx].place.try_take().is_some() {
                 let Asked { guest_idx, ids, .. } = self.asked.swap_remove(idx);
+                *self.n_answers.entry(ids[0]).or_default() += 1;
                 match self.of_guests[guest_idx].0.kind {
                     Kind::LateGuesses(_) => self.late.push((guest_idx, ids)),
                     _ => self.ask(guest_idx, ids),
@@ -355,5 +362,20 @@ fn searches_that_do_not_fit_into_one_step_leave_a_stream_of_their_user_its_part(
         let due = 1.0 / (1 + n_searches) as f64;
         let case = format!("{n_searches} searches, {n_steps_before} steps old, {n_under_way} under way");
         assert!(part > 0.75 * due, "{case}: {part} of {due}");
+    }
+}
+
+#[test]
+fn jobs_of_one_guest_that_do_not_fit_into_one_step_take_turns() {
+    for (n_jobs, n_members, n_under_way) in [(3, 600, 1), (3, 600, 2), (4, 512, 1), (400, 3, 1), (400, 3, 2)]
+    {
+        let guest = Guest { kind: Kind::JobsOf(n_members), ..streams(1, 1, n_jobs * n_members) };
+        let mut house = House::new(Device { n_under_way, ..CPU }, &[guest]);
+        house.paces(120);
+        let n_answers: Vec<usize> = house.n_answers.into_values().collect();
+        let (least, most) = (n_answers.iter().min().copied(), n_answers.iter().max().copied());
+        let case = format!("{n_jobs} jobs of {n_members}, {n_under_way} under way: {least:?} to {most:?}");
+        assert_eq!(n_answers.len(), n_jobs, "{case}");
+        assert!(least.map(|least| 2 * least) >= most, "{case}");
     }
 }
