@@ -9,7 +9,7 @@ use llguidance::{JsonCompileOptions, Logger, TokenParser};
 use serde_json::Value;
 
 use super::walker::{Reading, Walker};
-use super::{ConstraintError, Vocabulary, keywords};
+use super::{ConstraintError, Vocabulary, formats, keywords};
 use crate::account::{Account, Resource};
 use crate::batch::Token;
 use crate::model::{Model, Tokenizer};
@@ -337,7 +337,7 @@ fn json_schema(text: &str, whitespace: Whitespace) -> Result<TopLevelGrammar, Co
         )
     })?;
     keywords::check(&schema).map_err(|(place, reason)| complaint(place, reason))?;
-    keywords::drop_descriptions(&mut schema);
+    formats::make_exact(&mut schema);
     let mut schema = match schema {
         Value::Object(schema) => Value::Object(schema),
         Value::Bool(true) => Value::Object(serde_json::Map::new()),

@@ -4,11 +4,11 @@
 use serde_json::{Map, Value};
 
 /// Keywords whose value is a schema, or a list of schemas.
-const WITH_SCHEMAS: [&str; 7] =
+pub(super) const WITH_SCHEMAS: [&str; 7] =
     ["additionalItems", "additionalProperties", "allOf", "anyOf", "items", "oneOf", "prefixItems"];
 
 /// Keywords whose value is a map of schemas.
-const WITH_MAPS: [&str; 4] = ["$defs", "definitions", "patternProperties", "properties"];
+pub(super) const WITH_MAPS: [&str; 4] = ["$defs", "definitions", "patternProperties", "properties"];
 
 /// Other keywords that are kept to.
 const PLAIN: [&str; 19] = [
@@ -93,38 +93,6 @@ fn check_at(schema: &Value, place: &mut String) -> Result<(), (String, String)> 
 
 fn refused(place: &mut String, keyword: &str, why: &str) -> Result<(), (String, String)> {
     within(place, &[keyword], |place| Err((shown(place), format!("the keyword {keyword:?} {why}"))))
-}
-
-/// Drafts by which `format` describes a text and says nothing about what is valid (draft 2020-12, Validation, section 7.2.1).
-const DESCRIBING: [&str; 2] =
-    ["https://json-schema.org/draft/2020-12/schema", "https://json-schema.org/draft/2019-09/schema"];
-
-/// Takes `format` out where the schema names a draft by which it says nothing about what is valid. Where no draft is named it is
-/// kept to, as by those before.
-pub(super) fn drop_descriptions(schema: &mut Value) {
-    drop_within(schema, false);
-}
-
-/// `describes` is what holds around this schema.
-fn drop_within(schema: &mut Value, describes: bool) {
-    let Value::Object(schema) = schema else { return };
-    let draft = schema.get("$schema").and_then(Value::as_str).map(|draft| draft.trim_end_matches('#'));
-    let describes = draft.map_or(describes, |draft| DESCRIBING.contains(&draft));
-    if describes {
-        schema.retain(|keyword, _| keyword != "format");
-    }
-    for (keyword, value) in schema {
-        match value {
-            Value::Array(list) if WITH_SCHEMAS.contains(&keyword.as_str()) => {
-                list.iter_mut().for_each(|schema| drop_within(schema, describes));
-            }
-            schema if WITH_SCHEMAS.contains(&keyword.as_str()) => drop_within(schema, describes),
-            Value::Object(map) if WITH_MAPS.contains(&keyword.as_str()) => {
-                map.values_mut().for_each(|schema| drop_within(schema, describes));
-            }
-            _ => {}
-        }
-    }
 }
 
 /// Does something at a place further in.

@@ -15,6 +15,7 @@
 mod begins;
 mod error;
 mod expected;
+mod formats;
 mod grammar;
 mod keywords;
 mod rule;

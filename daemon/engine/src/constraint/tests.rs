@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 
 use proptest::prelude::*;
+use serde_json::json;
 
 use super::*;
 use crate::account::{Account, Budget, Resource};
@@ -149,7 +150,7 @@ fn a_format_is_kept_to_unless_the_schema_names_a_draft_by_which_it_describes() {
         (Some(drafts("2019-09")), false),
     ] {
         // A property of that name is no keyword, nor is a member of a constant.
-        let mut whole = serde_json::json!({
+        let mut whole = json!({
             "type": "object",
             "properties": {"format": {"anyOf": [{"$ref": "#/$defs/day"}]}},
             "required": ["format"],
@@ -166,13 +167,53 @@ fn a_format_is_kept_to_unless_the_schema_names_a_draft_by_which_it_describes() {
         // One that is not known is nothing that could be kept to.
         whole["$defs"]["day"]["format"] = "uint32".into();
         assert_eq!(compile(&schema(&whole.to_string())).is_err(), is_kept, "{draft:?}");
-        let mut constant = serde_json::json!({"const": {"format": "date"}});
+        let mut constant = json!({"const": {"format": "date"}});
         if let Some(draft) = &draft {
             constant["$schema"] = draft.clone().into();
         }
         let of_constant = rule(&schema(&constant.to_string()));
         assert!(accepts(&of_constant, r#"{"format":"date"}"#) && !accepts(&of_constant, "{}"), "{draft:?}");
     }
+}
+
+/// Those of RFC 3339, sections 5.6 and 5.7, and of the test suite of JSON Schema.
+#[test]
+fn dates_and_times_are_those_that_there_are() {
+    let texts = [
+        ("date", "2024-02-29", true),
+        ("date", "2000-02-29", true),
+        ("date", "2023-02-29", false),
+        ("date", "1900-02-29", false),
+        ("date", "7414-02-29", false),
+        ("date", "2020-04-31", false),
+        ("date", "2020-13-01", false),
+        ("time", "08:30:06.283185Z", true),
+        ("time", "08:30:06-08:00", true),
+        ("time", "23:59:60Z", true),
+        ("time", "23:59:60+00:00", true),
+        ("time", "22:59:60Z", false),
+        ("time", "22:17:60.741-10:04", false),
+        ("time", "24:00:00Z", false),
+        ("time", "12:00:00", false),
+        ("date-time", "1990-12-31T23:59:60Z", true),
+        ("date-time", "1996-12-19T16:39:57-08:00", true),
+        ("date-time", "1990-12-31T15:59:59-24:00", false),
+        ("date-time", "2021-02-29T10:00:00z", false),
+    ];
+    for (format, text, is_valid) in texts {
+        for more in [
+            json!({}),
+            json!({"pattern": "[0-9]"}),
+            json!({"pattern": "^[0-9]", "allOf": [{"minLength": 2}]}),
+        ] {
+            let mut whole = json!({"type": "string", "format": format});
+            whole.as_object_mut().expect("an object").extend(more.as_object().expect("an object").clone());
+            let rule = rule(&schema(&whole.to_string()));
+            assert_eq!(accepts(&rule, &format!("{text:?}")), is_valid, "{text} in {whole}");
+        }
+    }
+    let both = rule(&schema(r#"{"type":"string","format":"date","pattern":"^19"}"#));
+    assert!(accepts(&both, r#""1999-01-01""#) && !accepts(&both, r#""2000-01-01""#));
 }
 
 #[test]
