@@ -1,7 +1,7 @@
 //! What the daemon is told at start-up.
 
 use std::fs;
-use std::io;
+use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
@@ -11,6 +11,9 @@ use trellis_engine::account::Budget;
 use trellis_engine::model::Dtype;
 
 use crate::guest::GuestLimits;
+
+/// The longest file of settings.
+const CONFIG_BYTES_MAX: u64 = 1 << 20;
 
 /// The daemon's settings. Every field has a default, so that the daemon starts without a file.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -310,14 +313,23 @@ pub enum ConfigError {
     },
 }
 
+/// The text of a file of settings.
+fn read_text(path: &Path) -> io::Result<String> {
+    let mut text = String::new();
+    fs::File::open(path)?.take(CONFIG_BYTES_MAX + 1).read_to_string(&mut text)?;
+    if text.len() as u64 > CONFIG_BYTES_MAX {
+        return Err(io::Error::other(format!("it has more than {CONFIG_BYTES_MAX} bytes")));
+    }
+    Ok(text)
+}
+
 impl Config {
     /// Reads a TOML file.
     ///
     /// # Errors
     /// The file cannot be read, does not parse, has an unknown field or a number out of range.
     pub fn load(path: &Path) -> Result<Self, ConfigError> {
-        let text =
-            fs::read_to_string(path).map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
+        let text = read_text(path).map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
         let config: Self = toml::from_str(&text)
             .map_err(|source| ConfigError::Parse { path: path.to_owned(), source: Box::new(source) })?;
         config.check()?;
@@ -386,7 +398,9 @@ mod tests {
         let error = load("latency_multiple = 0.5").expect_err("too small");
         assert_eq!(error.to_string(), "latency_multiple is 0.5, expected at least 1");
         assert!(matches!(load("n_step_rows = 0"), Err(ConfigError::OutOfRange { field: "n_step_rows", .. })));
-        assert!(matches!(Config::load(Path::new("/nonexistent")), Err(ConfigError::Read { .. })));
+        for path in ["/nonexistent", "/dev/zero"] {
+            assert!(matches!(Config::load(Path::new(path)), Err(ConfigError::Read { .. })), "{path}");
+        }
     }
 
     #[test]

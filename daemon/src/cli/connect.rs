@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use clap::{Args, ValueEnum};
+use tokio::io::AsyncReadExt;
 use trellis_client::{Client, ErrorCode, ModelInfo};
 
 use super::error::CliError;
@@ -12,6 +13,10 @@ use super::progress::{ProgressDisplay, Unit};
 use crate::bundled;
 use crate::config::{Config, Device, DtypeChoice};
 use crate::daemon::{Daemon, LoadProgress, Seams};
+use crate::guest::check_format;
+
+/// Bytes of a file that tell whether it is a component.
+const N_BYTES_BEGUN: u64 = 4 << 10;
 
 /// Which daemon to talk to.
 #[derive(Clone, Debug, Default, Args)]
@@ -242,18 +247,33 @@ pub(crate) fn describe(daemon: &Daemon) -> String {
     }
 }
 
-/// The bytes of a component.
+/// The bytes of a component. A file that does not begin like one is not read to its end, which it may not have.
 ///
 /// # Errors
-/// The file cannot be read.
+/// The file cannot be read, or is no component.
 pub(crate) async fn read_component(path: &Path) -> Result<bytes::Bytes, CliError> {
-    let bytes = tokio::fs::read(path).await.map_err(CliError::io(format!("read {}", path.display())))?;
+    let read = || CliError::io(format!("read {}", path.display()));
+    let mut file = tokio::fs::File::open(path).await.map_err(read())?;
+    let mut bytes = Vec::new();
+    (&mut file).take(N_BYTES_BEGUN).read_to_end(&mut bytes).await.map_err(read())?;
+    check_format(&bytes).map_err(|source| CliError::NotAComponent { path: path.to_owned(), source })?;
+    file.read_to_end(&mut bytes).await.map_err(read())?;
     Ok(bytes.into())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::guest::GuestError;
+
+    #[tokio::test]
+    async fn a_file_without_an_end_is_read_no_further_than_it_is_seen_to_be_no_component() {
+        let read = read_component(Path::new("/dev/zero")).await;
+        assert!(
+            matches!(read, Err(CliError::NotAComponent { source: GuestError::NotWasm { .. }, .. })),
+            "{read:?}"
+        );
+    }
 
     #[test]
     fn a_folder_is_the_daemons_model_only_if_the_daemon_says_so() {

@@ -45,6 +45,8 @@ pub(crate) enum CliError {
     Guest(Box<ErrorBody>),
     #[error("interrupted")]
     Interrupted,
+    #[error("standard input was not sent to its end")]
+    InputCutShort,
     /// The reader of the output has gone away, which it may.
     #[error("nobody reads the output any more")]
     OutputClosed,

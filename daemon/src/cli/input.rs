@@ -13,8 +13,18 @@ const N_LINES_MAX: usize = 16;
 /// The largest message that a daemon takes by default.
 const LINE_BYTES_MAX: usize = 256 << 10;
 
+/// How far standard input was sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Sent {
+    /// To its end, or that of the guest.
+    All,
+    /// Up to what cannot be read or sent, which has been said.
+    UpToAnError,
+}
+
 /// Sends the lines of standard input to a guest until either ends.
-pub(crate) async fn send_lines(sender: GuestSender) {
+pub(crate) async fn send_lines(sender: GuestSender) -> Sent {
+    let mut outcome = Sent::All;
     let (lines, mut receiver) = mpsc::channel(N_LINES_MAX);
     // A thread of its own: a read of a terminal can neither be awaited nor taken back.
     let spawned = std::thread::Builder::new().name("stdin".to_owned()).spawn(move || {
@@ -28,22 +38,25 @@ pub(crate) async fn send_lines(sender: GuestSender) {
             Ok(line) => sender.send(line).await,
             Err(error) => {
                 remark(&format!("trellis: standard input: {error}"));
+                outcome = Sent::UpToAnError;
                 break;
             }
         };
         match sent {
             Ok(()) => {}
             // The guest's own stream tells how it ended.
-            Err(Error::GuestEnded | Error::ConnectionLost(_)) => return,
+            Err(Error::GuestEnded | Error::ConnectionLost(_)) => return outcome,
             Err(error) => remark(&format!("trellis: message not sent: {error}")),
         }
     }
     let _ = sender.end_messages().await;
+    outcome
 }
 
 /// Tells a guest that there will be no messages.
-pub(crate) async fn send_nothing(sender: GuestSender) {
+pub(crate) async fn send_nothing(sender: GuestSender) -> Sent {
     let _ = sender.end_messages().await;
+    Sent::All
 }
 
 /// Why a line cannot be sent.

@@ -11,7 +11,7 @@ use trellis_client::{Client, Error, ErrorBody, ErrorCode, Event, Guest, Program,
 use super::cargo;
 use super::connect::{Found, HomeArgs, read_component};
 use super::error::CliError;
-use super::input;
+use super::input::{self, Sent};
 use super::interrupt::Interrupts;
 use super::output::Format;
 use super::record::Recording;
@@ -19,7 +19,6 @@ use super::resolve::{self, Named};
 use super::screen::Screen;
 use super::seconds::some_seconds;
 use super::seed::seed;
-use crate::guest::check_format;
 use crate::recording::Head;
 
 const EXAMPLES: &str = "\
@@ -43,7 +42,8 @@ pub(crate) struct RunArgs {
     /// Stop the guest after so many seconds
     #[arg(long, value_name = "SECONDS", value_parser = some_seconds, allow_negative_numbers = true)]
     timeout: Option<Duration>,
-    /// Leave standard input alone; otherwise its lines are messages to the guest
+    /// Leave standard input alone; otherwise its lines are messages to the guest, and one that cannot be sent ends them with
+    /// status 2
     #[arg(long)]
     no_stdin: bool,
     /// Record what the guest asks and is answered, for `trellis replay`; prompts and answers are in it
@@ -125,12 +125,7 @@ fn head(word: &str, program: &Program) -> Head {
 /// It does not build, cannot be read, or is no component.
 pub(crate) async fn program(named: &Named, format: Format) -> Result<Program, CliError> {
     Ok(match named {
-        Named::Component(path) => {
-            let component = read_component(path).await?;
-            check_format(&component)
-                .map_err(|source| CliError::NotAComponent { path: path.clone(), source })?;
-            Program::Wasm(component)
-        }
+        Named::Component(path) => Program::Wasm(read_component(path).await?),
         Named::Crate(folder) => Program::Wasm(read_component(&cargo::build(folder, format).await?).await?),
         Named::Registered(name) => Program::named(name),
     })
@@ -169,6 +164,7 @@ async fn drive(
         }
     });
     let (mut has_messages, mut is_interrupted, mut has_started) = (true, false, false);
+    let mut sent = Sent::All;
     let mut shown = Ok(());
     let error = loop {
         tokio::select! {
@@ -199,7 +195,7 @@ async fn drive(
                 None => break None,
             },
             () = screen.progress_due() => {}
-            () = &mut messages, if has_messages => has_messages = false,
+            outcome = &mut messages, if has_messages => (sent, has_messages) = (outcome, false),
         }
     };
     let body = error.as_ref().map(|error| match error {
@@ -216,6 +212,7 @@ async fn drive(
     }
     shown?;
     match error {
+        None if sent == Sent::UpToAnError => Err(CliError::InputCutShort),
         None => Ok(()),
         Some(_) if is_interrupted => Err(CliError::Interrupted),
         Some(Error::Daemon(body)) if has_started => Err(CliError::Guest(body)),

@@ -1,7 +1,7 @@
 //! The `trellis` command as people and scripts use it.
 
 use std::fs;
-use std::io::Read as _;
+use std::io::{Read as _, Seek as _, Write as _};
 use std::os::fd::AsFd;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
@@ -353,6 +353,14 @@ fn the_exit_status_and_the_message_say_whose_fault_it_is() {
     fs::write(&text, "hello").expect("written");
     let said = failed(&mut alone(&["run", "--no-stdin", text.to_str().expect("UTF-8")]), 2);
     assert!(said.contains("not WebAssembly"), "{said}");
+    // A file that has no end is read no further than that is seen.
+    let said = failed(&mut alone(&["serve", "--config", "/dev/zero"]), 2);
+    assert!(said.contains("/dev/zero: it has more than "), "{said}");
+    let mut input = tempfile::tempfile().expect("a file");
+    input.write_all(b"a message\n\xff\n").expect("written");
+    input.rewind().expect("at its beginning");
+    let said = failed(alone(&["run", &path, "wait-for-messages"]).stdin(input), 2);
+    assert!(said.contains("line 2 is not UTF-8") && said.contains("was not sent to its end"), "{said}");
     for command in [&["ps"][..], &["models"], &["info"], &["stop", "--daemon"]] {
         let said = failed(&mut alone(command), 2);
         assert!(
