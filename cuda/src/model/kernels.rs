@@ -55,11 +55,13 @@ impl Kernels {
         let shape = attention_shape(config, dtype);
         thread::scope(|scope| {
             let compile = |source: Source| scope.spawn(move || cores.lend(|| compiler.cubin(&source)));
+            // An error is found again when the model is loaded.
+            let compile_all =
+                |sources: Vec<Source>| sources.into_iter().for_each(|source| drop(compile(source)));
+            // What takes longest comes first.
+            compile_all(long_sources(dtype, gpu.compute_capability()));
             let attention: Vec<_> = Attention::sources(&shape).into_iter().map(compile).collect();
-            for source in other_sources(config, dtype, gpu.compute_capability()) {
-                // An error is found again when the model is loaded.
-                let _compiling = compile(source);
-            }
+            compile_all(short_sources(config, dtype));
             let load = |cubin: Compiling<'_>| {
                 let cubin = cubin.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
                 Module::load(gpu, &cubin?)
@@ -134,8 +136,15 @@ fn has_bias(config: &ModelConfig) -> bool {
     config.attention_output_bias || config.mlp_bias
 }
 
-/// Of all kernels that every model needs but those of attention.
-fn other_sources(config: &ModelConfig, dtype: Dtype, capability: (i32, i32)) -> Vec<Source> {
+/// Of the kernels that every model needs but those of attention, those that take a second or so to compile.
+fn long_sources(dtype: Dtype, capability: (i32, i32)) -> Vec<Source> {
+    let [mut sources, gemv] = [logits::sources().to_vec(), gemv::sources(dtype, capability).to_vec()];
+    sources.extend(gemv);
+    sources
+}
+
+/// The others.
+fn short_sources(config: &ModelConfig, dtype: Dtype) -> Vec<Source> {
     let mut sources = vec![
         embedding::source(dtype),
         norm::source(dtype),
@@ -145,9 +154,7 @@ fn other_sources(config: &ModelConfig, dtype: Dtype, capability: (i32, i32)) -> 
         pages::source(),
         edits::source(),
     ];
-    sources.extend(gemv::sources(dtype, capability));
     sources.extend(has_bias(config).then(|| bias::source(dtype)));
-    sources.extend(logits::sources());
     sources
 }
 

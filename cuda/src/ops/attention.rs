@@ -232,9 +232,9 @@ impl Attention {
     #[must_use]
     pub fn sources(shape: &AttentionShape) -> Vec<Source> {
         let many = Blocks::many(shape).map(AttentionDecode::source);
-        let tiles = AttentionTiles::supports(shape).then(|| AttentionTiles::source(shape));
+        let tiles = AttentionTiles::supports(shape).then(|| AttentionTiles::sources(shape));
         let single = AttentionDecode::source(Blocks::whole(shape));
-        [single].into_iter().chain(many).chain(tiles).collect()
+        [single].into_iter().chain(many).chain(tiles.into_iter().flatten()).collect()
     }
 
     /// Finds the kernels in the modules of [`Attention::sources`] for the same shape, and takes the one for contexts with
@@ -251,7 +251,7 @@ impl Attention {
             holed,
             many: Blocks::many(&shape).map(|blocks| AttentionDecode::new(next(), blocks)).transpose()?,
             tiles: AttentionTiles::supports(&shape)
-                .then(|| AttentionTiles::new(next(), shape))
+                .then(|| AttentionTiles::new([next(), next()], shape))
                 .transpose()?,
             shape,
         })

@@ -345,11 +345,14 @@ template <int QUERY_BLOCKS> __device__ __forceinline__ void work(const Attention
     }
 }
 
+// Tiles of prompts are compiled beside all else: together they would be what a first start waits for longest.
+#if ATTN_PROMPT
 static_assert(sizeof(Shared<ATTN_PROMPT_BLOCKS>) == ATTN_PROMPT_SHARED_BYTES, "as in attention_tiles.rs");
 extern "C" __global__ void __launch_bounds__(THREADS, ATTN_PROMPT_RESIDENT) attention_prompt(const AttentionTilesParams p) {
     work<ATTN_PROMPT_BLOCKS>(p);
 }
 
+#else
 static_assert(sizeof(Shared<ATTN_FEW_BLOCKS>) == ATTN_FEW_SHARED_BYTES, "as in attention_tiles.rs");
 extern "C" __global__ void __launch_bounds__(THREADS, ATTN_FEW_RESIDENT) attention_few(const AttentionTilesParams p) {
     work<ATTN_FEW_BLOCKS>(p);
@@ -472,3 +475,4 @@ extern "C" __global__ void __launch_bounds__(32 * COMBINE_WARPS, 4) attention_jo
                                            p.partial_ml, p.n_kv_heads, p.tile_queries};
     sum_shares<true>(shares, Own{p.own_acc, p.own_ml});
 }
+#endif

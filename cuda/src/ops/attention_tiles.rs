@@ -144,12 +144,16 @@ impl AttentionTiles {
             && shape.group_len() <= TileForm::Few.tile_queries(shape)
     }
 
-    /// The source that holds the kernels for a shape.
+    /// The sources that hold the kernels for a shape: that for prompts, and all others.
     ///
     /// # Panics
     /// The shape is none that the kernels take.
     #[must_use]
-    pub fn source(shape: &AttentionShape) -> Source {
+    pub fn sources(shape: &AttentionShape) -> [Source; 2] {
+        [1, 0].map(|is_prompt| Self::source(shape).with("ATTN_PROMPT", is_prompt))
+    }
+
+    fn source(shape: &AttentionShape) -> Source {
         assert!(Self::supports(shape), "{shape:?}");
         let text = concat!(
             include_str!("common.cuh"),
@@ -170,12 +174,12 @@ impl AttentionTiles {
             .with("ATTN_OWN_COLUMNS", N_COLUMNS)
     }
 
-    /// Finds the kernels in the module of [`AttentionTiles::source`] for the same shape.
+    /// Finds the kernels in the modules of [`AttentionTiles::sources`] for the same shape.
     ///
     /// # Errors
     /// The driver refused, or the device has too little shared memory.
-    pub fn new(module: &Module, shape: AttentionShape) -> Result<Self, CudaError> {
-        let tiles = |form: TileForm, name: &str| -> Result<_, CudaError> {
+    pub fn new([of_prompts, others]: [&Module; 2], shape: AttentionShape) -> Result<Self, CudaError> {
+        let tiles = |module: &Module, form: TileForm, name: &str| -> Result<_, CudaError> {
             let kernel: Kernel<AttentionTilesParams> = module.kernel(name)?;
             let shared_bytes = form.shared_bytes(&shape);
             kernel.allow_shared_bytes(shared_bytes)?;
@@ -183,10 +187,10 @@ impl AttentionTiles {
             Ok(TileKernel { kernel, n_resident })
         };
         Ok(Self {
-            few: tiles(TileForm::Few, "attention_few")?,
-            prompt: tiles(TileForm::Prompt, "attention_prompt")?,
-            combine: module.kernel("attention_combine")?,
-            join: module.kernel("attention_join")?,
+            few: tiles(others, TileForm::Few, "attention_few")?,
+            prompt: tiles(of_prompts, TileForm::Prompt, "attention_prompt")?,
+            combine: others.kernel("attention_combine")?,
+            join: others.kernel("attention_join")?,
             shape,
         })
     }
