@@ -88,7 +88,30 @@ fn check_at(schema: &Value, place: &mut String) -> Result<(), (String, String)> 
             unknown => return refused(place, unknown, "is not supported"),
         }
     }
+    if may_repeat_keys(schema) {
+        return refused(
+            place,
+            "minProperties",
+            "is supported up to one more than \"required\" has where keys are not those of \"properties\" alone: a grammar \
+             does not tell a key that comes twice",
+        );
+    }
     Ok(())
+}
+
+/// Whether texts may have the least number of properties by having a key twice, which counts once: keys that are not named are
+/// told from those that are, but not from each other.
+fn may_repeat_keys(schema: &Map<String, Value>) -> bool {
+    let least = schema.get("minProperties").and_then(Value::as_f64).unwrap_or(0.0);
+    let n_required = schema.get("required").and_then(Value::as_array).map_or(0, |names| {
+        let mut names: Vec<&str> = names.iter().filter_map(Value::as_str).collect();
+        names.sort_unstable();
+        names.dedup();
+        names.len()
+    });
+    let has_others = schema.get("additionalProperties") != Some(&Value::Bool(false))
+        || schema.get("patternProperties").and_then(Value::as_object).is_some_and(|it| !it.is_empty());
+    has_others && least > n_required as f64 + 1.0
 }
 
 fn refused(place: &mut String, keyword: &str, why: &str) -> Result<(), (String, String)> {

@@ -177,6 +177,18 @@ fn a_format_is_kept_to_unless_the_schema_names_a_draft_by_which_it_describes() {
 }
 
 /// Those of RFC 3339, sections 5.6 and 5.7, and of the test suite of JSON Schema.
+/// What is told of the texts that a schema allows.
+#[test]
+fn as_many_properties_as_are_told_apart_can_be_asked_for() {
+    let of_others = rule(&schema(
+        r#"{"required":["k1"],"patternProperties":{"^k[0-9]$":{"type":"boolean"}},"additionalProperties":false,"minProperties":2}"#,
+    ));
+    assert!(accepts(&of_others, r#"{"k1":true,"k2":true}"#));
+    for text in [r#"{"k1":true}"#, r#"{"k1":true,"k1":true}"#, r#"{"k2":true,"k3":true}"#] {
+        assert!(!accepts(&of_others, text), "{text}");
+    }
+}
+
 #[test]
 fn dates_and_times_are_those_that_there_are() {
     let texts = [
@@ -219,7 +231,19 @@ fn dates_and_times_are_those_that_there_are() {
 #[test]
 fn a_grammar_that_is_refused_is_told_where_and_why() {
     let nested = r#"{"type":"object","properties":{"a~/b":{"items":[{"not":{}}]}}}"#;
-    let cases: [(Grammar, &str, &str); 23] = [
+    let cases: [(Grammar, &str, &str); 25] = [
+        (
+            schema(r#"{"items":{"minProperties":2}}"#),
+            "/items/minProperties",
+            "up to one more than \"required\"",
+        ),
+        (
+            schema(
+                r#"{"patternProperties":{"^k":{}},"additionalProperties":false,"required":["a"],"minProperties":3}"#,
+            ),
+            "/minProperties",
+            "a key that comes twice",
+        ),
         (schema("{\n \"type\": }"), "line 2, column 10", "this is not JSON"),
         (schema(nested), "/properties/a~0~1b/items/0/not", "\"not\""),
         (schema(r#"{"uniqueItems":true}"#), "/uniqueItems", "\"uniqueItems\""),

@@ -63,7 +63,7 @@ const SCHEMAS: [(&str, &str); 10] = [
     (
         "maps",
         r#"{"type":"object","patternProperties":{"^k[0-9]{1,3}$":{"type":"boolean"}},"additionalProperties":false,
-        "minProperties":3,"maxProperties":8}"#,
+        "required":["k1","k2"],"minProperties":3,"maxProperties":8}"#,
     ),
     (
         "tuples",
