@@ -45,7 +45,7 @@ pub(crate) enum CliError {
     Guest(Box<ErrorBody>),
     #[error("interrupted")]
     Interrupted,
-    #[error("standard input was not sent to its end")]
+    #[error("not all of standard input was sent")]
     InputCutShort,
     /// The reader of the output has gone away, which it may.
     #[error("nobody reads the output any more")]

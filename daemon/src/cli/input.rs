@@ -18,8 +18,8 @@ const LINE_BYTES_MAX: usize = 256 << 10;
 pub(crate) enum Sent {
     /// To its end, or that of the guest.
     All,
-    /// Up to what cannot be read or sent, which has been said.
-    UpToAnError,
+    /// Not all: what cannot be read or sent has been said.
+    NotAll,
 }
 
 /// Sends the lines of standard input to a guest until either ends.
@@ -32,13 +32,14 @@ pub(crate) async fn send_lines(sender: GuestSender) -> Sent {
     });
     if let Err(error) = spawned {
         remark(&format!("trellis: cannot read standard input: {error}"));
+        outcome = Sent::NotAll;
     }
     while let Some(line) = receiver.recv().await {
         let sent = match line {
             Ok(line) => sender.send(line).await,
             Err(error) => {
                 remark(&format!("trellis: standard input: {error}"));
-                outcome = Sent::UpToAnError;
+                outcome = Sent::NotAll;
                 break;
             }
         };
@@ -46,7 +47,10 @@ pub(crate) async fn send_lines(sender: GuestSender) -> Sent {
             Ok(()) => {}
             // The guest's own stream tells how it ended.
             Err(Error::GuestEnded | Error::ConnectionLost(_)) => return outcome,
-            Err(error) => remark(&format!("trellis: message not sent: {error}")),
+            Err(error) => {
+                remark(&format!("trellis: message not sent: {error}"));
+                outcome = Sent::NotAll;
+            }
         }
     }
     let _ = sender.end_messages().await;

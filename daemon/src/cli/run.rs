@@ -42,8 +42,8 @@ pub(crate) struct RunArgs {
     /// Stop the guest after so many seconds
     #[arg(long, value_name = "SECONDS", value_parser = some_seconds, allow_negative_numbers = true)]
     timeout: Option<Duration>,
-    /// Leave standard input alone; otherwise its lines are messages to the guest, and one that cannot be sent ends them with
-    /// status 2
+    /// Leave standard input alone; otherwise its lines are messages to the guest, and the status is 2 where one
+    /// cannot be sent
     #[arg(long)]
     no_stdin: bool,
     /// Record what the guest asks and is answered, for `trellis replay`; prompts and answers are in it
@@ -212,7 +212,7 @@ async fn drive(
     }
     shown?;
     match error {
-        None if sent == Sent::UpToAnError => Err(CliError::InputCutShort),
+        None if sent == Sent::NotAll => Err(CliError::InputCutShort),
         None => Ok(()),
         Some(_) if is_interrupted => Err(CliError::Interrupted),
         Some(Error::Daemon(body)) if has_started => Err(CliError::Guest(body)),

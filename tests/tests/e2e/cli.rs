@@ -360,7 +360,10 @@ fn the_exit_status_and_the_message_say_whose_fault_it_is() {
     input.write_all(b"a message\n\xff\n").expect("written");
     input.rewind().expect("at its beginning");
     let said = failed(alone(&["run", &path, "wait-for-messages"]).stdin(input), 2);
-    assert!(said.contains("line 2 is not UTF-8") && said.contains("was not sent to its end"), "{said}");
+    assert!(
+        said.contains("line 2 is not UTF-8") && said.contains("not all of standard input was sent"),
+        "{said}"
+    );
     for command in [&["ps"][..], &["models"], &["info"], &["stop", "--daemon"]] {
         let said = failed(&mut alone(command), 2);
         assert!(

@@ -176,8 +176,6 @@ fn a_format_is_kept_to_unless_the_schema_names_a_draft_by_which_it_describes() {
     }
 }
 
-/// Those of RFC 3339, sections 5.6 and 5.7, and of the test suite of JSON Schema.
-/// What is told of the texts that a schema allows.
 #[test]
 fn as_many_properties_as_are_told_apart_can_be_asked_for() {
     let of_others = rule(&schema(
@@ -189,6 +187,7 @@ fn as_many_properties_as_are_told_apart_can_be_asked_for() {
     }
 }
 
+/// Those of RFC 3339, sections 5.6 and 5.7, and of the test suite of JSON Schema.
 #[test]
 fn dates_and_times_are_those_that_there_are() {
     let texts = [

@@ -14,10 +14,10 @@ impl Scheduler {
             // A job that goes before all others would be what the step shows.
             let n_tokens = self.n_decode_tokens(plan);
             self.place_class(Class::Decode, n_rows_max, n_tokens, plan, waiting);
-            if plan.work.n_decode_rows > 0 {
+            if plan.n_tokens() > 0 {
                 return;
             }
-            // Nothing that waits has as few rows.
+            // Nothing that could ride has as few rows.
             plan.decode_bound = plan.decode_bound.without_look();
             self.enqueue_all_again(std::mem::take(waiting).into_iter());
         }
