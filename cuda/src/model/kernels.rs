@@ -138,9 +138,7 @@ fn has_bias(config: &ModelConfig) -> bool {
 
 /// Of the kernels that every model needs but those of attention, those that take a second or so to compile.
 fn long_sources(dtype: Dtype, capability: (i32, i32)) -> Vec<Source> {
-    let [mut sources, gemv] = [logits::sources().to_vec(), gemv::sources(dtype, capability).to_vec()];
-    sources.extend(gemv);
-    sources
+    logits::sources().into_iter().chain(gemv::sources(dtype, capability)).collect()
 }
 
 /// The others.
