@@ -23,6 +23,11 @@ __device__ __forceinline__ void cluster_arrive() {
 
 __device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
 
+// The same where nothing was written that others read.
+__device__ __forceinline__ void cluster_arrive_empty() { asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory"); }
+
+__device__ __forceinline__ void cluster_wait_empty() { asm volatile("barrier.cluster.wait.aligned;" ::: "memory"); }
+
 // The same place in the shared memory of another block.
 template <class T> __device__ __forceinline__ T* in_block(T* mine, unsigned rank) {
     T* other;
@@ -84,6 +89,8 @@ __device__ __forceinline__ unsigned cluster_rank() { return 0; }
 __device__ __forceinline__ void cluster_arrive() { __syncthreads(); }
 
 __device__ __forceinline__ void cluster_wait() {}
+__device__ __forceinline__ void cluster_arrive_empty() { __syncthreads(); }
+__device__ __forceinline__ void cluster_wait_empty() {}
 
 __device__ __forceinline__ bool can_copy() { return false; }
 __device__ __forceinline__ void copy_prepare(u64*) {}

@@ -36,6 +36,7 @@ mod program_encode;
 #[cfg(test)]
 pub(crate) mod program_library;
 pub(crate) mod program_loading;
+mod program_plain;
 pub mod program_plan;
 pub mod rope;
 pub mod sample;

@@ -53,6 +53,7 @@ __device__ __forceinline__ void run_numbers(const Run& r, const uint4* code, uns
         }
         numbers[(in.x >> 8) & 255] = out;
     }
+    __syncwarp();
 }
 
 __device__ __forceinline__ bool is_sum(unsigned code) { return code == SUM || code == SQUARES; }
@@ -186,10 +187,11 @@ __device__ __forceinline__ void end_pass(Run& r, const uint4* finishes, unsigned
             const float sum = tree_sum(r, finishes[i].y);
             if (threadIdx.x == 0) r.s.numbers[(finishes[i].x >> 8) & 255] = as_number(sum);
         }
+        __syncwarp();
     }
-    __syncthreads();
     // A block that has passed the next such wait knows that all have read what is written after it.
-    r.copy = (r.copy + 1) % COPIES;
+    if (threadIdx.x == 0) r.s.copy = (r.s.copy + 1) % COPIES;
+    __syncthreads();
 }
 
 // A root: takes rows, changes places of the warp. `other` is the second operand if it is a row; a number is a set of all or
@@ -264,7 +266,7 @@ __device__ __forceinline__ void run_code(const Run& r, const Place& at, const ui
 __device__ __forceinline__ const uint4* code_of(const Shared& s) { return s.plan + *(volatile const unsigned*)&s.step.y; }
 
 // Runs code over all tokens of the block, those of the list, or the group of one token.
-__device__ __forceinline__ void read_row(Run& r, bool is_one, bool is_within) {
+__device__ __forceinline__ void read_code(Run& r, const uint4* code, bool is_one, bool is_within) {
     const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
     if (warp >= r.s.n_warps) return;
     const bool is_dense = !is_within && !is_one;
@@ -296,25 +298,95 @@ __device__ __forceinline__ void read_row(Run& r, bool is_one, bool is_within) {
             at.step = 0;
             at.valid = is_there ? 1u << (token % 4) : 0;
         }
-        run_code(r, at, code_of(r.s));
+        run_code(r, at, code);
     }
 }
 
-// Goes on to a step of the plan, with its entries in shared memory, where the whole plan is if it is short.
-__device__ __forceinline__ void take_step(const Run& r, unsigned i) {
-    const bool is_short = r.s.header.w <= N_PLAN;
-    uint4 step = is_short ? r.s.plan[N_HEADER + i] : r.s.program[N_HEADER + i];
-    if (!is_short) {
-        for (unsigned k = threadIdx.x; k < step.z; k += THREADS) r.s.plan[k] = r.s.program[step.y + k];
-        step.y = 0;
+// One reading: plain roots, each by itself, then the code of all others; of a list, where the plan has one, its code alone.
+__device__ __forceinline__ void read_row(Run& r, bool is_one, bool is_within) {
+    const uint4* code = code_of(r.s);
+    const unsigned n_code = r.s.step.w;
+    const unsigned n_plain = r.s.step.x >> N_PLAIN_SHIFT;
+    if (!is_within) {
+        for (unsigned i = 0; i < n_plain; i += N_PLAIN_ENTRIES) read_plain(r, code + i);
+        if (n_plain > 0 && (r.s.step.x & WITHIN_LIST)) return;
     }
-    if (threadIdx.x == 0) r.s.step = step;
+    if (n_plain < n_code) read_code(r, code + n_plain, is_one, is_within);
+}
+
+// Goes on to the next step of the plan, if there is one, with its entries in shared memory, where the whole plan is if it is
+// short. Numbers are worked out on the way.
+__device__ __forceinline__ bool take_step(const Run& r) {
+    Shared& s = r.s;
+    const bool is_short = s.header.w <= N_PLAN;
+    if (threadIdx.x < 32) {
+        unsigned i = s.step_idx;
+        uint4 step = {0, 0, 0, 0};
+        bool is_done = false;
+        while (true) {
+            is_done = i >= s.header.x;
+            if (is_done) break;
+            step = is_short ? s.plan[N_HEADER + i] : s.program[N_HEADER + i];
+            i++;
+            if (!is_short || (step.x & 255) != NUMBERS) break;
+            run_numbers(r, s.plan + step.y, step.z, step.w);
+        }
+        __syncwarp();
+        if (threadIdx.x == 0) s.step_idx = i, s.step = step, s.is_done = is_done;
+    }
     __syncthreads();
+    if (s.is_done) return false;
+    if (!is_short) {
+        const uint4 step = s.step;
+        for (unsigned k = threadIdx.x; k < step.z; k += THREADS) s.plan[k] = s.program[step.y + k];
+        __syncthreads();
+        if (threadIdx.x == 0) s.step.y = 0;
+        __syncthreads();
+    }
+    return true;
+}
+
+// What comes of the step that is taken: the first reading for it, if there is one.
+__device__ __forceinline__ Reading begin_step(Run& r) {
+    Shared& s = r.s;
+    const uint4 step = s.step;
+    const unsigned what = step.x & 255;
+    const uint4* entries = s.plan + step.y;
+    const uint4* rest = entries + step.w;
+    const bool is_within = (step.x & WITHIN_LIST) && s.is_listed;
+    if (threadIdx.x == 0) s.is_within = is_within;
+    switch (what) {
+    case NUMBERS:
+        if (threadIdx.x < 32) run_numbers(r, entries, step.z, step.w);
+        __syncthreads();
+        return Reading::Done;
+    case FILL:
+        for (unsigned plane = 0; plane < step.z; plane++) fill_plane(r, entries[plane]);
+        cluster_sync();
+        return Reading::Done;
+    case PASS: begin_pass(r, rest, step.z - step.w); return Reading::Gather;
+    case TAKE: return Reading::Take;
+    default: return begin_selection(r, rest[0], what == NUCLEUS, is_within);
+    }
+}
+
+// After a reading: the next one for the step.
+__device__ __forceinline__ Reading end_reading(Run& r, Reading reading) {
+    const uint4 step = r.s.step;
+    const uint4* rest = r.s.plan + step.y + step.w;
+    switch (reading) {
+    case Reading::Gather: end_pass(r, rest, step.z - step.w, r.s.is_within); return Reading::Done;
+    case Reading::Count: return after_count(r, rest[0]);
+    case Reading::List: return after_list(r, rest[0], r.s.is_within);
+    default:
+        __syncthreads();
+        return Reading::Done;
+    }
 }
 
 // Works out one row, by all blocks of the cluster, which do not look at each other's memory any more when they are done.
 // `later` is a row that comes when others are done, in one thread, or NONE.
-__device__ __forceinline__ void run_row(const ProgramParams& p, Shared& s, unsigned row_idx, unsigned& later) {
+__device__ __forceinline__ void run_row(const ProgramParams& p, Shared& s, unsigned row_idx, unsigned& later, bool& has_arrived) {
     if (threadIdx.x < sizeof(ProgramRow) / 4)
         ((unsigned*)&s.row)[threadIdx.x] = ((const unsigned*)&p.rows[row_idx])[threadIdx.x];
     if (later != NONE) later = p.rows[later].output_row;
@@ -322,24 +394,26 @@ __device__ __forceinline__ void run_row(const ProgramParams& p, Shared& s, unsig
     const ProgramRow& row = s.row;
     const OutputRow& asked = p.output_rows[row.output_row];
     const unsigned wants = asked.wants, logits_row = asked.logits_row, constraint = asked.mask_start;
+    // On its way with what is asked for, which may be nothing.
+    const uint4* program = p.programs + row.program;
+    const uint4 header = __ldg(program);
     if (later != NONE) later = p.output_rows[later].logits_row;
     // It sits out.
     if (!(wants & WANTS_PROGRAM)) {
+        if (has_arrived) cluster_wait_empty();
+        has_arrived = false;
         later = NONE;
         return;
     }
-    cluster_arrive();
     if (threadIdx.x < PIECES) copy_prepare(&s.arrivals[threadIdx.x]);
     const int plane_stride = (p.vocab + 3) & ~3;
-    Run r = {p, row, s.constraint, s, s.planes, s.plane_stride, s.rank, p.vocab, 0, 0, 0, 0};
+    Run r = {p, row, s.constraint, s, s.planes, s.plane_stride, s.rank, s.begin, s.n_kept, s.copy, p.vocab, 0};
     {
-        const uint4* program = p.programs + row.program;
-        const uint4 header = program[0];
         const unsigned n_sources = header.z, n_entries = header.w;
         const int n_registers = (int)(header.y >> 16) & 255;
         const int share = ((p.vocab + CLUSTER - 1) / CLUSTER + SPAN - 1) / SPAN * SPAN;
-        r.begin = min((int)cluster_rank() * share, p.vocab);
-        const int n_tokens = min(share, p.vocab - r.begin);
+        const int begin = min((int)cluster_rank() * share, p.vocab);
+        const int n_tokens = min(share, p.vocab - begin);
         // What lies behind the shared memory that all programs need, in the order of need.
         const int sums_at = (int)n_sources * (int)sizeof(NoiseSource);
         const int selections_at = sums_at + (header.y & HAS_SUMS ? (int)sizeof(Sums) : 0);
@@ -348,7 +422,6 @@ __device__ __forceinline__ void run_row(const ProgramParams& p, Shared& s, unsig
         const int of_warp = 4 * TILE * n_registers;
         const int n_warps = n_registers == 0 ? WARPS : min(WARPS, (REST_BYTES - registers_at) / of_warp);
         const int kept_at = registers_at + of_warp * n_warps;
-        r.n_kept = min((REST_BYTES - kept_at) / (4 * TILE) * TILE, n_tokens);
         if (threadIdx.x == 0) {
             s.sources_at = 0, s.sums_at = sums_at, s.selections_at = selections_at;
             s.registers_at = registers_at, s.kept_at = kept_at;
@@ -360,61 +433,28 @@ __device__ __forceinline__ void run_row(const ProgramParams& p, Shared& s, unsig
             s.planes = p.planes + (size_t)row.planes * N_PLANES * plane_stride;
             s.constraint = constraint;
             s.plane_stride = plane_stride;
-            s.end = r.begin + n_tokens;
+            s.begin = begin, s.end = begin + n_tokens;
+            s.n_kept = can_copy() && (p.vocab & 3) == 0 ? min((REST_BYTES - kept_at) / (4 * TILE) * TILE, n_tokens) : 0;
             s.n_levels = p.vocab > 1 ? 32 - __clz(p.vocab - 1) : 0;
-            s.has_fault = s.is_listed = 0;
+            s.copy = s.has_fault = s.is_listed = s.step_idx = 0;
         }
         __syncthreads();
         copy_row(r);
         if (later != NONE && (p.vocab & 3) == 0 && n_tokens > 0)
-            copy_ahead(p.logits + (size_t)later * p.vocab + r.begin, 4 * n_tokens);
+            copy_ahead(p.logits + (size_t)later * p.vocab + begin, 4 * n_tokens);
         later = NONE;
         for (unsigned i = threadIdx.x; i < n_entries && n_entries <= N_PLAN; i += THREADS) s.plan[i] = program[i];
         make_sources(r, program + (n_entries - n_sources), n_sources);
     }
     __syncthreads();
-    // All blocks run, and are done with the row before: their shared memory may be written.
-    cluster_wait();
-    for (unsigned i = 0; i < s.header.x; i++) {
-        take_step(r, i);
-        Reading reading = Reading::Take;
-        bool is_within = false;
-        {
-            const uint4 step = s.step;
-            const unsigned what = step.x & 255;
-            const uint4* entries = s.plan + step.y;
-            const uint4* rest = entries + step.w;
-            if (what == NUMBERS) {
-                if (threadIdx.x < 32) run_numbers(r, entries, step.z, step.w);
-                __syncthreads();
-                continue;
-            }
-            if (what == FILL) {
-                for (unsigned plane = 0; plane < step.z; plane++) fill_plane(r, entries[plane]);
-                cluster_sync();
-                continue;
-            }
-            is_within = (step.x & WITHIN_LIST) && s.is_listed;
-            if (what == PASS) {
-                reading = Reading::Gather;
-                begin_pass(r, rest, step.z - step.w);
-            } else if (what != TAKE) {
-                reading = begin_selection(r, rest[0], what == NUCLEUS, is_within);
-            }
-        }
+    // All blocks run: their shared memory may be written.
+    if (has_arrived) cluster_wait_empty();
+    has_arrived = false;
+    while (take_step(r)) {
+        Reading reading = begin_step(r);
         while (reading != Reading::Done) {
-            read_row(r, reading == Reading::Take, is_within);
-            const uint4 step = s.step;
-            const uint4* rest = s.plan + step.y + step.w;
-            switch (reading) {
-            case Reading::Gather:
-                end_pass(r, rest, step.z - step.w, is_within);
-                reading = Reading::Done;
-                break;
-            case Reading::Count: reading = after_count(r, rest[0]); break;
-            case Reading::List: reading = after_list(r, rest[0], is_within); break;
-            default: __syncthreads(); reading = Reading::Done;
-            }
+            read_row(r, reading == Reading::Take, reading != Reading::Take && s.is_within);
+            reading = end_reading(r, reading);
         }
     }
     if (s.rank == 0 && threadIdx.x < 14) {
@@ -451,10 +491,14 @@ extern "C" __global__ void CLUSTER_DIMS __launch_bounds__(THREADS, BLOCKS_OF_SM)
     if (chain_idx >= n_chains) return;
     unsigned later = threadIdx.x == THREADS - 1 && later_idx < n_chains ? p.chains[later_idx] : NONE;
     Shared& s = *(Shared*)shared_memory();
-    while (row_idx != NONE) {
-        run_row(p, s, row_idx, later);
+    cluster_arrive_empty();
+    bool has_arrived = true;
+    while (true) {
+        run_row(p, s, row_idx, later, has_arrived);
         row_idx = s.row.next;
-        __syncthreads();
+        if (row_idx == NONE) break;
+        // What the row left is there for the next, and all blocks are done with its shared memory.
+        cluster_sync();
     }
 }
 

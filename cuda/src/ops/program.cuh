@@ -143,12 +143,16 @@ struct Shared {
     unsigned rank;
     int n_warps;  // that run elementwise code
     uint4 header;
-    uint4 step;  // that is taken
+    uint4 step;         // that is taken
+    unsigned step_idx;  // of the one after it
+    unsigned is_done, is_within;
     const uint4* program;
     const float* logits;
     float* planes;
     int plane_stride;
-    int end;       // behind the last token of this block
+    int begin, end;  // the first token of this block, and behind its last
+    int n_kept;      // tokens from the first on that are in shared memory
+    int copy;        // of what other blocks write that is written next
     int n_levels;  // of the tree of sums
     unsigned constraint;
     unsigned n_tokens;  // of the list
@@ -171,12 +175,15 @@ struct Run {
     float* const& planes;
     const int& plane_stride;
     const unsigned& rank;
+    const int& begin;
+    const int& n_kept;
+    const int& copy;
     int vocab;
-    int copy;  // of what is written by other blocks
-    int begin;    // first token of this block
-    int n_kept;   // tokens from there on that are in shared memory
-    int n_there;  // of these that have arrived
+    int n_there;  // of the tokens that are kept, those that have arrived
 };
+
+// What is in shared memory, read where it is needed rather than held.
+template <class T> __device__ __forceinline__ T fresh(const T& x) { return *(volatile const T*)&x; }
 
 template <class T> __device__ __forceinline__ T* behind(Shared& s, int at) { return (T*)((char*)(&s + 1) + at); }
 

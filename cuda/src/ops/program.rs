@@ -12,7 +12,8 @@ use trellis_engine::sampling::program::{N_OPERATIONS_MAX, N_REPORTS_MAX, N_STATE
 use super::common::{PAGE_LEN, expect, expect_i32};
 use super::logits::{FAULT_NONE, FAULT_NOTHING_TO_DRAW, NOWHERE, TOKEN_BITS, VOCAB_SIZE_MAX, Wants};
 use super::program_code::{CODES, N_REGISTERS, PLACES};
-use super::program_encode::{HAS_SELECTIONS, HAS_SUMS, WITHIN_LIST};
+use super::program_encode::{HAS_SELECTIONS, HAS_SUMS, N_PLAIN_SHIFT, WITHIN_LIST};
+use super::program_plain::FORMS;
 use super::program_plan::{N_GATHERED, N_HEADER, N_NUMBERS, N_PLANES_MAX, N_SUMS, NO_NUMBER};
 use crate::driver::params;
 use crate::{CudaError, Kernel, Launch, Module, Plain, Pointer, Slice, Source, Stream};
@@ -45,7 +46,7 @@ fn shapes((major, _): (i32, i32)) -> [Shape; 2] {
     match major {
         ..9 => [Shape { n_threads: 128, n_groups: 2, n_blocks: 1, shared_bytes: 88 << 10, n_resident: 1 }; 2],
         _ => [
-            Shape { n_threads: 512, n_groups: 4, n_blocks: 8, shared_bytes: 200 << 10, n_resident: 1 },
+            Shape { n_threads: 512, n_groups: 2, n_blocks: 8, shared_bytes: 200 << 10, n_resident: 1 },
             Shape { n_threads: 256, n_groups: 2, n_blocks: 8, shared_bytes: 75 << 10, n_resident: 3 },
         ],
     }
@@ -63,6 +64,7 @@ macro_rules! text {
             include_str!("program_elements.cuh"),
             include_str!("program_gather.cuh"),
             include_str!("program_select.cuh"),
+            include_str!("program_plain.cuh"),
             include_str!("program_history.cuh"),
             include_str!("program.cu")
         )
@@ -101,6 +103,7 @@ pub fn source(capability: (i32, i32)) -> Source {
         .with("N_REGISTERS", N_REGISTERS)
         .with("N_OPERATIONS", N_OPERATIONS_MAX)
         .with("WITHIN_LIST", WITHIN_LIST)
+        .with("N_PLAIN_SHIFT", N_PLAIN_SHIFT)
         .with("HAS_SUMS", HAS_SUMS)
         .with("HAS_SELECTIONS", HAS_SELECTIONS)
         .with("N_HEADER", N_HEADER)
@@ -111,6 +114,7 @@ pub fn source(capability: (i32, i32)) -> Source {
         .with("WANTS_PROGRAM", Wants::PROGRAM.0)
         .with("FAULT_NONE", FAULT_NONE)
         .with("FAULT_NOTHING_TO_DRAW", FAULT_NOTHING_TO_DRAW);
+    let source = FORMS.iter().fold(source, |source, &(name, word)| source.with(name, word));
     let source = PLACES.iter().fold(source, |source, &(name, word)| source.with(name, word));
     CODES.iter().fold(source, |source, &(name, code)| source.with(name, code))
 }

@@ -180,6 +180,16 @@ impl Host {
         host
     }
 
+    /// A plan that is there is not put there again.
+    fn push_program(&mut self, entries: &[Entry]) -> u32 {
+        let n = self.programs.len();
+        let known = self.programs.windows(entries.len()).position(|known| known == entries);
+        known.unwrap_or_else(|| {
+            self.programs.extend_from_slice(entries);
+            n
+        }) as u32
+    }
+
     fn push_logits(&mut self, logits: &[f32]) -> u32 {
         self.logits.extend_from_slice(logits);
         (self.logits.len() / logits.len() - 1) as u32
@@ -227,8 +237,9 @@ impl Host {
         let state_in = self.states.len() as u32;
         self.states.extend(row.state);
         self.states.extend([f32::NAN; 8]);
+        let logits_row = self.push_logits(&row.logits);
         let made = ProgramRow {
-            program: self.programs.len() as u32,
+            program: self.push_program(row.plan.entries()),
             output_row: self.output_rows.len() as u32,
             next: NOWHERE,
             planes: 0,
@@ -251,12 +262,11 @@ impl Host {
         };
         let output_row = OutputRow {
             wants: Wants::PROGRAM,
-            logits_row: self.push_logits(&row.logits),
+            logits_row,
             mask_start: row.constraint.as_ref().map_or(NOWHERE, |mask| self.push_mask(mask)),
             ..OutputRow::default()
         };
         self.output_rows.push(output_row);
-        self.programs.extend_from_slice(row.plan.entries());
         for member in &row.members {
             let place = self.push_logits(member);
             self.members.push(place);

@@ -70,8 +70,8 @@ __device__ __forceinline__ void divide(Many& x, float b) {
             const float a = x.v[i];                                                                                    \
             x.v[i] = expression;                                                                                       \
         }                                                                                                              \
-    }                                                                                                                  \
-    return true
+        return true;                                                                                                   \
+    }
 
 // An operation with one number or none, if it is one of those that have a short form. Entries are never above the largest
 // number, nor are numbers: a sum is NaN in no case, and a product or a difference only where the number is 0 or -inf.
@@ -80,36 +80,36 @@ __device__ __forceinline__ bool element_with_number(const Run& r, const Place& a
     const float b = r.s.numbers[operand];
     const bool is_plain = fabsf(b) <= FLOAT_MAX && b != 0.0f;
     switch (code) {
-    case NEG: EACH(fminf(-a, FLOAT_MAX));
-    case ABS: EACH(fminf(fabsf(a), FLOAT_MAX));
+    case NEG: EACH(fminf(-a, FLOAT_MAX))
+    case ABS: EACH(fminf(fabsf(a), FLOAT_MAX))
     case SQRT: in_turns(x, [](float a) { return in_row(__fsqrt_rn(a)); }); return true;
     case EXP: in_turns(x, [](float a) { return exp_exact(a); }); return true;
     case LOG: in_turns(x, [](float a) { return in_row(log_exact(a)); }); return true;
-    case NOT: EACH(truth(a == 0.0f));
-    case ADD: EACH(fminf(__fadd_rn(a, b), FLOAT_MAX));
+    case NOT: EACH(truth(a == 0.0f))
+    case ADD: EACH(fminf(__fadd_rn(a, b), FLOAT_MAX))
     case SUB:
-        if (b == minus_infinity()) return false;
-        EACH(fminf(__fsub_rn(a, b), FLOAT_MAX));
+        if (b == minus_infinity()) EACH(in_row(__fsub_rn(a, b)))
+        EACH(fminf(__fsub_rn(a, b), FLOAT_MAX))
     case MUL:
-        if (!is_plain) return false;
-        EACH(fminf(__fmul_rn(a, b), FLOAT_MAX));
+        if (!is_plain) EACH(in_row(__fmul_rn(a, b)))
+        EACH(fminf(__fmul_rn(a, b), FLOAT_MAX))
     case DIV: divide(x, b); return true;
-    case MIN: EACH(b < a ? b : a);
-    case MAX: EACH(b > a ? b : a);
-    case LESS: EACH(truth(a < b));
-    case LESS_EQUAL: EACH(truth(a <= b));
-    case GREATER_EQUAL: EACH(truth(a >= b));
-    case GREATER: EACH(truth(a > b));
-    case KEEP_LARGEST: EACH(truth(a >= b && a > minus_infinity()));
-    case IF_LESS: EACH(a < b ? a : minus_infinity());
-    case IF_LESS_EQUAL: EACH(a <= b ? a : minus_infinity());
-    case IF_EQUAL: EACH(a == b ? a : minus_infinity());
-    case IF_NOT_EQUAL: EACH(a != b ? a : minus_infinity());
-    case IF_GREATER_EQUAL: EACH(a >= b ? a : minus_infinity());
-    case IF_GREATER: EACH(a > b ? a : minus_infinity());
+    case MIN: EACH(b < a ? b : a)
+    case MAX: EACH(b > a ? b : a)
+    case LESS: EACH(truth(a < b))
+    case LESS_EQUAL: EACH(truth(a <= b))
+    case GREATER_EQUAL: EACH(truth(a >= b))
+    case GREATER: EACH(truth(a > b))
+    case KEEP_LARGEST: EACH(truth(a >= b && a > minus_infinity()))
+    case IF_LESS: EACH(a < b ? a : minus_infinity())
+    case IF_LESS_EQUAL: EACH(a <= b ? a : minus_infinity())
+    case IF_EQUAL: EACH(a == b ? a : minus_infinity())
+    case IF_NOT_EQUAL: EACH(a != b ? a : minus_infinity())
+    case IF_GREATER_EQUAL: EACH(a >= b ? a : minus_infinity())
+    case IF_GREATER: EACH(a > b ? a : minus_infinity())
     case IF_NUCLEUS: {
         const int last = (int)r.s.numbers[operand + 1];
-        EACH(a > b || (a == b && token_of(at, i) <= last) ? a : minus_infinity());
+        EACH(a > b || (a == b && token_of(at, i) <= last) ? a : minus_infinity())
     }
     default: return false;
     }

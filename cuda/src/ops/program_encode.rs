@@ -3,6 +3,7 @@
 use trellis_programs::Source;
 
 use super::program_code::{Code, Element, Entry, N_REGISTERS, Root, Taken, TooLarge, code, source_entry};
+use super::program_plain::{N_PLAIN_MAX, plain};
 use super::program_plan::{EncodedProgram, N_GATHERED, N_HEADER, N_SUMS, NO_NUMBER, PlanError};
 
 /// What is gathered, and where it goes.
@@ -48,6 +49,8 @@ pub(super) enum Scalar {
 
 /// In a step, that it may look at nothing but the list of the last selection.
 pub(super) const WITHIN_LIST: u32 = 1 << 8;
+/// In a step, the bits from here on: entries of its code that are plain roots, which come first.
+pub(super) const N_PLAIN_SHIFT: u32 = 16;
 /// In the header, that some pass adds up rows, and that there are selections.
 pub(super) const HAS_SUMS: u32 = 1 << 24;
 pub(super) const HAS_SELECTIONS: u32 = 1 << 25;
@@ -167,9 +170,10 @@ impl Parts {
             .collect();
         let placed: Vec<Root> =
             roots.iter().zip(&slots).map(|(root, &slot)| Root { result: slot, ..*root }).collect();
-        let made = if fits { code(&self.elements, &placed) } else { Err(TooLarge) };
+        let made =
+            if fits { pass_code(&self.elements, &placed, flags & WITHIN_LIST != 0) } else { Err(TooLarge) };
         match made {
-            Ok((code, n_registers)) => {
+            Ok(PassCode { entries: code, n_plain, n_registers }) => {
                 list.n_registers = list.n_registers.max(n_registers);
                 let finish = |(root, &slot): (&Root, &u8)| {
                     let max = match root.operands[2] {
@@ -180,6 +184,7 @@ impl Parts {
                 };
                 let finishes: Vec<Entry> = roots.iter().zip(&slots).map(finish).collect();
                 let n_code = code.len();
+                let flags = flags | n_plain << N_PLAIN_SHIFT;
                 list.step_with(Code::Pass, flags, &[code, finishes].concat(), n_code as u32);
                 list.n_passes += 1;
                 list.flags |= if n_sums > 0 { HAS_SUMS } else { 0 };
@@ -199,10 +204,14 @@ impl Parts {
             value, code, order, row, largest_order, largest_row, argument, bound, within, ..
         } = *selection;
         let operands = [order, row, Taken::Immediate(0)];
-        let mut entries = list.code(&self.elements, &[Root { code: Code::Rank, result: 0, operands }])?;
+        let root = Root { code: Code::Rank, result: 0, operands };
+        let is_within = list.is_listed(within);
+        let PassCode { mut entries, n_plain, n_registers } =
+            pass_code(&self.elements, &[root], is_within).map_err(too_large)?;
+        list.n_registers = list.n_registers.max(n_registers);
         let n_code = entries.len() as u32;
         entries.push(Entry([bound, argument, largest_order, largest_row].map(u32::from)));
-        let flags = if list.is_listed(within) { WITHIN_LIST } else { 0 };
+        let flags = if is_within { WITHIN_LIST } else { 0 } | n_plain << N_PLAIN_SHIFT;
         list.step_with(code, flags, &entries, n_code);
         list.flags |= HAS_SELECTIONS;
         if code == Code::Largest {
@@ -214,6 +223,39 @@ impl Parts {
 
 fn too_large(TooLarge: TooLarge) -> PlanError {
     PlanError::Registers { max: N_REGISTERS }
+}
+
+/// What a reading of the row does: plain roots, then code. For a reading of a list, whose code is for the list: it is
+/// that of all roots, and the plain ones are for the row, if all are.
+struct PassCode {
+    entries: Vec<Entry>,
+    /// Entries of plain roots.
+    n_plain: u32,
+    n_registers: usize,
+}
+
+fn pass_code(elements: &[Option<Element>], roots: &[Root], is_within: bool) -> Result<PassCode, TooLarge> {
+    let (mut entries, mut others) = (Vec::new(), Vec::new());
+    for root in roots {
+        match plain(elements, root) {
+            Some(plain) => entries.extend(plain),
+            None => others.push(*root),
+        }
+    }
+    if entries.len() > N_PLAIN_MAX || is_within && !others.is_empty() {
+        entries.clear();
+    }
+    if entries.is_empty() || is_within {
+        others = roots.to_vec();
+    }
+    let n_plain = entries.len() as u32;
+    let mut n_registers = 0;
+    if !others.is_empty() {
+        let (of_others, n) = code(elements, &others)?;
+        entries.extend(of_others);
+        n_registers = n;
+    }
+    Ok(PassCode { entries, n_plain, n_registers })
 }
 
 fn is_sum(code: Code) -> bool {

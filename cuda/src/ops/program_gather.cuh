@@ -152,11 +152,8 @@ __device__ __forceinline__ float weight_in_parts(float below) {
     return __fmul_rn(y, __uint_as_float((__float_as_uint(shifted) << 23) + ((45u + 127u) << 23)));
 }
 
-__device__ __forceinline__ void gather_exponentials(const Many& row, unsigned valid, u64* place, bool has_weighted,
-                                                    float max) {
-    if (max == minus_infinity()) return;
-    const Many x = counted(row, valid);
-    u64 sum = 0, weighted = 0;
+// Adds the weights of rows, and each by its distance from the largest.
+__device__ __forceinline__ void add_exponentials(const Many& x, bool has_weighted, float max, u64& sum, u64& weighted) {
 #pragma unroll
     for (int i = 0; i < EACH; i++) {
         const float below = __fsub_rn(x.v[i], max);
@@ -164,6 +161,13 @@ __device__ __forceinline__ void gather_exponentials(const Many& row, unsigned va
         sum += __float2ull_rz(weight);
         if (has_weighted) weighted += __float2ull_rz(below >= -WEIGHT_REACH ? __fmul_rn(-below, weight) : 0.0f);
     }
+}
+
+__device__ __forceinline__ void gather_exponentials(const Many& row, unsigned valid, u64* place, bool has_weighted,
+                                                    float max) {
+    if (max == minus_infinity()) return;
+    u64 sum = 0, weighted = 0;
+    add_exponentials(counted(row, valid), has_weighted, max, sum, weighted);
     sum = warp_sum(sum);
     if (threadIdx.x % 32 == 0) *place += sum;
     if (has_weighted) {

@@ -124,7 +124,7 @@ impl EncodedProgram {
 }
 
 /// The numbers 1 and 0: all tokens, and none.
-const ONE: u8 = 0;
+pub(super) const ONE: u8 = 0;
 const ZERO: u8 = 1;
 
 /// When a value is there: numbers after the pass of their stage; rows when the numbers in them are, and the planes.

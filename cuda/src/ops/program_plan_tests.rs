@@ -3,6 +3,7 @@ use std::fmt::Write;
 use trellis_engine::sampling::program::{Definition, Program, RowShape};
 use trellis_programs::{Source, library, random};
 
+use super::super::program_encode::N_PLAIN_SHIFT;
 use super::super::program_library::library_programs;
 use super::*;
 
@@ -92,8 +93,59 @@ fn what_nothing_needs_is_left_out() {
     }));
     // One pass: the best of the logits, which are where they are taken.
     assert_eq!(plan.n_passes(), 1);
-    let pass = plan.entries()[N_HEADER..].iter().find(|step| step.0[0] == Code::Pass as u32).expect("a pass");
-    assert_eq!(pass.0[3], 1, "{:?}", plan.entries());
+    let pass = passes(&plan)[0];
+    assert_eq!((pass.0[3], pass.0[0] >> N_PLAIN_SHIFT), (2, 2), "one plain root: {:?}", plan.entries());
+}
+
+/// Steps that read the row.
+fn passes(plan: &EncodedProgram) -> Vec<Entry> {
+    let n_steps = plan.entries()[0].0[0] as usize;
+    let is_pass = |step: &&Entry| {
+        [Code::Pass, Code::Largest, Code::Nucleus].iter().any(|&code| step.0[0] & 255 == code as u32)
+    };
+    plan.entries()[N_HEADER..][..n_steps].iter().filter(is_pass).copied().collect()
+}
+
+#[test]
+fn usual_samplers_are_plain() {
+    let drawn = |row: for<'b> fn(trellis_programs::Row<'b>) -> trellis_programs::Row<'b>| {
+        plan(Definition::build(|b| row(b.logits()).draw(Source::SEED)))
+    };
+    let plans = [
+        ("temperature", drawn(|x| library::temperature(x, 0.7))),
+        ("min-p", drawn(|x| library::min_p(x, 0.05))),
+        ("top-k", drawn(|x| library::top_k(x, 50.0))),
+        ("top-p", drawn(|x| library::top_p(library::temperature(x, 0.7), 0.9))),
+        ("typical", drawn(|x| library::typical(x, 0.9))),
+    ];
+    for (name, plan) in plans {
+        for pass in passes(&plan) {
+            assert!(pass.0[0] >> N_PLAIN_SHIFT > 0, "{name} has {pass:?} that is not plain");
+        }
+    }
+}
+
+/// What follows a row that is kept in part, or comes in another order, has registers.
+#[test]
+fn what_is_out_of_order_is_not_plain() {
+    let drawn = |row: for<'b> fn(trellis_programs::Row<'b>) -> trellis_programs::Row<'b>| {
+        plan(Definition::build(|b| row(b.logits()).draw(Source::SEED)))
+    };
+    let plans = [
+        (
+            "kept twice",
+            drawn(|x| {
+                let once = x.keep(x.ge(1.0));
+                once.keep(once.ge(2.0))
+            }),
+        ),
+        ("divided twice", drawn(|x| x / 0.7 / 0.7)),
+        ("moved three times", drawn(|x| ((x + 1.0) - 2.0) + 3.0)),
+    ];
+    for (name, plan) in plans {
+        let last = *passes(&plan).last().expect("a draw");
+        assert_eq!(last.0[0] >> N_PLAIN_SHIFT, 0, "{name}");
+    }
 }
 
 #[test]

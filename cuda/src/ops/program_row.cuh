@@ -64,11 +64,8 @@ __device__ __forceinline__ Many spread(const float4* from, int step) {
 __device__ __forceinline__ int piece_of_row(const Run& r) { return (r.n_kept + PIECES * TILE - 1) / (PIECES * TILE) * TILE; }
 
 // Begins to copy the block's part of the logits.
-__device__ __forceinline__ void copy_row(Run& r) {
-    if (!can_copy() || (r.vocab & 3) != 0) {
-        r.n_kept = r.n_there = 0;
-        return;
-    }
+__device__ __forceinline__ void copy_row(const Run& r) {
+    if (r.n_kept == 0) return;
     const int piece = piece_of_row(r);
     const int start = (int)threadIdx.x * piece;
     if (threadIdx.x < PIECES && start < r.n_kept)

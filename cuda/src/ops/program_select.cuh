@@ -23,6 +23,16 @@ __device__ __forceinline__ int bin_of(float largest, float order) {
     return BINS - 1 - (int)fminf(fmaxf(below, 0.0f), (float)(BINS - 1));
 }
 
+// Adds in shared memory where it is so, without a branch; what was there before, or 0.
+__device__ __forceinline__ unsigned add_if(bool is_so, unsigned* to, unsigned amount) {
+    unsigned before = 0;
+    asm volatile("{\n\t.reg .pred p;\n\tsetp.ne.u32 p, %2, 0;\n\t@p atom.shared.add.u32 %0, [%1], %3;\n\t}"
+                 : "+r"(before)
+                 : "r"((unsigned)__cvta_generic_to_shared(to)), "r"((unsigned)is_so), "r"(amount)
+                 : "memory");
+    return before;
+}
+
 // Adds to a 64-bit amount. Shared memory adds no wider words than 32 bits.
 __device__ __forceinline__ void add_amount(Selections& all, int bin, u64 amount) {
     const unsigned low = (unsigned)amount;
@@ -87,16 +97,31 @@ __device__ __forceinline__ void gather_ranks_of(const Run& r, const Place& at, i
     const Selecting& sel = r.s.selecting;
     const float largest = sel.largest_order;
     const int bin = sel.bin;
-    int bins[8];
     unsigned in = 0;
+    if (bin < 0) {
 #pragma unroll
-    for (int i = 0; i < 8; i++) {
-        bins[i] = bin_of(largest, order.v[i]);
-        const bool is_in = bin < 0 || bins[i] == bin || (sel.is_whole && bins[i] > bin);
-        if (is_in && row.v[i] > minus_infinity()) in |= 1u << i;
+        for (int i = 0; i < 8; i++)
+            if (row.v[i] > minus_infinity()) in |= 1u << i;
+    } else {
+        // The distances of the bin's values; of all that are not farther where it is listed as a whole. No distance is a
+        // number where all are -inf, which are in one bin.
+        const int depth = BINS - 1 - bin;
+        const float nearest = depth == 0 || sel.is_whole ? minus_infinity() : (float)depth / BINS_PER_NAT;
+        const float farthest = depth == BINS - 1 ? plus_infinity() : (float)(depth + 1) / BINS_PER_NAT;
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+            const float below = __fsub_rn(largest, order.v[i]);
+            const bool is_in = !(below < nearest) && (!(below >= farthest) || farthest == plus_infinity());
+            if (is_in && row.v[i] > minus_infinity()) in |= 1u << i;
+        }
     }
     in &= at.valid >> start;
     if (!__any_sync(LANES_ALL, in != 0)) return;
+    int bins[8];
+    if (bin < 0) {
+#pragma unroll
+        for (int i = 0; i < 8; i++) bins[i] = bin_of(largest, order.v[i]);
+    }
     if (bin >= 0 && !sel.is_whole && !(sel.is_listed && sel.known == RANK_BITS)) {
         const int known = sel.known, shift = known - digit_bits(sel);
         const u64 found = sel.found;
@@ -131,8 +156,7 @@ __device__ __forceinline__ void gather_ranks_of(const Run& r, const Place& at, i
     }
     if (!sel.is_nucleus) {
 #pragma unroll
-        for (int i = 0; i < 8; i++)
-            if ((in >> i) & 1) atomicAdd(&all.low[bins[i]], 1u);
+        for (int i = 0; i < 8; i++) add_if((in >> i) & 1, &all.low[bins[i]], 1u);
         return;
     }
     // All at once, as each takes its time.
@@ -141,14 +165,13 @@ __device__ __forceinline__ void gather_ranks_of(const Run& r, const Place& at, i
 #pragma unroll
     for (int i = 0; i < 8; i++) {
         amounts[i] = (in >> i) & 1 ? amount_of(sel, row.v[i]) : 0;
-        if (amounts[i] != 0) before[i] = atomicAdd(&all.low[bins[i]], (unsigned)amounts[i]);
+        before[i] = add_if(amounts[i] != 0, &all.low[bins[i]], (unsigned)amounts[i]);
     }
 #pragma unroll
     for (int i = 0; i < 8; i++) {
-        if (amounts[i] == 0) continue;
         const unsigned low = (unsigned)amounts[i];
         const unsigned high = (unsigned)(amounts[i] >> 32) + (before[i] + low < low ? 1u : 0u);
-        if (high != 0) atomicAdd(&all.high[bins[i]], high);
+        add_if(high != 0, &all.high[bins[i]], high);
     }
 }
 
@@ -375,7 +398,7 @@ __device__ __forceinline__ Reading after_count(Run& r, uint4 places) {
     cluster_sync();
     u64 total, target = s.target;
     const Digit digit = find_shared_digit(r, target, s.numbers[places.y], total);
-    r.copy = (r.copy + 1) % COPIES;
+    if (threadIdx.x == 0) s.copy = (s.copy + 1) % COPIES;
     Selecting next = s.selecting;
     const int n_bits = digit_bits(next);
     const bool is_first = next.bin < 0;

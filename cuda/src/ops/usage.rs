@@ -18,7 +18,7 @@ const LOCAL_BYTES_MAX: [(&str, u32, &str); 7] = [
     ("attention_prompt", 96, "it takes all the registers that a thread can have; 16 bytes on sm_90"),
     ("logits_scan", 8, "as for decode, on sm_80; none on sm_90"),
     ("masses", 32, "the method for the sines of large angles has a list"),
-    ("logit_programs", 48, "what is the same for a block, as its launch bounds give up registers"),
+    ("logit_programs", 88, "what is the same for a block, as its launch bounds give up registers"),
 ];
 
 /// Panics where a kernel keeps more in local memory than it may.
