@@ -6,6 +6,8 @@
 //! trellis run probe stream 256 "A text"    a greedy stream, piece by piece, then its tokens
 //! trellis run probe tokens 256 64          the same, after so many tokens that the seed makes up: sends a text once they
 //!                                          are computed, waits for a message, then sends each token as it comes
+//! trellis run probe tokens 256 64 program  the same by a program of 12 operations; `few`: any of eight tokens; `guessed`:
+//!                                          such with guesses, which mostly are wrong
 //! trellis run probe search 256 64 4        a beam search in the place of the stream, stepped and pruned: sends the best
 //!                                          hypothesis' last token after each step
 //! ```
@@ -15,11 +17,14 @@
 
 use std::hint::black_box;
 
-use trellis_guest::{Args, Context, Kept, Model, Result, Sampler, Token, emit, emit_tokens, receive, seed};
+use trellis_guest::programs::{Definition, Source};
+use trellis_guest::{
+    Args, Context, Guesses, Kept, Model, Result, Sampler, Token, TokenMask, emit, emit_tokens, receive, seed,
+};
 
 trellis_guest::main!(run);
 
-const USAGE: &str = "probe first | probe idle N | probe stream N TEXT | probe tokens N N_PROMPT | probe search N N_PROMPT N_BEAMS";
+const USAGE: &str = "probe first | probe idle N | probe stream N TEXT | probe tokens N N_PROMPT [program|few|guessed] | probe search N N_PROMPT N_BEAMS";
 
 /// More than hypotheses differ by: a search is pruned, and keeps all.
 const PRUNED_NATS: f32 = 1000.0;
@@ -34,8 +39,10 @@ fn run() -> Result {
         ("first", _) => emit("."),
         ("idle", n) => idle(n),
         ("stream", n) if n > 0 => stream(n, words.next().unwrap_or_default()),
-        ("tokens", n) if n > 0 => match words.next().map(str::parse) {
-            Some(Ok(n_prompt)) if n_prompt > 0 => tokens(n, n_prompt),
+        ("tokens", n) if n > 0 => match words.next().map(|rest| rest.split_once(' ').unwrap_or((rest, ""))) {
+            Some((n_prompt, draws)) if n_prompt.parse().is_ok_and(|n: u64| n > 0) => {
+                tokens(n, n_prompt.parse().unwrap_or(1), draws)
+            }
             _ => Err(Args::new(USAGE, Vec::new()).mistake("tokens needs the length of a prompt".to_owned())),
         },
         ("search", n) if n > 0 => {
@@ -74,12 +81,37 @@ fn stream(n: u32, text: &str) -> Result {
 }
 
 /// Sends each of `n` tokens by itself. No token stops the stream.
-fn tokens(n: u32, n_prompt: u64) -> Result {
+fn tokens(n: u32, n_prompt: u64, draws: &str) -> Result {
+    let model = Model::open_default()?;
     let context = computed(n_prompt)?;
-    for drawn in context.stream(&Sampler::greedy()).stop_tokens(&[]).max_tokens(n).open()? {
+    let few = || -> Result<Sampler> {
+        let mask = TokenMask::allow(&model, &prompt(8, model.info().vocab_size))?;
+        // Next to nothing is left of what the model thinks.
+        let sampler = Sampler::seeded(seed()).temperature(1e6).build()?;
+        sampler.set_mask(Some(&mask))?;
+        Ok(sampler)
+    };
+    let sampler = match draws {
+        "" => Sampler::greedy(),
+        "program" => Sampler::by_program(&model.program(&two_reductions())?, seed())?,
+        "few" | "guessed" => few()?,
+        other => return Err(Args::new(USAGE, Vec::new()).mistake(format!("nothing draws by {other:?}"))),
+    };
+    let stream = context.stream(&sampler).stop_tokens(&[]).max_tokens(n);
+    let stream = if draws == "guessed" { stream.guess_by(Guesses::lookup()) } else { stream };
+    for drawn in stream.open()? {
         emit_tokens(&[drawn?.token])?;
     }
     Ok(())
+}
+
+/// Draws what is at most four nats below the best, at a temperature: 12 operations with two reductions.
+fn two_reductions() -> Definition {
+    Definition::build(|b| {
+        let x = b.logits() / 0.8;
+        let bound = -(4.0 - x.max());
+        x.keep(x.gt(bound)).draw(Source::SEED)
+    })
 }
 
 /// Sends the last token of the best hypothesis after each of `n` steps.

@@ -19,7 +19,7 @@ macro_rules! builtin {
 }
 
 /// In the order in which they are listed.
-pub(super) const BUILTIN: [Builtin; 16] = builtin![
+pub(super) const BUILTIN: [Builtin; 17] = builtin![
     "prompts-beside-streams",
     "one-long",
     "stepping",
@@ -30,6 +30,7 @@ pub(super) const BUILTIN: [Builtin; 16] = builtin![
     "wide-beams",
     "runs-end",
     "clients-256",
+    "guests",
     "penalties",
     "two-users",
     "one-beside-many",

@@ -12,6 +12,7 @@ use trellis_client::{Client, ErrorCode, Event, Program, StartOptions};
 use trellis_engine::ModelHandle;
 use trellis_engine::batch::Token;
 
+use super::load::Draws;
 use super::member::Seat;
 use crate::cli::bench::engine;
 use crate::cli::bench::server::Scratch;
@@ -32,6 +33,7 @@ const N_VERIFIED: usize = 16;
 pub(super) struct Does {
     /// Beams of a search that it steps and prunes; it pulls a greedy stream when absent.
     pub(super) n_beams: Option<usize>,
+    pub(super) draws: Option<Draws>,
     pub(super) n_tokens: usize,
     pub(super) n_prompt: usize,
 }
@@ -84,7 +86,7 @@ impl Clients {
         is_search: bool,
         tolerance: Tolerance,
     ) -> Result<(), CliError> {
-        let does = Does { n_beams: is_search.then_some(1), n_tokens: N_VERIFIED, n_prompt };
+        let does = Does { n_beams: is_search.then_some(1), draws: None, n_tokens: N_VERIFIED, n_prompt };
         let mut guest = Guest::start(&self.socket, &self.component, 0, does).await?;
         let mut found = Vec::new();
         while let Some(event) = guest.next().await? {
@@ -179,12 +181,13 @@ struct Guest {
 
 impl Guest {
     async fn start(socket: &Path, component: &Bytes, seed: u64, does: Does) -> Result<Self, CliError> {
-        let Does { n_beams, n_tokens, n_prompt } = does;
+        let Does { n_beams, draws, n_tokens, n_prompt } = does;
         let client = connect(socket).await?;
         let mode = if n_beams.is_some() { "search" } else { "tokens" };
         let numbers = [n_tokens, n_prompt].into_iter().chain(n_beams);
-        let arguments =
-            std::iter::once(mode.to_owned()).chain(numbers.map(|number| number.to_string())).collect();
+        let words =
+            numbers.map(|number| number.to_string()).chain(draws.map(|draws| draws.name().to_owned()));
+        let arguments = std::iter::once(mode.to_owned()).chain(words).collect();
         let options = StartOptions { arguments, seed: Some(seed), ..StartOptions::default() };
         let guest = client.start(Program::Wasm(component.clone()), options).await?;
         Ok(Self { guest, _client: client })

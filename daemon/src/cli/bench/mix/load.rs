@@ -118,6 +118,41 @@ pub(super) struct Clients {
     pub(super) wrap_tokens: Option<usize>,
     /// Beams of the search that each guest steps and prunes; it pulls a stream when absent.
     pub(super) n_beams: Option<usize>,
+    /// How the stream draws; greedily when absent.
+    pub(super) draws: Option<Draws>,
+}
+
+/// How a guest's stream draws.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Draws {
+    /// By a program of 12 operations with two reductions.
+    Program,
+    /// One of eight tokens, each as often as the others: what followed the last three says nothing of what comes.
+    Few,
+    /// As [`Self::Few`], with guesses out of the context, which are right as often as chance has it.
+    Guessed,
+}
+
+impl Draws {
+    const ALL: [(&str, Self); 3] =
+        [("program", Self::Program), ("few", Self::Few), ("guessed", Self::Guessed)];
+
+    /// What the guest calls it.
+    pub(super) fn name(self) -> &'static str {
+        Self::ALL.iter().find(|(_, draws)| *draws == self).map_or("", |(name, _)| name)
+    }
+
+    fn read(fields: &mut Fields<'_>) -> Result<Option<Self>, MixError> {
+        let Some(name) = fields.text("draws")? else { return Ok(None) };
+        let known = Self::ALL.iter().find(|(known, _)| *known == name);
+        let place = || fields.place().to_owned();
+        known.map(|&(_, draws)| Some(draws)).ok_or_else(|| MixError::Value {
+            place: place(),
+            key: "draws",
+            expected: "program, few or guessed".to_owned(),
+            found: name.to_owned(),
+        })
+    }
 }
 
 const KINDS: [&str; 7] = ["streams", "prompts", "stepping", "speculation", "beams", "clients", "loads"];
@@ -150,6 +185,7 @@ impl Load {
             "clients" => Kind::Clients(Clients {
                 wrap_tokens: wrap_tokens(&mut fields)?,
                 n_beams: fields.count("beams", 1..=N_BEAMS_MAX)?,
+                draws: Draws::read(&mut fields)?,
             }),
             "loads" => Kind::Loads(Loads {
                 model: fields.text("model")?.unwrap_or("draft").to_owned(),

@@ -204,7 +204,8 @@ impl Stage<'_> {
                 }
                 Kind::Clients(of) => {
                     let clients = self.clients.expect("a mix with clients has a guest for them");
-                    let does = Does { n_beams: of.n_beams, n_tokens: n_growth, n_prompt: load.n_prompt };
+                    let (n_beams, draws) = (of.n_beams, of.draws);
+                    let does = Does { n_beams, draws, n_tokens: n_growth, n_prompt: load.n_prompt };
                     tasks.spawn(clients.member(member_idx, does, seat));
                 }
             }
