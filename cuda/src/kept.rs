@@ -5,6 +5,8 @@
 //! - Must not happen: a place written to before what was launched to read it has run. All steps go through one stream, and a
 //!   place that is given out anew is written to by a step behind all that read it.
 
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use trellis_engine::KeptRow;
@@ -24,9 +26,10 @@ pub(crate) struct KeptRows {
     free: FreeRows,
 }
 
-/// The places that nothing has, by their numbers.
+/// The places that nothing has, by their numbers. The lowest is taken first, so that rows that are asked for together mostly
+/// lie together and are copied as one.
 #[derive(Clone, Debug)]
-pub(crate) struct FreeRows(Arc<Mutex<Vec<u32>>>);
+pub(crate) struct FreeRows(Arc<Mutex<BinaryHeap<Reverse<u32>>>>);
 
 /// The place of one row.
 #[derive(Debug)]
@@ -57,6 +60,12 @@ impl KeptRows {
         self.free.take()
     }
 
+    /// That a row has one of these places.
+    pub(crate) fn check(&self, row: &KeptRow) {
+        let place: &KeptPlace = row.get();
+        assert!(Arc::ptr_eq(&place.free.0, &self.free.0), "models that share rows are on one card");
+    }
+
     /// All places.
     pub(crate) fn slice(&self) -> Slice {
         self.rows.slice()
@@ -70,20 +79,20 @@ impl KeptRows {
 }
 
 impl FreeRows {
-    /// So many, all of them free. What is given back last is taken first, and of new ones the first.
+    /// So many, all of them free.
     pub(crate) fn new(n: usize) -> Self {
-        Self(Arc::new(Mutex::new((0..n as u32).rev().collect())))
+        Self(Arc::new(Mutex::new((0..n as u32).map(Reverse).collect())))
     }
 
     pub(crate) fn take(&self) -> Option<KeptRow> {
-        let idx = self.0.lock().unwrap_or_else(PoisonError::into_inner).pop()?;
+        let Reverse(idx) = self.0.lock().unwrap_or_else(PoisonError::into_inner).pop()?;
         Some(KeptRow::new(KeptPlace { idx, free: self.clone() }))
     }
 }
 
 impl Drop for KeptPlace {
     fn drop(&mut self) {
-        self.free.0.lock().unwrap_or_else(PoisonError::into_inner).push(self.idx);
+        self.free.0.lock().unwrap_or_else(PoisonError::into_inner).push(Reverse(self.idx));
     }
 }
 

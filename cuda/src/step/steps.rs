@@ -331,7 +331,8 @@ impl Steps {
         (self.all_given, self.has_program_kernel) = (true, false);
         let card = self.card.clone();
         for request in rows.iter().flat_map(|row| row.requests) {
-            if let OutputKind::Program { sampler, within, .. } = &request.kind {
+            if let OutputKind::Program { sampler, within, others, .. } = &request.kind {
+                others.kept().iter().for_each(|row| self.kept_rows.check(row));
                 let put_on = sampler.program.as_ref().expect("it draws by a program");
                 // It may become ready at any time, and this step goes one way.
                 self.has_program_kernel = self.has_program_kernel || card.programs().is_some();

@@ -19,13 +19,14 @@ macro_rules! builtin {
 }
 
 /// In the order in which they are listed.
-pub(super) const BUILTIN: [Builtin; 16] = builtin![
+pub(super) const BUILTIN: [Builtin; 17] = builtin![
     "prompts-beside-streams",
     "one-long",
     "stepping",
     "speculation",
     "constrained",
     "guidance",
+    "guidance-of-two",
     "beams",
     "wide-beams",
     "runs-end",
