@@ -121,22 +121,52 @@ impl KeptRows {
         self.waiting.push((id, names));
     }
 
-    /// Contexts whose draws wait no longer: their rows are there, or were given up, and then so were they.
+    /// Contexts whose draws wait no longer: their rows are there.
     pub(crate) fn take_ready(&mut self) -> Vec<ContextId> {
-        let rows = &self.rows;
-        let is_ready =
-            |names: &[RowName]| names.iter().all(|name| rows.get(name).is_none_or(|held| held.is_written));
-        let ready = self.waiting.extract_if(.., |(_, names)| is_ready(names));
-        ready.map(|(id, _)| id).collect()
+        let mut waiting = std::mem::take(&mut self.waiting);
+        let ready = waiting.extract_if(.., |(_, names)| self.are_written(names)).map(|(id, _)| id).collect();
+        self.waiting = waiting;
+        ready
     }
 
-    /// A guest holds a row no longer.
+    /// A guest holds a row no longer. It has given up the draw before that, if it waited for the row still.
     pub(crate) fn let_go(&mut self, name: RowName) {
         self.rows.remove(&name);
+        self.waiting.retain(|(_, names)| !names.contains(&name));
     }
 
     /// A guest has gone.
     pub(crate) fn forget(&mut self, caller: CallerId) {
         self.rows.retain(|name, _| name.caller != caller);
+        self.waiting.retain(|(_, names)| names.iter().all(|name| name.caller != caller));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_draw_waits_until_all_its_rows_are_written_or_one_is_let_go_of() {
+        let name = |caller, idx| RowName { caller: CallerId(caller), tag: Tag::new(idx, 0) };
+        let id = |number| ContextId { number, ..ContextId::LEAST };
+        let mut kept = KeptRows::default();
+        let names = [name(1, 0), name(1, 1), name(2, 0)];
+        names.iter().for_each(|&name| kept.hold(name, KeptRow::new(())));
+        assert!(kept.get(&names).is_some() && kept.get(&[name(2, 1)]).is_none());
+        kept.wait(id(1), vec![names[0], names[1]]);
+        kept.wait(id(2), vec![names[2]]);
+        kept.wait(id(3), vec![names[1]]);
+        kept.note_written(names[0]);
+        assert!(kept.take_ready().is_empty());
+        kept.note_written(names[2]);
+        assert_eq!(kept.take_ready(), [id(2)]);
+        assert_eq!(kept.waiting.len(), 2);
+        kept.let_go(names[0]);
+        kept.note_written(names[1]);
+        assert_eq!((kept.take_ready(), kept.waiting.len()), (vec![id(3)], 0));
+        kept.wait(id(4), vec![names[1]]);
+        kept.forget(CallerId(1));
+        assert_eq!((kept.rows.len(), kept.waiting.len()), (1, 0));
     }
 }
