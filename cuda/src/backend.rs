@@ -4,6 +4,7 @@ mod load;
 
 use std::collections::VecDeque;
 
+use trellis_engine::KeptRow;
 use trellis_engine::backend::{Backend, BackendError, Collected, Damage, Limits, OldestStep, WeightsInfo};
 use trellis_engine::batch::{
     Batch, CellMove, HostPageId, Input, LateMask, Output, PageId, Row, SlotId, Token,
@@ -196,6 +197,10 @@ impl Backend for CudaBackend {
 
     fn weights(&self) -> WeightsInfo {
         WeightsInfo { dtype: self.llama.dtype, n_bytes: self.weight_bytes }
+    }
+
+    fn keep_row(&mut self) -> Option<KeptRow> {
+        self.steps.keep_row()
     }
 
     fn submit(&mut self, batch: &Batch<'_>) -> Result<(), BackendError> {

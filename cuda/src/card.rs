@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use crate::blas::{self, Blas};
+use crate::kept::KeptRows;
 use crate::memory::Reserved;
 use crate::ops::program::ProgramKernel;
 use crate::ops::program_loading::ProgramLoading;
@@ -38,6 +39,8 @@ struct Inner {
     is_held: AtomicBool,
     /// Memory for steps; the models that use one hold it.
     step_memory: Mutex<Vec<Weak<Reserved>>>,
+    /// Rows of logits that models leave for each other; the models that use them hold them.
+    kept_rows: Mutex<Vec<Weak<KeptRows>>>,
     opened: Instant,
     /// When a step was last put into the stream, in milliseconds since it was opened and one more; 0 before the first.
     last_step_ms: AtomicU64,
@@ -66,6 +69,7 @@ impl Card {
             blas: Mutex::default(),
             blas_workspace,
             step_memory: Mutex::default(),
+            kept_rows: Mutex::default(),
             opened: Instant::now(),
             last_step_ms: AtomicU64::new(0),
         })))
@@ -183,6 +187,27 @@ impl Card {
         let shared = self.0.step_memory.lock().unwrap_or_else(PoisonError::into_inner);
         if smallest(&shared, n_bytes).is_some() { 0 } else { self.0.gpu.taken_bytes(n_bytes) }
     }
+
+    /// Places for rows of logits that stay here, shared by all models of such a vocabulary.
+    ///
+    /// # Errors
+    /// There is not enough memory.
+    pub(crate) fn kept_rows(&self, vocab_size: usize) -> Result<Arc<KeptRows>, CudaError> {
+        let mut shared = self.0.kept_rows.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(rows) = as_long(&shared, vocab_size) {
+            return Ok(rows);
+        }
+        let rows = Arc::new(KeptRows::new(self.gpu(), vocab_size)?);
+        shared.retain(|other| other.strong_count() > 0);
+        shared.push(Arc::downgrade(&rows));
+        Ok(rows)
+    }
+
+    /// Bytes that a model's places would take beyond what the card has for them.
+    pub(crate) fn kept_bytes_missing(&self, vocab_size: usize) -> usize {
+        let shared = self.0.kept_rows.lock().unwrap_or_else(PoisonError::into_inner);
+        if as_long(&shared, vocab_size).is_some() { 0 } else { KeptRows::n_bytes(vocab_size) }
+    }
 }
 
 /// The step memory is kept while this is there.
@@ -193,6 +218,11 @@ impl Drop for Hold {
     fn drop(&mut self) {
         self.0.0.is_held.store(false, Ordering::Relaxed);
     }
+}
+
+/// The places of rows of this length, if a model holds them.
+fn as_long(shared: &[Weak<KeptRows>], vocab_size: usize) -> Option<Arc<KeptRows>> {
+    shared.iter().filter_map(Weak::upgrade).find(|rows| rows.vocab_size() == vocab_size)
 }
 
 /// The shortest that is long enough, of those that a model holds.

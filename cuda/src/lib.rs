@@ -8,6 +8,7 @@ pub mod blas;
 mod card;
 mod compile;
 mod driver;
+mod kept;
 mod memory;
 mod model;
 pub mod ops;

@@ -9,7 +9,7 @@ use trellis_engine::account::{Account, ActorId, Budget, GuestId, Owner, SessionI
 use trellis_engine::backend::Backend;
 use trellis_engine::cpu::{CpuBackend, CpuOptions};
 use trellis_engine::model::{Dtype, Model, SpecialTokens};
-use trellis_engine::{EngineSettings, ModelHandle, OneModel, PrefixScope};
+use trellis_engine::{EngineSettings, KvBounds, ModelHandle, OneModel, PrefixScope};
 
 use crate::device::{card, device};
 use crate::models;
@@ -56,6 +56,27 @@ pub fn engine(model: &str, sizes: Sizes) -> OneModel {
     let model = models::bundled(model);
     let backend = backend(&model, sizes);
     start(model, backend, sizes)
+}
+
+/// An engine over two bundled models, in float32; the second is beside it.
+///
+/// # Panics
+/// A model cannot be loaded.
+#[must_use]
+pub fn engine_of_two(models: [&str; 2], sizes: Sizes) -> (OneModel, ModelHandle) {
+    let [first, second] = models.map(models::bundled);
+    let [of_first, of_second]: [Box<dyn Backend>; 2] = match device() {
+        Device::Cuda | Device::Ordinal(_) => {
+            let card = card();
+            let load = |model| cuda_backend(&card, model, sizes, Dtype::F32).expect("it loads onto the card");
+            [Box::new(load(&first)), Box::new(load(&second))]
+        }
+        Device::Auto | Device::Cpu => [&first, &second].map(|model| backend(model, sizes)),
+    };
+    let engine = start(first, of_first, sizes);
+    let bounds = KvBounds::of(of_second.as_ref());
+    let other = engine.engine().add(Arc::new(second), of_second, bounds).expect("the engine lives");
+    (engine, other)
 }
 
 /// A model on the device under test, in float32.

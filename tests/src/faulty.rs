@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use trellis::daemon::BackendWrap;
+use trellis_engine::KeptRow;
 use trellis_engine::backend::{Backend, BackendError, Collected, Damage, Limits, OldestStep, WeightsInfo};
 use trellis_engine::batch::{Batch, CellMove, HostPageId, LateMask, PageId};
 
@@ -124,6 +125,10 @@ impl Backend for Faulty {
 
     fn device(&self) -> &str {
         self.backend.device()
+    }
+
+    fn keep_row(&mut self) -> Option<KeptRow> {
+        self.backend.keep_row()
     }
 
     fn submit(&mut self, batch: &Batch<'_>) -> Result<(), BackendError> {

@@ -10,6 +10,7 @@ use trellis_engine::model::{Dtype, Model, ModelConfig, ModelError};
 
 use super::{CudaBackend, TrimmedAfter};
 use crate::blas::BLOCK_TOKENS;
+use crate::kept::KeptRows;
 use crate::memory::{HostPages, granule_bytes};
 use crate::model::load as weights_files;
 use crate::model::{Activations, Kernels, Llama, Weights, weights};
@@ -68,7 +69,8 @@ pub struct Needs {
     pub weight_bytes: u64,
     /// What steps are described in, and what they leave of contexts: page tables, tokens beside pages, hidden states.
     pub step_bytes: u64,
-    /// What steps compute in, beyond what is on the card for that already: models share the largest.
+    /// What steps compute in, and rows that models leave for each other, beyond what is on the card for that already: models
+    /// share the largest.
     pub activation_bytes: u64,
     /// What steps compute in, whatever is on the card.
     pub all_activation_bytes: u64,
@@ -298,12 +300,13 @@ fn needs(
         }
         None => page_bytes,
     };
+    let kept_bytes_missing = card.kept_bytes_missing(config.vocab_size);
     let kv_bytes_min = kv_bytes(config.n_positions.min(N_POSITIONS_MIN)).next_multiple_of(granule_bytes);
     Needs {
         weight_bytes: gpu.taken_bytes(weights::n_bytes(config, dtype) as usize) as u64,
         step_bytes: Steps::n_bytes(attention, config, limits) as u64,
-        activation_bytes: card.step_bytes_missing(activation_bytes) as u64,
-        all_activation_bytes: activation_bytes as u64,
+        activation_bytes: (card.step_bytes_missing(activation_bytes) + kept_bytes_missing) as u64,
+        all_activation_bytes: (activation_bytes + KeptRows::n_bytes(config.vocab_size)) as u64,
         page_bytes: page_bytes as u64,
         granule_bytes: granule_bytes as u64,
         kv_bytes_min: kv_bytes_min as u64,

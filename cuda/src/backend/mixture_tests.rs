@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use trellis_engine::batch::{Candidate, Input, OutputKind, Row, Start, Token, Within};
+use trellis_engine::KeptRow;
+use trellis_engine::batch::{Candidate, Input, Others, OutputKind, Row, Start, Token, Within};
 use trellis_engine::model::{Dtype, Model};
 use trellis_engine::sampling::program::{Definition, DrawState, Left, Program, PutOn, RowShape};
 use trellis_engine::sampling::{Sampler, TokenMask};
@@ -73,7 +74,7 @@ fn rows<'a>(mixtures: &'a [Mixture], first: Option<usize>, within: Within<'a>) -
             };
             let start = if first.is_some() { Start::At(*start) } else { Start::Drawn };
             let kind = match idx {
-                0 => OutputKind::Program { sampler, start, within, n_others: members.len() - 1 },
+                0 => OutputKind::Program { sampler, start, within, others: Others::Rows(members.len() - 1) },
                 _ => OutputKind::Mixed,
             };
             let row = row((slot + idx) as u32, tokens, from, (slot + idx) * N_PAGES, vec![(position, kind)]);
@@ -170,4 +171,74 @@ fn a_mixture_under_a_mask_draws_within_it() {
         steps
     };
     assert_eq!(drawn(false), drawn(true));
+}
+
+/// Draws of one model with rows that another has left on the card, put into the stream before either step is waited for.
+#[test]
+fn a_draw_reads_what_a_step_of_another_model_has_kept() {
+    let Some(card) = card() else { return };
+    let models = random_models();
+    let [large, small] = [&models[0], &models[2]];
+    let sampler = sampler(large, 3, 5);
+    let drawn = |leaves_to_host: bool| {
+        let [mut of_large, mut of_small] = [large, small].map(|model| load_on(&card, model, Dtype::F32));
+        card.wait_for_programs();
+        if leaves_to_host {
+            of_large.steps.leave_programs_to_host();
+        }
+        let mut random = Random(3);
+        let mut texts: Vec<Vec<Token>> = (0..9).map(|_| tokens(&mut random, N_PROMPT, 40)).collect();
+        let mut start = [sampler.start(); 3];
+        let mut drawn = Vec::new();
+        for step in 0..N_STEPS {
+            let places: Vec<KeptRow> = (0..6).map(|_| of_small.keep_row().expect("there is room")).collect();
+            let from = |text: &Vec<Token>| if step == 0 { 0 } else { text.len() - 1 };
+            let others = texts[3..].iter().zip(&places).enumerate().map(|(idx, (text, place))| {
+                let asked = vec![(text.len() - 1, OutputKind::Keep(place))];
+                row(idx as u32, text, from(text), idx * N_PAGES, asked)
+            });
+            of_small.submit(&Batch { copies: &[], rows: others.collect() }).expect("it is submitted");
+            let firsts = texts[..3].iter().enumerate().map(|(idx, text)| {
+                let (start, others) = (Start::At(start[idx]), Others::Kept(&places[2 * idx..2 * idx + 2]));
+                let kind = OutputKind::Program { sampler: &sampler, start, within: Within::All, others };
+                row(idx as u32, text, from(text), idx * N_PAGES, vec![(text.len() - 1, kind)])
+            });
+            of_large.submit(&Batch { copies: &[], rows: firsts.collect() }).expect("it is submitted");
+            // Whoever gets them now writes behind that.
+            drop(places);
+            assert_eq!(of_small.collect().expect("it ran").outputs, vec![Output::Kept; 6]);
+            let outputs = of_large.collect().expect("it ran").outputs;
+            for (idx, output) in outputs.into_iter().enumerate() {
+                let Output::Programmed(candidate, left) = output else { panic!("{output:?}") };
+                start[idx] = left.next;
+                for text in [idx, 3 + 2 * idx, 4 + 2 * idx] {
+                    texts[text].push(candidate.token);
+                }
+                drawn.push((candidate, *left));
+            }
+        }
+        assert_eq!(of_large.steps.n_by_host(), if leaves_to_host { 3 * N_STEPS } else { 0 });
+        drawn
+    };
+    let (found, expected) = (drawn(false), drawn(true));
+    for (idx, (found, expected)) in found.iter().zip(&expected).enumerate() {
+        assert_eq!((found.0.token, &found.1), (expected.0.token, &expected.1), "draw {idx}");
+        let (a, b) = (found.0.logprob, expected.0.logprob);
+        assert!((a - b).abs() <= 1e-4, "draw {idx}: {a} {b}");
+    }
+    // The rows are what the draws say: with other others they are different.
+    let texts = found.iter().map(|(candidate, _)| candidate.token);
+    assert!(texts.collect::<std::collections::HashSet<_>>().len() > 3);
+}
+
+/// Models of one vocabulary share the places, and there is an end to them.
+#[test]
+fn places_for_rows_are_shared_and_bounded() {
+    let Some(card) = card() else { return };
+    let models = random_models();
+    let [mut one, mut other] = [&models[0], &models[1]].map(|model| load_on(&card, model, Dtype::F32));
+    let rows: Vec<KeptRow> = std::iter::from_fn(|| one.keep_row()).collect();
+    assert!(rows.len() >= 64 && other.keep_row().is_none(), "{}", rows.len());
+    drop(rows);
+    assert!(other.keep_row().is_some());
 }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use trellis_engine::batch::{Input, OutputKind, Row, Start, Token, Within};
+use trellis_engine::batch::{Input, Others, OutputKind, Row, Start, Token, Within};
 use trellis_engine::model::{Dtype, Model};
 use trellis_engine::sampling::program::{Definition, DrawState, Left, Program, PutOn, RowShape};
 use trellis_engine::sampling::{Bias, Sampler, TokenMask};
@@ -58,7 +58,7 @@ pub(super) fn samplers(model: &Model) -> Vec<Sampler> {
 /// A draw by a sampler's program.
 pub(super) fn draw(sampler: &Sampler, start: Start) -> OutputKind<'_> {
     let put_on = sampler.program.as_ref().expect("it draws by a program");
-    OutputKind::Program { sampler, start, within: put_on.within.as_ref().into(), n_others: 0 }
+    OutputKind::Program { sampler, start, within: put_on.within.as_ref().into(), others: Others::NONE }
 }
 
 /// Tokens, log-probabilities and what is left, to the bit.
@@ -244,7 +244,7 @@ fn programs_keep_to_masks_that_are_late() {
         let mask = Arc::new(mask);
         for (idx, sampler) in samplers.iter().enumerate() {
             let start = Start::At(sampler.start());
-            let kind = |within| OutputKind::Program { sampler, start, within, n_others: 0 };
+            let kind = |within| OutputKind::Program { sampler, start, within, others: Others::NONE };
             let asked = |within| vec![row(0, &prompt, 0, 0, vec![(39, kind(within))])];
             let in_time = Batch { copies: &[], rows: asked(Within::Mask(&mask)) };
             let in_time = backend.forward(&in_time).expect("it runs");

@@ -57,7 +57,8 @@ struct ProgramParams {
     const unsigned* n_chains;
     const OutputRow* output_rows;
     const float* logits;
-    const unsigned* members;
+    const float* kept_rows;
+    const unsigned* members;  // KEPT_ROW is set for one of the kept rows
     const unsigned* tables;
     const int* page_tokens;
     const float* parameters;
@@ -72,7 +73,7 @@ struct ProgramParams {
     int vocab;
     int unused;
 };
-static_assert(sizeof(ProgramParams) == 152, "as in program.rs");
+static_assert(sizeof(ProgramParams) == 160, "as in program.rs");
 
 struct NoiseSource {
     uint2 key;

@@ -102,6 +102,7 @@ pub fn source(capability: (i32, i32)) -> Source {
         .with("N_NUMBERS", N_NUMBERS)
         .with("N_REGISTERS", N_REGISTERS)
         .with("N_OPERATIONS", N_OPERATIONS_MAX)
+        .with("KEPT_ROW", KEPT_ROW)
         .with("WITHIN_LIST", WITHIN_LIST)
         .with("N_PLAIN_SHIFT", N_PLAIN_SHIFT)
         .with("HAS_SUMS", HAS_SUMS)
@@ -226,6 +227,7 @@ struct ProgramParams {
     n_chains: Pointer,
     output_rows: Pointer,
     logits: Pointer,
+    kept_rows: Pointer,
     members: Pointer,
     tables: Pointer,
     page_tokens: Pointer,
@@ -241,7 +243,10 @@ struct ProgramParams {
     vocab: i32,
     unused: i32,
 }
-params!(ProgramParams, 152);
+params!(ProgramParams, 160);
+
+/// Set in the number of a member that is a kept row.
+pub const KEPT_ROW: u32 = 1 << 31;
 
 /// Device buffers of a launch.
 #[derive(Clone, Copy, Debug)]
@@ -258,7 +263,9 @@ pub struct ProgramBuffers {
     pub output_rows: Slice,
     /// f32 `[n_logits_rows, vocab_size]`, aligned to 16 bytes: numbers or −∞; a NaN counts as −∞.
     pub logits: Slice,
-    /// u32: rows of logits.
+    /// f32 `[n_kept_rows, vocab_size]`: what steps before have left; no NaN.
+    pub kept_rows: Slice,
+    /// u32: rows of logits, or with [`KEPT_ROW`] kept rows.
     pub members: Slice,
     /// [`PageEntry`](super::shares::PageEntry): page tables.
     pub tables: Slice,
@@ -352,6 +359,7 @@ impl ProgramKernel {
             n_chains: buffers.n_chains.into(),
             output_rows: buffers.output_rows.into(),
             logits: buffers.logits.into(),
+            kept_rows: buffers.kept_rows.into(),
             members: buffers.members.into(),
             tables: buffers.tables.into(),
             page_tokens: buffers.page_tokens.into(),

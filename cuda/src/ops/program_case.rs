@@ -10,7 +10,7 @@ use super::common::PAGE_LEN;
 use super::common::check::{download, poisoned, upload};
 use super::logits::{BiasPair, NOWHERE, OutputRow, Wants};
 use super::program::{
-    ProgramBias, ProgramBuffers, ProgramKernel, ProgramOutput, ProgramRow, planes_bytes, source,
+    KEPT_ROW, ProgramBias, ProgramBuffers, ProgramKernel, ProgramOutput, ProgramRow, planes_bytes, source,
 };
 use super::program_code::Entry;
 use super::program_plan::EncodedProgram;
@@ -151,6 +151,8 @@ pub(super) struct Host {
     pub(super) chains: Vec<u32>,
     pub(super) output_rows: Vec<OutputRow>,
     pub(super) logits: Vec<f32>,
+    /// Every other member is one of these.
+    pub(super) kept_rows: Vec<f32>,
     pub(super) members: Vec<u32>,
     pub(super) tables: Vec<PageEntry>,
     pub(super) page_tokens: Vec<[i32; PAGE_LEN]>,
@@ -268,7 +270,13 @@ impl Host {
         };
         self.output_rows.push(output_row);
         for member in &row.members {
-            let place = self.push_logits(member);
+            let place = match self.members.len() % 2 {
+                0 => self.push_logits(member),
+                _ => {
+                    self.kept_rows.extend_from_slice(member);
+                    KEPT_ROW | (self.kept_rows.len() / member.len() - 1) as u32
+                }
+            };
             self.members.push(place);
         }
         self.parameters.extend_from_slice(&row.parameters);
@@ -318,6 +326,7 @@ impl Launched {
             put(gpu, &host.bias_pairs),
             put(gpu, &host.states),
             planes,
+            put(gpu, &host.kept_rows),
             poisoned(gpu, n_rows * size_of::<ProgramOutput>()),
         ];
         let slice = |idx: usize| held[idx].slice();
@@ -328,6 +337,7 @@ impl Launched {
             n_chains: slice(3),
             output_rows: slice(4),
             logits: slice(5),
+            kept_rows: slice(17),
             members: slice(6),
             tables: slice(7),
             page_tokens: slice(8),
@@ -339,7 +349,7 @@ impl Launched {
             bias_pairs: slice(14),
             states: slice(15),
             planes: slice(16),
-            outputs: slice(17),
+            outputs: slice(18),
         };
         Self { held, buffers, bucket, n_rows }
     }

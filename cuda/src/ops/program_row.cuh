@@ -157,8 +157,9 @@ __device__ __forceinline__ Four leaf4(const Run& r, unsigned code, unsigned oper
     switch (code) {
     case MEMBER: {
         const bool is_there = operand < r.row.n_members;
-        const float* row =
-            is_there ? r.p.logits + (size_t)r.p.members[r.row.members_start + operand] * r.vocab : r.s.logits;
+        const unsigned member = is_there ? r.p.members[r.row.members_start + operand] : 0;
+        const float* rows = member & KEPT_ROW ? r.p.kept_rows : r.p.logits;
+        const float* row = is_there ? rows + (size_t)(member & ~KEPT_ROW) * r.vocab : r.s.logits;
         Four out = load4(row, first, r.vocab);
         // It was not checked whether they are numbers.
 #pragma unroll

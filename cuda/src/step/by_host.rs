@@ -52,6 +52,8 @@ pub(super) fn output_of(
         OutputKind::Scores(tokens) => Distribution::new(logits).map(|distribution| {
             Output::Scores(tokens.iter().map(|&token| distribution.logprob(token)).collect())
         }),
+        OutputKind::Logits => Distribution::new(logits).map(|_| Output::Full(logits.to_vec())),
+        OutputKind::Keep(_) => Distribution::new(logits).map(|_| Output::Kept),
         _ => Distribution::new(logits).map(|distribution| Output::Full(distribution.logprobs())),
     };
     output.unwrap_or_else(Output::Failed)

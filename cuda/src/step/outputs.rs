@@ -6,7 +6,8 @@
 
 mod draws;
 
-use trellis_engine::batch::{OutputKind, OutputRequest, Start, Within};
+use trellis_engine::KeptRow;
+use trellis_engine::batch::{Others, OutputKind, OutputRequest, Start, Within};
 use trellis_engine::sampling::Sampler;
 use trellis_engine::sampling::program::DrawState;
 
@@ -19,7 +20,8 @@ use super::row::StepRow;
 use super::slots::{EditList, Slots};
 use super::steps::sit_out;
 use super::taps::Taps;
-use super::whole::{Reading, RowOf, RowWords, WholeRows};
+use super::whole::{KeptRun, Reading, RowOf, RowWords, WholeRows};
+use crate::kept::KeptPlace;
 use crate::ops::logits::{NOWHERE, OutputRow, Stages, Wants};
 use crate::ops::topn::N_TOP_MAX;
 
@@ -53,6 +55,8 @@ pub(crate) struct Group {
     pub(crate) has_host_work: bool,
     /// Rows that come back whole.
     pub(crate) wholes: Vec<WholeRows>,
+    /// Rows that stay on the device.
+    pub(crate) kept: Vec<KeptRun>,
 }
 
 impl Group {
@@ -78,9 +82,9 @@ struct ByProgram<'a> {
     sampler: &'a Sampler,
     start: Start,
     within: Within<'a>,
-    /// Of the group; those of the others of its mixture are behind it.
+    /// Of the group; those of the others of its mixture are behind it, or were kept.
     logits_row: usize,
-    n_others: usize,
+    others: Others<'a>,
 }
 
 /// All requests of a step.
@@ -248,14 +252,14 @@ impl Outputs {
                     continue;
                 }
                 let output = match &request.kind {
-                    &OutputKind::Program { sampler, start, within, n_others } => {
-                        let by = ByProgram { sampler, start, within, logits_row, n_others };
+                    &OutputKind::Program { sampler, start, within, others } => {
+                        let by = ByProgram { sampler, start, within, logits_row, others };
                         let output = match fits_device {
                             true => self.programmed(row, request.position, by, room, &mut place),
                             false => None,
                         };
                         if output.is_none() && !request.kind.is_late() {
-                            self.n_mixed_by_host = n_others;
+                            self.n_mixed_by_host = others.n_rows();
                             let start = self.programs.leave_to_host(row.slot, start);
                             self.host_starts.extend(start.map(|start| (first_place + request_idx, start)));
                         }
@@ -270,6 +274,7 @@ impl Outputs {
                         logits_row,
                         start: self.bring(group_idx, RowOf::Hidden, room),
                     },
+                    (OutputKind::Keep(row), output) => self.place_kept(group_idx, logits_row, row, output),
                     (OutputKind::Mixed, _) => self.place_mixed(group_idx, logits_row),
                     (kind, Some(output)) if kind.is_late() => {
                         self.place_late(group_idx, output, first_place + request_idx)
@@ -281,14 +286,17 @@ impl Outputs {
                         *whole.get_or_insert_with(|| self.place_whole(group_idx, output, room))
                     }
                     (_, Some(output)) => self.place(group_idx, output),
-                    (OutputKind::Ranked { .. }, None) => match self.bring(group_idx, RowOf::Logits, room) {
-                        Some(start) => {
-                            let reading = Reading::of(&request.kind, row.known_before(request.position + 1));
-                            self.readings.extend(reading.map(|it| (first_place + request_idx, it)));
-                            Place::Raw { start }
+                    (OutputKind::Ranked { .. } | OutputKind::Logits, None) => {
+                        match self.bring(group_idx, RowOf::Logits, room) {
+                            Some(start) => {
+                                let reading =
+                                    Reading::of(&request.kind, row.known_before(request.position + 1));
+                                self.readings.extend(reading.map(|it| (first_place + request_idx, it)));
+                                Place::Raw { start }
+                            }
+                            None => Place::Host { group_idx, logits_row },
                         }
-                        None => Place::Host { group_idx, logits_row },
-                    },
+                    }
                     (_, None) => Place::Host { group_idx, logits_row },
                 };
                 self.groups[group_idx].has_host_work |= place.is_fetched();
@@ -323,6 +331,7 @@ impl Outputs {
                 stages: Stages::default(),
                 has_host_work: false,
                 wholes: Vec::new(),
+                kept: Vec::new(),
             });
         }
         self.groups.len() - 1
@@ -378,6 +387,35 @@ impl Outputs {
             Wants::RANKED => Place::Ranked { output_idx },
             Wants::SCORES => Place::Scores { output_idx },
             _ => Place::Drawn { output_idx },
+        }
+    }
+
+    /// Has a row of logits stay on the device; the output row says whether it is one of numbers.
+    fn place_kept(
+        &mut self,
+        group_idx: usize,
+        logits_row: usize,
+        row: &KeptRow,
+        output: Option<OutputRow>,
+    ) -> Place {
+        let idx = row.get::<KeptPlace>().idx;
+        let kept = &mut self.groups[group_idx].kept;
+        match kept.last_mut() {
+            Some(last)
+                if last.row + last.n_rows == logits_row
+                    && last.idx as usize + last.n_rows == idx as usize =>
+            {
+                last.n_rows += 1;
+            }
+            _ => kept.push(KeptRun { row: logits_row, idx, n_rows: 1 }),
+        }
+        match output {
+            Some(output) => {
+                let output_idx = self.rows.len();
+                self.place(group_idx, output);
+                Place::Kept { output_idx }
+            }
+            None => Place::Host { group_idx, logits_row },
         }
     }
 
@@ -455,6 +493,8 @@ impl Outputs {
                 let n_scores = tokens.len() as u32;
                 Some(OutputRow { wants: Wants::SCORES, score_start, n_scores, ..OutputRow::default() })
             }
+            // No scores: whether all are numbers.
+            OutputKind::Keep(_) => Some(OutputRow { wants: Wants::SCORES, ..OutputRow::default() }),
             OutputKind::Top { .. } | OutputKind::Scores(_) | OutputKind::Full => {
                 Some(OutputRow { wants: Wants::FULL, ..OutputRow::default() })
             }

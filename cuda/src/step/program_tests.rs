@@ -2,16 +2,19 @@
 
 use std::sync::Arc;
 
-use trellis_engine::batch::{Evicted, Input, OutputKind, Row, SlotId, Start, Stretch, Token, Within};
+use trellis_engine::KeptRow;
+use trellis_engine::batch::{Evicted, Input, Others, OutputKind, Row, SlotId, Start, Stretch, Token, Within};
 use trellis_engine::sampling::program::{Definition, DrawState, Program, PutOn, RowShape};
 use trellis_engine::sampling::{Bias, Sampler, TokenMask};
 use trellis_programs::{Source, library};
 
 use super::tests::{ROOM, STATES, fill, fill_again, fill_in, row};
+use super::whole::KeptRun;
 use super::words::from_words;
 use super::*;
+use crate::kept::FreeRows;
 use crate::ops::logits::{NOWHERE, Wants};
-use crate::ops::program::{ProgramBias, ProgramRow};
+use crate::ops::program::{KEPT_ROW, ProgramBias, ProgramRow};
 
 const VOCAB_SIZE: usize = 100;
 
@@ -40,7 +43,7 @@ fn at(numbers: [f32; 8], n_drawn: u32) -> Start {
 
 fn asks<'a>(sampler: &'a Sampler, from: usize, starts: &[Start]) -> Vec<(usize, OutputKind<'a>)> {
     let kind = |(idx, &start): (usize, &Start)| {
-        (from + idx, OutputKind::Program { sampler, start, within: Within::All, n_others: 0 })
+        (from + idx, OutputKind::Program { sampler, start, within: Within::All, others: Others::NONE })
     };
     starts.iter().enumerate().map(kind).collect()
 }
@@ -239,7 +242,7 @@ fn a_mixture_names_the_rows_of_logits_behind_its_own_and_stays_in_one_group() {
         sampler,
         start: at([0.0; 8], 0),
         within: Within::All,
-        n_others,
+        others: Others::Rows(n_others),
     };
     // Groups are of four rows of logits.
     let kinds = [draw(&alone, 0), draw(&alone, 0), draw(&mixed, 2), OutputKind::Mixed, OutputKind::Mixed];
@@ -275,7 +278,7 @@ fn a_mixture_stays_in_one_group_where_others_take_several_output_rows() {
         sampler: &mixed,
         start: Start::At(mixed.start()),
         within: Within::All,
-        n_others: 1,
+        others: Others::Rows(1),
     };
     let rows = [
         row(0, &tokens, 19, lists_of_top),
@@ -288,6 +291,33 @@ fn a_mixture_stays_in_one_group_where_others_take_several_output_rows() {
     fill_in(&mut lists, &rows, ROOM);
     let n_logits_rows: Vec<usize> = lists.outputs.groups.iter().map(|group| group.n_logits_rows).collect();
     assert_eq!(n_logits_rows, [2, 2]);
+}
+
+#[test]
+fn a_draw_names_the_rows_that_steps_before_have_kept() {
+    let (mixed, free) = (mixed(), FreeRows::new(5));
+    let places: Vec<KeptRow> = (0..5).map(|_| free.take().expect("one is free")).collect();
+    let tokens: Vec<Token> = (0..20).collect();
+    let draw = OutputKind::Program {
+        sampler: &mixed,
+        start: at([0.0; 8], 0),
+        within: Within::All,
+        others: Others::Kept(&places[3..]),
+    };
+    let kinds =
+        [draw, OutputKind::Keep(&places[0]), OutputKind::Keep(&places[1]), OutputKind::Keep(&places[0])];
+    let batch: Vec<_> =
+        kinds.into_iter().zip(0..).map(|(kind, slot)| row(slot, &tokens, 19, vec![(19, kind)])).collect();
+    let rows: Vec<StepRow<'_>> = batch.iter().map(StepRow::of).collect();
+    let mut lists = fill(&rows);
+    assert!(lists.can_be_captured(), "nothing leaves the device");
+    assert_eq!(lists.outputs.places[1..], [1, 2, 3].map(|output_idx| Place::Kept { output_idx }));
+    let kept = [KeptRun { row: 1, idx: 0, n_rows: 2 }, KeptRun { row: 3, idx: 0, n_rows: 1 }];
+    assert_eq!(lists.outputs.groups[0].kept, kept);
+    let (rows, _, memory) = written(&mut lists);
+    assert_eq!((rows.len(), rows[0].n_members), (1, 2));
+    let first = rows[0].members_start as usize - N_SLOTS;
+    assert_eq!(memory[first..first + 2], [3, 4].map(|idx| KEPT_ROW | idx));
 }
 
 #[test]

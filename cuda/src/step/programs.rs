@@ -5,7 +5,7 @@
 //! are fewer sets than rows.
 
 use smallvec::SmallVec;
-use trellis_engine::batch::{SlotId, Start};
+use trellis_engine::batch::{Others, SlotId, Start};
 use trellis_engine::sampling::Sampler;
 use trellis_engine::sampling::program::{
     DrawState, N_HANDLES_MAX, N_MEMBERS_MAX, N_PARAMETERS_MAX, N_STATE_MAX,
@@ -13,8 +13,9 @@ use trellis_engine::sampling::program::{
 
 use super::given::Places;
 use super::words::to_words;
+use crate::kept::KeptPlace;
 use crate::ops::logits::NOWHERE;
-use crate::ops::program::ProgramRow;
+use crate::ops::program::{KEPT_ROW, ProgramRow};
 
 /// Words that a draw brings at most besides what is kept: parameters, places of masks and biases, rows of the others of a
 /// mixture, the state.
@@ -76,17 +77,16 @@ struct Chain {
 
 /// Where a program draws.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct DrawPlace {
+pub(super) struct DrawPlace<'a> {
     pub(super) slot: SlotId,
     /// Which row of the step it is of.
     pub(super) row_idx: usize,
     pub(super) start: Start,
     /// Tokens before the one that is drawn.
     pub(super) n_tokens: usize,
-    /// Its row of logits in the group. Those of the others of its mixture are behind it.
+    /// Its row of logits in the group. Those of the others of its mixture are behind it, or were kept.
     pub(super) logits_row: usize,
-    /// How many others there are.
-    pub(super) n_others: usize,
+    pub(super) others: Others<'a>,
     /// Tokens that were evicted, which the position counts too.
     pub(super) n_evicted: usize,
     /// First word of the page table.
@@ -174,14 +174,16 @@ impl Programs {
     pub(super) fn push(
         &mut self,
         sampler: &Sampler,
-        at: DrawPlace,
+        at: DrawPlace<'_>,
         given: &Places,
         tail: &mut Vec<u32>,
     ) -> u32 {
         let put_on = sampler.program.as_ref().expect("it draws by a program");
-        let DrawPlace { slot, n_tokens, n_evicted, logits_row, n_others, states_start, group_start, .. } = at;
-        let others: SmallVec<[u32; N_MEMBERS_MAX]> =
-            (0..n_others).map(|idx| (logits_row + 1 + idx) as u32).collect();
+        let DrawPlace { slot, n_tokens, n_evicted, logits_row, others, states_start, group_start, .. } = at;
+        let members: SmallVec<[u32; N_MEMBERS_MAX]> = match others {
+            Others::Rows(n) => (0..n).map(|idx| (logits_row + 1 + idx) as u32).collect(),
+            Others::Kept(rows) => rows.iter().map(|row| KEPT_ROW | row.get::<KeptPlace>().idx).collect(),
+        };
         let of_slot = (states_start + 8 * slot.0 as usize) as u32;
         let after = match at.start {
             Start::After { n_rows } => Some(self.end_of(at.row_idx - n_rows).expect("it can start")),
@@ -229,8 +231,8 @@ impl Programs {
             n_parameters: put_on.parameters.len() as u32,
             masks_start: bring(&given.masks),
             n_masks: given.masks.len() as u32,
-            members_start: bring(&others),
-            n_members: n_others as u32,
+            members_start: bring(&members),
+            n_members: members.len() as u32,
             state_in,
             state_out,
         };

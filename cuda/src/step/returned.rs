@@ -46,6 +46,8 @@ pub(crate) enum Place {
     Attention { start: usize, n: usize },
     /// Logits that the host has to look at.
     Host { group_idx: usize, logits_row: usize },
+    /// Nothing: the logits go to their place on the device, checked by this output row.
+    Kept { output_idx: usize },
     /// Nothing: the logits are mixed into a draw.
     Mixed,
     /// Nothing: the logits are mixed into a draw that the host makes.

@@ -12,12 +12,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cudarc::driver::result;
-use trellis_engine::N_TREE_NODES_MAX;
 use trellis_engine::backend::Collected;
 use trellis_engine::batch::{Output, OutputFault, OutputKind, PageCopy, PageId, SlotId};
 use trellis_engine::model::ModelConfig;
 use trellis_engine::sampling::Scratch;
 use trellis_engine::sampling::program::DrawState;
+use trellis_engine::{KeptRow, N_TREE_NODES_MAX};
 
 use self::graphs::GraphKey;
 use self::host_buffers::HostBuffers;
@@ -41,6 +41,7 @@ use super::{
 };
 use crate::blas::bucket;
 use crate::driver::{Graph, check};
+use crate::kept::KeptRows;
 use crate::memory::{Driver, Pool, Reserved};
 use crate::model::{ActivationSizes, Activations, Llama, LogitsOf, LogitsRows};
 use crate::ops::attention::Attention;
@@ -84,6 +85,8 @@ pub(crate) struct Steps {
     page_tokens: Buffer, // i32 [n_pages, PAGE_LEN]
     /// The last hidden state of each slot that was asked about.
     states: Buffer, // f32 [n_states, hidden_size]
+    /// Rows of logits that models leave for each other.
+    kept_rows: Arc<KeptRows>,
     returned: Buffer, // output rows, what programs gave, scores, top lists
     arrivals: Buffer,
     activations: Activations,
@@ -208,6 +211,7 @@ impl Steps {
             n_plane_sets,
             page_tokens,
             states: gpu.allocate("hidden states of contexts", states_bytes(&llama.config, limits))?,
+            kept_rows: card.kept_rows(vocab_size)?,
             returned: gpu.allocate(what, 4 * n_output_words(limits))?,
             arrivals,
             activations: Activations::place(arena.slice(), &llama.config, llama.dtype, size),
@@ -327,7 +331,8 @@ impl Steps {
         (self.all_given, self.has_program_kernel) = (true, false);
         let card = self.card.clone();
         for request in rows.iter().flat_map(|row| row.requests) {
-            if let OutputKind::Program { sampler, within, .. } = &request.kind {
+            if let OutputKind::Program { sampler, within, others, .. } = &request.kind {
+                others.kept().iter().for_each(|row| self.kept_rows.check(row));
                 let put_on = sampler.program.as_ref().expect("it draws by a program");
                 // It may become ready at any time, and this step goes one way.
                 self.has_program_kernel = self.has_program_kernel || card.programs().is_some();
@@ -349,6 +354,11 @@ impl Steps {
         !self.all_given
             || Outputs::n_tail_words(rows, copies.len(), &self.slots) > N_TAIL_WORDS_MAX
             || Outputs::n_copied_pages(rows) > N_COPIED_PAGES
+    }
+
+    /// A place for a row of logits that stays on the device.
+    pub(crate) fn keep_row(&self) -> Option<KeptRow> {
+        self.kept_rows.take()
     }
 
     /// Notes where the last draw of a slot by a program ended, which the device may not know.
@@ -437,6 +447,7 @@ impl Steps {
                 Place::Hidden { start: None, .. } | Place::Host { .. } => {
                     Ok(by_host.expect("worked out with the step"))
                 }
+                Place::Kept { output_idx } => returned.check(output_idx).map(|()| Output::Kept),
                 Place::Mixed | Place::MixedByHost { .. } => Ok(Output::Mixed),
                 Place::SatOut => Ok(Output::SatOut),
                 Place::Late { .. } => unreachable!("a step is let draw before it is waited for"),
@@ -556,7 +567,8 @@ impl Steps {
                 keeps_hidden: group.keeps_hidden(),
             };
             llama.logits(stream, asked, &self.activations)?;
-            let fetched = self.fetch(stream, llama, group_idx, Place::is_drawn_from)?;
+            let mut fetched = self.fetch(stream, llama, group_idx, Place::is_drawn_from)?;
+            self.fetch_kept(stream, rows, group_idx, &mut fetched)?;
             if group.n_outputs > 0 {
                 let rows = layout.output_rows(memory, group.outputs_start, group.n_outputs);
                 self.launch_outputs(stream, llama, layout, group_idx, &group, rows)?;

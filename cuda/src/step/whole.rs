@@ -38,6 +38,16 @@ pub(crate) struct WholeRows {
     pub(crate) start: usize,
 }
 
+/// Rows of logits that stay on the device, one behind the other there as in the group.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct KeptRun {
+    /// The first one's row of logits.
+    pub(crate) row: usize,
+    /// And its place.
+    pub(crate) idx: u32,
+    pub(crate) n_rows: usize,
+}
+
 /// Words of one row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct RowWords {
@@ -68,6 +78,8 @@ pub(crate) enum Reading {
     Scores(Box<[Token]>),
     /// The most probable tokens after what a program makes of the row, of which it is the logits.
     Ranked(Box<ByProgram>),
+    /// The row itself, if all of it are numbers.
+    Logits,
 }
 
 /// What a program ranks by.
@@ -93,6 +105,7 @@ impl Reading {
                 let within = within.cloned();
                 Some(Self::Ranked(Box::new(ByProgram { sampler, within, history, n_tokens, n: *n })))
             }
+            OutputKind::Logits => Some(Self::Logits),
             OutputKind::Top { n } => Some(Self::Top(*n)),
             OutputKind::Scores(tokens) => Some(Self::Scores((*tokens).into())),
             _ => None,
@@ -107,6 +120,7 @@ impl Reading {
                 rank(row, &history, n_tokens.into(), &sampler, within.as_deref(), n, scratch)
                     .map(Output::Ranked)
             }
+            Self::Logits => Distribution::new(row).map(|_| Output::Full(row.to_vec())),
             Self::Top(n) => {
                 let distribution = Distribution::new(row)?;
                 Ok(Output::Top { candidates: distribution.top(n), entropy: distribution.entropy() })

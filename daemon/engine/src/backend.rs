@@ -5,6 +5,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use crate::batch::{Batch, CellMove, HostPageId, LateMask, Output, PageId};
+use crate::kept::KeptRow;
 use crate::model::Dtype;
 use crate::port::{Name, names};
 
@@ -171,6 +172,12 @@ pub trait Backend: Send {
 
     /// The device's name for people, such as `NVIDIA H100 80GB HBM3` or `cpu (2 threads)`.
     fn device(&self) -> &str;
+
+    /// A place for a row of logits that a step of this model writes and steps behind it read, of any model of the same
+    /// vocabulary on the device; `None` if there is none left.
+    fn keep_row(&mut self) -> Option<KeptRow> {
+        None
+    }
 
     /// Starts a step: the page copies, then the tokens of every row, then the outputs that the rows ask for. Steps, and
     /// the copies of pages between them, take effect in the order in which they are submitted; a device that works by

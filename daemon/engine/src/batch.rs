@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 
 use crate::backend::PAGE_LEN;
+use crate::kept::KeptRow;
 use crate::sampling::program::{DrawState, Left};
 use crate::sampling::{Sampler, TokenMask};
 use crate::steering::Steered;
@@ -227,9 +228,8 @@ pub enum OutputKind<'a> {
         start: Start,
         /// What may be drawn, whatever the program says.
         within: Within<'a>,
-        /// The other members, in the order in which the program names them: as many rows behind this one, each of which asks
-        /// for [`Self::Mixed`] at its end. Such a draw does not wait for its mask.
-        n_others: usize,
+        /// The other members. A draw with any does not wait for its mask.
+        others: Others<'a>,
     },
     /// Nothing: the logits are for the program that draws for the first member of a mixture.
     Mixed,
@@ -252,6 +252,10 @@ pub enum OutputKind<'a> {
     Scores(&'a [Token]),
     /// The log-probabilities of the whole vocabulary.
     Full,
+    /// The logits of the whole vocabulary.
+    Logits,
+    /// Nothing: the logits go to this place on the device. Nothing else is asked of the position.
+    Keep(&'a KeptRow),
     /// The hidden state after the final norm.
     Embedding,
     /// The hidden state after so many layers: 0 is the embedding of the token, that after the last layer is also after
@@ -267,6 +271,41 @@ pub enum OutputKind<'a> {
         /// Layers, counted from 0: at least one, each once.
         layers: &'a [usize],
     },
+}
+
+/// The other members of a draw, in the order in which its program names them.
+#[derive(Clone, Copy, Debug)]
+pub enum Others<'a> {
+    /// As many rows behind the draw's own, each of which asks for [`OutputKind::Mixed`] at its end.
+    Rows(usize),
+    /// Rows that steps before this one have kept.
+    Kept(&'a [KeptRow]),
+}
+
+impl<'a> Others<'a> {
+    /// There are none.
+    pub const NONE: Self = Self::Rows(0);
+
+    /// How many there are.
+    #[must_use]
+    pub fn n(self) -> usize {
+        match self {
+            Self::Rows(n) => n,
+            Self::Kept(rows) => rows.len(),
+        }
+    }
+
+    /// How many of them are rows of the same step.
+    #[must_use]
+    pub fn n_rows(self) -> usize {
+        if let Self::Rows(n) = self { n } else { 0 }
+    }
+
+    /// Those that were kept.
+    #[must_use]
+    pub fn kept(self) -> &'a [KeptRow] {
+        if let Self::Kept(rows) = self { rows } else { &[] }
+    }
 }
 
 /// What a program may draw, whatever it says.
@@ -323,7 +362,7 @@ impl OutputKind<'_> {
     /// Rows behind its own that it sees: the others of a mixture.
     #[must_use]
     pub fn n_others(&self) -> usize {
-        if let Self::Program { n_others, .. } = self { *n_others } else { 0 }
+        if let Self::Program { others, .. } = self { others.n_rows() } else { 0 }
     }
 
     /// The token before it is one that the step before draws.
@@ -405,6 +444,8 @@ pub enum Output {
     Programmed(Candidate, Box<Left>),
     /// For [`OutputKind::Mixed`].
     Mixed,
+    /// For [`OutputKind::Keep`].
+    Kept,
     /// For [`OutputKind::Masked`]: the mask did not come, and nothing was drawn.
     SatOut,
     /// For [`OutputKind::Ranked`]: most probable first, ties by lower token.
@@ -418,7 +459,7 @@ pub enum Output {
     },
     /// For [`OutputKind::Scores`], in the order asked.
     Scores(Vec<f32>),
-    /// For [`OutputKind::Full`].
+    /// For [`OutputKind::Full`] and [`OutputKind::Logits`].
     Full(Vec<f32>), // [vocab_size]
     /// For [`OutputKind::Embedding`] and [`OutputKind::Hidden`].
     Embedding(Vec<f32>), // [hidden_size]

@@ -9,6 +9,7 @@ use crate::completion::{CallerId, Tag};
 use crate::error::EngineError;
 use crate::guess::Guess;
 use crate::history::History;
+use crate::kept::RowName;
 use crate::kv::Positions;
 use crate::port::{shared, shared_list, shared_list_of, shared_option};
 use crate::run::Finish;
@@ -86,6 +87,18 @@ pub enum Ask {
     },
     /// The log-probabilities of the whole vocabulary.
     Full,
+    /// The logits of the whole vocabulary.
+    Logits,
+    /// Have the logits stay on the device, under the name of this question.
+    Keep,
+    /// Draw the next token by a program whose other members are these rows, once they are there.
+    Mix {
+        /// How to draw.
+        #[serde(with = "shared")]
+        sampler: Arc<Sampler>,
+        /// Of the members, in the order in which the program names them.
+        rows: Vec<RowName>,
+    },
     /// The hidden state of the last token.
     Embedding,
     /// Hidden states of the context's tokens, pooled.
@@ -132,8 +145,12 @@ pub enum Answer {
     Tops(Vec<Top>),
     /// Log-probabilities, in the order asked.
     Scores(Vec<f32>),
-    /// Log-probabilities of the vocabulary.
+    /// Log-probabilities of the vocabulary, or its logits.
     Full(Vec<f32>), // [vocab_size]
+    /// The logits are on the device.
+    Kept,
+    /// There is no room for a row of logits, or one that is asked for is not there.
+    NotKept,
     /// The hidden state.
     Embedding(Vec<f32>), // [hidden_size]
     /// Pooled hidden states, in the order asked.
@@ -298,6 +315,10 @@ pub(crate) enum Operation {
         name: String,
         tag: Tag,
     },
+    /// A kept row is no longer needed.
+    LetGo {
+        row: RowName,
+    },
     /// What the model's scheduler has done and holds.
     Stats {
         model: ModelId,
@@ -355,6 +376,8 @@ impl Operation {
             }
             Self::SearchBeams(asked) => asked.base.model,
             Self::Forget { model, .. } | Self::Stats { model, .. } => *model,
+            // All models of a device know a row.
+            Self::LetGo { .. } => ContextId::LEAST.model,
         }
     }
 }

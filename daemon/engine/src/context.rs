@@ -4,6 +4,7 @@ mod beams;
 mod evict;
 mod keeps;
 mod mixture;
+mod pending;
 mod states;
 mod steer;
 mod together;
@@ -17,20 +18,20 @@ use smallvec::SmallVec;
 pub use self::beams::BeamSearch;
 use self::keeps::{Foreseen, Keeping};
 use self::mixture::Mixed;
+pub use self::pending::Pending;
 use self::states::{Leaves, States};
 use self::verified::Verified;
 use self::watch::{Foresight, Watching};
 use crate::account::{HostCharge, Owner, Resource};
 use crate::batch::{Drawn, Token, Tokens};
-use crate::command::{Answer, Ask, ContextId, Edit, MaskSource, Operation, Pooling, RunSettings};
-use crate::completion::{CallerId, Done, Tag};
+use crate::command::{Ask, ContextId, Edit, MaskSource, Operation, Pooling, RunSettings};
+use crate::completion::{Done, Tag};
 use crate::constraint::Rule;
 use crate::error::EngineError;
 use crate::guess::{Guess, N_GUESS_MAX};
 use crate::handle::{Caller, Room};
 use crate::history::History;
 use crate::kv::{Evictions, Footprint};
-use crate::mailbox::Ticket;
 use crate::model_handle::ModelHandle;
 use crate::run::{Finish, PullReport, RunEvent, RunQueue};
 use crate::sampling::program::N_REPORTS_MAX;
@@ -92,41 +93,6 @@ pub enum Pull {
     Token(Drawn),
     /// There are no more.
     Finished(Finish),
-}
-
-/// An answer that is on its way. Dropping it cancels the question.
-#[derive(Debug)]
-pub struct Pending {
-    place: Ticket,
-    model: ModelHandle,
-    caller: CallerId,
-    /// The context that was asked about, while the answer is wanted.
-    asked: Option<ContextId>,
-}
-
-impl Pending {
-    /// The answer, once the engine has computed it.
-    ///
-    /// # Errors
-    /// What the engine found wrong.
-    pub async fn answer(mut self) -> Result<Answer, EngineError> {
-        let done = self.place.take().await;
-        self.asked = None;
-        match done {
-            Some(Done::Answer(answer)) => answer,
-            Some(other) => unreachable!("asked a question, answered with {other:?}"),
-            None => Err(self.model.ended()),
-        }
-    }
-}
-
-impl Drop for Pending {
-    fn drop(&mut self) {
-        if let Some(id) = self.asked {
-            // A stopped engine computes nothing.
-            let _ = self.model.post_unbounded(self.caller, Operation::Cancel { id, tag: self.place.tag() });
-        }
-    }
 }
 
 impl Context {
@@ -405,14 +371,19 @@ impl Context {
                 }
             }
             Ask::Attention { layers } => self.model.check_attention(layers, self.tokens.len())?,
-            Ask::Prefill | Ask::Top { .. } | Ask::Full | Ask::Embedding => {}
+            Ask::Mix { sampler, .. } => {
+                sampler.validate(vocab_size)?;
+                self.model.check_layers(&sampler.looks.hidden)?;
+                self.check_continuation(&[0])?;
+            }
+            Ask::Prefill | Ask::Top { .. } | Ask::Full | Ask::Logits | Ask::Keep | Ask::Embedding => {}
         }
         let ask = self.constrained(ask).await?;
         let room = self.model.room(&self.caller).await?;
         let place = self.caller.ticket();
         let (id, edit, tag) = (self.id, self.take_edit(), place.tag());
         self.model.post_into(room, Operation::Ask { id, edit, ask, tag })?;
-        Ok(Pending { place, model: self.model.clone(), caller: self.caller.id(), asked: Some(id) })
+        Ok(Pending::new(place, self.model.clone(), self.caller.id(), id))
     }
 
     /// Draws the next token and appends it, as `ask(Ask::Sample)` and `append` would, but decoded ahead: as

@@ -26,7 +26,7 @@ impl Outputs {
         room: Room,
         place: &mut TablePlace<'_>,
     ) -> Option<OutputRow> {
-        let ByProgram { sampler, start, within, logits_row, n_others } = by;
+        let ByProgram { sampler, start, within, logits_row, others } = by;
         let is_possible = self.has_room(room)
             && room.n_plane_sets > 0
             && (row.slot.0 as usize) < N_SLOTS
@@ -43,7 +43,7 @@ impl Outputs {
             start,
             n_tokens: end,
             logits_row,
-            n_others,
+            others,
             n_evicted: row.n_evicted(),
             table_start,
             states_start: room.program_states,

@@ -3,19 +3,21 @@
 use std::collections::HashMap;
 
 use cudarc::driver::result;
-use trellis_engine::batch::{Output, OutputFault, OutputKind, Start};
+use trellis_engine::KeptRow;
+use trellis_engine::batch::{Others, Output, OutputFault, OutputKind, Start};
 use trellis_engine::sampling::Scratch;
 
 use super::{InFlight, Steps};
 use crate::driver::check;
+use crate::kept::KeptPlace;
 use crate::model::Llama;
 use crate::ops::common::Dtype;
 use crate::step::by_host::{Logits, output_of};
-use crate::step::whole::{Reading, RowOf, WholeRows};
+use crate::step::whole::{KeptRun, Reading, RowOf, WholeRows};
 use crate::step::{Group, Layout, Place, StepRow};
 use crate::{CudaError, Slice, Stream};
 
-/// Rows that are fetched for requests of one place: logits (0) or hidden states (1), by row.
+/// Rows that are fetched for requests of one place: logits (0) or hidden states (1), by row, or kept rows (2), by their places.
 pub(super) type Fetched = HashMap<(usize, usize), Vec<f32>>;
 
 impl InFlight {
@@ -26,7 +28,7 @@ impl InFlight {
 }
 
 impl Steps {
-    /// Puts copies of the rows of a group that come back whole into the stream: what follows writes over them, and comes a
+    /// Puts copies of the rows of a group that come back whole or are kept into the stream: what follows writes over them, and comes a
     /// hundredth of a millisecond later for each half of a megabyte.
     pub(super) fn bring_whole(
         &mut self,
@@ -34,7 +36,16 @@ impl Steps {
         buffers_idx: usize,
         group: &Group,
     ) -> Result<(), CudaError> {
-        let Self { ring, activations, row_words, .. } = self;
+        let Self { ring, activations, row_words, kept_rows, .. } = self;
+        for &KeptRun { row, idx, n_rows } in &group.kept {
+            let to = kept_rows.rows(idx, n_rows);
+            let from = activations.logits.part(4 * row * row_words.logits, to.n_bytes);
+            // SAFETY: both are so long, and live until the stream is waited for; steps that read the places are in this
+            // stream too.
+            check("cuMemcpyDtoDAsync", || unsafe {
+                result::memcpy_dtod_async(to.address, from.address, to.n_bytes, stream.raw())
+            })?;
+        }
         for &WholeRows { of, row, n_rows, start } in &group.wholes {
             let n = row_words.of(of);
             let rows = match of {
@@ -109,6 +120,30 @@ impl Steps {
             }
         }
         Ok(fetched)
+    }
+
+    /// Brings the kept rows to the host with which it draws.
+    pub(super) fn fetch_kept(
+        &self,
+        stream: &Stream,
+        rows: &[StepRow<'_>],
+        group: usize,
+        fetched: &mut Fetched,
+    ) -> Result<(), CudaError> {
+        let requests = rows.iter().flat_map(|row| row.requests);
+        for (request, place) in requests.zip(&self.lists.outputs.places) {
+            let (Place::Host { group_idx, .. }, OutputKind::Program { others, .. }) = (place, &request.kind)
+            else {
+                continue;
+            };
+            for row in others.kept().iter().filter(|_| *group_idx == group) {
+                let idx = row.get::<KeptPlace>().idx;
+                let mut values = vec![0f32; self.row_words.logits];
+                self.kept_rows.rows(idx, 1).download(stream, &mut values)?;
+                fetched.insert((2, idx as usize), values);
+            }
+        }
+        Ok(())
     }
 
     fn fetch_hidden(&self, stream: &Stream, llama: &Llama, row: usize) -> Result<Vec<f32>, CudaError> {
@@ -189,8 +224,13 @@ impl Steps {
                     });
                     let start = start.unwrap_or_default();
                     let row_of = |idx: usize| raw[&(0, idx)].as_slice();
-                    let others: Vec<&[f32]> =
-                        (1..=request.kind.n_others()).map(|idx| row_of(logits_row + idx)).collect();
+                    let others: Vec<&[f32]> = match request.kind {
+                        OutputKind::Program { others: Others::Kept(rows), .. } => {
+                            let idx = |row: &KeptRow| row.get::<KeptPlace>().idx as usize;
+                            rows.iter().map(|row| raw[&(2, idx(row))].as_slice()).collect()
+                        }
+                        _ => (1..=request.kind.n_others()).map(|idx| row_of(logits_row + idx)).collect(),
+                    };
                     let logits = Logits { own: row_of(logits_row), others: &others };
                     let n_evicted = row.n_evicted();
                     let output = output_of(&request.kind, logits, history, n_evicted, start, &mut scratch);

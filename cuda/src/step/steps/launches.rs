@@ -119,6 +119,7 @@ impl Steps {
             n_chains: n_chains.n,
             output_rows,
             logits: self.activations.logits,
+            kept_rows: self.kept_rows.slice(),
             members: memory,
             tables: memory,
             page_tokens: self.page_tokens.slice(),

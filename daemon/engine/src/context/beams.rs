@@ -150,7 +150,7 @@ impl BeamSearch {
         search.forget_rows();
         base.model.post_into(room, Operation::SearchBeams(Box::new(asked)))?;
         let (model, caller) = (base.model.clone(), base.caller.id());
-        let pending = Pending { place, model, caller, asked: Some(base.id) };
+        let pending = Pending::new(place, model, caller, base.id);
         match pending.answer().await? {
             Answer::Beams { search: gone_on, order } => {
                 *search = *gone_on;

@@ -4,6 +4,8 @@
 //! they hold then.
 
 mod by_rows;
+#[cfg(test)]
+mod tests;
 
 use std::sync::Arc;
 
@@ -36,7 +38,7 @@ impl Context {
     /// other run it is decoded ahead, as long as nothing else is done with any of them.
     ///
     /// Others may be of other models with the same vocabulary. Then nothing is decoded ahead: each token takes a step of each
-    /// model, and a whole row of each context that leaves the device.
+    /// model, and a whole row of each context that leaves the device where they are not on one, or it has no room for rows.
     ///
     /// # Errors
     /// As for [`Self::pull`]; the sampler has no program; the contexts are not of one guest and one vocabulary, or are more than a

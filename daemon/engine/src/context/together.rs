@@ -58,6 +58,6 @@ impl Context {
         let place = caller.ticket();
         let members = contexts.iter_mut().map(|context| (context.id, context.take_edit())).collect();
         model.post_into(room, Operation::DrawTogether { members, sampler, tag: place.tag() })?;
-        Ok(Pending { place, model, caller: caller.id(), asked: Some(id) })
+        Ok(Pending::new(place, model, caller.id(), id))
     }
 }

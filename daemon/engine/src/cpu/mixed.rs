@@ -4,7 +4,7 @@ use rayon::prelude::*;
 
 use super::output::looked_at;
 use super::plan::Question;
-use crate::batch::{Output, OutputFault, OutputKind, Start, Within};
+use crate::batch::{Others, Output, OutputFault, OutputKind, Start, Within};
 use crate::sampling::program::{DrawPlace, DrawState};
 use crate::sampling::{Sampler, Scratch, TokenMask, sample_by_program};
 
@@ -37,7 +37,7 @@ impl<'a> Mixtures<'a> {
     pub(super) fn take(&mut self, question: &'a Question<'a>, logits: &[f32]) {
         for &(output_idx, kind) in &question.requests {
             match *kind {
-                OutputKind::Program { sampler, start, within, n_others: n_others @ 1.. } => {
+                OutputKind::Program { sampler, start, within, others: Others::Rows(n_others @ 1..) } => {
                     assert!(self.open.is_none(), "the others of the mixture before it are missing");
                     let Start::At(start) = start else { unreachable!("one step is under way at a time") };
                     let within = match within {

@@ -8,6 +8,7 @@
 mod attention;
 mod decoder;
 mod elementwise;
+mod kept;
 mod late;
 mod linear;
 mod masses;
@@ -32,6 +33,7 @@ use crate::backend::{
     AskLimits, Backend, BackendError, Collected, Damage, Limits, SteeringTimes, WeightsInfo,
 };
 use crate::batch::{Batch, CellMove, HostPageId, LateMask, PageId};
+use crate::kept::KeptRow;
 use crate::kv::N_STRETCHES_MAX;
 use crate::model::{Dtype, Model, ModelConfig, ModelError, tensors};
 
@@ -181,6 +183,10 @@ impl Backend for CpuBackend {
 
     fn device(&self) -> &str {
         &self.device
+    }
+
+    fn keep_row(&mut self) -> Option<KeptRow> {
+        Some(kept::place())
     }
 
     fn submit(&mut self, batch: &Batch<'_>) -> Result<(), BackendError> {

@@ -2,11 +2,12 @@
 
 use rayon::prelude::*;
 
+use super::kept;
 use super::late::{By, LateDraw};
 use super::linear::{Gemm, Linear};
 use super::mixed::Mixtures;
 use super::plan::{Question, TokenLayout};
-use crate::batch::{Output, OutputFault, OutputKind, Start, Token, Within};
+use crate::batch::{Others, Output, OutputFault, OutputKind, Start, Token, Within};
 use crate::sampling::program::{DrawPlace, DrawState};
 use crate::sampling::{Distribution, Sampler, Scratch, rank, sample, sample_by_program, sample_under};
 
@@ -95,7 +96,7 @@ fn chained_draws(
         let is_guessed = |token: Token| question.history.copy_of(guessed..guessed + 1) == [token];
         outputs[output_idx] = match &outputs[before_idx] {
             Output::Programmed(candidate, left) if is_guessed(candidate.token) => {
-                program_draw(question, sampler, left.next, within, logits, scratch)
+                program_draw(question, sampler, left.next, within, logits, &[], scratch)
                     .unwrap_or_else(Output::Failed)
             }
             // What comes after a draw that failed, or that was not what was guessed, is not used.
@@ -109,7 +110,8 @@ fn program_draw(
     sampler: &Sampler,
     start: DrawState,
     within: Within<'_>,
-    logits: &[f32], // [vocab_size]
+    logits: &[f32],     // [vocab_size]
+    members: &[&[f32]], // [vocab_size] each
     scratch: &mut Scratch,
 ) -> Result<Output, OutputFault> {
     let within = match within {
@@ -118,7 +120,7 @@ fn program_draw(
         Within::Late => return Ok(Output::SatOut),
     };
     let (before, seed) = (question.before(), sampler.seed);
-    let draw = DrawPlace { members: &[], before, seed, start, within };
+    let draw = DrawPlace { members, before, seed, start, within };
     let (candidate, left) = sample_by_program(logits, &looked_at(question, sampler), sampler, draw, scratch)?;
     Ok(Output::Programmed(candidate, Box::new(left)))
 }
@@ -167,11 +169,14 @@ fn answer_one(
             sample(logits, &history, position, sampler, scratch).map(Output::Sampled)
         }
         // Once the rows of the others are there.
-        OutputKind::Program { n_others: 1.., .. } => Err(OutputFault::NotANumber),
+        OutputKind::Program { others: Others::Rows(1..), .. } => Err(OutputFault::NotANumber),
         OutputKind::Mixed => Ok(Output::Mixed),
-        OutputKind::Program { sampler, start: Start::At(start), within, .. } => {
-            program_draw(question, sampler, start, within, logits, scratch)
+        OutputKind::Program { sampler, start: Start::At(start), within, others } => {
+            kept::read(others.kept(), logits.len(), |members| {
+                program_draw(question, sampler, start, within, logits, members, scratch)
+            })
         }
+        OutputKind::Keep(row) => kept::write(row, logits).map(|()| Output::Kept),
         // Once the draw before it is there.
         OutputKind::Program { start: Start::Before | Start::After { .. }, .. } => {
             Err(OutputFault::NotANumber)
@@ -196,6 +201,7 @@ fn answer_one(
             Ok(Output::Scores(tokens.iter().map(|&token| distribution.logprob(token)).collect()))
         }
         OutputKind::Full => Ok(Output::Full(Distribution::new(logits)?.logprobs())),
+        OutputKind::Logits => Distribution::new(logits).map(|_| Output::Full(logits.to_vec())),
         OutputKind::Embedding | OutputKind::Hidden { .. } => hidden_state(hidden),
         OutputKind::Attention { .. } => unreachable!("layers answer that"),
     }

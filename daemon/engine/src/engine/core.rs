@@ -21,7 +21,7 @@ use super::resident::{Change, Health, Resident};
 use crate::account::Owner;
 use crate::backend::{Backend, BackendError, Collected, Damage, Limits, OldestStep};
 use crate::batch::{CellMove, Row};
-use crate::command::{ModelId, Operation};
+use crate::command::{Ask, ModelId, Operation};
 use crate::completion::{CallerId, Completion, Outbox, Tag};
 use crate::error::{EngineError, EngineFailure};
 use crate::scheduler::{Commons, Plan, Scheduler, SchedulerSettings, VirtualTimes};
@@ -252,6 +252,11 @@ impl Core {
 
     /// Carries an operation out; returns what it cost this thread, in nanoseconds.
     fn apply(&mut self, operation: Operation) -> u64 {
+        if let Operation::LetGo { row } = operation {
+            // Its model may be gone.
+            self.commons.kept.let_go(row);
+            return 0;
+        }
         match self.place_of(operation.model()) {
             Some(place) => {
                 let Self { residents, commons, gone, outbox, .. } = self;
@@ -261,7 +266,14 @@ impl Core {
                         gone.apply(operation, &EngineError::Failed(failure.clone()), outbox);
                         0
                     }
-                    _ => resident.lend(commons).apply(operation),
+                    _ => {
+                        if let Operation::Ask { ask: Ask::Keep, .. } = operation
+                            && resident.scheduler.lacks_row()
+                        {
+                            resident.scheduler.give_row(resident.backend.keep_row());
+                        }
+                        resident.lend(commons).apply(operation)
+                    }
                 }
             }
             None => {
@@ -382,8 +394,12 @@ impl Core {
                         // What still moves would be taken for moves of this step.
                         self.oldest_since = self.moves_until.is_none().then_some(now);
                     }
+                    let writes_rows = resident.lend(commons).note_rows_written(&plan);
                     under_way.push_back((place, plan));
                     self.note_step(place);
+                    if writes_rows {
+                        self.note_rows_ready();
+                    }
                 }
                 Ok(()) => {
                     passed.push(place);
@@ -399,6 +415,17 @@ impl Core {
             }
         }
         Ok(())
+    }
+
+    /// Draws whose rows are in the stream of the device wait no longer.
+    fn note_rows_ready(&mut self) {
+        for id in self.commons.kept.take_ready() {
+            if let Some(place) = self.place_of(id.model) {
+                let Self { residents, commons, .. } = self;
+                let resident = residents[place].as_mut().expect("it was found");
+                resident.lend(commons).note_rows_ready(id);
+            }
+        }
     }
 
     /// The place of the model whose step is next: whose users are furthest behind, or that waits longest.

@@ -38,7 +38,8 @@ impl Gone {
             | Operation::Cancel { .. }
             | Operation::Pulled { .. }
             | Operation::Mask { .. }
-            | Operation::EndRun { .. } => return,
+            | Operation::EndRun { .. }
+            | Operation::LetGo { .. } => return,
             Operation::Open { caller, tag, .. } => {
                 return outbox.to(caller, tag).send(Done::Opened(Err(error())));
             }

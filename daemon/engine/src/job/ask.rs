@@ -1,10 +1,12 @@
 //! A question about the end of a context.
 
 use super::states::PooledStates;
-use crate::batch::{Drawn, Output, Token, Top};
+use crate::batch::{Drawn, Output, OutputFault, Token, Top};
 use crate::command::{Answer, Ask, Pooling};
 use crate::completion::{Done, Reply};
 use crate::error::EngineError;
+use crate::kept::KeptRow;
+use crate::sampling::Sampler;
 
 #[derive(Debug)]
 pub(crate) struct AskWork {
@@ -21,6 +23,10 @@ pub(crate) struct AskWork {
     n_states_max: usize,
     /// What has to be computed for it.
     pub(crate) part: Part,
+    /// The row that is kept, or those that it draws with.
+    pub(crate) rows: Vec<KeptRow>,
+    /// Whether they may not be there yet.
+    pub(crate) waits_for_rows: bool,
 }
 
 /// What a question needs computed.
@@ -44,13 +50,26 @@ impl AskWork {
             | Ask::Verify { .. }
             | Ask::Hidden { .. }
             | Ask::Attention { .. } => Part::Tokens,
-            Ask::Sample(_) | Ask::Top { .. } | Ask::Scores(_) | Ask::Full | Ask::Embedding if has_state => {
-                Part::Head
-            }
-            Ask::Sample(_) | Ask::Top { .. } | Ask::Scores(_) | Ask::Full | Ask::Embedding => Part::Tokens,
+            Ask::Mix { ref sampler, .. } if !sampler.looks.hidden.is_empty() => Part::Tokens,
+            Ask::Sample(_)
+            | Ask::Top { .. }
+            | Ask::Scores(_)
+            | Ask::Full
+            | Ask::Logits
+            | Ask::Keep
+            | Ask::Mix { .. }
+            | Ask::Embedding => match has_state {
+                true => Part::Head,
+                false => Part::Tokens,
+            },
         };
         let (scores, tops, states) = (Vec::new(), Vec::new(), PooledStates::default());
-        Self { ask, reply, n_base, scores, tops, states, n_states_max, part }
+        let (rows, waits_for_rows) = (Vec::new(), false);
+        Self { ask, reply, n_base, scores, tops, states, n_states_max, part, rows, waits_for_rows }
+    }
+
+    pub(crate) fn ask(&self) -> &Ask {
+        &self.ask
     }
 
     pub(crate) fn answer(self, answer: Result<Answer, EngineError>) {
@@ -130,6 +149,12 @@ impl AskWork {
                 false => AskOutcome::Unfinished,
             };
         }
+        if let Ask::Mix { sampler, .. } = &self.ask
+            && is_last
+        {
+            let drawn = take_mixed(sampler, outputs.into_iter());
+            return AskOutcome::Finished(drawn.map(Answer::Sampled).map_err(EngineError::from));
+        }
         // KV that was forgotten in between is computed again, and with it outputs that were there already.
         let n_places = (start + 1).saturating_sub(self.n_base);
         self.scores.truncate(n_places);
@@ -156,6 +181,7 @@ impl AskWork {
                 (Output::Full(row), _) => answer = Some(Answer::Full(row)),
                 (Output::Embedding(state), _) => answer = Some(Answer::Embedding(state)),
                 (Output::Attention(masses), _) => answer = Some(Answer::Attention(masses)),
+                (Output::Kept, _) => answer = Some(Answer::Kept),
                 (Output::SatOut | Output::Mixed, _) => {
                     unreachable!("a question waits for no mask and mixes nothing")
                 }
@@ -176,5 +202,16 @@ impl AskWork {
                 AskOutcome::Unfinished
             }
         }
+    }
+}
+
+/// A token that was drawn with the rows of others, and what was looked at beside it.
+fn take_mixed(sampler: &Sampler, mut outputs: impl Iterator<Item = Output>) -> Result<Drawn, OutputFault> {
+    match outputs.next() {
+        Some(Output::Programmed(candidate, left)) => {
+            Ok(Drawn { candidate, left: Some(left), seen: sampler.looks.take(&mut outputs)? })
+        }
+        Some(Output::Failed(fault)) => Err(fault),
+        other => unreachable!("a program was to draw, and gave {other:?}"),
     }
 }

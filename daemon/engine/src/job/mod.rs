@@ -26,7 +26,7 @@ use std::sync::Arc;
 use smallvec::smallvec;
 
 use crate::backend::Limits;
-use crate::batch::{OutputKind, OutputRequest, Requests, Start, Within};
+use crate::batch::{Others, OutputKind, OutputRequest, Requests, Start, Within};
 use crate::command::{Ahead, Ask, Pooling};
 use crate::completion::Tag;
 use crate::error::EngineError;
@@ -38,13 +38,11 @@ use crate::sampling::{Sampler, TokenMask};
 /// 128,256 tokens takes 0.9 to 1.6.
 const READING_SHARE: f32 = 0.3;
 
-/// A draw by a sampler's chain, or by its program from this start, which sees so many rows of others.
-fn draw(sampler: &Sampler, start: Start, n_others: usize) -> OutputKind<'_> {
+/// A draw by a sampler's chain, or by its program from this start, which sees rows of others.
+fn draw<'a>(sampler: &'a Sampler, start: Start, others: Others<'a>) -> OutputKind<'a> {
     match &sampler.program {
         None => OutputKind::Sample(sampler),
-        Some(put_on) => {
-            OutputKind::Program { sampler, start, within: put_on.within.as_ref().into(), n_others }
-        }
+        Some(put_on) => OutputKind::Program { sampler, start, within: put_on.within.as_ref().into(), others },
     }
 }
 
@@ -53,13 +51,13 @@ fn draw_under<'a>(
     sampler: &'a Arc<Sampler>,
     mask: Option<&'a Arc<TokenMask>>,
     start: Start,
-    n_others: usize,
+    others: Others<'a>,
 ) -> OutputKind<'a> {
     match sampler.program {
         None => OutputKind::Masked { sampler, mask },
         Some(_) => {
             let within = mask.map_or(Within::Late, Within::Mask);
-            OutputKind::Program { sampler, start, within, n_others }
+            OutputKind::Program { sampler, start, within, others }
         }
     }
 }
@@ -288,7 +286,7 @@ impl Work {
                 }
             }
             Self::Ask(work) => match &work.ask {
-                Ask::Prefill | Ask::Sample(_) | Ask::Verify { .. } => 0.0,
+                Ask::Prefill | Ask::Sample(_) | Ask::Mix { .. } | Ask::Verify { .. } => 0.0,
                 Ask::Continuation(_) | Ask::Tops { .. } => (end - start.max(work.n_base - 1).min(end)) as f32,
                 Ask::Top { .. } | Ask::Scores(_) | Ask::Embedding => f32::from(is_last as u8),
                 Ask::Hidden { n_layers, .. } => {
@@ -296,8 +294,10 @@ impl Work {
                     states_rows(n_layers, limits.n_layers) * n_tokens as f32
                 }
                 Ask::Attention { layers } => f32::from(is_last as u8) * attention_rows(layers.len()),
+                // It is read and written once.
+                Ask::Keep => READING_SHARE * f32::from(is_last as u8),
                 // It leaves the device and is copied again for the guest.
-                Ask::Full => 4.0 * f32::from(is_last as u8),
+                Ask::Full | Ask::Logits => 4.0 * f32::from(is_last as u8),
             },
         };
         (n_rows * limits.logits_tokens * 1000.0) as u64
@@ -323,7 +323,7 @@ impl Work {
             Self::Joint(JointWork {
                 wanted: Wanted::Draw(sampler) | Wanted::Ranked { sampler, .. }, ..
             }) => (sampler, 1),
-            Self::Ask(AskWork { ask: Ask::Sample(sampler), .. }) => (sampler, 1),
+            Self::Ask(AskWork { ask: Ask::Sample(sampler) | Ask::Mix { sampler, .. }, .. }) => (sampler, 1),
             Self::Verify(work) => {
                 (work.sampler(), tokens.end.saturating_sub(tokens.start.max(work.first_draw())))
             }
@@ -351,7 +351,7 @@ impl Work {
             Self::Run(_) => Requests::new(),
             Self::Mixed(_) => last(OutputKind::Mixed),
             Self::Joint(work) => last(match &work.wanted {
-                Wanted::Draw(sampler) => draw(sampler, Start::At(sampler.start()), 0),
+                Wanted::Draw(sampler) => draw(sampler, Start::At(sampler.start()), Others::NONE),
                 Wanted::Top { n } => OutputKind::Top { n: *n },
                 Wanted::Ranked { sampler, within, n } => {
                     OutputKind::Ranked { sampler, within: within.as_ref(), n: *n }
@@ -361,7 +361,15 @@ impl Work {
             Self::Ask(work) => match &work.ask {
                 // A verification is work of its own kind.
                 Ask::Prefill | Ask::Verify { .. } => Requests::new(),
-                Ask::Sample(sampler) => last(draw(sampler, Start::At(sampler.start()), 0)),
+                Ask::Sample(sampler) => last(draw(sampler, Start::At(sampler.start()), Others::NONE)),
+                Ask::Mix { sampler, .. } => {
+                    let draws = last(draw(sampler, Start::At(sampler.start()), Others::Kept(&work.rows)));
+                    let looks =
+                        draws.iter().flat_map(|_| sampler.looks.requests(n_tokens - 1)).collect::<Vec<_>>();
+                    draws.into_iter().chain(looks).collect()
+                }
+                Ask::Keep => last(OutputKind::Keep(work.rows.first().expect("it was given a row"))),
+                Ask::Logits => last(OutputKind::Logits),
                 Ask::Top { n } => last(OutputKind::Top { n: *n }),
                 Ask::Scores(tokens) => last(OutputKind::Scores(tokens)),
                 Ask::Full => last(OutputKind::Full),

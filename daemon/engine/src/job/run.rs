@@ -2,7 +2,7 @@
 
 use super::{LateMasks, Mixture};
 use super::{draw, draw_under};
-use crate::batch::{OutputRequest, Requests, Start};
+use crate::batch::{Others, OutputRequest, Requests, Start};
 use crate::command::{MaskSource, RunSettings};
 use crate::run::RunReply;
 use crate::sampling::program::DrawState;
@@ -50,13 +50,13 @@ impl RunWork {
     /// The draw of the token at a place.
     fn draw(&self, place: usize, is_first: bool) -> OutputRequest<'_> {
         let sampler = &self.settings.sampler;
-        let n_others = self.mixture.as_ref().map_or(0, |mixture| mixture.n_others);
+        let others = Others::Rows(self.mixture.as_ref().map_or(0, |mixture| mixture.n_others));
         let start = if is_first { Start::At(self.next) } else { Start::Before };
         let kind = match &self.masks {
-            None => draw(sampler, start, n_others),
+            None => draw(sampler, start, others),
             Some(masks) => {
                 let mask = if is_first { masks.get(place) } else { masks.get_expected(place) };
-                draw_under(sampler, mask, start, n_others)
+                draw_under(sampler, mask, start, others)
             }
         };
         OutputRequest { position: place - 1, kind }

@@ -12,7 +12,7 @@
 use std::sync::Arc;
 
 use super::{draw, draw_under};
-use crate::batch::{Drawn, Output, OutputFault, OutputRequest, Requests, Start, Token};
+use crate::batch::{Drawn, Others, Output, OutputFault, OutputRequest, Requests, Start, Token};
 use crate::command::Answer;
 use crate::completion::{Done, Reply};
 use crate::error::EngineError;
@@ -98,8 +98,8 @@ impl VerifyWork {
                 }
             };
             let kind = match self.guess.mask(place) {
-                None => draw(&self.sampler, start, 0),
-                mask => draw_under(&self.sampler, mask, start, 0),
+                None => draw(&self.sampler, start, Others::NONE),
+                mask => draw_under(&self.sampler, mask, start, Others::NONE),
             };
             OutputRequest { position, kind }
         };

@@ -96,7 +96,9 @@ impl Asked {
             OutputKind::Sample(sampler) => draw(sampler, of_mask, 0),
             OutputKind::Masked { sampler, mask: Some(_) } => draw(sampler, of_mask, 0),
             OutputKind::Masked { sampler, mask: None } => draw(sampler, 0, of_mask),
-            OutputKind::Program { within: Within::All, .. } | OutputKind::Mixed => Self::default(),
+            OutputKind::Program { within: Within::All, .. } | OutputKind::Mixed | OutputKind::Keep(_) => {
+                Self::default()
+            }
             OutputKind::Program { within: Within::Mask(_), .. } => {
                 Self { mask_bytes: of_mask, ..Self::default() }
             }
@@ -113,9 +115,11 @@ impl Asked {
                 let is_masked = within.is_some() || sampler.mask.is_some();
                 Self { n_top_entries: *n, ..draw(sampler, if is_masked { of_mask } else { 0 }, 0) }
             }
-            OutputKind::Top { .. } | OutputKind::Ranked { .. } | OutputKind::Scores(_) | OutputKind::Full => {
-                row
-            }
+            OutputKind::Top { .. }
+            | OutputKind::Ranked { .. }
+            | OutputKind::Scores(_)
+            | OutputKind::Full
+            | OutputKind::Logits => row,
             OutputKind::Embedding | OutputKind::Hidden { .. } => {
                 Self { whole_bytes: limits.hidden_size * size_of::<f32>(), ..Self::default() }
             }
@@ -235,7 +239,7 @@ mod tests {
     use trellis_programs::BiasId;
 
     use super::*;
-    use crate::batch::Start;
+    use crate::batch::{Others, Start};
     use crate::sampling::program::{Definition, Program, PutOn, RowShape};
     use crate::sampling::{Bias, TokenMask};
 
@@ -296,8 +300,12 @@ mod tests {
         let (first, second) = (bias(1.0), bias(2.0));
         let [one, same, other] = [&first, &first, &second].map(program);
         let draw = |sampler| {
-            let kind =
-                OutputKind::Program { sampler, start: Start::Before, within: Within::All, n_others: 0 };
+            let kind = OutputKind::Program {
+                sampler,
+                start: Start::Before,
+                within: Within::All,
+                others: Others::NONE,
+            };
             [OutputRequest { position: 0, kind }]
         };
         let mut given = Given::default();

@@ -9,11 +9,12 @@ use super::room::Victim;
 use super::{ContextState, Saved, Scheduler};
 use crate::account::{ActorId, Owner, Resource};
 use crate::causes::{Cause, Causes};
-use crate::command::{Ahead, Ask, ContextId, Edit, Operation, RunSettings};
+use crate::command::{Ahead, Answer, Ask, ContextId, Edit, Operation, RunSettings};
 use crate::completion::{CallerId, Done, Opened, Reply, Tag};
 use crate::error::EngineError;
 use crate::history::History;
 use crate::job::{AskWork, RunWork, VerifyWork, Work};
+use crate::kept::RowName;
 use crate::kv::{Evictions, Footprint, PageTable, PrefixKey, Sequence};
 use crate::run::{AheadWindow, Finish, RunEvent, RunReply};
 
@@ -93,6 +94,7 @@ impl Scheduler {
             Operation::Stats { caller, tag, .. } => {
                 self.outbox.to(caller, tag).send(Done::Stats(Ok(Box::new(self.stats()))));
             }
+            Operation::LetGo { row } => self.commons.kept.let_go(row),
             Operation::Release { id, n_pulled } => self.release(id, n_pulled),
         }
     }
@@ -253,7 +255,11 @@ impl Scheduler {
             ask => {
                 let n_states_max =
                     self.limits.asks.whole_bytes / (self.limits.hidden_size * size_of::<f32>());
-                let work = AskWork::new(ask, reply, n_tokens, context.kv.has_state(), n_states_max);
+                let mut work = AskWork::new(ask, reply, n_tokens, context.kv.has_state(), n_states_max);
+                let name = RowName { caller: context.caller, tag: work.reply.tag() };
+                if !work.take_rows((id, name), &mut self.next_row, &mut self.commons.kept) {
+                    return work.answer(Ok(Answer::NotKept));
+                }
                 if work.is_trivial() {
                     let answer = work.trivial_answer();
                     return work.answer(Ok(answer));

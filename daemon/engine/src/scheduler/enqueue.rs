@@ -47,6 +47,7 @@ impl Scheduler {
         let Some(context) = self.contexts.get_mut(&id) else { return };
         let n_members = match &context.work {
             None => return,
+            Some(Work::Ask(work)) if work.waits_for_rows => return,
             // Its next row comes with those of all.
             Some(Work::Mixed(work)) if context.is_led_up() => {
                 let first = self.jobs.first(work.member.job);

@@ -9,7 +9,8 @@
 //! What comes when: `commands` takes operations in, at the price that `price` says. For a step, `admission` and `room` see
 //! to pages (`held`: who makes room for others; `holders`, `spares`: which contexts have some to give; `packs`: what
 //! evictions left in them), `joint` to jobs that ride together, `mixture` to those that go on from token to token, `beams`
-//! to those that search, `guesses` to trees that are verified, `late` to masks, `expected` to tokens that masks force,
+//! to those that search, `guesses` to trees that are verified, `late` to masks, `kept` to rows
+//! for draws of other models, `expected` to tokens that masks force,
 //! `slots` to hidden states, `enqueue` says who waits for a step, `fair` which owner is next, `bounds`, `asked` and `moves`
 //! what one step has room for, `cost` how long it takes and `charges` which account pays; `plan` puts it together,
 //! `complete` or `failure` takes it in, `returns` and `waits` note which guests came back and which contexts waited.
@@ -44,6 +45,7 @@ mod held;
 mod histories;
 mod holders;
 mod joint;
+mod kept;
 mod late;
 mod line;
 mod mixture;
@@ -75,6 +77,7 @@ use crate::command::ContextId;
 use crate::completion::{CallerId, Outbox};
 use crate::history::History;
 use crate::job::Work;
+use crate::kept::{KeptRow, KeptRows};
 use crate::kv::{Footprint, PageTable, PrefixScope, SegmentLengths, Sequence};
 use crate::run::AheadWindow;
 use crate::stats::EngineStats;
@@ -209,6 +212,8 @@ pub(crate) struct Commons {
     decoding: Vec<Option<LastDecode>>,
     /// Whether a guest that was answered by the last step and asks now comes too late for a device that stands still.
     are_late: bool,
+    /// Rows of logits on the device.
+    pub(crate) kept: KeptRows,
 }
 
 /// The last step of a model with decode rows.
@@ -235,6 +240,7 @@ impl Commons {
 
     /// A guest that has asked its last; returns which it was.
     pub(crate) fn leave_for_good(&mut self, caller: CallerId) -> Option<GuestId> {
+        self.kept.forget(caller);
         self.callers.remove(&caller).map(|owner| owner.guest)
     }
 
@@ -308,6 +314,8 @@ pub(crate) struct Scheduler {
     spare_ids: Vec<Vec<ContextId>>,
     /// What is to be copied before any other step or move: branches of trees that were accepted.
     cell_moves: Vec<CellMove>,
+    /// The place that the backend has for the next row that is to be kept, if it has one.
+    next_row: Option<KeptRow>,
     stats: EngineStats,
     outbox: Outbox,
 }
@@ -348,6 +356,7 @@ impl Scheduler {
             spare_plans: Vec::new(),
             spare_ids: Vec::new(),
             cell_moves: Vec::new(),
+            next_row: None,
             stats: EngineStats::default(),
             outbox,
             limits,

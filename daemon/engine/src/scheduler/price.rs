@@ -39,7 +39,10 @@ impl Scheduler {
             // How far a run has come is said for every token, and a mask that has come should not be late: it is charged,
             // and holds nothing back.
             Operation::Pulled { .. } | Operation::Mask { .. } | Operation::EndRun { .. } => 0,
-            Operation::Create { .. } | Operation::Cancel { .. } | Operation::Stats { .. } => base,
+            Operation::Create { .. }
+            | Operation::Cancel { .. }
+            | Operation::LetGo { .. }
+            | Operation::Stats { .. } => base,
             Operation::Fork { id, edit, .. } => {
                 let kv = self.contexts.get(id).map(|context| &context.kv);
                 base + self.edit_ns(*id, edit) + kv.map_or(0, |kv| copy_ns(kv, NS_PER_SHARED_PAGE))
@@ -111,6 +114,7 @@ impl Scheduler {
             | Operation::Forget { .. }
             | Operation::Pulled { .. }
             | Operation::EndRun { .. }
+            | Operation::LetGo { .. }
             | Operation::Stats { .. } => None,
         };
         if let Some(context) = id.and_then(|id| self.contexts.get(&id)) {

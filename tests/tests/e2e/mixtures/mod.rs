@@ -2,6 +2,7 @@
 //! was given.
 
 pub(crate) mod guest;
+mod one_device;
 
 use std::sync::Arc;
 

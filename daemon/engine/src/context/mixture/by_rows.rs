@@ -1,7 +1,9 @@
 //! Mixtures of contexts of several models.
 //!
-//! The steps of two models are not one: no device has the rows of both. So each context is asked for its whole row, all of
-//! them at once, and the draw is made of the rows on the threads that work out masks. Nothing is decoded ahead.
+//! The steps of two models are not one. On one device the rows of the others stay there, each written in a step of its own
+//! model, and the first one's draw reads them in a step behind those. Where models are on several devices, or there is no
+//! room for rows, each context is asked for its whole row, all of them at once, and the draw is made of the rows on the
+//! threads that work out masks. Nothing is decoded ahead.
 
 use std::sync::Arc;
 
@@ -13,6 +15,7 @@ use crate::batch::{Drawn, OutputFault, Seen, Top};
 use crate::command::{Answer, Ask, N_ENTRIES_PER_TOKEN, Pooling, RunSettings};
 use crate::error::EngineError;
 use crate::guess::Guess;
+use crate::kept::RowHold;
 use crate::run::Finish;
 use crate::sampling::program::DrawPlace;
 use crate::sampling::{Before, Distribution, Looks, Sampler, Scratch, sample_by_program};
@@ -41,10 +44,70 @@ impl Context {
         let Ask::Sample(sampler) = self.constrained(Ask::Sample(sampler)).await? else {
             unreachable!("a draw under a constraint is a draw")
         };
-        let _charge = self.charge_rows(1 + others.len())?;
-        let mut asked = vec![self.ask(Ask::Full).await?];
+        let drawn = match self.draw_on_device(others, &sampler).await? {
+            Some(drawn) => drawn,
+            None => self.draw_on_host(others, &sampler).await?,
+        };
+        // What a program leaves is the first one's.
+        let chain = Arc::new(Sampler::greedy());
+        let samplers: Vec<Arc<Sampler>> =
+            std::iter::once(sampler).chain(others.iter().map(|_| chain.clone())).collect();
+        let of_others = vec![Drawn::from(drawn.candidate)];
+        let tokens: Vec<Vec<Drawn>> =
+            std::iter::once(vec![drawn.clone()]).chain(others.iter().map(|_| of_others.clone())).collect();
+        let mut all: Vec<&mut Self> =
+            std::iter::once(self).chain(others.iter_mut().map(|other| &mut **other)).collect();
+        Self::append_drawn_to_all(&mut all, &tokens, &samplers).await?;
+        Ok(Pull::Token(drawn))
+    }
+
+    /// Draws from rows that stay on the device; nothing where it has no room for them, or some are on another.
+    async fn draw_on_device(
+        &mut self,
+        others: &mut [&mut Self],
+        sampler: &Arc<Sampler>,
+    ) -> Result<Option<Drawn>, EngineError> {
+        if others.iter().any(|other| !Arc::ptr_eq(&other.caller, &self.caller)) {
+            return Ok(None);
+        }
+        let _charge = self.charge_rows(others.len())?;
+        // Let go of after the questions that write and read them.
+        let mut holds = Vec::with_capacity(others.len());
+        let mut asked = Vec::with_capacity(others.len());
         for other in &mut *others {
-            asked.push(other.ask(Ask::Full).await?);
+            let pending = other.ask(Ask::Keep).await?;
+            holds.push(RowHold::new(pending.row_name(), self.model.clone()));
+            asked.push(pending);
+        }
+        let rows = holds.iter().map(RowHold::name).collect();
+        let drawn = self.ask(Ask::Mix { sampler: sampler.clone(), rows }).await?;
+        for pending in asked {
+            match pending.answer().await? {
+                Answer::Kept => {}
+                Answer::NotKept => return Ok(None),
+                other => unreachable!("asked to keep a row, answered with {other:?}"),
+            }
+        }
+        match drawn.answer().await? {
+            Answer::Sampled(drawn) => Ok(Some(drawn)),
+            Answer::NotKept => Ok(None),
+            other => unreachable!("asked for a draw, answered with {other:?}"),
+        }
+    }
+
+    /// Draws from whole rows that leave their devices.
+    async fn draw_on_host(
+        &mut self,
+        others: &mut [&mut Self],
+        sampler: &Arc<Sampler>,
+    ) -> Result<Drawn, EngineError> {
+        let n_rows = 1 + others.len();
+        let _charge = self.charge_rows(n_rows)?;
+        let n_tokens = n_rows * self.model.limits().vocab_size.div_ceil(N_ENTRIES_PER_TOKEN);
+        self.caller.owner().account.charge(Resource::Tokens, n_tokens as u64)?;
+        let mut asked = vec![self.ask(Ask::Logits).await?];
+        for other in &mut *others {
+            asked.push(other.ask(Ask::Logits).await?);
         }
         let mut rows = Vec::with_capacity(asked.len());
         for pending in asked {
@@ -59,25 +122,13 @@ impl Context {
         {
             seen.hidden = self.look_at_hidden(sampler.looks.hidden.clone()).await?;
         }
-        // What a program leaves is the first one's.
-        let chain = Arc::new(Sampler::greedy());
-        let samplers: Vec<Arc<Sampler>> =
-            std::iter::once(sampler).chain(others.iter().map(|_| chain.clone())).collect();
-        let of_others = vec![Drawn::from(drawn.candidate)];
-        let tokens: Vec<Vec<Drawn>> =
-            std::iter::once(vec![drawn.clone()]).chain(others.iter().map(|_| of_others.clone())).collect();
-        let mut all: Vec<&mut Self> =
-            std::iter::once(self).chain(others.iter_mut().map(|other| &mut **other)).collect();
-        Self::append_drawn_to_all(&mut all, &tokens, &samplers).await?;
-        Ok(Pull::Token(drawn))
+        Ok(drawn)
     }
 
-    /// Charges so many whole rows: their memory until what is returned is dropped, and tokens for good.
+    /// Charges the memory of so many whole rows, until what is returned is dropped.
     fn charge_rows(&self, n_rows: usize) -> Result<HostCharge, BudgetExceeded> {
-        let (account, vocab_size) = (&self.caller.owner().account, self.model.limits().vocab_size);
-        let charge = HostCharge::new(account, (n_rows * vocab_size * size_of::<f32>()) as u64)?;
-        account.charge(Resource::Tokens, (n_rows * vocab_size.div_ceil(N_ENTRIES_PER_TOKEN)) as u64)?;
-        Ok(charge)
+        let n_bytes = n_rows * self.model.limits().vocab_size * size_of::<f32>();
+        HostCharge::new(&self.caller.owner().account, n_bytes as u64)
     }
 
     /// The hidden states of the last token after so many layers each.

@@ -272,7 +272,8 @@ impl HashBackend {
                 assert!((row.start..row.end()).contains(&request.position));
                 let prefix = self.prefix(row, tokens, request.position);
                 outputs.push(match request.kind {
-                    OutputKind::Program { sampler, n_others, .. } => {
+                    OutputKind::Program { sampler, others, .. } => {
+                        let n_others = others.n_rows();
                         let members = row_idx..=row_idx + n_others;
                         let rows = &batch.rows[members.clone()];
                         check_others(rows);
@@ -386,6 +387,7 @@ impl HashBackend {
                 Output::Scores(tokens.iter().map(|&token| score(prefix, token)).collect())
             }
             OutputKind::Full => Output::Full(vec![score(prefix, 7)]),
+            OutputKind::Logits | OutputKind::Keep(_) => unreachable!("nobody here mixes models"),
             OutputKind::Embedding => Output::Embedding(vec![score(prefix, 8)]),
             OutputKind::Hidden { n_layers } => Output::Embedding(vec![score(prefix, *n_layers as Token)]),
             OutputKind::Attention { layers } => {

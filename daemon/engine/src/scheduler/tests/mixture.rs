@@ -215,7 +215,8 @@ impl World {
                 n_others_left -= 1;
             }
             for asked in &row.outputs {
-                if let OutputKind::Program { n_others, .. } = asked.kind {
+                if let OutputKind::Program { others, .. } = asked.kind {
+                    let n_others = others.n_rows();
                     n_others_left = n_others;
                     seen.n_ahead += usize::from(row.input != Input::Known);
                 }

@@ -26,6 +26,7 @@ pub(super) const BUILTIN: [Builtin; 17] = builtin![
     "speculation",
     "constrained",
     "guidance",
+    "guidance-of-two",
     "beams",
     "wide-beams",
     "runs-end",

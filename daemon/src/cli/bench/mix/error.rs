@@ -30,6 +30,8 @@ pub(crate) enum MixError {
     UnknownLoad { place: String, name: String, hint: Hint },
     #[error("{place} names the load {name:?} twice")]
     LoadTwice { place: String, name: String },
+    #[error("{second:?} is the second model of the mix, beside which there is no room for {other:?}")]
+    ThreeModels { second: String, other: String },
     #[error("{field} says which loads run together, and so do the tables [[phase]]: leave one of them out")]
     PhasesTwice { field: &'static str },
     #[error("alone and together are both false: nothing would be measured")]

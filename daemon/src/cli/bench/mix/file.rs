@@ -64,6 +64,7 @@ impl Mix {
         let phases = file.tables("phase")?;
         file.finish()?;
         check_names(&loads)?;
+        check_models(&loads)?;
         let phases = match (phases.is_empty(), alone, together) {
             (true, ..) => usual_phases(&loads, alone.unwrap_or(true), together.unwrap_or(true))?,
             (false, Some(_), _) => return Err(MixError::PhasesTwice { field: "alone" }),
@@ -91,6 +92,11 @@ impl Mix {
         self.phases.iter().map(rows).max().unwrap_or(0)
     }
 
+    /// The second model that its loads need.
+    pub(super) fn second(&self) -> Option<&str> {
+        self.loads.iter().find_map(Load::second)
+    }
+
     /// Guests that run at once, at most.
     pub(super) fn n_guests(&self) -> usize {
         let guests = |phase: &Phase| phase.loads.iter().map(|&idx| self.loads[idx].n_guests()).sum();
@@ -112,6 +118,20 @@ fn check_names(loads: &[Load]) -> Result<(), MixError> {
         }
     }
     Ok(())
+}
+
+/// That no more than two models are needed at once.
+fn check_models(loads: &[Load]) -> Result<(), MixError> {
+    let of_loads = loads.iter().filter_map(|load| match &load.kind {
+        Kind::Loads(of) => Some(of.model.as_str()),
+        _ => None,
+    });
+    let mut seconds = loads.iter().filter_map(Load::second);
+    let Some(first) = seconds.next() else { return Ok(()) };
+    match of_loads.chain(seconds.filter(|&other| other != first)).next() {
+        Some(other) => Err(MixError::ThreeModels { second: first.to_owned(), other: other.to_owned() }),
+        None => Ok(()),
+    }
 }
 
 fn find(loads: &[Load], place: &str, name: &str) -> Result<usize, MixError> {

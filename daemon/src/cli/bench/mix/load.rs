@@ -55,6 +55,9 @@ pub(super) struct Streams {
     /// Contexts of each that guide it: then it draws the most probable token under guidance by the first of them, whatever
     /// the sampler.
     pub(super) n_others: usize,
+    /// A second model, by the name that it is loaded by: the contexts that guide are of it, or, where none do, every other
+    /// stream.
+    pub(super) second: Option<String>,
 }
 
 /// How long runs are.
@@ -213,6 +216,11 @@ impl Load {
         }
     }
 
+    /// The second model that it needs.
+    pub(super) fn second(&self) -> Option<&str> {
+        if let Kind::Streams(streams) = &self.kind { streams.second.as_deref() } else { None }
+    }
+
     /// What makes a token in each step that it has: members, or their hypotheses.
     pub(super) fn n_streams(&self) -> usize {
         self.count * self.n_beams().unwrap_or(1)
@@ -310,7 +318,8 @@ impl Streams {
         let sampler = sampler(fields, load)?;
         let schema = fields.text("schema")?.map(str::to_owned);
         let n_others = fields.count("others", 0..=N_MEMBERS_MAX)?.unwrap_or(0);
-        Ok(Self { user: user(fields)?, wrap_tokens, runs, ahead, sampler, schema, n_others })
+        let second = fields.text("second")?.map(str::to_owned);
+        Ok(Self { user: user(fields)?, wrap_tokens, runs, ahead, sampler, schema, n_others, second })
     }
 }
 

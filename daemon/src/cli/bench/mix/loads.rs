@@ -29,6 +29,12 @@ impl Operator {
         Ok(Self { client: daemon.connect().await?, daemon: daemon.clone(), measured })
     }
 
+    /// Loads a model that stays as long as the daemon.
+    pub(super) async fn load_second(&self, name: &str) -> Result<ModelHandle, CliError> {
+        self.client.load_model(name, None, |_, _| {}).await?;
+        Ok(self.other().ok_or(BenchError::NoOtherModel)?)
+    }
+
     fn other(&self) -> Option<ModelHandle> {
         let models = self.daemon.service().host().models();
         models.iter().find(|model| !model.is_same(&self.measured)).cloned()

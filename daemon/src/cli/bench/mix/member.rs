@@ -84,10 +84,14 @@ impl Member {
     }
 
     /// Decodes without end, run after run.
-    pub(super) async fn stream(mut self, load: Streams) -> Result<Infallible, BenchError> {
+    pub(super) async fn stream(
+        mut self,
+        load: Streams,
+        second: Option<ModelHandle>,
+    ) -> Result<Infallible, BenchError> {
         let mut others = Vec::with_capacity(load.n_others);
         for idx in 0..load.n_others {
-            others.push(self.other(idx).await?);
+            others.push(self.other(second.as_ref().unwrap_or(&self.model), idx).await?);
         }
         let sampler = if others.is_empty() { load.sampler.clone() } else { self.guided() };
         let mut context = self.context().await?;
@@ -136,10 +140,10 @@ impl Member {
     }
 
     /// A context that guides this one, with a prompt of its own.
-    async fn other(&self, idx: usize) -> Result<Context, BenchError> {
-        let mut other = Context::create(&self.model, self.owner.clone()).await?;
+    async fn other(&self, model: &ModelHandle, idx: usize) -> Result<Context, BenchError> {
+        let mut other = Context::create(model, self.owner.clone()).await?;
         let run = self.run + (idx + 1) * OTHER_RUN;
-        other.append(&engine::unseen(&self.model, self.n_prompt, run)).await?;
+        other.append(&engine::unseen(model, self.n_prompt, run)).await?;
         other.ask(Ask::Prefill).await?.answer().await?;
         Ok(other)
     }

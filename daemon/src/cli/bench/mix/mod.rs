@@ -99,8 +99,13 @@ async fn measure_on(
         true => Some(Operator::new(daemon, model.clone()).await?),
         false => None,
     };
+    let second = match mix.second() {
+        Some(name) => Some(Operator::new(daemon, model.clone()).await?.load_second(name).await?),
+        None => None,
+    };
     let stage = Stage {
         model: &model,
+        second: second.as_ref(),
         mix,
         operator: operator.as_ref(),
         clients: clients.as_ref(),
@@ -108,7 +113,7 @@ async fn measure_on(
         reference: &reference,
     };
     let seen = run_phases(&stage).await;
-    drop(operator);
+    drop((operator, second));
     if let Some(clients) = clients {
         clients.end().await;
     }

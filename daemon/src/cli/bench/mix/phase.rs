@@ -31,6 +31,8 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// What all phases share.
 pub(super) struct Stage<'a> {
     pub(super) model: &'a ModelHandle,
+    /// If the mix has one.
+    pub(super) second: Option<&'a ModelHandle>,
     pub(super) mix: &'a Mix,
     /// The client that loads and unloads models, if the mix wants that.
     pub(super) operator: Option<&'a Operator>,
@@ -179,8 +181,15 @@ impl Stage<'_> {
             };
             match &load.kind {
                 Kind::Streams(streams) => {
-                    let (member, streams) = (member(streams.user), streams.clone());
-                    tasks.spawn(async move { Ok(member.stream(streams).await?) });
+                    let (mut member, streams) = (member(streams.user), streams.clone());
+                    let second = streams.second.as_ref().and(self.second).cloned();
+                    if let Some(second) = second.clone()
+                        && streams.n_others == 0
+                        && member_idx % 2 == 1
+                    {
+                        member.model = second;
+                    }
+                    tasks.spawn(async move { Ok(member.stream(streams, second).await?) });
                 }
                 Kind::Stepping(stepping) => {
                     let (member, n_top) = (member(stepping.user), stepping.n_top);

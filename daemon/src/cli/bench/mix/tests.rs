@@ -122,6 +122,20 @@ async fn loads_run_alone_and_together() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn streams_are_of_two_models_and_guided_by_a_second() {
+    let (_, json) = run_long_enough(
+        "together = false\n[[load]]\nkind = \"streams\"\ncount = 4\nprompt = 20\nwrap_tokens = 40\nsecond = \"draft\"\n\
+         [[load]]\nkind = \"streams\"\nname = \"pairs\"\ncount = 2\nprompt = 20\nwrap_tokens = 40\nothers = 1\n\
+         second = \"draft\"\nagainst = \"streams\"\n",
+        |phases| phases.iter().all(are_seen),
+    )
+    .await;
+    let phases = json["phases"].as_array().expect("phases");
+    assert!(phases.iter().all(are_seen), "{json}");
+    assert!(is_positive(&phases[1]["loads"][0]["share"]), "{json}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn guesses_are_right_as_often_as_asked_for() {
     for (right, n_least, n_most) in [(0.0, 4.5, 5.5), (1.0, 0.9, 1.2)] {
         let report = run(&format!(

@@ -17,20 +17,23 @@ fn refused(text: &str) -> String {
 fn a_mix_is_read() {
     let text = format!(
         "about = \"x\"\nwarm_up_s = 0.5\nmeasure_s = 3\nwindows = 6\n[engine]\nstep_rows = 16\nstep_tokens = 64\nlatency_multiple = 1.8\n\
-         {STREAMS}run_tokens = 8\nstagger = true\nahead = \"unbounded\"\nuser = 3\nwrap_tokens = 100\nschema = '{{}}'\nothers = 1\n\
+         {STREAMS}run_tokens = 8\nstagger = true\nahead = \"unbounded\"\nuser = 3\nwrap_tokens = 100\nschema = '{{}}'\nothers = 1\nsecond = \"draft\"\n\
          [load.sampler]\ntemperature = 0.8\nrepetition_penalty = 1.5\n{PROMPTS}"
     );
     let mix = Mix::parse(&text).expect("valid");
     assert_eq!((mix.warm_up, mix.measure), (Duration::from_millis(500), Duration::from_secs(3)));
     assert_eq!((mix.n_windows, mix.step_rows, mix.step_tokens), (6, Some(16), Some(64)));
     assert_eq!(mix.latency_multiple, Some(1.8));
-    let Kind::Streams(Streams { user, wrap_tokens, runs, ahead, sampler, schema, n_others }) =
+    let Kind::Streams(Streams { user, wrap_tokens, runs, ahead, sampler, schema, n_others, second }) =
         &mix.loads[0].kind
     else {
         panic!("{:?}", mix.loads[0])
     };
     assert_eq!((*user, *wrap_tokens, *runs, *ahead), (3, Some(100), Runs::Staggered(8), Ahead::Unbounded));
-    assert_eq!(schema.as_deref(), Some("{}"));
+    assert_eq!(
+        (schema.as_deref(), second.as_deref(), mix.second()),
+        (Some("{}"), Some("draft"), Some("draft"))
+    );
     assert_eq!((sampler.temperature, sampler.repetition_penalty, sampler.top_k), (0.8, 1.5, None));
     let names: Vec<&str> = mix.phases.iter().map(|phase| phase.name.as_str()).collect();
     assert_eq!(names, ["streams alone", "prompts alone", "together"]);
@@ -111,6 +114,23 @@ fn one_model_comes_and_goes_at_a_time() {
     let loads = |count| format!("[[load]]\nkind = 'loads'\nprompt = 4\ncount = {count}");
     assert!(Mix::parse(&loads(1)).is_ok());
     assert!(matches!(Mix::parse(&loads(2)), Err(MixError::Value { key: "count", .. })));
+}
+
+#[test]
+fn a_mix_has_two_models_at_most() {
+    let second =
+        |name: &str, more: &str| format!("{STREAMS}name = \"of {name}\"\nsecond = \"{name}\"\n{more}");
+    assert_eq!(
+        Mix::parse(&second("draft", &second("draft", "").replace("of draft", "more")))
+            .expect("valid")
+            .second(),
+        Some("draft")
+    );
+    let loads = "[[load]]\nkind = \"loads\"\nprompt = 8\n";
+    for (other, text) in [("tiny", second("tiny", "")), ("draft", loads.to_owned())] {
+        let found = refused(&second("x", &text));
+        assert!(found.contains("\"x\"") && found.contains(other), "{found}");
+    }
 }
 
 #[test]

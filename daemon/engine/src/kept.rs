@@ -1,0 +1,172 @@
+//! Rows of logits that stay on their device, for draws in steps of other models.
+//!
+//! A backend gives out the places of rows; a step of one model writes a row, and the steps behind it read it. The engine
+//! holds a row by the name of the question that it is the answer to, as long as its guest does, and with each draw that
+//! reads it.
+
+use std::any::Any;
+use std::fmt;
+use std::sync::Arc;
+
+use rustc_hash::FxHashMap;
+use serde::{Deserialize, Serialize};
+
+use crate::command::{ContextId, Operation};
+use crate::completion::{CallerId, Tag};
+use crate::model_handle::ModelHandle;
+
+/// The place of a row of logits on a device, as its backends know it. It is free again when the last clone is dropped.
+#[derive(Clone)]
+pub struct KeptRow(Arc<dyn Any + Send + Sync>);
+
+impl KeptRow {
+    /// A backend's own.
+    pub fn new<T: Any + Send + Sync>(row: T) -> Self {
+        Self(Arc::new(row))
+    }
+
+    /// What a backend has put into it.
+    ///
+    /// # Panics
+    /// It is another backend's.
+    #[must_use]
+    pub fn get<T: Any>(&self) -> &T {
+        self.0.downcast_ref().expect("rows stay on their device")
+    }
+
+    /// Tells whether it is held by anything.
+    #[cfg(test)]
+    pub(crate) fn weak(&self) -> std::sync::Weak<dyn Any + Send + Sync> {
+        Arc::downgrade(&self.0)
+    }
+}
+
+impl fmt::Debug for KeptRow {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("KeptRow").finish_non_exhaustive()
+    }
+}
+
+/// Names a kept row: by the question that asked for it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct RowName {
+    pub(crate) caller: CallerId,
+    pub(crate) tag: Tag,
+}
+
+/// A guest's hold of a kept row. Dropping it lets go of the row.
+#[derive(Debug)]
+pub(crate) struct RowHold {
+    name: RowName,
+    model: ModelHandle,
+}
+
+impl RowHold {
+    /// Of the row that was asked for under this name.
+    pub(crate) fn new(name: RowName, model: ModelHandle) -> Self {
+        Self { name, model }
+    }
+
+    pub(crate) fn name(&self) -> RowName {
+        self.name
+    }
+}
+
+impl Drop for RowHold {
+    fn drop(&mut self) {
+        // A stopped engine keeps nothing.
+        let _ = self.model.post_unbounded(self.name.caller, Operation::LetGo { row: self.name });
+    }
+}
+
+/// The rows that guests hold, and the draws that wait until theirs are in the stream of the device.
+#[derive(Debug, Default)]
+pub(crate) struct KeptRows {
+    rows: FxHashMap<RowName, Held>,
+    waiting: Vec<(ContextId, Vec<RowName>)>,
+}
+
+#[derive(Debug)]
+struct Held {
+    row: KeptRow,
+    /// Whether a step that writes it was submitted: those behind it may read.
+    is_written: bool,
+}
+
+impl KeptRows {
+    /// A row is asked for.
+    pub(crate) fn hold(&mut self, name: RowName, row: KeptRow) {
+        self.rows.insert(name, Held { row, is_written: false });
+    }
+
+    /// The rows of these names; `None` if any is not held.
+    pub(crate) fn get(&self, names: &[RowName]) -> Option<Vec<KeptRow>> {
+        names.iter().map(|name| self.rows.get(name).map(|held| held.row.clone())).collect()
+    }
+
+    /// Whether steps that write all of these were submitted.
+    pub(crate) fn are_written(&self, names: &[RowName]) -> bool {
+        names.iter().all(|name| self.rows.get(name).is_some_and(|held| held.is_written))
+    }
+
+    /// A step that writes the row was submitted.
+    pub(crate) fn note_written(&mut self, name: RowName) {
+        if let Some(held) = self.rows.get_mut(&name) {
+            held.is_written = true;
+        }
+    }
+
+    /// A draw of this context waits for these rows.
+    pub(crate) fn wait(&mut self, id: ContextId, names: Vec<RowName>) {
+        self.waiting.push((id, names));
+    }
+
+    /// Contexts whose draws wait no longer: their rows are there.
+    pub(crate) fn take_ready(&mut self) -> Vec<ContextId> {
+        let mut waiting = std::mem::take(&mut self.waiting);
+        let ready = waiting.extract_if(.., |(_, names)| self.are_written(names)).map(|(id, _)| id).collect();
+        self.waiting = waiting;
+        ready
+    }
+
+    /// A guest holds a row no longer. It has given up the draw before that, if it waited for the row still.
+    pub(crate) fn let_go(&mut self, name: RowName) {
+        self.rows.remove(&name);
+        self.waiting.retain(|(_, names)| !names.contains(&name));
+    }
+
+    /// A guest has gone.
+    pub(crate) fn forget(&mut self, caller: CallerId) {
+        self.rows.retain(|name, _| name.caller != caller);
+        self.waiting.retain(|(_, names)| names.iter().all(|name| name.caller != caller));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_draw_waits_until_all_its_rows_are_written_or_one_is_let_go_of() {
+        let name = |caller, idx| RowName { caller: CallerId(caller), tag: Tag::new(idx, 0) };
+        let id = |number| ContextId { number, ..ContextId::LEAST };
+        let mut kept = KeptRows::default();
+        let names = [name(1, 0), name(1, 1), name(2, 0)];
+        names.iter().for_each(|&name| kept.hold(name, KeptRow::new(())));
+        assert!(kept.get(&names).is_some() && kept.get(&[name(2, 1)]).is_none());
+        kept.wait(id(1), vec![names[0], names[1]]);
+        kept.wait(id(2), vec![names[2]]);
+        kept.wait(id(3), vec![names[1]]);
+        kept.note_written(names[0]);
+        assert!(kept.take_ready().is_empty());
+        kept.note_written(names[2]);
+        assert_eq!(kept.take_ready(), [id(2)]);
+        assert_eq!(kept.waiting.len(), 2);
+        kept.let_go(names[0]);
+        kept.note_written(names[1]);
+        assert_eq!((kept.take_ready(), kept.waiting.len()), (vec![id(3)], 0));
+        kept.wait(id(4), vec![names[1]]);
+        kept.forget(CallerId(1));
+        assert_eq!((kept.rows.len(), kept.waiting.len()), (1, 0));
+    }
+}

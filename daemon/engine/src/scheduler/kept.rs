@@ -1,0 +1,76 @@
+//! Rows of logits that are kept for draws of other models, and those draws.
+//!
+//! A draw that names a row may be asked for together with the row. It waits until a step that writes the row was submitted,
+//! and rides in one behind that: what the one writes the other reads, and the device does not stand still in between.
+
+use super::{Plan, Scheduler};
+use crate::command::{Ask, ContextId};
+use crate::job::{AskWork, Work};
+use crate::kept::{KeptRow, KeptRows, RowName};
+
+impl AskWork {
+    /// Takes the rows that it has to do with: `next` for its own, which gets the name of the question. `false` if there are
+    /// not as many.
+    pub(super) fn take_rows(
+        &mut self,
+        (id, name): (ContextId, RowName),
+        next: &mut Option<KeptRow>,
+        kept: &mut KeptRows,
+    ) -> bool {
+        match self.ask() {
+            Ask::Keep => {
+                let Some(row) = next.take() else { return false };
+                kept.hold(name, row.clone());
+                self.rows.push(row);
+            }
+            Ask::Mix { rows: names, .. } => {
+                let Some(rows) = kept.get(names) else { return false };
+                let waits = !kept.are_written(names);
+                if waits {
+                    kept.wait(id, names.clone());
+                }
+                (self.rows, self.waits_for_rows) = (rows, waits);
+            }
+            _ => {}
+        }
+        true
+    }
+}
+
+impl Scheduler {
+    /// Whether a place is wanted for a row that is about to be asked for.
+    pub(crate) fn lacks_row(&self) -> bool {
+        self.next_row.is_none()
+    }
+
+    /// Takes a place for a row.
+    pub(crate) fn give_row(&mut self, row: Option<KeptRow>) {
+        self.next_row = row;
+    }
+
+    /// Notes which rows a step writes that was submitted; whether there are any.
+    pub(crate) fn note_rows_written(&mut self, plan: &Plan) -> bool {
+        let mut writes_any = false;
+        for row in plan.rows.iter().filter(|row| row.n_outputs > 0) {
+            let Some(context) = self.contexts.get(&row.id) else { continue };
+            if let Some(Work::Ask(work)) = &context.work
+                && matches!(work.ask(), Ask::Keep)
+            {
+                self.commons.kept.note_written(RowName { caller: context.caller, tag: work.reply.tag() });
+                writes_any = true;
+            }
+        }
+        writes_any
+    }
+
+    /// The rows of a draw are there.
+    pub(crate) fn note_rows_ready(&mut self, id: ContextId) {
+        let Some(context) = self.contexts.get_mut(&id) else { return };
+        if let Some(Work::Ask(work)) = &mut context.work
+            && work.waits_for_rows
+        {
+            work.waits_for_rows = false;
+            self.enqueue(id);
+        }
+    }
+}
