@@ -19,7 +19,7 @@ macro_rules! builtin {
 }
 
 /// In the order in which they are listed.
-pub(super) const BUILTIN: [Builtin; 17] = builtin![
+pub(super) const BUILTIN: [Builtin; 18] = builtin![
     "prompts-beside-streams",
     "one-long",
     "stepping",
