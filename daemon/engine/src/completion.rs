@@ -24,8 +24,8 @@ pub(crate) struct CallerId(pub(crate) u64);
 pub(crate) struct Tag(u64);
 
 impl Tag {
-    pub(crate) fn new(place: u32, generation: u32) -> Self {
-        Self(u64::from(generation) << 32 | u64::from(place))
+    pub(crate) const fn new(place: u32, generation: u32) -> Self {
+        Self((generation as u64) << 32 | place as u64)
     }
 
     pub(crate) fn place(self) -> usize {

@@ -1,5 +1,6 @@
 //! The engine over a device that has two steps under way and computes when the test says so.
 
+mod kept;
 mod linger;
 mod memory;
 
@@ -18,8 +19,10 @@ use crate::batch::{
 use crate::command::{Ahead, ContextId, Edit, MaskSource, ModelId, Operation, RunSettings};
 use crate::completion::{CallerId, Completion, Done, Tag};
 use crate::error::EngineError;
+use crate::kept::KeptRow;
 use crate::model::Dtype;
 use crate::run::RunEvent;
+use crate::sampling::program::Left;
 use crate::sampling::{Sampler, TokenMask};
 use crate::scheduler::SchedulerSettings;
 
@@ -100,6 +103,10 @@ impl Backend for Device {
         "a device of a test"
     }
 
+    fn keep_row(&mut self) -> Option<KeptRow> {
+        Some(KeptRow::new(()))
+    }
+
     fn submit(&mut self, batch: &Batch<'_>) -> Result<(), BackendError> {
         assert!(!self.waits && self.under_way.len() < 2, "a step behind one that waits for masks");
         let mut outputs = Vec::new();
@@ -108,6 +115,12 @@ impl Backend for Device {
                 outputs.push(match request.kind {
                     OutputKind::Sample(_) => drawn(request.position as Token + 1),
                     OutputKind::Masked { mask: Some(mask), .. } => drawn_under(mask),
+                    OutputKind::Keep(_) => Output::Kept,
+                    OutputKind::Program { sampler, .. } => {
+                        let candidate = Candidate { token: request.position as Token + 1, logprob: -1.0 };
+                        let left = Left { next: sampler.start(), reports: Default::default() };
+                        Output::Programmed(candidate, Box::new(left))
+                    }
                     OutputKind::Masked { mask: None, .. } => {
                         self.late.push((row_idx, outputs.len()));
                         Output::SatOut
