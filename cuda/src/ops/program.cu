@@ -63,20 +63,20 @@ __device__ __forceinline__ u64 merged(bool is_best, u64 a, u64 b) { return is_be
 
 __device__ __forceinline__ bool is_best(unsigned code) { return code == BEST || code == DRAW; }
 
-// Tells all blocks what this one has gathered; itself alone, as if others had nothing, if all have gathered the same.
+// Tells all blocks what this one has gathered. Where all have gathered the same, of a list, it stays here: nobody waits for
+// others then, who may be at what comes before.
 __device__ __forceinline__ void share_gathered(const Run& r, const uint4* finishes, unsigned n_finishes, bool is_within) {
     Shared& s = r.s;
     for (unsigned i = threadIdx.x; i < 2 * n_finishes * CLUSTER; i += THREADS) {
         const unsigned block = i % CLUSTER, second = i / CLUSTER & 1;
         const uint4 in = finishes[i / CLUSTER / 2];
         const unsigned code = in.x & 255, slot = in.y + second;
-        if (is_sum(code) || (second && code != ENTROPY)) continue;
+        if (is_sum(code) || (second && code != ENTROPY) || (is_within && block > 0)) continue;
         const bool takes_best = is_best(code);
         u64 all = s.gathered[slot][0];
 #pragma unroll
         for (int warp = 1; warp < WARPS; warp++) all = merged(takes_best, all, s.gathered[slot][warp]);
-        if (is_within && block > 0) all = 0;
-        if (is_within) s.exchanged[r.copy][slot][block] = all;
+        if (is_within) s.gathered[slot][0] = all;
         else in_block(&s, block)->exchanged[r.copy][slot][r.rank] = all;
     }
     const unsigned lane = threadIdx.x % 32;
@@ -124,7 +124,8 @@ __device__ __forceinline__ float tree_sum(const Run& r, unsigned slot) {
     return sum;
 }
 
-__device__ __forceinline__ u64 of_blocks(const Run& r, bool takes_best, unsigned slot) {
+__device__ __forceinline__ u64 of_blocks(const Run& r, bool is_within, bool takes_best, unsigned slot) {
+    if (is_within) return r.s.gathered[slot][0];
     u64 all = r.s.exchanged[r.copy][slot][0];
 #pragma unroll
     for (int block = 1; block < CLUSTER; block++) all = merged(takes_best, all, r.s.exchanged[r.copy][slot][block]);
@@ -132,9 +133,9 @@ __device__ __forceinline__ u64 of_blocks(const Run& r, bool takes_best, unsigned
 }
 
 // The numbers of one root: (code | result, slot, number of the largest value).
-__device__ __forceinline__ void finish(const Run& r, uint4 in) {
+__device__ __forceinline__ void finish(const Run& r, bool is_within, uint4 in) {
     const unsigned code = in.x & 255, result = (in.x >> 8) & 255;
-    const u64 all = of_blocks(r, is_best(code), in.y);
+    const u64 all = of_blocks(r, is_within, is_best(code), in.y);
     float* numbers = r.s.numbers;
     if (is_best(code)) {
         const float value = value_of((unsigned)(all >> 32));
@@ -153,7 +154,7 @@ __device__ __forceinline__ void finish(const Run& r, uint4 in) {
         const float log = log_exact(of_parts(all));
         numbers[result] = as_number(__fadd_rn(max, log));
         if (code == ENTROPY) {
-            const float mean = __fdiv_rn(__ull2float_rn(of_blocks(r, false, in.y + 1)), __ull2float_rn(all));
+            const float mean = __fdiv_rn(__ull2float_rn(of_blocks(r, is_within, false, in.y + 1)), __ull2float_rn(all));
             const float entropy = __fadd_rn(log, mean);
             numbers[result + 1] = entropy > 0.0f ? as_number(entropy) : 0.0f;
         }
@@ -181,7 +182,7 @@ __device__ __forceinline__ void end_pass(Run& r, const uint4* finishes, unsigned
     else cluster_sync();
     if (threadIdx.x < 32) {
         for (unsigned i = threadIdx.x; i < n_finishes; i += 32)
-            if (!is_sum(finishes[i].x & 255)) finish(r, finishes[i]);
+            if (!is_sum(finishes[i].x & 255)) finish(r, is_within, finishes[i]);
         for (unsigned i = 0; i < n_finishes; i++) {
             if (!is_sum(finishes[i].x & 255)) continue;
             const float sum = tree_sum(r, finishes[i].y);
@@ -190,7 +191,7 @@ __device__ __forceinline__ void end_pass(Run& r, const uint4* finishes, unsigned
         __syncwarp();
     }
     // A block that has passed the next such wait knows that all have read what is written after it.
-    if (threadIdx.x == 0) r.s.copy = (r.s.copy + 1) % COPIES;
+    if (threadIdx.x == 0 && !is_within) r.s.copy = (r.s.copy + 1) % COPIES;
     __syncthreads();
 }
 

@@ -11,9 +11,9 @@ use trellis_engine::sampling::program::{N_OPERATIONS_MAX, N_REPORTS_MAX, N_STATE
 
 use super::common::{PAGE_LEN, expect, expect_i32};
 use super::logits::{FAULT_NONE, FAULT_NOTHING_TO_DRAW, NOWHERE, TOKEN_BITS, VOCAB_SIZE_MAX, Wants};
-use super::program_code::{CODES, N_REGISTERS, PLACES};
+use super::program_code::{CODES, N_CODE_MAX, N_REGISTERS, PLACES};
 use super::program_encode::{HAS_SELECTIONS, HAS_SUMS, N_PLAIN_SHIFT, WITHIN_LIST};
-use super::program_plain::FORMS;
+use super::program_plain::{FORMS, N_PLAIN_MAX};
 use super::program_plan::{N_GATHERED, N_HEADER, N_NUMBERS, N_PLANES_MAX, N_SUMS, NO_NUMBER};
 use crate::driver::params;
 use crate::{CudaError, Kernel, Launch, Module, Plain, Pointer, Slice, Source, Stream};
@@ -40,6 +40,7 @@ const N_CHAINS_AT_ONCE: usize = 48;
 
 /// Entries of a plan that shared memory holds, those of one step at least.
 const N_PLAN: usize = 256;
+const _: () = assert!(N_PLAIN_MAX + N_CODE_MAX + N_GATHERED + N_SUMS <= N_PLAN);
 
 /// For few rows and for many. Clusters came with 9.0, as did shared memory for many threads.
 fn shapes((major, _): (i32, i32)) -> [Shape; 2] {
@@ -124,7 +125,7 @@ pub fn source(capability: (i32, i32)) -> Source {
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct ProgramRow {
-    /// First entry of its plan in the programs.
+    /// First entry of its plan in the programs, of a row that is passed over as well.
     pub program: u32,
     /// Its row in the output rows: what it wants (without [`Wants::PROGRAM`] the program is passed over), the row of logits,
     /// and the constraint's mask.

@@ -111,7 +111,7 @@ __device__ __forceinline__ void read_plain(Run& r, const uint4* entries) {
     if ((int)threadIdx.x / 32 >= s.n_warps) return;
     const unsigned what = entries[0].x & 255;
     if (what == BEST) {
-        // The first tile that has the best of the thread: it is looked at again.
+        // The first tile that has the best of the thread: it is looked at again. What does not count in it comes last.
         float best = minus_infinity();
         int first = -1;
         each_tile(r, entries, [&](const Place& at, Many& x, Many&) {

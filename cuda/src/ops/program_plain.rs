@@ -8,7 +8,7 @@ use super::program_code::{Code, Element, Entry, Root, Taken};
 use super::program_plan::{NO_NUMBER, ONE};
 
 /// Entries of all plain roots of a reading: with the longest code and all roots they fit into what a step may have.
-pub(super) const N_PLAIN_MAX: usize = 32;
+pub(super) const N_PLAIN_MAX: usize = 28;
 /// Entries of one.
 const N_ENTRIES: usize = 2;
 

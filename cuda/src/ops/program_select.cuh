@@ -402,7 +402,9 @@ __device__ __forceinline__ Reading after_count(Run& r, uint4 places) {
     Selecting next = s.selecting;
     const int n_bits = digit_bits(next);
     const bool is_first = next.bin < 0;
+    // A block that has its bound may clear its bins, or be gone, while another still reads them: all wait for each other.
     if (is_first && !next.is_nucleus && target >= total) {
+        cluster_sync();
         set_bound(r, places, minus_infinity(), 0.0f);
         return Reading::Done;
     }
@@ -416,7 +418,10 @@ __device__ __forceinline__ Reading after_count(Run& r, uint4 places) {
     } else {
         next.found = (next.found << n_bits) + digit.bin;
         next.known -= n_bits;
-        if (digit_bits(next) == 0) return end_selection(r, places, next.found << next.known);
+        if (digit_bits(next) == 0) {
+            cluster_sync();
+            return end_selection(r, places, next.found << next.known);
+        }
     }
     next.is_listed = true;
     if (threadIdx.x == 0) s.selecting = next, s.target = target, selections_of(r.s).mine = Range{0, 0xffffffffu, 0, 0};

@@ -129,6 +129,11 @@ impl KeptRows {
         ready
     }
 
+    /// Rows that a guest holds.
+    pub(crate) fn n_of(&self, caller: CallerId) -> usize {
+        self.rows.keys().filter(|name| name.caller == caller).count()
+    }
+
     /// A guest holds a row no longer. It has given up the draw before that, if it waited for the row still.
     pub(crate) fn let_go(&mut self, name: RowName) {
         self.rows.remove(&name);

@@ -24,8 +24,9 @@ use crate::{Candidate, Context, Generate, Result, Sampler, StreamOptions};
 /// ```
 ///
 /// All are contexts of one model, or of several with one tokenizer: an expert and an amateur, say. Those of one model ride
-/// in one step and are decoded ahead; of several, each token waits for a step of each model and for whole rows of logits to
-/// leave the device. Each is named once only; streams and generations of a mixture take no guesses.
+/// in one step and are decoded ahead; of several, each token waits for a step of each model, and for whole rows of logits
+/// to leave the device where the models are on several or it has no room for rows. Each is named once only; streams and
+/// generations of a mixture take no guesses.
 #[derive(Clone, Debug)]
 pub struct Mixture<'a> {
     first: &'a Context,

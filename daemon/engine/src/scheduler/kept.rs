@@ -8,6 +8,9 @@ use crate::command::{Ask, ContextId};
 use crate::job::{AskWork, Work};
 use crate::kept::{KeptRow, KeptRows, RowName};
 
+/// Rows that one guest holds at most: a device has room for about twice as many.
+const N_ROWS_OF_GUEST: usize = 64;
+
 impl AskWork {
     /// Takes the rows that it has to do with: `next` for its own, which gets the name of the question. `false` if there are
     /// not as many.
@@ -19,6 +22,9 @@ impl AskWork {
     ) -> bool {
         match self.ask() {
             Ask::Keep => {
+                if kept.n_of(name.caller) >= N_ROWS_OF_GUEST {
+                    return false;
+                }
                 let Some(row) = next.take() else { return false };
                 kept.hold(name, row.clone());
                 self.rows.push(row);
@@ -68,6 +74,8 @@ impl Scheduler {
         let Some(context) = self.contexts.get_mut(&id) else { return };
         if let Some(Work::Ask(work)) = &mut context.work
             && work.waits_for_rows
+            && let Ask::Mix { rows, .. } = work.ask()
+            && self.commons.kept.are_written(rows)
         {
             work.waits_for_rows = false;
             self.enqueue(id);

@@ -216,6 +216,11 @@ impl Scheduler {
             let Some(mut context) = self.contexts.remove(&id) else { continue };
             context.is_queued = false;
             self.holders.note_changed(id, &mut context.listing);
+            if matches!(&context.work, Some(Work::Ask(work)) if work.waits_for_rows) {
+                // It stood in the queue for something else, and comes back with its rows.
+                self.contexts.insert(id, context);
+                continue;
+            }
             if context.class() != class && context.work.is_some() {
                 // Its KV was given up while it stood in the queue.
                 self.contexts.insert(id, context);
