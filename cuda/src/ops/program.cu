@@ -502,5 +502,3 @@ extern "C" __global__ void CLUSTER_DIMS __launch_bounds__(THREADS, BLOCKS_OF_SM)
         cluster_sync();
     }
 }
-
-}  // namespace SPACE

@@ -2,8 +2,6 @@
 //
 // Numbers and tokens are floats: a token is below 2^18. Sets are rows of 1 and 0.
 
-namespace SPACE {
-
 constexpr int WARPS = THREADS / 32;
 // Tokens that a thread looks at together, in groups of four. A warp's are a tile: a group is 128 tokens of it.
 constexpr int EACH = 4 * GROUPS;

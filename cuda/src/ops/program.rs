@@ -53,47 +53,35 @@ fn shapes((major, _): (i32, i32)) -> [Shape; 2] {
     }
 }
 
-/// What is there once for each shape.
-macro_rules! text {
-    ($suffix:literal, $kernel:literal) => {
-        concat!(
-            "#undef SPACE\n#undef KERNEL\n#undef THREADS\n#undef GROUPS\n#undef SHARED_BYTES\n#undef BLOCKS_OF_SM\n",
-            "#define SPACE programs_", $suffix, "\n#define KERNEL ", $kernel, "\n#define THREADS THREADS_", $suffix,
-            "\n#define GROUPS GROUPS_", $suffix, "\n#define SHARED_BYTES SHARED_BYTES_", $suffix, "\n#define BLOCKS_OF_SM BLOCKS_OF_SM_", $suffix, "\n",
-            include_str!("program.cuh"),
-            include_str!("program_row.cuh"),
-            include_str!("program_elements.cuh"),
-            include_str!("program_gather.cuh"),
-            include_str!("program_select.cuh"),
-            include_str!("program_plain.cuh"),
-            include_str!("program_history.cuh"),
-            include_str!("program.cu")
-        )
-    };
+/// The sources of the kernel: of few chains and of many, which compile side by side.
+#[must_use]
+pub fn sources(capability: (i32, i32)) -> [Source; 2] {
+    let [few, many] = shapes(capability);
+    [source("logit_programs_of_few", few), source("logit_programs", many)]
 }
 
-/// The source of the kernel.
-#[must_use]
-pub fn source(capability: (i32, i32)) -> Source {
+fn source(kernel: &'static str, shape: Shape) -> Source {
     let text = concat!(
         include_str!("maths.cuh"),
         include_str!("noise.cuh"),
         include_str!("cluster.cuh"),
         include_str!("rows.cuh"),
-        text!("FEW", "logit_programs_of_few"),
-        text!("MANY", "logit_programs")
+        include_str!("program.cuh"),
+        include_str!("program_row.cuh"),
+        include_str!("program_elements.cuh"),
+        include_str!("program_gather.cuh"),
+        include_str!("program_select.cuh"),
+        include_str!("program_plain.cuh"),
+        include_str!("program_history.cuh"),
+        include_str!("program.cu")
     );
-    let [few, many] = shapes(capability);
     let source = Source::new("program.cu", text)
-        .with("CLUSTER", many.n_blocks)
-        .with("THREADS_FEW", few.n_threads)
-        .with("THREADS_MANY", many.n_threads)
-        .with("GROUPS_FEW", few.n_groups)
-        .with("GROUPS_MANY", many.n_groups)
-        .with("SHARED_BYTES_FEW", few.shared_bytes)
-        .with("SHARED_BYTES_MANY", many.shared_bytes)
-        .with("BLOCKS_OF_SM_FEW", few.n_resident)
-        .with("BLOCKS_OF_SM_MANY", many.n_resident)
+        .with("KERNEL", kernel)
+        .with("CLUSTER", shape.n_blocks)
+        .with("THREADS", shape.n_threads)
+        .with("GROUPS", shape.n_groups)
+        .with("SHARED_BYTES", shape.shared_bytes)
+        .with("BLOCKS_OF_SM", shape.n_resident)
         .with("CHAINS_AT_ONCE", N_CHAINS_AT_ONCE)
         .with("N_PLAN", N_PLAN)
         .with("TOKEN_BITS", TOKEN_BITS)
@@ -306,18 +294,18 @@ pub struct ProgramKernel {
 }
 
 impl ProgramKernel {
-    /// Finds the kernel in the module of [`source`] for this capability.
+    /// Finds the kernel in the modules of [`sources`] for this capability.
     ///
     /// # Errors
     /// The driver refused.
-    pub fn new(module: &Module, capability: (i32, i32)) -> Result<Self, CudaError> {
+    pub fn new([of_few, of_many]: [&Module; 2], capability: (i32, i32)) -> Result<Self, CudaError> {
         let [few, many] = shapes(capability);
-        let load = |name, shape: Shape| {
+        let load = |module: &Module, name, shape: Shape| {
             let kernel = module.kernel(name)?;
             kernel.allow_shared_bytes(shape.shared_bytes)?;
             Ok((kernel, shape))
         };
-        Ok(Self { few: load("logit_programs_of_few", few)?, many: load("logit_programs", many)? })
+        Ok(Self { few: load(of_few, "logit_programs_of_few", few)?, many: load(of_many, "logit_programs", many)? })
     }
 
     /// Launches the programs of a bucket of `n_chains` chains.

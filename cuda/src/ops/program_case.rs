@@ -10,7 +10,7 @@ use super::common::PAGE_LEN;
 use super::common::check::{download, poisoned, upload};
 use super::logits::{BiasPair, NOWHERE, OutputRow, Wants};
 use super::program::{
-    KEPT_ROW, ProgramBias, ProgramBuffers, ProgramKernel, ProgramOutput, ProgramRow, planes_bytes, source,
+    KEPT_ROW, ProgramBias, ProgramBuffers, ProgramKernel, ProgramOutput, ProgramRow, planes_bytes, sources,
 };
 use super::program_code::Entry;
 use super::program_plan::EncodedProgram;
@@ -374,7 +374,8 @@ pub(super) fn kernel(gpu: &TestGpu) -> MutexGuard<'static, ProgramKernel> {
     static KERNEL: OnceLock<Mutex<ProgramKernel>> = OnceLock::new();
     let load = || {
         let capability = gpu.gpu.compute_capability();
-        Mutex::new(ProgramKernel::new(&gpu.module(source(capability)), capability).expect("the kernel"))
+        let [few, many] = sources(capability).map(|source| gpu.module(source));
+        Mutex::new(ProgramKernel::new([&few, &many], capability).expect("the kernel"))
     };
     KERNEL.get_or_init(load).lock().unwrap_or_else(PoisonError::into_inner)
 }

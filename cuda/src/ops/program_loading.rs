@@ -4,7 +4,7 @@
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::thread::{self, JoinHandle};
 
-use super::program::{ProgramKernel, source};
+use super::program::{ProgramKernel, sources};
 use crate::{Compiler, CudaError, Gpu, Module};
 
 /// The kernel, or the thread that makes it ready.
@@ -63,6 +63,12 @@ impl Drop for ProgramLoading {
 fn load(gpu: &Gpu, compiler: &Compiler) -> Result<ProgramKernel, CudaError> {
     gpu.make_current()?;
     let capability = gpu.compute_capability();
-    let module = Module::load(gpu, &compiler.cubin(&source(capability))?)?;
-    ProgramKernel::new(&module, capability)
+    let [few, many] = sources(capability);
+    let (few, many) = thread::scope(|scope| {
+        let few = scope.spawn(|| compiler.cubin(&few));
+        let many = compiler.cubin(&many);
+        (few.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)), many)
+    });
+    let (few, many) = (Module::load(gpu, &few?)?, Module::load(gpu, &many?)?);
+    ProgramKernel::new([&few, &many], capability)
 }
