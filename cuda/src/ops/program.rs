@@ -305,7 +305,10 @@ impl ProgramKernel {
             kernel.allow_shared_bytes(shape.shared_bytes)?;
             Ok((kernel, shape))
         };
-        Ok(Self { few: load(of_few, "logit_programs_of_few", few)?, many: load(of_many, "logit_programs", many)? })
+        Ok(Self {
+            few: load(of_few, "logit_programs_of_few", few)?,
+            many: load(of_many, "logit_programs", many)?,
+        })
     }
 
     /// Launches the programs of a bucket of `n_chains` chains.

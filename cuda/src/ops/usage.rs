@@ -58,8 +58,9 @@ fn sources(capability: (i32, i32)) -> Vec<Source> {
             .chain(holes)
             .chain(masses)
     };
-    let of_any_type =
-        [gather::source(), pages::source(), steer::source(), stream::source()].into_iter().chain(program::sources(capability));
+    let of_any_type = [gather::source(), pages::source(), steer::source(), stream::source()]
+        .into_iter()
+        .chain(program::sources(capability));
     DTYPES.into_iter().flat_map(of_type).chain(of_any_type).chain(logits::all_sources()).collect()
 }
 

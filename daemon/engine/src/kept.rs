@@ -11,7 +11,7 @@ use std::sync::Arc;
 use rustc_hash::FxHashMap;
 use serde::{Deserialize, Serialize};
 
-use crate::command::{ContextId, Operation};
+use crate::command::{ContextId, ModelId, Operation};
 use crate::completion::{CallerId, Tag};
 use crate::model_handle::ModelHandle;
 
@@ -89,14 +89,21 @@ pub(crate) struct KeptRows {
 #[derive(Debug)]
 struct Held {
     row: KeptRow,
+    /// The model whose step writes it.
+    model: ModelId,
     /// Whether a step that writes it was submitted: those behind it may read.
     is_written: bool,
 }
 
 impl KeptRows {
-    /// A row is asked for.
-    pub(crate) fn hold(&mut self, name: RowName, row: KeptRow) {
-        self.rows.insert(name, Held { row, is_written: false });
+    /// A row of this model is asked for.
+    pub(crate) fn hold(&mut self, name: RowName, model: ModelId, row: KeptRow) {
+        self.rows.insert(name, Held { row, model, is_written: false });
+    }
+
+    /// Rows that a step of this model is to write.
+    pub(crate) fn n_wanted(&self, model: ModelId) -> usize {
+        self.rows.values().filter(|held| held.model == model && !held.is_written).count()
     }
 
     /// The rows of these names; `None` if any is not held.
@@ -157,7 +164,7 @@ mod tests {
         let id = |number| ContextId { number, ..ContextId::LEAST };
         let mut kept = KeptRows::default();
         let names = [name(1, 0), name(1, 1), name(2, 0)];
-        names.iter().for_each(|&name| kept.hold(name, KeptRow::new(())));
+        names.iter().for_each(|&name| kept.hold(name, ModelId { place: 0, generation: 0 }, KeptRow::new(())));
         assert!(kept.get(&names).is_some() && kept.get(&[name(2, 1)]).is_none());
         kept.wait(id(1), vec![names[0], names[1]]);
         kept.wait(id(2), vec![names[2]]);

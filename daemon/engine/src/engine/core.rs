@@ -431,12 +431,21 @@ impl Core {
     /// The place of the model whose step is next: whose users are furthest behind, or that waits longest.
     fn next_place(&mut self, passed: &[usize]) -> Option<usize> {
         let mut next: Option<(VirtualTimes, u64, usize)> = None;
+        let has_returning_mixtures = self.has_returning_mixtures();
         for (place, resident) in self.residents.iter().enumerate() {
             let Some(resident) = resident else { continue };
             if passed.contains(&place) || !resident.may_step() {
                 continue;
             }
             if !resident.scheduler.has_work_among(&self.commons) {
+                continue;
+            }
+            // Rows for mixtures wait for those of the mixtures that will have asked again.
+            if has_returning_mixtures
+                && resident
+                    .scheduler
+                    .writes_rows_alone(self.commons.kept.n_wanted(resident.id), &self.commons)
+            {
                 continue;
             }
             // The next step waits for guests that will have asked again when this one is done.
@@ -453,6 +462,14 @@ impl Core {
             }
         }
         next.map(|(.., place)| place)
+    }
+
+    /// Whether a step under way answers mixtures that are drawn from again at once.
+    fn has_returning_mixtures(&self) -> bool {
+        self.under_way.iter().any(|(place, plan)| {
+            let resident = self.residents[*place].as_ref();
+            resident.is_some_and(|resident| resident.scheduler.has_returning_mixtures(plan))
+        })
     }
 
     /// Takes a failed step back; ends the model if it is the one too many, or the engine if that was the last that worked.

@@ -10,7 +10,7 @@ use super::{ContextState, Plan, Scheduler, StepUnderWay};
 use crate::account::Resource;
 use crate::batch::{CellMove, Drawn, Input, Output};
 use crate::causes::{Cause, Causes};
-use crate::command::{Answer, ContextId};
+use crate::command::{Answer, Ask, ContextId};
 use crate::job::{AskOutcome, LateMasks, RunWork, VerifyWork, Work};
 use crate::kv::PageTable;
 use crate::run::{Finish, RunEvent};
@@ -76,7 +76,10 @@ impl Scheduler {
                     if let AskOutcome::Finished(answer) = ask.take_outputs(row.start, row_outputs, is_last) {
                         let n_base = ask.n_base;
                         if let Some(Work::Ask(ask)) = context.take_work() {
-                            self.returns.note_answered(context.owner.guest);
+                            // Who has a row kept waits for a draw, and asks again when that is answered.
+                            if !matches!(ask.ask(), Ask::Keep) {
+                                self.returns.note_answered(context.owner.guest);
+                            }
                             self.spares.note(row.id, context, n_base);
                             ask.answer(answer);
                         }

@@ -3,7 +3,8 @@
 //! A draw that names a row may be asked for together with the row. It waits until a step that writes the row was submitted,
 //! and rides in one behind that: what the one writes the other reads, and the device does not stand still in between.
 
-use super::{Plan, Scheduler};
+use super::fair::Class;
+use super::{Commons, Plan, Scheduler};
 use crate::command::{Ask, ContextId};
 use crate::job::{AskWork, Work};
 use crate::kept::{KeptRow, KeptRows, RowName};
@@ -26,7 +27,7 @@ impl AskWork {
                     return false;
                 }
                 let Some(row) = next.take() else { return false };
-                kept.hold(name, row.clone());
+                kept.hold(name, id.model, row.clone());
                 self.rows.push(row);
             }
             Ask::Mix { rows: names, .. } => {
@@ -67,6 +68,13 @@ impl Scheduler {
             }
         }
         writes_any
+    }
+
+    /// Whether nothing but rows for draws waits for a step of the model, of which so many are wanted.
+    pub(crate) fn writes_rows_alone(&self, n_wanted: usize, commons: &Commons) -> bool {
+        let n_waiting = |class| commons.queue.len(self.lane(class));
+        let has_others = self.jobs.have_waiting() || !self.line.is_empty();
+        n_wanted > 0 && !has_others && n_waiting(Class::Decode) + n_waiting(Class::Prompt) <= n_wanted
     }
 
     /// The rows of a draw are there.

@@ -12,6 +12,7 @@ use rustc_hash::FxHashMap;
 
 use super::{Plan, Scheduler};
 use crate::account::GuestId;
+use crate::command::Ask;
 use crate::job::Work;
 
 /// Times in a row that a guest has to come back in time before it is waited for.
@@ -165,14 +166,25 @@ impl Scheduler {
 
     /// Whether a step will answer guests that ask again at once.
     pub(crate) fn has_returning_guests(&self, plan: Option<&Plan>) -> bool {
+        plan.is_some_and(|plan| self.answers_returning(plan, Work::is_question))
+    }
+
+    /// Whether a step will answer guests that draw again at once, for which they ask other models as well.
+    pub(crate) fn has_returning_mixtures(&self, plan: &Plan) -> bool {
+        let is_mixture =
+            |work: &Work| matches!(work, Work::Ask(work) if matches!(work.ask(), Ask::Mix { .. }));
+        self.answers_returning(plan, is_mixture)
+    }
+
+    fn answers_returning(&self, plan: &Plan, is_asked: impl Fn(&Work) -> bool) -> bool {
         let answers = |row: &super::plan::PlannedRow| {
             let Some(context) = self.contexts.get(&row.id) else { return false };
-            context.work.as_ref().is_some_and(Work::is_question)
+            context.work.as_ref().is_some_and(&is_asked)
                 && context.n_pending() == 0
                 && self.returns.has(context.owner.guest, Privilege::AtOnce)
         };
         // Mostly no guest does.
-        !self.returns.guests.is_empty() && plan.is_some_and(|plan| plan.rows.iter().any(answers))
+        !self.returns.guests.is_empty() && plan.rows.iter().any(answers)
     }
 
     /// Guests that were just answered, have a privilege, and have not asked again.

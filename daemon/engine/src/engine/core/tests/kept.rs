@@ -93,35 +93,77 @@ fn a_draw_whose_row_is_not_there_is_told_and_one_that_is_given_up_is_not_made() 
     assert!(told.calls.lock().expect("nobody panicked").is_empty(), "nothing was computed");
 }
 
-/// Guests that draw again as soon as they have their token ride together, in the steps of both models.
-#[test]
-fn guests_that_draw_again_at_once_are_waited_for_by_both_models() {
-    let (mut core, told, mut inputs) = house();
-    let guests: Vec<(CallerId, [ContextId; 2])> = (0..3)
-        .map(|idx| {
-            let of = |model, number| ContextId { model, number };
-            (CallerId(10 + idx), [of(MODEL, 10 + idx), of(OTHER, 20 + idx)])
-        })
-        .collect();
-    for &(caller, ids) in &guests {
+/// A guest with a context of each model: one draws, the other keeps rows.
+type Pair = (CallerId, [ContextId; 2]);
+
+/// Three of them, which come in.
+fn pairs(inputs: &mut Vec<EngineInput>) -> Vec<Pair> {
+    let of = |model, number| ContextId { model, number };
+    let pair = |idx: u64| (CallerId(10 + idx), [of(MODEL, 10 + idx), of(OTHER, 20 + idx)]);
+    let pairs: Vec<Pair> = (0..3).map(pair).collect();
+    for &(caller, ids) in &pairs {
         let account = Account::new("guest", Budget::UNLIMITED, None);
         let owner = Owner { actor: ActorId(1), session: SessionId(1), guest: GuestId(caller.0), account };
         inputs.push(EngineInput::Enter(caller, owner));
         inputs.extend(ids.map(|id| EngineInput::Operation(Operation::Create { id, caller })));
     }
+    pairs
+}
+
+/// What a guest asks for a token behind so many.
+fn draw(sampler: &Arc<Sampler>, n_kept: usize, (caller, [draws, keeps]): Pair) -> [EngineInput; 3] {
+    let edit = Edit { n_kept, appended: vec![1], ..Edit::default() };
+    let row = RowName { caller, tag: tag(keeps) };
+    let mix = Ask::Mix { sampler: sampler.clone(), rows: vec![row] };
+    let ask = |id, ask| EngineInput::Operation(Operation::Ask { id, edit: edit.clone(), ask, tag: tag(id) });
+    [EngineInput::Operation(Operation::LetGo { row }), ask(keeps, Ask::Keep), ask(draws, mix)]
+}
+
+/// Guests that began apart come together: rows of one are not written while the draw of another is under way that will be
+/// back.
+#[test]
+fn guests_that_began_apart_come_together() {
+    let (mut core, told, mut inputs) = house();
+    let guests = pairs(&mut inputs);
     let sampler = sampler();
-    let draw = |n_kept: usize, (caller, [draws, keeps]): (CallerId, [ContextId; 2])| {
-        let edit = Edit { n_kept, appended: vec![1], ..Edit::default() };
-        let row = RowName { caller, tag: tag(keeps) };
-        let mix = Ask::Mix { sampler: sampler.clone(), rows: vec![row] };
-        let ask =
-            |id, ask| EngineInput::Operation(Operation::Ask { id, edit: edit.clone(), ask, tag: tag(id) });
-        [EngineInput::Operation(Operation::LetGo { row }), ask(keeps, Ask::Keep), ask(draws, mix)]
-    };
+    let mut n_drawn = [0; 3];
+    let mut asks: Vec<usize> = vec![0];
+    let mut n_rows = Vec::new();
+    for round in 0..40 {
+        if round == 1 || round == 2 {
+            asks.push(round);
+        }
+        for idx in asks.drain(..) {
+            inputs.extend(draw(&sampler, n_drawn[idx], guests[idx]));
+            n_drawn[idx] += 1;
+        }
+        let (next, mut answers) = run(&mut core, std::mem::take(&mut inputs));
+        if next == Next::Device {
+            core.wait();
+            answers.extend(run(&mut core, Vec::new()).1);
+        }
+        let drew = |ids: &[ContextId; 2]| answers.iter().any(|(of, _)| *of == tag(ids[0]));
+        asks.extend((0..3).filter(|&idx| drew(&guests[idx].1)));
+        for call in told.calls.lock().expect("nobody panicked").drain(..) {
+            if let Call::Submit { n_rows: n, .. } = call {
+                n_rows.push(n);
+            }
+        }
+    }
+    let last = &n_rows[n_rows.len() - 8..];
+    assert!(last.iter().all(|&n| n == 3), "{n_rows:?}");
+}
+
+/// Guests that draw again as soon as they have their token ride together, in the steps of both models.
+#[test]
+fn guests_that_draw_again_at_once_are_waited_for_by_both_models() {
+    let (mut core, told, mut inputs) = house();
+    let guests = pairs(&mut inputs);
+    let sampler = sampler();
     for round in 0..8 {
         told.calls.lock().expect("nobody panicked").clear();
         for (idx, &guest) in guests.iter().enumerate() {
-            inputs.extend(draw(round, guest));
+            inputs.extend(draw(&sampler, round, guest));
             let is_last = idx + 1 == guests.len();
             if is_last || round >= 4 {
                 let (next, answers) = run(&mut core, std::mem::take(&mut inputs));
