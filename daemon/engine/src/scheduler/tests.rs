@@ -13,6 +13,7 @@ mod hidden;
 mod joint;
 mod late;
 mod mixture;
+mod particles;
 mod progress;
 mod pull;
 mod resize;
@@ -46,7 +47,6 @@ use crate::run::{Finish, PullReport, RunEvent, RunQueue};
 use crate::sampling::{Looks, Sampler, TokenMask};
 
 const N_POSITIONS: usize = 200;
-
 /// Those of one context.
 const N_PAGES_MIN: usize = N_POSITIONS.div_ceil(PAGE_LEN);
 
