@@ -89,21 +89,32 @@ pub(crate) struct KeptRows {
 #[derive(Debug)]
 struct Held {
     row: KeptRow,
-    /// The model whose step writes it.
-    model: ModelId,
+    /// The context that it is of.
+    id: ContextId,
     /// Whether a step that writes it was submitted: those behind it may read.
     is_written: bool,
 }
 
 impl KeptRows {
-    /// A row of this model is asked for.
-    pub(crate) fn hold(&mut self, name: RowName, model: ModelId, row: KeptRow) {
-        self.rows.insert(name, Held { row, model, is_written: false });
+    /// A row of this context is asked for.
+    pub(crate) fn hold(&mut self, name: RowName, id: ContextId, row: KeptRow) {
+        self.rows.insert(name, Held { row, id, is_written: false });
     }
 
-    /// Rows that a step of this model is to write.
-    pub(crate) fn n_wanted(&self, model: ModelId) -> usize {
-        self.rows.values().filter(|held| held.model == model && !held.is_written).count()
+    /// The contexts of a model whose rows are not written yet.
+    pub(crate) fn wanted_of(&self, model: ModelId) -> impl Iterator<Item = ContextId> {
+        let wanted = self.rows.values().filter(|held| !held.is_written).map(|held| held.id);
+        wanted.filter(move |id| id.model == model)
+    }
+
+    /// Rows that are not written yet.
+    pub(crate) fn n_wanted(&self) -> usize {
+        self.rows.values().filter(|held| !held.is_written).count()
+    }
+
+    /// Whether any of these rows is of this model.
+    pub(crate) fn has_rows_of(&self, model: ModelId, names: &[RowName]) -> bool {
+        names.iter().any(|name| self.rows.get(name).is_some_and(|held| held.id.model == model))
     }
 
     /// The rows of these names; `None` if any is not held.
@@ -164,7 +175,7 @@ mod tests {
         let id = |number| ContextId { number, ..ContextId::LEAST };
         let mut kept = KeptRows::default();
         let names = [name(1, 0), name(1, 1), name(2, 0)];
-        names.iter().for_each(|&name| kept.hold(name, ModelId { place: 0, generation: 0 }, KeptRow::new(())));
+        names.iter().for_each(|&name| kept.hold(name, id(0), KeptRow::new(())));
         assert!(kept.get(&names).is_some() && kept.get(&[name(2, 1)]).is_none());
         kept.wait(id(1), vec![names[0], names[1]]);
         kept.wait(id(2), vec![names[2]]);

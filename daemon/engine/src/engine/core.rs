@@ -381,7 +381,7 @@ impl Core {
                 break;
             }
             let plan = resident.lend(commons).plan();
-            resident.last_planned = commons.step();
+            (resident.last_planned, resident.held_at) = (commons.step(), None);
             if plan.is_empty() {
                 passed.push(place);
                 continue;
@@ -431,7 +431,7 @@ impl Core {
     /// The place of the model whose step is next: whose users are furthest behind, or that waits longest.
     fn next_place(&mut self, passed: &[usize]) -> Option<usize> {
         let mut next: Option<(VirtualTimes, u64, usize)> = None;
-        let has_returning_mixtures = self.has_returning_mixtures();
+        let mut held: SmallVec<[usize; 8]> = SmallVec::new();
         for (place, resident) in self.residents.iter().enumerate() {
             let Some(resident) = resident else { continue };
             if passed.contains(&place) || !resident.may_step() {
@@ -440,12 +440,8 @@ impl Core {
             if !resident.scheduler.has_work_among(&self.commons) {
                 continue;
             }
-            // Rows for mixtures wait for those of the mixtures that will have asked again.
-            if has_returning_mixtures
-                && resident
-                    .scheduler
-                    .writes_rows_alone(self.commons.kept.n_wanted(resident.id), &self.commons)
-            {
+            if self.waits_for_draws(resident) {
+                held.push(place);
                 continue;
             }
             // The next step waits for guests that will have asked again when this one is done.
@@ -461,15 +457,25 @@ impl Core {
                 next = Some((times, resident.last_planned, place));
             }
         }
+        let newest = self.under_way.back().map(|(_, plan)| plan.step);
+        for place in held {
+            let resident = self.resident(place);
+            resident.held_at = resident.held_at.or(newest);
+        }
         next.map(|(.., place)| place)
     }
 
-    /// Whether a step under way answers mixtures that are drawn from again at once.
-    fn has_returning_mixtures(&self) -> bool {
-        self.under_way.iter().any(|(place, plan)| {
-            let resident = self.residents[*place].as_ref();
-            resident.is_some_and(|resident| resident.scheduler.has_returning_mixtures(plan))
-        })
+    /// Whether all that a model would compute are rows for draws, and a step that was under way when that was seen first answers
+    /// draws from such rows whose guests will want the next ones at once: then all ride together.
+    fn waits_for_draws(&self, resident: &Resident) -> bool {
+        let (first, kept) = (resident.held_at.unwrap_or(u64::MAX), &self.commons.kept);
+        let may_wait = |(place, plan): &(usize, Plan)| {
+            let drawing = self.residents[*place].as_ref().filter(|_| plan.step <= first);
+            drawing.is_some_and(|it| it.scheduler.has_returning_draws_from(resident.id, plan, kept))
+        };
+        kept.n_wanted() > 0
+            && resident.scheduler.waits_for_kept_rows_alone(resident.id, &self.commons)
+            && self.under_way.iter().any(may_wait)
     }
 
     /// Takes a failed step back; ends the model if it is the one too many, or the engine if that was the last that worked.

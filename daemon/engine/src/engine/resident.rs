@@ -27,6 +27,8 @@ pub(super) struct Resident {
     pub(super) health: Health,
     /// When a step was last planned for it.
     pub(super) last_planned: u64,
+    /// The newest step that was under way when its own was first put off for draws from its rows.
+    pub(super) held_at: Option<u64>,
     /// Pages that it may have.
     bounds: KvBounds,
     /// Steps for which it keeps the pages that it got from another model.
@@ -104,6 +106,7 @@ impl Resident {
             change: Change::None,
             health: Health::GOOD,
             last_planned: 0,
+            held_at: None,
             bounds,
             n_steps_kept: 0,
             helped: None,

@@ -93,6 +93,11 @@ impl Work {
         }
     }
 
+    /// Whether it has a row kept for a draw.
+    pub(crate) fn keeps_row(&self) -> bool {
+        matches!(self, Self::Ask(work) if matches!(work.ask(), Ask::Keep))
+    }
+
     /// Tokens of the context itself, of `n_tokens` that it has with those that its work puts after them.
     pub(crate) fn n_base(&self, n_tokens: usize) -> usize {
         match self {

@@ -240,7 +240,9 @@ impl Scheduler {
         self.edit(id, edit);
         let guesses = self.guess_limits();
         let Some(context) = self.contexts.get_mut(&id) else { return };
-        self.returns.note_asked(context.owner.guest, self.commons.are_late);
+        if !matches!(ask, Ask::Keep) {
+            self.returns.note_asked(context.owner.guest, self.commons.are_late);
+        }
         let n_tokens = context.kv.tokens.len();
         let work = match ask {
             Ask::Verify { sampler, guess } => {

@@ -76,7 +76,6 @@ impl Scheduler {
                     if let AskOutcome::Finished(answer) = ask.take_outputs(row.start, row_outputs, is_last) {
                         let n_base = ask.n_base;
                         if let Some(Work::Ask(ask)) = context.take_work() {
-                            // Who has a row kept waits for a draw, and asks again when that is answered.
                             if !matches!(ask.ask(), Ask::Keep) {
                                 self.returns.note_answered(context.owner.guest);
                             }

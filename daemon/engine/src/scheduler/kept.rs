@@ -5,7 +5,7 @@
 
 use super::fair::Class;
 use super::{Commons, Plan, Scheduler};
-use crate::command::{Ask, ContextId};
+use crate::command::{Ask, ContextId, ModelId};
 use crate::job::{AskWork, Work};
 use crate::kept::{KeptRow, KeptRows, RowName};
 
@@ -27,7 +27,7 @@ impl AskWork {
                     return false;
                 }
                 let Some(row) = next.take() else { return false };
-                kept.hold(name, id.model, row.clone());
+                kept.hold(name, id, row.clone());
                 self.rows.push(row);
             }
             Ask::Mix { rows: names, .. } => {
@@ -70,11 +70,29 @@ impl Scheduler {
         writes_any
     }
 
-    /// Whether nothing but rows for draws waits for a step of the model, of which so many are wanted.
-    pub(crate) fn writes_rows_alone(&self, n_wanted: usize, commons: &Commons) -> bool {
+    /// Whether nothing waits for a step of the model but rows that are to be kept for draws, each right behind what is
+    /// computed of its context.
+    pub(crate) fn waits_for_kept_rows_alone(&self, model: ModelId, commons: &Commons) -> bool {
         let n_waiting = |class| commons.queue.len(self.lane(class));
-        let has_others = self.jobs.have_waiting() || !self.line.is_empty();
-        n_wanted > 0 && !has_others && n_waiting(Class::Decode) + n_waiting(Class::Prompt) <= n_wanted
+        let n_rows = n_waiting(Class::Decode);
+        if n_rows == 0 || n_waiting(Class::Prompt) > 0 || self.jobs.have_waiting() || !self.line.is_empty() {
+            return false;
+        }
+        let is_kept = |id: &ContextId| {
+            let context = self.contexts.get(id);
+            context.is_some_and(|it| it.under_way.is_none() && it.work.as_ref().is_some_and(Work::keeps_row))
+        };
+        commons.kept.wanted_of(model).filter(is_kept).count() >= n_rows
+    }
+
+    /// Whether a step under way answers draws from rows of this model, for guests that draw again at once and then want more
+    /// such rows.
+    pub(crate) fn has_returning_draws_from(&self, model: ModelId, plan: &Plan, kept: &KeptRows) -> bool {
+        let is_such = |work: &Work| match work {
+            Work::Ask(work) => matches!(work.ask(), Ask::Mix { rows, .. } if kept.has_rows_of(model, rows)),
+            _ => false,
+        };
+        self.answers_returning(plan, is_such)
     }
 
     /// The rows of a draw are there.

@@ -54,7 +54,7 @@ pub(crate) struct Plan {
     /// Whether the step has draws whose masks are late, and has not been let draw.
     pub(super) waits_for_masks: bool,
     /// The number of the step.
-    pub(super) step: u64,
+    pub(crate) step: u64,
 }
 
 /// A page that changes place. The order of moves matters: a page freed by one is filled by another.

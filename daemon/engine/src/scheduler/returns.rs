@@ -12,7 +12,6 @@ use rustc_hash::FxHashMap;
 
 use super::{Plan, Scheduler};
 use crate::account::GuestId;
-use crate::command::Ask;
 use crate::job::Work;
 
 /// Times in a row that a guest has to come back in time before it is waited for.
@@ -43,7 +42,8 @@ pub(super) struct Returns {
 struct Habit {
     /// Times in time, by privilege.
     n_in_time: [u8; 2],
-    /// Answers that it got and has not followed by a question: a guest that asks about many contexts at once is back when it
+    /// Answers that it got and has not followed by a question. Rows that were kept count as neither: who has one kept asks
+    /// again when the draw from it is answered. A guest that asks about many contexts at once is back when it
     /// has asked about all of them.
     n_out: u32,
     /// Whether it has asked since it was answered.
@@ -166,20 +166,16 @@ impl Scheduler {
 
     /// Whether a step will answer guests that ask again at once.
     pub(crate) fn has_returning_guests(&self, plan: Option<&Plan>) -> bool {
-        plan.is_some_and(|plan| self.answers_returning(plan, Work::is_question))
+        let is_question = |work: &Work| work.is_question() && !work.keeps_row();
+        plan.is_some_and(|plan| self.answers_returning(plan, is_question))
     }
 
-    /// Whether a step will answer guests that draw again at once, for which they ask other models as well.
-    pub(crate) fn has_returning_mixtures(&self, plan: &Plan) -> bool {
-        let is_mixture =
-            |work: &Work| matches!(work, Work::Ask(work) if matches!(work.ask(), Ask::Mix { .. }));
-        self.answers_returning(plan, is_mixture)
-    }
-
-    fn answers_returning(&self, plan: &Plan, is_asked: impl Fn(&Work) -> bool) -> bool {
+    /// Whether a step will answer such questions of guests that ask again at once.
+    pub(super) fn answers_returning(&self, plan: &Plan, is_such: impl Fn(&Work) -> bool) -> bool {
         let answers = |row: &super::plan::PlannedRow| {
-            let Some(context) = self.contexts.get(&row.id) else { return false };
-            context.work.as_ref().is_some_and(&is_asked)
+            let context = self.contexts.get(&row.id).filter(|context| context.epoch == row.epoch);
+            let Some(context) = context else { return false };
+            context.work.as_ref().is_some_and(&is_such)
                 && context.n_pending() == 0
                 && self.returns.has(context.owner.guest, Privilege::AtOnce)
         };

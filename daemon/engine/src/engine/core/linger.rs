@@ -70,6 +70,8 @@ impl Core {
         let schedulers = || self.residents.iter().flatten().map(|resident| &resident.scheduler);
         let n_ready: usize = schedulers().map(|scheduler| scheduler.n_ready_among(&self.commons)).sum();
         let n_back: usize = schedulers().map(Scheduler::n_guests_back).sum();
+        // Who has rows kept is back with the draw from them.
+        let n_ready = n_ready.saturating_sub(self.commons.kept.n_wanted());
         let n_parts = if n_ready <= n_back { PARTS_AMONG } else { PARTS };
         self.linger.still = Still::AtMost((elapsed / n_parts).min(MAX));
         self.linger.ahead_since = (!self.under_way.is_empty()).then_some(now);

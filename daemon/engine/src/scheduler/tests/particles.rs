@@ -27,8 +27,8 @@ fn draw_all(house: &mut House, contexts: &mut [(ContextId, Vec<Token>)]) -> usiz
     n_copied
 }
 
-/// Pages that are full are shared for good: a round of draws after resampling copies the last page of each place where it is
-/// not full, and nothing else.
+/// Pages that are full stay shared: a round of draws after resampling copies the last page of each place but one
+/// where it is not full, and nothing else.
 #[test]
 fn resampling_copies_no_full_page() {
     const N_PROMPT_PAGES: usize = 4;

@@ -103,7 +103,13 @@ fn pairs(inputs: &mut Vec<EngineInput>) -> Vec<Pair> {
     let pairs: Vec<Pair> = (0..3).map(pair).collect();
     for &(caller, ids) in &pairs {
         let account = Account::new("guest", Budget::UNLIMITED, None);
-        let owner = Owner { actor: ActorId(1), session: SessionId(1), guest: GuestId(caller.0), account };
+        // Each is of another user.
+        let owner = Owner {
+            actor: ActorId(caller.0 as u32),
+            session: SessionId(caller.0),
+            guest: GuestId(caller.0),
+            account,
+        };
         inputs.push(EngineInput::Enter(caller, owner));
         inputs.extend(ids.map(|id| EngineInput::Operation(Operation::Create { id, caller })));
     }
