@@ -95,6 +95,15 @@ pub fn clean(command: &mut Command) -> &mut Command {
     command
 }
 
+/// A command that builds guests' crates where all are built, without what cargo has told this process; none where all are
+/// packed, as there is no compiler then.
+pub fn for_building(mut command: Command) -> Option<Command> {
+    pack::folder().is_none().then(|| {
+        clean(&mut command).env("CARGO_TARGET_DIR", root().join("guest-examples/target"));
+        command
+    })
+}
+
 /// Builds all crates of a workspace, unless they are packed; their components by the crates' names.
 fn build(workspace: &Path) -> BTreeMap<String, Vec<u8>> {
     if let Some(folder) = pack::folder() {

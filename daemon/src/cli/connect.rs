@@ -18,22 +18,31 @@ use crate::guest::check_format;
 /// Bytes of a file that tell whether it is a component.
 const N_BYTES_BEGUN: u64 = 4 << 10;
 
+/// Where the environment names a socket.
+const SOCKET_VARIABLE: &str = "TRELLIS_SOCKET";
+
 /// Which daemon to talk to.
 #[derive(Clone, Debug, Default, Args)]
 pub(crate) struct SocketArgs {
-    /// Talk to the daemon on this socket, not to the usual one
+    /// Talk to the daemon on this socket; otherwise on that in TRELLIS_SOCKET, or else on the usual one
     #[arg(long, value_name = "PATH")]
     pub(crate) socket: Option<PathBuf>,
 }
 
 impl SocketArgs {
+    /// The socket that the user named, if any.
+    fn named(&self) -> Option<PathBuf> {
+        let of_environment = || std::env::var_os(SOCKET_VARIABLE).filter(|path| !path.is_empty());
+        self.socket.clone().or_else(|| of_environment().map(PathBuf::from))
+    }
+
     /// Connects to the running daemon.
     ///
     /// # Errors
     /// None is running, or it cannot be talked to.
     pub(crate) async fn connect(&self) -> Result<Client, CliError> {
-        Ok(match &self.socket {
-            Some(socket) => Client::connect_to(socket).await?,
+        Ok(match self.named() {
+            Some(socket) => Client::connect_to(&socket).await?,
             None => Client::connect().await?,
         })
     }
@@ -122,7 +131,7 @@ impl HomeArgs {
     /// A daemon is running and cannot be talked to, or is unloading the model, or does not have it and was named; or the
     /// arguments contradict each other.
     pub(crate) async fn find(&self, format: Format) -> Result<Found, CliError> {
-        let is_named = self.socket.socket.is_some();
+        let is_named = self.socket.named().is_some();
         if is_named && self.models.len() > 1 {
             return Err(CliError::SeveralModels);
         }

@@ -21,6 +21,8 @@ pub(crate) const INTERRUPTED: u8 = 130;
 /// or about to be, the daemon was going down. `EX_TEMPFAIL` of `sysexits.h`.
 pub const TRY_AGAIN: u8 = 75;
 const GUEST_FAILED: u8 = 1;
+/// The exit status of the standard test harness where a test fails, which cargo knows.
+const TESTS_FAILED: u8 = 101;
 const UNHEALTHY: u8 = 1;
 const CANNOT: u8 = 2;
 /// The exit status of a replay in which the guest did something else than in its recording.
@@ -45,6 +47,14 @@ pub(crate) enum CliError {
     Guest(Box<ErrorBody>),
     #[error("interrupted")]
     Interrupted,
+    #[error("some tests failed")]
+    TestsFailed,
+    #[error("no crate can be named after {}: {reason}", path.display())]
+    NoCrateName { path: PathBuf, reason: &'static str },
+    #[error(
+        "neither XDG_DATA_HOME nor HOME is set: there is no place for the crate that guests are written with"
+    )]
+    NoHome,
     #[error("not all of standard input was sent")]
     InputCutShort,
     /// The reader of the output has gone away, which it may.
@@ -158,6 +168,7 @@ impl CliError {
             Self::Guest(body) if body.code.is_retryable() => TRY_AGAIN,
             Self::Client(error) if error.is_retryable() => TRY_AGAIN,
             Self::Guest(_) => GUEST_FAILED,
+            Self::TestsFailed => TESTS_FAILED,
             Self::Different(_) => DIFFERENT,
             Self::Bench(error) => error.exit_code(),
             Self::Unhealthy => UNHEALTHY,
@@ -169,6 +180,9 @@ impl CliError {
     /// What the user can do next, where the message does not say it already.
     fn hint(&self) -> Option<String> {
         let hint = match self {
+            Self::Guest(body) if super::run::names_own_option(&body.message) => {
+                "options of `trellis run` go before the guest, what comes after it is for the guest"
+            }
             Self::Client(trellis_client::Error::Connect { source, .. })
                 if source.kind() == io::ErrorKind::PermissionDenied =>
             {
@@ -226,9 +240,9 @@ impl CliError {
     pub(crate) fn print(&self, format: Format) {
         match (self, format) {
             // The user's own doing, or said already.
-            (Self::OutputClosed | Self::Interrupted | Self::Unhealthy, _) => {}
+            (Self::OutputClosed | Self::Interrupted | Self::Unhealthy | Self::TestsFailed, _) => {}
             // The last of the guest's events has said it.
-            (Self::Different(_), Format::Json) => {}
+            (Self::Different(_) | Self::Guest(_), Format::Json) => {}
             (_, Format::Text) => {
                 remark(&format!("error: {self}"));
                 if let Some(hint) = self.hint() {
@@ -238,12 +252,13 @@ impl CliError {
             (_, Format::Json) => {
                 #[derive(Serialize)]
                 struct Shown<'a> {
+                    r#type: &'static str,
                     error: &'a ErrorBody,
                     #[serde(skip_serializing_if = "Option::is_none")]
                     hint: Option<String>,
                 }
                 let error = self.body();
-                remark(&to_json(&Shown { error: &error, hint: self.hint() }));
+                remark(&to_json(&Shown { r#type: "error", error: &error, hint: self.hint() }));
             }
         }
     }

@@ -23,6 +23,7 @@ mod input;
 mod interrupt;
 mod load;
 mod models;
+mod new;
 mod output;
 mod progress;
 mod ps;
@@ -36,6 +37,8 @@ mod seed;
 mod serve;
 mod stop;
 mod table;
+mod test;
+mod test_runner;
 mod toolchain;
 mod unload;
 
@@ -77,7 +80,11 @@ enum Command {
     Run(run::RunArgs),
     Replay(replay::ReplayArgs),
     Chat(chat::ChatArgs),
+    New(new::NewArgs),
     Build(build::BuildArgs),
+    Test(test::TestArgs),
+    #[command(hide = true)]
+    TestRunner(test_runner::TestRunnerArgs),
     Models(models::ModelsArgs),
     Load(load::LoadArgs),
     Unload(unload::UnloadArgs),
@@ -134,7 +141,10 @@ async fn dispatch(command: Command, format: Format) -> Result<(), CliError> {
         Command::Run(args) => run::run(args, format).await,
         Command::Replay(args) => replay::replay(args, format).await,
         Command::Chat(args) => chat::chat(args, format).await,
+        Command::New(args) => new::new(&args, format),
         Command::Build(args) => build::build(args, format).await,
+        Command::Test(args) => test::test(args, format).await,
+        Command::TestRunner(args) => test_runner::run(args, format).await,
         Command::Models(args) => models::models(args, format).await,
         Command::Load(args) => load::load(args, format).await,
         Command::Unload(args) => unload::unload(args, format).await,

@@ -56,7 +56,6 @@ impl ProgressDisplay {
     pub(crate) fn stage(&self, stage: &Stage, done: u64, total: u64) {
         let (title, unit, total) = match stage {
             Stage::Upload => ("uploading", Unit::Bytes, total),
-            // Counted towards the limit on its time, which says nothing about how far it is.
             Stage::Compile => ("compiling", Unit::Items, 0),
             Stage::Load => ("loading", Unit::Bytes, total),
             Stage::Other(name) => (name.as_str(), Unit::Items, total),

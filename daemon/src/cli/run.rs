@@ -110,6 +110,14 @@ pub(crate) async fn start(
     }
 }
 
+/// Whether a guest refused an option because it is one of this command.
+pub(crate) fn names_own_option(message: &str) -> bool {
+    let Some((_, rest)) = message.split_once("there is no option --") else { return false };
+    let name = rest.split(|letter: char| !letter.is_ascii_alphanumeric() && letter != '-').next();
+    let command = RunArgs::augment_args(clap::Command::new("run"));
+    command.get_arguments().any(|argument| argument.get_long().is_some() && argument.get_long() == name)
+}
+
 /// What the client knows of a recording.
 fn head(word: &str, program: &Program) -> Head {
     let component = match program {

@@ -2,8 +2,10 @@
 
 use std::sync::Arc;
 
-use wasmtime::component::Component;
+use wasmtime::Store;
 use wasmtime::component::types::Component as ComponentType;
+use wasmtime::component::{Component, InstancePre};
+use wasmtime_wasi::p2::bindings::CommandPre;
 
 use super::bindings::GuestPre;
 use super::error::GuestError;
@@ -41,6 +43,9 @@ const WASI_VERSION: &str = "0.2";
 /// The function that a guest exports.
 const RUN: &str = "run";
 
+/// The interface that a program with a `main` exports instead, such as one made of a crate's tests.
+const WASI_RUN: &str = "wasi:cli/run";
+
 const WASM_MAGIC: &[u8; 4] = b"\0asm";
 
 /// Wasm's page of linear memory.
@@ -53,7 +58,21 @@ pub struct Program(Arc<Inner>);
 struct Inner {
     hash: blake3::Hash,
     n_code_bytes: usize,
-    pre: GuestPre<GuestState>,
+    entry: Entry,
+}
+
+/// Where a program begins.
+enum Entry {
+    /// The function `run` of the world.
+    Run(GuestPre<GuestState>),
+    /// The `main` of a WASI command, which has its arguments as any program has them.
+    Main(CommandPre<GuestState>),
+}
+
+impl Entry {
+    fn new(pre: InstancePre<GuestState>, is_command: bool) -> wasmtime::Result<Self> {
+        Ok(if is_command { Self::Main(CommandPre::new(pre)?) } else { Self::Run(GuestPre::new(pre)?) })
+    }
 }
 
 impl std::fmt::Debug for Program {
@@ -74,8 +93,31 @@ impl Program {
         self.0.n_code_bytes
     }
 
-    pub(crate) fn pre(&self) -> &GuestPre<GuestState> {
-        &self.0.pre
+    /// Whether it is a WASI command.
+    pub(crate) fn is_command(&self) -> bool {
+        matches!(self.0.entry, Entry::Main(_))
+    }
+
+    pub(crate) fn engine(&self) -> &wasmtime::Engine {
+        match &self.0.entry {
+            Entry::Run(pre) => pre.engine(),
+            Entry::Main(pre) => pre.engine(),
+        }
+    }
+
+    /// Runs it to its end.
+    ///
+    /// # Errors
+    /// It trapped, exited, or was ended by the host. The inner error is its own.
+    pub(crate) async fn run(&self, store: &mut Store<GuestState>) -> wasmtime::Result<Result<(), String>> {
+        match &self.0.entry {
+            Entry::Run(pre) => pre.instantiate_async(&mut *store).await?.call_run(store).await,
+            Entry::Main(pre) => {
+                let command = pre.instantiate_async(&mut *store).await?;
+                let ended = command.wasi_cli_run().call_run(store).await?;
+                Ok(ended.map_err(|()| "its `main` failed".to_owned()))
+            }
+        }
     }
 
     /// Loads code that came from the compiling process or the cache, and links it.
@@ -86,14 +128,14 @@ impl Program {
         code: &[u8],
     ) -> Result<Self, GuestError> {
         let component = load_trusted(runtime, code)?;
-        check_imports_and_exports(&runtime.engine, &component.component_type())?;
+        let is_command = check_imports_and_exports(&runtime.engine, &component.component_type())?;
         check_needs(&component, limits)?;
         let wrong_type = |error: wasmtime::Error| GuestError::WrongType { reason: format!("{error:#}") };
         let instance_pre = runtime.linker.instantiate_pre(&component).map_err(wrong_type)?;
-        let pre = GuestPre::new(instance_pre).map_err(wrong_type)?;
+        let entry = Entry::new(instance_pre, is_command).map_err(wrong_type)?;
         // The first launch should not pay for the image that memories start from.
         component.initialize_copy_on_write_image().map_err(wrong_type)?;
-        Ok(Self(Arc::new(Inner { hash, n_code_bytes: code.len(), pre })))
+        Ok(Self(Arc::new(Inner { hash, n_code_bytes: code.len(), entry })))
     }
 }
 
@@ -132,15 +174,20 @@ pub(crate) fn check_format(bytes: &[u8]) -> Result<(), GuestError> {
     }
 }
 
-fn check_imports_and_exports(engine: &wasmtime::Engine, component: &ComponentType) -> Result<(), GuestError> {
+/// Tells whether it is a WASI command.
+fn check_imports_and_exports(
+    engine: &wasmtime::Engine,
+    component: &ComponentType,
+) -> Result<bool, GuestError> {
     for (import, _) in component.imports(engine) {
         check_import(import)?;
     }
     let exports: Vec<String> = component.exports(engine).map(|(name, _)| name.to_owned()).collect();
-    if !exports.iter().any(|name| name == RUN) {
+    let is_command = exports.iter().any(|name| name.split('@').next() == Some(WASI_RUN));
+    if !is_command && !exports.iter().any(|name| name == RUN) {
         return Err(GuestError::MissingRun { exports });
     }
-    Ok(())
+    Ok(is_command)
 }
 
 /// Checks that the host has an interface of that name, in a version that can stand in for the one asked for.

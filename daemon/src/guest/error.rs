@@ -34,7 +34,8 @@ pub enum GuestError {
         reason: String,
     },
     /// The component does not export `run`.
-    #[error("the component exports no `run: func() -> result<_, string>`; it exports: {}", list(.exports))]
+    #[error("the component exports no `run: func() -> result<_, string>`; it exports: {}; in Rust \
+         `trellis_guest::main!(run);` exports a function", list(.exports))]
     MissingRun {
         /// What it exports.
         exports: Vec<String>,

@@ -1,11 +1,15 @@
 //! A guest's log: lines to the client, under a budget, never waited for.
 
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
 
 use super::io::{GuestOutput, LogLevel, OutputSender};
 
 /// The longest line; what is longer is cut into several.
 pub(crate) const LINE_BYTES_MAX: usize = 4 << 10;
+
+/// How the entry begins that a guest's panic leaves, by `trellis_guest::main!`.
+const PANICKED: &str = "panicked at ";
 
 /// Sends log lines while the budget lasts and the client has room. A line that does not fit is dropped and
 /// counted, so that logging never holds up a guest.
@@ -14,15 +18,37 @@ pub(crate) struct LogSink {
     output: OutputSender,
     n_bytes_left: AtomicU64,
     n_dropped: AtomicU64,
+    /// What the guest said of its panic, in one line.
+    panic: Mutex<Option<String>>,
 }
 
 impl LogSink {
     pub(crate) fn new(output: OutputSender, n_bytes_max: u64) -> Self {
-        Self { output, n_bytes_left: AtomicU64::new(n_bytes_max), n_dropped: AtomicU64::new(0) }
+        Self {
+            output,
+            n_bytes_left: AtomicU64::new(n_bytes_max),
+            n_dropped: AtomicU64::new(0),
+            panic: Mutex::default(),
+        }
+    }
+
+    /// What the guest said of its panic, if it had one.
+    pub(crate) fn panic(&self) -> Option<String> {
+        self.panic.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn note_panic(&self, text: &str) {
+        let lines: Vec<&str> = text.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
+        let line = lines.join(", ");
+        *self.panic.lock().unwrap_or_else(PoisonError::into_inner) =
+            pieces(&line, LINE_BYTES_MAX).next().map(str::to_owned);
     }
 
     /// Sends a text as lines.
     pub(crate) fn write(&self, level: LogLevel, text: &str) {
+        if level == LogLevel::Error && text.starts_with(PANICKED) {
+            self.note_panic(text);
+        }
         let mut rest = text;
         loop {
             let (line, next) = match rest.split_once('\n') {

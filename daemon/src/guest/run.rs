@@ -36,6 +36,11 @@ const N_FUNCTIONS_MAX: usize = 4;
 /// Bytes of one such name.
 const FUNCTION_BYTES_MAX: usize = 120;
 
+/// A trap after which the guest's own words of a panic are in its log.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+struct Panicked(String);
+
 /// What can be seen of a guest from outside while it runs.
 #[derive(Debug)]
 pub(crate) struct Vitals {
@@ -113,9 +118,10 @@ async fn execute(birth: Birth) -> wasmtime::Result<Result<(), String>> {
         account: vitals.account.clone(),
     };
     let now_s = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs();
+    let of_main = program.is_command().then_some(arguments.as_slice());
     let state = GuestState {
         table,
-        wasi: wasi::context(seed, &log, &limits, tape.as_ref()),
+        wasi: wasi::context(seed, of_main, &log, &limits, tape.as_ref()),
         memory: MemoryLimiter::new(&limits, vitals.memory.clone()),
         models: vitals.models.clone(),
         owner,
@@ -132,7 +138,7 @@ async fn execute(birth: Birth) -> wasmtime::Result<Result<(), String>> {
         cpu: vitals.cpu.clone(),
         beside,
     };
-    let mut store = Store::new(program.pre().engine(), state);
+    let mut store = Store::new(program.engine(), state);
     store.limiter(|state| &mut state.memory);
     // What is longer than a call may be is refused with an error once it is seen; this bounds what is looked at.
     store.set_hostcall_fuel(limits.call_bytes.saturating_mul(N_CALLS_LOOKED_AT));
@@ -145,12 +151,17 @@ async fn execute(birth: Birth) -> wasmtime::Result<Result<(), String>> {
         }
         Ok(UpdateDeadline::YieldCustom(1, Box::pin(tokio::task::yield_now())))
     });
-    let guest = program.pre().instantiate_async(&mut store).await?;
-    let result = guest.call_run(&mut store).await;
+    let result = program.run(&mut store).await;
     // The last lines are in the streams of the store.
     drop(store);
     log.close();
-    result
+    let Err(error) = result else { return result };
+    // The guest's own words for what is else an `unreachable` somewhere.
+    let is_panic = error.downcast_ref::<Trap>() == Some(&Trap::UnreachableCodeReached);
+    Err(match log.panic().filter(|_| is_panic) {
+        Some(panic) => error.context(Panicked(panic)),
+        None => error,
+    })
 }
 
 /// Rounded up: what is above a limit in milliseconds stays above it.
@@ -189,7 +200,10 @@ fn end_of(error: &wasmtime::Error, vitals: &Vitals, limits: &GuestLimits, output
         }
         None => {}
     }
-    let reason = trap_reason(error);
+    let reason = match error.downcast_ref::<Panicked>() {
+        Some(Panicked(words)) => words.clone(),
+        None => trap_reason(error),
+    };
     // The runtime's own error for this is private; its text is all there is.
     if reason.contains("fuel allocated for hostcalls") {
         return GuestEnd::CallBytesExceeded { limit_bytes: limits.call_bytes as u64 };
@@ -207,7 +221,8 @@ fn trap_reason(error: &wasmtime::Error) -> String {
     };
     let names = error.downcast_ref::<WasmBacktrace>().map(|backtrace| {
         let names = backtrace.frames().iter().filter_map(|frame| frame.func_name());
-        names.take(N_FUNCTIONS_MAX).map(|name| cut(name, FUNCTION_BYTES_MAX)).collect::<Vec<_>>().join(" < ")
+        let names = names.map(|name| format!("{:#}", rustc_demangle::demangle(name)));
+        names.take(N_FUNCTIONS_MAX).map(|name| cut(&name, FUNCTION_BYTES_MAX)).collect::<Vec<_>>().join(" < ")
     });
     match names {
         Some(names) if !names.is_empty() => format!("{} in {names}", cut(&cause, MESSAGE_BYTES_MAX)),

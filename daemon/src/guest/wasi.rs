@@ -1,6 +1,6 @@
 //! The part of WASI that the standard library needs: nothing in it reaches outside the guest.
 //!
-//! No arguments, no environment, no folders, no sockets. Standard output and error become log lines, clocks
+//! No environment, no folders, no sockets, and arguments for a `main` alone. Standard output and error become log lines, clocks
 //! are coarse, randomness comes from the guest's seed.
 
 use std::convert::Infallible;
@@ -32,6 +32,9 @@ const MONOTONIC_RESOLUTION: Duration = Duration::from_millis(1);
 
 /// Resolution of the wall clock.
 const WALL_RESOLUTION: Duration = Duration::from_millis(10);
+
+/// What a `main` finds before its arguments.
+const PROGRAM_NAME: &str = "guest";
 
 /// Bytes that one write to standard output may hold.
 const WRITE_BYTES_MAX: usize = 64 << 10;
@@ -86,9 +89,10 @@ impl WasiView for GuestState {
     }
 }
 
-/// What one guest sees of WASI.
+/// What one guest sees of WASI. Where it has a `main`, `arguments` are those of that.
 pub(crate) fn context(
     seed: u64,
+    arguments: Option<&[String]>,
     log: &Arc<LogSink>,
     limits: &GuestLimits,
     tape: Option<&Arc<Tape>>,
@@ -97,7 +101,11 @@ pub(crate) fn context(
     let lines = |name, level| LineLog::new(name, level, log.clone(), tape);
     let mut seed_bytes = [0; 16];
     seeded("trellis guest insecure seed").fill(&mut seed_bytes);
-    WasiCtx::builder()
+    let mut builder = WasiCtx::builder();
+    if let Some(arguments) = arguments {
+        builder.arg(PROGRAM_NAME).args(&taped_arguments(arguments, tape));
+    }
+    builder
         .stdout(lines("stdout.write", LogLevel::Info))
         .stderr(lines("stderr.write", LogLevel::Warn))
         .secure_random(seeded("trellis guest random"))
@@ -110,6 +118,18 @@ pub(crate) fn context(
         .allow_tcp(false)
         .allow_udp(false)
         .build()
+}
+
+/// The arguments, or those that the recorded guest had.
+fn taped_arguments(arguments: &[String], tape: Option<&Arc<Tape>>) -> Vec<String> {
+    let Some(tape) = tape else { return arguments.to_vec() };
+    let list = || Value::List(arguments.iter().cloned().map(Value::Text).collect());
+    let Some(Value::List(list)) = tape.call("environment.get-arguments", Vec::new(), list) else {
+        // The guest ends with its next call.
+        return Vec::new();
+    };
+    let text = |value| if let Value::Text(text) = value { Some(text) } else { None };
+    list.into_iter().filter_map(text).collect()
 }
 
 /// Random bytes that depend on nothing but a purpose and the seed.

@@ -119,13 +119,17 @@ impl HostService {
                 return Err(ErrorBody::new(ErrorCode::Unsupported, message));
             }
         };
-        let limit_ms = self.host.limits().compile_ms;
+        let n_elapsed_ms = AtomicU64::new(0);
         let report = |state| match state {
-            CompileProgress::Queued => progress.report(Stage::Compile, 0, limit_ms),
+            CompileProgress::Queued => progress.report(Stage::Compile, 0, 0),
             CompileProgress::Compiling { elapsed_ms } => {
-                progress.report(Stage::Compile, elapsed_ms, limit_ms)
+                n_elapsed_ms.store(elapsed_ms, Ordering::Relaxed);
+                progress.report(Stage::Compile, elapsed_ms, 0);
             }
-            CompileProgress::Done { .. } => progress.report(Stage::Compile, limit_ms, limit_ms),
+            CompileProgress::Done { .. } => {
+                let elapsed_ms = n_elapsed_ms.load(Ordering::Relaxed).max(1);
+                progress.report(Stage::Compile, elapsed_ms, elapsed_ms);
+            }
         };
         let program = self
             .host
@@ -209,7 +213,6 @@ impl Service for HostService {
             let is_default = loaded.first().is_some_and(|first| first.is_same(model));
             models.push(ModelInfo { is_default, ..model_info(model, &stats, actor) });
         }
-        models.sort_by(|a, b| a.name.cmp(&b.name));
         Ok(models)
     }
 

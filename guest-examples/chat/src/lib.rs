@@ -33,7 +33,11 @@ fn run() -> Result {
     let model = Model::open_default()?;
     let context = model.context()?;
     for question in questions {
-        chat.push("user", &question?);
+        let question = question?;
+        if question.trim().is_empty() {
+            continue;
+        }
+        chat.push("user", &question);
         // A conversation that outgrows the context loses its oldest turns.
         let n_prompt_max = context.capacity().saturating_sub(max_tokens) as usize;
         while model.encode_chat(&chat, ChatEnd::Assistant)?.len() > n_prompt_max && chat.forget_oldest_turn()

@@ -3,8 +3,11 @@
 use crate::bindings::trellis::host::beams as raw;
 use crate::{Context, Result, Sampler, Token};
 
+#[doc(inline)]
 pub use raw::EarlyStopping;
+#[doc(inline)]
 pub use raw::FinishedHypothesis as Finished;
+#[doc(inline)]
 pub use raw::LiveHypothesis as Live;
 
 /// Settings of a beam search, made by [`Context::beams`]: one group, a length penalty of 1, early stopping by the heuristic, at most 40

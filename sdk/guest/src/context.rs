@@ -379,6 +379,7 @@ impl Context {
 /// # Errors
 /// [`NotFound`](crate::Error::NotFound).
 pub fn forget(name: &str) -> Result {
+    crate::panics::expect_host();
     Ok(raw::forget(name)?)
 }
 

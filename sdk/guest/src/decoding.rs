@@ -4,6 +4,7 @@ use crate::bindings::trellis::host::decoding as raw;
 use crate::{Context, GuessTree, Result, Sampler, Token};
 
 pub use crate::bindings::trellis::host::types::Candidate;
+#[doc(inline)]
 pub use raw::{Distribution, Pooling};
 
 /// Draws a token for each context and appends it. A context may be named once only.

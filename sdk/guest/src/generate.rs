@@ -4,6 +4,7 @@ use crate::bindings::trellis::host::streams as raw;
 use crate::context::only;
 use crate::{Context, FinishReason, Guesses, Result, Sampler, Token};
 
+#[doc(inline)]
 pub use raw::Completion;
 
 /// A generation to be run, made by [`Context::generate`]. A stop token of the model ends it unless others are

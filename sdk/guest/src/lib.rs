@@ -53,8 +53,9 @@
 //! trellis run my-guest ARGS
 //! ```
 //!
-//! The crate also compiles for the host, so that a guest's own logic can be tested with `cargo test`. A call to
-//! the host API panics there. What this layer does not cover is in [`bindings`].
+//! `trellis new my-guest` writes such a crate, `trellis test my-guest` runs its tests, each as a guest of its own with the bundled
+//! model `tiny`. The crate also compiles for the machine itself, where `cargo test` tests what calls no host; a call to the host API
+//! panics there and says so. What this layer does not cover is in [`bindings`].
 
 mod args;
 mod beams;
@@ -68,6 +69,7 @@ mod generate;
 mod guesses;
 mod mixtures;
 mod model;
+mod panics;
 mod particles;
 pub mod programs;
 mod random;
@@ -79,6 +81,7 @@ mod window;
 
 pub use args::Args;
 pub use beams::{BeamSearch, Beams, EarlyStopping, Finished, Kept, Live};
+#[doc(inline)]
 pub use bindings::trellis::host::types::Token;
 pub use chat::{Chat, ChatMessage};
 pub use constraints::{Beginning, Constraint, Whitespace};
@@ -92,6 +95,8 @@ pub use generate::{Completion, Generate, generate_all};
 pub use guesses::{GuessTree, Guessed, Guesses};
 pub use mixtures::{Mixture, step_mixtures};
 pub use model::{ChatEnd, Model, ModelInfo, TextDecoder};
+#[doc(hidden)]
+pub use panics::{Outcome, report_panics};
 pub use particles::{Particle, Particles};
 pub use random::Random;
 pub use sampler::{Sampler, SamplerBuilder, TokenMask};
@@ -110,11 +115,16 @@ pub use window::SlidingWindow;
 #[macro_export]
 macro_rules! main {
     ($run:path) => {
+        // A crate's tests have a `main` of their own.
+        #[cfg(test)]
+        const _: fn() = || drop($crate::Outcome::into_outcome($run()));
+        #[cfg(not(test))]
         const _: () = {
             struct Guest;
             impl $crate::bindings::Guest for Guest {
                 fn run() -> ::std::result::Result<(), ::std::string::String> {
-                    $run().map_err(|error| ::std::string::ToString::to_string(&error))
+                    $crate::report_panics();
+                    $crate::Outcome::into_outcome($run())
                 }
             }
     $crate::bindings::export!(Guest with_types_in $crate::bindings);

@@ -4,9 +4,11 @@ use std::cell::OnceCell;
 use std::rc::Rc;
 
 use crate::bindings::trellis::host::models as raw;
+use crate::panics::expect_host;
 use crate::session::check_call;
 use crate::{Chat, Context, Error, Pooling, Result, Token, hidden_all};
 
+#[doc(inline)]
 pub use raw::{ChatEnd, ModelInfo};
 
 /// A loaded model: its description, tokenizer and chat template. A clone is another handle to it.
@@ -25,6 +27,7 @@ struct Inner {
 impl Model {
     /// The names of the loaded models; the first is the default.
     pub fn names() -> Vec<String> {
+        expect_host();
         raw::names()
     }
 
@@ -33,6 +36,7 @@ impl Model {
     /// # Errors
     /// [`Error::BudgetExceeded`] when the guest holds too many handles.
     pub fn open_default() -> Result<Self> {
+        expect_host();
         Self::new(raw::Model::open(None)?)
     }
 
@@ -41,6 +45,7 @@ impl Model {
     /// # Errors
     /// [`Error::UnknownModel`] with the names that are loaded; [`Error::ModelLeaving`].
     pub fn open(name: &str) -> Result<Self> {
+        expect_host();
         Self::new(raw::Model::open(Some(name))?)
     }
 

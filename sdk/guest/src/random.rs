@@ -18,6 +18,11 @@ impl Random {
         Self(seed)
     }
 
+    /// Numbers of the seed that the client or the daemon chose for this run.
+    pub fn of_session() -> Self {
+        Self::new(crate::seed())
+    }
+
     /// 64 bits, for the seed of a sampler or a generation for one.
     pub fn bits(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);

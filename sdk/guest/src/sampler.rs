@@ -1,6 +1,7 @@
 //! How tokens are drawn.
 
 use crate::bindings::trellis::host::samplers as raw;
+use crate::panics::expect_host;
 use crate::programs::{Program, TokenBias};
 use crate::{Beginning, Constraint, Model, Result, Token};
 
@@ -18,6 +19,7 @@ pub struct Sampler {
 impl Sampler {
     /// Always the most probable token.
     pub fn greedy() -> Self {
+        expect_host();
         Self { raw: raw::Sampler::new(0), seed: 0 }
     }
 
@@ -260,6 +262,7 @@ impl<'a> SamplerBuilder<'a> {
     /// [`InvalidArgument`](crate::Error::InvalidArgument) with the name, the value and the range of the
     /// first setting outside its range.
     pub fn build(self) -> Result<Sampler> {
+        expect_host();
         let sampler = raw::Sampler::new(self.seed);
         sampler.set_temperature(self.temperature)?;
         if self.top_k.is_some() {

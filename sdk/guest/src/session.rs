@@ -6,8 +6,10 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::bindings::trellis::host::session as raw;
+use crate::panics::expect_host;
 use crate::{Error, Result, Token};
 
+#[doc(inline)]
 pub use raw::{Causes, Inbox, LogLevel, Meter, Usage};
 
 /// Bytes that every host takes in one call, unless it was told to take less.
@@ -21,6 +23,7 @@ const N_CHARS_SHOWN: usize = 100;
 /// # Errors
 /// [`Error::Cancelled`] when the client went away.
 pub fn emit(text: &str) -> Result {
+    expect_host();
     for piece in pieces(text) {
         raw::emit_text(piece)?;
     }
@@ -32,6 +35,7 @@ pub fn emit(text: &str) -> Result {
 /// # Errors
 /// As [`emit`].
 pub fn emit_tokens(tokens: &[Token]) -> Result {
+    expect_host();
     for piece in tokens.chunks(PIECE_BYTES / size_of::<Token>()) {
         raw::emit_tokens(piece)?;
     }
@@ -50,6 +54,7 @@ pub fn emit_json<T: Serialize + ?Sized>(value: &T) -> Result {
         expected: format!("something that JSON can express ({error})"),
     })?;
     check_call(json.len())?;
+    expect_host();
     Ok(raw::emit_json(&json)?)
 }
 
@@ -58,6 +63,7 @@ pub fn emit_json<T: Serialize + ?Sized>(value: &T) -> Result {
 /// # Errors
 /// As [`emit`].
 pub fn receive() -> Result<Option<String>> {
+    expect_host();
     match raw::receive(None)? {
         Inbox::Message(message) => Ok(Some(message)),
         Inbox::Closed => Ok(None),
@@ -70,6 +76,7 @@ pub fn receive() -> Result<Option<String>> {
 /// # Errors
 /// As [`emit`].
 pub fn try_receive() -> Result<Inbox> {
+    expect_host();
     Ok(raw::receive(Some(0))?)
 }
 
@@ -79,6 +86,7 @@ pub fn try_receive() -> Result<Inbox> {
 /// As [`emit`].
 pub fn receive_within(time: Duration) -> Result<Inbox> {
     let wait_ms = u64::try_from(time.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX);
+    expect_host();
     Ok(raw::receive(Some(wait_ms))?)
 }
 
@@ -105,17 +113,20 @@ pub fn messages() -> impl Iterator<Item = Result<String>> {
 
 /// Sends a line to the client's log.
 pub fn log(level: LogLevel, line: &str) {
+    expect_host();
     raw::log(level, line);
 }
 
 /// What the guest has used and may use: tokens, pages, contexts.
 pub fn usage() -> Usage {
+    expect_host();
     raw::get_usage()
 }
 
 /// The most bytes of all arguments of one call of the host: of texts their length, of lists that of what is in them. Text
 /// and tokens that are emitted go in as many calls as it takes.
 pub fn call_bytes() -> u64 {
+    expect_host();
     raw::call_bytes()
 }
 
@@ -143,15 +154,18 @@ fn pieces(text: &str) -> impl Iterator<Item = &str> {
 
 /// How long the guest may still run.
 pub fn time_left() -> Duration {
+    expect_host();
     Duration::from_millis(raw::deadline_ms())
 }
 
 /// A number that the client or the daemon chose for this run, for seeds. The same number, the same text.
 pub fn seed() -> u64 {
+    expect_host();
     raw::seed()
 }
 
 pub(crate) fn arguments() -> Vec<String> {
+    expect_host();
     raw::arguments()
 }
 

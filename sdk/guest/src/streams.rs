@@ -3,6 +3,7 @@
 use crate::bindings::trellis::host::streams as raw;
 use crate::{Candidate, Context, Distribution, GuessTree, Guesses, Result, Sampler, TextDecoder, Token};
 
+#[doc(inline)]
 pub use raw::FinishReason;
 
 /// Settings of a stream, made by [`Context::stream`]. A stop token of the model ends it unless others are set.

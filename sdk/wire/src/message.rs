@@ -209,7 +209,7 @@ open_enum! {
     pub enum Stage {
         /// The component's bytes travel; counted in bytes.
         Upload = "upload",
-        /// The component is compiled; counted in functions.
+        /// The component is compiled; counted in milliseconds, of which nobody knows how many there will be.
         Compile = "compile",
         /// A model is loaded; counted in bytes.
         Load = "load",

@@ -131,8 +131,10 @@ fn json_is_one_object_a_line() {
     assert_eq!(ran.status.code(), Some(1));
     let last: Value = serde_json::from_str(stdout(&ran).lines().last().expect("a line")).expect("JSON");
     assert_eq!((&last["ok"], &last["error"]["code"]), (&false.into(), &"guest_failed".into()));
+    assert!(!stderr(&ran).contains("guest_failed"), "it is said once: {}", stderr(&ran));
+    let ran = output(&mut alone(&["--json", "run", "no-such-guest"]));
     let error: Value = serde_json::from_str(stderr(&ran).lines().last().expect("a line")).expect("JSON");
-    assert_eq!(error["error"]["code"], "guest_failed");
+    assert_eq!(error["type"], "error", "{error}");
 }
 
 #[test]
@@ -333,6 +335,11 @@ fn the_exit_status_and_the_message_say_whose_fault_it_is() {
     assert_eq!(done(&mut alone(&["run", "--no-stdin", &path, "exit-well"])), "");
     let said = failed(&mut alone(&["run", "--no-stdin", &path, "error"]), 1);
     assert!(said.contains("error: the guest is not content"), "{said}");
+    let said = failed(&mut alone(&["run", "--no-stdin", "chat", "--seed", "7", "x"]), 1);
+    assert!(said.contains("there is no option --seed") && said.contains("before the guest"), "{said}");
+    let elsewhere = folder.path().join("no-socket").display().to_string();
+    let said = failed(alone(&["ps"]).env("TRELLIS_SOCKET", &elsewhere), 2);
+    assert!(said.contains(&elsewhere), "{said}");
     let said = failed(&mut alone(&["run", "--no-stdin", "--timeout", "0.3", &path, "sleep"]), 1);
     assert!(said.contains("ran for its 300 ms"), "{said}");
 

@@ -189,7 +189,7 @@ fn traps() {
     block_on(beside_a_neighbour(async {
         let reasons = [
             ("abort", "unreachable"),
-            ("panic", "unreachable"),
+            ("panic", "panicked at "),
             ("stack", "call stack exhausted"),
             ("stack-in-memory", "out of bounds memory access"),
         ];

@@ -73,7 +73,7 @@ fn guest_of(limits: GuestLimits, settings: EngineSettings) -> Guest {
     };
     let state = GuestState {
         table: ResourceTable::new(),
-        wasi: wasi::context(1, &log, &limits, None),
+        wasi: wasi::context(1, None, &log, &limits, None),
         memory: MemoryLimiter::new(&limits, Arc::new(MemoryGauge::default())),
         models: Arc::new(GuestModels::new(
             Models::new(engines.iter().map(|engine| engine.handle().clone()).collect(), Vec::new()),

@@ -1,0 +1,165 @@
+//! `trellis new`: a guest's crate to begin with.
+
+mod sdk;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use clap::{Args, ValueEnum};
+use serde::Serialize;
+
+use super::error::CliError;
+use super::output::{self, Format};
+
+const EXAMPLES: &str = "\
+Examples:
+  trellis new my-guest                      a crate in the folder my-guest
+  trellis new my-sampler --template sampler one with a logit program
+  trellis test my-guest                     then: its tests, with the model `tiny`
+  trellis run my-guest \"What is 37 + 48?\"   and the guest itself";
+
+/// Write the crate of a new guest, with a test
+#[derive(Debug, Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct NewArgs {
+    /// The folder to make, whose last part is the crate's name
+    #[arg(value_name = "NAME")]
+    folder: PathBuf,
+    /// What the guest does to begin with
+    #[arg(long, value_enum, default_value_t = Template::Generate)]
+    template: Template,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Template {
+    /// Several answers in one batch, of which it keeps one
+    Generate,
+    /// Each token as it comes
+    Stream,
+    /// A sampler of its own, as a logit program
+    Sampler,
+}
+
+impl Template {
+    fn source(self) -> &'static str {
+        match self {
+            Self::Generate => include_str!("../../templates/generate.rs"),
+            Self::Stream => include_str!("../../templates/stream.rs"),
+            Self::Sampler => include_str!("../../templates/sampler.rs"),
+        }
+    }
+}
+
+/// The crate's manifest. Its own workspace, so that it may lie in the folder of another; small, as it is sent to the daemon and
+/// compiled there; a library too, for tests in files of their own.
+const MANIFEST: &str = r#"[package]
+name = "NAME"
+version = "0.1.0"
+edition = "2024"
+
+[lib]
+crate-type = ["cdylib", "rlib"]
+
+[dependencies]
+trellis-guest = { path = SDK }
+
+[profile.dev]
+debug = "line-tables-only"
+
+[profile.release]
+opt-level = "s"
+lto = true
+codegen-units = 1
+panic = "abort"
+strip = true
+
+[workspace]
+"#;
+
+const TOOLCHAIN: &str = "[toolchain]\nchannel = \"stable\"\ntargets = [\"wasm32-wasip2\"]\n";
+
+#[derive(Serialize)]
+struct Written {
+    folder: PathBuf,
+    name: String,
+}
+
+pub(crate) fn new(args: &NewArgs, format: Format) -> Result<(), CliError> {
+    let folder = &args.folder;
+    let name = crate_name(folder).map_err(|reason| CliError::NoCrateName { path: folder.clone(), reason })?;
+    let sdk = sdk::guest_crate()?;
+    let sdk = toml::Value::String(sdk.display().to_string()).to_string();
+    let manifest = MANIFEST.replace("NAME", &name).replace("SDK", &sdk);
+    let files = [
+        ("Cargo.toml", manifest),
+        ("rust-toolchain.toml", TOOLCHAIN.to_owned()),
+        (".gitignore", "/target\n".to_owned()),
+        ("src/lib.rs", args.template.source().replace("NAME", &name)),
+    ];
+    // Whatever is there is somebody's.
+    fs::create_dir(folder).map_err(CliError::io(format!("make {}", folder.display())))?;
+    for (path, text) in files {
+        write(&folder.join(path), &text)?;
+    }
+    output::print(format, &Written { folder: folder.clone(), name }, |written| {
+        let folder = output::escaped_line(&written.folder.display().to_string()).into_owned();
+        format!(
+            "{folder} is a guest: src/lib.rs says what it does\n\
+             next: trellis test {folder}\n      trellis run {folder} \"What is 37 + 48?\""
+        )
+    })
+}
+
+/// The name of a crate in this folder.
+fn crate_name(folder: &Path) -> Result<String, &'static str> {
+    let name = folder.file_name().and_then(|name| name.to_str()).ok_or("it has no name")?;
+    if !name.starts_with(|first: char| first.is_ascii_alphabetic()) {
+        return Err("a crate's name begins with a letter of ASCII");
+    }
+    if !name.chars().all(|letter| letter.is_ascii_alphanumeric() || matches!(letter, '-' | '_')) {
+        return Err("a crate's name has letters of ASCII, digits, - and _");
+    }
+    if matches!(name, "test" | "core" | "std" | "alloc" | "proc-macro" | "trellis-guest") {
+        return Err("another crate has that name");
+    }
+    Ok(name.to_owned())
+}
+
+fn write(path: &Path, text: &str) -> Result<(), CliError> {
+    let write = || {
+        if let Some(folder) = path.parent() {
+            fs::create_dir_all(folder)?;
+        }
+        fs::write(path, text)
+    };
+    write().map_err(CliError::io(format!("write {}", path.display())))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_that_cargo_refuses_are_refused() {
+        assert_eq!(crate_name(Path::new("guests/my-guest_2")), Ok("my-guest_2".to_owned()));
+        for name in ["..", "", "2guests", "my guest", "a\"b", "grüße", "test"] {
+            assert!(crate_name(Path::new(name)).is_err(), "{name}");
+        }
+    }
+
+    #[test]
+    fn what_is_there_is_left_alone() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let args = |name: &str| NewArgs { folder: folder.path().join(name), template: Template::Sampler };
+        new(&args("mine"), Format::Json).expect("it is written");
+        let manifest = fs::read_to_string(folder.path().join("mine/Cargo.toml")).expect("written");
+        let manifest: toml::Table = toml::from_str(&manifest).expect("TOML");
+        assert_eq!(manifest["package"]["name"].as_str(), Some("mine"));
+        let sdk = manifest["dependencies"]["trellis-guest"]["path"].as_str().expect("a path");
+        assert!(Path::new(sdk).join("Cargo.toml").is_file());
+        let source = fs::read_to_string(folder.path().join("mine/src/lib.rs")).expect("written");
+        assert!(source.contains("\"mine [--width N] QUESTION\""), "{source}");
+        let again = new(&args("mine"), Format::Json);
+        assert!(matches!(again, Err(CliError::Io { .. })), "{again:?}");
+    }
+}

@@ -1,0 +1,119 @@
+//! From nothing to a guest whose tests run next to the real host.
+
+use std::fs::{self, OpenOptions};
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use serde_json::Value;
+use tempfile::TempDir;
+use trellis_tests::daemons::{self, output};
+use trellis_tests::guests;
+
+use crate::exe;
+
+/// What an author adds to see how it fails.
+const MORE: &str = r#"
+#[cfg(test)]
+mod more {
+    use super::*;
+
+    #[test]
+    fn falls() {
+        println!("a word before");
+        let answers: Vec<u32> = vec![85];
+        assert_eq!(answers.len(), 2, "too few");
+    }
+
+    #[test]
+    fn gives_up() -> Result {
+        Model::open("no-such-model").map(drop)
+    }
+
+    #[test]
+    #[ignore = "slow"]
+    fn sleeps() {}
+
+    #[test]
+    #[should_panic]
+    fn is_meant_to_fall() {
+        panic!("as it should");
+    }
+}
+"#;
+
+struct Desk {
+    folder: TempDir,
+}
+
+impl Desk {
+    fn trellis(&self, arguments: &[&str]) -> Command {
+        let mut command = guests::for_building(daemons::trellis(exe())).expect("there is a compiler");
+        command.args(arguments).current_dir(self.folder.path());
+        command
+    }
+
+    fn new_guest(&self, name: &str, template: &str) -> PathBuf {
+        let made = output(&mut self.trellis(&["new", name, "--template", template]));
+        assert!(made.status.success(), "{}", text(&made.stderr));
+        assert!(text(&made.stdout).contains(&format!("trellis test {name}")), "{}", text(&made.stdout));
+        let folder = self.folder.path().join(name);
+        // The versions that the examples have.
+        let lock = Path::new(env!("CARGO_MANIFEST_DIR")).join("../guest-examples/Cargo.lock");
+        fs::copy(lock, folder.join("Cargo.lock")).expect("copied");
+        folder
+    }
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+fn assert_passed(ran: &Output, tests: &[&str]) {
+    let said = text(&ran.stdout);
+    assert!(ran.status.success(), "{said}{}", text(&ran.stderr));
+    for test in tests {
+        assert!(said.contains(&format!("test tests::{test} ... ok")), "{said}");
+    }
+}
+
+#[test]
+fn a_new_guest_passes_its_tests_and_says_what_fails() {
+    if guests::for_building(Command::new("cargo")).is_none() {
+        return;
+    }
+    let desk = Desk { folder: tempfile::tempdir().expect("a folder") };
+    desk.new_guest("looks", "stream");
+    let ran = output(&mut desk.trellis(&["test", "looks"]));
+    assert_passed(&ran, &["it_says_what_it_knows", "it_says_nothing_where_it_has_to_be_sure_of_everything"]);
+    desk.new_guest("draws", "sampler");
+    let ran = output(&mut desk.trellis(&["test", "draws"]));
+    assert_passed(&ran, &["without_width_it_is_greedy", "with_width_the_seed_decides"]);
+
+    let folder = desk.new_guest("asks", "generate");
+    let mut source = OpenOptions::new().append(true).open(folder.join("src/lib.rs")).expect("it is there");
+    source.write_all(MORE.as_bytes()).expect("written");
+    let ran = output(&mut desk.trellis(&["test", "asks"]));
+    let said = text(&ran.stdout);
+    assert_eq!(ran.status.code(), Some(101), "{said}{}", text(&ran.stderr));
+    for line in [
+        "test tests::it_knows_its_sums ... ok",
+        "test more::falls ... FAILED",
+        "test more::gives_up ... FAILED",
+        "test more::sleeps ... ignored",
+        "test more::is_meant_to_fall ... ignored",
+        "---- more::falls ----\na word before\n",
+        "panicked at src/lib.rs:",
+        "too few",
+        "Error: UnknownModel",
+        "1 passed; 2 failed; 2 ignored",
+    ] {
+        assert!(said.contains(line), "no {line:?} in {said}");
+    }
+
+    // Of a part of them, as data.
+    let ran = output(&mut desk.trellis(&["--json", "test", "asks", "--", "more::falls"]));
+    let first = text(&ran.stdout);
+    let done: Value = serde_json::from_str(first.lines().next().expect("a line")).expect("JSON");
+    assert_eq!((&done["name"], &done["outcome"]), (&"more::falls".into(), &"failed".into()), "{first}");
+}
