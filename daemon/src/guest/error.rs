@@ -224,6 +224,12 @@ pub enum GuestEnd {
         /// The most.
         limit_ms: u64,
     },
+    /// The guest waited for messages too long.
+    #[error("the guest waited for messages for its {limit_ms} ms and was stopped")]
+    IdleExceeded {
+        /// The most, of all its waits together.
+        limit_ms: u64,
+    },
     /// The guest was stopped.
     #[error("the guest was stopped")]
     Stopped,

@@ -96,7 +96,7 @@ pub struct Launch {
     pub model: Option<String>,
     /// For everything random in the guest.
     pub seed: u64,
-    /// Less time than the limit allows.
+    /// The most time from its start to its end, by the clock.
     pub deadline_ms: Option<u64>,
     /// Whether to send a recording of it to the client.
     pub is_recorded: bool,
@@ -431,7 +431,7 @@ impl GuestHost {
             beside: self.beside.clone(),
             arguments: launch.arguments,
             seed: launch.seed,
-            deadline_ms: launch.deadline_ms.unwrap_or(u64::MAX).min(limits.deadline_ms),
+            client_deadline_ms: launch.deadline_ms,
             io,
             tape,
         };

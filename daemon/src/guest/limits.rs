@@ -44,8 +44,10 @@ pub struct GuestLimits {
     pub cache_bytes: u64,
     /// Processor time of a guest: its own code, and host functions while they do not wait.
     pub cpu_ms: u64,
-    /// Time from the start of a guest to its end; a launch may ask for less.
+    /// Time of a guest in which it does not wait for a message. A launch may bound its time by the clock.
     pub deadline_ms: u64,
+    /// Time in which a guest waits for messages, of all its waits together.
+    pub idle_ms: u64,
     /// Host objects (models, contexts, samplers, streams, ...) that a guest holds at once.
     pub n_handles: usize,
     /// Bytes that a guest passes to the host in one call. More is refused; sixteen times as much ends the guest. A dense bias
@@ -106,6 +108,7 @@ impl Default for GuestLimits {
             cache_bytes: 1 << 30,
             cpu_ms: 60_000,
             deadline_ms: 600_000,
+            idle_ms: 86_400_000,
             n_handles: 1024,
             call_bytes: 2 << 20,
             argument_bytes: 256 << 10,

@@ -25,6 +25,7 @@ mod cache;
 mod compile;
 mod component;
 mod cpu;
+mod deadline;
 mod error;
 mod flights;
 mod guest_models;

@@ -14,6 +14,7 @@ use wasmtime::{Store, Trap, UpdateDeadline, WasmBacktrace};
 use super::beside::Beside;
 use super::component::Program;
 use super::cpu::CpuClock;
+use super::deadline::Deadline;
 use super::error::{GuestEnd, GuestFault};
 use super::guest_models::GuestModels;
 use super::io::{GuestIo, OutputSender};
@@ -65,7 +66,7 @@ pub(crate) struct Birth {
     pub(crate) beside: Beside,
     pub(crate) arguments: Vec<String>,
     pub(crate) seed: u64,
-    pub(crate) deadline_ms: u64,
+    pub(crate) client_deadline_ms: Option<u64>,
     pub(crate) io: GuestIo,
     /// Where its calls are noted, or read.
     pub(crate) tape: Option<Arc<Tape>>,
@@ -86,15 +87,12 @@ pub(crate) async fn live(mut birth: Birth) -> GuestEnd {
 async fn live_to_the_end(birth: Birth) -> GuestEnd {
     let vitals = birth.vitals.clone();
     let (limits, output) = (birth.limits.clone(), birth.io.output.clone());
-    let deadline_ms = birth.deadline_ms;
-    let deadline = tokio::time::Instant::from_std(vitals.started + Duration::from_millis(deadline_ms));
-    let run = AssertUnwindSafe(vitals.cpu.meter(execute(birth))).catch_unwind();
+    let deadline = Arc::new(Deadline::new(vitals.started, birth.client_deadline_ms, &limits));
+    let run = AssertUnwindSafe(vitals.cpu.meter(execute(birth, deadline.clone()))).catch_unwind();
     let end = tokio::select! {
         biased;
         () = vitals.stop.cancelled() => return GuestEnd::Stopped,
-        () = tokio::time::sleep_until(deadline) => {
-            return GuestEnd::DeadlineExceeded { limit_ms: deadline_ms };
-        }
+        end = deadline.over() => return end,
         end = run => end,
     };
     match end {
@@ -106,8 +104,8 @@ async fn live_to_the_end(birth: Birth) -> GuestEnd {
     }
 }
 
-async fn execute(birth: Birth) -> wasmtime::Result<Result<(), String>> {
-    let Birth { vitals, program, limits, beside, arguments, seed, deadline_ms, io, tape } = birth;
+async fn execute(birth: Birth, deadline: Arc<Deadline>) -> wasmtime::Result<Result<(), String>> {
+    let Birth { vitals, program, limits, beside, arguments, seed, io, tape, .. } = birth;
     let log = Arc::new(LogSink::new(io.output.clone(), limits.log_bytes));
     let mut table = ResourceTable::new();
     table.set_max_capacity(limits.n_handles);
@@ -130,7 +128,7 @@ async fn execute(birth: Birth) -> wasmtime::Result<Result<(), String>> {
         log: log.clone(),
         arguments,
         seed,
-        deadline: vitals.started + Duration::from_millis(deadline_ms),
+        deadline,
         date: Date::from_unix_s(now_s),
         n_run_keys: 0,
         tape,

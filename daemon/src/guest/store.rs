@@ -1,7 +1,6 @@
 //! What the host keeps for one guest while it runs.
 
 use std::sync::Arc;
-use std::time::Instant;
 
 use trellis_engine::RunKey;
 use trellis_engine::account::Owner;
@@ -13,6 +12,7 @@ use super::beside::Beside;
 use super::bindings::trellis::host::types::BudgetLimit;
 use super::bindings::trellis::host::types::Error as ApiError;
 use super::cpu::CpuClock;
+use super::deadline::Deadline;
 use super::error::GuestFault;
 use super::guest_models::GuestModels;
 use super::host::types::HostError;
@@ -38,7 +38,7 @@ pub(crate) struct GuestState {
     pub(crate) log: Arc<LogSink>,
     pub(crate) arguments: Vec<String>,
     pub(crate) seed: u64,
-    pub(crate) deadline: Instant,
+    pub(crate) deadline: Arc<Deadline>,
     /// The day on which the guest was started, for chat templates.
     pub(crate) date: Option<Date>,
     pub(crate) n_run_keys: u64,

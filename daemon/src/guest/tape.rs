@@ -361,6 +361,7 @@ fn is_from_outside(end: &GuestEnd) -> bool {
         end,
         GuestEnd::Stopped
             | GuestEnd::DeadlineExceeded { .. }
+            | GuestEnd::IdleExceeded { .. }
             | GuestEnd::CpuExceeded { .. }
             | GuestEnd::RecordingExceeded { .. }
             | GuestEnd::DeviceFailed { .. }

@@ -136,6 +136,9 @@ pub(crate) fn ended(end: &GuestEnd) -> ErrorBody {
         GuestEnd::DeadlineExceeded { limit_ms } => {
             body(ErrorCode::DeadlineExceeded).about("deadline_ms").with_limit(*limit_ms)
         }
+        GuestEnd::IdleExceeded { limit_ms } => {
+            body(ErrorCode::DeadlineExceeded).about("idle_ms").with_limit(*limit_ms)
+        }
         GuestEnd::Stopped => body(ErrorCode::Stopped),
         GuestEnd::DeviceFailed { device, .. } => {
             body(ErrorCode::DeviceFailed).about("device").with_value(device)

@@ -152,7 +152,7 @@ fn pieces(text: &str) -> impl Iterator<Item = &str> {
     })
 }
 
-/// How long the guest may still run.
+/// How long the guest may still run if it does not wait for messages.
 pub fn time_left() -> Duration {
     expect_host();
     Duration::from_millis(raw::deadline_ms())

@@ -182,13 +182,13 @@ mod check {
         let usage = answer.usage.expect("the daemon tells");
         assert!(usage.n_tokens > 0, "{usage:?}");
 
-        // A conversation: each message gets its answer, and the end of the messages ends the guest.
+        // A conversation: each message that says something gets its answer, and the end of the messages ends the guest.
         let client = daemon().connect().await.expect("connected");
         let program = trellis_client::Program::wasm(guests::example(name));
         let guest = client.start(program, with(&[])).await.expect("connected");
         let sender = guest.sender();
         let talk = async {
-            for text in ["What is 37 + 48?", "What is 3 + 4?"] {
+            for text in ["", "What is 37 + 48?", "  ", "What is 3 + 4?"] {
                 sender.send(text).await.expect("the guest listens");
             }
             sender.end_messages().await.expect("the guest listens");

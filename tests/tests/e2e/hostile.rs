@@ -415,3 +415,25 @@ fn nothing_is_left_of_an_attack() {
         }
     });
 }
+
+/// Who talks to a model may think for longer than a guest may run.
+#[test]
+fn a_guest_that_waits_for_its_user_is_not_out_of_time_and_does_not_wait_for_ever() {
+    block_on(async {
+        let limits = GuestLimits { deadline_ms: 2_000, idle_ms: 5_000, ..daemons::limits() };
+        let daemon = daemons::start(&Config { limits, ..daemons::config(exe()) });
+        let client = daemon.connect().await.expect("connected");
+        let program = Program::wasm(guests::example("chat"));
+        let guest = client.start(program, with(&[])).await.expect("started");
+        let sender = guest.sender();
+        let talk = async {
+            tokio::time::sleep(Duration::from_millis(2_500)).await;
+            sender.send("What is 37 + 48?").await.expect("the guest listens");
+        };
+        let (ended, ()) = tokio::join!(collect(guest), talk);
+        assert_eq!(ended.text, "85\n");
+        let body = ended.reason();
+        let end = (body.code.as_str(), body.name.as_deref(), body.limit);
+        assert_eq!(end, ("deadline_exceeded", Some("idle_ms"), Some(5_000)), "{body:?}");
+    });
+}

@@ -1,6 +1,6 @@
 //! `session`
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use serde::de::IgnoredAny;
 use trellis_engine::Cause;
@@ -71,7 +71,7 @@ impl Host for GuestState {
 
     async fn receive(&mut self, wait_ms: Option<u64>) -> Result<Inbox, HostError> {
         let received = match wait_ms {
-            None => self.input.recv().await,
+            None => self.deadline.idle(self.input.recv()).await,
             Some(0) => {
                 return Ok(match self.input.try_recv() {
                     Received::Message(message) => Inbox::Message(message),
@@ -80,7 +80,8 @@ impl Host for GuestState {
                 });
             }
             Some(wait_ms) => {
-                match tokio::time::timeout(Duration::from_millis(wait_ms), self.input.recv()).await {
+                let message = tokio::time::timeout(Duration::from_millis(wait_ms), self.input.recv());
+                match self.deadline.idle(message).await {
                     Ok(received) => received,
                     Err(_) => return Ok(Inbox::NothingYet),
                 }
@@ -133,7 +134,7 @@ impl Host for GuestState {
     }
 
     fn deadline_ms(&mut self) -> wasmtime::Result<u64> {
-        Ok(self.deadline.saturating_duration_since(Instant::now()).as_millis() as u64)
+        Ok(self.deadline.left().as_millis() as u64)
     }
 
     fn seed(&mut self) -> wasmtime::Result<u64> {

@@ -30,6 +30,7 @@ use crate::guest::bindings::trellis::host::streams::{
     Completion, Emit, FinishReason, GenerateRequest, Host as _, HostStream, Keep, StreamOptions,
 };
 use crate::guest::bindings::trellis::host::types::Error as ApiError;
+use crate::guest::deadline::Deadline;
 use crate::guest::guest_models::GuestModels;
 use crate::guest::inbox::inbox;
 use crate::guest::io::{GuestOutput, OutputReceiver, output_channel};
@@ -85,7 +86,7 @@ fn guest_of(limits: GuestLimits, settings: EngineSettings) -> Guest {
         log,
         arguments: Vec::new(),
         seed: 1,
-        deadline: Instant::now() + Duration::from_secs(60),
+        deadline: Arc::new(Deadline::new(Instant::now(), None, &limits)),
         date: None,
         n_run_keys: 0,
         tape: None,
