@@ -5,7 +5,7 @@ use trellis_guest::{Args, Chat, Model, Result, Sampler, emit, generate_all, seed
 trellis_guest::main!(run);
 
 fn run() -> Result {
-    let question = Args::of_session("NAME QUESTION").text()?;
+    let question = Args::of_session("{guest} QUESTION").text()?;
     emit!("{}\n", surest(&question, 4)?)
 }
 

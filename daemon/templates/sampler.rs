@@ -6,7 +6,7 @@ use trellis_guest::{Args, Chat, Completion, Model, Result, Sampler, emit, seed};
 trellis_guest::main!(run);
 
 fn run() -> Result {
-    let mut args = Args::of_session("NAME [--width N] QUESTION");
+    let mut args = Args::of_session("{guest} [--width N] QUESTION");
     let width = args.option("--width")?.unwrap_or(1.0);
     let question = args.text()?;
     emit!("{}\n", answer(&question, width, seed())?.text)

@@ -5,7 +5,7 @@ use trellis_guest::{Args, Chat, Model, Result, Sampler, emit, seed};
 trellis_guest::main!(run);
 
 fn run() -> Result {
-    let mut args = Args::of_session("NAME [--nats N] QUESTION");
+    let mut args = Args::of_session("{guest} [--nats N] QUESTION");
     let n_nats = args.option("--nats")?.unwrap_or(2.5);
     let question = args.text()?;
     emit!("{}\n", until_unsure(&question, n_nats)?)

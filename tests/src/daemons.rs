@@ -271,6 +271,7 @@ impl Drop for Served {
 pub fn trellis(exe: &str) -> Command {
     let mut command = Command::new(exe);
     guests::clean(&mut command);
+    command.env_remove("TRELLIS_SOCKET");
     command.current_dir(pack::root());
     command.env("XDG_RUNTIME_DIR", "/nonexistent/trellis-tests");
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());

@@ -132,7 +132,7 @@ impl HomeArgs {
     /// arguments contradict each other.
     pub(crate) async fn find(&self, format: Format) -> Result<Found, CliError> {
         let is_named = self.socket.named().is_some();
-        if is_named && self.models.len() > 1 {
+        if self.socket.socket.is_some() && self.models.len() > 1 {
             return Err(CliError::SeveralModels);
         }
         if self.stays_inside() {

@@ -45,8 +45,15 @@ pub(crate) enum CliError {
     /// The guest was started and did not end well.
     #[error("{0}")]
     Guest(Box<ErrorBody>),
+    /// A replay came to nothing.
+    #[error("{0}")]
+    NotCompared(Box<ErrorBody>),
     #[error("interrupted")]
     Interrupted,
+    #[error("{guest} would be refused: {source}")]
+    Refused { guest: String, source: std::sync::Arc<GuestError> },
+    #[error("no place for compiled components: neither XDG_CACHE_HOME nor HOME is set")]
+    NoCacheHome,
     #[error("some tests failed")]
     TestsFailed,
     #[error("no crate can be named after {}: {reason}", path.display())]
@@ -165,9 +172,9 @@ impl CliError {
         match self {
             Self::OutputClosed => 0,
             Self::Device(_) | Self::ModelLeaves { .. } => TRY_AGAIN,
-            Self::Guest(body) if body.code.is_retryable() => TRY_AGAIN,
+            Self::Guest(body) | Self::NotCompared(body) if body.code.is_retryable() => TRY_AGAIN,
             Self::Client(error) if error.is_retryable() => TRY_AGAIN,
-            Self::Guest(_) => GUEST_FAILED,
+            Self::Guest(_) | Self::NotCompared(_) => GUEST_FAILED,
             Self::TestsFailed => TESTS_FAILED,
             Self::Different(_) => DIFFERENT,
             Self::Bench(error) => error.exit_code(),
@@ -266,7 +273,9 @@ impl CliError {
     /// The error as the wire would carry it.
     fn body(&self) -> ErrorBody {
         match self {
-            Self::Guest(body) | Self::Client(trellis_client::Error::Daemon(body)) => (**body).clone(),
+            Self::Guest(body)
+            | Self::NotCompared(body)
+            | Self::Client(trellis_client::Error::Daemon(body)) => (**body).clone(),
             Self::Client(error) => {
                 let code = error.code().cloned().unwrap_or_else(|| ErrorCode::Other("connection".to_owned()));
                 ErrorBody::new(code, self.to_string())

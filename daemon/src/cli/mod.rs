@@ -15,6 +15,7 @@ mod bench;
 mod build;
 mod cargo;
 mod chat;
+mod check;
 mod connect;
 mod doctor;
 mod error;
@@ -82,6 +83,7 @@ enum Command {
     Chat(chat::ChatArgs),
     New(new::NewArgs),
     Build(build::BuildArgs),
+    Check(check::CheckArgs),
     Test(test::TestArgs),
     #[command(hide = true)]
     TestRunner(test_runner::TestRunnerArgs),
@@ -143,6 +145,7 @@ async fn dispatch(command: Command, format: Format) -> Result<(), CliError> {
         Command::Chat(args) => chat::chat(args, format).await,
         Command::New(args) => new::new(&args, format),
         Command::Build(args) => build::build(args, format).await,
+        Command::Check(args) => check::check(args, format).await,
         Command::Test(args) => test::test(args, format).await,
         Command::TestRunner(args) => test_runner::run(args, format).await,
         Command::Models(args) => models::models(args, format).await,

@@ -53,7 +53,7 @@ impl Template {
 /// The crate's manifest. Its own workspace, so that it may lie in the folder of another; small, as it is sent to the daemon and
 /// compiled there; a library too, for tests in files of their own.
 const MANIFEST: &str = r#"[package]
-name = "NAME"
+name = "{name}"
 version = "0.1.0"
 edition = "2024"
 
@@ -61,7 +61,7 @@ edition = "2024"
 crate-type = ["cdylib", "rlib"]
 
 [dependencies]
-trellis-guest = { path = SDK }
+trellis-guest = { path = {sdk} }
 
 [profile.dev]
 debug = "line-tables-only"
@@ -76,6 +76,15 @@ strip = true
 [workspace]
 "#;
 
+/// What a library of Rust cannot be called.
+const KEYWORDS: [&str; 51] = [
+    "abstract", "as", "async", "await", "become", "box", "break", "const", "continue", "crate", "do", "dyn",
+    "else", "enum", "extern", "false", "final", "fn", "for", "gen", "if", "impl", "in", "let", "loop",
+    "macro", "match", "mod", "move", "mut", "override", "priv", "pub", "ref", "return", "self", "static",
+    "struct", "super", "trait", "true", "try", "type", "typeof", "unsafe", "unsized", "use", "virtual",
+    "where", "while", "yield",
+];
+
 const TOOLCHAIN: &str = "[toolchain]\nchannel = \"stable\"\ntargets = [\"wasm32-wasip2\"]\n";
 
 #[derive(Serialize)]
@@ -89,17 +98,21 @@ pub(crate) fn new(args: &NewArgs, format: Format) -> Result<(), CliError> {
     let name = crate_name(folder).map_err(|reason| CliError::NoCrateName { path: folder.clone(), reason })?;
     let sdk = sdk::guest_crate()?;
     let sdk = toml::Value::String(sdk.display().to_string()).to_string();
-    let manifest = MANIFEST.replace("NAME", &name).replace("SDK", &sdk);
+    let manifest = MANIFEST.replace("{sdk}", &sdk).replace("{name}", &name);
     let files = [
         ("Cargo.toml", manifest),
         ("rust-toolchain.toml", TOOLCHAIN.to_owned()),
         (".gitignore", "/target\n".to_owned()),
-        ("src/lib.rs", args.template.source().replace("NAME", &name)),
+        ("src/lib.rs", args.template.source().replace("{guest}", &name)),
     ];
     // Whatever is there is somebody's.
     fs::create_dir(folder).map_err(CliError::io(format!("make {}", folder.display())))?;
     for (path, text) in files {
-        write(&folder.join(path), &text)?;
+        if let Err(error) = write(&folder.join(path), &text) {
+            // Half a crate would be in the way of the next try.
+            let _ = fs::remove_dir_all(folder);
+            return Err(error);
+        }
     }
     output::print(format, &Written { folder: folder.clone(), name }, |written| {
         let folder = output::escaped_line(&written.folder.display().to_string()).into_owned();
@@ -119,8 +132,12 @@ fn crate_name(folder: &Path) -> Result<String, &'static str> {
     if !name.chars().all(|letter| letter.is_ascii_alphanumeric() || matches!(letter, '-' | '_')) {
         return Err("a crate's name has letters of ASCII, digits, - and _");
     }
-    if matches!(name, "test" | "core" | "std" | "alloc" | "proc-macro" | "trellis-guest") {
+    let library = name.replace('-', "_");
+    if ["test", "core", "std", "alloc", "proc_macro", "trellis_guest"].contains(&library.as_str()) {
         return Err("another crate has that name");
+    }
+    if KEYWORDS.contains(&library.as_str()) {
+        return Err("it is a keyword of Rust");
     }
     Ok(name.to_owned())
 }
@@ -142,7 +159,7 @@ mod tests {
     #[test]
     fn names_that_cargo_refuses_are_refused() {
         assert_eq!(crate_name(Path::new("guests/my-guest_2")), Ok("my-guest_2".to_owned()));
-        for name in ["..", "", "2guests", "my guest", "a\"b", "grüße", "test"] {
+        for name in ["..", "", "2guests", "my guest", "a\"b", "grüße", "test", "match", "trellis_guest"] {
             assert!(crate_name(Path::new(name)).is_err(), "{name}");
         }
     }
@@ -151,10 +168,15 @@ mod tests {
     fn what_is_there_is_left_alone() {
         let folder = tempfile::tempdir().expect("a folder");
         let args = |name: &str| NewArgs { folder: folder.path().join(name), template: Template::Sampler };
-        new(&args("mine"), Format::Json).expect("it is written");
+        for name in ["mine", "NAME-of-SDK"] {
+            new(&args(name), Format::Json).expect("it is written");
+            let manifest = folder.path().join(name).join("Cargo.toml");
+            let manifest: toml::Table =
+                toml::from_str(&fs::read_to_string(manifest).expect("written")).expect("TOML");
+            assert_eq!(manifest["package"]["name"].as_str(), Some(name));
+        }
         let manifest = fs::read_to_string(folder.path().join("mine/Cargo.toml")).expect("written");
         let manifest: toml::Table = toml::from_str(&manifest).expect("TOML");
-        assert_eq!(manifest["package"]["name"].as_str(), Some("mine"));
         let sdk = manifest["dependencies"]["trellis-guest"]["path"].as_str().expect("a path");
         assert!(Path::new(sdk).join("Cargo.toml").is_file());
         let source = fs::read_to_string(folder.path().join("mine/src/lib.rs")).expect("written");

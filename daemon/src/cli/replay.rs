@@ -126,7 +126,7 @@ impl ReplayError {
         match self {
             Self::Broken(source) => CliError::Recording { path: file.to_owned(), source },
             Self::Guest(error) => CliError::NotReplayed(error),
-            Self::NotCompared(end) => CliError::Guest(Box::new(service::ended(&end))),
+            Self::NotCompared(end) => CliError::NotCompared(Box::new(service::ended(&end))),
         }
     }
 }

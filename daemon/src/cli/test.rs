@@ -1,6 +1,5 @@
 //! `trellis test`: runs the tests of a guest's crate next to the real host.
 
-use std::path::PathBuf;
 use std::process::Stdio;
 
 use clap::Args;
@@ -47,12 +46,7 @@ pub(crate) struct TestArgs {
 
 pub(crate) async fn test(args: TestArgs, format: Format) -> Result<(), CliError> {
     let interrupts = Interrupts::watch()?;
-    let named = if args.folder == "." {
-        Named::Crate(PathBuf::from("."))
-    } else {
-        resolve::resolve(&args.folder, &resolve::example_folders())?
-    };
-    let folder = match named {
+    let folder = match resolve::resolve(&args.folder, &resolve::example_folders())? {
         Named::Crate(folder) => folder,
         Named::Component(path) => return Err(CliError::NotACrate { path }),
         Named::Registered(name) => return Err(CliError::NoSuchPath { path: name.into() }),

@@ -18,6 +18,9 @@ use super::output::{self, Format, escaped_line};
 use super::seed::seed;
 use crate::config::{Config, Device};
 
+/// Bytes of what a test prints that are kept.
+const OUTPUT_BYTES_MAX: usize = 1 << 20;
+
 /// Tests that run at a time.
 const N_AT_ONCE: usize = 8;
 
@@ -124,7 +127,12 @@ impl Runner {
     /// The names of the tests that such arguments mean; none if the program has another harness.
     async fn names(&self, arguments: &[String], more: &[&str]) -> Result<Option<Vec<String>>, CliError> {
         let more = more.iter().chain(&["--list", "--format=terse"]).map(|&word| word.to_owned());
-        let ended = self.start(arguments.iter().cloned().chain(more).collect()).await?;
+        // What it prints otherwise, and how, is not for a list.
+        let is_of_form = |argument: &&String| {
+            !["-q", "--quiet"].contains(&argument.as_str()) && !argument.starts_with("--format=")
+        };
+        let asked = arguments.iter().filter(is_of_form).cloned();
+        let ended = self.start(asked.chain(more).collect()).await?;
         Ok(if ended.error.is_some() { None } else { listed(&ended.lines) })
     }
 
@@ -164,9 +172,15 @@ impl Runner {
         let (mut lines, mut has_started) = (Vec::new(), false);
         // What is emitted may stop within a line.
         let mut emitted = String::new();
+        let mut n_bytes = 0;
         let error = loop {
-            match guest.next().await {
+            let event = guest.next().await;
+            if let Some(Ok(event)) = &event {
+                n_bytes += event.output_bytes().unwrap_or(0);
+            }
+            match event {
                 Some(Ok(Event::Started { .. })) => has_started = true,
+                Some(Ok(_)) if n_bytes > OUTPUT_BYTES_MAX => {}
                 Some(Ok(Event::Text { text })) => emitted.push_str(&text),
                 Some(Ok(Event::Json { json })) => lines.push(json),
                 Some(Ok(Event::Log { line, .. })) => lines.push(line),
@@ -177,11 +191,14 @@ impl Runner {
             }
         };
         lines.extend(emitted.lines().map(str::to_owned));
+        if n_bytes > OUTPUT_BYTES_MAX {
+            lines.push(format!("{} bytes more were printed", n_bytes - OUTPUT_BYTES_MAX));
+        }
         Ok(Ended { lines, error })
     }
 }
 
-/// The tests in a list of the standard harness; none if it is not one.
+/// The tests in a list of the standard harness; none if it is not one, or not whole.
 fn listed(lines: &[String]) -> Option<Vec<String>> {
     let name = |line: &String| Some(line.strip_suffix(": test")?.to_owned());
     let is_other = |line: &&String| !line.is_empty() && !line.ends_with(": benchmark");

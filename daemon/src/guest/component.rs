@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use serde::Serialize;
 use wasmtime::Store;
 use wasmtime::component::types::Component as ComponentType;
 use wasmtime::component::{Component, InstancePre};
@@ -43,13 +44,27 @@ const WASI_VERSION: &str = "0.2";
 /// The function that a guest exports.
 const RUN: &str = "run";
 
-/// The interface that a program with a `main` exports instead, such as one made of a crate's tests.
+/// The interface that a program with a `main` exports, such as one made of a crate's tests. Where there is `run` as well, as in a
+/// test in a file of its own, it is not what the program is for.
 const WASI_RUN: &str = "wasi:cli/run";
 
 const WASM_MAGIC: &[u8; 4] = b"\0asm";
 
 /// Wasm's page of linear memory.
 const WASM_PAGE_BYTES: u64 = 65_536;
+
+/// What a component asks for.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct About {
+    /// Interfaces, with their versions.
+    pub imports: Vec<String>,
+    /// Whether it has a `main` in the place of `run`.
+    pub is_command: bool,
+    /// The largest of its memories to begin with.
+    pub memory_bytes: usize,
+    /// Length of the compiled code.
+    pub code_bytes: usize,
+}
 
 /// A component that is compiled, linked and ready to start. Cheap to clone.
 #[derive(Clone)]
@@ -91,6 +106,24 @@ impl Program {
     /// Length of the compiled code.
     pub(crate) fn n_code_bytes(&self) -> usize {
         self.0.n_code_bytes
+    }
+
+    /// What it asks for.
+    #[must_use]
+    pub fn about(&self) -> About {
+        let component = match &self.0.entry {
+            Entry::Run(pre) => pre.instance_pre().component(),
+            Entry::Main(pre) => pre.instance_pre().component(),
+        };
+        let component_type = component.component_type();
+        let imports = component_type.imports(self.engine()).map(|(name, _)| name.to_owned()).collect();
+        let memory = component.resources_required().and_then(|needs| needs.max_initial_memory_size);
+        About {
+            imports,
+            is_command: self.is_command(),
+            memory_bytes: usize::try_from(memory.unwrap_or(0) * WASM_PAGE_BYTES).unwrap_or(usize::MAX),
+            code_bytes: self.n_code_bytes(),
+        }
     }
 
     /// Whether it is a WASI command.

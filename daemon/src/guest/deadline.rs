@@ -10,6 +10,9 @@ use tokio::sync::Notify;
 use super::error::GuestEnd;
 use super::limits::GuestLimits;
 
+/// Longer than any daemon runs.
+const FAR: Duration = Duration::from_secs(100 * 365 * 86_400);
+
 /// The end of one guest's time.
 #[derive(Debug)]
 pub(crate) struct Deadline {
@@ -74,7 +77,7 @@ impl Deadline {
         let own = match idle.since {
             Some(since) => {
                 let left = Duration::from_millis(self.idle_ms).saturating_sub(idle.before);
-                (since + left, GuestEnd::IdleExceeded { limit_ms: self.idle_ms })
+                (later(since, left), GuestEnd::IdleExceeded { limit_ms: self.idle_ms })
             }
             None => {
                 let end = GuestEnd::DeadlineExceeded { limit_ms: self.busy_ms };
@@ -89,17 +92,21 @@ impl Deadline {
 
     fn busy_end(&self, idle: &Idle, now: Instant) -> Instant {
         let waited = idle.before + idle.since.map_or(Duration::ZERO, |since| now - since);
-        self.started + Duration::from_millis(self.busy_ms) + waited
+        later(self.started, Duration::from_millis(self.busy_ms).saturating_add(waited))
     }
 
-    /// None where it is too far away to be told.
     fn client_end(&self) -> Option<Instant> {
-        self.started.checked_add(Duration::from_millis(self.client_ms?))
+        Some(later(self.started, Duration::from_millis(self.client_ms?)))
     }
 
     fn lock(&self) -> MutexGuard<'_, Idle> {
         self.idle.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// So much later, or as late as a clock can tell.
+fn later(at: Instant, by: Duration) -> Instant {
+    at.checked_add(by).unwrap_or_else(|| at + FAR)
 }
 
 impl Drop for Waiting<'_> {
@@ -163,7 +170,11 @@ mod tests {
             () = waits(&deadline, 60_000) => panic!("it is ended before"),
         };
         assert_eq!(end, GuestEnd::DeadlineExceeded { limit_ms: 80 });
-        let endless = self::deadline(Some(u64::MAX), 1_000, 1_000);
-        assert!(endless.left() > Duration::from_millis(500));
+        for endless in
+            [self::deadline(Some(u64::MAX), 1_000, 1_000), self::deadline(None, u64::MAX, u64::MAX)]
+        {
+            assert!(endless.left() > Duration::from_millis(500));
+            waits(&endless, 1).await;
+        }
     }
 }

@@ -108,7 +108,7 @@ impl Default for GuestLimits {
             cache_bytes: 1 << 30,
             cpu_ms: 60_000,
             deadline_ms: 600_000,
-            idle_ms: 86_400_000,
+            idle_ms: 14_400_000,
             n_handles: 1024,
             call_bytes: 2 << 20,
             argument_bytes: 256 << 10,

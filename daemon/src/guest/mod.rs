@@ -48,8 +48,8 @@ mod worker;
 
 pub(crate) use cache::make_private;
 pub use compile::{CompileProgress, ProgramSource};
-pub use component::Program;
 pub(crate) use component::check_format;
+pub use component::{About, Program};
 pub use error::{GuestEnd, GuestError};
 pub use guests::{
     GuestActivity, GuestEnding, GuestHost, GuestHostConfig, GuestInfo, GuestStop, Launch, RunningGuest, Used,

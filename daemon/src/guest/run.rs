@@ -198,10 +198,10 @@ fn end_of(error: &wasmtime::Error, vitals: &Vitals, limits: &GuestLimits, output
         }
         None => {}
     }
-    let reason = match error.downcast_ref::<Panicked>() {
-        Some(Panicked(words)) => words.clone(),
-        None => trap_reason(error),
-    };
+    if let Some(Panicked(words)) = error.downcast_ref::<Panicked>() {
+        return GuestEnd::Trapped { reason: words.clone() };
+    }
+    let reason = trap_reason(error);
     // The runtime's own error for this is private; its text is all there is.
     if reason.contains("fuel allocated for hostcalls") {
         return GuestEnd::CallBytesExceeded { limit_bytes: limits.call_bytes as u64 };

@@ -376,6 +376,8 @@ fn is_same_end(recorded: &GuestEnd, replayed: &GuestEnd) -> bool {
     match (recorded, replayed) {
         // What it would have done after that does not matter.
         (recorded, _) if is_from_outside(recorded) => true,
+        // It trapped behind the same calls; the words for that are the host's, or of a panic that was told in a call.
+        (GuestEnd::Trapped { .. }, GuestEnd::Trapped { .. }) => true,
         (recorded, replayed) => recorded == replayed,
     }
 }

@@ -6,6 +6,9 @@ use std::panic::PanicHookInfo;
 use crate::LogLevel;
 use crate::bindings::trellis::host::session as raw;
 
+/// Bytes of a panic's words that are told.
+const N_BYTES_MAX: usize = 16 << 10;
+
 /// What `main!` runs: a function that returns a `Result`.
 #[doc(hidden)]
 #[diagnostic::on_unimplemented(
@@ -32,7 +35,9 @@ pub fn report_panics() {
 /// `panicked at src/lib.rs:8:5: index out of bounds`
 fn told(info: &PanicHookInfo<'_>) -> String {
     let place = info.location().map(ToString::to_string).unwrap_or_default();
-    format!("panicked at {place}: {}", info.payload_as_str().unwrap_or("a value that is no text"))
+    let words = info.payload_as_str().unwrap_or("a value that is no text");
+    // Values that were compared may be long, and a call that is too long would hide the panic.
+    format!("panicked at {place}: {}", &words[..words.floor_char_boundary(N_BYTES_MAX)])
 }
 
 /// Panics in a program that no host runs, such as a plain `cargo test`: the functions of the host would end all of it.

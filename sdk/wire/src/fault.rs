@@ -39,7 +39,7 @@ open_enum! {
         LimitExceeded = "limit_exceeded",
         /// A budget of the guest, its session or its user.
         BudgetExceeded = "budget_exceeded",
-        /// The guest ran past its deadline.
+        /// The guest ran past its deadline, or waited for messages for longer than it may.
         DeadlineExceeded = "deadline_exceeded",
         /// The guest returned an error; the message is its text.
         GuestFailed = "guest_failed",

@@ -138,6 +138,29 @@ fn json_is_one_object_a_line() {
 }
 
 #[test]
+fn check_says_what_a_guest_asks_for_and_what_is_refused() {
+    build_examples();
+    let text = done(&mut alone(&["--json", "check", "chat"]));
+    let checked: Value = serde_json::from_str(&text).expect("JSON");
+    assert_eq!(checked["world"], "trellis:host@0.2.0", "{checked}");
+    let imports = checked["imports"].as_array().expect("a list");
+    assert!(
+        imports.iter().any(|name| name.as_str().is_some_and(|name| name.contains("/streams@"))),
+        "{checked}"
+    );
+    for part in ["bytes", "code_bytes", "memory_bytes"] {
+        assert!(checked[part].as_u64().expect("a number") > 10_000, "{part}: {checked}");
+    }
+    assert!(done(&mut alone(&["check", "chat"])).contains("world        trellis:host@0.2.0"));
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("guest.wasm");
+    // An empty component.
+    fs::write(&path, b"\0asm\x0d\0\x01\0").expect("written");
+    let said = failed(&mut alone(&["check", path.to_str().expect("UTF-8")]), 2);
+    assert!(said.contains("would be refused") && said.contains("trellis_guest::main!"), "{said}");
+}
+
+#[test]
 fn build_says_where_the_component_is() {
     build_examples();
     let folder = tempfile::tempdir().expect("a folder");

@@ -293,7 +293,7 @@ fn a_model_whose_steps_keep_failing_ends_alone_and_comes_back_when_it_is_loaded_
         assert!(draft.device_failure().is_none() && daemon.failure().is_none(), "the device works");
         let models = client.models().await.expect("it answers");
         let states: Vec<_> = models.iter().map(|model| (model.name.as_str(), model.state.as_str())).collect();
-        assert_eq!(states, [("draft", "failed"), ("tiny", "loaded")]);
+        assert_eq!(states, [("tiny", "loaded"), ("draft", "failed")]);
         drop(idle);
 
         client.unload_model("draft", None).await.expect("it goes");

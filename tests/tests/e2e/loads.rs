@@ -559,7 +559,7 @@ fn a_model_from_a_folder_is_named_found_again_and_harmless_to_look_at() {
     let (lacking, status) = run(&["draft"]);
     assert_eq!(status, Some(2), "{lacking}");
     let socket = served.socket().display().to_string();
-    assert!(lacking.contains(&socket) && lacking.contains("(it has my"), "{lacking}");
+    assert!(lacking.contains(&socket) && lacking.contains("(it has tiny, my"), "{lacking}");
     let (several, status) = run(&["tiny", "draft"]);
     assert!(several.contains("several --model") && status == Some(2), "{several}");
 }

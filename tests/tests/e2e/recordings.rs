@@ -164,6 +164,26 @@ fn a_guest_that_was_stopped_is_replayed_up_to_there() {
 }
 
 #[test]
+fn a_guest_that_panicked_is_replayed_up_to_there_with_its_words() {
+    let (folder, served) = (Folder::new(), Served::start(exe()));
+    let (file, wasm) = (folder.path("panicked.rec"), folder.path("hostile.wasm"));
+    fs::write(&wasm, guests::hostile()).expect("written");
+    let (path, wasm) = (file.to_str().expect("UTF-8"), wasm.to_str().expect("UTF-8"));
+    let first =
+        output(&mut served.trellis(&["run", "--json", "--no-stdin", "--record", path, wasm, "panic"]));
+    let end = events(&first).pop().expect("an end");
+    let message = end["error"]["message"].as_str().expect("a text");
+    assert!(message.contains("panicked at hostile/src/") && !message.contains("unreachable"), "{end}");
+    let again = Folder::replay_for_people(&file);
+    assert_eq!(again.status.code(), Some(0), "{}", stderr(&again));
+    assert!(
+        stderr(&again).contains("ended so: the guest trapped: panicked at hostile/src/"),
+        "{}",
+        stderr(&again)
+    );
+}
+
+#[test]
 fn a_run_whose_output_nobody_reads_any_more_is_stopped_and_its_recording_is_whole() {
     let (folder, served) = (Folder::new(), Served::start(exe()));
     let file = folder.path("closed.rec");
