@@ -9,7 +9,7 @@ use super::cargo;
 use super::error::CliError;
 use super::interrupt::Interrupts;
 use super::output::{self, Format};
-use super::resolve::{self, Named};
+use super::resolve;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -36,11 +36,7 @@ struct Built {
 
 pub(crate) async fn build(args: BuildArgs, format: Format) -> Result<(), CliError> {
     let interrupts = Interrupts::watch()?;
-    let folder = match resolve::resolve(&args.folder, &resolve::example_folders())? {
-        Named::Crate(folder) => folder,
-        Named::Component(path) => return Err(CliError::NotACrate { path }),
-        Named::Registered(name) => return Err(CliError::NoSuchPath { path: name.into() }),
-    };
+    let folder = resolve::crate_folder(&args.folder)?;
     let mut path = interrupts.stop(cargo::build(&folder, format)).await?;
     if let Some(output) = args.output {
         let doing = format!("write {}", output.display());

@@ -21,6 +21,11 @@ const N_BYTES_BEGUN: u64 = 4 << 10;
 /// Where the environment names a socket.
 const SOCKET_VARIABLE: &str = "TRELLIS_SOCKET";
 
+/// The socket that the environment names, for clients and the daemon.
+pub(crate) fn socket_of_environment() -> Option<PathBuf> {
+    std::env::var_os(SOCKET_VARIABLE).filter(|path| !path.is_empty()).map(PathBuf::from)
+}
+
 /// Which daemon to talk to.
 #[derive(Clone, Debug, Default, Args)]
 pub(crate) struct SocketArgs {
@@ -32,8 +37,7 @@ pub(crate) struct SocketArgs {
 impl SocketArgs {
     /// The socket that the user named, if any.
     fn named(&self) -> Option<PathBuf> {
-        let of_environment = || std::env::var_os(SOCKET_VARIABLE).filter(|path| !path.is_empty());
-        self.socket.clone().or_else(|| of_environment().map(PathBuf::from))
+        self.socket.clone().or_else(socket_of_environment)
     }
 
     /// Connects to the running daemon.

@@ -63,6 +63,21 @@ pub(crate) fn resolve(word: &str, examples: &[PathBuf]) -> Result<Named, CliErro
     }
 }
 
+/// The folder of the crate that `word` names.
+///
+/// # Errors
+/// It names none.
+pub(crate) fn crate_folder(word: &str) -> Result<PathBuf, CliError> {
+    match resolve(word, &example_folders())? {
+        Named::Crate(folder) => Ok(folder),
+        Named::Component(path) => Err(CliError::NotACrate { path }),
+        Named::Registered(name) if Path::new(&name).is_dir() => {
+            Err(CliError::NotACrate { path: name.into() })
+        }
+        Named::Registered(name) => Err(CliError::NoSuchPath { path: name.into() }),
+    }
+}
+
 /// The names that [`resolve`] finds in these folders, in order.
 pub(crate) fn example_names(examples: &[PathBuf]) -> Vec<String> {
     let mut names: Vec<String> = examples

@@ -71,8 +71,8 @@ pub(crate) async fn serve(args: ServeArgs, format: Format) -> Result<(), CliErro
     }
     config.device = device.unwrap_or(config.device);
     config.dtype = dtype.map_or(config.dtype, DtypeChoice::from);
-    let socket =
-        socket.or_else(|| config.socket.clone()).or_else(default_socket).ok_or(CliError::NoSocketPlace)?;
+    let socket = socket.or_else(connect::socket_of_environment).or_else(|| config.socket.clone());
+    let socket = socket.or_else(default_socket).ok_or(CliError::NoSocketPlace)?;
     let socket = std::path::absolute(&socket).map_err(CliError::io("find the current folder"))?;
     start_logging(&log);
 

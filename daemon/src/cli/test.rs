@@ -1,6 +1,7 @@
 //! `trellis test`: runs the tests of a guest's crate next to the real host.
 
 use std::process::Stdio;
+use std::time::Duration;
 
 use clap::Args;
 use tokio::process::Command;
@@ -8,7 +9,8 @@ use tokio::process::Command;
 use super::error::CliError;
 use super::interrupt::Interrupts;
 use super::output::Format;
-use super::resolve::{self, Named};
+use super::resolve;
+use super::seconds::some_seconds;
 use super::seed::seed;
 use super::toolchain::{WASM_TARGET, ensure_target};
 
@@ -20,7 +22,8 @@ Examples:
   trellis test my-guest -- --nocapture      and what they print and emit
   trellis test --seed 8 my-guest            as if the guest were started with another seed
 
-Each test is a guest of its own on the CPU with the bundled model `tiny`, several at a time, and may call the whole host API.
+Each test is a guest of its own on the CPU with the bundled model `tiny`, several at a time, and may call the whole host API;
+there is no client, so that `receive` says that no message comes. Tests in documentation are left out.
 A crate whose tests lie in its folder `tests` has crate-type = [\"cdylib\", \"rlib\"]. `#[should_panic]` tests are ignored:
 a panic ends a guest.
 
@@ -39,6 +42,9 @@ pub(crate) struct TestArgs {
     /// The seed that each test sees
     #[arg(long, value_name = "N", value_parser = seed, default_value = SEED, allow_negative_numbers = true)]
     seed: u64,
+    /// Stop each test after so many seconds
+    #[arg(long, value_name = "SECONDS", value_parser = some_seconds, default_value = "60", allow_negative_numbers = true)]
+    timeout: Duration,
     /// What to run and how: a part of a name, --exact, --skip, --ignored, --include-ignored, --nocapture, --list
     #[arg(last = true, value_name = "ARGS")]
     arguments: Vec<String>,
@@ -46,18 +52,16 @@ pub(crate) struct TestArgs {
 
 pub(crate) async fn test(args: TestArgs, format: Format) -> Result<(), CliError> {
     let interrupts = Interrupts::watch()?;
-    let folder = match resolve::resolve(&args.folder, &resolve::example_folders())? {
-        Named::Crate(folder) => folder,
-        Named::Component(path) => return Err(CliError::NotACrate { path }),
-        Named::Registered(name) => return Err(CliError::NoSuchPath { path: name.into() }),
-    };
+    let folder = resolve::crate_folder(&args.folder)?;
     let folder = folder.canonicalize().map_err(CliError::io(format!("find {}", folder.display())))?;
     let status = interrupts
         .stop(async {
             ensure_target(&folder, format).await?;
-            let runner = runner(args.seed, format)?;
+            let runner = runner(args.seed, args.timeout, format)?;
             let mut cargo = Command::new("cargo");
-            cargo.args(["test", "--target", WASM_TARGET, "--config", &runner]).arg("--manifest-path");
+            cargo
+                .args(["test", "--tests", "--target", WASM_TARGET, "--config", &runner])
+                .arg("--manifest-path");
             cargo.arg(folder.join("Cargo.toml")).arg("--").args(&args.arguments);
             // The toolchain file of the crate is found from here.
             cargo.current_dir(&folder).stdin(Stdio::null()).kill_on_drop(true);
@@ -72,10 +76,11 @@ pub(crate) async fn test(args: TestArgs, format: Format) -> Result<(), CliError>
 }
 
 /// This program as what cargo runs test programs with, as a line of cargo's configuration.
-fn runner(seed: u64, format: Format) -> Result<String, CliError> {
+fn runner(seed: u64, timeout: Duration, format: Format) -> Result<String, CliError> {
     let exe = std::env::current_exe().map_err(CliError::io("find this program".to_owned()))?;
     let exe = exe.display().to_string();
     let mut words = vec![exe, "test-runner".to_owned(), "--seed".to_owned(), seed.to_string()];
+    words.extend(["--timeout".to_owned(), timeout.as_secs_f64().to_string()]);
     if format == Format::Json {
         words.push("--json".to_owned());
     }
@@ -89,10 +94,10 @@ mod tests {
 
     #[test]
     fn the_runner_is_a_line_that_cargo_takes() {
-        let line = runner(7, Format::Json).expect("this program is there");
+        let line = runner(7, Duration::from_secs(60), Format::Json).expect("this program is there");
         let config: toml::Value = toml::from_str(&line).expect("TOML");
         let words = config["target"][WASM_TARGET]["runner"].as_array().expect("a list");
         let words: Vec<&str> = words.iter().map(|word| word.as_str().expect("a text")).collect();
-        assert_eq!(words[1..], ["test-runner", "--seed", "7", "--json"]);
+        assert_eq!(words[1..], ["test-runner", "--seed", "7", "--timeout", "60", "--json"]);
     }
 }

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use clap::Args;
 use futures_util::stream::{self, StreamExt as _};
+use rustix::process::{Signal, set_parent_process_death_signal};
 use serde::Serialize;
 use trellis_client::{Client, Error, Event, Program, StartOptions};
 
@@ -15,6 +16,7 @@ use super::connect::{read_component, start};
 use super::error::CliError;
 use super::interrupt::Interrupts;
 use super::output::{self, Format, escaped_line};
+use super::seconds::some_seconds;
 use super::seed::seed;
 use crate::config::{Config, Device};
 
@@ -30,6 +32,9 @@ pub(crate) struct TestRunnerArgs {
     /// The seed that each test sees
     #[arg(long, value_parser = seed, default_value_t = 1, allow_negative_numbers = true)]
     seed: u64,
+    /// How long each may take
+    #[arg(long, value_parser = some_seconds, default_value = "60", allow_negative_numbers = true)]
+    timeout: Duration,
     /// The test program, then what it is to be told
     #[arg(value_name = "FILE [ARGS]", required = true, trailing_var_arg = true, allow_hyphen_values = true)]
     words: Vec<String>,
@@ -59,6 +64,7 @@ struct Runner {
     client: Client,
     program: Program,
     seed: u64,
+    timeout: Duration,
 }
 
 /// What a run of the program printed, and why it failed if it did.
@@ -69,6 +75,10 @@ struct Ended {
 
 pub(crate) async fn run(args: TestRunnerArgs, format: Format) -> Result<(), CliError> {
     let interrupts = Interrupts::watch()?;
+    // Cargo is between this process and the one that is told to stop.
+    if let Err(error) = set_parent_process_death_signal(Some(Signal::TERM)) {
+        output::remark(&format!("trellis: this goes on if cargo is killed: {error}"));
+    }
     let mut words = args.words.into_iter();
     let path = PathBuf::from(words.next().expect("one at least"));
     let arguments: Vec<String> = words.collect();
@@ -77,7 +87,8 @@ pub(crate) async fn run(args: TestRunnerArgs, format: Format) -> Result<(), CliE
             let program = Program::Wasm(read_component(&path).await?);
             let config = Config { device: Device::Cpu, ..Config::default() };
             let daemon = start(&config, format).await?;
-            let runner = Runner { client: daemon.connect().await?, program, seed: args.seed };
+            let runner =
+                Runner { client: daemon.connect().await?, program, seed: args.seed, timeout: args.timeout };
             runner.run_all(&arguments, format).await
         })
         .await?;
@@ -154,11 +165,17 @@ impl Runner {
         let arguments = [&name, "--exact", "--include-ignored", "--nocapture"].map(str::to_owned);
         let Ended { lines, error } = self.start(arguments.to_vec()).await?;
         let (mut output, n_run) = without_harness(lines, &name);
-        let outcome = match &error {
-            Some(_) => Outcome::Failed,
-            // What ends with a panic is not run.
-            None if n_run == Some(0) => Outcome::Ignored,
-            None => Outcome::Passed,
+        let outcome = match (&error, n_run) {
+            (None, Some(0)) => {
+                output = vec!["a test that should panic: a panic ends a guest".to_owned()];
+                Outcome::Ignored
+            }
+            (None, Some(_)) => Outcome::Passed,
+            (None, None) => {
+                output.push("it ended the program".to_owned());
+                Outcome::Failed
+            }
+            (Some(_), _) => Outcome::Failed,
         };
         let has_said = output.iter().any(|line| line.contains("panicked at ") || line.starts_with("Error: "));
         output.extend(error.filter(|_| !has_said));
@@ -167,8 +184,11 @@ impl Runner {
     }
 
     async fn start(&self, arguments: Vec<String>) -> Result<Ended, CliError> {
-        let options = StartOptions { arguments, seed: Some(self.seed), ..StartOptions::default() };
+        let (seed, deadline) = (Some(self.seed), Some(self.timeout));
+        let options = StartOptions { arguments, seed, deadline, ..StartOptions::default() };
         let mut guest = self.client.start(self.program.clone(), options).await?;
+        // Nobody talks to a test. One that has ended already does not mind.
+        let _ = guest.end_messages().await;
         let (mut lines, mut has_started) = (Vec::new(), false);
         // What is emitted may stop within a line.
         let mut emitted = String::new();
@@ -182,8 +202,11 @@ impl Runner {
                 Some(Ok(Event::Started { .. })) => has_started = true,
                 Some(Ok(_)) if n_bytes > OUTPUT_BYTES_MAX => {}
                 Some(Ok(Event::Text { text })) => emitted.push_str(&text),
-                Some(Ok(Event::Json { json })) => lines.push(json),
-                Some(Ok(Event::Log { line, .. })) => lines.push(line),
+                Some(Ok(Event::Json { json: line } | Event::Log { line, .. })) => {
+                    lines.extend(emitted.lines().map(str::to_owned));
+                    emitted.clear();
+                    lines.push(line);
+                }
                 Some(Ok(_)) => {}
                 Some(Err(Error::Daemon(body))) if has_started => break Some(body.message),
                 Some(Err(error)) => return Err(error.into()),
@@ -229,6 +252,12 @@ fn without_harness(lines: Vec<String>, name: &str) -> (Vec<String>, Option<usize
         |line: &String| line.is_empty() || ["running 1 test", "ok", "FAILED"].contains(&line.as_str());
     let n_begun = printed.iter().take_while(|line| is_of_harness(line)).count();
     printed.drain(..n_begun);
+    if n_run == Some(1)
+        && let Some(at) = printed.iter().rposition(|line| line == "ok")
+    {
+        // What was printed to the other stream may stand behind it.
+        printed.remove(at);
+    }
     while printed.last().is_some_and(is_of_harness) {
         printed.pop();
     }
@@ -244,7 +273,9 @@ fn show(done: &Done, shows_all: bool, format: Format) -> Result<(), CliError> {
         Outcome::Failed => "FAILED",
         Outcome::Ignored => "ignored",
     };
-    output::print_line(&format!("test {} ... {outcome}", escaped_line(&done.name)))?;
+    let why = if done.outcome == Outcome::Ignored { done.output.first() } else { None };
+    let why = why.map(|why| format!(" ({why})")).unwrap_or_default();
+    output::print_line(&format!("test {} ... {outcome}{why}", escaped_line(&done.name)))?;
     if shows_all && done.outcome == Outcome::Passed {
         done.output.iter().try_for_each(|line| output::print_line(&format!("    {}", escaped_line(line))))?;
     }

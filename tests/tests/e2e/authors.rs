@@ -31,6 +31,19 @@ mod more {
     }
 
     #[test]
+    fn leaves() {
+        std::process::exit(0);
+    }
+
+    #[test]
+    fn hears_nothing() -> Result {
+        assert!(trellis_guest::receive()?.is_none());
+        println!("nobody");
+        eprintln!("is there");
+        Ok(())
+    }
+
+    #[test]
     #[ignore = "slow"]
     fn sleeps() {}
 
@@ -101,15 +114,30 @@ fn a_new_guest_passes_its_tests_and_says_what_fails() {
         "test more::falls ... FAILED",
         "test more::gives_up ... FAILED",
         "test more::sleeps ... ignored",
-        "test more::is_meant_to_fall ... ignored",
+        "test more::is_meant_to_fall ... ignored (a test that should panic: a panic ends a guest)",
+        "test more::hears_nothing ... ok",
+        "---- more::leaves ----\nit ended the program\n",
         "---- more::falls ----\na word before\n",
         "panicked at src/lib.rs:",
         "too few",
         "Error: UnknownModel",
-        "1 passed; 2 failed; 2 ignored",
+        "2 passed; 3 failed; 2 ignored",
     ] {
         assert!(said.contains(line), "no {line:?} in {said}");
     }
+
+    let ran = output(&mut desk.trellis(&[
+        "--json",
+        "test",
+        "asks",
+        "--",
+        "nothing",
+        "--exact",
+        "more::hears_nothing",
+    ]));
+    let done: Vec<Value> =
+        text(&ran.stdout).lines().map(|line| serde_json::from_str(line).expect("JSON alone")).collect();
+    assert_eq!(done[0]["output"], serde_json::json!(["nobody", "is there"]), "{done:?}");
 
     // Of a part of them, as data.
     let ran = output(&mut desk.trellis(&["--json", "test", "asks", "--", "more::falls"]));
