@@ -117,23 +117,26 @@ impl<'a> Generate<'a> {
 /// # Errors
 /// Those of [`Generate::run`].
 pub fn generate_all<'a>(requests: impl IntoIterator<Item = Generate<'a>>) -> Result<Vec<Completion>> {
-    let requests: Vec<_> = requests
-        .into_iter()
-        .map(|request| raw::GenerateRequest {
-            context: request.context.raw(),
-            sampler: request.sampler.raw(),
-            seed: request.seed,
-            max_tokens: request.max_tokens,
-            stop_tokens: request.stop_tokens,
-            stop_texts: request.stop_texts,
-            keep: request.keep,
-            emit: request.emit,
-            top: request.top,
-            speculation: request.guesses.map(Guesses::into_raw),
-            others: request.others.into_iter().map(Context::raw).collect(),
-        })
-        .collect();
-    Ok(raw::generate(&requests)?)
+    Ok(raw::generate(&raw_requests(requests))?)
+}
+
+pub(crate) fn raw_requests<'a>(
+    requests: impl IntoIterator<Item = Generate<'a>>,
+) -> Vec<raw::GenerateRequest<'a>> {
+    let raw_request = |request: Generate<'a>| raw::GenerateRequest {
+        context: request.context.raw(),
+        sampler: request.sampler.raw(),
+        seed: request.seed,
+        max_tokens: request.max_tokens,
+        stop_tokens: request.stop_tokens,
+        stop_texts: request.stop_texts,
+        keep: request.keep,
+        emit: request.emit,
+        top: request.top,
+        speculation: request.guesses.map(Guesses::into_raw),
+        others: request.others.into_iter().map(Context::raw).collect(),
+    };
+    requests.into_iter().map(raw_request).collect()
 }
 
 impl Completion {

@@ -38,7 +38,7 @@
 //!
 //! | speed | call | when |
 //! |---|---|---|
-//! | declarative | [`Context::generate`], [`generate_all`] | parameters say it all |
+//! | declarative | [`Context::generate`], [`generate_all`], [`generate_each`] | parameters say it all |
 //! | scripted | [`Context::stream`], [`step_all`], [`speculate_all`] | the guest looks at each token and may change course |
 //! | raw | [`Context::top`], [`top_all`], [`Context::score`], [`Context::full`] | the guest draws, searches or ranks itself |
 //!
@@ -66,6 +66,7 @@ mod context;
 mod decoding;
 mod error;
 mod generate;
+mod generations;
 mod guesses;
 mod mixtures;
 mod model;
@@ -92,6 +93,7 @@ pub use decoding::{
 };
 pub use error::{Error, Result};
 pub use generate::{Completion, Generate, generate_all};
+pub use generations::{Ended, GenerationProgress, Generations, generate_each};
 pub use guesses::{GuessTree, Guessed, Guesses};
 pub use mixtures::{Mixture, step_mixtures};
 pub use model::{ChatEnd, Model, ModelInfo, TextDecoder};

@@ -6,19 +6,20 @@ use futures_util::future::try_join_all;
 use tokio::sync::OwnedMutexGuard;
 use trellis_engine::account::HostCharge;
 use trellis_engine::batch::{Candidate, Drawn, Token};
-use trellis_engine::model::{DecodeStream, SpecialText};
+use trellis_engine::model::{DecodeStream, SpecialText, Tokenizer};
 use trellis_engine::{Ahead, Context, EngineError, MaskSource, Pull, RunKey, RunSettings};
 
+use super::contexts::lock;
 use super::convert::{check_stop_tokens, count, finish_reason, invalid};
 use super::looks;
 use super::mixtures::{Members, borrowed, no_guesses};
-use super::session::send_text;
 use super::speculation::Speculation;
 use super::stop_texts::{Scanned, StopTexts};
-use super::types::HostError;
+use super::types::{Given, GuestContext, HostError, Other};
 use crate::guest::bindings::trellis::host::decoding::Distribution;
 use crate::guest::bindings::trellis::host::streams::{Completion, Emit, FinishReason, GenerateRequest, Keep};
-use crate::guest::io::OutputSender;
+use crate::guest::io::{GuestOutput, OutputSender};
+use crate::guest::log::pieces;
 use crate::guest::store::GuestState;
 
 /// Stop texts of one generation. With their length it bounds the search after each token.
@@ -31,15 +32,44 @@ const STOP_TEXT_BYTES_MAX: usize = 256;
 struct Client {
     output: OutputSender,
     piece_bytes: usize,
+    /// What has not been sent yet.
+    unsent: String,
 }
 
-/// One generation in progress.
-struct Generation {
-    context: OwnedMutexGuard<Context>,
-    /// The others of a mixture.
-    others: Vec<OwnedMutexGuard<Context>>,
-    /// Tokens of the context and of the others before the generation.
+/// What a context was when it was looked at last: another says that something else has changed it since.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Edition {
+    n_tokens: usize,
+    n_truncations: u64,
+}
+
+impl Edition {
+    fn of(context: &Context) -> Self {
+        Self { n_tokens: context.tokens().len(), n_truncations: context.n_truncations() }
+    }
+}
+
+/// One generation in progress. What waits for it may be given up and be begun again: it goes on where it was.
+pub(crate) struct Generation {
+    /// The context, and the others of a mixture, with their models: the generation may be all that its guest has of them.
+    members: Vec<Other>,
+    /// What they were when it left off.
+    editions: Vec<Edition>,
+    /// Tokens of each before the generation.
     n_before: Vec<usize>,
+    writing: Writing,
+    /// It may be all that draws with it.
+    _given: Given,
+}
+
+/// The contexts of a generation while it runs.
+struct Held<'a> {
+    contexts: Vec<OwnedMutexGuard<Context>>,
+    editions: &'a mut [Edition],
+}
+
+/// What a generation has drawn, and how it goes on.
+struct Writing {
     key: RunKey,
     settings: RunSettings,
     speculation: Option<Speculation>,
@@ -58,6 +88,7 @@ struct Generation {
     ends: Vec<Option<usize>>,
     /// Up to the end.
     text: String,
+    finish: Option<FinishReason>,
 }
 
 impl GuestState {
@@ -67,26 +98,29 @@ impl GuestState {
         &mut self,
         requests: Vec<GenerateRequest>,
     ) -> Result<Vec<Completion>, HostError> {
-        let contexts =
-            self.lock_members(requests.iter().map(|request| (&request.context, &request.others)))?;
-        let mut generations = requests
-            .into_iter()
-            .zip(contexts)
-            .map(|(request, members)| self.prepare(request, members))
-            .collect::<Result<Vec<_>, _>>()?;
-        let finishes = try_join_all(generations.iter_mut().map(Generation::run)).await;
-        match finishes {
+        let mut generations = self.prepare_all(requests)?;
+        match try_join_all(generations.iter_mut().map(Generation::run)).await {
             Ok(finishes) => {
                 Ok(generations.into_iter().zip(finishes).map(|(one, finish)| one.complete(finish)).collect())
             }
             Err(error) => {
                 for generation in &mut generations {
                     // What went wrong first is what the guest is told. The others are as they were all the same.
-                    let _ = generation.keep_tokens(0).await;
+                    let _ = generation.undo().await;
                 }
                 Err(error)
             }
         }
+    }
+
+    /// Checks all requests; nothing is drawn yet.
+    pub(super) fn prepare_all(
+        &mut self,
+        requests: Vec<GenerateRequest>,
+    ) -> Result<Vec<Generation>, HostError> {
+        let contexts =
+            self.lock_members(requests.iter().map(|request| (&request.context, &request.others)))?;
+        requests.into_iter().zip(contexts).map(|(request, members)| self.prepare(request, members)).collect()
     }
 
     fn prepare(&mut self, request: GenerateRequest, members: Members) -> Result<Generation, HostError> {
@@ -101,13 +135,16 @@ impl GuestState {
         }
         looks::put_on(&mut sampler, context.model(), request.top, Vec::new())?;
         check_stop_tokens(context.model(), &request.stop_tokens)?;
-        context.keep_to(self.table.get(&request.sampler)?.given.rule());
+        let given = self.table.get(&request.sampler)?.given.clone();
+        context.keep_to(given.rule());
         check_stop_texts(&request.stop_texts)?;
         let client = match request.emit {
             Emit::Nothing => None,
-            Emit::Text => {
-                Some(Client { output: self.output.clone(), piece_bytes: self.limits.output_piece_bytes() })
-            }
+            Emit::Text => Some(Client {
+                output: self.output.clone(),
+                piece_bytes: self.limits.output_piece_bytes(),
+                unsent: String::new(),
+            }),
         };
         // Decoding runs free to the end only where nothing but the engine can end or delay it.
         let speculation = self.speculation(request.speculation, &context)?;
@@ -115,33 +152,40 @@ impl GuestState {
         let n_left = request.max_tokens.map_or(usize::MAX, |n| n as usize).min(context.n_free());
         let charge = looks::charge(&self.owner.account, &sampler.looks, n_left)?;
         let ahead = if is_free { Ahead::Unbounded } else { Ahead::Adaptive };
+        let editions: Vec<_> =
+            std::iter::once(&context).chain(&others).map(|context| Edition::of(context)).collect();
+        let members = std::iter::once(&request.context).chain(&request.others).map(|member| {
+            let GuestContext { cell, model } = self.table.get(member)?;
+            Ok((cell.clone(), model.clone()))
+        });
         Ok(Generation {
-            n_before: std::iter::once(&context)
-                .chain(&others)
-                .map(|context| context.tokens().len())
-                .collect(),
-            context,
-            others,
-            key: self.next_run_key(),
-            settings: RunSettings {
-                sampler,
-                stop_tokens: request.stop_tokens.into(),
-                n_tokens_max: request.max_tokens.map(|n| n as usize),
-                ahead,
-                masks: MaskSource::Sampler,
+            members: members.collect::<Result<_, HostError>>()?,
+            n_before: editions.iter().map(|edition| edition.n_tokens).collect(),
+            editions,
+            writing: Writing {
+                key: self.next_run_key(),
+                settings: RunSettings {
+                    sampler,
+                    stop_tokens: request.stop_tokens.into(),
+                    n_tokens_max: request.max_tokens.map(|n| n as usize),
+                    ahead,
+                    masks: MaskSource::Sampler,
+                },
+                speculation,
+                decoder: DecodeStream::new(SpecialText::Skip),
+                stops: StopTexts::new(request.stop_texts),
+                client,
+                keep: request.keep,
+                tokens: Vec::new(),
+                logprobs: Vec::new(),
+                tops: Vec::new(),
+                _charge: charge,
+                n_text_bytes: 0,
+                ends: Vec::new(),
+                text: String::new(),
+                finish: (request.max_tokens == Some(0)).then_some(FinishReason::MaxTokens),
             },
-            speculation,
-            decoder: DecodeStream::new(SpecialText::Skip),
-            stops: StopTexts::new(request.stop_texts),
-            client,
-            keep: request.keep,
-            tokens: Vec::new(),
-            logprobs: Vec::new(),
-            tops: Vec::new(),
-            _charge: charge,
-            n_text_bytes: 0,
-            ends: Vec::new(),
-            text: String::new(),
+            _given: given,
         })
     }
 }
@@ -159,103 +203,203 @@ fn check_stop_texts(texts: &[String]) -> Result<(), HostError> {
     }
 }
 
-impl Generation {
-    async fn run(&mut self) -> Result<FinishReason, HostError> {
-        let finish = self.decode().await?;
-        let n_kept = match self.keep {
-            Keep::Tokens => self.tokens.len(),
-            Keep::Text => self.n_tokens_of_text(finish),
-        };
-        // The engine knows nothing of stop texts: this makes it forget what it decoded ahead as well.
-        if n_kept < self.tokens.len() || matches!(finish, FinishReason::StopText(_)) {
-            self.keep_tokens(n_kept).await?;
+impl<'a> Held<'a> {
+    /// Locks the contexts, which have to be what they were.
+    fn lock(members: &[Other], editions: &'a mut [Edition]) -> Result<Self, HostError> {
+        let contexts: Vec<_> = members.iter().map(|(cell, _)| lock(cell)).collect();
+        match contexts.iter().zip(editions.iter()).all(|(context, edition)| Edition::of(context) == *edition)
+        {
+            true => Ok(Self { contexts, editions }),
+            false => {
+                let expected = "one that nothing else changes while its generation is under way";
+                Err(invalid("context", "one that was changed", expected))
+            }
         }
-        Ok(finish)
     }
 
-    /// Keeps so many of the tokens that were drawn.
-    async fn keep_tokens(&mut self, n_kept: usize) -> Result<(), EngineError> {
-        let members = std::iter::once(&mut self.context).chain(&mut self.others);
-        for (context, n_before) in members.zip(&self.n_before) {
+    /// Keeps of what was drawn so many tokens.
+    async fn keep(&mut self, n_before: &[usize], n_kept: usize) -> Result<(), EngineError> {
+        for (context, n_before) in self.contexts.iter_mut().zip(n_before) {
             context.truncate(n_before + n_kept).await?;
         }
         Ok(())
     }
+}
 
-    async fn decode(&mut self) -> Result<FinishReason, HostError> {
-        let finish = loop {
-            if self.settings.n_tokens_max == Some(self.tokens.len()) {
-                break FinishReason::MaxTokens;
+impl Drop for Held<'_> {
+    fn drop(&mut self) {
+        for (context, edition) in self.contexts.iter().zip(&mut *self.editions) {
+            *edition = Edition::of(context);
+        }
+    }
+}
+
+impl Generation {
+    /// Has the engine decode, where it can without being asked for each token.
+    pub(super) async fn start(&mut self) -> Result<(), HostError> {
+        let writing = &self.writing;
+        if writing.speculation.is_some() || self.members.len() > 1 || writing.finish.is_some() {
+            return Ok(());
+        }
+        let mut held = Held::lock(&self.members, &mut self.editions)?;
+        Ok(held.contexts[0].start(writing.key, || writing.settings.clone()).await?)
+    }
+
+    /// Goes on to the end.
+    pub(super) async fn run(&mut self) -> Result<FinishReason, HostError> {
+        Ok(self.run_to(usize::MAX).await?.expect("there are never so many tokens"))
+    }
+
+    /// Goes on until there are so many tokens; why it ended, if it did.
+    pub(super) async fn run_to(&mut self, n_tokens: usize) -> Result<Option<FinishReason>, HostError> {
+        let mut held = Held::lock(&self.members, &mut self.editions)?;
+        let Some(finish) = self.writing.go_on(&mut held.contexts, n_tokens).await? else { return Ok(None) };
+        let n_kept = self.writing.n_tokens_kept(finish);
+        // The engine knows nothing of stop texts: this makes it forget what it decoded ahead as well.
+        if n_kept < self.writing.tokens.len() || matches!(finish, FinishReason::StopText(_)) {
+            held.keep(&self.n_before, n_kept).await?;
+        }
+        Ok(Some(finish))
+    }
+
+    /// Ends it where it is.
+    pub(super) async fn cancel(&mut self) -> Result<FinishReason, HostError> {
+        let finish = self.writing.end(FinishReason::Cancelled);
+        let mut held = Held::lock(&self.members, &mut self.editions)?;
+        // The engine forgets what it decoded ahead.
+        held.keep(&self.n_before, self.writing.n_tokens_kept(finish)).await?;
+        self.writing.flush().await?;
+        Ok(finish)
+    }
+
+    /// Has the engine decode no further.
+    pub(super) async fn give_up(&mut self) {
+        let n_drawn = self.writing.tokens.len();
+        if let Ok(mut held) = Held::lock(&self.members, &mut self.editions) {
+            // What fails here fails whoever asks the context next.
+            let _ = held.keep(&self.n_before, n_drawn).await;
+        }
+    }
+
+    /// Leaves the contexts as they were before.
+    ///
+    /// # Errors
+    /// They were changed meanwhile, or the engine has failed or stopped.
+    pub(super) async fn undo(&mut self) -> Result<(), HostError> {
+        Ok(Held::lock(&self.members, &mut self.editions)?.keep(&self.n_before, 0).await?)
+    }
+
+    /// Tokens that were drawn, and the log-probability of all of them.
+    pub(super) fn progress(&self) -> (usize, f64) {
+        let Writing { tokens, logprobs, .. } = &self.writing;
+        (tokens.len(), logprobs.iter().copied().map(f64::from).sum())
+    }
+
+    pub(super) fn complete(self, finish: FinishReason) -> Completion {
+        let Writing { tokens, logprobs, tops, text, .. } = self.writing;
+        Completion { tokens, logprobs, tops, text, finish }
+    }
+}
+
+impl Writing {
+    async fn go_on(
+        &mut self,
+        contexts: &mut [OwnedMutexGuard<Context>],
+        n_tokens: usize,
+    ) -> Result<Option<FinishReason>, HostError> {
+        let (context, others) = contexts.split_first_mut().expect("a generation has a context");
+        loop {
+            // First: whoever gave up may have done so before the last text was sent.
+            self.flush().await?;
+            if self.finish.is_some() || self.tokens.len() >= n_tokens {
+                return Ok(self.finish);
             }
             let n_left = self.settings.n_tokens_max.map(|n| n - self.tokens.len());
             let settings = || RunSettings { n_tokens_max: n_left, ..self.settings.clone() };
             let pulled = match &mut self.speculation {
-                Some(speculation) => speculation.pull(&mut self.context, self.key, n_left, settings).await?,
-                None if self.others.is_empty() => self.context.pull(self.key, settings).await?,
-                None => self.context.pull_mixed(&mut borrowed(&mut self.others), self.key, settings).await?,
+                Some(speculation) => speculation.pull(context, self.key, n_left, settings).await?,
+                None if others.is_empty() => context.pull(self.key, settings).await?,
+                None => context.pull_mixed(&mut borrowed(others), self.key, settings).await?,
             };
-            let Drawn { candidate: Candidate { token, logprob }, seen, .. } = match pulled {
-                Pull::Token(drawn) => drawn,
-                Pull::Finished(finish) => break finish_reason(finish),
-            };
-            self.tokens.push(token);
-            self.logprobs.push(logprob);
-            self.tops.extend(looks::top_of(seen));
-            if self.settings.stop_tokens.contains(&token) {
-                break FinishReason::StopToken(token);
+            match pulled {
+                Pull::Token(drawn) => self.take(drawn, &context.model().model().tokenizer),
+                Pull::Finished(finish) => {
+                    self.end(finish_reason(finish));
+                }
             }
-            let piece = self.decoder.push(&self.context.model().model().tokenizer, token);
-            self.n_text_bytes += piece.len();
-            self.ends.push(self.decoder.is_whole().then_some(self.n_text_bytes));
-            if let Some(finish) = self.scan(&piece).await? {
-                return Ok(finish);
-            }
-        };
+        }
+    }
+
+    fn take(&mut self, drawn: Drawn, tokenizer: &Tokenizer) {
+        let Drawn { candidate: Candidate { token, logprob }, seen, .. } = drawn;
+        self.tokens.push(token);
+        self.logprobs.push(logprob);
+        self.tops.extend(looks::top_of(seen));
+        if self.settings.stop_tokens.contains(&token) {
+            self.end(FinishReason::StopToken(token));
+            return;
+        }
+        let piece = self.decoder.push(tokenizer, token);
+        self.n_text_bytes += piece.len();
+        self.ends.push(self.decoder.is_whole().then_some(self.n_text_bytes));
+        self.scan(&piece);
+        if self.finish.is_none() && self.settings.n_tokens_max == Some(self.tokens.len()) {
+            self.end(FinishReason::MaxTokens);
+        }
+    }
+
+    /// Ends for a reason, unless what is left of the text has another: which one it is.
+    fn end(&mut self, finish: FinishReason) -> FinishReason {
+        if let Some(finish) = self.finish {
+            return finish;
+        }
         let decoder = std::mem::replace(&mut self.decoder, DecodeStream::new(SpecialText::Skip));
-        if let Some(finish) = self.scan(&decoder.finish()).await? {
-            return Ok(finish);
+        self.scan(&decoder.finish());
+        if let Some(finish) = self.finish {
+            return finish;
         }
         let held = std::mem::replace(&mut self.stops, StopTexts::new(Vec::new())).finish();
-        self.show(&held).await?;
-        Ok(finish)
+        self.show(&held);
+        *self.finish.insert(finish)
     }
 
-    /// How many of the tokens the text is of.
-    fn n_tokens_of_text(&self, finish: FinishReason) -> usize {
-        match finish {
-            FinishReason::StopText(_) => n_within(&self.ends, self.text.len()),
-            FinishReason::StopToken(_) => self.tokens.len() - 1,
-            FinishReason::MaxTokens | FinishReason::ContextFull | FinishReason::GrammarComplete => {
-                self.tokens.len()
-            }
+    /// How many of the tokens the context keeps.
+    fn n_tokens_kept(&self, finish: FinishReason) -> usize {
+        match (self.keep, finish) {
+            (Keep::Text, FinishReason::StopText(_)) => n_within(&self.ends, self.text.len()),
+            (Keep::Text, FinishReason::StopToken(_)) => self.tokens.len() - 1,
+            _ => self.tokens.len(),
         }
     }
 
-    /// Adds text; the reason to end if a stop text is complete.
-    async fn scan(&mut self, piece: &str) -> Result<Option<FinishReason>, HostError> {
+    /// Adds text; ends where a stop text is complete.
+    fn scan(&mut self, piece: &str) {
         match self.stops.push(piece) {
-            Scanned::Text(text) => {
-                self.show(&text).await?;
-                Ok(None)
-            }
+            Scanned::Text(text) => self.show(&text),
             Scanned::Stopped { text_idx, rest } => {
-                self.show(&rest).await?;
-                Ok(Some(FinishReason::StopText(count(text_idx))))
+                self.show(&rest);
+                self.finish = Some(FinishReason::StopText(count(text_idx)));
             }
         }
     }
 
-    async fn show(&mut self, text: &str) -> Result<(), HostError> {
+    fn show(&mut self, text: &str) {
         self.text.push_str(text);
-        match &self.client {
-            Some(client) => send_text(&client.output, text, client.piece_bytes).await,
-            None => Ok(()),
+        if let Some(client) = &mut self.client {
+            client.unsent.push_str(text);
         }
     }
 
-    fn complete(self, finish: FinishReason) -> Completion {
-        let Self { tokens, logprobs, tops, text, .. } = self;
-        Completion { tokens, logprobs, tops, text, finish }
+    /// Sends what the client has not got yet.
+    async fn flush(&mut self) -> Result<(), HostError> {
+        let Some(Client { output, piece_bytes, unsent }) = &mut self.client else { return Ok(()) };
+        while !unsent.is_empty() {
+            let piece = pieces(unsent, *piece_bytes).next().unwrap_or_default().to_owned();
+            let n_bytes = piece.len();
+            output.send(GuestOutput::Text(piece)).await?;
+            unsent.drain(..n_bytes);
+        }
+        Ok(())
     }
 }
 

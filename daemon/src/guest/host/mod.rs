@@ -7,7 +7,7 @@
 //!   its answer (`values`), or answered from a recording without being made.
 //! - Goes out: operations of the engine in the guest's name, on its account; the answer, or an error that the guest can act on,
 //!   with the value and the limit. A call that waits suspends the guest's fiber and holds no thread.
-//! - `streams`, `generate` and `speculation` are built on the same runs of the engine; `mixtures`, `beams` and `looks` add what
+//! - `streams`, `generate`, `generations` and `speculation` are built on the same runs of the engine; `mixtures`, `beams` and `looks` add what
 //!   is drawn together, searched for, or looked at beside. `v0_1` is the API of components that were made before.
 //! - Must not happen: a mistake of the guest that ends in a panic or, where the types can express it, in a trap; work whose
 //!   time grows with what a guest passes on the threads that guests share, beyond a short one; memory kept for a guest that
@@ -19,6 +19,7 @@ mod contexts;
 mod convert;
 mod decoding;
 mod generate;
+mod generations;
 mod looks;
 mod mixtures;
 mod models;

@@ -4,8 +4,8 @@
 use wasmtime::component::{HasData, Resource};
 
 use super::types::{
-    GuestBeamSearch, GuestBias, GuestConstraint, GuestContext, GuestDecoder, GuestMask, GuestModel,
-    GuestProgram, GuestSampler, GuestStream, HostError,
+    GuestBeamSearch, GuestBias, GuestConstraint, GuestContext, GuestDecoder, GuestGenerations, GuestMask,
+    GuestModel, GuestProgram, GuestSampler, GuestStream, HostError,
 };
 use super::values::{Data, Reply};
 use crate::guest::bindings::trellis::host::beams::{
@@ -21,7 +21,7 @@ use crate::guest::bindings::trellis::host::models::{ChatEnd, ChatMessage, ModelI
 use crate::guest::bindings::trellis::host::programs::Definition;
 use crate::guest::bindings::trellis::host::session::{Inbox, LogLevel, Usage};
 use crate::guest::bindings::trellis::host::streams::{
-    Completion, FinishReason, GenerateRequest, StreamOptions,
+    Completion, EndedGeneration, FinishReason, GenerateRequest, GenerationProgress, StreamOptions,
 };
 use crate::guest::bindings::trellis::host::types::{Candidate, Error as ApiError};
 use crate::guest::bindings::trellis::host::{
@@ -259,6 +259,17 @@ taped!(decoding::Host, "decoding." {
 
 taped!(streams::Host, "streams." {
     async fn generate(requests: Vec<GenerateRequest>) -> Result<Vec<Completion>, HostError>;
+});
+
+taped!(streams::HostGenerations, "generations." {
+    async fn start(requests: Vec<GenerateRequest>) -> Result<Resource<GuestGenerations>, HostError>;
+    async fn next(generations: Resource<GuestGenerations>) -> wasmtime::Result<Option<EndedGeneration>>;
+    async fn reach(
+        generations: Resource<GuestGenerations>, n_tokens: u32
+    ) -> wasmtime::Result<Vec<EndedGeneration>>;
+    async fn cancel(generations: Resource<GuestGenerations>, idx: u32) -> Result<Completion, HostError>;
+    fn progress(generations: Resource<GuestGenerations>) -> wasmtime::Result<Vec<GenerationProgress>>;
+    async fn drop(generations: Resource<GuestGenerations>) -> wasmtime::Result<()>;
 });
 
 taped!(streams::HostStream, "stream." {

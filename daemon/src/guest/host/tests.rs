@@ -1,6 +1,7 @@
 //! The host API called as the generated bindings call it.
 
 mod forced;
+mod generations;
 mod held;
 mod refusals;
 mod speculation;

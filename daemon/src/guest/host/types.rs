@@ -12,6 +12,7 @@ use trellis_engine::sampling::program::Program;
 use trellis_engine::sampling::{Bias, Sampler, TokenMask};
 use trellis_engine::{BeamSearch, Context, Guess, RunKey};
 
+use super::generations::Slot;
 use super::speculation::Speculation;
 use crate::guest::bindings::trellis::host::streams::FinishReason;
 use crate::guest::bindings::trellis::host::types::{Error as ApiError, Host};
@@ -159,6 +160,11 @@ pub struct GuestStream {
     pub(crate) seen: Option<Box<Seen>>,
     #[expect(dead_code, reason = "it is paid for until it is dropped")]
     pub(crate) charge: Option<HostCharge>,
+}
+
+/// `generations`
+pub struct GuestGenerations {
+    pub(crate) slots: Vec<Slot>,
 }
 
 /// `beam-search`

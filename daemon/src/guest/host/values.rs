@@ -12,7 +12,8 @@ use crate::guest::bindings::trellis::host::decoding::{
 use crate::guest::bindings::trellis::host::models::{ChatEnd, ChatMessage, ModelInfo, SpecialTokens};
 use crate::guest::bindings::trellis::host::session::{Causes, Inbox, LogLevel, Meter, Usage};
 use crate::guest::bindings::trellis::host::streams::{
-    Completion, Emit, FinishReason, GenerateRequest, GuessSource, Keep, Speculation, StreamOptions,
+    Completion, Emit, EndedGeneration, FinishReason, GenerateRequest, GenerationProgress, GuessSource, Keep,
+    Speculation, StreamOptions,
 };
 use crate::guest::bindings::trellis::host::types::{
     Argument, BudgetLimit, Candidate, ContextLimit, Error, GrammarExit, GrammarRefusal, ModelPair,
@@ -128,6 +129,20 @@ impl Data for () {
         match value {
             Value::Unit => Ok(()),
             other => Err(other.mismatch("nothing")),
+        }
+    }
+}
+
+impl Data for bool {
+    fn to_value(&self) -> Value {
+        Value::Number(u64::from(*self))
+    }
+
+    fn from_value(value: Value) -> Result<Self, Mismatch> {
+        match value {
+            Value::Number(0) => Ok(false),
+            Value::Number(1) => Ok(true),
+            other => Err(other.mismatch("yes or no")),
         }
     }
 }
@@ -298,6 +313,23 @@ impl<A: Data, B: Data> Data for (A, B) {
     }
 }
 
+impl<T: Data, E: Data> Data for Result<T, E> {
+    fn to_value(&self) -> Value {
+        match self {
+            Ok(value) => Value::Ok(Box::new(value.to_value())),
+            Err(error) => Value::Err(Box::new(error.to_value())),
+        }
+    }
+
+    fn from_value(value: Value) -> Result<Self, Mismatch> {
+        match value {
+            Value::Ok(value) => T::from_value(*value).map(Ok),
+            Value::Err(error) => E::from_value(*error).map(Err),
+            other => Err(other.mismatch("a result")),
+        }
+    }
+}
+
 impl<T: 'static> Data for Resource<T> {
     fn to_value(&self) -> Value {
         Value::Handle(self.rep())
@@ -350,6 +382,8 @@ records! {
     Completion { tokens, logprobs, tops, text, finish }
     ContextLimit { n_tokens, n_positions }
     Distribution { candidates, entropy }
+    EndedGeneration { idx, outcome }
+    GenerationProgress { n_tokens, logprob, is_over }
     Guess { token, parent }
     GenerateRequest {
         context, sampler, seed, max_tokens, stop_tokens, stop_texts, keep, emit, top, speculation, others,
@@ -415,7 +449,7 @@ cases! {
         NotANumber, EngineFailed
     }
     GuessSource { ; Lookup, Draft }
-    FinishReason { MaxTokens, ContextFull, GrammarComplete; StopToken, StopText }
+    FinishReason { MaxTokens, ContextFull, GrammarComplete, Cancelled; StopToken, StopText }
     Grammar { ; JsonSchema, Regex, Lark, Choice }
     Inbox { NothingYet, Closed; Message }
     Keep { Tokens, Text }

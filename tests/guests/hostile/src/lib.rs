@@ -2,6 +2,7 @@
 
 mod attacks;
 mod beams;
+mod generations;
 mod looks;
 mod mistakes;
 mod neighbour;

@@ -11,7 +11,7 @@ use trellis_guest::{
     tops_all, try_receive, usage,
 };
 
-use crate::{Outcome, beams, looks};
+use crate::{Outcome, beams, generations, looks};
 
 /// The greatest difference of two log-probabilities that are one.
 const TOLERANCE: f32 = 1e-4;
@@ -29,6 +29,7 @@ pub(crate) fn call_everything() -> Outcome {
     mixed(&model, &prompt)?;
     constrained(&model, &prompt)?;
     generated(&model, &prompt)?;
+    generations::handed_over(&model, &prompt)?;
     looks::looked_at(&model, &prompt)?;
     beams::searched(&model, &prompt)?;
     session()

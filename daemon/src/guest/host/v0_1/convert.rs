@@ -167,7 +167,8 @@ impl Convert<old::streams::FinishReason> for new::streams::FinishReason {
     fn convert(self) -> old::streams::FinishReason {
         match self {
             Self::StopToken(_) | Self::StopText(_) => old::streams::FinishReason::Stop,
-            Self::MaxTokens => old::streams::FinishReason::MaxTokens,
+            // Nothing of that version is cancelled.
+            Self::MaxTokens | Self::Cancelled => old::streams::FinishReason::MaxTokens,
             Self::ContextFull => old::streams::FinishReason::ContextFull,
             Self::GrammarComplete => unreachable!("there were no constraints in 0.1"),
         }
