@@ -11,6 +11,7 @@ pub mod ipc;
 mod leaving;
 mod loader;
 mod models;
+mod profile;
 mod recording;
 mod replay;
 pub mod service;

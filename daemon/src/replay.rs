@@ -101,6 +101,7 @@ impl Replay {
             seed: 0,
             deadline_ms: None,
             is_recorded: false,
+            is_profiled: false,
         };
         let mut running = self.host.start_with(launch, GuestIo { output, input }, Some(tape.clone()))?;
         let end: GuestEnd = loop {

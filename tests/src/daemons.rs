@@ -156,7 +156,13 @@ pub async fn collect(mut guest: Guest) -> Ended {
             Ok(Event::Json { json }) => ended.json.push(serde_json::from_str(&json).expect("it is JSON")),
             Ok(Event::Log { line, .. }) => ended.log.push(line),
             Ok(Event::Recorded { bytes }) => ended.recorded.extend(bytes),
-            Ok(Event::Progress { .. } | Event::Started { .. } | Event::Wanted | Event::Unknown) => {}
+            Ok(
+                Event::Progress { .. }
+                | Event::Started { .. }
+                | Event::Wanted
+                | Event::Profiled { .. }
+                | Event::Unknown,
+            ) => {}
             Err(error) => ended.error = Some(error),
         }
     }

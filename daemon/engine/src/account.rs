@@ -1,14 +1,16 @@
 //! Budgets that nest: what a user, a session and a guest may use.
 
 mod host_charge;
+mod step_log;
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use serde::{Deserialize, Serialize};
 use tokio::sync::Semaphore;
 
 pub use self::host_charge::HostCharge;
+pub use self::step_log::{StepLog, StepNote};
 use crate::causes::{Cause, Causes, Tally};
 use crate::port::{Name, names};
 
@@ -97,6 +99,8 @@ pub struct Account {
     n_tokens_forced: AtomicU64,
     /// Room for operations that no engine has read.
     operations: Arc<Semaphore>,
+    /// The steps with rows of it, once somebody looks on.
+    steps: OnceLock<Arc<StepLog>>,
 }
 
 /// Operations of one guest that engines have not read. Enough for every context of a large batch to have one on its way;
@@ -121,12 +125,23 @@ impl Account {
             n_tokens_guessed_right: AtomicU64::new(0),
             n_tokens_forced: AtomicU64::new(0),
             operations: Arc::new(Semaphore::new(N_OPERATIONS_MAX)),
+            steps: OnceLock::new(),
         })
     }
 
     /// Room for operations of this guest; one takes a permit until an engine has read it.
     pub(crate) fn operations(&self) -> &Arc<Semaphore> {
         &self.operations
+    }
+
+    /// Has the steps of a guest noted from here on.
+    pub fn watch_steps(&self) -> Arc<StepLog> {
+        self.steps.get_or_init(Arc::default).clone()
+    }
+
+    /// Where its steps are noted, if somebody looks on.
+    pub(crate) fn steps(&self) -> Option<&StepLog> {
+        self.steps.get().map(Arc::as_ref)
     }
 
     fn meter(&self, resource: Resource) -> &Meter {

@@ -8,7 +8,7 @@ use trellis_client::StartOptions;
 use super::connect::HomeArgs;
 use super::error::CliError;
 use super::output::{Format, note};
-use super::run::{self, UserInput};
+use super::run::{self, UserInput, Wanted};
 use super::seed::seed;
 
 const EXAMPLES: &str = "\
@@ -55,7 +55,7 @@ pub(crate) async fn chat(args: ChatArgs, format: Format) -> Result<(), CliError>
         note(format, "type a message and press Enter; Ctrl-D ends the conversation");
     }
     let options = StartOptions { arguments: arguments(&args), seed: args.seed, ..StartOptions::default() };
-    run::start(GUEST, &args.home, options, input, None, format).await
+    run::start(GUEST, &args.home, options, input, Wanted::default(), format).await
 }
 
 fn arguments(args: &ChatArgs) -> Vec<String> {

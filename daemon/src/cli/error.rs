@@ -110,6 +110,10 @@ pub(crate) enum CliError {
     Different(Box<Difference>),
     #[error("the daemon records nothing: it is of an older version")]
     NotRecorded,
+    #[error("{name:?} has no source here that could be watched")]
+    NothingToWatch { name: String },
+    #[error("the daemon makes no profiles: it is of an older version")]
+    NotProfiled,
     #[error(transparent)]
     Bench(#[from] super::bench::BenchError),
     /// The report has said what.

@@ -14,6 +14,7 @@
 mod bench;
 mod build;
 mod cargo;
+mod changes;
 mod chat;
 mod check;
 mod connect;
@@ -26,6 +27,7 @@ mod load;
 mod models;
 mod new;
 mod output;
+mod profile;
 mod progress;
 mod ps;
 mod record;
@@ -42,6 +44,7 @@ mod test;
 mod test_runner;
 mod toolchain;
 mod unload;
+mod watch;
 
 use std::process::ExitCode;
 use std::sync::OnceLock;

@@ -30,8 +30,8 @@ pub(crate) async fn ps(args: PsArgs, format: Format) -> Result<(), CliError> {
     output::print(format, &guests, |guests| table(guests))
 }
 
-/// As much of a component's hash as tells two apart.
-const N_PROGRAM_CHARS: usize = 16;
+/// As much of a name, and of a component's hash, as tells two apart.
+const N_PROGRAM_CHARS: usize = 24;
 
 fn table(guests: &[GuestInfo]) -> String {
     let mut table = Table::new([

@@ -1,6 +1,6 @@
 //! `trellis run`: starts a guest and shows what it sends.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::pin::pin;
 use std::time::Duration;
 
@@ -9,11 +9,12 @@ use tokio_util::task::AbortOnDropHandle;
 use trellis_client::{Client, Error, ErrorBody, ErrorCode, Event, Guest, Program, StartOptions};
 
 use super::cargo;
-use super::connect::{Found, HomeArgs, read_component};
+use super::connect::{Found, Home, HomeArgs, read_component};
 use super::error::CliError;
 use super::input::{self, Sent};
 use super::interrupt::Interrupts;
 use super::output::Format;
+use super::profile::Profiling;
 use super::record::Recording;
 use super::resolve::{self, Named};
 use super::screen::Screen;
@@ -27,6 +28,8 @@ Examples:
   trellis run --seed 7 ./my-guest --beams 4     a guest's crate, built on the way, and its arguments
   trellis run guest.wasm < questions.txt        a component; each line becomes a message to it
   trellis run --record out.rec chat \"Hello\"     for `trellis replay out.rec`, which needs no model
+  trellis run --profile out.json chat \"Hello\"   where its time went, with a timeline for the Firefox Profiler
+  trellis run --watch ./my-guest \"Hello\"         again after each change of its source
   trellis run --json best-of-n \"Hello\" | jq     its events, one JSON object a line
 
 What the guest sends goes to standard output byte for byte, but to a terminal with control characters escaped
@@ -49,6 +52,12 @@ pub(crate) struct RunArgs {
     /// Record what the guest asks and is answered, for `trellis replay`; prompts and answers are in it
     #[arg(long, value_name = "FILE")]
     record: Option<PathBuf>,
+    /// Say where the guest's time went, and write it as a timeline for the Firefox Profiler
+    #[arg(long, value_name = "FILE")]
+    profile: Option<PathBuf>,
+    /// Build and run the guest again whenever its source changes, with the model kept loaded; it gets no messages
+    #[arg(long)]
+    watch: bool,
     #[command(flatten)]
     home: HomeArgs,
     /// A component, the folder of a guest's crate, or an example's name; then the guest's own arguments
@@ -66,12 +75,37 @@ pub(crate) enum UserInput {
 }
 
 pub(crate) async fn run(args: RunArgs, format: Format) -> Result<(), CliError> {
-    let RunArgs { seed, timeout, no_stdin, record, home, mut words } = args;
+    let RunArgs { seed, timeout, no_stdin, record, profile, watch, home, mut words } = args;
     let arguments = words.split_off(1);
-    let is_recorded = record.is_some();
-    let options = StartOptions { arguments, seed, deadline: timeout, is_recorded, ..StartOptions::default() };
+    let (is_recorded, is_profiled) = (record.is_some(), profile.is_some());
+    let options = StartOptions {
+        arguments,
+        seed,
+        deadline: timeout,
+        is_recorded,
+        is_profiled,
+        ..StartOptions::default()
+    };
     let input = if no_stdin { UserInput::Nothing } else { UserInput::Lines };
-    start(&words[0], &home, options, input, record, format).await
+    let wanted = Wanted { record, profile };
+    if watch {
+        return super::watch::watch(&words[0], &home, &options, &wanted, format).await;
+    }
+    start(&words[0], &home, options, input, wanted, format).await
+}
+
+/// The files that are to be written beside a run.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Wanted {
+    pub(crate) record: Option<PathBuf>,
+    pub(crate) profile: Option<PathBuf>,
+}
+
+/// What comes for them.
+#[derive(Debug)]
+struct Kept {
+    recording: Option<Recording>,
+    profiling: Option<Profiling>,
 }
 
 /// Finds, builds and runs a guest.
@@ -83,7 +117,7 @@ pub(crate) async fn start(
     home: &HomeArgs,
     options: StartOptions,
     input: UserInput,
-    record: Option<PathBuf>,
+    wanted: Wanted,
     format: Format,
 ) -> Result<(), CliError> {
     let interrupts = Interrupts::watch()?;
@@ -91,18 +125,45 @@ pub(crate) async fn start(
     let (home, program) = interrupts
         .stop(async {
             let program = program(&named, format).await?;
-            let home = match (home.find(format).await?, &named) {
-                (Found::There(home), _) => home,
-                (Found::Here(_), Named::Registered(name)) => return Err(unknown_guest(name, None).await),
-                (Found::Here(why), _) => home.make(why, format).await?,
-            };
-            Ok((home, program))
+            Ok((self::home(home, &named, format).await?, program))
         })
         .await?;
-    let recording = record.map(|path| Recording::create(path, head(word, &program))).transpose()?;
-    let options = StartOptions { model: home.model.clone(), ..options };
+    go(&home, word, program, options, input, wanted, format, &interrupts).await
+}
+
+/// Where a guest is to run.
+///
+/// # Errors
+/// No daemon can be reached or started, or there is none that knows the guest by its name.
+pub(crate) async fn home(args: &HomeArgs, named: &Named, format: Format) -> Result<Home, CliError> {
+    match (args.find(format).await?, named) {
+        (Found::There(home), _) => Ok(home),
+        (Found::Here(_), Named::Registered(name)) => Err(unknown_guest(name, None).await),
+        (Found::Here(why), _) => args.make(why, format).await,
+    }
+}
+
+/// Runs a program and shows what it sends.
+///
+/// # Errors
+/// Whatever keeps it from starting, or [`CliError::Guest`] for what it ended with.
+#[expect(clippy::too_many_arguments, reason = "all that a run has")]
+pub(crate) async fn go(
+    home: &Home,
+    word: &str,
+    program: Program,
+    options: StartOptions,
+    input: UserInput,
+    wanted: Wanted,
+    format: Format,
+    interrupts: &Interrupts,
+) -> Result<(), CliError> {
+    let recording = wanted.record.map(|path| Recording::create(path, head(word, &program))).transpose()?;
+    let profiling = wanted.profile.map(|path| Profiling::create(path, word)).transpose()?;
+    let kept = Kept { recording, profiling };
+    let options = StartOptions { model: home.model.clone(), label: label(word), ..options };
     let guest = home.client.start(program, options).await?;
-    match drive(guest, input, recording, &mut Screen::new(format), &interrupts).await {
+    match drive(guest, input, kept, format, interrupts).await {
         Err(CliError::Client(error)) if error.code() == Some(&ErrorCode::UnknownProgram) => {
             Err(unknown_guest(word, Some(&home.client)).await)
         }
@@ -116,6 +177,11 @@ pub(crate) fn names_own_option(message: &str) -> bool {
     let name = rest.split(|letter: char| !letter.is_ascii_alphanumeric() && letter != '-').next();
     let command = RunArgs::augment_args(clap::Command::new("run"));
     command.get_arguments().any(|argument| argument.get_long().is_some() && argument.get_long() == name)
+}
+
+/// What the user calls a guest, without the place where it lies.
+fn label(word: &str) -> Option<String> {
+    Some(Path::new(word).file_stem()?.to_string_lossy().into_owned())
 }
 
 /// What the client knows of a recording.
@@ -154,10 +220,12 @@ async fn unknown_guest(name: &str, client: Option<&Client>) -> CliError {
 async fn drive(
     mut guest: Guest,
     input: UserInput,
-    mut recording: Option<Recording>,
-    screen: &mut Screen,
+    kept: Kept,
+    format: Format,
     interrupts: &Interrupts,
 ) -> Result<(), CliError> {
+    let Kept { mut recording, mut profiling } = kept;
+    let screen = &mut Screen::new(format);
     // In a task of its own: here, showing an event or a note takes as long as its reader likes.
     let (interrupted, canceller) = (interrupts.clone(), guest.sender());
     let _cancelling = AbortOnDropHandle::new(tokio::spawn(async move {
@@ -187,8 +255,16 @@ async fn drive(
                         recording.add(&bytes)?;
                     }
                 }
+                Some(Ok(Event::Profiled { bytes })) => {
+                    if let Some(profiling) = &mut profiling {
+                        profiling.add(&bytes);
+                    }
+                }
                 Some(Ok(event)) => {
-                    has_started |= matches!(event, Event::Started { .. });
+                    if let Event::Started { .. } = event {
+                        has_started = true;
+                        profiling.as_mut().map(Profiling::begin);
+                    }
                     if shown.is_ok() {
                         shown = screen.show(&event);
                         if shown.is_err() && recording.is_none() {
@@ -210,6 +286,7 @@ async fn drive(
         Error::Daemon(body) => (**body).clone(),
         error => ErrorBody::new(ErrorCode::Other("connection".to_owned()), error.to_string()),
     });
+    let profiled = profiling.filter(|_| has_started).map(|profiling| profiling.finish(format)).transpose();
     let shown = shown.and_then(|()| screen.end(body.as_ref(), guest.usage()));
     if has_started && let Some(recording) = recording {
         let finished = recording.finish();
@@ -219,6 +296,9 @@ async fn drive(
         }
     }
     shown?;
+    if matches!(error, None | Some(Error::Daemon(_))) {
+        profiled?;
+    }
     match error {
         None if sent == Sent::NotAll => Err(CliError::InputCutShort),
         None => Ok(()),
@@ -237,7 +317,8 @@ mod tests {
         let start = async |word: &str| {
             let home =
                 HomeArgs { local: true, models: vec!["/no/such/model".to_owned()], ..HomeArgs::default() };
-            start(word, &home, StartOptions::default(), UserInput::Nothing, None, Format::Text).await
+            start(word, &home, StartOptions::default(), UserInput::Nothing, Wanted::default(), Format::Text)
+                .await
         };
         let error = start("no-such-guest").await.expect_err("no name");
         assert!(matches!(&error, CliError::UnknownGuest { name, .. } if name == "no-such-guest"), "{error}");

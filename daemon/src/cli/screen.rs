@@ -85,7 +85,7 @@ impl Screen {
                 self.break_line_if_shared();
                 remark(&logged(level, line));
             }
-            Event::Wanted | Event::Recorded { .. } | Event::Unknown => {}
+            Event::Wanted | Event::Recorded { .. } | Event::Profiled { .. } | Event::Unknown => {}
         }
         Ok(())
     }

@@ -27,6 +27,7 @@ use super::guest_models::GuestModels;
 use super::io::GuestIo;
 use super::limits::GuestLimits;
 use super::memory::MemoryGauge;
+use super::profile::Profile;
 use super::programs::Programs;
 use super::run::{Birth, Vitals, live};
 use super::runtime::Runtime;
@@ -100,6 +101,8 @@ pub struct Launch {
     pub deadline_ms: Option<u64>,
     /// Whether to send a recording of it to the client.
     pub is_recorded: bool,
+    /// Whether to send a profile of it to the client.
+    pub is_profiled: bool,
 }
 
 /// A guest that was started.
@@ -421,6 +424,7 @@ impl GuestHost {
             models: models.clone(),
             stop: stop.clone(),
         });
+        let profile = launch.is_profiled.then(|| Profile::new(&vitals));
         let listed = self.list(vitals.clone())?;
         let ticking = self.runtime.ticker.keep_going();
         let (id, account) = (vitals.id, vitals.account.clone());
@@ -434,6 +438,7 @@ impl GuestHost {
             client_deadline_ms: launch.deadline_ms,
             io,
             tape,
+            profile,
         };
         let task = tokio::spawn(async move {
             let _alive = (listed, ticking);

@@ -27,6 +27,8 @@ pub enum GuestOutput {
     },
     /// The next bytes of the guest's recording: what the host says of it, not the guest.
     Recorded(#[serde(with = "serde_bytes")] Vec<u8>),
+    /// The next bytes of the guest's profile, of which the same holds.
+    Profiled(#[serde(with = "serde_bytes")] Vec<u8>),
 }
 
 /// How much a log line matters.
@@ -50,7 +52,7 @@ impl GuestOutput {
             Self::Text(text) | Self::Json(text) => text.len(),
             Self::Tokens(tokens) => size_of_val(tokens.as_slice()),
             Self::Log { line, .. } => line.len(),
-            Self::Recorded(bytes) => bytes.len(),
+            Self::Recorded(bytes) | Self::Profiled(bytes) => bytes.len(),
         }
     }
 
@@ -61,7 +63,9 @@ impl GuestOutput {
         let n_bytes = self.n_bytes();
         let n_events = match self {
             Self::Text(text) => n_pieces(text),
-            Self::Tokens(_) | Self::Recorded(_) => n_bytes.div_ceil(OUTPUT_BYTES_MAX).max(1),
+            Self::Tokens(_) | Self::Recorded(_) | Self::Profiled(_) => {
+                n_bytes.div_ceil(OUTPUT_BYTES_MAX).max(1)
+            }
             Self::Json(_) | Self::Log { .. } => 1,
         };
         n_bytes + n_events * OUTPUT_OVERHEAD_BYTES
@@ -123,19 +127,19 @@ impl OutputSender {
         self.queue.send(output).map_err(|_| OutputClosed)
     }
 
-    /// Sends so many bytes of a recording once the client has credit for them, and makes them only then.
+    /// Sends so many bytes of what the host says of the guest once the client has credit for them, and makes them only then.
     ///
     /// # Errors
     /// The client is gone.
-    pub(crate) async fn send_recorded(
+    pub(crate) async fn send_of_host(
         &self,
         n_bytes: usize,
-        bytes: impl FnOnce() -> Vec<u8>,
+        output: impl FnOnce() -> GuestOutput,
     ) -> Result<(), OutputClosed> {
         let n_events = n_bytes.div_ceil(OUTPUT_BYTES_MAX).max(1);
         let credit = u32::try_from(n_bytes + n_events * OUTPUT_OVERHEAD_BYTES).map_err(|_| OutputClosed)?;
         self.credit.acquire_many(credit).await.map_err(|_| OutputClosed)?.forget();
-        self.queue.send(GuestOutput::Recorded(bytes())).map_err(|_| OutputClosed)
+        self.queue.send(output()).map_err(|_| OutputClosed)
     }
 
     /// The same, with what is sent noted on a tape.
@@ -220,7 +224,7 @@ mod tests {
     fn credit_without_end_leaves_room_for_what_a_guest_that_waits_has_got() {
         let (sender, receiver) = output_channel(10_000);
         let mut cx = Context::from_waker(Waker::noop());
-        let mut waiting = Box::pin(sender.send_recorded(50_000, || vec![0; 50_000]));
+        let mut waiting = Box::pin(sender.send_of_host(50_000, || GuestOutput::Recorded(vec![0; 50_000])));
         assert!(waiting.as_mut().poll(&mut cx).is_pending(), "it holds what credit there is");
         for _ in 0..2 {
             receiver.grant(usize::MAX);

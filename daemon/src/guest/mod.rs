@@ -37,6 +37,7 @@ mod io;
 mod limits;
 mod log;
 mod memory;
+mod profile;
 mod programs;
 mod run;
 mod runtime;

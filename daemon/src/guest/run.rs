@@ -21,6 +21,7 @@ use super::io::{GuestIo, OutputSender};
 use super::limits::GuestLimits;
 use super::log::{LogSink, pieces};
 use super::memory::{Denied, MemoryGauge, MemoryLimiter};
+use super::profile::Profile;
 use super::store::GuestState;
 use super::tape::Tape;
 use super::wasi;
@@ -70,16 +71,22 @@ pub(crate) struct Birth {
     pub(crate) io: GuestIo,
     /// Where its calls are noted, or read.
     pub(crate) tape: Option<Arc<Tape>>,
+    /// Where its time is noted.
+    pub(crate) profile: Option<Arc<Profile>>,
 }
 
 /// Runs a guest. When this returns, all that the guest held is freed.
 pub(crate) async fn live(mut birth: Birth) -> GuestEnd {
     let (limits, output, tape) = (birth.limits.clone(), birth.io.output.clone(), birth.tape.clone());
+    let profile = birth.profile.clone();
     birth.io.output = output.clone().with_tape(tape.clone());
     let models = birth.vitals.models.clone();
     let end = models.cause_of(live_to_the_end(birth).await);
     if let Some(tape) = tape {
         tape.finish(&end, &output, limits.output_piece_bytes()).await;
+    }
+    if let Some(profile) = profile {
+        profile.finish(&output, limits.output_piece_bytes()).await;
     }
     end
 }
@@ -105,7 +112,7 @@ async fn live_to_the_end(birth: Birth) -> GuestEnd {
 }
 
 async fn execute(birth: Birth, deadline: Arc<Deadline>) -> wasmtime::Result<Result<(), String>> {
-    let Birth { vitals, program, limits, beside, arguments, seed, io, tape, .. } = birth;
+    let Birth { vitals, program, limits, beside, arguments, seed, io, tape, profile, .. } = birth;
     let log = Arc::new(LogSink::new(io.output.clone(), limits.log_bytes));
     let mut table = ResourceTable::new();
     table.set_max_capacity(limits.n_handles);
@@ -132,6 +139,7 @@ async fn execute(birth: Birth, deadline: Arc<Deadline>) -> wasmtime::Result<Resu
         date: Date::from_unix_s(now_s),
         n_run_keys: 0,
         tape,
+        profile: profile.clone(),
         limits: limits.clone(),
         cpu: vitals.cpu.clone(),
         beside,
@@ -142,13 +150,20 @@ async fn execute(birth: Birth, deadline: Arc<Deadline>) -> wasmtime::Result<Resu
     store.set_hostcall_fuel(limits.call_bytes.saturating_mul(N_CALLS_LOOKED_AT));
     store.set_epoch_deadline(1);
     let cpu_max = Duration::from_millis(limits.cpu_ms);
-    store.epoch_deadline_callback(move |_| {
+    let sampled = profile.clone();
+    store.epoch_deadline_callback(move |context| {
+        if let Some(profile) = &sampled {
+            profile.note_sample(&WasmBacktrace::force_capture(context));
+        }
         let used = vitals.cpu.used();
         if used > cpu_max {
             return Err(GuestFault::Cpu { used_ms: whole_ms(used) }.into());
         }
         Ok(UpdateDeadline::YieldCustom(1, Box::pin(tokio::task::yield_now())))
     });
+    if let Some(profile) = profile {
+        profile.note_begin();
+    }
     let result = program.run(&mut store).await;
     // The last lines are in the streams of the store.
     drop(store);

@@ -21,6 +21,7 @@ use super::io::OutputSender;
 use super::limits::GuestLimits;
 use super::log::LogSink;
 use super::memory::MemoryLimiter;
+use super::profile::Profile;
 use super::tape::Tape;
 
 /// The state of one guest. Dropping it frees all that the guest holds.
@@ -44,6 +45,8 @@ pub(crate) struct GuestState {
     pub(crate) n_run_keys: u64,
     /// Where the guest's calls are noted, or read.
     pub(crate) tape: Option<Arc<Tape>>,
+    /// Where the guest's time is noted.
+    pub(crate) profile: Option<Arc<Profile>>,
 }
 
 impl GuestState {

@@ -229,7 +229,8 @@ impl Tape {
                 return;
             }
             // Bytes are taken off the tape once there is credit for them: the wait may be given up.
-            if output.send_recorded(n_bytes, || self.take(n_bytes)).await.is_err() {
+            let taken = || GuestOutput::Recorded(self.take(n_bytes));
+            if output.send_of_host(n_bytes, taken).await.is_err() {
                 return;
             }
         }

@@ -26,8 +26,8 @@ use tokio_util::sync::CancellationToken;
 use trellis_engine::account::{ActorId, GuestId, SessionId};
 use trellis_engine::{EngineStats, ModelHandle};
 use trellis_wire::{
-    ComponentHash, DaemonInfo, DeviceInfo, ErrorBody, ErrorCode, GuestInfo, GuestUsage, ModelInfo,
-    Program as ProgramName, Stage,
+    ComponentHash, DaemonInfo, DeviceInfo, ErrorBody, ErrorCode, GuestInfo, GuestUsage, LABEL_BYTES_MAX,
+    ModelInfo, Program as ProgramName, Stage,
 };
 
 use self::accounts::Accounts;
@@ -147,7 +147,15 @@ impl Service for HostService {
         io: GuestIo,
         progress: ProgressSink,
     ) -> Result<RunningGuest, ErrorBody> {
+        let is_component = matches!(request.program, ProgramName::Component { .. });
         let (program, name) = self.program(request.actor, request.program, &progress).await?;
+        let name = match &request.label {
+            // Anybody may call a component anything: its hash stays beside that.
+            Some(label) if is_component => {
+                format!("{}@{name}", &label[..label.floor_char_boundary(LABEL_BYTES_MAX)])
+            }
+            _ => name,
+        };
         let listing = self.loader.models().listing();
         if let Some(failure) = models::failure(listing.devices()) {
             return Err(errors::device_failed(&failure));
@@ -167,6 +175,7 @@ impl Service for HostService {
             seed: request.seed.map_or_else(random_seed, Ok)?,
             deadline_ms: request.deadline.map(|time| u64::try_from(time.as_millis()).unwrap_or(u64::MAX)),
             is_recorded: request.is_recorded,
+            is_profiled: request.is_profiled,
         };
         let Started { id, mut end, stop, account, models: opened } =
             self.host.start(launch, io).map_err(|error| errors::refused(&error))?;

@@ -333,7 +333,9 @@ impl<S: Service> Connection<S> {
             model: start.model,
             seed: start.seed,
             deadline: start.deadline_ms.map(Duration::from_millis),
+            label: start.label,
             is_recorded: start.is_recorded,
+            is_profiled: start.is_profiled,
         };
         let lane = Lane {
             id,
@@ -341,7 +343,7 @@ impl<S: Service> Connection<S> {
             control: control.clone(),
             credit_bytes,
             credit_bytes_max: limits.credit_bytes_max,
-            is_recorded: start.is_recorded,
+            is_followed: start.is_recorded || start.is_profiled,
             stop_timeout: limits.stop_timeout,
         };
         self.requests.insert(id, Request::Guest { control, inbox: Some(inbox) });

@@ -136,8 +136,12 @@ pub struct StartRequest {
     pub seed: Option<u64>,
     /// How long the client lets it run.
     pub deadline: Option<Duration>,
+    /// What the client calls its program.
+    pub label: Option<String>,
     /// Whether to record its calls.
     pub is_recorded: bool,
+    /// Whether to account for its time.
+    pub is_profiled: bool,
 }
 
 /// A guest that runs. Dropping this stops it.

@@ -29,7 +29,7 @@ pub(crate) struct Lane {
     pub(crate) control: Arc<Control>,
     pub(crate) credit_bytes: usize,
     pub(crate) credit_bytes_max: u64,
-    pub(crate) is_recorded: bool,
+    pub(crate) is_followed: bool,
     pub(crate) stop_timeout: Duration,
 }
 
@@ -127,8 +127,8 @@ impl Lane {
                 biased;
                 signal = self.control.changed() => match signal {
                     Signal::Granted(n_bytes) => output.grant(usize::try_from(n_bytes).unwrap_or(usize::MAX)),
-                    Signal::Stop(reason) if self.is_recorded => {
-                        return self.stop_recorded(reason, stop, end, output).await;
+                    Signal::Stop(reason) if self.is_followed => {
+                        return self.stop_followed(reason, stop, end, output).await;
                     }
                     Signal::Stop(reason) => {
                         drop(output);
@@ -180,8 +180,9 @@ impl Lane {
         }
     }
 
-    /// As [`Self::stop`], while the rest of the guest's recording goes to the client: it says how far the guest came.
-    async fn stop_recorded(
+    /// As [`Self::stop`], while the rest of the guest's recording or profile goes to the client: it says how far the guest
+    /// came.
+    async fn stop_followed(
         &self,
         reason: StopReason,
         mut stop: StopHandle,
@@ -196,22 +197,22 @@ impl Lane {
         let ending = loop {
             tokio::select! {
                 biased;
-                Some(next) = output.recv() => self.pass_on_recorded(next, due).await,
+                Some(next) = output.recv() => self.pass_on_of_host(next, due).await,
                 ending = &mut ending => break ending,
             }
         };
         while let Some(Some(next)) = tokio::task::unconstrained(output.recv()).now_or_never() {
-            self.pass_on_recorded(next, due).await;
+            self.pass_on_of_host(next, due).await;
         }
         ending
     }
 
-    async fn pass_on_recorded(&self, output: GuestOutput, due: tokio::time::Instant) {
-        if !matches!(output, GuestOutput::Recorded(_)) {
+    async fn pass_on_of_host(&self, output: GuestOutput, due: tokio::time::Instant) {
+        if !matches!(output, GuestOutput::Recorded(_) | GuestOutput::Profiled(_)) {
             return;
         }
         for event in events(output) {
-            // A client that does not read finds its recording cut short.
+            // A client that does not read finds what it asked for cut short.
             if tokio::time::timeout_at(due, self.outbox.room(Room::Bulk)).await.is_ok() {
                 self.send_own(event);
             }
@@ -291,6 +292,12 @@ pub(crate) fn events(output: GuestOutput) -> impl Iterator<Item = Event> {
                     rest = Some(GuestOutput::Recorded(bytes.split_off(OUTPUT_BYTES_MAX)));
                 }
                 Event::Recorded { bytes }
+            }
+            GuestOutput::Profiled(mut bytes) => {
+                if bytes.len() > OUTPUT_BYTES_MAX {
+                    rest = Some(GuestOutput::Profiled(bytes.split_off(OUTPUT_BYTES_MAX)));
+                }
+                Event::Profiled { bytes }
             }
             GuestOutput::Log { level, line } => Event::Log { level: wire_level(level), line },
         };

@@ -61,7 +61,9 @@ impl Client {
             seed: options.seed,
             credit_bytes: window_bytes as u64,
             deadline_ms: options.deadline.map(|d| u64::try_from(d.as_millis()).unwrap_or(u64::MAX)),
+            label: options.label,
             is_recorded: options.is_recorded,
+            is_profiled: options.is_profiled,
         };
         let launch = Launch::new(start, component);
         let (sender, news) = mpsc::unbounded_channel();

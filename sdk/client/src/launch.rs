@@ -133,7 +133,9 @@ mod tests {
             seed: None,
             credit_bytes: 0,
             deadline_ms: None,
+            label: None,
             is_recorded: false,
+            is_profiled: false,
         };
         Launch::new(start, None)
     }

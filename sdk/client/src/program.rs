@@ -38,8 +38,13 @@ pub struct StartOptions {
     /// Bytes of output that may be under way before this client has read them: how far the guest runs ahead of a
     /// slow reader. Raised to [`StartOptions::WINDOW_BYTES_MIN`].
     pub window_bytes: usize,
+    /// What people call the program: `ps` shows it beside the hash of a component. At most
+    /// [`trellis_wire::LABEL_BYTES_MAX`] bytes of it.
+    pub label: Option<String>,
     /// Whether its calls are to be recorded; the recording comes as [`trellis_wire::Event::Recorded`].
     pub is_recorded: bool,
+    /// Whether its time is to be accounted for; the profile comes as [`trellis_wire::Event::Profiled`].
+    pub is_profiled: bool,
 }
 
 impl StartOptions {
@@ -58,7 +63,9 @@ impl Default for StartOptions {
             seed: None,
             deadline: None,
             window_bytes,
+            label: None,
             is_recorded: false,
+            is_profiled: false,
         }
     }
 }

@@ -55,7 +55,7 @@ pub struct GuestInfo {
     pub session_id: u64,
     /// The user that it belongs to.
     pub uid: u32,
-    /// The name of its program, or the hash of its component.
+    /// The name of its program; of a component what its client calls it, if it does, and the beginning of its hash.
     pub program: String,
     /// What it is doing, in a word.
     pub state: String,

@@ -54,6 +54,8 @@ pub const CHUNK_BYTES_MAX: usize = 256 * 1024;
 pub const OUTPUT_BYTES_MAX: usize = 256 * 1024;
 /// Credit that each output of a guest takes beside its bytes: what it costs either side to hold an entry of a queue.
 pub const OUTPUT_OVERHEAD_BYTES: usize = 64;
+/// Of what people call a program, so many bytes are shown.
+pub const LABEL_BYTES_MAX: usize = 64;
 /// Credit that the largest single output of a guest takes. An output waits until credit covers the whole of it, so a
 /// client that leaves less than this open may wait for ever.
 pub const OUTPUT_CREDIT_BYTES_MAX: usize = OUTPUT_BYTES_MAX + OUTPUT_OVERHEAD_BYTES;

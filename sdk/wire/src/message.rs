@@ -127,9 +127,15 @@ pub struct Start {
     /// Milliseconds that it may run; the daemon's own limit holds as well.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub deadline_ms: Option<u64>,
+    /// What people call the program, where it has no name that the daemon knows.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub label: Option<String>,
     /// Whether its calls are to be recorded; the recording comes as [`Event::Recorded`].
     #[serde(default, skip_serializing_if = "is_false")]
     pub is_recorded: bool,
+    /// Whether its time is to be accounted for; the profile comes as [`Event::Profiled`].
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub is_profiled: bool,
 }
 
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde asks so")]
@@ -264,6 +270,12 @@ pub enum Event {
         #[serde(with = "serde_bytes")]
         bytes: Vec<u8>,
     },
+    /// The next bytes of the guest's profile, if one was asked for; its last ones come right before the end.
+    Profiled {
+        /// The bytes; a profile is cut anywhere.
+        #[serde(with = "serde_bytes")]
+        bytes: Vec<u8>,
+    },
     /// A kind that this version does not know.
     #[serde(other)]
     Unknown,
@@ -279,7 +291,7 @@ impl Event {
             Self::Tokens { tokens } => Some(size_of_val(tokens.as_slice())),
             Self::Json { json } => Some(json.len()),
             Self::Log { line, .. } => Some(line.len()),
-            Self::Recorded { bytes } => Some(bytes.len()),
+            Self::Recorded { bytes } | Self::Profiled { bytes } => Some(bytes.len()),
         }
     }
 

@@ -17,8 +17,21 @@ fn client_message() -> impl Strategy<Value = ClientMessage> {
     ];
     let options = any::<(Vec<String>, Option<String>, Option<u64>, u64, Option<u64>, bool)>();
     let start = (program, options).prop_map(
-        |(program, (arguments, model, seed, credit_bytes, deadline_ms, is_recorded))| {
-            Call::Start(Start { program, arguments, model, seed, credit_bytes, deadline_ms, is_recorded })
+        |(
+            program,
+            (arguments, model, seed, credit_bytes, deadline_ms, (label, is_recorded, is_profiled)),
+        )| {
+            Call::Start(Start {
+                program,
+                arguments,
+                model,
+                seed,
+                credit_bytes,
+                deadline_ms,
+                label,
+                is_recorded,
+                is_profiled,
+            })
         },
     );
     let call = prop_oneof![
@@ -66,6 +79,7 @@ fn server_message() -> impl Strategy<Value = ServerMessage> {
         any::<String>().prop_map(|json| Event::Json { json }),
         any::<String>().prop_map(|line| Event::Log { level: LogLevel::Warn, line }),
         any::<Vec<u8>>().prop_map(|bytes| Event::Recorded { bytes }),
+        any::<Vec<u8>>().prop_map(|bytes| Event::Profiled { bytes }),
     ];
     let outcome = prop_oneof![
         Just(Outcome::Ok { value: Value::Done }),

@@ -1,9 +1,11 @@
 //! From nothing to a guest whose tests run next to the real host.
 
 use std::fs::{self, OpenOptions};
-use std::io::Write as _;
+use std::io::{BufRead as _, BufReader, Read, Write as _};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
+use std::sync::mpsc;
+use std::thread;
 
 use serde_json::Value;
 use tempfile::TempDir;
@@ -144,4 +146,41 @@ fn a_new_guest_passes_its_tests_and_says_what_fails() {
     let first = text(&ran.stdout);
     let done: Value = serde_json::from_str(first.lines().next().expect("a line")).expect("JSON");
     assert_eq!((&done["name"], &done["outcome"]), (&"more::falls".into(), &"failed".into()), "{first}");
+}
+
+#[test]
+fn a_guest_is_built_and_run_again_when_its_source_changes() {
+    if guests::for_building(Command::new("cargo")).is_none() {
+        return;
+    }
+    let desk = Desk { folder: tempfile::tempdir().expect("a folder") };
+    let source = desk.new_guest("asks", "generate").join("src/lib.rs");
+    let mut command = desk.trellis(&["run", "--local", "--watch", "asks", "What is 37 + 48?"]);
+    let mut child =
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("it runs");
+    let lines_of = |stream: Box<dyn Read + Send>| {
+        let (sender, lines) = mpsc::channel();
+        thread::spawn(move || {
+            BufReader::new(stream).lines().map_while(Result::ok).try_for_each(|line| sender.send(line))
+        });
+        move |part: &str| {
+            let is_it = |line: &String| line.contains(part);
+            let found = std::iter::from_fn(|| lines.recv_timeout(daemons::PATIENCE).ok()).find(is_it);
+            assert!(found.is_some(), "nothing said {part:?}");
+        }
+    };
+    let said = lines_of(Box::new(child.stdout.take().expect("piped")));
+    let noted = lines_of(Box::new(child.stderr.take().expect("piped")));
+    said("85");
+    noted("waiting for a change");
+    let good = fs::read_to_string(&source).expect("it is there");
+    fs::write(&source, good.replace("fn run", "fn ran")).expect("written");
+    noted("error");
+    noted("waiting for a change");
+    fs::write(&source, format!("{good}\n// more\n")).expect("written");
+    said("85");
+    noted("waiting for a change");
+    let pid = rustix::process::Pid::from_child(&child);
+    rustix::process::kill_process(pid, rustix::process::Signal::INT).expect("it is there");
+    assert_eq!(daemons::wait(&mut child).code(), Some(130));
 }

@@ -425,7 +425,9 @@ fn broken_frames() {
         seed: None,
         credit_bytes: 1,
         deadline_ms: None,
+        label: None,
         is_recorded: false,
+        is_profiled: false,
     };
     let start = ClientMessage::Request { id: 1, call: Call::Start(start) };
     let deep = [vec![0x91; 5000], vec![0xc0]].concat();

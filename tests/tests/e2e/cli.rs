@@ -3,6 +3,7 @@
 use std::fs;
 use std::io::{Read as _, Seek as _, Write as _};
 use std::os::fd::AsFd;
+use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
@@ -203,6 +204,8 @@ fn a_daemon_is_used_listed_and_stopped() {
     let listed = ps();
     let id = listed[0]["guest_id"].as_u64().expect("a number").to_string();
     assert_eq!(listed.as_array().expect("a list").len(), 1);
+    let stem = Path::new(&path).file_stem().expect("a name").to_string_lossy();
+    assert!(listed[0]["program"].as_str().expect("a text").starts_with(&format!("{stem}@")), "{listed}");
     let table = done(&mut served.trellis(&["ps"]));
     assert!(table.contains("GUEST") && table.lines().nth(1).expect("a row").contains(&id), "{table}");
     done(&mut served.trellis(&["stop", &id]));

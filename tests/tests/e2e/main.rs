@@ -28,6 +28,7 @@ mod paces;
 mod parity;
 mod particles;
 mod posteriors;
+mod profiles;
 mod programs;
 mod queues;
 mod recordings;

@@ -51,7 +51,9 @@ fn outputs_of_a_byte_cost_no_more_than_their_credit() {
                 seed: None,
                 credit_bytes: CREDIT_BYTES,
                 deadline_ms: None,
+                label: None,
                 is_recorded: false,
+                is_profiled: false,
             };
             frames.push(&ClientMessage::Request { id, call: Call::Start(start) }).expect("it fits");
         }

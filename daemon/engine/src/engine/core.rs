@@ -337,6 +337,7 @@ impl Core {
     fn take_in(&mut self, now: Instant, collected: Collected) -> Result<(), EngineFailure> {
         let Collected { outputs, elapsed } = collected;
         let (place, plan) = self.oldest();
+        plan.show(now, elapsed);
         let Self { residents, commons, .. } = self;
         let resident = residents[place].as_mut().expect("a model with a step under way is there");
         resident.health.note_success();

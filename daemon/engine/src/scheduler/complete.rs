@@ -1,6 +1,6 @@
 //! Taking in what a step computed.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use smallvec::SmallVec;
 
@@ -14,6 +14,17 @@ use crate::command::{Answer, Ask, ContextId};
 use crate::job::{AskOutcome, LateMasks, RunWork, VerifyWork, Work};
 use crate::kv::PageTable;
 use crate::run::{Finish, RunEvent};
+
+impl Plan {
+    /// Tells those who look on at a guest that it was in the step.
+    pub(crate) fn show(&self, ended: Instant, elapsed: Duration) {
+        for row in &self.rows {
+            if let Some(steps) = row.account.steps() {
+                steps.note_row(ended, elapsed, row.end - row.start);
+            }
+        }
+    }
+}
 
 impl Scheduler {
     /// Takes in the outputs of the oldest step under way, in the order of the batch's requests, and answers.

@@ -120,6 +120,7 @@ impl House {
             seed: 7,
             deadline_ms: None,
             is_recorded: recorded == Recorded::Yes,
+            is_profiled: false,
         };
         Ok((self.host.start(launch, GuestIo { output, input })?, receiver))
     }

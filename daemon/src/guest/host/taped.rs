@@ -28,6 +28,7 @@ use crate::guest::bindings::trellis::host::{
     beams, constraints, contexts, decoding, models, programs, samplers, session, streams, types,
 };
 use crate::guest::error::GuestFault;
+use crate::guest::profile::Calling;
 use crate::guest::store::GuestState;
 use crate::guest::tape::Tape;
 use crate::recording::Answer;
@@ -64,6 +65,7 @@ macro_rules! taped {
         fn $name:ident($($argument:ident: $type:ty),*) -> $reply:ty; $($rest:tt)*
     ) => {
         fn $name(&mut self, $($argument: $type),*) -> $reply {
+            let _calling = Calling::begin(self.0.profile.as_ref(), concat!($prefix, stringify!($name)));
             let parts: &[usize] = &[$($argument.n_bytes()),*];
             let n_bytes = parts.iter().sum();
             if n_bytes > self.0.limits.call_bytes {
@@ -92,6 +94,10 @@ macro_rules! taped {
         async fn $name:ident($($argument:ident: $type:ty),*) -> $reply:ty; $($rest:tt)*
     ) => {
         async fn $name(&mut self, $($argument: $type),*) -> $reply {
+            let _calling = Calling::begin(self.0.profile.as_ref(), concat!($prefix, stringify!($name)));
+            if let Some(profile) = self.0.profile.clone() {
+                profile.flush(&self.0.output, self.0.limits.output_piece_bytes()).await;
+            }
             let parts: &[usize] = &[$($argument.n_bytes()),*];
             let n_bytes = parts.iter().sum();
             if n_bytes > self.0.limits.call_bytes {

@@ -91,6 +91,7 @@ fn guest_of(limits: GuestLimits, settings: EngineSettings) -> Guest {
         date: None,
         n_run_keys: 0,
         tape: None,
+        profile: None,
         limits,
         cpu: Arc::default(),
         beside: Beside::new(),

@@ -111,7 +111,9 @@ impl Raw {
             seed: None,
             credit_bytes,
             deadline_ms: None,
+            label: None,
             is_recorded: false,
+            is_profiled: false,
         };
         self.send(ClientMessage::Request { id, call: Call::Start(start) }).await;
     }
