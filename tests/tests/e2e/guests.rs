@@ -68,6 +68,7 @@ examples! {
     "guidance" => guidance,
     "h2o" => h2o,
     "json-fields" => json_fields,
+    "my-sampler" => my_sampler,
     "power-sampling" => power_sampling,
     "probe" => probe,
     "samplers" => samplers,
@@ -173,6 +174,7 @@ mod check {
     pub(crate) use crate::evictions::{h2o, streaming_llm};
     pub(crate) use crate::looks::cot_decoding;
     pub(crate) use crate::mixtures::guest::guidance;
+    pub(crate) use crate::policies::my_sampler;
     pub(crate) use crate::posteriors::{awrs, entropy_cut, power_sampling};
     pub(crate) use crate::steering::steering;
 

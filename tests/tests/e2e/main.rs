@@ -27,6 +27,7 @@ mod old;
 mod paces;
 mod parity;
 mod particles;
+mod policies;
 mod posteriors;
 mod profiles;
 mod programs;

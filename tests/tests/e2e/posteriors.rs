@@ -60,7 +60,7 @@ async fn texts(prompt: &[u32], n: usize, n_tokens: usize) -> Vec<Text> {
 }
 
 /// How probable each text is.
-type Shares = HashMap<Vec<u32>, f64>;
+pub(crate) type Shares = HashMap<Vec<u32>, f64>;
 
 /// A distribution over texts by a factor for each token: of its text, its position, and which it is of those in its place.
 /// Beside it the sum of all products.
@@ -79,7 +79,7 @@ fn shares(texts: &[Text], factor: impl Fn(&Text, usize, usize) -> f64) -> (Share
 }
 
 /// Half the sum of all differences.
-fn total_variation(a: &Shares, b: &Shares) -> f64 {
+pub(crate) fn total_variation(a: &Shares, b: &Shares) -> f64 {
     let of = |it: &Shares, text| it.get(text).copied().unwrap_or(0.0);
     let in_a: f64 = a.iter().map(|(text, share)| (share - of(b, text)).abs()).sum();
     let only_in_b: f64 = b.iter().filter(|(text, _)| !a.contains_key(*text)).map(|(_, share)| share).sum();
@@ -88,18 +88,18 @@ fn total_variation(a: &Shares, b: &Shares) -> f64 {
 
 /// What the total variation of `n` independent draws from a distribution exceeds once in a million times: its mean, in the
 /// normal approximation, and what one draw changes, at most 1/n, by the inequality of bounded differences.
-fn variation_of_draws(shares: &Shares, n: usize) -> f64 {
+pub(crate) fn variation_of_draws(shares: &Shares, n: usize) -> f64 {
     let n = n as f64;
     let deviations = shares.values().map(|p| (2.0 * p * (1.0 - p) / (PI * n)).sqrt());
     0.5 * deviations.sum::<f64>() + (1e6f64.ln() / (2.0 * n)).sqrt()
 }
 
-fn tokens_of(value: &Value) -> Vec<u32> {
+pub(crate) fn tokens_of(value: &Value) -> Vec<u32> {
     serde_json::from_value(value["tokens"].clone()).expect("tokens")
 }
 
 /// What an example reports with this seed.
-async fn report(name: &str, arguments: &[&str], seed: u64) -> Value {
+pub(crate) async fn report(name: &str, arguments: &[&str], seed: u64) -> Value {
     let options = StartOptions { seed: Some(seed), ..with(arguments) };
     run_with(name, options).await.well().json.remove(0)
 }

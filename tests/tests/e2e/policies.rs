@@ -1,0 +1,76 @@
+//! Examples that decode otherwise than by drawing from the model: what their papers say of them.
+
+use std::collections::HashSet;
+
+use serde_json::Value;
+use trellis::config::Config;
+use trellis_client::StartOptions;
+use trellis_engine::{Answer, Ask, Context};
+use trellis_tests::daemons::{self, with};
+use trellis_tests::engines::{encode, owner};
+use trellis_tests::guests;
+
+use crate::exe;
+use crate::guests::{model, port, question, run, run_with};
+use crate::posteriors::{Shares, report, tokens_of, total_variation, variation_of_draws};
+
+/// What the engine says after these tokens.
+pub(crate) async fn after(tokens: &[u32], ask: Ask) -> Answer {
+    let mut context = Context::create(model(), owner(u32::MAX)).await.expect("created");
+    context.append(tokens).await.expect("fits");
+    context.ask(ask).await.expect("asked").answer().await.expect("answered")
+}
+
+/// Each of these lines of arguments is refused with the usage line.
+pub(crate) async fn refuses(name: &str, lines: &[&[&str]]) {
+    for &line in lines {
+        let ended = run(name, &[line, &["x"][..]].concat()).await;
+        assert!(ended.reason().message.contains(&format!("usage: {name}")), "{line:?}: {ended:?}");
+    }
+}
+
+/// A text as if it began.
+fn beginning(text: &str) -> Vec<u32> {
+    encode(model(), &format!("<|begin_of_text|>{text}"))
+}
+
+/// Draws are distributed as the formula says in f64, and nothing is drawn that it leaves out.
+pub(crate) async fn my_sampler(name: &str) {
+    const N_TEXTS: u64 = 256;
+    const N_RUNS: u64 = 8;
+    for (text, factor, temperature) in
+        [("Once upon a time", 1.0f64, 1.0f64), ("Ownership is", 4.0, 2.0), ("The", 0.5, 2.0)]
+    {
+        let Answer::Full(logprobs) = after(&beginning(text), Ask::Full).await else { panic!("a row") };
+        let mut order: Vec<(u32, f64)> = (0..).zip(logprobs.into_iter().map(f64::from)).collect();
+        order.sort_by(|a, b| b.1.total_cmp(&a.1));
+        let entropy: f64 = order.iter().map(|(_, logprob)| -logprob * logprob.exp()).sum();
+        let n_kept = (factor * entropy.exp()).max(1.0) as usize;
+        let power = |n: usize, temperature: f64| -> Shares {
+            let powers =
+                order[..n].iter().map(|(token, logprob)| (vec![*token], (logprob / temperature).exp()));
+            let sum: f64 = powers.clone().map(|(_, power)| power).sum();
+            powers.map(|(token, power)| (token, power / sum)).collect()
+        };
+        let (expected, of_model) = (power(n_kept, temperature), power(order.len(), 1.0));
+
+        let mut found = Shares::new();
+        for idx in 0..N_RUNS {
+            let numbers = [factor, temperature].map(|number| number.to_string());
+            let told = ["--factor", &numbers[0], "--temperature", &numbers[1], "--max-tokens", "1", "--json"];
+            let n_texts = N_TEXTS.to_string();
+            let told = [&told[..], &["--texts", &n_texts, text]].concat();
+            // A text has the seed of the run, with its number in the lowest bits.
+            for one in report(name, &told, idx * N_TEXTS).await.as_array().expect("a list") {
+                *found.entry(tokens_of(one)).or_default() += 1.0 / (N_RUNS * N_TEXTS) as f64;
+                assert_eq!(one["n_kept"].as_f64(), Some(n_kept as f64), "{one}");
+            }
+        }
+        assert!(found.keys().all(|token| expected.contains_key(token)), "{found:?}");
+        let most = variation_of_draws(&expected, (N_RUNS * N_TEXTS) as usize);
+        let [distance, without] = [&found, &of_model].map(|shares| total_variation(&expected, shares));
+        println!("{text}: {n_kept} kept; {distance:.4} of at most {most:.4}, without {without:.4}");
+        assert!(distance <= most && without >= 1.5 * most, "{distance}, {without}, {most}");
+    }
+    refuses(name, &[&["--factor", "0"], &["--factor", "NaN"], &["--temperature", "-1"]]).await;
+}
