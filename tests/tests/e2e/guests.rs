@@ -64,6 +64,7 @@ examples! {
     "complete" => complete,
     "constrained" => constrained,
     "cot-decoding" => cot_decoding,
+    "dexperts" => dexperts,
     "entropy-cut" => entropy_cut,
     "guidance" => guidance,
     "h2o" => h2o,
@@ -174,7 +175,7 @@ mod check {
     pub(crate) use crate::evictions::{h2o, streaming_llm};
     pub(crate) use crate::looks::cot_decoding;
     pub(crate) use crate::mixtures::guest::guidance;
-    pub(crate) use crate::policies::my_sampler;
+    pub(crate) use crate::policies::{dexperts, my_sampler};
     pub(crate) use crate::posteriors::{awrs, entropy_cut, power_sampling};
     pub(crate) use crate::steering::steering;
 

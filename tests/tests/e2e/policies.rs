@@ -74,3 +74,34 @@ pub(crate) async fn my_sampler(name: &str) {
     }
     refuses(name, &[&["--factor", "0"], &["--factor", "NaN"], &["--temperature", "-1"]]).await;
 }
+
+/// The further towards the expert and away from the anti-expert, the more a text is the one's and not the other's.
+pub(crate) async fn dexperts(name: &str) {
+    let text = "Once upon a time";
+    let told = |alpha, expert| {
+        let told = ["--alpha", alpha, "--expert", expert, "--anti", "A sad story. ", "--max-tokens", "40"];
+        [&told[..], &["--json", text]].concat()
+    };
+    let mut gaps = Vec::new();
+    for alpha in ["-1", "0", "1", "4"] {
+        let (mut gap, mut n_tokens) = (0.0, 0);
+        for seed in 0..8 {
+            let one = report(name, &told(alpha, "A happy story. "), seed).await;
+            let [expert, anti] = ["expert", "anti_expert"].map(|key| one[key].as_f64().expect("a number"));
+            gap += expert - anti;
+            n_tokens += tokens_of(&one).len();
+        }
+        gaps.push(gap / n_tokens as f64);
+    }
+    println!("a happy and no sad story, in nats a token: {gaps:.3?}");
+    assert!(gaps.is_sorted_by(|a, b| a < b) && gaps[3] >= gaps[1] + 0.1, "{gaps:?}");
+
+    // Where the experts agree, or count for nothing, it is the base alone.
+    let base = ["--temperature", "1", "--top-p", "0.9", "--max-tokens", "40", text];
+    let base = run_with("complete", StartOptions { seed: Some(3), ..with(&base) }).await.well().text;
+    for (alpha, expert) in [("0", "A happy story. "), ("4", "A sad story. ")] {
+        let one = report(name, &told(alpha, expert), 3).await;
+        assert_eq!(format!("{}\n", one["text"].as_str().expect("a text")), base, "{alpha}");
+    }
+    refuses(name, &[&["--alpha", "inf"], &["--top-p", "0"], &["--temperature", "0"]]).await;
+}

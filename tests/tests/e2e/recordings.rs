@@ -28,6 +28,7 @@ const RUNS: &[(&str, &[&str], &str)] = &[
     ("constrained", &["--choice", "yes|no", "Is 12 a prime number?"], ""),
     ("constrained", &["--schema", "{\"not\": {}}", "x"], ""),
     ("cot-decoding", &["--branches", "4", "--max-tokens", "12", "What is 37 + 48?"], ""),
+    ("dexperts", &["--max-tokens", "20", "Once upon a time"], ""),
     ("entropy-cut", &["--chains", "2", "--moves", "3", "--max-tokens", "24", "What is 37 + 48?"], ""),
     ("guidance", &["--off", "A sad story.", "--max-tokens", "20", "Once upon a time"], ""),
     ("h2o", &["--budget", "12", "--max-tokens", "20", "Once upon a time"], ""),
