@@ -63,6 +63,7 @@ examples! {
     "chat" => chat,
     "complete" => complete,
     "constrained" => constrained,
+    "contrastive" => contrastive,
     "cot-decoding" => cot_decoding,
     "dexperts" => dexperts,
     "entropy-cut" => entropy_cut,
@@ -175,7 +176,7 @@ mod check {
     pub(crate) use crate::evictions::{h2o, streaming_llm};
     pub(crate) use crate::looks::cot_decoding;
     pub(crate) use crate::mixtures::guest::guidance;
-    pub(crate) use crate::policies::{dexperts, my_sampler};
+    pub(crate) use crate::policies::{contrastive, dexperts, my_sampler};
     pub(crate) use crate::posteriors::{awrs, entropy_cut, power_sampling};
     pub(crate) use crate::steering::steering;
 

@@ -105,3 +105,45 @@ pub(crate) async fn dexperts(name: &str) {
     }
     refuses(name, &[&["--alpha", "inf"], &["--top-p", "0"], &["--temperature", "0"]]).await;
 }
+
+/// The product over n from 2 to 4 of the share of runs of n tokens that are not there already: Li and others, section 5.2.
+fn diversity(tokens: &[u32]) -> f64 {
+    let distinct = |n| tokens.windows(n).collect::<HashSet<_>>().len() as f64;
+    (2..=4).map(|n| distinct(n) / (tokens.len() + 1 - n) as f64).product()
+}
+
+/// It repeats itself less than the expert alone, and never says what the expert does not find plausible.
+pub(crate) async fn contrastive(name: &str) {
+    let config = Config { models: vec!["tiny".to_owned(), "draft".to_owned()], ..daemons::config(exe()) };
+    let daemon = daemons::start_over(port(), &config);
+    let client = daemon.connect().await.expect("connected");
+    let mut means = [0.0; 2];
+    let prompts = ["Ownership is", "A trait", "Borrowing", "My name is", "There was a dog", "Memory"];
+    for prompt in prompts {
+        for (mean, beta) in means.iter_mut().zip(["0", "0.5"]) {
+            let told = ["--amateur", "draft", "--beta", beta, "--max-tokens", "150", "--json", prompt];
+            let ended = daemons::run(&client, &guests::example(name), with(&told)).await.well();
+            let tokens = tokens_of(&ended.json[0]);
+            *mean += diversity(&tokens) / prompts.len() as f64;
+
+            let ask = Ask::Tops { continuation: tokens.clone(), n: 1 };
+            let Answer::Tops(tops) = after(&beginning(prompt), ask).await else { panic!("places") };
+            let ask = Ask::Continuation(tokens.clone());
+            let Answer::Scores(logprobs) = after(&beginning(prompt), ask).await else { panic!("numbers") };
+            // A tenth of what is most probable; all of it where there is no amateur.
+            let least = if beta == "0" { 0.0 } else { 0.1f32.ln() };
+            for (top, logprob) in tops.iter().zip(logprobs) {
+                let behind = logprob - top.candidates[0].logprob;
+                assert!(behind >= least - 1e-3, "{behind} in {tokens:?}");
+            }
+        }
+    }
+    println!("diversity: the expert alone {:.3}, and with an amateur {:.3}", means[0], means[1]);
+    assert!(means[1] >= means[0] + 0.05, "{means:?}");
+    // With one model the amateur is what that says without having seen the text; where it counts for nothing, all is greedy.
+    let told = ["--max-tokens", "100", "Ownership is"];
+    let greedy = format!("Ownership is{}", run("complete", &told).await.well().text);
+    assert_ne!(run(name, &told).await.well().text, greedy);
+    assert_eq!(run(name, &[&["--beta", "0"][..], &told].concat()).await.well().text, greedy);
+    refuses(name, &[&["--alpha", "0"], &["--beta", "inf"], &["--amateur-temperature", "0"]]).await;
+}

@@ -27,6 +27,7 @@ const RUNS: &[(&str, &[&str], &str)] = &[
     ("constrained", &["--temperature", "1.5", "Ada, a pilot from Oslo, is 36."], ""),
     ("constrained", &["--choice", "yes|no", "Is 12 a prime number?"], ""),
     ("constrained", &["--schema", "{\"not\": {}}", "x"], ""),
+    ("contrastive", &["--max-tokens", "20", "Once upon a time"], ""),
     ("cot-decoding", &["--branches", "4", "--max-tokens", "12", "What is 37 + 48?"], ""),
     ("dexperts", &["--max-tokens", "20", "Once upon a time"], ""),
     ("entropy-cut", &["--chains", "2", "--moves", "3", "--max-tokens", "24", "What is 37 + 48?"], ""),
