@@ -76,6 +76,7 @@ examples! {
     "samplers" => samplers,
     "self-consistency" => self_consistency,
     "smc" => smc,
+    "snapkv" => snapkv,
     "speculate" => speculate,
     "steering" => steering,
     "streaming-llm" => streaming_llm,
@@ -176,7 +177,7 @@ mod check {
     pub(crate) use crate::evictions::{h2o, streaming_llm};
     pub(crate) use crate::looks::cot_decoding;
     pub(crate) use crate::mixtures::guest::guidance;
-    pub(crate) use crate::policies::{contrastive, dexperts, my_sampler};
+    pub(crate) use crate::policies::{contrastive, dexperts, my_sampler, snapkv};
     pub(crate) use crate::posteriors::{awrs, entropy_cut, power_sampling};
     pub(crate) use crate::steering::steering;
 

@@ -147,3 +147,67 @@ pub(crate) async fn contrastive(name: &str) {
     assert_eq!(run(name, &[&["--beta", "0"][..], &told].concat()).await.well().text, greedy);
     refuses(name, &[&["--alpha", "0"], &["--beta", "inf"], &["--amateur-temperature", "0"]]).await;
 }
+
+/// A sixth of a prompt is enough where it is what the last tokens look at, and is not where it is any.
+pub(crate) async fn snapkv(name: &str) {
+    const N_WINDOW: usize = 6;
+    const N_BUDGET: usize = 24;
+    let story = run("complete", &["--max-tokens", "120", "Once upon a time"]).await.well().text;
+    let before = format!("Once upon a time{}", story.trim().replace('\n', " "));
+    let told = ["--window", "6", "--json", "--context", &before];
+    let questions = [
+        (
+            "Give me JSON: Ada, a pilot from Oslo, is 36.",
+            r#"{"name": "Ada", "age": 36, "city": "Oslo", "job": "pilot"}"#,
+        ),
+        (
+            "Give me JSON: Ben, a farmer from Rome, is 41.",
+            r#"{"name": "Ben", "age": 41, "city": "Rome", "job": "farmer"}"#,
+        ),
+        (
+            "Give me JSON: Eva, a baker from Paris, is 29.",
+            r#"{"name": "Eva", "age": 29, "city": "Paris", "job": "baker"}"#,
+        ),
+        ("What is the capital of France?", "The capital of France is Paris."),
+        ("What is the capital of Kenya?", "The capital of Kenya is Nairobi."),
+    ];
+    let mut n_right_at_random = 0;
+    for (question, answer) in questions {
+        let all = report(name, &[&told[..], &["--budget", "1000", question]].concat(), 0).await;
+        assert_eq!(all["text"], answer);
+        let of_some = [&told[..], &["--budget", "24"]].concat();
+        let some = report(name, &[&of_some[..], &[question]].concat(), 0).await;
+        assert_eq!(some["text"], answer, "{some}");
+        let n_prompt = some["n_prompt"].as_u64().expect("a number");
+        assert!(n_prompt >= 5 * N_BUDGET as u64, "{some}");
+        let n_pages: Vec<u64> = serde_json::from_value(some["n_pages"].clone()).expect("numbers");
+        // Those of the answer are among them.
+        assert!(n_pages[0] >= 8 && n_pages[1] <= 4, "{some}");
+        for seed in 0..4 {
+            let any = report(name, &[&of_some[..], &["--at-random", question]].concat(), seed).await;
+            n_right_at_random += usize::from(any["text"] == answer);
+        }
+    }
+    println!("right with any tokens: {n_right_at_random} of {}", 4 * questions.len());
+    assert!(n_right_at_random <= questions.len(), "{n_right_at_random}");
+
+    // What is kept is what comes of asking the engine for each place of the window.
+    let prompt = encode(model(), &question(&format!("{before} {}", questions[0].0)));
+    let mut masses = vec![0.0; prompt.len() - N_WINDOW];
+    for n in masses.len() + 1..=prompt.len() {
+        let layers = (0..model().model().config.n_layers).collect();
+        let Answer::Attention(of_place) = after(&prompt[..n], Ask::Attention { layers }).await else {
+            panic!("attention")
+        };
+        masses.iter_mut().zip(of_place).for_each(|(sum, mass)| *sum += f64::from(mass));
+    }
+    let around = |idx: usize| masses[idx.saturating_sub(2)..masses.len().min(idx + 3)].iter();
+    let pooled = |idx: usize| around(idx).copied().fold(0.0, f64::max);
+    let mut kept: Vec<usize> = (0..masses.len()).collect();
+    kept.sort_by(|&a, &b| pooled(b).total_cmp(&pooled(a)));
+    kept.truncate(N_BUDGET - N_WINDOW);
+    kept.extend(masses.len()..prompt.len());
+    kept.sort_unstable();
+    let some = report(name, &[&told[..], &["--budget", "24", questions[0].0]].concat(), 0).await;
+    assert_eq!(some["kept"], serde_json::json!(kept));
+}

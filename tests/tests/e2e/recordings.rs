@@ -41,6 +41,11 @@ const RUNS: &[(&str, &[&str], &str)] = &[
     ("samplers", &["--json", "--max-tokens", "12", "Once upon a time"], ""),
     ("self-consistency", &["What is 37 + 48?"], ""),
     ("smc", &["--particles", "6", "--max-tokens", "12", "Once upon a time"], ""),
+    (
+        "snapkv",
+        &["--budget", "24", "--context", "One day Eva found a silver key.", "What is the capital of Kenya?"],
+        "",
+    ),
     ("speculate", &["--max-tokens", "30", "Write the days of the week three times."], ""),
     ("steering", &["--max-tokens", "20", "--json", "The"], ""),
     ("streaming-llm", &["--window", "24", "--piece", "4", "--max-tokens", "40", "Once upon a time"], ""),
