@@ -70,6 +70,7 @@ examples! {
     "guidance" => guidance,
     "h2o" => h2o,
     "json-fields" => json_fields,
+    "lookahead" => lookahead,
     "my-sampler" => my_sampler,
     "power-sampling" => power_sampling,
     "probe" => probe,
@@ -177,7 +178,7 @@ mod check {
     pub(crate) use crate::evictions::{h2o, streaming_llm};
     pub(crate) use crate::looks::cot_decoding;
     pub(crate) use crate::mixtures::guest::guidance;
-    pub(crate) use crate::policies::{contrastive, dexperts, my_sampler, snapkv};
+    pub(crate) use crate::policies::{contrastive, dexperts, lookahead, my_sampler, snapkv};
     pub(crate) use crate::posteriors::{awrs, entropy_cut, power_sampling};
     pub(crate) use crate::steering::steering;
 

@@ -211,3 +211,30 @@ pub(crate) async fn snapkv(name: &str) {
     let some = report(name, &[&told[..], &["--budget", "24", questions[0].0]].concat(), 0).await;
     assert_eq!(some["kept"], serde_json::json!(kept));
 }
+
+/// The text is the one without guesses, and takes fewer steps. It is the runs that save them: Jacobi iteration alone saves few.
+pub(crate) async fn lookahead(name: &str) {
+    for (question, most) in [
+        ("Think step by step: what is 468 + 275?", 0.6),
+        ("Give me JSON: Ada, a pilot from Oslo, is 36.", 0.65),
+        ("Tell me a short story.", 0.8),
+    ] {
+        let plain = report("speculate", &["--guesses", "0", "--json", question], 7).await;
+        let share = async |told: &[&str]| {
+            let one = report(name, &[told, &["--json", question]].concat(), 7).await;
+            assert_eq!(one["text"], plain["text"]);
+            let n_tokens = tokens_of(&one).len();
+            assert!(plain["tokens"].as_u64() <= Some(n_tokens as u64), "{one}, {plain}");
+            one["n_steps"].as_f64().expect("a number") / n_tokens as f64
+        };
+        let [with_runs, jacobi] = [share(&[]).await, share(&["--runs", "0"]).await];
+        println!("{question} steps for a token: {with_runs:.3}, by Jacobi iteration alone {jacobi:.3}");
+        assert!(with_runs <= most && jacobi >= 0.85, "{with_runs}, {jacobi}");
+    }
+    let text = run(name, &["What is 37 + 48?"]).await.well().text;
+    assert_eq!(text, "85\n");
+    for n in ["0", "1", "5"] {
+        let one: Value = report(name, &["--max-tokens", n, "--json", "Tell me a short story."], 7).await;
+        assert_eq!(tokens_of(&one).len().to_string(), n);
+    }
+}

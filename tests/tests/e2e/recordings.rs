@@ -34,6 +34,7 @@ const RUNS: &[(&str, &[&str], &str)] = &[
     ("guidance", &["--off", "A sad story.", "--max-tokens", "20", "Once upon a time"], ""),
     ("h2o", &["--budget", "12", "--max-tokens", "20", "Once upon a time"], ""),
     ("json-fields", &["Ada, a pilot from Oslo, is 36."], ""),
+    ("lookahead", &["--max-tokens", "20", "Think step by step: what is 468 + 275?"], ""),
     ("my-sampler", &["--texts", "3", "--max-tokens", "12", "Once upon a time"], ""),
     ("power-sampling", &["--chains", "2", "--moves", "3", "--max-tokens", "24", "What is 37 + 48?"], ""),
     ("probe", &["stream", "20", "Once upon a time"], ""),
