@@ -56,6 +56,7 @@ macro_rules! examples {
 }
 
 examples! {
+    "asap" => asap,
     "awrs" => awrs,
     "beam" => beam,
     "best-of-n" => best_of_n,
@@ -180,6 +181,7 @@ mod check {
     pub(crate) use crate::mixtures::guest::guidance;
     pub(crate) use crate::policies::{contrastive, dexperts, lookahead, my_sampler, snapkv};
     pub(crate) use crate::posteriors::{awrs, entropy_cut, power_sampling};
+    pub(crate) use crate::searches::asap;
     pub(crate) use crate::steering::steering;
 
     pub(crate) async fn chat(name: &str) {

@@ -34,6 +34,7 @@ mod programs;
 mod queues;
 mod recordings;
 mod schedules;
+mod searches;
 mod shares;
 mod shown;
 mod soak;
