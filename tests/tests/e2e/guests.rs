@@ -64,6 +64,7 @@ examples! {
     "chat" => chat,
     "complete" => complete,
     "constrained" => constrained,
+    "constrained-beam" => constrained_beam,
     "contrastive" => contrastive,
     "cot-decoding" => cot_decoding,
     "dexperts" => dexperts,
@@ -181,7 +182,7 @@ mod check {
     pub(crate) use crate::mixtures::guest::guidance;
     pub(crate) use crate::policies::{contrastive, dexperts, lookahead, my_sampler, snapkv};
     pub(crate) use crate::posteriors::{awrs, entropy_cut, power_sampling};
-    pub(crate) use crate::searches::asap;
+    pub(crate) use crate::searches::{asap, constrained_beam};
     pub(crate) use crate::steering::steering;
 
     pub(crate) async fn chat(name: &str) {

@@ -28,6 +28,7 @@ const RUNS: &[(&str, &[&str], &str)] = &[
     ("constrained", &["--temperature", "1.5", "Ada, a pilot from Oslo, is 36."], ""),
     ("constrained", &["--choice", "yes|no", "Is 12 a prime number?"], ""),
     ("constrained", &["--schema", "{\"not\": {}}", "x"], ""),
+    ("constrained-beam", &["--word", "city", "--beams", "2", "What is the capital of France?"], ""),
     ("contrastive", &["--max-tokens", "20", "Once upon a time"], ""),
     ("cot-decoding", &["--branches", "4", "--max-tokens", "12", "What is 37 + 48?"], ""),
     ("dexperts", &["--max-tokens", "20", "Once upon a time"], ""),

@@ -77,3 +77,55 @@ async fn samples(name: &str, told: &[&str], seed: u64) -> Vec<Value> {
     let options = StartOptions { seed: Some(seed), ..with(told) };
     run_with(name, options).await.well().json
 }
+
+/// All answers have all words, score what the engine says, and the best no less than the plain search's with the words put behind.
+pub(crate) async fn constrained_beam(name: &str) {
+    let cases: [(&str, &[&str]); 5] = [
+        ("What is the capital of France?", &[]),
+        ("What is the capital of France?", &["city"]),
+        ("What is the capital of Kenya?", &["is", "town"]),
+        ("What is the opposite of short?", &["word"]),
+        ("Tell me a short story.", &["owl"]),
+    ];
+    for (text, words) in cases {
+        let rest = ["--beams", "4", "--max-tokens", "24", "--json", text];
+        let told: Vec<&str> = words.iter().flat_map(|&word| ["--word", word]).chain(rest).collect();
+        let answers = report(name, &told, 7).await;
+        let answers = answers.as_array().expect("a list");
+        assert!(answers.len() >= 4, "{answers:?}");
+        let prompt = encode(model(), &question(text));
+        let mut scores = Vec::new();
+        for answer in answers {
+            let tokens = tokens_of(answer);
+            assert_eq!(answer["text"], decode(&tokens));
+            let found = format!(" {}", decode(&tokens));
+            assert!(words.iter().all(|word| found.contains(&format!(" {word}"))), "{words:?} in {found}");
+            let score = answer["score"].as_f64().expect("a number");
+            let expected = mean_logprob(&prompt, tokens).await;
+            assert!((score - expected).abs() <= 1e-3, "{score} for {expected}: {found}");
+            scores.push(score);
+        }
+        assert!(scores.is_sorted_by(|a, b| a >= b), "{scores:?}");
+
+        let plain = report("beam", &rest, 7).await;
+        let mut plain: Vec<u32> = serde_json::from_value(plain["sequences"][0].clone()).expect("tokens");
+        if words.is_empty() {
+            assert_eq!(tokens_of(&answers[0]), plain);
+        }
+        let stop = plain.pop_if(|token| is_stop(*token));
+        plain.extend(words.iter().flat_map(|word| encode(model(), &format!(" {word}"))));
+        plain.extend(stop);
+        let behind = mean_logprob(&prompt, plain).await;
+        println!("{words:?}: {:.3}, put behind {behind:.3}: {}", scores[0], answers[0]["text"]);
+        assert!(scores[0] >= behind - 1e-3, "{} for {behind}", scores[0]);
+    }
+    let ended = run(name, &["--beams", "4", "--word", "city", "What is the capital of France?"]).await.well();
+    assert!(ended.text.contains("The capital city of France is Paris.\n"), "{}", ended.text);
+    refuses(name, &[&["--beams", "many"]]).await;
+}
+
+async fn mean_logprob(prompt: &[u32], tokens: Vec<u32>) -> f64 {
+    let n = tokens.len() as f64;
+    let Answer::Scores(logprobs) = after(prompt, Ask::Continuation(tokens)).await else { panic!("numbers") };
+    logprobs.into_iter().map(f64::from).sum::<f64>() / n
+}
