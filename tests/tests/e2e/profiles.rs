@@ -37,7 +37,7 @@ impl Desk {
         fs::write(&wasm, component).expect("written");
         let paths = [&file, &wasm].map(|path| path.to_str().expect("UTF-8"));
         let words =
-            [&["--json", "run", "--no-stdin"], options, &["--profile", paths[0], paths[1]], arguments];
+            [&["run", "--json", "--no-stdin"], options, &["--profile", paths[0], paths[1]], arguments];
         let ran = output(&mut self.served.trellis(&words.concat()));
         let lines = String::from_utf8_lossy(&ran.stdout).into_owned();
         let events: Vec<Value> =
