@@ -64,6 +64,7 @@ mod chat;
 mod constraints;
 mod context;
 mod decoding;
+mod emitter;
 mod error;
 mod generate;
 mod generations;
@@ -76,6 +77,7 @@ pub mod programs;
 mod random;
 mod sampler;
 mod session;
+mod softmax;
 mod steering;
 mod streams;
 mod window;
@@ -91,6 +93,7 @@ pub use decoding::{
     Candidate, Distribution, Pooling, attention_all, embedding_all, full_all, hidden_all, logprobs_all,
     score_all, speculate_all, speculate_tree_all, step_all, top_all, tops_all,
 };
+pub use emitter::Emitter;
 pub use error::{Error, Result};
 pub use generate::{Completion, Generate, generate_all};
 pub use generations::{Ended, GenerationProgress, Generations, generate_each};
@@ -106,6 +109,7 @@ pub use session::{
     Causes, Inbox, LogLevel, Meter, Usage, call_bytes, emit, emit_json, emit_tokens, log, messages, receive,
     receive_json, receive_within, seed, time_left, try_receive, usage,
 };
+pub use softmax::log_softmax;
 pub use steering::Steering;
 pub use streams::{FinishReason, StreamOptions, TextStream, TokenStream};
 pub use window::SlidingWindow;

@@ -1,5 +1,7 @@
 //! Random numbers of a guest's own.
 
+use crate::Candidate;
+
 /// Numbers that depend on the seed alone, on every machine the same (G. L. Steele and others, "Fast Splittable Pseudorandom
 /// Number Generators", 2014): for what a guest decides by chance beside the draws of a [`Sampler`](crate::Sampler), which
 /// have noise of their own. Not for secrets.
@@ -56,6 +58,23 @@ impl Random {
         // Rounding may leave a little past the last of them.
         Some(idx.unwrap_or(last))
     }
+
+    /// One of these candidates, each as likely as its probability is among them, whether they are the whole vocabulary or its
+    /// most probable tokens. None where no probability is above 0.
+    ///
+    /// ```
+    /// use trellis_guest::{Candidate, Random};
+    ///
+    /// let [low, high] = [(4, -2.5), (9, -0.1)].map(|(token, logprob)| Candidate { token, logprob });
+    /// let mut random = Random::new(7);
+    /// let n_high = (0..1000).filter(|_| random.draw(&[low, high]).is_some_and(|it| it.token == 9)).count();
+    /// assert!((880..950).contains(&n_high)); // e^−0.1 in e^−0.1 + e^−2.5 is 0.917
+    /// ```
+    pub fn draw(&mut self, candidates: &[Candidate]) -> Option<Candidate> {
+        let largest = candidates.iter().map(|it| it.logprob).fold(f32::NEG_INFINITY, f32::max);
+        let weights = candidates.iter().map(|it| f64::from(it.logprob - largest).exp());
+        self.choose(&weights.collect::<Vec<_>>()).map(|idx| candidates[idx])
+    }
 }
 
 #[cfg(test)]
@@ -83,5 +102,20 @@ mod tests {
             assert!((share - weight / 8.0).abs() < 0.01, "{share} of {weight}");
         }
         assert_eq!(counts[1], 0);
+    }
+
+    #[test]
+    fn candidates_are_as_likely_as_they_are_probable_whatever_they_sum_to() {
+        let (probabilities, n) = ([0.1f32, 0.3, 0.0], 100_000);
+        let candidates: Vec<Candidate> =
+            (0..).zip(probabilities).map(|(token, p)| Candidate { token, logprob: p.ln() - 200.0 }).collect();
+        let mut random = Random::new(5);
+        let mut counts = [0u32; 3];
+        for _ in 0..n {
+            counts[random.draw(&candidates).expect("there is probability").token as usize] += 1;
+        }
+        assert!((f64::from(counts[0]) / f64::from(n) - 0.25).abs() < 0.01, "{counts:?}");
+        assert_eq!(counts[2], 0);
+        assert!(random.draw(&candidates[2..]).is_none() && random.draw(&[]).is_none());
     }
 }
