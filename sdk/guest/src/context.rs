@@ -262,7 +262,7 @@ impl Context {
     /// [`top_all`](crate::top_all).
     ///
     /// # Errors
-    /// [`InvalidArgument`](crate::Error::InvalidArgument) when `n` is 0 or more than the host gives;
+    /// [`InvalidArgument`](crate::Error::InvalidArgument) for an `n` that is not 1 to 1,024;
     /// [`EmptyContext`](crate::Error::EmptyContext).
     pub fn top(&self, n: u32) -> Result<Distribution> {
         decoding::top_all([self], n).map(only)

@@ -59,13 +59,13 @@ impl<'a> Generate<'a> {
         self
     }
 
-    /// Ends at this text, and leaves it out of the completion's text. May be given more than once, up to 16 times.
+    /// Ends at this text of 1 to 256 bytes, and leaves it out of the completion's text. May be given more than once, up to 16 times.
     pub fn stop_at(mut self, text: &str) -> Self {
         self.stop_texts.push(text.to_owned());
         self
     }
 
-    /// The tokens that end the generation, in place of the model's.
+    /// The tokens that end the generation, at most 256, in place of the model's.
     pub fn stop_tokens(mut self, tokens: &[Token]) -> Self {
         self.stop_tokens = tokens.to_vec();
         self

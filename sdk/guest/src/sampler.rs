@@ -2,7 +2,8 @@
 
 use crate::bindings::trellis::host::samplers as raw;
 use crate::panics::expect_host;
-use crate::programs::{Program, TokenBias};
+use crate::programs::library::{self, Chain, Penalties};
+use crate::programs::{BiasId, Definition, MaskId, Program, TokenBias};
 use crate::{Beginning, Constraint, Model, Result, Token};
 
 /// How a token is drawn from the model's distribution.
@@ -148,12 +149,13 @@ impl Sampler {
         Ok(self.raw.set_penalty_last_n(n)?)
     }
 
-    /// Replaces what is added to the logits; negative infinity forbids a token. Streams that are open
-    /// already keep the bias that they were opened with.
+    /// Replaces what is added to the logits of at most 1,024 tokens; negative infinity forbids a token. Streams that are open
+    /// already keep the bias that they were opened with. For more tokens there are [`SamplerBuilder::bias_where`], and
+    /// [`TokenBias`] for programs.
     ///
     /// # Errors
     /// [`TokenOutOfRange`](crate::Error::TokenOutOfRange), or
-    /// [`InvalidArgument`](crate::Error::InvalidArgument) for a NaN.
+    /// [`InvalidArgument`](crate::Error::InvalidArgument) for a NaN, or for more tokens.
     pub fn set_bias(&self, bias: &[(Token, f32)]) -> Result {
         Ok(self.raw.set_bias(bias)?)
     }
@@ -193,6 +195,7 @@ pub struct SamplerBuilder<'a> {
     presence_penalty: Option<f32>,
     penalty_last_n: Option<u32>,
     bias: Vec<(Token, f32)>,
+    bias_where: Option<(&'a TokenMask, f32)>,
 }
 
 impl<'a> SamplerBuilder<'a> {
@@ -244,9 +247,30 @@ impl<'a> SamplerBuilder<'a> {
         self
     }
 
-    /// Adds to the logits of these tokens; negative infinity forbids one.
+    /// Adds to the logits of these tokens, at most 1,024; negative infinity forbids one. For more tokens, which are to have the
+    /// same, there is [`bias_where`](Self::bias_where).
     pub fn bias(mut self, bias: impl IntoIterator<Item = (Token, f32)>) -> Self {
         self.bias = bias.into_iter().collect();
+        self
+    }
+
+    /// Adds a number to the logits of all tokens of a set, however many there are; negative infinity forbids them. Beside
+    /// [`bias`](Self::bias), and in the same place of the order.
+    ///
+    /// The chain of settings is then drawn as a logit program, [`library::chain`], which draws the same. So the sampler has no
+    /// settings that could be changed later, and a search by it no more beams than one by a program.
+    /// With all other settings at once, biases of tokens among them, it costs more than a program may, which [`build`](Self::build) says.
+    ///
+    /// ```no_run
+    /// # use trellis_guest::{Context, Result, Sampler, TokenMask};
+    /// # fn f(context: &Context) -> Result<()> {
+    /// let digits = |text: &[u8]| text.iter().any(u8::is_ascii_digit);
+    /// let numbers = TokenMask::allow_where(context.model(), digits)?;
+    /// let sampler = Sampler::seeded(7).temperature(0.8).bias_where(&numbers, -4.0).build()?;
+    /// # Ok(()) }
+    /// ```
+    pub fn bias_where(mut self, tokens: &'a TokenMask, bias: f32) -> Self {
+        self.bias_where = Some((tokens, bias));
         self
     }
 
@@ -260,7 +284,7 @@ impl<'a> SamplerBuilder<'a> {
     ///
     /// # Errors
     /// [`InvalidArgument`](crate::Error::InvalidArgument) with the name, the value and the range of the
-    /// first setting outside its range.
+    /// first setting outside its range, or with what is too much of a program.
     pub fn build(self) -> Result<Sampler> {
         expect_host();
         let sampler = raw::Sampler::new(self.seed);
@@ -289,10 +313,43 @@ impl<'a> SamplerBuilder<'a> {
         if !self.bias.is_empty() {
             sampler.set_bias(&self.bias)?;
         }
+        let sampler = match self.bias_where {
+            // The host has seen that each setting is as it may be.
+            Some((tokens, bias)) => self.as_program(tokens, bias)?,
+            None => Sampler { raw: sampler, seed: self.seed },
+        };
         if let Some(constraint) = self.constraint {
-            sampler.set_constraint(Some(constraint.raw()), &Beginning::FirstDraw)?;
+            sampler.set_constraint(Some(constraint), &Beginning::FirstDraw)?;
         }
-        Ok(Sampler { raw: sampler, seed: self.seed })
+        Ok(sampler)
+    }
+
+    /// The same settings as a program, with a bias over a set.
+    fn as_program(&self, tokens: &TokenMask, bias: f32) -> Result<Sampler> {
+        let penalties = Penalties {
+            last_n: self.penalty_last_n,
+            repetition: self.repetition_penalty.unwrap_or(1.0),
+            frequency: self.frequency_penalty.unwrap_or(0.0),
+            presence: self.presence_penalty.unwrap_or(0.0),
+        };
+        let chain = Chain {
+            mask: None,
+            bias: (!self.bias.is_empty()).then_some(BiasId(0)),
+            bias_over: Some((MaskId(0), bias)),
+            penalties: Some(penalties)
+                .filter(|it| (it.repetition, it.frequency, it.presence) != (1.0, 0.0, 0.0)),
+            temperature: self.temperature,
+            top_k: self.top_k,
+            top_p: self.top_p,
+            min_p_log: self.min_p.filter(|&p| p > 0.0).map(f32::ln),
+        };
+        let definition = Definition::build(|b| library::chain(b, chain));
+        let sampler = Sampler::by_program(&tokens.model.program(&definition)?, self.seed)?;
+        sampler.set_program_masks(&[tokens])?;
+        if !self.bias.is_empty() {
+            sampler.set_program_biases(&[&TokenBias::sparse(&tokens.model, &self.bias)?])?;
+        }
+        Ok(sampler)
     }
 }
 
@@ -300,6 +357,7 @@ impl<'a> SamplerBuilder<'a> {
 #[derive(Debug)]
 pub struct TokenMask {
     raw: raw::TokenMask,
+    model: Model,
 }
 
 impl TokenMask {
@@ -308,7 +366,7 @@ impl TokenMask {
     /// # Errors
     /// [`TokenOutOfRange`](crate::Error::TokenOutOfRange).
     pub fn allow(model: &Model, tokens: &[Token]) -> Result<Self> {
-        Ok(Self { raw: raw::TokenMask::allow(model.raw(), tokens)? })
+        Ok(Self { raw: raw::TokenMask::allow(model.raw(), tokens)?, model: model.clone() })
     }
 
     /// Allows all tokens but these.
@@ -316,7 +374,7 @@ impl TokenMask {
     /// # Errors
     /// [`TokenOutOfRange`](crate::Error::TokenOutOfRange).
     pub fn forbid(model: &Model, tokens: &[Token]) -> Result<Self> {
-        Ok(Self { raw: raw::TokenMask::forbid(model.raw(), tokens)? })
+        Ok(Self { raw: raw::TokenMask::forbid(model.raw(), tokens)?, model: model.clone() })
     }
 
     /// One bit for each token of the vocabulary, 64 a word, lowest bit first: 1 allows it.
@@ -324,7 +382,7 @@ impl TokenMask {
     /// # Errors
     /// [`InvalidArgument`](crate::Error::InvalidArgument) where there are not as many words as that takes.
     pub fn from_bits(model: &Model, bits: &[u64]) -> Result<Self> {
-        Ok(Self { raw: raw::TokenMask::from_bits(model.raw(), bits)? })
+        Ok(Self { raw: raw::TokenMask::from_bits(model.raw(), bits)?, model: model.clone() })
     }
 
     /// Allows the tokens whose bytes pass the test. Special tokens and others that stand for no text are not asked about,

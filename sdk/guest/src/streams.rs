@@ -39,7 +39,7 @@ impl<'a> StreamOptions<'a> {
         self
     }
 
-    /// The tokens that end the stream, in place of the model's.
+    /// The tokens that end the stream, at most 256, in place of the model's.
     pub fn stop_tokens(mut self, tokens: &[Token]) -> Self {
         self.stop_tokens = tokens.to_vec();
         self

@@ -1,6 +1,6 @@
 //! The fixed chain of settings that a plain sampler has.
 
-use super::{greedy, temperature};
+use super::{bias_over, greedy, temperature};
 use crate::builder::{Builder, Row, Token};
 use crate::operation::{BiasId, MaskId, Source};
 
@@ -11,6 +11,8 @@ pub struct Chain {
     pub mask: Option<MaskId>,
     /// Added to the logits.
     pub bias: Option<BiasId>,
+    /// Added to the logits of a set.
+    pub bias_over: Option<(MaskId, f32)>,
     /// Penalties.
     pub penalties: Option<Penalties>,
     /// 0 takes the largest logit.
@@ -39,7 +41,7 @@ pub struct Penalties {
 /// Mask, bias, penalties, temperature, top-k, top-p, min-p, draw: what a plain sampler does, as a program. Bias and penalties
 /// stay within the numbers: only the mask and a bias of −∞ leave a token out.
 pub fn chain(b: &Builder, settings: Chain) -> Token<'_> {
-    let Chain { mask, bias, penalties, temperature: t, top_k, top_p, min_p_log } = settings;
+    let Chain { mask, bias, bias_over: over, penalties, temperature: t, top_k, top_p, min_p_log } = settings;
     let mut x = b.logits();
     if let Some(mask) = mask {
         x = x.keep(b.mask(mask));
@@ -47,6 +49,12 @@ pub fn chain(b: &Builder, settings: Chain) -> Token<'_> {
     if let Some(bias) = bias {
         let bias = b.bias(bias);
         x = within(x, x + bias).keep(bias.gt(f32::NEG_INFINITY));
+    }
+    if let Some((set, bias)) = over {
+        let set = b.mask(set);
+        // Half of the largest number, added to any logit, is a number still.
+        let within = bias.clamp(f32::MIN / 2.0, f32::MAX / 2.0);
+        x = if bias == f32::NEG_INFINITY { x.keep(!set) } else { bias_over(x, set, within) };
     }
     if let Some(Penalties { last_n, repetition, frequency, presence }) = penalties {
         let counts = b.counts(last_n);
