@@ -69,6 +69,7 @@ mod error;
 mod generate;
 mod generations;
 mod guesses;
+mod healing;
 mod mixtures;
 mod model;
 mod panics;
