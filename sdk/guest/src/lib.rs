@@ -44,6 +44,12 @@
 //!
 //! They mix freely on one context.
 //!
+//! # What a guest need not write itself
+//!
+//! [`Context::heal`] for prompts that end within a word, [`Thinking`] for thoughts within a budget, [`SamplerBuilder::bias_where`]
+//! for a bias over a set, [`SlidingWindow`] for texts without end, [`Particles`] for weighted populations; and for those that draw by
+//! themselves [`log_softmax`], [`Random::draw`] and [`Context::emitter`].
+//!
 //! # Building
 //!
 //! A guest is a library crate with `crate-type = ["cdylib"]`, built for `wasm32-wasip2`:
@@ -81,6 +87,7 @@ mod session;
 mod softmax;
 mod steering;
 mod streams;
+mod thinking;
 mod window;
 
 pub use args::Args;
@@ -113,6 +120,7 @@ pub use session::{
 pub use softmax::log_softmax;
 pub use steering::Steering;
 pub use streams::{FinishReason, StreamOptions, TextStream, TokenStream};
+pub use thinking::{Thinking, Thought, ThoughtEnd};
 pub use window::SlidingWindow;
 
 /// Makes a function the guest: `trellis_guest::main!(run);`.
