@@ -62,12 +62,14 @@ examples! {
     "best-of-n" => best_of_n,
     "calculator" => calculator,
     "chat" => chat,
+    "chat-server" => chat_server,
     "complete" => complete,
     "constrained" => constrained,
     "constrained-beam" => constrained_beam,
     "contrastive" => contrastive,
     "cot-decoding" => cot_decoding,
     "dexperts" => dexperts,
+    "early-vote" => early_vote,
     "entropy-cut" => entropy_cut,
     "guidance" => guidance,
     "h2o" => h2o,
@@ -76,6 +78,7 @@ examples! {
     "my-sampler" => my_sampler,
     "power-sampling" => power_sampling,
     "probe" => probe,
+    "react" => react,
     "samplers" => samplers,
     "self-consistency" => self_consistency,
     "smc" => smc,
@@ -83,6 +86,8 @@ examples! {
     "speculate" => speculate,
     "steering" => steering,
     "streaming-llm" => streaming_llm,
+    "thinking-budget" => thinking_budget,
+    "tool-ahead" => tool_ahead,
     "watermark" => watermark,
 }
 
@@ -175,6 +180,7 @@ async fn draw(prompt: &str, sampler: Sampler, n_max: usize) -> (Vec<u32>, f32) {
 
 mod check {
     use super::*;
+    pub(crate) use crate::agents::{chat_server, early_vote, react, thinking_budget, tool_ahead};
     pub(crate) use crate::beams::guest::beam;
     pub(crate) use crate::constraints::guest::constrained;
     pub(crate) use crate::evictions::{h2o, streaming_llm};

@@ -1,6 +1,7 @@
 //! Everything that is tested end to end, in one program: one link instead of a dozen, and one file to carry to a
 //! machine with a GPU.
 
+mod agents;
 mod authors;
 mod bad_input;
 mod beams;

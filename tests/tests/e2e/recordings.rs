@@ -22,6 +22,11 @@ const RUNS: &[(&str, &[&str], &str)] = &[
     ("calculator", &["What is 12 * 7 + 5?"], ""),
     ("chat", &["What is 37 + 48?"], ""),
     ("chat", &[], "What is 37 + 48?\nWhat is 3 + 4?\n"),
+    (
+        "chat-server",
+        &["--max-tokens", "8"],
+        "{\"id\": \"a\", \"user\": \"What is 37 + 48?\"}\n{\"id\": \"b\", \"user\": \"Tell me a story.\"}\n",
+    ),
     ("complete", &["--temperature", "1.2", "--max-tokens", "30", "Once upon a time"], ""),
     ("complete", &["--no-such-option"], ""),
     ("complete", &["--guess", "lookup", "--max-tokens", "30", "one two three one two three one two"], ""),
@@ -32,6 +37,7 @@ const RUNS: &[(&str, &[&str], &str)] = &[
     ("contrastive", &["--max-tokens", "20", "Once upon a time"], ""),
     ("cot-decoding", &["--branches", "4", "--max-tokens", "12", "What is 37 + 48?"], ""),
     ("dexperts", &["--max-tokens", "20", "Once upon a time"], ""),
+    ("early-vote", &["--samples", "4", "Think step by step: what is 468 + 275?"], ""),
     ("entropy-cut", &["--chains", "2", "--moves", "3", "--max-tokens", "24", "What is 37 + 48?"], ""),
     ("guidance", &["--off", "A sad story.", "--max-tokens", "20", "Once upon a time"], ""),
     ("h2o", &["--budget", "12", "--max-tokens", "20", "Once upon a time"], ""),
@@ -41,6 +47,7 @@ const RUNS: &[(&str, &[&str], &str)] = &[
     ("power-sampling", &["--chains", "2", "--moves", "3", "--max-tokens", "24", "What is 37 + 48?"], ""),
     ("probe", &["stream", "20", "Once upon a time"], ""),
     ("probe", &["tokens", "20", "0"], ""),
+    ("react", &["Use the calculator tool to work out 12 * 7 + 5."], ""),
     ("samplers", &["--json", "--max-tokens", "12", "Once upon a time"], ""),
     ("self-consistency", &["What is 37 + 48?"], ""),
     ("smc", &["--particles", "6", "--max-tokens", "12", "Once upon a time"], ""),
@@ -52,6 +59,8 @@ const RUNS: &[(&str, &[&str], &str)] = &[
     ("speculate", &["--max-tokens", "30", "Write the days of the week three times."], ""),
     ("steering", &["--max-tokens", "20", "--json", "The"], ""),
     ("streaming-llm", &["--window", "24", "--piece", "4", "--max-tokens", "40", "Once upon a time"], ""),
+    ("thinking-budget", &["--soft", "20", "--hard", "40", "Think step by step: what is 468 + 275?"], ""),
+    ("tool-ahead", &["Use the calculator tool to work out 12 * 7."], "84\n"),
     ("watermark", &["--max-tokens", "60", "Ownership is"], ""),
 ];
 

@@ -3,6 +3,7 @@
 mod attacks;
 mod beams;
 mod generations;
+mod helpers;
 mod looks;
 mod mistakes;
 mod neighbour;
@@ -30,6 +31,11 @@ fn run() -> Outcome {
         "visitor" => neighbour::visitor(rest),
         "mistakes" => mistakes::make_all(),
         "posterior" => posterior::posterior(rest),
+        "heal" => helpers::heal(rest),
+        "bias" => helpers::bias(),
+        "say" => helpers::say(rest),
+        "draw" => helpers::draw(),
+        "think" => helpers::think(),
         "tour" => tour::call_everything(),
         "world" => world::look_around(),
         mode => attacks::attack(mode),
