@@ -1,22 +1,27 @@
-//! Continues a text in which no word is longer than so many letters, with particles: sequential Monte Carlo (A. K. Lew and
-//! others, "Sequential Monte Carlo Steering of Large Language Models using Probabilistic Programs", 2023, whose first
-//! example this is). Texts that break the rule are out, and others go on in their place: what is left is as probable as the
-//! model says among all texts that keep to the rule. Masking tokens instead would lead into sentences that cannot end well.
+//! Answers with particles (sequential Monte Carlo): many texts side by side, and after a few tokens those that count for little
+//! may give way to copies of those that count for much (A. K. Lew and others, "Sequential Monte Carlo Steering of Large
+//! Language Models using Probabilistic Programs", 2023).
+//!
+//! Texts are drawn at a temperature and weighed towards the model's own distribution, by p over q for each token (importance
+//! sampling): a text that goes astray because it is drawn hot is soon left behind. With `--letters` a text with a longer word
+//! is out, which is the paper's first example; masking tokens instead would lead into sentences that cannot end well. Of the
+//! paper this is the algorithm, and neither its language for such programs nor its better proposals.
 //!
 //! ```text
-//! trellis run smc "Once upon a time"
-//! trellis run smc --particles 64 --letters 6 --temperature 1 --json "Ownership is"
+//! trellis run smc --letters 6 --piece 2 "Tell me a short story."
+//! trellis run smc --particles 8 --temperature 2.5 --json "Think step by step: what is 468 + 275?"
 //! ```
 
-mod words;
-
 use serde::Serialize;
-use trellis_guest::{Args, Model, Particles, Result, Sampler, emit, emit_json, seed};
-use words::longest_word;
+use trellis_guest::programs::{Definition, Source};
+use trellis_guest::{
+    Args, Chat, Model, Particle, Particles, Random, Result, Sampler, emit, emit_json, generate_all, seed,
+};
 
 trellis_guest::main!(run);
 
-const USAGE: &str = "smc [--particles N] [--letters N] [--temperature T] [--max-tokens N] [--json] TEXT";
+const USAGE: &str =
+    "smc [--particles N] [--piece N] [--letters N] [--temperature T] [--max-tokens N] [--json] PROMPT";
 
 #[derive(Serialize)]
 struct Report {
@@ -25,7 +30,7 @@ struct Report {
     /// All that are left, with their shares.
     texts: Vec<(String, f64)>,
     n_resampled: usize,
-    /// The logarithm of the share of all texts that keep to the rule.
+    /// An estimate: the logarithm of the share of the model's texts that keep to the rule.
     log_evidence: f64,
 }
 
@@ -33,55 +38,69 @@ fn run() -> Result {
     let mut args = Args::of_session(USAGE);
     let json = args.flag("--json");
     let n_particles = args.option("--particles")?.unwrap_or(16);
-    let n_letters = args.option("--letters")?.unwrap_or(5);
-    let temperature = args.option("--temperature")?.unwrap_or(0.8);
-    let max_tokens: u32 = args.option("--max-tokens")?.unwrap_or(40);
-    let text = args.text()?;
+    let n_piece = args.option("--piece")?.unwrap_or(4u32).max(1);
+    let n_letters = args.option("--letters")?.unwrap_or(usize::MAX);
+    let power = args.option("--temperature")?.unwrap_or(1f32).recip();
+    let max_tokens: u32 = args.option("--max-tokens")?.unwrap_or(160);
+    let prompt = args.text()?;
 
     let model = Model::open_default()?;
-    let prompt = model.context()?;
-    prompt.append(model.info().bos_token.as_slice())?;
-    prompt.append_text(&text)?;
-    let n_before = prompt.length();
-    let sampler = Sampler::seeded(seed()).temperature(temperature).build()?;
-    let mut particles = Particles::new(&prompt, &sampler, n_particles)?;
+    let context = model.context()?;
+    context.set_chat(&Chat::new().user(&prompt))?;
+    let n_before = context.length();
+    let sampler = Sampler::by_program(&model.program(&tempered())?, seed())?;
+    sampler.set_parameters(&[power])?;
+    let mut particles = Particles::new(&context, &sampler, n_particles)?;
+    let mut random = Random::new(seed());
 
-    let ends = |tokens: &[u32]| tokens.last().is_some_and(|&token| model.is_stop(token));
+    let tokens_of = |particle: &Particle| particle.context.tokens_from(n_before);
+    let log_normalizers = |particle: &Particle| particle.context.reports().first().copied().unwrap_or(0.0);
+    let n_next = |particle: &Particle| {
+        let tokens = tokens_of(particle);
+        let is_whole = tokens.last().is_some_and(|&token| model.is_stop(token));
+        let goes_on = !is_whole && particle.log_weight > f64::NEG_INFINITY;
+        if goes_on { n_piece.min(max_tokens - tokens.len() as u32) } else { 0 }
+    };
     let mut n_resampled = 0;
-    for _ in 0..max_tokens {
-        let drawn = particles.step(|particle| !ends(&particle.context.tokens_from(n_before)))?;
-        if drawn.is_empty() {
-            break;
+    while particles.iter().any(|particle| n_next(particle) > 0) {
+        let before: Vec<f32> = particles.iter().map(log_normalizers).collect();
+        let pieces = generate_all(particles.iter().map(|particle| {
+            particle.context.generate(&sampler).seed(random.bits()).max_tokens(n_next(particle))
+        }))?;
+        for (idx, (piece, before)) in pieces.iter().zip(before).enumerate() {
+            let particle = &mut particles[idx];
+            // A token of probability p was drawn with probability p^power / Z.
+            let log_ratio = (1.0 - power) * piece.logprob() + log_normalizers(particle) - before;
+            let text = model.decode(&tokens_of(particle))?;
+            let mut words = text.split(|c: char| !c.is_alphabetic());
+            let is_out = words.any(|word| word.chars().count() > n_letters);
+            particle.log_weight += if is_out { f64::NEG_INFINITY } else { f64::from(log_ratio) };
         }
-        for (idx, _) in drawn {
-            let tokens = particles[idx].context.tokens_from(n_before);
-            if longest_word(&model.decode(&tokens)?) > n_letters {
-                particles[idx].log_weight = f64::NEG_INFINITY;
-            }
-        }
-        if particles.effective_size() < 0.75 * particles.len() as f64 {
-            if !particles.resample()? {
-                break;
-            }
+        if particles.effective_size() < 0.75 * particles.len() as f64 && particles.resample()? {
             n_resampled += 1;
         }
     }
 
-    let text_of = |particle: &trellis_guest::Particle| {
-        let mut tokens = particle.context.tokens_from(n_before);
-        tokens.pop_if(|token| model.is_stop(*token));
-        model.decode(&tokens)
-    };
-    let log_evidence = particles.log_evidence();
-    let shares = particles.shares();
+    let text_of = |particle: &Particle| model.decode(&tokens_of(particle));
+    let (log_evidence, shares) = (particles.log_evidence(), particles.shares());
     let left = particles.iter().zip(shares).filter(|(_, share)| *share > 0.0);
     let texts = left.map(|(particle, share)| Ok((text_of(particle)?, share))).collect::<Result<Vec<_>>>()?;
     let text = particles.draw().map(text_of).transpose()?;
     if json {
         return emit_json(&Report { text, texts, n_resampled, log_evidence });
     }
-    match text {
-        Some(text) => emit!("{text}\n"),
-        None => emit!("no text was left; more --particles or --letters may help\n"),
-    }
+    emit!("{}\n", text.as_deref().unwrap_or("no text was left; more --particles or --letters may help"))
+}
+
+/// Draws with probability p^power / Z, where power is the first parameter and Z the sum of all p^power, and reports the sum of
+/// ln Z over the tokens so far.
+fn tempered() -> Definition {
+    Definition::build(|b| {
+        let powers = b.logits().log_softmax() * b.parameter(0);
+        let state = b.state(0.0);
+        let sum = state.get() + powers.log_sum_exp();
+        state.set(sum);
+        b.report(sum);
+        powers.draw(Source::SEED)
+    })
 }

@@ -75,12 +75,14 @@ examples! {
     "h2o" => h2o,
     "json-fields" => json_fields,
     "lookahead" => lookahead,
+    "mcts" => mcts,
     "my-sampler" => my_sampler,
     "power-sampling" => power_sampling,
     "probe" => probe,
     "react" => react,
     "samplers" => samplers,
     "self-consistency" => self_consistency,
+    "skeleton-of-thought" => skeleton_of_thought,
     "smc" => smc,
     "snapkv" => snapkv,
     "speculate" => speculate,
@@ -88,6 +90,7 @@ examples! {
     "streaming-llm" => streaming_llm,
     "thinking-budget" => thinking_budget,
     "tool-ahead" => tool_ahead,
+    "tree-of-thought" => tree_of_thought,
     "watermark" => watermark,
 }
 
@@ -181,6 +184,7 @@ async fn draw(prompt: &str, sampler: Sampler, n_max: usize) -> (Vec<u32>, f32) {
 mod check {
     use super::*;
     pub(crate) use crate::agents::{chat_server, early_vote, react, thinking_budget, tool_ahead};
+    pub(crate) use crate::aligned::{asap, constrained_beam};
     pub(crate) use crate::beams::guest::beam;
     pub(crate) use crate::constraints::guest::constrained;
     pub(crate) use crate::evictions::{h2o, streaming_llm};
@@ -188,7 +192,7 @@ mod check {
     pub(crate) use crate::mixtures::guest::guidance;
     pub(crate) use crate::policies::{contrastive, dexperts, lookahead, my_sampler, snapkv};
     pub(crate) use crate::posteriors::{awrs, entropy_cut, power_sampling};
-    pub(crate) use crate::searches::{asap, constrained_beam};
+    pub(crate) use crate::searches::{mcts, skeleton_of_thought, smc, tree_of_thought};
     pub(crate) use crate::steering::steering;
 
     pub(crate) async fn chat(name: &str) {
@@ -403,23 +407,6 @@ mod check {
             let ended = run(name, &[&bad[..], &["x"]].concat()).await;
             assert!(ended.reason().message.contains("usage: watermark"), "{ended:?}");
         }
-    }
-
-    pub(crate) async fn smc(name: &str) {
-        let ended =
-            run(name, &["--particles", "24", "--letters", "5", "--json", "Once upon a time"]).await.well();
-        let report = &ended.json[0];
-        let texts = report["texts"].as_array().expect("a list");
-        assert!(texts.iter().any(|it| it[0] == report["text"]), "{report}");
-        for text in texts {
-            let words = text[0].as_str().expect("a text").split(|c: char| !c.is_alphabetic());
-            assert!(words.into_iter().all(|word| word.chars().count() <= 5), "{text}");
-        }
-        assert!(report["n_resampled"].as_u64() > Some(0), "the rule was broken");
-        assert!(report["log_evidence"].as_f64() < Some(0.0));
-        // A rule that nothing keeps to.
-        let ended = run(name, &["--particles", "2", "--letters", "0", "Once upon a time"]).await.well();
-        assert!(ended.text.contains("no text was left"), "{}", ended.text);
     }
 
     pub(crate) async fn speculate(name: &str) {

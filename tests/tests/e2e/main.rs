@@ -2,6 +2,7 @@
 //! machine with a GPU.
 
 mod agents;
+mod aligned;
 mod authors;
 mod bad_input;
 mod beams;

@@ -44,6 +44,7 @@ const RUNS: &[(&str, &[&str], &str)] = &[
     ("json-fields", &["Ada, a pilot from Oslo, is 36."], ""),
     ("lookahead", &["--max-tokens", "20", "Think step by step: what is 468 + 275?"], ""),
     ("my-sampler", &["--texts", "3", "--max-tokens", "12", "Once upon a time"], ""),
+    ("mcts", &["--rounds", "2", "--max-tokens", "40", "Think step by step: what is 468 + 275?"], ""),
     ("power-sampling", &["--chains", "2", "--moves", "3", "--max-tokens", "24", "What is 37 + 48?"], ""),
     ("probe", &["stream", "20", "Once upon a time"], ""),
     ("probe", &["tokens", "20", "0"], ""),
@@ -61,6 +62,9 @@ const RUNS: &[(&str, &[&str], &str)] = &[
     ("streaming-llm", &["--window", "24", "--piece", "4", "--max-tokens", "40", "Once upon a time"], ""),
     ("thinking-budget", &["--soft", "20", "--hard", "40", "Think step by step: what is 468 + 275?"], ""),
     ("tool-ahead", &["Use the calculator tool to work out 12 * 7."], "84\n"),
+    ("skeleton-of-thought", &["--points", "2", "--max-tokens", "12", "Tell me a short story."], ""),
+    ("smc", &["--particles", "6", "--max-tokens", "12", "Tell me a short story."], ""),
+    ("tree-of-thought", &["--max-tokens", "40", "Think step by step: what is 468 + 275?"], ""),
     ("watermark", &["--max-tokens", "60", "Ownership is"], ""),
 ];
 

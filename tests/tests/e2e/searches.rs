@@ -1,131 +1,157 @@
-//! Examples that look for texts of a kind: those of a grammar, as the model has them, and the best that has all of some words.
-
-use std::collections::HashMap;
+//! Examples that search for an answer or write parts of it at once: what they gain, and for how much.
 
 use serde_json::Value;
+use trellis::daemon::Daemon;
 use trellis_client::StartOptions;
-use trellis_engine::{Answer, Ask};
-use trellis_tests::daemons::with;
-use trellis_tests::engines::encode;
+use trellis_tests::daemons::{self, with};
+use trellis_tests::guests;
 
-use crate::guests::{decode, is_stop, model, question, run, run_with};
-use crate::policies::{after, refuses};
-use crate::posteriors::{report, tokens_of};
+use crate::exe;
+use crate::guests::{port, run, run_with};
 
-/// How probable each of these texts is as an answer among all of them, in whatever tokens it comes.
-async fn among_themselves(prompt: &[u32], texts: &[String]) -> HashMap<String, f64> {
-    let tokenizer = &model().model().tokenizer;
-    let ordinary = (0..tokenizer.vocab_size() as u32).filter(|&token| !tokenizer.is_special(token));
-    let bytes_of = |token| tokenizer.token_bytes(token).unwrap_or_default();
-    let ordinary: Vec<u32> = ordinary.filter(|&token| !bytes_of(token).is_empty()).collect();
-    let mut found = HashMap::new();
-    let mut open = vec![(prompt.to_vec(), Vec::new(), 0.0)];
-    while let Some((tokens, bytes, logprob)) = open.pop() {
-        if tokens.len() > prompt.len() && is_stop(tokens[tokens.len() - 1]) {
-            *found.entry(String::from_utf8(bytes).expect("it is a text")).or_default() += f64::exp(logprob);
-            continue;
+const SUM: &str = "Think step by step: what is 468 + 275?";
+
+async fn report(name: &str, seed: u64, arguments: &[&str]) -> Value {
+    let options = StartOptions { seed: Some(seed), ..with(&[&["--json"][..], arguments].concat()) };
+    run_with(name, options).await.well().json.remove(0)
+}
+
+fn number(report: &Value, key: &str) -> f64 {
+    report[key].as_f64().unwrap_or_else(|| panic!("no {key}: {report}"))
+}
+
+/// The answer at temperature 0, and its length.
+async fn surest() -> Value {
+    let told = ["--n", "1", "--temperature", "0", "--json", SUM];
+    run("best-of-n", &told).await.well().json.remove(0)[0].take()
+}
+
+pub(crate) async fn tree_of_thought(name: &str) {
+    // What is drawn twice is one state: without chance the search is one answer.
+    let cold = report(name, 7, &["--temperature", "0", SUM]).await;
+    let surest = surest().await;
+    assert_eq!(cold["text"], surest["text"]);
+    assert!((number(&cold, "mean_logprob") - number(&surest, "mean_logprob")).abs() <= 1e-4, "{cold}");
+    let n_lines = surest["text"].as_str().expect("a text").lines().count() as f64;
+    assert_eq!((number(&cold, "depth"), number(&cold, "n_lines")), (n_lines, 4.0 * n_lines));
+
+    // The more it looks at, the surer the model is of what it finds.
+    let mut sure = [0.0; 2];
+    for seed in 0..6 {
+        for (sure, width) in sure.iter_mut().zip(["1", "4"]) {
+            let told = ["--proposals", width, "--keep", width, "--temperature", "2.5", SUM];
+            *sure += number(&report(name, seed, &told).await, "mean_logprob") / 6.0;
         }
-        let begins = |bytes: &[u8]| texts.iter().any(|text| text.as_bytes().starts_with(bytes));
-        let longer = |token: u32| [&bytes[..], bytes_of(token)].concat();
-        let mut next: Vec<(u32, Vec<u8>)> =
-            ordinary.iter().map(|&token| (token, longer(token))).filter(|(_, it)| begins(it)).collect();
-        if texts.iter().any(|text| text.as_bytes() == bytes) {
-            next.extend(model().model().stop_tokens.iter().map(|&token| (token, bytes.clone())));
-        }
-        let ask = Ask::Scores(next.iter().map(|(token, _)| *token).collect());
-        let Answer::Scores(logprobs) = after(&tokens, ask).await else { panic!("numbers") };
-        open.extend(next.into_iter().zip(logprobs).map(|((token, bytes), of_token)| {
-            ([&tokens[..], &[token]].concat(), bytes, logprob + f64::from(of_token))
-        }));
     }
-    let sum: f64 = found.values().sum();
-    found.into_iter().map(|(text, share)| (text, share / sum)).collect()
+    println!(
+        "{name}: log-probability of the average token {:.3} of one line each, {:.3} of four",
+        sure[0], sure[1]
+    );
+    assert!(sure[1] >= -0.05 && sure[0] < sure[1] - 0.1, "{sure:?}");
+
+    let text = run(name, &["--temperature", "2.5", SUM]).await.well().text;
+    assert!(text.ends_with("Answer: 743\n"), "{text}");
+    let ended = run(name, &["--keep", "0", "x"]).await;
+    assert!(ended.reason().message.contains("usage: tree-of-thought"), "{ended:?}");
+    assert_eq!(run(name, &["--max-tokens", "0", "x"]).await.well().text, "\n");
 }
 
-/// The more texts were drawn, the nearer they are to the model's own among those of the grammar. The constraint alone stays
-/// where it is, far from it.
-pub(crate) async fn asap(name: &str) {
-    const N_RUNS: u64 = 6;
-    let texts = (10..80).map(|n| n.to_string()).chain((80..90).map(|n| format!("{n}!")));
-    let texts: Vec<String> = texts.collect();
-    let expected = among_themselves(&encode(model(), &question("How many?")), &texts).await;
-    let told = ["--regex", "[1-7][0-9]|8[0-9]!", "--samples", "120", "--json", "How many?"];
-    let mut runs = Vec::new();
-    for seed in 0..N_RUNS {
-        runs.push(samples(name, &told, seed).await);
+pub(crate) async fn mcts(name: &str) {
+    let cold = report(name, 7, &["--temperature", "0", SUM]).await;
+    assert_eq!(cold["text"], surest().await["text"]);
+
+    // More rounds begin with the same ones, and come back to where lines were doubtful.
+    let (mut first, mut last) = (0.0, 0.0);
+    for seed in 0..6 {
+        let mut before = 0.0;
+        for (idx, rounds) in ["1", "3", "6"].into_iter().enumerate() {
+            let told = ["--rounds", rounds, "--width", "1", "--temperature", "2.5", SUM];
+            let reward = number(&report(name, seed, &told).await, "reward");
+            assert!((before..=1.0).contains(&reward), "{reward} after {rounds} rounds, {before} before");
+            before = reward;
+            first += if idx == 0 { reward / 6.0 } else { 0.0 };
+        }
+        last += before / 6.0;
     }
-    let plain = [samples(name, &[&["--plain"][..], &told].concat(), 0).await];
-    let distance = |runs: &[Vec<Value>], range: std::ops::Range<usize>| {
-        let mut found: HashMap<String, f64> = HashMap::new();
-        for one in runs.iter().flat_map(|run| &run[range.clone()]) {
-            let text = one["text"].as_str().expect("a text").to_owned();
-            *found.entry(text).or_default() += 1.0 / (runs.len() * range.len()) as f64;
-        }
-        assert!(found.keys().all(|text| texts.contains(text)), "{found:?}");
-        let difference = |text: &String| expected[text] - found.get(text).copied().unwrap_or_default();
-        0.5 * texts.iter().map(|text| difference(text).abs()).sum::<f64>()
-    };
-    let of_runs = [0..5, 5..20, 20..120].map(|range| distance(&runs, range));
-    let of_plain = [0..60, 60..120].map(|range| distance(&plain, range));
-    println!("{name}: total variation {of_runs:.3?}, by the constraint alone {of_plain:.3?}");
-    assert!(of_runs.is_sorted_by(|a, b| a > b), "{of_runs:?}");
-    assert!(of_runs[2] <= 0.15 && of_plain.iter().all(|it| *it >= 0.5), "{of_runs:?}, {of_plain:?}");
-    refuses(name, &[&["--samples", "many"]]).await;
+    println!("{name}: mean reward {first:.3} after a round, {last:.3} after six");
+    assert!(last >= 0.95 && last >= first + 0.05, "{first}, {last}");
+
+    let text = run(name, &["--rounds", "8", "--temperature", "2.5", SUM]).await.well().text;
+    assert!(text.ends_with("Answer: 743\n"), "{text}");
 }
 
-async fn samples(name: &str, told: &[&str], seed: u64) -> Vec<Value> {
-    let options = StartOptions { seed: Some(seed), ..with(told) };
-    run_with(name, options).await.well().json
-}
-
-/// All answers have all words, score what the engine says, and the best no less than the plain search's with the words put behind.
-pub(crate) async fn constrained_beam(name: &str) {
-    let cases: [(&str, &[&str]); 5] = [
-        ("What is the capital of France?", &[]),
-        ("What is the capital of France?", &["city"]),
-        ("What is the capital of Kenya?", &["is", "town"]),
-        ("What is the opposite of short?", &["word"]),
-        ("Tell me a short story.", &["owl"]),
-    ];
-    for (text, words) in cases {
-        let rest = ["--beams", "4", "--max-tokens", "24", "--json", text];
-        let told: Vec<&str> = words.iter().flat_map(|&word| ["--word", word]).chain(rest).collect();
-        let answers = report(name, &told, 7).await;
-        let answers = answers.as_array().expect("a list");
-        assert!(answers.len() >= 4, "{answers:?}");
-        let prompt = encode(model(), &question(text));
-        let mut scores = Vec::new();
-        for answer in answers {
-            let tokens = tokens_of(answer);
-            assert_eq!(answer["text"], decode(&tokens));
-            let found = format!(" {}", decode(&tokens));
-            assert!(words.iter().all(|word| found.contains(&format!(" {word}"))), "{words:?} in {found}");
-            let score = answer["score"].as_f64().expect("a number");
-            let expected = mean_logprob(&prompt, tokens).await;
-            assert!((score - expected).abs() <= 1e-3, "{score} for {expected}: {found}");
-            scores.push(score);
+/// All particles keep to the rule. How probable that is, is the same whatever the temperature that they are drawn at: they stand
+/// for the model's own distribution.
+pub(crate) async fn smc(name: &str) {
+    let told = ["--letters", "6", "--piece", "2", "--max-tokens", "24", "Tell me a short story."];
+    let mut evidence = [0.0; 3];
+    for (evidence, temperature) in evidence.iter_mut().zip(["1", "1.25", "0.8"]) {
+        for seed in 0..6 {
+            let told = [&["--particles", "64", "--temperature", temperature][..], &told].concat();
+            let report = report(name, seed, &told).await;
+            let texts = report["texts"].as_array().expect("a list");
+            assert!(texts.iter().any(|it| it[0] == report["text"]), "{report}");
+            for text in texts {
+                let mut words = text[0].as_str().expect("a text").split(|c: char| !c.is_alphabetic());
+                assert!(words.all(|word| word.chars().count() <= 6), "{text}");
+            }
+            assert!(number(&report, "n_resampled") > 0.0, "the rule was broken");
+            *evidence += number(&report, "log_evidence").exp() / 6.0;
         }
-        assert!(scores.is_sorted_by(|a, b| a >= b), "{scores:?}");
-
-        let plain = report("beam", &rest, 7).await;
-        let mut plain: Vec<u32> = serde_json::from_value(plain["sequences"][0].clone()).expect("tokens");
-        if words.is_empty() {
-            assert_eq!(tokens_of(&answers[0]), plain);
-        }
-        let stop = plain.pop_if(|token| is_stop(*token));
-        plain.extend(words.iter().flat_map(|word| encode(model(), &format!(" {word}"))));
-        plain.extend(stop);
-        let behind = mean_logprob(&prompt, plain).await;
-        println!("{words:?}: {:.3}, put behind {behind:.3}: {}", scores[0], answers[0]["text"]);
-        assert!(scores[0] >= behind - 1e-3, "{} for {behind}", scores[0]);
     }
-    let ended = run(name, &["--beams", "4", "--word", "city", "What is the capital of France?"]).await.well();
-    assert!(ended.text.contains("The capital city of France is Paris.\n"), "{}", ended.text);
-    refuses(name, &[&["--beams", "many"]]).await;
+    println!(
+        "{name}: {evidence:.3?} of the model's texts keep to the rule, by the temperature of their draws"
+    );
+
+    let told = ["--particles", "8", "--temperature", "2.5", SUM];
+    let text = run(name, &told).await.well().text;
+    assert!(text.ends_with("Answer: 743\n"), "{text}");
+    // A rule that nothing keeps to.
+    let ended = run(name, &["--particles", "2", "--letters", "0", "Tell me a short story."]).await.well();
+    assert!(ended.text.contains("no text was left"), "{}", ended.text);
 }
 
-async fn mean_logprob(prompt: &[u32], tokens: Vec<u32>) -> f64 {
-    let n = tokens.len() as f64;
-    let Answer::Scores(logprobs) = after(prompt, Ask::Continuation(tokens)).await else { panic!("numbers") };
-    logprobs.into_iter().map(f64::from).sum::<f64>() / n
+/// Points that are written at once take the steps of the longest; one after another they take those of all.
+pub(crate) async fn skeleton_of_thought(name: &str) {
+    let daemon = daemons::start_over(port(), &daemons::config(exe()));
+    let (four, n_steps) = counted(&daemon, name, &["--points", "4"]).await;
+    let of = |key: &str| -> Vec<String> { serde_json::from_value(four[key].clone()).expect("texts") };
+    let (points, texts) = (of("points"), of("texts"));
+    assert_eq!((points.len(), texts.len()), (4, 4));
+    for (point, text) in points.iter().zip(&texts) {
+        assert!(point.starts_with("Once upon a time there was a") && point.ends_with('.'), "{point}");
+        assert!(text.starts_with(point) && text.len() > 3 * point.len(), "{text}");
+    }
+    let mut n_steps_of_one = 0.0;
+    for _ in 0..4 {
+        n_steps_of_one += counted(&daemon, name, &["--points", "1"]).await.1;
+    }
+    let told = number(&four, "n_steps");
+    println!(
+        "{name}: {n_steps} steps for four points at once, {told} by its own count; {n_steps_of_one} for one after another, \
+         {} tokens",
+        four["n_expansions"]
+    );
+    assert!(n_steps <= 0.5 * n_steps_of_one, "{n_steps} of {n_steps_of_one}");
+    assert!(told <= 0.5 * number(&four, "n_expansions"), "{four}");
+    assert!((n_steps / told - 1.0).abs() <= 0.1, "{n_steps} for {told}");
+    // Nothing is written twice: what is computed beside the answer is the question, and each point once more.
+    let n_drawn = number(&four, "n_skeleton") + number(&four, "n_expansions");
+    assert!(number(&four, "n_computed") <= n_drawn + number(&four, "n_skeleton") + 40.0, "{four}");
+
+    let ended = run(name, &["--points", "0", "x"]).await;
+    assert!(ended.reason().message.contains("usage: skeleton-of-thought"), "{ended:?}");
+    let ended = run(name, &["--point", "(", "x"]).await;
+    assert!(ended.error.is_some(), "{ended:?}");
+}
+
+/// What a guest reports that has a daemon to itself, and the steps of the model that went by.
+async fn counted(daemon: &Daemon, name: &str, arguments: &[&str]) -> (Value, f64) {
+    let model = daemon.model(None).expect("a model is loaded");
+    let n_steps = async || model.stats().await.expect("it lives").n_steps as f64;
+    let before = n_steps().await;
+    let told = [arguments, &["--json", "Tell me a short story."]].concat();
+    let client = daemon.connect().await.expect("connected");
+    let mut ended = daemons::run(&client, &guests::example(name), with(&told)).await.well();
+    (ended.json.remove(0), n_steps().await - before)
 }
