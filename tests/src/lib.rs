@@ -1,4 +1,4 @@
-//! What the tests share: engines on the device under test, golden data, guests built from source, daemons.
+//! What the tests share: engines on the device under test, golden data, guests built from source, daemons, what policies gain.
 
 pub mod daemons;
 pub mod device;
@@ -8,3 +8,4 @@ pub mod goldens;
 pub mod guests;
 pub mod models;
 pub mod pack;
+pub mod policies;
