@@ -29,6 +29,7 @@ mod builder;
 mod definition;
 pub mod library;
 mod operation;
+mod philox;
 #[cfg(feature = "random")]
 pub mod random;
 
@@ -37,3 +38,4 @@ pub use definition::{Definition, End};
 pub use operation::{
     BiasId, Binary, Comparison, Kind, MaskId, Noise, Operation, Reduction, Source, Unary, Value,
 };
+pub use philox::philox4x32;

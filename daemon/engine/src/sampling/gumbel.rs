@@ -1,8 +1,8 @@
 //! Draws by Gumbel-max: the token with the largest `l + g` is distributed as `softmax(l)`.
 
 use super::maths::log;
-use super::philox::philox4x32;
 use crate::batch::Token;
+use trellis_programs::philox4x32;
 
 /// Tokens that share one Philox block.
 const TOKENS_PER_BLOCK: usize = 4;

@@ -135,3 +135,28 @@ fn mirostat_keeps_the_state_of_its_source_and_the_surprise_it_is_told() {
     let mean = sum / n as f64;
     assert!((mean - tau).abs() < 0.05, "mean surprise {mean}");
 }
+
+/// Tokens come by a power of their probabilities; what the powers sum to is reported, and added up from draw to draw.
+#[test]
+fn a_power_is_drawn_and_its_normalizers_are_kept() {
+    let definition = Definition::build(|b| library::power(b.logits(), b.parameter(0)));
+    let mut setting = Setting::random(&mut Numbers::new(7), 60, 5);
+    setting.parameters = vec![2.5];
+    let logits: Vec<f64> = setting.logits.iter().map(|&x| f64::from(x)).collect();
+    let powers: Vec<f64> = log_probabilities(&logits).into_iter().map(|x| 2.5 * x).collect();
+    let log_normalizer = powers.iter().map(|x| x.exp()).sum::<f64>().ln();
+    let first = setting.draw(&definition);
+    let second = setting.with(&definition, |machine, program, place| {
+        let place = trellis_engine::sampling::program::DrawInputs { state: first.state, ..*place };
+        machine.draw(program, &place).expect("a token is left")
+    });
+    for (outcome, n) in [(first, 1.0), (second, 2.0)] {
+        assert!((f64::from(outcome.reports[0]) - n * log_normalizer).abs() < 1e-4, "{n}: {log_normalizer}");
+    }
+    let mut counts = vec![0; 60];
+    for seed in 0..50_000 {
+        setting.seed = seed;
+        counts[setting.draw(&definition).end as usize] += 1;
+    }
+    assert_drawn_from(&softmax(&powers), &counts, "a power");
+}

@@ -14,19 +14,23 @@
 //! ```
 
 mod chain;
+mod detectors;
 mod mirostat;
 mod mixtures;
 mod penalties;
+mod power;
 mod temperature;
 mod truncation;
 mod watermarks;
 
 pub use chain::{Chain, Penalties, chain};
+pub use detectors::{z_of_green, z_of_gumbel};
 pub use mirostat::mirostat;
 pub use mixtures::{ensemble, experts, guidance, product};
 pub use penalties::{
     Dry, bias_over, dry, frequency_presence, maximum_length, minimum_length, no_repeat_ngram, repetition,
 };
+pub use power::power;
 pub use temperature::{dynamic_temperature, temperature};
 pub use truncation::{epsilon, eta, min_p, plausible, top_k, top_n_sigma, top_p, typical, xtc};
 pub use watermarks::{KgwKey, gumbel_watermark, kgw, unigram};

@@ -3,7 +3,7 @@
 use trellis_programs::{Definition, Operation, Source};
 
 use crate::batch::Token;
-use crate::sampling::philox::philox4x32;
+use trellis_programs::philox4x32;
 
 /// How many of the last tokens a program looks at.
 pub(super) fn n_tokens(definition: &Definition, n_positions: usize) -> usize {
