@@ -82,6 +82,7 @@ mod panics;
 mod particles;
 pub mod programs;
 mod random;
+mod rejection;
 mod sampler;
 mod session;
 mod softmax;
@@ -112,6 +113,7 @@ pub use model::{ChatEnd, Model, ModelInfo, TextDecoder};
 pub use panics::{Outcome, report_panics};
 pub use particles::{Particle, Particles};
 pub use random::Random;
+pub use rejection::Passed;
 pub use sampler::{Sampler, SamplerBuilder, TokenMask};
 pub use session::{
     Causes, Inbox, LogLevel, Meter, Usage, call_bytes, emit, emit_json, emit_tokens, log, messages, receive,
