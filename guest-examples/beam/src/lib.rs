@@ -1,18 +1,18 @@
 //! Beam search: the most probable continuations that a search over several hypotheses at once finds, equal to those of
-//! Hugging Face transformers. The engine searches; the guest looks in between only where it prunes.
+//! Hugging Face transformers. The engine searches; the guest looks in between only where it prunes: what is so many nats behind the
+//! best is dropped after each token (M. Freitag and Y. Al-Onaizan, "Beam Search Strategies for Neural Machine Translation",
+//! 2017; of their four ways of pruning this is the absolute threshold).
 //!
 //! ```text
 //! trellis run beam "What is 37 + 48?"
 //! trellis run beam --beams 8 --length-penalty 0.6 --early-stopping true "Tell me a short story."
-//! trellis run beam --beams 6 --groups 3 --diversity 0.5 "Name a colour."
 //! trellis run beam --prune 2.5 "Tell me a short story."
 //! trellis run beam --raw --json "<|begin_of_text|>Once upon a time"
 //! ```
 //!
 //! `--early-stopping` is `false`, `true` or `never`, as in transformers, and so are the results, token for token.
-//! `--groups` makes diverse groups (Vijayakumar and others, "Diverse Beam Search", 2018). `--prune` drops after each token what is so many nats
-//! behind the best, as Freitag and Al-Onaizan do ("Beam Search Strategies for Neural Machine Translation", 2017), and shows
-//! what is settled as it comes. `--raw` takes the prompt as it is, special tokens included, in place of a chat message.
+//! With `--prune` what is settled is shown as it comes. `--raw` takes the prompt as it is, special tokens included, in place of a
+//! chat message.
 //! `--json` prints `{"sequences": [[token, ...], ...], "scores": [...]}`, best first.
 
 use serde::Serialize;
@@ -22,7 +22,7 @@ use trellis_guest::{
 
 trellis_guest::main!(run);
 
-const USAGE: &str = "beam [--beams N] [--groups N] [--diversity PENALTY] [--n-best N] [--max-tokens N] \
+const USAGE: &str = "beam [--beams N] [--n-best N] [--max-tokens N] \
                      [--length-penalty P] [--early-stopping false|true|never] [--prune NATS] [--raw] [--json] PROMPT";
 
 #[derive(Serialize)]
@@ -35,8 +35,6 @@ fn run() -> Result {
     let mut args = Args::of_session(USAGE);
     let (json, raw) = (args.flag("--json"), args.flag("--raw"));
     let n_beams = args.option("--beams")?.unwrap_or(4);
-    let (n_groups, diversity) =
-        (args.option("--groups")?.unwrap_or(1), args.option("--diversity")?.unwrap_or(0.0));
     let n_best = args.option("--n-best")?.unwrap_or(n_beams);
     let max_tokens: u32 = args.option("--max-tokens")?.unwrap_or(40);
     let length_penalty = args.option("--length-penalty")?.unwrap_or(1.0);
@@ -63,7 +61,6 @@ fn run() -> Result {
     }
     let search = context
         .beams(n_beams)
-        .groups(n_groups, diversity)
         .length_penalty(length_penalty)
         .early_stopping(early_stopping)
         .max_tokens(max_tokens.min(context.capacity() - context.length()))

@@ -1,4 +1,6 @@
-//! Samples n answers and keeps the one the model is surest of, by the log-probability of the average token.
+//! Samples n answers and keeps the one the model is surest of, by the log-probability of the average token: sample-and-rank
+//! (D. Adiwardana and others, "Towards a Human-like Open-Domain Chatbot", 2020). A model of rewards, by which others choose, is not
+//! here.
 //!
 //! ```text
 //! trellis run best-of-n --n 8 --temperature 3 "What is 37 + 48?"

@@ -1,9 +1,10 @@
 //! Writes on in the memory of a budget: of all tokens the last few stay, and of those before them the *heavy hitters*, on which
 //! the most attention was put so far (Z. Zhang and others, "H2O: Heavy-Hitter Oracle for Efficient Generative Inference of Large
-//! Language Models", NeurIPS 2023, arXiv 2306.14048). In the paper each head of each layer chooses for itself and sums from the
-//! first token of the prompt on; here a context has one choice, by the mean over all heads and layers, summed from the prompt's
-//! last token on. Positions are kept. At the end it says what the budget cost: the perplexity of the text as it was written, and
-//! under a context that holds all of it.
+//! Language Models", NeurIPS 2023). At the end it says what the budget cost: the perplexity of the text as it was written, and under
+//! a context that holds all of it.
+//!
+//! In the paper each head of each layer chooses for itself and sums from the first token of the prompt on; here a context has one
+//! choice, by the mean over all heads and layers, summed from the prompt's last token on. Positions are kept.
 //!
 //! ```text
 //! trellis run h2o "Once upon a time"
@@ -49,13 +50,10 @@ impl HeavyHitters {
         for ((_, sum), mass) in self.tokens.iter_mut().zip(&masses) {
             *sum += f64::from(*mass);
         }
-        let n_over = (self.tokens.len() + 1).saturating_sub(self.n_budget);
-        let mut others: Vec<usize> = (0..self.tokens.len().saturating_sub(self.n_recent)).collect();
-        others.sort_by(|&a, &b| self.tokens[a].1.total_cmp(&self.tokens[b].1));
-        others.truncate(n_over);
-        // From the last on: those before keep their indices.
-        others.sort_unstable();
-        for &idx in others.iter().rev() {
+        while self.tokens.len() >= self.n_budget {
+            let others = self.tokens[..self.tokens.len() - self.n_recent].iter().enumerate();
+            let least = others.min_by(|(_, (_, a)), (_, (_, b))| a.total_cmp(b));
+            let (idx, _) = least.expect("the budget is larger than what is recent");
             context.evict(idx as u32, idx as u32 + 1, Positions::Keep)?;
             self.tokens.remove(idx);
         }
@@ -68,7 +66,7 @@ fn run() -> Result {
     let json = args.flag("--json");
     let n_budget = args.option("--budget")?.unwrap_or(128usize).max(2);
     let n_recent = args.option("--recent")?.unwrap_or(n_budget / 2).clamp(1, n_budget - 1);
-    let max_tokens: usize = args.option("--max-tokens")?.unwrap_or(500);
+    let max_tokens: u32 = args.option("--max-tokens")?.unwrap_or(500);
     let temperature = args.option("--temperature")?.unwrap_or(0.8);
     let text = args.text()?;
 
@@ -76,28 +74,27 @@ fn run() -> Result {
     let context = model.context()?;
     context.append(model.info().bos_token.as_slice())?;
     context.append_text(&text)?;
-    let prompt = context.tokens();
     let sampler = Sampler::seeded(seed()).temperature(temperature).build()?;
     let layers = (0..model.info().n_layers).collect();
+    let whole = context.fork()?;
     let mut kept = HeavyHitters { n_budget, n_recent, layers, tokens: Vec::new(), n_seen: 0 };
 
     // Positions that are kept take their place in the length of the model.
-    let n_tokens = max_tokens.min((context.capacity() as usize).saturating_sub(prompt.len()));
+    let n_tokens = max_tokens.min(context.capacity() - context.length());
     let (mut tokens, mut logprobs, mut n_pages_most) = (Vec::new(), Vec::new(), 0);
     let mut decoder = model.text_decoder();
-    while tokens.len() < n_tokens {
+    for _ in 0..n_tokens {
         kept.look(&context)?;
         let drawn = context.step(&sampler)?;
         tokens.push(drawn.token);
-        logprobs.push(f64::from(drawn.logprob));
+        logprobs.push(drawn.logprob);
         n_pages_most = usage().pages.used.max(n_pages_most);
         if !json {
             emit!("{}", decoder.push(drawn.token)?)?;
         }
     }
 
-    let perplexity_of_all = perplexity(&scored(&model, &prompt, &tokens)?);
-    let perplexity = perplexity(&logprobs);
+    let (perplexity, perplexity_of_all) = (perplexity(&logprobs), perplexity(&whole.score(&tokens)?));
     if json {
         let kept = kept.tokens.iter().map(|(idx, _)| *idx).collect();
         return emit_json(&Report { tokens, kept, n_pages_most, perplexity, perplexity_of_all });
@@ -106,16 +103,7 @@ fn run() -> Result {
     emit!("perplexity {perplexity:.2}, with all of them in sight {perplexity_of_all:.2}\n")
 }
 
-/// The log-probabilities of the tokens in a context that holds all before each.
-fn scored(model: &Model, prompt: &[Token], tokens: &[Token]) -> Result<Vec<f64>> {
-    if tokens.is_empty() {
-        return Ok(Vec::new());
-    }
-    let whole = model.context()?;
-    whole.append(prompt)?;
-    Ok(whole.score(tokens)?.into_iter().map(f64::from).collect())
-}
-
-fn perplexity(logprobs: &[f64]) -> f64 {
-    (-logprobs.iter().sum::<f64>() / logprobs.len().max(1) as f64).exp()
+fn perplexity(logprobs: &[f32]) -> f64 {
+    let sum: f64 = logprobs.iter().map(|&logprob| f64::from(logprob)).sum();
+    (-sum / logprobs.len() as f64).exp()
 }

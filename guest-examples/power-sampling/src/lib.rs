@@ -1,33 +1,34 @@
 //! Draws answers from a power of the model's distribution over whole texts: what is probable becomes more so, as a text and not
-//! token by token (A. Karan and Y. Du, "Reasoning with Sampling: Your Base Model is Smarter Than You Think", 2025, arXiv
-//! 2510.14901). Drawing at temperature 1/α raises each token's distribution to the power α, and knows nothing of what a token
-//! leads to. So texts that are drawn like that are only proposals: a text is cut at a random place and drawn anew from there,
-//! and what comes of it is taken or not (Metropolis and Hastings), so that the texts come to stand for p^α.
+//! token by token (A. Karan and Y. Du, "Reasoning with Sampling: Your Base Model is Smarter Than You Think", 2025). Drawing at
+//! temperature 1/α raises each token's distribution to the power α, and knows nothing of what a token leads to. So texts that are
+//! drawn like that are only proposals: a text is cut at a random place and drawn anew from there, and what comes of it is taken
+//! or not (Metropolis and Hastings), so that the texts come to stand for p^α.
+//!
+//! In the paper a text grows in blocks, with moves after each; here texts are drawn to their ends first, and all moves are of whole
+//! ones. What they come to stand for is the same. Its benchmarks are not reproduced.
 //!
 //! ```text
 //! trellis run power-sampling "What is 37 + 48?"
-//! trellis run power-sampling --alpha 4 --chains 8 --block 16 --moves 10 --json "What is 37 + 48?"
+//! trellis run power-sampling --alpha 4 --chains 8 --moves 20 --json "What is 37 + 48?"
 //! ```
 //!
-//! As in the paper a text grows in blocks, with so many moves after each. All chains move in one batch and with one call, and
-//! what is before a cut is not computed again.
+//! All chains move in one batch and with one call, and what is before a cut is not computed again.
 
-mod chain;
-
-use chain::{Text, power, redraw};
 use serde::Serialize;
-use trellis_guest::{Args, Chat, Model, Random, Result, Sampler, Token, emit, emit_json, seed};
+use trellis_guest::programs::{Definition, library};
+use trellis_guest::{
+    Args, Chat, Context, Model, Random, Result, Sampler, Token, emit, emit_json, generate_all, seed,
+};
 
 trellis_guest::main!(run);
 
-const USAGE: &str = "power-sampling [--alpha A] [--chains N] [--block N] [--moves N] [--top-k K] [--max-tokens N] \
-                     [--json] PROMPT";
+const USAGE: &str =
+    "power-sampling [--alpha A] [--chains N] [--moves N] [--top-k K] [--max-tokens N] [--json] PROMPT";
 
 #[derive(Serialize)]
 struct Answer {
     text: String,
     tokens: Vec<Token>,
-    n_accepted: u32,
 }
 
 fn run() -> Result {
@@ -35,54 +36,49 @@ fn run() -> Result {
     let json = args.flag("--json");
     let alpha: f32 = args.option("--alpha")?.unwrap_or(4.0);
     let n_chains: usize = args.option("--chains")?.unwrap_or(1);
-    let n_block: u32 = args.option("--block")?.unwrap_or(16);
-    let n_moves: u32 = args.option("--moves")?.unwrap_or(10);
-    let top_k: Option<u32> = args.option("--top-k")?;
+    let n_moves: u32 = args.option("--moves")?.unwrap_or(40);
+    let top_k: f32 = args.option("--top-k")?.unwrap_or(f32::MAX);
     let max_tokens: u32 = args.option("--max-tokens")?.unwrap_or(64);
-    if !(alpha > 0.0 && alpha.is_finite()) {
-        return Err(args.mistake(format!("--alpha is {alpha}, and has to be above 0")));
-    }
-    if n_block == 0 || top_k == Some(0) {
-        return Err(args.mistake("--block and --top-k are at least 1".to_owned()));
+    if !(alpha > 0.0 && alpha.is_finite() && top_k >= 1.0 && max_tokens > 0) {
+        return Err(args.mistake("--alpha is above 0, --top-k and --max-tokens at least 1".to_owned()));
     }
     let question = args.text()?;
 
     let model = Model::open_default()?;
     let prompt = model.context()?;
     prompt.set_chat(&Chat::new().user(&question))?;
-    let n_before = prompt.length();
-    let sampler = Sampler::by_program(&model.program(&power(top_k))?, 0)?;
-    sampler.set_parameters(&[alpha])?;
+    let start = prompt.length();
+    let definition = Definition::build(|b| library::power(library::top_k(b.logits(), top_k), alpha));
+    let sampler = Sampler::by_program(&model.program(&definition)?, 0)?;
 
     let mut random = Random::new(seed());
-    let mut texts = (0..n_chains).map(|_| Text::new(&prompt)).collect::<Result<Vec<_>>>()?;
-    let mut n_accepted = vec![0; n_chains];
-    let n_tokens_max = max_tokens.min(prompt.capacity() - n_before);
-    let mut n_most = 0;
-    while n_most < n_tokens_max {
-        n_most = n_tokens_max.min(n_most + n_block);
-        let mut growing: Vec<&mut Text> = texts.iter_mut().filter(|text| !text.is_whole()).collect();
-        let ends = growing.iter().map(|text| (&**text, text.n_tokens)).collect();
-        let longer = redraw(ends, n_most, &sampler, &mut random)?;
-        for (text, longer) in growing.iter_mut().zip(longer) {
-            **text = longer;
+    let mut texts = (0..n_chains).map(|_| prompt.fork()).collect::<Result<Vec<_>>>()?;
+    let end = start.saturating_add(max_tokens).min(prompt.capacity());
+    draw_on(&texts, end, &sampler, &mut random)?;
+    for _ in 0..n_moves {
+        let mut proposals = Vec::new();
+        for text in &texts {
+            let n_kept = random.uniform() * f64::from(text.length() - start);
+            let proposal = text.fork()?;
+            proposal.truncate(start + n_kept as u32)?;
+            proposals.push(proposal);
         }
-        for _ in 0..n_moves {
-            let cut = |text: &Text| (random.uniform() * f64::from(text.n_tokens)) as u32;
-            let cuts: Vec<u32> = texts.iter().map(cut).collect();
-            let proposals = redraw(texts.iter().zip(cuts).collect(), n_most, &sampler, &mut random)?;
-            for (idx, proposal) in proposals.into_iter().enumerate() {
-                if random.uniform().ln() < log_ratio(&texts[idx], &proposal) {
-                    texts[idx] = proposal;
-                    n_accepted[idx] += 1;
-                }
+        draw_on(&proposals, end, &sampler, &mut random)?;
+        for (text, proposal) in texts.iter_mut().zip(proposals) {
+            // How likely a proposal y is taken in the place of x: p(y)^α q(x) over p(x)^α q(y). Of n tokens x is cut at each place
+            // with probability 1/n, and from there on y is proposed with that of its tokens, each p^α / Z. All p^α stand above
+            // and below: what is left are the normalizers Z, whose logarithms were reported, and the lengths.
+            let log_weight =
+                |text: &Context| f64::from(text.reports()[0]) - f64::from(text.length() - start).ln();
+            if random.uniform().ln() < log_weight(&proposal) - log_weight(text) {
+                *text = proposal;
             }
         }
     }
 
-    let answers = texts.iter().zip(n_accepted).map(|(text, n_accepted)| {
-        let tokens = text.context.tokens_from(n_before);
-        Ok(Answer { text: model.decode(&tokens)?, tokens, n_accepted })
+    let answers = texts.iter().map(|text| {
+        let tokens = text.tokens_from(start);
+        Ok(Answer { text: model.decode(&tokens)?, tokens })
     });
     let answers = answers.collect::<Result<Vec<_>>>()?;
     if json {
@@ -91,12 +87,11 @@ fn run() -> Result {
     answers.iter().try_for_each(|answer| emit!("{}\n", answer.text))
 }
 
-/// The logarithm of how likely a proposal y is taken in the place of x, where it is below 0.
-///
-/// It is p(y)^α q(x) over p(x)^α q(y). Of n tokens x is cut at each place with probability 1/n. From the cut on it is proposed
-/// with that of its tokens, each p^α / Z. All p^α stand above and below, and are the same: what is left are the normalizers Z
-/// and the lengths.
-fn log_ratio(text: &Text, proposal: &Text) -> f64 {
-    let log_n = |text: &Text| f64::from(text.n_tokens).ln();
-    proposal.log_normalizers - text.log_normalizers + log_n(text) - log_n(proposal)
+/// Draws all texts on in one batch, each to its end or to this length.
+fn draw_on(texts: &[Context], end: u32, sampler: &Sampler, random: &mut Random) -> Result {
+    let requests = texts.iter().map(|text| {
+        // A draw depends on seed, position and what comes before: with the same seed it would be the same text.
+        text.generate(sampler).seed(random.bits()).max_tokens(end - text.length())
+    });
+    generate_all(requests).map(drop)
 }

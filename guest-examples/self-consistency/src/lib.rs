@@ -1,5 +1,8 @@
-//! Samples many step by step answers and takes the majority: "Self-Consistency Improves Chain of Thought
-//! Reasoning in Language Models" (Wang et al., 2022). Wrong ways scatter, right ones meet.
+//! Samples many step by step answers and takes the majority (X. Wang and others, "Self-Consistency Improves Chain of Thought
+//! Reasoning in Language Models", 2022). Wrong ways scatter, right ones meet.
+//!
+//! As in the paper each sample has one vote. There worked examples in the prompt make the model write its steps; here it is a
+//! question that it was trained to work out so.
 //!
 //! ```text
 //! trellis run self-consistency "Think step by step: what is 468 + 275?"

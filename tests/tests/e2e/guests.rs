@@ -1,17 +1,13 @@
 //! Each example does what it says.
 
-use std::collections::{HashMap, HashSet};
-use std::fs;
-use std::path::Path;
+use std::collections::HashSet;
 use std::sync::{Arc, OnceLock};
 
-use serde_json::Value;
-use tempfile::TempDir;
 use trellis::config::Config;
 use trellis::daemon::Daemon;
 use trellis_client::StartOptions;
-use trellis_engine::model::{ModelSource, SpecialText};
-use trellis_engine::sampling::{Sampler, philox4x32};
+use trellis_engine::model::SpecialText;
+use trellis_engine::sampling::Sampler;
 use trellis_engine::{Ahead, Context, MaskSource, ModelHandle, Port, Pull, RunKey, RunSettings};
 use trellis_tests::daemons::{self, Ended, with};
 use trellis_tests::device::says_the_same;
@@ -61,37 +57,41 @@ examples! {
     "beam" => beam,
     "best-of-n" => best_of_n,
     "calculator" => calculator,
+    "cfg" => cfg,
     "chat" => chat,
     "chat-server" => chat_server,
     "complete" => complete,
-    "constrained" => constrained,
     "constrained-beam" => constrained_beam,
     "contrastive" => contrastive,
     "cot-decoding" => cot_decoding,
     "dexperts" => dexperts,
+    "diverse-beam" => diverse_beam,
     "early-vote" => early_vote,
     "entropy-cut" => entropy_cut,
-    "guidance" => guidance,
+    "grammar" => grammar,
     "h2o" => h2o,
     "json-fields" => json_fields,
+    "json-schema" => json_schema,
     "lookahead" => lookahead,
     "mcts" => mcts,
     "my-sampler" => my_sampler,
     "power-sampling" => power_sampling,
     "probe" => probe,
+    "prompt-lookup" => prompt_lookup,
     "react" => react,
+    "regex" => regex,
     "samplers" => samplers,
     "self-consistency" => self_consistency,
     "skeleton-of-thought" => skeleton_of_thought,
     "smc" => smc,
     "snapkv" => snapkv,
-    "speculate" => speculate,
+    "speculative" => speculative,
     "steering" => steering,
     "streaming-llm" => streaming_llm,
     "thinking-budget" => thinking_budget,
     "tool-ahead" => tool_ahead,
     "tree-of-thought" => tree_of_thought,
-    "watermark" => watermark,
+    "watermarks" => watermarks,
 }
 
 #[test]
@@ -161,7 +161,7 @@ pub(crate) fn question(text: &str) -> String {
 }
 
 /// What the engine draws by itself: the tokens, and the log-probability of the average one.
-async fn draw(prompt: &str, sampler: Sampler, n_max: usize) -> (Vec<u32>, f32) {
+pub(crate) async fn draw(prompt: &str, sampler: Sampler, n_max: usize) -> (Vec<u32>, f32) {
     let mut context = Context::create(model(), owner(u32::MAX)).await.expect("created");
     context.append(&encode(model(), prompt)).await.expect("fits");
     let sampler = Arc::new(sampler);
@@ -185,15 +185,17 @@ mod check {
     use super::*;
     pub(crate) use crate::agents::{chat_server, early_vote, react, thinking_budget, tool_ahead};
     pub(crate) use crate::aligned::{asap, constrained_beam};
-    pub(crate) use crate::beams::guest::beam;
-    pub(crate) use crate::constraints::guest::constrained;
+    pub(crate) use crate::beams::guest::{beam, diverse_beam};
+    pub(crate) use crate::constraints::guest::{grammar, json_schema, regex};
     pub(crate) use crate::evictions::{h2o, streaming_llm};
+    pub(crate) use crate::guesses::{prompt_lookup, speculative};
     pub(crate) use crate::looks::cot_decoding;
-    pub(crate) use crate::mixtures::guest::guidance;
+    pub(crate) use crate::mixtures::guest::cfg;
     pub(crate) use crate::policies::{contrastive, dexperts, lookahead, my_sampler, snapkv};
     pub(crate) use crate::posteriors::{awrs, entropy_cut, power_sampling};
     pub(crate) use crate::searches::{mcts, skeleton_of_thought, smc, tree_of_thought};
     pub(crate) use crate::steering::steering;
+    pub(crate) use crate::watermarks::watermarks;
 
     pub(crate) async fn chat(name: &str) {
         let answer = run(name, &["What is 37 + 48?"]).await.well();
@@ -341,7 +343,7 @@ mod check {
             let tokens = found.expect("it is among them")["tokens"].as_array().expect("a list").iter();
             tokens.map(|token| token.as_u64().expect("a token") as u32).collect::<Vec<u32>>()
         };
-        assert_eq!(ended.json.len(), 21);
+        assert_eq!(ended.json.len(), 17);
 
         // The chain of settings draws what its program draws.
         let plain = Sampler { temperature: 0.8, top_p: Some(0.95), seed: 7, ..Sampler::greedy() };
@@ -353,25 +355,6 @@ mod check {
         let all = [encode(model(), prompt), of("no-repeat-3")].concat();
         let runs: HashSet<&[u32]> = all.windows(3).collect();
         assert_eq!(runs.len(), all.len() - 2);
-
-        // Kirchenbauer et al., equation 3, over the noise that the definition writes down.
-        let z_of_green = |tokens: &[u32], n_before: usize| {
-            let is_green = |run: &[u32]| {
-                let hash = run[..n_before].iter().fold([0, 0], |hash, &token| {
-                    let [low, high, ..] = philox4x32([token, 0, hash[0], hash[1]], [0, 0]);
-                    [low, high]
-                });
-                let token = run[n_before];
-                let words = philox4x32([token / 4, 0, hash[0], hash[1]], [15_485_863, 0]);
-                (f64::from(words[token as usize % 4] >> 9) + 0.5) / f64::from(1 << 23) < 0.25
-            };
-            let n = (tokens.len() - n_before) as f64;
-            let n_green = tokens.windows(n_before + 1).filter(|run| is_green(run)).count() as f64;
-            (n_green - 0.25 * n) / (n * 0.25 * 0.75).sqrt()
-        };
-        let (kgw, unigram, without) =
-            (z_of_green(&of("kgw"), 1), z_of_green(&of("unigram"), 0), z_of_green(&of("temperature"), 1));
-        assert!(kgw > 3.0 && unigram > 3.0 && without < 3.0, "{kgw}, {unigram}, {without}");
 
         let stops = &model().model().stop_tokens;
         let n_before_stop = of("at-least-20").iter().take_while(|token| !stops.contains(token)).count();
@@ -385,178 +368,6 @@ mod check {
         let beside = ended.json.iter().find(|one| one["sampler"] == "mirostat").expect("it is among them");
         assert!(says_the_same(&alone, beside), "{alone} for {beside}");
         assert!(alone["cost"].as_f64().is_some_and(|cost| cost > 2.0 && cost < 16.0), "{alone}");
-    }
-
-    pub(crate) async fn watermark(name: &str) {
-        let z = |ended: &Ended| ended.json[0]["z"].as_f64().expect("a number");
-        let base = ["--max-tokens", "160", "--temperature", "1.5"];
-        let marked = run(name, &[&base[..], &["Ownership is"]].concat()).await.well();
-        assert!(z(&marked) > 5.0, "{:?}", marked.json);
-        assert!(marked.json[0]["n_tokens"].as_u64().expect("a number") >= 50, "{:?}", marked.json);
-        let plain = run(name, &[&base[..], &["--delta", "0", "Ownership is"]].concat()).await.well();
-        assert!(z(&plain).abs() < 4.0, "{:?}", plain.json);
-
-        // The detector sees the text alone. It need not cut it into the same tokens.
-        let detected = run(name, &["--detect", "--", &marked.text]).await.well();
-        assert!(z(&detected) > 4.0, "{:?}", detected.json);
-        let other_key = run(name, &["--key", "3", "--detect", "--", &marked.text]).await.well();
-        assert!(z(&other_key).abs() < 4.0, "{:?}", other_key.json);
-        let detected = run(name, &["--detect", "--", &plain.text]).await.well();
-        assert!(z(&detected).abs() < 4.0, "{:?}", detected.json);
-        for bad in [["--gamma", "1"], ["--temperature", "NaN"], ["--delta", "inf"]] {
-            let ended = run(name, &[&bad[..], &["x"]].concat()).await;
-            assert!(ended.reason().message.contains("usage: watermark"), "{ended:?}");
-        }
-    }
-
-    pub(crate) async fn speculate(name: &str) {
-        let config = Config { models: vec!["tiny".to_owned(), "draft".to_owned()], ..daemons::config(exe()) };
-        let daemon = daemons::start_over(port(), &config);
-        let client = daemon.connect().await.expect("connected");
-        let wasm = guests::example(name);
-        let told = |words: &'static [&'static str]| daemons::run(&client, &wasm, with(words));
-        let refused = told(&["--width", "2", "Tell me"]).await;
-        assert!(refused.reason().message.contains("--width is for the guesses of a --draft"), "{refused:?}");
-        let none = told(&["--json", "--max-tokens", "0", "Tell me"]).await.well();
-        assert_eq!((&none.json[0]["tokens"], &none.json[0]["saved"]), (&0.into(), &0.0.into()));
-        // What was decoded is what would be without guesses.
-        for (seed, temperature) in [(7, "0"), (8, "0.7"), (9, "1.3")] {
-            let arguments = ["--temperature", temperature, "--max-tokens", "60", "Tell me a short story."];
-            let sampler =
-                Sampler { temperature: temperature.parse().expect("a number"), seed, ..Sampler::greedy() };
-            let expected = decode(&draw(&question("Tell me a short story."), sampler, 60).await.0);
-            for how in [
-                &["--draft", "draft"][..],
-                &["--draft", "draft", "--guesses", "15"],
-                &["--draft", "draft", "--guesses", "15", "--width", "4"],
-                &["--draft", "draft", "--guesses", "5", "--width", "3"],
-                &["--guesses", "0"],
-                &[],
-            ] {
-                let options = StartOptions { seed: Some(seed), ..with(&[how, &arguments].concat()) };
-                let ended = daemons::run(&client, &wasm, options).await.well();
-                assert_eq!(ended.text, format!("{expected}\n"), "{how:?} at {temperature}");
-                assert!(ended.log[0].contains("saved"), "{ended:?}");
-            }
-        }
-        // It guesses less where steps take less.
-        let narrow = Config { n_step_tokens: Some(4), ..config.clone() };
-        let daemon = daemons::start_over(port(), &narrow);
-        let asking = daemon.connect().await.expect("connected");
-        let expected = decode(&draw(&question("Tell me a short story."), Sampler::greedy(), 60).await.0);
-        for how in [&["--width", "4"][..], &["--width", "2"], &["--guesses", "15"]] {
-            let words = [&["--draft", "draft", "--max-tokens", "60"], how, &["Tell me a short story."]];
-            let ended = daemons::run(&asking, &wasm, with(&words.concat())).await.well();
-            assert_eq!(ended.text, format!("{expected}\n"), "{how:?}");
-        }
-        drop((asking, daemon));
-        let sums = ["468 + 275", "37 + 48", "915 + 86", "640 + 333", "78 + 77", "129 + 504"];
-        let sums = sums.map(|sum| format!("Think step by step: what is {sum}?"));
-        let sums: Vec<&str> = sums.iter().map(String::as_str).collect();
-        let stories = ["Tell me a short story."; 6];
-        let prose =
-            ["Ownership is a set of rules", "The `Vec` type", "A program", "In this chapter", "The compiler"];
-        let draft = ["--draft", "draft"];
-        let mut steps_of = HashMap::new();
-        let cases: [(&str, &[&str], &[&str], f64); 7] = [
-            ("sums, 0", &["--temperature", "0"], &sums, 0.75),
-            ("sums, 1", &["--temperature", "1"], &sums, 0.75),
-            ("stories, 0.7", &["--temperature", "0.7"], &stories, 0.70),
-            ("prose, 0", &["--temperature", "0", "--raw", "--max-tokens", "100"], &prose, 0.20),
-            ("prose, 0.7", &["--temperature", "0.7", "--raw", "--max-tokens", "100"], &prose, 0.20),
-            ("prose, 0, tree", &["--width", "4", "--raw", "--max-tokens", "100"], &prose, 0.30),
-            (
-                "prose, 0.7, tree",
-                &["--width", "4", "--temperature", "0.7", "--raw", "--max-tokens", "100"],
-                &prose,
-                0.30,
-            ),
-        ];
-        for (what, how, prompts, least) in cases {
-            let (mut tokens, mut steps) = (0.0, 0.0);
-            for (seed, prompt) in (7..).zip(prompts) {
-                let arguments = [&draft[..], how, &["--json", "--", prompt]].concat();
-                let options = StartOptions { seed: Some(seed), ..with(&arguments) };
-                let report = daemons::run(&client, &wasm, options).await.well().json.remove(0);
-                let number = |key: &str| report[key].as_f64().expect("a number");
-                tokens += number("tokens");
-                steps += number("steps");
-            }
-            let saved = 1.0 - steps / tokens;
-            println!("{what}: {tokens} tokens in {steps} steps of the target, {saved:.3} saved by 4 guesses");
-            assert!(saved >= least, "{what}: {saved}");
-            steps_of.insert(what, steps);
-        }
-        // Of a tree that is as deep as the chain more is right, and the text is the same.
-        for (tree, chain) in [("prose, 0, tree", "prose, 0"), ("prose, 0.7, tree", "prose, 0.7")] {
-            let share = steps_of[tree] / steps_of[chain];
-            println!("{tree}: {share:.3} of the steps of a chain");
-            assert!(share <= 0.95, "{tree}: {share}");
-        }
-
-        // What followed before is guessed. Little is in vain where nothing repeats.
-        let (mut computed, mut in_vain) = (0.0, 0.0);
-        for (seed, prompt) in
-            (7..).zip([&stories[..], &["Ownership is a set of rules", "A program"]].concat())
-        {
-            let arguments = ["--temperature", "0.7", "--max-tokens", "150", "--json", "--", prompt];
-            let options = StartOptions { seed: Some(seed), ..with(&arguments) };
-            let report = daemons::run(&client, &wasm, options).await.well().json.remove(0);
-            let number = |key: &str| report[key].as_f64().expect("a number");
-            in_vain += number("guessed") - number("accepted");
-            computed += number("steps") + number("guessed");
-        }
-        println!("nothing repeats: {in_vain} of {computed} tokens computed in vain");
-        assert!(in_vain <= 0.05 * computed, "{in_vain} of {computed}");
-        drop(client);
-        // The small model copies itself before long when it always takes the likeliest token.
-        let daemon = daemons::start(&Config { models: vec!["draft".to_owned()], ..daemons::config(exe()) });
-        let client = daemon.connect().await.expect("connected");
-        for prompt in ["1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15", &"a b c ".repeat(8)] {
-            let prompt = format!("<|begin_of_text|>{prompt}");
-            let arguments = ["--raw", "--max-tokens", "400", "--json", "--", &prompt];
-            let report = daemons::run(&client, &wasm, with(&arguments)).await.well().json.remove(0);
-            println!("copied: {} of {} steps saved by look-ups", report["saved"], report["tokens"]);
-            assert!(report["saved"].as_f64() >= Some(0.6), "{report}");
-        }
-        let ended = daemons::run(&client, &wasm, with(&["--draft", "tiny", "x"])).await;
-        assert!(ended.reason().message.contains("no model is called \"tiny\""), "{ended:?}");
-        drop(client);
-
-        // A model that counts its tokens otherwise cannot guess for another.
-        let folder = TempDir::new().expect("a folder");
-        let other = folder.path().join("other");
-        copy_with_two_tokens_swapped(&other);
-        let models = vec!["tiny".to_owned(), other.to_str().expect("UTF-8").to_owned()];
-        let daemon = daemons::start(&Config { models, ..daemons::config(exe()) });
-        let client = daemon.connect().await.expect("connected");
-        let ended = daemons::run(&client, &wasm, with(&["--draft", "other", "x"])).await;
-        let expected = "one argument belongs to the model \"tiny\", the other to \"other\"";
-        assert!(ended.reason().message.contains(expected), "{ended:?}");
-    }
-
-    /// The files of `draft`, in a folder, with a tokenizer in which two tokens change places.
-    fn copy_with_two_tokens_swapped(folder: &Path) {
-        let Some(ModelSource::Embedded(files)) = trellis::bundled::source("draft") else {
-            panic!("the bundled models are embedded");
-        };
-        fs::create_dir(folder).expect("made");
-        for (name, bytes) in files {
-            let mut bytes = bytes.to_vec();
-            if *name == "tokenizer.json" {
-                let mut tokenizer: Value = serde_json::from_slice(&bytes).expect("JSON");
-                let vocab = tokenizer["model"]["vocab"].as_object_mut().expect("a map");
-                for id in vocab.values_mut() {
-                    match id.as_u64() {
-                        Some(2013) => *id = 2014.into(),
-                        Some(2014) => *id = 2013.into(),
-                        _ => {}
-                    }
-                }
-                bytes = serde_json::to_vec(&tokenizer).expect("JSON");
-            }
-            fs::write(folder.join(name), bytes).expect("written");
-        }
     }
 
     pub(crate) async fn probe(name: &str) {

@@ -16,6 +16,7 @@ mod evictions;
 mod failing;
 mod forks;
 mod goldens;
+mod guesses;
 mod guests;
 mod hidden;
 mod hostile;
@@ -47,6 +48,7 @@ mod streams;
 mod swaps;
 mod tidy;
 mod tour;
+mod watermarks;
 
 /// The `trellis` binary under test.
 fn exe() -> &'static str {

@@ -12,22 +12,35 @@ use trellis_tests::{guests, pack};
 use crate::exe;
 use crate::recordings::with_lines;
 
-/// What an old component and the example of today are both asked. Between them they generate one text and many, rank
+/// An old component, the example of today that does the same, and what both are asked. Between them they generate one text and many, rank
 /// and draw under a mask, pull a stream piece by piece, and make mistakes.
-const RUNS: [(&str, &[&str]); 12] = [
-    ("beam", &["--max-tokens", "20", "--json", "What is 37 + 48?"]),
-    ("best-of-n", &["--n", "4", "--temperature", "2", "--max-tokens", "20", "--json", "What is 37 + 48?"]),
-    ("chat", &["What is 37 + 48?"]),
-    ("complete", &["--max-tokens", "40", "--temperature=0.8", "--top-p", "0.9", "Once upon a time"]),
-    ("complete", &["--max-tokens", "60", "--stop", ".", "Ownership is"]),
-    ("complete", &["--no-such-option", "x"]),
-    ("json-fields", &["Ada, a pilot from Oslo, is 36."]),
-    ("json-fields", &["\"\"\" , , ,"]),
-    ("probe", &["stream", "40", "Once upon a time"]),
-    ("probe", &["idle", "1000"]),
-    ("speculate", &["--max-tokens", "30", "--json", "Write the days of the week three times."]),
+const RUNS: [(&str, &str, &[&str]); 12] = [
+    ("beam", "beam", &["--max-tokens", "20", "--json", "What is 37 + 48?"]),
+    (
+        "best-of-n",
+        "best-of-n",
+        &["--n", "4", "--temperature", "2", "--max-tokens", "20", "--json", "What is 37 + 48?"],
+    ),
+    ("chat", "chat", &["What is 37 + 48?"]),
+    (
+        "complete",
+        "complete",
+        &["--max-tokens", "40", "--temperature=0.8", "--top-p", "0.9", "Once upon a time"],
+    ),
+    ("complete", "complete", &["--max-tokens", "60", "--stop", ".", "Ownership is"]),
+    ("complete", "complete", &["--no-such-option", "x"]),
+    ("json-fields", "json-fields", &["Ada, a pilot from Oslo, is 36."]),
+    ("json-fields", "json-fields", &["\"\"\" , , ,"]),
+    ("probe", "probe", &["stream", "40", "Once upon a time"]),
+    ("probe", "probe", &["idle", "1000"]),
     (
         "speculate",
+        "prompt-lookup",
+        &["--max-tokens", "30", "--json", "Write the days of the week three times."],
+    ),
+    (
+        "speculate",
+        "speculative",
         &["--draft", "draft", "--temperature", "0.7", "--max-tokens", "30", "Tell me a short story."],
     ),
 ];
@@ -48,12 +61,12 @@ fn a_component_of_host_api_0_1_emits_what_the_example_of_today_does() {
     block_on(async {
         let daemon = daemons::start(&config());
         let client = daemon.connect().await.expect("connected");
-        for (name, arguments) in RUNS {
+        for (name, example, arguments) in RUNS {
             let old = std::fs::read(path(name)).expect("it is kept");
             assert!(old.windows(13).any(|bytes| bytes == b"contexts@0.1."), "nobody has built {name} again");
             let (old, new) = (
                 run(&client, &old, with(arguments)).await,
-                run(&client, &guests::example(name), with(arguments)).await,
+                run(&client, &guests::example(example), with(arguments)).await,
             );
             assert_eq!((&old.text, &old.tokens), (&new.text, &new.tokens), "{name} {arguments:?}");
             let is_same = old.json.len() == new.json.len()
@@ -71,7 +84,7 @@ fn a_component_of_host_api_0_1_is_recorded_and_replayed() {
     let folder = tempfile::tempdir().expect("a folder");
     let file = folder.path().join("old.rec");
     let record = file.to_str().expect("UTF-8");
-    for (name, arguments) in [RUNS.as_slice(), &[("chat", &[])]].concat() {
+    for (name, _, arguments) in [RUNS.as_slice(), &[("chat", "chat", &[])]].concat() {
         let path = path(name);
         let words = ["run", "--json", "--seed", "7", "--record", record, path.to_str().expect("UTF-8")];
         let first = with_lines(&mut served.trellis(&[&words[..], arguments].concat()), LINES);

@@ -108,16 +108,12 @@ pub(crate) async fn report(name: &str, arguments: &[&str], seed: u64) -> Value {
 /// for how probable they are together. Drawing what the rule leaves, token by token, is far from that.
 pub(crate) async fn awrs(name: &str) {
     const N_LETTERS: usize = 4;
-    const TEMPERATURE: f64 = 1.25;
     const N_RUNS: u64 = 24;
     let keeps = |tokens: &[u32]| {
         decode(tokens).split(|c: char| !c.is_alphabetic()).all(|word| word.chars().count() <= N_LETTERS)
     };
     let all = texts(&encode(model(), "<|begin_of_text|>Ownership is"), 4, 4).await;
-    let probability = |place: &Candidates, idx: usize| {
-        let power = |logprob: &f64| (logprob / TEMPERATURE).exp();
-        power(&place.logprobs[idx]) / place.logprobs.iter().map(power).sum::<f64>()
-    };
+    let probability = |place: &Candidates, idx: usize| place.logprobs[idx].exp();
     let (expected, exact) = shares(&all, |(tokens, places), position, idx| {
         f64::from(keeps(&tokens[..=position]) as u8) * probability(&places[position], idx)
     });
@@ -130,7 +126,7 @@ pub(crate) async fn awrs(name: &str) {
 
     let (mut found, mut evidence) = (Shares::new(), 0.0);
     for seed in 0..N_RUNS {
-        let arguments = ["--particles", "64", "--top-k", "4", "--letters", "4", "--temperature", "1.25"];
+        let arguments = ["--particles", "64", "--top-k", "4", "--letters", "4"];
         let arguments = [&arguments[..], &["--max-tokens", "4", "--json", "Ownership is"]].concat();
         let report = report(name, &arguments, seed).await;
         let of_run = report["log_evidence"].as_f64().expect("some are left").exp();
@@ -161,10 +157,6 @@ pub(crate) async fn awrs(name: &str) {
     }
     let ended = run(name, &["--particles", "2", "--letters", "0", "--top-k", "1", "Once upon a time"]).await;
     assert!(ended.well().text.contains("no text was left"));
-    for bad in ["0", "-1", "NaN", "inf"] {
-        let ended = run(name, &["--temperature", bad, "x"]).await;
-        assert!(ended.reason().message.contains("usage: awrs"), "{ended:?}");
-    }
 }
 
 pub(crate) async fn power_sampling(name: &str) {
@@ -190,8 +182,6 @@ pub(crate) async fn entropy_cut(name: &str) {
     for (cut, rise) in cuts.iter().zip(rises) {
         assert!((cut - rise / sum).abs() <= 1e-3, "{cuts:?}: {tops:?}");
     }
-    let ended = run(name, &["--sharpness", "0", "x"]).await;
-    assert!(ended.reason().message.contains("usage: entropy-cut"), "{ended:?}");
 }
 
 /// Chains stand for the power of the model's distribution over whole texts, long and short ones. Drawing at that temperature,
@@ -208,11 +198,9 @@ async fn check_powers(name: &str) {
         power(&logprobs[idx]) / logprobs.iter().map(power).sum::<f64>()
     });
     let mut found = Shares::new();
-    let mut n_accepted = 0;
     for seed in 0..N_RUNS {
-        let arguments =
-            ["--alpha", "2", "--chains", "64", "--top-k", "2", "--max-tokens", "5", "--block", "3"];
-        let arguments = [&arguments[..], &["--moves", "16", "--json", "word"]].concat();
+        let arguments = ["--alpha", "2", "--chains", "64", "--top-k", "2", "--max-tokens", "5"];
+        let arguments = [&arguments[..], &["--moves", "32", "--json", "word"]].concat();
         let report = report(name, &arguments, seed).await;
         let answers = report.as_array().expect("a list");
         assert_eq!(answers.len(), N_CHAINS);
@@ -220,7 +208,6 @@ async fn check_powers(name: &str) {
             let tokens = tokens_of(answer);
             assert_eq!(answer["text"], decode(&tokens));
             *found.entry(tokens).or_default() += 1.0 / (N_RUNS as usize * N_CHAINS) as f64;
-            n_accepted += answer["n_accepted"].as_u64().expect("a number");
         }
     }
     let most = variation_of_draws(&expected, N_RUNS as usize * N_CHAINS);
@@ -228,16 +215,14 @@ async fn check_powers(name: &str) {
     let n_whole =
         all.iter().filter(|(tokens, _)| tokens.len() < 5).map(|(tokens, _)| expected[tokens]).sum::<f64>();
     println!(
-        "{name}: total variation {distance:.4} of at most {most:.4}, token by token {of_tokens:.4}; {n_whole:.2} end early; \
-         {n_accepted} moves of {}",
-        N_RUNS as usize * N_CHAINS * 32
+        "{name}: total variation {distance:.4} of at most {most:.4}, token by token {of_tokens:.4}; {n_whole:.2} end early"
     );
     assert!(distance <= most && of_tokens >= 2.0 * most, "{distance}, {of_tokens}, {most}");
     assert!((0.2..0.8).contains(&n_whole), "{n_whole}");
 
     let text = run(name, &["What is 37 + 48?"]).await.well().text;
     assert_eq!(text, "85\n");
-    for bad in [["--alpha", "0"], ["--alpha", "inf"], ["--block", "0"], ["--top-k", "0"]] {
+    for bad in [["--alpha", "0"], ["--alpha", "inf"], ["--max-tokens", "0"], ["--top-k", "0"]] {
         let ended = run(name, &[&bad[..], &["x"]].concat()).await;
         assert!(ended.reason().message.contains(&format!("usage: {name}")), "{ended:?}");
     }

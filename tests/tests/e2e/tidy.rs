@@ -1,6 +1,6 @@
 //! The house stays as it was drawn: which crate uses which, how long files are, where `unsafe` stands, what is documented.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -28,6 +28,9 @@ const LAYERS: [(&str, &[&str]); 8] = [
 
 /// When a file is longer than this, it holds two ideas.
 const N_LINES_MAX: usize = 600;
+
+/// An example with more lines of code than this is no page that one reads at a glance.
+const N_PAGE_LINES_MAX: usize = 80;
 
 /// The one place outside of `cuda` that cannot do without: compiled code is loaded there.
 const UNSAFE_PLACE: &str = "daemon/src/guest/component.rs";
@@ -234,8 +237,40 @@ fn every_example_says_what_it_is() {
         assert_eq!(manifest["package"]["name"].as_str(), Some(name.as_str()));
         let text = fs::read_to_string(folder.join("src/lib.rs")).expect("it has a source");
         assert!(text.starts_with("//! "), "{name} does not begin with what it is");
-        assert!(text.contains(&format!("//! trellis run {name} ")), "{name} does not show how it is run");
+        // Options of `trellis run`, such as the models, stand before the name.
+        let header = text.lines().take_while(|line| line.starts_with("//!"));
+        let mut runs = header.filter_map(|line| line.strip_prefix("//! trellis run "));
+        let is_of_it = |words: &str| words.split_whitespace().any(|word| word == name);
+        assert!(runs.any(is_of_it), "{name} does not show how it is run");
     }
+}
+
+#[test]
+fn every_example_is_a_page() {
+    let mut n_lines_of: BTreeMap<String, usize> = BTreeMap::new();
+    for Source { path, text } in sources(&["rs"]) {
+        let Some(path) = path.strip_prefix("guest-examples/") else { continue };
+        let (name, _) = path.split_once('/').expect("it is in the folder of an example");
+        let is_code = |line: &&str| !line.trim().is_empty() && !line.trim_start().starts_with("//");
+        *n_lines_of.entry(name.to_owned()).or_default() += text.lines().filter(is_code).count();
+    }
+    assert!(n_lines_of.keys().eq(&example_names()), "{n_lines_of:?}");
+    // What the benchmark measures is in one guest, so that all of it starts alike.
+    n_lines_of.remove("probe").expect("it is there");
+    for (name, n_lines) in n_lines_of {
+        assert!(n_lines <= N_PAGE_LINES_MAX, "{name} has {n_lines} lines, more than {N_PAGE_LINES_MAX}");
+    }
+}
+
+#[test]
+fn the_readme_lists_the_examples() {
+    let readme = fs::read_to_string(root().join("README.md")).expect("there is one");
+    let (_, table) = readme.split_once("\n| example | idea | source |\n").expect("it has a table");
+    let rows = table.lines().skip(1).map_while(|line| line.strip_prefix("| "));
+    let names = rows.flat_map(|row| row.split(" | ").next().expect("a cell").split(", "));
+    let mut names: Vec<&str> = names.map(|name| name.trim_matches('`')).collect();
+    names.sort_unstable();
+    assert_eq!(names, example_names());
 }
 
 #[test]

@@ -1,4 +1,6 @@
-//! The example guest of beam searches.
+//! The example guests of beam searches.
+
+use std::collections::HashSet;
 
 use serde_json::Value;
 use trellis::config::Config;
@@ -68,6 +70,35 @@ pub(crate) async fn beam(name: &str) {
     let (score, text) = answer.trim().split_once(' ').expect("a score and a text");
     assert!(score.parse::<f32>().expect("a number") <= 0.0);
     assert_eq!(text.trim(), "85");
+}
+
+/// The texts of groups, and of all their words the share that is there once: the paper's measure of diversity.
+async fn groups(name: &str, diversity: &str) -> (Vec<Vec<u32>>, f64) {
+    let arguments = ["--groups", "4", "--diversity", diversity, "--json", "Tell me a short story."];
+    let report = run(name, &arguments).await.well().json.remove(0);
+    let texts = report.as_array().expect("a list");
+    assert_eq!(texts.len(), 4);
+    let tokens: Vec<Vec<u32>> =
+        texts.iter().map(|text| serde_json::from_value(text["tokens"].clone()).expect("tokens")).collect();
+    let all: Vec<u32> = tokens.concat();
+    let distinct: HashSet<&u32> = all.iter().collect();
+    (tokens, distinct.len() as f64 / all.len() as f64)
+}
+
+pub(crate) async fn diverse_beam(name: &str) {
+    // Nothing keeps groups apart without a penalty, and the first one is never kept from anything.
+    let plain =
+        run("beam", &["--beams", "1", "--json", "Tell me a short story."]).await.well().json.remove(0);
+    let plain: Vec<Vec<u32>> = serde_json::from_value(plain["sequences"].clone()).expect("tokens");
+    let (alike, least) = groups(name, "0").await;
+    assert!(alike.iter().all(|tokens| *tokens == plain[0]), "{alike:?}");
+    let (apart, more) = groups(name, "0.5").await;
+    assert!(apart.contains(&plain[0]), "{apart:?}");
+    let distinct: HashSet<&Vec<u32>> = apart.iter().collect();
+    println!("{} texts; of all words {more:.3} are distinct, without a penalty {least:.3}", distinct.len());
+    assert!(distinct.len() == 4 && more > 1.3 * least, "{more} for {least}");
+    let ended = run(name, &["--groups", "3", "--beams", "4", "x"]).await;
+    assert!(ended.reason().message.contains("group"), "{ended:?}");
 }
 
 #[test]

@@ -15,7 +15,7 @@ async fn report(name: &str, arguments: &[&str]) -> (Vec<u64>, [f64; 2]) {
     (tokens, logprobs)
 }
 
-pub(crate) async fn guidance(name: &str) {
+pub(crate) async fn cfg(name: &str) {
     // Without guidance it is what the other is not asked about.
     let off = ["--scale", "1", "--off", "What is 3 + 4?"];
     let (plain, _) = report(name, &["--scale", "1"]).await;
@@ -39,6 +39,6 @@ pub(crate) async fn guidance(name: &str) {
     ] {
         let ended = run(name, &[option, value, TEXT]).await;
         let message = &ended.reason().message;
-        assert!(message.contains(told) && message.contains("usage: guidance"), "{message}");
+        assert!(message.contains(told) && message.contains("usage: cfg"), "{message}");
     }
 }

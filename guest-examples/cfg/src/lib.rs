@@ -2,10 +2,12 @@
 //! "Stay on topic with Classifier-Free Guidance", 2023). Beside the prompt a second context has what is to be kept off, or
 //! nothing but the end of the prompt; each token is drawn from the logits of both, and appended to both.
 //!
+//! The formula over the logits is the paper's, and so is the second context, without a negative prompt and with one (`--off`).
+//!
 //! ```text
-//! trellis run guidance "Once upon a time"
-//! trellis run guidance --scale 2 --off "A sad story." "Once upon a time"
-//! trellis run guidance --scale 1 --json "Once upon a time"     # as without
+//! trellis run cfg "Once upon a time"
+//! trellis run cfg --scale 2 --off "A sad story." "Once upon a time"
+//! trellis run cfg --scale 1 --json "Once upon a time"     # as without
 //! ```
 
 use serde::Serialize;
@@ -14,7 +16,7 @@ use trellis_guest::{Args, Context, Mixture, Model, Result, Sampler, emit, emit_j
 
 trellis_guest::main!(run);
 
-const USAGE: &str = "guidance [--scale S] [--off TEXT] [--temperature T] [--max-tokens N] [--json] TEXT";
+const USAGE: &str = "cfg [--scale S] [--off TEXT] [--temperature T] [--max-tokens N] [--json] TEXT";
 
 #[derive(Serialize)]
 struct Report {
