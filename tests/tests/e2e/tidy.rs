@@ -123,7 +123,7 @@ fn crates_know_only_whom_they_may_know() {
             assert!(allowed.contains(&dependency.as_str()), "{name} may not use {dependency}");
         }
     }
-    for workspace in ["guest-examples", "tests/guests"] {
+    for workspace in ["guest-examples", "sdk/guide", "tests/guests"] {
         for folder in members(&here.join(workspace)) {
             let ours = dependencies(&manifest(&folder), true).into_iter().map(|(name, _)| name);
             let ours: Vec<_> = ours.filter(|name| is_ours(name)).collect();
@@ -153,7 +153,7 @@ fn the_engine_knows_neither_wasm_nor_sockets_and_wasm_stays_in_one_folder() {
 
 #[test]
 fn every_crate_takes_versions_and_lints_from_its_workspace() {
-    for workspace in ["", "guest-examples", "tests/guests"].map(|name| root().join(name)) {
+    for workspace in ["", "guest-examples", "sdk/guide", "tests/guests"].map(|name| root().join(name)) {
         let lints = &manifest(&workspace)["workspace"]["lints"];
         assert_eq!(lints["rust"]["unsafe_code"].as_str(), Some("deny"), "{}", workspace.display());
         assert!(!lints.to_string().contains("\"allow\""), "{}: {lints}", workspace.display());

@@ -1,0 +1,77 @@
+//! Messages, time and budgets.
+
+use std::time::Duration;
+
+use trellis_guest::{
+    Chat, Context, Inbox, Result, Sampler, Usage, emit, messages, receive_within, time_left, try_receive,
+    usage,
+};
+
+// ANCHOR: serve
+/// Answers each message as it comes, until the client says that no more will.
+pub fn serve(context: &Context) -> Result<usize> {
+    let mut chat = Chat::new();
+    let mut n_answers = 0;
+    for message in messages() {
+        chat.push("user", &message?);
+        context.set_chat(&chat)?;
+        let answer = context.generate(&Sampler::greedy()).max_tokens(64).emit().run()?;
+        chat.push("assistant", &answer.text);
+        emit!("\n")?;
+        n_answers += 1;
+    }
+    Ok(n_answers)
+}
+// ANCHOR_END: serve
+
+// ANCHOR: stop
+/// Answers until it is done, or a message comes.
+pub fn until_told(context: &Context) -> Result<Option<String>> {
+    for piece in context.stream(&Sampler::greedy()).max_tokens(64).text()? {
+        emit!("{}", piece?)?;
+        if let Inbox::Message(message) = try_receive()? {
+            return Ok(Some(message));
+        }
+    }
+    Ok(None)
+}
+// ANCHOR_END: stop
+
+// ANCHOR: within
+/// A message, if one comes within a tenth of a second.
+pub fn soon() -> Result<Option<String>> {
+    Ok(match receive_within(Duration::from_millis(100))? {
+        Inbox::Message(message) => Some(message),
+        Inbox::NothingYet | Inbox::Closed => None,
+    })
+}
+// ANCHOR_END: within
+
+// ANCHOR: budget
+/// Whether there is time and budget for so many tokens more.
+pub fn can_afford(n_tokens: u64) -> bool {
+    let Usage { tokens, .. } = usage();
+    time_left() > Duration::from_secs(2) && tokens.limit - tokens.used >= n_tokens
+}
+// ANCHOR_END: budget
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::asked;
+
+    #[test]
+    fn without_a_client_no_message_comes() -> Result {
+        let context = asked("What is 37 + 48?")?;
+        assert_eq!(until_told(&context)?, None);
+        assert_eq!(soon()?, None);
+        assert_eq!(serve(&context)?, 0);
+        Ok(())
+    }
+
+    #[test]
+    fn a_guest_knows_what_it_may_still_use() {
+        assert!(can_afford(1000));
+        assert!(!can_afford(u64::MAX));
+    }
+}
