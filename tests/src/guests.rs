@@ -65,6 +65,15 @@ pub fn hostile() -> Vec<u8> {
     built["hostile"].clone()
 }
 
+/// A component of the guide's workspace.
+///
+/// # Panics
+/// It does not build, or there is none of that name.
+#[must_use]
+pub fn guide_component(name: &str) -> Vec<u8> {
+    build(&crate::guide::folder()).remove(name).unwrap_or_else(|| panic!("the guide has no {name}"))
+}
+
 /// The same component with a hash of its own, and larger: with a number in it that changes its hash, and bytes that
 /// change nothing else.
 ///

@@ -6,6 +6,7 @@ pub mod engines;
 pub mod faulty;
 pub mod goldens;
 pub mod guests;
+pub mod guide;
 pub mod models;
 pub mod pack;
 pub mod policies;

@@ -18,6 +18,7 @@ mod forks;
 mod goldens;
 mod guesses;
 mod guests;
+mod guide;
 mod hidden;
 mod hostile;
 mod late;
