@@ -84,8 +84,12 @@ impl Profile {
         let now_ns = cpu_ns.saturating_sub(inner.in_calls_ns);
         let guest_ns = now_ns.saturating_sub(inner.sampled_ns);
         inner.sampled_ns = now_ns;
-        let names = stack.frames().iter().filter_map(|frame| frame.func_name()).take(N_FRAMES_MAX);
-        let stack = names.filter_map(|name| inner.text(&demangled(name))).collect();
+        let names = stack.frames().iter().take(N_FRAMES_MAX).map(|frame| match frame.func_name() {
+            Some(name) => demangled(name),
+            // The names were stripped.
+            None => format!("function {}", frame.func_index()),
+        });
+        let stack = names.filter_map(|name| inner.text(&name)).collect();
         inner.note(&Entry::Sample { at_ns, guest_ns, stack });
     }
 

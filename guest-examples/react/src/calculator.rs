@@ -1,5 +1,7 @@
 //! The tool: one operation of two numbers.
 
+use fasteval3::{EmptyNamespace, ez_eval};
+
 /// How tightly what a word says binds; 0 where it is no operation.
 fn strength(word: Option<&&str>) -> u8 {
     match word {
@@ -22,17 +24,9 @@ pub(crate) fn open_actions(text: &str) -> Vec<String> {
     (1..words.len()).filter(is_open).map(|idx| words[idx - 1..=idx + 1].join(" ")).collect()
 }
 
-/// The value of an operation; whole numbers have no fraction. What has none is infinite, or not a number.
+/// The value of an operation, or what is wrong with it, for the model to read.
 pub(crate) fn evaluate(action: &str) -> String {
-    let words: Vec<&str> = action.split(' ').collect();
-    let [a, b] = [0, 2].map(|idx| words[idx].parse::<f64>().expect("an action has two numbers"));
-    match words[1] {
-        "+" => a + b,
-        "-" => a - b,
-        "*" => a * b,
-        _ => a / b,
-    }
-    .to_string()
+    ez_eval(action, &mut EmptyNamespace).map_or_else(|error| error.to_string(), |value| value.to_string())
 }
 
 #[cfg(test)]

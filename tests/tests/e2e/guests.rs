@@ -287,6 +287,21 @@ mod check {
             texts
         };
         assert_eq!(texts(&answers), texts(&expected));
+        // Those that fall behind are given up: the answer is as sure, for fewer tokens.
+        let question = "Think step by step: what is 468 + 275?";
+        let (mut surest, mut n_tokens) = ([0f64; 2], [0; 2]);
+        for seed in 0..4 {
+            for (idx, how) in [&[][..], &["--reject"]].into_iter().enumerate() {
+                let arguments = [&["--n", "16", "--temperature", "2", "--json"], how, &[question]].concat();
+                let options = StartOptions { seed: Some(seed << 8), ..with(&arguments) };
+                let ended = run_with(name, options).await.well();
+                surest[idx] += ended.json[0][0]["mean_logprob"].as_f64().expect("a number") / 4.0;
+                n_tokens[idx] += ended.usage.expect("the daemon tells").n_tokens;
+            }
+        }
+        println!("best of 16: {surest:?} nats a token for {n_tokens:?} tokens, all and with --reject");
+        assert!(n_tokens[1] * 10 < n_tokens[0] * 6, "{n_tokens:?}");
+        assert!(surest[1] > surest[0] - 0.1, "{surest:?}");
         let text = run(name, &["--n", "6", "--temperature", "2", "--max-tokens", "24", "What is 37 + 48?"]);
         assert_eq!(text.await.well().text, format!("{}\n", answers[0].0));
     }

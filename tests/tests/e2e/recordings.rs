@@ -19,6 +19,7 @@ const RUNS: &[(&str, &[&str], &str)] = &[
     ("awrs", &["--particles", "6", "--max-tokens", "12", "Once upon a time"], ""),
     ("beam", &["--beams", "4", "--max-tokens", "20", "Once upon a time"], ""),
     ("best-of-n", &["--n", "4", "--max-tokens", "16", "What is 37 + 48?"], ""),
+    ("best-of-n", &["--n", "4", "--reject", "--max-tokens", "24", "Tell me a short story."], ""),
     ("calculator", &["What is 12 * 7 + 5?"], ""),
     ("cfg", &["--off", "A sad story.", "--max-tokens", "20", "Once upon a time"], ""),
     ("chat", &["What is 37 + 48?"], ""),

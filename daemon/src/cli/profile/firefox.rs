@@ -5,11 +5,16 @@ use std::time::SystemTime;
 
 use fxprof_processed_profile::{
     CategoryColor, CategoryHandle, CpuDelta, Frame, FrameFlags, FrameInfo, MarkerFieldFlags,
-    MarkerFieldFormat, MarkerTiming, Profile, SamplingInterval, StaticSchemaMarker, StaticSchemaMarkerField,
-    StringHandle, ThreadHandle, Timestamp,
+    MarkerFieldFormat, MarkerLocations, MarkerTiming, Profile, SamplingInterval, StaticSchemaMarker,
+    StaticSchemaMarkerField, StringHandle, ThreadHandle, Timestamp,
 };
 
 use crate::profile::Entry;
+
+/// Where markers are shown: in the overview as well, of which the track of the device has nothing else.
+const PLACES: MarkerLocations = MarkerLocations::MARKER_CHART
+    .union(MarkerLocations::MARKER_TABLE)
+    .union(MarkerLocations::TIMELINE_OVERVIEW);
 
 /// A host call.
 struct Call {
@@ -21,6 +26,9 @@ struct Call {
 impl StaticSchemaMarker for Call {
     const UNIQUE_MARKER_TYPE_NAME: &'static str = "HostCall";
     const DESCRIPTION: Option<&'static str> = Some("A call of the guest to its host");
+    const LOCATIONS: MarkerLocations = PLACES;
+    const CHART_LABEL: Option<&'static str> = Some("{marker.name}");
+    const TABLE_LABEL: Option<&'static str> = Some("{marker.name}");
     const FIELDS: &'static [StaticSchemaMarkerField] = &[StaticSchemaMarkerField {
         key: "host",
         label: "Computed by the host",
@@ -55,7 +63,9 @@ struct Step {
 impl StaticSchemaMarker for Step {
     const UNIQUE_MARKER_TYPE_NAME: &'static str = "DeviceStep";
     const DESCRIPTION: Option<&'static str> = Some("A step of the device that had rows of the guest");
+    const LOCATIONS: MarkerLocations = PLACES;
     const CHART_LABEL: Option<&'static str> = Some("{marker.data.rows} rows");
+    const TABLE_LABEL: Option<&'static str> = Some("{marker.data.rows} rows, {marker.data.tokens} tokens");
     const FIELDS: &'static [StaticSchemaMarkerField] = &[
         StaticSchemaMarkerField {
             key: "rows",
@@ -94,13 +104,16 @@ pub(super) fn profile(guest: &str, began: SystemTime, entries: &[Entry]) -> Prof
     let start = Timestamp::from_nanos_since_reference(0);
     let process = profile.add_process(guest, 1, start);
     let [guest, device] = [(1, "guest"), (2, "device")].map(|(number, name)| {
-        let thread = profile.add_thread(process, number, start, number == 1);
+        // A main thread would have the name of its process.
+        let thread = profile.add_thread(process, number, start, false);
         profile.set_thread_name(thread, name);
         profile.set_thread_show_markers_in_timeline(thread, true);
         profile.add_initial_visible_thread(thread);
         thread
     });
     profile.add_initial_selected_thread(guest);
+    // What stands before the first sample of a track, or after its last, is not shown.
+    profile.add_sample(guest, start, None, CpuDelta::ZERO, 1);
     let computing = profile.add_category("Guest", CategoryColor::Blue);
     let calling = profile.add_category("Host call", CategoryColor::Orange);
     let stepping = profile.add_category("Device", CategoryColor::Green);
@@ -126,6 +139,7 @@ pub(super) fn profile(guest: &str, began: SystemTime, entries: &[Entry]) -> Prof
             Entry::Begin(_) => {}
             Entry::End { end, .. } => {
                 let end = Timestamp::from_nanos_since_reference(end.at_ns);
+                profile.add_sample(guest, end, None, CpuDelta::ZERO, 1);
                 for thread in [guest, device] {
                     profile.set_thread_end_time(thread, end);
                 }
@@ -180,7 +194,8 @@ mod tests {
         assert_eq!(json["meta"]["product"], "Trellis");
         let threads = json["threads"].as_array().expect("threads");
         assert_eq!(threads.len(), 2);
-        assert_eq!(threads[0]["samples"]["length"], 1);
+        assert_eq!((&threads[0]["name"], &threads[1]["name"]), (&"guest".into(), &"device".into()));
+        assert_eq!(threads[0]["samples"]["length"], 3, "one at each end");
         assert_eq!(threads[0]["stackTable"]["length"], 2);
         assert_eq!(threads[0]["markers"]["startTime"][0], 2.0);
         assert_eq!(threads[0]["markers"]["endTime"][0], 4.0);

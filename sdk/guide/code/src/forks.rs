@@ -1,6 +1,6 @@
 //! Forks and batches.
 
-use trellis_guest::{Completion, Context, Result, Sampler, generate_all};
+use trellis_guest::{Completion, Context, Result, Sampler, generate_all, generate_each};
 
 // ANCHOR: tries
 /// So many answers to one prompt, decoded in one batch.
@@ -10,6 +10,26 @@ pub fn tries(prompt: &Context, sampler: &Sampler, n: u64) -> Result<Vec<Completi
     generate_all(forks.iter().map(|(fork, sampler)| fork.generate(sampler).max_tokens(48)))
 }
 // ANCHOR_END: tries
+
+// ANCHOR: first
+/// The first of so many answers that ends and passes a test; the others are given up.
+pub fn first(
+    prompt: &Context,
+    sampler: &Sampler,
+    n: u64,
+    passes: impl Fn(&str) -> bool,
+) -> Result<Option<String>> {
+    let forks = prompt.forks(n, sampler)?;
+    let requests = forks.iter().map(|(fork, sampler)| fork.generate(sampler).max_tokens(160));
+    for ended in generate_each(requests)? {
+        let text = ended.completion?.text;
+        if passes(&text) {
+            return Ok(Some(text));
+        }
+    }
+    Ok(None)
+}
+// ANCHOR_END: first
 
 // ANCHOR: scores
 /// Which of these texts the model finds most probable after the prompt.
@@ -45,6 +65,17 @@ mod tests {
         Ok(())
     }
     // ANCHOR_END: shared
+
+    #[test]
+    fn the_first_that_passes_ends_the_others() -> Result {
+        let prompt = asked("Think step by step: what is 468 + 275?")?;
+        let sampler = Sampler::seeded(seed()).temperature(2.0).build()?;
+        let answer = first(&prompt, &sampler, 8, |text| text.ends_with("743"))?;
+        assert!(answer.is_some_and(|text| text.ends_with("Answer: 743")));
+        assert_eq!(first(&prompt, &sampler, 2, |text| text.is_empty())?, None);
+        assert_eq!(usage().contexts.used, 1);
+        Ok(())
+    }
 
     #[test]
     fn tries_differ_and_the_first_is_that_of_the_sampler() -> Result {

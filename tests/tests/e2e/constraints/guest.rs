@@ -16,9 +16,8 @@ pub(crate) async fn json_schema(name: &str) {
     }
     let schema = r#"{"enum": [[1, 2], {"a": null}]}"#;
     // It begins after a text of the model's own.
-    let ended =
-        run(name, &["--schema", schema, "--after", "Answer:", "Think step by step: what is 468 + 275?"]);
-    let text = ended.await.well().text;
+    let arguments = ["--schema", schema, "--after", "Answer:", "Think step by step: what is 468 + 275?"];
+    let text = run(name, &arguments).await.well().text;
     let (before, answer) = text.split_once("Answer:").expect("it came to its answer");
     assert!(before.contains("ones") && ["[1,2]\n", "{\"a\":null}\n"].contains(&answer), "{text:?}");
     let ended = run(name, &["--schema", r#"{"items": {"not": {}}}"#, ASK]).await;
