@@ -4,12 +4,12 @@ mod transcripts;
 
 use std::collections::BTreeSet;
 use std::fs;
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 use serde_json::Value;
 use trellis::config::Config;
 use trellis::guest::GuestLimits;
-use trellis_tests::daemons::{self, output};
+use trellis_tests::daemons;
 use trellis_tests::guests;
 use trellis_tests::guide;
 
@@ -125,7 +125,9 @@ fn the_first_guest_is_what_is_written_for_authors() {
 fn the_code_of_the_guide_passes_its_tests() {
     let Some(mut trellis) = guests::for_building(daemons::trellis(exe())) else { return };
     let code = guide::folder().join("code");
-    let ran = output(trellis.args(["--json", "test"]).arg(&code));
+    // Each test has its time; the compiler takes as long as it takes.
+    trellis.args(["--json", "test", "--timeout", "300"]).arg(&code);
+    let ran = trellis.stdout(Stdio::piped()).stderr(Stdio::piped()).output().expect("it runs");
     let said = String::from_utf8_lossy(&ran.stdout);
     assert!(ran.status.success(), "{said}{}", String::from_utf8_lossy(&ran.stderr));
     let done: Vec<Value> = said.lines().map(|line| serde_json::from_str(line).expect("JSON alone")).collect();
