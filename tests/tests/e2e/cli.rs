@@ -375,7 +375,7 @@ fn the_exit_status_and_the_message_say_whose_fault_it_is() {
     let said = failed(&mut alone(&["run", empty]), 2);
     assert!(said.contains("has no Cargo.toml") && said.contains("hint: "), "{said}");
     let said = failed(&mut alone(&["run", "no-such-guest"]), 2);
-    assert!(said.contains("known here: awrs, beam, best-of-n"), "{said}");
+    assert!(said.contains("known here: asap, awrs, beam, best-of-n"), "{said}");
     let said = failed(&mut alone(&["run", "--model", "gpt-17", &path]), 2);
     assert!(said.contains("\"gpt-17\"") && said.contains("tiny, draft") && said.contains("hint: "), "{said}");
     let said = failed(alone(&["run", "--device", "cuda", &path]).env("CUDA_VISIBLE_DEVICES", ""), 2);

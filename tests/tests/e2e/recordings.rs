@@ -14,7 +14,7 @@ use trellis_tests::guests;
 use crate::exe;
 
 /// Runs of every example: its name, its arguments, and the lines that its user types.
-const RUNS: &[(&str, &[&str], &str)] = &[
+pub(crate) const RUNS: &[(&str, &[&str], &str)] = &[
     ("asap", &["--samples", "6", "--regex", "[1-7][0-9]|8[0-9]!", "What is 37 + 48?"], ""),
     ("awrs", &["--particles", "6", "--max-tokens", "12", "Once upon a time"], ""),
     ("beam", &["--beams", "4", "--max-tokens", "20", "Once upon a time"], ""),
