@@ -44,13 +44,16 @@ pub const SMC: Policy = policy("smc, 8", "smc", &["--particles", "8"]);
 pub const MCTS: Policy = policy("mcts", "mcts", &[]);
 /// The surest of 8 answers.
 pub const BEST_OF_N: Policy = policy("best-of-n, 8", "best-of-n", &["--n", "8", "--max-tokens", "160"]);
+/// The same, where those that fall behind are given up.
+pub const REJECTION: Policy =
+    policy("best-of-n, 8, --reject", "best-of-n", &["--n", "8", "--reject", "--max-tokens", "160"]);
 /// The most probable token each time: the only one that draws nothing.
 pub const GREEDY: Policy =
     policy("greedy", "best-of-n", &["--n", "1", "--temperature", "0", "--max-tokens", "160"]);
 
 /// All of them.
-pub const POLICIES: [Policy; 7] =
-    [ONE_SAMPLE, SELF_CONSISTENCY, TREE_OF_THOUGHT, SMC, MCTS, BEST_OF_N, GREEDY];
+pub const POLICIES: [Policy; 8] =
+    [ONE_SAMPLE, SELF_CONSISTENCY, TREE_OF_THOUGHT, SMC, MCTS, BEST_OF_N, REJECTION, GREEDY];
 
 /// How a policy did.
 #[derive(Clone, Debug, Serialize)]

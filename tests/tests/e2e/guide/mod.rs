@@ -42,6 +42,11 @@ fn chapters() -> Vec<Chapter> {
 }
 
 impl Chapter {
+    /// The transcripts in it.
+    fn transcripts(&self) -> impl Iterator<Item = Vec<&str>> {
+        self.blocks().into_iter().filter(|block| block.kind == "console").map(|block| block.lines)
+    }
+
     fn blocks(&self) -> Vec<Block<'_>> {
         let mut blocks = Vec::new();
         let mut open: Option<Block<'_>> = None;
@@ -140,10 +145,12 @@ fn what_the_chapters_show_of_commands_is_what_they_say() {
     let Some(_) = guests::for_building(Command::new("cargo")) else { return };
     let events = guests::guide_component("events");
     for chapter in chapters() {
-        let blocks = chapter.blocks();
-        let shown = blocks.into_iter().filter(|block| block.kind == "console").map(|block| block.lines);
-        transcripts::run(&chapter.name, shown, &events);
+        transcripts::run(&chapter.name, chapter.transcripts(), &events);
     }
+    let text = fs::read_to_string(trellis_tests::pack::root().join("README.md")).expect("it is text");
+    let readme = Chapter { name: "README.md".to_owned(), text };
+    assert!(readme.transcripts().count() > 0);
+    transcripts::run(&readme.name, readme.transcripts(), &events);
 }
 
 #[test]
