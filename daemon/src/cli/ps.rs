@@ -30,8 +30,17 @@ pub(crate) async fn ps(args: PsArgs, format: Format) -> Result<(), CliError> {
     output::print(format, &guests, |guests| table(guests))
 }
 
-/// As much of a name, and of a component's hash, as tells two apart.
+/// Letters of a name; what stands before them of a component's hash is never cut.
 const N_PROGRAM_CHARS: usize = 24;
+
+/// A program's name, as long as there is room: of what a client calls its component the end goes, not the hash.
+fn shown(program: &str) -> String {
+    let (label, hash) = program
+        .rsplit_once('@')
+        .map_or((program, String::new()), |(label, hash)| (label, format!("@{hash}")));
+    let n_chars = N_PROGRAM_CHARS.saturating_sub(hash.len());
+    label.chars().take(n_chars).collect::<String>() + &hash
+}
 
 fn table(guests: &[GuestInfo]) -> String {
     let mut table = Table::new([
@@ -51,7 +60,7 @@ fn table(guests: &[GuestInfo]) -> String {
     for guest in guests {
         table.push([
             guest.guest_id.to_string(),
-            guest.program.chars().take(N_PROGRAM_CHARS).collect(),
+            shown(&guest.program),
             if guest.models.is_empty() { "-".to_owned() } else { guest.models.join(", ") },
             guest.state.clone(),
             guest.n_contexts.to_string(),

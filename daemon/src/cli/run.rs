@@ -101,6 +101,13 @@ pub(crate) struct Wanted {
     pub(crate) profile: Option<PathBuf>,
 }
 
+impl Wanted {
+    /// Where they lie.
+    pub(crate) fn paths(&self) -> Vec<&Path> {
+        self.record.iter().chain(&self.profile).map(PathBuf::as_path).collect()
+    }
+}
+
 /// What comes for them.
 #[derive(Debug)]
 struct Kept {

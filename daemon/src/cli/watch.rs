@@ -27,7 +27,7 @@ pub(crate) async fn watch(
     let mut home = None;
     loop {
         // Before it is built: what is written meanwhile is not in it.
-        let mut changes = Changes::of(&named)?;
+        let mut changes = Changes::of(&named, &wanted.paths())?;
         let round =
             round(word, &named, args, &mut home, options.clone(), wanted.clone(), format, &interrupts);
         let is_over = tokio::select! {
@@ -41,7 +41,13 @@ pub(crate) async fn watch(
                 continue;
             }
             Some(Err(error @ (CliError::Interrupted | CliError::OutputClosed))) => return Err(error),
-            Some(Err(error)) => error.print(format),
+            Some(Err(error)) => {
+                error.print(format);
+                // A daemon that is gone may be there again.
+                if let CliError::Client(_) = error {
+                    home = None;
+                }
+            }
             Some(Ok(())) => {}
         }
         note(format, "waiting for a change of the source; interrupt to leave");

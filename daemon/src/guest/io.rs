@@ -103,6 +103,12 @@ pub struct OutputReceiver {
     queue: mpsc::UnboundedReceiver<GuestOutput>,
 }
 
+/// What so many bytes of the host's take of the client's credit.
+fn credit_of_host(n_bytes: usize) -> Result<u32, OutputClosed> {
+    let n_events = n_bytes.div_ceil(OUTPUT_BYTES_MAX).max(1);
+    u32::try_from(n_bytes + n_events * OUTPUT_OVERHEAD_BYTES).map_err(|_| OutputClosed)
+}
+
 /// Credit without end.
 const CREDIT_MAX: usize = Semaphore::MAX_PERMITS / 2;
 
@@ -136,10 +142,22 @@ impl OutputSender {
         n_bytes: usize,
         output: impl FnOnce() -> GuestOutput,
     ) -> Result<(), OutputClosed> {
-        let n_events = n_bytes.div_ceil(OUTPUT_BYTES_MAX).max(1);
-        let credit = u32::try_from(n_bytes + n_events * OUTPUT_OVERHEAD_BYTES).map_err(|_| OutputClosed)?;
-        self.credit.acquire_many(credit).await.map_err(|_| OutputClosed)?.forget();
+        self.credit.acquire_many(credit_of_host(n_bytes)?).await.map_err(|_| OutputClosed)?.forget();
         self.queue.send(output()).map_err(|_| OutputClosed)
+    }
+
+    /// Sends so many bytes of that if the client has credit for them now, and makes them only then; says whether it had.
+    ///
+    /// # Errors
+    /// The client is gone.
+    pub(crate) fn try_send_of_host(
+        &self,
+        n_bytes: usize,
+        output: impl FnOnce() -> GuestOutput,
+    ) -> Result<bool, OutputClosed> {
+        let Ok(permit) = self.credit.try_acquire_many(credit_of_host(n_bytes)?) else { return Ok(false) };
+        permit.forget();
+        self.queue.send(output()).map(|()| true).map_err(|_| OutputClosed)
     }
 
     /// The same, with what is sent noted on a tape.

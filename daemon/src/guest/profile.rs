@@ -1,5 +1,6 @@
 //! Notes where the time of one guest goes.
 
+use std::fmt::{self, Write as _};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -16,19 +17,20 @@ use crate::profile::{Entry, Moment};
 const SENT_BYTES_MIN: usize = 64 << 10;
 
 /// Bytes that may wait for a client that does not read; what comes after them is lost, and counted.
-const WAITING_BYTES_MAX: usize = 4 << 20;
+const WAITING_BYTES_MAX: usize = 1 << 20;
 
 /// How long the end of a profile waits for a client that reads nothing.
 const END_TIME_MAX: Duration = Duration::from_secs(5);
 
-/// Functions of a sample, from the innermost out.
-const N_FRAMES_MAX: usize = 64;
-
-/// Bytes of the name of a function.
+/// Bytes of the name of a function, as its module has it and as people read it. A name that is cut stays as it is.
+const RAW_NAME_BYTES_MAX: usize = 512;
 const NAME_BYTES_MAX: usize = 200;
 
-/// Different names that are kept.
-const N_TEXTS_MAX: usize = 1 << 14;
+/// Functions of a guest whose names are kept; the others go by one name.
+const N_FUNCTIONS_MAX: usize = 1 << 12;
+
+/// The name of the others.
+const OTHERS: &str = "(others)";
 
 /// The profile of one guest.
 #[derive(Debug)]
@@ -41,7 +43,11 @@ pub(crate) struct Profile {
 
 #[derive(Debug, Default)]
 struct Inner {
-    texts: FxHashMap<String, u32>,
+    /// Names of host functions.
+    texts: FxHashMap<&'static str, u32>,
+    /// Functions of the guest, by their names as its modules have them.
+    functions: FxHashMap<String, u32>,
+    n_texts: u32,
     /// What the client does not have yet.
     bytes: Vec<u8>,
     n_lost: u64,
@@ -84,12 +90,12 @@ impl Profile {
         let now_ns = cpu_ns.saturating_sub(inner.in_calls_ns);
         let guest_ns = now_ns.saturating_sub(inner.sampled_ns);
         inner.sampled_ns = now_ns;
-        let names = stack.frames().iter().take(N_FRAMES_MAX).map(|frame| match frame.func_name() {
-            Some(name) => demangled(name),
+        let functions = stack.frames().iter().map(|frame| match frame.func_name() {
+            Some(name) => inner.function(name),
             // The names were stripped.
-            None => format!("function {}", frame.func_index()),
+            None => inner.function(&format!("function {}", frame.func_index())),
         });
-        let stack = names.filter_map(|name| inner.text(&name)).collect();
+        let stack = functions.collect();
         inner.note(&Entry::Sample { at_ns, guest_ns, stack });
     }
 
@@ -97,10 +103,8 @@ impl Profile {
         let end = self.moment();
         let mut inner = self.lock();
         inner.in_calls_ns += end.cpu_ns.saturating_sub(begin.cpu_ns);
-        match inner.text(name) {
-            Some(name) => inner.note(&Entry::Call { name, begin, end }),
-            None => inner.n_lost += 1,
-        }
+        let name = inner.text(name);
+        inner.note(&Entry::Call { name, begin, end });
     }
 
     fn note_steps(&self) {
@@ -113,11 +117,18 @@ impl Profile {
         }
     }
 
-    /// Sends what was noted, if there is enough of it.
-    pub(crate) async fn flush(&self, output: &OutputSender, piece_bytes: usize) {
-        if self.n_bytes_waiting() >= SENT_BYTES_MIN {
-            self.note_steps();
-            self.send(output, piece_bytes).await;
+    /// Sends what was noted, if there is enough of it and the client has room: no guest waits for who looks on.
+    pub(crate) fn flush(&self, output: &OutputSender, piece_bytes: usize) {
+        self.note_steps();
+        loop {
+            let n_bytes = self.n_bytes_waiting();
+            if n_bytes < SENT_BYTES_MIN {
+                return;
+            }
+            let n_bytes = n_bytes.min(piece_bytes);
+            if output.try_send_of_host(n_bytes, || self.take(n_bytes)) != Ok(true) {
+                return;
+            }
         }
     }
 
@@ -143,11 +154,14 @@ impl Profile {
                 return;
             }
             // Bytes are taken once there is credit for them: the wait may be given up.
-            let taken = || GuestOutput::Profiled(self.lock().bytes.drain(..n_bytes).collect());
-            if output.send_of_host(n_bytes, taken).await.is_err() {
+            if output.send_of_host(n_bytes, || self.take(n_bytes)).await.is_err() {
                 return;
             }
         }
+    }
+
+    fn take(&self, n_bytes: usize) -> GuestOutput {
+        GuestOutput::Profiled(self.lock().bytes.drain(..n_bytes).collect())
     }
 
     fn n_bytes_waiting(&self) -> usize {
@@ -163,18 +177,35 @@ impl Inner {
         }
     }
 
-    /// The number of a text, which is said when it is met first.
-    fn text(&mut self, text: &str) -> Option<u32> {
+    /// The number of a host function's name.
+    fn text(&mut self, text: &'static str) -> u32 {
         if let Some(&number) = self.texts.get(text) {
-            return Some(number);
+            return number;
         }
-        if self.texts.len() >= N_TEXTS_MAX {
-            return None;
+        let number = self.say(text);
+        self.texts.insert(text, number);
+        number
+    }
+
+    /// The number of a guest's function.
+    fn function(&mut self, name: &str) -> u32 {
+        let name = &name[..name.floor_char_boundary(RAW_NAME_BYTES_MAX)];
+        if let Some(&number) = self.functions.get(name) {
+            return number;
         }
-        let number = u32::try_from(self.texts.len()).ok()?;
+        if self.functions.len() >= N_FUNCTIONS_MAX {
+            return self.text(OTHERS);
+        }
+        let number = self.say(&demangled(name));
+        self.functions.insert(name.to_owned(), number);
+        number
+    }
+
+    /// Says a text, which goes by its number from here on. There is room for all that there may be.
+    fn say(&mut self, text: &str) -> u32 {
         Entry::Text(text.to_owned()).write(&mut self.bytes);
-        self.texts.insert(text.to_owned(), number);
-        Some(number)
+        self.n_texts += 1;
+        self.n_texts - 1
     }
 }
 
@@ -193,11 +224,53 @@ impl Drop for Calling {
     }
 }
 
+/// The beginning of a text. What is longer is not even made: a short name may stand for a very long one.
+struct Beginning(String);
+
+impl fmt::Write for Beginning {
+    fn write_str(&mut self, text: &str) -> fmt::Result {
+        let room = NAME_BYTES_MAX - self.0.len();
+        self.0.push_str(&text[..text.floor_char_boundary(room)]);
+        if text.len() > room { Err(fmt::Error) } else { Ok(()) }
+    }
+}
+
 fn demangled(name: &str) -> String {
-    let name = format!("{:#}", rustc_demangle::demangle(name));
-    name[..name.floor_char_boundary(NAME_BYTES_MAX)].to_owned()
+    let mut beginning = Beginning(String::new());
+    // An error is the end of the room.
+    let _ = write!(beginning, "{:#}", rustc_demangle::demangle(name));
+    beginning.0
 }
 
 fn as_ns(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_readable_said_once_and_bounded() {
+        let mut inner = Inner::default();
+        let first = inner.function("_ZN5panic3run17h0123456789abcdefE");
+        assert_eq!(inner.function("_ZN5panic3run17h0123456789abcdefE"), first);
+        let long = "é".repeat(5000);
+        inner.function(&long);
+        for number in 0..2 * N_FUNCTIONS_MAX {
+            inner.function(&format!("function {number}"));
+        }
+        assert_eq!(inner.function("one more"), inner.function("and another"));
+        let texts: Vec<String> = crate::profile::entries(&inner.bytes)
+            .into_iter()
+            .map(|entry| match entry {
+                Entry::Text(text) => text,
+                other => panic!("{other:?}"),
+            })
+            .collect();
+        assert_eq!(texts.len(), N_FUNCTIONS_MAX + 1);
+        assert_eq!(texts[0], "panic::run");
+        assert!(texts[1].len() <= NAME_BYTES_MAX && long.starts_with(&texts[1]), "{:?}", texts[1]);
+        assert_eq!(texts.last().map(String::as_str), Some(OTHERS));
+    }
 }

@@ -29,8 +29,8 @@ const MEMORY_RESERVATION_BYTES: u64 = 4 << 30;
 /// Unmapped bytes after a memory, so that constant offsets need no bounds checks either.
 const MEMORY_GUARD_BYTES: u64 = 32 << 20;
 
-/// Frames of a trap's backtrace.
-const N_BACKTRACE_FRAMES: usize = 8;
+/// Frames of a backtrace, of a trap or of a sample of a profile, from the innermost out.
+const N_BACKTRACE_FRAMES: usize = 32;
 
 /// Bytes of a used slot that are cleared by writing rather than by giving the pages back.
 const KEEP_RESIDENT_BYTES: usize = 128 << 10;

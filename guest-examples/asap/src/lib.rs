@@ -4,7 +4,8 @@
 //! is led to beginnings that are probable and go on improbably. Here each beginning that was drawn is weighed by how much of
 //! what the model would write after it is in the grammar, as far as the texts so far have shown; the estimates fall towards
 //! what is so, and the texts come to be distributed as the model has them. It is the paper's algorithm, over a regular expression
-//! in the place of a context-free grammar.
+//! in the place of a context-free grammar. A text that is cut off at `--max-tokens` counts as if all that may follow it were in
+//! the grammar: its share is an upper bound.
 //!
 //! ```text
 //! trellis run asap --regex "[1-7][0-9]|8[0-9] apples" "What is 37 + 48?"

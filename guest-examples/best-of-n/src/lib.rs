@@ -1,7 +1,8 @@
 //! Samples n answers and keeps the one the model is surest of, by the log-probability of the average token: sample-and-rank
 //! (D. Adiwardana and others, "Towards a Human-like Open-Domain Chatbot", 2020). With `--reject` half of those that are under way,
 //! the least sure ones, are given up after 8 tokens, half of the rest after 16, and so on: speculative rejection (H. Sun and others,
-//! "Fast Best-of-N Decoding via Speculative Rejection", 2024). A model of rewards, by which both papers choose, is not here.
+//! "Fast Best-of-N Decoding via Speculative Rejection", 2024). There texts are given up whenever memory runs out, those below a
+//! quantile of the reward. A model of rewards, by which that paper chooses, is not here.
 //!
 //! ```text
 //! trellis run best-of-n --n 8 --temperature 3 "What is 37 + 48?"
@@ -48,10 +49,10 @@ fn run() -> Result {
     let mut answers = Vec::new();
     let mut all = generate_each(requests)?;
     let mut n_tokens = N_FIRST;
-    while reject && n_tokens < max_tokens {
+    while reject && n_tokens < max_tokens && all.progress().iter().any(|one| !one.is_over) {
         answers.extend(all.reach(n_tokens));
         reject_half(&mut all)?;
-        n_tokens *= 2;
+        n_tokens = n_tokens.saturating_mul(2);
     }
     answers.extend(all);
     // Those that end together come in any order.

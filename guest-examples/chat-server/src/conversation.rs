@@ -1,9 +1,7 @@
 //! One conversation: what was said, its context, and the answer that is under way.
 
-use std::collections::BTreeMap;
-
 use serde::Deserialize;
-use trellis_guest::{Chat, ChatEnd, Context, Result, Sampler, TextStream, emit_json};
+use trellis_guest::{Chat, ChatEnd, Context, Model, Result, Sampler, TextStream, emit_json};
 
 /// What the client says.
 #[derive(Deserialize)]
@@ -15,32 +13,34 @@ pub(crate) struct Message {
 
 /// Tells the client of a conversation.
 pub(crate) fn tell(id: &str, what: &str, text: &str) -> Result {
-    emit_json(&BTreeMap::from([("id", id), (what, text)]))
+    emit_json(&serde_json::json!({ "id": id, what: text }))
 }
 
 pub(crate) struct Conversation {
     pub(crate) chat: Chat,
-    pub(crate) context: Context,
+    /// None until the first message is answered.
+    pub(crate) context: Option<Context>,
     /// The rest of an answer, and its text so far.
     pub(crate) answer: Option<(TextStream, String)>,
 }
 
 impl Conversation {
-    /// Begins an answer, or stops it.
-    pub(crate) fn take(&mut self, message: &Message, sampler: &Sampler, max_tokens: u32) -> Result {
+    /// Begins an answer of at most `n` tokens, or stops it.
+    pub(crate) fn take(&mut self, message: &Message, model: &Model, sampler: &Sampler, n: u32) -> Result {
         if message.stop == Some(true) {
-            return self.end(&message.id, "stopped");
+            return self.end(&message.id, "end", "stopped");
         }
         if self.answer.is_some() {
             return tell(&message.id, "error", "an answer is under way");
         }
         let mut chat = self.chat.clone().user(message.user.as_deref().unwrap_or_default());
         // What outgrows the context loses its oldest turns.
-        let room = self.context.capacity().saturating_sub(max_tokens) as usize;
-        let model = self.context.model();
+        let context = self.context.take().map_or_else(|| model.context(), Ok)?;
+        let context = self.context.insert(context);
+        let room = context.capacity().saturating_sub(n) as usize;
         while model.encode_chat(&chat, ChatEnd::Assistant)?.len() > room && chat.forget_oldest_turn() {}
-        self.context.set_chat(&chat)?;
-        let stream = self.context.stream(sampler).max_tokens(max_tokens).text()?;
+        context.set_chat(&chat)?;
+        let stream = context.stream(sampler).max_tokens(n).text()?;
         (self.chat, self.answer) = (chat, Some((stream, String::new())));
         Ok(())
     }
@@ -48,15 +48,17 @@ impl Conversation {
     /// Sends the next piece of the answer that is under way.
     pub(crate) fn advance(&mut self, id: &str) -> Result {
         let Some((stream, text)) = &mut self.answer else { return Ok(()) };
-        let Some(piece) = stream.next().transpose()? else { return self.end(id, "done") };
-        text.push_str(&piece);
-        tell(id, "text", &piece)
+        match stream.next() {
+            Some(Ok(piece)) => tell(id, "text", &piece).inspect(|()| text.push_str(&piece)),
+            Some(Err(error)) => self.end(id, "error", &error.to_string()),
+            None => self.end(id, "end", "done"),
+        }
     }
 
     /// Ends the answer that is under way; what the engine has decoded ahead of it is forgotten.
-    fn end(&mut self, id: &str, how: &str) -> Result {
+    fn end(&mut self, id: &str, what: &str, how: &str) -> Result {
         let Some((_, text)) = self.answer.take() else { return Ok(()) };
         self.chat.push("assistant", &text);
-        tell(id, "end", how)
+        tell(id, what, how)
     }
 }

@@ -26,24 +26,22 @@ const USAGE: &str = "chat-server [--temperature T] [--max-tokens N] [--json] [SY
 fn run() -> Result {
     let mut args = Args::of_session(USAGE);
     args.flag("--json");
-    let temperature = args.option("--temperature")?.unwrap_or(0.0);
+    let sampler = Sampler::seeded(seed()).temperature(args.option("--temperature")?.unwrap_or(0.0));
     let max_tokens = args.option("--max-tokens")?.unwrap_or(256);
     let chat = args.optional_text()?.map_or(Chat::new(), |text| Chat::new().system(&text));
-    let model = Model::open_default()?;
-    let sampler = Sampler::seeded(seed()).temperature(temperature).build()?;
+    let (model, sampler) = (Model::open_default()?, sampler.build()?);
 
     let mut conversations: BTreeMap<String, Conversation> = BTreeMap::new();
     loop {
         // While answers are under way messages are taken as they come; otherwise the next one is waited for.
         let is_idle = conversations.values().all(|conversation| conversation.answer.is_none());
-        let wait = if is_idle { Duration::from_secs(60) } else { Duration::ZERO };
-        match receive_within(wait)? {
+        match receive_within(Duration::from_secs(if is_idle { 60 } else { 0 }))? {
             Inbox::Closed if is_idle => return Ok(()),
             Inbox::Message(text) => match serde_json::from_str::<Message>(&text) {
                 Ok(message) => {
-                    let new = Conversation { chat: chat.clone(), context: model.context()?, answer: None };
-                    let conversation = conversations.entry(message.id.clone()).or_insert(new);
-                    let taken = conversation.take(&message, &sampler, max_tokens);
+                    let new = || Conversation { chat: chat.clone(), context: None, answer: None };
+                    let conversation = conversations.entry(message.id.clone()).or_insert_with(new);
+                    let taken = conversation.take(&message, &model, &sampler, max_tokens);
                     taken.or_else(|error| tell(&message.id, "error", &error.to_string()))?;
                 }
                 Err(error) => tell("", "error", &error.to_string())?,

@@ -1,7 +1,8 @@
-//! Searches for the most probable answer that has all of some words in it: grid beam search (C. Hokamp and Q. Liu, "Lexically
+//! Searches for a probable answer that has all of some words in it: grid beam search (C. Hokamp and Q. Liu, "Lexically
 //! Constrained Decoding for Sequence Generation Using Grid Beam Search", 2017). Hypotheses are kept in banks by how many of the
 //! words they have, so that those with many compete among themselves and not with those that the model would rather write. In
 //! each step every hypothesis goes on by itself, and once more with each word that it lacks; what ends without all is dropped.
+//! The first `--beams` answers that are whole end the search, so that the best of them may not be the most probable of all.
 //! In the paper a word comes token by token, each in a step; here it is put in as a whole, in one. A word is its tokens: the
 //! model may make a longer one of it.
 //!
@@ -9,6 +10,8 @@
 //! trellis run constrained-beam --word robot "Tell me a short story."
 //! trellis run constrained-beam --word owl --word harbor --beams 8 --json "Tell me a short story."
 //! ```
+
+use std::collections::BTreeSet;
 
 use serde::Serialize;
 use trellis_guest::{Args, Chat, Kept, Model, Result, Token, emit, emit_json, score_all};
@@ -37,18 +40,18 @@ fn run() -> Result {
     let mut args = Args::of_session(USAGE);
     let json = args.flag("--json");
     let n_beams = args.option("--beams")?.unwrap_or(4usize).max(1);
-    let max_tokens: usize = args.option("--max-tokens")?.unwrap_or(60);
+    let max_tokens = args.option("--max-tokens")?.map_or(60, std::num::NonZeroUsize::get);
     let model = Model::open_default()?;
-    let mut words = Vec::new();
+    let mut words = BTreeSet::new();
     while let Some(word) = args.option::<String>("--word")? {
-        words.push(model.encode(&format!(" {word}"))?);
+        words.insert(model.encode(&format!(" {word}"))?);
     }
     let question = args.text()?;
 
     let prompt = model.context()?;
     prompt.set_chat(&Chat::new().user(&question))?;
     prompt.prefill()?;
-    let max_tokens = max_tokens.min((prompt.capacity() - prompt.length()) as usize - 1);
+    let max_tokens = max_tokens.min((prompt.capacity() - prompt.length()).saturating_sub(1).max(1) as usize);
     let has = |tokens: &[Token], word: &[Token]| tokens.windows(word.len()).any(|run| run == word);
     let n_words = |tokens: &[Token]| words.iter().filter(|word| has(tokens, word)).count();
     let score = |it: &Hypothesis| it.logprob / it.tokens.len() as f32;

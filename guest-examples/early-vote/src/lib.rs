@@ -43,8 +43,11 @@ fn run() -> Result {
     let json = args.flag("--json");
     let n_max = args.option::<NonZeroU64>("--samples")?.map_or(24, NonZeroU64::get);
     let n_wave = args.option::<NonZeroU64>("--wave")?.map_or(4, NonZeroU64::get);
-    let enough = args.option("--certainty")?.unwrap_or(0.95);
+    let enough: f64 = args.option("--certainty")?.unwrap_or(0.95);
     let temperature = args.option("--temperature")?.unwrap_or(2.0);
+    if !(enough > 0.0 && enough <= 1.0) {
+        return Err(args.mistake(format!("--certainty is {enough}, and has to be above 0 and at most 1")));
+    }
     let question = args.text()?;
 
     let prompt = Model::open_default()?.context()?;

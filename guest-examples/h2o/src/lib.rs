@@ -25,6 +25,7 @@ struct Report {
     kept: Vec<usize>,
     /// The most pages that were held after any token.
     n_pages_most: u64,
+    /// Null, as the next one, where no token was written.
     perplexity: f64,
     perplexity_of_all: f64,
 }
@@ -79,11 +80,10 @@ fn run() -> Result {
     let whole = context.fork()?;
     let mut kept = HeavyHitters { n_budget, n_recent, layers, tokens: Vec::new(), n_seen: 0 };
 
-    // Positions that are kept take their place in the length of the model.
-    let n_tokens = max_tokens.min(context.capacity() - context.length());
     let (mut tokens, mut logprobs, mut n_pages_most) = (Vec::new(), Vec::new(), 0);
     let mut decoder = model.text_decoder();
-    for _ in 0..n_tokens {
+    // Positions that are kept take their place in the length of the model.
+    for _ in 0..max_tokens.min(context.capacity() - context.length()) {
         kept.look(&context)?;
         let drawn = context.step(&sampler)?;
         tokens.push(drawn.token);
@@ -94,7 +94,8 @@ fn run() -> Result {
         }
     }
 
-    let (perplexity, perplexity_of_all) = (perplexity(&logprobs), perplexity(&whole.score(&tokens)?));
+    let of_all = if tokens.is_empty() { Vec::new() } else { whole.score(&tokens)? };
+    let (perplexity, perplexity_of_all) = (perplexity(&logprobs), perplexity(&of_all));
     if json {
         let kept = kept.tokens.iter().map(|(idx, _)| *idx).collect();
         return emit_json(&Report { tokens, kept, n_pages_most, perplexity, perplexity_of_all });

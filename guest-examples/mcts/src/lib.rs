@@ -2,10 +2,13 @@
 //! long as that promises something (S. Hao and others, "Reasoning with Language Model is Planning with World Model", 2023).
 //! How probable the average token of a line is says how much the line is tried (the prior of PUCT) and what it is worth.
 //!
-//! Of the paper this is the search: each round chooses lines from the question down to an end, and credits the mean reward to
-//! all lines on the way; the answer is the end with the best mean. The model's probability is the one of its rewards that needs
-//! no prompt; it also asks the model whether a line is useful. Lines are drawn anew where a search comes by more often
-//! (progressive widening: A. Couëtoux and others, "Continuous Upper Confidence Trees", 2011).
+//! Of the paper this is the plan of the search: each round chooses lines from the question down to an end, and credits what it
+//! finds to all lines on the way. There lines are chosen by UCT, and a line is credited with the largest mean of the rewards after
+//! it; here they are chosen by PUCT (D. Silver and others, "Mastering the game of Go without human knowledge", 2017), a line is
+//! credited with the mean reward of each whole path through it, and the answer is the end with the best mean. The model's
+//! probability is the one of the paper's rewards that needs no prompt; it also asks the model whether a line is useful. Lines
+//! are drawn anew where a search comes by more often (progressive widening: A. Couëtoux and others, "Continuous Upper Confidence
+//! Trees", 2011).
 //!
 //! ```text
 //! trellis run mcts "Think step by step: what is 468 + 275?"
@@ -42,7 +45,7 @@ struct Node {
 #[derive(Serialize)]
 struct Report {
     text: String,
-    /// The mean over its lines: of each the probability of the average token.
+    /// The mean over its lines: of each the probability of the average token; 0 where there was room for none.
     reward: f64,
 }
 
@@ -59,6 +62,7 @@ fn run() -> Result {
     let context = model.context()?;
     context.set_chat(&Chat::new().user(&question))?;
     let n_before = context.length();
+    let max_tokens = max_tokens.min(context.capacity() - n_before);
     let sampler = Sampler::seeded(0).temperature(temperature).build()?;
     let mut random = Random::new(seed());
     let mut draw = |context: &Context| {
@@ -85,7 +89,8 @@ impl Node {
         // With the first visit, the second, the fifth, and so on. What is there already is not added again.
         let drawn = if root_of_visits.fract() == 0.0 { draw(&self.context)? } else { Vec::new() };
         for (context, line) in drawn {
-            if self.children.iter().all(|child| child.context.tokens() != context.tokens()) {
+            let is_new = self.children.iter().all(|child| child.context.tokens() != context.tokens());
+            if is_new && !line.tokens.is_empty() {
                 let reward = f64::from(line.mean_logprob()).exp();
                 let children = Vec::new();
                 self.children.push(Self { context, children, reward, n_visits: 0, value: reward });
@@ -97,7 +102,7 @@ impl Node {
         };
         let end = match self.children.iter_mut().max_by(|a, b| worth(a).total_cmp(&worth(b))) {
             Some(next) => next.follow(draw, &[rewards, &[next.reward]].concat())?,
-            None => (rewards.iter().sum::<f64>() / rewards.len() as f64, self.context.tokens()),
+            None => (rewards.iter().sum::<f64>() / rewards.len().max(1) as f64, self.context.tokens()),
         };
         self.n_visits += 1;
         self.value += (end.0 - self.value) / f64::from(self.n_visits);

@@ -17,7 +17,7 @@
 use serde::Serialize;
 use trellis_guest::programs::{Definition, library};
 use trellis_guest::{
-    Args, Chat, Context, Model, Random, Result, Sampler, Token, emit, emit_json, generate_all, seed,
+    Args, Chat, Context, Error, Model, Random, Result, Sampler, Token, emit, emit_json, generate_all, seed,
 };
 
 trellis_guest::main!(run);
@@ -47,13 +47,16 @@ fn run() -> Result {
     let model = Model::open_default()?;
     let prompt = model.context()?;
     prompt.set_chat(&Chat::new().user(&question))?;
-    let start = prompt.length();
+    let (start, n_positions) = (prompt.length(), prompt.capacity());
+    if start >= n_positions {
+        return Err(Error::ContextFull { n_tokens: start + 1, n_positions });
+    }
     let definition = Definition::build(|b| library::power(library::top_k(b.logits(), top_k), alpha));
     let sampler = Sampler::by_program(&model.program(&definition)?, 0)?;
 
     let mut random = Random::new(seed());
     let mut texts = (0..n_chains).map(|_| prompt.fork()).collect::<Result<Vec<_>>>()?;
-    let end = start.saturating_add(max_tokens).min(prompt.capacity());
+    let end = start.saturating_add(max_tokens).min(n_positions);
     draw_on(&texts, end, &sampler, &mut random)?;
     for _ in 0..n_moves {
         let mut proposals = Vec::new();

@@ -19,7 +19,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 use trellis_guest::{
-    Args, Chat, Constraint, Context, Inbox, Model, Result, Sampler, emit, emit_json, receive_within,
+    Args, Chat, Constraint, Context, Error, Inbox, Model, Result, Sampler, emit, emit_json, receive_within,
 };
 
 trellis_guest::main!(run);
@@ -56,8 +56,7 @@ fn run() -> Result {
     }
     context.set_chat(&chat)?;
     let answer = context.generate(&Sampler::greedy()).max_tokens(64).run()?.text;
-    let report = json!({ "steps": steps, "answer": answer });
-    if json { emit_json(&report) } else { emit!("{answer}\n") }
+    if json { emit_json(&json!({ "steps": steps, "answer": answer })) } else { emit!("{answer}\n") }
 }
 
 /// What the model says in its turn: a line of thought, if it likes, and the call of an open action.
@@ -67,7 +66,12 @@ fn act(context: &Context, actions: &[String]) -> Result<String> {
     let grammar = format!("start: THOUGHT? ({})\nTHOUGHT: /[^\\n{{]{{1,200}}\\n/", calls.join(" | "));
     let turn = Constraint::lark(context.model(), &grammar)?;
     let sampler = Sampler::seeded(0).temperature(0.0).constraint(&turn).build()?;
-    Ok(context.generate(&sampler).run()?.text)
+    let said = context.generate(&sampler).run()?;
+    // The grammar comes to its end, and what is cut off before it has met that of the context.
+    if !said.is_finished() {
+        return Err(Error::ContextFull { n_tokens: context.length() + 1, n_positions: context.capacity() });
+    }
+    Ok(said.text)
 }
 
 /// What the tool says: the client, if it answers in time.

@@ -13,7 +13,8 @@
 
 use serde::Serialize;
 use trellis_guest::{
-    Args, Beginning, Chat, Constraint, Model, Result, Sampler, emit, emit_json, generate_all, seed, usage,
+    Args, Beginning, Chat, Constraint, Error, Model, Result, Sampler, emit, emit_json, generate_all, seed,
+    usage,
 };
 
 trellis_guest::main!(run);
@@ -45,7 +46,7 @@ fn run() -> Result {
     let n_points: u64 = args.option("--points")?.unwrap_or(4);
     let form = args.option::<String>("--point")?.unwrap_or_else(|| POINT.to_owned());
     let temperature = args.option("--temperature")?.unwrap_or(0.7);
-    let max_tokens = args.option("--max-tokens")?.unwrap_or(200);
+    let max_tokens: u32 = args.option("--max-tokens")?.unwrap_or(200);
     if n_points == 0 {
         return Err(args.mistake("--points is at least 1".to_owned()));
     }
@@ -60,7 +61,13 @@ fn run() -> Result {
     let list = Constraint::regex(&model, &format!("(({form})\n){{{n_points}}}"))?;
     let listed = sampler.with_seed(seed());
     listed.set_constraint(Some(&list), &Beginning::FirstDraw)?;
-    let skeleton = prompt.fork()?.generate(&listed).run()?;
+    // A point may be as long as what it becomes; one of any length would fill the context.
+    let n_most = max_tokens.saturating_mul(u32::try_from(n_points).unwrap_or(u32::MAX));
+    let skeleton = prompt.fork()?.generate(&listed).max_tokens(n_most).run()?;
+    if !skeleton.is_finished() {
+        let expected = format!("a form that ends {n_points} times in {n_most} tokens");
+        return Err(Error::InvalidArgument { name: "--point".to_owned(), value: form, expected });
+    }
     let points: Vec<String> = skeleton.text.lines().map(str::to_owned).collect();
 
     let forks = prompt.forks(points.len() as u64, &sampler)?;

@@ -4,8 +4,10 @@
 //!
 //! Texts are drawn at a temperature and weighed towards the model's own distribution, by p over q for each token (importance
 //! sampling): a text that goes astray because it is drawn hot is soon left behind. With `--letters` a text with a longer word
-//! is out, which is the paper's first example; masking tokens instead would lead into sentences that cannot end well. Of the
-//! paper this is the algorithm, and neither its language for such programs nor its better proposals.
+//! is out, which is the paper's first example; masking tokens instead would lead into sentences that cannot end well. The paper
+//! draws several ways on for each particle and takes some of them away without replacement; here this is plain sequential Monte
+//! Carlo, with systematic resampling wherever the effective size is below three quarters of the particles. The paper's language
+//! for such programs and its better proposals are not here.
 //!
 //! ```text
 //! trellis run smc --letters 6 --piece 2 "Tell me a short story."
@@ -13,7 +15,7 @@
 //! ```
 
 use serde::Serialize;
-use trellis_guest::programs::{Definition, Source};
+use trellis_guest::programs::{Definition, library};
 use trellis_guest::{
     Args, Chat, Model, Particle, Particles, Random, Result, Sampler, emit, emit_json, generate_all, seed,
 };
@@ -40,15 +42,22 @@ fn run() -> Result {
     let n_particles = args.option("--particles")?.unwrap_or(16);
     let n_piece = args.option("--piece")?.unwrap_or(4u32).max(1);
     let n_letters = args.option("--letters")?.unwrap_or(usize::MAX);
-    let power = args.option("--temperature")?.unwrap_or(1f32).recip();
+    let temperature: f32 = args.option("--temperature")?.unwrap_or(1.0);
     let max_tokens: u32 = args.option("--max-tokens")?.unwrap_or(160);
+    let power = temperature.recip();
+    if !(power > 0.0 && power.is_finite()) {
+        return Err(args.mistake(format!("--temperature is {temperature}, and has to be finite and above 0")));
+    }
     let prompt = args.text()?;
 
     let model = Model::open_default()?;
     let context = model.context()?;
     context.set_chat(&Chat::new().user(&prompt))?;
     let n_before = context.length();
-    let sampler = Sampler::by_program(&model.program(&tempered())?, seed())?;
+    let max_tokens = max_tokens.min(context.capacity() - n_before);
+    // Token v is drawn with probability p(v)^power / Z, and the sum of all ln Z so far is reported.
+    let definition = Definition::build(|b| library::power(b.logits(), b.parameter(0)));
+    let sampler = Sampler::by_program(&model.program(&definition)?, seed())?;
     sampler.set_parameters(&[power])?;
     let mut particles = Particles::new(&context, &sampler, n_particles)?;
     let mut random = Random::new(seed());
@@ -69,7 +78,7 @@ fn run() -> Result {
         }))?;
         for (idx, (piece, before)) in pieces.iter().zip(before).enumerate() {
             let particle = &mut particles[idx];
-            // A token of probability p was drawn with probability p^power / Z.
+            // p over p^power / Z, of each token.
             let log_ratio = (1.0 - power) * piece.logprob() + log_normalizers(particle) - before;
             let text = model.decode(&tokens_of(particle))?;
             let mut words = text.split(|c: char| !c.is_alphabetic());
@@ -90,17 +99,4 @@ fn run() -> Result {
         return emit_json(&Report { text, texts, n_resampled, log_evidence });
     }
     emit!("{}\n", text.as_deref().unwrap_or("no text was left; more --particles or --letters may help"))
-}
-
-/// Draws with probability p^power / Z, where power is the first parameter and Z the sum of all p^power, and reports the sum of
-/// ln Z over the tokens so far.
-fn tempered() -> Definition {
-    Definition::build(|b| {
-        let powers = b.logits().log_softmax() * b.parameter(0);
-        let state = b.state(0.0);
-        let sum = state.get() + powers.log_sum_exp();
-        state.set(sum);
-        b.report(sum);
-        powers.draw(Source::SEED)
-    })
 }

@@ -31,6 +31,7 @@ struct Report {
     /// The most pages that were held after any piece.
     n_pages_most: u64,
     n_compared: usize,
+    /// Null, as the next one, where none was compared.
     perplexity: f64,
     perplexity_of_all: f64,
 }
@@ -38,7 +39,9 @@ struct Report {
 fn run() -> Result {
     let mut args = Args::of_session(USAGE);
     let json = args.flag("--json");
-    let n_window: u32 = args.option("--window")?.unwrap_or(256);
+    let model = Model::open_default()?;
+    let context = model.context()?;
+    let n_window = args.option("--window")?.unwrap_or(256).min(context.capacity());
     let n_sinks: u32 = args.option("--sinks")?.unwrap_or(4);
     let n_piece: u32 = args.option("--piece")?.unwrap_or(16);
     let max_tokens: usize = args.option("--max-tokens")?.unwrap_or(2000);
@@ -50,8 +53,6 @@ fn run() -> Result {
     }
     let text = args.text()?;
 
-    let model = Model::open_default()?;
-    let context = model.context()?;
     context.append(model.info().bos_token.as_slice())?;
     context.append_text(&text)?;
     let whole = context.fork()?;
@@ -73,7 +74,8 @@ fn run() -> Result {
 
     let n_free = (whole.capacity() - whole.length()) as usize;
     let n_compared = tokens.len().min(N_COMPARED).min(n_free);
-    let perplexity_of_all = perplexity(&whole.score(&tokens[..n_compared])?);
+    let of_all = if n_compared == 0 { Vec::new() } else { whole.score(&tokens[..n_compared])? };
+    let perplexity_of_all = perplexity(&of_all);
     let perplexity = perplexity(&logprobs[..n_compared]);
     let n_tokens = tokens.len();
     if json {

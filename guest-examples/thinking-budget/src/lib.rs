@@ -1,8 +1,8 @@
 //! Thinks within a budget: past the soft one the thought ends with its sentence, at the hard one it is cut off, a message is put
 //! in, and the answer follows (N. Muennighoff and others, "s1: Simple test-time scaling", 2025).
 //!
-//! Of the paper's budget forcing, this is the end of a thought; to have the model think on where it would end is not here. The soft
-//! budget and the message are as in A. Yang and others, "Qwen3 Technical Report", 2025. The marks are arguments, as models differ:
+//! Of the paper's budget forcing, this is the end of a thought; to have the model think on where it would end is not here. The
+//! message is as in A. Yang and others, "Qwen3 Technical Report", 2025; the soft budget is this library's own. The marks are arguments, as models differ:
 //! the bundled one thinks in lines and closes its thought with "Answer:".
 //!
 //! ```text

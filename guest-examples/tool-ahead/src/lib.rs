@@ -26,11 +26,13 @@ struct Call {
     expression: String,
 }
 
-#[derive(Serialize)]
+#[derive(Default, Serialize)]
 struct Report {
-    text: String,
+    /// None where no result came.
+    text: Option<String>,
     guess: Option<String>,
-    result: String,
+    /// None where none came, or no tool was called.
+    result: Option<String>,
     /// Tokens of the text that were there when the result came.
     n_ahead: u32,
     /// Those that were decoded after it.
@@ -49,7 +51,9 @@ fn run() -> Result {
     let sampler = Sampler::seeded(seed()).temperature(temperature).build()?;
     context.set_chat(&chat)?;
     let said = context.generate(&sampler).max_tokens(max_tokens).run()?.text;
-    let Ok(call) = serde_json::from_str::<Call>(&said) else { return emit!("{said}\n") };
+    let Ok(call) = serde_json::from_str::<Call>(&said) else {
+        return tell(json, &Report { text: Some(said), ..Report::default() });
+    };
     emit_json(&call)?;
     chat.push("assistant", &said);
 
@@ -75,7 +79,7 @@ fn run() -> Result {
     }
 
     let Some(result) = result.map_or_else(receive, |result| Ok(Some(result)))? else {
-        return emit("no result came\n");
+        return tell(json, &Report { guess, n_ahead, ..Report::default() });
     };
     let result = result.trim().to_owned();
     if guess.as_ref() != Some(&result) {
@@ -86,10 +90,12 @@ fn run() -> Result {
         text += &piece?;
     }
     let n_after = context.length() - n_before;
-    if json {
-        return emit_json(&Report { text, guess, result, n_ahead, n_after });
-    }
-    emit!("{text}\n")
+    tell(json, &Report { text: Some(text), guess, result: Some(result), n_ahead, n_after })
+}
+
+fn tell(json: bool, report: &Report) -> Result {
+    let text = report.text.as_deref().unwrap_or("no result came");
+    if json { emit_json(report) } else { emit!("{text}\n") }
 }
 
 /// What the model believes that the tool will say.

@@ -26,7 +26,6 @@ const USAGE: &str = "tree-of-thought [--proposals N] [--keep N] [--temperature T
 /// The lines so far.
 struct State {
     context: Context,
-    text: String,
     logprob: f32,
     n_tokens: u32,
 }
@@ -50,22 +49,25 @@ fn run() -> Result {
     let temperature = args.option("--temperature")?.unwrap_or(1.0);
     let line_tokens: u32 = args.option("--line-tokens")?.unwrap_or(32);
     let max_tokens: u32 = args.option("--max-tokens")?.unwrap_or(160);
-    if n_proposals == 0 || n_kept == 0 {
-        return Err(args.mistake("--proposals and --keep are at least 1".to_owned()));
+    if n_proposals == 0 || n_kept == 0 || line_tokens == 0 {
+        return Err(args.mistake("--proposals, --keep and --line-tokens are at least 1".to_owned()));
     }
     let question = args.text()?;
 
-    let prompt = Model::open_default()?.context()?;
+    let model = Model::open_default()?;
+    let prompt = model.context()?;
     prompt.set_chat(&Chat::new().user(&question))?;
     prompt.prefill()?;
+    let n_before = prompt.length();
+    let max_tokens = max_tokens.min(prompt.capacity() - n_before);
     let sampler = Sampler::seeded(0).temperature(temperature).build()?;
     let mut random = Random::new(seed());
 
     let is_whole = |state: &State| {
-        let last = state.context.tokens_from(state.context.length() - 1)[0];
-        state.n_tokens >= max_tokens || state.n_tokens > 0 && prompt.model().is_stop(last)
+        let tokens = state.context.tokens_from(n_before);
+        state.n_tokens >= max_tokens || tokens.last().is_some_and(|&token| model.is_stop(token))
     };
-    let mut states = vec![State { context: prompt.fork()?, text: String::new(), logprob: 0.0, n_tokens: 0 }];
+    let mut states = vec![State { context: prompt.fork()?, logprob: 0.0, n_tokens: 0 }];
     let (mut depth, mut n_lines) = (0, 0);
     while !states.iter().all(is_whole) {
         let (whole, open): (Vec<State>, Vec<State>) = states.into_iter().partition(is_whole);
@@ -79,19 +81,19 @@ fn run() -> Result {
 
         let longer = forks.into_iter().zip(parents).zip(&lines).map(|((context, parent), line)| State {
             context,
-            text: format!("{}{}\n", parent.text, line.text),
             logprob: parent.logprob + line.logprob(),
             n_tokens: parent.n_tokens + line.tokens.len() as u32,
         });
         // What was drawn twice is one state.
         let mut seen = HashSet::new();
-        states = whole.into_iter().chain(longer).filter(|state| seen.insert(state.text.clone())).collect();
+        states =
+            whole.into_iter().chain(longer).filter(|state| seen.insert(state.context.tokens())).collect();
         states.sort_by(|a, b| value(b).total_cmp(&value(a)));
         states.truncate(n_kept);
     }
 
     let best = &states[0];
-    let text = best.text.trim_end().to_owned();
+    let text = model.decode(&best.context.tokens_from(n_before))?.trim_end().to_owned();
     if json {
         emit_json(&Report { text, mean_logprob: value(best), depth, n_lines })
     } else {

@@ -148,7 +148,7 @@ pub enum Error {
 }
 
 impl Error {
-    /// Whether the same call may work another time: the device failed or the model is being unloaded, and
+    /// Whether the same call may work another time: a step failed or the model is being unloaded, and
     /// nothing was wrong with what was asked.
     #[must_use]
     pub fn is_retryable(&self) -> bool {

@@ -9,8 +9,8 @@ impl Context {
     ///
     /// A model has seldom seen `http:` before `//` where `://` is a token, nor a space alone before a word that has its space in
     /// front: what follows such a prompt is not what it would have written (S. Lundberg, "The Art of Prompt Design: Prompt
-    /// Boundaries and Token Healing", 2023). Here all that may stand across the end of the prompt is drawn anew, as probable as
-    /// the model says among what begins so.
+    /// Boundaries and Token Healing", 2023). Here all that may stand across the end of the prompt is drawn anew, each token as
+    /// probable as the model says among those that go on so.
     ///
     /// ```no_run
     /// # use trellis_guest::{Context, Result, Sampler, emit};
@@ -80,7 +80,8 @@ fn open_end(texts: &[&[u8]], vocabulary: &[Vec<u8>]) -> Option<(usize, String)> 
 fn escaped(text: &str) -> String {
     let mut pattern = String::new();
     for c in text.chars() {
-        if c.is_ascii_punctuation() {
+        // `\<` and `\>` are the bounds of words.
+        if c.is_ascii_punctuation() && !matches!(c, '<' | '>') {
             pattern.push('\\');
         }
         pattern.push(c);
@@ -126,5 +127,6 @@ mod tests {
     #[test]
     fn what_means_something_in_expressions_is_escaped() {
         assert_eq!(escaped("a.b (c)é\n"), "a\\.b \\(c\\)é\n");
+        assert_eq!(escaped("a<b>|->"), "a<b>\\|\\->");
     }
 }

@@ -4,7 +4,7 @@ use crate::bindings::trellis::host::samplers as raw;
 use crate::panics::expect_host;
 use crate::programs::library::{self, Chain, Penalties};
 use crate::programs::{BiasId, Definition, MaskId, Program, TokenBias};
-use crate::{Beginning, Constraint, Model, Result, Token};
+use crate::{Beginning, Constraint, Error, Model, Result, Token};
 
 /// How a token is drawn from the model's distribution.
 ///
@@ -315,7 +315,7 @@ impl<'a> SamplerBuilder<'a> {
         }
         let sampler = match self.bias_where {
             // The host has seen that each setting is as it may be.
-            Some((tokens, bias)) => self.as_program(tokens, bias)?,
+            Some((tokens, bias)) => self.as_program(tokens, checked_bias(bias)?)?,
             None => Sampler { raw: sampler, seed: self.seed },
         };
         if let Some(constraint) = self.constraint {
@@ -351,6 +351,18 @@ impl<'a> SamplerBuilder<'a> {
         }
         Ok(sampler)
     }
+}
+
+/// What the host says of a [`bias`](SamplerBuilder::bias): negative infinity forbids a token, the rest has no meaning.
+fn checked_bias(bias: f32) -> Result<f32> {
+    if bias.is_nan() || bias == f32::INFINITY {
+        return Err(Error::InvalidArgument {
+            name: "bias".to_owned(),
+            value: bias.to_string(),
+            expected: "a number below +inf".to_owned(),
+        });
+    }
+    Ok(bias)
 }
 
 /// A set of tokens that may be drawn, held by the host.
@@ -399,5 +411,21 @@ impl TokenMask {
             }
         }
         Self::from_bits(model, &bits)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_bias_is_a_number_or_forbids() {
+        for bias in [f32::NEG_INFINITY, -2.5, 0.0, f32::MAX] {
+            assert_eq!(checked_bias(bias), Ok(bias));
+        }
+        for (bias, said) in [(f32::NAN, "NaN"), (f32::INFINITY, "inf")] {
+            let refused = checked_bias(bias).expect_err("it has no meaning");
+            assert_eq!(refused.to_string(), format!("bias is {said}, expected a number below +inf"));
+        }
     }
 }

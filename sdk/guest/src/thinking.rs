@@ -57,7 +57,7 @@ pub struct Thought {
 impl Thinking {
     /// Between these marks, in which names such as `<|end|>` stand for special tokens. An opening mark that the prompt ends with
     /// already is given as an empty text here. Without budgets the thought goes on until the model closes it. The closing mark is
-    /// 1 to 256 bytes long.
+    /// 1 to 256 bytes long; one that has a special token closes a thought with the first of them, whatever follows it.
     pub fn between(open: &str, close: &str) -> Self {
         let (soft_budget, hard_budget) = (u32::MAX, u32::MAX);
         Self {
@@ -106,10 +106,7 @@ impl Thinking {
         context.append_markup(&self.open)?;
         let (start, model) = (context.length(), context.model());
         let mut ends = model.info().stop_tokens.clone();
-        // The text of a special token does not show in what is drawn.
-        if let [mark] = model.encode_markup(&self.close)?[..] {
-            ends.push(mark);
-        }
+        ends.extend(closing_token(&model.encode_markup(&self.close)?, &model.info().special_tokens));
         let soft_budget = self.soft_budget.min(self.hard_budget);
         let draw = context.generate(sampler).stop_tokens(&ends).stop_at(&self.close).keep_text_only();
         let begun = draw.max_tokens(soft_budget).run()?;
@@ -170,6 +167,15 @@ impl Thinking {
     }
 }
 
+/// The token of a closing mark that alone shows that a thought is closed. The text of a special token does not show in what is
+/// drawn, so it has to be known by its number.
+fn closing_token(mark: &[Token], special: &[Token]) -> Option<Token> {
+    match mark {
+        [token] => Some(*token),
+        _ => mark.iter().find(|token| special.contains(token)).copied(),
+    }
+}
+
 /// Whether a text stands at the end of a sentence, given what comes next, which may be nothing yet.
 fn ends_sentence(text: &str, next: &str) -> bool {
     let sentence = text.trim_end_matches(['"', '\'', ')', ']', '”', '’', '»']);
@@ -181,6 +187,18 @@ fn ends_sentence(text: &str, next: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_special_token_closes_a_thought_whatever_follows_it() {
+        let special = [7, 9];
+        // Such as "</think>", "</think>\n\n", "\n</think>\n" and "Answer:".
+        assert_eq!(closing_token(&[9], &special), Some(9));
+        assert_eq!(closing_token(&[9, 1], &special), Some(9));
+        assert_eq!(closing_token(&[1, 7, 9], &special), Some(7));
+        assert_eq!(closing_token(&[1, 2], &special), None);
+        assert_eq!(closing_token(&[1], &special), Some(1));
+        assert_eq!(closing_token(&[], &special), None);
+    }
 
     #[test]
     fn sentences_end_at_lines_and_at_marks_before_white_space() {

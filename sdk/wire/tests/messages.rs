@@ -15,7 +15,8 @@ fn client_message() -> impl Strategy<Value = ClientMessage> {
         any::<[u8; 32]>().prop_map(|hash| Program::Component { hash: ComponentHash(hash) }),
         any::<String>().prop_map(|name| Program::Named { name }),
     ];
-    let options = any::<(Vec<String>, Option<String>, Option<u64>, u64, Option<u64>, bool)>();
+    let options =
+        any::<(Vec<String>, Option<String>, Option<u64>, u64, Option<u64>, (Option<String>, bool, bool))>();
     let start = (program, options).prop_map(
         |(
             program,

@@ -175,7 +175,7 @@ fn shown(name: &str, number: f64) -> String {
         return format!("{}{unit}", grouped(number));
     }
     let units = [(1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")];
-    let unit = units.iter().find(|(bytes, _)| number >= *bytes && number % bytes == 0);
+    let unit = units.iter().find(|(bytes, _)| number >= *bytes && number.is_multiple_of(*bytes));
     unit.map_or(format!("{} bytes", grouped(number)), |(bytes, unit)| format!("{} {unit}", number / bytes))
 }
 

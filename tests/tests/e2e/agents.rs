@@ -6,10 +6,11 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use trellis_client::{Event, Guest, Program};
 use trellis_tests::daemons::{self, Ended, with};
+use trellis_tests::engines::block_on;
 use trellis_tests::guests;
 
 use crate::exe;
-use crate::guests::{daemon, run};
+use crate::guests::{daemon, model, run};
 
 /// Starts an example; messages go to it while it runs.
 async fn start(name: &str, arguments: &[&str]) -> Guest {
@@ -74,6 +75,9 @@ pub(crate) async fn react(name: &str) {
     assert_eq!(daemons::collect(guest).await.well().text, "84 + 5 = 89.\n");
     let text = run(name, &["What is the capital of France?"]).await.well().text;
     assert_eq!(text, "The capital of France is Paris.\n");
+    // What cannot be replaced by its value is no action.
+    let report = run(name, &["--json", "What is 12 *, 7?"]).await.well().json.remove(0);
+    assert_eq!(report["steps"], json!([]), "{report}");
 }
 
 /// What the example reports where its tool answers this after this time.
@@ -113,6 +117,17 @@ pub(crate) async fn tool_ahead(name: &str) {
         }
     }
     assert_eq!(run(name, &["What is 37 + 48?"]).await.well().text, "85\n");
+    let report = run(name, &["--json", "What is 37 + 48?"]).await.well().json.remove(0);
+    assert_eq!((text(&report, "text"), &report["result"]), ("85", &Value::Null), "{report}");
+
+    // The messages end without a result.
+    let guest = start(name, &["--json", "Use the calculator tool to work out 12 * 7."]).await;
+    guest.end_messages().await.expect("it listens");
+    let report = daemons::collect(guest).await.well().json.remove(1);
+    assert_eq!(
+        (&report["text"], &report["result"], text(&report, "guess")),
+        (&Value::Null, &Value::Null, "84")
+    );
 }
 
 /// Each thought keeps to its budgets, ends as it says, and is how the model begins without any.
@@ -166,11 +181,19 @@ pub(crate) async fn early_vote(name: &str) {
     println!("{name}: {n_early} tokens of {n_all}, {:.0} %", 100.0 * n_early as f64 / n_all as f64);
     assert!(n_early * 10 <= n_all * 7, "{n_early} of {n_all}");
 
-    // Where nothing is certain enough it goes on until the rest could change nothing, or all are there.
+    // With full certainty it goes on until the rest could change nothing, or all are there.
     let question = "Think step by step: what is 468 + 275?";
-    let report = run(name, &["--samples", "10", "--wave", "3", "--certainty", "2", "--json", question]).await;
+    let report = run(name, &["--samples", "10", "--wave", "3", "--certainty", "1", "--json", question]).await;
     let report = report.well().json.remove(0);
-    assert_eq!((count(&report, "n_samples"), &report["answer"]), (10, &"743".into()), "{report}");
+    let votes: Vec<(String, u64)> = serde_json::from_value(report["votes"].clone()).expect("votes");
+    let votes_of = |idx: usize| votes.get(idx).map_or(0, |vote| vote.1);
+    let n_samples = count(&report, "n_samples");
+    assert!(votes_of(0) > votes_of(1) + (10 - n_samples) || n_samples == 10, "{report}");
+    assert!(n_samples >= 6 && report["answer"] == "743", "{report}");
+    for certainty in ["0", "2", "NaN"] {
+        let ended = run(name, &["--certainty", certainty, "x"]).await;
+        assert!(ended.reason().message.contains("usage: early-vote"), "{certainty}: {ended:?}");
+    }
     let said = run(name, &["--samples", "2", "What is 37 + 48?"]).await.well().text;
     assert!(said.starts_with("no sample came to an answer (2 of 2 samples"), "{said}");
 }
@@ -231,6 +254,33 @@ pub(crate) async fn chat_server(name: &str) {
     }
     assert!(said.iter().all(|event| event["id"] == "a") && said.len() > 1, "{said:?}");
     assert_eq!(said.last().expect("it was answered")["end"], "done");
+}
+
+/// What one conversation cannot do is told there, and the others go on.
+#[test]
+fn a_conversation_that_does_not_fit_leaves_the_others_alone() {
+    block_on(talk_past_the_context());
+}
+
+async fn talk_past_the_context() {
+    let mut guest = start("chat-server", &[]).await;
+    let long = "word ".repeat(2 * model().limits().n_positions_max);
+    for (id, user) in [("a", &long[..]), ("b", "What is 37 + 48?"), ("a", "What is 37 + 48?")] {
+        guest.send(json!({ "id": id, "user": user }).to_string()).await.expect("it listens");
+    }
+    guest.end_messages().await.expect("it listens");
+    let (mut said, mut errors) = ([String::new(), String::new()], Vec::new());
+    while let Some(event) = next_json(&mut guest).await {
+        if let Some(piece) = event["text"].as_str() {
+            said[usize::from(event["id"] == "b")].push_str(piece);
+        }
+        if event["error"].is_string() {
+            errors.push(event);
+        }
+    }
+    assert_eq!(said, ["85", "85"]);
+    assert_eq!((errors.len(), &errors[0]["id"]), (1, &"a".into()), "{errors:?}");
+    assert!(text(&errors[0], "error").contains("the model's limit is"), "{errors:?}");
 }
 
 /// What the tests' guest sends of one of the SDK's helpers.

@@ -121,7 +121,11 @@ pub(crate) async fn constrained_beam(name: &str) {
     }
     let ended = run(name, &["--beams", "4", "--word", "city", "What is the capital of France?"]).await.well();
     assert!(ended.text.contains("The capital city of France is Paris.\n"), "{}", ended.text);
-    refuses(name, &[&["--beams", "many"]]).await;
+    // A word that is named twice is one.
+    let told = ["--word", "city", "--json", "What is the capital of France?"];
+    let twice = report(name, &[&["--word", "city"][..], &told].concat(), 7).await;
+    assert_eq!(twice, report(name, &told, 7).await);
+    refuses(name, &[&["--beams", "many"], &["--max-tokens", "0"]]).await;
 }
 
 async fn mean_logprob(prompt: &[u32], tokens: Vec<u32>) -> f64 {

@@ -28,6 +28,14 @@ pub(crate) async fn streaming_llm(name: &str) {
         let share = number("perplexity_of_all") / number("perplexity");
         assert!((0.5..2.0).contains(&share), "{report}");
     }
+    // A window is never larger than the context.
+    let n_positions = model().limits().n_positions_max;
+    let n_tokens = (n_positions + 50).to_string();
+    let told = ["--window", "1000000", "--max-tokens", &n_tokens, "--json", "Once upon a time"];
+    let report = run(name, &told).await.well().json.remove(0);
+    assert!(report["n_evicted"].as_u64() > Some(50) && report["n_tokens"] == n_positions + 50, "{report}");
+    let report = run(name, &["--max-tokens", "0", "--json", "x"]).await.well().json.remove(0);
+    assert_eq!((&report["n_tokens"], &report["perplexity"]), (&json!(0), &json!(null)), "{report}");
     for (arguments, told) in [
         (["--window", "8", "--piece", "4"], "--window is 8, and has to hold 4 sinks, a piece of 4,"),
         (["--window", "8", "--piece", "0"], "a piece of 0, which is at least 1, and one token more"),
@@ -94,4 +102,6 @@ pub(crate) async fn h2o(name: &str) {
     assert!(number("n_pages_most") <= 2.0 * n_budget as f64 / 16.0 + 2.0, "{report}");
     let share = number("perplexity_of_all") / number("perplexity");
     assert!((0.2..5.0).contains(&share), "{report}");
+    let none = run(name, &["--max-tokens", "0", "--json", text]).await.well().json.remove(0);
+    assert_eq!((&none["tokens"], &none["perplexity"]), (&json!([]), &json!(null)), "{none}");
 }

@@ -302,6 +302,8 @@ mod check {
         println!("best of 16: {surest:?} nats a token for {n_tokens:?} tokens, all and with --reject");
         assert!(n_tokens[1] * 10 < n_tokens[0] * 6, "{n_tokens:?}");
         assert!(surest[1] > surest[0] - 0.1, "{surest:?}");
+        let most = ["--reject", "--max-tokens", "4294967295", "What is 37 + 48?"];
+        assert_eq!(run(name, &most).await.well().text, "85\n");
         let text = run(name, &["--n", "6", "--temperature", "2", "--max-tokens", "24", "What is 37 + 48?"]);
         assert_eq!(text.await.well().text, format!("{}\n", answers[0].0));
     }

@@ -15,6 +15,7 @@ mod dtypes;
 mod evictions;
 mod failing;
 mod forks;
+mod full;
 mod goldens;
 mod guesses;
 mod guests;

@@ -219,7 +219,7 @@ pub(crate) async fn lookahead(name: &str) {
         ("Give me JSON: Ada, a pilot from Oslo, is 36.", 0.65),
         ("Tell me a short story.", 0.8),
     ] {
-        let plain = report("speculate", &["--guesses", "0", "--json", question], 7).await;
+        let plain = report("prompt-lookup", &["--guesses", "0", "--json", question], 7).await;
         let share = async |told: &[&str]| {
             let one = report(name, &[told, &["--json", question]].concat(), 7).await;
             assert_eq!(one["text"], plain["text"]);

@@ -83,8 +83,13 @@ pub(crate) async fn tree_of_thought(name: &str) {
 
     let text = run(name, &["--temperature", "2.5", SUM]).await.well().text;
     assert!(text.ends_with("Answer: 743\n"), "{text}");
-    let ended = run(name, &["--keep", "0", "x"]).await;
-    assert!(ended.reason().message.contains("usage: tree-of-thought"), "{ended:?}");
+    for option in ["--proposals", "--keep", "--line-tokens"] {
+        let ended = run(name, &[option, "0", "x"]).await;
+        assert!(ended.reason().message.contains("usage: tree-of-thought"), "{ended:?}");
+    }
+    // A line that is cut off goes on in the next one, and its text is what the model wrote.
+    let cut = report(name, 7, &["--temperature", "0", "--line-tokens", "3", SUM]).await;
+    assert_eq!(cut["text"], surest["text"]);
     assert_eq!(run(name, &["--max-tokens", "0", "x"]).await.well().text, "\n");
 }
 
@@ -134,10 +139,17 @@ pub(crate) async fn smc(name: &str) {
     println!(
         "{name}: {evidence:.3?} of the model's texts keep to the rule, by the temperature of their draws"
     );
+    for one in &evidence[1..] {
+        assert!((one / evidence[0] - 1.0).abs() <= 0.15, "{evidence:?}");
+    }
 
     let told = ["--particles", "8", "--temperature", "2.5", SUM];
     let text = run(name, &told).await.well().text;
     assert!(text.ends_with("Answer: 743\n"), "{text}");
+    for temperature in ["0", "-1", "inf", "NaN"] {
+        let ended = run(name, &["--temperature", temperature, "x"]).await;
+        assert!(ended.reason().message.contains("usage: smc"), "{temperature}: {ended:?}");
+    }
     // A rule that nothing keeps to.
     let ended = run(name, &["--particles", "2", "--letters", "0", "Tell me a short story."]).await.well();
     assert!(ended.text.contains("no text was left"), "{}", ended.text);
@@ -176,6 +188,9 @@ pub(crate) async fn skeleton_of_thought(name: &str) {
     assert!(ended.reason().message.contains("usage: skeleton-of-thought"), "{ended:?}");
     let ended = run(name, &["--point", "(", "x"]).await;
     assert!(ended.error.is_some(), "{ended:?}");
+    // A point that may go on for ever.
+    let ended = run(name, &["--point", "[a-z ]+", "--points", "1", "--max-tokens", "8", "x"]).await;
+    assert!(ended.reason().message.contains("a form that ends 1 times in 8 tokens"), "{ended:?}");
 }
 
 /// What a guest reports that has a daemon to itself, and the steps of the model that went by.

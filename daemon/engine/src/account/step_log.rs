@@ -4,7 +4,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 /// Notes that wait to be taken.
-const N_NOTES_MAX: usize = 1 << 14;
+const N_NOTES_MAX: usize = 1 << 13;
 
 /// A step of the device that had rows of a guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

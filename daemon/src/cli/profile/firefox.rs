@@ -194,12 +194,15 @@ mod tests {
         assert_eq!(json["meta"]["product"], "Trellis");
         let threads = json["threads"].as_array().expect("threads");
         assert_eq!(threads.len(), 2);
-        assert_eq!((&threads[0]["name"], &threads[1]["name"]), (&"guest".into(), &"device".into()));
-        assert_eq!(threads[0]["samples"]["length"], 3, "one at each end");
-        assert_eq!(threads[0]["stackTable"]["length"], 2);
-        assert_eq!(threads[0]["markers"]["startTime"][0], 2.0);
-        assert_eq!(threads[0]["markers"]["endTime"][0], 4.0);
-        assert_eq!(threads[1]["markers"]["startTime"][0], 2.5);
-        assert_eq!(threads[1]["markers"]["data"][0]["tokens"], 9.0);
+        let track = |name: &str| threads.iter().find(|thread| thread["name"] == name).expect("a track");
+        let (guest, device) = (track("guest"), track("device"));
+        assert_eq!(guest["samples"]["length"], 3, "one at each end");
+        assert_eq!(guest["stackTable"]["length"], 2);
+        assert_eq!(
+            (&guest["markers"]["startTime"][0], &guest["markers"]["endTime"][0]),
+            (&2.0.into(), &4.0.into())
+        );
+        assert_eq!(device["markers"]["startTime"][0], 2.5);
+        assert_eq!(device["markers"]["data"][0]["tokens"], 9.0);
     }
 }

@@ -59,7 +59,7 @@ pub(crate) struct Generation {
     n_before: Vec<usize>,
     writing: Writing,
     /// It may be all that draws with it.
-    _given: Given,
+    given: Given,
 }
 
 /// The contexts of a generation while it runs.
@@ -79,6 +79,8 @@ struct Writing {
     keep: Keep,
     tokens: Vec<Token>,
     logprobs: Vec<f32>,
+    /// Of all of them together.
+    logprob: f64,
     /// What was looked at in their places, and its bytes.
     tops: Vec<Distribution>,
     _charge: Option<HostCharge>,
@@ -124,7 +126,7 @@ impl GuestState {
     }
 
     fn prepare(&mut self, request: GenerateRequest, members: Members) -> Result<Generation, HostError> {
-        let Members { first: mut context, others } = members;
+        let Members { first: context, others } = members;
         let mut sampler = self.settings_for(&request.sampler, &context)?;
         if let Some(seed) = request.seed {
             Arc::make_mut(&mut sampler).seed = seed;
@@ -136,7 +138,6 @@ impl GuestState {
         looks::put_on(&mut sampler, context.model(), request.top, Vec::new())?;
         check_stop_tokens(context.model(), &request.stop_tokens)?;
         let given = self.table.get(&request.sampler)?.given.clone();
-        context.keep_to(given.rule());
         check_stop_texts(&request.stop_texts)?;
         let client = match request.emit {
             Emit::Nothing => None,
@@ -178,6 +179,7 @@ impl GuestState {
                 keep: request.keep,
                 tokens: Vec::new(),
                 logprobs: Vec::new(),
+                logprob: 0.0,
                 tops: Vec::new(),
                 _charge: charge,
                 n_text_bytes: 0,
@@ -185,7 +187,7 @@ impl GuestState {
                 text: String::new(),
                 finish: (request.max_tokens == Some(0)).then_some(FinishReason::MaxTokens),
             },
-            _given: given,
+            given,
         })
     }
 }
@@ -242,6 +244,7 @@ impl Generation {
             return Ok(());
         }
         let mut held = Held::lock(&self.members, &mut self.editions)?;
+        held.contexts[0].keep_to(self.given.rule());
         Ok(held.contexts[0].start(writing.key, || writing.settings.clone()).await?)
     }
 
@@ -253,6 +256,8 @@ impl Generation {
     /// Goes on until there are so many tokens; why it ended, if it did.
     pub(super) async fn run_to(&mut self, n_tokens: usize) -> Result<Option<FinishReason>, HostError> {
         let mut held = Held::lock(&self.members, &mut self.editions)?;
+        // Something else may have drawn nothing under another rule since.
+        held.contexts[0].keep_to(self.given.rule());
         let Some(finish) = self.writing.go_on(&mut held.contexts, n_tokens).await? else { return Ok(None) };
         let n_kept = self.writing.n_tokens_kept(finish);
         // The engine knows nothing of stop texts: this makes it forget what it decoded ahead as well.
@@ -274,7 +279,10 @@ impl Generation {
 
     /// Has the engine decode no further.
     pub(super) async fn give_up(&mut self) {
-        let n_drawn = self.writing.tokens.len();
+        let n_drawn = self
+            .writing
+            .finish
+            .map_or(self.writing.tokens.len(), |finish| self.writing.n_tokens_kept(finish));
         if let Ok(mut held) = Held::lock(&self.members, &mut self.editions) {
             // What fails here fails whoever asks the context next.
             let _ = held.keep(&self.n_before, n_drawn).await;
@@ -291,8 +299,7 @@ impl Generation {
 
     /// Tokens that were drawn, and the log-probability of all of them.
     pub(super) fn progress(&self) -> (usize, f64) {
-        let Writing { tokens, logprobs, .. } = &self.writing;
-        (tokens.len(), logprobs.iter().copied().map(f64::from).sum())
+        (self.writing.tokens.len(), self.writing.logprob)
     }
 
     pub(super) fn complete(self, finish: FinishReason) -> Completion {
@@ -334,6 +341,7 @@ impl Writing {
         let Drawn { candidate: Candidate { token, logprob }, seen, .. } = drawn;
         self.tokens.push(token);
         self.logprobs.push(logprob);
+        self.logprob += f64::from(logprob);
         self.tops.extend(looks::top_of(seen));
         if self.settings.stop_tokens.contains(&token) {
             self.end(FinishReason::StopToken(token));

@@ -50,6 +50,13 @@ impl GuestGenerations {
         })
     }
 
+    /// Has the engine decode none of them any further.
+    async fn give_up(&mut self) {
+        for (_, generation) in self.under_way() {
+            generation.give_up().await;
+        }
+    }
+
     /// Hands over one that has ended, or failed.
     async fn hand_over(
         &mut self,
@@ -75,12 +82,19 @@ impl HostGenerations for GuestState {
         &mut self,
         requests: Vec<GenerateRequest>,
     ) -> Result<Resource<GuestGenerations>, HostError> {
-        let mut generations = self.prepare_all(requests)?;
-        for generation in &mut generations {
-            generation.start().await?;
-        }
+        let generations = self.prepare_all(requests)?;
         let slots = generations.into_iter().map(|one| Slot::UnderWay(Box::new(one))).collect();
-        self.give(GuestGenerations { slots })
+        let handle = self.give(GuestGenerations { slots })?;
+        let all = self.table.get_mut(&handle)?;
+        for idx in 0..all.slots.len() {
+            let Slot::UnderWay(generation) = &mut all.slots[idx] else { continue };
+            if let Err(error) = generation.start().await {
+                let mut all = self.table.delete(handle)?;
+                all.give_up().await;
+                return Err(error);
+            }
+        }
+        Ok(handle)
     }
 
     async fn next(
@@ -152,10 +166,7 @@ impl HostGenerations for GuestState {
     }
 
     async fn drop(&mut self, generations: Resource<GuestGenerations>) -> wasmtime::Result<()> {
-        let mut all = self.table.delete(generations)?;
-        for (_, generation) in all.under_way() {
-            generation.give_up().await;
-        }
+        self.table.delete(generations)?.give_up().await;
         Ok(())
     }
 }

@@ -95,8 +95,8 @@ macro_rules! taped {
     ) => {
         async fn $name(&mut self, $($argument: $type),*) -> $reply {
             let _calling = Calling::begin(self.0.profile.as_ref(), concat!($prefix, stringify!($name)));
-            if let Some(profile) = self.0.profile.clone() {
-                profile.flush(&self.0.output, self.0.limits.output_piece_bytes()).await;
+            if let Some(profile) = &self.0.profile {
+                profile.flush(&self.0.output, self.0.limits.output_piece_bytes());
             }
             let parts: &[usize] = &[$($argument.n_bytes()),*];
             let n_bytes = parts.iter().sum();

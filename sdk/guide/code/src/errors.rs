@@ -17,7 +17,7 @@ pub fn appended(context: &Context, text: &str) -> Result<u32> {
 // ANCHOR_END: full
 
 // ANCHOR: retry
-/// A token, asked for once more where the device failed.
+/// A token, asked for once more where a step failed.
 pub fn stepped(context: &Context, sampler: &Sampler) -> Result<trellis_guest::Candidate> {
     match context.step(sampler) {
         Err(error) if error.is_retryable() => context.step(sampler),

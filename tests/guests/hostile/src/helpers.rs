@@ -2,7 +2,8 @@
 
 use serde::Serialize;
 use trellis_guest::{
-    Chat, Context, Error, Model, Random, Result, Sampler, Thinking, Token, TokenMask, emit_json, log_softmax,
+    Chat, Context, Error, Model, Random, Result, Sampler, Thinking, ThoughtEnd, Token, TokenMask, emit_json,
+    log_softmax,
 };
 
 use crate::Outcome;
@@ -72,6 +73,15 @@ pub(crate) fn heal(arguments: &[String]) -> Outcome {
     chat.append_markup("<|end|>")?;
     let n_before = chat.length();
     assert_eq!((chat.heal(&Sampler::greedy())?.as_str(), chat.length()), ("", n_before));
+    // Each mark with which a longer token begins may stand at the end.
+    for c in '!'..='~' {
+        let is_mark = c.is_ascii_punctuation();
+        if is_mark && model.vocabulary()?.iter().any(|token| token.len() > 1 && token[0] == c as u8) {
+            let cut = prompt(&model, &format!("a {c}"))?;
+            let more = cut.heal(&Sampler::greedy())?;
+            assert_eq!(model.decode(&cut.tokens())?, format!("a {c}{more}"));
+        }
+    }
     Ok(())
 }
 
@@ -105,6 +115,11 @@ pub(crate) fn bias() -> Outcome {
     assert!(many.len() > 1024, "{}", many.len());
     let refused = Sampler::seeded(1).bias(many.iter().copied()).build();
     assert!(matches!(refused, Err(Error::InvalidArgument { .. })), "{refused:?}");
+    for bias in [f32::NAN, f32::INFINITY] {
+        let listed = Sampler::seeded(1).bias([(few[0].0, bias)]).build().err();
+        assert!(matches!(listed, Some(Error::InvalidArgument { .. })), "{listed:?}");
+        assert_eq!(Sampler::seeded(1).bias_where(&set, bias).build().err(), listed);
+    }
     let without = TokenMask::allow_where(&model, |text| !text.contains(&b'e'))?;
     let mut masked = Vec::new();
     for temperature in [0.0, 0.8] {
@@ -174,6 +189,17 @@ pub(crate) fn think() -> Outcome {
         context.set_tokens(&prompt)?;
     }
     emit_json(&(thoughts, model.encode_markup("85<|end|>")?, model.encode_markup("<|end|>")?))?;
+    // A special token that ends no turn closes a thought with a line's end behind it, within a generation and within a stream.
+    let (mark, close) = (model.encode_markup("<|user|>")?[0], "<|user|>\n");
+    assert!(!model.is_stop(mark));
+    let closes = Sampler::seeded(1).temperature(0.0).bias([(mark, 1e4)]).build()?;
+    for soft_budget in [4, 0] {
+        let thinking = Thinking::between("", close).soft_budget(soft_budget).hard_budget(4);
+        let thought = thinking.run(&context, &closes)?;
+        assert_eq!((thought.text.as_str(), thought.n_tokens, thought.end), ("", 0, ThoughtEnd::Closed));
+        assert_eq!(context.tokens_from(prompt.len() as u32), model.encode_markup(close)?);
+        context.set_tokens(&prompt)?;
+    }
     let refused = Thinking::between("<|user|>", "").run(&context, &greedy);
     assert!(matches!(refused, Err(Error::InvalidArgument { .. })), "{refused:?}");
     assert_eq!(context.tokens(), prompt);

@@ -130,7 +130,6 @@ fn the_first_guest_is_what_is_written_for_authors() {
 fn the_code_of_the_guide_passes_its_tests() {
     let Some(mut trellis) = guests::for_building(daemons::trellis(exe())) else { return };
     let code = guide::folder().join("code");
-    // Each test has its time; the compiler takes as long as it takes.
     trellis.args(["--json", "test", "--timeout", "300"]).arg(&code);
     let ran = trellis.stdout(Stdio::piped()).stderr(Stdio::piped()).output().expect("it runs");
     let said = String::from_utf8_lossy(&ran.stdout);

@@ -39,7 +39,6 @@ pub(super) fn run<'a>(chapter: &str, transcripts: impl Iterator<Item = Vec<&'a s
         // What was compiled before shows no progress.
         shell.env("XDG_CACHE_HOME", cache.path());
         shell.arg("-c").arg(format!("exec 2>&1\n{}", step.command));
-        // Guests have their time; the compiler takes as long as it takes.
         let said = shell.stdout(Stdio::piped()).output().expect("it runs");
         let said_text = String::from_utf8(said.stdout).expect("it is text");
         assert!(said.status.success(), "{chapter}: $ {}\n{said_text}", step.command);

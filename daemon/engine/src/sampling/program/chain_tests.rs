@@ -19,6 +19,7 @@ fn definition(sampler: &Sampler) -> Definition {
     let chain = Chain {
         mask: sampler.mask.is_some().then_some(MaskId(0)),
         bias: (!sampler.bias.is_empty()).then_some(BiasId(0)),
+        bias_over: None,
         penalties: sampler.penalizes().then_some(penalties),
         temperature: sampler.temperature,
         top_k: sampler.top_k,
