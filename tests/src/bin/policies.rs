@@ -71,7 +71,7 @@ fn run(told: &Told) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// A point for each policy, with its name above it or below it in turn.
+/// A point for each policy, with its name above it, or below it where the policy that is nearest in tokens does better.
 fn plot(path: &Path, scores: &[Score]) -> Result<(), Box<dyn Error>> {
     let area = SVGBackend::new(path, (960, 540)).into_drawing_area();
     area.fill(&WHITE)?;
@@ -93,10 +93,12 @@ fn plot(path: &Path, scores: &[Score]) -> Result<(), Box<dyn Error>> {
         .y_label_formatter(&|percent| format!("{percent:.0}"))
         .x_label_formatter(&|n_tokens| format!("{n_tokens:.0}"))
         .draw()?;
-    let mut by_tokens: Vec<&Score> = scores.iter().collect();
-    by_tokens.sort_by(|a, b| a.tokens_each().total_cmp(&b.tokens_each()));
-    chart.draw_series(by_tokens.into_iter().enumerate().map(|(idx, score)| {
-        let (side, offset) = if idx % 2 == 0 { (VPos::Bottom, -8) } else { (VPos::Top, 8) };
+    chart.draw_series(scores.iter().map(|score| {
+        let apart = |other: &&Score| (other.tokens_each() - score.tokens_each()).abs();
+        let others = scores.iter().filter(|other| other.policy != score.policy);
+        let nearest = others.min_by(|a, b| apart(a).total_cmp(&apart(b)));
+        let is_below = nearest.is_some_and(|nearest| nearest.accuracy() > score.accuracy());
+        let (side, offset) = if is_below { (VPos::Top, 8) } else { (VPos::Bottom, -8) };
         let style = ("sans-serif", 18).into_font().color(&BLACK).pos(Pos::new(HPos::Center, side));
         EmptyElement::at((score.tokens_each(), 100.0 * score.accuracy()))
             + Circle::new((0, 0), 4, BLUE.filled())
