@@ -112,7 +112,7 @@ pub(crate) enum CliError {
     NotRecorded,
     #[error("{name:?} has no source here that could be watched")]
     NothingToWatch { name: String },
-    #[error("the daemon makes no profiles: it is of an older version")]
+    #[error("no profile has come: the daemon is of an older version, or it was not read in time")]
     NotProfiled,
     #[error(transparent)]
     Bench(#[from] super::bench::BenchError),

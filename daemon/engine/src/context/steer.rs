@@ -42,6 +42,8 @@ impl Context {
         }
         let room = self.model.room(&self.caller).await?;
         self.steering = self.charge_steering(n_bytes as u64)?;
+        // What was computed from there on is taken away.
+        self.n_truncations += 1;
         let (id, edit) = (self.id, self.take_edit());
         self.model.post_into(room, Operation::Steer { id, edit, steering: steering.map(Arc::new), from })
     }

@@ -32,6 +32,8 @@ pub(super) struct Summary {
     n_calls: u64,
     /// By function, the longest first.
     calls: Vec<Calls>,
+    /// Whether its end came: a client that does not read finds it cut short.
+    is_whole: bool,
     /// What was not noted for want of room.
     #[serde(skip_serializing_if = "is_zero")]
     n_lost: u64,
@@ -89,9 +91,18 @@ impl Summary {
                 Entry::End { end, n_lost } => {
                     summary.computed(last, *end);
                     summary.wall_ns = end.at_ns;
-                    summary.n_lost = *n_lost;
+                    (summary.n_lost, summary.is_whole) = (*n_lost, true);
                 }
             }
+        }
+        if !summary.is_whole {
+            // As far as it goes.
+            summary.wall_ns = summary.starting_ns
+                + summary.guest_ns
+                + summary.turns_ns
+                + summary.host_ns
+                + summary.device_ns
+                + summary.waiting_ns;
         }
         let named = |(name, calls): (&str, Calls)| Calls { name: name.to_owned(), ..calls };
         summary.calls = by_name.into_iter().map(named).collect();
@@ -131,6 +142,7 @@ impl Summary {
             calls.push([name.clone(), n.to_string(), ms(*total_ns), ms(*host_ns)]);
         }
         let lost = match self.n_lost {
+            _ if !self.is_whole => "\nthe profile was cut short: it was not read in time".to_owned(),
             0 => String::new(),
             n => format!("\n{n} events were not noted for want of room"),
         };
@@ -225,8 +237,8 @@ mod tests {
     #[test]
     fn a_profile_that_was_cut_short_is_told_as_far_as_it_goes() {
         let summary = Summary::of(&[Entry::Call { name: 9, begin: at(0, 0), end: at(10, 20) }]);
-        assert_eq!((summary.host_ns, summary.wall_ns), (10_000, 0));
+        assert_eq!((summary.host_ns, summary.wall_ns, summary.is_whole), (10_000, 10_000, false));
         assert_eq!(summary.calls[0].name, "?");
-        assert!(summary.to_text().contains("in all"));
+        assert!(summary.to_text().contains("in all") && summary.to_text().contains("cut short"));
     }
 }
