@@ -118,7 +118,6 @@ async fn ask(daemon: &Daemon, policy: Policy, idx: usize, [a, b]: [usize; 2]) ->
         arguments.extend(["--temperature", TEMPERATURE]);
     }
     arguments.extend(["--json", &question]);
-    // Examples flip the lowest bits of a seed for seeds of their own.
     let options = StartOptions { seed: Some(idx as u64 * 1024), ..daemons::with(&arguments) };
     let client = daemon.connect().await.expect("connected");
     let ended = daemons::run(&client, &guests::example(policy.example), options).await.well();

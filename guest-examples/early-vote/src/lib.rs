@@ -17,7 +17,7 @@ use std::ops::Range;
 
 use serde::Serialize;
 use trellis_guest::{
-    Args, Chat, Completion, Context, Model, Result, Sampler, emit, emit_json, generate_all, seed,
+    Args, Chat, Completion, Context, Model, Result, Sampler, emit, emit_json, fork_seed, generate_all, seed,
 };
 
 trellis_guest::main!(run);
@@ -77,7 +77,7 @@ fn run() -> Result {
 
 /// The samples of these numbers, each with a seed of its own: those that one large wave would have under the same numbers.
 fn wave(prompt: &Context, sampler: &Sampler, samples: Range<u64>) -> Result<Vec<Completion>> {
-    let forks = samples.map(|i| Ok((prompt.fork()?, sampler.with_seed(sampler.seed() ^ i))));
+    let forks = samples.map(|i| Ok((prompt.fork()?, sampler.with_seed(fork_seed(sampler.seed(), i)))));
     let forks = forks.collect::<Result<Vec<_>>>()?;
     generate_all(forks.iter().map(|(fork, sampler)| fork.generate(sampler).max_tokens(N_TOKENS_MAX)))
 }

@@ -3,6 +3,7 @@
 use crate::bindings::trellis::host::contexts as raw;
 pub use crate::bindings::trellis::host::contexts::Positions;
 use crate::bindings::trellis::host::models::SpecialTokens;
+use crate::random::fork_seed;
 use crate::session::check_call;
 use crate::{
     Beams, Candidate, Chat, ChatEnd, Distribution, Generate, GuessTree, Model, Pooling, Result, Sampler,
@@ -101,8 +102,8 @@ impl Context {
         Ok(Self::from_raw(self.raw.fork()?, &self.model))
     }
 
-    /// So many forks, each with a sampler: the same settings, and seeds of their own. The first one draws what this
-    /// context would draw with `sampler`.
+    /// So many forks, each with a sampler: the same settings, and seeds of their own, those of [`fork_seed`]. The first
+    /// one draws what this context would draw with `sampler`.
     ///
     /// ```no_run
     /// # use trellis_guest::{Context, Result, Sampler, generate_all};
@@ -115,7 +116,7 @@ impl Context {
     /// # Errors
     /// As [`fork`](Self::fork).
     pub fn forks(&self, n: u64, sampler: &Sampler) -> Result<Vec<(Self, Sampler)>> {
-        (0..n).map(|i| Ok((self.fork()?, sampler.with_seed(sampler.seed() ^ i)))).collect()
+        (0..n).map(|i| Ok((self.fork()?, sampler.with_seed(fork_seed(sampler.seed(), i))))).collect()
     }
 
     /// Keeps the first `n_tokens` tokens.

@@ -112,7 +112,7 @@ pub use model::{ChatEnd, Model, ModelInfo, TextDecoder};
 #[doc(hidden)]
 pub use panics::{Outcome, report_panics};
 pub use particles::{Particle, Particles};
-pub use random::Random;
+pub use random::{Random, fork_seed};
 pub use rejection::Passed;
 pub use sampler::{Sampler, SamplerBuilder, TokenMask};
 pub use session::{

@@ -14,6 +14,19 @@ use crate::Candidate;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Random(u64);
 
+/// What the state moves on by with each number.
+const GAMMA: u64 = 0x9e37_79b9_7f4a_7c15;
+
+/// The seed of the fork of this number, from 0, of several that start from one seed: fork 0 has that seed itself, the others have
+/// what [`Random`] gives for it one after the other. Seeds that are near each other have no fork but by chance in common, as they
+/// would have if the number were only added.
+pub fn fork_seed(seed: u64, number: u64) -> u64 {
+    match number.checked_sub(1) {
+        None => seed,
+        Some(n_before) => Random(seed.wrapping_add(n_before.wrapping_mul(GAMMA))).bits(),
+    }
+}
+
 impl Random {
     /// Numbers of this seed.
     pub fn new(seed: u64) -> Self {
@@ -27,7 +40,7 @@ impl Random {
 
     /// 64 bits, for the seed of a sampler or a generation for one.
     pub fn bits(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        self.0 = self.0.wrapping_add(GAMMA);
         let mut z = self.0;
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
@@ -80,6 +93,20 @@ impl Random {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn forks_of_neighbouring_seeds_have_seeds_of_their_own() {
+        let mut seeds: Vec<u64> =
+            (0..64).flat_map(|seed| (0..64).map(move |number| fork_seed(seed, number))).collect();
+        seeds.sort_unstable();
+        seeds.dedup();
+        assert_eq!(seeds.len(), 64 * 64);
+        let mut random = Random::new(7);
+        assert_eq!(
+            [0, 1, 2, 3].map(|number| fork_seed(7, number)),
+            [7, random.bits(), random.bits(), random.bits()]
+        );
+    }
 
     #[test]
     fn the_numbers_are_those_of_splitmix64() {

@@ -271,8 +271,14 @@ mod check {
             .collect();
 
         let mut expected = Vec::new();
-        for i in 0..n {
-            let sampler = Sampler { temperature, seed: 7 ^ i, ..Sampler::greedy() };
+        // The numbers of SplitMix64 for the seed, after itself.
+        let (mut seed, mut state) = (7u64, 7u64);
+        for _ in 0..n {
+            let sampler = Sampler { temperature, seed, ..Sampler::greedy() };
+            state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+            let z = (state ^ (state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+            let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+            seed = z ^ (z >> 31);
             let (tokens, mean) = draw(&question("What is 37 + 48?"), sampler, 24).await;
             expected.push((decode(&tokens), mean));
         }
@@ -310,7 +316,7 @@ mod check {
 
     pub(crate) async fn self_consistency(name: &str) {
         let question = "Think step by step: what is 468 + 275?";
-        let report = run(name, &["--json", question]).await.well().json.remove(0);
+        let report = run(name, &["--temperature", "2.3", "--json", question]).await.well().json.remove(0);
         let votes: Vec<(String, u64)> = serde_json::from_value(report["votes"].clone()).expect("votes");
         assert_eq!(report["n_samples"], 12);
         assert_eq!(report["answer"], "743", "{report}");
@@ -319,7 +325,7 @@ mod check {
         assert!(votes.iter().map(|vote| vote.1).sum::<u64>() <= 12, "{votes:?}");
         // At this temperature single samples go astray: the majority is what makes it right.
         assert!(votes[0].1 < 12, "{votes:?}");
-        let text = run(name, &[question]).await.well().text;
+        let text = run(name, &["--temperature", "2.3", question]).await.well().text;
         assert_eq!(text, format!("743 ({} of 12 samples)\n", votes[0].1));
     }
 

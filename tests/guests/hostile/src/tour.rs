@@ -6,9 +6,9 @@ use trellis_guest::programs::{BiasId, Definition, MaskId, Source, TokenBias, lib
 use trellis_guest::{
     Beginning, Candidate, Chat, ChatEnd, Constraint, Context, Error, FinishReason, GuessTree, Inbox,
     LogLevel, Mixture, Model, Positions, Sampler, Steering, Token, TokenMask, call_bytes, embedding_all,
-    emit, emit_json, emit_tokens, forget, full_all, generate_all, log, logprobs_all, receive, receive_json,
-    receive_within, score_all, seed, speculate_all, speculate_tree_all, step_all, time_left, top_all,
-    tops_all, try_receive, usage,
+    emit, emit_json, emit_tokens, forget, fork_seed, full_all, generate_all, log, logprobs_all, receive,
+    receive_json, receive_within, score_all, seed, speculate_all, speculate_tree_all, step_all, time_left,
+    top_all, tops_all, try_receive, usage,
 };
 
 use crate::{Outcome, beams, generations, looks};
@@ -505,7 +505,7 @@ fn generated(model: &Model, prompt: &Context) -> Outcome {
     let seeds = again
         .iter()
         .enumerate()
-        .map(|(i, fork)| fork.generate(&sampler).seed(seed() ^ i as u64).max_tokens(8));
+        .map(|(i, fork)| fork.generate(&sampler).seed(fork_seed(seed(), i as u64)).max_tokens(8));
     let same = generate_all(seeds)?;
     assert!(texts.iter().zip(&same).all(|(a, b)| a.tokens == b.tokens));
     assert!(texts.windows(2).any(|pair| pair[0].tokens != pair[1].tokens));
