@@ -23,7 +23,8 @@ pub enum Resource {
     Pages,
     /// Contexts open or saved.
     Contexts,
-    /// Bytes of host memory, for the token lists of contexts open or saved.
+    /// Bytes of host memory: on a guest's account for its token lists, masks and grammars, on those above it for the memory
+    /// of guests, their inboxes and outputs as well.
     HostBytes,
 }
 
@@ -49,7 +50,7 @@ pub struct Budget {
     pub n_pages: u64,
     /// Contexts at once.
     pub n_contexts: u64,
-    /// Bytes of host memory at once, for the token lists of contexts.
+    /// Bytes of host memory at once.
     pub host_bytes: u64,
 }
 
@@ -66,7 +67,7 @@ pub struct BudgetExceeded {
     /// The resource.
     #[serde(with = "names")]
     pub what: Name,
-    /// Whose budget: `guest`, `session` or `user`.
+    /// Whose budget: `guest`, `session`, `user` or `daemon`.
     #[serde(with = "names")]
     pub level: Name,
     /// In use.
@@ -102,6 +103,9 @@ pub struct Account {
     /// The steps with rows of it, once somebody looks on.
     steps: OnceLock<Arc<StepLog>>,
 }
+
+/// The level of a user's account.
+pub const USER: &str = "user";
 
 /// Operations of one guest that engines have not read. Enough for every context of a large batch to have one on its way;
 /// past that this guest waits, and no other.
@@ -269,14 +273,22 @@ impl Account {
         self.n_tokens_forced.load(Ordering::Relaxed)
     }
 
-    /// The outermost enclosing account: the user's.
+    /// The enclosing account of its user; the outermost one where none is a user's.
     #[must_use]
-    pub fn root(self: &Arc<Self>) -> &Arc<Self> {
+    pub fn user(self: &Arc<Self>) -> &Arc<Self> {
         let mut account = self;
-        while let Some(parent) = &account.parent {
+        while account.level != USER
+            && let Some(parent) = &account.parent
+        {
             account = parent;
         }
         account
+    }
+
+    /// The account that this one lies in.
+    #[must_use]
+    pub fn parent(&self) -> Option<&Arc<Self>> {
+        self.parent.as_ref()
     }
 }
 

@@ -14,6 +14,7 @@ mod context;
 pub mod cpu;
 mod engine;
 mod error;
+pub mod fair;
 mod guess;
 mod handle;
 mod history;

@@ -98,5 +98,5 @@ impl Holders {
 }
 
 fn is_same_user(a: &Arc<Account>, b: &Arc<Account>) -> bool {
-    Arc::ptr_eq(a.root(), b.root())
+    Arc::ptr_eq(a.user(), b.user())
 }

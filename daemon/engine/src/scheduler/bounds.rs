@@ -4,9 +4,9 @@ mod decode;
 
 pub(super) use self::decode::{DecodeBound, Pace};
 
-use super::fair::Class;
 use super::{Plan, Scheduler};
 use crate::command::ContextId;
+use crate::fair::Class;
 use crate::guess::N_GUESS_MAX;
 
 /// Rows of which one is kept for prompts that wait.

@@ -3,9 +3,9 @@
 use std::ops::Range;
 
 use super::cost::Costs;
-use super::fair::Class;
 use super::histories::n_history_pages_of;
 use super::{ContextState, Plan, Scheduler};
+use crate::fair::Class;
 
 impl Scheduler {
     /// Charges a row to its owner's virtual time: what it adds to the step, computing again aside.

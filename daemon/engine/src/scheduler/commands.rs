@@ -3,7 +3,6 @@
 use std::sync::Arc;
 
 use super::admission::Standing;
-use super::fair::Seat;
 use super::holders::Listing;
 use super::room::Victim;
 use super::{ContextState, Saved, Scheduler};
@@ -12,6 +11,7 @@ use crate::causes::{Cause, Causes};
 use crate::command::{Ahead, Answer, Ask, ContextId, Edit, Operation, RunSettings};
 use crate::completion::{CallerId, Done, Opened, Reply, Tag};
 use crate::error::EngineError;
+use crate::fair::Seat;
 use crate::history::History;
 use crate::job::{AskWork, RunWork, VerifyWork, Work};
 use crate::kept::RowName;
@@ -309,7 +309,7 @@ impl Scheduler {
     fn save(&mut self, id: ContextId, name: String, tokens: Arc<History>) -> Result<(), EngineError> {
         let Some(context) = self.contexts.get_mut(&id) else { return Err(EngineError::Stopped) };
         debug_assert_eq!(tokens.len(), context.kv.n_kept(), "both sides have the same");
-        let owner = Owner { account: context.owner.account.root().clone(), ..context.owner.clone() };
+        let owner = Owner { account: context.owner.account.user().clone(), ..context.owner.clone() };
         let key = (owner.actor, name);
         let mut footprint = Footprint::new(&owner.account, 0)?;
         let of_evictions = context.kv.evictions().map_or(0, Evictions::n_bytes_held);

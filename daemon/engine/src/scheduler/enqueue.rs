@@ -1,8 +1,8 @@
 //! Which contexts wait for a plan to look at them, and in which order those of one guest do.
 
-use super::fair::{Class, Lane};
 use super::{ContextState, Plan, Scheduler};
 use crate::command::ContextId;
+use crate::fair::{Class, Lane};
 use crate::job::{JobId, Work};
 
 /// Full steps of prompts within which a prompt that goes on before others of its guest has to be done.

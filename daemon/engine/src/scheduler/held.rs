@@ -8,11 +8,11 @@
 //! fit together take turns as well: they have no end to wait for.
 
 use super::admission::Standing;
-use super::fair::Class;
 use super::joint::Members;
 use super::{ContextState, Scheduler};
 use crate::account::Owner;
 use crate::command::ContextId;
+use crate::fair::Class;
 use crate::job::Work;
 use crate::kv::PageTable;
 

@@ -14,11 +14,11 @@ use std::ops::Bound;
 
 use rustc_hash::{FxHashMap, FxHashSet};
 
-use super::fair::FairQueue;
 use super::room::Victim;
 use super::{ContextState, SavedKey, Scheduler};
 use crate::account::{ActorId, GuestId, Owner, SessionId};
 use crate::command::ContextId;
+use crate::fair::FairQueue;
 use crate::kv::Sequence;
 
 /// State of a context whose pages may be taken. Those that wait for nothing lose theirs first.

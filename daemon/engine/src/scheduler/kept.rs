@@ -3,9 +3,9 @@
 //! A draw that names a row may be asked for together with the row. It waits until a step that writes the row was submitted,
 //! and rides in one behind that: what the one writes the other reads, and the device does not stand still in between.
 
-use super::fair::Class;
 use super::{Commons, Plan, Scheduler};
 use crate::command::{Ask, ContextId, ModelId};
+use crate::fair::Class;
 use crate::job::{AskWork, Work};
 use crate::kept::{KeptRow, KeptRows, RowName};
 

@@ -4,9 +4,9 @@
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::admission::PageCount;
-use super::fair::{FairQueue, Lane, Seat, VirtualTimes};
 use crate::account::Owner;
 use crate::command::ContextId;
+use crate::fair::{FairQueue, Lane, Seat, VirtualTimes};
 
 /// A context's place in the line.
 #[derive(Debug)]

@@ -11,12 +11,12 @@
 //! evictions left in them), `joint` to jobs that ride together, `mixture` to those that go on from token to token, `beams`
 //! to those that search, `guesses` to trees that are verified, `late` to masks, `kept` to rows
 //! for draws of other models, `expected` to tokens that masks force,
-//! `slots` to hidden states, `enqueue` says who waits for a step, `fair` which owner is next, `bounds`, `asked` and `moves`
+//! `slots` to hidden states, `enqueue` says who waits for a step, [`crate::fair`] which owner is next, `bounds`, `asked` and `moves`
 //! what one step has room for, `cost` how long it takes and `charges` which account pays; `plan` puts it together,
 //! `complete` or `failure` takes it in, `returns` and `waits` note which guests came back and which contexts waited.
 //! `parts` and `resize` give memory to other models and take it.
 //!
-//! A context with work waits in the queue (`fair`) until a plan looks at it, and in the line (`line`) as long as there
+//! A context with work waits in the queue ([`FairQueue`]) until a plan looks at it, and in the line (`line`) as long as there
 //! are not pages for all that it needs. What is said of its pages:
 //!
 //! | a page is | because | until | so that |
@@ -39,7 +39,6 @@ mod cost;
 mod enqueue;
 mod expected;
 mod failure;
-mod fair;
 mod guesses;
 mod held;
 mod histories;
@@ -75,6 +74,8 @@ use crate::batch::{CellMove, SlotId};
 use crate::causes::{Cause, Causes};
 use crate::command::ContextId;
 use crate::completion::{CallerId, Outbox};
+pub(crate) use crate::fair::VirtualTimes;
+use crate::fair::{Class, FairQueue, Lane, Seat};
 use crate::history::History;
 use crate::job::Work;
 use crate::kept::{KeptRow, KeptRows};
@@ -84,8 +85,6 @@ use crate::stats::EngineStats;
 use admission::Standing;
 use bounds::Pace;
 use cost::Costs;
-pub(crate) use fair::VirtualTimes;
-use fair::{Class, FairQueue, Lane, Seat};
 use held::Held;
 use holders::{Holders, Listing};
 use joint::Jobs;

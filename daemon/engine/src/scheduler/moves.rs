@@ -2,8 +2,8 @@
 //! decode rows wait for them: so they are bounded by time, as prompts are. A partial move keeps its pages reserved for its
 //! context and continues in the next plan.
 
-use super::fair::Class;
 use super::{Commons, ContextState, Move, Plan, Scheduler};
+use crate::fair::Class;
 
 /// What a link is taken to move before anything was seen: half of what one of PCIe 4 does with 16 lanes. What was seen
 /// is believed within a few times that: the host may be late to notice that a step is done.

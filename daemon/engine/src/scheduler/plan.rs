@@ -14,13 +14,13 @@ use self::tree::{PlannedTree, TreeCells, TreeRows};
 use super::asked::{Asked, Given};
 use super::bounds::DecodeBound;
 use super::cost::StepWork;
-use super::fair::Class;
 use super::room::Victims;
 use super::{ContextState, Scheduler, StepUnderWay, UnderWay};
 use crate::account::{Account, Resource};
 use crate::batch::{self, Batch, Evicted, HostPageId, Input, PageCopy, PageId, Row};
 use crate::command::{Answer, ContextId};
 use crate::error::EngineError;
+use crate::fair::Class;
 use crate::job::{JobId, Work};
 use crate::kv::{PageTable, Sequence};
 

@@ -1,9 +1,9 @@
 //! Steps of the device that go by while work could be computed and is not in them.
 
-use super::fair::Class;
 use super::{ContextState, Scheduler};
 use crate::causes::{Cause, Causes};
 use crate::command::ContextId;
+use crate::fair::Class;
 
 impl Scheduler {
     /// The number of the step that is planned now.

@@ -15,9 +15,9 @@
 //! planned whole, such as the beams of a search, is left out of it.
 
 use super::super::cost::{Look, next_told_apart};
-use super::super::fair::{Class, DuePart};
 use super::super::{Plan, Scheduler};
 use super::N_STEPS_RECENT;
+use crate::fair::{Class, DuePart};
 
 /// A guest that gets so many parts in a hundred of what it is due, whatever rows cost, keeps no step short: how many wait
 /// changes from step to step.

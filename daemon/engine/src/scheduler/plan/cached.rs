@@ -2,8 +2,8 @@
 
 use super::Plan;
 use crate::backend::PAGE_LEN;
+use crate::fair::Class;
 use crate::scheduler::cost::Costs;
-use crate::scheduler::fair::Class;
 use crate::scheduler::{ContextState, Scheduler};
 
 /// Pages that one plan looks up in the prefix cache, or as many as one context finds: decoding does not wait for the

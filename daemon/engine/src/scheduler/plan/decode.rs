@@ -1,8 +1,8 @@
 //! The decode rows of a step.
 
 use crate::command::ContextId;
+use crate::fair::Class;
 use crate::scheduler::bounds::DecodeBound;
-use crate::scheduler::fair::Class;
 use crate::scheduler::{Plan, Scheduler};
 
 impl Scheduler {

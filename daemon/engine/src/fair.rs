@@ -7,6 +7,8 @@
 //! Owners stand in heaps that are put in order when they are read: an owner's virtual time only grows, so an entry that
 //! is out of date comes up too early, is seen, and is put where it belongs. Serving an owner that is put back at once
 //! moves one entry of each heap, and nothing is allocated for it.
+//!
+//! The scheduler of an engine serves by it, and so do the daemon's threads for guests.
 
 mod node;
 mod shares;
@@ -32,11 +34,11 @@ pub(crate) enum Class {
 /// What waits for one class of work of one model. All lanes draw on the same virtual time; a step takes from the two of
 /// its model, one after the other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Lane(usize);
+pub struct Lane(usize);
 
 impl Lane {
     /// That of a queue whose items are all of one kind.
-    pub(crate) const ONLY: Self = Self(0);
+    pub const ONLY: Self = Self(0);
 
     /// The lane of a class of the model that has this place on its device.
     pub(crate) fn of(place: usize, class: Class) -> Self {
@@ -46,7 +48,7 @@ impl Lane {
 
 /// A guest's place in the queue, until it is given back.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Seat(NodeId);
+pub struct Seat(NodeId);
 
 /// How far a user, a session and a guest have come. In its order as a value, for lists, ties are broken by node id.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
@@ -67,7 +69,7 @@ impl VirtualTimes {
 
 /// Items waiting to be served, in the order that is fair to their owners.
 #[derive(Debug)]
-pub(crate) struct FairQueue<T> {
+pub struct FairQueue<T> {
     /// The service itself, then users, sessions and guests.
     nodes: Vec<Node<T>>,
     free: Vec<NodeId>,
@@ -84,7 +86,7 @@ impl<T> Default for FairQueue<T> {
 
 impl<T> FairQueue<T> {
     /// A place for something of this guest's. Each has to be given back with [`Self::vacate`].
-    pub(crate) fn seat(&mut self, owner: &Owner) -> Seat {
+    pub fn seat(&mut self, owner: &Owner) -> Seat {
         let mut id = ROOT;
         for name in [u64::from(owner.actor.0), owner.session.0, owner.guest.0] {
             id = self.child(id, name);
@@ -109,7 +111,7 @@ impl<T> FairQueue<T> {
     }
 
     /// Gives a place back. What still waits there is served as if it were kept.
-    pub(crate) fn vacate(&mut self, seat: Seat) {
+    pub fn vacate(&mut self, seat: Seat) {
         let mut id = seat.0;
         while id != ROOT {
             let node = self.node_mut(id);
@@ -127,7 +129,7 @@ impl<T> FairQueue<T> {
     }
 
     /// Puts an item of so many rows at the end of what its guest waits for in a lane.
-    pub(crate) fn push(&mut self, seat: &Seat, lane: Lane, item: T, n_rows: usize) {
+    pub fn push(&mut self, seat: &Seat, lane: Lane, item: T, n_rows: usize) {
         self.node_mut(seat.0).lane_mut(lane).items.push_back((item, n_rows));
         self.note_pushed(seat, lane, n_rows);
     }
@@ -165,7 +167,7 @@ impl<T> FairQueue<T> {
     }
 
     /// The next item of a lane in the fair order. [`Self::charge`] says afterwards what it cost.
-    pub(crate) fn pop(&mut self, lane: Lane) -> Option<T> {
+    pub fn pop(&mut self, lane: Lane) -> Option<T> {
         let mut id = ROOT;
         while let Some((vtime, child)) = self.first(id, lane) {
             self.node_mut(id).last = vtime;
@@ -307,7 +309,7 @@ impl<T> FairQueue<T> {
     }
 
     /// Charges an owner for work.
-    pub(crate) fn charge(&mut self, seat: &Seat, cost: u64) {
+    pub fn charge(&mut self, seat: &Seat, cost: u64) {
         let mut id = seat.0;
         while id != ROOT {
             self.catch_up(id);
