@@ -8,11 +8,14 @@ use super::io::{GuestOutput, LogLevel, OutputSender};
 /// The longest line; what is longer is cut into several.
 pub(crate) const LINE_BYTES_MAX: usize = 4 << 10;
 
+/// What the shortest line costs of the budget. A line takes time, however short.
+const LINE_BYTES_MIN: usize = 16;
+
 /// How the entry begins that a guest's panic leaves, by `trellis_guest::main!`.
 const PANICKED: &str = "panicked at ";
 
-/// Sends log lines while the budget lasts and the client has room. A line that does not fit is dropped and
-/// counted, so that logging never holds up a guest.
+/// Sends log lines while the budget lasts and the client has room. A line that does not fit is dropped with the rest of its
+/// text, and counted, so that logging never holds up a guest.
 #[derive(Debug)]
 pub(crate) struct LogSink {
     output: OutputSender,
@@ -49,6 +52,9 @@ impl LogSink {
         if level == LogLevel::Error && text.starts_with(PANICKED) {
             self.note_panic(text);
         }
+        if self.is_spent() {
+            return self.drop_lines(text.as_bytes());
+        }
         let mut rest = text;
         loop {
             let (line, next) = match rest.split_once('\n') {
@@ -56,7 +62,10 @@ impl LogSink {
                 None => (rest, None),
             };
             for piece in pieces(line, LINE_BYTES_MAX) {
-                self.send(level, piece);
+                // No room comes while the guest is in this call, and no budget at all.
+                if !self.send(level, piece) {
+                    return self.drop_lines(rest.as_bytes());
+                }
             }
             match next {
                 Some(next) if !next.is_empty() => rest = next,
@@ -65,17 +74,26 @@ impl LogSink {
         }
     }
 
-    fn send(&self, level: LogLevel, line: &str) {
-        let n_bytes = line.len().max(1) as u64;
+    /// Sends a line; whether there was budget and room for it.
+    fn send(&self, level: LogLevel, line: &str) -> bool {
+        let n_bytes = line.len().max(LINE_BYTES_MIN) as u64;
         let paid = self
             .n_bytes_left
             .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(n_bytes))
             .is_ok();
-        let sent =
-            paid && self.output.try_send(GuestOutput::Log { level, line: line.to_owned() }) == Ok(true);
-        if !sent {
-            self.n_dropped.fetch_add(1, Ordering::Relaxed);
-        }
+        paid && self.output.try_send(GuestOutput::Log { level, line: line.to_owned() }) == Ok(true)
+    }
+
+    /// Whether no line fits the budget any more.
+    pub(crate) fn is_spent(&self) -> bool {
+        self.n_bytes_left.load(Ordering::Relaxed) < LINE_BYTES_MIN as u64
+    }
+
+    /// Counts lines without looking at each: a text without a budget costs nobody time.
+    pub(crate) fn drop_lines(&self, text: &[u8]) {
+        let n_feeds = text.iter().filter(|&&byte| byte == b'\n').count();
+        let n_lines = n_feeds + usize::from(!text.ends_with(b"\n"));
+        self.n_dropped.fetch_add(n_lines as u64, Ordering::Relaxed);
     }
 
     /// Says how many lines were dropped, outside the budget and if the client has room.
@@ -121,7 +139,7 @@ mod tests {
     #[tokio::test]
     async fn lines_past_the_budget_are_counted() {
         let (output, mut client) = output_channel(1 << 20);
-        let log = LogSink::new(output, 10);
+        let log = LogSink::new(output, 50);
         log.write(LogLevel::Info, "one\ntwo\n");
         log.write(LogLevel::Info, "far too long a line");
         log.write(LogLevel::Info, "last");

@@ -39,6 +39,12 @@ const PROGRAM_NAME: &str = "guest";
 /// Bytes that one write to standard output may hold.
 const WRITE_BYTES_MAX: usize = 64 << 10;
 
+/// Random bytes of one call: what is drawn in well below a millisecond, in which no other guest has the thread.
+const RANDOM_BYTES_MAX: u64 = 64 << 10;
+
+/// Random bytes that are drawn together.
+const RANDOM_BLOCK_BYTES: usize = 1 << 10;
+
 /// The interfaces that `add_to_linker` links, all of version 0.2.
 pub(crate) const INTERFACES: [&str; 20] = [
     "wasi:cli/environment",
@@ -111,7 +117,7 @@ pub(crate) fn context(
         .secure_random(seeded("trellis guest random"))
         .insecure_random(seeded("trellis guest insecure random"))
         .insecure_random_seed(u128::from_le_bytes(seed_bytes))
-        .max_random_size(limits.call_bytes as u64)
+        .max_random_size(RANDOM_BYTES_MAX.min(limits.call_bytes as u64))
         .monotonic_clock(CoarseMonotonic { start: Instant::now(), tape: tape.cloned() })
         .wall_clock(CoarseWall { tape: tape.cloned() })
         .allow_ip_name_lookup(false)
@@ -136,16 +142,36 @@ fn taped_arguments(arguments: &[String], tape: Option<&Arc<Tape>>) -> Vec<String
 struct SeededBytes {
     reader: Box<blake3::OutputReader>,
     tape: Option<Arc<Tape>>,
+    /// Those that come next. The host of WASI draws byte by byte, which would cost a block of the hash each time.
+    next: Box<[u8; RANDOM_BLOCK_BYTES]>,
+    n_used: usize,
 }
 
 impl SeededBytes {
     fn new(purpose: &str, seed: u64, tape: Option<&Arc<Tape>>) -> Self {
         let mut hasher = blake3::Hasher::new_derive_key(purpose);
         let reader = Box::new(hasher.update(&seed.to_le_bytes()).finalize_xof());
-        Self { reader, tape: tape.cloned() }
+        let next = Box::new([0; RANDOM_BLOCK_BYTES]);
+        Self { reader, tape: tape.cloned(), next, n_used: RANDOM_BLOCK_BYTES }
     }
 
     fn fill(&mut self, bytes: &mut [u8]) {
+        let mut rest = bytes;
+        while !rest.is_empty() {
+            if self.n_used == RANDOM_BLOCK_BYTES {
+                let mut next = std::mem::replace(&mut self.next, Box::new([0; RANDOM_BLOCK_BYTES]));
+                self.draw(&mut next[..]);
+                (self.next, self.n_used) = (next, 0);
+            }
+            let n = rest.len().min(RANDOM_BLOCK_BYTES - self.n_used);
+            let (now, later) = rest.split_at_mut(n);
+            now.copy_from_slice(&self.next[self.n_used..self.n_used + n]);
+            self.n_used += n;
+            rest = later;
+        }
+    }
+
+    fn draw(&mut self, bytes: &mut [u8]) {
         let Some(tape) = &self.tape else { return self.reader.fill(bytes) };
         let filled = tape.call("random.bytes", vec![Value::Number(bytes.len() as u64)], || {
             self.reader.fill(bytes);
@@ -260,6 +286,9 @@ impl LineLog {
 
 impl Lines {
     fn write(&mut self, bytes: &[u8]) {
+        if self.log.is_spent() {
+            return self.log.drop_lines(bytes);
+        }
         for part in bytes.split_inclusive(|&byte| byte == b'\n') {
             let (text, is_finished) = match part.strip_suffix(b"\n") {
                 Some(text) => (text, true),
