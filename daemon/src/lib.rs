@@ -18,4 +18,5 @@ pub mod service;
 pub mod session;
 mod shares;
 mod tasks;
+mod thread_time;
 mod totals;

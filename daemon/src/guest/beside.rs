@@ -1,40 +1,115 @@
-//! Long work beside the threads that guests and sockets share.
+//! Long work of guests that cannot be cut: texts to encode, templates, grammars.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 use std::num::NonZero;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::thread::available_parallelism;
+use std::thread::{self, available_parallelism};
+use std::time::Duration;
 
 use tokio::sync::oneshot;
-use trellis_engine::account::ActorId;
+use trellis_engine::account::{ActorId, Owner};
+use trellis_engine::fair::{FairQueue, Lane, Seat};
 
 use super::cpu::CpuClock;
-use crate::tasks::blocking;
+use super::threads::{as_ns, give_way};
 
-/// Runs long work of guests on threads of its own, as many at once as there are processors. Users are served round robin: no
-/// user waits for more than the work that is under way and one piece of each other user's.
+/// By how much it gives way to everything else, in the system's steps of niceness.
+const NICENESS: i32 = 10;
+
+/// Users whose work is under way at once with all that each may have; others wait for a piece of theirs.
+const N_USERS: usize = 16;
+
+/// Addresses for a thread's stack: regular expressions, templates and grammars are worked on as deep as they nest.
+const STACK_BYTES: usize = 16 << 20;
+
+/// Rows are what an engine counts.
+const NO_ROWS: usize = 0;
+
+/// Runs long work of guests on threads of its own. Each user may have as many as there are processors, and what waits of one
+/// user is served by fair shares of processor time of its sessions and guests. So no user waits for the work of another, and
+/// the system shares the processors between the threads of all.
 #[derive(Clone, Debug)]
-pub(crate) struct Beside {
-    queue: Arc<Mutex<Queue>>,
+pub(crate) struct Beside(Arc<Mutex<Pieces>>);
+
+/// What waits, and what is under way.
+struct Pieces {
+    users: BTreeMap<ActorId, OfUser>,
+    n_running: usize,
+    n_running_max: usize,
+    n_running_of_user_max: usize,
+    /// Pieces that were begun, ever.
+    n_begun: u64,
 }
 
-/// Work that waits for a thread.
-#[derive(Debug)]
-struct Queue {
-    n_free: usize,
-    waiting: BTreeMap<ActorId, VecDeque<oneshot::Sender<ThreadPermit>>>,
-    /// Users with something in the queue, the next one first.
-    order: VecDeque<ActorId>,
+#[derive(Default)]
+struct OfUser {
+    waiting: FairQueue<oneshot::Sender<Running>>,
+    n_waiting: usize,
+    n_running: usize,
+    n_places: usize,
+    /// When its last piece was begun, in pieces that were begun.
+    last_begun: u64,
 }
 
-/// A thread that may be used; the next in the queue gets it when this is dropped.
-#[derive(Debug)]
-struct ThreadPermit(Beside);
+impl std::fmt::Debug for Pieces {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Pieces").field("n_running", &self.n_running).finish_non_exhaustive()
+    }
+}
 
-impl Drop for ThreadPermit {
+impl Pieces {
+    fn user(&mut self, actor: ActorId) -> &mut OfUser {
+        self.users.get_mut(&actor).expect("it has a piece")
+    }
+
+    fn forget_if_done(&mut self, actor: ActorId) {
+        let user = self.user(actor);
+        if user.n_places == 0 && user.n_running == 0 {
+            self.users.remove(&actor);
+        }
+    }
+}
+
+/// The place of a piece of work among those of its user, until it is done or given up.
+struct Place {
+    beside: Beside,
+    actor: ActorId,
+    seat: Option<Seat>,
+}
+
+impl Place {
+    fn charge(&self, cost: Duration) {
+        let seat = self.seat.as_ref().expect("it is given back at the end");
+        self.beside.lock().user(self.actor).waiting.charge(seat, as_ns(cost));
+    }
+}
+
+impl Drop for Place {
     fn drop(&mut self) {
-        self.0.lock().n_free += 1;
-        self.0.serve();
+        let seat = self.seat.take().expect("it is given back once");
+        let mut pieces = self.beside.lock();
+        let user = pieces.user(self.actor);
+        user.waiting.vacate(seat);
+        user.n_places -= 1;
+        pieces.forget_if_done(self.actor);
+    }
+}
+
+/// A piece of work that is under way; the next one begins when this is dropped.
+struct Running {
+    beside: Beside,
+    actor: ActorId,
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let mut pieces = self.beside.lock();
+        pieces.n_running -= 1;
+        pieces.user(self.actor).n_running -= 1;
+        pieces.forget_if_done(self.actor);
+        drop(pieces);
+        self.beside.serve();
     }
 }
 
@@ -43,96 +118,129 @@ impl Beside {
         Self::of(available_parallelism().map_or(1, NonZero::get))
     }
 
-    fn of(n_free: usize) -> Self {
-        let queue = Queue { n_free, waiting: BTreeMap::new(), order: VecDeque::new() };
-        Self { queue: Arc::new(Mutex::new(queue)) }
+    fn of(n_processors: usize) -> Self {
+        Self(Arc::new(Mutex::new(Pieces {
+            users: BTreeMap::new(),
+            n_running: 0,
+            n_running_max: n_processors * N_USERS,
+            n_running_of_user_max: n_processors,
+            n_begun: 0,
+        })))
     }
 
-    fn lock(&self) -> MutexGuard<'_, Queue> {
-        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, Pieces> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Runs work of a user on another thread; its time counts on the clock, the time in the queue does not. Work that waits
+    /// Runs work of a guest on another thread; its time counts on the clock, the time in the queue does not. Work that waits
     /// for its turn is forgotten when the future is dropped.
     ///
     /// # Panics
     /// The work does.
     pub(crate) async fn run<T: Send + 'static>(
         &self,
-        actor: ActorId,
+        owner: &Owner,
         clock: &Arc<CpuClock>,
         work: impl FnOnce() -> T + Send + 'static,
     ) -> T {
-        let (sender, turn) = oneshot::channel();
-        {
-            let queue = &mut *self.lock();
-            let waiting = queue.waiting.entry(actor).or_default();
-            if waiting.is_empty() {
-                queue.order.push_back(actor);
-            }
-            waiting.push_back(sender);
-        }
-        self.serve();
-        let permit = turn.await.expect("the queue keeps what is waited for");
+        let (place, turn) = self.wait(owner);
+        let running = turn.await.expect("the queue keeps what is waited for");
+        let (done, result) = oneshot::channel();
         let clock = clock.clone();
-        blocking(move || {
-            let _permit = permit;
-            clock.measure(work)
-        })
-        .await
+        let thread = thread::Builder::new().name("guest-work".to_owned()).stack_size(STACK_BYTES);
+        let begun = thread.spawn(move || {
+            give_way(NICENESS);
+            let span = clock.begin();
+            let result = catch_unwind(AssertUnwindSafe(work));
+            place.charge(span.elapsed());
+            drop(span);
+            drop((running, place));
+            // The guest may be gone.
+            let _ = done.send(result);
+        });
+        if let Err(error) = begun {
+            panic!("the system has no thread for long work: {error}");
+        }
+        match result.await.expect("it is sent, come what may") {
+            Ok(result) => result,
+            Err(panic) => resume_unwind(panic),
+        }
     }
 
-    /// Gives free threads to the work that waits.
+    fn wait(&self, owner: &Owner) -> (Place, oneshot::Receiver<Running>) {
+        let (begin, turn) = oneshot::channel();
+        let mut pieces = self.lock();
+        let user = pieces.users.entry(owner.actor).or_default();
+        let seat = user.waiting.seat(owner);
+        user.waiting.push(&seat, Lane::ONLY, begin, NO_ROWS);
+        user.n_waiting += 1;
+        user.n_places += 1;
+        drop(pieces);
+        self.serve();
+        (Place { beside: self.clone(), actor: owner.actor, seat: Some(seat) }, turn)
+    }
+
+    /// Begins what may begin.
     fn serve(&self) {
-        while let Some(next) = self.next() {
-            // A permit whose receiver is gone comes back when it is dropped.
-            let _ = next.send(ThreadPermit(self.clone()));
+        while let Some((begin, running)) = self.next() {
+            // Of a piece that was given up, what comes back is dropped.
+            let _ = begin.send(running);
         }
     }
 
-    /// The work that comes next, if a thread is free: it is taken then.
-    fn next(&self) -> Option<oneshot::Sender<ThreadPermit>> {
-        let queue = &mut *self.lock();
-        while queue.n_free > 0 {
-            let actor = queue.order.pop_front()?;
-            let waiting = queue.waiting.get_mut(&actor).expect("a user in the order waits");
-            // Work whose future was dropped costs its user nothing.
-            while waiting.front().is_some_and(oneshot::Sender::is_closed) {
-                waiting.pop_front();
-            }
-            let next = waiting.pop_front();
-            if waiting.is_empty() {
-                queue.waiting.remove(&actor);
-            } else {
-                queue.order.push_back(actor);
-            }
-            if let Some(next) = next {
-                queue.n_free -= 1;
-                return Some(next);
-            }
+    /// What comes next, if it may begin: of the user that has the least under way. It counts as such from here on.
+    fn next(&self) -> Option<(oneshot::Sender<Running>, Running)> {
+        let pieces = &mut *self.lock();
+        if pieces.n_running == pieces.n_running_max {
+            return None;
         }
-        None
+        let most = pieces.n_running_of_user_max;
+        let may_begin = |(_, user): &(&ActorId, &mut OfUser)| user.n_waiting > 0 && user.n_running < most;
+        let users = pieces.users.iter_mut().filter(may_begin);
+        let (&actor, user) = users.min_by_key(|(_, user)| (user.n_running, user.last_begun))?;
+        let begin = user.waiting.pop(Lane::ONLY).expect("it waits");
+        user.n_waiting -= 1;
+        user.n_running += 1;
+        pieces.n_running += 1;
+        // One that was given up costs its user nothing.
+        if !begin.is_closed() {
+            pieces.n_begun += 1;
+            user.last_begun = pieces.n_begun;
+        }
+        Some((begin, Running { beside: self.clone(), actor }))
     }
 }
 
 #[cfg(test)]
 mod tests {
     use std::sync::mpsc;
-    use std::time::Duration;
+
+    use trellis_engine::account::{Account, Budget, GuestId, SessionId};
 
     use super::*;
 
-    const USER: ActorId = ActorId(1);
+    fn owner(user: u32, guest: u64) -> Owner {
+        Owner {
+            actor: ActorId(user),
+            session: SessionId(u64::from(user)),
+            guest: GuestId(guest),
+            account: Account::new("guest", Budget::UNLIMITED, None),
+        }
+    }
 
     #[tokio::test]
     async fn long_work_blocks_nobody_and_is_counted() {
         let (beside, clock) = (Beside::new(), Arc::new(CpuClock::default()));
         let (begun, has_begun) = oneshot::channel();
         let (looked, have_looked) = mpsc::channel();
-        let work = beside.run(USER, &clock, move || {
+        let owner = owner(1, 1);
+        let work = beside.run(&owner, &clock, move || {
             begun.send(()).expect("it is waited for");
             have_looked.recv().expect("they look");
-            std::thread::sleep(Duration::from_millis(50));
+            let begun = std::time::Instant::now();
+            while begun.elapsed() < Duration::from_millis(50) {
+                std::hint::spin_loop();
+            }
             7
         });
         let others = async {
@@ -140,46 +248,62 @@ mod tests {
             assert!(clock.is_running(), "this thread was free while the work went on");
             looked.send(()).expect("it waits");
         };
-        let (result, ()) = tokio::join!(clock.meter(work), others);
+        let (result, ()) = tokio::join!(work, others);
         assert_eq!(result, 7);
-        assert!(clock.used() >= Duration::from_millis(50), "{:?}", clock.used());
+        assert!(clock.used() >= Duration::from_millis(10), "{:?}", clock.used());
         assert!(!clock.is_running());
     }
 
     #[tokio::test]
-    async fn users_take_turns_and_work_that_is_given_up_is_passed_over() {
+    async fn guests_take_turns_users_do_not_wait_for_each_other_and_what_is_given_up_is_passed_over() {
         let beside = Beside::of(1);
         let (go, gone) = mpsc::channel::<()>();
         let done = Arc::new(Mutex::new(Vec::new()));
         let mut tasks = Vec::new();
-        let mut begin = |user: u32, number: u32, wait: Option<mpsc::Receiver<()>>| {
+        let mut begin = |user: u32, guest: u64, number: u32, wait: Option<mpsc::Receiver<()>>| {
             let (beside, done) = (beside.clone(), done.clone());
             tasks.push(tokio::spawn(async move {
-                let clock = Arc::new(CpuClock::default());
-                let work = beside.run(ActorId(user), &clock, move || {
+                let work = move || {
                     wait.map(|wait| wait.recv());
-                    done.lock().expect("no panic").push((user, number));
-                });
-                clock.meter(work).await;
+                    done.lock().expect("no panic").push((user, guest, number));
+                };
+                beside.run(&owner(user, guest), &Arc::default(), work).await;
             }));
         };
-        begin(1, 0, Some(gone));
+        begin(1, 1, 0, Some(gone));
         tokio::task::yield_now().await;
         for number in 1..5 {
-            begin(1, number, None);
+            begin(1, 1, number, None);
             tokio::task::yield_now().await;
         }
-        begin(2, 0, None);
-        begin(2, 1, None);
+        begin(1, 2, 0, None);
         tokio::task::yield_now().await;
         tasks.remove(2).abort();
         tokio::task::yield_now().await;
+        // The other user's is done while the first one's is under way.
+        assert_eq!(beside.run(&owner(2, 1), &Arc::default(), || 9).await, 9);
         go.send(()).expect("it waits");
         for task in tasks {
             task.await.expect("it ends");
         }
-        let expected = [(1, 0), (1, 1), (2, 0), (1, 3), (2, 1), (1, 4)];
-        assert_eq!(*done.lock().expect("no panic"), expected);
-        assert_eq!(beside.lock().n_free, 1);
+        let mut seen = done.lock().expect("no panic").clone();
+        assert_eq!(seen[0], (1, 1, 0));
+        assert_ne!(seen.last(), Some(&(1, 2, 0)), "the guest that came last is not served last");
+        seen.sort_unstable();
+        assert_eq!(seen, [(1, 1, 0), (1, 1, 1), (1, 1, 3), (1, 1, 4), (1, 2, 0)]);
+        let pieces = beside.lock();
+        assert!(pieces.users.is_empty() && pieces.n_running == 0);
+    }
+
+    #[tokio::test]
+    async fn a_panic_reaches_its_guest_and_leaves_nothing() {
+        let beside = Beside::of(1);
+        let owner = owner(1, 1);
+        let clock = Arc::default();
+        let panicking = AssertUnwindSafe(beside.run(&owner, &clock, || panic!("an injected panic")));
+        let panic = futures_util::FutureExt::catch_unwind(panicking).await.expect_err("it goes on");
+        assert_eq!(panic.downcast_ref(), Some(&"an injected panic"));
+        assert_eq!(beside.run(&owner, &clock, || 1).await, 1);
+        assert!(beside.lock().users.is_empty());
     }
 }

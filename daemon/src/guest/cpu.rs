@@ -1,101 +1,146 @@
 //! The processor time of a guest.
 
-use std::future::{Future, poll_fn};
-use std::pin::pin;
-use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::cell::Cell;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::time::Duration;
 
-/// Measures how long a guest's future is being polled, which is when it computes rather than waits, or works
-/// on another thread. Time in which it does both counts once.
-#[derive(Debug, Default)]
-pub(crate) struct CpuClock(Mutex<Inner>);
+use crate::thread_time::thread_time;
 
+/// Counts the time that processors spend on one guest, on whatever threads: its own code, and what the host does for it.
+/// Neither waiting nor the work of others on the machine counts.
 #[derive(Debug, Default)]
-struct Inner {
-    used: Duration,
-    n_spans: usize,
-    running_since: Option<Instant>, // while there are spans
+pub(crate) struct CpuClock {
+    used_ns: AtomicU64,
+    n_spans: AtomicUsize,
+}
+
+thread_local! {
+    /// Up to where the time of this thread is counted, while it works for a guest.
+    static COUNTED: Cell<Option<Duration>> = const { Cell::new(None) };
 }
 
 impl CpuClock {
-    fn lock(&self) -> MutexGuard<'_, Inner> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    /// The time used, without what is not counted yet of work in progress: at most a few milliseconds.
+    pub(crate) fn used(&self) -> Duration {
+        Duration::from_nanos(self.used_ns.load(Ordering::Relaxed))
     }
 
-    /// The time used, that of work in progress included.
-    pub(crate) fn used(&self) -> Duration {
-        let inner = self.lock();
-        inner.used + inner.running_since.map_or(Duration::ZERO, |since| since.elapsed())
+    /// The time used, with all that this thread has done, if it works for the guest.
+    pub(crate) fn used_now(&self) -> Duration {
+        if let Some(counted) = COUNTED.get() {
+            self.count(counted);
+        }
+        self.used()
     }
 
     /// Whether the guest computes at this moment.
     pub(crate) fn is_running(&self) -> bool {
-        self.lock().n_spans > 0
+        self.n_spans.load(Ordering::Relaxed) > 0
     }
 
-    /// Runs a future on this clock.
-    pub(crate) async fn meter<F: Future>(&self, future: F) -> F::Output {
-        let mut future = pin!(future);
-        poll_fn(|cx| {
-            let _span = Span::begin(self);
-            future.as_mut().poll(cx)
-        })
-        .await
+    /// Counts what this thread does from here on. A thread works for one guest at a time.
+    pub(crate) fn begin(&self) -> Span<'_> {
+        self.n_spans.fetch_add(1, Ordering::Relaxed);
+        let begun = thread_time();
+        COUNTED.set(Some(begun));
+        Span { clock: self, begun }
     }
 
-    /// Runs work of the guest on this clock.
-    pub(crate) fn measure<T>(&self, work: impl FnOnce() -> T) -> T {
-        let _span = Span::begin(self);
-        work()
+    fn count(&self, counted: Duration) -> Duration {
+        let now = thread_time();
+        COUNTED.set(Some(now));
+        let n_ns = u64::try_from(now.saturating_sub(counted).as_nanos()).unwrap_or(u64::MAX);
+        self.used_ns.fetch_add(n_ns, Ordering::Relaxed);
+        now
     }
 }
 
-/// One poll or piece of work; ends when dropped, by a panic too.
-struct Span<'a>(&'a CpuClock);
+/// Work of one thread for a guest; ends when dropped, by a panic too.
+#[derive(Debug)]
+pub(crate) struct Span<'a> {
+    clock: &'a CpuClock,
+    begun: Duration,
+}
 
-impl<'a> Span<'a> {
-    fn begin(clock: &'a CpuClock) -> Self {
-        let mut inner = clock.lock();
-        inner.n_spans += 1;
-        inner.running_since.get_or_insert_with(Instant::now);
-        drop(inner);
-        Self(clock)
+impl Span<'_> {
+    /// Processor time of this work so far.
+    pub(crate) fn elapsed(&self) -> Duration {
+        COUNTED.get().map_or(Duration::ZERO, |counted| self.clock.count(counted).saturating_sub(self.begun))
     }
 }
 
 impl Drop for Span<'_> {
     fn drop(&mut self) {
-        let mut inner = self.0.lock();
-        inner.n_spans -= 1;
-        if inner.n_spans == 0
-            && let Some(since) = inner.running_since.take()
-        {
-            inner.used += since.elapsed();
+        if let Some(counted) = COUNTED.get() {
+            self.clock.count(counted);
         }
+        COUNTED.set(None);
+        self.clock.n_spans.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use futures_util::FutureExt as _;
-    use tokio::sync::oneshot;
+    use std::time::Instant;
 
     use super::*;
 
-    #[tokio::test]
-    async fn waiting_is_not_computing() {
+    fn measure(clock: &CpuClock, work: impl FnOnce()) {
+        let _span = clock.begin();
+        work();
+    }
+
+    /// Computes for so long.
+    fn compute(time: Duration) {
+        let begun = thread_time();
+        while thread_time() - begun < time {
+            std::hint::spin_loop();
+        }
+    }
+
+    #[test]
+    fn what_is_computed_counts_and_what_is_waited_does_not() {
         let clock = CpuClock::default();
-        let (end, ended) = oneshot::channel::<()>();
-        let mut waiting = pin!(clock.meter(ended));
-        assert!(waiting.as_mut().now_or_never().is_none(), "nobody has ended it");
-        let used = clock.used();
-        std::thread::sleep(Duration::from_millis(40));
-        assert_eq!((clock.used(), clock.is_running()), (used, false), "between two polls no time is used");
-        end.send(()).expect("it waits");
-        waiting.await.expect("it was ended");
-        let used = clock.used();
-        clock.meter(async { std::thread::sleep(Duration::from_millis(30)) }).await;
-        assert!(clock.used() >= used + Duration::from_millis(30), "{:?}", clock.used());
+        measure(&clock, || std::thread::sleep(Duration::from_millis(40)));
+        assert!(clock.used() < Duration::from_millis(20), "{:?}", clock.used());
+        let before = clock.used();
+        let span = clock.begin();
+        compute(Duration::from_millis(30));
+        assert!(clock.is_running() && clock.used() == before);
+        assert!(clock.used_now() >= before + Duration::from_millis(30));
+        compute(Duration::from_millis(10));
+        assert!(span.elapsed() >= Duration::from_millis(40));
+        drop(span);
         assert!(!clock.is_running());
+        let used = clock.used();
+        assert!(used >= before + Duration::from_millis(40));
+        compute(Duration::from_millis(10));
+        assert_eq!((clock.used_now(), clock.used()), (used, used), "outside a span nothing counts");
+    }
+
+    #[test]
+    fn the_work_of_others_on_the_machine_does_not_count() {
+        let n_threads = 4 * std::thread::available_parallelism().map_or(1, usize::from);
+        let (clock, begun) = (CpuClock::default(), Instant::now());
+        std::thread::scope(|scope| {
+            for _ in 0..n_threads {
+                scope.spawn(|| compute(Duration::from_millis(60)));
+            }
+            measure(&clock, || compute(Duration::from_millis(60)));
+        });
+        let used = clock.used();
+        assert!(used >= Duration::from_millis(60) && used < Duration::from_millis(90), "{used:?}");
+        assert!(begun.elapsed() > used);
+    }
+
+    #[test]
+    fn threads_of_one_guest_are_summed() {
+        let clock = CpuClock::default();
+        std::thread::scope(|scope| {
+            for _ in 0..2 {
+                scope.spawn(|| measure(&clock, || compute(Duration::from_millis(20))));
+            }
+        });
+        assert!(clock.used() >= Duration::from_millis(40), "{:?}", clock.used());
     }
 }

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::future::Future;
+use std::panic::AssertUnwindSafe;
 use std::path::PathBuf;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -10,8 +11,8 @@ use std::task::{Context, Poll};
 use std::time::Instant;
 
 use bytes::Bytes;
-use tokio::sync::watch;
-use tokio::task::JoinHandle;
+use futures_util::FutureExt as _;
+use tokio::sync::{oneshot, watch};
 use tokio_util::sync::{CancellationToken, DropGuard};
 use trellis_engine::account::{Account, ActorId, GuestId, Resource, SessionId};
 use trellis_engine::{Causes, ModelHandle};
@@ -29,9 +30,10 @@ use super::limits::GuestLimits;
 use super::memory::MemoryGauge;
 use super::profile::Profile;
 use super::programs::Programs;
-use super::run::{Birth, Vitals, live};
+use super::run::{Birth, Vitals, live, panic_message};
 use super::runtime::Runtime;
 use super::tape::Tape;
+use super::threads::GuestThreads;
 use crate::models::Models;
 use crate::tasks::blocking;
 
@@ -68,6 +70,7 @@ pub struct GuestHost {
     loads: Arc<Flights<Option<(Program, ProgramSource)>, ()>>,
     compiles: Arc<Flights<Compiled, CompileProgress>>,
     running: Mutex<BTreeMap<GuestId, Arc<Vitals>>>,
+    threads: GuestThreads,
     beside: Beside,
     n_started: AtomicU64,
 }
@@ -134,7 +137,7 @@ impl GuestStop {
 /// The end of a guest, once it has come: all that the guest held is freed then. Dropping it stops the guest.
 #[derive(Debug)]
 pub struct GuestEnding {
-    task: JoinHandle<GuestEnd>,
+    end: oneshot::Receiver<GuestEnd>,
     _stop: DropGuard,
 }
 
@@ -142,11 +145,8 @@ impl Future for GuestEnding {
     type Output = GuestEnd;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<GuestEnd> {
-        Pin::new(&mut self.task).poll(cx).map(|joined| match joined {
-            Ok(end) => end,
-            Err(error) if error.is_cancelled() => GuestEnd::Stopped,
-            Err(error) => GuestEnd::Panicked { message: error.to_string() },
-        })
+        // Without a word it goes down with the runtime.
+        Pin::new(&mut self.end).poll(cx).map(|end| end.unwrap_or(GuestEnd::Stopped))
     }
 }
 
@@ -259,6 +259,8 @@ impl GuestHost {
             ),
             models: config.models,
             running: Mutex::default(),
+            threads: GuestThreads::start()
+                .map_err(|error| GuestError::Runtime { reason: format!("no threads for guests: {error}") })?,
             beside: Beside::new(),
             n_started: AtomicU64::new(0),
             limits,
@@ -388,7 +390,7 @@ impl GuestHost {
         self.compiles.n_under_way() + self.loads.n_under_way()
     }
 
-    /// Starts a guest on the current tokio runtime.
+    /// Starts a guest, whose timers are those of the current tokio runtime.
     ///
     /// # Errors
     /// Too many guests run, or the arguments are too long.
@@ -428,6 +430,7 @@ impl GuestHost {
         let listed = self.list(vitals.clone())?;
         let ticking = self.runtime.ticker.keep_going();
         let (id, account) = (vitals.id, vitals.account.clone());
+        let (owner, cpu) = (vitals.owner(), vitals.cpu.clone());
         let birth = Birth {
             vitals,
             program: launch.program,
@@ -440,11 +443,17 @@ impl GuestHost {
             tape,
             profile,
         };
-        let task = tokio::spawn(async move {
-            let _alive = (listed, ticking);
-            live(birth).await
+        let (ended, end) = oneshot::channel();
+        self.threads.spawn(&owner, &cpu, async move {
+            let end = {
+                let _alive = (listed, ticking);
+                let end = AssertUnwindSafe(live(birth)).catch_unwind().await;
+                end.unwrap_or_else(|panic| GuestEnd::Panicked { message: panic_message(panic.as_ref()) })
+            };
+            // Its session may be gone.
+            let _ = ended.send(end);
         });
-        let end = GuestEnding { task, _stop: stop.clone().drop_guard() };
+        let end = GuestEnding { end, _stop: stop.clone().drop_guard() };
         Ok(RunningGuest { id, end, stop: GuestStop(stop), account, models })
     }
 

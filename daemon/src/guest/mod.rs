@@ -11,7 +11,7 @@
 //! - On the way: `compile` and `worker` make code of a component, `cache` and `programs` keep it on disk and in memory,
 //!   `flights` sees to it that each component is compiled and loaded once at a time and that users are served fairly;
 //!   `component` checks and links it, `run` lives one guest's life in its `store`, `host` answers its calls. `held` and
-//!   `guest_models` know which models it holds and what it sees when one is lost; `beside` has threads for long work.
+//!   `guest_models` know which models it holds and what it sees when one is lost; `threads` are what guests run on, `beside` has others for long work.
 //! - Bounds: `memory` over all instances of the guest, `cpu` and `ticker` for processor time, `log` and `io` for output, the
 //!   account for everything that the engine and the host keep for it.
 //! - Must not happen: guest code in the daemon before it went through the compiling process; code from anywhere but the
@@ -43,6 +43,7 @@ mod run;
 mod runtime;
 mod store;
 mod tape;
+mod threads;
 mod ticker;
 mod wasi;
 mod worker;

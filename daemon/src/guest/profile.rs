@@ -72,7 +72,7 @@ impl Profile {
     }
 
     fn moment(&self) -> Moment {
-        Moment { at_ns: as_ns(self.started.elapsed()), cpu_ns: as_ns(self.cpu.used()) }
+        Moment { at_ns: as_ns(self.started.elapsed()), cpu_ns: as_ns(self.cpu.used_now()) }
     }
 
     /// The guest's first instruction is next.

@@ -59,6 +59,14 @@ pub(crate) struct Vitals {
     pub(crate) stop: CancellationToken,
 }
 
+impl Vitals {
+    /// On whose behalf the guest asks.
+    pub(crate) fn owner(&self) -> Owner {
+        let Self { id, actor, session, account, .. } = self;
+        Owner { actor: *actor, session: *session, guest: *id, account: account.clone() }
+    }
+}
+
 /// All that a guest needs to live.
 pub(crate) struct Birth {
     pub(crate) vitals: Arc<Vitals>,
@@ -95,7 +103,7 @@ async fn live_to_the_end(birth: Birth) -> GuestEnd {
     let vitals = birth.vitals.clone();
     let (limits, output) = (birth.limits.clone(), birth.io.output.clone());
     let deadline = Arc::new(Deadline::new(vitals.started, birth.client_deadline_ms, &limits));
-    let run = AssertUnwindSafe(vitals.cpu.meter(execute(birth, deadline.clone()))).catch_unwind();
+    let run = AssertUnwindSafe(execute(birth, deadline.clone())).catch_unwind();
     let end = tokio::select! {
         biased;
         () = vitals.stop.cancelled() => return GuestEnd::Stopped,
@@ -116,12 +124,7 @@ async fn execute(birth: Birth, deadline: Arc<Deadline>) -> wasmtime::Result<Resu
     let log = Arc::new(LogSink::new(io.output.clone(), limits.log_bytes));
     let mut table = ResourceTable::new();
     table.set_max_capacity(limits.n_handles);
-    let owner = Owner {
-        actor: vitals.actor,
-        session: vitals.session,
-        guest: vitals.id,
-        account: vitals.account.clone(),
-    };
+    let owner = vitals.owner();
     let now_s = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs();
     let of_main = program.is_command().then_some(arguments.as_slice());
     let state = GuestState {
@@ -155,7 +158,7 @@ async fn execute(birth: Birth, deadline: Arc<Deadline>) -> wasmtime::Result<Resu
         if let Some(profile) = &sampled {
             profile.note_sample(&WasmBacktrace::force_capture(context));
         }
-        let used = vitals.cpu.used();
+        let used = vitals.cpu.used_now();
         if used > cpu_max {
             return Err(GuestFault::Cpu { used_ms: whole_ms(used) }.into());
         }
@@ -243,7 +246,7 @@ fn trap_reason(error: &wasmtime::Error) -> String {
     }
 }
 
-fn panic_message(panic: &(dyn std::any::Any + Send)) -> String {
+pub(crate) fn panic_message(panic: &(dyn std::any::Any + Send)) -> String {
     let text = panic.downcast_ref::<&str>().copied();
     let text = text.or_else(|| panic.downcast_ref::<String>().map(String::as_str));
     cut(text.unwrap_or("a panic without a message"), MESSAGE_BYTES_MAX)

@@ -41,7 +41,7 @@ impl HostConstraint for GuestState {
         let (grammar, limits) = (self::grammar(grammar), self.limits.of_constraint());
         let (handle, account) = (trellis_engine::ModelHandle::clone(&model), self.owner.account.clone());
         let compile = move || Constraint::compile(&grammar, &handle, limits, &account);
-        let constraint = Arc::new(self.beside.run(self.owner.actor, &self.cpu, compile).await?);
+        let constraint = Arc::new(self.beside.run(&self.owner, &self.cpu, compile).await?);
         self.give(GuestConstraint { held: Arc::new(HeldConstraint { constraint, model }) })
     }
 

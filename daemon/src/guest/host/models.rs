@@ -33,7 +33,7 @@ impl GuestState {
         length: usize,
         work: impl FnOnce() -> T + Send + 'static,
     ) -> T {
-        if length <= N_SHORT_MAX { work() } else { self.beside.run(self.owner.actor, &self.cpu, work).await }
+        if length <= N_SHORT_MAX { work() } else { self.beside.run(&self.owner, &self.cpu, work).await }
     }
 
     /// The tokens of a text.

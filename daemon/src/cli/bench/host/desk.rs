@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::clock::thread_time;
+use crate::thread_time::thread_time;
 
 /// How often a waiting device looks around. It uses no processor time that is measured.
 const POLL: Duration = Duration::from_micros(50);

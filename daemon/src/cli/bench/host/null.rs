@@ -12,9 +12,9 @@ use trellis_engine::batch::{
 use trellis_engine::model::{Dtype, ModelConfig};
 
 use super::allocations;
-use super::clock::thread_time;
 use super::desk::{Desk, Step};
 use crate::cli::bench::engine::mixed;
+use crate::thread_time::thread_time;
 
 /// Far more than a prompt, so that a context of any length is there after one step.
 const N_TOKENS_MAX: usize = 1 << 20;

@@ -1,0 +1,320 @@
+//! The threads that guests run on, apart from those of sockets and sessions.
+//!
+//! There are as many as processors. A guest has a thread until it waits, or until the next epoch; then the thread is given to
+//! the guest that comes next by fair shares of processor time: users share alike, then the sessions of a user, then its
+//! guests ([`trellis_engine::fair`]). So whoever waited in a host call goes before those that compute all the time, and a
+//! crowd of one user's guests takes no more than its user's share. Where the system has priorities, those of the engines
+//! and of the sockets go first.
+
+use std::future::Future;
+use std::io;
+use std::num::NonZero;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::pin::{Pin, pin};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::task::Poll;
+use std::thread::{self, available_parallelism};
+use std::time::Duration;
+
+use async_task::{Builder, Runnable};
+use tokio::runtime::Handle;
+use trellis_engine::account::Owner;
+use trellis_engine::fair::{FairQueue, Lane, Seat};
+
+use super::cpu::CpuClock;
+
+/// By how much the guests' threads give way to the other threads of the daemon, in the system's steps of niceness.
+const NICENESS: i32 = 5;
+
+/// Rows are what an engine counts.
+const NO_ROWS: usize = 0;
+
+/// Runs guests. They have to have ended when this is dropped.
+#[derive(Debug)]
+pub(crate) struct GuestThreads(Arc<Shared>);
+
+struct Shared {
+    state: Mutex<State>,
+    /// A guest waits for a thread, or the end has come.
+    called: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    waiting: FairQueue<Runnable<Place>>,
+    n_idle: usize,
+    is_closed: bool,
+}
+
+impl std::fmt::Debug for Shared {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("GuestThreads").field("n_idle", &self.lock().n_idle).finish_non_exhaustive()
+    }
+}
+
+/// A guest's place among those that wait, for as long as it lives.
+type Place = Arc<Placed>;
+
+struct Placed {
+    threads: Arc<Shared>,
+    /// Until it is given back.
+    seat: Option<Seat>,
+    clock: Arc<CpuClock>,
+}
+
+impl Placed {
+    fn seat(&self) -> &Seat {
+        self.seat.as_ref().expect("it is given back at the end")
+    }
+}
+
+impl Drop for Placed {
+    fn drop(&mut self) {
+        let seat = self.seat.take().expect("it is given back once");
+        self.threads.lock().waiting.vacate(seat);
+    }
+}
+
+impl GuestThreads {
+    /// Starts the threads.
+    ///
+    /// # Errors
+    /// The system has none.
+    pub(crate) fn start() -> io::Result<Self> {
+        Self::of(available_parallelism().map_or(1, NonZero::get))
+    }
+
+    fn of(n_threads: usize) -> io::Result<Self> {
+        let threads = Self(Arc::new(Shared { state: Mutex::new(State::default()), called: Condvar::new() }));
+        for idx in 0..n_threads {
+            let shared = threads.0.clone();
+            thread::Builder::new().name(format!("guests-{idx}")).spawn(move || {
+                give_way(NICENESS);
+                shared.serve();
+            })?;
+        }
+        Ok(threads)
+    }
+
+    /// Runs a guest to its end, with the timers of the current tokio runtime; its time counts on the clock.
+    pub(crate) fn spawn(
+        &self,
+        owner: &Owner,
+        clock: &Arc<CpuClock>,
+        guest: impl Future<Output = ()> + Send + 'static,
+    ) {
+        let seat = Some(self.0.lock().waiting.seat(owner));
+        let place = Arc::new(Placed { threads: self.0.clone(), seat, clock: clock.clone() });
+        let guest = Entered { runtime: Handle::current(), future: Box::pin(guest) };
+        let (runnable, task) = Builder::new().metadata(place).spawn(
+            move |_| guest,
+            |guest: Runnable<Place>| {
+                let threads = guest.metadata().threads.clone();
+                threads.push(guest);
+            },
+        );
+        task.detach();
+        runnable.schedule();
+    }
+}
+
+impl Drop for GuestThreads {
+    fn drop(&mut self) {
+        self.0.lock().is_closed = true;
+        self.0.called.notify_all();
+    }
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn push(&self, guest: Runnable<Place>) {
+        let place = guest.metadata().clone();
+        let mut state = self.lock();
+        if state.is_closed {
+            // Dropped with all that it holds, outside the lock.
+            drop(state);
+            return drop(guest);
+        }
+        state.waiting.push(place.seat(), Lane::ONLY, guest, NO_ROWS);
+        if state.n_idle > 0 {
+            self.called.notify_one();
+        }
+        // A place that is dropped here would take the lock.
+        drop(state);
+    }
+
+    fn serve(&self) {
+        while let Some(guest) = self.next() {
+            let place = guest.metadata().clone();
+            let span = place.clock.begin();
+            // What runs on here catches its panics itself; a thread that was lost would be missed by all.
+            if catch_unwind(AssertUnwindSafe(|| guest.run())).is_err() {
+                tracing::error!("a guest's task panicked");
+            }
+            let cost = span.elapsed();
+            drop(span);
+            self.lock().waiting.charge(place.seat(), as_ns(cost));
+        }
+    }
+
+    fn next(&self) -> Option<Runnable<Place>> {
+        let mut state = self.lock();
+        loop {
+            if let Some(guest) = state.waiting.pop(Lane::ONLY) {
+                return Some(guest);
+            }
+            if state.is_closed {
+                return None;
+            }
+            state.n_idle += 1;
+            state = self.called.wait(state).unwrap_or_else(PoisonError::into_inner);
+            state.n_idle -= 1;
+        }
+    }
+}
+
+/// A future that finds the timers of a runtime wherever it is polled.
+struct Entered<F> {
+    runtime: Handle,
+    future: Pin<Box<F>>,
+}
+
+impl<F: Future> Future for Entered<F> {
+    type Output = F::Output;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut std::task::Context<'_>) -> Poll<F::Output> {
+        let Self { runtime, future } = &mut *self;
+        let _inside = runtime.enter();
+        pin!(future).poll(cx)
+    }
+}
+
+/// Has the calling thread give way to others. Without priorities for threads, the system shares alike.
+pub(super) fn give_way(niceness: i32) {
+    #[cfg(target_os = "linux")]
+    if let Err(error) = rustix::process::nice(niceness) {
+        tracing::debug!(%error, "a thread keeps its priority");
+    }
+    #[cfg(not(target_os = "linux"))]
+    let _ = niceness;
+}
+
+pub(super) fn as_ns(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+    use std::time::Instant;
+
+    use tokio::sync::oneshot;
+    use trellis_engine::account::{Account, ActorId, Budget, GuestId, SessionId};
+
+    use super::*;
+
+    fn owner(user: u32, guest: u64) -> Owner {
+        Owner {
+            actor: ActorId(user),
+            session: SessionId(u64::from(user)),
+            guest: GuestId(guest),
+            account: Account::new("guest", Budget::UNLIMITED, None),
+        }
+    }
+
+    /// Computes for a millisecond at a time, until it is over.
+    async fn spin(is_over: Arc<AtomicBool>, n_spun: Arc<AtomicUsize>) {
+        while !is_over.load(Ordering::Relaxed) {
+            let begun = Instant::now();
+            while begun.elapsed() < Duration::from_millis(1) {
+                std::hint::spin_loop();
+            }
+            n_spun.fetch_add(1, Ordering::Relaxed);
+            tokio::task::yield_now().await;
+        }
+    }
+
+    #[tokio::test]
+    async fn users_have_equal_shares_whatever_their_crowds() {
+        let threads = GuestThreads::of(1).expect("a thread");
+        let is_over = Arc::new(AtomicBool::new(false));
+        let counts: Vec<_> = [(1, 20), (2, 1)]
+            .into_iter()
+            .map(|(user, n_guests)| {
+                let n_spun = Arc::<AtomicUsize>::default();
+                for guest in 0..n_guests {
+                    let clock = Arc::default();
+                    threads.spawn(&owner(user, guest), &clock, spin(is_over.clone(), n_spun.clone()));
+                }
+                n_spun
+            })
+            .collect();
+        tokio::time::sleep(Duration::from_millis(600)).await;
+        is_over.store(true, Ordering::Relaxed);
+        let [crowd, one] = [0, 1].map(|idx| counts[idx].load(Ordering::Relaxed) as f64);
+        assert!(crowd + one > 100.0 && (one / crowd - 1.0).abs() < 0.2, "{crowd} and {one}");
+    }
+
+    #[tokio::test]
+    async fn who_waited_goes_before_who_computes_all_the_time() {
+        let threads = GuestThreads::of(1).expect("a thread");
+        let (is_over, n_spun) = (Arc::new(AtomicBool::new(false)), Arc::<AtomicUsize>::default());
+        for guest in 0..30 {
+            threads.spawn(&owner(1, guest), &Arc::default(), spin(is_over.clone(), n_spun.clone()));
+        }
+        let (mut calls, done) = (Vec::new(), oneshot::channel());
+        let mut waits = Vec::new();
+        for _ in 0..20 {
+            let (call, called) = oneshot::channel::<Instant>();
+            calls.push(call);
+            waits.push(called);
+        }
+        threads.spawn(&owner(1, 99), &Arc::default(), async move {
+            let mut times = Vec::new();
+            for called in waits {
+                times.push(called.await.expect("it is called").elapsed());
+            }
+            done.0.send(times).expect("it is waited for");
+        });
+        for call in calls {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+            call.send(Instant::now()).expect("it waits");
+        }
+        let mut times = done.1.await.expect("it ends");
+        is_over.store(true, Ordering::Relaxed);
+        times.sort();
+        // One piece of the others', and what the machine does besides; in line it would be thirty.
+        assert!(times[times.len() / 2] < Duration::from_millis(8), "{times:?}");
+    }
+
+    #[tokio::test]
+    async fn a_guest_has_timers_and_its_time_is_counted() {
+        let threads = GuestThreads::of(2).expect("threads");
+        let (clock, (done, ended)) = (Arc::<CpuClock>::default(), oneshot::channel());
+        threads.spawn(&owner(1, 1), &clock, async move {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+            let begun = Instant::now();
+            while begun.elapsed() < Duration::from_millis(20) {
+                std::hint::spin_loop();
+            }
+            done.send(()).expect("it is waited for");
+        });
+        ended.await.expect("it ends");
+        while clock.is_running() {
+            tokio::task::yield_now().await;
+        }
+        assert!(clock.used() > Duration::from_millis(5), "{:?}", clock.used());
+    }
+
+    #[tokio::test]
+    async fn a_panic_costs_no_thread() {
+        let threads = GuestThreads::of(1).expect("a thread");
+        threads.spawn(&owner(1, 1), &Arc::default(), async { panic!("an injected panic") });
+        let (done, ended) = oneshot::channel();
+        threads.spawn(&owner(1, 2), &Arc::default(), async move { done.send(()).expect("it is waited for") });
+        ended.await.expect("it ends");
+    }
+}
