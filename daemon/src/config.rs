@@ -1,5 +1,7 @@
 //! What the daemon is told at start-up.
 
+mod budgets;
+
 use std::fs;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
@@ -7,9 +9,9 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 use trellis_engine::EngineSettings;
-use trellis_engine::account::Budget;
 use trellis_engine::model::Dtype;
 
+pub use self::budgets::{Budgets, SharedBudget};
 use crate::guest::GuestLimits;
 
 /// The longest file of settings.
@@ -58,64 +60,6 @@ pub struct Config {
     pub limits: GuestLimits,
     /// What all guests of a session and of a user may use together.
     pub budgets: Budgets,
-}
-
-/// Budgets around those of single guests.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct Budgets {
-    /// All guests of one connection.
-    pub session: SharedBudget,
-    /// All guests of one user, and what they saved.
-    pub user: SharedBudget,
-}
-
-/// The most of each resource.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct SharedBudget {
-    /// Tokens computed while the session, or the daemon, lasts.
-    pub n_tokens: u64,
-    /// KV pages held at once.
-    pub n_pages: u64,
-    /// Contexts open or saved at once.
-    pub n_contexts: u64,
-    /// Bytes of host memory at once, for the token lists of contexts open or saved, ten a token, and for masks of tokens.
-    #[serde(default = "host_bytes_default")]
-    pub host_bytes: u64,
-}
-
-/// Token lists of 53 million tokens.
-fn host_bytes_default() -> u64 {
-    512 << 20
-}
-
-impl Default for Budgets {
-    fn default() -> Self {
-        // A TOML integer has 63 bits.
-        let n_tokens = i64::MAX as u64;
-        Self {
-            session: SharedBudget {
-                n_tokens,
-                n_pages: 65_536,
-                n_contexts: 4_096,
-                host_bytes: host_bytes_default(),
-            },
-            user: SharedBudget {
-                n_tokens,
-                n_pages: 65_536,
-                n_contexts: 8_192,
-                host_bytes: host_bytes_default(),
-            },
-        }
-    }
-}
-
-impl From<SharedBudget> for Budget {
-    fn from(shared: SharedBudget) -> Self {
-        let SharedBudget { n_tokens, n_pages, n_contexts, host_bytes } = shared;
-        Self { n_tokens, n_pages, n_contexts, host_bytes }
-    }
 }
 
 /// What runs the models.

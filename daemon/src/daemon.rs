@@ -14,11 +14,13 @@ use trellis_engine::cpu::CpuError;
 use trellis_engine::model::{Dtype, Model, ModelError, ModelSource, SHAPES, shape};
 use trellis_engine::{EngineError, ModelHandle, Port};
 
+use crate::accounts::Accounts;
 use crate::bundled;
 use crate::config::{Config, OnDeviceFailure};
 use crate::guest::{GuestError, GuestHost, GuestHostConfig, make_private};
 use crate::ipc::{self, Listener};
 use crate::loader::Loader;
+use crate::machine;
 pub use crate::models::DeviceFailure;
 use crate::service::HostService;
 use crate::session::{Actor, Limits, Sessions};
@@ -266,8 +268,8 @@ impl Daemon {
         })?;
         let shutdown = CancellationToken::new();
         let guests_dir = config.guests_dir.clone();
-        let service =
-            HostService::new(host, loader.clone(), guests_dir, &config.budgets, shutdown.clone(), started);
+        let accounts = Accounts::new(&config.budgets, machine::memory_bytes());
+        let service = HostService::new(host, loader.clone(), guests_dir, accounts, shutdown.clone(), started);
         let service = Arc::new(service);
         let limits = Limits {
             component_bytes_max: config.limits.component_bytes as u64,

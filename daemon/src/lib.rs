@@ -1,5 +1,6 @@
 //! The Trellis daemon: guests, sessions and the socket around the engine.
 
+mod accounts;
 mod allocator;
 pub mod bundled;
 pub mod cli;
@@ -10,6 +11,7 @@ pub mod guest;
 pub mod ipc;
 mod leaving;
 mod loader;
+mod machine;
 mod models;
 mod profile;
 mod recording;

@@ -4,7 +4,7 @@ use std::io;
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
-use trellis_engine::account::GuestId;
+use trellis_engine::account::{BudgetExceeded, GuestId};
 
 /// Why a guest cannot be compiled or started.
 #[derive(Debug, thiserror::Error)]
@@ -128,6 +128,9 @@ pub enum GuestError {
         /// The most.
         limit_bytes: usize,
     },
+    /// A budget has no memory for one more guest.
+    #[error(transparent)]
+    OverBudget(BudgetExceeded),
     /// No such guest runs.
     #[error("no guest {} runs", .id.0)]
     NotRunning {
@@ -190,6 +193,9 @@ pub enum GuestEnd {
         /// The most.
         limit_bytes: u64,
     },
+    /// The guest gave up after it was denied memory for which a budget around its own has no room.
+    #[error("{0}")]
+    HostBytesExceeded(BudgetExceeded),
     /// The guest gave up after it was denied table elements.
     #[error("the guest asked for {requested} table elements, the limit is {limit}")]
     TableExceeded {

@@ -14,7 +14,7 @@ use bytes::Bytes;
 use futures_util::FutureExt as _;
 use tokio::sync::{oneshot, watch};
 use tokio_util::sync::{CancellationToken, DropGuard};
-use trellis_engine::account::{Account, ActorId, GuestId, Resource, SessionId};
+use trellis_engine::account::{Account, ActorId, GuestId, HostCharge, Resource, SessionId};
 use trellis_engine::{Causes, ModelHandle};
 
 use super::beside::Beside;
@@ -38,7 +38,10 @@ use crate::models::Models;
 use crate::tasks::blocking;
 
 /// Files of compiled code that are read at once, each of many megabytes.
-const N_LOADS: usize = 4;
+const N_LOADS: usize = 2;
+
+/// What a guest takes of host memory beside its linear memory and its arguments: its stack, its instances, its tables.
+const GUEST_BYTES: usize = 128 << 10;
 
 /// What comes of compiling a component.
 type Compiled = Result<(Program, ProgramSource), Arc<GuestError>>;
@@ -393,7 +396,7 @@ impl GuestHost {
     /// Starts a guest, whose timers are those of the current tokio runtime.
     ///
     /// # Errors
-    /// Too many guests run, or the arguments are too long.
+    /// Too many guests run, the arguments are too long, or a budget has no memory for one more.
     pub fn start(self: &Arc<Self>, launch: Launch, io: GuestIo) -> Result<RunningGuest, GuestError> {
         let tape = launch.is_recorded.then(|| Tape::record(launch.program.hash(), &self.limits));
         self.start_with(launch, io, tape)
@@ -411,6 +414,9 @@ impl GuestHost {
         if n_bytes > limits.argument_bytes {
             return Err(GuestError::ArgumentsTooLarge { n_bytes, limit_bytes: limits.argument_bytes });
         }
+        let n_bytes = n_bytes.saturating_add(GUEST_BYTES) as u64;
+        let charge = HostCharge::new(&launch.account, n_bytes).map_err(GuestError::OverBudget)?;
+        let io = GuestIo { output: io.output.paid_by(launch.account.clone()), ..io };
         let stop = CancellationToken::new();
         let models = Arc::new(GuestModels::new(self.models.clone(), launch.model));
         let vitals = Arc::new(Vitals {
@@ -446,7 +452,7 @@ impl GuestHost {
         let (ended, end) = oneshot::channel();
         self.threads.spawn(&owner, &cpu, async move {
             let end = {
-                let _alive = (listed, ticking);
+                let _alive = (listed, ticking, charge);
                 let end = AssertUnwindSafe(live(birth)).catch_unwind().await;
                 end.unwrap_or_else(|panic| GuestEnd::Panicked { message: panic_message(panic.as_ref()) })
             };

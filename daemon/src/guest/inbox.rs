@@ -1,96 +1,19 @@
 //! What a client sends to a guest, bounded in messages and in bytes.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
 use tokio::sync::{Mutex, Semaphore, mpsc};
+use trellis_engine::account::{Account, BudgetExceeded, HostCharge};
 
 /// What a message costs beside its bytes.
 const OVERHEAD_BYTES: usize = 64;
 
-/// Bytes of messages that guests have not received yet, of one session or of one user. Charges go to every enclosing budget
-/// or to none.
-#[derive(Debug)]
-pub struct InboxBudget {
-    level: &'static str,
-    limit: usize,
-    n_bytes: AtomicUsize,
-    parent: Option<Arc<InboxBudget>>,
-}
-
-/// A budget for messages would be passed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("messages of the {level} hold {used} of {limit} bytes, {requested} more are asked for")]
-pub struct InboxBudgetExceeded {
-    /// Whose budget.
-    pub level: &'static str,
-    /// Bytes held.
-    pub used: usize,
-    /// Asked for on top.
-    pub requested: usize,
-    /// The most.
-    pub limit: usize,
-}
-
-/// The bytes of one message; given back when dropped.
-#[derive(Debug)]
-pub struct InboxCharge {
-    budget: Arc<InboxBudget>,
-    n_bytes: usize,
-}
-
-impl InboxBudget {
-    /// A budget inside `parent`'s.
-    #[must_use]
-    pub fn new(level: &'static str, limit: usize, parent: Option<Arc<Self>>) -> Arc<Self> {
-        Arc::new(Self { level, limit, n_bytes: AtomicUsize::new(0), parent })
-    }
-
-    /// Charges the bytes of a message, and what holding it costs beside them.
-    ///
-    /// # Errors
-    /// The innermost budget that would be passed; nothing is charged then.
-    pub fn charge(self: &Arc<Self>, text: &str) -> Result<InboxCharge, InboxBudgetExceeded> {
-        let n_bytes = cost(text);
-        self.add(n_bytes)?;
-        Ok(InboxCharge { budget: self.clone(), n_bytes })
-    }
-
-    fn add(&self, requested: usize) -> Result<(), InboxBudgetExceeded> {
-        let Self { level, limit, .. } = *self;
-        let added = self.n_bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |used| {
-            used.checked_add(requested).filter(|&sum| sum <= limit)
-        });
-        if let Err(used) = added {
-            return Err(InboxBudgetExceeded { level, used, requested, limit });
-        }
-        if let Some(parent) = &self.parent
-            && let Err(exceeded) = parent.add(requested)
-        {
-            self.n_bytes.fetch_sub(requested, Ordering::Relaxed);
-            return Err(exceeded);
-        }
-        Ok(())
-    }
-
-    fn release(&self, n_bytes: usize) {
-        self.n_bytes.fetch_sub(n_bytes, Ordering::Relaxed);
-        if let Some(parent) = &self.parent {
-            parent.release(n_bytes);
-        }
-    }
-
-    /// Bytes held.
-    #[must_use]
-    pub fn n_bytes(&self) -> usize {
-        self.n_bytes.load(Ordering::Relaxed)
-    }
-}
-
-impl Drop for InboxCharge {
-    fn drop(&mut self) {
-        self.budget.release(self.n_bytes);
-    }
+/// Charges what a message takes until its guest has received it.
+///
+/// # Errors
+/// The innermost budget that would be passed.
+pub fn message_charge(session: &Arc<Account>, text: &str) -> Result<HostCharge, BudgetExceeded> {
+    HostCharge::new(session, cost(text) as u64)
 }
 
 fn cost(text: &str) -> usize {
@@ -102,7 +25,7 @@ struct Message {
     text: String,
     /// Of the inbox's bytes.
     n_permits: u32,
-    _charge: InboxCharge,
+    _charge: HostCharge,
 }
 
 /// The client's end of a guest's inbox; the inbox is closed when the last clone is dropped.
@@ -153,7 +76,7 @@ impl InboxSender {
     ///
     /// # Errors
     /// The guest is gone.
-    pub async fn send(&self, text: String, charge: InboxCharge) -> Result<(), InboxClosed> {
+    pub async fn send(&self, text: String, charge: HostCharge) -> Result<(), InboxClosed> {
         let _turn = self.turn.lock().await;
         let n_permits = u32::try_from(cost(&text)).unwrap_or(u32::MAX).min(self.n_permits_max);
         // Nothing is taken for good before both are there: the wait may be given up.
@@ -197,15 +120,20 @@ impl Drop for InboxReceiver {
 mod tests {
     use std::time::Duration;
 
+    use trellis_engine::account::{Budget, Resource};
+
     use super::*;
 
-    fn unlimited() -> Arc<InboxBudget> {
-        InboxBudget::new("session", usize::MAX, None)
+    fn session() -> Arc<Account> {
+        Account::new("session", Budget::UNLIMITED, None)
+    }
+
+    fn charge(text: &str) -> HostCharge {
+        message_charge(&session(), text).expect("no limit")
     }
 
     async fn has_room(sender: &InboxSender, text: &str) -> bool {
-        let charge = unlimited().charge(text).expect("no limit");
-        let sent = sender.send(text.to_owned(), charge);
+        let sent = sender.send(text.to_owned(), charge(text));
         tokio::time::timeout(Duration::from_millis(20), sent).await.is_ok()
     }
 
@@ -216,7 +144,7 @@ mod tests {
         assert!(!has_room(&sender, "12345").await, "11 of 10 bytes");
         assert!(has_room(&sender, "1234").await, "a wait that is given up takes nothing");
         let later = {
-            let (sender, charge) = (sender.clone(), unlimited().charge("").expect("no limit"));
+            let (sender, charge) = (sender.clone(), charge(""));
             tokio::spawn(async move {
                 let _turn = sender.turn.clone();
                 sender.send("x".repeat(1000), charge).await
@@ -234,30 +162,24 @@ mod tests {
         }
         assert!(!has_room(&sender, "").await);
         drop(receiver);
-        let charge = unlimited().charge("").expect("no limit");
-        assert_eq!(sender.send(String::new(), charge).await, Err(InboxClosed));
+        assert_eq!(sender.send(String::new(), charge("")).await, Err(InboxClosed));
         let (sender, mut receiver) = inbox(1, 100);
         drop(sender);
         assert_eq!(receiver.try_recv(), Received::Closed);
     }
 
     #[tokio::test]
-    async fn charges_nest_and_come_back_when_a_message_is_received_or_lost() {
-        let user = InboxBudget::new("user", 3 * OVERHEAD_BYTES, None);
-        let session = |limit| InboxBudget::new("session", limit, Some(user.clone()));
-        let (one, two) = (session(2 * OVERHEAD_BYTES), session(usize::MAX));
+    async fn a_message_is_paid_for_until_it_is_received_or_lost() {
+        let session = session();
         let (sender, mut receiver) = inbox(8, 1 << 20);
-        for _ in 0..2 {
-            sender.send(String::new(), one.charge("").expect("room")).await.expect("received");
+        for text in ["", "abc"] {
+            let charge = message_charge(&session, text).expect("no limit");
+            sender.send(text.to_owned(), charge).await.expect("received");
         }
-        let error = one.charge("").expect_err("past the session's");
-        assert_eq!((error.level, error.used, error.requested, error.limit), ("session", 128, 64, 128));
-        let error = two.charge("x").expect_err("past the user's");
-        assert_eq!((error.level, error.used, error.requested, error.limit), ("user", 128, 65, 192));
-        assert_eq!(two.n_bytes(), 0, "nothing is charged then");
+        assert_eq!(session.used(Resource::HostBytes), 131);
         receiver.recv().await.expect("a message");
-        assert_eq!((one.n_bytes(), user.n_bytes()), (64, 64));
+        assert_eq!(session.used(Resource::HostBytes), 67);
         drop((receiver, sender));
-        assert_eq!((one.n_bytes(), user.n_bytes()), (0, 0));
+        assert_eq!(session.used(Resource::HostBytes), 0);
     }
 }

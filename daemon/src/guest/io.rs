@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
-use tokio::sync::{Semaphore, mpsc};
+use tokio::sync::{Semaphore, TryAcquireError, mpsc};
+use trellis_engine::account::{Account, BudgetExceeded, HostCharge};
 use trellis_wire::{OUTPUT_BYTES_MAX, OUTPUT_OVERHEAD_BYTES};
 
 use super::inbox::InboxReceiver;
@@ -82,31 +83,46 @@ fn n_pieces(text: &str) -> usize {
     n_pieces
 }
 
-/// The client is gone and nothing more can be sent.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the client is gone")]
-pub struct OutputClosed;
+/// Why something was not sent.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum OutputRefused {
+    /// The client is gone and nothing more can be sent.
+    #[error("the client is gone")]
+    Closed,
+    /// What clients have not read is too much for a budget.
+    #[error(transparent)]
+    OverBudget(#[from] BudgetExceeded),
+}
 
 /// A guest's end of its output: waits while the client's credit is used up.
 #[derive(Clone, Debug)]
 pub struct OutputSender {
     credit: Arc<Semaphore>,
-    queue: mpsc::UnboundedSender<GuestOutput>,
+    queue: mpsc::UnboundedSender<Queued>,
     /// Where what is sent is noted, if it is recorded.
     tape: Option<Arc<Tape>>,
+    /// Who pays for what is sent until it is read, if anybody does.
+    payer: Option<Arc<Account>>,
+}
+
+/// An output that the session has not read.
+#[derive(Debug)]
+struct Queued {
+    output: GuestOutput,
+    _charge: Option<HostCharge>,
 }
 
 /// The session's end of a guest's output.
 #[derive(Debug)]
 pub struct OutputReceiver {
     credit: Arc<Semaphore>,
-    queue: mpsc::UnboundedReceiver<GuestOutput>,
+    queue: mpsc::UnboundedReceiver<Queued>,
 }
 
 /// What so many bytes of the host's take of the client's credit.
-fn credit_of_host(n_bytes: usize) -> Result<u32, OutputClosed> {
+fn credit_of_host(n_bytes: usize) -> Result<u32, OutputRefused> {
     let n_events = n_bytes.div_ceil(OUTPUT_BYTES_MAX).max(1);
-    u32::try_from(n_bytes + n_events * OUTPUT_OVERHEAD_BYTES).map_err(|_| OutputClosed)
+    u32::try_from(n_bytes + n_events * OUTPUT_OVERHEAD_BYTES).map_err(|_| OutputRefused::Closed)
 }
 
 /// Credit without end.
@@ -118,46 +134,71 @@ const CREDIT_MAX: usize = Semaphore::MAX_PERMITS / 2;
 pub fn output_channel(credit_bytes: usize) -> (OutputSender, OutputReceiver) {
     let credit = Arc::new(Semaphore::new(credit_bytes.min(CREDIT_MAX)));
     let (tx, rx) = mpsc::unbounded_channel();
-    (OutputSender { credit: credit.clone(), queue: tx, tape: None }, OutputReceiver { credit, queue: rx })
+    let sender = OutputSender { credit: credit.clone(), queue: tx, tape: None, payer: None };
+    (sender, OutputReceiver { credit, queue: rx })
 }
 
 impl OutputSender {
     /// Sends one output once the client has credit for it.
     ///
     /// # Errors
-    /// The client is gone.
-    pub async fn send(&self, output: GuestOutput) -> Result<(), OutputClosed> {
-        let n_bytes = u32::try_from(output.credit_bytes()).map_err(|_| OutputClosed)?;
-        self.credit.acquire_many(n_bytes).await.map_err(|_| OutputClosed)?.forget();
+    /// The client is gone, or a budget has no room for it.
+    pub async fn send(&self, output: GuestOutput) -> Result<(), OutputRefused> {
+        let n_bytes = u32::try_from(output.credit_bytes()).map_err(|_| OutputRefused::Closed)?;
+        let permit = self.credit.acquire_many(n_bytes).await.map_err(|_| OutputRefused::Closed)?;
+        let charge = self.charge(n_bytes)?;
+        permit.forget();
         self.note(&output);
-        self.queue.send(output).map_err(|_| OutputClosed)
+        self.push(output, charge)
+    }
+
+    /// Sends one output if the client has credit for it now; says whether it was sent.
+    ///
+    /// # Errors
+    /// As for [`Self::send`].
+    pub fn try_send(&self, output: GuestOutput) -> Result<bool, OutputRefused> {
+        let n_bytes = u32::try_from(output.credit_bytes()).map_err(|_| OutputRefused::Closed)?;
+        let permit = match self.credit.try_acquire_many(n_bytes) {
+            Ok(permit) => permit,
+            Err(TryAcquireError::NoPermits) => return Ok(false),
+            Err(TryAcquireError::Closed) => return Err(OutputRefused::Closed),
+        };
+        let charge = self.charge(n_bytes)?;
+        permit.forget();
+        self.note(&output);
+        self.push(output, charge).map(|()| true)
     }
 
     /// Sends so many bytes of what the host says of the guest once the client has credit for them, and makes them only then.
     ///
     /// # Errors
-    /// The client is gone.
+    /// As for [`Self::send`].
     pub(crate) async fn send_of_host(
         &self,
         n_bytes: usize,
         output: impl FnOnce() -> GuestOutput,
-    ) -> Result<(), OutputClosed> {
-        self.credit.acquire_many(credit_of_host(n_bytes)?).await.map_err(|_| OutputClosed)?.forget();
-        self.queue.send(output()).map_err(|_| OutputClosed)
+    ) -> Result<(), OutputRefused> {
+        let n_bytes = credit_of_host(n_bytes)?;
+        let permit = self.credit.acquire_many(n_bytes).await.map_err(|_| OutputRefused::Closed)?;
+        let charge = self.charge(n_bytes)?;
+        permit.forget();
+        self.push(output(), charge)
     }
 
     /// Sends so many bytes of that if the client has credit for them now, and makes them only then; says whether it had.
     ///
     /// # Errors
-    /// The client is gone.
+    /// As for [`Self::send`].
     pub(crate) fn try_send_of_host(
         &self,
         n_bytes: usize,
         output: impl FnOnce() -> GuestOutput,
-    ) -> Result<bool, OutputClosed> {
-        let Ok(permit) = self.credit.try_acquire_many(credit_of_host(n_bytes)?) else { return Ok(false) };
+    ) -> Result<bool, OutputRefused> {
+        let n_bytes = credit_of_host(n_bytes)?;
+        let Ok(permit) = self.credit.try_acquire_many(n_bytes) else { return Ok(false) };
+        let charge = self.charge(n_bytes)?;
         permit.forget();
-        self.queue.send(output()).map(|()| true).map_err(|_| OutputClosed)
+        self.push(output(), charge).map(|()| true)
     }
 
     /// The same, with what is sent noted on a tape.
@@ -165,26 +206,22 @@ impl OutputSender {
         Self { tape, ..self }
     }
 
+    /// The same, with what is sent paid for until it is read.
+    pub(crate) fn paid_by(self, account: Arc<Account>) -> Self {
+        Self { payer: Some(account), ..self }
+    }
+
+    fn charge(&self, n_bytes: u32) -> Result<Option<HostCharge>, BudgetExceeded> {
+        self.payer.as_ref().map(|account| HostCharge::new(account, u64::from(n_bytes))).transpose()
+    }
+
+    fn push(&self, output: GuestOutput, charge: Option<HostCharge>) -> Result<(), OutputRefused> {
+        self.queue.send(Queued { output, _charge: charge }).map_err(|_| OutputRefused::Closed)
+    }
+
     fn note(&self, output: &GuestOutput) {
         if let Some(tape) = &self.tape {
             tape.note_sent(output);
-        }
-    }
-
-    /// Sends one output if the client has credit for it now; says whether it was sent.
-    ///
-    /// # Errors
-    /// The client is gone.
-    pub fn try_send(&self, output: GuestOutput) -> Result<bool, OutputClosed> {
-        let n_bytes = u32::try_from(output.credit_bytes()).map_err(|_| OutputClosed)?;
-        match self.credit.try_acquire_many(n_bytes) {
-            Ok(permit) => {
-                permit.forget();
-                self.note(&output);
-                self.queue.send(output).map_err(|_| OutputClosed).map(|()| true)
-            }
-            Err(tokio::sync::TryAcquireError::NoPermits) => Ok(false),
-            Err(tokio::sync::TryAcquireError::Closed) => Err(OutputClosed),
         }
     }
 }
@@ -200,12 +237,12 @@ impl OutputSender {
 impl OutputReceiver {
     /// The next output; `None` once the guest has ended and all is read.
     pub async fn recv(&mut self) -> Option<GuestOutput> {
-        self.queue.recv().await
+        self.queue.recv().await.map(|queued| queued.output)
     }
 
     /// The next output, if it is there.
     pub(crate) fn try_recv(&mut self) -> Option<GuestOutput> {
-        self.queue.try_recv().ok()
+        self.queue.try_recv().ok().map(|queued| queued.output)
     }
 
     /// Lets the guest send so many bytes more.

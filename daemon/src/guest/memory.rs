@@ -1,9 +1,9 @@
 //! The linear memory and tables of a guest, summed over all its instances.
 
-use std::sync::Mutex;
-use std::sync::PoisonError;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
+use trellis_engine::account::{Account, BudgetExceeded, HostCharge};
 use wasmtime::ResourceLimiter;
 
 use super::limits::GuestLimits;
@@ -16,10 +16,12 @@ pub(crate) struct MemoryGauge {
 }
 
 /// A growth that was denied.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Denied {
     /// Linear memory would have come to so many bytes.
     Memory(u64),
+    /// A budget around the guest's own has no room for more.
+    Budget(BudgetExceeded),
     /// Tables would have come to so many elements.
     Table(u64),
 }
@@ -32,7 +34,7 @@ impl MemoryGauge {
 
     /// The last growth that was denied.
     pub(crate) fn denied(&self) -> Option<Denied> {
-        *self.denied.lock().unwrap_or_else(PoisonError::into_inner)
+        self.denied.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     fn deny(&self, denied: Denied) {
@@ -43,7 +45,9 @@ impl MemoryGauge {
 /// Decides whether a guest's memories and tables may grow.
 #[derive(Debug)]
 pub(crate) struct MemoryLimiter {
-    gauge: std::sync::Arc<MemoryGauge>,
+    gauge: Arc<MemoryGauge>,
+    /// What linear memory takes of the budgets around the guest's own.
+    charge: HostCharge,
     n_bytes_max: usize,
     n_elements: usize,
     n_elements_max: usize,
@@ -61,9 +65,11 @@ struct Growing {
 }
 
 impl MemoryLimiter {
-    pub(crate) fn new(limits: &GuestLimits, gauge: std::sync::Arc<MemoryGauge>) -> Self {
+    /// For a guest of this session.
+    pub(crate) fn new(limits: &GuestLimits, gauge: Arc<MemoryGauge>, session: &Arc<Account>) -> Self {
         Self {
             gauge,
+            charge: HostCharge::new(session, 0).expect("nothing fits every budget"),
             n_bytes_max: limits.memory_bytes,
             n_elements: 0,
             n_elements_max: limits.n_table_elements,
@@ -93,14 +99,19 @@ impl ResourceLimiter for MemoryLimiter {
             self.gauge.deny(Denied::Memory(n_total as u64));
             return Ok(false);
         }
+        if let Err(exceeded) = self.charge.resize(n_total as u64) {
+            self.gauge.deny(Denied::Budget(exceeded));
+            return Ok(false);
+        }
         self.growing.n_bytes = n_added;
         self.gauge.n_bytes.store(n_total as u64, Ordering::Relaxed);
         Ok(true)
     }
 
     fn memory_grow_failed(&mut self, _: wasmtime::Error) -> wasmtime::Result<()> {
-        let n_added = std::mem::take(&mut self.growing.n_bytes);
-        self.gauge.n_bytes.fetch_sub(n_added as u64, Ordering::Relaxed);
+        let n_added = std::mem::take(&mut self.growing.n_bytes) as u64;
+        let n_bytes = self.gauge.n_bytes.fetch_sub(n_added, Ordering::Relaxed) - n_added;
+        self.charge.resize(n_bytes).expect("less fits where more did");
         Ok(())
     }
 
@@ -145,16 +156,41 @@ impl ResourceLimiter for MemoryLimiter {
 
 #[cfg(test)]
 mod tests {
+    use trellis_engine::account::{Budget, Resource};
+
     use super::*;
-    use std::sync::Arc;
 
     const PAGE: usize = 65_536;
+
+    fn session(host_bytes: u64) -> Arc<Account> {
+        Account::new("session", Budget { host_bytes, ..Budget::UNLIMITED }, None)
+    }
+
+    #[test]
+    fn guests_of_a_session_share_its_budget() {
+        let limits = GuestLimits { memory_bytes: 10 * PAGE, ..GuestLimits::default() };
+        let session = session(12 * PAGE as u64);
+        let limiter = || {
+            let gauge = Arc::<MemoryGauge>::default();
+            (MemoryLimiter::new(&limits, gauge.clone(), &session), gauge)
+        };
+        let ((mut one, _), (mut two, of_two)) = (limiter(), limiter());
+        assert!(one.memory_growing(0, 8 * PAGE, None).expect("no trap"));
+        assert!(!two.memory_growing(0, 5 * PAGE, None).expect("no trap"));
+        let Some(Denied::Budget(exceeded)) = of_two.denied() else { panic!("{:?}", of_two.denied()) };
+        assert_eq!((exceeded.level, exceeded.requested), ("session", 5 * PAGE as u64));
+        drop(one);
+        assert!(two.memory_growing(0, 5 * PAGE, None).expect("no trap"));
+        assert_eq!(session.used(Resource::HostBytes), 5 * PAGE as u64);
+        drop(two);
+        assert_eq!(session.used(Resource::HostBytes), 0);
+    }
 
     #[test]
     fn memories_are_summed() {
         let limits = GuestLimits { memory_bytes: 10 * PAGE, ..GuestLimits::default() };
         let gauge = Arc::new(MemoryGauge::default());
-        let mut limiter = MemoryLimiter::new(&limits, gauge.clone());
+        let mut limiter = MemoryLimiter::new(&limits, gauge.clone(), &session(u64::MAX));
         assert!(limiter.memory_growing(0, 6 * PAGE, None).expect("no trap"));
         assert!(limiter.memory_growing(0, 4 * PAGE, None).expect("no trap"));
         assert_eq!(gauge.denied(), None);
@@ -167,7 +203,7 @@ mod tests {
     fn a_growth_that_fails_is_taken_back() {
         let limits = GuestLimits { memory_bytes: 10 * PAGE, ..GuestLimits::default() };
         let gauge = Arc::new(MemoryGauge::default());
-        let mut limiter = MemoryLimiter::new(&limits, gauge.clone());
+        let mut limiter = MemoryLimiter::new(&limits, gauge.clone(), &session(u64::MAX));
         assert!(limiter.memory_growing(0, 6 * PAGE, None).expect("no trap"));
         limiter.memory_grow_failed(wasmtime::format_err!("no memory")).expect("no trap");
         assert_eq!(gauge.n_bytes(), 0);

@@ -56,10 +56,8 @@ pub use error::{GuestEnd, GuestError};
 pub use guests::{
     GuestActivity, GuestEnding, GuestHost, GuestHostConfig, GuestInfo, GuestStop, Launch, RunningGuest, Used,
 };
-pub use inbox::{
-    InboxBudget, InboxBudgetExceeded, InboxCharge, InboxClosed, InboxReceiver, InboxSender, Received, inbox,
-};
-pub use io::{GuestIo, GuestOutput, LogLevel, OutputClosed, OutputReceiver, OutputSender, output_channel};
+pub use inbox::{InboxClosed, InboxReceiver, InboxSender, Received, inbox, message_charge};
+pub use io::{GuestIo, GuestOutput, LogLevel, OutputReceiver, OutputRefused, OutputSender, output_channel};
 pub use limits::GuestLimits;
 pub(crate) use tape::{Deed, Difference, Tape, Verdict};
 pub use worker::{COMPILE_WORKER, compile_worker_main};

@@ -60,6 +60,11 @@ pub(crate) struct Vitals {
 }
 
 impl Vitals {
+    /// The account around the guest's own.
+    fn session_account(&self) -> &Arc<Account> {
+        self.account.parent().unwrap_or(&self.account)
+    }
+
     /// On whose behalf the guest asks.
     pub(crate) fn owner(&self) -> Owner {
         let Self { id, actor, session, account, .. } = self;
@@ -130,7 +135,7 @@ async fn execute(birth: Birth, deadline: Arc<Deadline>) -> wasmtime::Result<Resu
     let state = GuestState {
         table,
         wasi: wasi::context(seed, of_main, &log, &limits, tape.as_ref()),
-        memory: MemoryLimiter::new(&limits, vitals.memory.clone()),
+        memory: MemoryLimiter::new(&limits, vitals.memory.clone(), vitals.session_account()),
         models: vitals.models.clone(),
         owner,
         output: io.output,
@@ -211,6 +216,7 @@ fn end_of(error: &wasmtime::Error, vitals: &Vitals, limits: &GuestLimits, output
         Some(Denied::Memory(requested_bytes)) => {
             return GuestEnd::MemoryExceeded { requested_bytes, limit_bytes: limits.memory_bytes as u64 };
         }
+        Some(Denied::Budget(exceeded)) => return GuestEnd::HostBytesExceeded(exceeded),
         Some(Denied::Table(requested)) => {
             return GuestEnd::TableExceeded { requested, limit: limits.n_table_elements as u64 };
         }

@@ -2,6 +2,7 @@
 
 use std::fmt::Display;
 
+use trellis_engine::account::BudgetExceeded;
 use trellis_wire::{ErrorBody, ErrorCode};
 
 use crate::daemon::DaemonError;
@@ -102,12 +103,22 @@ pub(super) fn refused(error: &GuestError) -> ErrorBody {
             .about("argument_bytes")
             .with_value(n_bytes)
             .with_limit(*limit_bytes as u64),
+        GuestError::OverBudget(exceeded) => over_host_bytes(exceeded),
         GuestError::NotRunning { id } => unknown_guest(id.0),
         GuestError::NoModel => body(ErrorCode::UnknownModel),
         GuestError::Compiler { .. } | GuestError::Cache { .. } | GuestError::Runtime { .. } => {
             body(ErrorCode::Internal)
         }
     }
+}
+
+/// A budget of host memory that has no room.
+pub(crate) fn over_host_bytes(exceeded: &BudgetExceeded) -> ErrorBody {
+    let BudgetExceeded { used, requested, limit, .. } = *exceeded;
+    ErrorBody::new(ErrorCode::BudgetExceeded, exceeded.to_string())
+        .about("host_bytes")
+        .with_value(used.saturating_add(requested))
+        .with_limit(limit)
 }
 
 /// Why a guest ended before its time.
@@ -125,6 +136,7 @@ pub(crate) fn ended(end: &GuestEnd) -> ErrorBody {
         GuestEnd::MemoryExceeded { requested_bytes, limit_bytes } => {
             over("memory_bytes", *requested_bytes, *limit_bytes)
         }
+        GuestEnd::HostBytesExceeded(exceeded) => over_host_bytes(exceeded),
         GuestEnd::TableExceeded { requested, limit } => over("n_table_elements", *requested, *limit),
         GuestEnd::HandlesExceeded { limit } => over("n_handles", *limit + 1, *limit),
         GuestEnd::CallBytesExceeded { limit_bytes } => {

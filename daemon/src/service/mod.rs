@@ -5,13 +5,12 @@
 //!   state as one actor may see them; errors with a code and with the value and limit that they are about (`errors`).
 //! - Behind it are the [`GuestHost`], which compiles and runs, and the loader, which loads and unloads. The service itself
 //!   keeps what lies between: components that were uploaded and are not compiled yet (`components`), the files of guests
-//!   that have names (`registry`), the accounts of users and sessions, in which those of guests lie (`accounts`).
+//!   that have names (`registry`). The accounts of users and sessions, in which those of guests lie, are in [`crate::accounts`].
 //! - A call is dropped when its client cancels or leaves, at any await; what it had begun is undone by what is dropped with it.
 //! - Must not happen: an answer about another user's guests, but to root; a load, an unload or a stop for another actor than
 //!   the daemon's own user or root; a path on the disk of the machine that leaves it to another actor than these; a wait for
 //!   the device in [`Service::has_component`]; bytes or frames of the wire, which are the session's.
 
-mod accounts;
 mod components;
 mod errors;
 mod registry;
@@ -23,18 +22,18 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use tokio_util::sync::CancellationToken;
-use trellis_engine::account::{ActorId, GuestId, SessionId};
+use trellis_engine::account::{Account, ActorId, GuestId, SessionId};
 use trellis_engine::{EngineStats, ModelHandle};
 use trellis_wire::{
     ComponentHash, DaemonInfo, DeviceInfo, ErrorBody, ErrorCode, GuestInfo, GuestUsage, LABEL_BYTES_MAX,
     ModelInfo, Program as ProgramName, Stage,
 };
 
-use self::accounts::Accounts;
 use self::components::Components;
-pub(crate) use self::errors::ended;
+pub(crate) use self::errors::{ended, over_host_bytes};
 use self::registry::Registry;
-use crate::config::{Budgets, Device};
+use crate::accounts::Accounts;
+use crate::config::Device;
 use crate::guest::{
     CompileProgress, GuestActivity, GuestEnd as Ending, GuestHost, GuestIo, Launch, Program,
     RunningGuest as Started, Used,
@@ -57,7 +56,7 @@ pub struct HostService {
     loader: Arc<Loader>,
     registry: Registry,
     components: Components,
-    accounts: Accounts,
+    accounts: Arc<Accounts>,
     n_sessions: AtomicU64,
     shutdown: CancellationToken,
     started: Instant,
@@ -68,14 +67,14 @@ impl HostService {
         host: Arc<GuestHost>,
         loader: Arc<Loader>,
         guests_dir: Option<PathBuf>,
-        budgets: &Budgets,
+        accounts: Arc<Accounts>,
         shutdown: CancellationToken,
         started: Instant,
     ) -> Self {
         Self {
             components: Components::new(4 * host.limits().component_bytes),
             registry: Registry::new(guests_dir),
-            accounts: Accounts::new(budgets),
+            accounts,
             n_sessions: AtomicU64::new(0),
             host,
             loader,
@@ -324,9 +323,9 @@ impl Service for HostService {
         Ok(())
     }
 
-    fn session_began(&self, actor: Actor, session_id: u64) {
-        self.accounts.begin_session(ActorId(actor.uid), SessionId(session_id));
+    fn session_began(&self, actor: Actor, session_id: u64) -> Arc<Account> {
         self.n_sessions.fetch_add(1, Ordering::Relaxed);
+        self.accounts.begin_session(ActorId(actor.uid), SessionId(session_id))
     }
 
     fn session_ended(&self, session_id: u64) {

@@ -6,13 +6,14 @@ use std::sync::Arc;
 use tokio::sync::watch;
 use tokio::task::unconstrained;
 use tokio_util::task::AbortOnDropHandle;
+use trellis_engine::account::HostCharge;
 use trellis_wire::{
     ErrorBody, ErrorCode, Event, GuestUsage, Outbox, Outcome, Room, ServerMessage, VERSION_OF_MODELS, Value,
 };
 
 use super::control::Control;
 use super::service::{Progress, StopReason};
-use crate::guest::{InboxCharge, InboxSender};
+use crate::guest::InboxSender;
 
 /// How a request ended.
 #[derive(Debug)]
@@ -93,7 +94,7 @@ pub(crate) async fn deliver(
     control: Arc<Control>,
     inbox: InboxSender,
     text: String,
-    charge: InboxCharge,
+    charge: HostCharge,
 ) -> Ending {
     tokio::select! {
         biased;

@@ -12,6 +12,7 @@ use tokio::sync::mpsc;
 use tokio::task::unconstrained;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
+use trellis_engine::account::Account;
 use trellis_wire::{
     Call, ClientMessage, ErrorBody, ErrorCode, FrameReader, Outbox, Program, Room, ServerMessage, Start,
     Value, WireError,
@@ -20,11 +21,13 @@ use trellis_wire::{
 use super::actor::Actor;
 use super::call::{self, Ending};
 use super::control::Control;
+use super::memory::BufferCharge;
 use super::service::{LoadRequest, ProgressSink, Service, StartRequest, StopReason};
 use super::sessions::{SessionError, Sessions};
 use super::start::{self, Lane};
 use super::upload::{self, Desk, Upload};
-use crate::guest::{InboxBudget, InboxBudgetExceeded, InboxSender, inbox};
+use crate::guest::{InboxSender, inbox, message_charge};
+use crate::service::over_host_bytes;
 
 /// Messages of one client after which other tasks have their turn.
 const N_MESSAGES_PER_TURN: u32 = 64;
@@ -45,8 +48,8 @@ pub(super) struct Connection<S> {
     version: u16,
     session_id: u64,
     outbox: Arc<Outbox>,
-    /// Bytes of the messages that no guest has received yet.
-    messages: Arc<InboxBudget>,
+    /// What is held for its client.
+    account: Arc<Account>,
     last_id: u64,
     /// A request that came when there was no room for its answer. Nothing is read behind it.
     held: Option<ClientMessage>,
@@ -102,20 +105,16 @@ impl Request {
 }
 
 impl<S: Service> Connection<S> {
-    /// One without requests. `messages` is what its guests may leave unread.
-    pub(super) fn new(
-        sessions: Arc<Sessions<S>>,
-        client: ConnectedClient,
-        messages: Arc<InboxBudget>,
-    ) -> Self {
+    /// One without requests. What is held for its client is charged to `account`.
+    pub(super) fn new(sessions: Arc<Sessions<S>>, client: ConnectedClient, account: Arc<Account>) -> Self {
         let ConnectedClient { actor, version, session_id, frame_bytes_max } = client;
         Self {
             sessions,
             actor,
             version,
             session_id,
-            outbox: Arc::new(Outbox::new(frame_bytes_max)),
-            messages,
+            outbox: Arc::new(Outbox::paid_by(frame_bytes_max, BufferCharge::new(&account))),
+            account,
             last_id: 0,
             held: None,
             requests: HashMap::new(),
@@ -373,11 +372,7 @@ impl<S: Service> Connection<S> {
             let (n_bytes, limit) = (n_bytes_waiting as u64, limit as u64);
             return Err(ErrorBody::over_limit("waiting message bytes", n_bytes, limit));
         }
-        let charge = self.messages.charge(&text).map_err(|exceeded| {
-            let InboxBudgetExceeded { used, requested, limit, .. } = exceeded;
-            let error = ErrorBody::new(ErrorCode::LimitExceeded, exceeded.to_string()).about("inbox bytes");
-            error.with_value(used + requested).with_limit(limit as u64)
-        })?;
+        let charge = message_charge(&self.account, &text).map_err(|exceeded| over_host_bytes(&exceeded))?;
         let control = Arc::new(Control::default());
         self.requests.insert(id, Request::Message { control: control.clone(), n_bytes });
         let delivery = call::deliver(control, inbox, text, charge);
@@ -394,6 +389,7 @@ impl<S: Service> Connection<S> {
             outbox: self.outbox.clone(),
             control: control.clone(),
             uploads: self.sessions.uploads.clone(),
+            account: self.account.clone(),
             idle_timeout: self.sessions.limits.upload_idle_timeout,
         };
         self.requests.insert(id, Request::Uploading { control, chunks });

@@ -19,11 +19,6 @@ pub struct Limits {
     pub n_messages_max: usize,
     /// Bytes in a guest's inbox; more wait outside it.
     pub inbox_bytes_max: usize,
-    /// Bytes of messages that no guest of one connection has received yet, in inboxes and outside; a message beyond
-    /// that is refused.
-    pub inbox_bytes_per_session_max: usize,
-    /// The same for all connections of one user.
-    pub inbox_bytes_per_actor_max: usize,
     /// Bytes of one message to a guest.
     pub message_bytes_max: usize,
     /// Bytes of the messages of one connection that wait for room in an inbox; a message beyond that is refused.
@@ -49,8 +44,6 @@ impl Default for Limits {
             component_bytes_max: 64 * 1024 * 1024,
             n_messages_max: 16,
             inbox_bytes_max: 1024 * 1024,
-            inbox_bytes_per_session_max: 16 * 1024 * 1024,
-            inbox_bytes_per_actor_max: 64 * 1024 * 1024,
             message_bytes_max: 256 * 1024,
             waiting_message_bytes_max: 1024 * 1024,
             credit_bytes_max: 4 * 1024 * 1024,

@@ -1,11 +1,13 @@
 //! What a session needs of the rest of the daemon.
 
 use std::fmt;
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use tokio::sync::watch;
+use trellis_engine::account::Account;
 use trellis_wire::{
     ComponentHash, DaemonInfo, ErrorBody, ErrorCode, GuestInfo, GuestUsage, ModelInfo, Program, Stage,
 };
@@ -102,8 +104,9 @@ pub trait Service: Send + Sync + 'static {
     /// The actor may not.
     fn shutdown(&self, actor: Actor) -> impl Future<Output = Result<(), ErrorBody>> + Send;
 
-    /// A connection has said hello; nothing was asked in its name before.
-    fn session_began(&self, _actor: Actor, _session_id: u64) {}
+    /// A connection has said hello; nothing was asked in its name before. What is held for it is charged to the account that
+    /// this returns.
+    fn session_began(&self, actor: Actor, session_id: u64) -> Arc<Account>;
 
     /// A connection has ended, and all its guests with it. A start that was dropped may still be on its way to its
     /// next await.

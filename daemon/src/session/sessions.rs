@@ -14,8 +14,8 @@ use trellis_wire::{
 
 use super::actor::{Actor, Quota};
 use super::connection::{ConnectedClient, Connection};
-use super::inboxes::Inboxes;
 use super::limits::Limits;
+use super::memory::BufferCharge;
 use super::service::Service;
 use super::uploads::Uploads;
 
@@ -57,6 +57,7 @@ impl SessionError {
 
     pub(super) fn to_body(&self) -> ErrorBody {
         let code = match self {
+            Self::Wire(WireError::Unpaid { .. }) => ErrorCode::BudgetExceeded,
             Self::Wire(_) | Self::HelloTimeout { .. } | Self::StaleId { .. } => ErrorCode::Protocol,
             Self::TooManyConnections { .. } => ErrorCode::LimitExceeded,
         };
@@ -65,6 +66,7 @@ impl SessionError {
             Self::Wire(WireError::FrameTooLarge { n_bytes, limit }) => {
                 body.about("frame bytes").with_value(n_bytes).with_limit(*limit as u64)
             }
+            Self::Wire(WireError::Unpaid { .. }) => body.about("host_bytes"),
             Self::StaleId { id, .. } => body.about("id").with_value(id),
             Self::TooManyConnections { limit, .. } => body.about("connections").with_limit(*limit),
             Self::Wire(_) | Self::HelloTimeout { .. } => body,
@@ -79,7 +81,6 @@ pub struct Sessions<S> {
     pub(super) limits: Limits,
     connections: Arc<Quota>,
     pub(super) uploads: Arc<Uploads>,
-    inboxes: Inboxes,
     n_sessions_begun: AtomicU64,
 }
 
@@ -88,8 +89,7 @@ impl<S: Service> Sessions<S> {
     pub fn new(service: Arc<S>, limits: Limits) -> Arc<Self> {
         let connections = Quota::new(limits.n_connections_per_actor_max);
         let uploads = Uploads::new(limits.n_uploads_per_actor_max, limits.n_uploads_waiting_per_actor_max);
-        let inboxes = Inboxes::new(&limits);
-        Arc::new(Self { service, limits, connections, uploads, inboxes, n_sessions_begun: AtomicU64::new(0) })
+        Arc::new(Self { service, limits, connections, uploads, n_sessions_begun: AtomicU64::new(0) })
     }
 
     /// Components on their way in, of all users.
@@ -145,11 +145,11 @@ impl<S: Service> Sessions<S> {
         say_hello_and(&mut writer, None).await?;
         let frame_bytes_max = theirs.frame_bytes_max.min(FRAME_BYTES_MAX);
         let session_id = self.n_sessions_begun.fetch_add(1, Ordering::Relaxed) + 1;
-        self.service.session_began(actor, session_id);
+        let account = self.service.session_began(actor, session_id);
         let _ended = Ended { service: &*self.service, session_id };
         let client = ConnectedClient { actor, version, session_id, frame_bytes_max };
-        let connection = Connection::new(self.clone(), client, self.inboxes.open(actor));
-        connection.serve(FrameReader::new(reader, FRAME_BYTES_MAX), writer, shutdown).await
+        let reader = FrameReader::new(reader, FRAME_BYTES_MAX).paid_by(BufferCharge::new(&account));
+        Connection::new(self.clone(), client, account).serve(reader, writer, shutdown).await
     }
 }
 

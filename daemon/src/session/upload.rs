@@ -7,6 +7,7 @@ use bytes::Bytes;
 use tokio::sync::mpsc;
 use tokio::task::unconstrained;
 use tokio_util::task::AbortOnDropHandle;
+use trellis_engine::account::{Account, HostCharge};
 use trellis_wire::{
     CHUNK_BYTES_MAX, ComponentHash, ErrorBody, ErrorCode, Event, Outbox, ServerMessage, Value,
 };
@@ -16,6 +17,7 @@ use super::call::{Ending, panicked, stopped};
 use super::control::Control;
 use super::service::Service;
 use super::uploads::{Uploads, WaitOutcome};
+use crate::service::over_host_bytes;
 
 /// What an upload needs of its connection.
 #[derive(Debug)]
@@ -25,6 +27,8 @@ pub(crate) struct Desk {
     pub(crate) outbox: Arc<Outbox>,
     pub(crate) control: Arc<Control>,
     pub(crate) uploads: Arc<Uploads>,
+    /// For what is on its way in.
+    pub(crate) account: Arc<Account>,
     /// How long the client may send nothing.
     pub(crate) idle_timeout: Duration,
 }
@@ -55,8 +59,8 @@ impl Upload {
         Ok(Self { hash, n_bytes, bytes: Vec::new(), hasher: Box::default() })
     }
 
-    /// Adds a chunk; returns whether the component is whole, with the hash that was announced.
-    fn add(&mut self, chunk: &[u8]) -> Result<bool, ErrorBody> {
+    /// Adds a chunk; returns whether the component is whole, with the hash that was announced. `charge` is for its bytes.
+    fn add(&mut self, chunk: &[u8], charge: &mut HostCharge) -> Result<bool, ErrorBody> {
         if chunk.len() > CHUNK_BYTES_MAX {
             return Err(ErrorBody::over_limit("chunk bytes", chunk.len() as u64, CHUNK_BYTES_MAX as u64));
         }
@@ -64,6 +68,8 @@ impl Upload {
         if n_bytes > self.n_bytes {
             return Err(ErrorBody::over_limit("uploaded bytes", n_bytes, self.n_bytes));
         }
+        // A list that grows may come to twice what is in it.
+        charge.resize(2 * n_bytes).map_err(|exceeded| over_host_bytes(&exceeded))?;
         self.hasher.update(chunk);
         self.bytes.extend_from_slice(chunk);
         if n_bytes < self.n_bytes {
@@ -118,6 +124,7 @@ impl Desk {
             permit.stored();
             return Ok(());
         }
+        let mut charge = HostCharge::new(&self.account, 0).map_err(|exceeded| over_host_bytes(&exceeded))?;
         let wanted = self.outbox.push(&ServerMessage::Event { id: self.id, event: Event::Wanted });
         debug_assert!(wanted.is_ok(), "an event without fields fits in every frame");
         loop {
@@ -126,7 +133,7 @@ impl Desk {
             };
             // The sender lives as long as the request does.
             let chunk = chunk.unwrap_or_default();
-            if upload.add(&chunk)? {
+            if upload.add(&chunk, &mut charge)? {
                 break;
             }
         }
@@ -134,6 +141,7 @@ impl Desk {
         // held until the component is stored, because its bytes are.
         let store = tokio::spawn(async move {
             service.store_component(actor, hash, Bytes::from(upload.bytes)).await?;
+            drop(charge);
             permit.stored();
             Ok(())
         });

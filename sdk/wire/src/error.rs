@@ -49,6 +49,12 @@ pub enum WireError {
         /// Bytes allowed.
         limit: usize,
     },
+    /// Nobody pays for the memory that a buffer would need.
+    #[error("{reason}")]
+    Unpaid {
+        /// Why not.
+        reason: String,
+    },
     /// The connection ended inside a frame.
     #[error("the connection ended after {n_bytes} bytes of {expected}")]
     Truncated {

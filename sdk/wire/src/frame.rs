@@ -7,6 +7,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite};
 
+use crate::payer::{Held, Payer};
 use crate::{DEPTH_MAX, WireError, validate};
 
 /// Bytes of the length before each frame.
@@ -34,12 +35,20 @@ pub struct FrameReader<R> {
     reader: R,
     buffer: BytesMut,
     frame_bytes_max: usize,
+    held: Held,
 }
 
 impl<R: AsyncRead + Unpin> FrameReader<R> {
     /// A reader of frames of at most `frame_bytes_max`.
     pub fn new(reader: R, frame_bytes_max: u32) -> Self {
-        Self { reader, buffer: BytesMut::new(), frame_bytes_max: frame_bytes_max as usize }
+        let frame_bytes_max = frame_bytes_max as usize;
+        Self { reader, buffer: BytesMut::new(), frame_bytes_max, held: Held::default() }
+    }
+
+    /// The same, with the memory for frames that are on their way in paid for.
+    #[must_use]
+    pub fn paid_by(self, payer: Box<dyn Payer>) -> Self {
+        Self { held: Held::by(payer), ..self }
     }
 
     /// The next message; `None` when the connection ends between two frames. Dropping the future loses nothing.
@@ -61,11 +70,13 @@ impl<R: AsyncRead + Unpin> FrameReader<R> {
             // With less than a header, the range starts past the end.
             if let Some(frame) = self.buffer.get(HEADER_BYTES..expected) {
                 let message = decode(frame);
-                self.consume(expected);
+                self.consume(expected)?;
                 return message.map(Some);
             }
             let n_missing = expected - self.buffer.len();
-            self.buffer.reserve(n_missing.clamp(GROW_BYTES / 4, GROW_BYTES));
+            let n_more = n_missing.clamp(GROW_BYTES / 4, GROW_BYTES);
+            self.held.resize(self.buffer.capacity().max(self.buffer.len() + n_more))?;
+            self.buffer.reserve(n_more);
             if self.reader.read_buf(&mut self.buffer).await? == 0 {
                 return match self.buffer.len() {
                     0 => Ok(None),
@@ -75,11 +86,13 @@ impl<R: AsyncRead + Unpin> FrameReader<R> {
         }
     }
 
-    fn consume(&mut self, n_bytes: usize) {
+    fn consume(&mut self, n_bytes: usize) -> Result<(), WireError> {
         self.buffer.advance(n_bytes);
         if self.buffer.is_empty() && self.buffer.capacity() > KEEP_BYTES {
             self.buffer = BytesMut::new();
+            self.held.resize(0)?;
         }
+        Ok(())
     }
 }
 
@@ -89,19 +102,27 @@ pub struct FrameBuffer {
     bytes: Vec<u8>,
     n_written: usize,
     frame_bytes_max: usize,
+    held: Held,
 }
 
 impl FrameBuffer {
     /// A buffer of frames of at most `frame_bytes_max`.
     #[must_use]
     pub fn new(frame_bytes_max: u32) -> Self {
-        Self { bytes: Vec::new(), n_written: 0, frame_bytes_max: frame_bytes_max as usize }
+        let frame_bytes_max = frame_bytes_max as usize;
+        Self { bytes: Vec::new(), n_written: 0, frame_bytes_max, held: Held::default() }
+    }
+
+    /// The same, with the memory for frames that wait paid for.
+    #[must_use]
+    pub fn paid_by(self, payer: Box<dyn Payer>) -> Self {
+        Self { held: Held::by(payer), ..self }
     }
 
     /// Adds one message as a frame.
     ///
     /// # Errors
-    /// The frame would be too large; the buffer is as before.
+    /// The frame would be too large, or nobody pays for it; the buffer is as before.
     pub fn push<T: Serialize>(&mut self, message: &T) -> Result<(), WireError> {
         let start = self.bytes.len();
         self.bytes.extend_from_slice(&[0; HEADER_BYTES]);
@@ -111,6 +132,7 @@ impl FrameBuffer {
             if n_bytes > self.frame_bytes_max {
                 return Err(WireError::FrameTooLarge { n_bytes, limit: self.frame_bytes_max });
             }
+            self.held.resize(self.bytes.capacity())?;
             Ok(u32::try_from(n_bytes).expect("at most frame_bytes_max, a u32"))
         });
         match result {
@@ -157,6 +179,8 @@ impl FrameBuffer {
         self.n_written = 0;
         self.bytes.clear();
         self.bytes.shrink_to(KEEP_BYTES);
+        // What becomes less is paid for.
+        let _ = self.held.resize(self.bytes.capacity());
         Pin::new(writer).poll_flush(cx)
     }
 

@@ -19,6 +19,7 @@ mod info;
 mod message;
 mod open_enum;
 mod outbox;
+mod payer;
 mod validate;
 
 pub use error::WireError;
@@ -30,6 +31,7 @@ pub use message::{
     Call, ClientMessage, ComponentHash, Event, LogLevel, Outcome, Program, ServerMessage, Stage, Start, Value,
 };
 pub use outbox::{Outbox, Room};
+pub use payer::Payer;
 pub use validate::{Shape, validate, validate_within};
 
 /// The oldest version of the protocol that this crate speaks.

@@ -1,5 +1,4 @@
 use std::future::poll_fn;
-use std::io;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 
@@ -7,7 +6,7 @@ use serde::Serialize;
 use tokio::io::AsyncWrite;
 use tokio::sync::Notify;
 
-use crate::{FrameBuffer, WireError};
+use crate::{FrameBuffer, Payer, WireError};
 
 /// For what an outbox may have room.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,24 +43,39 @@ pub struct Outbox {
 struct State {
     frames: FrameBuffer,
     writer: Option<Waker>,
+    /// Why a message was lost: the connection is of no use any more.
+    lost: Option<String>,
 }
 
 impl Outbox {
     /// An outbox of frames of at most `frame_bytes_max`.
     #[must_use]
     pub fn new(frame_bytes_max: u32) -> Self {
-        let state = State { frames: FrameBuffer::new(frame_bytes_max), writer: None };
-        Self { state: Mutex::new(state), room: Notify::new() }
+        Self::of(FrameBuffer::new(frame_bytes_max))
+    }
+
+    /// The same, with the memory for frames that wait paid for.
+    #[must_use]
+    pub fn paid_by(frame_bytes_max: u32, payer: Box<dyn Payer>) -> Self {
+        Self::of(FrameBuffer::new(frame_bytes_max).paid_by(payer))
+    }
+
+    fn of(frames: FrameBuffer) -> Self {
+        Self { state: Mutex::new(State { frames, writer: None, lost: None }), room: Notify::new() }
     }
 
     /// Adds a message, whether or not there is room: bulk waits for [`Self::room`] first, and so does the task that takes
-    /// requests in. What is left is bounded by the requests in flight.
+    /// requests in. What is left is bounded by the requests in flight. A message for whose memory nobody pays is lost, and
+    /// [`Self::write`] says so.
     ///
     /// # Errors
     /// The message is larger than a frame.
     pub fn push<T: Serialize>(&self, message: &T) -> Result<(), WireError> {
         let mut state = self.lock();
-        state.frames.push(message)?;
+        match state.frames.push(message) {
+            Err(WireError::Unpaid { reason }) => state.lost = Some(reason),
+            pushed => pushed?,
+        }
         if let Some(writer) = state.writer.take() {
             drop(state);
             writer.wake();
@@ -102,17 +116,20 @@ impl Outbox {
     /// Writes what there is and returns; waits while there is nothing. Dropping the future loses nothing.
     ///
     /// # Errors
-    /// The connection failed.
+    /// The connection failed, or a message was lost.
     pub async fn write<W: AsyncWrite + Unpin>(&self, writer: &mut W) -> Result<(), WireError> {
-        Ok(poll_fn(|cx| self.poll_write(cx, writer)).await?)
+        poll_fn(|cx| self.poll_write(cx, writer)).await
     }
 
     fn poll_write<W: AsyncWrite + Unpin>(
         &self,
         cx: &mut Context<'_>,
         writer: &mut W,
-    ) -> Poll<io::Result<()>> {
+    ) -> Poll<Result<(), WireError>> {
         let mut state = self.lock();
+        if let Some(reason) = &state.lost {
+            return Poll::Ready(Err(WireError::Unpaid { reason: reason.clone() }));
+        }
         let before = state.frames.n_bytes();
         if before == 0 {
             state.writer = Some(cx.waker().clone());
@@ -124,7 +141,7 @@ impl Outbox {
         if crossed(Room::Bulk) || crossed(Room::Answers) {
             self.room.notify_waiters();
         }
-        result
+        result.map_err(WireError::from)
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {

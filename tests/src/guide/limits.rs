@@ -92,8 +92,9 @@ pub(super) fn tables() -> String {
     let limits = serde_json::to_value(GuestLimits::default()).expect("it serialises");
     settings(&mut text, "A guest", "limits", "daemon/src/guest/limits.rs", &limits);
     let budgets = serde_json::to_value(Budgets::default()).expect("it serialises");
-    for (level, heading) in [("session", "A session"), ("user", "A user")] {
-        settings(&mut text, heading, &format!("budgets.{level}"), "daemon/src/config.rs", &budgets[level]);
+    for (level, heading) in [("session", "A session"), ("user", "A user"), ("daemon", "The daemon")] {
+        let section = format!("budgets.{level}");
+        settings(&mut text, heading, &section, "daemon/src/config/budgets.rs", &budgets[level]);
     }
     for (heading, constants) in FIXED {
         writeln!(text, "## {heading}\n\n| limit | what it bounds | where it is set |\n|---:|---|---|")

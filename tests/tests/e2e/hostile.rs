@@ -347,10 +347,12 @@ fn nothing_of_the_world_is_to_be_seen() {
 #[test]
 fn many_guests_share_the_budgets_around_them() {
     block_on(async {
-        let session = SharedBudget { n_tokens: 3_000, n_pages: 1_000, n_contexts: 5, host_bytes: 1 << 20 };
-        let user = SharedBudget { n_tokens: 100_000, n_pages: 2_000, n_contexts: 8, host_bytes: 1 << 20 };
+        let host_bytes = Some(64 << 20);
+        let session = SharedBudget { n_tokens: 3_000, n_pages: 1_000, n_contexts: 5, host_bytes };
+        let user = SharedBudget { n_tokens: 100_000, n_pages: 2_000, n_contexts: 8, host_bytes };
+        let budgets = Budgets { session, user, ..Budgets::default() };
         let limits = GuestLimits { n_guests: 6, n_guests_per_user: 4, ..daemons::limits() };
-        let config = Config { limits, budgets: Budgets { session, user }, ..daemons::config(exe()) };
+        let config = Config { limits, budgets, ..daemons::config(exe()) };
         let daemon = daemons::start(&config);
         let wasm = guests::hostile();
         let client = daemon.connect().await.expect("connected");
@@ -364,6 +366,11 @@ fn many_guests_share_the_budgets_around_them() {
         let expected = "the budget of contexts of the session is used up: \
                         5 in use, 1 more asked for, the limit is 5";
         assert_eq!(ended.reason().message, expected);
+        // The guest's own limit is four times as much.
+        let ended = run(&client, &wasm, with(&["memory"])).await;
+        let body = ended.reason();
+        assert_eq!(parts(body), ("budget_exceeded", Some("host_bytes"), Some(64 << 20)), "{body:?}");
+        assert!(body.message.contains("host memory of the session"), "{body:?}");
         let ended = run(&client, &wasm, with(&["save"])).await;
         released().await;
         let message = ended.reason().message.clone();

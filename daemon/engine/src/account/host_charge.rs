@@ -21,6 +21,19 @@ impl HostCharge {
         Ok(Self { account: account.clone(), n_bytes })
     }
 
+    /// Charges so many bytes in the place of those before.
+    ///
+    /// # Errors
+    /// As for [`Self::new`]; it is as before then.
+    pub fn resize(&mut self, n_bytes: u64) -> Result<(), BudgetExceeded> {
+        match n_bytes.checked_sub(self.n_bytes) {
+            Some(n_more) => self.account.charge(Resource::HostBytes, n_more)?,
+            None => self.account.release(Resource::HostBytes, self.n_bytes - n_bytes),
+        }
+        self.n_bytes = n_bytes;
+        Ok(())
+    }
+
     /// As many bytes again.
     ///
     /// # Errors

@@ -11,13 +11,16 @@ use super::types::HostError;
 use crate::guest::bindings::trellis::host::session::{Causes, Host, Inbox, LogLevel, Meter, Usage};
 use crate::guest::bindings::trellis::host::types::{BudgetLimit, Error as ApiError};
 use crate::guest::inbox::Received;
-use crate::guest::io::{self, GuestOutput, OutputClosed, OutputSender};
+use crate::guest::io::{self, GuestOutput, OutputRefused, OutputSender};
 use crate::guest::log::pieces;
 use crate::guest::store::GuestState;
 
-impl From<OutputClosed> for HostError {
-    fn from(_: OutputClosed) -> Self {
-        ApiError::Cancelled.into()
+impl From<OutputRefused> for HostError {
+    fn from(refused: OutputRefused) -> Self {
+        match refused {
+            OutputRefused::Closed => ApiError::Cancelled.into(),
+            OutputRefused::OverBudget(exceeded) => exceeded.into(),
+        }
     }
 }
 

@@ -76,7 +76,7 @@ fn guest_of(limits: GuestLimits, settings: EngineSettings) -> Guest {
     let state = GuestState {
         table: ResourceTable::new(),
         wasi: wasi::context(1, None, &log, &limits, None),
-        memory: MemoryLimiter::new(&limits, Arc::new(MemoryGauge::default())),
+        memory: MemoryLimiter::new(&limits, Arc::new(MemoryGauge::default()), &owner.account),
         models: Arc::new(GuestModels::new(
             Models::new(engines.iter().map(|engine| engine.handle().clone()).collect(), Vec::new()),
             None,

@@ -3,11 +3,14 @@
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use tokio::io::AsyncWriteExt as _;
 use trellis_wire::{
     Call, ClientMessage, ComponentHash, ErrorCode, Event, OUTPUT_OVERHEAD_BYTES, Room, Value,
 };
 
 use super::{Raw, World};
+use crate::accounts::Accounts;
+use crate::config::{Budgets, SharedBudget};
 use crate::session::{Limits, StopReason};
 
 fn hash(bytes: &[u8]) -> ComponentHash {
@@ -332,14 +335,11 @@ async fn a_client_that_never_reads_is_shut_down_in_time() {
 
 #[tokio::test]
 async fn messages_that_nobody_receives_are_bounded_for_guest_session_and_user() {
-    let limits = Limits {
-        n_messages_max: 100,
-        inbox_bytes_max: 300,
-        inbox_bytes_per_session_max: 1000,
-        inbox_bytes_per_actor_max: 1500,
-        ..Limits::default()
-    };
+    let limits = Limits { n_messages_max: 100, inbox_bytes_max: 300, ..Limits::default() };
     let world = World::with(limits);
+    let of = |host_bytes| SharedBudget { host_bytes: Some(host_bytes), ..SharedBudget::default() };
+    let budgets = Budgets { session: of(1000), user: of(1500), ..Budgets::default() };
+    world.fake.accounts.set(Accounts::new(&budgets, 1 << 30)).expect("nobody is connected");
     let (mut one, mut two) = (world.raw().await, world.raw().await);
     // With what it costs to hold it, a message of 36 bytes takes 100.
     let message = |id, to| {
@@ -370,7 +370,7 @@ async fn messages_that_nobody_receives_are_bounded_for_guest_session_and_user() 
     let error = error.unwrap_err();
     assert_eq!(
         (id, error.name.as_deref(), error.value.as_deref(), error.limit),
-        (13, Some("inbox bytes"), Some("1100"), Some(1000))
+        (13, Some("host_bytes"), Some("1100"), Some(1000))
     );
     assert!(error.message.contains("session"), "{error:?}");
     two.start(1, "forever", "", 1000).await;
@@ -393,6 +393,49 @@ async fn messages_that_nobody_receives_are_bounded_for_guest_session_and_user() 
     assert_eq!(two.end().await.0, 6);
     two.send(message(8, 1)).await;
     assert!(two.is_silent().await, "it waits, and is not refused");
+}
+
+#[tokio::test]
+async fn frames_and_uploads_on_their_way_in_are_paid_for() {
+    let world = World::new();
+    let of = |host_bytes| SharedBudget { host_bytes: Some(host_bytes), ..SharedBudget::default() };
+    let budgets = Budgets { user: of(1_200_000), ..Budgets::default() };
+    world.fake.accounts.set(Accounts::new(&budgets, 1 << 30)).expect("nobody is connected");
+    let used = || world.fake.accounts.get().map(|accounts| accounts.used_host_bytes());
+    // One that has the largest part of a frame and not all of it.
+    let mut one = world.raw().await;
+    one.writer.write_all(&700_000_u32.to_le_bytes()).await.expect("it is read");
+    one.writer.write_all(&[0; 600_000]).await.expect("it is read");
+    while used() < Some(530_000) {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    let mut two = world.raw().await;
+    let big = vec![7; 500_000];
+    upload(&mut two, 1, hash(&big), 500_000, &[]).await;
+    assert!(matches!(two.event().await, Event::Wanted));
+    for chunk in big.chunks(250_000) {
+        two.send(ClientMessage::Chunk { id: 1, bytes: chunk.to_vec() }).await;
+    }
+    let error = two.end().await.1.expect_err("there is no room beside the first");
+    assert_eq!(
+        (error.code, error.name.as_deref(), error.limit),
+        (ErrorCode::BudgetExceeded, Some("host_bytes"), Some(1_200_000))
+    );
+    // A second frame finds no room at all: its session ends.
+    let mut three = world.raw().await;
+    three.writer.write_all(&900_000_u32.to_le_bytes()).await.expect("it is read");
+    let _ = three.writer.write_all(&[0; 800_000]).await;
+    let fault = three.fault().await;
+    assert_eq!((fault.code, fault.name.as_deref()), (ErrorCode::BudgetExceeded, Some("host_bytes")));
+    drop((one, two, three));
+    world.all_gone().await;
+    tokio::time::timeout(super::PATIENCE, async {
+        while used() != Some(0) {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    })
+    .await
+    .expect("all is given back");
 }
 
 /// Lets the outbox of a connection fill up without reading.

@@ -6,10 +6,13 @@ use std::time::Duration;
 use bytes::Bytes;
 use futures_util::FutureExt;
 use tokio_util::sync::CancellationToken;
+use trellis_engine::account::{Account, ActorId, SessionId};
 use trellis_wire::{
     ComponentHash, DaemonInfo, ErrorBody, ErrorCode, GuestInfo, GuestUsage, ModelInfo, Program, Stage,
 };
 
+use crate::accounts::Accounts;
+use crate::config::Budgets;
 use crate::guest::{GuestIo, GuestOutput};
 use crate::session::{
     Actor, GuestEnd, ProgressSink, RunningGuest, Service, StartRequest, StopHandle, StopReason,
@@ -23,6 +26,8 @@ pub(crate) struct Fake {
     pub(crate) stop_reasons: Arc<Mutex<Vec<StopReason>>>,
     /// What a request to shut down cancels; without it, no client may.
     pub(crate) shutdown: OnceLock<CancellationToken>,
+    /// What sessions and users may use; as much as they like without.
+    pub(crate) accounts: OnceLock<Arc<Accounts>>,
     guests: Mutex<HashMap<u64, CancellationToken>>,
     n_guests: AtomicU64,
     n_alive: Arc<AtomicUsize>,
@@ -178,6 +183,11 @@ impl Service for Fake {
         let unknown = || ErrorBody::new(ErrorCode::UnknownGuest, "no such guest").with_value(guest_id);
         self.guests.lock().unwrap().get(&guest_id).ok_or_else(unknown)?.cancel();
         Ok(())
+    }
+
+    fn session_began(&self, actor: Actor, session_id: u64) -> Arc<Account> {
+        let accounts = self.accounts.get_or_init(|| Accounts::new(&Budgets::default(), 1 << 50));
+        accounts.begin_session(ActorId(actor.uid), SessionId(session_id))
     }
 
     async fn shutdown(&self, _: Actor) -> Result<(), ErrorBody> {

@@ -32,7 +32,7 @@ use crate::cli::connect;
 use crate::cli::error::CliError;
 use crate::cli::output::{self, Format};
 use crate::cli::progress::{ProgressDisplay, Unit};
-use crate::config::{Config, SharedBudget};
+use crate::config::{Budgets, Config, SharedBudget};
 use crate::daemon::Daemon;
 
 /// What lists the mixes that come with the program.
@@ -40,9 +40,6 @@ const LIST: &str = "list";
 
 /// Tokens of the stream that is decoded alone and beside the loads.
 const N_VERIFIED: usize = 16;
-
-/// No bound but the device's; a TOML integer has 63 bits.
-const UNLIMITED: u64 = i64::MAX as u64;
 
 /// Runs the mix of this name or path, and prints what it showed.
 ///
@@ -165,13 +162,8 @@ fn config(args: &BenchArgs, mix: &Mix) -> Config {
     let n_guests = u32::try_from(mix.n_guests()).unwrap_or(u32::MAX).saturating_add(1);
     config.limits.n_guests = config.limits.n_guests.max(n_guests);
     config.limits.n_guests_per_user = config.limits.n_guests_per_user.max(n_guests);
-    let budget = SharedBudget {
-        n_tokens: UNLIMITED,
-        n_pages: UNLIMITED,
-        n_contexts: UNLIMITED,
-        host_bytes: UNLIMITED,
-    };
-    (config.budgets.session, config.budgets.user) = (budget, budget);
+    let unlimited = SharedBudget::UNLIMITED;
+    config.budgets = Budgets { session: unlimited, user: unlimited, daemon: unlimited };
     config
 }
 

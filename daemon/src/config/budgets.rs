@@ -1,0 +1,107 @@
+//! What the guests of a session, of a user and of the daemon may use together.
+
+use serde::{Deserialize, Serialize};
+use trellis_engine::account::Budget;
+
+/// Budgets around those of single guests, each inside the next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Budgets {
+    /// All guests of one connection.
+    pub session: SharedBudget,
+    /// All guests of one user, and what they saved.
+    pub user: SharedBudget,
+    /// All guests of all users.
+    pub daemon: SharedBudget,
+}
+
+/// The most of each resource.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct SharedBudget {
+    /// Tokens computed while the session, or the daemon, lasts.
+    pub n_tokens: u64,
+    /// KV pages held at once.
+    pub n_pages: u64,
+    /// Contexts open or saved at once.
+    pub n_contexts: u64,
+    /// Bytes of host memory at once: the linear memory of guests, what starting one takes, token lists of contexts open or
+    /// saved, ten a token, masks, grammars, messages that no guest has received, outputs that no client has read, and
+    /// frames and uploads on their way in. When absent a third of the machine's memory, or of what its control group may
+    /// have, for the daemon, and half of that for a user and for a session.
+    pub host_bytes: Option<u64>,
+}
+
+/// Bytes of host memory for each level.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct HostBytes {
+    pub(crate) session: u64,
+    pub(crate) user: u64,
+    pub(crate) daemon: u64,
+}
+
+/// What of the machine's memory guests may have. As much again may be KV memory, code and models that are bundled.
+const PART_OF_MACHINE: u64 = 3;
+
+/// What of that one user may have: another one finds as much.
+const PART_OF_DAEMON: u64 = 2;
+
+impl SharedBudget {
+    /// No bound but those of what lies inside and of the device. A TOML integer has 63 bits.
+    pub const UNLIMITED: Self = Self {
+        n_tokens: i64::MAX as u64,
+        n_pages: i64::MAX as u64,
+        n_contexts: i64::MAX as u64,
+        host_bytes: Some(i64::MAX as u64),
+    };
+
+    /// With so many bytes of host memory.
+    pub(crate) fn budget(&self, host_bytes: u64) -> Budget {
+        let Self { n_tokens, n_pages, n_contexts, .. } = *self;
+        Budget { n_tokens, n_pages, n_contexts, host_bytes }
+    }
+}
+
+impl Default for SharedBudget {
+    fn default() -> Self {
+        Self { n_pages: 65_536, n_contexts: 8_192, host_bytes: None, ..Self::UNLIMITED }
+    }
+}
+
+impl Default for Budgets {
+    fn default() -> Self {
+        Self {
+            session: SharedBudget { n_contexts: 4_096, ..SharedBudget::default() },
+            user: SharedBudget::default(),
+            daemon: SharedBudget { host_bytes: None, ..SharedBudget::UNLIMITED },
+        }
+    }
+}
+
+impl Budgets {
+    /// Bytes of host memory of each level in a process that may come to so many.
+    pub(crate) fn host_bytes(&self, memory_bytes: u64) -> HostBytes {
+        let daemon = self.daemon.host_bytes.unwrap_or(memory_bytes / PART_OF_MACHINE);
+        let user = self.user.host_bytes.unwrap_or(daemon / PART_OF_DAEMON);
+        HostBytes { session: self.session.host_bytes.unwrap_or(user), user, daemon }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_not_said_is_a_part_of_what_lies_around() {
+        let gib = 1 << 30;
+        let parts = |text: &str| {
+            let budgets: Budgets = toml::from_str(text).expect("valid");
+            let HostBytes { session, user, daemon } = budgets.host_bytes(12 * gib);
+            [session, user, daemon].map(|n_bytes| n_bytes / gib)
+        };
+        assert_eq!(parts(""), [2, 2, 4]);
+        assert_eq!(parts("[daemon]\nhost_bytes = 8589934592"), [4, 4, 8]);
+        assert_eq!(parts("[user]\nhost_bytes = 1073741824"), [1, 1, 4]);
+        assert_eq!(parts("[session]\nhost_bytes = 1073741824\nn_pages = 7"), [1, 2, 4]);
+    }
+}
