@@ -52,7 +52,7 @@ async fn serves_and_goes_down_clean() {
     assert_eq!(Actor::this_process().uid, uid);
 
     daemon.shutdown.cancel();
-    assert_eq!(forever.wait().await.unwrap_err().code(), Some(&ErrorCode::Cancelled));
+    assert_eq!(forever.wait().await.unwrap_err().code(), Some(&ErrorCode::ShuttingDown));
     daemon.task.await.unwrap();
     assert_eq!(daemon.fake.n_alive(), 0);
     assert!(!path.exists());

@@ -15,6 +15,9 @@ use super::control::Control;
 use super::service::{Progress, StopReason};
 use crate::guest::InboxSender;
 
+/// Bytes of each text of an error that would not fit in a frame.
+const TEXT_BYTES_MAX: usize = 1 << 10;
+
 /// How a request ended.
 #[derive(Debug)]
 pub(crate) struct Ending {
@@ -23,9 +26,13 @@ pub(crate) struct Ending {
 }
 
 impl Ending {
-    /// Whether what was asked was stopped before it came to an end of its own.
+    /// Whether what was asked was stopped before it came to an end of its own: by a stop, or because it could not send any
+    /// more, which a guest may notice before the stop reaches it.
     pub(crate) fn is_stopped(&self) -> bool {
-        matches!(&self.outcome, Outcome::Error { error } if error.code == ErrorCode::Stopped)
+        match &self.outcome {
+            Outcome::Error { error } => matches!(error.code, ErrorCode::Stopped | ErrorCode::Cancelled),
+            _ => false,
+        }
     }
 }
 
@@ -117,10 +124,26 @@ pub(crate) fn stopped(reason: StopReason) -> ErrorBody {
             ErrorBody::new(ErrorCode::Cancelled, "cancelled by the client")
         }
         StopReason::ShuttingDown => ErrorBody::new(ErrorCode::ShuttingDown, "the daemon is going down"),
+        StopReason::Overdrawn { open_bytes, limit_bytes } => {
+            let message = format!(
+                "the client left {open_bytes} bytes of credit open, more than the limit of {limit_bytes}"
+            );
+            let error = ErrorBody::new(ErrorCode::LimitExceeded, message).about("credit bytes");
+            error.with_value(open_bytes).with_limit(limit_bytes)
+        }
         StopReason::LimitExceeded => {
             ErrorBody::new(ErrorCode::LimitExceeded, "a limit of the session was passed")
         }
     }
+}
+
+/// An error that fits in every frame: what it quotes may be as long as what a client or a guest says.
+pub(crate) fn shortened(error: ErrorBody) -> ErrorBody {
+    let cut = |text: String| match text.len() {
+        0..=TEXT_BYTES_MAX => text,
+        n_bytes => format!("{}… ({n_bytes} bytes)", &text[..text.floor_char_boundary(TEXT_BYTES_MAX)]),
+    };
+    ErrorBody { message: cut(error.message), name: error.name.map(cut), value: error.value.map(cut), ..error }
 }
 
 /// The service panicked or was torn down under the request.

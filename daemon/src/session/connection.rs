@@ -14,8 +14,8 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use trellis_engine::account::Account;
 use trellis_wire::{
-    Call, ClientMessage, ErrorBody, ErrorCode, FrameReader, Outbox, Program, Room, ServerMessage, Start,
-    Value, WireError,
+    Call, ClientMessage, ErrorBody, ErrorCode, FrameReader, Outbox, Outcome, Program, Room, ServerMessage,
+    Start, Value, WireError,
 };
 
 use super::actor::Actor;
@@ -231,10 +231,8 @@ impl<S: Service> Connection<S> {
             }
             ClientMessage::Cancel { id } => self.stop(id, StopReason::Cancelled),
             ClientMessage::Credit { id, n_bytes } => {
-                if let Some(Request::Guest { control, .. }) = self.requests.get(&id)
-                    && !control.grant(n_bytes, self.sessions.limits.credit_bytes_max)
-                {
-                    control.stop(StopReason::LimitExceeded);
+                if let Some(Request::Guest { control, .. }) = self.requests.get(&id) {
+                    control.grant(n_bytes, self.sessions.limits.credit_bytes_max);
                 }
             }
             ClientMessage::Chunk { id, bytes } => {
@@ -341,7 +339,6 @@ impl<S: Service> Connection<S> {
             outbox: self.outbox.clone(),
             control: control.clone(),
             credit_bytes,
-            credit_bytes_max: limits.credit_bytes_max,
             is_followed: start.is_recorded || start.is_profiled,
             stop_timeout: limits.stop_timeout,
         };
@@ -434,14 +431,19 @@ impl<S: Service> Connection<S> {
     }
 
     fn send_end(&self, id: u64, Ending { outcome, usage }: Ending) {
-        let Err(error) = self.outbox.push(&ServerMessage::End { id, outcome, usage }) else { return };
+        let message = ServerMessage::End { id, outcome, usage };
+        let Err(error) = self.outbox.push(&message) else { return };
+        let ServerMessage::End { outcome, usage, .. } = message else { unreachable!("made above") };
         let (n_bytes, limit) = match error {
             WireError::FrameTooLarge { n_bytes, limit } => (n_bytes as u64, limit as u64),
             _ => (0, 0),
         };
-        let outcome = Ending::from(Err(ErrorBody::over_limit("answer bytes", n_bytes, limit))).outcome;
-        let pushed = self.outbox.push(&ServerMessage::End { id, outcome, usage: None });
-        debug_assert!(pushed.is_ok(), "an error of a hundred bytes fits in every frame");
+        let error = match outcome {
+            Outcome::Error { error } => call::shortened(error),
+            _ => ErrorBody::over_limit("answer bytes", n_bytes, limit),
+        };
+        let pushed = self.outbox.push(&ServerMessage::End { id, outcome: Outcome::Error { error }, usage });
+        debug_assert!(pushed.is_ok(), "an error of some hundred bytes fits in every frame");
     }
 }
 

@@ -42,16 +42,17 @@ impl Control {
         self.changed.notify_one();
     }
 
-    /// Grants credit; false if more than `credit_bytes_max` would be open.
-    pub(crate) fn grant(&self, n_bytes: u64, credit_bytes_max: u64) -> bool {
+    /// Grants credit; asks the request to end if more than `limit_bytes` would be open.
+    pub(crate) fn grant(&self, n_bytes: u64, limit_bytes: u64) {
         let mut state = self.lock();
-        let is_within = n_bytes <= credit_bytes_max - state.credit_bytes.min(credit_bytes_max);
-        if is_within {
-            state.credit_bytes += n_bytes;
+        let open_bytes = state.credit_bytes.saturating_add(n_bytes);
+        if open_bytes > limit_bytes {
+            state.stop.get_or_insert(StopReason::Overdrawn { open_bytes, limit_bytes });
+        } else {
+            state.credit_bytes = open_bytes;
             state.granted_bytes += n_bytes;
-            self.changed.notify_one();
         }
-        is_within
+        self.changed.notify_one();
     }
 
     /// Counts output that has been sent.

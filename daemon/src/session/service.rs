@@ -211,7 +211,14 @@ pub enum StopReason {
     Disconnected,
     /// The daemon is going down.
     ShuttingDown,
-    /// The client or the guest broke a limit of the session.
+    /// The client left more credit open than it may.
+    Overdrawn {
+        /// Bytes that would be open.
+        open_bytes: u64,
+        /// The most.
+        limit_bytes: u64,
+    },
+    /// The guest sent something larger than the session passes on.
     LimitExceeded,
 }
 

@@ -10,8 +10,7 @@ use futures_util::future::BoxFuture;
 use tokio::sync::watch;
 use tokio_util::task::AbortOnDropHandle;
 use trellis_wire::{
-    ErrorBody, ErrorCode, Event, GuestUsage, LogLevel, OUTPUT_BYTES_MAX, Outbox, Room, ServerMessage, Value,
-    WireError,
+    ErrorBody, Event, GuestUsage, LogLevel, OUTPUT_BYTES_MAX, Outbox, Room, ServerMessage, Value, WireError,
 };
 
 use super::call::{Ending, panicked, stopped};
@@ -28,7 +27,6 @@ pub(crate) struct Lane {
     pub(crate) outbox: Arc<Outbox>,
     pub(crate) control: Arc<Control>,
     pub(crate) credit_bytes: usize,
-    pub(crate) credit_bytes_max: u64,
     pub(crate) is_followed: bool,
     pub(crate) stop_timeout: Duration,
 }
@@ -169,14 +167,11 @@ impl Lane {
             Ok(ended) => finish(ended),
             Err(_) => Err(stopped(reason)).into(),
         };
-        match reason {
-            // The service does not know which limit that was.
-            StopReason::LimitExceeded => Ending { usage: ending.usage, ..Err(self.overdrawn()).into() },
-            // Nor that it may be started again elsewhere, or later. A guest that came to its own end meanwhile has done so.
-            StopReason::ShuttingDown if ending.is_stopped() => {
-                Ending { usage: ending.usage, ..Err(stopped(reason)).into() }
-            }
-            StopReason::Cancelled | StopReason::Disconnected | StopReason::ShuttingDown => ending,
+        let is_over_limit = matches!(reason, StopReason::Overdrawn { .. } | StopReason::LimitExceeded);
+        // The service does not know why it was told to stop the guest. One that came to its own end meanwhile has done so.
+        match is_over_limit || ending.is_stopped() {
+            true => Ending { usage: ending.usage, ..Err(stopped(reason)).into() },
+            false => ending,
         }
     }
 
@@ -217,12 +212,6 @@ impl Lane {
                 self.send_own(event);
             }
         }
-    }
-
-    fn overdrawn(&self) -> ErrorBody {
-        let limit = self.credit_bytes_max;
-        let message = format!("the client left more credit open than the limit of {limit} bytes");
-        ErrorBody::new(ErrorCode::LimitExceeded, message).about("credit bytes").with_limit(limit)
     }
 
     async fn pass_on(&self, output: GuestOutput, output_bytes: &mut u64) -> Result<(), Refused> {

@@ -215,8 +215,11 @@ async fn credit_is_bounded() {
     raw.send(ClientMessage::Credit { id: 2, n_bytes: u64::MAX }).await;
     let (id, error) = raw.end().await;
     let error = error.unwrap_err();
-    assert_eq!((id, error.code, error.limit), (2, ErrorCode::LimitExceeded, Some(1000)));
-    assert_eq!(*world.fake.stop_reasons.lock().unwrap(), [StopReason::LimitExceeded]);
+    let most = u64::MAX.to_string();
+    assert_eq!((id, &error.code, error.limit), (2, &ErrorCode::LimitExceeded, Some(1000)));
+    assert_eq!((error.name.as_deref(), error.value.as_deref()), (Some("credit bytes"), Some(&*most)));
+    let overdrawn = StopReason::Overdrawn { open_bytes: u64::MAX, limit_bytes: 1000 };
+    assert_eq!(*world.fake.stop_reasons.lock().unwrap(), [overdrawn]);
     // What was used may be granted again, however often.
     raw.start(4, "flood", "", 1000).await;
     raw.send(ClientMessage::Cancel { id: 4 }).await;
@@ -228,6 +231,16 @@ async fn credit_is_bounded() {
         n_bytes += event.credit_bytes();
         raw.send(ClientMessage::Credit { id: 5, n_bytes: event.credit_bytes() as u64 }).await;
     }
+    // Also while the guest is being started.
+    raw.start(6, "slow start", "", 1000).await;
+    raw.send(ClientMessage::Credit { id: 6, n_bytes: 1 }).await;
+    let error = loop {
+        match raw.end().await {
+            (6, result) => break result.unwrap_err(),
+            (id, _) => assert_eq!(id, 5),
+        }
+    };
+    assert_eq!((error.value.as_deref(), error.limit), (Some("1001"), Some(1000)), "{error}");
 }
 
 #[tokio::test]
@@ -462,7 +475,8 @@ async fn who_does_not_read_may_cancel_and_grant() {
     world.all_gone().await;
     let reasons = world.fake.stop_reasons.lock().unwrap().clone();
     assert_eq!(reasons.len(), 4);
-    assert!(reasons.contains(&StopReason::LimitExceeded) && reasons.contains(&StopReason::Cancelled));
+    let is_overdrawn = |reason: &StopReason| matches!(reason, StopReason::Overdrawn { .. });
+    assert!(reasons.iter().any(is_overdrawn) && reasons.contains(&StopReason::Cancelled));
     let mut ended = [raw.end().await.0, raw.end().await.0, raw.end().await.0, raw.end().await.0];
     ended.sort_unstable();
     assert_eq!(ended, [1, 2, 3, 4], "all is there once it reads again");

@@ -60,6 +60,21 @@ async fn an_answer_larger_than_a_frame_is_an_error() {
 }
 
 #[tokio::test]
+async fn an_error_longer_than_a_frame_is_cut_and_keeps_its_code() {
+    let world = World::new();
+    let client = world.client().await;
+    let mut guest = start(&client, "fail at length", "300001").await;
+    let error = guest.wait().await.unwrap_err();
+    let Error::Daemon(body) = &error else { panic!("{error:?}") };
+    assert_eq!((&body.code, body.name.as_deref()), (&ErrorCode::GuestFailed, Some("n")));
+    for text in [&body.message, body.value.as_ref().unwrap()] {
+        assert!(text.starts_with("ééé") && text.ends_with("… (600002 bytes)"), "{text}");
+        assert!(text.len() < 1_100, "{}", text.len());
+    }
+    assert_eq!(guest.usage().unwrap().n_tokens, 1);
+}
+
+#[tokio::test]
 async fn panics_end_one_request() {
     let world = World::new();
     let client = world.client().await;
@@ -137,15 +152,18 @@ async fn dropping_a_guest_cancels_it() {
     assert_eq!(*world.fake.stop_reasons.lock().unwrap(), [StopReason::Cancelled; 2]);
 }
 
+/// A guest that sends may fail over that before it hears of the stop.
 #[tokio::test]
 async fn cancel_leaves_the_stream_to_be_read() {
     let world = World::new();
     let client = world.client().await;
-    let mut guest = start(&client, "forever", "").await;
-    assert!(matches!(guest.next().await, Some(Ok(Event::Started { .. }))));
-    guest.cancel();
-    assert_eq!(code(&guest.wait().await.unwrap_err()), &ErrorCode::Cancelled);
-    assert_eq!(guest.usage().unwrap().n_tokens, 1);
+    for name in ["forever", "flood", "drops", "echo"] {
+        let mut guest = start(&client, name, "").await;
+        assert!(matches!(guest.next().await, Some(Ok(Event::Started { .. }))));
+        guest.cancel();
+        assert_eq!(code(&guest.wait().await.unwrap_err()), &ErrorCode::Cancelled, "{name}");
+        assert_eq!(guest.usage().unwrap().n_tokens, 1);
+    }
 }
 
 #[tokio::test]
@@ -216,7 +234,7 @@ async fn shutdown_ends_every_request_and_says_so() {
     client.models().await.unwrap();
     world.shutdown.cancel();
     let [forever, stubborn, slow] = guests.try_into().unwrap();
-    assert_eq!(code(&forever.text().await.unwrap_err()), &ErrorCode::Cancelled);
+    assert_eq!(code(&forever.text().await.unwrap_err()), &ErrorCode::ShuttingDown);
     assert_eq!(code(&stubborn.text().await.unwrap_err()), &ErrorCode::ShuttingDown);
     assert_eq!(code(&slow.text().await.unwrap_err()), &ErrorCode::ShuttingDown);
     while let Ok(_models) = idle.models().await {}

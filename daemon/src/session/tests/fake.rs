@@ -91,6 +91,10 @@ async fn script(name: String, arguments: Vec<String>, mut io: GuestIo) -> Result
                 .map_err(|_| ErrorBody::new(ErrorCode::Cancelled, "gone"))
         }
         "fail" => Err(ErrorBody::new(ErrorCode::GuestFailed, argument)),
+        "fail at length" => {
+            let text = "é".repeat(usize::try_from(number).unwrap());
+            Err(ErrorBody::new(ErrorCode::GuestFailed, text.clone()).about("n").with_value(text))
+        }
         "panic" => panic!("a guest that panics"),
         _ => std::future::pending().await,
     }
@@ -136,9 +140,8 @@ impl Service for Fake {
             let _alive = alive;
             let result = tokio::select! {
                 result = script(name, request.arguments, io) => result,
-                Ok(reason) = stopped, if !is_stubborn => {
-                    Err(ErrorBody::new(ErrorCode::Cancelled, format!("stopped: {reason:?}")))
-                }
+                // As the service: it does not tell by whom.
+                Ok(_) = stopped, if !is_stubborn => Err(ErrorBody::new(ErrorCode::Stopped, "stopped")),
                 () = token.cancelled() => Err(ErrorBody::new(ErrorCode::Stopped, "stopped by hand")),
             };
             GuestEnd { result, usage: GuestUsage { n_tokens: 1, ..GuestUsage::default() } }
