@@ -11,6 +11,7 @@ use tokio::process::{Child, Command};
 
 use super::error::GuestError;
 use super::limits::GuestLimits;
+use super::names::{REASON_BYTES_MAX, cut};
 use super::worker::{ANSWER_HEADER_BYTES, COMPILE_WORKER, TAG_CODE, TAG_ERROR};
 
 /// How often the caller hears that compiling goes on.
@@ -149,7 +150,10 @@ async fn read_answer(
     stdout.read_exact(&mut payload).await?;
     match tag {
         TAG_CODE => Ok(Ok(payload)),
-        TAG_ERROR => Ok(Err(GuestError::Invalid { reason: String::from_utf8_lossy(&payload).into_owned() })),
+        TAG_ERROR => {
+            let reason = cut(&String::from_utf8_lossy(&payload), REASON_BYTES_MAX);
+            Ok(Err(GuestError::Invalid { reason }))
+        }
         tag => Err(io::Error::new(io::ErrorKind::InvalidData, format!("tag {tag}"))),
     }
 }

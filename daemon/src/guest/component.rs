@@ -11,6 +11,7 @@ use wasmtime_wasi::p2::bindings::CommandPre;
 use super::bindings::GuestPre;
 use super::error::GuestError;
 use super::limits::GuestLimits;
+use super::names;
 use super::runtime::Runtime;
 use super::store::GuestState;
 use super::wasi;
@@ -163,7 +164,7 @@ impl Program {
         let component = load_trusted(runtime, code)?;
         let is_command = check_imports_and_exports(&runtime.engine, &component.component_type())?;
         check_needs(&component, limits)?;
-        let wrong_type = |error: wasmtime::Error| GuestError::WrongType { reason: format!("{error:#}") };
+        let wrong_type = |error: wasmtime::Error| GuestError::WrongType { reason: reason(&error) };
         let instance_pre = runtime.linker.instantiate_pre(&component).map_err(wrong_type)?;
         let entry = Entry::new(instance_pre, is_command).map_err(wrong_type)?;
         // The first launch should not pay for the image that memories start from.
@@ -180,7 +181,12 @@ fn load_trusted(runtime: &Runtime, code: &[u8]) -> Result<Component, GuestError>
     // file of `CodeCache`: its folder has mode 0700 and this user as its owner, only `CodeCache::store` writes
     // there, and a hash at the end of the file shows that all of it was written.
     let component = unsafe { Component::deserialize(&runtime.engine, code) };
-    component.map_err(|error| GuestError::Invalid { reason: format!("{error:#}") })
+    component.map_err(|error| GuestError::Invalid { reason: reason(&error) })
+}
+
+/// What the runtime says, which may quote the component.
+fn reason(error: &wasmtime::Error) -> String {
+    names::cut(&format!("{error:#}"), names::REASON_BYTES_MAX)
 }
 
 /// Tells by the length and the first bytes whether something can be a component at all.
@@ -233,13 +239,13 @@ fn check_import(import: &str) -> Result<(), GuestError> {
         false => VERSIONS.iter().filter(has).map(|(version, _)| *version).collect(),
     };
     if versions.is_empty() {
-        return Err(GuestError::UnknownImport { import: import.to_owned(), host: host_interfaces() });
+        return Err(GuestError::UnknownImport { import: names::name(import), host: host_interfaces() });
     }
     if versions.iter().any(|host| track(version) == track(host)) {
         return Ok(());
     }
     let host: Vec<String> = versions.iter().map(|version| format!("{name}@{version}")).collect();
-    Err(GuestError::WrongVersion { import: import.to_owned(), host: host.join(" and ") })
+    Err(GuestError::WrongVersion { import: names::name(import), host: host.join(" and ") })
 }
 
 /// The part of a semantic version within which versions are compatible: the first number that is not 0 and

@@ -6,6 +6,8 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 use trellis_engine::account::{BudgetExceeded, GuestId};
 
+use super::names::list;
+
 /// Why a guest cannot be compiled or started.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -41,9 +43,9 @@ pub enum GuestError {
         exports: Vec<String>,
     },
     /// The component asks for an interface that the host does not have.
-    #[error("the component imports {import}, which the host does not have; it has: {}", list(.host))]
+    #[error("the component imports {import}, which the host does not have; it has: {}", .host.join(", "))]
     UnknownImport {
-        /// The import.
+        /// The import; of a long name the beginning.
         import: String,
         /// What the host has.
         host: Vec<String>,
@@ -51,7 +53,7 @@ pub enum GuestError {
     /// The component asks for another version of an interface.
     #[error("the component imports {import}, the host has {host}: build the guest against that version")]
     WrongVersion {
-        /// The import.
+        /// The import; of a long name the beginning.
         import: String,
         /// The interface in the versions that the host has.
         host: String,
@@ -146,10 +148,6 @@ pub enum GuestError {
         /// What it said.
         reason: String,
     },
-}
-
-fn list(names: &[String]) -> String {
-    if names.is_empty() { "nothing".to_owned() } else { names.join(", ") }
 }
 
 /// How a guest ended.

@@ -37,6 +37,7 @@ mod io;
 mod limits;
 mod log;
 mod memory;
+mod names;
 mod profile;
 mod programs;
 mod run;
@@ -59,5 +60,6 @@ pub use guests::{
 pub use inbox::{InboxClosed, InboxReceiver, InboxSender, Received, inbox, message_charge};
 pub use io::{GuestIo, GuestOutput, LogLevel, OutputReceiver, OutputRefused, OutputSender, output_channel};
 pub use limits::GuestLimits;
+pub(crate) use names::{list as listed_names, name as shown_name};
 pub(crate) use tape::{Deed, Difference, Tape, Verdict};
 pub use worker::{COMPILE_WORKER, compile_worker_main};

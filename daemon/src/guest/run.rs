@@ -19,8 +19,9 @@ use super::error::{GuestEnd, GuestFault};
 use super::guest_models::GuestModels;
 use super::io::{GuestIo, OutputSender};
 use super::limits::GuestLimits;
-use super::log::{LogSink, pieces};
+use super::log::LogSink;
 use super::memory::{Denied, MemoryGauge, MemoryLimiter};
+use super::names::{NAME_BYTES_MAX, cut};
 use super::profile::Profile;
 use super::store::GuestState;
 use super::tape::Tape;
@@ -34,9 +35,6 @@ const N_CALLS_LOOKED_AT: usize = 16;
 
 /// Functions of a backtrace that a trap's reason names.
 const N_FUNCTIONS_MAX: usize = 4;
-
-/// Bytes of one such name.
-const FUNCTION_BYTES_MAX: usize = 120;
 
 /// A trap after which the guest's own words of a panic are in its log.
 #[derive(Debug, thiserror::Error)]
@@ -244,7 +242,7 @@ fn trap_reason(error: &wasmtime::Error) -> String {
     let names = error.downcast_ref::<WasmBacktrace>().map(|backtrace| {
         let names = backtrace.frames().iter().filter_map(|frame| frame.func_name());
         let names = names.map(|name| format!("{:#}", rustc_demangle::demangle(name)));
-        names.take(N_FUNCTIONS_MAX).map(|name| cut(&name, FUNCTION_BYTES_MAX)).collect::<Vec<_>>().join(" < ")
+        names.take(N_FUNCTIONS_MAX).map(|name| cut(&name, NAME_BYTES_MAX)).collect::<Vec<_>>().join(" < ")
     });
     match names {
         Some(names) if !names.is_empty() => format!("{} in {names}", cut(&cause, MESSAGE_BYTES_MAX)),
@@ -256,10 +254,6 @@ pub(crate) fn panic_message(panic: &(dyn std::any::Any + Send)) -> String {
     let text = panic.downcast_ref::<&str>().copied();
     let text = text.or_else(|| panic.downcast_ref::<String>().map(String::as_str));
     cut(text.unwrap_or("a panic without a message"), MESSAGE_BYTES_MAX)
-}
-
-fn cut(text: &str, n_bytes_max: usize) -> String {
-    pieces(text, n_bytes_max).next().unwrap_or_default().to_owned()
 }
 
 #[cfg(test)]

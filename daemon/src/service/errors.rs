@@ -6,7 +6,7 @@ use trellis_engine::account::BudgetExceeded;
 use trellis_wire::{ErrorBody, ErrorCode};
 
 use crate::daemon::DaemonError;
-use crate::guest::{GuestEnd, GuestError};
+use crate::guest::{GuestEnd, GuestError, shown_name};
 use crate::models::{DeviceFailure, Listing, names};
 
 /// A mistake of ours.
@@ -40,6 +40,7 @@ pub(super) fn check_loaded(name: &str, listing: &Listing) -> Result<(), ErrorBod
         return Err(not_loaded(&DaemonError::Leaving { name: name.to_owned() }));
     }
     let known = if known.is_empty() { "none is".to_owned() } else { format!("{} are", known.join(", ")) };
+    let name = shown_name(name);
     let message = format!("no model named {name:?} is loaded; {known}");
     Err(ErrorBody::new(ErrorCode::UnknownModel, message).about("model").with_value(name))
 }

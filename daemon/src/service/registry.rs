@@ -5,6 +5,8 @@ use std::path::PathBuf;
 use bytes::Bytes;
 use trellis_wire::{ErrorBody, ErrorCode};
 
+use crate::guest::{listed_names, shown_name};
+
 pub(super) struct Registry {
     folder: Option<PathBuf>,
 }
@@ -18,8 +20,8 @@ impl Registry {
     pub(super) async fn read(&self, name: &str) -> Result<Bytes, ErrorBody> {
         let known = self.names().await;
         if !known.iter().any(|other| other == name) {
-            let known = if known.is_empty() { "none".to_owned() } else { known.join(", ") };
-            let message = format!("no program {name:?} is registered; registered: {known}");
+            let name = shown_name(name);
+            let message = format!("no program {name:?} is registered; registered: {}", listed_names(&known));
             return Err(ErrorBody::new(ErrorCode::UnknownProgram, message).about("program").with_value(name));
         }
         let folder = self.folder.as_ref().expect("a name is known only where there is a folder");

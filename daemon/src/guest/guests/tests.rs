@@ -256,6 +256,26 @@ async fn a_component_that_does_not_fit_is_refused_by_name() {
     };
     assert!(matches!(refused("(module)"), GuestError::CoreModule));
     assert!(matches!(refused("(component)"), GuestError::MissingRun { .. }));
+    let many: String = (0..2_000).map(|idx| format!(r#"(export "e{idx}" (func 0))"#)).collect();
+    let error = refused(&format!(
+        r#"(component (core module $m (func (export "walk")))
+            (core instance $i (instantiate $m))
+            (func (canon lift (core func $i "walk"))) {many})"#
+    ));
+    assert!(matches!(error, GuestError::MissingRun { .. }), "{error}");
+    assert!(error.to_string().contains("e9 and 1990 more") && error.to_string().len() < 300, "{error}");
+    let long = "a".repeat(90_000);
+    let error = refused(&format!(r#"(component (import "trellis:host/{long}@0.3.0" (instance)))"#));
+    assert!(matches!(error, GuestError::UnknownImport { .. }), "{error}");
+    assert!(error.to_string().contains("trellis:host/aaa") && error.to_string().len() < 2_000, "{error}");
+    let error = refused(&format!(
+        r#"(component (import "trellis:host/session@0.1.0" (instance (export "{long}" (func (result string)))))
+            (core module $m (func (export "run")))
+            (core instance $i (instantiate $m))
+            (func (export "run") (canon lift (core func $i "run"))))"#
+    ));
+    assert!(matches!(error, GuestError::WrongType { .. }));
+    assert!(error.to_string().len() < 2_000, "{}", error.to_string().len());
     let error = refused(r#"(component (import "wasi:sockets/tcp@0.2.0" (instance)))"#);
     assert!(matches!(error, GuestError::UnknownImport { .. }), "{error}");
     let error = refused(r#"(component (import "trellis:host/session@0.3.0" (instance)))"#);
