@@ -12,24 +12,37 @@ use super::error::GuestError;
 const EXTENSION: &str = "cwasm";
 const TEMPORARY: &str = "tmp";
 
-/// The cache: one file for each component and engine, `HASH-ENGINE.cwasm`. A file is the code followed by its
-/// BLAKE3 hash, so that a file cut short or rotten is not run.
+/// The cache: one file for each component and engine, `HASH-ENGINE.cwasm`. A file is the code followed by its BLAKE3 hash
+/// with the component's hash as the key, so that a file cut short, rotten or under another component's name is not run.
 #[derive(Debug)]
 pub(crate) struct CodeCache {
     dir: PathBuf,
     engine: String,
-    n_bytes_max: u64,
+    limits: CacheLimits,
     n_temporary: AtomicU64,
+}
+
+/// How much a cache holds.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct CacheLimits {
+    /// All files.
+    pub(crate) n_bytes: u64,
+    /// The code of one component.
+    pub(crate) n_code_bytes: u64,
 }
 
 impl CodeCache {
     /// Opens the folder, which is made if need be.
-    pub(crate) fn open(dir: &Path, engine: &wasmtime::Engine, n_bytes_max: u64) -> Result<Self, GuestError> {
+    pub(crate) fn open(
+        dir: &Path,
+        engine: &wasmtime::Engine,
+        limits: CacheLimits,
+    ) -> Result<Self, GuestError> {
         make_private(dir)?;
         let mut fingerprint = Fingerprint(blake3::Hasher::new());
         engine.precompile_compatibility_hash().hash(&mut fingerprint);
         let engine = fingerprint.0.finalize().to_hex()[..16].to_owned();
-        let cache = Self { dir: dir.to_owned(), engine, n_bytes_max, n_temporary: AtomicU64::new(0) };
+        let cache = Self { dir: dir.to_owned(), engine, limits, n_temporary: AtomicU64::new(0) };
         for (path, ..) in cache.files(TEMPORARY) {
             // Left behind by a daemon that was killed; one that is being written now is written again.
             let _ = fs::remove_file(path);
@@ -41,46 +54,76 @@ impl CodeCache {
         self.dir.join(format!("{hash}-{}.{EXTENSION}", self.engine))
     }
 
-    /// The code of a component, if it is there and whole.
+    /// The code of a component, if it is there and whole. What has its name and is something else is removed.
     pub(crate) fn load(&self, hash: &blake3::Hash) -> Option<Vec<u8>> {
         let path = self.path(hash);
-        let mut file = fs::File::open(&path).ok()?;
-        let mut bytes = Vec::new();
-        (&mut file).take(self.n_bytes_max).read_to_end(&mut bytes).ok()?;
-        let n_code = bytes.len().checked_sub(blake3::OUT_LEN)?;
-        if blake3::hash(&bytes[..n_code]).as_bytes() != &bytes[n_code..] {
-            let _ = fs::remove_file(&path);
+        // What cannot be opened, such as a link, is replaced by the next file that is stored.
+        let file = open(&path).ok()?;
+        let code = self.read(&file, hash);
+        match code {
+            // The time of use orders the eviction; without it the time of writing does.
+            Some(_) => drop(file.set_modified(SystemTime::now())),
+            None => discard(&path),
+        }
+        code
+    }
+
+    fn read(&self, file: &fs::File, hash: &blake3::Hash) -> Option<Vec<u8>> {
+        let n_bytes_max = self.limits.n_code_bytes + blake3::OUT_LEN as u64;
+        let metadata = file.metadata().ok()?;
+        if !metadata.is_file() || metadata.len() > n_bytes_max {
             return None;
         }
+        let mut bytes = Vec::with_capacity(usize::try_from(metadata.len()).ok()?);
+        file.take(n_bytes_max).read_to_end(&mut bytes).ok()?;
+        let n_code = bytes.len().checked_sub(blake3::OUT_LEN)?;
+        let is_whole = seal(hash, &bytes[..n_code]).as_bytes() == &bytes[n_code..];
         bytes.truncate(n_code);
-        // The time of use orders the eviction; without it the time of writing does.
-        let _ = file.set_modified(SystemTime::now());
-        Some(bytes)
+        is_whole.then_some(bytes)
     }
 
     /// Keeps the code of a component, and makes room for it.
     pub(crate) fn store(&self, hash: &blake3::Hash, code: &[u8]) -> Result<(), GuestError> {
+        self.store_by(hash, code, write_whole)
+    }
+
+    fn store_by(
+        &self,
+        hash: &blake3::Hash,
+        code: &[u8],
+        write: impl Fn(&Path, [&[u8]; 2]) -> io::Result<()>,
+    ) -> Result<(), GuestError> {
         let n_temporary = self.n_temporary.fetch_add(1, Ordering::Relaxed);
         let temporary = self.dir.join(format!("{hash}-{}-{n_temporary}.{TEMPORARY}", std::process::id()));
-        let written = write_whole(&temporary, code).and_then(|()| fs::rename(&temporary, self.path(hash)));
-        if let Err(error) = written {
-            let _ = fs::remove_file(&temporary);
-            return Err(GuestError::Cache { path: temporary, reason: error.to_string() });
+        let seal = seal(hash, code);
+        let put = || {
+            let written = write(&temporary, [code, seal.as_bytes()]);
+            written.and_then(|()| replace(&temporary, &self.path(hash))).inspect_err(|_| {
+                let _ = fs::remove_file(&temporary);
+            })
+        };
+        let mut stored = put();
+        if stored.as_ref().is_err_and(is_full) {
+            self.give_up(code.len() as u64 + blake3::OUT_LEN as u64);
+            stored = put();
         }
-        self.evict();
+        stored.map_err(|error| GuestError::Cache { path: temporary, reason: error.to_string() })?;
+        let n_bytes: u64 = self.files(EXTENSION).map(|(_, n_bytes, _)| n_bytes).sum();
+        self.give_up(n_bytes.saturating_sub(self.limits.n_bytes));
         Ok(())
     }
 
-    fn evict(&self) {
+    /// Removes the files that were used least recently, so many that these bytes come free.
+    fn give_up(&self, n_bytes: u64) {
         let mut files: Vec<_> = self.files(EXTENSION).collect();
         files.sort_by_key(|&(_, _, used)| used);
-        let mut n_bytes: u64 = files.iter().map(|(_, n_bytes, _)| n_bytes).sum();
+        let mut n_freed = 0;
         for (path, n, _) in files {
-            if n_bytes <= self.n_bytes_max {
+            if n_freed >= n_bytes {
                 return;
             }
             if fs::remove_file(path).is_ok() {
-                n_bytes -= n;
+                n_freed += n;
             }
         }
     }
@@ -95,14 +138,56 @@ impl CodeCache {
     }
 }
 
-fn write_whole(path: &Path, code: &[u8]) -> io::Result<()> {
+/// What shows that this is the code of that component, and all of it.
+fn seal(component: &blake3::Hash, code: &[u8]) -> blake3::Hash {
+    blake3::keyed_hash(component.as_bytes(), code)
+}
+
+/// Opens a file and nothing that it links to; a pipe is opened without waiting for its other end.
+fn open(path: &Path) -> io::Result<fs::File> {
+    let mut options = fs::OpenOptions::new();
+    options.read(true);
+    #[cfg(unix)]
+    {
+        use rustix::fs::OFlags;
+        let flags = i32::try_from((OFlags::NONBLOCK | OFlags::NOFOLLOW).bits()).expect("open flags are ints");
+        std::os::unix::fs::OpenOptionsExt::custom_flags(&mut options, flags);
+    }
+    options.open(path)
+}
+
+/// Removes whatever has the name of a file; what a link points to stays.
+fn discard(path: &Path) {
+    if fs::remove_file(path).is_err() {
+        let _ = fs::remove_dir_all(path);
+    }
+}
+
+/// Moves a file to where another, or something else, may be.
+fn replace(from: &Path, to: &Path) -> io::Result<()> {
+    match fs::rename(from, to) {
+        Err(error) if error.kind() == io::ErrorKind::IsADirectory => {
+            discard(to);
+            fs::rename(from, to)
+        }
+        renamed => renamed,
+    }
+}
+
+/// Whether the disk, or what this user may have of it, is full.
+fn is_full(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
+}
+
+fn write_whole(path: &Path, parts: [&[u8]; 2]) -> io::Result<()> {
     let mut options = fs::OpenOptions::new();
     options.write(true).create_new(true);
     #[cfg(unix)]
     std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
     let mut file = options.open(path)?;
-    file.write_all(code)?;
-    file.write_all(blake3::hash(code).as_bytes())?;
+    for part in parts {
+        file.write_all(part)?;
+    }
     file.sync_data()
 }
 
@@ -149,44 +234,155 @@ impl Hasher for Fingerprint {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::super::runtime::compiling_engine;
     use super::*;
 
-    fn open(dir: &Path, n_bytes_max: u64) -> CodeCache {
+    /// The cache and its folder, which goes with what is returned.
+    fn cache(n_bytes: u64) -> (CodeCache, tempfile::TempDir) {
+        let dir = tempfile::tempdir().expect("a folder");
         let engine = compiling_engine().expect("an engine");
-        CodeCache::open(dir, &engine, n_bytes_max).expect("a cache")
+        let limits = CacheLimits { n_bytes, n_code_bytes: 1 << 10 };
+        let cache = CodeCache::open(&dir.path().join("code"), &engine, limits).expect("a cache");
+        (cache, dir)
+    }
+
+    fn hash(name: &str) -> blake3::Hash {
+        blake3::hash(name.as_bytes())
+    }
+
+    /// Says when a component was used last.
+    fn date(cache: &CodeCache, hash: &blake3::Hash, used_s: u64) {
+        let file = fs::File::options().append(true).open(cache.path(hash)).expect("a file");
+        file.set_modified(SystemTime::UNIX_EPOCH + Duration::from_secs(used_s)).expect("dated");
     }
 
     #[test]
     fn what_is_stored_is_loaded_unless_it_is_broken() {
-        let dir = tempfile::tempdir().expect("a folder");
-        let cache = open(&dir.path().join("code"), 1 << 20);
-        let hash = blake3::hash(b"component");
-        assert!(cache.load(&hash).is_none());
-        cache.store(&hash, b"code").expect("stored");
-        assert_eq!(cache.load(&hash).expect("there"), b"code");
+        let (cache, _dir) = cache(1 << 20);
+        let hash = hash("component");
         let path = cache.path(&hash);
-        let mut bytes = fs::read(&path).expect("a file");
-        bytes[0] ^= 1;
-        fs::write(&path, &bytes).expect("written");
         assert!(cache.load(&hash).is_none());
-        assert!(!path.exists(), "a broken file is removed");
+        let spoil: [(&str, fn(&mut Vec<u8>)); 6] = [
+            ("a flipped bit of the code", |bytes| bytes[0] ^= 1),
+            ("a flipped bit of the seal", |bytes| *bytes.last_mut().expect("some") ^= 128),
+            ("cut short", |bytes| bytes.truncate(bytes.len() - 1)),
+            ("shorter than a seal", |bytes| bytes.truncate(7)),
+            ("empty", Vec::clear),
+            ("larger than any code", |bytes| bytes.resize(2 << 10, 0)),
+        ];
+        for (what, spoil) in spoil {
+            cache.store(&hash, b"code").expect("stored");
+            assert_eq!(cache.load(&hash).expect("there"), b"code");
+            let mut bytes = fs::read(&path).expect("a file");
+            spoil(&mut bytes);
+            fs::write(&path, &bytes).expect("written");
+            assert!(cache.load(&hash).is_none(), "{what}");
+            assert!(!path.exists(), "{what}: a broken file is removed");
+        }
+    }
+
+    #[test]
+    fn the_code_of_another_component_is_not_loaded() {
+        let (cache, _dir) = cache(1 << 20);
+        let [ours, other] = ["ours", "another"].map(hash);
+        cache.store(&other, b"what another component does").expect("stored");
+        fs::copy(cache.path(&other), cache.path(&ours)).expect("copied");
+        assert!(cache.load(&ours).is_none());
+        assert!(cache.load(&other).is_some());
+        cache.store(&ours, b"what ours does").expect("stored");
+        assert_eq!(cache.load(&ours).expect("there"), b"what ours does");
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn what_is_no_file_holds_nobody_up_and_is_replaced() {
+        use std::os::unix::fs::{PermissionsExt as _, symlink};
+
+        use rustix::fs::{CWD, FileType, Mode, mknodat};
+
+        let (cache, dir) = cache(1 << 20);
+        let hash = hash("component");
+        let elsewhere = dir.path().join("elsewhere");
+        fs::create_dir(&elsewhere).expect("made");
+        fs::write(elsewhere.join("precious"), "precious").expect("written");
+        let put: [(&str, &dyn Fn(&Path)); 9] = [
+            ("a pipe", &|path| mknodat(CWD, path, FileType::Fifo, Mode::RWXU, 0).expect("made")),
+            ("a socket", &|path| mknodat(CWD, path, FileType::Socket, Mode::RWXU, 0).expect("made")),
+            ("a folder", &|path| fs::create_dir(path).expect("made")),
+            ("a folder that holds something", &|path| {
+                fs::create_dir_all(path.join("a/b")).expect("made");
+                symlink(&elsewhere, path.join("a/link")).expect("made");
+            }),
+            ("a link to a file", &|path| symlink(elsewhere.join("precious"), path).expect("made")),
+            ("a link to a folder", &|path| symlink(&elsewhere, path).expect("made")),
+            ("a link to nothing", &|path| symlink("nowhere", path).expect("made")),
+            ("a link to a file without end", &|path| symlink("/dev/zero", path).expect("made")),
+            ("a file of mode 0", &|path| {
+                fs::write(path, "something").expect("written");
+                fs::set_permissions(path, fs::Permissions::from_mode(0)).expect("set");
+            }),
+        ];
+        for (what, put) in put {
+            let path = cache.path(&hash);
+            put(&path);
+            assert!(cache.load(&hash).is_none(), "{what}");
+            // Also where nobody asked for the component before it was compiled.
+            discard(&path);
+            put(&path);
+            cache.store(&hash, b"code").unwrap_or_else(|error| panic!("{what}: {error}"));
+            assert_eq!(cache.load(&hash).as_deref(), Some(&b"code"[..]), "{what}");
+            fs::remove_file(&path).expect("a file");
+        }
+        assert_eq!(fs::read(elsewhere.join("precious")).expect("there"), b"precious");
     }
 
     #[test]
     fn the_least_recently_used_goes_first() {
-        let dir = tempfile::tempdir().expect("a folder");
-        let cache = open(&dir.path().join("code"), 300);
-        let hashes = [b"a", b"b", b"c"].map(|name| blake3::hash(name));
-        let at = |s| SystemTime::UNIX_EPOCH + std::time::Duration::from_secs(s);
+        let (cache, _dir) = cache(300);
+        let hashes = ["a", "b", "c"].map(hash);
         for (hash, used_s) in hashes[..2].iter().zip([2_000, 1_000]) {
             cache.store(hash, &[0; 100]).expect("stored");
-            let file = fs::File::options().append(true).open(cache.path(hash)).expect("a file");
-            file.set_modified(at(used_s)).expect("dated");
+            date(&cache, hash, used_s);
         }
         cache.store(&hashes[2], &[0; 100]).expect("stored");
         let there: Vec<_> = hashes.iter().map(|hash| cache.path(hash).exists()).collect();
         assert_eq!(there, [true, false, true]);
+    }
+
+    /// Writes as to a disk with room for three files of 100 bytes and their seals.
+    fn write_to_a_small_disk(path: &Path, parts: [&[u8]; 2]) -> io::Result<()> {
+        write_whole(path, parts)?;
+        let files = fs::read_dir(path.parent().expect("a folder")).expect("a folder");
+        let n_bytes: u64 = files.map(|file| file.expect("a file").metadata().expect("a file").len()).sum();
+        match n_bytes > 3 * (100 + 32) {
+            true => Err(io::Error::from_raw_os_error(rustix::io::Errno::NOSPC.raw_os_error())),
+            false => Ok(()),
+        }
+    }
+
+    #[test]
+    fn on_a_full_disk_the_least_recently_used_make_room() {
+        let (cache, _dir) = cache(1 << 20);
+        let hashes = ["a", "b", "c", "d", "e"].map(hash);
+        let store = |hash, n_bytes: usize| cache.store_by(hash, &vec![7; n_bytes], write_to_a_small_disk);
+        for (hash, used_s) in hashes[..3].iter().zip([2_000, 1_000, 3_000]) {
+            store(hash, 100).expect("there is room");
+            date(&cache, hash, used_s);
+        }
+        let there = || hashes.each_ref().map(|hash| cache.path(hash).exists());
+        store(&hashes[3], 100).expect("room was made");
+        assert_eq!(there(), [true, false, true, true, false]);
+        store(&hashes[4], 200).expect("of two");
+        assert_eq!(there(), [false, false, false, true, true]);
+        assert_eq!(cache.load(&hashes[4]).expect("there"), [7; 200]);
+        // What does not fit on it at all is an error, and leaves nothing half written.
+        let error = store(&hashes[0], 1_000).expect_err("too large");
+        assert!(error.to_string().contains("No space left"), "{error}");
+        assert_eq!(cache.files(TEMPORARY).count(), 0);
+        store(&hashes[0], 100).expect("it goes on");
+        assert!(is_full(&io::Error::from_raw_os_error(rustix::io::Errno::DQUOT.raw_os_error())));
     }
 
     #[cfg(unix)]
@@ -198,7 +394,8 @@ mod tests {
         fs::create_dir(&path).expect("made");
         fs::set_permissions(&path, fs::Permissions::from_mode(0o750)).expect("set");
         let engine = compiling_engine().expect("an engine");
-        let error = CodeCache::open(&path, &engine, 1 << 20).expect_err("refused");
+        let limits = CacheLimits { n_bytes: 1 << 20, n_code_bytes: 1 << 10 };
+        let error = CodeCache::open(&path, &engine, limits).expect_err("refused");
         assert!(error.to_string().contains("mode 750"), "{error}");
     }
 }

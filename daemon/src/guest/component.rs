@@ -179,7 +179,7 @@ fn load_trusted(runtime: &Runtime, code: &[u8]) -> Result<Component, GuestError>
     // SAFETY: `deserialize` asks for bytes that `precompile_component` made. These come either straight from
     // the compiling process, which is this executable with `precompile_component` between its pipes, or from a
     // file of `CodeCache`: its folder has mode 0700 and this user as its owner, only `CodeCache::store` writes
-    // there, and a hash at the end of the file shows that all of it was written.
+    // there, and a hash at the end of the file shows that all of it was written, for this component.
     let component = unsafe { Component::deserialize(&runtime.engine, code) };
     component.map_err(|error| GuestError::Invalid { reason: reason(&error) })
 }

@@ -18,7 +18,7 @@ use trellis_engine::account::{Account, ActorId, GuestId, HostCharge, Resource, S
 use trellis_engine::{Causes, ModelHandle};
 
 use super::beside::Beside;
-use super::cache::CodeCache;
+use super::cache::{CacheLimits, CodeCache};
 use super::compile::{CompileProgress, Compiler, ProgramSource};
 use super::component::{Program, check_kind};
 use super::cpu::CpuClock;
@@ -244,7 +244,9 @@ impl GuestHost {
     pub(crate) fn for_replays(config: GuestHostConfig) -> Result<Arc<Self>, GuestError> {
         let limits = Arc::new(config.limits);
         let runtime = Runtime::new(&limits)?;
-        let cache = CodeCache::open(&config.cache_dir, &runtime.engine, limits.cache_bytes)?;
+        let cache_limits =
+            CacheLimits { n_bytes: limits.cache_bytes, n_code_bytes: limits.compiled_bytes as u64 };
+        let cache = CodeCache::open(&config.cache_dir, &runtime.engine, cache_limits)?;
         let exe = match config.compile_exe {
             Some(exe) => exe,
             None => std::env::current_exe()
