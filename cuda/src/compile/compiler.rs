@@ -2,13 +2,13 @@
 
 use std::collections::HashMap;
 use std::ffi::{CStr, CString, c_char};
-use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 use cudarc::nvrtc::{result as nvrtc, sys as nvrtc_sys};
 
+use super::store::Store;
 use crate::driver::CudaError;
 
 /// The NVRTC from which on it keeps what it compiles in the driver's cache, by its own guide.
@@ -50,16 +50,17 @@ pub struct Compiler {
     /// Such as `sm_90`.
     arch: String,
     include_dir: Option<PathBuf>,
-    cache_dir: Option<PathBuf>,
-    /// By name in the cache: what this process has needed before.
-    cubins: Arc<Mutex<HashMap<String, Arc<[u8]>>>>,
+    store: Option<Store>,
+    /// What this process has needed before.
+    cubins: Arc<Mutex<HashMap<blake3::Hash, Arc<[u8]>>>>,
 }
 
 impl Compiler {
     /// A compiler for a compute capability. `include_dir` holds `cuda_fp16.h`; cubins are kept in `cache_dir`.
     #[must_use]
     pub fn new((major, minor): (i32, i32), include_dir: Option<PathBuf>, cache_dir: Option<PathBuf>) -> Self {
-        Self { arch: format!("sm_{major}{minor}"), include_dir, cache_dir, cubins: Arc::default() }
+        let store = cache_dir.map(Store::new);
+        Self { arch: format!("sm_{major}{minor}"), include_dir, store, cubins: Arc::default() }
     }
 
     /// The cubin of a source: from the cache, or compiled now.
@@ -74,33 +75,33 @@ impl Compiler {
                 looked_for: vec!["libnvrtc.so.13".to_owned()],
             });
         }
-        let name = self.cache_name(source);
+        let key = self.key(source);
         let known = |cubins: &Mutex<HashMap<_, _>>| {
-            cubins.lock().unwrap_or_else(PoisonError::into_inner).get(&name).cloned()
+            cubins.lock().unwrap_or_else(PoisonError::into_inner).get(&key).cloned()
         };
         if let Some(cubin) = known(&self.cubins) {
             return Ok(cubin);
         }
-        let cubin = Arc::<[u8]>::from(self.stored_or_compiled(source, &name)?);
-        self.cubins.lock().unwrap_or_else(PoisonError::into_inner).insert(name, cubin.clone());
+        let cubin = Arc::<[u8]>::from(self.stored_or_compiled(source, &key)?);
+        self.cubins.lock().unwrap_or_else(PoisonError::into_inner).insert(key, cubin.clone());
         Ok(cubin)
     }
 
-    fn stored_or_compiled(&self, source: &Source, name: &str) -> Result<Vec<u8>, CudaError> {
-        let path = self.cache_dir.as_ref().map(|dir| dir.join(name));
-        if let Some(cubin) = path.as_ref().and_then(|path| read_stored(path)) {
+    fn stored_or_compiled(&self, source: &Source, key: &blake3::Hash) -> Result<Vec<u8>, CudaError> {
+        if let Some(cubin) = self.store.as_ref().and_then(|store| store.read(key)) {
             return Ok(cubin);
         }
         let begun = Instant::now();
         let cubin = self.compile(source)?;
         tracing::debug!(source.file, elapsed = ?begun.elapsed(), "compiled");
-        if let Some(path) = &path {
-            store(path, &cubin);
+        if let Some(store) = &self.store {
+            store.keep(key, &cubin);
         }
         Ok(cubin)
     }
 
-    fn cache_name(&self, source: &Source) -> String {
+    /// All that a cubin depends on.
+    fn key(&self, source: &Source) -> blake3::Hash {
         let (major, minor) = version();
         let mut hasher = blake3::Hasher::new();
         hasher.update(source.text.as_bytes());
@@ -108,7 +109,7 @@ impl Compiler {
             hasher.update(option.as_bytes());
         });
         hasher.update(format!("{} nvrtc {major}.{minor}", self.arch).as_bytes());
-        format!("{}.cubin", hasher.finalize().to_hex())
+        hasher.finalize()
     }
 
     fn compile(&self, source: &Source) -> Result<Vec<u8>, CudaError> {
@@ -172,25 +173,4 @@ fn log_of(program: nvrtc_sys::nvrtcProgram) -> String {
     let bytes: Vec<u8> = log.into_iter().map(|c| c as u8).collect();
     CStr::from_bytes_until_nul(&bytes)
         .map_or_else(|_| String::new(), |log| log.to_string_lossy().into_owned())
-}
-
-/// What [`store`] wrote, if all of it is there: the driver takes an image without a length and believes its header.
-fn read_stored(path: &Path) -> Option<Vec<u8>> {
-    let mut cubin = fs::read(path).ok()?;
-    let end = cubin.len().checked_sub(blake3::OUT_LEN)?;
-    let hash = cubin.split_off(end);
-    (blake3::hash(&cubin).as_bytes()[..] == hash[..]).then_some(cubin)
-}
-
-/// Written whole, with its hash, or not at all; a cache that cannot be written only costs time.
-fn store(path: &Path, cubin: &[u8]) {
-    let partial = path.with_extension(format!("{}.partial", std::process::id()));
-    let written = path
-        .parent()
-        .map_or(Ok(()), fs::create_dir_all)
-        .and_then(|()| fs::write(&partial, [cubin, &blake3::hash(cubin).as_bytes()[..]].concat()))
-        .and_then(|()| fs::rename(&partial, path));
-    if let Err(error) = written {
-        tracing::warn!(path = %path.display(), %error, "cannot keep a compiled kernel");
-    }
 }

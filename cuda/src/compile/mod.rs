@@ -10,6 +10,7 @@ mod compiler;
 mod cubin;
 mod deferred;
 mod module;
+mod store;
 
 pub use compiler::{Compiler, Source};
 #[cfg(test)]
