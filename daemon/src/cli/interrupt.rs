@@ -6,7 +6,8 @@ use tokio_util::sync::CancellationToken;
 
 use super::error::{CliError, INTERRUPTED};
 
-/// Watches for interrupts: the first asks the command to end, the second ends the process.
+/// Watches for interrupts: the first asks the command to end, the second ends the process. A hang-up, which comes when the
+/// terminal closes, is one that asks and never the second: the shell and the system may both send it.
 #[derive(Clone, Debug)]
 pub(crate) struct Interrupts(CancellationToken);
 
@@ -21,9 +22,9 @@ impl Interrupts {
         let first = CancellationToken::new();
         let token = first.clone();
         tokio::spawn(async move {
-            signals.next().await;
+            signals.first().await;
             token.cancel();
-            signals.next().await;
+            signals.second().await;
             // The command may be stuck in a write that is never read; nothing can be cleaned up any more.
             std::process::exit(i32::from(INTERRUPTED));
         });
@@ -55,21 +56,55 @@ impl Interrupts {
 struct Signals {
     interrupt: tokio::signal::unix::Signal,
     terminate: tokio::signal::unix::Signal,
+    /// Not where the process was started to outlive its terminal, as by `nohup`.
+    hang_up: Option<tokio::signal::unix::Signal>,
 }
 
 #[cfg(unix)]
 impl Signals {
     fn new() -> io::Result<Self> {
         use tokio::signal::unix::{SignalKind, signal};
-        Ok(Self { interrupt: signal(SignalKind::interrupt())?, terminate: signal(SignalKind::terminate())? })
+        let hang_up = match is_ignored(SignalKind::hangup()) {
+            true => None,
+            false => Some(signal(SignalKind::hangup())?),
+        };
+        Ok(Self {
+            interrupt: signal(SignalKind::interrupt())?,
+            terminate: signal(SignalKind::terminate())?,
+            hang_up,
+        })
     }
 
-    async fn next(&mut self) {
+    async fn first(&mut self) {
+        let hang_up = async {
+            match &mut self.hang_up {
+                Some(hang_up) => hang_up.recv().await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            _ = self.interrupt.recv() => {}
+            _ = self.terminate.recv() => {}
+            _ = hang_up => {}
+        }
+    }
+
+    async fn second(&mut self) {
         tokio::select! {
             _ = self.interrupt.recv() => {}
             _ = self.terminate.recv() => {}
         }
     }
+}
+
+/// Whether the process was started with a signal ignored; watching for it would undo that. Where the system does not tell, it
+/// counts as not ignored.
+#[cfg(unix)]
+fn is_ignored(kind: tokio::signal::unix::SignalKind) -> bool {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    let ignored = ignored.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or_default();
+    ignored >> (kind.as_raw_value() - 1) & 1 == 1
 }
 
 #[cfg(windows)]
@@ -81,7 +116,11 @@ impl Signals {
         tokio::signal::windows::ctrl_c().map(Self)
     }
 
-    async fn next(&mut self) {
+    async fn first(&mut self) {
+        self.0.recv().await;
+    }
+
+    async fn second(&mut self) {
         self.0.recv().await;
     }
 }

@@ -21,7 +21,11 @@ const EXAMPLES: &str = "\
 Examples:
   trellis serve                                  the bundled model, for your own user
   trellis serve --model ./Llama-3.2-1B --device cuda --dtype bf16
-  trellis serve --config /etc/trellis.toml       under a service manager; SIGTERM stops it cleanly
+  trellis serve --config /etc/trellis.toml       under a service manager
+
+SIGTERM, Ctrl-C and the end of its terminal stop the daemon at once: guests are ended, their clients hear
+shutting_down, which may be tried again, and the socket is removed. A second SIGTERM or Ctrl-C does not wait
+for any of that. Under nohup the end of the terminal changes nothing.
 
 Exit status: 0 stopped, 2 it could not start, 75 the device failed: clients were told, start it again
 (with on_device_failure = \"reopen\" in the configuration it first tries to open the device again).";

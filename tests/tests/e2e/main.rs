@@ -42,6 +42,7 @@ mod schedules;
 mod searches;
 mod shares;
 mod shown;
+mod signals;
 mod soak;
 mod speculation;
 mod steering;
