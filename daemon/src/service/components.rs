@@ -1,4 +1,4 @@
-//! Components that clients have uploaded, until they are compiled.
+//! Components that clients have uploaded: who did, and the bytes until they are compiled.
 
 use std::collections::VecDeque;
 use std::sync::{Mutex, PoisonError};
@@ -9,8 +9,15 @@ use trellis_wire::{ComponentHash, ErrorBody};
 /// What all users keep together, in shares of one user.
 const N_SHARES_MAX: usize = 4;
 
-/// The most recently uploaded components of each user. Once one has been compiled, its code is what is kept; a client that
-/// asks for one that is gone is told to upload it again.
+/// Uploads of one user that are remembered. Who starts more components than that by turns uploads one now and then again.
+const N_KNOWN_MAX: usize = 4096;
+
+/// Users whose uploads are remembered.
+const N_USERS_MAX: usize = 256;
+
+/// The most recently uploaded components of each user. Once one has been compiled, its code is what is kept, for all users; but
+/// a client that names a component by its hash is told to upload it until its own user has done so. Otherwise anybody could
+/// ask what others have run, and run it without having it.
 pub(super) struct Components {
     /// What one user may keep.
     n_bytes_max: usize,
@@ -22,11 +29,23 @@ struct Kept {
     uid: u32,
     /// The oldest first.
     components: VecDeque<(ComponentHash, Bytes)>,
+    /// Components that this user has shown to have; the oldest first.
+    known: VecDeque<ComponentHash>,
 }
 
 impl Kept {
     fn n_bytes(&self) -> usize {
         self.components.iter().map(|(_, bytes)| bytes.len()).sum()
+    }
+
+    fn note(&mut self, hash: ComponentHash) {
+        if let Some(idx) = self.known.iter().rposition(|other| *other == hash) {
+            self.known.remove(idx);
+        }
+        self.known.push_back(hash);
+        if self.known.len() > N_KNOWN_MAX {
+            self.known.pop_front();
+        }
     }
 }
 
@@ -44,6 +63,18 @@ impl Components {
         bytes
     }
 
+    /// Whether this user has uploaded the component since the daemon began; its bytes may be gone.
+    pub(super) fn is_known(&self, uid: u32, hash: &ComponentHash) -> bool {
+        let mut users = self.users.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(mut kept) = take(&mut users, uid) else { return false };
+        let is_known = kept.known.iter().rev().any(|other| other == hash);
+        if is_known {
+            kept.note(*hash);
+        }
+        users.push_back(kept);
+        is_known
+    }
+
     pub(super) fn keep(&self, uid: u32, hash: ComponentHash, bytes: Bytes) -> Result<(), ErrorBody> {
         if bytes.len() > self.n_bytes_max {
             return Err(ErrorBody::over_limit(
@@ -53,14 +84,24 @@ impl Components {
             ));
         }
         let mut users = self.users.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut kept = take(&mut users, uid).unwrap_or_else(|| Kept { uid, components: VecDeque::new() });
+        let new = || Kept { uid, components: VecDeque::new(), known: VecDeque::new() };
+        let mut kept = take(&mut users, uid).unwrap_or_else(new);
+        kept.note(hash);
         kept.components.retain(|(other, _)| *other != hash);
         kept.components.push_back((hash, bytes));
         while kept.n_bytes() > self.n_bytes_max {
             kept.components.pop_front();
         }
         users.push_back(kept);
-        while users.iter().map(Kept::n_bytes).sum::<usize>() > N_SHARES_MAX * self.n_bytes_max {
+        let mut n_bytes: usize = users.iter().map(Kept::n_bytes).sum();
+        for kept in users.iter_mut() {
+            if n_bytes <= N_SHARES_MAX * self.n_bytes_max {
+                break;
+            }
+            n_bytes -= kept.n_bytes();
+            kept.components.clear();
+        }
+        if users.len() > N_USERS_MAX {
             users.pop_front();
         }
         Ok(())
@@ -119,5 +160,26 @@ mod tests {
         keep(&components, 5, 0, 1);
         let known = [1, 2, 3, 4, 5].map(|uid| components.get(uid, &hash(0)).is_some());
         assert_eq!(known, [true, false, true, true, true]);
+        assert!(components.is_known(2, &hash(0)), "its bytes are gone, not that it had them");
+    }
+
+    #[test]
+    fn who_has_uploaded_a_component_is_known_and_nobody_else() {
+        let components = Components::new(10);
+        keep(&components, 7, 1, 10);
+        keep(&components, 7, 2, 10);
+        assert!(components.get(7, &hash(1)).is_none(), "it made room");
+        assert!(components.is_known(7, &hash(1)) && components.is_known(7, &hash(2)));
+        assert!(!components.is_known(8, &hash(1)) && !components.is_known(7, &hash(3)));
+        let many = |n: usize| ComponentHash(*blake3::hash(&n.to_le_bytes()).as_bytes());
+        for n in 0..N_KNOWN_MAX - 1 {
+            components.keep(7, many(n), Bytes::new()).expect("small enough");
+            assert!(components.is_known(7, &hash(1)), "it is used all the time");
+        }
+        assert!(!components.is_known(7, &hash(2)), "it was not used for longest");
+        for uid in 1_000..1_000 + N_USERS_MAX as u32 {
+            keep(&components, uid, 1, 1);
+        }
+        assert!(!components.is_known(7, &hash(1)));
     }
 }

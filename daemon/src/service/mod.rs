@@ -4,10 +4,11 @@
 //! - Goes out: guests that run, with their output in the hands of the session; lists of guests, models and the daemon's
 //!   state as one actor may see them; errors with a code and with the value and limit that they are about (`errors`).
 //! - Behind it are the [`GuestHost`], which compiles and runs, and the loader, which loads and unloads. The service itself
-//!   keeps what lies between: components that were uploaded and are not compiled yet (`components`), the files of guests
-//!   that have names (`registry`). The accounts of users and sessions, in which those of guests lie, are in [`crate::accounts`].
+//!   keeps what lies between: components that were uploaded and are not compiled yet, and by whom (`components`), the files of
+//!   guests that have names (`registry`). The accounts of users and sessions, in which those of guests lie, are in
+//!   [`crate::accounts`].
 //! - A call is dropped when its client cancels or leaves, at any await; what it had begun is undone by what is dropped with it.
-//! - Must not happen: an answer about another user's guests, but to root; a load, an unload or a stop for another actor than
+//! - Must not happen: an answer about another user's guests or components, but to root; a load, an unload or a stop for another actor than
 //!   the daemon's own user or root; a path on the disk of the machine that leaves it to another actor than these; a wait for
 //!   the device in [`Service::has_component`]; bytes or frames of the wire, which are the session's.
 
@@ -100,7 +101,9 @@ impl HostService {
             ProgramName::Component { hash } => {
                 let known = blake3::Hash::from_bytes(hash.0);
                 let short = hash.to_string()[..12].to_owned();
-                if let Some(program) = self.host.find(ActorId(actor.uid), known).await {
+                // The operator could look into the cache as well.
+                let may_know = is_operator(actor) || self.components.is_known(actor.uid, &hash);
+                if may_know && let Some(program) = self.host.find(ActorId(actor.uid), known).await {
                     return Ok((program, short));
                 }
                 let unknown = || {

@@ -22,6 +22,7 @@ mod guests;
 mod guide;
 mod hidden;
 mod hostile;
+mod identity;
 mod late;
 mod leaving;
 mod loads;
