@@ -17,7 +17,8 @@ use trellis_engine::{EngineError, ModelHandle, Port};
 use crate::accounts::Accounts;
 use crate::bundled;
 use crate::config::{Config, OnDeviceFailure};
-use crate::guest::{GuestError, GuestHost, GuestHostConfig, make_private};
+use crate::descriptors::Shares;
+use crate::guest::{GuestError, GuestHost, GuestHostConfig, GuestLimits, make_private};
 use crate::ipc::{self, Listener};
 use crate::loader::Loader;
 use crate::machine;
@@ -260,8 +261,9 @@ impl Daemon {
         let cache_dir = cache_dir(config).ok_or(DaemonError::NoCacheDir)?;
         make_private(&cache_dir)?;
         let loader = Arc::new(Loader::start(config.clone(), cache_dir.clone(), seams, progress)?);
+        let n_programs = config.limits.n_programs.min(Shares::now().n_programs);
         let host = GuestHost::new(GuestHostConfig {
-            limits: config.limits.clone(),
+            limits: GuestLimits { n_programs, ..config.limits.clone() },
             cache_dir,
             compile_exe: config.compile_exe.clone(),
             models: loader.models().clone(),

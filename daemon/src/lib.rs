@@ -6,6 +6,7 @@ pub mod bundled;
 pub mod cli;
 pub mod config;
 pub mod daemon;
+mod descriptors;
 mod device;
 pub mod guest;
 pub mod ipc;

@@ -15,6 +15,7 @@ use super::error::CliError;
 use super::interrupt::Interrupts;
 use super::output::{self, Format};
 use crate::config::{Config, Device, DtypeChoice};
+use crate::descriptors;
 use crate::ipc::Listener;
 
 const EXAMPLES: &str = "\
@@ -79,6 +80,9 @@ pub(crate) async fn serve(args: ServeArgs, format: Format) -> Result<(), CliErro
     let socket = socket.or_else(default_socket).ok_or(CliError::NoSocketPlace)?;
     let socket = std::path::absolute(&socket).map_err(CliError::io("find the current folder"))?;
     start_logging(&log);
+    if let Err(error) = descriptors::raise_limit() {
+        tracing::warn!(%error, "the limit of open files stays as low as it was");
+    }
 
     // Before the models are loaded: of two daemons that start at once, one should hear so now, and clients
     // that come meanwhile should wait for this one.

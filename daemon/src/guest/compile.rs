@@ -13,6 +13,7 @@ use super::error::GuestError;
 use super::limits::GuestLimits;
 use super::names::{REASON_BYTES_MAX, cut};
 use super::worker::{ANSWER_HEADER_BYTES, COMPILE_WORKER, TAG_CODE, TAG_ERROR};
+use crate::descriptors;
 
 /// How often the caller hears that compiling goes on.
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(100);
@@ -99,6 +100,9 @@ impl Compiler {
     }
 
     fn failed(&self, source: io::Error) -> GuestError {
+        if descriptors::are_used_up(&source) {
+            return GuestError::NoDescriptors;
+        }
         GuestError::Compiler { exe: self.exe.clone(), source }
     }
 

@@ -15,6 +15,7 @@ use super::names;
 use super::runtime::Runtime;
 use super::store::GuestState;
 use super::wasi;
+use crate::descriptors;
 
 /// The WIT package that guests are written against.
 const PACKAGE: &str = "trellis:host";
@@ -164,7 +165,10 @@ impl Program {
         let component = load_trusted(runtime, code)?;
         let is_command = check_imports_and_exports(&runtime.engine, &component.component_type())?;
         check_needs(&component, limits)?;
-        let wrong_type = |error: wasmtime::Error| GuestError::WrongType { reason: reason(&error) };
+        let wrong_type = |error: wasmtime::Error| match descriptors::are_used_up(error.root_cause()) {
+            true => GuestError::NoDescriptors,
+            false => GuestError::WrongType { reason: reason(&error) },
+        };
         let instance_pre = runtime.linker.instantiate_pre(&component).map_err(wrong_type)?;
         let entry = Entry::new(instance_pre, is_command).map_err(wrong_type)?;
         // The first launch should not pay for the image that memories start from.
@@ -181,7 +185,10 @@ fn load_trusted(runtime: &Runtime, code: &[u8]) -> Result<Component, GuestError>
     // file of `CodeCache`: its folder has mode 0700 and this user as its owner, only `CodeCache::store` writes
     // there, and a hash at the end of the file shows that all of it was written, for this component.
     let component = unsafe { Component::deserialize(&runtime.engine, code) };
-    component.map_err(|error| GuestError::Invalid { reason: reason(&error) })
+    component.map_err(|error| match descriptors::are_used_up(error.root_cause()) {
+        true => GuestError::NoDescriptors,
+        false => GuestError::Invalid { reason: reason(&error) },
+    })
 }
 
 /// What the runtime says, which may quote the component.

@@ -104,6 +104,9 @@ pub enum GuestError {
         /// The reason.
         source: io::Error,
     },
+    /// No file can be opened for the component at this moment.
+    #[error("the daemon has no file descriptor left for the component; try again later")]
+    NoDescriptors,
     /// The cache of compiled components cannot be used.
     #[error("{path}: {reason}", path = .path.display())]
     Cache {

@@ -2,6 +2,7 @@
 //! are not to fill it.
 
 use std::io;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -15,6 +16,8 @@ const PAUSE: Duration = Duration::from_secs(60);
 pub(super) struct Complaints {
     ended: Mutex<Told>,
     not_accepted: Mutex<Told>,
+    /// Whether the last that was told of accepting is that it does not work.
+    is_not_accepting: AtomicBool,
 }
 
 #[derive(Debug, Default)]
@@ -40,10 +43,22 @@ fn tell(told: &Mutex<Told>) -> Option<u64> {
 }
 
 impl Complaints {
-    /// The system does not give a connection that waits.
-    pub(super) fn note_not_accepted(&self, error: &io::Error) {
-        if let Some(n_untold) = tell(&self.not_accepted) {
-            tracing::warn!(%error, n_untold, "cannot accept a connection");
+    /// The system gives a connection that waits, or does not. Each change is told, but not more often than other complaints.
+    pub(super) fn note_accepted(&self, error: Option<&io::Error>) {
+        match error {
+            Some(error) => {
+                if !self.is_not_accepting.load(Ordering::Relaxed)
+                    && let Some(n_untold) = tell(&self.not_accepted)
+                {
+                    self.is_not_accepting.store(true, Ordering::Relaxed);
+                    tracing::warn!(%error, n_untold, "cannot accept a connection");
+                }
+            }
+            None => {
+                if self.is_not_accepting.swap(false, Ordering::Relaxed) {
+                    tracing::info!("connections are accepted again");
+                }
+            }
         }
     }
 

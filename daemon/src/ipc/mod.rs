@@ -3,6 +3,7 @@
 mod complaints;
 mod listener;
 mod lock;
+mod places;
 mod serve;
 
 #[cfg(test)]

@@ -107,6 +107,7 @@ pub(super) fn refused(error: &GuestError) -> ErrorBody {
         GuestError::OverBudget(exceeded) => over_host_bytes(exceeded),
         GuestError::NotRunning { id } => unknown_guest(id.0),
         GuestError::NoModel => body(ErrorCode::UnknownModel),
+        GuestError::NoDescriptors => body(ErrorCode::Overloaded).about("file descriptors"),
         GuestError::Compiler { .. } | GuestError::Cache { .. } | GuestError::Runtime { .. } => {
             body(ErrorCode::Internal)
         }

@@ -1,10 +1,12 @@
 //! Guests that clients start by name: the files `NAME.wasm` of one folder.
 
+use std::io;
 use std::path::PathBuf;
 
 use bytes::Bytes;
 use trellis_wire::{ErrorBody, ErrorCode};
 
+use crate::descriptors;
 use crate::guest::{listed_names, shown_name};
 
 pub(super) struct Registry {
@@ -18,7 +20,7 @@ impl Registry {
 
     /// The bytes of the component of that name.
     pub(super) async fn read(&self, name: &str) -> Result<Bytes, ErrorBody> {
-        let known = self.names().await;
+        let known = self.list().await.map_err(|error| unread(&error))?;
         if !known.iter().any(|other| other == name) {
             let name = shown_name(name);
             let message = format!("no program {name:?} is registered; registered: {}", listed_names(&known));
@@ -26,18 +28,22 @@ impl Registry {
         }
         let folder = self.folder.as_ref().expect("a name is known only where there is a folder");
         let path = folder.join(format!("{name}.wasm"));
-        tokio::fs::read(&path)
-            .await
-            .map(Bytes::from)
-            .map_err(|error| ErrorBody::new(ErrorCode::Internal, format!("{}: {error}", path.display())))
+        tokio::fs::read(&path).await.map(Bytes::from).map_err(|error| unread(&error))
     }
 
     /// The names, sorted. A folder that cannot be read holds none.
     pub(super) async fn names(&self) -> Vec<String> {
-        let Some(folder) = &self.folder else { return Vec::new() };
-        let Ok(mut entries) = tokio::fs::read_dir(folder).await else { return Vec::new() };
+        self.list().await.unwrap_or_default()
+    }
+
+    async fn list(&self) -> io::Result<Vec<String>> {
+        let Some(folder) = &self.folder else { return Ok(Vec::new()) };
+        let mut entries = match tokio::fs::read_dir(folder).await {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+            opened => opened?,
+        };
         let mut names = Vec::new();
-        while let Ok(Some(entry)) = entries.next_entry().await {
+        while let Some(entry) = entries.next_entry().await? {
             let path = entry.path();
             if path.extension().is_some_and(|extension| extension == "wasm")
                 && let Some(stem) = path.file_stem().and_then(|stem| stem.to_str())
@@ -46,6 +52,12 @@ impl Registry {
             }
         }
         names.sort_unstable();
-        names
+        Ok(names)
     }
+}
+
+/// Where the folder is, is nothing for clients.
+fn unread(error: &io::Error) -> ErrorBody {
+    let code = if descriptors::are_used_up(error) { ErrorCode::Overloaded } else { ErrorCode::Internal };
+    ErrorBody::new(code, format!("the registered programs cannot be read: {error}"))
 }

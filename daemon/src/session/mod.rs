@@ -20,10 +20,12 @@ mod uploads;
 pub(crate) mod tests;
 
 pub use actor::Actor;
+pub(crate) use actor::{Quota, QuotaPermit};
 pub use limits::Limits;
 pub use service::{
     GuestEnd, LoadRequest, Progress, ProgressSink, RunningGuest, Service, StartRequest, StopHandle,
     StopReason,
 };
+pub(crate) use sessions::turn_away;
 pub use sessions::{SessionError, Sessions};
 pub(crate) use start::events;

@@ -47,6 +47,12 @@ pub enum SessionError {
         /// Connections allowed.
         limit: u64,
     },
+    /// All users together have as many connections as the daemon has descriptors for.
+    #[error("all {limit} connections that the daemon has file descriptors for are taken; try again later")]
+    Full {
+        /// Connections allowed.
+        limit: u64,
+    },
 }
 
 impl SessionError {
@@ -60,6 +66,7 @@ impl SessionError {
             Self::Wire(WireError::Unpaid { .. }) => ErrorCode::BudgetExceeded,
             Self::Wire(_) | Self::HelloTimeout { .. } | Self::StaleId { .. } => ErrorCode::Protocol,
             Self::TooManyConnections { .. } => ErrorCode::LimitExceeded,
+            Self::Full { .. } => ErrorCode::Overloaded,
         };
         let body = ErrorBody::new(code, self.to_string());
         match self {
@@ -68,7 +75,9 @@ impl SessionError {
             }
             Self::Wire(WireError::Unpaid { .. }) => body.about("host_bytes"),
             Self::StaleId { id, .. } => body.about("id").with_value(id),
-            Self::TooManyConnections { limit, .. } => body.about("connections").with_limit(*limit),
+            Self::TooManyConnections { limit, .. } | Self::Full { limit } => {
+                body.about("connections").with_limit(*limit)
+            }
             Self::Wire(_) | Self::HelloTimeout { .. } => body,
         }
     }
@@ -115,8 +124,7 @@ impl<S: Service> Sessions<S> {
         let (reader, mut writer) = tokio::io::split(stream);
         let Some(_permit) = self.connections.take(actor) else {
             let error = SessionError::TooManyConnections { uid: actor.uid, limit: self.connections.n_max() };
-            // A user that connects this often gets no task to wait in: these few bytes fit in any socket or are lost.
-            let _ = say_hello_and(&mut writer, Some(&error)).now_or_never();
+            turn_away(&mut writer, &error);
             return Err(error);
         };
         let mut reader = reader;
@@ -163,6 +171,15 @@ impl<S: Service> Drop for Ended<'_, S> {
     fn drop(&mut self) {
         self.service.session_ended(self.session_id);
     }
+}
+
+/// Tells a client why it is not served. One that connects too often gets no task to wait in: these few bytes fit in any socket
+/// or are lost.
+pub(crate) fn turn_away<W>(writer: &mut W, error: &SessionError)
+where
+    W: AsyncWrite + Unpin,
+{
+    let _ = say_hello_and(writer, Some(error)).now_or_never();
 }
 
 /// Even a client that is turned away learns the versions that this daemon speaks, and the reason in a frame.

@@ -62,14 +62,16 @@ open_enum! {
         /// The device that the models run on has failed, and with it everything that was under way. The daemon ends, or
         /// opens the device again.
         DeviceFailed = "device_failed",
+        /// The daemon has no more of something that comes free again, such as file descriptors.
+        Overloaded = "overloaded",
         /// A mistake of the daemon.
         Internal = "internal",
     }
 }
 
 impl ErrorCode {
-    /// Whether the same request, unchanged, may succeed another time: it met a daemon that was about to end, a device that
-    /// failed, or a model that was on its way out.
+    /// Whether the same request, unchanged, may succeed another time: it met a daemon that was about to end or had too much to
+    /// do, a device that failed, or a model that was on its way out.
     #[must_use]
     pub fn is_retryable(&self) -> bool {
         matches!(
@@ -78,6 +80,7 @@ impl ErrorCode {
                 | Self::EngineFailed
                 | Self::ModelLeaving
                 | Self::ModelUnloaded
+                | Self::Overloaded
                 | Self::ShuttingDown
         )
     }

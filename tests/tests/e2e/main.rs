@@ -11,6 +11,7 @@ mod card;
 mod cli;
 mod concurrency;
 mod constraints;
+mod descriptors;
 mod dtypes;
 mod evictions;
 mod failing;
