@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use super::listener::{BindError, Place};
 use crate::session::{Actor, SessionError};
 
 /// Of so long a time, one is told.
@@ -18,6 +19,8 @@ pub(super) struct Complaints {
     not_accepted: Mutex<Told>,
     /// Whether the last that was told of accepting is that it does not work.
     is_not_accepting: AtomicBool,
+    /// Whether the last that was told of the socket's file is that it is not to be had.
+    is_displaced: AtomicBool,
 }
 
 #[derive(Debug, Default)]
@@ -57,6 +60,26 @@ impl Complaints {
             None => {
                 if self.is_not_accepting.swap(false, Ordering::Relaxed) {
                     tracing::info!("connections are accepted again");
+                }
+            }
+        }
+    }
+
+    /// What became of the socket's file.
+    pub(super) fn note_place(&self, place: &Result<Place, BindError>) {
+        match place {
+            Ok(Place::Kept) => {
+                if self.is_displaced.swap(false, Ordering::Relaxed) {
+                    tracing::info!("the socket is in its place again");
+                }
+            }
+            Ok(Place::Restored) => {
+                self.is_displaced.store(false, Ordering::Relaxed);
+                tracing::warn!("the socket's file was removed; it is there again");
+            }
+            Err(error) => {
+                if !self.is_displaced.swap(true, Ordering::Relaxed) {
+                    tracing::error!(%error, "the socket's file was removed, and clients cannot reach this daemon");
                 }
             }
         }

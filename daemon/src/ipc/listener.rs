@@ -21,7 +21,7 @@ const SOCKET_MODE: u32 = 0o660;
 #[derive(Debug, thiserror::Error)]
 pub enum BindError {
     /// Another daemon owns the socket.
-    #[error("a daemon is already running on {path}{}", with_pid(*.pid), path = .path.display())]
+    #[error("a daemon is already running on {path}{}{}", with_pid(*.pid), without_file(.path), path = .path.display())]
     AlreadyRunning {
         /// The socket.
         path: PathBuf,
@@ -54,6 +54,12 @@ pub enum BindError {
         /// Its mode.
         mode: u32,
     },
+    /// Somebody has put another file in the place of the socket of a daemon that runs.
+    #[error("{path} is another file than this daemon has made", path = .path.display())]
+    Displaced {
+        /// The path.
+        path: PathBuf,
+    },
     /// Something other than a socket has the socket's name.
     #[error("{path} exists and is not a socket", path = .path.display())]
     NotASocket {
@@ -76,6 +82,30 @@ fn with_pid(pid: Option<u32>) -> String {
     pid.map(|pid| format!(", process {pid}")).unwrap_or_default()
 }
 
+/// What to know of a daemon that cannot be reached.
+fn without_file(path: &Path) -> &'static str {
+    match fs::symlink_metadata(path) {
+        Ok(_) => "",
+        Err(_) => {
+            "; its socket's file was removed: it makes another within seconds, or else `kill` ends that process"
+        }
+    }
+}
+
+/// What a socket's file is known by.
+fn id(path: &Path) -> io::Result<(u64, u64)> {
+    fs::symlink_metadata(path).map(|metadata| (metadata.dev(), metadata.ino()))
+}
+
+/// What became of a socket's file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Place {
+    /// It is where it was made.
+    Kept,
+    /// It was gone, and another was made.
+    Restored,
+}
+
 /// The user and process at the other end of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Peer {
@@ -90,6 +120,9 @@ pub struct Peer {
 pub struct Listener {
     socket: local::Listener,
     path: PathBuf,
+    directory_mode: u32,
+    /// The socket's file as it was made.
+    file: (u64, u64),
     lock: Lock,
 }
 
@@ -110,18 +143,33 @@ impl Listener {
             return Err(BindError::PathTooLong { path: path.to_owned(), n_bytes, limit: PATH_BYTES_MAX });
         }
         prepare_directory(directory, directory_mode)?;
-        let lock = Lock::take(path).map_err(|error| match error {
-            LockError::Held { pid } => BindError::AlreadyRunning { path: path.to_owned(), pid },
-            LockError::Io(source) => BindError::Io { action: "lock", path: Lock::path(path), source },
-        })?;
+        let lock = take_lock(path)?;
         remove_stale(path)?;
-        let io = |action| move |source| BindError::Io { action, path: path.to_owned(), source };
-        let name = path.to_fs_name::<GenericFilePath>().map_err(io("name"))?;
-        let options = ListenerOptions::new().name(name).mode(SOCKET_MODE);
-        let socket = options.create_tokio().map_err(io("listen on"))?;
-        // The process's umask has been applied to the mode above; until here that was only ever stricter.
-        fs::set_permissions(path, Permissions::from_mode(SOCKET_MODE)).map_err(io("set the mode of"))?;
-        Ok(Self { socket, path: path.to_owned(), lock })
+        let (socket, file) = listen(path)?;
+        Ok(Self { socket, path: path.to_owned(), directory_mode, file, lock })
+    }
+
+    /// Makes the socket's file anew if somebody has removed it, with its folder if need be. Connections that wait at the old
+    /// one are lost. One that another daemon has made there meanwhile, because the lock was removed too, is its own.
+    ///
+    /// # Errors
+    /// Another file or another daemon is in its place, or the system refuses.
+    pub(super) fn restore(&mut self) -> Result<Place, BindError> {
+        let path = self.path.clone();
+        match id(&path) {
+            Ok(found) if found == self.file => return Ok(Place::Kept),
+            Ok(_) => return Err(BindError::Displaced { path }),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(source) => return Err(BindError::Io { action: "look at", path, source }),
+        }
+        prepare_directory(path.parent().expect("as when it was bound"), self.directory_mode)?;
+        if !self.lock.is_in_place(&path) {
+            self.lock = take_lock(&path)?;
+        }
+        // It would remove the new file otherwise, which has its name.
+        self.socket.do_not_reclaim_name_on_drop();
+        (self.socket, self.file) = listen(&path)?;
+        Ok(Place::Restored)
     }
 
     /// The socket's path.
@@ -147,9 +195,31 @@ impl Listener {
     }
 
     /// Stops listening and removes the socket; the lock is held for as long as what is returned.
-    pub(crate) fn close(self) -> Lock {
+    pub(crate) fn close(mut self) -> Lock {
+        if id(&self.path).is_ok_and(|found| found != self.file) {
+            self.socket.do_not_reclaim_name_on_drop();
+        }
         self.lock
     }
+}
+
+fn take_lock(path: &Path) -> Result<Lock, BindError> {
+    Lock::take(path).map_err(|error| match error {
+        LockError::Held { pid } => BindError::AlreadyRunning { path: path.to_owned(), pid },
+        LockError::Io(source) => BindError::Io { action: "lock", path: Lock::path(path), source },
+    })
+}
+
+/// A socket at a path where there is nothing, and its file.
+fn listen(path: &Path) -> Result<(local::Listener, (u64, u64)), BindError> {
+    let io = |action| move |source| BindError::Io { action, path: path.to_owned(), source };
+    let name = path.to_fs_name::<GenericFilePath>().map_err(io("name"))?;
+    let options = ListenerOptions::new().name(name).mode(SOCKET_MODE);
+    let socket = options.create_tokio().map_err(io("listen on"))?;
+    // The process's umask has been applied to the mode above; until here that was only ever stricter.
+    fs::set_permissions(path, Permissions::from_mode(SOCKET_MODE)).map_err(io("set the mode of"))?;
+    let file = id(path).map_err(io("look at"))?;
+    Ok((socket, file))
 }
 
 fn prepare_directory(directory: &Path, mode: u32) -> Result<(), BindError> {

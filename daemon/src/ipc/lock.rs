@@ -1,6 +1,6 @@
-use std::fs::{File, OpenOptions, TryLockError};
+use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{self, Read, Seek, Write};
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::OFlags;
@@ -9,7 +9,7 @@ use rustix::fs::OFlags;
 /// socket can be told from one in use; the file itself stays, because removing it would race with the next daemon.
 #[derive(Debug)]
 pub(crate) struct Lock {
-    _file: File,
+    file: File,
 }
 
 #[derive(Debug)]
@@ -36,7 +36,14 @@ impl Lock {
             Err(TryLockError::Error(error)) => return Err(LockError::Io(error)),
         }
         write_pid(&mut file).map_err(LockError::Io)?;
-        Ok(Self { _file: file })
+        Ok(Self { file })
+    }
+
+    /// Whether this lock is still the one that another daemon would ask for.
+    pub(crate) fn is_in_place(&self, socket: &Path) -> bool {
+        let here = self.file.metadata().map(|metadata| (metadata.dev(), metadata.ino()));
+        let there = fs::symlink_metadata(Self::path(socket)).map(|metadata| (metadata.dev(), metadata.ino()));
+        matches!((here, there), (Ok(here), Ok(there)) if here == there)
     }
 
     pub(crate) fn path(socket: &Path) -> PathBuf {

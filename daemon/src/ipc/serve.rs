@@ -1,6 +1,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use tokio::time::MissedTickBehavior;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
@@ -13,19 +14,29 @@ use crate::session::{Service, Sessions, turn_away};
 /// How long to wait when the system has no room for another connection, rather than to ask again at once.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
+/// How often to look whether the socket's file is still there.
+const LOOK_INTERVAL: Duration = Duration::from_secs(2);
+
 /// Accepts and serves connections until `shutdown` is cancelled. Then the socket is removed, the guests are stopped, and
-/// the connections are given time to say so; returns when all are closed. No other daemon can start before that.
+/// the connections are given time to say so; returns when all are closed. No other daemon can start before that. A socket
+/// whose file somebody removes is made anew.
 pub async fn run<S: Service>(
-    listener: Listener,
+    mut listener: Listener,
     sessions: Arc<Sessions<S>>,
     shutdown: CancellationToken,
 ) {
     let tasks = TaskTracker::new();
     let complaints = Arc::new(Complaints::default());
     let places = Places::new(Shares::now().n_connections);
+    let mut looks = tokio::time::interval(LOOK_INTERVAL);
+    looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         let accepted = tokio::select! {
             accepted = listener.accept() => accepted,
+            _ = looks.tick() => {
+                complaints.note_place(&listener.restore());
+                continue;
+            }
             () = shutdown.cancelled() => break,
         };
         complaints.note_accepted(accepted.as_ref().err());

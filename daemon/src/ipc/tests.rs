@@ -9,6 +9,7 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use trellis_client::{Client, Error, ErrorCode, Event, Lost, Program, StartOptions};
 
+use super::listener::Place;
 use super::{BindError, Listener, run};
 use crate::session::tests::fake::Fake;
 use crate::session::{Actor, Limits, Sessions};
@@ -87,6 +88,67 @@ async fn a_stale_socket_is_replaced() {
     Client::connect_to(&path).await.unwrap().ps().await.unwrap();
     daemon.shutdown.cancel();
     daemon.task.await.unwrap();
+}
+
+/// Connects once the daemon has noticed what became of its socket's file.
+async fn connect_in_time(path: &Path) -> Client {
+    let begun = std::time::Instant::now();
+    loop {
+        match Client::connect_to(path).await {
+            Ok(client) => return client,
+            Err(error) => assert!(begun.elapsed() < Duration::from_secs(120), "{error}"),
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
+#[tokio::test]
+async fn a_socket_that_was_removed_comes_back() {
+    let directory = directory();
+    let path = directory.path().join("trellis/trellis.sock");
+    let daemon = daemon(&path);
+    let client = Client::connect_to(&path).await.unwrap();
+    let mut forever = client.start(Program::named("forever"), StartOptions::default()).await.unwrap();
+    assert!(matches!(forever.next().await, Some(Ok(Event::Started { .. }))));
+
+    fs::remove_file(&path).unwrap();
+    let error = Listener::bind(&path, 0o700).unwrap_err();
+    let pid = std::process::id();
+    assert!(matches!(error, BindError::AlreadyRunning { pid: Some(found), .. } if found == pid));
+    let said = error.to_string();
+    assert!(said.contains(&format!("process {pid}; its socket's file was removed")), "{said}");
+    assert_eq!(connect_in_time(&path).await.ps().await.unwrap().len(), 1, "the same daemon");
+
+    // With its folder and the lock in it.
+    fs::remove_dir_all(path.parent().unwrap()).unwrap();
+    assert_eq!(connect_in_time(&path).await.ps().await.unwrap().len(), 1);
+    assert!(matches!(Listener::bind(&path, 0o700), Err(BindError::AlreadyRunning { .. })));
+    client.ps().await.unwrap();
+    daemon.shutdown.cancel();
+    daemon.task.await.unwrap();
+    assert!(!path.exists());
+}
+
+#[tokio::test]
+async fn a_socket_that_is_another_daemons_is_left_alone() {
+    let directory = directory();
+    let path = directory.path().join("trellis/trellis.sock");
+    let mut first = Listener::bind(&path, 0o700).unwrap();
+    assert_eq!(first.restore().unwrap(), Place::Kept);
+    fs::remove_dir_all(path.parent().unwrap()).unwrap();
+    let second = daemon(&path);
+    let error = first.restore().unwrap_err();
+    assert!(matches!(error, BindError::Displaced { .. }), "{error}");
+    // As while the other one is about to listen.
+    let elsewhere = directory.path().join("elsewhere");
+    fs::rename(&path, &elsewhere).unwrap();
+    assert!(matches!(first.restore(), Err(BindError::AlreadyRunning { .. })));
+    fs::rename(&elsewhere, &path).unwrap();
+    drop(first.close());
+    Client::connect_to(&path).await.unwrap().ps().await.unwrap();
+    second.shutdown.cancel();
+    second.task.await.unwrap();
+    assert!(!path.exists());
 }
 
 #[tokio::test]
