@@ -103,6 +103,7 @@ impl Compiler {
         if descriptors::are_used_up(&source) {
             return GuestError::NoDescriptors;
         }
+        tracing::error!(exe = %self.exe.display(), error = %source, "the compiler cannot be run");
         GuestError::Compiler { exe: self.exe.clone(), source }
     }
 

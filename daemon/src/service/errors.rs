@@ -108,9 +108,10 @@ pub(super) fn refused(error: &GuestError) -> ErrorBody {
         GuestError::NotRunning { id } => unknown_guest(id.0),
         GuestError::NoModel => body(ErrorCode::UnknownModel),
         GuestError::NoDescriptors => body(ErrorCode::Overloaded).about("file descriptors"),
-        GuestError::Compiler { .. } | GuestError::Cache { .. } | GuestError::Runtime { .. } => {
-            body(ErrorCode::Internal)
-        }
+        // Where the executable and the cache are, is for the log.
+        GuestError::Compiler { source, .. } => internal(&format!("the compiler cannot be run: {source}")),
+        GuestError::Cache { reason, .. } => internal(&format!("the cache of compiled code: {reason}")),
+        GuestError::Runtime { .. } => body(ErrorCode::Internal),
     }
 }
 
