@@ -1,5 +1,6 @@
-//! What the tests share: engines on the device under test, golden data, guests built from source, daemons, what policies gain.
+//! What the tests share: attacks, engines on the device under test, golden data, guests built from source, daemons, what policies gain.
 
+pub mod attacks;
 pub mod daemons;
 pub mod device;
 pub mod engines;

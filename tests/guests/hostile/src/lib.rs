@@ -26,6 +26,7 @@ fn run() -> Outcome {
         "tokens" => neighbour::tokens(rest),
         "forks" => neighbour::forks(rest),
         "endless" => neighbour::endless(),
+        "paced" => neighbour::paced(rest),
         "echo" => neighbour::echo(),
         "puppet" => neighbour::puppet(rest),
         "visitor" => neighbour::visitor(rest),
@@ -38,6 +39,6 @@ fn run() -> Outcome {
         "think" => helpers::think(),
         "tour" => tour::call_everything(),
         "world" => world::look_around(),
-        mode => attacks::attack(mode),
+        mode => attacks::attack(mode, rest),
     }
 }

@@ -69,6 +69,21 @@ pub(crate) fn endless() -> Outcome {
     }
 }
 
+/// `paced N`: so many tokens of a fork again and again, the same ones each time, each by itself.
+pub(crate) fn paced(arguments: &[String]) -> Outcome {
+    let [n] = arguments else { return Err("paced N".into()) };
+    let n: u32 = n.parse()?;
+    let root = Model::open_default()?.context()?;
+    root.append_markup("<|begin_of_text|>Once upon a time")?;
+    let sampler = Sampler::seeded(seed()).temperature(0.9).top_p(0.95).build()?;
+    loop {
+        let fork = root.fork()?;
+        for drawn in fork.stream(&sampler).stop_tokens(&[]).max_tokens(n).open()? {
+            emit_tokens(&[drawn?.token])?;
+        }
+    }
+}
+
 /// Sends back what it is sent.
 pub(crate) fn echo() -> Outcome {
     for message in messages() {

@@ -1,4 +1,10 @@
-//! One attack each.
+//! One attack each. Those that are named by a word alone are here, those with arguments in the files of their kind.
+
+mod boundary;
+mod decoding;
+mod memory;
+mod output;
+mod processor;
 
 use std::hint::black_box;
 use std::time::Duration;
@@ -14,7 +20,28 @@ use crate::Outcome;
 /// Length of a context that is not the longest, so that appending never fails for the model's own limit.
 const N_LONG: u32 = 1000;
 
-pub(crate) fn attack(mode: &str) -> Outcome {
+pub(crate) fn attack(mode: &str, rest: &[String]) -> Outcome {
+    let of_a_kind = [processor::attack, memory::attack, boundary::attack, decoding::attack, output::attack];
+    match of_a_kind.iter().find_map(|attack| attack(mode, rest)) {
+        Some(outcome) => outcome,
+        None => attack_by_name(mode),
+    }
+}
+
+/// The number at this place of the arguments.
+fn number(rest: &[String], idx: usize) -> Result<usize, Box<dyn std::error::Error>> {
+    let text = rest.get(idx).ok_or_else(|| format!("number {idx} of the arguments is needed"))?;
+    Ok(text.parse()?)
+}
+
+/// Does something again and again, until the guest is ended or the host refuses.
+fn without_end<E: Into<Box<dyn std::error::Error>>>(mut act: impl FnMut() -> Result<(), E>) -> Outcome {
+    loop {
+        act().map_err(Into::into)?;
+    }
+}
+
+fn attack_by_name(mode: &str) -> Outcome {
     match mode {
         "loop" => loop {
             black_box(());

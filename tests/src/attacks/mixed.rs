@@ -1,0 +1,200 @@
+//! All attacks at random, for a long time, beside honest guests.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
+
+use serde::Serialize;
+
+use super::neighbour::{GO, MARK, PAUSE, Window};
+use super::processes::{Daemon, Orders, Tally, User};
+use super::raw::Raw;
+use super::state::State;
+use super::{Attack, N_COPIES, table};
+use crate::engines::Random;
+
+/// Honest users, each with a stream.
+const N_NEIGHBOURS: u32 = 2;
+
+/// Users that attack, each with one attack at a time.
+const N_ATTACKERS: u32 = 5;
+
+/// How long a round of an attack takes that could go on for ever.
+const SECONDS: f64 = 2.0;
+
+/// How long the daemon may take to give back what all of them have taken.
+const BACK_TIME_MAX: Duration = Duration::from_secs(30);
+
+/// What became of it.
+#[derive(Debug, Serialize)]
+pub struct Report {
+    /// Attacks let loose, their copies not counted.
+    pub n_attacks: usize,
+    /// How those of each name ended.
+    pub ends: BTreeMap<&'static str, Tally>,
+    /// What the honest users had.
+    pub neighbours: Vec<Window>,
+    /// What the daemon held before.
+    pub before: State,
+    /// What it holds at the end.
+    pub after: State,
+    /// The most that it had in memory on the way.
+    pub resident_kb_max: u64,
+    /// What is wrong; nothing where all is well.
+    pub complaints: Vec<String>,
+}
+
+/// One attacking user: an attack after the other until the time is over.
+fn attack_at_random(
+    daemon: &Daemon,
+    user: User,
+    seed: u64,
+    is_over: &AtomicBool,
+    done: &mpsc::Sender<(Attack, io::Result<Tally>)>,
+) {
+    let mut random = Random(seed);
+    let all = table();
+    while !is_over.load(Ordering::Relaxed) {
+        let attack = all[random.below(all.len())];
+        if attack.is_of_a_stranger && !daemon.has_users {
+            continue;
+        }
+        let n_most = attack.n_copies.unwrap_or(1).min(2 * N_COPIES);
+        let n_copies = 1 + random.below(n_most);
+        let orders = Orders { name: attack.name.to_owned(), n_copies, seconds: SECONDS, is_repeated: false };
+        let tally = daemon.attack(user, &orders).and_then(super::processes::Attackers::wait);
+        if done.send((attack, tally)).is_err() {
+            return;
+        }
+    }
+}
+
+/// Lets them loose for so long, and waits until everything is back.
+///
+/// # Errors
+/// The daemon is gone, or a process does not do what it should.
+pub fn run(mut daemon: Daemon, time: Duration, seed: u64, say: &dyn Fn(&str)) -> io::Result<Report> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let mut raw = runtime.block_on(Raw::connect(&daemon.socket()))?;
+    let mut neighbours = Vec::new();
+    for user in 0..N_NEIGHBOURS {
+        let mut neighbour = daemon.neighbour(User(user))?;
+        neighbour.tell(GO)?;
+        neighbours.push(neighbour);
+    }
+    std::thread::sleep(Duration::from_secs(2));
+    for neighbour in &mut neighbours {
+        neighbour.tell(PAUSE)?;
+    }
+    super::suite::warm(&daemon, User(N_NEIGHBOURS))?;
+    std::thread::sleep(Duration::from_secs(1));
+    let before = runtime.block_on(State::of(&mut raw, daemon.pid()))?;
+    for neighbour in &mut neighbours {
+        neighbour.tell(GO)?;
+    }
+
+    let is_over = AtomicBool::new(false);
+    let (done, endings) = mpsc::channel();
+    let begun = Instant::now();
+    let mut report = Report {
+        n_attacks: 0,
+        ends: BTreeMap::new(),
+        neighbours: vec![Window::default(); neighbours.len()],
+        before,
+        after: before,
+        resident_kb_max: 0,
+        complaints: Vec::new(),
+    };
+    let attacked: io::Result<()> = std::thread::scope(|scope| {
+        let (daemon, is_over) = (&daemon, &is_over);
+        for number in 0..N_ATTACKERS {
+            let done = done.clone();
+            let user = User(N_NEIGHBOURS + number);
+            scope.spawn(move || {
+                attack_at_random(daemon, user, seed.wrapping_add(u64::from(number)), is_over, &done);
+            });
+        }
+        drop(done);
+        let mut looked = Instant::now();
+        let outcome = loop {
+            match endings.recv_timeout(Duration::from_secs(1)) {
+                Ok((attack, tally)) => {
+                    report.n_attacks += 1;
+                    match tally {
+                        Ok(tally) => {
+                            for (ending, _) in
+                                tally.by_end.values().filter(|(ending, _)| ending.code == "internal")
+                            {
+                                report.complaints.push(format!("{}: {}", attack.name, ending.message));
+                            }
+                            report.ends.entry(attack.name).or_default().add(tally);
+                        }
+                        Err(error) => report.complaints.push(format!("{}: {error}", attack.name)),
+                    }
+                }
+                Err(mpsc::RecvTimeoutError::Timeout) => {}
+                Err(mpsc::RecvTimeoutError::Disconnected) => break Ok(()),
+            }
+            if begun.elapsed() > time {
+                is_over.store(true, Ordering::Relaxed);
+            }
+            if looked.elapsed() > Duration::from_secs(10) {
+                looked = Instant::now();
+                let look = || -> io::Result<State> {
+                    for (seen, neighbour) in report.neighbours.iter_mut().zip(&mut neighbours) {
+                        *seen = std::mem::take(seen).and(&neighbour.tell(MARK)?);
+                    }
+                    runtime.block_on(State::of(&mut raw, daemon.pid()))
+                };
+                match { look }() {
+                    Ok(state) => {
+                        report.resident_kb_max = report.resident_kb_max.max(state.resident_kb);
+                        say(&format!(
+                            "{:>5.0} s: {} attacks, {} guests, {} MiB, {} threads, {} files, {} pages",
+                            begun.elapsed().as_secs_f64(),
+                            report.n_attacks,
+                            state.n_guests,
+                            state.resident_kb / 1024,
+                            state.n_threads,
+                            state.n_descriptors,
+                            state.n_pages
+                        ));
+                    }
+                    Err(error) => {
+                        is_over.store(true, Ordering::Relaxed);
+                        break Err(error);
+                    }
+                }
+            }
+        };
+        is_over.store(true, Ordering::Relaxed);
+        outcome
+    });
+    if let Some(status) = daemon.has_ended()? {
+        return Err(io::Error::other(format!("the daemon ended, {status}\n{}", daemon.log())));
+    }
+    attacked?;
+    for (seen, neighbour) in report.neighbours.iter_mut().zip(&mut neighbours) {
+        *seen = std::mem::take(seen).and(&neighbour.tell(PAUSE)?);
+        if seen.n_wrong > 0 {
+            report.complaints.push(format!("{} tokens of a neighbour were wrong", seen.n_wrong));
+        }
+        report.complaints.extend(seen.errors.iter().map(|error| format!("a neighbour: {error}")));
+    }
+    let ended = Instant::now();
+    loop {
+        report.after = runtime.block_on(State::of(&mut raw, daemon.pid()))?;
+        let beyond = report.after.beyond(&report.before);
+        if beyond.is_empty() {
+            break;
+        }
+        if ended.elapsed() > BACK_TIME_MAX {
+            report.complaints.extend(beyond);
+            break;
+        }
+        std::thread::sleep(Duration::from_millis(200));
+    }
+    Ok(report)
+}

@@ -1,0 +1,252 @@
+//! Attacks by name: guests and clients that mean harm, and what must come of each.
+//!
+//! The [`table`] has them all, a file for each category. An attack is let loose on a [`Site`], a daemon's socket, by [`Attack::run`];
+//! what came of it is an [`Ending`], which has to be one of the attack's [`End`]s. [`suite`] lets each loose once and looks at
+//! everything afterwards, [`pace`] measures what a neighbour has beside it, [`mixed`] runs all of them at random. The command
+//! `attacks` has those three; the tests run each attack once.
+
+mod boundary;
+mod clients;
+mod components;
+mod decoding;
+mod ends;
+mod io;
+mod life;
+mod load;
+pub mod mixed;
+pub mod neighbour;
+pub mod pace;
+pub mod processes;
+mod processor;
+pub mod raw;
+pub mod state;
+pub mod suite;
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::future::Future;
+use std::path::Path;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use trellis_wire::ComponentHash;
+
+pub use ends::{End, Ending};
+
+/// What an attack is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Category {
+    /// Components, their upload and their compilation.
+    Load,
+    /// The processor's time and memory.
+    Processor,
+    /// Values that cross from a guest or a client to the host.
+    Boundary,
+    /// The engine.
+    Decoding,
+    /// What is sent and received.
+    Io,
+    /// Beginnings and ends of guests and connections.
+    Life,
+}
+
+impl Category {
+    /// What it is called in tables.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Load => "load and compile",
+            Self::Processor => "processor and memory",
+            Self::Boundary => "boundary",
+            Self::Decoding => "decoding",
+            Self::Io => "input and output",
+            Self::Life => "life cycle",
+        }
+    }
+}
+
+/// Where an attack is let loose.
+#[derive(Clone, Debug)]
+pub struct Site {
+    /// The daemon's socket.
+    pub socket: Arc<Path>,
+    /// The guest whose arguments say what it does.
+    pub hostile: Component,
+    /// When a client that could go on for ever has to come to its end.
+    pub until: Instant,
+}
+
+impl Site {
+    /// Whether the attack may go on.
+    #[must_use]
+    pub fn goes_on(&self) -> bool {
+        Instant::now() < self.until
+    }
+
+    /// Keeps what is held until the attack is to end.
+    pub async fn hold(&self) {
+        tokio::time::sleep_until(self.until.into()).await;
+    }
+}
+
+/// A component and its hash.
+#[derive(Clone)]
+pub struct Component {
+    /// Its bytes.
+    pub wasm: Arc<[u8]>,
+    /// Their hash.
+    pub hash: ComponentHash,
+}
+
+impl Component {
+    /// With the hash that the bytes have.
+    #[must_use]
+    pub fn new(wasm: Vec<u8>) -> Self {
+        let hash = ComponentHash(*blake3::hash(&wasm).as_bytes());
+        Self { wasm: wasm.into(), hash }
+    }
+}
+
+impl fmt::Debug for Component {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Component({} bytes, {})", self.wasm.len(), self.hash)
+    }
+}
+
+/// What a client does; it returns what came of it.
+pub type ClientFn = fn(Site) -> Pin<Box<dyn Future<Output = std::io::Result<Ending>> + Send>>;
+
+/// Who attacks.
+#[derive(Clone, Copy)]
+pub enum Attacker {
+    /// The hostile guest with these arguments.
+    Guest(&'static [&'static str]),
+    /// A component of its own.
+    Component(fn() -> Vec<u8>),
+    /// A client that speaks the protocol as it likes.
+    Client(ClientFn),
+}
+
+impl fmt::Debug for Attacker {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Guest(arguments) => write!(f, "guest {}", arguments.join(" ")),
+            Self::Component(_) => f.write_str("component"),
+            Self::Client(_) => f.write_str("client"),
+        }
+    }
+}
+
+/// One attack.
+#[derive(Clone, Copy, Debug)]
+pub struct Attack {
+    /// Its name, unique.
+    pub name: &'static str,
+    /// What it is about.
+    pub category: Category,
+    /// Who does it.
+    pub attacker: Attacker,
+    /// What may come of it.
+    pub ends: &'static [End],
+    /// How many at once a neighbour's pace is measured beside; none where the pace says nothing, because it is over at once.
+    pub n_copies: Option<usize>,
+    /// Whether it takes all of something that its user has, so that no other attack of that user runs beside it.
+    pub is_alone: bool,
+    /// Whether it may only be let loose by a user other than the daemon's, who may do what the attack tries.
+    pub is_of_a_stranger: bool,
+    /// The arguments of the hostile guest that takes away what the attack leaves on purpose.
+    pub cleanup: Option<&'static [&'static str]>,
+}
+
+/// The copies of an attack in a measurement of the pace, unless the table says otherwise.
+pub const N_COPIES: usize = 4;
+
+impl Attack {
+    const fn new(category: Category, name: &'static str, attacker: Attacker, ends: &'static [End]) -> Self {
+        Self {
+            name,
+            category,
+            attacker,
+            ends,
+            n_copies: Some(N_COPIES),
+            is_alone: false,
+            is_of_a_stranger: false,
+            cleanup: None,
+        }
+    }
+
+    const fn copies(self, n: usize) -> Self {
+        Self { n_copies: Some(n), ..self }
+    }
+
+    const fn brief(self) -> Self {
+        Self { n_copies: None, ..self }
+    }
+
+    const fn alone(self) -> Self {
+        Self { is_alone: true, ..self }
+    }
+
+    const fn of_a_stranger(self) -> Self {
+        Self { is_of_a_stranger: true, ..self }
+    }
+
+    const fn cleaned_by(self, arguments: &'static [&'static str]) -> Self {
+        Self { cleanup: Some(arguments), ..self }
+    }
+
+    /// Whether this is an end that the attack may have.
+    #[must_use]
+    pub fn allows(&self, ending: &Ending) -> bool {
+        self.ends.iter().any(|end| end.fits(ending))
+    }
+
+    /// Lets it loose once.
+    ///
+    /// # Errors
+    /// The connection failed in a way that the attack does not expect.
+    pub async fn run(&self, site: &Site) -> std::io::Result<Ending> {
+        match self.attacker {
+            Attacker::Guest(arguments) => run_guest(site, &site.hostile, arguments).await,
+            Attacker::Component(make) => {
+                let name = self.name;
+                let made = tokio::task::spawn_blocking(move || made_once(name, make));
+                run_guest(site, &made.await.map_err(std::io::Error::other)?, &[]).await
+            }
+            Attacker::Client(client) => client(site.clone()).await,
+        }
+    }
+}
+
+/// The component of this attack: made once, as some take longer to make than the daemon takes to refuse them.
+fn made_once(name: &'static str, make: fn() -> Vec<u8>) -> Component {
+    static MADE: Mutex<BTreeMap<&str, Component>> = Mutex::new(BTreeMap::new());
+    let mut made = MADE.lock().unwrap_or_else(PoisonError::into_inner);
+    made.entry(name).or_insert_with(|| Component::new(make())).clone()
+}
+
+/// Time beyond the end of an attack after which its guest is cancelled, so that a measurement is not held up by one.
+const PATIENCE: Duration = Duration::from_millis(200);
+
+/// Runs a guest to its end and takes what it sends; cancels it where the attack is over before.
+async fn run_guest(site: &Site, component: &Component, arguments: &[&str]) -> std::io::Result<Ending> {
+    let mut raw = raw::Raw::connect(&site.socket).await?;
+    let uploaded = raw.upload(component).await?;
+    if !uploaded.is_well() {
+        return Ok(uploaded);
+    }
+    let id = raw.start(component, arguments).await?;
+    if let Ok(ending) = tokio::time::timeout_at((site.until + PATIENCE).into(), raw.follow(id)).await {
+        return ending;
+    }
+    raw.send(&trellis_wire::ClientMessage::Cancel { id }).await?;
+    raw.follow(id).await
+}
+
+/// All attacks, category after category.
+#[must_use]
+pub fn table() -> Vec<Attack> {
+    [load::ATTACKS, processor::ATTACKS, boundary::ATTACKS, decoding::ATTACKS, io::ATTACKS, life::ATTACKS]
+        .concat()
+}

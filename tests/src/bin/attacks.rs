@@ -1,0 +1,256 @@
+//! `cargo run --release -p trellis-tests --bin attacks`: lets attacks by name loose on a daemon, beside a neighbour.
+
+use std::error::Error;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::{Parser, Subcommand};
+use serde::Serialize;
+use trellis::config::{Config, Device};
+use trellis_tests::attacks::processes::{self, Daemon, Orders};
+use trellis_tests::attacks::{Attack, Component, mixed, pace, suite, table};
+use trellis_tests::guests;
+
+const EXAMPLES: &str = "\
+Examples:
+  attacks                                     each attack once; exit status 1 if anything is not as it should be
+  attacks --list                              their names and what may come of each
+  attacks --only encode --pace                what a neighbour has beside those with `encode` in their names
+  attacks --only spin --pace --copies 30 --seconds 5 --json pace.json
+  attacks --minutes 20                        all of them mixed at random; everything has to be back at the end";
+
+/// Let attacks by name loose on a daemon of this build, beside a neighbour that streams
+///
+/// Starts `trellis serve` with the model `tiny` on the processor. As root, the neighbour and the attackers run under users of their own;
+/// otherwise all of them are this user, who then shares budgets with itself. Without an option each attack is made once, and afterwards
+/// its end, the neighbour's tokens, and guests, contexts, pages, threads, files and memory of the daemon are looked at.
+#[derive(Debug, Parser)]
+#[command(after_help = EXAMPLES)]
+struct Told {
+    #[command(subcommand)]
+    role: Option<Role>,
+    /// List the attacks, and do nothing
+    #[arg(long)]
+    list: bool,
+    /// Only those with this in their names or categories
+    #[arg(long, value_name = "FILTER")]
+    only: Option<String>,
+    /// Measure what a neighbour has, alone and attacked by turns
+    #[arg(long)]
+    pace: bool,
+    /// How many of each attack at once in --pace; those of the table otherwise
+    #[arg(long, value_name = "N", requires = "pace")]
+    copies: Option<usize>,
+    /// How long each window of --pace is
+    #[arg(long, value_name = "S", default_value_t = 3.0)]
+    seconds: f64,
+    /// How many windows of each kind --pace has for an attack
+    #[arg(long, value_name = "N", default_value_t = 2)]
+    rounds: usize,
+    /// Mix all attacks at random for so long
+    #[arg(long, value_name = "M", conflicts_with = "pace")]
+    minutes: Option<f64>,
+    /// The seed of that mix
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    seed: u64,
+    /// Attack this `trellis` instead of the one in this program
+    #[arg(long, value_name = "PATH")]
+    trellis: Option<PathBuf>,
+    /// Start the daemon with the settings of this file; limits that the attacks need are set all the same
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// Also write what was found as JSON
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+}
+
+/// What a process of this program is that another one has started.
+#[derive(Debug, Subcommand)]
+enum Role {
+    #[command(name = processes::NEIGHBOUR, hide = true)]
+    Neighbour {
+        #[arg(long)]
+        folder: PathBuf,
+    },
+    #[command(name = processes::ATTACKER, hide = true)]
+    Attacker {
+        #[arg(long)]
+        folder: PathBuf,
+        #[arg(long)]
+        orders: String,
+    },
+}
+
+type Outcome<T> = Result<T, Box<dyn Error>>;
+
+fn main() -> ExitCode {
+    // The daemon is this program, too, and so is what compiles its guests.
+    if let Some("serve" | "compile-worker") = std::env::args().nth(1).as_deref() {
+        return trellis::cli::main();
+    }
+    let told = Told::parse();
+    let outcome = match &told.role {
+        Some(Role::Neighbour { folder }) => {
+            processes::be_neighbour(folder).map(|()| true).map_err(Into::into)
+        }
+        Some(Role::Attacker { folder, orders }) => be_attackers(folder, orders).map(|()| true),
+        None => run(&told),
+    };
+    match outcome {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("attacks: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn be_attackers(folder: &Path, orders: &str) -> Outcome<()> {
+    let orders: Orders = serde_json::from_str(orders)?;
+    Ok(processes::be_attackers(folder, &orders)?)
+}
+
+fn run(told: &Told) -> Outcome<bool> {
+    let is_wanted = |attack: &Attack| {
+        let only = told.only.as_deref().unwrap_or_default();
+        attack.name.contains(only) || attack.category.name().contains(only)
+    };
+    let attacks: Vec<Attack> = table().into_iter().filter(is_wanted).collect();
+    if attacks.is_empty() {
+        return Err(
+            format!("no attack has {:?} in its name", told.only.as_deref().unwrap_or_default()).into()
+        );
+    }
+    if told.list {
+        list(&attacks);
+        return Ok(true);
+    }
+    if !rustix::process::geteuid().is_root() {
+        eprintln!(
+            "attacks: without the right to become another user, the neighbour and the attackers are one"
+        );
+    }
+    if let Some(minutes) = told.minutes {
+        return mix(told, Duration::from_secs_f64(60.0 * minutes));
+    }
+    if told.pace { measure(told, &attacks) } else { attack_once(told, &attacks) }
+}
+
+fn list(attacks: &[Attack]) {
+    for attack in attacks {
+        let ends: Vec<String> = attack
+            .ends
+            .iter()
+            .map(|end| end.name.map_or(end.code.to_owned(), |name| format!("{} {name}", end.code)))
+            .collect();
+        let copies = attack.n_copies.map_or("-".to_owned(), |n| n.to_string());
+        let (name, category) = (attack.name, attack.category.name());
+        println!("{name:<30}{category:<22}{copies:>4}  {:?} -> {}", attack.attacker, ends.join(" or "));
+    }
+    println!("{} attacks", attacks.len());
+}
+
+fn daemon(told: &Told, change: fn(Config) -> Config) -> Outcome<Daemon> {
+    let clients = std::env::current_exe()?;
+    let trellis = told.trellis.clone().unwrap_or_else(|| clients.clone());
+    let config = told.config.as_deref().map_or_else(|| Ok(Config::default()), Config::load)?;
+    let cache_dir = Some(trellis.with_file_name("attacks-cache"));
+    let config = change(Config { device: Device::Cpu, cache_dir, ..config });
+    let hostile = Component::new(guests::hostile());
+    Ok(Daemon::start(&trellis, &clients, &config, &hostile)?)
+}
+
+fn write(told: &Told, found: &impl Serialize) -> Outcome<()> {
+    if let Some(path) = &told.json {
+        std::fs::write(path, serde_json::to_string_pretty(found)?)?;
+    }
+    Ok(())
+}
+
+fn attack_once(told: &Told, attacks: &[Attack]) -> Outcome<bool> {
+    let mut suite = suite::Suite::begin(daemon(told, suite::config)?)?;
+    println!("before: {:?}", suite.before());
+    let mut reports = Vec::new();
+    for attack in attacks
+        .iter()
+        .filter(|attack| !attack.is_of_a_stranger || suite.has_users())
+        .copied()
+        .collect::<Vec<_>>()
+    {
+        let report = suite.attack(&attack)?;
+        let is_well = report.complaints.is_empty();
+        let mark = if is_well { "ok  " } else { "FAIL" };
+        println!(
+            "{mark} {:<30}{:<22}{:>6} ms{:>7} MiB  {}",
+            report.name,
+            report.category,
+            report.back_ms,
+            report.state.resident_kb / 1024,
+            if is_well { report.ends.line() } else { report.complaints.join("; ") }
+        );
+        reports.push(report);
+        write(told, &reports)?;
+    }
+    let failed: Vec<&str> =
+        reports.iter().filter(|report| !report.complaints.is_empty()).map(|report| report.name).collect();
+    println!(
+        "{} attacks, {} failed{}{}",
+        reports.len(),
+        failed.len(),
+        if failed.is_empty() { "" } else { ": " },
+        failed.join(", ")
+    );
+    Ok(failed.is_empty())
+}
+
+fn measure(told: &Told, attacks: &[Attack]) -> Outcome<bool> {
+    let mut track = pace::Track::begin(daemon(told, pace::config)?)?;
+    println!("{}", pace::Row::head());
+    let mut rows = Vec::new();
+    for attack in attacks
+        .iter()
+        .filter(|attack| !attack.is_of_a_stranger || track.has_users())
+        .copied()
+        .collect::<Vec<_>>()
+    {
+        let Some(n_copies) = attack.n_copies.map(|n| told.copies.unwrap_or(n)) else { continue };
+        let row = track.measure(&attack, n_copies, told.seconds, told.rounds)?;
+        println!("{}", row.line());
+        rows.push(row);
+        write(told, &rows)?;
+    }
+    let over: Vec<&str> = rows.iter().filter(|row| !row.over().is_empty()).map(|row| row.name).collect();
+    println!(
+        "{} attacks, {} over (pace below {:.0} %, silence, info or stop above {} ms){}{}",
+        rows.len(),
+        over.len(),
+        100.0 * pace::PACE_MIN,
+        pace::MS_MAX,
+        if over.is_empty() { "" } else { ": " },
+        over.join(", ")
+    );
+    Ok(over.is_empty())
+}
+
+fn mix(told: &Told, time: Duration) -> Outcome<bool> {
+    let report = mixed::run(daemon(told, suite::config)?, time, told.seed, &|line| println!("{line}"))?;
+    write(told, &report)?;
+    println!("{} attacks of {} names", report.n_attacks, report.ends.len());
+    println!("before: {:?}", report.before);
+    println!("after:  {:?}, at most {} MiB in memory", report.after, report.resident_kb_max / 1024);
+    for window in &report.neighbours {
+        println!(
+            "a neighbour: {} tokens, {:.0} a second, {} wrong, silent for {:.0} ms at most",
+            window.n_tokens,
+            window.pace(),
+            window.n_wrong,
+            window.silence_ms
+        );
+    }
+    for complaint in &report.complaints {
+        println!("FAIL {complaint}");
+    }
+    Ok(report.complaints.is_empty())
+}
