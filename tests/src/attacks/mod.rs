@@ -75,6 +75,8 @@ pub struct Site {
     pub hostile: Component,
     /// When a client that could go on for ever has to come to its end.
     pub until: Instant,
+    /// Whether guests that still run then are cancelled, and not left to their limits.
+    pub cancels_guests: bool,
 }
 
 impl Site {
@@ -217,6 +219,17 @@ impl Attack {
             Attacker::Client(client) => client(site.clone()).await,
         }
     }
+
+    /// Takes away what it leaves on purpose, where it does.
+    ///
+    /// # Errors
+    /// The connection failed, or something cannot be taken away.
+    pub async fn clean_up(&self, site: &Site) -> std::io::Result<()> {
+        let Some(arguments) = self.cleanup else { return Ok(()) };
+        let site = Site { cancels_guests: false, ..site.clone() };
+        let ending = run_guest(&site, &site.hostile, arguments).await?;
+        if ending.is_well() { Ok(()) } else { Err(std::io::Error::other(ending.message)) }
+    }
 }
 
 /// The component of this attack: made once, as some take longer to make than the daemon takes to refuse them.
@@ -237,6 +250,9 @@ async fn run_guest(site: &Site, component: &Component, arguments: &[&str]) -> st
         return Ok(uploaded);
     }
     let id = raw.start(component, arguments).await?;
+    if !site.cancels_guests {
+        return raw.follow(id).await;
+    }
     if let Ok(ending) = tokio::time::timeout_at((site.until + PATIENCE).into(), raw.follow(id)).await {
         return ending;
     }

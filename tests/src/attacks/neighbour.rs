@@ -20,6 +20,9 @@ pub const N_TOKENS: usize = 400;
 /// Time between two questions to the daemon, whose answers are timed.
 const PROBE_PERIOD: Duration = Duration::from_millis(50);
 
+/// Bytes of the texts whose encoding is timed.
+const ENCODED_BYTES: usize = 6_000;
+
 /// What the neighbour is told.
 pub const MARK: &str = "mark";
 /// It ends its guest and its connections.
@@ -42,6 +45,8 @@ pub struct Window {
     pub info_ms: f64,
     /// The longest time that `stop` took.
     pub stop_ms: f64,
+    /// The longest time that a guest of the neighbour's took to encode 6 kB and say so.
+    pub encode_ms: f64,
     /// What went wrong.
     pub errors: Vec<String>,
 }
@@ -62,6 +67,7 @@ impl Window {
         self.silence_ms = self.silence_ms.max(other.silence_ms);
         self.info_ms = self.info_ms.max(other.info_ms);
         self.stop_ms = self.stop_ms.max(other.stop_ms);
+        self.encode_ms = self.encode_ms.max(other.encode_ms);
         self.errors.extend(other.errors.iter().cloned());
         self
     }
@@ -132,19 +138,66 @@ impl Eyes {
     }
 }
 
+/// What is timed beside the stream.
+#[derive(Clone, Copy, Debug)]
+enum Timed {
+    Info,
+    Stop,
+    Encode,
+}
+
+/// What was timed, and how long it took.
+type Times = mpsc::UnboundedSender<(Timed, Duration)>;
+
 /// Times one request after the other on a connection of its own: `info` and `stop` by turns.
-async fn probe(socket: &Path, seen: mpsc::UnboundedSender<(bool, Duration)>) -> io::Result<()> {
+async fn probe(socket: &Path, seen: Times) -> io::Result<()> {
     let mut raw = Raw::connect(socket).await?;
-    let mut is_stop = false;
+    let mut timed = Timed::Info;
     loop {
         tokio::time::sleep(PROBE_PERIOD).await;
-        let call = if is_stop { Call::Stop { guest_id: u64::MAX } } else { Call::Info };
+        let (call, next) = match timed {
+            Timed::Stop => (Call::Stop { guest_id: u64::MAX }, Timed::Info),
+            _ => (Call::Info, Timed::Stop),
+        };
         let begun = Instant::now();
         raw.ask(call).await?;
-        if seen.send((is_stop, begun.elapsed())).is_err() {
+        if seen.send((timed, begun.elapsed())).is_err() {
             return Ok(());
         }
-        is_stop = !is_stop;
+        timed = next;
+    }
+}
+
+/// Has a guest of its own encode one text after the other.
+async fn probe_encode(socket: &Path, hostile: &Component, seen: Times) -> io::Result<()> {
+    let text = "the quick brown fox ".repeat(ENCODED_BYTES / 20);
+    let mut raw = Raw::connect(socket).await?;
+    loop {
+        let to = raw.start(hostile, &["encode-messages"]).await?;
+        if raw.started(to).await?.is_err() {
+            tokio::time::sleep(PROBE_PERIOD).await;
+            continue;
+        }
+        loop {
+            tokio::time::sleep(2 * PROBE_PERIOD).await;
+            let begun = Instant::now();
+            raw.request(Call::Message { to, text: text.clone() }).await?;
+            let is_there = loop {
+                match raw.next().await? {
+                    Some(ServerMessage::Event { id, event: Event::Text { .. } }) if id == to => break true,
+                    Some(ServerMessage::End { id, .. }) if id == to => break false,
+                    Some(_) => {}
+                    None => return Ok(()),
+                }
+            };
+            if !is_there {
+                break;
+            }
+            raw.send(&ClientMessage::Credit { id: to, n_bytes: 64 }).await?;
+            if seen.send((Timed::Encode, begun.elapsed())).is_err() {
+                return Ok(());
+            }
+        }
     }
 }
 
@@ -160,7 +213,7 @@ async fn stream(
     id: u64,
     eyes: &mut Eyes,
     told: &mut mpsc::UnboundedReceiver<String>,
-    seen: &mut mpsc::UnboundedReceiver<(bool, Duration)>,
+    seen: &mut mpsc::UnboundedReceiver<(Timed, Duration)>,
     n_used: &mut u64,
 ) -> io::Result<Over> {
     loop {
@@ -181,8 +234,12 @@ async fn stream(
                 Some(_) => {}
                 None => return Ok(Over::Ended(Ending::closed())),
             },
-            Some((is_stop, time)) = seen.recv() => {
-                let longest = if is_stop { &mut eyes.window.stop_ms } else { &mut eyes.window.info_ms };
+            Some((timed, time)) = seen.recv() => {
+                let longest = match timed {
+                    Timed::Info => &mut eyes.window.info_ms,
+                    Timed::Stop => &mut eyes.window.stop_ms,
+                    Timed::Encode => &mut eyes.window.encode_ms,
+                };
                 *longest = longest.max(ms(time));
             }
             word = told.recv() => return Ok(Over::Told(word.unwrap_or_default())),
@@ -228,8 +285,14 @@ pub async fn run(socket: &Path, hostile: Component) -> io::Result<()> {
         if !uploaded.is_well() {
             return Err(io::Error::other(uploaded.message));
         }
-        let socket = socket.to_owned();
-        let probing = tokio::spawn(async move { probe(&socket, sender).await });
+        let probing = tokio::spawn({
+            let (socket, sender) = (socket.to_owned(), sender.clone());
+            async move { probe(&socket, sender).await }
+        });
+        let encoding = tokio::spawn({
+            let (socket, hostile) = (socket.to_owned(), hostile.clone());
+            async move { probe_encode(&socket, &hostile, sender).await }
+        });
         eyes.mark();
         answer(&Window::default())?;
         let n_tokens = N_TOKENS.to_string();
@@ -263,6 +326,7 @@ pub async fn run(socket: &Path, hostile: Component) -> io::Result<()> {
             }
         }
         probing.abort();
+        encoding.abort();
         drop(raw);
         answer(&eyes.mark())?;
     }

@@ -14,7 +14,7 @@ use super::state::Load;
 
 /// The least that a neighbour keeps of its pace, of 1.
 pub const PACE_MIN: f64 = 0.45;
-/// The longest that it is silent, and that `info` and `stop` take.
+/// The longest that it is silent, and that `info`, `stop` and the encoding of a short text take.
 pub const MS_MAX: f64 = 60.0;
 
 /// From the attackers' beginning to that of the window, and from their end to the next window.
@@ -66,6 +66,7 @@ impl Row {
             ("silence", self.attacked.silence_ms),
             ("info", self.attacked.info_ms),
             ("stop", self.attacked.stop_ms),
+            ("encode", self.attacked.encode_ms),
         ] {
             if ms > MS_MAX {
                 over.push(what.to_owned());
@@ -83,8 +84,8 @@ impl Row {
     #[must_use]
     pub fn head() -> String {
         format!(
-            "{:<30}{:>7}{:>9}{:>9}{:>7}{:>11}{:>9}{:>9}{:>9}  over / ends",
-            "attack", "copies", "alone/s", "beside/s", "pace", "silence", "info", "stop", "foreign"
+            "{:<30}{:>7}{:>9}{:>9}{:>7}{:>11}{:>9}{:>9}{:>10}{:>9}  over / ends",
+            "attack", "copies", "alone/s", "beside/s", "pace", "silence", "info", "stop", "encode", "foreign"
         )
     }
 
@@ -94,7 +95,7 @@ impl Row {
         let over = self.over();
         let over = if over.is_empty() { String::new() } else { format!("OVER: {}; ", over.join(", ")) };
         format!(
-            "{:<30}{:>7}{:>9.0}{:>9.0}{:>6.0}%{:>8.0} ms{:>6.0} ms{:>6.0} ms{:>9.2}  {over}{}",
+            "{:<30}{:>7}{:>9.0}{:>9.0}{:>6.0}%{:>8.0} ms{:>6.0} ms{:>6.0} ms{:>7.0} ms{:>9.2}  {over}{}",
             self.name,
             self.n_copies,
             self.alone.pace(),
@@ -103,6 +104,7 @@ impl Row {
             self.attacked.silence_ms,
             self.attacked.info_ms,
             self.attacked.stop_ms,
+            self.attacked.encode_ms,
             self.foreign,
             self.ends.line(),
         )

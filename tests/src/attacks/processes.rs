@@ -14,7 +14,7 @@ use tempfile::TempDir;
 use trellis::config::Config;
 
 use super::neighbour::Window;
-use super::{Attack, Component, Ending, Site, run_guest};
+use super::{Attack, Component, Ending, Site};
 
 /// Users that nobody is, for who has the right to become another: the neighbour and the attackers.
 const FIRST_UID: u32 = 60_100;
@@ -293,9 +293,9 @@ impl Attackers {
 }
 
 /// The folder that a client's process was given.
-fn site(folder: &Path, until: Instant) -> io::Result<Site> {
+fn site(folder: &Path, until: Instant, cancels_guests: bool) -> io::Result<Site> {
     let hostile = Component::new(fs::read(folder.join("hostile.wasm"))?);
-    Ok(Site { socket: folder.join("trellis.sock").into(), hostile, until })
+    Ok(Site { socket: folder.join("trellis.sock").into(), hostile, until, cancels_guests })
 }
 
 /// The process of a neighbour.
@@ -303,7 +303,7 @@ fn site(folder: &Path, until: Instant) -> io::Result<Site> {
 /// # Errors
 /// The daemon cannot be reached.
 pub fn be_neighbour(folder: &Path) -> io::Result<()> {
-    let site = site(folder, Instant::now())?;
+    let site = site(folder, Instant::now(), false)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(super::neighbour::run(&site.socket, site.hostile))
 }
@@ -316,7 +316,7 @@ pub fn be_attackers(folder: &Path, orders: &Orders) -> io::Result<()> {
     let attack = super::table().into_iter().find(|attack| attack.name == orders.name);
     let attack = attack.ok_or_else(|| io::Error::other(format!("no attack is called {}", orders.name)))?;
     let until = Instant::now() + Duration::from_secs_f64(orders.seconds);
-    let site = site(folder, until)?;
+    let site = site(folder, until, orders.is_repeated)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let tally = runtime.block_on(async {
         let copies: Vec<_> = (0..orders.n_copies)
@@ -327,15 +327,8 @@ pub fn be_attackers(folder: &Path, orders: &Orders) -> io::Result<()> {
         for copy in copies {
             tally.add(copy.await.map_err(io::Error::other)?);
         }
-        if let Some(arguments) = attack.cleanup {
-            let site = Site { until: Instant::now() + ANSWER_TIME_MAX, ..site };
-            let cleaned = run_guest(&site, &site.hostile, arguments).await?;
-            if !cleaned.is_well() {
-                tally.note(
-                    Ending::wrong(format!("what it left cannot be taken away: {}", cleaned.message)),
-                    1,
-                );
-            }
+        if let Err(error) = attack.clean_up(&site).await {
+            tally.note(Ending::wrong(format!("what it left cannot be taken away: {error}")), 1);
         }
         io::Result::Ok(tally)
     })?;

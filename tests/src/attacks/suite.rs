@@ -7,14 +7,17 @@ use serde::Serialize;
 use trellis::config::Config;
 use trellis::guest::GuestLimits;
 
-use super::Attack;
 use super::neighbour::{GO, MARK, N_TOKENS, PAUSE};
 use super::processes::{Daemon, Neighbour, Orders, Tally, User};
 use super::raw::Raw;
 use super::state::State;
+use super::{Attack, Component};
 
 /// How long those attacks go on that could go on for ever.
 const SECONDS: f64 = 1.5;
+
+/// Time between two looks at the daemon.
+const LOOK_PERIOD: Duration = Duration::from_millis(50);
 
 /// How long the daemon may take to give back what an attack has taken: threads that have nothing to do end after ten seconds.
 const BACK_TIME_MAX: Duration = Duration::from_secs(13);
@@ -41,7 +44,8 @@ const WARMING: [(&str, usize); 14] = [
 ];
 
 /// The settings of a daemon that is attacked once by each: short limits, so that what goes on without end has one soon, and little KV
-/// memory, so that all of it has been used before anything is measured.
+/// memory, so that all of it has been used before anything is measured. Of compiled components one is kept ready, so that it is the
+/// same one whenever something is measured.
 #[must_use]
 pub fn config(config: Config) -> Config {
     let limits = GuestLimits {
@@ -49,6 +53,7 @@ pub fn config(config: Config) -> Config {
         deadline_ms: 3_000,
         idle_ms: 2_000,
         memory_bytes: 96 << 20,
+        n_programs: 1,
         ..config.limits
     };
     Config { kv_bytes: Some(48 << 20), kv_host_bytes: Some(32 << 20), limits, ..config }
@@ -86,6 +91,7 @@ pub struct Suite {
     daemon: Daemon,
     neighbour: Neighbour,
     attacker: User,
+    hostile: Component,
     raw: Raw,
     runtime: tokio::runtime::Runtime,
     before: State,
@@ -96,7 +102,7 @@ impl Suite {
     ///
     /// # Errors
     /// A process does not do what it should.
-    pub fn begin(daemon: Daemon) -> io::Result<Self> {
+    pub fn begin(daemon: Daemon, hostile: Component) -> io::Result<Self> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let raw = runtime.block_on(Raw::connect(&daemon.socket()))?;
         let mut neighbour = daemon.neighbour(User(0))?;
@@ -113,7 +119,8 @@ impl Suite {
             n_tokens += neighbour.tell(MARK)?.n_tokens;
         }
         neighbour.tell(PAUSE)?;
-        let mut suite = Self { daemon, neighbour, attacker: User(1), raw, runtime, before: State::default() };
+        let (attacker, before) = (User(1), State::default());
+        let mut suite = Self { daemon, neighbour, attacker, hostile, raw, runtime, before };
         warm(&suite.daemon, suite.attacker)?;
         // What is held of those is given back first.
         let begun = Instant::now();
@@ -138,7 +145,23 @@ impl Suite {
         self.daemon.has_users
     }
 
+    /// What the daemon holds, with the hostile guest as the component that is kept ready.
     fn state(&mut self) -> io::Result<State> {
+        let ending = self.runtime.block_on(async {
+            let uploaded = self.raw.upload(&self.hostile).await?;
+            if !uploaded.is_well() {
+                return Ok(uploaded);
+            }
+            let id = self.raw.start(&self.hostile, &["exit-well"]).await?;
+            self.raw.follow(id).await
+        })?;
+        if !ending.is_well() {
+            return Err(io::Error::other(format!(
+                "a guest that does nothing ended with {}: {}",
+                ending.short(),
+                ending.message
+            )));
+        }
         self.runtime.block_on(State::of(&mut self.raw, self.daemon.pid()))
     }
 
@@ -151,7 +174,7 @@ impl Suite {
             if beyond.is_empty() || begun.elapsed() > BACK_TIME_MAX {
                 return Ok((state, beyond));
             }
-            std::thread::sleep(Duration::from_millis(30));
+            std::thread::sleep(LOOK_PERIOD);
         }
     }
 
@@ -189,6 +212,7 @@ impl Suite {
             complaints.extend(beyond);
             // The next one is not to blame.
             self.before.resident_kb = self.before.resident_kb.max(state.resident_kb);
+            self.before.n_descriptors = self.before.n_descriptors.max(state.n_descriptors);
             self.before.n_threads = self.before.n_threads.max(state.n_threads);
             self.before.n_contexts = self.before.n_contexts.max(state.n_contexts);
             self.before.n_pages = self.before.n_pages.max(state.n_pages);

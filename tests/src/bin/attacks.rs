@@ -170,7 +170,7 @@ fn write(told: &Told, found: &impl Serialize) -> Outcome<()> {
 }
 
 fn attack_once(told: &Told, attacks: &[Attack]) -> Outcome<bool> {
-    let mut suite = suite::Suite::begin(daemon(told, suite::config)?)?;
+    let mut suite = suite::Suite::begin(daemon(told, suite::config)?, Component::new(guests::hostile()))?;
     println!("before: {:?}", suite.before());
     let mut reports = Vec::new();
     for attack in attacks
@@ -223,7 +223,7 @@ fn measure(told: &Told, attacks: &[Attack]) -> Outcome<bool> {
     }
     let over: Vec<&str> = rows.iter().filter(|row| !row.over().is_empty()).map(|row| row.name).collect();
     println!(
-        "{} attacks, {} over (pace below {:.0} %, silence, info or stop above {} ms){}{}",
+        "{} attacks, {} over (pace below {:.0} %, silence, info, stop or encode above {} ms){}{}",
         rows.len(),
         over.len(),
         100.0 * pace::PACE_MIN,

@@ -28,6 +28,7 @@ fn run() -> Outcome {
         "endless" => neighbour::endless(),
         "paced" => neighbour::paced(rest),
         "echo" => neighbour::echo(),
+        "encode-messages" => neighbour::encode(),
         "puppet" => neighbour::puppet(rest),
         "visitor" => neighbour::visitor(rest),
         "mistakes" => mistakes::make_all(),

@@ -84,6 +84,15 @@ pub(crate) fn paced(arguments: &[String]) -> Outcome {
     }
 }
 
+/// Encodes what it is sent, and says how many tokens that are.
+pub(crate) fn encode() -> Outcome {
+    let model = Model::open_default()?;
+    for message in messages() {
+        emit(&model.encode(&message?)?.len().to_string())?;
+    }
+    Ok(())
+}
+
 /// Sends back what it is sent.
 pub(crate) fn echo() -> Outcome {
     for message in messages() {

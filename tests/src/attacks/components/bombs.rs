@@ -3,7 +3,12 @@
 use super::*;
 
 pub(in super::super) fn many_functions() -> Vec<u8> {
-    let functions: String = (0..30_000)
+    functions(30_000)
+}
+
+/// So many functions.
+pub(in super::super) fn functions(n: usize) -> Vec<u8> {
+    let functions: String = (0..n)
         .map(|i| {
             format!("(func (param i32) (result i32) (i32.mul (i32.add (local.get 0) (i32.const {i})) (i32.const 7)))\n")
         })

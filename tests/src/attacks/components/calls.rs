@@ -81,7 +81,7 @@ pub(in super::super) fn call_out_of_a_call() -> Vec<u8> {
             {SESSION}
             (core module $libc (memory (export "memory") 64))
             (core instance $libc (instantiate $libc))
-            (core func $log (canon lower (func $session "log") (memory $libc "memory")))
+            (core func $log (canon lower (func $session "log") (memory (core memory $libc "memory"))))
             (core module $alloc
                 (import "host" "log" (func $log (param i32 i32 i32)))
                 (func (export "realloc") (param i32 i32 i32 i32) (result i32)
@@ -90,7 +90,7 @@ pub(in super::super) fn call_out_of_a_call() -> Vec<u8> {
             (core instance $host (export "log" (func $log)))
             (core instance $alloc (instantiate $alloc (with "host" (instance $host))))
             (core func $random (canon lower (func $random "get-random-bytes")
-                (memory $libc "memory") (realloc (func $alloc "realloc"))))
+                (memory (core memory $libc "memory")) (realloc (core func $alloc "realloc"))))
             (core module $main
                 (import "host" "random" (func $random (param i64 i32)))
                 (func (export "run") (result i32)
@@ -98,6 +98,6 @@ pub(in super::super) fn call_out_of_a_call() -> Vec<u8> {
             (core instance $more (export "random" (func $random)))
             (core instance $main (instantiate $main (with "host" (instance $more))))
             (func (export "run") (result (result (error string)))
-                (canon lift (core func $main "run") (memory $libc "memory"))))"#
+                (canon lift (core func $main "run") (memory (core memory $libc "memory")))))"#
     ))
 }

@@ -165,5 +165,5 @@ pub(in super::super) fn post_return() -> Vec<u8> {
             (func (export "post") (param i32) (loop $again (br $again))))
         (core instance $main (instantiate $main))
         (func (export "run") (result (result (error string)))
-            (canon lift (core func $main "run") (memory $main "memory") (post-return (func $main "post")))))"#)
+            (canon lift (core func $main "run") (memory (core memory $main "memory")) (post-return (core func $main "post")))))"#)
 }

@@ -31,7 +31,11 @@ struct Lowered {
 /// The host's memory options of a call that passes or returns more than numbers.
 macro_rules! with_memory {
     ($function:literal) => {
-        concat!("lower ", $function, r#" (memory $libc "memory") (realloc (func $libc "realloc"))"#)
+        concat!(
+            "lower ",
+            $function,
+            r#" (memory (core memory $libc "memory")) (realloc (core func $libc "realloc"))"#
+        )
     };
 }
 use with_memory;
@@ -66,7 +70,7 @@ fn guest(imports: &str, lowered: &[Lowered], realloc: &str, run: &str) -> Vec<u8
             (core instance $host {exports})
             (core instance $main (instantiate $main (with "libc" (instance $libc)) (with "host" (instance $host))))
             (func (export "run") (result (result (error string)))
-                (canon lift (core func $main "run") (memory $libc "memory"))))"#
+                (canon lift (core func $main "run") (memory (core memory $libc "memory")))))"#
     ))
 }
 
@@ -81,7 +85,7 @@ fn plain(module: &str, beside: &str) -> Vec<u8> {
                 (func (export "run") (result i32) (i32.const 16)))
             (core instance $main (instantiate $main))
             (func (export "run") (result (result (error string)))
-                (canon lift (core func $main "run") (memory $main "memory"))))"#
+                (canon lift (core func $main "run") (memory (core memory $main "memory")))))"#
     ))
 }
 
