@@ -14,6 +14,7 @@ mod leaving;
 mod loader;
 mod machine;
 mod models;
+mod nearest;
 mod profile;
 mod recording;
 mod replay;

@@ -4,9 +4,10 @@ use std::path::Path;
 
 use serde::Serialize;
 
-use super::error::{MixError, hint};
+use super::error::MixError;
 use super::file::Mix;
 use crate::cli::table::{Align, Table};
+use crate::nearest::hint;
 
 /// A mix that comes with the program: its name and its file.
 type Builtin = (&'static str, &'static str);

@@ -1,8 +1,9 @@
 //! What can be wrong with a mix file, and with running it here.
 
-use std::fmt;
 use std::io;
 use std::path::PathBuf;
+
+use crate::nearest::Hint;
 
 /// Why a mix cannot be run.
 #[derive(Debug, thiserror::Error)]
@@ -52,39 +53,4 @@ pub(crate) enum MixError {
     Sampler { load: String, source: trellis_engine::sampling::SamplerError },
     #[error("load {load:?} gave no token in {seconds:.0} s: measure for longer, or look why it starves")]
     Silent { load: String, seconds: f64 },
-}
-
-/// The end of an error: the right name that is near to what the file has, if there is one.
-#[derive(Debug)]
-pub(crate) struct Hint(Option<String>);
-
-impl fmt::Display for Hint {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.as_ref().map_or(Ok(()), |name| write!(f, "; did you mean {name:?}?"))
-    }
-}
-
-/// The nearest of these names, if it takes no more than an edit for every three letters to come by it.
-pub(super) fn hint<'a>(written: &str, names: impl IntoIterator<Item = &'a str>) -> Hint {
-    let near = names.into_iter().filter_map(|name| {
-        let n_edits = strsim::damerau_levenshtein(written, name);
-        (3 * n_edits <= written.chars().count().max(3)).then_some((n_edits, name))
-    });
-    Hint(near.min_by_key(|&(n_edits, _)| n_edits).map(|(_, name)| name.to_owned()))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn only_what_is_near_is_suggested() {
-        let names = ["one-long", "wide", "chat"];
-        assert_eq!(hint("one-lnog", names).to_string(), "; did you mean \"one-long\"?");
-        assert_eq!(hint("widr", names).to_string(), "; did you mean \"wide\"?");
-        for far in ["nosuch", "long", "house", ""] {
-            assert_eq!(hint(far, names).to_string(), "", "{far}");
-        }
-        assert_eq!(hint("wide", []).to_string(), "");
-    }
 }

@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use toml::{Table, Value};
 
-use super::error::{MixError, hint};
+use super::error::MixError;
+use crate::nearest::hint;
 
 /// One table of the file.
 #[derive(Debug)]

@@ -5,9 +5,10 @@ use std::time::Duration;
 
 use toml::Table;
 
-use super::error::{MixError, hint};
+use super::error::MixError;
 use super::fields::Fields;
 use super::load::{Kind, Load};
+use crate::nearest::hint;
 
 /// What is measured when the file does not say.
 const WARM_UP: Duration = Duration::from_secs(2);

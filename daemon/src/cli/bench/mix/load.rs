@@ -8,8 +8,9 @@ use trellis_engine::sampling::Sampler;
 use trellis_engine::sampling::beams::N_BEAMS_MAX;
 use trellis_engine::sampling::program::N_MEMBERS_MAX;
 
-use super::error::{MixError, hint};
+use super::error::MixError;
 use super::fields::Fields;
+use crate::nearest::hint;
 
 /// What one kind of user does, several times at once.
 #[derive(Clone, Debug, PartialEq)]
