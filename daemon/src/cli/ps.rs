@@ -12,10 +12,12 @@ const EXAMPLES: &str = "\
 Examples:
   trellis ps
   trellis ps --json | jq '.[] | select(.elapsed_ms > 60000) | .guest_id'
+  trellis ps --json | jq '.[] | {guest_id, used: .used.cpu_ms, limit: .limits.cpu_ms}'
 
 MODEL is what the guest holds something of, a context for one; - is a guest that has nothing of a model at this moment. IN
 VAIN are tokens that were decoded ahead or guessed and not wanted, CACHED those that the prefix cache spared, WAITED the
-steps that went by while a context could have been in them; --json has them by cause.";
+steps that went by while a context could have been in them; --json has them by cause. It also has what each guest uses of
+its memory, time and budgets (used) and may use (limits), by the names that `trellis limits` has.";
 
 /// List your running guests
 #[derive(Debug, Args)]

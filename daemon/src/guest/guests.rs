@@ -6,7 +6,7 @@ use std::panic::AssertUnwindSafe;
 use std::path::PathBuf;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::task::{Context, Poll};
 use std::time::Instant;
 
@@ -17,6 +17,7 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 use trellis_engine::account::{Account, ActorId, GuestId, HostCharge, Resource, SessionId};
 use trellis_engine::{Causes, ModelHandle};
 
+use super::amounts::{Amounts, log_end};
 use super::beside::Beside;
 use super::cache::{CacheLimits, CodeCache};
 use super::compile::{CompileProgress, Compiler, ProgramSource};
@@ -181,16 +182,12 @@ pub struct GuestInfo {
     pub models: Vec<String>,
     /// Time since its start.
     pub elapsed_ms: u64,
-    /// Processor time.
-    pub cpu_ms: u64,
-    /// Linear memory.
-    pub memory_bytes: u64,
+    /// What it uses of what it is bounded in.
+    pub amounts: Amounts,
+    /// The most of that, within what its session and its user may use.
+    pub limits: Amounts,
     /// What was computed for it.
     pub used: Used,
-    /// KV pages that its contexts hold.
-    pub n_pages: u64,
-    /// Contexts that it has open.
-    pub n_contexts: u64,
 }
 
 /// What was computed for a guest, at one moment.
@@ -433,6 +430,7 @@ impl GuestHost {
             memory: Arc::new(MemoryGauge::default()),
             models: models.clone(),
             stop: stop.clone(),
+            held_last: OnceLock::new(),
         });
         let profile = launch.is_profiled.then(|| Profile::new(&vitals));
         let listed = self.list(vitals.clone())?;
@@ -440,7 +438,7 @@ impl GuestHost {
         let (id, account) = (vitals.id, vitals.account.clone());
         let (owner, cpu) = (vitals.owner(), vitals.cpu.clone());
         let birth = Birth {
-            vitals,
+            vitals: vitals.clone(),
             program: launch.program,
             limits: limits.clone(),
             beside: self.beside.clone(),
@@ -456,7 +454,10 @@ impl GuestHost {
             let end = {
                 let _alive = (listed, ticking, charge);
                 let end = AssertUnwindSafe(live(birth)).catch_unwind().await;
-                end.unwrap_or_else(|panic| GuestEnd::Panicked { message: panic_message(panic.as_ref()) })
+                let end = end
+                    .unwrap_or_else(|panic| GuestEnd::Panicked { message: panic_message(panic.as_ref()) });
+                log_end(&vitals, &end);
+                end
             };
             // Its session may be gone.
             let _ = ended.send(end);
@@ -485,7 +486,19 @@ impl GuestHost {
     /// The guests that run, oldest first.
     #[must_use]
     pub fn guests(&self) -> Vec<GuestInfo> {
-        self.running().values().map(|vitals| info(vitals)).collect()
+        self.running().values().map(|vitals| info(vitals, &self.limits)).collect()
+    }
+
+    /// Guests of a user that run, and those of all.
+    pub(crate) fn n_guests(&self, actor: ActorId) -> (u64, u64) {
+        let running = self.running();
+        let n_theirs = running.values().filter(|guest| guest.actor == actor).count();
+        (n_theirs as u64, running.len() as u64)
+    }
+
+    /// Components that are ready to start, and the bytes of their code.
+    pub(crate) fn programs_ready(&self) -> (u64, u64) {
+        self.programs().ready()
     }
 
     /// Stops a guest.
@@ -523,7 +536,7 @@ async fn follow(
     Ok(program)
 }
 
-fn info(vitals: &Vitals) -> GuestInfo {
+fn info(vitals: &Vitals, limits: &GuestLimits) -> GuestInfo {
     let activity = if vitals.cpu.is_running() { GuestActivity::Running } else { GuestActivity::Waiting };
     GuestInfo {
         id: vitals.id,
@@ -534,11 +547,9 @@ fn info(vitals: &Vitals) -> GuestInfo {
         activity,
         models: vitals.models.names_held(),
         elapsed_ms: vitals.started.elapsed().as_millis() as u64,
-        cpu_ms: vitals.cpu.used().as_millis() as u64,
-        memory_bytes: vitals.memory.n_bytes(),
+        amounts: vitals.amounts(),
+        limits: Amounts::limits(limits, &vitals.account),
         used: Used::of(&vitals.account),
-        n_pages: vitals.account.used(Resource::Pages),
-        n_contexts: vitals.account.used(Resource::Contexts),
     }
 }
 

@@ -13,12 +13,13 @@
 //!   `component` checks and links it, `run` lives one guest's life in its `store`, `host` answers its calls. `held` and
 //!   `guest_models` know which models it holds and what it sees when one is lost; `threads` are what guests run on, `beside` has others for long work.
 //! - Bounds: `memory` over all instances of the guest, `cpu` and `ticker` for processor time, `log` and `io` for output, the
-//!   account for everything that the engine and the host keep for it.
+//!   account for everything that the engine and the host keep for it; `amounts` says what it uses of them, to lists and the log.
 //! - Must not happen: guest code in the daemon before it went through the compiling process; code from anywhere but the
 //!   daemon's own folder; a file, a socket, an environment or a precise clock within a guest's reach; a store that is used
 //!   again after a trap; a guest that holds up another or the threads of the sessions; a panic of the host API that ends more
 //!   than the guest that called.
 
+mod amounts;
 mod beside;
 mod bindings;
 mod cache;
@@ -49,6 +50,7 @@ mod ticker;
 mod wasi;
 mod worker;
 
+pub use amounts::Amounts;
 pub(crate) use cache::make_private;
 pub use compile::{CompileProgress, ProgramSource};
 pub(crate) use component::check_format;

@@ -25,6 +25,11 @@ impl Programs {
         Self { n_max: n_max.max(1), n_bytes_max, n_bytes: 0, n_uses: 0, entries: HashMap::new() }
     }
 
+    /// How many there are, and the bytes of their code.
+    pub(crate) fn ready(&self) -> (u64, u64) {
+        (self.entries.len() as u64, self.n_bytes as u64)
+    }
+
     pub(crate) fn get(&mut self, hash: &blake3::Hash) -> Option<Program> {
         let entry = self.entries.get_mut(hash)?;
         self.n_uses += 1;

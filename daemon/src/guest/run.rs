@@ -1,7 +1,7 @@
 //! One guest's life, from its first instruction to its end.
 
 use std::panic::AssertUnwindSafe;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant, SystemTime};
 
 use futures_util::FutureExt as _;
@@ -11,6 +11,7 @@ use trellis_engine::model::Date;
 use wasmtime::component::ResourceTable;
 use wasmtime::{Store, Trap, UpdateDeadline, WasmBacktrace};
 
+use super::amounts::{Amounts, Holding};
 use super::beside::Beside;
 use super::component::Program;
 use super::cpu::CpuClock;
@@ -55,6 +56,8 @@ pub(crate) struct Vitals {
     pub(crate) memory: Arc<MemoryGauge>,
     pub(crate) models: Arc<GuestModels>,
     pub(crate) stop: CancellationToken,
+    /// What it held before all was freed.
+    pub(crate) held_last: OnceLock<Amounts>,
 }
 
 impl Vitals {
@@ -156,6 +159,8 @@ async fn execute(birth: Birth, deadline: Arc<Deadline>) -> wasmtime::Result<Resu
     store.set_hostcall_fuel(limits.call_bytes.saturating_mul(N_CALLS_LOOKED_AT));
     store.set_epoch_deadline(1);
     let cpu_max = Duration::from_millis(limits.cpu_ms);
+    // Dropped before the store, also where this is dropped as it waits.
+    let holding = Holding(vitals.clone());
     let sampled = profile.clone();
     store.epoch_deadline_callback(move |context| {
         if let Some(profile) = &sampled {
@@ -171,6 +176,7 @@ async fn execute(birth: Birth, deadline: Arc<Deadline>) -> wasmtime::Result<Resu
         profile.note_begin();
     }
     let result = program.run(&mut store).await;
+    drop(holding);
     // The last lines are in the streams of the store.
     drop(store);
     log.close();

@@ -26,8 +26,8 @@ use tokio_util::sync::CancellationToken;
 use trellis_engine::account::{Account, ActorId, GuestId, SessionId};
 use trellis_engine::{EngineStats, ModelHandle};
 use trellis_wire::{
-    ComponentHash, DaemonInfo, DeviceInfo, ErrorBody, ErrorCode, GuestInfo, GuestUsage, LABEL_BYTES_MAX,
-    ModelInfo, Program as ProgramName, Stage,
+    ComponentHash, DaemonInfo, DeviceInfo, ErrorBody, ErrorCode, GuestAmounts, GuestInfo, GuestUsage,
+    LABEL_BYTES_MAX, ModelInfo, Program as ProgramName, Stage,
 };
 
 use self::components::Components;
@@ -36,7 +36,7 @@ use self::registry::Registry;
 use crate::accounts::Accounts;
 use crate::config::Device;
 use crate::guest::{
-    CompileProgress, GuestActivity, GuestEnd as Ending, GuestHost, GuestIo, Launch, Program,
+    Amounts, CompileProgress, GuestActivity, GuestEnd as Ending, GuestHost, GuestIo, Launch, Program,
     RunningGuest as Started, Used,
 };
 use crate::loader::Loader;
@@ -267,11 +267,13 @@ impl Service for HostService {
                 GuestActivity::Waiting => "waiting".to_owned(),
             },
             models: guest.models,
-            n_contexts: guest.n_contexts,
-            n_pages: guest.n_pages,
-            memory_bytes: guest.memory_bytes,
+            n_contexts: guest.amounts.n_contexts,
+            n_pages: guest.amounts.n_pages,
+            memory_bytes: guest.amounts.memory_bytes,
             elapsed_ms: guest.elapsed_ms,
             usage: GuestUsage { elapsed_us: guest.elapsed_ms * 1000, ..usage(&guest.used) },
+            used: Some(amounts(&guest.amounts)),
+            limits: Some(amounts(&guest.limits)),
         });
         Ok(info.collect())
     }
@@ -393,6 +395,11 @@ fn usage(used: &Used) -> GuestUsage {
         causes: totals::by_cause(&used.causes),
         ..GuestUsage::default()
     }
+}
+
+fn amounts(amounts: &Amounts) -> GuestAmounts {
+    let Amounts { memory_bytes, cpu_ms, n_pages, n_contexts, n_tokens, host_bytes } = *amounts;
+    GuestAmounts { memory_bytes, cpu_ms, n_pages, n_contexts, n_tokens, host_bytes }
 }
 
 fn model_info(loaded: &ModelHandle, stats: &EngineStats, actor: Actor) -> ModelInfo {

@@ -35,6 +35,6 @@ pub use error::{Error, Lost, Tried};
 pub use guest::{Guest, GuestSender};
 pub use program::{Program, StartOptions};
 pub use trellis_wire::{
-    Causes, ComponentHash, Computed, DaemonInfo, DeviceInfo, ErrorBody, ErrorCode, Event, GuestInfo,
-    GuestUsage, LogLevel, ModelInfo, Stage,
+    Causes, ComponentHash, Computed, DaemonInfo, DeviceInfo, ErrorBody, ErrorCode, Event, GuestAmounts,
+    GuestInfo, GuestUsage, LogLevel, ModelInfo, Stage,
 };

@@ -1,5 +1,7 @@
 use serde::{Deserialize, Serialize};
 
+use crate::limit::GuestAmounts;
+
 /// A loaded model.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
@@ -71,6 +73,12 @@ pub struct GuestInfo {
     pub elapsed_ms: u64,
     /// What it has used so far: its tokens and its time. What it has sent is known at its end.
     pub usage: GuestUsage,
+    /// What it uses of what it is bounded in; an older daemon does not say.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub used: Option<GuestAmounts>,
+    /// The most that it may use, within what its session and its user may; an older daemon does not say.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub limits: Option<GuestAmounts>,
 }
 
 /// What a guest has used.

@@ -16,6 +16,7 @@ mod fault;
 mod frame;
 mod hello;
 mod info;
+mod limit;
 mod message;
 mod open_enum;
 mod outbox;
@@ -27,6 +28,7 @@ pub use fault::{ErrorBody, ErrorCode};
 pub use frame::{FrameBuffer, FrameReader, decode};
 pub use hello::{BUILD, Hello, negotiate};
 pub use info::{Causes, Computed, DaemonInfo, DeviceInfo, GuestInfo, GuestUsage, ModelInfo};
+pub use limit::GuestAmounts;
 pub use message::{
     Call, ClientMessage, ComponentHash, Event, LogLevel, Outcome, Program, ServerMessage, Stage, Start, Value,
 };
