@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use trellis_engine::account::{Account, ActorId, Budget, SessionId, USER};
+use trellis_engine::account::{Account, ActorId, Budget, Resource, SessionId, USER};
 
 use crate::config::Budgets;
 
@@ -52,10 +52,15 @@ impl Accounts {
         self.open.lock().unwrap_or_else(PoisonError::into_inner).sessions.get(&session).cloned()
     }
 
-    /// Bytes of host memory that all users hold.
-    #[cfg(test)]
-    pub(crate) fn used_host_bytes(&self) -> u64 {
-        self.daemon.used(trellis_engine::account::Resource::HostBytes)
+    /// What a user has in use; a user that was never here has nothing.
+    pub(crate) fn used_by(&self, actor: ActorId, resource: Resource) -> u64 {
+        let open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        open.users.get(&actor).map_or(0, |user| user.used(resource))
+    }
+
+    /// What all users have in use.
+    pub(crate) fn used(&self, resource: Resource) -> u64 {
+        self.daemon.used(resource)
     }
 
     pub(crate) fn end_session(&self, session: SessionId) {
@@ -65,8 +70,6 @@ impl Accounts {
 
 #[cfg(test)]
 mod tests {
-    use trellis_engine::account::Resource;
-
     use super::*;
 
     #[test]
@@ -79,6 +82,17 @@ mod tests {
         accounts.end_session(session);
         assert!(accounts.session(session).is_none());
         assert!(accounts.open.lock().expect("nothing panicked").sessions.is_empty());
+    }
+
+    #[test]
+    fn users_are_counted_apart_and_together() {
+        let accounts = Accounts::new(&Budgets::default(), 1 << 30);
+        for (uid, session, n_pages) in [(7, 1, 3), (7, 2, 4), (8, 3, 5)] {
+            let account = accounts.begin_session(ActorId(uid), SessionId(session));
+            account.charge(Resource::Pages, n_pages).expect("within all budgets");
+        }
+        let by = |uid| accounts.used_by(ActorId(uid), Resource::Pages);
+        assert_eq!((by(7), by(8), by(9), accounts.used(Resource::Pages)), (7, 5, 0, 12));
     }
 
     #[test]

@@ -1,24 +1,26 @@
 //! What the daemon is told at start-up.
 
 mod budgets;
+mod file;
 
-use std::fs;
-use std::io::{self, Read};
+use std::io;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
+use documented::DocumentedFields;
 use serde::{Deserialize, Serialize};
 use trellis_engine::EngineSettings;
 use trellis_engine::model::Dtype;
 
+pub(crate) use self::budgets::HostBytes;
 pub use self::budgets::{Budgets, SharedBudget};
+pub use self::file::WrongText;
 use crate::guest::GuestLimits;
-
-/// The longest file of settings.
-const CONFIG_BYTES_MAX: u64 = 1 << 20;
+use crate::limits::SetByFile;
+use crate::session::SessionLimits;
 
 /// The daemon's settings. Every field has a default, so that the daemon starts without a file.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize, DocumentedFields)]
 #[serde(default, deny_unknown_fields)]
 pub struct Config {
     /// Models to load: names of bundled ones (`tiny`, `draft`), folders in the Hugging Face layout, or `shape:NAME` for
@@ -60,6 +62,11 @@ pub struct Config {
     pub limits: GuestLimits,
     /// What all guests of a session and of a user may use together.
     pub budgets: Budgets,
+    /// What connections may ask for.
+    pub sessions: SessionLimits,
+    /// What a file has set of all this.
+    #[serde(skip)]
+    pub set_by_file: SetByFile,
 }
 
 /// What runs the models.
@@ -222,6 +229,8 @@ impl Default for Config {
             on_device_failure: OnDeviceFailure::default(),
             limits: GuestLimits::default(),
             budgets: Budgets::default(),
+            sessions: SessionLimits::default(),
+            set_by_file: SetByFile::default(),
         }
     }
 }
@@ -243,7 +252,7 @@ pub enum ConfigError {
         /// The file.
         path: PathBuf,
         /// What is wrong where.
-        source: Box<toml::de::Error>,
+        source: WrongText,
     },
     /// A number outside its range.
     #[error("{field} is {value}, expected {expected}")]
@@ -257,25 +266,16 @@ pub enum ConfigError {
     },
 }
 
-/// The text of a file of settings.
-fn read_text(path: &Path) -> io::Result<String> {
-    let mut text = String::new();
-    fs::File::open(path)?.take(CONFIG_BYTES_MAX + 1).read_to_string(&mut text)?;
-    if text.len() as u64 > CONFIG_BYTES_MAX {
-        return Err(io::Error::other(format!("it has more than {CONFIG_BYTES_MAX} bytes")));
-    }
-    Ok(text)
-}
-
 impl Config {
     /// Reads a TOML file.
     ///
     /// # Errors
     /// The file cannot be read, does not parse, has an unknown field or a number out of range.
     pub fn load(path: &Path) -> Result<Self, ConfigError> {
-        let text = read_text(path).map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
-        let config: Self = toml::from_str(&text)
-            .map_err(|source| ConfigError::Parse { path: path.to_owned(), source: Box::new(source) })?;
+        let text =
+            file::read_text(path).map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
+        let config =
+            Self::parse(&text).map_err(|source| ConfigError::Parse { path: path.to_owned(), source })?;
         config.check()?;
         Ok(config)
     }
@@ -285,6 +285,8 @@ impl Config {
             ("models", Some(self.models.len()), 1, "at least 1"),
             ("n_step_rows", self.n_step_rows, 1, "at least 1"),
             ("n_step_tokens", self.n_step_tokens, 2, "at least 2"),
+            ("sessions.n_connections", Some(self.sessions.n_connections), 1, "at least 1"),
+            ("sessions.n_requests", Some(self.sessions.n_requests), 1, "at least 1"),
         ];
         for (field, value, least, expected) in least {
             if let Some(value) = value.filter(|&value| value < least) {
@@ -314,6 +316,8 @@ impl Config {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
 
     fn load(text: &str) -> Result<Config, ConfigError> {
@@ -342,6 +346,8 @@ mod tests {
         let error = load("latency_multiple = 0.5").expect_err("too small");
         assert_eq!(error.to_string(), "latency_multiple is 0.5, expected at least 1");
         assert!(matches!(load("n_step_rows = 0"), Err(ConfigError::OutOfRange { field: "n_step_rows", .. })));
+        let error = load("[sessions]\nn_connections = 0").expect_err("nobody could come in");
+        assert_eq!(error.to_string(), "sessions.n_connections is 0, expected at least 1");
         for path in ["/nonexistent", "/dev/zero"] {
             assert!(matches!(Config::load(Path::new(path)), Err(ConfigError::Read { .. })), "{path}");
         }

@@ -24,7 +24,7 @@ use crate::loader::Loader;
 use crate::machine;
 pub use crate::models::DeviceFailure;
 use crate::service::HostService;
-use crate::session::{Actor, Limits, Sessions};
+use crate::session::{Actor, Sessions};
 
 /// Bytes in flight each way between a client in this process and its session.
 const DUPLEX_BYTES: usize = 64 << 10;
@@ -273,15 +273,9 @@ impl Daemon {
         let accounts = Accounts::new(&config.budgets, machine::memory_bytes());
         let service = HostService::new(host, loader.clone(), guests_dir, accounts, shutdown.clone(), started);
         let service = Arc::new(service);
-        let limits = Limits {
-            component_bytes_max: config.limits.component_bytes as u64,
-            n_messages_max: config.limits.n_messages,
-            inbox_bytes_max: config.limits.inbox_bytes,
-            credit_bytes_max: config.limits.output_bytes_in_flight as u64,
-            ..Limits::default()
-        };
+        let sessions = Sessions::new(service.clone(), config.sessions.clone(), config.limits.clone());
         progress(LoadProgress::Ready);
-        Ok(Self { sessions: Sessions::new(service.clone(), limits), service, shutdown, loader })
+        Ok(Self { sessions, service, shutdown, loader })
     }
 
     /// The model of that name, or the default model.

@@ -11,6 +11,7 @@ mod device;
 pub mod guest;
 pub mod ipc;
 mod leaving;
+pub mod limits;
 mod loader;
 mod machine;
 mod models;

@@ -20,6 +20,9 @@ use crate::{guests, pack};
 /// so long.
 pub const PATIENCE: Duration = Duration::from_secs(300);
 
+/// The file of a daemon's log, in its folder.
+const LOG: &str = "trellis.log";
+
 /// What guests may use in tests that are not about it: time for a slow machine, to compile them and to run.
 #[must_use]
 pub fn limits() -> GuestLimits {
@@ -222,8 +225,17 @@ impl Served {
     /// It does not start.
     #[must_use]
     pub fn start_with(exe: &str, config: &Config, environment: &[(&str, &str)]) -> Self {
-        let folder = tempfile::tempdir().expect("a folder");
         let text = toml::to_string(config).expect("settings can be written down");
+        Self::start_on(exe, &text, environment)
+    }
+
+    /// As [`Served::start_with`], with this text of settings.
+    ///
+    /// # Panics
+    /// It does not start.
+    #[must_use]
+    pub fn start_on(exe: &str, text: &str, environment: &[(&str, &str)]) -> Self {
+        let folder = tempfile::tempdir().expect("a folder");
         std::fs::write(folder.path().join("trellis.toml"), text).expect("the settings are written");
         let mut served = Self { child: serve(exe, folder.path(), environment), exe: exe.into(), folder };
         let begun = Instant::now();
@@ -239,6 +251,15 @@ impl Served {
     #[must_use]
     pub fn socket(&self) -> PathBuf {
         self.folder.path().join("trellis.sock")
+    }
+
+    /// What it has logged so far.
+    ///
+    /// # Panics
+    /// The log cannot be read.
+    #[must_use]
+    pub fn log(&self) -> String {
+        std::fs::read_to_string(self.folder.path().join(LOG)).expect("it is there")
     }
 
     /// A command on this daemon; its output is left out unless the test takes it.
@@ -289,6 +310,7 @@ fn serve(exe: &str, folder: &Path, environment: &[(&str, &str)]) -> Child {
     command.envs(environment.iter().copied());
     command.arg("serve").arg("--socket").arg(folder.join("trellis.sock"));
     command.arg("--config").arg(folder.join("trellis.toml"));
+    command.stderr(std::fs::File::create(folder.join(LOG)).expect("the folder takes files"));
     command.spawn().expect("the daemon starts")
 }
 

@@ -88,6 +88,8 @@ pub(crate) enum CliError {
     NotAComponent { path: PathBuf, source: GuestError },
     #[error("no guest is named {name:?}; known here: {}", list(.known))]
     UnknownGuest { name: String, known: Vec<String> },
+    #[error("no limit has {name:?} in its name; `trellis limits` lists all")]
+    NoSuchLimit { name: String },
     #[error("cargo is needed to build a guest and is not installed")]
     NoCargo,
     #[error("the Rust target {target} is missing, and there is no rustup to add it")]

@@ -23,6 +23,7 @@ mod error;
 mod info;
 mod input;
 mod interrupt;
+mod limits;
 mod load;
 mod models;
 mod new;
@@ -96,6 +97,7 @@ enum Command {
     Ps(ps::PsArgs),
     Stop(stop::StopArgs),
     Info(info::InfoArgs),
+    Limits(limits::LimitsArgs),
     Doctor(doctor::DoctorArgs),
     Bench(bench::BenchArgs),
     /// The process that compiles one component over its standard streams
@@ -157,6 +159,7 @@ async fn dispatch(command: Command, format: Format) -> Result<(), CliError> {
         Command::Ps(args) => ps::ps(args, format).await,
         Command::Stop(args) => stop::stop(args, format).await,
         Command::Info(args) => info::info(args, format).await,
+        Command::Limits(args) => limits::limits(args, format).await,
         Command::Doctor(args) => doctor::doctor(args, format).await,
         Command::Bench(args) => bench::bench(args, format).await,
         Command::CompileWorker => unreachable!("it runs without a runtime"),
@@ -231,6 +234,8 @@ mod tests {
             "trellis bench --tokens 1",
             "trellis bench --contexts 0",
             "trellis chat --temperature warm",
+            "trellis limits --config /tmp/x --socket /tmp/y",
+            "trellis limits cpu_ms memory_bytes",
         ] {
             let error = parse(line).expect_err(line);
             assert_eq!(error.exit_code(), 2, "{line}");

@@ -1,10 +1,11 @@
 //! What the guests of a session, of a user and of the daemon may use together.
 
+use documented::DocumentedFields;
 use serde::{Deserialize, Serialize};
 use trellis_engine::account::Budget;
 
 /// Budgets around those of single guests, each inside the next.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, DocumentedFields)]
 #[serde(default, deny_unknown_fields)]
 pub struct Budgets {
     /// All guests of one connection.
@@ -16,7 +17,7 @@ pub struct Budgets {
 }
 
 /// The most of each resource.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, DocumentedFields)]
 #[serde(default, deny_unknown_fields)]
 pub struct SharedBudget {
     /// Tokens computed while the session, or the daemon, lasts.

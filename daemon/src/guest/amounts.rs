@@ -106,6 +106,7 @@ impl GuestEnd {
         Some(match self {
             Self::CpuExceeded { .. } => "cpu_ms",
             Self::MemoryExceeded { .. } => "memory_bytes",
+            Self::HostBytesExceeded(_) => "host_bytes",
             Self::TableExceeded { .. } => "n_table_elements",
             Self::HandlesExceeded { .. } => "n_handles",
             Self::CallBytesExceeded { .. } => "call_bytes",

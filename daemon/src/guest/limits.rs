@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use documented::DocumentedFields;
 use serde::{Deserialize, Serialize};
 use trellis_engine::account::Budget;
 use trellis_wire::{OUTPUT_BYTES_MAX, OUTPUT_OVERHEAD_BYTES};
@@ -10,7 +11,7 @@ use trellis_wire::{OUTPUT_BYTES_MAX, OUTPUT_OVERHEAD_BYTES};
 ///
 /// The bounds on tokens, pages and contexts are those of one guest; they lie inside those of its session and
 /// its user, which come with the accounts that a guest is started with.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, DocumentedFields)]
 #[serde(default, deny_unknown_fields)]
 pub struct GuestLimits {
     /// Bytes of linear memory, summed over all memories of a guest.

@@ -11,8 +11,9 @@ use trellis_client::{Client, Error, ErrorCode, Event, Lost, Program, StartOption
 
 use super::listener::Place;
 use super::{BindError, Listener, run};
+use crate::guest::GuestLimits;
 use crate::session::tests::fake::Fake;
-use crate::session::{Actor, Limits, Sessions};
+use crate::session::{Actor, SessionLimits, Sessions};
 
 struct Daemon {
     fake: Arc<Fake>,
@@ -24,7 +25,7 @@ fn daemon(path: &Path) -> Daemon {
     let listener = Listener::bind(path, 0o700).unwrap();
     let fake = Arc::new(Fake::default());
     let shutdown = CancellationToken::new();
-    let sessions = Sessions::new(fake.clone(), Limits::default());
+    let sessions = Sessions::new(fake.clone(), SessionLimits::default(), GuestLimits::default());
     let task = tokio::spawn(run(listener, sessions, shutdown.clone()));
     Daemon { fake, shutdown, task }
 }

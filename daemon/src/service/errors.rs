@@ -164,3 +164,31 @@ pub(crate) fn ended(end: &GuestEnd) -> ErrorBody {
         GuestEnd::Panicked { .. } => body(ErrorCode::Internal),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Config;
+    use crate::limits::table;
+
+    #[test]
+    fn a_client_the_log_and_the_table_have_one_name_for_a_limit() {
+        let ends = [
+            GuestEnd::CpuExceeded { used_ms: 2, limit_ms: 1 },
+            GuestEnd::MemoryExceeded { requested_bytes: 2, limit_bytes: 1 },
+            GuestEnd::TableExceeded { requested: 2, limit: 1 },
+            GuestEnd::HandlesExceeded { limit: 1 },
+            GuestEnd::CallBytesExceeded { limit_bytes: 1 },
+            GuestEnd::RecordingExceeded { waiting_bytes: 2, limit_bytes: 1 },
+            GuestEnd::DeadlineExceeded { limit_ms: 1 },
+            GuestEnd::IdleExceeded { limit_ms: 1 },
+        ];
+        let limits = table(&Config::default());
+        for end in ends {
+            let name = end.limit().expect("a limit has ended it");
+            let told = ended(&end);
+            assert_eq!((told.name.as_deref(), told.limit), (Some(name), Some(1)), "{end:?}");
+            assert!(limits.iter().any(|limit| limit.name == format!("limits.{name}")), "{name}");
+        }
+    }
+}

@@ -5,8 +5,8 @@
 //!   state as one actor may see them; errors with a code and with the value and limit that they are about (`errors`).
 //! - Behind it are the [`GuestHost`], which compiles and runs, and the loader, which loads and unloads. The service itself
 //!   keeps what lies between: components that were uploaded and are not compiled yet, and by whom (`components`), the files of
-//!   guests that have names (`registry`). The accounts of users and sessions, in which those of guests lie, are in
-//!   [`crate::accounts`].
+//!   guests that have names (`registry`); `limits` adds up what is in use of each limit. The accounts of users and sessions,
+//!   in which those of guests lie, are in [`crate::accounts`].
 //! - A call is dropped when its client cancels or leaves, at any await; what it had begun is undone by what is dropped with it.
 //! - Must not happen: an answer about another user's guests or components, but to root; a load, an unload or a stop for another actor than
 //!   the daemon's own user or root; a path on the disk of the machine that leaves it to another actor than these; a wait for
@@ -14,6 +14,7 @@
 
 mod components;
 mod errors;
+mod limits;
 mod registry;
 
 use std::path::PathBuf;
@@ -27,22 +28,24 @@ use trellis_engine::account::{Account, ActorId, GuestId, SessionId};
 use trellis_engine::{EngineStats, ModelHandle};
 use trellis_wire::{
     ComponentHash, DaemonInfo, DeviceInfo, ErrorBody, ErrorCode, GuestAmounts, GuestInfo, GuestUsage,
-    LABEL_BYTES_MAX, ModelInfo, Program as ProgramName, Stage,
+    LABEL_BYTES_MAX, LimitInfo, ModelInfo, Program as ProgramName, Stage,
 };
 
 use self::components::Components;
 pub(crate) use self::errors::{ended, over_host_bytes};
+use self::limits::{InUse, Share};
 use self::registry::Registry;
 use crate::accounts::Accounts;
-use crate::config::Device;
+use crate::config::{Device, Sizes};
 use crate::guest::{
     Amounts, CompileProgress, GuestActivity, GuestEnd as Ending, GuestHost, GuestIo, Launch, Program,
     RunningGuest as Started, Used,
 };
 use crate::loader::Loader;
+use crate::machine;
 use crate::models::{self, DeviceWatch, names};
 use crate::session::{
-    Actor, GuestEnd, LoadRequest, ProgressSink, RunningGuest, Service, StartRequest, StopHandle,
+    Actor, GuestEnd, LoadRequest, ProgressSink, RunningGuest, Service, SessionsUsed, StartRequest, StopHandle,
 };
 use crate::totals;
 
@@ -311,6 +314,33 @@ impl Service for HostService {
             n_sessions: self.n_sessions.load(Ordering::Relaxed),
             failure: self.loader.models().failure().map(|failure| failure.to_string()),
         })
+    }
+
+    async fn limits(&self, actor: Actor, used: SessionsUsed) -> Result<Vec<LimitInfo>, ErrorBody> {
+        let listing = self.loader.models().listing();
+        let (mut kv_bytes, mut kv_bytes_held) = (0, 0);
+        for model in listing.loaded().iter().chain(listing.leaving()) {
+            let Ok(stats) = model.stats().await else { continue };
+            let page_bytes = model.limits().page_bytes as u64;
+            kv_bytes += stats.n_pages as u64 * page_bytes;
+            kv_bytes_held += (stats.n_pages as u64 - n_pages_free(&stats)) * page_bytes;
+        }
+        let in_use = InUse::now(ActorId(actor.uid), &self.accounts, &self.host, used, kv_bytes_held);
+        let config = self.loader.config();
+        let mut limits = crate::limits::table(config);
+        crate::limits::set_host_bytes(&mut limits, &config.budgets, machine::memory_bytes());
+        let is_cpu = listing.devices().iter().all(|device| device.device == String::from(Device::Cpu));
+        crate::limits::set_sizes(&mut limits, &config.sizes(if is_cpu { Sizes::CPU } else { Sizes::CUDA }));
+        let limits = limits.into_iter().map(|limit| {
+            let Share { user, all } = in_use.of(&limit.name);
+            let mut info = LimitInfo::from(limit);
+            if info.name == "kv_bytes" {
+                info.value.get_or_insert(kv_bytes);
+            }
+            // What others do is not for everybody.
+            LimitInfo { used: user, used_by_all: all.filter(|_| is_operator(actor)), ..info }
+        });
+        Ok(limits.collect())
     }
 
     async fn stop(&self, actor: Actor, guest_id: u64) -> Result<(), ErrorBody> {

@@ -48,6 +48,12 @@ impl Quota {
         Some(QuotaPermit { quota: self.clone(), uid: actor.uid })
     }
 
+    /// How many the actor has, and all together.
+    pub(crate) fn taken(&self, actor: Actor) -> (usize, usize) {
+        let n_by_uid = self.n_by_uid.lock().unwrap_or_else(PoisonError::into_inner);
+        (n_by_uid.get(&actor.uid).copied().unwrap_or(0), n_by_uid.values().sum())
+    }
+
     pub(crate) fn n_max(&self) -> u64 {
         self.n_max as u64
     }
@@ -74,8 +80,10 @@ mod tests {
         let [a, b] = [1, 2].map(|uid| Actor { uid, gid: 0 });
         let permits = [quota.take(a).unwrap(), quota.take(a).unwrap()];
         assert!(quota.take(Actor { uid: 1, gid: 9 }).is_none());
-        assert!(quota.take(b).is_some());
-        drop(permits);
+        let of_b = quota.take(b);
+        assert!(of_b.is_some());
+        assert_eq!((quota.taken(a), quota.taken(b)), ((2, 3), (1, 3)));
+        drop((permits, of_b));
         assert!(quota.take(a).is_some());
         assert!(quota.n_by_uid.lock().unwrap().is_empty());
     }

@@ -144,7 +144,7 @@ impl<S: Service> Connection<S> {
             Err(error) => Some(error.to_body()),
             Ok(Parting::ShuttingDown) => Some(call::stopped(StopReason::ShuttingDown)),
         };
-        let limit = self.sessions.limits.stop_timeout;
+        let limit = self.sessions.limits.stop_time();
         let say = async {
             if let Some(error) = last_word {
                 // A client that does not take it in time does without.
@@ -203,7 +203,7 @@ impl<S: Service> Connection<S> {
                 }
                 () = self.phase.over(shutdown) => match self.phase {
                     Phase::Open => {
-                        self.phase = Phase::ShuttingDown { until: Instant::now() + 2 * self.sessions.limits.stop_timeout };
+                        self.phase = Phase::ShuttingDown { until: Instant::now() + 2 * self.sessions.limits.stop_time() };
                         self.stop_all(StopReason::ShuttingDown);
                     }
                     Phase::ShuttingDown { .. } => {
@@ -232,7 +232,7 @@ impl<S: Service> Connection<S> {
             ClientMessage::Cancel { id } => self.stop(id, StopReason::Cancelled),
             ClientMessage::Credit { id, n_bytes } => {
                 if let Some(Request::Guest { control, .. }) = self.requests.get(&id) {
-                    control.grant(n_bytes, self.sessions.limits.credit_bytes_max);
+                    control.grant(n_bytes, self.sessions.guest_limits.output_bytes_in_flight as u64);
                 }
             }
             ClientMessage::Chunk { id, bytes } => {
@@ -257,7 +257,7 @@ impl<S: Service> Connection<S> {
         if let Phase::ShuttingDown { .. } = self.phase {
             return Err(call::stopped(StopReason::ShuttingDown));
         }
-        let n_requests_max = self.sessions.limits.n_requests_max;
+        let n_requests_max = self.sessions.limits.n_requests;
         if self.requests.len() >= n_requests_max {
             let n_requests = self.requests.len() as u64 + 1;
             return Err(ErrorBody::over_limit("requests in flight", n_requests, n_requests_max as u64));
@@ -267,7 +267,8 @@ impl<S: Service> Connection<S> {
         match call {
             Call::Start(start) => self.begin_start(id, start)?,
             Call::Upload { hash, n_bytes } => {
-                let upload = Upload::begin(hash, n_bytes, self.sessions.limits.component_bytes_max)?;
+                let component_bytes_max = self.sessions.guest_limits.component_bytes as u64;
+                let upload = Upload::begin(hash, n_bytes, component_bytes_max)?;
                 self.begin_upload(id, upload);
             }
             Call::Message { to, text } => self.begin_message(id, to, text)?,
@@ -275,6 +276,12 @@ impl<S: Service> Connection<S> {
                 .run(id, async move { service.models(actor).await.map(|models| Value::Models { models }) }),
             Call::Guests => self
                 .run(id, async move { service.guests(actor).await.map(|guests| Value::Guests { guests }) }),
+            Call::Limits => {
+                let used = self.sessions.used(actor);
+                self.run(id, async move {
+                    service.limits(actor, used).await.map(|limits| Value::Limits { limits })
+                });
+            }
             Call::Info => self.run(id, async move {
                 service.info(actor).await.map(|info| Value::Info { info: Box::new(info) })
             }),
@@ -312,15 +319,16 @@ impl<S: Service> Connection<S> {
     }
 
     fn begin_start(&mut self, id: u64, start: Start) -> Result<(), ErrorBody> {
-        let limits = &self.sessions.limits;
+        let limits = &self.sessions.guest_limits;
+        let credit_bytes_max = limits.output_bytes_in_flight as u64;
         if start.program == Program::Unknown {
             return Err(unsupported("program"));
         }
-        if start.credit_bytes > limits.credit_bytes_max {
-            return Err(ErrorBody::over_limit("credit bytes", start.credit_bytes, limits.credit_bytes_max));
+        if start.credit_bytes > credit_bytes_max {
+            return Err(ErrorBody::over_limit("credit bytes", start.credit_bytes, credit_bytes_max));
         }
         let credit_bytes = usize::try_from(start.credit_bytes).expect("within the limit");
-        let (inbox, messages) = inbox(limits.n_messages_max, limits.inbox_bytes_max);
+        let (inbox, messages) = inbox(limits.n_messages, limits.inbox_bytes);
         let control = Arc::new(Control::with_credit(start.credit_bytes));
         let request = StartRequest {
             actor: self.actor,
@@ -340,7 +348,7 @@ impl<S: Service> Connection<S> {
             control: control.clone(),
             credit_bytes,
             is_followed: start.is_recorded || start.is_profiled,
-            stop_timeout: limits.stop_timeout,
+            stop_timeout: self.sessions.limits.stop_time(),
         };
         self.requests.insert(id, Request::Guest { control, inbox: Some(inbox) });
         let guest = start::run(lane, self.sessions.service.clone(), request, messages);
@@ -349,7 +357,7 @@ impl<S: Service> Connection<S> {
     }
 
     fn begin_message(&mut self, id: u64, to: u64, text: String) -> Result<(), ErrorBody> {
-        let limit = self.sessions.limits.message_bytes_max;
+        let limit = self.sessions.limits.message_bytes;
         if text.len() > limit {
             return Err(ErrorBody::over_limit("message bytes", text.len() as u64, limit as u64));
         }
@@ -364,7 +372,7 @@ impl<S: Service> Connection<S> {
         };
         let n_bytes = text.len();
         let n_bytes_waiting = n_bytes + self.requests.values().map(Request::message_bytes).sum::<usize>();
-        let limit = self.sessions.limits.waiting_message_bytes_max;
+        let limit = self.sessions.limits.waiting_message_bytes;
         if n_bytes_waiting > limit {
             let (n_bytes, limit) = (n_bytes_waiting as u64, limit as u64);
             return Err(ErrorBody::over_limit("waiting message bytes", n_bytes, limit));
@@ -387,7 +395,7 @@ impl<S: Service> Connection<S> {
             control: control.clone(),
             uploads: self.sessions.uploads.clone(),
             account: self.account.clone(),
-            idle_timeout: self.sessions.limits.upload_idle_timeout,
+            idle_timeout: self.sessions.limits.upload_idle_time(),
         };
         self.requests.insert(id, Request::Uploading { control, chunks });
         let upload = upload::run(desk, self.sessions.service.clone(), upload, receiver);

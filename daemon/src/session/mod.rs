@@ -15,13 +15,14 @@ mod sessions;
 mod start;
 mod upload;
 mod uploads;
+mod used;
 
 #[cfg(test)]
 pub(crate) mod tests;
 
 pub use actor::Actor;
 pub(crate) use actor::{Quota, QuotaPermit};
-pub use limits::Limits;
+pub use limits::SessionLimits;
 pub use service::{
     GuestEnd, LoadRequest, Progress, ProgressSink, RunningGuest, Service, StartRequest, StopHandle,
     StopReason,
@@ -29,3 +30,4 @@ pub use service::{
 pub(crate) use sessions::turn_away;
 pub use sessions::{SessionError, Sessions};
 pub(crate) use start::events;
+pub use used::{SessionsUsed, Used};

@@ -9,10 +9,11 @@ use futures_util::future::BoxFuture;
 use tokio::sync::watch;
 use trellis_engine::account::Account;
 use trellis_wire::{
-    ComponentHash, DaemonInfo, ErrorBody, ErrorCode, GuestInfo, GuestUsage, ModelInfo, Program, Stage,
+    ComponentHash, DaemonInfo, ErrorBody, ErrorCode, GuestInfo, GuestUsage, LimitInfo, ModelInfo, Program,
+    Stage,
 };
 
-use super::Actor;
+use super::{Actor, SessionsUsed};
 use crate::guest::GuestIo;
 
 /// Runs guests and knows about them.
@@ -91,6 +92,18 @@ pub trait Service: Send + Sync + 'static {
     /// # Errors
     /// The actor may not know.
     fn info(&self, actor: Actor) -> impl Future<Output = Result<DaemonInfo, ErrorBody>> + Send;
+
+    /// Every limit of the daemon, with what the actor has in use of it; `used` is what the sessions know.
+    ///
+    /// # Errors
+    /// The actor may not know.
+    fn limits(
+        &self,
+        _actor: Actor,
+        _used: SessionsUsed,
+    ) -> impl Future<Output = Result<Vec<LimitInfo>, ErrorBody>> + Send {
+        async { Err(ErrorBody::new(ErrorCode::Unsupported, "nothing is bounded here")) }
+    }
 
     /// Stops a guest of the actor.
     ///

@@ -14,10 +14,12 @@ use trellis_wire::{
 
 use super::actor::{Actor, Quota};
 use super::connection::{ConnectedClient, Connection};
-use super::limits::Limits;
+use super::limits::SessionLimits;
 use super::memory::BufferCharge;
 use super::service::Service;
-use super::uploads::Uploads;
+use super::uploads::{Uploads, UploadsUsed};
+use super::used::{SessionsUsed, Used};
+use crate::guest::GuestLimits;
 
 /// Why a session ended other than by the client's leaving or the daemon's going down.
 #[derive(Debug, thiserror::Error)]
@@ -87,7 +89,9 @@ impl SessionError {
 #[derive(Debug)]
 pub struct Sessions<S> {
     pub(super) service: Arc<S>,
-    pub(super) limits: Limits,
+    pub(super) limits: SessionLimits,
+    /// What single guests may use.
+    pub(super) guest_limits: GuestLimits,
     connections: Arc<Quota>,
     pub(super) uploads: Arc<Uploads>,
     n_sessions_begun: AtomicU64,
@@ -95,16 +99,38 @@ pub struct Sessions<S> {
 
 impl<S: Service> Sessions<S> {
     /// Sessions that run their guests through `service`.
-    pub fn new(service: Arc<S>, limits: Limits) -> Arc<Self> {
-        let connections = Quota::new(limits.n_connections_per_actor_max);
-        let uploads = Uploads::new(limits.n_uploads_per_actor_max, limits.n_uploads_waiting_per_actor_max);
-        Arc::new(Self { service, limits, connections, uploads, n_sessions_begun: AtomicU64::new(0) })
+    pub fn new(service: Arc<S>, limits: SessionLimits, guest_limits: GuestLimits) -> Arc<Self> {
+        Arc::new(Self {
+            service,
+            connections: Quota::new(limits.n_connections),
+            uploads: Uploads::new(limits.n_uploads, limits.n_uploads_waiting),
+            n_sessions_begun: AtomicU64::new(0),
+            limits,
+            guest_limits,
+        })
+    }
+
+    /// What the connections of this user, and those of all users, have in use.
+    #[must_use]
+    pub fn used(&self, actor: Actor) -> SessionsUsed {
+        let (n_connections, n_connections_of_all) = self.connections.taken(actor);
+        let uploads = self.uploads.n_of(actor);
+        let uploads_of_all = self.uploads.n_of_all();
+        let used = |n_connections, uploads: UploadsUsed| Used {
+            n_connections: n_connections as u64,
+            n_uploads: uploads.n_sending as u64,
+            n_uploads_waiting: uploads.n_waiting as u64,
+        };
+        SessionsUsed {
+            user: used(n_connections, uploads),
+            all: used(n_connections_of_all, uploads_of_all),
+        }
     }
 
     /// Components on their way in, of all users.
     #[must_use]
     pub fn n_uploads(&self) -> usize {
-        self.uploads.n_sending()
+        self.uploads.n_of_all().n_sending
     }
 
     /// Serves one connection until the client leaves, or `shutdown` is cancelled and the guests have ended. The guests
@@ -129,7 +155,7 @@ impl<S: Service> Sessions<S> {
         };
         let mut reader = reader;
         let hello = tokio::select! {
-            hello = tokio::time::timeout(self.limits.hello_timeout, Hello::read(&mut reader)) => {
+            hello = tokio::time::timeout(self.limits.hello_time(), Hello::read(&mut reader)) => {
                 hello.unwrap_or(Err(WireError::Io(std::io::ErrorKind::TimedOut.into())))
             }
             () = shutdown.cancelled() => return Ok(()),
@@ -140,12 +166,12 @@ impl<S: Service> Sessions<S> {
             Err(error) => {
                 let error = match error {
                     WireError::Io(io) if io.kind() == std::io::ErrorKind::TimedOut => {
-                        SessionError::HelloTimeout { limit: self.limits.hello_timeout }
+                        SessionError::HelloTimeout { limit: self.limits.hello_time() }
                     }
                     other => other.into(),
                 };
                 let _ =
-                    tokio::time::timeout(self.limits.hello_timeout, say_hello_and(&mut writer, Some(&error)))
+                    tokio::time::timeout(self.limits.hello_time(), say_hello_and(&mut writer, Some(&error)))
                         .await;
                 return Err(error);
             }

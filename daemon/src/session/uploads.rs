@@ -24,6 +24,23 @@ struct User {
     waiting: VecDeque<Waiting>,
 }
 
+impl User {
+    fn used(&self) -> UploadsUsed {
+        // An upload that waits no more is forgotten when the next one comes.
+        let n_waiting = self.waiting.iter().filter(|waiting| !waiting.outcome.is_closed()).count();
+        UploadsUsed { n_sending: self.sending.len(), n_waiting }
+    }
+}
+
+/// Uploads at one moment.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct UploadsUsed {
+    /// Those that may send.
+    pub(crate) n_sending: usize,
+    /// Those in the queue.
+    pub(crate) n_waiting: usize,
+}
+
 /// An upload in the queue; its request is over if the receiver is gone.
 #[derive(Debug)]
 struct Waiting {
@@ -134,9 +151,19 @@ impl Uploads {
         tell(told);
     }
 
-    /// Uploads that may send, of all users.
-    pub(crate) fn n_sending(&self) -> usize {
-        self.lock().values().map(|user| user.sending.len()).sum()
+    /// Uploads of one user.
+    pub(crate) fn n_of(&self, actor: Actor) -> UploadsUsed {
+        self.lock().get(&actor.uid).map(User::used).unwrap_or_default()
+    }
+
+    /// Uploads of all users.
+    pub(crate) fn n_of_all(&self) -> UploadsUsed {
+        let users = self.lock();
+        let all = users.values().map(User::used);
+        all.fold(UploadsUsed::default(), |sum, one| UploadsUsed {
+            n_sending: sum.n_sending + one.n_sending,
+            n_waiting: sum.n_waiting + one.n_waiting,
+        })
     }
 }
 
@@ -204,6 +231,9 @@ mod tests {
         let mut third = enter(3).expect("waits");
         let gone = enter(4).expect("waits");
         let error = enter(5).expect_err("too many wait");
+        let used = UploadsUsed { n_sending: 2, n_waiting: 2 };
+        assert_eq!((uploads.n_of(actor(1)), uploads.n_of(actor(2))), (used, UploadsUsed::default()));
+        assert_eq!(uploads.n_of_all(), used);
         assert_eq!(
             (error.name.as_deref(), error.value.as_deref(), error.limit),
             (Some("waiting uploads"), Some("3"), Some(2))
@@ -226,7 +256,7 @@ mod tests {
         drop(sending);
         drop(permit(&mut third));
         drop(uploads.enter(actor(1), hash(1)).expect("room"));
-        assert_eq!(uploads.n_sending(), 0);
+        assert_eq!(uploads.n_of_all(), UploadsUsed::default());
         assert!(uploads.lock().is_empty());
     }
 }

@@ -5,7 +5,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::{Notify, oneshot, watch};
-use trellis_wire::{Call, ComponentHash, DaemonInfo, GuestInfo, ModelInfo, Room, VERSION_OF_MODELS, Value};
+use trellis_wire::{
+    Call, ComponentHash, DaemonInfo, GuestInfo, LimitInfo, ModelInfo, Room, VERSION_OF_MODELS, Value,
+};
 
 use crate::client::Client;
 use crate::connection::{Connection, Recipient};
@@ -92,6 +94,17 @@ impl Client {
     pub async fn info(&self) -> Result<DaemonInfo, Error> {
         match ask(self.connection(), Call::Info).await? {
             Value::Info { info } => Ok(*info),
+            _ => Err(Error::UnknownAnswer),
+        }
+    }
+
+    /// Every limit of the daemon, where its number comes from, and how much this user has in use of it.
+    ///
+    /// # Errors
+    /// The daemon is of an older version ([`trellis_wire::ErrorCode::Unsupported`]), or the connection is lost.
+    pub async fn limits(&self) -> Result<Vec<LimitInfo>, Error> {
+        match ask(self.connection(), Call::Limits).await? {
+            Value::Limits { limits } => Ok(limits),
             _ => Err(Error::UnknownAnswer),
         }
     }

@@ -36,5 +36,5 @@ pub use guest::{Guest, GuestSender};
 pub use program::{Program, StartOptions};
 pub use trellis_wire::{
     Causes, ComponentHash, Computed, DaemonInfo, DeviceInfo, ErrorBody, ErrorCode, Event, GuestAmounts,
-    GuestInfo, GuestUsage, LogLevel, ModelInfo, Stage,
+    GuestInfo, GuestUsage, LimitInfo, LogLevel, ModelInfo, Stage,
 };

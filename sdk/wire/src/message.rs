@@ -5,6 +5,7 @@ use serde::{Deserialize, Serialize};
 use crate::OUTPUT_OVERHEAD_BYTES;
 use crate::fault::ErrorBody;
 use crate::info::{DaemonInfo, GuestInfo, GuestUsage, ModelInfo};
+use crate::limit::LimitInfo;
 use crate::open_enum::open_enum;
 
 /// From a client to the daemon. A message about a request that has ended is skipped, as is an unknown one.
@@ -75,6 +76,8 @@ pub enum Call {
     Guests,
     /// Describes the daemon: [`Value::Info`].
     Info,
+    /// Lists the daemon's limits: [`Value::Limits`]. An older daemon ends it with [`crate::ErrorCode::Unsupported`].
+    Limits,
     /// Stops a guest: [`Value::Done`].
     Stop {
         /// The guest.
@@ -367,6 +370,11 @@ pub enum Value {
     Info {
         /// The daemon.
         info: Box<DaemonInfo>,
+    },
+    /// The daemon's limits.
+    Limits {
+        /// By their scopes: those of a guest first, the daemon's last.
+        limits: Vec<LimitInfo>,
     },
     /// A kind that this version does not know.
     #[serde(other)]

@@ -46,6 +46,7 @@ fn client_message() -> impl Strategy<Value = ClientMessage> {
         Just(Call::Models),
         Just(Call::Guests),
         Just(Call::Info),
+        Just(Call::Limits),
         Just(Call::Shutdown),
     ];
     prop_oneof![

@@ -1,12 +1,10 @@
-//! The tables of the limits, out of the code that sets them: names and meanings from the sources, numbers from the
-//! defaults themselves.
+//! The tables of the limits: those that can be set as the daemon's own table has them, those that cannot out of the sources.
 
 use std::fmt::Write as _;
 use std::fs;
 
-use serde_json::Value;
-use trellis::config::Budgets;
-use trellis::guest::GuestLimits;
+use trellis::config::Config;
+use trellis::limits::{Limit, Scope, UNLIMITED, Unit, table};
 
 use crate::pack::root;
 
@@ -89,12 +87,14 @@ const FIXED: [(&str, &[(&str, &str)]); 6] = [
 #[must_use]
 pub(super) fn tables() -> String {
     let mut text = String::new();
-    let limits = serde_json::to_value(GuestLimits::default()).expect("it serialises");
-    settings(&mut text, "A guest", "limits", "daemon/src/guest/limits.rs", &limits);
-    let budgets = serde_json::to_value(Budgets::default()).expect("it serialises");
-    for (level, heading) in [("session", "A session"), ("user", "A user"), ("daemon", "The daemon")] {
-        let section = format!("budgets.{level}");
-        settings(&mut text, heading, &section, "daemon/src/config/budgets.rs", &budgets[level]);
+    let limits = table(&Config::default());
+    for (scope, heading) in [
+        (Scope::Guest, "A guest"),
+        (Scope::Session, "A session"),
+        (Scope::User, "A user"),
+        (Scope::Daemon, "The daemon"),
+    ] {
+        settings(&mut text, heading, limits.iter().filter(|limit| limit.scope == scope));
     }
     for (heading, constants) in FIXED {
         writeln!(text, "## {heading}\n\n| limit | what it bounds | where it is set |\n|---:|---|---|")
@@ -103,7 +103,7 @@ pub(super) fn tables() -> String {
             let source = read(file);
             let (docs, expression) =
                 constant(&source, name).unwrap_or_else(|| panic!("{file} has no {name}"));
-            let number = shown(name, number(expression));
+            let number = Unit::of(&name.to_lowercase()).shown(number(expression) as u64);
             writeln!(text, "| {number} | {docs} | `{name}` in `{file}` |").expect("a string takes all");
         }
         text.push('\n');
@@ -111,27 +111,18 @@ pub(super) fn tables() -> String {
     text
 }
 
-/// A table of the fields of a struct that a configuration can set.
-fn settings(text: &mut String, heading: &str, section: &str, file: &str, values: &Value) {
-    writeln!(text, "## {heading}\n\nIn the section `[{section}]` of the configuration, in `{file}`.\n")
+/// A table of what a configuration can set.
+fn settings<'a>(text: &mut String, heading: &str, limits: impl Iterator<Item = &'a Limit>) {
+    writeln!(text, "## {heading}\n\n| setting | default | what it bounds |\n|---|---:|---|")
         .expect("a string takes all");
-    text.push_str("| setting | default | what it bounds |\n|---|---:|---|\n");
-    let source = read(file);
-    let fields: Vec<(String, &str)> = source
-        .lines()
-        .enumerate()
-        .filter_map(|(idx, line)| {
-            let name = line.trim().strip_prefix("pub ")?.split_once(':')?.0;
-            values.get(name).map(|_| (docs_before(&source, idx), name))
-        })
-        .collect();
-    let n_fields = values.as_object().expect("a struct").len();
-    assert_eq!(fields.len(), n_fields, "{file} says what each of {heading} is, and once");
-    for (docs, name) in fields {
-        let number = values[name].as_u64().expect("a number");
-        // The largest that TOML has.
-        let number = if number == i64::MAX as u64 { "none".to_owned() } else { shown(name, number as f64) };
-        writeln!(text, "| `{name}` | {number} | {docs} |").expect("a string takes all");
+    for Limit { name, about, unit, value, .. } in limits {
+        let number = match *value {
+            None => "by the machine".to_owned(),
+            Some(UNLIMITED) => "none".to_owned(),
+            Some(value) => unit.shown(value),
+        };
+        writeln!(text, "| `{name}` | {number} | {} |", about.replace('|', "\\|"))
+            .expect("a string takes all");
     }
     text.push('\n');
 }
@@ -165,23 +156,4 @@ fn number(expression: &str) -> f64 {
         return one(left) * one(right).exp2();
     }
     expression.split(" * ").map(one).product()
-}
-
-/// `256 KiB`, `60,000 ms`, `1,024`.
-fn shown(name: &str, number: f64) -> String {
-    let name = name.to_lowercase();
-    let number = number as u64;
-    if !name.contains("bytes") {
-        let unit = if name.ends_with("_ms") { " ms" } else { "" };
-        return format!("{}{unit}", grouped(number));
-    }
-    let units = [(1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")];
-    let unit = units.iter().find(|(bytes, _)| number >= *bytes && number.is_multiple_of(*bytes));
-    unit.map_or(format!("{} bytes", grouped(number)), |(bytes, unit)| format!("{} {unit}", number / bytes))
-}
-
-fn grouped(number: u64) -> String {
-    let digits = number.to_string();
-    let groups = digits.as_bytes().rchunks(3).rev().map(|group| String::from_utf8_lossy(group).into_owned());
-    groups.collect::<Vec<_>>().join(",")
 }

@@ -547,8 +547,8 @@ fn settings_that_make_no_sense() {
         ("models = []", ["models", "0"]),
         ("n_step_tokens = 0", ["n_step_tokens", "0"]),
         ("n_step_tokens = -1", ["n_step_tokens", "-1"]),
-        ("kv_byte = 7", ["kv_byte", "unknown field"]),
-        ("[limits]\nn_context = 7", ["n_context", "unknown field"]),
+        ("kv_byte = 7", ["unknown field `kv_byte`", "did you mean \"kv_bytes\"?"]),
+        ("[limits]\nn_context = 7", ["unknown field `n_context`", "did you mean \"n_contexts\"?"]),
         ("device = \"abacus\"", ["abacus", "device"]),
         ("models = \"tiny", ["trellis.toml", "1"]),
     ] {

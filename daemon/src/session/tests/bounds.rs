@@ -4,6 +4,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use tokio::io::AsyncWriteExt as _;
+use trellis_engine::account::Resource;
 use trellis_wire::{
     Call, ClientMessage, ComponentHash, ErrorCode, Event, OUTPUT_OVERHEAD_BYTES, Room, Value,
 };
@@ -11,7 +12,8 @@ use trellis_wire::{
 use super::{Raw, World};
 use crate::accounts::Accounts;
 use crate::config::{Budgets, SharedBudget};
-use crate::session::{Limits, StopReason};
+use crate::guest::GuestLimits;
+use crate::session::{SessionLimits, StopReason};
 
 fn hash(bytes: &[u8]) -> ComponentHash {
     ComponentHash(*blake3::hash(bytes).as_bytes())
@@ -26,7 +28,10 @@ async fn upload(raw: &mut Raw, id: u64, announced: ComponentHash, n_bytes: u64, 
 
 #[tokio::test]
 async fn uploads_are_what_was_announced() {
-    let world = World::with(Limits { component_bytes_max: 400_000, ..Limits::default() });
+    let world = World::with_guests(
+        SessionLimits::default(),
+        GuestLimits { component_bytes: 400_000, ..GuestLimits::default() },
+    );
     let mut raw = world.raw().await;
     let large = vec![7; 300_000];
 
@@ -55,8 +60,7 @@ async fn uploads_are_what_was_announced() {
 
 #[tokio::test]
 async fn uploads_at_a_time_are_counted_for_the_user() {
-    let limits =
-        Limits { n_uploads_per_actor_max: 2, n_uploads_waiting_per_actor_max: 2, ..Limits::default() };
+    let limits = SessionLimits { n_uploads: 2, n_uploads_waiting: 2, ..SessionLimits::default() };
     let world = World::with(limits);
     let (mut one, mut two) = (world.raw().await, world.raw().await);
     for (id, component) in [(1, b"ab"), (2, b"cd")] {
@@ -118,7 +122,7 @@ async fn one_component_is_uploaded_by_one_client_at_a_time() {
 
 #[tokio::test]
 async fn bytes_of_an_upload_come_when_they_are_wanted() {
-    let world = World::with(Limits { n_uploads_per_actor_max: 1, ..Limits::default() });
+    let world = World::with(SessionLimits { n_uploads: 1, ..SessionLimits::default() });
     let (mut one, mut two) = (world.raw().await, world.raw().await);
     upload(&mut one, 1, hash(b"abc"), 3, &[b"a"]).await;
     assert_eq!(one.event().await, Event::Wanted);
@@ -129,11 +133,7 @@ async fn bytes_of_an_upload_come_when_they_are_wanted() {
 
 #[tokio::test]
 async fn bytes_of_an_upload_go_on_coming() {
-    let world = World::with(Limits {
-        n_uploads_per_actor_max: 1,
-        upload_idle_timeout: Duration::from_millis(100),
-        ..Limits::default()
-    });
+    let world = World::with(SessionLimits { n_uploads: 1, upload_idle_ms: 100, ..SessionLimits::default() });
     let (mut one, mut two) = (world.raw().await, world.raw().await);
     upload(&mut one, 1, hash(b"abc"), 3, &[b"a"]).await;
     assert_eq!(one.event().await, Event::Wanted);
@@ -154,7 +154,7 @@ async fn bytes_of_an_upload_go_on_coming() {
 
 #[tokio::test]
 async fn requests_in_flight_are_counted() {
-    let world = World::with(Limits { n_requests_max: 2, ..Limits::default() });
+    let world = World::with(SessionLimits { n_requests: 2, ..SessionLimits::default() });
     let mut raw = world.raw().await;
     raw.start(1, "forever", "", 10).await;
     raw.start(2, "forever", "", 10).await;
@@ -170,7 +170,7 @@ async fn requests_in_flight_are_counted() {
 
 #[tokio::test]
 async fn connections_are_counted_for_the_user() {
-    let world = World::with(Limits { n_connections_per_actor_max: 1, ..Limits::default() });
+    let world = World::with(SessionLimits { n_connections: 1, ..SessionLimits::default() });
     let first = world.raw().await;
     let mut second = world.raw().await;
     let fault = second.fault().await;
@@ -203,7 +203,10 @@ async fn output_waits_for_credit() {
 
 #[tokio::test]
 async fn credit_is_bounded() {
-    let world = World::with(Limits { credit_bytes_max: 1000, ..Limits::default() });
+    let world = World::with_guests(
+        SessionLimits::default(),
+        GuestLimits { output_bytes_in_flight: 1000, ..GuestLimits::default() },
+    );
     let mut raw = world.raw().await;
     raw.start(1, "forever", "", 1001).await;
     let error = raw.end().await.1.unwrap_err();
@@ -245,7 +248,10 @@ async fn credit_is_bounded() {
 
 #[tokio::test]
 async fn a_full_inbox_makes_the_sender_wait() {
-    let world = World::with(Limits { n_messages_max: 2, message_bytes_max: 3, ..Limits::default() });
+    let world = World::with_guests(
+        SessionLimits { message_bytes: 3, ..SessionLimits::default() },
+        GuestLimits { n_messages: 2, ..GuestLimits::default() },
+    );
     let mut raw = world.raw().await;
     let message = |to, text: &str| Call::Message { to, text: text.into() };
     raw.start(1, "forever", "", 1000).await;
@@ -276,8 +282,8 @@ async fn a_full_inbox_makes_the_sender_wait() {
 
 #[tokio::test]
 async fn waiting_messages_are_bounded_in_bytes() {
-    let limits = Limits { n_messages_max: 1, waiting_message_bytes_max: 10, ..Limits::default() };
-    let world = World::with(limits);
+    let limits = SessionLimits { waiting_message_bytes: 10, ..SessionLimits::default() };
+    let world = World::with_guests(limits, GuestLimits { n_messages: 1, ..GuestLimits::default() });
     let mut raw = world.raw().await;
     let message = |text: &str| Call::Message { to: 1, text: text.into() };
     raw.start(1, "forever", "", 1000).await;
@@ -304,8 +310,8 @@ async fn waiting_messages_are_bounded_in_bytes() {
 
 #[tokio::test]
 async fn messages_that_find_room_are_never_refused() {
-    let limits = Limits { n_messages_max: 256, waiting_message_bytes_max: 1, ..Limits::default() };
-    let world = World::with(limits);
+    let limits = SessionLimits { waiting_message_bytes: 1, ..SessionLimits::default() };
+    let world = World::with_guests(limits, GuestLimits { n_messages: 256, ..GuestLimits::default() });
     let mut raw = world.raw().await;
     raw.start(1, "forever", "", 1000).await;
     for id in 2..258 {
@@ -335,7 +341,7 @@ async fn large_outputs_come_in_pieces_or_not_at_all() {
 
 #[tokio::test]
 async fn a_client_that_never_reads_is_shut_down_in_time() {
-    let world = World::with(Limits { stop_timeout: Duration::from_millis(50), ..Limits::default() });
+    let world = World::with(SessionLimits { stop_ms: 50, ..SessionLimits::default() });
     let mut raw = world.raw().await;
     for id in 1..5 {
         raw.start(id, "flood", "", 4_000_000).await;
@@ -348,8 +354,8 @@ async fn a_client_that_never_reads_is_shut_down_in_time() {
 
 #[tokio::test]
 async fn messages_that_nobody_receives_are_bounded_for_guest_session_and_user() {
-    let limits = Limits { n_messages_max: 100, inbox_bytes_max: 300, ..Limits::default() };
-    let world = World::with(limits);
+    let guest_limits = GuestLimits { n_messages: 100, inbox_bytes: 300, ..GuestLimits::default() };
+    let world = World::with_guests(SessionLimits::default(), guest_limits);
     let of = |host_bytes| SharedBudget { host_bytes: Some(host_bytes), ..SharedBudget::default() };
     let budgets = Budgets { session: of(1000), user: of(1500), ..Budgets::default() };
     world.fake.accounts.set(Accounts::new(&budgets, 1 << 30)).expect("nobody is connected");
@@ -385,6 +391,9 @@ async fn messages_that_nobody_receives_are_bounded_for_guest_session_and_user() 
         (id, error.name.as_deref(), error.value.as_deref(), error.limit),
         (13, Some("host_bytes"), Some("1100"), Some(1000))
     );
+    let used = world.sessions.used(super::ALICE);
+    assert_eq!(used.user.n_connections, 2);
+    assert_eq!(used.all, used.user, "there is no other user");
     assert!(error.message.contains("session"), "{error:?}");
     two.start(1, "forever", "", 1000).await;
     assert!(matches!(two.event().await, Event::Started { .. }));
@@ -414,7 +423,7 @@ async fn frames_and_uploads_on_their_way_in_are_paid_for() {
     let of = |host_bytes| SharedBudget { host_bytes: Some(host_bytes), ..SharedBudget::default() };
     let budgets = Budgets { user: of(1_200_000), ..Budgets::default() };
     world.fake.accounts.set(Accounts::new(&budgets, 1 << 30)).expect("nobody is connected");
-    let used = || world.fake.accounts.get().map(|accounts| accounts.used_host_bytes());
+    let used = || world.fake.accounts.get().map(|accounts| accounts.used(Resource::HostBytes));
     // One that has the largest part of a frame and not all of it.
     let mut one = world.raw().await;
     one.writer.write_all(&700_000_u32.to_le_bytes()).await.expect("it is read");

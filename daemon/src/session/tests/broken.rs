@@ -1,12 +1,10 @@
 //! Peers that break the protocol: each is told why, and nothing of it is left.
 
-use std::time::Duration;
-
 use tokio::io::AsyncWriteExt;
 use trellis_wire::{Call, ClientMessage, ErrorCode, FRAME_BYTES_MAX, Hello, ServerMessage, Value, WireError};
 
 use super::World;
-use crate::session::{Limits, SessionError};
+use crate::session::{SessionError, SessionLimits};
 
 #[tokio::test]
 async fn who_speaks_something_else_is_told() {
@@ -32,7 +30,7 @@ async fn another_version_is_told_ours() {
 
 #[tokio::test]
 async fn who_says_nothing_is_not_waited_for() {
-    let world = World::with(Limits { hello_timeout: Duration::from_millis(20), ..Limits::default() });
+    let world = World::with(SessionLimits { hello_ms: 20, ..SessionLimits::default() });
     let mut raw = world.raw_before_hello();
     raw.writer.write_all(b"\x89TRE").await.unwrap();
     Hello::read(raw.stream_reader()).await.unwrap();

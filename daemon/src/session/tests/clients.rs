@@ -7,7 +7,7 @@ use trellis_client::{Client, Error, ErrorCode, Event, Guest, Lost, Program, Stag
 use trellis_wire::{Call, ClientMessage, GuestUsage, Hello, VERSION_OF_MODELS, Value};
 
 use super::World;
-use crate::session::{Limits, StopReason};
+use crate::session::{SessionLimits, StopReason};
 
 fn with_argument(argument: &str) -> StartOptions {
     StartOptions { arguments: vec![argument.to_owned()], ..StartOptions::default() }
@@ -256,7 +256,7 @@ async fn who_shuts_down_is_told_that_it_is_done() {
 
 #[tokio::test]
 async fn many_clients_bring_one_component() {
-    let world = World::with(Limits { n_uploads_per_actor_max: 1, ..Limits::default() });
+    let world = World::with(SessionLimits { n_uploads: 1, ..SessionLimits::default() });
     let bytes: Bytes = (0..700_000_u32).map(|n| (n % 251) as u8).collect();
     let mut guests = Vec::new();
     for _ in 0..32 {

@@ -19,7 +19,8 @@ use trellis_wire::{
 };
 
 use self::fake::Fake;
-use super::{Actor, Limits, SessionError, Sessions};
+use super::{Actor, SessionError, SessionLimits, Sessions};
+use crate::guest::GuestLimits;
 
 const ALICE: Actor = Actor { uid: 1000, gid: 1000 };
 /// Long enough for anything that comes at all, on a slow machine too.
@@ -34,12 +35,16 @@ struct World {
 impl World {
     /// A guest that does not stop is waited for so long that one that does is in time on a slow machine.
     fn new() -> Self {
-        Self::with(Limits { stop_timeout: Duration::from_secs(3), ..Limits::default() })
+        Self::with(SessionLimits { stop_ms: 3_000, ..SessionLimits::default() })
     }
 
-    fn with(limits: Limits) -> Self {
+    fn with(limits: SessionLimits) -> Self {
+        Self::with_guests(limits, GuestLimits::default())
+    }
+
+    fn with_guests(limits: SessionLimits, guest_limits: GuestLimits) -> Self {
         let fake = Arc::new(Fake::default());
-        let sessions = Sessions::new(fake.clone(), limits);
+        let sessions = Sessions::new(fake.clone(), limits, guest_limits);
         Self { fake, sessions, shutdown: CancellationToken::new() }
     }
 

@@ -6,7 +6,8 @@ use proptest::prelude::*;
 use trellis_wire::{Call, ClientMessage, ServerMessage};
 
 use super::World;
-use crate::session::Limits;
+use crate::guest::GuestLimits;
+use crate::session::SessionLimits;
 
 #[derive(Clone, Debug)]
 enum Action {
@@ -48,7 +49,10 @@ fn action() -> impl Strategy<Value = Action> {
 }
 
 async fn play(actions: Vec<Action>) {
-    let world = World::with(Limits { n_messages_max: 2, n_requests_max: 12, ..Limits::default() });
+    let world = World::with_guests(
+        SessionLimits { n_requests: 12, ..SessionLimits::default() },
+        GuestLimits { n_messages: 2, ..GuestLimits::default() },
+    );
     let mut raw = world.raw().await;
     let mut n_requests = 0;
     let pick = |at: prop::sample::Index, n_requests: u64| 1 + at.index(n_requests as usize + 2) as u64;

@@ -163,7 +163,7 @@ fn the_site_is_whole() {
     let limits = read("limits.html");
     let default = GuestLimits::default();
     for (name, number) in [("n_handles", default.n_handles), ("n_messages", default.n_messages)] {
-        let row = limits.split("<tr>").find(|row| row.contains(&format!("<code>{name}</code>")));
+        let row = limits.split("<tr>").find(|row| row.contains(&format!("<code>limits.{name}</code>")));
         let number = if number == 1024 { "1,024".to_owned() } else { number.to_string() };
         assert!(row.expect("a row").contains(&format!(">{number}<")), "{row:?}");
     }

@@ -1,0 +1,219 @@
+//! The table itself.
+
+use documented::DocumentedFields;
+use serde_json::Value;
+use trellis_wire::LimitInfo;
+
+use super::scope::Scope;
+use super::source::Source;
+use super::unit::Unit;
+use crate::config::{Budgets, Config, HostBytes, SharedBudget, Sizes};
+use crate::guest::GuestLimits;
+use crate::session::SessionLimits;
+
+/// The largest number that a file can have: of tokens for one, more than any machine comes to.
+pub const UNLIMITED: u64 = i64::MAX as u64;
+
+/// A number that bounds what somebody can make the daemon hold or do.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Limit {
+    /// As in the configuration file: `limits.cpu_ms`.
+    pub name: String,
+    /// What it bounds, in a sentence or two.
+    pub about: String,
+    /// What its number counts.
+    pub unit: Unit,
+    /// Whose it is.
+    pub scope: Scope,
+    /// The most; `None` where the device decides and none is known.
+    pub value: Option<u64>,
+    /// Who has set it.
+    pub source: Source,
+}
+
+impl From<Limit> for LimitInfo {
+    fn from(limit: Limit) -> Self {
+        let Limit { name, about, unit, scope, value, source } = limit;
+        let (unit, scope, source) = (unit.name().into(), scope.name().into(), source.name().into());
+        Self { name, about, unit, scope, value, source, ..Self::default() }
+    }
+}
+
+/// All limits of a daemon with this configuration, those of guests first.
+///
+/// # Panics
+/// A mistake of ours: the configuration does not serialise.
+#[must_use]
+pub fn table(config: &Config) -> Vec<Limit> {
+    let json = |config: &Config| serde_json::to_value(config).expect("settings serialise");
+    let (values, defaults) = (json(config), json(&Config::default()));
+    let mut limits: Vec<Limit> = fields()
+        .map(|Field { name, about, scope }| {
+            let place = format!("/{}", name.replace('.', "/"));
+            let value = values.pointer(&place).and_then(Value::as_u64);
+            let source = match value {
+                _ if config.set_by_file.has(&name) => Source::File,
+                None => Source::Machine,
+                Some(_) if values.pointer(&place) == defaults.pointer(&place) => Source::Default,
+                Some(_) => Source::Program,
+            };
+            Limit { unit: Unit::of(&name), name, about, scope, value, source }
+        })
+        .collect();
+    limits.sort_by_key(|limit| limit.scope);
+    limits
+}
+
+/// Fills in what the device decides.
+pub fn set_sizes(limits: &mut [Limit], sizes: &Sizes) {
+    let Sizes { kv_host_bytes, n_step_tokens, n_step_rows } = *sizes;
+    let sizes = [
+        ("kv_host_bytes", kv_host_bytes),
+        ("n_step_tokens", n_step_tokens as u64),
+        ("n_step_rows", n_step_rows as u64),
+    ];
+    for (name, size) in sizes {
+        if let Some(limit) = limits.iter_mut().find(|limit| limit.name == name) {
+            limit.value.get_or_insert(size);
+        }
+    }
+}
+
+/// Fills in what the memory decides that the daemon's process may come to.
+pub(crate) fn set_host_bytes(limits: &mut [Limit], budgets: &Budgets, memory_bytes: u64) {
+    let HostBytes { session, user, daemon } = budgets.host_bytes(memory_bytes);
+    for (level, n_bytes) in [("session", session), ("user", user), ("daemon", daemon)] {
+        let name = format!("budgets.{level}.host_bytes");
+        if let Some(limit) = limits.iter_mut().find(|limit| limit.name == name) {
+            limit.value.get_or_insert(n_bytes);
+        }
+    }
+}
+
+/// The limits of a single guest, by the names of their fields, in their order.
+pub(crate) fn of_guest(limits: &GuestLimits) -> Vec<(&'static str, u64)> {
+    let values = serde_json::to_value(limits).expect("limits serialise");
+    let names = GuestLimits::FIELD_NAMES.iter().copied();
+    let names = names.filter(|name| Scope::of_guest_limits(name) == Some(Scope::Guest));
+    names.filter_map(|name| Some((name, values[name].as_u64()?))).collect()
+}
+
+/// A field of the configuration that is a limit.
+struct Field {
+    name: String,
+    about: String,
+    scope: Scope,
+}
+
+fn fields() -> impl Iterator<Item = Field> {
+    let budgets = Budgets::FIELD_NAMES.iter().flat_map(|level| {
+        let scope = Scope::named(level);
+        fields_of::<SharedBudget>(format!("budgets.{level}."), move |_| scope)
+    });
+    fields_of::<GuestLimits>("limits.".to_owned(), Scope::of_guest_limits)
+        .chain(fields_of::<SessionLimits>("sessions.".to_owned(), Scope::of_session_limits))
+        .chain(budgets)
+        .chain(fields_of::<Config>(String::new(), Scope::of_sizes))
+}
+
+fn fields_of<T: DocumentedFields>(
+    place: String,
+    scope: impl Fn(&str) -> Option<Scope>,
+) -> impl Iterator<Item = Field> {
+    let documented = T::FIELD_NAMES.iter().zip(T::FIELD_DOCS);
+    documented.filter_map(move |(field, docs)| {
+        Some(Field { name: format!("{place}{field}"), about: docs.replace('\n', " "), scope: scope(field)? })
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    /// What of the configuration bounds nothing.
+    const OTHERS: [&str; 10] = [
+        "cache_dir",
+        "compile_exe",
+        "device",
+        "dtype",
+        "guests_dir",
+        "is_prefix_cache_shared",
+        "latency_multiple",
+        "models",
+        "on_device_failure",
+        "socket",
+    ];
+
+    fn leaves(value: &Value, place: &str, names: &mut BTreeSet<String>) {
+        match value.as_object() {
+            Some(fields) => {
+                let inner =
+                    |name: &String| if place.is_empty() { name.clone() } else { format!("{place}.{name}") };
+                fields.iter().for_each(|(name, value)| leaves(value, &inner(name), names));
+            }
+            None => drop(names.insert(place.to_owned())),
+        }
+    }
+
+    #[test]
+    fn every_number_of_the_configuration_is_in_the_table_or_bounds_nothing() {
+        let mut fields = BTreeSet::new();
+        leaves(&serde_json::to_value(Config::default()).expect("it serialises"), "", &mut fields);
+        let limits = table(&Config::default());
+        let mut names: BTreeSet<String> = limits.iter().map(|limit| limit.name.clone()).collect();
+        assert_eq!(names.len(), limits.len(), "each is there once");
+        names.extend(OTHERS.map(str::to_owned));
+        assert_eq!(names, fields, "a new field needs a scope, in `scope.rs`");
+    }
+
+    #[test]
+    fn each_says_what_it_bounds_whose_it_is_and_how_much() {
+        let limits = table(&Config::default());
+        for limit in &limits {
+            assert!(limit.about.ends_with('.') && !limit.about.contains('\n'), "{limit:?}");
+            assert_eq!(limit.value.is_none(), limit.source == Source::Machine, "{limit:?}");
+        }
+        assert!(limits.is_sorted_by_key(|limit| limit.scope));
+        let find = |name: &str| limits.iter().find(|limit| limit.name == name).expect(name);
+        let memory = find("limits.memory_bytes");
+        assert_eq!((memory.value, memory.unit, memory.scope), (Some(256 << 20), Unit::Bytes, Scope::Guest));
+        assert_eq!(memory.about, "Bytes of linear memory, summed over all memories of a guest.");
+        assert_eq!(
+            (find("budgets.user.n_tokens").scope, find("limits.n_guests").scope),
+            (Scope::User, Scope::Daemon)
+        );
+        assert_eq!(find("sessions.n_connections").value, Some(256));
+    }
+
+    #[test]
+    fn who_has_set_a_number_is_said() {
+        let file = "n_step_rows = 9\n[limits]\ncpu_ms = 60000\n[budgets.user]\nn_pages = 6";
+        let mut config = Config::parse(file).expect("valid");
+        config.limits.n_messages = 3;
+        let mut limits = table(&config);
+        set_sizes(&mut limits, &Sizes::CPU);
+        set_host_bytes(&mut limits, &config.budgets, 12 << 30);
+        let seen = |name: &str| {
+            let limit = limits.iter().find(|limit| limit.name == name).expect(name);
+            (limit.value, limit.source)
+        };
+        assert_eq!(seen("limits.cpu_ms"), (Some(60_000), Source::File), "the default, as the file says too");
+        assert_eq!(seen("limits.memory_bytes"), (Some(256 << 20), Source::Default));
+        assert_eq!(seen("limits.n_messages"), (Some(3), Source::Program));
+        assert_eq!(seen("budgets.user.n_pages"), (Some(6), Source::File));
+        assert_eq!(seen("budgets.user.host_bytes"), (Some(2 << 30), Source::Machine));
+        assert_eq!(seen("budgets.daemon.host_bytes"), (Some(4 << 30), Source::Machine));
+        assert_eq!(seen("n_step_rows"), (Some(9), Source::File));
+        assert_eq!(seen("n_step_tokens"), (Some(256), Source::Machine));
+        assert_eq!(seen("kv_bytes"), (None, Source::Machine));
+    }
+
+    #[test]
+    fn a_guest_has_its_own_by_the_names_of_their_fields() {
+        let limits = of_guest(&GuestLimits { cpu_ms: 7, ..GuestLimits::default() });
+        assert!(limits.contains(&("cpu_ms", 7)) && limits.contains(&("n_tokens", 10_000_000)), "{limits:?}");
+        assert!(!limits.iter().any(|(name, _)| name.starts_with("n_guests")), "{limits:?}");
+    }
+}
