@@ -33,6 +33,12 @@ struct Idle {
     since: Option<Instant>,
 }
 
+impl Idle {
+    fn waited(&self, now: Instant) -> Duration {
+        self.before + self.since.map_or(Duration::ZERO, |since| now - since)
+    }
+}
+
 /// While it lives, the guest waits.
 struct Waiting<'a>(&'a Deadline);
 
@@ -55,6 +61,13 @@ impl Deadline {
         let busy = self.busy_end(&self.lock(), Instant::now());
         let end = self.client_end().map_or(busy, |client| client.min(busy));
         end.saturating_duration_since(Instant::now())
+    }
+
+    /// The time that it did not wait, and the time that it waited.
+    pub(crate) fn spent(&self) -> (Duration, Duration) {
+        let (idle, now) = (self.lock(), Instant::now());
+        let waited = idle.waited(now);
+        (now.saturating_duration_since(self.started).saturating_sub(waited), waited)
     }
 
     /// Waits until its time is over; how it ends then.
@@ -91,8 +104,7 @@ impl Deadline {
     }
 
     fn busy_end(&self, idle: &Idle, now: Instant) -> Instant {
-        let waited = idle.before + idle.since.map_or(Duration::ZERO, |since| now - since);
-        later(self.started, Duration::from_millis(self.busy_ms).saturating_add(waited))
+        later(self.started, Duration::from_millis(self.busy_ms).saturating_add(idle.waited(now)))
     }
 
     fn client_end(&self) -> Option<Instant> {

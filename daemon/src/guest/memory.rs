@@ -81,6 +81,13 @@ impl MemoryLimiter {
     }
 }
 
+impl MemoryLimiter {
+    /// Bytes of linear memory.
+    pub(crate) fn n_bytes(&self) -> u64 {
+        self.gauge.n_bytes()
+    }
+}
+
 impl ResourceLimiter for MemoryLimiter {
     fn memory_growing(
         &mut self,

@@ -116,8 +116,8 @@ pub use random::{Random, fork_seed};
 pub use rejection::Passed;
 pub use sampler::{Sampler, SamplerBuilder, TokenMask};
 pub use session::{
-    Causes, Inbox, LogLevel, Meter, Usage, call_bytes, emit, emit_json, emit_tokens, log, messages, receive,
-    receive_json, receive_within, seed, time_left, try_receive, usage,
+    Causes, Inbox, Limit, LogLevel, Meter, Usage, call_bytes, emit, emit_json, emit_tokens, limits, log,
+    messages, receive, receive_json, receive_within, seed, time_left, try_receive, usage,
 };
 pub use softmax::log_softmax;
 pub use steering::Steering;

@@ -10,7 +10,7 @@ use crate::panics::expect_host;
 use crate::{Error, Result, Token};
 
 #[doc(inline)]
-pub use raw::{Causes, Inbox, LogLevel, Meter, Usage};
+pub use raw::{Causes, Inbox, Limit, LogLevel, Meter, Usage};
 
 /// Bytes that every host takes in one call, unless it was told to take less.
 const PIECE_BYTES: usize = 64 << 10;
@@ -121,6 +121,20 @@ pub fn log(level: LogLevel, line: &str) {
 pub fn usage() -> Usage {
     expect_host();
     raw::get_usage()
+}
+
+/// Every limit of the guest that the daemon can be told to change, by the names of its configuration: `memory_bytes`, `cpu_ms`,
+/// `n_pages`; with what is in use, where that is counted. They are the figures that `trellis limits` and `trellis ps --json`
+/// show.
+///
+/// ```no_run
+/// let limits = trellis_guest::limits();
+/// let memory = limits.iter().find(|limit| limit.name == "memory_bytes");
+/// let bytes_left = memory.map(|memory| memory.limit - memory.used.unwrap_or_default());
+/// ```
+pub fn limits() -> Vec<Limit> {
+    expect_host();
+    raw::limits()
 }
 
 /// The most bytes of all arguments of one call of the host: of texts their length, of lists that of what is in them. Text

@@ -27,6 +27,7 @@ mod hostile;
 mod identity;
 mod late;
 mod leaving;
+mod limits;
 mod loads;
 mod looks;
 mod mixes;

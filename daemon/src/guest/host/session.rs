@@ -8,12 +8,13 @@ use trellis_engine::account::Resource;
 
 use super::convert::invalid;
 use super::types::HostError;
-use crate::guest::bindings::trellis::host::session::{Causes, Host, Inbox, LogLevel, Meter, Usage};
+use crate::guest::bindings::trellis::host::session::{Causes, Host, Inbox, Limit, LogLevel, Meter, Usage};
 use crate::guest::bindings::trellis::host::types::{BudgetLimit, Error as ApiError};
 use crate::guest::inbox::Received;
 use crate::guest::io::{self, GuestOutput, OutputRefused, OutputSender};
 use crate::guest::log::pieces;
 use crate::guest::store::GuestState;
+use crate::limits;
 
 impl From<OutputRefused> for HostError {
     fn from(refused: OutputRefused) -> Self {
@@ -130,6 +131,28 @@ impl Host for GuestState {
                 steps_waited_for_masks: causes[Cause::StepsForMasks],
             },
         })
+    }
+
+    fn limits(&mut self) -> wasmtime::Result<Vec<Limit>> {
+        let account = self.owner.account.clone();
+        let (busy, idle) = self.deadline.spent();
+        let whole_ms = |time: Duration| time.as_millis() as u64;
+        let limits = limits::of_guest(&self.limits).into_iter().map(|(name, limit)| {
+            let of_account = |resource| (account.limit(resource), Some(account.used(resource)));
+            let (limit, used) = match name {
+                "memory_bytes" => (limit, Some(self.memory.n_bytes())),
+                "cpu_ms" => (limit, Some(whole_ms(self.cpu.used()))),
+                "deadline_ms" => (limit, Some(whole_ms(busy))),
+                "idle_ms" => (limit, Some(whole_ms(idle))),
+                "n_tokens" => of_account(Resource::Tokens),
+                "n_pages" => of_account(Resource::Pages),
+                "n_contexts" => of_account(Resource::Contexts),
+                "host_bytes" => of_account(Resource::HostBytes),
+                _ => (limit, None),
+            };
+            Limit { name: name.to_owned(), limit, used }
+        });
+        Ok(limits.collect())
     }
 
     fn call_bytes(&mut self) -> wasmtime::Result<u64> {

@@ -19,7 +19,7 @@ use crate::guest::bindings::trellis::host::decoding::{
 };
 use crate::guest::bindings::trellis::host::models::{ChatEnd, ChatMessage, ModelInfo, SpecialTokens};
 use crate::guest::bindings::trellis::host::programs::Definition;
-use crate::guest::bindings::trellis::host::session::{Inbox, LogLevel, Usage};
+use crate::guest::bindings::trellis::host::session::{Inbox, Limit, LogLevel, Usage};
 use crate::guest::bindings::trellis::host::streams::{
     Completion, EndedGeneration, FinishReason, GenerateRequest, GenerationProgress, StreamOptions,
 };
@@ -319,6 +319,7 @@ taped!(session::Host, "session." {
     async fn receive(wait_ms: Option<u64>) -> Result<Inbox, HostError>;
     fn log(level: LogLevel, line: String) -> wasmtime::Result<()>;
     fn get_usage() -> wasmtime::Result<Usage>;
+    fn limits() -> wasmtime::Result<Vec<Limit>>;
     fn call_bytes() -> wasmtime::Result<u64>;
     fn deadline_ms() -> wasmtime::Result<u64>;
     fn seed() -> wasmtime::Result<u64>;

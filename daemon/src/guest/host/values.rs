@@ -10,7 +10,7 @@ use crate::guest::bindings::trellis::host::decoding::{
     StepRequest,
 };
 use crate::guest::bindings::trellis::host::models::{ChatEnd, ChatMessage, ModelInfo, SpecialTokens};
-use crate::guest::bindings::trellis::host::session::{Causes, Inbox, LogLevel, Meter, Usage};
+use crate::guest::bindings::trellis::host::session::{Causes, Inbox, Limit, LogLevel, Meter, Usage};
 use crate::guest::bindings::trellis::host::streams::{
     Completion, Emit, EndedGeneration, FinishReason, GenerateRequest, GenerationProgress, GuessSource, Keep,
     Speculation, StreamOptions,
@@ -391,6 +391,7 @@ records! {
     GrammarExit { position, token }
     GrammarRefusal { place, reason }
     JsonSchema { schema, whitespace }
+    Limit { name, limit, used }
     LogprobsRequest { context, tokens }
     Meter { used, limit }
     ModelInfo {

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use trellis_guest::{
-    Chat, Context, Inbox, Result, Sampler, Usage, emit, messages, receive_within, time_left, try_receive,
-    usage,
+    Chat, Context, Inbox, Result, Sampler, Usage, emit, limits, messages, receive_within, time_left,
+    try_receive, usage,
 };
 
 // ANCHOR: serve
@@ -55,6 +55,15 @@ pub fn can_afford(n_tokens: u64) -> bool {
 }
 // ANCHOR_END: budget
 
+// ANCHOR: limits
+/// The part of its memory that the guest has grown into.
+pub fn memory_in_use() -> f64 {
+    let limits = limits();
+    let memory = limits.iter().find(|limit| limit.name == "memory_bytes");
+    memory.map_or(0.0, |memory| memory.used.unwrap_or_default() as f64 / memory.limit as f64)
+}
+// ANCHOR_END: limits
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -73,5 +82,7 @@ mod tests {
     fn a_guest_knows_what_it_may_still_use() {
         assert!(can_afford(1000));
         assert!(!can_afford(u64::MAX));
+        let part = memory_in_use();
+        assert!(0.0 < part && part < 1.0, "{part}");
     }
 }

@@ -2,8 +2,8 @@
 
 use serde::Serialize;
 use trellis_guest::{
-    Chat, Context, Error, Model, Random, Result, Sampler, Thinking, ThoughtEnd, Token, TokenMask, emit_json,
-    log_softmax,
+    Chat, Context, Error, Limit, Model, Random, Result, Sampler, Thinking, ThoughtEnd, Token, TokenMask,
+    emit_json, limits as limits_now, log_softmax, receive,
 };
 
 use crate::Outcome;
@@ -16,6 +16,18 @@ fn prompt(model: &Model, text: &str) -> Result<Context> {
     context.append(model.info().bos_token.as_slice())?;
     context.append_text(text)?;
     Ok(context)
+}
+
+/// Holds a context and a mask, sends its limits with what it uses of them, and waits to be let go.
+pub(crate) fn limits() -> Outcome {
+    let model = Model::open_default()?;
+    let context = prompt(&model, "Once upon a time")?;
+    context.prefill()?;
+    let _mask = TokenMask::forbid(&model, &[1])?;
+    let limits = limits_now().into_iter().map(|Limit { name, limit, used }| (name, limit, used));
+    emit_json(&limits.collect::<Vec<_>>())?;
+    receive()?;
+    Ok(())
 }
 
 /// A place within what the model writes.

@@ -35,6 +35,7 @@ fn run() -> Outcome {
         "posterior" => posterior::posterior(rest),
         "heal" => helpers::heal(rest),
         "bias" => helpers::bias(),
+        "limits" => helpers::limits(),
         "say" => helpers::say(rest),
         "draw" => helpers::draw(),
         "think" => helpers::think(),

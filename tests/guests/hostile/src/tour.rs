@@ -6,9 +6,9 @@ use trellis_guest::programs::{BiasId, Definition, MaskId, Source, TokenBias, lib
 use trellis_guest::{
     Beginning, Candidate, Chat, ChatEnd, Constraint, Context, Error, FinishReason, GuessTree, Inbox,
     LogLevel, Mixture, Model, Positions, Sampler, Steering, Token, TokenMask, call_bytes, embedding_all,
-    emit, emit_json, emit_tokens, forget, fork_seed, full_all, generate_all, log, logprobs_all, receive,
-    receive_json, receive_within, score_all, seed, speculate_all, speculate_tree_all, step_all, time_left,
-    top_all, tops_all, try_receive, usage,
+    emit, emit_json, emit_tokens, forget, fork_seed, full_all, generate_all, limits, log, logprobs_all,
+    receive, receive_json, receive_within, score_all, seed, speculate_all, speculate_tree_all, step_all,
+    time_left, top_all, tops_all, try_receive, usage,
 };
 
 use crate::{Outcome, beams, generations, looks};
@@ -563,6 +563,12 @@ fn session() -> Outcome {
     assert!(0 < tokens.used && tokens.used <= tokens.limit);
     let (in_vain, causes) = (usage().tokens_in_vain, usage().causes);
     assert_eq!(in_vain, causes.tokens_given_up + causes.tokens_guessed_wrong);
+    let limits = limits();
+    let limit = |name: &str| limits.iter().find(|limit| limit.name == name).expect("it is bounded");
+    assert_eq!(limit("n_tokens").used, Some(usage().tokens.used));
+    assert_eq!(limit("n_tokens").limit, tokens.limit);
+    assert_eq!((limit("call_bytes").limit, limit("call_bytes").used), (call_bytes(), None));
+    assert!(limit("memory_bytes").used.is_some_and(|used| 0 < used && used <= limit("memory_bytes").limit));
     log(LogLevel::Info, "all was called");
     assert!(matches!(try_receive()?, Inbox::NothingYet));
     assert!(matches!(receive_within(Duration::from_millis(20))?, Inbox::NothingYet));
