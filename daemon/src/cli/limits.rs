@@ -137,7 +137,8 @@ mod tests {
 
     #[test]
     fn the_table_is_grouped_by_whose_the_limits_are_and_fits_a_terminal() {
-        let mut limits = of_config(&Config::parse("device = 'cpu'\n[limits]\ncpu_ms = 7000").expect("valid"));
+        let file = "device = 'cpu'\n[limits]\ncpu_ms = 7000\n[budgets.user]\nhost_bytes = 536870912";
+        let mut limits = of_config(&Config::parse(file).expect("valid"));
         let shown = table(&limits);
         let lines: Vec<&str> = shown.lines().collect();
         assert!(lines.iter().all(|line| line.chars().count() <= 100), "{shown}");
@@ -172,7 +173,7 @@ mod tests {
         assert!(shown.lines().all(|line| line.chars().count() <= 100), "{shown}");
         let line = shown.lines().find(|line| line.contains("budgets.user.host_bytes")).expect("a row");
         let words: Vec<&str> = line.split_whitespace().skip(1).collect();
-        assert_eq!(words, ["512", "MiB", "default", "123", "kB", "1.2", "GB"]);
+        assert_eq!(words, ["512", "MiB", "file", "123", "kB", "1.2", "GB"]);
     }
 
     #[test]

@@ -47,6 +47,9 @@ const PART_OF_MACHINE: u64 = 3;
 /// What of that one user may have: another one finds as much.
 const PART_OF_DAEMON: u64 = 2;
 
+/// Parts are whole numbers of this.
+const WHOLE_BYTES: u64 = 1 << 20;
+
 impl SharedBudget {
     /// No bound but those of what lies inside and of the device. A TOML integer has 63 bits.
     pub const UNLIMITED: Self = Self {
@@ -82,8 +85,9 @@ impl Default for Budgets {
 impl Budgets {
     /// Bytes of host memory of each level in a process that may come to so many.
     pub(crate) fn host_bytes(&self, memory_bytes: u64) -> HostBytes {
-        let daemon = self.daemon.host_bytes.unwrap_or(memory_bytes / PART_OF_MACHINE);
-        let user = self.user.host_bytes.unwrap_or(daemon / PART_OF_DAEMON);
+        let whole = |n_bytes: u64| n_bytes.next_multiple_of(WHOLE_BYTES);
+        let daemon = self.daemon.host_bytes.unwrap_or(whole(memory_bytes / PART_OF_MACHINE));
+        let user = self.user.host_bytes.unwrap_or(whole(daemon / PART_OF_DAEMON));
         HostBytes { session: self.session.host_bytes.unwrap_or(user), user, daemon }
     }
 }

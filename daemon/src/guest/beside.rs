@@ -14,8 +14,8 @@ use trellis_engine::fair::{FairQueue, Lane, Seat};
 use super::cpu::CpuClock;
 use super::threads::{as_ns, give_way};
 
-/// By how much it gives way to everything else, in the system's steps of niceness.
-const NICENESS: i32 = 10;
+/// By how much it gives way to the daemon's other threads, in the system's steps of niceness: as guests do.
+const NICENESS: i32 = 5;
 
 /// Users whose work is under way at once with all that each may have; others wait for a piece of theirs.
 const N_USERS: usize = 16;

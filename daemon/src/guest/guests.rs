@@ -240,7 +240,9 @@ impl GuestHost {
     /// As [`GuestHost::new`]; without models guests can only be replayed.
     pub(crate) fn for_replays(config: GuestHostConfig) -> Result<Arc<Self>, GuestError> {
         let limits = Arc::new(config.limits);
-        let runtime = Runtime::new(&limits)?;
+        let no_threads = |error| GuestError::Runtime { reason: format!("no threads for guests: {error}") };
+        let threads = GuestThreads::start().map_err(no_threads)?;
+        let runtime = Runtime::new(&limits, threads.look())?;
         let cache_limits =
             CacheLimits { n_bytes: limits.cache_bytes, n_code_bytes: limits.compiled_bytes as u64 };
         let cache = CodeCache::open(&config.cache_dir, &runtime.engine, cache_limits)?;
@@ -261,8 +263,7 @@ impl GuestHost {
             ),
             models: config.models,
             running: Mutex::default(),
-            threads: GuestThreads::start()
-                .map_err(|error| GuestError::Runtime { reason: format!("no threads for guests: {error}") })?,
+            threads,
             beside: Beside::new(),
             n_started: AtomicU64::new(0),
             limits,
@@ -454,8 +455,8 @@ impl GuestHost {
             let end = {
                 let _alive = (listed, ticking, charge);
                 let end = AssertUnwindSafe(live(birth)).catch_unwind().await;
-                let end = end
-                    .unwrap_or_else(|panic| GuestEnd::Panicked { message: panic_message(panic.as_ref()) });
+                let end =
+                    end.unwrap_or_else(|panic| GuestEnd::Panicked { message: panic_message(panic.as_ref()) });
                 log_end(&vitals, &end);
                 end
             };

@@ -114,7 +114,8 @@ pub(crate) struct Runtime {
 }
 
 impl Runtime {
-    pub(crate) fn new(limits: &GuestLimits) -> Result<Self, GuestError> {
+    /// `look` is called with each epoch.
+    pub(crate) fn new(limits: &GuestLimits, look: impl Fn() + Send + 'static) -> Result<Self, GuestError> {
         let engine = running_engine(limits)?;
         let mut linker = Linker::new(&engine);
         Guest::add_to_linker::<GuestState, HasTape>(&mut linker, |state| Taped(state))
@@ -122,7 +123,7 @@ impl Runtime {
         GuestV0_1::add_to_linker::<GuestState, HasTape>(&mut linker, |state| Taped(state))
             .map_err(runtime_error)?;
         wasi::add_to_linker(&mut linker).map_err(runtime_error)?;
-        let ticker = Ticker::start(&engine)?;
+        let ticker = Ticker::start(&engine, look)?;
         Ok(Self { engine, linker, ticker })
     }
 }

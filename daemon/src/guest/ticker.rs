@@ -36,7 +36,11 @@ impl Shared {
 pub(crate) struct Ticking(Arc<Shared>);
 
 impl Ticker {
-    pub(crate) fn start(engine: &wasmtime::Engine) -> Result<Self, GuestError> {
+    /// `look` is called with each tick.
+    pub(crate) fn start(
+        engine: &wasmtime::Engine,
+        look: impl Fn() + Send + 'static,
+    ) -> Result<Self, GuestError> {
         let shared = Arc::new(Shared::default());
         let (engine, theirs) = (engine.clone(), shared.clone());
         std::thread::Builder::new()
@@ -53,6 +57,7 @@ impl Ticker {
                     drop(state);
                     std::thread::sleep(TICK);
                     engine.increment_epoch();
+                    look();
                 }
             })
             .map_err(|error| GuestError::Runtime { reason: format!("no thread for epochs: {error}") })?;

@@ -15,6 +15,6 @@ mod unit;
 
 pub use scope::Scope;
 pub use source::{SetByFile, Source};
-pub(crate) use table::{of_guest, set_host_bytes};
 pub use table::{Limit, UNLIMITED, set_sizes, table};
+pub(crate) use table::{of_guest, set_host_bytes};
 pub use unit::Unit;

@@ -121,10 +121,7 @@ impl<S: Service> Sessions<S> {
             n_uploads: uploads.n_sending as u64,
             n_uploads_waiting: uploads.n_waiting as u64,
         };
-        SessionsUsed {
-            user: used(n_connections, uploads),
-            all: used(n_connections_of_all, uploads_of_all),
-        }
+        SessionsUsed { user: used(n_connections, uploads), all: used(n_connections_of_all, uploads_of_all) }
     }
 
     /// Components on their way in, of all users.

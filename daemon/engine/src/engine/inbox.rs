@@ -27,10 +27,11 @@ const PACE: Duration = Duration::from_micros(100);
 /// Hints between two looks whether the device is done, about a microsecond: a look keeps the driver from other threads.
 const N_HINTS: usize = 32;
 
-/// What a guest's commands may cost before its others wait for the next turn: a question about each row of a large step, or
-/// fifty forks of long contexts. And what those of all guests may before only guests that have had none go on.
-const OF_ONE_NS: u64 = 500_000;
-const OF_ALL_NS: u64 = 1_000_000;
+/// What a guest's commands may cost before its others wait for the next turn: a question about each of some hundred rows, or
+/// twenty forks of long contexts. And what those of all guests may before only guests that have had none go on: less than a
+/// step of the smallest model, so that a crowd that forks leaves others half of the pace that they would have alone.
+const OF_ONE_NS: u64 = 200_000;
+const OF_ALL_NS: u64 = 400_000;
 
 /// The engine is wanted no more: no sender is left.
 pub(super) struct Closed;

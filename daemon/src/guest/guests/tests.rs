@@ -421,7 +421,7 @@ async fn measure_launch_and_host_call() {
             (i32.const 16))"#
     ));
     let start = Instant::now();
-    drop(Runtime::new(&house.host.limits).expect("a second runtime"));
+    drop(Runtime::new(&house.host.limits, || {}).expect("a second runtime"));
     println!("setting up the runtime: {:?}", start.elapsed());
     let start = Instant::now();
     assert_eq!(house.run(&call).await, GuestEnd::Finished);
