@@ -68,4 +68,8 @@ const ORDERLY_RECORDING: &[End] = &[
 const AFTER_THE_END: &[End] =
     &[End { code: "invalid_argument", name: None }, End { code: "unknown_guest", name: None }];
 
-const WELL_OR_FULL: &[End] = &[End { code: "ok", name: None }, End { code: "limit_exceeded", name: None }];
+const WELL_OR_FULL: &[End] = &[
+    End { code: "ok", name: None },
+    End { code: "limit_exceeded", name: None },
+    End { code: "deadline_exceeded", name: Some("deadline_ms") },
+];

@@ -42,7 +42,7 @@ pub(super) const ATTACKS: &[Attack] = &[
     guest("chat-of-2000", &["chat", "2000"], BUSY),
     guest("chat-crowd", &["chat", "2000"], BUSY).copies(30),
     guest("mask-of-200000", &["mask"], BUSY),
-    guest("bias-of-all", &["bias"], BUSY),
+    guest("bias-of-all", &["dense-bias"], BUSY),
     guest("program-check", &["program", "long"], BUSY),
     component("random-bytes", components::random_bytes, BUSY),
     component("random-bytes-crowd", components::random_bytes, BUSY).copies(30),
@@ -59,7 +59,7 @@ pub(super) const ATTACKS: &[Attack] = &[
     component("sleep-crowd", components::sleep_of_2_64, LATE).copies(100),
     component("sleep-of-1-ns", components::sleep_of_1_ns, BUSY).copies(100),
     component("poll-many", components::poll_many, BUSY_OR_TRAPPED),
-    component("pollables", components::pollables, HOARD),
+    component("pollables", components::pollables, TABLE_FULL),
     guest("recursion", &["stack"], TRAPPED).brief(),
     guest("recursion-in-memory", &["stack-in-memory"], TRAPPED).brief(),
     guest("memory", &["memory"], MEMORY),
@@ -77,7 +77,7 @@ pub(super) const ATTACKS: &[Attack] = &[
     guest("decoders", &["decoders"], HOARD),
     guest("models", &["models"], HOARD),
     guest("streams", &["streams"], HOARD),
-    guest("call-of-17-mb", &["longest-call"], CALL).brief(),
+    guest("call-of-40-mb", &["call-of", "40000000"], CALL).brief(),
     guest("grammar-schema", &["grammar", "schema"], BUSY),
     guest("grammar-deep", &["grammar", "deep-schema"], BUSY_OR_FAILED),
     guest("grammar-regex", &["grammar", "regex"], BUSY_OR_FAILED),
@@ -88,3 +88,7 @@ pub(super) const ATTACKS: &[Attack] = &[
     guest("grammar-crowd", &["grammar", "schema"], BUSY).copies(30),
     guest("no-such-mode", &["no-such-mode"], FAILED).brief(),
 ];
+
+/// The host's table of objects is full.
+const TABLE_FULL: &[End] =
+    &[End { code: "guest_trapped", name: None }, End { code: "budget_exceeded", name: Some("n_handles") }];

@@ -26,12 +26,12 @@ const BACK_TIME_MAX: Duration = Duration::from_secs(13);
 const ALONE_TIME_MAX: Duration = Duration::from_secs(60);
 
 /// Attacks that make the daemon take what it takes once: pages, buffers of the widest step, threads. By name and copies.
-const WARMING: [(&str, usize); 14] = [
+const WARMING: [(&str, usize); 16] = [
     ("pages", 4),
     ("encode-random", 4),
     ("encode-emoji", 4),
     ("score-256", 2),
-    ("full-256", 2),
+    ("full-16", 2),
     ("top-1024-of-256", 2),
     ("beams-512", 1),
     ("generate-256", 1),
@@ -41,6 +41,9 @@ const WARMING: [(&str, usize); 14] = [
     ("grammar-schema", 4),
     ("functions-of-30000", 2),
     ("infos", 4),
+    // Components that were uploaded are kept up to some bytes.
+    ("data-of-12-mb", 1),
+    ("upload-twice-at-once", 2),
 ];
 
 /// The settings of a daemon that is attacked once by each: short limits, so that what goes on without end has one soon, and little KV

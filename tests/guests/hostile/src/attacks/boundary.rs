@@ -2,7 +2,7 @@
 
 use std::error::Error;
 
-use trellis_guest::bindings::trellis::host::session::emit_json as emit_raw_json;
+use trellis_guest::bindings::trellis::host::session::{emit_json as emit_raw_json, emit_text};
 use trellis_guest::{Chat, ChatEnd, Model, Sampler, TokenMask, emit};
 
 use super::number;
@@ -12,6 +12,9 @@ pub(crate) fn attack(mode: &str, rest: &[String]) -> Option<Outcome> {
     Some(match mode {
         "panic-with" => number(rest, 0).map(|n| panic!("{}", "x".repeat(n))),
         "error-of" => number(rest, 0).and_then(|n| Err("x\u{202e}\u{1b}[2J".repeat(n / 10).into())),
+        "call-of" => {
+            number(rest, 0).and_then(|n| Ok(emit_text(&"x".repeat(n)).map_err(trellis_guest::Error::from)?))
+        }
         "json" => json(rest),
         "role" => role(rest),
         "save-as" => save_as(rest),
@@ -44,7 +47,7 @@ fn json(rest: &[String]) -> Outcome {
         "wide" => (format!("[{}0]", "0,".repeat(100_000)), true),
         "number" => ("1".repeat(200_000), true),
         "exponent" => ("1e99999".to_owned(), true),
-        "surrogate" => (r#""\ud800""#.to_owned(), false),
+        "surrogate" => (r#""\ud800""#.to_owned(), true),
         "nul" => ("\"\0\"".to_owned(), false),
         "mark" => ("\u{feff}{}".to_owned(), false),
         "rubbish" => ("x".repeat(1_000_000), false),
@@ -74,7 +77,7 @@ fn role(rest: &[String]) -> Outcome {
     refused("the role", model.encode_chat(&chat, ChatEnd::Assistant))?;
     // As the content of a message it is a text like any other.
     let mut chat = Chat::new();
-    chat.push("user", &role);
+    chat.push("user", &role[..role.floor_char_boundary(1_000)]);
     let context = model.context()?;
     match context.set_chat(&chat) {
         Ok(()) => Ok(()),

@@ -26,7 +26,7 @@ pub(crate) fn attack(mode: &str, rest: &[String]) -> Option<Outcome> {
         "grammar" => grammar(rest),
         "program" => program(rest),
         "mask" => mask(),
-        "bias" => bias(),
+        "dense-bias" => bias(),
         "softmax" => softmax(),
         _ => return None,
     })
@@ -138,7 +138,7 @@ pub(crate) fn definition(kind: &str) -> Result<Definition, String> {
         "small" => Definition::build(|b| b.logits().argmax()),
         "long" => Definition::build(|b| {
             let mut x = b.logits();
-            for _ in 0..40 {
+            for _ in 0..20 {
                 x = library::temperature(x.log_softmax(), b.parameter(0));
             }
             x.argmax()
