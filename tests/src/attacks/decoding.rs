@@ -44,7 +44,7 @@ pub(super) const ATTACKS: &[Attack] = &[
     guest("contexts", &["contexts"], HOARD),
     guest("fork-bomb", &["fork-bomb"], HOARD),
     guest("pages", &["pages"], HOARD),
-    guest("save-one-name", &["save-one"], BUSY).cleaned_by(&["forget"]),
-    guest("save-many-names", &["save-many"], HOARD).cleaned_by(&["forget"]).copies(1),
+    guest("save-one-name", &["save-one"], BUSY).cleaned_by(&["forget", "one"]),
+    guest("save-many-names", &["save-many"], HOARD).cleaned_by(&["forget", "kept"]).copies(1),
     guest("endless-stream", &["endless"], BUSY),
 ];

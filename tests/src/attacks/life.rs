@@ -39,7 +39,7 @@ pub(super) const ATTACKS: &[Attack] = &[
     client("cancel-at-once", leaving::cancel_at_once, WELL),
     client("stop-of-a-guest", leaving::stop_of_a_guest, CANCELLED).brief(),
     client("stop-of-nobody", rights::stop_of_nobody, NO_GUEST).brief(),
-    client("stop-of-all", rights::stop_of_all, NO_GUEST).brief().of_a_stranger(),
+    client("stop-of-all", rights::stop_of_all, NO_GUEST).brief().alone().of_a_stranger(),
     client("shutdown", rights::shutdown, DENIED).brief().of_a_stranger(),
     client("unload", rights::unload, DENIED).brief().of_a_stranger(),
     client("load", rights::load, DENIED).brief().of_a_stranger(),

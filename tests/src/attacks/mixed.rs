@@ -81,12 +81,9 @@ pub fn run(mut daemon: Daemon, time: Duration, seed: u64, say: &dyn Fn(&str)) ->
     let mut neighbours = Vec::new();
     for user in 0..N_NEIGHBOURS {
         let mut neighbour = daemon.neighbour(User(user))?;
-        neighbour.tell(GO)?;
-        neighbours.push(neighbour);
-    }
-    std::thread::sleep(Duration::from_secs(2));
-    for neighbour in &mut neighbours {
+        neighbour.learn()?;
         neighbour.tell(PAUSE)?;
+        neighbours.push(neighbour);
     }
     super::suite::warm(&daemon, User(N_NEIGHBOURS))?;
     std::thread::sleep(Duration::from_secs(1));

@@ -8,7 +8,7 @@ use trellis::config::Config;
 use trellis::guest::GuestLimits;
 
 use super::Attack;
-use super::neighbour::{GO, MARK, Window};
+use super::neighbour::{MARK, Window};
 use super::processes::{Daemon, Neighbour, Orders, Tally, User};
 use super::state::Load;
 
@@ -125,9 +125,7 @@ impl Track {
     /// A process does not do what it should.
     pub fn begin(daemon: Daemon) -> io::Result<Self> {
         let mut neighbour = daemon.neighbour(User(0))?;
-        neighbour.tell(GO)?;
-        std::thread::sleep(Duration::from_secs(2));
-        neighbour.tell(MARK)?;
+        neighbour.learn()?;
         Ok(Self { daemon, neighbour })
     }
 

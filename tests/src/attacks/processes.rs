@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use tempfile::TempDir;
 use trellis::config::Config;
 
-use super::neighbour::Window;
+use super::neighbour::{GO, MARK, N_TOKENS, Window};
 use super::{Attack, Component, Ending, Site};
 
 /// Users that nobody is, for who has the right to become another: the neighbour and the attackers.
@@ -177,6 +177,25 @@ impl Neighbour {
     #[must_use]
     pub fn pid(&self) -> u32 {
         self.child.id()
+    }
+
+    /// Lets it begin, and learn alone what its stream is: waits until it has had it twice.
+    ///
+    /// # Errors
+    /// It is gone, or has not had it in time.
+    pub fn learn(&mut self) -> io::Result<()> {
+        self.tell(GO)?;
+        let begun = Instant::now();
+        let mut n_tokens = 0;
+        while n_tokens < 2 * N_TOKENS as u64 {
+            if begun.elapsed() > ANSWER_TIME_MAX {
+                let message = format!("alone the neighbour has {n_tokens} tokens in {ANSWER_TIME_MAX:?}");
+                return Err(io::Error::other(message));
+            }
+            std::thread::sleep(Duration::from_millis(100));
+            n_tokens += self.tell(MARK)?.n_tokens;
+        }
+        Ok(())
     }
 
     /// Tells it something and waits for its answer.

@@ -7,7 +7,7 @@ use serde::Serialize;
 use trellis::config::Config;
 use trellis::guest::GuestLimits;
 
-use super::neighbour::{GO, MARK, N_TOKENS, PAUSE};
+use super::neighbour::{GO, PAUSE};
 use super::processes::{Daemon, Neighbour, Orders, Tally, User};
 use super::raw::Raw;
 use super::state::State;
@@ -21,9 +21,6 @@ const LOOK_PERIOD: Duration = Duration::from_millis(50);
 
 /// How long the daemon may take to give back what an attack has taken: threads that have nothing to do end after ten seconds.
 const BACK_TIME_MAX: Duration = Duration::from_secs(13);
-
-/// How long the neighbour may take to have its stream twice, alone.
-const ALONE_TIME_MAX: Duration = Duration::from_secs(60);
 
 /// Attacks that make the daemon take what it takes once: pages, buffers of the widest step, threads. By name and copies.
 const WARMING: [(&str, usize); 16] = [
@@ -109,18 +106,7 @@ impl Suite {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let raw = runtime.block_on(Raw::connect(&daemon.socket()))?;
         let mut neighbour = daemon.neighbour(User(0))?;
-        neighbour.tell(GO)?;
-        let begun = Instant::now();
-        let mut n_tokens = 0;
-        while n_tokens < 2 * N_TOKENS as u64 {
-            if begun.elapsed() > ALONE_TIME_MAX {
-                return Err(io::Error::other(format!(
-                    "alone the neighbour has {n_tokens} tokens in {ALONE_TIME_MAX:?}"
-                )));
-            }
-            std::thread::sleep(Duration::from_millis(200));
-            n_tokens += neighbour.tell(MARK)?.n_tokens;
-        }
+        neighbour.learn()?;
         neighbour.tell(PAUSE)?;
         let (attacker, before) = (User(1), State::default());
         let mut suite = Self { daemon, neighbour, attacker, hostile, raw, runtime, before };

@@ -35,6 +35,9 @@ const CPU_MS: u64 = 300;
 /// Attacks that wait run out of time in this.
 const DEADLINE_MS: u64 = 2_500;
 
+/// Components that may wait to be compiled: more than there are attacks, so that none is refused for another.
+const N_COMPILES_QUEUED: usize = 1_000;
+
 fn config() -> Config {
     let config = suite::config(daemons::config(exe()));
     let limits = GuestLimits {
@@ -43,6 +46,7 @@ fn config() -> Config {
         idle_ms: 1_000,
         memory_bytes: 64 << 20,
         compile_ms: 120_000,
+        n_compiles_queued: N_COMPILES_QUEUED,
         n_programs: GuestLimits::default().n_programs,
         ..config.limits
     };

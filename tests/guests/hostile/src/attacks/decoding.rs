@@ -52,9 +52,9 @@ pub(crate) fn attack(mode: &str, rest: &[String]) -> Option<Outcome> {
         "particles" => particles(),
         "speculate" => speculate(),
         "attention" => attention(),
-        "save-one" => with_prompt(|_, context| context.save("kept 0")),
+        "save-one" => with_prompt(|_, context| context.save("one 0")),
         "save-many" => save_many(),
-        "forget" => forget(),
+        "forget" => forget(&rest[0]),
         "prompt-logprobs" => prompt_logprobs(),
         _ => return None,
     })
@@ -231,11 +231,11 @@ fn save_many() -> Outcome {
     Ok(())
 }
 
-/// Forgets what `save-many` has kept, which outlives it: from the last name down, so that what is left is there from 0 on when the time
+/// `forget PREFIX`: forgets what was saved under names of this, which outlives who saved it: from the last name down, so that what is left is there from 0 on when the time
 /// of this guest is up before it is done.
-fn forget() -> Outcome {
+fn forget(prefix: &str) -> Outcome {
     let model = Model::open_default()?;
-    let is_kept = |i: usize| model.saved_context(&format!("kept {i}")).is_ok();
+    let is_kept = |i: usize| model.saved_context(&format!("{prefix} {i}")).is_ok();
     let mut n_step = 1;
     while is_kept(n_step - 1) {
         n_step *= 2;
@@ -250,7 +250,7 @@ fn forget() -> Outcome {
         }
     }
     for i in (0..n_kept).rev() {
-        trellis_guest::forget(&format!("kept {i}"))?;
+        trellis_guest::forget(&format!("{prefix} {i}"))?;
     }
     Ok(())
 }

@@ -138,7 +138,7 @@ pub(crate) fn definition(kind: &str) -> Result<Definition, String> {
         "small" => Definition::build(|b| b.logits().argmax()),
         "long" => Definition::build(|b| {
             let mut x = b.logits();
-            for _ in 0..20 {
+            for _ in 0..7 {
                 x = library::temperature(x.log_softmax(), b.parameter(0));
             }
             x.argmax()
