@@ -40,7 +40,7 @@ pub(super) const ATTACKS: &[Attack] = &[
     guest("save-as-nul", &["save-as", "nul"], WELL),
     guest("save-as-long", &["save-as", "long"], WELL),
     guest("open-nothing", &["open-as", "empty"], WELL),
-    guest("open-path", &["open-as", "path"], WELL),
+    guest("open-path", &["open-as", "other-path"], WELL),
     guest("open-long", &["open-as", "long"], WELL),
     guest("token-4096", &["token", "4096"], WELL),
     guest("token-of-32-bits", &["token", "4294967295"], WELL),

@@ -89,6 +89,7 @@ fn name(kind: &str) -> String {
     match kind {
         "long" => "x".repeat(900_000),
         "path" => "../../../etc/passwd".to_owned(),
+        "other-path" => "../../../etc/shadow".to_owned(),
         "nul" => "a\0b".to_owned(),
         _ => String::new(),
     }
