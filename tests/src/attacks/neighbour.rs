@@ -5,6 +5,7 @@
 
 use std::io::{self, BufRead, Write};
 use std::path::Path;
+use std::pin::pin;
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
@@ -149,6 +150,20 @@ enum Timed {
 /// What was timed, and how long it took.
 type Times = mpsc::UnboundedSender<(Timed, Duration)>;
 
+/// Waits for something that is timed, and tells now and then how long that has been: what has no answer counts too.
+async fn waiting<T>(timed: Timed, seen: &Times, answer: impl Future<Output = T>) -> T {
+    let begun = Instant::now();
+    let mut answer = pin!(answer);
+    loop {
+        let outcome = tokio::time::timeout(PROBE_PERIOD, &mut answer).await;
+        // Where nobody listens any more this is about to be aborted.
+        let _ = seen.send((timed, begun.elapsed()));
+        if let Ok(outcome) = outcome {
+            return outcome;
+        }
+    }
+}
+
 /// Times one request after the other on a connection of its own: `info` and `stop` by turns.
 async fn probe(socket: &Path, seen: Times) -> io::Result<()> {
     let mut raw = Raw::connect(socket).await?;
@@ -159,11 +174,7 @@ async fn probe(socket: &Path, seen: Times) -> io::Result<()> {
             Timed::Stop => (Call::Stop { guest_id: u64::MAX }, Timed::Info),
             _ => (Call::Info, Timed::Stop),
         };
-        let begun = Instant::now();
-        raw.ask(call).await?;
-        if seen.send((timed, begun.elapsed())).is_err() {
-            return Ok(());
-        }
+        waiting(timed, &seen, raw.ask(call)).await?;
         timed = next;
     }
 }
@@ -180,23 +191,24 @@ async fn probe_encode(socket: &Path, hostile: &Component, seen: Times) -> io::Re
         }
         loop {
             tokio::time::sleep(2 * PROBE_PERIOD).await;
-            let begun = Instant::now();
             raw.request(Call::Message { to, text: text.clone() }).await?;
-            let is_there = loop {
-                match raw.next().await? {
-                    Some(ServerMessage::Event { id, event: Event::Text { .. } }) if id == to => break true,
-                    Some(ServerMessage::End { id, .. }) if id == to => break false,
-                    Some(_) => {}
-                    None => return Ok(()),
+            let answer = async {
+                loop {
+                    match raw.next().await? {
+                        Some(ServerMessage::Event { id, event: Event::Text { .. } }) if id == to => {
+                            return io::Result::Ok(true);
+                        }
+                        Some(ServerMessage::End { id, .. }) if id == to => return Ok(false),
+                        Some(_) => {}
+                        None => return Err(io::ErrorKind::UnexpectedEof.into()),
+                    }
                 }
             };
+            let is_there = waiting(Timed::Encode, &seen, answer).await?;
             if !is_there {
                 break;
             }
             raw.send(&ClientMessage::Credit { id: to, n_bytes: 64 }).await?;
-            if seen.send((Timed::Encode, begun.elapsed())).is_err() {
-                return Ok(());
-            }
         }
     }
 }
