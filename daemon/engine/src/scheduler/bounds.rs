@@ -1,8 +1,10 @@
 //! What a step has room for: tokens of prompts, rows that are kept for them, and which rows are left out.
 
 mod decode;
+mod prompts;
 
 pub(super) use self::decode::{DecodeBound, Pace};
+pub(super) use self::prompts::PromptDebt;
 
 use super::{Plan, Scheduler};
 use crate::command::ContextId;
@@ -135,14 +137,17 @@ impl Scheduler {
                     let ns = (ns as f64 * multiple - moves_ns).max(0.0) as u64;
                     self.costs.n_tokens_within(ns, n_tokens_max)
                 }
-                None => n_tokens_max,
+                None => self
+                    .debt
+                    .ns_alone()
+                    .map_or(n_tokens_max, |ns| self.costs.n_tokens_within(ns, n_tokens_max)),
             },
             (0, n_left_out) => {
                 let multiple = multiple + 1.0 - of_moves(n_left_out);
                 let rest = self.costs.n_prompt_tokens(n_left_out, multiple, n_tokens_max.max(1));
                 rest.min(n_tokens_max)
             }
-            _ if self.costs.is_decode_alone_due() => 0,
+            _ if self.costs.is_decode_alone_due() || self.debt.is_due() => 0,
             _ if plan.decode_bound.is_look() => 0,
             (n_rows, _) if n_tokens_max > 0 => {
                 let n_tokens = self.costs.n_prompt_tokens(n_rows, multiple - of_moves(n_rows), n_tokens_max);

@@ -42,6 +42,8 @@ impl Scheduler {
         let alone_ns =
             (n_decode_rows > 0).then(|| self.costs.target_ns(n_decode_rows, 1.0).unwrap_or(elapsed_ns));
         self.commons.note_step(self.settings.place, alone_ns);
+        let target_ns = alone_ns.map(|ns| (ns as f64 * self.settings.latency_multiple) as u64);
+        self.debt.note_step(elapsed_ns, plan.work.n_prompt_tokens > 0, target_ns);
         self.returns.note_missed();
         self.end_failed_jobs(None);
         let mut outputs = outputs.into_iter();

@@ -83,7 +83,7 @@ use crate::kv::{Footprint, PageTable, PrefixScope, SegmentLengths, Sequence};
 use crate::run::AheadWindow;
 use crate::stats::EngineStats;
 use admission::Standing;
-use bounds::Pace;
+use bounds::{Pace, PromptDebt};
 use cost::Costs;
 use held::Held;
 use holders::{Holders, Listing};
@@ -298,6 +298,7 @@ pub(crate) struct Scheduler {
     n_markings: u64,
     costs: Costs,
     pace: Pace,
+    debt: PromptDebt,
     returns: Returns,
     spares: Spares,
     jobs: Jobs,
@@ -346,6 +347,7 @@ impl Scheduler {
             n_markings: 0,
             costs: Costs::new(weight_bytes as f64 / limits.page_bytes as f64),
             pace: Pace::default(),
+            debt: PromptDebt::default(),
             returns: Returns::default(),
             spares: Spares::default(),
             jobs: Jobs::default(),
