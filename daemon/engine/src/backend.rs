@@ -119,7 +119,7 @@ impl AskLimits {
     };
 }
 
-#[cfg(test)]
+#[cfg(any(test, feature = "fuzzing"))]
 impl Limits {
     /// Those of a device that computes nothing, whose steps have so many rows.
     pub(crate) fn of_nothing(n_rows_max: usize, n_pages: usize) -> Self {

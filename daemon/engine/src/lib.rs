@@ -15,6 +15,9 @@ pub mod cpu;
 mod engine;
 mod error;
 pub mod fair;
+#[cfg(feature = "fuzzing")]
+#[doc(hidden)]
+pub mod fuzzing;
 mod guess;
 mod handle;
 mod history;

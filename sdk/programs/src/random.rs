@@ -20,8 +20,22 @@ const N_APART: usize = 3;
 /// A program of this many operations that depends on the seed alone. It has at least four.
 #[must_use]
 pub fn definition(seed: u64, n_operations: usize) -> Definition {
+    let mut state = seed;
+    definition_by(n_operations, || {
+        // SplitMix64.
+        state = state.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let x = (state ^ (state >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        let x = (x ^ (x >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        x ^ (x >> 31)
+    })
+}
+
+/// A program of this many operations, at least four, by numbers that are asked for one after the other. Numbers that are 0 from
+/// some place on make a program as well.
+#[must_use]
+pub fn definition_by(n_operations: usize, numbers: impl FnMut() -> u64) -> Definition {
     let mut writer =
-        Writer { numbers: seed, operations: Vec::new(), kinds: Vec::new(), n_reductions: 0, n_apart: 0 };
+        Writer { numbers, operations: Vec::new(), kinds: Vec::new(), n_reductions: 0, n_apart: 0 };
     let n_state = writer.below(4);
     for operation in [Operation::Logits, Operation::All, Operation::Constant(0.5)] {
         writer.write(operation);
@@ -45,21 +59,17 @@ pub fn definition(seed: u64, n_operations: usize) -> Definition {
     Definition { operations: writer.operations, end: End::Token(end), first_state, next_state, reports }
 }
 
-struct Writer {
-    numbers: u64,
+struct Writer<N> {
+    numbers: N,
     operations: Vec<Operation>,
     kinds: Vec<Kind>,
     n_reductions: usize,
     n_apart: usize,
 }
 
-impl Writer {
+impl<N: FnMut() -> u64> Writer<N> {
     fn next(&mut self) -> u64 {
-        // SplitMix64.
-        self.numbers = self.numbers.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let x = (self.numbers ^ (self.numbers >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        let x = (x ^ (x >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        x ^ (x >> 31)
+        (self.numbers)()
     }
 
     fn below(&mut self, n: usize) -> usize {

@@ -138,7 +138,7 @@ impl Constraint {
         Self::over(grammar, model.model(), vocabulary, limits, account)
     }
 
-    pub(super) fn over(
+    pub(crate) fn over(
         grammar: &Grammar,
         model: &Arc<Model>,
         vocabulary: Arc<Vocabulary>,

@@ -117,7 +117,7 @@ impl PageTable {
     }
 
     /// Checks that the bundles are shared by so many contexts, for each account.
-    #[cfg(test)]
+    #[cfg(any(test, feature = "fuzzing"))]
     pub(crate) fn check_bundles(&self, holders: &std::collections::HashMap<BundleId, Vec<Arc<Account>>>) {
         for (idx, bundle) in self.bundles.holders.iter().enumerate() {
             let id = BundleId(idx as u32);

@@ -213,7 +213,7 @@ impl Hole {
 
 impl Evictions {
     /// As [`Gaps::index_of`].
-    #[cfg(test)]
+    #[cfg(any(test, feature = "fuzzing"))]
     pub(crate) fn index_of(&self, number: usize) -> usize {
         self.gaps.index_of(number)
     }

@@ -116,7 +116,7 @@ impl FreePages {
     }
 
     /// All of them, in their order.
-    #[cfg(test)]
+    #[cfg(any(test, feature = "fuzzing"))]
     pub(super) fn iter(&self) -> impl Iterator<Item = PageId> + '_ {
         let bits = |(at, word): (usize, u64)| {
             (0..WORD_LEN).filter(move |bit| word >> bit & 1 == 1).map(move |bit| at * WORD_LEN + bit)

@@ -24,7 +24,7 @@ pub(crate) use footprint::Footprint;
 pub(crate) use pages::{BlockId, PageTable};
 pub(crate) use prefix::PrefixKey;
 pub use prefix::PrefixScope;
-#[cfg(test)]
+#[cfg(any(test, feature = "fuzzing"))]
 pub(crate) use sequence::Holdings;
 pub(crate) use sequence::{Sequence, Told};
 pub(crate) use tokens::{SegmentId, TokenStore};

@@ -258,7 +258,7 @@ impl PageTable {
     }
 
     /// Whether the prefix cache may give the block.
-    #[cfg(test)]
+    #[cfg(any(test, feature = "fuzzing"))]
     pub(crate) fn has_key(&self, id: BlockId) -> bool {
         self.block(id).key.is_some()
     }
@@ -408,13 +408,13 @@ impl PageTable {
     }
 
     /// The accounts that pay for the block.
-    #[cfg(test)]
+    #[cfg(any(test, feature = "fuzzing"))]
     pub(crate) fn n_payers(&self, id: BlockId) -> usize {
         self.block(id).holders.payers().count()
     }
 
     /// Checks that every page is free once or in one block, and that the counts agree with these holders.
-    #[cfg(test)]
+    #[cfg(any(test, feature = "fuzzing"))]
     pub(crate) fn check(&self, holders: &HashMap<BlockId, u32>) {
         let mut pages: Vec<PageId> = self.free_pages.iter().collect();
         pages.extend(&self.freed_later);

@@ -517,7 +517,7 @@ impl Sequence {
     }
 
     /// Checks that the keys that it knows are those of its tokens.
-    #[cfg(test)]
+    #[cfg(any(test, feature = "fuzzing"))]
     pub(crate) fn check_keys(&self, pages: &PageTable) {
         assert!(self.n_keys * PAGE_LEN <= self.n_computed, "the keys of full pages");
         let mut key = self.root;
@@ -528,7 +528,7 @@ impl Sequence {
     }
 
     /// Checks that what it takes for its own is.
-    #[cfg(test)]
+    #[cfg(any(test, feature = "fuzzing"))]
     pub(crate) fn check_own(&self, pages: &PageTable) {
         for (idx, &block) in self.blocks.iter().enumerate().skip(self.own_from) {
             assert!(!pages.is_shared(block) && !pages.has_key(block), "block {idx} of {}", self.blocks.len());
@@ -536,7 +536,7 @@ impl Sequence {
     }
 
     /// What it holds its blocks through.
-    #[cfg(test)]
+    #[cfg(any(test, feature = "fuzzing"))]
     pub(crate) fn holdings(&self, pages: &PageTable) -> Holdings<'_> {
         assert!(self.n_bundled(pages) <= self.block_of(self.n_computed), "what is in a bundle is full");
         let (bundled, single) = self.blocks.split_at(self.n_bundled(pages));
@@ -546,7 +546,7 @@ impl Sequence {
 }
 
 /// Bundles with their blocks, then blocks by themselves.
-#[cfg(test)]
+#[cfg(any(test, feature = "fuzzing"))]
 pub(crate) struct Holdings<'a> {
     pub(crate) account: &'a Arc<Account>,
     pub(crate) bundled: Vec<(BundleId, &'a [BlockId])>,

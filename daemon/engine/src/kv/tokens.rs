@@ -161,7 +161,7 @@ impl TokenStore {
     }
 
     /// Checks that these lists are all that there are.
-    #[cfg(test)]
+    #[cfg(any(test, feature = "fuzzing"))]
     pub(crate) fn check<'a>(&self, lists: impl Iterator<Item = &'a TokenList>) {
         let mut n_holders = vec![0; self.segments.len()];
         for list in lists {

@@ -34,6 +34,8 @@ pub mod beams;
 mod bias;
 mod distribution;
 mod draw;
+#[cfg(feature = "fuzzing")]
+pub(crate) mod fuzzing;
 mod gumbel;
 mod mask;
 mod maths;

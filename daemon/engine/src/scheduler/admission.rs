@@ -482,7 +482,7 @@ impl Scheduler {
 
     /// That just those are admitted that are known to be; that each was promised what it lacks; and that the device has what
     /// all of them hold and are to get.
-    #[cfg(test)]
+    #[cfg(any(test, feature = "fuzzing"))]
     pub(super) fn check_admitted(&self) {
         let n_admitted = self.contexts.values().filter(|context| context.is_admitted()).count();
         assert_eq!(self.line.admitted.len(), n_admitted);

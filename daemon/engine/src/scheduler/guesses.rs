@@ -28,7 +28,7 @@ pub(super) struct GuessLimits {
 }
 
 impl GuessLimits {
-    #[cfg(test)]
+    #[cfg(any(test, feature = "fuzzing"))]
     pub(super) fn n_tree_nodes(self) -> usize {
         self.n_tree_nodes
     }

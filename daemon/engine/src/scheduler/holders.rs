@@ -231,7 +231,7 @@ impl Scheduler {
     }
 
     /// That the order holds just the contexts whose pages may be taken, each in its place or known to have changed.
-    #[cfg(test)]
+    #[cfg(any(test, feature = "fuzzing"))]
     pub(super) fn check_holders(&self) {
         let Holders { order, aside, guests, changed } = &self.holders;
         let contexts = self.contexts.iter().map(|(&id, context)| {

@@ -59,7 +59,11 @@ mod room;
 mod slots;
 mod spares;
 mod steered;
-#[cfg(test)]
+#[cfg(any(test, feature = "fuzzing"))]
+#[cfg_attr(
+    not(test),
+    expect(dead_code, unused_imports, reason = "of the tests, fuzzers run the random operations alone")
+)]
 pub(crate) mod tests;
 mod waits;
 
@@ -117,7 +121,7 @@ pub(crate) struct SchedulerSettings {
     pub(crate) segments: SegmentLengths,
 }
 
-#[cfg(test)]
+#[cfg(any(test, feature = "fuzzing"))]
 impl SchedulerSettings {
     /// Those of a model that is alone on its device, for tests.
     pub(crate) fn alone(n_step_tokens: usize) -> Self {
@@ -394,7 +398,7 @@ impl Scheduler {
     }
 
     /// Whether there may be something to compute, as far as it has what the models share.
-    #[cfg(test)]
+    #[cfg(any(test, feature = "fuzzing"))]
     pub(crate) fn has_work(&self) -> bool {
         self.has_work_among(&self.commons)
     }

@@ -3,10 +3,13 @@
 mod ask;
 mod beams;
 mod causes;
+mod checked;
 mod cost;
 mod evict;
 mod failing;
 mod forced;
+#[cfg(feature = "fuzzing")]
+pub(crate) mod fuzzed;
 mod guest;
 pub(crate) mod hash_backend;
 mod hidden;
@@ -16,6 +19,7 @@ mod mixture;
 mod particles;
 mod progress;
 mod pull;
+mod random;
 mod resize;
 mod saved;
 mod shares;
@@ -32,6 +36,7 @@ use std::sync::Arc;
 
 use self::guest::Guests;
 use self::hash_backend::{HashBackend, VOCAB, drawn, fails, mix, ranked, score};
+use self::random::Random;
 use super::{Plan, Scheduler, SchedulerSettings};
 use crate::account::{Account, ActorId, Budget, GuestId, Owner, Resource, SessionId};
 use crate::backend::{AskLimits, Limits, PAGE_LEN, SteeringTimes};
@@ -49,20 +54,6 @@ use crate::sampling::{Looks, Sampler, TokenMask};
 const N_POSITIONS: usize = 200;
 /// Those of one context.
 const N_PAGES_MIN: usize = N_POSITIONS.div_ceil(PAGE_LEN);
-
-/// splitmix64, for tests alone.
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        mix(self.0)
-    }
-
-    fn below(&mut self, n: usize) -> usize {
-        (self.next() % n as u64) as usize
-    }
-}
 
 struct Stream {
     queue: RunQueue,
@@ -161,7 +152,10 @@ impl World {
 
     /// One of so many pages at least.
     fn with_pages(seed: u64, n_pages_min: usize) -> Self {
-        let mut random = Random(seed);
+        Self::by(Random::new(seed), seed, n_pages_min)
+    }
+
+    fn by(mut random: Random, seed: u64, n_pages_min: usize) -> Self {
         // From ample to so few that single contexts push each other out.
         let n_pages = n_pages_min + random.below(60);
         let n_host_pages = random.below(30);
@@ -443,43 +437,6 @@ impl World {
         }
     }
 
-    fn kvs(&self) -> impl Iterator<Item = &Sequence> {
-        let contexts = self.scheduler.contexts.values().map(|context| &context.kv);
-        contexts.chain(self.scheduler.saved.values().map(|saved| &saved.kv))
-    }
-
-    fn check(&self) {
-        self.scheduler.check_holders();
-        self.scheduler.check_admitted();
-        let mut holders = HashMap::new();
-        let mut bundles: HashMap<_, Vec<Arc<Account>>> = HashMap::new();
-        for context in self.scheduler.contexts.values() {
-            let n_blocks_max = context.kv.n_blocks_until(context.n_tokens_expected());
-            assert!(context.kv.blocks().len() <= n_blocks_max, "a page that no token needs");
-        }
-        for kv in self.kvs() {
-            assert!(kv.n_computed <= kv.tokens.len());
-            assert!(kv.blocks().len() >= kv.n_blocks_to(kv.n_computed));
-            let Holdings { account, bundled, single } = kv.holdings(&self.scheduler.pages);
-            for &block in single {
-                *holders.entry(block).or_insert(0) += 1;
-            }
-            for (bundle, blocks) in bundled {
-                let sharers = bundles.entry(bundle).or_default();
-                if !sharers.iter().any(|sharer| Arc::ptr_eq(sharer, account)) {
-                    blocks.iter().for_each(|&block| *holders.entry(block).or_insert(0) += 1);
-                }
-                sharers.push(account.clone());
-            }
-        }
-        self.scheduler.pages.check(&holders);
-        self.scheduler.pages.check_bundles(&bundles);
-        self.scheduler.pages.tokens.check(self.kvs().flat_map(Sequence::lists));
-        let n_charged: u64 = self.users.iter().map(|user| user.used(Resource::Pages)).sum();
-        let n_held: usize = holders.keys().map(|&block| self.scheduler.pages.n_payers(block)).sum();
-        assert_eq!(n_charged, n_held as u64, "every held page is charged once to each user who holds it");
-    }
-
     fn finish(mut self) -> Self {
         // Whatever is asked comes to its end, however tight the pages are.
         for _ in 0..20_000 {
@@ -531,10 +488,7 @@ fn random_operations_give_what_a_model_without_pages_gives() {
         for n_acts in 0..600 {
             world.act();
             if n_acts % 8 == 0 {
-                world.kvs().for_each(|kv| {
-                    kv.check_keys(&world.scheduler.pages);
-                    kv.check_own(&world.scheduler.pages);
-                });
+                world.check_sequences();
             }
             world.n_segments_shared += world.scheduler.pages.tokens.n_shared();
             if world.random.below(3) == 0 {

@@ -421,7 +421,7 @@ impl Sequence {
     }
 
     /// The lists of tokens that it holds.
-    #[cfg(test)]
+    #[cfg(any(test, feature = "fuzzing"))]
     pub(crate) fn lists(&self) -> impl Iterator<Item = &TokenList> {
         [&self.tokens].into_iter().chain(self.holed.as_ref().map(|holed| &holed.tokens))
     }

@@ -53,7 +53,7 @@ impl Jobs {
         !self.waiting.is_empty()
     }
 
-    #[cfg(test)]
+    #[cfg(any(test, feature = "fuzzing"))]
     pub(in crate::scheduler) fn is_empty(&self) -> bool {
         self.jobs.is_empty() && self.waiting.is_empty()
     }
@@ -72,12 +72,12 @@ impl Jobs {
     }
 
     /// Those that want a draw of each member.
-    #[cfg(test)]
+    #[cfg(any(test, feature = "fuzzing"))]
     pub(in crate::scheduler) fn n_draws(&self) -> usize {
         self.jobs.values().filter(|job| matches!(job.wants, Wants::Draws { .. })).count()
     }
 
-    #[cfg(test)]
+    #[cfg(any(test, feature = "fuzzing"))]
     pub(in crate::scheduler) fn n_searches(&self) -> usize {
         self.jobs.values().filter(|job| matches!(job.wants, Wants::Search { .. })).count()
     }

@@ -33,7 +33,7 @@ fn draw_all(house: &mut House, contexts: &mut [(ContextId, Vec<Token>)]) -> usiz
 fn resampling_copies_no_full_page() {
     const N_PROMPT_PAGES: usize = 4;
     let mut house = House::with_rows(256, u64::MAX, 64);
-    let prompt = text(&mut Random(5), N_PROMPT_PAGES * PAGE_LEN);
+    let prompt = text(&mut Random::new(5), N_PROMPT_PAGES * PAGE_LEN);
     let first = house.create();
     let asked = house.ask(first, 0, &prompt, Ask::Top { n: 1 });
     house.answer(asked).0.expect("it fits");

@@ -229,7 +229,7 @@ pub(super) fn text(random: &mut Random, n: usize) -> Vec<Token> {
 fn prompts_that_each_fill_the_pool_all_end_whatever_arrives_later() {
     for (n_host_pages, n_step_tokens) in [(0, 64), (0, 2048), (13, 64), (200, 2048)] {
         for n_pages in [13, 40, 600] {
-            let mut random = Random(n_pages as u64);
+            let mut random = Random::new(n_pages as u64);
             let mut house = House::new(n_pages, n_host_pages, n_step_tokens);
             let n_tokens = n_pages * PAGE_LEN;
             let mut prompts = Vec::new();
@@ -263,7 +263,7 @@ fn prompts_that_each_fill_the_pool_all_end_whatever_arrives_later() {
 fn streams_that_do_not_fit_together_take_turns() {
     for n_host_pages in [0, 400] {
         let (n_pages, n_step_tokens) = (240, 512);
-        let mut random = Random(5);
+        let mut random = Random::new(5);
         let mut house = House::new(n_pages, n_host_pages, n_step_tokens);
         let prompt = n_pages * PAGE_LEN * 6 / 10;
         let mut queues = Vec::new();
@@ -307,7 +307,7 @@ fn streams_that_do_not_fit_together_take_turns() {
 #[test]
 fn memory_changes_hands_in_parts_that_leave_who_decodes_its_pace() {
     let n_pages = 600;
-    let mut random = Random(6);
+    let mut random = Random::new(6);
     let mut house = House::new(n_pages, 1200, 512);
     house.scheduler.limits.page_bytes = 1 << 20;
     let (id, _) = house.create(0);
@@ -337,7 +337,7 @@ fn memory_changes_hands_in_parts_that_leave_who_decodes_its_pace() {
 #[test]
 fn whoever_waits_for_pages_does_so_beside_all_others_of_its_user_and_session_and_not_behind_them() {
     for (session, guest) in [(1, 1), (1, 2), (2, 2)] {
-        let mut random = Random(7);
+        let mut random = Random::new(7);
         let mut house = House::new(40, 0, 4096);
         let mut ask = |house: &mut House, session: u64, guest: u64| {
             house.next_id += 1;
@@ -366,7 +366,7 @@ fn whoever_waits_for_pages_does_so_beside_all_others_of_its_user_and_session_and
 #[test]
 fn what_is_left_of_a_cached_prompt_is_found() {
     for n_reclaimed in [0, 1, 7, 40, 79] {
-        let mut random = Random(9);
+        let mut random = Random::new(9);
         let mut house = House::new(100, 0, 512);
         let prompt = text(&mut random, 80 * PAGE_LEN + 1);
         let (id, _) = house.create(1);
@@ -416,7 +416,7 @@ fn a_page_is_charged_once_to_each_user_through_who_has_held_it_longest() {
 
 #[test]
 fn steps_that_go_by_without_a_context_are_counted_by_what_it_waits_for() {
-    let mut random = Random(3);
+    let mut random = Random::new(3);
     let mut house = House::new(40, 400, 64);
     let (first, of_first) = house.create(1);
     let mut of_first = (house.ask(first, text(&mut random, 40 * PAGE_LEN)), of_first);

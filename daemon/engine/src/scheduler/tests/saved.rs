@@ -73,7 +73,7 @@ fn saving_and_opening_copy_no_token_and_are_priced_by_the_page() {
             id
         };
         let id = create(&mut house, 100);
-        let tokens = text(&mut Random(3), n_tokens);
+        let tokens = text(&mut Random::new(3), n_tokens);
         let question = house.ask(id, tokens.clone());
         house.wait_for(question);
         let stats = house.scheduler.stats();

@@ -90,7 +90,7 @@ impl House {
             scheduler: Scheduler::alone(limits, SchedulerSettings::alone(usize::MAX)),
             guests: Guests::default(),
             device,
-            random: Random(1),
+            random: Random::new(1),
             under_way: VecDeque::new(),
             of_guests: Vec::new(),
             asked: Vec::new(),

@@ -62,7 +62,7 @@ pub(super) fn question(prefix: impl Into<Chain>, seed: u64, tree: GuessTree) -> 
 
 #[test]
 fn a_tree_computes_each_node_once_and_its_branch_is_never_computed_again() {
-    let mut random = Random(31);
+    let mut random = Random::new(31);
     let (mut n_branches, mut n_moved) = (0, 0);
     for round in 0..60 {
         let mut house = House::with_rows(128, u64::MAX, 80);
@@ -104,7 +104,7 @@ fn a_tree_computes_each_node_once_and_its_branch_is_never_computed_again() {
 
 #[test]
 fn a_branch_whose_copy_fails_is_computed_again() {
-    let mut random = Random(32);
+    let mut random = Random::new(32);
     let mut house = House::with_rows(128, u64::MAX, 80);
     let (id, seed) = (house.create(), 16);
     let mut context = text(&mut random, 21);
@@ -141,7 +141,7 @@ fn a_branch_whose_copy_fails_is_computed_again() {
 fn trees_behind_cached_prompts_leave_steps_their_rows() {
     const N_ROWS: usize = 40;
     let mut house = House::with_rows(256, u64::MAX, N_ROWS);
-    let mut random = Random(5);
+    let mut random = Random::new(5);
     let prompt = text(&mut random, PAGE_LEN + 1);
     // So many steps of prompts that those that follow are not kept short for what decodes.
     for n in 0..10 {
@@ -206,7 +206,7 @@ fn roots(n: Token) -> GuessTree {
 fn of_a_tree_whose_draws_look_far_back_as_much_is_verified_as_a_step_brings_tokens_for() {
     let penalizing =
         |last_n| Arc::new(Sampler { repetition_penalty: 1.5, penalty_last_n: last_n, ..Sampler::greedy() });
-    let context = text(&mut Random(35), 100);
+    let context = text(&mut Random::new(35), 100);
     let behind = |idx: u32| idx.checked_sub(1).filter(|_| idx < 11);
     let deep: Vec<GuessNode> = (0..12).map(|idx| GuessNode { token: idx, parent: behind(idx) }).collect();
     let deep = GuessTree::new(&deep).expect("a tree");
@@ -232,7 +232,7 @@ fn of_a_tree_whose_draws_look_far_back_as_much_is_verified_as_a_step_brings_toke
 
 #[test]
 fn trees_whose_draws_look_far_back_ride_one_after_the_other() {
-    let mut random = Random(36);
+    let mut random = Random::new(36);
     let mut house = House::with_rows(256, u64::MAX, 200);
     house.scheduler.limits.asks.n_history_pages = 80;
     let sampler = Arc::new(Sampler { repetition_penalty: 1.5, ..Sampler::greedy() });
@@ -267,7 +267,7 @@ fn trees_whose_draws_look_far_back_ride_one_after_the_other() {
 
 #[test]
 fn where_attention_has_windows_a_tree_is_its_first_branch() {
-    let mut random = Random(33);
+    let mut random = Random::new(33);
     let mut house = House::with_rows(128, u64::MAX, 80);
     house.scheduler.limits.n_stretches_max = 0;
     let id = house.create();

@@ -210,7 +210,7 @@ pub(super) fn tokens(answer: &Answer) -> Vec<Token> {
 
 #[test]
 fn a_verification_computes_what_was_guessed_and_one_token_more() {
-    let mut random = Random(3);
+    let mut random = Random::new(3);
     for n_right in 0..=N_GUESS_MAX {
         let mut house = House::new(64, u64::MAX);
         let id = house.create();
@@ -244,7 +244,7 @@ fn a_verification_computes_what_was_guessed_and_one_token_more() {
 
 #[test]
 fn what_was_scored_is_not_computed_again_when_it_is_appended() {
-    let mut random = Random(4);
+    let mut random = Random::new(4);
     // All of it, its beginning, and something else after its beginning.
     for (n_same, n_other) in [(20, 0), (7, 0), (0, 0), (7, 3), (0, 3), (20, 9)] {
         let mut house = House::new(64, u64::MAX);
@@ -266,7 +266,7 @@ fn what_was_scored_is_not_computed_again_when_it_is_appended() {
 
 #[test]
 fn questions_at_one_place_compute_its_token_once() {
-    let mut random = Random(7);
+    let mut random = Random::new(7);
     let mut house = House::new(64, u64::MAX);
     let id = house.create();
     let mut context = text(&mut random, 40);
@@ -299,7 +299,7 @@ fn questions_at_one_place_compute_its_token_once() {
 
 #[test]
 fn what_was_left_for_an_append_goes_before_anything_is_refused() {
-    let mut random = Random(5);
+    let mut random = Random::new(5);
     let mut house = House::new(64, 20);
     let prompt = text(&mut random, 2 * PAGE_LEN);
     let base = house.create();
@@ -350,7 +350,7 @@ fn a_guess_that_no_step_has_room_for_is_refused_with_both_numbers() {
 
 #[test]
 fn of_guesses_as_many_are_verified_as_a_budget_has_room_for() {
-    let mut random = Random(8);
+    let mut random = Random::new(8);
     let context = text(&mut random, 40);
     let right: Vec<Token> = steps(hash(&context), 8).map(|drawn| drawn.token).take(15).collect();
     let tree = |branch: &[Token]| {
@@ -395,7 +395,7 @@ fn of_guesses_as_many_are_verified_as_a_budget_has_room_for() {
 
 #[test]
 fn verifications_are_decode_work_and_prompts_go_on_beside_them() {
-    let mut random = Random(6);
+    let mut random = Random::new(6);
     let mut house = House::new(64, u64::MAX);
     let seed = 8;
     let mut context = text(&mut random, 20);

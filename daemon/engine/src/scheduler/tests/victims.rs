@@ -43,7 +43,7 @@ impl House {
 
 #[test]
 fn idle_pages_go_of_what_was_used_longest_ago_where_nobody_is_far_ahead() {
-    let mut random = Random(8);
+    let mut random = Random::new(8);
     let mut house = House::new(40, 100, 4096);
     let [first, second, third] = [(1, 5), (2, 15), (3, 15)]
         .map(|(actor, n)| house.asked(&mut random, (actor, actor.into(), actor.into()), n));
@@ -55,7 +55,7 @@ fn idle_pages_go_of_what_was_used_longest_ago_where_nobody_is_far_ahead() {
 fn idle_pages_go_of_whoever_has_had_most_and_of_one_guest_what_was_used_longest_ago() {
     // Another user, another session of the same user, another guest of the same session.
     for greedy in [(2, 2, 2), (1, 2, 2), (1, 1, 2)] {
-        let mut random = Random(8);
+        let mut random = Random::new(8);
         let mut house = House::new(40, 100, 4096);
         house.step_ns = 1_500_000_000;
         let modest = house.asked(&mut random, (1, 1, 1), 5);
@@ -74,7 +74,7 @@ fn idle_pages_go_of_whoever_has_had_most_and_of_one_guest_what_was_used_longest_
 
 #[test]
 fn a_context_that_is_asked_gets_the_state_of_one_that_is_not_any_more() {
-    let mut random = Random(9);
+    let mut random = Random::new(9);
     let mut house = House::new(100, 0, 64);
     house.scheduler.limits.n_states = 4;
     house.scheduler.slots = Slots::new(4);
@@ -98,7 +98,7 @@ fn a_context_that_is_asked_gets_the_state_of_one_that_is_not_any_more() {
 
 #[test]
 fn a_stream_that_its_guest_does_not_pull_leaves_its_state_to_others() {
-    let mut random = Random(9);
+    let mut random = Random::new(9);
     let mut house = House::new(100, 0, 64);
     house.scheduler.limits.n_states = 4;
     house.scheduler.slots = Slots::new(4);
@@ -128,7 +128,7 @@ fn a_stream_that_its_guest_does_not_pull_leaves_its_state_to_others() {
 /// Two contexts computed their first page at once, each for itself; what follows is the same page for both.
 #[test]
 fn what_a_context_holds_alone_leaves_though_it_shares_its_end_with_who_decodes() {
-    let mut random = Random(10);
+    let mut random = Random::new(10);
     let mut house = House::new(20, 0, 256);
     let prompt = text(&mut random, 6 * PAGE_LEN + 1);
     let both: [ContextId; 2] = [1, 2].map(|guest| {

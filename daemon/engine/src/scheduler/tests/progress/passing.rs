@@ -49,7 +49,7 @@ fn a_stream_goes_on_beside_questions_of_others_that_fill_the_pool() {
         })
     });
     for (owner, n_guests, is_kept, ahead) in kinds {
-        let mut random = Random(11);
+        let mut random = Random::new(11);
         let mut house = House::new(200, 400, 64);
         let id = house.create_of([1, 1, 1]);
         let edit = Edit { appended: text(&mut random, 20), ..Edit::default() };
@@ -86,7 +86,7 @@ fn whoever_waits_for_pages_gets_them_though_others_hold_less() {
     // What each holds of 200 pages, beside the same user's other stream or another's.
     for lengths in [[100, 150], [150, 100], [30, 180], [60, 180], [199, 199]] {
         for n_host_pages in [0, 400] {
-            let mut random = Random(13);
+            let mut random = Random::new(13);
             let mut house = House::new(200, n_host_pages, 512);
             let mut streams: Vec<Heard> = Vec::new();
             // The first of the second user keeps pages that come free by no end of their own.
@@ -113,7 +113,7 @@ fn whoever_waits_for_pages_gets_them_though_others_hold_less() {
 
 #[test]
 fn prompts_that_cost_nothing_run_up_no_claim_on_later_steps() {
-    let mut random = Random(17);
+    let mut random = Random::new(17);
     let mut house = House::new(1000, 0, 64);
     let id = house.create_of([1, 1, 1]);
     let mut stream = Heard::new(id, house.run(id, text(&mut random, 20)));
@@ -136,7 +136,7 @@ fn prompts_that_cost_nothing_run_up_no_claim_on_later_steps() {
 
 #[test]
 fn short_questions_pass_one_that_waits_for_most_of_the_pool_and_it_is_answered_all_the_same() {
-    let mut random = Random(19);
+    let mut random = Random::new(19);
     let mut house = House::new(200, 400, 64);
     let mut asked: Vec<([u64; 3], ContextId, Question, usize)> = Vec::new();
     let mut n_answered = [0; 4];
