@@ -8,6 +8,9 @@ pub mod config;
 pub mod daemon;
 mod descriptors;
 mod device;
+#[cfg(feature = "fuzzing")]
+#[doc(hidden)]
+pub mod fuzzing;
 pub mod guest;
 pub mod ipc;
 mod leaving;

@@ -36,10 +36,15 @@ pub(crate) struct FrameWriter {
 impl FrameWriter {
     pub(crate) fn write<T: Serialize>(&mut self, value: &T, to: &mut impl BufMut) {
         let payload = rmp_serde::to_vec_named(value).expect("what is recorded is plain data");
-        self.seal = seal(self.seal, &payload);
+        self.write_payload(&payload, to);
+    }
+
+    /// As [`Self::write`], of what is MessagePack already.
+    pub(crate) fn write_payload(&mut self, payload: &[u8], to: &mut impl BufMut) {
+        self.seal = seal(self.seal, payload);
         let length = u32::try_from(payload.len()).expect("a call passes less than 4 GiB");
         to.put_slice(&length.to_le_bytes());
-        to.put_slice(&payload);
+        to.put_slice(payload);
         to.put_slice(&self.seal);
     }
 }

@@ -69,8 +69,13 @@ impl Value {
             }
             (Self::Record(left), Self::Record(right)) => {
                 let mut fields = left.iter().zip(right);
-                fields.find_map(|((name, left), (_, right))| {
-                    left.difference(right).map(|path| format!(".{name}{path}"))
+                let found = fields.find_map(|((name, left), (other, right))| match name == other {
+                    true => left.difference(right).map(|path| format!(".{name}{path}")),
+                    false => Some(format!(".{name} and .{other}")),
+                });
+                found.or_else(|| {
+                    (left.len() != right.len())
+                        .then(|| format!(", {} fields and {}", left.len(), right.len()))
                 })
             }
             (Self::Text(left), Self::Text(right)) => (left != right).then(|| {
@@ -209,6 +214,11 @@ mod tests {
         assert_eq!(left.difference(&record(&[1, 2], "a text")).as_deref(), Some(".tokens, 3 entries and 2"));
         assert_eq!(left.difference(&record(&[1, 2, 3], "a test")).as_deref(), Some(".texts[0], byte 4"));
         assert_eq!(left.to_string(), r#"{ tokens: [1, 2, 3], texts: ["a text"] }"#);
+        let of = |names: &[&'static str]| {
+            Value::Record(names.iter().map(|&name| (name.into(), Value::Unit)).collect())
+        };
+        assert_eq!(of(&["a"]).difference(&of(&["a", "b"])).as_deref(), Some(", 1 fields and 2"));
+        assert_eq!(of(&["a", "b"]).difference(&of(&["a", "c"])).as_deref(), Some(".b and .c"));
     }
 
     #[test]
