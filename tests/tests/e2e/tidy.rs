@@ -12,7 +12,7 @@ use trellis_tests::pack::root;
 use crate::exe;
 
 /// Each crate and the crates of this house that it may use.
-const LAYERS: [(&str, &[&str]); 8] = [
+const LAYERS: [(&str, &[&str]); 9] = [
     ("cuda", &["trellis-engine", "trellis-programs"]),
     ("daemon", &["trellis-client", "trellis-cuda", "trellis-engine", "trellis-programs", "trellis-wire"]),
     ("daemon/engine", &["trellis-programs"]),
@@ -22,8 +22,17 @@ const LAYERS: [(&str, &[&str]); 8] = [
     ("sdk/wire", &[]),
     (
         "tests",
-        &["trellis", "trellis-client", "trellis-cuda", "trellis-engine", "trellis-programs", "trellis-wire"],
+        &[
+            "trellis",
+            "trellis-client",
+            "trellis-cuda",
+            "trellis-engine",
+            "trellis-oracles",
+            "trellis-programs",
+            "trellis-wire",
+        ],
     ),
+    ("tests/oracles", &["trellis", "trellis-client", "trellis-engine", "trellis-programs", "trellis-wire"]),
 ];
 
 /// When a file is longer than this, it holds two ideas.
@@ -153,7 +162,9 @@ fn the_engine_knows_neither_wasm_nor_sockets_and_wasm_stays_in_one_folder() {
 
 #[test]
 fn every_crate_takes_versions_and_lints_from_its_workspace() {
-    for workspace in ["", "guest-examples", "sdk/guide", "tests/guests"].map(|name| root().join(name)) {
+    for workspace in
+        ["", "guest-examples", "sdk/guide", "tests/fuzz", "tests/guests"].map(|name| root().join(name))
+    {
         let lints = &manifest(&workspace)["workspace"]["lints"];
         assert_eq!(lints["rust"]["unsafe_code"].as_str(), Some("deny"), "{}", workspace.display());
         assert!(!lints.to_string().contains("\"allow\""), "{}: {lints}", workspace.display());
@@ -173,6 +184,32 @@ fn every_crate_takes_versions_and_lints_from_its_workspace() {
                 assert_eq!(is_shared, Some(true), "{name} has a version of {dependency} of its own");
             }
         }
+    }
+}
+
+/// The versions of each package that a lock file has.
+fn locked(folder: &Path) -> BTreeMap<String, BTreeSet<String>> {
+    let path = folder.join("Cargo.lock");
+    let text = fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+    let lock: Table = text.parse().unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+    let mut versions: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+    for package in lock["package"].as_array().expect("a list") {
+        let text = |field: &str| package[field].as_str().expect("a text").to_owned();
+        versions.entry(text("name")).or_default().insert(text("version"));
+    }
+    versions
+}
+
+#[test]
+fn what_is_fuzzed_is_what_ships() {
+    let shipped = locked(root());
+    for (name, versions) in locked(&root().join("tests/fuzz")) {
+        // What the fuzzer alone needs is in its own lock alone.
+        let Some(shipped) = shipped.get(&name) else { continue };
+        assert!(
+            versions.is_subset(shipped),
+            "{name} is fuzzed as {versions:?} and ships as {shipped:?}; copy Cargo.lock to tests/fuzz"
+        );
     }
 }
 

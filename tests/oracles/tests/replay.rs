@@ -1,0 +1,102 @@
+//! What the fuzzers keep, and inputs by chance, through the oracles: no fuzzer and no nightly toolchain are needed.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::{Path, PathBuf};
+
+use trellis_oracles::{TARGETS, Target, random_input};
+
+/// Inputs by chance for each target.
+const N_RANDOM: u64 = 300;
+
+/// The most that is kept for a target: a fresh clone and a run of the tests are to stay small.
+const CORPUS_BYTES_MAX: u64 = 128 << 10;
+
+fn folder() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../fuzz")
+}
+
+fn target(name: &str) -> &'static Target {
+    TARGETS.iter().find(|target| target.name == name).expect("it is a target")
+}
+
+/// The files of a folder, in the order of their names.
+fn files(folder: &Path) -> Vec<PathBuf> {
+    let Ok(entries) = fs::read_dir(folder) else { return Vec::new() };
+    let mut files: Vec<PathBuf> = entries.map(|entry| entry.expect("it can be read").path()).collect();
+    files.sort();
+    files
+}
+
+fn holds(target: &Target, input: &[u8], what: &str) {
+    let held = catch_unwind(AssertUnwindSafe(|| (target.check)(input)));
+    assert!(held.is_ok(), "{} fails for {what}", target.name);
+}
+
+fn replay(name: &str) {
+    let target = target(name);
+    let kept = files(&folder().join("corpus").join(name));
+    assert!(!kept.is_empty(), "nothing is kept for {name}");
+    for path in kept.into_iter().chain(files(&folder().join("regressions").join(name))) {
+        let input = fs::read(&path).expect("it can be read");
+        holds(target, &input, &path.display().to_string());
+    }
+    for seed in 0..N_RANDOM {
+        holds(target, &random_input(seed, target.input_bytes_max), &format!("random_input({seed}, ..)"));
+    }
+}
+
+macro_rules! replayed {
+    ($($(#[$only:meta])? $name:ident),+ $(,)?) => {
+        const REPLAYED: &[&str] = &[$($(#[$only])? stringify!($name)),+];
+        $(
+            $(#[$only])?
+            #[test]
+            fn $name() {
+                replay(stringify!($name));
+            }
+        )+
+    };
+}
+
+replayed!(
+    frames,
+    #[cfg(feature = "daemon")]
+    recordings,
+    safetensors,
+    config,
+    tokenizer,
+    chat,
+    programs,
+    grammars,
+    scheduler,
+);
+
+#[test]
+fn every_target_is_replayed_and_fuzzed() {
+    let names: Vec<&str> = TARGETS.iter().map(|target| target.name).collect();
+    // What needs a guest is replayed end to end.
+    let of_tests: Vec<&str> = names.iter().copied().filter(|name| *name != "host").collect();
+    assert_eq!(of_tests, REPLAYED);
+    let sources: BTreeSet<String> = files(&folder().join("fuzz_targets"))
+        .iter()
+        .map(|path| path.file_stem().expect("it has a name").to_string_lossy().into_owned())
+        .collect();
+    assert!(names.iter().all(|name| sources.contains(*name)), "{sources:?}");
+    for kind in ["corpus", "regressions"] {
+        for path in files(&folder().join(kind)) {
+            let name = path.file_name().expect("it has a name").to_string_lossy().into_owned();
+            assert!(sources.contains(&name), "{} is of no target", path.display());
+        }
+    }
+}
+
+#[test]
+fn little_is_kept() {
+    for path in files(&folder().join("corpus")) {
+        let n_bytes: u64 =
+            files(&path).iter().map(|path| fs::metadata(path).expect("it is there").len()).sum();
+        assert!(n_bytes <= CORPUS_BYTES_MAX, "{}: {n_bytes} bytes", path.display());
+    }
+}
