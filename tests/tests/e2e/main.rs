@@ -18,6 +18,7 @@ mod evictions;
 mod failing;
 mod forks;
 mod full;
+mod fuzz;
 mod goldens;
 mod guesses;
 mod guests;

@@ -8,6 +8,7 @@ mod looks;
 mod mistakes;
 mod neighbour;
 mod posterior;
+mod script;
 mod tour;
 mod world;
 
@@ -35,12 +36,4 @@ fn run() -> Outcome {
         "posterior" => posterior::posterior(rest),
         "heal" => helpers::heal(rest),
         "bias" => helpers::bias(),
-        "limits" => helpers::limits(),
-        "say" => helpers::say(rest),
-        "draw" => helpers::draw(),
-        "think" => helpers::think(),
-        "tour" => tour::call_everything(),
-        "world" => world::look_around(),
-        mode => attacks::attack(mode, rest),
-    }
-}
+        "script" => script::script(rest),
