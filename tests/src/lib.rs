@@ -1,10 +1,12 @@
-//! What the tests share: attacks, engines on the device under test, golden data, guests built from source, daemons, what policies gain.
+//! What the tests share: attacks, engines on the device under test, golden data, guests built from source, daemons, fuzzers, what
+//! policies gain.
 
 pub mod attacks;
 pub mod daemons;
 pub mod device;
 pub mod engines;
 pub mod faulty;
+pub mod fuzz;
 pub mod goldens;
 pub mod guests;
 pub mod guide;
