@@ -320,7 +320,6 @@ impl<T> FairQueue<T> {
     }
 
     /// How many items wait in a lane.
-    #[expect(clippy::len_without_is_empty, reason = "there are many lanes")]
     pub fn len(&self, lane: Lane) -> usize {
         self.node(ROOT).lane(lane).map_or(0, |waiting| waiting.n_items)
     }

@@ -239,6 +239,12 @@ mod tests {
     use super::super::runtime::compiling_engine;
     use super::*;
 
+    /// What makes a file useless.
+    type Spoil = fn(&mut Vec<u8>);
+
+    /// Puts something strange where a file should be.
+    type Put = dyn Fn(&Path);
+
     /// The cache and its folder, which goes with what is returned.
     fn cache(n_bytes: u64) -> (CodeCache, tempfile::TempDir) {
         let dir = tempfile::tempdir().expect("a folder");
@@ -264,7 +270,7 @@ mod tests {
         let hash = hash("component");
         let path = cache.path(&hash);
         assert!(cache.load(&hash).is_none());
-        let spoil: [(&str, fn(&mut Vec<u8>)); 6] = [
+        let spoil: [(&str, Spoil); 6] = [
             ("a flipped bit of the code", |bytes| bytes[0] ^= 1),
             ("a flipped bit of the seal", |bytes| *bytes.last_mut().expect("some") ^= 128),
             ("cut short", |bytes| bytes.truncate(bytes.len() - 1)),
@@ -307,7 +313,7 @@ mod tests {
         let elsewhere = dir.path().join("elsewhere");
         fs::create_dir(&elsewhere).expect("made");
         fs::write(elsewhere.join("precious"), "precious").expect("written");
-        let put: [(&str, &dyn Fn(&Path)); 9] = [
+        let put: [(&str, &Put); 9] = [
             ("a pipe", &|path| mknodat(CWD, path, FileType::Fifo, Mode::RWXU, 0).expect("made")),
             ("a socket", &|path| mknodat(CWD, path, FileType::Socket, Mode::RWXU, 0).expect("made")),
             ("a folder", &|path| fs::create_dir(path).expect("made")),
@@ -321,7 +327,7 @@ mod tests {
             ("a link to a file without end", &|path| symlink("/dev/zero", path).expect("made")),
             ("a file of mode 0", &|path| {
                 fs::write(path, "something").expect("written");
-                fs::set_permissions(path, fs::Permissions::from_mode(0)).expect("set");
+                fs::set_permissions(path, fs::Permissions::from_mode(0o0)).expect("set");
             }),
         ];
         for (what, put) in put {

@@ -16,9 +16,9 @@ const N_CONNECTIONS: usize = 100;
 /// The next token of a guest that sends them without end.
 async fn token(guest: &mut trellis_client::Guest) {
     loop {
-        match guest.next().await.expect("it goes on").expect("nothing happens to it") {
-            Event::Tokens { .. } => return,
-            _ => {}
+        let event = guest.next().await.expect("it goes on").expect("nothing happens to it");
+        if let Event::Tokens { .. } = event {
+            return;
         }
     }
 }
