@@ -243,7 +243,7 @@ mod tests {
     type Spoil = fn(&mut Vec<u8>);
 
     /// Puts something strange where a file should be.
-    type Put = dyn Fn(&Path);
+    type Put<'a> = dyn Fn(&Path) + 'a;
 
     /// The cache and its folder, which goes with what is returned.
     fn cache(n_bytes: u64) -> (CodeCache, tempfile::TempDir) {
@@ -313,7 +313,7 @@ mod tests {
         let elsewhere = dir.path().join("elsewhere");
         fs::create_dir(&elsewhere).expect("made");
         fs::write(elsewhere.join("precious"), "precious").expect("written");
-        let put: [(&str, &Put); 9] = [
+        let put: [(&str, &Put<'_>); 9] = [
             ("a pipe", &|path| mknodat(CWD, path, FileType::Fifo, Mode::RWXU, 0).expect("made")),
             ("a socket", &|path| mknodat(CWD, path, FileType::Socket, Mode::RWXU, 0).expect("made")),
             ("a folder", &|path| fs::create_dir(path).expect("made")),

@@ -45,7 +45,7 @@ use crate::causes::Cause;
 use crate::command::{Ahead, Answer, Ask, ContextId, Edit, MaskSource, ModelId, Operation, RunSettings};
 use crate::completion::{CallerId, Done, Outbox};
 use crate::error::EngineError;
-use crate::kv::{Holdings, PrefixScope, SegmentLengths, Sequence};
+use crate::kv::{PrefixScope, SegmentLengths};
 use crate::mailbox::Ticket;
 use crate::port::Port;
 use crate::run::{Finish, PullReport, RunEvent, RunQueue};

@@ -36,4 +36,13 @@ fn run() -> Outcome {
         "posterior" => posterior::posterior(rest),
         "heal" => helpers::heal(rest),
         "bias" => helpers::bias(),
+        "limits" => helpers::limits(),
         "script" => script::script(rest),
+        "say" => helpers::say(rest),
+        "draw" => helpers::draw(),
+        "think" => helpers::think(),
+        "tour" => tour::call_everything(),
+        "world" => world::look_around(),
+        mode => attacks::attack(mode, rest),
+    }
+}

@@ -8,7 +8,7 @@ use crate::account::{Account, Resource};
 use crate::kv::{Holdings, Sequence};
 
 impl World {
-    fn kvs(&self) -> impl Iterator<Item = &Sequence> {
+    pub(super) fn kvs(&self) -> impl Iterator<Item = &Sequence> {
         let contexts = self.scheduler.contexts.values().map(|context| &context.kv);
         contexts.chain(self.scheduler.saved.values().map(|saved| &saved.kv))
     }
