@@ -334,6 +334,18 @@ fn the_readme_knows_every_command_and_every_place() {
 }
 
 #[test]
+fn the_promises_name_tests_that_there_are() {
+    let promises = fs::read_to_string(root().join("SECURITY.md")).expect("there is one");
+    let named = promises.split('`').filter_map(|word| word.split_once("::"));
+    let named: Vec<(&str, &str)> = named.filter(|(file, _)| file.ends_with(".rs")).collect();
+    assert!(named.len() > 20, "{named:?}");
+    for (file, test) in named {
+        let source = fs::read_to_string(root().join("tests/tests/e2e").join(file)).expect(file);
+        assert!(source.contains(&format!("#[test]\nfn {test}(")), "{file} has no test {test}");
+    }
+}
+
+#[test]
 fn the_bundled_models_share_their_tokenizer() {
     // A draft model is of use only to a model that counts its tokens alike.
     let read = |model: &str, file: &str| {
