@@ -6,7 +6,7 @@
 //! - Behind it are the [`GuestHost`], which compiles and runs, and the loader, which loads and unloads. The service itself
 //!   keeps what lies between: components that were uploaded and are not compiled yet, and by whom (`components`), the files of
 //!   guests that have names (`registry`); `limits` adds up what is in use of each limit. The accounts of users and sessions,
-//!   in which those of guests lie, are in [`crate::accounts`].
+//!   in which those of guests lie, are in `crate::accounts`.
 //! - A call is dropped when its client cancels or leaves, at any await; what it had begun is undone by what is dropped with it.
 //! - Must not happen: an answer about another user's guests or components, but to root; a load, an unload or a stop for another actor than
 //!   the daemon's own user or root; a path on the disk of the machine that leaves it to another actor than these; a wait for

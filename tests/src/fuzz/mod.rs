@@ -2,8 +2,8 @@
 //!
 //! - Comes in: a [`Plan`]: which targets, for how long, how many at a time.
 //! - Goes out: lines of progress, and the first [`Finding`], if there is one.
-//! - On the way: [`tools`] sees that what it needs is there and builds; [`process`] runs one target and follows what libFuzzer
-//!   says; [`corpus`] is where inputs lie: those that are kept in the repository are read, those that are found are written
+//! - On the way: `tools` sees that what it needs is there and builds; `process` runs one target and follows what libFuzzer
+//!   says; `corpus` is where inputs lie: those that are kept in the repository are read, those that are found are written
 //!   beside the build.
 
 mod corpus;
