@@ -3,20 +3,27 @@
 use serde_json::Value;
 use trellis_engine::model::ModelSource;
 
-macro_rules! model {
+/// Files by their names.
+type Files = [(&'static str, &'static [u8])];
+
+macro_rules! files {
     ($name:literal) => {
-        ModelSource::Embedded(&[
-            model!($name, "config.json"),
-            model!($name, "generation_config.json"),
-            model!($name, "model.safetensors"),
-            model!($name, "tokenizer.json"),
-            model!($name, "tokenizer_config.json"),
-        ])
+        &[
+            files!($name, "config.json"),
+            files!($name, "generation_config.json"),
+            files!($name, "model.safetensors"),
+            files!($name, "tokenizer.json"),
+            files!($name, "tokenizer_config.json"),
+        ]
     };
     ($name:literal, $file:literal) => {
         ($file, include_bytes!(concat!("../models/", $name, "/", $file)))
     };
 }
+
+// Statics: what is a constant in a function may be in the binary as often as the function is.
+static TINY: &Files = files!("tiny");
+static DRAFT: &Files = files!("draft");
 
 /// Names of the bundled models, the default first.
 pub const NAMES: [&str; 2] = ["tiny", "draft"];
@@ -25,15 +32,16 @@ pub const NAMES: [&str; 2] = ["tiny", "draft"];
 #[must_use]
 pub fn source(name: &str) -> Option<ModelSource> {
     match name {
-        "tiny" => Some(model!("tiny")),
-        "draft" => Some(model!("draft")),
+        "tiny" => Some(ModelSource::Embedded(TINY)),
+        "draft" => Some(ModelSource::Embedded(DRAFT)),
         _ => None,
     }
 }
 
 /// The tokenizer of the bundled models, for models that have none of their own.
 pub(crate) fn tokenizer_json() -> &'static [u8] {
-    include_bytes!("../models/tiny/tokenizer.json")
+    let file = TINY.iter().find(|(name, _)| *name == "tokenizer.json");
+    file.expect("a bundled model has all of its files").1
 }
 
 /// The same with words made up for a vocabulary of this size: a constraint then has bytes to look at for every token, as with
