@@ -78,11 +78,21 @@ impl Scheduler {
 
     /// Takes note of pages that an admitted context has let go of, and may need again on its way.
     pub(super) fn note_let_go(&mut self, id: ContextId, n_pages: usize) {
-        let Some(context) = self.contexts.get_mut(&id) else { return };
-        let Standing::Admitted(term) = &mut context.standing else { return };
-        term.note_let_go(n_pages);
-        self.line.n_promised += n_pages;
-        self.line.forget_count();
+        if let Some(mut context) = self.contexts.remove(&id) {
+            self.note_let_go_by(&mut context, n_pages);
+            self.contexts.insert(id, context);
+        }
+    }
+
+    /// As [`Self::note_let_go`], for a context that is out of the table.
+    pub(super) fn note_let_go_by(&mut self, context: &mut ContextState, n_pages: usize) {
+        if n_pages > 0
+            && let Standing::Admitted(term) = &mut context.standing
+        {
+            term.note_let_go(n_pages);
+            self.line.n_promised += n_pages;
+            self.line.forget_count();
+        }
     }
 
     /// Ends the right to pages of contexts that have let go of some, as long as there is no room for them all: others may hold

@@ -22,11 +22,16 @@ impl Scheduler {
         if plan.n_blocks_found >= N_BLOCKS_FOUND_MAX {
             return false;
         }
-        let class = context.class();
+        let (class, n_held) = (context.class(), context.kv.blocks().len());
         let n_cached = context.kv.adopt_prefix(first_output, &mut self.pages);
         if n_cached > 0 {
             let n_blocks = n_cached / PAGE_LEN;
             plan.n_blocks_found += n_blocks;
+            // Fewer pages may have been found than it held with nothing in them, or they are in host memory.
+            let blocks = context.kv.blocks();
+            let found = &blocks[blocks.len() - n_blocks..];
+            let n_away = found.iter().filter(|&&block| self.pages.page(block).is_none()).count();
+            self.note_let_go_by(context, (n_held + n_away).saturating_sub(blocks.len()));
             self.commons.queue.charge(&context.seat, Costs::found_ns(n_blocks));
             context.owner.account.note_cached(n_cached as u64);
             self.stats.n_tokens_cached += n_cached as u64;
