@@ -79,6 +79,14 @@ impl Holed {
         self.cells.open() + (number - n_computed)
     }
 
+    /// The most blocks that a sequence which holds so many needs for all tokens before `end` where evictions are still to
+    /// take effect.
+    fn n_blocks_anew(&self, n_held: usize, end: usize) -> usize {
+        let last = self.evictions.list().last().map_or(0, |eviction| eviction.at());
+        let n_after = end.saturating_sub(last);
+        self.n_blocks_most.max(n_held) + n_after.div_ceil(PAGE_LEN) + 1
+    }
+
     /// Writes down the tokens from an index on that are there before the next eviction.
     fn list_from(&mut self, index: usize, all: &TokenList, store: &mut TokenStore) {
         self.tokens.truncate(index, store);
@@ -193,13 +201,16 @@ impl Sequence {
     /// The most blocks that it needs until all tokens before `end` are computed.
     pub(crate) fn n_blocks_until(&self, end: usize) -> usize {
         match &self.holed {
-            Some(holed) if holed.next_at().is_some() => {
-                let last = holed.evictions.list().last().map_or(0, |eviction| eviction.at());
-                let n_after = end.saturating_sub(last);
-                holed.n_blocks_most.max(self.blocks.len()) + n_after.div_ceil(PAGE_LEN) + 1
-            }
+            Some(holed) if holed.next_at().is_some() => holed.n_blocks_anew(self.blocks.len(), end),
             _ => self.n_blocks_to(end),
         }
+    }
+
+    /// As [`Self::n_blocks_until`], also if it loses KV meanwhile: its evictions are then gone through once more.
+    #[cfg(any(test, feature = "fuzzing"))]
+    pub(crate) fn n_blocks_until_anew(&self, end: usize) -> usize {
+        let anew = self.holed.as_ref().map_or(0, |holed| holed.n_blocks_anew(self.blocks.len(), end));
+        anew.max(self.n_blocks_until(end))
     }
 
     /// What a row that begins with the token of this number knows of its context's evictions.

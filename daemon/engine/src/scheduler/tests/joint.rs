@@ -101,9 +101,11 @@ impl World {
         let has_holes = |id: &ContextId| self.scheduler.contexts[id].kv.is_holed();
         let n_blocks = |id: &ContextId| {
             let kv = &self.scheduler.contexts[id].kv;
-            kv.n_blocks_until(kv.tokens.len())
+            kv.n_blocks_until_anew(kv.tokens.len())
         };
         let n_pages = match ids.iter().any(has_holes) {
+            // Where there is no room for a page and its copy, what is in it is computed again: with holes, all from the first
+            // of them on, which takes more pages on the way than are held in the end.
             true => ids.iter().map(n_blocks).sum(),
             false => n_pages,
         };
