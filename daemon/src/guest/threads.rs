@@ -14,7 +14,8 @@ use std::io;
 use std::num::NonZero;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::{Pin, pin};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, mpsc};
 use std::task::Poll;
 use std::thread::{self, available_parallelism};
 use std::time::Duration;
@@ -45,12 +46,17 @@ pub(crate) struct GuestThreads(Arc<Shared>);
 
 struct Shared {
     state: Mutex<State>,
+    /// Guests that are to have a thread and that no thread has seen yet: whoever wakes a guest takes no lock.
+    arriving: mpsc::Sender<Runnable<Place>>,
+    /// Whether a thread was called for them that has not looked yet. One is enough: it calls the next.
+    is_called: AtomicBool,
+    is_closed: AtomicBool,
     /// A guest waits for a thread, or the end has come.
     called: Condvar,
 }
 
-#[derive(Default)]
 struct State {
+    arrived: mpsc::Receiver<Runnable<Place>>,
     waiting: FairQueue<Runnable<Place>>,
     /// What runs on each thread.
     running: Vec<Running>,
@@ -60,7 +66,6 @@ struct State {
     n_on_time: usize,
     n_on_time_max: usize,
     n_threads_max: usize,
-    is_closed: bool,
 }
 
 /// What runs on a thread.
@@ -73,6 +78,14 @@ enum Running {
 }
 
 impl State {
+    /// Puts those that have arrived where they belong.
+    fn take_in(&mut self) {
+        while let Ok(guest) = self.arrived.try_recv() {
+            let place = guest.metadata().clone();
+            self.waiting.push(place.seat(), Lane::ONLY, guest, NO_ROWS);
+        }
+    }
+
     fn n_waiting(&self) -> usize {
         self.waiting.len(Lane::ONLY)
     }
@@ -122,12 +135,23 @@ impl GuestThreads {
     }
 
     fn of(n_processors: usize) -> io::Result<Self> {
+        let (arriving, arrived) = mpsc::channel();
         let state = State {
+            arrived,
+            waiting: FairQueue::default(),
+            running: Vec::new(),
+            n_idle: 0,
+            n_on_time: 0,
             n_on_time_max: n_processors,
             n_threads_max: n_processors * N_THREADS_PER_PROCESSOR,
-            ..State::default()
         };
-        let threads = Self(Arc::new(Shared { state: Mutex::new(state), called: Condvar::new() }));
+        let threads = Self(Arc::new(Shared {
+            state: Mutex::new(state),
+            arriving,
+            is_called: AtomicBool::new(false),
+            is_closed: AtomicBool::new(false),
+            called: Condvar::new(),
+        }));
         for _ in 0..n_processors {
             threads.0.begin_thread()?;
         }
@@ -168,7 +192,8 @@ impl GuestThreads {
 
 impl Drop for GuestThreads {
     fn drop(&mut self) {
-        self.0.lock().is_closed = true;
+        self.0.is_closed.store(true, Ordering::SeqCst);
+        drop(self.0.lock());
         self.0.called.notify_all();
     }
 }
@@ -179,19 +204,15 @@ impl Shared {
     }
 
     fn push(&self, guest: Runnable<Place>) {
-        let place = guest.metadata().clone();
-        let mut state = self.lock();
-        if state.is_closed {
-            // Dropped with all that it holds, outside the lock.
-            drop(state);
-            return drop(guest);
+        if self.is_closed.load(Ordering::SeqCst) {
+            return;
         }
-        state.waiting.push(place.seat(), Lane::ONLY, guest, NO_ROWS);
-        if state.n_idle > 0 && state.has_room() {
+        self.arriving.send(guest).expect("the other end is beside it");
+        if !self.is_called.swap(true, Ordering::SeqCst) {
+            // A thread that has just found nothing waits by then.
+            drop(self.lock());
             self.called.notify_one();
         }
-        // A place that is dropped here would take the lock.
-        drop(state);
     }
 
     fn begin_thread(self: &Arc<Self>) -> io::Result<()> {
@@ -215,6 +236,7 @@ impl Shared {
     /// Gives threads to other guests in the place of those that are late.
     fn look(self: &Arc<Self>) {
         let mut state = self.lock();
+        state.take_in();
         let mut n_late = 0;
         for running in &mut state.running {
             match running {
@@ -242,37 +264,52 @@ impl Shared {
     }
 
     fn serve(&self, idx: usize) {
-        while let Some(guest) = self.next(idx) {
+        let mut done = None;
+        while let Some(guest) = self.next(idx, done.take()) {
             let place = guest.metadata().clone();
             let span = place.clock.begin();
             // What runs on here catches its panics itself; a thread that was lost would be missed by all.
             if catch_unwind(AssertUnwindSafe(|| guest.run())).is_err() {
                 tracing::error!("a guest's task panicked");
             }
-            let cost = span.elapsed();
+            let cost = as_ns(span.elapsed());
             drop(span);
-            let mut state = self.lock();
-            state.waiting.charge(place.seat(), as_ns(cost));
-            if std::mem::replace(&mut state.running[idx], Running::Nothing) != Running::Late {
-                state.n_on_time -= 1;
-            }
-            // A place that is dropped here would take the lock.
-            drop(state);
+            done = Some((place, cost));
         }
     }
 
-    fn next(&self, idx: usize) -> Option<Runnable<Place>> {
+    /// The guest that comes next, after the one that has had the thread, and what that has cost.
+    fn next(&self, idx: usize, mut done: Option<(Place, u64)>) -> Option<Runnable<Place>> {
         let mut state = self.lock();
+        if let Some((place, cost)) = &done {
+            state.waiting.charge(place.seat(), *cost);
+            if std::mem::replace(&mut state.running[idx], Running::Nothing) != Running::Late {
+                state.n_on_time -= 1;
+            }
+        }
         loop {
+            // Before the look: what comes after it calls again.
+            self.is_called.store(false, Ordering::SeqCst);
+            state.take_in();
             if state.has_room()
                 && let Some(guest) = state.waiting.pop(Lane::ONLY)
             {
                 state.running[idx] = Running::OnTime(0);
                 state.n_on_time += 1;
+                if state.n_idle > 0 && state.n_waiting() > 0 && state.has_room() {
+                    self.called.notify_one();
+                }
                 return Some(guest);
             }
-            if state.is_closed {
+            if self.is_closed.load(Ordering::SeqCst) {
                 return None;
+            }
+            if let Some(place) = done.take() {
+                // A place takes the lock when it is dropped.
+                drop(state);
+                drop(place);
+                state = self.lock();
+                continue;
             }
             state.n_idle += 1;
             state = self.called.wait(state).unwrap_or_else(PoisonError::into_inner);
@@ -313,7 +350,7 @@ pub(super) fn as_ns(time: Duration) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+    use std::sync::atomic::AtomicUsize;
     use tokio::sync::oneshot;
     use trellis_engine::account::{Account, ActorId, Budget, GuestId, SessionId};
 
@@ -420,7 +457,7 @@ mod tests {
     async fn who_is_late_holds_up_nobody() {
         let threads = GuestThreads::of(1).expect("a thread");
         let look = threads.look();
-        let (go, gone) = std::sync::mpsc::channel::<()>();
+        let (go, gone) = mpsc::channel::<()>();
         // What no epoch interrupts.
         threads.spawn(&owner(1, 1), &Arc::default(), async move {
             gone.recv().expect("it is told");

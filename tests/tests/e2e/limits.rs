@@ -193,7 +193,16 @@ fn a_file_can_be_looked_at_without_a_daemon() {
         "sessions.n_connections",
     ];
     assert_eq!(sources("file"), of_file);
-    assert_eq!(sources("machine"), ["kv_bytes", "kv_host_bytes", "n_step_tokens", "n_step_rows"]);
+    let of_machine = [
+        "budgets.session.host_bytes",
+        "budgets.user.host_bytes",
+        "budgets.daemon.host_bytes",
+        "kv_bytes",
+        "kv_host_bytes",
+        "n_step_tokens",
+        "n_step_rows",
+    ];
+    assert_eq!(sources("machine"), of_machine);
     assert!(table.iter().all(|row| row.get("used").is_none()), "{table:?}");
 
     fs::write(path, "[sessions]\nn_conections = 7\n").expect("written");

@@ -11,9 +11,9 @@ fn repeated(imports: &str, lowered: &[Lowered], before: &str, act: &str) -> Vec<
     guest(imports, lowered, SAME_PLACE, &again(before, act))
 }
 
-/// 1 MiB a call.
+/// As many as a call may ask for.
 pub(in super::super) fn random_bytes() -> Vec<u8> {
-    repeated(RANDOM, &[RANDOM_BYTES], "", "(call $random (i64.const 1048576) (i32.const 32))")
+    repeated(RANDOM, &[RANDOM_BYTES], "", "(call $random (i64.const 65536) (i32.const 32))")
 }
 
 /// The same of those that need not be good.
@@ -25,7 +25,7 @@ pub(in super::super) fn insecure_random_bytes() -> Vec<u8> {
         canon: with_memory!(r#"(func $random "get-insecure-random-bytes")"#),
         ty: "(param i64 i32)",
     };
-    repeated(imports, &[lowered], "", "(call $random (i64.const 1048576) (i32.const 32))")
+    repeated(imports, &[lowered], "", "(call $random (i64.const 65536) (i32.const 32))")
 }
 
 /// 2^40 in one call.
