@@ -60,7 +60,7 @@ pub struct Config {
     pub on_device_failure: OnDeviceFailure,
     /// What a guest may use.
     pub limits: GuestLimits,
-    /// What all guests of a session and of a user may use together.
+    /// What all guests of a session, of a user and of the daemon may use together.
     pub budgets: Budgets,
     /// What connections may ask for.
     pub sessions: SessionLimits,

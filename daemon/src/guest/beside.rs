@@ -215,19 +215,9 @@ impl Beside {
 mod tests {
     use std::sync::mpsc;
 
-    use trellis_engine::account::{Account, Budget, GuestId, SessionId};
-
+    use super::super::threads::tests::owner;
     use super::*;
     use crate::thread_time::thread_time;
-
-    fn owner(user: u32, guest: u64) -> Owner {
-        Owner {
-            actor: ActorId(user),
-            session: SessionId(u64::from(user)),
-            guest: GuestId(guest),
-            account: Account::new("guest", Budget::UNLIMITED, None),
-        }
-    }
 
     #[tokio::test]
     async fn long_work_blocks_nobody_and_is_counted() {

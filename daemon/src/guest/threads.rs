@@ -349,15 +349,17 @@ pub(super) fn as_ns(time: Duration) -> u64 {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use std::sync::atomic::AtomicUsize;
+
     use tokio::sync::oneshot;
     use trellis_engine::account::{Account, ActorId, Budget, GuestId, SessionId};
 
     use super::*;
     use crate::thread_time::thread_time;
 
-    fn owner(user: u32, guest: u64) -> Owner {
+    /// A guest of a user who has one session.
+    pub(in crate::guest) fn owner(user: u32, guest: u64) -> Owner {
         Owner {
             actor: ActorId(user),
             session: SessionId(u64::from(user)),

@@ -15,8 +15,7 @@ use trellis_tests::guests;
 
 use crate::exe;
 
-/// The time in which a guest is being polled counts, whatever else the machine does in it: so much that no honest guest
-/// comes near it on a machine that is slow, or stands still for a second.
+/// So much that no honest guest comes near it on a slow machine.
 const CPU_MS: u64 = 10_000;
 const MEMORY_BYTES: usize = 24 << 20;
 const N_CONTEXTS: u64 = 8;
