@@ -13,6 +13,7 @@ mod device;
 pub mod fuzzing;
 pub mod guest;
 pub mod ipc;
+#[cfg(target_os = "linux")]
 pub mod isolation;
 mod leaving;
 pub mod limits;
