@@ -103,6 +103,10 @@ enum Command {
     /// The process that compiles one component over its standard streams
     #[command(hide = true)]
     CompileWorker,
+    /// The process that guests of one user run in
+    #[cfg(target_os = "linux")]
+    #[command(hide = true)]
+    GuestWorker,
 }
 
 /// What the daemons of this process have between engines and backends.
@@ -123,6 +127,10 @@ pub fn main() -> ExitCode {
     let format = if json { Format::Json } else { Format::Text };
     if let Command::CompileWorker = command {
         return crate::guest::compile_worker_main();
+    }
+    #[cfg(target_os = "linux")]
+    if let Command::GuestWorker = command {
+        return crate::isolation::guest_worker_main(crate::isolation::probe::serve);
     }
     let result = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
         Ok(runtime) => {
@@ -163,6 +171,8 @@ async fn dispatch(command: Command, format: Format) -> Result<(), CliError> {
         Command::Doctor(args) => doctor::doctor(args, format).await,
         Command::Bench(args) => bench::bench(args, format).await,
         Command::CompileWorker => unreachable!("it runs without a runtime"),
+        #[cfg(target_os = "linux")]
+        Command::GuestWorker => unreachable!("it runs without a runtime"),
     }
 }
 

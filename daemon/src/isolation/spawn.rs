@@ -1,0 +1,271 @@
+//! Starting a guests' process, and seeing to its end.
+
+use std::ffi::OsStr;
+use std::os::unix::process::ExitStatusExt as _;
+use std::path::Path;
+use std::process::{ExitStatus, Stdio};
+use std::time::Duration;
+
+use tokio::process::{Child, Command};
+use tokio::task::JoinHandle;
+
+use super::channel::{Channel, Closer, RING_BYTES, Receiver, Sender};
+use super::child::{GUEST_WORKER, Greeting};
+use super::complaints::Complaints;
+use super::confine::{ConfineSettings, Confinement};
+use super::error::SpawnError;
+use super::handover::{self, Handover};
+use super::spawner;
+
+/// How often the memory of a process is looked at.
+const LOOK_INTERVAL: Duration = Duration::from_millis(100);
+
+/// The child's environment. The allocator asks the system for each of its segments: of a gibibyte that it takes ahead, what it
+/// had taken before the limit on data was set would be beyond that limit.
+const ENVIRONMENT: [(&str, &str); 2] = [("MIMALLOC_ARENA_EAGER_COMMIT", "0"), ("MIMALLOC_EAGER_COMMIT", "0")];
+
+/// What a guests' process may use.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ProcessSettings {
+    /// Whose guests it is for, as the log names them.
+    pub user: String,
+    /// Bytes of memory that it may write to, without its channel.
+    pub memory_bytes: u64,
+    /// Descriptors that it may have open.
+    pub n_descriptors: u64,
+    /// Bytes of each of the two rings, a power of two.
+    pub ring_bytes: usize,
+    /// Bytes of the longest frame.
+    pub frame_bytes_max: usize,
+    /// Within this it has to be ready.
+    pub start_ms: u64,
+}
+
+impl Default for ProcessSettings {
+    fn default() -> Self {
+        Self {
+            user: String::new(),
+            memory_bytes: 1 << 30,
+            n_descriptors: 64,
+            ring_bytes: RING_BYTES,
+            frame_bytes_max: 16 << 20,
+            start_ms: 10_000,
+        }
+    }
+}
+
+/// How a guests' process ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ProcessEnd {
+    /// By itself.
+    Exited {
+        /// Its exit status; 0 where all went well.
+        code: i32,
+    },
+    /// By a signal: its own as it aborted, or another's.
+    Killed {
+        /// Which.
+        signal: i32,
+    },
+    /// It was killed because it used more memory than it may.
+    TooMuchMemory {
+        /// Bytes that it used.
+        used_bytes: u64,
+        /// Bytes that it may use.
+        limit_bytes: u64,
+    },
+}
+
+impl From<ExitStatus> for ProcessEnd {
+    fn from(status: ExitStatus) -> Self {
+        match (status.code(), status.signal()) {
+            (Some(code), _) => Self::Exited { code },
+            (None, signal) => Self::Killed { signal: signal.unwrap_or(0) },
+        }
+    }
+}
+
+/// A running child for the guests of one user. Dropping it kills it and closes its channel.
+#[derive(Debug)]
+pub struct GuestProcess {
+    child: Child,
+    closer: Closer,
+    complaints: Complaints,
+    /// What reads them, until they have been read to their end.
+    reading: Option<JoinHandle<()>>,
+    memory_bytes: u64,
+    confinement: Confinement,
+}
+
+impl GuestProcess {
+    /// Starts this executable with [`GUEST_WORKER`] and waits until it is confined. The caller is within a runtime.
+    ///
+    /// # Errors
+    /// It does not start, cannot confine itself, or is late.
+    pub async fn spawn(
+        exe: &Path,
+        settings: &ProcessSettings,
+    ) -> Result<(Self, Sender, Receiver), SpawnError> {
+        Self::spawn_as(exe, [GUEST_WORKER], settings).await
+    }
+
+    pub(crate) async fn spawn_as(
+        exe: &Path,
+        arguments: impl IntoIterator<Item = impl AsRef<OsStr>>,
+        settings: &ProcessSettings,
+    ) -> Result<(Self, Sender, Receiver), SpawnError> {
+        let (channel, fds) = Channel::pair(settings.ring_bytes, settings.frame_bytes_max)?;
+        let handover = Handover {
+            confine: ConfineSettings {
+                memory_bytes: settings.memory_bytes,
+                n_descriptors: settings.n_descriptors,
+                parent: std::process::id().cast_signed(),
+            },
+            frame_bytes_max: settings.frame_bytes_max,
+        };
+        let socket = handover::give(&handover, fds)?;
+        let mut command = Command::new(exe);
+        command
+            .args(arguments)
+            .env_clear()
+            .envs(ENVIRONMENT)
+            .stdin(Stdio::from(socket))
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            // What a terminal sends to the daemon's group is for the daemon.
+            .process_group(0)
+            .kill_on_drop(true);
+        let started = spawner::start(command).await;
+        let mut child = started.map_err(|source| SpawnError::Exe { exe: exe.to_owned(), source })?;
+        let complaints = Complaints::default();
+        let stderr = child.stderr.take().expect("piped");
+        let reading = tokio::spawn(complaints.clone().read(stderr, settings.user.clone()));
+        let mut process = Starting { child: Some(child), closer: channel.closer() };
+        let (sender, receiver) = channel.split();
+        let (confinement, receiver) = match process.greeting(receiver, settings.start_ms).await? {
+            Ok((Greeting::Ready(confinement), receiver)) => (confinement, receiver),
+            Ok((Greeting::Failed(reason), _)) => return Err(SpawnError::NotConfined { reason }),
+            Err(status) => {
+                // Its end closed what it complained to.
+                let _ = reading.await;
+                return Err(SpawnError::Died { status: status.to_string(), said: complaints.last() });
+            }
+        };
+        let child = process.child.take().expect("it was started");
+        let closer = process.closer.clone();
+        let memory_bytes = settings.memory_bytes;
+        let reading = Some(reading);
+        Ok((Self { child, closer, complaints, reading, memory_bytes, confinement }, sender, receiver))
+    }
+
+    /// How it is confined.
+    #[must_use]
+    pub fn confinement(&self) -> &Confinement {
+        &self.confinement
+    }
+
+    /// Its number; nothing once it has ended.
+    #[must_use]
+    pub fn pid(&self) -> Option<u32> {
+        self.child.id()
+    }
+
+    /// The last line that it wrote to its standard error.
+    #[must_use]
+    pub fn last_complaint(&self) -> Option<String> {
+        self.complaints.last()
+    }
+
+    /// Waits for its end, and kills it if it uses more memory than it may. What it had sent can still be received; then the
+    /// channel's calls say that it is closed. Can be dropped and called again.
+    ///
+    /// # Errors
+    /// The system does not tell how it ended.
+    pub async fn wait(&mut self) -> Result<ProcessEnd, SpawnError> {
+        let mut ticks = tokio::time::interval(LOOK_INTERVAL);
+        let mut excess = None;
+        let status = loop {
+            tokio::select! {
+                status = self.child.wait() => break status,
+                _ = ticks.tick() => {
+                    let used_bytes = self.child.id().and_then(memory_of).unwrap_or(0);
+                    if used_bytes > self.memory_bytes && excess.is_none() {
+                        excess = Some(ProcessEnd::TooMuchMemory { used_bytes, limit_bytes: self.memory_bytes });
+                        self.child.start_kill()?;
+                    }
+                }
+            }
+        };
+        self.closer.peer_is_gone();
+        if let Some(reading) = &mut self.reading {
+            // Its end has closed what it complained to, and what it said is there to be read.
+            reading.await.expect("reading does not panic");
+            self.reading = None;
+        }
+        Ok(excess.unwrap_or(ProcessEnd::from(status?)))
+    }
+}
+
+impl Drop for GuestProcess {
+    fn drop(&mut self) {
+        self.closer.close();
+    }
+}
+
+/// A child that has not said that it is ready. Dropping it closes the channel, so that no thread waits for it.
+struct Starting {
+    child: Option<Child>,
+    closer: Closer,
+}
+
+impl Starting {
+    /// The child's greeting, or how it ended without one.
+    async fn greeting(
+        &mut self,
+        mut receiver: Receiver,
+        limit_ms: u64,
+    ) -> Result<Result<(Greeting, Receiver), ExitStatus>, SpawnError> {
+        let mut heard = tokio::task::spawn_blocking(move || {
+            let mut frame = Vec::new();
+            receiver.recv(&mut frame).map(|()| (frame, receiver))
+        });
+        let child = self.child.as_mut().expect("it was started");
+        let limit = tokio::time::sleep(Duration::from_millis(limit_ms));
+        let mut status = None;
+        let heard = tokio::select! {
+            heard = &mut heard => heard,
+            ended = child.wait() => {
+                status = Some(ended?);
+                self.closer.peer_is_gone();
+                heard.await
+            }
+            () = limit => return Err(SpawnError::Late { limit_ms }),
+        };
+        let (frame, receiver) = match (heard.expect("receiving does not panic"), status) {
+            (Ok(heard), _) => heard,
+            (Err(_), Some(status)) => return Ok(Err(status)),
+            // It has closed the channel, or broken it, and not ended.
+            (Err(error), None) => return Err(error.into()),
+        };
+        let n_bytes = frame.len();
+        let greeting = rmp_serde::from_slice(&frame).map_err(|_| SpawnError::Greeting { n_bytes })?;
+        Ok(Ok((greeting, receiver)))
+    }
+}
+
+impl Drop for Starting {
+    fn drop(&mut self) {
+        if self.child.is_some() {
+            self.closer.close();
+        }
+    }
+}
+
+/// Bytes of memory that a process has to itself; nothing where the system does not tell, as of one that has ended.
+fn memory_of(pid: u32) -> Option<u64> {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/statm")).ok()?;
+    let mut pages = text.split(' ').skip(1).map_while(|n| n.parse::<u64>().ok());
+    // Those in memory, without those of files and of shared memory.
+    let n_pages = pages.next()?.checked_sub(pages.next()?)?;
+    Some(n_pages * rustix::param::page_size() as u64)
+}
