@@ -37,6 +37,8 @@ struct Report {
     cpu: Check,
     cache: Check,
     socket: Check,
+    /// Whether guests can run in processes of their own. Where they cannot, they run in the daemon's, and nothing is wrong.
+    isolation: Check,
 }
 
 #[derive(Debug, Serialize)]
@@ -85,7 +87,8 @@ impl Check {
 
 pub(crate) async fn doctor(_: DoctorArgs, format: Format) -> Result<(), CliError> {
     let socket = check_socket().await;
-    let report = tokio::task::spawn_blocking(|| {
+    let isolation = Check::of(check_isolation().await);
+    let report = tokio::task::spawn_blocking(move || {
         // First, so that the cache of kernels is made inside a private folder.
         let cache = check_cache();
         let cache_dir = cache.as_ref().ok().map(PathBuf::as_path);
@@ -95,6 +98,7 @@ pub(crate) async fn doctor(_: DoctorArgs, format: Format) -> Result<(), CliError
             cpu,
             cache: Check::of(cache.map(|dir| dir.display().to_string())),
             socket,
+            isolation,
         }
     });
     let report = report.await.expect("looking at the machine does not panic");
@@ -164,6 +168,43 @@ fn check_cache() -> Result<PathBuf, String> {
     Ok(dir)
 }
 
+/// Has a guests' process try what it can get at.
+#[cfg(target_os = "linux")]
+async fn check_isolation() -> Result<String, String> {
+    use crate::isolation::confine::FileRules;
+    use crate::isolation::{GuestProcess, ProcessSettings, probe};
+
+    let exe = std::env::current_exe().map_err(|error| format!("this executable is not found: {error}"))?;
+    let settings = ProcessSettings { user: "doctor".to_owned(), ..ProcessSettings::default() };
+    let (process, sender, receiver) =
+        GuestProcess::spawn(&exe, &settings).await.map_err(|error| error.to_string())?;
+    let files = process.confinement().files;
+    let targets = probe::targets(&default_socket().unwrap_or_default(), settings.memory_bytes);
+    let found = probe::run(process, sender, receiver, &targets).await.map_err(|error| error.to_string())?;
+    let problems = found.problems();
+    if !problems.is_empty() {
+        return Err(problems.join("; "));
+    }
+    let landlock = match files {
+        FileRules::Enforced => {
+            "system calls are filtered, and Landlock takes all rights to files and sockets"
+        }
+        FileRules::PartlyEnforced => {
+            "system calls are filtered; this kernel's Landlock knows some of the rules about files and sockets"
+        }
+        FileRules::Missing => "system calls are filtered; this kernel has no Landlock",
+    };
+    let n_refused = found.attacks.len();
+    Ok(format!(
+        "guests can run in processes of their own: {landlock}; {n_refused} of {n_refused} ways out refused"
+    ))
+}
+
+#[cfg(not(target_os = "linux"))]
+async fn check_isolation() -> Result<String, String> {
+    Err("guests run in processes of their own on Linux".to_owned())
+}
+
 async fn check_socket() -> Check {
     let Some(socket) = default_socket() else {
         return Check::of(Err(
@@ -209,6 +250,8 @@ impl Report {
         for (name, check) in [("CPU", &self.cpu), ("cache", &self.cache), ("socket", &self.socket)] {
             line(&mut text, name, &format!("{}{}", if check.ok { "" } else { "PROBLEM: " }, check.said));
         }
+        let missing = if self.isolation.ok { "" } else { "missing: " };
+        line(&mut text, "isolation", &format!("{missing}{}", self.isolation.said));
         text.push_str(&self.cuda.summary);
         text
     }
@@ -300,7 +343,13 @@ mod tests {
         let cuda = examine(None, &check(true));
         let has_gpu = cuda.probe.driver.has_gpu();
         let (is_usable, summary) = (cuda.usable, cuda.summary.clone());
-        let mut report = Report { cuda, cpu: check(true), cache: check(true), socket: check(true) };
+        let mut report = Report {
+            cuda,
+            cpu: check(true),
+            cache: check(true),
+            socket: check(true),
+            isolation: check(false),
+        };
         let text = report.render();
         assert_eq!(text.lines().last(), Some(summary.as_str()));
         assert!(
@@ -313,6 +362,7 @@ mod tests {
         let json: serde_json::Value = serde_json::from_str(&output::to_json(&report)).expect("JSON");
         assert_eq!(json["cuda"]["usable"], is_usable);
         assert!(json["cuda"]["driver"]["library"]["looked_for"][0].is_string(), "{json}");
+        assert!(text.contains("missing: said"), "{text}");
         report.cache = check(false);
         assert!(!report.is_healthy() && report.render().contains("PROBLEM: said"));
     }
