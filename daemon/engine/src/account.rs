@@ -1,6 +1,7 @@
 //! Budgets that nest: what a user, a session and a guest may use.
 
 mod host_charge;
+mod lease;
 mod step_log;
 
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -10,12 +11,14 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::Semaphore;
 
 pub use self::host_charge::HostCharge;
+use self::lease::Lease;
+pub use self::lease::{Lender, Lending};
 pub use self::step_log::{StepLog, StepNote};
 use crate::causes::{Cause, Causes, Tally};
 use crate::port::{Name, names};
 
 /// Something that is counted and bounded.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Resource {
     /// Tokens computed; never given back.
     Tokens,
@@ -42,7 +45,7 @@ impl Resource {
 }
 
 /// The most of each resource.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Budget {
     /// Tokens computed.
     pub n_tokens: u64,
@@ -102,6 +105,20 @@ pub struct Account {
     operations: Arc<Semaphore>,
     /// The steps with rows of it, once somebody looks on.
     steps: OnceLock<Arc<StepLog>>,
+    /// What the daemon has lent to it, in another process.
+    lease: Option<Lease>,
+}
+
+/// What engines have counted for a guest, at one moment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Counted {
+    n_tokens: u64,
+    n_pages: u64,
+    causes: Causes,
+    n_tokens_cached: u64,
+    n_tokens_guessed: u64,
+    n_tokens_guessed_right: u64,
+    n_tokens_forced: u64,
 }
 
 /// The level of a user's account.
@@ -115,6 +132,27 @@ impl Account {
     /// An account under `parent`.
     #[must_use]
     pub fn new(level: &'static str, budget: Budget, parent: Option<Arc<Account>>) -> Arc<Self> {
+        Self::with(level, budget, parent, None)
+    }
+
+    /// An account of another process: of some resources what it may use is lent to it by the daemon.
+    #[must_use]
+    pub fn lent(
+        level: &'static str,
+        budget: Budget,
+        parent: Option<Arc<Account>>,
+        lender: Arc<dyn Lender>,
+        lendings: &[Lending],
+    ) -> Arc<Self> {
+        Self::with(level, budget, parent, Some(Lease::new(lender, lendings)))
+    }
+
+    fn with(
+        level: &'static str,
+        budget: Budget,
+        parent: Option<Arc<Account>>,
+        lease: Option<Lease>,
+    ) -> Arc<Self> {
         let meter = |limit| Meter { used: AtomicU64::new(0), limit };
         Arc::new(Self {
             level,
@@ -130,6 +168,7 @@ impl Account {
             n_tokens_forced: AtomicU64::new(0),
             operations: Arc::new(Semaphore::new(N_OPERATIONS_MAX)),
             steps: OnceLock::new(),
+            lease,
         })
     }
 
@@ -175,13 +214,15 @@ impl Account {
                 limit: meter.limit,
             });
         }
-        if let Some(parent) = &self.parent
-            && let Err(exceeded) = parent.charge(resource, n)
-        {
+        let lent = self.lease.as_ref().map_or(Ok(()), |lease| lease.cover(resource, &meter.used, n));
+        let charged = lent.and_then(|()| match &self.parent {
+            Some(parent) => parent.charge(resource, n),
+            None => Ok(()),
+        });
+        if charged.is_err() {
             meter.used.fetch_sub(n, Ordering::Relaxed);
-            return Err(exceeded);
         }
-        Ok(())
+        charged
     }
 
     /// Charges this account and every enclosing one, also past their limits: for what passes from one holder to
@@ -197,9 +238,42 @@ impl Account {
     pub fn release(&self, resource: Resource, n: u64) {
         let before = self.meter(resource).used.fetch_sub(n, Ordering::Relaxed);
         assert!(before >= n, "{} {} released, {before} charged", n, resource.name());
+        if let Some(lease) = &self.lease {
+            lease.shrink(resource, &self.meter(resource).used);
+        }
         if let Some(parent) = &self.parent {
             parent.release(resource, n);
         }
+    }
+
+    /// What engines have counted for it.
+    #[must_use]
+    pub fn counted(&self) -> Counted {
+        Counted {
+            n_tokens: self.used(Resource::Tokens),
+            n_pages: self.used(Resource::Pages),
+            causes: self.causes(),
+            n_tokens_cached: self.n_tokens_cached(),
+            n_tokens_guessed: self.n_tokens_guessed(),
+            n_tokens_guessed_right: self.n_tokens_guessed_right(),
+            n_tokens_forced: self.n_tokens_forced(),
+        }
+    }
+
+    /// Takes over what engines of another process have counted for it there. It is not charged here.
+    pub fn take_over(&self, counted: &Counted) {
+        let pairs = [
+            (&self.tokens.used, counted.n_tokens),
+            (&self.pages.used, counted.n_pages),
+            (&self.n_tokens_cached, counted.n_tokens_cached),
+            (&self.n_tokens_guessed, counted.n_tokens_guessed),
+            (&self.n_tokens_guessed_right, counted.n_tokens_guessed_right),
+            (&self.n_tokens_forced, counted.n_tokens_forced),
+        ];
+        for (here, there) in pairs {
+            here.store(there, Ordering::Relaxed);
+        }
+        self.causes.set(&counted.causes);
     }
 
     /// How much is in use.
@@ -306,15 +380,15 @@ pub struct Owner {
 }
 
 /// A user, by the user id of the peer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct ActorId(pub u32);
 
 /// A connection, unique while the daemon runs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct SessionId(pub u64);
 
 /// A run of a guest, unique while the daemon runs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct GuestId(pub u64);
 
 #[cfg(test)]

@@ -13,7 +13,7 @@ use crate::port::{Name, names};
 pub const PAGE_LEN: usize = 16;
 
 /// What one backend can hold and execute.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Limits {
     /// Device pages that have addresses, numbered `0..n_pages`. [`Backend::n_pages`] of them have memory.
     pub n_pages: usize,
@@ -60,7 +60,7 @@ pub struct Limits {
 }
 
 /// What it takes to add vectors to tokens between layers, whatever the tokens and the vectors.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SteeringTimes {
     /// Nanoseconds by which a step with steered tokens is longer.
     pub step_ns: u64,
@@ -74,7 +74,7 @@ impl SteeringTimes {
 }
 
 /// What the rows of one batch may ask for together. What a single row asks may be more, if no other asks for the like.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AskLimits {
     /// Bytes of rows that are brought back whole: log-probabilities of the vocabulary, and hidden states, in f32.
     pub whole_bytes: usize,
@@ -149,7 +149,7 @@ impl Limits {
 }
 
 /// The weights as a backend holds them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WeightsInfo {
     /// Type of the elements.
     pub dtype: Dtype,

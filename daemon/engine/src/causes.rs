@@ -114,6 +114,12 @@ impl Tally {
         self.0[cause as usize].fetch_add(n, Ordering::Relaxed);
     }
 
+    pub(crate) fn set(&self, causes: &Causes) {
+        for (here, there) in self.0.iter().zip(causes.0) {
+            here.store(there, Ordering::Relaxed);
+        }
+    }
+
     pub(crate) fn now(&self) -> Causes {
         Causes(std::array::from_fn(|idx| self.0[idx].load(Ordering::Relaxed)))
     }

@@ -12,7 +12,7 @@ use crate::command::{ModelId, Operation};
 use crate::completion::{CallerId, Done, Tag};
 use crate::engine::Newcomer;
 use crate::error::{EngineError, EngineFailure};
-use crate::mailbox::{Mailbox, Ticket};
+use crate::mailbox::{Mailbox, Postbox, Ticket};
 use crate::mask_threads::MaskThreads;
 use crate::model_handle::ModelHandle;
 use crate::port::Port;
@@ -22,8 +22,8 @@ pub(crate) const DESK: CallerId = CallerId(0);
 
 /// What goes to the engine's thread.
 pub(crate) enum Message {
-    /// A guest that asks from now on, and its mailbox.
-    Enter { caller: CallerId, owner: Owner, mailbox: Arc<Mailbox> },
+    /// A guest that asks from now on, and where it is answered.
+    Enter { caller: CallerId, owner: Owner, postbox: Postbox },
     /// A guest that has asked its last.
     Leave { caller: CallerId },
     /// What a guest asks.
@@ -124,6 +124,10 @@ impl EngineWatch {
         Self(engine)
     }
 
+    pub(crate) fn link(&self) -> &Arc<Link> {
+        &self.0
+    }
+
     /// Why the engine has failed, if it has.
     #[must_use]
     pub fn failure(&self) -> Option<EngineFailure> {
@@ -133,6 +137,12 @@ impl EngineWatch {
     /// Waits for the engine's failure; for ever, if it is stopped before it fails.
     pub async fn failed(&self) -> EngineFailure {
         self.0.failed().await
+    }
+
+    /// Whether both watch one engine.
+    #[must_use]
+    pub fn is_same(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
     }
 
     /// Whether this is the engine of that model.
@@ -149,10 +159,25 @@ pub(crate) struct Served {
     pub(crate) desk: Arc<Mailbox>,
 }
 
+/// How messages come to the engine.
+#[derive(Debug)]
+enum Way {
+    /// To its thread.
+    Here(mpsc::UnboundedSender<Posted>),
+    /// To its process.
+    Far(Arc<dyn Inward>),
+}
+
+/// Brings messages to an engine of another process, in the order in which they come.
+pub(crate) trait Inward: std::fmt::Debug + Send + Sync {
+    /// Brings one there.
+    fn bring(&self, posted: Posted);
+}
+
 /// The way to one engine, which the models on it share.
 #[derive(Debug)]
 pub(crate) struct Link {
-    messages: mpsc::UnboundedSender<Posted>,
+    way: Way,
     /// For what the handle itself asks.
     room: Arc<Semaphore>,
     /// Where masks are worked out.
@@ -168,20 +193,29 @@ pub(crate) struct Link {
 impl Link {
     pub(crate) fn new(port: Port) -> (Arc<Self>, Served) {
         let (messages, receiver) = mpsc::unbounded_channel();
+        let (link, state) = Self::over(Way::Here(messages), port, DESK.0);
+        let desk = link.desk.clone();
+        (link, Served { messages: receiver, state, desk })
+    }
+
+    /// The way to an engine of another process, for guests with ids above the first; and what says how the engine is.
+    pub(crate) fn far(inward: Arc<dyn Inward>, first: u64) -> (Arc<Self>, watch::Sender<EngineState>) {
+        Self::over(Way::Far(inward), Port::Direct, first)
+    }
+
+    fn over(way: Way, port: Port, first: u64) -> (Arc<Self>, watch::Sender<EngineState>) {
         let (sender, state) = watch::channel(EngineState::Running);
-        let desk = Arc::<Mailbox>::default();
-        let served = Served { messages: receiver, state: sender, desk: desk.clone() };
         let link = Self {
-            messages,
+            way,
             room: Arc::new(Semaphore::new(N_OPERATIONS_MAX)),
             masks: MaskThreads::default(),
-            desk,
+            desk: Arc::default(),
             port,
             callers: Mutex::default(),
-            n_callers: AtomicU64::new(DESK.0),
+            n_callers: AtomicU64::new(first),
             state,
         };
-        (Arc::new(link), served)
+        (Arc::new(link), sender)
     }
 
     /// Where masks are worked out.
@@ -261,7 +295,8 @@ impl Link {
         }
         let id = CallerId(self.n_callers.fetch_add(1, Ordering::Relaxed) + 1);
         let mailbox = Arc::<Mailbox>::default();
-        self.post_message(Message::Enter { caller: id, owner: owner.clone(), mailbox: mailbox.clone() })?;
+        let postbox = Postbox::Here(mailbox.clone());
+        self.post_message(Message::Enter { caller: id, owner: owner.clone(), postbox })?;
         let caller = Arc::new(Caller { id, owner: owner.clone(), mailbox, engine: Arc::downgrade(self) });
         *known = Arc::downgrade(&caller);
         Ok(caller)
@@ -270,6 +305,12 @@ impl Link {
     /// Waits until there is room for one more operation of a guest.
     pub(crate) async fn room(&self, caller: &Caller) -> Result<Room, EngineError> {
         self.take_room(caller.id, caller.owner.account.operations()).await
+    }
+
+    /// Room for one more operation of a guest of another process, if there is some.
+    pub(crate) fn try_room(&self, from: CallerId, owner: &Owner) -> Option<Room> {
+        let permit = owner.account.operations().clone().try_acquire_owned().ok()?;
+        Some(Room { from, permit })
     }
 
     async fn take_room(&self, from: CallerId, room: &Arc<Semaphore>) -> Result<Room, EngineError> {
@@ -306,7 +347,13 @@ impl Link {
         if !matches!(*self.state.borrow(), EngineState::Running) {
             return Err(self.ended());
         }
-        self.messages.send(posted).map_err(|_| self.ended())
+        match &self.way {
+            Way::Here(messages) => messages.send(posted).map_err(|_| self.ended()),
+            Way::Far(inward) => {
+                inward.bring(posted);
+                Ok(())
+            }
+        }
     }
 
     fn callers(&self) -> MutexGuard<'_, FxHashMap<usize, Weak<Caller>>> {

@@ -29,6 +29,7 @@ mod mask_threads;
 pub mod model;
 mod model_handle;
 mod port;
+pub mod remote;
 mod run;
 pub mod sampling;
 mod scheduler;

@@ -9,13 +9,40 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Poll, Waker};
 
 use crate::batch::Token;
-use crate::completion::{Done, Tag};
+use crate::completion::{CallerId, Completion, Done, Tag};
+use crate::remote::Outward;
 
 /// What wants to hear of each token of a run as soon as it is there, whether or not its guest takes it. Told on the engine's
 /// thread, which it must not hold up.
 pub(crate) trait Watch: std::fmt::Debug + Send + Sync {
     /// The next token was drawn.
     fn note_drawn(self: Arc<Self>, token: Token);
+}
+
+/// Where what comes back for a guest goes.
+#[derive(Clone, Debug)]
+pub(crate) enum Postbox {
+    /// To its mailbox.
+    Here(Arc<Mailbox>),
+    /// To the process that it lives in.
+    Far(Arc<dyn Outward>),
+}
+
+impl Postbox {
+    /// Brings what came for a ticket on its way; returns the waker of whoever waits for it.
+    pub(crate) fn deliver(&self, caller: CallerId, tag: Tag, done: Done) -> Option<Waker> {
+        match self {
+            Self::Here(mailbox) => mailbox.deliver(tag, done),
+            Self::Far(outward) => Some(outward.put(Completion { caller, tag, done }.into())),
+        }
+    }
+
+    /// Nothing more will come. A process is told of the engine's end by itself.
+    pub(crate) fn close(&self) {
+        if let Self::Here(mailbox) = self {
+            mailbox.close();
+        }
+    }
 }
 
 /// What has come back for one guest and is not taken.

@@ -14,6 +14,7 @@ use crate::error::{EngineError, EngineFailure};
 use crate::handle::{Caller, EngineState, Link, Message, Room};
 use crate::mask_threads::MaskThreads;
 use crate::model::Model;
+use crate::remote::ModelFacts;
 use crate::stats::EngineStats;
 
 /// A way to one model of an engine. Cheap to clone.
@@ -84,6 +85,44 @@ impl ModelHandle {
             is_unloaded: watch::Sender::new(false),
             is_removed: AtomicBool::new(false),
         }))
+    }
+
+    /// A way to a model from another process, where contexts have numbers from this one on.
+    pub(crate) fn far(
+        engine: Arc<Link>,
+        facts: ModelFacts,
+        model: Arc<Model>,
+        first_context: u64,
+        failure: watch::Receiver<Option<EngineFailure>>,
+    ) -> Self {
+        let ModelFacts { id, limits, weights, device } = facts;
+        Self(Arc::new(Loaded {
+            engine,
+            id,
+            model,
+            limits,
+            weights,
+            device,
+            next_context: AtomicU64::new(first_context),
+            vocabulary: OnceLock::new(),
+            n_holders: watch::Sender::new(0),
+            failure,
+            is_closed: AtomicBool::new(false),
+            is_unloaded: watch::Sender::new(false),
+            is_removed: AtomicBool::new(false),
+        }))
+    }
+
+    /// What another process has to know of it.
+    #[must_use]
+    pub fn facts(&self) -> ModelFacts {
+        let Loaded { id, limits, weights, device, .. } = &*self.0;
+        ModelFacts { id: *id, limits: limits.clone(), weights: *weights, device: device.clone() }
+    }
+
+    /// Waits until the model is held, or is not, as said.
+    pub async fn held(&self, is_held: bool) {
+        let _ = self.0.n_holders.subscribe().wait_for(|&n_holders| (n_holders > 0) == is_held).await;
     }
 
     /// Whether both are ways to one model, loaded once.

@@ -51,6 +51,16 @@ impl StepLog {
         }
     }
 
+    /// A step of which an engine of another process has told.
+    pub fn note(&self, step: StepNote) {
+        let mut inner = self.lock();
+        if inner.notes.len() < N_NOTES_MAX {
+            inner.notes.push(step);
+        } else {
+            inner.n_lost += 1;
+        }
+    }
+
     /// The steps since this was called last, and how many rows there was no room for.
     pub fn take(&self) -> (Vec<StepNote>, u64) {
         let mut inner = self.lock();

@@ -14,7 +14,7 @@ use crate::command::ModelId;
 use crate::completion::CallerId;
 use crate::error::EngineFailure;
 use crate::handle::{DESK, Message, Posted};
-use crate::mailbox::Mailbox;
+use crate::mailbox::{Mailbox, Postbox};
 
 /// A wait for guests that takes longer than this is made of naps.
 const SPINS_MAX: Duration = Duration::from_micros(300);
@@ -50,7 +50,7 @@ pub(super) struct Inbox {
     awaited: Option<Posted>,
     deferred: Deferred,
     spent: Spent,
-    pub(super) mailboxes: FxHashMap<CallerId, Arc<Mailbox>>,
+    pub(super) postboxes: FxHashMap<CallerId, Postbox>,
     /// Where the backends of models go that are about to leave.
     leavers: FxHashMap<ModelId, oneshot::Sender<Box<dyn Backend>>>,
     /// Where it is said that a model has failed.
@@ -162,10 +162,10 @@ impl Inputs for Taken<'_> {
 impl Inbox {
     /// One for the guests that will enter, and for what the handle itself asks.
     pub(super) fn new(messages: mpsc::UnboundedReceiver<Posted>, desk: Arc<Mailbox>) -> Self {
-        let mailboxes = FxHashMap::from_iter([(DESK, desk)]);
+        let postboxes = FxHashMap::from_iter([(DESK, Postbox::Here(desk))]);
         let (leavers, watched) = (FxHashMap::default(), FxHashMap::default());
         let (deferred, spent) = (Deferred::default(), Spent::default());
-        Self { messages, awaited: None, deferred, spent, mailboxes, leavers, watched }
+        Self { messages, awaited: None, deferred, spent, postboxes, leavers, watched }
     }
 
     /// What has come in by now and no more: guests that ask faster than they are answered would keep the engine from
@@ -200,12 +200,12 @@ impl Inbox {
 
     fn input(&mut self, message: Message) -> EngineInput {
         match message {
-            Message::Enter { caller, owner, mailbox } => {
-                self.mailboxes.insert(caller, mailbox);
+            Message::Enter { caller, owner, postbox } => {
+                self.postboxes.insert(caller, postbox);
                 EngineInput::Enter(caller, owner)
             }
             Message::Leave { caller } => {
-                self.mailboxes.remove(&caller);
+                self.postboxes.remove(&caller);
                 EngineInput::Leave(caller)
             }
             Message::Operation(operation) => EngineInput::Operation(operation),
@@ -300,7 +300,7 @@ impl Inbox {
         self.messages.close();
         let mut inputs = self.inputs();
         while inputs.next(0).is_some() {}
-        self.mailboxes.values().for_each(|mailbox| mailbox.close());
+        self.postboxes.values().for_each(|mailbox| mailbox.close());
     }
 }
 

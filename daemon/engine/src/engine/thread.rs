@@ -3,7 +3,6 @@
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
 use std::task::Waker;
 use std::time::Instant;
 
@@ -15,7 +14,7 @@ use crate::backend::OldestStep;
 use crate::completion::{CallerId, Completion, Done};
 use crate::error::EngineFailure;
 use crate::handle::{EngineState, Served};
-use crate::mailbox::Mailbox;
+use crate::mailbox::Postbox;
 use crate::port::Port;
 
 /// The thread's whole life. However it ends, the reason is said before anything is let go of, so that callers that find it
@@ -97,16 +96,16 @@ impl Post {
         for (model, failure) in core.take_failed() {
             inbox.note_failed(model, failure);
         }
-        self.deliver(&inbox.mailboxes, port);
+        self.deliver(&inbox.postboxes, port);
         next
     }
 
-    fn deliver(&mut self, mailboxes: &FxHashMap<CallerId, Arc<Mailbox>>, port: Port) {
+    fn deliver(&mut self, postboxes: &FxHashMap<CallerId, Postbox>, port: Port) {
         for completion in self.completions.drain(..) {
             let Completion { caller, tag, done } = port.carry(completion);
             let wakers = if matches!(done, Done::Answer(_)) { &mut self.first } else { &mut self.wakers };
             // A guest that has gone is given nothing.
-            let waker = mailboxes.get(&caller).and_then(|mailbox| mailbox.deliver(tag, done));
+            let waker = postboxes.get(&caller).and_then(|postbox| postbox.deliver(caller, tag, done));
             if let Some(waker) = waker
                 && !wakers.last().is_some_and(|last| last.will_wake(&waker))
             {
@@ -121,6 +120,7 @@ impl Post {
 mod tests {
     use std::path::PathBuf;
     use std::pin::pin;
+    use std::sync::Arc;
     use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
     use std::task::{Context as TaskContext, Poll, Wake};
     use std::time::Duration;
@@ -132,7 +132,7 @@ mod tests {
     use crate::context::Context;
     use crate::engine::costs::device::Device;
     use crate::engine::{EngineSettings, OneModel};
-    use crate::mailbox::Ticket;
+    use crate::mailbox::{Mailbox, Ticket};
     use crate::model::{Model, ModelSource};
 
     #[derive(Default)]
@@ -252,7 +252,8 @@ mod tests {
             done: done.clone(),
         };
         post.completions.extend(places.iter().map(brought));
-        post.deliver(&mailboxes, Port::Encoded);
+        let postboxes = mailboxes.iter().map(|(caller, mailbox)| (*caller, Postbox::Here(mailbox.clone())));
+        post.deliver(&postboxes.collect(), Port::Encoded);
         for alarm in &alarms {
             assert_eq!(alarm.0.load(Ordering::Relaxed), 1);
         }

@@ -4,6 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use safetensors::tensor::Metadata;
 
+use serde::{Deserialize, Serialize};
+
 use super::config::ModelConfig;
 use super::error::ModelError;
 use super::generated::Generated;
@@ -25,7 +27,7 @@ const PREFIX_BYTES: u64 = 8;
 const CHUNK_BYTES: usize = 256 << 10;
 
 /// How the elements of a tensor are stored.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Dtype {
     /// IEEE 754 binary32.
     F32,
@@ -97,6 +99,11 @@ impl TensorInfo {
 }
 
 impl Checkpoint {
+    /// One without weights.
+    pub(crate) fn empty() -> Self {
+        Self { name: String::new(), shards: Vec::new(), tensors: BTreeMap::new() }
+    }
+
     /// Opens `model.safetensors`, or the files that `model.safetensors.index.json` names, and checks headers,
     /// element types and file lengths. No weight is read.
     ///

@@ -1,7 +1,9 @@
 //! What a decoder of the Llama family looks like.
 
+use serde::{Deserialize, Serialize};
+
 /// A family of decoders, by the name in `config.json`'s `architectures`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Architecture {
     /// `LlamaForCausalLM`
     Llama,
@@ -27,7 +29,7 @@ impl Architecture {
 }
 
 /// Shapes and constants of one decoder, checked against each other.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ModelConfig {
     /// The family.
     pub architecture: Architecture,
@@ -66,7 +68,7 @@ pub struct ModelConfig {
 }
 
 /// Rotary position embedding.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RopeConfig {
     /// Base of the geometric series of wavelengths.
     pub theta: f64,
@@ -75,7 +77,7 @@ pub struct RopeConfig {
 }
 
 /// Forms of RoPE scaling, as `rope_type` in transformers' `modeling_rope_utils.py`.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum RopeScaling {
     /// No scaling.
     Default,

@@ -1,7 +1,9 @@
 //! A model folder, opened and checked as a whole.
 
+use std::borrow::Cow;
 use std::path::PathBuf;
 
+use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use super::chat::ChatTemplate;
@@ -51,6 +53,40 @@ pub struct Model {
     pub dtype: Dtype,
     /// Weights of the model; a tied output projection is not counted twice.
     pub n_parameters: u64,
+    /// What its tokenizer was made of.
+    tokenizer_json: Cow<'static, [u8]>,
+    /// What its chat template was made of.
+    chat_text: Option<ChatText>,
+}
+
+/// A model without its weights, as data: all that is asked of one where it is not computed.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct ModelCard {
+    name: String,
+    config: ModelConfig,
+    #[serde(with = "serde_bytes")]
+    tokenizer_json: Vec<u8>,
+    chat_text: Option<ChatText>,
+    bos_token: Option<Token>,
+    stop_tokens: Vec<Token>,
+    fingerprint: [u8; 32],
+    dtype: Dtype,
+    n_parameters: u64,
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+struct ChatText {
+    /// Where the template stands.
+    file: String,
+    template: String,
+    bos_text: Option<String>,
+    eos_text: Option<String>,
+}
+
+impl ChatText {
+    fn parse(&self) -> Result<ChatTemplate, ModelError> {
+        ChatTemplate::new(&self.file, &self.template, self.bos_text.clone(), self.eos_text.clone())
+    }
 }
 
 impl Model {
@@ -98,10 +134,13 @@ impl Model {
                 config_fields.count("bos_token_id", 0, config.vocab_size - 1)?.map(|token| token as Token)
             }
         };
-        let chat = match chat_template(source, &tokenizer_fields)? {
-            Some((file, template)) => Some(ChatTemplate::new(&file, &template, bos_text, eos_text)?),
-            None => None,
-        };
+        let chat_text = chat_template(source, &tokenizer_fields)?.map(|(file, template)| ChatText {
+            file,
+            template,
+            bos_text,
+            eos_text,
+        });
+        let chat = chat_text.as_ref().map(ChatText::parse).transpose()?;
 
         let fingerprint = fingerprint(&config_bytes, &tokenizer_bytes, &checkpoint)?;
         let (dtype, n_parameters) = count_parameters(&config, &checkpoint);
@@ -117,6 +156,47 @@ impl Model {
             fingerprint,
             dtype,
             n_parameters,
+            tokenizer_json: tokenizer_bytes,
+            chat_text,
+        })
+    }
+
+    /// The model without its weights, as data.
+    #[must_use]
+    pub fn card(&self) -> ModelCard {
+        ModelCard {
+            name: self.name.clone(),
+            config: self.config.clone(),
+            tokenizer_json: self.tokenizer_json.to_vec(),
+            chat_text: self.chat_text.clone(),
+            bos_token: self.bos_token,
+            stop_tokens: self.stop_tokens.clone(),
+            fingerprint: self.fingerprint,
+            dtype: self.dtype,
+            n_parameters: self.n_parameters,
+        }
+    }
+
+    /// The model of a card, whose weights are elsewhere.
+    ///
+    /// # Errors
+    /// The tokenizer or the template is none.
+    pub fn without_weights(card: ModelCard) -> Result<Self, ModelError> {
+        let tokenizer = Tokenizer::from_json(TOKENIZER, &card.tokenizer_json, card.config.vocab_size)?;
+        Ok(Self {
+            tokenizer,
+            checkpoint: Checkpoint::empty(),
+            chat: card.chat_text.as_ref().map(ChatText::parse).transpose()?,
+            folder: None,
+            name: card.name,
+            config: card.config,
+            bos_token: card.bos_token,
+            stop_tokens: card.stop_tokens,
+            fingerprint: card.fingerprint,
+            dtype: card.dtype,
+            n_parameters: card.n_parameters,
+            tokenizer_json: card.tokenizer_json.into(),
+            chat_text: card.chat_text,
         })
     }
 }
@@ -152,6 +232,8 @@ impl Model {
             fingerprint,
             dtype,
             n_parameters,
+            tokenizer_json: tokenizer_json.to_vec().into(),
+            chat_text: None,
         })
     }
 }
@@ -161,7 +243,7 @@ fn required(
     name: &str,
     limit_bytes: u64,
     expected: &'static str,
-) -> Result<std::borrow::Cow<'static, [u8]>, ModelError> {
+) -> Result<Cow<'static, [u8]>, ModelError> {
     source
         .read(name, limit_bytes)?
         .ok_or_else(|| ModelError::MissingFile { file: source.describe(name), expected })

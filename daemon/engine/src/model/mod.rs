@@ -39,7 +39,7 @@ pub use config::{Architecture, ModelConfig, RopeConfig, RopeScaling};
 pub use date::Date;
 pub use decode_stream::DecodeStream;
 pub use error::ModelError;
-pub use folder::Model;
+pub use folder::{Model, ModelCard};
 pub use rope::inverse_frequencies;
 pub use shape::{SHAPES, shape};
 pub use source::ModelSource;

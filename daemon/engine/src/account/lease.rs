@@ -1,0 +1,142 @@
+//! What an account of another process may use of the daemon's: a share that was lent, and is asked for again when it is used
+//! up.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use super::{BudgetExceeded, Resource};
+
+/// Where the daemon's side of an account is asked for more.
+pub trait Lender: std::fmt::Debug + Send + Sync {
+    /// Asks for so much more, and waits for the answer.
+    ///
+    /// # Errors
+    /// A budget around the account has not so much left, or the daemon is gone.
+    fn borrow(&self, resource: Resource, n: u64) -> Result<(), BudgetExceeded>;
+
+    /// Gives so much back.
+    fn give_back(&self, resource: Resource, n: u64);
+}
+
+/// How one resource is lent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Lending {
+    /// What.
+    pub resource: Resource,
+    /// What is asked for at once, so that not each charge asks; what is free beyond twice that goes back. Without one each
+    /// charge is asked for by itself, and counts as the daemon counts.
+    pub chunk: Option<u64>,
+}
+
+/// What an account was lent.
+#[derive(Debug)]
+pub(super) struct Lease {
+    lender: Arc<dyn Lender>,
+    lent: Vec<Lent>,
+}
+
+#[derive(Debug)]
+struct Lent {
+    resource: Resource,
+    chunk: Option<u64>,
+    n: AtomicU64,
+    /// One asks at a time.
+    turn: Mutex<()>,
+}
+
+impl Lease {
+    pub(super) fn new(lender: Arc<dyn Lender>, lendings: &[Lending]) -> Self {
+        let lent = |&Lending { resource, chunk }: &Lending| Lent {
+            resource,
+            chunk,
+            n: AtomicU64::new(0),
+            turn: Mutex::default(),
+        };
+        Self { lender, lent: lendings.iter().map(lent).collect() }
+    }
+
+    fn lent(&self, resource: Resource) -> Option<&Lent> {
+        self.lent.iter().find(|lent| lent.resource == resource)
+    }
+
+    /// Sees to it that what is used, `n` more than before, was lent.
+    pub(super) fn cover(&self, resource: Resource, used: &AtomicU64, n: u64) -> Result<(), BudgetExceeded> {
+        let Some(lent) = self.lent(resource) else { return Ok(()) };
+        let Some(chunk) = lent.chunk else { return self.lender.borrow(resource, n) };
+        if used.load(Ordering::Relaxed) <= lent.n.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        let _turn = lent.turn.lock().unwrap_or_else(PoisonError::into_inner);
+        let missing = used.load(Ordering::Relaxed).saturating_sub(lent.n.load(Ordering::Relaxed));
+        if missing == 0 {
+            return Ok(());
+        }
+        let chunk = missing.max(chunk);
+        let borrowed = match self.lender.borrow(resource, chunk) {
+            // Near the end of a budget what is missing may still be there.
+            Err(_) if chunk > missing => self.lender.borrow(resource, missing).map(|()| missing),
+            borrowed => borrowed.map(|()| chunk),
+        }?;
+        lent.n.fetch_add(borrowed, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Gives back what is not used, but for what will soon be asked for again.
+    pub(super) fn shrink(&self, resource: Resource, used: &AtomicU64) {
+        let Some((lent, chunk)) = self.lent(resource).and_then(|lent| Some((lent, lent.chunk?))) else {
+            return;
+        };
+        let free = || lent.n.load(Ordering::Relaxed).saturating_sub(used.load(Ordering::Relaxed));
+        if free() <= 2 * chunk {
+            return;
+        }
+        let _turn = lent.turn.lock().unwrap_or_else(PoisonError::into_inner);
+        let n = free().saturating_sub(chunk);
+        if n > 0 {
+            lent.n.fetch_sub(n, Ordering::Relaxed);
+            self.lender.give_back(resource, n);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Account, Budget};
+    use super::*;
+
+    /// Lends out of an account as the daemon would.
+    #[derive(Debug)]
+    struct Bank(Arc<Account>);
+
+    impl Lender for Bank {
+        fn borrow(&self, resource: Resource, n: u64) -> Result<(), BudgetExceeded> {
+            self.0.charge(resource, n)
+        }
+
+        fn give_back(&self, resource: Resource, n: u64) {
+            self.0.release(resource, n);
+        }
+    }
+
+    #[test]
+    fn what_is_used_was_lent_and_what_is_not_goes_back() {
+        let user = Account::new("user", Budget { host_bytes: 100, ..Budget::UNLIMITED }, None);
+        let lendings = [Lending { resource: Resource::HostBytes, chunk: Some(30) }];
+        let bank = Arc::new(Bank(user.clone()));
+        let far = Account::lent("user", Budget::UNLIMITED, None, bank, &lendings);
+        let charge = |n| far.charge(Resource::HostBytes, n);
+        charge(1).expect("there is room");
+        assert_eq!(user.used(Resource::HostBytes), 30, "a chunk at once");
+        charge(29).expect("lent before");
+        assert_eq!(user.used(Resource::HostBytes), 30);
+        charge(50).expect("more than a chunk");
+        assert_eq!(user.used(Resource::HostBytes), 80);
+        charge(15).expect("what is left, though no chunk is");
+        let exceeded = charge(6).expect_err("past the user's budget");
+        assert_eq!((exceeded.level, exceeded.used, exceeded.limit), ("user", 95, 100));
+        assert_eq!(far.used(Resource::HostBytes), 95, "what was refused is not charged");
+        far.release(Resource::HostBytes, 95);
+        assert_eq!(user.used(Resource::HostBytes), 30, "a chunk stays lent");
+        far.charge(Resource::Pages, 7).expect("nothing that is lent");
+    }
+}

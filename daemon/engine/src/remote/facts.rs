@@ -1,0 +1,15 @@
+//! What a process of guests has to know of a loaded model.
+
+use serde::{Deserialize, Serialize};
+
+use crate::backend::{Limits, WeightsInfo};
+use crate::command::ModelId;
+
+/// A loaded model as its engine knows it.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct ModelFacts {
+    pub(crate) id: ModelId,
+    pub(crate) limits: Limits,
+    pub(crate) weights: WeightsInfo,
+    pub(crate) device: String,
+}

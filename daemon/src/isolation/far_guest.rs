@@ -1,0 +1,195 @@
+//! A guest of another process as the daemon knows it.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
+
+use tokio::sync::{Semaphore, oneshot};
+use tokio_util::sync::CancellationToken;
+use trellis_engine::account::{
+    Account, ActorId, Counted, GuestId, HostCharge, Owner, SessionId, StepLog, StepNote,
+};
+
+use super::message::{NotUnderstood, Seen, Step};
+use crate::guest::{
+    GuestActivity, GuestEnd, GuestInfo, GuestLimits, GuestOutput, OutputRefused, OutputSender, Used,
+};
+
+/// Messages on their way that are not in the guest's inbox.
+pub(crate) const N_MESSAGES_UNDER_WAY: usize = 8;
+
+/// A guest of another process.
+#[derive(Debug)]
+pub(crate) struct FarGuest {
+    pub(crate) id: GuestId,
+    pub(crate) name: String,
+    pub(crate) hash: blake3::Hash,
+    pub(crate) actor: ActorId,
+    pub(crate) session: SessionId,
+    /// Where engines charge what they compute for it.
+    pub(crate) account: Arc<Account>,
+    pub(crate) started: Instant,
+    pub(crate) stop: CancellationToken,
+    /// Cancelled once it has ended.
+    pub(crate) ended: CancellationToken,
+    pub(crate) output: OutputSender,
+    /// Bytes that it may send.
+    credit: AtomicUsize,
+    /// Of messages on their way.
+    pub(crate) room: Arc<Semaphore>,
+    /// The steps with rows of it, if it is profiled.
+    steps: Option<Arc<StepLog>>,
+    inner: Mutex<Inner>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    seen: Seen,
+    /// What the daemon itself keeps for it.
+    charge: Option<HostCharge>,
+    end: Option<oneshot::Sender<GuestEnd>>,
+    /// How it has ended for the daemon, whatever its process says.
+    refused: Option<GuestEnd>,
+    /// What its process knows that engines have counted.
+    told: Option<Counted>,
+}
+
+/// A guest that begins.
+pub(crate) struct Beginning {
+    pub(crate) id: GuestId,
+    pub(crate) name: String,
+    pub(crate) hash: blake3::Hash,
+    pub(crate) owner: Owner,
+    pub(crate) output: OutputSender,
+    pub(crate) charge: HostCharge,
+    pub(crate) is_profiled: bool,
+    pub(crate) end: oneshot::Sender<GuestEnd>,
+}
+
+impl FarGuest {
+    pub(crate) fn new(beginning: Beginning) -> Arc<Self> {
+        let Beginning { id, name, hash, owner, output, charge, is_profiled, end } = beginning;
+        let Owner { actor, session, account, .. } = owner;
+        let seen = Seen { amounts: Default::default(), is_running: true, models: Vec::new() };
+        Arc::new(Self {
+            id,
+            name,
+            hash,
+            actor,
+            session,
+            steps: is_profiled.then(|| account.watch_steps()),
+            account,
+            started: Instant::now(),
+            stop: CancellationToken::new(),
+            ended: CancellationToken::new(),
+            output,
+            credit: AtomicUsize::new(0),
+            room: Arc::new(Semaphore::new(N_MESSAGES_UNDER_WAY)),
+            inner: Mutex::new(Inner {
+                seen,
+                charge: Some(charge),
+                end: Some(end),
+                refused: None,
+                told: None,
+            }),
+        })
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// On whose behalf it asks.
+    pub(crate) fn owner(&self) -> Owner {
+        let Self { id, actor, session, account, .. } = self;
+        Owner { actor: *actor, session: *session, guest: *id, account: account.clone() }
+    }
+
+    /// Its client takes so many bytes more.
+    pub(crate) fn grant(&self, n_bytes: usize) {
+        self.credit.fetch_add(n_bytes, Ordering::Relaxed);
+    }
+
+    /// Passes on what it sends.
+    ///
+    /// # Errors
+    /// It has no credit for that.
+    pub(crate) fn pass_on(&self, output: GuestOutput) -> Result<(), NotUnderstood> {
+        let n_bytes = output.credit_bytes();
+        let taken = self
+            .credit
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |credit| credit.checked_sub(n_bytes));
+        if let Err(credit) = taken {
+            return Err(NotUnderstood::Overdrawn { guest: self.id.0, n_bytes: n_bytes - credit });
+        }
+        // A client that is gone takes nothing; the process hears of it by itself.
+        if let Err(OutputRefused::OverBudget(exceeded)) = self.output.send_lent(output) {
+            self.lock().refused = Some(GuestEnd::HostBytesExceeded(exceeded));
+            self.stop.cancel();
+        }
+        Ok(())
+    }
+
+    /// A message has come into its inbox.
+    pub(crate) fn note_taken(&self) {
+        // No more than are on their way, whatever the process says.
+        if self.room.available_permits() < N_MESSAGES_UNDER_WAY {
+            self.room.add_permits(1);
+        }
+    }
+
+    /// What engines have counted for it, if that has changed since this was asked last.
+    pub(crate) fn newly_counted(&self) -> Option<Counted> {
+        let counted = self.account.counted();
+        let mut inner = self.lock();
+        (inner.told.replace(counted) != Some(counted)).then_some(counted)
+    }
+
+    /// What its process sees of it.
+    pub(crate) fn note_seen(&self, seen: Seen) {
+        self.lock().seen = seen;
+    }
+
+    /// It has ended.
+    pub(crate) fn end(&self, end: GuestEnd) {
+        self.ended.cancel();
+        let mut inner = self.lock();
+        inner.charge = None;
+        let end = inner.refused.take().unwrap_or(end);
+        if let Some(waiting) = inner.end.take() {
+            // Its session may be gone.
+            let _ = waiting.send(end);
+        }
+    }
+
+    /// Steps that its profile does not have yet.
+    pub(crate) fn steps(&self) -> Vec<Step> {
+        let Some(steps) = &self.steps else { return Vec::new() };
+        let (notes, _) = steps.take();
+        let step = |StepNote { ended, elapsed, n_rows, n_tokens }: StepNote| Step {
+            end_ns: ended.saturating_duration_since(self.started).as_nanos() as u64,
+            elapsed_ns: elapsed.as_nanos() as u64,
+            n_rows,
+            n_tokens,
+        };
+        notes.into_iter().map(step).collect()
+    }
+
+    /// As it is listed.
+    pub(crate) fn info(&self, limits: &GuestLimits) -> GuestInfo {
+        let Seen { amounts, is_running, models } = self.lock().seen.clone();
+        GuestInfo {
+            id: self.id,
+            name: self.name.clone(),
+            hash: self.hash,
+            actor: self.actor,
+            session: self.session,
+            activity: if is_running { GuestActivity::Running } else { GuestActivity::Waiting },
+            models,
+            elapsed_ms: self.started.elapsed().as_millis() as u64,
+            amounts: amounts.counted_by(&self.account),
+            limits: crate::guest::Amounts::limits(limits, &self.account),
+            used: Used::of(&self.account),
+        }
+    }
+}

@@ -1,0 +1,440 @@
+//! One process of guests, as the daemon has it.
+
+use std::collections::{HashMap, VecDeque};
+use std::io;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use tokio::sync::watch;
+use trellis_engine::account::{Account, ActorId, GuestId, Owner, Resource};
+use trellis_engine::remote::{NearEngine, Numbers};
+use trellis_engine::{EngineFailure, ModelHandle};
+
+use super::announced::{Announced, News};
+use super::budgets::UserBudgets;
+use super::channel::{Closer, Receiver, Sender};
+use super::far_guest::FarGuest;
+use super::message::{
+    Begin, EngineNumber, FromGuests, ModelNumber, NotUnderstood, Start, ToGuests, decode, encode,
+};
+use super::outgoing::{Answers, Outgoing};
+use crate::guest::{GuestEnd, GuestLimits, InboxReceiver};
+use crate::models::Models;
+
+/// How long a guest that is stopped may take to end before its process is.
+const STOP_TIME: Duration = Duration::from_secs(5);
+
+/// How long after the last word of a process its end is waited for.
+const END_TIME: Duration = Duration::from_millis(500);
+
+/// A process of one user's guests.
+#[derive(Debug)]
+pub(crate) struct Keeper {
+    actor: ActorId,
+    numbers: Numbers,
+    limits: Arc<GuestLimits>,
+    /// What its guests borrow from.
+    user: Arc<Account>,
+    outgoing: Arc<Outgoing>,
+    /// Once it serves.
+    closer: OnceLock<Closer>,
+    state: Mutex<State>,
+    /// Why it is gone, once it is.
+    lost: watch::Sender<Option<String>>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    guests: HashMap<GuestId, Arc<FarGuest>>,
+    /// Code that it has, that used last at the end.
+    programs: VecDeque<([u8; 32], usize)>,
+    announced: Announced,
+    borrowed: Borrowed,
+}
+
+/// What is lent to all guests together.
+#[derive(Debug, Default)]
+struct Borrowed {
+    host_bytes: u64,
+    n_contexts: u64,
+}
+
+impl Borrowed {
+    fn of(&mut self, resource: Resource) -> Option<&mut u64> {
+        match resource {
+            Resource::HostBytes => Some(&mut self.host_bytes),
+            Resource::Contexts => Some(&mut self.n_contexts),
+            Resource::Tokens | Resource::Pages => None,
+        }
+    }
+}
+
+impl Keeper {
+    /// Of a process that is about to begin, for guests of this user, of which `session` is the account of one session. What
+    /// it is told until it serves waits.
+    pub(crate) fn new(
+        actor: ActorId,
+        numbers: Numbers,
+        limits: Arc<GuestLimits>,
+        session: &Arc<Account>,
+        models: Models,
+    ) -> Arc<Self> {
+        let keeper = Arc::new(Self {
+            actor,
+            numbers,
+            limits: limits.clone(),
+            user: session.user().clone(),
+            outgoing: Outgoing::new(),
+            closer: OnceLock::new(),
+            state: Mutex::default(),
+            lost: watch::Sender::new(None),
+        });
+        let (limits, budgets) = ((*limits).clone(), UserBudgets::of(session));
+        keeper.outgoing.put(ToGuests::Begin(Box::new(Begin { actor, numbers, limits, budgets })));
+        keeper.announce(&models);
+        tokio::spawn(keeper.clone().follow(models));
+        keeper
+    }
+
+    /// The process serves: writes to it and reads from it until it is gone.
+    ///
+    /// # Errors
+    /// The system has no threads for that.
+    pub(crate) fn serve(self: &Arc<Self>, sender: Sender, receiver: Receiver) -> io::Result<()> {
+        // It begins once.
+        let _ = self.closer.set(receiver.closer());
+        let (reading, writing) = (self.clone(), self.clone());
+        thread::Builder::new().name("guests-read".to_owned()).spawn(move || reading.read(receiver))?;
+        thread::Builder::new().name("guests-write".to_owned()).spawn(move || writing.write(sender))?;
+        Ok(())
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether it can take guests.
+    pub(crate) fn is_alive(&self) -> bool {
+        self.lost.borrow().is_none()
+    }
+
+    /// Its guests.
+    pub(crate) fn guests(&self) -> Vec<Arc<FarGuest>> {
+        self.lock().guests.values().cloned().collect()
+    }
+
+    /// Starts a guest, whose component has this code.
+    pub(crate) fn start(
+        self: &Arc<Self>,
+        guest: Arc<FarGuest>,
+        code: &[u8],
+        start: Start,
+        input: InboxReceiver,
+    ) {
+        let id = guest.id;
+        {
+            let mut state = self.lock();
+            state.provide(start.hash, code, &self.limits, &self.outgoing);
+            state.guests.insert(id, guest.clone());
+            self.outgoing.put(ToGuests::Start(Box::new(start)));
+        }
+        // One that fell meanwhile did not see this guest.
+        let lost = self.lost.borrow().clone();
+        if let Some(reason) = lost {
+            return self.end_all(&reason);
+        }
+        tokio::spawn(self.clone().give_credit(guest.clone()));
+        tokio::spawn(self.clone().give_messages(guest.clone(), input));
+        tokio::spawn(self.clone().stop_when_told(guest));
+    }
+
+    async fn give_credit(self: Arc<Self>, guest: Arc<FarGuest>) {
+        let id = guest.id;
+        loop {
+            let lent = tokio::select! {
+                lent = guest.output.lend() => lent,
+                () = self.gone(id) => return,
+            };
+            let Some(n_bytes) = lent else { break };
+            guest.grant(n_bytes);
+            self.outgoing.put(ToGuests::Credit { guest: id, n_bytes });
+        }
+        self.outgoing.put(ToGuests::ClientGone { guest: id });
+    }
+
+    async fn give_messages(self: Arc<Self>, guest: Arc<FarGuest>, mut input: InboxReceiver) {
+        let id = guest.id;
+        let all = async {
+            loop {
+                guest.room.acquire().await.expect("never closed").forget();
+                let Some(text) = input.recv().await else { break };
+                self.outgoing.put(ToGuests::Message { guest: id, text });
+            }
+            self.outgoing.put(ToGuests::InputClosed { guest: id });
+            // What is in the inbox is dropped with the guest, as it would be in the daemon.
+            self.gone(id).await;
+        };
+        tokio::select! {
+            () = all => {}
+            () = self.gone(id) => {}
+        }
+    }
+
+    async fn stop_when_told(self: Arc<Self>, guest: Arc<FarGuest>) {
+        tokio::select! {
+            () = guest.stop.cancelled() => {}
+            () = self.gone(guest.id) => return,
+        }
+        self.outgoing.put(ToGuests::Stop { guest: guest.id });
+        if tokio::time::timeout(STOP_TIME, self.gone(guest.id)).await.is_err() {
+            self.fall(format!("guest {} did not end within {} s", guest.id.0, STOP_TIME.as_secs()));
+        }
+    }
+
+    /// Waits until a guest has ended.
+    async fn gone(&self, guest: GuestId) {
+        let ended = self.lock().guests.get(&guest).map(|guest| guest.ended.clone());
+        if let Some(ended) = ended {
+            ended.cancelled().await;
+        }
+    }
+
+    /// Tells what is loaded where.
+    fn announce(self: &Arc<Self>, models: &Models) {
+        let News { engines, models } = {
+            let mut state = self.lock();
+            state.announced.announce(&models.listing(), &self.outgoing)
+        };
+        for (engine, watch) in engines {
+            let keeper = self.clone();
+            tokio::spawn(async move {
+                tokio::select! {
+                    failure = watch.failed() => {
+                        keeper.outgoing.put(ToGuests::EngineEnded { engine, failure: Some(failure) });
+                    }
+                    _ = keeper.lost() => {}
+                }
+            });
+        }
+        for (model, handle) in models {
+            tokio::spawn(self.clone().follow_model(model, handle));
+        }
+    }
+
+    async fn follow_model(self: Arc<Self>, model: ModelNumber, handle: ModelHandle) {
+        let failed = async {
+            let failure: EngineFailure = handle.failed().await;
+            self.outgoing.put(ToGuests::ModelFailed { model, failure });
+            std::future::pending::<()>().await;
+        };
+        tokio::select! {
+            () = failed => {}
+            () = handle.unloaded() => self.outgoing.put(ToGuests::ModelUnloaded { model }),
+            _ = self.lost() => {}
+        }
+    }
+
+    async fn follow(self: Arc<Self>, models: Models) {
+        let mut listings = models.subscribe();
+        loop {
+            tokio::select! {
+                // The sender is held by `models`.
+                _ = listings.changed() => self.announce(&models),
+                _ = self.lost() => return,
+            }
+        }
+    }
+
+    /// Waits until it is gone; says why.
+    pub(crate) async fn lost(&self) -> String {
+        let mut lost = self.lost.subscribe();
+        match lost.wait_for(Option::is_some).await {
+            Ok(reason) => reason.clone().unwrap_or_default(),
+            Err(_) => String::new(),
+        }
+    }
+
+    /// It is gone, or is to go: its guests end, and what it borrowed comes back.
+    pub(crate) fn fall(&self, reason: String) {
+        let is_first = self.lost.send_if_modified(|lost| {
+            let is_first = lost.is_none();
+            lost.get_or_insert_with(|| reason.clone());
+            is_first
+        });
+        if is_first {
+            tracing::info!(uid = self.actor.0, reason, "a process of guests has ended");
+        }
+        if let Some(closer) = self.closer.get() {
+            closer.close();
+        }
+        self.outgoing.close();
+        self.end_all(&reason);
+    }
+
+    fn end_all(&self, reason: &str) {
+        let mut state = self.lock();
+        let guests = std::mem::take(&mut state.guests);
+        let Borrowed { host_bytes, n_contexts } = std::mem::take(&mut state.borrowed);
+        state.announced.clear();
+        drop(state);
+        self.user.release(Resource::HostBytes, host_bytes);
+        self.user.release(Resource::Contexts, n_contexts);
+        for guest in guests.into_values() {
+            guest.end(GuestEnd::ProcessLost { reason: reason.to_owned() });
+        }
+    }
+
+    fn write(self: Arc<Self>, mut sender: Sender) {
+        self.outgoing.attend();
+        let mut messages = Vec::new();
+        loop {
+            match self.outgoing.take(&mut messages) {
+                Ok(true) => {}
+                Ok(false) => return,
+                Err(error) => return self.fall(error.to_string()),
+            }
+            let before = self.before_answers(&messages);
+            let frames = before.iter().chain(&messages).map(encode);
+            let sent = sender.send_all(frames.collect::<Vec<_>>().iter().map(Vec::as_slice));
+            if let Err(error) = sent {
+                eprintln!("DEBUG write {error:?}");
+                // The thread that reads sees it as well.
+                return self.outgoing.close();
+            }
+            messages.clear();
+        }
+    }
+
+    /// What goes before answers: what engines have counted, so that who has an answer finds it counted.
+    fn before_answers(&self, messages: &[ToGuests]) -> Vec<ToGuests> {
+        if !messages.iter().any(|message| matches!(message, ToGuests::Answer { .. })) {
+            return Vec::new();
+        }
+        let guests = self.guests();
+        let of_guest = |guest: &Arc<FarGuest>| {
+            let id = guest.id;
+            let counted = guest.newly_counted();
+            let counted = counted.map(|counted| ToGuests::Counted { guest: id, counted: Box::new(counted) });
+            let steps = guest.steps();
+            let steps = (!steps.is_empty()).then_some(ToGuests::Steps { guest: id, steps });
+            counted.into_iter().chain(steps)
+        };
+        guests.iter().flat_map(of_guest).collect()
+    }
+
+    fn read(self: Arc<Self>, mut receiver: Receiver) {
+        let mut engines = HashMap::new();
+        let mut frame = Vec::new();
+        let reason = loop {
+            if let Err(error) = receiver.recv(&mut frame) {
+                eprintln!("DEBUG read {error:?}");
+                break error.to_string();
+            }
+            if let Err(error) = decode(&frame).and_then(|message| self.take(message, &mut engines)) {
+                self.fall(error.to_string());
+            }
+        };
+        // Whoever waits for the process may know more.
+        let begun = Instant::now();
+        while self.is_alive() && begun.elapsed() < END_TIME {
+            thread::sleep(END_TIME / 100);
+        }
+        self.fall(reason);
+        // What its guests held in the engines goes with this.
+        drop(engines);
+    }
+
+    fn take(
+        &self,
+        message: FromGuests,
+        engines: &mut HashMap<EngineNumber, NearEngine>,
+    ) -> Result<(), NotUnderstood> {
+        match message {
+            FromGuests::Asked { engine, asked } => {
+                if !engines.contains_key(&engine) {
+                    let outward = Arc::new(Answers { engine, outgoing: self.outgoing.clone() });
+                    let watch = self.lock().announced.engine(engine)?.clone();
+                    engines.insert(engine, NearEngine::new(&watch, self.numbers, outward));
+                }
+                let near = engines.get_mut(&engine).expect("it was put there");
+                let owner_of =
+                    |guest| -> Option<Owner> { self.lock().guests.get(&guest).map(|guest| guest.owner()) };
+                near.take(*asked, owner_of)?;
+            }
+            FromGuests::Borrow { ticket, guest, resource, n } => {
+                let lent = self.lend(guest, resource, n)?;
+                self.outgoing.put(ToGuests::Lent { ticket, lent });
+            }
+            FromGuests::GiveBack { resource, n } => {
+                let mut state = self.lock();
+                let lent = state.borrowed.of(resource).map(|lent| (*lent >= n, lent));
+                let Some((true, lent)) = lent else {
+                    let lent = state.borrowed.of(resource).copied().unwrap_or(0);
+                    return Err(NotUnderstood::NotLent { n, resource: resource.name(), lent });
+                };
+                *lent -= n;
+                self.user.release(resource, n);
+            }
+            FromGuests::Holds { model, is_held } => self.lock().announced.note_held(model, is_held)?,
+            FromGuests::Output { guest, output } => self.guest(guest)?.pass_on(output)?,
+            FromGuests::Taken { guest } => self.guest(guest)?.note_taken(),
+            FromGuests::Seen { guest, seen } => self.guest(guest)?.note_seen(*seen),
+            FromGuests::Ended { guest, end } => {
+                let known = self.guest(guest)?;
+                self.lock().guests.remove(&guest);
+                known.end(end);
+            }
+        }
+        Ok(())
+    }
+
+    fn guest(&self, guest: GuestId) -> Result<Arc<FarGuest>, NotUnderstood> {
+        let not_there = NotUnderstood::NotThere { what: "guest", number: guest.0 };
+        self.lock().guests.get(&guest).cloned().ok_or(not_there)
+    }
+
+    #[expect(clippy::type_complexity, reason = "one answer inside of another")]
+    fn lend(
+        &self,
+        guest: Option<GuestId>,
+        resource: Resource,
+        n: u64,
+    ) -> Result<Result<(), trellis_engine::account::BudgetExceeded>, NotUnderstood> {
+        if let Some(guest) = guest {
+            // What a guest is charged for by itself is what it computes on its own side, and is never given back.
+            let account = &self.guest(guest)?.account;
+            return match resource {
+                Resource::Tokens => Ok(account.charge(resource, n)),
+                _ => Err(NotUnderstood::NotThere { what: resource.name(), number: guest.0 }),
+            };
+        }
+        let mut state = self.lock();
+        let not_there = NotUnderstood::NotThere { what: resource.name(), number: 0 };
+        let borrowed = state.borrowed.of(resource).ok_or(not_there)?;
+        let lent = self.user.charge(resource, n);
+        if lent.is_ok() {
+            *borrowed += n;
+        }
+        Ok(lent)
+    }
+}
+
+impl State {
+    /// Sees to it that the process has the code of a component.
+    fn provide(&mut self, hash: [u8; 32], code: &[u8], limits: &GuestLimits, outgoing: &Outgoing) {
+        if let Some(idx) = self.programs.iter().position(|(known, _)| *known == hash) {
+            let known = self.programs.remove(idx).expect("it was found there");
+            return self.programs.push_back(known);
+        }
+        self.programs.push_back((hash, code.len()));
+        outgoing.put(ToGuests::Program { hash, code: code.to_vec() });
+        let n_bytes = |programs: &VecDeque<(_, usize)>| programs.iter().map(|(_, n)| n).sum::<usize>();
+        while self.programs.len() > 1
+            && (self.programs.len() > limits.n_programs || n_bytes(&self.programs) > limits.program_bytes)
+        {
+            let (hash, _) = self.programs.pop_front().expect("more than one");
+            outgoing.put(ToGuests::ForgetProgram { hash });
+        }
+    }
+}

@@ -1,0 +1,187 @@
+//! What the daemon and a process of guests say to each other.
+
+use serde::{Deserialize, Serialize};
+use trellis_engine::EngineFailure;
+use trellis_engine::account::{ActorId, BudgetExceeded, Counted, GuestId, Resource, SessionId};
+use trellis_engine::model::ModelCard;
+use trellis_engine::remote::{Answered, Asked, ModelFacts, Numbers};
+
+use super::budgets::UserBudgets;
+use crate::guest::{Amounts, GuestEnd, GuestLimits, GuestOutput};
+
+/// An engine of the daemon, by the order in which the process heard of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub(crate) struct EngineNumber(pub(crate) u32);
+
+/// A model of the daemon, likewise.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub(crate) struct ModelNumber(pub(crate) u32);
+
+/// From the daemon.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) enum ToGuests {
+    /// The first of all.
+    Begin(Box<Begin>),
+    /// There is an engine; the name is that of its device as the settings have it.
+    Engine { engine: EngineNumber, device: String },
+    /// An engine has come to its end.
+    EngineEnded { engine: EngineNumber, failure: Option<EngineFailure> },
+    /// A model was loaded.
+    Model { model: ModelNumber, engine: EngineNumber, facts: Box<ModelFacts>, card: Box<ModelCard> },
+    /// A model has failed.
+    ModelFailed { model: ModelNumber, failure: EngineFailure },
+    /// Nothing more is computed for a model.
+    ModelUnloaded { model: ModelNumber },
+    /// What is loaded, the default first, what is on its way out, and the engines in use.
+    Listing { loaded: Vec<ModelNumber>, leaving: Vec<ModelNumber>, engines: Vec<EngineNumber> },
+    /// The compiled code of a component.
+    Program {
+        hash: [u8; 32],
+        #[serde(with = "serde_bytes")]
+        code: Vec<u8>,
+    },
+    /// A component is not started any more.
+    ForgetProgram { hash: [u8; 32] },
+    /// A guest begins.
+    Start(Box<Start>),
+    /// A guest may send so many bytes more.
+    Credit { guest: GuestId, n_bytes: usize },
+    /// The client of a guest is gone.
+    ClientGone { guest: GuestId },
+    /// A message of the client.
+    Message { guest: GuestId, text: String },
+    /// There will be no more messages.
+    InputClosed { guest: GuestId },
+    /// A guest is to end.
+    Stop { guest: GuestId },
+    /// What an engine gives back.
+    Answer { engine: EngineNumber, answered: Answered },
+    /// What engines have counted for a guest.
+    Counted { guest: GuestId, counted: Box<Counted> },
+    /// Steps of the device that had rows of a guest that is profiled, the time since its start in nanoseconds.
+    Steps { guest: GuestId, steps: Vec<Step> },
+    /// What came of [`FromGuests::Borrow`].
+    Lent { ticket: u64, lent: Result<(), BudgetExceeded> },
+}
+
+/// A step of the device.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub(crate) struct Step {
+    pub(crate) end_ns: u64,
+    pub(crate) elapsed_ns: u64,
+    pub(crate) n_rows: u32,
+    pub(crate) n_tokens: u32,
+}
+
+/// What a process of guests has to know before anything else.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Begin {
+    pub(crate) actor: ActorId,
+    pub(crate) numbers: Numbers,
+    pub(crate) limits: GuestLimits,
+    pub(crate) budgets: UserBudgets,
+}
+
+/// A guest that begins.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Start {
+    pub(crate) guest: GuestId,
+    pub(crate) hash: [u8; 32],
+    pub(crate) name: String,
+    pub(crate) session: SessionId,
+    pub(crate) arguments: Vec<String>,
+    pub(crate) model: Option<String>,
+    pub(crate) seed: u64,
+    pub(crate) deadline_ms: Option<u64>,
+    pub(crate) is_recorded: bool,
+    pub(crate) is_profiled: bool,
+}
+
+/// To the daemon.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) enum FromGuests {
+    /// What guests ask of an engine.
+    Asked { engine: EngineNumber, asked: Box<Asked> },
+    /// More of a resource: for a guest by itself, or for all guests together.
+    Borrow { ticket: u64, guest: Option<GuestId>, resource: Resource, n: u64 },
+    /// Less of it.
+    GiveBack { resource: Resource, n: u64 },
+    /// Whether any guest has anything of a model.
+    Holds { model: ModelNumber, is_held: bool },
+    /// What a guest sends.
+    Output { guest: GuestId, output: GuestOutput },
+    /// A message is in the guest's inbox.
+    Taken { guest: GuestId },
+    /// What a guest uses at this moment.
+    Seen { guest: GuestId, seen: Box<Seen> },
+    /// A guest has ended, and all that it held is free.
+    Ended { guest: GuestId, end: GuestEnd },
+}
+
+/// What is seen of a guest from outside.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Seen {
+    pub(crate) amounts: Amounts,
+    pub(crate) is_running: bool,
+    pub(crate) models: Vec<String>,
+}
+
+/// What one side says that the other does not understand.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum NotUnderstood {
+    /// No such message.
+    #[error("a message of {n_bytes} bytes that says nothing: {source}")]
+    Frame {
+        /// Its length.
+        n_bytes: usize,
+        /// What is wrong with it.
+        source: rmp_serde::decode::Error,
+    },
+    /// Something was named that is not there.
+    #[error("{what} {number} is not there")]
+    NotThere {
+        /// What.
+        what: &'static str,
+        /// By which number.
+        number: u64,
+    },
+    /// What no guest of ours would ask.
+    #[error(transparent)]
+    Violation(#[from] trellis_engine::remote::Violation),
+    /// More was sent than the client had given credit for.
+    #[error("guest {guest} has sent {n_bytes} bytes more than its client takes")]
+    Overdrawn {
+        /// The guest.
+        guest: u64,
+        /// How many.
+        n_bytes: usize,
+    },
+    /// More was given back than was lent.
+    #[error("{n} {resource} given back, {lent} were lent")]
+    NotLent {
+        /// How much.
+        n: u64,
+        /// Of what.
+        resource: &'static str,
+        /// What was lent.
+        lent: u64,
+    },
+    /// Answers wait that the process does not read.
+    #[error("{n_bytes} bytes wait for the process, the limit is {limit_bytes}")]
+    ReadsNothing {
+        /// Bytes that wait.
+        n_bytes: usize,
+        /// The most.
+        limit_bytes: usize,
+    },
+}
+
+/// A message as bytes.
+pub(crate) fn encode<T: Serialize>(message: &T) -> Vec<u8> {
+    rmp_serde::to_vec(message).expect("messages are plain data")
+}
+
+/// The message of these bytes.
+pub(crate) fn decode<'a, T: Deserialize<'a>>(frame: &'a [u8]) -> Result<T, NotUnderstood> {
+    rmp_serde::from_slice(frame).map_err(|source| NotUnderstood::Frame { n_bytes: frame.len(), source })
+}

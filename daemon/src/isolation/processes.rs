@@ -1,0 +1,229 @@
+//! The processes of guests, one for each user whose guests run.
+
+use std::collections::HashMap;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use tokio::sync::oneshot;
+use trellis_engine::account::{Account, ActorId, GuestId, HostCharge, Owner};
+use trellis_engine::remote::Numbers;
+
+use super::error::SpawnError;
+use super::far_guest::{Beginning, FarGuest};
+use super::keeper::Keeper;
+use super::message::Start;
+use super::spawn::{GuestProcess, ProcessEnd, ProcessSettings};
+use crate::guest::{
+    GUEST_BYTES, GuestEnding, GuestError, GuestInfo, GuestIo, GuestLimits, GuestModels, GuestStop, Launch,
+    RunningGuest,
+};
+use crate::models::Models;
+
+/// How long a process without guests is kept, so that the next guest of its user finds it.
+const KEPT: Duration = Duration::from_secs(60);
+
+/// The longest message: the code of a component, or a tokenizer, and what is around it.
+const FRAME_BYTES_MAX: usize = 256 << 20;
+
+/// Starts processes of guests, and guests in them.
+#[derive(Debug)]
+pub(crate) struct GuestProcesses {
+    exe: PathBuf,
+    limits: Arc<GuestLimits>,
+    models: Models,
+    keepers: Mutex<HashMap<ActorId, Arc<Keeper>>>,
+    n_begun: AtomicU64,
+}
+
+impl GuestProcesses {
+    /// `exe` is what becomes a process of guests.
+    pub(crate) fn new(
+        exe: PathBuf,
+        limits: Arc<GuestLimits>,
+        models: Models,
+    ) -> Result<Arc<Self>, GuestError> {
+        Ok(Arc::new(Self { exe, limits, models, keepers: Mutex::default(), n_begun: AtomicU64::new(0) }))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<ActorId, Arc<Keeper>>> {
+        self.keepers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Starts a guest in the process of its user, which begins if there is none.
+    ///
+    /// # Errors
+    /// Too many guests run, a budget has no memory for one more, or the system has no process for them.
+    pub(crate) fn start(
+        self: &Arc<Self>,
+        id: GuestId,
+        launch: Launch,
+        io: GuestIo,
+    ) -> Result<RunningGuest, GuestError> {
+        let limits = &self.limits;
+        let n_bytes = limits.check_arguments(&launch.arguments)?.saturating_add(GUEST_BYTES) as u64;
+        self.check_numbers(launch.actor)?;
+        let charge = HostCharge::new(&launch.account, n_bytes).map_err(GuestError::OverBudget)?;
+        let code = launch.program.code().expect("the daemon keeps code where guests have processes").clone();
+        let actor = launch.actor;
+        let account = Account::new("guest", limits.budget(), Some(launch.account.clone()));
+        let (end, ended) = oneshot::channel();
+        let hash = launch.program.hash();
+        let guest = FarGuest::new(Beginning {
+            id,
+            name: launch.name.clone(),
+            hash,
+            owner: Owner { actor, session: launch.session, guest: id, account: account.clone() },
+            output: io.output.paid_by(launch.account.clone()),
+            charge,
+            is_profiled: launch.is_profiled,
+            end,
+        });
+        let stop = guest.stop.clone();
+        let start = Start {
+            guest: id,
+            hash: *hash.as_bytes(),
+            name: launch.name,
+            session: launch.session,
+            arguments: launch.arguments,
+            model: launch.model,
+            seed: launch.seed,
+            deadline_ms: launch.deadline_ms,
+            is_recorded: launch.is_recorded,
+            is_profiled: launch.is_profiled,
+        };
+        // No process is given up as idle in between.
+        let mut keepers = self.lock();
+        self.keeper(&mut keepers, actor, &launch.account).start(guest, &code, start, io.input);
+        drop(keepers);
+        Ok(RunningGuest {
+            id,
+            end: GuestEnding::new(ended, stop.clone()),
+            stop: GuestStop::new(stop),
+            account,
+            // What it holds is held in its name by its process.
+            models: Arc::new(GuestModels::new(self.models.clone(), None)),
+        })
+    }
+
+    fn check_numbers(&self, actor: ActorId) -> Result<(), GuestError> {
+        let (n_user, n_all) = self.n_guests(actor);
+        let checks = [
+            ("daemon", n_all as u32, self.limits.n_guests),
+            ("user", n_user as u32, self.limits.n_guests_per_user),
+        ];
+        match checks.into_iter().find(|&(_, running, limit)| running >= limit) {
+            Some((level, running, limit)) => Err(GuestError::TooManyGuests { level, running, limit }),
+            None => Ok(()),
+        }
+    }
+
+    fn keeper(
+        self: &Arc<Self>,
+        keepers: &mut HashMap<ActorId, Arc<Keeper>>,
+        actor: ActorId,
+        session: &Arc<Account>,
+    ) -> Arc<Keeper> {
+        if let Some(keeper) = keepers.get(&actor).filter(|keeper| keeper.is_alive()) {
+            return keeper.clone();
+        }
+        let numbers = Numbers::of(self.n_begun.fetch_add(1, Ordering::Relaxed));
+        let keeper = Keeper::new(actor, numbers, self.limits.clone(), session, self.models.clone());
+        tokio::spawn(self.clone().keep(actor, keeper.clone()));
+        keepers.insert(actor, keeper.clone());
+        keeper
+    }
+
+    /// Runs the process, and sees to it that it goes with its guests, or the guests with it.
+    async fn keep(self: Arc<Self>, actor: ActorId, keeper: Arc<Keeper>) {
+        let reason = self.run(actor, &keeper).await;
+        keeper.fall(reason);
+        let mut keepers = self.lock();
+        if keepers.get(&actor).is_some_and(|other| Arc::ptr_eq(other, &keeper)) {
+            keepers.remove(&actor);
+        }
+    }
+
+    /// Says why it has ended.
+    async fn run(&self, actor: ActorId, keeper: &Arc<Keeper>) -> String {
+        let settings = ProcessSettings {
+            user: actor.0.to_string(),
+            memory_bytes: self.limits.process_memory_bytes,
+            frame_bytes_max: FRAME_BYTES_MAX,
+            ..ProcessSettings::default()
+        };
+        let (mut process, sender, receiver) = match GuestProcess::spawn(&self.exe, &settings).await {
+            Ok(begun) => begun,
+            Err(error) => return format!("it does not begin: {error}"),
+        };
+        if let Err(error) = keeper.serve(sender, receiver) {
+            return format!("it has no threads: {error}");
+        }
+        let mut idle_since = None;
+        // Dropping the process kills it.
+        loop {
+            tokio::select! {
+                ended = process.wait() => return describe(ended, process.last_complaint()),
+                reason = keeper.lost() => return reason,
+                () = tokio::time::sleep(KEPT / 8) => {}
+            }
+            if !keeper.guests().is_empty() {
+                idle_since = None;
+            } else if idle_since.get_or_insert_with(Instant::now).elapsed() >= KEPT {
+                // None starts in it from here on, since that takes the same lock.
+                let mut keepers = self.lock();
+                if keeper.guests().is_empty() {
+                    keepers.remove(&actor);
+                    return "it was idle".to_owned();
+                }
+            }
+        }
+    }
+
+    fn all(&self) -> Vec<Arc<FarGuest>> {
+        let keepers: Vec<Arc<Keeper>> = self.lock().values().cloned().collect();
+        keepers.iter().flat_map(|keeper| keeper.guests()).collect()
+    }
+
+    /// The guests that run, oldest first.
+    pub(crate) fn guests(&self) -> Vec<GuestInfo> {
+        let mut guests: Vec<GuestInfo> = self.all().iter().map(|guest| guest.info(&self.limits)).collect();
+        guests.sort_by_key(|guest| guest.id);
+        guests
+    }
+
+    /// Guests of a user that run, and those of all.
+    pub(crate) fn n_guests(&self, actor: ActorId) -> (u64, u64) {
+        let all = self.all();
+        let n_theirs = all.iter().filter(|guest| guest.actor == actor).count();
+        (n_theirs as u64, all.len() as u64)
+    }
+
+    /// Stops a guest; says whether it runs.
+    pub(crate) fn stop(&self, id: GuestId) -> bool {
+        let guest = self.all().into_iter().find(|guest| guest.id == id);
+        if let Some(guest) = &guest {
+            guest.stop.cancel();
+        }
+        guest.is_some()
+    }
+}
+
+/// How a process has ended, in words for the clients of its guests.
+fn describe(ended: Result<ProcessEnd, SpawnError>, complaint: Option<String>) -> String {
+    let ended = match ended {
+        Ok(ProcessEnd::Exited { code }) => format!("it exited with status {code}"),
+        Ok(ProcessEnd::Killed { signal }) => format!("it was killed by signal {signal}"),
+        Ok(ProcessEnd::TooMuchMemory { used_bytes, limit_bytes }) => {
+            format!("it used {used_bytes} bytes of memory, the limit is {limit_bytes}")
+        }
+        Err(error) => error.to_string(),
+    };
+    // What it wrote is for the operator.
+    if let Some(complaint) = complaint {
+        eprintln!("DEBUG {complaint}");
+        tracing::warn!(complaint, "a process of guests has said this before it ended");
+    }
+    ended
+}
