@@ -2,6 +2,7 @@
 
 mod budgets;
 mod file;
+mod isolation;
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -15,6 +16,7 @@ use trellis_engine::model::Dtype;
 pub(crate) use self::budgets::HostBytes;
 pub use self::budgets::{Budgets, SharedBudget};
 pub use self::file::WrongText;
+pub use self::isolation::Isolation;
 use crate::guest::GuestLimits;
 use crate::limits::SetByFile;
 use crate::session::SessionLimits;
@@ -56,6 +58,8 @@ pub struct Config {
     pub guests_dir: Option<PathBuf>,
     /// The executable that compiles guests when called with `compile-worker`; this one when absent.
     pub compile_exe: Option<PathBuf>,
+    /// Whether guests run in threads of the daemon, or those of each user in a process of their own.
+    pub isolation: Isolation,
     /// What becomes of the daemon when the device fails. Its guests are ended either way, and its contexts are gone.
     pub on_device_failure: OnDeviceFailure,
     /// What a guest may use.
@@ -226,6 +230,7 @@ impl Default for Config {
             cache_dir: None,
             guests_dir: None,
             compile_exe: None,
+            isolation: Isolation::default(),
             on_device_failure: OnDeviceFailure::default(),
             limits: GuestLimits::default(),
             budgets: Budgets::default(),

@@ -266,6 +266,7 @@ impl Daemon {
             limits: GuestLimits { n_programs, ..config.limits.clone() },
             cache_dir,
             compile_exe: config.compile_exe.clone(),
+            isolation: config.isolation,
             models: loader.models().clone(),
         })?;
         let shutdown = CancellationToken::new();

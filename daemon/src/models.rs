@@ -91,6 +91,11 @@ impl Listing {
         self.leaving.iter().any(|model| model.model().name == name)
     }
 
+    /// Those that guests find, in the order in which they are to be the default.
+    pub(crate) fn in_order(&self) -> &[ModelHandle] {
+        &self.loaded
+    }
+
     /// The devices in use.
     pub(crate) fn devices(&self) -> &[DeviceWatch] {
         &self.devices
@@ -107,6 +112,16 @@ impl Models {
     /// All at this moment.
     pub(crate) fn listing(&self) -> Listing {
         self.0.borrow().clone()
+    }
+
+    /// As it changes.
+    pub(crate) fn subscribe(&self) -> watch::Receiver<Listing> {
+        self.0.subscribe()
+    }
+
+    /// This is what is loaded where.
+    pub(crate) fn set(&self, loaded: Vec<ModelHandle>, leaving: Vec<ModelHandle>, devices: Vec<DeviceWatch>) {
+        self.0.send_replace(Listing { loaded, leaving, devices });
     }
 
     /// Those that guests find at this moment, the default first.

@@ -7,6 +7,7 @@ use bytes::Bytes;
 use trellis_engine::account::{Account, ActorId, Budget, SessionId};
 
 use crate::config::Config;
+use crate::config::Isolation;
 use crate::guest::{
     GuestEnd, GuestError, GuestHost, GuestHostConfig, GuestIo, GuestLimits, GuestOutput, Launch, Tape,
     Verdict, inbox, output_channel,
@@ -65,8 +66,13 @@ impl Replay {
             ..own.clone()
         };
         let compile_exe = config.compile_exe.clone();
-        let host =
-            GuestHostConfig { limits, cache_dir, compile_exe, models: Models::new(Vec::new(), Vec::new()) };
+        let host = GuestHostConfig {
+            limits,
+            cache_dir,
+            compile_exe,
+            isolation: Isolation::Thread,
+            models: Models::new(Vec::new(), Vec::new()),
+        };
         Ok(Self { host: GuestHost::for_replays(host)?, reader, begin })
     }
 

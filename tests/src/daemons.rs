@@ -7,7 +7,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
-use trellis::config::{Config, Device, DtypeChoice};
+use trellis::config::{Config, Device, DtypeChoice, Isolation};
 use trellis::daemon::{Daemon, Seams};
 use trellis::guest::GuestLimits;
 use trellis_client::{Client, Error, ErrorBody, Event, Guest, GuestUsage, Program, StartOptions};
@@ -35,14 +35,32 @@ pub fn limits() -> GuestLimits {
 pub fn config(exe: &str) -> Config {
     let exe = PathBuf::from(exe);
     let cache_dir = exe.with_file_name("tests-cache");
-    let config =
-        Config { cache_dir: Some(cache_dir), compile_exe: Some(exe), limits: limits(), ..Config::default() };
+    let config = Config {
+        cache_dir: Some(cache_dir),
+        compile_exe: Some(exe),
+        limits: limits(),
+        isolation: isolation(),
+        ..Config::default()
+    };
     match device() {
         // What the tests compare is computed in float32, and many of their daemons share the card.
         Device::Cuda => {
             Config { device: Device::Cuda, dtype: DtypeChoice::F32, kv_bytes: Some(256 << 20), ..config }
         }
         device => Config { device, ..config },
+    }
+}
+
+/// Where guests run in tests that are not about it: in threads, unless `TRELLIS_TEST_ISOLATION` says `process`.
+///
+/// # Panics
+/// It says something else.
+#[must_use]
+pub fn isolation() -> Isolation {
+    match std::env::var("TRELLIS_TEST_ISOLATION").as_deref() {
+        Ok("process") => Isolation::Process,
+        Ok("thread") | Err(_) => Isolation::Thread,
+        Ok(other) => panic!("TRELLIS_TEST_ISOLATION is {other:?}, and neither thread nor process"),
     }
 }
 

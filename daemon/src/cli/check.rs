@@ -14,6 +14,7 @@ use super::output::{self, Format};
 use super::resolve;
 use super::run;
 use crate::config::Config;
+use crate::config::Isolation;
 use crate::daemon::cache_dir;
 use crate::guest::{About, GuestHost, GuestHostConfig};
 use crate::models::Models;
@@ -64,7 +65,13 @@ async fn checked(guest: &str, format: Format) -> Result<Checked, CliError> {
     let limits = config.limits.clone();
     let cache_dir = cache_dir(&config).ok_or(CliError::NoCacheHome)?;
     let models = Models::new(Vec::new(), Vec::new());
-    let host = GuestHostConfig { limits: limits.clone(), cache_dir, compile_exe: config.compile_exe, models };
+    let host = GuestHostConfig {
+        limits: limits.clone(),
+        cache_dir,
+        compile_exe: config.compile_exe,
+        isolation: Isolation::Thread,
+        models,
+    };
     let refused = |error| CliError::Refused { guest: guest.to_owned(), source: error };
     let host = GuestHost::for_replays(host).map_err(|error| refused(Arc::new(error)))?;
     let (bytes, hash) = (wasm.len(), blake3::hash(&wasm).to_string());

@@ -177,7 +177,7 @@ async fn check_isolation() -> Result<String, String> {
     let exe = std::env::current_exe().map_err(|error| format!("this executable is not found: {error}"))?;
     let settings = ProcessSettings { user: "doctor".to_owned(), ..ProcessSettings::default() };
     let (process, sender, receiver) =
-        GuestProcess::spawn(&exe, &settings).await.map_err(|error| error.to_string())?;
+        GuestProcess::spawn_to_probe(&exe, &settings).await.map_err(|error| error.to_string())?;
     let files = process.confinement().files;
     let targets = probe::targets(&default_socket().unwrap_or_default(), settings.memory_bytes);
     let found = probe::run(process, sender, receiver, &targets).await.map_err(|error| error.to_string())?;

@@ -106,7 +106,11 @@ enum Command {
     /// The process that guests of one user run in
     #[cfg(target_os = "linux")]
     #[command(hide = true)]
-    GuestWorker,
+    GuestWorker {
+        /// Try to get out instead
+        #[arg(long)]
+        probe: bool,
+    },
 }
 
 /// What the daemons of this process have between engines and backends.
@@ -129,8 +133,9 @@ pub fn main() -> ExitCode {
         return crate::guest::compile_worker_main();
     }
     #[cfg(target_os = "linux")]
-    if let Command::GuestWorker = command {
-        return crate::isolation::guest_worker_main(crate::isolation::probe::serve);
+    if let Command::GuestWorker { probe } = command {
+        let serve: fn(_, _) = if probe { crate::isolation::probe::serve } else { crate::isolation::live };
+        return crate::isolation::guest_worker_main(serve);
     }
     let result = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
         Ok(runtime) => {
@@ -172,7 +177,7 @@ async fn dispatch(command: Command, format: Format) -> Result<(), CliError> {
         Command::Bench(args) => bench::bench(args, format).await,
         Command::CompileWorker => unreachable!("it runs without a runtime"),
         #[cfg(target_os = "linux")]
-        Command::GuestWorker => unreachable!("it runs without a runtime"),
+        Command::GuestWorker { .. } => unreachable!("it runs without a runtime"),
     }
 }
 

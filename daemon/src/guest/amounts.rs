@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use serde::{Deserialize, Serialize};
 use trellis_engine::account::{Account, Resource};
 
 use super::error::GuestEnd;
@@ -13,7 +14,7 @@ use super::run::Vitals;
 const REASON_BYTES_MAX: usize = 200;
 
 /// Amounts by the names of their limits in [`GuestLimits`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Amounts {
     /// Bytes of linear memory.
     pub memory_bytes: u64,
@@ -45,6 +46,14 @@ impl Amounts {
     /// The most that a guest with this account may use, within what its session and its user may.
     pub(crate) fn limits(limits: &GuestLimits, account: &Account) -> Self {
         Self::with(limits.memory_bytes as u64, limits.cpu_ms, |resource| account.limit(resource))
+    }
+}
+
+impl Amounts {
+    /// The same with what engines count on this account.
+    pub(crate) fn counted_by(self, account: &Account) -> Self {
+        let (n_pages, n_tokens) = (account.used(Resource::Pages), account.used(Resource::Tokens));
+        Self { n_pages, n_tokens, ..self }
     }
 }
 
@@ -122,7 +131,8 @@ impl GuestEnd {
             | Self::ModelFailed { .. }
             | Self::ModelUnloaded { .. }
             | Self::ClientGone
-            | Self::Panicked { .. } => return None,
+            | Self::Panicked { .. }
+            | Self::ProcessLost { .. } => return None,
         })
     }
 }

@@ -75,6 +75,8 @@ pub struct Program(Arc<Inner>);
 struct Inner {
     hash: blake3::Hash,
     n_code_bytes: usize,
+    /// For processes of guests, where there are such.
+    code: Option<Arc<[u8]>>,
     entry: Entry,
 }
 
@@ -108,6 +110,20 @@ impl Program {
     /// Length of the compiled code.
     pub(crate) fn n_code_bytes(&self) -> usize {
         self.0.n_code_bytes
+    }
+
+    /// The same, with its code kept.
+    pub(crate) fn with_code(mut self, code: Arc<[u8]>) -> Self {
+        // It is nobody else's yet.
+        if let Some(inner) = Arc::get_mut(&mut self.0) {
+            inner.code = Some(code);
+        }
+        self
+    }
+
+    /// Its code, if that was kept.
+    pub(crate) fn code(&self) -> Option<&Arc<[u8]>> {
+        self.0.code.as_ref()
     }
 
     /// What it asks for.
@@ -173,7 +189,7 @@ impl Program {
         let entry = Entry::new(instance_pre, is_command).map_err(wrong_type)?;
         // The first launch should not pay for the image that memories start from.
         component.initialize_copy_on_write_image().map_err(wrong_type)?;
-        Ok(Self(Arc::new(Inner { hash, n_code_bytes: code.len(), entry })))
+        Ok(Self(Arc::new(Inner { hash, n_code_bytes: code.len(), code: None, entry })))
     }
 }
 
@@ -182,7 +198,7 @@ impl Program {
 fn load_trusted(runtime: &Runtime, code: &[u8]) -> Result<Component, GuestError> {
     // SAFETY: `deserialize` asks for bytes that `precompile_component` made. These come either straight from
     // the compiling process, which is this executable with `precompile_component` between its pipes, or from a
-    // file of `CodeCache`: its folder has mode 0700 and this user as its owner, only `CodeCache::store` writes
+    // file of `CodeCache` (in a process of guests, from the daemon that has read it there): its folder has mode 0700 and this user as its owner, only `CodeCache::store` writes
     // there, and a hash at the end of the file shows that all of it was written, for this component.
     let component = unsafe { Component::deserialize(&runtime.engine, code) };
     component.map_err(|error| match descriptors::are_used_up(error.root_cause()) {

@@ -272,6 +272,12 @@ pub enum GuestEnd {
         /// The panic's message.
         message: String,
     },
+    /// The process in which the guests of its user run has come to its end, and all of them with it.
+    #[error("the process of the user's guests has ended, try again: {reason}")]
+    ProcessLost {
+        /// Why.
+        reason: String,
+    },
 }
 
 /// Why the host stops a guest from within a call, where the host API has no error for it.

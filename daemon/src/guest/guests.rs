@@ -1,48 +1,34 @@
 //! The house of all guests: compiles, starts, lists and stops them.
 
-use std::collections::BTreeMap;
-use std::future::Future;
-use std::panic::AssertUnwindSafe;
 use std::path::PathBuf;
-use std::pin::Pin;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
-use std::task::{Context, Poll};
-use std::time::Instant;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use bytes::Bytes;
-use futures_util::FutureExt as _;
-use tokio::sync::{oneshot, watch};
-use tokio_util::sync::{CancellationToken, DropGuard};
-use trellis_engine::account::{Account, ActorId, GuestId, HostCharge, Resource, SessionId};
-use trellis_engine::{Causes, ModelHandle};
+use tokio::sync::watch;
+use trellis_engine::ModelHandle;
+use trellis_engine::account::{Account, ActorId, GuestId};
 
-use super::amounts::{Amounts, log_end};
-use super::beside::Beside;
 use super::cache::{CacheLimits, CodeCache};
 use super::compile::{CompileProgress, Compiler, ProgramSource};
 use super::component::{Program, check_kind};
-use super::cpu::CpuClock;
-use super::error::{GuestEnd, GuestError};
+use super::error::GuestError;
 use super::flights::{Flights, Joined, PendingPermit, QueueFull};
-use super::guest_models::GuestModels;
 use super::io::GuestIo;
 use super::limits::GuestLimits;
-use super::memory::MemoryGauge;
-use super::profile::Profile;
+#[cfg(not(target_os = "linux"))]
+use super::no_processes::GuestProcesses;
+use super::pool::{GuestInfo, GuestPool, Launch, RunningGuest};
 use super::programs::Programs;
-use super::run::{Birth, Vitals, live, panic_message};
-use super::runtime::Runtime;
 use super::tape::Tape;
-use super::threads::GuestThreads;
+use crate::config::Isolation;
+#[cfg(target_os = "linux")]
+use crate::isolation::GuestProcesses;
 use crate::models::Models;
 use crate::tasks::blocking;
 
 /// Files of compiled code that are read at once, each of many megabytes.
 const N_LOADS: usize = 2;
-
-/// What a guest takes of host memory beside its linear memory and its arguments: its stack, its instances, its tables.
-const GUEST_BYTES: usize = 128 << 10;
 
 /// What comes of compiling a component.
 type Compiled = Result<(Program, ProgramSource), Arc<GuestError>>;
@@ -59,6 +45,8 @@ pub struct GuestHostConfig {
     ///
     /// [`COMPILE_WORKER`]: super::COMPILE_WORKER
     pub compile_exe: Option<PathBuf>,
+    /// Whether guests run in the daemon's process or in one of their user's.
+    pub isolation: Isolation,
     /// The loaded models; the first is the default.
     pub(crate) models: Models,
 }
@@ -67,161 +55,20 @@ pub struct GuestHostConfig {
 pub struct GuestHost {
     limits: Arc<GuestLimits>,
     models: Models,
-    runtime: Runtime,
+    pool: Arc<GuestPool>,
+    /// Where guests run, if not in the pool.
+    processes: Option<Arc<GuestProcesses>>,
     compiler: Compiler,
     cache: CodeCache,
     programs: Mutex<Programs>,
     loads: Arc<Flights<Option<(Program, ProgramSource)>, ()>>,
     compiles: Arc<Flights<Compiled, CompileProgress>>,
-    running: Mutex<BTreeMap<GuestId, Arc<Vitals>>>,
-    threads: GuestThreads,
-    beside: Beside,
     n_started: AtomicU64,
 }
 
 impl std::fmt::Debug for GuestHost {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("GuestHost").field("limits", &self.limits).finish_non_exhaustive()
-    }
-}
-
-/// A guest to start.
-#[derive(Debug)]
-pub struct Launch {
-    /// What to run.
-    pub program: Program,
-    /// What people call it.
-    pub name: String,
-    /// The user that asks.
-    pub actor: ActorId,
-    /// On which connection.
-    pub session: SessionId,
-    /// The session's account, inside its user's.
-    pub account: Arc<Account>,
-    /// What the client gives to the guest.
-    pub arguments: Vec<String>,
-    /// The name of the model that the guest gets when it names none; the daemon's default when `None`.
-    pub model: Option<String>,
-    /// For everything random in the guest.
-    pub seed: u64,
-    /// The most time from its start to its end, by the clock.
-    pub deadline_ms: Option<u64>,
-    /// Whether to send a recording of it to the client.
-    pub is_recorded: bool,
-    /// Whether to send a profile of it to the client.
-    pub is_profiled: bool,
-}
-
-/// A guest that was started.
-#[derive(Debug)]
-pub struct RunningGuest {
-    /// Its number, unique while the daemon runs.
-    pub id: GuestId,
-    /// How it ends. Dropping this stops the guest.
-    pub end: GuestEnding,
-    /// Stops it.
-    pub stop: GuestStop,
-    /// What it uses.
-    pub account: Arc<Account>,
-    /// The models as it sees them.
-    pub(crate) models: Arc<GuestModels>,
-}
-
-/// Stops a guest. Cheap to clone.
-#[derive(Clone, Debug)]
-pub struct GuestStop(CancellationToken);
-
-impl GuestStop {
-    /// Stops the guest; nothing happens when it has ended already.
-    pub fn stop(&self) {
-        self.0.cancel();
-    }
-}
-
-/// The end of a guest, once it has come: all that the guest held is freed then. Dropping it stops the guest.
-#[derive(Debug)]
-pub struct GuestEnding {
-    end: oneshot::Receiver<GuestEnd>,
-    _stop: DropGuard,
-}
-
-impl Future for GuestEnding {
-    type Output = GuestEnd;
-
-    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<GuestEnd> {
-        // Without a word it goes down with the runtime.
-        Pin::new(&mut self.end).poll(cx).map(|end| end.unwrap_or(GuestEnd::Stopped))
-    }
-}
-
-/// What a guest does at this moment.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum GuestActivity {
-    /// It computes.
-    Running,
-    /// It waits for the engine, its client or time.
-    Waiting,
-}
-
-/// A guest that runs, as it is listed.
-#[derive(Clone, Debug)]
-pub struct GuestInfo {
-    /// Its number.
-    pub id: GuestId,
-    /// What people call it.
-    pub name: String,
-    /// The BLAKE3 hash of its component.
-    pub hash: blake3::Hash,
-    /// The user that started it.
-    pub actor: ActorId,
-    /// On which connection.
-    pub session: SessionId,
-    /// What it does at this moment.
-    pub activity: GuestActivity,
-    /// The names of the models that it holds something of.
-    pub models: Vec<String>,
-    /// Time since its start.
-    pub elapsed_ms: u64,
-    /// What it uses of what it is bounded in.
-    pub amounts: Amounts,
-    /// The most of that, within what its session and its user may use.
-    pub limits: Amounts,
-    /// What was computed for it.
-    pub used: Used,
-}
-
-/// What was computed for a guest, at one moment.
-#[derive(Clone, Copy, Debug)]
-pub struct Used {
-    /// Tokens, those decoded ahead, or guessed, in vain included.
-    pub n_tokens: u64,
-    /// Tokens of prompts that the prefix cache held already.
-    pub n_tokens_cached: u64,
-    /// What was in vain and what it waited for, by cause.
-    pub causes: Causes,
-}
-
-impl Used {
-    /// That of the guest with this account.
-    #[must_use]
-    pub fn of(account: &Account) -> Self {
-        Self {
-            n_tokens: account.used(Resource::Tokens),
-            n_tokens_cached: account.n_tokens_cached(),
-            causes: account.causes(),
-        }
-    }
-}
-
-/// Takes a guest off the list when dropped.
-struct Listed {
-    host: Arc<GuestHost>,
-    id: GuestId,
-}
-
-impl Drop for Listed {
-    fn drop(&mut self) {
-        self.host.running().remove(&self.id);
     }
 }
 
@@ -240,16 +87,20 @@ impl GuestHost {
     /// As [`GuestHost::new`]; without models guests can only be replayed.
     pub(crate) fn for_replays(config: GuestHostConfig) -> Result<Arc<Self>, GuestError> {
         let limits = Arc::new(config.limits);
-        let no_threads = |error| GuestError::Runtime { reason: format!("no threads for guests: {error}") };
-        let threads = GuestThreads::start().map_err(no_threads)?;
-        let runtime = Runtime::new(&limits, threads.look())?;
+        let pool = GuestPool::new(limits.clone(), config.models.clone())?;
         let cache_limits =
             CacheLimits { n_bytes: limits.cache_bytes, n_code_bytes: limits.compiled_bytes as u64 };
-        let cache = CodeCache::open(&config.cache_dir, &runtime.engine, cache_limits)?;
+        let cache = CodeCache::open(&config.cache_dir, &pool.runtime().engine, cache_limits)?;
         let exe = match config.compile_exe {
             Some(exe) => exe,
             None => std::env::current_exe()
                 .map_err(|source| GuestError::Compiler { exe: "the running executable".into(), source })?,
+        };
+        let processes = match config.isolation {
+            Isolation::Thread => None,
+            Isolation::Process => {
+                Some(GuestProcesses::new(exe.clone(), limits.clone(), config.models.clone())?)
+            }
         };
         Ok(Arc::new(Self {
             compiler: Compiler::new(exe, limits.clone()),
@@ -262,12 +113,10 @@ impl GuestHost {
                 limits.n_compiles_queued_per_user(),
             ),
             models: config.models,
-            running: Mutex::default(),
-            threads,
-            beside: Beside::new(),
             n_started: AtomicU64::new(0),
             limits,
-            runtime,
+            pool,
+            processes,
             cache,
         }))
     }
@@ -286,10 +135,6 @@ impl GuestHost {
 
     fn programs(&self) -> MutexGuard<'_, Programs> {
         self.programs.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn running(&self) -> MutexGuard<'_, BTreeMap<GuestId, Arc<Vitals>>> {
-        self.running.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The program of a component that was compiled before, from memory or from the cache. A call for one that is
@@ -325,9 +170,14 @@ impl GuestHost {
             return Some((program, ProgramSource::Memory));
         }
         let code = self.cache.load(hash)?;
-        let program = Program::load(&self.runtime, &self.limits, *hash, &code).ok()?;
+        let program = self.ready(*hash, &code).ok()?;
         self.programs().insert(program.clone());
         Some((program, ProgramSource::Disk))
+    }
+
+    fn ready(&self, hash: blake3::Hash, code: &[u8]) -> Result<Program, GuestError> {
+        let program = Program::load(self.pool.runtime(), &self.limits, hash, code)?;
+        Ok(if self.processes.is_some() { program.with_code(code.into()) } else { program })
     }
 
     /// Makes a component of this user ready to start: from memory, from the cache, or by compiling it in a
@@ -376,7 +226,7 @@ impl GuestHost {
         let code = self.compiler.compile(&wasm, &mut report).await?;
         let load = move || {
             let _permit = permit;
-            let program = Program::load(&self.runtime, &self.limits, hash, &code)?;
+            let program = self.ready(hash, &code)?;
             if let Err(error) = self.cache.store(&hash, &code) {
                 // The program is there; only the next start of the daemon pays for this.
                 tracing::warn!(%error, "cannot keep a compiled component");
@@ -397,109 +247,41 @@ impl GuestHost {
     ///
     /// # Errors
     /// Too many guests run, the arguments are too long, or a budget has no memory for one more.
-    pub fn start(self: &Arc<Self>, launch: Launch, io: GuestIo) -> Result<RunningGuest, GuestError> {
-        let tape = launch.is_recorded.then(|| Tape::record(launch.program.hash(), &self.limits));
+    pub fn start(&self, launch: Launch, io: GuestIo) -> Result<RunningGuest, GuestError> {
+        // In a process of its own a guest is recorded there.
+        let is_recorded_here = launch.is_recorded && self.processes.is_none();
+        let tape = is_recorded_here.then(|| Tape::record(launch.program.hash(), &self.limits));
         self.start_with(launch, io, tape)
     }
 
     /// As [`GuestHost::start`], with this tape.
     pub(crate) fn start_with(
-        self: &Arc<Self>,
+        &self,
         launch: Launch,
         io: GuestIo,
         tape: Option<Arc<Tape>>,
     ) -> Result<RunningGuest, GuestError> {
-        let limits = &self.limits;
-        let n_bytes = launch.arguments.iter().map(String::len).sum();
-        if n_bytes > limits.argument_bytes {
-            return Err(GuestError::ArgumentsTooLarge { n_bytes, limit_bytes: limits.argument_bytes });
+        let id = GuestId(self.n_started.fetch_add(1, Ordering::Relaxed) + 1);
+        // A recording that is replayed is read here.
+        if let Some(processes) = self.processes.as_ref().filter(|_| tape.is_none()) {
+            return processes.start(id, launch, io);
         }
-        let n_bytes = n_bytes.saturating_add(GUEST_BYTES) as u64;
-        let charge = HostCharge::new(&launch.account, n_bytes).map_err(GuestError::OverBudget)?;
-        let io = GuestIo { output: io.output.paid_by(launch.account.clone()), ..io };
-        let stop = CancellationToken::new();
-        let models = Arc::new(GuestModels::new(self.models.clone(), launch.model));
-        let vitals = Arc::new(Vitals {
-            id: GuestId(self.n_started.fetch_add(1, Ordering::Relaxed) + 1),
-            name: launch.name,
-            hash: launch.program.hash(),
-            actor: launch.actor,
-            session: launch.session,
-            account: Account::new("guest", limits.budget(), Some(launch.account)),
-            started: Instant::now(),
-            cpu: Arc::new(CpuClock::default()),
-            memory: Arc::new(MemoryGauge::default()),
-            models: models.clone(),
-            stop: stop.clone(),
-            held_last: OnceLock::new(),
-        });
-        let profile = launch.is_profiled.then(|| Profile::new(&vitals));
-        let listed = self.list(vitals.clone())?;
-        let ticking = self.runtime.ticker.keep_going();
-        let (id, account) = (vitals.id, vitals.account.clone());
-        let (owner, cpu) = (vitals.owner(), vitals.cpu.clone());
-        let birth = Birth {
-            vitals: vitals.clone(),
-            program: launch.program,
-            limits: limits.clone(),
-            beside: self.beside.clone(),
-            arguments: launch.arguments,
-            seed: launch.seed,
-            client_deadline_ms: launch.deadline_ms,
-            io,
-            tape,
-            profile,
-        };
-        let (ended, end) = oneshot::channel();
-        self.threads.spawn(&owner, &cpu, async move {
-            let end = {
-                let _alive = (listed, ticking, charge);
-                let end = AssertUnwindSafe(live(birth)).catch_unwind().await;
-                let end =
-                    end.unwrap_or_else(|panic| GuestEnd::Panicked { message: panic_message(panic.as_ref()) });
-                log_end(&vitals, &end);
-                end
-            };
-            // Its session may be gone.
-            let _ = ended.send(end);
-        });
-        let end = GuestEnding { end, _stop: stop.clone().drop_guard() };
-        Ok(RunningGuest { id, end, stop: GuestStop(stop), account, models })
-    }
-
-    /// Puts a guest on the list, if there is room.
-    fn list(self: &Arc<Self>, vitals: Arc<Vitals>) -> Result<Listed, GuestError> {
-        let mut running = self.running();
-        let n_all = running.len() as u32;
-        let n_user = running.values().filter(|guest| guest.actor == vitals.actor).count() as u32;
-        let checks =
-            [("daemon", n_all, self.limits.n_guests), ("user", n_user, self.limits.n_guests_per_user)];
-        for (level, running, limit) in checks {
-            if running >= limit {
-                return Err(GuestError::TooManyGuests { level, running, limit });
-            }
-        }
-        let id = vitals.id;
-        running.insert(id, vitals);
-        Ok(Listed { host: self.clone(), id })
+        let account = Account::new("guest", self.limits.budget(), Some(launch.account.clone()));
+        self.pool.start(id, account, launch, io, tape)
     }
 
     /// The guests that run, oldest first.
     #[must_use]
     pub fn guests(&self) -> Vec<GuestInfo> {
-        self.running().values().map(|vitals| info(vitals, &self.limits)).collect()
+        self.processes.as_ref().map_or_else(|| self.pool.guests(), |processes| processes.guests())
     }
 
     /// Guests of a user that run, and those of all.
     pub(crate) fn n_guests(&self, actor: ActorId) -> (u64, u64) {
-        let running = self.running();
-        let n_theirs = running.values().filter(|guest| guest.actor == actor).count();
-        (n_theirs as u64, running.len() as u64)
-    }
-
-    /// Components that are ready to start, and the bytes of their code.
-    pub(crate) fn programs_ready(&self) -> (u64, u64) {
-        self.programs().ready()
+        match &self.processes {
+            Some(processes) => processes.n_guests(actor),
+            None => self.pool.n_guests(actor),
+        }
     }
 
     /// Stops a guest.
@@ -507,10 +289,16 @@ impl GuestHost {
     /// # Errors
     /// No such guest runs.
     pub fn stop(&self, id: GuestId) -> Result<(), GuestError> {
-        let running = self.running();
-        let vitals = running.get(&id).ok_or(GuestError::NotRunning { id })?;
-        vitals.stop.cancel();
-        Ok(())
+        match &self.processes {
+            Some(processes) if processes.stop(id) => Ok(()),
+            Some(_) => Err(GuestError::NotRunning { id }),
+            None => self.pool.stop(id),
+        }
+    }
+
+    /// Components that are ready to start, and the bytes of their code.
+    pub(crate) fn programs_ready(&self) -> (u64, u64) {
+        self.programs().ready()
     }
 }
 
@@ -535,23 +323,6 @@ async fn follow(
     let (program, source) = compiled?;
     report(CompileProgress::Done { source });
     Ok(program)
-}
-
-fn info(vitals: &Vitals, limits: &GuestLimits) -> GuestInfo {
-    let activity = if vitals.cpu.is_running() { GuestActivity::Running } else { GuestActivity::Waiting };
-    GuestInfo {
-        id: vitals.id,
-        name: vitals.name.clone(),
-        hash: vitals.hash,
-        actor: vitals.actor,
-        session: vitals.session,
-        activity,
-        models: vitals.models.names_held(),
-        elapsed_ms: vitals.started.elapsed().as_millis() as u64,
-        amounts: vitals.amounts(),
-        limits: Amounts::limits(limits, &vitals.account),
-        used: Used::of(&vitals.account),
-    }
 }
 
 #[cfg(test)]

@@ -201,6 +201,29 @@ impl OutputSender {
         self.push(output(), charge).map(|()| true)
     }
 
+    /// Waits until the client has given credit, and takes all of it, for a guest that counts by itself what it sends. `None`
+    /// once the client is gone.
+    pub(crate) async fn lend(&self) -> Option<usize> {
+        self.credit.acquire().await.ok()?.forget();
+        let mut n_bytes = 1;
+        while let n @ 1.. = u32::try_from(self.credit.available_permits()).unwrap_or(u32::MAX)
+            && let Ok(permit) = self.credit.try_acquire_many(n)
+        {
+            permit.forget();
+            n_bytes += n as usize;
+        }
+        Some(n_bytes)
+    }
+
+    /// Sends what such a guest has counted.
+    ///
+    /// # Errors
+    /// As for [`Self::send`].
+    pub(crate) fn send_lent(&self, output: GuestOutput) -> Result<(), OutputRefused> {
+        let charge = self.charge(u32::try_from(output.credit_bytes()).unwrap_or(u32::MAX))?;
+        self.push(output, charge)
+    }
+
     /// The same, with what is sent noted on a tape.
     pub(crate) fn with_tape(self, tape: Option<Arc<Tape>>) -> Self {
         Self { tape, ..self }
@@ -247,9 +270,25 @@ impl OutputReceiver {
 
     /// Lets the guest send so many bytes more.
     pub fn grant(&self, n_bytes: usize) {
+        self.granter().grant(n_bytes);
+    }
+
+    /// What lets the guest send more while somebody waits for what it sends.
+    pub(crate) fn granter(&self) -> Granter {
+        Granter(self.credit.clone())
+    }
+}
+
+/// Lets a guest send more. Cheap to clone.
+#[derive(Clone, Debug)]
+pub(crate) struct Granter(Arc<Semaphore>);
+
+impl Granter {
+    /// Lets it send so many bytes more.
+    pub(crate) fn grant(&self, n_bytes: usize) {
         // What a guest that waits for more has got already is not among those that are available, and may come back.
-        let room = CREDIT_MAX.saturating_sub(self.credit.available_permits());
-        self.credit.add_permits(n_bytes.min(room));
+        let room = CREDIT_MAX.saturating_sub(self.0.available_permits());
+        self.0.add_permits(n_bytes.min(room));
     }
 }
 

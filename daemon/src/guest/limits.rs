@@ -7,6 +7,8 @@ use serde::{Deserialize, Serialize};
 use trellis_engine::account::Budget;
 use trellis_wire::{OUTPUT_BYTES_MAX, OUTPUT_OVERHEAD_BYTES};
 
+use super::error::GuestError;
+
 /// Every limit of a guest and of the daemon's house for guests, each enforced.
 ///
 /// The bounds on tokens, pages and contexts are those of one guest; they lie inside those of its session and
@@ -49,6 +51,9 @@ pub struct GuestLimits {
     pub deadline_ms: u64,
     /// Time in which a guest waits for messages, of all its waits together.
     pub idle_ms: u64,
+    /// Bytes of memory of a process of guests, its code and what it keeps of models included, where `isolation` gives each user
+    /// a process.
+    pub process_memory_bytes: u64,
     /// Host objects (models, contexts, samplers, streams, ...) that a guest holds at once.
     pub n_handles: usize,
     /// Bytes that a guest passes to the host in one call. More is refused; sixteen times as much ends the guest. A dense bias
@@ -110,6 +115,7 @@ impl Default for GuestLimits {
             cpu_ms: 60_000,
             deadline_ms: 600_000,
             idle_ms: 14_400_000,
+            process_memory_bytes: 4 << 30,
             n_handles: 1024,
             call_bytes: 2 << 20,
             argument_bytes: 256 << 10,
@@ -133,6 +139,18 @@ impl Default for GuestLimits {
 }
 
 impl GuestLimits {
+    /// Bytes of the arguments of a launch.
+    ///
+    /// # Errors
+    /// They are too many.
+    pub(crate) fn check_arguments(&self, arguments: &[String]) -> Result<usize, GuestError> {
+        let n_bytes = arguments.iter().map(String::len).sum();
+        if n_bytes > self.argument_bytes {
+            return Err(GuestError::ArgumentsTooLarge { n_bytes, limit_bytes: self.argument_bytes });
+        }
+        Ok(n_bytes)
+    }
+
     /// The guest's own account.
     #[must_use]
     pub fn budget(&self) -> Budget {

@@ -39,6 +39,9 @@ mod limits;
 mod log;
 mod memory;
 mod names;
+#[cfg(not(target_os = "linux"))]
+mod no_processes;
+mod pool;
 mod profile;
 mod programs;
 mod run;
@@ -56,12 +59,14 @@ pub use compile::{CompileProgress, ProgramSource};
 pub(crate) use component::check_format;
 pub use component::{About, Program};
 pub use error::{GuestEnd, GuestError};
-pub use guests::{
-    GuestActivity, GuestEnding, GuestHost, GuestHostConfig, GuestInfo, GuestStop, Launch, RunningGuest, Used,
-};
+pub(crate) use guest_models::GuestModels;
+pub use guests::{GuestHost, GuestHostConfig};
 pub use inbox::{InboxClosed, InboxReceiver, InboxSender, Received, inbox, message_charge};
+pub(crate) use io::Granter;
 pub use io::{GuestIo, GuestOutput, LogLevel, OutputReceiver, OutputRefused, OutputSender, output_channel};
 pub use limits::GuestLimits;
 pub(crate) use names::{list as listed_names, name as shown_name};
+pub(crate) use pool::{GUEST_BYTES, GuestPool};
+pub use pool::{GuestActivity, GuestEnding, GuestInfo, GuestStop, Launch, RunningGuest, Used};
 pub(crate) use tape::{Deed, Difference, Tape, Verdict};
 pub use worker::{COMPILE_WORKER, compile_worker_main};

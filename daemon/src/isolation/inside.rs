@@ -11,7 +11,7 @@ use tokio::sync::mpsc;
 use tokio_util::task::AbortOnDropHandle;
 use trellis_engine::account::{Account, Counted, GuestId, StepNote};
 use trellis_engine::model::Model;
-use trellis_engine::remote::{FarEngine, FarModel, FarQuestions, Numbers};
+use trellis_engine::remote::{Asked, FarEngine, FarModel, Numbers, Spokesman};
 
 use super::attend::{Order, Started, attend_all};
 use super::budgets::{Bank as _, FarAccounts, OF_A_GUEST};
@@ -22,9 +22,6 @@ use super::message::{
 use super::teller::{Teller, Up};
 use crate::guest::{GuestLimits, GuestPool, Program};
 use crate::models::{DevicePast, DeviceWatch, Models};
-
-/// How long the thread that passes on what guests ask looks for more before it sleeps.
-const SPIN: Duration = Duration::from_micros(20);
 
 /// Why the process cannot go on.
 #[derive(Debug, thiserror::Error)]
@@ -134,7 +131,7 @@ impl Inside {
             ToGuests::Counted { guest, counted } => self.note_counted(guest, &counted),
             ToGuests::Lent { ticket, lent } => self.teller.note_lent(ticket, lent),
             ToGuests::Steps { guest, steps } => self.note_steps(guest, &steps),
-            ToGuests::Engine { device, .. } => self.add_engine(device)?,
+            ToGuests::Engine { device, .. } => self.add_engine(device),
             ToGuests::EngineEnded { engine, failure } => self.engine(engine)?.end(failure),
             ToGuests::Model { model, engine, facts, card } => {
                 let loaded = Arc::new(Model::without_weights(*card)?);
@@ -181,14 +178,11 @@ impl Inside {
         self.engines.get(engine.0 as usize).map(|(engine, _)| engine).ok_or(not_there)
     }
 
-    fn add_engine(&mut self, device: String) -> Result<(), InsideError> {
+    fn add_engine(&mut self, device: String) {
         let engine = EngineNumber(self.engines.len() as u32);
-        let (far, questions) = FarEngine::new(self.numbers);
+        let far = FarEngine::new(self.numbers, Arc::new(Asker { engine, up: self.up.clone() }));
         let watch = DeviceWatch { device, engine: far.watch(), past: DevicePast::begin() };
         self.engines.push((Arc::new(far), watch));
-        let up = self.up.clone();
-        thread::Builder::new().name("guests-ask".to_owned()).spawn(move || ask(engine, questions, &up))?;
-        Ok(())
     }
 
     fn list(&mut self, loaded: &[ModelNumber], leaving: &[ModelNumber], engines: &[EngineNumber]) {
@@ -245,10 +239,16 @@ impl Inside {
     }
 }
 
-/// Passes on what guests ask of one engine.
-fn ask(engine: EngineNumber, mut questions: FarQuestions, up: &Up) {
-    while let Some(asked) = questions.next(SPIN) {
-        up.say(&FromGuests::Asked { engine, asked: Box::new(asked) });
+/// Asks one engine of the daemon.
+#[derive(Debug)]
+struct Asker {
+    engine: EngineNumber,
+    up: Arc<Up>,
+}
+
+impl Spokesman for Asker {
+    fn ask(&self, asked: Asked) {
+        self.up.say(&FromGuests::Asked { engine: self.engine, asked: Box::new(asked) });
     }
 }
 

@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use tokio::runtime::Handle;
 use tokio::sync::watch;
 use trellis_engine::account::{Account, ActorId, GuestId, Owner, Resource};
 use trellis_engine::remote::{NearEngine, Numbers};
@@ -37,6 +38,7 @@ pub(crate) struct Keeper {
     /// What its guests borrow from.
     user: Arc<Account>,
     outgoing: Arc<Outgoing>,
+    runtime: Handle,
     /// Once it serves.
     closer: OnceLock<Closer>,
     state: Mutex<State>,
@@ -79,6 +81,7 @@ impl Keeper {
         limits: Arc<GuestLimits>,
         session: &Arc<Account>,
         models: Models,
+        runtime: Handle,
     ) -> Arc<Self> {
         let keeper = Arc::new(Self {
             actor,
@@ -86,6 +89,7 @@ impl Keeper {
             limits: limits.clone(),
             user: session.user().clone(),
             outgoing: Outgoing::new(),
+            runtime,
             closer: OnceLock::new(),
             state: Mutex::default(),
             lost: watch::Sender::new(None),
@@ -93,7 +97,7 @@ impl Keeper {
         let (limits, budgets) = ((*limits).clone(), UserBudgets::of(session));
         keeper.outgoing.put(ToGuests::Begin(Box::new(Begin { actor, numbers, limits, budgets })));
         keeper.announce(&models);
-        tokio::spawn(keeper.clone().follow(models));
+        keeper.runtime.spawn(keeper.clone().follow(models));
         keeper
     }
 
@@ -144,9 +148,9 @@ impl Keeper {
         if let Some(reason) = lost {
             return self.end_all(&reason);
         }
-        tokio::spawn(self.clone().give_credit(guest.clone()));
-        tokio::spawn(self.clone().give_messages(guest.clone(), input));
-        tokio::spawn(self.clone().stop_when_told(guest));
+        self.runtime.spawn(self.clone().give_credit(guest.clone()));
+        self.runtime.spawn(self.clone().give_messages(guest.clone(), input));
+        self.runtime.spawn(self.clone().stop_when_told(guest));
     }
 
     async fn give_credit(self: Arc<Self>, guest: Arc<FarGuest>) {
@@ -208,7 +212,7 @@ impl Keeper {
         };
         for (engine, watch) in engines {
             let keeper = self.clone();
-            tokio::spawn(async move {
+            self.runtime.spawn(async move {
                 tokio::select! {
                     failure = watch.failed() => {
                         keeper.outgoing.put(ToGuests::EngineEnded { engine, failure: Some(failure) });
@@ -218,7 +222,7 @@ impl Keeper {
             });
         }
         for (model, handle) in models {
-            tokio::spawn(self.clone().follow_model(model, handle));
+            self.runtime.spawn(self.clone().follow_model(model, handle));
         }
     }
 
@@ -297,8 +301,7 @@ impl Keeper {
             let before = self.before_answers(&messages);
             let frames = before.iter().chain(&messages).map(encode);
             let sent = sender.send_all(frames.collect::<Vec<_>>().iter().map(Vec::as_slice));
-            if let Err(error) = sent {
-                eprintln!("DEBUG write {error:?}");
+            if sent.is_err() {
                 // The thread that reads sees it as well.
                 return self.outgoing.close();
             }
@@ -328,7 +331,6 @@ impl Keeper {
         let mut frame = Vec::new();
         let reason = loop {
             if let Err(error) = receiver.recv(&mut frame) {
-                eprintln!("DEBUG read {error:?}");
                 break error.to_string();
             }
             if let Err(error) = decode(&frame).and_then(|message| self.take(message, &mut engines)) {

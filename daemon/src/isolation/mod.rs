@@ -1,25 +1,41 @@
 //! Guests in a process of their own, one for each user.
 //!
-//! - Comes in: [`ProcessSettings`], and frames of bytes, whose meaning is that of who sends them.
-//! - Goes out: a [`GuestProcess`] with the two ends of its [`channel`]; how it ended, as a [`ProcessEnd`].
-//! - On the way: `spawn` starts this executable as a child, `handover` gives it its descriptors and settings, `child` is what it
+//! - Comes in: guests to start, and what the daemon's engines and clients have for them.
+//! - Goes out: guests as the daemon has those of its own process (`processes`), whose host API is the same code on the other
+//!   side: there `inside` takes what the daemon says (`message`), `attend` starts guests and brings them what they are to have.
+//! - On the way: `keeper` is the daemon's side of one process: it knows its guests (`far_guest`), tells it of models and engines
+//!   (`announced`), lends it what its guests use together (`budgets`), and passes operations on once the engine's customs have
+//!   seen them. What goes out waits in `outgoing`, so that no engine waits for a process; in the process `teller` speaks.
+//! - Below that: a [`GuestProcess`] with the two ends of its [`channel`]; how it ended, as a [`ProcessEnd`]. `spawn` starts this executable as a child, `handover` gives it its descriptors and settings, `child` is what it
 //!   does first: it [`confine`]s itself, says how far that went, and serves. `complaints` is what it writes to its standard
 //!   error. The [`probe`] tries from within whether it gets out.
 //! - Must not happen: trust in anything that the child says or writes; a child that handles a frame before it is confined, that
 //!   outlives the daemon, or that takes the daemon down with it.
 
+mod announced;
+mod attend;
+mod budgets;
 pub mod channel;
 mod child;
 mod complaints;
 pub mod confine;
 mod error;
+mod far_guest;
 mod handover;
+mod inside;
+mod keeper;
+mod message;
+mod outgoing;
 pub mod probe;
+mod processes;
 mod spawn;
 mod spawner;
+mod teller;
 #[cfg(test)]
 mod tests;
 
 pub use child::{GUEST_WORKER, guest_worker_main};
 pub use error::SpawnError;
+pub(crate) use inside::live;
+pub(crate) use processes::GuestProcesses;
 pub use spawn::{GuestProcess, ProcessEnd, ProcessSettings};

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use tokio::runtime::{Handle, Runtime};
 use tokio::sync::oneshot;
 use trellis_engine::account::{Account, ActorId, GuestId, HostCharge, Owner};
 use trellis_engine::remote::Numbers;
@@ -35,6 +36,31 @@ pub(crate) struct GuestProcesses {
     models: Models,
     keepers: Mutex<HashMap<ActorId, Arc<Keeper>>>,
     n_begun: AtomicU64,
+    runtime: OwnRuntime,
+}
+
+/// Runs what attends to the processes, whoever starts guests: they outlive any caller's runtime.
+#[derive(Debug)]
+struct OwnRuntime(Option<Runtime>);
+
+impl OwnRuntime {
+    fn start() -> std::io::Result<Self> {
+        let mut runtime = tokio::runtime::Builder::new_multi_thread();
+        Ok(Self(Some(runtime.worker_threads(1).thread_name("guests-keep").enable_all().build()?)))
+    }
+
+    fn handle(&self) -> &Handle {
+        self.0.as_ref().expect("it lives as long as this").handle()
+    }
+}
+
+impl Drop for OwnRuntime {
+    fn drop(&mut self) {
+        if let Some(runtime) = self.0.take() {
+            // It may be dropped within another runtime, which must not wait. The processes die with it.
+            runtime.shutdown_background();
+        }
+    }
 }
 
 impl GuestProcesses {
@@ -44,7 +70,10 @@ impl GuestProcesses {
         limits: Arc<GuestLimits>,
         models: Models,
     ) -> Result<Arc<Self>, GuestError> {
-        Ok(Arc::new(Self { exe, limits, models, keepers: Mutex::default(), n_begun: AtomicU64::new(0) }))
+        let no_runtime = |error| GuestError::Runtime { reason: format!("no thread for processes: {error}") };
+        let runtime = OwnRuntime::start().map_err(no_runtime)?;
+        let (keepers, n_begun) = (Mutex::default(), AtomicU64::new(0));
+        Ok(Arc::new(Self { exe, limits, models, keepers, n_begun, runtime }))
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<ActorId, Arc<Keeper>>> {
@@ -129,8 +158,15 @@ impl GuestProcesses {
             return keeper.clone();
         }
         let numbers = Numbers::of(self.n_begun.fetch_add(1, Ordering::Relaxed));
-        let keeper = Keeper::new(actor, numbers, self.limits.clone(), session, self.models.clone());
-        tokio::spawn(self.clone().keep(actor, keeper.clone()));
+        let keeper = Keeper::new(
+            actor,
+            numbers,
+            self.limits.clone(),
+            session,
+            self.models.clone(),
+            self.runtime.handle().clone(),
+        );
+        self.runtime.handle().spawn(self.clone().keep(actor, keeper.clone()));
         keepers.insert(actor, keeper.clone());
         keeper
     }
@@ -222,7 +258,6 @@ fn describe(ended: Result<ProcessEnd, SpawnError>, complaint: Option<String>) ->
     };
     // What it wrote is for the operator.
     if let Some(complaint) = complaint {
-        eprintln!("DEBUG {complaint}");
         tracing::warn!(complaint, "a process of guests has said this before it ended");
     }
     ended

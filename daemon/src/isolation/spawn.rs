@@ -109,6 +109,17 @@ impl GuestProcess {
         Self::spawn_as(exe, [GUEST_WORKER], settings).await
     }
 
+    /// The same, for a [`probe`](super::probe) in the place of guests.
+    ///
+    /// # Errors
+    /// As for [`Self::spawn`].
+    pub async fn spawn_to_probe(
+        exe: &Path,
+        settings: &ProcessSettings,
+    ) -> Result<(Self, Sender, Receiver), SpawnError> {
+        Self::spawn_as(exe, [GUEST_WORKER, "--probe"], settings).await
+    }
+
     pub(crate) async fn spawn_as(
         exe: &Path,
         arguments: impl IntoIterator<Item = impl AsRef<OsStr>>,

@@ -65,7 +65,7 @@ impl Scope {
             | "recording_bytes"
             | "n_messages"
             | "inbox_bytes" => Self::Guest,
-            "n_guests_per_user" => Self::User,
+            "n_guests_per_user" | "process_memory_bytes" => Self::User,
             "n_compiles" | "n_compiles_queued" | "n_programs" | "program_bytes" | "cache_bytes"
             | "n_guests" => Self::Daemon,
             _ => return None,

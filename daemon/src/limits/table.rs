@@ -133,9 +133,10 @@ mod tests {
     use super::*;
 
     /// What of the configuration bounds nothing.
-    const OTHERS: [&str; 10] = [
+    const OTHERS: [&str; 11] = [
         "cache_dir",
         "compile_exe",
+        "isolation",
         "device",
         "dtype",
         "guests_dir",

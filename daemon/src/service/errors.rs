@@ -162,6 +162,7 @@ pub(crate) fn ended(end: &GuestEnd) -> ErrorBody {
         GuestEnd::ModelUnloaded { model } => body(ErrorCode::ModelUnloaded).about("model").with_value(model),
         GuestEnd::ClientGone => body(ErrorCode::Cancelled),
         GuestEnd::Panicked { .. } => body(ErrorCode::Internal),
+        GuestEnd::ProcessLost { .. } => body(ErrorCode::ProcessLost),
     }
 }
 

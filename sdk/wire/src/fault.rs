@@ -64,6 +64,8 @@ open_enum! {
         DeviceFailed = "device_failed",
         /// The daemon has no more of something that comes free again, such as file descriptors.
         Overloaded = "overloaded",
+        /// The process in which the guests of the user run has come to its end, and all of them with it.
+        ProcessLost = "process_lost",
         /// A mistake of the daemon.
         Internal = "internal",
     }
@@ -81,6 +83,7 @@ impl ErrorCode {
                 | Self::ModelLeaving
                 | Self::ModelUnloaded
                 | Self::Overloaded
+                | Self::ProcessLost
                 | Self::ShuttingDown
         )
     }

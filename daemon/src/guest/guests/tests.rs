@@ -1,13 +1,14 @@
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use trellis_engine::account::Budget;
+use trellis_engine::account::{Budget, SessionId};
 use trellis_engine::cpu::{CpuBackend, CpuOptions};
 use trellis_engine::model::Model;
 use trellis_engine::{EngineSettings, OneModel};
 
+use super::super::error::GuestEnd;
 use super::super::inbox::inbox;
 use super::super::io::{GuestOutput, OutputReceiver, output_channel};
-use super::super::runtime::compiling_engine;
+use super::super::runtime::{Runtime, compiling_engine};
 use super::*;
 use crate::models::Models;
 
@@ -76,6 +77,7 @@ impl House {
             limits,
             cache_dir: cache.path().join("code"),
             compile_exe: None,
+            isolation: Isolation::Thread,
             models: Models::new(vec![engine.handle().clone()], Vec::new()),
         };
         Self { host: GuestHost::new(config).expect("a host"), _engine: engine, _cache: cache }
@@ -88,7 +90,7 @@ impl House {
         let code = engine.precompile_component(wasm);
         let code = code.map_err(|error| GuestError::Invalid { reason: format!("{error:#}") })?;
         let hash = blake3::hash(wasm);
-        Program::load(&self.host.runtime, &self.host.limits, hash, &code)?;
+        Program::load(self.host.pool.runtime(), &self.host.limits, hash, &code)?;
         self.host.cache.store(&hash, &code)?;
         Ok(self.host.load(&hash).expect("it was stored and loads").0)
     }
@@ -375,7 +377,8 @@ async fn guests_are_counted_by_user_and_in_all() {
 #[tokio::test]
 async fn a_panic_in_the_host_ends_one_guest() {
     let mut house = House::new(small());
-    let linker = &mut Arc::get_mut(&mut house.host).expect("not shared yet").runtime.linker;
+    let host = Arc::get_mut(&mut house.host).expect("not shared yet");
+    let linker = &mut Arc::get_mut(&mut host.pool).expect("its alone").runtime.linker;
     linker.allow_shadowing(true);
     let broken =
         |_: wasmtime::StoreContextMut<'_, _>, (): ()| -> wasmtime::Result<(u64,)> { panic!("broken") };
