@@ -14,6 +14,7 @@ use crate::kv::Evictions;
 use crate::port::shared;
 use crate::run::RunEvent;
 use crate::stats::EngineStats;
+use crate::violation::Violation;
 
 /// A guest that asks, unique while the engine runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -26,6 +27,16 @@ pub(crate) struct Tag(u64);
 impl Tag {
     pub(crate) const fn new(place: u32, generation: u32) -> Self {
         Self((generation as u64) << 32 | place as u64)
+    }
+
+    /// What it travels as.
+    pub(crate) const fn number(self) -> u64 {
+        self.0
+    }
+
+    /// The one that travels as this.
+    pub(crate) const fn of_number(number: u64) -> Self {
+        Self(number)
     }
 
     pub(crate) fn place(self) -> usize {
@@ -56,6 +67,8 @@ pub(crate) enum Done {
     Stats(Result<Box<EngineStats>, EngineError>),
     /// Models have the KV memory that they were to have.
     Shared(Result<(), EngineError>),
+    /// An operation of the caller was none that a guest of ours posts: nothing that it asks is answered any more.
+    Expelled(Violation),
     /// A run gave something, while it was decoded up to `n_ahead` tokens ahead.
     Run {
         event: RunEvent,

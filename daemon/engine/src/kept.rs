@@ -54,6 +54,18 @@ pub struct RowName {
     pub(crate) tag: Tag,
 }
 
+impl RowName {
+    /// As one of a caller's, in an order.
+    pub(crate) fn key(self) -> (CallerId, u64) {
+        (self.caller, self.tag.number())
+    }
+
+    /// The one with this key.
+    pub(crate) fn of((caller, number): (CallerId, u64)) -> Self {
+        Self { caller, tag: Tag::of_number(number) }
+    }
+}
+
 /// A guest's hold of a kept row. Dropping it lets go of the row.
 #[derive(Debug)]
 pub(crate) struct RowHold {

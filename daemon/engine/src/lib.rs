@@ -36,6 +36,7 @@ mod scheduler;
 mod segments;
 mod stats;
 mod steering;
+mod violation;
 
 pub use causes::{Cause, Causes};
 pub use command::{

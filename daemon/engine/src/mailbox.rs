@@ -91,6 +91,11 @@ impl Mailbox {
 
     /// Puts what came for a ticket into its place; returns the waker of the guest's task that waits for it.
     pub(crate) fn deliver(&self, tag: Tag, done: Done) -> Option<Waker> {
+        if let Done::Expelled(violation) = done {
+            tracing::error!(%violation, "a guest asks what none of ours does; it is answered no more");
+            self.close();
+            return None;
+        }
         let mut compartments = self.lock();
         let compartment = compartments.get(tag)?;
         let told = done.token().zip(compartment.watch.clone());

@@ -18,6 +18,18 @@ pub enum Port {
 }
 
 impl Port {
+    /// What travels.
+    #[cfg(any(test, feature = "fuzzing"))]
+    pub(crate) fn bytes_of<T: Serialize>(value: &T) -> Vec<u8> {
+        rmp_serde::to_vec_named(value).expect("what travels is plain data")
+    }
+
+    /// What has come, if it is anything.
+    #[cfg(any(test, feature = "fuzzing"))]
+    pub(crate) fn value_of<T: DeserializeOwned>(bytes: &[u8]) -> Option<T> {
+        rmp_serde::from_slice(bytes).ok()
+    }
+
     /// Brings one value to the other side.
     pub(crate) fn carry<T: Serialize + DeserializeOwned>(self, value: T) -> T {
         match self {
@@ -46,12 +58,26 @@ pub(crate) mod names {
     }
 }
 
-/// The constant of this text. There are as many as errors have names for things.
+/// The most names that are held for what has arrived, and the bytes of the longest.
+const N_NAMES_MAX: usize = 1024;
+const NAME_BYTES_MAX: usize = 128;
+
+/// The constant of this text. There are as many as errors have names for things; of a sender that makes up others no more
+/// are held than that.
 fn known_name(name: String) -> &'static str {
     static NAMES: Mutex<BTreeSet<&'static str>> = Mutex::new(BTreeSet::new());
+    // Of budgets, which guests are told of all the time: these are there whatever else comes.
+    const OF_BUDGETS: [&str; 8] =
+        ["tokens", "pages", "contexts", "bytes of host memory", "guest", "session", "user", "daemon"];
+    if let Some(known) = OF_BUDGETS.iter().find(|known| **known == name) {
+        return known;
+    }
     let mut names = NAMES.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some(known) = names.get(name.as_str()) {
         return known;
+    }
+    if names.len() >= N_NAMES_MAX || name.len() > NAME_BYTES_MAX {
+        return "something without a name";
     }
     let name: &'static str = name.leak();
     names.insert(name);

@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 ///
 /// Vectors of zeros are left out: a steering by them is none, and computes what a context without computes, bit for bit.
 #[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(from = "Vec<(usize, Vec<f32>)>", into = "Vec<(usize, Vec<f32>)>")]
 pub struct Steering {
     /// By rising number of layers before them.
     vectors: Vec<(usize, Vec<f32>)>, // each [hidden_size]
@@ -88,6 +89,20 @@ pub enum SteeringError {
 impl PartialEq for Steering {
     fn eq(&self, other: &Self) -> bool {
         self.fingerprint == other.fingerprint
+    }
+}
+
+impl From<Steering> for Vec<(usize, Vec<f32>)> {
+    fn from(steering: Steering) -> Self {
+        steering.vectors
+    }
+}
+
+/// As it arrives. What tells it apart is worked out again: pages are found by that.
+impl From<Vec<(usize, Vec<f32>)>> for Steering {
+    fn from(vectors: Vec<(usize, Vec<f32>)>) -> Self {
+        let fingerprint = fingerprint(&vectors);
+        Self { vectors, fingerprint }
     }
 }
 

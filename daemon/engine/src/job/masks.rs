@@ -5,11 +5,15 @@ use std::sync::Arc;
 
 use crate::batch::Token;
 use crate::error::EngineError;
+use crate::guess::N_GUESS_MAX;
 use crate::run::Finish;
 use crate::sampling::TokenMask;
 
 /// Draws in a row that have to sit out before the next ones are planned only once their masks are there.
 const N_SAT_OUT_MAX: usize = 2;
+
+/// Masks that are held: more than a caller makes before the draws that it expects.
+const N_COMING_MAX: usize = 2 * (N_GUESS_MAX + 1);
 
 /// Draws whose masks were waited for, after which one is planned ahead of its mask again.
 const N_WAITED_MAX: usize = 16;
@@ -75,7 +79,7 @@ impl LateMasks {
         mask: Arc<TokenMask>,
         expected: Option<Token>,
     ) -> bool {
-        if !self.is_next(position, turn) {
+        if !self.is_next(position, turn) || self.coming.len() == N_COMING_MAX {
             return false;
         }
         self.coming.push_back(Coming { mask, expected });

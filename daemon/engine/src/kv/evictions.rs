@@ -88,6 +88,13 @@ impl Default for Gaps {
     }
 }
 
+/// An eviction that can be made, and what all come to with it.
+#[derive(Debug)]
+pub(super) struct Evicting {
+    eviction: Eviction,
+    gaps: Gaps,
+}
+
 impl Eviction {
     /// Number of the first token that is computed after it.
     pub(super) fn at(&self) -> usize {
@@ -258,6 +265,19 @@ impl Evictions {
         positions: Positions,
         n_positions: usize,
     ) -> Result<(), TooManyStretches> {
+        let evicted = self.after(indices, n_tokens, positions, n_positions)?;
+        self.take(evicted);
+        Ok(())
+    }
+
+    /// What [`Self::evict`] adds.
+    pub(super) fn after(
+        &self,
+        indices: Range<usize>,
+        n_tokens: usize,
+        positions: Positions,
+        n_positions: usize,
+    ) -> Result<Evicting, TooManyStretches> {
         assert!(!indices.is_empty() && indices.end < n_tokens, "{indices:?} of {n_tokens} tokens");
         let small = |number: usize| u32::try_from(number).expect("token counts fit 32 bits");
         let start = self.gaps.number_of(indices.start);
@@ -274,9 +294,12 @@ impl Evictions {
         if n_stretches > N_STRETCHES_MAX {
             return Err(TooManyStretches { n_stretches });
         }
+        Ok(Evicting { eviction, gaps })
+    }
+
+    pub(super) fn take(&mut self, Evicting { eviction, gaps }: Evicting) {
         self.gaps = gaps;
         self.list.push(eviction);
-        Ok(())
     }
 
     /// Keeps the first `n_tokens` tokens; returns whether the last of them counts as one that comes after evictions before

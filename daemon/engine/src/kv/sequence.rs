@@ -13,6 +13,7 @@ use super::{BlockId, PageTable, PrefixKey};
 use crate::account::Account;
 use crate::backend::PAGE_LEN;
 use crate::batch::{PageId, Token, Tokens};
+use crate::history::History;
 use std::cell::Cell;
 use std::sync::Arc;
 
@@ -175,6 +176,16 @@ impl Sequence {
     /// All tokens, those that are gone included.
     pub(crate) fn view<'a>(&'a self, pages: &'a PageTable) -> Tokens<'a> {
         self.tokens.view(&pages.tokens)
+    }
+
+    /// Whether these are the tokens that are there.
+    pub(crate) fn are_tokens(&self, tokens: &History, pages: &PageTable) -> bool {
+        let n_tokens = self.n_kept();
+        tokens.len() == n_tokens
+            && match self.is_holed() {
+                true => self.kept_tokens(pages).eq(tokens.iter().copied()),
+                false => self.view(pages).n_common(tokens.view()) == n_tokens,
+            }
     }
 
     /// Appends a token.

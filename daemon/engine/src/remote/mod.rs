@@ -9,6 +9,7 @@
 //! - Must not happen: an id of one process that reaches what is another's; a process that holds up the engine's thread, which
 //!   only ever puts what it has into a queue.
 
+pub(crate) mod customs;
 mod facts;
 mod far;
 mod message;

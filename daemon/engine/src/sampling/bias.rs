@@ -7,11 +7,34 @@ use crate::batch::Token;
 
 /// One number for each token, 0 where none is given.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(try_from = "Unchecked")]
 pub enum Bias {
     /// For a few tokens, by rising token.
     Sparse(Vec<(Token, f32)>),
     /// For all.
     Dense(Vec<f32>), // [vocab_size]
+}
+
+/// A bias on its way, which is checked where it arrives, but for its tokens: the vocabulary is not known there.
+#[derive(Deserialize)]
+#[serde(rename = "Bias")]
+enum Unchecked {
+    Sparse(Vec<(Token, f32)>),
+    Dense(Vec<f32>),
+}
+
+impl TryFrom<Unchecked> for Bias {
+    type Error = SamplerError;
+
+    fn try_from(bias: Unchecked) -> Result<Self, SamplerError> {
+        match bias {
+            Unchecked::Sparse(entries) => Self::sparse(entries, Token::MAX as usize + 1),
+            Unchecked::Dense(values) => {
+                let n_tokens = values.len();
+                Self::dense(values, n_tokens)
+            }
+        }
+    }
 }
 
 impl Bias {

@@ -6,9 +6,25 @@ use crate::batch::Token;
 
 /// One bit for each token of the vocabulary; set means allowed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "Unchecked")]
 pub struct TokenMask {
     words: Vec<u64>, // [ceil(vocab_size / 64)], bits past the vocabulary are 0
     vocab_size: usize,
+}
+
+/// A mask on its way, which is checked where it arrives.
+#[derive(Deserialize)]
+struct Unchecked {
+    words: Vec<u64>,
+    vocab_size: usize,
+}
+
+impl TryFrom<Unchecked> for TokenMask {
+    type Error = &'static str;
+
+    fn try_from(Unchecked { words, vocab_size }: Unchecked) -> Result<Self, &'static str> {
+        Self::from_words(words, vocab_size).ok_or("a mask of as many words as its vocabulary fills")
+    }
 }
 
 impl TokenMask {

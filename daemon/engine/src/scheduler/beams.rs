@@ -21,6 +21,7 @@ use crate::job::{JointWork, Wanted, Work};
 use crate::kv::Told;
 use crate::sampling::beams::{Row, Search};
 use crate::sampling::{Sampler, TokenMask};
+use crate::violation::Violation;
 
 /// Steps for which a search keeps its right to pages.
 const N_TERM_STEPS: usize = 32;
@@ -65,18 +66,25 @@ impl Searching {
 
 impl Scheduler {
     /// A job that goes on with a search.
-    pub(super) fn search_beams(&mut self, asked: SearchBeams) {
+    ///
+    /// # Errors
+    /// The prompt is not as its guest says, or empty, or has no room for the longest hypothesis.
+    pub(super) fn search_beams(&mut self, asked: SearchBeams) -> Result<(), Violation> {
         let SearchBeams { base, edit, contexts, search, n_steps, sampler, masks, tag } = asked;
-        self.edit(base, edit);
-        let Some(reply) = self.reply(base, tag) else { return };
+        self.edit(base, edit)?;
+        let Some(context) = self.contexts.get(&base) else { return Ok(()) };
+        context.check_last()?;
         let n_beams = search.settings().n_beams;
+        context.check_room(search.settings().n_tokens_max, self.limits.n_positions_max)?;
+        let reply = self.outbox.to(context.caller, tag);
         let has_program = sampler.as_ref().is_some_and(|sampler| sampler.program.is_some());
         let n_beams_max = match has_program {
             true => self.n_job_rows_max().min(self.n_whole_rows_max()),
             false => self.n_job_rows_max(),
         };
         if n_beams > n_beams_max {
-            return reply.send(Done::Answer(Err(EngineError::TooManyBeams { n_beams, n_beams_max })));
+            reply.send(Done::Answer(Err(EngineError::TooManyBeams { n_beams, n_beams_max })));
+            return Ok(());
         }
         let guest = self.contexts[&base].owner.guest;
         self.returns.note_asked(guest, self.commons.are_late);
@@ -92,6 +100,7 @@ impl Scheduler {
             reply,
         };
         self.go_on(Box::new(searching));
+        Ok(())
     }
 
     /// Whole rows of logits that a step brings back: what does not come back with it, all would wait for.
@@ -158,15 +167,25 @@ impl Scheduler {
         self.enqueue_job(&members);
     }
 
-    /// Has the contexts of a search hold what its next rows are; returns those of the rows. `None` when one of them is gone.
+    /// Has the contexts of a search hold what its next rows are; returns those of the rows. `None` when one of them is gone, is
+    /// busy with something else, or does not hold what can be gone on with: then something was done with it that was not the
+    /// search's.
     fn arrange(&mut self, searching: &mut Searching) -> Option<Members> {
         let Searching { base, contexts, search, .. } = searching;
-        let is_there = |id: &ContextId| self.contexts.contains_key(id);
-        if !is_there(base) || !contexts.iter().all(|(id, _)| is_there(id)) {
+        let is_free = |id: &ContextId| self.contexts.get(id).is_some_and(|context| context.work.is_none());
+        if !is_free(base) || !contexts.iter().all(|(id, _)| is_free(id)) {
             return None;
         }
         let rows = search.rows();
-        assert!(rows.len() <= contexts.len(), "a context for each row");
+        let fits = |row: &&Row| {
+            let parent = row.parent.map_or(Some(*base), |parent| contexts.get(parent).map(|&(id, _)| id));
+            let kv = parent.and_then(|id| self.contexts.get(&id)).map(|context| &context.kv);
+            let n_positions = kv.map_or(0, |kv| kv.end_position() + row.appended.len());
+            (1..=self.limits.n_positions_max).contains(&n_positions)
+        };
+        if rows.len() > contexts.len() || !rows.iter().all(fits) {
+            return None;
+        }
         let mut place_of_row: Vec<Option<usize>> = vec![None; rows.len()];
         let mut is_taken = vec![false; contexts.len()];
         for (row, place) in rows.iter().zip(&mut place_of_row) {

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use super::admission::Standing;
+use super::fits::Sender;
 use super::holders::Listing;
 use super::room::Victim;
 use super::{ContextState, Saved, Scheduler};
@@ -17,6 +18,7 @@ use crate::job::{AskWork, RunWork, VerifyWork, Work};
 use crate::kept::RowName;
 use crate::kv::{Evictions, Footprint, PageTable, PrefixKey, Sequence};
 use crate::run::{AheadWindow, Finish, RunEvent, RunReply};
+use crate::violation::Violation;
 
 impl Scheduler {
     /// Carries out one operation. Those about contexts that are gone, or of callers that never entered, do nothing.
@@ -25,49 +27,57 @@ impl Scheduler {
     pub(crate) fn apply(&mut self, operation: Operation) -> u64 {
         let price_ns = self.price_ns(&operation);
         self.charge_operation(&operation, price_ns);
-        self.carry_out(operation, price_ns);
+        let sender = Sender::of(&operation);
+        if let Err(violation) = self.carry_out(operation, price_ns) {
+            self.accuse(sender, violation);
+        }
         price_ns
     }
 
-    fn carry_out(&mut self, operation: Operation, price_ns: u64) {
+    /// # Errors
+    /// No guest of ours posts it, in the state that its contexts are in.
+    fn carry_out(&mut self, operation: Operation, price_ns: u64) -> Result<(), Violation> {
         match operation {
             Operation::Create { id, caller } => {
-                let Some(owner) = self.commons.callers.get(&caller).cloned() else { return };
+                self.check_new(id)?;
+                let Some(owner) = self.commons.callers.get(&caller).cloned() else { return Ok(()) };
                 let kv = Sequence::new(self.root_key(owner.actor), owner.account.clone());
                 let seat = self.commons.queue.seat(&owner);
                 self.insert(id, caller, owner, seat, kv, AheadWindow::default());
             }
             Operation::Open { id, caller, name, tag } => {
+                self.check_new(id)?;
                 let opened = self.open(id, caller, name, price_ns);
                 self.outbox.to(caller, tag).send(Done::Opened(opened));
             }
-            Operation::Edit { id, edit } => self.edit(id, edit),
+            Operation::Edit { id, edit } => self.edit(id, edit)?,
             Operation::Evict { id, edit, start, end, positions } => {
-                self.edit(id, edit);
+                self.edit(id, edit)?;
                 if let Some(context) = self.contexts.get_mut(&id) {
                     let n_positions = self.limits.n_positions_max;
-                    context.kv.evict(start..end, positions, n_positions, &mut self.pages);
+                    context.kv.evict(start..end, positions, n_positions, &mut self.pages)?;
                 }
             }
             Operation::Steer { id, edit, steering, from } => {
-                self.edit(id, edit);
+                self.edit(id, edit)?;
                 if let Some(context) = self.contexts.get_mut(&id) {
+                    context.check_steering(from)?;
                     context.kv.steer(steering, from, &mut self.pages);
                 }
             }
-            Operation::Fork { id, edit, child } => self.fork(id, edit, child),
+            Operation::Fork { id, edit, child } => self.fork(id, edit, child)?,
             Operation::Ask { id, edit, ask, tag } => {
                 if let Some(reply) = self.reply(id, tag) {
-                    self.ask(id, edit, ask, reply);
+                    self.ask(id, edit, ask, reply)?;
                 }
             }
-            Operation::DrawTogether { members, sampler, tag } => self.draw_together(members, sampler, tag),
-            Operation::SearchBeams(asked) => self.search_beams(*asked),
-            Operation::Mix { members, settings, tag } => self.mix(members, settings, tag),
+            Operation::DrawTogether { members, sampler, tag } => self.draw_together(members, sampler, tag)?,
+            Operation::SearchBeams(asked) => self.search_beams(*asked)?,
+            Operation::Mix { members, settings, tag } => self.mix(members, settings, tag)?,
             Operation::Cancel { id, tag } => self.cancel(id, tag),
             Operation::Run { id, edit, settings, tag } => {
                 if let Some(reply) = self.reply(id, tag) {
-                    self.run(id, edit, settings, reply);
+                    self.run(id, edit, settings, reply)?;
                 }
             }
             Operation::Pulled { id, tag, n_tokens, is_waiting } => {
@@ -80,14 +90,19 @@ impl Scheduler {
                 self.end_run_at((id, tag), position, turn, end);
             }
             Operation::Save { id, edit, name, tokens, tag } => {
-                self.edit(id, edit);
+                self.edit(id, edit)?;
+                if let Some(context) = self.contexts.get(&id) {
+                    context.check_saved(&tokens, &self.pages)?;
+                }
                 let saved = self.save(id, name, tokens);
                 if let Some(reply) = self.reply(id, tag) {
                     reply.send(Done::Kept(saved));
                 }
             }
             Operation::Forget { caller, name, tag, .. } => {
-                let Some(actor) = self.commons.callers.get(&caller).map(|owner| owner.actor) else { return };
+                let Some(actor) = self.commons.callers.get(&caller).map(|owner| owner.actor) else {
+                    return Ok(());
+                };
                 let forgotten = self.forget(actor, name);
                 self.outbox.to(caller, tag).send(Done::Kept(forgotten));
             }
@@ -97,6 +112,7 @@ impl Scheduler {
             Operation::LetGo { row } => self.commons.kept.let_go(row),
             Operation::Release { id, n_pulled } => self.release(id, n_pulled),
         }
+        Ok(())
     }
 
     /// Where what comes of a context's work goes.
@@ -194,11 +210,15 @@ impl Scheduler {
 
     /// Ends what the context does and brings its tokens to the caller's. What a question or a run has put past them stays
     /// as far as it is what the caller appends: it was computed once.
-    pub(super) fn edit(&mut self, id: ContextId, edit: Edit) {
+    ///
+    /// # Errors
+    /// More is to be kept than there is, or there is no room for what is appended.
+    pub(super) fn edit(&mut self, id: ContextId, edit: Edit) -> Result<(), Violation> {
         self.stop_work(id, edit.n_pulled);
         self.spares.remove(id);
-        let Some(context) = self.contexts.get_mut(&id) else { return };
-        context.kv.edit(edit.n_kept, &edit.appended, &mut self.pages);
+        let Some(context) = self.contexts.get_mut(&id) else { return Ok(()) };
+        context.check_edit(&edit)?;
+        context.edit(&edit, self.limits.n_positions_max, &mut self.pages)
     }
 
     /// Ends what the context does; its guest has had so many tokens of a run.
@@ -227,19 +247,22 @@ impl Scheduler {
         n_in_vain
     }
 
-    fn fork(&mut self, id: ContextId, edit: Edit, child: ContextId) {
-        self.edit(id, edit);
-        let Some(parent) = self.contexts.get_mut(&id) else { return };
+    fn fork(&mut self, id: ContextId, edit: Edit, child: ContextId) -> Result<(), Violation> {
+        self.check_new(child)?;
+        self.edit(id, edit)?;
+        let Some(parent) = self.contexts.get_mut(&id) else { return Ok(()) };
         let (caller, owner, window) = (parent.caller, parent.owner.clone(), parent.window);
         let kv = parent.kv.fork(owner.account.clone(), &mut self.pages);
         let seat = self.commons.queue.seat_beside(&parent.seat);
         self.insert(child, caller, owner, seat, kv, window);
+        Ok(())
     }
 
-    fn ask(&mut self, id: ContextId, edit: Edit, ask: Ask, reply: Reply) {
-        self.edit(id, edit);
+    fn ask(&mut self, id: ContextId, edit: Edit, ask: Ask, reply: Reply) -> Result<(), Violation> {
+        self.edit(id, edit)?;
         let guesses = self.guess_limits();
-        let Some(context) = self.contexts.get_mut(&id) else { return };
+        let Some(context) = self.contexts.get_mut(&id) else { return Ok(()) };
+        context.check_ask(&ask, self.limits.n_positions_max)?;
         if !matches!(ask, Ask::Keep) {
             self.returns.note_asked(context.owner.guest, self.commons.are_late);
         }
@@ -248,7 +271,10 @@ impl Scheduler {
             Ask::Verify { sampler, guess } => {
                 let guess = match guesses.fitting(guess, &sampler, &context.kv) {
                     Ok(guess) => guess,
-                    Err(error) => return reply.send(Done::Answer(Err(error))),
+                    Err(error) => {
+                        reply.send(Done::Answer(Err(error)));
+                        return Ok(());
+                    }
                 };
                 let work = VerifyWork::new(sampler, guess, reply, n_tokens);
                 context.kv.append(work.guess(), &mut self.pages);
@@ -260,11 +286,13 @@ impl Scheduler {
                 let mut work = AskWork::new(ask, reply, n_tokens, context.kv.has_state(), n_states_max);
                 let name = RowName { caller: context.caller, tag: work.reply.tag() };
                 if !work.take_rows((id, name), &mut self.next_row, &mut self.commons.kept) {
-                    return work.answer(Ok(Answer::NotKept));
+                    work.answer(Ok(Answer::NotKept));
+                    return Ok(());
                 }
                 if work.is_trivial() {
                     let answer = work.trivial_answer();
-                    return work.answer(Ok(answer));
+                    work.answer(Ok(answer));
+                    return Ok(());
                 }
                 context.kv.append(work.continuation(), &mut self.pages);
                 Work::Ask(work)
@@ -283,11 +311,19 @@ impl Scheduler {
         }
         context.work = Some(work);
         self.enqueue(id);
+        Ok(())
     }
 
-    fn run(&mut self, id: ContextId, edit: Edit, settings: RunSettings, reply: Reply) {
-        self.edit(id, edit);
-        let Some(context) = self.contexts.get_mut(&id) else { return };
+    fn run(
+        &mut self,
+        id: ContextId,
+        edit: Edit,
+        settings: RunSettings,
+        reply: Reply,
+    ) -> Result<(), Violation> {
+        self.edit(id, edit)?;
+        let Some(context) = self.contexts.get_mut(&id) else { return Ok(()) };
+        context.check_last()?;
         let n_tokens = context.kv.tokens.len();
         let n_ahead = match settings.ahead {
             Ahead::Adaptive => context.window.n(),
@@ -295,20 +331,22 @@ impl Scheduler {
         };
         let mut queue = RunReply::new(reply, n_ahead);
         if settings.n_tokens_max == Some(0) {
-            return queue.push(RunEvent::Finished(Finish::MaxTokens));
+            queue.push(RunEvent::Finished(Finish::MaxTokens));
+            return Ok(());
         }
         if context.kv.end_position() >= self.limits.n_positions_max {
-            return queue.push(RunEvent::Finished(Finish::ContextFull));
+            queue.push(RunEvent::Finished(Finish::ContextFull));
+            return Ok(());
         }
         context.kv.rewind(n_tokens - 1, &mut self.pages);
         context.kv.forget_shared_unwritten(&mut self.pages);
         context.work = Some(Work::Run(RunWork::new(settings, queue, n_tokens)));
         self.enqueue(id);
+        Ok(())
     }
 
     fn save(&mut self, id: ContextId, name: String, tokens: Arc<History>) -> Result<(), EngineError> {
         let Some(context) = self.contexts.get_mut(&id) else { return Err(EngineError::Stopped) };
-        debug_assert_eq!(tokens.len(), context.kv.n_kept(), "both sides have the same");
         let owner = Owner { account: context.owner.account.user().clone(), ..context.owner.clone() };
         let key = (owner.actor, name);
         let mut footprint = Footprint::new(&owner.account, 0)?;

@@ -30,13 +30,14 @@ use crate::backend::PAGE_LEN;
 use crate::batch::{Candidate, Output};
 use crate::causes::Cause;
 use crate::command::{Answer, ContextId, Edit};
-use crate::completion::{Done, Tag};
+use crate::completion::{Done, Reply, Tag};
 use crate::error::EngineError;
 use crate::job::{JobId, JointWork, Membership, Stage, Wanted, Work};
 use crate::kv::BlockId;
 use crate::run::RunEvent;
 use crate::sampling::Sampler;
 use crate::steering::Steering;
+use crate::violation::Violation;
 
 pub(super) type Members = SmallVec<[ContextId; 2]>;
 
@@ -50,27 +51,46 @@ struct PlanMark {
 
 impl Scheduler {
     /// A job that draws the next token of each context.
-    pub(super) fn draw_together(&mut self, edits: Vec<(ContextId, Edit)>, sampler: Arc<Sampler>, tag: Tag) {
+    ///
+    /// # Errors
+    /// One of them is not as its guest says, or has no token, or no room for another.
+    pub(super) fn draw_together(
+        &mut self,
+        edits: Vec<(ContextId, Edit)>,
+        sampler: Arc<Sampler>,
+        tag: Tag,
+    ) -> Result<(), Violation> {
         let members: Members = edits.iter().map(|&(id, _)| id).collect();
         for (id, edit) in edits {
-            self.edit(id, edit);
+            self.edit(id, edit)?;
         }
-        let Some(reply) = members.first().and_then(|&id| self.reply(id, tag)) else { return };
+        self.check_members(&members)?;
+        for context in members.iter().filter_map(|id| self.contexts.get(id)) {
+            context.check_room(1, self.limits.n_positions_max)?;
+        }
+        if let Some(reply) = members.first().and_then(|&id| self.reply(id, tag)) {
+            self.begin_draws(&members, &sampler, reply);
+        }
+        Ok(())
+    }
+
+    fn begin_draws(&mut self, members: &Members, sampler: &Arc<Sampler>, reply: Reply) {
+        let tag = reply.tag();
         if members.iter().any(|id| !self.contexts.contains_key(id)) {
             return reply.send(Done::Answer(Err(EngineError::JobDisturbed)));
         }
-        let checked = self.check_job_rows(members.len()).and_then(|()| self.check_steering(&members));
+        let checked = self.check_job_rows(members.len()).and_then(|()| self.check_steering(members));
         if let Err(error) = checked {
             return reply.send(Done::Answer(Err(error)));
         }
-        for id in &members {
+        for id in members {
             self.returns.note_asked(self.contexts[id].owner.guest, self.commons.are_late);
         }
         let wants = Wants::Draws { reply, drawn: vec![None; members.len()] };
-        self.begin_job(&members, wants, |_, member| {
+        self.begin_job(members, wants, |_, member| {
             Work::Joint(JointWork::new(member, Wanted::Draw(sampler.clone()), tag))
         });
-        members.into_iter().for_each(|id| self.enqueue(id));
+        members.iter().for_each(|&id| self.enqueue(id));
     }
 
     /// Whether a step takes so many rows of one job.

@@ -56,7 +56,7 @@ impl Scheduler {
     ) {
         let Some(context) = self.contexts.get_mut(&id) else { return };
         // Its guest counts the tokens that are there.
-        let position = position + context.kv.n_evicted();
+        let position = position.saturating_add(context.kv.n_evicted());
         let is_held_up = context.is_held_up_by_mask();
         if let Some(Work::Run(run)) = &mut context.work
             && run.queue.tag() == tag
@@ -79,7 +79,7 @@ impl Scheduler {
         end: Result<Finish, EngineError>,
     ) {
         let Some(context) = self.contexts.get_mut(&id) else { return };
-        let position = position + context.kv.n_evicted();
+        let position = position.saturating_add(context.kv.n_evicted());
         let masks = match &mut context.work {
             Some(Work::Run(run)) if run.queue.tag() == tag => run.masks.as_mut(),
             _ => None,

@@ -12,10 +12,11 @@ use super::{ContextState, Scheduler};
 use crate::batch::{Output, SlotId, Token};
 use crate::causes::Cause;
 use crate::command::{Ahead, ContextId, Edit, RunSettings};
-use crate::completion::Tag;
+use crate::completion::{Reply, Tag};
 use crate::error::EngineError;
 use crate::job::{JobId, MixedWork, Mixture, RunWork, Stage, Work};
 use crate::run::{Finish, RunEvent, RunReply};
+use crate::violation::Violation;
 
 /// What may become of a mixture whose members have all but their last tokens computed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,12 +33,28 @@ pub(super) enum Next {
 
 impl Scheduler {
     /// A job that decodes the first of these contexts together with the others.
-    pub(super) fn mix(&mut self, edits: Vec<(ContextId, Edit)>, settings: RunSettings, tag: Tag) {
+    ///
+    /// # Errors
+    /// One of them is not as its guest says, or has no token.
+    pub(super) fn mix(
+        &mut self,
+        edits: Vec<(ContextId, Edit)>,
+        settings: RunSettings,
+        tag: Tag,
+    ) -> Result<(), Violation> {
         let members: Members = edits.iter().map(|&(id, _)| id).collect();
         for (id, edit) in edits {
-            self.edit(id, edit);
+            self.edit(id, edit)?;
         }
-        let Some(reply) = members.first().and_then(|&id| self.reply(id, tag)) else { return };
+        self.check_members(&members)?;
+        if let Some(reply) = members.first().and_then(|&id| self.reply(id, tag)) {
+            self.begin_mixture(members, settings, reply);
+        }
+        Ok(())
+    }
+
+    fn begin_mixture(&mut self, members: Members, settings: RunSettings, reply: Reply) {
+        let tag = reply.tag();
         let n_ahead = match settings.ahead {
             Ahead::Adaptive => self.contexts[&members[0]].window.n(),
             Ahead::Unbounded => usize::MAX,

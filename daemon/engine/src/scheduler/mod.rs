@@ -39,6 +39,7 @@ mod cost;
 mod enqueue;
 mod expected;
 mod failure;
+mod fits;
 mod guesses;
 mod held;
 mod histories;

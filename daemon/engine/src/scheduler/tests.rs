@@ -13,6 +13,7 @@ pub(crate) mod fuzzed;
 mod guest;
 pub(crate) mod hash_backend;
 mod hidden;
+pub(crate) mod hostile;
 mod joint;
 mod late;
 mod mixture;
@@ -143,7 +144,13 @@ struct World {
     n_parted: [usize; 4],
     /// Segments of tokens that were shared, summed over all that was done.
     n_segments_shared: usize,
+    /// Whether a process that is no guest of ours is there too, and what honest guests have asked meanwhile.
+    is_attacked: bool,
+    recorded: Vec<Operation>,
 }
+
+/// Operations that are kept to be sent again.
+const N_RECORDED_MAX: usize = 500;
 
 impl World {
     fn new(seed: u64) -> Self {
@@ -224,10 +231,26 @@ impl World {
             n_steers_in_100: 0,
             n_parted: [0; 4],
             n_segments_shared: 0,
+            is_attacked: false,
+            recorded: Vec::new(),
         }
     }
 
     fn apply(&mut self, operation: Operation) {
+        if self.is_attacked {
+            match self.recorded.len() {
+                N_RECORDED_MAX => {
+                    let idx = self.random.below(N_RECORDED_MAX);
+                    self.recorded[idx] = operation.clone();
+                }
+                _ => self.recorded.push(operation.clone()),
+            }
+        }
+        self.apply_of_others(operation);
+    }
+
+    /// Applies what no honest guest asked.
+    fn apply_of_others(&mut self, operation: Operation) {
         self.scheduler.apply(self.port.carry(operation));
         self.guests.deliver(&self.scheduler, self.port);
     }
@@ -383,6 +406,11 @@ impl World {
             let outputs = self.backend.run(&plan.moves, &batch);
             Self::check_mixtures(&batch, &mut self.n_mixed);
             drop(batch);
+            if self.scheduler.note_rows_written(&plan) {
+                for id in self.scheduler.commons.kept.take_ready() {
+                    self.scheduler.note_rows_ready(id);
+                }
+            }
             self.check_jobs(&plan);
             if !plan.has_rows() {
                 break;
@@ -410,7 +438,8 @@ impl World {
         self.take_found();
         // One that was just cancelled or refused has ended, and its caller has not looked.
         let n_searches = self.searches.iter().filter(|search| !search.is_disturbed()).count();
-        assert!(self.scheduler.jobs.n_searches() <= n_searches, "no search is forgotten");
+        let is_right = self.is_attacked || self.scheduler.jobs.n_searches() <= n_searches;
+        assert!(is_right, "no search is forgotten");
         for (id, model) in &mut self.contexts {
             let Some(Question { place, expected, then }) = &mut model.question else { continue };
             match place.try_take() {

@@ -7,12 +7,13 @@
 use std::ops::Range;
 
 use super::super::cells::Cells;
-use super::super::evictions::{Evictions, Gaps, Positions};
+use super::super::evictions::{Evictions, Gaps, N_STRETCHES_MAX, Positions, TooManyStretches};
 use super::super::tokens::TokenList;
 use super::super::{BlockId, PageTable, TokenStore};
 use super::Sequence;
 use crate::backend::PAGE_LEN;
 use crate::batch::{Evicted, Pack, Stretch, Token, Tokens};
+use crate::error::EngineError;
 
 /// What a sequence knows beside its tokens once some were evicted.
 #[derive(Debug)]
@@ -237,6 +238,14 @@ impl Sequence {
         }
     }
 
+    /// The tokens that are there, or will be once all before the last token is computed, of one from which some were evicted.
+    pub(crate) fn kept_tokens<'a>(&'a self, pages: &'a PageTable) -> impl Iterator<Item = Token> + 'a {
+        let numbers = 0..self.tokens.len();
+        let kept =
+            self.holed.iter().flat_map(move |holed| holed.evictions.gaps().kept_within(numbers.clone()));
+        kept.flat_map(|numbers| self.view(pages).iter_range(numbers))
+    }
+
     /// The index of a token, or of the end, that a row computes.
     pub(crate) fn row_index(&self, number: usize) -> usize {
         self.holed.as_ref().map_or(number, |holed| holed.gaps.index_of(number))
@@ -244,16 +253,27 @@ impl Sequence {
 
     /// Takes out tokens by their indices; the last token stays. What is before the last has seen them, the last has not.
     ///
-    /// # Panics
-    /// It was not asked before whether that can be ([`Evictions::evict`]).
+    /// # Errors
+    /// They are not before the last token, or too many stretches would be left; nothing has changed then.
     pub(crate) fn evict(
         &mut self,
         indices: Range<usize>,
         positions: Positions,
         n_positions: usize,
         pages: &mut PageTable,
-    ) {
+    ) -> Result<(), EngineError> {
         let n_kept = self.n_kept();
+        if indices.is_empty() || indices.end >= n_kept {
+            return Err(EngineError::NotThere { start: indices.start, end: indices.end, length: n_kept });
+        }
+        let evicted = match &self.holed {
+            Some(holed) => holed.evictions.after(indices, n_kept, positions, n_positions),
+            None => Evictions::default().after(indices, n_kept, positions, n_positions),
+        };
+        let evicted = evicted.map_err(|TooManyStretches { n_stretches }| EngineError::TooManyStretches {
+            n_stretches,
+            n_stretches_max: N_STRETCHES_MAX,
+        })?;
         let last = self.tokens.len() - 1;
         self.rewind(last, pages);
         let n_blocks = match &self.holed {
@@ -266,13 +286,13 @@ impl Sequence {
         let Self { holed, tokens, n_computed, .. } = self;
         let holed = holed.get_or_insert_with(|| Box::new(Holed::new(tokens, *n_computed, &mut pages.tokens)));
         holed.n_blocks_most = holed.n_blocks_most.max(n_blocks);
-        let evicted = holed.evictions.evict(indices, n_kept, positions, n_positions);
-        evicted.expect("what cannot be evicted was refused");
+        holed.evictions.take(evicted);
         let n_listed = holed.gaps.index_of(last);
         if holed.next_at().is_some_and(|at| at == last) {
             holed.list_from(n_listed.min(holed.tokens.len()), tokens, &mut pages.tokens);
         }
         self.apply_due(pages);
+        Ok(())
     }
 
     /// Lets the evictions take effect before which all is computed.

@@ -17,6 +17,16 @@ struct Link {
     token: Token,
 }
 
+impl Chain {
+    /// Whether it is one of those whose links end so many tokens each.
+    pub(super) fn is_among(self, depths: &[usize]) -> bool {
+        match self.last {
+            None => self.n_tokens == 0,
+            Some(last) => depths.get(last as usize) == Some(&self.n_tokens),
+        }
+    }
+}
+
 /// Bytes of one token of a chain.
 pub(super) const LINK_BYTES: usize = size_of::<Link>();
 
@@ -29,6 +39,22 @@ pub(super) struct Chains {
 impl Chains {
     pub(super) fn len(&self) -> usize {
         self.links.len()
+    }
+
+    /// How many tokens end with each link, if all are of the vocabulary and come after links that stand before them.
+    pub(super) fn depths(&self, vocab_size: usize) -> Option<Vec<usize>> {
+        let mut depths: Vec<usize> = Vec::with_capacity(self.links.len());
+        for &Link { before, token } in &self.links {
+            let n_before = match before {
+                None => 0,
+                Some(before) => *depths.get(before as usize)?,
+            };
+            if token as usize >= vocab_size {
+                return None;
+            }
+            depths.push(n_before + 1);
+        }
+        Some(depths)
     }
 
     /// A chain with one more token.

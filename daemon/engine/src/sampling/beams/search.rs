@@ -1,5 +1,7 @@
 //! A search between two steps.
 
+mod check;
+
 use std::borrow::Cow;
 
 use rustc_hash::FxHashMap;

@@ -20,7 +20,7 @@ impl World {
         let (id, model) = &mut self.contexts[idx];
         let (ask, expected) = match kind {
             0 => (Ask::Prefill, Answer::Prefilled),
-            1 => {
+            1 if n_free > 0 => {
                 let seed = seed & !7; // one that never fails
                 let sampler = Sampler { seed, ..Sampler::greedy() };
                 (Ask::Sample(Arc::new(sampler)), Answer::Sampled(drawn(prefix, seed).into()))

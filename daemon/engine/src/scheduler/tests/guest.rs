@@ -1,6 +1,7 @@
 //! A guest at the other end of a scheduler's completions.
 
-use std::collections::HashMap;
+use std::cell::Cell;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use crate::account::Owner;
@@ -15,6 +16,9 @@ use crate::scheduler::Scheduler;
 #[derive(Default)]
 pub(super) struct Guests {
     mailboxes: HashMap<CallerId, Arc<Mailbox>>,
+    /// Those that are no guests of ours, and how often they were found out.
+    hostile: HashSet<CallerId>,
+    n_expelled: Cell<usize>,
 }
 
 impl Guests {
@@ -24,6 +28,16 @@ impl Guests {
         self.mailboxes.insert(caller, Arc::default());
         scheduler.commons.enter(caller, owner);
         caller
+    }
+
+    /// A caller asks what no guest of ours does.
+    pub(super) fn note_hostile(&mut self, caller: CallerId) {
+        self.hostile.insert(caller);
+    }
+
+    /// How often those were found out.
+    pub(super) fn n_expelled(&self) -> usize {
+        self.n_expelled.get()
     }
 
     pub(super) fn ticket(&self, caller: CallerId) -> Ticket {
@@ -40,6 +54,11 @@ impl Guests {
         scheduler.outbox.take(&mut completions);
         for completion in completions {
             let Completion { caller, tag, done } = port.carry(completion);
+            if let Done::Expelled(violation) = &done {
+                assert!(self.hostile.contains(&caller), "of an honest guest: {violation}");
+                self.n_expelled.set(self.n_expelled.get() + 1);
+                continue;
+            }
             assert!(self.mailboxes[&caller].deliver(tag, done).is_none(), "nobody waits in these tests");
         }
     }

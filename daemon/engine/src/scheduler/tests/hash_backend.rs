@@ -6,6 +6,7 @@ use std::collections::HashMap;
 use super::N_PAGES_MIN;
 use crate::batch::{
     Batch, Candidate, CellMove, Input, LateMask, Output, OutputFault, OutputKind, PageId, Row, SlotId, Token,
+    Within,
 };
 use crate::kv::N_STRETCHES_MAX;
 use crate::sampling::TokenMask;
@@ -272,7 +273,9 @@ impl HashBackend {
                 assert!((row.start..row.end()).contains(&request.position));
                 let prefix = self.prefix(row, tokens, request.position);
                 outputs.push(match request.kind {
-                    OutputKind::Program { sampler, others, .. } => {
+                    OutputKind::Program { sampler, others, within, .. }
+                        if !matches!(within, Within::Late) =>
+                    {
                         let n_others = others.n_rows();
                         let members = row_idx..=row_idx + n_others;
                         let rows = &batch.rows[members.clone()];
@@ -363,9 +366,8 @@ impl HashBackend {
 
     fn output(&mut self, slot: SlotId, prefix: u64, kind: &OutputKind<'_>) -> Output {
         match kind {
-            OutputKind::Program { .. } => {
-                unreachable!("programs draw for mixtures alone, after rows with tokens")
-            }
+            OutputKind::Program { within: Within::Late, .. } => Output::SatOut,
+            OutputKind::Program { sampler, .. } => self.mixed(slot, &[prefix], sampler.seed),
             OutputKind::Mixed => Output::Mixed,
             OutputKind::Sample(sampler) if fails(prefix, sampler.seed) => {
                 Output::Failed(OutputFault::NothingToDraw)
@@ -382,12 +384,12 @@ impl HashBackend {
             OutputKind::Top { n } => {
                 Output::Top { candidates: ranked(prefix, *n), entropy: score(prefix, 0) }
             }
-            OutputKind::Ranked { .. } => unreachable!("no search here has a sampler"),
+            OutputKind::Ranked { n, .. } => Output::Ranked(ranked(prefix, *n)),
             OutputKind::Scores(tokens) => {
                 Output::Scores(tokens.iter().map(|&token| score(prefix, token)).collect())
             }
-            OutputKind::Full => Output::Full(vec![score(prefix, 7)]),
-            OutputKind::Logits | OutputKind::Keep(_) => unreachable!("nobody here mixes models"),
+            OutputKind::Full | OutputKind::Logits => Output::Full(vec![score(prefix, 7)]),
+            OutputKind::Keep(_) => Output::Kept,
             OutputKind::Embedding => Output::Embedding(vec![score(prefix, 8)]),
             OutputKind::Hidden { n_layers } => Output::Embedding(vec![score(prefix, *n_layers as Token)]),
             OutputKind::Attention { layers } => {
@@ -416,7 +418,7 @@ impl HashBackend {
 
     fn note_late(&mut self, row_idx: usize, row: &Row<'_>, tokens: &[Token], output_idx: usize) {
         for (idx, request) in row.outputs.iter().enumerate() {
-            if let OutputKind::Masked { sampler, mask: None } = request.kind {
+            if let (true, Some(sampler)) = (request.kind.is_late(), request.kind.sampler()) {
                 // No row may begin with what was drawn before.
                 self.drawn.remove(&row.slot);
                 let prefix = match row.start == row.end() && row.evicted.is_some() {
