@@ -11,6 +11,7 @@ use crate::model::Model;
 use crate::sampling::TokenMask;
 pub use crate::sampling::fuzzing::{exp, log};
 pub use crate::scheduler::tests::fuzzed::run as run_scheduler;
+pub use crate::scheduler::tests::hostile::run as run_operations;
 
 /// A vocabulary for which grammars are compiled, without an engine.
 #[derive(Debug)]

@@ -139,15 +139,17 @@ impl KeptRows {
         names.iter().all(|name| self.rows.get(name).is_some_and(|held| held.is_written))
     }
 
-    /// A step that writes the row was submitted.
-    pub(crate) fn note_written(&mut self, name: RowName) {
-        if let Some(held) = self.rows.get_mut(&name) {
+    /// A step that writes the row was submitted, where it is that of this context: the name may be that of another one's by
+    /// now.
+    pub(crate) fn note_written(&mut self, name: RowName, id: ContextId) {
+        if let Some(held) = self.rows.get_mut(&name).filter(|held| held.id == id) {
             held.is_written = true;
         }
     }
 
-    /// A draw of this context waits for these rows.
+    /// A draw of this context waits for these rows, and none before it does any more.
     pub(crate) fn wait(&mut self, id: ContextId, names: Vec<RowName>) {
+        self.waiting.retain(|(waiting, _)| *waiting != id);
         self.waiting.push((id, names));
     }
 
@@ -192,13 +194,15 @@ mod tests {
         kept.wait(id(1), vec![names[0], names[1]]);
         kept.wait(id(2), vec![names[2]]);
         kept.wait(id(3), vec![names[1]]);
-        kept.note_written(names[0]);
+        kept.note_written(names[0], id(0));
         assert!(kept.take_ready().is_empty());
-        kept.note_written(names[2]);
+        kept.note_written(names[2], id(0));
         assert_eq!(kept.take_ready(), [id(2)]);
         assert_eq!(kept.waiting.len(), 2);
         kept.let_go(names[0]);
-        kept.note_written(names[1]);
+        kept.note_written(names[1], id(9));
+        assert!(kept.take_ready().is_empty(), "a row of another context");
+        kept.note_written(names[1], id(0));
         assert_eq!((kept.take_ready(), kept.waiting.len()), (vec![id(3)], 0));
         kept.wait(id(4), vec![names[1]]);
         kept.forget(CallerId(1));

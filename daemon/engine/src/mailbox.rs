@@ -182,3 +182,19 @@ impl Drop for Ticket {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::violation::Violation;
+
+    #[tokio::test]
+    async fn who_is_expelled_waits_for_nothing() {
+        let mailbox = Arc::<Mailbox>::default();
+        let (first, second) = (mailbox.ticket(), mailbox.ticket());
+        assert!(mailbox.deliver(first.tag(), Done::Kept(Ok(()))).is_none());
+        assert!(mailbox.deliver(Tag::new(0, 0), Done::Expelled(Violation::NotForGuests)).is_none());
+        assert!(matches!(first.take().await, Some(Done::Kept(Ok(())))), "what came before it is there");
+        assert!(second.take().await.is_none());
+    }
+}

@@ -13,6 +13,7 @@ pub mod grammars;
 #[cfg(feature = "daemon")]
 pub mod host;
 mod json;
+pub mod operations;
 mod panics;
 pub mod programs;
 #[cfg(feature = "daemon")]
@@ -90,6 +91,12 @@ pub const TARGETS: &[Target] = &[
         about: "operations on contexts, against a model without pages, batches or run-ahead",
         check: scheduler::check,
         input_bytes_max: 2048,
+    },
+    Target {
+        name: "operations",
+        about: "operations of a process that runs other code than guests do, beside honest ones",
+        check: operations::check,
+        input_bytes_max: 1024,
     },
     #[cfg(feature = "daemon")]
     Target {

@@ -71,6 +71,7 @@ replayed!(
     programs,
     grammars,
     scheduler,
+    operations,
 );
 
 #[test]

@@ -86,6 +86,11 @@ impl Scheduler {
             reply.send(Done::Answer(Err(EngineError::TooManyBeams { n_beams, n_beams_max })));
             return Ok(());
         }
+        let all: Members = std::iter::once(base).chain(contexts.iter().copied()).collect();
+        if let Err(error) = self.check_steering(&all) {
+            reply.send(Done::Answer(Err(error)));
+            return Ok(());
+        }
         let guest = self.contexts[&base].owner.guest;
         self.returns.note_asked(guest, self.commons.are_late);
         let contexts = contexts.into_iter().enumerate().map(|(place, id)| (id, place)).collect();

@@ -63,7 +63,8 @@ impl Scheduler {
             if let Some(Work::Ask(work)) = &context.work
                 && matches!(work.ask(), Ask::Keep)
             {
-                self.commons.kept.note_written(RowName { caller: context.caller, tag: work.reply.tag() });
+                let name = RowName { caller: context.caller, tag: work.reply.tag() };
+                self.commons.kept.note_written(name, row.id);
                 writes_any = true;
             }
         }

@@ -26,6 +26,8 @@ const N_STATES_MAX: usize = 1024;
 /// The most probable tokens, and hidden states, that are looked at beside a draw.
 const N_TOP_LOOKED_AT_MAX: usize = 20;
 const N_LAYERS_LOOKED_AT_MAX: usize = 8;
+/// Places past the last position for which masks are made: those of tokens that are expected, and may not come.
+const N_PLACES_PAST_END_MAX: usize = 2 * (N_GUESS_MAX + 1);
 
 /// Checks what an operation says about a model that is like this.
 pub(super) fn check(operation: &Operation, facts: &ModelFacts) -> Result<(), Violation> {
@@ -115,7 +117,7 @@ impl ModelFacts {
     }
 
     fn check_place(&self, position: usize) -> Result<(), Violation> {
-        at_most("tokens before a mask", position, self.n_positions_max)
+        at_most("tokens before a mask", position, self.n_positions_max + N_PLACES_PAST_END_MAX)
     }
 
     fn check_eviction(&self, start: usize, end: usize) -> Result<(), Violation> {

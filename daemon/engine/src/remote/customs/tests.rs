@@ -3,10 +3,11 @@
 use std::sync::Arc;
 
 use super::*;
-use crate::command::{Edit, RunSettings};
+use crate::command::{Ahead, Edit, MaskSource, RunSettings};
 use crate::completion::Tag;
 use crate::port::Port;
-use crate::sampling::{Sampler, TokenMask};
+use crate::sampling::{Bias, Sampler, TokenMask};
+use crate::steering::Steering;
 
 const FACTS: ModelFacts = ModelFacts {
     vocab_size: 100,
@@ -22,6 +23,13 @@ const TAG: Tag = Tag::new(3, 1);
 
 fn id(number: u64) -> ContextId {
     ContextId { model: ModelId::default(), number }
+}
+
+/// A mask as bytes may say it.
+#[derive(serde::Serialize)]
+struct Forged {
+    words: Vec<u64>,
+    vocab_size: usize,
 }
 
 /// A process with two callers and a context of each.
@@ -163,27 +171,34 @@ fn what_is_given_is_made_again_where_it_arrives() {
     let mask = rmp_serde::to_vec_named(&TokenMask::all(70)).expect("it is plain data");
     let whole: TokenMask = Port::value_of(&mask).expect("it is a mask");
     assert_eq!(whole, TokenMask::all(70));
-    #[derive(serde::Serialize)]
-    struct Forged {
-        words: Vec<u64>,
-        vocab_size: usize,
-    }
     let forged = |words: Vec<u64>, vocab_size| {
         Port::value_of::<TokenMask>(&Port::bytes_of(&Forged { words, vocab_size }))
     };
     assert_eq!(forged(vec![u64::MAX; 2], 70), Some(TokenMask::all(70)));
     assert_eq!(forged(vec![u64::MAX], 70), None);
-    use crate::sampling::Bias;
     let bias = |bias: Bias| Port::value_of::<Bias>(&Port::bytes_of(&bias));
     assert_eq!(bias(Bias::Dense(vec![f32::NAN])), None);
     assert_eq!(bias(Bias::Sparse(vec![(3, f32::INFINITY)])), None);
     let sorted = Bias::Sparse(vec![(1, 2.0), (3, 1.0)]);
     assert_eq!(bias(Bias::Sparse(vec![(3, 1.0), (1, 4.0), (1, 2.0)])), Some(sorted));
     // Two steerings are told apart by what they are, whatever a sender says.
-    use crate::steering::Steering;
     let steering = |value: f32| Steering::from(vec![(1, vec![value])]);
     let arrived: Steering = Port::value_of(&Port::bytes_of(&steering(2.0))).expect("it is a steering");
     assert!(arrived == steering(2.0) && arrived != steering(1.0));
+}
+
+#[test]
+fn contexts_and_whole_rows_are_paid_for() {
+    let of = |ask| {
+        let edit = Edit { n_kept: 1000, appended: vec![1; 25], n_pulled: 0 };
+        Charges::of(&Operation::Ask { id: id(100), edit, ask, tag: TAG }, &FACTS)
+    };
+    let tokens = |n_tokens| Charges { n_contexts: 0, n_tokens };
+    assert_eq!(of(Ask::Logits), tokens(1));
+    assert_eq!(of(Ask::Attention { layers: vec![1] }), tokens(2));
+    assert_eq!(of(Ask::Top { n: 5 }), tokens(0));
+    let made = Charges::of(&Operation::Create { id: id(102), caller: OWN }, &FACTS);
+    assert_eq!(made, Charges { n_contexts: 1, n_tokens: 0 });
 }
 
 #[test]
@@ -194,8 +209,8 @@ fn settings_are_held_against_the_model() {
             sampler: Arc::new(Sampler::greedy()),
             stop_tokens: Arc::new([]),
             n_tokens_max: None,
-            ahead: crate::command::Ahead::Adaptive,
-            masks: crate::command::MaskSource::Sampler,
+            ahead: Ahead::Adaptive,
+            masks: MaskSource::Sampler,
         };
         change(&mut settings);
         Operation::Run { id: id(100), edit: Edit::default(), settings, tag: TAG }

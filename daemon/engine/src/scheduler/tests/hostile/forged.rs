@@ -271,7 +271,8 @@ impl Forger {
     fn name(&mut self) -> String {
         match self.random.below(64) {
             0 => "n".repeat(1 << 17),
-            n => format!("n{}", n % 2),
+            // Guests of one user know each other's: these are not those of the honest ones.
+            n => format!("m{}", n % 2),
         }
     }
 
