@@ -191,6 +191,8 @@ impl Scheduler {
         if rows.len() > contexts.len() || !rows.iter().all(fits) {
             return None;
         }
+        // What a question left past the end of one of them is the search's now, and not to be taken away from it.
+        contexts.iter().for_each(|&(id, _)| self.spares.remove(id));
         let mut place_of_row: Vec<Option<usize>> = vec![None; rows.len()];
         let mut is_taken = vec![false; contexts.len()];
         for (row, place) in rows.iter().zip(&mut place_of_row) {
