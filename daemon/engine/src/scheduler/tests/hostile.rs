@@ -236,7 +236,7 @@ impl Attack {
 /// # Panics
 /// The scheduler panics, an honest guest gets something else than alone, or something is left of the process.
 #[cfg(feature = "fuzzing")]
-pub(crate) fn run(bytes: &[u8]) {
+pub fn run(bytes: &[u8]) {
     let Some((seed, bytes)) = bytes.split_first_chunk() else { return };
     let seed = u64::from(u16::from_le_bytes(*seed));
     let mut attack = Attack::new(Random::given(bytes, mix(seed)), seed);
