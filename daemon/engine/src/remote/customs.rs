@@ -275,11 +275,7 @@ impl Customs {
         match operation {
             Operation::Create { id, .. } | Operation::Open { id, .. } => self.note_made(*id, from),
             Operation::Fork { child, .. } => self.note_made(*child, from),
-            Operation::Release { id, .. } => {
-                if self.contexts.remove(id).is_none() {
-                    self.take_number(*id);
-                }
-            }
+            Operation::Release { id, .. } => self.note_released(*id),
             Operation::Ask { ask: Ask::Keep, tag, .. } => {
                 self.rows.insert(RowName { caller: from, tag: *tag }.key(), facts.vocab_size);
             }
@@ -290,6 +286,13 @@ impl Customs {
     fn note_made(&mut self, id: ContextId, owner: CallerId) {
         self.take_number(id);
         self.contexts.insert(id, owner);
+    }
+
+    /// One that was never made is not made any more.
+    fn note_released(&mut self, id: ContextId) {
+        if self.contexts.remove(&id).is_none() {
+            self.take_number(id);
+        }
     }
 
     fn take_number(&mut self, id: ContextId) {
