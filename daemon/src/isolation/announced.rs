@@ -1,5 +1,6 @@
 //! What a process of guests was told of models and engines.
 
+use trellis_engine::remote::ModelFacts;
 use trellis_engine::{EngineWatch, ModelHandle, ModelLease};
 
 use super::message::{EngineNumber, ModelNumber, NotUnderstood, ToGuests};
@@ -11,6 +12,8 @@ use crate::models::{DeviceWatch, Listing};
 pub(crate) struct Announced {
     engines: Vec<DeviceWatch>,
     models: Vec<Option<AnnouncedModel>>,
+    /// Of all models, also those that are gone.
+    facts: Vec<(EngineNumber, ModelFacts)>,
 }
 
 #[derive(Debug)]
@@ -74,14 +77,22 @@ impl Announced {
         let engine = self.engines.iter().position(|device| device.engine.is_of(handle))?;
         let model = ModelNumber(self.models.len() as u32);
         self.models.push(Some(AnnouncedModel { handle: handle.clone(), lease: None }));
+        let (engine, facts) = (EngineNumber(engine as u32), handle.facts());
+        self.facts.push((engine, facts.clone()));
         outgoing.put(ToGuests::Model {
             model,
-            engine: EngineNumber(engine as u32),
-            facts: Box::new(handle.facts()),
+            engine,
+            facts: Box::new(facts),
             card: Box::new(handle.model().card()),
         });
         news.models.push((model, handle.clone()));
         Some(model)
+    }
+
+    /// The models of an engine, also those that are gone.
+    pub(crate) fn facts_of(&self, engine: EngineNumber) -> Vec<ModelFacts> {
+        let of_it = self.facts.iter().filter(|(other, _)| *other == engine);
+        of_it.map(|(_, facts)| facts.clone()).collect()
     }
 
     /// The engine of this number.

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use tokio::runtime::Handle;
 use tokio::sync::watch;
 use trellis_engine::account::{Account, ActorId, GuestId, Owner, Resource};
-use trellis_engine::remote::{NearEngine, Numbers};
+use trellis_engine::remote::{ModelFacts, NearEngine, Numbers, Registry};
 use trellis_engine::{EngineFailure, ModelHandle};
 
 use super::announced::{Announced, News};
@@ -298,6 +298,13 @@ impl Keeper {
                 Ok(false) => return,
                 Err(error) => return self.fall(error.to_string()),
             }
+            let violation = messages.iter().find_map(|message| match message {
+                ToGuests::Answer { answered, .. } => answered.violation(),
+                _ => None,
+            });
+            if let Some(violation) = violation {
+                return self.fall(violation);
+            }
             let before = self.before_answers(&messages);
             let frames = before.iter().chain(&messages).map(encode);
             let sent = sender.send_all(frames.collect::<Vec<_>>().iter().map(Vec::as_slice));
@@ -357,12 +364,12 @@ impl Keeper {
                 if !engines.contains_key(&engine) {
                     let outward = Arc::new(Answers { engine, outgoing: self.outgoing.clone() });
                     let watch = self.lock().announced.engine(engine)?.clone();
-                    engines.insert(engine, NearEngine::new(&watch, self.numbers, outward));
+                    let n_contexts_max = self.user.limit(Resource::Contexts);
+                    let near = NearEngine::new(&watch, self.numbers, n_contexts_max, outward);
+                    engines.insert(engine, near);
                 }
                 let near = engines.get_mut(&engine).expect("it was put there");
-                let owner_of =
-                    |guest| -> Option<Owner> { self.lock().guests.get(&guest).map(|guest| guest.owner()) };
-                near.take(*asked, owner_of)?;
+                near.take(*asked, &Known { keeper: self, engine })?;
             }
             FromGuests::Borrow { ticket, guest, resource, n } => {
                 let lent = self.lend(guest, resource, n)?;
@@ -419,6 +426,22 @@ impl Keeper {
             *borrowed += n;
         }
         Ok(lent)
+    }
+}
+
+/// What an engine's customs ask of the process.
+struct Known<'a> {
+    keeper: &'a Keeper,
+    engine: EngineNumber,
+}
+
+impl Registry for Known<'_> {
+    fn owner_of(&self, guest: GuestId) -> Option<Owner> {
+        self.keeper.lock().guests.get(&guest).map(|guest| guest.owner())
+    }
+
+    fn models(&self) -> Vec<ModelFacts> {
+        self.keeper.lock().announced.facts_of(self.engine)
     }
 }
 

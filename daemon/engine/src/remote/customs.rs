@@ -5,7 +5,6 @@
 //! thread sees it. What only that thread knows (which tokens a context has) it checks by itself, with one comparison each
 //! (`scheduler/fits`). A sender of anything else is no guest of ours: its process is ended.
 
-mod charges;
 mod contents;
 mod numbers;
 #[cfg(test)]
@@ -16,7 +15,6 @@ use std::ops::Range;
 
 use rustc_hash::{FxHashMap, FxHashSet};
 
-pub(crate) use self::charges::Charges;
 use self::numbers::Numbers;
 use crate::backend::Limits;
 use crate::command::{Ask, ContextId, ModelId, Operation};

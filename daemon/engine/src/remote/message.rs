@@ -32,6 +32,15 @@ impl From<Completion> for Answered {
 }
 
 impl Answered {
+    /// What the process has asked that none of our guests would.
+    #[must_use]
+    pub fn violation(&self) -> Option<String> {
+        match &self.0.done {
+            Done::Expelled(violation) => Some(violation.to_string()),
+            _ => None,
+        }
+    }
+
     /// Bytes of the longest list in it, roughly; 0 for what is short.
     #[must_use]
     pub fn n_bytes(&self) -> usize {

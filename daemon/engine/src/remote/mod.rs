@@ -18,7 +18,7 @@ mod near;
 pub use facts::ModelFacts;
 pub use far::{FarEngine, FarModel, Spokesman};
 pub use message::{Answered, Asked};
-pub use near::{NearEngine, Outward, Violation};
+pub use near::{NearEngine, Outward, Registry, Violation};
 
 use std::ops::Range;
 

@@ -6,9 +6,11 @@ use std::time::Duration;
 
 use rustc_hash::FxHashMap;
 
-use super::Numbers;
+use super::customs::{self, Customs};
 use super::message::{Answered, Asked, Question};
+use super::{ModelFacts, Numbers};
 use crate::account::{GuestId, Owner};
+use crate::command::{ModelId, Operation};
 use crate::completion::CallerId;
 use crate::handle::{EngineWatch, Link, Message};
 use crate::mailbox::Postbox;
@@ -32,62 +34,107 @@ const FULL: Duration = Duration::from_micros(100);
 pub struct NearEngine {
     link: Arc<Link>,
     outward: Arc<dyn Outward>,
-    callers: FxHashMap<CallerId, Owner>,
+    owners: FxHashMap<CallerId, Owner>,
     numbers: Numbers,
+    customs: Customs,
+    models: FxHashMap<ModelId, customs::ModelFacts>,
+    n_contexts_max: u64,
+}
+
+/// What the daemon knows of the process.
+pub trait Registry {
+    /// On whose behalf a guest of it asks.
+    fn owner_of(&self, guest: GuestId) -> Option<Owner>;
+
+    /// All models of the engine that it was told of, also those that are gone.
+    fn models(&self) -> Vec<ModelFacts>;
 }
 
 impl NearEngine {
-    /// The engine that is watched, for the process with these ids.
+    /// The engine that is watched, for the process with these ids, whose guests have so many contexts at most. A process whose
+    /// guests charge what they have never comes to more.
     #[must_use]
-    pub fn new(engine: &EngineWatch, numbers: Numbers, outward: Arc<dyn Outward>) -> Self {
-        Self { link: engine.link().clone(), outward, callers: FxHashMap::default(), numbers }
+    pub fn new(
+        engine: &EngineWatch,
+        numbers: Numbers,
+        n_contexts_max: u64,
+        outward: Arc<dyn Outward>,
+    ) -> Self {
+        Self {
+            link: engine.link().clone(),
+            outward,
+            owners: FxHashMap::default(),
+            numbers,
+            customs: Customs::new(numbers.range()),
+            models: FxHashMap::default(),
+            n_contexts_max,
+        }
     }
 
     /// Passes on what the process asks. Waits while a guest has as many operations unread as it may.
     ///
     /// # Errors
     /// What none of our guests would ask.
-    pub fn take(
-        &mut self,
-        asked: Asked,
-        owner_of: impl FnOnce(GuestId) -> Option<Owner>,
-    ) -> Result<(), Violation> {
+    pub fn take(&mut self, asked: Asked, registry: &impl Registry) -> Result<(), Violation> {
         match asked.0 {
             Question::Enter { caller, guest } => {
-                let owner = owner_of(guest).ok_or_else(|| Violation(format!("no guest {}", guest.0)))?;
-                if !self.numbers.range().contains(&caller.0) || self.callers.contains_key(&caller) {
-                    return Err(Violation(format!("{caller:?} is not its to name")));
+                let owner =
+                    registry.owner_of(guest).ok_or_else(|| Violation(format!("no guest {}", guest.0)))?;
+                if !self.numbers.range().contains(&caller.0) || self.customs.has(caller) {
+                    return Err(Violation(format!("caller {} is not its to name", caller.0)));
                 }
-                self.callers.insert(caller, owner.clone());
+                self.customs.enter(caller);
+                self.owners.insert(caller, owner.clone());
                 let postbox = Postbox::Far(self.outward.clone());
                 self.post(Message::Enter { caller, owner, postbox });
             }
+            Question::Leave { caller } if self.customs.has(caller) => self.leave(caller),
             Question::Leave { caller } => {
-                self.callers
-                    .remove(&caller)
-                    .ok_or_else(|| Violation(format!("{caller:?} has not entered")))?;
-                self.post(Message::Leave { caller });
+                return Err(Violation(format!("caller {} has not entered", caller.0)));
             }
-            Question::Operation { caller, operation } => {
-                let owner = self.callers.get(&caller);
-                let owner = owner.ok_or_else(|| Violation(format!("{caller:?} has not entered")))?;
-                loop {
-                    match self.link.try_room(caller, owner) {
-                        // An engine that has ended says so by itself.
-                        Some(room) => break drop(self.link.post_into(room, operation)),
-                        None => std::thread::sleep(FULL),
-                    }
-                }
+            Question::Operation { caller, operation } => self.pass_on(caller, operation, registry)?,
+        }
+        Ok(())
+    }
+
+    fn pass_on(
+        &mut self,
+        caller: CallerId,
+        operation: Operation,
+        registry: &impl Registry,
+    ) -> Result<(), Violation> {
+        // What names no model, such as a row, is about the first.
+        if !self.models.contains_key(&operation.model()) {
+            let facts = registry.models();
+            self.models =
+                facts.iter().map(|facts| (facts.id, customs::ModelFacts::of(&facts.limits))).collect();
+        }
+        let Self { customs, models, .. } = self;
+        let checked = customs.check(caller, operation, |model| models.get(&model).cloned());
+        let Some(operation) = checked.map_err(|violation| Violation(violation.to_string()))? else {
+            return Ok(());
+        };
+        if self.customs.n_contexts() as u64 > self.n_contexts_max {
+            return Err(Violation(format!("more than {} contexts", self.n_contexts_max)));
+        }
+        let Some(owner) = self.owners.get(&caller) else { return Ok(()) };
+        loop {
+            match self.link.try_room(caller, owner) {
+                // An engine that has ended says so by itself.
+                Some(room) => break drop(self.link.post_into(room, operation)),
+                None => std::thread::sleep(FULL),
             }
         }
         Ok(())
     }
 
-    /// The process is gone: frees what its guests held.
-    pub fn abandon(&mut self) {
-        for (caller, _) in std::mem::take(&mut self.callers) {
-            self.post(Message::Leave { caller });
+    /// Frees what a caller held.
+    fn leave(&mut self, caller: CallerId) {
+        self.owners.remove(&caller);
+        for operation in self.customs.leave(caller) {
+            let _ = self.link.post_unbounded(caller, operation);
         }
+        self.post(Message::Leave { caller });
     }
 
     /// An engine that has ended forgets everything.
@@ -97,7 +144,9 @@ impl NearEngine {
 }
 
 impl Drop for NearEngine {
+    /// The process is gone, and what its guests held with it.
     fn drop(&mut self) {
-        self.abandon();
+        let callers: Vec<CallerId> = self.owners.keys().copied().collect();
+        callers.into_iter().for_each(|caller| self.leave(caller));
     }
 }

@@ -188,20 +188,6 @@ fn what_is_given_is_made_again_where_it_arrives() {
 }
 
 #[test]
-fn contexts_and_whole_rows_are_paid_for() {
-    let of = |ask| {
-        let edit = Edit { n_kept: 1000, appended: vec![1; 25], n_pulled: 0 };
-        Charges::of(&Operation::Ask { id: id(100), edit, ask, tag: TAG }, &FACTS)
-    };
-    let tokens = |n_tokens| Charges { n_contexts: 0, n_tokens };
-    assert_eq!(of(Ask::Logits), tokens(1));
-    assert_eq!(of(Ask::Attention { layers: vec![1] }), tokens(2));
-    assert_eq!(of(Ask::Top { n: 5 }), tokens(0));
-    let made = Charges::of(&Operation::Create { id: id(102), caller: OWN }, &FACTS);
-    assert_eq!(made, Charges { n_contexts: 1, n_tokens: 0 });
-}
-
-#[test]
 fn settings_are_held_against_the_model() {
     let mut customs = process();
     let run = |change: &dyn Fn(&mut RunSettings)| {
