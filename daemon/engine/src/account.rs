@@ -2,6 +2,7 @@
 
 mod host_charge;
 mod lease;
+mod priority;
 mod step_log;
 
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -13,6 +14,7 @@ use tokio::sync::Semaphore;
 pub use self::host_charge::HostCharge;
 use self::lease::Lease;
 pub use self::lease::{Lender, Lending};
+pub use self::priority::Priority;
 pub use self::step_log::{StepLog, StepNote};
 use crate::causes::{Cause, Causes, Tally};
 use crate::port::{Name, names};
@@ -24,6 +26,8 @@ pub enum Resource {
     Tokens,
     /// KV pages held.
     Pages,
+    /// Those of them that are in host memory; counted, and bounded by what the device has of it.
+    HostPages,
     /// Contexts open or saved.
     Contexts,
     /// Bytes of host memory: on a guest's account for its token lists, masks and grammars, on those above it for the memory
@@ -38,6 +42,7 @@ impl Resource {
         match self {
             Self::Tokens => "tokens",
             Self::Pages => "pages",
+            Self::HostPages => "pages in host memory",
             Self::Contexts => "contexts",
             Self::HostBytes => "bytes of host memory",
         }
@@ -92,8 +97,10 @@ struct Meter {
 pub struct Account {
     level: &'static str,
     parent: Option<Arc<Account>>,
+    priority: Priority,
     tokens: Meter,
     pages: Meter,
+    host_pages: Meter,
     contexts: Meter,
     host_bytes: Meter,
     causes: Tally,
@@ -129,10 +136,22 @@ pub const USER: &str = "user";
 pub(crate) const N_OPERATIONS_MAX: usize = 1024;
 
 impl Account {
-    /// An account under `parent`.
+    /// An account under `parent`, with its priority.
     #[must_use]
     pub fn new(level: &'static str, budget: Budget, parent: Option<Arc<Account>>) -> Arc<Self> {
-        Self::with(level, budget, parent, None)
+        let priority = parent.as_ref().map_or(Priority::EVEN, |parent| parent.priority);
+        Self::with(level, budget, parent, priority, None)
+    }
+
+    /// An account under `parent` with a priority of its own: a user's.
+    #[must_use]
+    pub fn with_priority(
+        level: &'static str,
+        budget: Budget,
+        parent: Option<Arc<Account>>,
+        priority: Priority,
+    ) -> Arc<Self> {
+        Self::with(level, budget, parent, priority, None)
     }
 
     /// An account of another process: of some resources what it may use is lent to it by the daemon.
@@ -144,21 +163,26 @@ impl Account {
         lender: Arc<dyn Lender>,
         lendings: &[Lending],
     ) -> Arc<Self> {
-        Self::with(level, budget, parent, Some(Lease::new(lender, lendings)))
+        // Engines, whose business priorities are, have the daemon's account.
+        let priority = parent.as_ref().map_or(Priority::EVEN, |parent| parent.priority);
+        Self::with(level, budget, parent, priority, Some(Lease::new(lender, lendings)))
     }
 
     fn with(
         level: &'static str,
         budget: Budget,
         parent: Option<Arc<Account>>,
+        priority: Priority,
         lease: Option<Lease>,
     ) -> Arc<Self> {
         let meter = |limit| Meter { used: AtomicU64::new(0), limit };
         Arc::new(Self {
             level,
             parent,
+            priority,
             tokens: meter(budget.n_tokens),
             pages: meter(budget.n_pages),
+            host_pages: meter(u64::MAX),
             contexts: meter(budget.n_contexts),
             host_bytes: meter(budget.host_bytes),
             causes: Tally::default(),
@@ -191,6 +215,7 @@ impl Account {
         match resource {
             Resource::Tokens => &self.tokens,
             Resource::Pages => &self.pages,
+            Resource::HostPages => &self.host_pages,
             Resource::Contexts => &self.contexts,
             Resource::HostBytes => &self.host_bytes,
         }
@@ -359,6 +384,12 @@ impl Account {
         account
     }
 
+    /// That of the user.
+    #[must_use]
+    pub fn priority(&self) -> Priority {
+        self.priority
+    }
+
     /// The account that this one lies in.
     #[must_use]
     pub fn parent(&self) -> Option<&Arc<Self>> {
@@ -415,5 +446,14 @@ mod tests {
         a.release(Resource::Pages, 3);
         assert_eq!(user.used(Resource::Pages), 0);
         assert_eq!(a.limit(Resource::Pages), 8);
+    }
+
+    #[test]
+    fn sessions_and_guests_have_the_priority_of_their_user() {
+        let priority = Priority { share: std::num::NonZeroU32::new(3).expect("above 0"), rank: 2 };
+        let user = Account::with_priority(USER, Budget::UNLIMITED, None, priority);
+        let session = Account::new("session", Budget::UNLIMITED, Some(user));
+        assert_eq!(Account::new("guest", Budget::UNLIMITED, Some(session)).priority(), priority);
+        assert_eq!(Account::new("guest", Budget::UNLIMITED, None).priority(), Priority::EVEN);
     }
 }

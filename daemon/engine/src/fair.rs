@@ -1,5 +1,9 @@
 //! Fair shares for users, then their sessions, then their guests, by virtual time.
 //!
+//! Users have weights, their shares: the virtual time of a user moves on by the work done for it over its share, so that two
+//! users with shares of 3 and 1 get work done as 3 to 1 while both have enough to do. Sessions of a user, and guests of a
+//! session, share alike.
+//!
 //! P. Goyal, H. Vin and H. Cheng, "Start-time Fair Queuing" (1996): each owner carries the work done for it as its
 //! virtual time, and the owner furthest behind goes first. An owner that comes back after having had nothing to ask for
 //! starts where those are that still wait, so that idleness earns no credit; what it was charged beyond that stays with it.
@@ -14,6 +18,7 @@ mod node;
 mod shares;
 
 use std::cmp::Ordering;
+use std::num::NonZeroU32;
 
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
@@ -80,17 +85,20 @@ const ROOT: NodeId = NodeId(0);
 
 impl<T> Default for FairQueue<T> {
     fn default() -> Self {
-        Self { nodes: vec![Node::new(ROOT, 0, 0)], free: Vec::new(), by_name: FxHashMap::default() }
+        Self {
+            nodes: vec![Node::new(ROOT, 0, 0, NonZeroU32::MIN)],
+            free: Vec::new(),
+            by_name: FxHashMap::default(),
+        }
     }
 }
 
 impl<T> FairQueue<T> {
     /// A place for something of this guest's. Each has to be given back with [`Self::vacate`].
     pub fn seat(&mut self, owner: &Owner) -> Seat {
-        let mut id = ROOT;
-        for name in [u64::from(owner.actor.0), owner.session.0, owner.guest.0] {
-            id = self.child(id, name);
-        }
+        let user = self.child(ROOT, u64::from(owner.actor.0), owner.account.priority().share);
+        let session = self.child(user, owner.session.0, NonZeroU32::MIN);
+        let mut id = self.child(session, owner.guest.0, NonZeroU32::MIN);
         // The tenants of a node are seats, or children that have tenants.
         let guest = id;
         while id != ROOT {
@@ -145,7 +153,7 @@ impl<T> FairQueue<T> {
         while id != ROOT {
             self.catch_up(id);
             let node = self.node_mut(id);
-            let (parent, vtime) = (node.parent, node.vtime);
+            let (parent, vtime, share) = (node.parent, node.vtime, node.share);
             node.n_items += 1;
             let waiting = node.lane_mut(lane);
             let was_busy = waiting.n_items > 0;
@@ -153,7 +161,7 @@ impl<T> FairQueue<T> {
             waiting.n_rows += n_rows;
             let was_listed = std::mem::replace(&mut waiting.is_listed, true);
             let parent_node = self.node_mut(parent);
-            parent_node.lane_mut(lane).n_busy += usize::from(!was_busy);
+            parent_node.lane_mut(lane).busy_shares += if was_busy { 0 } else { u64::from(share.get()) };
             if !was_listed {
                 parent_node.list(lane, vtime, id);
             }
@@ -237,7 +245,7 @@ impl<T> FairQueue<T> {
     fn note_taken(&mut self, mut id: NodeId, lane: Lane, n_rows: usize) {
         loop {
             let node = self.node_mut(id);
-            let parent = node.parent;
+            let (parent, share) = (node.parent, node.share);
             node.n_items -= 1;
             let waiting = node.lane_mut(lane);
             waiting.n_items -= 1;
@@ -246,7 +254,8 @@ impl<T> FairQueue<T> {
             if id == ROOT {
                 return;
             }
-            self.node_mut(parent).lane_mut(lane).n_busy -= usize::from(!is_busy);
+            self.node_mut(parent).lane_mut(lane).busy_shares -=
+                if is_busy { 0 } else { u64::from(share.get()) };
             id = parent;
         }
     }
@@ -314,7 +323,7 @@ impl<T> FairQueue<T> {
         while id != ROOT {
             self.catch_up(id);
             let node = self.node_mut(id);
-            node.vtime = node.vtime.saturating_add(cost);
+            node.charge(cost);
             id = node.parent;
         }
     }
@@ -332,13 +341,13 @@ impl<T> FairQueue<T> {
         &mut self.nodes[id.0 as usize]
     }
 
-    fn child(&mut self, parent: NodeId, name: u64) -> NodeId {
+    fn child(&mut self, parent: NodeId, name: u64, share: NonZeroU32) -> NodeId {
         let now = self.now(parent);
         self.forget_rested(parent, now);
         if let Some(&id) = self.by_name.get(&(parent, name)) {
             return id;
         }
-        let node = Node::new(parent, name, now);
+        let node = Node::new(parent, name, now, share);
         let id = match self.free.pop() {
             Some(id) => {
                 *self.node_mut(id) = node;

@@ -3,6 +3,7 @@
 use std::cmp::Reverse;
 use std::collections::binary_heap::PeekMut;
 use std::collections::{BinaryHeap, VecDeque};
+use std::num::NonZeroU32;
 
 use smallvec::SmallVec;
 
@@ -20,6 +21,10 @@ pub(super) struct Node<T> {
     /// Among the children of its parent.
     pub(super) name: u64,
     pub(super) vtime: u64,
+    /// Its weight beside the other children of its parent: so much work moves its virtual time on by one.
+    pub(super) share: NonZeroU32,
+    /// Work that has not moved its virtual time on yet, less than its share.
+    left_over: u64,
     /// Items that wait here or below, in all lanes.
     pub(super) n_items: usize,
     /// Whether it stands among its parent's resting children.
@@ -41,8 +46,8 @@ pub(super) struct Waiting<T> {
     pub(super) n_items: usize,
     /// The rows of those items.
     pub(super) n_rows: usize,
-    /// Children with items.
-    pub(super) n_busy: usize,
+    /// The shares of children with items, together.
+    pub(super) busy_shares: u64,
     /// The child that had the last turn out of order.
     pub(super) turned: NodeId,
     /// Whether the node stands in its parent's heap.
@@ -58,7 +63,7 @@ impl<T> Waiting<T> {
         Self {
             n_items: 0,
             n_rows: 0,
-            n_busy: 0,
+            busy_shares: 0,
             turned: NodeId(0),
             is_listed: false,
             items: VecDeque::new(),
@@ -68,11 +73,13 @@ impl<T> Waiting<T> {
 }
 
 impl<T> Node<T> {
-    pub(super) fn new(parent: NodeId, name: u64, vtime: u64) -> Self {
+    pub(super) fn new(parent: NodeId, name: u64, vtime: u64, share: NonZeroU32) -> Self {
         Self {
             parent,
             name,
             vtime,
+            share,
+            left_over: 0,
             n_items: 0,
             is_resting: false,
             n_tenants: 0,
@@ -80,6 +87,13 @@ impl<T> Node<T> {
             lanes: SmallVec::new(),
             resting: Heap::new(),
         }
+    }
+
+    /// Moves its virtual time on by its share's part of so much work.
+    pub(super) fn charge(&mut self, cost: u64) {
+        let (work, share) = (cost.saturating_add(self.left_over), u64::from(self.share.get()));
+        self.vtime = self.vtime.saturating_add(work / share);
+        self.left_over = work % share;
     }
 
     /// What waits in a lane, if anything ever has.

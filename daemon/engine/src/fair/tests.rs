@@ -1,7 +1,7 @@
 //! Shares under load, after pauses, across classes; what is forgotten of owners that left.
 
 use super::*;
-use crate::account::{Account, ActorId, Budget, GuestId, SessionId};
+use crate::account::{Account, ActorId, Budget, GuestId, Priority, SessionId};
 
 const DECODE: Lane = Lane(0);
 const PROMPT: Lane = Lane(1);
@@ -9,6 +9,12 @@ const PROMPT: Lane = Lane(1);
 fn owner(actor: u32, session: u64, guest: u64) -> Owner {
     let account = Account::new("guest", Budget::UNLIMITED, None);
     Owner { actor: ActorId(actor), session: SessionId(session), guest: GuestId(guest), account }
+}
+
+fn owner_with(share: u32, actor: u32, session: u64, guest: u64) -> Owner {
+    let priority = Priority { share: NonZeroU32::new(share).expect("above 0"), rank: 0 };
+    let account = Account::with_priority("guest", Budget::UNLIMITED, None, priority);
+    Owner { account, ..owner(actor, session, guest) }
 }
 
 /// Serves `n` items, each put back at once, and counts the tokens that each owner got.
@@ -74,13 +80,14 @@ fn users_then_their_sessions_then_their_guests_are_due_equal_parts() {
     queue.push(&seats[0], DECODE, 4, 3);
     queue.push(&seats[3], PROMPT, 5, 1);
     let due = |queue: &FairQueue<usize>| {
-        let mut due: Vec<_> = queue.shares(DECODE).map(|share| (share.n_parts, share.n_rows)).collect();
+        let mut due: Vec<_> =
+            queue.shares(DECODE).map(|share| (share.n_parts as usize, share.n_rows)).collect();
         due.sort_unstable();
         due
     };
     assert_eq!(due(&queue), [(2, 1), (4, 7), (8, 1), (8, 5)]);
     assert_eq!(queue.n_rows(DECODE), 14);
-    let other = queue.shares(DECODE).find(|share| share.n_parts == 2).expect("it waits");
+    let other = queue.shares(DECODE).find(|share| share.n_parts == 2.0).expect("it waits");
     assert_eq!(queue.share_if_back(other, DECODE), None);
     // The other user's item is taken, and its guest due its part all the same, should it come back.
     queue.charge(&seats[0], 1);
@@ -92,7 +99,7 @@ fn users_then_their_sessions_then_their_guests_are_due_equal_parts() {
     while queue.pop(DECODE).is_some() {}
     assert_eq!((due(&queue), queue.n_rows(DECODE)), (Vec::new(), 0));
     let back = queue.share_if_back(other, DECODE).expect("it does not wait");
-    assert_eq!((back.n_parts, back.n_rows), (1, 1));
+    assert_eq!((back.n_parts, back.n_rows), (1.0, 1));
 }
 
 #[test]
@@ -255,4 +262,52 @@ fn arrears_are_forgotten_beyond_a_bound() {
     assert_eq!(queue.lead(DECODE, PROMPT), 30);
     queue.charge(&seats[1], 1);
     assert_eq!(queue.pop(PROMPT), Some(2), "both have come as far");
+}
+
+#[test]
+fn users_are_served_in_proportion_to_their_shares_and_their_sessions_alike() {
+    // Items that cost less than a share move their users on as well.
+    for cost in [1, 2, 100] {
+        let owners = [
+            (owner_with(7, 1, 1, 1), cost),
+            (owner_with(7, 1, 2, 2), cost),
+            (owner_with(2, 2, 3, 3), 3 * cost),
+            (owner(3, 4, 4), cost),
+        ];
+        let served: Vec<f64> = serve(&owners, 40_000).into_iter().map(|n| n as f64).collect();
+        let all: f64 = served.iter().sum();
+        for (n, due) in served.iter().zip([0.35, 0.35, 0.2, 0.1]) {
+            assert!((n / all - due).abs() < 0.01, "{served:?} of {all}");
+        }
+    }
+}
+
+#[test]
+fn work_that_is_done_in_pieces_counts_as_much_as_work_done_at_once() {
+    let mut queue: FairQueue<()> = FairQueue::default();
+    let seat = queue.seat(&owner_with(7, 1, 2, 3));
+    (0..701).for_each(|_| queue.charge(&seat, 1));
+    assert_eq!(queue.vtimes([1, 2, 3]), [100, 701, 701]);
+    queue.charge(&seat, 6);
+    assert_eq!(queue.vtimes([1, 2, 3]), [101, 707, 707]);
+}
+
+#[test]
+fn users_are_due_parts_by_the_shares_of_those_that_wait() {
+    let mut queue = FairQueue::default();
+    let seats = [owner_with(3, 1, 1, 1), owner_with(3, 1, 1, 2), owner_with(1, 2, 2, 3)]
+        .map(|owner| queue.seat(&owner));
+    seats.iter().enumerate().for_each(|(idx, seat)| queue.push(seat, DECODE, idx, 1));
+    let due = |queue: &FairQueue<usize>| {
+        let mut due: Vec<f64> = queue.shares(DECODE).map(|share| 1.0 / share.n_parts).collect();
+        due.sort_unstable_by(f64::total_cmp);
+        due
+    };
+    assert_eq!(due(&queue), [0.25, 0.375, 0.375]);
+    let light = queue.shares(DECODE).find(|share| share.n_parts == 4.0).expect("it waits");
+    queue.charge(&seats[0], 1);
+    queue.charge(&seats[1], 100);
+    assert_eq!(queue.pop(DECODE), Some(2));
+    assert_eq!(due(&queue), [0.5, 0.5]);
+    assert_eq!(queue.share_if_back(light, DECODE).map(|share| share.n_parts), Some(4.0));
 }

@@ -5,7 +5,7 @@
 
 mod decode;
 
-pub(super) use self::decode::{DecodeTimes, Look, next_told_apart};
+pub(super) use self::decode::{DecodeTimes, Grain, Look};
 
 /// The share of a new measurement in a running mean.
 const WEIGHT: f64 = 0.125;
@@ -59,6 +59,7 @@ impl StepWork {
 #[derive(Debug)]
 pub(super) struct Costs {
     decode: DecodeTimes,
+    decode_fine: DecodeTimes,
     /// Tokens of prompts lately, and what they added to their steps. Long chunks weigh more than short ones.
     n_tokens: f64,
     added_ns: f64,
@@ -84,7 +85,8 @@ impl Costs {
     /// Of a model whose weights are as many bytes as so many pages; 0 if that is not known.
     pub(super) fn new(weight_pages: f64) -> Self {
         Self {
-            decode: DecodeTimes::default(),
+            decode: DecodeTimes::new(Grain::Coarse),
+            decode_fine: DecodeTimes::new(Grain::Fine),
             n_tokens: 0.0,
             added_ns: 0.0,
             n_decode_rows: 1,
@@ -109,6 +111,7 @@ impl Costs {
         if work.n_prompt_tokens == 0 {
             if work.n_decode_rows > 0 {
                 self.decode.learn(work.n_decode_rows, elapsed);
+                self.decode_fine.learn(work.n_decode_rows, elapsed);
                 self.n_steps_mixed = 0;
             }
             return;
@@ -159,8 +162,11 @@ impl Costs {
     }
 
     /// How long steps of nothing but decode rows take.
-    pub(super) fn decode(&mut self) -> &mut DecodeTimes {
-        &mut self.decode
+    pub(super) fn decode(&mut self, grain: Grain) -> &mut DecodeTimes {
+        match grain {
+            Grain::Coarse => &mut self.decode,
+            Grain::Fine => &mut self.decode_fine,
+        }
     }
 
     /// Decode rows of the last step that had any.

@@ -1,6 +1,6 @@
 //! How many decode rows a step takes, so that those of some do not starve those of others.
 //!
-//! A guest is due one part of the device in so many: users share alike, then the sessions of a user, then the guests of a
+//! A guest is due one part of the device in so many: users have theirs by their shares, and alike then the sessions of a user, then the guests of a
 //! session. A step's decode rows last no longer than gives each guest at least its part of the pace that it would have
 //! alone: a guest whose rows alone would last `t` and that is due one part in `n` may wait `n · t` for its next tokens.
 //! Rows beyond that are left for the next step, those furthest ahead in virtual time first; so where rows ride with
@@ -14,7 +14,7 @@
 //! of as many rows as the guest has that keeps steps short, or of more than steps have. What has more rows than that and is
 //! planned whole, such as the beams of a search, is left out of it.
 
-use super::super::cost::{Look, next_told_apart};
+use super::super::cost::{Grain, Look};
 use super::super::{Plan, Scheduler};
 use super::N_STEPS_RECENT;
 use crate::fair::{Class, DuePart};
@@ -50,6 +50,8 @@ pub(in crate::scheduler) struct Pace {
     /// By how much steps were longer than they were to be: what is planned whole may be many rows. Below 0 by how much they
     /// were shorter: that may be worth a row more.
     over_ns: f64,
+    /// How finely numbers of rows were told apart for that.
+    grain: Grain,
 }
 
 impl DecodeBound {
@@ -92,16 +94,18 @@ impl Scheduler {
         let n_all = self.commons.queue.n_rows(lane) + self.jobs.n_rows_waiting();
         let Some(share) = self.least_patient(n_all) else { return DecodeBound::None };
         let over_ns = self.pace.over_ns;
-        let times = self.costs.decode();
+        let grain = if share.n_parts > 1.0 && share.n_parts < 2.0 { Grain::Fine } else { Grain::Coarse };
+        self.pace.grain = grain;
+        let times = self.costs.decode(grain);
         let Some(alone_ns) = times.ns(share.n_rows).filter(|_| times.is_known(share.n_rows)) else {
             return match times.takes_look(share.n_rows, Look::Often) {
                 true => DecodeBound::Look { n_rows: share.n_rows, ns: None },
                 false => DecodeBound::None,
             };
         };
-        let ns = alone_ns * share.n_parts as f64;
+        let ns = alone_ns * share.n_parts;
         let n_rows = times.n_rows_within(ns - over_ns).max(share.n_rows);
-        let n_more = next_told_apart(n_rows).min(n_all);
+        let n_more = grain.next_told_apart(n_rows).min(n_all);
         let look = if n_rows < n_all { Look::Often } else { Look::Rarely };
         if times.takes_look(share.n_rows, look) {
             DecodeBound::Look { n_rows: share.n_rows, ns: Some(ns) }
@@ -123,11 +127,12 @@ impl Scheduler {
         }
         let step = self.step;
         let queue = &self.commons.queue;
-        let times = self.costs.decode();
+        let times = self.costs.decode(Grain::Coarse);
         // A step of twice the rows lasts twice as long at most, whatever they cost.
-        let may_wait = |share: &DuePart| PARTS_IN_HUNDRED * n_all <= 100 * share.n_parts * share.n_rows;
+        let n_least = (PARTS_IN_HUNDRED * n_all) as f64;
+        let may_wait = |share: &DuePart| n_least <= 100.0 * share.n_parts * share.n_rows as f64;
         let patience = |share: &DuePart| match times.is_known(share.n_rows) {
-            true => times.ns(share.n_rows).unwrap_or(0.0) * share.n_parts as f64,
+            true => times.ns(share.n_rows).unwrap_or(0.0) * share.n_parts,
             false => 0.0,
         };
         let least = |shares: &mut dyn Iterator<Item = DuePart>| {
@@ -151,7 +156,7 @@ impl Scheduler {
         let n_rows = plan.work.n_decode_rows;
         self.pace.over_ns = match plan.decode_bound.ns() {
             Some(ns) if n_rows > 0 => {
-                let over_ns = self.costs.decode().ns(n_rows).unwrap_or(ns) - ns;
+                let over_ns = self.costs.decode(self.pace.grain).ns(n_rows).unwrap_or(ns) - ns;
                 (self.pace.over_ns + over_ns).clamp(-ns / N_PARTS_GIVEN, N_STEPS_OVER * ns)
             }
             Some(_) => self.pace.over_ns,

@@ -1,11 +1,12 @@
 //! How long a step of nothing but decode rows lasts, by how many there are.
 //!
 //! Numbers of rows are told apart by powers of two; of each there is a running mean of rows and time, and between two of
-//! them time is taken to grow evenly.
+//! them time is taken to grow evenly. Where a guest is due more than half of a device, what it gets alone and what it gets with
+//! others lie closer together than that: then they are told apart by quarters of it.
 
 use super::WEIGHT;
 
-const N_BUCKETS: usize = 16;
+const N_OCTAVES: usize = 16;
 
 /// Steps after which what was seen of a number of rows that has not come up since says little of what it takes by now.
 const N_STEPS_KNOWN: u64 = 64;
@@ -22,6 +23,45 @@ pub(in crate::scheduler) enum Look {
     Rarely,
 }
 
+/// How finely numbers of rows are told apart.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(in crate::scheduler) enum Grain {
+    /// By powers of two.
+    #[default]
+    Coarse,
+    /// By quarters of them.
+    Fine,
+}
+
+impl Grain {
+    /// Numbers of rows between a power of two and the next that are told apart.
+    fn n_in_octave(self) -> usize {
+        match self {
+            Self::Coarse => 1,
+            Self::Fine => 4,
+        }
+    }
+
+    /// The least number of rows that is told apart from this one and greater.
+    pub(in crate::scheduler) fn next_told_apart(self, n_rows: usize) -> usize {
+        let (octave, part) = self.place(n_rows);
+        let n = self.n_in_octave();
+        ((n + part + 1) << octave).div_ceil(n)
+    }
+
+    /// The power of two, and the part of the way to the next.
+    fn place(self, n_rows: usize) -> (usize, usize) {
+        let (n_rows, n) = (n_rows.clamp(1, 1 << N_OCTAVES), self.n_in_octave());
+        let octave = n_rows.ilog2() as usize;
+        (octave, (n_rows * n >> octave) - n)
+    }
+
+    fn bucket(self, n_rows: usize) -> usize {
+        let (octave, part) = self.place(n_rows);
+        (octave * self.n_in_octave() + part).min(N_OCTAVES * self.n_in_octave() - 1)
+    }
+}
+
 /// What was seen of some numbers of rows.
 #[derive(Clone, Copy, Debug, Default)]
 struct Seen {
@@ -33,19 +73,25 @@ struct Seen {
 }
 
 /// How long steps of decode rows take.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(in crate::scheduler) struct DecodeTimes {
-    seen: [Option<Seen>; N_BUCKETS],
+    grain: Grain,
+    seen: Vec<Option<Seen>>,
     /// The steps when each was to be seen anew.
-    looked_at: [Option<u64>; N_BUCKETS],
+    looked_at: Vec<Option<u64>>,
     n_steps: u64,
 }
 
 impl DecodeTimes {
+    pub(super) fn new(grain: Grain) -> Self {
+        let n_buckets = N_OCTAVES * grain.n_in_octave();
+        Self { grain, seen: vec![None; n_buckets], looked_at: vec![None; n_buckets], n_steps: 0 }
+    }
+
     /// A step of so many decode rows took so long.
     pub(super) fn learn(&mut self, n_rows: usize, ns: f64) {
         self.n_steps += 1;
-        let seen = &mut self.seen[bucket(n_rows)];
+        let seen = &mut self.seen[self.grain.bucket(n_rows)];
         let weight = match seen {
             Some(seen) if self.n_steps - seen.at <= N_STEPS_KNOWN => WEIGHT,
             _ => 1.0,
@@ -73,7 +119,7 @@ impl DecodeTimes {
 
     /// Whether a step of about so many rows was seen.
     pub(in crate::scheduler) fn is_known(&self, n_rows: usize) -> bool {
-        self.seen[bucket(n_rows)].is_some()
+        self.seen[self.grain.bucket(n_rows)].is_some()
     }
 
     /// The most decode rows of a step that lasts no longer than this. Beyond what was seen, each row is taken to cost what
@@ -96,7 +142,7 @@ impl DecodeTimes {
 
     /// Whether a step of about so many rows is to be seen anew; if so, the next one is taken to be.
     pub(in crate::scheduler) fn takes_look(&mut self, n_rows: usize, look: Look) -> bool {
-        let idx = bucket(n_rows);
+        let idx = self.grain.bucket(n_rows);
         let n_steps = match (look, self.seen[idx]) {
             (Look::Rarely, Some(seen)) => N_STEPS_KNOWN * seen.n_times.min(N_TIMES_KNOWN),
             _ => N_STEPS_KNOWN,
@@ -110,28 +156,40 @@ impl DecodeTimes {
     }
 }
 
-/// The least number of rows that is told apart from this one and greater.
-pub(in crate::scheduler) fn next_told_apart(n_rows: usize) -> usize {
-    2 << n_rows.max(1).ilog2()
-}
-
-fn bucket(n_rows: usize) -> usize {
-    (n_rows.max(1).ilog2() as usize).min(N_BUCKETS - 1)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     fn seen(points: &[(usize, f64)]) -> DecodeTimes {
-        let mut times = DecodeTimes::default();
+        let mut times = DecodeTimes::new(Grain::Coarse);
         points.iter().for_each(|&(n_rows, ns)| times.learn(n_rows, ns));
         times
     }
 
     #[test]
+    fn numbers_of_rows_are_told_apart_by_powers_of_two_or_quarters_of_them() {
+        for (grain, expected) in [
+            (Grain::Coarse, vec![2, 4, 8, 16, 32, 64, 128]),
+            (Grain::Fine, vec![2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 56, 64, 80]),
+        ] {
+            let mut n_rows = 1;
+            for next in expected {
+                assert_eq!(grain.next_told_apart(n_rows), next, "{grain:?}, {n_rows}");
+                assert_eq!(grain.next_told_apart(next - 1), next, "{grain:?}");
+                let buckets = [n_rows, next - 1, next].map(|n_rows| grain.bucket(n_rows));
+                assert!(
+                    buckets[0] == buckets[1] && buckets[1] < buckets[2],
+                    "{grain:?}, {n_rows}: {buckets:?}"
+                );
+                n_rows = next;
+            }
+            assert_eq!(grain.bucket(usize::MAX), N_OCTAVES * grain.n_in_octave() - 1);
+        }
+    }
+
+    #[test]
     fn time_grows_evenly_between_what_was_seen() {
-        assert_eq!(DecodeTimes::default().ns(1), None);
+        assert_eq!(DecodeTimes::new(Grain::Coarse).ns(1), None);
         let times = seen(&[(1, 100.0), (33, 420.0)]);
         let between = [1, 2, 17, 33, 500].map(|n_rows| times.ns(n_rows));
         assert_eq!(between, [100.0, 110.0, 260.0, 420.0, 420.0].map(Some));

@@ -1,12 +1,13 @@
 //! What streams get of a device beside those of others, by what rows cost.
 
 use std::collections::{HashMap, VecDeque};
+use std::num::NonZeroU32;
 use std::sync::Arc;
 
 use super::guest::Guests;
 use super::steps::endless;
 use super::{Random, context_id};
-use crate::account::{Account, ActorId, Budget, GuestId, Owner, SessionId};
+use crate::account::{Account, ActorId, Budget, GuestId, Owner, Priority, SessionId};
 use crate::backend::Limits;
 use crate::batch::{Candidate, Output, OutputKind};
 use crate::command::{Ask, ContextId, Edit, Operation, SearchBeams};
@@ -39,6 +40,8 @@ struct Guest {
     session: u64,
     n_streams: usize,
     kind: Kind,
+    /// Of its user.
+    share: u32,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -57,7 +60,7 @@ enum Kind {
 }
 
 const fn streams(actor: u32, session: u64, n_streams: usize) -> Guest {
-    Guest { actor, session, n_streams, kind: Kind::Streams }
+    Guest { actor, session, n_streams, kind: Kind::Streams, share: 1 }
 }
 
 struct House {
@@ -105,7 +108,8 @@ impl House {
 
     fn enter(&mut self, guest: Guest) {
         let idx = self.of_guests.len();
-        let account = Account::new("guest", Budget::UNLIMITED, None);
+        let priority = Priority { share: NonZeroU32::new(guest.share).expect("above 0"), rank: 0 };
+        let account = Account::with_priority("guest", Budget::UNLIMITED, None, priority);
         let (actor, session) = (ActorId(guest.actor), SessionId(guest.session));
         let owner = Owner { actor, session, guest: GuestId(idx as u64), account };
         let caller = self.guests.enter(&mut self.scheduler, owner);
@@ -377,5 +381,51 @@ fn jobs_of_one_guest_that_do_not_fit_into_one_step_take_turns() {
         let case = format!("{n_jobs} jobs of {n_members}, {n_under_way} under way: {least:?} to {most:?}");
         assert_eq!(n_answers.len(), n_jobs, "{case}");
         assert!(least.map(|least| 2 * least) >= most, "{case}");
+    }
+}
+
+#[test]
+fn users_get_rows_in_proportion_to_their_shares_where_all_have_enough_to_do() {
+    for n_under_way in [1, 2] {
+        let device = Device { n_under_way, ..CPU };
+        // However much more one of them asks for.
+        for n_streams in [[120, 120], [40, 400], [400, 40]] {
+            let [first, second] = n_streams;
+            let mut house =
+                House::new(device, &[Guest { share: 3, ..streams(1, 1, first) }, streams(2, 2, second)]);
+            house.paces(200);
+            let paces = house.paces(2_000);
+            let part = paces[0] / (paces[0] + paces[1]);
+            assert!((part - 0.75).abs() < 0.04, "{n_streams:?}: {paces:?}");
+        }
+    }
+}
+
+#[test]
+fn a_stream_has_the_part_of_its_pace_that_its_user_is_due() {
+    for (share, due) in [(1, 0.5), (3, 0.75), (9, 0.9)] {
+        let one = Guest { share, ..streams(1, 1, 1) };
+        let parts = parts_of_alone(CPU, &[one, streams(2, 2, 120)]);
+        assert!(parts[0] > 0.9 * due && parts[1] > 0.9 * (1.0 - due), "a share of {share}: {parts:?}");
+        let many = Guest { share, ..streams(1, 1, 120) };
+        let parts = parts_of_alone(CPU, &[many, streams(2, 2, 1)]);
+        assert!(parts[1] > 0.9 * (1.0 - due), "beside a share of {share}: {parts:?}");
+    }
+}
+
+#[test]
+fn a_user_alone_has_all_whatever_its_share_and_one_that_comes_has_no_arrears() {
+    for (share, of_newcomer) in [(1, 1), (1, 4), (4, 1)] {
+        let mut house = House::new(CPU, &[Guest { share, ..streams(1, 1, 120) }]);
+        house.paces(2);
+        house.n_rows_of_steps.clear();
+        house.paces(300);
+        assert!(house.n_rows_of_steps.iter().all(|&n_rows| n_rows == 120), "{:?}", house.n_rows_of_steps);
+        house.enter(Guest { share: of_newcomer, ..streams(2, 2, 120) });
+        house.paces(20);
+        let paces = house.paces(100);
+        let part = paces[1] / (paces[0] + paces[1]);
+        let due = f64::from(of_newcomer) / f64::from(share + of_newcomer);
+        assert!((0.85 * due..1.15 * due).contains(&part), "{share} and {of_newcomer}: {part} of {due}");
     }
 }
