@@ -62,12 +62,12 @@ impl Holders {
         }
     }
 
-    /// One holder less of what counts as one page. If it paid, it gets that back, and of the same user's other holders
-    /// the longest pays from now on.
+    /// One holder less of what counts as one page, in host memory or not. If it paid, it gets that back, and of the same
+    /// user's other holders the longest pays from now on.
     ///
     /// # Panics
     /// The account does not hold it.
-    pub(super) fn remove_payer(&mut self, account: &Arc<Account>) {
+    pub(super) fn remove_payer(&mut self, account: &Arc<Account>, is_on_host: bool) {
         let idx = self.idx_of(account);
         self.0[idx].n -= 1;
         if self.0[idx].n > 0 {
@@ -76,9 +76,12 @@ impl Holders {
         let left = self.0.remove(idx).account;
         let (before, after) = self.0.split_at(idx);
         if !before.iter().any(|holder| is_same_user(&holder.account, &left)) {
-            left.release(Resource::Pages, 1);
-            if let Some(next) = after.iter().find(|holder| is_same_user(&holder.account, &left)) {
-                next.account.charge_beyond(Resource::Pages, 1);
+            let next = after.iter().find(|holder| is_same_user(&holder.account, &left));
+            for &what in resources(is_on_host) {
+                left.release(what, 1);
+                if let Some(next) = next {
+                    next.account.charge_beyond(what, 1);
+                }
             }
         }
     }
@@ -95,6 +98,11 @@ impl Holders {
         let idx = self.0.iter().position(|holder| Arc::ptr_eq(&holder.account, account));
         idx.expect("it is released by who holds it")
     }
+}
+
+/// What a page counts as.
+pub(super) fn resources(is_on_host: bool) -> &'static [Resource] {
+    if is_on_host { &[Resource::Pages, Resource::HostPages] } else { &[Resource::Pages] }
 }
 
 fn is_same_user(a: &Arc<Account>, b: &Arc<Account>) -> bool {

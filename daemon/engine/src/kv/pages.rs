@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use super::bundles::Bundles;
 use super::free_pages::FreePages;
-use super::holders::Holders;
+use super::holders::{Holders, resources};
 use super::{PrefixKey, SegmentLengths, TokenStore};
 use crate::account::{Account, Resource};
 use crate::batch::{HostPageId, PageId};
@@ -37,6 +37,12 @@ struct Block {
     pinned_in: u64,
     /// Its place in the order of the cached blocks without a holder.
     idle_since: IdleSince,
+}
+
+impl Block {
+    fn is_on_host(&self) -> bool {
+        matches!(self.place, Location::Host(_))
+    }
 }
 
 /// When the last holder let go of a cached block: the device's step, and its number among the blocks let go of.
@@ -186,18 +192,18 @@ impl PageTable {
     /// One holder more. An account of a user that holds the block already pays nothing; another is charged, also past its
     /// limits, since what it holds is there.
     pub(crate) fn hold(&mut self, id: BlockId, account: &Arc<Account>) {
-        let holders = &mut self.block_mut(id).holders;
-        if !holders.has_user_of(account) {
-            account.charge_beyond(Resource::Pages, 1);
+        let block = self.block_mut(id);
+        if !block.holders.has_user_of(account) {
+            resources(block.is_on_host()).iter().for_each(|&what| account.charge_beyond(what, 1));
         }
-        holders.add(account);
+        block.holders.add(account);
     }
 
     /// One holder less. The last one frees the page, unless the prefix cache remembers the block.
     pub(crate) fn release(&mut self, id: BlockId, account: &Arc<Account>) {
         let now = IdleSince { number: self.now.number + 1, ..self.now };
         let block = self.block_mut(id);
-        block.holders.remove_payer(account);
+        block.holders.remove_payer(account, block.is_on_host());
         if !block.holders.is_empty() {
             return;
         }
@@ -229,6 +235,9 @@ impl PageTable {
         let block = self.blocks[id.0 as usize].as_mut().expect("a cached block exists");
         if !block.holders.has_user_of(account) {
             account.charge(Resource::Pages, 1).ok()?;
+            if block.is_on_host() {
+                account.charge_beyond(Resource::HostPages, 1);
+            }
         }
         if block.holders.is_empty() {
             self.idle.remove(&block.idle_since);
@@ -332,7 +341,9 @@ impl PageTable {
     pub(crate) fn move_out(&mut self, id: BlockId) -> Option<(PageId, HostPageId)> {
         let page = self.page(id)?;
         let host_page = self.free_host_pages.pop()?;
-        self.block_mut(id).place = Location::Host(host_page);
+        let block = self.block_mut(id);
+        block.place = Location::Host(host_page);
+        block.holders.payers().for_each(|account| account.charge_beyond(Resource::HostPages, 1));
         self.n_moves += 1;
         self.give_page(page);
         Some((page, host_page))
@@ -342,7 +353,9 @@ impl PageTable {
     pub(crate) fn move_in(&mut self, id: BlockId) -> Option<(HostPageId, PageId)> {
         let Location::Host(host_page) = self.block(id).place else { return None };
         let page = self.free_pages.take()?;
-        self.block_mut(id).place = Location::Device(page);
+        let block = self.block_mut(id);
+        block.place = Location::Device(page);
+        block.holders.payers().for_each(|account| account.release(Resource::HostPages, 1));
         self.n_moves += 1;
         self.free_host_pages.push(host_page);
         Some((host_page, page))
@@ -375,7 +388,9 @@ impl PageTable {
     pub(crate) fn refund(&mut self) {
         for block in self.blocks.iter_mut().flatten() {
             let holders = std::mem::take(&mut block.holders);
-            holders.payers().for_each(|account| account.release(Resource::Pages, 1));
+            for account in holders.payers() {
+                resources(block.is_on_host()).iter().for_each(|&what| account.release(what, 1));
+            }
         }
     }
 
