@@ -6,21 +6,20 @@
 //!
 //! A run that has had its term makes room for the head of the line, unless it is spared (`held`), and stands at its end. A
 //! term lasts for 32 tokens, and for as long as it took to bring the context back: so pages move at most once in 32 steps,
-//! and without host memory at most one token is computed again for each that is decoded. The line (`line`) is in the order
-//! of virtual time over the pages that users, their sessions and their guests were given, so that no user gets more of the
-//! memory by asking more often.
+//! and without host memory at most one token is computed again for each that is decoded. A run of a user with a larger share
+//! than the head's has as many terms in a row as its share is larger. The line (`line`) is in the order
+//! of virtual time over the pages that users, their sessions and their guests were given, by the shares of users, so that no
+//! user gets more of the memory by asking more often, and one of any rank gets its part.
 
 use rustc_hash::FxHashSet;
 use smallvec::SmallVec;
 
+use super::terms::{N_TERM_TOKENS, Term};
 use super::{ContextState, Scheduler, Source};
 use crate::causes::Cause;
 use crate::command::ContextId;
 use crate::job::Work;
 use crate::kv::{BlockId, PageTable};
-
-/// Tokens that a run decodes at least before it makes room for others.
-const N_TERM_TOKENS: usize = 32;
 
 /// Pages brought back from host memory that count as one step at most: what the link moves while a large model decodes a
 /// token.
@@ -34,21 +33,6 @@ pub(super) enum Standing {
     Outside,
     InLine,
     Admitted(Term),
-}
-
-/// What a context was admitted for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Term {
-    /// Blocks that it may hold.
-    pub(super) n_blocks: usize,
-    /// Pages that are kept for it and that it has not taken yet.
-    n_promised: usize,
-    /// Tokens that a run may still decode before it makes room.
-    n_tokens_left: usize,
-    /// The context that was admitted first makes room first.
-    number: u64,
-    /// Whether it was admitted before others in line.
-    pub(super) has_passed: bool,
 }
 
 /// Pages that admitted contexts neither hold nor have been promised, at one point of one step's plan. What several of them
@@ -101,14 +85,6 @@ impl ContextState {
         self.standing == Standing::InLine
     }
 
-    /// Tokens that it may still decode before it makes room; none for a question.
-    fn n_term_tokens_left(&self) -> usize {
-        match (self.standing, &self.work) {
-            (Standing::Admitted(term), Some(work)) if work.goes_on() => term.n_tokens_left,
-            _ => 0,
-        }
-    }
-
     /// Pages that are kept for it and that it has not taken yet.
     pub(super) fn n_promised(&self) -> usize {
         if let Standing::Admitted(term) = self.standing { term.n_promised } else { 0 }
@@ -155,26 +131,6 @@ impl ContextState {
         }
         n_lacking.min(n_pages_most)
     }
-
-    /// Whether it has decoded what it was admitted for; a question is never done before its answer.
-    pub(super) fn has_had_its_term(&self) -> bool {
-        let Standing::Admitted(term) = self.standing else { return false };
-        self.work.as_ref().is_some_and(Work::goes_on)
-            && term.n_tokens_left == 0
-            && self.kv.n_computed + 1 >= self.kv.tokens.len()
-    }
-}
-
-impl Term {
-    /// Counts pages that were let go of and may be needed again.
-    pub(super) fn note_let_go(&mut self, n_pages: usize) {
-        self.n_promised += n_pages;
-    }
-
-    /// Counts a decoded token.
-    pub(super) fn note_decoded(&mut self) {
-        self.n_tokens_left = self.n_tokens_left.saturating_sub(1);
-    }
 }
 
 impl Scheduler {
@@ -210,9 +166,11 @@ impl Scheduler {
         self.line.n_promised += need.n_pages;
         self.line.admitted.insert(id);
         let number = self.line.next_number();
-        let Need { n_blocks, n_pages: n_promised, n_tokens: n_tokens_left, .. } = need;
-        context.standing =
-            Standing::Admitted(Term { n_blocks, n_promised, n_tokens_left, number, has_passed: false });
+        let Need { n_blocks, n_pages: n_promised, n_tokens, .. } = need;
+        let n_tokens_left = n_tokens;
+        let term =
+            Term { n_blocks, n_promised, n_tokens, n_tokens_left, n_terms: 1, number, has_passed: false };
+        context.standing = Standing::Admitted(term);
     }
 
     /// Admits a context that needs pages now, if there are enough for all its work; otherwise it stands in the line.
@@ -220,8 +178,10 @@ impl Scheduler {
         if context.is_admitted() && !self.needs_more(context) {
             return true;
         }
+        self.renew_term(context);
         // Within its term a run goes before those in line.
         let n_left = context.n_term_tokens_left();
+        let earlier = context.term_under_way();
         let passes = n_left == 0 && self.passes_line(id, context);
         self.leave(id, context);
         if (self.line.is_empty() || n_left > 0 || passes)
@@ -231,6 +191,9 @@ impl Scheduler {
                 0 if passes => self.begin_passing(id, context, need),
                 0 => self.begin_term(id, context, need),
                 n_tokens => self.begin_term(id, context, Need { n_tokens, ..need }),
+            }
+            if let (Standing::Admitted(term), Some(earlier)) = (&mut context.standing, earlier) {
+                (term.n_terms, term.n_tokens) = (earlier.n_terms, earlier.n_tokens);
             }
             return true;
         }
@@ -501,48 +464,6 @@ impl Scheduler {
         }
         let n_pages = self.limits.n_pages;
         assert!(n_taken <= n_pages, "admitted contexts hold and are to get {n_taken} pages of {n_pages}");
-    }
-
-    /// Runs that have had their terms, the first admitted first.
-    pub(super) fn over(&self) -> Vec<ContextId> {
-        let mut over: Vec<(u64, ContextId)> = self
-            .admitted()
-            .filter_map(|(id, context)| match context.standing {
-                Standing::Admitted(term) if context.has_had_its_term() => Some((term.number, id)),
-                _ => None,
-            })
-            .collect();
-        over.sort_unstable();
-        over.into_iter().map(|(_, id)| id).collect()
-    }
-
-    /// Ends the terms of runs that have had theirs and are not spared, the first admitted first, until `n_pages` are left for
-    /// the first in line; returns whether any ended. None does if that would not be enough.
-    pub(super) fn end_terms(&mut self, n_pages: usize) -> bool {
-        let n_missing = n_pages as isize - self.count(None).n_left;
-        let mut over = self.over();
-        if over.is_empty() {
-            return false;
-        }
-        self.held.note_head(self.line.first(), n_pages);
-        self.leave_out_spared(&mut over);
-        let n_most: usize = over.iter().map(|id| self.contexts[id].n_blocks_and_promised()).sum();
-        if over.is_empty() || (n_most as isize) < n_missing {
-            return false;
-        }
-        let mut n_found = 0;
-        for id in over {
-            let Some(mut context) = self.contexts.remove(&id) else { continue };
-            n_found += (context.kv.n_alone(&self.pages) + context.n_promised()) as isize;
-            self.leave(id, &mut context);
-            self.contexts.insert(id, context);
-            if n_found >= n_missing {
-                break;
-            }
-        }
-        self.line.forget_count();
-        self.held.forget();
-        true
     }
 
     /// Takes note of the pages that an admitted context has taken.

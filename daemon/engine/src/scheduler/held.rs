@@ -6,11 +6,16 @@
 //! questions and searches, and a guest of few pages does not stand still because others ask for more than there is. Between
 //! sessions of one user it is the same, and between guests of one session; what one guest asks takes turns. Runs that do not
 //! fit together take turns as well: they have no end to wait for.
+//!
+//! What users hold is compared by their shares. A run makes room for the head of a user of a higher rank whatever it holds,
+//! and for one of a lower rank only where it has to take turns with it.
+
+use std::cmp::Ordering;
 
 use super::admission::Standing;
 use super::joint::Members;
 use super::{ContextState, Scheduler};
-use crate::account::Owner;
+use crate::account::{Owner, Priority};
 use crate::command::ContextId;
 use crate::fair::Class;
 use crate::job::Work;
@@ -43,10 +48,23 @@ struct OfGuest {
     n_pages: usize,
 }
 
+/// Who asks for pages, or holds them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Party {
+    names: Names,
+    priority: Priority,
+}
+
+impl Party {
+    fn of(owner: &Owner) -> Self {
+        Self { names: names(owner), priority: owner.account.priority() }
+    }
+}
+
 /// The head of the line.
 #[derive(Clone, Copy, Debug)]
 struct Head {
-    names: Names,
+    of: Party,
     /// Pages that it takes.
     n_pages: usize,
 }
@@ -71,10 +89,21 @@ impl Held {
 
     /// Whether a context of this owner is spared, or passes the line, on a device of so many pages, where it is to have so many
     /// beside those that were counted.
-    fn spares(&self, of: Names, n_beside: usize, head: Head, n_pages: usize) -> bool {
-        let Some(level) = (0..of.len()).find(|&level| of[level] != head.names[level]) else { return false };
-        self.n_staying + n_beside + head.n_pages <= n_pages
-            && self.held_by(of, level) + n_beside < self.held_by(head.names, level) + head.n_pages
+    fn spares(&self, of: Party, n_beside: usize, head: Head, n_pages: usize) -> bool {
+        let (own, others) = (of.names, head.of.names);
+        let Some(level) = (0..own.len()).find(|&level| own[level] != others[level]) else { return false };
+        if self.n_staying + n_beside + head.n_pages > n_pages {
+            return false;
+        }
+        // Of what is within one user both sides have the same share.
+        let weighed = |n_pages: usize, other: Party| n_pages as u64 * u64::from(other.priority.share.get());
+        let n_own = self.held_by(own, level) + n_beside;
+        let n_of_head = self.held_by(others, level) + head.n_pages;
+        match of.priority.rank.cmp(&head.of.priority.rank) {
+            Ordering::Less => false,
+            Ordering::Equal => weighed(n_own, head.of) < weighed(n_of_head, of),
+            Ordering::Greater => true,
+        }
     }
 
     /// Counts pages of what passes the line beside those that were counted.
@@ -137,7 +166,7 @@ impl Scheduler {
     pub(super) fn passes_line(&mut self, id: ContextId, context: &ContextState) -> bool {
         let n_needed = context.n_blocks_needed();
         let n_beside = n_needed.saturating_sub(context.n_blocks_admitted()).max(1);
-        self.is_owner_spared(names(&context.owner), n_beside, Some((id, context)))
+        self.is_owner_spared(Party::of(&context.owner), n_beside, Some((id, context)))
     }
 
     /// Admits contexts that pass the head of the line, for which there is no room, and enqueues them.
@@ -172,20 +201,20 @@ impl Scheduler {
             of_run.map(|member| if member.is_admitted() { 1 } else { member.kv.blocks().len() + 1 });
         let n_beside = n_beside.sum();
         let Some(first) = members.first().and_then(|id| self.contexts.get(id)) else { return false };
-        self.is_owner_spared(names(&first.owner), n_beside, None)
+        self.is_owner_spared(Party::of(&first.owner), n_beside, None)
     }
 
     fn is_owner_spared(
         &mut self,
-        names: Names,
+        of: Party,
         n_beside: usize,
         placed: Option<(ContextId, &ContextState)>,
     ) -> bool {
-        let Some(head) = self.head_of_line().filter(|head| head.names != names) else { return false };
+        let Some(head) = self.head_of_line().filter(|head| head.of.names != of.names) else { return false };
         self.count_held(placed);
-        let is_spared = self.held.spares(names, n_beside, head, self.limits.n_pages);
+        let is_spared = self.held.spares(of, n_beside, head, self.limits.n_pages);
         if is_spared {
-            self.held.add_passing(names, n_beside);
+            self.held.add_passing(of.names, n_beside);
         }
         is_spared
     }
@@ -195,14 +224,14 @@ impl Scheduler {
         let Some(head) = self.head_of_line() else { return };
         self.count_held(None);
         let Self { held, contexts, limits, .. } = self;
-        over.retain(|id| !held.spares(names(&contexts[id].owner), 0, head, limits.n_pages));
+        over.retain(|id| !held.spares(Party::of(&contexts[id].owner), 0, head, limits.n_pages));
     }
 
     fn head_of_line(&self) -> Option<Head> {
         let (id, n_blocks) = self.line.first_and_its_blocks()?;
         let noted = self.held.head.filter(|&(head, _)| head == id);
         let n_pages = noted.map_or(n_blocks, |(_, n_pages)| n_pages);
-        Some(Head { names: names(&self.contexts.get(&id)?.owner), n_pages })
+        Some(Head { of: Party::of(&self.contexts.get(&id)?.owner), n_pages })
     }
 
     fn count_held(&mut self, placed: Option<(ContextId, &ContextState)>) {
@@ -247,7 +276,10 @@ mod tests {
             of([2, 3, 5], 15),
         ];
         let held = Held { is_counted: true, guests, n_staying: 50, ..Held::default() };
-        let spares = |run, names, n_blocks| held.spares(run, 0, Head { names, n_pages: n_blocks }, 250);
+        let even = |names| Party { names, priority: Priority::EVEN };
+        let spares = |run, names, n_blocks| {
+            held.spares(even(run), 0, Head { of: even(names), n_pages: n_blocks }, 250)
+        };
         // The first user holds 120 in all, the second 115.
         assert!(spares([1, 1, 1], [2, 3, 4], 10) && !spares([1, 1, 1], [2, 3, 4], 5));
         assert!(spares([2, 3, 5], [1, 1, 1], 1));
@@ -261,9 +293,29 @@ mod tests {
         assert!(!spares([1, 1, 1], [3, 4, 6], 201));
         // One that is not admitted, beside 120 of its user.
         let beside = |n_beside| {
-            let head = Head { names: [3, 4, 6], n_pages: 150 };
-            held.spares([1, 1, 1], n_beside, head, 250)
+            let head = Head { of: even([3, 4, 6]), n_pages: 150 };
+            held.spares(even([1, 1, 1]), n_beside, head, 250)
         };
         assert!(beside(29) && !beside(30));
+    }
+
+    #[test]
+    fn what_users_hold_is_weighed_by_their_shares_and_a_higher_rank_is_spared_where_all_fit() {
+        let of = |names, n_pages| OfGuest { names, n_pages };
+        let guests = vec![of([1, 1, 1], 90), of([2, 2, 2], 30)];
+        let held = Held { is_counted: true, guests, n_staying: 50, ..Held::default() };
+        let party = |names, share, rank| {
+            let share = std::num::NonZeroU32::new(share).expect("above 0");
+            Party { names, priority: Priority { share, rank } }
+        };
+        let spares = |of: (u32, u8), head: (u32, u8), n_pages| {
+            let head = Head { of: party([2, 2, 2], head.0, head.1), n_pages };
+            held.spares(party([1, 1, 1], of.0, of.1), 0, head, 250)
+        };
+        // 90 pages for three shares, 30 and those of the head for one.
+        assert!(spares((3, 0), (1, 0), 1) && !spares((3, 0), (1, 0), 0) && !spares((1, 0), (1, 0), 60));
+        assert!(!spares((3, 0), (1, 0), 201), "it does not fit");
+        assert!(spares((1, 1), (1, 0), 1) && !spares((1, 1), (1, 0), 201), "a higher rank takes turns too");
+        assert!(!spares((1, 0), (1, 1), 200), "a lower rank makes room whatever it holds");
     }
 }

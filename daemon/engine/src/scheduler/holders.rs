@@ -1,7 +1,8 @@
 //! Contexts and saved contexts that may lose pages without asking for them again at once: those that wait for nothing, and
-//! those in the queue with pages that they were not admitted for. Those come first whose user has come furthest in virtual
-//! time, then session, then guest, by whole seconds of the device; among such as have come as far, the one that was served
-//! longest ago: a moment's lead does not undo what was used last.
+//! those in the queue with pages that they were not admitted for. Those of users of the lowest rank come first; of one rank
+//! those that wait for nothing, and of these those whose user has come furthest in virtual time, then session, then guest, by
+//! whole seconds of the device; among such as have come as far, the one that was served longest ago: a moment's lead does
+//! not undo what was used last.
 //!
 //! While contexts stand in line, each step asks which others could make room; there may be thousands that wait for
 //! nothing. So their order is kept. What changes about a context is only noted, once, and looked at when the order is
@@ -31,6 +32,8 @@ pub(super) enum Does {
 /// A place in the order.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Holder {
+    /// Of its user: pages of a higher rank go when there are none of a lower.
+    pub(super) rank: u8,
     pub(super) does: Does,
     pub(super) come: Reverse<Come>,
     /// The device's step when it was served last.
@@ -45,6 +48,14 @@ pub(crate) struct Come([u64; 3]);
 /// Nanoseconds of virtual time within which owners count as having come equally far.
 const COME_NS: u64 = 1_000_000_000;
 
+impl Holder {
+    /// A place before all of the next rank, where none stands; none if there is no such rank.
+    pub(super) fn end_of_rank(&self) -> Option<Self> {
+        let (rank, come) = (self.rank.checked_add(1)?, Reverse(Come([u64::MAX; 3])));
+        Some(Self { rank, does: Does::Nothing, come, last_step: 0, ..self.clone() })
+    }
+}
+
 /// A guest, in its session, of its user.
 type GuestName = (ActorId, SessionId, GuestId);
 
@@ -58,7 +69,7 @@ struct OfGuest {
 /// What the order knows of a context.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Listing {
-    at: Option<(Does, Come, u64)>,
+    at: Option<(u8, Does, Come, u64)>,
     /// Whether it may have to stand elsewhere.
     is_changed: bool,
 }
@@ -100,22 +111,27 @@ impl Holders {
         self.remove(listing, name_of(owner), victim);
     }
 
-    fn insert(&mut self, (does, come, last_step): (Does, Come, u64), name: GuestName, victim: Victim) {
+    fn insert(
+        &mut self,
+        (rank, does, come, last_step): (u8, Does, Come, u64),
+        name: GuestName,
+        victim: Victim,
+    ) {
         let guest = self.guests.entry(name).or_default();
         guest.come = come;
         guest.victims.insert(victim.clone());
-        self.order.insert(Holder { does, come: Reverse(come), last_step, victim });
+        self.order.insert(Holder { rank, does, come: Reverse(come), last_step, victim });
     }
 
     fn remove(&mut self, listing: Listing, name: GuestName, victim: Victim) {
-        let Some((does, come, last_step)) = listing.at else { return };
+        let Some((rank, does, come, last_step)) = listing.at else { return };
         if let Some(guest) = self.guests.get_mut(&name) {
             guest.victims.remove(&victim);
             if guest.victims.is_empty() {
                 self.guests.remove(&name);
             }
         }
-        let holder = Holder { does, come: Reverse(come), last_step, victim };
+        let holder = Holder { rank, does, come: Reverse(come), last_step, victim };
         let _ = self.order.remove(&holder) || self.aside.remove(&holder);
     }
 
@@ -144,8 +160,9 @@ impl Scheduler {
                 },
                 Victim::Saved(key) => (Some(Does::Nothing), self.saved[key].last_step),
             };
-            let name = name_of(self.owner_of(victim).expect("who is gone is forgotten"));
-            let at = does.map(|does| (does, come(&self.commons.queue, name), last_step));
+            let owner = self.owner_of(victim).expect("who is gone is forgotten");
+            let (name, rank) = (name_of(owner), owner.account.priority().rank);
+            let at = does.map(|does| (rank, does, come(&self.commons.queue, name), last_step));
             let listing = self.listing(victim).expect("who is gone is forgotten");
             let before = std::mem::replace(listing, Listing { at, is_changed: false });
             self.holders.remove(before, name, victim.clone());
@@ -244,9 +261,9 @@ impl Scheduler {
         });
         let mut n_listed = 0;
         for (victim, at, kv, listing) in contexts.chain(saved) {
-            let of_listing = listing.at.map(|(does, come, last_step)| {
+            let of_listing = listing.at.map(|(rank, does, come, last_step)| {
                 let victim = victim.clone();
-                Holder { does, come: Reverse(come), last_step, victim }
+                Holder { rank, does, come: Reverse(come), last_step, victim }
             });
             let guest = guests.get(&name_of(self.owner_of(&victim).expect("it is there")));
             let is_of_guest = guest.is_some_and(|guest| guest.victims.contains(&victim));
@@ -259,7 +276,7 @@ impl Scheduler {
             if listing.is_changed {
                 continue;
             }
-            let listed_at = listing.at.map(|(does, _, last_step)| (does, last_step));
+            let listed_at = listing.at.map(|(_, does, _, last_step)| (does, last_step));
             assert!(listed_at == at || listing.at.is_none() && kv.blocks().is_empty(), "{victim:?}: {at:?}");
             assert!(at.is_none() || !self.has_pages(kv) || is_in(order), "{victim:?} has pages");
         }

@@ -7,7 +7,7 @@
 //! it to the backend, [`Scheduler::complete`] takes the outputs and answers.
 //!
 //! What comes when: `commands` takes operations in, at the price that `price` says. For a step, `admission` and `room` see
-//! to pages (`held`: who makes room for others; `holders`, `spares`: which contexts have some to give; `packs`: what
+//! to pages (`held`: who makes room for others; `terms`: after how long; `holders`, `spares`: which contexts have some to give; `packs`: what
 //! evictions left in them), `joint` to jobs that ride together, `mixture` to those that go on from token to token, `beams`
 //! to those that search, `guesses` to trees that are verified, `late` to masks, `kept` to rows
 //! for draws of other models, `expected` to tokens that masks force,
@@ -60,6 +60,7 @@ mod room;
 mod slots;
 mod spares;
 mod steered;
+mod terms;
 #[cfg(any(test, feature = "fuzzing"))]
 #[cfg_attr(
     not(test),

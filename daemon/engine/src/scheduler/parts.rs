@@ -1,15 +1,15 @@
 //! What a model lacks of the device's memory, and what it would have to give up for another.
 //!
 //! One order says whose pages go, over all models of a device: those that are free; those that the prefix cache alone
-//! holds; those of idle contexts, of the owner furthest ahead in virtual time first, then of the context that was served
-//! longest ago (`holders`); those at the ends of lines, of the owner furthest ahead first. What is admitted stays: see
+//! holds; those of idle contexts, of users of the lowest rank first, then of the owner furthest ahead in virtual time, then of
+//! the context that was served longest ago (`holders`); those at the ends of lines, of the owner furthest ahead first. What is admitted stays: see
 //! [`Scheduler::sacrifice`].
 
 use std::cmp::Ordering;
 
 use smallvec::SmallVec;
 
-use super::holders::{Come, Does};
+use super::holders::{Come, Does, Holder};
 use super::resize::Taking;
 use super::room::Victim;
 use super::{Plan, Scheduler, VirtualTimes};
@@ -44,8 +44,9 @@ pub(crate) enum Sacrifice {
     Free,
     /// Of the prefix cache, what was let go of in this step of the device.
     Cached { step: u64 },
-    /// Pages of an idle context that was served last in this step of the device, and whose guest has come this far.
-    Idle { come: Come, step: u64 },
+    /// Pages of an idle context that was served last in this step of the device, and whose guest has this rank and has come
+    /// this far.
+    Idle { rank: u8, come: Come, step: u64 },
     /// Pages of work that waits in line, or of a run that has had its term, whose guest has come this far.
     Work(VirtualTimes),
 }
@@ -55,16 +56,17 @@ impl Sacrifice {
     pub(crate) fn compare(&self, other: &Self) -> Ordering {
         match (self, other) {
             (Self::Cached { step }, Self::Cached { step: other }) => step.cmp(other),
-            // The guest that has had more gives its pages first.
-            (Self::Idle { come, step }, Self::Idle { come: other, step: other_step }) => {
-                other.cmp(come).then(step.cmp(other_step))
-            }
+            // Of one rank, the guest that has had more gives its pages first.
+            (
+                Self::Idle { rank, come, step },
+                Self::Idle { rank: other_rank, come: other, step: other_step },
+            ) => rank.cmp(other_rank).then(other.cmp(come)).then(step.cmp(other_step)),
             (Self::Work(times), Self::Work(other)) => other.compare(times),
-            _ => self.rank().cmp(&other.rank()),
+            _ => self.kind().cmp(&other.kind()),
         }
     }
 
-    pub(super) fn rank(&self) -> u8 {
+    pub(super) fn kind(&self) -> u8 {
         match self {
             Self::Free => 0,
             Self::Cached { .. } => 1,
@@ -135,10 +137,15 @@ impl Scheduler {
         let mut n_found = 0;
         self.put_holders_in_order();
         let mut last = self.next_holder(None);
-        while let Some(holder) = last.take_if(|holder| holder.does == Does::Nothing) {
+        while let Some(holder) = last {
+            if holder.does != Does::Nothing {
+                last = holder.end_of_rank().and_then(|end| self.next_holder(Some(&end)));
+                continue;
+            }
             n_found += self.mark_held(&holder.victim, marking);
             if n_found >= n_pages {
-                return Some(Sacrifice::Idle { come: holder.come.0, step: holder.last_step });
+                let Holder { rank, come, last_step: step, .. } = holder;
+                return Some(Sacrifice::Idle { rank, come: come.0, step });
             }
             last = self.next_holder(Some(&holder));
         }

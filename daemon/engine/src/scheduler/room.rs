@@ -4,6 +4,8 @@
 //! virtual time first, then of the longest idle (`holders`); pages of contexts that stand in the line, its end first. They
 //! leave from the tail of a context, as few as needed, and go to host memory; when that is full, the KV in the tail of the
 //! least deserving is given up and computed again later.
+//! All that users of a lower rank have to give goes before anything of a higher rank: work makes room at the cost of those
+//! below it, and of those above only once there is nothing else, so that it comes to its end under any load.
 //! Contexts that are admitted, and those of the step being planned, keep theirs.
 
 use super::admission::Standing;
@@ -24,8 +26,9 @@ pub(super) enum Victim {
 pub(super) struct Victims {
     /// Those that may have pages to move, the least deserving first, as far as the list was needed.
     list: Vec<Listed>,
-    /// Whether those in line are in the list: they come between those that wait for nothing and those that are queued.
-    line: LineState,
+    /// Those in line that are not in the list yet, the least deserving last: those of a rank come between its contexts that
+    /// wait for nothing and those that are queued. `None` as long as it was not needed.
+    in_line: Option<Vec<(u8, ContextId)>>,
     /// The last in the list that holds pages freely.
     last_holder: Option<Holder>,
     /// The first whose pages may still move, and how many of its blocks were not looked at yet.
@@ -38,21 +41,15 @@ pub(super) struct Victims {
 #[derive(Debug)]
 enum Listed {
     Holder(Holder),
-    InLine(Victim),
-}
-
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-enum LineState {
-    #[default]
-    Ahead,
-    Listed,
+    /// Of a user of this rank.
+    InLine(u8, Victim),
 }
 
 impl Listed {
     fn victim(&self) -> &Victim {
         match self {
             Self::Holder(holder) => &holder.victim,
-            Self::InLine(victim) => victim,
+            Self::InLine(_, victim) => victim,
         }
     }
 
@@ -60,7 +57,7 @@ impl Listed {
     fn comes_after(&self, other: &Holder) -> bool {
         match self {
             Self::Holder(holder) => other <= holder,
-            Self::InLine(_) => other.does == Does::Nothing,
+            Self::InLine(rank, _) => (other.rank, other.does) <= (*rank, Does::Nothing),
         }
     }
 }
@@ -156,11 +153,7 @@ impl Scheduler {
     fn list_victims(&mut self, victims: &mut Victims, idx: usize) -> bool {
         while victims.list.len() <= idx {
             let next = self.next_holder(victims.last_holder.as_ref());
-            if victims.line == LineState::Ahead && next.as_ref().is_none_or(|next| next.does == Does::Queues)
-            {
-                victims.line = LineState::Listed;
-                let last_first = self.line.last_first().into_iter();
-                victims.list.extend(last_first.map(|id| Listed::InLine(Victim::Context(id))));
+            if self.list_line_before(victims, next.as_ref()) {
                 continue;
             }
             let Some(next) = next else { return false };
@@ -168,6 +161,29 @@ impl Scheduler {
             victims.last_holder = Some(next);
         }
         true
+    }
+
+    /// Lists those in line that come before a holder, or all that are left; returns whether there were any.
+    fn list_line_before(&self, victims: &mut Victims, next: Option<&Holder>) -> bool {
+        let comes_before = |rank: u8| next.is_none_or(|next| (rank, Does::Nothing) < (next.rank, next.does));
+        if victims.in_line.is_none() && !comes_before(0) {
+            return false;
+        }
+        let in_line = victims.in_line.get_or_insert_with(|| {
+            let rank_of = |id: ContextId| {
+                self.contexts.get(&id).map_or(0, |context| context.owner.account.priority().rank)
+            };
+            let mut in_line: Vec<_> =
+                self.line.last_first().into_iter().map(|id| (rank_of(id), id)).collect();
+            in_line.sort_by_key(|&(rank, _)| rank);
+            in_line.reverse();
+            in_line
+        });
+        let n_before = victims.list.len();
+        while let Some((rank, id)) = in_line.pop_if(|&mut (rank, _)| comes_before(rank)) {
+            victims.list.push(Listed::InLine(rank, Victim::Context(id)));
+        }
+        victims.list.len() > n_before
     }
 
     /// Takes one page from the least deserving that has one to give.

@@ -21,6 +21,7 @@ mod particles;
 mod progress;
 mod pull;
 mod random;
+mod ranks;
 mod resize;
 mod saved;
 mod shares;
@@ -32,6 +33,7 @@ mod victims;
 
 use std::cell::RefCell;
 use std::collections::{HashMap, VecDeque};
+use std::num::NonZeroU32;
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -39,7 +41,7 @@ use self::guest::Guests;
 use self::hash_backend::{HashBackend, VOCAB, drawn, fails, mix, ranked, score};
 use self::random::Random;
 use super::{Plan, Scheduler, SchedulerSettings};
-use crate::account::{Account, ActorId, Budget, GuestId, Owner, Resource, SessionId};
+use crate::account::{Account, ActorId, Budget, GuestId, Owner, Priority, Resource, SessionId, USER};
 use crate::backend::{AskLimits, Limits, PAGE_LEN, SteeringTimes};
 use crate::batch::{Output, Seen, Token, Top};
 use crate::causes::Cause;
@@ -206,7 +208,7 @@ impl World {
             backend: HashBackend::new(n_pages, n_host_pages),
             n_pages_min,
             under_way: VecDeque::new(),
-            users: (0..2).map(|_| Account::new("user", Budget::UNLIMITED, None)).collect(),
+            users: (0..2).map(|user| user_of(seed, user)).collect(),
             contexts: Vec::new(),
             jobs: Vec::new(),
             n_jobs: joint::Seen::default(),
@@ -497,6 +499,15 @@ impl World {
         assert_eq!((stats.n_pages_on_host, stats.n_contexts, stats.n_saved), (0, 0, 0));
         self
     }
+}
+
+/// In half of the worlds the second user has a higher share and rank than the first.
+fn user_of(seed: u64, user: u32) -> Arc<Account> {
+    let priority = match (seed / 5).is_multiple_of(2) || user == 0 {
+        true => Priority::EVEN,
+        false => Priority { share: NonZeroU32::new(3).expect("above 0"), rank: 1 },
+    };
+    Account::with_priority(USER, Budget::UNLIMITED, None, priority)
 }
 
 #[test]

@@ -189,7 +189,7 @@ impl House {
         }
     }
 
-    fn release(&mut self, id: ContextId) {
+    pub(super) fn release(&mut self, id: ContextId) {
         self.scheduler.apply(Operation::Release { id, n_pulled: 0 });
     }
 }

@@ -32,7 +32,7 @@ impl World {
                 let kept = self.scheduler.kept();
                 let plan = self.scheduler.part_with(n_pages, None).expect("it was said to be there");
                 assert!(kept.is_subset(&self.scheduler.kept()), "who is within its term keeps what it has");
-                self.n_parted[sacrifice.rank() as usize] += 1;
+                self.n_parted[sacrifice.kind() as usize] += 1;
                 plan
             }
             None => self.scheduler.vacate(n_pages, Taking::Any),
