@@ -1,7 +1,8 @@
 //! Long work of guests that cannot be cut: texts to encode, templates, grammars.
 
+use std::cmp::Ordering;
 use std::collections::BTreeMap;
-use std::num::NonZero;
+use std::num::{NonZero, NonZeroU32};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, available_parallelism};
@@ -17,6 +18,12 @@ use super::threads::{as_ns, give_way};
 /// By how much it gives way to the daemon's other threads, in the system's steps of niceness: as guests do.
 const NICENESS: i32 = 5;
 
+/// The system's last step of niceness.
+const NICENESS_MAX: i32 = 19;
+
+/// By how much more of a processor a thread has than one that is a step nicer.
+const STEP_OF_NICENESS: f64 = 1.25;
+
 /// Users whose work is under way at once with all that each may have; others wait for a piece of theirs.
 const N_USERS: usize = 16;
 
@@ -28,7 +35,8 @@ const NO_ROWS: usize = 0;
 
 /// Runs long work of guests on threads of its own. Each user may have as many as there are processors, and what waits of one
 /// user is served by fair shares of processor time of its sessions and guests. So no user waits for the work of another, and
-/// the system shares the processors between the threads of all.
+/// the system shares the processors between the threads of all: those of users with smaller shares are nicer to those of users
+/// with larger ones.
 #[derive(Clone, Debug)]
 pub(crate) struct Beside(Arc<Mutex<Pieces>>);
 
@@ -42,14 +50,28 @@ struct Pieces {
     n_begun: u64,
 }
 
-#[derive(Default)]
 struct OfUser {
+    /// Its weight beside other users.
+    share: NonZeroU32,
     waiting: FairQueue<oneshot::Sender<Running>>,
     n_waiting: usize,
     n_running: usize,
     n_places: usize,
     /// When its last piece was begun, in pieces that were begun.
     last_begun: u64,
+}
+
+impl OfUser {
+    fn new(share: NonZeroU32) -> Self {
+        let waiting = FairQueue::default();
+        Self { share, waiting, n_waiting: 0, n_running: 0, n_places: 0, last_begun: 0 }
+    }
+
+    /// Whether it has less under way for its share than another, or as much, and began its last piece before the other.
+    fn compare(&self, other: &Self) -> Ordering {
+        let weighed = |user: &Self, of: &Self| user.n_running as u64 * u64::from(of.share.get());
+        weighed(self, other).cmp(&weighed(other, self)).then(self.last_begun.cmp(&other.last_begun))
+    }
 }
 
 impl std::fmt::Debug for Pieces {
@@ -145,11 +167,12 @@ impl Beside {
     ) -> T {
         let (place, turn) = self.wait(owner);
         let running = turn.await.expect("the queue keeps what is waited for");
+        let niceness = self.niceness(owner.account.priority().share);
         let (done, result) = oneshot::channel();
         let clock = clock.clone();
         let thread = thread::Builder::new().name("guest-work".to_owned()).stack_size(STACK_BYTES);
         let begun = thread.spawn(move || {
-            give_way(NICENESS);
+            give_way(niceness);
             let span = clock.begin();
             let result = catch_unwind(AssertUnwindSafe(work));
             place.charge(span.elapsed());
@@ -167,10 +190,17 @@ impl Beside {
         }
     }
 
+    /// How nice a thread of a user with this share is beside those of the users who have work.
+    fn niceness(&self, share: NonZeroU32) -> i32 {
+        let most = self.lock().users.values().map(|user| user.share).max();
+        niceness_beside(share, most.unwrap_or(share))
+    }
+
     fn wait(&self, owner: &Owner) -> (Place, oneshot::Receiver<Running>) {
         let (begin, turn) = oneshot::channel();
         let mut pieces = self.lock();
-        let user = pieces.users.entry(owner.actor).or_default();
+        let share = owner.account.priority().share;
+        let user = pieces.users.entry(owner.actor).or_insert_with(|| OfUser::new(share));
         let seat = user.waiting.seat(owner);
         user.waiting.push(&seat, Lane::ONLY, begin, NO_ROWS);
         user.n_waiting += 1;
@@ -188,7 +218,7 @@ impl Beside {
         }
     }
 
-    /// What comes next, if it may begin: of the user that has the least under way. It counts as such from here on.
+    /// What comes next, if it may begin: of the user that has the least under way for its share. It counts as such from here on.
     fn next(&self) -> Option<(oneshot::Sender<Running>, Running)> {
         let pieces = &mut *self.lock();
         if pieces.n_running == pieces.n_running_max {
@@ -197,7 +227,7 @@ impl Beside {
         let most = pieces.n_running_of_user_max;
         let may_begin = |(_, user): &(&ActorId, &mut OfUser)| user.n_waiting > 0 && user.n_running < most;
         let users = pieces.users.iter_mut().filter(may_begin);
-        let (&actor, user) = users.min_by_key(|(_, user)| (user.n_running, user.last_begun))?;
+        let (&actor, user) = users.min_by(|(_, user), (_, other)| user.compare(other))?;
         let begin = user.waiting.pop(Lane::ONLY).expect("it waits");
         user.n_waiting -= 1;
         user.n_running += 1;
@@ -211,11 +241,17 @@ impl Beside {
     }
 }
 
+/// So nice that a thread has its share's part of what one with the largest share has, as far as the system goes.
+fn niceness_beside(share: NonZeroU32, largest: NonZeroU32) -> i32 {
+    let n_steps = (f64::from(largest.get()) / f64::from(share.get())).log(STEP_OF_NICENESS).round();
+    NICENESS_MAX.min(NICENESS + n_steps as i32)
+}
+
 #[cfg(test)]
 mod tests {
     use std::sync::mpsc;
 
-    use super::super::threads::tests::owner;
+    use super::super::threads::tests::{owner, owner_with};
     use super::*;
     use crate::thread_time::thread_time;
 
@@ -284,6 +320,43 @@ mod tests {
         assert_eq!(seen, [(1, 1, 0), (1, 1, 1), (1, 1, 3), (1, 1, 4), (1, 2, 0)]);
         let pieces = beside.lock();
         assert!(pieces.users.is_empty() && pieces.n_running == 0);
+    }
+
+    #[tokio::test]
+    async fn work_of_a_smaller_share_is_nicer_while_a_larger_one_has_work() {
+        let niceness = |share: u32, largest: u32| {
+            let [share, largest] = [share, largest].map(|n| NonZeroU32::new(n).expect("above 0"));
+            niceness_beside(share, largest)
+        };
+        let seen =
+            [(1, 1), (7, 7), (1, 3), (2, 4), (1, 100)].map(|(share, largest)| niceness(share, largest));
+        assert_eq!(seen, [5, 5, 10, 8, 19]);
+        let beside = Beside::of(1);
+        let share = NonZeroU32::MIN;
+        assert_eq!(beside.niceness(share), NICENESS);
+        let (go, gone) = mpsc::channel::<()>();
+        let work = {
+            let beside = beside.clone();
+            let wait = move || gone.recv().expect("it is told");
+            tokio::spawn(async move { beside.run(&owner_with(3, 1, 1), &Arc::default(), wait).await })
+        };
+        tokio::task::yield_now().await;
+        assert_eq!(beside.niceness(share), 10);
+        go.send(()).expect("it waits");
+        work.await.expect("it ends");
+        assert_eq!(beside.niceness(share), NICENESS);
+    }
+
+    #[test]
+    fn the_user_with_the_least_under_way_for_its_share_is_next() {
+        let user = |share, n_running, last_begun| OfUser {
+            n_running,
+            last_begun,
+            ..OfUser::new(NonZeroU32::new(share).expect("above 0"))
+        };
+        assert!(user(3, 5, 9).compare(&user(1, 2, 1)).is_lt());
+        assert!(user(3, 6, 9).compare(&user(1, 2, 1)).is_gt(), "as much: the one that began last comes last");
+        assert!(user(1, 1, 1).compare(&user(1, 0, 9)).is_gt());
     }
 
     #[tokio::test]

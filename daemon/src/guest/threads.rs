@@ -1,8 +1,8 @@
 //! The threads that guests run on, apart from those of sockets and sessions.
 //!
 //! As many guests as there are processors have a thread, each until it waits, or until the next epoch; then the thread is
-//! given to the guest that comes next by fair shares of processor time: users share alike, then the sessions of a user, then
-//! its guests ([`trellis_engine::fair`]). So whoever waited in a host call goes before those that compute all the time, and a
+//! given to the guest that comes next by fair shares of processor time: users by their shares, then the sessions of a user,
+//! and then its guests, alike ([`trellis_engine::fair`]). So whoever waited in a host call goes before those that compute all the time, and a
 //! crowd of one user's guests takes no more than its user's share. Where the system has priorities, those of the engines
 //! and of the sockets go first.
 //!
@@ -350,10 +350,11 @@ pub(super) fn as_ns(time: Duration) -> u64 {
 
 #[cfg(test)]
 pub(super) mod tests {
+    use std::num::NonZeroU32;
     use std::sync::atomic::AtomicUsize;
 
     use tokio::sync::oneshot;
-    use trellis_engine::account::{Account, ActorId, Budget, GuestId, SessionId};
+    use trellis_engine::account::{Account, ActorId, Budget, GuestId, Priority, SessionId};
 
     use super::*;
     use crate::thread_time::thread_time;
@@ -368,6 +369,13 @@ pub(super) mod tests {
         }
     }
 
+    /// As [`owner`], of a user with a share.
+    pub(in crate::guest) fn owner_with(share: u32, user: u32, guest: u64) -> Owner {
+        let priority = Priority { share: NonZeroU32::new(share).expect("above 0"), rank: 0 };
+        let account = Account::with_priority("guest", Budget::UNLIMITED, None, priority);
+        Owner { account, ..owner(user, guest) }
+    }
+
     /// Computes for a millisecond at a time, until it is over.
     async fn spin(is_over: Arc<AtomicBool>, n_spun: Arc<AtomicUsize>) {
         while !is_over.load(Ordering::Relaxed) {
@@ -380,17 +388,18 @@ pub(super) mod tests {
         }
     }
 
-    #[tokio::test]
-    async fn users_have_equal_shares_whatever_their_crowds() {
+    /// How much two users, of whom the first has twenty guests and the second one, have of a thread by their shares.
+    async fn served(shares: [u32; 2]) -> [f64; 2] {
         let threads = GuestThreads::of(1).expect("a thread");
         let is_over = Arc::new(AtomicBool::new(false));
         let counts: Vec<_> = [(1, 20), (2, 1)]
             .into_iter()
-            .map(|(user, n_guests)| {
+            .zip(shares)
+            .map(|((user, n_guests), share)| {
                 let n_spun = Arc::<AtomicUsize>::default();
                 for guest in 0..n_guests {
-                    let clock = Arc::default();
-                    threads.spawn(&owner(user, guest), &clock, spin(is_over.clone(), n_spun.clone()));
+                    let (owner, clock) = (owner_with(share, user, guest), Arc::default());
+                    threads.spawn(&owner, &clock, spin(is_over.clone(), n_spun.clone()));
                 }
                 n_spun
             })
@@ -399,8 +408,15 @@ pub(super) mod tests {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
         is_over.store(true, Ordering::Relaxed);
-        let [crowd, one] = [0, 1].map(|idx| counts[idx].load(Ordering::Relaxed) as f64);
-        assert!(crowd + one > 100.0 && (one / crowd - 1.0).abs() < 0.2, "{crowd} and {one}");
+        [0, 1].map(|idx| counts[idx].load(Ordering::Relaxed) as f64)
+    }
+
+    #[tokio::test]
+    async fn users_have_what_they_are_due_whatever_their_crowds() {
+        for (shares, ratio) in [([1, 1], 1.0), ([1, 3], 3.0), ([4, 1], 0.25)] {
+            let [crowd, one] = served(shares).await;
+            assert!(crowd + one > 100.0 && (one / crowd / ratio - 1.0).abs() < 0.2, "{crowd} and {one}");
+        }
     }
 
     #[tokio::test]
