@@ -5,44 +5,78 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use trellis_engine::account::{Account, ActorId, Budget, Resource, SessionId, USER};
 
+use crate::classes::{Class, Classes};
 use crate::config::Budgets;
+use crate::session::Actor;
+use crate::tasks::blocking;
 
-/// One account for each user, kept while the daemon runs since saved contexts are charged to it, and one for each
-/// session, kept until the session ends.
+/// One account for each user, kept while the daemon runs since saved contexts are charged to it, with the class that the user
+/// had when it came first; and one for each session, kept until the session ends.
 #[derive(Debug)]
 pub(crate) struct Accounts {
     daemon: Arc<Account>,
     user: Budget,
     session: Budget,
+    classes: Arc<Classes>,
     open: Mutex<Open>,
 }
 
 #[derive(Debug, Default)]
 struct Open {
-    users: HashMap<ActorId, Arc<Account>>,
+    users: HashMap<ActorId, User>,
     sessions: HashMap<SessionId, Arc<Account>>,
 }
 
+#[derive(Debug)]
+struct User {
+    account: Arc<Account>,
+    class: Class,
+}
+
 impl Accounts {
-    /// Without users. `memory_bytes` is what the daemon's process may come to, of which budgets that say nothing are parts.
+    /// Without users and classes, as [`Self::with_classes`].
+    #[cfg(test)]
     pub(crate) fn new(budgets: &Budgets, memory_bytes: u64) -> Arc<Self> {
+        Self::with_classes(budgets, memory_bytes, Classes::default())
+    }
+
+    /// Without users. `memory_bytes` is what the daemon's process may come to, of which budgets that say nothing are parts.
+    pub(crate) fn with_classes(budgets: &Budgets, memory_bytes: u64, classes: Classes) -> Arc<Self> {
         let host_bytes = budgets.host_bytes(memory_bytes);
         let daemon = Budget { host_bytes: host_bytes.daemon, ..Budget::UNLIMITED };
         Arc::new(Self {
             daemon: Account::new("daemon", daemon, None),
             user: budgets.user.budget(host_bytes.user),
             session: budgets.session.budget(host_bytes.session),
+            classes: Arc::new(classes),
             open: Mutex::default(),
         })
     }
 
-    /// Opens the account of a session.
-    pub(crate) fn begin_session(&self, actor: ActorId, session: SessionId) -> Arc<Account> {
+    /// The class of an actor. For one that was never here its groups may have to be looked up, on a thread that may wait.
+    pub(crate) async fn class_of(&self, actor: Actor) -> Class {
+        if let Some(class) = self.class(ActorId(actor.uid)).or_else(|| self.classes.at_hand(actor)) {
+            return class;
+        }
+        let classes = self.classes.clone();
+        blocking(move || classes.look_up(actor)).await
+    }
+
+    /// The class of a user that was here.
+    pub(crate) fn class(&self, actor: ActorId) -> Option<Class> {
+        let open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        open.users.get(&actor).map(|user| user.class.clone())
+    }
+
+    /// Opens the account of a session. The first session of a user brings its class.
+    pub(crate) fn begin_session(&self, actor: ActorId, session: SessionId, class: Class) -> Arc<Account> {
         let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
         let Open { users, sessions } = &mut *open;
-        let user = users.entry(actor);
-        let user = user.or_insert_with(|| Account::new(USER, self.user, Some(self.daemon.clone())));
-        let account = Account::new("session", self.session, Some(user.clone()));
+        let user = users.entry(actor).or_insert_with(|| {
+            let (daemon, priority) = (Some(self.daemon.clone()), class.priority());
+            User { account: Account::with_priority(USER, self.user, daemon, priority), class }
+        });
+        let account = Account::new("session", self.session, Some(user.account.clone()));
         sessions.insert(session, account.clone());
         account
     }
@@ -55,7 +89,7 @@ impl Accounts {
     /// What a user has in use; a user that was never here has nothing.
     pub(crate) fn used_by(&self, actor: ActorId, resource: Resource) -> u64 {
         let open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
-        open.users.get(&actor).map_or(0, |user| user.used(resource))
+        open.users.get(&actor).map_or(0, |user| user.account.used(resource))
     }
 
     /// What all users have in use.
@@ -70,6 +104,8 @@ impl Accounts {
 
 #[cfg(test)]
 mod tests {
+    use trellis_engine::account::Priority;
+
     use super::*;
 
     #[test]
@@ -77,7 +113,7 @@ mod tests {
         let accounts = Accounts::new(&Budgets::default(), 1 << 30);
         let (actor, session) = (ActorId(7), SessionId(1));
         assert!(accounts.session(session).is_none());
-        let account = accounts.begin_session(actor, session);
+        let account = accounts.begin_session(actor, session, Class::default());
         assert!(Arc::ptr_eq(&account, &accounts.session(session).expect("it has begun")));
         accounts.end_session(session);
         assert!(accounts.session(session).is_none());
@@ -88,7 +124,7 @@ mod tests {
     fn users_are_counted_apart_and_together() {
         let accounts = Accounts::new(&Budgets::default(), 1 << 30);
         for (uid, session, n_pages) in [(7, 1, 3), (7, 2, 4), (8, 3, 5)] {
-            let account = accounts.begin_session(ActorId(uid), SessionId(session));
+            let account = accounts.begin_session(ActorId(uid), SessionId(session), Class::default());
             account.charge(Resource::Pages, n_pages).expect("within all budgets");
         }
         let by = |uid| accounts.used_by(ActorId(uid), Resource::Pages);
@@ -100,7 +136,7 @@ mod tests {
         let accounts = Accounts::new(&Budgets::default(), 3 << 30);
         let (one, other) = (ActorId(1), ActorId(2));
         let take = |actor, session| {
-            let account = accounts.begin_session(actor, SessionId(session));
+            let account = accounts.begin_session(actor, SessionId(session), Class::default());
             let mut n_bytes = 0;
             let exceeded = loop {
                 match account.charge(Resource::HostBytes, 1 << 20) {
@@ -115,5 +151,26 @@ mod tests {
         assert_eq!(take(one, 2), (0, USER));
         assert_eq!(take(other, 3).0, 512 << 20);
         assert_eq!(take(ActorId(3), 4), (0, "daemon"));
+    }
+
+    #[tokio::test]
+    async fn a_user_keeps_the_class_that_it_came_with() {
+        let settings =
+            toml::from_str("[fast]\nusers = [7]\ngroups = [70]\nshare = 3\nrank = 1").expect("valid");
+        let classes = Classes::of(&settings).expect("there are no names in it");
+        let accounts = Accounts::with_classes(&Budgets::default(), 1 << 30, classes);
+        // The machine knows no such users: the groups of their connections count.
+        let uid = u32::MAX - 9;
+        let begin = async |uid, gid, session| {
+            let class = accounts.class_of(Actor { uid, gid }).await;
+            accounts.begin_session(ActorId(uid), SessionId(session), class).priority()
+        };
+        let fast = begin(7, 1, 1).await;
+        assert_eq!((fast.share.get(), fast.rank), (3, 1));
+        assert_eq!(begin(uid, 70, 2).await, fast);
+        assert_eq!(begin(uid, 1, 3).await, fast, "from then on");
+        assert_eq!(begin(uid - 1, 1, 4).await, Priority::EVEN);
+        let name = |uid| accounts.class(ActorId(uid)).map(|class| class.name().to_owned());
+        assert_eq!((name(7), name(uid - 1), name(8)), (Some("fast".into()), Some("default".into()), None));
     }
 }

@@ -1,6 +1,7 @@
 //! What the daemon is told at start-up.
 
 mod budgets;
+pub(crate) mod classes;
 mod file;
 mod isolation;
 
@@ -15,6 +16,7 @@ use trellis_engine::model::Dtype;
 
 pub(crate) use self::budgets::HostBytes;
 pub use self::budgets::{Budgets, SharedBudget};
+pub use self::classes::{ClassSettings, ClassTable, DEFAULT_CLASS, NameOrId, RANKS, SHARES, WrongClass};
 pub use self::file::WrongText;
 pub use self::isolation::Isolation;
 use crate::guest::GuestLimits;
@@ -68,6 +70,9 @@ pub struct Config {
     pub budgets: Budgets,
     /// What connections may ask for.
     pub sessions: SessionLimits,
+    /// Classes of users by name, for those who have more or less of the device than others; none by default, so that all share
+    /// alike. A user who is in none has the class `default`.
+    pub classes: ClassTable,
     /// What a file has set of all this.
     #[serde(skip)]
     pub set_by_file: SetByFile,
@@ -235,6 +240,7 @@ impl Default for Config {
             limits: GuestLimits::default(),
             budgets: Budgets::default(),
             sessions: SessionLimits::default(),
+            classes: ClassTable::default(),
             set_by_file: SetByFile::default(),
         }
     }
@@ -259,6 +265,14 @@ pub enum ConfigError {
         /// What is wrong where.
         source: WrongText,
     },
+    /// A class that cannot be.
+    #[error("{}: {source}", path.display())]
+    Class {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        source: WrongClass,
+    },
     /// A number outside its range.
     #[error("{field} is {value}, expected {expected}")]
     OutOfRange {
@@ -282,6 +296,8 @@ impl Config {
         let config =
             Self::parse(&text).map_err(|source| ConfigError::Parse { path: path.to_owned(), source })?;
         config.check()?;
+        classes::check(&config.classes)
+            .map_err(|source| ConfigError::Class { path: path.to_owned(), source })?;
         Ok(config)
     }
 

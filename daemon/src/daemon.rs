@@ -16,6 +16,7 @@ use trellis_engine::{EngineError, ModelHandle, Port};
 
 use crate::accounts::Accounts;
 use crate::bundled;
+use crate::classes::{ClassError, Classes};
 use crate::config::{Config, OnDeviceFailure};
 use crate::descriptors::Shares;
 use crate::guest::{GuestError, GuestHost, GuestHostConfig, GuestLimits, make_private};
@@ -218,6 +219,9 @@ pub enum DaemonError {
     /// There is nowhere to keep compiled guests.
     #[error("no cache directory: set cache_dir in the configuration, or XDG_CACHE_HOME or HOME")]
     NoCacheDir,
+    /// A class of users is wrong.
+    #[error(transparent)]
+    Class(#[from] ClassError),
     /// The sandbox could not be set up.
     #[error(transparent)]
     Host(#[from] GuestError),
@@ -260,6 +264,7 @@ impl Daemon {
         let started = Instant::now();
         let cache_dir = cache_dir(config).ok_or(DaemonError::NoCacheDir)?;
         make_private(&cache_dir)?;
+        let classes = Classes::of(&config.classes)?;
         let loader = Arc::new(Loader::start(config.clone(), cache_dir.clone(), seams, progress)?);
         let n_programs = config.limits.n_programs.min(Shares::now().n_programs);
         let host = GuestHost::new(GuestHostConfig {
@@ -271,7 +276,7 @@ impl Daemon {
         })?;
         let shutdown = CancellationToken::new();
         let guests_dir = config.guests_dir.clone();
-        let accounts = Accounts::new(&config.budgets, machine::memory_bytes());
+        let accounts = Accounts::with_classes(&config.budgets, machine::memory_bytes(), classes);
         let service = HostService::new(host, loader.clone(), guests_dir, accounts, shutdown.clone(), started);
         let service = Arc::new(service);
         let sessions = Sessions::new(service.clone(), config.sessions.clone(), config.limits.clone());

@@ -3,6 +3,7 @@
 mod accounts;
 mod allocator;
 pub mod bundled;
+mod classes;
 pub mod cli;
 pub mod config;
 pub mod daemon;

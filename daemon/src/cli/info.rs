@@ -1,7 +1,7 @@
 //! `trellis info`: the daemon as a whole.
 
 use clap::Args;
-use trellis_client::{Computed, DaemonInfo, DeviceInfo, ModelInfo};
+use trellis_client::{ClassInfo, Computed, DaemonInfo, DeviceInfo, ModelInfo};
 
 use super::connect::SocketArgs;
 use super::error::CliError;
@@ -18,7 +18,8 @@ again were computed twice for want of pages. What waited are contexts whose work
 counted once for each step: others were served before them, the prompt would have made the step too long, they stood in
 line for KV pages, or they had no mask. All of this is counted from the daemon's start, for models that are gone as well;
 `trellis models --json` has it by model, `trellis ps --json` by guest. KV memory is that of all
-models; `trellis models` shows each one's pages.";
+models; `trellis models` shows each one's pages. The class is yours: who has a share of 3 gets three times what a user with
+a share of 1 gets while both have enough to do, and KV pages of a lower rank make room first.";
 
 /// Show what the daemon is and how it is doing
 #[derive(Debug, Args)]
@@ -49,6 +50,11 @@ fn shown(model: &ModelInfo) -> String {
 fn shown_device(device: &DeviceInfo) -> String {
     let percent = 100.0 * device.busy_ms as f64 / device.open_ms.max(1) as f64;
     format!("{} busy for {percent:.0} % of {}", device.name, output::duration_ms(device.open_ms))
+}
+
+/// `research, a share of 3, rank 1`
+pub(super) fn shown_class(ClassInfo { name, share, rank }: &ClassInfo) -> String {
+    format!("{name}, a share of {share}, rank {rank}")
 }
 
 fn or_none(names: Vec<String>) -> String {
@@ -116,7 +122,12 @@ fn lines(info: &DaemonInfo, models: &[ModelInfo]) -> String {
         ("guests", info.n_guests.to_string()),
         ("sessions", info.n_sessions.to_string()),
     ];
-    lines.iter().map(|(name, value)| format!("{name:<10}{}\n", escaped_line(value))).collect()
+    let class = info.class.as_ref().map(|class| ("class", shown_class(class)));
+    lines
+        .into_iter()
+        .chain(class)
+        .map(|(name, value)| format!("{name:<10}{}\n", escaped_line(&value)))
+        .collect()
 }
 
 #[cfg(test)]
@@ -167,6 +178,7 @@ mod tests {
             computed,
             kv_bytes: 48_000_000,
             kv_bytes_free: 12_000_000,
+            class: Some(ClassInfo { name: "research".to_owned(), share: 3, rank: 1 }),
             ..DaemonInfo::default()
         };
         let shown = lines(&info, &models);
@@ -178,6 +190,7 @@ mod tests {
             "tokens    150, 7 in vain (1 given up, 6 guessed wrong), 0 again, 0 from the prefix cache\n",
             "waited    21 steps to decode, 0 with prompts, 16 for KV pages, 5 for masks\n",
             "KV memory 12.0 MB of 48.0 MB free\n",
+            "class     research, a share of 3, rank 1\n",
         ] {
             assert!(shown.contains(line), "{line:?} in {shown}");
         }

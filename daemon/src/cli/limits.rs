@@ -3,10 +3,11 @@
 use std::path::PathBuf;
 
 use clap::Args;
-use trellis_client::LimitInfo;
+use trellis_client::{ClassInfo, LimitInfo};
 
 use super::connect::SocketArgs;
 use super::error::CliError;
+use super::info::shown_class;
 use super::output::{self, Format};
 use super::table::{Align, Table};
 use crate::config::{Config, Device, Sizes};
@@ -41,9 +42,12 @@ pub(crate) struct LimitsArgs {
 
 pub(crate) async fn limits(args: LimitsArgs, format: Format) -> Result<(), CliError> {
     let LimitsArgs { name, config, socket } = args;
-    let mut limits = match config {
-        Some(path) => of_config(&Config::load(&path)?),
-        None => socket.connect().await?.limits().await?,
+    let (mut limits, class) = match config {
+        Some(path) => (of_config(&Config::load(&path)?), None),
+        None => {
+            let client = socket.connect().await?;
+            (client.limits().await?, client.info().await?.class)
+        }
     };
     if let Some(name) = &name {
         limits.retain(|limit| limit.name.contains(name.as_str()));
@@ -51,8 +55,9 @@ pub(crate) async fn limits(args: LimitsArgs, format: Format) -> Result<(), CliEr
             return Err(CliError::NoSuchLimit { name: name.clone() });
         }
     }
-    output::print(format, &limits, |limits| {
-        if name.is_some() { table(limits) + "\n" + &meanings(limits) } else { table(limits) }
+    output::print(format, &limits, |limits| match &name {
+        Some(_) => table(limits) + "\n" + &meanings(limits),
+        None => table(limits) + &class.as_ref().map(of_class).unwrap_or_default(),
     })
 }
 
@@ -125,6 +130,10 @@ fn table(limits: &[LimitInfo]) -> String {
         ]);
     }
     table.render()
+}
+
+fn of_class(class: &ClassInfo) -> String {
+    format!("\nyour class: {}\n", output::escaped_line(&shown_class(class)))
 }
 
 fn meanings(limits: &[LimitInfo]) -> String {

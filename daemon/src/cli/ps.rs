@@ -14,7 +14,8 @@ Examples:
   trellis ps --json | jq '.[] | select(.elapsed_ms > 60000) | .guest_id'
   trellis ps --json | jq '.[] | {guest_id, used: .used.cpu_ms, limit: .limits.cpu_ms}'
 
-MODEL is what the guest holds something of, a context for one; - is a guest that has nothing of a model at this moment. IN
+CLASS is that of the guest's user: `trellis info` says what yours is due. ON HOST are pages that made room for others and come
+back before they are needed. MODEL is what the guest holds something of, a context for one; - is a guest that has nothing of a model at this moment. IN
 VAIN are tokens that were decoded ahead or guessed and not wanted, CACHED those that the prefix cache spared, WAITED the
 steps that went by while a context could have been in them; --json has them by cause. It also has what each guest uses of
 its memory, time and budgets (used) and may use (limits), by the names that `trellis limits` has.";
@@ -35,6 +36,9 @@ pub(crate) async fn ps(args: PsArgs, format: Format) -> Result<(), CliError> {
 /// Letters of a name; what stands before them of a component's hash is never cut.
 const N_PROGRAM_CHARS: usize = 24;
 
+/// Letters of a class.
+const N_CLASS_CHARS: usize = 12;
+
 /// A program's name, as long as there is room: of what a client calls its component the end goes, not the hash.
 fn shown(program: &str) -> String {
     let (label, hash) = program
@@ -48,10 +52,12 @@ fn table(guests: &[GuestInfo]) -> String {
     let mut table = Table::new([
         ("GUEST", Align::Right),
         ("PROGRAM", Align::Left),
+        ("CLASS", Align::Left),
         ("MODEL", Align::Left),
         ("STATE", Align::Left),
         ("CONTEXTS", Align::Right),
         ("PAGES", Align::Right),
+        ("ON HOST", Align::Right),
         ("MEMORY", Align::Right),
         ("TOKENS", Align::Right),
         ("IN VAIN", Align::Right),
@@ -60,13 +66,16 @@ fn table(guests: &[GuestInfo]) -> String {
         ("TIME", Align::Right),
     ]);
     for guest in guests {
+        let class = guest.class.as_deref().unwrap_or("-");
         table.push([
             guest.guest_id.to_string(),
             shown(&guest.program),
+            class.chars().take(N_CLASS_CHARS).collect(),
             if guest.models.is_empty() { "-".to_owned() } else { guest.models.join(", ") },
             guest.state.clone(),
             guest.n_contexts.to_string(),
             guest.n_pages.to_string(),
+            guest.n_pages_on_host.to_string(),
             output::bytes(guest.memory_bytes),
             guest.usage.n_tokens.to_string(),
             guest.usage.n_tokens_in_vain.to_string(),

@@ -7,7 +7,7 @@ use std::path::Path;
 use serde_json::Value;
 use toml::Table;
 
-use super::Config;
+use super::{ClassSettings, Config};
 use crate::limits::{self, SetByFile};
 use crate::nearest::{Hint, hint};
 
@@ -48,7 +48,7 @@ fn meant(error: &toml::de::Error, text: &str) -> Hint {
     let message = error.message();
     let unknown = message.strip_prefix("unknown field `").and_then(|rest| rest.split_once('`'));
     let (Some((key, _)), Ok(file)) = (unknown, text.parse::<Table>()) else { return Hint::NONE };
-    let known = serde_json::to_value(Config::default()).expect("settings serialise");
+    let known = serde_json::to_value(with_classes_of(&file)).expect("settings serialise");
     let near = near(key, &file, &known).unwrap_or(Hint::NONE);
     if !near.is_none() {
         return near;
@@ -57,6 +57,13 @@ fn meant(error: &toml::de::Error, text: &str) -> Hint {
     let elsewhere = limits::table(&Config::default()).into_iter().map(|limit| limit.name);
     let is_right = |name: &String| name.rsplit('.').next() == Some(key);
     elsewhere.into_iter().find(is_right).map_or(Hint::NONE, Hint::of)
+}
+
+/// The defaults, with those of the classes that a file names.
+fn with_classes_of(file: &Table) -> Config {
+    let classes = file.get("classes").and_then(toml::Value::as_table).into_iter().flat_map(Table::keys);
+    let classes = classes.map(|name| (name.clone(), ClassSettings::default())).collect();
+    Config { classes, ..Config::default() }
 }
 
 /// What is near to a key, of the names at the place where a file has it and may not.
@@ -82,6 +89,8 @@ mod tests {
                 "[budgets.user]\nn_tokens = 1\nn_pages = 1\nn_contexts = 1\nhost_byte = 1",
                 "; did you mean \"host_bytes\"?",
             ),
+            ("[classes.research]\nuser = ['ada']", "; did you mean \"users\"?"),
+            ("[clases.research]\nusers = ['ada']", "; did you mean \"classes\"?"),
             ("[budget.user]\nn_tokens = 1", "; did you mean \"budgets\"?"),
             ("n_connections = 7", "; did you mean \"sessions.n_connections\"?"),
             ("[sessions]\ncpu_ms = 7", "; did you mean \"limits.cpu_ms\"?"),

@@ -161,6 +161,8 @@ pub struct GuestInfo {
     pub elapsed_ms: u64,
     /// What it uses of what it is bounded in.
     pub amounts: Amounts,
+    /// KV pages of its contexts that made room, and are in host memory.
+    pub n_pages_on_host: u64,
     /// The most of that, within what its session and its user may use.
     pub limits: Amounts,
     /// What was computed for it.
@@ -344,6 +346,7 @@ fn info(vitals: &Vitals, limits: &GuestLimits) -> GuestInfo {
         models: vitals.models.names_held(),
         elapsed_ms: vitals.started.elapsed().as_millis() as u64,
         amounts: vitals.amounts(),
+        n_pages_on_host: vitals.account.used(Resource::HostPages),
         limits: Amounts::limits(limits, &vitals.account),
         used: Used::of(&vitals.account),
     }

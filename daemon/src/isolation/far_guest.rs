@@ -7,7 +7,7 @@ use std::time::Instant;
 use tokio::sync::{Semaphore, oneshot};
 use tokio_util::sync::CancellationToken;
 use trellis_engine::account::{
-    Account, ActorId, Counted, GuestId, HostCharge, Owner, SessionId, StepLog, StepNote,
+    Account, ActorId, Counted, GuestId, HostCharge, Owner, Resource, SessionId, StepLog, StepNote,
 };
 
 use super::message::{NotUnderstood, Seen, Step};
@@ -188,6 +188,7 @@ impl FarGuest {
             models,
             elapsed_ms: self.started.elapsed().as_millis() as u64,
             amounts: amounts.counted_by(&self.account),
+            n_pages_on_host: self.account.used(Resource::HostPages),
             limits: crate::guest::Amounts::limits(limits, &self.account),
             used: Used::of(&self.account),
         }

@@ -67,7 +67,7 @@ impl Borrowed {
         match resource {
             Resource::HostBytes => Some(&mut self.host_bytes),
             Resource::Contexts => Some(&mut self.n_contexts),
-            Resource::Tokens | Resource::Pages => None,
+            Resource::Tokens | Resource::Pages | Resource::HostPages => None,
         }
     }
 }

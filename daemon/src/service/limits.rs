@@ -17,8 +17,15 @@ pub(super) struct InUse {
     /// Programs that are ready, and the bytes of their code.
     programs: (u64, u64),
     sessions: SessionsUsed,
-    /// Bytes of KV that are held, of all models.
-    kv_bytes: u64,
+    kv: KvUsed,
+}
+
+/// What is held of KV, of all models and users.
+pub(super) struct KvUsed {
+    /// Bytes on devices.
+    pub(super) bytes: u64,
+    /// Bytes in host memory.
+    pub(super) host_bytes: u64,
 }
 
 #[derive(Clone, Copy)]
@@ -76,7 +83,7 @@ impl InUse {
         accounts: &Accounts,
         host: &GuestHost,
         sessions: SessionsUsed,
-        kv_bytes: u64,
+        kv: KvUsed,
     ) -> Self {
         Self {
             account: Amounts::of(|resource| accounts.used_by(actor, resource)),
@@ -84,7 +91,7 @@ impl InUse {
             n_guests: host.n_guests(actor),
             programs: host.programs_ready(),
             sessions,
-            kv_bytes,
+            kv,
         }
     }
 
@@ -104,7 +111,8 @@ impl InUse {
             "sessions.n_connections" => sessions(|used| used.n_connections),
             "sessions.n_uploads" => sessions(|used| used.n_uploads),
             "sessions.n_uploads_waiting" => sessions(|used| used.n_uploads_waiting),
-            "kv_bytes" => Share::common(self.kv_bytes),
+            "kv_bytes" => Share::common(self.kv.bytes),
+            "kv_host_bytes" => Share::common(self.kv.host_bytes),
             _ => Share::default(),
         }
     }

@@ -33,7 +33,7 @@ use trellis_wire::{
 
 use self::components::Components;
 pub(crate) use self::errors::{ended, over_host_bytes};
-use self::limits::{InUse, Share};
+use self::limits::{InUse, KvUsed, Share};
 use self::registry::Registry;
 use crate::accounts::Accounts;
 use crate::config::{Device, Sizes};
@@ -264,6 +264,7 @@ impl Service for HostService {
             guest_id: guest.id.0,
             session_id: guest.session.0,
             uid: guest.actor.0,
+            class: self.accounts.class(guest.actor).map(|class| class.name().to_owned()),
             program: guest.name,
             state: match guest.activity {
                 GuestActivity::Running => "running".to_owned(),
@@ -272,6 +273,7 @@ impl Service for HostService {
             models: guest.models,
             n_contexts: guest.amounts.n_contexts,
             n_pages: guest.amounts.n_pages,
+            n_pages_on_host: guest.n_pages_on_host,
             memory_bytes: guest.amounts.memory_bytes,
             elapsed_ms: guest.elapsed_ms,
             usage: GuestUsage { elapsed_us: guest.elapsed_ms * 1000, ..usage(&guest.used) },
@@ -281,7 +283,7 @@ impl Service for HostService {
         Ok(info.collect())
     }
 
-    async fn info(&self, _: Actor) -> Result<DaemonInfo, ErrorBody> {
+    async fn info(&self, actor: Actor) -> Result<DaemonInfo, ErrorBody> {
         let listing = self.loader.models().listing();
         let models = listing.loaded();
         let mut devices: Vec<DeviceInfo> = listing.devices().iter().map(device_info).collect();
@@ -313,19 +315,22 @@ impl Service for HostService {
             n_guests: guests.len() as u64,
             n_sessions: self.n_sessions.load(Ordering::Relaxed),
             failure: self.loader.models().failure().map(|failure| failure.to_string()),
+            class: self.accounts.class(ActorId(actor.uid)).map(|class| class.info()),
         })
     }
 
     async fn limits(&self, actor: Actor, used: SessionsUsed) -> Result<Vec<LimitInfo>, ErrorBody> {
         let listing = self.loader.models().listing();
-        let (mut kv_bytes, mut kv_bytes_held) = (0, 0);
+        let (mut kv_bytes, mut kv_bytes_held, mut kv_host_bytes) = (0, 0, 0);
         for model in listing.loaded().iter().chain(listing.leaving()) {
             let Ok(stats) = model.stats().await else { continue };
             let page_bytes = model.limits().page_bytes as u64;
             kv_bytes += stats.n_pages as u64 * page_bytes;
             kv_bytes_held += (stats.n_pages as u64 - n_pages_free(&stats)) * page_bytes;
+            kv_host_bytes += stats.n_pages_on_host as u64 * page_bytes;
         }
-        let in_use = InUse::now(ActorId(actor.uid), &self.accounts, &self.host, used, kv_bytes_held);
+        let kv = KvUsed { bytes: kv_bytes_held, host_bytes: kv_host_bytes };
+        let in_use = InUse::now(ActorId(actor.uid), &self.accounts, &self.host, used, kv);
         let config = self.loader.config();
         let mut limits = crate::limits::table(config);
         crate::limits::set_host_bytes(&mut limits, &config.budgets, machine::memory_bytes());
@@ -358,9 +363,10 @@ impl Service for HostService {
         Ok(())
     }
 
-    fn session_began(&self, actor: Actor, session_id: u64) -> Arc<Account> {
+    async fn session_began(&self, actor: Actor, session_id: u64) -> Arc<Account> {
+        let class = self.accounts.class_of(actor).await;
         self.n_sessions.fetch_add(1, Ordering::Relaxed);
-        self.accounts.begin_session(ActorId(actor.uid), SessionId(session_id))
+        self.accounts.begin_session(ActorId(actor.uid), SessionId(session_id), class)
     }
 
     fn session_ended(&self, session_id: u64) {

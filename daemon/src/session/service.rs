@@ -119,7 +119,7 @@ pub trait Service: Send + Sync + 'static {
 
     /// A connection has said hello; nothing was asked in its name before. What is held for it is charged to the account that
     /// this returns.
-    fn session_began(&self, actor: Actor, session_id: u64) -> Arc<Account>;
+    fn session_began(&self, actor: Actor, session_id: u64) -> impl Future<Output = Arc<Account>> + Send;
 
     /// A connection has ended, and all its guests with it. A start that was dropped may still be on its way to its
     /// next await.

@@ -176,7 +176,7 @@ impl<S: Service> Sessions<S> {
         say_hello_and(&mut writer, None).await?;
         let frame_bytes_max = theirs.frame_bytes_max.min(FRAME_BYTES_MAX);
         let session_id = self.n_sessions_begun.fetch_add(1, Ordering::Relaxed) + 1;
-        let account = self.service.session_began(actor, session_id);
+        let account = self.service.session_began(actor, session_id).await;
         let _ended = Ended { service: &*self.service, session_id };
         let client = ConnectedClient { actor, version, session_id, frame_bytes_max };
         let reader = FrameReader::new(reader, FRAME_BYTES_MAX).paid_by(BufferCharge::new(&account));

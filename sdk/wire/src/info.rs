@@ -57,6 +57,9 @@ pub struct GuestInfo {
     pub session_id: u64,
     /// The user that it belongs to.
     pub uid: u32,
+    /// The class of that user; an older daemon does not say.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub class: Option<String>,
     /// The name of its program; of a component what its client calls it, if it does, and the beginning of its hash.
     pub program: String,
     /// What it is doing, in a word.
@@ -67,6 +70,8 @@ pub struct GuestInfo {
     pub n_contexts: u64,
     /// KV pages that its contexts hold.
     pub n_pages: u64,
+    /// Those of them that made room for others and are in host memory.
+    pub n_pages_on_host: u64,
     /// Bytes of its linear memory.
     pub memory_bytes: u64,
     /// Milliseconds since it started.
@@ -197,7 +202,22 @@ pub struct DaemonInfo {
     pub n_guests: u64,
     /// Open connections.
     pub n_sessions: u64,
+    /// The class of the user that asks; an older daemon does not say.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub class: Option<ClassInfo>,
     /// Why nothing can be computed: which device has failed, and of what; absent while all is well.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub failure: Option<String>,
+}
+
+/// A class of users.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct ClassInfo {
+    /// Its name; `default` is that of users who are in no other.
+    pub name: String,
+    /// How much of the devices and processors each of its users has, beside a user with a share of 1.
+    pub share: u32,
+    /// KV pages of users of a lower rank make room first.
+    pub rank: u32,
 }

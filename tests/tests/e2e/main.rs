@@ -39,6 +39,7 @@ mod parity;
 mod particles;
 mod policies;
 mod posteriors;
+mod priority;
 mod profiles;
 mod programs;
 mod queues;

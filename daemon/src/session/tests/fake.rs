@@ -188,9 +188,9 @@ impl Service for Fake {
         Ok(())
     }
 
-    fn session_began(&self, actor: Actor, session_id: u64) -> Arc<Account> {
+    async fn session_began(&self, actor: Actor, session_id: u64) -> Arc<Account> {
         let accounts = self.accounts.get_or_init(|| Accounts::new(&Budgets::default(), 1 << 50));
-        accounts.begin_session(ActorId(actor.uid), SessionId(session_id))
+        accounts.begin_session(ActorId(actor.uid), SessionId(session_id), accounts.class_of(actor).await)
     }
 
     async fn shutdown(&self, _: Actor) -> Result<(), ErrorBody> {

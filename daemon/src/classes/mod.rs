@@ -1,0 +1,204 @@
+//! Which class a user is in: what it has of the devices and the processors beside others, and whose pages make room for its
+//! work.
+//!
+//! - Comes in: the classes of the configuration, the machine's users and groups, an actor as the kernel names it.
+//! - Goes out: a class, with the priority that the user's account has for as long as the daemon runs.
+//! - A user is looked for among the users of all classes first, then its groups among theirs. Groups are those that the machine
+//!   has for the user, and the group of its connection where it knows no such user. So the class does not depend on how a
+//!   client was started.
+//! - Must not happen: a name that stands for nobody and is passed over; a user in two classes; a look-up for an actor whose
+//!   class is known, or where no class has groups.
+
+mod directory;
+
+use std::cmp::Reverse;
+use std::collections::HashMap;
+use std::num::NonZeroU32;
+use std::sync::Arc;
+
+use trellis_engine::account::Priority;
+use trellis_wire::ClassInfo;
+
+use self::directory::{Directory, Kind, Machine};
+use crate::config::{ClassSettings, ClassTable, DEFAULT_CLASS, NameOrId, WrongClass, classes};
+use crate::nearest::{Hint, hint};
+use crate::session::Actor;
+
+/// A class of users.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Class {
+    name: Arc<str>,
+    priority: Priority,
+}
+
+impl Class {
+    fn new(name: &str, settings: &ClassSettings) -> Self {
+        let share = NonZeroU32::new(settings.share).expect("the configuration was checked");
+        Self { name: name.into(), priority: Priority { share, rank: settings.rank } }
+    }
+
+    pub(crate) fn name(&self) -> &str {
+        &self.name
+    }
+
+    pub(crate) fn priority(&self) -> Priority {
+        self.priority
+    }
+
+    pub(crate) fn info(&self) -> ClassInfo {
+        let Priority { share, rank } = self.priority;
+        ClassInfo { name: self.name.to_string(), share: share.get(), rank: rank.into() }
+    }
+}
+
+impl Default for Class {
+    fn default() -> Self {
+        Self::new(DEFAULT_CLASS, &ClassSettings::default())
+    }
+}
+
+/// Classes whose members cannot be told.
+#[derive(Debug, thiserror::Error)]
+pub enum ClassError {
+    /// What can be told without this machine.
+    #[error(transparent)]
+    Wrong(#[from] WrongClass),
+    /// A name that the machine does not know.
+    #[error("classes.{class}: this machine has no {what} {name:?}{hint}")]
+    Unknown {
+        /// The class.
+        class: String,
+        /// `user` or `group`.
+        what: &'static str,
+        /// The name.
+        name: String,
+        /// The right one that is near to it.
+        hint: String,
+    },
+    /// A user or a group in two classes.
+    #[error("classes.{second}: the {what} {member} is in classes.{first} already")]
+    InTwo {
+        /// `user` or `group`.
+        what: &'static str,
+        /// Its name or number, as it was given last.
+        member: NameOrId,
+        /// One class.
+        first: String,
+        /// The other.
+        second: String,
+    },
+    /// The machine does not say.
+    #[error("classes.{class}: the {what} {name:?} cannot be looked up: {source}")]
+    LookUp {
+        /// The class.
+        class: String,
+        /// `user` or `group`.
+        what: &'static str,
+        /// The name.
+        name: String,
+        /// Why.
+        source: std::io::Error,
+    },
+}
+
+/// The classes, and who is in them.
+#[derive(Debug)]
+pub(crate) struct Classes {
+    default: Class,
+    users: HashMap<u32, Class>,
+    /// The class that decides first.
+    groups: Vec<(u32, Class)>,
+    directory: Arc<dyn Directory>,
+}
+
+impl Default for Classes {
+    fn default() -> Self {
+        let (users, groups) = (HashMap::new(), Vec::new());
+        Self { default: Class::default(), users, groups, directory: Arc::new(Machine) }
+    }
+}
+
+impl Classes {
+    /// The classes of a configuration on this machine.
+    ///
+    /// # Errors
+    /// A name stands for nobody, or for somebody who is in another class as well.
+    pub(crate) fn of(settings: &ClassTable) -> Result<Self, ClassError> {
+        Self::in_directory(settings, Arc::new(Machine))
+    }
+
+    fn in_directory(settings: &ClassTable, directory: Arc<dyn Directory>) -> Result<Self, ClassError> {
+        classes::check(settings)?;
+        let (mut users, mut groups) = (HashMap::new(), HashMap::new());
+        for (name, of_class) in settings {
+            let class = Class::new(name, of_class);
+            let members = [(Kind::User, &of_class.users), (Kind::Group, &of_class.groups)];
+            for (kind, members) in members {
+                let known = if kind == Kind::User { &mut users } else { &mut groups };
+                for member in members {
+                    let id = id_of(&*directory, kind, name, member)?;
+                    let earlier: Option<Class> = known.insert(id, class.clone());
+                    if let Some(first) = earlier.filter(|first| *first != class) {
+                        return Err(ClassError::InTwo {
+                            what: kind.name(),
+                            member: member.clone(),
+                            first: first.name().to_owned(),
+                            second: name.clone(),
+                        });
+                    }
+                }
+            }
+        }
+        let mut groups: Vec<(u32, Class)> = groups.into_iter().collect();
+        groups.sort_by_key(|(gid, class)| {
+            let Priority { share, rank } = class.priority;
+            (Reverse((rank, share)), class.name.clone(), *gid)
+        });
+        let default = settings.get(DEFAULT_CLASS).map(|settings| Class::new(DEFAULT_CLASS, settings));
+        Ok(Self { default: default.unwrap_or_default(), users, groups, directory })
+    }
+
+    /// The class of an actor, unless its groups have to be looked up.
+    pub(crate) fn at_hand(&self, actor: Actor) -> Option<Class> {
+        let of_user = self.users.get(&actor.uid);
+        of_user.or_else(|| self.groups.is_empty().then_some(&self.default)).cloned()
+    }
+
+    /// The class of an actor. May wait for the machine's directory of users.
+    pub(crate) fn look_up(&self, actor: Actor) -> Class {
+        self.at_hand(actor).unwrap_or_else(|| self.of_groups(actor))
+    }
+
+    fn of_groups(&self, actor: Actor) -> Class {
+        let gids = match self.directory.groups_of(actor.uid) {
+            Ok(Some(gids)) => gids,
+            Ok(None) => vec![actor.gid],
+            Err(error) => {
+                tracing::warn!(uid = actor.uid, %error, "the groups of a user cannot be looked up");
+                vec![actor.gid]
+            }
+        };
+        let mut classes = self.groups.iter();
+        classes.find(|(gid, _)| gids.contains(gid)).map_or(&self.default, |(_, class)| class).clone()
+    }
+}
+
+fn id_of(directory: &dyn Directory, kind: Kind, class: &str, member: &NameOrId) -> Result<u32, ClassError> {
+    let name = match member {
+        NameOrId::Id(id) => return Ok(*id),
+        NameOrId::Name(name) => name.clone(),
+    };
+    let (class, what) = (class.to_owned(), kind.name());
+    match directory.id(kind, &name) {
+        Ok(Some(id)) => Ok(id),
+        Ok(None) => {
+            let names = directory.names(kind);
+            let near: Hint = hint(&name, names.iter().map(String::as_str));
+            Err(ClassError::Unknown { class, what, name, hint: near.to_string() })
+        }
+        Err(source) => Err(ClassError::LookUp { class, what, name, source }),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,108 @@
+use std::collections::BTreeSet;
+use std::io;
+
+use super::*;
+
+/// Two users: ada in staff and lab, bob in staff. Nobody knows uid 9.
+#[derive(Debug)]
+struct Village;
+
+impl Directory for Village {
+    fn id(&self, kind: Kind, name: &str) -> io::Result<Option<u32>> {
+        Ok(match (kind, name) {
+            (Kind::User, "ada") => Some(1),
+            (Kind::User, "bob") => Some(2),
+            (Kind::Group, "staff") => Some(10),
+            (Kind::Group, "lab") => Some(11),
+            (_, "slow") => return Err(io::ErrorKind::TimedOut.into()),
+            _ => None,
+        })
+    }
+
+    fn names(&self, kind: Kind) -> BTreeSet<String> {
+        let names = if kind == Kind::User { ["ada", "bob"] } else { ["lab", "staff"] };
+        names.map(str::to_owned).into()
+    }
+
+    fn groups_of(&self, uid: u32) -> io::Result<Option<Vec<u32>>> {
+        match uid {
+            1 => Ok(Some(vec![10, 11])),
+            2 => Ok(Some(vec![10])),
+            3 => Err(io::ErrorKind::TimedOut.into()),
+            _ => Ok(None),
+        }
+    }
+}
+
+fn classes(text: &str) -> Result<Classes, ClassError> {
+    Classes::in_directory(&toml::from_str(text).expect("it parses"), Arc::new(Village))
+}
+
+fn class_of(classes: &Classes, uid: u32, gid: u32) -> String {
+    classes.look_up(Actor { uid, gid }).name().to_owned()
+}
+
+#[test]
+fn users_come_before_groups_and_of_groups_the_highest_rank_decides() {
+    let text =
+        "[a]\ngroups = ['staff']\nshare = 50\n[b]\ngroups = ['lab']\nrank = 1\n[c]\nusers = ['bob', 9]";
+    let classes = classes(text).expect("all are known");
+    let of = |uid, gid| class_of(&classes, uid, gid);
+    assert_eq!((of(1, 10), of(2, 10), of(9, 11)), ("b".to_owned(), "c".to_owned(), "c".to_owned()));
+    // The machine says which groups a user is in; where it does not know the user, the connection does.
+    assert_eq!(
+        (of(1, 99), of(7, 11), of(7, 99), of(3, 10)),
+        ("b".into(), "b".into(), "default".into(), "a".into())
+    );
+}
+
+#[test]
+fn of_groups_of_one_rank_the_highest_share_decides_and_then_the_name() {
+    for (text, class) in [
+        ("[a]\ngroups = ['staff']\n[b]\ngroups = ['lab']\nshare = 2", "b"),
+        ("[a]\ngroups = ['staff']\n[b]\ngroups = ['lab']", "a"),
+        ("[a]\ngroups = ['staff', 'lab', 10, 'staff']", "a"),
+    ] {
+        assert_eq!(class_of(&classes(text).expect("all are known"), 1, 10), class, "{text}");
+    }
+}
+
+#[test]
+fn without_groups_there_is_nothing_to_look_up_and_the_default_may_have_a_share() {
+    let with_users = classes("[default]\nshare = 4\nrank = 2\n[a]\nusers = ['ada']").expect("all are known");
+    let at_hand = |uid| with_users.at_hand(Actor { uid, gid: 10 }).expect("no class has groups");
+    assert_eq!(at_hand(1).info(), ClassInfo { name: "a".to_owned(), share: 1, rank: 0 });
+    assert_eq!(at_hand(2).info(), ClassInfo { name: "default".to_owned(), share: 4, rank: 2 });
+    assert_eq!(Classes::default().look_up(Actor { uid: 1, gid: 1 }).priority(), Priority::EVEN);
+    let with_groups = classes("[a]\ngroups = [10]\nusers = [5]").expect("all are known");
+    assert!(with_groups.at_hand(Actor { uid: 1, gid: 10 }).is_none());
+    assert!(with_groups.at_hand(Actor { uid: 5, gid: 10 }).is_some());
+}
+
+#[test]
+fn who_is_unknown_or_in_two_classes_is_an_error_that_names_them() {
+    for (text, message) in [
+        ("[a]\nusers = ['adda']", "classes.a: this machine has no user \"adda\"; did you mean \"ada\"?"),
+        (
+            "[a]\ngroups = ['stuff']",
+            "classes.a: this machine has no group \"stuff\"; did you mean \"staff\"?",
+        ),
+        ("[a]\ngroups = ['nosuch']", "classes.a: this machine has no group \"nosuch\""),
+        ("[a]\nusers = ['ada']\n[b]\nusers = [1]", "classes.b: the user 1 is in classes.a already"),
+        ("[a]\ngroups = [11]\n[b]\ngroups = ['lab']", "classes.b: the group \"lab\" is in classes.a already"),
+        ("[a]\nusers = ['slow']", "classes.a: the user \"slow\" cannot be looked up: timed out"),
+    ] {
+        assert_eq!(classes(text).expect_err(text).to_string(), message);
+    }
+}
+
+#[test]
+fn this_machine_knows_root_and_its_group() {
+    let machine = Machine;
+    assert_eq!(machine.id(Kind::User, "root").expect("it answers"), Some(0));
+    assert_eq!(machine.id(Kind::User, "no such user").expect("it answers"), None);
+    let groups = machine.groups_of(0).expect("it answers").expect("root is known");
+    assert!(groups.contains(&0), "{groups:?}");
+    assert_eq!(machine.groups_of(u32::MAX - 7).expect("it answers"), None);
+    assert!(machine.names(Kind::User).contains("root"));
+}
