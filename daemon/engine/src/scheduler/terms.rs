@@ -72,10 +72,12 @@ impl Scheduler {
         let Some(head) = self.line.first().and_then(|id| Some(&**self.contexts.get(&id)?)) else {
             return false;
         };
-        let [own, of_head] = [&*context, head].map(|of| of.owner.account.priority().share.get());
+        let [own, of_head] = [&*context, head].map(|of| u64::from(of.owner.account.priority().share.get()));
         let is_over = context.has_had_its_term();
         match &mut context.standing {
-            Standing::Admitted(term) if is_over && !term.has_passed && term.n_terms * of_head < own => {
+            Standing::Admitted(term)
+                if is_over && !term.has_passed && u64::from(term.n_terms) * of_head < own =>
+            {
                 (term.n_terms, term.n_tokens_left) = (term.n_terms + 1, term.n_tokens);
                 true
             }
