@@ -14,11 +14,12 @@ Examples:
   trellis ps --json | jq '.[] | select(.elapsed_ms > 60000) | .guest_id'
   trellis ps --json | jq '.[] | {guest_id, used: .used.cpu_ms, limit: .limits.cpu_ms}'
 
-CLASS is that of the guest's user: `trellis info` says what yours is due. ON HOST are pages that made room for others and come
-back before they are needed. MODEL is what the guest holds something of, a context for one; - is a guest that has nothing of a model at this moment. IN
-VAIN are tokens that were decoded ahead or guessed and not wanted, CACHED those that the prefix cache spared, WAITED the
-steps that went by while a context could have been in them; --json has them by cause. It also has what each guest uses of
-its memory, time and budgets (used) and may use (limits), by the names that `trellis limits` has.";
+CLASS is that of the guest's user: `trellis info` says what yours is due. MODEL is what the guest holds something of, a context
+for one; - is a guest that has nothing of a model at this moment. ON HOST are pages, of all its PAGES, that made room for
+others; they come back before they are computed with. IN VAIN are tokens that were decoded ahead or guessed and not wanted,
+CACHED those that the prefix cache spared, WAITED the steps that went by while a context could have been in them; --json has
+them by cause. It also has what each guest uses of its memory, time and budgets (used) and may use (limits), by the names
+that `trellis limits` has.";
 
 /// List your running guests
 #[derive(Debug, Args)]
