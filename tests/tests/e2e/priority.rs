@@ -145,11 +145,12 @@ fn users_have_the_device_by_the_shares_of_their_classes() {
         let narrow = Config { n_step_rows: Some(4), ..daemons::config(exe()) };
         let daemon = Arc::new(daemons::start(&with_classes(narrow)));
         let clients = [client(&daemon, CAROL).await, client(&daemon, BOB).await];
+        let mut readers = Vec::new();
         for client in &clients {
             for _ in 0..8 {
                 let mut guest = start(client, with(&["endless"])).await;
                 first_output(&mut guest).await;
-                tokio::spawn(collect(guest));
+                readers.push(tokio::spawn(collect(guest)));
             }
         }
         let counted = async || [n_tokens(&clients[0]).await, n_tokens(&clients[1]).await];
@@ -164,6 +165,8 @@ fn users_have_the_device_by_the_shares_of_their_classes() {
         let info = |name: &str, share, rank| Some(ClassInfo { name: name.to_owned(), share, rank });
         assert_eq!(class(&clients[0]).await, info("default", 1, 0));
         assert_eq!(class(&clients[1]).await, info("live", 3, 2));
+        // Who reads a guest keeps its connection.
+        readers.iter().for_each(tokio::task::JoinHandle::abort);
         drop(clients);
         nothing_is_held(&daemon).await;
     });
