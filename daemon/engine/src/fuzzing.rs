@@ -1,4 +1,4 @@
-//! What fuzzers run beside the public API. Nothing else uses it, and without the feature `fuzzing` it is not there.
+//! What fuzzers and simulations run beside the public API. Nothing else uses it, and without the feature `fuzzing` it is not there.
 
 use std::sync::Arc;
 
@@ -7,6 +7,7 @@ use crate::batch::Token;
 use crate::constraint::{
     Begins, Constraint, ConstraintError, ConstraintLimits, Grammar, Next, Rule, Vocabulary, Walk,
 };
+pub use crate::engine::driven::{Awaited, EngineHolds, EngineLoop};
 use crate::model::Model;
 use crate::sampling::TokenMask;
 pub use crate::sampling::fuzzing::{exp, log};

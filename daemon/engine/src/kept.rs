@@ -119,6 +119,12 @@ impl KeptRows {
         wanted.filter(move |id| id.model == model)
     }
 
+    /// Rows that are held.
+    #[cfg(feature = "fuzzing")]
+    pub(crate) fn n(&self) -> usize {
+        self.rows.len()
+    }
+
     /// Rows that are not written yet.
     pub(crate) fn n_wanted(&self) -> usize {
         self.rows.values().filter(|held| !held.is_written).count()

@@ -220,6 +220,24 @@ impl Core {
         !self.under_way.is_empty()
     }
 
+    /// What is kept for guests beside the contexts of models.
+    #[cfg(feature = "fuzzing")]
+    pub(super) fn holds(&self) -> super::driven::EngineHolds {
+        super::driven::EngineHolds {
+            n_callers: self.commons.n_callers(),
+            n_mailboxes: 0,
+            n_kept_rows: self.commons.kept.n(),
+            n_contexts_gone: self.gone.n_contexts(),
+            n_steps_under_way: self.under_way.len(),
+        }
+    }
+
+    /// As [`Scheduler::check`], for all models.
+    #[cfg(feature = "fuzzing")]
+    pub(super) fn check(&self) -> usize {
+        self.residents.iter().flatten().map(|resident| resident.scheduler.check()).sum()
+    }
+
     /// Backends of models that have gone since this was asked last. Letting go of one may take long.
     pub(super) fn take_departed(&mut self) -> Vec<(ModelId, Box<dyn Backend>)> {
         std::mem::take(&mut self.departed)

@@ -15,6 +15,12 @@ pub(super) struct Gone {
 }
 
 impl Gone {
+    /// How many there are.
+    #[cfg(feature = "fuzzing")]
+    pub(super) fn n_contexts(&self) -> usize {
+        self.contexts.len()
+    }
+
     pub(super) fn add(&mut self, contexts: impl IntoIterator<Item = (ContextId, CallerId)>) {
         self.contexts.extend(contexts);
     }

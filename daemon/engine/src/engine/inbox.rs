@@ -255,6 +255,22 @@ impl Inbox {
         Ok(())
     }
 
+    /// As [`Self::wait`], for a loop that is a task.
+    #[cfg(feature = "fuzzing")]
+    pub(super) fn poll_wait(
+        &mut self,
+        cx: &mut std::task::Context<'_>,
+    ) -> std::task::Poll<Result<(), Closed>> {
+        use std::task::Poll;
+        if self.holds_back() || self.awaited.is_some() {
+            return Poll::Ready(Ok(()));
+        }
+        self.messages.poll_recv(cx).map(|posted| {
+            self.awaited = Some(posted.ok_or(Closed)?);
+            Ok(())
+        })
+    }
+
     /// Waits until something comes in, the device is done or that moment, at first without going to sleep: most of what comes
     /// in comes at once.
     pub(super) fn wait_until(&mut self, until: Instant, mut is_done: impl FnMut() -> bool) {

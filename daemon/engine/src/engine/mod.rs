@@ -1,4 +1,5 @@
-//! The engine: a value that takes commands and answers them (`core`), and the thread that drives it (`thread`).
+//! The engine: a value that takes commands and answers them (`core`), its loop (`turns`), and the thread that drives it
+//! (`thread`).
 //!
 //! - Comes in: what guests ask, models that come and go, how much memory they may have (`inbox`).
 //! - Goes out: completions, into the line of each guest, which is woken once for a turn.
@@ -9,10 +10,14 @@
 mod core;
 #[cfg(test)]
 mod costs;
+#[cfg(feature = "fuzzing")]
+pub(crate) mod driven;
 mod gone;
 mod inbox;
+mod post;
 mod resident;
 mod thread;
+mod turns;
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;

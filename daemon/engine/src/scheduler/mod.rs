@@ -249,6 +249,12 @@ impl Commons {
         self.callers.remove(&caller).map(|owner| owner.guest)
     }
 
+    /// Callers that have entered and not left.
+    #[cfg(feature = "fuzzing")]
+    pub(crate) fn n_callers(&self) -> usize {
+        self.callers.len()
+    }
+
     /// Whether a guest that asks from now on comes too late for a device that stands still.
     pub(crate) fn set_late(&mut self, are_late: bool) {
         self.are_late = are_late;

@@ -19,7 +19,7 @@ use crate::context::{Context, Pull, RunKey};
 use crate::engine::KvBounds;
 use crate::engine::core::{Core, Newcomer, Next};
 use crate::engine::inbox::Inbox;
-use crate::engine::thread::Post;
+use crate::engine::post::Post;
 use crate::error::EngineError;
 use crate::handle::{EngineState, Link, Message, Served};
 use crate::kv::SegmentLengths;
@@ -124,7 +124,7 @@ impl House {
     }
 
     fn turn(&mut self) -> Next {
-        self.post.turn(&mut self.core, &mut self.inbox, Port::Direct).expect("nothing fails")
+        self.post.turn(&mut self.core, &mut self.inbox, Instant::now(), Port::Direct).expect("nothing fails")
     }
 
     /// A turn in which nothing is to be computed.

@@ -6,11 +6,11 @@ use std::sync::Arc;
 use super::World;
 use crate::account::{Account, Resource};
 use crate::kv::{Holdings, Sequence};
+use crate::scheduler::Scheduler;
 
 impl World {
     pub(super) fn kvs(&self) -> impl Iterator<Item = &Sequence> {
-        let contexts = self.scheduler.contexts.values().map(|context| &context.kv);
-        contexts.chain(self.scheduler.saved.values().map(|saved| &saved.kv))
+        self.scheduler.kvs()
     }
 
     pub(super) fn check_sequences(&self) {
@@ -21,18 +21,32 @@ impl World {
     }
 
     pub(super) fn check(&self) {
-        self.scheduler.check_holders();
-        self.scheduler.check_admitted();
+        let n_held = self.scheduler.check();
+        let n_charged: u64 = self.users.iter().map(|user| user.used(Resource::Pages)).sum();
+        assert_eq!(n_charged, n_held as u64, "every held page is charged once to each user who holds it");
+    }
+}
+
+impl Scheduler {
+    fn kvs(&self) -> impl Iterator<Item = &Sequence> {
+        let contexts = self.contexts.values().map(|context| &context.kv);
+        contexts.chain(self.saved.values().map(|saved| &saved.kv))
+    }
+
+    /// Checks what is between two turns; returns the pages that are held, each counted for each user who holds it.
+    pub(crate) fn check(&self) -> usize {
+        self.check_holders();
+        self.check_admitted();
         let mut holders = HashMap::new();
         let mut bundles: HashMap<_, Vec<Arc<Account>>> = HashMap::new();
-        for context in self.scheduler.contexts.values() {
+        for context in self.contexts.values() {
             let n_blocks_max = context.kv.n_blocks_until(context.n_tokens_expected());
             assert!(context.kv.blocks().len() <= n_blocks_max, "a page that no token needs");
         }
         for kv in self.kvs() {
             assert!(kv.n_computed <= kv.tokens.len());
             assert!(kv.blocks().len() >= kv.n_blocks_to(kv.n_computed));
-            let Holdings { account, bundled, single } = kv.holdings(&self.scheduler.pages);
+            let Holdings { account, bundled, single } = kv.holdings(&self.pages);
             for &block in single {
                 *holders.entry(block).or_insert(0) += 1;
             }
@@ -44,11 +58,9 @@ impl World {
                 sharers.push(account.clone());
             }
         }
-        self.scheduler.pages.check(&holders);
-        self.scheduler.pages.check_bundles(&bundles);
-        self.scheduler.pages.tokens.check(self.kvs().flat_map(Sequence::lists));
-        let n_charged: u64 = self.users.iter().map(|user| user.used(Resource::Pages)).sum();
-        let n_held: usize = holders.keys().map(|&block| self.scheduler.pages.n_payers(block)).sum();
-        assert_eq!(n_charged, n_held as u64, "every held page is charged once to each user who holds it");
+        self.pages.check(&holders);
+        self.pages.check_bundles(&bundles);
+        self.pages.tokens.check(self.kvs().flat_map(Sequence::lists));
+        holders.keys().map(|&block| self.pages.n_payers(block)).sum()
     }
 }
