@@ -192,6 +192,7 @@ impl ModelHandle {
             }
         };
         tokio::select! {
+            biased;
             failure = self.device_failed() => failure,
             () = own => self.failure().expect("it was seen"),
         }

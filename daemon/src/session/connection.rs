@@ -1,6 +1,6 @@
 //! One connection: its requests in, their events and ends out.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -53,7 +53,8 @@ pub(super) struct Connection<S> {
     last_id: u64,
     /// A request that came when there was no room for its answer. Nothing is read behind it.
     held: Option<ClientMessage>,
-    requests: HashMap<u64, Request>,
+    /// In the order in which they came, and in which they are stopped.
+    requests: BTreeMap<u64, Request>,
     running: FuturesUnordered<BoxFuture<'static, (u64, Ending)>>,
     phase: Phase,
 }
@@ -117,7 +118,7 @@ impl<S: Service> Connection<S> {
             account,
             last_id: 0,
             held: None,
-            requests: HashMap::new(),
+            requests: BTreeMap::new(),
             running: FuturesUnordered::new(),
             phase: Phase::Open,
         }

@@ -152,6 +152,7 @@ impl<S: Service> Sessions<S> {
         };
         let mut reader = reader;
         let hello = tokio::select! {
+            biased;
             hello = tokio::time::timeout(self.limits.hello_time(), Hello::read(&mut reader)) => {
                 hello.unwrap_or(Err(WireError::Io(std::io::ErrorKind::TimedOut.into())))
             }

@@ -1,6 +1,6 @@
 //! The connection that all handles of one client share: one task reads and writes, all others push into its outbox.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::io::{AsyncRead, AsyncWrite};
@@ -24,7 +24,8 @@ pub(crate) struct Connection {
 #[derive(Debug)]
 struct State {
     next_id: u64,
-    requests: HashMap<u64, Recipient>,
+    /// In the order in which they were sent, and in which they end with the connection.
+    requests: BTreeMap<u64, Recipient>,
     lost: Option<Lost>,
 }
 
@@ -56,7 +57,7 @@ pub(crate) enum News {
 
 impl Connection {
     pub(crate) fn new(frame_bytes_max: u32) -> Arc<Self> {
-        let state = State { next_id: 1, requests: HashMap::new(), lost: None };
+        let state = State { next_id: 1, requests: BTreeMap::new(), lost: None };
         Arc::new(Self {
             outbox: Outbox::new(frame_bytes_max),
             state: Mutex::new(state),

@@ -32,6 +32,7 @@ pub(crate) async fn upload_and_start(
     launch: Arc<Launch>,
 ) {
     let result = tokio::select! {
+        biased;
         () = news.closed() => return,
         () = launch.cancelled() => Err(cancelled()),
         result = upload(&connection, &component, &news) => result,
