@@ -1,5 +1,5 @@
-//! What the tests share: attacks, engines on the device under test, golden data, guests built from source, daemons, fuzzers, what
-//! policies gain.
+//! What the tests share: attacks, engines on the device under test, golden data, guests built from source, daemons, fuzzers,
+//! scenes in virtual time, what policies gain.
 
 pub mod attacks;
 pub mod daemons;
@@ -13,3 +13,4 @@ pub mod guide;
 pub mod models;
 pub mod pack;
 pub mod policies;
+pub mod sim;

@@ -49,6 +49,7 @@ mod searches;
 mod shares;
 mod shown;
 mod signals;
+mod simulation;
 mod soak;
 mod speculation;
 mod steering;
