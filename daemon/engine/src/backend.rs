@@ -184,7 +184,8 @@ pub trait Backend: Send {
     /// itself is not waited for. There are never more than [`Limits::n_steps_under_way`].
     ///
     /// # Errors
-    /// The step failed. The contents of the pages that the batch writes, from their beginning, are then undefined.
+    /// The step failed. Of the pages that the batch writes, the contents from the first token on that it writes are then
+    /// undefined; of those that it copies something to, all.
     /// [`BackendError::damage`] says whether there is any use in another step.
     fn submit(&mut self, batch: &Batch<'_>) -> Result<(), BackendError>;
 

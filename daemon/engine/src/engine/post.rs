@@ -1,6 +1,5 @@
 //! What is given back after a turn: into the mailbox of each guest, which is woken once.
 
-use std::sync::Arc;
 use std::task::Waker;
 use std::time::Instant;
 

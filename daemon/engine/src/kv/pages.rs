@@ -35,6 +35,8 @@ struct Block {
     counted_in: u64,
     /// The last plan in which it has to stay where it is.
     pinned_in: u64,
+    /// The plan that copies to it what it begins with; 0 where it begins with what is computed.
+    copied_in: u64,
     /// Its place in the order of the cached blocks without a holder.
     idle_since: IdleSince,
 }
@@ -179,6 +181,7 @@ impl PageTable {
             marked_in: 0,
             counted_in: 0,
             pinned_in: 0,
+            copied_in: 0,
             idle_since: IdleSince::default(),
         };
         let id = self.free_blocks.pop().unwrap_or_else(|| {
@@ -304,6 +307,16 @@ impl PageTable {
     /// Keeps the block where it is, and its page from being used again, until the plan being made is done.
     pub(crate) fn pin(&mut self, id: BlockId) {
         self.block_mut(id).pinned_in = self.plan;
+    }
+
+    /// The plan of this number copies to the block what it begins with.
+    pub(crate) fn note_copied(&mut self, id: BlockId, plan: u64) {
+        self.block_mut(id).copied_in = plan;
+    }
+
+    /// The plan that copies to the block what it begins with; 0 where there is none.
+    pub(crate) fn copied_in(&self, id: BlockId) -> u64 {
+        self.block(id).copied_in
     }
 
     /// Whether the block has to stay where it is.

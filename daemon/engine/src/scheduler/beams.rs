@@ -241,9 +241,7 @@ impl Scheduler {
         let Some(source) = self.contexts.get(&from).map(|context| context.owner.account.clone()) else {
             return;
         };
-        let Some(mut context) = self.contexts.remove(&from) else { return };
-        let kv = context.kv.fork(source, &mut self.pages);
-        self.contexts.insert(from, context);
+        let Some(kv) = self.fork_kv(from, source) else { return };
         if let Some(context) = self.contexts.get_mut(&to) {
             kv.come_to(told);
             context.kv = kv;

@@ -250,9 +250,10 @@ impl Scheduler {
     fn fork(&mut self, id: ContextId, edit: Edit, child: ContextId) -> Result<(), Violation> {
         self.check_new(child)?;
         self.edit(id, edit)?;
-        let Some(parent) = self.contexts.get_mut(&id) else { return Ok(()) };
+        let Some(parent) = self.contexts.get(&id) else { return Ok(()) };
         let (caller, owner, window) = (parent.caller, parent.owner.clone(), parent.window);
-        let kv = parent.kv.fork(owner.account.clone(), &mut self.pages);
+        let kv = self.fork_kv(id, owner.account.clone()).expect("the parent is there");
+        let parent = &self.contexts[&id];
         let seat = self.commons.queue.seat_beside(&parent.seat);
         self.insert(child, caller, owner, seat, kv, window);
         Ok(())
@@ -358,7 +359,7 @@ impl Scheduler {
         } else {
             owner.account.charge(Resource::Contexts, 1)?;
         }
-        let kv = context.kv.fork(owner.account.clone(), &mut self.pages);
+        let kv = self.fork_kv(id, owner.account.clone()).expect("the context is there");
         let mut listing = Listing::default();
         self.holders.note_saved(&key, &mut listing);
         let last_step = self.commons.step;

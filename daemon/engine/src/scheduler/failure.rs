@@ -1,12 +1,15 @@
 //! What is left of a step that failed, and of a scheduler whose engine has ended.
 
+use std::sync::Arc;
+
 use super::{Commons, ContextState, Move, Plan, Scheduler};
-use crate::account::Resource;
+use crate::account::{Account, Resource};
 use crate::backend::PAGE_LEN;
 use crate::batch::{HostPageId, PageId};
 use crate::command::ContextId;
 use crate::completion::CallerId;
 use crate::error::EngineError;
+use crate::kv::Sequence;
 
 impl Plan {
     /// Whether there is nothing to do for it.
@@ -72,6 +75,25 @@ impl Scheduler {
         }
         self.end_failed_jobs(None);
         self.lose_moves(&plan.moves[n_moved..]);
+    }
+
+    /// The KV of a context for another holder, whose account this is. A step under way that is to copy the beginning of a page
+    /// may fail, and takes nothing back but from the contexts of its rows: that page is not shared, and what is in it is
+    /// computed again.
+    pub(super) fn fork_kv(&mut self, id: ContextId, account: Arc<Account>) -> Option<Sequence> {
+        let oldest = self.steps_under_way.front().map(|under_way| under_way.step);
+        let kv = &mut self.contexts.get_mut(&id)?.kv;
+        let mut fork = kv.fork(account, &mut self.pages);
+        if let Some(oldest) = oldest {
+            // Rows write to no page before the first that is not full, but for those that evictions left.
+            let from = if fork.is_holed() { 0 } else { fork.n_computed / PAGE_LEN };
+            let blocks = fork.blocks().iter().enumerate().skip(from);
+            let is_copied = |block| self.pages.copied_in(block) >= oldest;
+            if let Some((n_kept, _)) = blocks.into_iter().find(|&(_, &block)| is_copied(block)) {
+                fork.lose_after(n_kept, &mut self.pages);
+            }
+        }
+        Some(fork)
     }
 
     /// Gives up what pages would have held that never came where the plan had them.

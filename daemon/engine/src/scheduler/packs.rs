@@ -27,6 +27,7 @@ impl Scheduler {
                 return;
             }
             let own = self.pages.allocate(account).expect("one is free");
+            self.pages.note_copied(own, self.step);
             let n_let_go = blocks.len() - 1;
             context.kv.pack(blocks, own, &mut self.pages);
             if let Standing::Admitted(term) = &mut context.standing {

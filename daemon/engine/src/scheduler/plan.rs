@@ -519,6 +519,7 @@ impl Scheduler {
             if block_idx == first_written && keeps_beginning {
                 let page = |id| self.pages.page(id).expect("brought to the device above");
                 plan.copies.push(PageCopy { src: page(block), dst: page(own) });
+                self.pages.note_copied(own, plan.step);
                 // Others may hold it too: nothing may be copied to it in the same step.
                 self.pages.pin(block);
             }

@@ -1,13 +1,9 @@
 //! Steps that fail, among random operations.
 
-use super::{World, joint};
-use crate::account::Resource;
+use super::*;
 use crate::backend::{BackendError, Damage};
 use crate::batch::Drawn;
-use crate::command::ContextId;
-use crate::completion::Done;
-use crate::error::EngineError;
-use crate::run::RunEvent;
+use crate::history::History;
 use crate::scheduler::plan::PlannedRow;
 
 /// What steps that failed did to the work that was in them.
@@ -156,4 +152,69 @@ fn accounts_get_everything_back_from_a_scheduler_that_goes() {
             assert_eq!((user.used(Resource::Pages), user.used(Resource::Contexts)), (0, 0));
         }
     }
+}
+
+#[test]
+fn what_shares_a_page_that_a_step_is_to_copy_does_without_when_the_step_fails() {
+    let limits = Limits { n_steps_under_way: 2, vocab_size: VOCAB as usize, ..Limits::of_nothing(4, 32) };
+    let mut scheduler = Scheduler::new(limits, 0, SchedulerSettings::alone(64), Outbox::default());
+    let (mut backend, mut guests) = (HashBackend::new(32, 0), Guests::default());
+    let account = Account::new("guest", Budget::UNLIMITED, None);
+    let owner = Owner { actor: ActorId(1), session: SessionId(1), guest: GuestId(1), account };
+    let caller = guests.enter(&mut scheduler, owner);
+    let [parent, sibling, fork, opened] = [1, 2, 3, 4].map(context_id);
+    let tokens: Vec<Token> = (0..20).collect();
+    let ask = |id, place: &Ticket, n_kept, appended: &[Token]| {
+        let edit = Edit { n_kept, appended: appended.to_vec(), n_pulled: 0 };
+        Operation::Ask { id, edit, ask: Ask::Top { n: 1 }, tag: place.tag() }
+    };
+    let unchanged = || Edit { n_kept: tokens.len(), ..Edit::default() };
+    let place = guests.ticket(caller);
+    scheduler.apply(Operation::Create { id: parent, caller });
+    scheduler.apply(ask(parent, &place, 0, &tokens));
+    let plan = scheduler.plan();
+    let outputs = backend.run(&plan.moves, &scheduler.batch(&plan, Vec::new()));
+    scheduler.complete(plan, outputs, 1);
+
+    // The last page is shared, and is copied for what is appended.
+    scheduler.apply(Operation::Fork { id: parent, edit: unchanged(), child: sibling });
+    scheduler.apply(ask(parent, &place, tokens.len(), &[20]));
+    let plan = scheduler.plan();
+    assert_eq!((plan.copies.len(), plan.n_rows()), (1, 1));
+    backend.fail(&plan.moves, plan.moves.len(), &scheduler.batch(&plan, Vec::new()));
+
+    // Meanwhile others come to hold the copy.
+    scheduler.apply(Operation::Fork { id: parent, edit: unchanged(), child: fork });
+    let (name, saved) = ("a name".to_owned(), Arc::new(History::from(tokens.clone())));
+    let save = |place: &Ticket| Operation::Save {
+        id: parent,
+        edit: unchanged(),
+        name: name.clone(),
+        tokens: saved,
+        tag: place.tag(),
+    };
+    let done = guests.ask_at_once(&mut scheduler, caller, save);
+    assert!(matches!(done, Done::Kept(Ok(()))), "{done:?}");
+    let error = BackendError::OutOfMemory { device: String::new(), needed_bytes: 2, free_bytes: 1 };
+    scheduler.fail_step(&plan, plan.moves.len(), &EngineError::Step(error));
+    scheduler.check();
+
+    let open = |place: &Ticket| Operation::Open { id: opened, caller, name: name.clone(), tag: place.tag() };
+    let done = guests.ask_at_once(&mut scheduler, caller, open);
+    assert!(matches!(done, Done::Opened(Ok(_))), "{done:?}");
+    for id in [fork, opened, sibling, parent] {
+        let place = guests.ticket(caller);
+        scheduler.apply(ask(id, &place, tokens.len(), &[]));
+        while scheduler.has_work() {
+            let plan = scheduler.plan();
+            // The backend looks at the KV of all tokens.
+            let outputs = backend.run(&plan.moves, &scheduler.batch(&plan, Vec::new()));
+            scheduler.complete(plan, outputs, 1);
+        }
+        guests.deliver(&scheduler, Port::Direct);
+        let done = place.try_take();
+        let Some(Done::Answer(Ok(Answer::Top { candidates, .. }))) = done else { panic!("{done:?}") };
+        assert_eq!(candidates, ranked(hash_backend::hash(&tokens), 1));
+    }
+    scheduler.check();
 }
