@@ -321,8 +321,14 @@ impl Scene {
             comes_back: draws.happens(500),
         });
         let n_clients = draws.between(1, 4);
+        let mut models: Vec<DeviceScene> = (0..n_models).map(|_| DeviceScene::draw(draws, is_calm)).collect();
+        // They are on one device.
+        let DeviceScene { is_by_caller, n_steps_under_way, .. } = models[0];
+        models.iter_mut().for_each(|model| {
+            (model.is_by_caller, model.n_steps_under_way) = (is_by_caller, n_steps_under_way);
+        });
         Self {
-            models: (0..n_models).map(|_| DeviceScene::draw(draws, is_calm)).collect(),
+            models,
             prefix_scope: draws.pick(&[PrefixScope::Actor, PrefixScope::Shared]),
             port: if draws.happens(100) { Port::Encoded } else { Port::Direct },
             n_step_tokens: draws.between(4, 64),

@@ -127,8 +127,13 @@ async fn drive(engine: &mut EngineLoop, clock: &Clock, mut draws: Draws, notes: 
                     () = sleep_until(moment.into()) => false,
                     () = engine.input() => false,
                 };
-                if is_done {
-                    engine.is_done();
+                // A step that the thread computes is not known to be done.
+                if is_done && !engine.is_done() {
+                    tokio::select! {
+                        biased;
+                        () = sleep_until(moment.into()) => {}
+                        () = engine.input() => {}
+                    }
                 }
             }
             Awaited::LayersOrInput => panic!("no script draws under late masks"),

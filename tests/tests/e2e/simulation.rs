@@ -5,7 +5,7 @@ use std::process::Command;
 use trellis_tests::sim::{self, Fault, Mutation};
 
 /// Seeds whose scenes once broke something that must hold, in Trellis or in the simulation.
-const REGRESSIONS: [u64; 6] = [0, 24, 245, 1609, 1970, 5043];
+const REGRESSIONS: [u64; 8] = [0, 24, 245, 1609, 1970, 5043, 14741, 34735];
 
 /// Seeds in which each mistake of the simulated parts is noticed at the latest.
 const N_SEEDS_TO_NOTICE: u64 = 1_000;
