@@ -58,6 +58,7 @@ impl Post {
 #[cfg(test)]
 mod tests {
     use std::pin::pin;
+    use std::sync::Arc;
     use std::sync::atomic::{AtomicUsize, Ordering};
     use std::task::{Context as TaskContext, Poll, Wake};
 
