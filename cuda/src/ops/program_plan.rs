@@ -7,7 +7,7 @@
 //!
 //! An encoded plan is a list of [`Entry`]: the header, which says where everything is, then steps, sources of noise, code.
 
-use trellis_engine::sampling::program::{End, Operation, Program};
+use trellis_engine::sampling::program::{End, N_OPERATIONS_MAX, Operation, Program};
 use trellis_programs::{Kind, Reduction, Source, Unary, Value};
 
 pub use super::program_code::Entry;
@@ -62,6 +62,14 @@ pub enum PlanError {
         /// The most.
         max: usize,
     },
+    /// There is noise of too many sources.
+    #[error("the program has noise of {n} sources, at most {max}")]
+    Sources {
+        /// Those of the program.
+        n: usize,
+        /// The most.
+        max: usize,
+    },
     /// It ends in a row.
     #[error("the program ends in a row, and a draw is wanted")]
     EndsInRow,
@@ -93,6 +101,10 @@ impl EncodedProgram {
         let (n, max) = (planner.n_numbers, usize::from(NO_NUMBER));
         if n > max {
             return Err(PlanError::Numbers { n, max });
+        }
+        let (n, max) = (planner.parts.sources.len(), N_OPERATIONS_MAX);
+        if n > max {
+            return Err(PlanError::Sources { n, max });
         }
         let number = |value: Value| planner.numbers[usize::from(planner.same[usize::from(value.0)])];
         let definition = program.definition();

@@ -28,6 +28,7 @@ mod mailbox;
 mod mask_threads;
 pub mod model;
 mod model_handle;
+mod operator;
 mod port;
 pub mod remote;
 mod run;

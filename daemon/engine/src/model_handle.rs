@@ -15,6 +15,7 @@ use crate::handle::{Caller, EngineState, Link, Message, Room};
 use crate::mask_threads::MaskThreads;
 use crate::model::Model;
 use crate::remote::ModelFacts;
+use crate::sampling::Operator;
 use crate::stats::EngineStats;
 
 /// A way to one model of an engine. Cheap to clone.
@@ -29,6 +30,8 @@ struct Loaded {
     limits: Limits,
     weights: WeightsInfo,
     device: String,
+    /// What stands in front of everybody's samplers.
+    operator: Option<Arc<Operator>>,
     next_context: AtomicU64,
     /// What constraints need of its tokens, once one was compiled.
     vocabulary: OnceLock<Result<Arc<Vocabulary>, ConstraintError>>,
@@ -68,6 +71,7 @@ impl ModelHandle {
         id: ModelId,
         model: Arc<Model>,
         backend: &dyn Backend,
+        operator: Option<Arc<Operator>>,
         failure: watch::Receiver<Option<EngineFailure>>,
     ) -> Self {
         Self(Arc::new(Loaded {
@@ -77,6 +81,7 @@ impl ModelHandle {
             limits: Limits { n_pages: backend.n_pages(), ..backend.limits().clone() },
             weights: backend.weights(),
             device: backend.device().to_owned(),
+            operator,
             next_context: AtomicU64::new(0),
             vocabulary: OnceLock::new(),
             n_holders: watch::Sender::new(0),
@@ -158,6 +163,12 @@ impl ModelHandle {
     #[must_use]
     pub fn device(&self) -> &str {
         &self.0.device
+    }
+
+    /// What stands in front of everybody's samplers, if anything does.
+    #[must_use]
+    pub fn operator(&self) -> Option<&Arc<Operator>> {
+        self.0.operator.as_ref()
     }
 
     /// Whether the engine works, and if not, why.

@@ -55,7 +55,10 @@ fn engine() -> (ModelHandle, Served) {
     let weights = WeightsInfo { dtype: Dtype::F32, n_bytes: 0 };
     let (link, served) = Link::new(Port::Encoded);
     let backend = Idle { limits, weights };
-    (ModelHandle::new(link, ModelId::default(), Arc::new(model), &backend, watch::channel(None).1), served)
+    (
+        ModelHandle::new(link, ModelId::default(), Arc::new(model), &backend, None, watch::channel(None).1),
+        served,
+    )
 }
 
 /// A backend that nothing is asked of.

@@ -33,6 +33,7 @@ use crate::kv::{PrefixScope, SegmentLengths};
 use crate::model::Model;
 use crate::model_handle::ModelHandle;
 use crate::port::Port;
+use crate::sampling::Operator;
 use crate::scheduler::SchedulerSettings;
 
 /// How an engine schedules.
@@ -125,6 +126,20 @@ impl Engine {
         backend: Box<dyn Backend>,
         bounds: KvBounds,
     ) -> Result<ModelHandle, EngineError> {
+        self.add_behind(None, model, backend, bounds)
+    }
+
+    /// As [`Self::add`], a model whose samplers all stand behind what the operator puts in front of them.
+    ///
+    /// # Errors
+    /// The engine has failed or stopped.
+    pub fn add_behind(
+        &self,
+        operator: Option<Arc<Operator>>,
+        model: Arc<Model>,
+        backend: Box<dyn Backend>,
+        bounds: KvBounds,
+    ) -> Result<ModelHandle, EngineError> {
         let id = self.take_place();
         let settings = SchedulerSettings {
             place: usize::from(id.place),
@@ -133,9 +148,10 @@ impl Engine {
             n_step_tokens: self.settings.n_step_tokens,
             latency_multiple: self.settings.latency_multiple,
             segments: SegmentLengths::default(),
+            operator: operator.clone(),
         };
         let (failure, failed) = watch::channel(None);
-        let handle = ModelHandle::new(self.link.clone(), id, model, backend.as_ref(), failed);
+        let handle = ModelHandle::new(self.link.clone(), id, model, backend.as_ref(), operator, failed);
         self.link
             .post_message(Message::Add { newcomer: Newcomer { id, settings, bounds, backend }, failure })?;
         Ok(handle)

@@ -2,6 +2,7 @@
 
 use std::borrow::Cow;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -39,7 +40,7 @@ pub struct Model {
     /// The weights, checked against `config`.
     pub checkpoint: Checkpoint,
     /// Text to tokens and back.
-    pub tokenizer: Tokenizer,
+    pub tokenizer: Arc<Tokenizer>,
     /// How the model expects a chat, if it was trained for one.
     pub chat: Option<ChatTemplate>,
     /// The token that every text of the training began with, if there was one.
@@ -149,7 +150,7 @@ impl Model {
             folder: source.folder(),
             config,
             checkpoint,
-            tokenizer,
+            tokenizer: Arc::new(tokenizer),
             chat,
             bos_token,
             stop_tokens,
@@ -225,7 +226,7 @@ impl Model {
             folder: None,
             config,
             checkpoint,
-            tokenizer,
+            tokenizer: Arc::new(tokenizer),
             chat: None,
             bos_token: None,
             stop_tokens: Vec::new(),

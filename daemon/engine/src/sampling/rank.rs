@@ -23,6 +23,15 @@ pub fn rank(
     scratch: &mut Scratch,
 ) -> Result<Vec<Candidate>, OutputFault> {
     let logprobs = Distribution::new(logits)?.logprobs();
+    let own = sampler.program.as_ref().and_then(|put_on| put_on.within.as_deref());
+    let both;
+    let within = match (within, own) {
+        (Some(within), Some(own)) => {
+            both = within.clone().and(own);
+            Some(&both)
+        }
+        (within, own) => within.or(own),
+    };
     let mut row = match &sampler.program {
         Some(put_on) => {
             let start = put_on.program.first();

@@ -25,6 +25,10 @@ impl Scheduler {
     ///
     /// Returns what it costs the engine's thread, in nanoseconds.
     pub(crate) fn apply(&mut self, operation: Operation) -> u64 {
+        let operation = match &self.settings.operator {
+            Some(operator) => operation.behind(operator),
+            None => operation,
+        };
         let price_ns = self.price_ns(&operation);
         self.charge_operation(&operation, price_ns);
         let sender = Sender::of(&operation);

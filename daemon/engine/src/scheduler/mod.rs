@@ -87,6 +87,7 @@ use crate::job::Work;
 use crate::kept::{KeptRow, KeptRows};
 use crate::kv::{Footprint, PageTable, PrefixScope, SegmentLengths, Sequence};
 use crate::run::AheadWindow;
+use crate::sampling::Operator;
 use crate::stats::EngineStats;
 use admission::Standing;
 use bounds::{Pace, PromptDebt};
@@ -121,6 +122,8 @@ pub(crate) struct SchedulerSettings {
     pub(crate) latency_multiple: f64,
     /// What contexts with a common beginning share as a whole.
     pub(crate) segments: SegmentLengths,
+    /// What stands in front of everybody's samplers.
+    pub(crate) operator: Option<Arc<Operator>>,
 }
 
 #[cfg(any(test, feature = "fuzzing"))]
@@ -134,6 +137,7 @@ impl SchedulerSettings {
             n_step_tokens,
             latency_multiple: 1.6,
             segments: SegmentLengths::default(),
+            operator: None,
         }
     }
 }

@@ -41,7 +41,27 @@ pub struct Penalties {
 /// Mask, bias, penalties, temperature, top-k, top-p, min-p, draw: what a plain sampler does, as a program. Bias and penalties
 /// stay within the numbers: only the mask and a bias of −∞ leave a token out.
 pub fn chain(b: &Builder, settings: Chain) -> Token<'_> {
-    let Chain { mask, bias, bias_over: over, penalties, temperature: t, top_k, top_p, min_p_log } = settings;
+    let Chain { temperature: t, top_k, top_p, min_p_log, .. } = settings;
+    let x = adjusted(b, settings);
+    if t == 0.0 {
+        return greedy(x);
+    }
+    let mut x = temperature(x, t);
+    if let Some(k) = top_k {
+        x = x.keep(x.largest(k as f32));
+    }
+    if let Some(p) = top_p {
+        x = x.keep(x.nucleus(p));
+    }
+    if let Some(floor) = min_p_log {
+        x = x.keep(x.ge(floor));
+    }
+    x.draw(Source::SEED)
+}
+
+/// Mask, bias and penalties of the [`chain`]: what it does to the logits before it draws.
+pub fn adjusted(b: &Builder, settings: Chain) -> Row<'_> {
+    let Chain { mask, bias, bias_over: over, penalties, .. } = settings;
     let mut x = b.logits();
     if let Some(mask) = mask {
         x = x.keep(b.mask(mask));
@@ -62,20 +82,7 @@ pub fn chain(b: &Builder, settings: Chain) -> Token<'_> {
         let penalty = (counts * frequency + presence).at_least(f32::MIN);
         x = counts.gt(0.0).select(within(scaled, scaled - penalty), x);
     }
-    if t == 0.0 {
-        return greedy(x);
-    }
-    let mut x = temperature(x, t);
-    if let Some(k) = top_k {
-        x = x.keep(x.largest(k as f32));
-    }
-    if let Some(p) = top_p {
-        x = x.keep(x.nucleus(p));
-    }
-    if let Some(floor) = min_p_log {
-        x = x.keep(x.ge(floor));
-    }
-    x.draw(Source::SEED)
+    x
 }
 
 /// The new value where the old one was a number; not below the smallest number.

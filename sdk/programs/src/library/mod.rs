@@ -23,7 +23,7 @@ mod temperature;
 mod truncation;
 mod watermarks;
 
-pub use chain::{Chain, Penalties, chain};
+pub use chain::{Chain, Penalties, adjusted, chain};
 pub use detectors::{z_of_green, z_of_gumbel};
 pub use mirostat::mirostat;
 pub use mixtures::{ensemble, experts, guidance, product};

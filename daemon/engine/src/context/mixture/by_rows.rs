@@ -18,7 +18,7 @@ use crate::guess::Guess;
 use crate::kept::RowHold;
 use crate::run::Finish;
 use crate::sampling::program::DrawPlace;
-use crate::sampling::{Before, Distribution, Looks, Sampler, Scratch, sample_by_program};
+use crate::sampling::{Before, Distribution, Looks, Purpose, Sampler, Scratch, sample_by_program};
 
 impl Context {
     /// As [`Self::pull_mixed`] for one token, where the others are of other models.
@@ -142,6 +142,10 @@ impl Context {
 
     /// A draw of the sampler's program after this context, from these rows, of which the first is its own.
     async fn draw_from(&self, rows: Vec<Vec<f32>>, sampler: Arc<Sampler>) -> Result<Drawn, EngineError> {
+        let sampler = match self.model.operator() {
+            Some(operator) => operator.before(&sampler, Purpose::Draws { n_members: rows.len() - 1 }),
+            None => sampler,
+        };
         let n_tokens = self.tokens.len();
         let history = self.tokens().copy_of(n_tokens - sampler.n_history(n_tokens)..n_tokens);
         let before = Before { n_tokens, n_evicted: self.evictions.n_evicted() };

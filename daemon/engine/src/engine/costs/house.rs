@@ -102,7 +102,8 @@ impl House {
         let device = Device::new(limits, stock.clone());
         let (link, Served { messages, state, desk }) = Link::new(Port::Direct);
         let (failure, failed) = watch::channel(None);
-        let model = ModelHandle::new(link.clone(), ModelId::default(), Arc::new(model), &device, failed);
+        let model =
+            ModelHandle::new(link.clone(), ModelId::default(), Arc::new(model), &device, None, failed);
         let settings =
             SchedulerSettings { segments: SegmentLengths::default(), ..SchedulerSettings::alone(usize::MAX) };
         let (id, bounds) = (ModelId::default(), KvBounds::of(&device));

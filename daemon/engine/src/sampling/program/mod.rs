@@ -90,6 +90,8 @@ pub struct Program {
     last_uses: Vec<usize>,
     cost: f32,
     n_history: usize,
+    /// Whether it draws within the constraint by itself.
+    keeps_to_constraint: bool,
 }
 
 impl Program {
@@ -106,7 +108,8 @@ impl Program {
         check::alive(&definition, &kinds, &is_needed, &last_uses)?;
         let n_history = history::n_tokens(&definition, shape.n_positions);
         let id = ProgramId::of(&definition);
-        Ok(Self { definition, shape, id, kinds, is_needed, last_uses, cost, n_history })
+        let keeps_to_constraint = false;
+        Ok(Self { definition, shape, id, kinds, is_needed, last_uses, cost, n_history, keeps_to_constraint })
     }
 
     /// Tells it from programs of other operations.
