@@ -19,7 +19,7 @@ pub use self::budgets::{Budgets, SharedBudget};
 pub use self::classes::{ClassSettings, ClassTable, DEFAULT_CLASS, NameOrId, RANKS, SHARES, WrongClass};
 pub use self::file::WrongText;
 pub use self::isolation::Isolation;
-use crate::guest::GuestLimits;
+use crate::guest::{GuestLimits, PolicySettings};
 use crate::limits::SetByFile;
 use crate::session::SessionLimits;
 
@@ -73,6 +73,8 @@ pub struct Config {
     /// Classes of users by name, for those who have more or less of the device than others; none by default, so that all share
     /// alike. A user who is in none has the class `default`.
     pub classes: ClassTable,
+    /// What the operator puts between guests and their clients, and in front of all samplers.
+    pub policy: PolicySettings,
     /// What a file has set of all this.
     #[serde(skip)]
     pub set_by_file: SetByFile,
@@ -241,6 +243,7 @@ impl Default for Config {
             budgets: Budgets::default(),
             sessions: SessionLimits::default(),
             classes: ClassTable::default(),
+            policy: PolicySettings::default(),
             set_by_file: SetByFile::default(),
         }
     }

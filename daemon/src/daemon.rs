@@ -19,9 +19,9 @@ use crate::bundled;
 use crate::classes::{ClassError, Classes};
 use crate::config::{Config, OnDeviceFailure};
 use crate::descriptors::Shares;
-use crate::guest::{GuestError, GuestHost, GuestHostConfig, GuestLimits, make_private};
+use crate::guest::{GuestError, GuestHost, GuestHostConfig, GuestLimits, Policy, PolicyError, make_private};
 use crate::ipc::{self, Listener};
-use crate::loader::Loader;
+use crate::loader::{Fittings, Loader};
 use crate::machine;
 pub use crate::models::DeviceFailure;
 use crate::service::HostService;
@@ -222,6 +222,9 @@ pub enum DaemonError {
     /// A class of users is wrong.
     #[error(transparent)]
     Class(#[from] ClassError),
+    /// The operator's policy cannot be used.
+    #[error(transparent)]
+    Policy(#[from] PolicyError),
     /// The sandbox could not be set up.
     #[error(transparent)]
     Host(#[from] GuestError),
@@ -265,7 +268,9 @@ impl Daemon {
         let cache_dir = cache_dir(config).ok_or(DaemonError::NoCacheDir)?;
         make_private(&cache_dir)?;
         let classes = Classes::of(&config.classes)?;
-        let loader = Arc::new(Loader::start(config.clone(), cache_dir.clone(), seams, progress)?);
+        let policy = Policy::open(&config.policy, &config.limits, &cache_dir, config.compile_exe.as_deref())?;
+        let fittings = Fittings { seams, policy };
+        let loader = Arc::new(Loader::start(config.clone(), cache_dir.clone(), fittings, progress)?);
         let n_programs = config.limits.n_programs.min(Shares::now().n_programs);
         let host = GuestHost::new(GuestHostConfig {
             limits: GuestLimits { n_programs, ..config.limits.clone() },

@@ -12,12 +12,14 @@ use tokio::sync::{Mutex, watch};
 use tokio_util::sync::CancellationToken;
 use trellis_engine::backend::{Backend, PAGE_LEN};
 use trellis_engine::model::Model;
+use trellis_engine::sampling::Operator;
 use trellis_engine::{Engine, EngineError, EngineSettings, KvBounds, ModelHandle, PrefixScope};
 
 use self::load::Coming;
 use crate::config::{Config, Device};
 use crate::daemon::{DaemonError, LoadProgress, Seams, open_model};
 use crate::device::{self, Chosen, Kv};
+use crate::guest::Policy;
 use crate::leaving::Leaving;
 use crate::models::{DevicePast, DeviceWatch, Models, names};
 use crate::shares::{Needs, divide};
@@ -26,11 +28,23 @@ use crate::totals::Totals;
 /// Positions that the shortest of long contexts has, where a device has no room for longer ones.
 const N_POSITIONS_LEAST: usize = 2048;
 
+/// What goes with every model that is loaded.
+#[derive(Clone, Default)]
+pub(crate) struct Fittings {
+    /// What a test puts into the daemon.
+    pub(crate) seams: Seams,
+    /// The operator's policy.
+    pub(crate) policy: Option<Arc<Policy>>,
+}
+
+/// A model that was read onto its device, and what stands in front of its samplers.
+type Read = (Box<dyn Backend>, Option<Arc<Operator>>);
+
 /// All that it takes to load models, the first time and again.
 pub(crate) struct Loader {
     config: Config,
     cache_dir: PathBuf,
-    seams: Seams,
+    fittings: Fittings,
     /// As guests find them.
     models: Models,
     /// The name of the model that guests get when they name none.
@@ -82,26 +96,26 @@ impl Loader {
     pub(crate) fn start(
         mut config: Config,
         cache_dir: PathBuf,
-        seams: Seams,
+        fittings: Fittings,
         progress: &(dyn Fn(LoadProgress) + Sync),
     ) -> Result<Self, DaemonError> {
         // All models are opened before any of them is loaded, which may take long. A driver takes about as long to begin.
         let (models, first) = std::thread::scope(|scope| {
-            let opening = scope.spawn(|| open_device(config.device, &config, &cache_dir, &seams));
+            let opening = scope.spawn(|| open_device(config.device, &config, &cache_dir, &fittings));
             let models = open_models(&config.models, &config);
             (models, opening.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
         });
         let (models, mut first) = (models?, first?);
         // A GPU that is lost is not to be replaced by the processor without a word.
         config.device = first.device;
-        fill(&mut first, models, &config, &seams, progress)?;
+        fill(&mut first, models, &config, &fittings, progress)?;
         let devices = std::slice::from_ref(&first);
         let models = Models::new(handles(devices), watches(devices));
         let default = names(&models.now()).into_iter().next().unwrap_or_default();
         Ok(Self {
             config,
             cache_dir,
-            seams,
+            fittings,
             models,
             default,
             leaving: Leaving::default(),
@@ -115,6 +129,11 @@ impl Loader {
     /// The models that are loaded.
     pub(crate) fn models(&self) -> &Models {
         &self.models
+    }
+
+    /// The operator's policy, if there is one.
+    pub(crate) fn policy(&self) -> Option<&Arc<Policy>> {
+        self.fittings.policy.as_ref()
     }
 
     /// What was computed by all models that were ever loaded.
@@ -226,7 +245,7 @@ impl OpenDevice {
     fn take_in(
         &mut self,
         candidate: Candidate,
-        backend: Box<dyn Backend>,
+        (backend, operator): Read,
     ) -> Result<ModelHandle, DaemonError> {
         let Candidate { choice, model, mut needs } = candidate;
         let name = model.name.clone();
@@ -235,7 +254,7 @@ impl OpenDevice {
         needs.n_granule_pages = backend.limits().n_granule_pages;
         let n_pages_max = usize::try_from(needs.kv_bytes_most / needs.page_bytes).unwrap_or(usize::MAX);
         let bounds = KvBounds { n_pages_min: needs.n_pages_min, n_pages_max };
-        let handle = self.engine.add(Arc::new(model), backend, bounds);
+        let handle = self.engine.add_behind(operator, Arc::new(model), backend, bounds);
         let handle = handle.map_err(|source| DaemonError::Engine { name, source })?;
         self.tenants.push(Tenant { choice, handle: handle.clone(), needs });
         Ok(handle)
@@ -282,7 +301,7 @@ fn open_device(
     device: Device,
     config: &Config,
     cache_dir: &std::path::Path,
-    seams: &Seams,
+    fittings: &Fittings,
 ) -> Result<OpenDevice, DaemonError> {
     let chosen = device::choose(device, cache_dir)?;
     let prefix_scope = if config.is_prefix_cache_shared { PrefixScope::Shared } else { PrefixScope::Actor };
@@ -290,7 +309,7 @@ fn open_device(
         prefix_scope,
         n_step_tokens: chosen.sizes(config).n_step_tokens,
         latency_multiple: config.latency_multiple,
-        port: seams.port,
+        port: fittings.seams.port,
     };
     Ok(OpenDevice {
         device: chosen.device(),
@@ -308,7 +327,7 @@ fn fill(
     open: &mut OpenDevice,
     models: Vec<(String, Model)>,
     config: &Config,
-    seams: &Seams,
+    fittings: &Fittings,
     progress: &(dyn Fn(LoadProgress) + Sync),
 ) -> Result<(), DaemonError> {
     let mut coming = Vec::new();
@@ -324,8 +343,8 @@ fn fill(
         };
         report(0, 0);
         let kv = Kv { n_pages, kv_bytes_max: open.kv_bytes_max(config) };
-        let backend = load_backend(&open.chosen, &candidate.model, config, kv, seams, &report)?;
-        open.take_in(candidate, backend)?;
+        let read = load_backend(&open.chosen, &candidate.model, config, kv, fittings, &report)?;
+        open.take_in(candidate, read)?;
     }
     // They have it already; nothing is to be waited for.
     if let Err(error) = open.engine.share(open.kv_bytes_of_tenants(config)) {
@@ -339,14 +358,19 @@ fn load_backend(
     model: &Model,
     config: &Config,
     kv: Kv,
-    seams: &Seams,
+    fittings: &Fittings,
     progress: &(dyn Fn(u64, u64) + Sync),
-) -> Result<Box<dyn Backend>, DaemonError> {
+) -> Result<Read, DaemonError> {
     let backend = chosen.load(model, config, kv, progress)?;
-    Ok(match &seams.wrap {
+    let operator = match &fittings.policy {
+        Some(policy) => policy.operator(model, backend.limits().n_positions_max)?,
+        None => None,
+    };
+    let backend = match &fittings.seams.wrap {
         Some(wrap) => wrap(&model.name, backend),
         None => backend,
-    })
+    };
+    Ok((backend, operator))
 }
 
 fn handles(devices: &[OpenDevice]) -> Vec<ModelHandle> {

@@ -100,7 +100,9 @@ impl ModelHandle {
         first_context: u64,
         failure: watch::Receiver<Option<EngineFailure>>,
     ) -> Self {
-        let ModelFacts { id, limits, weights, device } = facts;
+        let ModelFacts { id, limits, weights, device, operator } = facts;
+        // The daemon has made it of the same data.
+        let operator = operator.and_then(|data| data.operator().ok().flatten()).map(Arc::new);
         Self(Arc::new(Loaded {
             engine,
             id,
@@ -108,6 +110,7 @@ impl ModelHandle {
             limits,
             weights,
             device,
+            operator,
             next_context: AtomicU64::new(first_context),
             vocabulary: OnceLock::new(),
             n_holders: watch::Sender::new(0),
@@ -121,8 +124,9 @@ impl ModelHandle {
     /// What another process has to know of it.
     #[must_use]
     pub fn facts(&self) -> ModelFacts {
-        let Loaded { id, limits, weights, device, .. } = &*self.0;
-        ModelFacts { id: *id, limits: limits.clone(), weights: *weights, device: device.clone() }
+        let Loaded { id, limits, weights, device, operator, .. } = &*self.0;
+        let operator = operator.as_ref().map(|operator| operator.data());
+        ModelFacts { id: *id, limits: limits.clone(), weights: *weights, device: device.clone(), operator }
     }
 
     /// Waits until the model is held, or is not, as said.

@@ -17,19 +17,24 @@ use crate::bundled;
 use crate::config::Config;
 use crate::daemon::cache_dir;
 use crate::device::{self, KERNELS_DIR};
-use crate::guest::make_private;
+use crate::guest::{Policy, make_private};
 
 const EXAMPLES: &str = "\
 Examples:
   trellis doctor                      what was looked for, what was found, what to install
   trellis doctor --json | jq -r '.cuda.problems[].remedy'
+  trellis doctor --config trellis.toml    tries the policy of the file as well
 
 Exit status: 0 everything works, or there is no NVIDIA GPU and the CPU works; 1 otherwise.";
 
 /// Check the GPU, its libraries, the cache and the socket
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
-pub(crate) struct DoctorArgs {}
+pub(crate) struct DoctorArgs {
+    /// Also try the policy that this TOML file configures
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+}
 
 #[derive(Debug, Serialize)]
 struct Report {
@@ -39,6 +44,9 @@ struct Report {
     socket: Check,
     /// Whether guests can run in processes of their own. Where they cannot, they run in the daemon's, and nothing is wrong.
     isolation: Check,
+    /// Of the file that was given.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    policy: Option<Check>,
 }
 
 #[derive(Debug, Serialize)]
@@ -85,7 +93,7 @@ impl Check {
     }
 }
 
-pub(crate) async fn doctor(_: DoctorArgs, format: Format) -> Result<(), CliError> {
+pub(crate) async fn doctor(args: DoctorArgs, format: Format) -> Result<(), CliError> {
     let socket = check_socket().await;
     let isolation = Check::of(check_isolation().await);
     let report = tokio::task::spawn_blocking(move || {
@@ -99,6 +107,7 @@ pub(crate) async fn doctor(_: DoctorArgs, format: Format) -> Result<(), CliError
             cache: Check::of(cache.map(|dir| dir.display().to_string())),
             socket,
             isolation,
+            policy: args.config.map(|file| Check::of(check_policy(&file))),
         }
     });
     let report = report.await.expect("looking at the machine does not panic");
@@ -205,6 +214,17 @@ async fn check_isolation() -> Result<String, String> {
     Err("guests run in processes of their own on Linux".to_owned())
 }
 
+/// Compiles the policy of a configuration, and has an instance of it begin. What it says of models is for the daemon to see.
+fn check_policy(file: &Path) -> Result<String, String> {
+    let config = Config::load(file).map_err(|error| error.to_string())?;
+    let dir =
+        cache_dir(&config).ok_or("there is no place for its code: neither XDG_CACHE_HOME nor HOME is set")?;
+    make_private(&dir).map_err(|error| error.to_string())?;
+    let policy = Policy::open(&config.policy, &config.limits, &dir, config.compile_exe.as_deref());
+    let policy = policy.map_err(|error| error.to_string())?;
+    Ok(policy.map_or_else(|| format!("none in {}", file.display()), |policy| policy.shown()))
+}
+
 async fn check_socket() -> Check {
     let Some(socket) = default_socket() else {
         return Check::of(Err(
@@ -213,9 +233,10 @@ async fn check_socket() -> Check {
     };
     let shown = socket.display();
     Check::of(match (SocketArgs { socket: None }).connect().await {
-        Ok(client) => match client.info().await.map(|info| info.failure) {
-            Ok(None) => Ok(format!("{shown}, a daemon is running")),
-            Ok(Some(failure)) => {
+        Ok(client) => match client.info().await.map(|info| (info.failure, info.policy)) {
+            Ok((None, None)) => Ok(format!("{shown}, a daemon is running")),
+            Ok((None, Some(policy))) => Ok(format!("{shown}, a daemon is running, with the policy {policy}")),
+            Ok((Some(failure), _)) => {
                 Err(format!("{shown}, a daemon is running whose device has failed: {failure}"))
             }
             Err(error) => Err(format!("{shown}, a daemon is running and does not answer: {error}")),
@@ -241,13 +262,15 @@ impl Report {
     fn is_healthy(&self) -> bool {
         let all_work = self.cuda.gpus.iter().all(|gpu| gpu.proof.ok);
         let gpu = self.cuda.usable && all_work || !self.cuda.probe.driver.has_gpu();
-        gpu && self.cpu.ok && self.cache.ok && self.socket.ok
+        let policy = self.policy.as_ref().is_none_or(|policy| policy.ok);
+        gpu && self.cpu.ok && self.cache.ok && self.socket.ok && policy
     }
 
     fn render(&self) -> String {
         let mut text = String::new();
         self.cuda.render(&mut text);
-        for (name, check) in [("CPU", &self.cpu), ("cache", &self.cache), ("socket", &self.socket)] {
+        let checks = [("CPU", &self.cpu), ("cache", &self.cache), ("socket", &self.socket)];
+        for (name, check) in checks.into_iter().chain(self.policy.as_ref().map(|policy| ("policy", policy))) {
             line(&mut text, name, &format!("{}{}", if check.ok { "" } else { "PROBLEM: " }, check.said));
         }
         let missing = if self.isolation.ok { "" } else { "missing: " };
@@ -349,6 +372,7 @@ mod tests {
             cache: check(true),
             socket: check(true),
             isolation: check(false),
+            policy: None,
         };
         let text = report.render();
         assert_eq!(text.lines().last(), Some(summary.as_str()));
@@ -363,6 +387,8 @@ mod tests {
         assert_eq!(json["cuda"]["usable"], is_usable);
         assert!(json["cuda"]["driver"]["library"]["looked_for"][0].is_string(), "{json}");
         assert!(text.contains("missing: said"), "{text}");
+        report.policy = Some(check(true));
+        assert!(report.render().contains("policy"));
         report.cache = check(false);
         assert!(!report.is_healthy() && report.render().contains("PROBLEM: said"));
     }

@@ -119,6 +119,7 @@ fn lines(info: &DaemonInfo, models: &[ModelInfo]) -> String {
             "KV memory",
             format!("{} of {} free", output::bytes(info.kv_bytes_free), output::bytes(info.kv_bytes)),
         ),
+        ("policy", info.policy.clone().unwrap_or_else(|| "none".to_owned())),
         ("guests", info.n_guests.to_string()),
         ("sessions", info.n_sessions.to_string()),
     ];

@@ -248,24 +248,45 @@ impl GuestHost {
     /// # Errors
     /// Too many guests run, the arguments are too long, or a budget has no memory for one more.
     pub fn start(&self, launch: Launch, io: GuestIo) -> Result<RunningGuest, GuestError> {
-        // In a process of its own a guest is recorded there.
-        let is_recorded_here = launch.is_recorded && self.processes.is_none();
-        let tape = is_recorded_here.then(|| Tape::record(launch.program.hash(), &self.limits));
-        self.start_with(launch, io, tape)
+        self.start_as(self.next_id(), launch, io)
     }
 
-    /// As [`GuestHost::start`], with this tape.
+    /// A number for a guest that is to start.
+    pub(crate) fn next_id(&self) -> GuestId {
+        GuestId(self.n_started.fetch_add(1, Ordering::Relaxed) + 1)
+    }
+
+    /// As [`GuestHost::start`], a guest of this number.
+    pub(crate) fn start_as(
+        &self,
+        id: GuestId,
+        launch: Launch,
+        io: GuestIo,
+    ) -> Result<RunningGuest, GuestError> {
+        if let Some(processes) = &self.processes {
+            return processes.start(id, launch, io);
+        }
+        let tape = launch.is_recorded.then(|| Tape::record(launch.program.hash(), &self.limits));
+        self.start_here(id, launch, io, tape)
+    }
+
+    /// As [`GuestHost::start`], in this process, with this tape.
     pub(crate) fn start_with(
         &self,
         launch: Launch,
         io: GuestIo,
         tape: Option<Arc<Tape>>,
     ) -> Result<RunningGuest, GuestError> {
-        let id = GuestId(self.n_started.fetch_add(1, Ordering::Relaxed) + 1);
-        // A recording that is replayed is read here.
-        if let Some(processes) = self.processes.as_ref().filter(|_| tape.is_none()) {
-            return processes.start(id, launch, io);
-        }
+        self.start_here(self.next_id(), launch, io, tape)
+    }
+
+    fn start_here(
+        &self,
+        id: GuestId,
+        launch: Launch,
+        io: GuestIo,
+        tape: Option<Arc<Tape>>,
+    ) -> Result<RunningGuest, GuestError> {
         let account = Account::new("guest", self.limits.budget(), Some(launch.account.clone()));
         self.pool.start(id, account, launch, io, tape)
     }

@@ -12,7 +12,7 @@ pub(crate) const LINE_BYTES_MAX: usize = 4 << 10;
 const LINE_BYTES_MIN: usize = 16;
 
 /// How the entry begins that a guest's panic leaves, by `trellis_guest::main!`.
-const PANICKED: &str = "panicked at ";
+pub(crate) const PANICKED: &str = "panicked at ";
 
 /// Sends log lines while the budget lasts and the client has room. A line that does not fit is dropped with the rest of its
 /// text, and counted, so that logging never holds up a guest.

@@ -11,7 +11,8 @@
 //! - On the way: `compile` and `worker` make code of a component, `cache` and `programs` keep it on disk and in memory,
 //!   `flights` sees to it that each component is compiled and loaded once at a time and that users are served fairly;
 //!   `component` checks and links it, `run` lives one guest's life in its `store`, `host` answers its calls. `held` and
-//!   `guest_models` know which models it holds and what it sees when one is lost; `threads` are what guests run on, `beside` has others for long work.
+//!   `guest_models` know which models it holds and what it sees when one is lost; `threads` are what guests run on, `beside` has others for long work; `policy` is the operator's, between a guest
+//!   and its client.
 //! - Bounds: `memory` over all instances of the guest, `cpu` and `ticker` for processor time, `log` and `io` for output, the
 //!   account for everything that the engine and the host keep for it; `amounts` says what it uses of them, to lists and the log.
 //! - Must not happen: guest code in the daemon before it went through the compiling process; code from anywhere but the
@@ -41,6 +42,7 @@ mod memory;
 mod names;
 #[cfg(not(target_os = "linux"))]
 mod no_processes;
+mod policy;
 mod pool;
 mod profile;
 mod programs;
@@ -66,6 +68,8 @@ pub(crate) use io::Granter;
 pub use io::{GuestIo, GuestOutput, LogLevel, OutputReceiver, OutputRefused, OutputSender, output_channel};
 pub use limits::GuestLimits;
 pub(crate) use names::{list as listed_names, name as shown_name};
+pub(crate) use policy::{Closed, Gate, Passage, PolicedGuest, Ruling};
+pub use policy::{Policy, PolicyError, PolicyFailure, PolicySettings};
 pub(crate) use pool::{GUEST_BYTES, GuestPool};
 pub use pool::{GuestActivity, GuestEnding, GuestInfo, GuestStop, Launch, RunningGuest, Used};
 pub(crate) use tape::{Deed, Difference, Tape, Verdict};

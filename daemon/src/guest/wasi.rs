@@ -71,22 +71,22 @@ pub(crate) const INTERFACES: [&str; 20] = [
 
 /// Links what guests of the standard library import. Sockets are left out, so that a guest which wants them
 /// is refused by name.
-pub(crate) fn add_to_linker(linker: &mut Linker<GuestState>) -> wasmtime::Result<()> {
+pub(crate) fn add_to_linker<T: WasiView + 'static>(linker: &mut Linker<T>) -> wasmtime::Result<()> {
     // Streams, polling, clocks, random and the three standard streams.
     wasmtime_wasi::p2::add_to_linker_proxy_interfaces_async(linker)?;
     let linker_cli = linker;
-    cli::environment::add_to_linker::<GuestState, WasiCli>(linker_cli, GuestState::cli)?;
-    cli::exit::add_to_linker::<GuestState, WasiCli>(linker_cli, GuestState::cli)?;
-    cli::terminal_input::add_to_linker::<GuestState, WasiCli>(linker_cli, GuestState::cli)?;
-    cli::terminal_output::add_to_linker::<GuestState, WasiCli>(linker_cli, GuestState::cli)?;
-    cli::terminal_stdin::add_to_linker::<GuestState, WasiCli>(linker_cli, GuestState::cli)?;
-    cli::terminal_stdout::add_to_linker::<GuestState, WasiCli>(linker_cli, GuestState::cli)?;
-    cli::terminal_stderr::add_to_linker::<GuestState, WasiCli>(linker_cli, GuestState::cli)?;
+    cli::environment::add_to_linker::<T, WasiCli>(linker_cli, T::cli)?;
+    cli::exit::add_to_linker::<T, WasiCli>(linker_cli, T::cli)?;
+    cli::terminal_input::add_to_linker::<T, WasiCli>(linker_cli, T::cli)?;
+    cli::terminal_output::add_to_linker::<T, WasiCli>(linker_cli, T::cli)?;
+    cli::terminal_stdin::add_to_linker::<T, WasiCli>(linker_cli, T::cli)?;
+    cli::terminal_stdout::add_to_linker::<T, WasiCli>(linker_cli, T::cli)?;
+    cli::terminal_stderr::add_to_linker::<T, WasiCli>(linker_cli, T::cli)?;
     let linker = linker_cli;
-    filesystem::types::add_to_linker::<GuestState, WasiFilesystem>(linker, GuestState::filesystem)?;
-    filesystem::preopens::add_to_linker::<GuestState, WasiFilesystem>(linker, GuestState::filesystem)?;
-    random::insecure::add_to_linker::<GuestState, WasiRandom>(linker, |state| state.ctx().ctx.random())?;
-    random::insecure_seed::add_to_linker::<GuestState, WasiRandom>(linker, |state| state.ctx().ctx.random())
+    filesystem::types::add_to_linker::<T, WasiFilesystem>(linker, T::filesystem)?;
+    filesystem::preopens::add_to_linker::<T, WasiFilesystem>(linker, T::filesystem)?;
+    random::insecure::add_to_linker::<T, WasiRandom>(linker, |state| state.ctx().ctx.random())?;
+    random::insecure_seed::add_to_linker::<T, WasiRandom>(linker, |state| state.ctx().ctx.random())
 }
 
 impl WasiView for GuestState {

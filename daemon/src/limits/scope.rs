@@ -86,6 +86,15 @@ impl Scope {
         })
     }
 
+    /// Whose the fields of [`PolicySettings`](crate::guest::PolicySettings) are.
+    pub(super) fn of_policy(field: &str) -> Option<Self> {
+        match field {
+            "memory_bytes" | "call_ms" | "reply_bytes" | "log_bytes" => Some(Self::Guest),
+            "load_ms" => Some(Self::Daemon),
+            _ => None,
+        }
+    }
+
     /// Whose the fields at the top of the configuration are, of those that are limits.
     pub(super) fn of_sizes(field: &str) -> Option<Self> {
         matches!(field, "kv_bytes" | "kv_host_bytes" | "n_step_tokens" | "n_step_rows")

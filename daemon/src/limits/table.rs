@@ -8,7 +8,7 @@ use super::scope::Scope;
 use super::source::Source;
 use super::unit::Unit;
 use crate::config::{Budgets, Config, HostBytes, SharedBudget, Sizes};
-use crate::guest::GuestLimits;
+use crate::guest::{GuestLimits, PolicySettings};
 use crate::session::SessionLimits;
 
 /// The largest number that a file can have: of tokens for one, more than any machine comes to.
@@ -112,6 +112,7 @@ fn fields() -> impl Iterator<Item = Field> {
     });
     fields_of::<GuestLimits>("limits.".to_owned(), Scope::of_guest_limits)
         .chain(fields_of::<SessionLimits>("sessions.".to_owned(), Scope::of_session_limits))
+        .chain(fields_of::<PolicySettings>("policy.".to_owned(), Scope::of_policy))
         .chain(budgets)
         .chain(fields_of::<Config>(String::new(), Scope::of_sizes))
 }
@@ -133,7 +134,7 @@ mod tests {
     use super::*;
 
     /// What of the configuration bounds nothing.
-    const OTHERS: [&str; 11] = [
+    const OTHERS: [&str; 13] = [
         "cache_dir",
         "compile_exe",
         "isolation",
@@ -144,6 +145,8 @@ mod tests {
         "latency_multiple",
         "models",
         "on_device_failure",
+        "policy.allows_recordings",
+        "policy.component",
         "socket",
     ];
 

@@ -8,13 +8,14 @@ use futures_util::FutureExt as _;
 use tokio::sync::MutexGuard;
 use tokio_util::sync::CancellationToken;
 use trellis_engine::ModelHandle;
-use trellis_engine::backend::Backend;
 use trellis_engine::model::Model;
 
 use super::unload::Fresh;
-use super::{Candidate, Loader, OpenDevice, load_backend, open_device, panic_message, watches};
+use super::{
+    Candidate, Fittings, Loader, OpenDevice, Read, load_backend, open_device, panic_message, watches,
+};
 use crate::config::{Config, Device};
-use crate::daemon::{DaemonError, Seams, open_model};
+use crate::daemon::{DaemonError, open_model};
 use crate::device::{Chosen, Kv};
 use crate::shares::Needs;
 use crate::tasks::{blocking, joined};
@@ -85,10 +86,10 @@ impl Loader {
         let name = model.name.clone();
         tracing::info!(model = name, "a model is being loaded");
         let (place, candidate) = self.keep_place(choice, model, device, &given_up).await?;
-        let (config, seams, unwanted) = (self.config.clone(), self.seams.clone(), given_up.clone());
+        let (config, fittings, unwanted) = (self.config.clone(), self.fittings.clone(), given_up.clone());
         let reading = blocking(move || {
-            let backend = read(&place, &candidate.model, &config, &seams, &progress, &unwanted)?;
-            Ok::<_, DaemonError>((candidate, backend))
+            let read = read(&place, &candidate.model, &config, &fittings, &progress, &unwanted)?;
+            Ok::<_, DaemonError>((candidate, read))
         });
         let read = AssertUnwindSafe(reading).catch_unwind().await;
         let read = read.unwrap_or_else(|panic| {
@@ -150,8 +151,9 @@ impl Loader {
         if let Some(idx) = devices.iter().position(|open| open.device.is_same(device)) {
             return Ok(idx);
         }
-        let (config, cache_dir, seams) = (self.config.clone(), self.cache_dir.clone(), self.seams.clone());
-        devices.push(blocking(move || open_device(device, &config, &cache_dir, &seams)).await?);
+        let (config, cache_dir, fittings) =
+            (self.config.clone(), self.cache_dir.clone(), self.fittings.clone());
+        devices.push(blocking(move || open_device(device, &config, &cache_dir, &fittings)).await?);
         self.models.set_devices(watches(devices));
         Ok(devices.len() - 1)
     }
@@ -160,7 +162,7 @@ impl Loader {
     async fn arrive(
         &self,
         name: &str,
-        read: Result<(Candidate, Box<dyn Backend>), DaemonError>,
+        read: Result<(Candidate, Read), DaemonError>,
         given_up: &CancellationToken,
     ) -> Result<ModelHandle, DaemonError> {
         let mut devices = self.devices.lock().await;
@@ -173,7 +175,7 @@ impl Loader {
         open.coming.retain(|coming| coming.name != name);
         self.changes.send_modify(|n_changes| *n_changes += 1);
         let arrived = match read {
-            Ok((candidate, backend)) if !given_up.is_cancelled() => open.take_in(candidate, backend),
+            Ok((candidate, read)) if !given_up.is_cancelled() => open.take_in(candidate, read),
             Ok(unwanted) => {
                 blocking(move || drop(unwanted)).await;
                 Err(DaemonError::GivenUp)
@@ -255,10 +257,10 @@ fn read(
     place: &Destination,
     model: &Model,
     config: &Config,
-    seams: &Seams,
+    fittings: &Fittings,
     progress: &ProgressFn,
     unwanted: &CancellationToken,
-) -> Result<Box<dyn Backend>, DaemonError> {
+) -> Result<Read, DaemonError> {
     let heard = |done_bytes, total_bytes| {
         if unwanted.is_cancelled() {
             // The one way out of all backends: what they have taken they give back as after a panic.
@@ -266,7 +268,7 @@ fn read(
         }
         progress(done_bytes, total_bytes);
     };
-    let loading = || load_backend(&place.chosen, model, config, place.kv, seams, &heard);
+    let loading = || load_backend(&place.chosen, model, config, place.kv, fittings, &heard);
     catch_unwind(AssertUnwindSafe(loading)).unwrap_or_else(|panic| match panic.is::<Unwanted>() {
         true => Err(DaemonError::GivenUp),
         false => resume_unwind(panic),

@@ -44,8 +44,8 @@ impl Loader {
             for Lost { device, choices, handles } in plans {
                 device::reset(device)?;
                 let models = open_models(&choices, &loader.config)?;
-                let mut open = open_device(device, &loader.config, &loader.cache_dir, &loader.seams)?;
-                fill(&mut open, models, &loader.config, &loader.seams, &|_| {})?;
+                let mut open = open_device(device, &loader.config, &loader.cache_dir, &loader.fittings)?;
+                fill(&mut open, models, &loader.config, &loader.fittings, &|_| {})?;
                 let again = open.tenants.iter().map(|tenant| tenant.handle.clone());
                 renewed.extend(handles.into_iter().zip(again));
                 opened.push(open);
@@ -76,13 +76,13 @@ impl Lost {
 mod tests {
     use super::*;
     use crate::config::Config;
-    use crate::daemon::Seams;
+    use crate::loader::Fittings;
 
     #[tokio::test]
     async fn a_load_that_does_not_end_keeps_no_failure_to_itself() {
         let folder = tempfile::tempdir().expect("a folder");
         let config = Config { models: vec!["tiny".to_owned()], device: Device::Cpu, ..Config::default() };
-        let start = || Loader::start(config, folder.path().to_owned(), Seams::default(), &|_| {});
+        let start = || Loader::start(config, folder.path().to_owned(), Fittings::default(), &|_| {});
         let loader = Arc::new(start().expect("it loads"));
         let before = loader.models().now();
         let turn = loader.devices.lock().await;

@@ -15,6 +15,7 @@
 mod components;
 mod errors;
 mod limits;
+mod policed;
 mod registry;
 
 use std::path::PathBuf;
@@ -23,6 +24,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
+use futures_util::future::BoxFuture;
 use tokio_util::sync::CancellationToken;
 use trellis_engine::account::{Account, ActorId, GuestId, SessionId};
 use trellis_engine::{EngineStats, ModelHandle};
@@ -38,8 +40,8 @@ use self::registry::Registry;
 use crate::accounts::Accounts;
 use crate::config::{Device, Sizes};
 use crate::guest::{
-    Amounts, CompileProgress, GuestActivity, GuestEnd as Ending, GuestHost, GuestIo, Launch, Program,
-    RunningGuest as Started, Used,
+    Amounts, CompileProgress, GuestActivity, GuestEnd as Ending, GuestHost, GuestIo, Launch, PolicedGuest,
+    Program, RunningGuest as Started, Used,
 };
 use crate::loader::Loader;
 use crate::machine;
@@ -169,13 +171,44 @@ impl Service for HostService {
             errors::check_loaded(name, &listing)?;
         }
         let (actor, session) = (ActorId(request.actor.uid), SessionId(request.session_id));
+        let account = self.accounts.session(session).ok_or_else(errors::session_ended)?;
+        let id = self.host.next_id();
+        let gate = match self.loader.policy() {
+            None => None,
+            Some(policy) => {
+                if !policy.settings().allows_recordings && (request.is_recorded || request.is_profiled) {
+                    return Err(policed::not_recorded());
+                }
+                let about = PolicedGuest {
+                    number: id.0,
+                    uid: actor.0,
+                    session: session.0,
+                    program: name.clone(),
+                    component: program.hash().to_hex().to_string(),
+                    model: request.model.clone(),
+                };
+                let gate = policy.gate(about, &account).await.map_err(|failure| policed::failed(&failure))?;
+                Some(Arc::new(gate))
+            }
+        };
+        let arguments = match &gate {
+            None => request.arguments,
+            Some(gate) => gate.arguments(request.arguments).await.map_err(policed::ruled)?,
+        };
+        let (io, passage) = match &gate {
+            None => (io, None),
+            Some(gate) => {
+                let (io, passage) = gate.between(io);
+                (io, Some((gate.clone(), passage)))
+            }
+        };
         let launch = Launch {
             program,
             name,
             actor,
             session,
-            account: self.accounts.session(session).ok_or_else(errors::session_ended)?,
-            arguments: request.arguments,
+            account,
+            arguments,
             model: request.model,
             seed: request.seed.map_or_else(random_seed, Ok)?,
             deadline_ms: request.deadline.map(|time| u64::try_from(time.as_millis()).unwrap_or(u64::MAX)),
@@ -183,7 +216,7 @@ impl Service for HostService {
             is_profiled: request.is_profiled,
         };
         let Started { id, mut end, stop, account, models: opened } =
-            self.host.start(launch, io).map_err(|error| errors::refused(&error))?;
+            self.host.start_as(id, launch, io).map_err(|error| errors::refused(&error))?;
         let begun = Instant::now();
         let stopped = stop.clone();
         let end = Box::pin(async move {
@@ -202,6 +235,19 @@ impl Service for HostService {
             let elapsed_us = u64::try_from(begun.elapsed().as_micros()).unwrap_or(u64::MAX);
             GuestEnd { result, usage: GuestUsage { elapsed_us, ..usage(&Used::of(&account)) } }
         });
+        let end: BoxFuture<'static, GuestEnd> = match passage {
+            None => end,
+            Some((gate, passage)) => {
+                let stopped = stop.clone();
+                let ended = policed::see_to_its_end(gate, passage, move || stopped.stop(), end);
+                Box::pin(async move {
+                    ended.await.unwrap_or_else(|_| {
+                        let result = Err(errors::internal(&"the guest was lost beside its policy"));
+                        GuestEnd { result, usage: GuestUsage::default() }
+                    })
+                })
+            }
+        };
         Ok(RunningGuest { guest_id: id.0, end, stop: StopHandle::new(move |_| stop.stop()) })
     }
 
@@ -316,6 +362,7 @@ impl Service for HostService {
             n_sessions: self.n_sessions.load(Ordering::Relaxed),
             failure: self.loader.models().failure().map(|failure| failure.to_string()),
             class: self.accounts.class(ActorId(actor.uid)).map(|class| class.info()),
+            policy: self.loader.policy().map(|policy| policy.shown()),
         })
     }
 

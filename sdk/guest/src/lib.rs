@@ -80,6 +80,7 @@ mod mixtures;
 mod model;
 mod panics;
 mod particles;
+pub mod policy;
 pub mod programs;
 mod random;
 mod rejection;

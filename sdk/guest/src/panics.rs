@@ -33,7 +33,7 @@ pub fn report_panics() {
 }
 
 /// `panicked at src/lib.rs:8:5: index out of bounds`
-fn told(info: &PanicHookInfo<'_>) -> String {
+pub(crate) fn told(info: &PanicHookInfo<'_>) -> String {
     let place = info.location().map(ToString::to_string).unwrap_or_default();
     let words = info.payload_as_str().unwrap_or("a value that is no text");
     // Values that were compared may be long, and a call that is too long would hide the panic.

@@ -69,7 +69,7 @@ impl Model {
     }
 }
 
-fn as_raw(definition: &Definition) -> raw::Definition {
+pub(crate) fn as_raw(definition: &Definition) -> raw::Definition {
     let places = |values: &[trellis_programs::Value]| values.iter().map(|value| value.0).collect();
     raw::Definition {
         operations: definition.operations.iter().map(operation).collect(),

@@ -45,6 +45,10 @@ open_enum! {
         GuestFailed = "guest_failed",
         /// The guest trapped.
         GuestTrapped = "guest_trapped",
+        /// The operator's policy ended the guest; the message is its reason.
+        PolicyEnded = "policy_ended",
+        /// The operator's policy failed, and the guest ended with it.
+        PolicyFailed = "policy_failed",
         /// The client cancelled the request.
         Cancelled = "cancelled",
         /// A user stopped the guest.

@@ -208,6 +208,10 @@ pub struct DaemonInfo {
     /// Why nothing can be computed: which device has failed, and of what; absent while all is well.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub failure: Option<String>,
+    /// The operator's policy, between guests and their clients: its file and the beginning of its hash; absent where there is
+    /// none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub policy: Option<String>,
 }
 
 /// A class of users.

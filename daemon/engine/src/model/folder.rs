@@ -185,7 +185,7 @@ impl Model {
     pub fn without_weights(card: ModelCard) -> Result<Self, ModelError> {
         let tokenizer = Tokenizer::from_json(TOKENIZER, &card.tokenizer_json, card.config.vocab_size)?;
         Ok(Self {
-            tokenizer,
+            tokenizer: Arc::new(tokenizer),
             checkpoint: Checkpoint::empty(),
             chat: card.chat_text.as_ref().map(ChatText::parse).transpose()?,
             folder: None,

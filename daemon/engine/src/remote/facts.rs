@@ -4,6 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::backend::{Limits, WeightsInfo};
 use crate::command::ModelId;
+use crate::sampling::OperatorData;
 
 /// A loaded model as its engine knows it.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -12,4 +13,5 @@ pub struct ModelFacts {
     pub(crate) limits: Limits,
     pub(crate) weights: WeightsInfo,
     pub(crate) device: String,
+    pub(crate) operator: Option<OperatorData>,
 }

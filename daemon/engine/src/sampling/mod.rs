@@ -52,10 +52,10 @@ pub use distribution::Distribution;
 pub use draw::{Before, Scratch, sample, sample_by_program, sample_under};
 pub use gumbel::GUMBEL_MAX;
 pub use mask::TokenMask;
-pub(crate) use operator::Purpose;
 pub use operator::{
     FRONT_COST_MAX, N_FRONT_OPERATIONS_MAX, N_FRONT_OVER_LOGITS_MAX, Operator, OperatorError,
 };
+pub(crate) use operator::{OperatorData, Purpose};
 pub use rank::rank;
 pub use settings::{Looks, Sampler, SamplerError};
 pub use trellis_programs::philox4x32;

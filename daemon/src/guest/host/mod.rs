@@ -23,7 +23,7 @@ mod generations;
 mod looks;
 mod mixtures;
 mod models;
-mod programs;
+pub(crate) mod programs;
 mod samplers;
 mod session;
 mod speculation;

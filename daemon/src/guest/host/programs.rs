@@ -41,7 +41,7 @@ impl HostProgram for GuestState {
         let model = self.table.get(&model)?.model.clone();
         let limits = model.limits();
         let shape = RowShape { vocab_size: limits.vocab_size, n_positions: limits.n_positions_max };
-        let program = Program::new(checked(definition), shape)?;
+        let program = Program::new(unchecked(definition, End::Token), shape)?;
         let charge = Arc::new(HostCharge::new(&self.owner.account, PROGRAM_BYTES)?);
         self.give(GuestProgram { program: Arc::new(program), model, charge })
     }
@@ -85,11 +85,16 @@ impl From<ProgramError> for HostError {
     }
 }
 
-fn checked(definition: wit::Definition) -> Definition {
+/// A program of a policy's, which ends in a row.
+pub(crate) fn row_definition(definition: wit::Definition) -> Definition {
+    unchecked(definition, End::Row)
+}
+
+fn unchecked(definition: wit::Definition, end: fn(Value) -> End) -> Definition {
     let values = |places: Vec<u8>| places.into_iter().map(Value).collect();
     Definition {
         operations: definition.operations.into_iter().map(operation).collect(),
-        end: End::Token(Value(definition.end)),
+        end: end(Value(definition.end)),
         first_state: definition.first_state,
         next_state: values(definition.next_state),
         reports: values(definition.reports),

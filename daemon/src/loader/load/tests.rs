@@ -61,7 +61,7 @@ fn loader(folder: &Path) -> Arc<Loader> {
         kv_bytes: Some(48 << 20),
         ..Config::default()
     };
-    Arc::new(Loader::start(config, folder.to_owned(), Seams::default(), &|_| {}).expect("it loads"))
+    Arc::new(Loader::start(config, folder.to_owned(), Fittings::default(), &|_| {}).expect("it loads"))
 }
 
 /// A copy of `draft` under another name.

@@ -17,6 +17,7 @@ mod tests;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use rustc_hash::FxHashMap;
+use serde::{Deserialize, Serialize};
 use trellis_programs::Definition;
 
 pub use self::check::OperatorError;
@@ -57,6 +58,21 @@ pub struct Operator {
     kept: Mutex<Kept>,
 }
 
+/// What stands in front of everybody's samplers, as data.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct OperatorData {
+    forbidden: Vec<Token>,
+    front: Option<Definition>,
+    shape: RowShape,
+}
+
+impl OperatorData {
+    /// What it is the data of.
+    pub(crate) fn operator(&self) -> Result<Option<Operator>, OperatorError> {
+        Operator::new(&self.forbidden, self.front.clone(), self.shape)
+    }
+}
+
 #[derive(Debug, Default)]
 struct Kept {
     /// By the place of the sampler, which is its own as long as it lives.
@@ -93,6 +109,16 @@ impl Operator {
         }
         let allowed = (n_forbidden > 0).then(|| Arc::new(mask));
         Ok(Some(Self { shape, n_forbidden, allowed, front, kept: Mutex::default() }))
+    }
+
+    /// The same as data.
+    pub(crate) fn data(&self) -> OperatorData {
+        let is_forbidden = |token: &Token| self.allowed.as_ref().is_some_and(|mask| !mask.allows(*token));
+        OperatorData {
+            forbidden: (0..self.shape.vocab_size as Token).filter(is_forbidden).collect(),
+            front: self.front.as_ref().map(|front| front.definition().clone()),
+            shape: self.shape,
+        }
     }
 
     /// Tokens that are forbidden.
