@@ -60,9 +60,22 @@ pub fn example(name: &str) -> Vec<u8> {
 /// It does not build, or the pack has none.
 #[must_use]
 pub fn hostile() -> Vec<u8> {
+    of_tests("hostile")
+}
+
+/// The policy that does wrong what its settings say.
+///
+/// # Panics
+/// As [`hostile`].
+#[must_use]
+pub fn faulty_policy() -> Vec<u8> {
+    of_tests("faulty-policy")
+}
+
+fn of_tests(name: &str) -> Vec<u8> {
     static BUILT: OnceLock<BTreeMap<String, Vec<u8>>> = OnceLock::new();
     let built = BUILT.get_or_init(|| build(&root().join("tests/guests")));
-    built["hostile"].clone()
+    built[name].clone()
 }
 
 /// A component of the guide's workspace.

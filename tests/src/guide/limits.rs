@@ -48,6 +48,9 @@ const FIXED: [(&str, &[(&str, &str)]); 6] = [
             ("daemon/engine/src/sampling/program/mod.rs", "N_APART_MAX"),
             ("daemon/engine/src/sampling/program/mod.rs", "N_ALIVE_MAX"),
             ("daemon/engine/src/sampling/program/mod.rs", "COST_MAX"),
+            ("daemon/engine/src/sampling/operator/mod.rs", "N_FRONT_OPERATIONS_MAX"),
+            ("daemon/engine/src/sampling/operator/mod.rs", "N_FRONT_OVER_LOGITS_MAX"),
+            ("daemon/engine/src/sampling/operator/mod.rs", "FRONT_COST_MAX"),
         ],
     ),
     (

@@ -48,7 +48,12 @@ impl Reference {
         text.push_str("It imports:\n\n");
         for (key, item) in &world.imports {
             let (WorldKey::Interface(_), WorldItem::Interface { id, .. }) = (key, item) else {
-                panic!("the world imports interfaces alone")
+                // The names of types that its exports use.
+                assert!(
+                    matches!(item, WorldItem::Type { .. }),
+                    "the world imports interfaces and types alone"
+                );
+                continue;
             };
             let interface = &self.resolve.interfaces[*id];
             let name = interface.name.as_deref().expect("it has a name");

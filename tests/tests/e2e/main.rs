@@ -38,6 +38,7 @@ mod paces;
 mod parity;
 mod particles;
 mod policies;
+mod policy;
 mod posteriors;
 mod priority;
 mod profiles;

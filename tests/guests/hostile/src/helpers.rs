@@ -217,3 +217,15 @@ pub(crate) fn think() -> Outcome {
     assert_eq!(context.tokens(), prompt);
     Ok(())
 }
+
+/// Sends its arguments in every form, then fails with the last one.
+pub(crate) fn argue(arguments: &[String]) -> Outcome {
+    let last = arguments.last().cloned().unwrap_or_default();
+    for text in arguments {
+        trellis_guest::emit(text)?;
+        trellis_guest::log(trellis_guest::LogLevel::Info, text);
+        emit_json(&[text])?;
+        trellis_guest::emit_tokens(&Model::open_default()?.encode(text)?)?;
+    }
+    Err(last.into())
+}

@@ -2,6 +2,7 @@
 
 mod attacks;
 mod beams;
+mod bounds;
 mod generations;
 mod helpers;
 mod looks;
@@ -29,6 +30,8 @@ fn run() -> Outcome {
         "endless" => neighbour::endless(),
         "paced" => neighbour::paced(rest),
         "echo" => neighbour::echo(),
+        "every-draw" => bounds::every_draw(rest),
+        "argue" => helpers::argue(rest),
         "encode-messages" => neighbour::encode(),
         "puppet" => neighbour::puppet(rest),
         "visitor" => neighbour::visitor(rest),
