@@ -255,7 +255,7 @@ fn a_guest_is_capped_in_what_it_is_sent_and_sends() {
                 client.start(Program::wasm(guests::hostile()), with(&["echo"])).await.expect("it starts");
             started(&mut guest).await;
             for piece in pieces {
-                guest.send(piece).await.expect("it listens");
+                guest.send(*piece).await.expect("it listens");
             }
             let _ = guest.end_messages().await;
             collect(guest).await
@@ -301,7 +301,7 @@ fn a_policy_that_fails_ends_its_guest_and_nobody_else() {
                 started(&mut guest).await;
                 guest
             };
-            let (mut other, mut guest) = (start().await, start().await);
+            let (other, guest) = (start().await, start().await);
             for piece in ["before ", "now ", "after"] {
                 let _ = guest.send(piece).await;
             }
@@ -330,7 +330,7 @@ fn a_policy_may_end_guests_change_messages_and_have_the_last_word() {
         let echoed = async |fault: &str, piece: &str| {
             let daemon = Policy::faulty(fault).start();
             let client = daemon.connect().await.expect("connected");
-            let mut guest =
+            let guest =
                 client.start(Program::wasm(guests::hostile()), with(&["echo"])).await.expect("it is heard");
             // One that may not start hears nothing.
             let _ = guest.send(piece).await;

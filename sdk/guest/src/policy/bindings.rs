@@ -5,6 +5,7 @@
     missing_docs,
     reason = "generated: the text is that of the WIT package, which documents interfaces, not modules"
 )]
+#![allow(clippy::too_many_arguments, reason = "generated: the component ABI passes a record as its fields")]
 
 wit_bindgen::generate!({
     path: "../../wit",

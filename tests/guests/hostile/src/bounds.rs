@@ -239,7 +239,7 @@ impl Ways {
     fn guessed(&self, sampler: &Sampler) -> Drawn {
         let fork = self.prompt.fork()?;
         let mut tokens = Vec::new();
-        while tokens.len() < N_TOKENS as usize / 2 {
+        for _ in 0..N_TOKENS / 4 {
             let mut guess: Vec<Token> = fork.top(2)?.candidates.iter().map(|it| it.token).collect();
             guess.extend(self.wanted.iter().take(3));
             tokens.extend(fork.speculate(sampler, &guess)?.iter().map(|it| it.token));
