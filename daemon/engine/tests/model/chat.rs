@@ -1,4 +1,6 @@
 use serde_json::json;
+use std::sync::Arc;
+
 use trellis_engine::model::{
     ChatError, ChatTemplate, Date, GenerationPrompt, Message, Role, SpecialText, SpecialTokens, Tokenizer,
 };
@@ -18,7 +20,7 @@ fn template(source: &str) -> ChatTemplate {
         .unwrap()
 }
 
-fn tokenizer() -> Tokenizer {
+fn tokenizer() -> Arc<Tokenizer> {
     open_bundled("tiny").tokenizer
 }
 

@@ -27,9 +27,10 @@ fn words(idx: u32, seed: u32) -> [u32; 4] {
 }
 
 fn operator(seed: u32) -> Option<Operator> {
-    let forbidden: Vec<Token> =
-        (0..N).filter(|&token| seed % 3 > 0 && words(token, seed)[0].is_multiple_of(2 + seed % 5)).collect();
-    let front = (seed % 4 > 0).then(|| Definition::build_row(|b| marked(b, seed % 4 - 1)));
+    let forbidden: Vec<Token> = (0..N)
+        .filter(|&token| !seed.is_multiple_of(3) && words(token, seed)[0].is_multiple_of(2 + seed % 5))
+        .collect();
+    let front = (!seed.is_multiple_of(4)).then(|| Definition::build_row(|b| marked(b, seed % 4 - 1)));
     Operator::new(&forbidden, front, SHAPE).expect("it may stand in front")
 }
 
@@ -97,7 +98,7 @@ fn by(definition: Definition, seed: u32) -> Option<Sampler> {
         parameters: (0..4).map(|idx| (words(idx, seed)[0] % 90) as f32 / 11.0 - 1.0).collect(),
         masks: vec![mask(2, 2, seed), mask(3, 3, seed)],
         biases: vec![Arc::new(Bias::Dense(dense))],
-        within: (seed % 5 == 0).then(|| mask(4, 2, seed)),
+        within: seed.is_multiple_of(5).then(|| mask(4, 2, seed)),
         ..PutOn::new(program)
     };
     Some(Sampler { seed: 7, program: Some(Box::new(put_on)), ..Sampler::greedy() })
@@ -204,7 +205,7 @@ fn searches_rank_the_row_of_the_front_and_nothing_that_may_not_come() {
         let definition = Definition::build_row(|b| b.bias(trellis_programs::BiasId(0)) + b.logits() * 0.5);
         let by_program = by(definition, seed).expect("it is in order");
         for sampler in [by_chain, by_program] {
-            let within = (seed % 2 == 0).then(|| mask(6, 2, seed));
+            let within = seed.is_multiple_of(2).then(|| mask(6, 2, seed));
             let behind = operator.before(&Arc::new(sampler.clone()), Purpose::Ranks);
             let narrowed = within.as_ref().map(|within| operator.within(within));
             let before = history.len().into();
