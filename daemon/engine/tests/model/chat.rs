@@ -1,6 +1,6 @@
-use serde_json::json;
 use std::sync::Arc;
 
+use serde_json::json;
 use trellis_engine::model::{
     ChatError, ChatTemplate, Date, GenerationPrompt, Message, Role, SpecialText, SpecialTokens, Tokenizer,
 };
