@@ -48,12 +48,7 @@ impl Reference {
         text.push_str("It imports:\n\n");
         for (key, item) in &world.imports {
             let (WorldKey::Interface(_), WorldItem::Interface { id, .. }) = (key, item) else {
-                // The names of types that its exports use.
-                assert!(
-                    matches!(item, WorldItem::Type { .. }),
-                    "the world imports interfaces and types alone"
-                );
-                continue;
+                panic!("the world imports interfaces alone")
             };
             let interface = &self.resolve.interfaces[*id];
             let name = interface.name.as_deref().expect("it has a name");
@@ -63,8 +58,14 @@ impl Reference {
         }
         text.push_str("\nIt exports:\n\n");
         for item in world.exports.values() {
-            let WorldItem::Function(function) = item else { panic!("the world exports functions alone") };
-            text.push_str(&self.function(function, "##"));
+            match item {
+                WorldItem::Function(function) => text.push_str(&self.function(function, "##")),
+                WorldItem::Interface { id, .. } => {
+                    let name = self.resolve.interfaces[*id].name.as_deref().expect("it has a name");
+                    writeln!(text, "- [`{name}`]({name}.md)").expect("a string takes all");
+                }
+                WorldItem::Type { .. } => panic!("the world exports functions and interfaces alone"),
+            }
         }
         text
     }

@@ -95,7 +95,7 @@ pub enum PolicyFailure {
     #[error("it has failed before")]
     Spent,
     /// What it puts in front of samplers may not stand there.
-    #[error("its `front`: {0}")]
+    #[error("its `put-in-front`: {0}")]
     Front(#[from] OperatorError),
     /// The same, for one model.
     #[error("for model {model:?}, {why}")]

@@ -84,7 +84,9 @@ impl Instance {
 
     pub(super) async fn begin(&mut self, settings: &[(String, String)]) -> Result<(), PolicyFailure> {
         let load_ms = self.policy.settings().load_ms;
-        let begun = self.call("begin", load_ms, async |store, world| world.call_begin(store, settings).await);
+        let begun = self.call("begin", load_ms, async |store, world| {
+            world.trellis_host_policing().call_begin(store, settings).await
+        });
         said("begin", begun.await?)
     }
 
@@ -95,14 +97,14 @@ impl Instance {
     ) -> Result<wit::Front, PolicyFailure> {
         let load_ms = self.policy.settings().load_ms;
         let tokenizer = PolicyTokenizer(tokenizer.clone());
-        let front = self.call("front", load_ms, async |store, world| {
+        let front = self.call("put-in-front", load_ms, async |store, world| {
             let tokenizer = store.data_mut().table.push(tokenizer)?;
             let lent = wasmtime::component::Resource::new_borrow(tokenizer.rep());
-            let front = world.call_front(&mut *store, model, lent).await;
+            let front = world.trellis_host_policing().call_put_in_front(&mut *store, model, lent).await;
             store.data_mut().table.delete(tokenizer)?;
             front
         });
-        said("front", front.await?)
+        said("put-in-front", front.await?)
     }
 
     pub(super) async fn emitted(
@@ -111,8 +113,10 @@ impl Instance {
         output: &wit::Output,
     ) -> Result<wit::Verdict, PolicyFailure> {
         let call_ms = self.policy.settings().call_ms;
-        self.call("emitted", call_ms, async |store, world| world.call_emitted(store, guest, output).await)
-            .await
+        self.call("emitted", call_ms, async |store, world| {
+            world.trellis_host_policing().call_emitted(store, guest, output).await
+        })
+        .await
     }
 
     pub(super) async fn received(
@@ -121,8 +125,10 @@ impl Instance {
         input: &wit::Input,
     ) -> Result<wit::Ruling, PolicyFailure> {
         let call_ms = self.policy.settings().call_ms;
-        self.call("received", call_ms, async |store, world| world.call_received(store, guest, input).await)
-            .await
+        self.call("received", call_ms, async |store, world| {
+            world.trellis_host_policing().call_received(store, guest, input).await
+        })
+        .await
     }
 
     pub(super) async fn ended(
@@ -132,8 +138,10 @@ impl Instance {
         outcome: &wit::Outcome,
     ) -> Result<Vec<wit::Output>, PolicyFailure> {
         let call_ms = self.policy.settings().call_ms;
-        self.call("ended", call_ms, async |store, world| world.call_ended(store, guest, used, outcome).await)
-            .await
+        self.call("ended", call_ms, async |store, world| {
+            world.trellis_host_policing().call_ended(store, guest, used, outcome).await
+        })
+        .await
     }
 
     async fn call<T>(

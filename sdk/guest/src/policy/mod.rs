@@ -181,7 +181,8 @@ macro_rules! policy {
     ($policy:ty) => {
         #[cfg(not(test))]
         const _: () = {
-            use $crate::policy::{Policy, bindings, exported};
+            use $crate::policy::bindings::{self, exports::trellis::host::policing};
+            use $crate::policy::{Policy, exported};
             ::std::thread_local! {
                 static POLICY: ::std::cell::RefCell<::std::option::Option<$policy>> =
                     const { ::std::cell::RefCell::new(::std::option::Option::None) };
@@ -190,31 +191,31 @@ macro_rules! policy {
                 POLICY.with_borrow_mut(|policy| act(policy.as_mut().expect("it has begun")))
             }
             struct Exported;
-            impl bindings::Guest for Exported {
+            impl policing::Guest for Exported {
                 fn begin(
-                    settings: ::std::vec::Vec<bindings::Setting>,
+                    settings: ::std::vec::Vec<policing::Setting>,
                 ) -> ::std::result::Result<(), ::std::string::String> {
                     let policy = exported::begin::<$policy>(settings)?;
                     POLICY.set(::std::option::Option::Some(policy));
                     ::std::result::Result::Ok(())
                 }
-                fn front(
+                fn put_in_front(
                     model: ::std::string::String,
                     tokenizer: &$crate::policy::Tokenizer,
-                ) -> ::std::result::Result<bindings::Front, ::std::string::String> {
+                ) -> ::std::result::Result<policing::Front, ::std::string::String> {
                     with(|policy| exported::front(policy, &model, tokenizer))
                 }
-                fn emitted(guest: bindings::GuestInfo, output: bindings::Output) -> bindings::Verdict {
+                fn emitted(guest: policing::GuestInfo, output: policing::Output) -> policing::Verdict {
                     with(|policy| Policy::emitted(policy, &guest, output))
                 }
-                fn received(guest: bindings::GuestInfo, input: bindings::Input) -> bindings::Ruling {
+                fn received(guest: policing::GuestInfo, input: policing::Input) -> policing::Ruling {
                     with(|policy| Policy::received(policy, &guest, input))
                 }
                 fn ended(
-                    guest: bindings::GuestInfo,
-                    used: bindings::Used,
-                    outcome: bindings::Outcome,
-                ) -> ::std::vec::Vec<bindings::Output> {
+                    guest: policing::GuestInfo,
+                    used: policing::Used,
+                    outcome: policing::Outcome,
+                ) -> ::std::vec::Vec<policing::Output> {
                     with(|policy| Policy::ended(policy, &guest, used, outcome))
                 }
             }
