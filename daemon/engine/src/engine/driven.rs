@@ -113,7 +113,7 @@ impl EngineLoop {
     #[must_use]
     pub fn holds(&self) -> EngineHolds {
         self.0.as_ref().map_or_else(EngineHolds::default, |turns| EngineHolds {
-            n_mailboxes: turns.inbox.mailboxes.len() - 1, // the engine's own
+            n_mailboxes: turns.inbox.postboxes.len() - 1, // the engine's own
             ..turns.core.holds()
         })
     }

@@ -53,7 +53,7 @@ impl Grain {
     fn place(self, n_rows: usize) -> (usize, usize) {
         let (n_rows, n) = (n_rows.clamp(1, 1 << N_OCTAVES), self.n_in_octave());
         let octave = n_rows.ilog2() as usize;
-        (octave, (n_rows * n >> octave) - n)
+        (octave, ((n_rows * n) >> octave) - n)
     }
 
     fn bucket(self, n_rows: usize) -> usize {
