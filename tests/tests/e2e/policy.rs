@@ -318,6 +318,8 @@ fn a_policy_that_fails_ends_its_guest_and_nobody_else() {
                 other.send("and still").await.expect("it listens");
                 other.end_messages().await.expect("it can be told");
                 assert_eq!(collect(other).await.well().text, "and still", "{fault}");
+            } else {
+                drop(other);
             }
             nothing_is_held(&daemon).await;
         }
