@@ -1,5 +1,6 @@
 //! One process of guests, as the daemon has it.
 
+use std::collections::hash_map::Entry;
 use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -361,14 +362,15 @@ impl Keeper {
     ) -> Result<(), NotUnderstood> {
         match message {
             FromGuests::Asked { engine, asked } => {
-                if !engines.contains_key(&engine) {
-                    let outward = Arc::new(Answers { engine, outgoing: self.outgoing.clone() });
-                    let watch = self.lock().announced.engine(engine)?.clone();
-                    let n_contexts_max = self.user.limit(Resource::Contexts);
-                    let near = NearEngine::new(&watch, self.numbers, n_contexts_max, outward);
-                    engines.insert(engine, near);
-                }
-                let near = engines.get_mut(&engine).expect("it was put there");
+                let near = match engines.entry(engine) {
+                    Entry::Occupied(known) => known.into_mut(),
+                    Entry::Vacant(place) => {
+                        let outward = Arc::new(Answers { engine, outgoing: self.outgoing.clone() });
+                        let watch = self.lock().announced.engine(engine)?.clone();
+                        let n_contexts_max = self.user.limit(Resource::Contexts);
+                        place.insert(NearEngine::new(&watch, self.numbers, n_contexts_max, outward))
+                    }
+                };
                 near.take(*asked, &Known { keeper: self, engine })?;
             }
             FromGuests::Borrow { ticket, guest, resource, n } => {
@@ -403,7 +405,6 @@ impl Keeper {
         self.lock().guests.get(&guest).cloned().ok_or(not_there)
     }
 
-    #[expect(clippy::type_complexity, reason = "one answer inside of another")]
     fn lend(
         &self,
         guest: Option<GuestId>,

@@ -340,7 +340,7 @@ impl Service for SimService {
         Ok(())
     }
 
-    fn session_began(&self, actor: Actor, session_id: u64) -> Arc<Account> {
+    async fn session_began(&self, actor: Actor, session_id: u64) -> Arc<Account> {
         let mut users = locked(&self.users);
         let user = users
             .entry(actor.uid)
