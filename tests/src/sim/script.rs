@@ -181,8 +181,8 @@ impl Drafting<'_> {
                 (Op::Close { at }, Vec::new())
             }
             5 => (Op::Prefill { at }, Vec::new()),
-            6 | 7 | 8 if !is_empty && n_free > 0 => self.sample(&open),
-            9 | 10 | 11 if !is_empty && n_free > 0 => self.pull(at, n_free),
+            6..=8 if !is_empty && n_free > 0 => self.sample(&open),
+            9..=11 if !is_empty && n_free > 0 => self.pull(at, n_free),
             12 if !is_empty => {
                 let asked = self.draws.tokens(3);
                 let state = state_after(self.salt, &tokens);
