@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
-use trellis_engine::account::{Account, Resource};
+use trellis_engine::account::{Account, ActorId, GuestId, Resource};
 
 use super::error::GuestEnd;
 use super::limits::GuestLimits;
@@ -79,32 +79,39 @@ impl Drop for Holding {
 pub(crate) fn log_end(vitals: &Vitals, end: &GuestEnd) {
     let now = vitals.amounts();
     // A guest that never ran held nothing.
-    let Amounts { memory_bytes, n_pages, n_contexts, host_bytes, .. } =
-        vitals.held_last.get().copied().unwrap_or(now);
-    let Amounts { cpu_ms, n_tokens, .. } = now;
-    let reason = end.to_string();
-    let reason = pieces(&reason, REASON_BYTES_MAX).next().unwrap_or_default();
-    macro_rules! tell {
-        ($level:ident, $($limit:tt)*) => {
-            tracing::$level!(
-                guest = vitals.id.0,
-                program = ?vitals.name,
-                uid = vitals.actor.0,
-                memory_bytes,
-                cpu_ms,
-                n_pages,
-                n_contexts,
-                n_tokens,
-                host_bytes,
-                // Quoted: words of a guest stay in their line.
-                reason = ?reason,
-                $($limit)*
-            )
-        };
-    }
-    match end.limit() {
-        Some(limit) => tell!(info, limit, "a limit has ended a guest"),
-        None => tell!(debug, "a guest has ended"),
+    let held = vitals.held_last.get().copied().unwrap_or(now);
+    let last = Amounts { cpu_ms: now.cpu_ms, n_tokens: now.n_tokens, ..held };
+    last.log(vitals.id, &vitals.name, vitals.actor, end);
+}
+
+impl Amounts {
+    /// Tells the log of a guest's end, with these as what it held last.
+    pub(crate) fn log(&self, guest: GuestId, program: &str, actor: ActorId, end: &GuestEnd) {
+        let Self { memory_bytes, cpu_ms, n_pages, n_contexts, n_tokens, host_bytes } = *self;
+        let reason = end.to_string();
+        let reason = pieces(&reason, REASON_BYTES_MAX).next().unwrap_or_default();
+        macro_rules! tell {
+            ($level:ident, $($limit:tt)*) => {
+                tracing::$level!(
+                    guest = guest.0,
+                    ?program,
+                    uid = actor.0,
+                    memory_bytes,
+                    cpu_ms,
+                    n_pages,
+                    n_contexts,
+                    n_tokens,
+                    host_bytes,
+                    // Quoted: words of a guest stay in their line.
+                    reason = ?reason,
+                    $($limit)*
+                )
+            };
+        }
+        match end.limit() {
+            Some(limit) => tell!(info, limit, "a limit has ended a guest"),
+            None => tell!(debug, "a guest has ended"),
+        }
     }
 }
 

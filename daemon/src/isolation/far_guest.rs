@@ -156,6 +156,7 @@ impl FarGuest {
         let mut inner = self.lock();
         inner.charge = None;
         let end = inner.refused.take().unwrap_or(end);
+        inner.seen.amounts.counted_by(&self.account).log(self.id, &self.name, self.actor, &end);
         if let Some(waiting) = inner.end.take() {
             // Its session may be gone.
             let _ = waiting.send(end);

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use clap::{Parser, Subcommand};
 use serde::Serialize;
-use trellis::config::{Config, Device};
+use trellis::config::{Config, Device, Isolation};
 use trellis_tests::attacks::processes::{self, Daemon, Orders};
 use trellis_tests::attacks::{Attack, Component, mixed, pace, suite, table};
 use trellis_tests::guests;
@@ -60,6 +60,9 @@ struct Told {
     /// Start the daemon with the settings of this file; limits that the attacks need are set all the same
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
+    /// Give the guests of each user a process of their own
+    #[arg(long)]
+    by_process: bool,
     /// Also write what was found as JSON
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
@@ -157,7 +160,8 @@ fn daemon(told: &Told, change: fn(Config) -> Config) -> Outcome<Daemon> {
     let trellis = told.trellis.clone().unwrap_or_else(|| clients.clone());
     let config = told.config.as_deref().map_or_else(|| Ok(Config::default()), Config::load)?;
     let cache_dir = Some(trellis.with_file_name("attacks-cache"));
-    let config = change(Config { device: Device::Cpu, cache_dir, ..config });
+    let isolation = if told.by_process { Isolation::Process } else { config.isolation };
+    let config = change(Config { device: Device::Cpu, cache_dir, isolation, ..config });
     let hostile = Component::new(guests::hostile());
     Ok(Daemon::start(&trellis, &clients, &config, &hostile)?)
 }

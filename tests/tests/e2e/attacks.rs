@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use futures_util::{StreamExt, stream};
 use tempfile::TempDir;
 use tokio::net::{UnixListener, UnixStream};
-use trellis::config::Config;
+use trellis::config::{Config, Isolation};
 use trellis::daemon::Daemon;
 use trellis::guest::GuestLimits;
 use trellis::session::Actor;
@@ -38,8 +38,8 @@ const DEADLINE_MS: u64 = 2_500;
 /// Components that may wait to be compiled: more than there are attacks, so that none is refused for another.
 const N_COMPILES_QUEUED: usize = 1_000;
 
-fn config() -> Config {
-    let config = suite::config(daemons::config(exe()));
+fn config(isolation: Isolation) -> Config {
+    let config = Config { isolation, ..suite::config(daemons::config(exe())) };
     let limits = GuestLimits {
         cpu_ms: CPU_MS,
         deadline_ms: DEADLINE_MS,
@@ -65,9 +65,9 @@ struct Place {
 }
 
 impl Place {
-    fn open() -> Self {
+    fn open(isolation: Isolation) -> Self {
         let place = Self {
-            daemon: Arc::new(daemons::start(&config())),
+            daemon: Arc::new(daemons::start(&config(isolation))),
             folder: tempfile::tempdir().expect("a folder"),
         };
         for uid in &USERS[..2] {
@@ -123,9 +123,9 @@ fn hostile() -> Component {
 }
 
 /// Lets all attacks of a category loose, those that take all that a user may have one after the other.
-fn attack_by_all(category: Category) {
+fn attack_by_all(category: Category, isolation: Isolation) {
     block_on(async {
-        let place = Place::open();
+        let place = Place::open(isolation);
         let client = place.neighbour().await;
         let wasm = guests::hostile();
         let alone = run(&client, &wasm, streamed()).await.well().tokens;
@@ -162,7 +162,12 @@ fn attack_by_all(category: Category) {
             n_rounds
         };
         let (wrong, n_rounds) = tokio::join!(attacked, neighbour);
-        println!("{}: {} attacks, {n_rounds} rounds, {:?}", category.name(), attacks.len(), begun.elapsed());
+        println!(
+            "{} ({isolation:?}): {} attacks, {n_rounds} rounds, {:?}",
+            category.name(),
+            attacks.len(),
+            begun.elapsed()
+        );
         assert!(wrong.is_empty(), "{} of {}:\n{}", wrong.len(), attacks.len(), wrong.join("\n"));
         drop(client);
         nothing_is_held(&place.daemon).await;
@@ -180,32 +185,35 @@ fn there_are_many_and_each_has_a_name() {
     assert!(attacks.iter().all(|attack| !attack.ends.is_empty()));
 }
 
-#[test]
-fn load_and_compile() {
-    attack_by_all(Category::Load);
+macro_rules! categories {
+    ($($test:ident => $category:ident,)*) => {
+        $(
+            #[test]
+            fn $test() {
+                attack_by_all(Category::$category, Isolation::Thread);
+            }
+        )*
+
+        /// The same while the guests of each user have a process of their own.
+        #[cfg(target_os = "linux")]
+        mod by_process {
+            use super::*;
+
+            $(
+                #[test]
+                fn $test() {
+                    attack_by_all(Category::$category, Isolation::Process);
+                }
+            )*
+        }
+    };
 }
 
-#[test]
-fn processor_and_memory() {
-    attack_by_all(Category::Processor);
-}
-
-#[test]
-fn boundary() {
-    attack_by_all(Category::Boundary);
-}
-
-#[test]
-fn decoding() {
-    attack_by_all(Category::Decoding);
-}
-
-#[test]
-fn input_and_output() {
-    attack_by_all(Category::Io);
-}
-
-#[test]
-fn life_cycle() {
-    attack_by_all(Category::Life);
+categories! {
+    load_and_compile => Load,
+    processor_and_memory => Processor,
+    boundary => Boundary,
+    decoding => Decoding,
+    input_and_output => Io,
+    life_cycle => Life,
 }

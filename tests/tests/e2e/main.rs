@@ -26,6 +26,7 @@ mod guide;
 mod hidden;
 mod hostile;
 mod identity;
+mod isolation;
 mod late;
 mod leaving;
 mod limits;

@@ -23,7 +23,8 @@ pub trait Lender: std::fmt::Debug + Send + Sync {
 pub struct Lending {
     /// What.
     pub resource: Resource,
-    /// What is asked for at once, so that not each charge asks; what is free beyond twice that goes back. Without one each
+    /// What is asked for at once, so that not each charge asks; what is free beyond twice that goes back, and all
+    /// once nothing is used. Without one each
     /// charge is asked for by itself, and counts as the daemon counts.
     pub chunk: Option<u64>,
 }
@@ -81,17 +82,18 @@ impl Lease {
         Ok(())
     }
 
-    /// Gives back what is not used, but for what will soon be asked for again.
+    /// Gives back what is not used, but for what will soon be asked for again while anything is used.
     pub(super) fn shrink(&self, resource: Resource, used: &AtomicU64) {
         let Some((lent, chunk)) = self.lent(resource).and_then(|lent| Some((lent, lent.chunk?))) else {
             return;
         };
         let free = || lent.n.load(Ordering::Relaxed).saturating_sub(used.load(Ordering::Relaxed));
-        if free() <= 2 * chunk {
+        let is_unused = || used.load(Ordering::Relaxed) == 0;
+        if free() == 0 || (free() <= 2 * chunk && !is_unused()) {
             return;
         }
         let _turn = lent.turn.lock().unwrap_or_else(PoisonError::into_inner);
-        let n = free().saturating_sub(chunk);
+        let n = if is_unused() { free() } else { free().saturating_sub(chunk) };
         if n > 0 {
             lent.n.fetch_sub(n, Ordering::Relaxed);
             self.lender.give_back(resource, n);
@@ -135,8 +137,10 @@ mod tests {
         let exceeded = charge(6).expect_err("past the user's budget");
         assert_eq!((exceeded.level, exceeded.used, exceeded.limit), ("user", 95, 100));
         assert_eq!(far.used(Resource::HostBytes), 95, "what was refused is not charged");
-        far.release(Resource::HostBytes, 95);
-        assert_eq!(user.used(Resource::HostBytes), 30, "a chunk stays lent");
+        far.release(Resource::HostBytes, 90);
+        assert_eq!(user.used(Resource::HostBytes), 35, "a chunk stays lent beside what is used");
+        far.release(Resource::HostBytes, 5);
+        assert_eq!(user.used(Resource::HostBytes), 0, "nothing is used");
         far.charge(Resource::Pages, 7).expect("nothing that is lent");
     }
 }

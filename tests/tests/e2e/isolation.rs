@@ -1,0 +1,169 @@
+//! Guests in a process of their own for each user: they do what they do in threads, and end alone.
+#![cfg(target_os = "linux")]
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use trellis::config::{Config, Isolation};
+use trellis::daemon::Daemon;
+use trellis::guest::GuestLimits;
+use trellis::session::Actor;
+use trellis_client::{Client, Event, Guest, Program, StartOptions};
+use trellis_tests::daemons::{self, collect, nothing_is_held, run, until, with};
+use trellis_tests::engines::block_on;
+use trellis_tests::guests;
+
+use crate::exe;
+
+const ALICE: Actor = Actor { uid: 70_001, gid: 70_001 };
+const BOB: Actor = Actor { uid: 70_002, gid: 70_002 };
+
+fn config(isolation: Isolation) -> Config {
+    Config { isolation, ..daemons::config(exe()) }
+}
+
+async fn client(daemon: &Arc<Daemon>, actor: Actor) -> Client {
+    let (near, far) = tokio::io::duplex(64 << 10);
+    let daemon = daemon.clone();
+    tokio::spawn(async move { daemon.sessions().serve(far, actor, daemon.shutdown().clone()).await });
+    Client::over(near).await.expect("connected")
+}
+
+/// The processes of guests that are there, of all daemons of these tests.
+fn processes() -> BTreeSet<u32> {
+    let entries = fs::read_dir("/proc").expect("the system lists its processes").flatten();
+    let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
+    let parent = format!("PPid:\t{}\n", std::process::id());
+    let is_ours = |pid: &u32| {
+        let read = |name| fs::read(format!("/proc/{pid}/{name}")).unwrap_or_default();
+        let command = read("cmdline");
+        command.split(|&byte| byte == 0).nth(1) == Some(b"guest-worker")
+            && String::from_utf8_lossy(&read("status")).contains(&parent)
+    };
+    pids.filter(is_ours).collect()
+}
+
+fn stream(n_tokens: &str) -> StartOptions {
+    with(&["tokens", n_tokens, "<|begin_of_text|>Once upon a time"])
+}
+
+async fn start(client: &Client, options: StartOptions) -> Guest {
+    client.start(Program::wasm(guests::hostile()), options).await.expect("the connection stands")
+}
+
+async fn first_tokens(guest: &mut Guest) {
+    loop {
+        match guest.next().await {
+            Some(Ok(Event::Tokens { .. })) => return,
+            Some(Ok(_)) => {}
+            other => panic!("it streams: {other:?}"),
+        }
+    }
+}
+
+#[test]
+fn guests_say_and_use_the_same_in_processes_and_in_threads() {
+    block_on(async {
+        let mut seen = Vec::new();
+        for isolation in [Isolation::Thread, Isolation::Process] {
+            let daemon = Arc::new(daemons::start(&config(isolation)));
+            let alice = client(&daemon, ALICE).await;
+            let ended = run(&alice, &guests::hostile(), stream("40")).await.well();
+            let usage = ended.usage.expect("it ended");
+            seen.push((ended.tokens, usage.n_tokens > 0));
+            drop(alice);
+            nothing_is_held(&daemon).await;
+        }
+        assert_eq!(seen[0].0.len(), 40);
+        assert_eq!(seen[0], seen[1]);
+    });
+}
+
+#[test]
+fn a_process_that_is_killed_takes_its_own_guests_along_and_nobody_elses() {
+    block_on(async {
+        let daemon = Arc::new(daemons::start(&config(Isolation::Process)));
+        let (alice, bob) = (client(&daemon, ALICE).await, client(&daemon, BOB).await);
+        let expected = run(&bob, &guests::hostile(), stream("120")).await.well().tokens;
+        let before = processes();
+        let mut victim = start(&alice, stream("100000")).await;
+        first_tokens(&mut victim).await;
+        let own: Vec<u32> = processes().difference(&before).copied().collect();
+        assert_eq!(own.len(), 1, "a process for the one user: {own:?}");
+        let neighbour = start(&bob, stream("120")).await;
+        let killed = std::process::Command::new("kill").args(["-9", &own[0].to_string()]).status();
+        assert!(killed.expect("kill is there").success());
+        let ended = collect(victim).await;
+        assert_eq!(ended.reason().code.as_str(), "process_lost", "{ended:?}");
+        assert!(
+            ended.reason().code.is_retryable() && ended.reason().message.contains("signal 9"),
+            "{ended:?}"
+        );
+        assert_eq!(
+            collect(neighbour).await.well().tokens,
+            expected,
+            "the other user's stream is what it was"
+        );
+        // The next guest of the user has a process again.
+        assert_eq!(run(&alice, &guests::hostile(), stream("120")).await.well().tokens, expected);
+        drop((alice, bob));
+        nothing_is_held(&daemon).await;
+    });
+}
+
+#[test]
+fn what_all_guests_of_a_user_may_hold_is_one_budget_in_their_process() {
+    block_on(async {
+        let mut config = config(Isolation::Process);
+        config.budgets.user.host_bytes = Some(48 << 20);
+        config.budgets.session.host_bytes = Some(32 << 20);
+        let daemon = Arc::new(daemons::start(&config));
+        let (first, second) = (client(&daemon, ALICE).await, client(&daemon, ALICE).await);
+        let bob = client(&daemon, BOB).await;
+        let ended = run(&first, &guests::hostile(), with(&["memory"])).await;
+        let reason = ended.reason();
+        assert_eq!((reason.code.as_str(), reason.name.as_deref()), ("budget_exceeded", Some("host_bytes")));
+        assert_eq!(reason.limit, Some(32 << 20), "{reason:?}");
+        // What it borrowed comes back with its end.
+        let _ = run(&second, &guests::hostile(), stream("8")).await.well();
+        let _ = run(&bob, &guests::hostile(), stream("8")).await.well();
+        drop((first, second, bob));
+        nothing_is_held(&daemon).await;
+    });
+}
+
+#[test]
+fn a_process_that_uses_more_memory_than_it_may_ends_alone() {
+    block_on(async {
+        let limits = GuestLimits { process_memory_bytes: 1 << 20, ..daemons::limits() };
+        let daemon = Arc::new(daemons::start(&Config { limits, ..config(Isolation::Process) }));
+        let alice = client(&daemon, ALICE).await;
+        let ended = run(&alice, &guests::hostile(), stream("8")).await;
+        assert_eq!(ended.reason().code.as_str(), "process_lost", "{ended:?}");
+        assert!(alice.info().await.is_ok(), "the daemon goes on");
+        drop(alice);
+        nothing_is_held(&daemon).await;
+    });
+}
+
+#[test]
+fn an_idle_process_is_there_for_the_next_guest() {
+    block_on(async {
+        let daemon = Arc::new(daemons::start(&config(Isolation::Process)));
+        let alice = client(&daemon, ALICE).await;
+        let before = processes();
+        let _ = run(&alice, &guests::hostile(), stream("8")).await.well();
+        let own: Vec<u32> = processes().difference(&before).copied().collect();
+        assert_eq!(own.len(), 1);
+        let begun = Instant::now();
+        let _ = run(&alice, &guests::hostile(), stream("8")).await.well();
+        println!("a second guest took {:?}", begun.elapsed());
+        assert!(processes().contains(&own[0]));
+        drop(alice);
+        drop(daemon);
+        until("its process ends with the daemon", async || !processes().contains(&own[0])).await;
+        assert!(begun.elapsed() < Duration::from_secs(60));
+    });
+}
