@@ -394,28 +394,39 @@ fn a_broken_policy_stops_the_daemon_as_it_starts() {
 
 #[test]
 fn recordings_are_made_where_the_policy_allows_them_and_replay_without_a_model() {
+    const TOKENS: [&str; 3] = ["tokens", "24", "<|begin_of_text|>Once upon a time"];
+    let mut policy = rules(&[("forbidden", "e"), ("key", "77")]);
     block_on(async {
-        let options = || StartOptions {
-            is_recorded: true,
-            ..with(&["tokens", "24", "<|begin_of_text|>Once upon a time"])
-        };
-        let mut policy = rules(&[("forbidden", "e"), ("key", "77")]);
-        let refused = hostile(&policy.start(), options()).await;
+        let options = StartOptions { is_recorded: true, ..with(&TOKENS) };
+        let refused = hostile(&policy.start(), options).await;
         assert_eq!(refused.reason().code.as_str(), "permission_denied", "{refused:?}");
-        policy.settings.allows_recordings = true;
-        let ended = hostile(&policy.start(), options()).await.well();
-        assert!(!ended.tokens.is_empty() && !ended.recorded.is_empty());
-        let path = policy.folder.path().join("out.rec");
-        std::fs::write(&path, &ended.recorded).expect("it is written");
-        let mut replay = daemons::trellis(exe());
-        let replayed = output(replay.args(["--json", "replay"]).arg(&path));
-        assert!(replayed.status.success(), "{}", String::from_utf8_lossy(&replayed.stderr));
-        let tokens: Vec<Value> = String::from_utf8_lossy(&replayed.stdout)
-            .lines()
-            .filter_map(|line| serde_json::from_str::<Value>(line).ok())
-            .collect();
-        println!("{tokens:?}");
     });
+    policy.settings.allows_recordings = true;
+    let served = Served::start_with(exe(), &policy.config(), &[]);
+    let path = |name: &str| policy.folder.path().join(name).to_str().expect("UTF-8").to_owned();
+    let (wasm, file) = (path("hostile.wasm"), path("out.rec"));
+    std::fs::write(&wasm, guests::hostile()).expect("it is written");
+    let run = ["run", "--json", "--no-stdin", "--record", &file, &wasm];
+    let first = output(&mut served.trellis(&[&run[..], &TOKENS].concat()));
+    assert!(first.status.success(), "{}", String::from_utf8_lossy(&first.stderr));
+    let tokens = sent_tokens(&first.stdout);
+    assert_eq!(tokens.len(), 24, "{tokens:?}");
+    drop(served);
+    let mut replay = daemons::trellis(exe());
+    let again = output(replay.env("XDG_CACHE_HOME", policy.folder.path()).args(["replay", "--json", &file]));
+    assert!(again.status.success(), "{}", String::from_utf8_lossy(&again.stderr));
+    assert_eq!(sent_tokens(&again.stdout), tokens);
+}
+
+/// The tokens among events in lines of JSON.
+fn sent_tokens(events: &[u8]) -> Vec<u64> {
+    let events = String::from_utf8_lossy(events);
+    let events = events.lines().map(|line| serde_json::from_str::<Value>(line).expect("it is JSON"));
+    let tokens = |event: Value| match event["type"] == "tokens" {
+        true => serde_json::from_value(event["tokens"].clone()).expect("numbers"),
+        false => Vec::new(),
+    };
+    events.flat_map(tokens).collect()
 }
 
 #[test]
