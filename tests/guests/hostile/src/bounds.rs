@@ -235,12 +235,21 @@ impl Ways {
         Ok(fork.generate(sampler).max_tokens(N_TOKENS).stop_tokens(&[]).run()?.tokens)
     }
 
+    /// Up to a token that ends the text: after it a constraint lets nothing follow.
     fn stepped(&self, sampler: &Sampler) -> Drawn {
         let fork = self.prompt.fork()?;
-        (0..N_TOKENS / 2).map(|_| Ok(fork.step(sampler)?.token)).collect()
+        let mut tokens = Vec::new();
+        while tokens.len() < N_TOKENS as usize / 2 && !self.is_ended(&tokens) {
+            tokens.push(fork.step(sampler)?.token);
+        }
+        Ok(tokens)
     }
 
-    /// Of chains and trees of what is wanted, and of what the model would say.
+    fn is_ended(&self, tokens: &[Token]) -> bool {
+        tokens.iter().any(|&token| self.model.is_stop(token))
+    }
+
+    /// Of chains and trees of what is wanted, and of what the model would say; as far as [`Self::stepped`].
     fn guessed(&self, sampler: &Sampler) -> Drawn {
         let fork = self.prompt.fork()?;
         let mut tokens = Vec::new();
@@ -248,12 +257,18 @@ impl Ways {
             let mut guess: Vec<Token> = fork.top(2)?.candidates.iter().map(|it| it.token).collect();
             guess.extend(self.wanted.iter().take(3));
             tokens.extend(fork.speculate(sampler, &guess)?.iter().map(|it| it.token));
+            if self.is_ended(&tokens) {
+                break;
+            }
             let mut tree = GuessTree::new();
             for token in guess {
                 let node = tree.add(None, token);
                 tree.add(Some(node), self.wanted[0]);
             }
             tokens.extend(fork.speculate_tree(sampler, &tree)?.iter().map(|it| it.token));
+            if self.is_ended(&tokens) {
+                break;
+            }
         }
         Ok(tokens)
     }
