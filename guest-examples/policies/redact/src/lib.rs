@@ -31,11 +31,7 @@ impl Policy for Redact {
             Output::Text(text) => self.text(&text),
             // Tokens could spell what texts may not.
             Output::Tokens(_) => Vec::new(),
-            Output::Json(json) => {
-                let mut outputs = self.rest();
-                outputs.push(Output::Json(self.json(&json)));
-                outputs
-            }
+            Output::Json(json) => self.rest().into_iter().chain([Output::Json(self.json(&json))]).collect(),
             Output::Log(line) => vec![Output::Log(self.redacted(&line))],
             Output::Error(text) => vec![Output::Error(self.redacted(&text))],
         })
@@ -44,11 +40,8 @@ impl Policy for Redact {
     fn ended(&mut self, guest: &GuestInfo, used: Used, outcome: Outcome) -> Vec<Output> {
         let GuestInfo { number, uid, program, .. } = guest;
         let rest = self.rest();
-        let n = self.n_redacted;
-        log(&format!(
-            "guest {number} ({program:?}) of user {uid}: {n} redacted, {} tokens, {outcome:?}",
-            used.tokens
-        ));
+        let (n, tokens) = (self.n_redacted, used.tokens);
+        log(&format!("guest {number} ({program:?}), user {uid}: {n} redacted, {tokens} tokens, {outcome:?}"));
         rest
     }
 }
@@ -56,14 +49,9 @@ impl Policy for Redact {
 impl Redact {
     fn text(&mut self, text: &str) -> Vec<Output> {
         self.held.push_str(text);
-        let is_end = |c: char| c.is_whitespace();
-        let end = self
-            .held
-            .rfind(is_end)
-            .map_or(0, |at| at + self.held[at..].chars().next().map_or(0, char::len_utf8));
+        let end = self.held.rfind(char::is_whitespace).map_or(0, |at| self.held.ceil_char_boundary(at + 1));
         let end = if self.held.len() - end > WORD_BYTES_MAX { self.held.len() } else { end };
-        let rest = self.held.split_off(end);
-        let whole = std::mem::replace(&mut self.held, rest);
+        let whole: String = self.held.drain(..end).collect();
         if whole.is_empty() { Vec::new() } else { vec![Output::Text(self.redacted(&whole))] }
     }
 
@@ -99,13 +87,11 @@ impl Redact {
         let mut redacted = String::with_capacity(text.len());
         for part in text.split_inclusive(is_end) {
             let word = part.trim_end_matches(is_end);
-            if is_address(word) || self.prefixes.iter().any(|prefix| word.starts_with(prefix.as_str())) {
-                self.n_redacted += 1;
-                redacted.push_str(REDACTED);
-                redacted.push_str(&part[word.len()..]);
-            } else {
-                redacted.push_str(part);
-            }
+            let is_kept_out =
+                is_address(word) || self.prefixes.iter().any(|it| word.starts_with(it.as_str()));
+            self.n_redacted += usize::from(is_kept_out);
+            redacted.push_str(if is_kept_out { REDACTED } else { word });
+            redacted.push_str(&part[word.len()..]);
         }
         redacted
     }
@@ -113,9 +99,8 @@ impl Redact {
 
 /// Something, an `@`, and a name with a dot in it.
 fn is_address(word: &str) -> bool {
-    let host =
-        word.split_once('@').filter(|(name, _)| !name.is_empty()).map(|(_, host)| host.trim_matches('.'));
-    host.is_some_and(|host| host.contains('.'))
+    let parts = word.split_once('@').filter(|(name, _)| !name.is_empty());
+    parts.is_some_and(|(_, host)| host.trim_matches('.').contains('.'))
 }
 
 trellis_guest::policy!(Redact);
