@@ -260,7 +260,7 @@ fn the_longest_program_fits_behind_the_longest_front() {
     // Draws of rows that differ, over as many members as there may be: all that grows behind a front.
     let definition = Definition::build(|b| {
         let members = (0..4).fold(b.logits(), |x, idx| x + b.member(idx));
-        let long = (0..114).fold(members, |x, _| x + x).argmax();
+        let long = (0..111).fold(members, |x, _| x + x).argmax();
         b.parameter(0).select_token(long, (b.member(0) + 1.0).argmax())
     });
     let front = Definition::build_row(|b| {
