@@ -72,6 +72,15 @@ impl std::fmt::Debug for GuestHost {
     }
 }
 
+impl Drop for GuestHost {
+    fn drop(&mut self) {
+        // What attends to processes holds them, not the host.
+        if let Some(processes) = &self.processes {
+            processes.end();
+        }
+    }
+}
+
 impl GuestHost {
     /// Sets up the wasm runtime and opens the cache.
     ///
@@ -303,6 +312,12 @@ impl GuestHost {
             Some(processes) => processes.n_guests(actor),
             None => self.pool.n_guests(actor),
         }
+    }
+
+    /// The process that this user's guests run in, if they have one of their own.
+    #[must_use]
+    pub fn process_of(&self, actor: ActorId) -> Option<u32> {
+        self.processes.as_ref().and_then(|processes| processes.pid_of(actor))
     }
 
     /// Stops a guest.

@@ -38,6 +38,14 @@ impl GuestProcesses {
         match self.0 {}
     }
 
+    pub(crate) fn pid_of(&self, _: ActorId) -> Option<u32> {
+        match self.0 {}
+    }
+
+    pub(crate) fn end(&self) {
+        match self.0 {}
+    }
+
     pub(crate) fn stop(&self, _: GuestId) -> bool {
         match self.0 {}
     }

@@ -42,6 +42,7 @@ pub(crate) struct Keeper {
     runtime: Handle,
     /// Once it serves.
     closer: OnceLock<Closer>,
+    pid: OnceLock<u32>,
     state: Mutex<State>,
     /// Why it is gone, once it is.
     lost: watch::Sender<Option<String>>,
@@ -92,6 +93,7 @@ impl Keeper {
             outgoing: Outgoing::new(),
             runtime,
             closer: OnceLock::new(),
+            pid: OnceLock::new(),
             state: Mutex::default(),
             lost: watch::Sender::new(None),
         });
@@ -106,7 +108,15 @@ impl Keeper {
     ///
     /// # Errors
     /// The system has no threads for that.
-    pub(crate) fn serve(self: &Arc<Self>, sender: Sender, receiver: Receiver) -> io::Result<()> {
+    pub(crate) fn serve(
+        self: &Arc<Self>,
+        pid: Option<u32>,
+        sender: Sender,
+        receiver: Receiver,
+    ) -> io::Result<()> {
+        if let Some(pid) = pid {
+            let _ = self.pid.set(pid);
+        }
         // It begins once.
         let _ = self.closer.set(receiver.closer());
         let (reading, writing) = (self.clone(), self.clone());
@@ -122,6 +132,11 @@ impl Keeper {
     /// Whether it can take guests.
     pub(crate) fn is_alive(&self) -> bool {
         self.lost.borrow().is_none()
+    }
+
+    /// The number of the process, once it serves.
+    pub(crate) fn pid(&self) -> Option<u32> {
+        self.pid.get().copied()
     }
 
     /// Its guests.

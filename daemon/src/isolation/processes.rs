@@ -193,7 +193,7 @@ impl GuestProcesses {
             Ok(begun) => begun,
             Err(error) => return format!("it does not begin: {error}"),
         };
-        if let Err(error) = keeper.serve(sender, receiver) {
+        if let Err(error) = keeper.serve(process.pid(), sender, receiver) {
             return format!("it has no threads: {error}");
         }
         let mut idle_since = None;
@@ -234,6 +234,19 @@ impl GuestProcesses {
         let all = self.all();
         let n_theirs = all.iter().filter(|guest| guest.actor == actor).count();
         (n_theirs as u64, all.len() as u64)
+    }
+
+    /// The process of this user's guests, if there is one.
+    pub(crate) fn pid_of(&self, actor: ActorId) -> Option<u32> {
+        self.lock().get(&actor).and_then(|keeper| keeper.pid())
+    }
+
+    /// Ends all processes, and their guests with them.
+    pub(crate) fn end(&self) {
+        let keepers: Vec<Arc<Keeper>> = self.lock().values().cloned().collect();
+        for keeper in keepers {
+            keeper.fall("the daemon ends".to_owned());
+        }
     }
 
     /// Stops a guest; says whether it runs.

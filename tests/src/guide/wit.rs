@@ -89,9 +89,9 @@ impl Reference {
         let (keyword, items) = match kind {
             TypeDefKind::Type(Type::Id(_)) => return String::new(),
             TypeDefKind::Type(other) => {
-                let shape = format!("```wit\ntype {name} = {};\n```\n\n", self.type_name(other));
-                return format!("## type `{name}`\n\n{shape}{}", prose(docs, name));
+                return alias(name, &self.type_name(other), docs);
             }
+            TypeDefKind::Tuple(_) => return alias(name, &self.shape(kind), docs),
             TypeDefKind::Record(record) => {
                 let item = |field: &wit_parser::Field| {
                     (format!("{}: {}", field.name, self.type_name(&field.ty)), field.docs.clone())
@@ -175,6 +175,11 @@ impl Reference {
         if let Some(name) = name {
             return name.clone();
         }
+        self.shape(kind)
+    }
+
+    /// What a type is made of.
+    fn shape(&self, kind: &TypeDefKind) -> String {
         let some = |ty: &Option<Type>| ty.as_ref().map_or("_".to_owned(), |ty| self.type_name(ty));
         match kind {
             TypeDefKind::Handle(Handle::Borrow(id)) => format!("borrow<{}>", self.named(*id)),
@@ -193,6 +198,10 @@ impl Reference {
             other => panic!("a {} without a name", other.as_str()),
         }
     }
+}
+
+fn alias(name: &str, shape: &str, docs: &Docs) -> String {
+    format!("## type `{name}`\n\n```wit\ntype {name} = {shape};\n```\n\n{}", prose(docs, name))
 }
 
 /// A doc comment as paragraphs.

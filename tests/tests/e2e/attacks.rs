@@ -185,35 +185,68 @@ fn there_are_many_and_each_has_a_name() {
     assert!(attacks.iter().all(|attack| !attack.ends.is_empty()));
 }
 
-macro_rules! categories {
-    ($($test:ident => $category:ident,)*) => {
-        $(
-            #[test]
-            fn $test() {
-                attack_by_all(Category::$category, Isolation::Thread);
-            }
-        )*
-
-        /// The same while the guests of each user have a process of their own.
-        #[cfg(target_os = "linux")]
-        mod by_process {
-            use super::*;
-
-            $(
-                #[test]
-                fn $test() {
-                    attack_by_all(Category::$category, Isolation::Process);
-                }
-            )*
-        }
-    };
+#[test]
+fn load_and_compile() {
+    attack_by_all(Category::Load, Isolation::Thread);
 }
 
-categories! {
-    load_and_compile => Load,
-    processor_and_memory => Processor,
-    boundary => Boundary,
-    decoding => Decoding,
-    input_and_output => Io,
-    life_cycle => Life,
+#[test]
+fn processor_and_memory() {
+    attack_by_all(Category::Processor, Isolation::Thread);
+}
+
+#[test]
+fn boundary() {
+    attack_by_all(Category::Boundary, Isolation::Thread);
+}
+
+#[test]
+fn decoding() {
+    attack_by_all(Category::Decoding, Isolation::Thread);
+}
+
+#[test]
+fn input_and_output() {
+    attack_by_all(Category::Io, Isolation::Thread);
+}
+
+#[test]
+fn life_cycle() {
+    attack_by_all(Category::Life, Isolation::Thread);
+}
+
+/// The same while the guests of each user have a process of their own.
+#[cfg(target_os = "linux")]
+mod by_process {
+    use super::*;
+
+    #[test]
+    fn load_and_compile() {
+        attack_by_all(Category::Load, Isolation::Process);
+    }
+
+    #[test]
+    fn processor_and_memory() {
+        attack_by_all(Category::Processor, Isolation::Process);
+    }
+
+    #[test]
+    fn boundary() {
+        attack_by_all(Category::Boundary, Isolation::Process);
+    }
+
+    #[test]
+    fn decoding() {
+        attack_by_all(Category::Decoding, Isolation::Process);
+    }
+
+    #[test]
+    fn input_and_output() {
+        attack_by_all(Category::Io, Isolation::Process);
+    }
+
+    #[test]
+    fn life_cycle() {
+        attack_by_all(Category::Life, Isolation::Process);
+    }
 }

@@ -1,7 +1,6 @@
 //! Guests in a process of their own for each user: they do what they do in threads, and end alone.
 #![cfg(target_os = "linux")]
 
-use std::collections::BTreeSet;
 use std::fs;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -11,6 +10,7 @@ use trellis::daemon::Daemon;
 use trellis::guest::GuestLimits;
 use trellis::session::Actor;
 use trellis_client::{Client, Event, Guest, Program, StartOptions};
+use trellis_engine::account::ActorId;
 use trellis_tests::daemons::{self, collect, nothing_is_held, run, until, with};
 use trellis_tests::engines::block_on;
 use trellis_tests::guests;
@@ -31,18 +31,14 @@ async fn client(daemon: &Arc<Daemon>, actor: Actor) -> Client {
     Client::over(near).await.expect("connected")
 }
 
-/// The processes of guests that are there, of all daemons of these tests.
-fn processes() -> BTreeSet<u32> {
-    let entries = fs::read_dir("/proc").expect("the system lists its processes").flatten();
-    let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
-    let parent = format!("PPid:\t{}\n", std::process::id());
-    let is_ours = |pid: &u32| {
-        let read = |name| fs::read(format!("/proc/{pid}/{name}")).unwrap_or_default();
-        let command = read("cmdline");
-        command.split(|&byte| byte == 0).nth(1) == Some(b"guest-worker")
-            && String::from_utf8_lossy(&read("status")).contains(&parent)
-    };
-    pids.filter(is_ours).collect()
+/// The process of a user's guests.
+fn process_of(daemon: &Daemon, actor: Actor) -> u32 {
+    daemon.service().host().process_of(ActorId(actor.uid)).expect("the user's guests have a process")
+}
+
+fn is_there(pid: u32) -> bool {
+    // One that was killed and that nobody has waited for has an empty command line.
+    fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(|command| !command.is_empty())
 }
 
 fn stream(n_tokens: &str) -> StartOptions {
@@ -87,13 +83,12 @@ fn a_process_that_is_killed_takes_its_own_guests_along_and_nobody_elses() {
         let daemon = Arc::new(daemons::start(&config(Isolation::Process)));
         let (alice, bob) = (client(&daemon, ALICE).await, client(&daemon, BOB).await);
         let expected = run(&bob, &guests::hostile(), stream("120")).await.well().tokens;
-        let before = processes();
         let mut victim = start(&alice, stream("100000")).await;
         first_tokens(&mut victim).await;
-        let own: Vec<u32> = processes().difference(&before).copied().collect();
-        assert_eq!(own.len(), 1, "a process for the one user: {own:?}");
+        let own = process_of(&daemon, ALICE);
+        assert_ne!(own, process_of(&daemon, BOB), "each user has one");
         let neighbour = start(&bob, stream("120")).await;
-        let killed = std::process::Command::new("kill").args(["-9", &own[0].to_string()]).status();
+        let killed = std::process::Command::new("kill").args(["-9", &own.to_string()]).status();
         assert!(killed.expect("kill is there").success());
         let ended = collect(victim).await;
         assert_eq!(ended.reason().code.as_str(), "process_lost", "{ended:?}");
@@ -153,17 +148,15 @@ fn an_idle_process_is_there_for_the_next_guest() {
     block_on(async {
         let daemon = Arc::new(daemons::start(&config(Isolation::Process)));
         let alice = client(&daemon, ALICE).await;
-        let before = processes();
         let _ = run(&alice, &guests::hostile(), stream("8")).await.well();
-        let own: Vec<u32> = processes().difference(&before).copied().collect();
-        assert_eq!(own.len(), 1);
+        let own = process_of(&daemon, ALICE);
         let begun = Instant::now();
         let _ = run(&alice, &guests::hostile(), stream("8")).await.well();
         println!("a second guest took {:?}", begun.elapsed());
-        assert!(processes().contains(&own[0]));
+        assert!(process_of(&daemon, ALICE) == own && is_there(own));
         drop(alice);
         drop(daemon);
-        until("its process ends with the daemon", async || !processes().contains(&own[0])).await;
+        until("its process ends with the daemon", async || !is_there(own)).await;
         assert!(begun.elapsed() < Duration::from_secs(60));
     });
 }

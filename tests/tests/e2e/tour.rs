@@ -22,7 +22,8 @@ fn functions() -> Vec<String> {
     let mut names = Vec::new();
     for file in fs::read_dir(pack::root().join("wit")).expect("the package") {
         let path = file.expect("an entry").path();
-        if path.is_dir() {
+        // What policies of the operator have, no guest can call.
+        if path.is_dir() || path.ends_with("policy.wit") {
             continue;
         }
         let (mut interface, mut resource) = (String::new(), None);
