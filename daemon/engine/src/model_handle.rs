@@ -47,6 +47,15 @@ struct Loaded {
     is_removed: AtomicBool,
 }
 
+/// What is known of a model once it is loaded.
+struct KnownModel {
+    id: ModelId,
+    limits: Limits,
+    weights: WeightsInfo,
+    device: String,
+    operator: Option<Arc<Operator>>,
+}
+
 /// A holder of an open model, until it is dropped. Unloading the model waits for all of them, if not for ever.
 #[derive(Debug)]
 pub struct ModelLease(ModelHandle);
@@ -74,22 +83,14 @@ impl ModelHandle {
         operator: Option<Arc<Operator>>,
         failure: watch::Receiver<Option<EngineFailure>>,
     ) -> Self {
-        Self(Arc::new(Loaded {
-            engine,
+        let known = KnownModel {
             id,
-            model,
             limits: Limits { n_pages: backend.n_pages(), ..backend.limits().clone() },
             weights: backend.weights(),
             device: backend.device().to_owned(),
             operator,
-            next_context: AtomicU64::new(0),
-            vocabulary: OnceLock::new(),
-            n_holders: watch::Sender::new(0),
-            failure,
-            is_closed: AtomicBool::new(false),
-            is_unloaded: watch::Sender::new(false),
-            is_removed: AtomicBool::new(false),
-        }))
+        };
+        Self::of(engine, known, model, 0, failure)
     }
 
     /// A way to a model from another process, where contexts have numbers from this one on.
@@ -101,8 +102,20 @@ impl ModelHandle {
         failure: watch::Receiver<Option<EngineFailure>>,
     ) -> Self {
         let ModelFacts { id, limits, weights, device, operator } = facts;
-        // The daemon has made it of the same data.
-        let operator = operator.and_then(|data| data.operator().ok().flatten()).map(Arc::new);
+        // Without it draws would be free of what the operator forbids.
+        let operator = operator.and_then(|data| data.operator().expect("the daemon's is of the same data"));
+        let known = KnownModel { id, limits, weights, device, operator: operator.map(Arc::new) };
+        Self::of(engine, known, model, first_context, failure)
+    }
+
+    fn of(
+        engine: Arc<Link>,
+        known: KnownModel,
+        model: Arc<Model>,
+        first_context: u64,
+        failure: watch::Receiver<Option<EngineFailure>>,
+    ) -> Self {
+        let KnownModel { id, limits, weights, device, operator } = known;
         Self(Arc::new(Loaded {
             engine,
             id,
