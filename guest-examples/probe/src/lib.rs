@@ -3,6 +3,10 @@
 //! ```text
 //! trellis run probe first                  one call to the host, then the end
 //! trellis run probe idle 100000            so many calls that ask the host for next to nothing
+//! trellis run probe asks 1000              so many that an engine answers without a step, and as many of the others
+//! trellis run probe steps 100              so many steps of a token each
+//! trellis run probe slow 60                a stream of so many tokens, after each of which it thinks longer than a small
+//!                                          model takes for the next
 //! trellis run probe stream 256 "A text"    a greedy stream, piece by piece, then its tokens
 //! trellis run probe tokens 256 64          the same, after so many tokens that the seed makes up: sends a text once they
 //!                                          are computed, waits for a message, then sends each token as it comes
@@ -24,7 +28,13 @@ use trellis_guest::{
 
 trellis_guest::main!(run);
 
-const USAGE: &str = "probe first | probe idle N | probe stream N TEXT | probe tokens N N_PROMPT [program|few|guessed] | probe search N N_PROMPT N_BEAMS";
+const USAGE: &str = "probe first | probe idle N | probe asks N | probe steps N | probe slow N | probe stream N TEXT | probe tokens N N_PROMPT [program|few|guessed] | probe search N N_PROMPT N_BEAMS";
+
+/// Turns of a loop, each some nanoseconds: several milliseconds.
+const THOUGHT: u32 = 3_000_000;
+
+/// Tokens of a context that is asked about.
+const N_ASKED_ABOUT: u64 = 16;
 
 /// More than hypotheses differ by: a search is pruned, and keeps all.
 const PRUNED_NATS: f32 = 1000.0;
@@ -38,6 +48,9 @@ fn run() -> Result {
     match (mode, n) {
         ("first", _) => emit("."),
         ("idle", n) => idle(n),
+        ("asks", n) => asks(n),
+        ("steps", n) => steps(n),
+        ("slow", n) if n > 0 => slow(n),
         ("stream", n) if n > 0 => stream(n, words.next().unwrap_or_default()),
         ("tokens", n) if n > 0 => match words.next().map(|rest| rest.split_once(' ').unwrap_or((rest, ""))) {
             Some((n_prompt, draws)) if n_prompt.parse().is_ok_and(|n: u64| n > 0) => {
@@ -65,6 +78,45 @@ fn idle(n: u32) -> Result {
         black_box(context.length());
     }
     emit(".")
+}
+
+/// Asks `n` times for what is known of a context already, and for its length in between.
+fn asks(n: u32) -> Result {
+    let context = of_prompt(&Model::open_default()?, N_ASKED_ABOUT)?;
+    for _ in 0..n {
+        black_box(context.top(1)?);
+        black_box(context.length());
+    }
+    emit(".")
+}
+
+/// Draws `n` tokens, each in a step that is waited for.
+fn steps(n: u32) -> Result {
+    let context = of_prompt(&Model::open_default()?, N_ASKED_ABOUT)?;
+    let sampler = Sampler::seeded(seed()).build()?;
+    for _ in 0..n {
+        black_box(context.step(&sampler)?);
+    }
+    emit(".")
+}
+
+/// Takes `n` tokens of a stream, and thinks after each.
+fn slow(n: u32) -> Result {
+    let context = of_prompt(&Model::open_default()?, N_ASKED_ABOUT)?;
+    for drawn in context.stream(&Sampler::greedy()).stop_tokens(&[]).max_tokens(n).open()? {
+        black_box(drawn?);
+        (0..THOUGHT).for_each(|turn| {
+            black_box(turn);
+        });
+    }
+    emit(".")
+}
+
+/// A context of so many tokens that the seed makes up.
+fn of_prompt(model: &Model, n_prompt: u64) -> Result<Context> {
+    let context = model.context()?;
+    context.append(&prompt(n_prompt, model.info().vocab_size))?;
+    Ok(context)
 }
 
 /// Sends the text of `n` tokens as they come, then the tokens. Stop tokens are tokens like any other here.
@@ -132,9 +184,7 @@ fn search(n: u32, n_prompt: u64, n_beams: u32) -> Result {
 
 /// A context of so many tokens, once they are computed and the client says so.
 fn computed(n_prompt: u64) -> Result<Context> {
-    let model = Model::open_default()?;
-    let context = model.context()?;
-    context.append(&prompt(n_prompt, model.info().vocab_size))?;
+    let context = of_prompt(&Model::open_default()?, n_prompt)?;
     context.prefill()?;
     emit(".")?;
     receive()?;

@@ -8,6 +8,7 @@ use trellis_client::{Client, Event, Program, StartOptions};
 use super::BenchError;
 use super::engine::{Stream, TEXT};
 use crate::cli::error::CliError;
+use crate::profile::{Entry, entries};
 
 /// A running daemon and the guest of this benchmark, compiled already.
 #[derive(Debug)]
@@ -85,6 +86,23 @@ impl Probe {
             (Some(to_output), Some(in_host)) => Ok(Launch { to_output, in_host }),
             _ => Err(BenchError::Short { wanted: 1, got: 0 }.into()),
         }
+    }
+
+    /// The profile of a run, as it came.
+    ///
+    /// # Errors
+    /// The guest failed.
+    pub(crate) async fn profile(&self, arguments: &[&str]) -> Result<Vec<Entry>, CliError> {
+        let arguments = arguments.iter().map(|&word| word.to_owned()).collect();
+        let options = StartOptions { arguments, is_profiled: true, ..StartOptions::default() };
+        let mut guest = self.client.start(Program::Wasm(self.component.clone()), options).await?;
+        let mut profile = Vec::new();
+        while let Some(event) = guest.next().await {
+            if let Event::Profiled { bytes } = event? {
+                profile.extend_from_slice(&bytes);
+            }
+        }
+        Ok(entries(&profile))
     }
 
     /// What one idle host call takes: the difference between runs with few and with many of them.

@@ -4,6 +4,7 @@ mod engine;
 mod error;
 mod guest;
 mod host;
+mod isolation;
 mod load;
 mod mix;
 mod report;
@@ -42,6 +43,7 @@ Examples:
   trellis bench --mix prompts-beside-streams --shape llama-3.1-8b --device cuda
   trellis bench --mix ./my.toml --model tiny --device cpu
   trellis bench --host          what a step costs the processor, over a device that computes nothing
+  trellis bench --isolation     what guests in a process of their own cost, beside guests in threads
 
 A mix is a file such as
   measure_s = 10
@@ -92,6 +94,9 @@ pub(crate) struct BenchArgs {
     /// the sizes
     #[arg(long, conflicts_with_all = ["check", "contexts", "tokens", "repeat", "prompt", "guest", "ops", "peers", "model", "device", "shape", "dtype", "mix", "guest_wasm"])]
     host: bool,
+    /// Measure launches, host calls and streams of guests in threads of a daemon and in processes of their own, in turns
+    #[arg(long, conflicts_with_all = ["contexts", "host", "mix", "speed"])]
+    isolation: bool,
     #[command(flatten)]
     speed: SpeedArgs,
 }
@@ -116,6 +121,9 @@ pub(crate) async fn bench(args: BenchArgs, format: Format) -> Result<(), CliErro
     }
     if args.host {
         return interrupts.stop(host::bench(&args, format)).await;
+    }
+    if args.isolation {
+        return interrupts.stop(isolation::bench(&args, format)).await;
     }
     if args.is_speed()? {
         return interrupts.stop(speed::bench(&args, format)).await;

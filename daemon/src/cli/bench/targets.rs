@@ -155,15 +155,15 @@ pub(super) async fn measure(args: &BenchArgs, format: Format) -> Result<Report, 
 }
 
 /// What the targets are for, unless something else is asked for.
-fn device(args: &BenchArgs) -> Device {
+pub(super) fn device(args: &BenchArgs) -> Device {
     args.device.unwrap_or(Device::Cpu)
 }
 
-fn micros(duration: Duration) -> f64 {
+pub(super) fn micros(duration: Duration) -> f64 {
     duration.as_secs_f64() * 1e6
 }
 
-fn check_length(model: &ModelHandle, n_prompt: usize, n_tokens: usize) -> Result<(), BenchError> {
+pub(super) fn check_length(model: &ModelHandle, n_prompt: usize, n_tokens: usize) -> Result<(), BenchError> {
     let n_positions = model.limits().n_positions_max;
     if n_prompt + n_tokens > n_positions {
         return Err(BenchError::TooManyTokens { n_prompt, n_tokens, n_positions });
