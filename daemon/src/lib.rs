@@ -28,6 +28,7 @@ mod replay;
 pub mod service;
 pub mod session;
 mod shares;
+mod spawner;
 mod tasks;
 mod thread_time;
 mod totals;

@@ -13,7 +13,7 @@ use super::error::GuestError;
 use super::limits::GuestLimits;
 use super::names::{REASON_BYTES_MAX, cut};
 use super::worker::{ANSWER_HEADER_BYTES, COMPILE_WORKER, TAG_CODE, TAG_ERROR};
-use crate::descriptors;
+use crate::{descriptors, spawner};
 
 /// How often the caller hears that compiling goes on.
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(100);
@@ -71,7 +71,7 @@ impl Compiler {
         progress: &mut (dyn FnMut(CompileProgress) + Send),
     ) -> Result<Vec<u8>, GuestError> {
         let start = Instant::now();
-        let mut child = self.spawn()?;
+        let mut child = self.spawn().await?;
         let limit_ms = self.limits.compile_ms;
         let work = tokio::time::timeout(self.limits.compile_time(), self.talk(&mut child, wasm));
         let mut work = std::pin::pin!(work);
@@ -86,17 +86,17 @@ impl Compiler {
         }
     }
 
-    fn spawn(&self) -> Result<Child, GuestError> {
-        Command::new(&self.exe)
+    async fn spawn(&self) -> Result<Child, GuestError> {
+        let mut command = Command::new(&self.exe);
+        command
             .arg(COMPILE_WORKER)
             .env_clear()
             .env("RAYON_NUM_THREADS", N_WORKER_THREADS)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
-            .kill_on_drop(true)
-            .spawn()
-            .map_err(|source| self.failed(source))
+            .kill_on_drop(true);
+        spawner::start(command).await.map_err(|source| self.failed(source))
     }
 
     fn failed(&self, source: io::Error) -> GuestError {

@@ -29,7 +29,6 @@ mod outgoing;
 pub mod probe;
 mod processes;
 mod spawn;
-mod spawner;
 mod teller;
 #[cfg(test)]
 mod tests;

@@ -15,7 +15,7 @@ use super::complaints::Complaints;
 use super::confine::{ConfineSettings, Confinement};
 use super::error::SpawnError;
 use super::handover::{self, Handover};
-use super::spawner;
+use crate::spawner;
 
 /// How often the memory of a process is looked at.
 const LOOK_INTERVAL: Duration = Duration::from_millis(100);

@@ -1,4 +1,4 @@
-//! The thread that starts children.
+//! The thread that starts children: compilers, and processes of guests.
 //!
 //! A child that dies with its parent dies with the thread that started it, and threads of the runtime come and go.
 
@@ -17,7 +17,7 @@ type Job = Box<dyn FnOnce() + Send>;
 static JOBS: Mutex<Option<mpsc::Sender<Job>>> = Mutex::new(None);
 
 /// Starts a child of the thread. The caller is within a runtime.
-pub(super) async fn start(mut command: Command) -> io::Result<Child> {
+pub(crate) async fn start(mut command: Command) -> io::Result<Child> {
     let (done, is_done) = oneshot::channel();
     let runtime = Handle::current();
     let job = move || {
@@ -30,7 +30,7 @@ pub(super) async fn start(mut command: Command) -> io::Result<Child> {
 }
 
 fn ended() -> io::Error {
-    io::Error::other("the thread that starts guests' processes has ended")
+    io::Error::other("the thread that starts other processes has ended")
 }
 
 fn jobs() -> io::Result<mpsc::Sender<Job>> {
