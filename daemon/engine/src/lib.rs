@@ -4,6 +4,7 @@
 //! scheduler and the sampling definitions do no I/O, read no clock and draw no randomness of their own.
 
 pub mod account;
+pub mod asked;
 pub mod backend;
 pub mod batch;
 mod causes;

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use tokio::sync::OwnedMutexGuard;
 use trellis_engine::account::Resource as Metered;
+use trellis_engine::asked::{N_LOGPROBS_MAX, N_STATES_MAX, N_TOP_MAX, N_TOPS_MAX};
 use trellis_engine::batch::Drawn;
 use trellis_engine::sampling::Sampler;
 use trellis_engine::{Answer, Ask, Context, EngineError, Guess, N_ATTENTION_TOKENS_MAX, N_ENTRIES_PER_TOKEN};
@@ -20,21 +21,8 @@ use crate::guest::bindings::trellis::host::decoding::{
 use crate::guest::bindings::trellis::host::types::Candidate;
 use crate::guest::store::GuestState;
 
-/// The most candidates of one distribution: a two-pass selection on the device, which keeps whole rows there.
-/// More is what `full` is for, and what it meters.
-const N_TOP_MAX: u32 = 1024;
-
-/// The most candidates of one `tops`: they are held for the guest until it has them all.
-const N_TOPS_MAX: usize = 64 << 10;
-
-/// The most tokens after one context in `logprobs`, which cost what one token does. More is what `full` is for, too.
-const N_LOGPROBS_MAX: usize = 1024;
-
 /// The most rows of one `full`, which leave the device whole and are held for the guest until it has them all.
 const N_FULL_MAX: usize = 16;
-
-/// The most hidden states of one call, which are held for the guest until it has them all.
-const N_STATES_MAX: usize = 1024;
 
 impl GuestState {
     /// The contexts of one call; each may stand there once only.
@@ -337,7 +325,11 @@ fn check_continuations(requests: &[ScoreRequest]) -> Result<(), HostError> {
 }
 
 fn check_n_top(n: u32) -> Result<(), HostError> {
-    if (1..=N_TOP_MAX).contains(&n) { Ok(()) } else { Err(invalid("n", n, format!("1 to {N_TOP_MAX}"))) }
+    if (1..=N_TOP_MAX).contains(&(n as usize)) {
+        Ok(())
+    } else {
+        Err(invalid("n", n, format!("1 to {N_TOP_MAX}")))
+    }
 }
 
 /// How many candidates there are of `n`.

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use trellis_engine::ModelHandle;
 use trellis_engine::account::{Account, BudgetExceeded, HostCharge};
+use trellis_engine::asked::{N_LAYERS_LOOKED_AT_MAX, N_TOP_LOOKED_AT_MAX};
 use trellis_engine::batch::{Candidate, Seen};
 use trellis_engine::sampling::{Looks, Sampler};
 
@@ -11,25 +12,19 @@ use super::convert::{candidate, invalid};
 use super::types::HostError;
 use crate::guest::bindings::trellis::host::decoding::Distribution;
 
-/// The most candidates in the place of one token: as many as clients of completions are given anywhere.
-const N_TOP_MAX: u32 = 20;
-
 /// Places in which a stream holds what it saw: 16 decoded ahead, 16 of a guess, and the last.
 const N_PLACES_AHEAD: usize = 33;
 
 /// What a place takes of host memory beside its candidates.
 const PLACE_BYTES: usize = 32;
 
-/// The most layers of one question, and of one stream.
-const N_LAYERS_MAX: usize = 8;
-
 /// Layers as the engine counts them.
 ///
 /// # Errors
 /// More than there may be.
 pub(super) fn layers(layers: Vec<u32>) -> Result<Vec<usize>, HostError> {
-    if layers.len() > N_LAYERS_MAX {
-        return Err(invalid("layers", layers.len(), format!("at most {N_LAYERS_MAX}")));
+    if layers.len() > N_LAYERS_LOOKED_AT_MAX {
+        return Err(invalid("layers", layers.len(), format!("at most {N_LAYERS_LOOKED_AT_MAX}")));
     }
     Ok(layers.into_iter().map(|n_layers| n_layers as usize).collect())
 }
@@ -44,8 +39,8 @@ pub(super) fn put_on(
     n_top: u32,
     hidden: Vec<u32>,
 ) -> Result<(), HostError> {
-    if n_top > N_TOP_MAX {
-        return Err(invalid("top", n_top, format!("at most {N_TOP_MAX}")));
+    if n_top as usize > N_TOP_LOOKED_AT_MAX {
+        return Err(invalid("top", n_top, format!("at most {N_TOP_LOOKED_AT_MAX}")));
     }
     let looks = Looks { n_top: n_top as usize, hidden: layers(hidden)? };
     model.check_layers(&looks.hidden)?;

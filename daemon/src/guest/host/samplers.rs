@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use trellis_engine::ModelHandle;
 use trellis_engine::account::HostCharge;
+use trellis_engine::asked::N_BIAS_MAX;
 use trellis_engine::sampling::program::{N_HANDLES_MAX, N_PARAMETERS_MAX, PutOn};
 use trellis_engine::sampling::{Sampler, SamplerError, TokenMask};
 use wasmtime::component::Resource;
@@ -16,10 +17,6 @@ use crate::guest::bindings::trellis::host::constraints::Beginning;
 use crate::guest::bindings::trellis::host::samplers::{Host, HostSampler, HostTokenMask};
 use crate::guest::held::HeldModel;
 use crate::guest::store::GuestState;
-
-/// Biased tokens of one sampler. Each costs the engine an addition in every draw, which is shared work; to
-/// allow or forbid many tokens there are masks.
-const N_BIAS_MAX: usize = 1024;
 
 impl GuestSampler {
     /// The settings for a draw with this model.

@@ -1,6 +1,10 @@
 //! What an operation holds, whoever sends it: every value is one that the guest's side of this crate lets through.
 
 use super::ModelFacts;
+use crate::asked::{
+    N_BIAS_MAX, N_LAYERS_LOOKED_AT_MAX, N_LOGPROBS_MAX, N_STATES_MAX, N_TOP_LOOKED_AT_MAX, N_TOP_MAX,
+    N_TOPS_MAX,
+};
 use crate::batch::Token;
 use crate::command::{Ask, Edit, Operation, Pooling, RunSettings, SearchBeams};
 use crate::error::EngineError;
@@ -12,20 +16,8 @@ use crate::violation::Violation;
 
 /// The longest name of a saved context, in bytes.
 pub(crate) const NAME_BYTES_MAX: usize = 1 << 16;
-/// The most biases of a sampler.
-const N_BIAS_MAX: usize = 1024;
 /// The most stop tokens of a run.
 const N_STOP_TOKENS_MAX: usize = 1024;
-/// The longest list of most probable tokens, and of tokens whose log-probabilities are asked for in one place.
-const N_TOP_MAX: usize = 1024;
-const N_SCORES_MAX: usize = 1024;
-/// Candidates of all places of a continuation.
-const N_TOPS_MAX: usize = 1 << 16;
-/// Hidden states of one answer.
-const N_STATES_MAX: usize = 1024;
-/// The most probable tokens, and hidden states, that are looked at beside a draw.
-const N_TOP_LOOKED_AT_MAX: usize = 20;
-const N_LAYERS_LOOKED_AT_MAX: usize = 8;
 /// Places past the last position for which masks are made: those of tokens that are expected, and may not come.
 const N_PLACES_PAST_END_MAX: usize = 2 * (N_GUESS_MAX + 1);
 
@@ -208,7 +200,7 @@ impl ModelFacts {
             Ask::Sample(sampler) => self.check_sampler(sampler),
             Ask::Top { n } => at_most("candidates", *n, N_TOP_MAX),
             Ask::Scores(tokens) => {
-                at_most("tokens to score", tokens.len(), N_SCORES_MAX)?;
+                at_most("tokens to score", tokens.len(), N_LOGPROBS_MAX)?;
                 self.check_tokens(tokens)
             }
             Ask::Continuation(tokens) => self.check_continuation(tokens),
