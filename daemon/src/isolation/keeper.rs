@@ -3,7 +3,7 @@
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, VecDeque};
 use std::io;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -20,7 +20,7 @@ use super::far_guest::FarGuest;
 use super::message::{
     Begin, EngineNumber, FromGuests, ModelNumber, NotUnderstood, Start, ToGuests, decode, encode,
 };
-use super::outgoing::{Answers, Outgoing};
+use super::outgoing::{Answers, Outgoing, Pen};
 use crate::guest::{GuestEnd, GuestLimits, InboxReceiver};
 use crate::models::Models;
 
@@ -29,6 +29,9 @@ const STOP_TIME: Duration = Duration::from_secs(5);
 
 /// How long after the last word of a process its end is waited for.
 const END_TIME: Duration = Duration::from_millis(500);
+
+/// Guests of a process up to which an engine's thread says by itself what was counted for them.
+const N_COUNTED_AT_ONCE: usize = 8;
 
 /// A process of one user's guests.
 #[derive(Debug)]
@@ -39,6 +42,8 @@ pub(crate) struct Keeper {
     /// What its guests borrow from.
     user: Arc<Account>,
     outgoing: Arc<Outgoing>,
+    /// Whoever writes to it holds this, from the moment when it takes what waits. None before it serves, and once it is gone.
+    pen: Mutex<Option<Sender>>,
     runtime: Handle,
     /// Once it serves.
     closer: OnceLock<Closer>,
@@ -91,6 +96,7 @@ impl Keeper {
             limits: limits.clone(),
             user: session.user().clone(),
             outgoing: Outgoing::new(),
+            pen: Mutex::default(),
             runtime,
             closer: OnceLock::new(),
             pid: OnceLock::new(),
@@ -285,9 +291,7 @@ impl Keeper {
         if is_first {
             tracing::info!(uid = self.actor.0, reason, "a process of guests has ended");
         }
-        if let Some(closer) = self.closer.get() {
-            closer.close();
-        }
+        self.shut();
         self.outgoing.close();
         self.end_all(&reason);
     }
@@ -305,48 +309,49 @@ impl Keeper {
         }
     }
 
-    fn write(self: Arc<Self>, mut sender: Sender) {
-        self.outgoing.attend();
+    fn pen(&self) -> MutexGuard<'_, Option<Sender>> {
+        self.pen.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Writes what is not written at once, until the end.
+    fn write(self: Arc<Self>, sender: Sender) {
+        *self.pen() = Some(sender);
+        let this: Weak<Self> = Arc::downgrade(&self);
+        self.outgoing.attend(this);
         let mut messages = Vec::new();
-        loop {
-            match self.outgoing.take(&mut messages) {
+        let reason = loop {
+            match self.outgoing.wait() {
                 Ok(true) => {}
-                Ok(false) => return,
-                Err(error) => return self.fall(error.to_string()),
+                Ok(false) => break None,
+                Err(error) => break Some(error.to_string()),
             }
+            let mut pen = self.pen();
+            let Some(sender) = &mut *pen else { break None };
+            self.outgoing.take(&mut messages);
             let violation = messages.iter().find_map(|message| match message {
                 ToGuests::Answer { answered, .. } => answered.violation(),
                 _ => None,
             });
-            if let Some(violation) = violation {
-                return self.fall(violation);
+            if violation.is_some() {
+                break violation;
             }
-            let before = self.before_answers(&messages);
+            let guests = if is_answered(&messages) { self.guests() } else { Vec::new() };
+            let before = before_answers(&guests);
             let frames = before.iter().chain(&messages).map(encode);
             let sent = sender.send_all(frames.collect::<Vec<_>>().iter().map(Vec::as_slice));
             if sent.is_err() {
-                // The thread that reads sees it as well.
-                return self.outgoing.close();
+                // The thread that reads sees it as well, unless it was shut because too much waits.
+                let reason = self.outgoing.check().err().map(|error| error.to_string());
+                self.outgoing.close();
+                break reason;
             }
             messages.clear();
-        }
-    }
-
-    /// What goes before answers: what engines have counted, so that who has an answer finds it counted.
-    fn before_answers(&self, messages: &[ToGuests]) -> Vec<ToGuests> {
-        if !messages.iter().any(|message| matches!(message, ToGuests::Answer { .. })) {
-            return Vec::new();
-        }
-        let guests = self.guests();
-        let of_guest = |guest: &Arc<FarGuest>| {
-            let id = guest.id;
-            let counted = guest.newly_counted();
-            let counted = counted.map(|counted| ToGuests::Counted { guest: id, counted: Box::new(counted) });
-            let steps = guest.steps();
-            let steps = (!steps.is_empty()).then_some(ToGuests::Steps { guest: id, steps });
-            counted.into_iter().chain(steps)
         };
-        guests.iter().flat_map(of_guest).collect()
+        // Without the pen: whoever holds up the other side holds up nobody here.
+        if let Some(reason) = reason {
+            self.fall(reason);
+        }
+        self.pen().take();
     }
 
     fn read(self: Arc<Self>, mut receiver: Receiver) {
@@ -443,6 +448,61 @@ impl Keeper {
         }
         Ok(lent)
     }
+}
+
+impl Pen for Keeper {
+    fn write_at_once(&self) -> bool {
+        // Who holds it may have taken what waits before this came; the thread that writes looks again.
+        let Ok(mut pen) = self.pen.try_lock() else { return false };
+        let Some(sender) = &mut *pen else { return false };
+        let mut messages = Vec::new();
+        if !self.outgoing.take_few(&mut messages) {
+            return false;
+        }
+        if is_answered(&messages) {
+            let few = self.state.try_lock().ok().filter(|state| state.guests.len() <= N_COUNTED_AT_ONCE);
+            let Some(state) = few else {
+                self.outgoing.put_back(messages.into_iter());
+                return false;
+            };
+            let guests: Vec<Arc<FarGuest>> = state.guests.values().cloned().collect();
+            drop(state);
+            drop(messages.splice(0..0, before_answers(&guests)));
+        }
+        let mut messages = messages.into_iter();
+        while let Some(message) = messages.next() {
+            // The thread that writes waits for room, and sees the end.
+            if !sender.try_send(&encode(&message)).unwrap_or(false) {
+                self.outgoing.put_back(std::iter::once(message).chain(messages));
+                return false;
+            }
+        }
+        true
+    }
+
+    fn shut(&self) {
+        if let Some(closer) = self.closer.get() {
+            closer.close();
+        }
+    }
+}
+
+/// Whether there are answers among messages.
+fn is_answered(messages: &[ToGuests]) -> bool {
+    messages.iter().any(|message| matches!(message, ToGuests::Answer { .. }))
+}
+
+/// What goes before answers: what engines have counted, so that who has an answer finds it counted.
+fn before_answers(guests: &[Arc<FarGuest>]) -> Vec<ToGuests> {
+    let of_guest = |guest: &Arc<FarGuest>| {
+        let id = guest.id;
+        let counted = guest.newly_counted();
+        let counted = counted.map(|counted| ToGuests::Counted { guest: id, counted: Box::new(counted) });
+        let steps = guest.steps();
+        let steps = (!steps.is_empty()).then_some(ToGuests::Steps { guest: id, steps });
+        counted.into_iter().chain(steps)
+    };
+    guests.iter().flat_map(of_guest).collect()
 }
 
 /// What an engine's customs ask of the process.

@@ -5,7 +5,8 @@
 //!   side: there `inside` takes what the daemon says (`message`), `attend` starts guests and brings them what they are to have.
 //! - On the way: `keeper` is the daemon's side of one process: it knows its guests (`far_guest`), tells it of models and engines
 //!   (`announced`), lends it what its guests use together (`budgets`), and passes operations on once the engine's customs have
-//!   seen them. What goes out waits in `outgoing`, so that no engine waits for a process; in the process `teller` speaks.
+//!   seen them. What goes out is written at once or waits in `outgoing`, so that no engine waits for a process; in the process
+//!   `teller` speaks.
 //! - Below that: a [`GuestProcess`] with the two ends of its [`channel`]; how it ended, as a [`ProcessEnd`]. `spawn` starts this executable as a child, `handover` gives it its descriptors and settings, `child` is what it
 //!   does first: it [`confine`]s itself, says how far that went, and serves. `complaints` is what it writes to its standard
 //!   error. The [`probe`] tries from within whether it gets out.

@@ -1,10 +1,10 @@
-//! What waits to go to a process of guests. Engines and sessions put it there and never wait; one thread writes it.
+//! What waits to go to a process of guests. Engines and sessions put it there and never wait. What is short whoever put it there
+//! writes at once, since to wake a thread that writes takes longer; the rest is written by a thread.
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::task::{Wake, Waker};
 use std::thread::{self, Thread};
-use std::time::{Duration, Instant};
 
 use trellis_engine::remote::{Answered, Outward};
 
@@ -16,8 +16,10 @@ const WAITING_BYTES_MAX: usize = 64 << 20;
 /// What a message counts beside the lists in it.
 const MESSAGE_BYTES: usize = 128;
 
-/// How long the thread looks for more before it sleeps: waking it costs more than what is sent mostly does.
-const SPIN: Duration = Duration::from_micros(20);
+/// The most that an engine's thread writes by itself, in messages and in bytes as they are counted: some microseconds. Of more
+/// it has the thread woken that writes beside it.
+const N_AT_ONCE: usize = 4;
+const AT_ONCE_BYTES: usize = 4 << 10;
 
 /// The queue of one process.
 #[derive(Debug)]
@@ -34,9 +36,32 @@ struct Queue {
     is_closed: bool,
 }
 
-/// Wakes the thread that writes.
+impl Queue {
+    fn check(&self) -> Result<(), NotUnderstood> {
+        let (n_bytes, limit_bytes) = (self.n_bytes, WAITING_BYTES_MAX);
+        if n_bytes > limit_bytes {
+            return Err(NotUnderstood::ReadsNothing { n_bytes, limit_bytes });
+        }
+        Ok(())
+    }
+}
+
+/// Writes what waits if it can do so at once. Never waits.
+pub(crate) trait Pen: std::fmt::Debug + Send + Sync {
+    /// Whether all that waited has been written.
+    fn write_at_once(&self) -> bool;
+
+    /// Ends the channel, whoever waits for room in it.
+    fn shut(&self);
+}
+
+/// Has what waits written.
 #[derive(Debug, Default)]
-struct Alarm(Mutex<Option<Thread>>);
+struct Alarm {
+    pen: OnceLock<Weak<dyn Pen>>,
+    /// The thread that writes what is not written at once.
+    thread: Mutex<Option<Thread>>,
+}
 
 impl Wake for Alarm {
     fn wake(self: Arc<Self>) {
@@ -44,7 +69,10 @@ impl Wake for Alarm {
     }
 
     fn wake_by_ref(self: &Arc<Self>) {
-        if let Some(thread) = &*self.0.lock().unwrap_or_else(PoisonError::into_inner) {
+        if self.pen.get().and_then(Weak::upgrade).is_some_and(|pen| pen.write_at_once()) {
+            return;
+        }
+        if let Some(thread) = &*self.thread.lock().unwrap_or_else(PoisonError::into_inner) {
             thread.unpark();
         }
     }
@@ -69,10 +97,25 @@ impl Outgoing {
     fn push(&self, message: ToGuests) {
         let n_bytes = MESSAGE_BYTES + n_bytes_of(&message);
         let mut queue = self.lock();
-        if !queue.is_closed {
-            queue.waiting.push_back((message, n_bytes));
-            queue.n_bytes += n_bytes;
+        if queue.is_closed {
+            return;
         }
+        queue.waiting.push_back((message, n_bytes));
+        queue.n_bytes += n_bytes;
+        let is_too_much = queue.n_bytes > WAITING_BYTES_MAX;
+        drop(queue);
+        // The thread that writes waits for room, and would not see it.
+        if is_too_much && let Some(pen) = self.alarm.pen.get().and_then(Weak::upgrade) {
+            pen.shut();
+        }
+    }
+
+    /// Whether more waits than may.
+    ///
+    /// # Errors
+    /// The process does not read.
+    pub(crate) fn check(&self) -> Result<(), NotUnderstood> {
+        self.lock().check()
     }
 
     /// Nothing more is written.
@@ -84,38 +127,78 @@ impl Outgoing {
         self.waker.wake_by_ref();
     }
 
-    /// This thread is the one that writes.
-    pub(crate) fn attend(&self) {
-        *self.alarm.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(thread::current());
+    /// This thread is the one that writes, from here on with this pen.
+    pub(crate) fn attend(&self, pen: Weak<dyn Pen>) {
+        *self.alarm.thread.lock().unwrap_or_else(PoisonError::into_inner) = Some(thread::current());
+        // It begins once.
+        let _ = self.alarm.pen.set(pen);
     }
 
-    /// Waits for messages, and takes all of them into the empty list; `false` at the end.
+    /// Waits for messages; `false` at the end.
     ///
     /// # Errors
     /// The process does not read.
-    pub(crate) fn take(&self, into: &mut Vec<ToGuests>) -> Result<bool, NotUnderstood> {
-        let mut begun = None;
+    pub(crate) fn wait(&self) -> Result<bool, NotUnderstood> {
         loop {
-            let mut queue = self.lock();
+            let queue = self.lock();
             if queue.is_closed {
                 return Ok(false);
             }
-            let n_bytes = queue.n_bytes;
-            if n_bytes > WAITING_BYTES_MAX {
-                return Err(NotUnderstood::ReadsNothing { n_bytes, limit_bytes: WAITING_BYTES_MAX });
-            }
+            queue.check()?;
             if !queue.waiting.is_empty() {
-                queue.n_bytes = 0;
-                into.extend(queue.waiting.drain(..).map(|(message, _)| message));
                 return Ok(true);
             }
             drop(queue);
-            match begun {
-                Some(begun) if Instant::now().duration_since(begun) >= SPIN => thread::park(),
-                Some(_) => thread::yield_now(),
-                None => begun = Some(Instant::now()),
-            }
+            thread::park();
         }
+    }
+
+    /// Takes all messages into the empty list. Who writes them holds the pen before.
+    pub(crate) fn take(&self, into: &mut Vec<ToGuests>) {
+        let mut queue = self.lock();
+        queue.n_bytes = 0;
+        into.extend(queue.waiting.drain(..).map(|(message, _)| message));
+    }
+
+    /// The same where they are few and short; `false` where they are not.
+    pub(crate) fn take_few(&self, into: &mut Vec<ToGuests>) -> bool {
+        let mut queue = self.lock();
+        let is_few = queue.waiting.len() <= N_AT_ONCE && queue.n_bytes <= AT_ONCE_BYTES;
+        if queue.is_closed || !is_few || !queue.waiting.iter().all(|(message, _)| is_short(message)) {
+            return false;
+        }
+        queue.n_bytes = 0;
+        into.extend(queue.waiting.drain(..).map(|(message, _)| message));
+        true
+    }
+
+    /// Puts messages back that were taken, before all others.
+    pub(crate) fn put_back(&self, messages: impl DoubleEndedIterator<Item = ToGuests>) {
+        let mut queue = self.lock();
+        if queue.is_closed {
+            return;
+        }
+        for message in messages.rev() {
+            let n_bytes = MESSAGE_BYTES + n_bytes_of(&message);
+            queue.n_bytes += n_bytes;
+            queue.waiting.push_front((message, n_bytes));
+        }
+    }
+}
+
+/// Whether a message is written in about a microsecond, as far as its lists are short.
+fn is_short(message: &ToGuests) -> bool {
+    match message {
+        // What the process has sent that it must not have, it hears of by its end.
+        ToGuests::Answer { answered, .. } => answered.violation().is_none(),
+        ToGuests::Lent { .. }
+        | ToGuests::Credit { .. }
+        | ToGuests::ClientGone { .. }
+        | ToGuests::Message { .. }
+        | ToGuests::InputClosed { .. }
+        | ToGuests::Stop { .. }
+        | ToGuests::Start(_) => true,
+        _ => false,
     }
 }
 
